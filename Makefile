@@ -1,0 +1,65 @@
+# make build | test | demo | bench | lint | format | clean
+#
+# Everything happens in .venv, made here when it is missing. Stamp files in it make repeated calls
+# instant. PYTHON chooses the interpreter the environment is made from, JOBS the compile jobs.
+
+PYTHON ?= python3
+JOBS ?= 2
+VENV := .venv
+PY := $(VENV)/bin/python
+PIP := $(PY) -m pip --disable-pip-version-check
+
+# Pinned: a plain `pip install torch` brings the newest build, with the CUDA libraries.
+TORCH := torch==2.13.0
+TORCHVISION := torchvision==0.28.0
+
+CXX_FILES := $(shell find csrc -name '*.cpp' -o -name '*.h')
+PYTHON_FILES := $(wildcard lazyxla tests examples benchmarks)
+
+.PHONY: build test demo bench lint format clean
+.DELETE_ON_ERROR:
+
+build: $(VENV)/.installed
+
+$(PY):
+	$(PYTHON) -m venv $(VENV)
+
+# torchvision asks for the exact torch it was built with; --no-deps keeps pip from replacing ours.
+$(VENV)/.dependencies: pyproject.toml | $(PY)
+	$(PIP) install -q $(TORCH) numpy pillow
+	$(PIP) install -q --no-deps $(TORCHVISION)
+	$(PY) -c 'import tomllib; p = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
+	  e = p["optional-dependencies"]; d = p["dependencies"] + e["test"] + e["lint"] + e["dev"]; \
+	  print(*[r for r in d if not r.startswith("lazyxla")], sep="\n")' > $(VENV)/requirements.txt
+	$(PIP) install -q $(TORCH) -r $(VENV)/requirements.txt
+	touch $@
+
+# PATH: cmake and ninja are those of the environment.
+$(VENV)/.installed: $(VENV)/.dependencies CMakeLists.txt $(CXX_FILES) $(shell find csrc -type d)
+	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) \
+	  $(PIP) install -q --no-build-isolation --no-deps -e .
+	touch $@
+
+test: build
+	$(PY) -m pytest -n 2 tests
+
+demo: build
+	$(PY) examples/train_decoder.py --small
+
+bench: build
+	$(PY) benchmarks/run.py
+
+# Needs the tools only, not the extension.
+lint: $(VENV)/.dependencies
+	$(PY) -m ruff check $(PYTHON_FILES)
+	$(PY) -m ruff format --check $(PYTHON_FILES)
+	$(VENV)/bin/clang-format --dry-run -Werror $(CXX_FILES)
+	$(PY) -m mypy
+
+format: $(VENV)/.dependencies
+	$(PY) -m ruff check --fix $(PYTHON_FILES)
+	$(PY) -m ruff format $(PYTHON_FILES)
+	$(VENV)/bin/clang-format -i $(CXX_FILES)
+
+clean:
+	rm -rf build dist lazyxla/_C*.so $(VENV)/.installed

@@ -1,0 +1,170 @@
+// The Python module lazyxla._C. Each part of the backend adds its functions in a bind_* function of
+// its own; Python's lazyxla/ is the only caller and does the argument handling.
+
+#include <ATen/core/Generator.h>
+#include <pybind11/functional.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <memory>
+#include <string>
+
+#include "dispatch/device_state.h"
+#include "dispatch/generator.h"
+#include "graph/counters.h"
+#include "graph/flush.h"
+#include "dispatch/recorder.h"
+#include "graph/counters.h"
+#include "graph/flush.h"
+#include "graph/program.h"
+#include "ir/shape_memo.h"
+#include "ir/storage.h"
+#include "lowering_bridge.h"
+#include "options.h"
+#include "pjrt/fork.h"
+#include "pjrt/runtime.h"
+
+namespace py = pybind11;
+
+namespace lazyxla {
+namespace {
+
+using NoGil = py::call_guard<py::gil_scoped_release>;
+
+// lazyxla/platforms.py's Platform as the client wants it.
+pjrt::PluginSpec plugin_spec(const py::handle& platform) {
+  pjrt::PluginSpec spec;
+  spec.path = platform.attr("path").cast<std::string>();
+  spec.platform = platform.attr("name").cast<std::string>();
+  for (const auto& [key, value] : platform.attr("create_options").cast<py::dict>()) {
+    pjrt::NamedValue option;
+    if (py::isinstance<py::bool_>(value)) {  // before int: a bool is one
+      option = value.cast<bool>();
+    } else if (py::isinstance<py::int_>(value)) {
+      option = value.cast<int64_t>();
+    } else if (py::isinstance<py::float_>(value)) {
+      option = value.cast<float>();
+    } else {
+      option = value.cast<std::string>();
+    }
+    spec.create_options[key.cast<std::string>()] = std::move(option);
+  }
+  return spec;
+}
+
+// `resolve` is called when the first device is used, on any thread, without the GIL.
+void set_plugin_provider(py::function resolve) {
+  // Leaked: the runtime lives longer than the interpreter.
+  auto* provider = new py::function(std::move(resolve));
+  pjrt::Runtime::get().set_plugin_provider([provider] {
+    py::gil_scoped_acquire gil;
+    return plugin_spec((*provider)());
+  });
+}
+
+pjrt::Client& client() { return pjrt::Runtime::get().client(); }
+
+const pjrt::Device& device(int index) {
+  const auto& devices = client().devices();
+  TORCH_CHECK_INDEX(index >= 0 && static_cast<size_t>(index) < devices.size(),
+                    "lazyxla: device index ", index, " is out of range, there are ", devices.size(),
+                    " devices");
+  return devices[index];
+}
+
+// Bytes, in the names of torch.cuda.memory_stats.
+std::map<std::string, int64_t> memory_stats(int index) {
+  const auto& which = device(index);
+  const auto ours = which.memory_stats();
+  std::map<std::string, int64_t> stats = {
+      {"live_buffers", ours.live_buffers},
+      {"allocated_bytes.all.current", ours.live_bytes},
+      {"allocated_bytes.all.peak", ours.peak_bytes},
+  };
+  if (const auto theirs = which.allocator_stats()) {
+    stats["plugin.bytes_in_use"] = theirs->bytes_in_use;
+    const auto add = [&stats](const char* name, const std::optional<int64_t>& value) {
+      if (value) {
+        stats[name] = *value;
+      }
+    };
+    add("plugin.peak_bytes_in_use", theirs->peak_bytes_in_use);
+    add("plugin.bytes_limit", theirs->bytes_limit);
+    add("plugin.bytes_reserved", theirs->bytes_reserved);
+    add("plugin.largest_free_block_bytes", theirs->largest_free_block_bytes);
+    add("plugin.num_allocs", theirs->num_allocs);
+  }
+  return stats;
+}
+
+void bind_runtime(py::module_& m) {
+  m.def("set_plugin_provider", &set_plugin_provider);
+  m.def("initialized", &dispatch::initialized);
+  m.def("forked", &pjrt::forked);
+  m.def("platform", [] { return pjrt::Runtime::get().platform(); }, NoGil());
+  m.def("platform_version", [] { return client().platform_version(); }, NoGil());
+  m.def("device_kind", [](int index) { return device(index).kind(); }, NoGil());
+  m.def("memory_stats", &memory_stats, NoGil());
+  m.def("reset_peak_memory_stats", [](int index) { device(index).reset_peak(); }, NoGil());
+}
+
+void bind_devices(py::module_& m) {
+  m.def("device_count", &dispatch::device_count, NoGil());
+  m.def("device_count_bound", &dispatch::device_count_bound);
+  m.def("set_device_count_bound", &dispatch::set_device_count_bound);
+  m.def("current_device", &dispatch::current_device);
+  m.def("exchange_device", &dispatch::exchange_device);
+  m.def("resolve_index", &dispatch::resolve_index);
+  m.def("synchronize", &dispatch::synchronize, NoGil());
+}
+
+void bind_random(py::module_& m) {
+  m.def("default_generator", &dispatch::default_generator, py::return_value_policy::copy);
+  m.def("seed_all", &dispatch::seed_all);
+  // For tests; operators draw in C++.
+  m.def("draw", [](const at::Generator& generator) {
+    return at::check_generator<dispatch::Generator>(generator)->draw();
+  });
+}
+
+// All devices; each starts its work before any is waited for.
+void sync_all(bool wait) {
+  const auto count = dispatch::device_count_bound();
+  for (c10::DeviceIndex index = 0; index < count; ++index) {
+    graph::sync(index, /*wait=*/false);
+  }
+  for (c10::DeviceIndex index = 0; wait && index < count; ++index) {
+    graph::sync(index, /*wait=*/true);
+  }
+}
+
+void bind_options(py::module_& m) {
+  m.def("set_strict_fallback", [](bool value) { options().strict_fallback = value; });
+  m.def("set_check_indices", [](bool value) { options().check_indices = value; });
+  m.def("set_max_pending_nodes", [](int64_t value) { options().max_pending_nodes = value; });
+}
+
+void bind_graph(py::module_& m) {
+  m.def("install_lowering", &install_lowering);
+  m.def("register_operators", &dispatch::register_operators);
+  m.def("sync", &sync_all, NoGil());
+  m.def("counters", [] { return graph::Counters::get().snapshot(); });
+  m.def("fallbacks", [] { return graph::Counters::get().fallbacks_by_operator(); });
+  m.def("reset_counters", [] { graph::Counters::get().reset(); });
+  m.def("cached_programs", &graph::cached_programs);
+  m.def("cached_shapes", [] { return ir::ShapeMemo::get().size(); });
+}
+
+}  // namespace
+}  // namespace lazyxla
+
+PYBIND11_MODULE(_C, m) {
+  m.doc() = "The C++ part of lazyxla; not a public interface.";
+  lazyxla::bind_runtime(m);
+  lazyxla::bind_devices(m);
+  lazyxla::bind_random(m);
+  lazyxla::bind_options(m);
+  lazyxla::bind_graph(m);
+  lazyxla::ir::register_storage();
+}

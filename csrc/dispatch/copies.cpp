@@ -1,0 +1,211 @@
+#include "dispatch/copies.h"
+
+#include <ATen/ExpandUtils.h>
+#include <ATen/ops/_copy_from.h>
+#include <ATen/ops/conj_physical.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_strided.h>
+#include <ATen/ops/eq.h>
+#include <ATen/ops/neg.h>
+#include <ATen/ops/zeros.h>
+#include <torch/library.h>
+
+#include "dispatch/device_state.h"
+#include "dispatch/tensor.h"
+#include "graph/flush.h"
+#include "pjrt/buffer.h"
+
+namespace lazyxla::dispatch {
+namespace {
+
+using ir::Geometry;
+using ir::Value;
+
+c10::TensorImpl& impl_of(const at::Tensor& tensor) { return *tensor.unsafeGetTensorImpl(); }
+
+at::Tensor empty_like_contiguous(const at::Tensor& tensor, c10::ScalarType dtype,
+                                 c10::DeviceIndex device) {
+  Geometry g = Geometry::contiguous(dtype, tensor.sizes());
+  return at::Tensor(make_tensor(dtype, g.sizes, g.strides, device));
+}
+
+// Records target = source, both on the same device and of the same shape and dtype category.
+void assign(const at::Tensor& target, const at::Tensor& source) {
+  std::vector<Value> garbage;
+  std::lock_guard lock(ir::PendingSet::of(target.device().index()).mutex);
+  Value value = cast(read(impl_of(source)), target.scalar_type());
+  write(impl_of(target), std::move(value), garbage);
+}
+
+void set_leaf(const at::Tensor& target, Value leaf) {
+  std::vector<Value> garbage;
+  std::lock_guard lock(ir::PendingSet::of(target.device().index()).mutex);
+  write(impl_of(target), std::move(leaf), garbage);
+}
+
+// The data of a tensor, computed, together with the base geometry it lies in.
+struct Data {
+  Value leaf;  // null: uninitialised memory
+  Geometry base;
+};
+
+// Flushes until the tensor's storage holds data; another thread may write in between.
+Data computed(const at::Tensor& tensor) {
+  ir::Storage& storage = storage_of(impl_of(tensor));
+  while (true) {
+    {
+      std::lock_guard lock(storage.pending_set().mutex);
+      if (!storage.is_pending()) return {storage.value(), storage.base()};
+    }
+    graph::flush(tensor.device().index());
+  }
+}
+
+bool has_base_geometry(const at::Tensor& tensor, const Geometry& base) {
+  return tensor.storage_offset() == 0 && tensor.scalar_type() == base.dtype &&
+         ir::same_layout(tensor.sizes(), tensor.strides(), base.sizes, base.strides);
+}
+
+// Whether the whole storage is worth reading for the sake of a part of it: a transfer of little data
+// costs less than compiling a program that cuts the part out.
+bool read_whole(const at::Tensor& part, const Geometry& base) {
+  constexpr int64_t kSmall = 1 << 20;
+  return part.scalar_type() == base.dtype &&
+         (base.nbytes() <= kSmall || base.numel() <= 2 * part.numel());
+}
+
+// `tensor` itself if its data can be read through its storage, else a copy that can.
+at::Tensor readable(const at::Tensor& tensor) {
+  ir::Storage& storage = storage_of(impl_of(tensor));
+  {
+    std::lock_guard lock(storage.pending_set().mutex);
+    if (has_base_geometry(tensor, storage.base())) return tensor;
+    if (!storage.is_pending() && read_whole(tensor, storage.base())) return tensor;
+  }
+  at::Tensor copy = empty_like_contiguous(tensor, tensor.scalar_type(), tensor.device().index());
+  assign(copy, tensor);
+  return copy;
+}
+
+// copy_ of a value whose conjugate or negative is meant: makes it real first.
+at::Tensor resolve_bits(at::Tensor source) {
+  if (source.is_conj()) source = at::conj_physical(source.conj());
+  if (source.is_neg()) source = at::neg(source._neg_view());
+  return source;
+}
+
+void copy_from_host(const at::Tensor& self, const at::Tensor& source) {
+  at::Tensor host = source.resolve_conj().resolve_neg();
+  // Convert where fewer bytes travel.
+  bool narrow = c10::elementSize(self.scalar_type()) <= c10::elementSize(host.scalar_type());
+  if (narrow) host = host.to(self.scalar_type());
+  host = host.contiguous();
+  ir::TensorType type{host.scalar_type(), {host.sizes().begin(), host.sizes().end()}};
+  at::Tensor staged = empty_like_contiguous(host, host.scalar_type(), self.device().index());
+  Value leaf =
+      graph::make_leaf(type, graph::upload(host.const_data_ptr(), type, self.device().index()));
+  if (host.sizes() == self.sizes() && narrow) {
+    set_leaf(self, std::move(leaf));
+    return;
+  }
+  set_leaf(staged, std::move(leaf));
+  assign(self, staged.expand(self.sizes()));
+}
+
+void copy_between_devices(const at::Tensor& self, const at::Tensor& source) {
+  at::Tensor local = empty_like_contiguous(source, self.scalar_type(), source.device().index());
+  assign(local, source);
+  Data data = computed(local);
+  c10::DeviceIndex target = self.device().index();
+  at::Tensor staged = empty_like_contiguous(source, self.scalar_type(), target);
+  if (data.leaf) {
+    auto copy = graph::buffer_of(*data.leaf.node.get()).get().copy_to_device(
+        graph::pjrt_device(target));
+    set_leaf(staged, graph::make_leaf({data.base.dtype, data.base.sizes}, std::move(copy)));
+  }
+  assign(self, staged.expand(self.sizes()));
+}
+
+at::Tensor& copy_(at::Tensor& self, const at::Tensor& source, bool non_blocking) {
+  if (self.is_conj()) {
+    at::Tensor plain = self.conj();
+    plain.copy_(source.conj(), non_blocking);
+    return self;
+  }
+  if (self.is_neg()) {
+    at::Tensor plain = self._neg_view();
+    plain.copy_(source._neg_view(), non_blocking);
+    return self;
+  }
+  at::Tensor from = source;
+  if (source.device().type() == kDeviceType) from = resolve_bits(source);
+  if (from.is_same(self)) return self;
+  TORCH_CHECK(at::is_expandable_to(from.sizes(), self.sizes()), "The size of tensor a ",
+              self.sizes(), " must match the size of tensor b ", from.sizes(),
+              " to copy the second into the first");
+  if (self.numel() == 0) return self;
+  if (self.device().type() != kDeviceType) {
+    self.copy_(to_host(from));
+  } else if (from.device().type() != kDeviceType) {
+    TORCH_CHECK(from.device().is_cpu(), "lazyxla: cannot copy from ", from.device(), " to ",
+                self.device());
+    copy_from_host(self, from);
+  } else if (from.device() != self.device()) {
+    copy_between_devices(self, from);
+  } else {
+    assign(self, from.expand(self.sizes()));
+  }
+  return self;
+}
+
+at::Tensor copy_from(const at::Tensor& self, const at::Tensor& target, bool non_blocking) {
+  at::Tensor result = target;
+  copy_(result, self, non_blocking);
+  return target;
+}
+
+at::Tensor copy_from_and_resize(const at::Tensor& self, const at::Tensor& target) {
+  target.resize_(self.sizes());
+  return copy_from(self, target, false);
+}
+
+at::Scalar local_scalar_dense(const at::Tensor& self) { return to_host(self).item(); }
+
+bool equal(const at::Tensor& self, const at::Tensor& other) {
+  TORCH_CHECK(self.device() == other.device(), "Cannot compare two tensors on different devices. Got: ",
+              self.device(), " and ", other.device());
+  TORCH_CHECK(self.scalar_type() == other.scalar_type(), "Expected object of data type ",
+              self.scalar_type(), " but got data type ", other.scalar_type(), " for argument 'other'");
+  if (self.sizes() != other.sizes()) return false;
+  return self.numel() == 0 || at::eq(self, other).all().item<bool>();
+}
+
+TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
+  m.impl("copy_", TORCH_FN(copy_));
+  m.impl("_copy_from", TORCH_FN(copy_from));
+  m.impl("_copy_from_and_resize", TORCH_FN(copy_from_and_resize));
+  m.impl("_local_scalar_dense", TORCH_FN(local_scalar_dense));
+  m.impl("equal", TORCH_FN(equal));
+}
+
+}  // namespace
+
+at::Tensor to_host(const at::Tensor& tensor) {
+  auto options = at::TensorOptions().dtype(tensor.scalar_type()).device(c10::DeviceType::CPU);
+  if (tensor.numel() == 0) return at::empty(tensor.sizes(), options);
+  at::Tensor source = readable(tensor);
+  Data data = computed(source);
+  if (!data.leaf) return at::zeros(tensor.sizes(), options);
+  if (!has_base_geometry(source, data.base) && !read_whole(source, data.base)) {
+    return to_host(source);  // another thread gave the storage another base meanwhile
+  }
+  at::Tensor host = at::empty(data.base.sizes, options.dtype(data.base.dtype));
+  graph::download(data.leaf, host.mutable_data_ptr());
+  if (has_base_geometry(source, data.base)) return host;
+  // Lay the data out as the storage has it, then look at it as the tensor does.
+  at::Tensor memory = at::empty_strided(data.base.sizes, data.base.strides, host.options());
+  memory.copy_(host);
+  return memory.as_strided(source.sizes(), source.strides(), source.storage_offset()).contiguous();
+}
+
+}  // namespace lazyxla::dispatch

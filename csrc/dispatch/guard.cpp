@@ -1,0 +1,146 @@
+// The device guard: how PyTorch's generic code switches devices and handles streams and events.
+//
+// A device runs its programs in the order they are enqueued, so it has one stream, number 0, and a
+// stream waiting for an event has nothing to do. Operators are recorded and run later, so an event
+// marks a point in the recording: it has passed once everything recorded before it has been flushed
+// and has finished. Asking whether it has passed flushes and waits, for otherwise a loop that asks
+// until the answer is yes would never end. An event that takes the time waits when it is recorded:
+// the time between two of them is then the device's, not the recorder's.
+
+#include <c10/core/DeviceCapability.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+
+#include "dispatch/device_state.h"
+
+namespace lazyxla::dispatch {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+struct Event {
+  c10::DeviceIndex device;
+  uint64_t mark;  // the device's number of completed synchronisations when it was recorded
+  bool timing;
+  Clock::time_point time;
+};
+
+// Counts the synchronisations through this file: an event whose mark is smaller has passed.
+std::array<std::atomic<uint64_t>, 128> completed;
+
+void wait_for_device(c10::DeviceIndex index) {
+  index = resolve_index(index);
+  synchronize(index);
+  completed[index].fetch_add(1);
+}
+
+bool passed(const Event& event) { return completed[event.device].load() > event.mark; }
+
+class Guard final : public c10::impl::DeviceGuardImplInterface {
+ public:
+  c10::DeviceType type() const override { return kDeviceType; }
+
+  c10::Device exchangeDevice(c10::Device device) const override {
+    check_type(device);
+    return {kDeviceType, exchange_device(device.index())};
+  }
+  c10::Device getDevice() const override { return {kDeviceType, current_device()}; }
+  void setDevice(c10::Device device) const override {
+    check_type(device);
+    exchange_device(device.index());
+  }
+  void uncheckedSetDevice(c10::Device device) const noexcept override {
+    exchange_device_unchecked(device.index());
+  }
+  // Not the exact number: see device_state.h.
+  c10::DeviceIndex deviceCount() const noexcept override { return device_count_bound(); }
+  // All element types of PyTorch that XLA knows.
+  c10::DeviceCapability getDeviceCapability(c10::Device) const override {
+    using namespace c10;
+    DeviceCapability capability;
+    uint64_t bits = 0;
+    for (const auto index :
+         {kIndex_Bool, kIndex_Byte, kIndex_Char, kIndex_Short, kIndex_Int, kIndex_Long, kIndex_Half,
+          kIndex_BFloat16, kIndex_Float, kIndex_Double, kIndex_ComplexFloat, kIndex_ComplexDouble,
+          kIndex_UInt16, kIndex_UInt32, kIndex_UInt64, kIndex_Float8_e5m2, kIndex_Float8_e4m3fn,
+          kIndex_Float8_e5m2fnuz, kIndex_Float8_e4m3fnuz}) {
+      bits |= uint64_t{1} << index;
+    }
+    capability.capability_data.capability_bits = bits;
+    return capability;
+  }
+
+  c10::Stream getStream(c10::Device device) const override { return only_stream(device); }
+  c10::Stream getDefaultStream(c10::Device device) const override { return only_stream(device); }
+  c10::Stream getNewStream(c10::Device device, int) const override { return only_stream(device); }
+  c10::Stream getStreamFromGlobalPool(c10::Device device, bool) const override {
+    return only_stream(device);
+  }
+  c10::Stream exchangeStream(c10::Stream stream) const override {
+    return only_stream(stream.device());
+  }
+  bool queryStream(const c10::Stream& stream) const override {
+    wait_for_device(stream.device_index());
+    return true;
+  }
+  void synchronizeStream(const c10::Stream& stream) const override {
+    wait_for_device(stream.device_index());
+  }
+  void synchronizeDevice(const c10::DeviceIndex index) const override { wait_for_device(index); }
+
+  void record(void** event, const c10::Stream& stream, const c10::DeviceIndex,
+              const c10::EventFlag flag) const override {
+    const c10::DeviceIndex index = resolve_index(stream.device_index());
+    const bool timing = flag == c10::EventFlag::BACKEND_DEFAULT;
+    if (timing) {
+      wait_for_device(index);
+    }
+    if (*event == nullptr) {
+      *event = new Event();
+    }
+    // The wait above, if any, comes before the mark; what a timing event marks has passed already.
+    const uint64_t now = completed[index].load();
+    *static_cast<Event*>(*event) = {index, timing ? now - 1 : now, timing, Clock::now()};
+  }
+  void destroyEvent(void* event, const c10::DeviceIndex) const noexcept override {
+    delete static_cast<Event*>(event);
+  }
+  // One stream, in order: what comes after the event on it cannot overtake it.
+  void block(void*, const c10::Stream&) const override {}
+  bool queryEvent(void* event) const override {
+    synchronizeEvent(event);
+    return true;
+  }
+  void synchronizeEvent(void* event) const override {
+    if (event != nullptr && !passed(*static_cast<Event*>(event))) {
+      wait_for_device(static_cast<Event*>(event)->device);
+    }
+  }
+  double elapsedTime(void* start, void* end, const c10::DeviceIndex) const override {
+    TORCH_CHECK_VALUE(start != nullptr && end != nullptr,
+                      "lazyxla: both events must be recorded before their times are compared");
+    const auto& first = *static_cast<Event*>(start);
+    const auto& second = *static_cast<Event*>(end);
+    TORCH_CHECK_VALUE(first.timing && second.timing,
+                      "lazyxla: both events must be created with enable_timing=True");
+    return std::chrono::duration<double, std::milli>(second.time - first.time).count();
+  }
+
+ private:
+  static void check_type(c10::Device device) {
+    TORCH_CHECK(device.type() == kDeviceType, "lazyxla: expected a lazyxla device, got ", device);
+  }
+  static c10::Stream only_stream(c10::Device device) {
+    return c10::Stream(c10::Stream::DEFAULT,
+                       c10::Device(kDeviceType, resolve_index(device.index())));
+  }
+};
+
+C10_REGISTER_GUARD_IMPL(PrivateUse1, Guard)
+
+}  // namespace
+}  // namespace lazyxla::dispatch

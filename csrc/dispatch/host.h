@@ -1,0 +1,15 @@
+// The host fallback: an operator that cannot be lowered runs on PyTorch's CPU kernel.
+//
+// Its arguments are read (which flushes), its results copied back. Each such operator is counted and
+// named in one warning; in strict mode it is an error instead.
+#pragma once
+
+#include <ATen/core/stack.h>
+
+#include "dispatch/op_info.h"
+
+namespace lazyxla::dispatch {
+
+void run_on_host(const OpInfo& info, torch::jit::Stack* stack);
+
+}  // namespace lazyxla::dispatch

@@ -1,0 +1,91 @@
+#include "dispatch/indexing.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/masked_fill.h>
+#include <ATen/ops/nonzero.h>
+
+#include "dispatch/device_state.h"
+
+namespace lazyxla::dispatch {
+namespace {
+
+using OptTensor = std::optional<at::Tensor>;
+
+bool is_mask(const at::Tensor& index) {
+  return index.scalar_type() == c10::ScalarType::Bool ||
+         index.scalar_type() == c10::ScalarType::Byte;
+}
+
+c10::IValue& argument(const OpInfo& info, torch::jit::Stack* stack, int position) {
+  return (*stack)[stack->size() - info.args.size() + position];
+}
+
+void check_mask(const at::Tensor& self, const at::Tensor& mask, int64_t dim) {
+  for (int64_t i = 0; i < mask.dim(); ++i) {
+    TORCH_CHECK_INDEX(dim + i < self.dim(), "too many indices for tensor of dimension ", self.dim());
+    TORCH_CHECK_INDEX(mask.size(i) == self.size(dim + i), "The shape of the mask ", mask.sizes(),
+                      " at index ", i, " does not match the shape of the indexed tensor ",
+                      self.sizes(), " at index ", dim + i);
+  }
+}
+
+}  // namespace
+
+int indices_argument(const OpInfo& info) {
+  const auto& args = info.handle.schema().arguments();
+  for (size_t i = 0; i < args.size(); ++i) {
+    if (info.args[i].kind == ArgKind::kTensorList && args[i].name() == "indices") return i;
+  }
+  return -1;
+}
+
+void expand_indices(const OpInfo& info, torch::jit::Stack* stack) {
+  int position = indices_argument(info);
+  c10::IValue& list = argument(info, stack, position);
+  const at::Tensor self = argument(info, stack, 0).toTensor();
+  c10::List<OptTensor> expanded;
+  for (const c10::IValue& element : list.toListRef()) {
+    if (!element.isTensor() || !element.toTensor().defined()) {
+      expanded.push_back(std::nullopt);
+      continue;
+    }
+    at::Tensor index = element.toTensor();
+    if (!is_mask(index)) {
+      expanded.push_back(index.to(self.device()));
+      continue;
+    }
+    check_mask(self, index, static_cast<int64_t>(expanded.size()));
+    at::Tensor positions = index.nonzero().to(self.device());
+    for (int64_t i = 0; i < index.dim(); ++i) expanded.push_back(positions.select(1, i));
+  }
+  list = expanded;
+}
+
+bool fill_by_mask(const OpInfo& info, torch::jit::Stack* stack) {
+  if (info.name != "aten::_index_put_impl_") return false;
+  at::Tensor self = argument(info, stack, 0).toTensor();
+  at::Tensor values = argument(info, stack, 2).toTensor();
+  bool accumulate = argument(info, stack, 3).toBool();
+  if (accumulate || values.numel() != 1) return false;
+  at::Tensor mask;
+  int64_t before = 0;
+  for (const c10::IValue& element : argument(info, stack, 1).toListRef()) {
+    if (!element.isTensor() || !element.toTensor().defined()) {
+      if (!mask.defined()) ++before;
+      continue;
+    }
+    if (mask.defined() || !is_mask(element.toTensor())) return false;
+    mask = element.toTensor();
+  }
+  if (!mask.defined()) return false;
+  check_mask(self, mask, before);
+  std::vector<int64_t> shape(self.dim(), 1);
+  for (int64_t i = 0; i < mask.dim(); ++i) shape[before + i] = mask.size(i);
+  mask = mask.to(self.device(), c10::ScalarType::Bool).view(shape);
+  self.masked_fill_(mask, values.to(self.device(), self.scalar_type()).view({}));
+  torch::jit::drop(*stack, info.args.size());
+  stack->emplace_back(std::move(self));
+  return true;
+}
+
+}  // namespace lazyxla::dispatch

@@ -1,0 +1,290 @@
+// Shape inference: running an operator on meta tensors to learn what it yields.
+#include <ATen/EmptyTensor.h>
+#include <ATen/PythonTorchFunctionTLS.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+
+#include "dispatch/device_state.h"
+#include "dispatch/recorder.h"
+#include "dispatch/tensor.h"
+
+namespace lazyxla::dispatch {
+namespace {
+
+using c10::IValue;
+using ir::Arg;
+using ir::Recipe;
+using Args = std::vector<IValue>;
+
+// Meta functions must see nothing of the modes that the user's program is under: no autograd, no
+// autocast, no torch_dispatch or torch_function mode (set_default_device is one), no functorch level.
+class PlainScope {
+ public:
+  PlainScope()
+      : exclude_(c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset |
+                 c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot,
+                                      c10::DispatchKey::PythonDispatcher,
+                                      c10::DispatchKey::FuncTorchDynamicLayerFrontMode,
+                                      c10::DispatchKey::FuncTorchDynamicLayerBackMode,
+                                      c10::DispatchKey::Functionalize})),
+        torch_function_(at::impl::PythonTorchFunctionTLS::get_disabled_state()) {
+    at::impl::PythonTorchFunctionTLS::set_disabled_state(
+        at::impl::TorchFunctionDisabledState::ALL_DISABLED);
+  }
+  ~PlainScope() { at::impl::PythonTorchFunctionTLS::set_disabled_state(torch_function_); }
+
+ private:
+  c10::impl::ExcludeDispatchKeyGuard exclude_;
+  at::impl::TorchFunctionDisabledState torch_function_;
+};
+
+bool is_tensor(const IValue& value) { return value.isTensor() && value.toTensor().defined(); }
+
+at::Tensor meta_tensor(const at::Tensor& tensor) {
+  if (tensor.device().is_cpu()) return tensor;  // a number: PyTorch mixes it with any device
+  return at::detail::empty_strided_meta(tensor.sizes(), tensor.strides(), tensor.scalar_type());
+}
+
+// The argument with meta tensors for tensors and no generator or device of ours.
+IValue to_meta(const IValue& value, ArgKind kind) {
+  switch (kind) {
+    case ArgKind::kTensor:
+      return is_tensor(value) ? IValue(meta_tensor(value.toTensor())) : value;
+    case ArgKind::kTensorList: {
+      if (value.isNone()) return value;
+      if (value.isTensorList()) {
+        c10::List<at::Tensor> metas;
+        for (const IValue& element : value.toListRef()) {
+          metas.push_back(is_tensor(element) ? meta_tensor(element.toTensor()) : at::Tensor());
+        }
+        return metas;
+      }
+      c10::List<std::optional<at::Tensor>> metas;
+      for (const IValue& element : value.toListRef()) {
+        metas.push_back(is_tensor(element) ? std::optional(meta_tensor(element.toTensor()))
+                                           : std::nullopt);
+      }
+      return metas;
+    }
+    case ArgKind::kGenerator:
+      return IValue();
+    case ArgKind::kDevice:
+      return IValue(c10::Device(c10::DeviceType::Meta));
+    default:
+      return value;
+  }
+}
+
+bool has_meta_kernel(const c10::OperatorHandle& op) {
+  return op.hasComputedKernelForDispatchKey(c10::DispatchKey::Meta);
+}
+
+// Calls `op` on what `stack` holds; false if some operator within it has no meta kernel.
+bool call_on_meta(const c10::OperatorHandle& op, Args& stack) {
+  if (!has_meta_kernel(op)) return false;
+  PlainScope plain;
+  try {
+    op.callBoxed(&stack);
+  } catch (const c10::NotImplementedError&) {
+    return false;
+  }
+  return true;
+}
+
+void flatten(const IValue& value, std::vector<at::Tensor>& tensors) {
+  if (value.isTensor()) {
+    tensors.push_back(value.toTensor());
+  } else if (value.isList()) {
+    for (const IValue& element : value.toListRef()) flatten(element, tensors);
+  }
+}
+
+// What the functional counterpart is called with, in its own order.
+Args functional_args(const OpInfo& info, c10::ArrayRef<IValue> args) {
+  Args result;
+  for (const ArgSource& source : info.functional_args) {
+    switch (source.kind) {
+      case ArgSource::kArgument: result.push_back(args[source.position]); break;
+      case ArgSource::kDefault: result.push_back(source.value); break;
+      case ArgSource::kDtypeOfOut:
+        result.emplace_back(static_cast<int64_t>(args[source.position].toTensor().scalar_type()));
+        break;
+      case ArgSource::kDeviceOfOut:
+        result.emplace_back(args[source.position].toTensor().device());
+        break;
+    }
+  }
+  return result;
+}
+
+// Arguments as the lowering sees them. Numbers must be described as Scan read them.
+Arg describe_scalar(const OpInfo& info, const IValue& value) {
+  if (value.isNone()) return {};
+  if ((value.isDouble() || value.isInt()) && !info.factory) return {.kind = Arg::Kind::kSlot};
+  c10::ScalarType dtype = value.isBool()            ? c10::ScalarType::Bool
+                          : value.isComplexDouble() ? c10::ScalarType::ComplexDouble
+                          : value.isDouble()        ? c10::ScalarType::Double
+                                                    : c10::ScalarType::Long;
+  return {.kind = Arg::Kind::kFixedScalar, .constant = value, .dtype = dtype};
+}
+
+Arg describe_tensor(const IValue& value) {
+  if (!is_tensor(value)) return {};
+  const at::Tensor& tensor = value.toTensor();
+  if (tensor.device().type() == kDeviceType) return {.kind = Arg::Kind::kOperand};
+  c10::Scalar number = number_of(*tensor.unsafeGetTensorImpl());
+  if (!number.isBoolean() && !number.isComplex()) return {.kind = Arg::Kind::kSlot};
+  return {.kind = Arg::Kind::kFixedScalar,
+          .constant = number.isBoolean() ? IValue(number.toBool())
+                                         : IValue(number.toComplexDouble()),
+          .dtype = tensor.scalar_type(),
+          .wrapped = tensor.unsafeGetTensorImpl()->is_wrapped_number()};
+}
+
+Arg describe(const OpInfo& info, const IValue& value, ArgKind kind, bool is_dtype) {
+  Arg list{.kind = Arg::Kind::kList};
+  switch (kind) {
+    case ArgKind::kTensor: return describe_tensor(value);
+    case ArgKind::kTensorList:
+      if (value.isNone()) return {};
+      for (const IValue& element : value.toListRef()) list.list.push_back(describe_tensor(element));
+      return list;
+    case ArgKind::kScalar: return describe_scalar(info, value);
+    case ArgKind::kScalarList:
+      if (value.isNone()) return {};
+      if (value.isDoubleList()) {
+        for (double element : value.toDoubleVector()) {
+          list.list.push_back(describe_scalar(info, element));
+        }
+      } else {
+        for (const IValue& element : value.toListRef()) {
+          list.list.push_back(describe_scalar(info, element));
+        }
+      }
+      return list;
+    case ArgKind::kGenerator:
+    case ArgKind::kDevice: return {};
+    case ArgKind::kStatic:
+      return {.kind = is_dtype && value.isInt() ? Arg::Kind::kDtype : Arg::Kind::kConstant,
+              .constant = value};
+  }
+  return {};
+}
+
+// PyTorch's own strides for a fresh tensor; a result that overlaps itself is made contiguous, as
+// memory of its own cannot.
+ir::Geometry fresh_geometry(const at::Tensor& meta) {
+  ir::Geometry geometry = geometry_of(*meta.unsafeGetTensorImpl());
+  geometry.offset = 0;
+  if (!ir::is_dense(geometry.sizes, geometry.strides)) {
+    geometry = ir::Geometry::contiguous(geometry.dtype, geometry.sizes);
+  }
+  return geometry;
+}
+
+void describe_spec(const OpInfo& info, c10::ArrayRef<IValue> args, const Scan& scan,
+                   ir::OpSpec& spec) {
+  spec.name = info.functional_name;
+  const auto& schema_args = info.functional.schema().arguments();
+  for (size_t i = 0; i < args.size(); ++i) {
+    const ArgSource& source = info.functional_args[i];
+    ArgKind kind = source.kind == ArgSource::kArgument ? info.args[source.position].kind
+                   : schema_args[i].name() == "device" ? ArgKind::kDevice
+                                                       : ArgKind::kStatic;
+    if (source.kind == ArgSource::kDefault && args[i].isDouble()) kind = ArgKind::kScalar;
+    Arg arg = describe(info, args[i], kind, source.is_dtype);
+    if (source.kind == ArgSource::kDefault && arg.kind == Arg::Kind::kSlot) {
+      arg = {.kind = Arg::Kind::kFixedScalar, .constant = args[i], .dtype = c10::ScalarType::Double};
+    }
+    spec.args.push_back(std::move(arg));
+  }
+  spec.slots.assign(scan.slot_specs.begin(), scan.slot_specs.end());
+  spec.random = info.random;
+  if (info.random) {
+    for (int i = 0; i < 2; ++i) {
+      spec.slots.push_back({c10::ScalarType::Long, true, ir::SlotKind::kRandom});
+    }
+  }
+}
+
+// What becomes of each written tensor. `after` are the meta tensors that the writing form left.
+void describe_writes(const OpInfo& info, const Scan& scan, c10::ArrayRef<at::Tensor> after,
+                     c10::ArrayRef<at::Tensor> results, size_t first_result, Recipe& recipe) {
+  for (size_t i = 0; i < scan.written.size(); ++i) {
+    const c10::TensorImpl& target = *scan.written[i];
+    const at::Tensor& result = results[first_result + i];
+    Recipe::Write write{static_cast<uint32_t>(first_result + i), false, false, geometry_of(target)};
+    write.cast = result.scalar_type() != c10::typeMetaToScalarType(target.dtype());
+    if (i < after.size() && after[i].sizes() != target.sizes()) {
+      write.resized = true;
+      write.geometry = geometry_of(*after[i].unsafeGetTensorImpl());
+    } else if (i >= after.size() && result.sizes() != target.sizes()) {
+      write.resized = true;
+      write.geometry = fresh_geometry(result);
+      write.geometry.dtype = c10::typeMetaToScalarType(target.dtype());
+    }
+    TORCH_CHECK(result.sizes() == c10::IntArrayRef(write.geometry.sizes), "lazyxla: ", info.name,
+                " writes a tensor of shape ", write.geometry.sizes, ", but ", info.functional_name,
+                " yields ", result.sizes());
+    recipe.writes.push_back(std::move(write));
+  }
+}
+
+}  // namespace
+
+std::unique_ptr<Recipe> infer(const OpInfo& info, c10::ArrayRef<IValue> args, const Scan& scan) {
+  // The writing form first: it checks what only it knows (a result that cannot be cast to the
+  // tensor, a shape that cannot be broadcast into it) and resizes out= tensors.
+  std::vector<at::Tensor> after;
+  if (info.writes && has_meta_kernel(info.handle)) {
+    Args stack;
+    for (size_t i = 0; i < args.size(); ++i) stack.push_back(to_meta(args[i], info.args[i].kind));
+    for (size_t i = 0; i < args.size(); ++i) {
+      if (info.args[i].written) flatten(stack[i], after);
+    }
+    if (!call_on_meta(info.handle, stack)) after.clear();
+  }
+  Args functional = functional_args(info, args);
+  Args stack;
+  for (size_t i = 0; i < functional.size(); ++i) {
+    const ArgSource& source = info.functional_args[i];
+    ArgKind kind = source.kind == ArgSource::kArgument      ? info.args[source.position].kind
+                   : source.kind == ArgSource::kDeviceOfOut ? ArgKind::kDevice
+                                                            : ArgKind::kStatic;
+    stack.push_back(to_meta(functional[i], kind));
+  }
+  if (!call_on_meta(info.functional, stack)) return nullptr;
+
+  auto recipe = std::make_unique<Recipe>();
+  describe_spec(info, functional, scan, recipe->spec);
+  std::vector<at::Tensor> results;
+  for (const IValue& value : stack) flatten(value, results);
+  int next_output = 0;
+  for (const at::Tensor& result : results) {
+    if (result.defined()) {
+      recipe->spec.outputs.push_back({result.scalar_type(), {result.sizes().begin(),
+                                                             result.sizes().end()}});
+    }
+  }
+  // Fresh results come first among the counterpart's results, then what it writes.
+  size_t position = 0;
+  const auto& returns = info.handle.schema().returns();
+  for (size_t r = 0; r < info.returns.size(); ++r) {
+    if (info.returns[r] >= 0) {
+      recipe->returns.push_back({info.returns[r], false, 0, 0});
+      continue;
+    }
+    bool is_list = returns[r].type()->kind() == c10::TypeKind::ListType;
+    size_t count = is_list ? stack[r].toListRef().size() : 1;
+    recipe->returns.push_back({-1, is_list, static_cast<uint32_t>(recipe->fresh.size()),
+                               static_cast<uint32_t>(count)});
+    for (size_t i = 0; i < count; ++i, ++position) {
+      const at::Tensor& result = results[position];
+      recipe->fresh.push_back({result.defined() ? next_output++ : -1,
+                               result.defined() ? fresh_geometry(result) : ir::Geometry()});
+    }
+  }
+  describe_writes(info, scan, after, results, position, *recipe);
+  return recipe;
+}
+
+}  // namespace lazyxla::dispatch

@@ -1,0 +1,226 @@
+#include "dispatch/op_info.h"
+
+#include <ATen/core/enum_tag.h>
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <unordered_map>
+
+namespace lazyxla::dispatch {
+namespace {
+
+using c10::Argument;
+using c10::FunctionSchema;
+using c10::OperatorHandle;
+using c10::TypeKind;
+
+c10::TypePtr without_optional(const Argument& arg) {
+  c10::TypePtr type = arg.real_type();
+  while (type->kind() == TypeKind::OptionalType) {
+    type = type->castRaw<c10::OptionalType>()->getElementType();
+  }
+  return type;
+}
+
+bool is_number(const c10::Type& type) {
+  return type.kind() == TypeKind::NumberType || type.kind() == TypeKind::FloatType;
+}
+
+ArgKind kind_of(const Argument& arg) {
+  c10::TypePtr type = without_optional(arg);
+  switch (type->kind()) {
+    case TypeKind::TensorType: return ArgKind::kTensor;
+    case TypeKind::NumberType:
+    case TypeKind::FloatType: return ArgKind::kScalar;
+    case TypeKind::GeneratorType: return ArgKind::kGenerator;
+    case TypeKind::DeviceObjType: return ArgKind::kDevice;
+    case TypeKind::ListType: {
+      c10::TypePtr element = type->castRaw<c10::ListType>()->getElementType();
+      if (element->kind() == TypeKind::OptionalType) {
+        element = element->castRaw<c10::OptionalType>()->getElementType();
+      }
+      if (element->kind() == TypeKind::TensorType) return ArgKind::kTensorList;
+      return is_number(*element) ? ArgKind::kScalarList : ArgKind::kStatic;
+    }
+    default: return ArgKind::kStatic;
+  }
+}
+
+bool is_tensor_kind(ArgKind kind) {
+  return kind == ArgKind::kTensor || kind == ArgKind::kTensorList;
+}
+
+bool is_dtype(const Argument& arg) {
+  c10::TypePtr type = arg.real_type();
+  while (type->kind() == TypeKind::OptionalType) {
+    type = type->castRaw<c10::OptionalType>()->getElementType();
+  }
+  return type->kind() == TypeKind::ScalarTypeType;
+}
+
+bool written(const Argument& arg) { return arg.alias_info() && arg.alias_info()->isWrite(); }
+
+// All overloads in the dispatcher, by name without overload.
+const std::vector<OperatorHandle>& overloads(const std::string& name) {
+  static std::mutex mutex;
+  static auto* table = new std::unordered_map<std::string, std::vector<OperatorHandle>>();
+  std::lock_guard lock(mutex);
+  auto [found, is_new] = table->try_emplace(name);
+  if (is_new) {
+    auto& dispatcher = c10::Dispatcher::singleton();
+    static auto* all = new std::unordered_map<std::string, std::vector<c10::OperatorName>>([] {
+      std::unordered_map<std::string, std::vector<c10::OperatorName>> result;
+      for (auto& op : c10::Dispatcher::singleton().getAllOpNames()) result[op.name].push_back(op);
+      return result;
+    }());
+    for (const c10::OperatorName& op : (*all)[name]) {
+      if (auto handle = dispatcher.findSchema(op)) found->second.push_back(*handle);
+    }
+  }
+  return found->second;
+}
+
+bool is_tensor_option(const std::string& name) {
+  return name == "dtype" || name == "layout" || name == "device" || name == "pin_memory";
+}
+
+// Whether `functional` computes what `op` writes: it writes nothing, every argument of it is one of
+// op's by name (tensor options may be new: they come from `out`), and it takes all that op reads.
+bool is_counterpart(const FunctionSchema& op, const FunctionSchema& functional, bool is_out) {
+  if (functional.is_mutable()) return false;
+  size_t shared = 0;
+  for (const Argument& arg : functional.arguments()) {
+    auto position = op.argumentIndexWithName(arg.name());
+    if (position) {
+      const Argument& own = op.arguments()[*position];
+      if (kind_of(own) != kind_of(arg)) return false;
+      ++shared;
+    } else if (!(is_out && is_tensor_option(arg.name())) && !arg.default_value()) {
+      return false;
+    }
+  }
+  size_t needed = 0, outputs = 0, fresh = 0;
+  for (const Argument& arg : op.arguments()) {
+    if (written(arg)) ++outputs;
+    if (!(is_out && written(arg) && arg.kwarg_only())) ++needed;
+  }
+  for (const Argument& ret : op.returns()) {
+    if (!ret.alias_info()) ++fresh;
+  }
+  return shared == needed && functional.returns().size() == outputs + fresh;
+}
+
+std::vector<std::string> functional_names(std::string name) {
+  std::string base = name;
+  size_t colon = base.rfind(':') + 1;
+  if (base.compare(colon, 3, "__i") == 0) base.erase(colon + 2, 1);  // __iand__ is __and__ in place
+  if (base.back() == '_' && base[base.size() - 2] != '_') base.pop_back();
+  std::vector<std::string> names{base, base + "_functional"};
+  if (base != name) names.push_back(name + "functional");
+  return names;
+}
+
+std::optional<OperatorHandle> find_functional(const FunctionSchema& op) {
+  bool is_out = false;
+  for (const Argument& arg : op.arguments()) is_out |= written(arg) && arg.kwarg_only();
+  std::optional<OperatorHandle> found;
+  for (const std::string& name : functional_names(op.name())) {
+    for (const OperatorHandle& candidate : overloads(name)) {
+      if (!is_counterpart(op, candidate.schema(), is_out)) continue;
+      if (candidate.schema().overload_name() == op.overload_name()) return candidate;
+      if (!found) found = candidate;
+    }
+    if (found) break;
+  }
+  return found;
+}
+
+void bind_functional(OpInfo& info, const FunctionSchema& op) {
+  const FunctionSchema& functional = info.functional.schema();
+  int out = -1;
+  for (size_t i = 0; i < info.args.size(); ++i) {
+    bool taken = functional.argumentIndexWithName(op.arguments()[i].name()).has_value();
+    info.args[i].operand = taken;
+    if (info.args[i].written && out < 0) out = static_cast<int>(i);
+  }
+  for (const Argument& arg : functional.arguments()) {
+    ArgSource source{ArgSource::kDefault, -1, c10::IValue(), is_dtype(arg)};
+    if (auto position = op.argumentIndexWithName(arg.name())) {
+      source.kind = ArgSource::kArgument;
+      source.position = *position;
+    } else if (arg.name() == "dtype") {
+      source.kind = ArgSource::kDtypeOfOut;
+      source.position = out;
+    } else if (arg.name() == "device") {
+      source.kind = ArgSource::kDeviceOfOut;
+      source.position = out;
+    } else if (arg.default_value()) {
+      source.value = *arg.default_value();
+    }
+    info.functional_args.push_back(std::move(source));
+  }
+  // Scan reads operands and slots in the operator's order, the lowering in the counterpart's.
+  int last = -1;
+  for (const ArgSource& source : info.functional_args) {
+    if (source.kind != ArgSource::kArgument) continue;
+    if (source.position < last) info.recordable = false;
+    last = source.position;
+  }
+}
+
+std::unique_ptr<OpInfo> make_info(const OperatorHandle& op) {
+  const FunctionSchema& schema = op.schema();
+  auto info = std::make_unique<OpInfo>(op);
+  info->name = qualified_name(op.operator_name());
+  for (const Argument& arg : schema.arguments()) {
+    info->args.push_back({kind_of(arg), written(arg), true, is_dtype(arg)});
+    info->writes |= written(arg);
+  }
+  for (const Argument& ret : schema.returns()) {
+    int aliased = -1;
+    for (size_t i = 0; ret.alias_info() && i < schema.arguments().size(); ++i) {
+      const Argument& arg = schema.arguments()[i];
+      if (written(arg) && arg.alias_info()->beforeSets() == ret.alias_info()->beforeSets()) {
+        aliased = static_cast<int>(i);
+      }
+    }
+    info->returns.push_back(aliased);
+  }
+  if (info->writes) {
+    auto functional = find_functional(schema);
+    info->recordable = functional.has_value();
+    if (functional) info->functional = *functional;
+  }
+  info->functional_name = qualified_name(info->functional.operator_name());
+  bind_functional(*info, schema);
+  for (at::Tag tag : info->functional.getTags()) {
+    info->random |= tag == at::Tag::nondeterministic_seeded;
+  }
+  info->factory = true;
+  for (const Argument& arg : info->functional.schema().arguments()) {
+    if (is_tensor_kind(kind_of(arg))) info->factory = false;
+  }
+  return info;
+}
+
+}  // namespace
+
+std::string qualified_name(const c10::OperatorName& name) {
+  return name.overload_name.empty() ? name.name : name.name + "." + name.overload_name;
+}
+
+OpInfo& OpInfo::of(const OperatorHandle& op) {
+  static std::mutex mutex;
+  static auto* table = new std::unordered_map<c10::OperatorName, std::unique_ptr<OpInfo>>();
+  {
+    std::lock_guard lock(mutex);
+    auto found = table->find(op.operator_name());
+    if (found != table->end()) return *found->second;
+  }
+  auto info = make_info(op);
+  std::lock_guard lock(mutex);
+  return *table->try_emplace(op.operator_name(), std::move(info)).first->second;
+}
+
+}  // namespace lazyxla::dispatch

@@ -1,0 +1,79 @@
+// OpInfo: what the recorder knows of an operator, all of it read off the operator's schema.
+//
+// For every argument: what kind it is, and whether the operator writes it. For an operator that
+// writes (in-place, out=, or mutating some arguments): its functional counterpart, and where each of
+// the counterpart's arguments comes from. Recording such an operator is recording the counterpart
+// and assigning its results:
+//
+//     add_.Tensor(Tensor(a!) self, Tensor other, *, Scalar alpha=1) -> Tensor(a!)
+//     add.Tensor (Tensor     self, Tensor other, *, Scalar alpha=1) -> Tensor
+//
+//     arange.start_out(Scalar start, Scalar end, Scalar step, *, Tensor(a!) out) -> Tensor(a!)
+//     arange.start_step(Scalar start, Scalar end, Scalar step, *, dtype, layout, device, pin_memory)
+//
+// An OpInfo is made once per operator and never freed.
+#pragma once
+
+#include <ATen/core/dispatch/Dispatcher.h>
+
+#include <atomic>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace lazyxla::dispatch {
+
+enum class ArgKind : uint8_t {
+  kTensor,      // Tensor, Tensor?
+  kTensorList,  // Tensor[], Tensor?[]
+  kScalar,      // Scalar, Scalar?, float, float?
+  kScalarList,  // Scalar[], float[]
+  kGenerator,
+  kDevice,
+  kStatic,  // everything else: int, int[], bool, str, ScalarType, ...
+};
+
+struct ArgInfo {
+  ArgKind kind;
+  bool written = false;   // the operator changes this tensor (or these tensors)
+  bool operand = true;    // the functional counterpart takes it
+  bool is_dtype = false;  // kStatic holding a ScalarType
+};
+
+// Where an argument of the functional counterpart comes from.
+struct ArgSource {
+  enum Kind : uint8_t { kArgument, kDefault, kDtypeOfOut, kDeviceOfOut } kind;
+  int position = -1;      // kArgument: in the operator's own arguments; k...OfOut: the out argument
+  c10::IValue value;      // kDefault
+  bool is_dtype = false;  // as in ArgInfo
+};
+
+struct OpInfo {
+  explicit OpInfo(const c10::OperatorHandle& op) : handle(op), functional(op) {}
+
+  c10::OperatorHandle handle;
+  std::string name;  // "aten::add_.Tensor"
+  std::vector<ArgInfo> args;
+  bool writes = false;
+  bool random = false;   // draws from a generator
+  bool factory = false;  // the functional form takes no tensor: scalars decide the result's shape
+  // The operator whose rule lowers this one: itself, or the functional counterpart.
+  c10::OperatorHandle functional;
+  std::string functional_name;
+  std::vector<ArgSource> functional_args;
+  // Whether it can be recorded at all; false if it writes and no functional counterpart was found, or
+  // if (for an operator without a rule, see `resolved`) it can only run on the host.
+  std::atomic<bool> recordable{true};
+  std::atomic<bool> resolved{false};       // whether Python was asked how it lowers
+  mutable std::atomic<bool> warned{false};  // whether its host fallback was announced
+  // Per return: the position of the written argument it is, or -1 for a fresh result.
+  std::vector<int> returns;
+
+  // The operator's info, made on first use. Thread-safe.
+  static OpInfo& of(const c10::OperatorHandle& op);
+};
+
+// "aten::add.Tensor"; the default overload has no dot.
+std::string qualified_name(const c10::OperatorName& name);
+
+}  // namespace lazyxla::dispatch

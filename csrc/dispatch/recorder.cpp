@@ -1,0 +1,238 @@
+#include "dispatch/recorder.h"
+
+#include <torch/library.h>
+
+#include <atomic>
+#include <map>
+#include <unordered_set>
+
+#include "dispatch/generator.h"
+#include "dispatch/host.h"
+#include "dispatch/indexing.h"
+#include "dispatch/storage_ops.h"
+#include "dispatch/tensor.h"
+#include "graph/counters.h"
+#include "graph/flush.h"
+#include "options.h"
+
+namespace lazyxla::dispatch {
+namespace {
+
+using c10::IValue;
+using ir::Recipe;
+using ir::Value;
+
+// The scan's buffers are reused by the thread; a kernel that is entered again while one is at work
+// (a meta function calling back) takes another.
+class ScanScope {
+ public:
+  ScanScope() : scan_(depth_ == 0 ? shared_ : own_) { ++depth_; }
+  ~ScanScope() { --depth_; }
+  Scan& operator*() { return scan_; }
+
+ private:
+  static thread_local int depth_;
+  static thread_local Scan shared_;
+  Scan own_;
+  Scan& scan_;
+};
+thread_local int ScanScope::depth_ = 0;
+thread_local Scan ScanScope::shared_;
+
+const Recipe* find_recipe(const OpInfo& info, c10::ArrayRef<IValue> args, const Scan& scan) {
+  ir::MemoKey key{scan.key.data(), scan.key.size(),
+                  ir::hash_words(scan.key.data(), scan.key.size())};
+  const Recipe* recipe = ir::ShapeMemo::get().find(key);
+  if (recipe) return recipe;
+  ++graph::Counters::get().shape_inferences;
+  auto inferred = infer(info, args, scan);
+  return inferred ? ir::ShapeMemo::get().insert(key, std::move(inferred)) : nullptr;
+}
+
+void add_random_slots(const Scan& scan, c10::SmallVectorImpl<ir::ScalarValue>& slots) {
+  at::Generator generator = scan.generator ? *scan.generator : default_generator(scan.device);
+  auto [seed, ordinal] = at::check_generator<Generator>(generator)->draw();
+  slots.push_back({.i = static_cast<int64_t>(seed)});
+  slots.push_back({.i = static_cast<int64_t>(ordinal)});
+}
+
+// Gives a written tensor the geometry that the operator gives it (out= tensors are resized).
+void resize_written(c10::TensorImpl& tensor, const ir::Geometry& geometry) {
+  reserve_storage(tensor, geometry.nbytes());
+  tensor.set_sizes_and_strides(geometry.sizes, geometry.strides, 0);
+}
+
+// Makes the node and hands its outputs to the fresh and the written tensors.
+void apply(const Recipe& recipe, Scan& scan, c10::ArrayRef<at::TensorBase> fresh) {
+  if (recipe.spec.random) add_random_slots(scan, scan.slots);
+  for (size_t i = 0; i < recipe.writes.size(); ++i) {
+    if (recipe.writes[i].resized) resize_written(*scan.written[i], recipe.writes[i].geometry);
+  }
+  std::vector<Value> garbage;  // dropped after the mutex
+  c10::SmallVector<Value, 8> operands;
+  ir::PendingSet& pending = ir::PendingSet::of(scan.device);
+  std::lock_guard lock(pending.mutex);
+  for (const c10::TensorImpl* tensor : scan.operands) operands.push_back(read(*tensor));
+  ir::NodePtr node = ir::Node::make(&recipe.spec, operands, scan.slots);
+  for (size_t i = 0; i < fresh.size(); ++i) {
+    int output = recipe.fresh[i].output;
+    if (output < 0) continue;
+    write(*fresh[i].unsafeGetTensorImpl(), {node, static_cast<uint32_t>(output)}, garbage);
+  }
+  for (size_t i = 0; i < recipe.writes.size(); ++i) {
+    Value value{node, recipe.writes[i].output};
+    const c10::TensorImpl& target = *scan.written[i];
+    if (recipe.writes[i].cast) {
+      value = cast(std::move(value), c10::typeMetaToScalarType(target.dtype()));
+    }
+    write(target, std::move(value), garbage);
+  }
+  ++pending.nodes_recorded;
+}
+
+void push_results(const OpInfo& info, const Recipe& recipe, c10::ArrayRef<at::TensorBase> fresh,
+                  torch::jit::Stack* stack) {
+  size_t num_args = info.args.size();
+  size_t first_arg = stack->size() - num_args;
+  c10::SmallVector<IValue, 4> results;
+  for (const Recipe::Return& ret : recipe.returns) {
+    if (ret.argument >= 0) {
+      results.push_back((*stack)[first_arg + ret.argument]);
+    } else if (ret.is_list) {
+      c10::List<at::Tensor> list;
+      list.reserve(ret.count);
+      for (uint32_t i = 0; i < ret.count; ++i) list.push_back(at::Tensor(fresh[ret.first_fresh + i]));
+      results.emplace_back(std::move(list));
+    } else {
+      results.emplace_back(at::Tensor(fresh[ret.first_fresh]));
+    }
+  }
+  torch::jit::drop(*stack, num_args);
+  for (IValue& result : results) stack->push_back(std::move(result));
+}
+
+// False if the operator has no meta kernel, so that it cannot be recorded.
+bool try_record(const OpInfo& info, torch::jit::Stack* stack) {
+  ScanScope scope;
+  Scan& scan = *scope;
+  auto args = torch::jit::last(*stack, info.args.size());
+  scan.run(info, args);
+  const Recipe* recipe = find_recipe(info, args, scan);
+  if (!recipe) return false;
+  c10::SmallVector<at::TensorBase, 4> fresh;
+  for (const Recipe::Fresh& result : recipe->fresh) {
+    const ir::Geometry& g = result.geometry;
+    fresh.push_back(result.output < 0 ? at::TensorBase()
+                                      : make_tensor(g.dtype, g.sizes, g.strides, scan.device));
+  }
+  c10::DeviceIndex device = scan.device;
+  apply(*recipe, scan, fresh);
+  push_results(info, *recipe, fresh, stack);
+  ++graph::Counters::get().nodes_recorded;
+  if (ir::PendingSet::of(device).nodes_recorded > static_cast<size_t>(options().max_pending_nodes)) {
+    graph::flush(device);
+  }
+  return true;
+}
+
+std::function<std::string(const std::string&)>& resolver() {
+  static auto* instance = new std::function<std::string(const std::string&)>();
+  return *instance;
+}
+
+// The kernel of operators with a lowering.
+class RecordKernel final : public c10::OperatorKernel {
+ public:
+  explicit RecordKernel(OpInfo& info) : info_(info) {}
+  void operator()(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::Stack* stack) {
+    record(info_, stack);
+  }
+
+ private:
+  OpInfo& info_;
+};
+
+// The kernel of all others: recorded if PyTorch has a decomposition, else run on the host.
+void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
+  OpInfo& info = OpInfo::of(op);
+  if (!info.resolved.load(std::memory_order_acquire)) {
+    if (info.recordable) info.recordable = resolver()(info.functional_name) != "host";
+    info.resolved.store(true, std::memory_order_release);
+  }
+  record(info, stack);
+}
+
+// Operators that take index tensors have more to do before they can be recorded.
+class IndexKernel final : public c10::OperatorKernel {
+ public:
+  explicit IndexKernel(OpInfo& info) : info_(info) {}
+  void operator()(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::Stack* stack) {
+    if (!fill_by_mask(info_, stack)) {
+      expand_indices(info_, stack);
+      record(info_, stack);
+    }
+  }
+
+ private:
+  OpInfo& info_;
+};
+
+torch::CppFunction kernel(OpInfo& info) {
+  if (indices_argument(info) >= 0) {
+    return torch::CppFunction::makeFromBoxedFunctor(std::make_unique<IndexKernel>(info));
+  }
+  return torch::CppFunction::makeFromBoxedFunctor(std::make_unique<RecordKernel>(info));
+}
+
+bool is_composite_implicit(const c10::OperatorHandle& op) {
+  return op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
+}
+
+torch::Library& library(const std::string& ns) {
+  static auto* libraries = new std::map<std::string, torch::Library>();
+  auto found = libraries->find(ns);
+  if (found == libraries->end()) {
+    found = libraries
+                ->emplace(std::piecewise_construct, std::forward_as_tuple(ns),
+                          std::forward_as_tuple(torch::Library::IMPL, ns,
+                                                c10::DispatchKey::PrivateUse1, __FILE__, __LINE__))
+                .first;
+  }
+  return found->second;
+}
+
+TORCH_LIBRARY_IMPL(_, PrivateUse1, m) {
+  m.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>());
+}
+
+}  // namespace
+
+void record(const OpInfo& info, torch::jit::Stack* stack) {
+  if (!info.recordable || !try_record(info, stack)) run_on_host(info, stack);
+}
+
+std::vector<std::string> register_operators(const std::vector<std::string>& names) {
+  std::unordered_set<std::string> wanted(names.begin(), names.end());
+  std::vector<std::string> registered;
+  auto& dispatcher = c10::Dispatcher::singleton();
+  for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
+    auto op = dispatcher.findSchema(name);
+    if (!op || is_composite_implicit(*op)) continue;
+    if (op->hasKernelForDispatchKey(c10::DispatchKey::PrivateUse1)) continue;  // has its own
+    bool own = wanted.count(qualified_name(name)) > 0;
+    if (!own && !op->schema().is_mutable()) continue;
+    OpInfo& info = OpInfo::of(*op);
+    if (!info.recordable || !wanted.count(info.functional_name)) continue;
+    info.resolved = true;
+    std::string ns = name.name.substr(0, name.name.find("::"));
+    library(ns).impl(info.name.substr(ns.size() + 2).c_str(), kernel(info));
+    registered.push_back(info.name);
+  }
+  return registered;
+}
+
+void set_resolver(std::function<std::string(const std::string&)> how) {
+  resolver() = std::move(how);
+}
+
+}  // namespace lazyxla::dispatch

@@ -1,0 +1,45 @@
+// The recorder: one boxed kernel that records every operator, and knows none.
+//
+//     torch operator ──> Scan ──> shape memo ──hit──> Node, fresh tensors, writes
+//                                     └─miss─> infer (meta functions) ──> Recipe
+//
+// The recipe tells everything that is the same for all such calls. A recorded operator computes
+// nothing; errors of shape and dtype are PyTorch's own, thrown here, at the call.
+//
+// Which operators come here: those with a lowering, registered one by one by the names that Python's
+// registry gives (their in-place and out= forms included), and, as the backend's fallback, every other
+// operator that has no kernel of its own. For the latter Python is asked once whether PyTorch has a
+// decomposition; if not, the operator runs on the host (host.h).
+#pragma once
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "dispatch/op_info.h"
+#include "dispatch/scan.h"
+#include "ir/shape_memo.h"
+
+namespace lazyxla::dispatch {
+
+// Records one call: replaces the arguments on the stack by the results.
+void record(const OpInfo& info, torch::jit::Stack* stack);
+
+// Works out the recipe of a call that the memo does not know (infer.cpp). Throws PyTorch's error if
+// the arguments are wrong; returns null if the operator cannot run on meta tensors.
+std::unique_ptr<ir::Recipe> infer(const OpInfo& info, c10::ArrayRef<c10::IValue> args,
+                                  const Scan& scan);
+
+// Registers the recorder for these operators ("aten::addmm", ...) and for all that have one of them as
+// functional counterpart. Operators that PyTorch decomposes (CompositeImplicitAutograd) are left
+// alone. Returns the names registered.
+std::vector<std::string> register_operators(const std::vector<std::string>& names);
+
+// How an operator without a registration is to run: "host", or anything else for recorded.
+void set_resolver(std::function<std::string(const std::string&)> how);
+
+}  // namespace lazyxla::dispatch

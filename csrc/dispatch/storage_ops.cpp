@@ -1,0 +1,183 @@
+#include "dispatch/storage_ops.h"
+
+#include <ATen/EmptyTensor.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/native/Resize.h>
+#include <ATen/ops/_reshape_alias_native.h>
+#include <ATen/ops/as_strided_native.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/is_set_to_native.h>
+#include <ATen/ops/set_native.h>
+#include <ATen/ops/unfold_native.h>
+#include <ATen/ops/view_as_complex_native.h>
+#include <ATen/ops/view_as_real_native.h>
+#include <ATen/ops/view_native.h>
+#include <c10/core/DefaultDtype.h>
+#include <torch/library.h>
+
+#include "dispatch/device_state.h"
+#include "dispatch/tensor.h"
+
+namespace lazyxla::dispatch {
+namespace {
+
+using OptDtype = std::optional<c10::ScalarType>;
+using OptLayout = std::optional<c10::Layout>;
+using OptDevice = std::optional<c10::Device>;
+
+c10::DeviceIndex target_device(OptDevice device, OptLayout layout, std::optional<bool> pin) {
+  TORCH_CHECK_NOT_IMPLEMENTED(c10::layout_or_default(layout) == c10::Layout::Strided,
+                              "lazyxla: tensors of layout ", c10::layout_or_default(layout),
+                              " do not exist on this device");
+  TORCH_CHECK(!c10::pinned_memory_or_default(pin), "Only dense CPU tensors can be pinned");
+  return resolve_index(device ? device->index() : c10::DeviceIndex{-1});
+}
+
+at::Tensor empty_strided(c10::SymIntArrayRef sizes, c10::SymIntArrayRef strides, OptDtype dtype,
+                         OptLayout layout, OptDevice device, std::optional<bool> pin) {
+  auto concrete_sizes = C10_AS_INTARRAYREF_SLOW(sizes);
+  for (int64_t size : concrete_sizes) {
+    TORCH_CHECK(size >= 0, "Trying to create tensor with negative dimension ", size, ": ",
+                concrete_sizes);
+  }
+  return at::Tensor(make_tensor(c10::dtype_or_default(dtype), concrete_sizes,
+                                C10_AS_INTARRAYREF_SLOW(strides),
+                                target_device(device, layout, pin)));
+}
+
+at::Tensor empty(c10::SymIntArrayRef sizes, OptDtype dtype, OptLayout layout, OptDevice device,
+                 std::optional<bool> pin, std::optional<c10::MemoryFormat> format) {
+  auto concrete = C10_AS_INTARRAYREF_SLOW(sizes);
+  for (int64_t size : concrete) {
+    TORCH_CHECK(size >= 0, "Trying to create tensor with negative dimension ", size, ": ", concrete);
+  }
+  auto geometry = ir::Geometry::contiguous(c10::dtype_or_default(dtype), concrete);
+  if (format && *format != c10::MemoryFormat::Contiguous) {
+    TORCH_CHECK(*format != c10::MemoryFormat::Preserve,
+                "the preserve memory format says nothing for a new tensor");
+    auto strides = *format == c10::MemoryFormat::ChannelsLast
+                       ? c10::get_channels_last_strides_2d(concrete)
+                       : c10::get_channels_last_strides_3d(concrete);
+    geometry.strides.assign(strides.begin(), strides.end());
+  }
+  return at::Tensor(make_tensor(geometry.dtype, geometry.sizes, geometry.strides,
+                                target_device(device, layout, pin)));
+}
+
+const at::Tensor& resize_(const at::Tensor& self, c10::SymIntArrayRef sizes,
+                          std::optional<c10::MemoryFormat> format) {
+  auto concrete = C10_AS_INTARRAYREF_SLOW(sizes);
+  c10::TensorImpl& impl = *self.unsafeGetTensorImpl();
+  if (self.sizes() != concrete) {
+    int64_t elements = self.storage_offset();
+    elements += ir::Geometry::contiguous(self.scalar_type(), concrete).numel();
+    reserve_storage(impl, elements * self.element_size());
+    impl.set_sizes_contiguous(concrete);
+  }
+  if (format) {
+    TORCH_CHECK(*format != c10::MemoryFormat::Preserve, "Unsupported memory format", *format);
+    impl.empty_tensor_restride(*format);
+  }
+  return self;
+}
+
+at::Tensor& set_storage(at::Tensor& self, at::Storage source, c10::SymInt offset,
+                        c10::SymIntArrayRef sizes, c10::SymIntArrayRef strides) {
+  auto concrete_sizes = C10_AS_INTARRAYREF_SLOW(sizes);
+  ir::Geometry geometry = ir::Geometry::contiguous(self.scalar_type(), concrete_sizes);
+  if (!strides.empty()) {
+    auto concrete = C10_AS_INTARRAYREF_SLOW(strides);
+    geometry.strides.assign(concrete.begin(), concrete.end());
+  }
+  geometry.offset = offset.expect_int();
+  auto& storage = static_cast<ir::Storage&>(*source.unsafeGetStorageImpl());
+  size_t needed = at::detail::computeStorageNbytes(geometry.sizes, geometry.strides,
+                                                   self.element_size(), geometry.offset);
+  if (storage.nbytes() < needed) resize_storage(storage, needed);
+  at::native::set_storage_cpu_(self, source, geometry.offset, geometry.sizes, geometry.strides);
+  // A storage filled as raw bytes (a checkpoint being loaded) takes the shape of its first typed
+  // tensor, so that reading it is not a reinterpretation for ever after.
+  std::vector<ir::Value> garbage;
+  std::lock_guard lock(storage.pending_set().mutex);
+  bool typed = storage.base().dtype != c10::ScalarType::Byte;
+  bool whole = geometry.offset == 0 && static_cast<size_t>(geometry.nbytes()) == storage.nbytes() &&
+               ir::is_dense(geometry.sizes, geometry.strides);
+  if (storage.value() && !typed && whole && geometry.dtype != c10::ScalarType::Byte) {
+    garbage.push_back(storage.set_value(read(storage, geometry), geometry));
+  }
+  return self;
+}
+
+at::Tensor& set_whole_storage(at::Tensor& self, at::Storage source) {
+  c10::SymInt size(static_cast<int64_t>(source.nbytes() / self.element_size()));
+  return set_storage(self, std::move(source), 0, size, {});
+}
+
+at::Tensor& set_empty(at::Tensor& self) {
+  at::Tensor none(make_tensor(self.scalar_type(), {0}, {1}, self.device().index()));
+  return at::native::set_tensor_(self, none);
+}
+
+at::Tensor as_strided(const at::Tensor& self, c10::SymIntArrayRef sizes, c10::SymIntArrayRef strides,
+                      std::optional<c10::SymInt> offset) {
+  return at::native::as_strided_tensorimpl(
+      self, C10_AS_INTARRAYREF_SLOW(sizes), C10_AS_INTARRAYREF_SLOW(strides),
+      offset ? std::optional<int64_t>(offset->expect_int()) : std::nullopt);
+}
+
+at::Tensor view(const at::Tensor& self, c10::SymIntArrayRef sizes) {
+  return at::native::view(self, C10_AS_INTARRAYREF_SLOW(sizes));
+}
+
+at::Tensor reshape_alias(const at::Tensor& self, c10::SymIntArrayRef sizes,
+                         c10::SymIntArrayRef strides) {
+  return at::native::_reshape_alias(self, C10_AS_INTARRAYREF_SLOW(sizes),
+                                    C10_AS_INTARRAYREF_SLOW(strides));
+}
+
+void record_stream(at::Tensor&, c10::Stream) {}  // one stream: nothing to keep apart
+
+TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
+  m.impl("empty.memory_format", TORCH_FN(empty));
+  m.impl("empty_strided", TORCH_FN(empty_strided));
+  m.impl("resize_", TORCH_FN(resize_));
+  m.impl("set_", TORCH_FN(set_empty));
+  m.impl("set_.source_Storage", TORCH_FN(set_whole_storage));
+  m.impl("set_.source_Storage_storage_offset", TORCH_FN(set_storage));
+  m.impl("set_.source_Tensor", TORCH_FN(at::native::set_tensor_));
+  m.impl("as_strided", TORCH_FN(as_strided));
+  m.impl("view", TORCH_FN(view));
+  m.impl("_reshape_alias", TORCH_FN(reshape_alias));
+  m.impl("unfold", TORCH_FN(at::native::unfold));
+  m.impl("view_as_real", TORCH_FN(at::native::view_as_real));
+  m.impl("view_as_complex", TORCH_FN(at::native::view_as_complex));
+  m.impl("is_set_to", TORCH_FN(at::native::is_set_to));
+  m.impl("record_stream", TORCH_FN(record_stream));
+}
+
+}  // namespace
+
+void resize_storage(ir::Storage& storage, size_t nbytes) {
+  std::vector<ir::Value> garbage;
+  std::lock_guard lock(storage.pending_set().mutex);
+  size_t old_nbytes = storage.nbytes();
+  if (old_nbytes == nbytes) return;
+  const ir::Geometry old_base = storage.base();
+  size_t item = c10::elementSize(old_base.dtype);
+  c10::ScalarType dtype = nbytes % item || old_nbytes % item ? c10::ScalarType::Byte : old_base.dtype;
+  item = c10::elementSize(dtype);
+  auto base = ir::Geometry::contiguous(dtype, {static_cast<int64_t>(nbytes / item)});
+  auto kept = ir::Geometry::contiguous(
+      dtype, {static_cast<int64_t>(std::min(nbytes, old_nbytes) / item)});
+  ir::Value content = storage.value() && kept.numel() ? read(storage, kept) : ir::Value();
+  storage.set_nbytes(nbytes);
+  garbage.push_back(storage.set_value({}, base));
+  if (content) write(storage, kept, std::move(content), garbage);
+}
+
+void reserve_storage(c10::TensorImpl& tensor, size_t nbytes) {
+  ir::Storage& storage = storage_of(tensor);
+  if (storage.nbytes() < nbytes) resize_storage(storage, nbytes);
+}
+
+}  // namespace lazyxla::dispatch

@@ -1,0 +1,188 @@
+#include "dispatch/tensor.h"
+
+#include <ATen/EmptyTensor.h>
+#include <c10/core/TensorImpl.h>
+
+#include <array>
+
+#include "graph/counters.h"
+#include "ir/shape_memo.h"
+
+namespace lazyxla::dispatch {
+namespace {
+
+using ir::Arg;
+using ir::Geometry;
+using ir::Value;
+
+// What an internal node's spec is keyed by. The numbers only need to differ from each other.
+enum Internal : uint64_t { kView = 1, kViewScatter, kCast, kUndefined };
+
+void append(c10::SmallVectorImpl<uint64_t>& key, const Geometry& g) {
+  key.push_back((static_cast<uint64_t>(g.dtype) << 8) | g.sizes.size());
+  key.append(g.sizes.begin(), g.sizes.end());
+  key.append(g.strides.begin(), g.strides.end());
+  key.push_back(g.offset);
+}
+
+Arg operand() { return Arg{.kind = Arg::Kind::kOperand}; }
+
+Arg geometry_arg(const Geometry& g) { return Arg{.kind = Arg::Kind::kGeometry, .geometry = g}; }
+
+// A node of an operator of ours. Its spec stands in the shape memo beside those of ATen's: OpInfo ids
+// are large, so that the first word tells them apart.
+template <typename MakeArgs>
+Value internal(Internal what, const char* name, c10::SmallVectorImpl<uint64_t>& key,
+               const MakeArgs& make_args, ir::TensorType output, c10::ArrayRef<Value> operands) {
+  key[0] = what;
+  ir::MemoKey memo_key{key.data(), key.size(), ir::hash_words(key.data(), key.size())};
+  const ir::Recipe* recipe = ir::ShapeMemo::get().find(memo_key);
+  if (!recipe) {
+    auto fresh = std::make_unique<ir::Recipe>();
+    fresh->spec.name = name;
+    fresh->spec.args = make_args();
+    fresh->spec.outputs = {std::move(output)};
+    recipe = ir::ShapeMemo::get().insert(memo_key, std::move(fresh));
+  }
+  ++graph::Counters::get().nodes_recorded;
+  return {ir::Node::make(&recipe->spec, operands, {}), 0};
+}
+
+Value view(Value base, const Geometry& from, const Geometry& to) {
+  c10::SmallVector<uint64_t, 32> key(1);
+  append(key, from);
+  append(key, to);
+  std::array<Value, 1> operands{std::move(base)};
+  return internal(
+      kView, "lazyxla::view", key,
+      [&] { return std::vector<Arg>{operand(), geometry_arg(from), geometry_arg(to)}; },
+      {to.dtype, to.sizes}, operands);
+}
+
+Value view_scatter(Value base, Value update, const Geometry& from, const Geometry& to) {
+  c10::SmallVector<uint64_t, 32> key(1);
+  append(key, from);
+  append(key, to);
+  std::array<Value, 2> operands{std::move(base), std::move(update)};
+  return internal(
+      kViewScatter, "lazyxla::view_scatter", key,
+      [&] {
+        return std::vector<Arg>{operand(), operand(), geometry_arg(from), geometry_arg(to)};
+      },
+      {from.dtype, from.sizes}, operands);
+}
+
+// The content of memory that nobody wrote.
+Value undefined(const Geometry& base) {
+  c10::SmallVector<uint64_t, 16> key(1);
+  append(key, base);
+  return internal(
+      kUndefined, "lazyxla::undefined", key, [] { return std::vector<Arg>{}; },
+      {base.dtype, base.sizes}, {});
+}
+
+Value content(ir::Storage& storage) {
+  return storage.value() ? storage.value() : undefined(storage.base());
+}
+
+// Whether reading through `tensor` is reading the storage's value as it is.
+bool is_base(const c10::TensorImpl& tensor, const Geometry& base) {
+  return tensor.storage_offset() == 0 &&
+         c10::typeMetaToScalarType(tensor.dtype()) == base.dtype &&
+         ir::same_layout(tensor.sizes(), tensor.strides(), base.sizes, base.strides);
+}
+
+// Whether the tensor covers its storage: each element of it once.
+bool covers(const Geometry& g, const ir::Storage& storage) {
+  return g.offset == 0 && static_cast<size_t>(g.nbytes()) == storage.nbytes() &&
+         ir::is_dense(g.sizes, g.strides);
+}
+
+}  // namespace
+
+ir::Storage& storage_of(const c10::TensorImpl& tensor) {
+  return static_cast<ir::Storage&>(*tensor.unsafe_storage().unsafeGetStorageImpl());
+}
+
+Geometry geometry_of(const c10::TensorImpl& tensor) {
+  auto sizes = tensor.sizes();
+  auto strides = tensor.strides();
+  return {c10::typeMetaToScalarType(tensor.dtype()), {sizes.begin(), sizes.end()},
+          {strides.begin(), strides.end()}, tensor.storage_offset()};
+}
+
+Value read(const c10::TensorImpl& tensor) {
+  ir::Storage& storage = storage_of(tensor);
+  if (is_base(tensor, storage.base())) return content(storage);
+  return read(storage, geometry_of(tensor));
+}
+
+Value read(ir::Storage& storage, const Geometry& geometry) {
+  if (!storage.value() && covers(geometry, storage)) storage.set_base(geometry);
+  const Geometry& base = storage.base();
+  Value value = content(storage);
+  if (geometry.offset == 0 && geometry.dtype == base.dtype &&
+      ir::same_layout(geometry.sizes, geometry.strides, base.sizes, base.strides)) {
+    return value;
+  }
+  return view(std::move(value), base, geometry);
+}
+
+void write(const c10::TensorImpl& tensor, Value value, std::vector<Value>& garbage) {
+  ir::Storage& storage = storage_of(tensor);
+  if (is_base(tensor, storage.base())) {
+    garbage.push_back(storage.set_value(std::move(value)));
+    return;
+  }
+  write(storage, geometry_of(tensor), std::move(value), garbage);
+}
+
+void write(ir::Storage& storage, const Geometry& geometry, Value value,
+           std::vector<Value>& garbage) {
+  if (covers(geometry, storage)) {
+    garbage.push_back(storage.set_value(std::move(value), geometry));
+    return;
+  }
+  if (geometry.numel() == 0) return;
+  Value next = view_scatter(content(storage), std::move(value), storage.base(), geometry);
+  garbage.push_back(storage.set_value(std::move(next)));
+}
+
+Value cast(Value value, c10::ScalarType dtype) {
+  if (value.type().dtype == dtype) return value;
+  c10::SmallVector<uint64_t, 16> key(1);
+  const ir::TensorType& from = value.type();
+  key.push_back((static_cast<uint64_t>(from.dtype) << 16) | (static_cast<uint64_t>(dtype) << 8));
+  key.append(from.dims.begin(), from.dims.end());
+  ir::TensorType to{dtype, from.dims};
+  std::array<Value, 1> operands{std::move(value)};
+  return internal(
+      kCast, "lazyxla::cast", key,
+      [&] {
+        return std::vector<Arg>{
+            operand(), Arg{.kind = Arg::Kind::kDtype, .constant = static_cast<int64_t>(dtype)}};
+      },
+      to, operands);
+}
+
+at::TensorBase make_tensor(c10::ScalarType dtype, c10::IntArrayRef sizes, c10::IntArrayRef strides,
+                           c10::DeviceIndex device) {
+  size_t nbytes = at::detail::computeStorageNbytes(sizes, strides, c10::elementSize(dtype));
+  auto storage = c10::make_intrusive<ir::Storage>(nbytes, ir::allocator(), device);
+  Geometry geometry{dtype, {sizes.begin(), sizes.end()}, {strides.begin(), strides.end()}, 0};
+  if (covers(geometry, *storage)) {
+    storage->set_base(geometry);
+  } else {
+    int64_t elements = static_cast<int64_t>(nbytes / c10::elementSize(dtype));
+    storage->set_base(Geometry::contiguous(dtype, {elements}));
+  }
+  auto tensor = at::detail::make_tensor_base<c10::TensorImpl>(
+      c10::Storage(std::move(storage)), c10::DispatchKeySet(c10::DispatchKey::PrivateUse1),
+      c10::scalarTypeToTypeMeta(dtype));
+  if (sizes.size() != 1 || sizes[0] != 0) {
+    tensor.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides);
+  }
+  return tensor;
+}
+
+}  // namespace lazyxla::dispatch

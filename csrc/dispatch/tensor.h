@@ -1,0 +1,41 @@
+// Tensors of the lazyxla device: plain TensorImpls on an ir::Storage.
+//
+// Reading a tensor gives the IR value of its elements; writing one gives its storage a new value.
+// Both go through the tensor's geometry, so views need nothing else: see ir/geometry.h.
+#pragma once
+
+#include <ATen/core/TensorBase.h>
+
+#include <vector>
+
+#include "ir/storage.h"
+
+namespace lazyxla::dispatch {
+
+inline bool is_lazy(const c10::TensorImpl& tensor) {
+  return tensor.device_type() == c10::DeviceType::PrivateUse1;
+}
+
+// The tensor's storage; throws if the tensor has none (a subclass without memory).
+ir::Storage& storage_of(const c10::TensorImpl& tensor);
+
+ir::Geometry geometry_of(const c10::TensorImpl& tensor);
+
+// The tensor's elements as a value of its sizes and dtype. Caller holds the mutex.
+ir::Value read(const c10::TensorImpl& tensor);
+ir::Value read(ir::Storage& storage, const ir::Geometry& geometry);
+
+// Makes `value` (of the tensor's sizes and dtype) the tensor's content. Caller holds the mutex and
+// drops `garbage` after releasing it.
+void write(const c10::TensorImpl& tensor, ir::Value value, std::vector<ir::Value>& garbage);
+void write(ir::Storage& storage, const ir::Geometry& geometry, ir::Value value,
+           std::vector<ir::Value>& garbage);
+
+// `value` converted to another element type; itself if it has it already.
+ir::Value cast(ir::Value value, c10::ScalarType dtype);
+
+// A new tensor without content.
+at::TensorBase make_tensor(c10::ScalarType dtype, c10::IntArrayRef sizes, c10::IntArrayRef strides,
+                           c10::DeviceIndex device);
+
+}  // namespace lazyxla::dispatch

@@ -1,0 +1,47 @@
+// DeviceBuffer: the data of a leaf, there already or promised by a flush under way.
+//
+// A flush replaces the values of all pending storages by leaves on promised buffers before it lowers
+// or runs anything, so that other threads go on recording at once; when its program is enqueued it
+// keeps the promises, when it fails it breaks them and every later read throws the reason. A buffer
+// can be donated: the program that consumes it is then the last that may see it.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <string>
+
+#include "ir/node.h"
+#include "pjrt/buffer.h"
+
+namespace lazyxla::graph {
+
+class DeviceBuffer final : public ir::LeafData {
+ public:
+  DeviceBuffer() = default;  // a promise
+  explicit DeviceBuffer(std::unique_ptr<pjrt::Buffer> buffer);
+
+  // Waits for the promise (not for the data on the device). Throws what broke it.
+  pjrt::Buffer& get();
+
+  void keep(std::unique_ptr<pjrt::Buffer> buffer);
+  void break_promise(std::string reason);
+
+ private:
+  enum State : int { kPromised, kReady, kBroken };
+  std::atomic<int> state_{kPromised};
+  std::unique_ptr<pjrt::Buffer> buffer_;
+  std::string error_;
+};
+
+// The leaf's buffer.
+inline DeviceBuffer& buffer_of(const ir::Node& leaf) {
+  return static_cast<DeviceBuffer&>(*leaf.leaf_data());
+}
+
+// A leaf on existing data.
+ir::Value make_leaf(ir::TensorType type, std::unique_ptr<pjrt::Buffer> buffer);
+
+// torch's dtype for PJRT's; throws for a dtype that XLA does not have.
+PJRT_Buffer_Type pjrt_type(c10::ScalarType dtype);
+
+}  // namespace lazyxla::graph

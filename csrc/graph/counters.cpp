@@ -1,0 +1,55 @@
+#include "graph/counters.h"
+
+#include <array>
+#include <utility>
+
+namespace lazyxla::graph {
+namespace {
+
+using Entry = std::pair<const char*, std::atomic<int64_t> Counters::*>;
+
+constexpr std::array<Entry, 11> kEntries{{
+    {"nodes_recorded", &Counters::nodes_recorded},
+    {"shape_inferences", &Counters::shape_inferences},
+    {"flushes", &Counters::flushes},
+    {"cache_hits", &Counters::cache_hits},
+    {"lowerings", &Counters::lowerings},
+    {"compiles", &Counters::compiles},
+    {"executions", &Counters::executions},
+    {"uploads", &Counters::uploads},
+    {"downloads", &Counters::downloads},
+    {"fallbacks", &Counters::fallbacks},
+    {"nodes_lowered", &Counters::nodes_lowered},
+}};
+
+}  // namespace
+
+Counters& Counters::get() {
+  static auto* instance = new Counters();
+  return *instance;
+}
+
+void Counters::count_fallback(const std::string& op) {
+  ++fallbacks;
+  std::lock_guard lock(mutex_);
+  ++by_operator_[op];
+}
+
+std::map<std::string, int64_t> Counters::fallbacks_by_operator() {
+  std::lock_guard lock(mutex_);
+  return by_operator_;
+}
+
+std::map<std::string, int64_t> Counters::snapshot() {
+  std::map<std::string, int64_t> result;
+  for (auto [name, member] : kEntries) result[name] = this->*member;
+  return result;
+}
+
+void Counters::reset() {
+  for (auto [name, member] : kEntries) this->*member = 0;
+  std::lock_guard lock(mutex_);
+  by_operator_.clear();
+}
+
+}  // namespace lazyxla::graph

@@ -1,0 +1,40 @@
+// Counters: what the backend did, so that nobody has to guess.
+//
+// One process-wide table of monotonic counts, readable from Python as `lazyxla.counters()`. Tests
+// assert on them; a training loop whose `compiles` keeps growing has found its problem.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <string>
+
+namespace lazyxla::graph {
+
+struct Counters {
+  std::atomic<int64_t> nodes_recorded{0};   // operators recorded (views and casts included)
+  std::atomic<int64_t> shape_inferences{0};  // shape-memo misses: calls of meta functions
+  std::atomic<int64_t> flushes{0};          // pending graphs run
+  std::atomic<int64_t> cache_hits{0};       // flushes whose program was there already
+  std::atomic<int64_t> lowerings{0};        // graphs turned into StableHLO
+  std::atomic<int64_t> compiles{0};         // StableHLO modules compiled
+  std::atomic<int64_t> executions{0};       // programs enqueued
+  std::atomic<int64_t> uploads{0};          // host to device copies
+  std::atomic<int64_t> downloads{0};        // device to host copies
+  std::atomic<int64_t> fallbacks{0};        // operators run on the host
+  std::atomic<int64_t> nodes_lowered{0};    // nodes in the lowered graphs: dead ones are not among them
+
+  static Counters& get();
+
+  void count_fallback(const std::string& op);
+  std::map<std::string, int64_t> fallbacks_by_operator();
+  std::map<std::string, int64_t> snapshot();
+  void reset();
+
+ private:
+  std::mutex mutex_;
+  std::map<std::string, int64_t> by_operator_;
+};
+
+}  // namespace lazyxla::graph

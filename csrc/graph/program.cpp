@@ -1,0 +1,120 @@
+#include "graph/program.h"
+
+#include <c10/util/Exception.h>
+#include <c10/util/flat_hash_map.h>
+
+#include "graph/counters.h"
+#include "graph/gil.h"
+#include "pjrt/client.h"
+#include "pjrt/runtime.h"
+
+namespace lazyxla::graph {
+namespace {
+
+// A rule that makes a slot static may meet a new value at every step; its variants must not pile up.
+constexpr size_t kMaxVariants = 64;
+
+struct Cache {
+  std::mutex mutex;
+  ska::flat_hash_map<uint64_t, std::vector<std::shared_ptr<Program>>> programs;
+  size_t size = 0;
+};
+
+Cache& cache() {
+  static auto* instance = new Cache();
+  return *instance;
+}
+
+Lowerer& lowerer() {
+  static auto* instance = new Lowerer();
+  return *instance;
+}
+
+// The kind of every slot of the graph, in slot order.
+std::vector<ir::SlotKind> slot_kinds(const Graph& graph) {
+  std::vector<ir::SlotKind> kinds;
+  kinds.reserve(graph.slots.size());
+  for (const ir::NodePtr& node : graph.nodes) {
+    for (const ir::SlotSpec& slot : node->spec()->slots) kinds.push_back(slot.kind);
+  }
+  return kinds;
+}
+
+}  // namespace
+
+void set_lowerer(Lowerer new_lowerer) { lowerer() = std::move(new_lowerer); }
+
+bool Variant::matches(const std::vector<ir::ScalarValue>& slots) const {
+  for (size_t i = 0; i < slots.size(); ++i) {
+    if (slots[i].i != constants[i].i && !variable[i]) return false;
+  }
+  return true;
+}
+
+std::shared_ptr<const Variant> Program::variant(const Graph& graph) {
+  std::unique_lock lock(mutex_, std::try_to_lock);
+  if (!lock) {
+    WithoutGil no_gil;  // the holder may be lowering
+    lock.lock();
+  }
+  for (const auto& variant : variants_) {
+    if (variant->matches(graph.slots)) {
+      ++Counters::get().cache_hits;
+      return variant;
+    }
+  }
+  variants_.push_front(compile(graph));
+  if (variants_.size() > kMaxVariants) variants_.pop_back();
+  return variants_.front();
+}
+
+std::shared_ptr<const Variant> Program::compile(const Graph& graph) {
+  std::vector<ir::SlotKind> kinds = slot_kinds(graph);
+  auto variant = std::make_shared<Variant>();
+  variant->variable.assign(graph.slots.size(), false);
+  static_slots_.resize(graph.slots.size(), false);
+  for (size_t i = 0; i < kinds.size(); ++i) {
+    if (kinds[i] == ir::SlotKind::kRandom) variant->variable[i] = true;
+    if (variants_.empty() || static_slots_[i]) continue;
+    // What varied once, or varies now, is an input from here on.
+    const Variant& last = *variants_.front();
+    if (last.variable[i] || last.constants[i].i != graph.slots[i].i) variant->variable[i] = true;
+  }
+  Lowered lowered = lowerer()(graph, variant->variable);
+  ++Counters::get().lowerings;
+  Counters::get().nodes_lowered += static_cast<int64_t>(graph.nodes.size());
+  for (uint32_t slot : lowered.static_slots) {
+    static_slots_[slot] = true;
+    variant->variable[slot] = false;
+  }
+  for (size_t i = 0; i < kinds.size(); ++i) {
+    if (!variant->variable[i]) continue;
+    (kinds[i] == ir::SlotKind::kFloat ? variant->float_slots : variant->int_slots).push_back(i);
+  }
+  for (size_t i = 0; i < graph.donations.size(); ++i) {
+    if (graph.donations[i] >= 0) variant->donated_args.push_back(static_cast<int>(i));
+  }
+  variant->constants = graph.slots;
+  static const std::string options = pjrt::default_compile_options();
+  variant->executable = pjrt::Runtime::get().client().compile(lowered.artifact, "mlir", options);
+  ++Counters::get().compiles;
+  return variant;
+}
+
+std::shared_ptr<Program> find_program(const Graph& graph) {
+  std::lock_guard lock(cache().mutex);
+  auto& bucket = cache().programs[graph.hash];
+  for (const auto& program : bucket) {
+    if (program->key() == graph.key) return program;
+  }
+  ++cache().size;
+  bucket.push_back(std::make_shared<Program>(graph.key));
+  return bucket.back();
+}
+
+size_t cached_programs() {
+  std::lock_guard lock(cache().mutex);
+  return cache().size;
+}
+
+}  // namespace lazyxla::graph

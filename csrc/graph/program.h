@@ -1,0 +1,75 @@
+// Programs: compiled graphs and the cache that finds them again.
+//
+// A Program is all that was compiled for one canonical key. It has variants, because scalars are
+// constants until they prove to be variable:
+//
+//     step 1: lr = 0.1            variant A: every scalar a constant of the module
+//     step 2: lr = 0.09           variant B: lr is a runtime input; compiled once
+//     step 3: lr = 0.081          variant B again, and forever
+//
+// A slot whose number a lowering rule needed at compile time is static: it never becomes an input,
+// and each of its values is a variant of its own. Seeds and ordinals of random operators are inputs
+// from the start.
+//
+// The cache compares keys in full; a hash collision cannot confuse two graphs. Looking up and running
+// needs no GIL; lowering (a miss) takes it.
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "graph/walk.h"
+#include "pjrt/executable.h"
+
+namespace lazyxla::graph {
+
+struct Lowered {
+  std::string artifact;  // StableHLO portable artifact
+  std::vector<uint32_t> static_slots;
+};
+
+// Turns a graph into StableHLO; `variable` says per slot whether it is a runtime input. Set once, by
+// the bindings; takes the GIL itself.
+using Lowerer = std::function<Lowered(const Graph&, const std::vector<bool>& variable)>;
+void set_lowerer(Lowerer lowerer);
+
+// One compiled form of a program.
+struct Variant {
+  std::vector<bool> variable;
+  std::vector<ir::ScalarValue> constants;  // all slots' values when compiled; variable ones mean nothing
+  std::vector<uint32_t> float_slots;       // the variable ones: one f64 array, one i64 array
+  std::vector<uint32_t> int_slots;
+  std::vector<int> donated_args;
+  std::unique_ptr<pjrt::Executable> executable;
+
+  bool matches(const std::vector<ir::ScalarValue>& slots) const;
+};
+
+class Program {
+ public:
+  explicit Program(std::vector<uint64_t> key) : key_(std::move(key)) {}
+  const std::vector<uint64_t>& key() const { return key_; }
+
+  // The variant for these scalar values, compiled if there is none.
+  std::shared_ptr<const Variant> variant(const Graph& graph);
+
+ private:
+  std::shared_ptr<const Variant> compile(const Graph& graph);
+
+  std::vector<uint64_t> key_;
+  std::mutex mutex_;  // held while compiling: two threads never compile the same program twice
+  std::deque<std::shared_ptr<const Variant>> variants_;  // newest first
+  std::vector<bool> static_slots_;
+};
+
+// The program for this graph's key, made if it is new.
+std::shared_ptr<Program> find_program(const Graph& graph);
+
+// How many programs and variants the cache holds.
+size_t cached_programs();
+
+}  // namespace lazyxla::graph

@@ -1,0 +1,161 @@
+#include "graph/walk.h"
+
+#include <c10/util/flat_hash_map.h>
+
+#include <atomic>
+
+#include "ir/shape_memo.h"
+
+namespace lazyxla::graph {
+namespace {
+
+// Marks of the key's sections; OpSpec ids are below them.
+enum Mark : uint64_t { kLeaf = uint64_t{1} << 56, kOutputs = uint64_t{2} << 56 };
+
+class Walk {
+ public:
+  explicit Walk(Graph& graph) : graph_(graph) {
+    static std::atomic<uint64_t> epoch{0};
+    visit_ = ++epoch;
+  }
+
+  // Numbers everything below `root`, operands first, without recursion.
+  void visit(ir::Node* root) {
+    if (seen(root)) return;
+    stack_.push_back({root, 0});
+    while (!stack_.empty()) {
+      auto& [node, next] = stack_.back();
+      if (next < node->operands().size()) {
+        ir::Node* operand = node->operands()[next++].node.get();
+        if (!seen(operand)) {
+          stack_.push_back({operand, 0});
+        } else {
+          ++operand->edges;
+        }
+        continue;
+      }
+      ir::Node* done = node;
+      stack_.pop_back();
+      add(done);
+      if (!stack_.empty()) ++done->edges;
+    }
+  }
+
+  // The number of a value among (nodes and leaves): position, output.
+  static uint64_t code(const ir::Value& value) {
+    const ir::Node* node = value.node.get();
+    return (uint64_t{node->number} << 17) | (uint64_t{value.index} << 1) | node->is_leaf();
+  }
+
+ private:
+  bool seen(const ir::Node* node) const { return node->visit == visit_; }
+
+  void add(ir::Node* node) {
+    node->visit = visit_;
+    node->edges = 0;
+    node->retain();
+    ir::NodePtr pointer = ir::NodePtr::adopt(node);
+    if (node->is_leaf()) {
+      node->number = graph_.leaves.size();
+      graph_.leaves.push_back(std::move(pointer));
+      const ir::TensorType& type = node->output_type(0);
+      graph_.key.push_back(kLeaf | (static_cast<uint64_t>(type.dtype) << 32) | type.dims.size());
+      graph_.key.insert(graph_.key.end(), type.dims.begin(), type.dims.end());
+      return;
+    }
+    node->number = graph_.nodes.size();
+    graph_.nodes.push_back(std::move(pointer));
+    graph_.key.push_back(node->spec()->id);
+    for (const ir::Value& operand : node->operands()) graph_.key.push_back(code(operand));
+    graph_.slots.insert(graph_.slots.end(), node->slots().begin(), node->slots().end());
+  }
+
+  struct Frame {
+    ir::Node* node;
+    size_t next;
+  };
+  Graph& graph_;
+  uint64_t visit_;
+  c10::SmallVector<Frame, 64> stack_;
+};
+
+// Whether only this graph refers to the leaf and its data: the graph's own list holds one reference,
+// all others must be edges of this graph.
+bool dies(const ir::Node& leaf) {
+  return leaf.use_count() == leaf.edges + 1 && leaf.leaf_data().use_count() == 1 &&
+         leaf.output_type(0).numel() > 0;
+}
+
+// Gives each leaf that dies with this run to an output of its type: to the new content of the storage
+// that held it if that is one, else to the first free one.
+void assign_donations(Graph& graph, const ska::flat_hash_map<const void*, int>& output_of_storage) {
+  graph.donations.assign(graph.leaves.size(), -1);
+  std::vector<bool> taken(graph.outputs.size(), false);
+  std::vector<size_t> homeless;
+  for (size_t i = 0; i < graph.leaves.size(); ++i) {
+    const ir::Node& leaf = *graph.leaves[i].get();
+    if (!dies(leaf)) continue;
+    auto home = output_of_storage.find(leaf.home);
+    if (home == output_of_storage.end() || taken[home->second] ||
+        !(graph.output_types[home->second] == leaf.output_type(0))) {
+      homeless.push_back(i);
+      continue;
+    }
+    taken[home->second] = true;
+    graph.donations[i] = home->second;
+  }
+  for (size_t i : homeless) {
+    const ir::TensorType& type = graph.leaves[i]->output_type(0);
+    for (size_t j = 0; j < graph.outputs.size(); ++j) {
+      if (taken[j] || !(graph.output_types[j] == type)) continue;
+      taken[j] = true;
+      graph.donations[i] = static_cast<int>(j);
+      break;
+    }
+  }
+}
+
+// Turns (node, output) into the lowering's value numbers: leaves first, then the nodes' outputs.
+void number_values(Graph& graph) {
+  uint32_t next = graph.leaves.size();
+  graph.values.reserve(graph.nodes.size());
+  for (const ir::NodePtr& node : graph.nodes) {
+    graph.values.push_back(next);
+    next += node->spec()->outputs.size();
+  }
+}
+
+}  // namespace
+
+Graph detach(ir::PendingSet& pending, std::vector<ir::Value>& garbage) {
+  Graph graph;
+  Walk walk(graph);
+  for (ir::Storage* s = pending.first; s; s = s->next_pending()) walk.visit(s->value().node.get());
+  number_values(graph);
+
+  ska::flat_hash_map<uint64_t, int> output_of_value;
+  ska::flat_hash_map<const void*, int> output_of_storage;
+  std::vector<ir::Value> promised;
+  graph.key.push_back(kOutputs);
+  while (ir::Storage* s = pending.first) {
+    const ir::Value& value = s->value();
+    auto [found, is_new] = output_of_value.emplace(Walk::code(value), graph.outputs.size());
+    if (is_new) {
+      graph.outputs.push_back(graph.values[value.node->number] + value.index);
+      graph.output_types.push_back(value.type());
+      auto promise = std::make_shared<DeviceBuffer>();
+      graph.promises.push_back(promise);
+      promised.push_back({ir::Node::make_leaf(value.type(), std::move(promise)), 0});
+      graph.key.push_back(Walk::code(value));
+    }
+    output_of_storage.emplace(s, found->second);
+    garbage.push_back(s->set_value(promised[found->second]));
+  }
+  pending.nodes_recorded = 0;
+  assign_donations(graph, output_of_storage);
+  for (int donation : graph.donations) graph.key.push_back(static_cast<uint64_t>(donation) + 1);
+  graph.hash = ir::hash_words(graph.key.data(), graph.key.size());
+  return graph;
+}
+
+}  // namespace lazyxla::graph

@@ -1,0 +1,40 @@
+// The walk: from the pending storages to a flat, numbered graph and its canonical key.
+//
+// The canonical key is what decides whether two graphs are the same program. It lists, in post-order
+// from the outputs, every node as its OpSpec's id and operand numbers, every leaf as its element type
+// and shape (a leaf used twice has one number), the outputs, and which inputs are donated to which
+// output. The values of scalars are not in it; they stand beside it in `slots`.
+//
+// Values are numbered as the lowering numbers them: leaves 0..n-1 in order of first use, then each
+// node's outputs, node after node.
+//
+// Donation: a leaf that only this graph refers to dies with the run, so its memory may hold an
+// output. `x.add_(1)` leaves the old content of x in that position: the output that takes its place
+// is preferably the new content of the same storage, else the first of the same type.
+#pragma once
+
+#include <vector>
+
+#include "graph/buffer.h"
+#include "ir/storage.h"
+
+namespace lazyxla::graph {
+
+struct Graph {
+  std::vector<ir::NodePtr> leaves;
+  std::vector<ir::NodePtr> nodes;    // operands before users
+  std::vector<uint32_t> values;      // number of each node's first output
+  std::vector<uint32_t> outputs;     // value numbers, one per computed value
+  std::vector<ir::TensorType> output_types;
+  std::vector<std::shared_ptr<DeviceBuffer>> promises;  // parallel to outputs
+  std::vector<int> donations;        // per leaf: position in outputs, or -1
+  std::vector<ir::ScalarValue> slots;
+  std::vector<uint64_t> key;
+  uint64_t hash = 0;
+};
+
+// Takes all pending storages of the set: numbers their graph, gives them leaves on promised buffers
+// and empties the set. Caller holds the mutex. `garbage` receives values to drop after releasing it.
+Graph detach(ir::PendingSet& pending, std::vector<ir::Value>& garbage);
+
+}  // namespace lazyxla::graph

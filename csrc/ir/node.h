@@ -1,0 +1,177 @@
+// The lazy graph: immutable nodes, reference-counted, pointing at their operands.
+//
+// A node is one recorded operator call. What is the same for every such call (the operator, its
+// static arguments, operand and output types) stands in an OpSpec, made once by the shape memo and
+// never freed; the node itself only adds its operands and the values of its scalars. `x * 2 + y`:
+//
+//     Node(add.Tensor) ── operand 0 ── Node(mul.Tensor) ── operand 0 ── Leaf(x)
+//            │                             └ slot 0 = 2
+//            ├ slot 0 = 1 (alpha)
+//            └ operand 1 ── Leaf(y)
+//
+// A leaf is a node without an OpSpec: data that exists, or is promised, on the device.
+//
+// Invariants: a node never changes after its construction (but for the walk's scratch fields,
+// guarded by the pending set's mutex); the graph has no cycles; reference counts are atomic, so that
+// any thread may drop a graph. Dropping is iterative: a chain of a million nodes is no deep recursion.
+#pragma once
+
+#include <ATen/core/ivalue.h>
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ir/geometry.h"
+
+namespace lazyxla::ir {
+
+// The value of a Python number (or 0-dim CPU tensor) that takes part in a recorded operator. Kept
+// out of the OpSpec, so that a changing learning rate does not make a different operator.
+union ScalarValue {
+  double f;
+  int64_t i;
+};
+
+enum class SlotKind : uint8_t {
+  kFloat,   // `f`; becomes a runtime input once it varies
+  kInt,     // `i`; likewise
+  kRandom,  // `i`; seed or ordinal of a random operator: a runtime input from the start
+};
+
+struct SlotSpec {
+  c10::ScalarType dtype;
+  bool wrapped;  // a Python number: takes part in type promotion by its category only
+  SlotKind kind;
+};
+
+// One argument of the operator, in schema order. Operands and slots are numbered by their order of
+// appearance, depth first.
+struct Arg {
+  enum class Kind : uint8_t {
+    kOperand,
+    kSlot,
+    kFixedScalar,  // a bool or complex number: a scalar whose value is part of the OpSpec
+    kConstant,     // int, string, list of ints, None ...
+    kDtype,        // a constant that is an element type
+    kList,
+    kGeometry,
+  };
+  Kind kind = Kind::kConstant;
+  c10::IValue constant{};                              // kConstant, kFixedScalar, kDtype
+  c10::ScalarType dtype = c10::ScalarType::Undefined;  // kFixedScalar: of the scalar
+  bool wrapped = true;                                 // kFixedScalar
+  std::vector<Arg> list{};                             // kList
+  Geometry geometry{};                                 // kGeometry
+};
+
+struct OpSpec {
+  uint64_t id = next_id();  // unique in this process; what a graph's canonical key is made of
+  std::string name;  // "aten::add.Tensor", "lazyxla::view"
+  std::vector<Arg> args;
+  std::vector<SlotSpec> slots;
+  std::vector<TensorType> outputs;
+  bool random = false;  // the last two slots are the generator's seed and the call's ordinal
+
+  static uint64_t next_id();
+};
+
+class Node;
+
+// An owning pointer to a node.
+class NodePtr {
+ public:
+  NodePtr() = default;
+  NodePtr(const NodePtr& other);
+  NodePtr(NodePtr&& other) noexcept : node_(std::exchange(other.node_, nullptr)) {}
+  NodePtr& operator=(NodePtr other) noexcept {
+    std::swap(node_, other.node_);
+    return *this;
+  }
+  ~NodePtr();
+
+  static NodePtr adopt(Node* node) {  // takes over the reference the caller holds
+    NodePtr p;
+    p.node_ = node;
+    return p;
+  }
+  Node* get() const { return node_; }
+  Node* operator->() const { return node_; }
+  Node* release() { return std::exchange(node_, nullptr); }
+  explicit operator bool() const { return node_ != nullptr; }
+
+ private:
+  Node* node_ = nullptr;
+};
+
+// One output of a node.
+struct Value {
+  NodePtr node;
+  uint32_t index = 0;
+
+  explicit operator bool() const { return static_cast<bool>(node); }
+  const TensorType& type() const;
+};
+
+// What a leaf stands for; the graph room derives its device buffers from it.
+class LeafData {
+ public:
+  virtual ~LeafData() = default;
+};
+
+class Node {
+ public:
+  // `operands` are moved from.
+  static NodePtr make(const OpSpec* spec, c10::ArrayRef<Value> operands,
+                      c10::ArrayRef<ScalarValue> slots);
+  static NodePtr make_leaf(TensorType type, std::shared_ptr<LeafData> data);
+
+  const OpSpec* spec() const { return spec_; }  // null for a leaf
+  bool is_leaf() const { return spec_ == nullptr; }
+  c10::ArrayRef<Value> operands() const { return {operands_, num_operands_}; }
+  c10::ArrayRef<ScalarValue> slots() const { return {slots_, num_slots_}; }
+  const TensorType& output_type(uint32_t index) const;
+  const std::shared_ptr<LeafData>& leaf_data() const { return leaf_->data; }
+  uint32_t use_count() const { return refs_.load(std::memory_order_acquire); }
+
+  void retain() { refs_.fetch_add(1, std::memory_order_relaxed); }
+  static void drop(Node* node);
+
+  // Scratch of the walk that numbers a graph; only under the pending set's mutex.
+  mutable uint64_t visit = 0;
+  mutable uint32_t number = 0;
+  mutable uint32_t edges = 0;
+
+  // For a leaf: the storage that held it last. Compared only, never followed: it tells which output
+  // should take over the leaf's memory.
+  mutable const void* home = nullptr;
+
+ private:
+  struct Leaf {
+    TensorType type;
+    std::shared_ptr<LeafData> data;
+  };
+  Node() = default;
+  static void destroy(Node* node);
+
+  std::atomic<uint32_t> refs_{1};
+  uint32_t num_operands_ = 0;
+  uint32_t num_slots_ = 0;
+  const OpSpec* spec_ = nullptr;
+  Value* operands_ = nullptr;    // behind the node in the same allocation
+  ScalarValue* slots_ = nullptr;  // likewise
+  std::unique_ptr<Leaf> leaf_;
+};
+
+inline NodePtr::NodePtr(const NodePtr& other) : node_(other.node_) {
+  if (node_) node_->retain();
+}
+inline NodePtr::~NodePtr() {
+  if (node_) Node::drop(node_);
+}
+inline const TensorType& Value::type() const { return node->output_type(index); }
+
+}  // namespace lazyxla::ir

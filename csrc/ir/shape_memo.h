@@ -1,0 +1,80 @@
+// The shape memo: what a call of an operator yields, remembered.
+//
+// PyTorch itself infers shapes, by running the operator on meta tensors; that costs 50 to 900 us, so
+// it is done once per kind of call. The memo's key is the operator and everything that its result's
+// type can depend on: each tensor's dtype, sizes and strides, and each static argument. A scalar's
+// value is not in it, only its category, save for factory functions such as arange.
+//
+// A Recipe holds all that recording a call takes once its key is known: the OpSpec of the node, the
+// geometry of each fresh result, and where the outputs of the node go if the operator writes to its
+// arguments. Recipes are never freed: nodes point into them.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include <c10/util/flat_hash_map.h>
+
+#include "ir/node.h"
+
+namespace lazyxla::ir {
+
+struct Recipe {
+  // A tensor the call creates.
+  struct Fresh {
+    int output;  // of the node; -1: an undefined tensor
+    Geometry geometry;
+  };
+  // A tensor among the arguments that the call writes.
+  struct Write {
+    uint32_t output;
+    bool cast;      // the node's output has another dtype than the tensor
+    bool resized;   // the tensor takes `geometry` first
+    Geometry geometry;
+  };
+  // What the operator returns, per return of its schema.
+  struct Return {
+    int argument;  // this argument, or -1:
+    bool is_list;
+    uint32_t first_fresh;
+    uint32_t count;
+  };
+
+  OpSpec spec;
+  std::vector<Fresh> fresh;
+  std::vector<Write> writes;
+  std::vector<Return> returns;
+};
+
+// A key while it is looked up: words in somebody's buffer.
+struct MemoKey {
+  const uint64_t* words;
+  size_t size;
+  uint64_t hash;
+};
+
+class ShapeMemo {
+ public:
+  static ShapeMemo& get();
+
+  const Recipe* find(const MemoKey& key);
+  // Keeps the recipe; if another thread was first, its recipe wins and is returned.
+  const Recipe* insert(const MemoKey& key, std::unique_ptr<Recipe> recipe);
+  size_t size();
+
+ private:
+  struct Hash {
+    size_t operator()(const MemoKey& key) const { return key.hash; }
+  };
+  struct Equal {
+    bool operator()(const MemoKey& a, const MemoKey& b) const;
+  };
+  std::mutex mutex_;
+  ska::flat_hash_map<MemoKey, const Recipe*, Hash, Equal> recipes_;
+};
+
+// A 64-bit hash of a run of words.
+uint64_t hash_words(const uint64_t* words, size_t n);
+
+}  // namespace lazyxla::ir

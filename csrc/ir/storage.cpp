@@ -1,0 +1,109 @@
+#include "ir/storage.h"
+
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+
+#include <array>
+#include <atomic>
+
+namespace lazyxla::ir {
+namespace {
+
+constexpr size_t kMaxDevices = 256;  // c10::DeviceIndex is one signed byte
+
+// Addresses above 2^60 are not canonical on any 64-bit machine, so dereferencing one faults.
+void* next_address(size_t nbytes) {
+  static std::atomic<uint64_t> next{uint64_t{1} << 60};
+  uint64_t span = (nbytes + 511) & ~uint64_t{255};
+  return reinterpret_cast<void*>(next.fetch_add(span, std::memory_order_relaxed));
+}
+
+c10::DeviceIndex current_device() {
+  auto* guard = c10::impl::getDeviceGuardImpl(c10::DeviceType::PrivateUse1);
+  return guard->getDevice().index();
+}
+
+struct AddressAllocator final : c10::Allocator {
+  c10::DataPtr allocate(size_t nbytes) override {
+    return {next_address(nbytes), c10::Device(c10::DeviceType::PrivateUse1, current_device())};
+  }
+  void copy_data(void*, const void*, std::size_t) const override {
+    TORCH_CHECK(false, "lazyxla: memory of the device cannot be copied by address");
+  }
+};
+
+c10::intrusive_ptr<c10::StorageImpl> make_storage(c10::StorageImpl::use_byte_size_t, c10::SymInt size,
+                                                  c10::DataPtr data_ptr, c10::Allocator*, bool) {
+  c10::DeviceIndex index = data_ptr ? data_ptr.device().index() : current_device();
+  return c10::make_intrusive<Storage>(size.expect_int(), allocator(), index < 0 ? 0 : index);
+}
+
+}  // namespace
+
+PendingSet& PendingSet::of(c10::DeviceIndex device) {
+  // Never destroyed: storages may outlive the interpreter.
+  static auto* sets = new std::array<PendingSet, kMaxDevices>();
+  return (*sets)[static_cast<uint8_t>(device)];
+}
+
+Storage::Storage(size_t nbytes, c10::Allocator* allocator, c10::DeviceIndex device)
+    : c10::StorageImpl(use_byte_size_t(), static_cast<int64_t>(nbytes),
+                       c10::DataPtr(next_address(nbytes),
+                                    c10::Device(c10::DeviceType::PrivateUse1, device)),
+                       allocator, /*resizable=*/true),
+      pending_set_(&PendingSet::of(device)),
+      base_(Geometry::contiguous(c10::ScalarType::Byte, {static_cast<int64_t>(nbytes)})) {}
+
+Storage::~Storage() { discard(); }
+
+void Storage::release_resources() {
+  discard();
+  c10::StorageImpl::release_resources();
+}
+
+void Storage::discard() {
+  Value dead;
+  std::lock_guard lock(pending_set_->mutex);
+  if (pending_) unlink();
+  std::swap(dead, value_);
+}
+
+Value Storage::set_value(Value value, const Geometry& base) {
+  base_ = base;
+  return set_value(std::move(value));
+}
+
+Value Storage::set_value(Value value) {
+  bool pending = value && !value.node->is_leaf();
+  if (value && !pending) value.node->home = this;
+  if (pending && !pending_) link();
+  if (!pending && pending_) unlink();
+  std::swap(value_, value);
+  return value;
+}
+
+void Storage::link() {
+  previous_ = pending_set_->last;
+  next_ = nullptr;
+  (previous_ ? previous_->next_ : pending_set_->first) = this;
+  pending_set_->last = this;
+  pending_ = true;
+}
+
+void Storage::unlink() {
+  (previous_ ? previous_->next_ : pending_set_->first) = next_;
+  (next_ ? next_->previous_ : pending_set_->last) = previous_;
+  previous_ = next_ = nullptr;
+  pending_ = false;
+}
+
+c10::Allocator* allocator() {
+  static auto* instance = new AddressAllocator();
+  return instance;
+}
+
+void register_storage() {
+  c10::SetAllocator(c10::DeviceType::PrivateUse1, allocator());
+  c10::SetStorageImplCreate(c10::DeviceType::PrivateUse1, &make_storage);
+}
+
+}  // namespace lazyxla::ir

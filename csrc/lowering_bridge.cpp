@@ -1,0 +1,158 @@
+#include "lowering_bridge.h"
+
+#include <pybind11/stl.h>
+#include <torch/csrc/jit/python/pybind_utils.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include "dispatch/recorder.h"
+#include "graph/program.h"
+#include "pjrt/client.h"
+#include "pjrt/runtime.h"
+
+namespace py = pybind11;
+
+namespace lazyxla {
+namespace {
+
+using ir::Arg;
+
+py::tuple to_tuple(c10::IntArrayRef values) {
+  py::tuple result(values.size());
+  for (size_t i = 0; i < values.size(); ++i) result[i] = values[i];
+  return result;
+}
+
+// The classes of lazyxla/lowering/program.py.
+struct Classes {
+  py::object module = py::module_::import("lazyxla.lowering.program");
+  py::object ref = module.attr("Ref"), slot = module.attr("Slot"), spec = module.attr("TensorSpec"),
+             geometry = module.attr("Geometry"), slot_spec = module.attr("SlotSpec"),
+             node = module.attr("Node"), program = module.attr("Program");
+
+  py::object tensor(const ir::TensorType& type) const {
+    return spec(py::cast(type.dtype), to_tuple(type.dims));
+  }
+};
+
+// Walks a node's arguments in order, handing out its operands and slots one after the other.
+class Exporter {
+ public:
+  Exporter(const graph::Graph& graph, const std::vector<bool>& variable)
+      : graph_(graph), variable_(variable) {}
+
+  py::object run() {
+    py::list inputs, nodes, outputs;
+    for (const ir::NodePtr& leaf : graph_.leaves) {
+      inputs.append(classes_.tensor(leaf->output_type(0)));
+    }
+    describe_slots();
+    for (const ir::NodePtr& node : graph_.nodes) nodes.append(node_of(*node.get()));
+    for (uint32_t output : graph_.outputs) outputs.append(classes_.ref(output));
+    py::dict donations;
+    for (size_t i = 0; i < graph_.donations.size(); ++i) {
+      if (graph_.donations[i] >= 0) donations[py::int_(i)] = graph_.donations[i];
+    }
+    return classes_.program(inputs, nodes, outputs, slots_, donations);
+  }
+
+ private:
+  void describe_slots() {
+    size_t i = 0;
+    for (const ir::NodePtr& node : graph_.nodes) {
+      for (const ir::SlotSpec& spec : node->spec()->slots) {
+        py::object value = spec.kind == ir::SlotKind::kFloat ? py::cast(graph_.slots[i].f)
+                                                             : py::cast(graph_.slots[i].i);
+        slots_.append(classes_.slot_spec(value, py::cast(spec.dtype), spec.wrapped,
+                                         static_cast<bool>(variable_[i])));
+        ++i;
+      }
+    }
+  }
+
+  py::object value_of(const ir::Value& value) const {
+    uint32_t number = value.node->is_leaf() ? value.node->number
+                                            : graph_.values[value.node->number] + value.index;
+    return classes_.ref(number);
+  }
+
+  py::object node_of(const ir::Node& node) {
+    const ir::OpSpec& spec = *node.spec();
+    next_operand_ = 0;
+    node_ = &node;
+    py::list args, outputs;
+    for (const Arg& arg : spec.args) args.append(argument(arg));
+    for (const ir::TensorType& type : spec.outputs) outputs.append(classes_.tensor(type));
+    py::object rng = py::none();
+    if (spec.random) {
+      rng = py::make_tuple(classes_.slot(next_slot_), classes_.slot(next_slot_ + 1));
+      next_slot_ += 2;
+    }
+    return classes_.node(spec.name, py::tuple(args), py::tuple(outputs), rng);
+  }
+
+  py::object argument(const Arg& arg) {
+    switch (arg.kind) {
+      case Arg::Kind::kOperand: return value_of(node_->operands()[next_operand_++]);
+      case Arg::Kind::kSlot: return classes_.slot(next_slot_++);
+      case Arg::Kind::kFixedScalar: {
+        slots_.append(classes_.slot_spec(torch::jit::toPyObject(arg.constant), py::cast(arg.dtype),
+                                         arg.wrapped, false));
+        return classes_.slot(py::len(slots_) - 1);
+      }
+      case Arg::Kind::kDtype:
+        return py::cast(static_cast<c10::ScalarType>(arg.constant.toInt()));
+      case Arg::Kind::kConstant: return torch::jit::toPyObject(arg.constant);
+      case Arg::Kind::kList: {
+        py::list list;
+        for (const Arg& element : arg.list) list.append(argument(element));
+        return list;
+      }
+      case Arg::Kind::kGeometry:
+        return classes_.geometry(py::cast(arg.geometry.dtype), to_tuple(arg.geometry.sizes),
+                                 to_tuple(arg.geometry.strides), arg.geometry.offset);
+    }
+    return py::none();
+  }
+
+  const graph::Graph& graph_;
+  const std::vector<bool>& variable_;
+  Classes classes_;
+  py::list slots_;
+  const ir::Node* node_ = nullptr;
+  size_t next_operand_ = 0;
+  size_t next_slot_ = 0;
+};
+
+py::object stablehlo_version() {
+  auto version = pjrt::Runtime::get().plugin().stablehlo_current_version();
+  if (!version) return py::none();
+  return py::str(std::to_string((*version)[0]) + "." + std::to_string((*version)[1]) + "." +
+                 std::to_string((*version)[2]));
+}
+
+}  // namespace
+
+void install_lowering(py::function lower, py::function how) {
+  // Leaked: flushes may happen until the process ends.
+  auto* lower_function = new py::function(std::move(lower));
+  auto* how_function = new py::function(std::move(how));
+  graph::set_lowerer([lower_function](const graph::Graph& graph, const std::vector<bool>& variable) {
+    std::string platform = pjrt::Runtime::get().platform();
+    py::gil_scoped_acquire gil;
+    py::object lowered =
+        (*lower_function)(Exporter(graph, variable).run(), platform, stablehlo_version());
+    graph::Lowered result{lowered.attr("artifact").cast<std::string>(), {}};
+    for (py::handle slot : lowered.attr("static_slots")) {
+      // Numbers that are part of their OpSpec stand behind the graph's own slots; nothing to note.
+      auto number = slot.cast<uint32_t>();
+      if (number < graph.slots.size()) result.static_slots.push_back(number);
+    }
+    return result;
+  });
+  dispatch::set_resolver([how_function](const std::string& name) {
+    py::gil_scoped_acquire gil;
+    return (*how_function)(name).cast<std::string>();
+  });
+}
+
+}  // namespace lazyxla

@@ -1,0 +1,21 @@
+// The settings that C++ reads, as lazyxla/config.py last set them; that file documents each one.
+// Plain atomics: a setting may change while other threads record.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+namespace lazyxla {
+
+struct Options {
+  std::atomic<bool> strict_fallback{false};
+  std::atomic<bool> check_indices{false};
+  std::atomic<int64_t> max_pending_nodes{20000};
+};
+
+inline Options& options() {
+  static Options instance;
+  return instance;
+}
+
+}  // namespace lazyxla

@@ -1,0 +1,203 @@
+#include "buffer.h"
+
+#include <cstring>
+
+#include "call.h"
+#include "client.h"
+#include "fork.h"
+
+namespace lazyxla::pjrt {
+namespace {
+
+PJRT_Event* ready_event(const PJRT_Api* api, PJRT_Buffer* raw) {
+  LAZYXLA_PJRT_ARGS(args, PJRT_Buffer_ReadyEvent);
+  args.buffer = raw;
+  LAZYXLA_PJRT_CALL(api, PJRT_Buffer_ReadyEvent, args);
+  return args.event;
+}
+
+// Dense row-major: the last dimension is the most minor one. Most arrays have few dimensions, so
+// the indices live on the stack.
+class RowMajorLayout {
+ public:
+  explicit RowMajorLayout(size_t rank) {
+    int64_t* indices = few_;
+    if (rank > kFew) {
+      many_ = std::make_unique<int64_t[]>(rank);
+      indices = many_.get();
+    }
+    for (size_t i = 0; i < rank; ++i) {
+      indices[i] = static_cast<int64_t>(rank - 1 - i);
+    }
+    layout_.struct_size = PJRT_Buffer_MemoryLayout_STRUCT_SIZE;
+    layout_.type = PJRT_Buffer_MemoryLayout_Type_Tiled;
+    layout_.tiled.struct_size = PJRT_Buffer_MemoryLayout_Tiled_STRUCT_SIZE;
+    layout_.tiled.minor_to_major = indices;
+    layout_.tiled.minor_to_major_size = rank;
+  }
+  PJRT_Buffer_MemoryLayout* get() { return &layout_; }
+
+ private:
+  static constexpr size_t kFew = 8;
+  int64_t few_[kFew];
+  std::unique_ptr<int64_t[]> many_;
+  PJRT_Buffer_MemoryLayout layout_{};
+};
+
+bool is_row_major(const PJRT_Buffer_MemoryLayout& layout) {
+  if (layout.type != PJRT_Buffer_MemoryLayout_Type_Tiled || layout.tiled.num_tiles != 0) {
+    return false;
+  }
+  const size_t rank = layout.tiled.minor_to_major_size;
+  for (size_t i = 0; i < rank; ++i) {
+    if (layout.tiled.minor_to_major[i] != static_cast<int64_t>(rank - 1 - i)) {
+      return false;
+    }
+  }
+  return true;
+}
+
+}  // namespace
+
+std::unique_ptr<Buffer> Buffer::adopt(const Device& device, PJRT_Buffer* raw) {
+  size_t nbytes = 0;
+  try {
+    nbytes = on_device_nbytes(&device.api(), raw);
+  } catch (...) {
+    destroy_buffer(&device.api(), raw);
+    throw;
+  }
+  return std::make_unique<Buffer>(device, raw, nbytes);
+}
+
+Buffer::Buffer(const Device& device, PJRT_Buffer* raw, size_t nbytes)
+    : device_(&device), raw_(raw), nbytes_(nbytes) {
+  device.usage_->add(static_cast<int64_t>(nbytes));
+}
+
+Buffer::~Buffer() {
+  if (forked()) {
+    return;
+  }
+  if (PJRT_Buffer* raw = consume()) {
+    destroy_buffer(&device_->api(), raw);
+  }
+}
+
+PJRT_Buffer* Buffer::consume() {
+  PJRT_Buffer* raw = raw_.exchange(nullptr, std::memory_order_acq_rel);
+  if (raw != nullptr) {
+    device_->usage_->remove(static_cast<int64_t>(nbytes_));
+  }
+  return raw;
+}
+
+int Buffer::device_index() const { return device_->index(); }
+
+void Buffer::check_usable() const {
+  check_not_forked();
+  if (is_deleted()) [[unlikely]] {
+    throw Error(PJRT_Error_Code_FAILED_PRECONDITION,
+                "a buffer was used after an execution had taken its memory (it was donated)");
+  }
+}
+
+PJRT_Buffer_Type Buffer::dtype() const {
+  check_usable();
+  LAZYXLA_PJRT_ARGS(args, PJRT_Buffer_ElementType);
+  args.buffer = raw_;
+  LAZYXLA_PJRT_CALL(&device_->api(), PJRT_Buffer_ElementType, args);
+  return args.type;
+}
+
+std::span<const int64_t> Buffer::dims() const {
+  check_usable();
+  LAZYXLA_PJRT_ARGS(args, PJRT_Buffer_Dimensions);
+  args.buffer = raw_;
+  LAZYXLA_PJRT_CALL(&device_->api(), PJRT_Buffer_Dimensions, args);
+  return {args.dims, args.num_dims};
+}
+
+bool Buffer::ready() const {
+  check_usable();
+  if (ready_.load(std::memory_order_acquire)) {
+    return true;
+  }
+  const PJRT_Api* api = &device_->api();
+  LAZYXLA_PJRT_ARGS(args, PJRT_Event_IsReady);
+  args.event = ready_event(api, raw_);
+  PJRT_Error* error = api->PJRT_Event_IsReady(&args);
+  destroy_event(api, args.event);
+  check(api, error, "PJRT_Event_IsReady");
+  return args.is_ready;
+}
+
+void Buffer::await() const {
+  check_usable();
+  if (ready_.load(std::memory_order_acquire)) {
+    return;
+  }
+  const PJRT_Api* api = &device_->api();
+  await_event(api, ready_event(api, raw_), "computing a value");
+  ready_.store(true, std::memory_order_release);
+}
+
+void Buffer::to_host(void* dst, size_t nbytes) const {
+  await();
+  if (copy_from_host_memory(dst, nbytes)) {
+    return;
+  }
+  const PJRT_Api* api = &device_->api();
+  // Left to itself the plugin writes in the layout it has on the device.
+  RowMajorLayout layout(dims().size());
+  LAZYXLA_PJRT_ARGS(args, PJRT_Buffer_ToHostBuffer);
+  args.src = raw_;
+  args.host_layout = layout.get();
+  args.dst = dst;
+  args.dst_size = nbytes;
+  LAZYXLA_PJRT_CALL(api, PJRT_Buffer_ToHostBuffer, args);
+  await_event(api, args.event, "reading a value");
+}
+
+bool Buffer::copy_from_host_memory(void* dst, size_t nbytes) const {
+  const PJRT_Api* api = &device_->api();
+  LAZYXLA_PJRT_ARGS(on_cpu, PJRT_Buffer_IsOnCpu);
+  on_cpu.buffer = raw_;
+  if (ignore_error(api, api->PJRT_Buffer_IsOnCpu(&on_cpu)) || !on_cpu.is_on_cpu) {
+    return false;
+  }
+  LAZYXLA_PJRT_ARGS(layout, PJRT_Buffer_GetMemoryLayout);
+  layout.buffer = raw_;
+  if (ignore_error(api, api->PJRT_Buffer_GetMemoryLayout(&layout)) ||
+      !is_row_major(layout.layout) || nbytes < nbytes_) {
+    return false;
+  }
+  // Holding an external reference keeps the memory where it is while we read it.
+  LAZYXLA_PJRT_ARGS(hold, PJRT_Buffer_IncreaseExternalReferenceCount);
+  hold.buffer = raw_;
+  if (ignore_error(api, api->PJRT_Buffer_IncreaseExternalReferenceCount(&hold))) {
+    return false;
+  }
+  LAZYXLA_PJRT_ARGS(pointer, PJRT_Buffer_OpaqueDeviceMemoryDataPointer);
+  pointer.buffer = raw_;
+  const bool found = !ignore_error(api, api->PJRT_Buffer_OpaqueDeviceMemoryDataPointer(&pointer)) &&
+                     (pointer.device_memory_ptr != nullptr || nbytes_ == 0);
+  if (found && nbytes_ > 0) {
+    std::memcpy(dst, pointer.device_memory_ptr, nbytes_);
+  }
+  LAZYXLA_PJRT_ARGS(release, PJRT_Buffer_DecreaseExternalReferenceCount);
+  release.buffer = raw_;
+  ignore_error(api, api->PJRT_Buffer_DecreaseExternalReferenceCount(&release));
+  return found;
+}
+
+std::unique_ptr<Buffer> Buffer::copy_to_device(const Device& device) const {
+  check_usable();
+  LAZYXLA_PJRT_ARGS(args, PJRT_Buffer_CopyToDevice);
+  args.buffer = raw_;
+  args.dst_device = device.raw();
+  LAZYXLA_PJRT_CALL(&device_->api(), PJRT_Buffer_CopyToDevice, args);
+  return adopt(device, args.dst_buffer);
+}
+
+}  // namespace lazyxla::pjrt

@@ -1,0 +1,228 @@
+#include "client.h"
+
+#include <type_traits>
+#include <variant>
+
+#include "call.h"
+
+namespace lazyxla::pjrt {
+namespace {
+
+// The options point into `options`, which must outlive them.
+std::vector<PJRT_NamedValue> to_named_values(const NamedValues& options) {
+  std::vector<PJRT_NamedValue> result;
+  result.reserve(options.size());
+  for (const auto& [name, value] : options) {
+    PJRT_NamedValue& out = result.emplace_back();
+    out.struct_size = PJRT_NamedValue_STRUCT_SIZE;
+    out.name = name.data();
+    out.name_size = name.size();
+    out.value_size = 1;
+    std::visit(
+        [&out](const auto& held) {
+          using T = std::decay_t<decltype(held)>;
+          if constexpr (std::is_same_v<T, bool>) {
+            out.type = PJRT_NamedValue_kBool;
+            out.bool_value = held;
+          } else if constexpr (std::is_same_v<T, int64_t>) {
+            out.type = PJRT_NamedValue_kInt64;
+            out.int64_value = held;
+          } else if constexpr (std::is_same_v<T, float>) {
+            out.type = PJRT_NamedValue_kFloat;
+            out.float_value = held;
+          } else if constexpr (std::is_same_v<T, std::string>) {
+            out.type = PJRT_NamedValue_kString;
+            out.string_value = held.data();
+            out.value_size = held.size();
+          } else {
+            out.type = PJRT_NamedValue_kInt64List;
+            out.int64_array_value = held.data();
+            out.value_size = held.size();
+          }
+        },
+        value);
+  }
+  return result;
+}
+
+std::optional<int64_t> optional_stat(bool is_set, int64_t value) {
+  return is_set ? std::optional(value) : std::nullopt;
+}
+
+}  // namespace
+
+Device::Device(const PJRT_Api& api, PJRT_Device* raw, int index, bool retires_donated)
+    : api_(&api),
+      raw_(raw),
+      index_(index),
+      usage_(std::make_unique<Usage>()),
+      retired_(retires_donated ? std::make_unique<RetiredBuffers>(api) : nullptr) {
+  LAZYXLA_PJRT_ARGS(description, PJRT_Device_GetDescription);
+  description.device = raw;
+  LAZYXLA_PJRT_CALL(api_, PJRT_Device_GetDescription, description);
+
+  LAZYXLA_PJRT_ARGS(id, PJRT_DeviceDescription_Id);
+  id.device_description = description.device_description;
+  LAZYXLA_PJRT_CALL(api_, PJRT_DeviceDescription_Id, id);
+  id_ = id.id;
+
+  LAZYXLA_PJRT_ARGS(kind, PJRT_DeviceDescription_Kind);
+  kind.device_description = description.device_description;
+  LAZYXLA_PJRT_CALL(api_, PJRT_DeviceDescription_Kind, kind);
+  kind_.assign(kind.device_kind, kind.device_kind_size);
+
+  LAZYXLA_PJRT_ARGS(debug, PJRT_DeviceDescription_DebugString);
+  debug.device_description = description.device_description;
+  LAZYXLA_PJRT_CALL(api_, PJRT_DeviceDescription_DebugString, debug);
+  debug_string_.assign(debug.debug_string, debug.debug_string_size);
+}
+
+void Device::Usage::add(int64_t size) {
+  buffers.fetch_add(1, std::memory_order_relaxed);
+  const int64_t now = bytes.fetch_add(size, std::memory_order_relaxed) + size;
+  int64_t highest = peak.load(std::memory_order_relaxed);
+  while (now > highest && !peak.compare_exchange_weak(highest, now, std::memory_order_relaxed)) {
+  }
+}
+
+void Device::Usage::remove(int64_t size) {
+  buffers.fetch_sub(1, std::memory_order_relaxed);
+  bytes.fetch_sub(size, std::memory_order_relaxed);
+}
+
+MemoryStats Device::memory_stats() const {
+  return {.live_buffers = usage_->buffers.load(std::memory_order_relaxed),
+          .live_bytes = usage_->bytes.load(std::memory_order_relaxed),
+          .peak_bytes = usage_->peak.load(std::memory_order_relaxed)};
+}
+
+void Device::reset_peak() const { usage_->peak.store(usage_->bytes.load()); }
+
+std::optional<AllocatorStats> Device::allocator_stats() const {
+  check_not_forked();
+  LAZYXLA_PJRT_ARGS(args, PJRT_Device_MemoryStats);
+  args.device = raw_;
+  if (ignore_error(api_, api_->PJRT_Device_MemoryStats(&args))) {
+    return std::nullopt;
+  }
+  return AllocatorStats{
+      .bytes_in_use = args.bytes_in_use,
+      .peak_bytes_in_use = optional_stat(args.peak_bytes_in_use_is_set, args.peak_bytes_in_use),
+      .bytes_limit = optional_stat(args.bytes_limit_is_set, args.bytes_limit),
+      .bytes_reserved = optional_stat(args.bytes_reserved_is_set, args.bytes_reserved),
+      .largest_free_block_bytes =
+          optional_stat(args.largest_free_block_bytes_is_set, args.largest_free_block_bytes),
+      .num_allocs = optional_stat(args.num_allocs_is_set, args.num_allocs)};
+}
+
+std::unique_ptr<Client> Client::create(const Plugin& plugin, const NamedValues& options) {
+  check_not_forked();
+  // The Client exists before its PJRT client does: a fork during the start counts as one after it,
+  // and what fails below is cleaned up.
+  std::unique_ptr<Client> client(new Client(plugin));
+  client->start(options);
+  return client;
+}
+
+void Client::start(const NamedValues& options) {
+  const PJRT_Api* api = &plugin_.api();
+  const std::vector<PJRT_NamedValue> values = to_named_values(options);
+  LAZYXLA_PJRT_ARGS(args, PJRT_Client_Create);
+  args.create_options = values.data();
+  args.num_options = values.size();
+  check(api, api->PJRT_Client_Create(&args), "starting the devices of " + plugin_.path());
+  raw_ = args.client;
+
+  LAZYXLA_PJRT_ARGS(name, PJRT_Client_PlatformName);
+  name.client = raw_;
+  LAZYXLA_PJRT_CALL(api, PJRT_Client_PlatformName, name);
+  platform_name_.assign(name.platform_name, name.platform_name_size);
+
+  LAZYXLA_PJRT_ARGS(version, PJRT_Client_PlatformVersion);
+  version.client = raw_;
+  LAZYXLA_PJRT_CALL(api, PJRT_Client_PlatformVersion, version);
+  platform_version_.assign(version.platform_version, version.platform_version_size);
+
+  LAZYXLA_PJRT_ARGS(devices, PJRT_Client_AddressableDevices);
+  devices.client = raw_;
+  LAZYXLA_PJRT_CALL(api, PJRT_Client_AddressableDevices, devices);
+  devices_.reserve(devices.num_addressable_devices);
+  const bool retires_donated = platform_name_ == "cpu";
+  for (size_t i = 0; i < devices.num_addressable_devices; ++i) {
+    devices_.emplace_back(*api, devices.addressable_devices[i], static_cast<int>(i),
+                          retires_donated);
+  }
+}
+
+Client::~Client() {
+  if (raw_ == nullptr || forked()) {
+    return;
+  }
+  devices_.clear();  // frees the retired handles, which are the client's
+  LAZYXLA_PJRT_ARGS(args, PJRT_Client_Destroy);
+  args.client = raw_;
+  ignore_error(&api(), api().PJRT_Client_Destroy(&args));
+}
+
+std::unique_ptr<Executable> Client::compile(std::string_view code, std::string_view format,
+                                            std::string_view compile_options) const {
+  check_not_forked();
+  // An empty proto must not reach the plugin: it asks for 0 replicas, on which the CPU one aborts.
+  const std::string default_options =
+      compile_options.empty() ? default_compile_options() : std::string();
+  if (compile_options.empty()) {
+    compile_options = default_options;
+  }
+  PJRT_Program program{};
+  program.struct_size = PJRT_Program_STRUCT_SIZE;
+  program.code = const_cast<char*>(code.data());  // in/out in other functions, only read here
+  program.code_size = code.size();
+  program.format = format.data();
+  program.format_size = format.size();
+  LAZYXLA_PJRT_ARGS(args, PJRT_Client_Compile);
+  args.client = raw_;
+  args.program = &program;
+  args.compile_options = compile_options.data();
+  args.compile_options_size = compile_options.size();
+  LAZYXLA_PJRT_CALL(&api(), PJRT_Client_Compile, args);
+  return Executable::adopt(api(), args.executable);
+}
+
+std::unique_ptr<Executable> Client::deserialize(std::string_view serialized,
+                                                std::string_view compile_options) const {
+  check_not_forked();
+  LAZYXLA_PJRT_ARGS(args, PJRT_Executable_DeserializeAndLoad);
+  args.client = raw_;
+  args.serialized_executable = serialized.data();
+  args.serialized_executable_size = serialized.size();
+  if (!compile_options.empty()) {
+    args.overridden_serialized_compile_options = compile_options.data();
+    args.overridden_serialized_compile_options_size = compile_options.size();
+  }
+  LAZYXLA_PJRT_CALL(&api(), PJRT_Executable_DeserializeAndLoad, args);
+  return Executable::adopt(api(), args.loaded_executable);
+}
+
+std::unique_ptr<Buffer> Client::buffer_from_host(const void* data, PJRT_Buffer_Type type,
+                                                 std::span<const int64_t> dims,
+                                                 std::span<const int64_t> byte_strides,
+                                                 const Device& device) const {
+  check_not_forked();
+  LAZYXLA_PJRT_ARGS(args, PJRT_Client_BufferFromHostBuffer);
+  args.client = raw_;
+  args.data = data;
+  args.type = type;
+  args.dims = dims.data();
+  args.num_dims = dims.size();
+  args.byte_strides = byte_strides.data();
+  args.num_byte_strides = byte_strides.size();
+  args.host_buffer_semantics = PJRT_HostBufferSemantics_kImmutableOnlyDuringCall;
+  args.device = device.raw();
+  LAZYXLA_PJRT_CALL(&api(), PJRT_Client_BufferFromHostBuffer, args);
+  // With these semantics the plugin is done with `data` already; a failed transfer shows on the
+  // buffer itself.
+  destroy_event(&api(), args.done_with_host_buffer);
+  return Buffer::adopt(device, args.buffer);
+}
+
+}  // namespace lazyxla::pjrt

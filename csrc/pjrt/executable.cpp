@@ -1,0 +1,235 @@
+#include "executable.h"
+
+#include <utility>
+
+#include "buffer.h"
+#include "call.h"
+#include "client.h"
+#include "fork.h"
+#include "retired.h"
+
+namespace lazyxla::pjrt {
+namespace {
+
+// The arrays one call of the C API needs. Each thread keeps a set; a call takes it and puts it
+// back, so that a call inside a call (a host kernel that runs a program itself) gets its own.
+struct Scratch {
+  std::vector<PJRT_Buffer*> args;
+  std::vector<int64_t> kept_args;
+  std::vector<PJRT_Buffer*> donated;
+  std::vector<PJRT_Buffer*> outputs;
+};
+thread_local Scratch thread_scratch;
+
+bool taken_by_plugin(const PJRT_Api* api, PJRT_Buffer* raw) {
+  LAZYXLA_PJRT_ARGS(args, PJRT_Buffer_IsDeleted);
+  args.buffer = raw;
+  return !ignore_error(api, api->PJRT_Buffer_IsDeleted(&args)) && args.is_deleted;
+}
+
+}  // namespace
+
+std::unique_ptr<Executable> Executable::adopt(const PJRT_Api& api, PJRT_LoadedExecutable* raw) {
+  std::unique_ptr<Executable> executable(new Executable(api, raw));
+
+  LAZYXLA_PJRT_ARGS(unloaded, PJRT_LoadedExecutable_GetExecutable);
+  unloaded.loaded_executable = raw;
+  LAZYXLA_PJRT_CALL(&api, PJRT_LoadedExecutable_GetExecutable, unloaded);
+  executable->unloaded_ = unloaded.executable;
+
+  LAZYXLA_PJRT_ARGS(outputs, PJRT_Executable_NumOutputs);
+  outputs.executable = unloaded.executable;
+  LAZYXLA_PJRT_CALL(&api, PJRT_Executable_NumOutputs, outputs);
+  executable->num_outputs_ = outputs.num_outputs;
+
+  LAZYXLA_PJRT_ARGS(devices, PJRT_LoadedExecutable_AddressableDevices);
+  devices.executable = raw;
+  LAZYXLA_PJRT_CALL(&api, PJRT_LoadedExecutable_AddressableDevices, devices);
+  if (devices.num_addressable_devices == 1) {
+    executable->fixed_device_ = devices.addressable_devices[0];
+  }
+  return executable;
+}
+
+Executable::~Executable() {
+  if (forked()) {
+    return;
+  }
+  LAZYXLA_PJRT_ARGS(unloaded, PJRT_Executable_Destroy);
+  unloaded.executable = unloaded_;
+  ignore_error(api_, api_->PJRT_Executable_Destroy(&unloaded));
+  LAZYXLA_PJRT_ARGS(loaded, PJRT_LoadedExecutable_Destroy);
+  loaded.executable = raw_;
+  ignore_error(api_, api_->PJRT_LoadedExecutable_Destroy(&loaded));
+}
+
+std::vector<std::unique_ptr<Buffer>> Executable::execute(std::span<Buffer* const> args,
+                                                         std::span<const int> donated_args,
+                                                         const Device& device) const {
+  check_not_forked();
+  if (fixed_device_ != nullptr && fixed_device_ != device.raw()) [[unlikely]] {
+    throw Error(
+        PJRT_Error_Code_INVALID_ARGUMENT,
+        "the program was compiled for one device only, which is not " + device.debug_string());
+  }
+
+  Scratch scratch = std::exchange(thread_scratch, {});
+  scratch.args.clear();
+  scratch.kept_args.clear();
+  scratch.donated.clear();
+  scratch.outputs.assign(num_outputs_, nullptr);
+  auto next_donated = donated_args.begin();
+  for (size_t i = 0; i < args.size(); ++i) {
+    PJRT_Buffer* raw = args[i]->raw();
+    if (raw == nullptr) [[unlikely]] {
+      throw Error(PJRT_Error_Code_FAILED_PRECONDITION,
+                  "argument " + std::to_string(i) +
+                      " is a buffer whose memory an earlier execution has taken (it was donated)");
+    }
+    scratch.args.push_back(raw);
+    if (next_donated != donated_args.end() && static_cast<size_t>(*next_donated) == i) {
+      ++next_donated;
+    } else {
+      scratch.kept_args.push_back(static_cast<int64_t>(i));
+    }
+  }
+
+  PJRT_ExecuteOptions options{};
+  options.struct_size = PJRT_ExecuteOptions_STRUCT_SIZE;
+  options.non_donatable_input_indices = scratch.kept_args.data();
+  options.num_non_donatable_input_indices = scratch.kept_args.size();
+  PJRT_Buffer* const* arg_list = scratch.args.data();
+  PJRT_Buffer** output_list = scratch.outputs.data();
+  RetiredBuffers* retired = donated_args.empty() ? nullptr : device.retired_.get();
+  PJRT_Event* done = nullptr;
+  LAZYXLA_PJRT_ARGS(call, PJRT_LoadedExecutable_Execute);
+  call.executable = raw_;
+  call.options = &options;
+  call.argument_lists = &arg_list;
+  call.num_devices = 1;
+  call.num_args = args.size();
+  call.output_lists = &output_list;
+  call.device_complete_events = retired != nullptr ? &done : nullptr;
+  call.execute_device = portable() ? device.raw() : nullptr;
+  PJRT_Error* error = api_->PJRT_LoadedExecutable_Execute(&call);
+
+  // Before the outputs are counted: what is donated must not count twice.
+  for (const int position : donated_args) {
+    if (error == nullptr || taken_by_plugin(api_, scratch.args[position])) {
+      if (PJRT_Buffer* handle = args[position]->consume()) {
+        scratch.donated.push_back(handle);
+      }
+    }
+  }
+  if (done != nullptr) {
+    retired->add(done, scratch.donated);
+  } else {
+    for (PJRT_Buffer* handle : scratch.donated) {
+      destroy_buffer(api_, handle);
+    }
+  }
+  check(api_, error, "PJRT_LoadedExecutable_Execute");
+
+  learn_output_nbytes(scratch.outputs);
+  std::vector<std::unique_ptr<Buffer>> outputs;
+  outputs.reserve(num_outputs_);
+  for (size_t i = 0; i < num_outputs_; ++i) {
+    outputs.push_back(std::make_unique<Buffer>(device, scratch.outputs[i], output_nbytes_[i]));
+  }
+  thread_scratch = std::move(scratch);
+  return outputs;
+}
+
+void Executable::learn_output_nbytes(std::span<PJRT_Buffer* const> outputs) const {
+  std::call_once(output_nbytes_once_, [&] {
+    std::vector<size_t> nbytes;
+    nbytes.reserve(outputs.size());
+    try {
+      for (PJRT_Buffer* output : outputs) {
+        nbytes.push_back(on_device_nbytes(api_, output));
+      }
+    } catch (...) {
+      for (PJRT_Buffer* output : outputs) {
+        destroy_buffer(api_, output);
+      }
+      throw;
+    }
+    output_nbytes_ = std::move(nbytes);
+  });
+}
+
+std::string Executable::serialize() const {
+  check_not_forked();
+  LAZYXLA_PJRT_ARGS(args, PJRT_Executable_Serialize);
+  args.executable = unloaded_;
+  LAZYXLA_PJRT_CALL(api_, PJRT_Executable_Serialize, args);
+  std::string bytes(args.serialized_bytes, args.serialized_bytes_size);
+  args.serialized_executable_deleter(args.serialized_executable);
+  return bytes;
+}
+
+std::string Executable::fingerprint() const {
+  check_not_forked();
+  if (!has(*api_, &PJRT_Api::PJRT_Executable_Fingerprint)) {
+    return {};
+  }
+  LAZYXLA_PJRT_ARGS(args, PJRT_Executable_Fingerprint);
+  args.executable = unloaded_;
+  if (ignore_error(api_, api_->PJRT_Executable_Fingerprint(&args))) {
+    return {};
+  }
+  return std::string(args.executable_fingerprint, args.executable_fingerprint_size);
+}
+
+std::optional<CompiledMemoryStats> Executable::memory_stats() const {
+  check_not_forked();
+  if (!has(*api_, &PJRT_Api::PJRT_Executable_GetCompiledMemoryStats)) {
+    return std::nullopt;
+  }
+  LAZYXLA_PJRT_ARGS(args, PJRT_Executable_GetCompiledMemoryStats);
+  args.executable = unloaded_;
+  if (ignore_error(api_, api_->PJRT_Executable_GetCompiledMemoryStats(&args))) {
+    return std::nullopt;
+  }
+  return CompiledMemoryStats{.generated_code = args.generated_code_size_in_bytes,
+                             .arguments = args.argument_size_in_bytes,
+                             .outputs = args.output_size_in_bytes,
+                             .aliased = args.alias_size_in_bytes,
+                             .temporary = args.temp_size_in_bytes,
+                             .peak = args.peak_memory_in_bytes};
+}
+
+NamedValues Executable::cost_analysis() const {
+  check_not_forked();
+  LAZYXLA_PJRT_ARGS(args, PJRT_Executable_GetCostAnalysis);
+  args.executable = unloaded_;
+  if (ignore_error(api_, api_->PJRT_Executable_GetCostAnalysis(&args))) {
+    return {};
+  }
+  return read_named_values(args.properties, args.num_properties);
+}
+
+std::string default_compile_options() {
+  // Protocol buffer wire format: a key byte is (field number << 3) | wire type, where type 0 is a
+  // varint and 2 a length followed by that many bytes. Field numbers: XLA's compile_options.proto.
+  constexpr auto varint_key = [](int field) { return static_cast<char>(field << 3); };
+  constexpr auto bytes_key = [](int field) { return static_cast<char>(field << 3 | 2); };
+
+  std::string build;       // ExecutableBuildOptionsProto
+  build += varint_key(1);  // device_ordinal = -1, "none": left out it would mean device 0
+  build.append(9, '\xff').append(1, '\x01');
+  build += varint_key(4);  // num_replicas
+  build += '\x01';
+  build += varint_key(5);  // num_partitions
+  build += '\x01';
+
+  std::string options;      // CompileOptionsProto
+  options += bytes_key(3);  // executable_build_options
+  options += static_cast<char>(build.size());
+  options += build;
+  options += varint_key(4);  // compile_portable_executable
+  options += '\x01';
+  return options;
+}
+
+}  // namespace lazyxla::pjrt

@@ -1,0 +1,98 @@
+// An executable: a compiled program, loaded and ready to run.
+//
+// An executable compiled with default_compile_options() is portable: it belongs to no device, and
+// one Executable serves all devices of the client. `execute` is the hot path of the whole project:
+// it queries nothing, formats nothing, and its scratch vectors keep their memory per thread.
+//
+// Donation. A module says with `tf.aliasing_output` on a parameter which output may take over that
+// parameter's memory; whether it does is decided at each call by `donated_args`. What is not listed
+// there is kept intact, aliased in the module or not (the runtime then copies first).
+//
+//   auto executable = client->compile(module, "mlir", default_compile_options());
+//   Buffer* args[] = {weight.get(), gradient.get()};
+//   int donated[] = {0};
+//   auto outputs = executable->execute(args, donated, device);   // weight is consumed now
+#pragma once
+
+#include <pjrt_c_api.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "plugin.h"
+
+namespace lazyxla::pjrt {
+
+class Buffer;
+class Device;
+
+// What the compiler knows about a program's memory, in bytes.
+struct CompiledMemoryStats {
+  int64_t generated_code = 0;
+  int64_t arguments = 0;
+  int64_t outputs = 0;
+  int64_t aliased = 0;    // how much of the arguments is reused for outputs
+  int64_t temporary = 0;  // needed during the execution only
+  int64_t peak = 0;       // 0 if the plugin does not tell
+};
+
+class Executable {
+ public:
+  // Takes ownership of `raw`. Programs are made by Client::compile and Client::deserialize.
+  static std::unique_ptr<Executable> adopt(const PJRT_Api& api, PJRT_LoadedExecutable* raw);
+
+  ~Executable();
+  Executable(const Executable&) = delete;
+  Executable& operator=(const Executable&) = delete;
+
+  // Enqueues one run on `device`, where all `args` are, and returns its outputs without waiting for
+  // them. `donated_args` are positions in `args`, in ascending order, that the module aliases to an
+  // output; when this returns, those Buffers are consumed. A Buffer that is donated may appear only
+  // once in `args`. The plugin checks number and byte sizes of the arguments, not always their
+  // types. If it throws, nothing was enqueued, and arguments the plugin has not taken stay valid.
+  std::vector<std::unique_ptr<Buffer>> execute(std::span<Buffer* const> args,
+                                               std::span<const int> donated_args,
+                                               const Device& device) const;
+
+  size_t num_outputs() const { return num_outputs_; }
+
+  // Whether it runs on any device of the client.
+  bool portable() const { return fixed_device_ == nullptr; }
+
+  // Bytes for Client::deserialize. Throws if the plugin cannot serialize.
+  std::string serialize() const;
+
+  // The same for identical programs, options and compilers; empty if the plugin has none.
+  std::string fingerprint() const;
+
+  // Empty if the plugin does not offer it.
+  std::optional<CompiledMemoryStats> memory_stats() const;
+
+  // The compiler's estimates, for example "flops" and "bytes accessed". Empty if not offered.
+  NamedValues cost_analysis() const;
+
+ private:
+  Executable(const PJRT_Api& api, PJRT_LoadedExecutable* raw) : api_(&api), raw_(raw) {}
+  void learn_output_nbytes(std::span<PJRT_Buffer* const> outputs) const;
+
+  const PJRT_Api* api_;
+  PJRT_LoadedExecutable* raw_;
+  PJRT_Executable* unloaded_ = nullptr;  // the view of `raw_` that the queries want
+  PJRT_Device* fixed_device_ = nullptr;  // null if portable
+  size_t num_outputs_ = 0;
+
+  // Bytes of each output on a device, learnt from the first run: only the plugin knows its padding.
+  mutable std::once_flag output_nbytes_once_;
+  mutable std::vector<size_t> output_nbytes_;
+};
+
+// A serialized CompileOptionsProto for a program on one device, any device (portable).
+std::string default_compile_options();
+
+}  // namespace lazyxla::pjrt

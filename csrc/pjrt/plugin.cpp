@@ -1,0 +1,163 @@
+#include "plugin.h"
+
+#include <dlfcn.h>
+
+#include <filesystem>
+#include <memory>
+#include <mutex>
+
+#include "call.h"
+
+namespace lazyxla::pjrt {
+namespace {
+
+constexpr const char* kAdvice =
+    "Install a package that brings a plugin (xla-cpu-pjrt for CPUs, jax-cuda13-pjrt for NVIDIA "
+    "GPUs, libtpu for TPUs), or give the path of a library that exports GetPjrtApi.";
+
+[[noreturn]] void fail(PJRT_Error_Code code, const std::string& path, const std::string& why) {
+  throw Error(code, "PJRT plugin " + path + ": " + why);
+}
+
+// Opens the library and asks it for its function table.
+const PJRT_Api* open(const std::string& path) {
+  std::error_code ignored;
+  if (!std::filesystem::exists(path, ignored)) {
+    fail(PJRT_Error_Code_NOT_FOUND, path, std::string("no such file. ") + kAdvice);
+  }
+  // RTLD_LOCAL: two plugins each carry their own copy of XLA, whose symbols must not mix.
+  void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (library == nullptr) {
+    const char* reason = dlerror();
+    fail(PJRT_Error_Code_INVALID_ARGUMENT, path,
+         std::string("cannot be loaded (") + (reason ? reason : "unknown reason") +
+             "). It must be a shared library for this kind of machine with all the libraries it "
+             "needs installed. " +
+             kAdvice);
+  }
+  using GetPjrtApi = const PJRT_Api*();
+  auto* get_api = reinterpret_cast<GetPjrtApi*>(dlsym(library, "GetPjrtApi"));
+  if (get_api == nullptr) {
+    dlclose(library);
+    fail(PJRT_Error_Code_INVALID_ARGUMENT, path,
+         std::string("is a shared library, but not a PJRT plugin: it exports no GetPjrtApi. ") +
+             kAdvice);
+  }
+  const PJRT_Api* api = get_api();
+  if (api == nullptr) {
+    fail(PJRT_Error_Code_INTERNAL, path, "its GetPjrtApi returned nothing");
+  }
+  return api;
+}
+
+void check_version(const PJRT_Api& api, const std::string& path) {
+  const auto version = [](int major, int minor) {
+    return std::to_string(major) + "." + std::to_string(minor);
+  };
+  const PJRT_Api_Version& theirs = api.pjrt_api_version;
+  const std::string both = "it speaks PJRT C API " +
+                           version(theirs.major_version, theirs.minor_version) +
+                           ", lazyxla was built for " + version(PJRT_API_MAJOR, PJRT_API_MINOR);
+  if (theirs.major_version != PJRT_API_MAJOR) {
+    fail(PJRT_Error_Code_FAILED_PRECONDITION, path,
+         both + ", and the major versions must be the same. Install matching versions.");
+  }
+  // PJRT_Compile ends the part of the table that every plugin has; the rest is asked for by `has`.
+  if (!has(api, &PJRT_Api::PJRT_Compile)) {
+    fail(PJRT_Error_Code_FAILED_PRECONDITION, path,
+         both + ": it is too old. Install a newer version of the plugin.");
+  }
+}
+
+void initialize(const PJRT_Api* api) {
+  LAZYXLA_PJRT_ARGS(args, PJRT_Plugin_Initialize);
+  LAZYXLA_PJRT_CALL(api, PJRT_Plugin_Initialize, args);
+}
+
+// Attributes are a courtesy: a plugin that cannot give them works all the same.
+NamedValues read_attributes(const PJRT_Api* api) {
+  LAZYXLA_PJRT_ARGS(args, PJRT_Plugin_Attributes);
+  if (ignore_error(api, api->PJRT_Plugin_Attributes(&args))) {
+    return {};
+  }
+  return read_named_values(args.attributes, args.num_attributes);
+}
+
+template <typename T>
+const T* find(const NamedValues& values, const char* name) {
+  const auto it = values.find(name);
+  return it == values.end() ? nullptr : std::get_if<T>(&it->second);
+}
+
+}  // namespace
+
+NamedValues read_named_values(const PJRT_NamedValue* values, size_t count) {
+  NamedValues result;
+  for (size_t i = 0; i < count; ++i) {
+    const PJRT_NamedValue& value = values[i];
+    NamedValue& slot = result[std::string(value.name, value.name_size)];
+    switch (value.type) {
+      case PJRT_NamedValue_kString:
+        slot = std::string(value.string_value, value.value_size);
+        break;
+      case PJRT_NamedValue_kInt64:
+        slot = value.int64_value;
+        break;
+      case PJRT_NamedValue_kInt64List:
+        slot = std::vector<int64_t>(value.int64_array_value,
+                                    value.int64_array_value + value.value_size);
+        break;
+      case PJRT_NamedValue_kFloat:
+        slot = value.float_value;
+        break;
+      case PJRT_NamedValue_kBool:
+        slot = value.bool_value;
+        break;
+    }
+  }
+  return result;
+}
+
+const Plugin& Plugin::load(const std::string& path) {
+  static std::mutex mutex;
+  // Leaked on purpose: plugins stay loaded while the process winds down.
+  static auto& loaded = *new std::map<std::string, std::unique_ptr<Plugin>>();
+
+  std::error_code error;
+  std::string key = std::filesystem::canonical(path, error).string();
+  if (error) {
+    key = path;  // open() says what is wrong with it
+  }
+  std::lock_guard lock(mutex);
+  const auto it = loaded.find(key);
+  if (it != loaded.end()) {
+    return *it->second;
+  }
+  const PJRT_Api* api = open(path);
+  check_version(*api, path);
+  initialize(api);
+  std::unique_ptr<Plugin> plugin(new Plugin(path, api));
+  return *loaded.emplace(std::move(key), std::move(plugin)).first->second;
+}
+
+Plugin::Plugin(std::string path, const PJRT_Api* api)
+    : path_(std::move(path)), api_(api), attributes_(read_attributes(api)) {}
+
+std::pair<int, int> Plugin::api_version() const {
+  return {api_->pjrt_api_version.major_version, api_->pjrt_api_version.minor_version};
+}
+
+std::optional<std::array<int64_t, 3>> Plugin::stablehlo_current_version() const {
+  const auto* version = find<std::vector<int64_t>>(attributes_, "stablehlo_current_version");
+  if (version == nullptr || version->size() != 3) {
+    return std::nullopt;
+  }
+  return std::array<int64_t, 3>{(*version)[0], (*version)[1], (*version)[2]};
+}
+
+std::optional<int64_t> Plugin::xla_version() const {
+  const auto* version = find<int64_t>(attributes_, "xla_version");
+  return version == nullptr ? std::nullopt : std::optional(*version);
+}
+
+}  // namespace lazyxla::pjrt

@@ -1,0 +1,55 @@
+#include "retired.h"
+
+#include <utility>
+
+#include "call.h"
+#include "fork.h"
+
+namespace lazyxla::pjrt {
+
+RetiredBuffers::~RetiredBuffers() {
+  if (forked()) {
+    return;
+  }
+  for (const Execution& execution : executions_) {
+    free(execution.done, execution.handles);
+  }
+}
+
+void RetiredBuffers::add(PJRT_Event* done, std::span<PJRT_Buffer* const> handles) {
+  // Small programs run inside the call: nothing to wait for, and nothing to allocate.
+  if (ready(done)) {
+    free(done, handles);
+    done = nullptr;
+  }
+  std::vector<Execution> finished;
+  {
+    std::lock_guard lock(mutex_);
+    if (done != nullptr) {
+      executions_.push_back({done, {handles.begin(), handles.end()}});
+    }
+    // A device runs its programs in order, or nearly so: looking at the oldest is enough.
+    while (!executions_.empty() && ready(executions_.front().done)) {
+      finished.push_back(std::move(executions_.front()));
+      executions_.pop_front();
+    }
+  }
+  for (const Execution& execution : finished) {
+    free(execution.done, execution.handles);
+  }
+}
+
+bool RetiredBuffers::ready(PJRT_Event* event) const {
+  LAZYXLA_PJRT_ARGS(args, PJRT_Event_IsReady);
+  args.event = event;
+  return ignore_error(api_, api_->PJRT_Event_IsReady(&args)) || args.is_ready;
+}
+
+void RetiredBuffers::free(PJRT_Event* done, std::span<PJRT_Buffer* const> handles) const {
+  for (PJRT_Buffer* handle : handles) {
+    destroy_buffer(api_, handle);
+  }
+  destroy_event(api_, done);
+}
+
+}  // namespace lazyxla::pjrt

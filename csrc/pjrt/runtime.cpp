@@ -1,0 +1,52 @@
+#include "runtime.h"
+
+#include <utility>
+
+#include "error.h"
+#include "fork.h"
+
+namespace lazyxla::pjrt {
+
+Runtime& Runtime::get() {
+  static auto& runtime = *new Runtime();  // never destroyed, see the header
+  return runtime;
+}
+
+void Runtime::set_plugin_provider(std::function<PluginSpec()> provider) {
+  std::lock_guard lock(mutex_);
+  provider_ = std::move(provider);
+}
+
+Client& Runtime::client() {
+  check_not_forked();  // before the mutex, which a thread of the parent may have held
+  if (Client* client = client_.load(std::memory_order_acquire)) [[likely]] {
+    return *client;
+  }
+  std::function<PluginSpec()> provider;
+  {
+    std::lock_guard lock(mutex_);
+    provider = provider_;
+  }
+  if (!provider) {
+    throw Error(PJRT_Error_Code_FAILED_PRECONDITION,
+                "no PJRT plugin was chosen: Runtime::set_plugin_provider has not been called");
+  }
+  // Outside the mutex: the provider may want the GIL, whose holder may be waiting for the mutex.
+  PluginSpec spec = provider();
+
+  std::lock_guard lock(mutex_);
+  if (Client* client = client_.load(std::memory_order_acquire)) {
+    return *client;  // another thread was faster
+  }
+  std::unique_ptr<Client> client = Client::create(Plugin::load(spec.path), spec.create_options);
+  platform_ = spec.platform.empty() ? client->platform_name() : std::move(spec.platform);
+  client_.store(client.get(), std::memory_order_release);
+  return *client.release();
+}
+
+const std::string& Runtime::platform() {
+  client();
+  return platform_;
+}
+
+}  // namespace lazyxla::pjrt

@@ -1,0 +1,145 @@
+"""lazyxla: PyTorch on TPU, NVIDIA GPU and CPU through XLA.
+
+Importing it, or just ``import torch`` once it is installed, registers the device ``"lazyxla"``::
+
+    import torch
+    x = torch.ones(2, 3, device="lazyxla")
+
+Importing stays light: the plugin starts with the first use of a device, and the compiler is
+imported with the first graph.
+"""
+
+from __future__ import annotations
+
+
+def _autoload() -> None:
+    """Entry point ``torch.backends``: ``import torch`` calls it.
+
+    Importing this package has registered the backend already. Defined before anything else,
+    because a program may import lazyxla first: the ``import torch`` below then comes back here
+    while this module has only just begun.
+    """
+
+
+import torch  # noqa: E402
+
+
+def check_torch_version(built: str, running: str) -> None:
+    """Checks that the extension, built for one version of torch, fits the running one.
+
+    Args:
+        built: version of the torch that the extension was compiled against, e.g. "2.13.0+cpu".
+        running: ``torch.__version__``.
+
+    Raises:
+        ImportError: major or minor version differ. torch's C++ interface is stable within a minor
+            version only.
+    """
+    if built.split(".")[:2] != running.split(".")[:2]:
+        raise ImportError(
+            f"lazyxla was built for torch {built}, but torch {running} is installed. Build it "
+            "again for this torch: pip install --no-build-isolation --force-reinstall --no-deps "
+            "lazyxla (in a source checkout: pip install --no-build-isolation --no-deps -e .), or "
+            f"install torch {'.'.join(built.split('.')[:2])}."
+        )
+
+
+try:
+    from lazyxla._build_info import TORCH_VERSION
+except ImportError as error:
+    raise ImportError(
+        "lazyxla's extension is not built: run `make build` in the source checkout, or "
+        "pip install --no-build-isolation -e ."
+    ) from error
+
+check_torch_version(TORCH_VERSION, torch.__version__)
+
+from lazyxla import _C, device_module, lowering, platforms  # noqa: E402
+from lazyxla.config import settings  # noqa: E402
+from lazyxla.random import get_rng_state, set_rng_state  # noqa: E402
+from lazyxla.random import manual_seed_all as manual_seed  # noqa: E402
+from lazyxla.runtime import (  # noqa: E402
+    BACKEND,
+    counters,
+    current_device,
+    device,
+    device_count,
+    devices,
+    is_available,
+    max_memory_allocated,
+    memory_allocated,
+    platform,
+    reset_counters,
+    reset_peak_memory_stats,
+    set_device,
+    sync,
+    synchronize,
+)
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "check_torch_version",
+    "counters",
+    "current_device",
+    "device",
+    "device_count",
+    "devices",
+    "get_rng_state",
+    "is_available",
+    "manual_seed",
+    "max_memory_allocated",
+    "memory_allocated",
+    "platform",
+    "reset_counters",
+    "reset_peak_memory_stats",
+    "set_device",
+    "set_rng_state",
+    "settings",
+    "sync",
+    "synchronize",
+]
+
+
+def _apply_setting(name: str, value: object) -> None:
+    """Hands a setting on to C++."""
+    setter = getattr(_C, f"set_{name}", None)
+    if setter is not None:
+        setter(value)
+    elif name in ("platform", "plugin_path", "cpu_devices"):
+        _tell_device_bound()
+
+
+def _tell_device_bound() -> None:
+    """Tells C++ how many devices there can be, for PyTorch asks before any is started."""
+    try:
+        bound = platforms.resolve().device_bound
+    except (ImportError, FileNotFoundError):
+        bound = 0  # nothing to run on; whoever uses a device learns why
+    _C.set_device_count_bound(bound)
+
+
+def _register() -> None:
+    """Makes "lazyxla" a device type of torch. Once per process."""
+    taken = torch._C._get_privateuse1_backend_name()
+    if taken not in ("privateuseone", BACKEND):
+        raise ImportError(
+            f"torch can hold one backend besides its own, and {taken!r} has taken that place. To "
+            "use lazyxla, uninstall the other one or set TORCH_DEVICE_BACKEND_AUTOLOAD=0."
+        )
+    settings.on_change(_apply_setting)
+    _C.set_plugin_provider(platforms.provide)
+    if hasattr(torch, BACKEND):  # the package was imported anew; torch keeps what it has
+        return
+    torch.utils.rename_privateuse1_backend(BACKEND)
+    torch._register_device_module(BACKEND, device_module)
+    torch.utils.generate_methods_for_privateuse1_backend(
+        for_tensor=True, for_module=True, for_packed_sequence=True, for_storage=True
+    )
+    _C.install_lowering(lowering.lower, lowering.how)
+    _C.register_operators(lowering.names())
+    # Half precision is PyTorch's own default here; every XLA platform is better at this one.
+    torch.set_autocast_dtype(BACKEND, torch.bfloat16)
+
+
+_register()

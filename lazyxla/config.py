@@ -1,0 +1,223 @@
+"""All settings of lazyxla: their names, types, defaults and meaning.
+
+This is the only module that reads ``LAZYXLA_*`` environment variables. Each setting is a field of
+the one object :data:`settings`; its variable, if set, gives the value at import, and a program may
+assign another later::
+
+    import lazyxla
+    lazyxla.settings.strict_fallback = True
+
+Settings about devices (``platform``, ``plugin_path``, ``cpu_devices``) count until the first use
+of a device, which starts the plugin.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+_TRUE = ("1", "true", "yes", "on")
+_FALSE = ("0", "false", "no", "off")
+
+
+@dataclass(frozen=True)
+class Field:
+    """One setting: its variable, how its text is read, its default and what it does."""
+
+    name: str
+    variable: str
+    parse: Callable[[str], Any]
+    default: Any
+    doc: str
+
+
+def _boolean(text: str) -> bool:
+    word = text.strip().lower()
+    if word in _TRUE:
+        return True
+    if word in _FALSE:
+        return False
+    raise ValueError(f"expected one of {', '.join(_TRUE + _FALSE)}")
+
+
+def _integer_from(least: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            raise ValueError("expected an integer") from None
+        if value < least:
+            raise ValueError(f"expected an integer of at least {least}")
+        return value
+
+    return parse
+
+
+def _one_of(*words: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        word = text.strip().lower()
+        if word not in words:
+            raise ValueError(f"expected one of {', '.join(words)}")
+        return word
+
+    return parse
+
+
+def _text(text: str) -> str:
+    return text
+
+
+FIELDS: tuple[Field, ...] = (
+    Field(
+        "platform",
+        "LAZYXLA_PLATFORM",
+        _one_of("auto", "cpu", "cuda", "tpu"),
+        "auto",
+        "Where programs run: cpu, cuda, tpu, or auto, which takes a TPU if one is attached, then "
+        "an NVIDIA GPU, then the CPU.",
+    ),
+    Field(
+        "plugin_path",
+        "LAZYXLA_PLUGIN_PATH",
+        _text,
+        "",
+        "Path of a PJRT plugin (a shared library that exports GetPjrtApi) to use instead of the "
+        "platform's own package. With platform=auto the platform is what the plugin calls itself.",
+    ),
+    Field(
+        "cpu_devices",
+        "LAZYXLA_CPU_DEVICES",
+        _integer_from(1),
+        1,
+        "How many virtual devices the CPU platform has.",
+    ),
+    Field(
+        "strict_fallback",
+        "LAZYXLA_STRICT",
+        _boolean,
+        False,
+        "Makes an operator that only the host can run an error instead of a warning.",
+    ),
+    Field(
+        "max_pending_nodes",
+        "LAZYXLA_MAX_PENDING",
+        _integer_from(1),
+        20000,
+        "Runs the recorded graph by itself once it has this many nodes, so that a loop without a "
+        "sync does not grow without limit.",
+    ),
+    Field(
+        "check_indices",
+        "LAZYXLA_CHECK_INDICES",
+        _boolean,
+        False,
+        "Checks the indices of indexing operators on the host, for PyTorch's out-of-range errors. "
+        "Slow: every check waits for the device. Without it XLA clamps such indices.",
+    ),
+    Field(
+        "cache_dir",
+        "LAZYXLA_CACHE_DIR",
+        _text,
+        "",
+        "Directory of the on-disk caches; empty for lazyxla under the user's cache directory "
+        "(XDG_CACHE_HOME or ~/.cache).",
+    ),
+    Field(
+        "log_level",
+        "LAZYXLA_LOG",
+        _one_of("debug", "info", "warning", "error"),
+        "warning",
+        "Least level of the messages that the Python logger named lazyxla shows: debug, info, "
+        "warning or error.",
+    ),
+)
+
+_FIELD_OF = {field.name: field for field in FIELDS}
+
+
+class Settings:
+    """The settings of this process; see :data:`FIELDS` for each one's meaning.
+
+    Assigning a value checks it as its variable is checked and raises ValueError if it is not
+    allowed. ``on_change(name, value)`` callbacks hear of every assignment.
+    """
+
+    platform: str
+    plugin_path: str
+    cpu_devices: int
+    strict_fallback: bool
+    max_pending_nodes: int
+    check_indices: bool
+    cache_dir: str
+    log_level: str
+
+    def __init__(self, environment: Mapping[str, str] | None = None) -> None:
+        environment = os.environ if environment is None else environment
+        object.__setattr__(self, "_listeners", [])
+        for field in FIELDS:
+            value = field.default
+            if field.variable in environment:
+                text = environment[field.variable]
+                try:
+                    value = field.parse(text)
+                except ValueError as error:
+                    raise ValueError(f"{field.variable}={text!r}: {error}") from None
+            object.__setattr__(self, field.name, value)
+        _warn_of_unknown(environment)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        field = _FIELD_OF.get(name)
+        if field is None:
+            raise AttributeError(f"lazyxla has no setting {name!r}{_did_you_mean(name, _FIELD_OF)}")
+        kind = type(field.default)
+        # An int is no bool, a bool no int: both are mistakes here.
+        if type(value) is not kind:
+            raise ValueError(f"setting {name} is a {kind.__name__}, got {value!r}")
+        try:
+            value = field.parse(str(value))
+        except ValueError as error:
+            raise ValueError(f"setting {name} = {value!r}: {error}") from None
+        object.__setattr__(self, name, value)
+        for listener in self._listeners:
+            listener(name, value)
+
+    def on_change(self, listener: Callable[[str, Any], None]) -> None:
+        """Calls ``listener(name, value)`` for every setting now and whenever one is assigned."""
+        for field in FIELDS:
+            listener(field.name, getattr(self, field.name))
+        self._listeners.append(listener)
+
+    def cache_directory(self) -> str:
+        """The directory of the on-disk caches. It may not exist yet."""
+        if self.cache_dir:
+            return self.cache_dir
+        base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+        return os.path.join(base, "lazyxla")
+
+    def __repr__(self) -> str:
+        values = ", ".join(f"{field.name}={getattr(self, field.name)!r}" for field in FIELDS)
+        return f"Settings({values})"
+
+    _listeners: list[Callable[[str, Any], None]]
+
+
+def _did_you_mean(name: str, known: Mapping[str, object]) -> str:
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def _warn_of_unknown(environment: Mapping[str, str]) -> None:
+    known: dict[str, object] = {field.variable: field for field in FIELDS}
+    for name in sorted(environment):
+        if name.startswith("LAZYXLA_") and name not in known:
+            warnings.warn(
+                f"{name} is not a setting of lazyxla and is ignored{_did_you_mean(name, known)}",
+                stacklevel=4,
+            )
+
+
+settings = Settings()

@@ -1,0 +1,217 @@
+"""``torch.lazyxla``: what PyTorch's generic code asks of a device module.
+
+It has the names of ``torch.cuda`` wherever they mean something here. ``torch.accelerator``,
+``torch.autocast``, ``torch.utils.checkpoint``, ``torch.random.fork_rng``, ``torch.save`` and
+``torch.load``, ``DataLoader`` and the distributed packages find their device through it. For use
+in programs, ``lazyxla`` itself is the shorter way.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+from lazyxla import _C
+from lazyxla.random import (
+    default_generator,
+    get_rng_state,
+    get_rng_state_all,
+    initial_seed,
+    manual_seed,
+    manual_seed_all,
+    seed,
+    seed_all,
+    set_rng_state,
+    set_rng_state_all,
+)
+from lazyxla.runtime import (
+    BACKEND,
+    DeviceLike,
+    current_device,
+    device_count,
+    get_device_name,
+    index_of,
+    is_available,
+    max_memory_allocated,
+    memory_allocated,
+    memory_stats,
+    platform,
+    reset_peak_memory_stats,
+    set_device,
+    synchronize,
+)
+
+__all__ = [
+    "DeviceProperties",
+    "Event",
+    "Stream",
+    "StreamContext",
+    "current_device",
+    "current_stream",
+    "default_generator",
+    "default_stream",
+    "device",
+    "device_count",
+    "device_of",
+    "empty_cache",
+    "exchange_device",
+    "get_amp_supported_dtype",
+    "get_device_capability",
+    "get_device_name",
+    "get_device_properties",
+    "get_rng_state",
+    "get_rng_state_all",
+    "get_stream_from_external",
+    "init",
+    "initial_seed",
+    "is_available",
+    "is_bf16_supported",
+    "is_initialized",
+    "manual_seed",
+    "manual_seed_all",
+    "max_memory_allocated",
+    "maybe_exchange_device",
+    "memory_allocated",
+    "memory_stats",
+    "reset_peak_memory_stats",
+    "seed",
+    "seed_all",
+    "set_device",
+    "set_rng_state",
+    "set_rng_state_all",
+    "set_stream",
+    "stream",
+    "synchronize",
+]
+
+# torch.utils.checkpoint saves a device's generator only if its module says so. Our generators
+# need no device, so there is always something to save.
+_initialized = True
+
+
+def init() -> None:
+    """Nothing to do: devices start on first use."""
+
+
+# PyTorch calls it once, before it makes the first tensor on a device.
+_lazy_init = init
+
+
+def is_initialized() -> bool:
+    """Whether the plugin has been started."""
+    return _C.initialized()
+
+
+def _is_in_bad_fork() -> bool:
+    """Whether this process was forked from one that had started its devices."""
+    return _C.forked()
+
+
+# --- Current device ------------------------------------------------------------------------------
+
+
+class device:
+    """Context manager that makes a device current, for this thread.
+
+    ``device`` is an index, a string or a ``torch.device``; None or a negative index change nothing.
+    """
+
+    def __init__(self, device: DeviceLike) -> None:
+        unchanged = device is None or (isinstance(device, int) and device < 0)
+        self.idx = -1 if unchanged else index_of(device)
+        self.prev_idx = -1
+
+    def __enter__(self) -> None:
+        self.prev_idx = exchange_device(self.idx)
+
+    def __exit__(self, *exception: object) -> None:
+        self.idx = maybe_exchange_device(self.prev_idx)
+
+
+class device_of(device):
+    """Context manager that makes the device of a tensor or storage current, if it is ours."""
+
+    def __init__(self, obj: Any) -> None:
+        super().__init__(obj.device if obj.device.type == BACKEND else None)
+
+
+def exchange_device(index: int) -> int:
+    """Makes a device current and returns the previous index; a negative one changes nothing."""
+    return _C.exchange_device(index)
+
+
+maybe_exchange_device = exchange_device
+_exchange_device = exchange_device
+_maybe_exchange_device = exchange_device
+
+
+# --- Streams and events: one stream per device, see csrc/dispatch/guard.cpp ----------------------
+
+Event = torch.Event
+Stream = torch.Stream
+
+
+def current_stream(device: DeviceLike = None) -> torch.Stream:
+    """The device's one stream."""
+    return torch.Stream(torch.device(BACKEND, index_of(device)))
+
+
+default_stream = current_stream
+
+
+def set_stream(stream: torch.Stream) -> None:
+    """Makes the stream's device current; there is no other stream to choose."""
+    set_device(stream.device)
+
+
+class StreamContext(device):
+    """Context manager that makes a stream, and so its device, current; None changes nothing."""
+
+    def __init__(self, stream: torch.Stream | None) -> None:
+        super().__init__(None if stream is None else stream.device)
+        self.stream = stream
+
+
+stream = StreamContext
+
+
+def get_stream_from_external(data_ptr: int, device: DeviceLike = None) -> torch.Stream:
+    """Raises: PJRT's streams are its own."""
+    raise NotImplementedError("lazyxla has no streams to share with other libraries")
+
+
+# --- Properties ----------------------------------------------------------------------------------
+
+
+class DeviceProperties(NamedTuple):
+    """What a device is: its model's name, the platform, and its memory in bytes (0: not told)."""
+
+    name: str
+    platform: str
+    total_memory: int
+
+
+def get_device_properties(device: DeviceLike = None) -> DeviceProperties:
+    """Properties of a device. Starts the plugin."""
+    name = get_device_name(device)
+    return DeviceProperties(name, platform(), memory_stats(device).get("plugin.bytes_limit", 0))
+
+
+def get_device_capability(device: DeviceLike = None) -> dict[str, Any]:
+    """The element types that tensors on a device may have: ``{"supported_dtypes": {...}}``."""
+    return torch.accelerator.get_device_capability(torch.device(BACKEND, index_of(device)))
+
+
+def get_amp_supported_dtype() -> list[torch.dtype]:
+    """The element types that ``torch.autocast("lazyxla", dtype=...)`` takes."""
+    return [torch.bfloat16, torch.float16]
+
+
+def is_bf16_supported(including_emulation: bool = True) -> bool:
+    """True: XLA computes in bfloat16 on every platform."""
+    return True
+
+
+def empty_cache() -> None:
+    """Nothing to do: the plugin manages its memory."""

@@ -1,0 +1,79 @@
+"""The Builder itself: what belongs to one module and to the node being lowered."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from lazyxla.lowering.builder.elements import Value
+from lazyxla.lowering.builder.indexing import Indexing
+from lazyxla.lowering.mlir import Mlir
+from lazyxla.lowering.program import TensorSpec
+from lazyxla.lowering.scalar import Scalar, SlotTable
+
+
+class Builder(Indexing):
+    """Writes one module. Rules use the inherited methods and read the attributes below.
+
+    hlo, chlo: the dialect modules (`b.hlo.add(x, y)`, `b.chlo.erf(x)`).
+    platform:  "cpu", "cuda" or "tpu".
+    outputs:   expected outputs (TensorSpec) of the node being lowered.
+    rng:       (seed, ordinal) of a random operator as 0-dim uint64 values.
+    """
+
+    def __init__(self, mlir: Mlir, platform: str, slots: SlotTable, module: Any) -> None:
+        self.mlir = mlir
+        self.hlo = mlir.hlo
+        self.chlo = mlir.chlo
+        self.platform = platform
+        self.slots = slots
+        self.module = module
+        self.buffers: dict[torch.dtype, Value] = {}
+        self.outputs: tuple[TensorSpec, ...] = ()
+        self._rng: tuple[Scalar, Scalar] | None = None
+        self.symbols: dict[Any, str] = {}  # merged JAX functions: trace key -> name
+        self.depth = 0  # nesting of decompositions
+        self.salt = 0  # number of the random operator within a decomposition
+        self.callees: dict[str, Any] = {}  # name -> function
+
+    @property
+    def rng(self) -> tuple[Value, Value]:
+        if self._rng is None:
+            raise ValueError("this operator is not tagged nondeterministic_seeded")
+        seed, ordinal = (self.value(s, torch.int64) for s in self._rng)
+        if self.salt > 1:
+            # Random operators of one decomposition share the ordinal: each goes on with a seed of its own.
+            seed = self.hlo.add(seed, self.constant(self.salt * 0x9E3779B97F4A7C15, torch.int64))
+        return self.bitcast(seed, torch.uint64), self.bitcast(ordinal, torch.uint64)
+
+    def enter_node(
+        self, outputs: tuple[TensorSpec, ...], rng: tuple[Scalar, Scalar] | None
+    ) -> None:
+        """Sets what belongs to the node that is lowered next."""
+        self.outputs = outputs
+        self._rng = rng
+
+    def call_jax(self, function: Callable[..., Any], *xs: Any, **static: Any) -> Any:
+        """Calls a function on JAX arrays: traced once per operand types, merged in as a private function.
+
+        Values become traced arrays, Scalars and numbers 0-dim ones; `static` keyword arguments are passed as they
+        are and must be hashable. Returns one value, or a list if the function returns a tuple or list.
+        """
+        from lazyxla.lowering.jax_call import call_jax
+
+        return call_jax(self, function, xs, static)
+
+    def lower_op(self, name: str, *args: Any, outputs: Sequence[TensorSpec] | None = None) -> Any:
+        """Lowers another operator within a rule: all schema arguments positionally, as the rules take them.
+
+        `outputs` are that operator's outputs; left out, they are those of the node being lowered.
+        """
+        from lazyxla.lowering.apply import apply
+
+        before = self.outputs
+        try:
+            self.outputs = tuple(before if outputs is None else outputs)
+            results = apply(self, name, args)
+        finally:
+            self.outputs = before
+        return results[0] if len(results) == 1 else results

@@ -1,0 +1,332 @@
+"""Operations that combine elements: reductions, windows, matrix products, convolutions."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from lazyxla.lowering.builder.elements import Number, Operand, Value
+from lazyxla.lowering.builder.shapes import Shapes
+
+_COMBINERS = {
+    "sum": "add",
+    "add": "add",
+    "prod": "multiply",
+    "mul": "multiply",
+    "max": "maximum",
+    "min": "minimum",
+    "and": "and_",
+    "or": "or_",
+    "xor": "xor",
+}
+
+
+class Contractions(Shapes):
+    """The combining part of the Builder."""
+
+    def neutral(self, kind: str, dtype: torch.dtype) -> Number:
+        """The neutral element of a reduction kind."""
+        if kind in ("sum", "add", "or", "xor"):
+            return 0
+        if kind in ("prod", "mul"):
+            return 1
+        if kind == "and":
+            return True if dtype == torch.bool else -1
+        return self.lowest(dtype) if kind == "max" else self.highest(dtype)
+
+    def combine(self, kind: str, x: Value, y: Value) -> Value:
+        """The binary operation of a reduction kind: sum, prod, max, min, and, or, xor ("assign": y)."""
+        return y if kind == "assign" else getattr(self.hlo, _COMBINERS[kind])(x, y)
+
+    def reduce(
+        self, x: Value, dims: Sequence[int], kind: str, keepdim: bool = False
+    ) -> Value:
+        """Reduces `x` over `dims` in its own dtype; `kind` is sum, prod, max, min, and, or."""
+        dtype = self.dtype(x)
+        start = self.constant(self.neutral(kind, dtype), dtype)
+        (result,) = self.reduce_multi(
+            [x], [start], dims, lambda a, e: [self.combine(kind, a[0], e[0])], keepdim
+        )
+        return result
+
+    def reduce_multi(
+        self,
+        xs: Sequence[Value],
+        starts: Sequence[Value],
+        dims: Sequence[int],
+        body: Callable[[list[Value], list[Value]], Sequence[Value]],
+        keepdim: bool = False,
+    ) -> list[Value]:
+        """Reduces several values of one shape together.
+
+        `body(accumulators, elements)` gets and returns 0-dim values; `starts` are the 0-dim neutral elements.
+        """
+        shape = self.shape(xs[0])
+        gone = {d % max(len(shape), 1) for d in dims} if shape else set()
+        if not gone:
+            return list(xs)
+        kept = [n for i, n in enumerate(shape) if i not in gone]
+        types = [self.type(self.dtype(x), kept) for x in xs]
+        op = self.hlo.ReduceOp(types, list(xs), list(starts), sorted(gone))
+        dtypes = [self.dtype(x) for x in xs]
+        self.region(op.regions[0], dtypes * 2, lambda *a: body(list(a[: len(xs)]), list(a[len(xs) :])))
+        results = list(op.results)
+        if keepdim:
+            full = [1 if i in gone else n for i, n in enumerate(shape)]
+            results = [self.reshape(r, full) for r in results]
+        return results
+
+    def arg_reduce(
+        self, x: Value, dim: int, kind: str, keepdim: bool = False
+    ) -> tuple[Value, Value]:
+        """Maximum or minimum (`kind`) along `dim` and its first int64 index; nan wins, as in PyTorch."""
+        dtype = self.dtype(x)
+        index = self.iota(self.shape(x), dim, torch.int64)
+        worst = self.constant(self.neutral(kind, dtype), dtype)
+
+        def body(a: list[Value], e: list[Value]) -> list[Value]:
+            better = self.compare(a[0], e[0], "GT" if kind == "max" else "LT")
+            same = self.compare(a[0], e[0], "EQ")
+            if dtype.is_floating_point:
+                nan, other = self.is_nan(a[0]), self.is_nan(e[0])
+                better = self.hlo.or_(better, self.hlo.and_(nan, self.hlo.not_(other)))
+                same = self.hlo.or_(same, self.hlo.and_(nan, other))
+            first = self.hlo.and_(same, self.compare(a[1], e[1], "LT"))
+            take = self.hlo.or_(better, first)
+            return [self.hlo.select(take, a[0], e[0]), self.hlo.select(take, a[1], e[1])]
+
+        # An index beyond all others lets any element win over the start.
+        last = self.constant(torch.iinfo(torch.int64).max, torch.int64)
+        value, place = self.reduce_multi([x, index], [worst, last], [dim], body, keepdim)
+        return value, place
+
+    def reduce_window(
+        self,
+        x: Value,
+        kind: str,
+        window: Sequence[int],
+        strides: Sequence[int] | None = None,
+        padding: Sequence[tuple[int, int]] | None = None,
+        window_dilation: Sequence[int] | None = None,
+        base_dilation: Sequence[int] | None = None,
+    ) -> Value:
+        """Reduces over sliding windows; every argument lists all dimensions of `x`."""
+        dtype = self.dtype(x)
+        start = self.constant(self.neutral(kind, dtype), dtype)
+        (result,) = self.reduce_window_multi(
+            [x],
+            [start],
+            lambda a, e: [self.combine(kind, a[0], e[0])],
+            window,
+            strides,
+            padding,
+            window_dilation,
+            base_dilation,
+        )
+        return result
+
+    def reduce_window_multi(
+        self,
+        xs: Sequence[Value],
+        starts: Sequence[Value],
+        body: Callable[[list[Value], list[Value]], Sequence[Value]],
+        window: Sequence[int],
+        strides: Sequence[int] | None = None,
+        padding: Sequence[tuple[int, int]] | None = None,
+        window_dilation: Sequence[int] | None = None,
+        base_dilation: Sequence[int] | None = None,
+    ) -> list[Value]:
+        """`reduce_window` over several values with a body as in `reduce_multi`."""
+        shape = self.shape(xs[0])
+        ones = [1] * len(shape)
+        strides, window_dilation = list(strides or ones), list(window_dilation or ones)
+        base_dilation, padding = list(base_dilation or ones), list(padding or [(0, 0)] * len(shape))
+        sizes = []
+        for i, n in enumerate(shape):
+            base = (n - 1) * base_dilation[i] + 1 if n else 0
+            base += sum(padding[i])
+            reach = (window[i] - 1) * window_dilation[i] + 1
+            sizes.append(0 if base < reach else (base - reach) // strides[i] + 1)
+        op = self.hlo.ReduceWindowOp(
+            [self.type(self.dtype(x), sizes) for x in xs],
+            list(xs),
+            list(starts),
+            list(window),
+            window_strides=strides,
+            base_dilations=base_dilation,
+            window_dilations=window_dilation,
+            padding=self.pairs(padding),
+        )
+        dtypes = [self.dtype(x) for x in xs]
+        self.region(op.regions[0], dtypes * 2, lambda *a: body(list(a[: len(xs)]), list(a[len(xs) :])))
+        return list(op.results)
+
+    def pairs(self, padding: Sequence[Sequence[int]]) -> Any:
+        """A padding attribute: an i64 tensor of shape (rank, 2)."""
+        ir = self.mlir.ir
+        items = [ir.IntegerAttr.get(self.mlir.element(torch.int64), n) for p in padding for n in p]
+        return ir.DenseElementsAttr.get(items, self.type(torch.int64, (len(padding), 2)))
+
+    # ---- products ----
+
+    def precision(self, dtype: torch.dtype) -> Any:
+        """XLA's precision for products of `dtype`: what torch.set_float32_matmul_precision asks for."""
+        if dtype not in (torch.float32, torch.complex64):
+            return None
+        wanted = {"highest": "HIGHEST", "high": "HIGH", "medium": "DEFAULT"}
+        name = wanted[torch.get_float32_matmul_precision()]
+        key = ("precision", name)
+        found = self.mlir.attributes.get(key)
+        if found is None:
+            item = self.hlo.PrecisionAttr.get(name)
+            found = self.mlir.attributes[key] = self.mlir.ir.ArrayAttr.get([item, item])
+        return found
+
+    def dot(
+        self,
+        lhs: Value,
+        rhs: Value,
+        lhs_contract: Sequence[int],
+        rhs_contract: Sequence[int],
+        lhs_batch: Sequence[int] = (),
+        rhs_batch: Sequence[int] = (),
+        dtype: torch.dtype | None = None,
+    ) -> Value:
+        """General product; result dimensions: batch, free ones of lhs, free ones of rhs. Result dtype: `dtype` or lhs's.
+
+        A transpose that defines an operand is folded into the dimension numbers: XLA's CPU backend multiplies by a
+        weight in either layout far faster than it transposes one.
+        """
+        lhs, lhs_contract, lhs_batch = self._fold(lhs, lhs_contract, lhs_batch)
+        rhs, rhs_contract, rhs_batch = self._fold(rhs, rhs_contract, rhs_batch)
+        a, b = self.spec(lhs), self.spec(rhs)
+        free = [n for i, n in enumerate(a.shape) if i not in lhs_batch and i not in lhs_contract]
+        free += [n for i, n in enumerate(b.shape) if i not in rhs_batch and i not in rhs_contract]
+        shape = [a.shape[i] for i in lhs_batch] + free
+        numbers = self.hlo.DotDimensionNumbers.get(
+            lhs_batching_dimensions=lhs_batch,
+            rhs_batching_dimensions=rhs_batch,
+            lhs_contracting_dimensions=lhs_contract,
+            rhs_contracting_dimensions=rhs_contract,
+        )
+        return self.hlo.dot_general(
+            self.type(dtype or a.dtype, shape),
+            lhs,
+            rhs,
+            numbers,
+            precision_config=self.precision(a.dtype),
+        )
+
+    def matmul(self, lhs: Value, rhs: Value, dtype: torch.dtype | None = None) -> Value:
+        """torch.matmul of values of equal rank >= 2 with equal batch dimensions."""
+        rank = self.rank(lhs)
+        batch = list(range(rank - 2))
+        return self.dot(lhs, rhs, [rank - 1], [rank - 2], batch, batch, dtype)
+
+    def _fold(
+        self, x: Value, contract: Sequence[int], batch: Sequence[int]
+    ) -> tuple[Value, list[int], list[int]]:
+        rank = self.rank(x)
+        contract, batch = [d % rank for d in contract], [d % rank for d in batch]
+        owner = x.owner
+        if getattr(owner, "name", None) != "stablehlo.transpose":
+            return x, contract, batch
+        order = list(owner.attributes["permutation"])
+        free = [order[i] for i in range(rank) if i not in contract and i not in batch]
+        sizes = self.shape(owner.operands[0])
+        moved = [i for i in free if sizes[i] != 1]
+        if moved != sorted(moved) or len(moved) != len(free) and free != sorted(free):
+            return x, contract, batch  # the product would come out in another order
+        return self._fold(
+            owner.operands[0], [order[i] for i in contract], [order[i] for i in batch]
+        )
+
+    def conv(
+        self,
+        lhs: Value,
+        rhs: Value,
+        strides: Sequence[int],
+        padding: Sequence[tuple[int, int]],
+        lhs_dilation: Sequence[int] | None = None,
+        rhs_dilation: Sequence[int] | None = None,
+        groups: int = 1,
+        batch_groups: int = 1,
+        layout: str = "NC_OI_NC",
+        reverse: bool = False,
+        dtype: torch.dtype | None = None,
+    ) -> Value:
+        """Convolution (cross-correlation, as in PyTorch) over the trailing spatial dimensions.
+
+        `layout` names the first two dimensions of lhs, rhs and result, for example NC_OI_NC or, for a gradient with
+        respect to the weight, CN_IO_CN. `reverse` flips the window.
+        """
+        rank = self.rank(lhs)
+        spatial = list(range(2, rank))
+        ones = [1] * len(spatial)
+        lhs_dilation, rhs_dilation = list(lhs_dilation or ones), list(rhs_dilation or ones)
+        a, b, c = layout.split("_")
+        left, right = self.shape(lhs), self.shape(rhs)
+        sizes = [0, 0]
+        sizes[c.index("N")] = left[a.index("N")] // batch_groups
+        sizes[c.index("C")] = right[b.index("O")]
+        for i, pad in enumerate(padding):
+            base = (left[i + 2] - 1) * lhs_dilation[i] + 1 + sum(pad) if left[i + 2] else sum(pad)
+            reach = (right[i + 2] - 1) * rhs_dilation[i] + 1
+            sizes.append(0 if base < reach else (base - reach) // strides[i] + 1)
+        numbers = self.hlo.ConvDimensionNumbers.get(
+            input_batch_dimension=a.index("N"),
+            input_feature_dimension=a.index("C"),
+            input_spatial_dimensions=spatial,
+            kernel_input_feature_dimension=b.index("I"),
+            kernel_output_feature_dimension=b.index("O"),
+            kernel_spatial_dimensions=spatial,
+            output_batch_dimension=c.index("N"),
+            output_feature_dimension=c.index("C"),
+            output_spatial_dimensions=spatial,
+        )
+        i64 = self.mlir.element(torch.int64)
+        ir = self.mlir.ir
+        return self.hlo.convolution(
+            self.type(dtype or self.dtype(lhs), sizes),
+            lhs,
+            rhs,
+            numbers,
+            ir.IntegerAttr.get(i64, groups),
+            ir.IntegerAttr.get(i64, batch_groups),
+            window_strides=list(strides),
+            padding=self.pairs(padding),
+            lhs_dilation=lhs_dilation,
+            rhs_dilation=rhs_dilation,
+            window_reversal=ir.DenseBoolArrayAttr.get([True] * len(spatial)) if reverse else None,
+            precision_config=self.precision(self.dtype(lhs)),
+        )
+
+    # ---- small numeric helpers ----
+
+    def count(self, x: Value, dims: Sequence[int]) -> int:
+        """How many elements a reduction over `dims` combines."""
+        shape = self.shape(x)
+        return math.prod(shape[d] for d in dims)
+
+    def mean(self, x: Value, dims: Sequence[int], keepdim: bool = False) -> Value:
+        """The mean over `dims` in the dtype of `x` (nan over nothing)."""
+        total = self.reduce(x, dims, "sum", keepdim)
+        return self.hlo.divide(total, self.full_like(total, self.count(x, dims)))
+
+    def scale(self, x: Value, factor: Operand) -> Value:
+        """`x * factor` in the dtype of `x`; nothing is emitted for the constant 1."""
+        if self.is_const(factor, 1):
+            return x
+        return self.hlo.multiply(x, self.full(self.shape(x), factor, self.dtype(x)))
+
+    def region(self, region: Any, dtypes: Sequence[torch.dtype], body: Callable[..., Any]) -> None:
+        """Fills `region` with a block of 0-dim arguments of `dtypes` that returns what `body` makes of them."""
+        self.block(region, [self.type(d) for d in dtypes], body)
+
+    def block(self, region: Any, types: Sequence[Any], body: Callable[..., Any]) -> None:
+        """Like `region`, for arguments of any MLIR types."""
+        block = region.blocks.append(*types)
+        with self.mlir.ir.InsertionPoint(block):
+            results = body(*block.arguments)
+            self.hlo.return_(list(results))

@@ -1,0 +1,344 @@
+"""Element-wise matters: constants, dtypes, conversion, promotion, comparison."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+
+from lazyxla.lowering.mlir import Mlir
+from lazyxla.lowering.program import TensorSpec
+from lazyxla.lowering.scalar import Scalar, SlotTable, wrap_number
+
+Value = Any
+"""An MLIR value of tensor type."""
+Number = int | float | bool | complex
+Operand = Any
+"""A Value, a Scalar or a Python number."""
+
+_REAL = {torch.complex64: torch.float32, torch.complex128: torch.float64}
+_COMPLEX = {torch.float32: torch.complex64, torch.float64: torch.complex128}
+_NARROW_INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.uint16)
+
+
+class Elements:
+    """The element-wise part of the Builder."""
+
+    mlir: Mlir
+    hlo: Any
+    slots: SlotTable
+    buffers: dict[torch.dtype, Value]
+
+    # ---- types ----
+
+    def spec(self, x: Value) -> TensorSpec:
+        """dtype and shape of a value."""
+        return self.mlir.spec(x.type)
+
+    def dtype(self, x: Operand) -> torch.dtype:
+        """The torch dtype of a value, Scalar or Python number."""
+        if isinstance(x, Scalar):
+            return x.dtype
+        if isinstance(x, (bool, int, float, complex)):
+            return wrap_number(x).dtype
+        return self.mlir.spec(x.type).dtype
+
+    def shape(self, x: Operand) -> tuple[int, ...]:
+        """The shape of a value; () for a Scalar or Python number."""
+        if isinstance(x, (Scalar, bool, int, float, complex)):
+            return ()
+        return self.mlir.spec(x.type).shape
+
+    def rank(self, x: Operand) -> int:
+        return len(self.shape(x))
+
+    def type(self, dtype: torch.dtype, shape: Sequence[int] = ()) -> Any:
+        """The MLIR type tensor<shape x dtype>."""
+        return self.mlir.type(dtype, tuple(shape))
+
+    @staticmethod
+    def compute_dtype(dtype: torch.dtype) -> torch.dtype:
+        """The dtype that PyTorch accumulates in: float32 for the 16-bit and 8-bit floats, else `dtype` itself."""
+        return torch.float32 if dtype.is_floating_point and dtype.itemsize < 4 else dtype
+
+    @staticmethod
+    def real_dtype(dtype: torch.dtype) -> torch.dtype:
+        """float32 for complex64, float64 for complex128, else `dtype`."""
+        return _REAL.get(dtype, dtype)
+
+    # ---- constants and scalars ----
+
+    def constant(self, value: Number, dtype: torch.dtype, shape: Sequence[int] = ()) -> Value:
+        """A constant of `shape` with every element `value` (converted like torch.full does)."""
+        return self.hlo.constant(self._splat(value, dtype, tuple(shape)))
+
+    def full(self, shape: Sequence[int], value: Operand, dtype: torch.dtype) -> Value:
+        """A value of `shape` filled with a number, a Scalar or a 0-dim value."""
+        if self.is_const(value):
+            number = value.number if isinstance(value, Scalar) else value
+            return self.constant(number, dtype, shape)
+        return self.broadcast_to(self.value(value, dtype), shape)
+
+    def zeros(self, shape: Sequence[int], dtype: torch.dtype) -> Value:
+        return self.constant(0, dtype, shape)
+
+    def full_like(self, x: Value, value: Number) -> Value:
+        """A constant with the dtype and shape of `x`."""
+        dtype, shape = self.spec(x)
+        return self.constant(value, dtype, shape)
+
+    def array(self, values: Sequence[Any], dtype: torch.dtype) -> Value:
+        """A small dense constant from (nested) Python numbers; use `iota` arithmetic for anything long."""
+        data = torch.tensor(values, dtype=dtype)
+        if dtype == torch.bfloat16:
+            return self.convert(self.array(values, torch.float32), dtype)
+        flat = data.reshape(-1)
+        if flat.numel() and bool((flat == flat[0]).all()):
+            return self.constant(flat[0].item(), dtype, data.shape)
+        ir, type_ = self.mlir.ir, self.type(dtype, data.shape)
+        if dtype == torch.bool:
+            items = [ir.BoolAttr.get(v) for v in flat.tolist()]
+            return self.hlo.constant(ir.DenseElementsAttr.get(items, type_))
+        return self.hlo.constant(ir.DenseElementsAttr.get(data.numpy(), type=type_))
+
+    def iota(self, shape: Sequence[int], dim: int, dtype: torch.dtype) -> Value:
+        """0, 1, 2, ... along `dim`."""
+        if dtype == torch.bool:
+            return self.convert(self.iota(shape, dim, torch.int32), dtype)
+        return self.hlo.iota(self.type(dtype, shape), dim % len(shape))
+
+    def lowest(self, dtype: torch.dtype) -> Number:
+        """The neutral element of max: -inf, False or the smallest integer."""
+        if dtype.is_floating_point:
+            return -float("inf")
+        return False if dtype == torch.bool else torch.iinfo(dtype).min
+
+    def highest(self, dtype: torch.dtype) -> Number:
+        """The neutral element of min: inf, True or the largest integer."""
+        if dtype.is_floating_point:
+            return float("inf")
+        return True if dtype == torch.bool else torch.iinfo(dtype).max
+
+    def value(self, x: Operand, dtype: torch.dtype | None = None) -> Value:
+        """A Scalar or number as a 0-dim value of `dtype` (its own dtype if None); stays dynamic if the slot varies.
+
+        A value passes through, converted to `dtype` if one is given.
+        """
+        if isinstance(x, (bool, int, float, complex)):
+            x = wrap_number(x)
+        if not isinstance(x, Scalar):
+            return x if dtype is None else self.convert(x, dtype)
+        dtype = dtype or x.dtype
+        if not x.variable:
+            return self.constant(x.number, dtype)
+        buffer, index = self.slots.place(x.slot)
+        part = self.hlo.slice(self.buffers[buffer], [index], [index + 1], [1])
+        return self.convert(self.hlo.reshape(self.type(buffer, ()), part), dtype)
+
+    def is_const(self, x: Operand, number: Number | None = None) -> bool:
+        """Whether `x` is a number known now (and equal to `number`); does not make its slot static."""
+        if isinstance(x, Scalar):
+            return not x.variable and (number is None or x.number == number)
+        if isinstance(x, (bool, int, float, complex)):
+            return number is None or x == number
+        return False
+
+    # ---- conversion ----
+
+    def convert(self, x: Value, dtype: torch.dtype) -> Value:
+        """Element type conversion as torch's `.to(dtype)`: truncation, `!= 0` for bool, the real part of complex."""
+        source, shape = self.mlir.spec(x.type)
+        if source == dtype:
+            return x
+        hlo = self.hlo
+        if dtype == torch.bool:
+            return hlo.compare(x, self.constant(0, source, shape), self.attr("NE"))
+        if source.is_complex and not dtype.is_complex:
+            return self.convert(hlo.real(x), dtype)
+        if dtype.is_complex and not source.is_complex:
+            part = self.convert(x, _REAL[dtype])
+            return hlo.complex(part, self.constant(0, _REAL[dtype], shape))
+        if dtype in _NARROW_INTEGERS and source.is_floating_point:
+            # XLA saturates where PyTorch's CPU kernels wrap around.
+            x = hlo.convert(self.type(torch.int32, shape), x)
+        return hlo.convert(self.type(dtype, shape), x)
+
+    def bitcast(self, x: Value, dtype: torch.dtype) -> Value:
+        """The same bits as another dtype of equal width (bool counts as uint8 0/1)."""
+        source, shape = self.mlir.spec(x.type)
+        if source == dtype:
+            return x
+        if source == torch.bool or dtype == torch.bool:
+            middle = torch.uint8
+            as_bytes = self.convert(x, middle) if source == torch.bool else self.bitcast(x, middle)
+            return (
+                self.convert(as_bytes, dtype)
+                if dtype == torch.bool
+                else self.bitcast(as_bytes, dtype)
+            )
+        return self.hlo.bitcast_convert(self.type(dtype, shape), x)
+
+    def complex(self, real: Value, imag: Value) -> Value:
+        return self.hlo.complex(real, imag)
+
+    # ---- promotion and broadcasting ----
+
+    def result_type(self, *xs: Operand) -> torch.dtype:
+        """torch.result_type over values, Scalars and Python numbers."""
+        # PyTorch's rule: a lower class (0-dim tensors, then Python numbers) counts only if its category is higher.
+        classes: list[torch.dtype | None] = [None, None, None]
+        for x in xs:
+            dtype = self.dtype(x)
+            if isinstance(x, Scalar) or not hasattr(x, "type"):
+                wrapped = x.wrapped if isinstance(x, Scalar) else True
+                level = 2 if wrapped else 1
+                if wrapped and dtype.is_floating_point:
+                    dtype = torch.get_default_dtype()
+                elif wrapped and dtype.is_complex:
+                    dtype = torch.get_default_dtype().to_complex()
+            else:
+                level = 0 if self.shape(x) else 1
+            known = classes[level]
+            classes[level] = dtype if known is None else torch.promote_types(known, dtype)
+        return _combine(classes[0], _combine(classes[1], classes[2]))
+
+    def promote(self, *xs: Operand, dtype: torch.dtype | None = None) -> list[Value]:
+        """The operands as values of one dtype: `dtype`, or torch.result_type of all. Scalars become 0-dim values."""
+        dtype = dtype or self.result_type(*xs)
+        return [self.value(x, dtype) for x in xs]
+
+    def align(self, *xs: Operand, dtype: torch.dtype | None = None) -> list[Value]:
+        """`promote`, then `broadcast`: operands of one dtype and one shape, ready for an element-wise operation."""
+        return self.broadcast(*self.promote(*xs, dtype=dtype))
+
+    def broadcast(self, *xs: Value) -> list[Value]:
+        """The values broadcast to their common shape."""
+        shapes = {self.shape(x) for x in xs}
+        if len(shapes) == 1:
+            return list(xs)
+        common = _common_shape(shapes)
+        return [self.broadcast_to(x, common) for x in xs]
+
+    def broadcast_to(self, x: Value, shape: Sequence[int]) -> Value:
+        """PyTorch's expand: dimensions are aligned at the end, sizes of 1 are repeated."""
+        dtype, old = self.mlir.spec(x.type)
+        shape = tuple(shape)
+        if old == shape:
+            return x
+        splat = self._splat_of(x)
+        if splat is not None:
+            return self.hlo.constant(
+                self.mlir.ir.DenseElementsAttr.get_splat(self.type(dtype, shape), splat)
+            )
+        shift = len(shape) - len(old)
+        kept = [i for i, n in enumerate(old) if n == shape[i + shift]]
+        if len(kept) != len(old):
+            x = self.hlo.reshape(self.type(dtype, [old[i] for i in kept]), x)
+        return self.hlo.broadcast_in_dim(self.type(dtype, shape), x, [i + shift for i in kept])
+
+    # ---- selection ----
+
+    def compare(self, x: Value, y: Value, direction: str) -> Value:
+        """`direction`: EQ, NE, LT, LE, GT or GE. Both values have one dtype and shape (see `align`)."""
+        return self.hlo.compare(x, y, self.attr(direction))
+
+    def select(self, predicate: Value, x: Operand, y: Operand) -> Value:
+        """Element-wise `predicate ? x : y`; numbers and 0-dim values are broadcast to the other's dtype and shape."""
+        if not hasattr(x, "type"):
+            x = self.value(x, self.dtype(y))
+        if not hasattr(y, "type"):
+            y = self.value(y, self.dtype(x))
+        predicate, x, y = self.broadcast(predicate, x, y)
+        return self.hlo.select(predicate, x, y)
+
+    def is_nan(self, x: Value) -> Value:
+        """`x != x`."""
+        return self.compare(x, x, "NE")
+
+    def wrap_index(self, index: Value, size: int) -> Value:
+        """Negative indices counted from the end: `index < 0 ? index + size : index`."""
+        negative = self.compare(index, self.full_like(index, 0), "LT")
+        return self.select(negative, self.hlo.add(index, self.full_like(index, size)), index)
+
+    # ---- attributes ----
+
+    def attr(self, direction: str) -> Any:
+        """The comparison direction attribute."""
+        found = self.mlir.attributes.get(direction)
+        if found is None:
+            found = self.hlo.ComparisonDirectionAttr.get(direction)
+            self.mlir.attributes[direction] = found
+        return found
+
+    def _splat(self, value: Number, dtype: torch.dtype, shape: tuple[int, ...]) -> Any:
+        key = (value, type(value), str(value), dtype, shape)  # str tells -0.0 from 0.0
+        cache = self.mlir.attributes
+        found = cache.get(key)
+        if found is None:
+            found = self._make_splat(value, dtype, shape)
+            if len(cache) < 100_000:
+                cache[key] = found
+        return found
+
+    def _make_splat(self, value: Number, dtype: torch.dtype, shape: tuple[int, ...]) -> Any:
+        ir = self.mlir.ir
+        type_, element = self.type(dtype, shape), self.mlir.element(dtype)
+        if dtype.is_complex:
+            import numpy as np
+
+            kind = np.complex64 if dtype == torch.complex64 else np.complex128
+            splat = np.broadcast_to(np.array(value, kind), shape)
+            return ir.DenseElementsAttr.get(splat, type=type_)
+        if isinstance(value, complex):
+            value = value.real
+        if dtype == torch.bool:
+            item = ir.BoolAttr.get(bool(value))
+        elif dtype.is_floating_point:
+            item = ir.FloatAttr.get(element, float(value))
+        else:
+            item = ir.IntegerAttr.get(element, _as_int(value, dtype))
+        return ir.DenseElementsAttr.get_splat(type_, item)
+
+    def _splat_of(self, x: Value) -> Any:
+        """The element attribute of a splat constant, else None."""
+        owner = x.owner
+        if getattr(owner, "name", None) != "stablehlo.constant":
+            return None
+        value = owner.attributes["value"]
+        dtype = self.dtype(x)
+        if dtype.is_complex or not value.is_splat:
+            return None
+        return value.get_splat_value()
+
+
+def _common_shape(shapes: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
+    """torch.broadcast_shapes, which would import PyTorch's reference modules (a second)."""
+    common: list[int] = []
+    for shape in shapes:
+        common = [1] * (len(shape) - len(common)) + common
+        for i, n in enumerate(shape, len(common) - len(shape)):
+            if n != 1 and common[i] not in (1, n):
+                raise ValueError(f"shapes {sorted(shapes)} do not broadcast")
+            common[i] = common[i] if n == 1 else n
+    return tuple(common)
+
+
+def _combine(higher: torch.dtype | None, lower: torch.dtype | None) -> Any:
+    if higher is None or lower is None:
+        return higher or lower
+    if higher.is_complex:
+        return higher
+    if higher.is_floating_point:
+        return higher.to_complex() if lower.is_complex else higher
+    if higher == torch.bool or lower.is_floating_point or lower.is_complex:
+        return torch.promote_types(higher, lower)
+    return higher
+
+
+def _as_int(value: int | float, dtype: torch.dtype) -> int:
+    """`value` wrapped to the dtype's width, signed when 64 bits wide (what MLIR's constructor takes)."""
+    if isinstance(value, float) and not -9.3e18 < value < 9.3e18:
+        return torch.iinfo(dtype).min  # what the conversion instruction yields for nan, inf and overflow
+    bits = dtype.itemsize * 8
+    number = int(value) & ((1 << bits) - 1)
+    signed = dtype.is_signed or bits == 64
+    return number - (1 << bits) if signed and number >> (bits - 1) else number

@@ -1,0 +1,178 @@
+"""Gather, scatter, sort and loops."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from lazyxla.lowering.builder.contract import Contractions
+from lazyxla.lowering.builder.elements import Value
+
+
+class Indexing(Contractions):
+    """The indexing and control-flow part of the Builder.
+
+    Index values are integers of any width, already non-negative (see `wrap_index`). XLA clamps what is out of range
+    in a gather and ignores it in a scatter.
+    """
+
+    def take(self, x: Value, index: Value, dim: int) -> Value:
+        """torch.index_select for an index of any rank: `dim` of `x` is replaced by the dimensions of `index`."""
+        shape, places = self.shape(x), self.shape(index)
+        dim %= len(shape)
+        kept = [i for i in range(len(shape) + len(places) - 1) if not dim <= i < dim + len(places)]
+        numbers = self._gather_numbers(kept, [dim], [dim])
+        sizes = [1 if i == dim else n for i, n in enumerate(shape)]
+        return self.hlo.gather(x, self.unsqueeze(index, -1), numbers(len(places)), sizes)
+
+    def take_along(self, x: Value, index: Value, dim: int) -> Value:
+        """torch.gather: the result has the shape of `index`."""
+        x, dim = self._crop(x, index, dim)
+        rank = self.rank(x)
+        if rank == 0:
+            return x
+        others = [i for i in range(rank) if i != dim]
+        numbers = self.hlo.GatherDimensionNumbers.get([], [dim], others, others, [dim], rank)
+        return self.hlo.gather(x, self.unsqueeze(index, -1), numbers, [1] * rank)
+
+    def gather_nd(self, x: Value, index: Value, dims: Sequence[int]) -> Value:
+        """x at the index vectors `index[..., k]` over the dimensions `dims`.
+
+        Result shape: index.shape[:-1] followed by the sizes of the other dimensions of `x`, in order.
+        """
+        shape, places = self.shape(x), self.rank(index) - 1
+        dims = [d % len(shape) for d in dims]
+        kept = [places + i for i in range(len(shape) - len(dims))]
+        numbers = self._gather_numbers(kept, sorted(dims), dims)
+        sizes = [1 if i in dims else n for i, n in enumerate(shape)]
+        return self.hlo.gather(x, index, numbers(places), sizes)
+
+    def scatter_nd(
+        self,
+        x: Value,
+        index: Value,
+        updates: Value,
+        dims: Sequence[int],
+        combine: str = "assign",
+        unique: bool = False,
+    ) -> Value:
+        """`x` with updates combined in at the index vectors; shapes as in `gather_nd`.
+
+        `combine` is assign, add, mul, min or max. `unique` promises that no place is hit twice.
+        """
+        shape, places = self.shape(x), self.rank(index) - 1
+        dims = [d % len(shape) for d in dims]
+        window = [places + i for i in range(len(shape) - len(dims))]
+        numbers = self.hlo.ScatterDimensionNumbers.get(window, sorted(dims), [], [], dims, places)
+        return self._scatter(x, index, updates, numbers, combine, unique)
+
+    def scatter_along(
+        self, x: Value, index: Value, updates: Value, dim: int, combine: str = "assign"
+    ) -> Value:
+        """torch.scatter(x, dim, index, updates): `updates` has the shape of `index`."""
+        shape, places = self.shape(x), self.shape(index)
+        if not shape:
+            return self.combine(combine, x, self.reshape(updates, ()))
+        dim %= len(shape)
+        if all(m == n for i, (m, n) in enumerate(zip(places, shape, strict=True)) if i != dim):
+            others = [i for i in range(len(shape)) if i != dim]
+            numbers = self.hlo.ScatterDimensionNumbers.get(
+                [], [dim], others, others, [dim], len(shape)
+            )
+            return self._scatter(x, self.unsqueeze(index, -1), updates, numbers, combine, False)
+        dtype = self.dtype(index)
+        parts = [
+            index if i == dim else self.iota(places, i, dtype) for i in range(len(shape))
+        ]
+        return self.scatter_nd(x, self.stack(parts, -1), updates, range(len(shape)), combine)
+
+    def _crop(self, x: Value, index: Value, dim: int) -> tuple[Value, int]:
+        """`x` cut to the size of `index` in all dimensions but `dim`, which torch.gather allows to differ."""
+        shape, places = self.shape(x), self.shape(index)
+        if not shape:
+            return self.broadcast_to(x, places), 0
+        dim %= len(shape)
+        limits = [n if i == dim else places[i] for i, n in enumerate(shape)]
+        return self.slice(x, [0] * len(shape), limits), dim
+
+    def _gather_numbers(
+        self, offset: Sequence[int], collapsed: Sequence[int], start: Sequence[int]
+    ) -> Callable[[int], Any]:
+        make = self.hlo.GatherDimensionNumbers.get
+        return lambda vector: make(list(offset), list(collapsed), [], [], list(start), vector)
+
+    def _scatter(
+        self, x: Value, index: Value, updates: Value, numbers: Any, combine: str, unique: bool
+    ) -> Value:
+        ir, dtype = self.mlir.ir, self.dtype(x)
+        op = self.hlo.ScatterOp(
+            [x.type],
+            [x],
+            index,
+            [updates],
+            numbers,
+            indices_are_sorted=ir.BoolAttr.get(False),
+            unique_indices=ir.BoolAttr.get(unique),
+        )
+        self.region(op.regions[0], [dtype, dtype], lambda a, e: [self.combine(combine, a, e)])
+        return op.results[0]
+
+    # ---- sort ----
+
+    def sort(
+        self, xs: Sequence[Value], dim: int, descending: bool = False, stable: bool = True
+    ) -> list[Value]:
+        """Sorts all values together along `dim` by the first; nan counts as the greatest, as in PyTorch."""
+        xs = list(xs)
+        if not self.shape(xs[0]):
+            return xs
+        dtypes = [self.dtype(x) for x in xs]
+
+        def before(a: Value, b: Value, *_: Value) -> list[Value]:
+            if dtypes[0] == torch.bool:
+                a, b = self.convert(a, torch.uint8), self.convert(b, torch.uint8)
+            first = self.compare(a, b, "GT" if descending else "LT")
+            if dtypes[0].is_floating_point:
+                low, high = (a, b) if descending else (b, a)
+                nan = self.hlo.and_(self.is_nan(low), self.hlo.not_(self.is_nan(high)))
+                first = self.hlo.or_(first, nan)
+            return [first]
+
+        ir = self.mlir.ir
+        op = self.hlo.SortOp(
+            [x.type for x in xs],
+            xs,
+            dimension=ir.IntegerAttr.get(self.mlir.element(torch.int64), dim % self.rank(xs[0])),
+            is_stable=ir.BoolAttr.get(stable),
+        )
+        pairs = [self.type(d) for d in dtypes for _ in range(2)]
+        self.block(op.regions[0], pairs, before)
+        return list(op.results)
+
+    # ---- control flow ----
+
+    def while_loop(
+        self,
+        condition: Callable[..., Value],
+        body: Callable[..., Sequence[Value]],
+        *state: Value,
+    ) -> list[Value]:
+        """Repeats `state = body(*state)` while `condition(*state)`, a 0-dim bool value, holds."""
+        types = [x.type for x in state]
+        op = self.hlo.WhileOp(types, list(state))
+        self.block(op.regions[0], types, lambda *s: [condition(*s)])
+        self.block(op.regions[1], types, body)
+        return list(op.results)
+
+    def cond(
+        self,
+        predicate: Value,
+        if_true: Callable[[], Sequence[Value]],
+        if_false: Callable[[], Sequence[Value]],
+        outputs: Sequence[Any],
+    ) -> list[Value]:
+        """Runs one of two branches; `outputs` are the (dtype, shape) pairs that both return."""
+        op = self.hlo.IfOp([self.type(*o) for o in outputs], predicate)
+        self.block(op.regions[0], [], if_true)
+        self.block(op.regions[1], [], if_false)
+        return list(op.results)

@@ -1,0 +1,120 @@
+"""Moving elements without indices: reshape, transpose, slice, concatenate, pad."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from lazyxla.lowering.builder.elements import Elements, Operand, Value
+
+
+class Shapes(Elements):
+    """The data-movement part of the Builder."""
+
+    def reshape(self, x: Value, shape: Sequence[int]) -> Value:
+        """Row-major reshape; one size may be -1."""
+        dtype, old = self.mlir.spec(x.type)
+        shape = tuple(shape)
+        if -1 in shape:
+            known = math.prod(n for n in shape if n != -1)
+            shape = tuple(math.prod(old) // known if n == -1 else n for n in shape)
+        return x if shape == old else self.hlo.reshape(self.type(dtype, shape), x)
+
+    def transpose(self, x: Value, permutation: Sequence[int]) -> Value:
+        """Result dimension i is operand dimension permutation[i]."""
+        permutation = [p % len(permutation) for p in permutation]
+        if permutation == sorted(permutation):
+            return x
+        return self.hlo.transpose(x, permutation)
+
+    def swap(self, x: Value, i: int, j: int) -> Value:
+        """torch.transpose(x, i, j)."""
+        order = list(range(self.rank(x)))
+        order[i], order[j] = order[j], order[i]
+        return self.transpose(x, order)
+
+    def unsqueeze(self, x: Value, *dims: int) -> Value:
+        """Adds dimensions of size 1 at the positions `dims` of the result."""
+        rank = self.rank(x) + len(dims)
+        places = {d % rank for d in dims}
+        sizes = iter(self.shape(x))
+        return self.reshape(x, [1 if i in places else next(sizes) for i in range(rank)])
+
+    def squeeze(self, x: Value, *dims: int) -> Value:
+        """Drops the dimensions `dims`, which have size 1."""
+        gone = {d % self.rank(x) for d in dims}
+        return self.reshape(x, [n for i, n in enumerate(self.shape(x)) if i not in gone])
+
+    def slice(
+        self,
+        x: Value,
+        starts: Sequence[int],
+        limits: Sequence[int],
+        strides: Sequence[int] | None = None,
+    ) -> Value:
+        """Static slice in all dimensions."""
+        shape = self.shape(x)
+        strides = [1] * len(shape) if strides is None else list(strides)
+        if not any(starts) and tuple(limits) == shape and all(s == 1 for s in strides):
+            return x
+        return self.hlo.slice(x, list(starts), list(limits), strides)
+
+    def slice_dim(self, x: Value, dim: int, start: int, limit: int, stride: int = 1) -> Value:
+        """Static slice along one dimension."""
+        shape = self.shape(x)
+        dim %= len(shape)
+        starts, limits, strides = [0] * len(shape), list(shape), [1] * len(shape)
+        starts[dim], limits[dim], strides[dim] = start, limit, stride
+        return self.slice(x, starts, limits, strides)
+
+    def select_dim(self, x: Value, dim: int, index: int) -> Value:
+        """x[..., index, ...] with a static, non-negative index: the dimension is dropped."""
+        return self.squeeze(self.slice_dim(x, dim, index, index + 1), dim)
+
+    def dynamic_slice(self, x: Value, starts: Sequence[Operand], sizes: Sequence[int]) -> Value:
+        """Slice at run-time starts (0-dim integer values or numbers), which XLA clamps into range."""
+        return self.hlo.dynamic_slice(x, self._starts(starts), list(sizes))
+
+    def dynamic_update_slice(self, x: Value, update: Value, starts: Sequence[Operand]) -> Value:
+        """`x` with the block at `starts` replaced by `update`."""
+        return self.hlo.dynamic_update_slice(x, update, self._starts(starts))
+
+    def _starts(self, starts: Sequence[Operand]) -> list[Value]:
+        return [self.value(s, torch.int64) for s in starts]
+
+    def concat(self, xs: Sequence[Value], dim: int) -> Value:
+        if len(xs) == 1:
+            return xs[0]
+        return self.hlo.concatenate(list(xs), dim % self.rank(xs[0]))
+
+    def stack(self, xs: Sequence[Value], dim: int) -> Value:
+        """torch.stack."""
+        return self.concat([self.unsqueeze(x, dim) for x in xs], dim)
+
+    def pad(
+        self,
+        x: Value,
+        low: Sequence[int],
+        high: Sequence[int],
+        interior: Sequence[int] | None = None,
+        value: Operand = 0,
+    ) -> Value:
+        """Pads with `value` (number, Scalar or 0-dim value); negative amounts crop."""
+        interior = [0] * len(low) if interior is None else list(interior)
+        if not any(low) and not any(high) and not any(interior):
+            return x
+        fill = self.value(value, self.dtype(x))
+        return self.hlo.pad(x, fill, list(low), list(high), interior)
+
+    def flip(self, x: Value, dims: Sequence[int]) -> Value:
+        rank = self.rank(x)
+        return self.hlo.reverse(x, [d % rank for d in dims]) if dims else x
+
+    def dims(self, x: Value, dims: Any, *, empty_is_all: bool = True) -> list[int]:
+        """A schema's `dim` argument (None, int or int[]) as a sorted list of non-negative dimensions."""
+        rank = self.rank(x)
+        if dims is None or (not isinstance(dims, int) and not dims and empty_is_all):
+            return list(range(rank))
+        listed = [dims] if isinstance(dims, int) else dims
+        return sorted({d % max(rank, 1) for d in listed}) if rank else []

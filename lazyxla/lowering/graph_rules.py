@@ -1,0 +1,140 @@
+"""Operators of traced graphs that the recorder never records: views, copies and empty tensors.
+
+In a functional graph every tensor is a value of its own. A view operator then reads its operand, taken as contiguous,
+through the geometry that PyTorch's meta function gives it.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from lazyxla.lowering import geometry
+from lazyxla.lowering.program import Geometry
+from lazyxla.lowering.registry import graph_rule
+
+if TYPE_CHECKING:
+    from lazyxla.lowering.builder import Builder
+
+Value = Any
+
+_VIEWS = (
+    "alias detach view view.dtype _unsafe_view reshape _reshape_alias expand permute transpose.int t numpy_T "
+    "slice.Tensor select.int unsqueeze squeeze squeeze.dim squeeze.dims split.Tensor split_with_sizes "
+    "unbind.int diagonal unfold view_as_real view_as_complex movedim.int flatten.using_ints unflatten.int narrow "
+    "chunk swapaxes real imag"
+).split()
+
+_VIEW_COPIES = (
+    "alias_copy detach_copy view_copy view_copy.dtype expand_copy permute_copy transpose_copy.int t_copy "
+    "slice_copy.Tensor select_copy.int unsqueeze_copy squeeze_copy squeeze_copy.dim squeeze_copy.dims "
+    "split_copy.Tensor split_with_sizes_copy unbind_copy.int diagonal_copy unfold_copy view_as_real_copy "
+    "view_as_complex_copy"
+).split()
+
+# Operator -> the view that it writes through; its arguments are (self, source, *arguments of the view).
+_SCATTERS = {
+    "slice_scatter": "slice.Tensor",
+    "select_scatter": "select.int",
+    "diagonal_scatter": "diagonal",
+}
+
+_COPIES = (
+    "clone contiguous _to_copy lift lift_fresh lift_fresh_copy to.dtype to.device to.dtype_layout to.other "
+    "resolve_conj resolve_neg"
+).split()
+
+_EMPTY = "empty.memory_format empty_like empty_strided empty_permuted new_empty new_empty_strided".split()
+
+
+def _contiguous(b: "Builder", x: Value) -> tuple[torch.Tensor, Geometry]:
+    """A meta tensor like `x` and its geometry."""
+    dtype, shape = b.spec(x)
+    meta = torch.empty(shape, dtype=dtype, device="meta")
+    return meta, geometry_of(meta)
+
+
+def geometry_of(tensor: torch.Tensor) -> Geometry:
+    """Where a tensor lies in its storage."""
+    sizes, strides = tuple(tensor.shape), tuple(tensor.stride())
+    return Geometry(tensor.dtype, sizes, strides, int(tensor.storage_offset()))
+
+
+def _find(name: str) -> Callable[..., Any]:
+    base, _, overload = name.partition(".")
+    found: Callable[..., Any] = getattr(getattr(torch.ops.aten, base), overload or "default")
+    return found
+
+
+def _view(name: str) -> Callable[..., Any]:
+    def lower(b: "Builder", x: Value, *args: Any) -> Any:
+        meta, base = _contiguous(b, x)
+        views = _find(name)(meta, *args)
+        if isinstance(views, torch.Tensor):
+            return geometry.read(b, x, base, geometry_of(views))
+        return [geometry.read(b, x, base, geometry_of(v)) for v in views]
+
+    return lower
+
+
+def _scatter(view: str) -> Callable[..., Value]:
+    def lower(b: "Builder", x: Value, source: Value, *args: Any) -> Value:
+        meta, base = _contiguous(b, x)
+        target = geometry_of(_find(view)(meta, *args))
+        source = b.broadcast_to(b.value(source, base.dtype), target.sizes)
+        return geometry.write(b, x, source, base, target)
+
+    return lower
+
+
+for _name in _VIEWS:
+    graph_rule(f"aten::{_name}")(_view(_name))
+for _name in _VIEW_COPIES:
+    graph_rule(f"aten::{_name}")(_view(_name.replace("_copy", "")))
+for _name, _target in _SCATTERS.items():
+    graph_rule(f"aten::{_name}")(_scatter(_target))
+
+
+@graph_rule(*(f"aten::{name}" for name in _COPIES))
+def copy_of(b: "Builder", x: Value, *_: Any) -> Value:
+    return b.value(x, b.outputs[0].dtype)
+
+
+@graph_rule("aten::copy")
+def copy(b: "Builder", x: Value, source: Value, _: bool) -> Value:
+    dtype, shape = b.spec(x)
+    return b.broadcast_to(b.value(source, dtype), shape)
+
+
+@graph_rule(*(f"aten::{name}" for name in _EMPTY))
+def empty(b: "Builder", *_: Any) -> Value:
+    return b.zeros(b.outputs[0].shape, b.outputs[0].dtype)
+
+
+@graph_rule("aten::as_strided", "aten::as_strided_copy")
+def as_strided(b: "Builder", x: Value, sizes: Any, strides: Any, offset: int | None) -> Value:
+    """Exact for an operand that lies contiguously in its storage, which is what tracing gives a fresh value."""
+    _, base = _contiguous(b, x)
+    view = Geometry(base.dtype, tuple(sizes), tuple(strides), offset or 0)
+    return geometry.read(b, x, base, view)
+
+
+@graph_rule("aten::as_strided_scatter")
+def as_strided_scatter(
+    b: "Builder", x: Value, source: Value, sizes: Any, strides: Any, offset: int | None
+) -> Value:
+    _, base = _contiguous(b, x)
+    view = Geometry(base.dtype, tuple(sizes), tuple(strides), offset or 0)
+    return geometry.write(b, x, source, base, view)
+
+
+@graph_rule("aten::_conj", "aten::conj", "aten::_conj_physical")
+def conj(b: "Builder", x: Value) -> Value:
+    if not b.dtype(x).is_complex:
+        return x
+    return b.hlo.complex(b.hlo.real(x), b.hlo.negate(b.hlo.imag(x)))
+
+
+@graph_rule("aten::_neg_view")
+def negative(b: "Builder", x: Value) -> Value:
+    return b.hlo.negate(x)

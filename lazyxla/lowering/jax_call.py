@@ -1,0 +1,108 @@
+"""Calling functions on JAX arrays from a module under construction.
+
+The function is traced and lowered by JAX for the operands' types, once per process; its module is merged into ours as
+private functions. JAX is a compiler library here: it keeps 64-bit types and never opens an accelerator, since one
+process may own a TPU only once and that process's client is ours.
+"""
+
+import functools
+import io
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from lazyxla.lowering.scalar import Scalar, wrap_number
+
+if TYPE_CHECKING:
+    from lazyxla.lowering.builder import Builder
+
+Aval = tuple[torch.dtype, tuple[int, ...], bool]
+"""dtype, shape, and whether the dtype gives way in promotion (a Python number)."""
+
+
+def call_jax(
+    b: "Builder", function: Callable[..., Any], xs: tuple[Any, ...], static: dict[str, Any]
+) -> Any:
+    """See Builder.call_jax."""
+    values, avals = [], []
+    for x in xs:
+        x = wrap_number(x) if isinstance(x, (bool, int, float, complex)) else x
+        value = b.value(x)
+        values.append(value)
+        avals.append((*b.spec(value), isinstance(x, Scalar) and x.wrapped))
+    key = (function, tuple(avals), tuple(sorted(static.items())))
+    symbol = b.symbols.get(key)
+    bytecode, single = _trace(*key, b.platform)
+    if symbol is None:
+        symbol = b.symbols[key] = _merge(b, bytecode, function.__name__)
+    callee = b.callees[symbol]
+    results = list(b.mlir.func.CallOp(callee, values).results)
+    return results[0] if single else results
+
+
+@functools.lru_cache(maxsize=1024)
+def _trace(
+    function: Callable[..., Any],
+    avals: tuple[Aval, ...],
+    static: tuple[tuple[str, Any], ...],
+    platform: str,
+) -> tuple[bytes, bool]:
+    """The function's module in bytecode, and whether it returns one array rather than several."""
+    jax = _jax()
+    with jax.enable_x64(True):
+        operands = [
+            jax.ShapeDtypeStruct(shape, numpy_dtype(dtype), weak_type=weak)
+            for dtype, shape, weak in avals
+        ]
+        bound = functools.partial(function, **dict(static))
+        traced = jax.jit(bound, keep_unused=True).trace(*operands)
+        lowered = traced.lower(lowering_platforms=(platform,))
+    stream = io.BytesIO()
+    lowered.compiler_ir("stablehlo").operation.write_bytecode(stream)
+    return stream.getvalue(), jax.tree.structure(lowered.out_info).num_nodes == 1
+
+
+@functools.cache
+def _jax() -> Any:
+    """JAX, confined to the CPU unless the user has set it up otherwise."""
+    import jax
+    from jax._src.xla_bridge import backends_are_initialized
+
+    if jax.config.jax_platforms is None and not backends_are_initialized():
+        jax.config.update("jax_platforms", "cpu")
+    return jax
+
+
+def numpy_dtype(dtype: torch.dtype) -> Any:
+    """The NumPy (or ml_dtypes) dtype of a torch dtype."""
+    import ml_dtypes
+    import numpy as np
+
+    name = str(dtype).removeprefix("torch.")
+    return np.dtype(getattr(ml_dtypes, name, None) or name)
+
+
+def _merge(b: "Builder", bytecode: bytes, name: str) -> str:
+    """Moves the functions of a module into ours under new names; returns the name of its `main`."""
+    ir = b.mlir.ir
+    module = ir.Module.parse(bytecode)
+    number = len(b.symbols)
+    main = ""
+    for op in list(module.body.operations):
+        if op.operation.name == "func.func":
+            old = ir.StringAttr(op.attributes["sym_name"]).value
+            new = f"{name}.{number}" if old == "main" else f"{name}.{number}.{old}"
+            ir.SymbolTable.replace_all_symbol_uses(old, new, module.operation)
+            ir.SymbolTable.set_symbol_name(op, new)
+            ir.SymbolTable.set_visibility(op, "private")
+            for attribute in ("arg_attrs", "res_attrs"):
+                if attribute in op.attributes:
+                    del op.attributes[attribute]
+            if old == "main":
+                main = new
+                b.callees[new] = op
+    for op in list(module.body.operations):
+        op.operation.detach_from_parent()
+        b.module.body.append(op)
+    return main

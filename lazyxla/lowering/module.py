@@ -1,0 +1,114 @@
+"""From a Program to a StableHLO portable artifact."""
+
+from typing import Any
+
+import torch
+
+from lazyxla.lowering.apply import apply
+from lazyxla.lowering.builder import Builder
+from lazyxla.lowering.errors import LoweringError
+from lazyxla.lowering.mlir import Mlir, mlir
+from lazyxla.lowering.program import Lowered, Node, Program, Ref, Slot
+from lazyxla.lowering.scalar import SlotTable
+
+
+def lower(
+    program: Program, platform: str, stablehlo_version: str | None = None, *, verify: bool = False
+) -> Lowered:
+    """See `lazyxla.lowering.lower`."""
+    world = mlir()
+    with world.lock, world.context, world.unknown:
+        module, slots = build(world, program, platform)
+        if verify:
+            check(module)
+        artifact = serialize(world, module, stablehlo_version)
+    return Lowered(artifact, tuple(sorted(slots.static)))
+
+
+def lower_to_text(program: Program, platform: str) -> str:
+    """The program's module as StableHLO text, for people."""
+    world = mlir()
+    with world.lock, world.context, world.unknown:
+        module, _ = build(world, program, platform)
+        return str(module)
+
+
+def build(world: Mlir, program: Program, platform: str) -> tuple[Any, SlotTable]:
+    """The program's module, with a function `main`; the context and a location must be entered."""
+    ir = world.ir
+    slots = SlotTable(program.slots)
+    module = ir.Module.create()
+    b = Builder(world, platform, slots, module)
+    types = [world.type(s.dtype, tuple(s.shape)) for s in program.inputs]
+    buffers = [(torch.float64, slots.floats), (torch.int64, slots.ints)]
+    buffers = [(dtype, members) for dtype, members in buffers if members]
+    types += [world.type(dtype, (len(members),)) for dtype, members in buffers]
+    with ir.InsertionPoint(module.body):
+        main = world.func.FuncOp("main", (types, []), visibility="public")
+        block = main.add_entry_block()
+    with ir.InsertionPoint(block):
+        values = list(block.arguments)
+        for (dtype, _), argument in zip(buffers, values[len(program.inputs) :], strict=True):
+            b.buffers[dtype] = argument
+        del values[len(program.inputs) :]
+        for node in program.nodes:
+            lower_node(b, node, values)
+        results = [values[ref] for ref in program.outputs]
+        world.func.ReturnOp(results)
+    function_type = ir.FunctionType.get(types, [r.type for r in results])
+    main.attributes["function_type"] = ir.TypeAttr.get(function_type)
+    if program.donations:
+        i32 = world.element(torch.int32)
+        empty = ir.DictAttr.get({})
+        main.attributes["arg_attrs"] = ir.ArrayAttr.get(
+            [
+                ir.DictAttr.get(
+                    {"tf.aliasing_output": ir.IntegerAttr.get(i32, program.donations[number])}
+                )
+                if number in program.donations
+                else empty
+                for number in range(len(types))
+            ]
+        )
+    return module, slots
+
+
+def lower_node(b: Builder, node: Node, values: list[Any]) -> None:
+    """Lowers one node and appends its results to `values`."""
+    scalars = b.slots.scalars
+
+    def bind(arg: Any) -> Any:
+        kind = type(arg)
+        if kind is Ref:
+            return values[arg]
+        if kind is Slot:
+            return scalars[arg]
+        if kind is list:
+            return [bind(a) for a in arg]
+        return arg
+
+    rng = None if node.rng is None else (scalars[node.rng[0]], scalars[node.rng[1]])
+    b.enter_node(node.outputs, rng)
+    with b.mlir.location(node.op):
+        values.extend(apply(b, node.op, tuple(bind(a) for a in node.args)))
+
+
+def check(module: Any) -> None:
+    """Runs MLIR's verifier."""
+    from jaxlib.mlir import ir
+
+    try:
+        module.operation.verify()
+    except ir.MLIRError as error:
+        raise LoweringError(f"the module is not valid: {error}\n{module}") from error
+
+
+def serialize(world: Mlir, module: Any, version: str | None) -> bytes:
+    """The module as a portable artifact for a plugin that knows StableHLO up to `version`."""
+    target = world.hlo.get_current_version()
+    if version is not None:
+        target = world.hlo.get_smaller_version(target, version)
+    pipeline = "builtin.module(func.func(chlo-legalize-to-stablehlo))"
+    world.passmanager.PassManager.parse(pipeline).run(module.operation)
+    # What that pass leaves (top-k) is passed on in its own dialect, as JAX does.
+    return world.hlo.serialize_portable_artifact(module, target, True)

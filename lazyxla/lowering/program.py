@@ -1,0 +1,75 @@
+"""What the recorder hands to the lowering on a cache miss: plain data, built in C++, never changed.
+
+A program is a list of nodes in execution order. Values are numbered: the inputs are 0..n-1, then every node's outputs
+follow consecutively. Numbers that reach an operator (a `Scalar` or `float` argument, a 0-dim CPU tensor) are slots: a
+slot is a constant until its value changes between two runs, and an element of a runtime input from then on.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+
+Argument = Any
+"""Ref, Slot, int, bool, str, None, torch.dtype, torch.device, torch.layout, torch.memory_format, Geometry, or a list
+of those. Arguments of schema type `float` and `Scalar` are always slots."""
+
+
+class Ref(int):
+    """The number of a value."""
+
+    __slots__ = ()
+
+
+class Slot(int):
+    """The number of a scalar slot."""
+
+    __slots__ = ()
+
+
+class TensorSpec(NamedTuple):
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+
+class Geometry(NamedTuple):
+    """Where a tensor's elements lie in its storage; strides and offset count elements of `dtype`."""
+
+    dtype: torch.dtype
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int
+
+
+class SlotSpec(NamedTuple):
+    """`wrapped`: a Python number, which takes part in type promotion by its category only."""
+
+    value: int | float | bool | complex
+    dtype: torch.dtype
+    wrapped: bool
+    variable: bool
+
+
+class Node(NamedTuple):
+    """One operator call. `args` holds every argument of the schema in schema order, defaults filled in."""
+
+    op: str
+    args: tuple[Argument, ...]
+    outputs: tuple[TensorSpec, ...]
+    rng: tuple[Slot, Slot] | None = None
+
+
+class Program(NamedTuple):
+    """`donations` maps an input's number to the position in `outputs` that takes over its buffer."""
+
+    inputs: list[TensorSpec]
+    nodes: list[Node]
+    outputs: list[Ref]
+    slots: list[SlotSpec]
+    donations: dict[int, int]
+
+
+class Lowered(NamedTuple):
+    """`static_slots`: the slots whose value a rule has built into the program; they never become variable."""
+
+    artifact: bytes
+    static_slots: tuple[int, ...]

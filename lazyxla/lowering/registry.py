@@ -1,0 +1,120 @@
+"""Which operator is lowered how.
+
+A rule is a function `f(b, *args)` that builds HLO with the builder `b`; a JAX rule is a function on JAX arrays. Both
+take all arguments of the operator's schema positionally. An operator with neither is lowered through PyTorch's
+decomposition, if there is one, and runs on the host otherwise.
+
+Names are schema names: "aten::add.Tensor", and "aten::addmm" for a default overload. Only functional forms are
+registered, never in-place forms, out forms or views.
+"""
+
+import importlib
+import pkgutil
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class JaxRule(NamedTuple):
+    """`static`: names of the parameters that need Python numbers instead of traced 0-dim arrays."""
+
+    function: Callable[..., Any]
+    static: tuple[str, ...]
+
+
+_rules: dict[str, Callable[..., Any]] = {}
+_jax_rules: dict[str, JaxRule] = {}
+_graph_rules: dict[str, Callable[..., Any]] = {}
+_loaded = False
+
+
+def rule(*names: str) -> Callable[[F], F]:
+    """Registers the decorated function `f(b, *args)` as the lowering rule of the operators `names`."""
+
+    def register(function: F) -> F:
+        for name in names:
+            _rules[name] = function
+        return function
+
+    return register
+
+
+def jax_rule(*names: str, static: tuple[str, ...] = ()) -> Callable[[F], F]:
+    """Registers the decorated function on JAX arrays as the JAX rule of the operators `names`.
+
+    Numbers arrive as 0-dim arrays that stay dynamic, except for the parameters named in `static`, which arrive as
+    Python numbers and cost one compilation per value. A keyword-only parameter `outputs`, if there is one, receives
+    the expected outputs (tuple of TensorSpec).
+    """
+
+    def register(function: F) -> F:
+        for name in names:
+            _jax_rules[name] = JaxRule(function, tuple(static))
+        return function
+
+    return register
+
+
+def graph_rule(*names: str) -> Callable[[F], F]:
+    """Like `rule`, for operators that only occur in traced graphs.
+
+    These are views, copies and empty tensors, which the recorder handles itself: in a graph they are values like any
+    other. Their names are not among `names()`.
+    """
+
+    def register(function: F) -> F:
+        for name in names:
+            _graph_rules[name] = function
+        return function
+
+    return register
+
+
+def find_rule(name: str) -> Callable[..., Any] | None:
+    """The operator's own rule, or else its graph rule."""
+    _load()
+    return _rules.get(name) or _graph_rules.get(name)
+
+
+def find_jax_rule(name: str) -> JaxRule | None:
+    """The operator's JAX rule."""
+    _load()
+    return _jax_rules.get(name)
+
+
+def names() -> list[str]:
+    """All ATen and custom operators that have a rule or a JAX rule (internal ones left out), sorted."""
+    _load()
+    return sorted(n for n in _rules.keys() | _jax_rules.keys() if not n.startswith("lazyxla::"))
+
+
+def how(name: str) -> str:
+    """How `name` is lowered: "rule", "jax", "decomposition", or "host" if it is not lowered at all.
+
+    "graph" stands for an operator that is lowered in traced graphs only and is the recorder's own business otherwise.
+    """
+    _load()
+    if name in _rules:
+        return "rule"
+    if name in _jax_rules:
+        return "jax"
+    if name in _graph_rules:
+        return "graph"
+    from lazyxla.lowering.decompose import find_decomposition
+
+    return "host" if find_decomposition(name) is None else "decomposition"
+
+
+def _load() -> None:
+    """Imports the rule files once; they are light, since none imports jaxlib or JAX at its top."""
+    global _loaded
+    if _loaded:
+        return
+    _loaded = True
+    from lazyxla.lowering import rules
+
+    for name in ("graph_rules", "prim_rules"):
+        importlib.import_module(f"lazyxla.lowering.{name}")
+    for module in pkgutil.iter_modules(rules.__path__):
+        importlib.import_module(f"{rules.__name__}.{module.name}")

@@ -1,0 +1,146 @@
+"""Element-wise loss functions and their gradients."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from lazyxla.lowering.registry import rule
+from lazyxla.lowering.rules.formula import (
+    X,
+    exp,
+    log,
+    log1p,
+    maximum,
+    minimum,
+    operands,
+    sigmoid,
+    where,
+)
+
+if TYPE_CHECKING:
+    from lazyxla.lowering.builder import Builder
+
+Value = Any
+
+NONE, MEAN, SUM = 0, 1, 2  # torch's Reduction
+
+
+def reduced(b: "Builder", loss: X, reduction: int) -> Value:
+    """The loss per element, its mean or its sum."""
+    dims = range(b.rank(loss.value))
+    if reduction == MEAN:
+        return b.mean(loss.value, dims)
+    return b.reduce(loss.value, dims, "sum") if reduction == SUM else loss.value
+
+
+def _loss(name: str) -> Callable[..., Any]:
+    """Registers formula(x, target, *parameters); the schema's arguments are (x, target, reduction, *parameters)."""
+
+    def register(formula: Callable[..., X]) -> Callable[..., X]:
+        def lower(b: "Builder", x: Value, target: Value, reduction: int, *parameters: Any) -> Value:
+            return reduced(b, formula(*operands(b, x, target, *parameters)), reduction)
+
+        rule(name)(lower)
+        return formula
+
+    return register
+
+
+def _loss_backward(name: str) -> Callable[..., Any]:
+    """Registers the derivative formula(x, target, *parameters) of the loss, without the incoming gradient."""
+
+    def register(formula: Callable[..., X]) -> Callable[..., X]:
+        def lower(
+            b: "Builder", grad: Value, x: Value, target: Value, reduction: int, *parameters: Any
+        ) -> Value:
+            grad, x, target, *parameters = operands(b, grad, x, target, *parameters)
+            slope = formula(x, target, *parameters) * grad
+            count = b.count(x.value, range(b.rank(x.value)))
+            return (slope / count if reduction == MEAN else slope).value
+
+        rule(name)(lower)
+        return formula
+
+    return register
+
+
+@_loss("aten::mse_loss")
+def mse_loss(x: X, target: X) -> X:
+    return (x - target) * (x - target)
+
+
+@_loss_backward("aten::mse_loss_backward")
+def mse_loss_backward(x: X, target: X) -> X:
+    return 2 * (x - target)
+
+
+@_loss("aten::smooth_l1_loss")
+def smooth_l1_loss(x: X, target: X, beta: X) -> X:
+    distance = abs(x - target)
+    return where(distance < beta, 0.5 * distance * distance / beta, distance - 0.5 * beta)
+
+
+@_loss_backward("aten::smooth_l1_loss_backward")
+def smooth_l1_loss_backward(x: X, target: X, beta: X) -> X:
+    difference = x - target
+    return where(
+        difference <= -beta, -1, where(difference >= beta, 1, difference / beta)
+    )
+
+
+@_loss("aten::huber_loss")
+def huber_loss(x: X, target: X, delta: X) -> X:
+    distance = abs(x - target)
+    return where(distance <= delta, 0.5 * distance * distance, delta * (distance - 0.5 * delta))
+
+
+@_loss_backward("aten::huber_loss_backward")
+def huber_loss_backward(x: X, target: X, delta: X) -> X:
+    difference = x - target
+    return where(difference <= -delta, -delta, where(difference >= delta, delta, difference))
+
+
+@_loss("aten::soft_margin_loss")
+def soft_margin_loss(x: X, target: X) -> X:
+    return log1p(exp(-target * x))
+
+
+@_loss_backward("aten::soft_margin_loss_backward")
+def soft_margin_loss_backward(x: X, target: X) -> X:
+    return -target * sigmoid(-target * x)
+
+
+@rule("aten::binary_cross_entropy")
+def binary_cross_entropy(
+    b: "Builder", x: Value, target: Value, weight: Value | None, reduction: int
+) -> Value:
+    x, target, weight = operands(b, x, target, weight)
+    # Logarithms are cut off at -100, as PyTorch does, so that no term is infinite.
+    loss = (target - 1) * maximum(log1p(-x), -100) - target * maximum(log(x), -100)
+    return reduced(b, loss if weight is None else loss * weight, reduction)
+
+
+@rule("aten::binary_cross_entropy_backward")
+def binary_cross_entropy_backward(
+    b: "Builder", grad: Value, x: Value, target: Value, weight: Value | None, reduction: int
+) -> Value:
+    grad, x, target, weight = operands(b, grad, x, target, weight)
+    slope = grad * (x - target) / maximum((1 - x) * x, 1e-12)
+    slope = slope if weight is None else slope * weight
+    count = b.count(x.value, range(b.rank(x.value)))
+    return (slope / count if reduction == MEAN else slope).value
+
+
+@rule("aten::binary_cross_entropy_with_logits")
+def binary_cross_entropy_with_logits(
+    b: "Builder",
+    x: Value,
+    target: Value,
+    weight: Value | None,
+    pos_weight: Value | None,
+    reduction: int,
+) -> Value:
+    x, target, weight, pos_weight = operands(b, x, target, weight, pos_weight)
+    log_sigmoid = minimum(x, 0) - log1p(exp(-abs(x)))
+    positive = log_sigmoid if pos_weight is None else (1 + (pos_weight - 1) * target) * log_sigmoid
+    loss = (1 - target) * x - positive
+    return reduced(b, loss if weight is None else loss * weight, reduction)

@@ -1,0 +1,375 @@
+"""Element-wise operators: mathematical functions, comparisons, logic and bits."""
+
+import functools
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from lazyxla.lowering.registry import rule
+from lazyxla.lowering.rules.formula import (
+    X,
+    exp,
+    log,
+    log1p,
+    maximum,
+    minimum,
+    operands,
+    pointwise,
+    predicate,
+    sign_bit,
+    sqrt,
+    trunc,
+    where,
+)
+
+if TYPE_CHECKING:
+    from lazyxla.lowering.builder import Builder
+
+Value = Any
+
+# Operator -> StableHLO (or CHLO) operation, computed in the dtype PyTorch computes in.
+_UNARY = {
+    "aten::acos": "chlo.acos",
+    "aten::acosh": "chlo.acosh",
+    "aten::asin": "chlo.asin",
+    "aten::asinh": "chlo.asinh",
+    "aten::atan": "chlo.atan",
+    "aten::atanh": "chlo.atanh",
+    "aten::cos": "cosine",
+    "aten::cosh": "chlo.cosh",
+    "aten::erf": "chlo.erf",
+    "aten::erfc": "chlo.erfc",
+    "aten::erfinv": "chlo.erf_inv",
+    "aten::exp": "exponential",
+    "aten::expm1": "exponential_minus_one",
+    "aten::lgamma": "chlo.lgamma",
+    "aten::log": "log",
+    "aten::log1p": "log_plus_one",
+    "aten::rsqrt": "rsqrt",
+    "aten::sigmoid": "logistic",
+    "aten::sin": "sine",
+    "aten::sinh": "chlo.sinh",
+    "aten::sqrt": "sqrt",
+    "aten::tan": "tan",
+    "aten::tanh": "tanh",
+}
+
+# Operators that leave integers alone.
+_ROUNDING = {
+    "aten::ceil": "ceil",
+    "aten::floor": "floor",
+    "aten::round": "round_nearest_even",
+}
+
+_BINARY = {
+    "aten::mul.Tensor": "multiply",
+    "aten::mul.Scalar": "multiply",
+    "aten::maximum": "maximum",
+    "aten::minimum": "minimum",
+    "aten::fmod.Tensor": "remainder",
+    "aten::fmod.Scalar": "remainder",
+    "aten::atan2": "atan2",
+    "aten::nextafter": "chlo.next_after",
+    "aten::bitwise_and": "and_",
+    "aten::bitwise_or": "or_",
+    "aten::bitwise_xor": "xor",
+}
+
+_COMPARISON = {
+    "aten::eq": "EQ",
+    "aten::ne": "NE",
+    "aten::lt": "LT",
+    "aten::le": "LE",
+    "aten::gt": "GT",
+    "aten::ge": "GE",
+}
+
+_LOGICAL = {
+    "aten::logical_and": "and_",
+    "aten::logical_or": "or_",
+    "aten::logical_xor": "xor",
+}
+
+
+def _round(operation: str, x: X) -> X:
+    return x if x.is_exact else x.call(operation)
+
+
+def _logical(operation: str, x: X, y: X) -> X:
+    return x.to(torch.bool).call(operation, y.to(torch.bool))
+
+
+def _register_tables() -> None:
+    def call(operation: str, *xs: X) -> X:
+        return xs[0].call(operation, *xs[1:])
+
+    for name, operation in _UNARY.items():
+        pointwise(name)(functools.partial(call, operation))
+    for name, operation in _ROUNDING.items():
+        pointwise(name, exact=True)(functools.partial(_round, operation))
+    for name, operation in _BINARY.items():
+        overloads = [name]
+        if "bitwise" in name:
+            overloads = [f"{name}.{o}" for o in ("Tensor", "Scalar", "Scalar_Tensor")]
+        pointwise(*overloads, exact=True)(functools.partial(call, operation))
+    for name, direction in _COMPARISON.items():
+        comparison = functools.partial(X.compare, direction=direction)
+        predicate(f"{name}.Tensor", f"{name}.Scalar")(comparison)
+    for name, operation in _LOGICAL.items():
+        predicate(name)(functools.partial(_logical, operation))
+
+
+_register_tables()
+
+
+# ---- one operand ----
+
+
+@pointwise("aten::neg", exact=True)
+def neg(x: X) -> X:
+    return -x
+
+
+@pointwise("aten::bitwise_not", exact=True)
+def bitwise_not(x: X) -> X:
+    return ~x
+
+
+@predicate("aten::logical_not")
+def logical_not(x: X) -> X:
+    return ~x.to(torch.bool)
+
+
+@pointwise("aten::trunc", exact=True)
+def truncate(x: X) -> X:
+    return x if x.is_exact else trunc(x)
+
+
+@pointwise("aten::frac")
+def frac(x: X) -> X:
+    return x - trunc(x)
+
+
+@pointwise("aten::round.decimals")
+def round_decimals(x: X, decimals: int) -> X:
+    if x.is_exact and decimals >= 0:
+        return x
+    ten = 10.0 ** abs(decimals)
+    scaled = x * ten if decimals > 0 else x / ten
+    rounded = scaled.call("round_nearest_even")
+    return rounded / ten if decimals > 0 else rounded * ten
+
+
+@pointwise("aten::reciprocal")
+def reciprocal(x: X) -> X:
+    return 1 / x
+
+
+@pointwise("aten::exp2")
+def exp2(x: X) -> X:
+    return 2**x if x.is_float else exp(x * math.log(2))
+
+
+@pointwise("aten::log2")
+def log2(x: X) -> X:
+    return log(x) / math.log(2)
+
+
+@pointwise("aten::log10")
+def log10(x: X) -> X:
+    return log(x) / math.log(10)
+
+
+@pointwise("aten::deg2rad")
+def deg2rad(x: X) -> X:
+    return x * (math.pi / 180)
+
+
+@pointwise("aten::rad2deg")
+def rad2deg(x: X) -> X:
+    return x * (180 / math.pi)
+
+
+@pointwise("aten::sinc")
+def sinc(x: X) -> X:
+    angle = x * math.pi
+    return where(x == 0, 1, angle.call("sine") / angle)
+
+
+@rule("aten::abs")
+def absolute(b: "Builder", x: Value) -> Value:
+    (x,) = operands(b, x, dtype=b.dtype(x))
+    unsigned = x.dtype in (torch.bool, torch.uint8, torch.uint16, torch.uint32, torch.uint64)
+    return x.value if unsigned else abs(x).value
+
+
+@pointwise("aten::sign", "aten::sgn", exact=True)
+def sign(x: X) -> X:
+    if x.dtype == torch.bool:
+        return x
+    if x.is_complex:
+        return x.call("sign")
+    one = x.full(1)
+    positive = where(x > 0, one, 0)
+    return positive - where(x < 0, one, 0) if x.dtype.is_signed else positive  # 0 for nan
+
+
+@predicate("aten::signbit")
+def signbit(x: X) -> X:
+    return sign_bit(x) if x.dtype.is_signed else (x != x)
+
+
+@predicate("aten::isnan")
+def isnan(x: X) -> X:
+    return x.is_nan()
+
+
+@predicate("aten::isinf")
+def isinf(x: X) -> X:
+    if x.is_complex:
+        return isinf(x.real) | isinf(x.imag)
+    return abs(x) == math.inf if x.is_float else x != x
+
+
+@predicate("aten::isposinf")
+def isposinf(x: X) -> X:
+    return x == math.inf if x.is_float else x != x
+
+
+@predicate("aten::isneginf")
+def isneginf(x: X) -> X:
+    return x == -math.inf if x.is_float else x != x
+
+
+@pointwise("aten::nan_to_num", exact=True)
+def nan_to_num(x: X, nan: X | None, posinf: X | None, neginf: X | None) -> X:
+    if x.is_exact:
+        return x
+    if x.is_complex:
+        parts = [nan_to_num(p, nan and nan.real, posinf and posinf.real, neginf and neginf.real)
+                 for p in (x.real, x.imag)]
+        return parts[0].call("complex", parts[1])
+    limits = torch.finfo(x.b.outputs[0].dtype)
+    filled = where(x.is_nan(), 0 if nan is None else nan, x)
+    filled = where(x == math.inf, limits.max if posinf is None else posinf, filled)
+    return where(x == -math.inf, limits.min if neginf is None else neginf, filled)
+
+
+# ---- two operands ----
+
+
+@pointwise("aten::fmax", exact=True)
+def fmax(x: X, y: X) -> X:
+    return maximum(x, y) if x.is_exact else where(x.is_nan() | (y >= x), where(y.is_nan(), x, y), x)
+
+
+@pointwise("aten::fmin", exact=True)
+def fmin(x: X, y: X) -> X:
+    return minimum(x, y) if x.is_exact else where(x.is_nan() | (y <= x), where(y.is_nan(), x, y), x)
+
+
+@pointwise("aten::hypot")
+def hypot(x: X, y: X) -> X:
+    x, y = abs(x), abs(y)
+    great, small = maximum(x, y), minimum(x, y)
+    ratio = where(great == 0, 0, small / great)
+    scaled = great * sqrt(ratio * ratio + 1)
+    return where((x == math.inf) | (y == math.inf), math.inf, scaled)
+
+
+@pointwise("aten::copysign.Tensor", "aten::copysign.Scalar", exact=True)
+def copysign(x: X, y: X) -> X:
+    return where(sign_bit(x) == sign_bit(y), x, -x)
+
+
+@pointwise("aten::logaddexp")
+def logaddexp(x: X, y: X) -> X:
+    if x.is_complex:
+        first = (x.real < y.real) | (y.is_nan())
+        great, small = where(first, y, x), where(first, x, y)
+        return where((x == y) & isinf(x.real), x, great + log1p(exp(small - great)))
+    same = (x == y) & isinf(x)
+    return where(same, x, maximum(x, y) + log1p(exp(-abs(x - y))))
+
+
+@pointwise("aten::logaddexp2")
+def logaddexp2(x: X, y: X) -> X:
+    same = (x == y) & isinf(x)
+    return where(same, x, maximum(x, y) + log1p(exp2(-abs(x - y))) / math.log(2))
+
+
+def _times_log(x: X, y: X, logarithm: X) -> X:
+    return where(y.is_nan(), y, where(x == 0, 0, x * logarithm))
+
+
+@pointwise("aten::xlogy.Tensor", "aten::xlogy.Scalar_Self", "aten::xlogy.Scalar_Other")
+def xlogy(x: X, y: X) -> X:
+    return _times_log(x, y, log(y))
+
+
+@pointwise(
+    "aten::special_xlog1py",
+    "aten::special_xlog1py.self_scalar",
+    "aten::special_xlog1py.other_scalar",
+)
+def xlog1py(x: X, y: X) -> X:
+    return _times_log(x, y, log1p(y))
+
+
+@pointwise("aten::heaviside", exact=True)
+def heaviside(x: X, at_zero: X) -> X:
+    return where(x == 0, at_zero, where(x > 0, x.full(1), 0))
+
+
+@pointwise("aten::ldexp.Tensor")
+def ldexp(x: X, exponent: X) -> X:
+    return x * exp2(exponent)
+
+
+@pointwise(
+    "aten::bitwise_left_shift.Tensor",
+    "aten::bitwise_left_shift.Tensor_Scalar",
+    "aten::bitwise_left_shift.Scalar_Tensor",
+    "aten::__lshift__.Tensor",
+    "aten::__lshift__.Scalar",
+)
+def left_shift(x: X, y: X) -> X:
+    return x.call("shift_left", y) if x.is_exact else x * exp2(y)
+
+
+@pointwise(
+    "aten::bitwise_right_shift.Tensor",
+    "aten::bitwise_right_shift.Tensor_Scalar",
+    "aten::bitwise_right_shift.Scalar_Tensor",
+    "aten::__rshift__.Tensor",
+    "aten::__rshift__.Scalar",
+)
+def right_shift(x: X, y: X) -> X:
+    if not x.is_exact:
+        return x / exp2(y)
+    return x.call("shift_right_arithmetic" if x.dtype.is_signed else "shift_right_logical", y)
+
+
+# ---- selection ----
+
+
+@rule("aten::where.self")
+def where_self(b: "Builder", condition: Value, x: Value, y: Value) -> Value:
+    return b.select(b.value(condition, torch.bool), *b.align(x, y, dtype=b.outputs[0].dtype))
+
+
+@rule("aten::masked_fill.Scalar", "aten::masked_fill.Tensor")
+def masked_fill(b: "Builder", x: Value, mask: Value, value: Value) -> Value:
+    x, value = b.promote(x, value, dtype=b.outputs[0].dtype)
+    return b.select(b.value(mask, torch.bool), value, x)
+
+
+@rule("aten::fill.Scalar", "aten::fill.Tensor")
+def fill(b: "Builder", x: Value, value: Value) -> Value:
+    return b.full(b.outputs[0].shape, value, b.outputs[0].dtype)
+
+
+@rule("aten::zero")
+def zero(b: "Builder", x: Value) -> Value:
+    return b.zeros(b.outputs[0].shape, b.outputs[0].dtype)

@@ -1,0 +1,78 @@
+"""Numbers among an operator's arguments, and the runtime buffers that variable ones live in."""
+
+from typing import Any
+
+import torch
+
+from lazyxla.lowering.program import SlotSpec
+
+
+class Scalar:
+    """A number whose value a rule may take as a 0-dim value (`Builder.value`) or, at a price, as a Python number.
+
+    `float(s)`, `int(s)`, `bool(s)`, `complex(s)` and `s.item()` build the number into the program: the slot becomes
+    static and every further value of it costs a compilation. `Builder.is_const(s, 1)` asks without that price.
+    """
+
+    __slots__ = ("dtype", "slot", "table", "variable", "wrapped", "number")
+
+    def __init__(self, spec: SlotSpec, slot: int = -1, table: "SlotTable | None" = None) -> None:
+        self.dtype = spec.dtype
+        self.wrapped = spec.wrapped
+        self.variable = spec.variable
+        self.number = spec.value
+        self.slot = slot
+        self.table = table
+
+    def item(self) -> Any:
+        if self.variable:
+            raise ValueError(
+                f"slot {self.slot} is variable, but a rule needs its number at compile time"
+            )
+        if self.table is not None:
+            self.table.static.add(self.slot)
+        return self.number
+
+    def __float__(self) -> float:
+        return float(self.item())
+
+    def __int__(self) -> int:
+        return int(self.item())
+
+    def __index__(self) -> int:
+        return int(self.item())
+
+    def __bool__(self) -> bool:
+        return bool(self.item())
+
+    def __complex__(self) -> complex:
+        return complex(self.item())
+
+    def __repr__(self) -> str:
+        kind = "variable" if self.variable else repr(self.number)
+        return f"Scalar({kind}, {self.dtype})"
+
+
+def wrap_number(number: int | float | bool | complex) -> Scalar:
+    """A Python number as a Scalar that belongs to no slot."""
+    kinds = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
+    return Scalar(SlotSpec(number, kinds[type(number)], True, False))
+
+
+class SlotTable:
+    """A program's slots: their Scalars, where the variable ones lie in the runtime buffers, which were made static."""
+
+    def __init__(self, slots: list[SlotSpec]) -> None:
+        self.static: set[int] = set()
+        self.scalars = [Scalar(spec, number, self) for number, spec in enumerate(slots)]
+        self.floats: list[int] = []
+        self.ints: list[int] = []
+        for number, spec in enumerate(slots):
+            if spec.variable:
+                (self.floats if spec.dtype.is_floating_point else self.ints).append(number)
+        self._places = {n: (torch.float64, i) for i, n in enumerate(self.floats)}
+        self._places |= {n: (torch.int64, i) for i, n in enumerate(self.ints)}
+
+    def place(self, slot: int) -> tuple[torch.dtype, int]:
+        """The buffer (by dtype: float64 or int64) and the index in it of a variable slot."""
+        return self._places[slot]

@@ -1,0 +1,56 @@
+"""Shared by all tests: they run on the CPU plugin, with settings and caches of their own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+# Before anything imports torch, which imports lazyxla where that is installed.
+for _name in [name for name in os.environ if name.startswith("LAZYXLA_")]:
+    if _name not in ("LAZYXLA_PLATFORM", "LAZYXLA_CPU_DEVICES"):
+        del os.environ[_name]
+os.environ.setdefault("LAZYXLA_PLATFORM", "cpu")
+os.environ.setdefault("LAZYXLA_CPU_DEVICES", "2")
+os.environ.setdefault("LAZYXLA_CACHE_DIR", tempfile.mkdtemp(prefix="lazyxla-test-"))
+
+import pytest  # noqa: E402
+import torch  # noqa: E402
+
+import lazyxla  # noqa: E402, F401
+
+ROOT = Path(__file__).resolve().parent.parent
+
+RunPython = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def run_python() -> RunPython:
+    """Runs a script in a fresh interpreter: ``run_python(code, LAZYXLA_X="1", check=True)``."""
+
+    def run(code: str, check: bool = True, **environment: str) -> subprocess.CompletedProcess[str]:
+        path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+        result = subprocess.run(
+            [sys.executable, "-c", code],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            env={**os.environ, "PYTHONPATH": path, **environment},
+        )
+        if check:
+            assert result.returncode == 0, result.stderr
+        return result
+
+    return run
+
+
+@pytest.fixture
+def keep_random_state() -> Iterator[None]:
+    """Puts the CPU's and the devices' default generators back after the test."""
+    host, device = torch.get_rng_state(), torch.lazyxla.get_rng_state_all()
+    yield
+    torch.set_rng_state(host)
+    torch.lazyxla.set_rng_state_all(device)

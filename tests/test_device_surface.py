@@ -1,0 +1,520 @@
+"""The device as PyTorch's generic code sees it: strings, modules, generators, guards, settings."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import pytest
+import torch
+
+import lazyxla
+from lazyxla import _C, platforms
+from lazyxla.config import FIELDS, Settings
+
+# --- Names ---------------------------------------------------------------------------------------
+
+
+def test_device_strings():
+    assert torch.device("lazyxla").type == "lazyxla"
+    assert torch.device("lazyxla:1").index == 1
+    assert torch.device("lazyxla", 0) == lazyxla.device(0)
+
+
+def test_devices():
+    assert lazyxla.device_count() == torch.accelerator.device_count() == 2
+    assert lazyxla.devices() == [torch.device("lazyxla:0"), torch.device("lazyxla:1")]
+    assert lazyxla.device() == torch.device("lazyxla", lazyxla.current_device())
+    assert lazyxla.is_available()
+    assert torch.lazyxla.is_available()
+    assert lazyxla.platform() == "cpu"
+
+
+@pytest.mark.parametrize("index", [-1, 2, 200])
+def test_no_such_device(index):
+    with pytest.raises(IndexError, match=rf"device index {index} is out of range.*2 devices"):
+        lazyxla.device(index)
+
+
+def test_set_no_such_device():
+    with pytest.raises(IndexError, match=r"device index 5 is out of range, there are 2 devices"):
+        lazyxla.set_device(5)
+
+
+def test_foreign_device():
+    with pytest.raises(ValueError, match="expected a lazyxla device, got cpu"):
+        lazyxla.set_device("cpu")
+
+
+def test_generated_methods():
+    assert isinstance(torch.Tensor.is_lazyxla, property)
+    for owner in (
+        torch.Tensor,
+        torch.nn.Module,
+        torch.nn.utils.rnn.PackedSequence,
+        torch.UntypedStorage,
+    ):
+        assert callable(owner.lazyxla)
+    assert not torch.ones(2).is_lazyxla
+
+
+def test_device_module_is_found():
+    assert torch.get_device_module("lazyxla") is torch.lazyxla
+    assert torch.accelerator.current_accelerator() == torch.device("lazyxla")
+    assert torch.accelerator.is_available()
+
+
+def test_device_module_has_what_it_lists():
+    module = torch.lazyxla
+    assert [name for name in module.__all__ if not hasattr(module, name)] == []
+
+
+def test_public_names_exist():
+    assert [name for name in lazyxla.__all__ if not hasattr(lazyxla, name)] == []
+
+
+def test_supported_dtypes():
+    dtypes = torch.accelerator.get_device_capability()["supported_dtypes"]
+    assert {torch.bool, torch.int64, torch.bfloat16, torch.float64, torch.complex64} <= dtypes
+    assert torch.qint8 not in dtypes
+
+
+def test_properties():
+    properties = torch.lazyxla.get_device_properties(0)
+    assert properties.platform == "cpu"
+    assert properties.name == torch.lazyxla.get_device_name("lazyxla:0") != ""
+
+
+def test_memory_functions():
+    assert 0 <= lazyxla.memory_allocated() <= lazyxla.max_memory_allocated()
+    lazyxla.reset_peak_memory_stats()
+    assert lazyxla.max_memory_allocated() == lazyxla.memory_allocated()
+
+
+# --- Guards --------------------------------------------------------------------------------------
+
+
+def test_device_context():
+    assert lazyxla.current_device() == 0
+    with torch.lazyxla.device(1):
+        assert lazyxla.current_device() == 1
+        with torch.lazyxla.device("lazyxla:0"):
+            assert lazyxla.current_device() == 0
+        with torch.lazyxla.device(None), torch.lazyxla.device(-1):
+            assert lazyxla.current_device() == 1
+    assert lazyxla.current_device() == 0
+
+
+def test_device_context_after_an_error():
+    with pytest.raises(KeyError), torch.lazyxla.device(1):
+        raise KeyError
+    assert lazyxla.current_device() == 0
+
+
+def test_device_of_leaves_foreign_tensors_alone():
+    with torch.lazyxla.device(1), torch.lazyxla.device_of(torch.ones(1)):
+        assert lazyxla.current_device() == 1
+
+
+def test_accelerator_device_index():
+    with torch.accelerator.device_index(1):
+        assert torch.accelerator.current_device_index() == lazyxla.current_device() == 1
+    torch.accelerator.set_device_index(1)
+    assert lazyxla.current_device() == 1
+    lazyxla.set_device("lazyxla:0")
+    assert torch.accelerator.current_device_index() == 0
+
+
+def test_current_device_belongs_to_a_thread():
+    seen = []
+
+    def body():
+        seen.append(lazyxla.current_device())
+        lazyxla.set_device(0)
+
+    with torch.lazyxla.device(1):
+        thread = threading.Thread(target=body)
+        thread.start()
+        thread.join()
+        assert lazyxla.current_device() == 1
+    assert seen == [0]
+
+
+# --- Streams and events --------------------------------------------------------------------------
+
+
+def test_one_stream_per_device():
+    stream = torch.lazyxla.current_stream()
+    assert stream.stream_id == 0
+    assert stream == torch.lazyxla.default_stream() == torch.accelerator.current_stream()
+    assert torch.Stream("lazyxla:1").device == torch.device("lazyxla:1")
+    assert torch.Stream("lazyxla:0") == stream
+    assert stream.query()
+    stream.synchronize()
+    torch.accelerator.set_stream(stream)
+
+
+def test_stream_context():
+    with torch.lazyxla.stream(torch.Stream("lazyxla:1")):
+        assert lazyxla.current_device() == 1
+    with torch.lazyxla.stream(None):
+        assert lazyxla.current_device() == 0
+
+
+def test_synchronize():
+    torch.accelerator.synchronize()
+    lazyxla.synchronize("lazyxla:1")
+    lazyxla.sync(wait=True)
+
+
+def test_events():
+    stream = torch.lazyxla.current_stream()
+    event = torch.Event("lazyxla")
+    assert event.query()  # never recorded
+    event.record()
+    event.synchronize()
+    assert event.query()
+    event.wait(stream)
+    stream.wait_event(stream.record_event())
+    stream.wait_stream(torch.Stream("lazyxla:1"))
+
+
+def test_event_times():
+    start, end = (torch.Event("lazyxla", enable_timing=True) for _ in range(2))
+    start.record()
+    end.record()
+    assert 0 <= start.elapsed_time(end) < 10_000
+    plain = torch.Event("lazyxla")
+    plain.record()
+    with pytest.raises(ValueError, match="enable_timing=True"):
+        start.elapsed_time(plain)
+
+
+# --- Random generators ---------------------------------------------------------------------------
+
+
+def test_generator_draws_seed_and_ordinal():
+    generator = torch.Generator("lazyxla").manual_seed(7)
+    assert [_C.draw(generator) for _ in range(3)] == [(7, 0), (7, 1), (7, 2)]
+    generator.manual_seed(8)
+    assert _C.draw(generator) == (8, 0)
+    assert generator.initial_seed() == 8
+
+
+def test_generator_state():
+    generator = torch.Generator("lazyxla:1").manual_seed(2**64 - 1)
+    _C.draw(generator)
+    state = generator.get_state()
+    assert (state.dtype, state.device.type, state.numel()) == (torch.uint8, "cpu", 16)
+    _C.draw(generator)
+    other = torch.Generator("lazyxla")
+    other.set_state(state)
+    assert _C.draw(other) == (2**64 - 1, 1)
+    assert generator.device == torch.device("lazyxla:1")
+
+
+def test_generator_offset_is_the_ordinal():
+    generator = torch.Generator("lazyxla").manual_seed(3)
+    generator.set_offset(40)
+    assert _C.draw(generator) == (3, 40)
+    assert generator.get_offset() == 41
+
+
+@pytest.mark.parametrize(
+    ("state", "error", "message"),
+    [
+        (torch.zeros(8, dtype=torch.uint8), ValueError, "16 bytes .* got 8"),
+        (torch.zeros(16), TypeError, "ByteTensor"),
+        (torch.zeros(32, dtype=torch.uint8)[::2], RuntimeError, "contiguous"),
+    ],
+)
+def test_bad_generator_state(state, error, message):
+    with pytest.raises(error, match=message):
+        torch.Generator("lazyxla").set_state(state)
+
+
+def test_random_seed():
+    generator = torch.Generator("lazyxla")
+    assert generator.seed() != generator.seed()
+    assert generator.initial_seed() == _C.draw(generator)[0]
+
+
+@pytest.mark.usefixtures("keep_random_state")
+def test_torch_manual_seed_reaches_all_devices():
+    torch.manual_seed(11)
+    assert [_C.draw(_C.default_generator(i)) for i in range(2)] == [(11, 0), (11, 0)]
+    lazyxla.manual_seed(-1)
+    assert _C.draw(_C.default_generator(1)) == (2**64 - 1, 0)
+    with pytest.raises(RuntimeError, match="64-bit"):
+        lazyxla.manual_seed(2**64)
+
+
+@pytest.mark.usefixtures("keep_random_state")
+def test_default_generator_state():
+    lazyxla.manual_seed(5)
+    state = lazyxla.get_rng_state("lazyxla:1")
+    drawn = _C.draw(_C.default_generator(1))
+    lazyxla.set_rng_state(state, torch.device("lazyxla:1"))
+    assert _C.draw(_C.default_generator(1)) == drawn
+
+
+@pytest.mark.usefixtures("keep_random_state")
+@pytest.mark.filterwarnings("ignore:LAZYXLA reports that you have 2 available devices")
+def test_fork_rng():
+    torch.manual_seed(1)
+    with torch.random.fork_rng(device_type="lazyxla"):
+        torch.manual_seed(2)
+        _C.draw(_C.default_generator(0))
+    assert _C.draw(_C.default_generator(0)) == (1, 0)
+
+
+def test_threads_draw_distinct_ordinals():
+    generator = torch.Generator("lazyxla").manual_seed(0)
+    drawn: list[tuple[int, int]] = []
+
+    def body():
+        drawn.extend(_C.draw(generator) for _ in range(500))
+
+    threads = [threading.Thread(target=body) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(ordinal for _, ordinal in drawn) == list(range(2000))
+
+
+# --- Autocast, pinned memory ---------------------------------------------------------------------
+
+
+def test_autocast():
+    assert torch.amp.is_autocast_available("lazyxla")
+    with torch.autocast("lazyxla"):
+        assert torch.is_autocast_enabled("lazyxla")
+        assert torch.get_autocast_dtype("lazyxla") == torch.bfloat16
+    with torch.autocast("lazyxla", dtype=torch.float16):
+        assert torch.get_autocast_dtype("lazyxla") == torch.float16
+    with pytest.warns(UserWarning, match="lazyxla Autocast only supports dtypes"):
+        torch.autocast("lazyxla", dtype=torch.float64)
+
+
+def test_pinned_memory():
+    plain = torch.arange(6)
+    assert not plain.is_pinned()
+    pinned = plain.pin_memory()
+    assert pinned.is_pinned()
+    assert pinned[2:].is_pinned()
+    assert torch.equal(pinned, plain)
+    assert torch.empty(0).pin_memory().numel() == 0
+
+
+def test_data_loader_pins():
+    data = torch.utils.data.TensorDataset(torch.arange(8))
+    loader = torch.utils.data.DataLoader(data, batch_size=4, pin_memory=True)
+    batches = [batch for (batch,) in loader]
+    assert all(batch.is_pinned() for batch in batches)
+    assert torch.equal(torch.cat(batches), torch.arange(8))
+
+
+# --- Import --------------------------------------------------------------------------------------
+
+
+def test_import_is_light(run_python):
+    run_python(
+        """
+import sys
+import torch
+import lazyxla
+torch.manual_seed(0)
+x = torch.ones(3, requires_grad=True)
+(x * x).sum().backward()  # autograd asks for the number of devices
+heavy = [name for name in ("jax", "jaxlib", "jax.numpy", "numpy.f2py") if name in sys.modules]
+assert heavy == [], heavy
+assert not lazyxla._C.initialized()
+assert lazyxla.is_available() and lazyxla.device_count() == 2 and lazyxla.platform() == "cpu"
+assert not lazyxla._C.initialized()
+libraries = open("/proc/self/maps").read()
+assert "xla_cpu_pjrt" not in libraries
+"""
+    )
+
+
+@pytest.mark.parametrize("order", ["import torch, lazyxla", "import lazyxla, torch"])
+def test_import_order(run_python, order):
+    run_python(f"{order}\nassert torch.lazyxla.device_count() == 2")
+
+
+def test_autoload(run_python):
+    from importlib.metadata import entry_points
+
+    if not [entry for entry in entry_points(group="torch.backends") if entry.name == "lazyxla"]:
+        pytest.skip("lazyxla is not installed, only on the path")
+    run_python("import torch; assert torch.device('lazyxla').type == 'lazyxla'")
+    run_python(
+        "import sys, torch; assert 'lazyxla' not in sys.modules; import lazyxla; torch.lazyxla",
+        TORCH_DEVICE_BACKEND_AUTOLOAD="0",
+    )
+
+
+def test_autoload_entry_point_is_idempotent():
+    lazyxla._autoload()
+    lazyxla._autoload()
+
+
+def test_another_backend_was_first(run_python):
+    result = run_python(
+        "import torch; torch.utils.rename_privateuse1_backend('other'); import lazyxla",
+        check=False,
+        TORCH_DEVICE_BACKEND_AUTOLOAD="0",
+    )
+    assert "ImportError" in result.stderr
+    assert "'other' has taken that place" in result.stderr
+
+
+def test_torch_version_check():
+    lazyxla.check_torch_version("2.13.0+cpu", "2.13.1+cu130")
+    with pytest.raises(ImportError) as error:
+        lazyxla.check_torch_version("2.13.0+cpu", "2.12.1")
+    for part in ("torch 2.13.0+cpu", "torch 2.12.1", "--no-build-isolation --force-reinstall"):
+        assert part in str(error.value)
+
+
+def test_forked_child_is_told(run_python):
+    result = run_python(
+        """
+import os, sys, torch, lazyxla
+lazyxla._C.platform()  # starts the client
+assert lazyxla._C.initialized()
+child = os.fork()
+if child == 0:
+    assert torch.lazyxla._is_in_bad_fork()
+    torch.manual_seed(3)
+    try:
+        lazyxla.set_device(0)
+    except RuntimeError as error:
+        print(error, flush=True)
+        os._exit(0)
+    os._exit(1)
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    )
+    assert "fork" in result.stdout
+
+
+# --- Settings ------------------------------------------------------------------------------------
+
+
+def test_defaults_and_variables():
+    settings = Settings({})
+    assert {field.name: getattr(settings, field.name) for field in FIELDS} == {
+        field.name: field.default for field in FIELDS
+    }
+    assert all(
+        field.doc.endswith(".") and field.variable.startswith("LAZYXLA_") for field in FIELDS
+    )
+    settings = Settings(
+        {"LAZYXLA_PLATFORM": "TPU", "LAZYXLA_CPU_DEVICES": "8", "LAZYXLA_STRICT": "on"}
+    )
+    assert (settings.platform, settings.cpu_devices, settings.strict_fallback) == ("tpu", 8, True)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "expected"),
+    [
+        ("LAZYXLA_PLATFORM", "gpu", "one of auto, cpu, cuda, tpu"),
+        ("LAZYXLA_CPU_DEVICES", "two", "an integer"),
+        ("LAZYXLA_CPU_DEVICES", "0", "at least 1"),
+        ("LAZYXLA_STRICT", "maybe", "one of 1, true, yes, on, 0, false, no, off"),
+        ("LAZYXLA_MAX_PENDING", "-1", "at least 1"),
+    ],
+)
+def test_bad_variable(variable, value, expected):
+    with pytest.raises(ValueError, match=rf"{variable}='{value}': expected .*{expected}"):
+        Settings({variable: value})
+
+
+def test_unknown_variable():
+    with pytest.warns(UserWarning, match="LAZYXLA_PLATFROM .* did you mean LAZYXLA_PLATFORM"):
+        Settings({"LAZYXLA_PLATFROM": "cpu"})
+
+
+def test_assigning_settings():
+    settings = Settings({})
+    heard = []
+    settings.max_pending_nodes = 7
+    settings.on_change(lambda name, value: heard.append((name, value)))
+    assert ("max_pending_nodes", 7) in heard
+    settings.strict_fallback = True
+    assert heard[-1] == ("strict_fallback", True)
+    with pytest.raises(ValueError, match="strict_fallback is a bool, got 1"):
+        settings.strict_fallback = 1  # type: ignore[assignment]
+    with pytest.raises(ValueError, match="cpu_devices = 0: expected an integer of at least 1"):
+        settings.cpu_devices = 0
+    with pytest.raises(AttributeError, match="no setting 'strict_falback'; did you mean strict_"):
+        settings.strict_falback = True  # type: ignore[attr-defined]
+
+
+def test_cache_directory(monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
+    assert Settings({}).cache_directory() == os.path.join("/somewhere", "lazyxla")
+    assert Settings({"LAZYXLA_CACHE_DIR": "/else"}).cache_directory() == "/else"
+
+
+# --- Platforms -----------------------------------------------------------------------------------
+
+
+def resolve(**environment: str) -> platforms.Platform:
+    return platforms.resolve(Settings(environment))
+
+
+def test_resolve_cpu():
+    platform = resolve(LAZYXLA_PLATFORM="cpu", LAZYXLA_CPU_DEVICES="4")
+    assert (platform.name, platform.device_bound, platform.bound_is_exact) == ("cpu", 4, True)
+    assert platform.create_options == {"cpu_device_count": 4}
+    assert os.path.isfile(platform.path)
+
+
+def test_resolve_order(monkeypatch):
+    installed = {"cpu": "/cpu.so", "cuda": "/cuda.so", "tpu": "/tpu.so"}
+    nodes = {"accel": 0, "nvidia": 0}
+    monkeypatch.setattr(platforms, "_plugin_of", installed.get)
+    monkeypatch.setattr(platforms, "_tpu_chips", lambda: nodes["accel"])
+    monkeypatch.setattr(platforms, "_count_nodes", lambda directory, pattern: nodes["nvidia"])
+    assert resolve().name == "cpu"
+    nodes["nvidia"] = 2
+    assert (resolve().name, resolve().device_bound) == ("cuda", 2)
+    nodes["accel"] = 4
+    assert (resolve().name, resolve().device_bound) == ("tpu", 8)
+    del installed["tpu"]
+    assert resolve().name == "cuda"
+    assert resolve(LAZYXLA_PLATFORM="cpu").name == "cpu"
+
+
+@pytest.mark.parametrize("name", ["cuda", "tpu", "cpu"])
+def test_plugin_not_installed(monkeypatch, name):
+    monkeypatch.setattr(platforms, "_plugin_of", lambda name: None)
+    with pytest.raises(ImportError, match=rf"'{name}' is not installed: pip install .*{name}"):
+        resolve(LAZYXLA_PLATFORM=name)
+
+
+def test_plugin_path(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"LAZYXLA_PLUGIN_PATH .* names no file: /no/such"):
+        resolve(LAZYXLA_PLUGIN_PATH="/no/such.so")
+    library = tmp_path / "plugin.so"
+    library.touch()
+    assert resolve(LAZYXLA_PLUGIN_PATH=str(library)).name == ""
+    named = resolve(LAZYXLA_PLUGIN_PATH=str(library), LAZYXLA_PLATFORM="tpu")
+    assert (named.name, named.path) == ("tpu", str(library))
+
+
+def test_start_is_quiet(run_python):
+    result = run_python("import lazyxla; print(lazyxla._C.device_count())", LAZYXLA_CPU_DEVICES="1")
+    assert (result.stdout, result.stderr) == ("1\n", "")
+
+
+def test_using_a_device_without_its_plugin(run_python):
+    result = run_python(
+        "import lazyxla; assert not lazyxla.is_available(); lazyxla._C.device_count()",
+        check=False,
+        LAZYXLA_PLUGIN_PATH="/no/such.so",
+    )
+    assert "LAZYXLA_PLUGIN_PATH (setting plugin_path) names no file" in result.stderr
