@@ -18,6 +18,7 @@
 #include "graph/counters.h"
 #include "graph/flush.h"
 #include "graph/program.h"
+#include "ir/inference_store.h"
 #include "ir/shape_memo.h"
 #include "ir/storage.h"
 #include "lowering_bridge.h"
@@ -153,6 +154,8 @@ void bind_graph(py::module_& m) {
   m.def("fallbacks", [] { return graph::Counters::get().fallbacks_by_operator(); });
   m.def("reset_counters", [] { graph::Counters::get().reset(); });
   m.def("cached_programs", &graph::cached_programs);
+  m.def("open_inference_store", [](const std::string& path) { ir::InferenceStore::get().open(path); });
+  m.def("flush_inference_store", [] { ir::InferenceStore::get().flush(); });
   m.def("cached_shapes", [] { return ir::ShapeMemo::get().size(); });
 }
 

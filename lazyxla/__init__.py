@@ -21,6 +21,9 @@ def _autoload() -> None:
     """
 
 
+import atexit  # noqa: E402
+import os  # noqa: E402
+
 import torch  # noqa: E402
 
 
@@ -54,7 +57,7 @@ except ImportError as error:
 
 check_torch_version(TORCH_VERSION, torch.__version__)
 
-from lazyxla import _C, device_module, lowering, platforms  # noqa: E402
+from lazyxla import _C, device_module, lowering, platforms, printing  # noqa: E402
 from lazyxla.config import settings  # noqa: E402
 from lazyxla.random import get_rng_state, set_rng_state  # noqa: E402
 from lazyxla.random import manual_seed_all as manual_seed  # noqa: E402
@@ -69,6 +72,7 @@ from lazyxla.runtime import (  # noqa: E402
     max_memory_allocated,
     memory_allocated,
     platform,
+    fallbacks,
     reset_counters,
     reset_peak_memory_stats,
     set_device,
@@ -91,6 +95,7 @@ __all__ = [
     "max_memory_allocated",
     "memory_allocated",
     "platform",
+    "fallbacks",
     "reset_counters",
     "reset_peak_memory_stats",
     "set_device",
@@ -108,6 +113,19 @@ def _apply_setting(name: str, value: object) -> None:
         setter(value)
     elif name in ("platform", "plugin_path", "cpu_devices"):
         _tell_device_bound()
+    elif name == "cache_dir":
+        _open_shape_cache()
+
+
+def _open_shape_cache() -> None:
+    """Tells C++ where PyTorch's answers about shapes are kept between processes."""
+    directory = settings.cache_directory()
+    try:
+        os.makedirs(directory, mode=0o700, exist_ok=True)
+    except OSError:
+        directory = ""  # no place to keep them: they are asked for anew
+    path = os.path.join(directory, f"shapes-torch-{torch.__version__}.bin") if directory else ""
+    _C.open_inference_store(path)
 
 
 def _tell_device_bound() -> None:
@@ -128,6 +146,7 @@ def _register() -> None:
             "use lazyxla, uninstall the other one or set TORCH_DEVICE_BACKEND_AUTOLOAD=0."
         )
     settings.on_change(_apply_setting)
+    atexit.register(_C.flush_inference_store)
     _C.set_plugin_provider(platforms.provide)
     if hasattr(torch, BACKEND):  # the package was imported anew; torch keeps what it has
         return
@@ -138,6 +157,7 @@ def _register() -> None:
     )
     _C.install_lowering(lowering.lower, lowering.how)
     _C.register_operators(lowering.names())
+    printing.install()
     # Half precision is PyTorch's own default here; every XLA platform is better at this one.
     torch.set_autocast_dtype(BACKEND, torch.bfloat16)
 

@@ -109,8 +109,13 @@ def counters() -> dict[str, int]:
     return _C.counters()
 
 
+def fallbacks() -> dict[str, int]:
+    """How often each operator ran on the host, because it has no lowering."""
+    return _C.fallbacks()
+
+
 def reset_counters() -> None:
-    """Sets all :func:`counters` to zero."""
+    """Sets all :func:`counters` and :func:`fallbacks` to zero."""
     _C.reset_counters()
 
 

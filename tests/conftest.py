@@ -24,6 +24,16 @@ import lazyxla  # noqa: E402, F401
 
 ROOT = Path(__file__).resolve().parent.parent
 
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--programs",
+        type=int,
+        default=1000,
+        help="how many random programs tests/test_random_programs.py runs (default: 1000)",
+    )
+
+
 RunPython = Callable[..., subprocess.CompletedProcess[str]]
 
 

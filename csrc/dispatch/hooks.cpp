@@ -45,7 +45,7 @@ class Hooks final : public at::PrivateUse1HooksInterface {
     TORCH_CHECK_NOT_IMPLEMENTED(false, "lazyxla: device memory has no addresses");
   }
   void resizePrivateUse1Bytes(const c10::Storage& storage, size_t nbytes) const override {
-    resize_storage(static_cast<ir::Storage&>(*storage.unsafeGetStorageImpl()), nbytes);
+    resize_storage(ir::Storage::of(*storage.unsafeGetStorageImpl()), nbytes);
   }
 };
 

@@ -2,10 +2,13 @@
 #include <ATen/EmptyTensor.h>
 #include <ATen/PythonTorchFunctionTLS.h>
 #include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/zeros_like.h>
 
 #include "dispatch/device_state.h"
 #include "dispatch/recorder.h"
 #include "dispatch/tensor.h"
+#include "graph/counters.h"
+#include "ir/inference_store.h"
 
 namespace lazyxla::dispatch {
 namespace {
@@ -90,6 +93,46 @@ bool call_on_meta(const c10::OperatorHandle& op, Args& stack) {
   return true;
 }
 
+// The argument with blank CPU tensors for tensors: what to_meta is to the meta device.
+IValue to_blank_cpu(const IValue& value, ArgKind kind) {
+  auto blank = [](const IValue& element) {
+    if (!is_tensor(element) || element.toTensor().is_cpu()) return element;
+    const at::Tensor tensor = element.toTensor();
+    return IValue(at::zeros_like(
+        at::detail::empty_strided_meta(tensor.sizes(), tensor.strides(), tensor.scalar_type()),
+        c10::TensorOptions().device(c10::DeviceType::CPU)));
+  };
+  switch (kind) {
+    case ArgKind::kTensor: return blank(value);
+    case ArgKind::kTensorList: {
+      if (value.isNone()) return value;
+      c10::List<at::Tensor> tensors;
+      c10::List<std::optional<at::Tensor>> optionals;
+      for (const IValue& element : value.toListRef()) {
+        IValue copy = blank(element);
+        tensors.push_back(copy.isTensor() ? copy.toTensor() : at::Tensor());
+        optionals.push_back(copy.isTensor() ? std::optional(copy.toTensor()) : std::nullopt);
+      }
+      return value.isTensorList() ? IValue(tensors) : IValue(optionals);
+    }
+    case ArgKind::kGenerator: return IValue();
+    case ArgKind::kDevice: return IValue(c10::Device(c10::DeviceType::CPU));
+    default: return value;
+  }
+}
+
+// A call that its meta function refuses. The meta functions written in Python word their errors in
+// their own way; the CPU kernel, run on blank data, says it as PyTorch's users know it. Returns if
+// the CPU kernel has no objection: then the operator is one for the host.
+void throw_as_cpu(const OpInfo& info, c10::ArrayRef<IValue> args) {
+  PlainScope plain;
+  Args stack;
+  for (size_t i = 0; i < args.size(); ++i) {
+    stack.push_back(to_blank_cpu(args[i], info.args[i].kind));
+  }
+  info.handle.callBoxed(&stack);
+}
+
 void flatten(const IValue& value, std::vector<at::Tensor>& tensors) {
   if (value.isTensor()) {
     tensors.push_back(value.toTensor());
@@ -172,13 +215,9 @@ Arg describe(const OpInfo& info, const IValue& value, ArgKind kind, bool is_dtyp
 
 // PyTorch's own strides for a fresh tensor; a result that overlaps itself is made contiguous, as
 // memory of its own cannot.
-ir::Geometry fresh_geometry(const at::Tensor& meta) {
-  ir::Geometry geometry = geometry_of(*meta.unsafeGetTensorImpl());
-  geometry.offset = 0;
-  if (!ir::is_dense(geometry.sizes, geometry.strides)) {
-    geometry = ir::Geometry::contiguous(geometry.dtype, geometry.sizes);
-  }
-  return geometry;
+ir::Geometry fresh_geometry(ir::Geometry geometry) {
+  if (ir::is_dense(geometry.sizes, geometry.strides)) return geometry;
+  return ir::Geometry::contiguous(geometry.dtype, geometry.sizes);
 }
 
 void describe_spec(const OpInfo& info, c10::ArrayRef<IValue> args, const Scan& scan,
@@ -206,44 +245,55 @@ void describe_spec(const OpInfo& info, c10::ArrayRef<IValue> args, const Scan& s
   }
 }
 
-// What becomes of each written tensor. `after` are the meta tensors that the writing form left.
-void describe_writes(const OpInfo& info, const Scan& scan, c10::ArrayRef<at::Tensor> after,
-                     c10::ArrayRef<at::Tensor> results, size_t first_result, Recipe& recipe) {
+// What becomes of each written tensor; its new content is the result `first_result` and following.
+void describe_writes(const OpInfo& info, const Scan& scan, const ir::Inference& inference,
+                     size_t first_result, Recipe& recipe) {
   for (size_t i = 0; i < scan.written.size(); ++i) {
     const c10::TensorImpl& target = *scan.written[i];
-    const at::Tensor& result = results[first_result + i];
+    const ir::Geometry& result = inference.results[first_result + i].geometry;
     Recipe::Write write{static_cast<uint32_t>(first_result + i), false, false, geometry_of(target)};
-    write.cast = result.scalar_type() != c10::typeMetaToScalarType(target.dtype());
-    if (i < after.size() && after[i].sizes() != target.sizes()) {
+    write.cast = result.dtype != write.geometry.dtype;
+    bool asked = i < inference.written.size();
+    c10::IntArrayRef sizes = asked ? inference.written[i].sizes : result.sizes;
+    if (sizes != target.sizes()) {
       write.resized = true;
-      write.geometry = geometry_of(*after[i].unsafeGetTensorImpl());
-    } else if (i >= after.size() && result.sizes() != target.sizes()) {
-      write.resized = true;
-      write.geometry = fresh_geometry(result);
-      write.geometry.dtype = c10::typeMetaToScalarType(target.dtype());
+      c10::ScalarType dtype = write.geometry.dtype;
+      write.geometry = asked ? inference.written[i] : fresh_geometry(result);
+      write.geometry.dtype = dtype;
     }
-    TORCH_CHECK(result.sizes() == c10::IntArrayRef(write.geometry.sizes), "lazyxla: ", info.name,
+    TORCH_CHECK(result.sizes == write.geometry.sizes, "lazyxla: ", info.name,
                 " writes a tensor of shape ", write.geometry.sizes, ", but ", info.functional_name,
-                " yields ", result.sizes());
+                " yields ", result.sizes);
     recipe.writes.push_back(std::move(write));
   }
 }
 
-}  // namespace
+ir::Geometry geometry_or_none(const at::Tensor& tensor) {
+  if (!tensor.defined()) return {};
+  ir::Geometry geometry = geometry_of(*tensor.unsafeGetTensorImpl());
+  geometry.offset = 0;
+  return geometry;
+}
 
-std::unique_ptr<Recipe> infer(const OpInfo& info, c10::ArrayRef<IValue> args, const Scan& scan) {
+// Asks the meta functions. Empty if some operator on the way has none.
+std::optional<ir::Inference> ask(const OpInfo& info, c10::ArrayRef<IValue> args,
+                                 c10::ArrayRef<IValue> functional) {
+  ir::Inference inference;
   // The writing form first: it checks what only it knows (a result that cannot be cast to the
   // tensor, a shape that cannot be broadcast into it) and resizes out= tensors.
-  std::vector<at::Tensor> after;
   if (info.writes && has_meta_kernel(info.handle)) {
     Args stack;
+    std::vector<at::Tensor> written;
     for (size_t i = 0; i < args.size(); ++i) stack.push_back(to_meta(args[i], info.args[i].kind));
     for (size_t i = 0; i < args.size(); ++i) {
-      if (info.args[i].written) flatten(stack[i], after);
+      if (info.args[i].written) flatten(stack[i], written);
     }
-    if (!call_on_meta(info.handle, stack)) after.clear();
+    if (call_on_meta(info.handle, stack)) {
+      for (const at::Tensor& tensor : written) {
+        if (tensor.defined()) inference.written.push_back(geometry_or_none(tensor));
+      }
+    }
   }
-  Args functional = functional_args(info, args);
   Args stack;
   for (size_t i = 0; i < functional.size(); ++i) {
     const ArgSource& source = info.functional_args[i];
@@ -252,20 +302,36 @@ std::unique_ptr<Recipe> infer(const OpInfo& info, c10::ArrayRef<IValue> args, co
                                                             : ArgKind::kStatic;
     stack.push_back(to_meta(functional[i], kind));
   }
-  if (!call_on_meta(info.functional, stack)) return nullptr;
-
-  auto recipe = std::make_unique<Recipe>();
-  describe_spec(info, functional, scan, recipe->spec);
-  std::vector<at::Tensor> results;
-  for (const IValue& value : stack) flatten(value, results);
-  int next_output = 0;
-  for (const at::Tensor& result : results) {
-    if (result.defined()) {
-      recipe->spec.outputs.push_back({result.scalar_type(), {result.sizes().begin(),
-                                                             result.sizes().end()}});
+  if (!call_on_meta(info.functional, stack)) return std::nullopt;
+  for (const IValue& value : stack) {
+    std::vector<at::Tensor> results;
+    flatten(value, results);
+    inference.counts.push_back(results.size());
+    for (const at::Tensor& result : results) {
+      inference.results.push_back({result.defined(), geometry_or_none(result)});
     }
   }
+  return inference;
+}
+
+// The key of the inference on disk: the operator by its name, then the scan's key without the first
+// word, which is an address.
+std::string store_key(const OpInfo& info, const Scan& scan) {
+  std::string key = info.name + "\n";
+  key.append(reinterpret_cast<const char*>(scan.key.data() + 1),
+             (scan.key.size() - 1) * sizeof(uint64_t));
+  return key;
+}
+
+std::unique_ptr<Recipe> make_recipe(const OpInfo& info, c10::ArrayRef<IValue> functional,
+                                    const Scan& scan, const ir::Inference& inference) {
+  auto recipe = std::make_unique<Recipe>();
+  describe_spec(info, functional, scan, recipe->spec);
+  for (const auto& result : inference.results) {
+    if (result.defined) recipe->spec.outputs.push_back({result.geometry.dtype, result.geometry.sizes});
+  }
   // Fresh results come first among the counterpart's results, then what it writes.
+  int next_output = 0;
   size_t position = 0;
   const auto& returns = info.handle.schema().returns();
   for (size_t r = 0; r < info.returns.size(); ++r) {
@@ -274,17 +340,37 @@ std::unique_ptr<Recipe> infer(const OpInfo& info, c10::ArrayRef<IValue> args, co
       continue;
     }
     bool is_list = returns[r].type()->kind() == c10::TypeKind::ListType;
-    size_t count = is_list ? stack[r].toListRef().size() : 1;
-    recipe->returns.push_back({-1, is_list, static_cast<uint32_t>(recipe->fresh.size()),
-                               static_cast<uint32_t>(count)});
-    for (size_t i = 0; i < count; ++i, ++position) {
-      const at::Tensor& result = results[position];
-      recipe->fresh.push_back({result.defined() ? next_output++ : -1,
-                               result.defined() ? fresh_geometry(result) : ir::Geometry()});
+    uint32_t count = inference.counts[r];
+    recipe->returns.push_back({-1, is_list, static_cast<uint32_t>(recipe->fresh.size()), count});
+    for (uint32_t i = 0; i < count; ++i, ++position) {
+      const auto& result = inference.results[position];
+      recipe->fresh.push_back(
+          {result.defined ? next_output++ : -1, fresh_geometry(result.geometry)});
     }
   }
-  describe_writes(info, scan, after, results, position, *recipe);
+  describe_writes(info, scan, inference, position, *recipe);
   return recipe;
+}
+
+}  // namespace
+
+std::unique_ptr<Recipe> infer(const OpInfo& info, c10::ArrayRef<IValue> args, const Scan& scan) {
+  Args functional = functional_args(info, args);
+  std::string key = store_key(info, scan);
+  // What a user's own operator yields may be another thing in the next process.
+  bool lasting = info.name.starts_with("aten::");
+  auto inference = lasting ? ir::InferenceStore::get().find(key) : std::nullopt;
+  if (!inference) {
+    ++graph::Counters::get().shape_inferences;
+    try {
+      inference = ask(info, args, functional);
+    } catch (const std::exception&) {
+      throw_as_cpu(info, args);
+    }
+    if (!inference) return nullptr;
+    if (lasting) ir::InferenceStore::get().add(key, *inference);
+  }
+  return make_recipe(info, functional, scan, *inference);
 }
 
 }  // namespace lazyxla::dispatch

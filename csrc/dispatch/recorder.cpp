@@ -44,7 +44,6 @@ const Recipe* find_recipe(const OpInfo& info, c10::ArrayRef<IValue> args, const 
                   ir::hash_words(scan.key.data(), scan.key.size())};
   const Recipe* recipe = ir::ShapeMemo::get().find(key);
   if (recipe) return recipe;
-  ++graph::Counters::get().shape_inferences;
   auto inferred = infer(info, args, scan);
   return inferred ? ir::ShapeMemo::get().insert(key, std::move(inferred)) : nullptr;
 }

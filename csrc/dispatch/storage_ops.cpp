@@ -90,7 +90,7 @@ at::Tensor& set_storage(at::Tensor& self, at::Storage source, c10::SymInt offset
     geometry.strides.assign(concrete.begin(), concrete.end());
   }
   geometry.offset = offset.expect_int();
-  auto& storage = static_cast<ir::Storage&>(*source.unsafeGetStorageImpl());
+  auto& storage = ir::Storage::of(*source.unsafeGetStorageImpl());
   size_t needed = at::detail::computeStorageNbytes(geometry.sizes, geometry.strides,
                                                    self.element_size(), geometry.offset);
   if (storage.nbytes() < needed) resize_storage(storage, needed);

@@ -101,7 +101,7 @@ bool covers(const Geometry& g, const ir::Storage& storage) {
 }  // namespace
 
 ir::Storage& storage_of(const c10::TensorImpl& tensor) {
-  return static_cast<ir::Storage&>(*tensor.unsafe_storage().unsafeGetStorageImpl());
+  return ir::Storage::of(*tensor.unsafe_storage().unsafeGetStorageImpl());
 }
 
 Geometry geometry_of(const c10::TensorImpl& tensor) {

@@ -17,6 +17,46 @@ void* next_address(size_t nbytes) {
   return reinterpret_cast<void*>(next.fetch_add(span, std::memory_order_relaxed));
 }
 
+}  // namespace
+
+// Every storage that is alive. Only walked to find the owner of an address, which is rare; a list
+// keeps the cost of making a storage low.
+struct AllStorages {
+  std::mutex mutex;
+  Storage* first = nullptr;
+
+  static AllStorages& get() {
+    static auto* instance = new AllStorages();
+    return *instance;
+  }
+
+  void add(Storage* storage) {
+    std::lock_guard lock(mutex);
+    storage->next_of_all_ = first;
+    if (first) first->previous_of_all_ = storage;
+    first = storage;
+  }
+
+  void remove(Storage* storage) {
+    std::lock_guard lock(mutex);
+    (storage->previous_of_all_ ? storage->previous_of_all_->next_of_all_ : first) =
+        storage->next_of_all_;
+    if (storage->next_of_all_) {
+      storage->next_of_all_->previous_of_all_ = storage->previous_of_all_;
+    }
+  }
+
+  // The storage that starts at this address; null if there is none.
+  Storage* at(const void* address) {
+    std::lock_guard lock(mutex);
+    Storage* s = first;
+    while (s && s->data() != address) s = s->next_of_all_;
+    return s;
+  }
+};
+
+namespace {
+
 c10::DeviceIndex current_device() {
   auto* guard = c10::impl::getDeviceGuardImpl(c10::DeviceType::PrivateUse1);
   return guard->getDevice().index();
@@ -39,6 +79,13 @@ c10::intrusive_ptr<c10::StorageImpl> make_storage(c10::StorageImpl::use_byte_siz
 
 }  // namespace
 
+Storage& Storage::of(c10::StorageImpl& storage) {
+  if (storage.allocator() == ir::allocator()) [[likely]] return static_cast<Storage&>(storage);
+  Storage* owner = AllStorages::get().at(storage.data());
+  TORCH_CHECK(owner, "lazyxla: ", storage.data(), " is not the address of a tensor's memory");
+  return *owner;
+}
+
 PendingSet& PendingSet::of(c10::DeviceIndex device) {
   // Never destroyed: storages may outlive the interpreter.
   static auto* sets = new std::array<PendingSet, kMaxDevices>();
@@ -51,9 +98,14 @@ Storage::Storage(size_t nbytes, c10::Allocator* allocator, c10::DeviceIndex devi
                                     c10::Device(c10::DeviceType::PrivateUse1, device)),
                        allocator, /*resizable=*/true),
       pending_set_(&PendingSet::of(device)),
-      base_(Geometry::contiguous(c10::ScalarType::Byte, {static_cast<int64_t>(nbytes)})) {}
+      base_(Geometry::contiguous(c10::ScalarType::Byte, {static_cast<int64_t>(nbytes)})) {
+  AllStorages::get().add(this);
+}
 
-Storage::~Storage() { discard(); }
+Storage::~Storage() {
+  AllStorages::get().remove(this);
+  discard();
+}
 
 void Storage::release_resources() {
   discard();

@@ -10,9 +10,11 @@
 // dies. Dead storages leave the set, so dead code is never lowered.
 //
 // The data pointer is a made-up address, unique for every storage's bytes and never mapped: code that
-// compares or subtracts addresses works, code that dereferences them faults at once.
+// compares or subtracts addresses works, code that dereferences them faults at once. PyTorch wraps an
+// address again here and there (torch.save does); it gets the storage that the address belongs to.
 //
-// Locking: value, base and the links are guarded by PendingSet::mutex of the storage's device.
+// Locking: value, base and the pending links are guarded by PendingSet::mutex of the storage's
+// device; the list of all storages has a lock of its own.
 #pragma once
 
 #include <c10/core/StorageImpl.h>
@@ -43,6 +45,9 @@ class Storage final : public c10::StorageImpl {
   ~Storage() override;
   void release_resources() override;
 
+  // The Storage behind what PyTorch holds: itself, or the owner of a wrapped address.
+  static Storage& of(c10::StorageImpl& storage);
+
   // The geometry `value` lies in. Meaningful also without a value: what a first write would use.
   const Geometry& base() const { return base_; }
   const Value& value() const { return value_; }
@@ -68,6 +73,10 @@ class Storage final : public c10::StorageImpl {
   bool pending_ = false;
   Storage* previous_ = nullptr;
   Storage* next_ = nullptr;
+
+  friend struct AllStorages;
+  Storage* previous_of_all_ = nullptr;
+  Storage* next_of_all_ = nullptr;
 };
 
 // The allocator behind at::empty and friends: hands out made-up addresses.

@@ -1,9 +1,9 @@
 """Lowering: from a recorded program to StableHLO.
 
-`lower` turns a `Program` (what the C++ recorder hands over on a cache miss) into a StableHLO portable artifact. Each
-operator is lowered by the first that exists of: its own rule (`rule`), its JAX rule (`jax_rule`), PyTorch's
-decomposition of it. Importing this package loads neither jaxlib nor JAX; the first lowering loads jaxlib, and JAX is
-loaded by the first JAX rule that runs.
+`lower` turns a `Program` (what the C++ recorder hands over on a cache miss) into a StableHLO
+portable artifact. Each operator is lowered by the first that exists of: its own rule (`rule`), its
+JAX rule (`jax_rule`), PyTorch's decomposition of it. Importing this package loads neither jaxlib
+nor JAX; the first lowering loads jaxlib, and JAX is loaded by the first JAX rule that runs.
 """
 
 from lazyxla.lowering.errors import LoweringError
@@ -42,8 +42,9 @@ def lower(
 ) -> Lowered:
     """Lowers `program` for `platform` ("cpu", "cuda" or "tpu").
 
-    `stablehlo_version` is what the plugin reports ("1.13.0"); None means jaxlib's own version. `verify` runs MLIR's
-    verifier over the module. Raises LoweringError, naming the operator, when a node cannot be lowered.
+    `stablehlo_version` is what the plugin reports ("1.13.0"); None means jaxlib's own version.
+    `verify` runs MLIR's verifier over the module. Raises LoweringError, naming the operator, when a
+    node cannot be lowered.
     """
     from lazyxla.lowering.module import lower as run
 

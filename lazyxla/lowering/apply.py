@@ -29,7 +29,8 @@ def apply(b: Builder, name: str, args: tuple[Any, ...]) -> list[Any]:
     except Exception as error:
         raise LoweringError(f"{_call(b, name, args)} cannot be lowered: {error}") from error
     listed = list(results) if isinstance(results, (list, tuple)) else [results]
-    listed = [x for x in listed if x is not None]  # an undefined tensor, such as a gradient nobody wants
+    # None is an undefined tensor, such as a gradient that nobody wants.
+    listed = [x for x in listed if x is not None]
     if len(listed) != len(outputs):
         raise LoweringError(
             f"{_call(b, name, args)}: the rule returned {len(listed)} results, "
@@ -76,7 +77,7 @@ _shims: dict[Any, Any] = {}
 
 
 def _shim(function: Any, order: tuple[str, ...], lists: tuple[str, ...]) -> Any:
-    """`function` with its traced arguments given positionally; one object per case, so that call_jax can cache."""
+    """`function` with its traced arguments given positionally: one object per case, for caching."""
     key = (function, order, lists)
     if key not in _shims:
         positional = set(inspect.signature(function).parameters)

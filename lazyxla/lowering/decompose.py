@@ -1,8 +1,9 @@
 """The last resort of a lowering: PyTorch's own decompositions.
 
-A decomposition is a Python function on tensors. It is traced on fake tensors into a functional graph of operators that
-have rules, and that graph is lowered node by node. Numbers are built into the trace, so their slots become static;
-an operator for which that costs too many compilations wants a rule.
+A decomposition is a Python function on tensors. It is traced on fake tensors into a functional
+graph of operators that have rules, and that graph is lowered node by node. Numbers are built into
+the trace, so their slots become static; an operator for which that costs too many compilations
+wants a rule.
 """
 
 import functools
@@ -65,7 +66,7 @@ def decompose(b: "Builder", name: str, args: tuple[Any, ...]) -> list[Any]:
     def freeze(arg: Any, tensor: bool) -> Any:
         if isinstance(arg, (list, tuple)):
             return tuple(freeze(a, tensor) for a in arg)
-        if hasattr(arg, "owner") or isinstance(arg, Scalar) and tensor and not arg.wrapped:
+        if hasattr(arg, "owner") or (isinstance(arg, Scalar) and tensor and not arg.wrapped):
             values.append(b.value(arg))
             specs.append(b.spec(values[-1]))
             return _Hole(len(values) - 1)
@@ -78,6 +79,8 @@ def decompose(b: "Builder", name: str, args: tuple[Any, ...]) -> list[Any]:
         if b.depth > _DEEPEST:
             raise LoweringError(f"{name}: its decomposition never ends")
         return run_graph(b, graph, values)
+    except LoweringError as error:
+        raise LoweringError(f"{name} is lowered through its decomposition: {error}") from error
     finally:
         b.depth -= 1
 
@@ -91,10 +94,8 @@ def _tensor_kinds(name: str) -> list[bool]:
 
 
 @functools.lru_cache(maxsize=1024)
-def _trace(
-    name: str, specs: tuple[TensorSpec, ...], args: tuple[Any, ...]
-) -> torch.fx.GraphModule:
-    """The decomposition's functional graph, one level deep: what it calls is looked up when the graph is lowered."""
+def _trace(name: str, specs: tuple[TensorSpec, ...], args: tuple[Any, ...]) -> torch.fx.GraphModule:
+    """The decomposition's functional graph, one level deep: what it calls is lowered by look-up."""
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.proxy_tensor import make_fx
     from torch.utils._python_dispatch import _disable_current_modes
@@ -112,7 +113,8 @@ def _trace(
         positional, keywords = [], {}
         for argument, arg in zip(op._schema.arguments, args, strict=True):
             if argument.kwarg_only:
-                if arg != argument.default_value:  # Python signatures have better defaults than None
+                # Where the schema says None, Python signatures may have better defaults.
+                if arg != argument.default_value:
                     keywords[argument.name] = fill(arg)
             else:
                 positional.append(fill(arg))
@@ -177,7 +179,7 @@ def _run_node(b: "Builder", node: torch.fx.Node, known: dict[Any, Any], salt: in
 
 
 def schema_arguments(op: Any, node: torch.fx.Node) -> list[tuple[Any, str]]:
-    """All arguments of an FX node in schema order, defaults filled in, each with its schema type."""
+    """All arguments of an FX node in schema order, defaults filled in, with their schema types."""
     found = []
     for number, argument in enumerate(op._schema.arguments):
         if number < len(node.args):
@@ -189,14 +191,14 @@ def schema_arguments(op: Any, node: torch.fx.Node) -> list[tuple[Any, str]]:
 
 
 def known_or_wrapped(known: dict[Any, Any], arg: Any, kind: str) -> Any:
-    """An FX argument as the rules take it: nodes become values, numbers for Scalar, float and Tensor become Scalars."""
+    """An FX argument as the rules take it: a node's value, a Scalar for a number."""
     if isinstance(arg, torch.fx.Node):
         return known[arg]
     if isinstance(arg, (list, tuple)):
         return [known_or_wrapped(known, a, kind) for a in arg]
     if isinstance(arg, (bool, int, float, complex)):
         if "float" in kind:
-            return wrap_number(float(arg))
+            return wrap_number(arg if isinstance(arg, complex) else float(arg))
         if "number" in kind or "Scalar" in kind or "Tensor" in kind:
             return wrap_number(arg)
     return arg

@@ -1,22 +1,24 @@
 """Reading and writing a storage through a geometry (sizes, strides, offset) without indices.
 
-A base lies in memory as a dense permutation of its dimensions. Ordered by stride, these dimensions are the digits of
-a mixed-radix number: an element's address is the sum of digit times weight. Each dimension of a view steps along one
-digit, as long as its stride is a multiple of that digit's weight and it never carries into the next digit; where it
-does, neighbouring digits are merged until it holds (in the end all are one digit, the flat memory). Every digit is
-then a one-dimensional problem of its own, with a start that the offset gives:
+A base lies in memory as a dense permutation of its dimensions. Ordered by stride, these dimensions
+are the digits of a mixed-radix number: an element's address is the sum of digit times weight. Each
+dimension of a view steps along one digit, as long as its stride is a multiple of that digit's
+weight and it never carries into the next digit; where it does, neighbouring digits are merged until
+it holds (in the end all are one digit, the flat memory). Every digit is then a one-dimensional
+problem of its own, with a start that the offset gives:
 
     no view dimension       select one index
     one view dimension      slice with a step
     several, nested         cut into blocks of the largest stride, reshape, go on inside a block
     several, overlapping    gather over computed indices (`Take`), the only case that needs them
 
-A reshape, a transpose and a broadcast bring the result into the view's order. For example a base of shape [B, S, 3*H*D]
-and the view that attention takes of its keys, [B, H, D, S]: the last digit is cut into [3, H, D], index 1 of the first of
-them is selected, and one transpose follows.
+A reshape, a transpose and a broadcast bring the result into the view's order. For example a base of
+shape [B, S, 3*H*D] and the view that attention takes of its keys, [B, H, D, S]: the last digit is
+cut into [3, H, D], index 1 of the first of them is selected, and one transpose follows.
 
-A plan is a tuple of steps. Each step can be read through (`read`) and written through (`write`), the write being the
-mirror image: a slice becomes an update of that slice, a transpose its inverse, and so on.
+A plan is a tuple of steps. Each step can be read through (`read`) and written through (`write`),
+the write being the mirror image: a slice becomes an update of that slice, a transpose its inverse,
+and so on.
 """
 
 import functools
@@ -68,7 +70,7 @@ class Broadcast(NamedTuple):
         return b.hlo.broadcast_in_dim(b.type(b.dtype(x), self.sizes), x, self.dims)
 
     def write(self, b: "Builder", _: Source, update: Value) -> Value:
-        # Several elements of the update share one place; which of them stays is not defined in PyTorch either.
+        # Several elements share one place; which of them stays is not defined in PyTorch either.
         limits = [n if i in self.dims else 1 for i, n in enumerate(self.sizes)]
         first = b.slice(update, [0] * len(limits), limits)
         return b.reshape(first, [self.sizes[i] for i in self.dims])
@@ -89,7 +91,7 @@ class Slice(NamedTuple):
         return self._interleave(b, x, update)
 
     def _interleave(self, b: "Builder", x: Value, update: Value) -> Value:
-        """Spreads the update to its places by interior padding and selects it where the slice lies."""
+        """Spreads the update by interior padding and selects it where the slice lies."""
         shape, sizes = b.shape(x), b.shape(update)
         ends = [s + (n - 1) * t for s, n, t in zip(self.starts, sizes, self.strides, strict=True)]
         high = [n - 1 - e for n, e in zip(shape, ends, strict=True)]
@@ -179,18 +181,20 @@ class _Digit(NamedTuple):
 
 
 class _Axis(NamedTuple):
-    """A dimension on the way from base to view: view dimensions (stride, size, number) still to be carved out of it."""
+    """A dimension on the way from base to view."""
 
     size: int
     start: int
     dims: tuple[tuple[int, int, int], ...]
+    """The view dimensions still to be carved out of it: (stride, size, number)."""
 
 
 @functools.lru_cache(maxsize=4096)
 def plan(base: Geometry, view: Geometry) -> tuple[Step, ...]:
-    """The steps from a value of shape `base.sizes` to one of shape `view.sizes`; both geometries have one dtype.
+    """The steps from a value of shape `base.sizes` to one of shape `view.sizes`.
 
-    `base` must be dense with offset 0. Raises ValueError if the view reaches beyond the base.
+    Both geometries have one dtype; `base` must be dense with offset 0. Raises ValueError if the
+    view reaches beyond the base.
     """
     if 0 in view.sizes:
         return (Empty(view.sizes),)
@@ -233,9 +237,7 @@ def _as_permutation(base: Geometry, view: Geometry) -> tuple[int, ...] | None:
     found = []
     for i, (size, stride) in enumerate(zip(view.sizes, view.strides, strict=True)):
         matches = [
-            d
-            for d in free
-            if base.sizes[d] == size and (base.strides[d] == stride or size == 1)
+            d for d in free if base.sizes[d] == size and (base.strides[d] == stride or size == 1)
         ]
         if not matches:
             return None
@@ -291,7 +293,7 @@ def _adjacent(members: tuple[int, ...], wide: list[int]) -> bool:
 
 
 class _Cut(NamedTuple):
-    """How one axis is sliced (and padded at its end) and the view dimensions and axes it falls into."""
+    """How an axis is sliced, padded at its end, and which view dimensions and axes it becomes."""
 
     start: int
     limit: int
@@ -302,7 +304,7 @@ class _Cut(NamedTuple):
 
 
 def _carve(axes: list[_Axis], steps: list[Step]) -> list[int]:
-    """Appends the steps that carve all view dimensions out of `axes`; returns their numbers in the order reached."""
+    """Appends the steps that carve the view dimensions out of `axes`; returns their order."""
     sizes = {v: n for axis in axes for _, n, v in axis.dims}
     parts: list[Any] = list(axes)
     while any(isinstance(part, _Axis) for part in parts):
@@ -358,15 +360,13 @@ def _nested(dims: Sequence[tuple[int, int, int]]) -> bool:
 
 
 def _arrange(order: list[int], view: Geometry, steps: list[Step]) -> None:
-    """Appends reshape, transpose and broadcast from the dimensions in `order` to the view's shape."""
+    """Appends reshape, transpose and broadcast from dimensions in `order` to the view's shape."""
     repeated = {
-        i
-        for i, (n, s) in enumerate(zip(view.sizes, view.strides, strict=True))
-        if n > 1 and s == 0
+        i for i, (n, s) in enumerate(zip(view.sizes, view.strides, strict=True)) if n > 1 and s == 0
     }
     kept = [i for i in range(len(view.sizes)) if i not in repeated]
-    # Dimensions of size 1 are put in before the transpose, each behind its predecessor in the view, so that the
-    # transpose comes last, where a matrix product can absorb it.
+    # Dimensions of size 1 are put in before the transpose, each behind its predecessor in the view,
+    # so that the transpose comes last, where a matrix product can absorb it.
     before = list(order)
     for place, i in enumerate(kept):
         if view.sizes[i] == 1:
@@ -385,8 +385,10 @@ def _tidy(steps: list[Step]) -> list[Step]:
     shape: tuple[int, ...] = ()
     for step in steps:
         if isinstance(step, Reshape):
-            if result and isinstance(result[-1], Reshape):
-                step = Reshape(result.pop().before, step.after)
+            last = result[-1] if result else None
+            if isinstance(last, Reshape):
+                result.pop()
+                step = Reshape(last.before, step.after)
             shape = step.after
             if step.before == step.after:
                 continue
@@ -404,8 +406,8 @@ def _tidy(steps: list[Step]) -> list[Step]:
 
 # ---- values of one dtype read as another ----
 #
-# Complex numbers are pairs of reals and bools are bytes; beyond that, a storage and a view of different widths meet in
-# the narrower one, where the wider one has a further, innermost dimension.
+# Complex numbers are pairs of reals and bools are bytes; beyond that, a storage and a view of
+# different widths meet in the narrower one, where the wider one has a further, innermost dimension.
 
 
 def read(b: "Builder", x: Value, base: Geometry, view: Geometry) -> Value:
@@ -414,7 +416,9 @@ def read(b: "Builder", x: Value, base: Geometry, view: Geometry) -> Value:
         return _read(b, x, plan(base, view))
     unit = _unit(base, view)
     x = _to_unit(b, x, unit)
-    return _from_unit(b, _read(b, x, plan(_in_units(base, unit), _in_units(view, unit))), view.dtype)
+    return _from_unit(
+        b, _read(b, x, plan(_in_units(base, unit), _in_units(view, unit))), view.dtype
+    )
 
 
 def write(b: "Builder", x: Value, update: Value, base: Geometry, view: Geometry) -> Value:
@@ -489,7 +493,7 @@ def _from_unit(b: "Builder", x: Value, dtype: torch.dtype) -> Value:
 
 
 def _reinterpret(b: "Builder", x: Value, dtype: torch.dtype) -> Value:
-    """Bit reinterpretation; a narrower dtype adds an innermost dimension, a wider one uses it up."""
+    """The same bits; a narrower dtype adds an innermost dimension, a wider one uses it up."""
     source, shape = b.spec(x)
     if source == dtype:
         return x

@@ -1,7 +1,7 @@
 """Operators of traced graphs that the recorder never records: views, copies and empty tensors.
 
-In a functional graph every tensor is a value of its own. A view operator then reads its operand, taken as contiguous,
-through the geometry that PyTorch's meta function gives it.
+In a functional graph every tensor is a value of its own. A view operator then reads its operand,
+taken as contiguous, through the geometry that PyTorch's meta function gives it.
 """
 
 from collections.abc import Callable
@@ -18,33 +18,42 @@ if TYPE_CHECKING:
 
 Value = Any
 
-_VIEWS = (
-    "alias detach view view.dtype _unsafe_view reshape _reshape_alias expand permute transpose.int t numpy_T "
-    "slice.Tensor select.int unsqueeze squeeze squeeze.dim squeeze.dims split.Tensor split_with_sizes "
-    "unbind.int diagonal unfold view_as_real view_as_complex movedim.int flatten.using_ints unflatten.int narrow "
-    "chunk swapaxes real imag"
-).split()
+# fmt: off
+_VIEWS = [
+    "alias", "detach", "view", "view.dtype", "_unsafe_view", "reshape", "_reshape_alias", "expand",
+    "permute", "transpose.int", "t", "numpy_T", "slice.Tensor", "select.int", "unsqueeze",
+    "squeeze", "squeeze.dim", "squeeze.dims", "split.Tensor", "split_with_sizes", "unbind.int",
+    "diagonal", "unfold", "view_as_real", "view_as_complex", "movedim.int", "flatten.using_ints",
+    "unflatten.int", "narrow", "chunk", "swapaxes", "real", "imag",
+]
 
-_VIEW_COPIES = (
-    "alias_copy detach_copy view_copy view_copy.dtype expand_copy permute_copy transpose_copy.int t_copy "
-    "slice_copy.Tensor select_copy.int unsqueeze_copy squeeze_copy squeeze_copy.dim squeeze_copy.dims "
-    "split_copy.Tensor split_with_sizes_copy unbind_copy.int diagonal_copy unfold_copy view_as_real_copy "
-    "view_as_complex_copy"
-).split()
+_VIEW_COPIES = [
+    "alias_copy", "detach_copy", "view_copy", "view_copy.dtype", "expand_copy", "permute_copy",
+    "transpose_copy.int", "t_copy", "slice_copy.Tensor", "select_copy.int", "unsqueeze_copy",
+    "squeeze_copy", "squeeze_copy.dim", "squeeze_copy.dims", "split_copy.Tensor",
+    "split_with_sizes_copy", "unbind_copy.int", "diagonal_copy", "unfold_copy", "view_as_real_copy",
+    "view_as_complex_copy",
+]
+# fmt: on
 
-# Operator -> the view that it writes through; its arguments are (self, source, *arguments of the view).
+# Operator -> the view that it writes through. Arguments: self, source, the view's own ones.
 _SCATTERS = {
     "slice_scatter": "slice.Tensor",
     "select_scatter": "select.int",
     "diagonal_scatter": "diagonal",
 }
 
-_COPIES = (
-    "clone contiguous _to_copy lift lift_fresh lift_fresh_copy to.dtype to.device to.dtype_layout to.other "
-    "resolve_conj resolve_neg"
-).split()
+# fmt: off
+_COPIES = [
+    "clone", "contiguous", "_to_copy", "lift", "lift_fresh", "lift_fresh_copy", "to.dtype",
+    "to.device", "to.dtype_layout", "to.other", "resolve_conj", "resolve_neg",
+]
 
-_EMPTY = "empty.memory_format empty_like empty_strided empty_permuted new_empty new_empty_strided".split()
+_EMPTY = [
+    "empty.memory_format", "empty_like", "empty_strided", "empty_permuted", "new_empty",
+    "new_empty_strided",
+]
+# fmt: on
 
 
 def _contiguous(b: "Builder", x: Value) -> tuple[torch.Tensor, Geometry]:
@@ -60,16 +69,19 @@ def geometry_of(tensor: torch.Tensor) -> Geometry:
     return Geometry(tensor.dtype, sizes, strides, int(tensor.storage_offset()))
 
 
-def _find(name: str) -> Callable[..., Any]:
+def _call(name: str, *args: Any) -> Any:
+    """Calls an operator of PyTorch with its arguments in schema order."""
     base, _, overload = name.partition(".")
-    found: Callable[..., Any] = getattr(getattr(torch.ops.aten, base), overload or "default")
-    return found
+    op: Any = getattr(getattr(torch.ops.aten, base), overload or "default")
+    named = [a.name for a in op._schema.arguments if a.kwarg_only]
+    count = len(op._schema.arguments) - len(named)
+    return op(*args[:count], **dict(zip(named, args[count:], strict=False)))
 
 
 def _view(name: str) -> Callable[..., Any]:
     def lower(b: "Builder", x: Value, *args: Any) -> Any:
         meta, base = _contiguous(b, x)
-        views = _find(name)(meta, *args)
+        views = _call(name, meta, *args)
         if isinstance(views, torch.Tensor):
             return geometry.read(b, x, base, geometry_of(views))
         return [geometry.read(b, x, base, geometry_of(v)) for v in views]
@@ -80,7 +92,7 @@ def _view(name: str) -> Callable[..., Any]:
 def _scatter(view: str) -> Callable[..., Value]:
     def lower(b: "Builder", x: Value, source: Value, *args: Any) -> Value:
         meta, base = _contiguous(b, x)
-        target = geometry_of(_find(view)(meta, *args))
+        target = geometry_of(_call(view, meta, *args))
         source = b.broadcast_to(b.value(source, base.dtype), target.sizes)
         return geometry.write(b, x, source, base, target)
 
@@ -113,7 +125,7 @@ def empty(b: "Builder", *_: Any) -> Value:
 
 @graph_rule("aten::as_strided", "aten::as_strided_copy")
 def as_strided(b: "Builder", x: Value, sizes: Any, strides: Any, offset: int | None) -> Value:
-    """Exact for an operand that lies contiguously in its storage, which is what tracing gives a fresh value."""
+    """Exact for an operand that lies contiguously in its storage, as a fresh value does."""
     _, base = _contiguous(b, x)
     view = Geometry(base.dtype, tuple(sizes), tuple(strides), offset or 0)
     return geometry.read(b, x, base, view)

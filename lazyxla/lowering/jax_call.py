@@ -1,11 +1,13 @@
 """Calling functions on JAX arrays from a module under construction.
 
-The function is traced and lowered by JAX for the operands' types, once per process; its module is merged into ours as
-private functions. JAX is a compiler library here: it keeps 64-bit types and never opens an accelerator, since one
-process may own a TPU only once and that process's client is ours.
+The function is traced and lowered by JAX for the operands' types, once per process; its module is
+merged into ours as private functions. JAX is a compiler library here: it keeps 64-bit types and
+never opens an accelerator, since one process may own a TPU only once and that process's client is
+ours.
 """
 
 import functools
+import importlib
 import io
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -66,7 +68,7 @@ def _trace(
 @functools.cache
 def _jax() -> Any:
     """JAX, confined to the CPU unless the user has set it up otherwise."""
-    import jax
+    jax: Any = importlib.import_module("jax")
     from jax._src.xla_bridge import backends_are_initialized
 
     if jax.config.jax_platforms is None and not backends_are_initialized():

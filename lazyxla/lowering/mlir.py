@@ -1,7 +1,7 @@
 """MLIR for the whole process: one context, its dialects, and caches of types and attributes.
 
-jaxlib is imported when `mlir()` is first called. An MLIR context may be used by one thread at a time here: whoever
-builds IR holds `Mlir.lock`.
+jaxlib is imported when `mlir()` is first called. An MLIR context may be used by one thread at a
+time here: whoever builds IR holds `Mlir.lock`.
 """
 
 import functools

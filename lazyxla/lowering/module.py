@@ -34,9 +34,28 @@ def lower_to_text(program: Program, platform: str) -> str:
 
 
 def build(world: Mlir, program: Program, platform: str) -> tuple[Any, SlotTable]:
-    """The program's module, with a function `main`; the context and a location must be entered."""
+    """The program's module, with a function `main`; the context and a location must be entered.
+
+    A rule may make a slot static that is variable by now (it asks for the number only if it is not
+    1, say). The module is then built once more without that slot among the runtime inputs.
+    """
+    late: set[int] = set()
+    while True:
+        specs = [
+            spec._replace(variable=spec.variable and number not in late)
+            for number, spec in enumerate(program.slots)
+        ]
+        slots = SlotTable(specs)
+        module = _build(world, program, platform, slots)
+        found = {number for number in slots.static if specs[number].variable}
+        if not found:
+            slots.static |= late
+            return module, slots
+        late |= found
+
+
+def _build(world: Mlir, program: Program, platform: str, slots: SlotTable) -> Any:
     ir = world.ir
-    slots = SlotTable(program.slots)
     module = ir.Module.create()
     b = Builder(world, platform, slots, module)
     types = [world.type(s.dtype, tuple(s.shape)) for s in program.inputs]
@@ -70,7 +89,7 @@ def build(world: Mlir, program: Program, platform: str) -> tuple[Any, SlotTable]
                 for number in range(len(types))
             ]
         )
-    return module, slots
+    return module
 
 
 def lower_node(b: Builder, node: Node, values: list[Any]) -> None:
@@ -111,4 +130,5 @@ def serialize(world: Mlir, module: Any, version: str | None) -> bytes:
     pipeline = "builtin.module(func.func(chlo-legalize-to-stablehlo))"
     world.passmanager.PassManager.parse(pipeline).run(module.operation)
     # What that pass leaves (top-k) is passed on in its own dialect, as JAX does.
-    return world.hlo.serialize_portable_artifact(module, target, True)
+    artifact: bytes = world.hlo.serialize_portable_artifact(module, target, True)
+    return artifact

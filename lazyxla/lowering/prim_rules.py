@@ -1,6 +1,6 @@
 """PyTorch's prims, which its reference decompositions end in.
 
-An element-wise prim is the ATen operator of the same meaning and is lowered by that operator's rule.
+An element-wise prim is lowered by the rule of the ATen operator of the same meaning.
 """
 
 from collections.abc import Callable
@@ -16,11 +16,15 @@ if TYPE_CHECKING:
 Value = Any
 
 # prims::x is aten::x.
-_SAME = (
-    "abs acos acosh asin asinh atan atan2 atanh bitwise_not ceil cos cosh digamma erf erfc exp exp2 expm1 floor fmax "
-    "fmin frexp.Tensor gcd hypot igamma igammac lgamma log log10 log1p log2 maximum minimum neg nextafter reciprocal "
-    "round rsqrt sign signbit sin sinh sqrt tan tanh trunc"
-).split()
+# fmt: off
+_SAME = [
+    "abs", "acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "bitwise_not", "ceil", "cos",
+    "cosh", "digamma", "erf", "erfc", "exp", "exp2", "expm1", "floor", "fmax", "fmin",
+    "frexp.Tensor", "gcd", "hypot", "igamma", "igammac", "lgamma", "log", "log10", "log1p", "log2",
+    "maximum", "minimum", "neg", "nextafter", "reciprocal", "round", "rsqrt", "sign", "signbit",
+    "sin", "sinh", "sqrt", "tan", "tanh", "trunc",
+]
+# fmt: on
 
 # Prim -> ATen operator and what follows the tensors among its arguments.
 _RENAMED: dict[str, tuple[Any, ...]] = {

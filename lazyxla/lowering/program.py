@@ -1,8 +1,9 @@
 """What the recorder hands to the lowering on a cache miss: plain data, built in C++, never changed.
 
-A program is a list of nodes in execution order. Values are numbered: the inputs are 0..n-1, then every node's outputs
-follow consecutively. Numbers that reach an operator (a `Scalar` or `float` argument, a 0-dim CPU tensor) are slots: a
-slot is a constant until its value changes between two runs, and an element of a runtime input from then on.
+A program is a list of nodes in execution order. Values are numbered: the inputs are 0..n-1, then
+every node's outputs follow consecutively. Numbers that reach an operator (a `Scalar` or `float`
+argument, a 0-dim CPU tensor) are slots: a slot is a constant until its value changes between two
+runs, and an element of a runtime input from then on.
 """
 
 from typing import Any, NamedTuple
@@ -10,8 +11,8 @@ from typing import Any, NamedTuple
 import torch
 
 Argument = Any
-"""Ref, Slot, int, bool, str, None, torch.dtype, torch.device, torch.layout, torch.memory_format, Geometry, or a list
-of those. Arguments of schema type `float` and `Scalar` are always slots."""
+"""Ref, Slot, int, bool, str, None, torch.dtype, torch.device, torch.layout, torch.memory_format,
+Geometry, or a list of those. Arguments of schema type `float` and `Scalar` are always slots."""
 
 
 class Ref(int):
@@ -32,7 +33,7 @@ class TensorSpec(NamedTuple):
 
 
 class Geometry(NamedTuple):
-    """Where a tensor's elements lie in its storage; strides and offset count elements of `dtype`."""
+    """Where a tensor's elements lie in its storage; strides and offset count elements."""
 
     dtype: torch.dtype
     sizes: tuple[int, ...]
@@ -50,7 +51,7 @@ class SlotSpec(NamedTuple):
 
 
 class Node(NamedTuple):
-    """One operator call. `args` holds every argument of the schema in schema order, defaults filled in."""
+    """One operator call; `args` are all arguments in schema order, defaults filled in."""
 
     op: str
     args: tuple[Argument, ...]
@@ -59,7 +60,7 @@ class Node(NamedTuple):
 
 
 class Program(NamedTuple):
-    """`donations` maps an input's number to the position in `outputs` that takes over its buffer."""
+    """`donations`: number of an input -> position in `outputs` that takes over its buffer."""
 
     inputs: list[TensorSpec]
     nodes: list[Node]
@@ -69,7 +70,7 @@ class Program(NamedTuple):
 
 
 class Lowered(NamedTuple):
-    """`static_slots`: the slots whose value a rule has built into the program; they never become variable."""
+    """`static_slots`: those whose value a rule has built in; another value is another program."""
 
     artifact: bytes
     static_slots: tuple[int, ...]

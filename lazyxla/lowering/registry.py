@@ -1,11 +1,11 @@
 """Which operator is lowered how.
 
-A rule is a function `f(b, *args)` that builds HLO with the builder `b`; a JAX rule is a function on JAX arrays. Both
-take all arguments of the operator's schema positionally. An operator with neither is lowered through PyTorch's
-decomposition, if there is one, and runs on the host otherwise.
+A rule is a function `f(b, *args)` that builds HLO with the builder `b`; a JAX rule is a function on
+JAX arrays. Both take all arguments of the operator's schema positionally. An operator with neither
+is lowered through PyTorch's decomposition, if there is one, and runs on the host otherwise.
 
-Names are schema names: "aten::add.Tensor", and "aten::addmm" for a default overload. Only functional forms are
-registered, never in-place forms, out forms or views.
+Names are schema names: "aten::add.Tensor", and "aten::addmm" for a default overload. Only
+functional forms are registered, never in-place forms, out forms or views.
 """
 
 import importlib
@@ -30,7 +30,7 @@ _loaded = False
 
 
 def rule(*names: str) -> Callable[[F], F]:
-    """Registers the decorated function `f(b, *args)` as the lowering rule of the operators `names`."""
+    """Registers the decorated function `f(b, *args)` as the rule of the operators `names`."""
 
     def register(function: F) -> F:
         for name in names:
@@ -43,9 +43,9 @@ def rule(*names: str) -> Callable[[F], F]:
 def jax_rule(*names: str, static: tuple[str, ...] = ()) -> Callable[[F], F]:
     """Registers the decorated function on JAX arrays as the JAX rule of the operators `names`.
 
-    Numbers arrive as 0-dim arrays that stay dynamic, except for the parameters named in `static`, which arrive as
-    Python numbers and cost one compilation per value. A keyword-only parameter `outputs`, if there is one, receives
-    the expected outputs (tuple of TensorSpec).
+    Numbers arrive as 0-dim arrays that stay dynamic, except for the parameters named in `static`,
+    which arrive as Python numbers and cost one compilation per value. A keyword-only parameter
+    `outputs`, if there is one, receives the expected outputs (tuple of TensorSpec).
     """
 
     def register(function: F) -> F:
@@ -59,8 +59,8 @@ def jax_rule(*names: str, static: tuple[str, ...] = ()) -> Callable[[F], F]:
 def graph_rule(*names: str) -> Callable[[F], F]:
     """Like `rule`, for operators that only occur in traced graphs.
 
-    These are views, copies and empty tensors, which the recorder handles itself: in a graph they are values like any
-    other. Their names are not among `names()`.
+    These are views, copies and empty tensors, which the recorder handles itself: in a graph they
+    are values like any other. Their names are not among `names()`.
     """
 
     def register(function: F) -> F:
@@ -84,7 +84,7 @@ def find_jax_rule(name: str) -> JaxRule | None:
 
 
 def names() -> list[str]:
-    """All ATen and custom operators that have a rule or a JAX rule (internal ones left out), sorted."""
+    """All operators that have a rule or a JAX rule, internal ones left out, sorted."""
     _load()
     return sorted(n for n in _rules.keys() | _jax_rules.keys() if not n.startswith("lazyxla::"))
 
@@ -92,7 +92,8 @@ def names() -> list[str]:
 def how(name: str) -> str:
     """How `name` is lowered: "rule", "jax", "decomposition", or "host" if it is not lowered at all.
 
-    "graph" stands for an operator that is lowered in traced graphs only and is the recorder's own business otherwise.
+    "graph" stands for an operator that is lowered in traced graphs only and is the recorder's own
+    business otherwise.
     """
     _load()
     if name in _rules:

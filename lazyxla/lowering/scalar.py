@@ -8,13 +8,15 @@ from lazyxla.lowering.program import SlotSpec
 
 
 class Scalar:
-    """A number whose value a rule may take as a 0-dim value (`Builder.value`) or, at a price, as a Python number.
+    """A number that a rule takes as a 0-dim value (`Builder.value`) or as a Python number.
 
-    `float(s)`, `int(s)`, `bool(s)`, `complex(s)` and `s.item()` build the number into the program: the slot becomes
-    static and every further value of it costs a compilation. `Builder.is_const(s, 1)` asks without that price.
+    `float(s)`, `int(s)`, `bool(s)`, `complex(s)` and `s.item()` build the number into the program:
+    the slot becomes static and every further value of it costs a compilation. Asking whether it is
+    1 by `Builder.is_const(s, 1)` has no price. A variable slot can become static, too (a rule may
+    want the number only if it is not 1); the module is then built anew with its present value.
     """
 
-    __slots__ = ("dtype", "slot", "table", "variable", "wrapped", "number")
+    __slots__ = ("dtype", "number", "slot", "table", "variable", "wrapped")
 
     def __init__(self, spec: SlotSpec, slot: int = -1, table: "SlotTable | None" = None) -> None:
         self.dtype = spec.dtype
@@ -25,10 +27,6 @@ class Scalar:
         self.table = table
 
     def item(self) -> Any:
-        if self.variable:
-            raise ValueError(
-                f"slot {self.slot} is variable, but a rule needs its number at compile time"
-            )
         if self.table is not None:
             self.table.static.add(self.slot)
         return self.number
@@ -60,7 +58,7 @@ def wrap_number(number: int | float | bool | complex) -> Scalar:
 
 
 class SlotTable:
-    """A program's slots: their Scalars, where the variable ones lie in the runtime buffers, which were made static."""
+    """A program's slots: their Scalars, the runtime buffers, and which slots became static."""
 
     def __init__(self, slots: list[SlotSpec]) -> None:
         self.static: set[int] = set()

@@ -29,7 +29,7 @@ class Batch:
     def add(self, op: str, *args: Any, tolerance: Any = None, **kwargs: Any) -> None:
         """Adds a call in torch's form. `tolerance` is a dict of assert_close options."""
         recorded = record(op, *args, **kwargs)
-        shown = ", ".join([*map(_show, args), *(f"{k}={v}" for k, v in kwargs.items())])
+        shown = ", ".join([*map(_show, args), *(f"{k}={_show(v)}" for k, v in kwargs.items())])
         self.calls.append((f"{op}({shown})", recorded, tolerance or {}))
 
     def check(self) -> None:
@@ -110,4 +110,6 @@ def _shift(arg: Any, first_input: int, first_slot: int) -> Any:
 def _show(arg: Any) -> str:
     if isinstance(arg, torch.Tensor):
         return f"{str(arg.dtype).removeprefix('torch.')}{list(arg.shape)}"
+    if isinstance(arg, (list, tuple)) and arg and isinstance(arg[0], torch.Tensor):
+        return f"[{', '.join(map(_show, arg))}]"
     return repr(arg)

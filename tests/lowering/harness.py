@@ -1,10 +1,11 @@
-"""Runs one operator through the lowering on XLA's CPU client and compares it with PyTorch's CPU kernels.
+"""Runs one operator through the lowering on XLA's CPU client and compares it with PyTorch's CPU
+kernels.
 
     check("aten::add.Tensor", x, y, alpha=2)
 
-Tensors become inputs of a program; numbers become scalar slots, checked as constants first and, where no rule has
-made them static, as runtime inputs too. `OnHost(tensor)` becomes a slot as well, like a 0-dim CPU tensor that is
-mixed into device tensors.
+Tensors become inputs of a program; numbers become scalar slots, checked as constants first and,
+where no rule has made them static, as runtime inputs too. `OnHost(tensor)` becomes a slot as well,
+like a 0-dim CPU tensor that is mixed into device tensors.
 """
 
 import functools
@@ -39,7 +40,9 @@ class Recorded(NamedTuple):
 def check(
     op: str, *args: Any, rtol: float | None = None, atol: float | None = None, **kwargs: Any
 ) -> None:
-    """Lowers `op` on the arguments (torch call form), runs it and compares all outputs with PyTorch's."""
+    """Lowers `op` on the arguments (torch call form), runs it and compares all outputs with
+    PyTorch's.
+    """
     recorded = record(op, *args, **kwargs)
     static = _compare(recorded, rtol, atol)
     slots = [
@@ -137,7 +140,7 @@ def _in_schema_order(overload: Any, args: tuple[Any, ...], kwargs: dict[str, Any
 
 
 def _on_cpu(tree: Any) -> Any:
-    """The arguments for PyTorch's own call; tensors are cloned, as some operators write to theirs."""
+    """The arguments for PyTorch's own call: clones, as some operators write to theirs."""
     if isinstance(tree, OnHost):
         return tree.tensor
     if isinstance(tree, torch.Tensor):
@@ -182,10 +185,8 @@ def _device() -> Any:
     return jax.local_devices()[0]
 
 
-def execute(
-    program: Program, inputs: list[torch.Tensor]
-) -> tuple[list[torch.Tensor], set[int]]:
-    """Lowers (and verifies), compiles and runs a program; returns its outputs and static slots."""
+def execute(program: Program, inputs: list[torch.Tensor]) -> tuple[list[torch.Tensor], set[int]]:
+    """Lowers, verifies, compiles and runs a program; returns its outputs and static slots."""
     lowered = lower(program, "cpu", "1.13.0", verify=True)
     device = _device()
     import jax
@@ -198,8 +199,10 @@ def execute(
     for dtype in (torch.float64, torch.int64):
         values = [
             s.value
-            for s in program.slots
-            if s.variable and s.dtype.is_floating_point == dtype.is_floating_point
+            for number, s in enumerate(program.slots)
+            if s.variable
+            and number not in lowered.static_slots
+            and s.dtype.is_floating_point == dtype.is_floating_point
         ]
         if values:
             operands.append(torch.tensor(values, dtype=dtype).numpy())

@@ -42,7 +42,7 @@ class Builder(Indexing):
             raise ValueError("this operator is not tagged nondeterministic_seeded")
         seed, ordinal = (self.value(s, torch.int64) for s in self._rng)
         if self.salt > 1:
-            # Random operators of one decomposition share the ordinal: each goes on with a seed of its own.
+            # Random operators of one decomposition share the ordinal, so each has its own seed.
             seed = self.hlo.add(seed, self.constant(self.salt * 0x9E3779B97F4A7C15, torch.int64))
         return self.bitcast(seed, torch.uint64), self.bitcast(ordinal, torch.uint64)
 
@@ -54,17 +54,18 @@ class Builder(Indexing):
         self._rng = rng
 
     def call_jax(self, function: Callable[..., Any], *xs: Any, **static: Any) -> Any:
-        """Calls a function on JAX arrays: traced once per operand types, merged in as a private function.
+        """Calls a function on JAX arrays: traced once per operand types, merged in as a function.
 
-        Values become traced arrays, Scalars and numbers 0-dim ones; `static` keyword arguments are passed as they
-        are and must be hashable. Returns one value, or a list if the function returns a tuple or list.
+        Values become traced arrays, Scalars and numbers 0-dim ones; `static` keyword arguments are
+        passed as they are and must be hashable. Returns one value, or a list if the function
+        returns a tuple or list.
         """
         from lazyxla.lowering.jax_call import call_jax
 
         return call_jax(self, function, xs, static)
 
     def lower_op(self, name: str, *args: Any, outputs: Sequence[TensorSpec] | None = None) -> Any:
-        """Lowers another operator within a rule: all schema arguments positionally, as the rules take them.
+        """Lowers another operator within a rule; `args` are all its schema arguments, in order.
 
         `outputs` are that operator's outputs; left out, they are those of the node being lowered.
         """

@@ -36,12 +36,10 @@ class Contractions(Shapes):
         return self.lowest(dtype) if kind == "max" else self.highest(dtype)
 
     def combine(self, kind: str, x: Value, y: Value) -> Value:
-        """The binary operation of a reduction kind: sum, prod, max, min, and, or, xor ("assign": y)."""
+        """The binary operation of a kind: sum, prod, max, min, and, or, xor; "assign" gives y."""
         return y if kind == "assign" else getattr(self.hlo, _COMBINERS[kind])(x, y)
 
-    def reduce(
-        self, x: Value, dims: Sequence[int], kind: str, keepdim: bool = False
-    ) -> Value:
+    def reduce(self, x: Value, dims: Sequence[int], kind: str, keepdim: bool = False) -> Value:
         """Reduces `x` over `dims` in its own dtype; `kind` is sum, prod, max, min, and, or."""
         dtype = self.dtype(x)
         start = self.constant(self.neutral(kind, dtype), dtype)
@@ -60,7 +58,8 @@ class Contractions(Shapes):
     ) -> list[Value]:
         """Reduces several values of one shape together.
 
-        `body(accumulators, elements)` gets and returns 0-dim values; `starts` are the 0-dim neutral elements.
+        `body(accumulators, elements)` gets and returns 0-dim values; `starts` are the 0-dim neutral
+        elements.
         """
         shape = self.shape(xs[0])
         gone = {d % max(len(shape), 1) for d in dims} if shape else set()
@@ -70,7 +69,9 @@ class Contractions(Shapes):
         types = [self.type(self.dtype(x), kept) for x in xs]
         op = self.hlo.ReduceOp(types, list(xs), list(starts), sorted(gone))
         dtypes = [self.dtype(x) for x in xs]
-        self.region(op.regions[0], dtypes * 2, lambda *a: body(list(a[: len(xs)]), list(a[len(xs) :])))
+        self.region(
+            op.regions[0], dtypes * 2, lambda *a: body(list(a[: len(xs)]), list(a[len(xs) :]))
+        )
         results = list(op.results)
         if keepdim:
             full = [1 if i in gone else n for i, n in enumerate(shape)]
@@ -80,9 +81,13 @@ class Contractions(Shapes):
     def arg_reduce(
         self, x: Value, dim: int, kind: str, keepdim: bool = False
     ) -> tuple[Value, Value]:
-        """Maximum or minimum (`kind`) along `dim` and its first int64 index; nan wins, as in PyTorch."""
+        """Maximum or minimum (`kind`) along `dim` and its first int64 index; nan wins."""
         dtype = self.dtype(x)
-        index = self.iota(self.shape(x), dim, torch.int64)
+        shape = self.shape(x)
+        if not shape:
+            return x, self.constant(0, torch.int64)
+        narrow = torch.int32 if shape[dim] < 2**31 else torch.int64
+        index = self.iota(shape, dim, narrow)
         worst = self.constant(self.neutral(kind, dtype), dtype)
 
         def body(a: list[Value], e: list[Value]) -> list[Value]:
@@ -97,9 +102,9 @@ class Contractions(Shapes):
             return [self.hlo.select(take, a[0], e[0]), self.hlo.select(take, a[1], e[1])]
 
         # An index beyond all others lets any element win over the start.
-        last = self.constant(torch.iinfo(torch.int64).max, torch.int64)
+        last = self.constant(torch.iinfo(narrow).max, narrow)
         value, place = self.reduce_multi([x, index], [worst, last], [dim], body, keepdim)
-        return value, place
+        return value, self.convert(place, torch.int64)
 
     def reduce_window(
         self,
@@ -159,7 +164,9 @@ class Contractions(Shapes):
             padding=self.pairs(padding),
         )
         dtypes = [self.dtype(x) for x in xs]
-        self.region(op.regions[0], dtypes * 2, lambda *a: body(list(a[: len(xs)]), list(a[len(xs) :])))
+        self.region(
+            op.regions[0], dtypes * 2, lambda *a: body(list(a[: len(xs)]), list(a[len(xs) :]))
+        )
         return list(op.results)
 
     def pairs(self, padding: Sequence[Sequence[int]]) -> Any:
@@ -171,7 +178,7 @@ class Contractions(Shapes):
     # ---- products ----
 
     def precision(self, dtype: torch.dtype) -> Any:
-        """XLA's precision for products of `dtype`: what torch.set_float32_matmul_precision asks for."""
+        """XLA's precision for products of `dtype`, by torch.set_float32_matmul_precision."""
         if dtype not in (torch.float32, torch.complex64):
             return None
         wanted = {"highest": "HIGHEST", "high": "HIGH", "medium": "DEFAULT"}
@@ -193,10 +200,12 @@ class Contractions(Shapes):
         rhs_batch: Sequence[int] = (),
         dtype: torch.dtype | None = None,
     ) -> Value:
-        """General product; result dimensions: batch, free ones of lhs, free ones of rhs. Result dtype: `dtype` or lhs's.
+        """General product in `dtype` (lhs's, if None).
 
-        A transpose that defines an operand is folded into the dimension numbers: XLA's CPU backend multiplies by a
-        weight in either layout far faster than it transposes one.
+        The result's dimensions are the batch ones, the free ones of lhs, the free ones of rhs.
+
+        A transpose that defines an operand is folded into the dimension numbers: XLA's CPU backend
+        multiplies by a weight in either layout far faster than it transposes one.
         """
         lhs, lhs_contract, lhs_batch = self._fold(lhs, lhs_contract, lhs_batch)
         rhs, rhs_contract, rhs_batch = self._fold(rhs, rhs_contract, rhs_batch)
@@ -236,7 +245,7 @@ class Contractions(Shapes):
         free = [order[i] for i in range(rank) if i not in contract and i not in batch]
         sizes = self.shape(owner.operands[0])
         moved = [i for i in free if sizes[i] != 1]
-        if moved != sorted(moved) or len(moved) != len(free) and free != sorted(free):
+        if moved != sorted(moved) or (len(moved) != len(free) and free != sorted(free)):
             return x, contract, batch  # the product would come out in another order
         return self._fold(
             owner.operands[0], [order[i] for i in contract], [order[i] for i in batch]
@@ -258,8 +267,8 @@ class Contractions(Shapes):
     ) -> Value:
         """Convolution (cross-correlation, as in PyTorch) over the trailing spatial dimensions.
 
-        `layout` names the first two dimensions of lhs, rhs and result, for example NC_OI_NC or, for a gradient with
-        respect to the weight, CN_IO_CN. `reverse` flips the window.
+        `layout` names the first two dimensions of lhs, rhs and result, for example NC_OI_NC or, for
+        a gradient with respect to the weight, CN_IO_CN. `reverse` flips the window.
         """
         rank = self.rank(lhs)
         spatial = list(range(2, rank))
@@ -321,7 +330,7 @@ class Contractions(Shapes):
         return self.hlo.multiply(x, self.full(self.shape(x), factor, self.dtype(x)))
 
     def region(self, region: Any, dtypes: Sequence[torch.dtype], body: Callable[..., Any]) -> None:
-        """Fills `region` with a block of 0-dim arguments of `dtypes` that returns what `body` makes of them."""
+        """Fills `region` with a block: 0-dim arguments of `dtypes`, returning body(*arguments)."""
         self.block(region, [self.type(d) for d in dtypes], body)
 
     def block(self, region: Any, types: Sequence[Any], body: Callable[..., Any]) -> None:

@@ -57,7 +57,7 @@ class Elements:
 
     @staticmethod
     def compute_dtype(dtype: torch.dtype) -> torch.dtype:
-        """The dtype that PyTorch accumulates in: float32 for the 16-bit and 8-bit floats, else `dtype` itself."""
+        """The dtype that PyTorch accumulates in: float32 for narrower floats, else `dtype`."""
         return torch.float32 if dtype.is_floating_point and dtype.itemsize < 4 else dtype
 
     @staticmethod
@@ -69,7 +69,12 @@ class Elements:
 
     def constant(self, value: Number, dtype: torch.dtype, shape: Sequence[int] = ()) -> Value:
         """A constant of `shape` with every element `value` (converted like torch.full does)."""
-        return self.hlo.constant(self._splat(value, dtype, tuple(shape)))
+        shape = tuple(shape)
+        if dtype.is_complex and shape:  # MLIR's bindings make no complex splats
+            return self.hlo.broadcast_in_dim(
+                self.type(dtype, shape), self.constant(value, dtype), []
+            )
+        return self.hlo.constant(self._splat(value, dtype, shape))
 
     def full(self, shape: Sequence[int], value: Operand, dtype: torch.dtype) -> Value:
         """A value of `shape` filled with a number, a Scalar or a 0-dim value."""
@@ -87,7 +92,7 @@ class Elements:
         return self.constant(value, dtype, shape)
 
     def array(self, values: Sequence[Any], dtype: torch.dtype) -> Value:
-        """A small dense constant from (nested) Python numbers; use `iota` arithmetic for anything long."""
+        """A small dense constant from (nested) numbers; anything long is better built by `iota`."""
         data = torch.tensor(values, dtype=dtype)
         if dtype == torch.bfloat16:
             return self.convert(self.array(values, torch.float32), dtype)
@@ -119,9 +124,9 @@ class Elements:
         return True if dtype == torch.bool else torch.iinfo(dtype).max
 
     def value(self, x: Operand, dtype: torch.dtype | None = None) -> Value:
-        """A Scalar or number as a 0-dim value of `dtype` (its own dtype if None); stays dynamic if the slot varies.
+        """A Scalar or number as a 0-dim value of `dtype` (its own dtype if None).
 
-        A value passes through, converted to `dtype` if one is given.
+        It stays dynamic if the slot varies. A value passes through, converted to `dtype` if given.
         """
         if isinstance(x, (bool, int, float, complex)):
             x = wrap_number(x)
@@ -135,7 +140,7 @@ class Elements:
         return self.convert(self.hlo.reshape(self.type(buffer, ()), part), dtype)
 
     def is_const(self, x: Operand, number: Number | None = None) -> bool:
-        """Whether `x` is a number known now (and equal to `number`); does not make its slot static."""
+        """Whether `x` is known now (and equal to `number`); this does not make its slot static."""
         if isinstance(x, Scalar):
             return not x.variable and (number is None or x.number == number)
         if isinstance(x, (bool, int, float, complex)):
@@ -145,7 +150,7 @@ class Elements:
     # ---- conversion ----
 
     def convert(self, x: Value, dtype: torch.dtype) -> Value:
-        """Element type conversion as torch's `.to(dtype)`: truncation, `!= 0` for bool, the real part of complex."""
+        """torch's `.to(dtype)`: truncation, `!= 0` for bool, the real part of complex."""
         source, shape = self.mlir.spec(x.type)
         if source == dtype:
             return x
@@ -184,7 +189,7 @@ class Elements:
 
     def result_type(self, *xs: Operand) -> torch.dtype:
         """torch.result_type over values, Scalars and Python numbers."""
-        # PyTorch's rule: a lower class (0-dim tensors, then Python numbers) counts only if its category is higher.
+        # A lower class (0-dim tensors, then Python numbers) counts only if its category is higher.
         classes: list[torch.dtype | None] = [None, None, None]
         for x in xs:
             dtype = self.dtype(x)
@@ -199,15 +204,17 @@ class Elements:
                 level = 0 if self.shape(x) else 1
             known = classes[level]
             classes[level] = dtype if known is None else torch.promote_types(known, dtype)
-        return _combine(classes[0], _combine(classes[1], classes[2]))
+        result = _combine(classes[0], _combine(classes[1], classes[2]))
+        assert result is not None
+        return result
 
     def promote(self, *xs: Operand, dtype: torch.dtype | None = None) -> list[Value]:
-        """The operands as values of one dtype: `dtype`, or torch.result_type of all. Scalars become 0-dim values."""
+        """The operands as values of one dtype: `dtype`, or torch.result_type of all."""
         dtype = dtype or self.result_type(*xs)
         return [self.value(x, dtype) for x in xs]
 
     def align(self, *xs: Operand, dtype: torch.dtype | None = None) -> list[Value]:
-        """`promote`, then `broadcast`: operands of one dtype and one shape, ready for an element-wise operation."""
+        """`promote`, then `broadcast`: operands ready for an element-wise operation."""
         return self.broadcast(*self.promote(*xs, dtype=dtype))
 
     def broadcast(self, *xs: Value) -> list[Value]:
@@ -238,11 +245,11 @@ class Elements:
     # ---- selection ----
 
     def compare(self, x: Value, y: Value, direction: str) -> Value:
-        """`direction`: EQ, NE, LT, LE, GT or GE. Both values have one dtype and shape (see `align`)."""
+        """`direction`: EQ, NE, LT, LE, GT or GE; both values have one dtype and shape."""
         return self.hlo.compare(x, y, self.attr(direction))
 
     def select(self, predicate: Value, x: Operand, y: Operand) -> Value:
-        """Element-wise `predicate ? x : y`; numbers and 0-dim values are broadcast to the other's dtype and shape."""
+        """Element-wise `predicate ? x : y`; a number takes the other's dtype; all broadcast."""
         if not hasattr(x, "type"):
             x = self.value(x, self.dtype(y))
         if not hasattr(y, "type"):
@@ -286,8 +293,7 @@ class Elements:
             import numpy as np
 
             kind = np.complex64 if dtype == torch.complex64 else np.complex128
-            splat = np.broadcast_to(np.array(value, kind), shape)
-            return ir.DenseElementsAttr.get(splat, type=type_)
+            return ir.DenseElementsAttr.get(np.array(value, kind), type=type_)
         if isinstance(value, complex):
             value = value.real
         if dtype == torch.bool:
@@ -322,7 +328,7 @@ def _common_shape(shapes: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
     return tuple(common)
 
 
-def _combine(higher: torch.dtype | None, lower: torch.dtype | None) -> Any:
+def _combine(higher: torch.dtype | None, lower: torch.dtype | None) -> torch.dtype | None:
     if higher is None or lower is None:
         return higher or lower
     if higher.is_complex:
@@ -335,9 +341,9 @@ def _combine(higher: torch.dtype | None, lower: torch.dtype | None) -> Any:
 
 
 def _as_int(value: int | float, dtype: torch.dtype) -> int:
-    """`value` wrapped to the dtype's width, signed when 64 bits wide (what MLIR's constructor takes)."""
+    """`value` wrapped to the dtype's width, signed if 64 bits wide, as MLIR takes it."""
     if isinstance(value, float) and not -9.3e18 < value < 9.3e18:
-        return torch.iinfo(dtype).min  # what the conversion instruction yields for nan, inf and overflow
+        return torch.iinfo(dtype).min  # as the CPU's conversion of nan, inf and overflow
     bits = dtype.itemsize * 8
     number = int(value) & ((1 << bits) - 1)
     signed = dtype.is_signed or bits == 64

@@ -12,12 +12,12 @@ from lazyxla.lowering.builder.elements import Value
 class Indexing(Contractions):
     """The indexing and control-flow part of the Builder.
 
-    Index values are integers of any width, already non-negative (see `wrap_index`). XLA clamps what is out of range
-    in a gather and ignores it in a scatter.
+    Index values are integers of any width, already non-negative (see `wrap_index`). XLA clamps what
+    is out of range in a gather and ignores it in a scatter.
     """
 
     def take(self, x: Value, index: Value, dim: int) -> Value:
-        """torch.index_select for an index of any rank: `dim` of `x` is replaced by the dimensions of `index`."""
+        """torch.index_select for an index of any rank, whose dimensions replace `dim` of `x`."""
         shape, places = self.shape(x), self.shape(index)
         dim %= len(shape)
         kept = [i for i in range(len(shape) + len(places) - 1) if not dim <= i < dim + len(places)]
@@ -38,7 +38,8 @@ class Indexing(Contractions):
     def gather_nd(self, x: Value, index: Value, dims: Sequence[int]) -> Value:
         """x at the index vectors `index[..., k]` over the dimensions `dims`.
 
-        Result shape: index.shape[:-1] followed by the sizes of the other dimensions of `x`, in order.
+        Result shape: index.shape[:-1] followed by the sizes of the other dimensions of `x`, in
+        order.
         """
         shape, places = self.shape(x), self.rank(index) - 1
         dims = [d % len(shape) for d in dims]
@@ -81,13 +82,11 @@ class Indexing(Contractions):
             )
             return self._scatter(x, self.unsqueeze(index, -1), updates, numbers, combine, False)
         dtype = self.dtype(index)
-        parts = [
-            index if i == dim else self.iota(places, i, dtype) for i in range(len(shape))
-        ]
+        parts = [index if i == dim else self.iota(places, i, dtype) for i in range(len(shape))]
         return self.scatter_nd(x, self.stack(parts, -1), updates, range(len(shape)), combine)
 
     def _crop(self, x: Value, index: Value, dim: int) -> tuple[Value, int]:
-        """`x` cut to the size of `index` in all dimensions but `dim`, which torch.gather allows to differ."""
+        """`x` cut to the sizes of `index`, which torch.gather lets differ, except along `dim`."""
         shape, places = self.shape(x), self.shape(index)
         if not shape:
             return self.broadcast_to(x, places), 0
@@ -122,7 +121,7 @@ class Indexing(Contractions):
     def sort(
         self, xs: Sequence[Value], dim: int, descending: bool = False, stable: bool = True
     ) -> list[Value]:
-        """Sorts all values together along `dim` by the first; nan counts as the greatest, as in PyTorch."""
+        """Sorts all values together along `dim` by the first; nan counts as the greatest."""
         xs = list(xs)
         if not self.shape(xs[0]):
             return xs

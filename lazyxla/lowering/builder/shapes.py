@@ -73,7 +73,7 @@ class Shapes(Elements):
         return self.squeeze(self.slice_dim(x, dim, index, index + 1), dim)
 
     def dynamic_slice(self, x: Value, starts: Sequence[Operand], sizes: Sequence[int]) -> Value:
-        """Slice at run-time starts (0-dim integer values or numbers), which XLA clamps into range."""
+        """Slice at run-time starts (integer values or numbers), which XLA clamps into range."""
         return self.hlo.dynamic_slice(x, self._starts(starts), list(sizes))
 
     def dynamic_update_slice(self, x: Value, update: Value, starts: Sequence[Operand]) -> Value:
@@ -112,7 +112,7 @@ class Shapes(Elements):
         return self.hlo.reverse(x, [d % rank for d in dims]) if dims else x
 
     def dims(self, x: Value, dims: Any, *, empty_is_all: bool = True) -> list[int]:
-        """A schema's `dim` argument (None, int or int[]) as a sorted list of non-negative dimensions."""
+        """A `dim` argument (None, int or int[]) as a sorted list of non-negative dimensions."""
         rank = self.rank(x)
         if dims is None or (not isinstance(dims, int) and not dims and empty_is_all):
             return list(range(rank))

@@ -1,0 +1,61 @@
+// The inference store: what meta functions answered, kept on disk.
+//
+// Asking a meta function costs up to a millisecond, and the very first one about a second, since
+// PyTorch then imports its reference modules. The answers never change for one version of torch, so
+// they are kept in a file and a later process asks nothing.
+//
+// The file is a log of records, each {size, checksum, key, answer}; a record is appended by one
+// write, so that many processes can share the file. Reading stops at the first record that is
+// damaged. A file that has grown too large is started anew. A file that cannot be read or written is
+// no error: the answers are then asked for again.
+#pragma once
+
+#include <c10/util/flat_hash_map.h>
+
+#include <cstdint>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "ir/geometry.h"
+
+namespace lazyxla::ir {
+
+// What one call of an operator yields, as its meta functions tell.
+struct Inference {
+  struct Result {
+    bool defined;
+    Geometry geometry;  // offset unused
+  };
+  std::vector<Result> results;           // of the functional form, lists flattened
+  std::vector<uint32_t> counts;          // per return of the functional form: how many of them
+  std::vector<Geometry> written;         // written tensors after the call; empty if not asked
+};
+
+class InferenceStore {
+ public:
+  static InferenceStore& get();
+
+  // The file to use from now on; it is read when the first answer is looked for. An empty path turns
+  // the store off.
+  void open(const std::string& path);
+
+  // `key` is the operator's name and the words of its memo key that mean the same in any process.
+  std::optional<Inference> find(const std::string& key);
+  void add(const std::string& key, const Inference& inference);
+
+  // Writes what was added since the last time. Called at exit and now and then.
+  void flush();
+
+ private:
+  void read();
+
+  std::mutex mutex_;
+  std::string path_;
+  bool read_ = false;
+  ska::flat_hash_map<std::string, std::string> answers_;  // serialized
+  std::string unwritten_;
+};
+
+}  // namespace lazyxla::ir

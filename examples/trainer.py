@@ -1,0 +1,130 @@
+"""The training loop that all examples share.
+
+It is plain PyTorch but for ``lazyxla.sync()`` at the end of each step. Two habits keep it fast on
+a device that records first and runs later, and harm nowhere else:
+
+* Gradients are dropped before the sync. What is alive at a sync is computed and kept; gradients
+  that the optimizer has used up are not worth keeping.
+* The loss is read every ``--log-every`` steps only. Reading waits for the device; between two
+  readings the host runs ahead.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+from tqdm import tqdm
+
+import lazyxla
+
+WARM_UP = 3  # steps in which programs compile: the first, the second, and one for varying numbers
+
+
+@dataclass
+class Summary:
+    """What a training run did. The three counts are of lazyxla and stay zero elsewhere."""
+
+    steps: int
+    unit: str
+    losses: list[float] = field(default_factory=list)  # those that were read, in order
+    rate: float = math.nan  # units per second after the warm-up
+    compiles: int = 0
+    last_compile: int = 0  # the step (from 1) after which nothing was compiled
+    executions: int = 0
+    fallbacks: int = 0
+
+    def __str__(self) -> str:
+        return (
+            f"{self.steps} steps: loss {self.losses[0]:.3f} -> {self.losses[-1]:.3f}, "
+            f"{self.rate:,.0f} {self.unit}/s; {self.compiles} compiles (the last in step "
+            f"{self.last_compile}), {self.executions / self.steps:.2f} executions per step, "
+            f"{self.fallbacks} operators on the host"
+        )
+
+
+def parser(description: str, *, steps: int, lr: float, optimizer: str) -> argparse.ArgumentParser:
+    """The options of every example, with this example's defaults."""
+    options = argparse.ArgumentParser(description=description)
+    options.add_argument("--device", default="lazyxla", help="lazyxla or cpu (default: lazyxla)")
+    options.add_argument("--steps", type=int, default=steps)
+    options.add_argument("--batch", type=int, help="examples per step")
+    options.add_argument("--optimizer", choices=sorted(OPTIMIZERS), default=optimizer)
+    options.add_argument("--lr", type=float, default=lr, help="the highest learning rate")
+    options.add_argument("--schedule", choices=("cosine", "constant"), default="cosine")
+    options.add_argument("--log-every", type=int, default=10, help="steps per reading of the loss")
+    options.add_argument("--seed", type=int, default=0)
+    return options
+
+
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "adam": torch.optim.Adam,
+    "adamw": torch.optim.AdamW,
+    "sgd": lambda parameters, lr: torch.optim.SGD(parameters, lr=lr, momentum=0.9),
+}
+
+
+def schedule(name: str, steps: int) -> Callable[[int], float]:
+    """The factor on the learning rate in each step (from 0)."""
+    if name == "constant":
+        return lambda step: 1.0
+    rise = max(1, steps // 20)
+    return lambda step: min(1.0, (step + 1) / rise) * (1 + math.cos(math.pi * step / steps)) / 2
+
+
+def train(
+    args: argparse.Namespace,
+    model: nn.Module,
+    loss_function: Callable[[Tensor, Tensor], Tensor],
+    batches: Iterator[tuple[Tensor, Tensor]],
+    *,
+    unit: str,
+    units_per_step: int,
+) -> Summary:
+    """Trains ``model``, which is on ``args.device`` already, and says what happened.
+
+    ``batches`` gives (inputs, targets) on the host. ``unit`` is what the speed counts, such as
+    "tokens", of which one step has ``units_per_step``.
+    """
+    optimizer = OPTIMIZERS[args.optimizer](model.parameters(), lr=args.lr)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, schedule(args.schedule, args.steps))
+    model.train()
+    lazyxla.sync()  # the model's first values are no part of the training step
+    summary = Summary(args.steps, unit)
+    start = lazyxla.counters()
+    warm_up = min(WARM_UP, args.steps - 1)
+    clock = time.perf_counter()
+    with tqdm(total=args.steps, unit="step") as bar:
+        for step in range(1, args.steps + 1):
+            inputs, targets = (tensor.to(args.device) for tensor in next(batches))
+            loss = loss_function(model(inputs), targets)
+            loss.backward()
+            optimizer.step()
+            scheduler.step()
+            optimizer.zero_grad()
+            lazyxla.sync()
+
+            compiles = lazyxla.counters()["compiles"] - start["compiles"]
+            if compiles > summary.compiles:
+                summary.compiles, summary.last_compile = compiles, step
+            if step == warm_up:
+                lazyxla.sync(wait=True)
+                clock = time.perf_counter()
+            if step == 1 or step % args.log_every == 0 or step == args.steps:
+                summary.losses.append(loss.item())
+                if step > warm_up:
+                    elapsed = time.perf_counter() - clock
+                    summary.rate = (step - warm_up) * units_per_step / elapsed
+                rate = "-" if math.isnan(summary.rate) else f"{summary.rate:,.0f} {unit}/s"
+                bar.set_postfix_str(f"loss {summary.losses[-1]:.3f}, {rate}", refresh=False)
+            bar.update()
+    end = lazyxla.counters()
+    summary.executions = end["executions"] - start["executions"]
+    summary.fallbacks = end["fallbacks"] - start["fallbacks"]
+    print(summary)
+    return summary

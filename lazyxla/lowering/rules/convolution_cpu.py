@@ -1,0 +1,273 @@
+"""Convolutions for XLA's CPU backend, in the forms that it runs well.
+
+Its own convolution is fast when there are many more positions than features. It rewrites the weight
+on every call, which is most of the work for a large weight and a small image, and it is slow by
+factors of ten to a thousand on grouped convolutions and their gradients. The forms here leave the
+weight as it lies:
+
+- products: the input's windows as a matrix (C * kernel, N * positions), then one product; the
+  adjoint adds the windows back up. A 1x1 kernel always takes this form: it has nothing to lay out.
+- terms: one multiplication of a shifted input for each weight of a group, all in one loop; for
+  depthwise convolutions and others with few features per group.
+
+Each function returns None where the plain convolution (one per group) is the better form.
+"""
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+if TYPE_CHECKING:
+    from lazyxla.lowering.builder import Builder
+
+Value = Any
+
+_MOST_TERMS = 80
+"""Weights per output feature up to which the sum of terms is one reasonable loop."""
+_GROUPED_POSITIONS = 1024
+"""Positions up to which one batched product beats a convolution per group."""
+_MOST_SUMS = 16
+"""Sums that one reduction computes side by side; more spill registers and compile slowly."""
+
+
+class Window(NamedTuple):
+    """The geometry of a convolution, one number per spatial dimension; padding on both sides."""
+
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int
+
+    @classmethod
+    def of(
+        cls,
+        weight: Sequence[int],
+        stride: Sequence[int],
+        padding: Sequence[int],
+        dilation: Sequence[int],
+        groups: int,
+    ) -> "Window":
+        """From a weight's shape and an operator's arguments; one number may stand for all."""
+        kernel = tuple(weight[2:])
+        rank = len(kernel)
+        full = [tuple(x) * rank if len(x) == 1 else tuple(x) for x in (stride, padding, dilation)]
+        return cls(kernel, *full, groups)
+
+    def out_sizes(self, sizes: Sequence[int]) -> tuple[int, ...]:
+        """The spatial sizes of the result for an input of `sizes`."""
+        return tuple(
+            (n + 2 * p - d * (k - 1) - 1) // s + 1
+            for n, k, s, p, d in zip(
+                sizes, self.kernel, self.stride, self.padding, self.dilation, strict=True
+            )
+        )
+
+    def spread(self, out: Sequence[int]) -> tuple[int, ...]:
+        """The extent of `out` positions laid `stride` apart."""
+        return tuple((n - 1) * s + 1 for n, s in zip(out, self.stride, strict=True))
+
+    def offsets(self) -> Iterator[tuple[int, ...]]:
+        """Where each weight of the kernel reads from the window's start, last dimension fastest."""
+        steps = [range(0, k * d, d) for k, d in zip(self.kernel, self.dilation, strict=True)]
+        return itertools.product(*steps)
+
+    @property
+    def taps(self) -> int:
+        """Weights of the kernel."""
+        return math.prod(self.kernel)
+
+
+def forward(b: "Builder", x: Value, w: Value, window: Window) -> Value | None:
+    """y of shape (N, O, *out); see the convolution module for the three maps."""
+    groups = window.groups
+    n, (o, inner) = b.shape(x)[0], b.shape(w)[:2]
+    out = window.out_sizes(b.shape(x)[2:])
+    if groups > 1 and inner * window.taps <= _MOST_TERMS:
+        return _forward_terms(b, x, w, window, out)
+    if not _as_product(b, n * math.prod(out), o, window, b.dtype(x)):
+        return None
+    split = [groups] if groups > 1 else []
+    batch = [0] if groups > 1 else []
+    windows = b.reshape(_windows(b, x, window, out), [*split, inner, window.taps, n, *out])
+    w = b.reshape(w, [*split, o // groups, inner, window.taps])
+    i = len(split)
+    y = b.dot(w, windows, [i + 1, i + 2], [i, i + 1], batch, batch)
+    return b.swap(b.reshape(y, [o, n, *out]), 0, 1)
+
+
+def input_grad(
+    b: "Builder", y: Value, w: Value, sizes: Sequence[int], window: Window
+) -> Value | None:
+    """x of shape (N, C, *sizes)."""
+    groups, taps = window.groups, window.taps
+    (n, o), (_, inner) = b.shape(y)[:2], b.shape(w)[:2]
+    out = b.shape(y)[2:]
+    if groups > 1 and o // groups * taps <= _MOST_TERMS:
+        return _input_grad_terms(b, y, w, sizes, window)
+    if not _as_product(b, n * math.prod(out), o, window, b.dtype(y)):
+        return None
+    split = [groups] if groups > 1 else []
+    i = len(split)
+    w = b.reshape(w, [*split, o // groups, inner, taps])
+    y = b.reshape(y, [n, *split, o // groups, *out])
+    wide = b.compute_dtype(b.dtype(y))
+    # A product whose sum runs over rows transposes its first operand: let it be the smaller one.
+    if math.prod(b.shape(w)) <= math.prod(b.shape(y)):
+        columns = b.dot(w, y, [i], [1 + i], [0][:i], [1][:i], wide)
+    else:
+        columns = b.dot(y, w, [1 + i], [i], [1][:i], [0][:i], wide)
+        rank, last = b.rank(columns), b.rank(columns) - 2
+        columns = b.transpose(columns, [*range(i), last, last + 1, *range(i, rank - 2)])
+    columns = b.reshape(columns, [groups * inner, taps, n, *out])
+    return b.convert(b.swap(_add_windows(b, columns, sizes, window), 0, 1), b.dtype(y))
+
+
+def weight_grad(b: "Builder", x: Value, y: Value, window: Window) -> Value | None:
+    """w of shape (O, C / groups, *kernel)."""
+    groups, taps = window.groups, window.taps
+    (n, c), o = b.shape(x)[:2], b.shape(y)[1]
+    out, inner = b.shape(y)[2:], c // groups
+    if groups == c:
+        return _weight_grad_terms(b, x, y, window)
+    if not _as_product(b, n * math.prod(out), o, window, b.dtype(x)):
+        return None
+    split = [groups] if groups > 1 else []
+    i = len(split)
+    windows = b.reshape(_windows(b, x, window, out), [*split, inner, taps, n, *out])
+    y = b.reshape(y, [n, *split, o // groups, *out])
+    spatial = len(out)
+    w = b.dot(
+        y,
+        windows,
+        [0, *range(2 + i, 2 + i + spatial)],
+        list(range(2 + i, 3 + i + spatial)),
+        [1][:i],
+        [0][:i],
+    )
+    return b.reshape(w, [o, inner, *window.kernel])
+
+
+def _as_product(
+    b: "Builder", positions: int, features: int, window: Window, dtype: torch.dtype
+) -> bool:
+    """Whether laying out the windows costs less than what plain convolution does to the weight."""
+    if window.groups > 1:
+        return positions <= _GROUPED_POSITIONS
+    # The backend has a fast convolution for 16 and 32-bit floats only.
+    return window.taps == 1 or positions <= 2 * features or b.compute_dtype(dtype) != torch.float32
+
+
+def _windows(b: "Builder", x: Value, window: Window, out: Sequence[int]) -> Value:
+    """What each weight of the kernel reads: shape (C, taps, N, *out)."""
+    return b.stack(_shifted(b, b.swap(x, 0, 1), window, out), 1)
+
+
+def _shifted(b: "Builder", x: Value, window: Window, out: Sequence[int]) -> list[Value]:
+    """Per weight of the kernel, the elements of `x` it meets, in shape (*x.shape[:2], *out)."""
+    pads = [0, 0, *window.padding]
+    if any(pads):
+        # Not to be fused into its readers, which would check every element against the borders.
+        x = b.hlo.optimization_barrier([b.pad(x, pads, pads)])
+    strides, spread = [1, 1, *window.stride], window.spread(out)
+    lead = list(b.shape(x)[:2])
+    return [
+        b.slice(x, [0, 0, *at], lead + [a + s for a, s in zip(at, spread, strict=True)], strides)
+        for at in window.offsets()
+    ]
+
+
+def _add_windows(b: "Builder", columns: Value, sizes: Sequence[int], window: Window) -> Value:
+    """The adjoint of `_windows` before its transpose: (C, taps, N, *out) -> (C, N, *sizes)."""
+    spread = window.spread(b.shape(columns)[3:])
+    interior = [0, 0, *(s - 1 for s in window.stride)]
+    total = None
+    for tap, at in enumerate(window.offsets()):
+        low = [a - p for a, p in zip(at, window.padding, strict=True)]
+        high = [n - i - s for n, i, s in zip(sizes, low, spread, strict=True)]
+        part = b.pad(b.select_dim(columns, 1, tap), [0, 0, *low], [0, 0, *high], interior)
+        total = part if total is None else b.hlo.add(total, part)
+    return total
+
+
+# ---- terms ----
+
+
+def _forward_terms(b: "Builder", x: Value, w: Value, window: Window, out: Sequence[int]) -> Value:
+    (n, c), o = b.shape(x)[:2], b.shape(w)[0]
+    wide = b.compute_dtype(b.dtype(x))
+    groups, inner = window.groups, c // window.groups
+    shifted = [b.convert(s, wide) for s in _shifted(b, x, window, out)]
+    weight = b.reshape(b.convert(w, wide), [groups, o // groups, inner, window.taps])
+    parts = [b.reshape(s, [n, groups, inner, *out]) for s in shifted]
+    total = _sum_terms(b, parts, weight, [n, groups, o // groups, *out])
+    return b.convert(b.reshape(total, [n, o, *out]), b.dtype(x))
+
+
+def _input_grad_terms(
+    b: "Builder", y: Value, w: Value, sizes: Sequence[int], window: Window
+) -> Value:
+    (n, o), inner = b.shape(y)[:2], b.shape(w)[1]
+    groups, wide = window.groups, b.compute_dtype(b.dtype(y))
+    reach = [d * (k - 1) for d, k in zip(window.dilation, window.kernel, strict=True)]
+    spread = window.spread(b.shape(y)[2:])
+    low = [r - p for r, p in zip(reach, window.padding, strict=True)]
+    high = [m + p - s for m, p, s in zip(sizes, window.padding, spread, strict=True)]
+    y = b.pad(y, [0, 0, *low], [0, 0, *high], [0, 0, *(s - 1 for s in window.stride)])
+    y = b.convert(b.hlo.optimization_barrier([y]), wide)
+    parts = []
+    for at in window.offsets():
+        starts = [r - a for r, a in zip(reach, at, strict=True)]
+        limits = [n, o, *(s + m for s, m in zip(starts, sizes, strict=True))]
+        part = b.slice(y, [0, 0, *starts], limits)
+        parts.append(b.reshape(part, [n, groups, o // groups, *sizes]))
+    weight = b.reshape(b.convert(w, wide), [groups, o // groups, inner, window.taps])
+    total = _sum_terms(b, parts, b.swap(weight, 1, 2), [n, groups, inner, *sizes])
+    return b.convert(b.reshape(total, [n, groups * inner, *sizes]), b.dtype(w))
+
+
+def _sum_terms(b: "Builder", parts: Sequence[Value], weight: Value, shape: Sequence[int]) -> Value:
+    """Sum over taps t and features i of parts[t][:, :, i] * weight[:, :, i, t].
+
+    Each part has shape (N, groups, inner, *positions), `weight` (groups, outer, inner, taps) and
+    the result `shape`: (N, groups, outer, *positions).
+    """
+    places = list(range(len(shape)))
+    total = None
+    for tap, part in enumerate(parts):
+        for i in range(b.shape(part)[2]):
+            factor = b.select_dim(b.select_dim(weight, 3, tap), 2, i)
+            factor = b.hlo.broadcast_in_dim(b.type(b.dtype(part), shape), factor, [1, 2])
+            piece = b.hlo.broadcast_in_dim(
+                b.type(b.dtype(part), shape), b.select_dim(part, 2, i), [0, 1, *places[3:]]
+            )
+            term = b.hlo.multiply(piece, factor)
+            total = term if total is None else b.hlo.add(total, term)
+    return total
+
+
+def _weight_grad_terms(b: "Builder", x: Value, y: Value, window: Window) -> Value:
+    """The gradient with one input feature per group: a sum over all positions per weight."""
+    (n, c), o, out = b.shape(x)[:2], b.shape(y)[1], b.shape(y)[2:]
+    wide = b.compute_dtype(b.dtype(x))
+    shape = [n, c, o // c, *out]
+    y = b.reshape(b.convert(y, wide), shape)
+    places = [i for i in range(len(shape)) if i != 2]
+    products = [
+        b.hlo.multiply(b.hlo.broadcast_in_dim(b.type(wide, shape), b.convert(s, wide), places), y)
+        for s in _shifted(b, x, window, out)
+    ]
+    sums: list[Value] = []
+    for first in range(0, len(products), _MOST_SUMS):
+        some = products[first : first + _MOST_SUMS]
+        zeros = [b.constant(0, wide)] * len(some)
+        sums += b.reduce_multi(
+            some,
+            zeros,
+            [0, *range(3, len(shape))],
+            lambda a, e: [b.hlo.add(i, j) for i, j in zip(a, e, strict=True)],
+        )
+    return b.convert(b.reshape(b.stack(sums, 2), [o, 1, *window.kernel]), b.dtype(x))

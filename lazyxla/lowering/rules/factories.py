@@ -1,0 +1,211 @@
+"""Operators that make tensors from numbers: fills, ranges, triangles."""
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from lazyxla.lowering.registry import jax_rule, rule
+from lazyxla.lowering.rules.formula import X, where
+
+if TYPE_CHECKING:
+    from lazyxla.lowering.builder import Builder
+
+Value = Any
+
+# Arguments that follow the ones of interest (dtype, layout, device, pin_memory, memory_format) are in b.outputs.
+
+
+# ---- fills ----
+
+
+@rule("aten::zeros", "aten::zeros_like", "aten::new_zeros")
+def zeros(b: "Builder", *_: Any) -> Value:
+    return b.zeros(b.outputs[0].shape, b.outputs[0].dtype)
+
+
+@rule("aten::ones", "aten::ones_like", "aten::new_ones")
+def ones(b: "Builder", *_: Any) -> Value:
+    return b.full(b.outputs[0].shape, 1, b.outputs[0].dtype)
+
+
+@rule("aten::full", "aten::full_like")
+def full(b: "Builder", _like: Any, value: Value, *_: Any) -> Value:
+    return b.full(b.outputs[0].shape, value, b.outputs[0].dtype)
+
+
+@rule("aten::new_full")
+def new_full(b: "Builder", x: Value, size: list[int], value: Value, *_: Any) -> Value:
+    return b.full(b.outputs[0].shape, value, b.outputs[0].dtype)
+
+
+@rule("aten::scalar_tensor")
+def scalar_tensor(b: "Builder", value: Value, *_: Any) -> Value:
+    return b.full((), value, b.outputs[0].dtype)
+
+
+@rule("aten::eye", "aten::eye.m")
+def eye(b: "Builder", *_: Any) -> Value:
+    shape = b.outputs[0].shape
+    return b.compare(b.iota(shape, 0, torch.int64), b.iota(shape, 1, torch.int64), "EQ")
+
+
+# ---- ranges ----
+
+
+def _range_dtype(b: "Builder", *numbers: Value) -> torch.dtype:
+    """Ranges are computed in 64 bits as on the CPU; a TPU emulates float64, so float32 serves there."""
+    if b.outputs[0].dtype.is_complex:
+        return b.outputs[0].dtype
+    if b.outputs[0].dtype.is_floating_point or any(b.dtype(n).is_floating_point for n in numbers):
+        small = b.outputs[0].dtype != torch.float64 and b.platform == "tpu"
+        return torch.float32 if small else torch.float64
+    return torch.int64
+
+
+def _range(b: "Builder", start: Value, step: Value) -> Value:
+    integral = not b.outputs[0].dtype.is_floating_point
+    # For an integer result PyTorch truncates start and step, not the elements.
+    dtype = torch.int64 if integral else _range_dtype(b)
+    shape = b.outputs[0].shape
+    place = b.iota(shape, 0, dtype)
+    scaled = b.hlo.multiply(place, b.full(shape, step, dtype))
+    return b.hlo.add(scaled, b.full(shape, start, dtype))
+
+
+@rule("aten::arange")
+def arange(b: "Builder", end: Value, *_: Any) -> Value:
+    dtype = b.outputs[0].dtype
+    # Integers that the dtype holds exactly come straight from an iota.
+    return b.iota(b.outputs[0].shape, 0, dtype)
+
+
+@rule("aten::arange.start", "aten::range")
+def arange_start(b: "Builder", start: Value, end: Value, *_: Any) -> Value:
+    return _range(b, start, 1)
+
+
+@rule("aten::arange.start_step", "aten::range.step")
+def arange_step(b: "Builder", start: Value, end: Value, step: Value, *_: Any) -> Value:
+    return _range(b, start, step)
+
+
+def _linspace(b: "Builder", start: Value, end: Value, steps: int) -> X:
+    """Counted from both ends, so that the last element is exactly `end`."""
+    shape = b.outputs[0].shape
+    dtype = _range_dtype(b, 0.0)
+    first, last = (X(b, b.full(shape, b.value(n, dtype), dtype)) for n in (start, end))
+    if steps <= 1:
+        return first
+    real = b.real_dtype(dtype)
+    place = X(b, b.iota(shape, 0, real))
+    left = ((steps - 1) - place).to(dtype)
+    step = (last - first) / (steps - 1)
+    return where(place < steps // 2, first + step * place.to(dtype), last - step * left)
+
+
+@rule(
+    "aten::linspace",
+    "aten::linspace.Tensor_Tensor",
+    "aten::linspace.Tensor_Scalar",
+    "aten::linspace.Scalar_Tensor",
+)
+def linspace(b: "Builder", start: Value, end: Value, steps: int, *_: Any) -> Value:
+    return _linspace(b, start, end, steps).value
+
+
+@rule(
+    "aten::logspace",
+    "aten::logspace.Tensor_Tensor",
+    "aten::logspace.Tensor_Scalar",
+    "aten::logspace.Scalar_Tensor",
+)
+def logspace(b: "Builder", start: Value, end: Value, steps: int, base: Value, *_: Any) -> Value:
+    exponent = _linspace(b, start, end, steps)
+    power = X(b, b.full(b.outputs[0].shape, base, exponent.dtype)) ** exponent
+    return power.value
+
+
+# ---- windows ----
+
+
+def _cosine_window(
+    b: "Builder", size: int, periodic: bool, coefficients: list[Value]
+) -> Value:
+    """The sum of coefficients[k] * cos(2 pi k n / (size - 1, or size if periodic))."""
+    shape = b.outputs[0].shape
+    dtype = b.compute_dtype(b.outputs[0].dtype)
+    if size <= 1:
+        return b.full(shape, 1, dtype)
+    angle = X(b, b.iota(shape, 0, dtype)) * (2 * math.pi / (size if periodic else size - 1))
+    total = X(b, b.full(shape, coefficients[0], dtype))
+    for order, coefficient in enumerate(coefficients[1:], 1):
+        total = total + X(b, b.full(shape, coefficient, dtype)) * (angle * order).call("cosine")
+    return total.value
+
+
+@rule("aten::hann_window", "aten::hann_window.periodic")
+def hann_window(b: "Builder", size: int, *rest: Any) -> Value:
+    return _cosine_window(b, size, _periodic(rest), [0.5, -0.5])
+
+
+@rule("aten::hamming_window", "aten::hamming_window.periodic")
+def hamming_window(b: "Builder", size: int, *rest: Any) -> Value:
+    return _cosine_window(b, size, _periodic(rest), [0.54, -0.46])
+
+
+@rule("aten::blackman_window", "aten::blackman_window.periodic")
+def blackman_window(b: "Builder", size: int, *rest: Any) -> Value:
+    return _cosine_window(b, size, _periodic(rest), [0.42, -0.5, 0.08])
+
+
+def _periodic(rest: tuple[Any, ...]) -> bool:
+    """The `periodic` flag of overloads that have one; it is true by default."""
+    return rest[0] if len(rest) == 5 else True
+
+
+# ---- triangles ----
+
+
+def _triangle(b: "Builder", shape: tuple[int, ...], diagonal: int, lower: bool) -> Value:
+    """bool mask over the last two dimensions: on, below (or above) the diagonal."""
+    size = shape[-2:]
+    row, column = b.iota(size, 0, torch.int32), b.iota(size, 1, torch.int32)
+    row = b.hlo.add(row, b.full_like(row, diagonal)) if diagonal else row
+    return b.broadcast_to(b.compare(column, row, "LE" if lower else "GE"), shape)
+
+
+@rule("aten::tril")
+def tril(b: "Builder", x: Value, diagonal: int) -> Value:
+    return b.select(_triangle(b, b.shape(x), diagonal, True), x, 0)
+
+
+@rule("aten::triu")
+def triu(b: "Builder", x: Value, diagonal: int) -> Value:
+    return b.select(_triangle(b, b.shape(x), diagonal, False), x, 0)
+
+
+def _triangle_indices(mask: Any, outputs: Any) -> Any:
+    import jax.numpy as jnp
+
+    return jnp.stack(jnp.nonzero(mask, size=outputs[0].shape[1]))
+
+
+@jax_rule("aten::tril_indices")
+def tril_indices(
+    row: int, col: int, offset: int, dtype: Any, layout: Any, device: Any, pin_memory: Any,
+    *, outputs: Any,
+) -> Any:
+    import jax.numpy as jnp
+
+    return _triangle_indices(jnp.tri(row, col, offset, bool), outputs)
+
+
+@jax_rule("aten::triu_indices")
+def triu_indices(
+    row: int, col: int, offset: int, dtype: Any, layout: Any, device: Any, pin_memory: Any,
+    *, outputs: Any,
+) -> Any:
+    import jax.numpy as jnp
+
+    return _triangle_indices(~jnp.tri(row, col, offset - 1, bool), outputs)

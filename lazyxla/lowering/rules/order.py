@@ -1,0 +1,167 @@
+"""Order statistics and running results along a dimension: median, k-th value, mode, cumulative operators."""
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from lazyxla.lowering.registry import jax_rule, rule
+from lazyxla.lowering.rules.formula import X, where
+
+if TYPE_CHECKING:
+    from lazyxla.lowering.builder import Builder
+
+Value = Any
+
+
+# ---- order statistics ----
+
+
+def _sorted(b: "Builder", x: Value, dim: int) -> tuple[Value, Value]:
+    """Ascending values (nan last) and where they came from."""
+    values, places = b.sort([x, b.iota(b.shape(x), dim, torch.int64)], dim)
+    return values, places
+
+
+def _pick(b: "Builder", xs: tuple[Value, Value], place: Value, dim: int) -> list[Value]:
+    """Values and indices at `place`, which has size 1 along `dim`."""
+    return [b.take_along(x, place, dim) for x in xs]
+
+
+def _median(
+    b: "Builder", x: Value, dim: int, keepdim: bool, skip_nan: bool
+) -> tuple[Value, Value]:
+    """The lower median and its index; the first nan instead, if there is one, unless nan is skipped."""
+    if not b.shape(x):
+        return x, b.zeros((), torch.int64)
+    size = b.shape(x)[dim]
+    values, places = _sorted(b, x, dim)
+    numbers = b.compare(values, values, "EQ")
+    count = X(b, b.reduce(b.convert(numbers, torch.int64), [dim], "sum", True))
+    if skip_nan:
+        place = where(count > 0, (count - 1).call("shift_right_arithmetic", 1), 0)
+    else:
+        place = where(count == size, (size - 1) // 2, count)
+    found = _pick(b, (values, places), place.value, dim)
+    if not keepdim:
+        found = [b.squeeze(f, dim) for f in found]
+    return found[0], found[1]
+
+
+@rule("aten::median")
+def median(b: "Builder", x: Value) -> Value:
+    return _median(b, b.reshape(x, (-1,)), 0, False, False)[0]
+
+
+@rule("aten::nanmedian")
+def nanmedian(b: "Builder", x: Value) -> Value:
+    return _median(b, b.reshape(x, (-1,)), 0, False, True)[0]
+
+
+@rule("aten::median.dim")
+def median_dim(b: "Builder", x: Value, dim: int, keepdim: bool) -> tuple[Value, Value]:
+    return _median(b, x, dim, keepdim, False)
+
+
+@rule("aten::nanmedian.dim")
+def nanmedian_dim(b: "Builder", x: Value, dim: int, keepdim: bool) -> tuple[Value, Value]:
+    return _median(b, x, dim, keepdim, True)
+
+
+@rule("aten::kthvalue")
+def kthvalue(b: "Builder", x: Value, k: int, dim: int, keepdim: bool) -> list[Value]:
+    if not b.shape(x):
+        return [x, b.zeros((), torch.int64)]
+    found = [b.slice_dim(s, dim, k - 1, k) for s in _sorted(b, x, dim)]
+    return found if keepdim else [b.squeeze(f, dim) for f in found]
+
+
+@jax_rule("aten::mode")
+def mode(x: Any, dim: int, keepdim: bool) -> Any:
+    """The smallest of the most frequent values and the index of its last occurrence."""
+    import jax.numpy as jnp
+    from jax import lax
+
+    if x.ndim == 0:
+        return x, jnp.zeros((), jnp.int64)
+    dim %= x.ndim
+    places = lax.broadcasted_iota(jnp.int64, x.shape, dim)
+    values, places = lax.sort((x, places), dimension=dim, num_keys=1, is_stable=True)
+    # The length so far of the run of equal values: the distance to where the run began.
+    rank = lax.broadcasted_iota(jnp.int64, x.shape, dim)
+    before = jnp.roll(values, 1, dim)
+    starts = jnp.where((values != before) | (rank == 0), rank, 0)
+    length = rank - lax.cummax(starts, dim)
+    best = jnp.argmax(length, dim, keepdims=True)
+    found = [jnp.take_along_axis(s, best, dim) for s in (values, places)]
+    return tuple(found if keepdim else [jnp.squeeze(f, dim) for f in found])
+
+
+# ---- cumulative operators ----
+
+
+def _widened(x: Any, outputs: Any) -> Any:
+    """The array in the dtype that the running result is accumulated in."""
+    import jax.numpy as jnp
+
+    dtype = outputs[0].dtype
+    if dtype.is_floating_point and dtype.itemsize < 4:
+        return x.astype(jnp.float32)
+    return x.astype(str(dtype).removeprefix("torch."))
+
+
+@jax_rule("aten::cumsum")
+def cumsum(x: Any, dim: int, dtype: Any, *, outputs: Any) -> Any:
+    from jax import lax
+
+    return lax.cumsum(_widened(x, outputs), dim % x.ndim) if x.ndim else _widened(x, outputs)
+
+
+@jax_rule("aten::cumprod")
+def cumprod(x: Any, dim: int, dtype: Any, *, outputs: Any) -> Any:
+    from jax import lax
+
+    return lax.cumprod(_widened(x, outputs), dim % x.ndim) if x.ndim else _widened(x, outputs)
+
+
+@jax_rule("aten::logcumsumexp", "aten::_logcumsumexp")
+def logcumsumexp(x: Any, dim: int, *, outputs: Any) -> Any:
+    import jax.numpy as jnp
+    from jax import lax
+
+    x = _widened(x, outputs)
+    if not x.ndim or not x.size:
+        return x
+    if not jnp.iscomplexobj(x):
+        return lax.cumlogsumexp(x, dim % x.ndim)
+    return lax.associative_scan(jnp.logaddexp, x, axis=dim)
+
+
+def _running(x: Any, dim: int, better: str) -> Any:
+    """Running maximum or minimum and the last index where it was reached; a nan stays."""
+    import jax.numpy as jnp
+    from jax import lax
+
+    if x.ndim == 0:
+        return x, jnp.zeros((), jnp.int64)
+    dim %= x.ndim
+    compare = getattr(jnp, better)
+
+    def latest(first: Any, second: Any) -> Any:
+        a, b = first[0], second[0]
+        take = compare(b, a)
+        if jnp.issubdtype(x.dtype, jnp.floating):
+            take = jnp.isnan(b) | (take & ~jnp.isnan(a))
+        return jnp.where(take, b, a), jnp.where(take, second[1], first[1])
+
+    places = lax.broadcasted_iota(jnp.int64, x.shape, dim)
+    return lax.associative_scan(latest, (x, places), axis=dim)
+
+
+@jax_rule("aten::cummax")
+def cummax(x: Any, dim: int) -> Any:
+    return _running(x, dim, "greater_equal")
+
+
+@jax_rule("aten::cummin")
+def cummin(x: Any, dim: int) -> Any:
+    return _running(x, dim, "less_equal")

@@ -1,0 +1,109 @@
+"""Special functions, most of them JAX's."""
+
+import functools
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from lazyxla.lowering.registry import rule
+from lazyxla.lowering.rules.formula import X, exp, operands, pointwise, where
+
+if TYPE_CHECKING:
+    from lazyxla.lowering.builder import Builder
+
+Value = Any
+
+# Operator -> function of jax.scipy.special (or jax.numpy), on operands in the dtype PyTorch computes in.
+_JAX = {
+    "aten::i0": "i0",
+    "aten::special_i0e": "i0e",
+    "aten::special_i1": "i1",
+    "aten::special_i1e": "i1e",
+    "aten::special_modified_bessel_i0": "i0",
+    "aten::special_modified_bessel_i1": "i1",
+    "aten::special_entr": "entr",
+    "aten::special_log_ndtr": "log_ndtr",
+    "aten::special_ndtri": "ndtri",
+    "aten::special_zeta": "zeta",
+    "aten::special_zeta.self_scalar": "zeta",
+    "aten::special_zeta.other_scalar": "zeta",
+    "aten::igamma": "gammainc",
+    "aten::igammac": "gammaincc",
+    "aten::gcd": "gcd",
+    "aten::lcm": "lcm",
+}
+
+
+@functools.cache
+def _jax_function(name: str) -> Callable[..., Any]:
+    """One object per function, so that its trace is cached."""
+
+    def call(*xs: Any) -> Any:
+        import jax.numpy as jnp
+        from jax.scipy import special
+
+        return (getattr(special, name, None) or getattr(jnp, name))(*xs)
+
+    call.__name__ = name
+    return call
+
+
+def _by_jax(function: str) -> Callable[..., Value]:
+    def lower(b: "Builder", *args: Any) -> Value:
+        return b.call_jax(_jax_function(function), *(x.value for x in operands(b, *args)))
+
+    return lower
+
+
+for _name, _function in _JAX.items():
+    rule(_name)(_by_jax(_function))
+
+
+@pointwise("aten::digamma")
+def digamma(x: X) -> X:
+    # At the poles: minus the sign of the zero times infinity, and nan for the negative integers.
+    return where(x == 0, -math.inf / x * math.inf, x.call("chlo.digamma"))
+
+
+@pointwise("aten::polygamma")
+def polygamma(order: int, x: X) -> X:
+    if order == 0:
+        return digamma(x)
+    if order == 1:
+        return x.full(2).call("chlo.zeta", x)
+    return x.full(order).call("chlo.polygamma", x)
+
+
+@pointwise("aten::mvlgamma")
+def mvlgamma(x: X, p: int) -> X:
+    total = x.full(p * (p - 1) / 4 * math.log(math.pi))
+    for j in range(p):
+        total = total + (x - j / 2).call("chlo.lgamma")
+    return total
+
+
+@pointwise("aten::special_erfcx")
+def erfcx(x: X) -> X:
+    """exp(x**2) erfc(x): directly where both factors are finite, else by its asymptotic series."""
+    square = x * x
+    # The sum of (-1)**n (2n - 1)!! / (2 x**2)**n.
+    term, series = x.full(1.0), x.full(1.0)
+    for n in range(1, 10):
+        term = term * (1 - 2 * n) / (2 * square)
+        series = series + term
+    limit = 20 if x.dtype == torch.float64 else 8
+    direct = exp(square) * x.call("chlo.erfc")
+    return where(x > limit, series / (x * math.sqrt(math.pi)), direct)
+
+
+def _split(x: Any) -> Any:
+    import jax.numpy as jnp
+
+    return jnp.frexp(x)
+
+
+@rule("aten::frexp.Tensor")
+def frexp(b: "Builder", x: Value) -> list[Value]:
+    return b.call_jax(_split, b.convert(x, b.compute_dtype(b.dtype(x))))

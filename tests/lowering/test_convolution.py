@@ -1,0 +1,127 @@
+"""Convolutions and their gradients, in the CPU forms and in the plain ones of the accelerators."""
+
+import pytest
+import torch
+
+from tests.lowering.harness import check, run, text
+
+# input, weight, stride, padding, dilation, transposed, output_padding, groups
+_CASES = {
+    "1d": ((2, 3, 9), (4, 3, 3), [2], [1], [1], False, [0], 1),
+    "2d": ((2, 3, 7, 8), (4, 3, 3, 2), [2, 1], [1, 0], [1, 2], False, [0, 0], 1),
+    "2d, more positions than features": ((2, 3, 9, 9), (4, 3, 3, 3), [1], [1], [1], False, [0], 1),
+    "2d, a rest": ((1, 2, 8, 8), (3, 2, 3, 3), [3, 3], [0, 0], [1, 1], False, [0, 0], 1),
+    "2d, wide padding": ((1, 2, 4, 4), (3, 2, 1, 1), [1, 1], [2, 2], [1, 1], False, [0, 0], 1),
+    "2d, wide": ((1, 4, 3, 3), (32, 4, 3, 3), [1, 1], [1, 1], [1, 1], False, [0, 0], 1),
+    "3d": ((1, 2, 4, 5, 4), (3, 2, 2, 3, 2), [1, 2, 1], [1, 1, 0], [1, 1, 2], False, [0] * 3, 1),
+    "1x1": ((2, 5, 4, 4), (7, 5, 1, 1), [1, 1], [0, 0], [1, 1], False, [0, 0], 1),
+    "1x1, strided": ((2, 5, 5, 4), (7, 5, 1, 1), [2, 2], [0, 0], [1, 1], False, [0, 0], 1),
+    "grouped": ((2, 6, 6, 5), (4, 3, 3, 3), [1, 2], [1, 1], [1, 1], False, [0, 0], 2),
+    "grouped, wide": ((1, 40, 4, 4), (44, 20, 3, 3), [1, 1], [1, 1], [1, 1], False, [0, 0], 2),
+    "grouped, split": ((1, 20, 33, 33), (20, 10, 3, 3), [1], [1], [1], False, [0], 2),
+    "depthwise": ((2, 6, 7, 7), (6, 1, 3, 3), [1, 1], [1, 1], [1, 1], False, [0, 0], 6),
+    "depthwise, strided": ((2, 6, 7, 8), (6, 1, 3, 3), [2, 2], [1, 1], [1, 1], False, [0, 0], 6),
+    "depthwise, multiplier": ((2, 3, 6, 6), (6, 1, 5, 5), [1, 1], [2, 2], [1, 1], False, [0, 0], 3),
+    "transposed 1d": ((2, 3, 5), (3, 4, 3), [2], [1], [1], True, [1], 1),
+    "transposed 2d": ((2, 3, 4, 5), (3, 4, 3, 2), [2, 1], [1, 0], [1, 2], True, [1, 0], 1),
+    "transposed, many positions": ((2, 3, 8, 9), (3, 4, 3, 3), [2], [0], [1], True, [0], 1),
+    "transposed, cropped": ((1, 2, 6, 6), (2, 3, 2, 2), [1, 1], [2, 2], [1, 1], True, [0, 0], 1),
+    "transposed 3d": ((1, 2, 3, 3, 3), (2, 3, 2, 2, 2), [2], [0], [1], True, [0], 1),
+    "transposed, grouped": ((2, 4, 4, 4), (4, 3, 3, 3), [2, 2], [1, 1], [1, 1], True, [1, 1], 2),
+    "transposed, depthwise": ((1, 4, 4, 4), (4, 1, 2, 2), [2, 2], [0, 0], [1, 1], True, [0, 0], 4),
+}  # fmt: skip
+_BY_NAME = [pytest.param(case, id=name) for name, case in _CASES.items()]
+
+
+@pytest.fixture(params=["cpu", "tpu"])
+def platform(request, monkeypatch):
+    """Runs the forms for each platform; all are plain StableHLO, so they run on the CPU client."""
+    if request.param != "cpu":
+        from lazyxla.lowering.builder import Builder
+
+        plain = Builder.__init__
+        monkeypatch.setattr(
+            Builder,
+            "__init__",
+            lambda self, mlir, _, *rest: plain(self, mlir, request.param, *rest),
+        )
+
+
+def _operands(case, dtype=torch.float32):
+    sizes, weight, *rest = case
+    out_features = weight[1] * rest[5] if rest[3] else weight[0]
+    x, w, bias = (torch.randn(s).to(dtype) for s in (sizes, weight, (out_features,)))
+    return x, w, bias, rest
+
+
+@pytest.mark.parametrize("case", _BY_NAME)
+def test_convolution(platform, case):
+    x, w, bias, rest = _operands(case)
+    check("aten::convolution", x, w, bias, *rest, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("case", _BY_NAME)
+def test_convolution_backward(platform, case):
+    x, w, bias, rest = _operands(case)
+    grad = torch.randn_like(torch.ops.aten.convolution(x, w, None, *rest))
+    mask = [True, True, True]
+    op = "aten::convolution_backward"
+    check(op, grad, x, w, list(bias.shape), *rest, mask, atol=1e-3, rtol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["2d", "grouped", "depthwise", "transposed 2d"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+def test_dtypes(name, dtype):
+    x, w, bias, rest = _operands(_CASES[name], dtype)
+    grad = torch.randn_like(torch.ops.aten.convolution(x, w, None, *rest))
+    wide = [t.double() for t in (grad, x, w, bias)]
+    expected = torch.ops.aten.convolution(*wide[1:], *rest)
+    tolerance = {torch.float64: 1e-9, torch.bfloat16: 3e-2, torch.float16: 4e-3}[dtype]
+    close = {"atol": tolerance * 4, "rtol": tolerance, "check_dtype": False}
+    (got,) = run("aten::convolution", x, w, bias, *rest)
+    assert got.dtype == dtype
+    torch.testing.assert_close(got, expected, **close)
+    sizes, mask = list(bias.shape), [True, True, True]
+    got = run("aten::convolution_backward", grad, x, w, sizes, *rest, mask)
+    expected = torch.ops.aten.convolution_backward(*wide[:3], sizes, *rest, mask)
+    for g, e in zip(got, expected, strict=True):
+        assert g.dtype == dtype
+        torch.testing.assert_close(g, e, **close)
+
+
+def test_integers():
+    x, w, _, rest = _operands(_CASES["2d, a rest"])
+    check("aten::convolution", (x * 5).long(), (w * 5).long(), None, *rest)
+
+
+@pytest.mark.parametrize("mask", [[True, False, False], [False, True, False], [False, True, True]])
+def test_only_the_gradients_asked_for(mask):
+    x, w, bias, rest = _operands(_CASES["2d"])
+    grad = torch.randn_like(torch.ops.aten.convolution(x, w, None, *rest))
+    check(
+        "aten::convolution_backward",
+        grad,
+        x,
+        w,
+        list(bias.shape),
+        *rest,
+        mask,
+        atol=1e-4,
+        rtol=1e-4,
+    )
+
+
+def test_no_elements():
+    rest = [[1, 1], [1, 1], [1, 1], False, [0, 0], 1]
+    x, w = torch.randn(0, 3, 4, 4), torch.randn(2, 3, 3, 3)
+    check("aten::convolution", x, w, torch.randn(2), *rest)
+    grad = torch.randn(0, 2, 4, 4)
+    check("aten::convolution_backward", grad, x, w, [2], *rest, [True, True, True])
+
+
+def test_the_cpu_form_leaves_a_large_weight_as_it_is():
+    rest = [[1, 1], [1, 1], [1, 1], False, [0, 0], 1]
+    x, w = torch.randn(1, 4, 2, 2), torch.randn(64, 4, 3, 3)
+    program = text("aten::convolution", x, w, None, *rest)
+    assert "stablehlo.convolution" not in program
+    assert program.count("stablehlo.dot_general") == 1

@@ -1,0 +1,135 @@
+"""Embeddings and bags of them, against PyTorch's CPU kernels."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from tests.lowering.harness import check, run
+
+WEIGHT = torch.randn(7, 4, generator=torch.Generator().manual_seed(0))
+INDICES = torch.tensor([1, 5, 5, 0, 2, 5, 6, 1])
+OFFSETS = torch.tensor([0, 2, 2, 7])
+FREQUENT = [False, True]
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (2, 3), (0,)])
+@pytest.mark.parametrize("index_dtype", [torch.int64, torch.int32])
+def test_embedding(shape: tuple[int, ...], index_dtype: torch.dtype) -> None:
+    indices = torch.randint(0, 7, shape).to(index_dtype)
+    check("aten::embedding", WEIGHT, indices)
+    check("aten::embedding", WEIGHT.bfloat16(), indices, 3)
+
+
+@pytest.mark.parametrize("scale_grad_by_freq", FREQUENT)
+@pytest.mark.parametrize("padding_idx", [-1, 5])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_embedding_backward(
+    scale_grad_by_freq: bool, padding_idx: int, dtype: torch.dtype
+) -> None:
+    grad = torch.randn(2, 4, 3).to(dtype)
+    indices = INDICES.reshape(2, 4)
+    check("aten::embedding_dense_backward", grad, indices, 7, padding_idx, scale_grad_by_freq)
+
+
+def test_embedding_backward_sums_narrow_floats_exactly() -> None:
+    grad, indices = torch.ones(512, 2, dtype=torch.bfloat16), torch.zeros(512, dtype=torch.int64)
+    (result,) = run("aten::embedding_dense_backward", grad, indices, 3, -1, False)
+    assert result.tolist() == [[512.0, 512.0], [0.0, 0.0], [0.0, 0.0]]
+
+
+@pytest.mark.parametrize("norm_type", [1.0, 2.0, 3.0, float("inf")])
+def test_embedding_renorm(norm_type: float) -> None:
+    check("aten::embedding_renorm", WEIGHT, INDICES[:5], 1.0, norm_type, rtol=1e-5, atol=1e-6)
+
+
+def bag_arguments(mode: int, last: bool, padding_idx: int) -> dict[str, Any]:
+    return {"mode": mode, "include_last_offset": last, "padding_idx": padding_idx}
+
+
+@pytest.mark.parametrize("mode", [0, 1, 2])
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("padding_idx", [-1, 5])
+def test_bags(mode: int, last: bool, padding_idx: int) -> None:
+    """Every mode forward; then backward from PyTorch's own intermediate results."""
+    offsets = torch.cat([OFFSETS, torch.tensor([8])]) if last else OFFSETS
+    options = bag_arguments(mode, last, padding_idx)
+    wanted = torch.ops.aten._embedding_bag(WEIGHT, INDICES, offsets, **options)
+    for op in ("aten::_embedding_bag", "aten::_embedding_bag_forward_only"):
+        got = run(op, WEIGHT, INDICES, offsets, **options)
+        torch.testing.assert_close(got[0], wanted[0])
+        assert [x.shape for x in got[1:]] == [
+            x.shape for x in getattr(torch.ops.aten, op[6:])(WEIGHT, INDICES, offsets, **options)[1:]
+        ]
+        if got[1].numel():
+            assert torch.equal(got[1], wanted[1])
+        if mode:
+            assert torch.equal(got[2][:4], wanted[2])
+        if mode == 2:
+            assert torch.equal(got[3], wanted[3])
+    grad, rest = torch.randn(4, 4), [INDICES, offsets, *wanted[1:], 7]
+    check("aten::_embedding_bag_backward", grad, *rest, False, mode, False, None, padding_idx)
+
+
+def test_bags_scaled_by_frequency() -> None:
+    """A row's gradient is divided by its count. (PyTorch's CPU kernel looks up the counts of other rows.)"""
+    wanted = torch.ops.aten._embedding_bag(WEIGHT, INDICES, OFFSETS, mode=1)
+    grad, rest = torch.randn(4, 4), [INDICES, OFFSETS, *wanted[1:], 7]
+    plain = torch.ops.aten._embedding_bag_backward(grad, *rest, False, 1, False, None)
+    (got,) = run("aten::_embedding_bag_backward", grad, *rest, True, 1, False, None)
+    counts = INDICES.bincount(minlength=7).clamp(min=1)
+    torch.testing.assert_close(got, plain / counts[:, None])
+
+
+def test_bags_on_other_devices() -> None:
+    """Meta functions give the auxiliary results in the shapes of PyTorch's CUDA kernels."""
+    from lazyxla.lowering import Program, TensorSpec
+    from tests.lowering.harness import execute, record
+
+    offsets = torch.cat([OFFSETS, torch.tensor([8])])
+    options = bag_arguments(2, True, 5)
+    arguments = [WEIGHT, INDICES, offsets]
+    outputs = torch.ops.aten._embedding_bag(*[x.to("meta") for x in arguments], **options)
+    program: Program = record("aten::_embedding_bag", *arguments, **options).program
+    specs = tuple(TensorSpec(x.dtype, tuple(x.shape)) for x in outputs)
+    program = program._replace(nodes=[program.nodes[0]._replace(outputs=specs)])
+    results, _ = execute(program, arguments)
+    wanted = torch.ops.aten._embedding_bag(*arguments, **options)
+    torch.testing.assert_close(results[0], wanted[0])
+    assert torch.equal(results[1], wanted[1])
+    assert results[2].tolist() == [*wanted[2].tolist(), 0]
+    assert torch.equal(results[3], wanted[3])
+
+
+@pytest.mark.parametrize("padding_idx", [-1, 5])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_weighted_bags(padding_idx: int, dtype: torch.dtype) -> None:
+    weight, weights = WEIGHT.to(dtype), torch.randn(8).to(dtype)
+    options = bag_arguments(0, False, padding_idx)
+    wanted = torch.ops.aten._embedding_bag(
+        weight, INDICES, OFFSETS, per_sample_weights=weights, **options
+    )
+    (got, *_) = run(
+        "aten::_embedding_bag", weight, INDICES, OFFSETS, per_sample_weights=weights, **options
+    )
+    torch.testing.assert_close(got, wanted[0], rtol=2e-3, atol=2e-3)
+    grad, rest = torch.randn(4, 4).to(dtype), [INDICES, OFFSETS, wanted[1]]
+    check(
+        "aten::_embedding_bag_per_sample_weights_backward",
+        grad,
+        weight,
+        *rest,
+        0,
+        padding_idx,
+        atol=4e-3,
+        rtol=4e-3,
+    )
+    arguments = [grad, *rest, *wanted[2:], 7, False, 0, False, weights, padding_idx]
+    check("aten::_embedding_bag_backward", *arguments, atol=4e-3, rtol=4e-3)
+
+
+def test_empty_bags() -> None:
+    none = torch.zeros(0, dtype=torch.int64)
+    for mode in range(3):
+        (got, *_) = run("aten::_embedding_bag", WEIGHT, none, torch.tensor([0, 0]), False, mode)
+        assert torch.equal(got, torch.zeros(2, 4))

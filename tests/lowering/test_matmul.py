@@ -1,0 +1,160 @@
+"""Matrix products, triangular systems and distances."""
+
+import pytest
+import torch
+
+from lazyxla.lowering import Geometry, Node, Program, Ref, Slot, SlotSpec, TensorSpec
+from lazyxla.lowering.module import lower_to_text
+from tests.lowering.harness import check, execute, text
+
+_CLOSE = {"atol": 1e-4, "rtol": 1e-4}
+_NAN = float("nan")
+
+
+def _random(*shape, dtype=torch.float32):
+    if dtype.is_floating_point or dtype.is_complex:
+        return torch.randn(shape, dtype=torch.promote_types(dtype, torch.float32)).to(dtype)
+    return torch.randint(-5, 5, shape, dtype=dtype)
+
+
+_PRODUCTS = [
+    ("aten::mm", (3, 4), (4, 5)),
+    ("aten::mm", (3, 0), (0, 5)),
+    ("aten::bmm", (2, 3, 4), (2, 4, 5)),
+    ("aten::mv", (3, 4), (4,)),
+    ("aten::dot", (4,), (4,)),
+    ("aten::vdot", (4,), (4,)),
+]
+_ADDED = [
+    ("aten::addmm", (3, 5), (3, 4), (4, 5)),
+    ("aten::addmm", (5,), (3, 4), (4, 5)),
+    ("aten::addmm", (3, 1), (3, 4), (4, 5)),
+    ("aten::baddbmm", (2, 1, 5), (2, 3, 4), (2, 4, 5)),
+    ("aten::addbmm", (3, 5), (2, 3, 4), (2, 4, 5)),
+    ("aten::addmv", (3,), (3, 4), (4,)),
+    ("aten::addr", (3, 4), (3,), (4,)),
+]
+_DTYPES = [torch.float32, torch.float64, torch.int64, torch.complex64]
+
+
+@pytest.mark.parametrize("dtype", _DTYPES)
+@pytest.mark.parametrize("op", _PRODUCTS, ids=lambda op: f"{op[0]}{list(op[1])}")
+def test_product(op, dtype):
+    check(op[0], *(_random(*s, dtype=dtype) for s in op[1:]))
+
+
+@pytest.mark.parametrize("dtype", _DTYPES)
+@pytest.mark.parametrize("op", _ADDED, ids=lambda op: f"{op[0]}{list(op[1])}")
+def test_added(op, dtype):
+    operands = [_random(*s, dtype=dtype) for s in op[1:]]
+    check(op[0], *operands)
+    check(op[0], *operands, beta=2, alpha=3)
+    if dtype == torch.float32:
+        check(op[0], *operands, beta=0.5, alpha=-1.5)
+
+
+@pytest.mark.parametrize("op", _ADDED, ids=lambda op: f"{op[0]}{list(op[1])}")
+def test_beta_zero_ignores_nan(op):
+    bias, *factors = (_random(*s) for s in op[1:])
+    check(op[0], torch.full_like(bias, _NAN), *factors, beta=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_narrow_floats_accumulate_in_float32(dtype):
+    x, y = _random(4, 256, dtype=dtype), _random(256, 8, dtype=dtype)
+    check("aten::mm", x, y)
+    check("aten::addmm", _random(8, dtype=dtype) * 50, x, y, beta=0.7, alpha=0.3)
+    check("aten::bmm", x[None], y[None])
+
+
+@pytest.mark.parametrize("use_gelu", [False, True])
+def test_addmm_activation(use_gelu):
+    operands = _random(5), _random(3, 4), _random(4, 5)
+    check("aten::_addmm_activation", *operands, use_gelu=use_gelu)
+
+
+def test_int_mm():
+    x, y = (torch.randint(-128, 128, s, dtype=torch.int8) for s in ((17, 16), (16, 8)))
+    check("aten::_int_mm", x, y)
+
+
+def test_addr_of_bools():
+    check("aten::addr", _random(3, 4) > 0, _random(3) > 0, _random(4) > 0)
+    check("aten::addr", _random(3, 4) > 0, _random(3) > 0, _random(4) > 0, beta=False, alpha=True)
+
+
+def test_wider_result():
+    x, y = _random(3, 4, dtype=torch.bfloat16), _random(4, 5, dtype=torch.bfloat16)
+    specs = [TensorSpec(t.dtype, tuple(t.shape)) for t in (x, y)]
+    out = TensorSpec(torch.float32, (3, 5))
+    node = Node("aten::mm.dtype", (Ref(0), Ref(1), torch.float32), (out,), None)
+    (got,), _ = execute(Program(specs, [node], [Ref(2)], [], {}), [x, y])
+    torch.testing.assert_close(got, x.float() @ y.float())
+
+
+def test_a_transposed_weight_is_not_transposed():
+    """x @ w.t() + bias reaches XLA as one product with w."""
+    f32 = torch.float32
+    inputs = [TensorSpec(f32, s) for s in ((2, 4), (3, 4), (3,))]
+    base, view = Geometry(f32, (3, 4), (4, 1), 0), Geometry(f32, (4, 3), (1, 4), 0)
+    nodes = [
+        Node("lazyxla::view", (Ref(1), base, view), (TensorSpec(f32, (4, 3)),), None),
+        Node(
+            "aten::addmm",
+            (Ref(2), Ref(0), Ref(3), Slot(0), Slot(1)),
+            (TensorSpec(f32, (2, 3)),),
+            None,
+        ),
+    ]
+    slots = [SlotSpec(1, torch.int64, True, False)] * 2
+    program = Program(inputs, nodes, [Ref(4)], slots, {})
+    x, w, bias = _random(2, 4), _random(3, 4), _random(3)
+    (got,), _ = execute(program, [x, w, bias])
+    torch.testing.assert_close(got, x @ w.t() + bias)
+    lowered = lower_to_text(program, "cpu")
+    (product,) = (line for line in lowered.splitlines() if "dot_general" in line)
+    assert "%arg0, %arg1" in product
+    assert "multiply" not in lowered
+
+
+def test_factors_of_one_add_nothing():
+    program = text("aten::addmm", _random(5), _random(3, 4), _random(4, 5))
+    assert "multiply" not in program
+    assert "select" not in program
+
+
+def _positive(*batch, dtype=torch.float32):
+    x = torch.randn(*batch, 4, 4, dtype=dtype)
+    return x @ x.mT.conj() + torch.eye(4, dtype=dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.complex64])
+@pytest.mark.parametrize("upper", [False, True])
+def test_cholesky(upper, dtype):
+    check("aten::linalg_cholesky_ex", _positive(2, dtype=dtype), upper=upper, **_CLOSE)
+    check("aten::cholesky", _positive(dtype=dtype), upper, **_CLOSE)
+    factor = torch.linalg.cholesky(_positive(2, dtype=dtype), upper=upper)
+    check("aten::cholesky_solve", torch.randn(2, 4, 3, dtype=dtype), factor, upper, **_CLOSE)
+
+
+@pytest.mark.parametrize("unit", [False, True])
+@pytest.mark.parametrize("upper", [False, True])
+def test_triangular_solve(upper, unit):
+    a = torch.randn(2, 4, 4) * 0.3 + torch.eye(4) * 2
+    a = a.triu() if upper else a.tril()
+    if unit:
+        a.diagonal(dim1=-2, dim2=-1).fill_(1)
+    op, y = "aten::linalg_solve_triangular", torch.randn(4, 3)
+    check(op, a, y, upper=upper, unitriangular=unit, **_CLOSE)
+    check(op, a, torch.randn(2, 3, 4), upper=upper, left=False, unitriangular=unit, **_CLOSE)
+    for transpose in (False, True):
+        check("aten::triangular_solve", torch.randn(2, 4, 3), a, upper, transpose, unit, **_CLOSE)
+
+
+@pytest.mark.parametrize("p", [0.0, 0.5, 1.0, 2.0, 3.0, float("inf")])
+def test_cdist(p):
+    x, y = torch.randn(2, 4, 3), torch.randn(2, 5, 3)
+    y[:, 0] = x[:, 1]
+    check("aten::_cdist_forward", x, y, p, 2)
+    distance = torch.ops.aten._cdist_forward(x, y, p, 2)
+    check("aten::_cdist_backward", torch.randn(2, 4, 5), x, y, p, distance, **_CLOSE)

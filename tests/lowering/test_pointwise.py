@@ -1,0 +1,420 @@
+"""Element-wise operators: every dtype PyTorch's CPU kernels take, and the values that go wrong."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+import torch
+
+from lazyxla.lowering import names
+from tests.lowering.batch import ALL, COMPLEX, FLOATS, INF, INTEGERS, NAN, REAL, Batch, grid, samples
+from tests.lowering.harness import OnHost, text
+
+BOOL = (torch.bool,)
+SIGNED = tuple(d for d in REAL if d != torch.uint8)
+NARROW = (torch.bfloat16, torch.float16)
+
+# What XLA's and PyTorch's approximations of a function may differ by, beyond assert_close's defaults.
+LOOSE = {
+    torch.float32: {"rtol": 1e-5, "atol": 1e-5},
+    torch.float64: {"rtol": 1e-7, "atol": 1e-7},
+    torch.complex64: {"rtol": 1e-4, "atol": 1e-4},
+}
+
+UNARY: dict[str, tuple[torch.dtype, ...]] = {
+    **dict.fromkeys(("neg",), SIGNED + (torch.uint8,) + COMPLEX),
+    **dict.fromkeys(("abs", "sgn", "isnan", "isinf", "reciprocal", "logical_not"), ALL),
+    **dict.fromkeys(("sign", "signbit", "isposinf", "isneginf", "erfc", "exp2"), REAL + BOOL),
+    **dict.fromkeys(("ceil", "floor", "round", "trunc"), REAL),
+    **dict.fromkeys(("frac",), FLOATS),
+    **dict.fromkeys(("bitwise_not",), INTEGERS + BOOL),
+    **dict.fromkeys(
+        "acos acosh asin asinh atan atanh cos cosh erf erfinv exp expm1 log log10 log1p log2 "
+        "rsqrt sigmoid sin sinh sqrt tan tanh angle deg2rad rad2deg lgamma sinc nan_to_num".split(),
+        REAL + BOOL,
+    ),
+    **dict.fromkeys(
+        "relu silu mish hardswish hardsigmoid gelu logit celu elu hardtanh leaky_relu softplus "
+        "softshrink hardshrink".split(),
+        FLOATS,
+    ),
+    **dict.fromkeys(("fill_zero",), ()),
+}
+COMPLEX_UNARY = (
+    "cos cosh exp log log1p log2 log10 rsqrt sigmoid sin sinh sqrt tan tanh asin acos atan asinh "
+    "acosh atanh expm1 angle _conj_physical exp2 sinc silu"
+).split()
+
+BINARY: dict[str, tuple[torch.dtype, ...]] = {
+    **dict.fromkeys(("add.Tensor", "mul.Tensor", "logical_and", "logical_or", "logical_xor"), ALL),
+    **dict.fromkeys(("sub.Tensor", "rsub.Tensor"), REAL + COMPLEX),
+    **dict.fromkeys(("eq.Tensor", "ne.Tensor", "where.self"), ALL),
+    **dict.fromkeys(("lt.Tensor", "le.Tensor", "gt.Tensor", "ge.Tensor"), REAL + BOOL),
+    **dict.fromkeys(("maximum", "minimum", "fmax", "fmin"), REAL + BOOL),
+    **dict.fromkeys(("div.Tensor", "atan2", "xlogy.Tensor", "special_xlog1py", "heaviside"), REAL),
+    **dict.fromkeys(("copysign.Tensor",), REAL),
+    **dict.fromkeys(("hypot", "logaddexp", "logaddexp2", "_prelu_kernel"), FLOATS),
+    **dict.fromkeys(("bitwise_and.Tensor", "bitwise_or.Tensor", "bitwise_xor.Tensor"), INTEGERS + BOOL),
+    **dict.fromkeys(("gcd", "lcm"), INTEGERS),
+    **dict.fromkeys(("nextafter",), (torch.float32, torch.float64)),
+}
+# A second operand that must not be zero for integers.
+DIVISION = ("remainder.Tensor", "fmod.Tensor", "floor_divide")
+
+SCALAR: dict[str, tuple[torch.dtype, ...]] = {
+    **dict.fromkeys(("mul.Scalar", "div.Scalar", "eq.Scalar", "ne.Scalar"), ALL),
+    **dict.fromkeys(("add.Scalar", "sub.Scalar", "rsub.Scalar"), (torch.float32, torch.float64) + INTEGERS + COMPLEX),
+    **dict.fromkeys(("lt.Scalar", "le.Scalar", "gt.Scalar", "ge.Scalar"), REAL + BOOL),
+    **dict.fromkeys(("remainder.Scalar", "fmod.Scalar", "floor_divide.Scalar"), REAL),
+    **dict.fromkeys(("clamp_min", "clamp_max", "xlogy.Scalar_Other", "copysign.Scalar"), REAL),
+    **dict.fromkeys(("threshold_backward",), ()),
+}
+
+
+def _given(table: dict[str, tuple[torch.dtype, ...]]) -> Any:
+    return pytest.mark.parametrize("op, dtypes", [(k, v) for k, v in table.items() if v])
+
+
+def _each(dtypes: Iterable[torch.dtype], call: Callable[[Batch, torch.dtype, Any], None]) -> None:
+    batch = Batch()
+    for dtype in dtypes:
+        call(batch, dtype, LOOSE.get(dtype))
+    batch.check()
+
+
+@_given(UNARY)
+def test_unary(op: str, dtypes: tuple[torch.dtype, ...]) -> None:
+    def call(batch: Batch, dtype: torch.dtype, tolerance: Any) -> None:
+        x = samples(dtype)
+        if op == "sinc" or op == "lgamma":
+            x = x[x.abs() < 1e4] if dtype != torch.bool else x
+        if op in ("expm1", "cosh", "sinh", "exp", "tan") and not dtype.is_floating_point and dtype != torch.bool:
+            x = x[x.float().abs() < 1e2]
+        batch.add(f"aten::{op}", x, tolerance=tolerance)
+        batch.add(f"aten::{op}", x[1], tolerance=tolerance)
+
+    _each(dtypes, call)
+
+
+@pytest.mark.parametrize("op", COMPLEX_UNARY)
+def test_complex_unary(op: str) -> None:
+    _each(COMPLEX, lambda batch, d, t: batch.add(f"aten::{op}", samples(d), tolerance=t))
+
+
+@_given(BINARY)
+def test_binary(op: str, dtypes: tuple[torch.dtype, ...]) -> None:
+    def call(batch: Batch, dtype: torch.dtype, tolerance: Any) -> None:
+        x, y = grid(dtype)
+        if op == "where.self":
+            batch.add("aten::where.self", x != y, x, y, tolerance=tolerance)
+            return
+        if op == "add.Tensor" and dtype.is_floating_point and dtype.itemsize == 2:
+            tolerance = {"rtol": 1e-2, "atol": 1e-2}
+        batch.add(f"aten::{op}", x, y, tolerance=tolerance)
+        batch.add(f"aten::{op}", x[1, 0], y, tolerance=tolerance)
+
+    _each(dtypes, call)
+
+
+@pytest.mark.parametrize("op", DIVISION)
+def test_division(op: str) -> None:
+    def call(batch: Batch, dtype: torch.dtype, tolerance: Any) -> None:
+        x, y = grid(dtype)
+        batch.add(f"aten::{op}", x, y if dtype.is_floating_point else y[y != 0])
+
+    _each(REAL, call)
+
+
+@pytest.mark.parametrize("mode", [None, "floor", "trunc"])
+def test_rounding_mode(mode: str | None) -> None:
+    def call(batch: Batch, dtype: torch.dtype, tolerance: Any) -> None:
+        x, y = grid(dtype)
+        y = y if dtype.is_floating_point else y[y != 0]
+        batch.add("aten::div.Tensor_mode", x, y, rounding_mode=mode)
+        batch.add("aten::div.Scalar_mode", x, 3, rounding_mode=mode)
+        batch.add("aten::div.Scalar_mode", x, -0.75, rounding_mode=mode)
+
+    _each(REAL, call)
+
+
+@_given(SCALAR)
+def test_scalar(op: str, dtypes: tuple[torch.dtype, ...]) -> None:
+    def call(batch: Batch, dtype: torch.dtype, tolerance: Any) -> None:
+        for number in (2, -3, 2.5, -0.5):
+            batch.add(f"aten::{op}", samples(dtype), number, tolerance=tolerance)
+
+    _each(dtypes, call)
+
+
+def test_add_alpha() -> None:
+    def call(batch: Batch, dtype: torch.dtype, tolerance: Any) -> None:
+        x, y = grid(dtype)
+        for op in ("add.Tensor", "sub.Tensor", "rsub.Tensor"):
+            batch.add(f"aten::{op}", x, y, alpha=3, tolerance={"rtol": 1e-2, "atol": 1e-2})
+        batch.add("aten::add.Scalar", x, 2, 3)
+
+    _each(FLOATS + INTEGERS + COMPLEX, call)
+
+
+def test_pow() -> None:
+    def call(batch: Batch, dtype: torch.dtype, tolerance: Any) -> None:
+        x, y = grid(dtype)
+        exact = not dtype.is_floating_point and not dtype.is_complex
+        exponents = y[(y >= 0) & (y < 100)] if exact else y
+        x = x if dtype in (torch.float32, torch.float64) or exact else x[:6]
+        for wanted in (torch.float32, torch.float64, *NARROW):
+            if dtype == wanted:
+                exponents = y[:13]
+        batch.add("aten::pow.Tensor_Tensor", x, exponents, tolerance=tolerance)
+        batch.add("aten::pow.Scalar", 2, exponents, tolerance=tolerance)
+        for number in (0, 1, 2, 3, 5):
+            batch.add("aten::pow.Tensor_Scalar", x, number, tolerance=tolerance)
+        for number in (0.5, -0.5, -1.0, -2.0, 1.7):
+            batch.add("aten::pow.Tensor_Scalar", x.abs() + 1, number, tolerance=tolerance)
+
+    _each(REAL + COMPLEX, call)
+
+
+def test_negative_integer_powers() -> None:
+    batch = Batch()
+    bases = torch.tensor([[1], [-1], [2], [-3]])
+    batch.add("aten::pow.Tensor_Tensor", bases, torch.tensor([-1, -2, -3, 0, 3]))
+    batch.check()
+
+
+def test_shifts() -> None:
+    def call(batch: Batch, dtype: torch.dtype, tolerance: Any) -> None:
+        x = samples(dtype).unsqueeze(1)
+        y = torch.tensor([0, 1, 3, 7, 40, 63, 64, 100]).to(dtype)
+        for op in ("bitwise_left_shift", "bitwise_right_shift"):
+            batch.add(f"aten::{op}.Tensor", x, y)
+            batch.add(f"aten::{op}.Tensor_Scalar", x, 2)
+            batch.add(f"aten::{op}.Scalar_Tensor", 5, y)
+
+    _each(INTEGERS, call)
+
+
+def test_clamp() -> None:
+    def call(batch: Batch, dtype: torch.dtype, tolerance: Any) -> None:
+        x, y = grid(dtype)
+        batch.add("aten::clamp", x, 1, 3)
+        batch.add("aten::clamp", x, 3, 1)
+        batch.add("aten::clamp", x, None, 2)
+        batch.add("aten::clamp", x, 2, None)
+        batch.add("aten::clamp.Tensor", x, y, None)
+        batch.add("aten::clamp.Tensor", x, None, y)
+        batch.add("aten::clamp.Tensor", x, y, y[1])
+        batch.add("aten::clamp_min.Tensor", x, y)
+        batch.add("aten::clamp_max.Tensor", x, y)
+
+    _each(REAL, call)
+    batch = Batch()
+    batch.add("aten::clamp", torch.arange(5), 0.5, 2.5)
+    batch.add("aten::clamp", samples(torch.float32), NAN, 1.0)
+    batch.check()
+
+
+def test_ternary() -> None:
+    def call(batch: Batch, dtype: torch.dtype, tolerance: Any) -> None:
+        x, y = grid(dtype)
+        tolerance = {"rtol": 1e-2, "atol": 1e-2} if dtype.itemsize == 2 else LOOSE.get(dtype)
+        for value in (1, 2):
+            batch.add("aten::addcmul", x, y, x, value=value, tolerance=tolerance)
+        if dtype in INTEGERS:
+            return
+        batch.add("aten::addcdiv", x, y, y + 20, value=0.5, tolerance=tolerance)
+        for weight in (0.25, 0.75):
+            batch.add("aten::lerp.Scalar", x, y, weight, tolerance=tolerance)
+        weights = torch.linspace(-1, 2, y.shape[0]).to(dtype)
+        batch.add("aten::lerp.Tensor", x, y.abs(), weights, tolerance=tolerance)
+
+    _each(FLOATS + INTEGERS + COMPLEX, call)
+
+
+def test_masks_and_fills() -> None:
+    def call(batch: Batch, dtype: torch.dtype, tolerance: Any) -> None:
+        x = samples(dtype)
+        mask = torch.arange(x.shape[0]) % 2 == 0
+        batch.add("aten::masked_fill.Scalar", x, mask.unsqueeze(1), 1)
+        batch.add("aten::masked_fill.Tensor", x, mask, OnHost(torch.tensor(1)))
+        batch.add("aten::masked_fill.Tensor", x, mask, x[0])
+        batch.add("aten::fill.Scalar", x, 1)
+        batch.add("aten::fill.Tensor", x, x[1])
+        batch.add("aten::zero", x)
+        batch.add("aten::where.self", mask, x, OnHost(torch.tensor(0, dtype=dtype)))
+
+    _each(ALL, call)
+
+
+def test_promotion() -> None:
+    """Mixed operands: integers meet floats, 0-dim tensors meet dimensioned ones, and numbers meet both."""
+    batch = Batch()
+    dtypes = (torch.bool, torch.uint8, torch.int32, torch.float16, torch.bfloat16, torch.float32)
+    for x in dtypes:
+        for y in dtypes:
+            left = torch.tensor([0, 1, 1]).to(x)
+            batch.add("aten::add.Tensor", left, torch.tensor([1, 1, 0]).to(y))
+            batch.add("aten::mul.Tensor", left, torch.tensor(1, dtype=y))
+            batch.add("aten::mul.Tensor", left, OnHost(torch.tensor(1, dtype=y)))
+            batch.add("aten::le.Tensor", left, OnHost(torch.tensor(1, dtype=y)))
+        batch.add("aten::mul.Scalar", left, 2)
+        batch.add("aten::mul.Scalar", left, 2.5)
+        batch.add("aten::div.Scalar", left, 2)
+        batch.add("aten::mul.Scalar", left, True)
+        batch.add("aten::mul.Scalar", torch.tensor([1.0, 2.0]), 1j)
+    batch.check()
+
+
+def test_integers_wrap() -> None:
+    batch = Batch()
+    for dtype in (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64):
+        limits = torch.iinfo(dtype)
+        x = torch.tensor([limits.max, limits.min, 1], dtype=dtype)
+        for op in ("add.Tensor", "mul.Tensor", "sub.Tensor"):
+            batch.add(f"aten::{op}", x, x.flip(0))
+        batch.add("aten::neg", x)
+        batch.add("aten::abs", x)
+    batch.check()
+
+
+def test_round_decimals() -> None:
+    batch = Batch()
+    x = torch.tensor([1.2345, -6.789, 1250.0, 15.0, NAN, INF])
+    for decimals in (-2, -1, 0, 1, 3):
+        batch.add("aten::round.decimals", x, decimals=decimals)
+        batch.add("aten::round.decimals", x.double(), decimals=decimals)
+    batch.check()
+
+
+def test_parameters() -> None:
+    """Activations with other parameters than the defaults."""
+    x = samples(torch.float32)
+    batch = Batch()
+    batch.add("aten::nan_to_num", x, 1.0, 2.0, 3.0)
+    batch.add("aten::logit", x, 0.1)
+    batch.add("aten::gelu", x, approximate="tanh", tolerance=LOOSE[torch.float32])
+    batch.add("aten::elu", x, 1.5, 0.7, 0.3)
+    batch.add("aten::celu", x, 1.5)
+    batch.add("aten::hardtanh", x, -0.5, 2.0)
+    batch.add("aten::leaky_relu", x, 0.2)
+    batch.add("aten::softplus", x, 2.0, 1.0, tolerance=LOOSE[torch.float32])
+    batch.add("aten::threshold", x, 0.4, 7.0)
+    batch.add("aten::complex", x, x.flip(0))
+    batch.add("aten::polar", x[:13], x[:13].flip(0))
+    batch.add("aten::ldexp.Tensor", x, torch.tensor(3))
+    batch.add("aten::polygamma", 2, x[4:5])
+    for order in (0, 1, 3):
+        batch.add("aten::polygamma", order, x[x > 0.2][:3], tolerance=LOOSE[torch.float32])
+    batch.check()
+
+
+_GRADIENTS: dict[str, tuple[Any, ...]] = {
+    "threshold_backward": (0.5,),
+    "leaky_relu_backward": (0.2, False),
+    "elu_backward": (),
+    "sigmoid_backward": (),
+    "tanh_backward": (),
+    "softplus_backward": (1.5, 3.0),
+    "gelu_backward": (),
+    "hardtanh_backward": (-1.0, 1.0),
+    "hardswish_backward": (),
+    "hardsigmoid_backward": (),
+    "hardshrink_backward": (0.5,),
+    "softshrink_backward": (0.5,),
+    "logit_backward": (),
+}
+
+
+@pytest.mark.parametrize("op", _GRADIENTS)
+def test_gradients(op: str) -> None:
+    def call(batch: Batch, dtype: torch.dtype, tolerance: Any) -> None:
+        x = torch.tensor([-7.0, -3.0, -1.0, -0.5, -0.2, 0.0, 0.3, 0.5, 1.0, 2.0, 3.0, 7.0]).to(dtype)
+        grad = torch.linspace(-1, 2, 12).to(dtype)
+        tolerance = {"rtol": 3e-2, "atol": 3e-2} if dtype.itemsize == 2 else tolerance
+        if op == "elu_backward":
+            for is_result in (False, True):
+                args = (1.5, 0.7, 0.3 if not is_result else 1.0, is_result)
+                batch.add(f"aten::{op}", grad, *args, x, tolerance=tolerance)
+            return
+        batch.add(f"aten::{op}", grad, x, *_GRADIENTS[op], tolerance=tolerance)
+        if op == "gelu_backward":
+            batch.add(f"aten::{op}", grad, x, approximate="tanh", tolerance=tolerance)
+        if op == "logit_backward":
+            batch.add(f"aten::{op}", grad, x, 0.2, tolerance=tolerance)
+
+    _each(FLOATS, call)
+
+
+def test_gates() -> None:
+    def call(batch: Batch, dtype: torch.dtype, tolerance: Any) -> None:
+        generator = torch.Generator().manual_seed(0)
+        x = torch.randn(4, 6, generator=generator).to(dtype)
+        tolerance = {"rtol": 2e-2, "atol": 2e-2} if dtype.itemsize == 2 else tolerance
+        for dim, half in ((-1, x[:, :3]), (0, x[:2])):
+            batch.add("aten::glu", x, dim, tolerance=tolerance)
+            batch.add("aten::glu_backward", half, x, dim, tolerance=tolerance)
+        batch.add("aten::_prelu_kernel_backward", x, x.flip(0), x[:1])
+        batch.add("aten::log_sigmoid_forward", x, tolerance=tolerance)
+        buffer = torch.exp(-x.abs())
+        batch.add("aten::log_sigmoid_backward", x.flip(0), x, buffer, tolerance=tolerance)
+        noise = torch.rand(4, 6, generator=generator).to(dtype)
+        for training in (False, True):
+            args = (x, x.flip(1), noise, 0.1, 0.3, training, False)
+            batch.add("aten::rrelu_with_noise_backward", *args, tolerance=tolerance)
+
+    _each(FLOATS, call)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_losses(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, target, weight = (torch.rand(3, 4, generator=generator).to(dtype) for _ in range(3))
+    batch = Batch()
+    for reduction in (0, 1, 2):
+        grad = torch.ones(3, 4).to(dtype) if reduction == 0 else torch.tensor(2.0).to(dtype)
+        for name, parameters in (
+            ("mse_loss", ()),
+            ("smooth_l1_loss", (0.3,)),
+            ("huber_loss", (0.3,)),
+            ("soft_margin_loss", ()),
+        ):
+            batch.add(f"aten::{name}", x * 2, target, reduction, *parameters)
+            batch.add(f"aten::{name}_backward", grad, x * 2, target, reduction, *parameters)
+        batch.add("aten::smooth_l1_loss", x, target, reduction, 0.0)
+        for w in (None, weight):
+            batch.add("aten::binary_cross_entropy", x, target, w, reduction)
+            batch.add("aten::binary_cross_entropy_backward", grad, x, target, w, reduction)
+            for pos_weight in (None, weight[0]):
+                args = (x * 4 - 2, target, w, pos_weight, reduction)
+                batch.add("aten::binary_cross_entropy_with_logits", *args)
+    ends = torch.tensor([0.0, 1.0], dtype=dtype)
+    batch.add("aten::binary_cross_entropy", ends, ends.flip(0))
+    batch.check()
+
+
+def test_exact_operations_stay_narrow() -> None:
+    """Between tensors of one dtype, what rounds correctly is computed in it: no conversions in the module."""
+    x = torch.ones(2, dtype=torch.bfloat16)
+    assert "f32" not in text("aten::add.Tensor", x, x)
+    assert "f32" not in text("aten::mul.Tensor", x, x)
+    assert "f32" in text("aten::exp", x)
+
+
+def test_no_composite_operator_has_a_rule() -> None:
+    """PyTorch takes composite operators apart before a backend sees them, and autograd relies on that."""
+    composite = [
+        name
+        for name in names()
+        if torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd")
+    ]
+    assert not composite
+
+
+def test_every_rule_names_an_operator() -> None:
+    for name in names():
+        torch._C._dispatch_find_schema_or_throw(*_split(name))
+
+
+def _split(name: str) -> tuple[str, str]:
+    base, _, overload = name.partition(".")
+    return base, overload

@@ -1,0 +1,105 @@
+"""The registry: what is found how, and that looking is light."""
+
+import importlib
+import pkgutil
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from lazyxla.lowering import how, jax_rule, names, registry, rule
+
+
+@pytest.fixture
+def own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets a test register operators without leaving them behind."""
+    names()
+    monkeypatch.setattr(registry, "_rules", dict(registry._rules))
+    monkeypatch.setattr(registry, "_jax_rules", dict(registry._jax_rules))
+    monkeypatch.setattr(registry, "_graph_rules", dict(registry._graph_rules))
+
+
+def test_importing_all_rules_loads_no_compiler() -> None:
+    script = (
+        "import sys, lazyxla.lowering as l; l.names(); l.how('aten::add.Tensor');"
+        "print(sorted(m for m in sys.modules if m.split('.')[0] in ('jax', 'jaxlib')))"
+    )
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert result.stdout.strip() == "[]", result.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("aten::add.Tensor", "rule"),
+        ("lazyxla::view", "rule"),
+        ("aten::huber_loss_backward", "decomposition"),
+        ("aten::permute", "graph"),
+        ("aten::nonzero", "host"),
+        ("nowhere::nothing", "host"),
+    ],
+)
+def test_how(name: str, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    names()
+    if expected == "decomposition":
+        monkeypatch.setattr(registry, "_rules", {})
+    assert how(name) == expected
+
+
+def test_names_leave_out_internal_and_graph_operators() -> None:
+    listed = names()
+    assert listed == sorted(set(listed))
+    assert "aten::add.Tensor" in listed
+    assert "aten::permute" not in listed
+    assert not [n for n in listed if n.startswith(("lazyxla::", "prims::"))]
+
+
+def test_names_are_functional_operators_of_pytorch() -> None:
+    from lazyxla.lowering.decompose import find_op
+
+    for name in names():
+        if not name.startswith("aten::"):
+            continue
+        op = find_op(name)
+        assert op is not None, f"{name} does not exist"
+        assert not op._schema.is_mutable, f"{name} is an in-place or out form"
+        assert not op.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd), (
+            f"{name} decomposes by itself"
+        )
+        views = [r for r in op._schema.returns if r.alias_info is not None]
+        assert not views, f"{name} is a view"
+
+
+def test_no_operator_has_two_rules(own_registry: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Once(dict[str, object]):
+        def __setitem__(self, name: str, function: object) -> None:
+            assert name not in self, f"{name} is registered twice"
+            super().__setitem__(name, function)
+
+    for table in ("_rules", "_jax_rules", "_graph_rules"):
+        monkeypatch.setattr(registry, table, Once())
+    from lazyxla.lowering import rules
+
+    for module in ("graph_rules", "prim_rules"):
+        importlib.reload(importlib.import_module(f"lazyxla.lowering.{module}"))
+    for found in pkgutil.iter_modules(rules.__path__):
+        importlib.reload(importlib.import_module(f"{rules.__name__}.{found.name}"))
+    both = set(registry._rules) & set(registry._jax_rules)
+    assert not both, f"operators with a rule need no JAX rule: {sorted(both)}"
+
+
+def test_a_rule_comes_before_a_jax_rule(own_registry: None) -> None:
+    @jax_rule("test::both", "test::jax")
+    def on_arrays(x: object) -> object:
+        return x
+
+    @rule("test::both", "test::own")
+    def own(b: object, x: object) -> object:
+        return x
+
+    assert how("test::both") == "rule"
+    assert how("test::own") == "rule"
+    assert how("test::jax") == "jax"
+    assert registry.find_rule("test::both") is own
+    assert {"test::both", "test::own", "test::jax"} <= set(names())

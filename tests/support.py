@@ -1,0 +1,84 @@
+"""What several test files use: comparing a function on the CPU with the same on the device.
+
+The CPU is the oracle: values to PyTorch's default tolerances; element types, shapes, strides and
+error messages exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+import lazyxla
+
+DEVICE = "lazyxla"
+
+
+def on_device(tree: Any, device: str = DEVICE) -> Any:
+    """Copies the tensors of a tree to a device; strides and requires_grad stay."""
+
+    def copy(tensor: torch.Tensor) -> torch.Tensor:
+        result = torch.empty_strided(
+            tensor.size(), tensor.stride(), dtype=tensor.dtype, device=device
+        )
+        return result.copy_(tensor.detach()).requires_grad_(tensor.requires_grad)
+
+    return tree_map_only(torch.Tensor, copy, tree)
+
+
+def assert_same(actual: Any, expected: Any, strides: bool = True) -> None:
+    """Compares trees of device results with those of the CPU."""
+    actual, expected = tree_leaves(actual), tree_leaves(expected)
+    assert len(actual) == len(expected)
+    for ours, theirs in zip(actual, expected):
+        if not isinstance(theirs, torch.Tensor):
+            assert ours == theirs
+            continue
+        assert ours.device.type == DEVICE
+        assert ours.dtype == theirs.dtype
+        assert ours.shape == theirs.shape
+        if strides:
+            assert ours.stride() == theirs.stride()
+        torch.testing.assert_close(ours.detach().cpu(), theirs.detach(), equal_nan=True)
+
+
+def check(function: Callable[..., Any], *args: Any, strides: bool = True) -> Any:
+    """Runs ``function`` on the CPU tensors ``args`` and on copies on the device; results and
+    arguments must be the same afterwards. Returns the device's result."""
+    theirs_args = tree_map_only(torch.Tensor, lambda t: on_device(t, "cpu"), args)
+    ours_args = on_device(args)
+    theirs = function(*theirs_args)
+    ours = function(*ours_args)
+    assert_same(ours, theirs, strides)
+    assert_same(ours_args, theirs_args, strides)
+    return ours
+
+
+def error_of(function: Callable[..., Any], *args: Any) -> tuple[type, str]:
+    """Type and text of the error that a call raises; (NoneType, "") if it raises none."""
+    try:
+        function(*args)
+    except Exception as error:
+        return type(error), str(error).split("\nException raised from")[0]
+    return type(None), ""
+
+
+class Counted(dict[str, int]):
+    """How much each counter grew; filled when the block ends."""
+
+    def __getattr__(self, name: str) -> int:
+        return self[name]
+
+
+@contextmanager
+def counted() -> Iterator[Counted]:
+    """``with counted() as n: ...`` then ``n.compiles`` is what the block compiled."""
+    growth = Counted()
+    before = lazyxla.counters()
+    yield growth
+    after = lazyxla.counters()
+    growth.update({name: after[name] - before[name] for name in after})

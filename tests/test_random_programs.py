@@ -1,0 +1,44 @@
+"""Random programs over views, in-place writes, syncs and reads agree with the CPU.
+
+``pytest tests/test_random_programs.py --programs 10000`` runs more of them than the default.
+"""
+
+from __future__ import annotations
+
+import hypothesis
+import pytest
+from hypothesis import strategies as st
+from random_programs import RandomProgram
+
+PER_TEST = 100
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    count = metafunc.config.getoption("--programs")
+    chunks = [min(PER_TEST, count - start) for start in range(0, count, PER_TEST)]
+    metafunc.parametrize(("seed", "count"), list(enumerate(chunks)))
+
+
+@pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
+def test_random_programs(seed, count):
+    @hypothesis.seed(seed)
+    @hypothesis.settings(
+        max_examples=count,
+        deadline=None,
+        database=None,
+        print_blob=False,
+        phases=[hypothesis.Phase.generate, hypothesis.Phase.shrink],
+        suppress_health_check=list(hypothesis.HealthCheck),
+    )
+    @hypothesis.given(st.data())
+    def run(data):
+        program = RandomProgram(lambda choices: choices[data.draw(st.integers(0, len(choices) - 1))])
+        try:
+            program.run(steps=data.draw(st.integers(1, 14)))
+        except BaseException:
+            hypothesis.note("\n".join(program.lines))
+            raise
+        finally:
+            program.forget()
+
+    run()
