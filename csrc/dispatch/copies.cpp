@@ -1,6 +1,7 @@
 #include "dispatch/copies.h"
 
 #include <ATen/ExpandUtils.h>
+#include <ATen/MemoryOverlap.h>
 #include <ATen/ops/_copy_from.h>
 #include <ATen/ops/conj_physical.h>
 #include <ATen/ops/empty.h>
@@ -143,6 +144,8 @@ at::Tensor& copy_(at::Tensor& self, const at::Tensor& source, bool non_blocking)
   TORCH_CHECK(at::is_expandable_to(from.sizes(), self.sizes()), "The size of tensor a ",
               self.sizes(), " must match the size of tensor b ", from.sizes(),
               " to copy the second into the first");
+  at::assert_no_internal_overlap(self);
+  if (from.device() == self.device()) at::assert_no_partial_overlap(self, from);
   if (self.numel() == 0) return self;
   if (self.device().type() != kDeviceType) {
     self.copy_(to_host(from));

@@ -251,7 +251,8 @@ void describe_writes(const OpInfo& info, const Scan& scan, const ir::Inference& 
   for (size_t i = 0; i < scan.written.size(); ++i) {
     const c10::TensorImpl& target = *scan.written[i];
     const ir::Geometry& result = inference.results[first_result + i].geometry;
-    Recipe::Write write{static_cast<uint32_t>(first_result + i), false, false, geometry_of(target)};
+    Recipe::Write write{static_cast<uint32_t>(first_result + i), false, false, info.writes_list,
+                        geometry_of(target)};
     write.cast = result.dtype != write.geometry.dtype;
     bool asked = i < inference.written.size();
     c10::IntArrayRef sizes = asked ? inference.written[i].sizes : result.sizes;

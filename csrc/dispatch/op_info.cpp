@@ -6,6 +6,7 @@
 #include <memory>
 #include <mutex>
 #include <unordered_map>
+#include <unordered_set>
 
 namespace lazyxla::dispatch {
 namespace {
@@ -169,6 +170,15 @@ void bind_functional(OpInfo& info, const FunctionSchema& op) {
   }
 }
 
+// Operators that write one value everywhere, or where an index says so.
+bool fills(const std::string& functional_name) {
+  static const std::unordered_set<std::string> names{
+      "aten::fill.Scalar",        "aten::fill.Tensor",        "aten::zero",
+      "aten::masked_fill.Scalar", "aten::masked_fill.Tensor", "aten::_index_put_impl",
+  };
+  return names.count(functional_name) > 0;
+}
+
 std::unique_ptr<OpInfo> make_info(const OperatorHandle& op) {
   const FunctionSchema& schema = op.schema();
   auto info = std::make_unique<OpInfo>(op);
@@ -176,6 +186,7 @@ std::unique_ptr<OpInfo> make_info(const OperatorHandle& op) {
   for (const Argument& arg : schema.arguments()) {
     info->args.push_back({kind_of(arg), written(arg), true, is_dtype(arg)});
     info->writes |= written(arg);
+    info->writes_list |= written(arg) && info->name.starts_with("aten::_foreach_");
   }
   for (const Argument& ret : schema.returns()) {
     int aliased = -1;
@@ -194,6 +205,7 @@ std::unique_ptr<OpInfo> make_info(const OperatorHandle& op) {
   }
   info->functional_name = qualified_name(info->functional.operator_name());
   bind_functional(*info, schema);
+  info->may_overlap = fills(info->functional_name);
   for (at::Tag tag : info->functional.getTags()) {
     info->random |= tag == at::Tag::nondeterministic_seeded;
   }

@@ -1,5 +1,6 @@
 #include "dispatch/recorder.h"
 
+#include <ATen/MemoryOverlap.h>
 #include <torch/library.h>
 
 #include <atomic>
@@ -61,6 +62,26 @@ void resize_written(c10::TensorImpl& tensor, const ir::Geometry& geometry) {
   tensor.set_sizes_and_strides(geometry.sizes, geometry.strides, 0);
 }
 
+// PyTorch refuses to write where elements share memory, since the result would depend on the order of
+// the writes. Constant fills may, as there every order gives the same.
+void check_overlap(const OpInfo& info, const Scan& scan) {
+  if (info.may_overlap) return;
+  for (c10::TensorImpl* target : scan.written) {
+    if (!target->is_non_overlapping_and_dense()) at::assert_no_internal_overlap(target);
+    for (const c10::TensorImpl* operand : scan.operands) {
+      if (operand == target) continue;
+      if (operand->unsafe_storage().unsafeGetStorageImpl() !=
+          target->unsafe_storage().unsafeGetStorageImpl()) {
+        continue;
+      }
+      TORCH_CHECK(at::get_overlap_status(target, operand) != at::MemOverlapStatus::Partial,
+                  "unsupported operation: some elements of the input tensor and the written-to "
+                  "tensor refer to a single memory location. Please clone() the tensor before "
+                  "performing the operation.");
+    }
+  }
+}
+
 // Makes the node and hands its outputs to the fresh and the written tensors.
 void apply(const Recipe& recipe, Scan& scan, c10::ArrayRef<at::TensorBase> fresh) {
   if (recipe.spec.random) add_random_slots(scan, scan.slots);
@@ -85,6 +106,8 @@ void apply(const Recipe& recipe, Scan& scan, c10::ArrayRef<at::TensorBase> fresh
       value = cast(std::move(value), c10::typeMetaToScalarType(target.dtype()));
     }
     write(target, std::move(value), garbage);
+    // PyTorch's list operators leave this to their kernels.
+    if (recipe.writes[i].in_list) scan.written[i]->bump_version();
   }
   ++pending.nodes_recorded;
 }
@@ -116,6 +139,7 @@ bool try_record(const OpInfo& info, torch::jit::Stack* stack) {
   Scan& scan = *scope;
   auto args = torch::jit::last(*stack, info.args.size());
   scan.run(info, args);
+  if (!scan.written.empty()) check_overlap(info, scan);
   const Recipe* recipe = find_recipe(info, args, scan);
   if (!recipe) return false;
   c10::SmallVector<at::TensorBase, 4> fresh;

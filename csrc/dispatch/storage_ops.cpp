@@ -137,7 +137,18 @@ at::Tensor reshape_alias(const at::Tensor& self, c10::SymIntArrayRef sizes,
 
 void record_stream(at::Tensor&, c10::Stream) {}  // one stream: nothing to keep apart
 
+// Whether `param.data = other` may change the device: as for the other dense devices, so that
+// Module.to keeps its Parameter objects, their ties, and the optimizer that holds them.
+bool has_compatible_shallow_copy_type(const at::Tensor& self, const at::Tensor& from) {
+  auto is_plain = [](const at::Tensor& tensor) {
+    return tensor.layout() == c10::Layout::Strided && !tensor.is_nested() &&
+           (tensor.is_cpu() || tensor.device().type() == kDeviceType);
+  };
+  return is_plain(self) && is_plain(from);
+}
+
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
+  m.impl("_has_compatible_shallow_copy_type", TORCH_FN(has_compatible_shallow_copy_type));
   m.impl("empty.memory_format", TORCH_FN(empty));
   m.impl("empty_strided", TORCH_FN(empty_strided));
   m.impl("resize_", TORCH_FN(resize_));

@@ -1,5 +1,7 @@
 #include "graph/flush.h"
 
+#include <ATen/Context.h>
+#include <c10/core/DefaultDtype.h>
 #include <c10/util/Exception.h>
 
 #include <array>
@@ -30,6 +32,12 @@ LastRun& last_run(c10::DeviceIndex device) {
   TORCH_CHECK_WITH(OutOfMemoryError, error.code() != PJRT_Error_Code_RESOURCE_EXHAUSTED,
                    "lazyxla: out of device memory while ", doing, ": ", error.what());
   TORCH_CHECK(false, "lazyxla: ", doing, ": ", error.what());
+}
+
+// The global settings of torch that a lowering depends on.
+uint64_t global_setting() {
+  return (static_cast<uint64_t>(at::globalContext().float32MatmulPrecision()) << 8) |
+         static_cast<uint64_t>(c10::get_default_dtype_as_scalartype());
 }
 
 // Packs the values of variable slots into one small array on the device.
@@ -81,7 +89,7 @@ void flush(c10::DeviceIndex device) {
   {
     std::lock_guard lock(pending.mutex);
     if (!pending.first) return;
-    graph = detach(pending, garbage);
+    graph = detach(pending, global_setting(), garbage);
   }
   ++Counters::get().flushes;
   auto break_promises = [&](const std::string& reason) {

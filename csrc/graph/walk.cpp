@@ -127,8 +127,9 @@ void number_values(Graph& graph) {
 
 }  // namespace
 
-Graph detach(ir::PendingSet& pending, std::vector<ir::Value>& garbage) {
+Graph detach(ir::PendingSet& pending, uint64_t setting, std::vector<ir::Value>& garbage) {
   Graph graph;
+  graph.key.push_back(setting);
   Walk walk(graph);
   for (ir::Storage* s = pending.first; s; s = s->next_pending()) walk.visit(s->value().node.get());
   number_values(graph);

@@ -34,7 +34,8 @@ struct Graph {
 };
 
 // Takes all pending storages of the set: numbers their graph, gives them leaves on promised buffers
-// and empties the set. Caller holds the mutex. `garbage` receives values to drop after releasing it.
-Graph detach(ir::PendingSet& pending, std::vector<ir::Value>& garbage);
+// and empties the set. `setting` is what else the program depends on, and becomes part of the key.
+// Caller holds the mutex. `garbage` receives values to drop after releasing it.
+Graph detach(ir::PendingSet& pending, uint64_t setting, std::vector<ir::Value>& garbage);
 
 }  // namespace lazyxla::graph

@@ -31,6 +31,7 @@ struct Recipe {
     uint32_t output;
     bool cast;      // the node's output has another dtype than the tensor
     bool resized;   // the tensor takes `geometry` first
+    bool in_list;   // of a _foreach_ operator
     Geometry geometry;
   };
   // What the operator returns, per return of its schema.

@@ -180,14 +180,17 @@ def _run_node(b: "Builder", node: torch.fx.Node, known: dict[Any, Any], salt: in
 
 def schema_arguments(op: Any, node: torch.fx.Node) -> list[tuple[Any, str]]:
     """All arguments of an FX node in schema order, defaults filled in, with their schema types."""
-    found = []
-    for number, argument in enumerate(op._schema.arguments):
-        if number < len(node.args):
-            value: Any = node.args[number]
-        else:
-            value = node.kwargs.get(argument.name, argument.default_value)
-        found.append((value, str(argument.type)))
-    return found
+    count = len(node.args)
+    return [
+        (node.args[i] if i < count else node.kwargs.get(name, default), kind)
+        for i, (name, kind, default) in enumerate(_schema(op))
+    ]
+
+
+@functools.lru_cache(maxsize=4096)
+def _schema(op: Any) -> list[tuple[str, str, Any]]:
+    """Name, type and default of an operator's arguments."""
+    return [(a.name, str(a.type), a.default_value) for a in op._schema.arguments]
 
 
 def known_or_wrapped(known: dict[Any, Any], arg: Any, kind: str) -> Any:

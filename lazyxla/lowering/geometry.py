@@ -140,9 +140,11 @@ class Take(NamedTuple):
     strides: tuple[int, ...]
 
     def _index(self, b: "Builder") -> Value:
-        index = b.constant(self.start, torch.int64, self.sizes)
+        last = self.start + sum((n - 1) * s for n, s in zip(self.sizes, self.strides, strict=True))
+        dtype = torch.int32 if last < 2**31 else torch.int64
+        index = b.constant(self.start, dtype, self.sizes)
         for i, stride in enumerate(self.strides):
-            step = b.iota(self.sizes, i, torch.int64)
+            step = b.iota(self.sizes, i, dtype)
             index = b.hlo.add(index, b.scale(step, stride))
         return index
 

@@ -1,8 +1,8 @@
 """Many operator calls checked by one compiled program: compiling costs far more than running.
 
-    batch = Batch()
-    batch.add("aten::add.Tensor", x, y, alpha=2)
-    batch.check()
+batch = Batch()
+batch.add("aten::add.Tensor", x, y, alpha=2)
+batch.check()
 """
 
 from typing import Any
@@ -17,7 +17,7 @@ FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 INTEGERS = (torch.int64, torch.int32, torch.uint8)
 COMPLEX = (torch.complex64,)
 REAL = FLOATS + INTEGERS
-ALL = REAL + (torch.bool,) + COMPLEX
+ALL = (*REAL, torch.bool, *COMPLEX)
 
 
 class Batch:
@@ -33,12 +33,16 @@ class Batch:
         self.calls.append((f"{op}({shown})", recorded, tolerance or {}))
 
     def check(self) -> None:
-        """Runs the calls with their numbers as constants, then as runtime inputs where rules allow that."""
+        """Runs the calls with their numbers as constants, then as runtime inputs where rules allow
+        that.
+        """
         assert self.calls, "an empty batch checks nothing"
         program, inputs = self._merge()
         static = self._compare(program, inputs)
         slots = [
-            s._replace(variable=i not in static and s.dtype != torch.bool and not s.dtype.is_complex)
+            s._replace(
+                variable=i not in static and s.dtype != torch.bool and not s.dtype.is_complex
+            )
             for i, s in enumerate(program.slots)
         ]
         if any(s.variable for s in slots):
@@ -78,7 +82,9 @@ class Batch:
 
 
 def samples(dtype: torch.dtype, scale: float = 1.0) -> torch.Tensor:
-    """Values worth testing: zeros, signs, halves, and for floats nan, infinities, great and small ones."""
+    """Values worth testing: zeros, signs, halves, and for floats nan, infinities, great and small
+    ones.
+    """
     if dtype == torch.bool:
         return torch.tensor([False, True, True, False])
     if dtype.is_complex:

@@ -301,6 +301,18 @@ def test_batched_dot_folds_transposes(bench: Bench) -> None:
     assert "dot_general %arg0, %arg1," in bench.text(product, q, k, expected=expected)
 
 
+def test_dot_folds_a_transpose_behind_a_reshape_that_drops_size_1(bench: Bench) -> None:
+    def product(b: Builder, q: Any, k: Any) -> Any:
+        keys = b.transpose(k, (0, 2, 3, 1))
+        return b.matmul(q, b.reshape(keys, b.shape(keys)[1:]))
+
+    q, k = torch.randn(6, 3, 4), torch.randn(1, 5, 6, 4)
+    expected = q @ k[0].permute(1, 2, 0)
+    bench.check(product, q, k, expected=expected)
+    text = bench.text(product, q, k, expected=expected)
+    assert "(tensor<6x3x4xf32>, tensor<5x6x4xf32>)" in text
+
+
 def test_dot_keeps_a_transpose_that_orders_the_result(bench: Bench) -> None:
     x, w = torch.randn(3, 4, 5), torch.randn(5, 2)
     product = lambda b, x, w: b.dot(b.swap(x, 0, 1), w, [2], [0])  # noqa: E731

@@ -1,4 +1,4 @@
-"""Fused optimizer steps and gradient scaling against PyTorch's CPU kernels."""
+"""Operators on lists: foreach operators, fused optimizer steps, gradient scaling."""
 
 import itertools
 from typing import Any
@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from lazyxla.lowering import names
 from tests.lowering.batch import INF, NAN, Batch
 from tests.lowering.harness import OnHost, text
 
@@ -33,6 +34,72 @@ def _state(seed: int, dtype: torch.dtype) -> list[torch.Tensor]:
     return [t.square() for t in _tensors(seed, dtype)]
 
 
+def test_every_foreach_operator_has_a_rule() -> None:
+    functional = [
+        name
+        for name in torch._C._dispatch_get_all_op_names()
+        if name.startswith("aten::_foreach_") and _is_functional(name)
+    ]
+    assert len(functional) > 70
+    assert not set(functional) - set(names())
+
+
+def _is_functional(name: str) -> bool:
+    base, _, overload = name.partition(".")
+    schema = torch._C._get_schema(base, overload)
+    return all(argument.alias_info is None for argument in schema.arguments)
+
+
+def test_foreach_of_one_list() -> None:
+    batch = Batch()
+    xs = [t.abs() * 0.3 + 0.1 for t in _tensors(1)]
+    for name in names():
+        if name.startswith("aten::_foreach_") and "." not in name:
+            if name.endswith(("copy", "mm")):
+                continue
+            batch.add(name, xs, tolerance={"rtol": 1e-5, "atol": 1e-5})
+    assert len(batch.calls) > 30
+    batch.check()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64])
+def test_foreach_with_operands(dtype: torch.dtype) -> None:
+    xs, ys, zs = ([(t * 4).to(dtype) for t in _tensors(seed)] for seed in (1, 2, 3))
+    zs = [z.abs() + 1 for z in zs]
+    exact = dtype == torch.int64
+    numbers = [2, 3, 4] if exact else [2.0, 0.5, 1.5]
+    batch = Batch()
+    for name in ("add", "sub", "mul", "div", "maximum", "minimum", "clamp_min", "clamp_max"):
+        batch.add(f"aten::_foreach_{name}.List", xs, zs)
+        batch.add(f"aten::_foreach_{name}.Scalar", xs, numbers[0])
+        batch.add(f"aten::_foreach_{name}.ScalarList", xs, numbers)
+    for name in ("add", "sub"):
+        batch.add(f"aten::_foreach_{name}.List", xs, ys, alpha=numbers[0])
+    for name in ("add", "mul", "div"):
+        batch.add(f"aten::_foreach_{name}.Tensor", xs, torch.tensor(2, dtype=dtype))
+        batch.add(f"aten::_foreach_{name}.Tensor", xs, OnHost(torch.tensor(2, dtype=dtype)))
+    for name in ("addcmul", "addcdiv"):
+        if exact and name == "addcdiv":
+            continue
+        batch.add(f"aten::_foreach_{name}.Scalar", xs, ys, zs, numbers[0])
+        batch.add(f"aten::_foreach_{name}.ScalarList", xs, ys, zs, numbers)
+        batch.add(f"aten::_foreach_{name}.Tensor", xs, ys, zs, torch.tensor(numbers, dtype=dtype))
+    batch.add("aten::_foreach_pow.Scalar", zs, 2)
+    batch.add("aten::_foreach_pow.ScalarAndTensor", 2, zs)
+    batch.add("aten::_foreach_pow.List", zs, zs)
+    batch.add("aten::_foreach_pow.ScalarList", zs, numbers)
+    if not exact:
+        batch.add("aten::_foreach_lerp.List", xs, ys, zs)
+        batch.add("aten::_foreach_lerp.Scalar", xs, ys, 0.25)
+        batch.add("aten::_foreach_lerp.ScalarList", xs, ys, numbers)
+        for order in (1, 2, INF):
+            batch.add("aten::_foreach_norm.Scalar", xs, order)
+    batch.add("aten::_foreach_copy", xs, [y.float() for y in ys])
+    matrices = [x.reshape(1, -1) for x in xs]
+    batch.add("aten::_foreach_mm", matrices, [m.t().contiguous() for m in matrices])
+    batch.check()
+
+
 @pytest.mark.parametrize("op", ["_fused_adam", "_fused_adamw"])
 def test_adam(op: str) -> None:
     batch = Batch()
@@ -45,7 +112,9 @@ def test_adam(op: str) -> None:
         if not isinstance(settings["lr"], float):
             name += ".tensor_lr"
         tolerance = {"rtol": 2e-2, "atol": 1e-2} if dtype == torch.bfloat16 else None
-        batch.add(name, _tensors(1, dtype), _tensors(2, dtype), *state, **settings, tolerance=tolerance)
+        batch.add(
+            name, _tensors(1, dtype), _tensors(2, dtype), *state, **settings, tolerance=tolerance
+        )
 
     for amsgrad, maximize in itertools.product((False, True), repeat=2):
         add(torch.float32, 1.0, {"amsgrad": amsgrad, "maximize": maximize})
@@ -62,7 +131,9 @@ def test_adam(op: str) -> None:
 def test_sgd() -> None:
     batch = Batch()
 
-    def add(momenta: list[torch.Tensor], dtype: torch.dtype = torch.float32, **changes: Any) -> None:
+    def add(
+        momenta: list[torch.Tensor], dtype: torch.dtype = torch.float32, **changes: Any
+    ) -> None:
         flags = {"nesterov": False, "maximize": False, "is_first_step": False}
         settings: dict[str, Any] = {**SGD, **flags, **changes}
         name = "aten::_fused_sgd"

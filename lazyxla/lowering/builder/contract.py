@@ -236,20 +236,39 @@ class Contractions(Shapes):
     def _fold(
         self, x: Value, contract: Sequence[int], batch: Sequence[int]
     ) -> tuple[Value, list[int], list[int]]:
+        """An operand of `dot` and its dimensions, with a transpose that defines it taken away."""
         rank = self.rank(x)
         contract, batch = [d % rank for d in contract], [d % rank for d in batch]
-        owner = x.owner
-        if getattr(owner, "name", None) != "stablehlo.transpose":
+        found = self._untransposed(x)
+        if found is None:
             return x, contract, batch
-        order = list(owner.attributes["permutation"])
+        source, order = found
         free = [order[i] for i in range(rank) if i not in contract and i not in batch]
-        sizes = self.shape(owner.operands[0])
-        moved = [i for i in free if sizes[i] != 1]
-        if moved != sorted(moved) or (len(moved) != len(free) and free != sorted(free)):
-            return x, contract, batch  # the product would come out in another order
-        return self._fold(
-            owner.operands[0], [order[i] for i in contract], [order[i] for i in batch]
-        )
+        sizes = self.shape(source)
+        wide = [i for i in free if sizes[i] != 1]
+        if wide != sorted(wide) or (len(wide) < len(free) and free != sorted(free)):
+            return x, contract, batch  # without the transpose the product would be in another order
+        return self._fold(source, [order[i] for i in contract], [order[i] for i in batch])
+
+    def _untransposed(self, x: Value) -> tuple[Value, list[int]] | None:
+        """(y, order) such that x = transpose(y, order), if a transpose defines x."""
+        owner = x.owner
+        name = getattr(owner, "name", None)
+        if name == "stablehlo.transpose":
+            return owner.operands[0], list(owner.attributes["permutation"])
+        if name != "stablehlo.reshape":
+            return None
+        # A reshape that drops all dimensions of size 1 can change places with a transpose.
+        found = self._untransposed(owner.operands[0])
+        if found is None:
+            return None
+        source, order = found
+        sizes = self.shape(source)
+        wide = [i for i, n in enumerate(sizes) if n != 1]
+        moved = [i for i in order if sizes[i] != 1]
+        if tuple(sizes[i] for i in moved) != self.shape(x):
+            return None
+        return self.reshape(source, [sizes[i] for i in wide]), [wide.index(i) for i in moved]
 
     def conv(
         self,

@@ -81,7 +81,9 @@ class Shapes(Elements):
         return self.hlo.dynamic_update_slice(x, update, self._starts(starts))
 
     def _starts(self, starts: Sequence[Operand]) -> list[Value]:
-        return [self.value(s, torch.int64) for s in starts]
+        # TPUs have no 64-bit integers of their own: numbers known now need none.
+        known = all(isinstance(s, int) and s < 2**31 for s in starts)
+        return [self.value(s, torch.int32 if known else torch.int64) for s in starts]
 
     def concat(self, xs: Sequence[Value], dim: int) -> Value:
         if len(xs) == 1:

@@ -85,9 +85,7 @@ def celu(x: X, alpha: X) -> X:
 
 
 @pointwise("aten::elu_backward")
-def elu_backward(
-    grad: X, alpha: X, scale: X, input_scale: X, is_result: bool, x: X
-) -> X:
+def elu_backward(grad: X, alpha: X, scale: X, input_scale: X, is_result: bool, x: X) -> X:
     coefficient = alpha * scale
     inner = x + coefficient if is_result else coefficient * exp(x * input_scale)
     return where(x <= 0, grad * input_scale * inner, grad * scale)
@@ -135,7 +133,9 @@ def softplus_backward(grad: X, x: X, beta: X, limit: X) -> X:
 
 @rule("aten::log_sigmoid_forward")
 def log_sigmoid_forward(b: "Builder", x: Value) -> tuple[Value, Value]:
-    """The second result is scratch for the gradient, which is not used here; devices other than the CPU have it empty."""
+    """The second result is scratch for the gradient, which is not used here; devices other than
+    the CPU have it empty.
+    """
     (x,) = operands(b, x)
     decay = exp(-abs(x))
     dtype, shape = b.outputs[1]

@@ -69,7 +69,7 @@ def div(x: X, y: X) -> X:
 
 
 def _floor_division(x: X, y: X) -> X:
-    """The largest integer not above x / y; for floats by the remainder, as x / y itself may have rounded up to it."""
+    """The largest integer not above x / y; for floats by way of the remainder, which is exact."""
     if x.is_exact:
         if not x.dtype.is_signed:
             return x / y
@@ -89,9 +89,12 @@ def _floor_division(x: X, y: X) -> X:
 def div_mode(x: X, y: X, rounding_mode: str | None) -> X:
     if rounding_mode == "floor":
         return _floor_division(x, y)
-    if rounding_mode == "trunc" and not x.is_exact:
-        return trunc(x / y)
-    return x / y
+    quotient = x / y
+    if rounding_mode != "trunc" or x.is_exact:
+        return quotient
+    # XLA may multiply by the reciprocal of a divisor, which lets 49 / 49 fall short of 1.
+    nearest = quotient.call("round_nearest_even")
+    return where(x % y == 0, nearest, trunc(quotient))
 
 
 @pointwise("aten::floor_divide", "aten::floor_divide.Scalar")

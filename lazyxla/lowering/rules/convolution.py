@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from lazyxla.lowering.registry import rule
 from lazyxla.lowering.rules import convolution_cpu as cpu
-from lazyxla.lowering.rules.convolution_cpu import Window
+from lazyxla.lowering.rules.windows import Window
 
 if TYPE_CHECKING:
     from lazyxla.lowering.builder import Builder
@@ -39,7 +39,7 @@ def convolution(
     output_padding: Sequence[int],
     groups: int,
 ) -> Value:
-    window = Window.of(b.shape(w), stride, padding, dilation, groups)
+    window = Window.of(b.shape(w)[2:], stride, padding, dilation, groups)
     if transposed:
         y = input_grad(b, x, w, b.outputs[0].shape[2:], window)
     else:
@@ -65,7 +65,7 @@ def convolution_backward(
     groups: int,
     output_mask: Sequence[bool],
 ) -> tuple[Value | None, ...]:
-    window = Window.of(b.shape(w), stride, padding, dilation, groups)
+    window = Window.of(b.shape(w)[2:], stride, padding, dilation, groups)
     grad_x = grad_w = grad_bias = None
     if output_mask[0] and transposed:
         grad_x = forward(b, grad, w, window)

@@ -13,12 +13,13 @@ weight as it lies:
 Each function returns None where the plain convolution (one per group) is the better form.
 """
 
-import itertools
 import math
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
+
+from lazyxla.lowering.rules.windows import Window, add_shifted, shifted
 
 if TYPE_CHECKING:
     from lazyxla.lowering.builder import Builder
@@ -31,54 +32,6 @@ _GROUPED_POSITIONS = 1024
 """Positions up to which one batched product beats a convolution per group."""
 _MOST_SUMS = 16
 """Sums that one reduction computes side by side; more spill registers and compile slowly."""
-
-
-class Window(NamedTuple):
-    """The geometry of a convolution, one number per spatial dimension; padding on both sides."""
-
-    kernel: tuple[int, ...]
-    stride: tuple[int, ...]
-    padding: tuple[int, ...]
-    dilation: tuple[int, ...]
-    groups: int
-
-    @classmethod
-    def of(
-        cls,
-        weight: Sequence[int],
-        stride: Sequence[int],
-        padding: Sequence[int],
-        dilation: Sequence[int],
-        groups: int,
-    ) -> "Window":
-        """From a weight's shape and an operator's arguments; one number may stand for all."""
-        kernel = tuple(weight[2:])
-        rank = len(kernel)
-        full = [tuple(x) * rank if len(x) == 1 else tuple(x) for x in (stride, padding, dilation)]
-        return cls(kernel, *full, groups)
-
-    def out_sizes(self, sizes: Sequence[int]) -> tuple[int, ...]:
-        """The spatial sizes of the result for an input of `sizes`."""
-        return tuple(
-            (n + 2 * p - d * (k - 1) - 1) // s + 1
-            for n, k, s, p, d in zip(
-                sizes, self.kernel, self.stride, self.padding, self.dilation, strict=True
-            )
-        )
-
-    def spread(self, out: Sequence[int]) -> tuple[int, ...]:
-        """The extent of `out` positions laid `stride` apart."""
-        return tuple((n - 1) * s + 1 for n, s in zip(out, self.stride, strict=True))
-
-    def offsets(self) -> Iterator[tuple[int, ...]]:
-        """Where each weight of the kernel reads from the window's start, last dimension fastest."""
-        steps = [range(0, k * d, d) for k, d in zip(self.kernel, self.dilation, strict=True)]
-        return itertools.product(*steps)
-
-    @property
-    def taps(self) -> int:
-        """Weights of the kernel."""
-        return math.prod(self.kernel)
 
 
 def forward(b: "Builder", x: Value, w: Value, window: Window) -> Value | None:
@@ -123,7 +76,8 @@ def input_grad(
         rank, last = b.rank(columns), b.rank(columns) - 2
         columns = b.transpose(columns, [*range(i), last, last + 1, *range(i, rank - 2)])
     columns = b.reshape(columns, [groups * inner, taps, n, *out])
-    return b.convert(b.swap(_add_windows(b, columns, sizes, window), 0, 1), b.dtype(y))
+    parts = [b.select_dim(columns, 1, tap) for tap in range(taps)]
+    return b.convert(b.swap(add_shifted(b, parts, sizes, window), 0, 1), b.dtype(y))
 
 
 def weight_grad(b: "Builder", x: Value, y: Value, window: Window) -> Value | None:
@@ -163,34 +117,7 @@ def _as_product(
 
 def _windows(b: "Builder", x: Value, window: Window, out: Sequence[int]) -> Value:
     """What each weight of the kernel reads: shape (C, taps, N, *out)."""
-    return b.stack(_shifted(b, b.swap(x, 0, 1), window, out), 1)
-
-
-def _shifted(b: "Builder", x: Value, window: Window, out: Sequence[int]) -> list[Value]:
-    """Per weight of the kernel, the elements of `x` it meets, in shape (*x.shape[:2], *out)."""
-    pads = [0, 0, *window.padding]
-    if any(pads):
-        # Not to be fused into its readers, which would check every element against the borders.
-        x = b.hlo.optimization_barrier([b.pad(x, pads, pads)])
-    strides, spread = [1, 1, *window.stride], window.spread(out)
-    lead = list(b.shape(x)[:2])
-    return [
-        b.slice(x, [0, 0, *at], lead + [a + s for a, s in zip(at, spread, strict=True)], strides)
-        for at in window.offsets()
-    ]
-
-
-def _add_windows(b: "Builder", columns: Value, sizes: Sequence[int], window: Window) -> Value:
-    """The adjoint of `_windows` before its transpose: (C, taps, N, *out) -> (C, N, *sizes)."""
-    spread = window.spread(b.shape(columns)[3:])
-    interior = [0, 0, *(s - 1 for s in window.stride)]
-    total = None
-    for tap, at in enumerate(window.offsets()):
-        low = [a - p for a, p in zip(at, window.padding, strict=True)]
-        high = [n - i - s for n, i, s in zip(sizes, low, spread, strict=True)]
-        part = b.pad(b.select_dim(columns, 1, tap), [0, 0, *low], [0, 0, *high], interior)
-        total = part if total is None else b.hlo.add(total, part)
-    return total
+    return b.stack(shifted(b, b.swap(x, 0, 1), window, out), 1)
 
 
 # ---- terms ----
@@ -200,9 +127,9 @@ def _forward_terms(b: "Builder", x: Value, w: Value, window: Window, out: Sequen
     (n, c), o = b.shape(x)[:2], b.shape(w)[0]
     wide = b.compute_dtype(b.dtype(x))
     groups, inner = window.groups, c // window.groups
-    shifted = [b.convert(s, wide) for s in _shifted(b, x, window, out)]
+    inputs = [b.convert(s, wide) for s in shifted(b, x, window, out)]
     weight = b.reshape(b.convert(w, wide), [groups, o // groups, inner, window.taps])
-    parts = [b.reshape(s, [n, groups, inner, *out]) for s in shifted]
+    parts = [b.reshape(s, [n, groups, inner, *out]) for s in inputs]
     total = _sum_terms(b, parts, weight, [n, groups, o // groups, *out])
     return b.convert(b.reshape(total, [n, o, *out]), b.dtype(x))
 
@@ -258,7 +185,7 @@ def _weight_grad_terms(b: "Builder", x: Value, y: Value, window: Window) -> Valu
     places = [i for i in range(len(shape)) if i != 2]
     products = [
         b.hlo.multiply(b.hlo.broadcast_in_dim(b.type(wide, shape), b.convert(s, wide), places), y)
-        for s in _shifted(b, x, window, out)
+        for s in shifted(b, x, window, out)
     ]
     sums: list[Value] = []
     for first in range(0, len(products), _MOST_SUMS):

@@ -1,11 +1,11 @@
 """Views as functions: `*_copy` operators, `*_scatter` operators and the gradients of views.
 
-A view is a Geometry over a dense tensor. Reading through it is the copy; writing through it the scatter; writing a
-gradient into zeros the backward. So each kind of view is stated once, as the function from the sizes of its base to
-its geometry.
+A view is a Geometry over a dense tensor. Reading through it is the copy; writing through it the
+scatter; writing a gradient into zeros the backward. So each kind of view is stated once, as the
+function from the sizes of its base to its geometry.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from lazyxla.lowering.builder import Builder
 
 Value = Any
-Shape = tuple[int, ...]
+Shape = Sequence[int]
 Place = tuple[list[int], list[int], int]
 """Sizes, strides and offset."""
 
@@ -85,7 +85,7 @@ def _as_strided(
 
 
 def _narrow(shape: Shape, dim: int, start: int, length: int) -> Place:
-    start %= shape[dim] + 1
+    start = start + shape[dim] if start < 0 else start
     return _slice(shape, dim, start, start + length)
 
 
@@ -128,28 +128,32 @@ def _backward(view: Callable[..., Place]) -> Callable[..., Value]:
     return lower
 
 
-for _name, _function in {
+_COPIES: dict[str, Callable[..., Place]] = {
     "select_copy.int": _select,
     "slice_copy.Tensor": _slice,
     "diagonal_copy": _diagonal,
     "unfold_copy": _unfold,
     "as_strided_copy": _as_strided,
     "narrow_copy": _narrow,
-}.items():
-    rule(f"aten::{_name}")(_copy(_function))
-for _name, _function in {
+}
+_SCATTERS: dict[str, Callable[..., Place]] = {
     "select_scatter": _select,
     "slice_scatter": _slice,
     "diagonal_scatter": _diagonal,
     "as_strided_scatter": _as_strided,
-}.items():
-    rule(f"aten::{_name}")(_scatter(_function))
-for _name, _function in {
+}
+_GRADIENTS: dict[str, Callable[..., Place]] = {
     "select_backward": _select,
     "slice_backward": _slice,
     "diagonal_backward": _diagonal,
-}.items():
-    rule(f"aten::{_name}")(_backward(_function))
+}
+
+for _name, _place in _COPIES.items():
+    rule(f"aten::{_name}")(_copy(_place))
+for _name, _place in _SCATTERS.items():
+    rule(f"aten::{_name}")(_scatter(_place))
+for _name, _place in _GRADIENTS.items():
+    rule(f"aten::{_name}")(_backward(_place))
 
 
 @rule(

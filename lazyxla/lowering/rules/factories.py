@@ -6,14 +6,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lazyxla.lowering.registry import jax_rule, rule
-from lazyxla.lowering.rules.formula import X, where
+from lazyxla.lowering.rules.formula import X, maximum, sqrt, where
 
 if TYPE_CHECKING:
     from lazyxla.lowering.builder import Builder
 
 Value = Any
 
-# Arguments that follow the ones of interest (dtype, layout, device, pin_memory, memory_format) are in b.outputs.
+# Arguments that follow the ones of interest (dtype, layout, device, pin_memory, memory_format) are
+# in b.outputs.
 
 
 # ---- fills ----
@@ -54,7 +55,9 @@ def eye(b: "Builder", *_: Any) -> Value:
 
 
 def _range_dtype(b: "Builder", *numbers: Value) -> torch.dtype:
-    """Ranges are computed in 64 bits as on the CPU; a TPU emulates float64, so float32 serves there."""
+    """Ranges are computed in 64 bits as on the CPU; a TPU emulates float64, so float32 serves
+    there.
+    """
     if b.outputs[0].dtype.is_complex:
         return b.outputs[0].dtype
     if b.outputs[0].dtype.is_floating_point or any(b.dtype(n).is_floating_point for n in numbers):
@@ -129,19 +132,26 @@ def logspace(b: "Builder", start: Value, end: Value, steps: int, base: Value, *_
 # ---- windows ----
 
 
-def _cosine_window(
-    b: "Builder", size: int, periodic: bool, coefficients: list[Value]
-) -> Value:
-    """The sum of coefficients[k] * cos(2 pi k n / (size - 1, or size if periodic))."""
+def _window_place(b: "Builder", size: int, periodic: bool) -> X:
+    """0 .. 1 over the window, or just short of 1 if it is periodic."""
+    place = X(b, b.iota(b.outputs[0].shape, 0, b.compute_dtype(b.outputs[0].dtype)))
+    return place / max(size if periodic else size - 1, 1)
+
+
+def _cosine_window(b: "Builder", size: int, periodic: bool, coefficients: list[Value]) -> Value:
+    """The sum of coefficients[k] * cos(2 pi k place)."""
     shape = b.outputs[0].shape
-    dtype = b.compute_dtype(b.outputs[0].dtype)
+    place = _window_place(b, size, periodic)
     if size <= 1:
-        return b.full(shape, 1, dtype)
-    angle = X(b, b.iota(shape, 0, dtype)) * (2 * math.pi / (size if periodic else size - 1))
-    total = X(b, b.full(shape, coefficients[0], dtype))
+        return place.full(1).value
+    total = X(b, b.full(shape, coefficients[0], place.dtype))
     for order, coefficient in enumerate(coefficients[1:], 1):
-        total = total + X(b, b.full(shape, coefficient, dtype)) * (angle * order).call("cosine")
+        factor = X(b, b.full(shape, coefficient, place.dtype))
+        total = total + factor * (place * (2 * math.pi * order)).call("cosine")
     return total.value
+
+
+# The arguments that are not listed are dtype, layout, device and pin_memory.
 
 
 @rule("aten::hann_window", "aten::hann_window.periodic")
@@ -149,19 +159,51 @@ def hann_window(b: "Builder", size: int, *rest: Any) -> Value:
     return _cosine_window(b, size, _periodic(rest), [0.5, -0.5])
 
 
-@rule("aten::hamming_window", "aten::hamming_window.periodic")
-def hamming_window(b: "Builder", size: int, *rest: Any) -> Value:
-    return _cosine_window(b, size, _periodic(rest), [0.54, -0.46])
-
-
 @rule("aten::blackman_window", "aten::blackman_window.periodic")
 def blackman_window(b: "Builder", size: int, *rest: Any) -> Value:
     return _cosine_window(b, size, _periodic(rest), [0.42, -0.5, 0.08])
 
 
+@rule(
+    "aten::hamming_window",
+    "aten::hamming_window.periodic",
+    "aten::hamming_window.periodic_alpha",
+    "aten::hamming_window.periodic_alpha_beta",
+)
+def hamming_window(b: "Builder", size: int, *rest: Any) -> Value:
+    alpha = rest[1] if len(rest) >= 6 else 0.54
+    beta = X(b, b.value(rest[2], torch.float64)) if len(rest) >= 7 else None
+    second = -0.46 if beta is None else (-beta).value
+    return _cosine_window(b, size, _periodic(rest), [alpha, second])
+
+
+@rule("aten::bartlett_window", "aten::bartlett_window.periodic")
+def bartlett_window(b: "Builder", size: int, *rest: Any) -> Value:
+    place = _window_place(b, size, _periodic(rest))
+    return (1 - abs(2 * place - 1) if size > 1 else place.full(1)).value
+
+
+@rule("aten::kaiser_window", "aten::kaiser_window.periodic", "aten::kaiser_window.beta")
+def kaiser_window(b: "Builder", size: int, *rest: Any) -> Value:
+    place = _window_place(b, size, _periodic(rest))
+    if size <= 1:
+        return place.full(1).value
+    beta = X(b, b.full(b.outputs[0].shape, rest[1] if len(rest) == 6 else 12.0, place.dtype))
+    side = 2 * place - 1
+    arch = sqrt(maximum(1 - side * side, 0))
+    scale, top = (b.call_jax(_bessel_i0, x.value) for x in (beta * arch, beta))
+    return b.hlo.divide(scale, top)
+
+
+def _bessel_i0(x: Any) -> Any:
+    from jax.scipy.special import i0
+
+    return i0(x)
+
+
 def _periodic(rest: tuple[Any, ...]) -> bool:
     """The `periodic` flag of overloads that have one; it is true by default."""
-    return rest[0] if len(rest) == 5 else True
+    return rest[0] if len(rest) >= 5 else True
 
 
 # ---- triangles ----
@@ -193,8 +235,15 @@ def _triangle_indices(mask: Any, outputs: Any) -> Any:
 
 @jax_rule("aten::tril_indices")
 def tril_indices(
-    row: int, col: int, offset: int, dtype: Any, layout: Any, device: Any, pin_memory: Any,
-    *, outputs: Any,
+    row: int,
+    col: int,
+    offset: int,
+    dtype: Any,
+    layout: Any,
+    device: Any,
+    pin_memory: Any,
+    *,
+    outputs: Any,
 ) -> Any:
     import jax.numpy as jnp
 
@@ -203,8 +252,15 @@ def tril_indices(
 
 @jax_rule("aten::triu_indices")
 def triu_indices(
-    row: int, col: int, offset: int, dtype: Any, layout: Any, device: Any, pin_memory: Any,
-    *, outputs: Any,
+    row: int,
+    col: int,
+    offset: int,
+    dtype: Any,
+    layout: Any,
+    device: Any,
+    pin_memory: Any,
+    *,
+    outputs: Any,
 ) -> Any:
     import jax.numpy as jnp
 

@@ -14,11 +14,15 @@ if TYPE_CHECKING:
 Value = Any
 
 # Foreach operators of one list -> operator of an element.
-_UNARY = """abs acos asin atan ceil cos cosh erf erfc exp expm1 floor frac lgamma log log10 log1p log2 max neg
-    reciprocal round rsqrt sigmoid sign sin sinh sqrt tan tanh trunc zero""".split()
+_UNARY = (
+    *("abs", "acos", "asin", "atan", "ceil", "cos", "cosh", "erf", "erfc", "exp", "expm1"),
+    *("floor", "frac", "lgamma", "log", "log10", "log1p", "log2", "max", "neg", "reciprocal"),
+    *("round", "rsqrt", "sigmoid", "sign", "sin", "sinh", "sqrt", "tan", "tanh", "trunc", "zero"),
+)
 
-# Foreach operator -> operator of an element, called with the element of every list and with the arguments that are
-# no lists as they are. A trailing `alpha` that the foreach schema lacks is added.
+# Foreach operator -> operator of an element, called with the element of every list and with the
+# arguments that are no lists as they are. A trailing `alpha` that the foreach schema lacks is
+# added.
 _MAPPED = {
     "_foreach_add.List": "add.Tensor",
     "_foreach_add.Scalar": "add.Scalar",
@@ -60,6 +64,7 @@ _MAPPED = {
     "_foreach_addcdiv.Scalar": "addcdiv",
     "_foreach_addcdiv.ScalarList": "addcdiv",
     "_foreach_addcdiv.Tensor": "addcdiv",
+    "_foreach_mm": "mm",
 }
 
 _WITH_ALPHA = ("add.Tensor", "add.Scalar", "sub.Tensor", "sub.Scalar")
@@ -68,7 +73,8 @@ _WITH_ALPHA = ("add.Tensor", "add.Scalar", "sub.Tensor", "sub.Scalar")
 def elements(b: "Builder", args: tuple[Any, ...], count: int) -> Iterator[list[Any]]:
     """The arguments of every element's call.
 
-    A list gives its elements; a 1-D tensor of scalars gives its numbers; everything else is the same for all.
+    A list gives its elements; a 1-D tensor of scalars gives its numbers; everything else is the
+    same for all.
     """
     for number in range(count):
         yield [
@@ -113,9 +119,7 @@ def copy(b: "Builder", xs: list[Value], sources: list[Value], non_blocking: bool
 
 
 def _norm(element: str) -> Callable[..., list[Value]]:
-    def lower(
-        b: "Builder", xs: list[Value], ord: Value, dtype: torch.dtype | None
-    ) -> list[Value]:
+    def lower(b: "Builder", xs: list[Value], ord: Value, dtype: torch.dtype | None) -> list[Value]:
         return [
             b.lower_op(element, x, ord, None, False, dtype, outputs=[output])
             for x, output in zip(xs, b.outputs, strict=True)

@@ -4,9 +4,10 @@
     def leaky_relu(x, slope):
         return where(x > 0, x, x * slope)
 
-`pointwise` hands every tensor and Scalar to the function as an `X`, all of one dtype and one shape: the dtype that
-PyTorch's CPU kernels compute in, which is float32 for the 16-bit floats and the result's dtype otherwise. Arguments
-of another kind (bool, int, str, None) are passed on as they are. A Scalar that varies between runs stays dynamic.
+`pointwise` hands every tensor and Scalar to the function as an `X`, all of one dtype and one
+shape: the dtype that PyTorch's CPU kernels compute in, which is float32 for the 16-bit floats and
+the result's dtype otherwise. Arguments of another kind (bool, int, str, None) are passed on as
+they are. A Scalar that varies between runs stays dynamic.
 """
 
 import functools
@@ -215,7 +216,9 @@ def trunc(x: X) -> X:
 
 
 def sign_bit(x: X) -> X:
-    """Whether the sign bit is set, for a zero and a nan as well (not for a nan on a TPU in float64)."""
+    """Whether the sign bit is set, for a zero and a nan as well (not for a nan on a TPU in
+    float64).
+    """
     if not x.is_float:
         return x < 0
     if x.b.platform == "tpu" and x.dtype == torch.float64:  # it has no bits there, but two floats
@@ -230,7 +233,9 @@ def is_operand(arg: Any) -> bool:
 
 
 def operands(b: "Builder", *args: Any, dtype: torch.dtype | None = None) -> list[Any]:
-    """`args` with tensors and Scalars as X of one shape and of `dtype`, by default the one PyTorch computes in."""
+    """`args` with tensors and Scalars as X of one shape and of `dtype`, by default the one PyTorch
+    computes in.
+    """
     dtype = dtype or b.compute_dtype(b.outputs[0].dtype)
     aligned = iter(b.align(*(a for a in args if is_operand(a)), dtype=dtype))
     return [X(b, next(aligned)) if is_operand(a) else a for a in args]
@@ -246,7 +251,8 @@ def unwrap(result: Any) -> Any:
 def pointwise(*names: str, exact: bool = False) -> Callable[[Formula], Formula]:
     """Registers a formula on X as the rule of the operators `names`.
 
-    `exact`: the operation rounds correctly (or not at all), so that tensors of the result's dtype need no wider one.
+    `exact`: the operation rounds correctly (or not at all), so that tensors of the result's dtype
+    need no wider one.
     """
 
     def register(formula: Formula) -> Formula:
@@ -263,7 +269,9 @@ def pointwise(*names: str, exact: bool = False) -> Callable[[Formula], Formula]:
 
 
 def predicate(*names: str) -> Callable[[Formula], Formula]:
-    """As `pointwise`, for bool results: the formula sees the operands in the dtype that they promote to."""
+    """As `pointwise`, for bool results: the formula sees the operands in the dtype that they
+    promote to.
+    """
 
     def register(formula: Formula) -> Formula:
         @functools.wraps(formula)

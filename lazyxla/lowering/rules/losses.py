@@ -33,7 +33,9 @@ def reduced(b: "Builder", loss: X, reduction: int) -> Value:
 
 
 def _loss(name: str) -> Callable[..., Any]:
-    """Registers formula(x, target, *parameters); the schema's arguments are (x, target, reduction, *parameters)."""
+    """Registers formula(x, target, *parameters); the schema's arguments are (x, target, reduction,
+    *parameters).
+    """
 
     def register(formula: Callable[..., X]) -> Callable[..., X]:
         def lower(b: "Builder", x: Value, target: Value, reduction: int, *parameters: Any) -> Value:
@@ -46,14 +48,16 @@ def _loss(name: str) -> Callable[..., Any]:
 
 
 def _loss_backward(name: str) -> Callable[..., Any]:
-    """Registers the derivative formula(x, target, *parameters) of the loss, without the incoming gradient."""
+    """Registers the derivative formula(x, target, *parameters) of the loss, without the incoming
+    gradient.
+    """
 
     def register(formula: Callable[..., X]) -> Callable[..., X]:
         def lower(
             b: "Builder", grad: Value, x: Value, target: Value, reduction: int, *parameters: Any
         ) -> Value:
-            grad, x, target, *parameters = operands(b, grad, x, target, *parameters)
-            slope = formula(x, target, *parameters) * grad
+            grad, x, target, *numbers = operands(b, grad, x, target, *parameters)
+            slope = formula(x, target, *numbers) * grad
             count = b.count(x.value, range(b.rank(x.value)))
             return (slope / count if reduction == MEAN else slope).value
 
@@ -82,9 +86,7 @@ def smooth_l1_loss(x: X, target: X, beta: X) -> X:
 @_loss_backward("aten::smooth_l1_loss_backward")
 def smooth_l1_loss_backward(x: X, target: X, beta: X) -> X:
     difference = x - target
-    return where(
-        difference <= -beta, -1, where(difference >= beta, 1, difference / beta)
-    )
+    return where(difference <= -beta, -1, where(difference >= beta, 1, difference / beta))
 
 
 @_loss("aten::huber_loss")

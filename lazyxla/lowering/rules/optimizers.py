@@ -1,7 +1,8 @@
 """Fused optimizer steps and gradient scaling, functional forms.
 
-Every fused operator takes lists with one element per parameter and returns the updated lists one after the other.
-Numbers such as the learning rate stay dynamic. Parameters are computed in float32 (float64 for float64 ones).
+Every fused operator takes lists with one element per parameter and returns the updated lists one
+after the other. Numbers such as the learning rate stay dynamic. Parameters are computed in float32
+(float64 for float64 ones).
 """
 
 from collections.abc import Callable, Sequence
@@ -19,7 +20,9 @@ Value = Any
 
 
 class _Step:
-    """What the parameters of one call share: the numbers, the gradients' scale, and whether the step is skipped."""
+    """What the parameters of one call share: the numbers, the gradients' scale, and whether the
+    step is skipped.
+    """
 
     def __init__(
         self, b: "Builder", grad_scale: Value | None, found_inf: Value | None, maximize: bool
@@ -31,7 +34,9 @@ class _Step:
         self._numbers: dict[Any, X] = {}
 
     def number(self, x: Any, like: X) -> X:
-        """A number, Scalar or one-element tensor, in the dtype of `like`, 0-dim; written once for all parameters."""
+        """A number, Scalar or one-element tensor, in the dtype of `like`, 0-dim; written once for
+        all parameters.
+        """
         key = (id(x), like.dtype)
         if key not in self._numbers:
             value = self.b.value(x, like.dtype)
@@ -62,7 +67,9 @@ class _Step:
         return self.b.select(skip, old, new)
 
     def less_than_one(self, x: Any, like: X) -> X:
-        """1 - x as 0-dim of like's dtype, subtracted in float64: for 0.999 float32 has but four digits left."""
+        """1 - x as 0-dim of like's dtype, subtracted in float64: for 0.999 float32 has but four
+        digits left.
+        """
         key = (id(x), like.dtype, "less than one")
         if key not in self._numbers:
             number = self.b.reshape(self.b.value(x, torch.float64), ())
@@ -81,7 +88,9 @@ def _flatten(rows: Sequence[Sequence[Value]]) -> list[Value]:
 
 
 def _adam(decoupled: bool) -> Callable[..., list[Value]]:
-    """Adam (weight decay added to the gradient) or AdamW (`decoupled`: parameters decay by themselves)."""
+    """Adam (weight decay added to the gradient) or AdamW (`decoupled`: parameters decay by
+    themselves).
+    """
 
     def lower(
         b: "Builder",
@@ -224,9 +233,7 @@ def fused_adagrad(
 
 
 @rule("aten::_amp_foreach_non_finite_check_and_unscale")
-def unscale(
-    b: "Builder", grads: list[Value], found_inf: Value, inv_scale: Value
-) -> list[Value]:
+def unscale(b: "Builder", grads: list[Value], found_inf: Value, inv_scale: Value) -> list[Value]:
     results, found = [], b.compare(found_inf, b.full_like(found_inf, 0), "NE")
     for grad in grads:
         wide = b.convert(grad, b.compute_dtype(b.dtype(grad)))

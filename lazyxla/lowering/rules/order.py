@@ -1,4 +1,6 @@
-"""Order statistics and running results along a dimension: median, k-th value, mode, cumulative operators."""
+"""Order statistics and running results along a dimension: median, k-th value, mode, cumulative
+operators.
+"""
 
 from typing import TYPE_CHECKING, Any
 
@@ -27,10 +29,10 @@ def _pick(b: "Builder", xs: tuple[Value, Value], place: Value, dim: int) -> list
     return [b.take_along(x, place, dim) for x in xs]
 
 
-def _median(
-    b: "Builder", x: Value, dim: int, keepdim: bool, skip_nan: bool
-) -> tuple[Value, Value]:
-    """The lower median and its index; the first nan instead, if there is one, unless nan is skipped."""
+def _median(b: "Builder", x: Value, dim: int, keepdim: bool, skip_nan: bool) -> tuple[Value, Value]:
+    """The lower median and its index; the first nan instead, if there is one, unless nan is
+    skipped.
+    """
     if not b.shape(x):
         return x, b.zeros((), torch.int64)
     size = b.shape(x)[dim]

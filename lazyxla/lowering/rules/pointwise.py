@@ -247,8 +247,10 @@ def nan_to_num(x: X, nan: X | None, posinf: X | None, neginf: X | None) -> X:
     if x.is_exact:
         return x
     if x.is_complex:
-        parts = [nan_to_num(p, nan and nan.real, posinf and posinf.real, neginf and neginf.real)
-                 for p in (x.real, x.imag)]
+        parts = [
+            nan_to_num(p, nan and nan.real, posinf and posinf.real, neginf and neginf.real)
+            for p in (x.real, x.imag)
+        ]
         return parts[0].call("complex", parts[1])
     limits = torch.finfo(x.b.outputs[0].dtype)
     filled = where(x.is_nan(), 0 if nan is None else nan, x)

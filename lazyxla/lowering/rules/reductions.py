@@ -33,16 +33,12 @@ def sum_all(b: "Builder", x: Value, dtype: torch.dtype | None) -> Value:
 
 
 @rule("aten::sum.dim_IntList")
-def sum_dims(
-    b: "Builder", x: Value, dims: Dims, keepdim: bool, dtype: torch.dtype | None
-) -> Value:
+def sum_dims(b: "Builder", x: Value, dims: Dims, keepdim: bool, dtype: torch.dtype | None) -> Value:
     return b.reduce(_wide(b, x), b.dims(x, dims), "sum", keepdim)
 
 
 @rule("aten::nansum")
-def nansum(
-    b: "Builder", x: Value, dims: Dims, keepdim: bool, dtype: torch.dtype | None
-) -> Value:
+def nansum(b: "Builder", x: Value, dims: Dims, keepdim: bool, dtype: torch.dtype | None) -> Value:
     if b.dtype(x).is_floating_point:
         x = b.select(b.is_nan(x), 0, x)
     return sum_dims(b, x, dims, keepdim, dtype)
@@ -66,9 +62,7 @@ def prod_all(b: "Builder", x: Value, dtype: torch.dtype | None) -> Value:
 
 
 @rule("aten::prod.dim_int")
-def prod_dim(
-    b: "Builder", x: Value, dim: int, keepdim: bool, dtype: torch.dtype | None
-) -> Value:
+def prod_dim(b: "Builder", x: Value, dim: int, keepdim: bool, dtype: torch.dtype | None) -> Value:
     return b.reduce(_wide(b, x), b.dims(x, dim), "prod", keepdim)
 
 
@@ -132,9 +126,7 @@ def aminmax_dim(
     return aminmax(b, x, dim, keepdim)
 
 
-def _with_index(
-    b: "Builder", x: Value, dim: int, kind: str, keepdim: bool
-) -> tuple[Value, Value]:
+def _with_index(b: "Builder", x: Value, dim: int, kind: str, keepdim: bool) -> tuple[Value, Value]:
     if not b.shape(x):
         return x, b.zeros((), torch.int64)
     return b.arg_reduce(x, dim, kind, keepdim)
@@ -284,6 +276,18 @@ def dist(b: "Builder", x: Value, y: Value, p: Value) -> Value:
     wide = b.compute_dtype(b.result_type(x, y))
     x, y = operands(b, x, y, dtype=wide)
     return vector_norm(b, (x - y).value, p, None, False, None)
+
+
+@rule("aten::renorm")
+def renorm(b: "Builder", x: Value, p: Value, dim: int, maxnorm: Value) -> Value:
+    """Slices along `dim` whose norm exceeds `maxnorm` are scaled down to it."""
+    dim %= b.rank(x)
+    (x,) = operands(b, x)
+    dims = [d for d in range(b.rank(x.value)) if d != dim]
+    size = X(b, vector_norm(b, x.value, p, dims, True, None))
+    limit = X(b, b.full(b.shape(size.value), maxnorm, size.dtype))
+    factor = where(size > limit, limit / (size + 1e-7), 1)
+    return (x * _along(b, b.convert(factor.value, x.dtype), x)).value
 
 
 # ---- exponentials ----

@@ -2,8 +2,6 @@
 
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from lazyxla.lowering.registry import rule
 
 if TYPE_CHECKING:
@@ -160,9 +158,7 @@ def reflection_pad(b: "Builder", x: Value, padding: list[int]) -> Value:
     for dim, (low, high) in enumerate(_amounts(b.rank(x), padding)):
         size = b.shape(x)[dim]
         before = [b.flip(b.slice_dim(x, dim, 1, low + 1), [dim])] if low > 0 else []
-        after = (
-            [b.flip(b.slice_dim(x, dim, size - 1 - high, size - 1), [dim])] if high > 0 else []
-        )
+        after = [b.flip(b.slice_dim(x, dim, size - 1 - high, size - 1), [dim])] if high > 0 else []
         x = b.concat([*before, _crop(b, x, dim, low, high), *after], dim)
     return x
 

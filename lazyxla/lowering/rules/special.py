@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 Value = Any
 
-# Operator -> function of jax.scipy.special (or jax.numpy), on operands in the dtype PyTorch computes in.
+# Operator -> function of jax.scipy.special (or jax.numpy), on operands in the dtype PyTorch
+# computes in.
 _JAX = {
     "aten::i0": "i0",
     "aten::special_i0e": "i0e",

@@ -1,0 +1,107 @@
+"""One training step of a small decoder with Adam, in PyTorch on lazyxla, the CPU or torch_xla.
+
+Prints the steady step time, and where the time until the first step is done goes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable
+from typing import Any
+
+from common import arguments, block_times, report, since_start
+
+args = arguments("lazyxla", "eager", "torch_xla")
+
+import decoder_data as data  # noqa: E402
+import torch  # noqa: E402
+
+figures: dict[str, float] = {"import_torch_s": since_start()}
+
+
+def timed(function: Callable[..., Any], total: list[float]) -> Callable[..., Any]:
+    """``function``, adding the seconds that its calls take to ``total[0]``."""
+
+    def call(*arguments: Any) -> Any:
+        begin = time.perf_counter()
+        try:
+            return function(*arguments)
+        finally:
+            total[0] += time.perf_counter() - begin
+
+    return call
+
+
+lowering_time = [0.0]
+if args.side == "lazyxla":
+    import lazyxla
+    from lazyxla import _C, lowering
+
+    _C.install_lowering(timed(lowering.lower, lowering_time), lowering.how)
+    device, sync, wait = "lazyxla", lazyxla.sync, lambda: lazyxla.sync(wait=True)
+elif args.side == "torch_xla":
+    import torch_xla
+
+    device, sync, wait = torch_xla.device(), torch_xla.sync, lambda: torch_xla.sync(wait=True)
+else:
+    device, sync, wait = "cpu", lambda: None, lambda: None
+
+from models.decoder import SMALL, Decoder, next_token_loss  # noqa: E402
+
+figures["import_s"] = since_start()
+model = Decoder(SMALL)
+model.load_state_dict({name: torch.from_numpy(array) for name, array in data.weights().items()})
+model.to(device)
+wait()
+figures["model_s"] = since_start() - figures["import_s"]
+# What each device is fastest with: one kernel for all of Adam on the CPU, PyTorch's default else.
+fused = None if args.side == "eager" else None
+optimizer = torch.optim.Adam(model.parameters(), lr=data.LEARNING_RATE, fused=fused)
+figures["optimizer_s"] = since_start() - figures["import_s"] - figures["model_s"]
+
+pairs = [(torch.from_numpy(x), torch.from_numpy(y)) for x, y in data.batches()]
+stream = itertools.cycle(pairs)
+recorded = 0.0
+
+
+def step() -> torch.Tensor:
+    global recorded
+    begin = time.perf_counter()
+    tokens, targets = (tensor.to(device) for tensor in next(stream))
+    loss = next_token_loss(model(tokens), targets)
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    recorded = time.perf_counter() - begin
+    sync()
+    return loss
+
+
+for number in range(data.WARM_UP):
+    begin = time.perf_counter()
+    loss = step()
+    wait()
+    if number == 0:
+        figures["first_step_s"] = since_start()
+        figures["record_s"] = recorded
+        figures["lowering_s"] = lowering_time[0]
+        figures["compile_s"] = time.perf_counter() - begin - recorded - lowering_time[0]
+figures["warm_up_s"] = since_start()
+
+last: list[torch.Tensor] = []
+
+
+def measured_step() -> None:
+    last[:] = [step()]
+
+
+times = block_times(measured_step, wait, blocks=data.BLOCKS, steps=data.STEPS)
+figures["step_ms"] = min(times) * 1e3
+figures["hot_record_ms"] = recorded * 1e3
+if args.side != "eager":
+    # What this calls compiling holds one execution as well.
+    figures["compile_s"] -= min(times) - recorded if min(times) > recorded else 0.0
+if args.side == "lazyxla":
+    figures |= {name: lazyxla.counters()[name] for name in ("compiles", "fallbacks")}
+report(**figures, loss=last[0].item())

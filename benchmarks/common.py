@@ -1,0 +1,63 @@
+"""What the programs that measure share. Imports nothing heavy: the clock starts here.
+
+Every program measures one side (lazyxla or a peer) of one benchmark in a process of its own, and
+prints one line of JSON; ``run.py`` starts them and makes the table.
+"""
+
+from __future__ import annotations
+
+import time
+
+START = time.perf_counter()
+
+import argparse  # noqa: E402
+import json  # noqa: E402
+import os  # noqa: E402
+import sys  # noqa: E402
+from collections.abc import Callable  # noqa: E402
+from pathlib import Path  # noqa: E402
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "examples")]  # lazyxla, and the examples' models
+
+
+def since_start() -> float:
+    """Seconds since this program's first line."""
+    return time.perf_counter() - START
+
+
+def arguments(*sides: str) -> argparse.Namespace:
+    """Reads ``--side`` and ``--threads``, and keeps this process to that many CPUs.
+
+    Call it before importing torch or JAX: both look at the process's CPUs when they start, so all
+    sides get the same number of threads.
+    """
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--side", choices=sides, default=sides[0])
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    args = parser.parse_args()
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: args.threads])
+    os.environ["OMP_NUM_THREADS"] = str(args.threads)
+    return args
+
+
+def block_times(
+    step: Callable[[], object], wait: Callable[[], object], *, blocks: int, steps: int
+) -> list[float]:
+    """Seconds per step of each of ``blocks`` blocks of ``steps`` steps.
+
+    The host may run ahead within a block; ``wait`` ends it.
+    """
+    times = []
+    for _ in range(blocks):
+        begin = time.perf_counter()
+        for _ in range(steps):
+            step()
+        wait()
+        times.append((time.perf_counter() - begin) / steps)
+    return times
+
+
+def report(**figures: float) -> None:
+    """Prints the figures for run.py."""
+    print(json.dumps(figures), flush=True)

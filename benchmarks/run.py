@@ -1,0 +1,231 @@
+"""Measures lazyxla against its peers on this machine and prints the ratios.
+
+    python benchmarks/run.py [--only pointwise,decoder,resnet] [--rounds 3] [--json FILE]
+
+Every side runs in a process of its own, on the same number of threads; the sides take turns for
+``--rounds`` rounds, and each figure is the best of its rounds, so that a moment in which the
+machine was busy counts for nobody. docs/performance.md says what the figures mean.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))
+
+from peers import torch_xla_python  # noqa: E402
+
+Figures = dict[str, float]
+
+# The program and its arguments for every side of every benchmark.
+BENCHMARKS: dict[str, dict[str, list[str]]] = {
+    "pointwise": {s: ["pointwise.py", "--side", s] for s in ("lazyxla", "eager", "torch_xla")},
+    "decoder": {
+        "lazyxla": ["decoder.py", "--side", "lazyxla"],
+        "jax": ["decoder_jax.py"],
+        "eager": ["decoder.py", "--side", "eager"],
+        "torch_xla": ["decoder.py", "--side", "torch_xla"],
+    },
+    "resnet": {s: ["resnet.py", "--side", s] for s in ("lazyxla", "eager")},
+}
+PEERS = {"jax": "jax.jit by hand", "eager": "PyTorch CPU eager", "torch_xla": "torch_xla"}
+
+
+@dataclass
+class Row:
+    """One line of the table. ``bar`` is the most that the figure itself may be, if it has one."""
+
+    benchmark: str
+    measure: str
+    lazyxla: float
+    peer: str = ""
+    peer_value: float | None = None
+    bar: float | None = None
+
+    @property
+    def ratio(self) -> float | None:
+        return self.lazyxla / self.peer_value if self.peer_value else None
+
+
+MEASURES = {
+    "pointwise": [("total_us", "record, flush and run, us/op")],
+    "decoder": [
+        ("step_ms", "step, ms"),
+        ("first_step_s", "fresh process to first step, s"),
+        ("warm_up_s", "fresh process to third step, s"),
+    ],
+    "resnet": [("step_ms", "step, ms"), ("first_step_s", "fresh process to first step, s")],
+}
+
+
+def measure(python: str, program: list[str], threads: int, cache: str) -> Figures:
+    """Runs one side of one benchmark and reads what it reports."""
+    environment = {
+        "LAZYXLA_PLATFORM": "cpu",  # what the peers run on
+        "JAX_PLATFORMS": "cpu",
+        "PJRT_DEVICE": "CPU",
+        **os.environ,
+        "LAZYXLA_CACHE_DIR": cache,
+    }
+    command = [python, str(HERE / program[0]), *program[1:], "--threads", str(threads)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    if done.returncode:
+        reason = done.stderr.strip().splitlines()[-1:] or [f"exit status {done.returncode}"]
+        raise RuntimeError(f"{' '.join(program)}: {reason[0]}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def compare(name: str, pythons: dict[str, str], rounds: int, threads: int) -> dict[str, Figures]:
+    """The best figures of every side of one benchmark; a side that fails is left out.
+
+    lazyxla's figures have, with the ending ``_cached``, those of a second process that finds the
+    first one's caches on disk.
+    """
+    best: dict[str, Figures] = {}
+
+    def merge(side: str, figures: Figures, ending: str = "") -> None:
+        known = best.setdefault(side, {})
+        for key, value in figures.items():
+            known[key + ending] = min(value, known.get(key + ending, value))
+
+    for _ in range(rounds):
+        for side, program in BENCHMARKS[name].items():
+            if side not in pythons:
+                continue
+            with tempfile.TemporaryDirectory(prefix="lazyxla-bench-") as cache:
+                try:
+                    merge(side, measure(pythons[side], program, threads, cache))
+                    if side == "lazyxla" and name == "decoder":
+                        again = measure(pythons[side], program, threads, cache)
+                        merge(side, again, "_cached")
+                except RuntimeError as error:
+                    print(f"left out: {error}", file=sys.stderr)
+                    del pythons[side]
+    return best
+
+
+def rows_of(name: str, best: dict[str, Figures]) -> list[Row]:
+    """The lines of the table for one benchmark."""
+    ours = best.get("lazyxla")
+    if ours is None:
+        return []
+    rows = []
+    if name == "pointwise":
+        rows += [
+            Row(name, "record, us/op", ours["record_us"], bar=1.0),
+            Row(name, "flush of a known graph, us/op", ours["flush_us"], bar=0.25),
+        ]
+        if "torch_xla" in best:
+            record = best["torch_xla"]["record_us"]
+            rows += [Row(name, "record, us/op", ours["record_us"], PEERS["torch_xla"], record)]
+    for key, text in MEASURES[name]:
+        for side, theirs in best.items():
+            if side != "lazyxla":
+                rows.append(Row(name, text, ours[key], PEERS[side], theirs[key]))
+    return rows
+
+
+def first_step_table(ours: Figures) -> list[tuple[str, float, float]]:
+    """Where the time to the decoder's first step goes: (part, seconds cold, seconds cached)."""
+    parts = [
+        ("import torch", "import_torch_s"),
+        ("import lazyxla and the model", "import_rest_s"),
+        ("starting the plugin, weights to the device", "model_s"),
+        ("making the optimizer (imports torch._dynamo)", "optimizer_s"),
+        ("recording, shape inference", "record_s"),
+        ("lowering", "lowering_s"),
+        ("compiling", "compile_s"),
+        ("until the first step is done", "first_step_s"),
+    ]
+    for ending in ("", "_cached"):
+        ours["import_rest_s" + ending] = ours["import_s" + ending] - ours["import_torch_s" + ending]
+    return [(text, ours[key], ours[key + "_cached"]) for text, key in parts]
+
+
+def check_same(best: dict[str, Figures]) -> None:
+    """All sides of the decoder trained the same model on the same text: their losses agree."""
+    losses = {side: figures["loss"] for side, figures in best.items() if "loss" in figures}
+    if losses and max(losses.values()) - min(losses.values()) > 1e-3:
+        print(f"warning: the sides computed different losses: {losses}", file=sys.stderr)
+
+
+def show(rows: list[Row]) -> None:
+    line = "{:<10} {:<31} {:>9} {:>9} {:>6}  {}"
+    print(line.format("benchmark", "measure", "lazyxla", "peer", "ratio", ""))
+    for row in rows:
+        if row.bar is not None:
+            verdict = "met" if row.lazyxla <= row.bar else "MISSED"
+            note = f"bar: at most {row.bar:g}, {verdict}"
+        else:
+            note = row.peer
+        peer = "" if row.peer_value is None else f"{row.peer_value:.2f}"
+        ratio = "" if row.ratio is None else f"{row.ratio:.2f}"
+        print(line.format(row.benchmark, row.measure, f"{row.lazyxla:.2f}", peer, ratio, note))
+
+
+def main() -> None:
+    cpus = len(os.sched_getaffinity(0))
+    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    options.add_argument("--only", default=",".join(BENCHMARKS), help="comma-separated names")
+    options.add_argument("--rounds", type=int, default=2)
+    options.add_argument("--threads", type=int, default=cpus, help="for every side")
+    options.add_argument(
+        "--peers",
+        choices=("installed", "all"),
+        default="installed",
+        help="all: also torch_xla, in an environment of its own under build/",
+    )
+    options.add_argument("--json", type=Path, help="also write everything to this file")
+    args = options.parse_args()
+    names = args.only.split(",")
+    if unknown := set(names) - set(BENCHMARKS):
+        options.error(f"no benchmark named {', '.join(sorted(unknown))}")
+
+    pythons = dict.fromkeys(("lazyxla", "jax", "eager"), sys.executable)
+    if args.peers == "all":
+        try:
+            pythons["torch_xla"] = torch_xla_python(HERE.parent / "build" / "torch-xla")
+        except RuntimeError as error:
+            print(f"torch_xla is left out: {error}", file=sys.stderr)
+
+    load_before = os.getloadavg()[0]
+    results = {name: compare(name, dict(pythons), args.rounds, args.threads) for name in names}
+    machine = {
+        "cpu": platform.processor() or platform.machine(),
+        "cpus": cpus,
+        "threads": args.threads,
+        "rounds": args.rounds,
+        "load_before": load_before,
+        "load_after": os.getloadavg()[0],
+    }
+    rows = [row for name in names for row in rows_of(name, results[name])]
+    show(rows)
+    decoder = results.get("decoder", {})
+    check_same(decoder)
+    if ours := decoder.get("lazyxla"):
+        print("\nlazyxla, time to the decoder's first step, s           cold  cached on disk")
+        for text, cold, cached in first_step_table(ours):
+            print(f"  {text:<48} {cold:>8.2f} {cached:>15.2f}")
+        print(f"  compiles in all (the first steps): {ours['compiles']:.0f}")
+    print(
+        f"\n{cpus} CPUs, {args.threads} threads per side; load {load_before:.1f} before, "
+        f"{machine['load_after']:.1f} after. With a load above 0.5 before, the machine was not "
+        "free and the figures are too high, for some sides more than for others."
+    )
+    if args.json:
+        table = [{**asdict(row), "ratio": row.ratio} for row in rows]
+        everything = {"machine": machine, "table": table, "figures": results}
+        args.json.write_text(json.dumps(everything, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,137 @@
+"""The fused attention layers that nn.MultiheadAttention and nn.TransformerEncoder use in inference.
+
+torch.nn.functional.scaled_dot_product_attention needs no rule: on this device PyTorch takes it apart into matrix
+products, masks and a softmax.
+"""
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from lazyxla.lowering.program import TensorSpec
+from lazyxla.lowering.registry import rule
+
+if TYPE_CHECKING:
+    from lazyxla.lowering.builder import Builder
+
+Value = Any
+
+
+def _linear(b: "Builder", x: Value, weight: Value, bias: Value) -> Value:
+    product = b.dot(x, weight, [b.rank(x) - 1], [1])
+    return b.hlo.add(product, b.broadcast_to(bias, b.shape(product)))
+
+
+def _masked(b: "Builder", scores: Value, mask: Value | None, mask_type: int | None) -> Value:
+    """Scores (N, H, T, T) with -inf where the mask is not 0. Its shape by type: 0 (T, T), 1 (N, T), 2 (N, H, T, T)."""
+    if mask is None:
+        return scores
+    mask = b.convert(mask, torch.bool)
+    mask = b.unsqueeze(mask, 1, 2) if mask_type == 1 else mask
+    return b.select(b.broadcast_to(mask, b.shape(scores)), -math.inf, scores)
+
+
+def _attend(
+    b: "Builder",
+    inputs: list[Value],
+    heads: int,
+    qkv_weight: Value,
+    qkv_bias: Value,
+    mask: Value | None,
+    mask_type: int | None,
+) -> tuple[Value, Value]:
+    """The heads' results (N, T, D) and the attention weights (N, H, T, T) for query, key and value (N, T, D)."""
+    samples, steps, width = b.shape(inputs[0])
+    dtype, size = b.dtype(inputs[0]), width // heads
+
+    def project(x: Value, part: int) -> Value:
+        span = (0, part * width, (part + 1) * width)
+        x = _linear(b, x, b.slice_dim(qkv_weight, *span), b.slice_dim(qkv_bias, *span))
+        return b.reshape(x, [samples, steps, heads, size])
+
+    query, key, value = (project(x, part) for part, x in enumerate(inputs))
+    query = b.scale(query, 1 / math.sqrt(size))
+    scores = b.dot(query, key, [3], [3], [0, 2], [0, 2])
+    scores = _masked(b, b.convert(scores, b.compute_dtype(dtype)), mask, mask_type)
+    weights = b.lower_op("aten::_softmax", scores, -1, False, outputs=[b.spec(scores)])
+    weights = b.convert(weights, dtype)
+    joined = b.transpose(b.dot(weights, value, [3], [1], [0, 1], [0, 2]), [0, 2, 1, 3])
+    return b.reshape(joined, [samples, steps, width]), weights
+
+
+@rule("aten::_native_multi_head_attention")
+def native_multi_head_attention(
+    b: "Builder",
+    query: Value,
+    key: Value,
+    value: Value,
+    embed_dim: int,
+    num_head: int,
+    qkv_weight: Value,
+    qkv_bias: Value,
+    proj_weight: Value,
+    proj_bias: Value,
+    mask: Value | None,
+    need_weights: bool,
+    average_attn_weights: bool,
+    mask_type: int | None,
+) -> list[Value]:
+    inputs = [query, key, value]
+    result, weights = _attend(b, inputs, num_head, qkv_weight, qkv_bias, mask, mask_type)
+    result = _linear(b, result, proj_weight, proj_bias)
+    if len(b.outputs) == 1:
+        return [result]
+    if not need_weights:
+        return [result, b.zeros(b.outputs[1].shape, b.outputs[1].dtype)]
+    return [result, b.mean(weights, [1]) if average_attn_weights else weights]
+
+
+@rule("aten::_transformer_encoder_layer_fwd")
+def transformer_encoder_layer(
+    b: "Builder",
+    x: Value,
+    embed_dim: int,
+    num_heads: int,
+    qkv_weight: Value,
+    qkv_bias: Value,
+    proj_weight: Value,
+    proj_bias: Value,
+    use_gelu: bool,
+    norm_first: bool,
+    eps: Any,
+    norm_weight_1: Value,
+    norm_bias_1: Value,
+    norm_weight_2: Value,
+    norm_bias_2: Value,
+    ffn_weight_1: Value,
+    ffn_bias_1: Value,
+    ffn_weight_2: Value,
+    ffn_bias_2: Value,
+    mask: Value | None,
+    mask_type: int | None,
+) -> Value:
+    def norm(x: Value, weight: Value, bias: Value) -> Value:
+        rows = TensorSpec(b.compute_dtype(b.dtype(x)), (*b.shape(x)[:-1], 1))
+        specs = [b.spec(x), rows, rows]
+        name = "aten::native_layer_norm"
+        return b.lower_op(name, x, [embed_dim], weight, bias, eps, outputs=specs)[0]
+
+    def attention(x: Value) -> Value:
+        inputs = [x, x, x]
+        result, _ = _attend(b, inputs, num_heads, qkv_weight, qkv_bias, mask, mask_type)
+        return _linear(b, result, proj_weight, proj_bias)
+
+    def feed_forward(x: Value) -> Value:
+        x = _linear(b, x, ffn_weight_1, ffn_bias_1)
+        if use_gelu:
+            x = b.lower_op("aten::gelu", x, "none", outputs=[b.spec(x)])
+        else:
+            x = b.hlo.maximum(x, b.full_like(x, 0))
+        return _linear(b, x, ffn_weight_2, ffn_bias_2)
+
+    if norm_first:
+        x = b.hlo.add(x, attention(norm(x, norm_weight_1, norm_bias_1)))
+        return b.hlo.add(x, feed_forward(norm(x, norm_weight_2, norm_bias_2)))
+    x = norm(b.hlo.add(x, attention(x)), norm_weight_1, norm_bias_1)
+    return norm(b.hlo.add(x, feed_forward(x)), norm_weight_2, norm_bias_2)

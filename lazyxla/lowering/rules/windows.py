@@ -1,0 +1,106 @@
+"""Sliding windows as shifted copies of the input.
+
+A window visits an input of shape (A, B, *sizes) at the positions `out`. What one of its weights (a
+tap) meets over all positions is a strided slice of the padded input: of shape (A, B, *out).
+Operators on windows (convolution, pooling, im2col) are element-wise formulas over these slices,
+which XLA turns into one loop; their adjoints add the slices back up.
+"""
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from lazyxla.lowering.builder import Builder
+
+Value = Any
+
+
+class Window(NamedTuple):
+    """The geometry of the windows, one number per spatial dimension; padding is on both sides."""
+
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int = 1
+
+    @classmethod
+    def of(
+        cls,
+        kernel: Sequence[int],
+        stride: Sequence[int],
+        padding: Sequence[int],
+        dilation: Sequence[int],
+        groups: int = 1,
+    ) -> "Window":
+        """From an operator's arguments; one number may stand for all dimensions."""
+        kernel = tuple(kernel)
+        rank = len(kernel)
+        full = [tuple(x) * rank if len(x) == 1 else tuple(x) for x in (stride, padding, dilation)]
+        return cls(kernel, *full, groups)
+
+    def out_sizes(self, sizes: Sequence[int]) -> tuple[int, ...]:
+        """The spatial sizes of the result for an input of `sizes`."""
+        return tuple(
+            (n + 2 * p - d * (k - 1) - 1) // s + 1
+            for n, k, s, p, d in zip(
+                sizes, self.kernel, self.stride, self.padding, self.dilation, strict=True
+            )
+        )
+
+    def spread(self, out: Sequence[int]) -> tuple[int, ...]:
+        """The extent of `out` positions laid `stride` apart."""
+        return tuple((n - 1) * s + 1 for n, s in zip(out, self.stride, strict=True))
+
+    def offsets(self) -> Iterator[tuple[int, ...]]:
+        """Where each weight of the kernel reads from the window's start, last dimension fastest."""
+        steps = [range(0, k * d, d) for k, d in zip(self.kernel, self.dilation, strict=True)]
+        return itertools.product(*steps)
+
+    @property
+    def taps(self) -> int:
+        """Weights of the kernel."""
+        return math.prod(self.kernel)
+
+
+def shifted(
+    b: "Builder", x: Value, window: Window, out: Sequence[int], fill: Any = 0
+) -> list[Value]:
+    """For each tap the elements of `x` (A, B, *sizes) that it meets, in shape (A, B, *out).
+
+    The border is filled with `fill`, as far as the positions `out` reach.
+    """
+    lead, sizes = list(b.shape(x)[:2]), b.shape(x)[2:]
+    spread = window.spread(out)
+    high = [
+        max(0, s + d * (k - 1) - n - p)
+        for s, d, k, n, p in zip(
+            spread, window.dilation, window.kernel, sizes, window.padding, strict=True
+        )
+    ]
+    if any(window.padding) or any(high):
+        x = b.pad(x, [0, 0, *window.padding], [0, 0, *high], value=fill)
+        # Not to be fused into its readers, which would check every element against the borders.
+        x = b.hlo.optimization_barrier([x])
+    strides = [1, 1, *window.stride]
+    return [
+        b.slice(x, [0, 0, *at], lead + [a + s for a, s in zip(at, spread, strict=True)], strides)
+        for at in window.offsets()
+    ]
+
+
+def add_shifted(
+    b: "Builder", parts: Sequence[Value], sizes: Sequence[int], window: Window
+) -> Value:
+    """The adjoint of `shifted`: one part (A, B, *out) per tap, summed into (A, B, *sizes)."""
+    spread = window.spread(b.shape(parts[0])[2:])
+    interior = [0, 0, *(s - 1 for s in window.stride)]
+    total = None
+    for part, at in zip(parts, window.offsets(), strict=True):
+        low = [a - p for a, p in zip(at, window.padding, strict=True)]
+        high = [n - i - s for n, i, s in zip(sizes, low, spread, strict=True)]
+        piece = b.pad(part, [0, 0, *low], [0, 0, *high], interior)
+        total = piece if total is None else b.hlo.add(total, piece)
+    return total

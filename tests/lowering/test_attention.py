@@ -1,0 +1,79 @@
+"""Attention's softmax and the fused inference layers, against PyTorch's CPU kernels."""
+
+import math
+
+import pytest
+import torch
+
+from tests.lowering.harness import check
+
+SAMPLES, STEPS, WIDTH, HEADS = 2, 5, 8, 2
+MASKS = {
+    "none": (None, None),
+    "causal": (torch.ones(STEPS, STEPS).triu(1).bool(), 0),
+    "padding": (torch.tensor([[False] * 5, [False, False, True, True, True]]), 1),
+    "full": (torch.ones(SAMPLES, HEADS, STEPS, STEPS).triu(2).bool(), 2),
+}
+
+
+def normal(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(sum(shape))
+    return torch.randn(shape, generator=generator).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("dim", [0, -1])
+def test_safe_softmax(dtype: torch.dtype, dim: int) -> None:
+    x = normal(3, 4, dtype=dtype)
+    x[1], x[:, 2], x[0, 0] = -math.inf, -math.inf, -math.inf
+    check("aten::_safe_softmax", x, dim)
+    check("aten::_safe_softmax", x, dim, torch.float64)
+
+
+def test_safe_softmax_of_special_values() -> None:
+    x = torch.tensor([[1.0, math.nan], [math.inf, 0.0], [-math.inf, 700.0]])
+    check("aten::_safe_softmax", x, 1)
+    check("aten::_safe_softmax", torch.tensor(3.0), 0)
+    check("aten::_safe_softmax", torch.zeros(2, 0), 0)
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("need_weights", [False, True])
+def test_multi_head_attention(mask: str, need_weights: bool) -> None:
+    inputs = [normal(SAMPLES, STEPS, WIDTH) * i for i in (1, 2, 3)]
+    weights = [normal(3 * WIDTH, WIDTH), normal(3 * WIDTH), normal(WIDTH, WIDTH), normal(WIDTH)]
+    values, kind = MASKS[mask]
+    for average in (False, True):
+        check(
+            "aten::_native_multi_head_attention",
+            *inputs,
+            WIDTH,
+            HEADS,
+            *weights,
+            values,
+            need_weights,
+            average,
+            kind,
+            rtol=1e-4,
+            atol=1e-4,
+        )
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("norm_first", [False, True])
+@pytest.mark.parametrize("use_gelu", [False, True])
+def test_encoder_layer(mask: str, norm_first: bool, use_gelu: bool) -> None:
+    wide = 2 * WIDTH
+    check(
+        "aten::_transformer_encoder_layer_fwd",
+        normal(SAMPLES, STEPS, WIDTH),
+        WIDTH,
+        HEADS,
+        *(normal(3 * WIDTH, WIDTH), normal(3 * WIDTH), normal(WIDTH, WIDTH), normal(WIDTH)),
+        *(use_gelu, norm_first, 1e-5),
+        *(normal(WIDTH), normal(WIDTH + 1)[1:], normal(WIDTH), normal(WIDTH)),
+        *(normal(wide, WIDTH), normal(wide), normal(WIDTH, wide), normal(WIDTH)),
+        *MASKS[mask],
+        rtol=1e-4,
+        atol=1e-4,
+    )

@@ -1,0 +1,115 @@
+"""Losses over classes, against PyTorch's CPU kernels."""
+
+import math
+
+import pytest
+import torch
+
+from lazyxla.lowering import lower
+from lazyxla.lowering.module import lower_to_text
+from tests.lowering import harness
+from tests.lowering.harness import check, run
+
+NONE, MEAN, SUM = range(3)
+REDUCTIONS = [NONE, MEAN, SUM]
+WEIGHT = torch.tensor([0.5, 1.0, 2.0, 0.25])
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("spatial", [(), (2, 3)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_nll_loss(
+    reduction: int, weighted: bool, spatial: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    op = "aten::nll_loss2d" if spatial else "aten::nll_loss"
+    x = torch.randn(5, 4, *spatial).log_softmax(1).to(dtype)
+    target = torch.randint(0, 4, (5, *spatial))
+    target[1] = -100
+    rest = (WEIGHT.to(dtype) if weighted else None, reduction, -100)
+    check(f"{op}_forward", x, target, *rest)
+    output, total = getattr(torch.ops.aten, f"{op[6:]}_forward")(x, target, *rest)
+    check(f"{op}_backward", torch.randn_like(output), x, target, *rest, total)
+    check(f"{op}_forward", x, target.clamp(min=0), rest[0], reduction, 2)
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_nll_loss_of_one_sample(reduction: int) -> None:
+    x = torch.randn(4)
+    for target in (torch.tensor(2), torch.tensor(-100)):
+        rest = (WEIGHT, reduction, -100)
+        check("aten::nll_loss_forward", x, target, *rest)
+        output, total = torch.ops.aten.nll_loss_forward(x, target, *rest)
+        check("aten::nll_loss_backward", torch.ones_like(output), x, target, *rest, total)
+
+
+def test_nll_loss_where_all_is_ignored() -> None:
+    x, target = torch.randn(3, 4), torch.full((3,), -100)
+    check("aten::nll_loss_forward", x, target, None, MEAN, -100)
+    total = torch.tensor(0.0)
+    check("aten::nll_loss_backward", torch.tensor(1.0), x, target, None, MEAN, -100, total)
+
+
+def test_nll_loss_of_impossible_classes() -> None:
+    """A class of probability 0 that nobody asks for leaves no nan behind."""
+    x = torch.tensor([[0.0, -math.inf], [-math.inf, 0.0]])
+    check("aten::nll_loss_forward", x, torch.tensor([0, 1]), None, MEAN, -100)
+    check("aten::nll_loss_forward", x, torch.tensor([0, -100]), None, SUM, -100)
+
+
+def test_nll_loss_for_tpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a gather; the program runs on the CPU as well."""
+    x, target = torch.randn(5, 4).log_softmax(1), torch.tensor([0, 3, -100, 1, 2])
+    arguments = (x, target, None, MEAN, -100)
+    program = harness.record("aten::nll_loss_forward", *arguments).program
+    assert "stablehlo.gather" in lower_to_text(program, "cpu")
+    assert "stablehlo.gather" not in lower_to_text(program, "tpu")
+    monkeypatch.setattr(harness, "lower", lambda p, _, *a, **k: lower(p, "tpu", *a, **k))
+    check("aten::nll_loss_forward", *arguments)
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+@pytest.mark.parametrize("p", [1, 2])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_multi_margin_loss(reduction: int, p: int, weighted: bool) -> None:
+    weight = WEIGHT if weighted else None
+    for x, target in (
+        (torch.randn(5, 4), torch.randint(0, 4, (5,))),
+        (torch.randn(4), torch.tensor(1)),
+    ):
+        check("aten::multi_margin_loss", x, target, p, 0.7, weight, reduction)
+        grad = torch.randn(5 if reduction == NONE and x.ndim == 2 else ())
+        arguments = (grad, x, target, p, 0.7, weight, reduction)
+        check("aten::multi_margin_loss_backward", *arguments)
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_multilabel_margin_loss(reduction: int) -> None:
+    labels = torch.tensor([[1, 3, -1, 0], [-1, 2, 2, 2], [0, 1, 2, 3]])
+    for x, target in ((torch.randn(3, 4), labels), (torch.randn(4), labels[0])):
+        check("aten::multilabel_margin_loss_forward", x, target, reduction)
+        loss, is_target = torch.ops.aten.multilabel_margin_loss_forward(x, target, reduction)
+        arguments = (torch.randn_like(loss), x, target, reduction, is_target)
+        check("aten::multilabel_margin_loss_backward", *arguments)
+
+
+@pytest.mark.parametrize("concatenated", [False, True])
+@pytest.mark.parametrize("zero_infinity", [False, True])
+def test_ctc_loss(concatenated: bool, zero_infinity: bool) -> None:
+    """Repeated labels, an empty target, and one that is too long for its input."""
+    log_probs = torch.randn(6, 4, 5).log_softmax(2)
+    targets = torch.tensor([[1, 1, 2], [3, 4, 1], [0, 0, 0], [1, 1, 1]])
+    inputs, lengths = [6, 5, 4, 3], [3, 2, 0, 3]
+    if concatenated:
+        targets = torch.cat([row[:n] for row, n in zip(targets, lengths, strict=True)])
+    rest = (targets, inputs, lengths)
+    losses, log_alpha = torch.ops.aten._ctc_loss(log_probs, *rest, 0, zero_infinity)
+    (got, _) = run("aten::_ctc_loss", log_probs, *rest, 0, zero_infinity)
+    torch.testing.assert_close(got, losses)
+    assert math.isinf(losses[3])
+    grad = torch.randn(4)
+    arguments = (grad, log_probs, *rest, losses, log_alpha, 0, zero_infinity)
+    wanted = torch.ops.aten._ctc_loss_backward(*arguments)
+    (got,) = run("aten::_ctc_loss_backward", *arguments)
+    reachable = slice(0, 4 if zero_infinity else 3)
+    torch.testing.assert_close(got[:, reachable], wanted[:, reachable])

@@ -1,0 +1,245 @@
+"""Reductions, softmax, order statistics and running results."""
+
+import itertools
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+import torch
+
+from tests.lowering.batch import ALL, COMPLEX, FLOATS, INF, INTEGERS, NAN, REAL, Batch
+from tests.lowering.harness import text
+
+BOOL = (torch.bool,)
+NARROW = {"rtol": 2e-2, "atol": 2e-2}
+WIDE = {"rtol": 1e-5, "atol": 1e-5}
+
+
+def values(dtype: torch.dtype, *shape: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(0)
+    if dtype == torch.bool:
+        return torch.rand(shape, generator=generator) < 0.5
+    if dtype.is_floating_point or dtype.is_complex:
+        return torch.randn(
+            shape, generator=generator, dtype=torch.complex64 if dtype.is_complex else None
+        ).to(dtype)
+    low = 0 if dtype == torch.uint8 else -5
+    return torch.randint(low, 5, shape, generator=generator).to(dtype)
+
+
+def with_nan(dtype: torch.dtype) -> torch.Tensor:
+    x = values(dtype, 3, 4)
+    x[0, 1], x[1, 2], x[1, 3], x[2, 0] = NAN, NAN, -INF, INF
+    return x
+
+
+def _each(dtypes: Iterable[torch.dtype], call: Callable[[Batch, torch.dtype, Any], None]) -> None:
+    batch = Batch()
+    for dtype in dtypes:
+        narrow = dtype.is_floating_point and dtype.itemsize == 2
+        call(batch, dtype, NARROW if narrow else None)
+    batch.check()
+
+
+@pytest.mark.parametrize("op", ["sum", "mean", "nansum"])
+def test_sums(op: str) -> None:
+    def call(batch: Batch, dtype: torch.dtype, tolerance: Any) -> None:
+        x = values(dtype, 2, 3, 4)
+        batch.add(f"aten::{op}", x, tolerance=tolerance)
+        name = f"aten::{op}" + {"sum": ".dim_IntList", "mean": ".dim", "nansum": ""}[op]
+        for dims, keepdim in itertools.product(([1], [0, -1], [], None), (False, True)):
+            batch.add(name, x, dims, keepdim, tolerance=tolerance)
+        batch.add(name, x, [0], dtype=torch.float64)
+        batch.add(name, x[0, 0, 0], [0], tolerance=tolerance)
+        batch.add(name, x[:0], [0], tolerance=tolerance)
+        if dtype.is_floating_point:
+            batch.add(name, with_nan(dtype), [1], tolerance=tolerance)
+
+    dtypes = FLOATS + COMPLEX if op == "mean" else FLOATS if op == "nansum" else ALL
+    _each(dtypes, call)
+
+
+def test_products() -> None:
+    def call(batch: Batch, dtype: torch.dtype, tolerance: Any) -> None:
+        x = values(dtype, 2, 3)
+        batch.add("aten::prod", x, tolerance=tolerance)
+        batch.add("aten::prod.dim_int", x, 1, tolerance=tolerance)
+        batch.add("aten::prod.dim_int", x, -2, True, tolerance=tolerance)
+        batch.add("aten::trace", values(dtype, 3, 5), tolerance=tolerance)
+
+    _each(REAL + COMPLEX, call)
+
+
+@pytest.mark.parametrize("op", ["any", "all"])
+def test_any_all(op: str) -> None:
+    def call(batch: Batch, dtype: torch.dtype, tolerance: Any) -> None:
+        x = values(dtype, 4, 3)
+        x[0] = 0
+        x[:, 0] = 1
+        batch.add(f"aten::{op}", x)
+        batch.add(f"aten::{op}.dim", x, 1)
+        batch.add(f"aten::{op}.dim", x, 0, True)
+        batch.add(f"aten::{op}.dims", x, [0, 1])
+        batch.add(f"aten::{op}.dims", x, None)
+        batch.add(f"aten::{op}", x[:0])
+        batch.add("aten::count_nonzero", x)
+        batch.add("aten::count_nonzero.dim_IntList", x, [1])
+
+    _each(ALL, call)
+    batch = Batch()
+    batch.add(f"aten::_is_{op}_true", torch.tensor([True, False]))
+    batch.check()
+
+
+@pytest.mark.parametrize("op", ["max", "min"])
+def test_extrema(op: str) -> None:
+    def call(batch: Batch, dtype: torch.dtype, tolerance: Any) -> None:
+        x = values(dtype, 5, 4)
+        inputs = [x, x.flip(0), x[0, 0]]
+        if dtype.is_floating_point:
+            inputs.append(with_nan(dtype))
+        for t in inputs:
+            batch.add(f"aten::{op}", t)
+            batch.add(f"aten::a{op}", t)
+            batch.add(f"aten::a{op}", t, [-1], True)
+            batch.add("aten::aminmax", t)
+            batch.add("aten::aminmax", t, dim=0, keepdim=True)
+            batch.add(f"aten::{op}.dim", t, 0)
+            batch.add(f"aten::{op}.dim", t, -1, True)
+            if dtype != torch.bool:
+                batch.add(f"aten::arg{op}", t)
+                batch.add(f"aten::arg{op}", t, 0)
+                batch.add(f"aten::arg{op}", t, -1, True)
+
+    _each(REAL + BOOL, call)
+
+
+def test_moments() -> None:
+    def call(batch: Batch, dtype: torch.dtype, tolerance: Any) -> None:
+        x = values(dtype, 4, 5)
+        for op, correction in itertools.product(
+            ("var", "std", "var_mean", "std_mean"), (None, 0, 1, 2.5, 7)
+        ):
+            batch.add(f"aten::{op}.correction", x, [1], correction=correction, tolerance=tolerance)
+        batch.add("aten::var.correction", x, tolerance=tolerance)
+        batch.add("aten::std_mean.correction", x, [0], keepdim=True, tolerance=tolerance)
+        batch.add("aten::var.correction", x[:1], [0], tolerance=tolerance)
+
+    _each(FLOATS + COMPLEX, call)
+
+
+def test_norms() -> None:
+    def call(batch: Batch, dtype: torch.dtype, tolerance: Any) -> None:
+        x = values(dtype, 4, 5)
+        for order in (2, 1, 0, INF, -INF, 3, 0.5, -1):
+            batch.add("aten::linalg_vector_norm", x, order, tolerance=tolerance)
+            batch.add("aten::linalg_vector_norm", x, order, [1], True, tolerance=tolerance)
+        batch.add("aten::norm.Scalar", x, tolerance=tolerance)
+        batch.add("aten::norm.ScalarOpt_dim", x, 1, [0], tolerance=tolerance)
+        batch.add("aten::norm.ScalarOpt_dim", x, None, [0], tolerance=tolerance)
+        batch.add("aten::linalg__powsum", x, 3, [0], tolerance=tolerance)
+        batch.add("aten::renorm", x, 2, -1, 1.5, tolerance=tolerance)
+        if dtype == torch.float32:
+            batch.add("aten::norm.ScalarOpt_dtype", x, 2, dtype=torch.float64)
+            batch.add("aten::norm.ScalarOpt_dim_dtype", x, 2, [0], True, dtype=torch.float64)
+            batch.add("aten::dist", x, x.flip(0))
+            batch.add("aten::dist", x, x.flip(0), 1)
+
+    _each(FLOATS + COMPLEX, call)
+
+
+def test_logsumexp() -> None:
+    def call(batch: Batch, dtype: torch.dtype, tolerance: Any) -> None:
+        x = values(dtype, 4, 5)
+        for dims, keepdim in (([1], False), ([0], True), ([0, 1], False)):
+            batch.add("aten::logsumexp", x, dims, keepdim, tolerance=tolerance)
+        if dtype.is_floating_point:
+            far = torch.tensor([[-INF, -INF], [INF, 1.0], [300.0, 300.0]]).to(dtype)
+            batch.add("aten::logsumexp", far, [1], tolerance=tolerance)
+
+    _each(FLOATS + INTEGERS, call)
+
+
+def test_softmax() -> None:
+    def call(batch: Batch, dtype: torch.dtype, tolerance: Any) -> None:
+        x = values(dtype, 3, 4) * 3
+        masked = x.clone()
+        masked[0], masked[1, :3] = -INF, -INF
+        for dim in (0, -1):
+            for op in ("_softmax", "_log_softmax"):
+                batch.add(f"aten::{op}", x, dim, False, tolerance=tolerance)
+                output = getattr(torch.ops.aten, op)(x, dim, False)
+                batch.add(
+                    f"aten::{op}_backward_data", x.flip(0), output, dim, dtype, tolerance=tolerance
+                )
+        for t in (masked, x):
+            batch.add("aten::_safe_softmax", t, -1, tolerance=tolerance)
+        batch.add("aten::_softmax", masked, 1, False, tolerance=tolerance)
+        batch.add("aten::_softmax", x[0, 0], 0, False)
+
+    _each(FLOATS, call)
+
+
+def test_order_statistics() -> None:
+    """Values that all differ, so that PyTorch leaves no choice of index."""
+
+    def call(batch: Batch, dtype: torch.dtype, tolerance: Any) -> None:
+        generator = torch.Generator().manual_seed(1)
+        x = torch.stack([torch.randperm(7, generator=generator) for _ in range(4)]).to(dtype)
+        inputs = [x, x[:, :6]]
+        if dtype.is_floating_point:
+            holes = x.clone()
+            holes[0, 3], holes[1, :2] = NAN, NAN
+            holes[2] = NAN
+            inputs.append(holes)
+        for t in inputs:
+            batch.add("aten::median", t)
+            batch.add("aten::nanmedian", t)
+            if t is not x and len(inputs) == 3 and t is inputs[2]:
+                t = t[:1]  # one nan: the index of a nan among several is anyone's
+            batch.add("aten::median.dim", t, 1)
+            batch.add("aten::nanmedian.dim", t, -1, True)
+        batch.add("aten::kthvalue", x, 3, 1)
+        batch.add("aten::kthvalue", x, 7, -1, True)
+        batch.add("aten::median", x[0, 0])
+        batch.add("aten::median.dim", x[0, 0], 0)
+
+    _each(REAL, call)
+
+
+def test_mode() -> None:
+    batch = Batch()
+    for dtype in (torch.int64, torch.float32):
+        x = torch.tensor([[2, 1, 2, 1, 3], [4, 4, 0, 1, 2], [5, 4, 3, 2, 1]], dtype=dtype)
+        batch.add("aten::mode", x, 1)
+        batch.add("aten::mode", x, 0, True)
+    batch.check()
+
+
+@pytest.mark.parametrize("op", ["cumsum", "cumprod", "cummax", "cummin", "logcumsumexp"])
+def test_cumulative(op: str) -> None:
+    def call(batch: Batch, dtype: torch.dtype, tolerance: Any) -> None:
+        x = values(dtype, 3, 6)
+        tolerance = tolerance or (WIDE if dtype != torch.float64 else None)
+        for dim in (0, -1):
+            batch.add(f"aten::{op}", x, dim, tolerance=tolerance)
+        batch.add(f"aten::{op}", x[0, 0], 0, tolerance=tolerance)
+        batch.add(f"aten::{op}", x[:0], 0, tolerance=tolerance)
+        if dtype.is_floating_point and op in ("cummax", "cummin"):
+            batch.add(f"aten::{op}", with_nan(dtype), 1)
+        if op in ("cumsum", "cumprod"):
+            batch.add(f"aten::{op}", x, 1, dtype=torch.float64)
+
+    _each(FLOATS if op == "logcumsumexp" else REAL + BOOL, call)
+
+
+def test_sixteen_bit_sums_are_accumulated_in_float32() -> None:
+    module = text("aten::sum", torch.ones(8, dtype=torch.bfloat16))
+    assert "stablehlo.reduce" in module
+    assert "tensor<8xf32>" in module
+
+
+def test_a_mean_has_no_scatter_of_constants() -> None:
+    """One reduction and one division."""
+    module = text("aten::mean.dim", torch.ones(8, 4), [1])
+    assert module.count("stablehlo.reduce") == 1

@@ -1,0 +1,104 @@
+"""Resampling, shuffling of pixels, windows as columns, sampling at points."""
+
+import pytest
+import torch
+
+from tests.lowering.harness import check
+
+_CLOSE = {"atol": 2e-4, "rtol": 1e-4}
+_SIZES = {
+    1: [((2, 3, 5), [10]), ((2, 3, 7), [4]), ((1, 2, 4), [7])],
+    2: [((2, 3, 4, 5), [8, 10]), ((1, 2, 7, 6), [4, 9]), ((1, 2, 5, 4), [1, 1])],
+    3: [((1, 2, 3, 4, 2), [6, 8, 4]), ((1, 2, 4, 3, 5), [3, 5, 4])],
+}
+
+
+def _check_with_gradient(op, shape, out, *rest, **tolerance):
+    x = torch.randn(shape)
+    check(f"aten::{op}", x, out, *rest, **tolerance)
+    grad = torch.randn(*shape[:2], *out)
+    check(f"aten::{op}_backward", grad, out, list(shape), *rest, **_CLOSE)
+
+
+@pytest.mark.parametrize("rank", [1, 2, 3])
+@pytest.mark.parametrize("name", ["upsample_nearest", "_upsample_nearest_exact"])
+def test_nearest(name, rank):
+    for shape, out in _SIZES[rank]:
+        _check_with_gradient(f"{name}{rank}d", shape, out)
+    shape = (1, 2, 4, 5, 6)[: 2 + rank]
+    out = [int(n * 1.7) for n in shape[2:]]
+    _check_with_gradient(f"{name}{rank}d", shape, out, *[1.7] * rank)
+    out = [2 * n for n in shape[2:]]
+    _check_with_gradient(f"{name}{rank}d", shape, out, *[2.0] * rank)
+
+
+_INTERPOLATIONS = {
+    "upsample_linear1d": 1,
+    "upsample_bilinear2d": 2,
+    "upsample_trilinear3d": 3,
+    "upsample_bicubic2d": 2,
+    "_upsample_bilinear2d_aa": 2,
+    "_upsample_bicubic2d_aa": 2,
+}
+
+
+@pytest.mark.parametrize("align_corners", [False, True])
+@pytest.mark.parametrize("op", _INTERPOLATIONS)
+def test_interpolation(op, align_corners):
+    rank = _INTERPOLATIONS[op]
+    for shape, out in _SIZES[rank]:
+        _check_with_gradient(op, shape, out, align_corners, **_CLOSE)
+    shape = (1, 2, 4, 5, 6)[: 2 + rank]
+    out = [int(n * 1.7) for n in shape[2:]]
+    _check_with_gradient(op, shape, out, align_corners, *[1.7] * rank, **_CLOSE)
+
+
+def test_antialiasing_over_many_pixels():
+    x = torch.randn(1, 2, 33, 40)
+    for kind in ("bilinear", "bicubic", "lanczos"):
+        check(f"aten::_upsample_{kind}2d_aa", x, [5, 7], False, **_CLOSE)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_dtypes(dtype):
+    x = torch.randn(1, 2, 5, 6).to(dtype)
+    check("aten::upsample_bilinear2d", x, [8, 9], False)
+    check("aten::upsample_bicubic2d", x.double(), [8, 9], True)
+    check("aten::upsample_nearest2d", x, [7, 9])
+
+
+def test_images_of_bytes():
+    x = torch.randint(0, 256, (1, 3, 6, 7), dtype=torch.uint8)
+    check("aten::upsample_nearest2d", x, [9, 14])
+    check("aten::upsample_bilinear2d", x, [12, 14], False, atol=1, rtol=0)
+
+
+@pytest.mark.parametrize("lead", [(), (2,), (2, 1)])
+def test_pixel_shuffle(lead):
+    check("aten::pixel_shuffle", torch.randn(*lead, 8, 3, 4), 2)
+    check("aten::pixel_unshuffle", torch.randn(*lead, 2, 6, 4), 2)
+
+
+def test_channel_shuffle():
+    check("aten::channel_shuffle", torch.randn(2, 6, 3, 3), 3)
+
+
+@pytest.mark.parametrize("lead", [(2,), ()])
+def test_columns(lead):
+    x = torch.randn(*lead, 3, 6, 7)
+    for window in (([2, 3], [1, 1], [0, 1], [1, 2]), ([3, 3], [2, 1], [2, 1], [2, 2])):
+        check("aten::im2col", x, *window)
+        columns = torch.ops.aten.im2col(x, *window)
+        check("aten::col2im", torch.randn_like(columns), [6, 7], *window)
+
+
+@pytest.mark.parametrize("align_corners", [False, True])
+@pytest.mark.parametrize("padding", [0, 1, 2])
+@pytest.mark.parametrize(("rank", "mode"), [(2, 0), (2, 1), (2, 2), (3, 0), (3, 1)])
+def test_grid_sampler(rank, mode, padding, align_corners):
+    image = torch.randn(2, 3, *(4, 5, 6)[:rank])
+    grid = torch.rand(2, *(3, 4, 2)[:rank], rank) * 3 - 1.5
+    op, rest = f"aten::grid_sampler_{rank}d", (mode, padding, align_corners)
+    check(op, image, grid, *rest, **_CLOSE)
+    grad = torch.randn(2, 3, *grid.shape[1:-1])
+    check(f"{op}_backward", grad, image, grid, *rest, [True, True], atol=1e-3, rtol=1e-3)

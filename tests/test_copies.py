@@ -1,0 +1,372 @@
+"""Data on its way between the host and devices: copies, printing, saving, loading, batches."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from support import DEVICE, assert_same, counted, on_device
+from torch import nn
+
+import lazyxla
+
+DTYPES = [
+    torch.bool,
+    torch.uint8,
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.float16,
+    torch.bfloat16,
+    torch.float32,
+    torch.float64,
+    torch.complex64,
+    torch.complex128,
+]
+
+
+def numbers(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    count = torch.Size(shape).numel()
+    return (torch.arange(count) % 7 - 3).to(dtype).reshape(shape)
+
+
+# --- To and from the host ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.uint16, torch.uint32, torch.uint64], ids=str)
+def test_round_trip(dtype):
+    x = numbers(2, 3).abs().to(dtype)
+    assert_same(x.to(DEVICE), x)
+    assert_same(x.to(DEVICE)[1, 1:], x[1, 1:])
+    assert_same(x.lazyxla(), x)
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
+def test_round_trip_of_float8(dtype):
+    x = numbers(2, 3).to(dtype)
+    assert torch.equal(x.to(DEVICE).cpu().view(torch.uint8), x.view(torch.uint8))
+
+
+@pytest.mark.parametrize("source", DTYPES, ids=str)
+@pytest.mark.filterwarnings("ignore:Casting complex values to real")
+def test_conversions(source):
+    """On the way and on the device; from each element type to each."""
+    x = numbers(2, 3).abs().to(source) if source == torch.uint8 else numbers(2, 3).to(source)
+    negative_to_unsigned = torch.uint8  # what C leaves undefined
+    for target in DTYPES:
+        values = x.abs() if target == negative_to_unsigned and source != torch.bool else x
+        ours = on_device(values)
+        assert_same(ours.to(target), values.to(target))
+        assert_same(values.to(DEVICE, target), values.to(target))
+        assert_same(torch.zeros(2, 3, dtype=target, device=DEVICE).copy_(values), values.to(target))
+        assert torch.equal(torch.zeros(2, 3, dtype=target).copy_(ours), values.to(target))
+        assert torch.equal(ours.to("cpu", target), values.to(target))
+
+
+def test_fractions_are_cut_off():
+    x = torch.tensor([-2.7, -0.5, 0.5, 2.7])
+    for dtype in (torch.int8, torch.int32, torch.int64, torch.bool):
+        assert_same(on_device(x).to(dtype), x.to(dtype))
+
+
+def test_layouts_of_copies():
+    x = numbers(2, 3, 4, 5)
+    for y in (x, x.mT, x.to(memory_format=torch.channels_last), x[:, ::2], x[:, :1].expand(2, 3, 4, 5)):
+        assert_same(y.to(DEVICE), y.to(torch.float64).float())
+        assert y.to(DEVICE).cpu().stride() == y.to(DEVICE).stride()
+    ours = torch.zeros(3, 2, device=DEVICE).t()
+    ours.copy_(numbers(2, 3))
+    assert_same(ours, torch.zeros(3, 2).t().copy_(numbers(2, 3)))
+    ours.copy_(numbers(3))
+    assert_same(ours, numbers(3).expand(2, 3), strides=False)
+    host = torch.zeros(4, 6)[:, ::2]
+    host.copy_(on_device(numbers(4, 3)))
+    assert torch.equal(host, numbers(4, 3))
+
+
+def test_to_is_the_same_tensor_where_nothing_changes():
+    x = on_device(numbers(2, 3))
+    assert x.to(DEVICE) is x
+    assert x.to("lazyxla:0", torch.float32) is x
+    assert x.to(DEVICE, copy=True) is not x
+
+
+def test_host_data_may_change_after_the_upload():
+    x = numbers(500, 200)
+    ours = x.to(DEVICE, non_blocking=True)
+    array = np.arange(100_000.0)
+    from_numpy = torch.from_numpy(array).to(DEVICE)
+    tensor = torch.tensor(array, device=DEVICE)
+    expected = x.clone()
+    x.zero_()
+    array[:] = 0
+    assert_same(ours, expected)
+    assert from_numpy[-1].item() == tensor[-1].item() == 99_999
+    host = ours.cpu()
+    host.zero_()
+    ours.add_(1)
+    assert_same(ours, expected + 1)
+
+
+def test_uploads_and_downloads_are_counted():
+    with counted() as n:
+        x = numbers(4).to(DEVICE)
+        x.cpu()
+        x.tolist()
+    assert (n.uploads, n.downloads, n.executions) == (1, 2, 0)
+
+
+def test_making_tensors():
+    assert_same(torch.tensor([[1, 2], [3, 4]], device=DEVICE), torch.tensor([[1, 2], [3, 4]]))
+    assert_same(torch.tensor(2.5, device=DEVICE), torch.tensor(2.5))
+    assert_same(torch.as_tensor(np.eye(2), device=DEVICE), torch.eye(2, dtype=torch.float64))
+    assert_same(torch.asarray([1, 2], device=DEVICE), torch.tensor([1, 2]))
+    x = torch.ones(2, device=DEVICE)
+    assert_same(x.new_tensor([3, 4]), torch.tensor([3.0, 4.0]))
+    assert_same(x.new_full((2,), 3, dtype=torch.int64), torch.tensor([3, 3]))
+    assert_same(torch.zeros(2, 3, device=DEVICE, dtype=torch.bool), torch.zeros(2, 3, dtype=torch.bool))
+    assert_same(torch.arange(2, 10, 3, device=DEVICE), torch.arange(2, 10, 3))
+    assert_same(torch.arange(0, 1, 0.25, device=DEVICE), torch.arange(0, 1, 0.25))
+    assert_same(torch.linspace(-1, 1, 5, device=DEVICE), torch.linspace(-1, 1, 5))
+    assert_same(torch.eye(3, 4, device=DEVICE), torch.eye(3, 4))
+    assert_same(torch.full((2, 2), 7, device=DEVICE), torch.full((2, 2), 7))
+    assert_same(torch.tril_indices(3, 3, device=DEVICE), torch.tril_indices(3, 3))
+    assert torch.empty(2, 3, device=DEVICE).stride() == (3, 1)
+    assert torch.empty_strided((2, 3), (1, 2), device=DEVICE).stride() == (1, 2)
+    assert torch.rand(5, device=DEVICE).max().item() < 1
+    with torch.device(DEVICE):
+        assert torch.ones(2).device.type == DEVICE
+        assert nn.Linear(2, 2).weight.device.type == DEVICE
+
+
+def test_numbers_and_lists():
+    x = on_device(numbers(2, 3))
+    assert x.tolist() == numbers(2, 3).tolist()
+    assert x[1, 2].item() == numbers(2, 3)[1, 2].item()
+    assert isinstance((x > 0).all().item(), bool)
+    assert float(x[0, 0]) == -3.0
+    assert int(x.sum()) == int(numbers(2, 3).sum())
+    assert bool(x[0, 0])
+    assert [1, 2, 3, 4][x.argmin()] == 1
+    assert list(map(len, x)) == [3, 3]
+    assert f"{x[0, 1]:.2f}" == "-2.00"
+    assert torch.equal(x, x.clone())
+    assert not torch.equal(x, x + 1)
+    assert torch.allclose(x, x + 1e-9)
+    assert x[0, 0] in x
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        numbers(2, 3),
+        numbers(2, 3) / 7,
+        numbers(3, dtype=torch.int64),
+        torch.tensor(1.5),
+        torch.tensor([True, False]),
+        torch.tensor([float("nan"), float("inf"), 1e-9]),
+        torch.zeros(0, 3),
+        numbers(2, 2).to(torch.bfloat16),
+        torch.tensor([1 + 2j]),
+        torch.arange(3000.0),
+        numbers(2, 3).T,
+    ],
+    ids=lambda t: f"{t.dtype}-{list(t.shape)}",
+)
+def test_printing(tensor):
+    """The text is the CPU's, and the device."""
+    text = repr(tensor)
+    lines = "".join(repr(on_device(tensor)).split())
+    assert lines.replace(",device='lazyxla:0'", "") == "".join(text.split())
+    assert "device='lazyxla:0'" in lines
+
+
+def test_printing_a_parameter():
+    text = repr(nn.Parameter(on_device(numbers(2))))
+    assert text == (
+        "Parameter containing:\ntensor([-3., -2.], device='lazyxla:0', requires_grad=True)"
+    )
+
+
+def test_numpy_needs_the_host():
+    x = on_device(numbers(2))
+    message = "can't convert lazyxla:0 device type tensor to numpy. Use Tensor.cpu()"
+    with pytest.raises(TypeError, match=message):
+        x.numpy()
+    with pytest.raises(TypeError, match=message):
+        np.asarray(x)
+    assert x.cpu().numpy().tolist() == [-3, -2]
+    assert x.numpy(force=True).tolist() == [-3, -2]
+
+
+# --- Between devices -----------------------------------------------------------------------------
+
+
+def test_between_devices():
+    x = on_device(numbers(4, 6))
+    y = x.to("lazyxla:1")
+    assert y.device == torch.device("lazyxla:1")
+    assert_same(y, numbers(4, 6))
+    y.mul_(2)
+    assert_same(x, numbers(4, 6))
+    assert_same((y * 3).to("lazyxla:0", torch.int32), (numbers(4, 6) * 6).to(torch.int32))
+    assert_same(x[:, ::2].t().to("lazyxla:1"), numbers(4, 6)[:, ::2].t(), strides=False)
+    x[1:3].copy_(y[2:])
+    expected = numbers(4, 6)
+    expected[1:3].copy_(numbers(4, 6)[2:] * 2)
+    assert_same(x, expected)
+    assert_same(x.copy_(y[0]), (numbers(4, 6) * 2)[:1].expand(4, 6), strides=False)
+
+
+def test_devices_keep_their_own_memory():
+    before = [lazyxla.memory_allocated(i) for i in range(2)]
+    x = torch.ones(256, device="lazyxla:1")
+    lazyxla.sync()
+    assert [lazyxla.memory_allocated(i) - before[i] for i in range(2)] == [0, 1024]
+    assert torch.ones(3, device=DEVICE).device.index == 0
+    with torch.lazyxla.device(1):
+        assert torch.ones(3, device=DEVICE).device.index == 1
+        assert (x * 2).device.index == 1
+        assert torch.ones(3).lazyxla().device.index == 1
+
+
+# --- Saving and loading --------------------------------------------------------------------------
+
+
+def save(value: object, **options: object) -> io.BytesIO:
+    file = io.BytesIO()
+    torch.save(value, file, **options)
+    file.seek(0)
+    return file
+
+
+@pytest.mark.parametrize("new_format", [True, False], ids=["zip", "legacy"])
+@pytest.mark.parametrize("weights_only", [True, False], ids=["weights_only", "any"])
+def test_save_and_load(new_format, weights_only):
+    x = numbers(4, 6)
+    ours = on_device(x) * 2
+    values = {"x": ours, "rows": ours[1:3], "t": ours.t(), "half": ours.half(), "cpu": x, "n": 3}
+    file = save(values, _use_new_zipfile_serialization=new_format)
+    for location in (None, DEVICE, "cpu", torch.device(DEVICE), {DEVICE + ":0": "cpu"}):
+        file.seek(0)
+        loaded = torch.load(file, map_location=location, weights_only=weights_only)
+        device = "cpu" if location in ("cpu", {DEVICE + ":0": "cpu"}) else DEVICE
+        for name in ("x", "rows", "t", "half"):
+            assert loaded[name].device.type == device
+            assert loaded[name].stride() == values[name].stride()
+            assert torch.equal(loaded[name].cpu(), values[name].cpu())
+        loaded["x"].zero_()
+        assert loaded["rows"].abs().sum().item() == 0  # they share a storage still
+        assert torch.equal(loaded["cpu"].cpu(), x)
+
+
+def test_load_onto_the_device():
+    loaded = torch.load(save({"w": numbers(3, 3), "b": numbers(3)}), map_location=DEVICE)
+    assert_same(loaded, {"w": numbers(3, 3), "b": numbers(3)})
+    second = torch.load(save(numbers(3)), map_location="lazyxla:1")
+    assert second.device == torch.device("lazyxla:1")
+    loaded = torch.load(save(on_device(numbers(3))), map_location=lambda storage, where: storage)
+    assert loaded.tolist() == numbers(3).tolist()
+
+
+def test_loading_compiles_nothing():
+    file = save([numbers(3, 5).to(dtype) for dtype in (torch.float32, torch.int64, torch.bfloat16)])
+    with counted() as n:
+        loaded = torch.load(file, map_location=DEVICE)
+        lazyxla.sync()
+    assert n.fallbacks == 0
+    assert n.compiles <= 3  # a storage comes as bytes and becomes its tensor once
+    with counted() as n:
+        for tensor in loaded:
+            tensor.cpu()
+        lazyxla.sync()
+    assert n.compiles == 0
+
+
+def test_pickle_and_deepcopy():
+    x = on_device(numbers(4, 6))
+    pair = pickle.loads(pickle.dumps([x, x[1]]))
+    assert_same(pair, [numbers(4, 6), numbers(4, 6)[1]])
+    for copied in (pair, copy.deepcopy([x, x[1]])):
+        copied[1].fill_(5)
+        assert copied[0][1].tolist() == [5] * 6
+    assert_same(x, numbers(4, 6))
+    parameter = nn.Parameter(x.clone())
+    copied = copy.deepcopy(parameter)
+    assert isinstance(copied, nn.Parameter)
+    assert_same(copied, numbers(4, 6))
+    assert copied.data_ptr() != parameter.data_ptr()
+
+
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    result = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 5))
+    result[3].weight = result[0].weight
+    result.register_buffer("steps", torch.tensor(3))
+    return result
+
+
+def test_modules_travel():
+    theirs = model()
+    ours = copy.deepcopy(theirs).to(DEVICE)
+    assert ours[3].weight is ours[0].weight
+    assert {p.device.type for p in ours.parameters()} == {DEVICE}
+    assert_same(dict(ours.state_dict()), dict(theirs.state_dict()))
+    back = copy.deepcopy(ours).cpu()
+    assert all(torch.equal(a, b) for a, b in zip(back.parameters(), theirs.parameters()))
+    assert back[3].weight is back[0].weight
+    assert_same(list(ours.double().parameters()), list(copy.deepcopy(theirs).double().parameters()))
+    assert_same(list(ours.to(torch.bfloat16).buffers()), list(theirs.buffers()))
+
+
+def test_state_dicts_go_both_ways():
+    theirs, ours = model(), model().to(DEVICE)
+    for parameter in theirs.parameters():
+        parameter.data.mul_(2)
+    ours.load_state_dict(theirs.state_dict())
+    assert_same(dict(ours.state_dict()), dict(theirs.state_dict()))
+    assert ours[3].weight is ours[0].weight
+    for parameter in ours.parameters():
+        parameter.data.add_(1)
+    theirs.load_state_dict(torch.load(save(ours.state_dict()), map_location="cpu"))
+    assert_same(dict(ours.state_dict()), dict(theirs.state_dict()))
+    fresh = model().to("meta").to_empty(device=DEVICE)
+    fresh.load_state_dict(ours.state_dict(), assign=True)
+    assert_same(dict(fresh.state_dict()), dict(theirs.state_dict()))
+
+
+def test_optimizer_state_travels():
+    def train(module, optimizer, device):
+        x = torch.arange(5, device=device)
+        for _ in range(2):
+            optimizer.zero_grad()
+            module(x).square().mean().backward()
+            optimizer.step()
+
+    theirs, ours = model(), model().to(DEVICE)
+    optimizers = [torch.optim.AdamW(m.parameters(), lr=0.1) for m in (theirs, ours)]
+    train(theirs, optimizers[0], "cpu")
+    ours.load_state_dict(theirs.state_dict())
+    optimizers[1].load_state_dict(torch.load(save(optimizers[0].state_dict())))
+    train(ours, optimizers[1], DEVICE)
+    train(theirs, optimizers[0], "cpu")
+    assert_same(dict(ours.state_dict()), dict(theirs.state_dict()))
+
+
+def test_data_loader_batches():
+    data = torch.utils.data.TensorDataset(numbers(10, 3), torch.arange(10))
+    loader = torch.utils.data.DataLoader(data, batch_size=4, num_workers=1, pin_memory=True)
+    seen = []
+    for x, y in loader:
+        ours = x.to(DEVICE, non_blocking=True), y.to(DEVICE, non_blocking=True)
+        assert_same(ours, (x, y))
+        seen += ours[1].tolist()
+    assert seen == list(range(10))
+    on_it = torch.utils.data.TensorDataset(on_device(numbers(10, 3)))
+    batches = [batch for (batch,) in torch.utils.data.DataLoader(on_it, batch_size=5)]
+    assert_same(torch.cat(batches), numbers(10, 3))

@@ -1,0 +1,377 @@
+"""Flushing: what is computed, compiled, donated and kept, told by the counters."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+
+import pytest
+import torch
+from support import DEVICE, assert_same, counted, on_device
+
+import lazyxla
+from lazyxla import _C
+
+
+@pytest.fixture(autouse=True)
+def nothing_pending() -> Iterator[None]:
+    gc.collect()
+    lazyxla.sync(wait=True)
+    yield
+    gc.collect()
+
+
+def vector(size: int = 8) -> torch.Tensor:
+    return torch.arange(float(size))
+
+
+# --- What is computed ----------------------------------------------------------------------------
+
+
+def test_recording_runs_nothing():
+    x = on_device(vector())
+    with counted() as n:
+        y = (x * 2 + 1).relu().sum()
+        y.add_(1)
+    assert n.nodes_recorded == 5
+    assert n.flushes == n.lowerings == n.executions == 0
+
+
+def test_dead_tensors_are_not_computed():
+    x = on_device(vector())
+    with counted() as n:
+        y = x * 3.25
+        for _ in range(5):
+            x.exp().sin()  # nobody keeps it
+        z = y.cos()
+        z.copy_(y)  # overwritten: the cosine is dead
+        lazyxla.sync()
+    assert n.nodes_lowered == 1
+    assert_same(z, vector() * 3.25)
+
+
+def test_nothing_alive_compiles_nothing():
+    x = on_device(vector())
+    with counted() as n:
+        (x + 1).exp()
+        lazyxla.sync()
+    assert (n.flushes, n.lowerings, n.executions) == (0, 0, 0)
+
+
+def test_undefined_memory_is_not_computed():
+    with counted() as n:
+        x = torch.empty(5, device=DEVICE)
+        lazyxla.sync()
+        x.fill_(2)
+        lazyxla.sync()
+    assert n.nodes_lowered == 1
+
+
+def test_overwritten_undefined_memory_is_not_read():
+    with counted() as n:
+        x = torch.empty(2, 5, device=DEVICE)
+        x.zero_()
+        x.add_(1.5)
+        lazyxla.sync()
+    assert n.nodes_lowered == 2
+
+
+def test_a_read_computes_all_that_is_pending():
+    x = on_device(vector())
+    y, z = x * 5, x - 9
+    with counted() as n:
+        y.tolist()
+        z.tolist()
+        (y[2:3]).item()
+    assert (n.executions, n.downloads) == (1, 3)
+
+
+def test_equal_values_are_computed_once():
+    """Two storages with the same value are one output; writing one leaves the other."""
+    x = on_device(vector())
+    y = x.exp()
+    z = y.clone()
+    lazyxla.sync()
+    y.zero_()
+    assert_same(z, vector().exp())
+
+
+def test_a_read_within_a_loop_keeps_programs_small():
+    def step(x, w, i):
+        x.mul_(0.9).add_(w, alpha=0.1)
+        w.sub_(x * 0.01)
+        return x.sum().item() if i % 5 == 4 else None
+
+    x, w = on_device(vector(16)), on_device(vector(16).flip(0))
+    for i in range(15):
+        step(x, w, i)
+    with counted() as n:
+        for i in range(100):
+            step(x, w, i)
+    assert n.executions == 20
+    assert n.lowerings == n.compiles == 0
+    assert n.cache_hits == 20
+
+
+# --- What is compiled ----------------------------------------------------------------------------
+
+
+def test_the_same_graph_compiles_once():
+    with counted() as n:
+        for i in range(6):
+            x = on_device(vector(9) + i)
+            y = (x * 2).tanh().add_(x)
+            assert_same(y, ((vector(9) + i) * 2).tanh() + vector(9) + i)
+    assert (n.compiles, n.cache_hits, n.executions) == (1, 5, 6)
+
+
+def test_another_shape_or_operator_is_another_program():
+    lazyxla.sync()
+    before = _C.cached_programs()
+    x = on_device(vector(10))
+    for function in (torch.sin, torch.cos):
+        for part in (x[:4].clone(), x[:3].clone()):
+            lazyxla.sync()
+            assert_same(function(part), function(part.cpu()))
+    assert _C.cached_programs() - before == 5  # the two parts, and four times a function
+
+
+def test_operands_are_part_of_the_key():
+    x, y = on_device(vector()), on_device(vector().flip(0))
+    lazyxla.sync()
+    assert_same(x - y, vector() - vector().flip(0))
+    assert_same(y - x, vector().flip(0) - vector())
+    assert_same(x - x, torch.zeros(8))
+
+
+@pytest.mark.parametrize("convert", [float, int, torch.tensor], ids=["float", "int", "tensor"])
+def test_a_number_that_changes_compiles_once_more(convert):
+    x = on_device(vector(11))
+    lazyxla.sync()
+    compiles = []
+    for i in range(8):
+        with counted() as n:
+            y = x * convert(i + 2)
+            lazyxla.sync()
+        compiles.append(n.compiles)
+        assert_same(y, vector(11) * convert(i + 2))
+    assert compiles == [1, 1, 0, 0, 0, 0, 0, 0]
+
+
+def test_several_numbers_that_change():
+    """Each set of changing numbers costs one compile; those that stay remain constants."""
+    x = on_device(vector(12))
+    total = 0
+    for i in range(10):
+        with counted() as n:
+            y = (x * (1.5 + i) + (i // 4)).clamp(min=-2.5, max=7 * i).div(3.0)
+            lazyxla.sync()
+        total += n.compiles
+        assert_same(y, (vector(12) * (1.5 + i) + (i // 4)).clamp(min=-2.5, max=7 * i).div(3.0))
+    assert total <= 3
+
+
+def test_integer_slots_are_exact():
+    x = torch.zeros(2, dtype=torch.int64, device=DEVICE)
+    for value in (1, 2**53 + 1, -(2**62) + 3, 2**63 - 1):
+        assert (x + value).tolist() == [value, value]
+
+
+def test_float_slots_are_double():
+    x = torch.zeros(2, dtype=torch.float64, device=DEVICE)
+    for value in (0.1, 1e300, -5e-300, float("inf")):
+        assert (x + value).tolist() == [value, value]
+    assert (x + float("nan")).isnan().all()
+    assert (x - 0.0).tolist() == [0.0, 0.0]
+
+
+def test_negative_zero_is_not_zero():
+    x = torch.ones(2, device=DEVICE)
+    assert [torch.copysign(x, value)[0].item() for value in (0.0, -0.0, 0.0)] == [1, -1, 1]
+
+
+def test_an_optimizer_step_count_does_not_recompile():
+    w = on_device(vector(13)).requires_grad_()
+    optimizer = torch.optim.Adam([w], lr=0.1)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+
+    def step():
+        optimizer.zero_grad()
+        (w * w).sum().backward()
+        optimizer.step()
+        schedule.step()
+        lazyxla.sync()
+
+    for _ in range(3):
+        step()
+    with counted() as n:
+        for _ in range(10):
+            step()
+    assert n.compiles == n.shape_inferences == 0
+
+
+def test_random_numbers_do_not_recompile():
+    x = torch.zeros(6, device=DEVICE)
+    lazyxla.sync()
+    seen = []
+    for seed in (1, 2, 3, 1):
+        torch.manual_seed(seed)
+        with counted() as n:
+            seen.append(x.normal_().tolist())
+        assert n.compiles <= (not seen[1:])
+    assert seen[0] == seen[3] != seen[1] != seen[2]
+
+
+# --- Memory --------------------------------------------------------------------------------------
+
+
+def test_memory_of_tensors():
+    start = lazyxla.memory_allocated()
+    x = on_device(vector(1024))
+    lazyxla.sync()
+    assert lazyxla.memory_allocated() - start == 4096
+    y = x.view(32, 32).t()
+    assert lazyxla.memory_allocated() - start == 4096
+    z = y + 1
+    assert lazyxla.memory_allocated() - start == 4096
+    lazyxla.sync()
+    assert lazyxla.memory_allocated() - start == 8192
+    del x, y, z
+    assert lazyxla.memory_allocated() == start
+
+
+def test_updating_in_place_donates():
+    x = torch.ones(4096, device=DEVICE)
+    lazyxla.sync(wait=True)
+    start = lazyxla.memory_allocated()
+    x.add_(1)
+    lazyxla.sync(wait=True)
+    lazyxla.reset_peak_memory_stats()
+    for _ in range(20):
+        x.add_(1)
+        lazyxla.sync()
+    assert lazyxla.memory_allocated() == start
+    assert lazyxla.max_memory_allocated() == start
+    assert x[0].item() == 22
+
+
+def test_what_somebody_else_holds_is_not_donated():
+    x = torch.ones(4096, device=DEVICE)
+    lazyxla.sync()
+    y = x.clone()
+    lazyxla.sync()
+    x.add_(1)
+    lazyxla.sync()
+    assert (x[7].item(), y[7].item()) == (2, 1)
+    z = x * 1
+    x.mul_(5)
+    lazyxla.sync()
+    assert (x[7].item(), z[7].item()) == (10, 2)
+
+
+def test_parameters_are_donated_to_themselves():
+    w = [torch.full((1000,), float(i), device=DEVICE) for i in range(3)]
+    lazyxla.sync()
+    for _ in range(4):
+        torch._foreach_add_(w, 1.0)
+        lazyxla.sync(wait=True)
+    start = lazyxla.memory_allocated()
+    lazyxla.reset_peak_memory_stats()
+    for _ in range(4):
+        torch._foreach_add_(w, 1.0)
+        lazyxla.sync(wait=True)
+    assert lazyxla.max_memory_allocated() == start
+    assert [t[0].item() for t in w] == [8, 9, 10]
+
+
+def test_a_long_loop_leaves_nothing_behind():
+    model = on_device(torch.eye(4))
+    x = on_device(vector(4))
+
+    def step(i):
+        loss = (x @ model).tanh().sum() * (i % 3)
+        model.sub_(loss * 1e-3)
+        return loss.item() if i % 10 == 9 else lazyxla.sync()
+
+    for i in range(30):
+        step(i)
+    live = torch.lazyxla.memory_stats()["live_buffers"]
+    programs, shapes, allocated = (
+        _C.cached_programs(),
+        _C.cached_shapes(),
+        lazyxla.memory_allocated(),
+    )
+    with counted() as n:
+        for i in range(1000):
+            step(i)
+    gc.collect()
+    assert torch.lazyxla.memory_stats()["live_buffers"] == live
+    assert (_C.cached_programs(), _C.cached_shapes()) == (programs, shapes)
+    assert lazyxla.memory_allocated() == allocated
+    assert n.compiles == n.shape_inferences == 0
+
+
+# --- The bound on what is pending ----------------------------------------------------------------
+
+
+@pytest.fixture
+def at_most_50_nodes() -> Iterator[None]:
+    before = lazyxla.settings.max_pending_nodes
+    lazyxla.settings.max_pending_nodes = 50
+    yield
+    lazyxla.settings.max_pending_nodes = before
+
+
+@pytest.mark.usefixtures("at_most_50_nodes")
+def test_a_loop_without_a_sync_runs_by_itself():
+    x = torch.zeros(3, device=DEVICE)
+    with counted() as n:
+        for _ in range(500):
+            x.add_(1)
+    assert 8 <= n.executions <= 11
+    assert n.compiles <= 3
+    assert x.tolist() == [500] * 3
+
+
+def test_a_deep_graph_is_no_deep_recursion():
+    x = torch.zeros(3, device=DEVICE)
+    lazyxla.sync()
+    y = x
+    for _ in range(15000):
+        y = y + 1
+    del y
+    assert x.tolist() == [0, 0, 0]
+
+
+# --- Failures ------------------------------------------------------------------------------------
+
+
+def test_a_failing_lowering_names_the_operator_and_leaves_the_device_usable(run_python):
+    run_python(
+        """
+import torch, lazyxla
+from lazyxla.lowering import registry
+library = torch.library.Library("lazyxla_test", "DEF")
+library.define("broken(Tensor x) -> Tensor")
+library.impl("broken", lambda x: torch.empty_like(x), "Meta")
+
+@registry.rule("lazyxla_test::broken")
+def broken(b, x):
+    raise ValueError("not today")
+
+lazyxla._C.register_operators(registry.names())
+x = torch.ones(3, device="lazyxla")
+lazyxla.sync()
+y = torch.ops.lazyxla_test.broken(x + 1)
+for _ in range(2):
+    try:
+        y.cpu()
+    except Exception as error:
+        text = str(error)
+    else:
+        raise AssertionError("no error")
+    assert "lazyxla_test::broken" in text and "not today" in text, text
+del y
+assert (x * 2).tolist() == [2, 2, 2]
+"""
+    )

@@ -1,0 +1,516 @@
+"""Recording: in-place and out= forms, scalars, promotion, element types, storages, bits, errors."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+from support import DEVICE, assert_same, check, counted, error_of, on_device
+
+import lazyxla
+
+
+def numbers(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    count = torch.Size(shape).numel()
+    return (torch.arange(count) % 7 - 3).to(dtype).reshape(shape)
+
+
+# --- In-place and out= forms ---------------------------------------------------------------------
+
+IN_PLACE = {
+    "add_": lambda x, y: x.add_(y),
+    "add_alpha": lambda x, y: x.add_(y, alpha=3),
+    "broadcast": lambda x, y: x.mul_(y[0]),
+    "int_into_float": lambda x, y: x.add_(y.to(torch.int64)),
+    "double_into_float": lambda x, y: x.mul_(y.double()),
+    "half_into_float": lambda x, y: x.sub_(y.half()),
+    "operator": lambda x, y: x.__iadd__(y),
+    "clamp_": lambda x, y: x.clamp_(-1, 2),
+    "clamp_min_": lambda x, y: x.clamp_(min=y),
+    "relu_": lambda x, y: torch.relu_(x),
+    "lerp_": lambda x, y: x.lerp_(y, 0.25),
+    "addcmul_": lambda x, y: x.addcmul_(x, y, value=0.5),
+    "addcdiv_": lambda x, y: x.addcdiv_(x, y + 10, value=2),
+    "pow_": lambda x, y: x.abs_().pow_(2),
+    "sigmoid_": lambda x, y: x.sigmoid_(),
+    "where": lambda x, y: x.copy_(torch.where(x > y, x, y)),
+    "masked_fill_": lambda x, y: x.masked_fill_(y > 0, 9),
+    "masked_fill_tensor": lambda x, y: x.masked_fill_(y > 0, y.sum()),
+    "copy_broadcast": lambda x, y: x.copy_(y[:, :1]),
+    "copy_cast": lambda x, y: x.copy_(y.to(torch.int32)),
+    "fill_tensor": lambda x, y: x.fill_(y[0, 0]),
+    "zero_": lambda x, y: x.zero_(),
+    "logical_not_": lambda x, y: x.logical_not_(),
+    "comparison": lambda x, y: x.gt_(y),
+    "floor_divide_": lambda x, y: x.floor_divide_(2),
+    "remainder_": lambda x, y: x.remainder_(2),
+    "neg_": lambda x, y: x.neg_(),
+    "triu_": lambda x, y: x.triu_(1),
+    "with_itself": lambda x, y: x.mul_(x).add_(x),
+    "add_out": lambda x, y: torch.add(x, y, out=y),
+    "out_cast": lambda x, y: torch.add(x, y, out=torch.zeros_like(x, dtype=torch.float64)),
+    "out_of_comparison": lambda x, y: torch.gt(x, y, out=torch.zeros_like(x, dtype=torch.float32)),
+    "sum_out": lambda x, y: torch.sum(x, 1, out=y[:, 0]),
+    "max_out": lambda x, y: torch.max(
+        x, 1, out=(y[:, 0], torch.zeros(4, dtype=torch.int64, device=x.device))
+    ),
+    "out_strided": lambda x, y: torch.mul(x, 2, out=y.new_zeros(6, 4).t()),
+    "cat_out": lambda x, y: torch.cat([x, y], out=x.new_zeros(8, 6)),
+    "mm_out": lambda x, y: torch.mm(x, y.t(), out=x.new_zeros(4, 4)),
+    "addmm_": lambda x, y: x[:, :4].addmm_(x.clone(), y.t(), beta=2, alpha=0.5),
+    "arange_out": lambda x, y: torch.arange(4, out=x[:, 0]),
+    "clone_to_channels_last": lambda x, y: x.view(1, 4, 2, 3).to(memory_format=torch.channels_last),
+}
+
+
+@pytest.mark.parametrize("name", IN_PLACE)
+def test_writing_forms(name):
+    x = numbers(4, 6)
+    check(IN_PLACE[name], x, x.flip(1) * 2 + 1)
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.bool, torch.uint8, torch.int16, torch.int64, torch.bfloat16, torch.complex64]
+)
+def test_writing_forms_of_other_dtypes(dtype):
+    def use(x, y):
+        if dtype == torch.bool:
+            x.logical_xor_(y).bitwise_or_(y[0])
+            x &= y
+        else:
+            x.add_(y).mul_(2).sub_(y[0])
+            x *= True
+        x[1:].copy_(y[:1])
+        return x.fill_diagonal_(1)
+
+    check(use, numbers(4, 4, dtype=dtype), numbers(4, 4, dtype=dtype).flip(0))
+
+
+def test_resized_out_warns_as_pytorch_does():
+    x = numbers(4, 6)
+    with pytest.warns(UserWarning, match="An output with one or more elements was resized"):
+        check(lambda x: torch.add(x, 1, out=x.new_zeros(2)), x)
+    check(lambda x: torch.add(x, 1, out=x.new_zeros(0)), x)
+    check(lambda x: torch.sum(x, 0, out=x.new_zeros(0)), x)
+
+
+def test_multiple_outputs_in_one_call():
+    def use(x):
+        values, indices = torch.max(x, 1)
+        mantissa, exponent = torch.frexp(x)
+        variance, mean = torch.var_mean(x, 1)
+        return values, indices, mantissa, exponent, variance, mean, torch.aminmax(x)
+
+    check(use, numbers(4, 6) + torch.arange(6) / 8)
+
+
+def test_foreach():
+    def use(x, y, z):
+        torch._foreach_add_([x, y], [z, y], alpha=2)
+        torch._foreach_mul_([x, y], 0.5)
+        torch._foreach_mul_([x, y], [2.0, 3.0])
+        torch._foreach_addcdiv_([x, y], [z, z], [z * z + 1, z * z + 2], [0.1, 0.2])
+        torch._foreach_lerp_([x], [y], 0.5)
+        torch._foreach_sqrt_([z.abs_()])
+        torch._foreach_copy_([y], [z])
+        norms = torch._foreach_norm([x, y])
+        return norms, torch._foreach_neg([x, z]), torch._foreach_maximum([x, y], 0.25)
+
+    check(use, numbers(4, 6), numbers(4, 6).flip(1), numbers(4, 6).flip(0))
+
+
+# --- Scalars and promotion -----------------------------------------------------------------------
+
+DTYPES = [
+    torch.bool,
+    torch.uint8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.float16,
+    torch.bfloat16,
+    torch.float32,
+    torch.float64,
+    torch.complex64,
+    torch.complex128,
+]
+SCALARS = {
+    "bool": True,
+    "int": 2,
+    "float": 1.5,
+    "complex": 1 + 2j,
+    "int_tensor": torch.tensor(2),
+    "float_tensor": torch.tensor(1.5),
+    "double_tensor": torch.tensor(0.75, dtype=torch.float64),
+    "bool_tensor": torch.tensor(True),
+    "bfloat16_tensor": torch.tensor(1.5, dtype=torch.bfloat16),
+    "complex_tensor": torch.tensor(2 - 1j),
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_promotion_with_scalars(dtype):
+    """A number or a CPU scalar counts by its category only; 0-dim device tensors likewise."""
+    x = numbers(6, dtype=dtype)
+
+    def use(x, scalars):
+        results = [x + s for s in scalars] + [s * x for s in scalars] + [x[2] * s for s in scalars]
+        return [*results, x == 2, torch.where(x == 1, x, 2), x / 3, x[1] + x, x**2]
+
+    ours, theirs = use(on_device(x), SCALARS.values()), use(x, SCALARS.values())
+    assert_same(ours, theirs)
+    on_both = [s for s in SCALARS.values() if isinstance(s, torch.Tensor)]
+    assert_same(use(on_device(x), on_device(on_both)), use(x, on_both))
+
+
+@pytest.mark.parametrize("other", DTYPES, ids=str)
+def test_promotion_of_tensors(other):
+    def use(ys, x):
+        return [(x + y, y * x, x == y, torch.cat([x, y])) for y in ys]
+
+    check(use, [numbers(6, dtype=dtype) for dtype in DTYPES], numbers(6, dtype=other))
+
+
+def test_default_dtype_of_numbers():
+    x = on_device(numbers(3, dtype=torch.int64))
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert (x * 1.5).dtype == torch.float64
+        assert torch.ones(2, device=DEVICE).dtype == torch.float64
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert (x * 1.5).dtype == torch.float32
+
+
+def test_large_numbers():
+    check(lambda x: [x + 2**62, x * -(2**40), x // 3], numbers(4, dtype=torch.int64))
+    check(lambda x: [x + 300, x - 1, x * 77], numbers(4, dtype=torch.uint8))
+    check(lambda x: [x * 1e300, x + 1e-300], numbers(4, dtype=torch.float64))
+    check(lambda x: [x * float("inf"), x.clamp(max=float("-inf")), x + float("nan")], numbers(4))
+
+
+# --- Layouts -------------------------------------------------------------------------------------
+
+
+def test_strides_go_through_operators():
+    def use(x):
+        y = x.to(memory_format=torch.channels_last)
+        z = x.permute(3, 1, 0, 2)
+        return [
+            y + 1,
+            y * y[:, :1],
+            y + x,
+            x + y,
+            torch.where(y > 0, y, 0),
+            z.exp(),
+            z + z.contiguous(),
+            z.clone(),
+            torch.empty_like(y).fill_(1),
+            torch.zeros_like(z),
+            y.clone(memory_format=torch.contiguous_format),
+            y.to(torch.float64),
+            y.sum(1, keepdim=True),
+            torch.nn.functional.relu(y),
+            x.mT.to(torch.int32),
+            x.expand(2, -1, -1, -1) * 2,
+        ]
+
+    check(use, numbers(2, 3, 4, 5))
+
+
+def test_zero_sizes():
+    def use(x):
+        y = x.new_zeros(0, 3)
+        y.add_(1)
+        x[:, 2:2].mul_(3)
+        return [
+            y,
+            y.sum(),
+            y.sum(0),
+            y.mean(1),
+            torch.cat([y, x[:, :3]]),
+            x[4:] * 2,
+            y.t() @ y,
+            y.reshape(3, 0).expand(2, 3, 0),
+            x[:0].any(),
+            y.view(torch.int32),
+        ]
+
+    check(use, numbers(4, 6))
+    assert on_device(torch.zeros(0, 3)).tolist() == []
+
+
+# --- Storages ------------------------------------------------------------------------------------
+
+
+def test_set_and_resize():
+    def use(x):
+        y = x.new_zeros(0)
+        y.set_(x.untyped_storage(), 6, (2, 3), (6, 1))
+        y.add_(1)
+        z = x.clone()
+        z.resize_(2, 3).mul_(2)
+        w = x.clone().resize_(3, 2)
+        u = x.new_zeros(2).set_(z)
+        u.add_(10)
+        return [x, y, z, w, u]
+
+    check(use, numbers(4, 6))
+
+
+def test_growing_keeps_the_content():
+    x = on_device(numbers(4, 6))
+    x.resize_(5, 6)
+    assert_same(x[:4], numbers(4, 6))
+    x.fill_(1)
+    assert x.sum().item() == 30
+    y = on_device(numbers(4, 6))[1]
+    y.resize_(18)
+    assert_same(y[:18], numbers(4, 6).view(-1)[6:])
+
+
+def test_storage_resize():
+    x = on_device(numbers(4, 6))
+    storage = x.untyped_storage()
+    assert storage.nbytes() == 96
+    storage.resize_(0)
+    assert storage.nbytes() == 0
+    lazyxla.sync()
+    storage.resize_(96)
+    x.copy_(numbers(4, 6))
+    assert_same(x * 2, numbers(4, 6) * 2)
+
+
+def test_resizing_to_nothing_frees_memory():
+    x = torch.ones(1024, device=DEVICE)
+    lazyxla.sync()
+    before = lazyxla.memory_allocated()
+    x.untyped_storage().resize_(0)
+    assert before - lazyxla.memory_allocated() == 4096
+
+
+def test_data_assignment():
+    x = on_device(numbers(4, 6))
+    y = x
+    x.data = on_device(numbers(2, 2)) + 1
+    assert_same(y * 1, numbers(2, 2) + 1)
+    x.data.zero_()
+    assert_same(y, torch.zeros(2, 2))
+
+
+# --- Conjugate and negative bits -----------------------------------------------------------------
+
+
+def test_conjugate_views():
+    def use(z):
+        c = z.conj()
+        imag = c.imag
+        assert c.is_conj()
+        assert imag.is_neg()
+        results = [c + z, c.clone(), c.resolve_conj(), imag + 1, imag.resolve_neg(), c.mT @ z]
+        c.mul_(2)
+        imag.add_(1)
+        c[0] = 1j
+        z.conj().copy_(z.mT.clone())
+        return [*results, z, torch.view_as_real(c.resolve_conj())]
+
+    check(use, torch.complex(numbers(3, 3), numbers(3, 3).flip(0) + 2))
+
+
+def test_reading_conjugates():
+    z = torch.complex(numbers(2, 3), numbers(2, 3) + 1)
+    ours = on_device(z)
+    assert torch.equal(ours.conj().cpu(), z.conj())
+    assert torch.equal(ours.conj().imag.cpu(), z.conj().imag)
+    assert ours.conj()[1, 2].item() == z.conj()[1, 2].item()
+    assert_same(torch.empty_like(ours).copy_(z.conj()), z.conj().resolve_conj())
+
+
+# --- Errors --------------------------------------------------------------------------------------
+
+WRONG = {
+    "shapes": lambda x, y: x + y,
+    "shapes_in_place": lambda x, y: x.add_(y),
+    "broadcast_in_place": lambda x, y: x[0].add_(x.clone()),
+    "comparison": lambda x, y: x < y,
+    "where": lambda x, y: torch.where(x > 0, x, y),
+    "cast_in_place": lambda x, y: y.add_(1.5),
+    "complex_in_place": lambda x, y: x.mul_(1j),
+    "float_into_bool": lambda x, y: (x > 0).add_(x),
+    "out_cast": lambda x, y: torch.add(x, 1.5, out=y),
+    "copy": lambda x, y: x.copy_(y),
+    "copy_dims": lambda x, y: x[0].copy_(x.clone()),
+    "setitem": lambda x, y: x.__setitem__(0, y[0, :5]),
+    "mm": lambda x, y: x @ x,
+    "mm_dtypes": lambda x, y: x @ y.t(),
+    "bmm": lambda x, y: torch.bmm(x[None], x[None]),
+    "mv": lambda x, y: torch.mv(x, x[:, 0]),
+    "dot": lambda x, y: torch.dot(x[0], x[:, 0]),
+    "addmm": lambda x, y: torch.addmm(x, x, x.t()),
+    "linear": lambda x, y: torch.nn.functional.linear(x, x.t()),
+    "cat": lambda x, y: torch.cat([x, y], 1),
+    "stack": lambda x, y: torch.stack([x, y]),
+    "sum_dim": lambda x, y: x.sum(2),
+    "sum_dims": lambda x, y: x.sum((0, 0)),
+    "mean_of_int": lambda x, y: y.mean(),
+    "softmax_dim": lambda x, y: x.softmax(3),
+    "max_of_empty": lambda x, y: x[:0].max(),
+    "negative_of_bool": lambda x, y: -(x > 0),
+    "bool_subtraction": lambda x, y: (x > 0) - (x > 1),
+    "clamp": lambda x, y: x.clamp(),
+    "lerp": lambda x, y: torch.lerp(x, y, 0.5),
+    "gather_dtype": lambda x, y: x.gather(0, x),
+    "gather_dims": lambda x, y: x.gather(0, y[0]),
+    "index_select": lambda x, y: x.index_select(0, x[0]),
+    "index_dtype": lambda x, y: x[x],
+    "mask_shape": lambda x, y: x[y > 0],
+    "embedding": lambda x, y: torch.nn.functional.embedding(x, x),
+    "conv": lambda x, y: torch.conv2d(x[None, None], x[None]),
+    "cross_entropy": lambda x, y: torch.nn.functional.cross_entropy(x, y[:, 0]),
+    "item": lambda x, y: x.item(),
+    "bool": lambda x, y: bool(x),
+    "index_of_number": lambda x, y: [1, 2][x[0, 0]],
+    "int_of_many": lambda x, y: int(x),
+    "flip": lambda x, y: x.flip(2),
+    "roll": lambda x, y: x.roll((1, 2), 0),
+    "cumsum": lambda x, y: x.cumsum(2),
+    "topk": lambda x, y: x.topk(9),
+    "sort": lambda x, y: x.sort(5),
+    "tril": lambda x, y: x[0].tril(),
+    "masked_fill": lambda x, y: x.masked_fill(x, 1),
+    "masked_fill_value": lambda x, y: y.masked_fill_(y > 0, x),
+    "set_dtype": lambda x, y: x.set_(y),
+    "numpy": lambda x, y: x.as_strided((2,), (1,), -1),
+    "new_negative": lambda x, y: x.new_empty(-1),
+    "dropout": lambda x, y: torch.nn.functional.dropout(x, 2.0),
+    "backward": lambda x, y: x.backward(),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+@pytest.mark.filterwarnings("ignore")
+def test_errors_are_pytorchs(name):
+    """A wrong call raises at the call what it raises on the CPU, and leaves its arguments alone."""
+    x, y = numbers(4, 6), numbers(5, 6, dtype=torch.int64)
+    kind, text = error_of(WRONG[name], x, y)
+    assert kind is not type(None)
+    ours = on_device((x, y))
+    assert error_of(WRONG[name], *ours) == (kind, text)
+    assert_same(ours, (x, y))
+
+
+@pytest.mark.parametrize("operator", ["__and__", "__or__", "__xor__", "__lshift__", "__invert__"])
+def test_bitwise_operators_refuse_floats(operator):
+    """PyTorch names its CPU kernel in these errors; here only their kind is the same."""
+    x = on_device(numbers(4, 6))
+    with pytest.raises((NotImplementedError, TypeError, RuntimeError), match="float|Float|integ"):
+        getattr(x, operator)(*[] if operator == "__invert__" else [x])
+
+
+OTHER = {
+    "add": lambda x, y: x + y,
+    "add_in_place": lambda x, y: x.add_(y),
+    "cpu_in_place": lambda x, y: y.add_(x),
+    "cat": lambda x, y: torch.cat([x, y]),
+    "mm": lambda x, y: x @ y,
+    "where": lambda x, y: torch.where(x > 0, x, y),
+    "out": lambda x, y: torch.add(x, x, out=y),
+    "linear": lambda x, y: torch.nn.functional.linear(x, y),
+}
+
+
+@pytest.mark.parametrize("device", ["cpu", "lazyxla:1"])
+@pytest.mark.parametrize("name", OTHER)
+def test_mixed_devices(name, device):
+    x, y = torch.ones(3, 3, device="lazyxla:0"), torch.ones(3, 3, device=device)
+    with pytest.raises(
+        RuntimeError, match="Expected all tensors to be on the same device, but .*at least two devi"
+    ) as error:
+        OTHER[name](x, y)
+    assert "lazyxla:0" in str(error.value)
+    assert device in str(error.value)
+
+
+def test_cpu_scalars_may_meet_device_tensors():
+    x = on_device(numbers(2, 3))
+    assert_same(x + torch.tensor(2), numbers(2, 3) + 2)
+    assert_same(torch.tensor(2) - x, 2 - numbers(2, 3))
+    with pytest.raises(RuntimeError, match=r"same device"):
+        torch.tensor(2.0).add_(x[0, 0])
+
+
+def test_an_error_leaves_the_device_usable():
+    x = on_device(numbers(4, 6))
+    y = x * 2
+    with pytest.raises(RuntimeError, match="must match the size"):
+        y + on_device(numbers(5, 5))
+    with pytest.raises(ZeroDivisionError):
+        y.add_(1 / 0)
+    y.add_(1)
+    assert_same(y, numbers(4, 6) * 2 + 1)
+
+
+def test_threads_do_not_disturb_each_other():
+    results = {}
+
+    def train(seed):
+        w = on_device(numbers(4, 4)) * seed
+        for step in range(20):
+            w.sub_((w @ w.t() * 0.001 * step).tanh())
+            if step % (seed + 2) == 0:
+                lazyxla.sync()
+            if step % 7 == seed:
+                w[0, 0].item()
+        results[seed] = w
+
+    threads = [threading.Thread(target=train, args=(seed,)) for seed in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for seed in range(3):
+        w = numbers(4, 4) * seed
+        for step in range(20):
+            w.sub_((w @ w.t() * 0.001 * step).tanh())
+        assert_same(results[seed], w)
+
+
+# --- The host fallback ---------------------------------------------------------------------------
+
+
+def test_host_fallback_is_counted_and_named_once(run_python):
+    result = run_python(
+        """
+import torch, lazyxla
+library = torch.library.Library("lazyxla_test", "DEF")
+library.define("triple(Tensor x) -> Tensor")
+library.impl("triple", lambda x: x * 3, "CPU")
+x = torch.ones(2, 3, device="lazyxla")
+y = x + 1
+z = torch.ops.lazyxla_test.triple(y)
+z = torch.ops.lazyxla_test.triple(z)
+assert lazyxla._C.fallbacks() == {"lazyxla_test::triple": 2}
+assert lazyxla.counters()["fallbacks"] == 2
+assert z.device.type == "lazyxla" and torch.equal(z.cpu(), torch.full((2, 3), 18.0))
+lazyxla.reset_counters()
+assert lazyxla._C.fallbacks() == {}
+lazyxla.settings.strict_fallback = True
+try:
+    torch.ops.lazyxla_test.triple(y)
+except NotImplementedError as error:
+    text = str(error)
+    assert "lazyxla_test::triple(Float[2, 3])" in text and "LAZYXLA_STRICT" in text, text
+else:
+    raise AssertionError("strict mode let it pass")
+assert (y + 1).sum().item() == 18
+"""
+    )
+    text = "lazyxla_test::triple has no lowering and runs on the host"
+    assert result.stderr.count(text) == 1
+
+
+def test_counted_names_every_counter():
+    with counted() as n:
+        on_device(torch.ones(2)).add_(1).cpu()
+    assert (n.uploads, n.downloads, n.fallbacks) == (1, 1, 0)
