@@ -47,7 +47,7 @@ elif args.side == "torch_xla":
 else:
     device, sync, wait = "cpu", lambda: None, lambda: None
 
-from models.decoder import SMALL, Decoder, next_token_loss  # noqa: E402
+from decoder_model import SMALL, Decoder, next_token_loss  # noqa: E402
 
 figures["import_s"] = since_start()
 model = Decoder(SMALL)

@@ -18,7 +18,7 @@ WARM_UP, BLOCKS, STEPS = 3, 6, 10
 
 
 def weights() -> dict[str, np.ndarray]:
-    """Named as in the state dict of examples/models/decoder.py; matrices are (out, in)."""
+    """Named as in the state dict of examples/decoder_model.py; matrices are (out, in)."""
     rng = np.random.default_rng(0)
 
     def matrix(rows: int, columns: int) -> np.ndarray:

@@ -7,7 +7,7 @@ from common import arguments, block_times, report, since_start
 args = arguments("lazyxla", "eager", "torch_xla")
 
 import torch  # noqa: E402
-from vision import import_torchvision  # noqa: E402
+from torchvision_import import import_torchvision  # noqa: E402
 
 if args.side == "lazyxla":
     import lazyxla

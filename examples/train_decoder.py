@@ -9,8 +9,8 @@ import dataclasses
 from collections.abc import Sequence
 
 import torch
-from data import markov_text
-from models.decoder import SMALL, Decoder, DecoderConfig, next_token_loss
+from decoder_model import SMALL, Decoder, DecoderConfig, next_token_loss
+from synthetic_data import markov_text
 from trainer import Summary, parser, train
 
 

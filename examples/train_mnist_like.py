@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from data import Batches, digits
-from models.lenet import LeNet
+from lenet_model import LeNet
+from synthetic_data import Batches, digits
 from torch import nn
 from trainer import Summary, parser, train
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from data import coloured_waves
+from synthetic_data import coloured_waves
 from torch import nn
+from torchvision_import import import_torchvision
 from trainer import Summary, parser, train
-from vision import import_torchvision
 
 CLASSES = 10
 

@@ -151,9 +151,7 @@ class RandomProgram:
             b.shape,
             b.dtype,
         )
-        if same or not set(addresses(a).flatten().tolist()) & set(
-            addresses(b).flatten().tolist()
-        ):
+        if same or not set(addresses(a).flatten().tolist()) & set(addresses(b).flatten().tolist()):
             return name
         return f"{name}.clone()"
 

@@ -32,7 +32,7 @@ def test_random_programs(seed, count):
     )
     @hypothesis.given(st.data())
     def run(data):
-        program = RandomProgram(lambda choices: choices[data.draw(st.integers(0, len(choices) - 1))])
+        program = RandomProgram(lambda items: items[data.draw(st.integers(0, len(items) - 1))])
         try:
             program.run(steps=data.draw(st.integers(1, 14)))
         except BaseException:

@@ -141,9 +141,9 @@ at::Tensor& copy_(at::Tensor& self, const at::Tensor& source, bool non_blocking)
   at::Tensor from = source;
   if (source.device().type() == kDeviceType) from = resolve_bits(source);
   if (from.is_same(self)) return self;
-  TORCH_CHECK(at::is_expandable_to(from.sizes(), self.sizes()), "The size of tensor a ",
-              self.sizes(), " must match the size of tensor b ", from.sizes(),
-              " to copy the second into the first");
+  auto shape = at::infer_size_dimvector(self.sizes(), from.sizes());
+  TORCH_CHECK(self.sizes() == c10::IntArrayRef(shape), "output with shape ", self.sizes(),
+              " doesn't match the broadcast shape ", c10::IntArrayRef(shape));
   at::assert_no_internal_overlap(self);
   if (from.device() == self.device()) at::assert_no_partial_overlap(self, from);
   if (self.numel() == 0) return self;

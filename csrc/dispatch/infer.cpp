@@ -2,7 +2,8 @@
 #include <ATen/EmptyTensor.h>
 #include <ATen/PythonTorchFunctionTLS.h>
 #include <ATen/core/LegacyTypeDispatch.h>
-#include <ATen/ops/zeros_like.h>
+#include <c10/core/DefaultDtype.h>
+#include <ATen/ops/ones.h>
 
 #include "dispatch/device_state.h"
 #include "dispatch/recorder.h"
@@ -93,23 +94,24 @@ bool call_on_meta(const c10::OperatorHandle& op, Args& stack) {
   return true;
 }
 
-// The argument with blank CPU tensors for tensors: what to_meta is to the meta device.
-IValue to_blank_cpu(const IValue& value, ArgKind kind) {
-  auto blank = [](const IValue& element) {
+// The argument with CPU tensors of ones for tensors: what to_meta is to the meta device. With `shrink`,
+// every dimension that has elements has one.
+IValue to_cpu_ones(const IValue& value, ArgKind kind, bool shrink) {
+  auto ones = [shrink](const IValue& element) {
     if (!is_tensor(element) || element.toTensor().is_cpu()) return element;
     const at::Tensor tensor = element.toTensor();
-    return IValue(at::zeros_like(
-        at::detail::empty_strided_meta(tensor.sizes(), tensor.strides(), tensor.scalar_type()),
-        c10::TensorOptions().device(c10::DeviceType::CPU)));
+    std::vector<int64_t> sizes = tensor.sizes().vec();
+    for (int64_t& size : sizes) size = shrink ? std::min<int64_t>(size, 1) : size;
+    return IValue(at::ones(sizes, c10::TensorOptions().dtype(tensor.scalar_type())));
   };
   switch (kind) {
-    case ArgKind::kTensor: return blank(value);
+    case ArgKind::kTensor: return ones(value);
     case ArgKind::kTensorList: {
       if (value.isNone()) return value;
       c10::List<at::Tensor> tensors;
       c10::List<std::optional<at::Tensor>> optionals;
       for (const IValue& element : value.toListRef()) {
-        IValue copy = blank(element);
+        IValue copy = ones(element);
         tensors.push_back(copy.isTensor() ? copy.toTensor() : at::Tensor());
         optionals.push_back(copy.isTensor() ? std::optional(copy.toTensor()) : std::nullopt);
       }
@@ -121,14 +123,15 @@ IValue to_blank_cpu(const IValue& value, ArgKind kind) {
   }
 }
 
-// A call that its meta function refuses. The meta functions written in Python word their errors in
-// their own way; the CPU kernel, run on blank data, says it as PyTorch's users know it. Returns if
-// the CPU kernel has no objection: then the operator is one for the host.
-void throw_as_cpu(const OpInfo& info, c10::ArrayRef<IValue> args) {
+// Calls the operator's CPU kernel on ones, to hear its objections to the arguments. The meta
+// functions written in Python word some errors in their own way, and make no checks that others make
+// (subtracting bools, say): the CPU kernel tells what PyTorch's users know. It is asked when a meta
+// function refuses a call, and, of operators whose checks one element answers, on every new call.
+void check_as_cpu(const OpInfo& info, c10::ArrayRef<IValue> args, bool shrink) {
   PlainScope plain;
   Args stack;
   for (size_t i = 0; i < args.size(); ++i) {
-    stack.push_back(to_blank_cpu(args[i], info.args[i].kind));
+    stack.push_back(to_cpu_ones(args[i], info.args[i].kind, shrink));
   }
   info.handle.callBoxed(&stack);
 }
@@ -230,7 +233,9 @@ void describe_spec(const OpInfo& info, c10::ArrayRef<IValue> args, const Scan& s
                    : schema_args[i].name() == "device" ? ArgKind::kDevice
                                                        : ArgKind::kStatic;
     if (source.kind == ArgSource::kDefault && args[i].isDouble()) kind = ArgKind::kScalar;
-    Arg arg = describe(info, args[i], kind, source.is_dtype);
+    bool unread = source.kind == ArgSource::kArgument && kind == ArgKind::kTensor &&
+                  !info.args[source.position].operand;
+    Arg arg = unread ? Arg{} : describe(info, args[i], kind, source.is_dtype);
     if (source.kind == ArgSource::kDefault && arg.kind == Arg::Kind::kSlot) {
       arg = {.kind = Arg::Kind::kFixedScalar, .constant = args[i], .dtype = c10::ScalarType::Double};
     }
@@ -319,6 +324,7 @@ std::optional<ir::Inference> ask(const OpInfo& info, c10::ArrayRef<IValue> args,
 // word, which is an address.
 std::string store_key(const OpInfo& info, const Scan& scan) {
   std::string key = info.name + "\n";
+  key += static_cast<char>(c10::get_default_dtype_as_scalartype());
   key.append(reinterpret_cast<const char*>(scan.key.data() + 1),
              (scan.key.size() - 1) * sizeof(uint64_t));
   return key;
@@ -366,8 +372,9 @@ std::unique_ptr<Recipe> infer(const OpInfo& info, c10::ArrayRef<IValue> args, co
     try {
       inference = ask(info, args, functional);
     } catch (const std::exception&) {
-      throw_as_cpu(info, args);
+      check_as_cpu(info, args, /*shrink=*/false);
     }
+    if (inference && info.checked_on_cpu) check_as_cpu(info, args, /*shrink=*/true);
     if (!inference) return nullptr;
     if (lasting) ir::InferenceStore::get().add(key, *inference);
   }

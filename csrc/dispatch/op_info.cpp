@@ -179,6 +179,35 @@ bool fills(const std::string& functional_name) {
   return names.count(functional_name) > 0;
 }
 
+// Operators whose first argument only lends its shape and dtype: what they make owes nothing to what
+// was there before.
+bool ignores_self(const std::string& functional_name) {
+  static const std::unordered_set<std::string> names{
+      "aten::fill.Scalar", "aten::fill.Tensor", "aten::zero",        "aten::zeros_like",
+      "aten::ones_like",   "aten::full_like",   "aten::uniform",     "aten::normal_functional",
+      "aten::log_normal",  "aten::exponential", "aten::cauchy",      "aten::geometric",
+      "aten::bernoulli.p", "aten::random",      "aten::random.from", "aten::random.to",
+      "aten::bernoulli.Tensor",
+  };
+  return names.count(functional_name) > 0;
+}
+
+// Operators whose argument checks do not depend on sizes, so that one element tells (see infer.cpp).
+bool checked_on_cpu(const OperatorHandle& functional) {
+  static const std::unordered_set<std::string> names{
+      "aten::mm",       "aten::bmm",          "aten::addmm", "aten::baddbmm", "aten::mv",
+      "aten::dot",      "aten::_softmax",     "aten::sort",  "aten::topk",    "aten::sort.stable",
+      "aten::max",      "aten::_log_softmax", "aten::min",   "aten::amax",    "aten::amin",
+      "aten::max.dim",  "aten::min.dim",      "aten::sum",   "aten::argmax",  "aten::argmin",
+      "aten::mean.dim", "aten::sum.dim_IntList",
+  };
+  if (names.count(qualified_name(functional.operator_name()))) return true;
+  for (at::Tag tag : functional.getTags()) {
+    if (tag == at::Tag::pointwise) return true;
+  }
+  return false;
+}
+
 std::unique_ptr<OpInfo> make_info(const OperatorHandle& op) {
   const FunctionSchema& schema = op.schema();
   auto info = std::make_unique<OpInfo>(op);
@@ -205,6 +234,8 @@ std::unique_ptr<OpInfo> make_info(const OperatorHandle& op) {
   }
   info->functional_name = qualified_name(info->functional.operator_name());
   bind_functional(*info, schema);
+  if (ignores_self(info->functional_name)) info->args[0].operand = false;
+  info->checked_on_cpu = checked_on_cpu(info->functional);
   info->may_overlap = fills(info->functional_name);
   for (at::Tag tag : info->functional.getTags()) {
     info->random |= tag == at::Tag::nondeterministic_seeded;

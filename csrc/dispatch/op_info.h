@@ -36,7 +36,7 @@ enum class ArgKind : uint8_t {
 struct ArgInfo {
   ArgKind kind;
   bool written = false;   // the operator changes this tensor (or these tensors)
-  bool operand = true;    // the functional counterpart takes it
+  bool operand = true;    // the functional counterpart reads its elements
   bool is_dtype = false;  // kStatic holding a ScalarType
 };
 
@@ -57,6 +57,7 @@ struct OpInfo {
   bool writes = false;
   bool writes_list = false;  // a _foreach_ operator: its kernel has to bump version counters
   bool may_overlap = false;  // it may write to a tensor whose elements share memory
+  bool checked_on_cpu = false;  // see infer.cpp
   bool random = false;   // draws from a generator
   bool factory = false;  // the functional form takes no tensor: scalars decide the result's shape
   // The operator whose rule lowers this one: itself, or the functional counterpart.

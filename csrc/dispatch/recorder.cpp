@@ -9,6 +9,7 @@
 
 #include "dispatch/generator.h"
 #include "dispatch/host.h"
+#include "dispatch/index_check.h"
 #include "dispatch/indexing.h"
 #include "dispatch/storage_ops.h"
 #include "dispatch/tensor.h"
@@ -135,9 +136,10 @@ void push_results(const OpInfo& info, const Recipe& recipe, c10::ArrayRef<at::Te
 
 // False if the operator has no meta kernel, so that it cannot be recorded.
 bool try_record(const OpInfo& info, torch::jit::Stack* stack) {
+  auto args = torch::jit::last(*stack, info.args.size());
+  if (options().check_indices) check_indices(info, args);
   ScanScope scope;
   Scan& scan = *scope;
-  auto args = torch::jit::last(*stack, info.args.size());
   scan.run(info, args);
   if (!scan.written.empty()) check_overlap(info, scan);
   const Recipe* recipe = find_recipe(info, args, scan);

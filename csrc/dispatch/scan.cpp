@@ -1,5 +1,6 @@
 #include "dispatch/scan.h"
 
+#include <c10/core/DefaultDtype.h>
 #include <c10/core/Scalar.h>
 
 #include <bit>
@@ -56,7 +57,9 @@ void Scan::run(const OpInfo& info, c10::ArrayRef<IValue> args) {
   slot_specs.clear();
   device = -1;
   generator.reset();
-  key.push_back(reinterpret_cast<uint64_t>(&info));
+  // An address leaves the upper bits free; the default dtype decides what numbers promote to.
+  key.push_back(reinterpret_cast<uint64_t>(&info) |
+                (static_cast<uint64_t>(c10::get_default_dtype_as_scalartype()) << 56));
   for (size_t i = 0; i < args.size(); ++i) {
     const IValue& value = args[i];
     switch (info.args[i].kind) {

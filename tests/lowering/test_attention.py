@@ -1,11 +1,10 @@
 """Attention's softmax and the fused inference layers, against PyTorch's CPU kernels."""
 
 import math
+from itertools import product
 
 import pytest
 import torch
-
-from tests.lowering.harness import check
 
 SAMPLES, STEPS, WIDTH, HEADS = 2, 5, 8, 2
 MASKS = {
@@ -22,58 +21,63 @@ def normal(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-@pytest.mark.parametrize("dim", [0, -1])
-def test_safe_softmax(dtype: torch.dtype, dim: int) -> None:
-    x = normal(3, 4, dtype=dtype)
-    x[1], x[:, 2], x[0, 0] = -math.inf, -math.inf, -math.inf
-    check("aten::_safe_softmax", x, dim)
-    check("aten::_safe_softmax", x, dim, torch.float64)
+def test_safe_softmax(dtype: torch.dtype) -> None:
+    batch = Batch()
+    for dim in [0, -1]:
+        x = normal(3, 4, dtype=dtype)
+        x[1], x[:, 2], x[0, 0] = -math.inf, -math.inf, -math.inf
+        batch.add("aten::_safe_softmax", x, dim)
+        batch.add("aten::_safe_softmax", x, dim, torch.float64)
+    batch.check()
 
 
 def test_safe_softmax_of_special_values() -> None:
+    batch = Batch()
     x = torch.tensor([[1.0, math.nan], [math.inf, 0.0], [-math.inf, 700.0]])
-    check("aten::_safe_softmax", x, 1)
-    check("aten::_safe_softmax", torch.tensor(3.0), 0)
-    check("aten::_safe_softmax", torch.zeros(2, 0), 0)
+    batch.add("aten::_safe_softmax", x, 1)
+    batch.add("aten::_safe_softmax", torch.tensor(3.0), 0)
+    batch.add("aten::_safe_softmax", torch.zeros(2, 0), 0)
+    batch.check()
 
 
 @pytest.mark.parametrize("mask", MASKS)
-@pytest.mark.parametrize("need_weights", [False, True])
-def test_multi_head_attention(mask: str, need_weights: bool) -> None:
-    inputs = [normal(SAMPLES, STEPS, WIDTH) * i for i in (1, 2, 3)]
-    weights = [normal(3 * WIDTH, WIDTH), normal(3 * WIDTH), normal(WIDTH, WIDTH), normal(WIDTH)]
-    values, kind = MASKS[mask]
-    for average in (False, True):
-        check(
-            "aten::_native_multi_head_attention",
-            *inputs,
+def test_multi_head_attention(mask: str) -> None:
+    batch = Batch()
+    for need_weights in [False, True]:
+        inputs = [normal(SAMPLES, STEPS, WIDTH) * i for i in (1, 2, 3)]
+        weights = [normal(3 * WIDTH, WIDTH), normal(3 * WIDTH), normal(WIDTH, WIDTH), normal(WIDTH)]
+        values, kind = MASKS[mask]
+        for average in (False, True):
+            batch.add(
+                "aten::_native_multi_head_attention",
+                *inputs,
+                WIDTH,
+                HEADS,
+                *weights,
+                values,
+                need_weights,
+                average,
+                kind,
+                tolerance={"rtol": 1e-4, "atol": 1e-4},
+            )
+    batch.check()
+
+
+@pytest.mark.parametrize("mask", MASKS)
+def test_encoder_layer(mask: str) -> None:
+    batch = Batch()
+    for norm_first, use_gelu in product([False, True], [False, True]):
+        wide = 2 * WIDTH
+        batch.add(
+            "aten::_transformer_encoder_layer_fwd",
+            normal(SAMPLES, STEPS, WIDTH),
             WIDTH,
             HEADS,
-            *weights,
-            values,
-            need_weights,
-            average,
-            kind,
-            rtol=1e-4,
-            atol=1e-4,
+            *(normal(3 * WIDTH, WIDTH), normal(3 * WIDTH), normal(WIDTH, WIDTH), normal(WIDTH)),
+            *(use_gelu, norm_first, 1e-5),
+            *(normal(WIDTH), normal(WIDTH + 1)[1:], normal(WIDTH), normal(WIDTH)),
+            *(normal(wide, WIDTH), normal(wide), normal(WIDTH, wide), normal(WIDTH)),
+            *MASKS[mask],
+            tolerance={"rtol": 1e-4, "atol": 1e-4},
         )
-
-
-@pytest.mark.parametrize("mask", MASKS)
-@pytest.mark.parametrize("norm_first", [False, True])
-@pytest.mark.parametrize("use_gelu", [False, True])
-def test_encoder_layer(mask: str, norm_first: bool, use_gelu: bool) -> None:
-    wide = 2 * WIDTH
-    check(
-        "aten::_transformer_encoder_layer_fwd",
-        normal(SAMPLES, STEPS, WIDTH),
-        WIDTH,
-        HEADS,
-        *(normal(3 * WIDTH, WIDTH), normal(3 * WIDTH), normal(WIDTH, WIDTH), normal(WIDTH)),
-        *(use_gelu, norm_first, 1e-5),
-        *(normal(WIDTH), normal(WIDTH + 1)[1:], normal(WIDTH), normal(WIDTH)),
-        *(normal(wide, WIDTH), normal(wide), normal(WIDTH, wide), normal(WIDTH)),
-        *MASKS[mask],
-        rtol=1e-4,
-        atol=1e-4,
-    )
+    batch.check()

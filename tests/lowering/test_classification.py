@@ -1,6 +1,7 @@
 """Losses over classes, against PyTorch's CPU kernels."""
 
 import math
+from itertools import product
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ import torch
 from lazyxla.lowering import lower
 from lazyxla.lowering.module import lower_to_text
 from tests.lowering import harness
+from tests.lowering.batch import Batch
 from tests.lowering.harness import check, run
 
 NONE, MEAN, SUM = range(3)
@@ -16,45 +18,50 @@ WEIGHT = torch.tensor([0.5, 1.0, 2.0, 0.25])
 
 
 @pytest.mark.parametrize("reduction", REDUCTIONS)
-@pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("spatial", [(), (2, 3)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_nll_loss(
-    reduction: int, weighted: bool, spatial: tuple[int, ...], dtype: torch.dtype
-) -> None:
-    op = "aten::nll_loss2d" if spatial else "aten::nll_loss"
-    x = torch.randn(5, 4, *spatial).log_softmax(1).to(dtype)
-    target = torch.randint(0, 4, (5, *spatial))
-    target[1] = -100
-    rest = (WEIGHT.to(dtype) if weighted else None, reduction, -100)
-    check(f"{op}_forward", x, target, *rest)
-    output, total = getattr(torch.ops.aten, f"{op[6:]}_forward")(x, target, *rest)
-    check(f"{op}_backward", torch.randn_like(output), x, target, *rest, total)
-    check(f"{op}_forward", x, target.clamp(min=0), rest[0], reduction, 2)
+def test_nll_loss(reduction: int, dtype: torch.dtype) -> None:
+    batch = Batch()
+    for weighted, spatial in product([False, True], [(), (2, 3)]):
+        op = "aten::nll_loss2d" if spatial else "aten::nll_loss"
+        x = torch.randn(5, 4, *spatial).log_softmax(1).to(dtype)
+        target = torch.randint(0, 4, (5, *spatial))
+        target[1] = -100
+        rest = (WEIGHT.to(dtype) if weighted else None, reduction, -100)
+        batch.add(f"{op}_forward", x, target, *rest)
+        output, total = getattr(torch.ops.aten, f"{op[6:]}_forward")(x, target, *rest)
+        batch.add(f"{op}_backward", torch.randn_like(output), x, target, *rest, total)
+        batch.add(f"{op}_forward", x, target.clamp(min=0), rest[0], reduction, 2)
+    batch.check()
 
 
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 def test_nll_loss_of_one_sample(reduction: int) -> None:
+    batch = Batch()
     x = torch.randn(4)
     for target in (torch.tensor(2), torch.tensor(-100)):
         rest = (WEIGHT, reduction, -100)
-        check("aten::nll_loss_forward", x, target, *rest)
+        batch.add("aten::nll_loss_forward", x, target, *rest)
         output, total = torch.ops.aten.nll_loss_forward(x, target, *rest)
-        check("aten::nll_loss_backward", torch.ones_like(output), x, target, *rest, total)
+        batch.add("aten::nll_loss_backward", torch.ones_like(output), x, target, *rest, total)
+    batch.check()
 
 
 def test_nll_loss_where_all_is_ignored() -> None:
+    batch = Batch()
     x, target = torch.randn(3, 4), torch.full((3,), -100)
-    check("aten::nll_loss_forward", x, target, None, MEAN, -100)
+    batch.add("aten::nll_loss_forward", x, target, None, MEAN, -100)
     total = torch.tensor(0.0)
-    check("aten::nll_loss_backward", torch.tensor(1.0), x, target, None, MEAN, -100, total)
+    batch.add("aten::nll_loss_backward", torch.tensor(1.0), x, target, None, MEAN, -100, total)
+    batch.check()
 
 
 def test_nll_loss_of_impossible_classes() -> None:
     """A class of probability 0 that nobody asks for leaves no nan behind."""
+    batch = Batch()
     x = torch.tensor([[0.0, -math.inf], [-math.inf, 0.0]])
-    check("aten::nll_loss_forward", x, torch.tensor([0, 1]), None, MEAN, -100)
-    check("aten::nll_loss_forward", x, torch.tensor([0, -100]), None, SUM, -100)
+    batch.add("aten::nll_loss_forward", x, torch.tensor([0, 1]), None, MEAN, -100)
+    batch.add("aten::nll_loss_forward", x, torch.tensor([0, -100]), None, SUM, -100)
+    batch.check()
 
 
 def test_nll_loss_for_tpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,28 +76,31 @@ def test_nll_loss_for_tpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("reduction", REDUCTIONS)
-@pytest.mark.parametrize("p", [1, 2])
-@pytest.mark.parametrize("weighted", [False, True])
-def test_multi_margin_loss(reduction: int, p: int, weighted: bool) -> None:
-    weight = WEIGHT if weighted else None
-    for x, target in (
-        (torch.randn(5, 4), torch.randint(0, 4, (5,))),
-        (torch.randn(4), torch.tensor(1)),
-    ):
-        check("aten::multi_margin_loss", x, target, p, 0.7, weight, reduction)
-        grad = torch.randn(5 if reduction == NONE and x.ndim == 2 else ())
-        arguments = (grad, x, target, p, 0.7, weight, reduction)
-        check("aten::multi_margin_loss_backward", *arguments)
+def test_multi_margin_loss(reduction: int) -> None:
+    batch = Batch()
+    for p, weighted in product([1, 2], [False, True]):
+        weight = WEIGHT if weighted else None
+        for x, target in (
+            (torch.randn(5, 4), torch.randint(0, 4, (5,))),
+            (torch.randn(4), torch.tensor(1)),
+        ):
+            batch.add("aten::multi_margin_loss", x, target, p, 0.7, weight, reduction)
+            grad = torch.randn(5 if reduction == NONE and x.ndim == 2 else ())
+            arguments = (grad, x, target, p, 0.7, weight, reduction)
+            batch.add("aten::multi_margin_loss_backward", *arguments)
+    batch.check()
 
 
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 def test_multilabel_margin_loss(reduction: int) -> None:
+    batch = Batch()
     labels = torch.tensor([[1, 3, -1, 0], [-1, 2, 2, 2], [0, 1, 2, 3]])
     for x, target in ((torch.randn(3, 4), labels), (torch.randn(4), labels[0])):
-        check("aten::multilabel_margin_loss_forward", x, target, reduction)
+        batch.add("aten::multilabel_margin_loss_forward", x, target, reduction)
         loss, is_target = torch.ops.aten.multilabel_margin_loss_forward(x, target, reduction)
         arguments = (torch.randn_like(loss), x, target, reduction, is_target)
-        check("aten::multilabel_margin_loss_backward", *arguments)
+        batch.add("aten::multilabel_margin_loss_backward", *arguments)
+    batch.check()
 
 
 @pytest.mark.parametrize("concatenated", [False, True])

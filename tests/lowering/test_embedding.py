@@ -1,11 +1,13 @@
 """Embeddings and bags of them, against PyTorch's CPU kernels."""
 
+from itertools import product
 from typing import Any
 
 import pytest
 import torch
 
-from tests.lowering.harness import check, run
+from tests.lowering.batch import Batch
+from tests.lowering.harness import run
 
 WEIGHT = torch.randn(7, 4, generator=torch.Generator().manual_seed(0))
 INDICES = torch.tensor([1, 5, 5, 0, 2, 5, 6, 1])
@@ -13,23 +15,25 @@ OFFSETS = torch.tensor([0, 2, 2, 7])
 FREQUENT = [False, True]
 
 
-@pytest.mark.parametrize("shape", [(), (3,), (2, 3), (0,)])
-@pytest.mark.parametrize("index_dtype", [torch.int64, torch.int32])
-def test_embedding(shape: tuple[int, ...], index_dtype: torch.dtype) -> None:
-    indices = torch.randint(0, 7, shape).to(index_dtype)
-    check("aten::embedding", WEIGHT, indices)
-    check("aten::embedding", WEIGHT.bfloat16(), indices, 3)
+def test_embedding() -> None:
+    batch = Batch()
+    for shape, index_dtype in product([(), (3,), (2, 3), (0,)], [torch.int64, torch.int32]):
+        indices = torch.randint(0, 7, shape).to(index_dtype)
+        batch.add("aten::embedding", WEIGHT, indices)
+        batch.add("aten::embedding", WEIGHT.bfloat16(), indices, 3)
+    batch.check()
 
 
-@pytest.mark.parametrize("scale_grad_by_freq", FREQUENT)
-@pytest.mark.parametrize("padding_idx", [-1, 5])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_embedding_backward(
-    scale_grad_by_freq: bool, padding_idx: int, dtype: torch.dtype
-) -> None:
-    grad = torch.randn(2, 4, 3).to(dtype)
-    indices = INDICES.reshape(2, 4)
-    check("aten::embedding_dense_backward", grad, indices, 7, padding_idx, scale_grad_by_freq)
+def test_embedding_backward(dtype: torch.dtype) -> None:
+    batch = Batch()
+    for scale_grad_by_freq, padding_idx in product(FREQUENT, [-1, 5]):
+        grad = torch.randn(2, 4, 3).to(dtype)
+        indices = INDICES.reshape(2, 4)
+        batch.add(
+            "aten::embedding_dense_backward", grad, indices, 7, padding_idx, scale_grad_by_freq
+        )
+    batch.check()
 
 
 def test_embedding_backward_sums_narrow_floats_exactly() -> None:
@@ -38,9 +42,18 @@ def test_embedding_backward_sums_narrow_floats_exactly() -> None:
     assert result.tolist() == [[512.0, 512.0], [0.0, 0.0], [0.0, 0.0]]
 
 
-@pytest.mark.parametrize("norm_type", [1.0, 2.0, 3.0, float("inf")])
-def test_embedding_renorm(norm_type: float) -> None:
-    check("aten::embedding_renorm", WEIGHT, INDICES[:5], 1.0, norm_type, rtol=1e-5, atol=1e-6)
+def test_embedding_renorm() -> None:
+    batch = Batch()
+    for norm_type in [1.0, 2.0, 3.0, float("inf")]:
+        batch.add(
+            "aten::embedding_renorm",
+            WEIGHT,
+            INDICES[:5],
+            1.0,
+            norm_type,
+            tolerance={"rtol": 1e-5, "atol": 1e-6},
+        )
+    batch.check()
 
 
 def bag_arguments(mode: int, last: bool, padding_idx: int) -> dict[str, Any]:
@@ -52,15 +65,15 @@ def bag_arguments(mode: int, last: bool, padding_idx: int) -> dict[str, Any]:
 @pytest.mark.parametrize("padding_idx", [-1, 5])
 def test_bags(mode: int, last: bool, padding_idx: int) -> None:
     """Every mode forward; then backward from PyTorch's own intermediate results."""
+    batch = Batch()
     offsets = torch.cat([OFFSETS, torch.tensor([8])]) if last else OFFSETS
     options = bag_arguments(mode, last, padding_idx)
     wanted = torch.ops.aten._embedding_bag(WEIGHT, INDICES, offsets, **options)
     for op in ("aten::_embedding_bag", "aten::_embedding_bag_forward_only"):
         got = run(op, WEIGHT, INDICES, offsets, **options)
         torch.testing.assert_close(got[0], wanted[0])
-        assert [x.shape for x in got[1:]] == [
-            x.shape for x in getattr(torch.ops.aten, op[6:])(WEIGHT, INDICES, offsets, **options)[1:]
-        ]
+        expected = getattr(torch.ops.aten, op[6:])(WEIGHT, INDICES, offsets, **options)
+        assert [x.shape for x in got] == [x.shape for x in expected]
         if got[1].numel():
             assert torch.equal(got[1], wanted[1])
         if mode:
@@ -68,11 +81,12 @@ def test_bags(mode: int, last: bool, padding_idx: int) -> None:
         if mode == 2:
             assert torch.equal(got[3], wanted[3])
     grad, rest = torch.randn(4, 4), [INDICES, offsets, *wanted[1:], 7]
-    check("aten::_embedding_bag_backward", grad, *rest, False, mode, False, None, padding_idx)
+    batch.add("aten::_embedding_bag_backward", grad, *rest, False, mode, False, None, padding_idx)
+    batch.check()
 
 
 def test_bags_scaled_by_frequency() -> None:
-    """A row's gradient is divided by its count. (PyTorch's CPU kernel looks up the counts of other rows.)"""
+    """A row's gradient is divided by its count. (PyTorch's CPU kernel takes other rows' counts.)"""
     wanted = torch.ops.aten._embedding_bag(WEIGHT, INDICES, OFFSETS, mode=1)
     grad, rest = torch.randn(4, 4), [INDICES, OFFSETS, *wanted[1:], 7]
     plain = torch.ops.aten._embedding_bag_backward(grad, *rest, False, 1, False, None)
@@ -104,6 +118,7 @@ def test_bags_on_other_devices() -> None:
 @pytest.mark.parametrize("padding_idx", [-1, 5])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_weighted_bags(padding_idx: int, dtype: torch.dtype) -> None:
+    batch = Batch()
     weight, weights = WEIGHT.to(dtype), torch.randn(8).to(dtype)
     options = bag_arguments(0, False, padding_idx)
     wanted = torch.ops.aten._embedding_bag(
@@ -114,18 +129,18 @@ def test_weighted_bags(padding_idx: int, dtype: torch.dtype) -> None:
     )
     torch.testing.assert_close(got, wanted[0], rtol=2e-3, atol=2e-3)
     grad, rest = torch.randn(4, 4).to(dtype), [INDICES, OFFSETS, wanted[1]]
-    check(
+    batch.add(
         "aten::_embedding_bag_per_sample_weights_backward",
         grad,
         weight,
         *rest,
         0,
         padding_idx,
-        atol=4e-3,
-        rtol=4e-3,
+        tolerance={"rtol": 4e-3, "atol": 4e-3},
     )
     arguments = [grad, *rest, *wanted[2:], 7, False, 0, False, weights, padding_idx]
-    check("aten::_embedding_bag_backward", *arguments, atol=4e-3, rtol=4e-3)
+    batch.add("aten::_embedding_bag_backward", *arguments, tolerance={"rtol": 4e-3, "atol": 4e-3})
+    batch.check()
 
 
 def test_empty_bags() -> None:

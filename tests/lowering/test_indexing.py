@@ -1,9 +1,12 @@
 """Gather, scatter and what is made of them, against PyTorch's CPU kernels."""
 
+from itertools import product
+
 import pytest
 import torch
 
-from tests.lowering.harness import OnHost, check, run
+from tests.lowering.batch import Batch
+from tests.lowering.harness import OnHost, run
 
 X = torch.arange(4 * 5 * 6, dtype=torch.float32).reshape(4, 5, 6)
 FLOATS = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
@@ -42,31 +45,37 @@ INDICES = {
 }
 
 
-@pytest.mark.parametrize("name", INDICES)
-def test_index(name: str) -> None:
-    check("aten::index.Tensor", X, INDICES[name])
-    if name != "on host":
-        check("aten::_unsafe_index.Tensor", X, INDICES[name])
+def test_index() -> None:
+    batch = Batch()
+    for name in INDICES:
+        batch.add("aten::index.Tensor", X, INDICES[name])
+        if name != "on host":
+            batch.add("aten::_unsafe_index.Tensor", X, INDICES[name])
+    batch.check()
 
 
-@pytest.mark.parametrize("name", INDICES)
 @pytest.mark.parametrize("accumulate", [False, True])
-def test_index_put(name: str, accumulate: bool) -> None:
-    indices = INDICES[name]
-    plain = [i.tensor if isinstance(i, OnHost) else i for i in indices]
-    values = some(tuple(X[tuple(slice(None) if i is None else i for i in plain)].shape))
-    check("aten::index_put", X, indices, values, accumulate)
-    check("aten::index_put", X, indices, OnHost(torch.tensor(2.5)), accumulate)
+def test_index_put(accumulate: bool) -> None:
+    batch = Batch()
+    for name in INDICES:
+        indices = INDICES[name]
+        plain = [i.tensor if isinstance(i, OnHost) else i for i in indices]
+        values = some(tuple(X[tuple(slice(None) if i is None else i for i in plain)].shape))
+        batch.add("aten::index_put", X, indices, values, accumulate)
+        batch.add("aten::index_put", X, indices, OnHost(torch.tensor(2.5)), accumulate)
+    batch.check()
 
 
 def test_index_put_adds_duplicates() -> None:
+    batch = Batch()
     index = ints(1, 1, 1, 0)
     for dtype in DTYPES:
         x, values = some((3, 2), dtype), some((4, 2), dtype)
-        check("aten::index_put", x, [index], values, True)
-    check("aten::index_put", X, [index, None, ints(2, 2, 2, 2)], some((4, 5)), True)
-    check("aten::_index_put_impl", X, [index], some((6,)), True, True)
-    check("aten::_unsafe_index_put", X, [index], some((5, 6)), True)
+        batch.add("aten::index_put", x, [index], values, True)
+    batch.add("aten::index_put", X, [index, None, ints(2, 2, 2, 2)], some((4, 5)), True)
+    batch.add("aten::_index_put_impl", X, [index], some((6,)), True, True)
+    batch.add("aten::_unsafe_index_put", X, [index], some((5, 6)), True)
+    batch.check()
 
 
 def test_index_put_sums_narrow_floats_exactly() -> None:
@@ -76,104 +85,126 @@ def test_index_put_sums_narrow_floats_exactly() -> None:
     assert result.item() == 512
 
 
-@pytest.mark.parametrize("indices", [[ints(0, 9, -7)], [None, ints(1, -99, 4)]])
-def test_masked_index(indices: list[torch.Tensor | None]) -> None:
-    mask = torch.tensor([True, False, False])
-    values = X[tuple(slice(None) if i is None else i.clamp(0, 3) for i in indices)]
-    mask = mask.reshape([3 if n == 3 else 1 for n in values.shape]).expand(values.shape)
-    check("aten::_unsafe_masked_index", X, mask.contiguous(), indices, 7.5)
-    check("aten::_unsafe_masked_index_put_accumulate", X, mask.contiguous(), indices, values)
+def test_masked_index() -> None:
+    batch = Batch()
+    for indices in [[ints(0, 9, -7)], [None, ints(1, -99, 4)]]:
+        mask = torch.tensor([True, False, False])
+        values = X[tuple(slice(None) if i is None else i.clamp(0, 3) for i in indices)]
+        mask = mask.reshape([3 if n == 3 else 1 for n in values.shape]).expand(values.shape)
+        batch.add("aten::_unsafe_masked_index", X, mask.contiguous(), indices, 7.5)
+        batch.add(
+            "aten::_unsafe_masked_index_put_accumulate", X, mask.contiguous(), indices, values
+        )
+    batch.check()
 
 
-@pytest.mark.parametrize("dim", [0, 1, -1])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int32])
-def test_slices(dim: int, dtype: torch.dtype) -> None:
-    x, index = some((4, 5, 6), dtype), ints(3, 0, 3)
-    shape = [4, 5, 6]
-    shape[dim] = 3
-    source = some(tuple(shape), dtype)
-    check("aten::index_select", x, dim, index)
-    check("aten::index_select", x, dim, index.int())
-    # PyTorch's CPU kernel rounds to bfloat16 after every term.
-    rtol, atol = (0.016, 0.03) if dtype == torch.bfloat16 else (None, None)
-    check("aten::index_add", x, dim, index, source, rtol=rtol, atol=atol)
-    check("aten::index_add", x, dim, index, source, alpha=2, rtol=rtol, atol=atol)
-    check("aten::index_copy", x, dim, ints(3, 0, 1), source)
-    check("aten::index_fill.int_Scalar", x, dim, ints(3, -2), 5)
-    check("aten::index_fill.int_Tensor", x, dim, ints(3, 0), torch.tensor(5, dtype=dtype))
+def test_slices(dtype: torch.dtype) -> None:
+    batch = Batch()
+    for dim in [0, 1, -1]:
+        x, index = some((4, 5, 6), dtype), ints(3, 0, 3)
+        shape = [4, 5, 6]
+        shape[dim] = 3
+        source = some(tuple(shape), dtype)
+        batch.add("aten::index_select", x, dim, index)
+        batch.add("aten::index_select", x, dim, index.int())
+        # PyTorch's CPU kernel rounds to bfloat16 after every term.
+        tolerance = {"rtol": 0.016, "atol": 0.03} if dtype == torch.bfloat16 else None
+        batch.add("aten::index_add", x, dim, index, source, tolerance=tolerance)
+        batch.add("aten::index_add", x, dim, index, source, alpha=2, tolerance=tolerance)
+        batch.add("aten::index_copy", x, dim, ints(3, 0, 1), source)
+        batch.add("aten::index_fill.int_Scalar", x, dim, ints(3, -2), 5)
+        batch.add("aten::index_fill.int_Tensor", x, dim, ints(3, 0), torch.tensor(5, dtype=dtype))
+    batch.check()
 
 
 def test_slices_of_zero_dim_tensors() -> None:
+    batch = Batch()
     x, index = torch.tensor(2.0), ints(0)
-    check("aten::index_select", x, 0, index)
-    check("aten::index_select", X[0, 0], 0, torch.tensor(3))
-    check("aten::index_add", x, 0, index, torch.tensor(3.0))
-    check("aten::index_add", X[0, 0], 0, torch.tensor(3), torch.tensor([3.0]))
-    check("aten::index_copy", x, 0, index, torch.tensor(3.0))
-    check("aten::index_fill.int_Scalar", x, 0, index, 3.0)
-    check("aten::gather", x, 0, torch.tensor(0))
-    check("aten::gather", X[0, 0], 0, torch.tensor(4))
-    check("aten::scatter.src", x, 0, torch.tensor(0), torch.tensor(5.0))
-    check("aten::scatter_add", X[0, 0], 0, torch.tensor(4), torch.tensor(5.0))
+    batch.add("aten::index_select", x, 0, index)
+    batch.add("aten::index_select", X[0, 0], 0, torch.tensor(3))
+    batch.add("aten::index_add", x, 0, index, torch.tensor(3.0))
+    batch.add("aten::index_add", X[0, 0], 0, torch.tensor(3), torch.tensor([3.0]))
+    batch.add("aten::index_copy", x, 0, index, torch.tensor(3.0))
+    batch.add("aten::index_fill.int_Scalar", x, 0, index, 3.0)
+    batch.add("aten::gather", x, 0, torch.tensor(0))
+    batch.add("aten::gather", X[0, 0], 0, torch.tensor(4))
+    batch.add("aten::scatter.src", x, 0, torch.tensor(0), torch.tensor(5.0))
+    batch.add("aten::scatter_add", X[0, 0], 0, torch.tensor(4), torch.tensor(5.0))
+    batch.check()
 
 
-@pytest.mark.parametrize("reduce", ["prod", "mean", "amax", "amin"])
-@pytest.mark.parametrize("include_self", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int64])
-def test_index_reduce(reduce: str, include_self: bool, dtype: torch.dtype) -> None:
-    x, index = some((4, 3), dtype) - 2, ints(2, 0, 2, 2)
-    source = some((4, 4), dtype)[:, :3].contiguous() - 3
-    check("aten::index_reduce", x, 0, index, source, reduce, include_self=include_self)
-    check("aten::index_reduce", x, 1, ints(1), source[:, :1].contiguous(), reduce)
+def test_index_reduce(dtype: torch.dtype) -> None:
+    batch = Batch()
+    for reduce, include_self in product(["prod", "mean", "amax", "amin"], [True, False]):
+        x, index = some((4, 3), dtype) - 2, ints(2, 0, 2, 2)
+        source = some((4, 4), dtype)[:, :3].contiguous() - 3
+        batch.add("aten::index_reduce", x, 0, index, source, reduce, include_self=include_self)
+        batch.add("aten::index_reduce", x, 1, ints(1), source[:, :1].contiguous(), reduce)
+    batch.check()
 
 
-@pytest.mark.parametrize("dim", [0, 1, -1])
-def test_gather(dim: int) -> None:
-    index = torch.tensor([[0, 1, 2], [2, 0, 1]])
-    check("aten::gather", some((3, 4)), dim, index)
-    check("aten::gather", some((3, 3), torch.bool), dim, index)
-    check("aten::gather", some((3, 3)), dim, index[:0])
+def test_gather() -> None:
+    batch = Batch()
+    for dim in [0, 1, -1]:
+        index = torch.tensor([[0, 1, 2], [2, 0, 1]])
+        batch.add("aten::gather", some((3, 4)), dim, index)
+        batch.add("aten::gather", some((3, 3), torch.bool), dim, index)
+        batch.add("aten::gather", some((3, 3)), dim, index[:0])
+    batch.check()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_scatter(dtype: torch.dtype) -> None:
+    batch = Batch()
     x, source = some((3, 4), dtype), some((3, 5), dtype)
     unique = torch.tensor([[0, 1, 2], [2, 0, 1]])
     equal = torch.tensor([[0, 0], [2, 0], [3, 3]])
-    check("aten::scatter.src", x, 0, unique, source)
-    check("aten::scatter.src", x, 1, unique[:, :2], source)
-    check("aten::scatter.value", x, 1, equal, 1)
-    check("aten::scatter_add", x, 1, equal, source)
-    check("aten::scatter_add", x, 0, equal[:2], source)
+    batch.add("aten::scatter.src", x, 0, unique, source)
+    batch.add("aten::scatter.src", x, 1, unique[:, :2], source)
+    batch.add("aten::scatter.value", x, 1, equal, 1)
+    batch.add("aten::scatter_add", x, 1, equal, source)
+    batch.add("aten::scatter_add", x, 0, equal[:2], source)
     if dtype != torch.bool:
         for reduce in ("add", "multiply"):
-            check("aten::scatter.reduce", x, 1, equal, source, reduce=reduce)
-            check("aten::scatter.value_reduce", x, 1, equal, 3, reduce=reduce)
+            batch.add("aten::scatter.reduce", x, 1, equal, source, reduce=reduce)
+            batch.add("aten::scatter.value_reduce", x, 1, equal, 3, reduce=reduce)
+    batch.check()
 
 
-@pytest.mark.parametrize("reduce", ["sum", "prod", "mean", "amax", "amin"])
-@pytest.mark.parametrize("include_self", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int32])
-def test_scatter_reduce(reduce: str, include_self: bool, dtype: torch.dtype) -> None:
-    x, source = some((3, 4), dtype) - 2, some((3, 5), dtype) - 4
-    index = torch.tensor([[0, 0], [2, 0], [3, 3]])
-    check("aten::scatter_reduce.two", x, 1, index, source, reduce, include_self=include_self)
-    check("aten::scatter_reduce.two", x, 0, index[:2], source, reduce, include_self=include_self)
+def test_scatter_reduce(dtype: torch.dtype) -> None:
+    batch = Batch()
+    for reduce, include_self in product(["sum", "prod", "mean", "amax", "amin"], [True, False]):
+        x, source = some((3, 4), dtype) - 2, some((3, 5), dtype) - 4
+        index = torch.tensor([[0, 0], [2, 0], [3, 3]])
+        batch.add(
+            "aten::scatter_reduce.two", x, 1, index, source, reduce, include_self=include_self
+        )
+        batch.add(
+            "aten::scatter_reduce.two", x, 0, index[:2], source, reduce, include_self=include_self
+        )
+    batch.check()
 
 
 def test_flat_indices() -> None:
+    batch = Batch()
     index = torch.tensor([[3, -1], [0, 3]])
     for x in (X, X.long()):
-        check("aten::take", x, index)
-        check("aten::put", x, index[0], torch.tensor([1, 2]).to(x.dtype))
-        check("aten::put", x, index, torch.tensor([[1, 2], [3, 4]]).to(x.dtype), True)
-    check("aten::take", torch.tensor(3.0), torch.tensor(0))
+        batch.add("aten::take", x, index)
+        batch.add("aten::put", x, index[0], torch.tensor([1, 2]).to(x.dtype))
+        batch.add("aten::put", x, index, torch.tensor([[1, 2], [3, 4]]).to(x.dtype), True)
+    batch.add("aten::take", torch.tensor(3.0), torch.tensor(0))
+    batch.check()
 
 
 def test_masked_scatter() -> None:
+    batch = Batch()
     mask = some((4, 5), torch.bool)
     x, source = some((4, 5)), some((20,))
-    check("aten::masked_scatter", x, mask, source)
-    check("aten::masked_scatter", x, mask[:1], source)
-    check("aten::masked_scatter_backward", x, mask, [4, 5])
-    check("aten::masked_scatter_backward", x, mask, [18])
+    batch.add("aten::masked_scatter", x, mask, source)
+    batch.add("aten::masked_scatter", x, mask[:1], source)
+    batch.add("aten::masked_scatter_backward", x, mask, [4, 5])
+    batch.add("aten::masked_scatter_backward", x, mask, [18])
+    batch.check()

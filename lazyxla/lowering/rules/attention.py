@@ -1,7 +1,7 @@
-"""The fused attention layers that nn.MultiheadAttention and nn.TransformerEncoder use in inference.
+"""The fused layers that nn.MultiheadAttention and nn.TransformerEncoder use in inference.
 
-torch.nn.functional.scaled_dot_product_attention needs no rule: on this device PyTorch takes it apart into matrix
-products, masks and a softmax.
+torch.nn.functional.scaled_dot_product_attention needs no rule: on this device PyTorch takes it
+apart into matrix products, masks and a softmax.
 """
 
 import math
@@ -24,7 +24,10 @@ def _linear(b: "Builder", x: Value, weight: Value, bias: Value) -> Value:
 
 
 def _masked(b: "Builder", scores: Value, mask: Value | None, mask_type: int | None) -> Value:
-    """Scores (N, H, T, T) with -inf where the mask is not 0. Its shape by type: 0 (T, T), 1 (N, T), 2 (N, H, T, T)."""
+    """Scores (N, H, T, T) with -inf where the mask is not 0.
+
+    The mask's shape by its type: 0 (T, T), 1 (N, T), 2 (N, H, T, T).
+    """
     if mask is None:
         return scores
     mask = b.convert(mask, torch.bool)
@@ -41,7 +44,7 @@ def _attend(
     mask: Value | None,
     mask_type: int | None,
 ) -> tuple[Value, Value]:
-    """The heads' results (N, T, D) and the attention weights (N, H, T, T) for query, key and value (N, T, D)."""
+    """The heads' results (N, T, D) and the attention weights (N, H, T, T) for inputs (N, T, D)."""
     samples, steps, width = b.shape(inputs[0])
     dtype, size = b.dtype(inputs[0]), width // heads
 

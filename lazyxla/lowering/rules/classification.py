@@ -18,7 +18,7 @@ _NONE, _MEAN, _SUM = range(3)  # at::Reduction
 
 
 def _classes(b: "Builder", x: Value, target: Value) -> tuple[Value, Value, int]:
-    """Operands with a batch dimension: x (N, C, ...) in the dtype to compute in, int64 target (N, ...), C."""
+    """x as (N, C, ...) in the dtype to compute in, target as (N, ...) of int64, and C."""
     x = b.convert(x, b.compute_dtype(b.dtype(x)))
     target = b.value(target, torch.int64)
     if b.rank(x) == 1:
@@ -46,7 +46,7 @@ def _one_hot(b: "Builder", x: Value, target: Value) -> Value:
 def _target_weights(
     b: "Builder", x: Value, target: Value, weight: Value | None, ignore_index: int
 ) -> tuple[Value, Value]:
-    """The weight of every target, 0 for ignored ones, and the targets with 0 in place of ignored ones."""
+    """The weight of every target, 0 for ignored ones, and the targets, 0 for ignored ones too."""
     ignored = b.compare(target, b.full_like(target, ignore_index), "EQ")
     safe = b.select(ignored, 0, target)
     if weight is None:
@@ -125,7 +125,10 @@ def _sample_gradients(b: "Builder", grad: Value, like: Value, reduction: int) ->
 def _margins(
     b: "Builder", x: Value, target: Value, margin: Value, weight: Value | None
 ) -> tuple[Value, Value, Value]:
-    """margin - x[target] + x where positive and not the target's, the weights / C, where the target is; all (N, C)."""
+    """The margins, the weights / C, and where the target is; all of shape (N, C).
+
+    A margin is margin - x[target] + x where that is positive, and 0 at the target.
+    """
     x, target, classes = _classes(b, x, b.reshape(b.value(target, torch.int64), [-1]))
     shape, dtype = b.shape(x), b.dtype(x)
     own = b.broadcast_to(b.unsqueeze(_pick(b, x, target), 1), shape)
@@ -176,9 +179,10 @@ def multi_margin_loss_backward(
 
 
 def _label_margins(b: "Builder", x: Value, target: Value) -> tuple[Value, Value, Value]:
-    """Of x and target (N, C): the labels, C in place of none; where x has a label; the margins (N, label, class).
+    """Of x and target (N, C): labels, C for none; where x is labelled; margins (N, label, class).
 
-    A margin is 1 - x[label] + x[class] where that is positive, the label exists and the class is not labelled.
+    A margin is 1 - x[label] + x[class] where that is positive, the label exists and the class is
+    not labelled, and 0 elsewhere.
     """
     samples, classes = shape = b.shape(x)
     none = b.compare(target, b.full_like(target, 0), "LT")
@@ -192,7 +196,8 @@ def _label_margins(b: "Builder", x: Value, target: Value) -> tuple[Value, Value,
     own = b.take_along(x, b.select(given, target, 0), 1)
     cube = [samples, classes, classes]
     own = b.broadcast_to(b.unsqueeze(own, 2), cube)
-    gap = b.hlo.add(b.hlo.subtract(b.full_like(own, 1), own), b.broadcast_to(b.unsqueeze(x, 1), cube))
+    others = b.broadcast_to(b.unsqueeze(x, 1), cube)
+    gap = b.hlo.add(b.hlo.subtract(b.full_like(own, 1), own), others)
     counts = b.hlo.and_(
         b.broadcast_to(b.unsqueeze(given, 2), cube),
         b.hlo.not_(b.broadcast_to(b.unsqueeze(labelled, 1), cube)),
@@ -201,9 +206,7 @@ def _label_margins(b: "Builder", x: Value, target: Value) -> tuple[Value, Value,
 
 
 @rule("aten::multilabel_margin_loss_forward")
-def multilabel_margin_loss(
-    b: "Builder", x: Value, target: Value, reduction: int
-) -> list[Value]:
+def multilabel_margin_loss(b: "Builder", x: Value, target: Value, reduction: int) -> list[Value]:
     wide, target = _batch(b, x), b.reshape(target, b.shape(_batch(b, x)))
     _, labelled, gaps = _label_margins(b, wide, target)
     losses = b.scale(b.reduce(gaps, [1, 2], "sum"), 1 / b.shape(wide)[1])
@@ -233,7 +236,10 @@ def _batch(b: "Builder", x: Value) -> Value:
 
 
 def _log_alpha(log_probs: Any, labels: Any, blank: int) -> Any:
-    """log alpha (T, N, 2 L + 1) of log_probs (T, N, C) and labels (N, L), by the recursion of Graves et al. 2006."""
+    """log alpha (T, N, 2 L + 1) of log_probs (T, N, C) and labels (N, L).
+
+    The recursion is that of Graves et al., Connectionist Temporal Classification, 2006.
+    """
     import jax
     import jax.numpy as jnp
 
@@ -326,7 +332,7 @@ def ctc_loss_backward(
     blank: int,
     zero_infinity: bool,
 ) -> Any:
-    """PyTorch's gradient holds that of a log_softmax that made log_probs as well, hence exp(log_probs)."""
+    """As in PyTorch, the gradient anticipates the log_softmax behind: hence exp(log_probs)."""
     import jax
     import jax.numpy as jnp
 

@@ -43,12 +43,10 @@ def forward(b: "Builder", x: Value, w: Value, window: Window) -> Value | None:
         return _forward_terms(b, x, w, window, out)
     if not _as_product(b, n * math.prod(out), o, window, b.dtype(x)):
         return None
-    split = [groups] if groups > 1 else []
-    batch = [0] if groups > 1 else []
-    windows = b.reshape(_windows(b, x, window, out), [*split, inner, window.taps, n, *out])
-    w = b.reshape(w, [*split, o // groups, inner, window.taps])
-    i = len(split)
-    y = b.dot(w, windows, [i + 1, i + 2], [i, i + 1], batch, batch)
+    batch, i = _batch(groups)
+    windows = b.reshape(_windows(b, x, window, out), [*batch, inner * window.taps, -1])
+    w = b.reshape(w, [*batch, o // groups, inner * window.taps])
+    y = b.dot(w, windows, [i + 1], [i], range(i), range(i))
     return b.swap(b.reshape(y, [o, n, *out]), 0, 1)
 
 
@@ -63,21 +61,22 @@ def input_grad(
         return _input_grad_terms(b, y, w, sizes, window)
     if not _as_product(b, n * math.prod(out), o, window, b.dtype(y)):
         return None
-    split = [groups] if groups > 1 else []
-    i = len(split)
-    w = b.reshape(w, [*split, o // groups, inner, taps])
-    y = b.reshape(y, [n, *split, o // groups, *out])
-    wide = b.compute_dtype(b.dtype(y))
+    batch, i = _batch(groups)
+    w = b.reshape(w, [*batch, o // groups, inner * taps])
+    y = b.reshape(b.swap(y, 0, 1), [*batch, o // groups, -1])
+    dtype, wide = b.dtype(y), b.compute_dtype(b.dtype(y))
     # A product whose sum runs over rows transposes its first operand: let it be the smaller one.
     if math.prod(b.shape(w)) <= math.prod(b.shape(y)):
-        columns = b.dot(w, y, [i], [1 + i], [0][:i], [1][:i], wide)
+        columns = b.dot(w, y, [i], [i], range(i), range(i), wide)
     else:
-        columns = b.dot(y, w, [1 + i], [i], [1][:i], [0][:i], wide)
-        rank, last = b.rank(columns), b.rank(columns) - 2
-        columns = b.transpose(columns, [*range(i), last, last + 1, *range(i, rank - 2)])
+        # Transposed in more than two dimensions, for XLA turns the transpose of a product around.
+        columns = b.dot(y, w, [i], [i], range(i), range(i), wide)
+        columns = b.reshape(columns, [*batch, n, *out, inner, taps])
+        rank = b.rank(columns)
+        columns = b.transpose(columns, [*range(i), rank - 2, rank - 1, *range(i, rank - 2)])
     columns = b.reshape(columns, [groups * inner, taps, n, *out])
     parts = [b.select_dim(columns, 1, tap) for tap in range(taps)]
-    return b.convert(b.swap(add_shifted(b, parts, sizes, window), 0, 1), b.dtype(y))
+    return b.convert(b.swap(add_shifted(b, parts, sizes, window), 0, 1), dtype)
 
 
 def weight_grad(b: "Builder", x: Value, y: Value, window: Window) -> Value | None:
@@ -85,24 +84,23 @@ def weight_grad(b: "Builder", x: Value, y: Value, window: Window) -> Value | Non
     groups, taps = window.groups, window.taps
     (n, c), o = b.shape(x)[:2], b.shape(y)[1]
     out, inner = b.shape(y)[2:], c // groups
-    if groups == c:
+    if groups == c > 1:
         return _weight_grad_terms(b, x, y, window)
     if not _as_product(b, n * math.prod(out), o, window, b.dtype(x)):
         return None
-    split = [groups] if groups > 1 else []
-    i = len(split)
-    windows = b.reshape(_windows(b, x, window, out), [*split, inner, taps, n, *out])
-    y = b.reshape(y, [n, *split, o // groups, *out])
-    spatial = len(out)
-    w = b.dot(
-        y,
-        windows,
-        [0, *range(2 + i, 2 + i + spatial)],
-        list(range(2 + i, 3 + i + spatial)),
-        [1][:i],
-        [0][:i],
-    )
+    batch, i = _batch(groups)
+    windows = b.reshape(_windows(b, x, window, out), [*batch, inner * taps, -1])
+    y = b.reshape(b.swap(y, 0, 1), [*batch, o // groups, -1])
+    w = b.dot(y, windows, [i + 1], [i + 1], range(i), range(i))
     return b.reshape(w, [o, inner, *window.kernel])
+
+
+def _batch(groups: int) -> tuple[list[int], int]:
+    """The batch dimensions of the products, and how many they are: one of groups, if there are any.
+
+    Beyond them the operands are plain matrices; XLA would lay others out anew.
+    """
+    return ([groups], 1) if groups > 1 else ([], 0)
 
 
 def _as_product(

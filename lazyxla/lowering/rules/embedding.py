@@ -1,7 +1,7 @@
 """Embeddings and bags of embeddings, and their gradients.
 
-Gradients are a scatter-add of rows on every platform: on XLA's CPU backend that takes 50 us for 512 tokens of 256
-floats and 2048 rows, where a product with one-hot vectors takes 1.4 ms.
+Gradients are a scatter-add of rows on every platform: on XLA's CPU backend that takes 50 us for
+512 tokens of 256 floats and 2048 rows, where a product with one-hot vectors takes 1.4 ms.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -28,7 +28,7 @@ def _flat(b: "Builder", index: Value) -> Value:
 
 
 def _unless(b: "Builder", index: Value, skipped: Value, size: int) -> Value:
-    """`index` with the places where `skipped` holds moved out of range, so that a scatter leaves them out."""
+    """`index`, out of range where `skipped` holds, so that a scatter leaves these places out."""
     return b.select(skipped, size, index)
 
 
@@ -94,7 +94,7 @@ def embedding_dense_backward(
 def embedding_renorm(
     b: "Builder", weight: Value, indices: Value, max_norm: Value, norm_type: Value
 ) -> Value:
-    """Rows that `indices` name are scaled down to `max_norm`; equal rows get equal values, so duplicates are fine."""
+    """Scales the rows that `indices` name down to `max_norm`; duplicates write equal values."""
     index = _flat(b, indices)
     if not b.shape(index)[0]:
         return weight
@@ -121,7 +121,7 @@ def _row_norm(b: "Builder", rows: Value, order: float) -> Value:
 
 
 def _offset_to_bag(b: "Builder", offsets: Value, bags: int, count: int) -> Value:
-    """The bag of every one of `count` indices: how many of the first `bags` offsets lie at or before it, less one."""
+    """The bag of each of `count` indices: how many offsets lie at or before it, less one."""
     starts = b.slice_dim(_long(b, offsets), 0, 0, bags)
     marks = _counts(b, starts, count, torch.int64)
     spec = TensorSpec(torch.int64, (count,))
@@ -142,8 +142,9 @@ def embedding_bag(
     include_last_offset: bool,
     padding_idx: int,
 ) -> list[Value]:
-    """Output, offset2bag, bag_size and max_indices, the last three in the shapes that the meta function gives.
+    """Output, offset2bag, bag_size and max_indices.
 
+    The last three have the shapes that the meta function gives, which differ by PyTorch's device.
     bag_size leaves out padding. max_indices is 0 where a bag is empty.
     """
     bags, dtype = b.outputs[0].shape[0], b.dtype(weight)
@@ -170,7 +171,7 @@ def embedding_bag(
 
 
 def _resized(b: "Builder", x: Value | None, output: int) -> Value:
-    """An auxiliary result in the expected shape: some are not kept in some modes, and bag_size may have one more."""
+    """An auxiliary result in its expected shape: empty in some modes; bag_size may be longer."""
     dtype, shape = b.outputs[output]
     if x is None or 0 in shape:
         return b.zeros(shape, dtype)
@@ -288,7 +289,7 @@ def embedding_bag_per_sample_weights_backward(
     mode: int,
     padding_idx: int,
 ) -> Value:
-    """Element i is the product of the gradient of i's bag with the embedding of indices[i]; 0 for padding."""
+    """Element i is the gradient of its bag times the embedding of indices[i]; 0 for padding."""
     index = _flat(b, indices)
     if not b.shape(index)[0]:
         return b.zeros(b.outputs[0].shape, b.outputs[0].dtype)

@@ -1,7 +1,8 @@
 """Indexing with tensors: gather, scatter and the operators that are made of them.
 
-Indices that PyTorch lets count from the end do so here. PyTorch's check of the range would need the index values, so
-there is none: what is read out of range comes from the nearest element in range, what is written there is dropped.
+Indices that PyTorch lets count from the end do so here. PyTorch's check of the range would need
+the index values, so there is none: what is read out of range comes from the nearest element in
+range, and what is written there is dropped.
 """
 
 import math
@@ -23,10 +24,11 @@ Indices = Sequence[Value | None]
 
 
 def _places(b: "Builder", x: Value, indices: Indices) -> tuple[list[int], Value, int]:
-    """What tensor[indices] addresses: the indexed dimensions, index vectors, where their dimensions go.
+    """What x[indices] addresses: the indexed dimensions, index vectors, where their dimensions go.
 
-    The index vectors have the shape (*common shape of the indices, number of indexed dimensions). PyTorch puts the
-    common shape where the indexed dimensions were if these are adjacent, and in front otherwise.
+    The index vectors have the shape (*common shape of the indices, number of indexed dimensions).
+    PyTorch puts the common shape where the indexed dimensions were if these are adjacent, and in
+    front otherwise.
     """
     shape = b.shape(x)
     dims = [d for d, index in enumerate(indices) if index is not None]
@@ -85,9 +87,7 @@ def index(b: "Builder", x: Value, indices: Indices) -> Value:
 
 
 @rule("aten::index_put", "aten::_unsafe_index_put")
-def index_put(
-    b: "Builder", x: Value, indices: Indices, values: Value, accumulate: bool
-) -> Value:
+def index_put(b: "Builder", x: Value, indices: Indices, values: Value, accumulate: bool) -> Value:
     return _write(b, x, indices, values, "add" if accumulate else "assign")
 
 
@@ -108,9 +108,7 @@ def masked_index(b: "Builder", x: Value, mask: Value, indices: Indices, fill: Va
 
 
 @rule("aten::_unsafe_masked_index_put_accumulate")
-def masked_index_put(
-    b: "Builder", x: Value, mask: Value, indices: Indices, values: Value
-) -> Value:
+def masked_index_put(b: "Builder", x: Value, mask: Value, indices: Indices, values: Value) -> Value:
     dtype = b.dtype(x)
     return _write(b, x, indices, b.select(_as_mask(b, mask), b.value(values, dtype), 0), "add")
 
@@ -125,7 +123,7 @@ def _as_mask(b: "Builder", mask: Value) -> Value:
 def _along(
     b: "Builder", x: Value, dim: int, index: Value, wrap: bool = False
 ) -> tuple[Value, Value, int]:
-    """`x` with at least one dimension, `index` as a non-negative 1-dim value, and the non-negative dim."""
+    """`x` with at least one dimension, `index` with exactly one, and `dim` from the front."""
     x = x if b.rank(x) else b.reshape(x, [1])
     index = b.reshape(b.value(index, torch.int64), [-1])
     dim %= b.rank(x)
@@ -149,9 +147,7 @@ def index_select(b: "Builder", x: Value, dim: int, index: Value) -> Value:
 
 
 @rule("aten::index_add")
-def index_add(
-    b: "Builder", x: Value, dim: int, index: Value, source: Value, alpha: Value
-) -> Value:
+def index_add(b: "Builder", x: Value, dim: int, index: Value, source: Value, alpha: Value) -> Value:
     shape = b.shape(x)
     x, index, dim = _along(b, x, dim, index)
     source = b.scale(b.value(source, b.dtype(x)), alpha)
@@ -293,7 +289,8 @@ def _reduce_into(
 ) -> Value:
     """Reduces `source` into `x` by `put(target, updates, combine)`.
 
-    Without include_self, what is hit starts from the neutral element. Means of integers round down, as in PyTorch.
+    Without include_self, what is hit starts from the neutral element. Means of integers round
+    down, as in PyTorch.
     """
     dtype, shape = b.spec(x)
     combine = _COMBINERS[reduce]
@@ -341,7 +338,7 @@ def put(b: "Builder", x: Value, index: Value, source: Value, accumulate: bool) -
 
 
 def _rank_among(b: "Builder", mask: Value) -> Value:
-    """For every element of a flat mask: how many true ones come before it, itself included, less one."""
+    """For every element of a flat mask the number of true ones up to it, less one."""
     spec = TensorSpec(torch.int64, b.shape(mask))
     counts = b.lower_op("aten::cumsum", mask, 0, torch.int64, outputs=[spec])
     return b.hlo.subtract(counts, b.full_like(counts, 1))

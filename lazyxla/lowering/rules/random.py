@@ -1,12 +1,12 @@
 """Random numbers.
 
-Every random operator owns the stream that its pair (seed, ordinal) names, so its numbers depend on the seed and the
-order of random calls only. Both generators are counter-based, and the streams of one seed are disjoint parts of the
-generator's sequence:
+Every random operator owns the stream that its pair (seed, ordinal) names, so its numbers depend on
+the seed and the order of random calls only. Both generators are counter-based, and the streams of
+one seed are disjoint parts of the generator's sequence:
 
-- Philox 4x32-10 with key `seed` and the counter (block, ordinal), 64 bits each: TPU and CUDA.
-- Threefry 2x32-20 with key `seed` and the counter (ordinal, block), 32 bits each: CPU, where XLA's Philox is two to
-  six times slower.
+- TPU and CUDA: Philox 4x32-10, key from `seed`, counter (ordinal, block) of 64 bits each.
+- CPU: Threefry 2x32-20, key from `seed`, counter (ordinal, block) of 32 bits each, since
+  XLA's Philox is two to six times slower there.
 """
 
 import math
@@ -27,7 +27,7 @@ Value = Any
 
 
 def _bits(b: "Builder", shape: Sequence[int], dtype: torch.dtype) -> Value:
-    """Random bits of the current operator's stream: a uint32 or uint64 value. One call per operator."""
+    """The first bits of the current operator's stream: a uint32 or uint64 value."""
     count = math.prod(shape)
     if not count:
         return b.zeros(shape, dtype)
@@ -35,7 +35,7 @@ def _bits(b: "Builder", shape: Sequence[int], dtype: torch.dtype) -> Value:
     if b.platform != "cpu":
         state = [seed, b.constant(0, torch.uint64), ordinal]
         return b.reshape(_generate(b, "PHILOX", state, list(shape) or [1], dtype), shape)
-    # As 64-bit numbers the bits come in the order in which the generator makes them, without a shuffle.
+    # 64-bit numbers come in the order in which the generator makes them, without a shuffle.
     start = b.hlo.shift_left(ordinal, b.constant(32, torch.uint64))
     words = -(-count * dtype.itemsize // 8)
     bits = _generate(b, "THREE_FRY", [seed, start], [words], torch.uint64)
@@ -96,7 +96,7 @@ def _open_unit(b: "Builder", shape: Sequence[int], dtype: torch.dtype) -> Value:
 
 
 def _gauss(b: "Builder", shape: Sequence[int], dtype: torch.dtype) -> Value:
-    """Standard normal numbers by the inverse of the distribution; complex ones have variance 1 in all."""
+    """Standard normal numbers by inversion; complex ones have variance 1 in all."""
     if dtype.is_complex:
         part = b.real_dtype(dtype)
         both = b.scale(_gauss(b, [2, *shape], part), math.sqrt(0.5))
@@ -209,7 +209,7 @@ def _integers(b: "Builder", low: int, span: int) -> Value:
     number = _bits(b, shape, word)
     if span < 1 << (word.itemsize * 8):
         number = b.hlo.remainder(number, b.full_like(number, span))
-    narrow = word == torch.uint32 and -(1 << 31) <= low and low + span <= 1 << 31
+    narrow = word == torch.uint32 and low >= -(1 << 31) and low + span <= 1 << 31
     number = b.convert(number, torch.int32 if narrow else torch.int64)
     number = b.hlo.add(number, b.full_like(number, low)) if low else number
     if not dtype.is_floating_point:
@@ -263,7 +263,7 @@ def randperm_generator(b: "Builder", n: int, generator: None, *options: Any) -> 
 def multinomial(
     b: "Builder", weights: Value, count: int, replacement: bool, generator: None
 ) -> Value:
-    """Without replacement: the greatest of weight / exponential number, an exact sampling scheme."""
+    """Without replacement, the greatest of weight / exponential number: this samples exactly."""
     shape = b.shape(weights)
     weights = b.convert(weights, _working(b, b.dtype(weights)))
     if not replacement or count == 1:

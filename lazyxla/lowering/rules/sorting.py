@@ -41,7 +41,8 @@ def _sort(b: "Builder", x: Value, dim: int, descending: bool, stable: bool) -> l
 def _packed_order(b: "Builder", x: Value, dim: int, descending: bool) -> Value:
     """The order of `x`, found by sorting numbers that hold a value above its index.
 
-    XLA's CPU backend sorts plain integers four times as fast as pairs. The order is stable, as no two are equal.
+    XLA's CPU backend sorts plain integers twice to four times as fast as pairs. The order is
+    stable, as no two are equal.
     """
     key = _as_integers(b, x)
     key = b.hlo.not_(key) if descending else key
@@ -52,7 +53,7 @@ def _packed_order(b: "Builder", x: Value, dim: int, descending: bool) -> Value:
 
 
 def _as_integers(b: "Builder", x: Value) -> Value:
-    """int64 values below 2**32 in size and in the order of `x`, a value of at most 32 bits; nan is the greatest."""
+    """A value of at most 32 bits as small int64 numbers in the same order; nan is the greatest."""
     if not b.dtype(x).is_floating_point:
         return b.convert(x, torch.int64)
     x = b.convert(x, torch.float32)
@@ -69,9 +70,7 @@ def _as_integers(b: "Builder", x: Value) -> Value:
 
 
 @rule("aten::topk")
-def topk(
-    b: "Builder", x: Value, k: int, dim: int, largest: bool, sorted_: bool
-) -> list[Value]:
+def topk(b: "Builder", x: Value, k: int, dim: int, largest: bool, sorted_: bool) -> list[Value]:
     """Always sorted."""
     dtype, shape = b.spec(x)
     if not shape:
@@ -96,9 +95,10 @@ _FEW = 64
 
 
 def _search(b: "Builder", sequence: Value, x: Value, right: bool) -> Value:
-    """For every x how many elements of the sorted sequence lie before it: the place where it belongs (int64).
+    """The place where each x belongs: how many elements of the sorted sequence lie before it.
 
-    `sequence` has shape (n,) or the shape of `x` but for its last dimension n. nan belongs at the end.
+    `sequence` has shape (n,), or the shape of `x` but for its last dimension n. nan belongs at the
+    end. The result is int64.
     """
     size, shape = b.shape(sequence)[-1], b.shape(x)
     if not size or not math.prod(shape):
@@ -121,9 +121,7 @@ def _search(b: "Builder", sequence: Value, x: Value, right: bool) -> Value:
         last = b.hlo.minimum(ahead, b.full_like(ahead, size))
         last = b.hlo.subtract(last, b.full_like(last, 1))
         found = (
-            b.take(sequence, last, 0)
-            if b.rank(sequence) == 1
-            else b.take_along(sequence, last, -1)
+            b.take(sequence, last, 0) if b.rank(sequence) == 1 else b.take_along(sequence, last, -1)
         )
         inside = b.compare(ahead, b.full_like(ahead, size), "LE")
         place = b.select(b.hlo.and_(inside, before(found, x)), ahead, place)
@@ -147,9 +145,7 @@ def searchsorted(
 
 
 @rule("aten::bucketize.Tensor", "aten::bucketize.Scalar")
-def bucketize(
-    b: "Builder", x: Value, boundaries: Value, out_int32: bool, right: bool
-) -> Value:
+def bucketize(b: "Builder", x: Value, boundaries: Value, out_int32: bool, right: bool) -> Value:
     x, boundaries = b.promote(x, boundaries)
     return _search(b, boundaries, x, right)
 
@@ -178,7 +174,7 @@ def isin(b: "Builder", x: Value, members: Value, assume_unique: bool, invert: bo
 
 @rule("aten::histc")
 def histc(b: "Builder", x: Value, bins: int, low: Any, high: Any) -> Value:
-    """Equal bounds stand for the least and the greatest element. What lies outside counts nowhere."""
+    """Equal bounds stand for the least and the greatest element; what lies outside is left out."""
     dtype = b.outputs[0].dtype
     x = b.convert(b.reshape(x, [-1]), b.compute_dtype(dtype))
     wide, counts = b.dtype(x), b.zeros([bins], torch.int64)

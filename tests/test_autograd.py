@@ -1,0 +1,408 @@
+"""Autograd, functional transforms, checkpointing and autocast on the device, against the CPU."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+from support import DEVICE, assert_same, check, counted, error_of, on_device
+from torch import nn
+from torch.autograd import forward_ad
+from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
+from torch.utils.checkpoint import checkpoint
+
+import lazyxla
+
+
+def numbers(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    count = torch.Size(shape).numel()
+    return ((torch.arange(count) % 11 - 5) / 8).to(dtype).reshape(shape)
+
+
+def leaf(*shape: int) -> torch.Tensor:
+    return numbers(*shape).clone().requires_grad_()
+
+
+# --- Backward ------------------------------------------------------------------------------------
+
+FUNCTIONS = {
+    "arithmetic": lambda x, w: ((x * 2 + w[0]) / (w.square().sum(0) + 1) - x).tanh(),
+    "matmul": lambda x, w: (x @ w.t()).relu(),
+    "broadcasting": lambda x, w: x[:, None] * w[None, :, :] + x.sum(0, keepdim=True),
+    "views": lambda x, w: x.view(2, 2, 6).transpose(0, 1)[1:, :, ::2].flatten() * w[0, 0],
+    "in_place": lambda x, w: (x * 1).mul_(w).add_(x).clamp_(-0.5, 0.5),
+    "write_into_view": lambda x, w: x.clone().t()[1:3].mul_(w.t()[1:3]).sum() + x,
+    "assignment": lambda x, w: (
+        torch.zeros_like(x).index_fill(0, torch.tensor([], dtype=torch.int64, device=x.device), 0)
+        + x * w
+    ),
+    "softmax": lambda x, w: torch.log_softmax(x @ w.t(), -1),
+    "layer_norm": lambda x, w: nn.functional.layer_norm(x, (6,), w[0], w[1]),
+    "gelu": lambda x, w: nn.functional.gelu(x * w, approximate="tanh"),
+    "reductions": lambda x, w: x.mean(0) * w.var(0) + x.logsumexp(0) + w.prod(0) + x.amax(0),
+    "where": lambda x, w: torch.where(x > w, x * w, x.exp()),
+    "cat": lambda x, w: torch.cat([x, w, x[:1]]).cumsum(0),
+    "indexing": lambda x, w: x[torch.tensor([0, 2, 2], device=x.device)] * w[1:],
+    "gather": lambda x, w: x.gather(1, torch.zeros(4, 2, dtype=torch.int64, device=x.device)),
+    "norm": lambda x, w: (x + 3).norm(dim=1) + torch.linalg.vector_norm(w, 1),
+    "complex": lambda x, w: torch.view_as_real(torch.complex(x, w) * (1 - 2j)).square(),
+    "cast": lambda x, w: (x.double() * w).to(torch.float32) + x.to(torch.float64),
+    "channels_last": lambda x, w: nn.functional.conv2d(
+        x.reshape(1, 1, 4, 6).to(memory_format=torch.channels_last), w[:2, :2].reshape(1, 1, 2, 2)
+    ),
+    "cross_entropy": lambda x, w: nn.functional.cross_entropy(
+        x * w, torch.tensor([1, 0, 5, 2], device=x.device), label_smoothing=0.1
+    ),
+    "attention": lambda x, w: nn.functional.scaled_dot_product_attention(
+        x[None, None], w[None, None], (x * w)[None, None], is_causal=True
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_gradients(name):
+    def use(x, w):
+        y = FUNCTIONS[name](x, w)
+        weights = torch.arange(y.numel(), device=y.device).reshape(y.shape) % 3
+        (y * weights).sum().backward()
+        return y.detach(), x.grad, w.grad if w.grad is not None else 0
+
+    check(use, leaf(4, 6), (numbers(4, 6).flip(1) + 0.1).requires_grad_())
+
+
+def test_a_training_step_is_one_program():
+    model = nn.Sequential(nn.Linear(6, 8), nn.GELU(), nn.Linear(8, 3)).to(DEVICE)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    x, target = on_device(numbers(4, 6)), torch.tensor([0, 1, 2, 1], device=DEVICE)
+
+    def step():
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), target).backward()
+        optimizer.step()
+        lazyxla.sync()
+
+    for _ in range(3):
+        step()
+    with counted() as n:
+        for _ in range(5):
+            step()
+    assert (n.executions, n.flushes, n.cache_hits) == (5, 5, 5)
+    assert n.compiles == n.fallbacks == n.downloads == n.uploads == 0
+
+
+def test_gradients_accumulate():
+    def use(x):
+        for factor in (1, 2):
+            (x * x * factor).sum().backward()
+        first = x.grad.clone()
+        y = (x.exp() * x).sum()
+        y.backward(retain_graph=True)
+        y.backward()
+        return first, x.grad
+
+    check(use, leaf(4, 6))
+
+
+def test_backward_twice_is_refused():
+    def use(x):
+        y = (x.exp() * x).sum()
+        y.backward()
+        y.backward()
+
+    kind, text = error_of(use, leaf(3))
+    assert "backward through the graph a second time" in text
+    assert error_of(use, on_device(leaf(3))) == (kind, text)
+
+
+def test_hooks():
+    seen = []
+
+    def use(x):
+        y = x * 2
+        y.retain_grad()
+        y.register_hook(lambda g: g * 3)
+        handle = x.register_post_accumulate_grad_hook(lambda p: seen.append(p.grad.device.type))
+        module = nn.Identity()
+        module.register_forward_hook(lambda m, args, out: out + 1)
+        module.register_full_backward_hook(lambda m, g_in, g_out: (g_in[0] * 5,))
+        module(y).sum().backward()
+        handle.remove()
+        return x.grad, y.grad
+
+    check(use, leaf(2, 3))
+    assert seen == ["cpu", DEVICE]
+
+
+def test_double_backward():
+    def use(x):
+        y = (x**3).tanh().sum()
+        (first,) = torch.autograd.grad(y, x, create_graph=True)
+        (second,) = torch.autograd.grad(first.square().sum(), x)
+        return first.detach(), second
+
+    check(use, leaf(4, 3))
+
+
+def test_gradcheck():
+    x = on_device(numbers(2, 3).double()).requires_grad_()
+    w = on_device(numbers(3, 2).double()).requires_grad_()
+    assert torch.autograd.gradcheck(lambda x, w: (x @ w).sigmoid() * x.sum(), (x, w))
+    assert torch.autograd.gradgradcheck(lambda x: (x * x).tanh(), (x,))
+
+
+class Cube(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x**3
+
+    @staticmethod
+    def backward(ctx, grad):
+        (x,) = ctx.saved_tensors
+        return 3 * x * x * grad
+
+
+def test_own_functions():
+    def use(x):
+        Cube.apply(x).sum().backward()
+        return x.grad
+
+    check(use, leaf(5))
+
+
+def test_saved_tensor_hooks():
+    def use(x):
+        with torch.autograd.graph.save_on_cpu():
+            y = (x.exp() * x).sum()
+        y.backward()
+        return x.grad
+
+    check(use, leaf(5))
+
+
+# --- Writes under autograd -----------------------------------------------------------------------
+
+WRONG = {
+    "leaf": lambda x: x.add_(1),
+    "view_of_leaf": lambda x: x[0].zero_(),
+    "saved": lambda x: (lambda y: (y.exp_(), y.add_(1))[0].sum().backward())(x * 1),
+    "saved_through_a_view": lambda x: (
+        lambda y: (lambda z: (y[0].mul_(2), z.sum().backward()))(y * y)
+    )(x * 1),
+    "unbind": lambda x: (x * 1).unbind(0)[0].add_(1),
+    "no_grad_view": lambda x: _view_in_no_grad(x).add_(1),
+    "inference": lambda x: _inference(x).add_(x).sum().backward(),
+    "out": lambda x: torch.add(x, x, out=torch.empty_like(x)),
+    "not_scalar": lambda x: (x * 2).backward(),
+    "no_grad": lambda x: x.detach().sum().backward(),
+    "grad_shape": lambda x: (x * 2).backward(x[0].detach()),
+    "integer": lambda x: x.detach().long().requires_grad_(),
+    "numpy": lambda x: x.tolist() and x.item(),
+    "deepcopy": lambda x: __import__("copy").deepcopy(x * 2),
+}
+
+
+def _view_in_no_grad(x):
+    y = x * 1
+    with torch.no_grad():
+        return y[0]
+
+
+def _inference(x):
+    with torch.inference_mode():
+        return x * 1
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_errors_are_pytorchs(name):
+    kind, text = error_of(WRONG[name], leaf(3, 4))
+    assert kind is not type(None)
+    ours = error_of(WRONG[name], on_device(leaf(3, 4)))
+    assert (ours[0], ours[1].replace("lazyxlaFloatType", "torch.FloatTensor")) == (kind, text)
+
+
+def test_foreach_writes_count_for_autograd():
+    y = on_device(leaf(3)) * 1
+    z = y.square().sum()
+    torch._foreach_add_([y.detach()], 1.0)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        z.backward()
+
+
+# --- Functional transforms -----------------------------------------------------------------------
+
+
+def loss(w, x):
+    return ((x @ w).tanh() ** 2).sum() + (w**3).sum()
+
+
+TRANSFORMS = {
+    "grad": lambda w, x: grad(loss)(w, x),
+    "grad_of_grad": lambda w, x: grad(lambda w: grad(loss)(w, x).square().sum())(w),
+    "vjp": lambda w, x: vjp(loss, w, x)[1](torch.ones((), device=w.device)),
+    "jvp": lambda w, x: jvp(loss, (w, x), (x.sum(0).expand(2, 3).t(), x * 2)),
+    "vmap": lambda w, x: vmap(lambda row: (row @ w).sin())(x),
+    "vmap_dims": lambda w, x: vmap(torch.dot, in_dims=(1, 0))(w, w.t()),
+    "vmap_of_grad": lambda w, x: vmap(grad(loss), in_dims=(None, 0))(w, x),
+    "vmap_in_place": lambda w, x: vmap(lambda row: row.clone().mul_(2).add_(row))(x),
+    "jacrev": lambda w, x: jacrev(lambda w: (x @ w).tanh())(w),
+    "jacfwd": lambda w, x: jacfwd(lambda w: (x @ w).tanh())(w),
+    "hessian": lambda w, x: hessian(lambda v: (v**3).sum() * v[0])(w[:, 0]),
+}
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_functional_transforms(name):
+    check(TRANSFORMS[name], numbers(3, 2), numbers(4, 3))
+
+
+def test_per_sample_gradients_of_a_module():
+    def use(x):
+        module = nn.Linear(6, 2)
+        with torch.no_grad():
+            for parameter in module.parameters():
+                parameter.copy_(numbers(*parameter.shape))
+        module.to(x.device)
+        parameters = {name: p.detach() for name, p in module.named_parameters()}
+
+        def sample_loss(parameters, row):
+            return functional_call(module, parameters, (row[None],)).square().sum()
+
+        return vmap(grad(sample_loss), in_dims=(None, 0))(parameters, x)
+
+    check(use, numbers(4, 6))
+
+
+def test_random_numbers_under_vmap():
+    x = torch.zeros(4, 3, device=DEVICE)
+    different = vmap(lambda row: row + torch.rand_like(row), randomness="different")(x)
+    assert len({tuple(row) for row in different.tolist()}) == 4
+    with pytest.raises(RuntimeError, match="randomness"):
+        vmap(lambda row: row + torch.rand_like(row))(x)
+
+
+def test_forward_mode():
+    def use(x, tangent):
+        with forward_ad.dual_level():
+            dual = forward_ad.make_dual(x, tangent)
+            y = (dual * dual).sin()[:, ::2].clone()
+            y.mul_(2)
+            return tuple(forward_ad.unpack_dual(y))
+
+    check(use, numbers(3, 4), numbers(3, 4).flip(0))
+
+
+# --- Checkpointing -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_checkpointing(reentrant):
+    def use(x, w):
+        y = x
+        for _ in range(3):
+            y = checkpoint(lambda y: (y @ w).tanh() + y, y, use_reentrant=reentrant)
+        y.sum().backward()
+        return x.grad, w.grad
+
+    check(use, leaf(4, 3), leaf(3, 3))
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+@pytest.mark.usefixtures("keep_random_state")
+def test_checkpointing_repeats_random_numbers(reentrant):
+    """The recomputed dropout is the forward one: where y is 0 the gradient is."""
+    x = on_device(torch.ones(64)).requires_grad_()
+    torch.manual_seed(3)
+    y = checkpoint(lambda x: nn.functional.dropout(x * 2, 0.5), x, use_reentrant=reentrant)
+    torch.rand(3, device=DEVICE)
+    y.sum().backward()
+    assert 0 < (y == 0).sum().item() < 64
+    assert torch.equal((y == 0).cpu(), (x.grad == 0).cpu())
+
+
+# --- Threads -------------------------------------------------------------------------------------
+
+
+def test_backward_in_threads():
+    w = on_device(leaf(3, 3))
+    errors = []
+
+    def body(factor):
+        try:
+            for _ in range(5):
+                (w * factor).tanh().sum().backward()
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=body, args=(factor,)) for factor in (1, 2, 3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    expected = leaf(3, 3)
+    for factor in (1, 2, 3):
+        (5 * (expected * factor).tanh().sum()).backward()
+    assert_same(w.grad, expected.grad)
+
+
+def test_backward_on_two_devices():
+    x = on_device(leaf(4))
+    y = (x * 2).to("lazyxla:1")
+    ((y * y).to("lazyxla:0") + x).sum().backward()
+    assert x.grad.device.index == 0
+    assert_same(x.grad, 8 * numbers(4) + 1)
+
+
+# --- Autocast ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_autocast(dtype):
+    module = nn.Sequential(nn.Linear(6, 4), nn.LayerNorm(4), nn.Linear(4, 2)).to(DEVICE)
+    x = on_device(numbers(3, 6))
+    with torch.autocast(DEVICE, dtype=dtype):
+        hidden = module[0](x)
+        out = module(x)
+        assert hidden.dtype == dtype
+        assert module[1](hidden).dtype == torch.float32
+        assert (hidden + x[:, :4]).dtype == torch.float32
+        assert torch.softmax(hidden, -1).dtype == torch.float32
+        assert (hidden @ hidden.t()).dtype == dtype
+        with torch.autocast(DEVICE, enabled=False):
+            assert module[0](x).dtype == torch.float32
+        value = nn.functional.cross_entropy(out, torch.tensor([0, 1, 0], device=DEVICE))
+        assert value.dtype == torch.float32
+    value.backward()
+    assert {p.grad.dtype for p in module.parameters()} == {torch.float32}
+    reference = module(x)
+    torch.testing.assert_close(out.float().cpu(), reference.cpu(), rtol=0.05, atol=0.05)
+
+
+def test_autocast_refuses_unsafe_losses():
+    x = torch.rand(3, device=DEVICE)
+    with (
+        torch.autocast(DEVICE),
+        pytest.raises(RuntimeError, match=r"binary_cross_entropy_with_logits"),
+    ):
+        nn.functional.binary_cross_entropy(x, x)
+
+
+def test_grad_scaler():
+    w = on_device(numbers(3)).requires_grad_()
+    optimizer = torch.optim.SGD([w], lr=0.5)
+    scaler = torch.amp.GradScaler(DEVICE, init_scale=8.0, growth_interval=2)
+    scaler.scale((w * 2).sum()).backward()
+    assert w.grad.tolist() == [16] * 3
+    scaler.unscale_(optimizer)
+    assert w.grad.tolist() == [2] * 3
+    scaler.step(optimizer)
+    scaler.update()
+    assert_same(w, numbers(3) - 1)
+    optimizer.zero_grad()
+    scaler.scale((w * float("inf")).sum()).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    assert_same(w, numbers(3) - 1)  # the step was left out
+    assert scaler.get_scale() == 4.0

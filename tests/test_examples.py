@@ -1,0 +1,81 @@
+"""The examples train: the loss falls as on the CPU, in one compiled program per step."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
+
+
+@pytest.fixture
+def example(monkeypatch: pytest.MonkeyPatch, keep_random_state: None) -> Any:
+    """Imports an example's module by name; its neighbours are found as when it is run."""
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    return importlib.import_module
+
+
+def check_steps(summary: Any) -> None:
+    """One execution per step, no compile after the second step, nothing on the host."""
+    assert all(math.isfinite(loss) for loss in summary.losses)
+    assert summary.compiles > 0
+    assert summary.last_compile <= 2
+    assert summary.executions == summary.steps
+    assert summary.fallbacks == 0
+
+
+DECODER = ["--small", "--vocab", "256", "--length", "32"]
+
+
+def test_decoder_learns(example: Any) -> None:
+    summary = example("train_decoder").main([*DECODER, "--steps", "20", "--log-every", "5"])
+    assert summary.losses[-1] < summary.losses[0] - 1
+    check_steps(summary)
+
+
+def test_decoder_losses_are_those_of_the_cpu(example: Any) -> None:
+    main = example("train_decoder").main
+    arguments = [*DECODER, "--steps", "4", "--log-every", "1"]
+    expected = main([*arguments, "--device", "cpu"])
+    assert expected.compiles == 0
+    torch.testing.assert_close(main(arguments).losses, expected.losses, rtol=1e-4, atol=0)
+
+
+def test_schedule_and_step_count_do_not_recompile(example: Any) -> None:
+    arguments = [*DECODER, "--steps", "6", "--optimizer", "adamw", "--schedule", "cosine"]
+    check_steps(example("train_decoder").main(arguments))
+
+
+def test_mnist_like_learns(example: Any) -> None:
+    arguments = ["--steps", "120", "--lr", "0.005", "--log-every", "40"]
+    summary, accuracy = example("train_mnist_like").main(arguments)
+    assert summary.losses[-1] < 1.5
+    assert accuracy > 0.5
+    check_steps(summary)
+
+
+def test_mnist_like_losses_are_those_of_the_cpu(example: Any) -> None:
+    main = example("train_mnist_like").main
+    arguments = ["--steps", "4", "--log-every", "1", "--batch", "8"]
+    expected, _ = main([*arguments, "--device", "cpu"])
+    summary, _ = main(arguments)
+    torch.testing.assert_close(summary.losses, expected.losses, rtol=1e-4, atol=0)
+
+
+def test_resnet_trains(example: Any) -> None:
+    if example("torchvision_import").import_torchvision() is None:
+        pytest.skip("torchvision is not installed")
+    arguments = ["--steps", "4", "--log-every", "1", "--batch", "2", "--size", "32"]
+    summary = example("train_resnet").main(arguments)
+    assert len(summary.losses) == 4
+    check_steps(summary)
+
+
+def test_unknown_device_is_an_error_of_torch(example: Any) -> None:
+    with pytest.raises(RuntimeError, match="device"):
+        example("train_decoder").main([*DECODER, "--steps", "1", "--device", "nonsense"])
