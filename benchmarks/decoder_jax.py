@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-from common import arguments, block_times, report, since_start
+from common import arguments, report, since_start, step_times
 
 args = arguments("jax")
 
@@ -109,5 +109,5 @@ for number in range(data.WARM_UP):
         figures["first_step_s"] = since_start()
 figures["warm_up_s"] = since_start()
 
-times = block_times(step, wait, blocks=data.BLOCKS, steps=data.STEPS)
-report(**figures, step_ms=min(times) * 1e3, loss=float(loss))
+figures |= step_times(step, wait, blocks=data.BLOCKS, steps=data.STEPS)
+report(**figures, loss=float(loss))

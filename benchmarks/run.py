@@ -60,10 +60,15 @@ MEASURES = {
     "pointwise": [("total_us", "record, flush and run, us/op")],
     "decoder": [
         ("step_ms", "step, ms"),
+        ("step_cpu_ms", "step, processor time, ms"),
         ("first_step_s", "fresh process to first step, s"),
         ("warm_up_s", "fresh process to third step, s"),
     ],
-    "resnet": [("step_ms", "step, ms"), ("first_step_s", "fresh process to first step, s")],
+    "resnet": [
+        ("step_ms", "step, ms"),
+        ("step_cpu_ms", "step, processor time, ms"),
+        ("first_step_s", "fresh process to first step, s"),
+    ],
 }
 
 
@@ -127,6 +132,8 @@ def rows_of(name: str, best: dict[str, Figures]) -> list[Row]:
         if "torch_xla" in best:
             record = best["torch_xla"]["record_us"]
             rows += [Row(name, "record, us/op", ours["record_us"], PEERS["torch_xla"], record)]
+    if name == "decoder":
+        rows.append(Row(name, "recording a step, ms", ours["hot_record_ms"]))
     for key, text in MEASURES[name]:
         for side, theirs in best.items():
             if side != "lazyxla":

@@ -130,6 +130,14 @@ py::object stablehlo_version() {
                  std::to_string((*version)[2]));
 }
 
+// Rethrows a Python error of the lowering; a LoweringError tells the node that failed.
+[[noreturn]] void throw_failure(py::error_already_set& error) {
+  py::object node = py::getattr(error.value(), "node", py::none());
+  if (node.is_none()) throw error;
+  throw graph::LoweringFailure("lazyxla: " + py::str(error.value()).cast<std::string>(),
+                               node.cast<size_t>());
+}
+
 }  // namespace
 
 void install_lowering(py::function lower, py::function how) {
@@ -139,8 +147,12 @@ void install_lowering(py::function lower, py::function how) {
   graph::set_lowerer([lower_function](const graph::Graph& graph, const std::vector<bool>& variable) {
     std::string platform = pjrt::Runtime::get().platform();
     py::gil_scoped_acquire gil;
-    py::object lowered =
-        (*lower_function)(Exporter(graph, variable).run(), platform, stablehlo_version());
+    py::object lowered;
+    try {
+      lowered = (*lower_function)(Exporter(graph, variable).run(), platform, stablehlo_version());
+    } catch (py::error_already_set& error) {
+      throw_failure(error);
+    }
     graph::Lowered result{lowered.attr("artifact").cast<std::string>(), {}};
     for (py::handle slot : lowered.attr("static_slots")) {
       // Numbers that are part of their OpSpec stand behind the graph's own slots; nothing to note.

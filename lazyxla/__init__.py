@@ -57,7 +57,14 @@ except ImportError as error:
 
 check_torch_version(TORCH_VERSION, torch.__version__)
 
-from lazyxla import _C, device_module, lowering, platforms, printing  # noqa: E402
+from lazyxla import (  # noqa: E402
+    _C,
+    device_module,
+    lowering,
+    meta_functions,
+    platforms,
+    printing,
+)
 from lazyxla.config import settings  # noqa: E402
 from lazyxla.random import get_rng_state, set_rng_state  # noqa: E402
 from lazyxla.random import manual_seed_all as manual_seed  # noqa: E402
@@ -157,6 +164,7 @@ def _register() -> None:
     )
     _C.install_lowering(lowering.lower, lowering.how)
     _C.register_operators(lowering.names())
+    meta_functions.install()
     printing.install()
     # Half precision is PyTorch's own default here; every XLA platform is better at this one.
     torch.set_autocast_dtype(BACKEND, torch.bfloat16)

@@ -175,6 +175,23 @@ def test_promotion_of_tensors(other):
     check(use, [numbers(6, dtype=dtype) for dtype in DTYPES], numbers(6, dtype=other))
 
 
+def test_sums_of_bools():
+    """Also of constants, which XLA adds at compile time, modulo 2 if it is not told better."""
+
+    def use(x):
+        ones = torch.ones_like(x)
+        return (
+            ones + ones,
+            ones.add_(True),
+            x + x,
+            x + ones,
+            x.sum(0),
+            ones.index_add(0, x[0].int(), x),
+        )
+
+    check(use, numbers(2, 2, dtype=torch.bool))
+
+
 def test_default_dtype_of_numbers():
     x = on_device(numbers(3, dtype=torch.int64))
     torch.set_default_dtype(torch.float64)
@@ -330,7 +347,7 @@ def test_reading_conjugates():
     assert_same(torch.empty_like(ours).copy_(z.conj()), z.conj().resolve_conj())
 
 
-# --- Threads ---------------------------------------------------------------------------------------
+# --- Threads -------------------------------------------------------------------------------------
 
 
 def test_threads_do_not_disturb_each_other():

@@ -1,5 +1,6 @@
 #include "dispatch/host.h"
 
+#include <ATen/core/enum_tag.h>
 #include <ATen/native/CPUFallback.h>
 
 #include "dispatch/device_state.h"
@@ -17,6 +18,14 @@ void replace_generators(const OpInfo& info, torch::jit::Stack* stack) {
   }
 }
 
+// Whether the shape of the result depends on the data, as that of nonzero.
+bool is_data_dependent(const c10::OperatorHandle& op) {
+  for (at::Tag tag : op.getTags()) {
+    if (tag == at::Tag::dynamic_output_shape || tag == at::Tag::data_dependent_output) return true;
+  }
+  return false;
+}
+
 std::string describe_arguments(const OpInfo& info, const torch::jit::Stack& stack) {
   std::ostringstream text;
   const char* separator = "";
@@ -31,6 +40,11 @@ std::string describe_arguments(const OpInfo& info, const torch::jit::Stack& stac
 }  // namespace
 
 void run_on_host(const OpInfo& info, torch::jit::Stack* stack) {
+  if (is_data_dependent(info.handle)) {  // no lowering can exist: this is how such operators run
+    ++graph::Counters::get().data_dependent;
+    at::native::cpu_fallback(info.handle, stack);
+    return;
+  }
   TORCH_CHECK_NOT_IMPLEMENTED(
       !options().strict_fallback, "lazyxla: ", info.name, "(", describe_arguments(info, *stack),
       ") has no lowering and would run on the host; strict mode (LAZYXLA_STRICT) makes this an error");

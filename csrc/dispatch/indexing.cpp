@@ -62,7 +62,7 @@ void expand_indices(const OpInfo& info, torch::jit::Stack* stack) {
 }
 
 bool fill_by_mask(const OpInfo& info, torch::jit::Stack* stack) {
-  if (info.name != "aten::_index_put_impl_") return false;
+  if (info.name != "aten::_index_put_impl_" && info.name != "aten::index_put_") return false;
   at::Tensor self = argument(info, stack, 0).toTensor();
   at::Tensor values = argument(info, stack, 2).toTensor();
   bool accumulate = argument(info, stack, 3).toBool();

@@ -8,6 +8,7 @@
 #include "dispatch/device_state.h"
 #include "dispatch/recorder.h"
 #include "dispatch/tensor.h"
+#include "graph/buffer.h"
 #include "graph/counters.h"
 #include "ir/inference_store.h"
 
@@ -330,11 +331,28 @@ std::string store_key(const OpInfo& info, const Scan& scan) {
   return key;
 }
 
+// PyTorch's meta function for convolutions leaves the memory format to the backend. Ours does what the
+// CPU does: channels-last if the input or the weight is.
+void choose_memory_format(const OpInfo& info, c10::ArrayRef<IValue> args,
+                          ir::Inference& inference) {
+  if (info.functional_name != "aten::convolution") return;
+  ir::Geometry& result = inference.results[0].geometry;
+  for (int i = 0; i < 2; ++i) {
+    auto format = args[i].toTensor().suggest_memory_format();
+    if (format == c10::MemoryFormat::Contiguous) continue;
+    auto strides = format == c10::MemoryFormat::ChannelsLast
+                       ? c10::get_channels_last_strides_2d(result.sizes)
+                       : c10::get_channels_last_strides_3d(result.sizes);
+    result.strides.assign(strides.begin(), strides.end());
+  }
+}
+
 std::unique_ptr<Recipe> make_recipe(const OpInfo& info, c10::ArrayRef<IValue> functional,
                                     const Scan& scan, const ir::Inference& inference) {
   auto recipe = std::make_unique<Recipe>();
   describe_spec(info, functional, scan, recipe->spec);
   for (const auto& result : inference.results) {
+    if (result.defined) graph::pjrt_type(result.geometry.dtype);  // throws if XLA has no such type
     if (result.defined) recipe->spec.outputs.push_back({result.geometry.dtype, result.geometry.sizes});
   }
   // Fresh results come first among the counterpart's results, then what it writes.
@@ -376,6 +394,7 @@ std::unique_ptr<Recipe> infer(const OpInfo& info, c10::ArrayRef<IValue> args, co
     }
     if (inference && info.checked_on_cpu) check_as_cpu(info, args, /*shrink=*/true);
     if (!inference) return nullptr;
+    choose_memory_format(info, args, *inference);
     if (lasting) ir::InferenceStore::get().add(key, *inference);
   }
   return make_recipe(info, functional, scan, *inference);

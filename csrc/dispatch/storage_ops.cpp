@@ -12,6 +12,7 @@
 #include <ATen/ops/view_as_complex_native.h>
 #include <ATen/ops/view_as_real_native.h>
 #include <ATen/ops/view_native.h>
+#include <ATen/ops/zeros.h>
 #include <c10/core/DefaultDtype.h>
 #include <torch/library.h>
 
@@ -135,6 +136,12 @@ at::Tensor reshape_alias(const at::Tensor& self, c10::SymIntArrayRef sizes,
                                     C10_AS_INTARRAYREF_SLOW(strides));
 }
 
+// PyTorch's zero that takes no memory, for forward-mode derivatives. Zeros take none here until read.
+at::Tensor efficient_zero_tensor(c10::SymIntArrayRef sizes, OptDtype dtype, OptLayout layout,
+                                 OptDevice device, std::optional<bool> pin) {
+  return at::zeros_symint(sizes, dtype, layout, device, pin);
+}
+
 void record_stream(at::Tensor&, c10::Stream) {}  // one stream: nothing to keep apart
 
 // Whether `param.data = other` may change the device: as for the other dense devices, so that
@@ -163,6 +170,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("view_as_real", TORCH_FN(at::native::view_as_real));
   m.impl("view_as_complex", TORCH_FN(at::native::view_as_complex));
   m.impl("is_set_to", TORCH_FN(at::native::is_set_to));
+  m.impl("_efficientzerotensor", TORCH_FN(efficient_zero_tensor));
   m.impl("record_stream", TORCH_FN(record_stream));
 }
 

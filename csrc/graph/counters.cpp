@@ -8,7 +8,8 @@ namespace {
 
 using Entry = std::pair<const char*, std::atomic<int64_t> Counters::*>;
 
-constexpr std::array<Entry, 11> kEntries{{
+constexpr std::array<Entry, 12> kEntries{{
+    {"data_dependent", &Counters::data_dependent},
     {"nodes_recorded", &Counters::nodes_recorded},
     {"shape_inferences", &Counters::shape_inferences},
     {"flushes", &Counters::flushes},

@@ -22,7 +22,8 @@ struct Counters {
   std::atomic<int64_t> executions{0};       // programs enqueued
   std::atomic<int64_t> uploads{0};          // host to device copies
   std::atomic<int64_t> downloads{0};        // device to host copies
-  std::atomic<int64_t> fallbacks{0};        // operators run on the host
+  std::atomic<int64_t> fallbacks{0};        // operators run on the host for want of a lowering
+  std::atomic<int64_t> data_dependent{0};   // ... because the result's shape depends on the data
   std::atomic<int64_t> nodes_lowered{0};    // nodes in the lowered graphs: dead ones are not among them
 
   static Counters& get();

@@ -84,34 +84,37 @@ const pjrt::Device& pjrt_device(c10::DeviceIndex device) {
 
 void flush(c10::DeviceIndex device) {
   ir::PendingSet& pending = ir::PendingSet::of(device);
-  std::vector<ir::Value> garbage;
   Graph graph;
   {
     std::lock_guard lock(pending.mutex);
     if (!pending.first) return;
-    graph = detach(pending, global_setting(), garbage);
+    graph = detach(pending, global_setting());
   }
   ++Counters::get().flushes;
   auto break_promises = [&](const std::string& reason) {
-    for (auto& promise : graph.promises) promise->break_promise(reason);
+    for (auto& promise : graph.promises) {
+      promise->break_promise("lazyxla: this value was not computed, because running the recorded "
+                             "operators failed before: " +
+                             reason);
+    }
   };
   try {
     try {
       run(graph, pjrt_device(device));
     } catch (const pjrt::Error& e) {
       rethrow(e, "running the recorded operators");
+    } catch (const LoweringFailure& e) {
+      restore(pending, graph, e.node);
+      TORCH_CHECK_NOT_IMPLEMENTED(false, e.what());
     }
   } catch (const c10::Error& e) {
-    break_promises(std::string("lazyxla: this value was not computed, because running the recorded "
-                               "operators failed before: ") +
-                   e.what_without_backtrace());
+    break_promises(e.what_without_backtrace());
     throw;
   } catch (const std::exception& e) {
-    break_promises(std::string("lazyxla: this value was not computed, because running the recorded "
-                               "operators failed before: ") +
-                   e.what());
+    break_promises(e.what());
     throw;
   }
+  graph.taken.clear();
   LastRun& last = last_run(device);
   std::lock_guard lock(last.mutex);
   last.outputs.assign(graph.promises.begin(), graph.promises.end());

@@ -6,7 +6,8 @@
 // detach, so others go on recording meanwhile.
 //
 // If lowering, compiling or enqueueing fails, the flush throws, the values that it should have
-// computed throw the same reason when read, and the device stays usable.
+// computed throw the same reason when read, and the device stays usable. If one operator cannot be
+// lowered, only what depends on it is lost.
 #pragma once
 
 #include <c10/core/Device.h>

@@ -19,6 +19,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -30,6 +31,13 @@ namespace lazyxla::graph {
 struct Lowered {
   std::string artifact;  // StableHLO portable artifact
   std::vector<uint32_t> static_slots;
+};
+
+// Thrown by the lowerer for a node that cannot be lowered. The message is complete.
+struct LoweringFailure : std::runtime_error {
+  LoweringFailure(const std::string& message, size_t node)
+      : std::runtime_error(message), node(node) {}
+  size_t node;  // its position in Graph::nodes
 };
 
 // Turns a graph into StableHLO; `variable` says per slot whether it is a runtime input. Set once, by

@@ -127,7 +127,7 @@ void number_values(Graph& graph) {
 
 }  // namespace
 
-Graph detach(ir::PendingSet& pending, uint64_t setting, std::vector<ir::Value>& garbage) {
+Graph detach(ir::PendingSet& pending, uint64_t setting) {
   Graph graph;
   graph.key.push_back(setting);
   Walk walk(graph);
@@ -149,14 +149,35 @@ Graph detach(ir::PendingSet& pending, uint64_t setting, std::vector<ir::Value>& 
       promised.push_back({ir::Node::make_leaf(value.type(), std::move(promise)), 0});
       graph.key.push_back(Walk::code(value));
     }
+    auto output = static_cast<uint32_t>(found->second);
     output_of_storage.emplace(s, found->second);
-    garbage.push_back(s->set_value(promised[found->second]));
+    graph.taken.push_back({s, s->id(), s->set_value(promised[output]), output});
   }
   pending.nodes_recorded = 0;
   assign_donations(graph, output_of_storage);
   for (int donation : graph.donations) graph.key.push_back(static_cast<uint64_t>(donation) + 1);
   graph.hash = ir::hash_words(graph.key.data(), graph.key.size());
   return graph;
+}
+
+void restore(ir::PendingSet& pending, Graph& graph, size_t failed) {
+  std::vector<bool> tainted(graph.nodes.size(), false);
+  for (size_t i = failed; i < graph.nodes.size(); ++i) {
+    tainted[i] = i == failed;
+    for (const ir::Value& operand : graph.nodes[i]->operands()) {
+      if (!operand.node->is_leaf() && tainted[operand.node->number]) tainted[i] = true;
+    }
+  }
+  std::vector<ir::Value> garbage;
+  std::lock_guard lock(pending.mutex);
+  for (Taken& taken : graph.taken) {
+    if (tainted[taken.value.node->number]) continue;
+    ir::Storage* storage = ir::Storage::find(taken.storage, taken.id);
+    if (!storage || !storage->value()) continue;
+    const ir::Node& now = *storage->value().node.get();
+    bool written_since = !now.is_leaf() || now.leaf_data() != graph.promises[taken.output];
+    if (!written_since) garbage.push_back(storage->set_value(std::move(taken.value)));
+  }
 }
 
 }  // namespace lazyxla::graph

@@ -20,6 +20,14 @@
 
 namespace lazyxla::graph {
 
+// A storage whose value a flush took, so that a flush that fails can give it back.
+struct Taken {
+  ir::Storage* storage;  // may be dead by now: see Storage::find
+  uint64_t id;
+  ir::Value value;
+  uint32_t output;
+};
+
 struct Graph {
   std::vector<ir::NodePtr> leaves;
   std::vector<ir::NodePtr> nodes;    // operands before users
@@ -27,6 +35,7 @@ struct Graph {
   std::vector<uint32_t> outputs;     // value numbers, one per computed value
   std::vector<ir::TensorType> output_types;
   std::vector<std::shared_ptr<DeviceBuffer>> promises;  // parallel to outputs
+  std::vector<Taken> taken;
   std::vector<int> donations;        // per leaf: position in outputs, or -1
   std::vector<ir::ScalarValue> slots;
   std::vector<uint64_t> key;
@@ -35,7 +44,11 @@ struct Graph {
 
 // Takes all pending storages of the set: numbers their graph, gives them leaves on promised buffers
 // and empties the set. `setting` is what else the program depends on, and becomes part of the key.
-// Caller holds the mutex. `garbage` receives values to drop after releasing it.
-Graph detach(ir::PendingSet& pending, uint64_t setting, std::vector<ir::Value>& garbage);
+// Caller holds the mutex, and drops the Graph after releasing it.
+Graph detach(ir::PendingSet& pending, uint64_t setting);
+
+// Gives the storages back what they had, unless it depends on node `failed` of the graph; the others
+// keep their promises, which the caller breaks. Takes the mutex.
+void restore(ir::PendingSet& pending, Graph& graph, size_t failed);
 
 }  // namespace lazyxla::graph

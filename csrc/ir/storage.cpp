@@ -99,7 +99,17 @@ Storage::Storage(size_t nbytes, c10::Allocator* allocator, c10::DeviceIndex devi
                        allocator, /*resizable=*/true),
       pending_set_(&PendingSet::of(device)),
       base_(Geometry::contiguous(c10::ScalarType::Byte, {static_cast<int64_t>(nbytes)})) {
+  static std::atomic<uint64_t> next_id{1};
+  id_ = next_id.fetch_add(1, std::memory_order_relaxed);
   AllStorages::get().add(this);
+}
+
+Storage* Storage::find(const Storage* address, uint64_t id) {
+  auto& all = AllStorages::get();
+  std::lock_guard lock(all.mutex);
+  Storage* s = all.first;
+  while (s && !(s == address && s->id_ == id)) s = s->next_of_all_;
+  return s;
 }
 
 Storage::~Storage() {

@@ -19,6 +19,7 @@
 
 #include <c10/core/StorageImpl.h>
 
+#include <cstdint>
 #include <mutex>
 
 #include "ir/geometry.h"
@@ -62,6 +63,10 @@ class Storage final : public c10::StorageImpl {
 
   Storage* next_pending() const { return next_; }
 
+  uint64_t id() const { return id_; }  // never given twice
+  // The storage that had this id at this address, if it is still alive.
+  static Storage* find(const Storage* address, uint64_t id);
+
  private:
   void link();
   void unlink();
@@ -75,6 +80,7 @@ class Storage final : public c10::StorageImpl {
   Storage* next_ = nullptr;
 
   friend struct AllStorages;
+  uint64_t id_;
   Storage* previous_of_all_ = nullptr;
   Storage* next_of_all_ = nullptr;
 };

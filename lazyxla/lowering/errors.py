@@ -2,4 +2,9 @@
 
 
 class LoweringError(RuntimeError):
-    """A node could not be lowered; the message names the operator and its argument types."""
+    """A node could not be lowered; the message names the operator and its argument types.
+
+    ``node`` is the node's position in ``Program.nodes``; None until the program's lowering knows it.
+    """
+
+    node: int | None = None

@@ -70,8 +70,12 @@ def _build(world: Mlir, program: Program, platform: str, slots: SlotTable) -> An
         for (dtype, _), argument in zip(buffers, values[len(program.inputs) :], strict=True):
             b.buffers[dtype] = argument
         del values[len(program.inputs) :]
-        for node in program.nodes:
-            lower_node(b, node, values)
+        for position, node in enumerate(program.nodes):
+            try:
+                lower_node(b, node, values)
+            except LoweringError as error:
+                error.node = position
+                raise
         results = [values[ref] for ref in program.outputs]
         world.func.ReturnOp(results)
     function_type = ir.FunctionType.get(types, [r.type for r in results])

@@ -5,6 +5,7 @@ batch.add("aten::add.Tensor", x, y, alpha=2)
 batch.check()
 """
 
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -18,6 +19,14 @@ INTEGERS = (torch.int64, torch.int32, torch.uint8)
 COMPLEX = (torch.complex64,)
 REAL = FLOATS + INTEGERS
 ALL = (*REAL, torch.bool, *COMPLEX)
+
+# What XLA's and PyTorch's approximations of a function may differ by, beyond assert_close's
+# defaults.
+LOOSE = {
+    torch.float32: {"rtol": 1e-5, "atol": 1e-5},
+    torch.float64: {"rtol": 1e-7, "atol": 1e-7},
+    torch.complex64: {"rtol": 1e-4, "atol": 1e-4},
+}
 
 
 class Batch:
@@ -79,6 +88,14 @@ class Batch:
                     failures.append(f"{name} -> {number}: {error}\n{got}\nexpected {wanted}")
         assert not failures, "\n".join(failures)
         return static
+
+
+def each(dtypes: Iterable[torch.dtype], call: Callable[["Batch", torch.dtype, Any], None]) -> None:
+    """Checks the calls that `call(batch, dtype, tolerance)` adds for every dtype."""
+    batch = Batch()
+    for dtype in dtypes:
+        call(batch, dtype, LOOSE.get(dtype))
+    batch.check()
 
 
 def samples(dtype: torch.dtype, scale: float = 1.0) -> torch.Tensor:

@@ -6,6 +6,8 @@ from itertools import product
 import pytest
 import torch
 
+from tests.lowering.batch import Batch
+
 SAMPLES, STEPS, WIDTH, HEADS = 2, 5, 8, 2
 MASKS = {
     "none": (None, None),

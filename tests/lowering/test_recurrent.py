@@ -1,4 +1,4 @@
-"""The fused LSTM and GRU cells, which have no CPU kernel, against the cells' definition and autograd."""
+"""The fused LSTM and GRU cells against their definition: PyTorch has no CPU kernel of them."""
 
 import pytest
 import torch

@@ -118,7 +118,7 @@ def test_moments() -> None:
     def call(batch: Batch, dtype: torch.dtype, tolerance: Any) -> None:
         x = values(dtype, 4, 5)
         for op, correction in itertools.product(
-            ("var", "std", "var_mean", "std_mean"), (None, 0, 1, 2.5, 7)
+            ("var", "std", "var_mean", "std_mean"), (None, 0, 2.5, 7)
         ):
             batch.add(f"aten::{op}.correction", x, [1], correction=correction, tolerance=tolerance)
         batch.add("aten::var.correction", x, tolerance=tolerance)
@@ -131,7 +131,7 @@ def test_moments() -> None:
 def test_norms() -> None:
     def call(batch: Batch, dtype: torch.dtype, tolerance: Any) -> None:
         x = values(dtype, 4, 5)
-        for order in (2, 1, 0, INF, -INF, 3, 0.5, -1):
+        for order in (2, 1, 0, INF, -INF, 3, -0.5):
             batch.add("aten::linalg_vector_norm", x, order, tolerance=tolerance)
             batch.add("aten::linalg_vector_norm", x, order, [1], True, tolerance=tolerance)
         batch.add("aten::norm.Scalar", x, tolerance=tolerance)
@@ -239,7 +239,7 @@ def test_sixteen_bit_sums_are_accumulated_in_float32() -> None:
     assert "tensor<8xf32>" in module
 
 
-def test_a_mean_has_no_scatter_of_constants() -> None:
+def test_a_mean_is_one_reduction() -> None:
     """One reduction and one division."""
     module = text("aten::mean.dim", torch.ones(8, 4), [1])
     assert module.count("stablehlo.reduce") == 1

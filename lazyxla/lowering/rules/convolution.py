@@ -188,7 +188,7 @@ def _conv(
 
 def _per_group(
     b: "Builder",
-    function: Callable[["Builder", Value, Value, Window], Value],
+    function: Callable[..., Value],
     operands: Sequence[tuple[Value, int]],
     window: Window,
     join: int = 1,

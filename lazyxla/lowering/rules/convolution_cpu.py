@@ -6,7 +6,7 @@ factors of ten to a thousand on grouped convolutions and their gradients. The fo
 weight as it lies:
 
 - products: the input's windows as a matrix (C * kernel, N * positions), then one product; the
-  adjoint adds the windows back up. A 1x1 kernel always takes this form: it has nothing to lay out.
+  adjoint adds the windows back up. Always for windows that do not overlap, 1x1 ones included.
 - terms: one multiplication of a shifted input for each weight of a group, all in one loop; for
   depthwise convolutions and others with few features per group.
 
@@ -41,7 +41,7 @@ def forward(b: "Builder", x: Value, w: Value, window: Window) -> Value | None:
     out = window.out_sizes(b.shape(x)[2:])
     if groups > 1 and inner * window.taps <= _MOST_TERMS:
         return _forward_terms(b, x, w, window, out)
-    if not _as_product(b, n * math.prod(out), o, window, b.dtype(x)):
+    if not _as_product(b, n, b.shape(x)[2:], o, window, b.dtype(x)):
         return None
     batch, i = _batch(groups)
     windows = b.reshape(_windows(b, x, window, out), [*batch, inner * window.taps, -1])
@@ -55,11 +55,11 @@ def input_grad(
 ) -> Value | None:
     """x of shape (N, C, *sizes)."""
     groups, taps = window.groups, window.taps
-    (n, o), (_, inner) = b.shape(y)[:2], b.shape(w)[:2]
+    (n, o), inner = b.shape(y)[:2], b.shape(w)[1]
     out = b.shape(y)[2:]
     if groups > 1 and o // groups * taps <= _MOST_TERMS:
         return _input_grad_terms(b, y, w, sizes, window)
-    if not _as_product(b, n * math.prod(out), o, window, b.dtype(y)):
+    if not _as_product(b, n, sizes, o, window, b.dtype(y)):
         return None
     batch, i = _batch(groups)
     w = b.reshape(w, [*batch, o // groups, inner * taps])
@@ -75,8 +75,7 @@ def input_grad(
         rank = b.rank(columns)
         columns = b.transpose(columns, [*range(i), rank - 2, rank - 1, *range(i, rank - 2)])
     columns = b.reshape(columns, [groups * inner, taps, n, *out])
-    parts = [b.select_dim(columns, 1, tap) for tap in range(taps)]
-    return b.convert(b.swap(add_shifted(b, parts, sizes, window), 0, 1), dtype)
+    return b.convert(_add_windows(b, columns, sizes, window), dtype)
 
 
 def weight_grad(b: "Builder", x: Value, y: Value, window: Window) -> Value | None:
@@ -86,7 +85,7 @@ def weight_grad(b: "Builder", x: Value, y: Value, window: Window) -> Value | Non
     out, inner = b.shape(y)[2:], c // groups
     if groups == c > 1:
         return _weight_grad_terms(b, x, y, window)
-    if not _as_product(b, n * math.prod(out), o, window, b.dtype(x)):
+    if not _as_product(b, n, b.shape(x)[2:], o, window, b.dtype(x)):
         return None
     batch, i = _batch(groups)
     windows = b.reshape(_windows(b, x, window, out), [*batch, inner * taps, -1])
@@ -104,18 +103,40 @@ def _batch(groups: int) -> tuple[list[int], int]:
 
 
 def _as_product(
-    b: "Builder", positions: int, features: int, window: Window, dtype: torch.dtype
+    b: "Builder", n: int, sizes: Sequence[int], features: int, window: Window, dtype: torch.dtype
 ) -> bool:
     """Whether laying out the windows costs less than what plain convolution does to the weight."""
+    positions = n * math.prod(window.out_sizes(sizes))
     if window.groups > 1:
         return positions <= _GROUPED_POSITIONS
+    if window.taps == 1 or window.tiles(sizes):
+        return True
     # The backend has a fast convolution for 16 and 32-bit floats only.
-    return window.taps == 1 or positions <= 2 * features or b.compute_dtype(dtype) != torch.float32
+    return positions <= 2 * features or b.compute_dtype(dtype) != torch.float32
 
 
 def _windows(b: "Builder", x: Value, window: Window, out: Sequence[int]) -> Value:
     """What each weight of the kernel reads: shape (C, taps, N, *out)."""
-    return b.stack(shifted(b, b.swap(x, 0, 1), window, out), 1)
+    n, c, *sizes = b.shape(x)
+    x, rank = b.swap(x, 0, 1), len(out)
+    if not window.tiles(sizes):
+        return b.stack(shifted(b, x, window, out), 1)
+    pairs = [k for pair in zip(out, window.kernel, strict=True) for k in pair]
+    order = [0, *range(3, 2 + 2 * rank, 2), 1, *range(2, 2 + 2 * rank, 2)]
+    x = b.transpose(b.reshape(x, [c, n, *pairs]), order)
+    return b.reshape(x, [c, window.taps, n, *out])
+
+
+def _add_windows(b: "Builder", columns: Value, sizes: Sequence[int], window: Window) -> Value:
+    """The adjoint of `_windows`: (C, taps, N, *out) to (N, C, *sizes)."""
+    c, taps, n, *out = b.shape(columns)
+    if not window.tiles(sizes):
+        parts = [b.select_dim(columns, 1, tap) for tap in range(taps)]
+        return b.swap(add_shifted(b, parts, sizes, window), 0, 1)
+    rank = len(out)
+    columns = b.reshape(columns, [c, *window.kernel, n, *out])
+    order = [k for i in range(rank) for k in (rank + 2 + i, 1 + i)]
+    return b.reshape(b.transpose(columns, [rank + 1, 0, *order]), [n, c, *sizes])
 
 
 # ---- terms ----

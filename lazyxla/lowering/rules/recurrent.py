@@ -7,8 +7,6 @@ their weights, each (batch, gates * hidden). The workspace is private to a cell 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from lazyxla.lowering.registry import rule
 
 if TYPE_CHECKING:

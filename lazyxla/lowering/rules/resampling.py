@@ -238,12 +238,11 @@ def _upsample_backward(make: MakeTaps) -> Callable[..., Value]:
     return lower
 
 
-for _name, _make in (("upsample_nearest", _nearest), ("_upsample_nearest_exact", _nearest_exact)):
-    for _rank in (1, 2, 3):
-        rule(f"aten::{_name}{_rank}d")(_upsample_nearest(_make))
-        rule(f"aten::{_name}{_rank}d_backward")(_upsample_nearest_backward(_make))
-
-for _name, _make in {
+_NEAREST: dict[str, MakeTaps] = {
+    "upsample_nearest": _nearest,
+    "_upsample_nearest_exact": _nearest_exact,
+}
+_INTERPOLATED: dict[str, MakeTaps] = {
     "upsample_linear1d": _linear,
     "upsample_bilinear2d": _linear,
     "upsample_trilinear3d": _linear,
@@ -251,7 +250,14 @@ for _name, _make in {
     "_upsample_bilinear2d_aa": _antialiased(1, lambda x: (1 - x.abs()).clamp(min=0)),
     "_upsample_bicubic2d_aa": _antialiased(2, lambda x: _cubic_filter(x, -0.5)),
     "_upsample_lanczos2d_aa": _antialiased(3, _lanczos_filter),
-}.items():
+}
+
+for _name, _make in _NEAREST.items():
+    for _rank in (1, 2, 3):
+        rule(f"aten::{_name}{_rank}d")(_upsample_nearest(_make))
+        rule(f"aten::{_name}{_rank}d_backward")(_upsample_nearest_backward(_make))
+
+for _name, _make in _INTERPOLATED.items():
     rule(f"aten::{_name}")(_upsample(_make))
     if "lanczos" not in _name:
         rule(f"aten::{_name}_backward")(_upsample_backward(_make))
@@ -321,7 +327,7 @@ def col2im(
 
 
 def _sample(image: Any, grid: Any, mode: int, padding: int, align_corners: bool) -> Any:
-    """grid_sample: `image` (N, C, *sizes) at the points `grid` (N, *out, rank), x before y before z.
+    """grid_sample: `image` (N, C, *sizes) at the points `grid` (N, *out, rank), x before y and z.
 
     mode: 0 linear, 1 nearest, 2 cubic; padding: 0 zeros, 1 border, 2 reflection.
     """
@@ -353,10 +359,10 @@ def _sample(image: Any, grid: Any, mode: int, padding: int, align_corners: bool)
         inside = jnp.ones(places[0].shape, bool)
         for place, size in zip(places, sizes, strict=True):
             inside &= (place >= 0) & (place <= size - 1)
-        index = [
-            jnp.clip(p, 0, n - 1).astype(jnp.int32) for p, n in zip(places, sizes, strict=True)
-        ]
-        found = jax.vmap(lambda plane, *at: plane[(slice(None), *at)])(image, *index)
+        pairs = zip(places, sizes, strict=True)
+        index = [jnp.clip(p, 0, n - 1).astype(jnp.int32) for p, n in pairs]
+        pick = jax.vmap(lambda plane, *at: plane[(slice(None), *at)])
+        found = pick(image, *index)
         return jnp.where(inside[:, None], found, 0)
 
     points = [unnormalize(grid[..., -1 - d], n) for d, n in enumerate(sizes)]
@@ -366,9 +372,9 @@ def _sample(image: Any, grid: Any, mode: int, padding: int, align_corners: bool)
         return fetch([jnp.round(p) for p in points])
     floors = [jnp.floor(p) for p in points]
     parts = [p - f for p, f in zip(points, floors, strict=True)]
-    total = 0
+    total: Any = 0
     for taps in itertools.product((0, 1) if mode == 0 else (-1, 0, 1, 2), repeat=len(sizes)):
-        weight = 1
+        weight: Any = 1
         for part, tap in zip(parts, taps, strict=True):
             weight = weight * (
                 (part if tap else 1 - part) if mode == 0 else _cubic_weight(jnp, part - tap)

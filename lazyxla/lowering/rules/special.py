@@ -27,9 +27,6 @@ _JAX = {
     "aten::special_entr": "entr",
     "aten::special_log_ndtr": "log_ndtr",
     "aten::special_ndtri": "ndtri",
-    "aten::special_zeta": "zeta",
-    "aten::special_zeta.self_scalar": "zeta",
-    "aten::special_zeta.other_scalar": "zeta",
     "aten::igamma": "gammainc",
     "aten::igammac": "gammaincc",
     "aten::gcd": "gcd",
@@ -68,13 +65,26 @@ def digamma(x: X) -> X:
     return where(x == 0, -math.inf / x * math.inf, x.call("chlo.digamma"))
 
 
+@pointwise(
+    "aten::special_zeta", "aten::special_zeta.self_scalar", "aten::special_zeta.other_scalar"
+)
+def zeta(x: X, q: X) -> X:
+    """Hurwitz zeta, infinite at its poles q = 0, -1, -2, ..."""
+    pole = (q <= 0) & (q == q.call("floor")) & (x > 1)
+    return where(pole, math.inf, x.call("chlo.zeta", q))
+
+
 @pointwise("aten::polygamma")
 def polygamma(order: int, x: X) -> X:
     if order == 0:
         return digamma(x)
     if order == 1:
-        return x.full(2).call("chlo.zeta", x)
-    return x.full(order).call("chlo.polygamma", x)
+        # Reflected to where the series of zeta converges.
+        ratio = math.pi / (x * math.pi).call("sine")
+        mirrored = ratio * ratio - zeta(x.full(2), 1 - x)
+        return where(x < 0.5, mirrored, zeta(x.full(2), x))
+    scale = math.factorial(order) * (1 if order % 2 else -1)
+    return zeta(x.full(order + 1), x) * scale
 
 
 @pointwise("aten::mvlgamma")

@@ -36,10 +36,11 @@ class Window(NamedTuple):
         groups: int = 1,
     ) -> "Window":
         """From an operator's arguments; one number may stand for all dimensions."""
-        kernel = tuple(kernel)
         rank = len(kernel)
-        full = [tuple(x) * rank if len(x) == 1 else tuple(x) for x in (stride, padding, dilation)]
-        return cls(kernel, *full, groups)
+        stride, padding, dilation = (
+            tuple(x) * rank if len(x) == 1 else tuple(x) for x in (stride, padding, dilation)
+        )
+        return cls(tuple(kernel), stride, padding, dilation, groups)
 
     def out_sizes(self, sizes: Sequence[int]) -> tuple[int, ...]:
         """The spatial sizes of the result for an input of `sizes`."""
@@ -58,6 +59,15 @@ class Window(NamedTuple):
         """Where each weight of the kernel reads from the window's start, last dimension fastest."""
         steps = [range(0, k * d, d) for k, d in zip(self.kernel, self.dilation, strict=True)]
         return itertools.product(*steps)
+
+    def tiles(self, sizes: Sequence[int]) -> bool:
+        """Whether the windows cover an input of `sizes` once, side by side."""
+        return (
+            self.stride == self.kernel
+            and not any(self.padding)
+            and all(d == 1 or k == 1 for d, k in zip(self.dilation, self.kernel, strict=True))
+            and not any(n % k for n, k in zip(sizes, self.kernel, strict=True))
+        )
 
     @property
     def taps(self) -> int:

@@ -1,0 +1,70 @@
+"""Meta functions that torch lacks.
+
+Shapes are inferred by running operators on meta tensors. A few operators of torch have no meta
+kernel though their result is plain from the arguments; theirs are registered here, unless this torch
+brings its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+_library = torch.library.Library("aten", "IMPL")
+
+
+def _writes_in_place(*args: Any, **kwargs: Any) -> None:
+    """For operators that only write tensors of the shapes they have already."""
+
+
+def _like(position: int) -> Callable[..., torch.Tensor]:
+    """For operators whose result is like one of their arguments."""
+
+    def result(*args: Any, **kwargs: Any) -> torch.Tensor:
+        return torch.empty_like(args[position])
+
+    return result
+
+
+def _gru_cell(
+    input_gates: torch.Tensor, hidden_gates: torch.Tensor, hx: torch.Tensor, *biases: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    # The workspace keeps the three gates, the old state and the new gate's hidden part.
+    return torch.empty_like(hx), hx.new_empty(hx.shape[0], 5 * hx.shape[1])
+
+
+def _gru_cell_backward(
+    grad_hy: torch.Tensor, workspace: torch.Tensor, has_bias: bool
+) -> tuple[torch.Tensor | None, ...]:
+    batch, width = grad_hy.shape
+    gates = [grad_hy.new_empty(batch, 3 * width) for _ in range(2)]
+    biases = [grad_hy.new_empty(3 * width) if has_bias else None for _ in range(2)]
+    return (*gates, torch.empty_like(grad_hy), *biases)
+
+
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "_fused_sgd_": _writes_in_place,
+    "_fused_sgd_.tensor_lr": _writes_in_place,
+    "_fused_adagrad_": _writes_in_place,
+    "_fused_adagrad_.tensor_lr": _writes_in_place,
+    "_fused_adam_.tensor_lr": _writes_in_place,
+    "_fused_adamw_.tensor_lr": _writes_in_place,
+    "_thnn_fused_gru_cell": _gru_cell,
+    "_thnn_fused_gru_cell_backward": _gru_cell_backward,
+    "_ctc_loss_backward": _like(1),
+    "multi_margin_loss_backward": _like(1),
+    "multilabel_margin_loss_backward": _like(1),
+    "binomial": _like(0),
+    "_sample_dirichlet": _like(0),
+    "_standard_gamma_grad": _like(0),
+}
+
+
+def install() -> None:
+    """Registers the missing meta functions. Once per process."""
+    for name, function in _FUNCTIONS.items():
+        qualified = f"aten::{name}"
+        if not torch._C._dispatch_has_kernel_for_dispatch_key(qualified, "Meta"):
+            _library.impl(name, function, "Meta")
