@@ -82,7 +82,7 @@ bool fill_by_mask(const OpInfo& info, torch::jit::Stack* stack) {
   std::vector<int64_t> shape(self.dim(), 1);
   for (int64_t i = 0; i < mask.dim(); ++i) shape[before + i] = mask.size(i);
   mask = mask.to(self.device(), c10::ScalarType::Bool).view(shape);
-  self.masked_fill_(mask, values.to(self.device(), self.scalar_type()).view({}));
+  self.masked_fill_(mask, values.to(self.device(), self.scalar_type()).view(c10::IntArrayRef()));
   torch::jit::drop(*stack, info.args.size());
   stack->emplace_back(std::move(self));
   return true;

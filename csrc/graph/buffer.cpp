@@ -57,7 +57,8 @@ PJRT_Buffer_Type pjrt_type(c10::ScalarType dtype) {
     case c10::ScalarType::Float8_e4m3fn: return PJRT_Buffer_Type_F8E4M3FN;
     case c10::ScalarType::Float8_e5m2fnuz: return PJRT_Buffer_Type_F8E5M2FNUZ;
     case c10::ScalarType::Float8_e4m3fnuz: return PJRT_Buffer_Type_F8E4M3FNUZ;
-    default: TORCH_CHECK_TYPE(false, "lazyxla: XLA has no element type for torch's ", dtype);
+    default:
+      TORCH_CHECK_NOT_IMPLEMENTED(false, "lazyxla: XLA has no element type for torch's ", dtype);
   }
 }
 
