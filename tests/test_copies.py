@@ -373,9 +373,12 @@ def test_optimizer_state_travels():
     assert_same(dict(ours.state_dict()), dict(theirs.state_dict()))
 
 
+@pytest.mark.filterwarnings("ignore:os.fork\\(\\) was called")
 def test_data_loader_batches():
     data = torch.utils.data.TensorDataset(numbers(10, 3), torch.arange(10))
-    loader = torch.utils.data.DataLoader(data, batch_size=4, num_workers=1, pin_memory=True)
+    loader = torch.utils.data.DataLoader(
+        data, batch_size=4, num_workers=1, pin_memory=True, timeout=60
+    )
     seen = []
     for x, y in loader:
         ours = x.to(DEVICE, non_blocking=True), y.to(DEVICE, non_blocking=True)

@@ -183,11 +183,11 @@ bool fills(const std::string& functional_name) {
 // was there before.
 bool ignores_self(const std::string& functional_name) {
   static const std::unordered_set<std::string> names{
-      "aten::fill.Scalar", "aten::fill.Tensor", "aten::zero",        "aten::zeros_like",
-      "aten::ones_like",   "aten::full_like",   "aten::uniform",     "aten::normal_functional",
-      "aten::log_normal",  "aten::exponential", "aten::cauchy",      "aten::geometric",
-      "aten::bernoulli.p", "aten::random",      "aten::random.from", "aten::random.to",
-      "aten::bernoulli.Tensor",
+      "aten::fill.Scalar", "aten::fill.Tensor",      "aten::zero",
+      "aten::uniform",     "aten::normal_functional", "aten::log_normal",
+      "aten::exponential", "aten::cauchy",            "aten::geometric",
+      "aten::bernoulli.p", "aten::bernoulli.Tensor",  "aten::random",
+      "aten::random.from", "aten::random.to",
   };
   return names.count(functional_name) > 0;
 }

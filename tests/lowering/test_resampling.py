@@ -1,4 +1,4 @@
-"""Resampling, shuffling of pixels, windows as columns, sampling at points."""
+"""Resampling, windows as columns, sampling at points."""
 
 import pytest
 import torch
@@ -71,16 +71,6 @@ def test_images_of_bytes():
     x = torch.randint(0, 256, (1, 3, 6, 7), dtype=torch.uint8)
     check("aten::upsample_nearest2d", x, [9, 14])
     check("aten::upsample_bilinear2d", x, [12, 14], False, atol=1, rtol=0)
-
-
-@pytest.mark.parametrize("lead", [(), (2,), (2, 1)])
-def test_pixel_shuffle(lead):
-    check("aten::pixel_shuffle", torch.randn(*lead, 8, 3, 4), 2)
-    check("aten::pixel_unshuffle", torch.randn(*lead, 2, 6, 4), 2)
-
-
-def test_channel_shuffle():
-    check("aten::channel_shuffle", torch.randn(2, 6, 3, 3), 3)
 
 
 @pytest.mark.parametrize("lead", [(2,), ()])

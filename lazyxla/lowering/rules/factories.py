@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from lazyxla.lowering.registry import jax_rule, rule
+from lazyxla.lowering.registry import graph_rule, jax_rule, rule
 from lazyxla.lowering.rules.formula import X, maximum, sqrt, where
 
 if TYPE_CHECKING:
@@ -18,24 +18,29 @@ Value = Any
 
 
 # ---- fills ----
+# The *_like and new_* operators are recorded as PyTorch composes them (an empty tensor, filled),
+# since they can make a tensor on another device; in traced graphs they are one node.
 
 
-@rule("aten::zeros", "aten::zeros_like", "aten::new_zeros")
+@rule("aten::zeros")
+@graph_rule("aten::zeros_like", "aten::new_zeros")
 def zeros(b: "Builder", *_: Any) -> Value:
     return b.zeros(b.outputs[0].shape, b.outputs[0].dtype)
 
 
-@rule("aten::ones", "aten::ones_like", "aten::new_ones")
+@rule("aten::ones")
+@graph_rule("aten::ones_like", "aten::new_ones")
 def ones(b: "Builder", *_: Any) -> Value:
     return b.full(b.outputs[0].shape, 1, b.outputs[0].dtype)
 
 
-@rule("aten::full", "aten::full_like")
+@rule("aten::full")
+@graph_rule("aten::full_like")
 def full(b: "Builder", _like: Any, value: Value, *_: Any) -> Value:
     return b.full(b.outputs[0].shape, value, b.outputs[0].dtype)
 
 
-@rule("aten::new_full")
+@graph_rule("aten::new_full")
 def new_full(b: "Builder", x: Value, size: list[int], value: Value, *_: Any) -> Value:
     return b.full(b.outputs[0].shape, value, b.outputs[0].dtype)
 

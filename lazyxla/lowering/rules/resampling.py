@@ -1,4 +1,4 @@
-"""Resampling of images and volumes: nearest, linear, cubic, antialiased; and moving pixels about.
+"""Resampling of images and volumes: nearest, linear, cubic, antialiased, and at given points.
 
 Every interpolation is separable: a linear map along each spatial dimension, whose indices and
 weights depend on sizes and scales only and are computed here. Positions follow PyTorch: with
@@ -263,32 +263,7 @@ for _name, _make in _INTERPOLATED.items():
         rule(f"aten::{_name}_backward")(_upsample_backward(_make))
 
 
-# ---- pixels to channels and back; windows to columns and back ----
-
-
-@rule("aten::pixel_shuffle")
-def pixel_shuffle(b: "Builder", x: Value, factor: int) -> Value:
-    *lead, c, h, w = b.shape(x)
-    n = len(lead)
-    x = b.reshape(x, [*lead, c // factor**2, factor, factor, h, w])
-    x = b.transpose(x, [*range(n), n, n + 3, n + 1, n + 4, n + 2])
-    return b.reshape(x, b.outputs[0].shape)
-
-
-@rule("aten::pixel_unshuffle")
-def pixel_unshuffle(b: "Builder", x: Value, factor: int) -> Value:
-    *lead, c, h, w = b.shape(x)
-    n = len(lead)
-    x = b.reshape(x, [*lead, c, h // factor, factor, w // factor, factor])
-    x = b.transpose(x, [*range(n), n, n + 2, n + 4, n + 1, n + 3])
-    return b.reshape(x, b.outputs[0].shape)
-
-
-@rule("aten::channel_shuffle")
-def channel_shuffle(b: "Builder", x: Value, groups: int) -> Value:
-    shape = b.shape(x)
-    apart = b.reshape(x, [shape[0], groups, shape[1] // groups, *shape[2:]])
-    return b.reshape(b.swap(apart, 1, 2), shape)
+# ---- windows to columns and back ----
 
 
 @rule("aten::im2col")
