@@ -12,8 +12,6 @@
 
 #include "dispatch/device_state.h"
 #include "dispatch/generator.h"
-#include "graph/counters.h"
-#include "graph/flush.h"
 #include "dispatch/recorder.h"
 #include "graph/counters.h"
 #include "graph/flush.h"
@@ -154,7 +152,8 @@ void bind_graph(py::module_& m) {
   m.def("fallbacks", [] { return graph::Counters::get().fallbacks_by_operator(); });
   m.def("reset_counters", [] { graph::Counters::get().reset(); });
   m.def("cached_programs", &graph::cached_programs);
-  m.def("open_inference_store", [](const std::string& path) { ir::InferenceStore::get().open(path); });
+  m.def("open_inference_store",
+        [](const std::string& path) { ir::InferenceStore::get().open(path); });
   m.def("flush_inference_store", [] { ir::InferenceStore::get().flush(); });
   m.def("cached_shapes", [] { return ir::ShapeMemo::get().size(); });
 }

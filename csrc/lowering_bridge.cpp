@@ -92,8 +92,10 @@ class Exporter {
 
   py::object argument(const Arg& arg) {
     switch (arg.kind) {
-      case Arg::Kind::kOperand: return value_of(node_->operands()[next_operand_++]);
-      case Arg::Kind::kSlot: return classes_.slot(next_slot_++);
+      case Arg::Kind::kOperand:
+        return value_of(node_->operands()[next_operand_++]);
+      case Arg::Kind::kSlot:
+        return classes_.slot(next_slot_++);
       case Arg::Kind::kFixedScalar: {
         slots_.append(classes_.slot_spec(torch::jit::toPyObject(arg.constant), py::cast(arg.dtype),
                                          arg.wrapped, false));
@@ -101,7 +103,8 @@ class Exporter {
       }
       case Arg::Kind::kDtype:
         return py::cast(static_cast<c10::ScalarType>(arg.constant.toInt()));
-      case Arg::Kind::kConstant: return torch::jit::toPyObject(arg.constant);
+      case Arg::Kind::kConstant:
+        return torch::jit::toPyObject(arg.constant);
       case Arg::Kind::kList: {
         py::list list;
         for (const Arg& element : arg.list) list.append(argument(element));
@@ -144,7 +147,8 @@ void install_lowering(py::function lower, py::function how) {
   // Leaked: flushes may happen until the process ends.
   auto* lower_function = new py::function(std::move(lower));
   auto* how_function = new py::function(std::move(how));
-  graph::set_lowerer([lower_function](const graph::Graph& graph, const std::vector<bool>& variable) {
+  graph::set_lowerer([lower_function](const graph::Graph& graph,
+                                      const std::vector<bool>& variable) {
     std::string platform = pjrt::Runtime::get().platform();
     py::gil_scoped_acquire gil;
     py::object lowered;

@@ -1,13 +1,13 @@
-// The bridge to the lowering room: hands a graph to Python as a lazyxla.lowering.program.Program and
-// brings the StableHLO back. Used on cache misses only.
+// The bridge to the lowering room: hands a graph to Python as a lazyxla.lowering.program.Program
+// and brings the StableHLO back. Used on cache misses only.
 #pragma once
 
 #include <pybind11/pybind11.h>
 
 namespace lazyxla {
 
-// Installs `lower`, a Python function (Program, platform, stablehlo_version) -> Lowered, as the graph
-// room's lowerer, and `how`, (operator name) -> str, as the recorder's resolver.
+// Installs `lower`, a Python function (Program, platform, stablehlo_version) -> Lowered, as the
+// graph room's lowerer, and `how`, (operator name) -> str, as the recorder's resolver.
 void install_lowering(pybind11::function lower, pybind11::function how);
 
 }  // namespace lazyxla

@@ -38,7 +38,9 @@ def _images(size: int, classes: int, batch: int = 4, channels: int = 3) -> Calla
 
 
 def mlp() -> nn.Module:
-    return nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 32), nn.GELU(), nn.Linear(32, 5))
+    return nn.Sequential(
+        nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 32), nn.GELU(), nn.Linear(32, 5)
+    )
 
 
 def lenet() -> nn.Module:

@@ -91,6 +91,22 @@ def test_bitwise_operators_refuse_floats(operator):
         getattr(x, operator)(*[] if operator == "__invert__" else [x])
 
 
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
+def test_element_types_that_xla_lacks():
+    x = on_device(numbers(2).half())
+    for call in (
+        lambda: x * 1j,
+        lambda: x.to(torch.complex32),
+        lambda: x.new_zeros(2, dtype=torch.complex32),
+        lambda: torch.empty(2, dtype=torch.complex32, device=x.device),
+    ):
+        with pytest.raises(
+            (NotImplementedError, TypeError),
+            match="XLA has no element type for torch's ComplexHalf",
+        ):
+            call()
+
+
 OTHER = {
     "add": lambda x, y: x + y,
     "add_in_place": lambda x, y: x.add_(y),

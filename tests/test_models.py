@@ -24,7 +24,9 @@ def _double(batch: Batch) -> Batch:
     return tuple(x.double() if x.is_floating_point() else x for x in batch)
 
 
-def _step(model: nn.Module, optimizer: torch.optim.Optimizer, name: str, batch: Batch) -> torch.Tensor:
+def _step(
+    model: nn.Module, optimizer: torch.optim.Optimizer, name: str, batch: Batch
+) -> torch.Tensor:
     optimizer.zero_grad(set_to_none=True)
     loss = CASES[name].loss(model, batch)
     loss.backward()
@@ -56,7 +58,9 @@ def test_training_matches_the_cpu(name: str) -> None:
         ):
             assert theirs.grad is None or ours.grad is not None
             if theirs.grad is not None:
-                torch.testing.assert_close(ours.grad.cpu(), theirs.grad, msg=lambda m, k=key: f"{k}: {m}")
+                torch.testing.assert_close(
+                    ours.grad.cpu(), theirs.grad, msg=lambda m, k=key: f"{k}: {m}"
+                )
             torch.testing.assert_close(ours.detach().cpu(), theirs.detach())
     for ours, theirs in zip(model.buffers(), reference.buffers(), strict=True):
         torch.testing.assert_close(ours.cpu(), theirs)

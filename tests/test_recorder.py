@@ -105,6 +105,25 @@ def test_multiple_outputs_in_one_call():
     check(use, numbers(4, 6) + torch.arange(6) / 8)
 
 
+def test_a_mask_needs_no_host():
+    def use(x, mask):
+        x[mask] = 7
+        x[x > 2] += 0  # reads a number of elements that only the data tells
+        x[:, mask[0]] = x[:, :1]
+        return x
+
+    x = numbers(4, 6)
+    with counted() as n:
+        y = on_device(x)
+        y[y > 0] = 1
+        y[:, on_device(x[0] > 0)] = 2
+    assert n.flushes == n.fallbacks == 0
+    x[x > 0] = 1
+    x[:, numbers(4, 6)[0] > 0] = 2
+    assert_same(y, x)
+    check(use, numbers(4, 6), numbers(4, 6) > 1)
+
+
 def test_foreach():
     def use(x, y, z):
         torch._foreach_add_([x, y], [z, y], alpha=2)

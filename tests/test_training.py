@@ -43,7 +43,9 @@ def _optimizers() -> dict[str, MakeOptimizer]:
         for implementation in ("default", *implementations):
             flags = {flag: flag == implementation for flag in implementations}
             result[f"{name}-{implementation}"] = (
-                lambda params, cls=cls, options=options, flags=flags: cls(params, **options, **flags)
+                lambda params, cls=cls, options=options, flags=flags: cls(
+                    params, **options, **flags
+                )
             )
     return result
 
@@ -53,7 +55,9 @@ OPTIMIZERS = _optimizers()
 
 def _model() -> nn.Module:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(12, 24), nn.Tanh(), nn.Linear(24, 24), nn.SiLU(), nn.Linear(24, 4))
+    return nn.Sequential(
+        nn.Linear(12, 24), nn.Tanh(), nn.Linear(24, 24), nn.SiLU(), nn.Linear(24, 4)
+    )
 
 
 def _batch() -> tuple[torch.Tensor, torch.Tensor]:
@@ -229,7 +233,9 @@ def test_moving_average_of_a_model() -> None:
     for _ in range(5):
         x, y = _batch()
         with counted() as n:
-            for model, optimizer, average in zip(pair.models, pair.optimizers, averages, strict=True):
+            for model, optimizer, average in zip(
+                pair.models, pair.optimizers, averages, strict=True
+            ):
                 device = next(model.parameters()).device
                 _train_step(model, optimizer, x.to(device), y.to(device))
                 average.update_parameters(model)
@@ -286,4 +292,6 @@ def test_linear_with_one_row_is_one_dot_on_the_weight_as_it_lies() -> None:
     (text,) = texts
     dots = [line for line in text.splitlines() if "stablehlo.dot_general" in line]
     assert len(dots) == 1
-    assert "tensor<53x37xf32>" in dots[0]  # the weight itself, contracted along its second dimension
+    assert (
+        "tensor<53x37xf32>" in dots[0]
+    )  # the weight itself, contracted along its second dimension

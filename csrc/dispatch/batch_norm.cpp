@@ -16,8 +16,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> native_batch_norm(
     double eps) {
   bool has_stats = running_mean && running_mean->defined();
   if (!training && has_stats) {
-    return at::_native_batch_norm_legit_no_training(input, weight, bias, *running_mean, *running_var,
-                                                    momentum, eps);
+    return at::_native_batch_norm_legit_no_training(input, weight, bias, *running_mean,
+                                                    *running_var, momentum, eps);
   }
   if (!has_stats) return at::_native_batch_norm_legit(input, weight, bias, training, momentum, eps);
   at::Tensor mean = *running_mean, var = *running_var;

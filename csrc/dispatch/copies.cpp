@@ -3,11 +3,9 @@
 #include <ATen/ExpandUtils.h>
 #include <ATen/MemoryOverlap.h>
 #include <ATen/ops/_copy_from.h>
-#include <ATen/ops/conj_physical.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/eq.h>
-#include <ATen/ops/neg.h>
 #include <ATen/ops/zeros.h>
 #include <torch/library.h>
 
@@ -63,13 +61,15 @@ Data computed(const at::Tensor& tensor) {
 }
 
 bool has_base_geometry(const at::Tensor& tensor, const Geometry& base) {
+  if (tensor.is_conj() || tensor.is_neg()) return false;
   return tensor.storage_offset() == 0 && tensor.scalar_type() == base.dtype &&
          ir::same_layout(tensor.sizes(), tensor.strides(), base.sizes, base.strides);
 }
 
-// Whether the whole storage is worth reading for the sake of a part of it: a transfer of little data
-// costs less than compiling a program that cuts the part out.
+// Whether the whole storage is worth reading for the sake of a part of it: a transfer of little
+// data costs less than compiling a program that cuts the part out.
 bool read_whole(const at::Tensor& part, const Geometry& base) {
+  if (part.is_conj() || part.is_neg()) return false;
   constexpr int64_t kSmall = 1 << 20;
   return part.scalar_type() == base.dtype &&
          (base.nbytes() <= kSmall || base.numel() <= 2 * part.numel());
@@ -86,13 +86,6 @@ at::Tensor readable(const at::Tensor& tensor) {
   at::Tensor copy = empty_like_contiguous(tensor, tensor.scalar_type(), tensor.device().index());
   assign(copy, tensor);
   return copy;
-}
-
-// copy_ of a value whose conjugate or negative is meant: makes it real first.
-at::Tensor resolve_bits(at::Tensor source) {
-  if (source.is_conj()) source = at::conj_physical(source.conj());
-  if (source.is_neg()) source = at::neg(source._neg_view());
-  return source;
 }
 
 void copy_from_host(const at::Tensor& self, const at::Tensor& source) {
@@ -120,26 +113,15 @@ void copy_between_devices(const at::Tensor& self, const at::Tensor& source) {
   c10::DeviceIndex target = self.device().index();
   at::Tensor staged = empty_like_contiguous(source, self.scalar_type(), target);
   if (data.leaf) {
-    auto copy = graph::buffer_of(*data.leaf.node.get()).get().copy_to_device(
-        graph::pjrt_device(target));
+    auto copy =
+        graph::buffer_of(*data.leaf.node.get()).get().copy_to_device(graph::pjrt_device(target));
     set_leaf(staged, graph::make_leaf({data.base.dtype, data.base.sizes}, std::move(copy)));
   }
   assign(self, staged.expand(self.sizes()));
 }
 
 at::Tensor& copy_(at::Tensor& self, const at::Tensor& source, bool non_blocking) {
-  if (self.is_conj()) {
-    at::Tensor plain = self.conj();
-    plain.copy_(source.conj(), non_blocking);
-    return self;
-  }
-  if (self.is_neg()) {
-    at::Tensor plain = self._neg_view();
-    plain.copy_(source._neg_view(), non_blocking);
-    return self;
-  }
-  at::Tensor from = source;
-  if (source.device().type() == kDeviceType) from = resolve_bits(source);
+  const at::Tensor& from = source;
   if (from.is_same(self)) return self;
   auto shape = at::infer_size_dimvector(self.sizes(), from.sizes());
   TORCH_CHECK(self.sizes() == c10::IntArrayRef(shape), "output with shape ", self.sizes(),
@@ -175,10 +157,12 @@ at::Tensor copy_from_and_resize(const at::Tensor& self, const at::Tensor& target
 at::Scalar local_scalar_dense(const at::Tensor& self) { return to_host(self).item(); }
 
 bool equal(const at::Tensor& self, const at::Tensor& other) {
-  TORCH_CHECK(self.device() == other.device(), "Cannot compare two tensors on different devices. Got: ",
-              self.device(), " and ", other.device());
+  TORCH_CHECK(self.device() == other.device(),
+              "Cannot compare two tensors on different devices. Got: ", self.device(), " and ",
+              other.device());
   TORCH_CHECK(self.scalar_type() == other.scalar_type(), "Expected object of data type ",
-              self.scalar_type(), " but got data type ", other.scalar_type(), " for argument 'other'");
+              self.scalar_type(), " but got data type ", other.scalar_type(),
+              " for argument 'other'");
   if (self.sizes() != other.sizes()) return false;
   return self.numel() == 0 || at::eq(self, other).all().item<bool>();
 }

@@ -1,7 +1,7 @@
 // Copies: between dtypes and geometries of a device, between devices, and to and from the host.
 //
-// A copy on one device computes nothing by itself: the target's storage gets the source's value. Data
-// that leaves for the host is what makes a program run: reading flushes.
+// A copy on one device computes nothing by itself: the target's storage gets the source's value.
+// Data that leaves for the host is what makes a program run: reading flushes.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -5,8 +5,8 @@
 
 #include "dispatch/device_state.h"
 #include "dispatch/generator.h"
-#include "dispatch/storage_ops.h"
 #include "dispatch/pinned.h"
+#include "dispatch/storage_ops.h"
 
 namespace lazyxla::dispatch {
 

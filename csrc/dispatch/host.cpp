@@ -45,9 +45,10 @@ void run_on_host(const OpInfo& info, torch::jit::Stack* stack) {
     at::native::cpu_fallback(info.handle, stack);
     return;
   }
-  TORCH_CHECK_NOT_IMPLEMENTED(
-      !options().strict_fallback, "lazyxla: ", info.name, "(", describe_arguments(info, *stack),
-      ") has no lowering and would run on the host; strict mode (LAZYXLA_STRICT) makes this an error");
+  TORCH_CHECK_NOT_IMPLEMENTED(!options().strict_fallback, "lazyxla: ", info.name, "(",
+                              describe_arguments(info, *stack),
+                              ") has no lowering and would run on the host; strict mode "
+                              "(LAZYXLA_STRICT) makes this an error");
   if (!info.warned.exchange(true)) {
     TORCH_WARN("lazyxla: ", info.name,
                " has no lowering and runs on the host: everything recorded is run first, and the "

@@ -1,8 +1,8 @@
 // The host fallback: an operator that cannot be lowered runs on PyTorch's CPU kernel.
 //
-// Its arguments are read (which flushes), its results copied back. Each such operator is counted and
-// named in one warning; in strict mode it is an error instead. Operators whose result's shape depends
-// on the data (nonzero, masked_select, unique) run here by their nature, without a warning.
+// Its arguments are read (which flushes), its results copied back. Each such operator is counted
+// and named in one warning; in strict mode it is an error instead. Operators whose result's shape
+// depends on the data (nonzero, masked_select, unique) run here by their nature, without a warning.
 #pragma once
 
 #include <ATen/core/stack.h>

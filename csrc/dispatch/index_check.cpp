@@ -13,8 +13,8 @@ namespace {
 
 // Which arguments of an operator are its index and the dimension that it runs over.
 struct IndexArgs {
-  int index;     // position of the index tensor
-  int dim;       // position of the dimension, or -1: dimension 0, or -2: all dimensions flattened
+  int index;      // position of the index tensor
+  int dim;        // position of the dimension, or -1: dimension 0, or -2: all dimensions flattened
   bool negative;  // whether indices from the end are allowed
 };
 
@@ -51,8 +51,8 @@ void check_range(const OpInfo& info, const at::Tensor& index, int64_t dim, int64
   int64_t low = least.item<int64_t>(), high = greatest.item<int64_t>();
   bool bad_low = low < (negative ? -size : 0), bad_high = high >= size;
   TORCH_CHECK_INDEX(!bad_low && !bad_high, "index ", bad_high ? high : low,
-                    " is out of bounds for dimension ", dim, " with size ", size, " (in ", info.name,
-                    ")");
+                    " is out of bounds for dimension ", dim, " with size ", size, " (in ",
+                    info.name, ")");
 }
 
 }  // namespace

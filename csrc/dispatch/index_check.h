@@ -1,9 +1,9 @@
 // Index checking: a debug setting (LAZYXLA_CHECK_INDICES).
 //
 // An index tensor's values are data, unknown while recording. XLA clamps an index that is out of
-// range, so that a wrong one gives wrong numbers and no error. With the setting on, every operator that
-// takes indices reads them first and raises the IndexError that PyTorch's CPU kernels raise, at the
-// call; that runs what is recorded, each time.
+// range, so that a wrong one gives wrong numbers and no error. With the setting on, every operator
+// that takes indices reads them first and raises the IndexError that PyTorch's CPU kernels raise,
+// at the call; that runs what is recorded, each time.
 #pragma once
 
 #include <ATen/core/stack.h>
@@ -12,7 +12,8 @@
 
 namespace lazyxla::dispatch {
 
-// Throws if an index among the operator's arguments is out of range. Operators without indices pass.
+// Throws if an index among the operator's arguments is out of range. Operators without indices
+// pass.
 void check_indices(const OpInfo& info, c10::ArrayRef<c10::IValue> args);
 
 }  // namespace lazyxla::dispatch

@@ -22,7 +22,8 @@ c10::IValue& argument(const OpInfo& info, torch::jit::Stack* stack, int position
 
 void check_mask(const at::Tensor& self, const at::Tensor& mask, int64_t dim) {
   for (int64_t i = 0; i < mask.dim(); ++i) {
-    TORCH_CHECK_INDEX(dim + i < self.dim(), "too many indices for tensor of dimension ", self.dim());
+    TORCH_CHECK_INDEX(dim + i < self.dim(), "too many indices for tensor of dimension ",
+                      self.dim());
     TORCH_CHECK_INDEX(mask.size(i) == self.size(dim + i), "The shape of the mask ", mask.sizes(),
                       " at index ", i, " does not match the shape of the indexed tensor ",
                       self.sizes(), " at index ", dim + i);

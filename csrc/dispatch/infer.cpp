@@ -2,8 +2,8 @@
 #include <ATen/EmptyTensor.h>
 #include <ATen/PythonTorchFunctionTLS.h>
 #include <ATen/core/LegacyTypeDispatch.h>
-#include <c10/core/DefaultDtype.h>
 #include <ATen/ops/ones.h>
+#include <c10/core/DefaultDtype.h>
 
 #include "dispatch/device_state.h"
 #include "dispatch/recorder.h"
@@ -21,11 +21,13 @@ using ir::Recipe;
 using Args = std::vector<IValue>;
 
 // Meta functions must see nothing of the modes that the user's program is under: no autograd, no
-// autocast, no torch_dispatch or torch_function mode (set_default_device is one), no functorch level.
+// autocast, no torch_dispatch or torch_function mode (set_default_device is one), no functorch
+// level.
 class PlainScope {
  public:
   PlainScope()
-      : exclude_(c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset |
+      : exclude_(c10::autograd_dispatch_keyset_with_ADInplaceOrView |
+                 c10::autocast_dispatch_keyset |
                  c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot,
                                       c10::DispatchKey::PythonDispatcher,
                                       c10::DispatchKey::FuncTorchDynamicLayerFrontMode,
@@ -95,8 +97,8 @@ bool call_on_meta(const c10::OperatorHandle& op, Args& stack) {
   return true;
 }
 
-// The argument with CPU tensors of ones for tensors: what to_meta is to the meta device. With `shrink`,
-// every dimension that has elements has one.
+// The argument with CPU tensors of ones for tensors: what to_meta is to the meta device. With
+// `shrink`, every dimension that has elements has one.
 IValue to_cpu_ones(const IValue& value, ArgKind kind, bool shrink) {
   auto ones = [shrink](const IValue& element) {
     if (!is_tensor(element) || element.toTensor().is_cpu()) return element;
@@ -106,7 +108,8 @@ IValue to_cpu_ones(const IValue& value, ArgKind kind, bool shrink) {
     return IValue(at::ones(sizes, c10::TensorOptions().dtype(tensor.scalar_type())));
   };
   switch (kind) {
-    case ArgKind::kTensor: return ones(value);
+    case ArgKind::kTensor:
+      return ones(value);
     case ArgKind::kTensorList: {
       if (value.isNone()) return value;
       c10::List<at::Tensor> tensors;
@@ -118,16 +121,20 @@ IValue to_cpu_ones(const IValue& value, ArgKind kind, bool shrink) {
       }
       return value.isTensorList() ? IValue(tensors) : IValue(optionals);
     }
-    case ArgKind::kGenerator: return IValue();
-    case ArgKind::kDevice: return IValue(c10::Device(c10::DeviceType::CPU));
-    default: return value;
+    case ArgKind::kGenerator:
+      return IValue();
+    case ArgKind::kDevice:
+      return IValue(c10::Device(c10::DeviceType::CPU));
+    default:
+      return value;
   }
 }
 
 // Calls the operator's CPU kernel on ones, to hear its objections to the arguments. The meta
-// functions written in Python word some errors in their own way, and make no checks that others make
-// (subtracting bools, say): the CPU kernel tells what PyTorch's users know. It is asked when a meta
-// function refuses a call, and, of operators whose checks one element answers, on every new call.
+// functions written in Python word some errors in their own way, and make no checks that others
+// make (subtracting bools, say): the CPU kernel tells what PyTorch's users know. It is asked when a
+// meta function refuses a call, and, of operators whose checks one element answers, on every new
+// call.
 void check_as_cpu(const OpInfo& info, c10::ArrayRef<IValue> args, bool shrink) {
   PlainScope plain;
   Args stack;
@@ -150,8 +157,12 @@ Args functional_args(const OpInfo& info, c10::ArrayRef<IValue> args) {
   Args result;
   for (const ArgSource& source : info.functional_args) {
     switch (source.kind) {
-      case ArgSource::kArgument: result.push_back(args[source.position]); break;
-      case ArgSource::kDefault: result.push_back(source.value); break;
+      case ArgSource::kArgument:
+        result.push_back(args[source.position]);
+        break;
+      case ArgSource::kDefault:
+        result.push_back(source.value);
+        break;
       case ArgSource::kDtypeOfOut:
         result.emplace_back(static_cast<int64_t>(args[source.position].toTensor().scalar_type()));
         break;
@@ -180,22 +191,24 @@ Arg describe_tensor(const IValue& value) {
   if (tensor.device().type() == kDeviceType) return {.kind = Arg::Kind::kOperand};
   c10::Scalar number = number_of(*tensor.unsafeGetTensorImpl());
   if (!number.isBoolean() && !number.isComplex()) return {.kind = Arg::Kind::kSlot};
-  return {.kind = Arg::Kind::kFixedScalar,
-          .constant = number.isBoolean() ? IValue(number.toBool())
-                                         : IValue(number.toComplexDouble()),
-          .dtype = tensor.scalar_type(),
-          .wrapped = tensor.unsafeGetTensorImpl()->is_wrapped_number()};
+  return {
+      .kind = Arg::Kind::kFixedScalar,
+      .constant = number.isBoolean() ? IValue(number.toBool()) : IValue(number.toComplexDouble()),
+      .dtype = tensor.scalar_type(),
+      .wrapped = tensor.unsafeGetTensorImpl()->is_wrapped_number()};
 }
 
 Arg describe(const OpInfo& info, const IValue& value, ArgKind kind, bool is_dtype) {
   Arg list{.kind = Arg::Kind::kList};
   switch (kind) {
-    case ArgKind::kTensor: return describe_tensor(value);
+    case ArgKind::kTensor:
+      return describe_tensor(value);
     case ArgKind::kTensorList:
       if (value.isNone()) return {};
       for (const IValue& element : value.toListRef()) list.list.push_back(describe_tensor(element));
       return list;
-    case ArgKind::kScalar: return describe_scalar(info, value);
+    case ArgKind::kScalar:
+      return describe_scalar(info, value);
     case ArgKind::kScalarList:
       if (value.isNone()) return {};
       if (value.isDoubleList()) {
@@ -209,7 +222,8 @@ Arg describe(const OpInfo& info, const IValue& value, ArgKind kind, bool is_dtyp
       }
       return list;
     case ArgKind::kGenerator:
-    case ArgKind::kDevice: return {};
+    case ArgKind::kDevice:
+      return {};
     case ArgKind::kStatic:
       return {.kind = is_dtype && value.isInt() ? Arg::Kind::kDtype : Arg::Kind::kConstant,
               .constant = value};
@@ -238,7 +252,8 @@ void describe_spec(const OpInfo& info, c10::ArrayRef<IValue> args, const Scan& s
                   !info.args[source.position].operand;
     Arg arg = unread ? Arg{} : describe(info, args[i], kind, source.is_dtype);
     if (source.kind == ArgSource::kDefault && arg.kind == Arg::Kind::kSlot) {
-      arg = {.kind = Arg::Kind::kFixedScalar, .constant = args[i], .dtype = c10::ScalarType::Double};
+      arg = {
+          .kind = Arg::Kind::kFixedScalar, .constant = args[i], .dtype = c10::ScalarType::Double};
     }
     spec.args.push_back(std::move(arg));
   }
@@ -331,8 +346,8 @@ std::string store_key(const OpInfo& info, const Scan& scan) {
   return key;
 }
 
-// PyTorch's meta function for convolutions leaves the memory format to the backend. Ours does what the
-// CPU does: channels-last if the input or the weight is.
+// PyTorch's meta function for convolutions leaves the memory format to the backend. Ours does what
+// the CPU does: channels-last if the input or the weight is.
 void choose_memory_format(const OpInfo& info, c10::ArrayRef<IValue> args,
                           ir::Inference& inference) {
   if (info.functional_name != "aten::convolution") return;
@@ -347,13 +362,28 @@ void choose_memory_format(const OpInfo& info, c10::ArrayRef<IValue> args,
   }
 }
 
+// What tensor options a factory function cannot have here.
+void check_options(const OpInfo& info, c10::ArrayRef<IValue> args) {
+  const auto& schema = info.handle.schema().arguments();
+  for (size_t i = 0; info.factory && i < args.size(); ++i) {
+    if (schema[i].name() == "pin_memory" && args[i].isBool()) {
+      TORCH_CHECK(!args[i].toBool(), "Only dense CPU tensors can be pinned");
+    } else if (schema[i].name() == "layout" && args[i].isInt()) {
+      auto layout = static_cast<c10::Layout>(args[i].toInt());
+      TORCH_CHECK_NOT_IMPLEMENTED(layout == c10::Layout::Strided, "lazyxla: tensors of layout ",
+                                  layout, " do not exist on this device");
+    }
+  }
+}
+
 std::unique_ptr<Recipe> make_recipe(const OpInfo& info, c10::ArrayRef<IValue> functional,
                                     const Scan& scan, const ir::Inference& inference) {
   auto recipe = std::make_unique<Recipe>();
   describe_spec(info, functional, scan, recipe->spec);
   for (const auto& result : inference.results) {
     if (result.defined) graph::pjrt_type(result.geometry.dtype);  // throws if XLA has no such type
-    if (result.defined) recipe->spec.outputs.push_back({result.geometry.dtype, result.geometry.sizes});
+    if (result.defined)
+      recipe->spec.outputs.push_back({result.geometry.dtype, result.geometry.sizes});
   }
   // Fresh results come first among the counterpart's results, then what it writes.
   int next_output = 0;
@@ -380,6 +410,7 @@ std::unique_ptr<Recipe> make_recipe(const OpInfo& info, c10::ArrayRef<IValue> fu
 }  // namespace
 
 std::unique_ptr<Recipe> infer(const OpInfo& info, c10::ArrayRef<IValue> args, const Scan& scan) {
+  check_options(info, args);
   Args functional = functional_args(info, args);
   std::string key = store_key(info, scan);
   // What a user's own operator yields may be another thing in the next process.

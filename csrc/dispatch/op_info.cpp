@@ -31,11 +31,15 @@ bool is_number(const c10::Type& type) {
 ArgKind kind_of(const Argument& arg) {
   c10::TypePtr type = without_optional(arg);
   switch (type->kind()) {
-    case TypeKind::TensorType: return ArgKind::kTensor;
+    case TypeKind::TensorType:
+      return ArgKind::kTensor;
     case TypeKind::NumberType:
-    case TypeKind::FloatType: return ArgKind::kScalar;
-    case TypeKind::GeneratorType: return ArgKind::kGenerator;
-    case TypeKind::DeviceObjType: return ArgKind::kDevice;
+    case TypeKind::FloatType:
+      return ArgKind::kScalar;
+    case TypeKind::GeneratorType:
+      return ArgKind::kGenerator;
+    case TypeKind::DeviceObjType:
+      return ArgKind::kDevice;
     case TypeKind::ListType: {
       c10::TypePtr element = type->castRaw<c10::ListType>()->getElementType();
       if (element->kind() == TypeKind::OptionalType) {
@@ -44,7 +48,8 @@ ArgKind kind_of(const Argument& arg) {
       if (element->kind() == TypeKind::TensorType) return ArgKind::kTensorList;
       return is_number(*element) ? ArgKind::kScalarList : ArgKind::kStatic;
     }
-    default: return ArgKind::kStatic;
+    default:
+      return ArgKind::kStatic;
   }
 }
 
@@ -179,26 +184,42 @@ bool fills(const std::string& functional_name) {
   return names.count(functional_name) > 0;
 }
 
-// Operators whose first argument only lends its shape and dtype: what they make owes nothing to what
-// was there before.
+// Operators whose first argument only lends its shape and dtype: what they make owes nothing to
+// what was there before.
 bool ignores_self(const std::string& functional_name) {
   static const std::unordered_set<std::string> names{
-      "aten::fill.Scalar", "aten::fill.Tensor",      "aten::zero",
-      "aten::uniform",     "aten::normal_functional", "aten::log_normal",
-      "aten::exponential", "aten::cauchy",            "aten::geometric",
-      "aten::bernoulli.p", "aten::bernoulli.Tensor",  "aten::random",
-      "aten::random.from", "aten::random.to",
+      "aten::fill.Scalar",
+      "aten::fill.Tensor",
+      "aten::zero",
+      "aten::uniform",
+      "aten::normal_functional",
+      "aten::log_normal",
+      "aten::exponential",
+      "aten::cauchy",
+      "aten::geometric",
+      "aten::bernoulli.p",
+      "aten::bernoulli.Tensor",
+      "aten::random",
+      "aten::random.from",
+      "aten::random.to",
   };
   return names.count(functional_name) > 0;
 }
 
-// Operators whose argument checks do not depend on sizes, so that one element tells (see infer.cpp).
+// Operators whose argument checks do not depend on sizes, so that one element tells (see
+// infer.cpp).
 bool checked_on_cpu(const OperatorHandle& functional) {
   static const std::unordered_set<std::string> names{
-      "aten::mm",       "aten::bmm",          "aten::addmm", "aten::baddbmm", "aten::mv",
-      "aten::dot",      "aten::_softmax",     "aten::sort",  "aten::topk",    "aten::sort.stable",
-      "aten::max",      "aten::_log_softmax", "aten::min",   "aten::amax",    "aten::amin",
-      "aten::max.dim",  "aten::min.dim",      "aten::sum",   "aten::argmax",  "aten::argmin",
+      "aten::mm",       "aten::bmm",
+      "aten::addmm",    "aten::baddbmm",
+      "aten::mv",       "aten::dot",
+      "aten::_softmax", "aten::sort",
+      "aten::topk",     "aten::sort.stable",
+      "aten::max",      "aten::_log_softmax",
+      "aten::min",      "aten::amax",
+      "aten::amin",     "aten::max.dim",
+      "aten::min.dim",  "aten::sum",
+      "aten::argmax",   "aten::argmin",
       "aten::mean.dim", "aten::sum.dim_IntList",
   };
   if (names.count(qualified_name(functional.operator_name()))) return true;

@@ -1,15 +1,16 @@
 // OpInfo: what the recorder knows of an operator, all of it read off the operator's schema.
 //
 // For every argument: what kind it is, and whether the operator writes it. For an operator that
-// writes (in-place, out=, or mutating some arguments): its functional counterpart, and where each of
-// the counterpart's arguments comes from. Recording such an operator is recording the counterpart
-// and assigning its results:
+// writes (in-place, out=, or mutating some arguments): its functional counterpart, and where each
+// of the counterpart's arguments comes from. Recording such an operator is recording the
+// counterpart and assigning its results:
 //
 //     add_.Tensor(Tensor(a!) self, Tensor other, *, Scalar alpha=1) -> Tensor(a!)
 //     add.Tensor (Tensor     self, Tensor other, *, Scalar alpha=1) -> Tensor
 //
 //     arange.start_out(Scalar start, Scalar end, Scalar step, *, Tensor(a!) out) -> Tensor(a!)
-//     arange.start_step(Scalar start, Scalar end, Scalar step, *, dtype, layout, device, pin_memory)
+//     arange.start_step(Scalar start, Scalar end, Scalar step, *, dtype, layout, device,
+//     pin_memory)
 //
 // An OpInfo is made once per operator and never freed.
 #pragma once
@@ -55,19 +56,19 @@ struct OpInfo {
   std::string name;  // "aten::add_.Tensor"
   std::vector<ArgInfo> args;
   bool writes = false;
-  bool writes_list = false;  // a _foreach_ operator: its kernel has to bump version counters
-  bool may_overlap = false;  // it may write to a tensor whose elements share memory
+  bool writes_list = false;     // a _foreach_ operator: its kernel has to bump version counters
+  bool may_overlap = false;     // it may write to a tensor whose elements share memory
   bool checked_on_cpu = false;  // see infer.cpp
-  bool random = false;   // draws from a generator
+  bool random = false;          // draws from a generator
   bool factory = false;  // the functional form takes no tensor: scalars decide the result's shape
   // The operator whose rule lowers this one: itself, or the functional counterpart.
   c10::OperatorHandle functional;
   std::string functional_name;
   std::vector<ArgSource> functional_args;
-  // Whether it can be recorded at all; false if it writes and no functional counterpart was found, or
-  // if (for an operator without a rule, see `resolved`) it can only run on the host.
+  // Whether it can be recorded at all; false if it writes and no functional counterpart was found,
+  // or if (for an operator without a rule, see `resolved`) it can only run on the host.
   std::atomic<bool> recordable{true};
-  std::atomic<bool> resolved{false};       // whether Python was asked how it lowers
+  std::atomic<bool> resolved{false};        // whether Python was asked how it lowers
   mutable std::atomic<bool> warned{false};  // whether its host fallback was announced
   // Per return: the position of the written argument it is, or -1 for a fresh result.
   std::vector<int> returns;

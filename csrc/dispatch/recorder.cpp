@@ -63,8 +63,8 @@ void resize_written(c10::TensorImpl& tensor, const ir::Geometry& geometry) {
   tensor.set_sizes_and_strides(geometry.sizes, geometry.strides, 0);
 }
 
-// PyTorch refuses to write where elements share memory, since the result would depend on the order of
-// the writes. Constant fills may, as there every order gives the same.
+// PyTorch refuses to write where elements share memory, since the result would depend on the order
+// of the writes. Constant fills may, as there every order gives the same.
 void check_overlap(const OpInfo& info, const Scan& scan) {
   if (info.may_overlap) return;
   for (c10::TensorImpl* target : scan.written) {
@@ -124,7 +124,8 @@ void push_results(const OpInfo& info, const Recipe& recipe, c10::ArrayRef<at::Te
     } else if (ret.is_list) {
       c10::List<at::Tensor> list;
       list.reserve(ret.count);
-      for (uint32_t i = 0; i < ret.count; ++i) list.push_back(at::Tensor(fresh[ret.first_fresh + i]));
+      for (uint32_t i = 0; i < ret.count; ++i)
+        list.push_back(at::Tensor(fresh[ret.first_fresh + i]));
       results.emplace_back(std::move(list));
     } else {
       results.emplace_back(at::Tensor(fresh[ret.first_fresh]));
@@ -154,7 +155,8 @@ bool try_record(const OpInfo& info, torch::jit::Stack* stack) {
   apply(*recipe, scan, fresh);
   push_results(info, *recipe, fresh, stack);
   ++graph::Counters::get().nodes_recorded;
-  if (ir::PendingSet::of(device).nodes_recorded > static_cast<size_t>(options().max_pending_nodes)) {
+  if (ir::PendingSet::of(device).nodes_recorded >
+      static_cast<size_t>(options().max_pending_nodes)) {
     graph::flush(device);
   }
   return true;

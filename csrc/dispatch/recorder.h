@@ -6,10 +6,10 @@
 // The recipe tells everything that is the same for all such calls. A recorded operator computes
 // nothing; errors of shape and dtype are PyTorch's own, thrown here, at the call.
 //
-// Which operators come here: those with a lowering, registered one by one by the names that Python's
-// registry gives (their in-place and out= forms included), and, as the backend's fallback, every other
-// operator that has no kernel of its own. For the latter Python is asked once whether PyTorch has a
-// decomposition; if not, the operator runs on the host (host.h).
+// Which operators come here: those with a lowering, registered one by one by the names that
+// Python's registry gives (their in-place and out= forms included), and, as the backend's fallback,
+// every other operator that has no kernel of its own. For the latter Python is asked once whether
+// PyTorch has a decomposition; if not, the operator runs on the host (host.h).
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -34,8 +34,8 @@ void record(const OpInfo& info, torch::jit::Stack* stack);
 std::unique_ptr<ir::Recipe> infer(const OpInfo& info, c10::ArrayRef<c10::IValue> args,
                                   const Scan& scan);
 
-// Registers the recorder for these operators ("aten::addmm", ...) and for all that have one of them as
-// functional counterpart. Operators that PyTorch decomposes (CompositeImplicitAutograd) are left
+// Registers the recorder for these operators ("aten::addmm", ...) and for all that have one of them
+// as functional counterpart. Operators that PyTorch decomposes (CompositeImplicitAutograd) are left
 // alone. Returns the names registered.
 std::vector<std::string> register_operators(const std::vector<std::string>& names);
 

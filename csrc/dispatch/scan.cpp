@@ -143,7 +143,8 @@ void Scan::use_device(const OpInfo& info, size_t position, c10::Device where) {
     if (device < 0) device = where.index();
     if (device == where.index()) return;
   }
-  TORCH_CHECK(false, "Expected all tensors to be on the same device, but found at least two devices, ",
+  TORCH_CHECK(false,
+              "Expected all tensors to be on the same device, but found at least two devices, ",
               c10::Device(kDeviceType, device < 0 ? current_device() : device), " and ", where,
               "! (when checking argument for argument ",
               info.handle.schema().arguments()[position].name(), " in method ", info.name, ")");

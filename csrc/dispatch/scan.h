@@ -1,8 +1,8 @@
 // Scan: one pass over an operator's arguments, as they lie on the dispatcher's stack.
 //
 // It collects what recording needs: the key of the shape memo, the tensors the node reads, the
-// tensors the operator writes, the values of its scalars, and the device. It runs for every operator
-// recorded, so it only appends to buffers that keep their memory.
+// tensors the operator writes, the values of its scalars, and the device. It runs for every
+// operator recorded, so it only appends to buffers that keep their memory.
 //
 // The key is a run of 64-bit words: the OpInfo's address (with torch's default dtype),
 // then for each argument a tagged word and

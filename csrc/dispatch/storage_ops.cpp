@@ -50,7 +50,8 @@ at::Tensor empty(c10::SymIntArrayRef sizes, OptDtype dtype, OptLayout layout, Op
                  std::optional<bool> pin, std::optional<c10::MemoryFormat> format) {
   auto concrete = C10_AS_INTARRAYREF_SLOW(sizes);
   for (int64_t size : concrete) {
-    TORCH_CHECK(size >= 0, "Trying to create tensor with negative dimension ", size, ": ", concrete);
+    TORCH_CHECK(size >= 0, "Trying to create tensor with negative dimension ", size, ": ",
+                concrete);
   }
   auto geometry = ir::Geometry::contiguous(c10::dtype_or_default(dtype), concrete);
   if (format && *format != c10::MemoryFormat::Contiguous) {
@@ -91,6 +92,9 @@ at::Tensor& set_storage(at::Tensor& self, at::Storage source, c10::SymInt offset
     geometry.strides.assign(concrete.begin(), concrete.end());
   }
   geometry.offset = offset.expect_int();
+  TORCH_CHECK(source.device() == self.device(), "Attempted to set the storage of a tensor on device \"",
+              self.device(), "\" to a storage on different device \"", source.device(),
+              "\".  This is no longer allowed; the devices must match.");
   auto& storage = ir::Storage::of(*source.unsafeGetStorageImpl());
   size_t needed = at::detail::computeStorageNbytes(geometry.sizes, geometry.strides,
                                                    self.element_size(), geometry.offset);
@@ -119,8 +123,8 @@ at::Tensor& set_empty(at::Tensor& self) {
   return at::native::set_tensor_(self, none);
 }
 
-at::Tensor as_strided(const at::Tensor& self, c10::SymIntArrayRef sizes, c10::SymIntArrayRef strides,
-                      std::optional<c10::SymInt> offset) {
+at::Tensor as_strided(const at::Tensor& self, c10::SymIntArrayRef sizes,
+                      c10::SymIntArrayRef strides, std::optional<c10::SymInt> offset) {
   return at::native::as_strided_tensorimpl(
       self, C10_AS_INTARRAYREF_SLOW(sizes), C10_AS_INTARRAYREF_SLOW(strides),
       offset ? std::optional<int64_t>(offset->expect_int()) : std::nullopt);
@@ -136,7 +140,8 @@ at::Tensor reshape_alias(const at::Tensor& self, c10::SymIntArrayRef sizes,
                                     C10_AS_INTARRAYREF_SLOW(strides));
 }
 
-// PyTorch's zero that takes no memory, for forward-mode derivatives. Zeros take none here until read.
+// PyTorch's zero that takes no memory, for forward-mode derivatives. Zeros take none here until
+// read.
 at::Tensor efficient_zero_tensor(c10::SymIntArrayRef sizes, OptDtype dtype, OptLayout layout,
                                  OptDevice device, std::optional<bool> pin) {
   return at::zeros_symint(sizes, dtype, layout, device, pin);
@@ -183,11 +188,12 @@ void resize_storage(ir::Storage& storage, size_t nbytes) {
   if (old_nbytes == nbytes) return;
   const ir::Geometry old_base = storage.base();
   size_t item = c10::elementSize(old_base.dtype);
-  c10::ScalarType dtype = nbytes % item || old_nbytes % item ? c10::ScalarType::Byte : old_base.dtype;
+  c10::ScalarType dtype =
+      nbytes % item || old_nbytes % item ? c10::ScalarType::Byte : old_base.dtype;
   item = c10::elementSize(dtype);
   auto base = ir::Geometry::contiguous(dtype, {static_cast<int64_t>(nbytes / item)});
-  auto kept = ir::Geometry::contiguous(
-      dtype, {static_cast<int64_t>(std::min(nbytes, old_nbytes) / item)});
+  auto kept =
+      ir::Geometry::contiguous(dtype, {static_cast<int64_t>(std::min(nbytes, old_nbytes) / item)});
   ir::Value content = storage.value() && kept.numel() ? read(storage, kept) : ir::Value();
   storage.set_nbytes(nbytes);
   garbage.push_back(storage.set_value({}, base));

@@ -16,7 +16,7 @@ using ir::Geometry;
 using ir::Value;
 
 // What an internal node's spec is keyed by. The numbers only need to differ from each other.
-enum Internal : uint64_t { kView = 1, kViewScatter, kCast, kUndefined };
+enum Internal : uint64_t { kView = 1, kViewScatter, kCast, kUndefined, kConjugate, kNegative };
 
 void append(c10::SmallVectorImpl<uint64_t>& key, const Geometry& g) {
   key.push_back((static_cast<uint64_t>(g.dtype) << 8) | g.sizes.size());
@@ -29,8 +29,8 @@ Arg operand() { return Arg{.kind = Arg::Kind::kOperand}; }
 
 Arg geometry_arg(const Geometry& g) { return Arg{.kind = Arg::Kind::kGeometry, .geometry = g}; }
 
-// A node of an operator of ours. Its spec stands in the shape memo beside those of ATen's: OpInfo ids
-// are large, so that the first word tells them apart.
+// A node of an operator of ours. Its spec stands in the shape memo beside those of ATen's: OpInfo
+// ids are large, so that the first word tells them apart.
 template <typename MakeArgs>
 Value internal(Internal what, const char* name, c10::SmallVectorImpl<uint64_t>& key,
                const MakeArgs& make_args, ir::TensorType output, c10::ArrayRef<Value> operands) {
@@ -66,9 +66,7 @@ Value view_scatter(Value base, Value update, const Geometry& from, const Geometr
   std::array<Value, 2> operands{std::move(base), std::move(update)};
   return internal(
       kViewScatter, "lazyxla::view_scatter", key,
-      [&] {
-        return std::vector<Arg>{operand(), operand(), geometry_arg(from), geometry_arg(to)};
-      },
+      [&] { return std::vector<Arg>{operand(), operand(), geometry_arg(from), geometry_arg(to)}; },
       {from.dtype, from.sizes}, operands);
 }
 
@@ -76,9 +74,45 @@ Value view_scatter(Value base, Value update, const Geometry& from, const Geometr
 Value undefined(const Geometry& base) {
   c10::SmallVector<uint64_t, 16> key(1);
   append(key, base);
-  return internal(
-      kUndefined, "lazyxla::undefined", key, [] { return std::vector<Arg>{}; },
-      {base.dtype, base.sizes}, {});
+  return internal(kUndefined, "lazyxla::undefined", key, [] { return std::vector<Arg>{}; },
+                  {base.dtype, base.sizes}, {});
+}
+
+// The bytes of its storage that a tensor needs must be there: somebody may have shrunk it.
+void check_bounds(const Geometry& g, const ir::Storage& storage) {
+  size_t needed = at::detail::computeStorageNbytes(g.sizes, g.strides, c10::elementSize(g.dtype),
+                                                   g.offset);
+  TORCH_CHECK(needed <= storage.nbytes(), "setStorage: sizes ", g.sizes, ", strides ", g.strides,
+              ", storage offset ", g.offset, ", and itemsize ", c10::elementSize(g.dtype),
+              " requiring a storage size of ", needed,
+              " are out of bounds for storage of size ", storage.nbytes());
+}
+
+// Tensors whose conjugate or negative is meant carry a bit that says so. PyTorch resolves it before most
+// operators, but some (matrix products) take such tensors as they are.
+bool has_math_bits(const c10::TensorImpl& tensor) {
+  return tensor.key_set().has_any(
+      c10::DispatchKeySet({c10::DispatchKey::Conjugate, c10::DispatchKey::Negative}));
+}
+
+// What the tensor means, given what its memory holds; or the other way round.
+Value apply_math_bits(const c10::TensorImpl& tensor, Value value) {
+  auto unary = [](Internal what, const char* name, Value x) {
+    c10::SmallVector<uint64_t, 16> key(2);
+    const ir::TensorType type = x.type();
+    key[1] = static_cast<uint64_t>(type.dtype);
+    key.append(type.dims.begin(), type.dims.end());
+    std::array<Value, 1> operands{std::move(x)};
+    return internal(
+        what, name, key, [] { return std::vector<Arg>{operand()}; }, type, operands);
+  };
+  if (tensor.key_set().has(c10::DispatchKey::Conjugate)) {
+    value = unary(kConjugate, "aten::conj_physical", std::move(value));
+  }
+  if (tensor.key_set().has(c10::DispatchKey::Negative)) {
+    value = unary(kNegative, "aten::neg", std::move(value));
+  }
+  return value;
 }
 
 Value content(ir::Storage& storage) {
@@ -87,8 +121,7 @@ Value content(ir::Storage& storage) {
 
 // Whether reading through `tensor` is reading the storage's value as it is.
 bool is_base(const c10::TensorImpl& tensor, const Geometry& base) {
-  return tensor.storage_offset() == 0 &&
-         c10::typeMetaToScalarType(tensor.dtype()) == base.dtype &&
+  return tensor.storage_offset() == 0 && c10::typeMetaToScalarType(tensor.dtype()) == base.dtype &&
          ir::same_layout(tensor.sizes(), tensor.strides(), base.sizes, base.strides);
 }
 
@@ -107,17 +140,21 @@ ir::Storage& storage_of(const c10::TensorImpl& tensor) {
 Geometry geometry_of(const c10::TensorImpl& tensor) {
   auto sizes = tensor.sizes();
   auto strides = tensor.strides();
-  return {c10::typeMetaToScalarType(tensor.dtype()), {sizes.begin(), sizes.end()},
-          {strides.begin(), strides.end()}, tensor.storage_offset()};
+  return {c10::typeMetaToScalarType(tensor.dtype()),
+          {sizes.begin(), sizes.end()},
+          {strides.begin(), strides.end()},
+          tensor.storage_offset()};
 }
 
 Value read(const c10::TensorImpl& tensor) {
   ir::Storage& storage = storage_of(tensor);
-  if (is_base(tensor, storage.base())) return content(storage);
-  return read(storage, geometry_of(tensor));
+  Value value = is_base(tensor, storage.base()) ? content(storage)
+                                                : read(storage, geometry_of(tensor));
+  return has_math_bits(tensor) ? apply_math_bits(tensor, std::move(value)) : value;
 }
 
 Value read(ir::Storage& storage, const Geometry& geometry) {
+  check_bounds(geometry, storage);
   if (!storage.value() && covers(geometry, storage)) storage.set_base(geometry);
   const Geometry& base = storage.base();
   Value value = content(storage);
@@ -130,6 +167,7 @@ Value read(ir::Storage& storage, const Geometry& geometry) {
 
 void write(const c10::TensorImpl& tensor, Value value, std::vector<Value>& garbage) {
   ir::Storage& storage = storage_of(tensor);
+  if (has_math_bits(tensor)) value = apply_math_bits(tensor, std::move(value));
   if (is_base(tensor, storage.base())) {
     garbage.push_back(storage.set_value(std::move(value)));
     return;
@@ -144,6 +182,7 @@ void write(ir::Storage& storage, const Geometry& geometry, Value value,
     return;
   }
   if (geometry.numel() == 0) return;
+  check_bounds(geometry, storage);
   Value next = view_scatter(content(storage), std::move(value), storage.base(), geometry);
   garbage.push_back(storage.set_value(std::move(next)));
 }

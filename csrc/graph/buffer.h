@@ -1,9 +1,9 @@
 // DeviceBuffer: the data of a leaf, there already or promised by a flush under way.
 //
-// A flush replaces the values of all pending storages by leaves on promised buffers before it lowers
-// or runs anything, so that other threads go on recording at once; when its program is enqueued it
-// keeps the promises, when it fails it breaks them and every later read throws the reason. A buffer
-// can be donated: the program that consumes it is then the last that may see it.
+// A flush replaces the values of all pending storages by leaves on promised buffers before it
+// lowers or runs anything, so that other threads go on recording at once; when its program is
+// enqueued it keeps the promises, when it fails it breaks them and every later read throws the
+// reason. A buffer can be donated: the program that consumes it is then the last that may see it.
 #pragma once
 
 #include <atomic>

@@ -13,18 +13,19 @@
 namespace lazyxla::graph {
 
 struct Counters {
-  std::atomic<int64_t> nodes_recorded{0};   // operators recorded (views and casts included)
+  std::atomic<int64_t> nodes_recorded{0};    // operators recorded (views and casts included)
   std::atomic<int64_t> shape_inferences{0};  // shape-memo misses: calls of meta functions
-  std::atomic<int64_t> flushes{0};          // pending graphs run
-  std::atomic<int64_t> cache_hits{0};       // flushes whose program was there already
-  std::atomic<int64_t> lowerings{0};        // graphs turned into StableHLO
-  std::atomic<int64_t> compiles{0};         // StableHLO modules compiled
-  std::atomic<int64_t> executions{0};       // programs enqueued
-  std::atomic<int64_t> uploads{0};          // host to device copies
-  std::atomic<int64_t> downloads{0};        // device to host copies
-  std::atomic<int64_t> fallbacks{0};        // operators run on the host for want of a lowering
-  std::atomic<int64_t> data_dependent{0};   // ... because the result's shape depends on the data
-  std::atomic<int64_t> nodes_lowered{0};    // nodes in the lowered graphs: dead ones are not among them
+  std::atomic<int64_t> flushes{0};           // pending graphs run
+  std::atomic<int64_t> cache_hits{0};        // flushes whose program was there already
+  std::atomic<int64_t> lowerings{0};         // graphs turned into StableHLO
+  std::atomic<int64_t> compiles{0};          // StableHLO modules compiled
+  std::atomic<int64_t> executions{0};        // programs enqueued
+  std::atomic<int64_t> uploads{0};           // host to device copies
+  std::atomic<int64_t> downloads{0};         // device to host copies
+  std::atomic<int64_t> fallbacks{0};         // operators run on the host for want of a lowering
+  std::atomic<int64_t> data_dependent{0};    // ... because the result's shape depends on the data
+  std::atomic<int64_t> nodes_lowered{
+      0};  // nodes in the lowered graphs: dead ones are not among them
 
   static Counters& get();
 

@@ -63,7 +63,8 @@ void run(Graph& graph, const pjrt::Device& device) {
     args.push_back(floats.get());
   }
   if (!variant->int_slots.empty()) {
-    ints = upload_slots(variant->int_slots, graph, &ir::ScalarValue::i, PJRT_Buffer_Type_S64, device);
+    ints =
+        upload_slots(variant->int_slots, graph, &ir::ScalarValue::i, PJRT_Buffer_Type_S64, device);
     args.push_back(ints.get());
   }
   auto results = variant->executable->execute(args, variant->donated_args, device);
@@ -93,9 +94,10 @@ void flush(c10::DeviceIndex device) {
   ++Counters::get().flushes;
   auto break_promises = [&](const std::string& reason) {
     for (auto& promise : graph.promises) {
-      promise->break_promise("lazyxla: this value was not computed, because running the recorded "
-                             "operators failed before: " +
-                             reason);
+      promise->break_promise(
+          "lazyxla: this value was not computed, because running the recorded "
+          "operators failed before: " +
+          reason);
     }
   };
   try {

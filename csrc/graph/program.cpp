@@ -11,7 +11,8 @@
 namespace lazyxla::graph {
 namespace {
 
-// A rule that makes a slot static may meet a new value at every step; its variants must not pile up.
+// A rule that makes a slot static may meet a new value at every step; its variants must not pile
+// up.
 constexpr size_t kMaxVariants = 64;
 
 struct Cache {
@@ -40,10 +41,10 @@ std::vector<ir::SlotKind> slot_kinds(const Graph& graph) {
   return kinds;
 }
 
-// The scalars that each kind of operator had in the program compiled last, by its place among those of
-// its kind. The first steps of a training loop are different programs (the optimizer makes its state,
-// then uses it), but the same operators take the step count in both: a scalar that differs from the
-// last program's is presumed to vary, which saves compiling once more.
+// The scalars that each kind of operator had in the program compiled last, by its place among those
+// of its kind. The first steps of a training loop are different programs (the optimizer makes its
+// state, then uses it), but the same operators take the step count in both: a scalar that differs
+// from the last program's is presumed to vary, which saves compiling once more.
 class ScalarHistory {
  public:
   static ScalarHistory& get() {

@@ -11,8 +11,8 @@
 // and each of its values is a variant of its own. Seeds and ordinals of random operators are inputs
 // from the start.
 //
-// The cache compares keys in full; a hash collision cannot confuse two graphs. Looking up and running
-// needs no GIL; lowering (a miss) takes it.
+// The cache compares keys in full; a hash collision cannot confuse two graphs. Looking up and
+// running needs no GIL; lowering (a miss) takes it.
 #pragma once
 
 #include <deque>
@@ -40,16 +40,17 @@ struct LoweringFailure : std::runtime_error {
   size_t node;  // its position in Graph::nodes
 };
 
-// Turns a graph into StableHLO; `variable` says per slot whether it is a runtime input. Set once, by
-// the bindings; takes the GIL itself.
+// Turns a graph into StableHLO; `variable` says per slot whether it is a runtime input. Set once,
+// by the bindings; takes the GIL itself.
 using Lowerer = std::function<Lowered(const Graph&, const std::vector<bool>& variable)>;
 void set_lowerer(Lowerer lowerer);
 
 // One compiled form of a program.
 struct Variant {
   std::vector<bool> variable;
-  std::vector<ir::ScalarValue> constants;  // all slots' values when compiled; variable ones mean nothing
-  std::vector<uint32_t> float_slots;       // the variable ones: one f64 array, one i64 array
+  std::vector<ir::ScalarValue>
+      constants;                      // all slots' values when compiled; variable ones mean nothing
+  std::vector<uint32_t> float_slots;  // the variable ones: one f64 array, one i64 array
   std::vector<uint32_t> int_slots;
   std::vector<int> donated_args;
   std::unique_ptr<pjrt::Executable> executable;

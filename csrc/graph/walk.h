@@ -1,9 +1,9 @@
 // The walk: from the pending storages to a flat, numbered graph and its canonical key.
 //
-// The canonical key is what decides whether two graphs are the same program. It lists, in post-order
-// from the outputs, every node as its OpSpec's id and operand numbers, every leaf as its element type
-// and shape (a leaf used twice has one number), the outputs, and which inputs are donated to which
-// output. The values of scalars are not in it; they stand beside it in `slots`.
+// The canonical key is what decides whether two graphs are the same program. It lists, in
+// post-order from the outputs, every node as its OpSpec's id and operand numbers, every leaf as its
+// element type and shape (a leaf used twice has one number), the outputs, and which inputs are
+// donated to which output. The values of scalars are not in it; they stand beside it in `slots`.
 //
 // Values are numbered as the lowering numbers them: leaves 0..n-1 in order of first use, then each
 // node's outputs, node after node.
@@ -30,13 +30,13 @@ struct Taken {
 
 struct Graph {
   std::vector<ir::NodePtr> leaves;
-  std::vector<ir::NodePtr> nodes;    // operands before users
-  std::vector<uint32_t> values;      // number of each node's first output
-  std::vector<uint32_t> outputs;     // value numbers, one per computed value
+  std::vector<ir::NodePtr> nodes;  // operands before users
+  std::vector<uint32_t> values;    // number of each node's first output
+  std::vector<uint32_t> outputs;   // value numbers, one per computed value
   std::vector<ir::TensorType> output_types;
   std::vector<std::shared_ptr<DeviceBuffer>> promises;  // parallel to outputs
   std::vector<Taken> taken;
-  std::vector<int> donations;        // per leaf: position in outputs, or -1
+  std::vector<int> donations;  // per leaf: position in outputs, or -1
   std::vector<ir::ScalarValue> slots;
   std::vector<uint64_t> key;
   uint64_t hash = 0;
@@ -47,8 +47,8 @@ struct Graph {
 // Caller holds the mutex, and drops the Graph after releasing it.
 Graph detach(ir::PendingSet& pending, uint64_t setting);
 
-// Gives the storages back what they had, unless it depends on node `failed` of the graph; the others
-// keep their promises, which the caller breaks. Takes the mutex.
+// Gives the storages back what they had, unless it depends on node `failed` of the graph; the
+// others keep their promises, which the caller breaks. Takes the mutex.
 void restore(ir::PendingSet& pending, Graph& graph, size_t failed);
 
 }  // namespace lazyxla::graph

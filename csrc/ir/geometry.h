@@ -7,8 +7,8 @@
 // all counted in elements of `dtype`. Every view operator of PyTorch is a new geometry on the same
 // storage. The content of a storage is one IR value of logical shape `sizes`, laid out by a *base*
 // geometry: offset 0, strides that are a dense permutation of the dimensions, every element covered
-// once (a contiguous tensor, or a channels-last one). Reading through the base geometry is the value
-// itself; reading through any other geometry is one `lazyxla::view` node.
+// once (a contiguous tensor, or a channels-last one). Reading through the base geometry is the
+// value itself; reading through any other geometry is one `lazyxla::view` node.
 //
 //     base  (f32, [2, 3], strides [3, 1], 0)   x
 //     view  (f32, [3, 2], strides [1, 3], 0)   x.t()

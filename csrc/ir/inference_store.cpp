@@ -177,8 +177,8 @@ void InferenceStore::flush() {
   if (unwritten_.empty() || path_.empty()) return;
   int fd = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
   if (fd >= 0) {
-    // One write per batch: records of several processes then never interleave. A short write leaves a
-    // damaged record, which readers recognise.
+    // One write per batch: records of several processes then never interleave. A short write leaves
+    // a damaged record, which readers recognise.
     [[maybe_unused]] ssize_t written = ::write(fd, unwritten_.data(), unwritten_.size());
     ::close(fd);
   }

@@ -6,8 +6,8 @@
 //
 // The file is a log of records, each {size, checksum, key, answer}; a record is appended by one
 // write, so that many processes can share the file. Reading stops at the first record that is
-// damaged. A file that has grown too large is started anew. A file that cannot be read or written is
-// no error: the answers are then asked for again.
+// damaged. A file that has grown too large is started anew. A file that cannot be read or written
+// is no error: the answers are then asked for again.
 #pragma once
 
 #include <c10/util/flat_hash_map.h>
@@ -28,17 +28,17 @@ struct Inference {
     bool defined;
     Geometry geometry;  // offset unused
   };
-  std::vector<Result> results;           // of the functional form, lists flattened
-  std::vector<uint32_t> counts;          // per return of the functional form: how many of them
-  std::vector<Geometry> written;         // written tensors after the call; empty if not asked
+  std::vector<Result> results;    // of the functional form, lists flattened
+  std::vector<uint32_t> counts;   // per return of the functional form: how many of them
+  std::vector<Geometry> written;  // written tensors after the call; empty if not asked
 };
 
 class InferenceStore {
  public:
   static InferenceStore& get();
 
-  // The file to use from now on; it is read when the first answer is looked for. An empty path turns
-  // the store off.
+  // The file to use from now on; it is read when the first answer is looked for. An empty path
+  // turns the store off.
   void open(const std::string& path);
 
   // `key` is the operator's name and the words of its memo key that mean the same in any process.

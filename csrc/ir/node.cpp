@@ -12,7 +12,8 @@ uint64_t OpSpec::next_id() {
 NodePtr Node::make(const OpSpec* spec, c10::ArrayRef<Value> operands,
                    c10::ArrayRef<ScalarValue> slots) {
   // One allocation holds the node, its operands and its slots: recording is on the hot path.
-  size_t bytes = sizeof(Node) + operands.size() * sizeof(Value) + slots.size() * sizeof(ScalarValue);
+  size_t bytes =
+      sizeof(Node) + operands.size() * sizeof(Value) + slots.size() * sizeof(ScalarValue);
   char* memory = static_cast<char*>(::operator new(bytes));
   Node* node = new (memory) Node();
   node->spec_ = spec;

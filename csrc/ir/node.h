@@ -12,8 +12,9 @@
 // A leaf is a node without an OpSpec: data that exists, or is promised, on the device.
 //
 // Invariants: a node never changes after its construction (but for the walk's scratch fields,
-// guarded by the pending set's mutex); the graph has no cycles; reference counts are atomic, so that
-// any thread may drop a graph. Dropping is iterative: a chain of a million nodes is no deep recursion.
+// guarded by the pending set's mutex); the graph has no cycles; reference counts are atomic, so
+// that any thread may drop a graph. Dropping is iterative: a chain of a million nodes is no deep
+// recursion.
 #pragma once
 
 #include <ATen/core/ivalue.h>
@@ -70,7 +71,7 @@ struct Arg {
 
 struct OpSpec {
   uint64_t id = next_id();  // unique in this process; what a graph's canonical key is made of
-  std::string name;  // "aten::add.Tensor", "lazyxla::view"
+  std::string name;         // "aten::add.Tensor", "lazyxla::view"
   std::vector<Arg> args;
   std::vector<SlotSpec> slots;
   std::vector<TensorType> outputs;
@@ -161,7 +162,7 @@ class Node {
   uint32_t num_operands_ = 0;
   uint32_t num_slots_ = 0;
   const OpSpec* spec_ = nullptr;
-  Value* operands_ = nullptr;    // behind the node in the same allocation
+  Value* operands_ = nullptr;     // behind the node in the same allocation
   ScalarValue* slots_ = nullptr;  // likewise
   std::unique_ptr<Leaf> leaf_;
 };

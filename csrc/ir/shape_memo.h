@@ -1,9 +1,9 @@
 // The shape memo: what a call of an operator yields, remembered.
 //
-// PyTorch itself infers shapes, by running the operator on meta tensors; that costs 50 to 900 us, so
-// it is done once per kind of call. The memo's key is the operator and everything that its result's
-// type can depend on: each tensor's dtype, sizes and strides, and each static argument. A scalar's
-// value is not in it, only its category, save for factory functions such as arange.
+// PyTorch itself infers shapes, by running the operator on meta tensors; that costs 50 to 900 us,
+// so it is done once per kind of call. The memo's key is the operator and everything that its
+// result's type can depend on: each tensor's dtype, sizes and strides, and each static argument. A
+// scalar's value is not in it, only its category, save for factory functions such as arange.
 //
 // A Recipe holds all that recording a call takes once its key is known: the OpSpec of the node, the
 // geometry of each fresh result, and where the outputs of the node go if the operator writes to its
@@ -29,9 +29,9 @@ struct Recipe {
   // A tensor among the arguments that the call writes.
   struct Write {
     uint32_t output;
-    bool cast;      // the node's output has another dtype than the tensor
-    bool resized;   // the tensor takes `geometry` first
-    bool in_list;   // of a _foreach_ operator
+    bool cast;     // the node's output has another dtype than the tensor
+    bool resized;  // the tensor takes `geometry` first
+    bool in_list;  // of a _foreach_ operator
     Geometry geometry;
   };
   // What the operator returns, per return of its schema.

@@ -71,8 +71,9 @@ struct AddressAllocator final : c10::Allocator {
   }
 };
 
-c10::intrusive_ptr<c10::StorageImpl> make_storage(c10::StorageImpl::use_byte_size_t, c10::SymInt size,
-                                                  c10::DataPtr data_ptr, c10::Allocator*, bool) {
+c10::intrusive_ptr<c10::StorageImpl> make_storage(c10::StorageImpl::use_byte_size_t,
+                                                  c10::SymInt size, c10::DataPtr data_ptr,
+                                                  c10::Allocator*, bool) {
   c10::DeviceIndex index = data_ptr ? data_ptr.device().index() : current_device();
   return c10::make_intrusive<Storage>(size.expect_int(), allocator(), index < 0 ? 0 : index);
 }
@@ -80,7 +81,8 @@ c10::intrusive_ptr<c10::StorageImpl> make_storage(c10::StorageImpl::use_byte_siz
 }  // namespace
 
 Storage& Storage::of(c10::StorageImpl& storage) {
-  if (storage.allocator() == ir::allocator()) [[likely]] return static_cast<Storage&>(storage);
+  if (storage.allocator() == ir::allocator()) [[likely]]
+    return static_cast<Storage&>(storage);
   Storage* owner = AllStorages::get().at(storage.data());
   TORCH_CHECK(owner, "lazyxla: ", storage.data(), " is not the address of a tensor's memory");
   return *owner;
@@ -93,10 +95,10 @@ PendingSet& PendingSet::of(c10::DeviceIndex device) {
 }
 
 Storage::Storage(size_t nbytes, c10::Allocator* allocator, c10::DeviceIndex device)
-    : c10::StorageImpl(use_byte_size_t(), static_cast<int64_t>(nbytes),
-                       c10::DataPtr(next_address(nbytes),
-                                    c10::Device(c10::DeviceType::PrivateUse1, device)),
-                       allocator, /*resizable=*/true),
+    : c10::StorageImpl(
+          use_byte_size_t(), static_cast<int64_t>(nbytes),
+          c10::DataPtr(next_address(nbytes), c10::Device(c10::DeviceType::PrivateUse1, device)),
+          allocator, /*resizable=*/true),
       pending_set_(&PendingSet::of(device)),
       base_(Geometry::contiguous(c10::ScalarType::Byte, {static_cast<int64_t>(nbytes)})) {
   static std::atomic<uint64_t> next_id{1};

@@ -6,12 +6,13 @@
 // write: aliasing is correct by construction.
 //
 // A storage without a value is uninitialised memory. A storage whose value is no leaf is *pending*:
-// it stands in its device's PendingSet, in order of becoming pending, until a flush computes it or it
-// dies. Dead storages leave the set, so dead code is never lowered.
+// it stands in its device's PendingSet, in order of becoming pending, until a flush computes it or
+// it dies. Dead storages leave the set, so dead code is never lowered.
 //
-// The data pointer is a made-up address, unique for every storage's bytes and never mapped: code that
-// compares or subtracts addresses works, code that dereferences them faults at once. PyTorch wraps an
-// address again here and there (torch.save does); it gets the storage that the address belongs to.
+// The data pointer is a made-up address, unique for every storage's bytes and never mapped: code
+// that compares or subtracts addresses works, code that dereferences them faults at once. PyTorch
+// wraps an address again here and there (torch.save does); it gets the storage that the address
+// belongs to.
 //
 // Locking: value, base and the pending links are guarded by PendingSet::mutex of the storage's
 // device; the list of all storages has a lock of its own.
@@ -55,8 +56,8 @@ class Storage final : public c10::StorageImpl {
   PendingSet& pending_set() const { return *pending_set_; }
   bool is_pending() const { return pending_; }
 
-  // Replaces the content. `base` must be dense with offset 0 and cover the storage. Caller holds the
-  // mutex and must drop the returned old value after releasing it (its graph may be large).
+  // Replaces the content. `base` must be dense with offset 0 and cover the storage. Caller holds
+  // the mutex and must drop the returned old value after releasing it (its graph may be large).
   Value set_value(Value value, const Geometry& base);
   Value set_value(Value value);
   void set_base(const Geometry& base) { base_ = base; }

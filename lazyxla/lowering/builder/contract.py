@@ -37,7 +37,12 @@ class Contractions(Shapes):
 
     def combine(self, kind: str, x: Value, y: Value) -> Value:
         """The binary operation of a kind: sum, prod, max, min, and, or, xor; "assign" gives y."""
-        return y if kind == "assign" else getattr(self.hlo, _COMBINERS[kind])(x, y)
+        if kind == "assign":
+            return y
+        operation = _COMBINERS[kind]
+        if operation == "add" and self.dtype(x) == torch.bool:
+            operation = "or_"  # XLA folds constants by adding bools modulo 2
+        return getattr(self.hlo, operation)(x, y)
 
     def reduce(self, x: Value, dims: Sequence[int], kind: str, keepdim: bool = False) -> Value:
         """Reduces `x` over `dims` in its own dtype; `kind` is sum, prod, max, min, and, or."""

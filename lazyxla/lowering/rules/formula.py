@@ -72,7 +72,8 @@ class X:
         return other.value if isinstance(other, X) else self.b.full_like(self.value, other)
 
     def __add__(self, other: Term) -> "X":
-        return self.call("add", other)
+        # XLA folds constants by adding bools modulo 2; PyTorch's sum of bools is their union.
+        return self.call("or_" if self.b.dtype(self.value) == torch.bool else "add", other)
 
     def __sub__(self, other: Term) -> "X":
         return self.call("subtract", other)
