@@ -141,6 +141,8 @@ void sync_all(bool wait) {
 void bind_options(py::module_& m) {
   m.def("set_strict_fallback", [](bool value) { options().strict_fallback = value; });
   m.def("set_check_indices", [](bool value) { options().check_indices = value; });
+  m.def("exchange_eager", [](bool value) { return options().eager.exchange(value); });
+  m.def("eager", [] { return options().eager.load(); });
   m.def("set_max_pending_nodes", [](int64_t value) { options().max_pending_nodes = value; });
 }
 

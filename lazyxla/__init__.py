@@ -66,6 +66,7 @@ from lazyxla import (  # noqa: E402
     printing,
 )
 from lazyxla.config import settings  # noqa: E402
+from lazyxla.modes import compile, eager_mode, region  # noqa: E402
 from lazyxla.random import get_rng_state, set_rng_state  # noqa: E402
 from lazyxla.random import manual_seed_all as manual_seed  # noqa: E402
 from lazyxla.runtime import (  # noqa: E402
@@ -91,11 +92,13 @@ __version__ = "0.1.0"
 
 __all__ = [
     "check_torch_version",
+    "compile",
     "counters",
     "current_device",
     "device",
     "device_count",
     "devices",
+    "eager_mode",
     "fallbacks",
     "get_rng_state",
     "is_available",
@@ -103,6 +106,7 @@ __all__ = [
     "max_memory_allocated",
     "memory_allocated",
     "platform",
+    "region",
     "reset_counters",
     "reset_peak_memory_stats",
     "set_device",

@@ -23,6 +23,7 @@ class Case:
     make: Callable[[], nn.Module]
     batch: Callable[[], Batch]
     loss: Callable[[nn.Module, Batch], torch.Tensor]
+    reads: int = 0  # values that the model itself reads in a step, each of which runs a program
 
 
 def _classify(model: nn.Module, batch: Batch) -> torch.Tensor:
@@ -224,9 +225,9 @@ CASES: dict[str, Case] = {
     "mlp": Case(mlp, lambda: (torch.randn(8, 16), torch.randint(0, 5, (8,))), _classify),
     "lenet": Case(lenet, _images(28, 10, channels=1), _classify),
     "resnet18": Case(lambda: torchvision_model("resnet18"), _images(32, 10), _classify),
-    "resnet50": Case(lambda: torchvision_model("resnet50"), _images(32, 10), _classify),
+    "resnet50": Case(lambda: torchvision_model("resnet50"), _images(64, 10), _classify),
     "mobilenet_v2": Case(
-        lambda: torchvision_model("mobilenet_v2", dropout=0.0), _images(32, 10), _classify
+        lambda: torchvision_model("mobilenet_v2", dropout=0.0), _images(64, 10), _classify
     ),
     "unet": Case(
         UNet, lambda: (torch.randn(2, 3, 16, 16), torch.randint(0, 5, (2, 16, 16))), _classify
@@ -240,6 +241,7 @@ CASES: dict[str, Case] = {
         bert,
         lambda: (_tokens(60, 12), torch.ones(4, 12, dtype=torch.long), torch.randint(0, 3, (4,))),
         lambda m, b: m(input_ids=b[0], attention_mask=b[1], labels=b[2]).loss,
+        reads=1,  # transformers asks whether the mask hides anything
     ),
     "gpt2": Case(
         gpt2,

@@ -10,6 +10,7 @@
 #include <torch/library.h>
 
 #include "dispatch/device_state.h"
+#include "dispatch/recorder.h"
 #include "dispatch/tensor.h"
 #include "graph/flush.h"
 #include "pjrt/buffer.h"
@@ -31,9 +32,12 @@ at::Tensor empty_like_contiguous(const at::Tensor& tensor, c10::ScalarType dtype
 // Records target = source, both on the same device and of the same shape and dtype category.
 void assign(const at::Tensor& target, const at::Tensor& source) {
   std::vector<Value> garbage;
-  std::lock_guard lock(ir::PendingSet::of(target.device().index()).mutex);
-  Value value = cast(read(impl_of(source)), target.scalar_type());
-  write(impl_of(target), std::move(value), garbage);
+  {
+    std::lock_guard lock(ir::PendingSet::of(target.device().index()).mutex);
+    Value value = cast(read(impl_of(source)), target.scalar_type());
+    write(impl_of(target), std::move(value), garbage);
+  }
+  after_recording(target.device().index());
 }
 
 void set_leaf(const at::Tensor& target, Value leaf) {

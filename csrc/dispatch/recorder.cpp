@@ -155,10 +155,7 @@ bool try_record(const OpInfo& info, torch::jit::Stack* stack) {
   apply(*recipe, scan, fresh);
   push_results(info, *recipe, fresh, stack);
   ++graph::Counters::get().nodes_recorded;
-  if (ir::PendingSet::of(device).nodes_recorded >
-      static_cast<size_t>(options().max_pending_nodes)) {
-    graph::flush(device);
-  }
+  after_recording(device);
   return true;
 }
 
@@ -233,6 +230,11 @@ TORCH_LIBRARY_IMPL(_, PrivateUse1, m) {
 }
 
 }  // namespace
+
+void after_recording(c10::DeviceIndex device) {
+  auto bound = static_cast<size_t>(options().max_pending_nodes);
+  if (options().eager || ir::PendingSet::of(device).nodes_recorded > bound) graph::flush(device);
+}
 
 void record(const OpInfo& info, torch::jit::Stack* stack) {
   if (!info.recordable || !try_record(info, stack)) run_on_host(info, stack);

@@ -29,6 +29,10 @@ namespace lazyxla::dispatch {
 // Records one call: replaces the arguments on the stack by the results.
 void record(const OpInfo& info, torch::jit::Stack* stack);
 
+// To be called after something was recorded on a device, without its mutex: runs what is pending in
+// eager mode, or when there is too much of it.
+void after_recording(c10::DeviceIndex device);
+
 // Works out the recipe of a call that the memo does not know (infer.cpp). Throws PyTorch's error if
 // the arguments are wrong; returns null if the operator cannot run on meta tensors.
 std::unique_ptr<ir::Recipe> infer(const OpInfo& info, c10::ArrayRef<c10::IValue> args,
