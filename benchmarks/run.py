@@ -57,7 +57,11 @@ class Row:
 
 
 MEASURES = {
-    "pointwise": [("total_us", "record, flush and run, us/op")],
+    "pointwise": [
+        ("total_us", "record, flush and run, us/op"),
+        ("record_tensors_us", "record, tensor operands only, us/op"),
+        ("record_numbers_us", "record, a Python number each, us/op"),
+    ],
     "decoder": [
         ("step_ms", "step, ms"),
         ("step_cpu_ms", "step, processor time, ms"),

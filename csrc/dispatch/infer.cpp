@@ -399,8 +399,9 @@ std::unique_ptr<Recipe> make_recipe(const OpInfo& info, c10::ArrayRef<IValue> fu
     recipe->returns.push_back({-1, is_list, static_cast<uint32_t>(recipe->fresh.size()), count});
     for (uint32_t i = 0; i < count; ++i, ++position) {
       const auto& result = inference.results[position];
-      recipe->fresh.push_back(
-          {result.defined ? next_output++ : -1, fresh_geometry(result.geometry)});
+      ir::Geometry geometry = fresh_geometry(result.geometry);
+      auto nbytes = static_cast<size_t>(geometry.nbytes());
+      recipe->fresh.push_back({result.defined ? next_output++ : -1, std::move(geometry), nbytes});
     }
   }
   describe_writes(info, scan, inference, position, *recipe);

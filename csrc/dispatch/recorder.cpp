@@ -28,18 +28,26 @@ using ir::Value;
 // (a meta function calling back) takes another.
 class ScanScope {
  public:
-  ScanScope() : scan_(depth_ == 0 ? shared_ : own_) { ++depth_; }
-  ~ScanScope() { --depth_; }
+  ScanScope() : mine_(shared()), scan_(mine_.depth == 0 ? mine_.scan : nested_.emplace()) {
+    ++mine_.depth;
+  }
+  ~ScanScope() { --mine_.depth; }
   Scan& operator*() { return scan_; }
 
  private:
-  static thread_local int depth_;
-  static thread_local Scan shared_;
-  Scan own_;
+  struct Shared {
+    int depth = 0;
+    Scan scan;
+  };
+  static Shared& shared() {
+    static thread_local Shared instance;
+    return instance;
+  }
+
+  Shared& mine_;
+  std::optional<Scan> nested_;
   Scan& scan_;
 };
-thread_local int ScanScope::depth_ = 0;
-thread_local Scan ScanScope::shared_;
 
 const Recipe* find_recipe(const OpInfo& info, c10::ArrayRef<IValue> args, const Scan& scan) {
   ir::MemoKey key{scan.key.data(), scan.key.size(),
@@ -147,9 +155,8 @@ bool try_record(const OpInfo& info, torch::jit::Stack* stack) {
   if (!recipe) return false;
   c10::SmallVector<at::TensorBase, 4> fresh;
   for (const Recipe::Fresh& result : recipe->fresh) {
-    const ir::Geometry& g = result.geometry;
     fresh.push_back(result.output < 0 ? at::TensorBase()
-                                      : make_tensor(g.dtype, g.sizes, g.strides, scan.device));
+                                      : make_tensor(result.geometry, result.nbytes, scan.device));
   }
   c10::DeviceIndex device = scan.device;
   apply(*recipe, scan, fresh);

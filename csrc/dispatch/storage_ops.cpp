@@ -92,8 +92,9 @@ at::Tensor& set_storage(at::Tensor& self, at::Storage source, c10::SymInt offset
     geometry.strides.assign(concrete.begin(), concrete.end());
   }
   geometry.offset = offset.expect_int();
-  TORCH_CHECK(source.device() == self.device(), "Attempted to set the storage of a tensor on device \"",
-              self.device(), "\" to a storage on different device \"", source.device(),
+  TORCH_CHECK(source.device() == self.device(),
+              "Attempted to set the storage of a tensor on device \"", self.device(),
+              "\" to a storage on different device \"", source.device(),
               "\".  This is no longer allowed; the devices must match.");
   auto& storage = ir::Storage::of(*source.unsafeGetStorageImpl());
   size_t needed = at::detail::computeStorageNbytes(geometry.sizes, geometry.strides,

@@ -80,16 +80,16 @@ Value undefined(const Geometry& base) {
 
 // The bytes of its storage that a tensor needs must be there: somebody may have shrunk it.
 void check_bounds(const Geometry& g, const ir::Storage& storage) {
-  size_t needed = at::detail::computeStorageNbytes(g.sizes, g.strides, c10::elementSize(g.dtype),
-                                                   g.offset);
+  size_t needed =
+      at::detail::computeStorageNbytes(g.sizes, g.strides, c10::elementSize(g.dtype), g.offset);
   TORCH_CHECK(needed <= storage.nbytes(), "setStorage: sizes ", g.sizes, ", strides ", g.strides,
               ", storage offset ", g.offset, ", and itemsize ", c10::elementSize(g.dtype),
-              " requiring a storage size of ", needed,
-              " are out of bounds for storage of size ", storage.nbytes());
+              " requiring a storage size of ", needed, " are out of bounds for storage of size ",
+              storage.nbytes());
 }
 
-// Tensors whose conjugate or negative is meant carry a bit that says so. PyTorch resolves it before most
-// operators, but some (matrix products) take such tensors as they are.
+// Tensors whose conjugate or negative is meant carry a bit that says so. PyTorch resolves it before
+// most operators, but some (matrix products) take such tensors as they are.
 bool has_math_bits(const c10::TensorImpl& tensor) {
   return tensor.key_set().has_any(
       c10::DispatchKeySet({c10::DispatchKey::Conjugate, c10::DispatchKey::Negative}));
@@ -103,8 +103,7 @@ Value apply_math_bits(const c10::TensorImpl& tensor, Value value) {
     key[1] = static_cast<uint64_t>(type.dtype);
     key.append(type.dims.begin(), type.dims.end());
     std::array<Value, 1> operands{std::move(x)};
-    return internal(
-        what, name, key, [] { return std::vector<Arg>{operand()}; }, type, operands);
+    return internal(what, name, key, [] { return std::vector<Arg>{operand()}; }, type, operands);
   };
   if (tensor.key_set().has(c10::DispatchKey::Conjugate)) {
     value = unary(kConjugate, "aten::conj_physical", std::move(value));
@@ -148,8 +147,8 @@ Geometry geometry_of(const c10::TensorImpl& tensor) {
 
 Value read(const c10::TensorImpl& tensor) {
   ir::Storage& storage = storage_of(tensor);
-  Value value = is_base(tensor, storage.base()) ? content(storage)
-                                                : read(storage, geometry_of(tensor));
+  Value value =
+      is_base(tensor, storage.base()) ? content(storage) : read(storage, geometry_of(tensor));
   return has_math_bits(tensor) ? apply_math_bits(tensor, std::move(value)) : value;
 }
 
@@ -207,19 +206,22 @@ Value cast(Value value, c10::ScalarType dtype) {
 at::TensorBase make_tensor(c10::ScalarType dtype, c10::IntArrayRef sizes, c10::IntArrayRef strides,
                            c10::DeviceIndex device) {
   size_t nbytes = at::detail::computeStorageNbytes(sizes, strides, c10::elementSize(dtype));
-  auto storage = c10::make_intrusive<ir::Storage>(nbytes, ir::allocator(), device);
   Geometry geometry{dtype, {sizes.begin(), sizes.end()}, {strides.begin(), strides.end()}, 0};
-  if (covers(geometry, *storage)) {
-    storage->set_base(geometry);
-  } else {
-    int64_t elements = static_cast<int64_t>(nbytes / c10::elementSize(dtype));
-    storage->set_base(Geometry::contiguous(dtype, {elements}));
+  if (static_cast<size_t>(geometry.nbytes()) == nbytes && ir::is_dense(sizes, strides)) {
+    return make_tensor(geometry, nbytes, device);
   }
+  auto elements = static_cast<int64_t>(nbytes / c10::elementSize(dtype));
+  auto tensor = make_tensor(Geometry::contiguous(dtype, {elements}), nbytes, device);
+  tensor.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides);
+  return tensor;
+}
+
+at::TensorBase make_tensor(const Geometry& dense, size_t nbytes, c10::DeviceIndex device) {
   auto tensor = at::detail::make_tensor_base<c10::TensorImpl>(
-      c10::Storage(std::move(storage)), c10::DispatchKeySet(c10::DispatchKey::PrivateUse1),
-      c10::scalarTypeToTypeMeta(dtype));
-  if (sizes.size() != 1 || sizes[0] != 0) {
-    tensor.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides);
+      c10::Storage(c10::make_intrusive<ir::Storage>(nbytes, dense, device)),
+      c10::DispatchKeySet(c10::DispatchKey::PrivateUse1), c10::scalarTypeToTypeMeta(dense.dtype));
+  if (dense.sizes.size() != 1 || dense.sizes[0] != 0) {
+    tensor.unsafeGetTensorImpl()->set_sizes_and_strides(dense.sizes, dense.strides);
   }
   return tensor;
 }

@@ -37,5 +37,7 @@ ir::Value cast(ir::Value value, c10::ScalarType dtype);
 // A new tensor without content.
 at::TensorBase make_tensor(c10::ScalarType dtype, c10::IntArrayRef sizes, c10::IntArrayRef strides,
                            c10::DeviceIndex device);
+// The same of a dense geometry whose bytes are known.
+at::TensorBase make_tensor(const ir::Geometry& dense, size_t nbytes, c10::DeviceIndex device);
 
 }  // namespace lazyxla::dispatch

@@ -25,20 +25,18 @@ constexpr std::array<Entry, 12> kEntries{{
 
 }  // namespace
 
-Counters& Counters::get() {
-  static auto* instance = new Counters();
-  return *instance;
-}
+constinit Counters Counters::instance_;
 
 void Counters::count_fallback(const std::string& op) {
   ++fallbacks;
   std::lock_guard lock(mutex_);
-  ++by_operator_[op];
+  if (!by_operator_) by_operator_ = std::make_unique<std::map<std::string, int64_t>>();
+  ++(*by_operator_)[op];
 }
 
 std::map<std::string, int64_t> Counters::fallbacks_by_operator() {
   std::lock_guard lock(mutex_);
-  return by_operator_;
+  return by_operator_ ? *by_operator_ : std::map<std::string, int64_t>();
 }
 
 std::map<std::string, int64_t> Counters::snapshot() {
@@ -50,7 +48,7 @@ std::map<std::string, int64_t> Counters::snapshot() {
 void Counters::reset() {
   for (auto [name, member] : kEntries) this->*member = 0;
   std::lock_guard lock(mutex_);
-  by_operator_.clear();
+  by_operator_.reset();
 }
 
 }  // namespace lazyxla::graph

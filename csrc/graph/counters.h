@@ -7,6 +7,7 @@
 #include <atomic>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <string>
 
@@ -27,7 +28,7 @@ struct Counters {
   std::atomic<int64_t> nodes_lowered{
       0};  // nodes in the lowered graphs: dead ones are not among them
 
-  static Counters& get();
+  static Counters& get() { return instance_; }
 
   void count_fallback(const std::string& op);
   std::map<std::string, int64_t> fallbacks_by_operator();
@@ -35,8 +36,10 @@ struct Counters {
   void reset();
 
  private:
+  static Counters instance_;
+
   std::mutex mutex_;
-  std::map<std::string, int64_t> by_operator_;
+  std::unique_ptr<std::map<std::string, int64_t>> by_operator_;
 };
 
 }  // namespace lazyxla::graph

@@ -17,14 +17,16 @@
 #include <c10/util/flat_hash_map.h>
 
 #include "ir/node.h"
+#include "ir/spin_lock.h"
 
 namespace lazyxla::ir {
 
 struct Recipe {
   // A tensor the call creates.
   struct Fresh {
-    int output;  // of the node; -1: an undefined tensor
-    Geometry geometry;
+    int output;         // of the node; -1: an undefined tensor
+    Geometry geometry;  // dense
+    size_t nbytes;
   };
   // A tensor among the arguments that the call writes.
   struct Write {
@@ -71,7 +73,7 @@ class ShapeMemo {
   struct Equal {
     bool operator()(const MemoKey& a, const MemoKey& b) const;
   };
-  std::mutex mutex_;
+  SpinLock mutex_;
   ska::flat_hash_map<MemoKey, const Recipe*, Hash, Equal> recipes_;
 };
 

@@ -2,8 +2,11 @@
 
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
+
+#include "ir/spin_lock.h"
 
 namespace lazyxla::ir {
 namespace {
@@ -22,7 +25,7 @@ void* next_address(size_t nbytes) {
 // Every storage that is alive. Only walked to find the owner of an address, which is rare; a list
 // keeps the cost of making a storage low.
 struct AllStorages {
-  std::mutex mutex;
+  SpinLock mutex;
   Storage* first = nullptr;
 
   static AllStorages& get() {
@@ -75,7 +78,9 @@ c10::intrusive_ptr<c10::StorageImpl> make_storage(c10::StorageImpl::use_byte_siz
                                                   c10::SymInt size, c10::DataPtr data_ptr,
                                                   c10::Allocator*, bool) {
   c10::DeviceIndex index = data_ptr ? data_ptr.device().index() : current_device();
-  return c10::make_intrusive<Storage>(size.expect_int(), allocator(), index < 0 ? 0 : index);
+  int64_t nbytes = size.expect_int();
+  auto bytes = Geometry::contiguous(c10::ScalarType::Byte, {nbytes});
+  return c10::make_intrusive<Storage>(nbytes, bytes, std::max<c10::DeviceIndex>(index, 0));
 }
 
 }  // namespace
@@ -94,13 +99,13 @@ PendingSet& PendingSet::of(c10::DeviceIndex device) {
   return (*sets)[static_cast<uint8_t>(device)];
 }
 
-Storage::Storage(size_t nbytes, c10::Allocator* allocator, c10::DeviceIndex device)
+Storage::Storage(size_t nbytes, const Geometry& base, c10::DeviceIndex device)
     : c10::StorageImpl(
           use_byte_size_t(), static_cast<int64_t>(nbytes),
           c10::DataPtr(next_address(nbytes), c10::Device(c10::DeviceType::PrivateUse1, device)),
-          allocator, /*resizable=*/true),
+          ir::allocator(), /*resizable=*/true),
       pending_set_(&PendingSet::of(device)),
-      base_(Geometry::contiguous(c10::ScalarType::Byte, {static_cast<int64_t>(nbytes)})) {
+      base_(base) {
   static std::atomic<uint64_t> next_id{1};
   id_ = next_id.fetch_add(1, std::memory_order_relaxed);
   AllStorages::get().add(this);

@@ -25,6 +25,7 @@
 
 #include "ir/geometry.h"
 #include "ir/node.h"
+#include "ir/spin_lock.h"
 
 namespace lazyxla::ir {
 
@@ -33,7 +34,7 @@ class Storage;
 // The storages of one device whose content is recorded but not computed, and the device's lock.
 // Whoever may need the GIL must not hold the mutex.
 struct PendingSet {
-  std::mutex mutex;
+  SpinLock mutex;
   Storage* first = nullptr;
   Storage* last = nullptr;
   size_t nodes_recorded = 0;  // since the last flush; bounds the graph
@@ -43,7 +44,8 @@ struct PendingSet {
 
 class Storage final : public c10::StorageImpl {
  public:
-  Storage(size_t nbytes, c10::Allocator* allocator, c10::DeviceIndex device);
+  // `base` is dense and covers the storage.
+  Storage(size_t nbytes, const Geometry& base, c10::DeviceIndex device);
   ~Storage() override;
   void release_resources() override;
 
