@@ -1,8 +1,8 @@
 """Meta functions that torch lacks.
 
 Shapes are inferred by running operators on meta tensors. A few operators of torch have no meta
-kernel though their result is plain from the arguments; theirs are registered here, unless this torch
-brings its own.
+kernel though their result is plain from the arguments; theirs are registered here, unless this
+torch brings its own.
 """
 
 from __future__ import annotations

@@ -44,9 +44,9 @@ def eager_mode(enabled: bool) -> _Restore: ...
 def eager_mode(enabled: bool | None = None) -> bool | _Restore:
     """Sets or tells whether each operator runs at its call.
 
-    ``eager_mode(True)`` switches for good; ``with eager_mode(True):`` for a block. An operator still
-    runs asynchronously: its call returns once it is enqueued. Each distinct operator call is compiled
-    once.
+    ``eager_mode(True)`` switches for good; ``with eager_mode(True):`` for a block. An operator
+    still runs asynchronously: its call returns once it is enqueued. Each distinct operator call is
+    compiled once.
 
     Args:
         enabled: the new mode; None leaves it as it is.

@@ -40,7 +40,7 @@ def test_training_matches_the_cpu(name: str) -> None:
     reference = CASES[name].make().double().train()
     model = copy.deepcopy(reference).to(DEVICE)
     optimizers = [
-        torch.optim.SGD(m.parameters(), lr=1e-3, momentum=0.9) for m in (reference, model)
+        torch.optim.SGD(m.parameters(), lr=CASES[name].lr, momentum=0.9) for m in (reference, model)
     ]
     lazyxla.reset_counters()
     for step in range(STEPS):

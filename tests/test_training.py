@@ -1,5 +1,5 @@
-"""Training loops: optimizers in all their implementations, schedules, clipping, accumulation, dropout,
-averages of a model. Steps after the second compile nothing, whatever varies.
+"""Training loops: optimizers in all their implementations, schedules, clipping, accumulation,
+dropout, averages of a model. Steps after the second compile nothing, whatever varies.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 #include <ATen/EmptyTensor.h>
 #include <ATen/PythonTorchFunctionTLS.h>
 #include <ATen/core/LegacyTypeDispatch.h>
-#include <ATen/ops/ones.h>
+#include <ATen/ops/full.h>
 #include <c10/core/DefaultDtype.h>
 
 #include "dispatch/device_state.h"
@@ -97,25 +97,25 @@ bool call_on_meta(const c10::OperatorHandle& op, Args& stack) {
   return true;
 }
 
-// The argument with CPU tensors of ones for tensors: what to_meta is to the meta device. With
-// `shrink`, every dimension that has elements has one.
-IValue to_cpu_ones(const IValue& value, ArgKind kind, bool shrink) {
-  auto ones = [shrink](const IValue& element) {
+// The argument with CPU tensors for tensors, filled with `fill`: what to_meta is to the meta
+// device. With `shrink`, every dimension that has elements has one.
+IValue to_cpu(const IValue& value, ArgKind kind, int fill, bool shrink) {
+  auto filled = [fill, shrink](const IValue& element) {
     if (!is_tensor(element) || element.toTensor().is_cpu()) return element;
     const at::Tensor tensor = element.toTensor();
     std::vector<int64_t> sizes = tensor.sizes().vec();
     for (int64_t& size : sizes) size = shrink ? std::min<int64_t>(size, 1) : size;
-    return IValue(at::ones(sizes, c10::TensorOptions().dtype(tensor.scalar_type())));
+    return IValue(at::full(sizes, fill, c10::TensorOptions().dtype(tensor.scalar_type())));
   };
   switch (kind) {
     case ArgKind::kTensor:
-      return ones(value);
+      return filled(value);
     case ArgKind::kTensorList: {
       if (value.isNone()) return value;
       c10::List<at::Tensor> tensors;
       c10::List<std::optional<at::Tensor>> optionals;
       for (const IValue& element : value.toListRef()) {
-        IValue copy = ones(element);
+        IValue copy = filled(element);
         tensors.push_back(copy.isTensor() ? copy.toTensor() : at::Tensor());
         optionals.push_back(copy.isTensor() ? std::optional(copy.toTensor()) : std::nullopt);
       }
@@ -130,16 +130,16 @@ IValue to_cpu_ones(const IValue& value, ArgKind kind, bool shrink) {
   }
 }
 
-// Calls the operator's CPU kernel on ones, to hear its objections to the arguments. The meta
-// functions written in Python word some errors in their own way, and make no checks that others
-// make (subtracting bools, say): the CPU kernel tells what PyTorch's users know. It is asked when a
-// meta function refuses a call, and, of operators whose checks one element answers, on every new
-// call.
-void check_as_cpu(const OpInfo& info, c10::ArrayRef<IValue> args, bool shrink) {
+// Calls the operator's CPU kernel on made-up data, to hear its objections to the arguments. The
+// meta functions written in Python word some errors in their own way, and make no checks that
+// others make (subtracting bools, say): the CPU kernel tells what PyTorch's users know. It is asked
+// when a meta function refuses a call, and, of operators whose checks one element answers, on every
+// new call.
+void check_as_cpu(const OpInfo& info, c10::ArrayRef<IValue> args, int fill, bool shrink) {
   PlainScope plain;
   Args stack;
   for (size_t i = 0; i < args.size(); ++i) {
-    stack.push_back(to_cpu_ones(args[i], info.args[i].kind, shrink));
+    stack.push_back(to_cpu(args[i], info.args[i].kind, fill, shrink));
   }
   info.handle.callBoxed(&stack);
 }
@@ -422,9 +422,11 @@ std::unique_ptr<Recipe> infer(const OpInfo& info, c10::ArrayRef<IValue> args, co
     try {
       inference = ask(info, args, functional);
     } catch (const std::exception&) {
-      check_as_cpu(info, args, /*shrink=*/false);
+      check_as_cpu(info, args, /*fill=*/1, /*shrink=*/false);
     }
-    if (inference && info.checked_on_cpu) check_as_cpu(info, args, /*shrink=*/true);
+    if (inference && info.check_on_cpu_with) {
+      check_as_cpu(info, args, *info.check_on_cpu_with, /*shrink=*/true);
+    }
     if (!inference) return nullptr;
     choose_memory_format(info, args, *inference);
     if (lasting) ir::InferenceStore::get().add(key, *inference);

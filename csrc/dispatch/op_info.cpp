@@ -206,27 +206,42 @@ bool ignores_self(const std::string& functional_name) {
   return names.count(functional_name) > 0;
 }
 
-// Operators whose argument checks do not depend on sizes, so that one element tells (see
-// infer.cpp).
-bool checked_on_cpu(const OperatorHandle& functional) {
+// For operators whose argument checks do not depend on sizes, so that one element tells (see
+// infer.cpp): the value of that element. Pointwise operators may divide by it, others index with
+// it.
+std::optional<int> check_on_cpu_with(const OperatorHandle& functional) {
   static const std::unordered_set<std::string> names{
-      "aten::mm",       "aten::bmm",
-      "aten::addmm",    "aten::baddbmm",
-      "aten::mv",       "aten::dot",
-      "aten::_softmax", "aten::sort",
-      "aten::topk",     "aten::sort.stable",
-      "aten::max",      "aten::_log_softmax",
-      "aten::min",      "aten::amax",
-      "aten::amin",     "aten::max.dim",
-      "aten::min.dim",  "aten::sum",
-      "aten::argmax",   "aten::argmin",
-      "aten::mean.dim", "aten::sum.dim_IntList",
+      "aten::mm",
+      "aten::bmm",
+      "aten::addmm",
+      "aten::baddbmm",
+      "aten::mv",
+      "aten::dot",
+      "aten::_softmax",
+      "aten::_log_softmax",
+      "aten::sort",
+      "aten::topk",
+      "aten::sort.stable",
+      "aten::max",
+      "aten::min",
+      "aten::amax",
+      "aten::amin",
+      "aten::max.dim",
+      "aten::min.dim",
+      "aten::sum",
+      "aten::argmax",
+      "aten::argmin",
+      "aten::mean.dim",
+      "aten::gather",
+      "aten::index_select",
+      "aten::scatter_add",
+      "aten::sum.dim_IntList",
   };
-  if (names.count(qualified_name(functional.operator_name()))) return true;
+  if (names.count(qualified_name(functional.operator_name()))) return 0;
   for (at::Tag tag : functional.getTags()) {
-    if (tag == at::Tag::pointwise) return true;
+    if (tag == at::Tag::pointwise) return 1;
   }
-  return false;
+  return std::nullopt;
 }
 
 std::unique_ptr<OpInfo> make_info(const OperatorHandle& op) {
@@ -256,7 +271,7 @@ std::unique_ptr<OpInfo> make_info(const OperatorHandle& op) {
   info->functional_name = qualified_name(info->functional.operator_name());
   bind_functional(*info, schema);
   if (ignores_self(info->functional_name)) info->args[0].operand = false;
-  info->checked_on_cpu = checked_on_cpu(info->functional);
+  info->check_on_cpu_with = check_on_cpu_with(info->functional);
   info->may_overlap = fills(info->functional_name);
   for (at::Tag tag : info->functional.getTags()) {
     info->random |= tag == at::Tag::nondeterministic_seeded;

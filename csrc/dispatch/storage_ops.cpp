@@ -18,6 +18,7 @@
 
 #include "dispatch/device_state.h"
 #include "dispatch/tensor.h"
+#include "graph/buffer.h"
 
 namespace lazyxla::dispatch {
 namespace {
@@ -25,6 +26,13 @@ namespace {
 using OptDtype = std::optional<c10::ScalarType>;
 using OptLayout = std::optional<c10::Layout>;
 using OptDevice = std::optional<c10::Device>;
+
+// The element type of a new tensor, which XLA must have.
+c10::ScalarType element_type(OptDtype dtype) {
+  c10::ScalarType type = c10::dtype_or_default(dtype);
+  graph::pjrt_type(type);
+  return type;
+}
 
 c10::DeviceIndex target_device(OptDevice device, OptLayout layout, std::optional<bool> pin) {
   TORCH_CHECK_NOT_IMPLEMENTED(c10::layout_or_default(layout) == c10::Layout::Strided,
@@ -41,7 +49,7 @@ at::Tensor empty_strided(c10::SymIntArrayRef sizes, c10::SymIntArrayRef strides,
     TORCH_CHECK(size >= 0, "Trying to create tensor with negative dimension ", size, ": ",
                 concrete_sizes);
   }
-  return at::Tensor(make_tensor(c10::dtype_or_default(dtype), concrete_sizes,
+  return at::Tensor(make_tensor(element_type(dtype), concrete_sizes,
                                 C10_AS_INTARRAYREF_SLOW(strides),
                                 target_device(device, layout, pin)));
 }
@@ -53,7 +61,7 @@ at::Tensor empty(c10::SymIntArrayRef sizes, OptDtype dtype, OptLayout layout, Op
     TORCH_CHECK(size >= 0, "Trying to create tensor with negative dimension ", size, ": ",
                 concrete);
   }
-  auto geometry = ir::Geometry::contiguous(c10::dtype_or_default(dtype), concrete);
+  auto geometry = ir::Geometry::contiguous(element_type(dtype), concrete);
   if (format && *format != c10::MemoryFormat::Contiguous) {
     TORCH_CHECK(*format != c10::MemoryFormat::Preserve,
                 "the preserve memory format says nothing for a new tensor");

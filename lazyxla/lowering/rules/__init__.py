@@ -1,1 +1,1 @@
-"""One file of lowering rules per operator family; every module in this package is loaded by the registry."""
+"""One file of lowering rules per operator family; the registry loads every module in here."""
