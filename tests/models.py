@@ -226,8 +226,8 @@ CASES: dict[str, Case] = {
     "mlp": Case(mlp, lambda: (torch.randn(8, 16), torch.randint(0, 5, (8,))), _classify),
     "lenet": Case(lenet, _images(28, 10, channels=1), _classify),
     "resnet18": Case(lambda: torchvision_model("resnet18"), _images(32, 10), _classify),
-    # Without training before, its steps multiply any difference by a hundred; a tiny one keeps the two
-    # on one path, so that each step's gradients can be compared to the last digits.
+    # Without training before, its steps multiply any difference by a hundred; tiny steps keep the
+    # two on one path, so that each step's gradients can be compared to the last digits.
     "resnet50": Case(lambda: torchvision_model("resnet50"), _images(64, 10), _classify, lr=1e-6),
     "mobilenet_v2": Case(
         lambda: torchvision_model("mobilenet_v2", dropout=0.0), _images(64, 10), _classify
