@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import threading
 
 import pytest
 import torch
 
 import lazyxla
-from lazyxla import _C, platforms
-from lazyxla.config import FIELDS, Settings
+from lazyxla import _C
 
 # --- Names ---------------------------------------------------------------------------------------
 
@@ -398,123 +396,3 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
     )
     assert "fork" in result.stdout
-
-
-# --- Settings ------------------------------------------------------------------------------------
-
-
-def test_defaults_and_variables():
-    settings = Settings({})
-    assert {field.name: getattr(settings, field.name) for field in FIELDS} == {
-        field.name: field.default for field in FIELDS
-    }
-    assert all(
-        field.doc.endswith(".") and field.variable.startswith("LAZYXLA_") for field in FIELDS
-    )
-    settings = Settings(
-        {"LAZYXLA_PLATFORM": "TPU", "LAZYXLA_CPU_DEVICES": "8", "LAZYXLA_STRICT": "on"}
-    )
-    assert (settings.platform, settings.cpu_devices, settings.strict_fallback) == ("tpu", 8, True)
-
-
-@pytest.mark.parametrize(
-    ("variable", "value", "expected"),
-    [
-        ("LAZYXLA_PLATFORM", "gpu", "one of auto, cpu, cuda, tpu"),
-        ("LAZYXLA_CPU_DEVICES", "two", "an integer"),
-        ("LAZYXLA_CPU_DEVICES", "0", "at least 1"),
-        ("LAZYXLA_STRICT", "maybe", "one of 1, true, yes, on, 0, false, no, off"),
-        ("LAZYXLA_MAX_PENDING", "-1", "at least 1"),
-    ],
-)
-def test_bad_variable(variable, value, expected):
-    with pytest.raises(ValueError, match=rf"{variable}='{value}': expected .*{expected}"):
-        Settings({variable: value})
-
-
-def test_unknown_variable():
-    with pytest.warns(UserWarning, match="LAZYXLA_PLATFROM .* did you mean LAZYXLA_PLATFORM"):
-        Settings({"LAZYXLA_PLATFROM": "cpu"})
-
-
-def test_assigning_settings():
-    settings = Settings({})
-    heard = []
-    settings.max_pending_nodes = 7
-    settings.on_change(lambda name, value: heard.append((name, value)))
-    assert ("max_pending_nodes", 7) in heard
-    settings.strict_fallback = True
-    assert heard[-1] == ("strict_fallback", True)
-    with pytest.raises(ValueError, match="strict_fallback is a bool, got 1"):
-        settings.strict_fallback = 1  # type: ignore[assignment]
-    with pytest.raises(ValueError, match="cpu_devices = 0: expected an integer of at least 1"):
-        settings.cpu_devices = 0
-    with pytest.raises(AttributeError, match="no setting 'strict_falback'; did you mean strict_"):
-        settings.strict_falback = True  # type: ignore[attr-defined]
-
-
-def test_cache_directory(monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
-    assert Settings({}).cache_directory() == os.path.join("/somewhere", "lazyxla")
-    assert Settings({"LAZYXLA_CACHE_DIR": "/else"}).cache_directory() == "/else"
-
-
-# --- Platforms -----------------------------------------------------------------------------------
-
-
-def resolve(**environment: str) -> platforms.Platform:
-    return platforms.resolve(Settings(environment))
-
-
-def test_resolve_cpu():
-    platform = resolve(LAZYXLA_PLATFORM="cpu", LAZYXLA_CPU_DEVICES="4")
-    assert (platform.name, platform.device_bound, platform.bound_is_exact) == ("cpu", 4, True)
-    assert platform.create_options == {"cpu_device_count": 4}
-    assert os.path.isfile(platform.path)
-
-
-def test_resolve_order(monkeypatch):
-    installed = {"cpu": "/cpu.so", "cuda": "/cuda.so", "tpu": "/tpu.so"}
-    nodes = {"accel": 0, "nvidia": 0}
-    monkeypatch.setattr(platforms, "_plugin_of", installed.get)
-    monkeypatch.setattr(platforms, "_tpu_chips", lambda: nodes["accel"])
-    monkeypatch.setattr(platforms, "_count_nodes", lambda directory, pattern: nodes["nvidia"])
-    assert resolve().name == "cpu"
-    nodes["nvidia"] = 2
-    assert (resolve().name, resolve().device_bound) == ("cuda", 2)
-    nodes["accel"] = 4
-    assert (resolve().name, resolve().device_bound) == ("tpu", 8)
-    del installed["tpu"]
-    assert resolve().name == "cuda"
-    assert resolve(LAZYXLA_PLATFORM="cpu").name == "cpu"
-
-
-@pytest.mark.parametrize("name", ["cuda", "tpu", "cpu"])
-def test_plugin_not_installed(monkeypatch, name):
-    monkeypatch.setattr(platforms, "_plugin_of", lambda name: None)
-    with pytest.raises(ImportError, match=rf"'{name}' is not installed: pip install .*{name}"):
-        resolve(LAZYXLA_PLATFORM=name)
-
-
-def test_plugin_path(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"LAZYXLA_PLUGIN_PATH .* names no file: /no/such"):
-        resolve(LAZYXLA_PLUGIN_PATH="/no/such.so")
-    library = tmp_path / "plugin.so"
-    library.touch()
-    assert resolve(LAZYXLA_PLUGIN_PATH=str(library)).name == ""
-    named = resolve(LAZYXLA_PLUGIN_PATH=str(library), LAZYXLA_PLATFORM="tpu")
-    assert (named.name, named.path) == ("tpu", str(library))
-
-
-def test_start_is_quiet(run_python):
-    result = run_python("import lazyxla; print(lazyxla._C.device_count())", LAZYXLA_CPU_DEVICES="1")
-    assert (result.stdout, result.stderr) == ("1\n", "")
-
-
-def test_using_a_device_without_its_plugin(run_python):
-    result = run_python(
-        "import lazyxla; assert not lazyxla.is_available(); lazyxla._C.device_count()",
-        check=False,
-        LAZYXLA_PLUGIN_PATH="/no/such.so",
-    )
-    assert "LAZYXLA_PLUGIN_PATH (setting plugin_path) names no file" in result.stderr
