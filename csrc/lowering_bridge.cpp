@@ -147,13 +147,14 @@ void install_lowering(py::function lower, py::function how) {
   // Leaked: flushes may happen until the process ends.
   auto* lower_function = new py::function(std::move(lower));
   auto* how_function = new py::function(std::move(how));
-  graph::set_lowerer([lower_function](const graph::Graph& graph,
-                                      const std::vector<bool>& variable) {
+  graph::set_lowerer([lower_function](const graph::Graph& graph, const std::vector<bool>& variable,
+                                      const std::string& reason) {
     std::string platform = pjrt::Runtime::get().platform();
     py::gil_scoped_acquire gil;
     py::object lowered;
     try {
-      lowered = (*lower_function)(Exporter(graph, variable).run(), platform, stablehlo_version());
+      lowered =
+          (*lower_function)(Exporter(graph, variable).run(), platform, stablehlo_version(), reason);
     } catch (py::error_already_set& error) {
       throw_failure(error);
     }

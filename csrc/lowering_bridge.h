@@ -6,8 +6,8 @@
 
 namespace lazyxla {
 
-// Installs `lower`, a Python function (Program, platform, stablehlo_version) -> Lowered, as the
-// graph room's lowerer, and `how`, (operator name) -> str, as the recorder's resolver.
+// Installs `lower`, a Python function (Program, platform, stablehlo_version, reason) -> Lowered, as
+// the graph room's lowerer, and `how`, (operator name) -> str, as the recorder's resolver.
 void install_lowering(pybind11::function lower, pybind11::function how);
 
 }  // namespace lazyxla

@@ -64,6 +64,7 @@ from lazyxla import (  # noqa: E402
     meta_functions,
     platforms,
     printing,
+    reporting,
 )
 from lazyxla.config import settings  # noqa: E402
 from lazyxla.modes import compile, eager_mode, region  # noqa: E402
@@ -124,6 +125,8 @@ def _apply_setting(name: str, value: object) -> None:
         setter(value)
     elif name in ("platform", "plugin_path", "cpu_devices"):
         _tell_device_bound()
+    elif name == "log_level":
+        reporting.set_level(str(value))
     elif name == "cache_dir":
         _open_shape_cache()
 
@@ -135,8 +138,8 @@ def _open_shape_cache() -> None:
         os.makedirs(directory, mode=0o700, exist_ok=True)
     except OSError:
         directory = ""  # no place to keep them: they are asked for anew
-    path = os.path.join(directory, f"shapes-torch-{torch.__version__}.bin") if directory else ""
-    _C.open_inference_store(path)
+    name = f"shapes-{__version__}-torch-{torch.__version__}.bin"
+    _C.open_inference_store(os.path.join(directory, name) if directory else "")
 
 
 def _tell_device_bound() -> None:
@@ -166,7 +169,7 @@ def _register() -> None:
     torch.utils.generate_methods_for_privateuse1_backend(
         for_tensor=True, for_module=True, for_packed_sequence=True, for_storage=True
     )
-    _C.install_lowering(lowering.lower, lowering.how)
+    _C.install_lowering(reporting.lower, lowering.how)
     _C.register_operators(lowering.names())
     meta_functions.install()
     printing.install()

@@ -103,6 +103,21 @@ std::shared_ptr<const Variant> Program::variant(const Graph& graph) {
   return variants_.front();
 }
 
+std::string Program::reason(const Graph& graph, const std::vector<bool>& variable) const {
+  if (variants_.empty()) return "a new graph";
+  const Variant& last = *variants_.front();
+  size_t changed = 0, fixed = 0;
+  for (size_t i = 0; i < graph.slots.size(); ++i) {
+    if (last.variable[i] || last.constants[i].i == graph.slots[i].i) continue;
+    ++(variable[i] ? changed : fixed);
+  }
+  std::string text = "a known graph with other numbers: ";
+  if (changed) text += std::to_string(changed) + " become inputs";
+  if (changed && fixed) text += ", ";
+  if (fixed) text += std::to_string(fixed) + " are needed to compile";
+  return text;
+}
+
 std::shared_ptr<const Variant> Program::compile(const Graph& graph) {
   std::vector<ir::SlotKind> kinds = slot_kinds(graph);
   auto variant = std::make_shared<Variant>();
@@ -117,7 +132,7 @@ std::shared_ptr<const Variant> Program::compile(const Graph& graph) {
     if (last.variable[i] || last.constants[i].i != graph.slots[i].i) variant->variable[i] = true;
     if (static_slots_[i]) variant->variable[i] = false;
   }
-  Lowered lowered = lowerer()(graph, variant->variable);
+  Lowered lowered = lowerer()(graph, variant->variable, reason(graph, variant->variable));
   ++Counters::get().lowerings;
   Counters::get().nodes_lowered += static_cast<int64_t>(graph.nodes.size());
   for (uint32_t slot : lowered.static_slots) {

@@ -40,9 +40,10 @@ struct LoweringFailure : std::runtime_error {
   size_t node;  // its position in Graph::nodes
 };
 
-// Turns a graph into StableHLO; `variable` says per slot whether it is a runtime input. Set once,
-// by the bindings; takes the GIL itself.
-using Lowerer = std::function<Lowered(const Graph&, const std::vector<bool>& variable)>;
+// Turns a graph into StableHLO; `variable` says per slot whether it is a runtime input, `reason`
+// why the program is compiled. Set once, by the bindings; takes the GIL itself.
+using Lowerer = std::function<Lowered(const Graph&, const std::vector<bool>& variable,
+                                      const std::string& reason)>;
 void set_lowerer(Lowerer lowerer);
 
 // One compiled form of a program.
@@ -68,6 +69,8 @@ class Program {
 
  private:
   std::shared_ptr<const Variant> compile(const Graph& graph);
+  // Why this graph is compiled, in words.
+  std::string reason(const Graph& graph, const std::vector<bool>& variable) const;
 
   std::vector<uint64_t> key_;
   std::mutex mutex_;  // held while compiling: two threads never compile the same program twice

@@ -141,13 +141,17 @@ void InferenceStore::read() {
   }
   Reader in{bytes.data(), bytes.size()};
   while (in.left) {
+    size_t good = bytes.size() - in.left;
     uint32_t size = in.take<uint32_t>();
     uint64_t sum = in.take<uint64_t>();
     std::string body = in.take_bytes(size);
-    if (!in.ok || checksum(body) != sum) return;
     Reader inside{body.data(), body.size()};
     std::string key = inside.take_bytes(inside.take<uint32_t>());
-    if (!inside.ok) return;
+    if (!in.ok || !inside.ok || checksum(body) != sum) {
+      // What is appended behind a damaged record would never be read: cut it off.
+      [[maybe_unused]] int failed = ::truncate(path_.c_str(), static_cast<off_t>(good));
+      return;
+    }
     answers_[std::move(key)] = inside.take_bytes(inside.left);
   }
 }

@@ -5,9 +5,9 @@
 // they are kept in a file and a later process asks nothing.
 //
 // The file is a log of records, each {size, checksum, key, answer}; a record is appended by one
-// write, so that many processes can share the file. Reading stops at the first record that is
-// damaged. A file that has grown too large is started anew. A file that cannot be read or written
-// is no error: the answers are then asked for again.
+// write, so that many processes can share the file. The file is cut off at the first record that
+// is damaged. A file that has grown too large is started anew. A file that cannot be read or
+// written is no error: the answers are then asked for again.
 #pragma once
 
 #include <c10/util/flat_hash_map.h>

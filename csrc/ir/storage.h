@@ -20,6 +20,7 @@
 
 #include <c10/core/StorageImpl.h>
 
+#include <atomic>
 #include <cstdint>
 #include <mutex>
 
@@ -37,7 +38,7 @@ struct PendingSet {
   SpinLock mutex;
   Storage* first = nullptr;
   Storage* last = nullptr;
-  size_t nodes_recorded = 0;  // since the last flush; bounds the graph
+  std::atomic<size_t> nodes_recorded{0};  // since the last flush; bounds the graph
 
   static PendingSet& of(c10::DeviceIndex device);
 };

@@ -1,0 +1,65 @@
+"""What meta functions answer is kept on disk, and a bad file is never worse than none."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+RunPython = Callable[..., Any]
+
+SCRIPT = """
+import torch, lazyxla
+x = torch.ones(3, 4, device="lazyxla")
+y = (x.t() @ x).softmax(0).add_(1).sum(dim=1)
+torch.add(x, 1, out=torch.empty(0, device="lazyxla"))
+print([round(v, 4) for v in y.tolist()], lazyxla.counters()["shape_inferences"])
+"""
+EXPECTED = "[5.0, 5.0, 5.0, 5.0]"
+
+
+def _run(run_python: RunPython, directory: Path) -> int:
+    """Runs the script; returns how often it asked a meta function."""
+    printed = run_python(SCRIPT, LAZYXLA_CACHE_DIR=str(directory)).stdout
+    match = re.fullmatch(r"(\[.*\]) (\d+)\n", printed)
+    assert match, printed
+    assert match[1] == EXPECTED
+    return int(match[2])
+
+
+def _file(directory: Path) -> Path:
+    (file,) = directory.glob("shapes-*.bin")
+    return file
+
+
+def test_second_process_asks_nothing(run_python: RunPython, tmp_path: Path) -> None:
+    assert _run(run_python, tmp_path / "cache") > 3
+    assert _run(run_python, tmp_path / "cache") == 0
+    assert (tmp_path / "cache").stat().st_mode & 0o077 == 0
+    assert _file(tmp_path / "cache").stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.parametrize("damage", ["truncated", "garbage", "flipped", "empty"])
+def test_damaged_file_is_asked_anew(run_python: RunPython, tmp_path: Path, damage: str) -> None:
+    asked = _run(run_python, tmp_path)
+    content = bytearray(_file(tmp_path).read_bytes())
+    if damage == "truncated":
+        content = content[: len(content) // 2]
+    elif damage == "garbage":
+        content = bytearray(os.urandom(500))
+    elif damage == "flipped":
+        content[len(content) // 2] ^= 0xFF
+    else:
+        content.clear()
+    _file(tmp_path).write_bytes(content)
+    assert 0 < _run(run_python, tmp_path) <= asked
+    assert _run(run_python, tmp_path) == 0  # the file is whole again
+
+
+def test_directory_that_cannot_be_made(run_python: RunPython, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    assert _run(run_python, tmp_path / "file" / "cache") > 3
