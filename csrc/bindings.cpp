@@ -13,6 +13,7 @@
 #include "dispatch/device_state.h"
 #include "dispatch/generator.h"
 #include "dispatch/recorder.h"
+#include "dispatch/traced_graph.h"
 #include "graph/counters.h"
 #include "graph/flush.h"
 #include "graph/program.h"
@@ -138,6 +139,23 @@ void sync_all(bool wait) {
   }
 }
 
+// (dtype, sizes, strides) of each output.
+using OutputSpec = std::tuple<c10::ScalarType, std::vector<int64_t>, std::vector<int64_t>>;
+
+void bind_traced_graph(py::module_& m) {
+  py::class_<dispatch::TracedGraph>(m, "TracedGraph")
+      .def(py::init(
+          [](int64_t number, size_t inputs, const std::vector<OutputSpec>& outputs, bool random) {
+            std::vector<ir::Geometry> geometries;
+            for (const auto& [dtype, sizes, strides] : outputs) {
+              geometries.push_back(
+                  {dtype, {sizes.begin(), sizes.end()}, {strides.begin(), strides.end()}, 0});
+            }
+            return dispatch::TracedGraph(number, inputs, std::move(geometries), random);
+          }))
+      .def("__call__", &dispatch::TracedGraph::operator(), NoGil());
+}
+
 void bind_options(py::module_& m) {
   m.def("set_strict_fallback", [](bool value) { options().strict_fallback = value; });
   m.def("set_check_indices", [](bool value) { options().check_indices = value; });
@@ -169,6 +187,7 @@ PYBIND11_MODULE(_C, m) {
   lazyxla::bind_devices(m);
   lazyxla::bind_random(m);
   lazyxla::bind_options(m);
+  lazyxla::bind_traced_graph(m);
   lazyxla::bind_graph(m);
   lazyxla::ir::register_storage();
 }

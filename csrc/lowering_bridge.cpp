@@ -133,6 +133,22 @@ py::object stablehlo_version() {
                  std::to_string((*version)[2]));
 }
 
+// Calls a Python function of ours from wherever a flush happens to be. If Dynamo is watching that
+// thread it would try to compile our Python code: it looks away meanwhile.
+template <typename... Args>
+py::object call_unwatched(const py::function& function, Args&&... args) {
+  py::object set = py::module_::import("torch._C._dynamo.eval_frame").attr("set_eval_frame");
+  py::object callback = set(py::none());
+  try {
+    py::object result = function(std::forward<Args>(args)...);
+    set(callback);
+    return result;
+  } catch (py::error_already_set&) {
+    set(callback);
+    throw;
+  }
+}
+
 // Rethrows a Python error of the lowering; a LoweringError tells the node that failed.
 [[noreturn]] void throw_failure(py::error_already_set& error) {
   py::object node = py::getattr(error.value(), "node", py::none());
@@ -153,8 +169,8 @@ void install_lowering(py::function lower, py::function how) {
     py::gil_scoped_acquire gil;
     py::object lowered;
     try {
-      lowered =
-          (*lower_function)(Exporter(graph, variable).run(), platform, stablehlo_version(), reason);
+      lowered = call_unwatched(*lower_function, Exporter(graph, variable).run(), platform,
+                               stablehlo_version(), reason);
     } catch (py::error_already_set& error) {
       throw_failure(error);
     }
@@ -168,7 +184,7 @@ void install_lowering(py::function lower, py::function how) {
   });
   dispatch::set_resolver([how_function](const std::string& name) {
     py::gil_scoped_acquire gil;
-    return (*how_function)(name).cast<std::string>();
+    return call_unwatched(*how_function, name).cast<std::string>();
   });
 }
 

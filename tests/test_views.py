@@ -298,3 +298,13 @@ def test_a_view_keeps_its_storage_alive():
     assert view.tolist() == [2, 3]
     del view
     assert before - lazyxla.memory_allocated() == 24
+
+
+def test_bits_written_narrow_and_read_wide():
+    """Two conversions of different width in a row, which XLA's CPU plugin may merge wrongly."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        x.view(torch.int16)[0] = 1
+        return x.view(torch.int32) + 0
+
+    check(function, torch.arange(6).reshape(2, 3))

@@ -28,6 +28,9 @@ _jax_rules: dict[str, JaxRule] = {}
 _graph_rules: dict[str, Callable[..., Any]] = {}
 _loaded = False
 
+# The graphs that torch.compile handed over, by the number that their nodes carry.
+graphs: dict[int, Any] = {}
+
 
 def rule(*names: str) -> Callable[[F], F]:
     """Registers the decorated function `f(b, *args)` as the rule of the operators `names`."""
