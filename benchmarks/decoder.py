@@ -36,9 +36,9 @@ def timed(function: Callable[..., Any], total: list[float]) -> Callable[..., Any
 lowering_time = [0.0]
 if args.side == "lazyxla":
     import lazyxla
-    from lazyxla import _C, lowering
+    from lazyxla import _C, lowering, reporting
 
-    _C.install_lowering(timed(lowering.lower, lowering_time), lowering.how)
+    _C.install_lowering(timed(reporting.lower, lowering_time), lowering.how)
     device, sync, wait = "lazyxla", lazyxla.sync, lambda: lazyxla.sync(wait=True)
 elif args.side == "torch_xla":
     import torch_xla
