@@ -81,3 +81,11 @@ def test_out_of_memory_is_pytorchs_error_and_the_device_survives() -> None:
     with pytest.raises(RuntimeError, match=r"this value was not computed.*out of device memory"):
         huge.sum().item()
     torch.testing.assert_close((kept + 1).cpu(), torch.full((3,), 2.0))
+
+
+def test_errors_of_tensors_larger_than_the_host_are_worded_without_making_them() -> None:
+    x, y = (torch.empty(n, device=DEVICE) for n in (1 << 40, (1 << 40) + 1))
+    with pytest.raises(RuntimeError, match=r"The size of tensor a \(1099511627776\) must match"):
+        x + y
+    with pytest.raises(RuntimeError, match="1099511627777"):
+        x.add_(y)

@@ -99,13 +99,13 @@ void copy_from_host(const at::Tensor& self, const at::Tensor& source) {
   if (narrow) host = host.to(self.scalar_type());
   host = host.contiguous();
   ir::TensorType type{host.scalar_type(), {host.sizes().begin(), host.sizes().end()}};
-  at::Tensor staged = empty_like_contiguous(host, host.scalar_type(), self.device().index());
   Value leaf =
       graph::make_leaf(type, graph::upload(host.const_data_ptr(), type, self.device().index()));
   if (host.sizes() == self.sizes() && narrow) {
     set_leaf(self, std::move(leaf));
     return;
   }
+  at::Tensor staged = empty_like_contiguous(host, host.scalar_type(), self.device().index());
   set_leaf(staged, std::move(leaf));
   assign(self, staged.expand(self.sizes()));
 }

@@ -97,6 +97,16 @@ bool call_on_meta(const c10::OperatorHandle& op, Args& stack) {
   return true;
 }
 
+// Tensors with more elements are not made on the CPU for the sake of an error message.
+constexpr int64_t kLarge = 1 << 22;
+
+bool writes_large(const Scan& scan) {
+  for (const c10::TensorImpl* tensor : scan.written) {
+    if (tensor->numel() > kLarge) return true;
+  }
+  return false;
+}
+
 // The argument with CPU tensors for tensors, filled with `fill`: what to_meta is to the meta
 // device. With `shrink`, every dimension that has elements has one.
 IValue to_cpu(const IValue& value, ArgKind kind, int fill, bool shrink) {
@@ -105,7 +115,12 @@ IValue to_cpu(const IValue& value, ArgKind kind, int fill, bool shrink) {
     const at::Tensor tensor = element.toTensor();
     std::vector<int64_t> sizes = tensor.sizes().vec();
     for (int64_t& size : sizes) size = shrink ? std::min<int64_t>(size, 1) : size;
-    return IValue(at::full(sizes, fill, c10::TensorOptions().dtype(tensor.scalar_type())));
+    auto options = c10::TensorOptions().dtype(tensor.scalar_type());
+    // Elements that share their memory take none; only writing forms mind.
+    bool spread = !shrink && tensor.numel() > kLarge;
+    at::Tensor made =
+        spread ? at::full({}, fill, options).expand(sizes) : at::full(sizes, fill, options);
+    return IValue(std::move(made));
   };
   switch (kind) {
     case ArgKind::kTensor:
@@ -422,6 +437,7 @@ std::unique_ptr<Recipe> infer(const OpInfo& info, c10::ArrayRef<IValue> args, co
     try {
       inference = ask(info, args, functional);
     } catch (const std::exception&) {
+      if (writes_large(scan)) throw;
       check_as_cpu(info, args, /*fill=*/1, /*shrink=*/false);
     }
     if (inference && info.check_on_cpu_with) {
