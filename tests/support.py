@@ -17,6 +17,21 @@ import lazyxla
 
 DEVICE = "lazyxla"
 
+DTYPES = [
+    torch.bool,
+    torch.uint8,
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.float16,
+    torch.bfloat16,
+    torch.float32,
+    torch.float64,
+    torch.complex64,
+    torch.complex128,
+]
+
 
 def on_device(tree: Any, device: str = DEVICE) -> Any:
     """Copies the tensors of a tree to a device; strides and requires_grad stay."""

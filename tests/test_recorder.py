@@ -9,6 +9,7 @@ import torch
 from support import DEVICE, assert_same, check, counted, on_device
 
 import lazyxla
+from tests.support import DTYPES
 
 
 def numbers(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -141,19 +142,6 @@ def test_foreach():
 
 # --- Scalars and promotion -----------------------------------------------------------------------
 
-DTYPES = [
-    torch.bool,
-    torch.uint8,
-    torch.int16,
-    torch.int32,
-    torch.int64,
-    torch.float16,
-    torch.bfloat16,
-    torch.float32,
-    torch.float64,
-    torch.complex64,
-    torch.complex128,
-]
 SCALARS = {
     "bool": True,
     "int": 2,

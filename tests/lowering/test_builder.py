@@ -13,6 +13,7 @@ from lazyxla.lowering.builder import Builder
 from lazyxla.lowering.module import lower_to_text
 from lazyxla.lowering.scalar import Scalar, wrap_number
 from tests.lowering.harness import execute
+from tests.support import DTYPES
 
 Tensor = torch.Tensor
 Rule = Callable[..., Any]
@@ -50,22 +51,6 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
     names()
     monkeypatch.setattr(registry, "_rules", dict(registry._rules))
     return Bench()
-
-
-DTYPES = [
-    torch.bool,
-    torch.uint8,
-    torch.int8,
-    torch.int16,
-    torch.int32,
-    torch.int64,
-    torch.float16,
-    torch.bfloat16,
-    torch.float32,
-    torch.float64,
-    torch.complex64,
-    torch.complex128,
-]
 
 
 @pytest.mark.filterwarnings("ignore:Casting complex values")
