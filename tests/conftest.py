@@ -34,6 +34,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+@pytest.fixture(autouse=True)
+def seed() -> None:
+    """The same random data in every run, whatever runs before and in whichever process."""
+    torch.manual_seed(0)
+
+
 RunPython = Callable[..., subprocess.CompletedProcess[str]]
 
 

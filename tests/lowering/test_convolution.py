@@ -60,6 +60,7 @@ def _operands(case, dtype=torch.float32):
 @pytest.mark.parametrize("case", _BY_NAME)
 def test_convolution(platform, case):
     x, w, bias, rest = _operands(case)
+    # Sums of up to hundreds of products, in another order than on the CPU; here and below.
     check("aten::convolution", x, w, bias, *rest, atol=1e-4, rtol=1e-4)
 
 

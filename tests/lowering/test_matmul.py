@@ -7,6 +7,7 @@ from lazyxla.lowering import Geometry, Node, Program, Ref, Slot, SlotSpec, Tenso
 from lazyxla.lowering.module import lower_to_text
 from tests.lowering.harness import check, execute, text
 
+# Sums of products, in another order than on the CPU.
 _CLOSE = {"atol": 1e-4, "rtol": 1e-4}
 _NAN = float("nan")
 

@@ -8,6 +8,8 @@ import torch
 from lazyxla.lowering import Node, Program, Ref, Slot, SlotSpec, TensorSpec
 from tests.lowering.harness import check, execute
 
+# Results are differences of sums over a standard deviation that few numbers may make small, which
+# multiplies the rounding of float32 in either implementation.
 _CLOSE = {"atol": 1e-4, "rtol": 1e-4}
 _ALL = [True, True, True]
 _INPUTS = [(4, 3), (2, 3, 5), (2, 3, 4, 5), (2, 3, 2, 2, 3)]
@@ -91,7 +93,11 @@ def test_layer_norm_narrow(parameters):
 
 @pytest.mark.parametrize("affine", [True, False])
 def test_group_norm(affine):
-    for shape, group in (((2, 6, 5), 3), ((2, 4, 3, 3), 1), ((3, 4), 4)):
+    for shape, group in (
+        ((2, 6, 5), 3),
+        ((2, 4, 3, 3), 1),
+        ((3, 12), 4),
+    ):  # a group of one number has no variance to divide by
         n, c, positions = shape[0], shape[1], torch.Size(shape[2:]).numel()
         x, grad = torch.randn(2, *shape)
         weight, bias = (torch.randn(c) if affine else None for _ in range(2))

@@ -175,6 +175,7 @@ def test_binary(op: str, dtypes: tuple[torch.dtype, ...]) -> None:
             batch.add("aten::where.self", x != y, x, y, tolerance=tolerance)
             return
         if op == "add.Tensor" and dtype.is_floating_point and dtype.itemsize == 2:
+            # The CPU rounds operands and result to 16 bits, the rule the result only.
             tolerance = {"rtol": 1e-2, "atol": 1e-2}
         batch.add(f"aten::{op}", x, y, tolerance=tolerance)
         batch.add(f"aten::{op}", x[1, 0], y, tolerance=tolerance)
@@ -225,6 +226,7 @@ def test_scalar(op: str, dtypes: tuple[torch.dtype, ...]) -> None:
 def test_add_alpha() -> None:
     def call(batch: Batch, dtype: torch.dtype, tolerance: Any) -> None:
         x, y = grid(dtype)
+        # The CPU rounds 16-bit products before it adds, the rule once at the end; here and below.
         for op in ("add.Tensor", "sub.Tensor", "rsub.Tensor"):
             batch.add(f"aten::{op}", x, y, alpha=3, tolerance={"rtol": 1e-2, "atol": 1e-2})
         batch.add("aten::add.Scalar", x, 2, 3)

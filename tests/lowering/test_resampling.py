@@ -5,6 +5,8 @@ import torch
 
 from tests.lowering.harness import check
 
+# Positions are computed in float32 and multiplied by the image size; products are summed in another
+# order than on the CPU.
 _CLOSE = {"atol": 2e-4, "rtol": 1e-4}
 _SIZES = {
     1: [((2, 3, 5), [10]), ((2, 3, 7), [4]), ((1, 2, 4), [7])],
@@ -70,6 +72,7 @@ def test_dtypes(dtype):
 def test_images_of_bytes():
     x = torch.randint(0, 256, (1, 3, 6, 7), dtype=torch.uint8)
     check("aten::upsample_nearest2d", x, [9, 14])
+    # The CPU rounds in fixed point, which can differ by one step of a uint8.
     check("aten::upsample_bilinear2d", x, [12, 14], False, atol=1, rtol=0)
 
 
@@ -91,4 +94,5 @@ def test_grid_sampler(rank, mode, padding, align_corners):
     op, rest = f"aten::grid_sampler_{rank}d", (mode, padding, align_corners)
     check(op, image, grid, *rest, **_CLOSE)
     grad = torch.randn(2, 3, *grid.shape[1:-1])
+    # The gradient of a position sums products over all channels, multiplied by the image size.
     check(f"{op}_backward", grad, image, grid, *rest, [True, True], atol=1e-3, rtol=1e-3)
