@@ -60,8 +60,7 @@ def _operands(case, dtype=torch.float32):
 @pytest.mark.parametrize("case", _BY_NAME)
 def test_convolution(platform, case):
     x, w, bias, rest = _operands(case)
-    # Sums of up to hundreds of products, in another order than on the CPU; here and below.
-    check("aten::convolution", x, w, bias, *rest, atol=1e-4, rtol=1e-4)
+    check("aten::convolution", x, w, bias, *rest)
 
 
 @pytest.mark.parametrize("case", _BY_NAME)
@@ -70,7 +69,8 @@ def test_convolution_backward(platform, case):
     grad = torch.randn_like(torch.ops.aten.convolution(x, w, None, *rest))
     mask = [True, True, True]
     op = "aten::convolution_backward"
-    check(op, grad, x, w, list(bias.shape), *rest, mask, atol=1e-3, rtol=1e-3)
+    # Sums of thousands of products in another order: of the cases, one was measured 4.4e-5 away.
+    check(op, grad, x, w, list(bias.shape), *rest, mask, atol=1e-4, rtol=1.3e-6)
 
 
 @pytest.mark.parametrize("name", ["2d", "grouped", "depthwise", "transposed 2d"])
@@ -110,8 +110,6 @@ def test_only_the_gradients_asked_for(mask):
         list(bias.shape),
         *rest,
         mask,
-        atol=1e-4,
-        rtol=1e-4,
     )
 
 

@@ -259,7 +259,8 @@ def test_gamma() -> None:
     (y,) = run("aten::_standard_gamma", torch.full((4000,), 3.0), ordinal=1)
     assert abs(torch.corrcoef(torch.stack([x, y]))[0, 1]) < 0.07
     a, x = torch.tensor([0.5, 1.0, 5.0]), torch.tensor([0.3, 2.0, 4.0])
-    check("aten::_standard_gamma_grad", a, x, rtol=1e-4, atol=1e-4)
+    # Two approximations of a derivative without closed form, measured 3.2e-5 apart.
+    check("aten::_standard_gamma_grad", a, x, rtol=1e-4, atol=1e-5)
 
 
 def test_counts() -> None:

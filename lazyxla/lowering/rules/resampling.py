@@ -148,12 +148,20 @@ def _resample(
     if math.prod(b.outputs[0].shape) == 0:
         return b.zeros(b.outputs[0].shape, dtype)
     maps = _maps(b, make, shape[2:], out, align_corners, scales, wide)
-    result = separable.apply(b, b.convert(x, wide), maps)
     if dtype.is_floating_point:
-        return result
+        return separable.apply(b, b.convert(x, wide), maps)
+    # As PyTorch does for bytes: the last dimension first, rounded half up after each pass.
     limits = torch.iinfo(dtype)
-    low, high = (b.constant(v, wide) for v in (limits.min, limits.max))
-    return b.convert(b.hlo.clamp(low, b.hlo.round_nearest_even(result), high), dtype)
+    low, high, half = (b.constant(v, wide) for v in (limits.min, limits.max, 0.5))
+    result, rank = b.convert(x, wide), len(shape)
+    for dim in reversed(range(2, rank)):
+        order = [d for d in range(rank) if d != dim] + [dim]
+        passed = separable.apply(b, b.transpose(result, order), [maps[dim - 2]])
+        rounded = b.hlo.floor(b.hlo.add(passed, b.broadcast_to(half, b.shape(passed))))
+        result = b.transpose(
+            b.hlo.clamp(low, rounded, high), sorted(range(rank), key=order.__getitem__)
+        )
+    return b.convert(result, dtype)
 
 
 def _resample_backward(
