@@ -13,7 +13,9 @@
 #include "dispatch/device_state.h"
 #include "dispatch/generator.h"
 #include "dispatch/recorder.h"
+#include "dispatch/tensor.h"
 #include "dispatch/traced_graph.h"
+#include "graph/batches.h"
 #include "graph/counters.h"
 #include "graph/flush.h"
 #include "graph/program.h"
@@ -129,14 +131,60 @@ void bind_random(py::module_& m) {
 }
 
 // All devices; each starts its work before any is waited for.
-void sync_all(bool wait) {
+void sync_all(bool wait, graph::Cause cause) {
   const auto count = dispatch::device_count_bound();
   for (c10::DeviceIndex index = 0; index < count; ++index) {
-    graph::sync(index, /*wait=*/false);
+    graph::sync(index, /*wait=*/false, cause);
   }
   for (c10::DeviceIndex index = 0; wait && index < count; ++index) {
-    graph::sync(index, /*wait=*/true);
+    graph::sync(index, /*wait=*/true, cause);
   }
+}
+
+// For tests: what has become of a tensor's content. Neither runs nor waits for anything.
+bool is_pending(const at::Tensor& tensor) {
+  ir::Storage& storage = dispatch::storage_of(*tensor.unsafeGetTensorImpl());
+  std::lock_guard lock(storage.pending_set().mutex);
+  return storage.is_pending();
+}
+
+bool is_ready(const at::Tensor& tensor) {
+  ir::Storage& storage = dispatch::storage_of(*tensor.unsafeGetTensorImpl());
+  ir::Value value;
+  {
+    std::lock_guard lock(storage.pending_set().mutex);
+    value = storage.value();
+  }
+  return value && value.node->is_leaf() && graph::buffer_of(*value.node.get()).get().ready();
+}
+
+void bind_modes(py::module_& m) {
+  py::enum_<graph::Mode>(m, "Mode")
+      .value("LAZY", graph::Mode::kLazy)
+      .value("EAGER", graph::Mode::kEager)
+      .value("FUSED", graph::Mode::kFused);
+  py::enum_<graph::Cause>(m, "Cause")
+      .value("SYNC", graph::Cause::kSync)
+      .value("MODE", graph::Cause::kMode)
+      .value("REGION_END", graph::Cause::kRegionEnd);
+  py::class_<graph::Region, std::shared_ptr<graph::Region>>(m, "Region")
+      .def(py::init([](std::string name, bool full_graph, std::optional<int64_t> max_programs) {
+        auto region = std::make_shared<graph::Region>();
+        region->name = std::move(name);
+        region->full_graph = full_graph;
+        region->max_programs = max_programs;
+        return region;
+      }));
+  py::class_<graph::Scope, std::shared_ptr<graph::Scope>>(m, "Scope");
+  m.def("sync", &sync_all, NoGil());
+  m.def("current_mode", &graph::current_mode);
+  m.def("exchange_mode", &graph::exchange_mode);
+  m.def("is_pending", &is_pending);
+  m.def("is_ready", &is_ready);
+  m.def("in_region", &graph::in_region);
+  m.def("enter_scope", &graph::enter_scope);
+  m.def("leave_scope", &graph::leave_scope);
+  m.def("stop_watching_batches", &graph::stop_watching_batches, NoGil());
 }
 
 // (dtype, sizes, strides) of each output.
@@ -159,15 +207,13 @@ void bind_traced_graph(py::module_& m) {
 void bind_options(py::module_& m) {
   m.def("set_strict_fallback", [](bool value) { options().strict_fallback = value; });
   m.def("set_check_indices", [](bool value) { options().check_indices = value; });
-  m.def("exchange_eager", [](bool value) { return options().eager.exchange(value); });
-  m.def("eager", [] { return options().eager.load(); });
+  m.def("set_blocking", [](bool value) { options().blocking = value; });
   m.def("set_max_pending_nodes", [](int64_t value) { options().max_pending_nodes = value; });
 }
 
 void bind_graph(py::module_& m) {
   m.def("install_lowering", &install_lowering);
   m.def("register_operators", &dispatch::register_operators);
-  m.def("sync", &sync_all, NoGil());
   m.def("counters", [] { return graph::Counters::get().snapshot(); });
   m.def("fallbacks", [] { return graph::Counters::get().fallbacks_by_operator(); });
   m.def("reset_counters", [] { graph::Counters::get().reset(); });
@@ -187,6 +233,7 @@ PYBIND11_MODULE(_C, m) {
   lazyxla::bind_devices(m);
   lazyxla::bind_random(m);
   lazyxla::bind_options(m);
+  lazyxla::bind_modes(m);
   lazyxla::bind_traced_graph(m);
   lazyxla::bind_graph(m);
   lazyxla::ir::register_storage();

@@ -6,6 +6,7 @@
 
 #include "dispatch/recorder.h"
 #include "graph/program.h"
+#include "graph/scope.h"
 #include "pjrt/client.h"
 #include "pjrt/runtime.h"
 
@@ -46,7 +47,7 @@ class Exporter {
       inputs.append(classes_.tensor(leaf->output_type(0)));
     }
     describe_slots();
-    for (const ir::NodePtr& node : graph_.nodes) nodes.append(node_of(*node.get()));
+    for (; node_ < graph_.nodes.size(); ++node_) nodes.append(node_of(*graph_.nodes[node_].get()));
     for (uint32_t output : graph_.outputs) outputs.append(classes_.ref(output));
     py::dict donations;
     for (size_t i = 0; i < graph_.donations.size(); ++i) {
@@ -69,16 +70,9 @@ class Exporter {
     }
   }
 
-  py::object value_of(const ir::Value& value) const {
-    uint32_t number = value.node->is_leaf() ? value.node->number
-                                            : graph_.values[value.node->number] + value.index;
-    return classes_.ref(number);
-  }
-
   py::object node_of(const ir::Node& node) {
     const ir::OpSpec& spec = *node.spec();
     next_operand_ = 0;
-    node_ = &node;
     py::list args, outputs;
     for (const Arg& arg : spec.args) args.append(argument(arg));
     for (const ir::TensorType& type : spec.outputs) outputs.append(classes_.tensor(type));
@@ -93,7 +87,7 @@ class Exporter {
   py::object argument(const Arg& arg) {
     switch (arg.kind) {
       case Arg::Kind::kOperand:
-        return value_of(node_->operands()[next_operand_++]);
+        return classes_.ref(graph_.operand(node_, next_operand_++));
       case Arg::Kind::kSlot:
         return classes_.slot(next_slot_++);
       case Arg::Kind::kFixedScalar: {
@@ -121,7 +115,7 @@ class Exporter {
   const std::vector<bool>& variable_;
   Classes classes_;
   py::list slots_;
-  const ir::Node* node_ = nullptr;
+  size_t node_ = 0;
   size_t next_operand_ = 0;
   size_t next_slot_ = 0;
 };
@@ -149,6 +143,12 @@ py::object call_unwatched(const py::function& function, Args&&... args) {
   }
 }
 
+// lazyxla/reporting.py's user_line.
+std::string user_line() {
+  py::gil_scoped_acquire gil;
+  return py::module_::import("lazyxla.reporting").attr("user_line")().cast<std::string>();
+}
+
 // Rethrows a Python error of the lowering; a LoweringError tells the node that failed.
 [[noreturn]] void throw_failure(py::error_already_set& error) {
   py::object node = py::getattr(error.value(), "node", py::none());
@@ -163,6 +163,7 @@ void install_lowering(py::function lower, py::function how) {
   // Leaked: flushes may happen until the process ends.
   auto* lower_function = new py::function(std::move(lower));
   auto* how_function = new py::function(std::move(how));
+  graph::set_user_line(&user_line);
   graph::set_lowerer([lower_function](const graph::Graph& graph, const std::vector<bool>& variable,
                                       const std::string& reason) {
     std::string platform = pjrt::Runtime::get().platform();

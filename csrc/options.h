@@ -11,7 +11,7 @@ struct Options {
   std::atomic<bool> strict_fallback{false};
   std::atomic<bool> check_indices{false};
   std::atomic<int64_t> max_pending_nodes{20000};
-  std::atomic<bool> eager{false};  // lazyxla/modes.py: run each operator at its call
+  std::atomic<bool> blocking{false};
 };
 
 inline Options& options() {

@@ -67,7 +67,7 @@ from lazyxla import (  # noqa: E402
     reporting,
 )
 from lazyxla.config import settings  # noqa: E402
-from lazyxla.modes import compile, eager_mode, region  # noqa: E402
+from lazyxla.modes import compile, eager_mode, step  # noqa: E402
 from lazyxla.random import get_rng_state, set_rng_state  # noqa: E402
 from lazyxla.random import manual_seed_all as manual_seed  # noqa: E402
 from lazyxla.runtime import (  # noqa: E402
@@ -107,12 +107,12 @@ __all__ = [
     "max_memory_allocated",
     "memory_allocated",
     "platform",
-    "region",
     "reset_counters",
     "reset_peak_memory_stats",
     "set_device",
     "set_rng_state",
     "settings",
+    "step",
     "sync",
     "synchronize",
 ]
@@ -161,6 +161,7 @@ def _register() -> None:
         )
     settings.on_change(_apply_setting)
     atexit.register(_C.flush_inference_store)
+    atexit.register(_C.stop_watching_batches)
     _C.set_plugin_provider(platforms.provide)
     if hasattr(torch, BACKEND):  # the package was imported anew; torch keeps what it has
         return

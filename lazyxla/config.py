@@ -119,6 +119,14 @@ FIELDS: tuple[Field, ...] = (
         "Slow: every check waits for the device. Without it XLA clamps such indices.",
     ),
     Field(
+        "blocking",
+        "LAZYXLA_BLOCKING",
+        _boolean,
+        False,
+        "Waits for every program where it is run, so that an error of its execution is raised "
+        "there: in eager mode at the operator's call. Slow; for debugging.",
+    ),
+    Field(
         "cache_dir",
         "LAZYXLA_CACHE_DIR",
         _text,
@@ -152,6 +160,7 @@ class Settings:
     strict_fallback: bool
     max_pending_nodes: int
     check_indices: bool
+    blocking: bool
     cache_dir: str
     log_level: str
 

@@ -1,83 +1,109 @@
 """When recorded work runs.
 
-Lazy, the default: at :func:`lazyxla.sync` or when a value is read. Eager: at every operator. A
-compiled region: once, at its end, whatever the mode around it.
-
-The mode belongs to the process, not to a thread: autograd's threads record, too.
+Lazy, the default: at :func:`lazyxla.sync` or when a value is read. Eager: at every operator. Fused
+eager: by itself, several operators at a time. A compiled region: once, at its end, whatever the
+mode around it.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import inspect
+import threading
+from collections.abc import Callable, Generator
+from copy import deepcopy
 from types import TracebackType
-from typing import Any, TypeVar, overload
+from typing import Any, Literal, TypeVar, overload
+
+from torch import nn
 
 from lazyxla import _C
 
 F = TypeVar("F", bound=Callable[..., Any])
+EagerMode = Literal["fused"] | bool
+
+_MODES: dict[object, _C.Mode] = {
+    False: _C.Mode.LAZY,
+    True: _C.Mode.EAGER,
+    "fused": _C.Mode.FUSED,
+}
+_VALUES: dict[_C.Mode, EagerMode] = {mode: value for value, mode in _MODES.items()}  # type: ignore[misc]
 
 
-class _Restore:
-    """What setting a mode returns: as a context manager, it brings the earlier mode back."""
+class _ModeSwitch:
+    """What setting a mode returns. Entering it confines the mode to the block and the thread."""
 
-    def __init__(self, before: bool) -> None:
-        self._before = before
+    def __init__(self, mode: _C.Mode) -> None:
+        _run_pending(mode)
+        self._mode = mode
+        self._before = _C.exchange_mode(mode)
+        self._scopes: list[_C.Scope] = []
 
     def __enter__(self) -> None:
-        pass
+        if not self._scopes:
+            _C.exchange_mode(self._before)
+        self._scopes.append(_C.enter_scope(self._mode, None))
 
     def __exit__(self, *_: object) -> None:
-        _set_eager(self._before)
+        _C.leave_scope(self._scopes.pop())
+        if _C.current_mode() != self._mode:
+            _C.sync(False, _C.Cause.MODE)
 
 
-def _set_eager(value: bool) -> bool:
-    if value:
-        _C.sync(False)  # what is pending belongs to the lazy program before
-    return _C.exchange_eager(value)
+def _run_pending(mode: _C.Mode) -> None:
+    """Before another mode begins: what is pending belongs to the program of the one before."""
+    if _C.current_mode() != mode:
+        _C.sync(False, _C.Cause.MODE)
 
 
 @overload
-def eager_mode() -> bool: ...
+def eager_mode() -> EagerMode: ...
 @overload
-def eager_mode(enabled: bool) -> _Restore: ...
-def eager_mode(enabled: bool | None = None) -> bool | _Restore:
-    """Sets or tells whether each operator runs at its call.
+def eager_mode(mode: EagerMode) -> _ModeSwitch: ...
+def eager_mode(mode: EagerMode | None = None) -> EagerMode | _ModeSwitch:
+    """Sets or tells when recorded operators run.
 
-    ``eager_mode(True)`` switches for good; ``with eager_mode(True):`` for a block. An operator
-    still runs asynchronously: its call returns once it is enqueued. Each distinct operator call is
-    compiled once.
+    ``eager_mode(True)`` switches for good, ``with eager_mode(True):`` for a block. The first sets
+    the mode of the process (within such a block: of the block), the second that of the thread, and
+    of autograd's threads while they work for it. What is pending when the mode changes runs before.
 
     Args:
-        enabled: the new mode; None leaves it as it is.
+        mode: True runs each operator at its call, compiling each kind of call once. "fused" runs
+            operators by itself soon after, several at a time: little slower than lazy, without a
+            sync. False is lazy: operators run at :func:`lazyxla.sync` or when a value is read.
+            None leaves the mode as it is. An operator always runs asynchronously: its call returns
+            once it is enqueued.
 
     Returns:
-        Without an argument, whether the mode is eager; else a context manager.
+        Without an argument, the calling thread's mode (False in a compiled region); else a context
+        manager.
+
+    Raises:
+        TypeError: `mode` is something else.
     """
-    if enabled is None:
-        return _C.eager()
-    if not isinstance(enabled, bool):
-        raise TypeError(f"eager_mode() takes True or False, not {enabled!r}")
-    return _Restore(_set_eager(enabled))
+    if mode is None:
+        return _VALUES[_C.current_mode()]
+    if not isinstance(mode, (bool, str)) or mode not in _MODES:
+        raise TypeError(f'eager_mode() takes True, False or "fused", not {mode!r}')
+    return _ModeSwitch(_MODES[mode])
 
 
-class region:
-    """A block that becomes one program: ``with lazyxla.region(): ...``.
+class _Region:
+    """What :func:`compile` returns without a function: a context manager and a decorator."""
 
-    What was recorded before runs first, so that nothing of it leaks into the program. The block's
-    own work runs when it ends, also when it ends by an exception; a value that is read inside cuts
-    it in two. Regions may nest: the outermost counts.
-    """
+    def __init__(self, name: str, full_graph: bool, max_graphs: int | None) -> None:
+        self._region = _C.Region(name, full_graph, max_graphs)
+        self._entered = threading.local()  # a function may run in several threads at once
 
-    _depth = 0
+    def __call__(self, function: F) -> F:
+        return _wrap(function, self)
 
     def __enter__(self) -> None:
-        if region._depth == 0:
-            _C.sync(False)
-            region._eager_outside = _C.exchange_eager(False)
-        region._depth += 1
-
-    _eager_outside = False
+        outermost = not _C.in_region()
+        if outermost:
+            _C.sync(False, _C.Cause.MODE)
+        scope = _C.enter_scope(_C.Mode.LAZY, self._region)
+        self._entered.__dict__.setdefault("stack", []).append((scope, outermost))
 
     def __exit__(
         self,
@@ -85,28 +111,164 @@ class region:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        region._depth -= 1
-        if region._depth == 0:
-            try:
-                _C.sync(False)
-            finally:
-                _C.exchange_eager(region._eager_outside)
+        scope, outermost = self._entered.stack.pop()
+        try:
+            if outermost:
+                _C.sync(False, _C.Cause.REGION_END)
+        finally:
+            _C.leave_scope(scope)
 
 
-def compile(function: F) -> F:
-    """Makes one program of each call of a function, a whole training step for example.
+@overload
+def compile(
+    fn_or_module: None = None,
+    *,
+    full_graph: bool = False,
+    max_graphs: int | None = None,
+    name: str | None = None,
+) -> _Region: ...
+@overload
+def compile(
+    fn_or_module: F,
+    *,
+    full_graph: bool = False,
+    max_graphs: int | None = None,
+    name: str | None = None,
+) -> F: ...
+def compile(
+    fn_or_module: F | None = None,
+    *,
+    full_graph: bool = False,
+    max_graphs: int | None = None,
+    name: str | None = None,
+) -> F | _Region:
+    """Makes one program of a block, or of each call of a function: a training step, for example.
 
-    Works as a decorator and as a call. The function is recorded at every call (so it may do
-    anything), and its program is compiled once for each distinct graph. Pending work runs before
-    it, its own when it returns; the mode around it does not matter.
+    ::
+
+        @lazyxla.compile
+        def step(x, y): ...
+
+        fast = lazyxla.compile(model, full_graph=True)
+
+        with lazyxla.compile(name="update"):
+            optimizer.step()
+
+    The Python code runs at every call and may do anything; it is recorded, and its program is
+    compiled once for each distinct graph. What is pending runs before, so that nothing of it gets
+    into the program; the block's own work runs when it ends, also when it ends by an exception.
+    Then the mode is again what it was. Blocks may nest: the outermost is the program. Without
+    `full_graph`, a value that is read inside cuts the program in two.
 
     Args:
-        function: any callable. What it returns is returned.
+        fn_or_module: a function, method, other callable, or ``nn.Module``. Of a generator function
+            each stretch from one ``yield`` to the next is a program. A module gives one of the same
+            class on the same parameters, buffers and hooks. None gives a context manager, which is
+            also a decorator.
+        full_graph: makes it an error to cut the program: to read a value, to call
+            :func:`lazyxla.sync`, to use an operator that runs on the host.
+        max_graphs: the most programs that may be compiled; an error tells why another is needed.
+            A training step usually needs two: the first creates the optimizer's state.
+        name: what messages call it; None takes the function's or the class's name.
+
+    Returns:
+        What was given, compiled; it returns whatever the original returns.
+
+    Raises:
+        TypeError: `fn_or_module` is a class, an async function, or not callable.
+        ValueError: `max_graphs` is less than 1.
+        RuntimeError: by the compiled function, see `full_graph` and `max_graphs`. The message names
+            the line. What was recorded is not lost: reading a value runs it.
     """
+    if max_graphs is not None and max_graphs < 1:
+        raise ValueError(f"max_graphs must be at least 1, got {max_graphs}")
+    region = _Region(name or _name_of(fn_or_module), full_graph, max_graphs)
+    return region if fn_or_module is None else _wrap(fn_or_module, region)
+
+
+def step() -> _Region:
+    """One step of a training loop: ``with lazyxla.step(): ...``.
+
+    The block is one program, as with :func:`compile`; it needs no :func:`lazyxla.sync`.
+    """
+    return compile(name="step")
+
+
+def _name_of(thing: object) -> str:
+    if thing is None:
+        return "block"
+    return getattr(thing, "__qualname__", None) or type(thing).__qualname__
+
+
+def _wrap(function: F, region: _Region) -> F:
+    if isinstance(function, type) or not callable(function):
+        raise TypeError(f"lazyxla.compile() takes a function or a module, not {function!r}")
+    if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+        raise TypeError(
+            f"lazyxla.compile() cannot make a program of {_name_of(function)}: an async function "
+            "is suspended at any time; compile what it calls"
+        )
+    if isinstance(function, nn.Module):
+        return _compiled_module(function, region)  # type: ignore[return-value]
 
     @functools.wraps(function)
     def compiled(*args: Any, **kwargs: Any) -> Any:
-        with region():
+        with region:
             return function(*args, **kwargs)
 
-    return compiled  # type: ignore[return-value]
+    @functools.wraps(function)
+    def stretches(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
+        return _stretches(function(*args, **kwargs), region)
+
+    return stretches if inspect.isgeneratorfunction(function) else compiled  # type: ignore[return-value]
+
+
+def _stretches(generator: Generator[Any, Any, Any], region: _Region) -> Generator[Any, Any, Any]:
+    """Runs a generator, each stretch between its yields in the region."""
+    resume: Callable[[], Any] = functools.partial(next, generator)
+    while True:
+        try:
+            with region:
+                item = resume()
+        except StopIteration as end:
+            return end.value
+        try:
+            sent = yield item
+        except GeneratorExit:
+            with region:
+                generator.close()
+            raise
+        except BaseException as error:
+            resume = functools.partial(generator.throw, error)
+        else:
+            resume = functools.partial(generator.send, sent)
+
+
+def _itself(module: nn.Module) -> nn.Module:
+    return module
+
+
+def _compiled_module(module: nn.Module, region: _Region) -> nn.Module:
+    """Another instance of the module's class, on the same state, whose calls are in the region."""
+    original = type(module)
+
+    def plain(self: nn.Module) -> nn.Module:
+        view = object.__new__(original)
+        view.__dict__ = self.__dict__
+        return view
+
+    def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        with region:
+            return original.__call__(self, *args, **kwargs)
+
+    methods = {
+        "__module__": original.__module__,
+        "__doc__": original.__doc__,
+        "__call__": call,
+        # A copy is compiled, too; what is pickled is the module itself.
+        "__deepcopy__": lambda self, memo: _compiled_module(deepcopy(plain(self), memo), region),
+        "__reduce_ex__": lambda self, protocol: (_itself, (plain(self),)),
+    }
+    compiled: nn.Module = object.__new__(type(original.__name__, (original,), methods))
+    compiled.__dict__ = module.__dict__
+    return compiled

@@ -101,7 +101,7 @@ def sync(wait: bool = False) -> None:
         wait: also wait until the devices have finished. Reading a value waits by itself; this is
             for measuring, and for having errors of the execution raised here.
     """
-    _C.sync(wait)
+    _C.sync(wait, _C.Cause.SYNC)
 
 
 def counters() -> dict[str, int]:

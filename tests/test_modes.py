@@ -1,12 +1,21 @@
-"""Eager mode and compiled regions: when recorded work runs."""
+"""Eager and fused eager mode: when recorded work runs, told by the counters."""
 
 from __future__ import annotations
 
+import copy
+import threading
+import time
+
 import pytest
 import torch
+from torch import nn
+from torch.nn import functional as F
 
 import lazyxla
-from tests.support import DEVICE, counted
+from lazyxla import _C
+from tests.support import DEVICE, assert_same, counted
+
+# --- Setting the mode ----------------------------------------------------------------------------
 
 
 def test_lazy_is_the_default_and_eager_runs_every_operator() -> None:
@@ -22,17 +31,66 @@ def test_lazy_is_the_default_and_eager_runs_every_operator() -> None:
     torch.testing.assert_close(y.cpu(), (x.cpu() * 2).exp() + 1)
 
 
-def test_eager_compiles_each_kind_of_call_once() -> None:
-    x = torch.randn(6, 7).to(DEVICE)
-    lazyxla.sync()
+def test_without_a_block_the_mode_is_the_process_s() -> None:
+    seen = []
+    thread = threading.Thread(target=lambda: seen.append(lazyxla.eager_mode()))
+    lazyxla.eager_mode("fused")
+    try:
+        assert lazyxla.eager_mode() == "fused"
+        thread.start()
+        thread.join()
+        assert seen == ["fused"]
+    finally:
+        lazyxla.eager_mode(False)
+    assert lazyxla.eager_mode() is False
+
+
+def test_a_block_is_its_thread_s() -> None:
+    seen = []
     with lazyxla.eager_mode(True):
-        y = torch.sin(x) * 3.0
-        with counted() as n:
-            for _ in range(5):
-                y = torch.sin(x) * 3.0
-        assert n.compiles == 0
-        assert n.executions == 10
-    torch.testing.assert_close(y.cpu(), torch.sin(x.cpu()) * 3.0)
+        thread = threading.Thread(target=lambda: seen.append(lazyxla.eager_mode()))
+        thread.start()
+        thread.join()
+        lazyxla.eager_mode("fused")  # within the block: the block's
+        assert lazyxla.eager_mode() == "fused"
+    assert seen == [False]
+    assert lazyxla.eager_mode() is False
+
+
+def test_blocks_nest_and_end_by_an_exception() -> None:
+    switch = lazyxla.eager_mode(True)
+    lazyxla.eager_mode(False)
+
+    def fail() -> None:
+        with switch, lazyxla.eager_mode(False), switch:
+            assert lazyxla.eager_mode() is True
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    assert lazyxla.eager_mode() is False
+
+
+@pytest.mark.parametrize("mode", [False, True, "fused"])
+def test_autograd_s_thread_is_in_the_mode_of_the_backward_pass(mode) -> None:
+    x = torch.randn(4, 4, device=DEVICE, requires_grad=True)
+    seen = []
+
+    class Spy(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, value):
+            return value.clone()
+
+        @staticmethod
+        def backward(ctx, gradient):
+            seen.append((lazyxla.eager_mode(), threading.get_ident()))
+            return gradient
+
+    with lazyxla.eager_mode(mode):
+        Spy.apply(x).sum().backward()
+    ((there, thread),) = seen
+    assert there == mode
+    assert thread != threading.get_ident()
 
 
 def test_switching_to_eager_runs_what_is_pending() -> None:
@@ -43,65 +101,248 @@ def test_switching_to_eager_runs_what_is_pending() -> None:
     assert x.shape == (4,)
 
 
-def test_eager_training_step_matches_the_cpu() -> None:
-    torch.manual_seed(0)
-    reference = torch.nn.Linear(4, 3)
-    model = torch.nn.Linear(4, 3).to(DEVICE)
-    model.load_state_dict(reference.state_dict())
-    x = torch.randn(5, 4)
+def test_leaving_a_lazy_block_runs_what_is_pending() -> None:
+    x = torch.randn(4).to(DEVICE)
     with lazyxla.eager_mode(True):
-        for m in (reference, model):
-            optimizer = torch.optim.SGD(m.parameters(), lr=0.1)
-            m(x.to(m.weight.device)).square().mean().backward()
-            optimizer.step()
-    torch.testing.assert_close(model.weight.detach().cpu(), reference.weight.detach())
-
-
-def test_compiled_function_is_one_program_in_either_mode() -> None:
-    @lazyxla.compile
-    def step(x: torch.Tensor) -> torch.Tensor:
-        return (x @ x.t()).relu().sum(0)
-
-    x = torch.randn(8, 8).to(DEVICE)
-    pending = torch.randn(3).to(DEVICE) * 2
-    step(x)
-    for eager in (False, True):
-        with lazyxla.eager_mode(eager):
-            with counted() as n:
-                result = step(x)
-            assert (n.executions, n.compiles) == (1, 0)
-    expected = (x.cpu() @ x.cpu().t()).relu().sum(0)
-    torch.testing.assert_close(result.cpu(), expected)
-    assert pending.shape == (3,)
-
-
-def test_pending_work_does_not_leak_into_a_region() -> None:
-    x = torch.randn(4, 9).to(DEVICE)
-    before = x + 1
-    with counted() as n, lazyxla.region():
-        after = before * 2
-    assert n.executions == 2
-    assert n.nodes_lowered == 2
-    torch.testing.assert_close(after.cpu(), (x.cpu() + 1) * 2)
-
-
-def test_region_restores_the_mode_and_runs_when_it_raises() -> None:
-    x = torch.randn(7).to(DEVICE)
-    with lazyxla.eager_mode(True):
-        results = []
-
-        def fail() -> None:
-            with lazyxla.region(), lazyxla.region():
-                results.append(x * 5)
-                raise RuntimeError("mine")
-
-        with counted() as n, pytest.raises(RuntimeError, match="mine"):
-            fail()
-        assert lazyxla.eager_mode() is True
+        with counted() as n, lazyxla.eager_mode(False):
+            y = x + 1
+            y = y * 3
         assert n.executions == 1
-    torch.testing.assert_close(results[0].cpu(), x.cpu() * 5)
+    assert_same(y, (x.cpu() + 1) * 3)
 
 
-def test_eager_mode_refuses_what_it_does_not_know() -> None:
-    with pytest.raises(TypeError, match=r"eager_mode\(\) takes True or False, not 'fast'"):
-        lazyxla.eager_mode("fast")  # type: ignore[call-overload]
+@pytest.mark.parametrize("mode", ["fast", 1, 0, [True]])
+def test_eager_mode_refuses_what_it_does_not_know(mode) -> None:
+    with pytest.raises(TypeError, match=r'eager_mode\(\) takes True, False or "fused", not '):
+        lazyxla.eager_mode(mode)
+
+
+# --- Strict eager --------------------------------------------------------------------------------
+
+
+def test_eager_compiles_each_kind_of_call_once() -> None:
+    x = torch.randn(6, 7).to(DEVICE)
+    with lazyxla.eager_mode(True):
+        y = torch.sin(x) * 3.0
+        with counted() as n:
+            for _ in range(5):
+                y = torch.sin(x) * 3.0
+        assert (n.executions, n.compiles, n.lowerings) == (10, 0, 0)
+    torch.testing.assert_close(y.cpu(), torch.sin(x.cpu()) * 3.0)
+
+
+def test_calls_of_one_kind_that_are_different_programs() -> None:
+    """The same operator, dtypes and shapes: the same operand twice, other numbers, a live alias."""
+    host = torch.randn(5, 5)
+    with lazyxla.eager_mode(True):
+        for _ in range(3):
+            x, y = host.to(DEVICE), (host + 1).to(DEVICE)
+            assert_same(x + y, host + (host + 1))
+            assert_same(x + x, host + host)
+            assert_same(torch.add(x, y, alpha=2), torch.add(host, host + 1, alpha=2))
+            for number in (1.5, 2.5, 3.5, 1.5):
+                assert_same(x * number, host * number)
+            view = x.detach()
+            assert_same(x.add_(x), host + host)
+            assert_same(view, host + host)
+            kept = x.clone()
+            assert_same(x.mul_(kept), (host + host) ** 2)
+            assert_same(kept, host + host)
+            assert_same(x.t().add_(y), ((host + host) ** 2).t() + (host + 1))
+            assert_same(x[1:3].neg_(), -((host + host) ** 2 + (host + 1).t())[1:3])
+            assert_same(torch.add(x, y, out=x), x.cpu())
+            largest, where = torch.max(y, 0)
+            assert_same(largest, (host + 1).amax(0))
+            assert_same(where, (host + 1).argmax(0))
+
+
+def test_in_place_operators_take_over_the_memory() -> None:
+    x = torch.zeros(1 << 18, device=DEVICE)
+    with lazyxla.eager_mode(True):
+        x.add_(1)
+        x.add_(1)
+        lazyxla.synchronize()
+        lazyxla.reset_peak_memory_stats()
+        before = lazyxla.memory_allocated()
+        for _ in range(3):
+            x.add_(1)
+        assert lazyxla.max_memory_allocated() == before
+        kept = x.detach().clone()
+        y = x.view(-1)
+        y.add_(1)
+        assert (x.cpu() == 6).all()
+        assert (kept.cpu() == 5).all()
+
+
+def test_random_numbers_go_on() -> None:
+    results = []
+    for mode in (False, True, "fused"):
+        torch.manual_seed(5)
+        with lazyxla.eager_mode(mode):
+            x = torch.rand(4, device=DEVICE)
+            y = torch.randn(4, device=DEVICE)
+            x.uniform_()
+            results.append(torch.stack([x, y, F.dropout(torch.ones_like(x), 0.5)]).cpu())
+    assert torch.equal(results[0], results[1])
+    assert torch.equal(results[0], results[2])
+
+
+def _net() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 5)
+    )
+
+
+def _train(model: nn.Module, steps: int) -> list[float]:
+    device = next(model.parameters()).device
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+    torch.manual_seed(1)
+    losses = []
+    for _ in range(steps):
+        x, y = torch.randn(6, 1, 8, 8).double(), torch.randint(0, 5, (6,))
+        loss = F.cross_entropy(model(x.to(device)), y.to(device))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+@pytest.mark.parametrize("mode", [True, "fused"])
+def test_training_matches_the_cpu_and_stops_compiling(mode) -> None:
+    # In double precision: Adam makes steps of rounding errors where a gradient should be zero.
+    reference = _net().double()
+    model = copy.deepcopy(reference).to(DEVICE)
+    with lazyxla.eager_mode(mode):
+        losses = _train(model, 5)
+        with counted() as n:
+            _train(copy.deepcopy(reference).to(DEVICE), 3)
+        assert n.compiles == 0
+    torch.testing.assert_close(torch.tensor(losses), torch.tensor(_train(reference, 5)))
+    assert_same(model.state_dict(), reference.state_dict())
+
+
+def test_an_operator_s_error_is_raised_at_its_call() -> None:
+    with lazyxla.eager_mode(True):
+        x = torch.ones(3, 4, device=DEVICE)
+        with pytest.raises(RuntimeError, match="must match the size"):
+            x + torch.ones(5, device=DEVICE)
+        y = x + 1
+    assert_same(y, torch.full((3, 4), 2.0))
+
+
+def _chain(x: torch.Tensor) -> torch.Tensor:
+    for _ in range(8):
+        x = (x @ x).tanh()
+    return x
+
+
+@pytest.mark.parametrize("mode", [False, True])
+def test_blocking_waits_for_each_program(mode) -> None:
+    x = torch.randn(400, 400).to(DEVICE)
+    _chain(x)
+    lazyxla.synchronize()
+    lazyxla.settings.blocking = True
+    try:
+        with lazyxla.eager_mode(mode):
+            y = _chain(x)
+            lazyxla.sync()
+            assert _C.is_ready(y)
+    finally:
+        lazyxla.settings.blocking = False
+    with lazyxla.eager_mode(mode):
+        waits = [_C.is_ready(_chain(x)) for _ in range(5)]
+    assert False in waits  # without it, some are still being computed
+
+
+# --- Fused eager ---------------------------------------------------------------------------------
+
+MOST = 256  # operators in a batch, see csrc/graph/batches.cpp
+
+
+def _body(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    x = x + y
+    x = x * 0.5
+    x = x - y
+    x = x.tanh()
+    x = x.square()
+    x = x + 1.0
+    return x.neg()
+
+
+def test_fused_runs_batches_by_itself() -> None:
+    x, y = torch.randn(3, 3).to(DEVICE), torch.randn(3, 3).to(DEVICE)
+    lazyxla.sync()
+    with lazyxla.eager_mode("fused"), counted() as n:
+        for _ in range(150):
+            x = _body(x, y)
+    assert 150 * 7 / MOST < n.executions <= 150 * 7 / 64 + 2
+
+
+def test_repeated_code_is_cut_at_the_same_places() -> None:
+    """Seven operators divide no batch size, yet few programs are compiled, and soon no more."""
+    host = torch.randn(3, 3), torch.randn(3, 3)
+    x, y = host[0].to(DEVICE), host[1].to(DEVICE)
+    with lazyxla.eager_mode("fused"):
+        with counted() as n:
+            for _ in range(200):
+                x = _body(x, y)
+        assert n.compiles <= 3
+        with counted() as n:
+            for _ in range(400):
+                x = _body(x, y)
+        assert n.compiles <= 1  # 0, or what a pause of this process left
+        assert n.executions >= 400 * 7 / MOST
+        with counted() as n:
+            x.sum().item()
+        assert n.executions == 1
+    with counted() as n:
+        pass
+    expected = host[0]
+    for _ in range(600):
+        expected = _body(expected, host[1])
+    torch.testing.assert_close(x.cpu(), expected)
+
+
+def test_layers_that_repeat_share_their_programs() -> None:
+    layers = nn.Sequential(*(nn.TransformerEncoderLayer(16, 2, 32, 0.0) for _ in range(12)))
+    layers.to(DEVICE).eval()
+    x = torch.randn(5, 3, 16).to(DEVICE)
+    lazyxla.sync()
+    with lazyxla.eager_mode("fused"), torch.no_grad(), counted() as n:
+        for _ in range(4):
+            y = layers(x)
+        y.cpu()
+    assert n.compiles <= 8
+    torch.testing.assert_close(y.cpu(), layers.cpu()(x.cpu()))
+
+
+def _run_by_itself(tensor: torch.Tensor) -> bool:
+    """Whether a pending tensor is computed though nobody asks for it."""
+    deadline = time.monotonic() + 30
+    while _C.is_pending(tensor):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.001)
+    return True
+
+
+def test_what_was_left_lying_runs_by_itself() -> None:
+    x = torch.randn(3, 7).to(DEVICE)
+    with lazyxla.eager_mode("fused"):
+        y = x + 3
+        assert _run_by_itself(y)
+        for _ in range(3):  # a place where the host pauses every time
+            z = x * 5 - 2
+            assert _run_by_itself(z)
+    assert_same(y, x.cpu() + 3)
+    assert_same(z, x.cpu() * 5 - 2)
+
+
+def test_lazy_work_may_lie_for_as_long_as_it_likes() -> None:
+    x = torch.randn(3, 7).to(DEVICE)
+    with lazyxla.eager_mode("fused"):
+        _ = x + 1
+    y = x - 4
+    time.sleep(0.1)
+    assert _C.is_pending(y)

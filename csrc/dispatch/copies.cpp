@@ -12,6 +12,7 @@
 #include "dispatch/device_state.h"
 #include "dispatch/recorder.h"
 #include "dispatch/tensor.h"
+#include "graph/execute.h"
 #include "graph/flush.h"
 #include "pjrt/buffer.h"
 
@@ -29,19 +30,21 @@ at::Tensor empty_like_contiguous(const at::Tensor& tensor, c10::ScalarType dtype
   return at::Tensor(make_tensor(dtype, g.sizes, g.strides, device));
 }
 
+constexpr uint64_t kAssignment = 0;  // OpSpec's ids start at 1
+
 // Records target = source, both on the same device and of the same shape and dtype category.
 void assign(const at::Tensor& target, const at::Tensor& source) {
-  std::vector<Value> garbage;
+  ir::Garbage garbage;
   {
     std::lock_guard lock(ir::PendingSet::of(target.device().index()).mutex);
     Value value = cast(read(impl_of(source)), target.scalar_type());
     write(impl_of(target), std::move(value), garbage);
   }
-  after_recording(target.device().index());
+  after_recording(target.device().index(), kAssignment);
 }
 
 void set_leaf(const at::Tensor& target, Value leaf) {
-  std::vector<Value> garbage;
+  ir::Garbage garbage;
   std::lock_guard lock(ir::PendingSet::of(target.device().index()).mutex);
   write(impl_of(target), std::move(leaf), garbage);
 }
@@ -60,7 +63,7 @@ Data computed(const at::Tensor& tensor) {
       std::lock_guard lock(storage.pending_set().mutex);
       if (!storage.is_pending()) return {storage.value(), storage.base()};
     }
-    graph::flush(tensor.device().index());
+    graph::flush(tensor.device().index(), graph::Cause::kRead);
   }
 }
 

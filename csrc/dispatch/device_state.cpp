@@ -86,7 +86,7 @@ c10::DeviceIndex resolve_index(c10::DeviceIndex index) {
 void synchronize(c10::DeviceIndex index) {
   index = resolve_index(index);
   graph::WithoutGil no_gil;
-  graph::sync(index, /*wait=*/true);
+  graph::sync(index, /*wait=*/true, graph::Cause::kSync);
 }
 
 }  // namespace lazyxla::dispatch

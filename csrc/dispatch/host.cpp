@@ -5,6 +5,7 @@
 
 #include "dispatch/device_state.h"
 #include "graph/counters.h"
+#include "graph/scope.h"
 #include "options.h"
 
 namespace lazyxla::dispatch {
@@ -40,6 +41,7 @@ std::string describe_arguments(const OpInfo& info, const torch::jit::Stack& stac
 }  // namespace
 
 void run_on_host(const OpInfo& info, torch::jit::Stack* stack) {
+  graph::check_unbroken(info.name + " runs on the host");
   if (is_data_dependent(info.handle)) {  // no lowering can exist: this is how such operators run
     ++graph::Counters::get().data_dependent;
     at::native::cpu_fallback(info.handle, stack);

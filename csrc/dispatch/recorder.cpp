@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <map>
+#include <span>
 #include <unordered_set>
 
 #include "dispatch/generator.h"
@@ -13,8 +14,10 @@
 #include "dispatch/indexing.h"
 #include "dispatch/storage_ops.h"
 #include "dispatch/tensor.h"
+#include "graph/batches.h"
 #include "graph/counters.h"
 #include "graph/flush.h"
+#include "graph/one_operator.h"
 #include "options.h"
 
 namespace lazyxla::dispatch {
@@ -91,17 +94,39 @@ void check_overlap(const OpInfo& info, const Scan& scan) {
   }
 }
 
-// Makes the node and hands its outputs to the fresh and the written tensors.
-void apply(const Recipe& recipe, Scan& scan, c10::ArrayRef<at::TensorBase> fresh) {
-  if (recipe.spec.random) add_random_slots(scan, scan.slots);
-  for (size_t i = 0; i < recipe.writes.size(); ++i) {
-    if (recipe.writes[i].resized) resize_written(*scan.written[i], recipe.writes[i].geometry);
+// The storages that take the operator's results, if each takes one as it is.
+bool direct_results(const Recipe& recipe, const Scan& scan, c10::ArrayRef<at::TensorBase> fresh,
+                    c10::SmallVectorImpl<graph::OneOperator::Result>& results) {
+  for (size_t i = 0; i < fresh.size(); ++i) {
+    if (recipe.fresh[i].output < 0) continue;
+    results.push_back({&storage_of(*fresh[i].unsafeGetTensorImpl()),
+                       static_cast<uint32_t>(recipe.fresh[i].output)});
   }
-  std::vector<Value> garbage;  // dropped after the mutex
-  c10::SmallVector<Value, 8> operands;
-  ir::PendingSet& pending = ir::PendingSet::of(scan.device);
-  std::lock_guard lock(pending.mutex);
-  for (const c10::TensorImpl* tensor : scan.operands) operands.push_back(read(*tensor));
+  for (size_t i = 0; i < recipe.writes.size(); ++i) {
+    const Recipe::Write& write = recipe.writes[i];
+    if (write.cast || write.resized || write.in_list || !is_whole(*scan.written[i])) return false;
+    results.push_back({&storage_of(*scan.written[i]), write.output});
+  }
+  return true;
+}
+
+// Eager mode's way if there is nothing to record: the operands are data, and a program for the
+// operator is known. Caller holds the mutex.
+std::optional<graph::OneOperator> launch(const Recipe& recipe, const Scan& scan,
+                                         c10::ArrayRef<Value> operands,
+                                         c10::ArrayRef<at::TensorBase> fresh,
+                                         ir::Garbage& garbage) {
+  for (const Value& operand : operands) {
+    if (!operand.node->is_leaf()) return {};
+  }
+  c10::SmallVector<graph::OneOperator::Result, 4> results;
+  if (!direct_results(recipe, scan, fresh, results)) return {};
+  return graph::OneOperator::prepare(recipe.spec, operands, scan.slots, results, garbage);
+}
+
+// Makes the node and hands its outputs to the fresh and the written tensors.
+void add_node(const Recipe& recipe, const Scan& scan, c10::ArrayRef<Value> operands,
+              c10::ArrayRef<at::TensorBase> fresh, ir::Garbage& garbage) {
   ir::NodePtr node = ir::Node::make(&recipe.spec, operands, scan.slots);
   for (size_t i = 0; i < fresh.size(); ++i) {
     int output = recipe.fresh[i].output;
@@ -118,10 +143,38 @@ void apply(const Recipe& recipe, Scan& scan, c10::ArrayRef<at::TensorBase> fresh
     // PyTorch's list operators leave this to their kernels.
     if (recipe.writes[i].in_list) scan.written[i]->bump_version();
   }
-  ++pending.nodes_recorded;
 }
 
-void push_results(const OpInfo& info, const Recipe& recipe, c10::ArrayRef<at::TensorBase> fresh,
+// Records the call, or in eager mode runs it.
+void apply(const Recipe& recipe, Scan& scan, c10::ArrayRef<at::TensorBase> fresh) {
+  if (recipe.spec.random) add_random_slots(scan, scan.slots);
+  for (size_t i = 0; i < recipe.writes.size(); ++i) {
+    if (recipe.writes[i].resized) resize_written(*scan.written[i], recipe.writes[i].geometry);
+  }
+  const bool eager = graph::current_mode() == graph::Mode::kEager;
+  c10::DeviceIndex device = scan.device;
+  std::optional<graph::OneOperator> launched;
+  {
+    ir::Garbage garbage;  // dropped after the mutex
+    c10::SmallVector<Value, 8> operands;
+    ir::PendingSet& pending = ir::PendingSet::of(device);
+    std::lock_guard lock(pending.mutex);
+    for (const c10::TensorImpl* tensor : scan.operands) operands.push_back(read(*tensor));
+    if (eager) launched = launch(recipe, scan, operands, fresh, garbage);
+    if (!launched) {
+      add_node(recipe, scan, operands, fresh, garbage);
+      ++pending.nodes_recorded;
+    }
+  }
+  ++graph::Counters::get().nodes_recorded;
+  if (launched) {
+    launched->run(scan.slots, device);
+  } else {
+    after_recording(device, recipe.spec.id);
+  }
+}
+
+void push_results(const OpInfo& info, const Recipe& recipe, std::span<at::TensorBase> fresh,
                   torch::jit::Stack* stack) {
   size_t num_args = info.args.size();
   size_t first_arg = stack->size() - num_args;
@@ -132,11 +185,12 @@ void push_results(const OpInfo& info, const Recipe& recipe, c10::ArrayRef<at::Te
     } else if (ret.is_list) {
       c10::List<at::Tensor> list;
       list.reserve(ret.count);
-      for (uint32_t i = 0; i < ret.count; ++i)
-        list.push_back(at::Tensor(fresh[ret.first_fresh + i]));
+      for (uint32_t i = 0; i < ret.count; ++i) {
+        list.push_back(at::Tensor(std::move(fresh[ret.first_fresh + i])));
+      }
       results.emplace_back(std::move(list));
     } else {
-      results.emplace_back(at::Tensor(fresh[ret.first_fresh]));
+      results.emplace_back(at::Tensor(std::move(fresh[ret.first_fresh])));
     }
   }
   torch::jit::drop(*stack, num_args);
@@ -158,11 +212,8 @@ bool try_record(const OpInfo& info, torch::jit::Stack* stack) {
     fresh.push_back(result.output < 0 ? at::TensorBase()
                                       : make_tensor(result.geometry, result.nbytes, scan.device));
   }
-  c10::DeviceIndex device = scan.device;
   apply(*recipe, scan, fresh);
   push_results(info, *recipe, fresh, stack);
-  ++graph::Counters::get().nodes_recorded;
-  after_recording(device);
   return true;
 }
 
@@ -238,9 +289,17 @@ TORCH_LIBRARY_IMPL(_, PrivateUse1, m) {
 
 }  // namespace
 
-void after_recording(c10::DeviceIndex device) {
+void after_recording(c10::DeviceIndex device, uint64_t op) {
+  const graph::Mode mode = graph::current_mode();
+  if (mode == graph::Mode::kEager ||
+      (mode == graph::Mode::kFused && graph::batch_ends(device, op))) {
+    graph::flush(device, graph::Cause::kMode);
+    return;
+  }
   auto bound = static_cast<size_t>(options().max_pending_nodes);
-  if (options().eager || ir::PendingSet::of(device).nodes_recorded > bound) graph::flush(device);
+  if (ir::PendingSet::of(device).nodes_recorded > bound) {
+    graph::flush(device, graph::Cause::kLimit);
+  }
 }
 
 void record(const OpInfo& info, torch::jit::Stack* stack) {

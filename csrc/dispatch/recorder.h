@@ -29,9 +29,10 @@ namespace lazyxla::dispatch {
 // Records one call: replaces the arguments on the stack by the results.
 void record(const OpInfo& info, torch::jit::Stack* stack);
 
-// To be called after something was recorded on a device, without its mutex: runs what is pending in
-// eager mode, or when there is too much of it.
-void after_recording(c10::DeviceIndex device);
+// To be called after the operator `op` (its OpSpec's id, or any number that tells it from others)
+// was recorded on a device, without its mutex: runs what is pending if the mode says so, or when
+// there is too much of it.
+void after_recording(c10::DeviceIndex device, uint64_t op);
 
 // Works out the recipe of a call that the memo does not know (infer.cpp). Throws PyTorch's error if
 // the arguments are wrong; returns null if the operator cannot run on meta tensors.

@@ -2,7 +2,6 @@
 
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/Tensor.h>
-#include <ATen/native/Resize.h>
 #include <ATen/ops/_reshape_alias_native.h>
 #include <ATen/ops/as_strided_native.h>
 #include <ATen/ops/empty.h>
@@ -111,13 +110,13 @@ at::Tensor& set_storage(at::Tensor& self, at::Storage source, c10::SymInt offset
   at::native::set_storage_cpu_(self, source, geometry.offset, geometry.sizes, geometry.strides);
   // A storage filled as raw bytes (a checkpoint being loaded) takes the shape of its first typed
   // tensor, so that reading it is not a reinterpretation for ever after.
-  std::vector<ir::Value> garbage;
+  ir::Garbage garbage;
   std::lock_guard lock(storage.pending_set().mutex);
   bool typed = storage.base().dtype != c10::ScalarType::Byte;
   bool whole = geometry.offset == 0 && static_cast<size_t>(geometry.nbytes()) == storage.nbytes() &&
                ir::is_dense(geometry.sizes, geometry.strides);
   if (storage.value() && !typed && whole && geometry.dtype != c10::ScalarType::Byte) {
-    garbage.push_back(storage.set_value(read(storage, geometry), geometry));
+    garbage.add(storage.set_value(read(storage, geometry), geometry));
   }
   return self;
 }
@@ -191,7 +190,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
 }  // namespace
 
 void resize_storage(ir::Storage& storage, size_t nbytes) {
-  std::vector<ir::Value> garbage;
+  ir::Garbage garbage;
   std::lock_guard lock(storage.pending_set().mutex);
   size_t old_nbytes = storage.nbytes();
   if (old_nbytes == nbytes) return;
@@ -205,7 +204,7 @@ void resize_storage(ir::Storage& storage, size_t nbytes) {
       ir::Geometry::contiguous(dtype, {static_cast<int64_t>(std::min(nbytes, old_nbytes) / item)});
   ir::Value content = storage.value() && kept.numel() ? read(storage, kept) : ir::Value();
   storage.set_nbytes(nbytes);
-  garbage.push_back(storage.set_value({}, base));
+  garbage.add(storage.set_value({}, base));
   if (content) write(storage, kept, std::move(content), garbage);
 }
 

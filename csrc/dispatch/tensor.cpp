@@ -145,6 +145,10 @@ Geometry geometry_of(const c10::TensorImpl& tensor) {
           tensor.storage_offset()};
 }
 
+bool is_whole(const c10::TensorImpl& tensor) {
+  return is_base(tensor, storage_of(tensor).base()) && !has_math_bits(tensor);
+}
+
 Value read(const c10::TensorImpl& tensor) {
   ir::Storage& storage = storage_of(tensor);
   Value value =
@@ -164,26 +168,25 @@ Value read(ir::Storage& storage, const Geometry& geometry) {
   return view(std::move(value), base, geometry);
 }
 
-void write(const c10::TensorImpl& tensor, Value value, std::vector<Value>& garbage) {
+void write(const c10::TensorImpl& tensor, Value value, ir::Garbage& garbage) {
   ir::Storage& storage = storage_of(tensor);
   if (has_math_bits(tensor)) value = apply_math_bits(tensor, std::move(value));
   if (is_base(tensor, storage.base())) {
-    garbage.push_back(storage.set_value(std::move(value)));
+    garbage.add(storage.set_value(std::move(value)));
     return;
   }
   write(storage, geometry_of(tensor), std::move(value), garbage);
 }
 
-void write(ir::Storage& storage, const Geometry& geometry, Value value,
-           std::vector<Value>& garbage) {
+void write(ir::Storage& storage, const Geometry& geometry, Value value, ir::Garbage& garbage) {
   if (covers(geometry, storage)) {
-    garbage.push_back(storage.set_value(std::move(value), geometry));
+    garbage.add(storage.set_value(std::move(value), geometry));
     return;
   }
   if (geometry.numel() == 0) return;
   check_bounds(geometry, storage);
   Value next = view_scatter(content(storage), std::move(value), storage.base(), geometry);
-  garbage.push_back(storage.set_value(std::move(next)));
+  garbage.add(storage.set_value(std::move(next)));
 }
 
 Value cast(Value value, c10::ScalarType dtype) {

@@ -21,15 +21,19 @@ ir::Storage& storage_of(const c10::TensorImpl& tensor);
 
 ir::Geometry geometry_of(const c10::TensorImpl& tensor);
 
+// Whether the tensor is its storage's content as it stands: reading or writing it is reading or
+// replacing the value. Caller holds the mutex.
+bool is_whole(const c10::TensorImpl& tensor);
+
 // The tensor's elements as a value of its sizes and dtype. Caller holds the mutex.
 ir::Value read(const c10::TensorImpl& tensor);
 ir::Value read(ir::Storage& storage, const ir::Geometry& geometry);
 
 // Makes `value` (of the tensor's sizes and dtype) the tensor's content. Caller holds the mutex and
 // drops `garbage` after releasing it.
-void write(const c10::TensorImpl& tensor, ir::Value value, std::vector<ir::Value>& garbage);
+void write(const c10::TensorImpl& tensor, ir::Value value, ir::Garbage& garbage);
 void write(ir::Storage& storage, const ir::Geometry& geometry, ir::Value value,
-           std::vector<ir::Value>& garbage);
+           ir::Garbage& garbage);
 
 // `value` converted to another element type; itself if it has it already.
 ir::Value cast(ir::Value value, c10::ScalarType dtype);

@@ -42,7 +42,7 @@ std::vector<at::Tensor> TracedGraph::operator()(const std::vector<at::Tensor>& i
     results.emplace_back(make_tensor(g.dtype, g.sizes, g.strides, device));
   }
   {
-    std::vector<Value> garbage;
+    ir::Garbage garbage;
     std::vector<Value> operands;
     ir::PendingSet& pending = ir::PendingSet::of(device);
     std::lock_guard lock(pending.mutex);
@@ -54,7 +54,7 @@ std::vector<at::Tensor> TracedGraph::operator()(const std::vector<at::Tensor>& i
     ++pending.nodes_recorded;
   }
   ++graph::Counters::get().nodes_recorded;
-  after_recording(device);
+  after_recording(device, spec_->id);
   return results;
 }
 

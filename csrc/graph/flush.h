@@ -1,9 +1,9 @@
 // Flush: runs what is recorded. Sync: the user's word for it.
 //
 // A flush detaches everything pending on a device (walk.h), finds or makes the program (program.h),
-// enqueues it and keeps its promises. It returns when the program is enqueued; the data arrives
-// later, and whoever reads it waits. Any thread may flush; a flush takes the device's mutex only to
-// detach, so others go on recording meanwhile.
+// enqueues it and keeps its promises (execute.h). It returns when the program is enqueued; the data
+// arrives later, and whoever reads it waits. Any thread may flush; a flush takes the device's mutex
+// only to detach, so others go on recording meanwhile.
 //
 // If lowering, compiling or enqueueing fails, the flush throws, the values that it should have
 // computed throw the same reason when read, and the device stays usable. If one operator cannot be
@@ -13,18 +13,20 @@
 #include <c10/core/Device.h>
 
 #include "graph/buffer.h"
+#include "graph/scope.h"
 #include "ir/storage.h"
 
 namespace lazyxla::graph {
 
-// Runs all that is pending on the device. No-op if nothing is.
-void flush(c10::DeviceIndex device);
+// Runs all that is pending on the device. No-op if nothing is. Throws if the thread is in a region
+// that `cause` must not break.
+void flush(c10::DeviceIndex device, Cause cause);
 
 // flush, and with `wait` also waits until the device has computed it all. Execution errors surface.
-void sync(c10::DeviceIndex device, bool wait);
+void sync(c10::DeviceIndex device, bool wait, Cause cause);
 
-// The device's end of the runtime; throws if there is no such device.
-const pjrt::Device& pjrt_device(c10::DeviceIndex device);
+// The global settings of torch that a lowering depends on.
+uint64_t global_setting();
 
 // Copies host data (dense, row-major, of the given type) to the device.
 std::unique_ptr<pjrt::Buffer> upload(const void* data, const ir::TensorType& type,

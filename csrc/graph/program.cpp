@@ -5,6 +5,7 @@
 
 #include "graph/counters.h"
 #include "graph/gil.h"
+#include "graph/scope.h"
 #include "pjrt/client.h"
 #include "pjrt/runtime.h"
 
@@ -79,7 +80,7 @@ class ScalarHistory {
 
 void set_lowerer(Lowerer new_lowerer) { lowerer() = std::move(new_lowerer); }
 
-bool Variant::matches(const std::vector<ir::ScalarValue>& slots) const {
+bool Variant::matches(c10::ArrayRef<ir::ScalarValue> slots) const {
   for (size_t i = 0; i < slots.size(); ++i) {
     if (slots[i].i != constants[i].i && !variable[i]) return false;
   }
@@ -132,7 +133,8 @@ std::shared_ptr<const Variant> Program::compile(const Graph& graph) {
     if (last.variable[i] || last.constants[i].i != graph.slots[i].i) variant->variable[i] = true;
     if (static_slots_[i]) variant->variable[i] = false;
   }
-  Lowered lowered = lowerer()(graph, variant->variable, reason(graph, variant->variable));
+  std::string why = count_program(reason(graph, variant->variable));
+  Lowered lowered = lowerer()(graph, variant->variable, why);
   ++Counters::get().lowerings;
   Counters::get().nodes_lowered += static_cast<int64_t>(graph.nodes.size());
   for (uint32_t slot : lowered.static_slots) {

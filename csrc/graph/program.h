@@ -56,7 +56,7 @@ struct Variant {
   std::vector<int> donated_args;
   std::unique_ptr<pjrt::Executable> executable;
 
-  bool matches(const std::vector<ir::ScalarValue>& slots) const;
+  bool matches(c10::ArrayRef<ir::ScalarValue> slots) const;
 };
 
 class Program {

@@ -41,7 +41,7 @@ class Walk {
     }
   }
 
-  // The number of a value among (nodes and leaves): position, output.
+  // A value as the key lists it: the position of its leaf or node, the output, and which of both.
   static uint64_t code(const ir::Value& value) {
     const ir::Node* node = value.node.get();
     return (uint64_t{node->number} << 17) | (uint64_t{value.index} << 1) | node->is_leaf();
@@ -66,6 +66,7 @@ class Walk {
     node->number = graph_.nodes.size();
     graph_.nodes.push_back(std::move(pointer));
     graph_.key.push_back(node->spec()->id);
+    graph_.records.push_back(graph_.key.size());
     for (const ir::Value& operand : node->operands()) graph_.key.push_back(code(operand));
     graph_.slots.insert(graph_.slots.end(), node->slots().begin(), node->slots().end());
   }
@@ -127,6 +128,12 @@ void number_values(Graph& graph) {
 
 }  // namespace
 
+uint32_t Graph::operand(size_t node, size_t position) const {
+  uint64_t code = key[records[node] + position];
+  auto number = static_cast<uint32_t>(code >> 17);
+  return code & 1 ? number : values[number] + static_cast<uint32_t>(code >> 1 & 0xffff);
+}
+
 Graph detach(ir::PendingSet& pending, uint64_t setting) {
   Graph graph;
   graph.key.push_back(setting);
@@ -154,6 +161,7 @@ Graph detach(ir::PendingSet& pending, uint64_t setting) {
     graph.taken.push_back({s, s->id(), s->set_value(promised[output]), output});
   }
   pending.nodes_recorded = 0;
+  pending.fused = false;
   assign_donations(graph, output_of_storage);
   for (int donation : graph.donations) graph.key.push_back(static_cast<uint64_t>(donation) + 1);
   graph.hash = ir::hash_words(graph.key.data(), graph.key.size());
@@ -168,7 +176,7 @@ void restore(ir::PendingSet& pending, Graph& graph, size_t failed) {
       if (!operand.node->is_leaf() && tainted[operand.node->number]) tainted[i] = true;
     }
   }
-  std::vector<ir::Value> garbage;
+  ir::Garbage garbage;
   std::lock_guard lock(pending.mutex);
   for (Taken& taken : graph.taken) {
     if (tainted[taken.value.node->number]) continue;
@@ -176,7 +184,7 @@ void restore(ir::PendingSet& pending, Graph& graph, size_t failed) {
     if (!storage || !storage->value()) continue;
     const ir::Node& now = *storage->value().node.get();
     bool written_since = !now.is_leaf() || now.leaf_data() != graph.promises[taken.output];
-    if (!written_since) garbage.push_back(storage->set_value(std::move(taken.value)));
+    if (!written_since) garbage.add(storage->set_value(std::move(taken.value)));
   }
 }
 

@@ -32,6 +32,7 @@ struct Graph {
   std::vector<ir::NodePtr> leaves;
   std::vector<ir::NodePtr> nodes;  // operands before users
   std::vector<uint32_t> values;    // number of each node's first output
+  std::vector<uint32_t> records;   // where in `key` each node's operands are listed
   std::vector<uint32_t> outputs;   // value numbers, one per computed value
   std::vector<ir::TensorType> output_types;
   std::vector<std::shared_ptr<DeviceBuffer>> promises;  // parallel to outputs
@@ -40,6 +41,10 @@ struct Graph {
   std::vector<ir::ScalarValue> slots;
   std::vector<uint64_t> key;
   uint64_t hash = 0;
+
+  // The number of a node's operand. (What the walk leaves in the nodes themselves holds under the
+  // mutex only: a leaf may be in another thread's graph, too.)
+  uint32_t operand(size_t node, size_t position) const;
 };
 
 // Takes all pending storages of the set: numbers their graph, gives them leaves on promised buffers

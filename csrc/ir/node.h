@@ -69,6 +69,12 @@ struct Arg {
   Geometry geometry{};                                 // kGeometry
 };
 
+// What the graph room keeps beside a spec: the operator compiled on its own (graph/one_operator.h).
+class OwnPrograms {
+ public:
+  virtual ~OwnPrograms() = default;
+};
+
 struct OpSpec {
   uint64_t id = next_id();  // unique in this process; what a graph's canonical key is made of
   std::string name;         // "aten::add.Tensor", "lazyxla::view"
@@ -76,6 +82,7 @@ struct OpSpec {
   std::vector<SlotSpec> slots;
   std::vector<TensorType> outputs;
   bool random = false;  // the last two slots are the generator's seed and the call's ordinal
+  mutable std::atomic<OwnPrograms*> own_programs{nullptr};  // made once, never freed
 
   static uint64_t next_id();
 };
@@ -121,6 +128,18 @@ struct Value {
 class LeafData {
  public:
   virtual ~LeafData() = default;
+};
+
+// Values on their way out. Whoever replaces values under a device's mutex drops the old ones after
+// releasing it, since large graphs may hang on them.
+class Garbage {
+ public:
+  void add(Value value) {
+    if (value) values_.push_back(std::move(value));
+  }
+
+ private:
+  c10::SmallVector<Value, 4> values_;
 };
 
 class Node {

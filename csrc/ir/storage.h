@@ -39,6 +39,7 @@ struct PendingSet {
   Storage* first = nullptr;
   Storage* last = nullptr;
   std::atomic<size_t> nodes_recorded{0};  // since the last flush; bounds the graph
+  std::atomic<bool> fused{false};         // some of them in fused mode: they may not wait for long
 
   static PendingSet& of(c10::DeviceIndex device);
 };

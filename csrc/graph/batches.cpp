@@ -1,0 +1,128 @@
+#include "graph/batches.h"
+
+#include <c10/util/flat_hash_map.h>
+
+#include <array>
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+#include <thread>
+
+#include "graph/flush.h"
+#include "ir/storage.h"
+
+namespace lazyxla::graph {
+namespace {
+
+constexpr size_t kLeast = 64, kMost = 256;  // operators in a batch
+constexpr size_t kMaxPlaces = 4096;         // beyond them learning starts anew
+constexpr auto kPause = std::chrono::milliseconds(5);
+
+class Batches {
+ public:
+  static Batches& of(c10::DeviceIndex device) {
+    static auto* all = new std::array<Batches, 256>();
+    return (*all)[static_cast<uint8_t>(device)];
+  }
+
+  bool ends(uint64_t op, size_t pending) {
+    std::lock_guard lock(mutex_);
+    ++count_;
+    // Every operator moves the earlier ones up by a byte: after eight they are out.
+    place_ = (place_ << 8) ^ (op * 0x9e3779b97f4a7c15ull);
+    if (pending < kLeast) return false;
+    if (places_.count(place_)) return true;
+    if (pending < kMost) return false;
+    learn();
+    return true;
+  }
+
+  // Whether nothing came since it was asked last, so that what is pending was left lying.
+  bool paused() {
+    std::lock_guard lock(mutex_);
+    return std::exchange(seen_, count_) == count_;
+  }
+
+  void note_pause() {
+    std::lock_guard lock(mutex_);
+    if (pauses_.size() >= kMaxPlaces) pauses_.clear();
+    if (++pauses_[place_] == 2) learn();
+  }
+
+ private:
+  void learn() {
+    if (places_.size() >= kMaxPlaces) places_.clear();
+    places_.insert(place_);
+  }
+
+  ir::SpinLock mutex_;
+  uint64_t place_ = 0;
+  uint64_t count_ = 0, seen_ = 0;
+  ska::flat_hash_set<uint64_t> places_;
+  ska::flat_hash_map<uint64_t, int> pauses_;
+};
+
+class Watch {
+ public:
+  static Watch& get() {
+    static auto* instance = new Watch();
+    return *instance;
+  }
+
+  void watch(c10::DeviceIndex device) {
+    auto index = static_cast<uint8_t>(device);
+    if (watched_[index].exchange(true)) [[likely]]
+      return;
+    std::lock_guard lock(mutex_);
+    if (!thread_.joinable()) thread_ = std::thread([this] { run(); });
+  }
+
+  void stop() {
+    {
+      std::lock_guard lock(mutex_);
+      stopping_ = true;
+    }
+    wake_.notify_all();
+    if (thread_.joinable()) thread_.join();
+  }
+
+ private:
+  void run() {
+    std::unique_lock lock(mutex_);
+    while (!wake_.wait_for(lock, kPause, [this] { return stopping_; })) {
+      lock.unlock();
+      for (size_t index = 0; index < watched_.size(); ++index) {
+        if (watched_[index]) look(static_cast<c10::DeviceIndex>(index));
+      }
+      lock.lock();
+    }
+  }
+
+  static void look(c10::DeviceIndex device) {
+    if (!ir::PendingSet::of(device).fused || !Batches::of(device).paused()) return;
+    Batches::of(device).note_pause();
+    try {
+      flush(device, Cause::kMode);
+    } catch (const std::exception&) {  // whoever reads the values is told
+    }
+  }
+
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  bool stopping_ = false;
+  std::thread thread_;
+  std::array<std::atomic<bool>, 256> watched_{};
+};
+
+}  // namespace
+
+bool batch_ends(c10::DeviceIndex device, uint64_t op) {
+  ir::PendingSet& pending = ir::PendingSet::of(device);
+  pending.fused = true;
+  Watch::get().watch(device);
+  return Batches::of(device).ends(op, pending.nodes_recorded);
+}
+
+void stop_watching_batches() { Watch::get().stop(); }
+
+}  // namespace lazyxla::graph

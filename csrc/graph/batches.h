@@ -1,0 +1,34 @@
+// Batches: where fused eager mode cuts the stream of operators.
+//
+// Fused eager mode runs operators by itself soon after they are recorded, several at a time. Where
+// it cuts must not depend on a count or a clock: a loop whose body is no multiple of the count
+// would be cut elsewhere in every turn, and each cut is another program to compile. So a batch ends
+// at a *known place*. A place is what the last few operators were; places are learnt. A batch that
+// has grown to the most that may wait is cut where it is, and that place is known from then on: the
+// next time around, the batch ends there once it has the least size. With most = 8, least = 3 and a
+// loop body abcde:
+//
+//     abcdeabc | deabc | deabc | deabc | ...        two programs, however long the loop runs
+//
+// Repeated layers are cut at the same places, too, and share their programs.
+//
+// The device must not wait while the host does something else. A thread looks every few
+// milliseconds whether a batch was left lying, and runs it. A place where that happens twice is
+// learnt as well, so that from then on the batch runs at once.
+#pragma once
+
+#include <c10/core/Device.h>
+
+#include <cstdint>
+
+namespace lazyxla::graph {
+
+// To be called after an operator was recorded in fused mode; `op` says which. Whether the batch
+// ends with it, so that the caller must flush.
+bool batch_ends(c10::DeviceIndex device, uint64_t op);
+
+// Ends the thread that runs what was left lying. To be called before the interpreter ends, without
+// the GIL.
+void stop_watching_batches();
+
+}  // namespace lazyxla::graph

@@ -1,0 +1,143 @@
+#include "graph/execute.h"
+
+#include <c10/util/Exception.h>
+
+#include <array>
+#include <mutex>
+
+#include "graph/counters.h"
+#include "graph/gil.h"
+#include "options.h"
+#include "pjrt/client.h"
+#include "pjrt/runtime.h"
+
+namespace lazyxla::graph {
+namespace {
+
+// What a device may still be computing: one result of each run, forgotten when it is there.
+class InFlight {
+ public:
+  static InFlight& of(c10::DeviceIndex device) {
+    static auto* all = new std::array<InFlight, 256>();
+    return (*all)[static_cast<uint8_t>(device)];
+  }
+
+  void add(const std::shared_ptr<DeviceBuffer>& result) {
+    std::lock_guard lock(mutex_);
+    if (results_.size() >= bound_) {
+      std::erase_if(results_, [](const auto& weak) {
+        auto buffer = weak.lock();
+        return !buffer || buffer->get().is_deleted() || buffer->get().ready();
+      });
+      bound_ = std::max(kLeastBound, 2 * results_.size());
+    }
+    results_.push_back(result);
+  }
+
+  std::vector<std::weak_ptr<DeviceBuffer>> take() {
+    std::lock_guard lock(mutex_);
+    return std::exchange(results_, {});
+  }
+
+ private:
+  static constexpr size_t kLeastBound = 64;
+  std::mutex mutex_;
+  std::vector<std::weak_ptr<DeviceBuffer>> results_;
+  size_t bound_ = kLeastBound;
+};
+
+// Packs the values of variable slots into one small array on the device.
+template <typename T>
+std::unique_ptr<pjrt::Buffer> upload_slots(const std::vector<uint32_t>& which,
+                                           c10::ArrayRef<ir::ScalarValue> slots,
+                                           T ir::ScalarValue::* member, PJRT_Buffer_Type type,
+                                           const pjrt::Device& device) {
+  c10::SmallVector<T, 16> values;
+  for (uint32_t slot : which) values.push_back(slots[slot].*member);
+  int64_t dims[] = {static_cast<int64_t>(values.size())};
+  return pjrt::Runtime::get().client().buffer_from_host(values.data(), type, dims, {}, device);
+}
+
+}  // namespace
+
+const pjrt::Device& pjrt_device(c10::DeviceIndex device) {
+  const auto& devices = pjrt::Runtime::get().client().devices();
+  TORCH_CHECK(device >= 0 && static_cast<size_t>(device) < devices.size(),
+              "lazyxla: invalid device ordinal ", static_cast<int>(device), ": there are ",
+              devices.size(), " devices");
+  return devices[device];
+}
+
+void rethrow(const pjrt::Error& error, const char* doing) {
+  TORCH_CHECK_WITH(OutOfMemoryError, error.code() != PJRT_Error_Code_RESOURCE_EXHAUSTED,
+                   "lazyxla: out of device memory while ", doing, ": ", error.what());
+  TORCH_CHECK(false, "lazyxla: ", doing, ": ", error.what());
+}
+
+void keeping(Promises promises, const char* doing, const std::function<void()>& action) {
+  auto break_promises = [&](const std::string& reason) {
+    for (const auto& promise : promises) {
+      promise->break_promise(
+          "lazyxla: this value was not computed, because running the recorded "
+          "operators failed before: " +
+          reason);
+    }
+  };
+  try {
+    try {
+      action();
+    } catch (const pjrt::Error& e) {
+      rethrow(e, doing);
+    }
+  } catch (const c10::Error& e) {
+    break_promises(e.what_without_backtrace());
+    throw;
+  } catch (const std::exception& e) {
+    break_promises(e.what());
+    throw;
+  }
+}
+
+void execute(const Variant& variant, c10::ArrayRef<ir::NodePtr> leaves,
+             c10::ArrayRef<ir::ScalarValue> slots, Promises promises, c10::DeviceIndex index) {
+  const pjrt::Device& device = pjrt_device(index);
+  c10::SmallVector<pjrt::Buffer*, 16> args;
+  for (const ir::NodePtr& leaf : leaves) args.push_back(&buffer_of(*leaf.get()).get());
+  std::unique_ptr<pjrt::Buffer> floats, ints;
+  if (!variant.float_slots.empty()) {
+    floats =
+        upload_slots(variant.float_slots, slots, &ir::ScalarValue::f, PJRT_Buffer_Type_F64, device);
+    args.push_back(floats.get());
+  }
+  if (!variant.int_slots.empty()) {
+    ints =
+        upload_slots(variant.int_slots, slots, &ir::ScalarValue::i, PJRT_Buffer_Type_S64, device);
+    args.push_back(ints.get());
+  }
+  auto results = variant.executable->execute(args, variant.donated_args, device);
+  ++Counters::get().executions;
+  TORCH_INTERNAL_ASSERT(results.size() == promises.size());
+  for (size_t i = 0; i < results.size(); ++i) promises[i]->keep(std::move(results[i]));
+  if (options().blocking) {
+    WithoutGil no_gil;
+    for (const auto& promise : promises) promise->get().await();
+  } else if (!promises.empty()) {
+    InFlight::of(index).add(promises[0]);
+  }
+}
+
+void wait_for(c10::DeviceIndex device) {
+  auto results = InFlight::of(device).take();
+  WithoutGil no_gil;
+  for (const auto& result : results) {
+    auto buffer = result.lock();
+    if (!buffer || buffer->get().is_deleted()) continue;
+    try {
+      buffer->get().await();
+    } catch (const pjrt::Error& e) {
+      rethrow(e, "waiting for the device");
+    }
+  }
+}
+
+}  // namespace lazyxla::graph

@@ -1,0 +1,152 @@
+#include "graph/one_operator.h"
+
+#include <mutex>
+
+#include "graph/counters.h"
+#include "graph/execute.h"
+#include "graph/flush.h"
+
+namespace lazyxla::graph {
+namespace {
+
+// Beyond these an operator (of a long list of tensors) goes the general way, whose cost does not
+// matter then.
+constexpr size_t kMaxOperands = 8, kMaxResults = 4;
+
+// What makes the same operator another program; small numbers in fixed places, to compare quickly.
+struct Pattern {
+  uint64_t setting = 0;
+  uint8_t num_operands = 0, num_leaves = 0, num_results = 0;
+  uint8_t leaf_of_operand[kMaxOperands] = {};
+  int8_t donated_to[kMaxOperands] = {};  // per leaf: the result that takes its memory over, or -1
+  uint8_t output_of_result[kMaxResults] = {};
+  bool operator==(const Pattern&) const = default;
+};
+
+class Programs final : public ir::OwnPrograms {
+ public:
+  static Programs* of(const ir::OpSpec& spec) {
+    return static_cast<Programs*>(spec.own_programs.load(std::memory_order_acquire));
+  }
+
+  static Programs& made_for(const ir::OpSpec& spec) {
+    if (Programs* programs = of(spec)) return *programs;
+    auto fresh = std::make_unique<Programs>();
+    ir::OwnPrograms* none = nullptr;
+    if (spec.own_programs.compare_exchange_strong(none, fresh.get())) return *fresh.release();
+    return static_cast<Programs&>(*none);
+  }
+
+  std::shared_ptr<const Variant> find(const Pattern& pattern,
+                                      c10::ArrayRef<ir::ScalarValue> slots) {
+    std::lock_guard lock(mutex_);
+    for (const Entry& entry : entries_) {
+      if (entry.pattern == pattern && entry.variant->matches(slots)) return entry.variant;
+    }
+    return nullptr;
+  }
+
+  void add(const Pattern& pattern, std::shared_ptr<const Variant> variant) {
+    std::lock_guard lock(mutex_);
+    for (const Entry& entry : entries_) {
+      if (entry.variant == variant) return;
+    }
+    if (entries_.size() == kMaxEntries) entries_.pop_back();
+    entries_.insert(entries_.begin(), {pattern, std::move(variant)});  // the newest is likeliest
+  }
+
+ private:
+  static constexpr size_t kMaxEntries = 16;
+  struct Entry {
+    Pattern pattern;
+    std::shared_ptr<const Variant> variant;
+  };
+  ir::SpinLock mutex_;
+  c10::SmallVector<Entry, 1> entries_;
+};
+
+// Whether the leaf's data dies with the call, so that the result may have its memory: nobody but
+// the operands listed and the storage that is about to be written refers to it.
+bool dies(const ir::Node& leaf, size_t mentions) {
+  return leaf.use_count() == mentions + 1 && leaf.leaf_data().use_count() == 1 &&
+         leaf.output_type(0).numel() > 0;
+}
+
+}  // namespace
+
+std::optional<OneOperator> OneOperator::prepare(const ir::OpSpec& spec,
+                                                c10::ArrayRef<ir::Value> operands,
+                                                c10::ArrayRef<ir::ScalarValue> slots,
+                                                c10::ArrayRef<Result> results,
+                                                ir::Garbage& garbage) {
+  Programs* programs = Programs::of(spec);
+  if (!programs || operands.size() > kMaxOperands || results.size() > kMaxResults) return {};
+  Pattern pattern{.setting = global_setting(),
+                  .num_operands = static_cast<uint8_t>(operands.size()),
+                  .num_results = static_cast<uint8_t>(results.size())};
+  const ir::Node* leaves[kMaxOperands];
+  size_t mentions[kMaxOperands] = {};
+  for (size_t i = 0; i < operands.size(); ++i) {
+    uint8_t leaf = 0;
+    while (leaf < pattern.num_leaves && leaves[leaf] != operands[i].node.get()) ++leaf;
+    if (leaf == pattern.num_leaves) leaves[pattern.num_leaves++] = operands[i].node.get();
+    pattern.leaf_of_operand[i] = leaf;
+    ++mentions[leaf];
+  }
+  std::fill_n(pattern.donated_to, pattern.num_leaves, int8_t{-1});
+  for (size_t r = 0; r < results.size(); ++r) {
+    pattern.output_of_result[r] = results[r].output;
+    const ir::Node* old = results[r].storage->value().node.get();
+    for (uint8_t leaf = 0; leaf < pattern.num_leaves && old; ++leaf) {
+      if (leaves[leaf] == old && dies(*old, mentions[leaf]) &&
+          old->output_type(0) == spec.outputs[results[r].output]) {
+        pattern.donated_to[leaf] = static_cast<int8_t>(r);
+      }
+    }
+  }
+  OneOperator call;
+  call.variant_ = programs->find(pattern, slots);
+  if (!call.variant_) return {};
+  size_t next = 0;
+  for (size_t i = 0; i < operands.size(); ++i) {
+    if (pattern.leaf_of_operand[i] != next) continue;
+    call.leaves_.push_back(operands[i].node);
+    ++next;
+  }
+  for (const Result& result : results) {
+    auto promise = std::make_shared<DeviceBuffer>();
+    garbage.add(
+        result.storage->set_value({ir::Node::make_leaf(spec.outputs[result.output], promise), 0}));
+    call.promises_.push_back(std::move(promise));
+  }
+  return call;
+}
+
+void OneOperator::run(c10::ArrayRef<ir::ScalarValue> slots, c10::DeviceIndex device) {
+  Counters& counters = Counters::get();
+  ++counters.flushes;
+  ++counters.cache_hits;
+  keeping(promises_, "running an operator",
+          [&] { execute(*variant_, leaves_, slots, promises_, device); });
+}
+
+void OneOperator::keep(const Graph& graph, std::shared_ptr<const Variant> variant) {
+  if (graph.nodes.size() != 1) return;
+  const ir::Node& node = *graph.nodes[0].get();
+  auto operands = node.operands();
+  if (operands.size() > kMaxOperands || graph.outputs.size() > kMaxResults) return;
+  Pattern pattern{.setting = graph.key[0],
+                  .num_operands = static_cast<uint8_t>(operands.size()),
+                  .num_leaves = static_cast<uint8_t>(graph.leaves.size()),
+                  .num_results = static_cast<uint8_t>(graph.outputs.size())};
+  for (size_t i = 0; i < operands.size(); ++i) {
+    pattern.leaf_of_operand[i] = graph.operand(0, i);
+  }
+  std::copy(graph.donations.begin(), graph.donations.end(), pattern.donated_to);
+  for (size_t r = 0; r < graph.outputs.size(); ++r) {
+    pattern.output_of_result[r] = graph.outputs[r] - graph.values[0];
+  }
+  Programs::made_for(*node.spec()).add(pattern, std::move(variant));
+}
+
+}  // namespace lazyxla::graph

@@ -1,0 +1,53 @@
+// One operator at a time: how eager mode runs.
+//
+// An operator that runs at its call needs no graph, for its operands are there. Beside each OpSpec
+// stand the programs that were compiled for it alone, so that an eager call is one look-up and one
+// execution. The first call of a kind is recorded and flushed as any graph is; the flush leaves its
+// program here.
+//
+//     eager call ──> prepare ──hit──> promised leaves for the results, execute
+//                       └─miss──> record, flush ──> keep
+//
+// Calls of one spec differ in which operands are the same data, which results take over an
+// operand's memory (an in-place operator whose old value nobody else has), and in their numbers.
+#pragma once
+
+#include <memory>
+#include <optional>
+
+#include "graph/buffer.h"
+#include "graph/program.h"
+#include "graph/walk.h"
+#include "ir/storage.h"
+
+namespace lazyxla::graph {
+
+class OneOperator {
+ public:
+  // A storage, and the output of the operator that becomes its content.
+  struct Result {
+    ir::Storage* storage;
+    uint32_t output;
+  };
+
+  // If a program for such a call is known: gives the results' storages leaves on promised buffers,
+  // and returns what `run` needs. All operands are leaves; the results' base geometries are those
+  // of the outputs. Caller holds the mutex.
+  static std::optional<OneOperator> prepare(const ir::OpSpec& spec,
+                                            c10::ArrayRef<ir::Value> operands,
+                                            c10::ArrayRef<ir::ScalarValue> slots,
+                                            c10::ArrayRef<Result> results, ir::Garbage& garbage);
+
+  // Enqueues it; without the mutex.
+  void run(c10::ArrayRef<ir::ScalarValue> slots, c10::DeviceIndex device);
+
+  // Notes the program of a graph that is a single operator.
+  static void keep(const Graph& graph, std::shared_ptr<const Variant> variant);
+
+ private:
+  std::shared_ptr<const Variant> variant_;
+  c10::SmallVector<ir::NodePtr, 8> leaves_;
+  c10::SmallVector<std::shared_ptr<DeviceBuffer>, 4> promises_;
+};
+
+}  // namespace lazyxla::graph

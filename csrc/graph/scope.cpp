@@ -1,0 +1,125 @@
+#include "graph/scope.h"
+
+#include <ATen/ThreadLocalPythonObjects.h>
+#include <c10/util/Exception.h>
+
+namespace lazyxla::graph {
+namespace {
+
+using at::impl::ThreadLocalPythonObjects;
+
+std::atomic<Mode> process_mode{Mode::kLazy};
+std::atomic<int> scopes_entered{0};  // and not left; most programs have none
+thread_local std::shared_ptr<Scope> own_scope;
+
+const std::string& key() {
+  static const auto* text = new std::string("lazyxla.scope");
+  return *text;
+}
+
+// What PyTorch carries along with this thread's state.
+std::shared_ptr<Scope> carried_scope() {
+  if (!ThreadLocalPythonObjects::contains(key())) return nullptr;
+  return std::static_pointer_cast<Scope>(ThreadLocalPythonObjects::get(key()));
+}
+
+void carry(std::shared_ptr<Scope> scope) {
+  if (scope) {
+    ThreadLocalPythonObjects::set(key(), std::move(scope));
+  } else {
+    ThreadLocalPythonObjects::erase(key());
+  }
+}
+
+Scope* current_scope() {
+  if (scopes_entered.load(std::memory_order_relaxed) == 0) [[likely]]
+    return nullptr;
+  return own_scope ? own_scope.get() : carried_scope().get();
+}
+
+std::string (*user_line)() = nullptr;
+
+const char* describe(Cause cause) {
+  switch (cause) {
+    case Cause::kSync:
+      return "lazyxla.sync() is called";
+    case Cause::kRead:
+      return "a value is read";
+    case Cause::kLimit:
+      return "more operators are recorded than LAZYXLA_MAX_PENDING allows";
+    case Cause::kMode:
+      return "the mode changes";
+    case Cause::kRegionEnd:
+      return "the region ends";
+  }
+  return "";
+}
+
+}  // namespace
+
+Mode current_mode() {
+  const Scope* scope = current_scope();
+  return scope ? scope->mode.load() : process_mode.load(std::memory_order_relaxed);
+}
+
+Mode exchange_mode(Mode mode) {
+  Scope* scope = current_scope();
+  return scope ? scope->mode.exchange(mode) : process_mode.exchange(mode);
+}
+
+bool in_region() {
+  const Scope* scope = current_scope();
+  return scope && scope->region;
+}
+
+std::shared_ptr<Scope> enter_scope(Mode mode, std::shared_ptr<Region> region) {
+  const bool nested = own_scope != nullptr;
+  auto outer = nested ? own_scope : carried_scope();
+  own_scope = std::make_shared<Scope>(mode, std::move(region), std::move(outer), nested);
+  carry(own_scope);
+  ++scopes_entered;
+  return own_scope;
+}
+
+void leave_scope(const Scope& scope) {
+  carry(scope.outer);
+  own_scope = scope.nested ? scope.outer : nullptr;
+  --scopes_entered;
+}
+
+void check_unbroken(const std::string& what) {
+  for (const Scope* scope = current_scope(); scope; scope = scope->outer.get()) {
+    if (!scope->region || !scope->region->full_graph) continue;
+    std::string where = user_line ? user_line() : "";
+    TORCH_CHECK(false, "lazyxla: ", where.empty() ? "" : where + ": ", "the compiled region ",
+                scope->region->name,
+                " has full_graph=True, but would break into two programs: ", what,
+                " before it ends");
+  }
+}
+
+void check_unbroken(Cause cause) {
+  if (cause != Cause::kRegionEnd) check_unbroken(describe(cause));
+}
+
+std::string count_program(const std::string& reason) {
+  Scope* current = current_scope();
+  for (const Scope* scope = current; scope; scope = scope->outer.get()) {
+    const Region* region = scope->region.get();
+    if (!region || !region->max_programs || region->programs < *region->max_programs) continue;
+    throw TooManyPrograms("lazyxla: the compiled region " + region->name +
+                          " needs another program than the " + std::to_string(region->programs) +
+                          " that it has, and max_graphs allows no more. Why: " + reason);
+  }
+  std::string name;
+  for (const Scope* scope = current; scope; scope = scope->outer.get()) {
+    if (!scope->region) continue;
+    ++scope->region->programs;
+    if (name.empty()) name = scope->region->name + ": ";
+  }
+  return name + reason;
+}
+
+void set_user_line(std::string (*function)()) { user_line = function; }
+
+}  // namespace lazyxla::graph

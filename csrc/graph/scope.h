@@ -1,0 +1,92 @@
+// Scopes: when the operators that a thread records run.
+//
+// The process has a mode. A `with` block gives its thread another one for a while, and may be a
+// compiled region, whose operators are one program:
+//
+//     eager_mode(True)              the process's mode
+//     with eager_mode(False):       a scope with a mode
+//         with compile(name="f"):   a scope with a mode (lazy) and a region
+//
+// A scope belongs to the thread that entered it, and to autograd's threads while they work for that
+// thread: PyTorch hands its thread-local state on to them, and ours rides along.
+#pragma once
+
+#include <c10/core/SafePyObject.h>
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <stdexcept>
+#include <string>
+
+namespace lazyxla::graph {
+
+enum class Mode : uint8_t {
+  kLazy,   // at a sync, or when a value is read
+  kEager,  // each operator at its call
+  kFused,  // in small batches, at once (batches.h)
+};
+
+// Why a pending graph is run.
+enum class Cause : uint8_t {
+  kSync,       // the user said so
+  kRead,       // a value is read
+  kLimit,      // too much is pending
+  kMode,       // the mode asks for it, or changes
+  kRegionEnd,  // the compiled region is complete
+};
+
+// What a user's compile() made: shared by all calls of one compiled function.
+struct Region {
+  std::string name;
+  bool full_graph = false;              // breaking it into two programs is an error
+  std::optional<int64_t> max_programs;  // compiling more is an error
+  std::atomic<int64_t> programs{0};     // compiled so far
+};
+
+// Thrown before a program is compiled that a region may not have. The message is complete.
+struct TooManyPrograms : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+// Derives from what PyTorch hands on to autograd's threads; it holds no Python object.
+struct Scope : c10::SafePyObject {
+  Scope(Mode mode, std::shared_ptr<Region> region, std::shared_ptr<Scope> outer, bool nested)
+      : SafePyObject(nullptr, nullptr),
+        mode(mode),
+        region(std::move(region)),
+        outer(std::move(outer)),
+        nested(nested) {}
+  std::atomic<Mode> mode;
+  const std::shared_ptr<Region> region;  // null: only a mode
+  const std::shared_ptr<Scope> outer;
+  const bool nested;  // in a scope of the same thread; else `outer`, if any, was handed on
+};
+
+// The calling thread's mode.
+Mode current_mode();
+
+// Sets the mode of the innermost scope, or outside of all of the process; returns the old one.
+Mode exchange_mode(Mode mode);
+
+// Whether the innermost scope is a region: what is recorded now is part of its program.
+bool in_region();
+
+// Enters a scope, and leaves it: the calling thread's innermost is again what it was before.
+std::shared_ptr<Scope> enter_scope(Mode mode, std::shared_ptr<Region> region);
+void leave_scope(const Scope& scope);
+
+// Throws if the thread is in a full_graph region, which `what` (a clause) would break.
+void check_unbroken(const std::string& what);
+void check_unbroken(Cause cause);
+
+// Counts a program about to be compiled in the regions that the thread is in, and returns the
+// reason with the innermost region's name. Throws TooManyPrograms if one of them has its number
+// already.
+std::string count_program(const std::string& reason);
+
+// Tells the user's line, "train.py:31"; empty if unknown. Set once, by the bindings.
+void set_user_line(std::string (*user_line)());
+
+}  // namespace lazyxla::graph
