@@ -19,6 +19,7 @@
 #include "graph/counters.h"
 #include "graph/flush.h"
 #include "graph/program.h"
+#include "graph/runner.h"
 #include "ir/inference_store.h"
 #include "ir/shape_memo.h"
 #include "ir/storage.h"
@@ -141,6 +142,14 @@ void sync_all(bool wait, graph::Cause cause) {
   }
 }
 
+// Before the interpreter ends: a thread that compiled or ran something then would crash it.
+void stop_threads() {
+  graph::stop_watching_batches();
+  for (c10::DeviceIndex index = 0; index < dispatch::device_count_bound(); ++index) {
+    graph::finish_waiting_runs(index);
+  }
+}
+
 // For tests: what has become of a tensor's content. Neither runs nor waits for anything.
 bool is_pending(const at::Tensor& tensor) {
   ir::Storage& storage = dispatch::storage_of(*tensor.unsafeGetTensorImpl());
@@ -184,7 +193,7 @@ void bind_modes(py::module_& m) {
   m.def("in_region", &graph::in_region);
   m.def("enter_scope", &graph::enter_scope);
   m.def("leave_scope", &graph::leave_scope);
-  m.def("stop_watching_batches", &graph::stop_watching_batches, NoGil());
+  m.def("stop_threads", &stop_threads, NoGil());
 }
 
 // (dtype, sizes, strides) of each output.

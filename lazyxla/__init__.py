@@ -161,7 +161,7 @@ def _register() -> None:
         )
     settings.on_change(_apply_setting)
     atexit.register(_C.flush_inference_store)
-    atexit.register(_C.stop_watching_batches)
+    atexit.register(_C.stop_threads)
     _C.set_plugin_provider(platforms.provide)
     if hasattr(torch, BACKEND):  # the package was imported anew; torch keeps what it has
         return

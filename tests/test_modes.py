@@ -255,6 +255,53 @@ def test_blocking_waits_for_each_program(mode) -> None:
     assert False in waits  # without it, some are still being computed
 
 
+def test_what_fails_while_nobody_waits_is_told_by_who_reads() -> None:
+    with lazyxla.eager_mode(True):
+        huge = torch.empty(1 << 46, device=DEVICE).sinh()  # compiles meanwhile
+        smaller = huge[:3] + 1
+        with pytest.raises(
+            RuntimeError, match=r"this value was not computed.*out of device memory"
+        ):
+            huge.sum().item()
+        with pytest.raises(
+            RuntimeError, match=r"this value was not computed.*out of device memory"
+        ):
+            smaller.tolist()
+        assert_same(torch.ones(3).to(DEVICE) + 1, torch.full((3,), 2.0))
+
+
+def test_with_blocking_it_is_told_at_the_call() -> None:
+    lazyxla.settings.blocking = True
+    try:
+        source = torch.empty(1 << 46, device=DEVICE)
+        lazily = source.cosh()
+        with pytest.raises(torch.OutOfMemoryError, match="lazyxla: out of device memory"):
+            lazyxla.sync()
+        with (
+            lazyxla.eager_mode(True),
+            pytest.raises(torch.OutOfMemoryError, match="lazyxla: out of device memory"),
+        ):
+            source.acosh()
+    finally:
+        lazyxla.settings.blocking = False
+    assert_same(torch.ones(3).to(DEVICE) + 1, torch.full((3,), 2.0))
+    assert lazily.shape == source.shape
+
+
+@pytest.mark.parametrize("mode", ["True", "'fused'"])
+def test_a_program_may_end_while_others_compile(run_python, mode) -> None:
+    result = run_python(
+        f"""
+import torch, lazyxla
+lazyxla.eager_mode({mode})
+x = torch.ones(64, 64, device="lazyxla")
+for i in range(40):
+    x = (x @ x[:, :64 - i]).softmax(0)[:, :1].expand(64, 64) + i
+"""
+    )
+    assert result.stderr == ""
+
+
 # --- Fused eager ---------------------------------------------------------------------------------
 
 MOST = 256  # operators in a batch, see csrc/graph/batches.cpp

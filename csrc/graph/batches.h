@@ -27,8 +27,7 @@ namespace lazyxla::graph {
 // ends with it, so that the caller must flush.
 bool batch_ends(c10::DeviceIndex device, uint64_t op);
 
-// Ends the thread that runs what was left lying. To be called before the interpreter ends, without
-// the GIL.
+// Ends the thread that runs what was left lying. Without the GIL.
 void stop_watching_batches();
 
 }  // namespace lazyxla::graph

@@ -32,6 +32,12 @@ void DeviceBuffer::break_promise(std::string reason) {
   state_.notify_all();
 }
 
+bool dies_with(const ir::Node& leaf, size_t references) {
+  return leaf.use_count() == references &&
+         leaf.leaf_data().use_count() == 1 + buffer_of(leaf).waiting_runs &&
+         leaf.output_type(0).numel() > 0;
+}
+
 ir::Value make_leaf(ir::TensorType type, std::unique_ptr<pjrt::Buffer> buffer) {
   return {ir::Node::make_leaf(std::move(type), std::make_shared<DeviceBuffer>(std::move(buffer))),
           0};

@@ -26,12 +26,25 @@ class DeviceBuffer final : public ir::LeafData {
   void keep(std::unique_ptr<pjrt::Buffer> buffer);
   void break_promise(std::string reason);
 
+  // How many references runs that wait for their turn hold (runner.h). They do not stand in the
+  // way of donating the buffer to a later run.
+  std::atomic<int> waiting_runs{0};
+
  private:
   enum State : int { kPromised, kReady, kBroken };
   std::atomic<int> state_{kPromised};
   std::unique_ptr<pjrt::Buffer> buffer_;
   std::string error_;
 };
+
+using BufferRef = std::shared_ptr<DeviceBuffer>;
+
+inline BufferRef buffer_ref(const ir::Node& leaf) {
+  return std::static_pointer_cast<DeviceBuffer>(leaf.leaf_data());
+}
+
+// Whether the leaf's buffer dies with `references` to the leaf: nothing else refers to either.
+bool dies_with(const ir::Node& leaf, size_t references);
 
 // The leaf's buffer.
 inline DeviceBuffer& buffer_of(const ir::Node& leaf) {

@@ -5,7 +5,6 @@
 #include <array>
 #include <mutex>
 
-#include "graph/counters.h"
 #include "graph/gil.h"
 #include "options.h"
 #include "pjrt/client.h"
@@ -22,7 +21,7 @@ class InFlight {
     return (*all)[static_cast<uint8_t>(device)];
   }
 
-  void add(const std::shared_ptr<DeviceBuffer>& result) {
+  void add(const BufferRef& result) {
     std::lock_guard lock(mutex_);
     if (results_.size() >= bound_) {
       std::erase_if(results_, [](const auto& weak) {
@@ -74,7 +73,7 @@ void rethrow(const pjrt::Error& error, const char* doing) {
   TORCH_CHECK(false, "lazyxla: ", doing, ": ", error.what());
 }
 
-void keeping(Promises promises, const char* doing, const std::function<void()>& action) {
+void keeping(c10::ArrayRef<BufferRef> promises, const std::function<void()>& action) {
   auto break_promises = [&](const std::string& reason) {
     for (const auto& promise : promises) {
       promise->break_promise(
@@ -87,7 +86,7 @@ void keeping(Promises promises, const char* doing, const std::function<void()>& 
     try {
       action();
     } catch (const pjrt::Error& e) {
-      rethrow(e, doing);
+      rethrow(e, "running the recorded operators");
     }
   } catch (const c10::Error& e) {
     break_promises(e.what_without_backtrace());
@@ -98,31 +97,31 @@ void keeping(Promises promises, const char* doing, const std::function<void()>& 
   }
 }
 
-void execute(const Variant& variant, c10::ArrayRef<ir::NodePtr> leaves,
-             c10::ArrayRef<ir::ScalarValue> slots, Promises promises, c10::DeviceIndex index) {
+void execute(const Run& run, c10::DeviceIndex index) {
   const pjrt::Device& device = pjrt_device(index);
+  const Variant& variant = *run.variant;
+  const pjrt::Executable& executable = variant.executable();
   c10::SmallVector<pjrt::Buffer*, 16> args;
-  for (const ir::NodePtr& leaf : leaves) args.push_back(&buffer_of(*leaf.get()).get());
+  for (const BufferRef& input : run.inputs) args.push_back(&input->get());
   std::unique_ptr<pjrt::Buffer> floats, ints;
   if (!variant.float_slots.empty()) {
-    floats =
-        upload_slots(variant.float_slots, slots, &ir::ScalarValue::f, PJRT_Buffer_Type_F64, device);
+    floats = upload_slots(variant.float_slots, run.slots, &ir::ScalarValue::f, PJRT_Buffer_Type_F64,
+                          device);
     args.push_back(floats.get());
   }
   if (!variant.int_slots.empty()) {
-    ints =
-        upload_slots(variant.int_slots, slots, &ir::ScalarValue::i, PJRT_Buffer_Type_S64, device);
+    ints = upload_slots(variant.int_slots, run.slots, &ir::ScalarValue::i, PJRT_Buffer_Type_S64,
+                        device);
     args.push_back(ints.get());
   }
-  auto results = variant.executable->execute(args, variant.donated_args, device);
-  ++Counters::get().executions;
-  TORCH_INTERNAL_ASSERT(results.size() == promises.size());
-  for (size_t i = 0; i < results.size(); ++i) promises[i]->keep(std::move(results[i]));
+  auto results = executable.execute(args, variant.donated_args, device);
+  TORCH_INTERNAL_ASSERT(results.size() == run.promises.size());
+  for (size_t i = 0; i < results.size(); ++i) run.promises[i]->keep(std::move(results[i]));
   if (options().blocking) {
     WithoutGil no_gil;
-    for (const auto& promise : promises) promise->get().await();
-  } else if (!promises.empty()) {
-    InFlight::of(index).add(promises[0]);
+    for (const BufferRef& promise : run.promises) promise->get().await();
+  } else if (!run.promises.empty()) {
+    InFlight::of(index).add(run.promises[0]);
   }
 }
 

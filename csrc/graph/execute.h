@@ -15,15 +15,20 @@
 
 namespace lazyxla::graph {
 
-using Promises = c10::ArrayRef<std::shared_ptr<DeviceBuffer>>;
+// What a run takes. It only refers to its parts.
+struct Run {
+  const std::shared_ptr<const Variant>& variant;
+  c10::ArrayRef<BufferRef> inputs;
+  c10::ArrayRef<ir::ScalarValue> slots;  // of the graph that the variant was compiled for
+  c10::ArrayRef<BufferRef> promises;     // one per output
+};
 
-// Runs `action`; if it throws, breaks the promises, and rethrows as an error of PyTorch.
-void keeping(Promises promises, const char* doing, const std::function<void()>& action);
+// Does `action`; if it throws, breaks the promises, and rethrows as an error of PyTorch.
+void keeping(c10::ArrayRef<BufferRef> promises, const std::function<void()>& action);
 
-// Enqueues one run and keeps the promises, one per output. With LAZYXLA_BLOCKING it also waits for
-// the results. `slots` are those of the graph the variant was compiled for.
-void execute(const Variant& variant, c10::ArrayRef<ir::NodePtr> leaves,
-             c10::ArrayRef<ir::ScalarValue> slots, Promises promises, c10::DeviceIndex device);
+// Enqueues a run on the device and keeps its promises. With LAZYXLA_BLOCKING it also waits for the
+// results.
+void execute(const Run& run, c10::DeviceIndex device);
 
 // Waits until the device has done what was enqueued. Execution errors surface.
 void wait_for(c10::DeviceIndex device);

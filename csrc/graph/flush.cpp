@@ -9,8 +9,9 @@
 #include "graph/gil.h"
 #include "graph/one_operator.h"
 #include "graph/program.h"
+#include "graph/runner.h"
+#include "options.h"
 #include "pjrt/client.h"
-#include "pjrt/error.h"
 #include "pjrt/runtime.h"
 
 namespace lazyxla::graph {
@@ -34,11 +35,12 @@ void flush(c10::DeviceIndex device, Cause cause) {
     graph = detach(pending, global_setting());
   }
   ++Counters::get().flushes;
-  keeping(graph.promises, "running the recorded operators", [&] {
+  // Who asks for a result waits for its program; the modes that run operators by themselves do not.
+  const bool later = cause == Cause::kMode && !options().blocking;
+  std::shared_ptr<const Variant> variant;
+  keeping(graph.promises, [&] {
     try {
-      auto variant = find_program(graph)->variant(graph);
-      execute(*variant, graph.leaves, graph.slots, graph.promises, device);
-      OneOperator::keep(graph, std::move(variant));
+      variant = find_program(graph)->variant(graph, later ? Compile::kInBackground : Compile::kNow);
     } catch (const LoweringFailure& e) {
       restore(pending, graph, e.node);
       TORCH_CHECK_NOT_IMPLEMENTED(false, e.what());
@@ -48,11 +50,19 @@ void flush(c10::DeviceIndex device, Cause cause) {
     }
   });
   graph.taken.clear();
+  OneOperator::keep(graph, variant);
+  std::vector<BufferRef> inputs;
+  inputs.reserve(graph.leaves.size());
+  for (const ir::NodePtr& leaf : graph.leaves) inputs.push_back(buffer_ref(*leaf.get()));
+  if (!later) finish_waiting_runs(device);
+  run_in_turn({variant, inputs, graph.slots, graph.promises}, device);
 }
 
 void sync(c10::DeviceIndex device, bool wait, Cause cause) {
   flush(device, cause);
-  if (wait) wait_for(device);
+  if (!wait) return;
+  finish_waiting_runs(device);
+  wait_for(device);
 }
 
 std::unique_ptr<pjrt::Buffer> upload(const void* data, const ir::TensorType& type,

@@ -3,8 +3,8 @@
 #include <mutex>
 
 #include "graph/counters.h"
-#include "graph/execute.h"
 #include "graph/flush.h"
+#include "graph/runner.h"
 
 namespace lazyxla::graph {
 namespace {
@@ -65,13 +65,6 @@ class Programs final : public ir::OwnPrograms {
   c10::SmallVector<Entry, 1> entries_;
 };
 
-// Whether the leaf's data dies with the call, so that the result may have its memory: nobody but
-// the operands listed and the storage that is about to be written refers to it.
-bool dies(const ir::Node& leaf, size_t mentions) {
-  return leaf.use_count() == mentions + 1 && leaf.leaf_data().use_count() == 1 &&
-         leaf.output_type(0).numel() > 0;
-}
-
 }  // namespace
 
 std::optional<OneOperator> OneOperator::prepare(const ir::OpSpec& spec,
@@ -96,9 +89,10 @@ std::optional<OneOperator> OneOperator::prepare(const ir::OpSpec& spec,
   std::fill_n(pattern.donated_to, pattern.num_leaves, int8_t{-1});
   for (size_t r = 0; r < results.size(); ++r) {
     pattern.output_of_result[r] = results[r].output;
+    // Of the old content only the storage and the operands know: its memory is free for the new.
     const ir::Node* old = results[r].storage->value().node.get();
     for (uint8_t leaf = 0; leaf < pattern.num_leaves && old; ++leaf) {
-      if (leaves[leaf] == old && dies(*old, mentions[leaf]) &&
+      if (leaves[leaf] == old && dies_with(*old, mentions[leaf] + 1) &&
           old->output_type(0) == spec.outputs[results[r].output]) {
         pattern.donated_to[leaf] = static_cast<int8_t>(r);
       }
@@ -110,7 +104,7 @@ std::optional<OneOperator> OneOperator::prepare(const ir::OpSpec& spec,
   size_t next = 0;
   for (size_t i = 0; i < operands.size(); ++i) {
     if (pattern.leaf_of_operand[i] != next) continue;
-    call.leaves_.push_back(operands[i].node);
+    call.inputs_.push_back(buffer_ref(*operands[i].node.get()));
     ++next;
   }
   for (const Result& result : results) {
@@ -126,8 +120,7 @@ void OneOperator::run(c10::ArrayRef<ir::ScalarValue> slots, c10::DeviceIndex dev
   Counters& counters = Counters::get();
   ++counters.flushes;
   ++counters.cache_hits;
-  keeping(promises_, "running an operator",
-          [&] { execute(*variant_, leaves_, slots, promises_, device); });
+  run_in_turn({variant_, inputs_, slots, promises_}, device);
 }
 
 void OneOperator::keep(const Graph& graph, std::shared_ptr<const Variant> variant) {

@@ -46,8 +46,8 @@ class OneOperator {
 
  private:
   std::shared_ptr<const Variant> variant_;
-  c10::SmallVector<ir::NodePtr, 8> leaves_;
-  c10::SmallVector<std::shared_ptr<DeviceBuffer>, 4> promises_;
+  c10::SmallVector<BufferRef, 8> inputs_;
+  c10::SmallVector<BufferRef, 4> promises_;
 };
 
 }  // namespace lazyxla::graph

@@ -1,7 +1,11 @@
 #include "graph/program.h"
 
+#include <c10/core/thread_pool.h>
 #include <c10/util/Exception.h>
 #include <c10/util/flat_hash_map.h>
+
+#include <algorithm>
+#include <thread>
 
 #include "graph/counters.h"
 #include "graph/gil.h"
@@ -30,6 +34,12 @@ Cache& cache() {
 Lowerer& lowerer() {
   static auto* instance = new Lowerer();
   return *instance;
+}
+
+c10::ThreadPool& compilers() {
+  static auto* pool =
+      new c10::ThreadPool(std::clamp<int>(std::thread::hardware_concurrency(), 1, 8));
+  return *pool;
 }
 
 // The kind of every slot of the graph, in slot order.
@@ -81,13 +91,34 @@ class ScalarHistory {
 void set_lowerer(Lowerer new_lowerer) { lowerer() = std::move(new_lowerer); }
 
 bool Variant::matches(c10::ArrayRef<ir::ScalarValue> slots) const {
+  if (state_.load(std::memory_order_relaxed) == kFailed) return false;
   for (size_t i = 0; i < slots.size(); ++i) {
     if (slots[i].i != constants[i].i && !variable[i]) return false;
   }
   return true;
 }
 
-std::shared_ptr<const Variant> Program::variant(const Graph& graph) {
+void Variant::compile(const std::string& artifact) {
+  static const std::string options = pjrt::default_compile_options();
+  try {
+    executable_ = pjrt::Runtime::get().client().compile(artifact, "mlir", options);
+  } catch (...) {
+    error_ = std::current_exception();
+  }
+  state_.store(error_ ? kFailed : kCompiled, std::memory_order_release);
+  state_.notify_all();
+}
+
+const pjrt::Executable& Variant::executable() const {
+  if (state_.load(std::memory_order_acquire) == kCompiling) {
+    WithoutGil no_gil;
+    state_.wait(kCompiling, std::memory_order_acquire);
+  }
+  if (error_) std::rethrow_exception(error_);
+  return *executable_;
+}
+
+std::shared_ptr<const Variant> Program::variant(const Graph& graph, Compile how) {
   std::unique_lock lock(mutex_, std::try_to_lock);
   if (!lock) {
     WithoutGil no_gil;  // the holder may be lowering
@@ -99,7 +130,7 @@ std::shared_ptr<const Variant> Program::variant(const Graph& graph) {
       return variant;
     }
   }
-  variants_.push_front(compile(graph));
+  variants_.push_front(compile(graph, how));
   if (variants_.size() > kMaxVariants) variants_.pop_back();
   return variants_.front();
 }
@@ -119,7 +150,7 @@ std::string Program::reason(const Graph& graph, const std::vector<bool>& variabl
   return text;
 }
 
-std::shared_ptr<const Variant> Program::compile(const Graph& graph) {
+std::shared_ptr<const Variant> Program::compile(const Graph& graph, Compile how) {
   std::vector<ir::SlotKind> kinds = slot_kinds(graph);
   auto variant = std::make_shared<Variant>();
   variant->variable.assign(graph.slots.size(), false);
@@ -149,9 +180,14 @@ std::shared_ptr<const Variant> Program::compile(const Graph& graph) {
     if (graph.donations[i] >= 0) variant->donated_args.push_back(static_cast<int>(i));
   }
   variant->constants = graph.slots;
-  static const std::string options = pjrt::default_compile_options();
-  variant->executable = pjrt::Runtime::get().client().compile(lowered.artifact, "mlir", options);
   ++Counters::get().compiles;
+  if (how == Compile::kInBackground) {
+    compilers().run(
+        [variant, artifact = std::move(lowered.artifact)] { variant->compile(artifact); });
+  } else {
+    variant->compile(lowered.artifact);
+    variant->executable();  // throws if that failed
+  }
   return variant;
 }
 

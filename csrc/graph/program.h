@@ -15,7 +15,9 @@
 // running needs no GIL; lowering (a miss) takes it.
 #pragma once
 
+#include <atomic>
 #include <deque>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -46,7 +48,7 @@ using Lowerer = std::function<Lowered(const Graph&, const std::vector<bool>& var
                                       const std::string& reason)>;
 void set_lowerer(Lowerer lowerer);
 
-// One compiled form of a program.
+// One compiled form of a program, perhaps still being compiled.
 struct Variant {
   std::vector<bool> variable;
   std::vector<ir::ScalarValue>
@@ -54,26 +56,40 @@ struct Variant {
   std::vector<uint32_t> float_slots;  // the variable ones: one f64 array, one i64 array
   std::vector<uint32_t> int_slots;
   std::vector<int> donated_args;
-  std::unique_ptr<pjrt::Executable> executable;
 
+  // Whether it is for these values. Not if compiling it failed: whoever needs it tries again.
   bool matches(c10::ArrayRef<ir::ScalarValue> slots) const;
+
+  void compile(const std::string& artifact);
+  bool is_compiled() const { return state_.load(std::memory_order_acquire) == kCompiled; }
+  // Waits while it is being compiled. Throws what made that fail.
+  const pjrt::Executable& executable() const;
+
+ private:
+  enum State : int { kCompiling, kCompiled, kFailed };
+  std::atomic<int> state_{kCompiling};
+  std::unique_ptr<pjrt::Executable> executable_;
+  std::exception_ptr error_;
 };
+
+// Who compiles a new program: the caller, who waits, or a pool of threads.
+enum class Compile : uint8_t { kNow, kInBackground };
 
 class Program {
  public:
   explicit Program(std::vector<uint64_t> key) : key_(std::move(key)) {}
   const std::vector<uint64_t>& key() const { return key_; }
 
-  // The variant for these scalar values, compiled if there is none.
-  std::shared_ptr<const Variant> variant(const Graph& graph);
+  // The variant for these scalar values, lowered by the caller and compiled if there is none.
+  std::shared_ptr<const Variant> variant(const Graph& graph, Compile how);
 
  private:
-  std::shared_ptr<const Variant> compile(const Graph& graph);
+  std::shared_ptr<const Variant> compile(const Graph& graph, Compile how);
   // Why this graph is compiled, in words.
   std::string reason(const Graph& graph, const std::vector<bool>& variable) const;
 
   std::vector<uint64_t> key_;
-  std::mutex mutex_;  // held while compiling: two threads never compile the same program twice
+  std::mutex mutex_;  // held while lowering: two threads never compile the same program twice
   std::deque<std::shared_ptr<const Variant>> variants_;  // newest first
   std::vector<bool> static_slots_;
 };

@@ -80,13 +80,6 @@ class Walk {
   c10::SmallVector<Frame, 64> stack_;
 };
 
-// Whether only this graph refers to the leaf and its data: the graph's own list holds one
-// reference, all others must be edges of this graph.
-bool dies(const ir::Node& leaf) {
-  return leaf.use_count() == leaf.edges + 1 && leaf.leaf_data().use_count() == 1 &&
-         leaf.output_type(0).numel() > 0;
-}
-
 // Gives each leaf that dies with this run to an output of its type: to the new content of the
 // storage that held it if that is one, else to the first free one.
 void assign_donations(Graph& graph, const ska::flat_hash_map<const void*, int>& output_of_storage) {
@@ -95,7 +88,8 @@ void assign_donations(Graph& graph, const ska::flat_hash_map<const void*, int>& 
   std::vector<size_t> homeless;
   for (size_t i = 0; i < graph.leaves.size(); ++i) {
     const ir::Node& leaf = *graph.leaves[i].get();
-    if (!dies(leaf)) continue;
+    // The graph's own list holds one reference; all others must be edges of this graph.
+    if (!dies_with(leaf, leaf.edges + 1)) continue;
     auto home = output_of_storage.find(leaf.home);
     if (home == output_of_storage.end() || taken[home->second] ||
         !(graph.output_types[home->second] == leaf.output_type(0))) {
