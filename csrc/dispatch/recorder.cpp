@@ -121,7 +121,8 @@ std::optional<graph::OneOperator> launch(const Recipe& recipe, const Scan& scan,
   }
   c10::SmallVector<graph::OneOperator::Result, 4> results;
   if (!direct_results(recipe, scan, fresh, results)) return {};
-  return graph::OneOperator::prepare(recipe.spec, operands, scan.slots, results, garbage);
+  return graph::OneOperator::prepare(recipe.spec, operands, scan.slots, results, scan.device,
+                                     garbage);
 }
 
 // Makes the node and hands its outputs to the fresh and the written tensors.
@@ -168,7 +169,7 @@ void apply(const Recipe& recipe, Scan& scan, c10::ArrayRef<at::TensorBase> fresh
   }
   ++graph::Counters::get().nodes_recorded;
   if (launched) {
-    launched->run(scan.slots, device);
+    launched->run(scan.slots);
   } else {
     after_recording(device, recipe.spec.id);
   }

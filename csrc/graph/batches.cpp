@@ -14,9 +14,11 @@
 namespace lazyxla::graph {
 namespace {
 
-constexpr size_t kLeast = 64, kMost = 256;  // operators in a batch
-constexpr size_t kMaxPlaces = 4096;         // beyond them learning starts anew
-constexpr auto kPause = std::chrono::milliseconds(5);
+constexpr size_t kLeast = 32, kMost = 64;               // operators in a batch
+constexpr size_t kMaxPlaces = 4096;                     // beyond them learning starts anew
+constexpr auto kPause = std::chrono::milliseconds(20);  // between two looks
+constexpr int kLongPause = 10;                          // looks
+constexpr uint64_t kShortWhile = 16384;                 // operators
 
 class Batches {
  public:
@@ -37,16 +39,15 @@ class Batches {
     return true;
   }
 
-  // Whether nothing came since it was asked last, so that what is pending was left lying.
-  bool paused() {
+  // To be asked at every look: whether what is pending was left lying and should run.
+  bool is_left_lying() {
     std::lock_guard lock(mutex_);
-    return std::exchange(seen_, count_) == count_;
-  }
-
-  void note_pause() {
-    std::lock_guard lock(mutex_);
-    if (pauses_.size() >= kMaxPlaces) pauses_.clear();
-    if (++pauses_[place_] == 2) learn();
+    if (std::exchange(seen_, count_) != count_) {
+      looks_ = 0;
+      return false;
+    }
+    if (++looks_ == 1) return is_second_pause();
+    return looks_ == kLongPause;
   }
 
  private:
@@ -55,11 +56,23 @@ class Batches {
     places_.insert(place_);
   }
 
+  bool is_second_pause() {
+    if (count_ - pauses_since_ > kShortWhile) {
+      pauses_.clear();
+      pauses_since_ = count_;
+    }
+    if (pauses_.insert(place_).second) return false;
+    learn();
+    return true;
+  }
+
   ir::SpinLock mutex_;
   uint64_t place_ = 0;
-  uint64_t count_ = 0, seen_ = 0;
+  uint64_t count_ = 0, seen_ = 0;  // operators in all, and at the last look
+  int looks_ = 0;                  // since the last operator
   ska::flat_hash_set<uint64_t> places_;
-  ska::flat_hash_map<uint64_t, int> pauses_;
+  ska::flat_hash_set<uint64_t> pauses_;  // places of single pauses
+  uint64_t pauses_since_ = 0;            // `count_` when they were last forgotten
 };
 
 class Watch {
@@ -99,8 +112,7 @@ class Watch {
   }
 
   static void look(c10::DeviceIndex device) {
-    if (!ir::PendingSet::of(device).fused || !Batches::of(device).paused()) return;
-    Batches::of(device).note_pause();
+    if (!ir::PendingSet::of(device).fused || !Batches::of(device).is_left_lying()) return;
     try {
       flush(device, Cause::kMode);
     } catch (const std::exception&) {  // whoever reads the values is told

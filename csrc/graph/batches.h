@@ -12,9 +12,11 @@
 //
 // Repeated layers are cut at the same places, too, and share their programs.
 //
-// The device must not wait while the host does something else. A thread looks every few
-// milliseconds whether a batch was left lying, and runs it. A place where that happens twice is
-// learnt as well, so that from then on the batch runs at once.
+// The device must not wait while the host does something else. A thread looks now and then whether
+// a batch was left lying. Where the host pauses twice in a short while it will pause again: that
+// place is learnt, and from then on the batch runs before the pause. Anywhere else a pause is more
+// likely the operating system's, and another program not worth it: the batch runs only if the pause
+// gets long.
 #pragma once
 
 #include <c10/core/Device.h>

@@ -2,9 +2,6 @@
 
 #include <c10/util/Exception.h>
 
-#include <array>
-#include <mutex>
-
 #include "graph/gil.h"
 #include "options.h"
 #include "pjrt/client.h"
@@ -12,38 +9,6 @@
 
 namespace lazyxla::graph {
 namespace {
-
-// What a device may still be computing: one result of each run, forgotten when it is there.
-class InFlight {
- public:
-  static InFlight& of(c10::DeviceIndex device) {
-    static auto* all = new std::array<InFlight, 256>();
-    return (*all)[static_cast<uint8_t>(device)];
-  }
-
-  void add(const BufferRef& result) {
-    std::lock_guard lock(mutex_);
-    if (results_.size() >= bound_) {
-      std::erase_if(results_, [](const auto& weak) {
-        auto buffer = weak.lock();
-        return !buffer || buffer->get().is_deleted() || buffer->get().ready();
-      });
-      bound_ = std::max(kLeastBound, 2 * results_.size());
-    }
-    results_.push_back(result);
-  }
-
-  std::vector<std::weak_ptr<DeviceBuffer>> take() {
-    std::lock_guard lock(mutex_);
-    return std::exchange(results_, {});
-  }
-
- private:
-  static constexpr size_t kLeastBound = 64;
-  std::mutex mutex_;
-  std::vector<std::weak_ptr<DeviceBuffer>> results_;
-  size_t bound_ = kLeastBound;
-};
 
 // Packs the values of variable slots into one small array on the device.
 template <typename T>
@@ -120,22 +85,16 @@ void execute(const Run& run, c10::DeviceIndex index) {
   if (options().blocking) {
     WithoutGil no_gil;
     for (const BufferRef& promise : run.promises) promise->get().await();
-  } else if (!run.promises.empty()) {
-    InFlight::of(index).add(run.promises[0]);
   }
 }
 
 void wait_for(c10::DeviceIndex device) {
-  auto results = InFlight::of(device).take();
+  if (!pjrt::Runtime::get().initialized()) return;
   WithoutGil no_gil;
-  for (const auto& result : results) {
-    auto buffer = result.lock();
-    if (!buffer || buffer->get().is_deleted()) continue;
-    try {
-      buffer->get().await();
-    } catch (const pjrt::Error& e) {
-      rethrow(e, "waiting for the device");
-    }
+  try {
+    pjrt_device(device).await();
+  } catch (const pjrt::Error& e) {
+    rethrow(e, "waiting for the device");
   }
 }
 

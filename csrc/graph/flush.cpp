@@ -28,11 +28,14 @@ void flush(c10::DeviceIndex device, Cause cause) {
     if (!pending.first) return;
   }
   check_unbroken(cause);  // may ask Python for the user's line: not under the mutex
+  const uint64_t setting = global_setting();
   Graph graph;
+  std::optional<Turn> turn;
   {
     std::lock_guard lock(pending.mutex);
     if (!pending.first) return;
-    graph = detach(pending, global_setting());
+    graph = detach(pending, setting);
+    turn = Turn::take(device);
   }
   ++Counters::get().flushes;
   // Who asks for a result waits for its program; the modes that run operators by themselves do not.
@@ -54,8 +57,12 @@ void flush(c10::DeviceIndex device, Cause cause) {
   std::vector<BufferRef> inputs;
   inputs.reserve(graph.leaves.size());
   for (const ir::NodePtr& leaf : graph.leaves) inputs.push_back(buffer_ref(*leaf.get()));
-  if (!later) finish_waiting_runs(device);
-  run_in_turn({variant, inputs, graph.slots, graph.promises}, device);
+  const Run run{variant, inputs, graph.slots, graph.promises};
+  if (later) {
+    turn->run_soon(run);
+  } else {
+    turn->run_now(run);
+  }
 }
 
 void sync(c10::DeviceIndex device, bool wait, Cause cause) {

@@ -4,7 +4,6 @@
 
 #include "graph/counters.h"
 #include "graph/flush.h"
-#include "graph/runner.h"
 
 namespace lazyxla::graph {
 namespace {
@@ -71,7 +70,7 @@ std::optional<OneOperator> OneOperator::prepare(const ir::OpSpec& spec,
                                                 c10::ArrayRef<ir::Value> operands,
                                                 c10::ArrayRef<ir::ScalarValue> slots,
                                                 c10::ArrayRef<Result> results,
-                                                ir::Garbage& garbage) {
+                                                c10::DeviceIndex device, ir::Garbage& garbage) {
   Programs* programs = Programs::of(spec);
   if (!programs || operands.size() > kMaxOperands || results.size() > kMaxResults) return {};
   Pattern pattern{.setting = global_setting(),
@@ -98,9 +97,10 @@ std::optional<OneOperator> OneOperator::prepare(const ir::OpSpec& spec,
       }
     }
   }
-  OneOperator call;
-  call.variant_ = programs->find(pattern, slots);
-  if (!call.variant_) return {};
+  auto variant = programs->find(pattern, slots);
+  if (!variant) return {};
+  OneOperator call(Turn::take(device));
+  call.variant_ = std::move(variant);
   size_t next = 0;
   for (size_t i = 0; i < operands.size(); ++i) {
     if (pattern.leaf_of_operand[i] != next) continue;
@@ -116,11 +116,11 @@ std::optional<OneOperator> OneOperator::prepare(const ir::OpSpec& spec,
   return call;
 }
 
-void OneOperator::run(c10::ArrayRef<ir::ScalarValue> slots, c10::DeviceIndex device) {
+void OneOperator::run(c10::ArrayRef<ir::ScalarValue> slots) {
   Counters& counters = Counters::get();
   ++counters.flushes;
   ++counters.cache_hits;
-  run_in_turn({variant_, inputs_, slots, promises_}, device);
+  turn_.run_soon({variant_, inputs_, slots, promises_});
 }
 
 void OneOperator::keep(const Graph& graph, std::shared_ptr<const Variant> variant) {

@@ -17,6 +17,7 @@
 
 #include "graph/buffer.h"
 #include "graph/program.h"
+#include "graph/runner.h"
 #include "graph/walk.h"
 #include "ir/storage.h"
 
@@ -36,15 +37,19 @@ class OneOperator {
   static std::optional<OneOperator> prepare(const ir::OpSpec& spec,
                                             c10::ArrayRef<ir::Value> operands,
                                             c10::ArrayRef<ir::ScalarValue> slots,
-                                            c10::ArrayRef<Result> results, ir::Garbage& garbage);
+                                            c10::ArrayRef<Result> results, c10::DeviceIndex device,
+                                            ir::Garbage& garbage);
 
-  // Enqueues it; without the mutex.
-  void run(c10::ArrayRef<ir::ScalarValue> slots, c10::DeviceIndex device);
+  // Runs it, without the mutex.
+  void run(c10::ArrayRef<ir::ScalarValue> slots);
 
   // Notes the program of a graph that is a single operator.
   static void keep(const Graph& graph, std::shared_ptr<const Variant> variant);
 
  private:
+  explicit OneOperator(Turn turn) : turn_(std::move(turn)) {}
+
+  Turn turn_;
   std::shared_ptr<const Variant> variant_;
   c10::SmallVector<BufferRef, 8> inputs_;
   c10::SmallVector<BufferRef, 4> promises_;

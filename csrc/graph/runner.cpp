@@ -1,9 +1,11 @@
 #include "graph/runner.h"
 
-#include <c10/core/thread_pool.h>
-
 #include <array>
+#include <condition_variable>
+#include <map>
 #include <memory>
+#include <mutex>
+#include <thread>
 
 #include "graph/counters.h"
 #include "graph/gil.h"
@@ -12,7 +14,7 @@
 namespace lazyxla::graph {
 namespace {
 
-// A run that owns its parts, and is counted in its buffers while it waits.
+// A run that owns its parts, and is counted in its buffers as long as it waits.
 class WaitingRun {
  public:
   explicit WaitingRun(const Run& run)
@@ -45,6 +47,8 @@ class WaitingRun {
   std::vector<BufferRef> promises_;
 };
 
+}  // namespace
+
 class Runner {
  public:
   static Runner& of(c10::DeviceIndex device) {
@@ -52,45 +56,98 @@ class Runner {
     return (*all)[static_cast<uint8_t>(device)];
   }
 
-  bool is_idle() const { return waiting_ == 0; }
+  uint64_t take() { return issued_.fetch_add(1) + 1; }
 
-  void add(std::shared_ptr<WaitingRun> run, c10::DeviceIndex device) {
-    std::call_once(started_, [this] { thread_ = std::make_unique<c10::ThreadPool>(1); });
-    ++waiting_;
-    thread_->run([this, run = std::move(run), device]() mutable {
-      run->execute(device);
-      run.reset();
-      --waiting_;
-      waiting_.notify_all();
-    });
-  }
+  bool is_up(uint64_t turn) const { return done_ + 1 == turn; }
 
-  void finish() {
-    if (is_idle()) return;
+  void await(uint64_t turn) {
+    if (is_up(turn)) return;
     WithoutGil no_gil;
-    while (int waiting = waiting_) waiting_.wait(waiting);
+    while (true) {
+      uint64_t done = done_;
+      if (done + 1 >= turn) return;
+      done_.wait(done);
+    }
   }
+
+  void finish(uint64_t turn) {
+    done_ = turn;
+    done_.notify_all();
+    if (left_ == 0) return;
+    {
+      std::lock_guard lock(mutex_);
+    }  // the thread is either before its look, or waits
+    wake_.notify_all();
+  }
+
+  // Leaves a run, or with none the mere turn, to the thread.
+  void leave(uint64_t turn, std::unique_ptr<WaitingRun> run, c10::DeviceIndex device) {
+    std::lock_guard lock(mutex_);
+    if (!thread_.joinable()) {
+      thread_ = std::thread([this, device] { work(device); });
+    }
+    waiting_.emplace(turn, std::move(run));
+    ++left_;
+    wake_.notify_all();
+  }
+
+  void await_all() { await(issued_.load() + 1); }
 
  private:
-  std::once_flag started_;
-  std::unique_ptr<c10::ThreadPool> thread_;
-  std::atomic<int> waiting_{0};
+  void work(c10::DeviceIndex device) {
+    std::unique_lock lock(mutex_);
+    while (true) {
+      wake_.wait(lock, [this] { return !waiting_.empty() && is_up(waiting_.begin()->first); });
+      auto first = waiting_.begin();
+      auto [turn, run] = std::move(*first);
+      waiting_.erase(first);
+      lock.unlock();
+      if (run) run->execute(device);
+      run.reset();
+      --left_;
+      finish(turn);
+      lock.lock();
+    }
+  }
+
+  std::atomic<uint64_t> issued_{0};  // turns taken
+  std::atomic<uint64_t> done_{0};    // all turns up to this one are over
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  std::map<uint64_t, std::unique_ptr<WaitingRun>> waiting_;
+  std::atomic<int> left_{0};  // size of `waiting_`, and the one at work
+  std::thread thread_;
 };
 
-}  // namespace
+Turn Turn::take(c10::DeviceIndex device) { return {device, Runner::of(device).take()}; }
 
-void run_in_turn(const Run& run, c10::DeviceIndex device) {
-  ++Counters::get().executions;
-  Runner& runner = Runner::of(device);
-  if ((runner.is_idle() && run.variant->is_compiled()) || options().blocking) {
-    runner.finish();
-    keeping(run.promises, [&] { execute(run, device); });
-    return;
+Turn::~Turn() {
+  if (!number_) return;
+  Runner& runner = Runner::of(device_);
+  if (runner.is_up(number_)) {
+    runner.finish(number_);
+  } else {
+    runner.leave(number_, nullptr, device_);
   }
-  pjrt_device(device);  // throws in a forked child, where no thread would do the work
-  runner.add(std::make_shared<WaitingRun>(run), device);
 }
 
-void finish_waiting_runs(c10::DeviceIndex device) { Runner::of(device).finish(); }
+void Turn::run_now(const Run& run) {
+  Runner::of(device_).await(number_);
+  ++Counters::get().executions;
+  keeping(run.promises, [&] { execute(run, device_); });
+}
+
+void Turn::run_soon(const Run& run) {
+  Runner& runner = Runner::of(device_);
+  if (options().blocking || (runner.is_up(number_) && run.variant->is_compiled())) {
+    run_now(run);
+    return;
+  }
+  pjrt_device(device_);  // throws in a forked child, where no thread would do the work
+  ++Counters::get().executions;
+  runner.leave(std::exchange(number_, 0), std::make_unique<WaitingRun>(run), device_);
+}
+
+void finish_waiting_runs(c10::DeviceIndex device) { Runner::of(device).await_all(); }
 
 }  // namespace lazyxla::graph

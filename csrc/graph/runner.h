@@ -1,23 +1,55 @@
 // The runner: runs programs in their order while some of them still compile.
 //
 // In the eager modes nobody waits for a program to be compiled. Compiling is done by a pool of
-// threads (program.h), and a run whose program is not ready yet, or that has others before it,
-// waits for its turn on a thread of its own. The caller goes on to the next operator, whose program
+// threads (program.h), and a run whose program is not ready yet, or that has others before it, is
+// left to a thread that does nothing else. The caller goes on to the next operator, whose program
 // may be compiled at the same time; its results are promised, and whoever reads one waits for it.
-// In steady state nothing compiles, nothing waits, and the caller runs everything itself.
+// In steady state nothing compiles, and the caller runs everything itself.
 //
-// Errors of such a run are told by whoever reads its results. With LAZYXLA_BLOCKING nothing is put
-// off.
+// The order is that in which results were promised: a Turn is taken under the device's mutex,
+// together with the promises. Runs may therefore give memory away that runs before them read, and
+// none waits for a promise that a later one keeps, whichever threads they come from.
+//
+// Errors of a run that was left are told by whoever reads its results. With LAZYXLA_BLOCKING
+// nothing is left.
 #pragma once
+
+#include <utility>
 
 #include "graph/execute.h"
 
 namespace lazyxla::graph {
 
-// Runs it: now, if its turn has come and its program is compiled, else later.
-void run_in_turn(const Run& run, c10::DeviceIndex device);
+class Runner;
 
-// Waits until no run of the device is waiting any more.
+// A place in a device's order. Must be used once; dropped unused, it lets the next ones pass.
+class Turn {
+ public:
+  // Caller holds the mutex of the device's pending set.
+  static Turn take(c10::DeviceIndex device);
+
+  Turn(Turn&& other) noexcept : device_(other.device_), number_(std::exchange(other.number_, 0)) {}
+  Turn& operator=(Turn&& other) noexcept {
+    std::swap(device_, other.device_);
+    std::swap(number_, other.number_);
+    return *this;
+  }
+  ~Turn();
+
+  // Runs it before returning, after those that come before it.
+  void run_now(const Run& run);
+
+  // Runs it as soon as it can be run: often now.
+  void run_soon(const Run& run);
+
+ private:
+  Turn(c10::DeviceIndex device, uint64_t number) : device_(device), number_(number) {}
+
+  c10::DeviceIndex device_;
+  uint64_t number_;  // 0: used
+};
+
+// Waits until every run whose turn was taken before has been enqueued on the device.
 void finish_waiting_runs(c10::DeviceIndex device);
 
 }  // namespace lazyxla::graph

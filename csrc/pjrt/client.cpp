@@ -56,7 +56,8 @@ Device::Device(const PJRT_Api& api, PJRT_Device* raw, int index, bool retires_do
       raw_(raw),
       index_(index),
       usage_(std::make_unique<Usage>()),
-      retired_(retires_donated ? std::make_unique<RetiredBuffers>(api) : nullptr) {
+      retires_donated_(retires_donated),
+      in_flight_(std::make_unique<InFlight>(api)) {
   LAZYXLA_PJRT_ARGS(description, PJRT_Device_GetDescription);
   description.device = raw;
   LAZYXLA_PJRT_CALL(api_, PJRT_Device_GetDescription, description);
@@ -97,6 +98,11 @@ MemoryStats Device::memory_stats() const {
 }
 
 void Device::reset_peak() const { usage_->peak.store(usage_->bytes.load()); }
+
+void Device::await() const {
+  check_not_forked();
+  in_flight_->await();
+}
 
 std::optional<AllocatorStats> Device::allocator_stats() const {
   check_not_forked();
@@ -158,7 +164,7 @@ Client::~Client() {
   if (raw_ == nullptr || forked()) {
     return;
   }
-  devices_.clear();  // frees the retired handles, which are the client's
+  devices_.clear();  // frees the handles in flight, which are the client's
   LAZYXLA_PJRT_ARGS(args, PJRT_Client_Destroy);
   args.client = raw_;
   ignore_error(&api(), api().PJRT_Client_Destroy(&args));

@@ -21,8 +21,8 @@
 #include "buffer.h"
 #include "executable.h"
 #include "fork.h"
+#include "in_flight.h"
 #include "plugin.h"
-#include "retired.h"
 
 namespace lazyxla::pjrt {
 
@@ -46,7 +46,7 @@ struct AllocatorStats {
 
 class Device {
  public:
-  // `retires_donated`: whether freeing a donated buffer's handle waits, see retired.h.
+  // `retires_donated`: whether freeing a donated buffer's handle waits, see in_flight.h.
   Device(const PJRT_Api& api, PJRT_Device* raw, int index, bool retires_donated);
 
   int index() const { return index_; }  // position among the client's addressable devices
@@ -61,6 +61,9 @@ class Device {
 
   // Empty if the plugin has no allocator statistics.
   std::optional<AllocatorStats> allocator_stats() const;
+
+  // Waits for all executions enqueued so far. Throws if one of them failed.
+  void await() const;
 
  private:
   friend class Buffer;
@@ -82,7 +85,8 @@ class Device {
   std::string kind_;
   std::string debug_string_;
   std::unique_ptr<Usage> usage_;
-  std::unique_ptr<RetiredBuffers> retired_;  // null if not needed
+  bool retires_donated_;
+  std::unique_ptr<InFlight> in_flight_;
 };
 
 class Client {

@@ -6,7 +6,7 @@
 #include "call.h"
 #include "client.h"
 #include "fork.h"
-#include "retired.h"
+#include "in_flight.h"
 
 namespace lazyxla::pjrt {
 namespace {
@@ -100,7 +100,6 @@ std::vector<std::unique_ptr<Buffer>> Executable::execute(std::span<Buffer* const
   options.num_non_donatable_input_indices = scratch.kept_args.size();
   PJRT_Buffer* const* arg_list = scratch.args.data();
   PJRT_Buffer** output_list = scratch.outputs.data();
-  RetiredBuffers* retired = donated_args.empty() ? nullptr : device.retired_.get();
   PJRT_Event* done = nullptr;
   LAZYXLA_PJRT_ARGS(call, PJRT_LoadedExecutable_Execute);
   call.executable = raw_;
@@ -109,7 +108,7 @@ std::vector<std::unique_ptr<Buffer>> Executable::execute(std::span<Buffer* const
   call.num_devices = 1;
   call.num_args = args.size();
   call.output_lists = &output_list;
-  call.device_complete_events = retired != nullptr ? &done : nullptr;
+  call.device_complete_events = &done;
   call.execute_device = portable() ? device.raw() : nullptr;
   PJRT_Error* error = api_->PJRT_LoadedExecutable_Execute(&call);
 
@@ -121,12 +120,14 @@ std::vector<std::unique_ptr<Buffer>> Executable::execute(std::span<Buffer* const
       }
     }
   }
-  if (done != nullptr) {
-    retired->add(done, scratch.donated);
-  } else {
+  if (done == nullptr || !device.retires_donated_) {
     for (PJRT_Buffer* handle : scratch.donated) {
       destroy_buffer(api_, handle);
     }
+    scratch.donated.clear();
+  }
+  if (done != nullptr) {
+    device.in_flight_->add(done, scratch.donated);
   }
   check(api_, error, "PJRT_LoadedExecutable_Execute");
 

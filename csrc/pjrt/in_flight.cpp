@@ -1,5 +1,6 @@
-#include "retired.h"
+#include "in_flight.h"
 
+#include <exception>
 #include <utility>
 
 #include "call.h"
@@ -7,7 +8,7 @@
 
 namespace lazyxla::pjrt {
 
-RetiredBuffers::~RetiredBuffers() {
+InFlight::~InFlight() {
   if (forked()) {
     return;
   }
@@ -16,7 +17,7 @@ RetiredBuffers::~RetiredBuffers() {
   }
 }
 
-void RetiredBuffers::add(PJRT_Event* done, std::span<PJRT_Buffer* const> handles) {
+void InFlight::add(PJRT_Event* done, std::span<PJRT_Buffer* const> handles) {
   // Small programs run inside the call: nothing to wait for, and nothing to allocate.
   if (ready(done)) {
     free(done, handles);
@@ -39,13 +40,35 @@ void RetiredBuffers::add(PJRT_Event* done, std::span<PJRT_Buffer* const> handles
   }
 }
 
-bool RetiredBuffers::ready(PJRT_Event* event) const {
+void InFlight::await() {
+  std::deque<Execution> executions;
+  {
+    std::lock_guard lock(mutex_);
+    executions = std::exchange(executions_, {});
+  }
+  std::exception_ptr failure;
+  for (const Execution& execution : executions) {
+    try {
+      await_event(api_, execution.done, "running a program");
+    } catch (const Error&) {
+      if (!failure) {
+        failure = std::current_exception();
+      }
+    }
+    free(nullptr, execution.handles);
+  }
+  if (failure) {
+    std::rethrow_exception(failure);
+  }
+}
+
+bool InFlight::ready(PJRT_Event* event) const {
   LAZYXLA_PJRT_ARGS(args, PJRT_Event_IsReady);
   args.event = event;
   return ignore_error(api_, api_->PJRT_Event_IsReady(&args)) || args.is_ready;
 }
 
-void RetiredBuffers::free(PJRT_Event* done, std::span<PJRT_Buffer* const> handles) const {
+void InFlight::free(PJRT_Event* done, std::span<PJRT_Buffer* const> handles) const {
   for (PJRT_Buffer* handle : handles) {
     destroy_buffer(api_, handle);
   }

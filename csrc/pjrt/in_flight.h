@@ -1,9 +1,13 @@
-// Handles of donated buffers, waiting to be freed.
+// Executions in flight on a device: their completion events, and the buffers they took.
+//
+// Every execution is entered here, whatever becomes of its results, so that a program can wait
+// until the device has done all its work.
 //
 // On the CPU plugin, PJRT_Buffer_Destroy of a donated buffer blocks until the execution that took
 // its memory is done. Freed right away, the handles would make every training step synchronous. So
-// a device keeps them here together with the execution's completion event, and frees them when a
-// later execution finds the event ready. They hold no device memory: that is the outputs' by then.
+// they are kept here, too, and freed when a later execution finds the event ready. They hold no
+// device memory: that is the outputs' by then.
+//
 // The list is as long as the number of executions in flight.
 #pragma once
 
@@ -16,15 +20,18 @@
 
 namespace lazyxla::pjrt {
 
-class RetiredBuffers {
+class InFlight {
  public:
-  explicit RetiredBuffers(const PJRT_Api& api) : api_(&api) {}
-  ~RetiredBuffers();  // waits for the executions
-  RetiredBuffers(const RetiredBuffers&) = delete;
-  RetiredBuffers& operator=(const RetiredBuffers&) = delete;
+  explicit InFlight(const PJRT_Api& api) : api_(&api) {}
+  ~InFlight();  // waits for the executions
+  InFlight(const InFlight&) = delete;
+  InFlight& operator=(const InFlight&) = delete;
 
   // Takes ownership of the handles and of `done`, and frees what is ready.
   void add(PJRT_Event* done, std::span<PJRT_Buffer* const> handles);
+
+  // Waits for all executions entered so far. Throws the first failure, after all are over.
+  void await();
 
  private:
   struct Execution {

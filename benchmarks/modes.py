@@ -1,0 +1,254 @@
+"""What each mode costs: the same work in lazy, eager, fused eager and compiled form.
+
+    python benchmarks/modes.py [--only chain,decoder,resnet50,warmup] [--rounds 5]
+
+All modes and the peers (PyTorch on the CPU, eager and inductor) run in one process and take turns,
+so that a busy moment of the machine counts for all; each figure is the best of the rounds.
+``--peers all`` adds torch_xla in an environment of its own, where it can be installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parent / "examples")]
+
+import decoder_data as data  # noqa: E402
+import torch  # noqa: E402
+from decoder_model import SMALL, Decoder, next_token_loss  # noqa: E402
+from peers import torch_xla_python  # noqa: E402
+from torch import Tensor, nn  # noqa: E402
+from torch.nn import functional as F  # noqa: E402
+from torchvision_import import import_torchvision  # noqa: E402
+
+import lazyxla  # noqa: E402
+from lazyxla.dynamo import backend as lazyxla_backend  # noqa: E402
+
+OPERATORS = 2000
+DEVICE = "lazyxla"
+
+
+@dataclass
+class Way:
+    """One way to do the work: ``run(n)`` does it n times, ``wait`` ends when the device has."""
+
+    name: str
+    run: Callable[[int], None]
+    wait: Callable[[], None]
+    mode: bool | str = False
+
+
+def wait_for_device() -> None:
+    lazyxla.sync(wait=True)
+
+
+def on_device(name: str, mode: bool | str, step: Callable[[], object], sync: bool = False) -> Way:
+    def run(times: int) -> None:
+        for _ in range(times):
+            step()
+            if sync:
+                lazyxla.sync()
+
+    return Way(name, run, wait_for_device, mode)
+
+
+def on_host(name: str, step: Callable[[], object]) -> Way:
+    def run(times: int) -> None:
+        for _ in range(times):
+            step()
+
+    return Way(name, run, lambda: None)
+
+
+def chain_step(device: str) -> Callable[[], Tensor]:
+    x, y = torch.ones(16, 16).to(device), torch.ones(16, 16).to(device)
+
+    def step() -> Tensor:
+        z = x
+        for _ in range(OPERATORS // 4):
+            z = z + y
+            z = z * 0.5
+            z = z - 0.25
+            z = -z
+        return z
+
+    return step
+
+
+def chain() -> list[Way]:
+    step = chain_step(DEVICE)
+    return [
+        on_device("lazy", False, step, sync=True),
+        on_device("eager", True, step),
+        on_device("fused eager", "fused", step),
+        on_device("eager + compile", True, lazyxla.compile(step)),
+        on_host("PyTorch CPU eager", chain_step("cpu")),
+    ]
+
+
+def training(
+    make: Callable[[], nn.Module],
+    batches: list[tuple[Tensor, Tensor]],
+    loss_function: Callable[[Tensor, Tensor], Tensor],
+    make_optimizer: Callable[[nn.Module, str], torch.optim.Optimizer],
+) -> list[Way]:
+    def step_on(device: str, compiler: Any = None) -> Callable[[], Tensor]:
+        torch.manual_seed(0)
+        model = make().to(device)
+        optimizer = make_optimizer(model, device)
+        stream = itertools.cycle(batches)
+        forward = torch.compile(model, backend=compiler) if compiler else model
+
+        def step() -> Tensor:
+            inputs, targets = (tensor.to(device) for tensor in next(stream))
+            loss = loss_function(forward(inputs), targets)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss
+
+        return step
+
+    return [
+        on_device("lazy", False, step_on(DEVICE), sync=True),
+        on_device("eager", True, step_on(DEVICE)),
+        on_device("fused eager", "fused", step_on(DEVICE)),
+        on_device("eager + compile", True, lazyxla.compile(step_on(DEVICE))),
+        on_device("torch.compile", False, step_on(DEVICE, lazyxla_backend), sync=True),
+        on_host("PyTorch CPU eager", step_on("cpu")),
+        on_host("PyTorch CPU inductor", step_on("cpu", "inductor")),
+    ]
+
+
+def decoder() -> list[Way]:
+    def make() -> nn.Module:
+        model = Decoder(SMALL)
+        weights = {name: torch.from_numpy(array) for name, array in data.weights().items()}
+        model.load_state_dict(weights)
+        return model
+
+    def adam(model: nn.Module, device: str) -> torch.optim.Optimizer:
+        # What each device is fastest with.
+        fused = True if device == "cpu" else None
+        return torch.optim.Adam(model.parameters(), lr=data.LEARNING_RATE, fused=fused)
+
+    batches = [(torch.from_numpy(x), torch.from_numpy(y)) for x, y in data.batches()]
+    return training(make, batches, next_token_loss, adam)
+
+
+def resnet50() -> list[Way]:
+    torchvision = import_torchvision()
+    if torchvision is None:
+        raise SystemExit("resnet50 needs torchvision")
+    torch.manual_seed(0)
+    batches = [(torch.randn(4, 3, 64, 64), torch.randint(1000, (4,)))]
+
+    def sgd(model: nn.Module, device: str) -> torch.optim.Optimizer:
+        return torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+
+    return training(torchvision.models.resnet50, batches, F.cross_entropy, sgd)
+
+
+@dataclass
+class Workload:
+    """``bars``: the least speed relative to lazy mode, or with ``unit`` "us" the most time."""
+
+    ways: Callable[[], list[Way]]
+    times: int  # how often per measurement
+    scale: float  # seconds of one time in `unit`
+    unit: str
+    bars: dict[str, float]
+
+
+WORKLOADS = {
+    "chain": Workload(chain, 10, 1e6 / OPERATORS, "us/op", {"eager": 3.5, "fused eager": 1.5}),
+    "decoder": Workload(
+        decoder, 5, 1e3, "ms", {"eager": 0.8, "fused eager": 0.9, "eager + compile": 0.98}
+    ),
+    "resnet50": Workload(resnet50, 2, 1e3, "ms", {"eager": 0.7, "fused eager": 0.9}),
+}
+
+
+def measure(workload: Workload, rounds: int) -> dict[str, tuple[float, float]]:
+    """Per way: seconds until the warm-up was done, and the best seconds of one time."""
+    figures: dict[str, tuple[float, float]] = {}
+    ways = workload.ways()
+    for way in ways:
+        begin = time.perf_counter()
+        with lazyxla.eager_mode(way.mode):  # type: ignore[arg-type]
+            way.run(4)
+            way.wait()
+        figures[way.name] = (time.perf_counter() - begin, float("inf"))
+    for _ in range(rounds):
+        for way in ways:
+            with lazyxla.eager_mode(way.mode):  # type: ignore[arg-type]
+                way.run(1)
+                way.wait()
+                begin = time.perf_counter()
+                way.run(workload.times)
+                way.wait()
+                seconds = (time.perf_counter() - begin) / workload.times
+            warm, best = figures[way.name]
+            figures[way.name] = (warm, min(best, seconds))
+    return figures
+
+
+def show(name: str, workload: Workload, figures: dict[str, tuple[float, float]]) -> None:
+    print(f"\n{name:<21} {workload.unit:>9} {'of lazy':>8} {'warm-up s':>10}")
+    lazy = figures["lazy"][1]
+    for way, (warm, seconds) in figures.items():
+        speed = lazy / seconds
+        note = ""
+        if (bar := workload.bars.get(way)) is not None:
+            absolute = workload.unit.startswith("us")
+            met = seconds * workload.scale <= bar if absolute else speed >= bar
+            limit = f"at most {bar:g} {workload.unit}" if absolute else f"at least {bar:g} of lazy"
+            note = f"  bar: {limit}, {'met' if met else 'MISSED'}"
+        value = seconds * workload.scale
+        print(f"{way:<21} {value:>9.2f} {speed:>8.2f} {warm:>10.2f}{note}")
+
+
+def show_warm_up(python: str) -> None:
+    """The first eager forward pass of ResNet-18: each of its one-operator programs compiles."""
+    seconds = float(subprocess.check_output([python, str(HERE / "eager_warm_up.py")], text=True))
+    print(f"\nfirst eager forward pass of resnet18: {seconds:.2f} s  bar: at most 1.3 s, "
+          f"{'met' if seconds <= 1.3 else 'MISSED'}")  # fmt: skip
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    options.add_argument("--only", default=",".join([*WORKLOADS, "warmup"]))
+    options.add_argument("--rounds", type=int, default=5)
+    options.add_argument("--peers", choices=("installed", "all"), default="installed")
+    args = options.parse_args()
+    names = args.only.split(",")
+    if unknown := set(names) - set(WORKLOADS) - {"warmup"}:
+        options.error(f"no workload named {', '.join(sorted(unknown))}")
+    load = os.getloadavg()[0]
+    for name in names:
+        if name == "warmup":
+            show_warm_up(sys.executable)
+        else:
+            show(name, WORKLOADS[name], measure(WORKLOADS[name], args.rounds))
+    if args.peers == "all":
+        try:
+            python = torch_xla_python(HERE.parent / "build" / "torch-xla")
+            print("\ntorch_xla:")
+            subprocess.run([python, str(HERE / "modes_torch_xla.py")], check=True)
+        except (RuntimeError, subprocess.CalledProcessError) as error:
+            print(f"torch_xla is left out: {error}", file=sys.stderr)
+    print(f"\n{len(os.sched_getaffinity(0))} CPUs, load {load:.1f} before")
+
+
+if __name__ == "__main__":
+    main()
