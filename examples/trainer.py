@@ -1,9 +1,9 @@
-"""The training loop that all examples share.
+"""The training loop that all examples share, in every mode.
 
-It is plain PyTorch but for ``lazyxla.sync()`` at the end of each step. Two habits keep it fast on
-a device that records first and runs later, and harm nowhere else:
+It is plain PyTorch. ``--mode`` chooses when recorded work runs; the loop differs in three lines.
+Two habits keep it fast on a device that records first and runs later, and harm nowhere else:
 
-* Gradients are dropped before the sync. What is alive at a sync is computed and kept; gradients
+* Gradients are dropped before the step ends. What is alive then is computed and kept; gradients
   that the optimizer has used up are not worth keeping.
 * The loss is read every ``--log-every`` steps only. Reading waits for the device; between two
   readings the host runs ahead.
@@ -22,6 +22,14 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 import lazyxla
+
+MODES = {
+    "lazy": "each step is one program, run by lazyxla.sync()",
+    "eager": "each operator is a program, run at its call",
+    "fused": "operators run by themselves, several at a time",
+    "eager-compile": "eager, but the step is one program, by lazyxla.compile()",
+    "torch-compile": "lazy, the model traced by torch.compile()",
+}
 
 WARM_UP = 3  # steps in which programs compile: the first, the second, and one for varying numbers
 
@@ -51,6 +59,12 @@ class Summary:
 def parser(description: str, *, steps: int, lr: float, optimizer: str) -> argparse.ArgumentParser:
     """The options of every example, with this example's defaults."""
     options = argparse.ArgumentParser(description=description)
+    options.add_argument(
+        "--mode",
+        choices=MODES,
+        default="lazy",
+        help="; ".join(f"{name}: {text}" for name, text in MODES.items()),
+    )
     options.add_argument("--device", default="lazyxla", help="lazyxla or cpu (default: lazyxla)")
     options.add_argument("--steps", type=int, default=steps)
     options.add_argument("--batch", type=int, help="examples per step")
@@ -94,37 +108,59 @@ def train(
     optimizer = OPTIMIZERS[args.optimizer](model.parameters(), lr=args.lr)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, schedule(args.schedule, args.steps))
     model.train()
+    forward = torch.compile(model, backend="lazyxla") if args.mode == "torch-compile" else model
+
+    def step(inputs: Tensor, targets: Tensor) -> Tensor:
+        loss = loss_function(forward(inputs), targets)
+        loss.backward()
+        optimizer.step()
+        scheduler.step()
+        optimizer.zero_grad()
+        return loss
+
+    if args.mode == "eager-compile":
+        step = lazyxla.compile(step)
+    eager = {"eager": True, "eager-compile": True, "fused": "fused"}.get(args.mode, False)
+    with lazyxla.eager_mode(eager):
+        summary = _loop(args, step, batches, Summary(args.steps, unit), units_per_step)
+    print(summary)
+    return summary
+
+
+def _loop(
+    args: argparse.Namespace,
+    step: Callable[[Tensor, Tensor], Tensor],
+    batches: Iterator[tuple[Tensor, Tensor]],
+    summary: Summary,
+    units_per_step: int,
+) -> Summary:
+    """Takes the steps and measures them."""
     lazyxla.sync()  # the model's first values are no part of the training step
-    summary = Summary(args.steps, unit)
     start = lazyxla.counters()
     warm_up = min(WARM_UP, args.steps - 1)
     clock = time.perf_counter()
     with tqdm(total=args.steps, unit="step") as bar:
-        for step in range(1, args.steps + 1):
+        for number in range(1, args.steps + 1):
             inputs, targets = (tensor.to(args.device) for tensor in next(batches))
-            loss = loss_function(model(inputs), targets)
-            loss.backward()
-            optimizer.step()
-            scheduler.step()
-            optimizer.zero_grad()
-            lazyxla.sync()
+            loss = step(inputs, targets)
+            if not lazyxla.eager_mode():
+                lazyxla.sync()
 
             compiles = lazyxla.counters()["compiles"] - start["compiles"]
             if compiles > summary.compiles:
-                summary.compiles, summary.last_compile = compiles, step
-            if step == warm_up:
+                summary.compiles, summary.last_compile = compiles, number
+            if number == warm_up:
                 lazyxla.sync(wait=True)
                 clock = time.perf_counter()
-            if step == 1 or step % args.log_every == 0 or step == args.steps:
+            if number == 1 or number % args.log_every == 0 or number == args.steps:
                 summary.losses.append(loss.item())
-                if step > warm_up:
+                if number > warm_up:
                     elapsed = time.perf_counter() - clock
-                    summary.rate = (step - warm_up) * units_per_step / elapsed
-                rate = "-" if math.isnan(summary.rate) else f"{summary.rate:,.0f} {unit}/s"
+                    summary.rate = (number - warm_up) * units_per_step / elapsed
+                rate = "-" if math.isnan(summary.rate) else f"{summary.rate:,.0f} {summary.unit}/s"
                 bar.set_postfix_str(f"loss {summary.losses[-1]:.3f}, {rate}", refresh=False)
             bar.update()
     end = lazyxla.counters()
     summary.executions = end["executions"] - start["executions"]
     summary.fallbacks = end["fallbacks"] - start["fallbacks"]
-    print(summary)
     return summary

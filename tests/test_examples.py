@@ -9,6 +9,10 @@ from typing import Any
 
 import pytest
 import torch
+import torch._dynamo
+
+import lazyxla
+import lazyxla.dynamo
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 
@@ -18,6 +22,14 @@ def example(monkeypatch: pytest.MonkeyPatch, keep_random_state: None) -> Any:
     """Imports an example's module by name; its neighbours are found as when it is run."""
     monkeypatch.syspath_prepend(str(EXAMPLES))
     return importlib.import_module
+
+
+@pytest.fixture
+def named_backend() -> None:
+    """``torch.compile`` finds the backend by name also where lazyxla is not installed."""
+    if "lazyxla" not in torch._dynamo.list_backends(exclude_tags=()):
+        torch._dynamo.register_backend(lazyxla.dynamo.backend, name="lazyxla")
+    torch._dynamo.reset()
 
 
 def _assert_close(ours: list[float], theirs: list[float]) -> None:
@@ -79,6 +91,51 @@ def test_resnet_trains(example: Any) -> None:
     summary = example("train_resnet").main(arguments)
     assert len(summary.losses) == 4
     check_steps(summary)
+
+
+MODES = ["eager", "fused", "eager-compile", "torch-compile"]
+
+
+def _check_mode(mode: str, summary: Any, expected: Any) -> None:
+    _assert_close(summary.losses, expected.losses)
+    assert summary.rate > 0
+    assert summary.fallbacks == 0
+    per_step = summary.executions / summary.steps
+    if mode in ("eager-compile", "torch-compile"):
+        assert per_step == 1
+    elif mode == "fused":
+        assert 2 <= per_step <= 30
+    else:
+        assert per_step > 100
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_decoder_in_every_mode(example: Any, mode: str, named_backend: None) -> None:
+    main = example("train_decoder").main
+    arguments = [*DECODER, "--steps", "5", "--log-every", "1"]
+    _check_mode(mode, main([*arguments, "--mode", mode]), main([*arguments, "--device", "cpu"]))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_resnet_in_every_mode(example: Any, mode: str, named_backend: None) -> None:
+    if example("torchvision_import").import_torchvision() is None:
+        pytest.skip("torchvision is not installed")
+    main = example("train_resnet").main
+    # One step: batch normalisation over two images makes much of rounding errors after that.
+    arguments = ["--steps", "2", "--log-every", "1", "--batch", "2", "--size", "32"]
+    summary = main([*arguments, "--mode", mode])
+    expected = main([*arguments, "--device", "cpu"])
+    summary.losses, expected.losses = summary.losses[:1], expected.losses[:1]
+    _check_mode(mode, summary, expected)
+
+
+@pytest.mark.parametrize("model", ["decoder", "resnet18"])
+def test_inference(example: Any, model: str, named_backend: None) -> None:
+    if model != "decoder" and example("torchvision_import").import_torchvision() is None:
+        pytest.skip("torchvision is not installed")
+    summary = example("inference").main(["--model", model, "--calls", "4"])
+    assert (summary.compiles, summary.executions, summary.nodes_recorded) == (0, 4, 4)
+    assert summary.rate > 0
 
 
 def test_unknown_device_is_an_error_of_torch(example: Any) -> None:
