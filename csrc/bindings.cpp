@@ -13,7 +13,6 @@
 #include "dispatch/device_state.h"
 #include "dispatch/generator.h"
 #include "dispatch/recorder.h"
-#include "dispatch/traced_graph.h"
 #include "graph/counters.h"
 #include "graph/flush.h"
 #include "graph/program.h"
@@ -24,6 +23,7 @@
 #include "options.h"
 #include "pjrt/fork.h"
 #include "pjrt/runtime.h"
+#include "traced_call.h"
 
 namespace py = pybind11;
 
@@ -137,23 +137,6 @@ void sync_all(bool wait) {
   for (c10::DeviceIndex index = 0; wait && index < count; ++index) {
     graph::sync(index, /*wait=*/true);
   }
-}
-
-// (dtype, sizes, strides) of each output.
-using OutputSpec = std::tuple<c10::ScalarType, std::vector<int64_t>, std::vector<int64_t>>;
-
-void bind_traced_graph(py::module_& m) {
-  py::class_<dispatch::TracedGraph>(m, "TracedGraph")
-      .def(py::init(
-          [](int64_t number, size_t inputs, const std::vector<OutputSpec>& outputs, bool random) {
-            std::vector<ir::Geometry> geometries;
-            for (const auto& [dtype, sizes, strides] : outputs) {
-              geometries.push_back(
-                  {dtype, {sizes.begin(), sizes.end()}, {strides.begin(), strides.end()}, 0});
-            }
-            return dispatch::TracedGraph(number, inputs, std::move(geometries), random);
-          }))
-      .def("__call__", &dispatch::TracedGraph::operator(), NoGil());
 }
 
 void bind_options(py::module_& m) {

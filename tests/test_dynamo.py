@@ -169,13 +169,6 @@ def test_operator_of_the_host_falls_back() -> None:
     assert sum(lazyxla.fallbacks().values()) == 1
 
 
-def test_options_are_refused() -> None:
-    with pytest.raises(Exception, match="the lazyxla backend has no options"):
-        torch.compile(lambda x: x + 1, backend=backend, options={"a": 1})(
-            torch.ones(2, device=DEVICE)
-        )
-
-
 def test_backend_is_found_by_name() -> None:
     from importlib.metadata import entry_points
 

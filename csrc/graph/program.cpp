@@ -41,6 +41,19 @@ std::vector<ir::SlotKind> slot_kinds(const Graph& graph) {
   return kinds;
 }
 
+// All nodes' compile options; the nodes must agree.
+ir::CompileOptions compile_options(const Graph& graph) {
+  ir::CompileOptions options;
+  for (const ir::NodePtr& node : graph.nodes) {
+    for (const auto& [name, value] : node->spec()->compile_options) {
+      TORCH_CHECK_VALUE(options.emplace(name, value).first->second == value,
+                        "lazyxla: functions compiled with different values of the option ", name,
+                        " are part of one program; call lazyxla.sync() between them");
+    }
+  }
+  return options;
+}
+
 // The scalars that each kind of operator had in the program compiled last, by its place among those
 // of its kind. The first steps of a training loop are different programs (the optimizer makes its
 // state, then uses it), but the same operators take the step count in both: a scalar that differs
@@ -132,6 +145,7 @@ std::shared_ptr<const Variant> Program::compile(const Graph& graph) {
     if (last.variable[i] || last.constants[i].i != graph.slots[i].i) variant->variable[i] = true;
     if (static_slots_[i]) variant->variable[i] = false;
   }
+  ir::CompileOptions options = compile_options(graph);
   Lowered lowered = lowerer()(graph, variant->variable, reason(graph, variant->variable));
   ++Counters::get().lowerings;
   Counters::get().nodes_lowered += static_cast<int64_t>(graph.nodes.size());
@@ -147,8 +161,8 @@ std::shared_ptr<const Variant> Program::compile(const Graph& graph) {
     if (graph.donations[i] >= 0) variant->donated_args.push_back(static_cast<int>(i));
   }
   variant->constants = graph.slots;
-  static const std::string options = pjrt::default_compile_options();
-  variant->executable = pjrt::Runtime::get().client().compile(lowered.artifact, "mlir", options);
+  variant->executable = pjrt::Runtime::get().client().compile(lowered.artifact, "mlir",
+                                                              pjrt::compile_options(options));
   ++Counters::get().compiles;
   return variant;
 }

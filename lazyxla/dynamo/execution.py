@@ -1,0 +1,220 @@
+"""From a divided graph to a function of a list of arguments, which it empties.
+
+A graph that is one part is a ``TracedCall``, which does everything in C++. Any other is a list of
+steps, which Python runs.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+from torch import fx
+
+from lazyxla import _C
+from lazyxla.dynamo.options import Options
+from lazyxla.dynamo.partition import HOST, Partition, Turn, divide, is_number
+from lazyxla.lowering import registry
+from lazyxla.lowering.fx_graph import FxGraph
+
+_numbers = itertools.count()
+_C.on_graph_dropped(lambda number: registry.graphs.pop(number, None))
+
+# Their result is their operand: one output of the node serves both.
+_IDENTITIES = (torch.ops.aten.detach.default, torch.ops.aten.alias.default)
+
+F = TypeVar("F", bound=Callable[..., Any])
+Step = Callable[[list[Any]], None]
+
+
+def compile_graph(graph: fx.Graph, options: Options) -> Callable[..., Any] | None:
+    """The graph as a function; None if no part of it is on a device."""
+    partition = divide(graph)
+    if all(turn.kind == HOST for turn in partition.turns):
+        return None
+    return boxed(_one_call(partition, options) or _Steps(partition, options))
+
+
+def _one_call(partition: Partition, options: Options) -> Callable[..., Any] | None:
+    """The whole graph as one call; None if there is more to it."""
+    if len(partition.turns) > 1 or partition.last:
+        return None
+    (part,) = partition.turns
+    positions = {node: position for position, node in enumerate(partition.arguments)}
+    if not all(n in positions and (_on_device(n) or is_number(n)) for n in part.inputs):
+        return None
+    returns: list[tuple[str, int]] = []
+    constants: list[Any] = []
+    results = {node: number for number, node in enumerate(part.outputs)}
+    for result in partition.results:
+        if not isinstance(result, fx.Node):
+            returns.append(("constant", len(constants)))
+            constants.append(result)
+        elif result in positions:
+            returns.append(("argument", positions[result]))
+        else:
+            returns.append(("result", results[result]))
+    inputs = [positions[node] for node in part.inputs]
+    return _make_call(part, inputs, returns, constants, options)
+
+
+def _make_call(
+    part: Turn,
+    positions: list[int],
+    returns: list[tuple[str, int]],
+    constants: list[Any],
+    options: Options,
+) -> Callable[..., Any]:
+    """A part's call. Its results are fresh tensors, one for each of the part's outputs."""
+    members = set(part.nodes)
+    outputs: dict[fx.Node, int] = {}
+
+    def output(node: fx.Node) -> int:
+        while node.target in _IDENTITIES and node.args[0] in members:
+            node = node.args[0]  # type: ignore[assignment]
+        return outputs.setdefault(node, len(outputs))
+
+    results = [(_meta(node), output(node)) for node in part.outputs]
+    writes = [(part.inputs.index(argument), output(value)) for argument, value in part.writes]
+    number = next(_numbers)
+    call: Callable[..., Any] = _C.TracedCall(
+        number=number,
+        device=part.kind,
+        inputs=[
+            (position, node.meta["val"].dtype if is_number(node) else None)
+            for position, node in zip(positions, part.inputs, strict=True)
+        ],
+        outputs=[_meta(node) for node in outputs],
+        results=results,
+        writes=writes,
+        returns=returns,
+        constants=constants,
+        random=any(_is_random(node) for node in part.nodes),
+        options=options,
+    )
+    registry.graphs[number] = FxGraph(part.inputs, part.nodes, list(outputs))
+    return call
+
+
+def _meta(node: fx.Node) -> tuple[torch.dtype, list[int], list[int]]:
+    value = node.meta["val"]
+    return value.dtype, list(value.shape), list(value.stride())
+
+
+def _on_device(node: fx.Node) -> bool:
+    return node.meta["val"].device.type == "lazyxla"
+
+
+def _is_random(node: fx.Node) -> bool:
+    tags = getattr(node.target, "tags", ())
+    return torch.Tag.nondeterministic_seeded in tags
+
+
+def boxed(call: F) -> F:
+    """Tells AOTAutograd that a function empties its list of arguments.
+
+    An attribute of the object, not of its class: wrappers copy the former only.
+    """
+    call._boxed_call = True  # type: ignore[attr-defined]
+    return call
+
+
+class _Steps:
+    """Parts and operators that run one after the other on a list of values.
+
+    The list starts as the arguments; every node has its place in it, which is cleared after the
+    node's last use.
+    """
+
+    def __init__(self, partition: Partition, options: Options) -> None:
+        self._places: dict[fx.Node, int] = {}
+        for node in partition.arguments:
+            self._place(node)
+        self._constants: list[Any] = []
+        self._constant_places: list[int] = []
+        steps: list[tuple[Step, list[fx.Node]]] = []
+        for turn in partition.turns:
+            if turn.kind == HOST:
+                steps += [(self._operator(n), n.all_input_nodes) for n in turn.nodes]
+            else:
+                steps.append((self._part(turn, options), turn.inputs))
+        steps += [(self._operator(n), n.all_input_nodes) for n in partition.last]
+        self._results = [
+            (True, self._place(r)) if isinstance(r, fx.Node) else (False, r)
+            for r in partition.results
+        ]
+        self._steps = self._with_last_uses(steps)
+        self._extra = len(self._places) - len(partition.arguments)
+
+    def __call__(self, args: list[Any]) -> list[Any]:
+        values = args + [None] * self._extra
+        args.clear()
+        for place, constant in zip(self._constant_places, self._constants, strict=True):
+            values[place] = constant
+        for step, dead in self._steps:
+            step(values)
+            for place in dead:
+                values[place] = None
+        return [values[r] if is_place else r for is_place, r in self._results]
+
+    def _place(self, node: fx.Node) -> int:
+        place = self._places.get(node)
+        if place is None:
+            place = self._places[node] = len(self._places)
+            if node.op == "get_attr":
+                self._constants.append(_attribute(node))
+                self._constant_places.append(place)
+        return place
+
+    def _with_last_uses(
+        self, steps: list[tuple[Step, list[fx.Node]]]
+    ) -> list[tuple[Step, list[int]]]:
+        kept = {place for is_place, place in self._results if is_place} | set(self._constant_places)
+        seen: set[int] = set()
+        result = []
+        for step, used in reversed(steps):
+            places = {self._places[node] for node in used} - kept
+            result.append((step, sorted(places - seen)))
+            seen |= places
+        return result[::-1]
+
+    def _operator(self, node: fx.Node) -> Step:
+        target: Any = node.target
+        places = {n: self._place(n) for n in node.all_input_nodes}
+        place = self._place(node)
+        args, kwargs = node.args, node.kwargs
+
+        def step(values: list[Any]) -> None:
+            known = {n: values[p] for n, p in places.items()}
+            positional, keywords = fx.map_arg((args, kwargs), known.__getitem__)
+            values[place] = target(*positional, **keywords)
+
+        return step
+
+    def _part(self, part: Turn, options: Options) -> Step:
+        device = torch.device("lazyxla", part.kind)
+        inputs = [self._place(n) for n in part.inputs]
+        uploads = [i for i, n in enumerate(part.inputs) if not _on_device(n) and not is_number(n)]
+        for i in uploads:
+            if part.inputs[i].op == "get_attr":
+                where = self._constant_places.index(inputs[i])
+                self._constants[where] = self._constants[where].to(device)
+        outputs = [self._place(n) for n in part.outputs]
+        returns = [("result", i) for i in range(len(outputs))]
+        call = _make_call(part, list(range(len(inputs))), returns, [], options)
+
+        def step(values: list[Any]) -> None:
+            operands = [values[p] for p in inputs]
+            for i in uploads:
+                operands[i] = operands[i].to(device)
+            for place, result in zip(outputs, call(operands), strict=True):
+                values[place] = result
+
+        return step
+
+
+def _attribute(node: fx.Node) -> Any:
+    return functools.reduce(getattr, str(node.target).split("."), node.graph.owning_module)
