@@ -99,7 +99,7 @@ std::unique_ptr<TracedCall> make_call(
     int64_t number, int64_t device,
     const std::vector<std::pair<uint32_t, std::optional<c10::ScalarType>>>& inputs,
     const std::vector<TensorMeta>& outputs,
-    const std::vector<std::pair<TensorMeta, uint32_t>>& results,
+    const std::vector<std::tuple<TensorMeta, int64_t, uint32_t, int32_t>>& results,
     const std::vector<std::pair<uint32_t, uint32_t>>& writes,
     const std::vector<std::pair<std::string, size_t>>& returns, py::list constants, bool random,
     ir::CompileOptions options) {
@@ -115,10 +115,12 @@ std::unique_ptr<TracedCall> make_call(
   for (const auto& [dtype, sizes, strides] : outputs) {
     d.outputs.push_back({dtype, {sizes.begin(), sizes.end()}});
   }
-  for (const auto& [meta, output] : results) {
+  for (const auto& [meta, offset, output, base] : results) {
     const auto& [dtype, sizes, strides] = meta;
     d.results.push_back(
-        {{dtype, {sizes.begin(), sizes.end()}, {strides.begin(), strides.end()}, 0}, output});
+        {{dtype, {sizes.begin(), sizes.end()}, {strides.begin(), strides.end()}, offset},
+         output,
+         base});
   }
   for (const auto& [input, output] : writes) d.writes.push_back({input, output});
   std::vector<TracedCall::Return> layout;

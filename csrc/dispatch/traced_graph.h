@@ -26,10 +26,12 @@ class TracedGraph {
   // any Python number's.
   using Input = std::optional<c10::ScalarType>;
 
-  // A fresh tensor that a call returns: its geometry, and which of the node's outputs it holds.
+  // A tensor that a call returns: a fresh one that holds an output of the node, or a view of an
+  // earlier result.
   struct Result {
     ir::Geometry geometry;
     uint32_t output;
+    int32_t base;  // the result that it is a view of, or -1
   };
 
   // An input that a call writes in place.

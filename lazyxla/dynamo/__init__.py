@@ -51,22 +51,29 @@ def backend(
     check_mode(mode)
     compiler = partial(_compile, options=check_options(options))
     aot = aot_autograd(
-        fw_compiler=compiler, bw_compiler=compiler, keep_inference_input_mutations=True
+        fw_compiler=compiler,
+        bw_compiler=compiler,
+        # In training AOTAutograd itself makes the results that share memory.
+        inference_compiler=partial(compiler, aliases=True),
+        keep_inference_input_mutations=True,
     )
     compiled: Callable[..., Any] = aot(module, inputs)
     return compiled
 
 
 def _compile(
-    module: fx.GraphModule, inputs: Sequence[Any], *, options: Options
+    module: fx.GraphModule, inputs: Sequence[Any], *, options: Options, aliases: bool = False
 ) -> Callable[..., Any]:
-    """One of AOTAutograd's graphs as a function of a list of arguments, which it empties."""
+    """One of AOTAutograd's graphs as a function of a list of arguments, which it empties.
+
+    With `aliases`, results that are views of each other share their memory.
+    """
     from functorch.compile import make_boxed_func
 
     if has_symbols(module.graph):
-        compiled: Any = SizedGraph.of(module.graph, options)
+        compiled: Any = SizedGraph.of(module.graph, options, aliases)
     else:
-        compiled = compile_graph(module.graph, options)
+        compiled = compile_graph(module.graph, options, aliases)
     # Nothing to compile, or sizes that depend on data: PyTorch runs the graph, and operators are
     # recorded one by one.
     return make_boxed_func(module) if compiled is None else compiled

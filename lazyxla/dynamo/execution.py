@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import functools
 import itertools
+import operator
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -30,15 +32,18 @@ F = TypeVar("F", bound=Callable[..., Any])
 Step = Callable[[list[Any]], None]
 
 
-def compile_graph(graph: fx.Graph, options: Options) -> Callable[..., Any] | None:
-    """The graph as a function; None if no part of it is on a device."""
+def compile_graph(graph: fx.Graph, options: Options, aliases: bool) -> Callable[..., Any] | None:
+    """The graph as a function; None if no part of it is on a device.
+
+    With `aliases`, results that are views of each other share their memory.
+    """
     partition = divide(graph)
     if all(turn.kind == HOST for turn in partition.turns):
         return None
-    return boxed(_one_call(partition, options) or _Steps(partition, options))
+    return boxed(_one_call(partition, options, aliases) or _Steps(partition, options, aliases))
 
 
-def _one_call(partition: Partition, options: Options) -> Callable[..., Any] | None:
+def _one_call(partition: Partition, options: Options, aliases: bool) -> Callable[..., Any] | None:
     """The whole graph as one call; None if there is more to it."""
     if len(partition.turns) > 1 or partition.last:
         return None
@@ -46,9 +51,8 @@ def _one_call(partition: Partition, options: Options) -> Callable[..., Any] | No
     positions = {node: position for position, node in enumerate(partition.arguments)}
     if not all(n in positions and (_on_device(n) or is_number(n)) for n in part.inputs):
         return None
-    returns: list[tuple[str, int]] = []
+    returns: list[tuple[str, Any]] = []
     constants: list[Any] = []
-    results = {node: number for number, node in enumerate(part.outputs)}
     for result in partition.results:
         if not isinstance(result, fx.Node):
             returns.append(("constant", len(constants)))
@@ -56,28 +60,44 @@ def _one_call(partition: Partition, options: Options) -> Callable[..., Any] | No
         elif result in positions:
             returns.append(("argument", positions[result]))
         else:
-            returns.append(("result", results[result]))
+            returns.append(("result", result))
     inputs = [positions[node] for node in part.inputs]
-    return _make_call(part, inputs, returns, constants, options)
+    return _make_call(part, inputs, returns, constants, options, aliases)
 
 
 def _make_call(
     part: Turn,
     positions: list[int],
-    returns: list[tuple[str, int]],
+    returns: list[tuple[str, Any]],
     constants: list[Any],
     options: Options,
+    aliases: bool,
 ) -> Callable[..., Any]:
-    """A part's call. Its results are fresh tensors, one for each of the part's outputs."""
+    """A part's call. What it returns are results (given as nodes), arguments or constants."""
     members = set(part.nodes)
-    outputs: dict[fx.Node, int] = {}
+    outputs: dict[fx.Node, int] = {}  # of the node in the pending graph
+    results: list[tuple[Any, int, int, int]] = []  # meta, offset; its output, or a result to view
+    places: dict[fx.Node, int] = {}
+    memory = {node: _memory(node, members) if aliases else node for node in part.outputs}
+    shared = {m for m, count in Counter(memory.values()).items() if count > 1 and _is_base(m)}
 
     def output(node: fx.Node) -> int:
         while node.target in _IDENTITIES and node.args[0] in members:
             node = node.args[0]  # type: ignore[assignment]
         return outputs.setdefault(node, len(outputs))
 
-    results = [(_meta(node), output(node)) for node in part.outputs]
+    def result(node: fx.Node) -> int:
+        if node not in places:
+            base = memory.get(node, node)
+            if base is node or base not in shared:
+                entry = (_meta(node), 0, output(node), -1)
+            else:
+                entry = (_meta(node), node.meta["val"].storage_offset(), 0, result(base))
+            places[node] = len(results)
+            results.append(entry)
+        return places[node]
+
+    returned = [(kind, result(what) if kind == "result" else what) for kind, what in returns]
     writes = [(part.inputs.index(argument), output(value)) for argument, value in part.writes]
     number = next(_numbers)
     call: Callable[..., Any] = _C.TracedCall(
@@ -90,7 +110,7 @@ def _make_call(
         outputs=[_meta(node) for node in outputs],
         results=results,
         writes=writes,
-        returns=returns,
+        returns=returned,
         constants=constants,
         random=any(_is_random(node) for node in part.nodes),
         options=options,
@@ -102,6 +122,29 @@ def _make_call(
 def _meta(node: fx.Node) -> tuple[torch.dtype, list[int], list[int]]:
     value = node.meta["val"]
     return value.dtype, list(value.shape), list(value.stride())
+
+
+def _memory(node: fx.Node, members: set[fx.Node]) -> fx.Node:
+    """The node whose memory a node's tensor is in: itself, or what it is a view of."""
+    while True:
+        owner: Any = node.args[0] if node.target is operator.getitem else node
+        arguments = owner.target._schema.arguments
+        is_view = arguments and arguments[0].alias_info is not None
+        if not is_view or owner.args[0] not in members:
+            return node
+        node = owner.args[0]
+
+
+def _is_base(node: fx.Node) -> bool:
+    """Whether a node's tensor covers its memory, so that others can be views of it."""
+    value = node.meta["val"]
+    expected = 1
+    for stride, size in sorted(zip(value.stride(), value.shape, strict=True)):
+        if size != 1:
+            if stride != expected:
+                return False
+            expected *= size
+    return bool(value.storage_offset() == 0)
 
 
 def _on_device(node: fx.Node) -> bool:
@@ -129,7 +172,7 @@ class _Steps:
     node's last use.
     """
 
-    def __init__(self, partition: Partition, options: Options) -> None:
+    def __init__(self, partition: Partition, options: Options, aliases: bool) -> None:
         self._places: dict[fx.Node, int] = {}
         for node in partition.arguments:
             self._place(node)
@@ -140,7 +183,7 @@ class _Steps:
             if turn.kind == HOST:
                 steps += [(self._operator(n), n.all_input_nodes) for n in turn.nodes]
             else:
-                steps.append((self._part(turn, options), turn.inputs))
+                steps.append((self._part(turn, options, aliases), turn.inputs))
         steps += [(self._operator(n), n.all_input_nodes) for n in partition.last]
         self._results = [
             (True, self._place(r)) if isinstance(r, fx.Node) else (False, r)
@@ -194,7 +237,7 @@ class _Steps:
 
         return step
 
-    def _part(self, part: Turn, options: Options) -> Step:
+    def _part(self, part: Turn, options: Options, aliases: bool) -> Step:
         device = torch.device("lazyxla", part.kind)
         inputs = [self._place(n) for n in part.inputs]
         uploads = [i for i, n in enumerate(part.inputs) if not _on_device(n) and not is_number(n)]
@@ -203,8 +246,8 @@ class _Steps:
                 where = self._constant_places.index(inputs[i])
                 self._constants[where] = self._constants[where].to(device)
         outputs = [self._place(n) for n in part.outputs]
-        returns = [("result", i) for i in range(len(outputs))]
-        call = _make_call(part, list(range(len(inputs))), returns, [], options)
+        returns = [("result", n) for n in part.outputs]
+        call = _make_call(part, list(range(len(inputs))), returns, [], options, aliases)
 
         def step(values: list[Any]) -> None:
             operands = [values[p] for p in inputs]

@@ -59,7 +59,7 @@ class Partition:
 
 def is_number(node: fx.Node) -> bool:
     """Whether a node is a 0-dim CPU tensor that can be a number of a program."""
-    value = node.meta.get("val")
+    value: Any = node.meta.get("val")
     return (
         _is_tensor(value)
         and value.device.type == "cpu"

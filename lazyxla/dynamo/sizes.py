@@ -34,10 +34,14 @@ class TensorMeta:
     dtype: torch.dtype
     shape: tuple[int, ...]
     strides: tuple[int, ...]
+    offset: int
     device: torch.device
 
     def stride(self) -> tuple[int, ...]:
         return self.strides
+
+    def storage_offset(self) -> int:
+        return self.offset
 
 
 def has_symbols(graph: fx.Graph) -> bool:
@@ -53,20 +57,22 @@ def has_symbols(graph: fx.Graph) -> bool:
 class SizedGraph:
     """A compiled graph with symbolic sizes, called with a list of arguments that it empties."""
 
-    def __init__(self, graph: fx.Graph, sources: dict[Any, _Source], options: Options) -> None:
+    def __init__(self, graph: fx.Graph, sources: dict[Any, _Source], *how: Any) -> None:
         self._graph = graph
         self._sources = sources
-        self._options = options
+        self._how = how  # to compile: what compile_graph takes besides the graph
         self._compiled: OrderedDict[tuple[int, ...], Callable[..., Any]] = OrderedDict()
 
     @classmethod
-    def of(cls, graph: fx.Graph, options: Options) -> SizedGraph | None:
+    def of(cls, graph: fx.Graph, options: Options, aliases: bool) -> SizedGraph | None:
         """The compiled graph; None if its arguments do not tell all of its sizes."""
         sources = _find_sources(graph)
         used = {symbol for node in graph.nodes for symbol in _symbols_of(node)}
         if not used <= sources.keys():
             return None
-        return boxed(cls(graph, {s: source for s, source in sources.items() if s in used}, options))
+        return boxed(
+            cls(graph, {s: source for s, source in sources.items() if s in used}, options, aliases)
+        )
 
     def __call__(self, args: list[Any]) -> Any:
         key = tuple([source(args) for source in self._sources.values()])
@@ -84,7 +90,7 @@ class SizedGraph:
         from functorch.compile import make_boxed_func
 
         graph = _replace_symbols(self._graph, dict(zip(self._sources, key, strict=True)))
-        compiled = compile_graph(graph, self._options)
+        compiled = compile_graph(graph, *self._how)
         if compiled is None:
             owner = self._graph.owning_module
             return make_boxed_func(fx.GraphModule({} if owner is None else owner, graph))
@@ -133,7 +139,7 @@ def _symbols_of(node: fx.Node) -> Iterator[Any]:
     for value in _values(node):
         if isinstance(value, torch.Tensor):
             if value._has_symbolic_sizes_strides:
-                for number in (*value.shape, *value.stride()):
+                for number in (*value.shape, *value.stride(), value.storage_offset()):
                     if isinstance(number, torch.SymInt):
                         yield from number.node.expr.free_symbols
         elif isinstance(value, _Symbolic):
@@ -156,7 +162,8 @@ def _replace_symbols(graph: fx.Graph, bindings: dict[Any, int]) -> fx.Graph:
     def static(value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             shape, strides = tuple(map(number, value.shape)), tuple(map(number, value.stride()))
-            return TensorMeta(value.dtype, shape, strides, value.device)
+            offset = number(value.storage_offset())
+            return TensorMeta(value.dtype, shape, strides, offset, value.device)
         if isinstance(value, (list, tuple)):
             return [static(v) for v in value]
         return number(value)
