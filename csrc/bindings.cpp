@@ -21,6 +21,7 @@
 #include "ir/storage.h"
 #include "lowering_bridge.h"
 #include "options.h"
+#include "pjrt/executable.h"
 #include "pjrt/fork.h"
 #include "pjrt/runtime.h"
 #include "traced_call.h"
@@ -106,6 +107,8 @@ void bind_runtime(py::module_& m) {
   m.def("platform_version", [] { return client().platform_version(); }, NoGil());
   m.def("device_kind", [](int index) { return device(index).kind(); }, NoGil());
   m.def("memory_stats", &memory_stats, NoGil());
+  m.def("measure_executions", &pjrt::measure_executions);
+  m.def("seconds_in_executions", &pjrt::seconds_in_executions);
   m.def("reset_peak_memory_stats", [](int index) { device(index).reset_peak(); }, NoGil());
 }
 

@@ -94,6 +94,11 @@ class Executable {
   mutable std::vector<size_t> output_nbytes_;
 };
 
+// For measuring what the plugin's part of an execution is: the seconds that all threads have spent
+// in the C API's execute function while this was on.
+void measure_executions(bool on);
+double seconds_in_executions();
+
 // Options of XLA's compiler by name, as its flags are called: {"xla_cpu_enable_fast_math", true}.
 using CompileOptions = std::map<std::string, std::variant<bool, int64_t, double, std::string>>;
 
