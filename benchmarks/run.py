@@ -155,7 +155,7 @@ def rows_of(name: str, best: dict[str, Figures]) -> list[Row]:
 
 
 def inference_rows(best: dict[str, Figures]) -> list[Row]:
-    """The lines for torch.compile's inference: each model, and the geometric means of the ratios."""
+    """The lines for torch.compile's inference: each model, and the means of the ratios."""
     ours, rows = best["lazyxla"], []
     models = [key.partition(".")[0] for key in ours if key.endswith(".latency_ms")]
     for model in models:
@@ -165,12 +165,10 @@ def inference_rows(best: dict[str, Figures]) -> list[Row]:
         for side, theirs in best.items():
             if side == "lazyxla" or (side == "eager" and figure == "first_call_s"):
                 continue
-            lines = [
-                Row(
-                    model, text, ours[f"{model}.{figure}"], PEERS[side], theirs[f"{model}.{figure}"]
-                )
-                for model in models
-            ]
+            lines = []
+            for model in models:
+                key = f"{model}.{figure}"
+                lines.append(Row(model, text, ours[key], PEERS[side], theirs[key]))
             mean = math.exp(sum(math.log(line.ratio or 1) for line in lines) / len(lines))
             rows += [*lines, Row("geomean", f"{text}: ratio", mean, PEERS[side])]
     return rows

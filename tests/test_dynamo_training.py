@@ -179,6 +179,25 @@ def test_inference(guard: Callable[[], Any]) -> None:
         torch.testing.assert_close(result.cpu(), model(x))
 
 
+def test_forward_keeps_the_weights_themselves() -> None:
+    """Not copies of them, transposed, for the backward graph."""
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64))
+    ours = copy.deepcopy(model).to(DEVICE)
+    compiled = torch.compile(ours, backend=backend)
+    x = torch.randn(2, 64)
+    on = x.to(DEVICE)
+    with lazyxla.eager_mode(True):
+        lazyxla.synchronize()
+        before = lazyxla.memory_allocated()
+        result = compiled(on)
+        kept = lazyxla.memory_allocated() - before
+        result.sum().backward()
+    assert kept < 64 * 64 * 4
+    model(x).sum().backward()
+    for mine, theirs in zip(ours.parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad.cpu(), theirs.grad)
+
+
 def test_arguments_that_share_memory() -> None:
     def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         x.mul_(2)

@@ -21,6 +21,7 @@ from torch import fx
 
 from lazyxla.dynamo.execution import compile_graph
 from lazyxla.dynamo.options import Options, check_mode, check_options
+from lazyxla.dynamo.saved import partition_joint_graph
 from lazyxla.dynamo.sizes import MAX_SPECIALISATIONS, SizedGraph, has_symbols
 
 __all__ = ["MAX_SPECIALISATIONS", "backend"]
@@ -55,6 +56,7 @@ def backend(
         bw_compiler=compiler,
         # In training AOTAutograd itself makes the results that share memory.
         inference_compiler=partial(compiler, aliases=True),
+        partition_fn=partition_joint_graph,
         keep_inference_input_mutations=True,
     )
     compiled: Callable[..., Any] = aot(module, inputs)
