@@ -204,3 +204,37 @@ def test_lowering_errors_name_the_operator_and_the_line(monkeypatch: pytest.Monk
     assert "aten::atan(float32[2]) cannot be lowered: not today" in text
     assert "test_dynamo_parts.py" in text
     assert "return y.atan() * 2  # this line" in text
+
+
+@pytest.mark.parametrize("kind", ["number", "row", "values", "accumulated", "mixed"])
+def test_writing_by_mask(kind: str) -> None:
+    def function(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        x = x.clone()
+        if kind == "number":
+            x[mask] = 5.0
+        elif kind == "row":
+            x[:, mask[0] > 0] = torch.arange(2.0, device=x.device).reshape(2, 1)
+        elif kind == "values":
+            x[mask] = torch.arange(4.0, device=x.device)
+        elif kind == "accumulated":
+            x.index_put_((mask,), torch.arange(4.0, device=x.device), accumulate=True)
+        else:
+            x[torch.tensor([1, 0, 1], device=x.device), mask.any(0)] = 7.0
+        return x * 2
+
+    mask = torch.tensor([[True, False, True], [True, True, False]])
+    compiled = _compile(function, fullgraph=True)
+    x = torch.randn(2, 3)
+    assert_same(compiled(x.to(DEVICE), mask.to(DEVICE)), function(x, mask))
+
+
+def test_returning_what_was_written() -> None:
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        x += 1
+        return x, x * 2
+
+    x = torch.randn(3)
+    ours = x.to(DEVICE)
+    results = _compile(function)(ours)
+    assert_same(results, function(x))
+    assert results[0] is ours

@@ -33,12 +33,12 @@ Step = Callable[[list[Any]], None]
 
 
 def compile_graph(graph: fx.Graph, options: Options, aliases: bool) -> Callable[..., Any] | None:
-    """The graph as a function; None if no part of it is on a device.
+    """The graph as a function; None if no part of it can be one node.
 
     With `aliases`, results that are views of each other share their memory.
     """
     partition = divide(graph)
-    if all(turn.kind == HOST for turn in partition.turns):
+    if partition is None or all(turn.kind == HOST for turn in partition.turns):
         return None
     return boxed(_one_call(partition, options, aliases) or _Steps(partition, options, aliases))
 

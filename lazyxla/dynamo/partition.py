@@ -68,21 +68,26 @@ def is_number(node: fx.Node) -> bool:
     )
 
 
-def divide(graph: fx.Graph) -> Partition:
-    """Divides a graph into turns."""
+def divide(graph: fx.Graph) -> Partition | None:
+    """Divides a graph into turns; None if its writes are not all at its end."""
     nodes = list(graph.nodes)
     calls = [n for n in nodes if n.op == "call_function"]
     (output,) = (n for n in nodes if n.op == "output")
     listed = output.args[0]
     results = list(listed) if isinstance(listed, (list, tuple)) else [listed]
+    # What a write returns is what it has written.
+    results = [r.args[0] if isinstance(r, fx.Node) and _is_mutable(r) else r for r in results]
     # AOTAutograd's graphs are functional but for writes to their arguments at the end.
     last = [n for n in calls if _is_mutable(n)]
     calls = [n for n in calls if not _is_mutable(n)]
+    if any(_is_mutable(o) for n in calls for o in n.all_input_nodes):
+        return None
 
     kinds: dict[fx.Node, int] = {}
     for node in calls:
         kinds[node] = _kind(node, kinds)
-    used_last = [*output.all_input_nodes, *(o for n in last for o in n.all_input_nodes)]
+    used_last = [r for r in results if isinstance(r, fx.Node)]
+    used_last += [o for n in last for o in n.all_input_nodes]
     turns = _turns(calls, kinds, _numbers_on_host(calls, kinds, used_last))
     where = {node: position for position, turn in enumerate(turns) for node in turn.nodes}
     last = [n for n in last if not _write_in_part(n, turns, where)]
@@ -127,6 +132,8 @@ def _kind(node: fx.Node, kinds: dict[fx.Node, int]) -> int:
     parts = _tensors(node)
     if not parts or not all(map(_is_tensor, parts)) or not _lowers(node.target):
         return HOST
+    if _has_masks(node) and not _is_put_by_one_mask(node):
+        return HOST
     devices = {_device_kind(p) for p in parts}
     sources = {_device_kind(v) for o in node.all_input_nodes for v in _tensors(o) if _is_tensor(v)}
     if devices != {HOST}:
@@ -138,6 +145,28 @@ def _kind(node: fx.Node, kinds: dict[fx.Node, int]) -> int:
     )
     random = torch.Tag.nondeterministic_seeded in node.target.tags  # type: ignore[union-attr]
     return _NUMBER if numbers and node.all_input_nodes and not random else HOST
+
+
+def _indices(node: fx.Node) -> list[Any]:
+    """The index tensors of an indexing operator; None for a dimension without."""
+    if not getattr(node.target, "__name__", "").removeprefix("_unsafe_").startswith("index"):
+        return []
+    indices = node.args[1] if len(node.args) > 1 else None
+    return list(indices) if isinstance(indices, (list, tuple)) else []
+
+
+def _has_masks(node: fx.Node) -> bool:
+    """Whether an operator is given masks as indices, which the recorder turns into positions."""
+    return any(
+        isinstance(i, fx.Node) and i.meta["val"].dtype in (torch.bool, torch.uint8)
+        for i in _indices(node)
+    )
+
+
+def _is_put_by_one_mask(node: fx.Node) -> bool:
+    """Whether it writes where one mask is true, which needs no positions."""
+    name = getattr(node.target, "__name__", "")
+    return "index_put" in name and sum(i is not None for i in _indices(node)) == 1
 
 
 def _device_kind(value: Any) -> int:
