@@ -199,7 +199,7 @@ def check_same(best: dict[str, Figures]) -> None:
 
 
 def show(rows: list[Row]) -> None:
-    line = "{:<10} {:<31} {:>9} {:>9} {:>6}  {}"
+    line = "{:<15} {:<31} {:>9} {:>9} {:>6}  {}"
     print(line.format("benchmark", "measure", "lazyxla", "peer", "ratio", ""))
     for row in rows:
         if row.bar is not None:

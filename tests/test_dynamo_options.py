@@ -12,6 +12,8 @@ import lazyxla
 from lazyxla.dynamo import backend
 from tests.support import DEVICE, counted
 
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
+
 
 def _compile(function: Any, **kwargs: Any) -> Any:
     return torch.compile(function, backend=backend, **kwargs)

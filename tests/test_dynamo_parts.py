@@ -14,6 +14,8 @@ from lazyxla.dynamo import backend
 from lazyxla.lowering import registry
 from tests.support import DEVICE, assert_same, check, counted, on_device
 
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
+
 
 def _compile(function: Any, **kwargs: Any) -> Any:
     return torch.compile(function, backend=backend, **kwargs)
@@ -238,3 +240,39 @@ def test_returning_what_was_written() -> None:
     results = _compile(function)(ours)
     assert_same(results, function(x))
     assert results[0] is ours
+
+
+def test_two_devices() -> None:
+    def function(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return (x * 2).to(y.device) + y, (y.sum() * 3).to(x.device) + x
+
+    x, y = torch.randn(3), torch.randn(3)
+    results = _compile(function, fullgraph=True)(x.to("lazyxla:0"), y.to("lazyxla:1"))
+    assert [r.device.index for r in results] == [1, 0]
+    assert_same(results, function(x, y))
+
+
+def test_argument_on_another_device_than_traced() -> None:
+    call = _calls_of(lambda x: x + 1, torch.ones(2, device="lazyxla:0"))
+    with pytest.raises(RuntimeError, match="argument 0 of a compiled graph was on lazyxla:0"):
+        call([torch.ones(2, device="lazyxla:1")])
+    with pytest.raises(TypeError, match="argument 0 of a compiled graph must be a tensor, not int"):
+        call([3])
+
+
+def _calls_of(function: Any, *args: torch.Tensor) -> Any:
+    """The compiled form of a function's one graph, as AOTAutograd calls it."""
+    from lazyxla.dynamo import execution
+
+    calls = []
+    with pytest.MonkeyPatch.context() as patch:
+        compile_graph = execution._one_call
+
+        def spy(*how: Any) -> Any:
+            calls.append(compile_graph(*how))
+            return calls[-1]
+
+        patch.setattr(execution, "_one_call", spy)
+        _compile(function)(*args)
+    (call,) = calls
+    return call

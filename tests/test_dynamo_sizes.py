@@ -15,6 +15,8 @@ from lazyxla.dynamo import MAX_SPECIALISATIONS, backend
 from lazyxla.lowering import registry
 from tests.support import DEVICE, check, counted
 
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
+
 
 def _net() -> nn.Module:
     torch.manual_seed(0)
