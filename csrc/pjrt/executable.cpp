@@ -58,9 +58,9 @@ struct WireMessage {
   }
 };
 
-// An OptionOverrideProto. A floating-point number goes as text: the compiler aborts on a double for
-// an option of that type, and refuses 0.0 and negative numbers for one of type float, but it reads
-// all of them from text.
+// An OptionOverrideProto. A floating-point number goes as text, which the compiler reads by the
+// option's own type; by its source (pjrt_executable.cc) it takes a double only for an option of
+// type float, and only if it is positive.
 std::string option_override(const CompileOptions::mapped_type& value) {
   WireMessage message;
   if (const auto* text = std::get_if<std::string>(&value)) {
