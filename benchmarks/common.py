@@ -14,7 +14,7 @@ import argparse  # noqa: E402
 import json  # noqa: E402
 import os  # noqa: E402
 import sys  # noqa: E402
-from collections.abc import Callable  # noqa: E402
+from collections.abc import Callable, Sequence  # noqa: E402
 from pathlib import Path  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -26,8 +26,8 @@ def since_start() -> float:
     return time.perf_counter() - START
 
 
-def arguments(*sides: str) -> argparse.Namespace:
-    """Reads ``--side`` and ``--threads``, and keeps this process to that many CPUs.
+def arguments(*sides: str, models: Sequence[str] = ()) -> argparse.Namespace:
+    """Reads ``--side``, ``--model`` and ``--threads``, and keeps this process to that many CPUs.
 
     Call it before importing torch or JAX: both look at the process's CPUs when they start, so all
     sides get the same number of threads.
@@ -35,6 +35,7 @@ def arguments(*sides: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--side", choices=sides, default=sides[0])
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--model", choices=models)
     args = parser.parse_args()
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: args.threads])
     os.environ["OMP_NUM_THREADS"] = str(args.threads)

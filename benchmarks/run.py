@@ -1,6 +1,6 @@
 """Measures lazyxla against its peers on this machine and prints the ratios.
 
-    python benchmarks/run.py [--only pointwise,decoder,resnet] [--rounds 3] [--json FILE]
+    python benchmarks/run.py [--only pointwise,decoder,resnet,inference] [--rounds 3] [--json FILE]
 
 Every side runs in a process of its own, on the same number of threads; the sides take turns for
 ``--rounds`` rounds, and each figure is the best of its rounds, so that a moment in which the
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import platform
 import subprocess
@@ -36,8 +37,14 @@ BENCHMARKS: dict[str, dict[str, list[str]]] = {
         "torch_xla": ["decoder.py", "--side", "torch_xla"],
     },
     "resnet": {s: ["resnet.py", "--side", s] for s in ("lazyxla", "eager")},
+    "inference": {s: ["inference.py", "--side", s] for s in ("lazyxla", "eager", "inductor")},
 }
-PEERS = {"jax": "jax.jit by hand", "eager": "PyTorch CPU eager", "torch_xla": "torch_xla"}
+PEERS = {
+    "jax": "jax.jit by hand",
+    "eager": "PyTorch CPU eager",
+    "torch_xla": "torch_xla",
+    "inductor": "torch.compile's own, CPU",
+}
 
 
 @dataclass
@@ -136,12 +143,34 @@ def rows_of(name: str, best: dict[str, Figures]) -> list[Row]:
         if "torch_xla" in best:
             record = best["torch_xla"]["record_us"]
             rows += [Row(name, "record, us/op", ours["record_us"], PEERS["torch_xla"], record)]
+    if name == "inference":
+        return inference_rows(best)
     if name == "decoder":
         rows.append(Row(name, "recording a step, ms", ours["hot_record_ms"]))
     for key, text in MEASURES[name]:
         for side, theirs in best.items():
             if side != "lazyxla":
                 rows.append(Row(name, text, ours[key], PEERS[side], theirs[key]))
+    return rows
+
+
+def inference_rows(best: dict[str, Figures]) -> list[Row]:
+    """The lines for torch.compile's inference: each model, and the means of the ratios."""
+    ours, rows = best["lazyxla"], []
+    models = [key.partition(".")[0] for key in ours if key.endswith(".latency_ms")]
+    for model in models:
+        bar = 50 + 0.2 * ours[f"{model}.tensors"]
+        rows.append(Row(model, "overhead of a call, us", ours[f"{model}.overhead_us"], bar=bar))
+    for figure, text in (("latency_ms", "latency, ms"), ("first_call_s", "first call, s")):
+        for side, theirs in best.items():
+            if side == "lazyxla" or (side == "eager" and figure == "first_call_s"):
+                continue
+            lines = []
+            for model in models:
+                key = f"{model}.{figure}"
+                lines.append(Row(model, text, ours[key], PEERS[side], theirs[key]))
+            mean = math.exp(sum(math.log(line.ratio or 1) for line in lines) / len(lines))
+            rows += [*lines, Row("geomean", f"{text}: ratio", mean, PEERS[side])]
     return rows
 
 
@@ -170,7 +199,7 @@ def check_same(best: dict[str, Figures]) -> None:
 
 
 def show(rows: list[Row]) -> None:
-    line = "{:<10} {:<31} {:>9} {:>9} {:>6}  {}"
+    line = "{:<15} {:<31} {:>9} {:>9} {:>6}  {}"
     print(line.format("benchmark", "measure", "lazyxla", "peer", "ratio", ""))
     for row in rows:
         if row.bar is not None:
@@ -201,7 +230,7 @@ def main() -> None:
     if unknown := set(names) - set(BENCHMARKS):
         options.error(f"no benchmark named {', '.join(sorted(unknown))}")
 
-    pythons = dict.fromkeys(("lazyxla", "jax", "eager"), sys.executable)
+    pythons = dict.fromkeys(("lazyxla", "jax", "eager", "inductor"), sys.executable)
     if args.peers == "all":
         try:
             pythons["torch_xla"] = torch_xla_python(HERE.parent / "build" / "torch-xla")

@@ -14,7 +14,6 @@
 #include "dispatch/generator.h"
 #include "dispatch/recorder.h"
 #include "dispatch/tensor.h"
-#include "dispatch/traced_graph.h"
 #include "graph/batches.h"
 #include "graph/counters.h"
 #include "graph/flush.h"
@@ -25,8 +24,10 @@
 #include "ir/storage.h"
 #include "lowering_bridge.h"
 #include "options.h"
+#include "pjrt/executable.h"
 #include "pjrt/fork.h"
 #include "pjrt/runtime.h"
+#include "traced_call.h"
 
 namespace py = pybind11;
 
@@ -109,6 +110,8 @@ void bind_runtime(py::module_& m) {
   m.def("platform_version", [] { return client().platform_version(); }, NoGil());
   m.def("device_kind", [](int index) { return device(index).kind(); }, NoGil());
   m.def("memory_stats", &memory_stats, NoGil());
+  m.def("measure_executions", &pjrt::measure_executions);
+  m.def("seconds_in_executions", &pjrt::seconds_in_executions);
   m.def("reset_peak_memory_stats", [](int index) { device(index).reset_peak(); }, NoGil());
 }
 
@@ -194,23 +197,6 @@ void bind_modes(py::module_& m) {
   m.def("enter_scope", &graph::enter_scope);
   m.def("leave_scope", &graph::leave_scope);
   m.def("stop_threads", &stop_threads, NoGil());
-}
-
-// (dtype, sizes, strides) of each output.
-using OutputSpec = std::tuple<c10::ScalarType, std::vector<int64_t>, std::vector<int64_t>>;
-
-void bind_traced_graph(py::module_& m) {
-  py::class_<dispatch::TracedGraph>(m, "TracedGraph")
-      .def(py::init(
-          [](int64_t number, size_t inputs, const std::vector<OutputSpec>& outputs, bool random) {
-            std::vector<ir::Geometry> geometries;
-            for (const auto& [dtype, sizes, strides] : outputs) {
-              geometries.push_back(
-                  {dtype, {sizes.begin(), sizes.end()}, {strides.begin(), strides.end()}, 0});
-            }
-            return dispatch::TracedGraph(number, inputs, std::move(geometries), random);
-          }))
-      .def("__call__", &dispatch::TracedGraph::operator(), NoGil());
 }
 
 void bind_options(py::module_& m) {

@@ -70,3 +70,11 @@ def keep_random_state() -> Iterator[None]:
     yield
     torch.set_rng_state(host)
     torch.lazyxla.set_rng_state_all(device)
+
+
+@pytest.fixture
+def fresh_dynamo() -> Iterator[None]:
+    """Nothing compiled before: all tests that compile an nn.Sequential share its forward's code."""
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()

@@ -1,61 +1,125 @@
 #include "dispatch/traced_graph.h"
 
+#include <ATen/EmptyTensor.h>
+
 #include "dispatch/device_state.h"
 #include "dispatch/generator.h"
 #include "dispatch/recorder.h"
+#include "dispatch/scan.h"
 #include "dispatch/tensor.h"
 #include "graph/counters.h"
 
 namespace lazyxla::dispatch {
+namespace {
 
 using ir::Arg;
 using ir::Value;
 
-TracedGraph::TracedGraph(int64_t number, size_t inputs, std::vector<ir::Geometry> outputs,
-                         bool random)
-    : spec_(new ir::OpSpec()), outputs_(std::move(outputs)) {
-  spec_->name = "lazyxla::graph";
-  Arg operands{.kind = Arg::Kind::kList};
-  operands.list.resize(inputs, Arg{.kind = Arg::Kind::kOperand});
-  spec_->args = {Arg{.kind = Arg::Kind::kConstant, .constant = number}, std::move(operands)};
-  for (const ir::Geometry& g : outputs_) spec_->outputs.push_back({g.dtype, g.sizes});
-  spec_->random = random;
-  if (random) spec_->slots.assign(2, {c10::ScalarType::Long, true, ir::SlotKind::kRandom});
+std::function<void(int64_t)>& graph_dropped() {
+  static auto* instance = new std::function<void(int64_t)>();
+  return *instance;
 }
 
-std::vector<at::Tensor> TracedGraph::operator()(const std::vector<at::Tensor>& inputs) const {
-  TORCH_CHECK(!inputs.empty(), "lazyxla: a traced graph needs a tensor to know its device");
-  c10::DeviceIndex device = inputs[0].device().index();
-  for (const at::Tensor& input : inputs) {
-    TORCH_CHECK(input.device() == c10::Device(kDeviceType, device),
-                "Expected all tensors to be on the same device, but found at least two devices, ",
-                inputs[0].device(), " and ", input.device(), "! (in a compiled graph)");
+ir::SlotKind slot_kind(c10::ScalarType dtype) {
+  return c10::isFloatingType(dtype) ? ir::SlotKind::kFloat : ir::SlotKind::kInt;
+}
+
+ir::ScalarValue slot_value(const c10::TensorImpl& tensor, c10::ScalarType dtype) {
+  c10::Scalar number = number_of(tensor);
+  if (c10::isFloatingType(dtype)) return {.f = number.toDouble()};
+  return {.i = number.toLong()};
+}
+
+// Another tensor on the same memory.
+at::TensorBase view(const at::TensorBase& base, const ir::Geometry& geometry) {
+  auto tensor = at::detail::make_tensor_base<c10::TensorImpl>(
+      c10::Storage(base.storage()), c10::DispatchKeySet(c10::DispatchKey::PrivateUse1),
+      c10::scalarTypeToTypeMeta(geometry.dtype));
+  tensor.unsafeGetTensorImpl()->set_sizes_and_strides(geometry.sizes, geometry.strides,
+                                                      geometry.offset);
+  return tensor;
+}
+
+}  // namespace
+
+// Owns the OpSpec, which the nodes point to.
+class TracedGraph::Lifetime final : public ir::LeafData {
+ public:
+  explicit Lifetime(int64_t number) : number_(number) {}
+  ~Lifetime() override {
+    if (graph_dropped()) graph_dropped()(number_);
   }
+  ir::OpSpec spec;
+
+ private:
+  int64_t number_;
+};
+
+TracedGraph::TracedGraph(Description description)
+    : device_(description.device),
+      inputs_(std::move(description.inputs)),
+      results_(std::move(description.results)),
+      writes_(std::move(description.writes)),
+      lifetime_(std::make_shared<Lifetime>(description.number)) {
+  ir::OpSpec& spec = lifetime_->spec;
+  spec.name = "lazyxla::graph";
+  Arg list{.kind = Arg::Kind::kList};
+  for (const Input& scalar : inputs_) {
+    list.list.push_back({.kind = scalar ? Arg::Kind::kSlot : Arg::Kind::kOperand});
+    if (scalar) spec.slots.push_back({*scalar, /*wrapped=*/false, slot_kind(*scalar)});
+  }
+  spec.args = {Arg{.kind = Arg::Kind::kConstant, .constant = description.number}, std::move(list)};
+  spec.outputs = std::move(description.outputs);
+  spec.random = description.random;
+  if (spec.random) {
+    spec.slots.insert(spec.slots.end(), 2, {c10::ScalarType::Long, true, ir::SlotKind::kRandom});
+  }
+  spec.compile_options = std::move(description.options);
+}
+
+uint64_t TracedGraph::id() const { return lifetime_->spec.id; }
+
+std::vector<at::TensorBase> TracedGraph::record(c10::ArrayRef<c10::TensorImpl*> inputs) const {
+  const ir::OpSpec& spec = lifetime_->spec;
   c10::SmallVector<ir::ScalarValue, 2> slots;
-  if (spec_->random) {
-    auto [seed, ordinal] = at::check_generator<Generator>(default_generator(device))->draw();
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    if (inputs_[i]) slots.push_back(slot_value(*inputs[i], *inputs_[i]));
+  }
+  if (spec.random) {
+    auto [seed, ordinal] = at::check_generator<Generator>(default_generator(device_))->draw();
     slots.push_back({.i = static_cast<int64_t>(seed)});
     slots.push_back({.i = static_cast<int64_t>(ordinal)});
   }
-  std::vector<at::Tensor> results;
-  for (const ir::Geometry& g : outputs_) {
-    results.emplace_back(make_tensor(g.dtype, g.sizes, g.strides, device));
+  std::vector<at::TensorBase> results;
+  results.reserve(results_.size());
+  for (const Result& result : results_) {
+    const ir::Geometry& g = result.geometry;
+    results.push_back(result.base < 0 ? make_tensor(g.dtype, g.sizes, g.strides, device_)
+                                      : view(results[result.base], g));
   }
   {
     ir::Garbage garbage;
     std::vector<Value> operands;
-    ir::PendingSet& pending = ir::PendingSet::of(device);
+    operands.reserve(inputs.size());
+    ir::PendingSet& pending = ir::PendingSet::of(device_);
     std::lock_guard lock(pending.mutex);
-    for (const at::Tensor& input : inputs) operands.push_back(read(*input.unsafeGetTensorImpl()));
-    ir::NodePtr node = ir::Node::make(spec_, operands, slots);
-    for (size_t i = 0; i < results.size(); ++i) {
-      write(*results[i].unsafeGetTensorImpl(), {node, static_cast<uint32_t>(i)}, garbage);
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      if (!inputs_[i]) operands.push_back(read(*inputs[i]));
     }
+    ir::NodePtr node = ir::Node::make(&spec, operands, slots, lifetime_);
+    for (size_t i = 0; i < results.size(); ++i) {
+      if (results_[i].base >= 0) continue;
+      write(*results[i].unsafeGetTensorImpl(), {node, results_[i].output}, garbage);
+    }
+    for (const Write& w : writes_) write(*inputs[w.input], {node, w.output}, garbage);
     ++pending.nodes_recorded;
   }
   ++graph::Counters::get().nodes_recorded;
-  after_recording(device, spec_->id);
   return results;
+}
+
+void set_graph_dropped(std::function<void(int64_t)> dropped) {
+  graph_dropped() = std::move(dropped);
 }
 
 }  // namespace lazyxla::dispatch

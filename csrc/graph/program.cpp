@@ -52,6 +52,19 @@ std::vector<ir::SlotKind> slot_kinds(const Graph& graph) {
   return kinds;
 }
 
+// All nodes' compile options; the nodes must agree.
+ir::CompileOptions compile_options(const Graph& graph) {
+  ir::CompileOptions options;
+  for (const ir::NodePtr& node : graph.nodes) {
+    for (const auto& [name, value] : node->spec()->compile_options) {
+      TORCH_CHECK_VALUE(options.emplace(name, value).first->second == value,
+                        "lazyxla: functions compiled with different values of the option ", name,
+                        " are part of one program; call lazyxla.sync() between them");
+    }
+  }
+  return options;
+}
+
 // The scalars that each kind of operator had in the program compiled last, by its place among those
 // of its kind. The first steps of a training loop are different programs (the optimizer makes its
 // state, then uses it), but the same operators take the step count in both: a scalar that differs
@@ -98,10 +111,10 @@ bool Variant::matches(c10::ArrayRef<ir::ScalarValue> slots) const {
   return true;
 }
 
-void Variant::compile(const std::string& artifact) {
-  static const std::string options = pjrt::default_compile_options();
+void Variant::compile(const std::string& artifact, const ir::CompileOptions& options) {
   try {
-    executable_ = pjrt::Runtime::get().client().compile(artifact, "mlir", options);
+    executable_ =
+        pjrt::Runtime::get().client().compile(artifact, "mlir", pjrt::compile_options(options));
   } catch (...) {
     error_ = std::current_exception();
   }
@@ -164,6 +177,7 @@ std::shared_ptr<const Variant> Program::compile(const Graph& graph, Compile how)
     if (last.variable[i] || last.constants[i].i != graph.slots[i].i) variant->variable[i] = true;
     if (static_slots_[i]) variant->variable[i] = false;
   }
+  ir::CompileOptions options = compile_options(graph);
   std::string why = count_program(reason(graph, variant->variable));
   Lowered lowered = lowerer()(graph, variant->variable, why);
   ++Counters::get().lowerings;
@@ -182,10 +196,11 @@ std::shared_ptr<const Variant> Program::compile(const Graph& graph, Compile how)
   variant->constants = graph.slots;
   ++Counters::get().compiles;
   if (how == Compile::kInBackground) {
-    compilers().run(
-        [variant, artifact = std::move(lowered.artifact)] { variant->compile(artifact); });
+    compilers().run([variant, artifact = std::move(lowered.artifact), options] {
+      variant->compile(artifact, options);
+    });
   } else {
-    variant->compile(lowered.artifact);
+    variant->compile(lowered.artifact, options);
     variant->executable();  // throws if that failed
   }
   return variant;

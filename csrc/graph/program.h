@@ -60,7 +60,7 @@ struct Variant {
   // Whether it is for these values. Not if compiling it failed: whoever needs it tries again.
   bool matches(c10::ArrayRef<ir::ScalarValue> slots) const;
 
-  void compile(const std::string& artifact);
+  void compile(const std::string& artifact, const ir::CompileOptions& options);
   bool is_compiled() const { return state_.load(std::memory_order_acquire) == kCompiled; }
   // Waits while it is being compiled. Throws what made that fail.
   const pjrt::Executable& executable() const;

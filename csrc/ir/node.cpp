@@ -59,7 +59,7 @@ uint64_t OpSpec::next_id() {
 }
 
 NodePtr Node::make(const OpSpec* spec, c10::ArrayRef<Value> operands,
-                   c10::ArrayRef<ScalarValue> slots) {
+                   c10::ArrayRef<ScalarValue> slots, std::shared_ptr<LeafData> held) {
   // One allocation holds the node, its operands and its slots: recording is on the hot path.
   char* memory =
       static_cast<char*>(NodePool::get().allocate(node_bytes(operands.size(), slots.size())));
@@ -73,6 +73,7 @@ NodePtr Node::make(const OpSpec* spec, c10::ArrayRef<Value> operands,
     new (node->operands_ + i) Value(std::move(const_cast<Value&>(operands[i])));
   }
   std::copy(slots.begin(), slots.end(), node->slots_);
+  if (held) node->leaf_ = std::make_unique<Leaf>(Leaf{.data = std::move(held)});
   return NodePtr::adopt(node);
 }
 
@@ -83,7 +84,7 @@ NodePtr Node::make_leaf(TensorType type, std::shared_ptr<LeafData> data) {
 }
 
 const TensorType& Node::output_type(uint32_t index) const {
-  return leaf_ ? leaf_->type : spec_->outputs[index];
+  return spec_ ? spec_->outputs[index] : leaf_->type;
 }
 
 void Node::drop(Node* node) {

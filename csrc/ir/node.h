@@ -21,9 +21,11 @@
 
 #include <atomic>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "ir/geometry.h"
@@ -75,6 +77,9 @@ class OwnPrograms {
   virtual ~OwnPrograms() = default;
 };
 
+// Options of XLA's compiler that a program with this operator is compiled with.
+using CompileOptions = std::map<std::string, std::variant<bool, int64_t, double, std::string>>;
+
 struct OpSpec {
   uint64_t id = next_id();  // unique in this process; what a graph's canonical key is made of
   std::string name;         // "aten::add.Tensor", "lazyxla::view"
@@ -82,7 +87,11 @@ struct OpSpec {
   std::vector<SlotSpec> slots;
   std::vector<TensorType> outputs;
   bool random = false;  // the last two slots are the generator's seed and the call's ordinal
-  mutable std::atomic<OwnPrograms*> own_programs{nullptr};  // made once, never freed
+  CompileOptions compile_options;
+  mutable std::atomic<OwnPrograms*> own_programs{nullptr};  // made once
+
+  OpSpec() = default;
+  ~OpSpec() { delete own_programs.load(); }
 
   static uint64_t next_id();
 };
@@ -124,7 +133,8 @@ struct Value {
   const TensorType& type() const;
 };
 
-// What a leaf stands for; the graph room derives its device buffers from it.
+// What a leaf stands for; the graph room derives its device buffers from it. A node that is no leaf
+// may hold one, too: something that must live as long as the node.
 class LeafData {
  public:
   virtual ~LeafData() = default;
@@ -144,9 +154,9 @@ class Garbage {
 
 class Node {
  public:
-  // `operands` are moved from.
+  // `operands` are moved from; `held` is dropped with the node.
   static NodePtr make(const OpSpec* spec, c10::ArrayRef<Value> operands,
-                      c10::ArrayRef<ScalarValue> slots);
+                      c10::ArrayRef<ScalarValue> slots, std::shared_ptr<LeafData> held = nullptr);
   static NodePtr make_leaf(TensorType type, std::shared_ptr<LeafData> data);
 
   const OpSpec* spec() const { return spec_; }  // null for a leaf
@@ -183,7 +193,7 @@ class Node {
   const OpSpec* spec_ = nullptr;
   Value* operands_ = nullptr;     // behind the node in the same allocation
   ScalarValue* slots_ = nullptr;  // likewise
-  std::unique_ptr<Leaf> leaf_;
+  std::unique_ptr<Leaf> leaf_;    // of a node that is no leaf: only `data`, if it holds something
 };
 
 inline NodePtr::NodePtr(const NodePtr& other) : node_(other.node_) {

@@ -1,5 +1,9 @@
 #include "executable.h"
 
+#include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <string_view>
 #include <utility>
 
 #include "buffer.h"
@@ -20,6 +24,58 @@ struct Scratch {
   std::vector<PJRT_Buffer*> outputs;
 };
 thread_local Scratch thread_scratch;
+
+std::atomic<bool> measuring{false};
+std::atomic<int64_t> measured_ns{0};
+
+PJRT_Error* timed_execute(const PJRT_Api* api, PJRT_LoadedExecutable_Execute_Args* call) {
+  using std::chrono::steady_clock;
+  const steady_clock::time_point begin = steady_clock::now();
+  PJRT_Error* error = api->PJRT_LoadedExecutable_Execute(call);
+  measured_ns += std::chrono::nanoseconds(steady_clock::now() - begin).count();
+  return error;
+}
+
+// A message in the protocol buffer wire format: fields of a key, (number << 3) | wire type, and a
+// value. Field numbers: XLA's compile_options.proto.
+struct WireMessage {
+  std::string data;
+
+  void varint(int field, uint64_t value) {  // wire type 0
+    number(static_cast<uint64_t>(field) << 3);
+    number(value);
+  }
+  void bytes(int field, std::string_view value) {  // wire type 2
+    number(static_cast<uint64_t>(field) << 3 | 2);
+    number(value.size());
+    data += value;
+  }
+
+ private:
+  void number(uint64_t value) {  // seven bits a byte, the lowest first
+    for (; value >= 0x80; value >>= 7) data += static_cast<char>(value | 0x80);
+    data += static_cast<char>(value);
+  }
+};
+
+// An OptionOverrideProto. A floating-point number goes as text, which the compiler reads by the
+// option's own type; by its source (pjrt_executable.cc) it takes a double only for an option of
+// type float, and only if it is positive.
+std::string option_override(const CompileOptions::mapped_type& value) {
+  WireMessage message;
+  if (const auto* text = std::get_if<std::string>(&value)) {
+    message.bytes(1, *text);
+  } else if (const auto* flag = std::get_if<bool>(&value)) {
+    message.varint(2, *flag);
+  } else if (const auto* number = std::get_if<int64_t>(&value)) {
+    message.varint(3, static_cast<uint64_t>(*number));
+  } else {
+    char text_of[32];
+    std::snprintf(text_of, sizeof(text_of), "%.17g", std::get<double>(value));
+    message.bytes(1, text_of);
+  }
+  return message.data;
+}
 
 bool taken_by_plugin(const PJRT_Api* api, PJRT_Buffer* raw) {
   LAZYXLA_PJRT_ARGS(args, PJRT_Buffer_IsDeleted);
@@ -110,7 +166,9 @@ std::vector<std::unique_ptr<Buffer>> Executable::execute(std::span<Buffer* const
   call.output_lists = &output_list;
   call.device_complete_events = &done;
   call.execute_device = portable() ? device.raw() : nullptr;
-  PJRT_Error* error = api_->PJRT_LoadedExecutable_Execute(&call);
+  PJRT_Error* error = measuring.load(std::memory_order_relaxed)
+                          ? timed_execute(api_, &call)
+                          : api_->PJRT_LoadedExecutable_Execute(&call);
 
   // Before the outputs are counted: what is donated must not count twice.
   for (const int position : donated_args) {
@@ -210,27 +268,27 @@ NamedValues Executable::cost_analysis() const {
   return read_named_values(args.properties, args.num_properties);
 }
 
-std::string default_compile_options() {
-  // Protocol buffer wire format: a key byte is (field number << 3) | wire type, where type 0 is a
-  // varint and 2 a length followed by that many bytes. Field numbers: XLA's compile_options.proto.
-  constexpr auto varint_key = [](int field) { return static_cast<char>(field << 3); };
-  constexpr auto bytes_key = [](int field) { return static_cast<char>(field << 3 | 2); };
+void measure_executions(bool on) { measuring = on; }
+double seconds_in_executions() { return static_cast<double>(measured_ns.load()) * 1e-9; }
 
-  std::string build;       // ExecutableBuildOptionsProto
-  build += varint_key(1);  // device_ordinal = -1, "none": left out it would mean device 0
-  build.append(9, '\xff').append(1, '\x01');
-  build += varint_key(4);  // num_replicas
-  build += '\x01';
-  build += varint_key(5);  // num_partitions
-  build += '\x01';
+std::string compile_options(const CompileOptions& overrides) {
+  WireMessage build;              // ExecutableBuildOptionsProto
+  build.varint(1, uint64_t(-1));  // device_ordinal: "none"; left out it would mean device 0
+  build.varint(4, 1);             // num_replicas
+  build.varint(5, 1);             // num_partitions
 
-  std::string options;      // CompileOptionsProto
-  options += bytes_key(3);  // executable_build_options
-  options += static_cast<char>(build.size());
-  options += build;
-  options += varint_key(4);  // compile_portable_executable
-  options += '\x01';
-  return options;
+  WireMessage options;           // CompileOptionsProto
+  options.bytes(3, build.data);  // executable_build_options
+  options.varint(4, 1);          // compile_portable_executable
+  for (const auto& [name, value] : overrides) {
+    WireMessage entry;  // of env_option_overrides, a map
+    entry.bytes(1, name);
+    entry.bytes(2, option_override(value));
+    options.bytes(7, entry.data);
+  }
+  return options.data;
 }
+
+std::string default_compile_options() { return compile_options({}); }
 
 }  // namespace lazyxla::pjrt

@@ -18,11 +18,13 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <span>
 #include <string>
+#include <variant>
 #include <vector>
 
 #include "plugin.h"
@@ -92,7 +94,17 @@ class Executable {
   mutable std::vector<size_t> output_nbytes_;
 };
 
-// A serialized CompileOptionsProto for a program on one device, any device (portable).
+// For measuring what the plugin's part of an execution is: the seconds that all threads have spent
+// in the C API's execute function while this was on.
+void measure_executions(bool on);
+double seconds_in_executions();
+
+// Options of XLA's compiler by name, as its flags are called: {"xla_cpu_enable_fast_math", true}.
+using CompileOptions = std::map<std::string, std::variant<bool, int64_t, double, std::string>>;
+
+// A serialized CompileOptionsProto for a program on one device, any device (portable). The compiler
+// refuses options that it does not know, and values of a wrong type.
+std::string compile_options(const CompileOptions& overrides);
 std::string default_compile_options();
 
 }  // namespace lazyxla::pjrt

@@ -89,6 +89,13 @@ def div(b: "Builder", x: Value, y: Value) -> Value:
     return b.hlo.divide(*b.align(x, y, dtype=b.outputs[0].dtype))
 
 
+@graph_rule("prims::fma")
+def fma(b: "Builder", x: Value, y: Value, z: Value) -> Value:
+    """In torch.compile's graphs, where it stands for addcmul."""
+    x, y, z = b.align(x, y, z, dtype=b.outputs[0].dtype)
+    return b.hlo.add(b.hlo.multiply(x, y), z)
+
+
 @graph_rule("prims::cbrt")
 def cbrt(b: "Builder", x: Value) -> Value:
     return b.hlo.cbrt(x)

@@ -28,7 +28,8 @@ _jax_rules: dict[str, JaxRule] = {}
 _graph_rules: dict[str, Callable[..., Any]] = {}
 _loaded = False
 
-# The graphs that torch.compile handed over, by the number that their nodes carry.
+# The graphs (FxGraph) that torch.compile handed over, by the number that their nodes carry. Each
+# stays as long as C++ may ask to have it lowered.
 graphs: dict[int, Any] = {}
 
 

@@ -156,13 +156,13 @@ def test_random_operators_of_one_decomposition_differ() -> None:
     def two(b: Any, x: Any, *_: Any) -> Any:
         from torch.fx.experimental.proxy_tensor import make_fx
 
-        from lazyxla.lowering.decompose import run_graph
+        from lazyxla.lowering.fx_graph import FxGraph, run_graph
 
         graph = make_fx(lambda t: torch.rand_like(t) - torch.rand_like(t), tracing_mode="fake")(
             torch.zeros(2, dtype=torch.float64)
         )
         seen.append(graph)
-        return run_graph(b, graph, [x])
+        return run_graph(b, FxGraph.of(graph.graph), [x])
 
     registry.rule("aten::normal_functional")(two)
     (result,) = run("aten::normal_functional", torch.zeros(2, dtype=torch.float64), seed=3)

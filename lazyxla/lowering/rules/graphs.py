@@ -11,6 +11,6 @@ if TYPE_CHECKING:
 
 @rule("lazyxla::graph")
 def graph(b: "Builder", number: int, inputs: list[Any]) -> list[Any]:
-    from lazyxla.lowering.decompose import run_graph
+    from lazyxla.lowering.fx_graph import run_graph
 
     return run_graph(b, registry.graphs[number], inputs)

@@ -88,7 +88,39 @@ def index(b: "Builder", x: Value, indices: Indices) -> Value:
 
 @rule("aten::index_put", "aten::_unsafe_index_put")
 def index_put(b: "Builder", x: Value, indices: Indices, values: Value, accumulate: bool) -> Value:
+    if any(i is not None and b.dtype(i) in (torch.bool, torch.uint8) for i in indices):
+        return _put_by_mask(b, x, indices, values, accumulate)
     return _write(b, x, indices, values, "add" if accumulate else "assign")
+
+
+def _put_by_mask(
+    b: "Builder", x: Value, indices: Indices, values: Value, accumulate: bool
+) -> Value:
+    """The one index is a mask, whose dimensions `values` has as one: how many elements are true.
+
+    Only graphs come with masks: the recorder turns them into positions.
+    """
+    dtype, shape = b.spec(x)
+    first = next(i for i, index in enumerate(indices) if index is not None)
+    mask = b.value(indices[first], torch.bool)
+    masked, after = b.rank(mask), len(shape) - first - b.rank(mask)
+    values = b.value(values, dtype)
+    axis = b.rank(values) - after - 1
+    if axis >= 0:
+        count, given = b.shape(values)[axis], list(b.shape(values))
+        if count != 1:  # the k-th true element takes the k-th value
+            flat = b.convert(b.reshape(mask, [-1]), torch.int64)
+            spec = [TensorSpec(torch.int64, b.shape(flat))]
+            order = b.lower_op("aten::cumsum", flat, 0, None, outputs=spec)
+            place = b.hlo.subtract(order, b.full_like(order, 1))
+            values = b.take(values, b.wrap_index(place, max(count, 1)), axis) if count else values
+            given[axis : axis + 1] = b.shape(mask)
+        else:
+            given[axis : axis + 1] = [1] * masked
+        values = b.zeros(shape, dtype) if count == 0 else b.reshape(values, given)
+    values = b.broadcast_to(values, shape)
+    inside = b.broadcast_to(b.reshape(mask, [*b.shape(mask), *[1] * after]), shape)
+    return b.select(inside, b.hlo.add(x, values) if accumulate else values, x)
 
 
 @rule("aten::_index_put_impl")

@@ -1,0 +1,81 @@
+"""The ``torch.compile(backend="lazyxla")`` backend.
+
+Dynamo and AOTAutograd trace the function into FX graphs of ATen operators: one for inference, two
+for training (forward and backward). Each graph becomes one node of the pending graph, so in lazy
+mode a whole training step is still one program, without recording its operators again; in eager
+mode each graph runs at once. What a graph writes in place (batch-norm statistics, a cache, a
+compiled optimizer's parameters) is written by that node, too.
+
+A graph with symbolic sizes gets one such node for each combination of sizes it is called with:
+``sizes.py``. A graph that also computes on other devices, or that has operators that only the host
+can run, gets a node for each part between them: ``partition.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from torch import fx
+
+from lazyxla.dynamo.execution import compile_graph
+from lazyxla.dynamo.options import Options, check_mode, check_options
+from lazyxla.dynamo.saved import partition_joint_graph
+from lazyxla.dynamo.sizes import MAX_SPECIALISATIONS, SizedGraph, has_symbols
+
+__all__ = ["MAX_SPECIALISATIONS", "backend"]
+
+
+def backend(
+    module: fx.GraphModule,
+    inputs: Sequence[Any],
+    *,
+    options: Options | None = None,
+    mode: str | None = None,
+) -> Callable[..., Any]:
+    """Compiles what Dynamo traced. Called by ``torch.compile``, not by users.
+
+    Args:
+        module: the graph.
+        inputs: examples of its inputs, as fake tensors and sizes.
+        options: ``torch.compile``'s: options of XLA's compiler, by the names of its flags, with
+            values of type bool, int, float or str.
+        mode: ``torch.compile``'s. All modes are the same here: a graph is one compiled program.
+
+    Raises:
+        ValueError: XLA does not know an option or takes no such value for it; no such mode.
+        TypeError: the options are no dict of such values.
+    """
+    from torch._dynamo.backends.common import aot_autograd
+
+    check_mode(mode)
+    compiler = partial(_compile, options=check_options(options))
+    aot = aot_autograd(
+        fw_compiler=compiler,
+        bw_compiler=compiler,
+        # In training AOTAutograd itself makes the results that share memory.
+        inference_compiler=partial(compiler, aliases=True),
+        partition_fn=partition_joint_graph,
+        keep_inference_input_mutations=True,
+    )
+    compiled: Callable[..., Any] = aot(module, inputs)
+    return compiled
+
+
+def _compile(
+    module: fx.GraphModule, inputs: Sequence[Any], *, options: Options, aliases: bool = False
+) -> Callable[..., Any]:
+    """One of AOTAutograd's graphs as a function of a list of arguments, which it empties.
+
+    With `aliases`, results that are views of each other share their memory.
+    """
+    from functorch.compile import make_boxed_func
+
+    if has_symbols(module.graph):
+        compiled: Any = SizedGraph.of(module.graph, options, aliases)
+    else:
+        compiled = compile_graph(module.graph, options, aliases)
+    # Nothing to compile, or sizes that depend on data: PyTorch runs the graph, and operators are
+    # recorded one by one.
+    return make_boxed_func(module) if compiled is None else compiled

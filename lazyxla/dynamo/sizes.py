@@ -1,0 +1,199 @@
+"""Graphs with symbolic sizes: one static graph for each combination of sizes.
+
+When a size varies, Dynamo traces a graph that is valid for all its values: sizes and strides are
+expressions in symbols such as ``s0``. XLA compiles for fixed sizes, so at the first call with new
+sizes the symbols are replaced by their values throughout the graph. Nothing is traced again: the
+graph's own expressions say what every tensor's sizes and every integer become.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from lazyxla.dynamo.execution import boxed, compile_graph
+from lazyxla.dynamo.options import Options
+
+MAX_SPECIALISATIONS = 64
+"""Combinations of sizes that one graph is kept compiled for; the least recently used one goes."""
+
+_Symbolic = (torch.SymInt, torch.SymFloat, torch.SymBool)
+Number = int | float | bool
+
+
+@dataclass(slots=True)
+class TensorMeta:
+    """What a node's tensor looks like: a fake tensor's attributes, of static sizes."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int
+    device: torch.device
+
+    def stride(self) -> tuple[int, ...]:
+        return self.strides
+
+    def storage_offset(self) -> int:
+        return self.offset
+
+
+def has_symbols(graph: fx.Graph) -> bool:
+    """Whether anything in the graph has a symbolic size or is a symbolic number."""
+    return any(
+        isinstance(value, _Symbolic)
+        or (isinstance(value, torch.Tensor) and value._has_symbolic_sizes_strides)
+        for node in graph.nodes
+        for value in _values(node)
+    )
+
+
+class SizedGraph:
+    """A compiled graph with symbolic sizes, called with a list of arguments that it empties."""
+
+    def __init__(self, graph: fx.Graph, sources: dict[Any, _Source], *how: Any) -> None:
+        self._graph = graph
+        self._sources = sources
+        self._how = how  # to compile: what compile_graph takes besides the graph
+        self._compiled: OrderedDict[tuple[int, ...], Callable[..., Any]] = OrderedDict()
+
+    @classmethod
+    def of(cls, graph: fx.Graph, options: Options, aliases: bool) -> SizedGraph | None:
+        """The compiled graph; None if its arguments do not tell all of its sizes."""
+        sources = _find_sources(graph)
+        used = {symbol for node in graph.nodes for symbol in _symbols_of(node)}
+        if not used <= sources.keys():
+            return None
+        return boxed(
+            cls(graph, {s: source for s, source in sources.items() if s in used}, options, aliases)
+        )
+
+    def __call__(self, args: list[Any]) -> Any:
+        key = tuple([source(args) for source in self._sources.values()])
+        compiled = self._compiled.get(key)
+        if compiled is None:
+            compiled = self._compiled[key] = self._specialise(key)
+            if len(self._compiled) > MAX_SPECIALISATIONS:
+                self._compiled.popitem(last=False)
+        else:
+            with contextlib.suppress(KeyError):  # another thread has just dropped it
+                self._compiled.move_to_end(key)
+        return compiled(args)
+
+    def _specialise(self, key: tuple[int, ...]) -> Callable[..., Any]:
+        from functorch.compile import make_boxed_func
+
+        graph = _replace_symbols(self._graph, dict(zip(self._sources, key, strict=True)))
+        compiled = compile_graph(graph, *self._how)
+        if compiled is None:
+            owner = self._graph.owning_module
+            return make_boxed_func(fx.GraphModule({} if owner is None else owner, graph))
+        return compiled
+
+
+@dataclass(slots=True)
+class _Source:
+    """Where a call's arguments tell the value of a symbol."""
+
+    position: int
+    of: Callable[..., int] | None = None  # Tensor.size or Tensor.stride; None: the argument itself
+    dim: int = 0
+
+    def __call__(self, args: list[Any]) -> int:
+        argument = args[self.position]
+        return int(argument) if self.of is None else self.of(argument, self.dim)
+
+
+def _find_sources(graph: fx.Graph) -> dict[Any, _Source]:
+    """For each symbol that is an argument or a size or stride of one, where it is."""
+    sources: dict[Any, _Source] = {}
+
+    def offer(number: Any, source: _Source) -> None:
+        if isinstance(number, torch.SymInt) and number.node.expr.is_Symbol:
+            sources.setdefault(number.node.expr, source)
+
+    placeholders = [node for node in graph.nodes if node.op == "placeholder"]
+    for position, node in enumerate(placeholders):  # plain arguments are the cheapest to read
+        offer(node.meta.get("val"), _Source(position))
+    for position, node in enumerate(placeholders):
+        value = node.meta.get("val")
+        if isinstance(value, torch.Tensor) and value._has_symbolic_sizes_strides:
+            for dim, (size, stride) in enumerate(zip(value.shape, value.stride(), strict=True)):
+                offer(size, _Source(position, torch.Tensor.size, dim))
+                offer(stride, _Source(position, torch.Tensor.stride, dim))
+    return sources
+
+
+def _values(node: fx.Node) -> list[Any]:
+    value = node.meta.get("val")
+    return list(value) if isinstance(value, (list, tuple)) else [value]
+
+
+def _symbols_of(node: fx.Node) -> Iterator[Any]:
+    for value in _values(node):
+        if isinstance(value, torch.Tensor):
+            if value._has_symbolic_sizes_strides:
+                for number in (*value.shape, *value.stride(), value.storage_offset()):
+                    if isinstance(number, torch.SymInt):
+                        yield from number.node.expr.free_symbols
+        elif isinstance(value, _Symbolic):
+            yield from value.node.expr.free_symbols
+
+
+def _replace_symbols(graph: fx.Graph, bindings: dict[Any, int]) -> fx.Graph:
+    """A copy of a graph in which symbols have values; nodes that are numbers are gone."""
+    evaluated: dict[Any, Any] = {}
+
+    def number(value: Any) -> Any:
+        if not isinstance(value, _Symbolic):
+            return value
+        expr = value.node.expr
+        if expr not in evaluated:
+            evaluated[expr] = expr.xreplace(bindings)
+        kind = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}[type(value)]
+        return kind(evaluated[expr])
+
+    def static(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            shape, strides = tuple(map(number, value.shape)), tuple(map(number, value.stride()))
+            offset = number(value.storage_offset())
+            return TensorMeta(value.dtype, shape, strides, offset, value.device)
+        if isinstance(value, (list, tuple)):
+            return [static(v) for v in value]
+        return number(value)
+
+    copy = fx.Graph(owning_module=graph.owning_module)
+    known: dict[fx.Node, Any] = {}
+    for node in graph.nodes:
+        value = static(node.meta.get("val"))
+        is_number = isinstance(value, Number)
+        if is_number and node.op == "call_function":
+            known[node] = value
+            continue
+        args, kwargs = fx.map_arg((node.args, node.kwargs), known.__getitem__)
+        if node.op == "output":
+            copy.output(args[0])
+            continue
+        if _holds(node, args):
+            continue
+        new = copy.create_node(node.op, node.target, args, kwargs, node.name)
+        new.meta = {"val": value, "stack_trace": node.meta.get("stack_trace")}
+        known[node] = value if is_number else new
+    return copy
+
+
+def _holds(node: fx.Node, args: tuple[Any, ...]) -> bool:
+    """Whether the node asserts something about sizes that is true of these."""
+    aten = torch.ops.aten
+    if node.target == aten._assert_scalar.default:
+        return bool(args[0])
+    return node.target in (
+        aten.sym_constrain_range.default,
+        aten.sym_constrain_range_for_size.default,
+    )

@@ -1,0 +1,134 @@
+"""Lowering an FX graph of ATen operators, node by node: a decomposition's or torch.compile's."""
+
+import functools
+import operator
+import re
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import fx
+
+from lazyxla.lowering.errors import LoweringError
+from lazyxla.lowering.program import TensorSpec
+from lazyxla.lowering.scalar import Scalar, wrap_number
+
+if TYPE_CHECKING:
+    from lazyxla.lowering.builder import Builder
+
+
+_MOST_RANDOMS = 1 << 20
+"""More random operators than a graph has."""
+
+
+class FxGraph(NamedTuple):
+    """A graph, or a part of one: `nodes` in execution order, from `inputs` to `outputs`.
+
+    Every node's ``meta["val"]`` is what has its dtype and static shape, or a list of such things.
+    """
+
+    inputs: list[fx.Node]
+    nodes: list[fx.Node]
+    outputs: list[fx.Node]
+
+    @classmethod
+    def of(cls, graph: fx.Graph) -> "FxGraph":
+        """The whole graph."""
+        nodes = list(graph.nodes)
+        (result,) = (n for n in nodes if n.op == "output")
+        listed = result.args[0]
+        return cls(
+            [n for n in nodes if n.op == "placeholder"],
+            [n for n in nodes if n.op not in ("placeholder", "output")],
+            list(listed) if isinstance(listed, (list, tuple)) else [listed],
+        )
+
+
+def run_graph(b: "Builder", graph: FxGraph, values: list[Any]) -> list[Any]:
+    """Lowers a graph on `values`; returns its outputs, flattened."""
+    known: dict[Any, Any] = {}
+    for node, value in zip(graph.inputs, values, strict=True):
+        known[node] = b.value(value, value.dtype) if isinstance(value, Scalar) else value
+    randoms = 0
+    for node in graph.nodes:
+        if node.op == "get_attr":
+            known[node] = _constant(b, getattr(node.graph.owning_module, str(node.target)))
+        elif node.target is operator.getitem:
+            known[node] = known[node.args[0]][node.args[1]]
+        else:
+            if torch.Tag.nondeterministic_seeded in node.target.tags:  # type: ignore[union-attr]
+                randoms += 1
+            known[node] = _run_node(b, node, known, randoms)
+    results = [known[node] for node in graph.outputs]
+    return [r for part in results for r in (part if isinstance(part, list) else [part])]
+
+
+def schema_name(op: Any) -> str:
+    """The name of an operator overload: aten::add.Tensor, and aten::addmm for a default one."""
+    name = op._schema.name
+    return f"{name}.{op._schema.overload_name}" if op._schema.overload_name else name
+
+
+def user_frame(node: fx.Node) -> str:
+    """The user's line that a node was traced from, as 'file:line: code'; empty if unknown."""
+    frames = re.findall(
+        r'File "(.*)", line (\d+), in .*\n\s*(.*)', node.meta.get("stack_trace") or ""
+    )
+    return "{}:{}: {}".format(*frames[-1]) if frames else ""
+
+
+def _run_node(b: "Builder", node: fx.Node, known: dict[Any, Any], salt: int) -> Any:
+    from lazyxla.lowering.apply import apply
+
+    op: Any = node.target
+    args = [known_or_wrapped(known, a, kind) for a, kind in schema_arguments(op, node)]
+    single = not isinstance(node.meta["val"], (list, tuple))
+    parts = [node.meta["val"]] if single else list(node.meta["val"])
+    present = [p for p in parts if p is not None]
+    before, salt_before = b.outputs, b.salt
+    try:
+        b.outputs = tuple(TensorSpec(p.dtype, tuple(p.shape)) for p in present)
+        b.salt = salt_before * _MOST_RANDOMS + salt  # a decomposition within: still its own
+        results = iter(apply(b, schema_name(op), tuple(args)))
+    except LoweringError as error:
+        if b.depth or not (where := user_frame(node)):
+            raise
+        raise LoweringError(f"{error}\n(traced from {where})") from error
+    finally:
+        b.outputs, b.salt = before, salt_before
+    listed = [None if p is None else next(results) for p in parts]
+    return listed[0] if single else listed
+
+
+def schema_arguments(op: Any, node: fx.Node) -> list[tuple[Any, str]]:
+    """All arguments of an FX node in schema order, defaults filled in, with their schema types."""
+    count = len(node.args)
+    return [
+        (node.args[i] if i < count else node.kwargs.get(name, default), kind)
+        for i, (name, kind, default) in enumerate(_schema(op))
+    ]
+
+
+@functools.lru_cache(maxsize=4096)
+def _schema(op: Any) -> list[tuple[str, str, Any]]:
+    """Name, type and default of an operator's arguments."""
+    return [(a.name, str(a.type), a.default_value) for a in op._schema.arguments]
+
+
+def known_or_wrapped(known: dict[Any, Any], arg: Any, kind: str) -> Any:
+    """An FX argument as the rules take it: a node's value, a Scalar for a number."""
+    if isinstance(arg, fx.Node):
+        return known[arg]
+    if isinstance(arg, (list, tuple)):
+        return [known_or_wrapped(known, a, kind) for a in arg]
+    if isinstance(arg, (bool, int, float, complex)):
+        if "float" in kind:
+            return wrap_number(arg if isinstance(arg, complex) else float(arg))
+        if "number" in kind or "Scalar" in kind or "Tensor" in kind:
+            return wrap_number(arg)
+    return arg
+
+
+def _constant(b: "Builder", tensor: torch.Tensor) -> Any:
+    """A tensor that the trace of a decomposition has captured."""
+    value = b.array(tensor.detach().cpu().tolist(), tensor.dtype)
+    return b.reshape(value, tuple(tensor.shape))
