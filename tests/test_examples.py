@@ -121,12 +121,9 @@ def test_resnet_in_every_mode(example: Any, mode: str, named_backend: None) -> N
     if example("torchvision_import").import_torchvision() is None:
         pytest.skip("torchvision is not installed")
     main = example("train_resnet").main
-    # One step: batch normalisation over two images makes much of rounding errors after that.
-    arguments = ["--steps", "2", "--log-every", "1", "--batch", "2", "--size", "32"]
-    summary = main([*arguments, "--mode", mode])
-    expected = main([*arguments, "--device", "cpu"])
-    summary.losses, expected.losses = summary.losses[:1], expected.losses[:1]
-    _check_mode(mode, summary, expected)
+    # Smaller ones leave batch normalisation so few values that it makes much of rounding errors.
+    arguments = ["--steps", "2", "--log-every", "1", "--batch", "4", "--size", "64"]
+    _check_mode(mode, main([*arguments, "--mode", mode]), main([*arguments, "--device", "cpu"]))
 
 
 @pytest.mark.parametrize("model", ["decoder", "resnet18"])
