@@ -24,9 +24,8 @@ struct Counters {
   std::atomic<int64_t> uploads{0};           // host to device copies
   std::atomic<int64_t> downloads{0};         // device to host copies
   std::atomic<int64_t> fallbacks{0};         // operators run on the host for want of a lowering
-  std::atomic<int64_t> data_dependent{0};    // ... because the result's shape depends on the data
-  std::atomic<int64_t> nodes_lowered{
-      0};  // nodes in the lowered graphs: dead ones are not among them
+  std::atomic<int64_t> data_dependent{0};    // ... for a shape that depends on data: no fallbacks
+  std::atomic<int64_t> nodes_lowered{0};     // nodes in the lowered graphs, dead ones left out
 
   static Counters& get() { return instance_; }
 

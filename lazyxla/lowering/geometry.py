@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from lazyxla.lowering.program import Geometry
+from lazyxla.lowering.units import common_unit, from_unit, in_units, to_unit
 
 if TYPE_CHECKING:
     from lazyxla.lowering.builder import Builder
@@ -406,21 +407,16 @@ def _tidy(steps: list[Step]) -> list[Step]:
     return result
 
 
-# ---- values of one dtype read as another ----
-#
-# Complex numbers are pairs of reals and bools are bytes; beyond that, a storage and a view of
-# different widths meet in the narrower one, where the wider one has a further, innermost dimension.
+# ---- reading and writing, also as another dtype ----
 
 
 def read(b: "Builder", x: Value, base: Geometry, view: Geometry) -> Value:
     """The value that `view` shows of the storage whose content is `x`, lying by `base`."""
     if base.dtype == view.dtype:
         return _read(b, x, plan(base, view))
-    unit = _unit(base, view)
-    x = _to_unit(b, x, unit)
-    return _from_unit(
-        b, _read(b, x, plan(_in_units(base, unit), _in_units(view, unit))), view.dtype
-    )
+    unit = common_unit(base, view)
+    x = to_unit(b, x, unit)
+    return from_unit(b, _read(b, x, plan(in_units(base, unit), in_units(view, unit))), view.dtype)
 
 
 def write(b: "Builder", x: Value, update: Value, base: Geometry, view: Geometry) -> Value:
@@ -429,10 +425,10 @@ def write(b: "Builder", x: Value, update: Value, base: Geometry, view: Geometry)
         return x
     if base.dtype == view.dtype:
         return _write(b, lambda: x, update, plan(base, view))
-    unit = _unit(base, view)
-    steps = plan(_in_units(base, unit), _in_units(view, unit))
-    source = functools.cache(lambda: _to_unit(b, x, unit))
-    return _from_unit(b, _write(b, source, _to_unit(b, update, unit), steps), base.dtype)
+    unit = common_unit(base, view)
+    steps = plan(in_units(base, unit), in_units(view, unit))
+    source = functools.cache(lambda: to_unit(b, x, unit))
+    return from_unit(b, _write(b, source, to_unit(b, update, unit), steps), base.dtype)
 
 
 def _read(b: "Builder", x: Value, steps: tuple[Step, ...]) -> Value:
@@ -447,63 +443,3 @@ def _write(b: "Builder", source: Source, update: Value, steps: tuple[Step, ...])
     step = steps[0]
     inner = _write(b, functools.cache(lambda: step.read(b, source())), update, steps[1:])
     return step.write(b, source, inner)
-
-
-_RAW = {
-    torch.complex64: torch.float32,
-    torch.complex128: torch.float64,
-    torch.bool: torch.uint8,
-}
-
-
-def _raw(dtype: torch.dtype) -> torch.dtype:
-    return _RAW.get(dtype, dtype)
-
-
-def _unit(base: Geometry, view: Geometry) -> torch.dtype:
-    first, second = _raw(base.dtype), _raw(view.dtype)
-    return first if first.itemsize <= second.itemsize else second
-
-
-def _in_units(geometry: Geometry, unit: torch.dtype) -> Geometry:
-    """The same geometry counted in elements of `unit`."""
-    ratio = geometry.dtype.itemsize // unit.itemsize
-    if ratio == 1:
-        return geometry._replace(dtype=unit)
-    sizes, strides = geometry.sizes, tuple(s * ratio for s in geometry.strides)
-    inner = [ratio]
-    if geometry.dtype.is_complex and ratio > 2:
-        inner = [2, ratio // 2]
-        strides += (ratio // 2,)
-    return Geometry(unit, (*sizes, *inner), (*strides, 1), geometry.offset * ratio)
-
-
-def _to_unit(b: "Builder", x: Value, unit: torch.dtype) -> Value:
-    dtype = b.dtype(x)
-    if dtype.is_complex:
-        x = b.stack([b.hlo.real(x), b.hlo.imag(x)], -1)
-    elif dtype == torch.bool:
-        x = b.convert(x, torch.uint8)
-    return _reinterpret(b, x, unit)
-
-
-def _from_unit(b: "Builder", x: Value, dtype: torch.dtype) -> Value:
-    x = _reinterpret(b, x, _raw(dtype))
-    if dtype.is_complex:
-        return b.hlo.complex(b.select_dim(x, -1, 0), b.select_dim(x, -1, 1))
-    return b.convert(x, dtype)
-
-
-def _reinterpret(b: "Builder", x: Value, dtype: torch.dtype) -> Value:
-    """The same bits; a narrower dtype adds an innermost dimension, a wider one uses it up."""
-    source, shape = b.spec(x)
-    if source == dtype:
-        return x
-    if source.itemsize > dtype.itemsize:
-        shape = (*shape, source.itemsize // dtype.itemsize)
-    elif source.itemsize < dtype.itemsize:
-        shape = shape[:-1]
-    if source.itemsize != dtype.itemsize:
-        # XLA's CPU plugin merges two such conversions in a row without minding their shapes.
-        x = b.hlo.optimization_barrier([x])
-    return b.hlo.bitcast_convert(b.type(dtype, shape), x)

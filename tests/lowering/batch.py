@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map_only
 
 from lazyxla.lowering import Node, Program, Ref, Slot
 from tests.lowering.harness import Recorded, execute, record
@@ -20,26 +21,28 @@ COMPLEX = (torch.complex64,)
 REAL = FLOATS + INTEGERS
 ALL = (*REAL, torch.bool, *COMPLEX)
 
-# What XLA's and PyTorch's approximations of a function may differ by, beyond assert_close's
-# defaults.
-LOOSE = {
-    torch.float32: {"rtol": 1e-5, "atol": 1e-5},
-    torch.float64: {"rtol": 1e-7, "atol": 1e-7},
-    torch.complex64: {"rtol": 1e-4, "atol": 1e-4},
-}
-
 
 class Batch:
     """Calls collected with `add`; `check` compares all of them with PyTorch's results at once."""
 
     def __init__(self) -> None:
-        self.calls: list[tuple[str, Recorded, dict[str, Any]]] = []
+        self.calls: list[tuple[str, Recorded]] = []
 
-    def add(self, op: str, *args: Any, tolerance: Any = None, **kwargs: Any) -> None:
-        """Adds a call in torch's form. `tolerance` is a dict of assert_close options."""
+    def add(self, op: str, *args: Any, rounded_once: bool = False, **kwargs: Any) -> None:
+        """Adds a call in torch's form.
+
+        With `rounded_once` the reference for 16-bit floats is the operator on float64, its result
+        rounded to 16 bits: for operators whose CPU kernels round to 16 bits on the way as well.
+        """
         recorded = record(op, *args, **kwargs)
+        if rounded_once:
+            exact = record(op, *_widened(args), **_widened(kwargs)).expected
+            dtypes = [t.dtype for t in recorded.expected]
+            recorded = recorded._replace(
+                expected=[t.to(dtype) for t, dtype in zip(exact, dtypes, strict=True)]
+            )
         shown = ", ".join([*map(_show, args), *(f"{k}={_show(v)}" for k, v in kwargs.items())])
-        self.calls.append((f"{op}({shown})", recorded, tolerance or {}))
+        self.calls.append((f"{op}({shown})", recorded))
 
     def check(self) -> None:
         """Runs the calls with their numbers as constants, then as runtime inputs where rules allow
@@ -58,8 +61,8 @@ class Batch:
             self._compare(program._replace(slots=slots), inputs)
 
     def _merge(self) -> tuple[Program, list[torch.Tensor]]:
-        programs = [recorded.program for _, recorded, _ in self.calls]
-        inputs = [t for _, recorded, _ in self.calls for t in recorded.inputs]
+        programs = [recorded.program for _, recorded in self.calls]
+        inputs = [t for _, recorded in self.calls for t in recorded.inputs]
         merged = Program([s for p in programs for s in p.inputs], [], [], [], {})
         first_input, first_output = 0, len(inputs)
         for program in programs:
@@ -77,12 +80,12 @@ class Batch:
     def _compare(self, program: Program, inputs: list[torch.Tensor]) -> set[int]:
         results, static = execute(program, inputs)
         left, failures = iter(results), []
-        for name, recorded, tolerance in self.calls:
+        for name, recorded in self.calls:
             for number, wanted in enumerate(recorded.expected):
                 got = next(left)
                 try:
                     torch.testing.assert_close(
-                        got, wanted.contiguous(), equal_nan=True, check_stride=False, **tolerance
+                        got, wanted.contiguous(), equal_nan=True, check_stride=False
                     )
                 except AssertionError as error:
                     failures.append(f"{name} -> {number}: {error}\n{got}\nexpected {wanted}")
@@ -90,11 +93,11 @@ class Batch:
         return static
 
 
-def each(dtypes: Iterable[torch.dtype], call: Callable[["Batch", torch.dtype, Any], None]) -> None:
-    """Checks the calls that `call(batch, dtype, tolerance)` adds for every dtype."""
+def each(dtypes: Iterable[torch.dtype], call: Callable[["Batch", torch.dtype], None]) -> None:
+    """Checks the calls that `call(batch, dtype)` adds for every dtype."""
     batch = Batch()
     for dtype in dtypes:
-        call(batch, dtype, LOOSE.get(dtype))
+        call(batch, dtype)
     batch.check()
 
 
@@ -128,6 +131,15 @@ def _shift(arg: Any, first_input: int, first_slot: int) -> Any:
     if isinstance(arg, list):
         return [_shift(a, first_input, first_slot) for a in arg]
     return arg
+
+
+def _widened(tree: Any) -> Any:
+    """The arguments with float64 in place of 16-bit floats."""
+    return tree_map_only(
+        torch.Tensor,
+        lambda t: t.double() if t.is_floating_point() and t.dtype.itemsize == 2 else t,
+        tree,
+    )
 
 
 def _show(arg: Any) -> str:

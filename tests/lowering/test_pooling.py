@@ -5,7 +5,6 @@ import torch
 
 from tests.lowering.harness import check
 
-_CLOSE = {"atol": 1e-5, "rtol": 1e-4}
 # input, kernel, stride, padding, dilation, ceil_mode
 _MAX = [
     ((2, 3, 8, 8), [3, 3], [2, 2], [1, 1], [1, 1], False),
@@ -53,7 +52,7 @@ def test_max_pool(case):
     check(f"aten::{op}", x, *rest)
     out, indices = getattr(torch.ops.aten, op)(x, *rest)
     rest[1] = rest[1] or rest[0]
-    check(f"aten::{op}_backward", torch.randn_like(out), x, *rest, indices, **_CLOSE)
+    check(f"aten::{op}_backward", torch.randn_like(out), x, *rest, indices)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64, torch.int64])
@@ -74,10 +73,10 @@ def test_avg_pool(case):
     shape, *rest = case
     op = f"aten::avg_pool{_rank(shape, *rest[:3])}d"
     x = torch.randn(shape)
-    check(op, x, *rest, **_CLOSE)
+    check(op, x, *rest)
     grad = torch.randn_like(getattr(torch.ops.aten, op[6:])(x, *rest))
     rest[1] = rest[1] or rest[0]
-    check(f"{op}_backward", grad, x, *rest, **_CLOSE)
+    check(f"{op}_backward", grad, x, *rest)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
@@ -90,13 +89,13 @@ def test_adaptive_pool(case):
     shape, out = case
     x = torch.randn(shape)
     op = f"_adaptive_avg_pool{len(out)}d"
-    check(f"aten::{op}", x, out, **_CLOSE)
+    check(f"aten::{op}", x, out)
     grad = torch.randn_like(getattr(torch.ops.aten, op)(x, out))
-    check(f"aten::{op}_backward", grad, x, **_CLOSE)
+    check(f"aten::{op}_backward", grad, x)
     op, x = f"adaptive_max_pool{len(out)}d", _random(shape)
     check(f"aten::{op}", x, out)
     _, indices = getattr(torch.ops.aten, op)(x, out)
-    check(f"aten::{op}_backward", grad, x, indices, **_CLOSE)
+    check(f"aten::{op}_backward", grad, x, indices)
 
 
 def test_max_unpool():

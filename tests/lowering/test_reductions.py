@@ -1,18 +1,14 @@
 """Reductions, softmax, order statistics and running results."""
 
 import itertools
-from collections.abc import Callable, Iterable
-from typing import Any
 
 import pytest
 import torch
 
-from tests.lowering.batch import ALL, COMPLEX, FLOATS, INF, INTEGERS, NAN, REAL, Batch
+from tests.lowering.batch import ALL, COMPLEX, FLOATS, INF, INTEGERS, NAN, REAL, Batch, each
 from tests.lowering.harness import text
 
 BOOL = (torch.bool,)
-NARROW = {"rtol": 2e-2, "atol": 2e-2}
-WIDE = {"rtol": 1e-5, "atol": 1e-5}
 
 
 def values(dtype: torch.dtype, *shape: int) -> torch.Tensor:
@@ -33,46 +29,39 @@ def with_nan(dtype: torch.dtype) -> torch.Tensor:
     return x
 
 
-def _each(dtypes: Iterable[torch.dtype], call: Callable[[Batch, torch.dtype, Any], None]) -> None:
-    batch = Batch()
-    for dtype in dtypes:
-        narrow = dtype.is_floating_point and dtype.itemsize == 2
-        call(batch, dtype, NARROW if narrow else None)
-    batch.check()
-
-
 @pytest.mark.parametrize("op", ["sum", "mean", "nansum"])
 def test_sums(op: str) -> None:
-    def call(batch: Batch, dtype: torch.dtype, tolerance: Any) -> None:
+    def call(batch: Batch, dtype: torch.dtype) -> None:
         x = values(dtype, 2, 3, 4)
-        batch.add(f"aten::{op}", x, tolerance=tolerance)
+        batch.add(f"aten::{op}", x)
         name = f"aten::{op}" + {"sum": ".dim_IntList", "mean": ".dim", "nansum": ""}[op]
         for dims, keepdim in itertools.product(([1], [0, -1], [], None), (False, True)):
-            batch.add(name, x, dims, keepdim, tolerance=tolerance)
+            # 16-bit results of the CPU's nansum were measured 33 units of the last place off.
+            batch.add(name, x, dims, keepdim, rounded_once=op == "nansum")
         batch.add(name, x, [0], dtype=torch.float64)
-        batch.add(name, x[0, 0, 0], [0], tolerance=tolerance)
-        batch.add(name, x[:0], [0], tolerance=tolerance)
+        batch.add(name, x[0, 0, 0], [0])
+        batch.add(name, x[:0], [0])
         if dtype.is_floating_point:
-            batch.add(name, with_nan(dtype), [1], tolerance=tolerance)
+            batch.add(name, with_nan(dtype), [1])
 
     dtypes = FLOATS + COMPLEX if op == "mean" else FLOATS if op == "nansum" else ALL
-    _each(dtypes, call)
+    each(dtypes, call)
 
 
 def test_products() -> None:
-    def call(batch: Batch, dtype: torch.dtype, tolerance: Any) -> None:
+    def call(batch: Batch, dtype: torch.dtype) -> None:
         x = values(dtype, 2, 3)
-        batch.add("aten::prod", x, tolerance=tolerance)
-        batch.add("aten::prod.dim_int", x, 1, tolerance=tolerance)
-        batch.add("aten::prod.dim_int", x, -2, True, tolerance=tolerance)
-        batch.add("aten::trace", values(dtype, 3, 5), tolerance=tolerance)
+        batch.add("aten::prod", x)
+        batch.add("aten::prod.dim_int", x, 1)
+        batch.add("aten::prod.dim_int", x, -2, True)
+        batch.add("aten::trace", values(dtype, 3, 5))
 
-    _each(REAL + COMPLEX, call)
+    each(REAL + COMPLEX, call)
 
 
 @pytest.mark.parametrize("op", ["any", "all"])
 def test_any_all(op: str) -> None:
-    def call(batch: Batch, dtype: torch.dtype, tolerance: Any) -> None:
+    def call(batch: Batch, dtype: torch.dtype) -> None:
         x = values(dtype, 4, 3)
         x[0] = 0
         x[:, 0] = 1
@@ -85,7 +74,7 @@ def test_any_all(op: str) -> None:
         batch.add("aten::count_nonzero", x)
         batch.add("aten::count_nonzero.dim_IntList", x, [1])
 
-    _each(ALL, call)
+    each(ALL, call)
     batch = Batch()
     batch.add(f"aten::_is_{op}_true", torch.tensor([True, False]))
     batch.check()
@@ -93,7 +82,7 @@ def test_any_all(op: str) -> None:
 
 @pytest.mark.parametrize("op", ["max", "min"])
 def test_extrema(op: str) -> None:
-    def call(batch: Batch, dtype: torch.dtype, tolerance: Any) -> None:
+    def call(batch: Batch, dtype: torch.dtype) -> None:
         x = values(dtype, 5, 4)
         inputs = [x, x.flip(0), x[0, 0]]
         if dtype.is_floating_point:
@@ -111,79 +100,78 @@ def test_extrema(op: str) -> None:
                 batch.add(f"aten::arg{op}", t, 0)
                 batch.add(f"aten::arg{op}", t, -1, True)
 
-    _each(REAL + BOOL, call)
+    each(REAL + BOOL, call)
 
 
 def test_moments() -> None:
-    def call(batch: Batch, dtype: torch.dtype, tolerance: Any) -> None:
+    def call(batch: Batch, dtype: torch.dtype) -> None:
         x = values(dtype, 4, 5)
         for op, correction in itertools.product(
             ("var", "std", "var_mean", "std_mean"), (None, 0, 2.5, 7)
         ):
-            batch.add(f"aten::{op}.correction", x, [1], correction=correction, tolerance=tolerance)
-        batch.add("aten::var.correction", x, tolerance=tolerance)
-        batch.add("aten::std_mean.correction", x, [0], keepdim=True, tolerance=tolerance)
-        batch.add("aten::var.correction", x[:1], [0], tolerance=tolerance)
+            batch.add(f"aten::{op}.correction", x, [1], correction=correction)
+        batch.add("aten::var.correction", x)
+        batch.add("aten::std_mean.correction", x, [0], keepdim=True)
+        batch.add("aten::var.correction", x[:1], [0])
 
-    _each(FLOATS + COMPLEX, call)
+    each(FLOATS + COMPLEX, call)
 
 
 def test_norms() -> None:
-    def call(batch: Batch, dtype: torch.dtype, tolerance: Any) -> None:
+    def call(batch: Batch, dtype: torch.dtype) -> None:
         x = values(dtype, 4, 5)
         for order in (2, 1, 0, INF, -INF, 3, -0.5):
-            batch.add("aten::linalg_vector_norm", x, order, tolerance=tolerance)
-            batch.add("aten::linalg_vector_norm", x, order, [1], True, tolerance=tolerance)
-        batch.add("aten::norm.Scalar", x, tolerance=tolerance)
-        batch.add("aten::norm.ScalarOpt_dim", x, 1, [0], tolerance=tolerance)
-        batch.add("aten::norm.ScalarOpt_dim", x, None, [0], tolerance=tolerance)
-        batch.add("aten::linalg__powsum", x, 3, [0], tolerance=tolerance)
-        batch.add("aten::renorm", x, 2, -1, 1.5, tolerance=tolerance)
+            batch.add("aten::linalg_vector_norm", x, order)
+            batch.add("aten::linalg_vector_norm", x, order, [1], True)
+        batch.add("aten::norm.Scalar", x)
+        batch.add("aten::norm.ScalarOpt_dim", x, 1, [0])
+        batch.add("aten::norm.ScalarOpt_dim", x, None, [0])
+        batch.add("aten::linalg__powsum", x, 3, [0])
+        batch.add("aten::renorm", x, 2, -1, 1.5)
         if dtype == torch.float32:
             batch.add("aten::norm.ScalarOpt_dtype", x, 2, dtype=torch.float64)
             batch.add("aten::norm.ScalarOpt_dim_dtype", x, 2, [0], True, dtype=torch.float64)
             batch.add("aten::dist", x, x.flip(0))
             batch.add("aten::dist", x, x.flip(0), 1)
 
-    _each(FLOATS + COMPLEX, call)
+    each(FLOATS + COMPLEX, call)
 
 
 def test_logsumexp() -> None:
-    def call(batch: Batch, dtype: torch.dtype, tolerance: Any) -> None:
+    def call(batch: Batch, dtype: torch.dtype) -> None:
         x = values(dtype, 4, 5)
         for dims, keepdim in (([1], False), ([0], True), ([0, 1], False)):
-            batch.add("aten::logsumexp", x, dims, keepdim, tolerance=tolerance)
+            batch.add("aten::logsumexp", x, dims, keepdim)
         if dtype.is_floating_point:
             far = torch.tensor([[-INF, -INF], [INF, 1.0], [300.0, 300.0]]).to(dtype)
-            batch.add("aten::logsumexp", far, [1], tolerance=tolerance)
+            batch.add("aten::logsumexp", far, [1])
 
-    _each(FLOATS + INTEGERS, call)
+    each(FLOATS + INTEGERS, call)
 
 
 def test_softmax() -> None:
-    def call(batch: Batch, dtype: torch.dtype, tolerance: Any) -> None:
+    def call(batch: Batch, dtype: torch.dtype) -> None:
         x = values(dtype, 3, 4) * 3
         masked = x.clone()
         masked[0], masked[1, :3] = -INF, -INF
         for dim in (0, -1):
             for op in ("_softmax", "_log_softmax"):
-                batch.add(f"aten::{op}", x, dim, False, tolerance=tolerance)
+                # Along -1 the CPU's 16-bit results were measured 254 units of the last place off.
+                batch.add(f"aten::{op}", x, dim, False, rounded_once=op == "_log_softmax")
                 output = getattr(torch.ops.aten, op)(x, dim, False)
-                batch.add(
-                    f"aten::{op}_backward_data", x.flip(0), output, dim, dtype, tolerance=tolerance
-                )
+                batch.add(f"aten::{op}_backward_data", x.flip(0), output, dim, dtype)
         for t in (masked, x):
-            batch.add("aten::_safe_softmax", t, -1, tolerance=tolerance)
-        batch.add("aten::_softmax", masked, 1, False, tolerance=tolerance)
+            batch.add("aten::_safe_softmax", t, -1)
+        batch.add("aten::_softmax", masked, 1, False)
         batch.add("aten::_softmax", x[0, 0], 0, False)
 
-    _each(FLOATS, call)
+    each(FLOATS, call)
 
 
 def test_order_statistics() -> None:
     """Values that all differ, so that PyTorch leaves no choice of index."""
 
-    def call(batch: Batch, dtype: torch.dtype, tolerance: Any) -> None:
+    def call(batch: Batch, dtype: torch.dtype) -> None:
         generator = torch.Generator().manual_seed(1)
         x = torch.stack([torch.randperm(7, generator=generator) for _ in range(4)]).to(dtype)
         inputs = [x, x[:, :6]]
@@ -204,7 +192,7 @@ def test_order_statistics() -> None:
         batch.add("aten::median", x[0, 0])
         batch.add("aten::median.dim", x[0, 0], 0)
 
-    _each(REAL, call)
+    each(REAL, call)
 
 
 def test_mode() -> None:
@@ -218,19 +206,18 @@ def test_mode() -> None:
 
 @pytest.mark.parametrize("op", ["cumsum", "cumprod", "cummax", "cummin", "logcumsumexp"])
 def test_cumulative(op: str) -> None:
-    def call(batch: Batch, dtype: torch.dtype, tolerance: Any) -> None:
+    def call(batch: Batch, dtype: torch.dtype) -> None:
         x = values(dtype, 3, 6)
-        tolerance = tolerance or (WIDE if dtype != torch.float64 else None)
         for dim in (0, -1):
-            batch.add(f"aten::{op}", x, dim, tolerance=tolerance)
-        batch.add(f"aten::{op}", x[0, 0], 0, tolerance=tolerance)
-        batch.add(f"aten::{op}", x[:0], 0, tolerance=tolerance)
+            batch.add(f"aten::{op}", x, dim)
+        batch.add(f"aten::{op}", x[0, 0], 0)
+        batch.add(f"aten::{op}", x[:0], 0)
         if dtype.is_floating_point and op in ("cummax", "cummin"):
             batch.add(f"aten::{op}", with_nan(dtype), 1)
         if op in ("cumsum", "cumprod"):
             batch.add(f"aten::{op}", x, 1, dtype=torch.float64)
 
-    _each(FLOATS if op == "logcumsumexp" else REAL + BOOL, call)
+    each(FLOATS if op == "logcumsumexp" else REAL + BOOL, call)
 
 
 def test_sixteen_bit_sums_are_accumulated_in_float32() -> None:

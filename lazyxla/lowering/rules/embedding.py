@@ -82,12 +82,23 @@ def embedding_dense_backward(
     index = _flat(b, indices)
     rows = b.reshape(grad, [b.shape(index)[0], b.shape(grad)[-1]])
     rows = b.convert(rows, b.compute_dtype(b.dtype(grad)))
-    if scale_grad_by_freq and b.shape(index)[0]:
-        counts = _counts(b, index, num_weights, b.dtype(rows))
+    return _weight_grad(b, rows, index, num_weights, scale_grad_by_freq, padding_idx)
+
+
+def _weight_grad(
+    b: "Builder", rows: Value, index: Value, size: int, scale_by_freq: bool, padding_idx: int
+) -> Value:
+    """The gradient of a weight of `size` rows, given that of each row that was read from it.
+
+    With `scale_by_freq` a row's gradient is the mean over the places that read it, not the sum; a
+    negative `padding_idx` excludes no row.
+    """
+    if scale_by_freq and b.shape(index)[0]:
+        counts = _counts(b, index, size, b.dtype(rows))
         rows = _by_column(b, rows, b.take(counts, index, 0), "divide")
     if padding_idx >= 0:
-        index = _unless(b, index, _is(b, index, padding_idx), num_weights)
-    return _add_rows(b, rows, index, num_weights)
+        index = _unless(b, index, _is(b, index, padding_idx), size)
+    return _add_rows(b, rows, index, size)
 
 
 @rule("aten::embedding_renorm")
@@ -270,12 +281,7 @@ def embedding_bag_dense_backward(
         rows = _by_column(b, rows, b.convert(divisor, wide), "divide")
     if per_sample_weights is not None:
         rows = _by_column(b, rows, b.value(per_sample_weights, wide), "multiply")
-    if scale_grad_by_freq:
-        counts = _counts(b, index, num_weights, wide)
-        rows = _by_column(b, rows, b.take(counts, index, 0), "divide")
-    if padding_idx >= 0:
-        index = _unless(b, index, _is(b, index, padding_idx), num_weights)
-    return _add_rows(b, rows, index, num_weights)
+    return _weight_grad(b, rows, index, num_weights, scale_grad_by_freq, padding_idx)
 
 
 @rule("aten::_embedding_bag_per_sample_weights_backward")

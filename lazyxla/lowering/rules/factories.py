@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from lazyxla.lowering.registry import graph_rule, jax_rule, rule
+from lazyxla.lowering.registry import graph_rule, rule
 from lazyxla.lowering.rules.formula import X, maximum, sqrt, where
 
 if TYPE_CHECKING:
@@ -232,41 +232,22 @@ def triu(b: "Builder", x: Value, diagonal: int) -> Value:
     return b.select(_triangle(b, b.shape(x), diagonal, False), x, 0)
 
 
-def _triangle_indices(mask: Any, outputs: Any) -> Any:
+@rule("aten::tril_indices")
+def tril_indices(b: "Builder", row: int, col: int, offset: int, *_: Any) -> Value:
+    return _places(b, _triangle(b, (row, col), offset, True))
+
+
+@rule("aten::triu_indices")
+def triu_indices(b: "Builder", row: int, col: int, offset: int, *_: Any) -> Value:
+    return _places(b, _triangle(b, (row, col), offset, False))
+
+
+def _places(b: "Builder", mask: Value) -> Value:
+    """Rows and columns of the elements of `mask` that hold."""
+    return b.call_jax(_nonzero, mask, count=b.outputs[0].shape[1])
+
+
+def _nonzero(mask: Any, count: int) -> Any:
     import jax.numpy as jnp
 
-    return jnp.stack(jnp.nonzero(mask, size=outputs[0].shape[1]))
-
-
-@jax_rule("aten::tril_indices")
-def tril_indices(
-    row: int,
-    col: int,
-    offset: int,
-    dtype: Any,
-    layout: Any,
-    device: Any,
-    pin_memory: Any,
-    *,
-    outputs: Any,
-) -> Any:
-    import jax.numpy as jnp
-
-    return _triangle_indices(jnp.tri(row, col, offset, bool), outputs)
-
-
-@jax_rule("aten::triu_indices")
-def triu_indices(
-    row: int,
-    col: int,
-    offset: int,
-    dtype: Any,
-    layout: Any,
-    device: Any,
-    pin_memory: Any,
-    *,
-    outputs: Any,
-) -> Any:
-    import jax.numpy as jnp
-
-    return _triangle_indices(~jnp.tri(row, col, offset - 1, bool), outputs)
+    return jnp.stack(jnp.nonzero(mask, size=count))
