@@ -35,6 +35,7 @@ import lazyxla  # noqa: E402
 from lazyxla.dynamo import backend as lazyxla_backend  # noqa: E402
 
 OPERATORS = 2000
+WARM_UP_BAR = 1.3
 DEVICE = "lazyxla"
 
 
@@ -178,6 +179,9 @@ WORKLOADS = {
     "resnet50": Workload(resnet50, 2, 1e3, "ms", {"eager": 0.7, "fused eager": 0.9}),
 }
 
+# The programs of run.py that measure torch_xla, lazily; they print a line of JSON.
+TORCH_XLA = {"chain": ["pointwise.py"], "decoder": ["decoder.py"], "resnet50": ["resnet.py"]}
+
 
 def measure(workload: Workload, rounds: int) -> dict[str, tuple[float, float]]:
     """Per way: seconds until the warm-up was done, and the best seconds of one time."""
@@ -218,11 +222,19 @@ def show(name: str, workload: Workload, figures: dict[str, tuple[float, float]])
         print(f"{way:<21} {value:>9.2f} {speed:>8.2f} {warm:>10.2f}{note}")
 
 
-def show_warm_up(python: str) -> None:
+def show_warm_up(rounds: int, torch_xla: str) -> None:
     """The first eager forward pass of ResNet-18: each of its one-operator programs compiles."""
-    seconds = float(subprocess.check_output([python, str(HERE / "eager_warm_up.py")], text=True))
-    print(f"\nfirst eager forward pass of resnet18: {seconds:.2f} s  bar: at most 1.3 s, "
-          f"{'met' if seconds <= 1.3 else 'MISSED'}")  # fmt: skip
+
+    def best(python: str, side: str) -> float:
+        command = [python, str(HERE / "eager_warm_up.py"), "--side", side]
+        return min(float(subprocess.check_output(command)) for _ in range(rounds))
+
+    seconds = best(sys.executable, "lazyxla")
+    verdict = "met" if seconds <= WARM_UP_BAR else "MISSED"
+    print(f"\nfirst eager forward pass of resnet18: {seconds:.2f} s  ", end="")
+    print(f"bar: at most {WARM_UP_BAR} s, {verdict}")
+    if torch_xla:
+        print(f"  torch_xla: {best(torch_xla, 'torch_xla'):.2f} s")
 
 
 def main() -> None:
@@ -235,18 +247,20 @@ def main() -> None:
     if unknown := set(names) - set(WORKLOADS) - {"warmup"}:
         options.error(f"no workload named {', '.join(sorted(unknown))}")
     load = os.getloadavg()[0]
-    for name in names:
-        if name == "warmup":
-            show_warm_up(sys.executable)
-        else:
-            show(name, WORKLOADS[name], measure(WORKLOADS[name], args.rounds))
+    torch_xla = ""
     if args.peers == "all":
         try:
-            python = torch_xla_python(HERE.parent / "build" / "torch-xla")
-            print("\ntorch_xla:")
-            subprocess.run([python, str(HERE / "modes_torch_xla.py")], check=True)
-        except (RuntimeError, subprocess.CalledProcessError) as error:
+            torch_xla = torch_xla_python(HERE.parent / "build" / "torch-xla")
+        except RuntimeError as error:
             print(f"torch_xla is left out: {error}", file=sys.stderr)
+    for name in names:
+        if name == "warmup":
+            show_warm_up(args.rounds, torch_xla)
+            continue
+        show(name, WORKLOADS[name], measure(WORKLOADS[name], args.rounds))
+        if torch_xla and name in TORCH_XLA:
+            for program in TORCH_XLA[name]:
+                subprocess.run([torch_xla, str(HERE / program), "--side", "torch_xla"], check=True)
     print(f"\n{len(os.sched_getaffinity(0))} CPUs, load {load:.1f} before")
 
 
