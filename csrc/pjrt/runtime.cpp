@@ -4,6 +4,7 @@
 
 #include "error.h"
 #include "fork.h"
+#include "host_memory.h"
 
 namespace lazyxla::pjrt {
 
@@ -40,6 +41,9 @@ Client& Runtime::client() {
   }
   std::unique_ptr<Client> client = Client::create(Plugin::load(spec.path), spec.create_options);
   platform_ = spec.platform.empty() ? client->platform_name() : std::move(spec.platform);
+  if (client->platform_name() == "cpu") {
+    keep_freed_memory();
+  }
   client_.store(client.get(), std::memory_order_release);
   return *client.release();
 }

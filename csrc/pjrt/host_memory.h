@@ -1,0 +1,15 @@
+// Memory of the CPU plugin: the process's own, from malloc.
+//
+// A program's arrays come and go with every step. glibc gives large blocks back to the system when
+// they are freed, and the next step pays a page fault for every 4 KiB of them: a quarter of the
+// time of a training step (docs/performance.md). So it is told to keep them.
+#pragma once
+
+namespace lazyxla::pjrt {
+
+// Makes malloc keep what is freed, blocks of up to 256 MiB and up to 1 GiB of unused memory. For
+// the whole process; leaves alone what the user has set by MALLOC_..._ or GLIBC_TUNABLES variables,
+// and other allocators than glibc's.
+void keep_freed_memory();
+
+}  // namespace lazyxla::pjrt
