@@ -4,6 +4,8 @@ The messages go to the Python logger named ``lazyxla`` at level info; ``LAZYXLA_
 them::
 
     lazyxla: train.py:31: compiling 412 operators (a new graph), lowered in 0.08 s
+    lazyxla: train.py:31: compiling 412 operators (a new graph: like one before, but input 0 is
+        Long[4, 96], not Long[4, 128]), lowered in 0.08 s
 """
 
 from __future__ import annotations

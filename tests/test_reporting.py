@@ -28,10 +28,43 @@ def test_compiling_names_line_and_reason(log: pytest.LogCaptureFixture) -> None:
     messages = [record.getMessage() for record in log.records]
     assert len(messages) == 2, messages
     line = r"\S*test_reporting\.py:\d+: compiling \d operators "
-    assert re.fullmatch(line + r"\(a new graph\), lowered in .* s", messages[0])
+    assert re.fullmatch(line + r"\(a new graph.*\), lowered in .* s", messages[0])
     assert re.fullmatch(
-        line + r"\((a new graph|a known graph with other numbers: 1 become inputs)\), .*",
+        line + r"\((a new graph.*|a known graph with other numbers: 1 become inputs)\), .*",
         messages[1],
+    )
+
+
+def _reason(log: pytest.LogCaptureFixture) -> str:
+    log.clear()
+    lazyxla.sync()
+    (record,) = log.records
+    return record.getMessage().split("operators (")[1].split("), lowered")[0]
+
+
+def test_a_new_graph_is_compared_with_one_before(log: pytest.LogCaptureFixture) -> None:
+    lazyxla.sync()
+    x, y = torch.ones(3, 7, device=DEVICE), torch.ones(3, 8, device=DEVICE)
+    lazyxla.sync()
+    kept = [x.sinh().cosh().tan()]
+    _reason(log)
+    kept.append(y.sinh().cosh().tan())
+    expected = "a new graph: like one before, but input 0 is Float[3, 8], not Float[3, 7]"
+    assert _reason(log) == expected
+    kept.append(x.sinh().cosh().erf())
+    assert _reason(log) == (
+        "a new graph: like one before up to operator 2, aten::erf, which was aten::tan"
+    )
+    kept.append(x.sinh())
+    kept.append(kept[-1].cosh().tan())
+    assert _reason(log) == (
+        "a new graph: like one before, but 2 results are alive at its end, not 1 or not the same"
+    )
+    kept.append(x.sinh().cosh().tan().sum(1).sum(0))
+    assert _reason(log) == "a new graph: like one before up to operator 3, aten::sum.dim_IntList"
+    kept.append(x.sinh().cosh().tan().sum(0).sum(0))
+    assert _reason(log) == (
+        "a new graph: like one before, but operator 3, aten::sum.dim_IntList, has other arguments"
     )
 
 

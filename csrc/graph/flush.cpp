@@ -16,6 +16,26 @@
 
 namespace lazyxla::graph {
 
+namespace {
+
+// A flush from within a lowering would wait for the one that lowers.
+class LoweringScope {
+ public:
+  LoweringScope() {
+    TORCH_CHECK(!active_,
+                "lazyxla: a lowering rule computes with tensors of the device; it must build the "
+                "computation into the program instead");
+    active_ = true;
+  }
+  ~LoweringScope() { active_ = false; }
+
+ private:
+  static thread_local bool active_;
+};
+thread_local bool LoweringScope::active_ = false;
+
+}  // namespace
+
 uint64_t global_setting() {
   return (static_cast<uint64_t>(at::globalContext().float32MatmulPrecision()) << 8) |
          static_cast<uint64_t>(c10::get_default_dtype_as_scalartype());
@@ -29,6 +49,7 @@ void flush(c10::DeviceIndex device, Cause cause) {
   }
   check_unbroken(cause);  // may ask Python for the user's line: not under the mutex
   const uint64_t setting = global_setting();
+  LoweringScope scope;
   Graph graph;
   std::optional<Turn> turn;
   {

@@ -9,6 +9,7 @@
 
 #include "graph/counters.h"
 #include "graph/gil.h"
+#include "graph/history.h"
 #include "graph/scope.h"
 #include "pjrt/client.h"
 #include "pjrt/runtime.h"
@@ -149,7 +150,7 @@ std::shared_ptr<const Variant> Program::variant(const Graph& graph, Compile how)
 }
 
 std::string Program::reason(const Graph& graph, const std::vector<bool>& variable) const {
-  if (variants_.empty()) return "a new graph";
+  if (variants_.empty()) return explain_new(graph);
   const Variant& last = *variants_.front();
   size_t changed = 0, fixed = 0;
   for (size_t i = 0; i < graph.slots.size(); ++i) {
