@@ -1,9 +1,10 @@
 """What each mode costs: the same work in lazy, eager, fused eager and compiled form.
 
-    python benchmarks/modes.py [--only chain,decoder,resnet50,warmup] [--rounds 5]
+    python benchmarks/modes.py [--only chain,decoder,resnet50,warmup,inference] [--rounds 5]
 
 All modes and the peers (PyTorch on the CPU, eager and inductor) run in one process and take turns,
-so that a busy moment of the machine counts for all; each figure is the best of the rounds.
+so that a busy moment of the machine counts for all; each figure is the best of the rounds. The
+inference of ten models by torch.compile is run.py's, where every model has a process of its own.
 ``--peers all`` adds torch_xla in an environment of its own, where it can be installed.
 """
 
@@ -239,12 +240,12 @@ def show_warm_up(rounds: int, torch_xla: str) -> None:
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    options.add_argument("--only", default=",".join([*WORKLOADS, "warmup"]))
+    options.add_argument("--only", default=",".join([*WORKLOADS, "warmup", "inference"]))
     options.add_argument("--rounds", type=int, default=5)
     options.add_argument("--peers", choices=("installed", "all"), default="installed")
     args = options.parse_args()
     names = args.only.split(",")
-    if unknown := set(names) - set(WORKLOADS) - {"warmup"}:
+    if unknown := set(names) - set(WORKLOADS) - {"warmup", "inference"}:
         options.error(f"no workload named {', '.join(sorted(unknown))}")
     load = os.getloadavg()[0]
     torch_xla = ""
@@ -256,6 +257,11 @@ def main() -> None:
     for name in names:
         if name == "warmup":
             show_warm_up(args.rounds, torch_xla)
+            continue
+        if name == "inference":
+            print(flush=True)
+            command = [sys.executable, str(HERE / "run.py"), "--only", name, "--rounds", "1"]
+            subprocess.run(command, check=True)
             continue
         show(name, WORKLOADS[name], measure(WORKLOADS[name], args.rounds))
         if torch_xla and name in TORCH_XLA:

@@ -24,11 +24,7 @@ std::shared_ptr<Scope> carried_scope() {
 }
 
 void carry(std::shared_ptr<Scope> scope) {
-  if (scope) {
-    ThreadLocalPythonObjects::set(key(), std::move(scope));
-  } else {
-    ThreadLocalPythonObjects::erase(key());
-  }
+  ThreadLocalPythonObjects::set(key(), std::move(scope));  // null too: older torch cannot erase
 }
 
 Scope* current_scope() {
