@@ -44,6 +44,12 @@ def _gru_cell_backward(
     return (*gates, torch.empty_like(grad_hy), *biases)
 
 
+def _geqrf(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    # LAPACK's matrices are column-major.
+    factors = torch.empty_like(a.mT, memory_format=torch.contiguous_format).mT
+    return factors, a.new_empty(*a.shape[:-2], min(a.shape[-2:]))
+
+
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "_fused_sgd_": _writes_in_place,
     "_fused_sgd_.tensor_lr": _writes_in_place,
@@ -53,6 +59,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "_fused_adamw_.tensor_lr": _writes_in_place,
     "_thnn_fused_gru_cell": _gru_cell,
     "_thnn_fused_gru_cell_backward": _gru_cell_backward,
+    "geqrf": _geqrf,
     "_ctc_loss_backward": _like(1),
     "multi_margin_loss_backward": _like(1),
     "multilabel_margin_loss_backward": _like(1),

@@ -121,11 +121,11 @@ class Arguments {
   explicit Arguments(const XLA_FFI_Args& operands) : operands_(operands) {}
 
   IValue read(const c10::Argument& argument, const std::optional<Attribute>& given) const {
+    if (!given) return IValue();
     c10::TypePtr type = argument.real_type();
     while (type->kind() == TypeKind::OptionalType) {
       type = type->castRaw<c10::OptionalType>()->getElementType();
     }
-    if (!given) return type->kind() == TypeKind::TensorType ? IValue(at::Tensor()) : IValue();
     switch (type->kind()) {
       case TypeKind::TensorType:
         return operand(given->number());
