@@ -61,6 +61,8 @@ c10::ScalarType torch_dtype(XLA_FFI_DataType dtype) {
       return c10::ScalarType::Float8_e5m2fnuz;
     case XLA_FFI_DataType_F8E4M3FNUZ:
       return c10::ScalarType::Float8_e4m3fnuz;
+    case XLA_FFI_DataType_F8E8M0FNU:
+      return c10::ScalarType::Float8_e8m0fnu;
     default:
       TORCH_CHECK(false, "XLA's element type ", static_cast<int>(dtype), " is not one of torch's");
   }

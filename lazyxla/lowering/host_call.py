@@ -47,6 +47,8 @@ def _fits(name: str) -> bool:
     op = find_op(name)
     if op is None or not _is_pure(op):
         return False
+    if "quantize" in name and "fake_quantize" not in name:  # no schema tells quantized tensors
+        return False
     tags = (
         torch.Tag.dynamic_output_shape,
         torch.Tag.data_dependent_output,

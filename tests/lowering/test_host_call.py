@@ -135,6 +135,16 @@ def test_views_and_writes() -> None:
 
 
 OTHERS: dict[str, Callable[..., Any]] = {
+    "float list": lambda x: torch.histogram(x, 4, range=(-1.0, 1.0), density=True),
+    "tensors": lambda x: torch.histogram(x, torch.tensor([-1.0, 0.0, 0.5, 2.0]).to(x.device)),
+    "number and tensors": lambda x: torch.fake_quantize_per_channel_affine(
+        x.reshape(2, 3),
+        torch.tensor([0.1, 0.2]).to(x.device),
+        torch.tensor([1, 0], dtype=torch.int32).to(x.device),
+        0,
+        0,
+        7,
+    ),
     "numbers": lambda x: torch.special.shifted_chebyshev_polynomial_u(x, torch.tensor(2.0)),
     "int list": lambda x: torch.ops.aten.nonzero_static(x > 0, size=3, fill_value=-2),
     "optional tensors": lambda x: torch.segment_reduce(
@@ -342,6 +352,7 @@ def test_the_ex_forms_need_no_read() -> None:
         ("aten::linalg_qr", "call"),
         ("aten::linalg_lstsq", "host"),  # the shape of its rank depends on data
         ("aten::nonzero", "host"),
+        ("aten::quantize_per_tensor", "host"),  # XLA has no such dtype
         ("aten::_linalg_check_errors", "host"),  # returns nothing
         ("aten::rand_like.generator", "host"),  # random
         ("aten::_local_scalar_dense", "host"),  # returns a number
