@@ -12,6 +12,7 @@
 
 #include "dispatch/device_state.h"
 #include "dispatch/generator.h"
+#include "dispatch/host_call.h"
 #include "dispatch/recorder.h"
 #include "dispatch/tensor.h"
 #include "graph/batches.h"
@@ -104,6 +105,8 @@ std::map<std::string, int64_t> memory_stats(int index) {
 
 void bind_runtime(py::module_& m) {
   m.def("set_plugin_provider", &set_plugin_provider);
+  dispatch::install_host_calls();
+  m.def("takes_host_calls", [] { return pjrt::Runtime::get().takes_host_handler(); }, NoGil());
   m.def("initialized", &dispatch::initialized);
   m.def("forked", &pjrt::forked);
   m.def("platform", [] { return pjrt::Runtime::get().platform(); }, NoGil());

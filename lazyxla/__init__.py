@@ -170,6 +170,7 @@ def _register() -> None:
     torch.utils.generate_methods_for_privateuse1_backend(
         for_tensor=True, for_module=True, for_packed_sequence=True, for_storage=True
     )
+    lowering.allow_host_calls(_C.takes_host_calls)
     _C.install_lowering(reporting.lower, lowering.how)
     _C.register_operators(lowering.names())
     meta_functions.install()

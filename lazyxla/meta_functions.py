@@ -44,6 +44,24 @@ def _gru_cell_backward(
     return (*gates, torch.empty_like(grad_hy), *biases)
 
 
+def _geqrf(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    # LAPACK's matrices are column-major.
+    factors = torch.empty_like(a.mT, memory_format=torch.contiguous_format).mT
+    return factors, a.new_empty(*a.shape[:-2], min(a.shape[-2:]))
+
+
+def _fake_quantize(x: torch.Tensor, *args: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    # The mask tells which elements were not clamped.
+    return torch.empty_like(x), torch.empty_like(x, dtype=torch.bool)
+
+
+def _histogram(
+    x: torch.Tensor, bins: int | torch.Tensor = 100, **kwargs: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    count = bins if isinstance(bins, int) else bins.numel() - 1
+    return x.new_empty(count), x.new_empty(count + 1)
+
+
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "_fused_sgd_": _writes_in_place,
     "_fused_sgd_.tensor_lr": _writes_in_place,
@@ -53,6 +71,18 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "_fused_adamw_.tensor_lr": _writes_in_place,
     "_thnn_fused_gru_cell": _gru_cell,
     "_thnn_fused_gru_cell_backward": _gru_cell_backward,
+    "geqrf": _geqrf,
+    "fake_quantize_per_tensor_affine_cachemask": _fake_quantize,
+    "fake_quantize_per_channel_affine_cachemask": _fake_quantize,
+    "_fake_quantize_per_tensor_affine_cachemask_tensor_qparams": _fake_quantize,
+    "histogram.bin_ct": _histogram,
+    "histogram.bins_tensor": _histogram,
+    "_masked_softmax": _like(0),
+    "_masked_softmax_backward": _like(0),
+    "_dirichlet_grad": _like(0),
+    "glu_jvp": _like(0),
+    "glu_backward_jvp": _like(0),
+    "_ctc_loss_backward.Tensor": _like(1),
     "_ctc_loss_backward": _like(1),
     "multi_margin_loss_backward": _like(1),
     "multilabel_margin_loss_backward": _like(1),

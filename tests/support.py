@@ -33,6 +33,27 @@ DTYPES = [
 ]
 
 
+@torch.library.custom_op("lazyxla_tests::on_host", mutates_args=(), device_types="cpu")
+def on_host(x: torch.Tensor) -> torch.Tensor:
+    """An operator that only the host can run, outside of programs: its kernel is in Python."""
+    return x.square()
+
+
+@on_host.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+def _gradient(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+    (x,) = ctx.saved_tensors
+    return 2 * x * grad
+
+
+on_host.register_autograd(
+    _gradient, setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs)
+)
+
+
 def on_device(tree: Any, device: str = DEVICE) -> Any:
     """Copies the tensors of a tree to a device; strides and requires_grad stay."""
 

@@ -1,11 +1,10 @@
 // Shape inference: running an operator on meta tensors to learn what it yields.
 #include <ATen/EmptyTensor.h>
-#include <ATen/PythonTorchFunctionTLS.h>
-#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/full.h>
 #include <c10/core/DefaultDtype.h>
 
 #include "dispatch/device_state.h"
+#include "dispatch/plain_call.h"
 #include "dispatch/recorder.h"
 #include "dispatch/tensor.h"
 #include "graph/buffer.h"
@@ -19,30 +18,6 @@ using c10::IValue;
 using ir::Arg;
 using ir::Recipe;
 using Args = std::vector<IValue>;
-
-// Meta functions must see nothing of the modes that the user's program is under: no autograd, no
-// autocast, no torch_dispatch or torch_function mode (set_default_device is one), no functorch
-// level.
-class PlainScope {
- public:
-  PlainScope()
-      : exclude_(c10::autograd_dispatch_keyset_with_ADInplaceOrView |
-                 c10::autocast_dispatch_keyset |
-                 c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot,
-                                      c10::DispatchKey::PythonDispatcher,
-                                      c10::DispatchKey::FuncTorchDynamicLayerFrontMode,
-                                      c10::DispatchKey::FuncTorchDynamicLayerBackMode,
-                                      c10::DispatchKey::Functionalize})),
-        torch_function_(at::impl::PythonTorchFunctionTLS::get_disabled_state()) {
-    at::impl::PythonTorchFunctionTLS::set_disabled_state(
-        at::impl::TorchFunctionDisabledState::ALL_DISABLED);
-  }
-  ~PlainScope() { at::impl::PythonTorchFunctionTLS::set_disabled_state(torch_function_); }
-
- private:
-  c10::impl::ExcludeDispatchKeyGuard exclude_;
-  at::impl::TorchFunctionDisabledState torch_function_;
-};
 
 bool is_tensor(const IValue& value) { return value.isTensor() && value.toTensor().defined(); }
 
@@ -157,14 +132,6 @@ void check_as_cpu(const OpInfo& info, c10::ArrayRef<IValue> args, int fill, bool
     stack.push_back(to_cpu(args[i], info.args[i].kind, fill, shrink));
   }
   info.handle.callBoxed(&stack);
-}
-
-void flatten(const IValue& value, std::vector<at::Tensor>& tensors) {
-  if (value.isTensor()) {
-    tensors.push_back(value.toTensor());
-  } else if (value.isList()) {
-    for (const IValue& element : value.toListRef()) flatten(element, tensors);
-  }
 }
 
 // What the functional counterpart is called with, in its own order.
@@ -312,7 +279,8 @@ ir::Geometry geometry_or_none(const at::Tensor& tensor) {
   return geometry;
 }
 
-// Asks the meta functions. Empty if some operator on the way has none.
+// Asks the meta functions. Empty if some operator on the way has none, or if it yields sparse
+// tensors.
 std::optional<ir::Inference> ask(const OpInfo& info, c10::ArrayRef<IValue> args,
                                  c10::ArrayRef<IValue> functional) {
   ir::Inference inference;
@@ -345,6 +313,7 @@ std::optional<ir::Inference> ask(const OpInfo& info, c10::ArrayRef<IValue> args,
     flatten(value, results);
     inference.counts.push_back(results.size());
     for (const at::Tensor& result : results) {
+      if (result.defined() && result.layout() != c10::kStrided) return std::nullopt;
       inference.results.push_back({result.defined(), geometry_or_none(result)});
     }
   }

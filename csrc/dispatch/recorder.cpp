@@ -235,7 +235,8 @@ class RecordKernel final : public c10::OperatorKernel {
   OpInfo& info_;
 };
 
-// The kernel of all others: recorded if PyTorch has a decomposition, else run on the host.
+// The kernel of all others: recorded if PyTorch has a decomposition or a program can call the CPU's
+// kernel, else run on the host.
 void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
   OpInfo& info = OpInfo::of(op);
   if (!info.resolved.load(std::memory_order_acquire)) {

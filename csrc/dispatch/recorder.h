@@ -9,7 +9,8 @@
 // Which operators come here: those with a lowering, registered one by one by the names that
 // Python's registry gives (their in-place and out= forms included), and, as the backend's fallback,
 // every other operator that has no kernel of its own. For the latter Python is asked once whether
-// PyTorch has a decomposition; if not, the operator runs on the host (host.h).
+// PyTorch has a decomposition, or whether a program can call PyTorch's CPU kernel (host_call.h); if
+// neither, the operator runs on the host (host.h).
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>

@@ -8,7 +8,7 @@ namespace {
 
 using Entry = std::pair<const char*, std::atomic<int64_t> Counters::*>;
 
-constexpr std::array<Entry, 12> kEntries{{
+constexpr std::array<Entry, 13> kEntries{{
     {"data_dependent", &Counters::data_dependent},
     {"nodes_recorded", &Counters::nodes_recorded},
     {"shape_inferences", &Counters::shape_inferences},
@@ -20,6 +20,7 @@ constexpr std::array<Entry, 12> kEntries{{
     {"uploads", &Counters::uploads},
     {"downloads", &Counters::downloads},
     {"fallbacks", &Counters::fallbacks},
+    {"host_calls", &Counters::host_calls},
     {"nodes_lowered", &Counters::nodes_lowered},
 }};
 

@@ -18,6 +18,17 @@ void Runtime::set_plugin_provider(std::function<PluginSpec()> provider) {
   provider_ = std::move(provider);
 }
 
+void Runtime::set_host_handler(std::string name, Handler* handler) {
+  std::lock_guard lock(mutex_);
+  handler_name_ = std::move(name);
+  handler_ = handler;
+}
+
+bool Runtime::takes_host_handler() {
+  client();
+  return takes_host_handler_;
+}
+
 Client& Runtime::client() {
   check_not_forked();  // before the mutex, which a thread of the parent may have held
   if (Client* client = client_.load(std::memory_order_acquire)) [[likely]] {
@@ -44,6 +55,8 @@ Client& Runtime::client() {
   if (client->platform_name() == "cpu") {
     keep_freed_memory();
   }
+  takes_host_handler_ =
+      handler_ && platform_ == "cpu" && register_handler(client->api(), handler_name_, handler_);
   client_.store(client.get(), std::memory_order_release);
   return *client.release();
 }

@@ -18,6 +18,7 @@
 #include <string>
 
 #include "client.h"
+#include "ffi.h"
 #include "plugin.h"
 
 namespace lazyxla::pjrt {
@@ -32,6 +33,13 @@ class Runtime {
   // How `client()` learns which plugin to start; no effect once it has. The provider is called
   // without any lock of ours held, perhaps more than once: it may take the GIL.
   void set_plugin_provider(std::function<PluginSpec()> provider);
+
+  // A function that programs on the CPU's platform may call by this name (see ffi.h). No effect
+  // once the client is started.
+  void set_host_handler(std::string name, Handler* handler);
+
+  // Whether programs may call it: the platform is the CPU's, and its plugin takes handlers.
+  bool takes_host_handler();
 
   // The client, started if need be. Thread-safe.
   Client& client();
@@ -49,9 +57,13 @@ class Runtime {
  private:
   Runtime() = default;
 
-  std::mutex mutex_;  // guards the provider and the start of the client
+  std::mutex mutex_;  // guards what is set before the start of the client, and the start
   std::function<PluginSpec()> provider_;
-  std::string platform_;  // constant once client_ is set
+  std::string handler_name_;
+  Handler* handler_ = nullptr;
+  // constant once client_ is set
+  std::string platform_;
+  bool takes_host_handler_ = false;
   std::atomic<Client*> client_{nullptr};
 };
 

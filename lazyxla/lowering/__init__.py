@@ -2,11 +2,12 @@
 
 `lower` turns a `Program` (what the C++ recorder hands over on a cache miss) into a StableHLO
 portable artifact. Each operator is lowered by the first that exists of: its own rule (`rule`), its
-JAX rule (`jax_rule`), PyTorch's decomposition of it. Importing this package loads neither jaxlib
-nor JAX; the first lowering loads jaxlib, and JAX is loaded by the first JAX rule that runs.
+JAX rule (`jax_rule`), PyTorch's decomposition of it, a host call. Importing this package loads
+neither jaxlib nor JAX; the first lowering loads jaxlib, the first JAX rule that runs loads JAX.
 """
 
 from lazyxla.lowering.errors import LoweringError
+from lazyxla.lowering.host_call import allow_host_calls
 from lazyxla.lowering.program import (
     Geometry,
     Lowered,
@@ -29,6 +30,7 @@ __all__ = [
     "Slot",
     "SlotSpec",
     "TensorSpec",
+    "allow_host_calls",
     "how",
     "jax_rule",
     "lower",

@@ -1,4 +1,4 @@
-"""Lowering one operator call: own rule, then JAX rule, then PyTorch's decomposition."""
+"""Lowering one operator call: own rule, JAX rule, PyTorch's decomposition, or a host call."""
 
 import inspect
 from typing import Any
@@ -20,6 +20,10 @@ def apply(b: Builder, name: str, args: tuple[Any, ...]) -> list[Any]:
             results = function(b, *args)
         elif (jax_rule := registry.find_jax_rule(name)) is not None:
             results = _apply_jax(b, jax_rule, args)
+        elif b.platform == "cpu" and registry.how(name) == "call":
+            from lazyxla.lowering.host_call import host_call
+
+            results = host_call(b, name, args)
         else:
             from lazyxla.lowering.decompose import decompose
 

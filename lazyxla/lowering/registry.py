@@ -2,7 +2,8 @@
 
 A rule is a function `f(b, *args)` that builds HLO with the builder `b`; a JAX rule is a function on
 JAX arrays. Both take all arguments of the operator's schema positionally. An operator with neither
-is lowered through PyTorch's decomposition, if there is one, and runs on the host otherwise.
+is lowered through PyTorch's decomposition, if there is one. What is left runs on the host: called
+from within the program where the device is the CPU (host_call.py), else between two programs.
 
 Names are schema names: "aten::add.Tensor", and "aten::addmm" for a default overload. Only
 functional forms are registered, never in-place forms, out forms or views.
@@ -94,10 +95,11 @@ def names() -> list[str]:
 
 
 def how(name: str) -> str:
-    """How `name` is lowered: "rule", "jax", "decomposition", or "host" if it is not lowered at all.
+    """How `name` is lowered: "rule", "jax", "decomposition", "call" or "host".
 
     "graph" stands for an operator that is lowered in traced graphs only and is the recorder's own
-    business otherwise.
+    business otherwise, "call" for one that a program on the CPU calls on the host, "host" for one
+    that is not lowered at all. To tell these two apart the plugin is started.
     """
     _load()
     if name in _rules:
@@ -108,7 +110,11 @@ def how(name: str) -> str:
         return "graph"
     from lazyxla.lowering.decompose import find_decomposition
 
-    return "host" if find_decomposition(name) is None else "decomposition"
+    if find_decomposition(name) is not None:
+        return "decomposition"
+    from lazyxla.lowering import host_call
+
+    return "call" if host_call.possible(name) else "host"
 
 
 def _load() -> None:

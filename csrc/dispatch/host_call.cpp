@@ -1,0 +1,250 @@
+#include "dispatch/host_call.h"
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/from_blob.h>
+#include <c10/core/ScalarType.h>
+#include <xla/ffi/api/c_api.h>
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "dispatch/plain_call.h"
+#include "graph/counters.h"
+#include "pjrt/ffi.h"
+#include "pjrt/runtime.h"
+
+namespace lazyxla::dispatch {
+namespace {
+
+using c10::IValue;
+using c10::TypeKind;
+
+c10::ScalarType torch_dtype(XLA_FFI_DataType dtype) {
+  switch (dtype) {
+    case XLA_FFI_DataType_PRED:
+      return c10::ScalarType::Bool;
+    case XLA_FFI_DataType_S8:
+      return c10::ScalarType::Char;
+    case XLA_FFI_DataType_S16:
+      return c10::ScalarType::Short;
+    case XLA_FFI_DataType_S32:
+      return c10::ScalarType::Int;
+    case XLA_FFI_DataType_S64:
+      return c10::ScalarType::Long;
+    case XLA_FFI_DataType_U8:
+      return c10::ScalarType::Byte;
+    case XLA_FFI_DataType_U16:
+      return c10::ScalarType::UInt16;
+    case XLA_FFI_DataType_U32:
+      return c10::ScalarType::UInt32;
+    case XLA_FFI_DataType_U64:
+      return c10::ScalarType::UInt64;
+    case XLA_FFI_DataType_F16:
+      return c10::ScalarType::Half;
+    case XLA_FFI_DataType_BF16:
+      return c10::ScalarType::BFloat16;
+    case XLA_FFI_DataType_F32:
+      return c10::ScalarType::Float;
+    case XLA_FFI_DataType_F64:
+      return c10::ScalarType::Double;
+    case XLA_FFI_DataType_C64:
+      return c10::ScalarType::ComplexFloat;
+    case XLA_FFI_DataType_C128:
+      return c10::ScalarType::ComplexDouble;
+    case XLA_FFI_DataType_F8E5M2:
+      return c10::ScalarType::Float8_e5m2;
+    case XLA_FFI_DataType_F8E4M3FN:
+      return c10::ScalarType::Float8_e4m3fn;
+    case XLA_FFI_DataType_F8E5M2FNUZ:
+      return c10::ScalarType::Float8_e5m2fnuz;
+    case XLA_FFI_DataType_F8E4M3FNUZ:
+      return c10::ScalarType::Float8_e4m3fnuz;
+    case XLA_FFI_DataType_F8E8M0FNU:
+      return c10::ScalarType::Float8_e8m0fnu;
+    default:
+      TORCH_CHECK(false, "XLA's element type ", static_cast<int>(dtype), " is not one of torch's");
+  }
+}
+
+// A buffer of the plugin's as a tensor on the same memory.
+at::Tensor wrap(const void* raw) {
+  const auto& buffer = *static_cast<const XLA_FFI_Buffer*>(raw);
+  return at::from_blob(buffer.data, {buffer.dims, static_cast<size_t>(buffer.rank)},
+                       c10::TensorOptions().dtype(torch_dtype(buffer.dtype)));
+}
+
+// An attribute of the call, by one of three types; reading it as another is an error.
+struct Attribute {
+  XLA_FFI_AttrType type;
+  const void* raw;
+
+  int64_t number() const {
+    TORCH_CHECK(type == XLA_FFI_AttrType_SCALAR, "expected a number");
+    const auto& scalar = *static_cast<const XLA_FFI_Scalar*>(raw);
+    if (scalar.dtype == XLA_FFI_DataType_PRED) return *static_cast<const bool*>(scalar.value);
+    TORCH_CHECK(scalar.dtype == XLA_FFI_DataType_S64, "expected an integer");
+    return *static_cast<const int64_t*>(scalar.value);
+  }
+
+  c10::IntArrayRef numbers() const {
+    TORCH_CHECK(type == XLA_FFI_AttrType_ARRAY, "expected an array");
+    const auto& array = *static_cast<const XLA_FFI_Array*>(raw);
+    TORCH_CHECK(array.dtype == XLA_FFI_DataType_S64, "expected integers");
+    return {static_cast<const int64_t*>(array.data), array.size};
+  }
+
+  std::string text() const {
+    TORCH_CHECK(type == XLA_FFI_AttrType_STRING, "expected a string");
+    const auto& span = *static_cast<const XLA_FFI_ByteSpan*>(raw);
+    return {span.ptr, span.len};
+  }
+
+  const XLA_FFI_Attrs& dictionary() const {
+    TORCH_CHECK(type == XLA_FFI_AttrType_DICTIONARY, "expected a dictionary");
+    return *static_cast<const XLA_FFI_Attrs*>(raw);
+  }
+};
+
+std::optional<Attribute> find(const XLA_FFI_Attrs& attributes, std::string_view name) {
+  for (int64_t i = 0; i < attributes.size; ++i) {
+    const XLA_FFI_ByteSpan& found = *attributes.names[i];
+    if (std::string_view(found.ptr, found.len) == name) {
+      return Attribute{attributes.types[i], attributes.attrs[i]};
+    }
+  }
+  return std::nullopt;
+}
+
+// Turns the attributes of one call into the operator's arguments.
+class Arguments {
+ public:
+  explicit Arguments(const XLA_FFI_Args& operands) : operands_(operands) {}
+
+  IValue read(const c10::Argument& argument, const std::optional<Attribute>& given) const {
+    if (!given) return IValue();
+    c10::TypePtr type = argument.real_type();
+    while (type->kind() == TypeKind::OptionalType) {
+      type = type->castRaw<c10::OptionalType>()->getElementType();
+    }
+    switch (type->kind()) {
+      case TypeKind::TensorType:
+        return operand(given->number());
+      case TypeKind::NumberType:
+        return operand(given->number()).item();
+      case TypeKind::FloatType:
+        return operand(given->number()).item().toDouble();
+      case TypeKind::BoolType:
+        return given->number() != 0;
+      case TypeKind::StringType:
+        return given->text();
+      case TypeKind::ScalarTypeType:
+        return static_cast<int64_t>(c10::getStringToDtypeMap().at(given->text()));
+      case TypeKind::ListType:
+        return list(*type->castRaw<c10::ListType>()->getElementType(), given->numbers());
+      default:  // int and SymInt
+        return given->number();
+    }
+  }
+
+ private:
+  at::Tensor operand(int64_t number) const {
+    TORCH_CHECK(number >= 0 && number < operands_.size, "there is no operand ", number);
+    return wrap(operands_.args[number]);
+  }
+
+  IValue list(const c10::Type& element, c10::IntArrayRef given) const {
+    switch (element.kind()) {
+      case TypeKind::TensorType: {
+        c10::List<at::Tensor> tensors;
+        for (int64_t number : given) tensors.push_back(operand(number));
+        return tensors;
+      }
+      case TypeKind::OptionalType: {
+        c10::List<std::optional<at::Tensor>> tensors;
+        for (int64_t number : given) {
+          tensors.push_back(number < 0 ? std::nullopt : std::optional(operand(number)));
+        }
+        return tensors;
+      }
+      case TypeKind::NumberType: {
+        c10::impl::GenericList numbers(c10::NumberType::get());
+        for (int64_t number : given) numbers.push_back(operand(number).item());
+        return numbers;
+      }
+      case TypeKind::FloatType: {
+        c10::List<double> numbers;
+        for (int64_t number : given) numbers.push_back(operand(number).item().toDouble());
+        return numbers;
+      }
+      case TypeKind::BoolType: {
+        c10::List<bool> flags;
+        for (int64_t flag : given) flags.push_back(flag != 0);
+        return flags;
+      }
+      default:
+        return c10::List<int64_t>(given);
+    }
+  }
+
+  const XLA_FFI_Args& operands_;
+};
+
+// The operator of a name such as "aten::add.Tensor".
+c10::OperatorHandle find_operator(const std::string& name) {
+  size_t dot = name.find('.');
+  std::string overload = dot == std::string::npos ? "" : name.substr(dot + 1);
+  return c10::Dispatcher::singleton().findSchemaOrThrow(name.substr(0, dot).c_str(),
+                                                        overload.c_str());
+}
+
+void call(const c10::OperatorHandle& op, const XLA_FFI_CallFrame& frame) {
+  PlainScope plain;
+  auto given = find(frame.attrs, "arguments");
+  Arguments arguments(frame.args);
+  torch::jit::Stack stack;
+  for (const c10::Argument& argument : op.schema().arguments()) {
+    stack.push_back(arguments.read(
+        argument, given ? find(given->dictionary(), argument.name()) : std::nullopt));
+  }
+  op.callBoxed(&stack);
+  std::vector<at::Tensor> results;
+  for (const IValue& value : stack) flatten(value, results);
+  int64_t next = 0;
+  for (const at::Tensor& result : results) {
+    if (!result.defined()) continue;
+    TORCH_CHECK(next < frame.rets.size, "it returned more than ", next, " tensors");
+    at::Tensor target = wrap(frame.rets.rets[next++]);
+    TORCH_CHECK(result.sizes() == target.sizes(), "result ", next - 1, " has the shape ",
+                result.sizes(), ", its meta function says ", target.sizes());
+    target.copy_(result);
+  }
+  TORCH_CHECK(next == frame.rets.size, "it returned ", next, " tensors, its meta function says ",
+              frame.rets.size);
+}
+
+XLA_FFI_Error* host_call(XLA_FFI_CallFrame* frame) {
+  if (pjrt::answer_version(*frame)) return nullptr;
+  std::string name;
+  try {
+    auto op = find(frame->attrs, "operator");
+    TORCH_CHECK(op, "lazyxla.host_call names no operator");
+    name = op->text();
+    ++graph::Counters::get().host_calls;
+    call(find_operator(name), *frame);
+    return nullptr;
+  } catch (const c10::Error& error) {
+    return pjrt::handler_error(*frame, name + ": " + error.what_without_backtrace());
+  } catch (const std::exception& error) {
+    return pjrt::handler_error(*frame, name + ": " + error.what());
+  }
+}
+
+}  // namespace
+
+void install_host_calls() {
+  pjrt::Runtime::get().set_host_handler("lazyxla.host_call", &host_call);
+}
+
+}  // namespace lazyxla::dispatch

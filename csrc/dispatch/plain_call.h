@@ -1,0 +1,48 @@
+// Plain calls: operators that the backend itself calls, on meta tensors to learn shapes or on the
+// CPU's to compute, whatever the user's program is doing at that moment.
+#pragma once
+
+#include <ATen/PythonTorchFunctionTLS.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/ivalue.h>
+
+#include <vector>
+
+namespace lazyxla::dispatch {
+
+// As long as it lives, operators see nothing of the modes that the user's program is under: no
+// autograd, no autocast, no torch_dispatch or torch_function mode (set_default_device is one), no
+// functorch level.
+class PlainScope {
+ public:
+  PlainScope()
+      : exclude_(c10::autograd_dispatch_keyset_with_ADInplaceOrView |
+                 c10::autocast_dispatch_keyset |
+                 c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot,
+                                      c10::DispatchKey::PythonDispatcher,
+                                      c10::DispatchKey::FuncTorchDynamicLayerFrontMode,
+                                      c10::DispatchKey::FuncTorchDynamicLayerBackMode,
+                                      c10::DispatchKey::Functionalize})),
+        torch_function_(at::impl::PythonTorchFunctionTLS::get_disabled_state()) {
+    at::impl::PythonTorchFunctionTLS::set_disabled_state(
+        at::impl::TorchFunctionDisabledState::ALL_DISABLED);
+  }
+  ~PlainScope() { at::impl::PythonTorchFunctionTLS::set_disabled_state(torch_function_); }
+  PlainScope(const PlainScope&) = delete;
+  PlainScope& operator=(const PlainScope&) = delete;
+
+ private:
+  c10::impl::ExcludeDispatchKeyGuard exclude_;
+  at::impl::TorchFunctionDisabledState torch_function_;
+};
+
+// Appends the tensors that an operator returned or takes, in order, undefined ones included.
+inline void flatten(const c10::IValue& value, std::vector<at::Tensor>& tensors) {
+  if (value.isTensor()) {
+    tensors.push_back(value.toTensor());
+  } else if (value.isList()) {
+    for (const c10::IValue& element : value.toListRef()) flatten(element, tensors);
+  }
+}
+
+}  // namespace lazyxla::dispatch

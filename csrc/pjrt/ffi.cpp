@@ -1,0 +1,73 @@
+#include "ffi.h"
+
+#include <xla/ffi/api/c_api.h>
+
+#include "call.h"
+
+namespace lazyxla::pjrt {
+namespace {
+
+constexpr int kMajor = 0;
+constexpr int kMinor = 2;
+
+// The plugin's FFI extension, as XLA's pjrt_c_api_ffi_extension.h has it; the wheel that gives us
+// the PJRT header does not bring that one.
+struct RegisterHandlerArgs {
+  size_t struct_size;
+  const char* target_name;
+  size_t target_name_size;
+  void* handler;
+  const char* platform_name;
+  size_t platform_name_size;
+  uint32_t traits;
+};
+
+struct FfiExtension {
+  PJRT_Extension_Base base;
+  void* type_register;
+  void* user_data_add;
+  PJRT_Error* (*register_handler)(RegisterHandlerArgs* args);
+};
+
+const FfiExtension* find_extension(const PJRT_Api& api) {
+  const PJRT_Extension_Base* extension = api.extension_start;
+  while (extension && extension->type != PJRT_Extension_Type_FFI) extension = extension->next;
+  if (!extension || extension->struct_size < sizeof(FfiExtension)) return nullptr;
+  return reinterpret_cast<const FfiExtension*>(extension);
+}
+
+}  // namespace
+
+bool register_handler(const PJRT_Api& api, const std::string& name, Handler* handler) {
+  const FfiExtension* extension = find_extension(api);
+  if (!extension || !extension->register_handler) return false;
+  const std::string platform = "Host";
+  RegisterHandlerArgs args{sizeof(RegisterHandlerArgs),
+                           name.data(),
+                           name.size(),
+                           reinterpret_cast<void*>(handler),
+                           platform.data(),
+                           platform.size(),
+                           0};
+  check(&api, extension->register_handler(&args), "registering the handler " + name);
+  return true;
+}
+
+bool answer_version(const XLA_FFI_CallFrame& frame) {
+  const XLA_FFI_Extension_Base* extension = frame.extension_start;
+  if (!extension || extension->type != XLA_FFI_Extension_Metadata) return false;
+  XLA_FFI_Metadata* metadata =
+      reinterpret_cast<const XLA_FFI_Metadata_Extension*>(extension)->metadata;
+  metadata->api_version.major_version = kMajor;
+  metadata->api_version.minor_version = kMinor;
+  metadata->traits = 0;
+  return true;
+}
+
+XLA_FFI_Error* handler_error(const XLA_FFI_CallFrame& frame, const std::string& message) {
+  XLA_FFI_Error_Create_Args args{XLA_FFI_Error_Create_Args_STRUCT_SIZE, nullptr, message.c_str(),
+                                 XLA_FFI_Error_Code_INVALID_ARGUMENT};
+  return frame.api->XLA_FFI_Error_Create(&args);
+}
+
+}  // namespace lazyxla::pjrt

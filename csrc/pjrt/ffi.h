@@ -1,0 +1,36 @@
+// Handlers: functions of ours that a program calls by name, through XLA's foreign function
+// interface (FFI).
+//
+// A handler is given to a plugin once, before the programs that call it are compiled or loaded. In
+// a program the call is a `stablehlo.custom_call @name` with api_version 4, whose backend_config is
+// a dictionary of attributes. When the program runs, the handler is called with the operands' and
+// the results' memory, on any of the plugin's threads or on the one that started the program.
+//
+// Before that a plugin asks each handler which version of the interface it was made for. A plugin
+// drops a handler made for a newer version than its own without a word, so ours answer the oldest
+// that has what they use.
+#pragma once
+
+#include <pjrt_c_api.h>
+
+#include <string>
+
+struct XLA_FFI_CallFrame;  // of xla/ffi/api/c_api.h, for those who write handlers
+struct XLA_FFI_Error;
+
+namespace lazyxla::pjrt {
+
+using Handler = XLA_FFI_Error*(XLA_FFI_CallFrame*);
+
+// Makes `handler` known to a CPU plugin as `name`. False if the plugin takes no handlers; throws
+// Error if it refuses this one.
+bool register_handler(const PJRT_Api& api, const std::string& name, Handler* handler);
+
+// Answers the question for the version. Every handler begins with it, and returns null at once if
+// it is true: the call was only that question.
+bool answer_version(const XLA_FFI_CallFrame& frame);
+
+// What a handler returns to have the execution fail with `message`.
+XLA_FFI_Error* handler_error(const XLA_FFI_CallFrame& frame, const std::string& message);
+
+}  // namespace lazyxla::pjrt

@@ -1,0 +1,147 @@
+"""Host calls: operators without an XLA form as custom calls to PyTorch's own CPU kernels.
+
+Only programs for the CPU can have them, and only where the plugin takes handlers: there the
+handler in ``csrc/dispatch/host_call.cpp`` runs the operator on the program's own memory. Its header
+tells how a call is written.
+"""
+
+import functools
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from lazyxla.lowering.decompose import find_op
+
+if TYPE_CHECKING:
+    from lazyxla.lowering.builder import Builder
+
+_OPERANDS = {"Tensor", "number", "float"}
+"""Schema types of arguments that become operands."""
+_VALUES = {"int", "SymInt", "bool", "ScalarType"}
+"""... and of those that are written into the program, as lists too."""
+
+_available: Callable[[], bool] | None = None
+
+
+def allow_host_calls(available: Callable[[], bool]) -> None:
+    """Allows host calls where `available` says that the plugin takes our handler."""
+    global _available
+    _available = available
+
+
+def possible(name: str) -> bool:
+    """Whether an operator can be called on the host from within a program, here and now."""
+    return _fits(name) and _available is not None and _available()
+
+
+@functools.lru_cache(maxsize=4096)
+def _fits(name: str) -> bool:
+    """Whether the operator is one for which that is right: a function from tensors to tensors whose
+    shapes do not depend on data, with a compiled CPU kernel.
+
+    A random operator would not draw from the device's generator. A kernel in Python needs the GIL,
+    which the thread that waits for the program may hold.
+    """
+    op = find_op(name)
+    if op is None or not _is_pure(op):
+        return False
+    if "quantize" in name and "fake_quantize" not in name:  # no schema tells quantized tensors
+        return False
+    tags = (
+        torch.Tag.dynamic_output_shape,
+        torch.Tag.data_dependent_output,
+        torch.Tag.nondeterministic_seeded,
+    )
+    if any(tag in op.tags for tag in tags):
+        return False
+    registrations = torch._C._dispatch_dump(name)
+    kernel = re.search(r"^CPU: registered at (.*?):\d+ ", registrations, re.MULTILINE)
+    return kernel is not None and not kernel[1].endswith(".py")
+
+
+def _is_pure(op: Any) -> bool:
+    schema = op._schema
+    returns = [str(r.real_type) for r in schema.returns]
+    return (
+        not schema.is_mutable
+        and all(r.alias_info is None for r in schema.returns)
+        and bool(returns)
+        and all(kind in ("Tensor", "List[Tensor]") for kind in returns)
+        and all(_is_known(str(a.real_type)) for a in schema.arguments)
+    )
+
+
+def _is_known(kind: str) -> bool:
+    """Whether arguments of a schema type can be told to the handler."""
+    bare = _without(kind, "Optional")
+    element = _without(bare, "List")
+    if element == bare:
+        return bare in _OPERANDS | _VALUES | {"str"}
+    return _without(element, "Optional") in _OPERANDS or element in _VALUES - {"ScalarType"}
+
+
+def _without(kind: str, wrapper: str) -> str:
+    inner = re.fullmatch(rf"{wrapper}\[(.*)\]", kind)
+    return inner[1] if inner else kind
+
+
+def host_call(b: "Builder", name: str, args: tuple[Any, ...]) -> list[Any]:
+    """Emits the call of operator `name`; `args` are all its arguments, as the rules take them."""
+    op: Any = find_op(name)
+    ir = b.mlir.ir
+    i64 = b.mlir.element(torch.int64)
+    operands: list[Any] = []
+
+    def operand(arg: Any) -> int:
+        if arg is None:
+            return -1
+        operands.append(b.value(arg))
+        return len(operands) - 1
+
+    def encode(arg: Any, by_operand: bool) -> Any:
+        if isinstance(arg, (list, tuple)):
+            return ir.DenseI64ArrayAttr.get([operand(a) if by_operand else int(a) for a in arg])
+        if by_operand:
+            return ir.IntegerAttr.get(i64, operand(arg))
+        if isinstance(arg, bool):
+            return ir.BoolAttr.get(arg)
+        if isinstance(arg, int):
+            return ir.IntegerAttr.get(i64, arg)
+        return ir.StringAttr.get(str(arg).removeprefix("torch."))
+
+    arguments = {}
+    for argument, arg in zip(op._schema.arguments, args, strict=True):
+        if arg is not None:
+            kind = str(argument.real_type)
+            by_operand = any(re.search(rf"\b{k}\b", kind) for k in _OPERANDS)
+            arguments[argument.name] = encode(arg, by_operand)
+    config = {
+        "operator": ir.StringAttr.get(name),
+        "arguments": ir.DictAttr.get(arguments),
+    }
+    call = b.hlo.CustomCallOp(
+        [b.type(s.dtype, tuple(s.shape)) for s in b.outputs],
+        operands,
+        call_target_name="lazyxla.host_call",
+        has_side_effect=False,
+        backend_config=ir.DictAttr.get(config),
+        api_version=ir.IntegerAttr.get(b.mlir.element(torch.int32), 4),
+        operand_layouts=_row_major(b, [len(b.shape(x)) for x in operands]),
+        result_layouts=_row_major(b, [len(s.shape) for s in b.outputs]),
+    )
+    return list(call.results)
+
+
+def _row_major(b: "Builder", ranks: list[int]) -> Any:
+    ir = b.mlir.ir
+    index = ir.IndexType.get()
+
+    def layout(rank: int) -> Any:
+        import numpy as np
+
+        minor_to_major = np.arange(rank - 1, -1, -1, dtype=np.int64)
+        return ir.DenseIntElementsAttr.get(minor_to_major, type=index)
+
+    return ir.ArrayAttr.get([layout(rank) for rank in ranks])
