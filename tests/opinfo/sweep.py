@@ -1,7 +1,7 @@
 """Checks all entries in worker processes that may crash or hang: ``python -m tests.opinfo.sweep``.
 
 The outcomes are added to a file, line by line, so that a sweep can be stopped and continued, and
-made in shards. ``--write-docs`` makes docs/opinfo.md of such files.
+made in shards; ``--docs`` makes docs/opinfo.md of all of them.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from pathlib import Path
 import torch
 
 from tests.opinfo.entries import entries, supports
+from tests.opinfo.expected import unexpected
 from tests.opinfo.outcome import PARTS, Outcome
 from tests.opinfo.report import document, summary
 
@@ -122,15 +123,23 @@ def main() -> int:
     parser.add_argument("--timeout", type=float, default=120, help="seconds per entry and part")
     parser.add_argument("--results", type=Path, default=ROOT / "build" / "opinfo.jsonl")
     parser.add_argument("--resume", action="store_true", help="leave out what the file has already")
-    parser.add_argument("--write-docs", action="store_true", help="only write docs/opinfo.md")
+    parser.add_argument("--docs", action="store_true", help="write docs/opinfo.md at the end")
+    parser.add_argument("--report", action="store_true", help="run nothing")
     options = parser.parse_args()
-    if options.write_docs:
+    problems = 0 if options.report else run(options)
+    if options.docs:
         (ROOT / "docs" / "opinfo.md").write_text(document(load(options.results)))
-        return 0
+    return int(problems > 0)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Checks what the options say. Returns the number of unexpected failures and passes."""
     index, count = map(int, options.shard.split("/"))
     wanted = [n for n in options.entry.split(",") if n] or list(entries())
     done = {(o.entry, o.dtype, o.part) for o in load(options.results)} if options.resume else set()
-    worker, start, outcomes = Worker(options.timeout), time.monotonic(), []
+    worker, start = Worker(options.timeout), time.monotonic()
+    outcomes: list[Outcome] = []
+    problems = 0
     options.results.parent.mkdir(parents=True, exist_ok=True)
     with options.results.open("a") as results:
         dtypes, parts = options.dtype.split(","), options.part.split(",")
@@ -141,12 +150,13 @@ def main() -> int:
             outcomes.append(outcome)
             results.write(json.dumps(outcome.as_json()) + "\n")
             results.flush()
-            for failure in outcome.failures[:1]:
-                first = failure["message"].strip().split("\n")[0]
-                print(*task, failure["kind"], first[:160], flush=True)
+            found = unexpected(outcome, complete=options.limit is None)
+            problems += len(found)
+            for problem in found[:1]:
+                print(" ".join(problem.split())[:200], flush=True)
     worker.stop()
     print(summary(outcomes), f"{time.monotonic() - start:.0f} s", sep="\n")
-    return int(any(not o.passed for o in outcomes))
+    return problems
 
 
 if __name__ == "__main__":
