@@ -6,18 +6,21 @@ from typing import Any
 
 import torch
 from torch.testing._internal.opinfo.core import SampleInput
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
 from tests.opinfo.outcome import Mismatch
 
 DEVICE = "lazyxla"
 
 
-def copied(sample: SampleInput, device: str) -> SampleInput:
-    """The sample on a device. Sizes, strides, offset and requires_grad of its tensors stay."""
+def copied(sample: SampleInput, device: str, wide: bool = False) -> SampleInput:
+    """The sample on a device. Sizes, strides, offset and requires_grad of its tensors stay.
+
+    `wide`: single precision becomes double.
+    """
 
     def copy(tree: Any) -> Any:
-        return tree_map(lambda x: _copy(x, device), tree)
+        return tree_map(lambda x: _copy(x, device, wide), tree)
 
     return SampleInput(
         copy(sample.input),
@@ -28,7 +31,10 @@ def copied(sample: SampleInput, device: str) -> SampleInput:
     )
 
 
-def _copy(x: Any, device: str) -> Any:
+_WIDE = {torch.float32: torch.float64, torch.complex64: torch.complex128}
+
+
+def _copy(x: Any, device: str, wide: bool) -> Any:
     if isinstance(x, torch.device):
         return torch.device(device)
     if isinstance(x, str) and x == "cpu":
@@ -38,13 +44,15 @@ def _copy(x: Any, device: str) -> Any:
     if x.layout is not torch.strided:
         return x.detach().to(device).requires_grad_(x.requires_grad)
     if x.is_conj():
-        return _copy(x.detach().conj(), device).conj().requires_grad_(x.requires_grad)
+        return _copy(x.detach().conj(), device, wide).conj().requires_grad_(x.requires_grad)
     if x.is_neg():
-        plain = _copy(x.detach()._neg_view(), device)
+        plain = _copy(x.detach()._neg_view(), device, wide)
         return plain._neg_view().requires_grad_(x.requires_grad)
     # Through the storage, since a tensor that overlaps itself cannot be written to.
     size = x.untyped_storage().nbytes() // x.element_size()
-    storage = x.detach().as_strided((size,), (1,), 0).to(device, copy=True)
+    storage = x.detach().as_strided((size,), (1,), 0)
+    dtype = _WIDE.get(x.dtype, x.dtype) if wide else x.dtype
+    storage = storage.to(device, dtype, copy=True)
     moved = storage.as_strided(x.size(), x.stride(), x.storage_offset()).detach()
     return moved.requires_grad_(x.requires_grad)
 
@@ -89,9 +97,7 @@ def _compare_metadata(x: torch.Tensor, y: torch.Tensor, place: str, strides: boo
         )
 
 
-def _compare_values(
-    x: Any, y: Any, place: str, values: bool, tolerances: dict[str, float]
-) -> None:
+def _compare_values(x: Any, y: Any, place: str, values: bool, tolerances: dict[str, float]) -> None:
     if not values:
         return
     # Overrides are for the dtype of the sample; results of another dtype have the defaults.
@@ -101,3 +107,27 @@ def _compare_values(
         torch.testing.assert_close(x, y, equal_nan=True, check_stride=False, **tolerances)
     except AssertionError as error:
         raise Mismatch("values", place + str(error)) from None
+
+
+def as_exact(actual: Any, expected: Any, reference: Any, tolerances: dict[str, float]) -> bool:
+    """Whether the device is as near to a result in double precision as the CPU is.
+
+    Where terms cancel, neither is within the default tolerances of the exact result, nor of the
+    other. The device may then have twice the greatest error that the CPU has in an output.
+    """
+    triples = zip(tree_leaves(actual), tree_leaves(expected), tree_leaves(reference))
+    for ours, theirs, exact in triples:
+        if not isinstance(theirs, torch.Tensor):
+            continue
+        if theirs.dtype not in _WIDE or ours.shape != exact.shape:
+            return False
+        ours, exact = ours.detach().cpu().to(exact.dtype), exact.detach()
+        rtol, atol = torch.testing._comparison.default_tolerances(theirs.dtype)
+        rtol, atol = tolerances.get("rtol", rtol), tolerances.get("atol", atol)
+        error = (theirs.detach().to(exact.dtype) - exact).abs()
+        greatest = error[error.isfinite()].max() if error.isfinite().any() else 0.0
+        near = (ours - exact).abs() <= atol + rtol * exact.abs() + 2 * greatest
+        same = (ours == theirs.detach()) | (ours.isnan() & theirs.isnan())
+        if not bool((near | same).all()):
+            return False
+    return True

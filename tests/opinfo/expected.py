@@ -26,9 +26,7 @@ EXPECTED: tuple[Expected, ...] = ()
 
 def expected(entry: str, dtype: str, part: str) -> list[Expected]:
     """What is known about a check."""
-    return [
-        e for e in EXPECTED if entry in e.entries and part in e.parts and dtype in e.dtypes
-    ]
+    return [e for e in EXPECTED if entry in e.entries and part in e.parts and dtype in e.dtypes]
 
 
 def unexpected(outcome: Outcome, complete: bool) -> list[str]:

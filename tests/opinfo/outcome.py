@@ -28,6 +28,8 @@ class Outcome:
     dtype: str
     part: str
     samples: int = 0
+    # Samples beyond the tolerances, but as near to the result in double precision as the CPU is.
+    as_exact: int = 0
     failures: list[dict[str, Any]] = field(default_factory=list)
     fallbacks: dict[str, int] = field(default_factory=dict)
 

@@ -11,8 +11,9 @@ from tests.opinfo.outcome import PARTS, Outcome
 def summary(outcomes: list[Outcome]) -> str:
     """One line per dtype and part, as a Markdown table."""
     lines = [
-        "| dtype | part | entries | samples | all pass | failed | crashed | with host operators |",
-        "|---|---|---|---|---|---|---|---|",
+        "| dtype | part | entries | samples | all pass | failed | crashed "
+        "| samples judged by float64 | with host operators |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for dtype, part in dict.fromkeys((o.dtype, o.part) for o in outcomes):
         group = [o for o in outcomes if (o.dtype, o.part) == (dtype, part)]
@@ -23,6 +24,7 @@ def summary(outcomes: list[Outcome]) -> str:
             sum(o.passed for o in group),
             sum(not o.passed for o in group) - crashed,
             crashed,
+            sum(o.as_exact for o in group),
             sum(bool(o.fallbacks) for o in group),
         )
         lines.append(f"| {dtype} | {part} | " + " | ".join(map(str, numbers)) + " |")
@@ -39,10 +41,11 @@ def document(outcomes: list[Outcome]) -> str:
     lines = [
         "# Operator coverage",
         "",
-        "Written by `make test-opinfo`: samples of PyTorch's operator table (OpInfo) on the device, compared",
-        "with the CPU at PyTorch's default tolerances, or those that the entry declares. Shapes,",
-        "dtypes and, of forward results, strides are compared, too; random and uninitialised results",
-        "in these only. CPU platform.",
+        "Written by `make test-opinfo`: samples of PyTorch's operator table (OpInfo) on the device,",
+        "compared with the CPU at PyTorch's default tolerances, or those that the entry declares.",
+        "Shapes, dtypes and, of forward results, strides are compared, too; random and uninitialised",
+        "results in these only. A sample beyond the tolerances passes if its error, measured against",
+        "the CPU in float64, is at most twice the CPU's own greatest one. CPU platform.",
         "",
         summary(outcomes),
         "",
