@@ -24,8 +24,8 @@ _EULER = 0.57721566490153286
 
 
 def _power_series(x: Array, order: int, sign: int) -> tuple[Array, Array]:
-    """Sums over k of t = sign**k (x/2)**(2k) / (k! (k + order)!), and of t times H[k] + H[k + order],
-    with H the harmonic numbers (for order 0: times H[k]).
+    """Sums over k of t = sign**k (x/2)**(2k) / (k! (k + order)!), and of t (H[k] + H[k + order]),
+    with H the harmonic numbers; for order 0 of t H[k].
     """
     import jax.numpy as jnp
     from jax import lax
