@@ -1,4 +1,4 @@
-# make build | test | demo | bench | lint | format | clean
+# make build | test | test-opinfo | demo | bench | lint | format | clean
 #
 # Everything happens in .venv, made here when it is missing. Stamp files in it make repeated calls
 # instant. PYTHON chooses the interpreter the environment is made from, JOBS the compile jobs.
@@ -16,7 +16,7 @@ TORCHVISION := torchvision==0.28.0
 CXX_FILES := $(shell find csrc -name '*.cpp' -o -name '*.h')
 PYTHON_FILES := $(wildcard lazyxla tests examples benchmarks)
 
-.PHONY: build test demo bench lint format clean
+.PHONY: build test test-opinfo demo bench lint format clean
 .DELETE_ON_ERROR:
 
 build: $(VENV)/.installed
@@ -42,6 +42,10 @@ $(VENV)/.installed: $(VENV)/.dependencies CMakeLists.txt $(CXX_FILES) $(shell fi
 
 test: build
 	$(PY) -m pytest -n 2 tests
+
+# Everything in PyTorch's operator table; OPINFO passes options such as --shard 0/4.
+test-opinfo: build
+	$(PY) -m tests.opinfo.sweep --docs $(OPINFO)
 
 demo: build
 	$(PY) examples/train_decoder.py --small

@@ -220,7 +220,6 @@ std::optional<int> check_on_cpu_with(const OperatorHandle& functional) {
       "aten::_softmax",
       "aten::_log_softmax",
       "aten::sort",
-      "aten::topk",
       "aten::sort.stable",
       "aten::max",
       "aten::min",

@@ -129,6 +129,7 @@ def _margins(
 
     A margin is margin - x[target] + x where that is positive, and 0 at the target.
     """
+    x = b.reshape(x, [1, -1]) if b.rank(x) < 2 else x
     x, target, classes = _classes(b, x, b.reshape(b.value(target, torch.int64), [-1]))
     shape, dtype = b.shape(x), b.dtype(x)
     own = b.broadcast_to(b.unsqueeze(_pick(b, x, target), 1), shape)

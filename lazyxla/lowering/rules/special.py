@@ -65,13 +65,30 @@ def digamma(x: X) -> X:
     return where(x == 0, -math.inf / x * math.inf, x.call("chlo.digamma"))
 
 
+def _zeta(x: Any, q: Any) -> Any:
+    import jax.numpy as jnp
+    from jax import lax
+    from jax.scipy import special
+
+    pole = (q <= 0) & (q == jnp.floor(q)) & (x > 1)
+    start = jnp.where(pole, 1, q)
+
+    # The terms before q becomes positive, where the series of JAX's zeta begins to converge.
+    def step(state: tuple[Any, Any]) -> tuple[Any, Any]:
+        total, q = state
+        behind = q <= 0
+        return jnp.where(behind, total + q**-x, total), jnp.where(behind, q + 1, q)
+
+    total, q = lax.while_loop(lambda s: jnp.any(s[1] <= 0), step, (jnp.zeros_like(start), start))
+    return jnp.where(pole, jnp.inf, total + special.zeta(x, q))
+
+
 @pointwise(
     "aten::special_zeta", "aten::special_zeta.self_scalar", "aten::special_zeta.other_scalar"
 )
 def zeta(x: X, q: X) -> X:
     """Hurwitz zeta, infinite at its poles q = 0, -1, -2, ..."""
-    pole = (q <= 0) & (q == q.call("floor")) & (x > 1)
-    return where(pole, math.inf, x.call("chlo.zeta", q))
+    return X(x.b, x.b.call_jax(_zeta, x.value, q.value))
 
 
 @pointwise("aten::polygamma")

@@ -1,0 +1,55 @@
+"""Fourier transforms, JAX's."""
+
+import math
+from typing import Any
+
+from lazyxla.lowering.registry import jax_rule
+
+_MOST = 3
+"""The number of dimensions that XLA transforms in one operation."""
+
+
+def _scaled(x: Any, size: int, normalization: int) -> Any:
+    """Divides by nothing, the square root of the transformed size or the size."""
+    if normalization == 0 or not size:
+        return x
+    return x * (1 / (math.sqrt(size) if normalization == 1 else size))
+
+
+def _transformed(x: Any, dims: tuple[int, ...], forward: bool) -> Any:
+    """The complex transform along dims, without a factor in either direction."""
+    import jax.numpy as jnp
+
+    for start in range(0, len(dims), _MOST):
+        axes = dims[start : start + _MOST]
+        x = jnp.fft.fftn(x, axes=axes) if forward else jnp.fft.ifftn(x, axes=axes, norm="forward")
+    return x
+
+
+def _size(shape: tuple[int, ...], dims: tuple[int, ...]) -> int:
+    return math.prod(shape[d] for d in dims)
+
+
+@jax_rule("aten::_fft_c2c")
+def fft_c2c(x: Any, dims: tuple[int, ...], normalization: int, forward: bool) -> Any:
+    return _scaled(_transformed(x, dims, forward), _size(x.shape, dims), normalization)
+
+
+@jax_rule("aten::_fft_r2c")
+def fft_r2c(x: Any, dims: tuple[int, ...], normalization: int, onesided: bool) -> Any:
+    import jax.numpy as jnp
+
+    if onesided:
+        y = _transformed(jnp.fft.rfft(x, axis=dims[-1]), dims[:-1], True)
+    else:
+        y = _transformed(x, dims, True)
+    return _scaled(y, _size(x.shape, dims), normalization)
+
+
+@jax_rule("aten::_fft_c2r")
+def fft_c2r(x: Any, dims: tuple[int, ...], normalization: int, last_size: int) -> Any:
+    import jax.numpy as jnp
+
+    y = _transformed(x, dims[:-1], False)
+    y = jnp.fft.irfft(y, n=last_size, axis=dims[-1], norm="forward")
+    return _scaled(y, _size(y.shape, dims), normalization)

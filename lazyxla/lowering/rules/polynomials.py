@@ -1,0 +1,171 @@
+"""Orthogonal polynomials of a degree that is data, by their recurrences.
+
+Between -1 and 1 and for higher degrees, Chebyshev's have a closed form that loses less, which is
+PyTorch's way, too.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from lazyxla.lowering.registry import rule
+from lazyxla.lowering.rules.formula import operands
+
+if TYPE_CHECKING:
+    from lazyxla.lowering.builder import Builder
+
+Array = Any
+
+
+def _climb(x: Array, n: Array, first: Array, step: Callable[..., Array], wanted: Array) -> Array:
+    """P[n](x) from P[0] = 1, P[1] = first and P[k + 1] = step(k, P[k], P[k - 1]).
+
+    n >= 0; only `wanted` elements matter. Stops where all have become nan, so that an enormous
+    degree ends.
+    """
+    import jax.numpy as jnp
+    from jax import lax
+
+    def active(k: Array, current: Array) -> Array:
+        return wanted & (k < n) & ~jnp.isnan(current)
+
+    def body(state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        k, current, last = state
+        on = active(k, current)
+        following = step(k.astype(x.dtype), current, last)
+        return k + 1, jnp.where(on, following, current), jnp.where(on, current, last)
+
+    start = (jnp.ones((), n.dtype), first, jnp.ones_like(x))
+    _, result, _ = lax.while_loop(lambda s: jnp.any(active(s[0], s[1])), body, start)
+    return jnp.where(n == 0, 1, result)
+
+
+def _chebyshev(x: Array, n: Array, kind: str) -> Array:
+    import jax.numpy as jnp
+
+    even, degree = n % 2 == 0, n.astype(x.dtype)
+    sign = jnp.where(even, 1, -1).astype(x.dtype)
+    angle = jnp.arccos(x)
+    if kind == "t":
+        first, right, left = x, 1, sign
+        closed = jnp.cos(degree * angle)
+    elif kind == "u":
+        first, right, left = 2 * x, degree + 1, sign * (degree + 1)
+        closed = jnp.sin((degree + 1) * angle) / jnp.sin(angle)
+    elif kind == "v":
+        first, right, left = 2 * x - 1, 1, sign * (2 * degree + 1)
+        closed = jnp.cos((degree + 0.5) * angle) / jnp.cos(angle / 2)
+    else:
+        first, right, left = 2 * x + 1, 2 * degree + 1, sign
+        closed = jnp.sin((degree + 0.5) * angle) / jnp.sin(angle / 2)
+    by_angle = (n > (6 if kind == "t" else 8)) & (jnp.abs(x) < 1)
+
+    def step(k: Array, current: Array, last: Array) -> Array:
+        return 2 * x * current - last
+
+    at_end = jnp.abs(x) == 1
+    result = _climb(x, n, first, step, ~by_angle & ~at_end)
+    result = jnp.where(by_angle, closed, result)
+    return jnp.where(at_end, jnp.where(x > 0, right, left), result)
+
+
+def chebyshev_polynomial_t(x: Array, n: Array) -> Array:
+    return _chebyshev(x, n, "t")
+
+
+def chebyshev_polynomial_u(x: Array, n: Array) -> Array:
+    return _chebyshev(x, n, "u")
+
+
+def chebyshev_polynomial_v(x: Array, n: Array) -> Array:
+    return _chebyshev(x, n, "v")
+
+
+def chebyshev_polynomial_w(x: Array, n: Array) -> Array:
+    return _chebyshev(x, n, "w")
+
+
+def shifted_chebyshev_polynomial_t(x: Array, n: Array) -> Array:
+    return _chebyshev(2 * x - 1, n, "t")
+
+
+def shifted_chebyshev_polynomial_u(x: Array, n: Array) -> Array:
+    return _chebyshev(2 * x - 1, n, "u")
+
+
+def shifted_chebyshev_polynomial_v(x: Array, n: Array) -> Array:
+    return _chebyshev(2 * x - 1, n, "v")
+
+
+def shifted_chebyshev_polynomial_w(x: Array, n: Array) -> Array:
+    return _chebyshev(2 * x - 1, n, "w")
+
+
+def _hermite(x: Array, n: Array, factor: int) -> Array:
+    import jax.numpy as jnp
+
+    def step(k: Array, current: Array, last: Array) -> Array:
+        return factor * (x * current - k * last)
+
+    most = 128 if x.dtype == jnp.float32 else 512  # PyTorch gives nan for higher degrees
+    result = _climb(x, n, factor * x, step, n <= most)
+    return jnp.where(n > most, jnp.nan, result)
+
+
+def hermite_polynomial_h(x: Array, n: Array) -> Array:
+    return _hermite(x, n, 2)
+
+
+def hermite_polynomial_he(x: Array, n: Array) -> Array:
+    return _hermite(x, n, 1)
+
+
+def laguerre_polynomial_l(x: Array, n: Array) -> Array:
+    def step(k: Array, current: Array, last: Array) -> Array:
+        return ((2 * k + 1 - x) * current - k * last) / (k + 1)
+
+    return _climb(x, n, 1 - x, step, x != 0)  # elsewhere all are 1, which 1 - x is
+
+
+def legendre_polynomial_p(x: Array, n: Array) -> Array:
+    import jax.numpy as jnp
+
+    def step(k: Array, current: Array, last: Array) -> Array:
+        return ((2 * k + 1) * x * current - k * last) / (k + 1)
+
+    at_end = jnp.abs(x) == 1
+    left = jnp.where(n % 2 == 0, 1, -1).astype(x.dtype)
+    return jnp.where(at_end, jnp.where(x > 0, 1, left), _climb(x, n, x, step, ~at_end))
+
+
+def _register(function: Callable[[Array, Array], Array]) -> None:
+    def of_degree(x: Array, n: Array) -> Array:
+        import jax.numpy as jnp
+
+        n = n.astype(jnp.int64)
+        return jnp.where(n < 0, 0, function(x, jnp.maximum(n, 0)))
+
+    of_degree.__name__ = function.__name__
+
+    def lower(b: "Builder", x: Any, n: Any) -> Any:
+        x, n = operands(b, x, n)
+        return b.call_jax(of_degree, x.value, n.value)
+
+    name = f"aten::special_{function.__name__}"
+    rule(name, f"{name}.x_scalar", f"{name}.n_scalar")(lower)
+
+
+for _function in (
+    chebyshev_polynomial_t,
+    chebyshev_polynomial_u,
+    chebyshev_polynomial_v,
+    chebyshev_polynomial_w,
+    shifted_chebyshev_polynomial_t,
+    shifted_chebyshev_polynomial_u,
+    shifted_chebyshev_polynomial_v,
+    shifted_chebyshev_polynomial_w,
+    hermite_polynomial_h,
+    hermite_polynomial_he,
+    laguerre_polynomial_l,
+    legendre_polynomial_p,
+):
+    _register(_function)

@@ -1,0 +1,222 @@
+"""Checks an entry of the table: one function per part, each for one sample.
+
+A check returns the device's and the CPU's results; `check_entry` compares them. The results of all
+samples are recorded before the first is read, so that they run as one program; if anything fails,
+the samples are checked again one by one.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
+
+import torch
+from torch.testing._internal.opinfo.core import OpInfo, SampleInput
+from torch.utils._pytree import tree_leaves
+
+import lazyxla
+from tests.opinfo.compare import DEVICE, as_exact, compare, copied
+from tests.opinfo.entries import entries, samples, supports, tolerances
+from tests.opinfo.outcome import Mismatch, Outcome
+
+# Their results are uninitialised memory.
+UNINITIALISED = (
+    "empty",
+    "empty_like",
+    "empty_permuted",
+    "empty_strided",
+    "new_empty",
+    "new_empty_strided",
+    "resize_",
+    "resize_as_",
+)
+
+
+def _forward(op: OpInfo) -> Callable[[SampleInput], Any]:
+    def run(sample: SampleInput) -> Any:
+        return op(sample.input, *sample.args, **sample.kwargs)
+
+    return run
+
+
+def _backward(op: OpInfo) -> Callable[[SampleInput], Any]:
+    def run(sample: SampleInput) -> Any:
+        wanted = [
+            x
+            for x in tree_leaves((sample.input, sample.args, sample.kwargs))
+            if isinstance(x, torch.Tensor) and x.requires_grad
+        ]
+        first = sample.input
+        if op.name.endswith("_") and isinstance(first, torch.Tensor):
+            first = first.clone()  # a leaf cannot be written to
+        result = sample.output_process_fn_grad(op(first, *sample.args, **sample.kwargs))
+        outputs = [
+            x for x in tree_leaves(result) if isinstance(x, torch.Tensor) and x.requires_grad
+        ]
+        if not outputs or not wanted:
+            return []
+        loss = sum((x.abs() if x.is_complex() else x).square().sum() for x in outputs)
+        return torch.autograd.grad(loss, wanted, allow_unused=True)
+
+    return run
+
+
+def _inplace(op: OpInfo) -> Callable[[SampleInput], Any]:
+    def run(sample: SampleInput) -> Any:
+        result = op.get_inplace()(sample.input, *sample.args, **sample.kwargs)
+        return result, sample.input
+
+    return run
+
+
+def _out(op: OpInfo) -> Callable[[SampleInput], Any]:
+    def run(sample: SampleInput) -> Any:
+        expected = op(sample.input, *sample.args, **sample.kwargs)
+
+        def like(x: torch.Tensor) -> torch.Tensor:
+            return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device)
+
+        out = like(expected) if isinstance(expected, torch.Tensor) else tuple(map(like, expected))
+        result = op(sample.input, *sample.args, **sample.kwargs, out=out)
+        return tuple(tree_leaves(result)), tuple(tree_leaves(out))
+
+    return run
+
+
+_RUN = {"forward": _forward, "backward": _backward, "inplace": _inplace, "out": _out}
+
+
+def check_entry(name: str, dtype: torch.dtype, part: str, limit: int | None = None) -> Outcome:
+    """Checks the first `limit` samples of an entry."""
+    op = entries()[name]
+    outcome = Outcome(name, str(dtype).removeprefix("torch."), part)
+    if not supports(op, dtype, part):
+        return outcome
+    lazyxla.reset_counters()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if part == "errors":
+            _check_errors(op, outcome)
+        else:
+            _check_samples(op, dtype, part, limit, outcome)
+    outcome.fallbacks = dict(lazyxla.fallbacks())
+    return outcome
+
+
+def _check_samples(
+    op: OpInfo, dtype: torch.dtype, part: str, limit: int | None, outcome: Outcome
+) -> None:
+    run = _RUN[part](op)
+    calls: list[tuple[SampleInput, Any]] = []
+    for sample in samples(op, dtype, limit, gradients=part == "backward"):
+        if part == "inplace" and sample.broadcasts_input:
+            continue
+        try:
+            torch.manual_seed(0)
+            calls.append((sample, _call(run, sample, "cpu", part)))
+        except Exception:
+            continue  # PyTorch's CPU has no result to compare with
+    outcome.samples = len(calls)
+    try:
+        results = [_call(run, sample, DEVICE, part) for sample, _ in calls]
+        lazyxla.sync()
+    except Exception:
+        results = [None] * len(calls)
+    for number, ((sample, expected), result) in enumerate(zip(calls, results)):
+        try:
+            if result is None:
+                result = _call(run, sample, DEVICE, part)
+            outcome.as_exact += _judge(op, dtype, part, run, sample, result, expected)
+        except Mismatch as mismatch:
+            outcome.fail(mismatch.kind, f"{mismatch}", number)
+        except Exception as error:
+            outcome.fail("raises", f"{type(error).__name__}: {error}", number)
+
+
+def _call(
+    run: Callable[[SampleInput], Any],
+    sample: SampleInput,
+    device: str,
+    part: str,
+    wide: bool = False,
+) -> Any:
+    """Runs a copy of the sample, for entries may write to their arguments."""
+    with torch.set_grad_enabled(part == "backward"):
+        return run(copied(sample, device, wide))
+
+
+def _judge(
+    op: OpInfo,
+    dtype: torch.dtype,
+    part: str,
+    run: Callable[[SampleInput], Any],
+    sample: SampleInput,
+    result: Any,
+    expected: Any,
+) -> bool:
+    """Compares, and says whether double precision had to decide.
+
+    A result that the CPU itself does not repeat is random.
+    """
+    strides, bounds = part == "forward", tolerances(op, dtype)
+    try:
+        values = op.name not in UNINITIALISED
+        compare(result, expected, values=values, strides=strides, tolerances=bounds)
+    except Mismatch as mismatch:
+        if mismatch.kind != "values":
+            raise
+        compare(result, expected, values=False, strides=strides, tolerances=bounds)
+        if any(_differ(_again(run, sample, part, seed), expected) for seed in range(1, 9)):
+            return False
+        if not as_exact(result, expected, _call(run, sample, "cpu", part, wide=True), bounds):
+            raise
+        return True
+    return False
+
+
+def _again(run: Callable[[SampleInput], Any], sample: SampleInput, part: str, seed: int) -> Any:
+    """The CPU's result with another seed."""
+    torch.manual_seed(seed)
+    with mock.patch("torch.manual_seed"):  # random entries set a seed themselves
+        return _call(run, sample, "cpu", part)
+
+
+def _differ(first: Any, second: Any) -> bool:
+    pairs = zip(tree_leaves(first), tree_leaves(second))
+    return any(
+        not torch.equal(torch.nan_to_num(x), torch.nan_to_num(y))
+        for x, y in pairs
+        if isinstance(x, torch.Tensor)
+    )
+
+
+def _check_errors(op: OpInfo, outcome: Outcome) -> None:
+    """What is an error on the CPU is one of the same type on the device."""
+    for number, wrong in enumerate(op.error_inputs("cpu")):
+        sample = wrong.sample_input
+
+        def run(copy: SampleInput) -> Any:
+            return op(copy.input, *copy.args, **copy.kwargs)
+
+        theirs = _error(run, sample, "cpu")
+        if theirs is None:
+            continue
+        outcome.samples += 1
+        ours = _error(run, sample, DEVICE)
+        if ours is None:
+            message = f"no error instead of {type(theirs).__name__}: {theirs}"
+            outcome.fail("accepts", message, number)
+        elif not isinstance(ours, type(theirs)):
+            message = f"{type(ours).__name__}: {ours} instead of {type(theirs).__name__}: {theirs}"
+            outcome.fail("raises", message, number)
+
+
+def _error(run: Callable[[SampleInput], Any], sample: SampleInput, device: str) -> Exception | None:
+    try:
+        _call(run, sample, device, "errors")
+        lazyxla.sync(wait=True)
+    except Exception as error:
+        return error
+    return None
