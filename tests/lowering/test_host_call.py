@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -331,6 +334,30 @@ def test_a_kernels_error_is_told_to_the_reader() -> None:
     check(torch.linalg.svdvals, _square())
 
 
+def test_an_error_on_the_plugins_threads() -> None:
+    """A program with much else to do goes on behind the call that starts it."""
+    large = torch.randn(500, 500).to(DEVICE)
+    values = torch.linalg.svdvals((large @ large)[:3, :3] * float("nan"))
+    lazyxla.sync()
+    with pytest.raises(RuntimeError, match=r"aten::_linalg_svd: linalg\.svd: The algorithm failed"):
+        values.cpu()
+    with pytest.raises(RuntimeError, match=r"aten::_linalg_svd: linalg\.svd: The algorithm failed"):
+        lazyxla.sync(wait=True)
+    check(torch.linalg.svdvals, _square())
+
+
+@pytest.mark.usefixtures("fresh_dynamo")
+def test_errors_in_a_traced_graph() -> None:
+    def function(a: torch.Tensor) -> torch.Tensor:
+        return torch.linalg.inv(a * 2) + 1
+
+    compiled = torch.compile(function, backend=backend)
+    a = _square()
+    assert_same(compiled(a.to(DEVICE)), function(a), strides=False)
+    with pytest.raises(torch.linalg.LinAlgError, match="singular"):
+        compiled(torch.ones(4, 4, dtype=a.dtype).to(DEVICE))
+
+
 def test_the_ex_forms_need_no_read() -> None:
     def function(a: torch.Tensor) -> Any:
         return torch.linalg.inv_ex(a, check_errors=False)
@@ -379,6 +406,34 @@ def test_operators_of_users_with_python_kernels_run_outside() -> None:
     with counted() as n:
         assert_same(cube(x.to(DEVICE) + 1), cube(x + 1))
     assert (n.fallbacks, n.host_calls) == (1, 0)
+
+
+_SCALE = """
+#include <ATen/ATen.h>
+#include <torch/library.h>
+at::Tensor scale(const at::Tensor& x, double by) { return x * by; }
+TORCH_LIBRARY(lazyxla_tests_compiled, m) { m.def("scale(Tensor x, float by=3.0) -> Tensor"); }
+TORCH_LIBRARY_IMPL(lazyxla_tests_compiled, CPU, m) { m.impl("scale", scale); }
+"""
+
+
+@pytest.mark.skipif(not shutil.which("c++"), reason="needs a C++ compiler")
+def test_operators_of_users_with_compiled_kernels_run_within(tmp_path: Path) -> None:
+    (tmp_path / "scale.cpp").write_text(_SCALE)
+    root = Path(torch.__file__).parent
+    flags = ["-std=c++20", "-shared", "-fPIC", f"-I{root / 'include'}", f"-L{root / 'lib'}"]
+    flags.append(f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}")
+    command = ["c++", *flags, "scale.cpp", "-o", "scale.so", "-ltorch_cpu", "-lc10"]
+    subprocess.run(command, cwd=tmp_path, check=True)
+    torch.ops.load_library(tmp_path / "scale.so")
+    scale = torch.ops.lazyxla_tests_compiled.scale
+
+    @torch.library.register_fake("lazyxla_tests_compiled::scale")
+    def _(x: torch.Tensor, by: float = 3.0) -> torch.Tensor:
+        return torch.empty_like(x)
+
+    for by in (3.0, 2.5):
+        in_one_program(lambda x, by=by: scale(x + 1, by), torch.arange(4.0))
 
 
 def test_sparse_results_do_not_exist_here() -> None:
