@@ -24,6 +24,7 @@ _VIEWS = [
     "permute", "transpose.int", "t", "numpy_T", "slice.Tensor", "select.int", "unsqueeze",
     "squeeze", "squeeze.dim", "squeeze.dims", "split.Tensor", "split_with_sizes", "unbind.int",
     "diagonal", "unfold", "view_as_real", "view_as_complex", "movedim.int", "flatten.using_ints",
+    "unsafe_split.Tensor", "unsafe_split_with_sizes",
     "unflatten.int", "narrow", "chunk", "swapaxes", "real", "imag",
 ]
 

@@ -157,7 +157,6 @@ for _name, _place in _GRADIENTS.items():
 
 
 @rule(
-    "aten::_unsafe_view",
     "aten::_reshape_copy",
     "aten::view_copy",
     "aten::unsqueeze_copy",
@@ -194,12 +193,7 @@ def t_copy(b: "Builder", x: Value) -> Value:
     return b.swap(x, 0, 1) if b.rank(x) == 2 else x
 
 
-@rule(
-    "aten::split_copy.Tensor",
-    "aten::split_with_sizes_copy",
-    "aten::unsafe_split.Tensor",
-    "aten::unsafe_split_with_sizes",
-)
+@rule("aten::split_copy.Tensor", "aten::split_with_sizes_copy")
 def split_copy(b: "Builder", x: Value, sizes: Any, dim: int) -> list[Value]:
     parts, start = [], 0
     for output in b.outputs:
