@@ -17,9 +17,15 @@ _CASES = {
     "1x1": ((2, 5, 4, 4), (7, 5, 1, 1), [1, 1], [0, 0], [1, 1], False, [0, 0], 1),
     "1x1, strided": ((2, 5, 5, 4), (7, 5, 1, 1), [2, 2], [0, 0], [1, 1], False, [0, 0], 1),
     "grouped": ((2, 6, 6, 5), (4, 3, 3, 3), [1, 2], [1, 1], [1, 1], False, [0, 0], 2),
-    "grouped, wide": ((1, 40, 4, 4), (44, 20, 3, 3), [1, 1], [1, 1], [1, 1], False, [0, 0], 2),
-    "grouped, split": ((1, 20, 33, 33), (20, 10, 3, 3), [1], [1], [1], False, [0], 2),
+    "grouped, product": ((1, 40, 5, 5), (44, 20, 3, 3), [2, 2], [1, 1], [1, 1], False, [0, 0], 2),
+    "grouped, split": ((1, 8, 35, 35), (8, 4, 3, 3), [1, 1], [0, 0], [1, 1], False, [0, 0], 2),
+    "grouped, rows": ((2, 8, 5, 6), (12, 4, 3, 3), [1, 1], [1, 1], [1, 1], False, [0, 0], 2),
+    "grouped, far taps": ((1, 8, 7, 9), (8, 4, 5, 3), [1, 1], [4, 3], [2, 3], False, [0, 0], 2),
+    "grouped, tiny image": ((2, 8, 1, 2), (8, 4, 5, 5), [1, 1], [2, 2], [1, 1], False, [0, 0], 2),
+    "grouped, 1x1": ((2, 8, 5, 4), (6, 4, 1, 1), [1, 1], [0, 0], [1, 1], False, [0, 0], 2),
     "depthwise": ((2, 6, 7, 7), (6, 1, 3, 3), [1, 1], [1, 1], [1, 1], False, [0, 0], 6),
+    "depthwise, one": ((1, 6, 7, 5), (6, 1, 3, 5), [1, 1], [2, 2], [2, 1], False, [0, 0], 6),
+    "depthwise, one tiny": ((1, 3, 2, 1), (6, 1, 5, 5), [1, 1], [2, 2], [1, 1], False, [0, 0], 3),
     "depthwise, strided": ((2, 6, 7, 8), (6, 1, 3, 3), [2, 2], [1, 1], [1, 1], False, [0, 0], 6),
     "depthwise, multiplier": ((2, 3, 6, 6), (6, 1, 5, 5), [1, 1], [2, 2], [1, 1], False, [0, 0], 3),
     "tiles": ((2, 3, 6, 4), (5, 3, 3, 2), [3, 2], [0, 0], [1, 1], False, [0, 0], 1),
@@ -31,6 +37,7 @@ _CASES = {
     "transposed, cropped": ((1, 2, 6, 6), (2, 3, 2, 2), [1, 1], [2, 2], [1, 1], True, [0, 0], 1),
     "transposed 3d": ((1, 2, 3, 3, 3), (2, 3, 2, 2, 2), [2], [0], [1], True, [0], 1),
     "transposed, grouped": ((2, 4, 4, 4), (4, 3, 3, 3), [2, 2], [1, 1], [1, 1], True, [1, 1], 2),
+    "transposed, rows": ((1, 8, 4, 5), (8, 5, 3, 3), [1, 1], [1, 1], [1, 1], True, [0, 0], 2),
     "transposed, depthwise": ((1, 4, 4, 4), (4, 1, 2, 2), [2, 2], [0, 0], [1, 1], True, [0, 0], 4),
 }  # fmt: skip
 _BY_NAME = [pytest.param(case, id=name) for name, case in _CASES.items()]
@@ -67,30 +74,32 @@ def test_convolution(platform, case):
 def test_convolution_backward(platform, case):
     x, w, bias, rest = _operands(case)
     grad = torch.randn_like(torch.ops.aten.convolution(x, w, None, *rest))
-    mask = [True, True, True]
-    op = "aten::convolution_backward"
-    # Sums of thousands of products in another order: of the cases, one was measured 4.4e-5 away.
-    check(op, grad, x, w, list(bias.shape), *rest, mask, atol=1e-4, rtol=1.3e-6)
+    if grad[0, 0].numel() > 1000:
+        # The order of so long sums shows (4.8e-5 measured), but not in those of whole numbers.
+        x, grad = x.round(), grad.round()
+    check("aten::convolution_backward", grad, x, w, list(bias.shape), *rest, [True, True, True])
 
 
-@pytest.mark.parametrize("name", ["2d", "grouped", "depthwise", "transposed 2d"])
+@pytest.mark.parametrize(
+    "name",
+    ["2d", "2d, wide", "grouped", "grouped, rows", "depthwise", "depthwise, one", "transposed 2d"],
+)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
 def test_dtypes(name, dtype):
+    """Against float64, rounded once; PyTorch's float16 gradients were measured to be up to 1,209
+    units of the last place off that.
+    """
     x, w, bias, rest = _operands(_CASES[name], dtype)
     grad = torch.randn_like(torch.ops.aten.convolution(x, w, None, *rest))
     wide = [t.double() for t in (grad, x, w, bias)]
     expected = torch.ops.aten.convolution(*wide[1:], *rest)
-    tolerance = {torch.float64: 1e-9, torch.bfloat16: 3e-2, torch.float16: 4e-3}[dtype]
-    close = {"atol": tolerance * 4, "rtol": tolerance, "check_dtype": False}
     (got,) = run("aten::convolution", x, w, bias, *rest)
-    assert got.dtype == dtype
-    torch.testing.assert_close(got, expected, **close)
+    torch.testing.assert_close(got, expected.to(dtype))
     sizes, mask = list(bias.shape), [True, True, True]
     got = run("aten::convolution_backward", grad, x, w, sizes, *rest, mask)
     expected = torch.ops.aten.convolution_backward(*wide[:3], sizes, *rest, mask)
     for g, e in zip(got, expected, strict=True):
-        assert g.dtype == dtype
-        torch.testing.assert_close(g, e, **close)
+        torch.testing.assert_close(g, e.to(dtype))
 
 
 def test_integers():
@@ -125,5 +134,17 @@ def test_the_cpu_form_leaves_a_large_weight_as_it_is():
     rest = [[1, 1], [1, 1], [1, 1], False, [0, 0], 1]
     x, w = torch.randn(1, 4, 2, 2), torch.randn(64, 4, 3, 3)
     program = text("aten::convolution", x, w, None, *rest)
+    assert "stablehlo.convolution" not in program
+    assert program.count("stablehlo.dot_general") == 1
+
+
+def test_grouped_convolutions_are_one_product():
+    x, w, _, rest = _operands(_CASES["grouped, rows"])
+    program = text("aten::convolution", x, w, None, *rest)
+    assert "stablehlo.convolution" not in program
+    assert program.count("stablehlo.dot_general") == 1
+    grad = torch.randn_like(torch.ops.aten.convolution(x, w, None, *rest))
+    mask = [True, False, False]
+    program = text("aten::convolution_backward", grad, x, w, None, *rest, mask)
     assert "stablehlo.convolution" not in program
     assert program.count("stablehlo.dot_general") == 1

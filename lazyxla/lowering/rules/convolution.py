@@ -8,6 +8,8 @@ y of shape (N, O, *out), has three linear maps, and every operator here is one o
     input_grad    (y, w) -> x     its adjoint in x
     weight_grad   (x, y) -> w     its adjoint in w
 
+On the CPU, 16-bit floats give results in float32, for the operator to round once at its end.
+
 A transposed convolution is `input_grad` with the weight (O, C / groups, *kernel) of the convolution
 that it is the adjoint of; its gradients are `forward` and `weight_grad` with x and y exchanged.
 """
@@ -46,7 +48,7 @@ def convolution(
         y = forward(b, x, w, window)
     if bias is None:
         return y
-    bias = b.reshape(bias, [1, -1] + [1] * len(window.kernel))
+    bias = b.reshape(b.convert(bias, b.dtype(y)), [1, -1] + [1] * len(window.kernel))
     return b.hlo.add(y, b.broadcast_to(bias, b.shape(y)))
 
 
@@ -178,12 +180,14 @@ def _conv(
     **options: Any,
 ) -> Value:
     """`Builder.conv`; negative padding, which XLA's fast paths do not know, crops beforehand."""
+    # PyTorch's CPU kernels round 16-bit results once, after the bias.
+    dtype = b.compute_dtype(b.dtype(lhs)) if b.platform == "cpu" else None
     if any(n < 0 for pair in padding for n in pair):
         interior = [0, 0] + [d - 1 for d in lhs_dilation or [1] * len(padding)]
         low, high = ([0, 0] + [p[side] for p in padding] for side in (0, 1))
         lhs = b.pad(lhs, low, high, interior)
         padding, lhs_dilation = [(0, 0)] * len(padding), None
-    return b.conv(lhs, rhs, strides, padding, lhs_dilation, **options)
+    return b.conv(lhs, rhs, strides, padding, lhs_dilation, dtype=dtype, **options)
 
 
 def _per_group(

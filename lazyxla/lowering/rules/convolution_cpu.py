@@ -2,13 +2,13 @@
 
 Its own convolution is fast when there are many more positions than features. It rewrites the weight
 on every call, which is most of the work for a large weight and a small image, and it is slow by
-factors of ten to a thousand on grouped convolutions and their gradients. The forms here leave the
-weight as it lies:
+factors of ten to a thousand on grouped convolutions and their gradients. The forms here do neither:
 
 - products: the input's windows as a matrix (C * kernel, N * positions), then one product; the
   adjoint adds the windows back up. Always for windows that do not overlap, 1x1 ones included.
 - terms: one multiplication of a shifted input for each weight of a group, all in one loop; for
   depthwise convolutions and others with few features per group.
+- flat: grouped convolutions that keep the image's sizes, see convolution_flat.
 
 Each function returns None where the plain convolution (one per group) is the better form.
 """
@@ -19,15 +19,18 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from lazyxla.lowering.rules.windows import Window, add_shifted, shifted
+from lazyxla.lowering.rules import convolution_flat as flat
+from lazyxla.lowering.rules.windows import Window, add_shifted, shifted, sum_terms
 
 if TYPE_CHECKING:
     from lazyxla.lowering.builder import Builder
 
 Value = Any
 
+_MOST_FEATURES = 3
+"""Features per group up to which a sum of terms beats a convolution per group ..."""
 _MOST_TERMS = 80
-"""Weights per output feature up to which the sum of terms is one reasonable loop."""
+"""... and weights per output feature up to which it is one loop of reasonable size."""
 _GROUPED_POSITIONS = 1024
 """Positions up to which one batched product beats a convolution per group."""
 _MOST_SUMS = 16
@@ -38,15 +41,18 @@ def forward(b: "Builder", x: Value, w: Value, window: Window) -> Value | None:
     """y of shape (N, O, *out); see the convolution module for the three maps."""
     groups = window.groups
     n, (o, inner) = b.shape(x)[0], b.shape(w)[:2]
-    out = window.out_sizes(b.shape(x)[2:])
-    if groups > 1 and inner * window.taps <= _MOST_TERMS:
+    sizes = b.shape(x)[2:]
+    out = window.out_sizes(sizes)
+    if flat.applies(window, sizes) and (y := flat.forward(b, x, w, window)) is not None:
+        return y
+    if groups > 1 and _few_terms(inner, window):
         return _forward_terms(b, x, w, window, out)
-    if not _as_product(b, n, b.shape(x)[2:], o, window, b.dtype(x)):
+    if not _as_product(b, n, sizes, o, window, b.dtype(x)):
         return None
     batch, i = _batch(groups)
     windows = b.reshape(_windows(b, x, window, out), [*batch, inner * window.taps, -1])
     w = b.reshape(w, [*batch, o // groups, inner * window.taps])
-    y = b.dot(w, windows, [i + 1], [i], range(i), range(i))
+    y = b.dot(w, windows, [i + 1], [i], range(i), range(i), b.compute_dtype(b.dtype(x)))
     return b.swap(b.reshape(y, [o, n, *out]), 0, 1)
 
 
@@ -54,17 +60,25 @@ def input_grad(
     b: "Builder", y: Value, w: Value, sizes: Sequence[int], window: Window
 ) -> Value | None:
     """x of shape (N, C, *sizes)."""
-    groups, taps = window.groups, window.taps
-    (n, o), inner = b.shape(y)[:2], b.shape(w)[1]
-    out = b.shape(y)[2:]
-    if groups > 1 and o // groups * taps <= _MOST_TERMS:
+    n, o = b.shape(y)[:2]
+    if flat.applies(window, sizes) and (x := flat.input_grad(b, y, w, window)) is not None:
+        return x
+    if window.groups > 1 and _few_terms(o // window.groups, window):
         return _input_grad_terms(b, y, w, sizes, window)
-    if not _as_product(b, n, sizes, o, window, b.dtype(y)):
-        return None
+    if _as_product(b, n, sizes, o, window, b.dtype(y)):
+        return _input_grad_product(b, y, w, sizes, window)
+    return None
+
+
+def _input_grad_product(
+    b: "Builder", y: Value, w: Value, sizes: Sequence[int], window: Window
+) -> Value:
+    groups, taps = window.groups, window.taps
+    (n, o, *out), inner = b.shape(y), b.shape(w)[1]
     batch, i = _batch(groups)
     w = b.reshape(w, [*batch, o // groups, inner * taps])
     y = b.reshape(b.swap(y, 0, 1), [*batch, o // groups, -1])
-    dtype, wide = b.dtype(y), b.compute_dtype(b.dtype(y))
+    wide = b.compute_dtype(b.dtype(y))
     # A product whose sum runs over rows transposes its first operand: let it be the smaller one.
     if math.prod(b.shape(w)) <= math.prod(b.shape(y)):
         columns = b.dot(w, y, [i], [i], range(i), range(i), wide)
@@ -75,7 +89,7 @@ def input_grad(
         rank = b.rank(columns)
         columns = b.transpose(columns, [*range(i), rank - 2, rank - 1, *range(i, rank - 2)])
     columns = b.reshape(columns, [groups * inner, taps, n, *out])
-    return b.convert(_add_windows(b, columns, sizes, window), dtype)
+    return _add_windows(b, columns, sizes, window)
 
 
 def weight_grad(b: "Builder", x: Value, y: Value, window: Window) -> Value | None:
@@ -90,7 +104,7 @@ def weight_grad(b: "Builder", x: Value, y: Value, window: Window) -> Value | Non
     batch, i = _batch(groups)
     windows = b.reshape(_windows(b, x, window, out), [*batch, inner * taps, -1])
     y = b.reshape(b.swap(y, 0, 1), [*batch, o // groups, -1])
-    w = b.dot(y, windows, [i + 1], [i + 1], range(i), range(i))
+    w = b.dot(y, windows, [i + 1], [i + 1], range(i), range(i), b.compute_dtype(b.dtype(x)))
     return b.reshape(w, [o, inner, *window.kernel])
 
 
@@ -100,6 +114,10 @@ def _batch(groups: int) -> tuple[list[int], int]:
     Beyond them the operands are plain matrices; XLA would lay others out anew.
     """
     return ([groups], 1) if groups > 1 else ([], 0)
+
+
+def _few_terms(features: int, window: Window) -> bool:
+    return features <= _MOST_FEATURES and features * window.taps <= _MOST_TERMS
 
 
 def _as_product(
@@ -149,8 +167,8 @@ def _forward_terms(b: "Builder", x: Value, w: Value, window: Window, out: Sequen
     inputs = [b.convert(s, wide) for s in shifted(b, x, window, out)]
     weight = b.reshape(b.convert(w, wide), [groups, o // groups, inner, window.taps])
     parts = [b.reshape(s, [n, groups, inner, *out]) for s in inputs]
-    total = _sum_terms(b, parts, weight, [n, groups, o // groups, *out])
-    return b.convert(b.reshape(total, [n, o, *out]), b.dtype(x))
+    total = sum_terms(b, parts, weight, [n, groups, o // groups, *out])
+    return b.reshape(total, [n, o, *out])
 
 
 def _input_grad_terms(
@@ -171,28 +189,8 @@ def _input_grad_terms(
         part = b.slice(y, [0, 0, *starts], limits)
         parts.append(b.reshape(part, [n, groups, o // groups, *sizes]))
     weight = b.reshape(b.convert(w, wide), [groups, o // groups, inner, window.taps])
-    total = _sum_terms(b, parts, b.swap(weight, 1, 2), [n, groups, inner, *sizes])
-    return b.convert(b.reshape(total, [n, groups * inner, *sizes]), b.dtype(w))
-
-
-def _sum_terms(b: "Builder", parts: Sequence[Value], weight: Value, shape: Sequence[int]) -> Value:
-    """Sum over taps t and features i of parts[t][:, :, i] * weight[:, :, i, t].
-
-    Each part has shape (N, groups, inner, *positions), `weight` (groups, outer, inner, taps) and
-    the result `shape`: (N, groups, outer, *positions).
-    """
-    places = list(range(len(shape)))
-    total = None
-    for tap, part in enumerate(parts):
-        for i in range(b.shape(part)[2]):
-            factor = b.select_dim(b.select_dim(weight, 3, tap), 2, i)
-            factor = b.hlo.broadcast_in_dim(b.type(b.dtype(part), shape), factor, [1, 2])
-            piece = b.hlo.broadcast_in_dim(
-                b.type(b.dtype(part), shape), b.select_dim(part, 2, i), [0, 1, *places[3:]]
-            )
-            term = b.hlo.multiply(piece, factor)
-            total = term if total is None else b.hlo.add(total, term)
-    return total
+    total = sum_terms(b, parts, b.swap(weight, 1, 2), [n, groups, inner, *sizes])
+    return b.reshape(total, [n, groups * inner, *sizes])
 
 
 def _weight_grad_terms(b: "Builder", x: Value, y: Value, window: Window) -> Value:
@@ -216,4 +214,4 @@ def _weight_grad_terms(b: "Builder", x: Value, y: Value, window: Window) -> Valu
             [0, *range(3, len(shape))],
             lambda a, e: [b.hlo.add(i, j) for i, j in zip(a, e, strict=True)],
         )
-    return b.convert(b.reshape(b.stack(sums, 2), [o, 1, *window.kernel]), b.dtype(x))
+    return b.reshape(b.stack(sums, 2), [o, 1, *window.kernel])

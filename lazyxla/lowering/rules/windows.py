@@ -69,6 +69,10 @@ class Window(NamedTuple):
             and not any(n % k for n, k in zip(sizes, self.kernel, strict=True))
         )
 
+    def keeps(self, sizes: Sequence[int]) -> bool:
+        """Whether there is one window for each position of an input of `sizes`, around it."""
+        return all(s == 1 for s in self.stride) and self.out_sizes(sizes) == tuple(sizes)
+
     @property
     def taps(self) -> int:
         """Weights of the kernel."""
@@ -113,4 +117,24 @@ def add_shifted(
         high = [n - i - s for n, i, s in zip(sizes, low, spread, strict=True)]
         piece = b.pad(part, [0, 0, *low], [0, 0, *high], interior)
         total = piece if total is None else b.hlo.add(total, piece)
+    return total
+
+
+def sum_terms(b: "Builder", parts: Sequence[Value], weight: Value, shape: Sequence[int]) -> Value:
+    """Sum over taps t and features i of parts[t][:, :, i] * weight[:, :, i, t].
+
+    Each part has shape (N, groups, inner, *positions), `weight` (groups, outer, inner, taps) and
+    the result `shape`: (N, groups, outer, *positions).
+    """
+    places = list(range(len(shape)))
+    total = None
+    for tap, part in enumerate(parts):
+        for i in range(b.shape(part)[2]):
+            factor = b.select_dim(b.select_dim(weight, 3, tap), 2, i)
+            factor = b.hlo.broadcast_in_dim(b.type(b.dtype(part), shape), factor, [1, 2])
+            piece = b.hlo.broadcast_in_dim(
+                b.type(b.dtype(part), shape), b.select_dim(part, 2, i), [0, 1, *places[3:]]
+            )
+            term = b.hlo.multiply(piece, factor)
+            total = term if total is None else b.hlo.add(total, term)
     return total
