@@ -21,7 +21,92 @@ class Expected:
     dtypes: tuple[str, ...] = ("float32",)
 
 
-EXPECTED: tuple[Expected, ...] = ()
+_ALL = ("forward", "backward")
+
+EXPECTED: tuple[Expected, ...] = (
+    Expected(
+        "PyTorch wants the indices on the CPU; those of the samples are on the device",
+        ("tensor_split",),
+        ("raises",),
+        _ALL,
+        ("float32", "int64", "bfloat16", "complex64", "bool"),
+    ),
+    Expected(
+        "XLA has no complex32",
+        ("chalf",),
+        ("raises",),
+        _ALL,
+        ("float32", "int64", "bfloat16", "complex64", "bool"),
+    ),
+    Expected(
+        "there are no sparse layouts on the device",
+        ("to_sparse",),
+        ("raises",),
+        _ALL,
+        ("float32", "int64", "bfloat16", "complex64", "bool"),
+    ),
+    Expected(
+        "the strides are those of PyTorch's meta function, which differ from its CPU kernel's",
+        (
+            "fft.hfft2",
+            "fft.hfftn",
+            "fft.rfft2",
+            "fft.rfftn",
+            "linalg.lstsq",
+            "linalg.lstsq.grad_oriented",
+            "nonzero_static",
+        ),
+        ("strides",),
+    ),
+    Expected(
+        "in inference PyTorch's CPU kernel gives empty statistics, its meta function (C,)",
+        ("native_batch_norm", "_native_batch_norm_legit"),
+        ("shape",),
+    ),
+    Expected(
+        "an index out of range is no error: see docs/semantics.md",
+        ("gather", "scatter", "scatter_add"),
+        ("accepts",),
+        ("errors",),
+    ),
+    Expected(
+        "PyTorch's CPU kernel checks the parameters, its meta function does not",
+        (
+            "as_strided_scatter",
+            "aminmax",
+            "cauchy",
+            "exponential",
+            "geometric",
+            "log_normal",
+            "multinomial",
+            "nn.functional.conv1d",
+            "nn.functional.conv2d",
+            "nn.functional.conv3d",
+            "uniform",
+        ),
+        ("accepts",),
+        ("errors",),
+    ),
+    Expected(
+        "gradient of a transposed convolution whose output padding is not less than its stride: "
+        "the rule's result has an element too many",
+        ("nn.functional.conv_transpose2d", "nn.functional.conv_transpose3d"),
+        ("raises",),
+        ("backward",),
+    ),
+    Expected(
+        "equal elements: PyTorch may give the index of any of them",
+        ("argsort", "kthvalue", "sort", "topk"),
+        ("values",),
+        dtypes=("int64", "bfloat16", "bool"),
+    ),
+    Expected(
+        "imaginary parts differ by 2 pi: another branch of the logarithm",
+        ("logcumsumexp",),
+        ("values",),
+        dtypes=("complex64",),
+    ),
+)
 
 
 def expected(entry: str, dtype: str, part: str) -> list[Expected]:

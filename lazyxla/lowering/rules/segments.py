@@ -29,7 +29,7 @@ def _segment_numbers(
     place = jnp.arange(size)
     number = jnp.sum(place[:, None] >= ends[..., None, :], axis=-1)
     outside = (number >= count) | (place < starts[..., :1])
-    row = jnp.arange(rows).reshape(ends.shape[:-1] + (1,))
+    row = jnp.arange(rows).reshape((*ends.shape[:-1], 1))
     return jnp.where(outside, rows * count, number + row * count).reshape(-1), rows * count
 
 
