@@ -15,8 +15,7 @@ def _starts(sample: Array, size: int, windows: int, kernel: int) -> Array:
     last = jnp.full((*sample.shape, 1), size - kernel, jnp.int64)
     if windows == 1:
         return last
-    alpha = (size - kernel) / (windows - 1)
-    alpha = jnp.asarray(alpha, sample.dtype)
+    alpha = jnp.asarray((size - kernel) / (windows - 1), sample.dtype)
     number = jnp.arange(windows - 1, dtype=sample.dtype)
     offset = jnp.floor(sample[..., None] * alpha)
     places = jnp.floor((number + sample[..., None]) * alpha) - offset
@@ -35,9 +34,9 @@ def _pool(x: Array, kernel: tuple[int, ...], output: tuple[int, ...], samples: A
     for dim, column in zip(range(rank), order, strict=True):
         starts = _starts(samples[..., column], sizes[dim], output[dim], kernel[dim])
         places = starts[..., None] + jnp.arange(kernel[dim])
-        shape = [1] * (2 * rank)
-        shape[dim], shape[rank + dim] = output[dim], kernel[dim]
-        flat = flat + places.reshape((*lead, *shape)) * math.prod(sizes[dim + 1 :])
+        spread = [1] * (2 * rank)
+        spread[dim], spread[rank + dim] = output[dim], kernel[dim]
+        flat = flat + places.reshape((*lead, *spread)) * math.prod(sizes[dim + 1 :])
     windows = flat.reshape((*lead, math.prod(output), math.prod(kernel)))
     pixels = x.reshape((*lead, math.prod(sizes)))
     values = jnp.take_along_axis(pixels[..., None, :], windows, axis=-1)

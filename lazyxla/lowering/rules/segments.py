@@ -10,9 +10,7 @@ Array = Any
 _START = {"sum": 0.0, "mean": 0.0, "prod": 1.0, "max": float("-inf"), "min": float("inf")}
 
 
-def _segment_numbers(
-    data: Array, lengths: Array | None, offsets: Array | None, axis: int
-) -> tuple[Array, int]:
+def _segment_numbers(data: Array, lengths: Any, offsets: Any, axis: int) -> tuple[Array, int]:
     """For each element along `axis` the number of its segment, counted through all leading
     dimensions, and the number of segments. What belongs to none has a number beyond.
     """
@@ -57,12 +55,12 @@ def _reduce(data: Array, numbers: Array, count: int, reduce: str) -> Array:
 def segment_reduce(
     data: Array,
     reduce: str,
-    lengths: Array | None,
-    indices: Array | None,
-    offsets: Array | None,
+    lengths: Any,
+    indices: Any,
+    offsets: Any,
     axis: int,
     unsafe: bool,
-    initial: Array | None,
+    initial: Any,
     *,
     outputs: Any,
 ) -> Array:
@@ -91,10 +89,10 @@ def segment_reduce_backward(
     output: Array,
     data: Array,
     reduce: str,
-    lengths: Array | None,
-    offsets: Array | None,
+    lengths: Any,
+    offsets: Any,
     axis: int,
-    initial: Array | None,
+    initial: Any,
 ) -> Array:
     import jax.numpy as jnp
 

@@ -73,8 +73,8 @@ def _zeta(x: Any, q: Any) -> Any:
     pole = (q <= 0) & (q == jnp.floor(q)) & (x > 1)
     start = jnp.where(pole, 1, q)
 
-    # Left of zero, where JAX's zeta is wrong: the terms one by one, beyond those of both signs, since
-    # these cancel best in their order.
+    # Left of zero, where JAX's zeta is wrong: the terms one by one, beyond those of both signs,
+    # since these cancel best in their order.
     def behind(q: Any) -> Any:
         return (start <= 0) & (q <= 9)
 
