@@ -64,6 +64,17 @@ EXPECTED: tuple[Expected, ...] = (
         ("shape",),
     ),
     Expected(
+        "PyTorch's meta function gives statistics in float32, its CPU kernel in bfloat16",
+        (
+            "_batch_norm_with_update",
+            "_native_batch_norm_legit",
+            "native_batch_norm",
+            "native_layer_norm",
+        ),
+        ("dtype",),
+        dtypes=("bfloat16",),
+    ),
+    Expected(
         "an index out of range is no error: see docs/semantics.md",
         ("gather", "scatter", "scatter_add"),
         ("accepts",),

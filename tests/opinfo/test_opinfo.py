@@ -72,7 +72,8 @@ def test_first_sample(name: str) -> None:
 def test_all_samples(name: str, part: str) -> None:
     outcome = check_entry(name, torch.float32, part)
     assert unexpected(outcome, complete=True) == []
-    assert outcome.fallbacks == {}
+    # A call that is an error anyway may be tried on the host.
+    assert part == "errors" or outcome.fallbacks == {}
 
 
 def test_expected_failures_name_entries() -> None:
