@@ -29,6 +29,7 @@ THOROUGH = [
     "index_add",
     "index_put",
     "index_select",
+    "kron",
     "log_softmax",
     "masked_fill",
     "matmul",
