@@ -86,6 +86,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "_ctc_loss_backward": _like(1),
     "multi_margin_loss_backward": _like(1),
     "multilabel_margin_loss_backward": _like(1),
+    "fractional_max_pool3d_backward": _like(1),
     "binomial": _like(0),
     "_sample_dirichlet": _like(0),
     "_standard_gamma_grad": _like(0),

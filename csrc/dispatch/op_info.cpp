@@ -235,6 +235,10 @@ std::optional<int> check_on_cpu_with(const OperatorHandle& functional) {
       "aten::index_select",
       "aten::scatter_add",
       "aten::sum.dim_IntList",
+      "aten::bucketize.Tensor",
+      "aten::complex",
+      "aten::index_add",
+      "aten::masked_scatter",
   };
   if (names.count(qualified_name(functional.operator_name()))) return 0;
   for (at::Tag tag : functional.getTags()) {

@@ -13,14 +13,14 @@ InFlight::~InFlight() {
     return;
   }
   for (const Execution& execution : executions_) {
-    free(execution.done, execution.handles);
+    finish(execution.done, execution.handles);
   }
 }
 
 void InFlight::add(PJRT_Event* done, std::span<PJRT_Buffer* const> handles) {
   // Small programs run inside the call: nothing to wait for, and nothing to allocate.
   if (ready(done)) {
-    free(done, handles);
+    finish(done, handles);
     done = nullptr;
   }
   std::vector<Execution> finished;
@@ -36,17 +36,18 @@ void InFlight::add(PJRT_Event* done, std::span<PJRT_Buffer* const> handles) {
     }
   }
   for (const Execution& execution : finished) {
-    free(execution.done, execution.handles);
+    finish(execution.done, execution.handles);
   }
 }
 
 void InFlight::await() {
   std::deque<Execution> executions;
+  std::exception_ptr failure;
   {
     std::lock_guard lock(mutex_);
     executions = std::exchange(executions_, {});
+    failure = std::exchange(failure_, nullptr);
   }
-  std::exception_ptr failure;
   for (const Execution& execution : executions) {
     try {
       await_event(api_, execution.done, "running a program");
@@ -55,7 +56,7 @@ void InFlight::await() {
         failure = std::current_exception();
       }
     }
-    free(nullptr, execution.handles);
+    finish(nullptr, execution.handles);
   }
   if (failure) {
     std::rethrow_exception(failure);
@@ -68,11 +69,21 @@ bool InFlight::ready(PJRT_Event* event) const {
   return ignore_error(api_, api_->PJRT_Event_IsReady(&args)) || args.is_ready;
 }
 
-void InFlight::free(PJRT_Event* done, std::span<PJRT_Buffer* const> handles) const {
+void InFlight::finish(PJRT_Event* done, std::span<PJRT_Buffer* const> handles) {
   for (PJRT_Buffer* handle : handles) {
     destroy_buffer(api_, handle);
   }
-  destroy_event(api_, done);
+  if (done == nullptr) {
+    return;
+  }
+  try {
+    await_event(api_, done, "running a program");  // it is ready: this only asks how it ended
+  } catch (const Error&) {
+    std::lock_guard lock(mutex_);
+    if (!failure_) {
+      failure_ = std::current_exception();
+    }
+  }
 }
 
 }  // namespace lazyxla::pjrt

@@ -14,6 +14,7 @@
 #include <pjrt_c_api.h>
 
 #include <deque>
+#include <exception>
 #include <mutex>
 #include <span>
 #include <vector>
@@ -30,7 +31,8 @@ class InFlight {
   // Takes ownership of the handles and of `done`, and frees what is ready.
   void add(PJRT_Event* done, std::span<PJRT_Buffer* const> handles);
 
-  // Waits for all executions entered so far. Throws the first failure, after all are over.
+  // Waits for all executions entered so far. Throws the first failure since it was called last,
+  // after all are over.
   void await();
 
  private:
@@ -39,11 +41,12 @@ class InFlight {
     std::vector<PJRT_Buffer*> handles;
   };
   bool ready(PJRT_Event* event) const;
-  void free(PJRT_Event* done, std::span<PJRT_Buffer* const> handles) const;
+  void finish(PJRT_Event* done, std::span<PJRT_Buffer* const> handles);
 
   const PJRT_Api* api_;
   std::mutex mutex_;
   std::deque<Execution> executions_;
+  std::exception_ptr failure_;
 };
 
 }  // namespace lazyxla::pjrt

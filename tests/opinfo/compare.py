@@ -16,7 +16,7 @@ DEVICE = "lazyxla"
 def copied(sample: SampleInput, device: str, wide: bool = False) -> SampleInput:
     """The sample on a device. Sizes, strides, offset and requires_grad of its tensors stay.
 
-    `wide`: single precision becomes double.
+    `wide`: with twice the digits.
     """
 
     def copy(tree: Any) -> Any:
@@ -31,7 +31,12 @@ def copied(sample: SampleInput, device: str, wide: bool = False) -> SampleInput:
     )
 
 
-_WIDE = {torch.float32: torch.float64, torch.complex64: torch.complex128}
+_WIDE = {
+    torch.float16: torch.float32,
+    torch.bfloat16: torch.float32,
+    torch.float32: torch.float64,
+    torch.complex64: torch.complex128,
+}
 
 
 def _copy(x: Any, device: str, wide: bool) -> Any:

@@ -211,20 +211,49 @@ def cdist(x: Any, y: Any, p: float, compute_mode: int | None) -> Any:
     return root(total(jnp.abs(x[..., :, None, :] - y[..., None, :, :])))
 
 
-@jax_rule("aten::_cdist_backward", static=("p",))
-def cdist_backward(grad: Any, x: Any, y: Any, p: float, distance: Any) -> Any:
+def _norm_slope(difference: Any, p: float, distance: Any) -> Any:
+    """The derivative of a p-norm by the differences."""
     import jax.numpy as jnp
 
-    difference = x[..., :, None, :] - y[..., None, :, :]
-    distance, grad = distance[..., None], grad[..., None]
     size, sign = jnp.abs(difference), jnp.sign(difference)
     if p == 0:
-        part = jnp.zeros_like(difference)
-    elif p == float("inf"):
-        part = sign * (size == distance)
-    else:
-        # Where p < 2 the power of a zero difference is infinite; its contribution counts as zero.
-        some = (distance != 0) & (size != 0)
-        ratio = jnp.where(some, size, 1) / jnp.where(some, distance, 1)
-        part = jnp.where(some, sign * ratio ** (p - 1), 0)
-    return (grad * part).sum(-2)
+        return jnp.zeros_like(difference)
+    if p == float("inf"):
+        return sign * (size == distance)
+    # Where p < 2 the power of a zero difference is infinite; its contribution counts as zero.
+    some = (distance != 0) & (size != 0)
+    ratio = jnp.where(some, size, 1) / jnp.where(some, distance, 1)
+    return jnp.where(some, sign * ratio ** (p - 1), 0)
+
+
+@jax_rule("aten::_cdist_backward", static=("p",))
+def cdist_backward(grad: Any, x: Any, y: Any, p: float, distance: Any, *, outputs: Any) -> Any:
+    difference = x[..., :, None, :] - y[..., None, :, :]
+    result = (grad[..., None] * _norm_slope(difference, p, distance[..., None])).sum(-2)
+    # Without elements PyTorch does not broadcast the batches of x.
+    return result.reshape(outputs[0].shape) if result.size else x * 0
+
+
+def _pairs(count: int) -> tuple[Any, Any]:
+    """The rows of all pairs, in the order of pdist."""
+    import numpy as np
+
+    return np.triu_indices(count, 1)
+
+
+@jax_rule("aten::_pdist_forward", static=("p",))
+def pdist(x: Any, p: float) -> Any:
+    import jax.numpy as jnp
+
+    first, second = _pairs(x.shape[0])
+    total, root = _norm(p)
+    return root(total(jnp.abs(x[first] - x[second])))
+
+
+@jax_rule("aten::_pdist_backward", static=("p",))
+def pdist_backward(grad: Any, x: Any, p: float, distance: Any) -> Any:
+    import jax.numpy as jnp
+
+    first, second = _pairs(x.shape[0])
+    part = grad[:, None] * _norm_slope(x[first] - x[second], p, distance[:, None])
+    return jnp.zeros_like(x).at[first].add(part).at[second].add(-part)

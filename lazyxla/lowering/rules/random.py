@@ -313,7 +313,8 @@ def native_dropout(b: "Builder", x: Value, p: Any, train: bool | None) -> list[V
 
 @rule("aten::native_dropout_backward")
 def native_dropout_backward(b: "Builder", grad: Value, mask: Value, scale: Any) -> Value:
-    return _masked(b, grad, mask, scale)
+    # A gradient of bools times a scale is a float.
+    return _masked(b, b.convert(grad, b.outputs[0].dtype), mask, scale)
 
 
 @rule("aten::_fused_dropout")

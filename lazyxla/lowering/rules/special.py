@@ -73,13 +73,17 @@ def _zeta(x: Any, q: Any) -> Any:
     pole = (q <= 0) & (q == jnp.floor(q)) & (x > 1)
     start = jnp.where(pole, 1, q)
 
-    # The terms before q becomes positive, where the series of JAX's zeta begins to converge.
+    # Left of zero, where JAX's zeta is wrong: the terms one by one, beyond those of both signs,
+    # since these cancel best in their order.
+    def behind(q: Any) -> Any:
+        return (start <= 0) & (q <= 9)
+
     def step(state: tuple[Any, Any]) -> tuple[Any, Any]:
         total, q = state
-        behind = q <= 0
-        return jnp.where(behind, total + q**-x, total), jnp.where(behind, q + 1, q)
+        return jnp.where(behind(q), total + q**-x, total), jnp.where(behind(q), q + 1, q)
 
-    total, q = lax.while_loop(lambda s: jnp.any(s[1] <= 0), step, (jnp.zeros_like(start), start))
+    state = (jnp.zeros_like(start), start)
+    total, q = lax.while_loop(lambda s: jnp.any(behind(s[1])), step, state)
     return jnp.where(pole, jnp.inf, total + special.zeta(x, q))
 
 

@@ -1,0 +1,70 @@
+"""Maximum pooling over windows whose places are drawn: fractional_max_pool2d and 3d."""
+
+import math
+from typing import Any
+
+from lazyxla.lowering.registry import jax_rule
+
+Array = Any
+
+
+def _starts(sample: Array, size: int, windows: int, kernel: int) -> Array:
+    """The first index of each window along a dimension, for samples of any shape."""
+    import jax.numpy as jnp
+
+    last = jnp.full((*sample.shape, 1), size - kernel, jnp.int64)
+    if windows == 1:
+        return last
+    alpha = jnp.asarray((size - kernel) / (windows - 1), sample.dtype)
+    number = jnp.arange(windows - 1, dtype=sample.dtype)
+    offset = jnp.floor(sample[..., None] * alpha)
+    places = jnp.floor((number + sample[..., None]) * alpha) - offset
+    return jnp.concatenate([places.astype(jnp.int64), last], axis=-1)
+
+
+def _pool(x: Array, kernel: tuple[int, ...], output: tuple[int, ...], samples: Array) -> Any:
+    import jax.numpy as jnp
+
+    rank = len(kernel)
+    lead, sizes = x.shape[:-rank], x.shape[-rank:]
+    samples = samples.reshape((*lead, rank))
+    # In two dimensions PyTorch takes the first sample for the width, in three for the depth.
+    order = range(rank) if rank == 3 else reversed(range(rank))
+    flat = jnp.zeros((*lead, *([1] * 2 * rank)), jnp.int64)
+    for dim, column in zip(range(rank), order, strict=True):
+        starts = _starts(samples[..., column], sizes[dim], output[dim], kernel[dim])
+        places = starts[..., None] + jnp.arange(kernel[dim])
+        spread = [1] * (2 * rank)
+        spread[dim], spread[rank + dim] = output[dim], kernel[dim]
+        flat = flat + places.reshape((*lead, *spread)) * math.prod(sizes[dim + 1 :])
+    windows = flat.reshape((*lead, math.prod(output), math.prod(kernel)))
+    pixels = x.reshape((*lead, math.prod(sizes)))
+    values = jnp.take_along_axis(pixels[..., None, :], windows, axis=-1)
+    best = jnp.argmax(values, axis=-1, keepdims=True)
+    shape = (*lead, *output)
+    found = (jnp.take_along_axis(s, best, axis=-1).reshape(shape) for s in (values, windows))
+    return tuple(found)
+
+
+def _pool_backward(grad: Array, x: Array, rank: int, indices: Array) -> Array:
+    import jax.numpy as jnp
+
+    planes, pixels = math.prod(x.shape[:-rank]), math.prod(x.shape[-rank:])
+    total = jnp.zeros((planes, pixels), grad.dtype)
+    rows = jnp.arange(planes)[:, None]
+    total = total.at[rows, indices.reshape((planes, -1))].add(grad.reshape((planes, -1)))
+    return total.reshape(x.shape)
+
+
+@jax_rule("aten::fractional_max_pool2d", "aten::fractional_max_pool3d")
+def fractional_max_pool(
+    x: Array, kernel: tuple[int, ...], output: tuple[int, ...], samples: Array
+) -> Any:
+    return _pool(x, kernel, output, samples)
+
+
+@jax_rule("aten::fractional_max_pool2d_backward", "aten::fractional_max_pool3d_backward")
+def fractional_max_pool_backward(
+    grad: Array, x: Array, kernel: tuple[int, ...], output: tuple[int, ...], indices: Array
+) -> Array:
+    return _pool_backward(grad, x, len(kernel), indices)

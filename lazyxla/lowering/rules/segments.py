@@ -1,0 +1,129 @@
+"""Reductions over segments of a dimension, and the places of elements that are not zero."""
+
+from typing import Any
+
+from lazyxla.lowering.registry import jax_rule
+
+Array = Any
+
+# What an empty segment gives where no initial value is given.
+_START = {"sum": 0.0, "mean": 0.0, "prod": 1.0, "max": float("-inf"), "min": float("inf")}
+
+
+def _segment_numbers(data: Array, lengths: Any, offsets: Any, axis: int) -> tuple[Array, int]:
+    """For each element along `axis` the number of its segment, counted through all leading
+    dimensions, and the number of segments. What belongs to none has a number beyond.
+    """
+    import jax.numpy as jnp
+
+    if offsets is None:
+        ends = jnp.cumsum(lengths, axis=-1)
+        starts = ends - lengths
+    else:
+        starts, ends = offsets[..., :-1], offsets[..., 1:]
+    starts, ends = starts.astype(jnp.int64), ends.astype(jnp.int64)
+    count, size = ends.shape[-1], data.shape[axis]
+    rows = ends.size // count if count else 0
+    place = jnp.arange(size)
+    number = jnp.sum(place[:, None] >= ends[..., None, :], axis=-1)
+    outside = (number >= count) | (place < starts[..., :1])
+    row = jnp.arange(rows).reshape((*ends.shape[:-1], 1))
+    return jnp.where(outside, rows * count, number + row * count).reshape(-1), rows * count
+
+
+def _flat(data: Array, axis: int) -> Array:
+    return data.reshape((-1, *data.shape[axis + 1 :]))
+
+
+def _spread(per_segment: Array, numbers: Array, count: int, like: Array) -> Array:
+    """The value of each element's segment; 0 for what belongs to none."""
+    import jax.numpy as jnp
+
+    flat = per_segment.reshape((count, *like.shape[1:]))
+    flat = jnp.concatenate([flat, jnp.zeros((1, *like.shape[1:]), flat.dtype)])
+    return flat[numbers]
+
+
+def _reduce(data: Array, numbers: Array, count: int, reduce: str) -> Array:
+    import jax
+
+    kind = "sum" if reduce == "mean" else reduce
+    return getattr(jax.ops, f"segment_{kind}")(data, numbers, count)
+
+
+@jax_rule("aten::segment_reduce")
+def segment_reduce(
+    data: Array,
+    reduce: str,
+    lengths: Any,
+    indices: Any,
+    offsets: Any,
+    axis: int,
+    unsafe: bool,
+    initial: Any,
+    *,
+    outputs: Any,
+) -> Array:
+    import jax.numpy as jnp
+
+    numbers, count = _segment_numbers(data, lengths, offsets, axis)
+    flat = _flat(data, axis)
+    result = _reduce(flat, numbers, count, reduce)
+    sizes = _reduce(jnp.ones_like(flat), numbers, count, "sum")
+    start = jnp.asarray(_START[reduce] if initial is None else initial, flat.dtype)
+    if reduce == "max":
+        result = jnp.maximum(result, start)
+    elif reduce == "min":
+        result = jnp.minimum(result, start)
+    else:
+        result = result * start if reduce == "prod" else result + start
+    if reduce == "mean":
+        empty = jnp.nan if initial is None else start
+        result = jnp.where(sizes > 0, result / jnp.maximum(sizes, 1), empty)
+    return result.reshape(outputs[0].shape)
+
+
+@jax_rule("aten::_segment_reduce_backward")
+def segment_reduce_backward(
+    grad: Array,
+    output: Array,
+    data: Array,
+    reduce: str,
+    lengths: Any,
+    offsets: Any,
+    axis: int,
+    initial: Any,
+) -> Array:
+    import jax.numpy as jnp
+
+    numbers, count = _segment_numbers(data, lengths, offsets, axis)
+    flat = _flat(data, axis)
+    slope = _spread(grad, numbers, count, flat)
+    result = _spread(output, numbers, count, flat)
+    if reduce in ("max", "min"):  # shared by all that are the extremum
+        chosen = ((flat == result) | jnp.isnan(flat)).astype(flat.dtype)
+        sharing = _reduce(chosen, numbers, count, "sum")
+        slope = slope * chosen / jnp.maximum(_spread(sharing, numbers, count, flat), 1)
+    elif reduce == "mean":
+        sizes = _reduce(jnp.ones_like(flat), numbers, count, "sum")
+        slope = slope / jnp.maximum(_spread(sizes, numbers, count, flat), 1)
+    elif reduce == "prod":
+        # The product of the others: without a division by zero.
+        zero = flat == 0
+        start = jnp.asarray(1 if initial is None else initial, flat.dtype)
+        others = start * _reduce(jnp.where(zero, 1, flat), numbers, count, "prod")
+        zeros = _reduce(zero.astype(flat.dtype), numbers, count, "sum")
+        others, zeros = (_spread(s, numbers, count, flat) for s in (others, zeros))
+        alone = jnp.where(zeros == 1, others, 0)
+        slope = slope * jnp.where(zero, alone, result / jnp.where(zero, 1, flat))
+    return slope.reshape(data.shape)
+
+
+@jax_rule("aten::nonzero_static")
+def nonzero_static(x: Array, size: int, fill_value: int) -> Array:
+    import jax.numpy as jnp
+
+    if x.ndim == 0:
+        return jnp.zeros((size, 0), jnp.int64)
+    places = jnp.nonzero(x, size=size, fill_value=fill_value)
+    return jnp.stack(places, axis=1)

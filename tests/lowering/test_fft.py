@@ -1,0 +1,27 @@
+"""Fourier transforms."""
+
+import pytest
+import torch
+
+from tests.lowering.harness import check
+
+
+@pytest.mark.parametrize("normalization", [0, 1, 2])
+@pytest.mark.parametrize("dims", [[1], [0, 2], [0, 1, 2, 3]])
+def test_complex(dims: list[int], normalization: int) -> None:
+    x = torch.randn(3, 4, 5, 2, dtype=torch.complex64)
+    check("aten::_fft_c2c", x, dims, normalization, True)
+    check("aten::_fft_c2c", x, dims, normalization, False)
+
+
+@pytest.mark.parametrize("dims", [[1], [0, 2], [0, 1, 2, 3]])
+def test_real(dims: list[int]) -> None:
+    x = torch.randn(3, 4, 5, 2)
+    check("aten::_fft_r2c", x, dims, 1, True)
+    check("aten::_fft_r2c", x, dims, 2, False)
+
+
+@pytest.mark.parametrize("size", [6, 7])
+def test_to_real(size: int) -> None:
+    x = torch.fft.rfftn(torch.randn(3, size), dim=(0, 1))
+    check("aten::_fft_c2r", x, [0, 1], 2, size)

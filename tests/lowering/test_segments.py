@@ -1,0 +1,46 @@
+"""Segment reductions, pairwise distances, fractional pooling, places of elements not zero."""
+
+import pytest
+import torch
+
+from tests.lowering.harness import check
+
+
+@pytest.mark.parametrize("reduce", ["sum", "mean", "max", "min", "prod"])
+def test_segment_reduce(reduce: str) -> None:
+    data = torch.randn(7, 3)
+    data[2] = 0
+    lengths = torch.tensor([3, 0, 4])
+    offsets = torch.tensor([0, 3, 3, 7])
+    for initial in (None, 1.5):
+        check("aten::segment_reduce", data, reduce, lengths=lengths, initial=initial)
+        check("aten::segment_reduce", data, reduce, offsets=offsets, initial=initial)
+    output = torch.segment_reduce(data, reduce, lengths=lengths, initial=1)
+    grad = torch.randn(3, 3)
+    options = {"lengths": lengths, "initial": 1}
+    check("aten::_segment_reduce_backward", grad, output, data, reduce, **options)
+
+
+@pytest.mark.parametrize("p", [0.0, 0.5, 1.0, 2.0, 3.0, float("inf")])
+def test_pdist(p: float) -> None:
+    x = torch.randn(5, 4)
+    check("aten::_pdist_forward", x, p)
+    distances = torch.nn.functional.pdist(x, p)
+    check("aten::_pdist_backward", torch.randn(10), x, p, distances)
+
+
+@pytest.mark.parametrize("rank", [2, 3])
+def test_fractional_max_pool(rank: int) -> None:
+    x, samples = torch.randn(2, 3, *[9] * rank), torch.rand(2, 3, rank)
+    args = ([2, 3, 2][:rank], [4, 1, 3][:rank])
+    name = f"aten::fractional_max_pool{rank}d"
+    check(name, x, *args, samples)
+    forward = getattr(torch.ops.aten, f"fractional_max_pool{rank}d")
+    output, indices = forward(x, *args, samples)
+    check(f"{name}_backward", torch.randn_like(output), x, *args, indices)
+
+
+def test_nonzero_static() -> None:
+    x = torch.tensor([[1.0, 0.0], [0.0, 2.0], [3.0, 0.0]])
+    check("aten::nonzero_static", x, size=2)
+    check("aten::nonzero_static", x, size=5, fill_value=-1)
