@@ -91,28 +91,42 @@ def test_wider_result():
     torch.testing.assert_close(got, x.float() @ y.float())
 
 
-def test_a_transposed_weight_is_not_transposed():
-    """x @ w.t() + bias reaches XLA as one product with w."""
+def _linear(rows):
+    """The program of x @ w.t() + bias, for x of shape (rows, 8) and w of shape (16, 8)."""
     f32 = torch.float32
-    inputs = [TensorSpec(f32, s) for s in ((2, 4), (3, 4), (3,))]
-    base, view = Geometry(f32, (3, 4), (4, 1), 0), Geometry(f32, (4, 3), (1, 4), 0)
+    inputs = [TensorSpec(f32, s) for s in ((rows, 8), (16, 8), (16,))]
+    base, view = Geometry(f32, (16, 8), (8, 1), 0), Geometry(f32, (8, 16), (1, 8), 0)
     nodes = [
-        Node("lazyxla::view", (Ref(1), base, view), (TensorSpec(f32, (4, 3)),), None),
+        Node("lazyxla::view", (Ref(1), base, view), (TensorSpec(f32, (8, 16)),), None),
         Node(
             "aten::addmm",
             (Ref(2), Ref(0), Ref(3), Slot(0), Slot(1)),
-            (TensorSpec(f32, (2, 3)),),
+            (TensorSpec(f32, (rows, 16)),),
             None,
         ),
     ]
     slots = [SlotSpec(1, torch.int64, True, False)] * 2
-    program = Program(inputs, nodes, [Ref(4)], slots, {})
-    x, w, bias = _random(2, 4), _random(3, 4), _random(3)
+    return Program(inputs, nodes, [Ref(4)], slots, {})
+
+
+@pytest.mark.parametrize(
+    ("platform", "rows", "operands"),
+    [
+        ("cpu", 16, "%arg0, %arg1"),
+        ("cpu", 2, "%arg1, %arg0"),  # the smaller operand is the one to be laid out anew
+        ("cpu", 1, "%arg0, %arg1"),
+        ("tpu", 2, "%arg0, %arg1"),
+    ],
+)
+def test_a_transposed_weight_is_not_transposed(platform, rows, operands):
+    """x @ w.t() + bias reaches XLA as one product with w."""
+    program = _linear(rows)
+    x, w, bias = _random(rows, 8), _random(16, 8), _random(16)
     (got,), _ = execute(program, [x, w, bias])
     torch.testing.assert_close(got, x @ w.t() + bias)
-    lowered = lower_to_text(program, "cpu")
+    lowered = lower_to_text(program, platform)
     (product,) = (line for line in lowered.splitlines() if "dot_general" in line)
-    assert "%arg0, %arg1" in product
+    assert operands in product
     assert "multiply" not in lowered
 
 

@@ -214,6 +214,39 @@ class Contractions(Shapes):
         """
         lhs, lhs_contract, lhs_batch = self._fold(lhs, lhs_contract, lhs_batch)
         rhs, rhs_contract, rhs_batch = self._fold(rhs, rhs_contract, rhs_batch)
+        if self._better_turned(lhs, rhs, lhs_contract, rhs_contract):
+            turned = self._dot(rhs, lhs, rhs_contract, lhs_contract, (), (), dtype)
+            # XLA would turn it back without the barrier.
+            return self.transpose(self.hlo.optimization_barrier([turned]), [1, 0])
+        return self._dot(lhs, rhs, lhs_contract, rhs_contract, lhs_batch, rhs_batch, dtype)
+
+    def _better_turned(
+        self, lhs: Value, rhs: Value, lhs_contract: Sequence[int], rhs_contract: Sequence[int]
+    ) -> bool:
+        """Whether lhs @ rhs.T is better computed as (rhs @ lhs.T).T.
+
+        XLA's CPU backend is slow at laying out the operand on the right if the sum runs along its
+        rows, as it does in a linear layer: 128 rows of 768 elements by a weight of 3072 x 768 take
+        less than half the time turned around, 16 rows a fifth. It pays as long as fewer elements
+        have to be transposed in the result than need no laying out.
+        """
+        if self.platform != "cpu" or not list(lhs_contract) == list(rhs_contract) == [1]:
+            return False
+        if self.rank(lhs) != 2 or self.rank(rhs) != 2:
+            return False
+        (rows, inner), columns = self.shape(lhs), self.shape(rhs)[0]
+        return rows > 1 and rows * columns < (columns - rows) * inner
+
+    def _dot(
+        self,
+        lhs: Value,
+        rhs: Value,
+        lhs_contract: Sequence[int],
+        rhs_contract: Sequence[int],
+        lhs_batch: Sequence[int],
+        rhs_batch: Sequence[int],
+        dtype: torch.dtype | None,
+    ) -> Value:
         a, b = self.spec(lhs), self.spec(rhs)
         free = [n for i, n in enumerate(a.shape) if i not in lhs_batch and i not in lhs_contract]
         free += [n for i, n in enumerate(b.shape) if i not in rhs_batch and i not in rhs_contract]

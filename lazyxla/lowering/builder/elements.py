@@ -25,6 +25,7 @@ class Elements:
 
     mlir: Mlir
     hlo: Any
+    platform: str
     slots: SlotTable
     buffers: dict[torch.dtype, Value]
 
