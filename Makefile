@@ -1,4 +1,4 @@
-# make build | test | test-opinfo | demo | bench | lint | format | clean
+# make build | test | test-opinfo | test-tpu-aot | docs | demo | bench | lint | format | clean
 #
 # Everything happens in .venv, made here when it is missing. Stamp files in it make repeated calls
 # instant. PYTHON chooses the interpreter the environment is made from, JOBS the compile jobs.
@@ -16,7 +16,7 @@ TORCHVISION := torchvision==0.28.0
 CXX_FILES := $(shell find csrc -name '*.cpp' -o -name '*.h')
 PYTHON_FILES := $(wildcard lazyxla tests examples benchmarks)
 
-.PHONY: build test test-opinfo demo bench lint format clean
+.PHONY: build test test-opinfo test-tpu-aot docs demo bench lint format clean
 .DELETE_ON_ERROR:
 
 build: $(VENV)/.installed
@@ -46,6 +46,15 @@ test: build
 # Everything in PyTorch's operator table; OPINFO passes options such as --shard 0/4.
 test-opinfo: build
 	$(PY) -m tests.opinfo.sweep --docs $(OPINFO)
+
+# All lowering rules through the TPU's compiler, without a TPU; AOT passes options such as
+# --dtypes bfloat16.
+test-tpu-aot: build
+	$(PY) -m tests.tpu.sweep $(AOT)
+
+# The pages that are written from the code.
+docs: build
+	$(PY) -m tests.operator_table
 
 demo: build
 	$(PY) examples/train_decoder.py --small

@@ -55,9 +55,6 @@ def build(name: str) -> tuple[nn.Module, torch.Tensor]:
     return getattr(vision.models, name)(), images
 
 
-Result = Callable[[], object]
-
-
 def nothing() -> None:
     pass
 
@@ -65,14 +62,15 @@ def nothing() -> None:
 torch.manual_seed(0)
 model, data = build(args.model)
 model.eval()
-sync: Result = nothing
-wait: Result = nothing
+wait: Callable[[], object] = nothing
 if args.side == "lazyxla":
     import lazyxla
-    from lazyxla import _C
+    from lazyxla import _C, dynamo
+    from lazyxla.dynamo import execution
 
+    call_seconds: list[float] = []
     model, data = model.to("lazyxla"), data.to("lazyxla")
-    sync, wait = lazyxla.sync, lambda: lazyxla.sync(wait=True)
+    wait = lambda: lazyxla.sync(wait=True)  # noqa: E731
     wait()
 
 
@@ -81,63 +79,53 @@ def compiled() -> Callable[..., object]:
         return model
     if args.side == "inductor":
         return torch.compile(model)
-    from lazyxla.dynamo import backend
+    dynamo.compile_graph = compile_timed
+    return torch.compile(model, backend=dynamo.backend)
 
-    return torch.compile(model, backend=backend)
+
+def compile_timed(*arguments: object) -> Callable[..., object]:
+    """lazyxla's compile_graph; what it returns notes the seconds that each call takes."""
+    function = execution.compile_graph(*arguments)
+
+    def run(values: list[object]) -> object:
+        begin = time.perf_counter()
+        result = function(values)
+        call_seconds.append(time.perf_counter() - begin)
+        return result
+
+    return execution.boxed(run)
 
 
 def measure(function: Callable[..., object]) -> dict[str, float]:
-    """The best times of a call: until the result is there, of the call alone, of its sync alone."""
-    best = {"latency_ms": 1e9, "call_us": 1e9, "enqueue_us": 1e9}
-    end = time.perf_counter() + SECONDS
+    """The best time of a call, until its result is there."""
+    best, end = 1e9, time.perf_counter() + SECONDS
     while time.perf_counter() < end:
         begin = time.perf_counter()
         result = function(data)
-        called = time.perf_counter()
-        sync()
-        enqueued = time.perf_counter()
         wait()
-        done = time.perf_counter()
-        best["latency_ms"] = min(best["latency_ms"], (done - begin) * 1e3)
-        best["call_us"] = min(best["call_us"], (called - begin) * 1e6)
-        best["enqueue_us"] = min(best["enqueue_us"], (enqueued - called) * 1e6)
+        best = min(best, time.perf_counter() - begin)
         del result
-    return best
+    return {"latency_ms": best * 1e3}
 
 
-def idle(module: torch.fx.GraphModule, inputs: object) -> Callable[..., object]:
-    """A backend that runs a graph once and returns the same results ever after."""
-    kept: list[object] = []
-
-    def run(*values: torch.Tensor) -> object:
-        if not kept:
-            kept.append(module(*values))
-        return kept[0]
-
-    return run
-
-
-def host_parts(function: Callable[..., object]) -> dict[str, float]:
-    """Which part of a call and its sync is the plugin's, and which is Dynamo's guards and code."""
-    plugin, dynamo = [], []
+def overhead(function: Callable[..., object]) -> dict[str, float]:
+    """The best times of lazyxla's part of a call, and of a sync without the plugin's part."""
+    calls, flushes = [], []
     _C.measure_executions(True)
-    for _ in range(50):
+    end = time.perf_counter() + SECONDS
+    while time.perf_counter() < end:
         result = function(data)
-        before = _C.seconds_in_executions()
-        sync()
-        plugin.append((_C.seconds_in_executions() - before) * 1e6)
+        calls.append(call_seconds[-1])
+        plugin = _C.seconds_in_executions()
+        begin = time.perf_counter()
+        lazyxla.sync()
+        whole = time.perf_counter() - begin
+        flushes.append(whole - (_C.seconds_in_executions() - plugin))
         wait()
         del result
     _C.measure_executions(False)
-    torch._dynamo.reset()
-    nothing_compiled = torch.compile(model, backend=idle)
-    for _ in range(50):
-        begin = time.perf_counter()
-        nothing_compiled(data)
-        dynamo.append((time.perf_counter() - begin) * 1e6)
-        model(data)  # what a call does to the processor's caches
-        wait()
-    return {"plugin_us": min(plugin), "dynamo_us": min(dynamo)}
+    call_us, flush_us = min(calls) * 1e6, min(flushes) * 1e6
+    return {"call_us": call_us, "flush_us": flush_us, "overhead_us": call_us + flush_us}
 
 
 with torch.no_grad():
@@ -153,7 +141,5 @@ with torch.no_grad():
     figures |= measure(function)
     figures["tensors"] = len(list(model.parameters())) + len(list(model.buffers()))
     if args.side == "lazyxla":
-        figures |= host_parts(function)
-        total = figures["call_us"] + figures["enqueue_us"]
-        figures["overhead_us"] = total - figures["plugin_us"] - figures["dynamo_us"]
+        figures |= overhead(function)
 report(**figures)

@@ -140,9 +140,7 @@ def decoder() -> list[Way]:
         return model
 
     def adam(model: nn.Module, device: str) -> torch.optim.Optimizer:
-        # What each device is fastest with.
-        fused = True if device == "cpu" else None
-        return torch.optim.Adam(model.parameters(), lr=data.LEARNING_RATE, fused=fused)
+        return torch.optim.Adam(model.parameters(), lr=data.LEARNING_RATE, fused=True)
 
     batches = [(torch.from_numpy(x), torch.from_numpy(y)) for x, y in data.batches()]
     return training(make, batches, next_token_loss, adam)

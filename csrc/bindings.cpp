@@ -28,6 +28,7 @@
 #include "pjrt/executable.h"
 #include "pjrt/fork.h"
 #include "pjrt/runtime.h"
+#include "pjrt/topology.h"
 #include "traced_call.h"
 
 namespace py = pybind11;
@@ -204,14 +205,18 @@ void bind_modes(py::module_& m) {
 
 void bind_options(py::module_& m) {
   m.def("set_strict_fallback", [](bool value) { options().strict_fallback = value; });
+  m.def("set_strict_host_calls", [](bool value) { options().strict_host_calls = value; });
   m.def("set_check_indices", [](bool value) { options().check_indices = value; });
   m.def("set_blocking", [](bool value) { options().blocking = value; });
   m.def("set_max_pending_nodes", [](int64_t value) { options().max_pending_nodes = value; });
+  m.def("set_max_programs", [](int64_t value) { options().max_programs = value; });
 }
 
 void bind_graph(py::module_& m) {
   m.def("install_lowering", &install_lowering);
   m.def("register_operators", &dispatch::register_operators);
+  m.def("rule_changed", &dispatch::rule_changed);
+  m.def("functional_name", &dispatch::functional_name);
   m.def("counters", [] { return graph::Counters::get().snapshot(); });
   m.def("fallbacks", [] { return graph::Counters::get().fallbacks_by_operator(); });
   m.def("reset_counters", [] { graph::Counters::get().reset(); });
@@ -220,6 +225,55 @@ void bind_graph(py::module_& m) {
         [](const std::string& path) { ir::InferenceStore::get().open(path); });
   m.def("flush_inference_store", [] { ir::InferenceStore::get().flush(); });
   m.def("cached_shapes", [] { return ir::ShapeMemo::get().size(); });
+}
+
+// Bytes, in the field names of CompiledMemoryStats; empty if the plugin does not tell.
+std::map<std::string, int64_t> compiled_memory_stats(const pjrt::CompiledProgram& program) {
+  const auto stats = program.memory_stats();
+  if (!stats) {
+    return {};
+  }
+  return {{"generated_code", stats->generated_code},
+          {"arguments", stats->arguments},
+          {"outputs", stats->outputs},
+          {"aliased", stats->aliased},
+          {"temporary", stats->temporary},
+          {"peak", stats->peak}};
+}
+
+std::unique_ptr<pjrt::CompiledProgram> compile_for(const pjrt::Topology& topology,
+                                                   const std::string& artifact,
+                                                   const pjrt::CompileOptions& options) {
+  return topology.compile(artifact, "mlir", pjrt::compile_options(options));
+}
+
+// Compiling for devices that are not attached: lazyxla/aot.py.
+void bind_topology(py::module_& m) {
+  py::class_<pjrt::DeviceDescription>(m, "DeviceDescription")
+      .def_readonly("id", &pjrt::DeviceDescription::id)
+      .def_readonly("process_index", &pjrt::DeviceDescription::process_index)
+      .def_readonly("kind", &pjrt::DeviceDescription::kind)
+      .def_readonly("attributes", &pjrt::DeviceDescription::attributes);
+  py::class_<pjrt::CompiledProgram>(m, "CompiledProgram")
+      .def_property_readonly("num_outputs", &pjrt::CompiledProgram::num_outputs)
+      .def("memory_stats", &compiled_memory_stats, NoGil())
+      .def("cost_analysis", &pjrt::CompiledProgram::cost_analysis, NoGil())
+      .def("serialize",
+           [](const pjrt::CompiledProgram& program) { return py::bytes(program.serialize()); });
+  py::class_<pjrt::Topology>(m, "Topology")
+      .def(py::init([](const std::string& path, const std::string& name,
+                       const pjrt::NamedValues& options) {
+             return pjrt::Topology::create(pjrt::Plugin::load(path), name, options);
+           }),
+           NoGil())
+      .def_property_readonly("platform_name", &pjrt::Topology::platform_name)
+      .def_property_readonly("platform_version", &pjrt::Topology::platform_version)
+      .def_property_readonly("devices", &pjrt::Topology::devices)
+      .def_property_readonly("stablehlo_version",
+                             [](const pjrt::Topology& topology) {
+                               return topology.plugin().stablehlo_current_version();
+                             })
+      .def("compile", &compile_for, NoGil(), py::keep_alive<0, 1>());
 }
 
 }  // namespace
@@ -234,5 +288,6 @@ PYBIND11_MODULE(_C, m) {
   lazyxla::bind_modes(m);
   lazyxla::bind_traced_graph(m);
   lazyxla::bind_graph(m);
+  lazyxla::bind_topology(m);
   lazyxla::ir::register_storage();
 }

@@ -120,6 +120,28 @@ class Exporter {
   size_t next_slot_ = 0;
 };
 
+// One call as a graph of its own, on operands that need no data.
+graph::Graph graph_of(const ir::OpSpec& spec, const dispatch::Scan& scan) {
+  graph::Graph graph;
+  std::vector<ir::Value> operands;
+  uint32_t number = 0;
+  for (const c10::TensorImpl* tensor : scan.operands) {
+    ir::TensorType type{c10::typeMetaToScalarType(tensor->dtype()),
+                        {tensor->sizes().begin(), tensor->sizes().end()}};
+    graph.leaves.push_back(ir::Node::make_leaf(std::move(type), nullptr));
+    operands.push_back({graph.leaves.back(), 0});
+    graph.key.push_back(static_cast<uint64_t>(number++) << 17 | 1);
+  }
+  graph.slots.assign(scan.slots.begin(), scan.slots.end());
+  graph.slots.resize(spec.slots.size(), {.i = 0});  // what a random operator draws
+  graph.nodes.push_back(ir::Node::make(&spec, operands, graph.slots));
+  graph.values = {number};
+  graph.records = {0};
+  for (size_t i = 0; i < spec.outputs.size(); ++i) graph.outputs.push_back(number++);
+  graph.donations.assign(graph.leaves.size(), -1);
+  return graph;
+}
+
 py::object stablehlo_version() {
   auto version = pjrt::Runtime::get().plugin().stablehlo_current_version();
   if (!version) return py::none();
@@ -159,10 +181,11 @@ std::string user_line() {
 
 }  // namespace
 
-void install_lowering(py::function lower, py::function how) {
+void install_lowering(py::function lower, py::function how, py::function try_out) {
   // Leaked: flushes may happen until the process ends.
   auto* lower_function = new py::function(std::move(lower));
   auto* how_function = new py::function(std::move(how));
+  auto* try_out_function = new py::function(std::move(try_out));
   graph::set_user_line(&user_line);
   graph::set_lowerer([lower_function](const graph::Graph& graph, const std::vector<bool>& variable,
                                       const std::string& reason) {
@@ -183,10 +206,21 @@ void install_lowering(py::function lower, py::function how) {
     }
     return result;
   });
-  dispatch::set_resolver([how_function](const std::string& name) {
+  auto how_hook = [how_function](const std::string& name) {
     py::gil_scoped_acquire gil;
     return call_unwatched(*how_function, name).cast<std::string>();
-  });
+  };
+  auto try_out_hook = [try_out_function](const ir::OpSpec& spec, const dispatch::Scan& scan) {
+    std::string platform = pjrt::Runtime::get().platform();
+    graph::Graph graph = graph_of(spec, scan);
+    py::gil_scoped_acquire gil;
+    py::object program = Exporter(graph, std::vector<bool>(graph.slots.size())).run();
+    auto runs = call_unwatched(*try_out_function, program, platform).cast<std::string>();
+    return runs == "host"   ? ir::Recipe::Runs::kHost
+           : runs == "call" ? ir::Recipe::Runs::kHostCall
+                            : ir::Recipe::Runs::kProgram;
+  };
+  dispatch::set_lowering(how_hook, try_out_hook);
 }
 
 }  // namespace lazyxla

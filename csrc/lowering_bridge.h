@@ -7,7 +7,8 @@
 namespace lazyxla {
 
 // Installs `lower`, a Python function (Program, platform, stablehlo_version, reason) -> Lowered, as
-// the graph room's lowerer, and `how`, (operator name) -> str, as the recorder's resolver.
-void install_lowering(pybind11::function lower, pybind11::function how);
+// the graph room's lowerer; `how`, (operator name) -> str, and `try_out`, (Program of one node,
+// platform) -> str, as what the recorder asks (dispatch::set_lowering).
+void install_lowering(pybind11::function lower, pybind11::function how, pybind11::function try_out);
 
 }  // namespace lazyxla

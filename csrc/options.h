@@ -9,8 +9,10 @@ namespace lazyxla {
 
 struct Options {
   std::atomic<bool> strict_fallback{false};
+  std::atomic<bool> strict_host_calls{false};
   std::atomic<bool> check_indices{false};
   std::atomic<int64_t> max_pending_nodes{20000};
+  std::atomic<int64_t> max_programs{2000};
   std::atomic<bool> blocking{false};
 };
 

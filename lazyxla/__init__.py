@@ -59,6 +59,7 @@ check_torch_version(TORCH_VERSION, torch.__version__)
 
 from lazyxla import (  # noqa: E402
     _C,
+    aot,
     device_module,
     lowering,
     meta_functions,
@@ -92,6 +93,7 @@ from lazyxla.runtime import (  # noqa: E402
 __version__ = "0.1.0"
 
 __all__ = [
+    "aot",
     "check_torch_version",
     "compile",
     "counters",
@@ -170,9 +172,10 @@ def _register() -> None:
     torch.utils.generate_methods_for_privateuse1_backend(
         for_tensor=True, for_module=True, for_packed_sequence=True, for_storage=True
     )
-    lowering.allow_host_calls(_C.takes_host_calls)
-    _C.install_lowering(reporting.lower, lowering.how)
+    lowering.allow_host_calls(_C.takes_host_calls, lambda: settings.strict_host_calls)
+    _C.install_lowering(reporting.lower, lowering.how, lowering.try_out)
     _C.register_operators(lowering.names())
+    lowering.on_change(_C.rule_changed)
     meta_functions.install()
     printing.install()
     # Half precision is PyTorch's own default here; every XLA platform is better at this one.

@@ -103,12 +103,29 @@ FIELDS: tuple[Field, ...] = (
         "Makes an operator that only the host can run an error instead of a warning.",
     ),
     Field(
+        "strict_host_calls",
+        "LAZYXLA_STRICT_HOST_CALLS",
+        _boolean,
+        False,
+        "Makes an operator that the program would call on the host (on the CPU platform only) an "
+        "error: what passes has operations of XLA's for everything, as on an accelerator.",
+    ),
+    Field(
         "max_pending_nodes",
         "LAZYXLA_MAX_PENDING",
         _integer_from(1),
         20000,
         "Runs the recorded graph by itself once it has this many nodes, so that a loop without a "
         "sync does not grow without limit.",
+    ),
+    Field(
+        "max_programs",
+        "LAZYXLA_MAX_PROGRAMS",
+        _integer_from(1),
+        2000,
+        "How many compiled programs are kept. When there are more, the quarter that has not run "
+        "for the longest time is dropped, and compiled again if it is met again. So it is when "
+        "the process has half of the memory mappings that Linux grants it: code takes mappings.",
     ),
     Field(
         "check_indices",
@@ -158,7 +175,9 @@ class Settings:
     plugin_path: str
     cpu_devices: int
     strict_fallback: bool
+    strict_host_calls: bool
     max_pending_nodes: int
+    max_programs: int
     check_indices: bool
     blocking: bool
     cache_dir: str

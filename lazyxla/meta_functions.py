@@ -1,8 +1,9 @@
-"""Meta functions that torch lacks.
+"""Meta functions that torch lacks, and corrected ones.
 
 Shapes are inferred by running operators on meta tensors. A few operators of torch have no meta
 kernel though their result is plain from the arguments; theirs are registered here, unless this
-torch brings its own.
+torch brings its own. A few have one that fails on calls that kernels take, or tells another shape
+than theirs; those are replaced.
 """
 
 from __future__ import annotations
@@ -42,6 +43,27 @@ def _gru_cell_backward(
     gates = [grad_hy.new_empty(batch, 3 * width) for _ in range(2)]
     biases = [grad_hy.new_empty(3 * width) if has_bias else None for _ in range(2)]
     return (*gates, torch.empty_like(grad_hy), *biases)
+
+
+def _lstm_cell(
+    input_gates: torch.Tensor, hidden_gates: torch.Tensor, cx: torch.Tensor, *biases: Any
+) -> tuple[torch.Tensor, ...]:
+    # Torch's own fails without biases.
+    return torch.empty_like(cx), torch.empty_like(cx), torch.empty_like(input_gates)
+
+
+def _multilabel_margin_loss(
+    x: torch.Tensor, target: torch.Tensor, reduction: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    # Torch's own tells one loss in an array for a single row, whose loss is a scalar.
+    torch._check(
+        x.ndim <= 2 and x.numel() > 0, lambda: f"Expected non-empty vector or matrix: {x.shape}"
+    )
+    torch._check(
+        target.shape == x.shape, lambda: f"inconsistent size {target.shape} for input {x.shape}"
+    )
+    losses = x.shape[:1] if reduction == 0 and x.ndim == 2 else ()
+    return x.new_empty(losses), torch.empty_like(target, dtype=x.dtype)
 
 
 def _geqrf(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -92,9 +114,16 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "_standard_gamma_grad": _like(0),
 }
 
+_CORRECTED: dict[str, Callable[..., Any]] = {
+    "_thnn_fused_lstm_cell": _lstm_cell,
+    "multilabel_margin_loss_forward": _multilabel_margin_loss,
+}
+
 
 def install() -> None:
-    """Registers the missing meta functions. Once per process."""
+    """Registers the meta functions. Once per process."""
+    for name, function in _CORRECTED.items():
+        _library.impl(name, function, "Meta", allow_override=True)
     for name, function in _FUNCTIONS.items():
         qualified = f"aten::{name}"
         if not torch._C._dispatch_has_kernel_for_dispatch_key(qualified, "Meta"):

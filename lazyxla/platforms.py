@@ -14,7 +14,7 @@ from pathlib import Path
 
 from lazyxla.config import Settings, settings
 
-_HOW_TO_INSTALL = {
+HOW_TO_INSTALL = {
     "cpu": "pip install xla-cpu-pjrt",
     "cuda": "pip install 'lazyxla[cuda]'",
     "tpu": "pip install 'lazyxla[tpu]'",
@@ -54,10 +54,10 @@ def resolve(config: Settings = settings) -> Platform:
             )
         return _platform(config, "" if config.platform == "auto" else config.platform, library)
     name = _first_usable() if config.platform == "auto" else config.platform
-    path = _plugin_of(name)
+    path = plugin_of(name)
     if path is None:
         raise ImportError(
-            f"the PJRT plugin for platform {name!r} is not installed: {_HOW_TO_INSTALL[name]}"
+            f"the PJRT plugin for platform {name!r} is not installed: {HOW_TO_INSTALL[name]}"
         )
     return _platform(config, name, path)
 
@@ -83,21 +83,21 @@ def _platform(config: Settings, name: str, path: str) -> Platform:
         return Platform(name, path, max(1, _count_nodes("/dev", r"nvidia\d+")))
     if name == "tpu":
         # Early generations show two devices per chip.
-        return Platform(name, path, 2 * max(1, _tpu_chips()))
+        return Platform(name, path, 2 * max(1, tpu_chips()))
     return Platform(name, path, _UNKNOWN_DEVICES)
 
 
 def _first_usable() -> str:
     """The best platform whose plugin is installed and whose device is there."""
-    if _tpu_chips() and _plugin_of("tpu"):
+    if tpu_chips() and plugin_of("tpu"):
         return "tpu"
     # /dev/dxg is the GPU under WSL.
-    if (_count_nodes("/dev", r"nvidia\d+|dxg")) and _plugin_of("cuda"):
+    if (_count_nodes("/dev", r"nvidia\d+|dxg")) and plugin_of("cuda"):
         return "cuda"
     return "cpu"
 
 
-def _plugin_of(name: str) -> str | None:
+def plugin_of(name: str) -> str | None:
     """Path of the platform's installed plugin. Looks for its package without importing it."""
     module, library = {
         "cpu": ("xla_plugins.xla_cpu_pjrt", "xla_cpu_pjrt.so"),
@@ -115,7 +115,7 @@ def _plugin_of(name: str) -> str | None:
     return None
 
 
-def _tpu_chips() -> int:
+def tpu_chips() -> int:
     """How many TPU chips have a device node: /dev/accel0, ... or, from v5e on, /dev/vfio/0, ..."""
     return _count_nodes("/dev", r"accel\d+") or (
         _count_nodes("/dev/vfio", r"\d+") if _has_google_device() else 0

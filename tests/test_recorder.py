@@ -386,3 +386,32 @@ def test_counted_names_every_counter():
     with counted() as n:
         on_device(torch.ones(2)).add_(1).cpu()
     assert (n.uploads, n.downloads, n.fallbacks) == (1, 1, 0)
+
+
+def test_strides_that_meta_functions_get_wrong() -> None:
+    x = torch.arange(6.0).reshape(1, 2, 1, 3).contiguous(memory_format=torch.channels_last)
+    places = torch.arange(3).expand(1, 2, 1, 3)
+    for device in ("cpu", "lazyxla"):
+        on = x.to(device), places.to(device)
+        unpooled = torch.nn.functional.max_unpool2d(*on, 3, 2, 0, (3, 6))
+        assert unpooled.stride() == (36, 1, 12, 2)
+        assert torch.nonzero_static(on[0][0, :, 0], size=3).stride() == (2, 1)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: torch.rms_norm(x, (4,), None, 1e-6),
+        torch.nn.functional.silu,
+        torch.nn.functional.mish,
+    ],
+)
+def test_operators_with_formulas_for_gradients_are_one_node_each_way(call) -> None:
+    """PyTorch takes these apart for a backend that has no kernel."""
+    x = torch.randn(3, 4).to("lazyxla")
+    grad = torch.randn(3, 4).to("lazyxla")
+    with lazyxla.eager_mode(True):
+        lazyxla.reset_counters()
+        y = x.detach().requires_grad_()
+        torch.autograd.grad(call(y), y, grad)
+    assert lazyxla.counters()["executions"] == 2

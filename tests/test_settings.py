@@ -87,8 +87,8 @@ def test_resolve_cpu():
 def test_resolve_order(monkeypatch):
     installed = {"cpu": "/cpu.so", "cuda": "/cuda.so", "tpu": "/tpu.so"}
     nodes = {"accel": 0, "nvidia": 0}
-    monkeypatch.setattr(platforms, "_plugin_of", installed.get)
-    monkeypatch.setattr(platforms, "_tpu_chips", lambda: nodes["accel"])
+    monkeypatch.setattr(platforms, "plugin_of", installed.get)
+    monkeypatch.setattr(platforms, "tpu_chips", lambda: nodes["accel"])
     monkeypatch.setattr(platforms, "_count_nodes", lambda directory, pattern: nodes["nvidia"])
     assert resolve().name == "cpu"
     nodes["nvidia"] = 2
@@ -102,7 +102,7 @@ def test_resolve_order(monkeypatch):
 
 @pytest.mark.parametrize("name", ["cuda", "tpu", "cpu"])
 def test_plugin_not_installed(monkeypatch, name):
-    monkeypatch.setattr(platforms, "_plugin_of", lambda name: None)
+    monkeypatch.setattr(platforms, "plugin_of", lambda name: None)
     with pytest.raises(ImportError, match=rf"'{name}' is not installed: pip install .*{name}"):
         resolve(LAZYXLA_PLATFORM=name)
 

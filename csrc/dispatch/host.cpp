@@ -4,6 +4,7 @@
 #include <ATen/native/CPUFallback.h>
 
 #include "dispatch/device_state.h"
+#include "dispatch/plain_call.h"
 #include "graph/counters.h"
 #include "graph/scope.h"
 #include "options.h"
@@ -27,34 +28,55 @@ bool is_data_dependent(const c10::OperatorHandle& op) {
   return false;
 }
 
-std::string describe_arguments(const OpInfo& info, const torch::jit::Stack& stack) {
+// The types of the tensors that the operator (or with `functional`, its counterpart) reads.
+std::string describe_arguments(const OpInfo& info, const torch::jit::Stack& stack,
+                               bool functional) {
   std::ostringstream text;
   const char* separator = "";
-  for (const c10::IValue& value : torch::jit::last(stack, info.args.size())) {
-    if (!value.isTensor() || !value.toTensor().defined()) continue;
-    text << separator << value.toTensor().scalar_type() << value.toTensor().sizes();
-    separator = ", ";
+  auto values = torch::jit::last(stack, info.args.size());
+  for (size_t i = 0; i < info.args.size(); ++i) {
+    if (functional && !info.args[i].operand) continue;
+    std::vector<at::Tensor> tensors;
+    flatten(values[i], tensors);
+    for (const at::Tensor& tensor : tensors) {
+      if (!tensor.defined()) continue;
+      text << separator << tensor.scalar_type() << tensor.sizes();
+      separator = ", ";
+    }
   }
   return text.str();
 }
 
+[[noreturn]] void refuse(const std::string& call, const std::string& why) {
+  C10_THROW_ERROR(NotImplementedError, "lazyxla: " + graph::user_line_prefix() + call + " " + why);
+}
+
 }  // namespace
 
-void run_on_host(const OpInfo& info, torch::jit::Stack* stack) {
+void check_host_call_allowed(const OpInfo& info, const torch::jit::Stack& stack) {
+  if (!options().strict_host_calls) return;
+  // PyTorch calls the out= form of some operators: the program is given the functional one.
+  refuse(info.functional_name + "(" + describe_arguments(info, stack, /*functional=*/true) + ")",
+         "would run on the host, called by the program; strict mode (LAZYXLA_STRICT_HOST_CALLS) "
+         "makes this an error");
+}
+
+void run_on_host(const OpInfo& info, torch::jit::Stack* stack, const char* why) {
   graph::check_unbroken(info.name + " runs on the host");
   if (is_data_dependent(info.handle)) {  // no lowering can exist: this is how such operators run
     ++graph::Counters::get().data_dependent;
     at::native::cpu_fallback(info.handle, stack);
     return;
   }
-  TORCH_CHECK_NOT_IMPLEMENTED(!options().strict_fallback, "lazyxla: ", info.name, "(",
-                              describe_arguments(info, *stack),
-                              ") has no lowering and would run on the host; strict mode "
-                              "(LAZYXLA_STRICT) makes this an error");
+  if (options().strict_fallback) {
+    refuse(info.name + "(" + describe_arguments(info, *stack, /*functional=*/false) + ")",
+           std::string(why) +
+               " and would run on the host; strict mode (LAZYXLA_STRICT) makes this an error");
+  }
   if (!info.warned.exchange(true)) {
-    TORCH_WARN("lazyxla: ", info.name,
-               " has no lowering and runs on the host: everything recorded is run first, and the "
-               "data is copied there and back. Further calls are only counted "
+    TORCH_WARN("lazyxla: ", info.name, " ", why,
+               " and runs on the host: everything recorded is run first, and the data is copied "
+               "there and back. Further calls are only counted "
                "(lazyxla.fallbacks()); LAZYXLA_STRICT=1 makes them errors.");
   }
   graph::Counters::get().count_fallback(info.name);

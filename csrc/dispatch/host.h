@@ -11,6 +11,10 @@
 
 namespace lazyxla::dispatch {
 
-void run_on_host(const OpInfo& info, torch::jit::Stack* stack);
+// `why` completes a sentence on the operator: "has no lowering".
+void run_on_host(const OpInfo& info, torch::jit::Stack* stack, const char* why);
+
+// Throws if the settings do not allow a recorded call of this operator to run as a host call.
+void check_host_call_allowed(const OpInfo& info, const torch::jit::Stack& stack);
 
 }  // namespace lazyxla::dispatch

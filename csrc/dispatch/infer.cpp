@@ -1,8 +1,8 @@
 // Shape inference: running an operator on meta tensors to learn what it yields.
 #include <ATen/EmptyTensor.h>
-#include <ATen/ops/full.h>
 #include <c10/core/DefaultDtype.h>
 
+#include "dispatch/checks.h"
 #include "dispatch/device_state.h"
 #include "dispatch/plain_call.h"
 #include "dispatch/recorder.h"
@@ -70,68 +70,6 @@ bool call_on_meta(const c10::OperatorHandle& op, Args& stack) {
     return false;
   }
   return true;
-}
-
-// Tensors with more elements are not made on the CPU for the sake of an error message.
-constexpr int64_t kLarge = 1 << 22;
-
-bool writes_large(const Scan& scan) {
-  for (const c10::TensorImpl* tensor : scan.written) {
-    if (tensor->numel() > kLarge) return true;
-  }
-  return false;
-}
-
-// The argument with CPU tensors for tensors, filled with `fill`: what to_meta is to the meta
-// device. With `shrink`, every dimension that has elements has one.
-IValue to_cpu(const IValue& value, ArgKind kind, int fill, bool shrink) {
-  auto filled = [fill, shrink](const IValue& element) {
-    if (!is_tensor(element) || element.toTensor().is_cpu()) return element;
-    const at::Tensor tensor = element.toTensor();
-    std::vector<int64_t> sizes = tensor.sizes().vec();
-    for (int64_t& size : sizes) size = shrink ? std::min<int64_t>(size, 1) : size;
-    auto options = c10::TensorOptions().dtype(tensor.scalar_type());
-    // Elements that share their memory take none; only writing forms mind.
-    bool spread = !shrink && tensor.numel() > kLarge;
-    at::Tensor made =
-        spread ? at::full({}, fill, options).expand(sizes) : at::full(sizes, fill, options);
-    return IValue(std::move(made));
-  };
-  switch (kind) {
-    case ArgKind::kTensor:
-      return filled(value);
-    case ArgKind::kTensorList: {
-      if (value.isNone()) return value;
-      c10::List<at::Tensor> tensors;
-      c10::List<std::optional<at::Tensor>> optionals;
-      for (const IValue& element : value.toListRef()) {
-        IValue copy = filled(element);
-        tensors.push_back(copy.isTensor() ? copy.toTensor() : at::Tensor());
-        optionals.push_back(copy.isTensor() ? std::optional(copy.toTensor()) : std::nullopt);
-      }
-      return value.isTensorList() ? IValue(tensors) : IValue(optionals);
-    }
-    case ArgKind::kGenerator:
-      return IValue();
-    case ArgKind::kDevice:
-      return IValue(c10::Device(c10::DeviceType::CPU));
-    default:
-      return value;
-  }
-}
-
-// Calls the operator's CPU kernel on made-up data, to hear its objections to the arguments. The
-// meta functions written in Python word some errors in their own way, and make no checks that
-// others make (subtracting bools, say): the CPU kernel tells what PyTorch's users know. It is asked
-// when a meta function refuses a call, and, of operators whose checks one element answers, on every
-// new call.
-void check_as_cpu(const OpInfo& info, c10::ArrayRef<IValue> args, int fill, bool shrink) {
-  PlainScope plain;
-  Args stack;
-  for (size_t i = 0; i < args.size(); ++i) {
-    stack.push_back(to_cpu(args[i], info.args[i].kind, fill, shrink));
-  }
-  info.handle.callBoxed(&stack);
 }
 
 // What the functional counterpart is called with, in its own order.
@@ -330,33 +268,25 @@ std::string store_key(const OpInfo& info, const Scan& scan) {
   return key;
 }
 
-// PyTorch's meta function for convolutions leaves the memory format to the backend. Ours does what
-// the CPU does: channels-last if the input or the weight is.
+// Meta functions that leave the memory format to the backend, or forget about it. Ours does what
+// the CPU does: channels-last if the input (or a convolution's weight) is.
 void choose_memory_format(const OpInfo& info, c10::ArrayRef<IValue> args,
                           ir::Inference& inference) {
-  if (info.functional_name != "aten::convolution") return;
+  if (inference.results.empty()) return;
   ir::Geometry& result = inference.results[0].geometry;
-  for (int i = 0; i < 2; ++i) {
+  if (info.functional_name == "aten::nonzero_static") {
+    result = ir::Geometry::contiguous(result.dtype, result.sizes);
+    return;
+  }
+  bool convolution = info.functional_name == "aten::convolution";
+  if (!convolution && info.functional_name != "aten::max_unpool2d") return;
+  for (int i = 0; i < (convolution ? 2 : 1); ++i) {
     auto format = args[i].toTensor().suggest_memory_format();
     if (format == c10::MemoryFormat::Contiguous) continue;
     auto strides = format == c10::MemoryFormat::ChannelsLast
                        ? c10::get_channels_last_strides_2d(result.sizes)
                        : c10::get_channels_last_strides_3d(result.sizes);
     result.strides.assign(strides.begin(), strides.end());
-  }
-}
-
-// What tensor options a factory function cannot have here.
-void check_options(const OpInfo& info, c10::ArrayRef<IValue> args) {
-  const auto& schema = info.handle.schema().arguments();
-  for (size_t i = 0; info.factory && i < args.size(); ++i) {
-    if (schema[i].name() == "pin_memory" && args[i].isBool()) {
-      TORCH_CHECK(!args[i].toBool(), "Only dense CPU tensors can be pinned");
-    } else if (schema[i].name() == "layout" && args[i].isInt()) {
-      auto layout = static_cast<c10::Layout>(args[i].toInt());
-      TORCH_CHECK_NOT_IMPLEMENTED(layout == c10::Layout::Strided, "lazyxla: tensors of layout ",
-                                  layout, " do not exist on this device");
-    }
   }
 }
 
@@ -392,10 +322,18 @@ std::unique_ptr<Recipe> make_recipe(const OpInfo& info, c10::ArrayRef<IValue> fu
   return recipe;
 }
 
+// Whether torch.library says that an operator has no fake implementation, or one that works on fake
+// tensors only since the shape of its result depends on data.
+bool has_no_fake(const std::exception& error) {
+  std::string_view text = error.what();
+  return text.find("no fake impl registered") != text.npos ||
+         text.find("outputs that have data-dependent shapes") != text.npos;
+}
+
 }  // namespace
 
 std::unique_ptr<Recipe> infer(const OpInfo& info, c10::ArrayRef<IValue> args, const Scan& scan) {
-  check_options(info, args);
+  check_static(info, args);
   Args functional = functional_args(info, args);
   std::string key = store_key(info, scan);
   // What a user's own operator yields may be another thing in the next process.
@@ -405,8 +343,10 @@ std::unique_ptr<Recipe> infer(const OpInfo& info, c10::ArrayRef<IValue> args, co
     ++graph::Counters::get().shape_inferences;
     try {
       inference = ask(info, args, functional);
-    } catch (const std::exception&) {
-      if (writes_large(scan)) throw;
+    } catch (const std::exception& error) {
+      if (!lasting && has_no_fake(error)) return nullptr;
+      // A user's kernel is not called with made-up data: nobody knows what it does.
+      if (!lasting || !affordable_on_cpu(scan)) throw;
       check_as_cpu(info, args, /*fill=*/1, /*shrink=*/false);
     }
     if (inference && info.check_on_cpu_with) {

@@ -67,24 +67,27 @@ bool is_dtype(const Argument& arg) {
 
 bool written(const Argument& arg) { return arg.alias_info() && arg.alias_info()->isWrite(); }
 
+using NamesByName = std::unordered_map<std::string, std::vector<c10::OperatorName>>;
+
+NamesByName all_names() {
+  NamesByName result;
+  for (auto& op : c10::Dispatcher::singleton().getAllOpNames()) result[op.name].push_back(op);
+  return result;
+}
+
 // All overloads in the dispatcher, by name without overload.
-const std::vector<OperatorHandle>& overloads(const std::string& name) {
-  static std::mutex mutex;
-  static auto* table = new std::unordered_map<std::string, std::vector<OperatorHandle>>();
-  std::lock_guard lock(mutex);
-  auto [found, is_new] = table->try_emplace(name);
-  if (is_new) {
-    auto& dispatcher = c10::Dispatcher::singleton();
-    static auto* all = new std::unordered_map<std::string, std::vector<c10::OperatorName>>([] {
-      std::unordered_map<std::string, std::vector<c10::OperatorName>> result;
-      for (auto& op : c10::Dispatcher::singleton().getAllOpNames()) result[op.name].push_back(op);
-      return result;
-    }());
-    for (const c10::OperatorName& op : (*all)[name]) {
-      if (auto handle = dispatcher.findSchema(op)) found->second.push_back(*handle);
-    }
+std::vector<OperatorHandle> overloads(const std::string& name) {
+  static const auto* of_pytorch = new NamesByName(all_names());
+  // Users define theirs at any time.
+  NamesByName now = name.starts_with("aten::") ? NamesByName() : all_names();
+  const NamesByName& names = name.starts_with("aten::") ? *of_pytorch : now;
+  std::vector<OperatorHandle> result;
+  auto found = names.find(name);
+  if (found == names.end()) return result;
+  for (const c10::OperatorName& op : found->second) {
+    if (auto handle = c10::Dispatcher::singleton().findSchema(op)) result.push_back(*handle);
   }
-  return found->second;
+  return result;
 }
 
 bool is_tensor_option(const std::string& name) {
@@ -207,7 +210,7 @@ bool ignores_self(const std::string& functional_name) {
 }
 
 // For operators whose argument checks do not depend on sizes, so that one element tells (see
-// infer.cpp): the value of that element. Pointwise operators may divide by it, others index with
+// checks.h): the value of that element. Pointwise operators may divide by it, others index with
 // it.
 std::optional<int> check_on_cpu_with(const OperatorHandle& functional) {
   static const std::unordered_set<std::string> names{
@@ -239,12 +242,68 @@ std::optional<int> check_on_cpu_with(const OperatorHandle& functional) {
       "aten::complex",
       "aten::index_add",
       "aten::masked_scatter",
+      "aten::uniform",
+      "aten::normal_functional",
+      "aten::normal.Tensor_float",
+      "aten::normal.float_Tensor",
+      "aten::normal.Tensor_Tensor",
+      "aten::random",
+      "aten::random.from",
+      "aten::random.to",
+      "aten::binomial",
+      "aten::poisson",
+      "aten::bernoulli",
+      "aten::bernoulli.Tensor",
+      "aten::bernoulli.p",
+      "aten::aminmax",
+      "aten::addr",
   };
-  if (names.count(qualified_name(functional.operator_name()))) return 0;
+  static const std::unordered_set<std::string> divisions{
+      "aten::floor_divide",
+      "aten::floor_divide.Scalar",
+  };
+  std::string name = qualified_name(functional.operator_name());
+  if (names.count(name)) return 0;
+  if (divisions.count(name)) return 1;
   for (at::Tag tag : functional.getTags()) {
     if (tag == at::Tag::pointwise) return 1;
   }
   return std::nullopt;
+}
+
+// Operators whose kernels have conditions on their numbers, whatever the dtypes: the parameters of
+// distributions and norms, and values to be stored, which a dtype may be too narrow for. The
+// pointwise ones among the others have conditions for integers only, which cannot hold every
+// number, be divided by zero or raised to a negative power.
+NumberChecks number_checks(const OpInfo& info) {
+  static const std::unordered_set<std::string> names{
+      "aten::cauchy",
+      "aten::exponential",
+      "aten::geometric",
+      "aten::log_normal",
+      "aten::uniform",
+      "aten::normal_functional",
+      "aten::normal.Tensor_float",
+      "aten::bernoulli.p",
+      "aten::native_dropout",
+      "aten::fill.Scalar",
+      "aten::constant_pad_nd",
+      "aten::full_like",
+      "aten::masked_fill.Scalar",
+      "aten::index_fill.int_Scalar",
+      "aten::scatter.value",
+      "aten::renorm",
+      "aten::_cdist_forward",
+      "aten::huber_loss",
+      "aten::smooth_l1_loss",
+      "aten::softshrink",
+      "aten::histc",
+      "aten::celu",
+  };
+  if (names.count(info.functional_name)) return NumberChecks::kAlways;
+  bool as_pointwise = info.functional_name == "aten::_foreach_pow.Scalar";
+  if (info.check_on_cpu_with || as_pointwise) return NumberChecks::kOfIntegers;
+  return NumberChecks::kNever;
 }
 
 std::unique_ptr<OpInfo> make_info(const OperatorHandle& op) {
@@ -275,6 +334,7 @@ std::unique_ptr<OpInfo> make_info(const OperatorHandle& op) {
   bind_functional(*info, schema);
   if (ignores_self(info->functional_name)) info->args[0].operand = false;
   info->check_on_cpu_with = check_on_cpu_with(info->functional);
+  info->checks_numbers = number_checks(*info);
   info->may_overlap = fills(info->functional_name);
   for (at::Tag tag : info->functional.getTags()) {
     info->random |= tag == at::Tag::nondeterministic_seeded;
@@ -286,6 +346,17 @@ std::unique_ptr<OpInfo> make_info(const OperatorHandle& op) {
   return info;
 }
 
+// All that were made.
+struct Infos {
+  std::mutex mutex;
+  std::unordered_map<c10::OperatorName, std::unique_ptr<OpInfo>> table;
+
+  static Infos& get() {
+    static auto* instance = new Infos();
+    return *instance;
+  }
+};
+
 }  // namespace
 
 std::string qualified_name(const c10::OperatorName& name) {
@@ -293,16 +364,33 @@ std::string qualified_name(const c10::OperatorName& name) {
 }
 
 OpInfo& OpInfo::of(const OperatorHandle& op) {
-  static std::mutex mutex;
-  static auto* table = new std::unordered_map<c10::OperatorName, std::unique_ptr<OpInfo>>();
+  Infos& infos = Infos::get();
   {
-    std::lock_guard lock(mutex);
-    auto found = table->find(op.operator_name());
-    if (found != table->end()) return *found->second;
+    std::lock_guard lock(infos.mutex);
+    auto found = infos.table.find(op.operator_name());
+    if (found != infos.table.end()) return *found->second;
   }
   auto info = make_info(op);
-  std::lock_guard lock(mutex);
-  return *table->try_emplace(op.operator_name(), std::move(info)).first->second;
+  std::lock_guard lock(infos.mutex);
+  return *infos.table.try_emplace(op.operator_name(), std::move(info)).first->second;
+}
+
+void OpInfo::forget_way(const std::string& name) {
+  static std::atomic<uint64_t> next_key{1};  // odd: no address
+  Infos& infos = Infos::get();
+  std::lock_guard lock(infos.mutex);
+  const std::string ns = name.substr(0, name.find("::") + 2);
+  for (auto it = infos.table.begin(); it != infos.table.end();) {
+    OpInfo& info = *it->second;
+    if (info.functional_name == name) {
+      info.memo_key = next_key.fetch_add(2);
+      info.way = Way::kUnknown;
+    }
+    // A user's operator that writes may have a functional counterpart by now.
+    bool outdated = ns != "aten::" && !info.recordable && info.name.starts_with(ns);
+    if (outdated) it->second.release();  // somebody may be at it
+    it = outdated ? infos.table.erase(it) : std::next(it);
+  }
 }
 
 }  // namespace lazyxla::dispatch

@@ -34,6 +34,10 @@ enum class ArgKind : uint8_t {
   kStatic,  // everything else: int, int[], bool, str, ScalarType, ...
 };
 
+// When an operator's numbers have to be checked, though shape inference does not depend on them:
+// see checks.h.
+enum class NumberChecks : uint8_t { kNever, kOfIntegers, kAlways };
+
 struct ArgInfo {
   ArgKind kind;
   bool written = false;   // the operator changes this tensor (or these tensors)
@@ -49,6 +53,15 @@ struct ArgSource {
   bool is_dtype = false;  // as in ArgInfo
 };
 
+// How an operator is lowered.
+enum class Way : uint8_t {
+  kUnknown,
+  kRule,      // by a rule of ours
+  kTryOut,    // by a decomposition, whose parts have rules or not: each kind of call is tried out
+  kHostCall,  // the program calls the CPU's kernel
+  kHost,      // not at all
+};
+
 struct OpInfo {
   explicit OpInfo(const c10::OperatorHandle& op) : handle(op), functional(op) {}
 
@@ -58,23 +71,28 @@ struct OpInfo {
   bool writes = false;
   bool writes_list = false;  // a _foreach_ operator: its kernel has to bump version counters
   bool may_overlap = false;  // it may write to a tensor whose elements share memory
-  std::optional<int> check_on_cpu_with;  // see infer.cpp
-  bool random = false;                   // draws from a generator
+  std::optional<int> check_on_cpu_with;  // the element that tells the CPU enough: see checks.h
+  NumberChecks checks_numbers = NumberChecks::kNever;
+  bool random = false;   // draws from a generator
   bool factory = false;  // the functional form takes no tensor: scalars decide the result's shape
   // The operator whose rule lowers this one: itself, or the functional counterpart.
   c10::OperatorHandle functional;
   std::string functional_name;
   std::vector<ArgSource> functional_args;
-  // Whether it can be recorded at all; false if it writes and no functional counterpart was found,
-  // or if (for an operator without a rule, see `resolved`) it can only run on the host.
-  std::atomic<bool> recordable{true};
-  std::atomic<bool> resolved{false};        // whether Python was asked how it lowers
+  bool recordable = true;  // false if it writes and no functional counterpart was found
+  // How it lowers, as Python told when it was asked first.
+  mutable std::atomic<Way> way{Way::kUnknown};
+  // Stands for this operator in the shape memo's keys; another one once its rule is another.
+  mutable std::atomic<uint64_t> memo_key{reinterpret_cast<uint64_t>(this)};
   mutable std::atomic<bool> warned{false};  // whether its host fallback was announced
   // Per return: the position of the written argument it is, or -1 for a fresh result.
   std::vector<int> returns;
 
   // The operator's info, made on first use. Thread-safe.
   static OpInfo& of(const c10::OperatorHandle& op);
+
+  // Forgets how operator `name` lowers, and all that write by way of it: it has another rule now.
+  static void forget_way(const std::string& name);
 };
 
 // "aten::add.Tensor"; the default overload has no dot.

@@ -8,6 +8,7 @@
 #include <span>
 #include <unordered_set>
 
+#include "dispatch/checks.h"
 #include "dispatch/generator.h"
 #include "dispatch/host.h"
 #include "dispatch/index_check.h"
@@ -52,13 +53,48 @@ class ScanScope {
   Scan& scan_;
 };
 
+// What Python was asked to answer; set once.
+struct Hooks {
+  std::function<std::string(const std::string&)> how;
+  TryOut try_out;
+};
+
+Hooks& hooks() {
+  static auto* instance = new Hooks();
+  return *instance;
+}
+
+Way way_of(const OpInfo& info) {
+  Way way = info.way.load(std::memory_order_acquire);
+  if (way != Way::kUnknown) return way;
+  const std::string how = hooks().how(info.functional_name);
+  way = how == "host"            ? Way::kHost
+        : how == "call"          ? Way::kHostCall
+        : how == "decomposition" ? Way::kTryOut
+                                 : Way::kRule;
+  info.way.store(way, std::memory_order_release);
+  return way;
+}
+
 const Recipe* find_recipe(const OpInfo& info, c10::ArrayRef<IValue> args, const Scan& scan) {
   ir::MemoKey key{scan.key.data(), scan.key.size(),
                   ir::hash_words(scan.key.data(), scan.key.size())};
   const Recipe* recipe = ir::ShapeMemo::get().find(key);
+  check_numbers(info, args, scan, key.hash);
   if (recipe) return recipe;
   auto inferred = infer(info, args, scan);
-  return inferred ? ir::ShapeMemo::get().insert(key, std::move(inferred)) : nullptr;
+  if (!inferred) return nullptr;
+  switch (info.way) {
+    case Way::kHostCall:
+      inferred->runs = Recipe::Runs::kHostCall;
+      break;
+    case Way::kTryOut:
+      inferred->runs = hooks().try_out(inferred->spec, scan);
+      break;
+    default:
+      break;
+  }
+  return ir::ShapeMemo::get().insert(key, std::move(inferred));
 }
 
 void add_random_slots(const Scan& scan, c10::SmallVectorImpl<ir::ScalarValue>& slots) {
@@ -198,8 +234,9 @@ void push_results(const OpInfo& info, const Recipe& recipe, std::span<at::Tensor
   for (IValue& result : results) stack->push_back(std::move(result));
 }
 
-// False if the operator has no meta kernel, so that it cannot be recorded.
-bool try_record(const OpInfo& info, torch::jit::Stack* stack) {
+// Why the call cannot be recorded; null if it was.
+const char* try_record(const OpInfo& info, torch::jit::Stack* stack) {
+  if (!info.recordable || way_of(info) == Way::kHost) return "has no lowering";
   auto args = torch::jit::last(*stack, info.args.size());
   if (options().check_indices) check_indices(info, args);
   ScanScope scope;
@@ -207,7 +244,9 @@ bool try_record(const OpInfo& info, torch::jit::Stack* stack) {
   scan.run(info, args);
   if (!scan.written.empty()) check_overlap(info, scan);
   const Recipe* recipe = find_recipe(info, args, scan);
-  if (!recipe) return false;
+  if (!recipe) return "has no meta function, which would tell its result's shape,";
+  if (recipe->runs == Recipe::Runs::kHost) return "has no lowering for such arguments";
+  if (recipe->runs == Recipe::Runs::kHostCall) check_host_call_allowed(info, *stack);
   c10::SmallVector<at::TensorBase, 4> fresh;
   for (const Recipe::Fresh& result : recipe->fresh) {
     fresh.push_back(result.output < 0 ? at::TensorBase()
@@ -215,15 +254,10 @@ bool try_record(const OpInfo& info, torch::jit::Stack* stack) {
   }
   apply(*recipe, scan, fresh);
   push_results(info, *recipe, fresh, stack);
-  return true;
+  return nullptr;
 }
 
-std::function<std::string(const std::string&)>& resolver() {
-  static auto* instance = new std::function<std::string(const std::string&)>();
-  return *instance;
-}
-
-// The kernel of operators with a lowering.
+// The kernel of PyTorch's operators with a rule.
 class RecordKernel final : public c10::OperatorKernel {
  public:
   explicit RecordKernel(OpInfo& info) : info_(info) {}
@@ -235,15 +269,9 @@ class RecordKernel final : public c10::OperatorKernel {
   OpInfo& info_;
 };
 
-// The kernel of all others: recorded if PyTorch has a decomposition or a program can call the CPU's
-// kernel, else run on the host.
+// The kernel of all others.
 void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
-  OpInfo& info = OpInfo::of(op);
-  if (!info.resolved.load(std::memory_order_acquire)) {
-    if (info.recordable) info.recordable = resolver()(info.functional_name) != "host";
-    info.resolved.store(true, std::memory_order_release);
-  }
-  record(info, stack);
+  record(OpInfo::of(op), stack);
 }
 
 // Operators that take index tensors have more to do before they can be recorded.
@@ -268,8 +296,11 @@ torch::CppFunction kernel(OpInfo& info) {
   return torch::CppFunction::makeFromBoxedFunctor(std::make_unique<RecordKernel>(info));
 }
 
-bool is_composite_implicit(const c10::OperatorHandle& op) {
-  return op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
+// Whether PyTorch takes the operator apart before a backend sees it. One with a formula for its
+// gradient is taken apart only where the backend has no kernel.
+bool is_composite(const c10::OperatorHandle& op) {
+  return op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
+         !op.hasKernelForDispatchKey(c10::DispatchKey::Autograd);
 }
 
 torch::Library& library(const std::string& ns) {
@@ -305,7 +336,7 @@ void after_recording(c10::DeviceIndex device, uint64_t op) {
 }
 
 void record(const OpInfo& info, torch::jit::Stack* stack) {
-  if (!info.recordable || !try_record(info, stack)) run_on_host(info, stack);
+  if (const char* why = try_record(info, stack)) run_on_host(info, stack, why);
 }
 
 std::vector<std::string> register_operators(const std::vector<std::string>& names) {
@@ -314,13 +345,13 @@ std::vector<std::string> register_operators(const std::vector<std::string>& name
   auto& dispatcher = c10::Dispatcher::singleton();
   for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
     auto op = dispatcher.findSchema(name);
-    if (!op || is_composite_implicit(*op)) continue;
+    if (!op || is_composite(*op)) continue;
     if (op->hasKernelForDispatchKey(c10::DispatchKey::PrivateUse1)) continue;  // has its own
     bool own = wanted.count(qualified_name(name)) > 0;
     if (!own && !op->schema().is_mutable()) continue;
     OpInfo& info = OpInfo::of(*op);
     if (!info.recordable || !wanted.count(info.functional_name)) continue;
-    info.resolved = true;
+    info.way = Way::kRule;
     std::string ns = name.name.substr(0, name.name.find("::"));
     library(ns).impl(info.name.substr(ns.size() + 2).c_str(), kernel(info));
     registered.push_back(info.name);
@@ -328,8 +359,32 @@ std::vector<std::string> register_operators(const std::vector<std::string>& name
   return registered;
 }
 
-void set_resolver(std::function<std::string(const std::string&)> how) {
-  resolver() = std::move(how);
+void set_lowering(std::function<std::string(const std::string&)> how, TryOut try_out) {
+  hooks() = {std::move(how), std::move(try_out)};
+}
+
+std::string functional_name(const std::string& name) {
+  auto dot = name.find('.');
+  auto op = c10::Dispatcher::singleton().findSchema(
+      {name.substr(0, dot), dot == std::string::npos ? "" : name.substr(dot + 1)});
+  if (!op) return "";
+  const OpInfo& info = OpInfo::of(*op);
+  return info.recordable ? info.functional_name : "";
+}
+
+void rule_changed(const std::string& name) {
+  OpInfo::forget_way(name);
+  size_t colon = name.find("::");
+  auto dot = name.find('.', colon);
+  bool has_overload = dot != std::string::npos;
+  auto op = c10::Dispatcher::singleton().findOp(
+      {name.substr(0, dot), has_overload ? name.substr(dot + 1) : ""});
+  if (op && op->hasKernelForDispatchKey(c10::DispatchKey::PrivateUse1)) return;
+  static auto* registered = new std::unordered_set<std::string>();  // the GIL guards it
+  if (!registered->insert(name).second) return;
+  std::string ns = name.substr(0, colon);
+  library(ns).impl(name.substr(colon + 2).c_str(),
+                   torch::CppFunction::makeFromBoxedFunction<&fallback>());
 }
 
 }  // namespace lazyxla::dispatch

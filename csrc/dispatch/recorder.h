@@ -10,7 +10,8 @@
 // Python's registry gives (their in-place and out= forms included), and, as the backend's fallback,
 // every other operator that has no kernel of its own. For the latter Python is asked once whether
 // PyTorch has a decomposition, or whether a program can call PyTorch's CPU kernel (host_call.h); if
-// neither, the operator runs on the host (host.h).
+// neither, the operator runs on the host (host.h). A decomposition is tried out with each kind of
+// call, since its parts may have no lowering: such a call is a host call or runs on the host, too.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -45,7 +46,18 @@ std::unique_ptr<ir::Recipe> infer(const OpInfo& info, c10::ArrayRef<c10::IValue>
 // alone. Returns the names registered.
 std::vector<std::string> register_operators(const std::vector<std::string>& names);
 
-// How an operator without a registration is to run: "host", or anything else for recorded.
-void set_resolver(std::function<std::string(const std::string&)> how);
+// Where a call runs that is to be lowered through a decomposition.
+using TryOut = std::function<ir::Recipe::Runs(const ir::OpSpec&, const Scan&)>;
+
+// What Python answers: how an operator is lowered ("decomposition", "call", "host", or anything
+// else for a rule), and what comes of trying out a call of it.
+void set_lowering(std::function<std::string(const std::string&)> how, TryOut try_out);
+
+// The operator that a call of operator `name` is recorded as; empty if it cannot be.
+std::string functional_name(const std::string& name);
+
+// A user has given the operator `name` a rule. It is recorded from now on, even if it has a kernel
+// for all devices (as torch.library.custom_op makes them), and what was known of it is forgotten.
+void rule_changed(const std::string& name);
 
 }  // namespace lazyxla::dispatch

@@ -58,7 +58,7 @@ void Scan::run(const OpInfo& info, c10::ArrayRef<IValue> args) {
   device = -1;
   generator.reset();
   // An address leaves the upper bits free; the default dtype decides what numbers promote to.
-  key.push_back(reinterpret_cast<uint64_t>(&info) |
+  key.push_back(info.memo_key.load(std::memory_order_relaxed) |
                 (static_cast<uint64_t>(c10::get_default_dtype_as_scalartype()) << 56));
   for (size_t i = 0; i < args.size(); ++i) {
     const IValue& value = args[i];

@@ -4,7 +4,7 @@
 // tensors the operator writes, the values of its scalars, and the device. It runs for every
 // operator recorded, so it only appends to buffers that keep their memory.
 //
-// The key is a run of 64-bit words: the OpInfo's address (with torch's default dtype), then for
+// The key is a run of 64-bit words: the OpInfo's key (with torch's default dtype), then for
 // each argument a tagged word and what it counts; for a tensor its dtype, sizes and strides, for a
 // scalar its category.
 #pragma once

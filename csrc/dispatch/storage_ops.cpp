@@ -3,7 +3,9 @@
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/_reshape_alias_native.h>
+#include <ATen/ops/as_strided_copy_native.h>
 #include <ATen/ops/as_strided_native.h>
+#include <ATen/ops/as_strided_scatter_native.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/is_set_to_native.h>
 #include <ATen/ops/set_native.h>
@@ -177,6 +179,9 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("set_.source_Storage_storage_offset", TORCH_FN(set_storage));
   m.impl("set_.source_Tensor", TORCH_FN(at::native::set_tensor_));
   m.impl("as_strided", TORCH_FN(as_strided));
+  // They count strides in the argument's memory, of which a recorded operator knows nothing.
+  m.impl("as_strided_copy", TORCH_FN(at::native::as_strided_copy_symint));
+  m.impl("as_strided_scatter", TORCH_FN(at::native::as_strided_scatter_symint));
   m.impl("view", TORCH_FN(view));
   m.impl("_reshape_alias", TORCH_FN(reshape_alias));
   m.impl("unfold", TORCH_FN(at::native::unfold));

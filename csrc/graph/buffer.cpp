@@ -6,8 +6,7 @@
 
 namespace lazyxla::graph {
 
-DeviceBuffer::DeviceBuffer(std::unique_ptr<pjrt::Buffer> buffer)
-    : state_(kReady), buffer_(std::move(buffer)) {}
+DeviceBuffer::DeviceBuffer(pjrt::Buffer buffer) : state_(kReady), buffer_(std::move(buffer)) {}
 
 pjrt::Buffer& DeviceBuffer::get() {
   int state = state_.load(std::memory_order_acquire);
@@ -20,8 +19,8 @@ pjrt::Buffer& DeviceBuffer::get() {
   return *buffer_;
 }
 
-void DeviceBuffer::keep(std::unique_ptr<pjrt::Buffer> buffer) {
-  buffer_ = std::move(buffer);
+void DeviceBuffer::keep(pjrt::Buffer buffer) {
+  buffer_.emplace(std::move(buffer));
   state_.store(kReady, std::memory_order_release);
   state_.notify_all();
 }
@@ -38,7 +37,7 @@ bool dies_with(const ir::Node& leaf, size_t references) {
          leaf.output_type(0).numel() > 0;
 }
 
-ir::Value make_leaf(ir::TensorType type, std::unique_ptr<pjrt::Buffer> buffer) {
+ir::Value make_leaf(ir::TensorType type, pjrt::Buffer buffer) {
   return {ir::Node::make_leaf(std::move(type), std::make_shared<DeviceBuffer>(std::move(buffer))),
           0};
 }

@@ -8,6 +8,7 @@
 
 #include <atomic>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "ir/node.h"
@@ -18,12 +19,12 @@ namespace lazyxla::graph {
 class DeviceBuffer final : public ir::LeafData {
  public:
   DeviceBuffer() = default;  // a promise
-  explicit DeviceBuffer(std::unique_ptr<pjrt::Buffer> buffer);
+  explicit DeviceBuffer(pjrt::Buffer buffer);
 
   // Waits for the promise (not for the data on the device). Throws what broke it.
   pjrt::Buffer& get();
 
-  void keep(std::unique_ptr<pjrt::Buffer> buffer);
+  void keep(pjrt::Buffer buffer);
   void break_promise(std::string reason);
 
   // How many references runs that wait for their turn hold (runner.h). They do not stand in the
@@ -33,7 +34,7 @@ class DeviceBuffer final : public ir::LeafData {
  private:
   enum State : int { kPromised, kReady, kBroken };
   std::atomic<int> state_{kPromised};
-  std::unique_ptr<pjrt::Buffer> buffer_;
+  std::optional<pjrt::Buffer> buffer_;
   std::string error_;
 };
 
@@ -52,7 +53,7 @@ inline DeviceBuffer& buffer_of(const ir::Node& leaf) {
 }
 
 // A leaf on existing data.
-ir::Value make_leaf(ir::TensorType type, std::unique_ptr<pjrt::Buffer> buffer);
+ir::Value make_leaf(ir::TensorType type, pjrt::Buffer buffer);
 
 // torch's dtype for PJRT's; throws for a dtype that XLA does not have.
 PJRT_Buffer_Type pjrt_type(c10::ScalarType dtype);

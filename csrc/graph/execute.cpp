@@ -2,6 +2,8 @@
 
 #include <c10/util/Exception.h>
 
+#include <optional>
+
 #include "graph/gil.h"
 #include "options.h"
 #include "pjrt/client.h"
@@ -12,10 +14,9 @@ namespace {
 
 // Packs the values of variable slots into one small array on the device.
 template <typename T>
-std::unique_ptr<pjrt::Buffer> upload_slots(const std::vector<uint32_t>& which,
-                                           c10::ArrayRef<ir::ScalarValue> slots,
-                                           T ir::ScalarValue::* member, PJRT_Buffer_Type type,
-                                           const pjrt::Device& device) {
+pjrt::Buffer upload_slots(const std::vector<uint32_t>& which, c10::ArrayRef<ir::ScalarValue> slots,
+                          T ir::ScalarValue::* member, PJRT_Buffer_Type type,
+                          const pjrt::Device& device) {
   c10::SmallVector<T, 16> values;
   for (uint32_t slot : which) values.push_back(slots[slot].*member);
   int64_t dims[] = {static_cast<int64_t>(values.size())};
@@ -38,7 +39,7 @@ void rethrow(const pjrt::Error& error, const char* doing) {
   TORCH_CHECK(false, "lazyxla: ", doing, ": ", error.what());
 }
 
-void keeping(c10::ArrayRef<BufferRef> promises, const std::function<void()>& action) {
+void keeping(c10::ArrayRef<BufferRef> promises, c10::function_ref<void()> action) {
   auto break_promises = [&](const std::string& reason) {
     for (const auto& promise : promises) {
       promise->break_promise(
@@ -68,17 +69,18 @@ void execute(const Run& run, c10::DeviceIndex index) {
   const pjrt::Executable& executable = variant.executable();
   c10::SmallVector<pjrt::Buffer*, 16> args;
   for (const BufferRef& input : run.inputs) args.push_back(&input->get());
-  std::unique_ptr<pjrt::Buffer> floats, ints;
+  std::optional<pjrt::Buffer> floats, ints;
   if (!variant.float_slots.empty()) {
-    floats = upload_slots(variant.float_slots, run.slots, &ir::ScalarValue::f, PJRT_Buffer_Type_F64,
-                          device);
-    args.push_back(floats.get());
+    floats.emplace(upload_slots(variant.float_slots, run.slots, &ir::ScalarValue::f,
+                                PJRT_Buffer_Type_F64, device));
+    args.push_back(&*floats);
   }
   if (!variant.int_slots.empty()) {
-    ints = upload_slots(variant.int_slots, run.slots, &ir::ScalarValue::i, PJRT_Buffer_Type_S64,
-                        device);
-    args.push_back(ints.get());
+    ints.emplace(upload_slots(variant.int_slots, run.slots, &ir::ScalarValue::i,
+                              PJRT_Buffer_Type_S64, device));
+    args.push_back(&*ints);
   }
+  variant.note_run();
   auto results = executable.execute(args, variant.donated_args, device);
   TORCH_INTERNAL_ASSERT(results.size() == run.promises.size());
   for (size_t i = 0; i < results.size(); ++i) run.promises[i]->keep(std::move(results[i]));

@@ -6,8 +6,7 @@
 #pragma once
 
 #include <c10/core/Device.h>
-
-#include <functional>
+#include <c10/util/FunctionRef.h>
 
 #include "graph/buffer.h"
 #include "graph/program.h"
@@ -24,7 +23,7 @@ struct Run {
 };
 
 // Does `action`; if it throws, breaks the promises, and rethrows as an error of PyTorch.
-void keeping(c10::ArrayRef<BufferRef> promises, const std::function<void()>& action);
+void keeping(c10::ArrayRef<BufferRef> promises, c10::function_ref<void()> action);
 
 // Enqueues a run on the device and keeps its promises. With LAZYXLA_BLOCKING it also waits for the
 // results.

@@ -93,8 +93,7 @@ void sync(c10::DeviceIndex device, bool wait, Cause cause) {
   wait_for(device);
 }
 
-std::unique_ptr<pjrt::Buffer> upload(const void* data, const ir::TensorType& type,
-                                     c10::DeviceIndex device) {
+pjrt::Buffer upload(const void* data, const ir::TensorType& type, c10::DeviceIndex device) {
   ++Counters::get().uploads;
   const pjrt::Device& target = pjrt_device(device);
   std::vector<int64_t> dims(type.dims.begin(), type.dims.end());

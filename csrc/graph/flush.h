@@ -29,8 +29,7 @@ void sync(c10::DeviceIndex device, bool wait, Cause cause);
 uint64_t global_setting();
 
 // Copies host data (dense, row-major, of the given type) to the device.
-std::unique_ptr<pjrt::Buffer> upload(const void* data, const ir::TensorType& type,
-                                     c10::DeviceIndex device);
+pjrt::Buffer upload(const void* data, const ir::TensorType& type, c10::DeviceIndex device);
 
 // Waits for the leaf's data and copies it (dense, row-major) to `destination`.
 void download(const ir::Value& leaf, void* destination);

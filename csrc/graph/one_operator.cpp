@@ -40,25 +40,27 @@ class Programs final : public ir::OwnPrograms {
                                       c10::ArrayRef<ir::ScalarValue> slots) {
     std::lock_guard lock(mutex_);
     for (const Entry& entry : entries_) {
-      if (entry.pattern == pattern && entry.variant->matches(slots)) return entry.variant;
+      if (!(entry.pattern == pattern)) continue;
+      auto variant = entry.variant.lock();
+      if (variant && variant->matches(slots)) return variant;
     }
     return nullptr;
   }
 
-  void add(const Pattern& pattern, std::shared_ptr<const Variant> variant) {
+  void add(const Pattern& pattern, const std::shared_ptr<const Variant>& variant) {
     std::lock_guard lock(mutex_);
     for (const Entry& entry : entries_) {
-      if (entry.variant == variant) return;
+      if (entry.variant.lock() == variant) return;
     }
     if (entries_.size() == kMaxEntries) entries_.pop_back();
-    entries_.insert(entries_.begin(), {pattern, std::move(variant)});  // the newest is likeliest
+    entries_.insert(entries_.begin(), {pattern, variant});  // the newest is likeliest
   }
 
  private:
   static constexpr size_t kMaxEntries = 16;
   struct Entry {
     Pattern pattern;
-    std::shared_ptr<const Variant> variant;
+    std::weak_ptr<const Variant> variant;  // the program cache owns them, and may drop them
   };
   ir::SpinLock mutex_;
   c10::SmallVector<Entry, 1> entries_;
@@ -123,7 +125,7 @@ void OneOperator::run(c10::ArrayRef<ir::ScalarValue> slots) {
   turn_.run_soon({variant_, inputs_, slots, promises_});
 }
 
-void OneOperator::keep(const Graph& graph, std::shared_ptr<const Variant> variant) {
+void OneOperator::keep(const Graph& graph, const std::shared_ptr<const Variant>& variant) {
   if (graph.nodes.size() != 1) return;
   const ir::Node& node = *graph.nodes[0].get();
   auto operands = node.operands();
@@ -139,7 +141,7 @@ void OneOperator::keep(const Graph& graph, std::shared_ptr<const Variant> varian
   for (size_t r = 0; r < graph.outputs.size(); ++r) {
     pattern.output_of_result[r] = graph.outputs[r] - graph.values[0];
   }
-  Programs::made_for(*node.spec()).add(pattern, std::move(variant));
+  Programs::made_for(*node.spec()).add(pattern, variant);
 }
 
 }  // namespace lazyxla::graph

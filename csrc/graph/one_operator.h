@@ -44,7 +44,7 @@ class OneOperator {
   void run(c10::ArrayRef<ir::ScalarValue> slots);
 
   // Notes the program of a graph that is a single operator.
-  static void keep(const Graph& graph, std::shared_ptr<const Variant> variant);
+  static void keep(const Graph& graph, const std::shared_ptr<const Variant>& variant);
 
  private:
   explicit OneOperator(Turn turn) : turn_(std::move(turn)) {}

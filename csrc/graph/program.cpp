@@ -11,7 +11,9 @@
 #include "graph/gil.h"
 #include "graph/history.h"
 #include "graph/scope.h"
+#include "options.h"
 #include "pjrt/client.h"
+#include "pjrt/host_memory.h"
 #include "pjrt/runtime.h"
 
 namespace lazyxla::graph {
@@ -21,10 +23,68 @@ namespace {
 // up.
 constexpr size_t kMaxVariants = 64;
 
-struct Cache {
-  std::mutex mutex;
-  ska::flat_hash_map<uint64_t, std::vector<std::shared_ptr<Program>>> programs;
-  size_t size = 0;
+std::atomic<int64_t> live_variants{0};
+
+class Cache {
+ public:
+  std::shared_ptr<Program> find(const Graph& graph) {
+    std::vector<std::shared_ptr<Program>> dead;  // dies without the lock: unloading takes a while
+    std::lock_guard lock(mutex_);
+    for (const auto& program : programs_[graph.hash]) {
+      if (program->key() == graph.key) return program;
+    }
+    if (is_full()) dead = take_oldest();
+    ++size_;
+    auto& bucket = programs_[graph.hash];
+    bucket.push_back(std::make_shared<Program>(graph, dropped_.count(graph.hash) > 0));
+    return bucket.back();
+  }
+
+  size_t size() {
+    std::lock_guard lock(mutex_);
+    return size_;
+  }
+
+ private:
+  bool is_full() {
+    if (count() >= options().max_programs) return true;
+    return ++misses_ % 64 == 0 && pjrt::mappings_run_out();
+  }
+
+  // Compiled forms; a program that could not be lowered counts as one.
+  int64_t count() const { return std::max<int64_t>(live_variants, size_); }
+
+  // Programs that have a quarter of all.
+  std::vector<std::shared_ptr<Program>> take_oldest() {
+    std::vector<std::pair<Program::Use, std::shared_ptr<Program>>> all;
+    for (const auto& [hash, bucket] : programs_) {
+      for (const auto& program : bucket) {
+        if (auto use = program->use()) all.emplace_back(*use, program);
+      }
+    }
+    std::sort(all.begin(), all.end(),
+              [](const auto& a, const auto& b) { return a.first.last_run < b.first.last_run; });
+    std::vector<std::shared_ptr<Program>> oldest;
+    int64_t to_drop = std::max<int64_t>(count() / 4, 1);
+    for (auto& [use, program] : all) {
+      if (to_drop <= 0) break;
+      to_drop -= std::max<int64_t>(use.variants, 1);
+      uint64_t hash = program->hash();
+      std::erase(programs_[hash], program);
+      if (programs_[hash].empty()) programs_.erase(hash);
+      dropped_.insert(hash);
+      oldest.push_back(std::move(program));
+    }
+    size_ -= oldest.size();
+    Counters::get().programs_dropped += static_cast<int64_t>(oldest.size());
+    return oldest;
+  }
+
+  std::mutex mutex_;
+  ska::flat_hash_map<uint64_t, std::vector<std::shared_ptr<Program>>> programs_;
+  size_t size_ = 0;
+  size_t misses_ = 0;
+  ska::flat_hash_set<uint64_t> dropped_;  // to tell why they are compiled again
 };
 
 Cache& cache() {
@@ -104,6 +164,18 @@ class ScalarHistory {
 
 void set_lowerer(Lowerer new_lowerer) { lowerer() = std::move(new_lowerer); }
 
+Variant::Variant() {
+  ++live_variants;
+  note_run();  // it is about to
+}
+
+Variant::~Variant() { --live_variants; }
+
+void Variant::note_run() const {
+  static std::atomic<int64_t> runs{0};
+  last_run_.store(++runs, std::memory_order_relaxed);
+}
+
 bool Variant::matches(c10::ArrayRef<ir::ScalarValue> slots) const {
   if (state_.load(std::memory_order_relaxed) == kFailed) return false;
   for (size_t i = 0; i < slots.size(); ++i) {
@@ -149,7 +221,19 @@ std::shared_ptr<const Variant> Program::variant(const Graph& graph, Compile how)
   return variants_.front();
 }
 
+std::optional<Program::Use> Program::use() {
+  std::unique_lock lock(mutex_, std::try_to_lock);
+  if (!lock) return std::nullopt;  // whoever has it may be waiting for the GIL, which we may hold
+  Use use{.last_run = 0, .variants = static_cast<int64_t>(variants_.size())};
+  for (const auto& variant : variants_) use.last_run = std::max(use.last_run, variant->last_run());
+  return use;
+}
+
 std::string Program::reason(const Graph& graph, const std::vector<bool>& variable) const {
+  if (variants_.empty() && dropped_) {
+    return "a known graph whose program was dropped, since there were more than "
+           "LAZYXLA_MAX_PROGRAMS";
+  }
   if (variants_.empty()) return explain_new(graph);
   const Variant& last = *variants_.front();
   size_t changed = 0, fixed = 0;
@@ -207,20 +291,8 @@ std::shared_ptr<const Variant> Program::compile(const Graph& graph, Compile how)
   return variant;
 }
 
-std::shared_ptr<Program> find_program(const Graph& graph) {
-  std::lock_guard lock(cache().mutex);
-  auto& bucket = cache().programs[graph.hash];
-  for (const auto& program : bucket) {
-    if (program->key() == graph.key) return program;
-  }
-  ++cache().size;
-  bucket.push_back(std::make_shared<Program>(graph.key));
-  return bucket.back();
-}
+std::shared_ptr<Program> find_program(const Graph& graph) { return cache().find(graph); }
 
-size_t cached_programs() {
-  std::lock_guard lock(cache().mutex);
-  return cache().size;
-}
+size_t cached_programs() { return cache().size(); }
 
 }  // namespace lazyxla::graph

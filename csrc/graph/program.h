@@ -13,6 +13,10 @@
 //
 // The cache compares keys in full; a hash collision cannot confuse two graphs. Looking up and
 // running needs no GIL; lowering (a miss) takes it.
+//
+// The cache is bounded (LAZYXLA_MAX_PROGRAMS), also by what a program for the CPU takes of the
+// process (pjrt/host_memory.h). When it is full, the quarter whose last runs are the longest ago
+// goes.
 #pragma once
 
 #include <atomic>
@@ -21,6 +25,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -56,6 +61,8 @@ struct Variant {
   std::vector<uint32_t> float_slots;  // the variable ones: one f64 array, one i64 array
   std::vector<uint32_t> int_slots;
   std::vector<int> donated_args;
+  Variant();
+  ~Variant();
 
   // Whether it is for these values. Not if compiling it failed: whoever needs it tries again.
   bool matches(c10::ArrayRef<ir::ScalarValue> slots) const;
@@ -64,10 +71,14 @@ struct Variant {
   bool is_compiled() const { return state_.load(std::memory_order_acquire) == kCompiled; }
   // Waits while it is being compiled. Throws what made that fail.
   const pjrt::Executable& executable() const;
+  // To be called at every run. The cache asks which of two ran later.
+  void note_run() const;
+  int64_t last_run() const { return last_run_; }
 
  private:
   enum State : int { kCompiling, kCompiled, kFailed };
   std::atomic<int> state_{kCompiling};
+  mutable std::atomic<int64_t> last_run_{0};
   std::unique_ptr<pjrt::Executable> executable_;
   std::exception_ptr error_;
 };
@@ -77,11 +88,22 @@ enum class Compile : uint8_t { kNow, kInBackground };
 
 class Program {
  public:
-  explicit Program(std::vector<uint64_t> key) : key_(std::move(key)) {}
+  // `dropped`: whether there was one for this key that left the cache.
+  Program(const Graph& graph, bool dropped)
+      : key_(graph.key), hash_(graph.hash), dropped_(dropped) {}
   const std::vector<uint64_t>& key() const { return key_; }
+  uint64_t hash() const { return hash_; }
 
   // The variant for these scalar values, lowered by the caller and compiled if there is none.
   std::shared_ptr<const Variant> variant(const Graph& graph, Compile how);
+
+  // When one of its variants ran last, and how many there are: none if no graph could be lowered.
+  // Nothing while one is being lowered.
+  struct Use {
+    int64_t last_run;
+    int64_t variants;
+  };
+  std::optional<Use> use();
 
  private:
   std::shared_ptr<const Variant> compile(const Graph& graph, Compile how);
@@ -89,6 +111,8 @@ class Program {
   std::string reason(const Graph& graph, const std::vector<bool>& variable) const;
 
   std::vector<uint64_t> key_;
+  uint64_t hash_;
+  bool dropped_;
   std::mutex mutex_;  // held while lowering: two threads never compile the same program twice
   std::deque<std::shared_ptr<const Variant>> variants_;  // newest first
   std::vector<bool> static_slots_;

@@ -86,9 +86,7 @@ void leave_scope(const Scope& scope) {
 void check_unbroken(const std::string& what) {
   for (const Scope* scope = current_scope(); scope; scope = scope->outer.get()) {
     if (!scope->region || !scope->region->full_graph) continue;
-    std::string where = user_line ? user_line() : "";
-    TORCH_CHECK(false, "lazyxla: ", where.empty() ? "" : where + ": ", "the compiled region ",
-                scope->region->name,
+    TORCH_CHECK(false, "lazyxla: ", user_line_prefix(), "the compiled region ", scope->region->name,
                 " has full_graph=True, but would break into two programs: ", what,
                 " before it ends");
   }
@@ -114,6 +112,11 @@ std::string count_program(const std::string& reason) {
     if (name.empty()) name = scope->region->name + ": ";
   }
   return name + reason;
+}
+
+std::string user_line_prefix() {
+  std::string where = user_line ? user_line() : "";
+  return where.empty() ? "" : where + ": ";
 }
 
 void set_user_line(std::string (*function)()) { user_line = function; }

@@ -86,7 +86,11 @@ void check_unbroken(Cause cause);
 // already.
 std::string count_program(const std::string& reason);
 
-// Tells the user's line, "train.py:31"; empty if unknown. Set once, by the bindings.
+// The user's line with a colon, "train.py:31: ", to begin a message with; empty if unknown. Takes
+// the GIL.
+std::string user_line_prefix();
+
+// What tells the user's line, "train.py:31", or "". Set once, by the bindings.
 void set_user_line(std::string (*user_line)());
 
 }  // namespace lazyxla::graph

@@ -6,8 +6,13 @@
 #include "ir/spin_lock.h"
 
 namespace lazyxla::ir {
-
 namespace {
+
+constexpr size_t kLeafSize = sizeof(Node) + sizeof(TensorType);
+
+size_t size_in_memory(size_t operands, size_t slots) {
+  return sizeof(Node) + operands * sizeof(Value) + slots * sizeof(ScalarValue);
+}
 
 // Memory for nodes. A graph's nodes live until it is flushed and then die together, which general
 // allocators serve slowly; here dead nodes wait in lists, by size, for the next graph.
@@ -47,10 +52,6 @@ class NodePool {
   Free* free_[kClasses] = {};
 };
 
-size_t node_bytes(size_t operands, size_t slots) {
-  return sizeof(Node) + operands * sizeof(Value) + slots * sizeof(ScalarValue);
-}
-
 }  // namespace
 
 uint64_t OpSpec::next_id() {
@@ -60,31 +61,19 @@ uint64_t OpSpec::next_id() {
 
 NodePtr Node::make(const OpSpec* spec, c10::ArrayRef<Value> operands,
                    c10::ArrayRef<ScalarValue> slots, std::shared_ptr<LeafData> held) {
-  // One allocation holds the node, its operands and its slots: recording is on the hot path.
-  char* memory =
-      static_cast<char*>(NodePool::get().allocate(node_bytes(operands.size(), slots.size())));
-  Node* node = new (memory) Node();
-  node->spec_ = spec;
-  node->num_operands_ = operands.size();
-  node->num_slots_ = slots.size();
-  node->operands_ = reinterpret_cast<Value*>(memory + sizeof(Node));
-  node->slots_ = reinterpret_cast<ScalarValue*>(node->operands_ + operands.size());
-  for (size_t i = 0; i < operands.size(); ++i) {
-    new (node->operands_ + i) Value(std::move(const_cast<Value&>(operands[i])));
-  }
-  std::copy(slots.begin(), slots.end(), node->slots_);
-  if (held) node->leaf_ = std::make_unique<Leaf>(Leaf{.data = std::move(held)});
+  void* memory = NodePool::get().allocate(size_in_memory(operands.size(), slots.size()));
+  Node* node = new (memory) Node(spec, operands.size(), slots.size(), std::move(held));
+  Value* to = node->behind<Value>();
+  for (const Value& operand : operands) new (to++) Value(std::move(const_cast<Value&>(operand)));
+  std::copy(slots.begin(), slots.end(), reinterpret_cast<ScalarValue*>(to));
   return NodePtr::adopt(node);
 }
 
 NodePtr Node::make_leaf(TensorType type, std::shared_ptr<LeafData> data) {
-  Node* node = new (NodePool::get().allocate(node_bytes(0, 0))) Node();
-  node->leaf_ = std::make_unique<Leaf>(Leaf{std::move(type), std::move(data)});
+  void* memory = NodePool::get().allocate(kLeafSize);
+  Node* node = new (memory) Node(nullptr, 0, 0, std::move(data));
+  new (node->behind<TensorType>()) TensorType(std::move(type));
   return NodePtr::adopt(node);
-}
-
-const TensorType& Node::output_type(uint32_t index) const {
-  return spec_ ? spec_->outputs[index] : leaf_->type;
 }
 
 void Node::drop(Node* node) {
@@ -96,12 +85,17 @@ void Node::destroy(Node* node) {
   while (!dead.empty()) {
     Node* n = dead.pop_back_val();
     for (size_t i = 0; i < n->num_operands_; ++i) {
-      Node* operand = n->operands_[i].node.release();
-      if (operand->refs_.fetch_sub(1, std::memory_order_acq_rel) == 1) dead.push_back(operand);
+      Node* below = n->behind<Value>()[i].node.release();
+      if (below->refs_.fetch_sub(1, std::memory_order_acq_rel) == 1) dead.push_back(below);
     }
-    size_t bytes = node_bytes(n->num_operands_, n->num_slots_);
+    size_t size = kLeafSize;
+    if (n->is_leaf()) {
+      n->behind<TensorType>()->~TensorType();
+    } else {
+      size = size_in_memory(n->num_operands_, n->num_slots_);
+    }
     n->~Node();
-    NodePool::get().deallocate(n, bytes);
+    NodePool::get().deallocate(n, size);
   }
 }
 

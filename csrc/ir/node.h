@@ -161,10 +161,14 @@ class Node {
 
   const OpSpec* spec() const { return spec_; }  // null for a leaf
   bool is_leaf() const { return spec_ == nullptr; }
-  c10::ArrayRef<Value> operands() const { return {operands_, num_operands_}; }
-  c10::ArrayRef<ScalarValue> slots() const { return {slots_, num_slots_}; }
-  const TensorType& output_type(uint32_t index) const;
-  const std::shared_ptr<LeafData>& leaf_data() const { return leaf_->data; }
+  c10::ArrayRef<Value> operands() const { return {behind<Value>(), num_operands_}; }
+  c10::ArrayRef<ScalarValue> slots() const {
+    return {reinterpret_cast<ScalarValue*>(behind<Value>() + num_operands_), num_slots_};
+  }
+  const TensorType& output_type(uint32_t index) const {
+    return spec_ ? spec_->outputs[index] : *behind<TensorType>();
+  }
+  const std::shared_ptr<LeafData>& leaf_data() const { return data_; }
   uint32_t use_count() const { return refs_.load(std::memory_order_acquire); }
 
   void retain() { refs_.fetch_add(1, std::memory_order_relaxed); }
@@ -180,20 +184,21 @@ class Node {
   mutable const void* home = nullptr;
 
  private:
-  struct Leaf {
-    TensorType type;
-    std::shared_ptr<LeafData> data;
-  };
-  Node() = default;
+  Node(const OpSpec* spec, size_t num_operands, size_t num_slots, std::shared_ptr<LeafData> data)
+      : num_operands_(num_operands), num_slots_(num_slots), spec_(spec), data_(std::move(data)) {}
   static void destroy(Node* node);
 
+  // In the same allocation: a leaf's type; of another node its operands, then its slots.
+  template <typename T>
+  T* behind() const {
+    return reinterpret_cast<T*>(const_cast<Node*>(this) + 1);
+  }
+
   std::atomic<uint32_t> refs_{1};
-  uint32_t num_operands_ = 0;
-  uint32_t num_slots_ = 0;
-  const OpSpec* spec_ = nullptr;
-  Value* operands_ = nullptr;     // behind the node in the same allocation
-  ScalarValue* slots_ = nullptr;  // likewise
-  std::unique_ptr<Leaf> leaf_;    // of a node that is no leaf: only `data`, if it holds something
+  uint32_t num_operands_;
+  uint32_t num_slots_;
+  const OpSpec* spec_;
+  std::shared_ptr<LeafData> data_;  // of a node that is no leaf: what it holds, if anything
 };
 
 inline NodePtr::NodePtr(const NodePtr& other) : node_(other.node_) {

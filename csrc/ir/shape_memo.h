@@ -44,7 +44,15 @@ struct Recipe {
     uint32_t count;
   };
 
+  // Where such a call runs.
+  enum class Runs : uint8_t {
+    kProgram,   // as operations of XLA's
+    kHostCall,  // on the host, called by the program
+    kHost,      // on the host, between two programs: the call is not recorded
+  };
+
   OpSpec spec;
+  Runs runs = Runs::kProgram;
   std::vector<Fresh> fresh;
   std::vector<Write> writes;
   std::vector<Return> returns;

@@ -1,6 +1,7 @@
 #include "buffer.h"
 
 #include <cstring>
+#include <memory>
 
 #include "call.h"
 #include "client.h"
@@ -59,7 +60,7 @@ bool is_row_major(const PJRT_Buffer_MemoryLayout& layout) {
 
 }  // namespace
 
-std::unique_ptr<Buffer> Buffer::adopt(const Device& device, PJRT_Buffer* raw) {
+Buffer Buffer::adopt(const Device& device, PJRT_Buffer* raw) {
   size_t nbytes = 0;
   try {
     nbytes = on_device_nbytes(&device.api(), raw);
@@ -67,13 +68,19 @@ std::unique_ptr<Buffer> Buffer::adopt(const Device& device, PJRT_Buffer* raw) {
     destroy_buffer(&device.api(), raw);
     throw;
   }
-  return std::make_unique<Buffer>(device, raw, nbytes);
+  return {device, raw, nbytes};
 }
 
 Buffer::Buffer(const Device& device, PJRT_Buffer* raw, size_t nbytes)
     : device_(&device), raw_(raw), nbytes_(nbytes) {
   device.usage_->add(static_cast<int64_t>(nbytes));
 }
+
+Buffer::Buffer(Buffer&& other) noexcept
+    : device_(other.device_),
+      raw_(other.raw_.exchange(nullptr, std::memory_order_acq_rel)),
+      nbytes_(other.nbytes_),
+      ready_(other.ready_.load(std::memory_order_acquire)) {}
 
 Buffer::~Buffer() {
   if (forked()) {
@@ -191,7 +198,7 @@ bool Buffer::copy_from_host_memory(void* dst, size_t nbytes) const {
   return found;
 }
 
-std::unique_ptr<Buffer> Buffer::copy_to_device(const Device& device) const {
+Buffer Buffer::copy_to_device(const Device& device) const {
   check_usable();
   LAZYXLA_PJRT_ARGS(args, PJRT_Buffer_CopyToDevice);
   args.buffer = raw_;

@@ -15,7 +15,6 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <span>
 
 namespace lazyxla::pjrt {
@@ -26,12 +25,12 @@ class Buffer {
  public:
   // Takes ownership of `raw`, which lies on `device`. The second form is for callers that know how
   // many bytes it occupies there.
-  static std::unique_ptr<Buffer> adopt(const Device& device, PJRT_Buffer* raw);
+  static Buffer adopt(const Device& device, PJRT_Buffer* raw);
   Buffer(const Device& device, PJRT_Buffer* raw, size_t nbytes);
 
   ~Buffer();
-  Buffer(const Buffer&) = delete;
-  Buffer& operator=(const Buffer&) = delete;
+  Buffer(Buffer&& other) noexcept;  // what is moved from is as if consumed
+  Buffer& operator=(Buffer&&) = delete;
 
   PJRT_Buffer_Type dtype() const;
   std::span<const int64_t> dims() const;     // valid as long as this Buffer
@@ -51,7 +50,7 @@ class Buffer {
   void to_host(void* dst, size_t nbytes) const;
 
   // A copy on another device of the same client. Asynchronous.
-  std::unique_ptr<Buffer> copy_to_device(const Device& device) const;
+  Buffer copy_to_device(const Device& device) const;
 
   // Whether the memory is gone: consumed by an execution.
   bool is_deleted() const { return raw() == nullptr; }

@@ -1,49 +1,9 @@
 #include "client.h"
 
-#include <type_traits>
-#include <variant>
-
 #include "call.h"
 
 namespace lazyxla::pjrt {
 namespace {
-
-// The options point into `options`, which must outlive them.
-std::vector<PJRT_NamedValue> to_named_values(const NamedValues& options) {
-  std::vector<PJRT_NamedValue> result;
-  result.reserve(options.size());
-  for (const auto& [name, value] : options) {
-    PJRT_NamedValue& out = result.emplace_back();
-    out.struct_size = PJRT_NamedValue_STRUCT_SIZE;
-    out.name = name.data();
-    out.name_size = name.size();
-    out.value_size = 1;
-    std::visit(
-        [&out](const auto& held) {
-          using T = std::decay_t<decltype(held)>;
-          if constexpr (std::is_same_v<T, bool>) {
-            out.type = PJRT_NamedValue_kBool;
-            out.bool_value = held;
-          } else if constexpr (std::is_same_v<T, int64_t>) {
-            out.type = PJRT_NamedValue_kInt64;
-            out.int64_value = held;
-          } else if constexpr (std::is_same_v<T, float>) {
-            out.type = PJRT_NamedValue_kFloat;
-            out.float_value = held;
-          } else if constexpr (std::is_same_v<T, std::string>) {
-            out.type = PJRT_NamedValue_kString;
-            out.string_value = held.data();
-            out.value_size = held.size();
-          } else {
-            out.type = PJRT_NamedValue_kInt64List;
-            out.int64_array_value = held.data();
-            out.value_size = held.size();
-          }
-        },
-        value);
-  }
-  return result;
-}
 
 std::optional<int64_t> optional_stat(bool is_set, int64_t value) {
   return is_set ? std::optional(value) : std::nullopt;
@@ -179,12 +139,7 @@ std::unique_ptr<Executable> Client::compile(std::string_view code, std::string_v
   if (compile_options.empty()) {
     compile_options = default_options;
   }
-  PJRT_Program program{};
-  program.struct_size = PJRT_Program_STRUCT_SIZE;
-  program.code = const_cast<char*>(code.data());  // in/out in other functions, only read here
-  program.code_size = code.size();
-  program.format = format.data();
-  program.format_size = format.size();
+  const PJRT_Program program = to_program(code, format);
   LAZYXLA_PJRT_ARGS(args, PJRT_Client_Compile);
   args.client = raw_;
   args.program = &program;
@@ -209,10 +164,9 @@ std::unique_ptr<Executable> Client::deserialize(std::string_view serialized,
   return Executable::adopt(api(), args.loaded_executable);
 }
 
-std::unique_ptr<Buffer> Client::buffer_from_host(const void* data, PJRT_Buffer_Type type,
-                                                 std::span<const int64_t> dims,
-                                                 std::span<const int64_t> byte_strides,
-                                                 const Device& device) const {
+Buffer Client::buffer_from_host(const void* data, PJRT_Buffer_Type type,
+                                std::span<const int64_t> dims,
+                                std::span<const int64_t> byte_strides, const Device& device) const {
   check_not_forked();
   LAZYXLA_PJRT_ARGS(args, PJRT_Client_BufferFromHostBuffer);
   args.client = raw_;

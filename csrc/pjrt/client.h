@@ -111,7 +111,7 @@ class Client {
   std::unique_ptr<Executable> compile(std::string_view code, std::string_view format,
                                       std::string_view compile_options = {}) const;
 
-  // Loads what Executable::serialize gave, under the same platform and plugin version. Empty
+  // Loads what CompiledProgram::serialize gave, under the same platform and plugin version. Empty
   // `compile_options` keep the ones it was compiled with.
   std::unique_ptr<Executable> deserialize(std::string_view serialized,
                                           std::string_view compile_options = {}) const;
@@ -119,10 +119,8 @@ class Client {
   // Copies host data to a device. `byte_strides` has one entry per dimension, or is empty for dense
   // row-major data. The buffer never aliases `data`, which may be changed or freed on return; the
   // transfer itself may still be under way then.
-  std::unique_ptr<Buffer> buffer_from_host(const void* data, PJRT_Buffer_Type type,
-                                           std::span<const int64_t> dims,
-                                           std::span<const int64_t> byte_strides,
-                                           const Device& device) const;
+  Buffer buffer_from_host(const void* data, PJRT_Buffer_Type type, std::span<const int64_t> dims,
+                          std::span<const int64_t> byte_strides, const Device& device) const;
 
  private:
   explicit Client(const Plugin& plugin) : plugin_(plugin) {}

@@ -91,12 +91,8 @@ std::unique_ptr<Executable> Executable::adopt(const PJRT_Api& api, PJRT_LoadedEx
   LAZYXLA_PJRT_ARGS(unloaded, PJRT_LoadedExecutable_GetExecutable);
   unloaded.loaded_executable = raw;
   LAZYXLA_PJRT_CALL(&api, PJRT_LoadedExecutable_GetExecutable, unloaded);
-  executable->unloaded_ = unloaded.executable;
-
-  LAZYXLA_PJRT_ARGS(outputs, PJRT_Executable_NumOutputs);
-  outputs.executable = unloaded.executable;
-  LAZYXLA_PJRT_CALL(&api, PJRT_Executable_NumOutputs, outputs);
-  executable->num_outputs_ = outputs.num_outputs;
+  executable->program_.emplace(api, unloaded.executable);
+  executable->num_outputs_ = executable->program_->num_outputs();
 
   LAZYXLA_PJRT_ARGS(devices, PJRT_LoadedExecutable_AddressableDevices);
   devices.executable = raw;
@@ -111,17 +107,15 @@ Executable::~Executable() {
   if (forked()) {
     return;
   }
-  LAZYXLA_PJRT_ARGS(unloaded, PJRT_Executable_Destroy);
-  unloaded.executable = unloaded_;
-  ignore_error(api_, api_->PJRT_Executable_Destroy(&unloaded));
+  program_.reset();
   LAZYXLA_PJRT_ARGS(loaded, PJRT_LoadedExecutable_Destroy);
   loaded.executable = raw_;
   ignore_error(api_, api_->PJRT_LoadedExecutable_Destroy(&loaded));
 }
 
-std::vector<std::unique_ptr<Buffer>> Executable::execute(std::span<Buffer* const> args,
-                                                         std::span<const int> donated_args,
-                                                         const Device& device) const {
+std::vector<Buffer> Executable::execute(std::span<Buffer* const> args,
+                                        std::span<const int> donated_args,
+                                        const Device& device) const {
   check_not_forked();
   if (fixed_device_ != nullptr && fixed_device_ != device.raw()) [[unlikely]] {
     throw Error(
@@ -190,10 +184,10 @@ std::vector<std::unique_ptr<Buffer>> Executable::execute(std::span<Buffer* const
   check(api_, error, "PJRT_LoadedExecutable_Execute");
 
   learn_output_nbytes(scratch.outputs);
-  std::vector<std::unique_ptr<Buffer>> outputs;
+  std::vector<Buffer> outputs;
   outputs.reserve(num_outputs_);
   for (size_t i = 0; i < num_outputs_; ++i) {
-    outputs.push_back(std::make_unique<Buffer>(device, scratch.outputs[i], output_nbytes_[i]));
+    outputs.emplace_back(device, scratch.outputs[i], output_nbytes_[i]);
   }
   thread_scratch = std::move(scratch);
   return outputs;
@@ -215,57 +209,6 @@ void Executable::learn_output_nbytes(std::span<PJRT_Buffer* const> outputs) cons
     }
     output_nbytes_ = std::move(nbytes);
   });
-}
-
-std::string Executable::serialize() const {
-  check_not_forked();
-  LAZYXLA_PJRT_ARGS(args, PJRT_Executable_Serialize);
-  args.executable = unloaded_;
-  LAZYXLA_PJRT_CALL(api_, PJRT_Executable_Serialize, args);
-  std::string bytes(args.serialized_bytes, args.serialized_bytes_size);
-  args.serialized_executable_deleter(args.serialized_executable);
-  return bytes;
-}
-
-std::string Executable::fingerprint() const {
-  check_not_forked();
-  if (!has(*api_, &PJRT_Api::PJRT_Executable_Fingerprint)) {
-    return {};
-  }
-  LAZYXLA_PJRT_ARGS(args, PJRT_Executable_Fingerprint);
-  args.executable = unloaded_;
-  if (ignore_error(api_, api_->PJRT_Executable_Fingerprint(&args))) {
-    return {};
-  }
-  return std::string(args.executable_fingerprint, args.executable_fingerprint_size);
-}
-
-std::optional<CompiledMemoryStats> Executable::memory_stats() const {
-  check_not_forked();
-  if (!has(*api_, &PJRT_Api::PJRT_Executable_GetCompiledMemoryStats)) {
-    return std::nullopt;
-  }
-  LAZYXLA_PJRT_ARGS(args, PJRT_Executable_GetCompiledMemoryStats);
-  args.executable = unloaded_;
-  if (ignore_error(api_, api_->PJRT_Executable_GetCompiledMemoryStats(&args))) {
-    return std::nullopt;
-  }
-  return CompiledMemoryStats{.generated_code = args.generated_code_size_in_bytes,
-                             .arguments = args.argument_size_in_bytes,
-                             .outputs = args.output_size_in_bytes,
-                             .aliased = args.alias_size_in_bytes,
-                             .temporary = args.temp_size_in_bytes,
-                             .peak = args.peak_memory_in_bytes};
-}
-
-NamedValues Executable::cost_analysis() const {
-  check_not_forked();
-  LAZYXLA_PJRT_ARGS(args, PJRT_Executable_GetCostAnalysis);
-  args.executable = unloaded_;
-  if (ignore_error(api_, api_->PJRT_Executable_GetCostAnalysis(&args))) {
-    return {};
-  }
-  return read_named_values(args.properties, args.num_properties);
 }
 
 void measure_executions(bool on) { measuring = on; }

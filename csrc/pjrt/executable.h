@@ -27,22 +27,12 @@
 #include <variant>
 #include <vector>
 
-#include "plugin.h"
+#include "compiled_program.h"
 
 namespace lazyxla::pjrt {
 
 class Buffer;
 class Device;
-
-// What the compiler knows about a program's memory, in bytes.
-struct CompiledMemoryStats {
-  int64_t generated_code = 0;
-  int64_t arguments = 0;
-  int64_t outputs = 0;
-  int64_t aliased = 0;    // how much of the arguments is reused for outputs
-  int64_t temporary = 0;  // needed during the execution only
-  int64_t peak = 0;       // 0 if the plugin does not tell
-};
 
 class Executable {
  public:
@@ -58,26 +48,16 @@ class Executable {
   // output; when this returns, those Buffers are consumed. A Buffer that is donated may appear only
   // once in `args`. The plugin checks number and byte sizes of the arguments, not always their
   // types. If it throws, nothing was enqueued, and arguments the plugin has not taken stay valid.
-  std::vector<std::unique_ptr<Buffer>> execute(std::span<Buffer* const> args,
-                                               std::span<const int> donated_args,
-                                               const Device& device) const;
+  std::vector<Buffer> execute(std::span<Buffer* const> args, std::span<const int> donated_args,
+                              const Device& device) const;
 
   size_t num_outputs() const { return num_outputs_; }
 
   // Whether it runs on any device of the client.
   bool portable() const { return fixed_device_ == nullptr; }
 
-  // Bytes for Client::deserialize. Throws if the plugin cannot serialize.
-  std::string serialize() const;
-
-  // The same for identical programs, options and compilers; empty if the plugin has none.
-  std::string fingerprint() const;
-
-  // Empty if the plugin does not offer it.
-  std::optional<CompiledMemoryStats> memory_stats() const;
-
-  // The compiler's estimates, for example "flops" and "bytes accessed". Empty if not offered.
-  NamedValues cost_analysis() const;
+  // What the compiler knows about it.
+  const CompiledProgram& program() const { return *program_; }
 
  private:
   Executable(const PJRT_Api& api, PJRT_LoadedExecutable* raw) : api_(&api), raw_(raw) {}
@@ -85,8 +65,8 @@ class Executable {
 
   const PJRT_Api* api_;
   PJRT_LoadedExecutable* raw_;
-  PJRT_Executable* unloaded_ = nullptr;  // the view of `raw_` that the queries want
-  PJRT_Device* fixed_device_ = nullptr;  // null if portable
+  std::optional<CompiledProgram> program_;  // set by adopt
+  PJRT_Device* fixed_device_ = nullptr;     // null if portable
   size_t num_outputs_ = 0;
 
   // Bytes of each output on a device, learnt from the first run: only the plugin knows its padding.

@@ -1,7 +1,10 @@
 #include "host_memory.h"
 
+#include <algorithm>
 #include <cstdlib>
+#include <fstream>
 #include <initializer_list>
+#include <iterator>
 
 #ifdef __GLIBC__
 #include <malloc.h>
@@ -20,6 +23,17 @@ void keep_freed_memory() {
   mallopt(M_MMAP_THRESHOLD, 256 << 20);
   mallopt(M_TRIM_THRESHOLD, 1 << 30);
 #endif
+}
+
+bool mappings_run_out() {
+  std::ifstream granted("/proc/sys/vm/max_map_count");
+  int64_t most = 0;
+  if (!(granted >> most)) {
+    return false;  // a system without such a limit
+  }
+  std::ifstream maps("/proc/self/maps");
+  using Characters = std::istreambuf_iterator<char>;
+  return std::count(Characters(maps), Characters(), '\n') > most / 2;
 }
 
 }  // namespace lazyxla::pjrt

@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <memory>
 #include <mutex>
+#include <type_traits>
 
 #include "call.h"
 
@@ -114,6 +115,42 @@ NamedValues read_named_values(const PJRT_NamedValue* values, size_t count) {
         slot = value.bool_value;
         break;
     }
+  }
+  return result;
+}
+
+std::vector<PJRT_NamedValue> to_named_values(const NamedValues& values) {
+  std::vector<PJRT_NamedValue> result;
+  result.reserve(values.size());
+  for (const auto& [name, value] : values) {
+    PJRT_NamedValue& out = result.emplace_back();
+    out.struct_size = PJRT_NamedValue_STRUCT_SIZE;
+    out.name = name.data();
+    out.name_size = name.size();
+    out.value_size = 1;
+    std::visit(
+        [&out](const auto& held) {
+          using T = std::decay_t<decltype(held)>;
+          if constexpr (std::is_same_v<T, bool>) {
+            out.type = PJRT_NamedValue_kBool;
+            out.bool_value = held;
+          } else if constexpr (std::is_same_v<T, int64_t>) {
+            out.type = PJRT_NamedValue_kInt64;
+            out.int64_value = held;
+          } else if constexpr (std::is_same_v<T, float>) {
+            out.type = PJRT_NamedValue_kFloat;
+            out.float_value = held;
+          } else if constexpr (std::is_same_v<T, std::string>) {
+            out.type = PJRT_NamedValue_kString;
+            out.string_value = held.data();
+            out.value_size = held.size();
+          } else {
+            out.type = PJRT_NamedValue_kInt64List;
+            out.int64_array_value = held.data();
+            out.value_size = held.size();
+          }
+        },
+        value);
   }
   return result;
 }

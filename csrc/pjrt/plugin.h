@@ -33,6 +33,9 @@ using NamedValues = std::map<std::string, NamedValue>;
 
 NamedValues read_named_values(const PJRT_NamedValue* values, size_t count);
 
+// The result points into `values`, which must outlive it.
+std::vector<PJRT_NamedValue> to_named_values(const NamedValues& values);
+
 // Which plugin to load and how to start its client.
 struct PluginSpec {
   std::string path;

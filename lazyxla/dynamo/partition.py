@@ -21,8 +21,9 @@ from typing import Any
 import torch
 from torch import fx
 
+from lazyxla import lowering, runtime
 from lazyxla.lowering import registry
-from lazyxla.lowering.fx_graph import schema_name
+from lazyxla.lowering.fx_graph import program_of, schema_name
 
 HOST = -1
 """The kind of a node that PyTorch runs. The kind of a part's nodes is their device's index."""
@@ -121,16 +122,29 @@ def _is_mutable(node: fx.Node) -> bool:
 
 
 @functools.lru_cache(maxsize=4096)
-def _lowers(target: Any) -> bool:
-    """Whether there is a way to lower an operator."""
-    return isinstance(target, torch._ops.OpOverload) and registry.how(schema_name(target)) != "host"
+def _how(target: Any) -> str:
+    """How an operator is lowered, as the registry tells."""
+    return (
+        registry.how(schema_name(target)) if isinstance(target, torch._ops.OpOverload) else "host"
+    )
+
+
+registry.on_change(lambda _: _how.cache_clear())
+
+
+def _lowers(node: fx.Node) -> bool:
+    """Whether there is a way to lower a node."""
+    how = _how(node.target)
+    if how == "decomposition":  # its parts may have no rules
+        return lowering.try_out(program_of(node), runtime.platform()) != "host"
+    return how != "host"
 
 
 def _kind(node: fx.Node, kinds: dict[fx.Node, int]) -> int:
     if node.target is operator.getitem:
         return kinds.get(node.args[0], HOST)  # type: ignore[arg-type]
     parts = _tensors(node)
-    if not parts or not all(map(_is_tensor, parts)) or not _lowers(node.target):
+    if not parts or not all(map(_is_tensor, parts)) or not _lowers(node):
         return HOST
     if _has_masks(node) and not _is_put_by_one_mask(node):
         return HOST

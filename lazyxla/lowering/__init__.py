@@ -2,11 +2,13 @@
 
 `lower` turns a `Program` (what the C++ recorder hands over on a cache miss) into a StableHLO
 portable artifact. Each operator is lowered by the first that exists of: its own rule (`rule`), its
-JAX rule (`jax_rule`), PyTorch's decomposition of it, a host call. Importing this package loads
-neither jaxlib nor JAX; the first lowering loads jaxlib, the first JAX rule that runs loads JAX.
+JAX rule (`jax_rule`), PyTorch's decomposition of it, a host call. What none of these can lower
+runs on the host, between two programs. Importing this package loads neither jaxlib nor JAX; the
+first lowering loads jaxlib, the first JAX rule that runs loads JAX.
 """
 
 from lazyxla.lowering.errors import LoweringError
+from lazyxla.lowering.explanation import Explanation, explain
 from lazyxla.lowering.host_call import allow_host_calls
 from lazyxla.lowering.program import (
     Geometry,
@@ -18,9 +20,10 @@ from lazyxla.lowering.program import (
     SlotSpec,
     TensorSpec,
 )
-from lazyxla.lowering.registry import how, jax_rule, names, rule
+from lazyxla.lowering.registry import how, jax_rule, names, on_change, rule
 
 __all__ = [
+    "Explanation",
     "Geometry",
     "Lowered",
     "LoweringError",
@@ -31,11 +34,14 @@ __all__ = [
     "SlotSpec",
     "TensorSpec",
     "allow_host_calls",
+    "explain",
     "how",
     "jax_rule",
     "lower",
     "names",
+    "on_change",
     "rule",
+    "try_out",
 ]
 
 
@@ -51,3 +57,10 @@ def lower(
     from lazyxla.lowering.module import lower as run
 
     return run(program, platform, stablehlo_version, verify=verify)
+
+
+def try_out(program: Program, platform: str) -> str:
+    """Where `program` would run: "device", "call" if it calls the host, "host" if not at all."""
+    from lazyxla.lowering.module import try_out as run
+
+    return run(program, platform)

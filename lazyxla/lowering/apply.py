@@ -1,64 +1,89 @@
 """Lowering one operator call: own rule, JAX rule, PyTorch's decomposition, or a host call."""
 
 import inspect
+import traceback
 from typing import Any
 
-import torch
-
-from lazyxla.lowering import registry
+from lazyxla.lowering import host_call, registry
 from lazyxla.lowering.builder import Builder
-from lazyxla.lowering.errors import LoweringError
+from lazyxla.lowering.decompose import decompose, find_decomposition
+from lazyxla.lowering.errors import LoweringError, is_users, show_call
 from lazyxla.lowering.program import TensorSpec
 
 
 def apply(b: Builder, name: str, args: tuple[Any, ...]) -> list[Any]:
     """Lowers operator `name` on values and Scalars; the results have the types of `b.outputs`."""
-    outputs = b.outputs
-    function = registry.find_rule(name)
     try:
-        if function is not None:
-            results = function(b, *args)
-        elif (jax_rule := registry.find_jax_rule(name)) is not None:
-            results = _apply_jax(b, jax_rule, args)
-        elif b.platform == "cpu" and registry.how(name) == "call":
-            from lazyxla.lowering.host_call import host_call
-
-            results = host_call(b, name, args)
-        else:
-            from lazyxla.lowering.decompose import decompose
-
-            results = decompose(b, name, args)
+        if (rule := registry.find_rule(name)) is not None:
+            return _fit(b, rule(b, *args))
+        if (jax_rule := registry.find_jax_rule(name, b.platform)) is not None:
+            return _fit(b, _apply_jax(b, jax_rule, args))
+        return _apply_none(b, name, args)
     except LoweringError:
         raise
     except Exception as error:
-        raise LoweringError(f"{_call(b, name, args)} cannot be lowered: {error}") from error
+        text = f"{show_call(b, name, args)} cannot be lowered: {error}{user_line(name, error)}"
+        raise LoweringError(text) from error
+
+
+def _apply_none(b: Builder, name: str, args: tuple[Any, ...]) -> list[Any]:
+    """Lowers an operator without a rule."""
+    callable_here = b.platform == "cpu" and host_call.possible(name)
+    if find_decomposition(name) is not None:
+        try:
+            return _fit(b, decompose(b, name, args))
+        except Exception:
+            # What it has written so far is dead code.
+            if not callable_here:
+                raise
+    if not callable_here:
+        raise NotImplementedError("there is no rule, JAX rule or decomposition for it")
+    return _fit(b, host_call.host_call(b, name, args))
+
+
+def _fit(b: Builder, results: Any) -> list[Any]:
+    """The results in their expected dtypes; another number or shape than expected is an error."""
     listed = list(results) if isinstance(results, (list, tuple)) else [results]
     # None is an undefined tensor, such as a gradient that nobody wants.
     listed = [x for x in listed if x is not None]
-    if len(listed) != len(outputs):
-        raise LoweringError(
-            f"{_call(b, name, args)}: the rule returned {len(listed)} results, "
-            f"expected {len(outputs)}"
-        )
-    return [_fit(b, name, args, x, spec) for x, spec in zip(listed, outputs, strict=True)]
+    if len(listed) != len(b.outputs):
+        raise ValueError(f"the rule returned {len(listed)} results, expected {len(b.outputs)}")
+    return [_fit_one(b, x, spec) for x, spec in zip(listed, b.outputs, strict=True)]
 
 
-def _fit(b: Builder, name: str, args: tuple[Any, ...], x: Any, spec: TensorSpec) -> Any:
-    """The result in its expected dtype; another shape than expected is an error."""
+def _fit_one(b: Builder, x: Any, spec: TensorSpec) -> Any:
+    if not hasattr(x, "owner"):
+        raise TypeError(f"the rule returned {type(x).__name__}, expected a value of the builder's")
     found = b.mlir.spec(x.type)
     if found == spec:
         return x
     if found.shape != tuple(spec.shape):
-        raise LoweringError(
-            f"{_call(b, name, args)}: the rule returned shape {list(found.shape)}, "
-            f"expected {list(spec.shape)}"
+        raise ValueError(
+            f"the rule returned shape {list(found.shape)}, expected {list(spec.shape)}"
         )
     return b.convert(x, spec.dtype)
+
+
+def user_line(name: str, error: Exception) -> str:
+    """Where in a user's rule an error arose, or where that rule is; empty for our own rules."""
+    jax_rule = registry.find_jax_rule(name)
+    function = registry.find_rule(name) or (jax_rule.function if jax_rule else None)
+    code = getattr(inspect.unwrap(function), "__code__", None) if function else None
+    if code is None or not is_users(code.co_filename):
+        return ""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if is_users(frame.filename):
+            return f" ({frame.filename}:{frame.lineno}, in {frame.name})"
+    return f" ({code.co_filename}:{code.co_firstlineno}, in {code.co_name})"
 
 
 def _apply_jax(b: Builder, jax_rule: registry.JaxRule, args: tuple[Any, ...]) -> Any:
     parameters = inspect.signature(jax_rule.function).parameters
     named = list(parameters)[: len(args)]
+    if len(named) < len(args):
+        raise TypeError(
+            f"its JAX rule takes {len(named)} arguments, the operator's schema has {len(args)}"
+        )
     traced, static, lists = [], {}, {}
     for parameter, arg in zip(named, args, strict=True):
         if parameter in jax_rule.static:
@@ -112,17 +137,3 @@ def _plain(arg: Any) -> Any:
     if isinstance(arg, (list, tuple)):
         return tuple(_plain(a) for a in arg)
     return arg.item() if isinstance(arg, Scalar) else arg
-
-
-def _call(b: Builder, name: str, args: tuple[Any, ...]) -> str:
-    """The call as an error message shows it: aten::mm(float32[2, 3], float32[3, 4])."""
-
-    def show(arg: Any) -> str:
-        if hasattr(arg, "owner"):
-            dtype, shape = b.mlir.spec(arg.type)
-            return f"{str(dtype).removeprefix('torch.')}{list(shape)}"
-        if isinstance(arg, (list, tuple)) and not isinstance(arg, torch.Size):
-            return "[" + ", ".join(map(show, arg)) + "]"
-        return repr(arg)
-
-    return f"{name}({', '.join(map(show, args))})"

@@ -7,7 +7,9 @@ wants a rule.
 """
 
 import functools
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -34,7 +36,7 @@ def find_op(name: str) -> Any:
     base, _, overload = rest.partition(".")
     try:
         return getattr(getattr(getattr(torch.ops, namespace), base), overload or "default")
-    except AttributeError:
+    except (AttributeError, RuntimeError):  # RuntimeError: it is TorchScript's only
         return None
 
 
@@ -44,18 +46,29 @@ def find_decomposition(name: str) -> Callable[..., Any] | None:
     if op is None:
         return None
     found = torch._decomp.decomposition_table.get(op)
-    if found is None and op.has_kernel_for_dispatch_key(
-        torch._C.DispatchKey.CompositeImplicitAutograd
-    ):
+    if found is None and _is_implicit(op):
         found = op.decompose
     return found
+
+
+def _is_implicit(op: Any) -> bool:
+    return bool(op.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd))
+
+
+def is_composite(op: Any) -> bool:
+    """Whether PyTorch takes an operator apart before a backend sees it."""
+    keys = torch._C.DispatchKey
+    return _is_implicit(op) and not op.has_kernel_for_dispatch_key(keys.Autograd)
 
 
 def decompose(b: "Builder", name: str, args: tuple[Any, ...]) -> list[Any]:
     """Lowers an operator through its decomposition; `args` as the rules take them."""
     values: list[Any] = []
     specs: list[TensorSpec] = []
-    kinds = _tensor_kinds(name)
+    op, function = find_op(name), find_decomposition(name)
+    if op is None or function is None:
+        raise NotImplementedError("there is no rule, JAX rule or decomposition for it")
+    tensors = ["Tensor" in str(a.type) for a in op._schema.arguments]
 
     def freeze(arg: Any, tensor: bool) -> Any:
         if isinstance(arg, (list, tuple)):
@@ -66,8 +79,8 @@ def decompose(b: "Builder", name: str, args: tuple[Any, ...]) -> list[Any]:
             return _Hole(len(values) - 1)
         return arg.item() if isinstance(arg, Scalar) else arg
 
-    frozen = tuple(freeze(a, tensor) for a, tensor in zip(args, kinds, strict=True))
-    graph = _trace(name, tuple(specs), frozen)
+    frozen = tuple(freeze(a, tensor) for a, tensor in zip(args, tensors, strict=True))
+    graph = _trace(op, function, tuple(specs), frozen)
     b.depth += 1
     try:
         if b.depth > _DEEPEST:
@@ -79,24 +92,15 @@ def decompose(b: "Builder", name: str, args: tuple[Any, ...]) -> list[Any]:
         b.depth -= 1
 
 
-def _tensor_kinds(name: str) -> list[bool]:
-    """For every argument of the schema, whether it is a tensor (or a list of them)."""
-    op = find_op(name)
-    if op is None or find_decomposition(name) is None:
-        raise NotImplementedError("there is no rule, JAX rule or decomposition for it")
-    return ["Tensor" in str(a.type) for a in op._schema.arguments]
-
-
 @functools.lru_cache(maxsize=1024)
-def _trace(name: str, specs: tuple[TensorSpec, ...], args: tuple[Any, ...]) -> torch.fx.GraphModule:
+def _trace(
+    op: Any, function: Callable[..., Any], specs: tuple[TensorSpec, ...], args: tuple[Any, ...]
+) -> torch.fx.GraphModule:
     """The decomposition's functional graph, one level deep: what it calls is lowered by look-up."""
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.proxy_tensor import make_fx
     from torch.utils._python_dispatch import _disable_current_modes
     from torch.utils._pytree import tree_leaves
-
-    op, function = find_op(name), find_decomposition(name)
-    assert function is not None
 
     def call(*tensors: torch.Tensor) -> Any:
         def fill(arg: Any) -> Any:
@@ -114,7 +118,7 @@ def _trace(name: str, specs: tuple[TensorSpec, ...], args: tuple[Any, ...]) -> t
                 positional.append(fill(arg))
         return tree_leaves(function(*positional, **keywords))
 
-    with _disable_current_modes(), torch.no_grad(), torch.device("cpu"):
+    with _disable_current_modes(), torch.no_grad(), torch.device("cpu"), _unlogged():
         mode = FakeTensorMode(allow_non_fake_inputs=True)
         with mode:
             fakes = [torch.empty(s.shape, dtype=s.dtype) for s in specs]
@@ -123,6 +127,17 @@ def _trace(name: str, specs: tuple[TensorSpec, ...], args: tuple[Any, ...]) -> t
             # Not done always, because PyTorch cannot functionalize the views among its prims.
             traced = make_fx(torch.func.functionalize(call, remove="mutations"))(*fakes)
         return traced
+
+
+@contextmanager
+def _unlogged() -> Iterator[None]:
+    """Without PyTorch logging what a meta function refuses: the caller hears it as an error."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    before, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = before
 
 
 def _mutates(graph: torch.fx.Graph) -> bool:

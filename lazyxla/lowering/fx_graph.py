@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import fx
+from torch.utils._pytree import tree_leaves
 
 from lazyxla.lowering.errors import LoweringError
-from lazyxla.lowering.program import TensorSpec
+from lazyxla.lowering.program import Node, Program, Ref, Slot, SlotSpec, TensorSpec
 from lazyxla.lowering.scalar import Scalar, wrap_number
 
 if TYPE_CHECKING:
@@ -132,3 +133,51 @@ def _constant(b: "Builder", tensor: torch.Tensor) -> Any:
     """A tensor that the trace of a decomposition has captured."""
     value = b.array(tensor.detach().cpu().tolist(), tensor.dtype)
     return b.reshape(value, tuple(tensor.shape))
+
+
+def program_of(node: fx.Node) -> Program:
+    """A node of a static graph as a program of its own, whose inputs are the node's operands."""
+    return _program(node.target, schema_arguments(node.target, node), node.meta["val"])
+
+
+def program_of_call(op: Any, args: list[Any], kwargs: dict[str, Any], result: Any) -> Program:
+    """A call of an operator on tensors, of which only the types count, as a program."""
+    listed = [
+        (args[i] if i < len(args) else kwargs.get(name, default), kind)
+        for i, (name, kind, default) in enumerate(_schema(op))
+    ]
+    return _program(op, listed, result)
+
+
+def _program(op: Any, arguments: list[tuple[Any, str]], result: Any) -> Program:
+    """The program of one call; FX nodes and tensors are its inputs, each once."""
+    operands: dict[Any, Ref] = {}
+    inputs: list[TensorSpec] = []
+    slots: list[SlotSpec] = []
+
+    def slot(value: Any, dtype: torch.dtype) -> Slot:
+        slots.append(SlotSpec(value, dtype, True, False))
+        return Slot(len(slots) - 1)
+
+    def bind(arg: Any, kind: str) -> Any:
+        if isinstance(arg, (list, tuple)):
+            return [bind(a, kind) for a in arg]
+        if isinstance(arg, (fx.Node, torch.Tensor)):
+            if arg not in operands:
+                operands[arg] = Ref(len(inputs))
+                inputs.append(_spec(arg.meta["val"] if isinstance(arg, fx.Node) else arg))
+            return operands[arg]
+        wrapped = known_or_wrapped({}, arg, kind)
+        return slot(wrapped.number, wrapped.dtype) if isinstance(wrapped, Scalar) else arg
+
+    args = tuple(bind(arg, kind) for arg, kind in arguments)
+    outputs = tuple(_spec(r) for r in tree_leaves(result) if r is not None)
+    rng = None
+    if torch.Tag.nondeterministic_seeded in op.tags:
+        rng = (slot(0, torch.int64), slot(0, torch.int64))
+    results = [Ref(len(inputs) + i) for i in range(len(outputs))]
+    return Program(inputs, [Node(schema_name(op), args, outputs, rng)], results, slots, {})
+
+
+def _spec(value: Any) -> TensorSpec:
+    return TensorSpec(value.dtype, tuple(value.shape))

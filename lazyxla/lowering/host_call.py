@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lazyxla.lowering.decompose import find_op
+from lazyxla.lowering.errors import LoweringError, show_call
 
 if TYPE_CHECKING:
     from lazyxla.lowering.builder import Builder
@@ -23,12 +24,16 @@ _VALUES = {"int", "SymInt", "bool", "ScalarType"}
 """... and of those that are written into the program, as lists too."""
 
 _available: Callable[[], bool] | None = None
+_forbidden: Callable[[], bool] | None = None
 
 
-def allow_host_calls(available: Callable[[], bool]) -> None:
-    """Allows host calls where `available` says that the plugin takes our handler."""
-    global _available
-    _available = available
+def allow_host_calls(available: Callable[[], bool], forbidden: Callable[[], bool]) -> None:
+    """Allows host calls where `available` says that the plugin takes our handler.
+
+    Where `forbidden` says that the user wants none, a lowering that needs one is an error.
+    """
+    global _available, _forbidden
+    _available, _forbidden = available, forbidden
 
 
 def possible(name: str) -> bool:
@@ -57,8 +62,9 @@ def _fits(name: str) -> bool:
     if any(tag in op.tags for tag in tags):
         return False
     registrations = torch._C._dispatch_dump(name)
-    kernel = re.search(r"^CPU: registered at (.*?):\d+ ", registrations, re.MULTILINE)
-    return kernel is not None and not kernel[1].endswith(".py")
+    # One in Python has the boxed calling convention only.
+    kernel = re.search(r"^CPU: registered at .* \[ boxed unboxed \]$", registrations, re.MULTILINE)
+    return kernel is not None
 
 
 def _is_pure(op: Any) -> bool:
@@ -121,6 +127,12 @@ def host_call(b: "Builder", name: str, args: tuple[Any, ...]) -> list[Any]:
         "operator": ir.StringAttr.get(name),
         "arguments": ir.DictAttr.get(arguments),
     }
+    if _forbidden is not None and _forbidden() and not b.trying:
+        raise LoweringError(
+            f"{show_call(b, name, args)} would run on the host, called by the program; strict mode "
+            "(LAZYXLA_STRICT_HOST_CALLS) makes this an error"
+        )
+    b.host_calls.append(name)
     call = b.hlo.CustomCallOp(
         [b.type(s.dtype, tuple(s.shape)) for s in b.outputs],
         operands,

@@ -1,10 +1,11 @@
 """From a Program to a StableHLO portable artifact."""
 
+import re
 from typing import Any
 
 import torch
 
-from lazyxla.lowering.apply import apply
+from lazyxla.lowering.apply import apply, user_line
 from lazyxla.lowering.builder import Builder
 from lazyxla.lowering.errors import LoweringError
 from lazyxla.lowering.mlir import Mlir, mlir
@@ -18,22 +19,33 @@ def lower(
     """See `lazyxla.lowering.lower`."""
     world = mlir()
     with world.lock, world.context, world.unknown:
-        module, slots = build(world, program, platform)
+        b = build(world, program, platform)
         if verify:
-            check(module)
-        artifact = serialize(world, module, stablehlo_version)
-    return Lowered(artifact, tuple(sorted(slots.static)))
+            check(b.module)
+        artifact = serialize(world, b.module, stablehlo_version)
+    return Lowered(artifact, tuple(sorted(b.slots.static)))
 
 
 def lower_to_text(program: Program, platform: str) -> str:
     """The program's module as StableHLO text, for people."""
     world = mlir()
     with world.lock, world.context, world.unknown:
-        module, _ = build(world, program, platform)
-        return str(module)
+        return str(build(world, program, platform).module)
 
 
-def build(world: Mlir, program: Program, platform: str) -> tuple[Any, SlotTable]:
+def try_out(program: Program, platform: str) -> str:
+    """Where a program would run: "device", "call" if it calls the host, "host" if not at all."""
+    world = mlir()
+    with world.lock, world.context, world.unknown:
+        try:
+            b = build(world, program, platform, trying=True)
+            check(b.module)
+        except LoweringError:
+            return "host"
+    return "call" if b.host_calls else "device"
+
+
+def build(world: Mlir, program: Program, platform: str, *, trying: bool = False) -> Builder:
     """The program's module, with a function `main`; the context and a location must be entered.
 
     A rule may make a slot static that is variable by now (it asks for the number only if it is not
@@ -46,18 +58,19 @@ def build(world: Mlir, program: Program, platform: str) -> tuple[Any, SlotTable]
             for number, spec in enumerate(program.slots)
         ]
         slots = SlotTable(specs)
-        module = _build(world, program, platform, slots)
+        b = Builder(world, platform, slots, world.ir.Module.create())
+        b.trying = trying
+        _build(b, program)
         found = {number for number in slots.static if specs[number].variable}
         if not found:
             slots.static |= late
-            return module, slots
+            return b
         late |= found
 
 
-def _build(world: Mlir, program: Program, platform: str, slots: SlotTable) -> Any:
+def _build(b: Builder, program: Program) -> None:
+    world, slots, module = b.mlir, b.slots, b.module
     ir = world.ir
-    module = ir.Module.create()
-    b = Builder(world, platform, slots, module)
     types = [world.type(s.dtype, tuple(s.shape)) for s in program.inputs]
     buffers = [(torch.float64, slots.floats), (torch.int64, slots.ints)]
     buffers = [(dtype, members) for dtype, members in buffers if members]
@@ -93,7 +106,6 @@ def _build(world: Mlir, program: Program, platform: str, slots: SlotTable) -> An
                 for number in range(len(types))
             ]
         )
-    return module
 
 
 def lower_node(b: Builder, node: Node, values: list[Any]) -> None:
@@ -123,7 +135,14 @@ def check(module: Any) -> None:
     try:
         module.operation.verify()
     except ir.MLIRError as error:
-        raise LoweringError(f"the module is not valid: {error}\n{module}") from error
+        raise LoweringError(f"{_not_valid(error)}\n{module}") from error
+
+
+def _not_valid(error: Exception) -> LoweringError:
+    """What the verifier says; it tells an operation's location, which is the operator's name."""
+    text = f"the module is not valid: {error}"
+    operator = re.search(r'"(\w+::[\w.]+)"', str(error))
+    return LoweringError(text + user_line(operator[1], error) if operator else text)
 
 
 def serialize(world: Mlir, module: Any, version: str | None) -> bytes:
@@ -132,7 +151,10 @@ def serialize(world: Mlir, module: Any, version: str | None) -> bytes:
     if version is not None:
         target = world.hlo.get_smaller_version(target, version)
     pipeline = "builtin.module(func.func(chlo-legalize-to-stablehlo))"
-    world.passmanager.PassManager.parse(pipeline).run(module.operation)
+    try:
+        world.passmanager.PassManager.parse(pipeline).run(module.operation)
+    except world.ir.MLIRError as error:
+        raise _not_valid(error) from error
     # What that pass leaves (top-k) is passed on in its own dialect, as JAX does.
     artifact: bytes = world.hlo.serialize_portable_artifact(module, target, True)
     return artifact

@@ -18,16 +18,20 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class JaxRule(NamedTuple):
-    """`static`: names of the parameters that need Python numbers instead of traced 0-dim arrays."""
+    """`static`: names of the parameters that need Python numbers instead of traced 0-dim arrays.
+    `platforms`: those that it is for; none stands for all."""
 
     function: Callable[..., Any]
     static: tuple[str, ...]
+    platforms: tuple[str, ...] = ()
 
 
 _rules: dict[str, Callable[..., Any]] = {}
 _jax_rules: dict[str, JaxRule] = {}
 _graph_rules: dict[str, Callable[..., Any]] = {}
 _loaded = False
+_loading = False
+_listeners: list[Callable[[str], None]] = []
 
 # The graphs (FxGraph) that torch.compile handed over, by the number that their nodes carry. Each
 # stays as long as C++ may ask to have it lowered.
@@ -35,27 +39,45 @@ graphs: dict[int, Any] = {}
 
 
 def rule(*names: str) -> Callable[[F], F]:
-    """Registers the decorated function `f(b, *args)` as the rule of the operators `names`."""
+    """Registers the decorated function `f(b, *args)` as the rule of the operators `names`.
+
+    It takes the place of any rule or JAX rule that an operator has.
+
+    Raises:
+        TypeError: a name is no string, as in a decorator without its parentheses.
+        ValueError: a name is no operator's, or the operator is none that can have a rule.
+    """
+    _check_names("rule", names)
 
     def register(function: F) -> F:
         for name in names:
+            _jax_rules.pop(name, None)
             _rules[name] = function
+            _changed(name)
         return function
 
     return register
 
 
-def jax_rule(*names: str, static: tuple[str, ...] = ()) -> Callable[[F], F]:
+def jax_rule(
+    *names: str, static: tuple[str, ...] = (), platforms: tuple[str, ...] = ()
+) -> Callable[[F], F]:
     """Registers the decorated function on JAX arrays as the JAX rule of the operators `names`.
 
     Numbers arrive as 0-dim arrays that stay dynamic, except for the parameters named in `static`,
     which arrive as Python numbers and cost one compilation per value. A keyword-only parameter
-    `outputs`, if there is one, receives the expected outputs (tuple of TensorSpec).
+    `outputs`, if there is one, receives the expected outputs (tuple of TensorSpec). With
+    `platforms` ("cpu", "cuda", "tpu"), others lower the operators as if they had no rule.
+
+    It takes the place of any rule or JAX rule that an operator has; it raises what `rule` raises.
     """
+    _check_names("jax_rule", names)
 
     def register(function: F) -> F:
         for name in names:
-            _jax_rules[name] = JaxRule(function, tuple(static))
+            _rules.pop(name, None)
+            _jax_rules[name] = JaxRule(function, tuple(static), tuple(platforms))
+            _changed(name)
         return function
 
     return register
@@ -76,22 +98,76 @@ def graph_rule(*names: str) -> Callable[[F], F]:
     return register
 
 
+def on_change(listener: Callable[[str], None]) -> None:
+    """Calls `listener(name)` whenever a user gives an operator a rule."""
+    _load()
+    _listeners.append(listener)
+
+
+def _changed(name: str) -> None:
+    if not _loading:
+        for listener in _listeners:
+            listener(name)
+
+
+def _check_names(decorator: str, names: tuple[Any, ...]) -> None:
+    """Checks a user's names; those of our own rules are checked by a test."""
+    if _loading:
+        return
+    from lazyxla.lowering.decompose import find_op, is_composite
+    from lazyxla.lowering.explanation import own_kernel
+
+    if not names or not all(isinstance(name, str) for name in names):
+        raise TypeError(f'{decorator} takes names of operators: @{decorator}("mylib::myop")')
+    for name in names:
+        namespace, _, rest = name.partition("::")
+        if not namespace or not rest:
+            raise ValueError(f'{name!r} is no name of an operator, such as "mylib::myop"')
+        op: Any = find_op(name)
+        if op is None:
+            continue  # it may be defined later
+        if op._schema.is_mutable:
+            base = name.partition(".")[0].removesuffix("_")
+            raise ValueError(
+                f"{name} writes to its arguments; only functional operators have rules. Define "
+                f"{base}_functional, which returns what {name} returns and then the new values of "
+                "what it writes, and give that one the rule"
+            )
+        if kernel := own_kernel(name):
+            raise ValueError(
+                f"{name} has a kernel of the backend's own ({kernel}), so that a rule for it is "
+                "never asked for"
+            )
+        if is_composite(op):
+            raise ValueError(
+                f"{name} is made of other operators (CompositeImplicitAutograd), so that a rule "
+                "for it is never asked for"
+            )
+
+
 def find_rule(name: str) -> Callable[..., Any] | None:
     """The operator's own rule, or else its graph rule."""
     _load()
     return _rules.get(name) or _graph_rules.get(name)
 
 
-def find_jax_rule(name: str) -> JaxRule | None:
-    """The operator's JAX rule."""
+def find_jax_rule(name: str, platform: str | None = None) -> JaxRule | None:
+    """The operator's JAX rule for a platform, or for any."""
     _load()
-    return _jax_rules.get(name)
+    found = _jax_rules.get(name)
+    if found and platform and found.platforms and platform not in found.platforms:
+        return None
+    return found
 
 
-def names() -> list[str]:
-    """All operators that have a rule or a JAX rule, internal ones left out, sorted."""
+def names(platform: str | None = None) -> list[str]:
+    """All operators that have a rule or a JAX rule, sorted, without ours.
+
+    These are the operators with one on every platform, and on `platform`, if it is given.
+    """
     _load()
-    return sorted(n for n in _rules.keys() | _jax_rules.keys() if not n.startswith("lazyxla::"))
+    jax = {n for n, r in _jax_rules.items() if not r.platforms or platform in r.platforms}
+    return sorted(n for n in _rules.keys() | jax if not n.startswith("lazyxla::"))
 
 
 def how(name: str) -> str:
@@ -99,12 +175,13 @@ def how(name: str) -> str:
 
     "graph" stands for an operator that is lowered in traced graphs only and is the recorder's own
     business otherwise, "call" for one that a program on the CPU calls on the host, "host" for one
-    that is not lowered at all. To tell these two apart the plugin is started.
+    that is not lowered at all. To tell these two apart, and for the rules of some platforms only,
+    the plugin is started.
     """
     _load()
     if name in _rules:
         return "rule"
-    if name in _jax_rules:
+    if name in _jax_rules and find_jax_rule(name, _platform_of(_jax_rules[name])):
         return "jax"
     if name in _graph_rules:
         return "graph"
@@ -117,15 +194,27 @@ def how(name: str) -> str:
     return "call" if host_call.possible(name) else "host"
 
 
+def _platform_of(found: JaxRule) -> str | None:
+    """The running platform, where it decides whether a rule counts."""
+    if not found.platforms:
+        return None
+    from lazyxla.runtime import platform
+
+    return platform()
+
+
 def _load() -> None:
     """Imports the rule files once; they are light, since none imports jaxlib or JAX at its top."""
-    global _loaded
+    global _loaded, _loading
     if _loaded:
         return
-    _loaded = True
+    _loaded = _loading = True
     from lazyxla.lowering import rules
 
-    for name in ("graph_rules", "prim_rules"):
-        importlib.import_module(f"lazyxla.lowering.{name}")
-    for module in pkgutil.iter_modules(rules.__path__):
-        importlib.import_module(f"{rules.__name__}.{module.name}")
+    try:
+        for name in ("graph_rules", "prim_rules"):
+            importlib.import_module(f"lazyxla.lowering.{name}")
+        for module in pkgutil.iter_modules(rules.__path__):
+            importlib.import_module(f"{rules.__name__}.{module.name}")
+    finally:
+        _loading = False

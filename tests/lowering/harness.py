@@ -181,9 +181,14 @@ def _device() -> Any:
     return jax.local_devices()[0]
 
 
-def execute(program: Program, inputs: list[torch.Tensor]) -> tuple[list[torch.Tensor], set[int]]:
-    """Lowers, verifies, compiles and runs a program; returns its outputs and static slots."""
-    lowered = lower(program, "cpu", "1.13.0", verify=True)
+def execute(
+    program: Program, inputs: list[torch.Tensor], platform: str = "cpu"
+) -> tuple[list[torch.Tensor], set[int]]:
+    """Lowers for a platform, verifies, compiles and runs a program on the CPU.
+
+    Returns its outputs and static slots.
+    """
+    lowered = lower(program, platform, "1.13.0", verify=True)
     device = _device()
     import jax
     from jaxlib import _jax, xla_client

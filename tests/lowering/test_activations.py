@@ -56,6 +56,8 @@ _GRADIENTS: dict[str, tuple[Any, ...]] = {
     "hardshrink_backward": (0.5,),
     "softshrink_backward": (0.5,),
     "logit_backward": (),
+    "silu_backward": (),
+    "mish_backward": (),
 }
 
 

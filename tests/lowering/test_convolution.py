@@ -39,6 +39,10 @@ _CASES = {
     "transposed, grouped": ((2, 4, 4, 4), (4, 3, 3, 3), [2, 2], [1, 1], [1, 1], True, [1, 1], 2),
     "transposed, rows": ((1, 8, 4, 5), (8, 5, 3, 3), [1, 1], [1, 1], [1, 1], True, [0, 0], 2),
     "transposed, depthwise": ((1, 4, 4, 4), (4, 1, 2, 2), [2, 2], [0, 0], [1, 1], True, [0, 0], 4),
+    "transposed, output padding": ((2, 3, 4, 5), (3, 4, 3, 2), [1], [1], [2, 3], True, [1, 2], 1),
+    "transposed, tiles and more": ((2, 3, 4, 5), (3, 2, 1, 1), [1], [0], [2], True, [1], 1),
+    "transposed, padded rows": ((1, 4, 5, 6), (4, 2, 3, 3), [1], [2], [2], True, [1], 2),
+    "transposed, padded terms": ((1, 4, 5, 6), (4, 1, 3, 3), [1], [1], [3], True, [2], 4),
 }  # fmt: skip
 _BY_NAME = [pytest.param(case, id=name) for name, case in _CASES.items()]
 

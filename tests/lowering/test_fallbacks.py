@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from lazyxla.lowering import LoweringError, names, registry
+from lazyxla.lowering import LoweringError, lower, names, registry
 from lazyxla.lowering.jax_call import _trace as jax_trace
+from lazyxla.lowering.module import lower_to_text
 from tests.lowering.harness import check, record, run, text
 
 
@@ -174,8 +175,11 @@ def test_error_names_the_operator_and_its_decomposition() -> None:
     use_decomposition("aten::addcmul", "aten::mul.Tensor", "prims::mul")
     registry._graph_rules.pop("prims::mul", None)
     x = torch.randn(3)
+    program = record("aten::addcmul", x, x, x).program
     with pytest.raises(LoweringError, match=r"aten::addcmul .*decomposition.*prims::mul\(float32"):
-        text("aten::addcmul", x, x, x)
+        lower(program, "cuda")
+    # There the program can call PyTorch's kernel.
+    assert 'operator = "aten::mul.Tensor"' in lower_to_text(program, "cpu")
 
 
 GRAPH_CASES: list[tuple[str, tuple[Any, ...]]] = [

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from tests.lowering.harness import check
+from lazyxla.lowering import try_out
+from tests.lowering.harness import check, record
 
 
 @pytest.mark.parametrize("normalization", [0, 1, 2])
@@ -25,3 +26,10 @@ def test_real(dims: list[int]) -> None:
 def test_to_real(size: int) -> None:
     x = torch.fft.rfftn(torch.randn(3, size), dim=(0, 1))
     check("aten::_fft_c2r", x, [0, 1], 2, size)
+
+
+@pytest.mark.parametrize(("dtype", "how"), [(torch.float32, "device"), (torch.float64, "host")])
+def test_float64_is_not_lowered_for_the_tpu(dtype, how):
+    program = record("aten::_fft_r2c", torch.randn(3, 8, dtype=dtype), [1], 0, True).program
+    assert try_out(program, "tpu") == how
+    assert try_out(program, "cpu") == "device"

@@ -184,6 +184,7 @@ def test_dtypes_of_operands_and_results(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("mode", [True, "fused"])
 def test_eager_modes(mode: Any) -> None:
+    lazyxla.reset_counters()
     a = _square()
     with lazyxla.eager_mode(mode):
         for _ in range(3):
@@ -432,3 +433,22 @@ def test_operators_of_users_with_compiled_kernels_run_within(tmp_path: Path) -> 
 def test_sparse_results_do_not_exist_here() -> None:
     with pytest.raises((NotImplementedError, RuntimeError), match=r"(?i)sparse"):
         torch.eye(3).to(DEVICE).to_sparse()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("name", ["det", "slogdet"])
+def test_gradients_of_determinants(name: str, transposed: bool, dtype: torch.dtype) -> None:
+    """PyTorch's formula expects another LU decomposition for a matrix that is not contiguous."""
+    lazyxla.reset_counters()
+    x = torch.randn(3, 4, 4, dtype=dtype)
+    gradients = []
+    for device in ("cpu", "lazyxla"):
+        a = x.to(device)
+        a = (a.mT if transposed else a).detach().requires_grad_()
+        result = getattr(torch.linalg, name)(a)
+        loss = result.abs().sum() if name == "det" else result[1].sum()
+        loss.backward()
+        gradients.append(a.grad)
+    torch.testing.assert_close(gradients[1].cpu(), gradients[0], check_stride=False)
+    assert lazyxla.fallbacks() == {}

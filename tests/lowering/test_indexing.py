@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.lowering.batch import Batch
-from tests.lowering.harness import OnHost, run
+from tests.lowering.harness import OnHost, check, run
 
 X = torch.arange(4 * 5 * 6, dtype=torch.float32).reshape(4, 5, 6)
 FLOATS = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
@@ -207,3 +207,20 @@ def test_masked_scatter() -> None:
     batch.add("aten::masked_scatter_backward", x, mask, [4, 5])
     batch.add("aten::masked_scatter_backward", x, mask, [18])
     batch.check()
+
+
+@pytest.mark.parametrize("reduce", ["amax", "amin"])
+def test_scattered_extrema_keep_nan(reduce):
+    source, index = torch.tensor([1.0, float("nan"), 3.0, -1.0]), torch.tensor([0, 0, 1, 1])
+    for include_self in (False, True):
+        check(
+            "aten::scatter_reduce.two",
+            torch.zeros(2),
+            0,
+            index,
+            source,
+            reduce,
+            include_self=include_self,
+        )
+    nan_first = torch.tensor([float("nan"), 1.0])
+    check("aten::scatter_reduce.two", nan_first, 0, index, source[[0, 0, 2, 3]], reduce)

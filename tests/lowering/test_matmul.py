@@ -3,9 +3,19 @@
 import pytest
 import torch
 
-from lazyxla.lowering import Geometry, Node, Program, Ref, Slot, SlotSpec, TensorSpec
+from lazyxla.lowering import (
+    Geometry,
+    LoweringError,
+    Node,
+    Program,
+    Ref,
+    Slot,
+    SlotSpec,
+    TensorSpec,
+    try_out,
+)
 from lazyxla.lowering.module import lower_to_text
-from tests.lowering.harness import check, execute, text
+from tests.lowering.harness import check, execute, record, text
 
 _NAN = float("nan")
 
@@ -171,3 +181,29 @@ def test_cdist(p):
     check("aten::_cdist_forward", x, y, p, 2)
     distance = torch.ops.aten._cdist_forward(x, y, p, 2)
     check("aten::_cdist_backward", torch.randn(2, 4, 5), x, y, p, distance)
+
+
+@pytest.mark.parametrize(("op", "left", "right"), _PRODUCTS)
+def test_int64_products_for_the_tpu(op, left, right):
+    """XLA's TPU compiler has no product of 64-bit integers; run on the CPU here."""
+    x, y = (torch.randint(-(2**40), 2**40, shape) for shape in (left, right))
+    recorded = record(op, x, y)
+    assert "dot_general" not in lower_to_text(recorded.program, "tpu")
+    results, _ = execute(recorded.program, recorded.inputs, "tpu")
+    torch.testing.assert_close(results, recorded.expected)
+
+
+def test_int64_products_of_several_dimensions_for_the_tpu():
+    args = [torch.randint(-5, 5, shape) for shape in ((5, 6), (3, 5, 4), (3, 4, 6))]
+    recorded = record("aten::addbmm", *args)
+    assert "dot_general" not in lower_to_text(recorded.program, "tpu")
+    results, _ = execute(recorded.program, recorded.inputs, "tpu")
+    torch.testing.assert_close(results, recorded.expected)
+
+
+def test_int64_convolutions_are_not_lowered_for_the_tpu():
+    x, weight = torch.ones(1, 2, 5, dtype=torch.int64), torch.ones(3, 2, 2, dtype=torch.int64)
+    program = record("aten::convolution", x, weight, None, [1], [0], [1], False, [0], 1).program
+    with pytest.raises(LoweringError, match="no convolution of int64"):
+        lower_to_text(program, "tpu")
+    assert (try_out(program, "tpu"), try_out(program, "cpu")) == ("host", "device")

@@ -108,6 +108,15 @@ def test_random_covers_the_dtype(dtype: torch.dtype) -> None:
         assert x.max() >= torch.iinfo(dtype).max * 0.98
 
 
+def test_random_without_an_upper_bound() -> None:
+    """From `low` to what the dtype holds."""
+    for dtype, top in ((torch.bool, 1), (torch.uint8, 255), (torch.float32, 1 << 24)):
+        (x,) = run("aten::random.from", torch.empty(COUNT, dtype=dtype), 1, None)
+        assert x.min() >= 1
+        assert x.max() <= top
+        assert abs(x.double().mean() / ((top + 1) / 2) - 1) < 0.05
+
+
 def test_parameters_that_are_tensors() -> None:
     mean, std = torch.tensor([0.0, 100.0]).repeat(COUNT // 2), torch.full((COUNT,), 2.0)
     law = stats.norm(0, 2)

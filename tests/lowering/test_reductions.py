@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.lowering.batch import ALL, COMPLEX, FLOATS, INF, INTEGERS, NAN, REAL, Batch, each
-from tests.lowering.harness import text
+from tests.lowering.harness import check, text
 
 BOOL = (torch.bool,)
 
@@ -230,3 +230,24 @@ def test_a_mean_is_one_reduction() -> None:
     """One reduction and one division."""
     module = text("aten::mean.dim", torch.ones(8, 4), [1])
     assert module.count("stablehlo.reduce") == 1
+
+
+@pytest.mark.parametrize("name", ["amax", "amin"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_extrema_keep_nan(name, dtype):
+    """Whose place among the elements does not matter."""
+    for place in range(20):
+        x = torch.arange(40.0).reshape(2, 20).to(dtype)
+        x[0, place] = NAN
+        check(f"aten::{name}", x, [1])
+        check(f"aten::{name}", x, [0])
+        check(f"aten::{name}", x, [0, 1], True)
+
+
+def test_norms_and_extrema_of_everything_keep_nan():
+    x = torch.tensor([1.0, NAN, 3.0, -1.0])
+    check("aten::max", x)
+    check("aten::min", x)
+    check("aten::aminmax", x)
+    check("aten::linalg_vector_norm", x, INF)
+    check("aten::linalg_vector_norm", x, -INF)

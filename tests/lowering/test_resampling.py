@@ -74,6 +74,17 @@ def test_images_of_bytes():
             check("aten::upsample_bilinear2d", x, size, align_corners)
 
 
+@pytest.mark.parametrize("sizes", [((6, 7), (12, 14)), ((30, 40), (9, 11)), ((5, 3), (4, 13))])
+@pytest.mark.parametrize("align_corners", [False, True])
+@pytest.mark.parametrize(
+    "name", ["upsample_bicubic2d", "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa"]
+)
+def test_bytes_are_weighted_in_fixed_point(name, align_corners, sizes):
+    """With PyTorch's weights of 16 bits, so that not one byte differs."""
+    x = torch.randint(0, 256, (2, 5, *sizes[0]), dtype=torch.uint8)
+    check(f"aten::{name}", x, list(sizes[1]), align_corners)
+
+
 @pytest.mark.parametrize("lead", [(2,), ()])
 def test_columns(lead):
     x = torch.randn(*lead, 3, 6, 7)

@@ -44,3 +44,11 @@ def test_nonzero_static() -> None:
     x = torch.tensor([[1.0, 0.0], [0.0, 2.0], [3.0, 0.0]])
     check("aten::nonzero_static", x, size=2)
     check("aten::nonzero_static", x, size=5, fill_value=-1)
+    check("aten::nonzero_static", x[:0], size=1, fill_value=-1)
+
+
+@pytest.mark.parametrize("reduce", ["max", "min"])
+def test_segments_keep_nan(reduce: str) -> None:
+    x = torch.tensor([1.0, float("nan"), 3.0, -1.0])
+    check("aten::segment_reduce", x, reduce, lengths=torch.tensor([2, 2]))
+    check("aten::segment_reduce", x, reduce, lengths=torch.tensor([2, 2]), initial=2.0)

@@ -1,12 +1,14 @@
 """Checks an entry of the table: one function per part, each for one sample.
 
-A check returns the device's and the CPU's results; `check_entry` compares them. The results of all
-samples are recorded before the first is read, so that they run as one program; if anything fails,
-the samples are checked again one by one.
+A check returns the device's and the CPU's results; `check_entry` compares them. The results of
+several samples are recorded before the first is read, so that they run as one program; if anything
+fails, these samples are checked again one by one.
 """
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -17,8 +19,10 @@ from torch.testing._internal.opinfo.core import OpInfo, SampleInput
 from torch.utils._pytree import tree_leaves
 
 import lazyxla
+from tests.opinfo.choices import same_choice
 from tests.opinfo.compare import DEVICE, as_exact, compare, copied
-from tests.opinfo.entries import entries, samples, supports, tolerances
+from tests.opinfo.entries import entries, layouts, samples, supports, tolerances
+from tests.opinfo.expected import judged_in_double
 from tests.opinfo.outcome import Mismatch, Outcome
 
 # Their results are uninitialised memory.
@@ -85,17 +89,34 @@ def _out(op: OpInfo) -> Callable[[SampleInput], Any]:
     return run
 
 
-_RUN = {"forward": _forward, "backward": _backward, "inplace": _inplace, "out": _out}
+_TOGETHER = 32
+"""Samples per program. XLA needs minutes for hundreds of windows in one."""
+
+_RUN = {
+    "forward": _forward,
+    "backward": _backward,
+    "inplace": _inplace,
+    "out": _out,
+    "errors": _forward,
+    "layouts": _forward,
+}
+_FORWARD = ("forward", "layouts")
 
 
-def check_entry(name: str, dtype: torch.dtype, part: str, limit: int | None = None) -> Outcome:
-    """Checks the first `limit` samples of an entry."""
+def check_entry(
+    name: str, dtype: torch.dtype, part: str, limit: int | None = None, eager: bool = False
+) -> Outcome:
+    """Checks the first `limit` samples of an entry, or all calls that are errors.
+
+    `eager`: in eager mode, every operator by itself.
+    """
     op = entries()[name]
-    outcome = Outcome(name, str(dtype).removeprefix("torch."), part)
+    limit = None if part == "errors" else limit
+    outcome = Outcome(name, str(dtype).removeprefix("torch."), part, limit=limit)
     if not supports(op, dtype, part):
         return outcome
     lazyxla.reset_counters()
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), lazyxla.eager_mode(eager):
         warnings.simplefilter("ignore")
         if part == "errors":
             _check_errors(op, outcome)
@@ -108,27 +129,39 @@ def check_entry(name: str, dtype: torch.dtype, part: str, limit: int | None = No
 def _check_samples(
     op: OpInfo, dtype: torch.dtype, part: str, limit: int | None, outcome: Outcome
 ) -> None:
-    run = _RUN[part](op)
     calls: list[tuple[SampleInput, Any]] = []
-    for sample in samples(op, dtype, limit, gradients=part == "backward"):
+    made = samples(op, dtype, limit, gradients=part == "backward")
+    for sample in itertools.chain.from_iterable(map(layouts, made)) if part == "layouts" else made:
         if part == "inplace" and sample.broadcasts_input:
             continue
         try:
             torch.manual_seed(0)
-            calls.append((sample, _call(run, sample, "cpu", part)))
+            calls.append((sample, _call(op, sample, "cpu", part)))
         except Exception:
             continue  # PyTorch's CPU has no result to compare with
     outcome.samples = len(calls)
+    for first in range(0, len(calls), _TOGETHER):
+        _check_together(op, dtype, part, calls[first : first + _TOGETHER], first, outcome)
+
+
+def _check_together(
+    op: OpInfo,
+    dtype: torch.dtype,
+    part: str,
+    calls: list[tuple[SampleInput, Any]],
+    first: int,
+    outcome: Outcome,
+) -> None:
     try:
-        results = [_call(run, sample, DEVICE, part) for sample, _ in calls]
+        results = [_call(op, sample, DEVICE, part) for sample, _ in calls]
         lazyxla.sync()
     except Exception:
         results = [None] * len(calls)
-    for number, ((sample, expected), result) in enumerate(zip(calls, results)):
+    for number, ((sample, expected), result) in enumerate(zip(calls, results), first):
         try:
             if result is None:
-                result = _call(run, sample, DEVICE, part)
-            outcome.as_exact += _judge(op, dtype, part, run, sample, result, expected)
+                result = _call(op, sample, DEVICE, part)
+            outcome.as_exact += _judge(op, dtype, part, sample, result, expected)
         except Mismatch as mismatch:
             outcome.fail(mismatch.kind, f"{mismatch}", number)
         except Exception as error:
@@ -136,22 +169,28 @@ def _check_samples(
 
 
 def _call(
-    run: Callable[[SampleInput], Any],
+    op: OpInfo,
     sample: SampleInput,
     device: str,
     part: str,
     wide: bool = False,
 ) -> Any:
-    """Runs a copy of the sample, for entries may write to their arguments."""
-    with torch.set_grad_enabled(part == "backward"):
-        return run(copied(sample, device, wide))
+    """Runs a copy of the sample, for entries may write to their arguments.
+
+    What a sample without tensors makes is on the default device.
+    """
+    leaves = tree_leaves((sample.input, sample.args, sample.kwargs))
+    default: Any = contextlib.nullcontext()
+    if not any(isinstance(x, torch.Tensor) for x in leaves):
+        default = torch.device(device)
+    with torch.set_grad_enabled(part == "backward"), default:
+        return _RUN[part](op)(copied(op, sample, device, wide))
 
 
 def _judge(
     op: OpInfo,
     dtype: torch.dtype,
     part: str,
-    run: Callable[[SampleInput], Any],
     sample: SampleInput,
     result: Any,
     expected: Any,
@@ -160,7 +199,7 @@ def _judge(
 
     A result that the CPU itself does not repeat is random.
     """
-    strides, bounds = part == "forward", tolerances(op, dtype)
+    strides, bounds = part in _FORWARD, tolerances(op, dtype)
     try:
         values = op.name not in UNINITIALISED
         compare(result, expected, values=values, strides=strides, tolerances=bounds)
@@ -168,19 +207,24 @@ def _judge(
         if mismatch.kind != "values":
             raise
         compare(result, expected, values=False, strides=strides, tolerances=bounds)
-        if any(_differ(_again(run, sample, part, seed), expected) for seed in range(1, 9)):
+        if part in _FORWARD and same_choice(op, sample, result, expected):
             return False
-        if not as_exact(result, expected, _call(run, sample, "cpu", part, wide=True), bounds):
+        if any(_differ(_again(op, sample, part, seed), expected) for seed in range(1, 9)):
+            return False
+        named = judged_in_double(op.full_name, str(dtype).removeprefix("torch."), part)
+        if not named or not as_exact(
+            result, expected, _call(op, sample, "cpu", part, wide=True), bounds
+        ):
             raise
         return True
     return False
 
 
-def _again(run: Callable[[SampleInput], Any], sample: SampleInput, part: str, seed: int) -> Any:
+def _again(op: OpInfo, sample: SampleInput, part: str, seed: int) -> Any:
     """The CPU's result with another seed."""
     torch.manual_seed(seed)
     with mock.patch("torch.manual_seed"):  # random entries set a seed themselves
-        return _call(run, sample, "cpu", part)
+        return _call(op, sample, "cpu", part)
 
 
 def _differ(first: Any, second: Any) -> bool:
@@ -196,15 +240,11 @@ def _check_errors(op: OpInfo, outcome: Outcome) -> None:
     """What is an error on the CPU is one of the same type on the device."""
     for number, wrong in enumerate(op.error_inputs("cpu")):
         sample = wrong.sample_input
-
-        def run(copy: SampleInput) -> Any:
-            return op(copy.input, *copy.args, **copy.kwargs)
-
-        theirs = _error(run, sample, "cpu")
+        theirs = _error(op, sample, "cpu")
         if theirs is None:
             continue
         outcome.samples += 1
-        ours = _error(run, sample, DEVICE)
+        ours = _error(op, sample, DEVICE)
         if ours is None:
             message = f"no error instead of {type(theirs).__name__}: {theirs}"
             outcome.fail("accepts", message, number)
@@ -213,9 +253,9 @@ def _check_errors(op: OpInfo, outcome: Outcome) -> None:
             outcome.fail("raises", message, number)
 
 
-def _error(run: Callable[[SampleInput], Any], sample: SampleInput, device: str) -> Exception | None:
+def _error(op: OpInfo, sample: SampleInput, device: str) -> Exception | None:
     try:
-        _call(run, sample, device, "errors")
+        _call(op, sample, device, "errors")
         lazyxla.sync(wait=True)
     except Exception as error:
         return error

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.testing._internal.opinfo.core import SampleInput
+from torch.testing._internal.opinfo.core import OpInfo, SampleInput
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
 from tests.opinfo.outcome import Mismatch
@@ -13,19 +13,24 @@ from tests.opinfo.outcome import Mismatch
 DEVICE = "lazyxla"
 
 
-def copied(sample: SampleInput, device: str, wide: bool = False) -> SampleInput:
+# Entries whose other tensors than the first PyTorch wants on the CPU, on every device.
+_HOST_ARGUMENTS = ("tensor_split",)
+
+
+def copied(op: OpInfo, sample: SampleInput, device: str, wide: bool = False) -> SampleInput:
     """The sample on a device. Sizes, strides, offset and requires_grad of its tensors stay.
 
     `wide`: with twice the digits.
     """
+    others = "cpu" if op.name in _HOST_ARGUMENTS else device
 
-    def copy(tree: Any) -> Any:
+    def copy(tree: Any, device: str) -> Any:
         return tree_map(lambda x: _copy(x, device, wide), tree)
 
     return SampleInput(
-        copy(sample.input),
-        args=copy(sample.args),
-        kwargs=copy(sample.kwargs),
+        copy(sample.input, device),
+        args=copy(sample.args, others),
+        kwargs=copy(sample.kwargs, others),
         output_process_fn_grad=sample.output_process_fn_grad,
         broadcasts_input=sample.broadcasts_input,
     )

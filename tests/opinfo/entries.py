@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.testing._internal.common_device_type import precisionOverride, toleranceOverride
 from torch.testing._internal.common_methods_invocations import op_db
+from torch.testing._internal.common_utils import noncontiguous_like
 from torch.testing._internal.opinfo.core import DecorateInfo, OpInfo, SampleInput
 from torch.utils._pytree import tree_leaves
 
@@ -41,6 +42,8 @@ def supports(op: OpInfo, dtype: torch.dtype, part: str) -> bool:
         return bool(op.supports_out)
     if part == "errors":
         return op.error_inputs_func is not None and dtype is torch.float32
+    if part == "layouts":
+        return dtype.is_floating_point or dtype.is_complex
     return True
 
 
@@ -51,6 +54,31 @@ def samples(
     torch.manual_seed(0)
     made = op.sample_inputs("cpu", dtype, requires_grad=gradients)
     return itertools.islice(filter(_dense, made), limit)
+
+
+def layouts(sample: SampleInput) -> Iterator[SampleInput]:
+    """The sample with floating-point tensors that lie in memory in other ways.
+
+    First not contiguous, then, where there are some with four dimensions, these as channels_last.
+    """
+
+    def scattered(x: Any) -> Any:
+        return noncontiguous_like(x) if _floating(x) and x.dim() > 0 else x
+
+    def channels_last(x: Any) -> Any:
+        if not _floating(x) or x.dim() != 4:
+            return x
+        return x.detach().contiguous(memory_format=torch.channels_last)
+
+    leaves = tree_leaves((sample.input, sample.args, sample.kwargs))
+    if any(_floating(x) and x.dim() > 0 for x in leaves):
+        yield sample.transform(scattered)
+    if any(_floating(x) and x.dim() == 4 for x in leaves):
+        yield sample.transform(channels_last)
+
+
+def _floating(x: Any) -> bool:
+    return isinstance(x, torch.Tensor) and (x.is_floating_point() or x.is_complex())
 
 
 def _dense(sample: SampleInput) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-PARTS = ("forward", "backward", "inplace", "out", "errors")
+PARTS = ("forward", "backward", "inplace", "out", "errors", "layouts")
 
 
 class Mismatch(Exception):
@@ -32,6 +32,8 @@ class Outcome:
     as_exact: int = 0
     failures: list[dict[str, Any]] = field(default_factory=list)
     fallbacks: dict[str, int] = field(default_factory=dict)
+    # Only so many samples of the entry were tried, the first ones. None: all of them.
+    limit: int | None = None
 
     def fail(self, kind: str, message: str, sample: int | None = None) -> None:
         """Notes a failure; `sample` is the number of the sample that failed."""

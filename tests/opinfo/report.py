@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections import Counter
 
-from tests.opinfo.expected import EXPECTED
+from tests.opinfo.expected import EXPECTED, JUDGED
 from tests.opinfo.outcome import PARTS, Outcome
 
 
 def summary(outcomes: list[Outcome]) -> str:
-    """One line per dtype and part, as a Markdown table."""
+    """One line per dtype, part and limit of samples, as a Markdown table."""
     lines = [
-        "| dtype | part | entries | samples | all pass | failed | crashed "
-        "| samples judged by float64 | with host operators |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| dtype | part | tried per entry | entries | samples | all pass | failed | crashed "
+        "| samples judged by double precision | with host operators |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
-    for dtype, part in dict.fromkeys((o.dtype, o.part) for o in outcomes):
-        group = [o for o in outcomes if (o.dtype, o.part) == (dtype, part)]
+    for dtype, part, limit in dict.fromkeys((o.dtype, o.part, o.limit) for o in outcomes):
+        group = [o for o in outcomes if (o.dtype, o.part, o.limit) == (dtype, part, limit)]
         crashed = sum(o.crashed for o in group)
         numbers = (
             len(group),
@@ -27,7 +27,9 @@ def summary(outcomes: list[Outcome]) -> str:
             sum(o.as_exact for o in group),
             sum(bool(o.fallbacks) for o in group),
         )
-        lines.append(f"| {dtype} | {part} | " + " | ".join(map(str, numbers)) + " |")
+        lines.append(
+            f"| {dtype} | {part} | {_tried(limit)} | " + " | ".join(map(str, numbers)) + " |"
+        )
     return "\n".join(lines)
 
 
@@ -44,9 +46,11 @@ def document(outcomes: list[Outcome]) -> str:
         "Written by `make test-opinfo`: samples of PyTorch's operator table (OpInfo) on the",
         "device, compared with the CPU at PyTorch's default tolerances, or those that the entry",
         "declares. Shapes, dtypes and, of forward results, strides are compared, too; random and",
-        "uninitialised results in these only. A sample beyond the tolerances passes if its error,",
-        "measured against the CPU in float64, is at most twice the CPU's own greatest one. CPU",
-        "platform.",
+        "uninitialised results in these only. Of the entries named below, a sample beyond the",
+        "tolerances passes if its error, measured against the CPU in double precision, is at most",
+        "twice the CPU's own greatest one. Layouts are forward samples with floating-point tensors",
+        "that are not contiguous, and with those of four dimensions as channels_last. All on the",
+        "CPU platform.",
         "",
         summary(outcomes),
         "",
@@ -59,11 +63,18 @@ def document(outcomes: list[Outcome]) -> str:
     lines += [f"| `{name}` | {count} |" for name, count in sorted(hosts.items())]
     lines += ["", "## Known failures", "", "| Reason | Entries |", "|---|---|"]
     lines += [f"| {e.reason} | {_names(e.entries)} |" for e in EXPECTED]
+    lines += ["", "## Entries that double precision judges", ""]
+    lines += ["| Reason | dtypes | parts | Entries |", "|---|---|---|---|"]
+    lines += [
+        f"| {j.reason} | {', '.join(j.dtypes)} | {', '.join(j.parts)} | {_names(j.entries)} |"
+        for j in JUDGED
+    ]
     lines += [
         "",
         "## Entries that do not pass, or use the host",
         "",
-        "A number is that of failed samples among all; all other entries pass without the host.",
+        "A number is that of failed samples among those tried; all other entries pass without the",
+        "host.",
         "",
         "| Entry | dtype | " + " | ".join(PARTS) + " | on the host |",
         "|---|---|" + "---|" * (len(PARTS) + 1),
@@ -75,6 +86,10 @@ def document(outcomes: list[Outcome]) -> str:
             cells = [_cell(group[part]) if part in group else "" for part in PARTS]
             lines.append(f"| {entry} | {dtype} | {' | '.join(cells)} | {_names(tuple(host))} |")
     return "\n".join(lines) + "\n"
+
+
+def _tried(limit: int | None) -> str:
+    return "all samples" if limit is None else f"the first {limit}"
 
 
 def _cell(outcome: Outcome) -> str:

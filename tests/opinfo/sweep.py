@@ -27,16 +27,27 @@ from tests.opinfo.report import document, summary
 ROOT = Path(__file__).resolve().parents[2]
 
 
+_TASKS_PER_PROCESS = 60
+"""A compiled program takes 18 memory mappings of its process, for good; Linux allows 65,530, and at
+the last one XLA's compiler crashes."""
+
+
 class Worker:
-    """A process that checks one task after the other; a new one after a crash or a timeout."""
+    """A process that checks one task after the other; a new one after a crash, a timeout, or many
+    tasks.
+    """
 
     def __init__(self, timeout: float) -> None:
         self.timeout = timeout
+        self._tasks = 0
         self._process: subprocess.Popen[str] | None = None
         self._log = open(os.devnull, "w")  # noqa: SIM115
 
     def check(self, entry: str, dtype: str, part: str, limit: int | None) -> Outcome:
         """Checks one entry, whatever happens."""
+        self._tasks += 1
+        if self._tasks % _TASKS_PER_PROCESS == 0:
+            self.stop()
         process = self._start()
         assert process.stdin is not None
         task = {"entry": entry, "dtype": dtype, "part": part, "limit": limit}
@@ -56,7 +67,7 @@ class Worker:
         if not kind:
             kind, message = "crash", f"the process ended with {process.wait()}"
             self.stop()
-        outcome = Outcome(entry, dtype, part)
+        outcome = Outcome(entry, dtype, part, limit=limit)
         outcome.fail(kind, message)
         return outcome
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from tests.opinfo import expected
+from tests.opinfo.checks import check_entry
 from tests.opinfo.expected import Expected, unexpected
 from tests.opinfo.outcome import Outcome
 from tests.opinfo.report import document
@@ -39,6 +41,22 @@ def test_document_names_what_does_not_pass() -> None:
     bad.fail("values", "not close", 1)
     bad.fallbacks = {"aten::mul.Tensor": 1}
     text = document([good, bad])
-    assert "| float32 | forward | 2 | 5 | 1 | 1 | 0 | 0 | 1 |" in text
+    assert "| float32 | forward | all samples | 2 | 5 | 1 | 1 | 0 | 0 | 1 |" in text
     assert "| mul | float32 | 1/3: values |" in text
     assert "| add |" not in text
+
+
+def test_document_says_how_many_samples_were_tried() -> None:
+    outcomes = [
+        Outcome("add", "bool", "forward", 2, limit=2),
+        Outcome("mul", "bool", "forward", 7),
+    ]
+    text = document(outcomes)
+    assert "| bool | forward | the first 2 | 1 | 2 | 1 | 0 | 0 | 0 | 0 |" in text
+    assert "| bool | forward | all samples | 1 | 7 | 1 | 0 | 0 | 0 | 0 |" in text
+
+
+def test_worker_notes_the_limit() -> None:
+    assert check_entry("abs", torch.float32, "forward", 1).limit == 1
+    # Of calls that are errors all are checked, whatever the limit is.
+    assert check_entry("abs", torch.float32, "errors", 1).limit is None

@@ -35,6 +35,8 @@ class Builder(Indexing):
         self.depth = 0  # nesting of decompositions
         self.salt = 0  # number of the random operator within a decomposition
         self.callees: dict[str, Any] = {}  # name -> function
+        self.host_calls: list[str] = []  # the operators that the module calls on the host
+        self.trying = False  # the module is built to see whether it can be
 
     @property
     def rng(self) -> tuple[Value, Value]:

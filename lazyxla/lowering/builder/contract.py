@@ -8,6 +8,7 @@ import torch
 
 from lazyxla.lowering.builder.elements import Number, Operand, Value
 from lazyxla.lowering.builder.shapes import Shapes
+from lazyxla.lowering.errors import LoweringError
 
 _COMBINERS = {
     "sum": "add",
@@ -42,16 +43,34 @@ class Contractions(Shapes):
         operation = _COMBINERS[kind]
         if operation == "add" and self.dtype(x) == torch.bool:
             operation = "or_"  # XLA folds constants by adding bools modulo 2
-        return getattr(self.hlo, operation)(x, y)
+        return getattr(self if operation in ("maximum", "minimum") else self.hlo, operation)(x, y)
 
     def reduce(self, x: Value, dims: Sequence[int], kind: str, keepdim: bool = False) -> Value:
-        """Reduces `x` over `dims` in its own dtype; `kind` is sum, prod, max, min, and, or."""
+        """Reduces `x` over `dims` in its own dtype; `kind` is sum, prod, max, min, and, or.
+
+        For max and min there is `extremum`, which keeps nan; XLA's CPU backend alone does not.
+        """
         dtype = self.dtype(x)
         start = self.constant(self.neutral(kind, dtype), dtype)
-        (result,) = self.reduce_multi(
-            [x], [start], dims, lambda a, e: [self.combine(kind, a[0], e[0])], keepdim
-        )
+
+        def body(a: list[Value], e: list[Value]) -> list[Value]:
+            if kind in ("max", "min"):
+                return [getattr(self.hlo, _COMBINERS[kind])(a[0], e[0])]
+            return [self.combine(kind, a[0], e[0])]
+
+        (result,) = self.reduce_multi([x], [start], dims, body, keepdim)
         return result
+
+    def extremum(self, x: Value, dims: Sequence[int], kind: str, keepdim: bool = False) -> Value:
+        """The maximum or minimum, nan if one element is nan.
+
+        On the CPU nans are looked for apart, which takes twice as long again: with XLA's option
+        xla_cpu_enable_fast_min_max off, the maxima of rows take 18 times as long.
+        """
+        result = self.reduce(x, dims, kind, keepdim)
+        if self.platform != "cpu" or not self.dtype(x).is_floating_point:
+            return result
+        return self.select(self.reduce(self.is_nan(x), dims, "or", keepdim), math.nan, result)
 
     def reduce_multi(
         self,
@@ -251,6 +270,10 @@ class Contractions(Shapes):
         free = [n for i, n in enumerate(a.shape) if i not in lhs_batch and i not in lhs_contract]
         free += [n for i, n in enumerate(b.shape) if i not in rhs_batch and i not in rhs_contract]
         shape = [a.shape[i] for i in lhs_batch] + free
+        if self.platform == "tpu" and torch.int64 in (a.dtype, dtype):
+            left = self._lined_up(lhs, lhs_batch, lhs_contract, 0, len(b.shape))
+            right = self._lined_up(rhs, rhs_batch, rhs_contract, len(a.shape), 0)
+            return self._sum_of_products(left, right, len(lhs_contract), shape)
         numbers = self.hlo.DotDimensionNumbers.get(
             lhs_batching_dimensions=lhs_batch,
             rhs_batching_dimensions=rhs_batch,
@@ -264,6 +287,33 @@ class Contractions(Shapes):
             numbers,
             precision_config=self.precision(a.dtype),
         )
+
+    def _lined_up(
+        self, x: Value, batch: Sequence[int], contract: Sequence[int], before: int, after: int
+    ) -> Value:
+        """An operand of a product with dimensions: batch, free ones of both sides, contracted.
+
+        `before` or `after` is the other side's rank; its free dimensions are of size 1 here.
+        """
+        sizes, taken = self.shape(x), len(batch) + len(contract)
+        free = [i for i in range(len(sizes)) if i not in batch and i not in contract]
+        other = [1] * max(before + after - taken, 0)
+        own = [sizes[i] for i in free]
+        middle = other + own if before else own + other
+        moved = self.transpose(x, [*batch, *free, *contract])
+        lead, last = [sizes[i] for i in batch], [sizes[i] for i in contract]
+        return self.reshape(moved, [*lead, *middle, *last])
+
+    def _sum_of_products(self, left: Value, right: Value, count: int, shape: list[int]) -> Value:
+        """The product of int64 operands, elementwise and summed over the last `count` dimensions.
+
+        XLA's TPU compiler makes pairs of 32-bit numbers of 64-bit ones, but not in a product ("HLO
+        for which this rewriting is not implemented"). It fuses the two steps taken here.
+        """
+        sizes = [max(n, m) if n and m else 0 for n, m in zip(self.shape(left), self.shape(right))]
+        x, y = (self.broadcast_to(self.convert(v, torch.int64), sizes) for v in (left, right))
+        dims = range(len(sizes) - count, len(sizes))
+        return self.reshape(self.reduce(self.hlo.multiply(x, y), list(dims), "sum"), shape)
 
     def matmul(self, lhs: Value, rhs: Value, dtype: torch.dtype | None = None) -> Value:
         """torch.matmul of values of equal rank >= 2 with equal batch dimensions."""
@@ -327,6 +377,8 @@ class Contractions(Shapes):
         `layout` names the first two dimensions of lhs, rhs and result, for example NC_OI_NC or, for
         a gradient with respect to the weight, CN_IO_CN. `reverse` flips the window.
         """
+        if self.platform == "tpu" and self.dtype(lhs) == torch.int64:
+            raise LoweringError("XLA's TPU compiler has no convolution of int64")
         rank = self.rank(lhs)
         spatial = list(range(2, rank))
         ones = [1] * len(spatial)

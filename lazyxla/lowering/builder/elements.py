@@ -157,7 +157,7 @@ class Elements:
             return x
         hlo = self.hlo
         if dtype == torch.bool:
-            return hlo.compare(x, self.constant(0, source, shape), self.attr("NE"))
+            return self.compare(x, self.constant(0, source, shape), "NE")
         if source.is_complex and not dtype.is_complex:
             return self.convert(hlo.real(x), dtype)
         if dtype.is_complex and not source.is_complex:
@@ -166,6 +166,12 @@ class Elements:
         if dtype in _NARROW_INTEGERS and source.is_floating_point:
             # XLA saturates where PyTorch's CPU kernels wrap around.
             x = hlo.convert(self.type(torch.int32, shape), x)
+        if dtype == torch.float8_e4m3fn and not source.is_complex:
+            # PyTorch saturates, at infinity too, where XLA makes nan: there is no infinity.
+            wide = source if source.is_floating_point and source.itemsize > 1 else torch.float32
+            bound = torch.finfo(dtype).max
+            low, high = (self.constant(v, wide, shape) for v in (-bound, bound))
+            x = hlo.clamp(low, self.convert(x, wide), high)
         return hlo.convert(self.type(dtype, shape), x)
 
     def bitcast(self, x: Value, dtype: torch.dtype) -> Value:
@@ -247,7 +253,8 @@ class Elements:
 
     def compare(self, x: Value, y: Value, direction: str) -> Value:
         """`direction`: EQ, NE, LT, LE, GT or GE; both values have one dtype and shape."""
-        return self.hlo.compare(x, y, self.attr(direction))
+        how, kind = self._comparison(direction, self.dtype(x))
+        return self.hlo.compare(x, y, how, compare_type=kind)
 
     def select(self, predicate: Value, x: Operand, y: Operand) -> Value:
         """Element-wise `predicate ? x : y`; a number takes the other's dtype; all broadcast."""
@@ -257,6 +264,21 @@ class Elements:
             y = self.value(y, self.dtype(x))
         predicate, x, y = self.broadcast(predicate, x, y)
         return self.hlo.select(predicate, x, y)
+
+    def maximum(self, x: Value, y: Value) -> Value:
+        """The greater one of each two elements; nan if one of both is nan."""
+        return self._extreme("maximum", "GE", x, y)
+
+    def minimum(self, x: Value, y: Value) -> Value:
+        """The smaller one of each two elements; nan if one of both is nan."""
+        return self._extreme("minimum", "LE", x, y)
+
+    def _extreme(self, operation: str, first: str, x: Value, y: Value) -> Value:
+        # XLA's CPU backend keeps the nan of one operand only (xla_cpu_enable_fast_min_max), and
+        # which one that is changes when it finds the same maximum with the operands exchanged.
+        if self.platform != "cpu" or not self.dtype(x).is_floating_point:
+            return getattr(self.hlo, operation)(x, y)
+        return self.select(self.hlo.or_(self.compare(x, y, first), self.is_nan(x)), x, y)
 
     def is_nan(self, x: Value) -> Value:
         """`x != x`."""
@@ -269,12 +291,20 @@ class Elements:
 
     # ---- attributes ----
 
-    def attr(self, direction: str) -> Any:
-        """The comparison direction attribute."""
-        found = self.mlir.attributes.get(direction)
+    def _comparison(self, direction: str, dtype: torch.dtype) -> tuple[Any, Any]:
+        """The attributes of a comparison: its direction, and how elements are understood.
+
+        Without the latter XLA compares constants as if they were unsigned.
+        """
+        if dtype.is_floating_point or dtype.is_complex:
+            kind = "FLOAT"
+        else:
+            kind = "SIGNED" if dtype != torch.bool and torch.iinfo(dtype).min < 0 else "UNSIGNED"
+        found = self.mlir.attributes.get((direction, kind))
         if found is None:
-            found = self.hlo.ComparisonDirectionAttr.get(direction)
-            self.mlir.attributes[direction] = found
+            hlo = self.hlo
+            found = hlo.ComparisonDirectionAttr.get(direction), hlo.ComparisonTypeAttr.get(kind)
+            self.mlir.attributes[direction, kind] = found
         return found
 
     def _splat(self, value: Number, dtype: torch.dtype, shape: tuple[int, ...]) -> Any:

@@ -109,9 +109,21 @@ def silu(x: X) -> X:
     return x * sigmoid(x)
 
 
+@pointwise("aten::silu_backward")
+def silu_backward(grad: X, x: X) -> X:
+    s = sigmoid(x)
+    return grad * s * (1 + x * (1 - s))
+
+
 @pointwise("aten::mish")
 def mish(x: X) -> X:
     return x * tanh(_softplus(x))
+
+
+@pointwise("aten::mish_backward")
+def mish_backward(grad: X, x: X) -> X:
+    t = tanh(_softplus(x))
+    return grad * (t + x * sigmoid(x) * (1 - t * t))
 
 
 def _softplus(x: X) -> X:

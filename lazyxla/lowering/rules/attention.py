@@ -1,7 +1,8 @@
-"""The fused layers that nn.MultiheadAttention and nn.TransformerEncoder use in inference.
+"""Attention as one node, and the fused layers that nn.MultiheadAttention and
+nn.TransformerEncoder use in inference.
 
-torch.nn.functional.scaled_dot_product_attention needs no rule: on this device PyTorch takes it
-apart into matrix products, masks and a softmax.
+Attention keeps no weights for its gradient, but the logarithm of each row's sum, from which the
+gradient computes them again, as FlashAttention does (Dao et al. 2022, arXiv:2205.14135).
 """
 
 import math
@@ -138,3 +139,106 @@ def transformer_encoder_layer(
         return b.hlo.add(x, feed_forward(norm(x, norm_weight_2, norm_bias_2)))
     x = norm(b.hlo.add(x, attention(x)), norm_weight_1, norm_bias_1)
     return norm(b.hlo.add(x, feed_forward(x)), norm_weight_2, norm_bias_2)
+
+
+def _scores(
+    b: "Builder", query: Value, key: Value, mask: Value | None, is_causal: bool, scale: Any
+) -> Value:
+    """Scaled and masked products (N, H, S, T) of queries and keys, in the dtype to compute in."""
+    samples, heads, rows, size = b.shape(query)
+    columns = b.shape(key)[2]
+    query = _grouped(b, query, key)
+    dtype = b.compute_dtype(b.dtype(query))
+    scores = b.dot(query, key, [3], [3], [0, 1], [0, 1], dtype)
+    scores = b.reshape(scores, [samples, heads, rows, columns])
+    scores = b.scale(scores, _factor(scale, size))
+    if mask is not None and b.dtype(mask) == torch.bool:
+        scores = b.select(b.broadcast_to(mask, b.shape(scores)), scores, -math.inf)
+    elif mask is not None:
+        scores = b.hlo.add(scores, b.broadcast_to(b.convert(mask, dtype), b.shape(scores)))
+    if is_causal:
+        row, column = (b.iota(b.shape(scores), dim, torch.int32) for dim in (2, 3))
+        scores = b.select(b.compare(column, row, "LE"), scores, -math.inf)
+    return scores
+
+
+def _factor(scale: Any, size: int) -> Any:
+    return 1 / math.sqrt(size) if scale is None else scale
+
+
+def _grouped(b: "Builder", x: Value, key: Value) -> Value:
+    """(N, H, S, D) with one row of heads for each head of the keys: (N, G, H / G * S, D)."""
+    samples, heads, rows, size = b.shape(x)
+    groups = b.shape(key)[1]
+    return b.reshape(x, [samples, groups, heads // groups * rows, size])
+
+
+def _finite(b: "Builder", x: Value) -> Value:
+    """0 for -inf: of a row that is masked as a whole."""
+    return b.select(b.compare(x, b.full_like(x, -math.inf), "EQ"), 0, x)
+
+
+@rule("aten::_scaled_dot_product_flash_attention_for_cpu")
+def attention(
+    b: "Builder",
+    query: Value,
+    key: Value,
+    value: Value,
+    dropout_p: Any,
+    is_causal: bool,
+    mask: Value | None,
+    scale: Any,
+) -> tuple[Value, Value]:
+    """The result (N, H, S, D), and the logarithm of each row's sum (N, H, S)."""
+    _check_no_dropout(dropout_p)
+    scores = _scores(b, query, key, mask, is_causal, scale)
+    peak = _finite(b, b.reduce(scores, [3], "max", keepdim=True))
+    weights = b.hlo.exponential(b.hlo.subtract(scores, b.broadcast_to(peak, b.shape(scores))))
+    total = b.reduce(weights, [3], "sum", keepdim=True)
+    grouped = _grouped(b, b.convert(weights, b.dtype(value)), key)
+    result = b.dot(grouped, value, [3], [2], [0, 1], [0, 1], b.dtype(scores))
+    result = b.reshape(result, b.shape(query))
+    divisor = b.select(b.compare(total, b.full_like(total, 0), "EQ"), 1, total)
+    result = b.hlo.divide(result, b.broadcast_to(divisor, b.shape(result)))
+    return result, b.squeeze(b.hlo.add(peak, b.hlo.log(total)), 3)
+
+
+@rule("aten::_scaled_dot_product_flash_attention_for_cpu_backward")
+def attention_backward(
+    b: "Builder",
+    grad: Value,
+    query: Value,
+    key: Value,
+    value: Value,
+    result: Value,
+    logsumexp: Value,
+    dropout_p: Any,
+    is_causal: bool,
+    mask: Value | None,
+    scale: Any,
+) -> tuple[Value, ...]:
+    """The gradients of query, key and value."""
+    _check_no_dropout(dropout_p)
+    scores = _scores(b, query, key, mask, is_causal, scale)
+    dtype, compute, shape = b.dtype(query), b.dtype(scores), b.shape(scores)
+    total = b.broadcast_to(b.unsqueeze(_finite(b, logsumexp), 3), shape)
+    weights = b.hlo.exponential(b.hlo.subtract(scores, total))
+    above = _grouped(b, grad, key)
+    grad_value = b.dot(
+        _grouped(b, b.convert(weights, dtype), key), above, [2], [2], [0, 1], [0, 1], compute
+    )
+    grad_weights = b.reshape(b.dot(above, value, [3], [3], [0, 1], [0, 1], compute), shape)
+    wide = (b.convert(x, compute) for x in (grad, result))
+    mean = b.reduce(b.hlo.multiply(*wide), [3], "sum", keepdim=True)
+    grad_scores = b.hlo.subtract(grad_weights, b.broadcast_to(mean, shape))
+    grad_scores = b.hlo.multiply(weights, grad_scores)
+    grad_scores = b.scale(grad_scores, _factor(scale, b.shape(query)[3]))
+    grad_scores = _grouped(b, b.convert(grad_scores, dtype), key)
+    grad_query = b.dot(grad_scores, key, [3], [2], [0, 1], [0, 1])
+    grad_key = b.dot(grad_scores, _grouped(b, query, key), [2], [2], [0, 1], [0, 1])
+    return b.reshape(grad_query, b.shape(query)), grad_key, grad_value
+
+
+def _check_no_dropout(dropout_p: Any) -> None:
+    if dropout_p.item() != 0:
+        raise NotImplementedError("dropout within attention; PyTorch composes it of operators")

@@ -70,7 +70,9 @@ def convolution_backward(
     window = Window.of(b.shape(w)[2:], stride, padding, dilation, groups)
     grad_x = grad_w = grad_bias = None
     if output_mask[0] and transposed:
-        grad_x = forward(b, grad, w, window)
+        # Output padding of a stride or more: no input stands for the windows at the end.
+        n, c, *sizes = b.shape(x)
+        grad_x = b.slice(forward(b, grad, w, window), [0] * b.rank(x), [n, c, *sizes])
     elif output_mask[0]:
         grad_x = input_grad(b, grad, w, b.shape(x)[2:], window)
     if output_mask[1] and transposed:

@@ -61,7 +61,9 @@ def input_grad(
 ) -> Value | None:
     """x of shape (N, C, *sizes)."""
     n, o = b.shape(y)[:2]
-    if flat.applies(window, sizes) and (x := flat.input_grad(b, y, w, window)) is not None:
+    # A transposed convolution with output padding has more sizes than positions.
+    kept = b.shape(y)[2:] == tuple(sizes) and flat.applies(window, sizes)
+    if kept and (x := flat.input_grad(b, y, w, window)) is not None:
         return x
     if window.groups > 1 and _few_terms(o // window.groups, window):
         return _input_grad_terms(b, y, w, sizes, window)
@@ -137,7 +139,7 @@ def _windows(b: "Builder", x: Value, window: Window, out: Sequence[int]) -> Valu
     """What each weight of the kernel reads: shape (C, taps, N, *out)."""
     n, c, *sizes = b.shape(x)
     x, rank = b.swap(x, 0, 1), len(out)
-    if not window.tiles(sizes):
+    if not _side_by_side(window, sizes, out):
         return b.stack(shifted(b, x, window, out), 1)
     pairs = [k for pair in zip(out, window.kernel, strict=True) for k in pair]
     order = [0, *range(3, 2 + 2 * rank, 2), 1, *range(2, 2 + 2 * rank, 2)]
@@ -148,13 +150,18 @@ def _windows(b: "Builder", x: Value, window: Window, out: Sequence[int]) -> Valu
 def _add_windows(b: "Builder", columns: Value, sizes: Sequence[int], window: Window) -> Value:
     """The adjoint of `_windows`: (C, taps, N, *out) to (N, C, *sizes)."""
     c, taps, n, *out = b.shape(columns)
-    if not window.tiles(sizes):
+    if not _side_by_side(window, sizes, out):
         parts = [b.select_dim(columns, 1, tap) for tap in range(taps)]
         return b.swap(add_shifted(b, parts, sizes, window), 0, 1)
     rank = len(out)
     columns = b.reshape(columns, [c, *window.kernel, n, *out])
     order = [k for i in range(rank) for k in (rank + 2 + i, 1 + i)]
     return b.reshape(b.transpose(columns, [rank + 1, 0, *order]), [n, c, *sizes])
+
+
+def _side_by_side(window: Window, sizes: Sequence[int], out: Sequence[int]) -> bool:
+    """Whether the windows at the positions `out` cover an input of `sizes` once."""
+    return window.tiles(sizes) and tuple(out) == window.out_sizes(sizes)
 
 
 # ---- terms ----

@@ -78,12 +78,6 @@ def _unfold(shape: Shape, dim: int, size: int, step: int) -> Place:
     return sizes, strides, 0
 
 
-def _as_strided(
-    shape: Shape, size: list[int], stride: list[int], storage_offset: int | None = None
-) -> Place:
-    return list(size), list(stride), storage_offset or 0
-
-
 def _narrow(shape: Shape, dim: int, start: int, length: int) -> Place:
     start = start + shape[dim] if start < 0 else start
     return _slice(shape, dim, start, start + length)
@@ -133,14 +127,12 @@ _COPIES: dict[str, Callable[..., Place]] = {
     "slice_copy.Tensor": _slice,
     "diagonal_copy": _diagonal,
     "unfold_copy": _unfold,
-    "as_strided_copy": _as_strided,
     "narrow_copy": _narrow,
 }
 _SCATTERS: dict[str, Callable[..., Place]] = {
     "select_scatter": _select,
     "slice_scatter": _slice,
     "diagonal_scatter": _diagonal,
-    "as_strided_scatter": _as_strided,
 }
 _GRADIENTS: dict[str, Callable[..., Place]] = {
     "select_backward": _select,

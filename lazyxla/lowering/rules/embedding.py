@@ -193,14 +193,22 @@ def _resized(b: "Builder", x: Value | None, output: int) -> Value:
 def _bag_maximum(
     b: "Builder", rows: Value, index: Value, target: Value, sizes: Value
 ) -> tuple[Value, Value]:
-    """The maxima of every bag and the embedding that each came from, the first one of equals."""
+    """The maxima of every bag and the embedding that each came from, the first one of equals.
+
+    As nothing compares with nan, one that comes first in its bag stays; later ones do not count.
+    """
     count, width = b.shape(rows)
     bags, dtype = b.shape(sizes)[0], b.dtype(rows)
     shape = [bags, width]
     vectors = b.unsqueeze(target, -1)
+    place = b.iota([count], 0, torch.int64)
+    start = b.scatter_nd(b.full([bags], count, torch.int64), vectors, place, [0], "min")
+    later = b.compare(place, b.take(start, target, 0), "NE")
+    later = b.broadcast_to(b.unsqueeze(later, -1), [count, width])
+    rows = b.select(b.hlo.and_(b.is_nan(rows), later), b.lowest(dtype), rows)
     lowest = b.full(shape, b.lowest(dtype), dtype)
     maxima = b.scatter_nd(lowest, vectors, rows, [0], "max")
-    hit = b.compare(rows, b.take(maxima, target, 0), "EQ")
+    hit = b.hlo.or_(b.compare(rows, b.take(maxima, target, 0), "EQ"), b.is_nan(rows))
     order = b.select(hit, b.iota([count, width], 0, torch.int64), count)
     first = b.scatter_nd(b.full(shape, count, torch.int64), vectors, order, [0], "min")
     empty = b.broadcast_to(b.unsqueeze(_is(b, sizes, 0), -1), shape)

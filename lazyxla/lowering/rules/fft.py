@@ -1,9 +1,16 @@
 """Fourier transforms, JAX's."""
 
 import math
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
-from lazyxla.lowering.registry import jax_rule
+import torch
+
+from lazyxla.lowering.errors import LoweringError
+from lazyxla.lowering.registry import rule
+
+if TYPE_CHECKING:
+    from lazyxla.lowering.builder import Builder
 
 _MOST = 3
 """The number of dimensions that XLA transforms in one operation."""
@@ -30,12 +37,10 @@ def _size(shape: tuple[int, ...], dims: tuple[int, ...]) -> int:
     return math.prod(shape[d] for d in dims)
 
 
-@jax_rule("aten::_fft_c2c")
 def fft_c2c(x: Any, dims: tuple[int, ...], normalization: int, forward: bool) -> Any:
     return _scaled(_transformed(x, dims, forward), _size(x.shape, dims), normalization)
 
 
-@jax_rule("aten::_fft_r2c")
 def fft_r2c(x: Any, dims: tuple[int, ...], normalization: int, onesided: bool) -> Any:
     import jax.numpy as jnp
 
@@ -46,10 +51,24 @@ def fft_r2c(x: Any, dims: tuple[int, ...], normalization: int, onesided: bool) -
     return _scaled(y, _size(x.shape, dims), normalization)
 
 
-@jax_rule("aten::_fft_c2r")
 def fft_c2r(x: Any, dims: tuple[int, ...], normalization: int, last_size: int) -> Any:
     import jax.numpy as jnp
 
     y = _transformed(x, dims[:-1], False)
     y = jnp.fft.irfft(y, n=last_size, axis=dims[-1], norm="forward")
     return _scaled(y, _size(y.shape, dims), normalization)
+
+
+def _register(name: str, function: Callable[..., Any], last: str) -> None:
+    def lower(b: "Builder", x: Any, dims: list[int], normalization: int, how: int) -> Any:
+        if b.platform == "tpu" and b.dtype(x) in (torch.float64, torch.complex128):
+            raise LoweringError("XLA's TPU compiler has no Fourier transform of float64")
+        static = {"dims": tuple(dims), "normalization": normalization, last: how}
+        return b.call_jax(function, x, **static)
+
+    rule(name)(lower)
+
+
+_register("aten::_fft_c2c", fft_c2c, "forward")
+_register("aten::_fft_r2c", fft_r2c, "onesided")
+_register("aten::_fft_c2r", fft_c2r, "last_size")

@@ -66,6 +66,8 @@ class X:
         values = [self.value, *(self.term(o) for o in others)]
         if operation.startswith("chlo."):
             return X(self.b, getattr(self.b.chlo, operation[5:])(*values))
+        if operation in ("maximum", "minimum") and isinstance(others[0], X):
+            return X(self.b, getattr(self.b, operation)(*values))
         return X(self.b, getattr(self.b.hlo, operation)(*values))
 
     def term(self, other: Term) -> Value:

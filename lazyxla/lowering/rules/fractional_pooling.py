@@ -17,9 +17,10 @@ def _starts(sample: Array, size: int, windows: int, kernel: int) -> Array:
         return last
     alpha = jnp.asarray((size - kernel) / (windows - 1), sample.dtype)
     number = jnp.arange(windows - 1, dtype=sample.dtype)
-    offset = jnp.floor(sample[..., None] * alpha)
-    places = jnp.floor((number + sample[..., None]) * alpha) - offset
-    return jnp.concatenate([places.astype(jnp.int64), last], axis=-1)
+    # Truncated, as in PyTorch: samples ought to be positive, but nobody checks.
+    offset = (sample[..., None] * alpha).astype(jnp.int64)
+    places = ((number + sample[..., None]) * alpha).astype(jnp.int64) - offset
+    return jnp.concatenate([places, last], axis=-1)
 
 
 def _pool(x: Array, kernel: tuple[int, ...], output: tuple[int, ...], samples: Array) -> Any:
@@ -27,7 +28,8 @@ def _pool(x: Array, kernel: tuple[int, ...], output: tuple[int, ...], samples: A
 
     rank = len(kernel)
     lead, sizes = x.shape[:-rank], x.shape[-rank:]
-    samples = samples.reshape((*lead, rank))
+    # PyTorch reads the samples in order; of an input without a batch, the first ones.
+    samples = samples.reshape(-1)[: math.prod(lead) * rank].reshape((*lead, rank))
     # In two dimensions PyTorch takes the first sample for the width, in three for the depth.
     order = range(rank) if rank == 3 else reversed(range(rank))
     flat = jnp.zeros((*lead, *([1] * 2 * rank)), jnp.int64)

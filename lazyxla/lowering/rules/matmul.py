@@ -195,7 +195,8 @@ def _norm(p: float) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
     import jax.numpy as jnp
 
     if p == 0:
-        return lambda d: (d != 0).astype(d.dtype).sum(-1), lambda s: s
+        # How many are not zero; nan if one is.
+        return lambda d: jnp.minimum(jnp.ceil(d), 1).sum(-1), lambda s: s
     if p == float("inf"):
         return lambda d: d.max(-1, initial=0), lambda s: s
     if p == 2:
@@ -247,7 +248,12 @@ def pdist(x: Any, p: float) -> Any:
 
     first, second = _pairs(x.shape[0])
     total, root = _norm(p)
-    return root(total(jnp.abs(x[first] - x[second])))
+    size = jnp.abs(x[first] - x[second])
+    result = root(total(size))
+    if p == float("inf"):
+        # XLA's CPU backend drops nan from the maximum. PyTorch's cdist does so, too, its pdist not.
+        result = jnp.where(jnp.isnan(size).any(-1), jnp.nan, result)
+    return result
 
 
 @jax_rule("aten::_pdist_backward", static=("p",))

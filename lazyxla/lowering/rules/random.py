@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lazyxla.lowering.program import TensorSpec
-from lazyxla.lowering.registry import jax_rule, rule
+from lazyxla.lowering.registry import graph_rule, jax_rule, rule
 
 if TYPE_CHECKING:
     from lazyxla.lowering.builder import Builder
@@ -226,26 +226,64 @@ def _integers(b: "Builder", low: int, span: int) -> Value:
 @rule("aten::random")
 def random(b: "Builder", x: Value, generator: None) -> Value:
     """All non-negative integers of the dtype; for a float, those that it holds without a gap."""
-    dtype = b.outputs[0].dtype
+    return _integers(b, 0, _greatest(b.outputs[0].dtype) + 1)
+
+
+def _greatest(dtype: torch.dtype) -> int:
     if dtype == torch.bool:
-        return _integers(b, 0, 2)
-    if dtype.is_floating_point:
-        return _integers(b, 0, (1 << _DIGITS[dtype]) + 1)
-    return _integers(b, 0, torch.iinfo(dtype).max + 1)
+        return 1
+    return 1 << _DIGITS[dtype] if dtype.is_floating_point else int(torch.iinfo(dtype).max)
 
 
 @rule("aten::random.from")
 def random_from(b: "Builder", x: Value, low: int, high: int | None, generator: None) -> Value:
     if high is None:
-        dtype = b.outputs[0].dtype
-        top = 1 << _DIGITS[dtype] if dtype.is_floating_point else torch.iinfo(dtype).max
-        high = (1 if dtype == torch.bool else top) + 1
+        high = _greatest(b.outputs[0].dtype) + 1
     return _integers(b, low, high - low)
 
 
 @rule("aten::random.to")
 def random_to(b: "Builder", x: Value, high: int, generator: None) -> Value:
     return _integers(b, 0, high)
+
+
+# Traced graphs have factories, too; elsewhere PyTorch takes them apart into empty tensors that are
+# written to.
+
+
+@graph_rule("aten::rand", "aten::rand_like")
+def rand(b: "Builder", *_: Any) -> Value:
+    return _unit(b, b.outputs[0].shape, b.outputs[0].dtype)
+
+
+@graph_rule("aten::randn", "aten::randn_like")
+def randn(b: "Builder", *_: Any) -> Value:
+    return _gauss(b, b.outputs[0].shape, b.outputs[0].dtype)
+
+
+@graph_rule("aten::normal.float_float")
+def normal_of_size(b: "Builder", mean: Any, std: Any, *_: Any) -> Value:
+    return normal(b, None, mean, std, None)
+
+
+@graph_rule("aten::randint")
+def randint(b: "Builder", high: int, *_: Any) -> Value:
+    return _integers(b, 0, high)
+
+
+@graph_rule("aten::randint.low")
+def randint_low(b: "Builder", low: int, high: int, *_: Any) -> Value:
+    return _integers(b, low, high - low)
+
+
+@graph_rule("aten::randint_like")
+def randint_like(b: "Builder", x: Value, high: int, *_: Any) -> Value:
+    return _integers(b, 0, high)
+
+
+@graph_rule("aten::randint_like.low_dtype")
+def randint_like_low(b: "Builder", x: Value, low: int, high: int, *_: Any) -> Value:
+    return _integers(b, low, high - low)
 
 
 @rule("aten::randperm")

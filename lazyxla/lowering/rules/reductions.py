@@ -106,12 +106,12 @@ def is_all_true(b: "Builder", x: Value) -> Value:
 
 @rule("aten::amax", "aten::max")
 def amax(b: "Builder", x: Value, dims: Dims = None, keepdim: bool = False) -> Value:
-    return b.reduce(x, b.dims(x, dims), "max", keepdim)
+    return b.extremum(x, b.dims(x, dims), "max", keepdim)
 
 
 @rule("aten::amin", "aten::min")
 def amin(b: "Builder", x: Value, dims: Dims = None, keepdim: bool = False) -> Value:
-    return b.reduce(x, b.dims(x, dims), "min", keepdim)
+    return b.extremum(x, b.dims(x, dims), "min", keepdim)
 
 
 @rule("aten::aminmax")
@@ -236,7 +236,7 @@ def vector_norm(
     wanted = b.dtype(x) if dtype is None else dtype
     (x,) = operands(b, x, dtype=b.compute_dtype(wanted))
     if math.isinf(order):
-        return _reduce(abs(x), dims, "max" if order > 0 else "min", keepdim).value
+        return b.extremum(abs(x).value, dims, "max" if order > 0 else "min", keepdim)
     total = _power_sum(b, x, dims, order, keepdim)
     if order in (0, 1):
         return total.value

@@ -144,24 +144,56 @@ def _resample(
     scales: Sequence[Value],
 ) -> Value:
     dtype, shape = b.spec(x)
-    wide = b.compute_dtype(dtype) if dtype.is_floating_point else torch.float32
     if math.prod(b.outputs[0].shape) == 0:
         return b.zeros(b.outputs[0].shape, dtype)
+    if not dtype.is_floating_point:
+        return _resample_bytes(b, make, x, out, align_corners, scales)
+    wide = b.compute_dtype(dtype)
     maps = _maps(b, make, shape[2:], out, align_corners, scales, wide)
-    if dtype.is_floating_point:
-        return separable.apply(b, b.convert(x, wide), maps)
-    # As PyTorch does for bytes: the last dimension first, rounded half up after each pass.
-    limits = torch.iinfo(dtype)
-    low, high, half = (b.constant(v, wide) for v in (limits.min, limits.max, 0.5))
+    return separable.apply(b, b.convert(x, wide), maps)
+
+
+def _resample_bytes(
+    b: "Builder",
+    make: MakeTaps,
+    x: Value,
+    out: Sequence[int],
+    align_corners: bool,
+    scales: Sequence[Value],
+) -> Value:
+    """As PyTorch does (after Pillow): fixed-point weights of 16 bits, the last dimension first,
+    rounded half up after each pass.
+    """
+    (dtype, shape), wide = b.spec(x), torch.float64  # which holds the sums exactly
+    limits, half = torch.iinfo(dtype), b.constant(0.5, wide)
+    low, high = (b.constant(v, wide) for v in (limits.min, limits.max))
     result, rank = b.convert(x, wide), len(shape)
     for dim in reversed(range(2, rank)):
+        n, m, factor = shape[dim], out[dim - 2], scales[dim - 2]
+        taps = make(n, m, align_corners, None if factor is None else float(factor), wide)
+        weights = separable.matrix(b, _in_16_bits(taps), n, wide)
         order = [d for d in range(rank) if d != dim] + [dim]
-        passed = separable.apply(b, b.transpose(result, order), [maps[dim - 2]])
+        passed = separable.apply(b, b.transpose(result, order), [weights])
         rounded = b.hlo.floor(b.hlo.add(passed, b.broadcast_to(half, b.shape(passed))))
         result = b.transpose(
             b.hlo.clamp(low, rounded, high), sorted(range(rank), key=order.__getitem__)
         )
     return b.convert(result, dtype)
+
+
+def _in_16_bits(taps: Taps) -> Taps:
+    """The weights as int16 multiples of the power of two that fits the greatest of them."""
+    indices, weights = (torch.stack(column) for column in zip(*taps, strict=True))
+    for later in range(1, len(indices)):  # taps beyond the border count for its element
+        for earlier in range(later):
+            same = (indices[later] == indices[earlier]) & (weights[later] != 0)
+            weights[earlier] += torch.where(same, weights[later], 0)
+            weights[later] = torch.where(same, 0, weights[later])
+    greatest, bits = float(weights.max()), 0
+    while bits < 22 and int(0.5 + greatest * 2 ** (bits + 1)) < 1 << 15:
+        bits += 1
+    weights = (weights * 2**bits + torch.where(weights < 0, -0.5, 0.5)).trunc() / 2**bits
+    return list(zip(indices.unbind(), weights.unbind(), strict=True))
 
 
 def _resample_backward(

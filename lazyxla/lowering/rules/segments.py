@@ -46,9 +46,14 @@ def _spread(per_segment: Array, numbers: Array, count: int, like: Array) -> Arra
 
 def _reduce(data: Array, numbers: Array, count: int, reduce: str) -> Array:
     import jax
+    import jax.numpy as jnp
 
     kind = "sum" if reduce == "mean" else reduce
-    return getattr(jax.ops, f"segment_{kind}")(data, numbers, count)
+    result = getattr(jax.ops, f"segment_{kind}")(data, numbers, count)
+    if kind in ("max", "min"):  # XLA's CPU backend drops nan (xla_cpu_enable_fast_min_max)
+        nans = jax.ops.segment_sum(jnp.isnan(data).astype(jnp.int32), numbers, count)
+        result = jnp.where(nans > 0, jnp.nan, result)
+    return result
 
 
 @jax_rule("aten::segment_reduce")
@@ -72,9 +77,9 @@ def segment_reduce(
     sizes = _reduce(jnp.ones_like(flat), numbers, count, "sum")
     start = jnp.asarray(_START[reduce] if initial is None else initial, flat.dtype)
     if reduce == "max":
-        result = jnp.maximum(result, start)
+        result = jnp.where(result < start, start, result)
     elif reduce == "min":
-        result = jnp.minimum(result, start)
+        result = jnp.where(result > start, start, result)
     else:
         result = result * start if reduce == "prod" else result + start
     if reduce == "mean":
@@ -125,5 +130,7 @@ def nonzero_static(x: Array, size: int, fill_value: int) -> Array:
 
     if x.ndim == 0:
         return jnp.zeros((size, 0), jnp.int64)
+    if x.size == 0:  # JAX forgets the fill value
+        return jnp.full((size, x.ndim), fill_value, jnp.int64)
     places = jnp.nonzero(x, size=size, fill_value=fill_value)
     return jnp.stack(places, axis=1)

@@ -1,0 +1,36 @@
+// Checks of arguments that meta functions leave to kernels.
+//
+// PyTorch's errors come from three places: meta functions, CPU kernels, and code that both share.
+// What only a kernel checks would go unnoticed here, where no kernel sees the call. So the CPU
+// kernel is asked, with as little data as tells (check_as_cpu), or the few checks that need all of
+// the sizes are made here (check_static).
+//
+// Numbers are no part of what shape inference remembers. Where an operator's kernel checks them
+// (the sigma of a distribution, a value that an integer dtype cannot hold), check_numbers asks the
+// CPU about each combination that it has not seen: tens of microseconds for a new number, a look-up
+// for a known one, nothing for all other operators.
+#pragma once
+
+#include <ATen/core/ivalue.h>
+
+#include "dispatch/op_info.h"
+#include "dispatch/scan.h"
+
+namespace lazyxla::dispatch {
+
+// Calls the operator's CPU kernel on tensors filled with `fill`, to hear its objections. With
+// `shrink`, no dimension has more than two elements: with one in all, the CPU's fill_ checks
+// nothing.
+void check_as_cpu(const OpInfo& info, c10::ArrayRef<c10::IValue> args, int fill, bool shrink);
+
+// Whether a call is small enough to be made on the CPU for the sake of an error message.
+bool affordable_on_cpu(const Scan& scan);
+
+// Checks that depend on nothing but sizes, dtypes and static arguments: once per memo key.
+void check_static(const OpInfo& info, c10::ArrayRef<c10::IValue> args);
+
+// To be called for every call. `key_hash` is that of the scan's key.
+void check_numbers(const OpInfo& info, c10::ArrayRef<c10::IValue> args, const Scan& scan,
+                   uint64_t key_hash);
+
+}  // namespace lazyxla::dispatch

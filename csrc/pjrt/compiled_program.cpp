@@ -1,0 +1,86 @@
+#include "compiled_program.h"
+
+#include "call.h"
+#include "fork.h"
+
+namespace lazyxla::pjrt {
+
+PJRT_Program to_program(std::string_view code, std::string_view format) {
+  PJRT_Program program{};
+  program.struct_size = PJRT_Program_STRUCT_SIZE;
+  program.code = const_cast<char*>(code.data());  // in/out in other functions, only read here
+  program.code_size = code.size();
+  program.format = format.data();
+  program.format_size = format.size();
+  return program;
+}
+
+CompiledProgram::~CompiledProgram() {
+  if (forked()) {
+    return;
+  }
+  LAZYXLA_PJRT_ARGS(args, PJRT_Executable_Destroy);
+  args.executable = raw_;
+  ignore_error(api_, api_->PJRT_Executable_Destroy(&args));
+}
+
+size_t CompiledProgram::num_outputs() const {
+  check_not_forked();
+  LAZYXLA_PJRT_ARGS(args, PJRT_Executable_NumOutputs);
+  args.executable = raw_;
+  LAZYXLA_PJRT_CALL(api_, PJRT_Executable_NumOutputs, args);
+  return args.num_outputs;
+}
+
+std::string CompiledProgram::serialize() const {
+  check_not_forked();
+  LAZYXLA_PJRT_ARGS(args, PJRT_Executable_Serialize);
+  args.executable = raw_;
+  LAZYXLA_PJRT_CALL(api_, PJRT_Executable_Serialize, args);
+  std::string bytes(args.serialized_bytes, args.serialized_bytes_size);
+  args.serialized_executable_deleter(args.serialized_executable);
+  return bytes;
+}
+
+std::string CompiledProgram::fingerprint() const {
+  check_not_forked();
+  if (!has(*api_, &PJRT_Api::PJRT_Executable_Fingerprint)) {
+    return {};
+  }
+  LAZYXLA_PJRT_ARGS(args, PJRT_Executable_Fingerprint);
+  args.executable = raw_;
+  if (ignore_error(api_, api_->PJRT_Executable_Fingerprint(&args))) {
+    return {};
+  }
+  return std::string(args.executable_fingerprint, args.executable_fingerprint_size);
+}
+
+std::optional<CompiledMemoryStats> CompiledProgram::memory_stats() const {
+  check_not_forked();
+  if (!has(*api_, &PJRT_Api::PJRT_Executable_GetCompiledMemoryStats)) {
+    return std::nullopt;
+  }
+  LAZYXLA_PJRT_ARGS(args, PJRT_Executable_GetCompiledMemoryStats);
+  args.executable = raw_;
+  if (ignore_error(api_, api_->PJRT_Executable_GetCompiledMemoryStats(&args))) {
+    return std::nullopt;
+  }
+  return CompiledMemoryStats{.generated_code = args.generated_code_size_in_bytes,
+                             .arguments = args.argument_size_in_bytes,
+                             .outputs = args.output_size_in_bytes,
+                             .aliased = args.alias_size_in_bytes,
+                             .temporary = args.temp_size_in_bytes,
+                             .peak = args.peak_memory_in_bytes};
+}
+
+NamedValues CompiledProgram::cost_analysis() const {
+  check_not_forked();
+  LAZYXLA_PJRT_ARGS(args, PJRT_Executable_GetCostAnalysis);
+  args.executable = raw_;
+  if (ignore_error(api_, api_->PJRT_Executable_GetCostAnalysis(&args))) {
+    return {};
+  }
+  return read_named_values(args.properties, args.num_properties);
+}
+
+}  // namespace lazyxla::pjrt

@@ -1,0 +1,59 @@
+// A compiled program: what the compiler made, and what it knows about it.
+//
+// It cannot run: it may be for devices that are not there (topology.h). One that is loaded onto
+// devices of a client is an Executable, which has a CompiledProgram for the questions below.
+#pragma once
+
+#include <pjrt_c_api.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "plugin.h"
+
+namespace lazyxla::pjrt {
+
+// What the compiler knows about a program's memory, in bytes.
+struct CompiledMemoryStats {
+  int64_t generated_code = 0;
+  int64_t arguments = 0;
+  int64_t outputs = 0;
+  int64_t aliased = 0;    // how much of the arguments is reused for outputs
+  int64_t temporary = 0;  // needed during the execution only
+  int64_t peak = 0;       // 0 if the plugin does not tell
+};
+
+// A program as the compile functions take it. It points into `code` and `format`.
+PJRT_Program to_program(std::string_view code, std::string_view format);
+
+class CompiledProgram {
+ public:
+  // Takes ownership of `raw`.
+  CompiledProgram(const PJRT_Api& api, PJRT_Executable* raw) : api_(&api), raw_(raw) {}
+  ~CompiledProgram();
+  CompiledProgram(const CompiledProgram&) = delete;
+  CompiledProgram& operator=(const CompiledProgram&) = delete;
+
+  size_t num_outputs() const;
+
+  // Bytes for Client::deserialize. Throws if the plugin cannot serialize.
+  std::string serialize() const;
+
+  // The same for identical programs, options and compilers; empty if the plugin has none.
+  std::string fingerprint() const;
+
+  // Empty if the plugin does not offer it.
+  std::optional<CompiledMemoryStats> memory_stats() const;
+
+  // The compiler's estimates, for example "flops" and "bytes accessed". Empty if not offered.
+  NamedValues cost_analysis() const;
+
+ private:
+  const PJRT_Api* api_;
+  PJRT_Executable* raw_;
+};
+
+}  // namespace lazyxla::pjrt

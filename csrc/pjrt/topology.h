@@ -1,0 +1,68 @@
+// A topology: devices known by description only, to compile for where none of them is attached.
+//
+// A plugin makes one from a name in a notation of its own, for TPUs the generation and the chips in
+// each direction. Nothing runs on it: what it compiles is loaded by a Client, on another machine
+// (CompiledProgram::serialize, Client::deserialize), or just tells whether the compiler takes the
+// program, and what memory and time it needs.
+//
+//   auto topology = Topology::create(Plugin::load("/.../libtpu.so"), "v5e:2x2");
+//   auto program = topology->compile(module, "mlir");
+//   program->memory_stats()->peak;
+//
+// A Topology outlives the programs it compiled. All functions may be called from several threads at
+// once.
+#pragma once
+
+#include <pjrt_c_api.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "compiled_program.h"
+#include "fork.h"
+#include "plugin.h"
+
+namespace lazyxla::pjrt {
+
+struct DeviceDescription {
+  int64_t id = 0;             // unique among all processes
+  int64_t process_index = 0;  // the process (on TPUs: the host) that would own it
+  std::string kind;           // the model, for example "TPU v5 lite"
+  NamedValues attributes;     // the plugin's own, on TPUs for example "coords"
+};
+
+class Topology {
+ public:
+  // `options` are the plugin's own. Throws what the plugin says of a name it does not know.
+  static std::unique_ptr<Topology> create(const Plugin& plugin, const std::string& name,
+                                          const NamedValues& options = {});
+
+  ~Topology();
+  Topology(const Topology&) = delete;
+  Topology& operator=(const Topology&) = delete;
+
+  const Plugin& plugin() const { return plugin_; }
+  const std::string& platform_name() const { return platform_name_; }  // "tpu"
+  const std::string& platform_version() const { return platform_version_; }
+  const std::vector<DeviceDescription>& devices() const { return devices_; }
+
+  // As Client::compile; without options for one device of the topology.
+  std::unique_ptr<CompiledProgram> compile(std::string_view code, std::string_view format,
+                                           std::string_view compile_options = {}) const;
+
+ private:
+  explicit Topology(const Plugin& plugin) : plugin_(plugin) {}
+  void start(const std::string& name, const NamedValues& options);
+
+  ClientStarted started_;  // the compiler's threads do not survive a fork either
+  const Plugin& plugin_;
+  PJRT_TopologyDescription* raw_ = nullptr;
+  std::string platform_name_;
+  std::string platform_version_;
+  std::vector<DeviceDescription> devices_;
+};
+
+}  // namespace lazyxla::pjrt

@@ -1,0 +1,165 @@
+"""Compiling for TPUs that are not attached.
+
+    topology = lazyxla.aot.topology("v5e:2x2")
+    program = topology.compile(...)       # a lazyxla.lowering.Program, or StableHLO
+    program.memory_stats()["peak"]
+
+The compiler is the one that TPUs are run with: libtpu, ``pip install 'lazyxla[tpu]'``. What it
+takes here it takes there, and what it tells of memory and cost is what a TPU will need; nothing is
+executed. The device ``"lazyxla"`` is not involved and stays what it is.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from lazyxla import _C, platforms
+from lazyxla.lowering import Program, lower
+
+_EXAMPLES = ("v4:2x2x1", "v5e:2x2", "v5p:2x2x1", "v6e:2x2", "tpu7x:2x2x1")
+
+# libtpu divides by these numbers: a zero ends the process.
+_FORM = re.compile(r"[A-Za-z0-9_ ]+[:=][1-9]\d*(x[1-9]\d*){0,2}(_twisted|_untwisted)?")
+
+# What libtpu reads when it is loaded. On a machine without a TPU it would ask Google's metadata
+# server for minutes, print warnings about its accelerator type and host name, neither of which is
+# used to compile, and let only one process load it, as if there were a device to be had.
+_NO_TPU_HERE = {
+    "TPU_SKIP_MDS_QUERY": "1",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+    "TPU_ACCELERATOR_TYPE": "v5litepod-4",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+}
+
+Options = Mapping[str, bool | int | float | str]
+
+
+class CompiledProgram:
+    """A program compiled for a :class:`Topology`."""
+
+    def __init__(self, raw: Any) -> None:
+        self._raw = raw
+
+    @property
+    def num_outputs(self) -> int:
+        """How many arrays the program returns."""
+        return self._raw.num_outputs
+
+    def memory_stats(self) -> dict[str, int]:
+        """Bytes on one device: ``arguments``, ``outputs``, ``aliased`` (arguments whose memory
+        outputs take over), ``temporary``, ``generated_code`` and ``peak``.
+
+        Empty if the compiler does not tell.
+        """
+        return self._raw.memory_stats()
+
+    def cost_analysis(self) -> dict[str, Any]:
+        """The compiler's estimates, for example ``"flops"`` and ``"bytes accessed"``."""
+        return self._raw.cost_analysis()
+
+    def serialize(self) -> bytes:
+        """The program in the compiler's own format, which the same version of it reads."""
+        return self._raw.serialize()
+
+
+class Topology:
+    """Devices known by description, to compile for. Made by :func:`topology`."""
+
+    def __init__(self, name: str, raw: Any) -> None:
+        self.name = name
+        self._raw = raw
+
+    @property
+    def platform(self) -> str:
+        """``"tpu"``."""
+        return self._raw.platform_name
+
+    @property
+    def platform_version(self) -> str:
+        """The compiler's version, in its own words."""
+        return self._raw.platform_version
+
+    @property
+    def device_kind(self) -> str:
+        """The model of the devices, for example ``"TPU v5 lite"``."""
+        return self._raw.devices[0].kind
+
+    @property
+    def num_devices(self) -> int:
+        """How many devices there are; chips of v2, v3, v4 and tpu7x are two devices each."""
+        return len(self._raw.devices)
+
+    @property
+    def num_hosts(self) -> int:
+        """How many machines the devices belong to."""
+        return len({device.process_index for device in self._raw.devices})
+
+    @property
+    def memory_bytes(self) -> int | None:
+        """Memory of one device that programs may use; None if the compiler does not tell."""
+        return self._raw.devices[0].attributes.get("device_memory_bytes_limit")
+
+    def compile(self, program: Program | bytes, options: Options | None = None) -> CompiledProgram:
+        """Compiles a program for one device of the topology.
+
+        Args:
+            program: a recorded program, which is lowered for the platform first, or StableHLO: a
+                portable artifact, or MLIR as text or bytecode.
+            options: the compiler's options by name, for example
+                ``{"xla_tpu_enable_latency_hiding_scheduler": True}``.
+
+        Raises:
+            LoweringError: an operator of the program has no lowering.
+            RuntimeError: the compiler refuses the program or an option; says why.
+        """
+        if isinstance(program, Program):
+            program = lower(program, self.platform, self._stablehlo_version()).artifact
+        return CompiledProgram(self._raw.compile(program, dict(options or {})))
+
+    def _stablehlo_version(self) -> str | None:
+        version = self._raw.stablehlo_version
+        return None if version is None else ".".join(map(str, version))
+
+    def __repr__(self) -> str:
+        return f"Topology({self.name!r}, {self.num_devices} x {self.device_kind})"
+
+
+def topology(name: str) -> Topology:
+    """The description of TPUs by name: the generation and the number of chips in each direction.
+
+    Args:
+        name: for example ``"v5e:2x2"``, four chips of TPU v5e. v4, v5p and tpu7x have three
+            directions, v2, v3, v5e and v6e two.
+
+    Raises:
+        ImportError: libtpu is not installed; says how to install it.
+        ValueError: libtpu knows no such TPUs; says what it says, and some names it knows.
+    """
+    path = platforms.plugin_of("tpu")
+    if path is None:
+        raise ImportError(
+            "compiling for TPUs needs their compiler, libtpu, which is not installed: "
+            f"{platforms.HOW_TO_INSTALL['tpu']}"
+        )
+    if not _FORM.fullmatch(name):
+        raise _unknown(name, "it is not of the form <generation>:<chips>x<chips>[x<chips>]")
+    if not platforms.tpu_chips():
+        for variable, value in _NO_TPU_HERE.items():
+            os.environ.setdefault(variable, value)
+    try:
+        return Topology(name, _C.Topology(path, name, {}))
+    except RuntimeError as error:
+        if "INVALID_ARGUMENT" not in str(error):
+            raise
+        reason = str(error).split("INVALID_ARGUMENT: ", 1)[1]
+        raise _unknown(name, reason) from error
+
+
+def _unknown(name: str, reason: str) -> ValueError:
+    return ValueError(
+        f"{name!r} names no TPUs: {reason}. Names are a generation (v2, v3, v4, v5e, v5p, v6e, "
+        f"tpu7x) and chips in each direction, for example {', '.join(_EXAMPLES)}."
+    )

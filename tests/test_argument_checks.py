@@ -1,0 +1,107 @@
+"""What only PyTorch's CPU kernels check is checked at the call on the device, too.
+
+Numbers are no part of what shape inference remembers: a call with a good number comes first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from support import error_of
+
+import lazyxla
+
+Call = Callable[..., Any]
+
+# What is called with a tensor of ones and a number; a number that is right and one that is not.
+NUMBERS: dict[str, tuple[Call, float, float]] = {
+    "cauchy": (lambda x, v: x.cauchy_(0, v), 1.0, -1.0),
+    "exponential": (lambda x, v: x.exponential_(v), 1.0, -1.0),
+    "geometric": (lambda x, v: x.geometric_(v), 0.5, 2.0),
+    "log_normal": (lambda x, v: x.log_normal_(1, v), 1.0, -1.0),
+    "uniform": (lambda x, v: x.uniform_(0, v), 1.0, -1.0),
+    "normal": (lambda x, v: x.normal_(0, v), 1.0, -1.0),
+    "normal of a mean": (lambda x, v: torch.normal(x, v), 1.0, -1.0),
+    "bernoulli": (lambda x, v: x.bernoulli_(v), 0.5, 2.0),
+    "native_dropout": (lambda x, v: torch.native_dropout(x, v, True), 0.5, 2.0),
+    "power of integers": (lambda x, v: x.long() ** v, 2, -1),
+    "powers of integers": (lambda x, v: torch._foreach_pow([x.long()], v), 2, -1),
+    "modulo zero": (lambda x, v: x.long() % v, 2, 0),
+    "division by zero": (lambda x, v: x.long() // v, 2, 0),
+    "alpha": (lambda x, v: torch.add(x.byte(), x.byte(), alpha=v), 2, 300),
+    "clamp": (lambda x, v: x.byte().clamp(max=v), 2, 300),
+    "addcmul": (lambda x, v: torch.addcmul(x.byte(), x.byte(), x.byte(), value=v), 2, 300),
+    "addmm": (lambda x, v: torch.addmm(x.byte(), x.byte(), x.byte(), alpha=v), 2, 300),
+    "fill": (lambda x, v: x.byte().fill_(v), 2, 300),
+    "fill of floats": (lambda x, v: x.fill_(v), 2.0, 1e300),
+    "full": (lambda x, v: torch.full((3,), v, dtype=torch.int8, device=x.device), 2, 300),
+    "full_like": (lambda x, v: torch.full_like(x.byte(), v), 2, 300),
+    "where": (lambda x, v: torch.where(x > 0, x.byte(), v), 2, 300),
+    "setitem": (lambda x, v: x.byte().__setitem__(0, v), 2, 300),
+    "masked_fill": (lambda x, v: x.byte().masked_fill(x > 0, v), 2, 300),
+    "index_fill": (lambda x, v: x.byte().index_fill(0, x[0].long(), v), 2, 300),
+    "scatter": (lambda x, v: x.byte().scatter(0, x.long(), v), 2, 300),
+    "renorm": (lambda x, v: torch.renorm(x, 2, 0, v), 2.0, -1.0),
+    "order of renorm": (lambda x, v: torch.renorm(x, v, 0, 1.0), 2.0, -1.0),
+    "cdist": (lambda x, v: torch.cdist(x, x, p=v), 3.0, -1.0),
+    "huber_loss": (lambda x, v: F.huber_loss(x, x, delta=v), 2.0, -1.0),
+    "smooth_l1_loss": (lambda x, v: F.smooth_l1_loss(x, x, beta=v), 2.0, -1.0),
+    "softshrink": (lambda x, v: F.softshrink(x, v), 2.0, -1.0),
+    "histc": (lambda x, v: torch.histc(x, 10, 0, v), 2.0, -1.0),
+    "celu": (lambda x, v: F.celu(x, v), 2.0, 0.0),
+}
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_numbers_are_checked_at_every_call(name: str) -> None:
+    call, good, bad = NUMBERS[name]
+    x, y = torch.ones(4, 4), torch.ones(4, 4, device="lazyxla")
+    call(y, good)
+    expected = error_of(call, x, bad)
+    assert expected[0] is not type(None)
+    assert error_of(call, y, bad) == expected
+    call(y, good)
+
+
+def test_checks_leave_the_cpus_generator_alone() -> None:
+    x = torch.ones(4, device="lazyxla")
+    before = torch.get_rng_state()
+    for sigma in (0.5, 0.25):
+        x.normal_(0, sigma)
+        torch.native_dropout(x, sigma, True)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_new_numbers_ask_no_meta_function() -> None:
+    x = torch.ones(4, device="lazyxla")
+    x.normal_(0, 1.0)
+    asked = lazyxla.counters()["shape_inferences"]
+    for sigma in (0.5, 0.25, 0.5):
+        x.normal_(0, sigma)
+    assert lazyxla.counters()["shape_inferences"] == asked
+
+
+STATIC: dict[str, Call] = {
+    "dilation": lambda x: F.conv1d(x[None], x[None], dilation=-1),
+    "stride": lambda x: F.conv1d(x[None], x[None], stride=0),
+    "padding": lambda x: F.conv3d(x.view(1, 1, 4, 2, 2), x.view(1, 1, 4, 2, 2), padding=-1),
+    "output_padding": lambda x: F.conv_transpose1d(x, x[None], output_padding=-1),
+    "multinomial": lambda x: x[0].multinomial(5),
+    "multinomial of nothing": lambda x: x[0].multinomial(0),
+    "multinomial dims": lambda x: x[None].multinomial(2),
+    "multinomial dtype": lambda x: x.long().multinomial(2),
+    "multinomial out": lambda x: torch.multinomial(x, 2, out=x.clone()),
+    "aminmax": lambda x: torch.aminmax(x, dim=0, out=(x[0].clone(), x[0].double())),
+    "as_strided_scatter": lambda x: torch.as_strided_scatter(x, x, (4, 4), (200, 200)),
+}
+
+
+@pytest.mark.parametrize("name", STATIC)
+def test_what_meta_functions_leave_out(name: str) -> None:
+    expected = error_of(STATIC[name], torch.ones(4, 4))
+    assert expected[0] is not type(None)
+    assert error_of(STATIC[name], torch.ones(4, 4, device="lazyxla")) == expected

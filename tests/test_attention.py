@@ -1,0 +1,151 @@
+"""scaled_dot_product_attention: one node forward, one backward, with the CPU's results."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+import lazyxla
+from lazyxla.dynamo import backend
+
+N, S, T, D = 2, 6, 8, 16
+
+# Heads of queries and of keys, the mask (shape and kind), and other arguments.
+CASES: dict[str, tuple[int, int, Any, dict[str, Any]]] = {
+    "plain": (4, 4, None, {}),
+    "causal": (4, 4, None, {"is_causal": True}),
+    "scaled": (4, 4, None, {"scale": 0.3}),
+    "grouped heads": (4, 2, None, {"enable_gqa": True, "is_causal": True}),
+    "one head of keys": (4, 1, ((S, T), torch.float32), {"enable_gqa": True}),
+    "mask of bools": (4, 4, ((N, 1, S, T), torch.bool), {}),
+    "mask of numbers": (4, 4, ((N, 4, S, T), torch.float32), {}),
+}
+
+
+def inputs(case: str, dtype: torch.dtype) -> tuple[list[Tensor], dict[str, Any]]:
+    heads, groups, mask, kwargs = CASES[case]
+    tensors = [
+        torch.randn(N, h, n, D, dtype=dtype) for h, n in ((heads, S), (groups, T), (groups, T))
+    ]
+    if mask is None:
+        return tensors, kwargs
+    shape, kind = mask
+    made = torch.rand(shape) > 0.3 if kind == torch.bool else torch.randn(shape, dtype=dtype)
+    if kind == torch.bool:
+        made[..., 2, :] = False  # a query that sees nothing: its result is 0
+    return tensors, {**kwargs, "attn_mask": made}
+
+
+def attend(device: str, case: list[Tensor], kwargs: dict[str, Any]) -> list[Tensor]:
+    """The result, and the gradients of a weighted sum."""
+    args = [x.detach().to(device).requires_grad_() for x in case]
+    moved = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in kwargs.items()}
+    result = F.scaled_dot_product_attention(*args, **moved)
+    weights = torch.linspace(-1, 1, result.numel(), dtype=result.dtype).view(result.shape)
+    result.backward(weights.to(device))
+    return [result.detach(), *(x.grad for x in args if x.grad is not None)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("case", CASES)
+def test_values_and_gradients(case: str, dtype: torch.dtype) -> None:
+    tensors, kwargs = inputs(case, dtype)
+    expected = attend("cpu", tensors, kwargs)
+    for ours, theirs in zip(attend("lazyxla", tensors, kwargs), expected, strict=True):
+        torch.testing.assert_close(ours.cpu(), theirs)
+        assert ours.stride() == theirs.stride()
+    assert lazyxla.fallbacks() == {}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("case", CASES)
+def test_half_precision(case: str, dtype: torch.dtype) -> None:
+    """As near to the exact result as the CPU's kernel, whose own error is beyond the tolerances."""
+    tensors, kwargs = inputs(case, dtype)
+    theirs = attend("cpu", tensors, kwargs)
+    ours = attend("lazyxla", tensors, kwargs)
+    wide = {
+        k: v.double() if isinstance(v, Tensor) and v.is_floating_point() else v
+        for k, v in kwargs.items()
+    }
+    exact = attend("cpu", [x.double() for x in tensors], wide)
+    for x, y, z in zip(ours, theirs, exact, strict=True):
+        assert x.dtype == y.dtype
+        error, allowed = ((t.cpu().double() - z).abs().max() for t in (x, y))
+        assert error <= 2 * allowed
+
+
+def recorded(**kwargs: Any) -> int:
+    """How many operators a call of attention records."""
+    x = torch.ones(2, 4, 8, 16).to("lazyxla")
+    lazyxla.sync()
+    lazyxla.reset_counters()
+    F.scaled_dot_product_attention(x, x, x, **kwargs)
+    return lazyxla.counters()["nodes_recorded"]
+
+
+def test_is_one_node() -> None:
+    assert recorded() == 1
+    assert recorded(is_causal=True, scale=2.0) == 1
+
+
+def test_eager_mode_runs_one_program_each_way() -> None:
+    tensors = [torch.randn(2, 4, 8, 16).to("lazyxla").requires_grad_() for _ in range(3)]
+    grad = torch.randn(2, 4, 8, 16).to("lazyxla")
+    with lazyxla.eager_mode(True):
+        lazyxla.reset_counters()
+        result = F.scaled_dot_product_attention(*tensors, is_causal=True)
+        torch.autograd.grad(result, tensors, grad)
+    assert lazyxla.counters()["executions"] == 2
+
+
+def test_dropout_is_composed() -> None:
+    """Of matrix products, whose weights are dropped at random."""
+    assert recorded(dropout_p=0.5) > 1
+    x = torch.eye(64).view(1, 1, 64, 64).to("lazyxla")
+    result = F.scaled_dot_product_attention(x * 0, x, x, dropout_p=0.25)  # weights of 1 / 64
+    kept = result.cpu() * 64 * 0.75
+    torch.testing.assert_close(kept, kept.round())
+    assert 0.7 < kept.mean() < 0.8
+
+
+def test_the_users_choice_counts() -> None:
+    with sdpa_kernel(SDPBackend.MATH):
+        assert recorded() > 1
+
+
+def test_what_has_no_node_is_composed() -> None:
+    """Masks with gradients, values of another size, three dimensions."""
+    q, k = torch.randn(2, 4, S, D), torch.randn(2, 4, T, D)
+    v, mask = torch.randn(2, 4, T, 5), torch.randn(S, T)
+    results = []
+    for device in ("cpu", "lazyxla"):
+        a = [x.detach().to(device).requires_grad_() for x in (q, k, v, mask)]
+        wide = F.scaled_dot_product_attention(a[0], a[1], a[2], attn_mask=a[3])
+        flat = F.scaled_dot_product_attention(*(x[0] for x in a[:3]))
+        grads = torch.autograd.grad(wide.square().sum() + flat.square().sum(), a)
+        results.append([wide, flat, *grads])
+    for theirs, ours in zip(*results, strict=True):
+        torch.testing.assert_close(ours.cpu(), theirs)
+
+
+def test_in_a_traced_graph(fresh_dynamo: None) -> None:
+    tensors, kwargs = inputs("grouped heads", torch.float32)
+
+    def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q * 2, k, v, **kwargs).sum(1)
+
+    compiled = torch.compile(function, backend=backend, fullgraph=True)
+    results = []
+    for call, device in ((function, "cpu"), (compiled, "lazyxla")):
+        a = [x.detach().to(device).requires_grad_() for x in tensors]
+        result = call(*a)
+        results.append([result, *torch.autograd.grad(result.square().sum(), a)])
+    for theirs, ours in zip(*results, strict=True):
+        torch.testing.assert_close(ours.cpu(), theirs)
+    assert lazyxla.fallbacks() == {}

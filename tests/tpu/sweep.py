@@ -1,0 +1,54 @@
+"""Compiles one call of every operator that has a rule for a TPU: ``python -m tests.tpu.sweep``.
+
+Needs the TPU's compiler, libtpu, and no TPU. Ends with status 1 if what is refused is not what
+expected.py says.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+
+import torch
+
+from lazyxla import aot
+from lazyxla.lowering import registry
+from tests.tpu.calls import find, find_all
+from tests.tpu.compiling import refusal
+from tests.tpu.expected import NO_CALL, REFUSED
+
+
+def check(topology: aot.Topology, dtype: str) -> list[str]:
+    """What is not as expected, of calls of one dtype."""
+    wrong = []
+    programs = find_all() if dtype == "float32" else find(getattr(torch, dtype))
+    if dtype == "float32":
+        without = set(registry.names("tpu")) - programs.keys()
+        wrong += [f"{name}: no call was found" for name in sorted(without - NO_CALL)]
+        wrong += [f"{name}: a call was found" for name in sorted(NO_CALL - without)]
+    begin = time.monotonic()
+    for name, program in sorted(programs.items()):
+        message, expected = refusal(topology, program), REFUSED.get((dtype, name))
+        if message is None and expected is not None:
+            wrong.append(f"{name} ({dtype}): compiles, and is listed as refused")
+        elif message is not None and (expected is None or expected not in message):
+            wrong.append(f"{name} ({dtype}): {message}")
+    took = time.monotonic() - begin
+    print(f"{dtype}: {len(programs)} operators compiled for {topology} in {took:.0f} s", flush=True)
+    return wrong
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--topology", default="v5e:2x2")
+    parser.add_argument("--dtypes", nargs="+", default=["float32"])
+    arguments = parser.parse_args()
+    topology = aot.topology(arguments.topology)
+    wrong = [line for dtype in arguments.dtypes for line in check(topology, dtype)]
+    print(*wrong, sep="\n")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

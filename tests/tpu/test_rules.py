@@ -1,0 +1,64 @@
+"""Lowered programs are taken by the TPU's compiler: a short form of sweep.py, for every run.
+
+Nothing is executed. All rules that are for the TPU only are among them.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+
+import lazyxla
+from lazyxla import platforms
+from lazyxla.lowering import Program, registry
+from tests.lowering.harness import record
+from tests.opinfo.entries import entries
+from tests.tpu.calls import find
+from tests.tpu.compiling import refusal
+from tests.tpu.expected import REFUSED
+
+pytestmark = pytest.mark.skipif(
+    platforms.plugin_of("tpu") is None, reason="the TPU's compiler, libtpu, is not installed"
+)
+
+# One of each kind: pointwise, random, windows, reductions, sorting, indexing, products, ...
+_ENTRIES = (
+    *("add", "div.floor_rounding", "pow", "erf", "normal", "where", "cumsum", "sum", "argmax"),
+    *("sort", "index_put", "gather", "scatter_add", "nn.functional.conv2d", "bmm", "fft.rfft"),
+    *("nn.functional.layer_norm", "nn.functional.max_pool2d", "nn.functional.cross_entropy"),
+    *("nn.functional.embedding", "nn.functional.scaled_dot_product_attention", "lu_unpack"),
+    *("cholesky", "cholesky_inverse", "cholesky_solve", "geqrf", "ormqr", "triangular_solve"),
+    *("matrix_exp", "lu_solve"),
+)
+
+
+def _of_tpu_only() -> set[str]:
+    return set(registry.names("tpu")) - set(registry.names())
+
+
+@functools.cache
+def _programs() -> dict[str, Program]:
+    linalg = [name for name in entries() if name.startswith("linalg")]
+    return find(torch.float32, (*_ENTRIES, *linalg))
+
+
+def test_rules_compile() -> None:
+    topology = lazyxla.aot.topology("v5e:2x2")
+    programs = _programs()
+    assert len(programs) > 40
+    assert not _of_tpu_only() - programs.keys()
+    refused = {name: refusal(topology, program) for name, program in programs.items()}
+    expected = {name for dtype, name in REFUSED if dtype == "float32"} & programs.keys()
+    wrong = {name: why for name, why in refused.items() if (why is None) == (name in expected)}
+    assert not wrong
+
+
+def test_a_refusal_is_told() -> None:
+    program = record("aten::exp", torch.ones(1)).program
+    spec = program.inputs[0]._replace(shape=(1 << 33,))
+    program = program._replace(inputs=[spec], nodes=[program.nodes[0]._replace(outputs=(spec,))])
+    message = refusal(lazyxla.aot.topology("v5e:2x2"), program)
+    assert message is not None
+    assert message.startswith("RuntimeError: PJRT_Compile: RESOURCE_EXHAUSTED")
