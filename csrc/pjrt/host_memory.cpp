@@ -22,6 +22,9 @@ void keep_freed_memory() {
   }
   mallopt(M_MMAP_THRESHOLD, 256 << 20);
   mallopt(M_TRIM_THRESHOLD, 1 << 30);
+  // As large as the heaps of threads' arenas: such a heap is unmapped once it is empty, unless it
+  // has no more than this to give back.
+  mallopt(M_TOP_PAD, 64 << 20);
 #endif
 }
 
