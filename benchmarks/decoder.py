@@ -38,7 +38,7 @@ if args.side == "lazyxla":
     import lazyxla
     from lazyxla import _C, lowering, reporting
 
-    _C.install_lowering(timed(reporting.lower, lowering_time), lowering.how)
+    _C.install_lowering(timed(reporting.lower, lowering_time), lowering.how, lowering.try_out)
     device, sync, wait = "lazyxla", lazyxla.sync, lambda: lazyxla.sync(wait=True)
 elif args.side == "torch_xla":
     import torch_xla

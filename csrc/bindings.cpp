@@ -19,6 +19,7 @@
 #include "graph/counters.h"
 #include "graph/flush.h"
 #include "graph/program.h"
+#include "graph/program_store.h"
 #include "graph/runner.h"
 #include "ir/inference_store.h"
 #include "ir/shape_memo.h"
@@ -66,6 +67,20 @@ void set_plugin_provider(py::function resolve) {
   pjrt::Runtime::get().set_plugin_provider([provider] {
     py::gil_scoped_acquire gil;
     return plugin_spec((*provider)());
+  });
+}
+
+// A function () -> lazyxla.program_store.StoreSettings.
+void set_program_store_provider(py::function settings) {
+  auto* provider = new py::function(std::move(settings));  // leaked, as above
+  graph::ProgramStore::get().set_provider([provider] {
+    py::gil_scoped_acquire gil;
+    py::object told = (*provider)();
+    return graph::ProgramStore::Settings{
+        .directory = told.attr("directory").cast<std::string>(),
+        .max_bytes = told.attr("max_bytes").cast<int64_t>(),
+        .version = told.attr("version").cast<std::string>(),
+        .lowering_is_known = told.attr("lowering_is_known").cast<bool>()};
   });
 }
 
@@ -214,6 +229,7 @@ void bind_options(py::module_& m) {
 
 void bind_graph(py::module_& m) {
   m.def("install_lowering", &install_lowering);
+  m.def("install_load_listener", &install_load_listener);
   m.def("register_operators", &dispatch::register_operators);
   m.def("rule_changed", &dispatch::rule_changed);
   m.def("functional_name", &dispatch::functional_name);
@@ -224,6 +240,8 @@ void bind_graph(py::module_& m) {
   m.def("open_inference_store",
         [](const std::string& path) { ir::InferenceStore::get().open(path); });
   m.def("flush_inference_store", [] { ir::InferenceStore::get().flush(); });
+  m.def("set_program_store_provider", &set_program_store_provider);
+  m.def("forget_program_store", [] { graph::ProgramStore::get().forget_settings(); });
   m.def("cached_shapes", [] { return ir::ShapeMemo::get().size(); });
 }
 

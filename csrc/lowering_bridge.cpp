@@ -223,4 +223,12 @@ void install_lowering(py::function lower, py::function how, py::function try_out
   dispatch::set_lowering(how_hook, try_out_hook);
 }
 
+void install_load_listener(py::function listener) {
+  auto* function = new py::function(std::move(listener));  // leaked, as above
+  graph::set_load_listener([function](size_t operators, const std::string& reason) {
+    py::gil_scoped_acquire gil;
+    call_unwatched(*function, operators, reason);
+  });
+}
+
 }  // namespace lazyxla

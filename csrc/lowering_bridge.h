@@ -11,4 +11,8 @@ namespace lazyxla {
 // platform) -> str, as what the recorder asks (dispatch::set_lowering).
 void install_lowering(pybind11::function lower, pybind11::function how, pybind11::function try_out);
 
+// Installs a Python function (number of operators, reason) as the listener of programs that are
+// loaded instead of lowered.
+void install_load_listener(pybind11::function listener);
+
 }  // namespace lazyxla

@@ -65,6 +65,7 @@ from lazyxla import (  # noqa: E402
     meta_functions,
     platforms,
     printing,
+    program_store,
     reporting,
 )
 from lazyxla.config import settings  # noqa: E402
@@ -131,6 +132,8 @@ def _apply_setting(name: str, value: object) -> None:
         reporting.set_level(str(value))
     elif name == "cache_dir":
         _open_shape_cache()
+    if name in ("cache_dir", "cache_size", "strict_host_calls"):
+        _C.forget_program_store()
 
 
 def _open_shape_cache() -> None:
@@ -140,7 +143,8 @@ def _open_shape_cache() -> None:
         os.makedirs(directory, mode=0o700, exist_ok=True)
     except OSError:
         directory = ""  # no place to keep them: they are asked for anew
-    name = f"shapes-{__version__}-torch-{torch.__version__}.bin"
+    version = f"{__version__}-{meta_functions.checksum()}"
+    name = f"shapes-{version}-torch-{torch.__version__}.bin"
     _C.open_inference_store(os.path.join(directory, name) if directory else "")
 
 
@@ -165,6 +169,7 @@ def _register() -> None:
     atexit.register(_C.flush_inference_store)
     atexit.register(_C.stop_threads)
     _C.set_plugin_provider(platforms.provide)
+    _C.set_program_store_provider(program_store.store_settings)
     if hasattr(torch, BACKEND):  # the package was imported anew; torch keeps what it has
         return
     torch.utils.rename_privateuse1_backend(BACKEND)
@@ -175,7 +180,9 @@ def _register() -> None:
     lowering.allow_host_calls(_C.takes_host_calls, lambda: settings.strict_host_calls)
     _C.install_lowering(reporting.lower, lowering.how, lowering.try_out)
     _C.register_operators(lowering.names())
+    _C.install_load_listener(reporting.loaded)
     lowering.on_change(_C.rule_changed)
+    lowering.on_change(lambda name: _C.forget_program_store())
     meta_functions.install()
     printing.install()
     # Half precision is PyTorch's own default here; every XLA platform is better at this one.

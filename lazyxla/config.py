@@ -148,8 +148,16 @@ FIELDS: tuple[Field, ...] = (
         "LAZYXLA_CACHE_DIR",
         _text,
         "",
-        "Directory of the on-disk caches; empty for lazyxla under the user's cache directory "
-        "(XDG_CACHE_HOME or ~/.cache).",
+        "Directory of the on-disk caches (of shapes and of compiled programs); empty for lazyxla "
+        "under the user's cache directory (XDG_CACHE_HOME or ~/.cache).",
+    ),
+    Field(
+        "cache_size",
+        "LAZYXLA_CACHE_SIZE",
+        _integer_from(0),
+        4096,
+        "How many MiB of compiled programs are kept on disk for later processes; those not used "
+        "for the longest time make room. 0 keeps none, and looks for none.",
     ),
     Field(
         "log_level",
@@ -181,6 +189,7 @@ class Settings:
     check_indices: bool
     blocking: bool
     cache_dir: str
+    cache_size: int
     log_level: str
 
     def __init__(self, environment: Mapping[str, str] | None = None) -> None:

@@ -8,12 +8,19 @@ than theirs; those are replaced.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 
 _library = torch.library.Library("aten", "IMPL")
+
+
+def checksum() -> str:
+    """Of this file: answers that were kept count as long as it is the same."""
+    return hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:16]
 
 
 def _writes_in_place(*args: Any, **kwargs: Any) -> None:

@@ -6,6 +6,7 @@ them::
     lazyxla: train.py:31: compiling 412 operators (a new graph), lowered in 0.08 s
     lazyxla: train.py:31: compiling 412 operators (a new graph: like one before, but input 0 is
         Long[4, 96], not Long[4, 128]), lowered in 0.08 s
+    lazyxla: train.py:31: loading 412 operators, compiled before (a new graph)
 """
 
 from __future__ import annotations
@@ -53,6 +54,13 @@ def user_line() -> str:
             return f"{frame.f_code.co_filename}:{frame.f_lineno}"
         frame = frame.f_back
     return ""
+
+
+def loaded(operators: int, reason: str) -> None:
+    """Tells that a program of so many operators was loaded from disk instead of compiled."""
+    if logger.isEnabledFor(logging.INFO):
+        where = user_line() or "autograd's thread"
+        logger.info("%s: loading %d operators, compiled before (%s)", where, operators, reason)
 
 
 def lower(program: Program, platform: str, version: str | None, reason: str) -> Lowered:

@@ -16,6 +16,8 @@ for _name in [name for name in os.environ if name.startswith("LAZYXLA_")]:
 os.environ.setdefault("LAZYXLA_PLATFORM", "cpu")
 os.environ.setdefault("LAZYXLA_CPU_DEVICES", "2")
 os.environ.setdefault("LAZYXLA_CACHE_DIR", tempfile.mkdtemp(prefix="lazyxla-test-"))
+# Tests count what is compiled; those of the program store turn it on.
+os.environ.setdefault("LAZYXLA_CACHE_SIZE", "0")
 
 import pytest  # noqa: E402
 import torch  # noqa: E402

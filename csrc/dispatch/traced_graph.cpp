@@ -63,6 +63,7 @@ TracedGraph::TracedGraph(Description description)
       lifetime_(std::make_shared<Lifetime>(description.number)) {
   ir::OpSpec& spec = lifetime_->spec;
   spec.name = "lazyxla::graph";
+  spec.portable = false;  // Python knows what its number stands for
   Arg list{.kind = Arg::Kind::kList};
   for (const Input& scalar : inputs_) {
     list.list.push_back({.kind = scalar ? Arg::Kind::kSlot : Arg::Kind::kOperand});

@@ -8,7 +8,7 @@ namespace {
 
 using Entry = std::pair<const char*, std::atomic<int64_t> Counters::*>;
 
-constexpr std::array<Entry, 14> kEntries{{
+constexpr std::array<Entry, 15> kEntries{{
     {"data_dependent", &Counters::data_dependent},
     {"nodes_recorded", &Counters::nodes_recorded},
     {"shape_inferences", &Counters::shape_inferences},
@@ -16,6 +16,7 @@ constexpr std::array<Entry, 14> kEntries{{
     {"cache_hits", &Counters::cache_hits},
     {"lowerings", &Counters::lowerings},
     {"compiles", &Counters::compiles},
+    {"programs_loaded", &Counters::programs_loaded},
     {"programs_dropped", &Counters::programs_dropped},
     {"executions", &Counters::executions},
     {"uploads", &Counters::uploads},

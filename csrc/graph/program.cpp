@@ -10,9 +10,11 @@
 #include "graph/counters.h"
 #include "graph/gil.h"
 #include "graph/history.h"
+#include "graph/program_store.h"
 #include "graph/scope.h"
 #include "options.h"
 #include "pjrt/client.h"
+#include "pjrt/error.h"
 #include "pjrt/host_memory.h"
 #include "pjrt/runtime.h"
 
@@ -97,6 +99,11 @@ Lowerer& lowerer() {
   return *instance;
 }
 
+LoadListener& load_listener() {
+  static auto* instance = new LoadListener();
+  return *instance;
+}
+
 c10::ThreadPool& compilers() {
   static auto* pool =
       new c10::ThreadPool(std::clamp<int>(std::thread::hardware_concurrency(), 1, 8));
@@ -160,9 +167,23 @@ class ScalarHistory {
   ska::flat_hash_map<uint64_t, std::vector<std::vector<ir::ScalarValue>>> past_;
 };
 
+void compile(const std::shared_ptr<Variant>& variant, std::string artifact,
+             const std::string& options, const std::string& stored_as, Compile how) {
+  ++Counters::get().compiles;
+  if (how == Compile::kInBackground) {
+    compilers().run(
+        [=, artifact = std::move(artifact)] { variant->compile(artifact, options, stored_as); });
+  } else {
+    variant->compile(artifact, options, stored_as);
+    variant->executable();  // throws if that failed
+  }
+}
+
 }  // namespace
 
 void set_lowerer(Lowerer new_lowerer) { lowerer() = std::move(new_lowerer); }
+
+void set_load_listener(LoadListener listener) { load_listener() = std::move(listener); }
 
 Variant::Variant() {
   ++live_variants;
@@ -184,15 +205,31 @@ bool Variant::matches(c10::ArrayRef<ir::ScalarValue> slots) const {
   return true;
 }
 
-void Variant::compile(const std::string& artifact, const ir::CompileOptions& options) {
+void Variant::compile(const std::string& artifact, const std::string& options,
+                      const std::string& stored_as) {
   try {
-    executable_ =
-        pjrt::Runtime::get().client().compile(artifact, "mlir", pjrt::compile_options(options));
+    executable_ = pjrt::Runtime::get().client().compile(artifact, "mlir", options);
   } catch (...) {
     error_ = std::current_exception();
   }
   state_.store(error_ ? kFailed : kCompiled, std::memory_order_release);
   state_.notify_all();
+  if (error_ || stored_as.empty()) return;
+  try {
+    ProgramStore::get().add_program(stored_as, executable_->program().serialize());
+  } catch (const pjrt::Error&) {
+    // Not every plugin can serialize; the next process compiles again.
+  }
+}
+
+bool Variant::load(const std::string& serialized) {
+  try {
+    executable_ = pjrt::Runtime::get().client().deserialize(serialized);
+  } catch (const pjrt::Error&) {
+    return false;
+  }
+  state_.store(kCompiled, std::memory_order_release);
+  return true;
 }
 
 const pjrt::Executable& Variant::executable() const {
@@ -216,7 +253,7 @@ std::shared_ptr<const Variant> Program::variant(const Graph& graph, Compile how)
       return variant;
     }
   }
-  variants_.push_front(compile(graph, how));
+  variants_.push_front(make(graph, how));
   if (variants_.size() > kMaxVariants) variants_.pop_back();
   return variants_.front();
 }
@@ -248,25 +285,43 @@ std::string Program::reason(const Graph& graph, const std::vector<bool>& variabl
   return text;
 }
 
-std::shared_ptr<const Variant> Program::compile(const Graph& graph, Compile how) {
-  std::vector<ir::SlotKind> kinds = slot_kinds(graph);
-  auto variant = std::make_shared<Variant>();
-  variant->variable.assign(graph.slots.size(), false);
-  static_slots_.resize(graph.slots.size(), false);
-  ScalarHistory::get().presume(graph, variant->variable);
+std::vector<bool> Program::wanted_inputs(const Graph& graph,
+                                         const std::vector<ir::SlotKind>& kinds) const {
+  std::vector<bool> variable(graph.slots.size(), false);
+  ScalarHistory::get().presume(graph, variable);
   for (size_t i = 0; i < kinds.size(); ++i) {
-    if (kinds[i] == ir::SlotKind::kRandom) variant->variable[i] = true;
+    if (kinds[i] == ir::SlotKind::kRandom) variable[i] = true;
     if (variants_.empty()) continue;
     // What varied once, or varies now, is an input from here on.
     const Variant& last = *variants_.front();
-    if (last.variable[i] || last.constants[i].i != graph.slots[i].i) variant->variable[i] = true;
-    if (static_slots_[i]) variant->variable[i] = false;
+    if (last.variable[i] || last.constants[i].i != graph.slots[i].i) variable[i] = true;
+    if (static_slots_[i]) variable[i] = false;
   }
-  ir::CompileOptions options = compile_options(graph);
-  std::string why = count_program(reason(graph, variant->variable));
-  Lowered lowered = lowerer()(graph, variant->variable, why);
-  ++Counters::get().lowerings;
-  Counters::get().nodes_lowered += static_cast<int64_t>(graph.nodes.size());
+  return variable;
+}
+
+std::shared_ptr<const Variant> Program::make(const Graph& graph, Compile how) {
+  static_slots_.resize(graph.slots.size(), false);
+  const std::vector<ir::SlotKind> kinds = slot_kinds(graph);
+  const std::vector<bool> wanted = wanted_inputs(graph, kinds);
+  const std::string options = pjrt::compile_options(compile_options(graph));
+  const std::string why = count_program(reason(graph, wanted));
+
+  auto variant = std::make_shared<Variant>();
+  ProgramStore& store = ProgramStore::get();
+  const std::string stored_as = store.graph_name(graph, wanted, options);
+  auto found = store.find_graph(stored_as, wanted, graph.slots);
+  bool loaded = found && variant->load(found->executable);
+  Lowered lowered;
+  if (loaded) {
+    lowered.static_slots = std::move(found->static_slots);
+  } else {
+    lowered = lowerer()(graph, wanted, why);
+    ++Counters::get().lowerings;
+    Counters::get().nodes_lowered += static_cast<int64_t>(graph.nodes.size());
+  }
+
+  variant->variable = wanted;
   for (uint32_t slot : lowered.static_slots) {
     static_slots_[slot] = true;
     variant->variable[slot] = false;
@@ -279,14 +334,17 @@ std::shared_ptr<const Variant> Program::compile(const Graph& graph, Compile how)
     if (graph.donations[i] >= 0) variant->donated_args.push_back(static_cast<int>(i));
   }
   variant->constants = graph.slots;
-  ++Counters::get().compiles;
-  if (how == Compile::kInBackground) {
-    compilers().run([variant, artifact = std::move(lowered.artifact), options] {
-      variant->compile(artifact, options);
-    });
-  } else {
-    variant->compile(lowered.artifact, options);
-    variant->executable();  // throws if that failed
+
+  if (!loaded) {
+    const std::string program = store.program_name(lowered.artifact, options);
+    store.add_graph(stored_as, wanted, graph.slots, lowered.static_slots, program);
+    auto executable = store.find_program(program);
+    loaded = executable && variant->load(*executable);
+    if (!loaded) compile(variant, std::move(lowered.artifact), options, program, how);
+  }
+  if (loaded) {
+    ++Counters::get().programs_loaded;
+    if (load_listener()) load_listener()(graph.nodes.size(), why);
   }
   return variant;
 }

@@ -14,6 +14,8 @@
 // The cache compares keys in full; a hash collision cannot confuse two graphs. Looking up and
 // running needs no GIL; lowering (a miss) takes it.
 //
+// What was compiled before, by whichever process, is loaded from disk (program_store.h).
+//
 // The cache is bounded (LAZYXLA_MAX_PROGRAMS), also by what a program for the CPU takes of the
 // process (pjrt/host_memory.h). When it is full, the quarter whose last runs are the longest ago
 // goes.
@@ -53,6 +55,10 @@ using Lowerer = std::function<Lowered(const Graph&, const std::vector<bool>& var
                                       const std::string& reason)>;
 void set_lowerer(Lowerer lowerer);
 
+// Told of every program of `operators` nodes that was loaded instead of lowered and compiled.
+using LoadListener = std::function<void(size_t operators, const std::string& reason)>;
+void set_load_listener(LoadListener listener);
+
 // One compiled form of a program, perhaps still being compiled.
 struct Variant {
   std::vector<bool> variable;
@@ -67,7 +73,11 @@ struct Variant {
   // Whether it is for these values. Not if compiling it failed: whoever needs it tries again.
   bool matches(c10::ArrayRef<ir::ScalarValue> slots) const;
 
-  void compile(const std::string& artifact, const ir::CompileOptions& options);
+  // Compiles it, `options` as PJRT takes them, and keeps it on disk under the name `stored_as`.
+  void compile(const std::string& artifact, const std::string& options,
+               const std::string& stored_as);
+  // Takes a serialized executable instead. False if the plugin does not load it.
+  bool load(const std::string& serialized);
   bool is_compiled() const { return state_.load(std::memory_order_acquire) == kCompiled; }
   // Waits while it is being compiled. Throws what made that fail.
   const pjrt::Executable& executable() const;
@@ -106,7 +116,9 @@ class Program {
   std::optional<Use> use();
 
  private:
-  std::shared_ptr<const Variant> compile(const Graph& graph, Compile how);
+  std::shared_ptr<const Variant> make(const Graph& graph, Compile how);
+  // Which of a new variant's slots are to be inputs.
+  std::vector<bool> wanted_inputs(const Graph& graph, const std::vector<ir::SlotKind>& kinds) const;
   // Why this graph is compiled, in words.
   std::string reason(const Graph& graph, const std::vector<bool>& variable) const;
 

@@ -86,7 +86,8 @@ struct OpSpec {
   std::vector<Arg> args;
   std::vector<SlotSpec> slots;
   std::vector<TensorType> outputs;
-  bool random = false;  // the last two slots are the generator's seed and the call's ordinal
+  bool random = false;   // the last two slots are the generator's seed and the call's ordinal
+  bool portable = true;  // means the same in every process
   CompileOptions compile_options;
   mutable std::atomic<OwnPrograms*> own_programs{nullptr};  // made once
 

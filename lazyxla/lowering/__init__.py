@@ -20,7 +20,7 @@ from lazyxla.lowering.program import (
     SlotSpec,
     TensorSpec,
 )
-from lazyxla.lowering.registry import how, jax_rule, names, on_change, rule
+from lazyxla.lowering.registry import has_user_rules, how, jax_rule, names, on_change, rule
 
 __all__ = [
     "Explanation",
@@ -35,6 +35,7 @@ __all__ = [
     "TensorSpec",
     "allow_host_calls",
     "explain",
+    "has_user_rules",
     "how",
     "jax_rule",
     "lower",

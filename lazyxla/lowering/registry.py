@@ -31,6 +31,7 @@ _jax_rules: dict[str, JaxRule] = {}
 _graph_rules: dict[str, Callable[..., Any]] = {}
 _loaded = False
 _loading = False
+_user_rules = False
 _listeners: list[Callable[[str], None]] = []
 
 # The graphs (FxGraph) that torch.compile handed over, by the number that their nodes carry. Each
@@ -104,8 +105,15 @@ def on_change(listener: Callable[[str], None]) -> None:
     _listeners.append(listener)
 
 
+def has_user_rules() -> bool:
+    """Whether a user gave an operator a rule."""
+    return _user_rules
+
+
 def _changed(name: str) -> None:
+    global _user_rules
     if not _loading:
+        _user_rules = True
         for listener in _listeners:
             listener(name)
 

@@ -1,0 +1,45 @@
+// The disk cache: a directory of named entries that many processes share.
+//
+// An entry is a file, {magic, checksum, bytes}, written under another name first and renamed when
+// it is whole: nobody ever sees half of one. One that is damaged, or that belongs to another user,
+// is no entry, and is removed. An entry's modification time is when it was used last; when all of
+// them together are larger than the bound, the ones not used for the longest time go.
+//
+// Nothing here throws. What cannot be read is not there; what cannot be written is left, with one
+// warning.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <mutex>
+#include <optional>
+#include <string>
+
+namespace lazyxla::graph {
+
+class DiskCache {
+ public:
+  // `directory` exists. With an empty one the cache is off.
+  DiskCache(std::string directory, int64_t max_bytes)
+      : directory_(std::move(directory)), max_bytes_(max_bytes) {}
+
+  bool is_on() const { return !directory_.empty() && max_bytes_ > 0; }
+
+  std::optional<std::string> read(const std::string& name);
+  void write(const std::string& name, const std::string& bytes);
+  void remove(const std::string& name);
+
+ private:
+  std::string path(const std::string& name) const { return directory_ + "/" + name; }
+  void warn(const std::string& doing);
+  void make_room();
+
+  std::string directory_;
+  int64_t max_bytes_;
+  std::mutex mutex_;             // guards what follows
+  int64_t unchecked_bytes_ = 0;  // written since the directory's size was looked at
+  bool checked_ = false;
+  bool warned_ = false;
+};
+
+}  // namespace lazyxla::graph
