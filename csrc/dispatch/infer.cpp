@@ -349,8 +349,8 @@ std::unique_ptr<Recipe> infer(const OpInfo& info, c10::ArrayRef<IValue> args, co
       if (!lasting || !affordable_on_cpu(scan)) throw;
       check_as_cpu(info, args, /*fill=*/1, /*shrink=*/false);
     }
-    if (inference && info.check_on_cpu_with) {
-      check_as_cpu(info, args, *info.check_on_cpu_with, /*shrink=*/true);
+    if (inference && info.checks.on_cpu_with) {
+      check_as_cpu(info, args, *info.checks.on_cpu_with, /*shrink=*/true);
     }
     if (!inference) return nullptr;
     choose_memory_format(info, args, *inference);
