@@ -8,7 +8,7 @@ namespace {
 
 using Entry = std::pair<const char*, std::atomic<int64_t> Counters::*>;
 
-constexpr std::array<Entry, 14> kEntries{{
+constexpr std::array<Entry, 15> kEntries{{
     {"data_dependent", &Counters::data_dependent},
     {"nodes_recorded", &Counters::nodes_recorded},
     {"shape_inferences", &Counters::shape_inferences},
@@ -20,6 +20,7 @@ constexpr std::array<Entry, 14> kEntries{{
     {"executions", &Counters::executions},
     {"uploads", &Counters::uploads},
     {"downloads", &Counters::downloads},
+    {"loader_waits", &Counters::loader_waits},
     {"fallbacks", &Counters::fallbacks},
     {"host_calls", &Counters::host_calls},
     {"nodes_lowered", &Counters::nodes_lowered},
