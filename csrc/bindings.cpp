@@ -235,6 +235,7 @@ void bind_graph(py::module_& m) {
   m.def("functional_name", &dispatch::functional_name);
   m.def("counters", [] { return graph::Counters::get().snapshot(); });
   m.def("fallbacks", [] { return graph::Counters::get().fallbacks_by_operator(); });
+  m.def("count_loader_wait", [] { ++graph::Counters::get().loader_waits; });
   m.def("reset_counters", [] { graph::Counters::get().reset(); });
   m.def("cached_programs", &graph::cached_programs);
   m.def("open_inference_store",

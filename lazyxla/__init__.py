@@ -69,6 +69,7 @@ from lazyxla import (  # noqa: E402
     reporting,
 )
 from lazyxla.config import settings  # noqa: E402
+from lazyxla.loader import DeviceLoader  # noqa: E402
 from lazyxla.modes import compile, eager_mode, step  # noqa: E402
 from lazyxla.random import get_rng_state, set_rng_state  # noqa: E402
 from lazyxla.random import manual_seed_all as manual_seed  # noqa: E402
@@ -94,6 +95,7 @@ from lazyxla.runtime import (  # noqa: E402
 __version__ = "0.1.0"
 
 __all__ = [
+    "DeviceLoader",
     "aot",
     "check_torch_version",
     "compile",

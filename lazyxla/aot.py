@@ -25,8 +25,9 @@ _EXAMPLES = ("v4:2x2x1", "v5e:2x2", "v5p:2x2x1", "v6e:2x2", "tpu7x:2x2x1")
 _FORM = re.compile(r"[A-Za-z0-9_ ]+[:=][1-9]\d*(x[1-9]\d*){0,2}(_twisted|_untwisted)?")
 
 # What libtpu reads when it is loaded. On a machine without a TPU it would ask Google's metadata
-# server for minutes, print warnings about its accelerator type and host name, neither of which is
-# used to compile, and let only one process load it, as if there were a device to be had.
+# server for minutes, print warnings about its accelerator type and host name, and let only one
+# process load it, as if there were a device to be had. Whether the values of these two change what
+# it compiles is not known.
 _NO_TPU_HERE = {
     "TPU_SKIP_MDS_QUERY": "1",
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",

@@ -91,6 +91,29 @@ def _histogram(
     return x.new_empty(count), x.new_empty(count + 1)
 
 
+def _describes_another_device(x: torch.Tensor) -> bool:
+    """Whether a fake tensor stands for one of another device, whose kernels torch's own knows."""
+    device = getattr(x, "fake_device", None)
+    return device is not None and device.type != "lazyxla"
+
+
+def _nonzero_static(x: torch.Tensor, *, size: int, fill_value: int = -1) -> torch.Tensor:
+    # Torch's own tells the strides of its CUDA kernel.
+    if _describes_another_device(x):
+        own = torch._decomp.meta_table[torch.ops.aten.nonzero_static.default]
+        return own(x, size=size, fill_value=fill_value)
+    return x.new_empty((size, x.ndim), dtype=torch.long)
+
+
+def _max_unpool2d(x: torch.Tensor, indices: torch.Tensor, output_size: list[int]) -> torch.Tensor:
+    # Torch's own is contiguous; its CPU kernel keeps the memory format.
+    own = torch._decomp.decomposition_table[torch.ops.aten.max_unpool2d.default]
+    result = own(x, indices, output_size)
+    if _describes_another_device(x):
+        return result
+    return result.contiguous(memory_format=torch._prims_common.suggest_memory_format(x))
+
+
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "_fused_sgd_": _writes_in_place,
     "_fused_sgd_.tensor_lr": _writes_in_place,
@@ -124,6 +147,8 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
 _CORRECTED: dict[str, Callable[..., Any]] = {
     "_thnn_fused_lstm_cell": _lstm_cell,
     "multilabel_margin_loss_forward": _multilabel_margin_loss,
+    "nonzero_static": _nonzero_static,
+    "max_unpool2d": _max_unpool2d,
 }
 
 

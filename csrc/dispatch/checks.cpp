@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <mutex>
 #include <unordered_map>
+#include <unordered_set>
 
 #include "dispatch/plain_call.h"
 #include "dispatch/tensor.h"
@@ -196,6 +197,7 @@ void check_pad(const OpInfo& info, Args args) {
   const at::Tensor& self = args[0].toTensor();
   auto pad = argument(info, args, "pad").toIntVector();
   if (std::all_of(pad.begin(), pad.end(), [](int64_t size) { return size == 0; })) return;
+  PlainScope plain;
   at::full({2}, argument(info, args, "value").toScalar(), at::dtype(self.scalar_type()));
 }
 
@@ -213,7 +215,130 @@ void check_options(const OpInfo& info, Args args) {
   }
 }
 
+// ---- which operator has which checks ----
+
+// For operators whose argument checks do not depend on sizes, so that one element tells: the value
+// of that element. Pointwise operators may divide by it, others index with it.
+std::optional<int> on_cpu_with(const c10::OperatorHandle& functional, const std::string& name) {
+  static const std::unordered_set<std::string> names{
+      "aten::mm",
+      "aten::bmm",
+      "aten::addmm",
+      "aten::baddbmm",
+      "aten::mv",
+      "aten::dot",
+      "aten::_softmax",
+      "aten::_log_softmax",
+      "aten::sort",
+      "aten::sort.stable",
+      "aten::max",
+      "aten::min",
+      "aten::amax",
+      "aten::amin",
+      "aten::max.dim",
+      "aten::min.dim",
+      "aten::sum",
+      "aten::argmax",
+      "aten::argmin",
+      "aten::mean.dim",
+      "aten::gather",
+      "aten::index_select",
+      "aten::scatter_add",
+      "aten::sum.dim_IntList",
+      "aten::bucketize.Tensor",
+      "aten::complex",
+      "aten::index_add",
+      "aten::masked_scatter",
+      "aten::uniform",
+      "aten::normal_functional",
+      "aten::normal.Tensor_float",
+      "aten::normal.float_Tensor",
+      "aten::normal.Tensor_Tensor",
+      "aten::random",
+      "aten::random.from",
+      "aten::random.to",
+      "aten::binomial",
+      "aten::poisson",
+      "aten::bernoulli",
+      "aten::bernoulli.Tensor",
+      "aten::bernoulli.p",
+      "aten::aminmax",
+      "aten::addr",
+  };
+  static const std::unordered_set<std::string> divisions{
+      "aten::floor_divide",
+      "aten::floor_divide.Scalar",
+  };
+  if (names.count(name)) return 0;
+  if (divisions.count(name)) return 1;
+  for (at::Tag tag : functional.getTags()) {
+    if (tag == at::Tag::pointwise) return 1;
+  }
+  return std::nullopt;
+}
+
+// Operators whose kernels have conditions on their numbers, whatever the dtypes: the parameters of
+// distributions and norms, and values to be stored, which a dtype may be too narrow for. The
+// pointwise ones among the others have conditions for integers only, which cannot hold every
+// number, be divided by zero or raised to a negative power.
+Checks::When numbers_of(const std::string& name, bool asks_cpu) {
+  static const std::unordered_set<std::string> names{
+      "aten::cauchy",
+      "aten::exponential",
+      "aten::geometric",
+      "aten::log_normal",
+      "aten::uniform",
+      "aten::normal_functional",
+      "aten::normal.Tensor_float",
+      "aten::bernoulli.p",
+      "aten::native_dropout",
+      "aten::fill.Scalar",
+      "aten::constant_pad_nd",
+      "aten::full_like",
+      "aten::masked_fill.Scalar",
+      "aten::index_fill.int_Scalar",
+      "aten::scatter.value",
+      "aten::renorm",
+      "aten::_cdist_forward",
+      "aten::huber_loss",
+      "aten::smooth_l1_loss",
+      "aten::softshrink",
+      "aten::histc",
+      "aten::celu",
+  };
+  if (names.count(name)) return Checks::kAlways;
+  bool as_pointwise = name == "aten::_foreach_pow.Scalar";
+  return asks_cpu || as_pointwise ? Checks::kOfIntegers : Checks::kNever;
+}
+
+// What is checked here, where the CPU's kernel cannot tell from little data.
+struct OwnChecks {
+  Checks::Check of_static = nullptr, of_numbers = nullptr;
+};
+
+OwnChecks own_checks(const std::string& name) {
+  static const std::unordered_map<std::string, OwnChecks> checks{
+      {"aten::convolution", {.of_static = check_convolution}},
+      {"aten::full", {.of_static = check_full}},
+      {"aten::scalar_tensor", {.of_static = check_full}},
+      {"aten::multinomial", {.of_static = check_multinomial}},
+      {"aten::randperm", {.of_static = check_randperm}},
+      {"aten::randperm.generator", {.of_static = check_randperm}},
+      {"aten::constant_pad_nd", {.of_numbers = check_pad}},
+  };
+  auto found = checks.find(name);
+  return found == checks.end() ? OwnChecks() : found->second;
+}
+
 }  // namespace
+
+void find_checks(OpInfo& info) {
+  const OwnChecks own = own_checks(info.functional_name);
+  info.checks.on_cpu_with = on_cpu_with(info.functional, info.functional_name);
+  info.checks.of_static = own.of_static;
+  info.checks.numbers = numbers_of(info.functional_name, info.checks.on_cpu_with.has_value());
+  info.checks.of_numbers = own.of_numbers;
+}
 
 void check_as_cpu(const OpInfo& info, Args args, int fill, bool shrink) {
   PlainScope plain;
@@ -233,30 +358,21 @@ bool affordable_on_cpu(const Scan& scan) {
 }
 
 void check_static(const OpInfo& info, Args args) {
-  using Check = void (*)(const OpInfo&, Args);
-  static const std::unordered_map<std::string, Check> checks{
-      {"aten::convolution", check_convolution}, {"aten::full", check_full},
-      {"aten::scalar_tensor", check_full},      {"aten::multinomial", check_multinomial},
-      {"aten::randperm", check_randperm},       {"aten::randperm.generator", check_randperm},
-  };
   check_options(info, args);
-  if (auto found = checks.find(info.functional_name); found != checks.end()) {
-    found->second(info, args);
-  }
+  if (info.checks.of_static) info.checks.of_static(info, args);
 }
 
 void check_numbers(const OpInfo& info, Args args, const Scan& scan, uint64_t key_hash) {
-  if (info.checks_numbers == NumberChecks::kNever || scan.slots.empty()) return;
-  if (info.checks_numbers == NumberChecks::kOfIntegers && !takes_integers(scan)) return;
+  if (info.checks.numbers == Checks::kNever || scan.slots.empty()) return;
+  if (info.checks.numbers == Checks::kOfIntegers && !takes_integers(scan)) return;
   static_assert(sizeof(ir::ScalarValue) == sizeof(uint64_t));
   const auto* words = reinterpret_cast<const uint64_t*>(scan.slots.data());
   uint64_t hash = ir::hash_words(words, scan.slots.size()) * 0x9e3779b97f4a7c15ull ^ key_hash;
   if (CheckedNumbers::get().contains(hash)) return;
-  if (info.functional_name == "aten::constant_pad_nd") {
-    PlainScope plain;
-    check_pad(info, args);
+  if (info.checks.of_numbers) {
+    info.checks.of_numbers(info, args);
   } else {
-    check_as_cpu(info, args, info.check_on_cpu_with.value_or(0), /*shrink=*/true);
+    check_as_cpu(info, args, info.checks.on_cpu_with.value_or(0), /*shrink=*/true);
   }
   CheckedNumbers::get().add(hash);
 }

@@ -18,6 +18,10 @@
 
 namespace lazyxla::dispatch {
 
+// Fills in `info.checks`, by the name of the functional form. Once per operator, when all else of
+// `info` is known.
+void find_checks(OpInfo& info);
+
 // Calls the operator's CPU kernel on tensors filled with `fill`, to hear its objections. With
 // `shrink`, no dimension has more than two elements: with one in all, the CPU's fill_ checks
 // nothing.

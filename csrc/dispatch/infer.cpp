@@ -268,19 +268,11 @@ std::string store_key(const OpInfo& info, const Scan& scan) {
   return key;
 }
 
-// Meta functions that leave the memory format to the backend, or forget about it. Ours does what
-// the CPU does: channels-last if the input (or a convolution's weight) is.
-void choose_memory_format(const OpInfo& info, c10::ArrayRef<IValue> args,
-                          ir::Inference& inference) {
-  if (inference.results.empty()) return;
+// PyTorch leaves a convolution's memory format to the backend. Ours does what the CPU does:
+// channels-last if the input or the weight is.
+void choose_memory_format(c10::ArrayRef<IValue> args, ir::Inference& inference) {
   ir::Geometry& result = inference.results[0].geometry;
-  if (info.functional_name == "aten::nonzero_static") {
-    result = ir::Geometry::contiguous(result.dtype, result.sizes);
-    return;
-  }
-  bool convolution = info.functional_name == "aten::convolution";
-  if (!convolution && info.functional_name != "aten::max_unpool2d") return;
-  for (int i = 0; i < (convolution ? 2 : 1); ++i) {
+  for (int i = 0; i < 2; ++i) {
     auto format = args[i].toTensor().suggest_memory_format();
     if (format == c10::MemoryFormat::Contiguous) continue;
     auto strides = format == c10::MemoryFormat::ChannelsLast
@@ -349,11 +341,11 @@ std::unique_ptr<Recipe> infer(const OpInfo& info, c10::ArrayRef<IValue> args, co
       if (!lasting || !affordable_on_cpu(scan)) throw;
       check_as_cpu(info, args, /*fill=*/1, /*shrink=*/false);
     }
-    if (inference && info.check_on_cpu_with) {
-      check_as_cpu(info, args, *info.check_on_cpu_with, /*shrink=*/true);
+    if (inference && info.checks.on_cpu_with) {
+      check_as_cpu(info, args, *info.checks.on_cpu_with, /*shrink=*/true);
     }
     if (!inference) return nullptr;
-    choose_memory_format(info, args, *inference);
+    if (info.functional_name == "aten::convolution") choose_memory_format(args, *inference);
     if (lasting) ir::InferenceStore::get().add(key, *inference);
   }
   return make_recipe(info, functional, scan, *inference);

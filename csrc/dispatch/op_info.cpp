@@ -8,6 +8,8 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#include "dispatch/checks.h"
+
 namespace lazyxla::dispatch {
 namespace {
 
@@ -209,103 +211,6 @@ bool ignores_self(const std::string& functional_name) {
   return names.count(functional_name) > 0;
 }
 
-// For operators whose argument checks do not depend on sizes, so that one element tells (see
-// checks.h): the value of that element. Pointwise operators may divide by it, others index with
-// it.
-std::optional<int> check_on_cpu_with(const OperatorHandle& functional) {
-  static const std::unordered_set<std::string> names{
-      "aten::mm",
-      "aten::bmm",
-      "aten::addmm",
-      "aten::baddbmm",
-      "aten::mv",
-      "aten::dot",
-      "aten::_softmax",
-      "aten::_log_softmax",
-      "aten::sort",
-      "aten::sort.stable",
-      "aten::max",
-      "aten::min",
-      "aten::amax",
-      "aten::amin",
-      "aten::max.dim",
-      "aten::min.dim",
-      "aten::sum",
-      "aten::argmax",
-      "aten::argmin",
-      "aten::mean.dim",
-      "aten::gather",
-      "aten::index_select",
-      "aten::scatter_add",
-      "aten::sum.dim_IntList",
-      "aten::bucketize.Tensor",
-      "aten::complex",
-      "aten::index_add",
-      "aten::masked_scatter",
-      "aten::uniform",
-      "aten::normal_functional",
-      "aten::normal.Tensor_float",
-      "aten::normal.float_Tensor",
-      "aten::normal.Tensor_Tensor",
-      "aten::random",
-      "aten::random.from",
-      "aten::random.to",
-      "aten::binomial",
-      "aten::poisson",
-      "aten::bernoulli",
-      "aten::bernoulli.Tensor",
-      "aten::bernoulli.p",
-      "aten::aminmax",
-      "aten::addr",
-  };
-  static const std::unordered_set<std::string> divisions{
-      "aten::floor_divide",
-      "aten::floor_divide.Scalar",
-  };
-  std::string name = qualified_name(functional.operator_name());
-  if (names.count(name)) return 0;
-  if (divisions.count(name)) return 1;
-  for (at::Tag tag : functional.getTags()) {
-    if (tag == at::Tag::pointwise) return 1;
-  }
-  return std::nullopt;
-}
-
-// Operators whose kernels have conditions on their numbers, whatever the dtypes: the parameters of
-// distributions and norms, and values to be stored, which a dtype may be too narrow for. The
-// pointwise ones among the others have conditions for integers only, which cannot hold every
-// number, be divided by zero or raised to a negative power.
-NumberChecks number_checks(const OpInfo& info) {
-  static const std::unordered_set<std::string> names{
-      "aten::cauchy",
-      "aten::exponential",
-      "aten::geometric",
-      "aten::log_normal",
-      "aten::uniform",
-      "aten::normal_functional",
-      "aten::normal.Tensor_float",
-      "aten::bernoulli.p",
-      "aten::native_dropout",
-      "aten::fill.Scalar",
-      "aten::constant_pad_nd",
-      "aten::full_like",
-      "aten::masked_fill.Scalar",
-      "aten::index_fill.int_Scalar",
-      "aten::scatter.value",
-      "aten::renorm",
-      "aten::_cdist_forward",
-      "aten::huber_loss",
-      "aten::smooth_l1_loss",
-      "aten::softshrink",
-      "aten::histc",
-      "aten::celu",
-  };
-  if (names.count(info.functional_name)) return NumberChecks::kAlways;
-  bool as_pointwise = info.functional_name == "aten::_foreach_pow.Scalar";
-  if (info.check_on_cpu_with || as_pointwise) return NumberChecks::kOfIntegers;
-  return NumberChecks::kNever;
-}
-
 std::unique_ptr<OpInfo> make_info(const OperatorHandle& op) {
   const FunctionSchema& schema = op.schema();
   auto info = std::make_unique<OpInfo>(op);
@@ -333,8 +238,6 @@ std::unique_ptr<OpInfo> make_info(const OperatorHandle& op) {
   info->functional_name = qualified_name(info->functional.operator_name());
   bind_functional(*info, schema);
   if (ignores_self(info->functional_name)) info->args[0].operand = false;
-  info->check_on_cpu_with = check_on_cpu_with(info->functional);
-  info->checks_numbers = number_checks(*info);
   info->may_overlap = fills(info->functional_name);
   for (at::Tag tag : info->functional.getTags()) {
     info->random |= tag == at::Tag::nondeterministic_seeded;
@@ -343,6 +246,7 @@ std::unique_ptr<OpInfo> make_info(const OperatorHandle& op) {
   for (const Argument& arg : info->functional.schema().arguments()) {
     if (is_tensor_kind(kind_of(arg))) info->factory = false;
   }
+  find_checks(*info);
   return info;
 }
 

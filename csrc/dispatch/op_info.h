@@ -34,9 +34,18 @@ enum class ArgKind : uint8_t {
   kStatic,  // everything else: int, int[], bool, str, ScalarType, ...
 };
 
-// When an operator's numbers have to be checked, though shape inference does not depend on them:
-// see checks.h.
-enum class NumberChecks : uint8_t { kNever, kOfIntegers, kAlways };
+struct OpInfo;
+
+// Which checks of its arguments an operator needs beyond those of its meta function: see checks.h.
+struct Checks {
+  using Check = void (*)(const OpInfo& info, c10::ArrayRef<c10::IValue> args);
+
+  std::optional<int> on_cpu_with;  // the element that tells the CPU enough
+  Check of_static = nullptr;       // of sizes, dtypes and static arguments
+  // When numbers have to be checked, though shape inference does not depend on them.
+  enum When : uint8_t { kNever, kOfIntegers, kAlways } numbers = kNever;
+  Check of_numbers = nullptr;  // instead of asking the CPU
+};
 
 struct ArgInfo {
   ArgKind kind;
@@ -71,10 +80,9 @@ struct OpInfo {
   bool writes = false;
   bool writes_list = false;  // a _foreach_ operator: its kernel has to bump version counters
   bool may_overlap = false;  // it may write to a tensor whose elements share memory
-  std::optional<int> check_on_cpu_with;  // the element that tells the CPU enough: see checks.h
-  NumberChecks checks_numbers = NumberChecks::kNever;
-  bool random = false;   // draws from a generator
+  bool random = false;       // draws from a generator
   bool factory = false;  // the functional form takes no tensor: scalars decide the result's shape
+  Checks checks;
   // The operator whose rule lowers this one: itself, or the functional counterpart.
   c10::OperatorHandle functional;
   std::string functional_name;

@@ -148,7 +148,7 @@ bool direct_results(const Recipe& recipe, const Scan& scan, c10::ArrayRef<at::Te
 
 // Eager mode's way if there is nothing to record: the operands are data, and a program for the
 // operator is known. Caller holds the mutex.
-std::optional<graph::OneOperator> launch(const Recipe& recipe, const Scan& scan,
+std::optional<graph::OneOperator> launch(const Recipe& recipe, const Scan& scan, uint64_t setting,
                                          c10::ArrayRef<Value> operands,
                                          c10::ArrayRef<at::TensorBase> fresh,
                                          ir::Garbage& garbage) {
@@ -157,8 +157,8 @@ std::optional<graph::OneOperator> launch(const Recipe& recipe, const Scan& scan,
   }
   c10::SmallVector<graph::OneOperator::Result, 4> results;
   if (!direct_results(recipe, scan, fresh, results)) return {};
-  return graph::OneOperator::prepare(recipe.spec, operands, scan.slots, results, scan.device,
-                                     garbage);
+  return graph::OneOperator::prepare(recipe.spec, setting, operands, scan.slots, results,
+                                     scan.device, garbage);
 }
 
 // Makes the node and hands its outputs to the fresh and the written tensors.
@@ -189,6 +189,7 @@ void apply(const Recipe& recipe, Scan& scan, c10::ArrayRef<at::TensorBase> fresh
     if (recipe.writes[i].resized) resize_written(*scan.written[i], recipe.writes[i].geometry);
   }
   const bool eager = graph::current_mode() == graph::Mode::kEager;
+  const uint64_t setting = eager ? graph::global_setting() : 0;
   c10::DeviceIndex device = scan.device;
   std::optional<graph::OneOperator> launched;
   {
@@ -197,7 +198,7 @@ void apply(const Recipe& recipe, Scan& scan, c10::ArrayRef<at::TensorBase> fresh
     ir::PendingSet& pending = ir::PendingSet::of(device);
     std::lock_guard lock(pending.mutex);
     for (const c10::TensorImpl* tensor : scan.operands) operands.push_back(read(*tensor));
-    if (eager) launched = launch(recipe, scan, operands, fresh, garbage);
+    if (eager) launched = launch(recipe, scan, setting, operands, fresh, garbage);
     if (!launched) {
       add_node(recipe, scan, operands, fresh, garbage);
       ++pending.nodes_recorded;

@@ -1,6 +1,5 @@
 #include "graph/counters.h"
 
-#include <array>
 #include <utility>
 
 namespace lazyxla::graph {
@@ -8,7 +7,7 @@ namespace {
 
 using Entry = std::pair<const char*, std::atomic<int64_t> Counters::*>;
 
-constexpr std::array<Entry, 15> kEntries{{
+constexpr Entry kEntries[] = {
     {"data_dependent", &Counters::data_dependent},
     {"nodes_recorded", &Counters::nodes_recorded},
     {"shape_inferences", &Counters::shape_inferences},
@@ -21,10 +20,11 @@ constexpr std::array<Entry, 15> kEntries{{
     {"executions", &Counters::executions},
     {"uploads", &Counters::uploads},
     {"downloads", &Counters::downloads},
+    {"loader_waits", &Counters::loader_waits},
     {"fallbacks", &Counters::fallbacks},
     {"host_calls", &Counters::host_calls},
     {"nodes_lowered", &Counters::nodes_lowered},
-}};
+};
 
 }  // namespace
 

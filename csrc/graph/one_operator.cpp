@@ -68,14 +68,14 @@ class Programs final : public ir::OwnPrograms {
 
 }  // namespace
 
-std::optional<OneOperator> OneOperator::prepare(const ir::OpSpec& spec,
+std::optional<OneOperator> OneOperator::prepare(const ir::OpSpec& spec, uint64_t setting,
                                                 c10::ArrayRef<ir::Value> operands,
                                                 c10::ArrayRef<ir::ScalarValue> slots,
                                                 c10::ArrayRef<Result> results,
                                                 c10::DeviceIndex device, ir::Garbage& garbage) {
   Programs* programs = Programs::of(spec);
   if (!programs || operands.size() > kMaxOperands || results.size() > kMaxResults) return {};
-  Pattern pattern{.setting = global_setting(),
+  Pattern pattern{.setting = setting,
                   .num_operands = static_cast<uint8_t>(operands.size()),
                   .num_results = static_cast<uint8_t>(results.size())};
   const ir::Node* leaves[kMaxOperands];

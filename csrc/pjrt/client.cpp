@@ -131,20 +131,14 @@ Client::~Client() {
 }
 
 std::unique_ptr<Executable> Client::compile(std::string_view code, std::string_view format,
-                                            std::string_view compile_options) const {
+                                            std::string_view options) const {
   check_not_forked();
-  // An empty proto must not reach the plugin: it asks for 0 replicas, on which the CPU one aborts.
-  const std::string default_options =
-      compile_options.empty() ? default_compile_options() : std::string();
-  if (compile_options.empty()) {
-    compile_options = default_options;
-  }
   const PJRT_Program program = to_program(code, format);
   LAZYXLA_PJRT_ARGS(args, PJRT_Client_Compile);
   args.client = raw_;
   args.program = &program;
-  args.compile_options = compile_options.data();
-  args.compile_options_size = compile_options.size();
+  args.compile_options = options.data();
+  args.compile_options_size = options.size();
   LAZYXLA_PJRT_CALL(&api(), PJRT_Client_Compile, args);
   return Executable::adopt(api(), args.executable);
 }

@@ -107,9 +107,10 @@ class Client {
   const std::vector<Device>& devices() const { return devices_; }
 
   // Compiles `code`. Format "mlir" takes MLIR text, MLIR bytecode or a StableHLO portable artifact.
-  // `compile_options` is a serialized CompileOptionsProto; empty for default_compile_options().
+  // `options` is what compile_options() gives: not an empty string, a proto that asks for 0
+  // replicas, on which the CPU plugin aborts.
   std::unique_ptr<Executable> compile(std::string_view code, std::string_view format,
-                                      std::string_view compile_options = {}) const;
+                                      std::string_view options) const;
 
   // Loads what CompiledProgram::serialize gave, under the same platform and plugin version. Empty
   // `compile_options` keep the ones it was compiled with.

@@ -232,6 +232,4 @@ std::string compile_options(const CompileOptions& overrides) {
   return options.data;
 }
 
-std::string default_compile_options() { return compile_options({}); }
-
 }  // namespace lazyxla::pjrt

@@ -1,6 +1,6 @@
 // An executable: a compiled program, loaded and ready to run.
 //
-// An executable compiled with default_compile_options() is portable: it belongs to no device, and
+// An executable compiled with compile_options() is portable: it belongs to no device, and
 // one Executable serves all devices of the client. `execute` is the hot path of the whole project:
 // it queries nothing, formats nothing, and its scratch vectors keep their memory per thread.
 //
@@ -8,7 +8,7 @@
 // parameter's memory; whether it does is decided at each call by `donated_args`. What is not listed
 // there is kept intact, aliased in the module or not (the runtime then copies first).
 //
-//   auto executable = client->compile(module, "mlir", default_compile_options());
+//   auto executable = client->compile(module, "mlir", compile_options({}));
 //   Buffer* args[] = {weight.get(), gradient.get()};
 //   int donated[] = {0};
 //   auto outputs = executable->execute(args, donated, device);   // weight is consumed now
@@ -85,6 +85,5 @@ using CompileOptions = std::map<std::string, std::variant<bool, int64_t, double,
 // A serialized CompileOptionsProto for a program on one device, any device (portable). The compiler
 // refuses options that it does not know, and values of a wrong type.
 std::string compile_options(const CompileOptions& overrides);
-std::string default_compile_options();
 
 }  // namespace lazyxla::pjrt

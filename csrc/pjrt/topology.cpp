@@ -79,19 +79,14 @@ Topology::~Topology() {
 }
 
 std::unique_ptr<CompiledProgram> Topology::compile(std::string_view code, std::string_view format,
-                                                   std::string_view compile_options) const {
+                                                   std::string_view options) const {
   check_not_forked();
-  const std::string default_options =
-      compile_options.empty() ? default_compile_options() : std::string();
-  if (compile_options.empty()) {
-    compile_options = default_options;
-  }
   const PJRT_Program program = to_program(code, format);
   LAZYXLA_PJRT_ARGS(args, PJRT_Compile);
   args.topology = raw_;
   args.program = &program;
-  args.compile_options = compile_options.data();
-  args.compile_options_size = compile_options.size();
+  args.compile_options = options.data();
+  args.compile_options_size = options.size();
   LAZYXLA_PJRT_CALL(&plugin_.api(), PJRT_Compile, args);
   return std::make_unique<CompiledProgram>(plugin_.api(), args.executable);
 }

@@ -6,7 +6,7 @@
 // program, and what memory and time it needs.
 //
 //   auto topology = Topology::create(Plugin::load("/.../libtpu.so"), "v5e:2x2");
-//   auto program = topology->compile(module, "mlir");
+//   auto program = topology->compile(module, "mlir", compile_options({}));
 //   program->memory_stats()->peak;
 //
 // A Topology outlives the programs it compiled. All functions may be called from several threads at
@@ -49,9 +49,9 @@ class Topology {
   const std::string& platform_version() const { return platform_version_; }
   const std::vector<DeviceDescription>& devices() const { return devices_; }
 
-  // As Client::compile; without options for one device of the topology.
+  // As Client::compile, for one device of the topology.
   std::unique_ptr<CompiledProgram> compile(std::string_view code, std::string_view format,
-                                           std::string_view compile_options = {}) const;
+                                           std::string_view options) const;
 
  private:
   explicit Topology(const Plugin& plugin) : plugin_(plugin) {}

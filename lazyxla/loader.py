@@ -1,0 +1,208 @@
+"""Batches on the device ahead of their use: the :class:`DeviceLoader`.
+
+One thread per iteration takes batches from the loader and uploads them while the program computes:
+
+    consumer: iter(loader) ── take ──────────── take ─────────── take ──> raise or end
+                  │            ▲ wait if none     ▲
+    thread:       └─> next(loader), upload, next(loader), upload, wait for room, ...
+
+An upload records no operator, so the batches are leaves of the recorded graphs, and the thread
+flushes nothing. The thread lets go of a batch before it is taken: nothing but the program itself
+keeps it alive then.
+"""
+
+from __future__ import annotations
+
+import atexit
+import copy
+import dataclasses
+import threading
+import weakref
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_map
+
+from lazyxla import _C
+from lazyxla.runtime import BACKEND, DeviceLike, index_of
+
+
+class DeviceLoader:
+    """Iterates over a loader's batches on a device, uploading them ahead on a background thread.
+
+        for images, labels in lazyxla.DeviceLoader(loader):
+            loss = F.cross_entropy(model(images), labels)
+
+    Every batch is copied as ``x.to(device)`` copies each of its tensors: dtypes, shapes and strides
+    are the loader's. Tuples, lists, dicts, named tuples and whatever else PyTorch's pytree knows
+    are gone through, dataclasses field by field; objects with a method ``to`` (such as
+    ``PackedSequence``) are asked for ``to(device)``, all others handed on.
+
+    Each iteration makes an iterator of the loader in the calling thread, but takes the batches from
+    it in the background, with the caller's grad mode. An exception of the loader is raised where
+    its batch would have come, and ends the iteration. Leaving an iteration early stops its thread,
+    which waits for the batch that the loader is at.
+
+    ``lazyxla.counters()["loader_waits"]`` counts the batches that were not there when they were
+    asked for; the first of an iteration usually is one of them. If it grows with every step, the
+    loader is slower than the program.
+
+    Args:
+        loader: a ``DataLoader`` or any other iterable of batches.
+        device: the device to copy to; without an index the caller's current one.
+        prefetch: how many uploaded batches may wait, at least 1. Each takes its memory on the
+            device; one more may wait on the host.
+
+    Raises:
+        ValueError: ``prefetch`` is less than 1, or the device of another type.
+        IndexError: there is no such device.
+        TypeError: by ``len``, if the loader has no length.
+    """
+
+    def __init__(
+        self, loader: Iterable[Any], device: DeviceLike = BACKEND, prefetch: int = 2
+    ) -> None:
+        if prefetch < 1:
+            raise ValueError(f"prefetch must be at least 1, got {prefetch}")
+        index_of(device)
+        self.loader = loader
+        self.device = device
+        self.prefetch = prefetch
+
+    def __len__(self) -> int:
+        return len(self.loader)  # type: ignore[arg-type]
+
+    def __iter__(self) -> Iterator[Any]:
+        device = torch.device(BACKEND, index_of(self.device))
+        return _taken(_Uploads(iter(self.loader), device, self.prefetch))
+
+
+def _taken(uploads: _Uploads) -> Iterator[Any]:
+    uploads.start()
+    try:
+        while uploads.wait():
+            yield uploads.take()
+    finally:
+        uploads.stop()
+
+
+_END = object()
+
+
+class _Uploads:
+    """The uploads of one iteration. The consumer and the thread share it.
+
+    A batch lies in a list of its own, from which the consumer takes it: in no moment does the
+    thread keep a batch alive that the consumer has, so that a program may always take over its
+    memory if the consumer lets go of it.
+    """
+
+    def __init__(self, batches: Iterator[Any], device: torch.device, prefetch: int) -> None:
+        self._batches = batches
+        self._device = device
+        self._prefetch = prefetch
+        self._ready: deque[list[Any]] = deque()
+        self._changed = threading.Condition()
+        self._stopped = False
+        self._ended = False
+        self._error: BaseException | None = None
+        self._grad = torch.is_grad_enabled()
+        # A daemon, for the interpreter would wait for all others before _stop_all can stop them.
+        self._thread = threading.Thread(target=self._run, name="lazyxla-loader", daemon=True)
+
+    def start(self) -> None:
+        _running.add(self)
+        self._thread.start()
+
+    def wait(self) -> bool:
+        """Waits for a batch; False if there is none any more. Raises what the loader raised."""
+        with self._changed:
+            waits = not self._ready and not self._ended
+            self._changed.wait_for(lambda: self._ready or self._ended)
+            if self._ready:
+                if waits:
+                    _C.count_loader_wait()
+                return True
+        if self._error is not None:
+            raise self._error
+        return False
+
+    def take(self) -> Any:
+        """The batch that was waited for."""
+        with self._changed:
+            batch = self._ready.popleft()
+            self._changed.notify_all()  # there is room now
+        return batch.pop()
+
+    def stop(self, timeout: float | None = None) -> None:
+        """Ends the thread, for at most `timeout` seconds, and forgets what it has uploaded."""
+        with self._changed:
+            self._stopped = True
+            self._changed.notify_all()
+        if self._thread is not threading.current_thread():  # a garbage collection may call it there
+            self._thread.join(timeout)
+        self._ready.clear()
+        self._error = None  # its traceback refers to this object
+        _running.discard(self)
+
+    def _run(self) -> None:
+        try:
+            with torch.set_grad_enabled(self._grad):
+                while self._upload_next():
+                    pass
+        except BaseException as error:
+            self._error = error
+        del self._batches  # what it holds, such as worker processes, ends here
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
+
+    def _upload_next(self) -> bool:
+        """Uploads a batch, once there is room for it; False if none is left or wanted."""
+        batch = next(self._batches, _END)
+        if batch is _END:
+            return False
+        with self._changed:
+            self._changed.wait_for(lambda: self._stopped or len(self._ready) < self._prefetch)
+            if self._stopped:
+                return False
+        uploaded = [_upload(batch, self._device)]
+        with self._changed:
+            self._ready.append(uploaded)
+            self._changed.notify_all()
+        return True
+
+
+def _moves(x: Any) -> bool:
+    return callable(getattr(x, "to", None)) and not isinstance(x, type)
+
+
+def _upload(batch: Any, device: torch.device) -> Any:
+    """The batch with its tensors on the device."""
+
+    def upload(leaf: Any) -> Any:
+        if _moves(leaf):
+            return leaf.to(device)
+        if not dataclasses.is_dataclass(leaf) or isinstance(leaf, type):
+            return leaf
+        result = copy.copy(leaf)
+        for field in dataclasses.fields(leaf):
+            value = _upload(getattr(leaf, field.name), device)
+            object.__setattr__(result, field.name, value)  # frozen ones, too
+        return result
+
+    return tree_map(upload, batch, is_leaf=_moves)
+
+
+_running: weakref.WeakSet[_Uploads] = weakref.WeakSet()
+
+
+def _stop_all() -> None:
+    """At exit: a thread that the interpreter's end catches within C++ would end in an abort."""
+    for uploads in list(_running):
+        uploads.stop(timeout=5)
+
+
+atexit.register(_stop_all)
