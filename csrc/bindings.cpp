@@ -21,6 +21,7 @@
 #include "graph/program.h"
 #include "graph/program_store.h"
 #include "graph/runner.h"
+#include "graph/setting.h"
 #include "ir/inference_store.h"
 #include "ir/shape_memo.h"
 #include "ir/storage.h"
@@ -199,11 +200,13 @@ void bind_modes(py::module_& m) {
       .value("MODE", graph::Cause::kMode)
       .value("REGION_END", graph::Cause::kRegionEnd);
   py::class_<graph::Region, std::shared_ptr<graph::Region>>(m, "Region")
-      .def(py::init([](std::string name, bool full_graph, std::optional<int64_t> max_programs) {
+      .def(py::init([](std::string name, bool full_graph, std::optional<int64_t> max_programs,
+                       ir::CompileOptions options) {
         auto region = std::make_shared<graph::Region>();
         region->name = std::move(name);
         region->full_graph = full_graph;
         region->max_programs = max_programs;
+        region->options = std::move(options);
         return region;
       }));
   py::class_<graph::Scope, std::shared_ptr<graph::Scope>>(m, "Scope");
@@ -224,6 +227,7 @@ void bind_options(py::module_& m) {
   m.def("set_check_indices", [](bool value) { options().check_indices = value; });
   m.def("set_blocking", [](bool value) { options().blocking = value; });
   m.def("set_max_pending_nodes", [](int64_t value) { options().max_pending_nodes = value; });
+  m.def("set_xla_options", &graph::set_process_options);
   m.def("set_max_programs", [](int64_t value) { options().max_programs = value; });
 }
 

@@ -67,6 +67,7 @@ from lazyxla import (  # noqa: E402
     printing,
     program_store,
     reporting,
+    xla_options,
 )
 from lazyxla.config import settings  # noqa: E402
 from lazyxla.loader import DeviceLoader  # noqa: E402
@@ -126,7 +127,9 @@ __all__ = [
 def _apply_setting(name: str, value: object) -> None:
     """Hands a setting on to C++."""
     setter = getattr(_C, f"set_{name}", None)
-    if setter is not None:
+    if name == "xla_options":
+        _C.set_xla_options(xla_options.parse(str(value)))
+    elif setter is not None:
         setter(value)
     elif name in ("platform", "plugin_path", "cpu_devices"):
         _tell_device_bound()

@@ -20,6 +20,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from lazyxla import xla_options
+
 _TRUE = ("1", "true", "yes", "on")
 _FALSE = ("0", "false", "no", "off")
 
@@ -68,6 +70,11 @@ def _one_of(*words: str) -> Callable[[str], str]:
 
 
 def _text(text: str) -> str:
+    return text
+
+
+def _xla_options(text: str) -> str:
+    xla_options.parse(text)
     return text
 
 
@@ -128,6 +135,14 @@ FIELDS: tuple[Field, ...] = (
         "the process has half of the memory mappings that Linux grants it: code takes mappings.",
     ),
     Field(
+        "xla_options",
+        "LAZYXLA_XLA_OPTIONS",
+        _xla_options,
+        "",
+        "Options of XLA's compiler for all programs, as name=value,name=value, for example "
+        "xla_cpu_enable_fast_math=true. Those of torch.compile and lazyxla.compile go before them.",
+    ),
+    Field(
         "check_indices",
         "LAZYXLA_CHECK_INDICES",
         _boolean,
@@ -186,6 +201,7 @@ class Settings:
     strict_host_calls: bool
     max_pending_nodes: int
     max_programs: int
+    xla_options: str
     check_indices: bool
     blocking: bool
     cache_dir: str

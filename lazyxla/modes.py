@@ -18,6 +18,7 @@ from typing import Any, Literal, TypeVar, overload
 from torch import nn
 
 from lazyxla import _C
+from lazyxla.xla_options import Options, check_options
 
 F = TypeVar("F", bound=Callable[..., Any])
 EagerMode = Literal["fused"] | bool
@@ -91,8 +92,10 @@ def eager_mode(mode: EagerMode | None = None) -> EagerMode | _ModeSwitch:
 class _Region:
     """What :func:`compile` returns without a function: a context manager and a decorator."""
 
-    def __init__(self, name: str, full_graph: bool, max_graphs: int | None) -> None:
-        self._region = _C.Region(name, full_graph, max_graphs)
+    def __init__(
+        self, name: str, full_graph: bool, max_graphs: int | None, options: Options
+    ) -> None:
+        self._region = _C.Region(name, full_graph, max_graphs, options)
         self._entered = threading.local()  # a function may run in several threads at once
 
     def __call__(self, function: F) -> F:
@@ -126,6 +129,7 @@ def compile(
     full_graph: bool = False,
     max_graphs: int | None = None,
     name: str | None = None,
+    xla_options: Options | None = None,
 ) -> _Region: ...
 @overload
 def compile(
@@ -134,6 +138,7 @@ def compile(
     full_graph: bool = False,
     max_graphs: int | None = None,
     name: str | None = None,
+    xla_options: Options | None = None,
 ) -> F: ...
 def compile(
     fn_or_module: F | None = None,
@@ -141,6 +146,7 @@ def compile(
     full_graph: bool = False,
     max_graphs: int | None = None,
     name: str | None = None,
+    xla_options: Options | None = None,
 ) -> F | _Region:
     """Makes one program of a block, or of each call of a function: a training step, for example.
 
@@ -170,19 +176,24 @@ def compile(
         max_graphs: the most programs that may be compiled; an error tells why another is needed.
             A training step usually needs two: the first creates the optimizer's state.
         name: what messages call it; None takes the function's or the class's name.
+        xla_options: options of XLA's compiler by name, for example
+            ``{"xla_cpu_enable_fast_math": True}``, for its programs; over those of
+            ``lazyxla.settings.xla_options``. Of nested blocks those of the outermost count.
 
     Returns:
         What was given, compiled; it returns whatever the original returns.
 
     Raises:
-        TypeError: `fn_or_module` is a class, an async function, or not callable.
-        ValueError: `max_graphs` is less than 1.
+        TypeError: `fn_or_module` is a class, an async function, or not callable; `xla_options` is
+            no dict of such values.
+        ValueError: `max_graphs` is less than 1, or the compiler does not take the options.
         RuntimeError: by the compiled function, see `full_graph` and `max_graphs`. The message names
             the line. What was recorded is not lost: reading a value runs it.
     """
     if max_graphs is not None and max_graphs < 1:
         raise ValueError(f"max_graphs must be at least 1, got {max_graphs}")
-    region = _Region(name or _name_of(fn_or_module), full_graph, max_graphs)
+    options = check_options(xla_options, "lazyxla.compile's xla_options")
+    region = _Region(name or _name_of(fn_or_module), full_graph, max_graphs, options)
     return region if fn_or_module is None else _wrap(fn_or_module, region)
 
 

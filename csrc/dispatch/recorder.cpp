@@ -19,6 +19,7 @@
 #include "graph/counters.h"
 #include "graph/flush.h"
 #include "graph/one_operator.h"
+#include "graph/setting.h"
 #include "options.h"
 
 namespace lazyxla::dispatch {
@@ -189,7 +190,7 @@ void apply(const Recipe& recipe, Scan& scan, c10::ArrayRef<at::TensorBase> fresh
     if (recipe.writes[i].resized) resize_written(*scan.written[i], recipe.writes[i].geometry);
   }
   const bool eager = graph::current_mode() == graph::Mode::kEager;
-  const uint64_t setting = eager ? graph::global_setting() : 0;
+  const uint64_t setting = eager ? graph::current_setting() : 0;
   c10::DeviceIndex device = scan.device;
   std::optional<graph::OneOperator> launched;
   {

@@ -1,7 +1,5 @@
 #include "graph/flush.h"
 
-#include <ATen/Context.h>
-#include <c10/core/DefaultDtype.h>
 #include <c10/util/Exception.h>
 
 #include "graph/counters.h"
@@ -10,6 +8,7 @@
 #include "graph/one_operator.h"
 #include "graph/program.h"
 #include "graph/runner.h"
+#include "graph/setting.h"
 #include "options.h"
 #include "pjrt/client.h"
 #include "pjrt/runtime.h"
@@ -36,11 +35,6 @@ thread_local bool LoweringScope::active_ = false;
 
 }  // namespace
 
-uint64_t global_setting() {
-  return (static_cast<uint64_t>(at::globalContext().float32MatmulPrecision()) << 8) |
-         static_cast<uint64_t>(c10::get_default_dtype_as_scalartype());
-}
-
 void flush(c10::DeviceIndex device, Cause cause) {
   ir::PendingSet& pending = ir::PendingSet::of(device);
   {
@@ -48,7 +42,7 @@ void flush(c10::DeviceIndex device, Cause cause) {
     if (!pending.first) return;
   }
   check_unbroken(cause);  // may ask Python for the user's line: not under the mutex
-  const uint64_t setting = global_setting();
+  const uint64_t setting = current_setting();
   LoweringScope scope;
   Graph graph;
   std::optional<Turn> turn;

@@ -25,9 +25,6 @@ void flush(c10::DeviceIndex device, Cause cause);
 // flush, and with `wait` also waits until the device has computed it all. Execution errors surface.
 void sync(c10::DeviceIndex device, bool wait, Cause cause);
 
-// The global settings of torch that a lowering depends on.
-uint64_t global_setting();
-
 // Copies host data (dense, row-major, of the given type) to the device.
 pjrt::Buffer upload(const void* data, const ir::TensorType& type, c10::DeviceIndex device);
 

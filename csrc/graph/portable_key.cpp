@@ -4,6 +4,8 @@
 
 #include <cstring>
 
+#include "graph/setting.h"
+
 namespace lazyxla::graph {
 namespace {
 
@@ -104,6 +106,7 @@ class Writer {
 std::optional<std::string> portable_key(const Graph& graph) {
   Writer writer;
   std::vector<uint64_t> key = graph.key;
+  key[0] = portable_setting(key[0]);
   ska::flat_hash_map<const ir::OpSpec*, uint64_t> places;
   for (size_t i = 0; i < graph.nodes.size(); ++i) {
     const ir::OpSpec* spec = graph.nodes[i]->spec();

@@ -12,6 +12,7 @@
 #include "graph/history.h"
 #include "graph/program_store.h"
 #include "graph/scope.h"
+#include "graph/setting.h"
 #include "options.h"
 #include "pjrt/client.h"
 #include "pjrt/error.h"
@@ -120,7 +121,7 @@ std::vector<ir::SlotKind> slot_kinds(const Graph& graph) {
   return kinds;
 }
 
-// All nodes' compile options; the nodes must agree.
+// All nodes' compile options, on which the nodes must agree, and what the setting has besides.
 ir::CompileOptions compile_options(const Graph& graph) {
   ir::CompileOptions options;
   for (const ir::NodePtr& node : graph.nodes) {
@@ -130,6 +131,8 @@ ir::CompileOptions compile_options(const Graph& graph) {
                         " are part of one program; call lazyxla.sync() between them");
     }
   }
+  const ir::CompileOptions& others = options_of(graph.key[0]);
+  options.insert(others.begin(), others.end());
   return options;
 }
 

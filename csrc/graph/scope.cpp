@@ -83,6 +83,14 @@ void leave_scope(const Scope& scope) {
   --scopes_entered;
 }
 
+const ir::CompileOptions* region_options() {
+  const Region* outermost = nullptr;
+  for (const Scope* scope = current_scope(); scope; scope = scope->outer.get()) {
+    if (scope->region) outermost = scope->region.get();
+  }
+  return outermost ? &outermost->options : nullptr;
+}
+
 void check_unbroken(const std::string& what) {
   for (const Scope* scope = current_scope(); scope; scope = scope->outer.get()) {
     if (!scope->region || !scope->region->full_graph) continue;

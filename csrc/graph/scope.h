@@ -20,6 +20,8 @@
 #include <stdexcept>
 #include <string>
 
+#include "ir/node.h"
+
 namespace lazyxla::graph {
 
 enum class Mode : uint8_t {
@@ -42,6 +44,7 @@ struct Region {
   std::string name;
   bool full_graph = false;              // breaking it into two programs is an error
   std::optional<int64_t> max_programs;  // compiling more is an error
+  ir::CompileOptions options;           // that its programs are compiled with
   std::atomic<int64_t> programs{0};     // compiled so far
 };
 
@@ -76,6 +79,9 @@ bool in_region();
 // Enters a scope, and leaves it: the calling thread's innermost is again what it was before.
 std::shared_ptr<Scope> enter_scope(Mode mode, std::shared_ptr<Region> region);
 void leave_scope(const Scope& scope);
+
+// The options of the outermost region that the thread is in, whose program it is; else null.
+const ir::CompileOptions* region_options();
 
 // Throws if the thread is in a full_graph region, which `what` (a clause) would break.
 void check_unbroken(const std::string& what);

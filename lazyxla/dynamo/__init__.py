@@ -20,11 +20,13 @@ from typing import Any
 from torch import fx
 
 from lazyxla.dynamo.execution import compile_graph
-from lazyxla.dynamo.options import Options, check_mode, check_options
 from lazyxla.dynamo.saved import partition_joint_graph
 from lazyxla.dynamo.sizes import MAX_SPECIALISATIONS, SizedGraph, has_symbols
+from lazyxla.xla_options import Options, check_options
 
 __all__ = ["MAX_SPECIALISATIONS", "backend"]
+
+_MODES = (None, "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 
 
 def backend(
@@ -49,8 +51,11 @@ def backend(
     """
     from torch._dynamo.backends.common import aot_autograd
 
-    check_mode(mode)
-    compiler = partial(_compile, options=check_options(options))
+    if mode not in _MODES:
+        known = ", ".join(repr(m) for m in _MODES if m)
+        raise ValueError(f"lazyxla: torch.compile has no mode {mode!r}; it has {known}")
+    checked = check_options(options, "torch.compile's options")
+    compiler = partial(_compile, options=checked)
     aot = aot_autograd(
         fw_compiler=compiler,
         bw_compiler=compiler,

@@ -17,10 +17,10 @@ import torch
 from torch import fx
 
 from lazyxla import _C
-from lazyxla.dynamo.options import Options
 from lazyxla.dynamo.partition import HOST, Partition, Turn, divide, is_number
 from lazyxla.lowering import registry
 from lazyxla.lowering.fx_graph import FxGraph
+from lazyxla.xla_options import Options
 
 _numbers = itertools.count()
 _C.on_graph_dropped(lambda number: registry.graphs.pop(number, None))

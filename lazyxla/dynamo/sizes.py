@@ -18,7 +18,7 @@ import torch
 from torch import fx
 
 from lazyxla.dynamo.execution import boxed, compile_graph
-from lazyxla.dynamo.options import Options
+from lazyxla.xla_options import Options
 
 MAX_SPECIALISATIONS = 64
 """Combinations of sizes that one graph is kept compiled for; the least recently used one goes."""

@@ -1,0 +1,75 @@
+#include "graph/setting.h"
+
+#include <ATen/Context.h>
+#include <c10/core/DefaultDtype.h>
+
+#include <atomic>
+#include <deque>
+#include <mutex>
+
+#include "graph/scope.h"
+
+namespace lazyxla::graph {
+namespace {
+
+constexpr int kPortableBits = 16;
+
+// All sets of options that were ever in force, by their numbers; number 0 is the empty one.
+class OptionSets {
+ public:
+  static OptionSets& get() {
+    static auto* instance = new OptionSets();
+    return *instance;
+  }
+
+  uint64_t number(const ir::CompileOptions& options) {
+    std::lock_guard lock(mutex_);
+    for (size_t i = 0; i < sets_.size(); ++i) {
+      if (sets_[i] == options) return i;
+    }
+    sets_.push_back(options);
+    return sets_.size() - 1;
+  }
+
+  const ir::CompileOptions& operator[](uint64_t number) {
+    std::lock_guard lock(mutex_);
+    return sets_[number];
+  }
+
+ private:
+  std::mutex mutex_;
+  std::deque<ir::CompileOptions> sets_{{}};  // elements never move
+};
+
+std::atomic<uint64_t> process_options{0};
+
+uint64_t options_number() {
+  const uint64_t process = process_options.load(std::memory_order_relaxed);
+  const ir::CompileOptions* region = region_options();
+  if (!region || region->empty()) return process;
+  ir::CompileOptions options = *region;
+  options.insert(OptionSets::get()[process].begin(), OptionSets::get()[process].end());
+  return OptionSets::get().number(options);
+}
+
+}  // namespace
+
+uint64_t current_setting() {
+  return options_number() << kPortableBits |
+         static_cast<uint64_t>(at::globalContext().float32MatmulPrecision()) << 8 |
+         static_cast<uint64_t>(c10::get_default_dtype_as_scalartype());
+}
+
+uint64_t portable_setting(uint64_t setting) {
+  return setting & ((uint64_t{1} << kPortableBits) - 1);
+}
+
+const ir::CompileOptions& options_of(uint64_t setting) {
+  return OptionSets::get()[setting >> kPortableBits];
+}
+
+void set_process_options(ir::CompileOptions options) {
+  process_options = OptionSets::get().number(options);
+}
+
+}  // namespace lazyxla::graph

@@ -1,0 +1,82 @@
+"""Options of XLA's compiler: what ``torch.compile``, :func:`lazyxla.compile` and
+``lazyxla.settings.xla_options`` take.
+
+They are named as XLA's flags are, without the dashes: ``xla_cpu_enable_fast_math``.
+"""
+
+from __future__ import annotations
+
+import functools
+
+from lazyxla import _C
+
+Options = dict[str, bool | int | float | str]
+
+
+def check_options(options: Options | None, whose: str) -> Options:
+    """Checks options by asking the compiler, and returns them as a dict.
+
+    Args:
+        options: values by name; None is none.
+        whose: what messages call them, for example "torch.compile's options".
+
+    Raises:
+        TypeError: they are no dict from names to bool, int, float or str.
+        ValueError: the compiler does not take them; the message is the compiler's.
+    """
+    if options is None or options == {}:
+        return {}
+    if not isinstance(options, dict) or not all(isinstance(name, str) for name in options):
+        raise TypeError(
+            f"lazyxla: {whose} must be a dict from names of XLA's options to values, "
+            f"not {options!r}"
+        )
+    for name, value in options.items():
+        if not isinstance(value, (bool, int, float, str)):
+            raise TypeError(
+                f"lazyxla: the compile option {name} must be a bool, int, float or str, "
+                f"not {value!r}"
+            )
+        if isinstance(value, int) and not -(2**63) <= value < 2**63:
+            raise ValueError(f"lazyxla: the compile option {name} does not fit in 64 bits: {value}")
+    # The types belong to the key: True == 1.
+    _ask_compiler(tuple(sorted((name, type(v), v) for name, v in options.items())))
+    return dict(options)
+
+
+@functools.lru_cache(maxsize=256)
+def _ask_compiler(options: tuple[tuple[str, type, bool | int | float | str], ...]) -> None:
+    try:
+        _C.check_compile_options({name: value for name, _, value in options})
+    except ValueError as error:
+        given = {name: value for name, _, value in options}
+        raise ValueError(
+            f"lazyxla: XLA does not take the compile options {given}: {error}"
+        ) from None
+
+
+def parse(text: str) -> Options:
+    """Options written as ``name=value,name=value``; true and false are bools, numbers are numbers.
+
+    Raises:
+        ValueError: a part is not of that form.
+    """
+    options: Options = {}
+    for part in text.split(","):
+        name, equals, value = (piece.strip() for piece in part.partition("="))
+        if name and equals:
+            options[name.removeprefix("--")] = _value(value)
+        elif part.strip():
+            raise ValueError(f"expected name=value,name=value, found {part.strip()!r}")
+    return options
+
+
+def _value(text: str) -> bool | int | float | str:
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text

@@ -1,0 +1,119 @@
+"""Options of XLA's compiler for the process and for compiled regions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+import lazyxla
+from lazyxla.xla_options import parse
+from tests.support import DEVICE, counted
+
+
+@pytest.fixture(autouse=True)
+def no_options_left() -> Iterator[None]:
+    yield
+    lazyxla.settings.xla_options = ""
+
+
+def dumped(directory: Path, size: int) -> bool:
+    """Whether a program on an array of this size was compiled with the option xla_dump_to."""
+    return any(f"f32[{size}]" in path.read_text() for path in directory.glob("*.txt"))
+
+
+def test_of_a_region(tmp_path: Path) -> None:
+    x = torch.ones(13).to(DEVICE)
+    options = {"xla_dump_to": str(tmp_path), "xla_dump_hlo_as_text": True}
+    plain = lazyxla.compile(lambda t: t.cos() + 1)
+    dumping = lazyxla.compile(lambda t: t.cos() + 1, xla_options=options)
+    with counted() as n:
+        first = plain(x)
+    assert n.compiles == 1
+    assert not dumped(tmp_path, 13)
+    with counted() as n:
+        second = dumping(x)
+    assert n.compiles == 1
+    assert dumped(tmp_path, 13)
+    with counted() as n:
+        for function in (plain, dumping, plain):
+            function(x)
+    assert (n.compiles, n.executions) == (0, 3)
+    torch.testing.assert_close(first.cpu(), second.cpu())
+
+
+def test_the_outermost_region_decides(tmp_path: Path) -> None:
+    inner = {"xla_dump_to": str(tmp_path / "inner"), "xla_dump_hlo_as_text": True}
+    outer = {"xla_dump_to": str(tmp_path / "outer"), "xla_dump_hlo_as_text": True}
+    x = torch.ones(14, device=DEVICE)
+    with lazyxla.compile(xla_options=outer), lazyxla.compile(xla_options=inner):
+        y = x.cos() + 2
+    torch.testing.assert_close(y.cpu(), torch.ones(14).cos() + 2)
+    assert dumped(tmp_path / "outer", 14)
+    assert not dumped(tmp_path / "inner", 14)
+
+
+@pytest.mark.parametrize("mode", [False, True, "fused"])
+def test_of_the_process(tmp_path: Path, mode: bool | str) -> None:
+    size = {False: 15, True: 16, "fused": 17}[mode]
+    x = torch.ones(size).to(DEVICE)
+    with lazyxla.eager_mode(mode):  # type: ignore[arg-type]
+        y = x.cos()
+        lazyxla.sync(wait=True)
+        assert not dumped(tmp_path, size)
+        lazyxla.settings.xla_options = f"xla_dump_to={tmp_path}, xla_dump_hlo_as_text=true"
+        with counted() as n:
+            z = x.cos()
+            lazyxla.sync(wait=True)
+        assert n.compiles == 1
+        assert dumped(tmp_path, size)
+        lazyxla.settings.xla_options = ""
+        with counted() as n:
+            again = x.cos()
+            lazyxla.sync(wait=True)
+        assert (n.compiles, n.executions) == (0, 1)
+    assert torch.equal(y.cpu(), z.cpu())
+    assert torch.equal(y.cpu(), again.cpu())
+
+
+def test_a_region_goes_before_the_process(tmp_path: Path) -> None:
+    lazyxla.settings.xla_options = f"xla_dump_to={tmp_path / 'process'},xla_dump_hlo_as_text=true"
+    with lazyxla.compile(xla_options={"xla_dump_to": str(tmp_path / "region")}):
+        x = torch.ones(18, device=DEVICE).cos()
+    x.cpu()
+    assert dumped(tmp_path / "region", 18)  # as text: the process's other option stays
+    assert not (tmp_path / "process").exists()
+
+
+def test_wrong_options() -> None:
+    with pytest.raises(ValueError, match="No such compile option: 'xla_no_such_option'"):
+        lazyxla.compile(xla_options={"xla_no_such_option": 1})
+    with pytest.raises(TypeError, match=r"lazyxla.compile's xla_options must be a dict"):
+        lazyxla.compile(xla_options=["xla_cpu_enable_fast_math"])  # type: ignore[call-overload]
+    with pytest.raises(ValueError, match="expected name=value,name=value, found 'fast'"):
+        lazyxla.settings.xla_options = "fast"
+    lazyxla.settings.xla_options = "xla_no_such_option=1"
+    x = torch.ones(19, device=DEVICE).cos()
+    with pytest.raises(RuntimeError, match="No such compile option: 'xla_no_such_option'"):
+        x.cpu()
+
+
+def test_of_the_environment(run_python, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    run_python(
+        "import lazyxla, torch; torch.ones(21, device='lazyxla').cos().cpu()",
+        LAZYXLA_XLA_OPTIONS=f"--xla_dump_to={tmp_path},xla_dump_hlo_as_text=True",
+    )
+    assert dumped(tmp_path, 21)
+
+
+def test_values_are_read_by_their_form() -> None:
+    assert parse("a=true, b=False,--c=3,d=-0.5,e=x=y,") == {
+        "a": True,
+        "b": False,
+        "c": 3,
+        "d": -0.5,
+        "e": "x=y",
+    }
+    assert parse("") == {}
