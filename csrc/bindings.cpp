@@ -45,6 +45,7 @@ pjrt::PluginSpec plugin_spec(const py::handle& platform) {
   pjrt::PluginSpec spec;
   spec.path = platform.attr("path").cast<std::string>();
   spec.platform = platform.attr("name").cast<std::string>();
+  spec.hint = platform.attr("hint").cast<std::string>();
   for (const auto& [key, value] : platform.attr("create_options").cast<py::dict>()) {
     pjrt::NamedValue option;
     if (py::isinstance<py::bool_>(value)) {  // before int: a bool is one

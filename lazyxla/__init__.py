@@ -131,7 +131,7 @@ def _apply_setting(name: str, value: object) -> None:
         _C.set_xla_options(xla_options.parse(str(value)))
     elif setter is not None:
         setter(value)
-    elif name in ("platform", "plugin_path", "cpu_devices"):
+    elif name in ("platform", "plugin_path", "create_options", "cpu_devices"):
         _tell_device_bound()
     elif name == "log_level":
         reporting.set_level(str(value))
@@ -157,7 +157,7 @@ def _tell_device_bound() -> None:
     """Tells C++ how many devices there can be, for PyTorch asks before any is started."""
     try:
         bound = platforms.resolve().device_bound
-    except (ImportError, FileNotFoundError):
+    except platforms.UNAVAILABLE:
         bound = 0  # nothing to run on; whoever uses a device learns why
     _C.set_device_count_bound(bound)
 

@@ -14,6 +14,7 @@ of a device, which starts the plugin.
 from __future__ import annotations
 
 import difflib
+import importlib.metadata
 import os
 import warnings
 from collections.abc import Callable, Mapping
@@ -21,6 +22,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from lazyxla import xla_options
+
+PLUGINS = "lazyxla.plugins"
 
 _TRUE = ("1", "true", "yes", "on")
 _FALSE = ("0", "false", "no", "off")
@@ -73,19 +76,37 @@ def _text(text: str) -> str:
     return text
 
 
-def _xla_options(text: str) -> str:
+def _name_values(text: str) -> str:
     xla_options.parse(text)
     return text
+
+
+def _platform(text: str) -> str:
+    known = ("auto", "cpu", "cuda", "tpu")
+    if text.strip().lower() in known:
+        return text.strip().lower()
+    return _one_of(*known, *plugins())(text)
+
+
+def plugins() -> dict[str, importlib.metadata.EntryPoint]:
+    """The installed plugins of other platforms: entry points of the group lazyxla.plugins.
+
+    An entry point's name is the platform's. It is a function without arguments that returns the
+    path of the plugin, a shared library that exports GetPjrtApi, or that path and a dict of the
+    options to start its devices with.
+    """
+    return {point.name: point for point in importlib.metadata.entry_points(group=PLUGINS)}
 
 
 FIELDS: tuple[Field, ...] = (
     Field(
         "platform",
         "LAZYXLA_PLATFORM",
-        _one_of("auto", "cpu", "cuda", "tpu"),
+        _platform,
         "auto",
         "Where programs run: cpu, cuda, tpu, or auto, which takes a TPU if one is attached, then "
-        "an NVIDIA GPU, then the CPU.",
+        "an NVIDIA GPU, then the CPU. Or the name of another platform whose plugin is installed: "
+        "an entry point of the group lazyxla.plugins.",
     ),
     Field(
         "plugin_path",
@@ -94,6 +115,14 @@ FIELDS: tuple[Field, ...] = (
         "",
         "Path of a PJRT plugin (a shared library that exports GetPjrtApi) to use instead of the "
         "platform's own package. With platform=auto the platform is what the plugin calls itself.",
+    ),
+    Field(
+        "create_options",
+        "LAZYXLA_CREATE_OPTIONS",
+        _name_values,
+        "",
+        "Options that the plugin's devices are started with, as name=value,name=value; which there "
+        "are, the plugin knows.",
     ),
     Field(
         "cpu_devices",
@@ -137,7 +166,7 @@ FIELDS: tuple[Field, ...] = (
     Field(
         "xla_options",
         "LAZYXLA_XLA_OPTIONS",
-        _xla_options,
+        _name_values,
         "",
         "Options of XLA's compiler for all programs, as name=value,name=value, for example "
         "xla_cpu_enable_fast_math=true. Those of torch.compile and lazyxla.compile go before them.",
@@ -195,6 +224,7 @@ class Settings:
     """
 
     platform: str
+    create_options: str
     plugin_path: str
     cpu_devices: int
     strict_fallback: bool

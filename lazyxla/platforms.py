@@ -9,15 +9,26 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from lazyxla.config import Settings, settings
+from lazyxla.config import Settings, plugins, settings
+from lazyxla.xla_options import Options, parse
 
 HOW_TO_INSTALL = {
     "cpu": "pip install xla-cpu-pjrt",
     "cuda": "pip install 'lazyxla[cuda]'",
     "tpu": "pip install 'lazyxla[tpu]'",
+}
+
+# What `resolve` raises if there is nothing to run on.
+UNAVAILABLE = (ImportError, FileNotFoundError, RuntimeError)
+
+# What to look at if a platform's devices do not start.
+_HINTS = {
+    "cuda": "`nvidia-smi` tells whether the driver sees the GPU, and who uses its memory",
+    "tpu": "only one process at a time can use a TPU: `lsof /dev/accel* /dev/vfio/*` tells which "
+    "does; `pip install -U libtpu` brings the compiler of the newest TPUs",
 }
 
 # Of a plugin given by path nothing is known; an idle autograd thread costs next to nothing.
@@ -36,7 +47,12 @@ class Platform:
     path: str
     device_bound: int
     bound_is_exact: bool = False
-    create_options: dict[str, bool | int | float | str] = field(default_factory=dict)
+    create_options: Options = field(default_factory=dict)
+
+    @property
+    def hint(self) -> str:
+        """What to look at if the devices do not start; may be empty."""
+        return _HINTS.get(self.name, "")
 
 
 def resolve(config: Settings = settings) -> Platform:
@@ -45,7 +61,14 @@ def resolve(config: Settings = settings) -> Platform:
     Raises:
         ImportError: the platform's plugin package is not installed; says how to install it.
         FileNotFoundError: ``plugin_path`` names no file.
+        RuntimeError: the platform is "tpu", but no TPU is attached.
     """
+    platform = _resolve(config)
+    options = {**platform.create_options, **parse(config.create_options)}
+    return replace(platform, create_options=options)
+
+
+def _resolve(config: Settings) -> Platform:
     if config.plugin_path:
         library = os.path.abspath(os.path.expanduser(config.plugin_path))
         if not os.path.isfile(library):
@@ -54,10 +77,21 @@ def resolve(config: Settings = settings) -> Platform:
             )
         return _platform(config, "" if config.platform == "auto" else config.platform, library)
     name = _first_usable() if config.platform == "auto" else config.platform
+    if name not in HOW_TO_INSTALL:
+        return _third_party(name)
     path = plugin_of(name)
     if path is None:
         raise ImportError(
             f"the PJRT plugin for platform {name!r} is not installed: {HOW_TO_INSTALL[name]}"
+        )
+    if name == "tpu" and not tpu_chips():
+        # Without one libtpu looks for minutes before it says so.
+        raise RuntimeError(
+            "no TPU is attached to this machine: there is no /dev/accel*, and no device of "
+            "Google's behind /dev/vfio. LAZYXLA_PLATFORM=cpu runs on the CPU, lazyxla.aot compiles "
+            "for TPUs without one. If there is one, it is hidden from this process (a container "
+            "has to be started with --privileged), or start it anyway by its plugin's path: "
+            f"LAZYXLA_PLATFORM=tpu LAZYXLA_PLUGIN_PATH={path}"
         )
     return _platform(config, name, path)
 
@@ -72,6 +106,14 @@ def provide(config: Settings = settings) -> Platform:
     if config.log_level in ("warning", "error"):
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
     return resolve(config)
+
+
+def _third_party(name: str) -> Platform:
+    told = plugins()[name].load()()
+    path, options = told if isinstance(told, tuple) else (told, {})
+    if not os.path.isfile(path):
+        raise FileNotFoundError(f"the plugin of platform {name!r} is not where it says: {path}")
+    return Platform(name, os.fspath(path), _UNKNOWN_DEVICES, create_options=dict(options))
 
 
 def _platform(config: Settings, name: str, path: str) -> Platform:
@@ -99,19 +141,20 @@ def _first_usable() -> str:
 
 def plugin_of(name: str) -> str | None:
     """Path of the platform's installed plugin. Looks for its package without importing it."""
-    module, library = {
-        "cpu": ("xla_plugins.xla_cpu_pjrt", "xla_cpu_pjrt.so"),
-        "cuda": ("jax_plugins.xla_cuda13", "xla_cuda_plugin.so"),
-        "tpu": ("libtpu", "libtpu.so"),
+    modules, library = {
+        "cpu": (("xla_plugins.xla_cpu_pjrt",), "xla_cpu_pjrt.so"),
+        "cuda": (("jax_plugins.xla_cuda13", "jax_plugins.xla_cuda12"), "xla_cuda_plugin.so"),
+        "tpu": (("libtpu",), "libtpu.so"),
     }[name]
-    try:
-        spec = importlib.util.find_spec(module)
-    except ModuleNotFoundError:  # the namespace package around it is missing
-        return None
-    for directory in (spec.submodule_search_locations or ()) if spec else ():
-        path = Path(directory) / library
-        if path.is_file():
-            return str(path)
+    for module in modules:
+        try:
+            spec = importlib.util.find_spec(module)
+        except ModuleNotFoundError:  # the namespace package around it is missing
+            continue
+        for directory in (spec.submodule_search_locations or ()) if spec else ():
+            path = Path(directory) / library
+            if path.is_file():
+                return str(path)
     return None
 
 

@@ -39,7 +39,7 @@ def is_available() -> bool:
         return True
     try:
         platforms.resolve()
-    except (ImportError, FileNotFoundError):
+    except platforms.UNAVAILABLE:
         return False
     return True
 

@@ -117,6 +117,65 @@ def test_plugin_path(tmp_path):
     assert (named.name, named.path) == ("tpu", str(library))
 
 
+def test_no_tpu_is_told_at_once(monkeypatch):
+    monkeypatch.setattr(platforms, "plugin_of", lambda name: "/tpu.so")
+    monkeypatch.setattr(platforms, "tpu_chips", lambda: 0)
+    with pytest.raises(RuntimeError, match=r"no TPU is attached .* LAZYXLA_PLUGIN_PATH=/tpu.so"):
+        resolve(LAZYXLA_PLATFORM="tpu")
+    monkeypatch.setattr(platforms, "tpu_chips", lambda: 4)
+    assert resolve(LAZYXLA_PLATFORM="tpu").name == "tpu"
+
+
+def test_either_cuda_plugin(monkeypatch, tmp_path):
+    package = tmp_path / "jax_plugins" / "xla_cuda12"
+    package.mkdir(parents=True)
+    (package / "xla_cuda_plugin.so").touch()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert resolve(LAZYXLA_PLATFORM="cuda").path == str(package / "xla_cuda_plugin.so")
+
+
+def test_create_options():
+    platform = resolve(LAZYXLA_PLATFORM="cpu", LAZYXLA_CREATE_OPTIONS="cpu_device_count=3,x=true")
+    assert platform.create_options == {"cpu_device_count": 3, "x": True}
+    with pytest.raises(ValueError, match="LAZYXLA_CREATE_OPTIONS='x': expected name=value"):
+        Settings({"LAZYXLA_CREATE_OPTIONS": "x"})
+
+
+def test_a_plugin_of_another_platform(run_python, tmp_path):
+    """An installed package that brings a plugin: here another name for the CPU's."""
+    info = tmp_path / "other-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[lazyxla.plugins]\nother = other_plugin:plugin\n")
+    cpu = resolve(LAZYXLA_PLATFORM="cpu").path
+    (tmp_path / "other_plugin.py").write_text(
+        f"def plugin():\n    return {cpu!r}, {{'cpu_device_count': 3}}\n"
+    )
+    script = f"""
+import sys
+sys.path.insert(0, {str(tmp_path)!r})
+import lazyxla, torch
+x = torch.tensor([3.0, 1.0, 2.0], device="lazyxla")
+print(lazyxla.platform(), lazyxla.device_count(), x.cumsum(0).sort().values.tolist())
+"""
+    path = f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    told = run_python(script, LAZYXLA_PLATFORM="other", PYTHONPATH=path).stdout
+    assert told == "other 3 [3.0, 4.0, 6.0]\n"
+
+
+def test_a_failed_start_tells_where_to_look(run_python, tmp_path):
+    library = tmp_path / "plugin.so"
+    library.write_bytes(b"no library")
+    for platform, hint in (("tpu", "`lsof /dev/accel* /dev/vfio/*`"), ("cuda", "`nvidia-smi`")):
+        result = run_python(
+            "import lazyxla; lazyxla._C.device_count()",
+            check=False,
+            LAZYXLA_PLATFORM=platform,
+            LAZYXLA_PLUGIN_PATH=str(library),
+        )
+        assert hint in result.stderr
+
+
 def test_start_is_quiet(run_python):
     result = run_python("import lazyxla; print(lazyxla._C.device_count())", LAZYXLA_CPU_DEVICES="1")
     assert (result.stdout, result.stderr) == ("1\n", "")

@@ -41,6 +41,7 @@ struct PluginSpec {
   std::string path;
   std::string platform;  // "cpu", "cuda" or "tpu"; "" to go by what the client calls itself
   NamedValues create_options;
+  std::string hint;  // what to look at if the devices do not start
 };
 
 class Plugin {

@@ -8,6 +8,19 @@
 
 namespace lazyxla::pjrt {
 
+namespace {
+
+std::unique_ptr<Client> start(const PluginSpec& spec) {
+  try {
+    return Client::create(Plugin::load(spec.path), spec.create_options);
+  } catch (const Error& error) {
+    if (spec.hint.empty()) throw;
+    throw Error(error.code(), error.what() + (". " + spec.hint));
+  }
+}
+
+}  // namespace
+
 Runtime& Runtime::get() {
   static auto& runtime = *new Runtime();  // never destroyed, see the header
   return runtime;
@@ -50,7 +63,7 @@ Client& Runtime::client() {
   if (Client* client = client_.load(std::memory_order_acquire)) {
     return *client;  // another thread was faster
   }
-  std::unique_ptr<Client> client = Client::create(Plugin::load(spec.path), spec.create_options);
+  std::unique_ptr<Client> client = start(spec);
   platform_ = spec.platform.empty() ? client->platform_name() : std::move(spec.platform);
   if (client->platform_name() == "cpu") {
     keep_freed_memory();

@@ -19,6 +19,10 @@ from lazyxla.lowering.scalar import Scalar, wrap_number
 if TYPE_CHECKING:
     from lazyxla.lowering.builder import Builder
 
+# What JAX lowers for by these names. For another platform it gets what is lowered for TPUs:
+# operations of XLA's without calls of a platform's own libraries.
+_KNOWN_TO_JAX = ("cpu", "cuda", "rocm", "tpu")
+
 Aval = tuple[torch.dtype, tuple[int, ...], bool]
 """dtype, shape, and whether the dtype gives way in promotion (a Python number)."""
 
@@ -59,7 +63,8 @@ def _trace(
         ]
         bound = functools.partial(function, **dict(static))
         traced = jax.jit(bound, keep_unused=True).trace(*operands)
-        lowered = traced.lower(lowering_platforms=(platform,))
+        known = platform if platform in _KNOWN_TO_JAX else "tpu"
+        lowered = traced.lower(lowering_platforms=(known,))
     stream = io.BytesIO()
     lowered.compiler_ir("stablehlo").operation.write_bytecode(stream)
     return stream.getvalue(), jax.tree.structure(lowered.out_info).num_nodes == 1
