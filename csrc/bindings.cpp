@@ -14,6 +14,7 @@
 #include "dispatch/generator.h"
 #include "dispatch/host_call.h"
 #include "dispatch/recorder.h"
+#include "dispatch/sharing.h"
 #include "dispatch/tensor.h"
 #include "graph/batches.h"
 #include "graph/counters.h"
@@ -127,6 +128,8 @@ void bind_devices(py::module_& m) {
   m.def("exchange_device", &dispatch::exchange_device);
   m.def("resolve_index", &dispatch::resolve_index);
   m.def("synchronize", &dispatch::synchronize, NoGil());
+  m.def("host_view", &dispatch::host_view, NoGil());
+  m.def("share_host", &dispatch::share_host, NoGil());
 }
 
 void bind_random(py::module_& m) {

@@ -90,6 +90,7 @@ from lazyxla.runtime import (  # noqa: E402
     sync,
     synchronize,
 )
+from lazyxla.sharing import from_dlpack, host_view  # noqa: E402
 
 __version__ = "0.1.0"
 
@@ -105,7 +106,9 @@ __all__ = [
     "devices",
     "eager_mode",
     "fallbacks",
+    "from_dlpack",
     "get_rng_state",
+    "host_view",
     "is_available",
     "manual_seed",
     "max_memory_allocated",

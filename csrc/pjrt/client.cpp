@@ -179,4 +179,40 @@ Buffer Client::buffer_from_host(const void* data, PJRT_Buffer_Type type,
   return Buffer::adopt(device, args.buffer);
 }
 
+Buffer Client::share_host_memory(const void* data, PJRT_Buffer_Type type,
+                                 std::span<const int64_t> dims, const Device& device,
+                                 std::function<void()> done) const {
+  check_not_forked();
+  LAZYXLA_PJRT_ARGS(args, PJRT_Client_BufferFromHostBuffer);
+  args.client = raw_;
+  args.data = data;
+  args.type = type;
+  args.dims = dims.data();
+  args.num_dims = dims.size();
+  args.host_buffer_semantics = PJRT_HostBufferSemantics_kImmutableZeroCopy;
+  args.device = device.raw();
+  LAZYXLA_PJRT_CALL(&api(), PJRT_Client_BufferFromHostBuffer, args);
+  Buffer buffer = Buffer::adopt(device, args.buffer);
+  if (args.done_with_host_buffer == nullptr) {
+    done();
+    return buffer;
+  }
+  struct Done {
+    const PJRT_Api* api;
+    std::function<void()> call;
+  };
+  LAZYXLA_PJRT_ARGS(ready, PJRT_Event_OnReady);
+  ready.event = args.done_with_host_buffer;
+  ready.user_arg = new Done{&api(), std::move(done)};
+  ready.callback = [](PJRT_Error* error, void* user_arg) {
+    std::unique_ptr<Done> done(static_cast<Done*>(user_arg));
+    ignore_error(done->api, error);  // it shows on the buffer itself
+    done->call();
+  };
+  PJRT_Error* error = api().PJRT_Event_OnReady(&ready);
+  destroy_event(&api(), args.done_with_host_buffer);
+  check(&api(), error, "PJRT_Event_OnReady");
+  return buffer;
+}
+
 }  // namespace lazyxla::pjrt

@@ -11,6 +11,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -122,6 +123,12 @@ class Client {
   // transfer itself may still be under way then.
   Buffer buffer_from_host(const void* data, PJRT_Buffer_Type type, std::span<const int64_t> dims,
                           std::span<const int64_t> byte_strides, const Device& device) const;
+
+  // A buffer on dense row-major host memory itself if the device is the host and the plugin likes
+  // the alignment, else a copy. The memory must stay as it is until `done` is called, from any
+  // thread: when the buffer is gone, or the copy made. No execution writes to it.
+  Buffer share_host_memory(const void* data, PJRT_Buffer_Type type, std::span<const int64_t> dims,
+                           const Device& device, std::function<void()> done) const;
 
  private:
   explicit Client(const Plugin& plugin) : plugin_(plugin) {}
