@@ -13,7 +13,9 @@
 #include "dispatch/device_state.h"
 #include "dispatch/generator.h"
 #include "dispatch/host_call.h"
+#include "dispatch/memory.h"
 #include "dispatch/recorder.h"
+#include "dispatch/sharing.h"
 #include "dispatch/tensor.h"
 #include "graph/batches.h"
 #include "graph/counters.h"
@@ -96,31 +98,6 @@ const pjrt::Device& device(int index) {
   return devices[index];
 }
 
-// Bytes, in the names of torch.cuda.memory_stats.
-std::map<std::string, int64_t> memory_stats(int index) {
-  const auto& which = device(index);
-  const auto ours = which.memory_stats();
-  std::map<std::string, int64_t> stats = {
-      {"live_buffers", ours.live_buffers},
-      {"allocated_bytes.all.current", ours.live_bytes},
-      {"allocated_bytes.all.peak", ours.peak_bytes},
-  };
-  if (const auto theirs = which.allocator_stats()) {
-    stats["plugin.bytes_in_use"] = theirs->bytes_in_use;
-    const auto add = [&stats](const char* name, const std::optional<int64_t>& value) {
-      if (value) {
-        stats[name] = *value;
-      }
-    };
-    add("plugin.peak_bytes_in_use", theirs->peak_bytes_in_use);
-    add("plugin.bytes_limit", theirs->bytes_limit);
-    add("plugin.bytes_reserved", theirs->bytes_reserved);
-    add("plugin.largest_free_block_bytes", theirs->largest_free_block_bytes);
-    add("plugin.num_allocs", theirs->num_allocs);
-  }
-  return stats;
-}
-
 void bind_runtime(py::module_& m) {
   m.def("set_plugin_provider", &set_plugin_provider);
   dispatch::install_host_calls();
@@ -129,11 +106,13 @@ void bind_runtime(py::module_& m) {
   m.def("forked", &pjrt::forked);
   m.def("platform", [] { return pjrt::Runtime::get().platform(); }, NoGil());
   m.def("platform_version", [] { return client().platform_version(); }, NoGil());
-  m.def("device_kind", [](int index) { return device(index).kind(); }, NoGil());
-  m.def("memory_stats", &memory_stats, NoGil());
+  m.def("device_description", [](int index) { return device(index).description(); }, NoGil());
+  m.def("memory_info", &dispatch::memory_info, NoGil());
+  m.def("memory_stats", &dispatch::memory_stats, NoGil());
   m.def("measure_executions", &pjrt::measure_executions);
   m.def("seconds_in_executions", &pjrt::seconds_in_executions);
-  m.def("reset_peak_memory_stats", [](int index) { device(index).reset_peak(); }, NoGil());
+  m.def("reset_peak_memory_stats", &dispatch::reset_peak_memory_stats, NoGil());
+  m.def("reset_accumulated_memory_stats", &dispatch::reset_accumulated_memory_stats, NoGil());
 }
 
 void bind_devices(py::module_& m) {
@@ -144,6 +123,8 @@ void bind_devices(py::module_& m) {
   m.def("exchange_device", &dispatch::exchange_device);
   m.def("resolve_index", &dispatch::resolve_index);
   m.def("synchronize", &dispatch::synchronize, NoGil());
+  m.def("host_view", &dispatch::host_view, NoGil());
+  m.def("share_host", &dispatch::share_host, NoGil());
 }
 
 void bind_random(py::module_& m) {
@@ -313,5 +294,5 @@ PYBIND11_MODULE(_C, m) {
   lazyxla::bind_traced_graph(m);
   lazyxla::bind_graph(m);
   lazyxla::bind_topology(m);
-  lazyxla::ir::register_storage();
+  lazyxla::ir::register_storage(lazyxla::dispatch::memory_allocator());
 }

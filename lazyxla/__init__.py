@@ -71,11 +71,24 @@ from lazyxla import (  # noqa: E402
 )
 from lazyxla.config import settings  # noqa: E402
 from lazyxla.loader import DeviceLoader  # noqa: E402
+from lazyxla.memory import (  # noqa: E402
+    empty_cache,
+    max_memory_allocated,
+    max_memory_reserved,
+    mem_get_info,
+    memory_allocated,
+    memory_reserved,
+    memory_stats,
+    memory_summary,
+    reset_accumulated_memory_stats,
+    reset_peak_memory_stats,
+)
 from lazyxla.modes import compile, eager_mode, step  # noqa: E402
 from lazyxla.random import get_rng_state, set_rng_state  # noqa: E402
 from lazyxla.random import manual_seed_all as manual_seed  # noqa: E402
 from lazyxla.runtime import (  # noqa: E402
     BACKEND,
+    DeviceProperties,
     counters,
     current_device,
     device,
@@ -83,20 +96,19 @@ from lazyxla.runtime import (  # noqa: E402
     devices,
     fallbacks,
     is_available,
-    max_memory_allocated,
-    memory_allocated,
     platform,
     reset_counters,
-    reset_peak_memory_stats,
     set_device,
     sync,
     synchronize,
 )
+from lazyxla.sharing import from_dlpack, host_view  # noqa: E402
 
 __version__ = "0.1.0"
 
 __all__ = [
     "DeviceLoader",
+    "DeviceProperties",
     "aot",
     "check_torch_version",
     "compile",
@@ -106,13 +118,22 @@ __all__ = [
     "device_count",
     "devices",
     "eager_mode",
+    "empty_cache",
     "fallbacks",
+    "from_dlpack",
     "get_rng_state",
+    "host_view",
     "is_available",
     "manual_seed",
     "max_memory_allocated",
+    "max_memory_reserved",
+    "mem_get_info",
     "memory_allocated",
+    "memory_reserved",
+    "memory_stats",
+    "memory_summary",
     "platform",
+    "reset_accumulated_memory_stats",
     "reset_counters",
     "reset_peak_memory_stats",
     "set_device",

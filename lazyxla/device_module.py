@@ -8,11 +8,23 @@ in programs, ``lazyxla`` itself is the shorter way.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from lazyxla import _C
+from lazyxla.memory import (
+    empty_cache,
+    max_memory_allocated,
+    max_memory_reserved,
+    mem_get_info,
+    memory_allocated,
+    memory_reserved,
+    memory_stats,
+    memory_summary,
+    reset_accumulated_memory_stats,
+    reset_peak_memory_stats,
+)
 from lazyxla.random import (
     default_generator,
     get_rng_state,
@@ -28,16 +40,13 @@ from lazyxla.random import (
 from lazyxla.runtime import (
     BACKEND,
     DeviceLike,
+    DeviceProperties,
     current_device,
     device_count,
     get_device_name,
+    get_device_properties,
     index_of,
     is_available,
-    max_memory_allocated,
-    memory_allocated,
-    memory_stats,
-    platform,
-    reset_peak_memory_stats,
     set_device,
     synchronize,
 )
@@ -71,9 +80,14 @@ __all__ = [
     "manual_seed",
     "manual_seed_all",
     "max_memory_allocated",
+    "max_memory_reserved",
     "maybe_exchange_device",
+    "mem_get_info",
     "memory_allocated",
+    "memory_reserved",
     "memory_stats",
+    "memory_summary",
+    "reset_accumulated_memory_stats",
     "reset_peak_memory_stats",
     "seed",
     "seed_all",
@@ -184,20 +198,6 @@ def get_stream_from_external(data_ptr: int, device: DeviceLike = None) -> torch.
 # --- Properties ----------------------------------------------------------------------------------
 
 
-class DeviceProperties(NamedTuple):
-    """What a device is: its model's name, the platform, and its memory in bytes (0: not told)."""
-
-    name: str
-    platform: str
-    total_memory: int
-
-
-def get_device_properties(device: DeviceLike = None) -> DeviceProperties:
-    """Properties of a device. Starts the plugin."""
-    name = get_device_name(device)
-    return DeviceProperties(name, platform(), memory_stats(device).get("plugin.bytes_limit", 0))
-
-
 def get_device_capability(device: DeviceLike = None) -> dict[str, Any]:
     """The element types that tensors on a device may have: ``{"supported_dtypes": {...}}``."""
     return torch.accelerator.get_device_capability(torch.device(BACKEND, index_of(device)))
@@ -211,7 +211,3 @@ def get_amp_supported_dtype() -> list[torch.dtype]:
 def is_bf16_supported(including_emulation: bool = True) -> bool:
     """True: XLA computes in bfloat16 on every platform."""
     return True
-
-
-def empty_cache() -> None:
-    """Nothing to do: the plugin manages its memory."""

@@ -1,10 +1,12 @@
-"""Devices, waiting and memory: the functions that ``lazyxla`` and ``torch.lazyxla`` share.
+"""Devices, waiting and counting: the functions that ``lazyxla`` and ``torch.lazyxla`` share.
 
 A ``device`` argument is an index, a string such as ``"lazyxla:1"``, a ``torch.device`` or None for
 the current device.
 """
 
 from __future__ import annotations
+
+from typing import Any, NamedTuple
 
 import torch
 
@@ -67,9 +69,51 @@ def device(index: int | None = None) -> torch.device:
     return torch.device(BACKEND, index)
 
 
-def devices() -> list[torch.device]:
-    """All devices, in order."""
-    return [torch.device(BACKEND, index) for index in range(device_count())]
+class DeviceProperties(NamedTuple):
+    """What a device is."""
+
+    device: torch.device
+    name: str
+    """The model, as the plugin calls it: ``"TPU v5e"``."""
+    platform: str
+    """``"cpu"``, ``"cuda"`` or ``"tpu"``."""
+    total_memory: int
+    """Bytes that programs may use, the machine's where the device is its CPU; 0 if not told."""
+    id: int
+    """The plugin's number, unique among all processes."""
+    process_index: int
+    """The process (on TPUs: the host) that owns it."""
+    coordinates: tuple[int, ...] | None
+    """Where it is in the mesh of chips; None for devices that have no such place."""
+    attributes: dict[str, Any]
+    """What else the plugin tells, in its own words."""
+
+
+def get_device_properties(device: DeviceLike = None) -> DeviceProperties:
+    """Properties of a device. Starts the plugin."""
+    index = index_of(device)
+    raw = _C.device_description(index)
+    try:
+        total = _C.memory_info(index)[1]
+    except NotImplementedError:
+        total = 0
+    attributes = dict(raw.attributes)
+    coordinates = attributes.pop("coords", None)
+    return DeviceProperties(
+        device=torch.device(BACKEND, index),
+        name=raw.kind,
+        platform=platform(),
+        total_memory=total,
+        id=raw.id,
+        process_index=raw.process_index,
+        coordinates=None if coordinates is None else tuple(coordinates),
+        attributes=attributes,
+    )
+
+
+def devices() -> list[DeviceProperties]:
+    """All devices of this process, in order, with their properties. Starts the plugin."""
+    return [get_device_properties(index) for index in range(device_count())]
 
 
 def platform() -> str:
@@ -121,30 +165,4 @@ def reset_counters() -> None:
 
 def get_device_name(device: DeviceLike = None) -> str:
     """The model of a device, as the plugin calls it. Starts the plugin."""
-    return _C.device_kind(index_of(device))
-
-
-def memory_stats(device: DeviceLike = None) -> dict[str, int]:
-    """Memory of a device, in bytes.
-
-    ``allocated_bytes.all.current`` and ``.peak`` and ``live_buffers`` count the arrays that
-    lazyxla holds; temporary memory of running programs is not in them. What the plugin's own
-    allocator tells, if anything, is under ``plugin.``. Empty before the first use of a device.
-    """
-    return _C.memory_stats(index_of(device)) if _C.initialized() else {}
-
-
-def memory_allocated(device: DeviceLike = None) -> int:
-    """Bytes that the arrays on a device occupy."""
-    return memory_stats(device).get("allocated_bytes.all.current", 0)
-
-
-def max_memory_allocated(device: DeviceLike = None) -> int:
-    """The most that :func:`memory_allocated` was since the start or the last reset."""
-    return memory_stats(device).get("allocated_bytes.all.peak", 0)
-
-
-def reset_peak_memory_stats(device: DeviceLike = None) -> None:
-    """Starts :func:`max_memory_allocated` anew."""
-    if _C.initialized():
-        _C.reset_peak_memory_stats(index_of(device))
+    return _C.device_description(index_of(device)).kind

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 
 import pytest
@@ -21,7 +22,8 @@ def test_device_strings():
 
 def test_devices():
     assert lazyxla.device_count() == torch.accelerator.device_count() == 2
-    assert lazyxla.devices() == [torch.device("lazyxla:0"), torch.device("lazyxla:1")]
+    found = [x.device for x in lazyxla.devices()]
+    assert found == [torch.device("lazyxla:0"), torch.device("lazyxla:1")]
     assert lazyxla.device() == torch.device("lazyxla", lazyxla.current_device())
     assert lazyxla.is_available()
     assert torch.lazyxla.is_available()
@@ -81,12 +83,12 @@ def test_properties():
     properties = torch.lazyxla.get_device_properties(0)
     assert properties.platform == "cpu"
     assert properties.name == torch.lazyxla.get_device_name("lazyxla:0") != ""
-
-
-def test_memory_functions():
-    assert 0 <= lazyxla.memory_allocated() <= lazyxla.max_memory_allocated()
-    lazyxla.reset_peak_memory_stats()
-    assert lazyxla.max_memory_allocated() == lazyxla.memory_allocated()
+    first, second = lazyxla.devices()
+    assert first == properties
+    assert (first.id, second.id) == (0, 1)
+    assert second.process_index == 0
+    assert second.coordinates is None
+    assert second.total_memory == os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 # --- Guards --------------------------------------------------------------------------------------

@@ -295,7 +295,7 @@ def test_a_long_loop_leaves_nothing_behind():
 
     for i in range(30):
         step(i)
-    live = torch.lazyxla.memory_stats()["live_buffers"]
+    live = torch.lazyxla.memory_stats()["allocation.all.current"]
     programs, shapes, allocated = (
         _C.cached_programs(),
         _C.cached_shapes(),
@@ -305,7 +305,7 @@ def test_a_long_loop_leaves_nothing_behind():
         for i in range(1000):
             step(i)
     gc.collect()
-    assert torch.lazyxla.memory_stats()["live_buffers"] == live
+    assert torch.lazyxla.memory_stats()["allocation.all.current"] == live
     assert (_C.cached_programs(), _C.cached_shapes()) == (programs, shapes)
     assert lazyxla.memory_allocated() == allocated
     assert n.compiles == n.shape_inferences == 0

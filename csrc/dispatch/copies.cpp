@@ -24,12 +24,6 @@ using ir::Value;
 
 c10::TensorImpl& impl_of(const at::Tensor& tensor) { return *tensor.unsafeGetTensorImpl(); }
 
-at::Tensor empty_like_contiguous(const at::Tensor& tensor, c10::ScalarType dtype,
-                                 c10::DeviceIndex device) {
-  Geometry g = Geometry::contiguous(dtype, tensor.sizes());
-  return at::Tensor(make_tensor(dtype, g.sizes, g.strides, device));
-}
-
 constexpr uint64_t kAssignment = 0;  // OpSpec's ids start at 1
 
 // Records target = source, both on the same device and of the same shape and dtype category.
@@ -41,30 +35,6 @@ void assign(const at::Tensor& target, const at::Tensor& source) {
     write(impl_of(target), std::move(value), garbage);
   }
   after_recording(target.device().index(), kAssignment);
-}
-
-void set_leaf(const at::Tensor& target, Value leaf) {
-  ir::Garbage garbage;
-  std::lock_guard lock(ir::PendingSet::of(target.device().index()).mutex);
-  write(impl_of(target), std::move(leaf), garbage);
-}
-
-// The data of a tensor, computed, together with the base geometry it lies in.
-struct Data {
-  Value leaf;  // null: uninitialised memory
-  Geometry base;
-};
-
-// Flushes until the tensor's storage holds data; another thread may write in between.
-Data computed(const at::Tensor& tensor) {
-  ir::Storage& storage = storage_of(impl_of(tensor));
-  while (true) {
-    {
-      std::lock_guard lock(storage.pending_set().mutex);
-      if (!storage.is_pending()) return {storage.value(), storage.base()};
-    }
-    graph::flush(tensor.device().index(), graph::Cause::kRead);
-  }
 }
 
 bool has_base_geometry(const at::Tensor& tensor, const Geometry& base) {
@@ -90,9 +60,7 @@ at::Tensor readable(const at::Tensor& tensor) {
     if (has_base_geometry(tensor, storage.base())) return tensor;
     if (!storage.is_pending() && read_whole(tensor, storage.base())) return tensor;
   }
-  at::Tensor copy = empty_like_contiguous(tensor, tensor.scalar_type(), tensor.device().index());
-  assign(copy, tensor);
-  return copy;
+  return contiguous_copy(tensor);
 }
 
 void copy_from_host(const at::Tensor& self, const at::Tensor& source) {
@@ -183,6 +151,35 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
 }
 
 }  // namespace
+
+at::Tensor empty_like_contiguous(const at::Tensor& tensor, c10::ScalarType dtype,
+                                 c10::DeviceIndex device) {
+  Geometry g = Geometry::contiguous(dtype, tensor.sizes());
+  return at::Tensor(make_tensor(dtype, g.sizes, g.strides, device));
+}
+
+void set_leaf(const at::Tensor& target, Value leaf) {
+  ir::Garbage garbage;
+  std::lock_guard lock(ir::PendingSet::of(target.device().index()).mutex);
+  write(impl_of(target), std::move(leaf), garbage);
+}
+
+Data computed(const at::Tensor& tensor) {
+  ir::Storage& storage = storage_of(impl_of(tensor));
+  while (true) {
+    {
+      std::lock_guard lock(storage.pending_set().mutex);
+      if (!storage.is_pending()) return {storage.value(), storage.base()};
+    }
+    graph::flush(tensor.device().index(), graph::Cause::kRead);
+  }
+}
+
+at::Tensor contiguous_copy(const at::Tensor& tensor) {
+  at::Tensor copy = empty_like_contiguous(tensor, tensor.scalar_type(), tensor.device().index());
+  assign(copy, tensor);
+  return copy;
+}
 
 at::Tensor to_host(const at::Tensor& tensor) {
   auto options = at::TensorOptions().dtype(tensor.scalar_type()).device(c10::DeviceType::CPU);

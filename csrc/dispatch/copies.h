@@ -6,7 +6,27 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "ir/storage.h"
+
 namespace lazyxla::dispatch {
+
+// The data of a tensor's storage, computed, together with the base geometry it lies in.
+struct Data {
+  ir::Value leaf;  // null: uninitialised memory
+  ir::Geometry base;
+};
+
+// Flushes until the tensor's storage holds data; another thread may write in between.
+Data computed(const at::Tensor& tensor);
+
+// Gives a contiguous tensor on its own memory its content.
+void set_leaf(const at::Tensor& target, ir::Value leaf);
+
+// A copy of the tensor's elements on the same device, contiguous; recorded only.
+at::Tensor contiguous_copy(const at::Tensor& tensor);
+
+at::Tensor empty_like_contiguous(const at::Tensor& tensor, c10::ScalarType dtype,
+                                 c10::DeviceIndex device);
 
 // The tensor's elements on the host, contiguous. Flushes and waits.
 at::Tensor to_host(const at::Tensor& tensor);

@@ -6,6 +6,7 @@
 #include <array>
 #include <atomic>
 
+#include "ir/address_allocator.h"
 #include "ir/spin_lock.h"
 
 namespace lazyxla::ir {
@@ -65,14 +66,7 @@ c10::DeviceIndex current_device() {
   return guard->getDevice().index();
 }
 
-struct AddressAllocator final : c10::Allocator {
-  c10::DataPtr allocate(size_t nbytes) override {
-    return {next_address(nbytes), c10::Device(c10::DeviceType::PrivateUse1, current_device())};
-  }
-  void copy_data(void*, const void*, std::size_t) const override {
-    TORCH_CHECK(false, "lazyxla: memory of the device cannot be copied by address");
-  }
-};
+AddressAllocator* registered = nullptr;
 
 c10::intrusive_ptr<c10::StorageImpl> make_storage(c10::StorageImpl::use_byte_size_t,
                                                   c10::SymInt size, c10::DataPtr data_ptr,
@@ -165,13 +159,19 @@ void Storage::unlink() {
   pending_ = false;
 }
 
-c10::Allocator* allocator() {
-  static auto* instance = new AddressAllocator();
-  return instance;
+c10::DataPtr AddressAllocator::allocate(size_t nbytes) {
+  return {next_address(nbytes), c10::Device(c10::DeviceType::PrivateUse1, current_device())};
 }
 
-void register_storage() {
-  c10::SetAllocator(c10::DeviceType::PrivateUse1, allocator());
+void AddressAllocator::copy_data(void*, const void*, std::size_t) const {
+  TORCH_CHECK(false, "lazyxla: memory of the device cannot be copied by address");
+}
+
+c10::Allocator* allocator() { return registered; }
+
+void register_storage(AddressAllocator& allocator) {
+  registered = &allocator;
+  c10::SetAllocator(c10::DeviceType::PrivateUse1, registered);
   c10::SetStorageImplCreate(c10::DeviceType::PrivateUse1, &make_storage);
 }
 

@@ -30,6 +30,7 @@
 
 namespace lazyxla::ir {
 
+class AddressAllocator;
 class Storage;
 
 // The storages of one device whose content is recorded but not computed, and the device's lock.
@@ -90,10 +91,11 @@ class Storage final : public c10::StorageImpl {
   Storage* next_of_all_ = nullptr;
 };
 
-// The allocator behind at::empty and friends: hands out made-up addresses.
+// The allocator that every Storage has.
 c10::Allocator* allocator();
 
-// Makes PyTorch create a Storage for every storage on the lazyxla device. Called once at start-up.
-void register_storage();
+// Makes PyTorch create a Storage for every storage on the lazyxla device. Called once at start-up;
+// the allocator is never freed.
+void register_storage(AddressAllocator& allocator);
 
 }  // namespace lazyxla::ir

@@ -6,6 +6,7 @@
 #include "call.h"
 #include "client.h"
 #include "fork.h"
+#include "host_view.h"
 
 namespace lazyxla::pjrt {
 namespace {
@@ -44,19 +45,6 @@ class RowMajorLayout {
   std::unique_ptr<int64_t[]> many_;
   PJRT_Buffer_MemoryLayout layout_{};
 };
-
-bool is_row_major(const PJRT_Buffer_MemoryLayout& layout) {
-  if (layout.type != PJRT_Buffer_MemoryLayout_Type_Tiled || layout.tiled.num_tiles != 0) {
-    return false;
-  }
-  const size_t rank = layout.tiled.minor_to_major_size;
-  for (size_t i = 0; i < rank; ++i) {
-    if (layout.tiled.minor_to_major[i] != static_cast<int64_t>(rank - 1 - i)) {
-      return false;
-    }
-  }
-  return true;
-}
 
 }  // namespace
 
@@ -151,8 +139,13 @@ void Buffer::await() const {
 
 void Buffer::to_host(void* dst, size_t nbytes) const {
   await();
-  if (copy_from_host_memory(dst, nbytes)) {
-    return;
+  // A plain copy, if possible: far faster for small values than the plugin's, which goes through
+  // another thread.
+  if (nbytes >= nbytes_) {
+    if (const auto view = HostView::of(*this)) {
+      std::memcpy(dst, view->data(), nbytes_);
+      return;
+    }
   }
   const PJRT_Api* api = &device_->api();
   // Left to itself the plugin writes in the layout it has on the device.
@@ -164,38 +157,6 @@ void Buffer::to_host(void* dst, size_t nbytes) const {
   args.dst_size = nbytes;
   LAZYXLA_PJRT_CALL(api, PJRT_Buffer_ToHostBuffer, args);
   await_event(api, args.event, "reading a value");
-}
-
-bool Buffer::copy_from_host_memory(void* dst, size_t nbytes) const {
-  const PJRT_Api* api = &device_->api();
-  LAZYXLA_PJRT_ARGS(on_cpu, PJRT_Buffer_IsOnCpu);
-  on_cpu.buffer = raw_;
-  if (ignore_error(api, api->PJRT_Buffer_IsOnCpu(&on_cpu)) || !on_cpu.is_on_cpu) {
-    return false;
-  }
-  LAZYXLA_PJRT_ARGS(layout, PJRT_Buffer_GetMemoryLayout);
-  layout.buffer = raw_;
-  if (ignore_error(api, api->PJRT_Buffer_GetMemoryLayout(&layout)) ||
-      !is_row_major(layout.layout) || nbytes < nbytes_) {
-    return false;
-  }
-  // Holding an external reference keeps the memory where it is while we read it.
-  LAZYXLA_PJRT_ARGS(hold, PJRT_Buffer_IncreaseExternalReferenceCount);
-  hold.buffer = raw_;
-  if (ignore_error(api, api->PJRT_Buffer_IncreaseExternalReferenceCount(&hold))) {
-    return false;
-  }
-  LAZYXLA_PJRT_ARGS(pointer, PJRT_Buffer_OpaqueDeviceMemoryDataPointer);
-  pointer.buffer = raw_;
-  const bool found = !ignore_error(api, api->PJRT_Buffer_OpaqueDeviceMemoryDataPointer(&pointer)) &&
-                     (pointer.device_memory_ptr != nullptr || nbytes_ == 0);
-  if (found && nbytes_ > 0) {
-    std::memcpy(dst, pointer.device_memory_ptr, nbytes_);
-  }
-  LAZYXLA_PJRT_ARGS(release, PJRT_Buffer_DecreaseExternalReferenceCount);
-  release.buffer = raw_;
-  ignore_error(api, api->PJRT_Buffer_DecreaseExternalReferenceCount(&release));
-  return found;
 }
 
 Buffer Buffer::copy_to_device(const Device& device) const {

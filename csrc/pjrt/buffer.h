@@ -60,10 +60,6 @@ class Buffer {
 
   void check_usable() const;  // throws if consumed or in a forked child
 
-  // to_host for a value that lies in the host's own memory: a plain copy, far faster for small
-  // values than the plugin's, which goes through another thread. False if it does not apply.
-  bool copy_from_host_memory(void* dst, size_t nbytes) const;
-
   // An execution has taken the memory. Ends this buffer's part in the accounting and returns its
   // handle, which the caller must free.
   PJRT_Buffer* consume();

@@ -22,15 +22,7 @@ Device::Device(const PJRT_Api& api, PJRT_Device* raw, int index, bool retires_do
   description.device = raw;
   LAZYXLA_PJRT_CALL(api_, PJRT_Device_GetDescription, description);
 
-  LAZYXLA_PJRT_ARGS(id, PJRT_DeviceDescription_Id);
-  id.device_description = description.device_description;
-  LAZYXLA_PJRT_CALL(api_, PJRT_DeviceDescription_Id, id);
-  id_ = id.id;
-
-  LAZYXLA_PJRT_ARGS(kind, PJRT_DeviceDescription_Kind);
-  kind.device_description = description.device_description;
-  LAZYXLA_PJRT_CALL(api_, PJRT_DeviceDescription_Kind, kind);
-  kind_.assign(kind.device_kind, kind.device_kind_size);
+  description_ = describe(api_, description.device_description);
 
   LAZYXLA_PJRT_ARGS(debug, PJRT_DeviceDescription_DebugString);
   debug.device_description = description.device_description;
@@ -38,26 +30,54 @@ Device::Device(const PJRT_Api& api, PJRT_Device* raw, int index, bool retires_do
   debug_string_.assign(debug.debug_string, debug.debug_string_size);
 }
 
-void Device::Usage::add(int64_t size) {
-  buffers.fetch_add(1, std::memory_order_relaxed);
-  const int64_t now = bytes.fetch_add(size, std::memory_order_relaxed) + size;
+void Device::Usage::Tally::add(int64_t amount) {
+  allocated.fetch_add(amount, std::memory_order_relaxed);
+  const int64_t now = current.fetch_add(amount, std::memory_order_relaxed) + amount;
   int64_t highest = peak.load(std::memory_order_relaxed);
   while (now > highest && !peak.compare_exchange_weak(highest, now, std::memory_order_relaxed)) {
   }
 }
 
+void Device::Usage::Tally::remove(int64_t amount) {
+  current.fetch_sub(amount, std::memory_order_relaxed);
+}
+
+MemoryStats::Tally Device::Usage::Tally::read() const {
+  const int64_t now = current.load(), all = allocated.load();
+  return {.current = now,
+          .peak = peak.load(),
+          .allocated = all - allocated_before,
+          .freed = all - now - freed_before};
+}
+
+void Device::Usage::Tally::reset_accumulated() {
+  allocated_before = allocated.load();
+  freed_before = allocated - current;
+}
+
+void Device::Usage::add(int64_t size) {
+  buffers.add(1);
+  bytes.add(size);
+}
+
 void Device::Usage::remove(int64_t size) {
-  buffers.fetch_sub(1, std::memory_order_relaxed);
-  bytes.fetch_sub(size, std::memory_order_relaxed);
+  buffers.remove(1);
+  bytes.remove(size);
 }
 
 MemoryStats Device::memory_stats() const {
-  return {.live_buffers = usage_->buffers.load(std::memory_order_relaxed),
-          .live_bytes = usage_->bytes.load(std::memory_order_relaxed),
-          .peak_bytes = usage_->peak.load(std::memory_order_relaxed)};
+  return {.buffers = usage_->buffers.read(), .bytes = usage_->bytes.read()};
 }
 
-void Device::reset_peak() const { usage_->peak.store(usage_->bytes.load()); }
+void Device::reset_peak() const {
+  usage_->buffers.peak = usage_->buffers.current.load();
+  usage_->bytes.peak = usage_->bytes.current.load();
+}
+
+void Device::reset_accumulated() const {
+  usage_->buffers.reset_accumulated();
+  usage_->bytes.reset_accumulated();
+}
 
 void Device::await() const {
   check_not_forked();
@@ -78,7 +98,9 @@ std::optional<AllocatorStats> Device::allocator_stats() const {
       .bytes_reserved = optional_stat(args.bytes_reserved_is_set, args.bytes_reserved),
       .largest_free_block_bytes =
           optional_stat(args.largest_free_block_bytes_is_set, args.largest_free_block_bytes),
-      .num_allocs = optional_stat(args.num_allocs_is_set, args.num_allocs)};
+      .num_allocs = optional_stat(args.num_allocs_is_set, args.num_allocs),
+      .pool_bytes = optional_stat(args.pool_bytes_is_set, args.pool_bytes),
+      .peak_pool_bytes = optional_stat(args.peak_pool_bytes_is_set, args.peak_pool_bytes)};
 }
 
 std::unique_ptr<Client> Client::create(const Plugin& plugin, const NamedValues& options) {
@@ -177,6 +199,42 @@ Buffer Client::buffer_from_host(const void* data, PJRT_Buffer_Type type,
   // buffer itself.
   destroy_event(&api(), args.done_with_host_buffer);
   return Buffer::adopt(device, args.buffer);
+}
+
+Buffer Client::share_host_memory(const void* data, PJRT_Buffer_Type type,
+                                 std::span<const int64_t> dims, const Device& device,
+                                 std::function<void()> done) const {
+  check_not_forked();
+  LAZYXLA_PJRT_ARGS(args, PJRT_Client_BufferFromHostBuffer);
+  args.client = raw_;
+  args.data = data;
+  args.type = type;
+  args.dims = dims.data();
+  args.num_dims = dims.size();
+  args.host_buffer_semantics = PJRT_HostBufferSemantics_kImmutableZeroCopy;
+  args.device = device.raw();
+  LAZYXLA_PJRT_CALL(&api(), PJRT_Client_BufferFromHostBuffer, args);
+  Buffer buffer = Buffer::adopt(device, args.buffer);
+  if (args.done_with_host_buffer == nullptr) {
+    done();
+    return buffer;
+  }
+  struct Done {
+    const PJRT_Api* api;
+    std::function<void()> call;
+  };
+  LAZYXLA_PJRT_ARGS(ready, PJRT_Event_OnReady);
+  ready.event = args.done_with_host_buffer;
+  ready.user_arg = new Done{&api(), std::move(done)};
+  ready.callback = [](PJRT_Error* error, void* user_arg) {
+    std::unique_ptr<Done> done(static_cast<Done*>(user_arg));
+    ignore_error(done->api, error);  // it shows on the buffer itself
+    done->call();
+  };
+  PJRT_Error* error = api().PJRT_Event_OnReady(&ready);
+  destroy_event(&api(), args.done_with_host_buffer);
+  check(&api(), error, "PJRT_Event_OnReady");
+  return buffer;
 }
 
 }  // namespace lazyxla::pjrt

@@ -11,6 +11,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -19,6 +20,7 @@
 #include <vector>
 
 #include "buffer.h"
+#include "device_description.h"
 #include "executable.h"
 #include "fork.h"
 #include "in_flight.h"
@@ -29,9 +31,13 @@ namespace lazyxla::pjrt {
 // What our own Buffers occupy on a device. Kept by us because not every plugin has allocator
 // statistics (the CPU one has none). Memory that an execution needs for itself is not in it.
 struct MemoryStats {
-  int64_t live_buffers = 0;
-  int64_t live_bytes = 0;
-  int64_t peak_bytes = 0;  // the most live_bytes since the start or the last reset_peak
+  struct Tally {
+    int64_t current = 0;
+    int64_t peak = 0;       // the most since the start or the last reset_peak
+    int64_t allocated = 0;  // all in all since the start or the last reset_accumulated
+    int64_t freed = 0;
+  };
+  Tally buffers, bytes;
 };
 
 // What the plugin's allocator says; fields it leaves out are empty.
@@ -42,6 +48,8 @@ struct AllocatorStats {
   std::optional<int64_t> bytes_reserved;
   std::optional<int64_t> largest_free_block_bytes;
   std::optional<int64_t> num_allocs;
+  std::optional<int64_t> pool_bytes;  // what the allocator holds, in use or not
+  std::optional<int64_t> peak_pool_bytes;
 };
 
 class Device {
@@ -50,14 +58,14 @@ class Device {
   Device(const PJRT_Api& api, PJRT_Device* raw, int index, bool retires_donated);
 
   int index() const { return index_; }  // position among the client's addressable devices
-  int64_t id() const { return id_; }    // the plugin's number, unique among all processes
-  const std::string& kind() const { return kind_; }  // the model, for example "TPU v5e"
+  const DeviceDescription& description() const { return description_; }
   const std::string& debug_string() const { return debug_string_; }
   PJRT_Device* raw() const { return raw_; }
   const PJRT_Api& api() const { return *api_; }
 
   MemoryStats memory_stats() const;
   void reset_peak() const;
+  void reset_accumulated() const;
 
   // Empty if the plugin has no allocator statistics.
   std::optional<AllocatorStats> allocator_stats() const;
@@ -71,9 +79,15 @@ class Device {
 
   // On the heap because atomics cannot move and Devices live in a vector.
   struct Usage {
-    std::atomic<int64_t> buffers{0};
-    std::atomic<int64_t> bytes{0};
-    std::atomic<int64_t> peak{0};
+    struct Tally {
+      std::atomic<int64_t> current{0}, peak{0}, allocated{0};
+      std::atomic<int64_t> allocated_before{0}, freed_before{0};  // at the last reset_accumulated
+      void add(int64_t amount);
+      void remove(int64_t amount);
+      MemoryStats::Tally read() const;
+      void reset_accumulated();
+    };
+    Tally buffers, bytes;
     void add(int64_t size);
     void remove(int64_t size);
   };
@@ -81,8 +95,7 @@ class Device {
   const PJRT_Api* api_;
   PJRT_Device* raw_;
   int index_;
-  int64_t id_;
-  std::string kind_;
+  DeviceDescription description_;
   std::string debug_string_;
   std::unique_ptr<Usage> usage_;
   bool retires_donated_;
@@ -122,6 +135,12 @@ class Client {
   // transfer itself may still be under way then.
   Buffer buffer_from_host(const void* data, PJRT_Buffer_Type type, std::span<const int64_t> dims,
                           std::span<const int64_t> byte_strides, const Device& device) const;
+
+  // A buffer on dense row-major host memory itself if the device is the host and the plugin likes
+  // the alignment, else a copy. The memory must stay as it is until `done` is called, from any
+  // thread: when the buffer is gone, or the copy made. No execution writes to it.
+  Buffer share_host_memory(const void* data, PJRT_Buffer_Type type, std::span<const int64_t> dims,
+                           const Device& device, std::function<void()> done) const;
 
  private:
   explicit Client(const Plugin& plugin) : plugin_(plugin) {}

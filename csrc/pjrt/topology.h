@@ -22,17 +22,11 @@
 #include <vector>
 
 #include "compiled_program.h"
+#include "device_description.h"
 #include "fork.h"
 #include "plugin.h"
 
 namespace lazyxla::pjrt {
-
-struct DeviceDescription {
-  int64_t id = 0;             // unique among all processes
-  int64_t process_index = 0;  // the process (on TPUs: the host) that would own it
-  std::string kind;           // the model, for example "TPU v5 lite"
-  NamedValues attributes;     // the plugin's own, on TPUs for example "coords"
-};
 
 class Topology {
  public:

@@ -44,7 +44,8 @@ class TestForeach(TestCase):
                 if isinstance(actual, Exception):
                     raise actual
                 double = moved(given, "cpu", torch.float64)
-                check(actual, expected, lambda: outcome(call, double))  # noqa: B023
+                entry = f"{op.name} {str(dtype).removeprefix('torch.')}"
+                check(entry, actual, expected, lambda: outcome(call, double))  # noqa: B023
         assert lazyxla.fallbacks() == {}
 
 

@@ -56,7 +56,9 @@ class TestModules(TestCase):
                 expected = [x.shape for x in flat(run("cpu", dtype)[0])]
                 assert [x.shape for x in flat(actual[0])] == expected
             else:
-                check(actual, run("cpu", dtype), lambda: run("cpu", torch.float64))  # noqa: B023
+                expected = run("cpu", dtype)
+                exact = lambda: run("cpu", torch.float64)  # noqa: B023, E731
+                check(module_info.name, actual, expected, exact)
         assert lazyxla.fallbacks() == {}
 
 

@@ -1,0 +1,60 @@
+#include "graph/sharing.h"
+
+#include <c10/util/Exception.h>
+
+#include <optional>
+
+#include "graph/buffer.h"
+#include "graph/counters.h"
+#include "graph/execute.h"
+#include "graph/gil.h"
+#include "pjrt/client.h"
+#include "pjrt/host_view.h"
+#include "pjrt/runtime.h"
+
+namespace lazyxla::graph {
+namespace {
+
+bool lies_at(const pjrt::Buffer& buffer, const void* data) {
+  const auto view = pjrt::HostView::of(buffer);
+  return view && view->data() == data;
+}
+
+}  // namespace
+
+ir::Value share(const void* data, const ir::TensorType& type, c10::DeviceIndex device,
+                std::function<void()> done) {
+  const pjrt::Device& target = pjrt_device(device);
+  std::vector<int64_t> dims(type.dims.begin(), type.dims.end());
+  WithoutGil no_gil;
+  try {
+    pjrt::Buffer buffer = pjrt::Runtime::get().client().share_host_memory(
+        data, pjrt_type(type.dtype), dims, target, std::move(done));
+    if (!lies_at(buffer, data)) ++Counters::get().uploads;
+    return make_leaf(type, std::move(buffer));
+  } catch (const pjrt::Error& e) {
+    rethrow(e, "sharing memory with the device");
+  }
+}
+
+Memory memory_of(const ir::Value& leaf) {
+  struct Owner {
+    BufferRef buffer;
+    std::optional<pjrt::HostView> view;  // goes first
+  };
+  auto owner = std::make_shared<Owner>(buffer_ref(*leaf.node.get()));
+  WithoutGil no_gil;
+  pjrt::Buffer& buffer = owner->buffer->get();
+  try {
+    if (auto view = pjrt::HostView::of(buffer)) owner->view.emplace(std::move(*view));
+  } catch (const pjrt::Error& e) {
+    rethrow(e, "reading a value");
+  }
+  TORCH_CHECK_NOT_IMPLEMENTED(owner->view,
+                              "lazyxla: the memory of this device is not the host's: copy the "
+                              "tensor with .cpu() instead");
+  const void* data = owner->view->data();
+  return {data, std::move(owner)};
+}
+
+}  // namespace lazyxla::graph

@@ -1,0 +1,19 @@
+// The allocator behind at::empty and friends. It hands out made-up addresses (see storage.h), for a
+// device's memory is the plugin's affair; what PyTorch asks an accelerator's allocator about that
+// memory, the derived class answers.
+#pragma once
+
+#include <c10/core/CachingDeviceAllocator.h>
+
+namespace lazyxla::ir {
+
+class AddressAllocator : public c10::DeviceAllocator {
+ public:
+  c10::DataPtr allocate(size_t nbytes) final;
+  void copy_data(void*, const void*, std::size_t) const final;
+
+  // A device has one stream.
+  void recordStream(const c10::DataPtr&, c10::Stream) final {}
+};
+
+}  // namespace lazyxla::ir

@@ -1,0 +1,79 @@
+#include "host_view.h"
+
+#include <utility>
+
+#include "call.h"
+#include "client.h"
+#include "fork.h"
+
+namespace lazyxla::pjrt {
+namespace {
+
+// Dense row-major: the last dimension is the most minor one.
+bool is_row_major(const PJRT_Buffer_MemoryLayout& layout) {
+  if (layout.type != PJRT_Buffer_MemoryLayout_Type_Tiled || layout.tiled.num_tiles != 0) {
+    return false;
+  }
+  const size_t rank = layout.tiled.minor_to_major_size;
+  for (size_t i = 0; i < rank; ++i) {
+    if (layout.tiled.minor_to_major[i] != static_cast<int64_t>(rank - 1 - i)) {
+      return false;
+    }
+  }
+  return true;
+}
+
+bool lies_row_major_on_host(const PJRT_Api* api, PJRT_Buffer* raw) {
+  LAZYXLA_PJRT_ARGS(on_cpu, PJRT_Buffer_IsOnCpu);
+  on_cpu.buffer = raw;
+  if (ignore_error(api, api->PJRT_Buffer_IsOnCpu(&on_cpu)) || !on_cpu.is_on_cpu) {
+    return false;
+  }
+  LAZYXLA_PJRT_ARGS(layout, PJRT_Buffer_GetMemoryLayout);
+  layout.buffer = raw;
+  return !ignore_error(api, api->PJRT_Buffer_GetMemoryLayout(&layout)) &&
+         is_row_major(layout.layout);
+}
+
+void release(const PJRT_Api* api, PJRT_Buffer* raw) {
+  LAZYXLA_PJRT_ARGS(args, PJRT_Buffer_DecreaseExternalReferenceCount);
+  args.buffer = raw;
+  ignore_error(api, api->PJRT_Buffer_DecreaseExternalReferenceCount(&args));
+}
+
+}  // namespace
+
+std::optional<HostView> HostView::of(const Buffer& buffer) {
+  const PJRT_Api* api = &buffer.device().api();
+  PJRT_Buffer* raw = buffer.raw();
+  if (raw != nullptr && !lies_row_major_on_host(api, raw)) {
+    return std::nullopt;
+  }
+  buffer.await();
+  // Holding an external reference keeps the memory where it is while it is read.
+  LAZYXLA_PJRT_ARGS(hold, PJRT_Buffer_IncreaseExternalReferenceCount);
+  hold.buffer = raw;
+  if (ignore_error(api, api->PJRT_Buffer_IncreaseExternalReferenceCount(&hold))) {
+    return std::nullopt;
+  }
+  LAZYXLA_PJRT_ARGS(pointer, PJRT_Buffer_OpaqueDeviceMemoryDataPointer);
+  pointer.buffer = raw;
+  const bool found = !ignore_error(api, api->PJRT_Buffer_OpaqueDeviceMemoryDataPointer(&pointer)) &&
+                     (pointer.device_memory_ptr != nullptr || buffer.nbytes() == 0);
+  if (!found) {
+    release(api, raw);
+    return std::nullopt;
+  }
+  return HostView(buffer, pointer.device_memory_ptr);
+}
+
+HostView::HostView(HostView&& other) noexcept
+    : buffer_(std::exchange(other.buffer_, nullptr)), data_(other.data_) {}
+
+HostView::~HostView() {
+  if (buffer_ != nullptr && !forked()) {
+    release(&buffer_->device().api(), buffer_->raw());
+  }
+}
+
+}  // namespace lazyxla::pjrt

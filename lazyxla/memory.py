@@ -1,0 +1,115 @@
+"""Memory of the devices, in the manner of ``torch.cuda``.
+
+Counted are the arrays that lazyxla holds, exactly and to the byte; temporary memory of running
+programs is not among them. What the plugin's own allocator tells stands beside it, if it tells
+anything; the CPU's does not. ``torch.accelerator`` has the same numbers.
+"""
+
+from __future__ import annotations
+
+from lazyxla import _C
+from lazyxla.runtime import DeviceLike, get_device_name, index_of
+
+
+def memory_stats(device: DeviceLike = None) -> dict[str, int]:
+    """All that is known of a device's memory, in the names of ``torch.cuda.memory_stats``.
+
+    ``allocation.all.*`` counts arrays, ``allocated_bytes.all.*`` their bytes: ``current``, ``peak``
+    (the most since the start or :func:`reset_peak_memory_stats`), ``allocated`` and ``freed`` (all
+    in all since the start or :func:`reset_accumulated_memory_stats`).
+    ``reserved_bytes.all.current`` and ``.peak`` are what the plugin's allocator holds, in use or
+    not, and if it does not tell the same as ``allocated_bytes``. What else it tells is under
+    ``plugin.``. Empty before the first use of a device.
+    """
+    return _C.memory_stats(index_of(device)) if _C.initialized() else {}
+
+
+def memory_allocated(device: DeviceLike = None) -> int:
+    """Bytes that the arrays on a device occupy."""
+    return memory_stats(device).get("allocated_bytes.all.current", 0)
+
+
+def max_memory_allocated(device: DeviceLike = None) -> int:
+    """The most that :func:`memory_allocated` was since the start or the last reset."""
+    return memory_stats(device).get("allocated_bytes.all.peak", 0)
+
+
+def memory_reserved(device: DeviceLike = None) -> int:
+    """Bytes that the plugin's allocator holds, in use or not.
+
+    Equal to :func:`memory_allocated` if the plugin does not tell, as on the CPU.
+    """
+    return memory_stats(device).get("reserved_bytes.all.current", 0)
+
+
+def max_memory_reserved(device: DeviceLike = None) -> int:
+    """The most that :func:`memory_reserved` was: since the start, if the plugin tells it."""
+    return memory_stats(device).get("reserved_bytes.all.peak", 0)
+
+
+def reset_peak_memory_stats(device: DeviceLike = None) -> None:
+    """Starts :func:`max_memory_allocated` anew."""
+    if _C.initialized():
+        _C.reset_peak_memory_stats(index_of(device))
+
+
+def reset_accumulated_memory_stats(device: DeviceLike = None) -> None:
+    """Starts ``allocated`` and ``freed`` of :func:`memory_stats` anew."""
+    if _C.initialized():
+        _C.reset_accumulated_memory_stats(index_of(device))
+
+
+def mem_get_info(device: DeviceLike = None) -> tuple[int, int]:
+    """Free bytes and all bytes of a device's memory. Starts the plugin.
+
+    They are the plugin's numbers; for the CPU, whose plugin has none, the machine's: what programs
+    can have without swapping, and what is built in. All CPU devices share it.
+
+    Raises:
+        NotImplementedError: the plugin does not tell.
+    """
+    return _C.memory_info(index_of(device))
+
+
+def empty_cache() -> None:
+    """Nothing to do: PJRT has no way to ask a plugin for the memory that it keeps."""
+
+
+def memory_summary(device: DeviceLike = None) -> str:
+    """A table of :func:`memory_stats` and :func:`mem_get_info` to print. Starts the plugin."""
+    index = index_of(device)
+    try:
+        free, total = mem_get_info(index)
+        room = f"{_bytes(free)} of {_bytes(total)} free"
+    except NotImplementedError:
+        room = "size not told"
+    stats = memory_stats(index)
+    columns = ("current", "peak", "allocated", "freed")
+    rows: list[tuple[str, ...]] = [("", *columns)]
+    for title, name, show in (
+        ("arrays", "allocation", str),
+        ("their memory", "allocated_bytes", _bytes),
+        ("reserved", "reserved_bytes", _bytes),
+    ):
+        values = [stats.get(f"{name}.all.{column}") for column in columns]
+        rows.append((title, *("" if value is None else show(value) for value in values)))
+    for name, value in stats.items():
+        if name.startswith("plugin."):
+            count = name == "plugin.num_allocs"
+            rows.append((name, str(value) if count else _bytes(value), "", "", ""))
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = [f"lazyxla:{index}, {get_device_name(index)}: {room}"]
+    for row in rows:
+        cells = [row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:]))]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)
+
+
+def _bytes(count: int) -> str:
+    """With the unit that leaves few digits, as ``torch.cuda.memory_summary`` has it."""
+    units = ["B", "KiB", "MiB", "GiB", "TiB"]
+    size = float(count)
+    while size >= 1024 and len(units) > 1:
+        size /= 1024
+        units.pop(0)
+    return f"{count} B" if units[0] == "B" else f"{size:.1f} {units[0]}"

@@ -1,0 +1,62 @@
+"""Memory that the device and the host share, where the device is the host: nothing is copied."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from lazyxla import _C
+from lazyxla.runtime import DeviceLike, index_of
+
+
+def host_view(tensor: torch.Tensor) -> torch.Tensor:
+    """A CPU tensor on the memory of a tensor of the device, for reading only.
+
+    It is what NumPy, JAX and others take without a copy: ``lazyxla.host_view(x).numpy()``,
+    ``jax.dlpack.from_dlpack(lazyxla.host_view(x))``. What is recorded runs first. The view has the
+    values of this moment: what is written to ``tensor`` later goes to other memory. It keeps its
+    memory alive. Nobody may write to it, which would change values that programs have computed.
+
+    Args:
+        tensor: of the device, of any shape, strides and dtype. One that does not lie in its memory
+            row by row, or is a view of another dtype, is copied within the device first.
+
+    Returns:
+        A tensor of the same shape and dtype, which requires no gradient.
+
+    Raises:
+        ValueError: the tensor is not on a lazyxla device.
+        NotImplementedError: the device's memory is not the host's: use ``tensor.cpu()``.
+    """
+    return _C.host_view(tensor)
+
+
+def from_dlpack(source: Any, device: DeviceLike = None) -> torch.Tensor:
+    """A tensor of the device on the memory of an array of the host, where the device is the host.
+
+    The array must stay as it is as long as the tensor, or anything that is still to be computed
+    from it, is alive; what is written to the tensor goes to other memory. Memory that the device
+    cannot use in place is copied: on accelerators all, on the CPU what has gaps between its
+    elements or does not begin at a multiple of 64 bytes (PyTorch's and JAX's own memory does).
+    ``lazyxla.counters()["uploads"]`` counts the copies.
+
+    Args:
+        source: a NumPy array, a JAX array on the CPU, a CPU tensor, or whatever else has
+            ``__dlpack__`` and lies in the host's memory; of any shape, strides and dtype that the
+            device has.
+        device: the device; None means the current one.
+
+    Returns:
+        A tensor of the same shape, strides and dtype.
+
+    Raises:
+        ValueError: the array is not in the host's memory.
+        TypeError: it is no array.
+    """
+    index = index_of(device)
+    if not isinstance(source, torch.Tensor):
+        if not hasattr(source, "__dlpack__"):
+            raise TypeError(f"expected an array with __dlpack__, got {type(source).__name__}")
+        source = torch.from_dlpack(source)
+    return _C.share_host(source, index)
