@@ -28,7 +28,7 @@ std::string environment() {
   pjrt::Runtime& runtime = pjrt::Runtime::get();
   pjrt::Client& client = runtime.client();
   std::string text = runtime.platform() + '\0' + client.platform_version() + '\0' +
-                     client.devices()[0].kind() + '\0' +
+                     client.devices()[0].description().kind + '\0' +
                      std::to_string(client.plugin().xla_version().value_or(0)) + '\0';
   if (client.platform_name() == "cpu") text += instruction_sets() + '\0';
   for (const char* flags : {"XLA_FLAGS", "LIBTPU_INIT_ARGS"}) {
