@@ -4,11 +4,17 @@
 
 #include <pybind11/pybind11.h>
 
+#include "graph/capture.h"
+
 namespace lazyxla {
 
 // Installs `lower`, a Python function (Program, platform, stablehlo_version, reason) -> Lowered, as
 // the graph room's lowerer; `how`, (operator name) -> str, and `try_out`, (Program of one node,
 // platform) -> str, as what the recorder asks (dispatch::set_lowering).
 void install_lowering(pybind11::function lower, pybind11::function how, pybind11::function try_out);
+
+// The listener of a capture that hands its programs to a Python function
+// (number, Program or None if it is known, compile options, what must live to lower it) -> None.
+graph::Capture::Listener capture_listener(pybind11::function listener);
 
 }  // namespace lazyxla

@@ -121,6 +121,9 @@ class Program {
 // The program for this graph's key, made if it is new.
 std::shared_ptr<Program> find_program(const Graph& graph);
 
+// The options that the graph's operators are compiled with; throws if they do not agree.
+ir::CompileOptions compile_options(const Graph& graph);
+
 // How many programs and variants the cache holds.
 size_t cached_programs();
 
