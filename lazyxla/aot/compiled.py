@@ -70,10 +70,10 @@ class CompiledProgram:
         """The sum of what the compiler's cost model gives to the operations that it made, in cycles
         of the device's clock. None if it gives nothing.
 
-        The body of a loop counts once.
+        The body of a loop counts once, and an operation that it knows no time for does not count.
         """
-        cycles = [int(found) for found in _CYCLES.findall(self.optimized_hlo())]
-        return sum(cycles) if cycles else None
+        cycles = [int(found) for found in _CYCLES.findall(self._optimized_module())]
+        return sum(number for number in cycles if number != _UNKNOWN) or None
 
     @property
     def least_seconds(self) -> float | None:
@@ -122,16 +122,27 @@ class CompiledProgram:
         """What the compiler made of the program: HLO after all of its passes, as text.
 
         Raises:
-            RuntimeError: the compiler does not tell, or in a format that is not known here.
+            RuntimeError: the compiler does not tell, or in a form that the installed jaxlib, which
+                turns it into text, does not know.
         """
         from jaxlib import _hlo  # type: ignore[attr-defined]
 
+        module = self._optimized_module()
+        try:
+            return _hlo.HloModule.from_serialized_hlo_module_proto(module).to_string()
+        except RuntimeError as error:
+            raise RuntimeError(
+                f"this version of jaxlib cannot read the compiler's program: {error}"
+            ) from error
+
+    def _optimized_module(self) -> bytes:
+        """The optimized program as an HloModuleProto."""
         form, data = self._raw.optimized_program()
+        if form == "hlo":
+            return data
         if form == "hlo_with_config":
-            data = _first_field(data)
-        elif form != "hlo":
-            raise RuntimeError(f"the compiler gives its program in an unknown format, {form!r}")
-        return _hlo.HloModule.from_serialized_hlo_module_proto(data).to_string()
+            return _first_field(data)
+        raise RuntimeError(f"the compiler gives its program in an unknown format, {form!r}")
 
     def __str__(self) -> str:
         memory = self.memory_stats()
@@ -168,7 +179,9 @@ class CompiledProgram:
 
 
 # What the TPU's compiler notes beside each operation.
-_CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
+_CYCLES = re.compile(rb'"estimated_cycles":"(\d+)"')
+
+_UNKNOWN = 2**63 - 1
 
 _ROWS = ("arguments", "outputs", "aliased", "temporary", "generated_code")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import resource
 from collections.abc import Callable
 from typing import Any
@@ -12,8 +13,11 @@ from torch import nn
 from torch.nn import functional as F
 
 import lazyxla
+from examples.decoder_model import SMALL, Decoder, next_token_loss
 from lazyxla import aot, platforms
 from lazyxla.dynamo import backend
+from tests.conftest import ROOT, RunPython
+from tests.tpu.training import train_step
 
 pytestmark = pytest.mark.skipif(
     platforms.plugin_of("tpu") is None, reason="the TPU's compiler, libtpu, is not installed"
@@ -179,7 +183,7 @@ def test_equal_programs_are_one() -> None:
     assert repr(programs[1]).startswith(f"CapturedProgram({len(steady.nodes)} operators, ")
 
 
-def test_captured_programs_are_those_that_run(run_python: Any) -> None:
+def test_captured_programs_are_those_that_run(run_python: RunPython) -> None:
     """What a real run lowers, operators, numbers and donations, is what a capture hands over."""
     code = """
 import lazyxla, torch
@@ -257,7 +261,7 @@ def test_nor_afterwards() -> None:
         x.tolist()
 
 
-def test_data_from_before_is_read_only(run_python: Any) -> None:
+def test_data_from_before_is_read_only(run_python: RunPython) -> None:
     code = """
 import lazyxla, torch
 old = torch.tensor([1., 2.]).to("lazyxla")
@@ -299,6 +303,56 @@ def test_modes_do_not_cut_the_program() -> None:
 def test_torch_compile_within() -> None:
     compiled = torch.compile(lambda x: torch.relu(x) * 2, backend=backend)
     assert aot.compile(compiled, (torch.ones(8),), topology=V5E).num_outputs == 1
+
+
+def test_compile_options_are_the_topologys() -> None:
+    def compiled(option: str) -> Any:
+        fn = torch.compile(torch.relu, backend=backend, options={option: True})
+        return aot.compile(fn, (torch.ones(8),), topology=V5E)
+
+    assert compiled("xla_tpu_enable_latency_hiding_scheduler").num_outputs == 1
+    with pytest.raises(RuntimeError, match="xla_no_such_option"):
+        compiled("xla_no_such_option")
+    with pytest.raises(RuntimeError, match="xla_nor_this"):
+        aot.compile(torch.relu, (torch.ones(8),), topology=V5E, options={"xla_nor_this": True})
+
+
+def test_the_decoder_trains() -> None:
+    with torch.device("meta"):
+        model = Decoder(SMALL)
+    tokens = torch.zeros(4, SMALL.max_length, dtype=torch.int64)
+    step = train_step(lambda model, x, y: next_token_loss(model(x), y))
+    compiled = aot.compile(model, (tokens, tokens), topology=V5E, train_step=step)
+    assert compiled.fits
+    assert compiled.memory_stats()["aliased"] >= 3 * 4 * compiled.num_parameters
+    assert compiled.flops > 3 * 2 * tokens.numel() * model.head.weight.numel()
+
+
+def test_what_runs_afterwards_is_not_confused(run_python: RunPython) -> None:
+    """A factorization is XLA's own on a TPU, and PyTorch's kernel, called, on the CPU."""
+    code = """
+import lazyxla, torch
+x = torch.eye(8)
+def on_cpu():
+    before = lazyxla.counters()["host_calls"]
+    torch.linalg.qr(x.to("lazyxla"))[0].cpu()
+    return lazyxla.counters()["host_calls"] - before
+for _ in range(2):
+    lazyxla.aot.compile(torch.linalg.qr, (x,), topology="v5e:2x2")
+    assert on_cpu() == 1
+"""
+    run_python(code)
+
+
+def test_the_documentation(run_python: RunPython) -> None:
+    """The snippets of docs/aot.md run, here with smaller matrices."""
+    text = (ROOT / "docs" / "aot.md").read_text()
+    snippets = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    code = "\n".join(snippets).replace("32768", "512").replace("8192", "128")
+    printed = run_python(code).stdout
+    assert printed.count("Program for one device of Topology(") == 2
+    for line in re.findall(r"^CapturedProgram.*$", text, re.MULTILINE):
+        assert line in printed
 
 
 def test_the_report() -> None:
