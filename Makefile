@@ -47,10 +47,12 @@ test: build
 test-opinfo: build
 	$(PY) -m tests.opinfo.sweep --docs $(OPINFO)
 
-# All lowering rules through the TPU's compiler, without a TPU; AOT passes options such as
-# --dtypes bfloat16.
+# All lowering rules, and training steps of whole models, through the TPU's compiler, without a TPU;
+# AOT passes options to the first, such as --dtypes bfloat16, TRAINING to the second, such as
+# --models decoder --topologies v5e:2x2. The second takes about an hour for all.
 test-tpu-aot: build
 	$(PY) -m tests.tpu.sweep $(AOT)
+	$(PY) -m tests.tpu.training $(TRAINING)
 
 # The pages that are written from the code.
 docs: build

@@ -18,6 +18,7 @@
 #include "dispatch/sharing.h"
 #include "dispatch/tensor.h"
 #include "graph/batches.h"
+#include "graph/capture.h"
 #include "graph/counters.h"
 #include "graph/flush.h"
 #include "graph/program.h"
@@ -98,10 +99,16 @@ const pjrt::Device& device(int index) {
   return devices[index];
 }
 
+// Whether what is recorded now may call the host: a program that is only captured cannot, for it is
+// for another platform than the CPU.
+bool takes_host_calls() {
+  return !graph::Capture::current() && pjrt::Runtime::get().takes_host_handler();
+}
+
 void bind_runtime(py::module_& m) {
   m.def("set_plugin_provider", &set_plugin_provider);
   dispatch::install_host_calls();
-  m.def("takes_host_calls", [] { return pjrt::Runtime::get().takes_host_handler(); }, NoGil());
+  m.def("takes_host_calls", &takes_host_calls, NoGil());
   m.def("initialized", &dispatch::initialized);
   m.def("forked", &pjrt::forked);
   m.def("platform", [] { return pjrt::Runtime::get().platform(); }, NoGil());
@@ -246,6 +253,29 @@ std::map<std::string, int64_t> compiled_memory_stats(const pjrt::CompiledProgram
           {"peak", stats->peak}};
 }
 
+// Gives a tensor content without data: a type is all that a captured program needs.
+void make_abstract(const at::Tensor& tensor) {
+  ir::Storage& storage = dispatch::storage_of(*tensor.unsafeGetTensorImpl());
+  ir::Garbage garbage;
+  std::lock_guard lock(storage.pending_set().mutex);
+  const ir::Geometry& base = storage.base();
+  garbage.add(storage.set_value(graph::make_abstract_leaf({base.dtype, base.sizes})));
+}
+
+// Recording programs without running them: lazyxla/aot.
+void bind_capture(py::module_& m) {
+  m.def("begin_capture", [](std::string platform, py::function listener) {
+    graph::Capture::begin(std::make_shared<graph::Capture>(std::move(platform),
+                                                           capture_listener(std::move(listener))));
+  });
+  m.def("end_capture", [] { graph::Capture::end(); });
+  m.def("captured_platform", []() -> std::string {
+    const auto capture = graph::Capture::current();
+    return capture ? capture->platform() : "";
+  });
+  m.def("make_abstract", &make_abstract);
+}
+
 std::unique_ptr<pjrt::CompiledProgram> compile_for(const pjrt::Topology& topology,
                                                    const std::string& artifact,
                                                    const pjrt::CompileOptions& options) {
@@ -264,7 +294,11 @@ void bind_topology(py::module_& m) {
       .def("memory_stats", &compiled_memory_stats, NoGil())
       .def("cost_analysis", &pjrt::CompiledProgram::cost_analysis, NoGil())
       .def("serialize",
-           [](const pjrt::CompiledProgram& program) { return py::bytes(program.serialize()); });
+           [](const pjrt::CompiledProgram& program) { return py::bytes(program.serialize()); })
+      .def("optimized_program", [](const pjrt::CompiledProgram& program) {
+        const auto [format, bytes] = program.optimized_program();
+        return std::pair(format, py::bytes(bytes));
+      });
   py::class_<pjrt::Topology>(m, "Topology")
       .def(py::init([](const std::string& path, const std::string& name,
                        const pjrt::NamedValues& options) {
@@ -293,6 +327,7 @@ PYBIND11_MODULE(_C, m) {
   lazyxla::bind_modes(m);
   lazyxla::bind_traced_graph(m);
   lazyxla::bind_graph(m);
+  lazyxla::bind_capture(m);
   lazyxla::bind_topology(m);
   lazyxla::ir::register_storage(lazyxla::dispatch::memory_allocator());
 }

@@ -179,7 +179,37 @@ std::string user_line() {
                                node.cast<size_t>());
 }
 
+// Whatever the nodes hold, kept alive by a Python object.
+py::capsule held_by(const graph::Graph& graph) {
+  auto held = std::make_unique<std::vector<std::shared_ptr<ir::LeafData>>>();
+  for (const ir::NodePtr& node : graph.nodes) {
+    if (node->leaf_data()) held->push_back(node->leaf_data());
+  }
+  auto drop = [](void* all) {
+    delete static_cast<std::vector<std::shared_ptr<ir::LeafData>>*>(all);
+  };
+  return py::capsule(held.release(), drop);
+}
+
 }  // namespace
+
+graph::Capture::Listener capture_listener(py::function listener) {
+  // The last owner may be a flush on a thread without the GIL.
+  std::shared_ptr<py::function> function(new py::function(std::move(listener)),
+                                         [](py::function* dead) {
+                                           py::gil_scoped_acquire gil;
+                                           delete dead;
+                                         });
+  return [function](const graph::Capture::Event& event) {
+    py::gil_scoped_acquire gil;
+    if (!event.is_new) {
+      call_unwatched(*function, event.number, py::none(), py::none(), py::none());
+      return;
+    }
+    call_unwatched(*function, event.number, Exporter(event.graph, event.variable).run(),
+                   py::cast(graph::compile_options(event.graph)), held_by(event.graph));
+  };
+}
 
 void install_lowering(py::function lower, py::function how, py::function try_out) {
   // Leaked: flushes may happen until the process ends.
@@ -211,7 +241,7 @@ void install_lowering(py::function lower, py::function how, py::function try_out
     return call_unwatched(*how_function, name).cast<std::string>();
   };
   auto try_out_hook = [try_out_function](const ir::OpSpec& spec, const dispatch::Scan& scan) {
-    std::string platform = pjrt::Runtime::get().platform();
+    std::string platform = graph::recorded_platform();
     graph::Graph graph = graph_of(spec, scan);
     py::gil_scoped_acquire gil;
     py::object program = Exporter(graph, std::vector<bool>(graph.slots.size())).run();

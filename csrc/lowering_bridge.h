@@ -4,6 +4,8 @@
 
 #include <pybind11/pybind11.h>
 
+#include "graph/capture.h"
+
 namespace lazyxla {
 
 // Installs `lower`, a Python function (Program, platform, stablehlo_version, reason) -> Lowered, as
@@ -14,5 +16,9 @@ void install_lowering(pybind11::function lower, pybind11::function how, pybind11
 // Installs a Python function (number of operators, reason) as the listener of programs that are
 // loaded instead of lowered.
 void install_load_listener(pybind11::function listener);
+
+// The listener of a capture that hands its programs to a Python function
+// (number, Program or None if it is known, compile options, what must live to lower it) -> None.
+graph::Capture::Listener capture_listener(pybind11::function listener);
 
 }  // namespace lazyxla

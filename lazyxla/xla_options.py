@@ -39,6 +39,8 @@ def check_options(options: Options | None, whose: str) -> Options:
             )
         if isinstance(value, int) and not -(2**63) <= value < 2**63:
             raise ValueError(f"lazyxla: the compile option {name} does not fit in 64 bits: {value}")
+    if _C.captured_platform():  # they are for another compiler, which is asked later
+        return dict(options)
     # The types belong to the key: True == 1.
     _ask_compiler(tuple(sorted((name, type(v), v) for name, v in options.items())))
     return dict(options)

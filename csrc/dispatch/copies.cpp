@@ -12,9 +12,10 @@
 #include "dispatch/device_state.h"
 #include "dispatch/recorder.h"
 #include "dispatch/tensor.h"
-#include "graph/execute.h"
+#include "graph/buffer.h"
+#include "graph/capture.h"
 #include "graph/flush.h"
-#include "pjrt/buffer.h"
+#include "graph/scope.h"
 
 namespace lazyxla::dispatch {
 namespace {
@@ -63,6 +64,23 @@ at::Tensor readable(const at::Tensor& tensor) {
   return contiguous_copy(tensor);
 }
 
+// A tensor recorded in a capture has no data and gets none. Throws before anything is flushed.
+void check_has_data(const at::Tensor& tensor, const char* reader) {
+  ir::Storage& storage = storage_of(impl_of(tensor));
+  bool capturing = graph::Capture::current() != nullptr;
+  {
+    std::lock_guard lock(storage.pending_set().mutex);
+    const Value& value = storage.value();
+    if (!value) return;
+    if (!value.node->is_leaf() && !capturing) return;
+    if (value.node->is_leaf() && !graph::buffer_of(*value.node.get()).is_abstract()) return;
+  }
+  TORCH_CHECK(false, "lazyxla.aot: ", graph::user_line_prefix(), "the value of a tensor (",
+              tensor.scalar_type(), tensor.sizes(), ") was asked for, by ", reader,
+              ", but it was recorded for a program that is compiled without being run: it has no "
+              "value");
+}
+
 void copy_from_host(const at::Tensor& self, const at::Tensor& source) {
   at::Tensor host = source.resolve_conj().resolve_neg();
   // Convert where fewer bytes travel.
@@ -70,8 +88,7 @@ void copy_from_host(const at::Tensor& self, const at::Tensor& source) {
   if (narrow) host = host.to(self.scalar_type());
   host = host.contiguous();
   ir::TensorType type{host.scalar_type(), {host.sizes().begin(), host.sizes().end()}};
-  Value leaf =
-      graph::make_leaf(type, graph::upload(host.const_data_ptr(), type, self.device().index()));
+  Value leaf = graph::upload(host.const_data_ptr(), type, self.device().index());
   if (host.sizes() == self.sizes() && narrow) {
     set_leaf(self, std::move(leaf));
     return;
@@ -88,9 +105,7 @@ void copy_between_devices(const at::Tensor& self, const at::Tensor& source) {
   c10::DeviceIndex target = self.device().index();
   at::Tensor staged = empty_like_contiguous(source, self.scalar_type(), target);
   if (data.leaf) {
-    auto copy =
-        graph::buffer_of(*data.leaf.node.get()).get().copy_to_device(graph::pjrt_device(target));
-    set_leaf(staged, graph::make_leaf({data.base.dtype, data.base.sizes}, std::move(copy)));
+    set_leaf(staged, graph::copy_to_device(data.leaf, target));
   }
   assign(self, staged.expand(self.sizes()));
 }
@@ -129,7 +144,9 @@ at::Tensor copy_from_and_resize(const at::Tensor& self, const at::Tensor& target
   return copy_from(self, target, false);
 }
 
-at::Scalar local_scalar_dense(const at::Tensor& self) { return to_host(self).item(); }
+at::Scalar local_scalar_dense(const at::Tensor& self) {
+  return to_host(self, ".item() or a condition").item();
+}
 
 bool equal(const at::Tensor& self, const at::Tensor& other) {
   TORCH_CHECK(self.device() == other.device(),
@@ -181,14 +198,15 @@ at::Tensor contiguous_copy(const at::Tensor& tensor) {
   return copy;
 }
 
-at::Tensor to_host(const at::Tensor& tensor) {
+at::Tensor to_host(const at::Tensor& tensor, const char* reader) {
   auto options = at::TensorOptions().dtype(tensor.scalar_type()).device(c10::DeviceType::CPU);
   if (tensor.numel() == 0) return at::empty(tensor.sizes(), options);
+  check_has_data(tensor, reader);
   at::Tensor source = readable(tensor);
   Data data = computed(source);
   if (!data.leaf) return at::zeros(tensor.sizes(), options);
   if (!has_base_geometry(source, data.base) && !read_whole(source, data.base)) {
-    return to_host(source);  // another thread gave the storage another base meanwhile
+    return to_host(source, reader);  // another thread gave the storage another base meanwhile
   }
   at::Tensor host = at::empty(data.base.sizes, options.dtype(data.base.dtype));
   graph::download(data.leaf, host.mutable_data_ptr());

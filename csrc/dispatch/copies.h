@@ -28,7 +28,8 @@ at::Tensor contiguous_copy(const at::Tensor& tensor);
 at::Tensor empty_like_contiguous(const at::Tensor& tensor, c10::ScalarType dtype,
                                  c10::DeviceIndex device);
 
-// The tensor's elements on the host, contiguous. Flushes and waits.
-at::Tensor to_host(const at::Tensor& tensor);
+// The tensor's elements on the host, contiguous. Flushes and waits. `reader` is who asks, for the
+// error that a tensor without data (graph/capture.h) makes.
+at::Tensor to_host(const at::Tensor& tensor, const char* reader = "a copy to the CPU");
 
 }  // namespace lazyxla::dispatch

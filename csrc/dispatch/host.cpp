@@ -5,6 +5,7 @@
 
 #include "dispatch/device_state.h"
 #include "dispatch/plain_call.h"
+#include "graph/capture.h"
 #include "graph/counters.h"
 #include "graph/scope.h"
 #include "options.h"
@@ -63,6 +64,11 @@ void check_host_call_allowed(const OpInfo& info, const torch::jit::Stack& stack)
 
 void run_on_host(const OpInfo& info, torch::jit::Stack* stack, const char* why) {
   graph::check_unbroken(info.name + " runs on the host");
+  TORCH_CHECK(!graph::Capture::current(), "lazyxla.aot: ", graph::user_line_prefix(), info.name,
+              "(", describe_arguments(info, *stack, /*functional=*/false), ") ",
+              is_data_dependent(info.handle) ? "has a result whose shape depends on values" : why,
+              " and would run on the host, but a program that is compiled without being run has no "
+              "values");
   if (is_data_dependent(info.handle)) {  // no lowering can exist: this is how such operators run
     ++graph::Counters::get().data_dependent;
     at::native::cpu_fallback(info.handle, stack);

@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <map>
+#include <mutex>
 #include <span>
 #include <unordered_set>
 
@@ -16,6 +17,7 @@
 #include "dispatch/storage_ops.h"
 #include "dispatch/tensor.h"
 #include "graph/batches.h"
+#include "graph/capture.h"
 #include "graph/counters.h"
 #include "graph/flush.h"
 #include "graph/one_operator.h"
@@ -65,19 +67,55 @@ Hooks& hooks() {
   return *instance;
 }
 
-Way way_of(const OpInfo& info) {
+Way ask_way(const OpInfo& info) {
+  const std::string how = hooks().how(info.functional_name);
+  return how == "host"            ? Way::kHost
+         : how == "call"          ? Way::kHostCall
+         : how == "decomposition" ? Way::kTryOut
+                                  : Way::kRule;
+}
+
+// The ways of operators on platforms that programs are only captured for.
+class CapturedWays {
+ public:
+  static CapturedWays& get() {
+    static auto* instance = new CapturedWays();
+    return *instance;
+  }
+
+  Way of(const OpInfo& info, const std::string& platform) {
+    const std::pair key{platform, info.functional_name};
+    {
+      std::lock_guard lock(mutex_);
+      auto found = ways_.find(key);
+      if (found != ways_.end()) return found->second;
+    }
+    Way way = ask_way(info);  // takes the GIL: not under the mutex
+    std::lock_guard lock(mutex_);
+    return ways_.emplace(key, way).first->second;
+  }
+
+  void forget() {
+    std::lock_guard lock(mutex_);
+    ways_.clear();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<std::pair<std::string, std::string>, Way> ways_;
+};
+
+Way way_of(const OpInfo& info, const graph::Capture* capture) {
+  if (capture) return CapturedWays::get().of(info, capture->platform());
   Way way = info.way.load(std::memory_order_acquire);
   if (way != Way::kUnknown) return way;
-  const std::string how = hooks().how(info.functional_name);
-  way = how == "host"            ? Way::kHost
-        : how == "call"          ? Way::kHostCall
-        : how == "decomposition" ? Way::kTryOut
-                                 : Way::kRule;
+  way = ask_way(info);
   info.way.store(way, std::memory_order_release);
   return way;
 }
 
-const Recipe* find_recipe(const OpInfo& info, c10::ArrayRef<IValue> args, const Scan& scan) {
+const Recipe* find_recipe(const OpInfo& info, Way way, c10::ArrayRef<IValue> args,
+                          const Scan& scan) {
   ir::MemoKey key{scan.key.data(), scan.key.size(),
                   ir::hash_words(scan.key.data(), scan.key.size())};
   const Recipe* recipe = ir::ShapeMemo::get().find(key);
@@ -85,7 +123,7 @@ const Recipe* find_recipe(const OpInfo& info, c10::ArrayRef<IValue> args, const 
   if (recipe) return recipe;
   auto inferred = infer(info, args, scan);
   if (!inferred) return nullptr;
-  switch (info.way) {
+  switch (way) {
     case Way::kHostCall:
       inferred->runs = Recipe::Runs::kHostCall;
       break;
@@ -238,14 +276,18 @@ void push_results(const OpInfo& info, const Recipe& recipe, std::span<at::Tensor
 
 // Why the call cannot be recorded; null if it was.
 const char* try_record(const OpInfo& info, torch::jit::Stack* stack) {
-  if (!info.recordable || way_of(info) == Way::kHost) return "has no lowering";
+  const auto capture = graph::Capture::current();
+  const Way way = info.recordable ? way_of(info, capture.get()) : Way::kHost;
+  if (way == Way::kHost) return "has no lowering";
   auto args = torch::jit::last(*stack, info.args.size());
   if (options().check_indices) check_indices(info, args);
   ScanScope scope;
   Scan& scan = *scope;
   scan.run(info, args);
   if (!scan.written.empty()) check_overlap(info, scan);
-  const Recipe* recipe = find_recipe(info, args, scan);
+  // Where a call runs is part of its recipe, and depends on the platform.
+  if (capture) scan.key.push_back(std::hash<std::string>()(capture->platform()));
+  const Recipe* recipe = find_recipe(info, way, args, scan);
   if (!recipe) return "has no meta function, which would tell its result's shape,";
   if (recipe->runs == Recipe::Runs::kHost) return "has no lowering for such arguments";
   if (recipe->runs == Recipe::Runs::kHostCall) check_host_call_allowed(info, *stack);
@@ -376,6 +418,7 @@ std::string functional_name(const std::string& name) {
 
 void rule_changed(const std::string& name) {
   OpInfo::forget_way(name);
+  CapturedWays::get().forget();
   size_t colon = name.find("::");
   auto dot = name.find('.', colon);
   bool has_overload = dot != std::string::npos;

@@ -16,6 +16,9 @@ pjrt::Buffer& DeviceBuffer::get() {
     state = state_.load(std::memory_order_acquire);
   }
   TORCH_CHECK(state != kBroken, error_);
+  TORCH_CHECK(state != kAbstract,
+              "lazyxla.aot: a tensor that was made while a program was recorded without running it "
+              "is used to compute; it has no value");
   return *buffer_;
 }
 
@@ -31,6 +34,11 @@ void DeviceBuffer::break_promise(std::string reason) {
   state_.notify_all();
 }
 
+void DeviceBuffer::make_abstract() {
+  state_.store(kAbstract, std::memory_order_release);
+  state_.notify_all();
+}
+
 bool dies_with(const ir::Node& leaf, size_t references) {
   return leaf.use_count() == references &&
          leaf.leaf_data().use_count() == 1 + buffer_of(leaf).waiting_runs &&
@@ -40,6 +48,12 @@ bool dies_with(const ir::Node& leaf, size_t references) {
 ir::Value make_leaf(ir::TensorType type, pjrt::Buffer buffer) {
   return {ir::Node::make_leaf(std::move(type), std::make_shared<DeviceBuffer>(std::move(buffer))),
           0};
+}
+
+ir::Value make_abstract_leaf(ir::TensorType type) {
+  auto buffer = std::make_shared<DeviceBuffer>();
+  buffer->make_abstract();
+  return {ir::Node::make_leaf(std::move(type), std::move(buffer)), 0};
 }
 
 PJRT_Buffer_Type pjrt_type(c10::ScalarType dtype) {

@@ -1,4 +1,5 @@
 // DeviceBuffer: the data of a leaf, there already or promised by a flush under way.
+// (Or never to be: abstract, see capture.h.)
 //
 // A flush replaces the values of all pending storages by leaves on promised buffers before it
 // lowers or runs anything, so that other threads go on recording at once; when its program is
@@ -26,13 +27,16 @@ class DeviceBuffer final : public ir::LeafData {
 
   void keep(pjrt::Buffer buffer);
   void break_promise(std::string reason);
+  // It will never have data; every read throws.
+  void make_abstract();
+  bool is_abstract() const { return state_.load(std::memory_order_acquire) == kAbstract; }
 
   // How many references runs that wait for their turn hold (runner.h). They do not stand in the
   // way of donating the buffer to a later run.
   std::atomic<int> waiting_runs{0};
 
  private:
-  enum State : int { kPromised, kReady, kBroken };
+  enum State : int { kPromised, kReady, kBroken, kAbstract };
   std::atomic<int> state_{kPromised};
   std::optional<pjrt::Buffer> buffer_;
   std::string error_;
@@ -54,6 +58,9 @@ inline DeviceBuffer& buffer_of(const ir::Node& leaf) {
 
 // A leaf on existing data.
 ir::Value make_leaf(ir::TensorType type, pjrt::Buffer buffer);
+
+// A leaf on data that will never exist.
+ir::Value make_abstract_leaf(ir::TensorType type);
 
 // torch's dtype for PJRT's; throws for a dtype that XLA does not have.
 PJRT_Buffer_Type pjrt_type(c10::ScalarType dtype);

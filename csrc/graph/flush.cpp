@@ -2,6 +2,7 @@
 
 #include <c10/util/Exception.h>
 
+#include "graph/capture.h"
 #include "graph/counters.h"
 #include "graph/execute.h"
 #include "graph/gil.h"
@@ -44,13 +45,18 @@ void flush(c10::DeviceIndex device, Cause cause) {
   check_unbroken(cause);  // may ask Python for the user's line: not under the mutex
   const uint64_t setting = current_setting();
   LoweringScope scope;
+  const auto capture = Capture::current();
   Graph graph;
   std::optional<Turn> turn;
   {
     std::lock_guard lock(pending.mutex);
     if (!pending.first) return;
     graph = detach(pending, setting);
-    turn = Turn::take(device);
+    if (!capture) turn = Turn::take(device);
+  }
+  if (capture) {
+    capture->take(graph);
+    return;
   }
   ++Counters::get().flushes;
   // Who asks for a result waits for its program; the modes that run operators by themselves do not.
@@ -87,16 +93,23 @@ void sync(c10::DeviceIndex device, bool wait, Cause cause) {
   wait_for(device);
 }
 
-pjrt::Buffer upload(const void* data, const ir::TensorType& type, c10::DeviceIndex device) {
+ir::Value upload(const void* data, const ir::TensorType& type, c10::DeviceIndex device) {
+  if (Capture::current()) return make_abstract_leaf(type);
   ++Counters::get().uploads;
   const pjrt::Device& target = pjrt_device(device);
   std::vector<int64_t> dims(type.dims.begin(), type.dims.end());
   try {
-    return pjrt::Runtime::get().client().buffer_from_host(data, pjrt_type(type.dtype), dims, {},
-                                                          target);
+    return make_leaf(type, pjrt::Runtime::get().client().buffer_from_host(
+                               data, pjrt_type(type.dtype), dims, {}, target));
   } catch (const pjrt::Error& e) {
     rethrow(e, "copying to the device");
   }
+}
+
+ir::Value copy_to_device(const ir::Value& leaf, c10::DeviceIndex device) {
+  if (Capture::current()) return make_abstract_leaf(leaf.type());
+  return make_leaf(leaf.type(),
+                   buffer_of(*leaf.node.get()).get().copy_to_device(pjrt_device(device)));
 }
 
 void download(const ir::Value& leaf, void* destination) {

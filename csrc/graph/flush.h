@@ -8,6 +8,9 @@
 // If lowering, compiling or enqueueing fails, the flush throws, the values that it should have
 // computed throw the same reason when read, and the device stays usable. If one operator cannot be
 // lowered, only what depends on it is lost.
+//
+// While a capture (capture.h) is active nothing is run, uploaded or copied: all results are
+// abstract.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -26,7 +29,10 @@ void flush(c10::DeviceIndex device, Cause cause);
 void sync(c10::DeviceIndex device, bool wait, Cause cause);
 
 // Copies host data (dense, row-major, of the given type) to the device.
-pjrt::Buffer upload(const void* data, const ir::TensorType& type, c10::DeviceIndex device);
+ir::Value upload(const void* data, const ir::TensorType& type, c10::DeviceIndex device);
+
+// Copies the leaf's data to another device.
+ir::Value copy_to_device(const ir::Value& leaf, c10::DeviceIndex device);
 
 // Waits for the leaf's data and copies it (dense, row-major) to `destination`.
 void download(const ir::Value& leaf, void* destination);

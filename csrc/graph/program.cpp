@@ -11,6 +11,7 @@
 #include "graph/gil.h"
 #include "graph/history.h"
 #include "graph/program_store.h"
+#include "graph/scalars.h"
 #include "graph/scope.h"
 #include "graph/setting.h"
 #include "options.h"
@@ -111,17 +112,8 @@ c10::ThreadPool& compilers() {
   return *pool;
 }
 
-// The kind of every slot of the graph, in slot order.
-std::vector<ir::SlotKind> slot_kinds(const Graph& graph) {
-  std::vector<ir::SlotKind> kinds;
-  kinds.reserve(graph.slots.size());
-  for (const ir::NodePtr& node : graph.nodes) {
-    for (const ir::SlotSpec& slot : node->spec()->slots) kinds.push_back(slot.kind);
-  }
-  return kinds;
-}
+}  // namespace
 
-// All nodes' compile options, on which the nodes must agree, and what the setting has besides.
 ir::CompileOptions compile_options(const Graph& graph) {
   ir::CompileOptions options;
   for (const ir::NodePtr& node : graph.nodes) {
@@ -136,39 +128,7 @@ ir::CompileOptions compile_options(const Graph& graph) {
   return options;
 }
 
-// The scalars that each kind of operator had in the program compiled last, by its place among those
-// of its kind. The first steps of a training loop are different programs (the optimizer makes its
-// state, then uses it), but the same operators take the step count in both: a scalar that differs
-// from the last program's is presumed to vary, which saves compiling once more.
-class ScalarHistory {
- public:
-  static ScalarHistory& get() {
-    static auto* instance = new ScalarHistory();
-    return *instance;
-  }
-
-  // Sets `variable` where a slot differs from its predecessor, and remembers this graph's.
-  void presume(const Graph& graph, std::vector<bool>& variable) {
-    std::lock_guard lock(mutex_);
-    ska::flat_hash_map<uint64_t, size_t> occurrences;
-    size_t slot = 0;
-    for (const ir::NodePtr& node : graph.nodes) {
-      auto values = node->slots();
-      if (values.empty()) continue;
-      auto& past = past_[node->spec()->id];
-      size_t place = occurrences[node->spec()->id]++;
-      if (place == past.size()) past.emplace_back(values.begin(), values.end());
-      for (size_t i = 0; i < values.size(); ++i, ++slot) {
-        if (past[place][i].i != values[i].i) variable[slot] = true;
-      }
-      past[place].assign(values.begin(), values.end());
-    }
-  }
-
- private:
-  std::mutex mutex_;
-  ska::flat_hash_map<uint64_t, std::vector<std::vector<ir::ScalarValue>>> past_;
-};
+namespace {
 
 void compile(const std::shared_ptr<Variant>& variant, std::string artifact,
              const std::string& options, const std::string& stored_as, Compile how) {
@@ -288,16 +248,11 @@ std::string Program::reason(const Graph& graph, const std::vector<bool>& variabl
   return text;
 }
 
-std::vector<bool> Program::wanted_inputs(const Graph& graph,
-                                         const std::vector<ir::SlotKind>& kinds) const {
-  std::vector<bool> variable(graph.slots.size(), false);
-  ScalarHistory::get().presume(graph, variable);
-  for (size_t i = 0; i < kinds.size(); ++i) {
-    if (kinds[i] == ir::SlotKind::kRandom) variable[i] = true;
-    if (variants_.empty()) continue;
-    // What varied once, or varies now, is an input from here on.
-    const Variant& last = *variants_.front();
-    if (last.variable[i] || last.constants[i].i != graph.slots[i].i) variable[i] = true;
+std::vector<bool> Program::wanted_inputs(const Graph& graph) const {
+  const Variant* last = variants_.empty() ? nullptr : variants_.front().get();
+  std::vector<bool> variable = ScalarHistory::get().variable_slots(
+      graph, last ? &last->variable : nullptr, last ? &last->constants : nullptr);
+  for (size_t i = 0; i < variable.size(); ++i) {
     if (static_slots_[i]) variable[i] = false;
   }
   return variable;
@@ -306,7 +261,7 @@ std::vector<bool> Program::wanted_inputs(const Graph& graph,
 std::shared_ptr<const Variant> Program::make(const Graph& graph, Compile how) {
   static_slots_.resize(graph.slots.size(), false);
   const std::vector<ir::SlotKind> kinds = slot_kinds(graph);
-  const std::vector<bool> wanted = wanted_inputs(graph, kinds);
+  const std::vector<bool> wanted = wanted_inputs(graph);
   const std::string options = pjrt::compile_options(compile_options(graph));
   const std::string why = count_program(reason(graph, wanted));
 

@@ -118,7 +118,7 @@ class Program {
  private:
   std::shared_ptr<const Variant> make(const Graph& graph, Compile how);
   // Which of a new variant's slots are to be inputs.
-  std::vector<bool> wanted_inputs(const Graph& graph, const std::vector<ir::SlotKind>& kinds) const;
+  std::vector<bool> wanted_inputs(const Graph& graph) const;
   // Why this graph is compiled, in words.
   std::string reason(const Graph& graph, const std::vector<bool>& variable) const;
 
@@ -132,6 +132,10 @@ class Program {
 
 // The program for this graph's key, made if it is new.
 std::shared_ptr<Program> find_program(const Graph& graph);
+
+// The options that the graph's operators are compiled with, on which they must agree, and what the
+// setting has besides.
+ir::CompileOptions compile_options(const Graph& graph);
 
 // How many programs and variants the cache holds.
 size_t cached_programs();

@@ -42,6 +42,21 @@ std::string CompiledProgram::serialize() const {
   return bytes;
 }
 
+CompiledProgram::Optimized CompiledProgram::optimized_program() const {
+  check_not_forked();
+  PJRT_Program program{};
+  program.struct_size = PJRT_Program_STRUCT_SIZE;
+  LAZYXLA_PJRT_ARGS(args, PJRT_Executable_OptimizedProgram);
+  args.executable = raw_;
+  args.program = &program;
+  LAZYXLA_PJRT_CALL(api_, PJRT_Executable_OptimizedProgram, args);  // tells the size
+  Optimized result{.format = std::string(program.format, program.format_size),
+                   .bytes = std::string(program.code_size, '\0')};
+  program.code = result.bytes.data();
+  LAZYXLA_PJRT_CALL(api_, PJRT_Executable_OptimizedProgram, args);
+  return result;
+}
+
 std::string CompiledProgram::fingerprint() const {
   check_not_forked();
   if (!has(*api_, &PJRT_Api::PJRT_Executable_Fingerprint)) {

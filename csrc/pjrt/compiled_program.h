@@ -42,6 +42,13 @@ class CompiledProgram {
   // Bytes for Client::deserialize. Throws if the plugin cannot serialize.
   std::string serialize() const;
 
+  // What the compiler made of it, and the format that is in, for example "hlo_with_config".
+  struct Optimized {
+    std::string format;
+    std::string bytes;
+  };
+  Optimized optimized_program() const;
+
   // The same for identical programs, options and compilers; empty if the plugin has none.
   std::string fingerprint() const;
 

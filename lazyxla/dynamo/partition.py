@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from lazyxla import lowering, runtime
+from lazyxla import _C, lowering, runtime
 from lazyxla.lowering import registry
 from lazyxla.lowering.fx_graph import program_of, schema_name
 
@@ -121,15 +121,19 @@ def _is_mutable(node: fx.Node) -> bool:
     return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
 
 
-@functools.lru_cache(maxsize=4096)
 def _how(target: Any) -> str:
     """How an operator is lowered, as the registry tells."""
+    return _how_on(_C.captured_platform(), target)
+
+
+@functools.lru_cache(maxsize=4096)
+def _how_on(_captured_platform: str, target: Any) -> str:
     return (
         registry.how(schema_name(target)) if isinstance(target, torch._ops.OpOverload) else "host"
     )
 
 
-registry.on_change(lambda _: _how.cache_clear())
+registry.on_change(lambda _: _how_on.cache_clear())
 
 
 def _lowers(node: fx.Node) -> bool:

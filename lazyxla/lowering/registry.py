@@ -203,12 +203,13 @@ def how(name: str) -> str:
 
 
 def _platform_of(found: JaxRule) -> str | None:
-    """The running platform, where it decides whether a rule counts."""
+    """The platform that is recorded for, where it decides whether a rule counts."""
     if not found.platforms:
         return None
+    from lazyxla import _C
     from lazyxla.runtime import platform
 
-    return platform()
+    return _C.captured_platform() or platform()
 
 
 def _load() -> None:

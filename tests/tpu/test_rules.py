@@ -61,4 +61,5 @@ def test_a_refusal_is_told() -> None:
     program = program._replace(inputs=[spec], nodes=[program.nodes[0]._replace(outputs=(spec,))])
     message = refusal(lazyxla.aot.topology("v5e:2x2"), program)
     assert message is not None
-    assert message.startswith("RuntimeError: PJRT_Compile: RESOURCE_EXHAUSTED")
+    assert message.startswith("OutOfMemoryError: the program does not fit in the memory of one TPU")
+    assert "PJRT_Compile: RESOURCE_EXHAUSTED" in message

@@ -56,7 +56,8 @@ def test_what_the_compiler_tells() -> None:
     assert memory["outputs"] == 256 * 128 * 4
     assert memory["peak"] >= memory["arguments"] + memory["outputs"]
     assert compiled.cost_analysis()["flops"] == 2 * 256 * 512 * 128
-    assert len(compiled.serialize()) > memory["generated_code"] > 0
+    assert memory["generated_code"] > 0
+    assert len(compiled.serialize()) > 1000  # in some versions compressed
 
 
 @needs_libtpu

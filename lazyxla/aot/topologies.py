@@ -1,13 +1,4 @@
-"""Compiling for TPUs that are not attached.
-
-    topology = lazyxla.aot.topology("v5e:2x2")
-    program = topology.compile(...)       # a lazyxla.lowering.Program, or StableHLO
-    program.memory_stats()["peak"]
-
-The compiler is the one that TPUs are run with: libtpu, ``pip install 'lazyxla[tpu]'``. What it
-takes here it takes there, and what it tells of memory and cost is what a TPU will need; nothing is
-executed. The device ``"lazyxla"`` is not involved and stays what it is.
-"""
+"""Devices known by description: TPUs by name, and the compiler for them."""
 
 from __future__ import annotations
 
@@ -16,7 +7,11 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+
 from lazyxla import _C, platforms
+from lazyxla.aot.chips import Chip, find_chip
+from lazyxla.aot.compiled import CompiledProgram
 from lazyxla.lowering import Program, lower
 
 _EXAMPLES = ("v4:2x2x1", "v5e:2x2", "v5p:2x2x1", "v6e:2x2", "tpu7x:2x2x1")
@@ -36,34 +31,6 @@ _NO_TPU_HERE = {
 }
 
 Options = Mapping[str, bool | int | float | str]
-
-
-class CompiledProgram:
-    """A program compiled for a :class:`Topology`."""
-
-    def __init__(self, raw: Any) -> None:
-        self._raw = raw
-
-    @property
-    def num_outputs(self) -> int:
-        """How many arrays the program returns."""
-        return self._raw.num_outputs
-
-    def memory_stats(self) -> dict[str, int]:
-        """Bytes on one device: ``arguments``, ``outputs``, ``aliased`` (arguments whose memory
-        outputs take over), ``temporary``, ``generated_code`` and ``peak``.
-
-        Empty if the compiler does not tell.
-        """
-        return self._raw.memory_stats()
-
-    def cost_analysis(self) -> dict[str, Any]:
-        """The compiler's estimates, for example ``"flops"`` and ``"bytes accessed"``."""
-        return self._raw.cost_analysis()
-
-    def serialize(self) -> bytes:
-        """The program in the compiler's own format, which the same version of it reads."""
-        return self._raw.serialize()
 
 
 class Topology:
@@ -114,11 +81,26 @@ class Topology:
 
         Raises:
             LoweringError: an operator of the program has no lowering.
+            torch.OutOfMemoryError: the program needs more memory than a device has; the compiler
+                says how much, and lists the largest arrays.
             RuntimeError: the compiler refuses the program or an option; says why.
         """
         if isinstance(program, Program):
             program = lower(program, self.platform, self._stablehlo_version()).artifact
-        return CompiledProgram(self._raw.compile(program, dict(options or {})))
+        try:
+            raw = self._raw.compile(program, dict(options or {}))
+        except RuntimeError as error:
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+            raise torch.OutOfMemoryError(
+                f"the program does not fit in the memory of one {self.device_kind}: {error}"
+            ) from error
+        return CompiledProgram(raw, str(self), self.memory_bytes, self.chip)
+
+    @property
+    def chip(self) -> Chip | None:
+        """The published peaks of one device; None if they are not known."""
+        return find_chip(self.device_kind)
 
     def _stablehlo_version(self) -> str | None:
         version = self._raw.stablehlo_version

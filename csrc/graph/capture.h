@@ -1,0 +1,105 @@
+// Capture: recording programs without running them (lazyxla.aot).
+//
+// While a capture is active, nothing reaches a device. Uploads and flushes give their tensors
+// leaves on *abstract* buffers (buffer.h), which have a type and no data, and every flush hands its
+// graph to the capture. Graphs are cut, numbered and given donations exactly as otherwise, so that
+// their canonical keys are those of a run. Reading a value throws.
+//
+//     flush ──> detach ──> Capture::take ──> the listener: a new program, or a known one again
+//
+// A tensor that has data from before is an input like any other. If it is written to, its data
+// comes back when the capture ends; the buffer is kept in a way that leaves it free to be donated.
+//
+// There is one capture at a time, for all devices and threads: pending graphs are a device's, not a
+// thread's, and so is what a flush does with them. The caches of compiled programs are left alone.
+//
+// Scalars are treated as program.h does: constants until they prove to be variable. What only a
+// lowering can tell, that a rule needs a number at compile time, is not known here; such a number
+// counts as variable, and is a constant again once the program is lowered.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "graph/buffer.h"
+#include "graph/scalars.h"
+#include "graph/walk.h"
+
+namespace lazyxla::graph {
+
+class Capture {
+ public:
+  // One flush: a program not seen before, or (`is_new` false) one that serves it again.
+  struct Event {
+    const Graph& graph;
+    const std::vector<bool>& variable;  // per slot: a runtime input
+    size_t number;                      // of the program, from 0 in order of appearance
+    bool is_new;
+  };
+  using Listener = std::function<void(const Event&)>;  // called without a device's mutex
+
+  // `platform` ("tpu") is what the recorder's questions about lowerings are answered for.
+  Capture(std::string platform, Listener listener)
+      : platform_(std::move(platform)), listener_(std::move(listener)) {}
+
+  const std::string& platform() const { return platform_; }
+
+  // The active capture, or null.
+  static std::shared_ptr<Capture> current() {
+    if (!active_.load(std::memory_order_acquire)) [[likely]]
+      return nullptr;
+    return find_current();
+  }
+  // Throws if one is active already.
+  static void begin(std::shared_ptr<Capture> capture);
+  // No-op if none is active.
+  static void end();
+
+  // What a flush does instead of running the graph. Its promises become abstract.
+  void take(const Graph& graph);
+
+  // To be called before a storage gets another value. Caller holds the storage's mutex.
+  static void before_write(ir::Storage& storage) {
+    if (active_.load(std::memory_order_relaxed)) [[unlikely]]
+      keep_data(storage);
+  }
+
+ private:
+  // What a storage held before.
+  struct Kept {
+    ir::Storage* storage;  // may be dead by now: see Storage::find
+    uint64_t id;
+    ir::PendingSet* pending;
+    ir::Geometry base;
+    ir::TensorType type;
+    BufferRef buffer;
+  };
+  struct Program {
+    std::vector<uint64_t> key;
+    std::vector<bool> variable;
+    std::vector<ir::ScalarValue> constants;
+    bool serves(const Graph& graph) const;
+  };
+
+  static std::shared_ptr<Capture> find_current();
+  static void keep_data(ir::Storage& storage);
+  void give_back_data();
+
+  inline static std::atomic<bool> active_{false};  // most programs capture nothing
+
+  const std::string platform_;
+  const Listener listener_;
+  std::mutex mutex_;
+  std::vector<Program> programs_;
+  ScalarHistory history_;
+  std::vector<Kept> kept_;
+};
+
+// The platform that is recorded for: the capture's, or the one that runs.
+std::string recorded_platform();
+
+}  // namespace lazyxla::graph

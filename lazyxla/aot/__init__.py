@@ -1,0 +1,21 @@
+"""Compiling for TPUs that are not attached: will it fit, and how fast will it be.
+
+    report = lazyxla.aot.compile(model, (x,), topology="v5e:2x2")
+    print(report)                    # memory, FLOPs, and the compiler's estimate of the time
+
+    with lazyxla.aot.capture("v5e:2x2") as programs:
+        train()                      # any program for the device "lazyxla"; nothing is run
+    print(programs[-1].compile())
+
+A program is recorded as always, on tensors that have no data, and compiled by the compiler that
+TPUs are run with: libtpu, ``pip install 'lazyxla[tpu]'``. What it takes here it takes there, and
+what it tells of memory is what a TPU will need. Nothing is executed or allocated, so that models
+may be larger than the machine.
+"""
+
+from lazyxla.aot.capturing import CapturedProgram, capture
+from lazyxla.aot.compiled import CompiledProgram
+from lazyxla.aot.compiling import compile
+from lazyxla.aot.topologies import Topology, topology
+
+__all__ = ["CapturedProgram", "CompiledProgram", "Topology", "capture", "compile", "topology"]
