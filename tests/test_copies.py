@@ -113,6 +113,38 @@ def test_uploads_and_downloads_are_counted():
     assert (n.uploads, n.downloads, n.executions) == (1, 2, 0)
 
 
+TARGETS = {
+    "rows of a larger tensor": lambda: torch.zeros(5, 3)[1:3],
+    "other strides": lambda: torch.zeros(3, 2).t(),
+    "with gaps": lambda: torch.zeros(2, 6)[:, ::2],
+    "another dtype": lambda: torch.zeros(2, 3, dtype=torch.float64),
+    "broadcast": lambda: torch.zeros(4, 2, 3),
+    "conjugate": lambda: torch.zeros(2, 3, dtype=torch.complex64).conj(),
+}
+SOURCES = {
+    "whole": lambda x: x,
+    "recorded": lambda x: x + 1,
+    "slice": lambda x: x.repeat(2, 1)[1:3],
+    "transposed": lambda x: x.t().contiguous().t(),
+    "expanded": lambda x: x[:1].expand(2, 3),
+}
+
+
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("target", TARGETS)
+def test_downloads_write_the_target_alone(target: str, source: str) -> None:
+    x = torch.arange(6.0).reshape(2, 3)
+    ours, theirs = TARGETS[target](), TARGETS[target]()
+    theirs.copy_(SOURCES[source](x))
+    y = SOURCES[source](x.to(DEVICE))
+    with counted() as n:
+        ours.copy_(y)
+    assert n.downloads == 1
+    assert torch.equal(ours, theirs)
+    memory = [torch.tensor(t.untyped_storage().tolist()) for t in (ours, theirs)]
+    assert torch.equal(*memory)
+
+
 def test_making_tensors():
     assert_same(torch.tensor([[1, 2], [3, 4]], device=DEVICE), torch.tensor([[1, 2], [3, 4]]))
     assert_same(torch.tensor(2.5, device=DEVICE), torch.tensor(2.5))

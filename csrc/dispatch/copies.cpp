@@ -98,6 +98,22 @@ void copy_from_host(const at::Tensor& self, const at::Tensor& source) {
   assign(self, staged.expand(self.sizes()));
 }
 
+// Whether the source's data can be written to the target's memory as they come: in rows.
+bool lands_in_rows(const at::Tensor& self, const at::Tensor& source) {
+  return self.is_cpu() && self.is_contiguous() && !self.is_conj() && !self.is_neg() &&
+         self.scalar_type() == source.scalar_type() && self.sizes() == source.sizes();
+}
+
+void copy_to_host(const at::Tensor& self, const at::Tensor& from) {
+  at::Tensor source = readable(from);
+  Data data = computed(source);
+  if (data.leaf && has_base_geometry(source, data.base) && lands_in_rows(self, source)) {
+    graph::download(data.leaf, self.mutable_data_ptr());
+  } else {
+    self.copy_(to_host(source));
+  }
+}
+
 void copy_between_devices(const at::Tensor& self, const at::Tensor& source) {
   at::Tensor local = empty_like_contiguous(source, self.scalar_type(), source.device().index());
   assign(local, source);
@@ -120,7 +136,7 @@ at::Tensor& copy_(at::Tensor& self, const at::Tensor& source, bool non_blocking)
   if (from.device() == self.device()) at::assert_no_partial_overlap(self, from);
   if (self.numel() == 0) return self;
   if (self.device().type() != kDeviceType) {
-    self.copy_(to_host(from));
+    copy_to_host(self, from);
   } else if (from.device().type() != kDeviceType) {
     TORCH_CHECK(from.device().is_cpu(), "lazyxla: cannot copy from ", from.device(), " to ",
                 self.device());
