@@ -5,6 +5,7 @@
 
 #include <array>
 
+#include "graph/capture.h"
 #include "graph/counters.h"
 #include "ir/shape_memo.h"
 
@@ -172,6 +173,7 @@ void write(const c10::TensorImpl& tensor, Value value, ir::Garbage& garbage) {
   ir::Storage& storage = storage_of(tensor);
   if (has_math_bits(tensor)) value = apply_math_bits(tensor, std::move(value));
   if (is_base(tensor, storage.base())) {
+    graph::Capture::before_write(storage);
     garbage.add(storage.set_value(std::move(value)));
     return;
   }

@@ -2,71 +2,75 @@
 
 #include <c10/util/Exception.h>
 
-#include <atomic>
-#include <sstream>
-
-#include "graph/scope.h"
 #include "pjrt/runtime.h"
 
 namespace lazyxla::graph {
 namespace {
 
-struct Active {
-  std::atomic<bool> any{false};  // most programs capture nothing
+struct Current {
   std::mutex mutex;
   std::shared_ptr<Capture> capture;
 
-  static Active& get() {
-    static auto* instance = new Active();
+  static Current& get() {
+    static auto* instance = new Current();
     return *instance;
   }
 };
 
-// Gives storages that had data before, and would lose it to a value that nobody computes, their
-// data back. Returns the type of one of them, or "".
-std::string give_back_data(ir::PendingSet& pending, const Graph& graph) {
-  std::ostringstream type;
-  ir::Garbage garbage;
-  std::lock_guard lock(pending.mutex);
-  for (const ir::NodePtr& leaf : graph.leaves) {
-    if (!leaf->home || buffer_of(*leaf.get()).is_abstract()) continue;
-    for (const Taken& taken : graph.taken) {
-      if (taken.storage != leaf->home) continue;
-      ir::Storage* storage = ir::Storage::find(taken.storage, taken.id);
-      if (!storage || !(graph.output_types[taken.output] == leaf->output_type(0))) continue;
-      garbage.add(storage->set_value({leaf, 0}));
-      type.str("");
-      type << leaf->output_type(0).dtype << c10::IntArrayRef(leaf->output_type(0).dims);
-    }
-  }
-  return type.str();
-}
-
 }  // namespace
 
-std::shared_ptr<Capture> Capture::current() {
-  Active& active = Active::get();
-  if (!active.any.load(std::memory_order_acquire)) [[likely]]
-    return nullptr;
-  std::lock_guard lock(active.mutex);
-  return active.capture;
+std::shared_ptr<Capture> Capture::find_current() {
+  Current& current = Current::get();
+  std::lock_guard lock(current.mutex);
+  return current.capture;
 }
 
 void Capture::begin(std::shared_ptr<Capture> capture) {
-  Active& active = Active::get();
-  std::lock_guard lock(active.mutex);
-  TORCH_CHECK(!active.capture,
+  Current& current = Current::get();
+  std::lock_guard lock(current.mutex);
+  TORCH_CHECK(!current.capture,
               "lazyxla.aot: a capture is active already; there can be one at a time");
-  active.capture = std::move(capture);
-  active.any.store(true, std::memory_order_release);
+  current.capture = std::move(capture);
+  active_.store(true, std::memory_order_release);
 }
 
 void Capture::end() {
-  Active& active = Active::get();
-  std::shared_ptr<Capture> over;  // dies without the mutex
-  std::lock_guard lock(active.mutex);
-  active.any.store(false, std::memory_order_release);
-  over.swap(active.capture);
+  std::shared_ptr<Capture> over;
+  {
+    Current& current = Current::get();
+    std::lock_guard lock(current.mutex);
+    active_.store(false, std::memory_order_release);
+    over.swap(current.capture);
+  }
+  if (over) over->give_back_data();
+}
+
+void Capture::keep_data(ir::Storage& storage) {
+  const ir::Value& value = storage.value();
+  if (!value || !value.node->is_leaf() || buffer_of(*value.node.get()).is_abstract()) return;
+  const auto capture = find_current();
+  if (!capture) return;
+  BufferRef buffer = buffer_ref(*value.node.get());
+  ++buffer->waiting_runs;  // so that it can be donated as if it were not kept
+  std::lock_guard lock(capture->mutex_);
+  capture->kept_.push_back({&storage, storage.id(), &storage.pending_set(), storage.base(),
+                            value.type(), std::move(buffer)});
+}
+
+void Capture::give_back_data() {
+  std::vector<Kept> kept;
+  {
+    std::lock_guard lock(mutex_);
+    kept.swap(kept_);
+  }
+  for (Kept& each : kept) {
+    --each.buffer->waiting_runs;
+    ir::Value leaf{ir::Node::make_leaf(each.type, each.buffer), 0};
+    ir::Garbage garbage;
+    std::lock_guard lock(each.pending->mutex);
+    ir::Storage* storage = ir::Storage::find(each.storage, each.id);
+    if (storage) garbage.add(storage->set_value(std::move(leaf), each.base));
+  }
 }
 
 bool Capture::Program::serves(const Graph& graph) const {
@@ -77,12 +81,8 @@ bool Capture::Program::serves(const Graph& graph) const {
   return true;
 }
 
-void Capture::take(ir::PendingSet& pending, const Graph& graph) {
+void Capture::take(const Graph& graph) {
   for (const auto& promise : graph.promises) promise->make_abstract();
-  const std::string type = give_back_data(pending, graph);
-  TORCH_CHECK(type.empty(), "lazyxla.aot: ", user_line_prefix(), "a tensor that has data (", type,
-              ") would be written to while a program is recorded without running it; it keeps its "
-              "data. Make what a program writes to while it is recorded");
   std::vector<bool> variable;
   size_t number = 0;
   bool is_new = true;

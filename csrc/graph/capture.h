@@ -7,6 +7,9 @@
 //
 //     flush ──> detach ──> Capture::take ──> the listener: a new program, or a known one again
 //
+// A tensor that has data from before is an input like any other. If it is written to, its data
+// comes back when the capture ends; the buffer is kept in a way that leaves it free to be donated.
+//
 // There is one capture at a time, for all devices and threads: pending graphs are a device's, not a
 // thread's, and so is what a flush does with them. The caches of compiled programs are left alone.
 //
@@ -15,12 +18,14 @@
 // counts as variable, and is a constant again once the program is lowered.
 #pragma once
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <vector>
 
+#include "graph/buffer.h"
 #include "graph/scalars.h"
 #include "graph/walk.h"
 
@@ -44,16 +49,35 @@ class Capture {
   const std::string& platform() const { return platform_; }
 
   // The active capture, or null.
-  static std::shared_ptr<Capture> current();
+  static std::shared_ptr<Capture> current() {
+    if (!active_.load(std::memory_order_acquire)) [[likely]]
+      return nullptr;
+    return find_current();
+  }
   // Throws if one is active already.
   static void begin(std::shared_ptr<Capture> capture);
+  // No-op if none is active.
   static void end();
 
-  // What a flush does instead of running the graph. Its promises become abstract. Throws if the
-  // graph writes to a tensor that has data, and leaves that tensor as it was.
-  void take(ir::PendingSet& pending, const Graph& graph);
+  // What a flush does instead of running the graph. Its promises become abstract.
+  void take(const Graph& graph);
+
+  // To be called before a storage gets another value. Caller holds the storage's mutex.
+  static void before_write(ir::Storage& storage) {
+    if (active_.load(std::memory_order_relaxed)) [[unlikely]]
+      keep_data(storage);
+  }
 
  private:
+  // What a storage held before.
+  struct Kept {
+    ir::Storage* storage;  // may be dead by now: see Storage::find
+    uint64_t id;
+    ir::PendingSet* pending;
+    ir::Geometry base;
+    ir::TensorType type;
+    BufferRef buffer;
+  };
   struct Program {
     std::vector<uint64_t> key;
     std::vector<bool> variable;
@@ -61,11 +85,18 @@ class Capture {
     bool serves(const Graph& graph) const;
   };
 
+  static std::shared_ptr<Capture> find_current();
+  static void keep_data(ir::Storage& storage);
+  void give_back_data();
+
+  inline static std::atomic<bool> active_{false};  // most programs capture nothing
+
   const std::string platform_;
   const Listener listener_;
   std::mutex mutex_;
   std::vector<Program> programs_;
   ScalarHistory history_;
+  std::vector<Kept> kept_;
 };
 
 // The platform that is recorded for: the capture's, or the one that runs.

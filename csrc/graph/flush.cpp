@@ -61,7 +61,7 @@ void flush(c10::DeviceIndex device, Cause cause) {
     if (!capture) turn = Turn::take(device);
   }
   if (capture) {
-    capture->take(pending, graph);
+    capture->take(graph);
     return;
   }
   ++Counters::get().flushes;

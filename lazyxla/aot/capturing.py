@@ -70,12 +70,12 @@ def capture(topology: str | Topology) -> Iterator[list[CapturedProgram]]:
         print(programs[-1].compile())
 
     Each program that would have run is in the list that the block gets, in order of appearance: the
-    initialization, the first step, the second. Equal ones are one. Tensors of the device have no
-    data in the block, and those made in it never get any: to read a value is an error, and so is an
-    operator that runs on the host. Tensors from before are inputs of a program like any other; they
-    may be read and are not written: that is an error, and they keep their data (but for one that is
-    overwritten without being read, by ``zero_()`` or ``copy_()``). Random generators are as before
-    when the block ends.
+    initialization, the first step, the second. Equal ones are one. Tensors made in the block have
+    no data and never get any: to read a value is an error, and so is an operator that runs on the
+    host. Tensors of the device that have data are inputs of a program like any other; what is
+    written to them is written to no effect, and when the block ends they have the data that they
+    had before. So have random generators their state. What is not on the device, such as an
+    optimizer's count of steps, is as the block left it.
 
     There is one capture at a time, and it is about all threads: while it is active, nobody's work
     on the device is run.

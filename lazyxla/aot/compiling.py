@@ -74,8 +74,8 @@ def compile(
         TypeError: an argument is of a wrong type.
         ValueError: the call records nothing, or breaks into several programs; or an input is a
             tensor that is not dense.
-        RuntimeError: the call reads a value, uses an operator that runs on the host, or writes to a
-            tensor of the device that has data; the message names the line.
+        RuntimeError: the call reads a value or uses an operator that runs on the host; the message
+            names the line.
         torch.OutOfMemoryError, LoweringError: see :meth:`Topology.compile`.
     """
     _check(fn_or_module, example_inputs, kwargs, train_step)
