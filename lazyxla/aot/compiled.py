@@ -78,7 +78,10 @@ class CompiledProgram:
     @property
     def least_seconds(self) -> float | None:
         """What :attr:`flops` and :attr:`bytes_accessed` take at the device's published peaks, the
-        longer of both. None if its peaks are not known."""
+        longer of both. None if its peaks are not known.
+
+        The compiler counts bytes that never leave the chip, too: it can be too long.
+        """
         if self._chip is None or self.flops is None or self.bytes_accessed is None:
             return None
         compute = self.flops / self._chip.flops_per_second
