@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -284,7 +285,9 @@ def test_a_full_disk_is_told_once(processes: Processes) -> None:
 def test_a_directory_that_cannot_be_written(processes: Processes) -> None:
     processes.run(ONE)
     directory = processes.directory / "programs"
-    for parent in (directory, *directory.parents[:4]):
+    for parent in (directory, *directory.parents):
+        if parent == Path(tempfile.gettempdir()):
+            break
         parent.chmod(0o755)
     for path in processes.entries():
         path.chmod(0o644)

@@ -64,23 +64,6 @@ at::Tensor readable(const at::Tensor& tensor) {
   return contiguous_copy(tensor);
 }
 
-// A tensor recorded in a capture has no data and gets none. Throws before anything is flushed.
-void check_has_data(const at::Tensor& tensor, const char* reader) {
-  ir::Storage& storage = storage_of(impl_of(tensor));
-  bool capturing = graph::Capture::current() != nullptr;
-  {
-    std::lock_guard lock(storage.pending_set().mutex);
-    const Value& value = storage.value();
-    if (!value) return;
-    if (!value.node->is_leaf() && !capturing) return;
-    if (value.node->is_leaf() && !graph::buffer_of(*value.node.get()).is_abstract()) return;
-  }
-  TORCH_CHECK(false, "lazyxla.aot: ", graph::user_line_prefix(), "the value of a tensor (",
-              tensor.scalar_type(), tensor.sizes(), ") was asked for, by ", reader,
-              ", but it was recorded for a program that is compiled without being run: it has no "
-              "value");
-}
-
 void copy_from_host(const at::Tensor& self, const at::Tensor& source) {
   at::Tensor host = source.resolve_conj().resolve_neg();
   // Convert where fewer bytes travel.
@@ -105,6 +88,7 @@ bool lands_in_rows(const at::Tensor& self, const at::Tensor& source) {
 }
 
 void copy_to_host(const at::Tensor& self, const at::Tensor& from) {
+  check_has_data(from, "a copy to the CPU");
   at::Tensor source = readable(from);
   Data data = computed(source);
   if (data.leaf && has_base_geometry(source, data.base) && lands_in_rows(self, source)) {
@@ -184,6 +168,22 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
 }
 
 }  // namespace
+
+void check_has_data(const at::Tensor& tensor, const char* reader) {
+  ir::Storage& storage = storage_of(impl_of(tensor));
+  bool capturing = graph::Capture::current() != nullptr;
+  {
+    std::lock_guard lock(storage.pending_set().mutex);
+    const Value& value = storage.value();
+    if (!value) return;
+    if (!value.node->is_leaf() && !capturing) return;
+    if (value.node->is_leaf() && !graph::buffer_of(*value.node.get()).is_abstract()) return;
+  }
+  TORCH_CHECK(false, "lazyxla.aot: ", graph::user_line_prefix(), "the value of a tensor (",
+              tensor.scalar_type(), tensor.sizes(), ") was asked for, by ", reader,
+              ", but it was recorded for a program that is compiled without being run: it has no "
+              "value");
+}
 
 at::Tensor empty_like_contiguous(const at::Tensor& tensor, c10::ScalarType dtype,
                                  c10::DeviceIndex device) {

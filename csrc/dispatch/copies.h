@@ -16,6 +16,10 @@ struct Data {
   ir::Geometry base;
 };
 
+// Throws, before anything is flushed, if the tensor was recorded in a capture (graph/capture.h): it
+// has no data and gets none. `reader` is who asks for it.
+void check_has_data(const at::Tensor& tensor, const char* reader);
+
 // Flushes until the tensor's storage holds data; another thread may write in between.
 Data computed(const at::Tensor& tensor);
 
@@ -28,8 +32,7 @@ at::Tensor contiguous_copy(const at::Tensor& tensor);
 at::Tensor empty_like_contiguous(const at::Tensor& tensor, c10::ScalarType dtype,
                                  c10::DeviceIndex device);
 
-// The tensor's elements on the host, contiguous. Flushes and waits. `reader` is who asks, for the
-// error that a tensor without data (graph/capture.h) makes.
+// The tensor's elements on the host, contiguous. Flushes and waits; `reader` as above.
 at::Tensor to_host(const at::Tensor& tensor, const char* reader = "a copy to the CPU");
 
 }  // namespace lazyxla::dispatch

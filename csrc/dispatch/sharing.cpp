@@ -37,6 +37,7 @@ at::Tensor host_view(const at::Tensor& tensor) {
                     "lazyxla: expected a tensor on a lazyxla device, got one on ", tensor.device());
   auto options = at::TensorOptions().dtype(tensor.scalar_type()).device(c10::DeviceType::CPU);
   if (tensor.numel() == 0) return at::empty(tensor.sizes(), options);
+  check_has_data(tensor, "host_view");
   Data data = computed(tensor);
   if (!data.leaf) return at::zeros(tensor.sizes(), options);
   if (!addresses_rows(tensor, data.base)) return host_view(contiguous_copy(tensor));
