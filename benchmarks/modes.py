@@ -58,9 +58,10 @@ def wait_for_device() -> None:
 def on_device(name: str, mode: bool | str, step: Callable[[], object], sync: bool = False) -> Way:
     def run(times: int) -> None:
         for _ in range(times):
-            step()
+            result = step()  # alive at the sync, or nothing would run
             if sync:
                 lazyxla.sync()
+            del result
 
     return Way(name, run, wait_for_device, mode)
 
