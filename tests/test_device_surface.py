@@ -283,7 +283,7 @@ def test_threads_draw_distinct_ordinals():
     assert sorted(ordinal for _, ordinal in drawn) == list(range(2000))
 
 
-# --- Autocast, pinned memory ---------------------------------------------------------------------
+# --- Autocast ------------------------------------------------------------------------------------
 
 
 def test_autocast():
@@ -295,24 +295,6 @@ def test_autocast():
         assert torch.get_autocast_dtype("lazyxla") == torch.float16
     with pytest.warns(UserWarning, match="lazyxla Autocast only supports dtypes"):
         torch.autocast("lazyxla", dtype=torch.float64)
-
-
-def test_pinned_memory():
-    plain = torch.arange(6)
-    assert not plain.is_pinned()
-    pinned = plain.pin_memory()
-    assert pinned.is_pinned()
-    assert pinned[2:].is_pinned()
-    assert torch.equal(pinned, plain)
-    assert torch.empty(0).pin_memory().numel() == 0
-
-
-def test_data_loader_pins():
-    data = torch.utils.data.TensorDataset(torch.arange(8))
-    loader = torch.utils.data.DataLoader(data, batch_size=4, pin_memory=True)
-    batches = [batch for (batch,) in loader]
-    assert all(batch.is_pinned() for batch in batches)
-    assert torch.equal(torch.cat(batches), torch.arange(8))
 
 
 # --- Import --------------------------------------------------------------------------------------

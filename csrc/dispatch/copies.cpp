@@ -9,13 +9,19 @@
 #include <ATen/ops/zeros.h>
 #include <torch/library.h>
 
+#include <future>
+#include <memory>
+
 #include "dispatch/device_state.h"
+#include "dispatch/pinned.h"
 #include "dispatch/recorder.h"
 #include "dispatch/tensor.h"
 #include "graph/buffer.h"
 #include "graph/capture.h"
 #include "graph/flush.h"
+#include "graph/gil.h"
 #include "graph/scope.h"
+#include "graph/sharing.h"
 
 namespace lazyxla::dispatch {
 namespace {
@@ -64,14 +70,29 @@ at::Tensor readable(const at::Tensor& tensor) {
   return contiguous_copy(tensor);
 }
 
-void copy_from_host(const at::Tensor& self, const at::Tensor& source) {
+// Copies a dense row-major tensor to the device. With `non_blocking` mapped memory is read after
+// the call, and kept until then; whoever writes to it meanwhile changes what arrives.
+Value upload(const at::Tensor& host, c10::DeviceIndex device, bool non_blocking) {
+  ir::TensorType type{host.scalar_type(), {host.sizes().begin(), host.sizes().end()}};
+  const void* data = host.const_data_ptr();
+  if (!is_mapped(data)) return graph::upload(data, type, device);
+  auto arrived = std::make_shared<std::promise<void>>();
+  auto done = [arrived, memory = host.storage()] { arrived->set_value(); };
+  Value leaf = graph::upload_mapped(data, type, device, std::move(done));
+  if (!non_blocking) {
+    graph::WithoutGil no_gil;
+    arrived->get_future().wait();
+  }
+  return leaf;
+}
+
+void copy_from_host(const at::Tensor& self, const at::Tensor& source, bool non_blocking) {
   at::Tensor host = source.resolve_conj().resolve_neg();
   // Convert where fewer bytes travel.
   bool narrow = c10::elementSize(self.scalar_type()) <= c10::elementSize(host.scalar_type());
   if (narrow) host = host.to(self.scalar_type());
   host = host.contiguous();
-  ir::TensorType type{host.scalar_type(), {host.sizes().begin(), host.sizes().end()}};
-  Value leaf = graph::upload(host.const_data_ptr(), type, self.device().index());
+  Value leaf = upload(host, self.device().index(), non_blocking);
   if (host.sizes() == self.sizes() && narrow) {
     set_leaf(self, std::move(leaf));
     return;
@@ -124,7 +145,7 @@ at::Tensor& copy_(at::Tensor& self, const at::Tensor& source, bool non_blocking)
   } else if (from.device().type() != kDeviceType) {
     TORCH_CHECK(from.device().is_cpu(), "lazyxla: cannot copy from ", from.device(), " to ",
                 self.device());
-    copy_from_host(self, from);
+    copy_from_host(self, from, non_blocking);
   } else if (from.device() != self.device()) {
     copy_between_devices(self, from);
   } else {

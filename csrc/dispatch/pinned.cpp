@@ -5,14 +5,22 @@
 #include <cstdint>
 #include <map>
 #include <mutex>
+#include <optional>
+
+#include "graph/sharing.h"
 
 namespace lazyxla::dispatch {
 namespace {
 
-// The live blocks: begin -> end. Never destroyed: tensors may be freed after static objects.
+struct Block {
+  uintptr_t end;
+  bool mapped;
+};
+
+// The live blocks by their begin. Never destroyed: tensors may be freed after static objects.
 struct Blocks {
   std::mutex mutex;
-  std::map<uintptr_t, uintptr_t> ends;
+  std::map<uintptr_t, Block> live;
 };
 
 Blocks& blocks() {
@@ -20,26 +28,39 @@ Blocks& blocks() {
   return *instance;
 }
 
+std::optional<Block> find(const void* data) {
+  const auto address = reinterpret_cast<uintptr_t>(data);
+  auto& [mutex, live] = blocks();
+  std::lock_guard lock(mutex);
+  auto next = live.upper_bound(address);
+  if (next == live.begin()) return std::nullopt;
+  const Block& block = std::prev(next)->second;
+  return address < block.end ? std::optional(block) : std::nullopt;
+}
+
 void release(void* data) {
+  bool mapped;
   {
-    auto& live = blocks();
-    std::lock_guard lock(live.mutex);
-    live.ends.erase(reinterpret_cast<uintptr_t>(data));
+    auto& [mutex, live] = blocks();
+    std::lock_guard lock(mutex);
+    mapped = live.extract(reinterpret_cast<uintptr_t>(data)).mapped().mapped;
   }
+  if (mapped) graph::unmap_host_memory(data);
   c10::GetCPUAllocator()->raw_deallocate(data);
 }
 
 class PinnedAllocator final : public c10::Allocator {
  public:
   c10::DataPtr allocate(size_t nbytes) override {
-    void* data = nbytes == 0 ? nullptr : c10::GetCPUAllocator()->raw_allocate(nbytes);
-    if (data != nullptr) {
-      const auto begin = reinterpret_cast<uintptr_t>(data);
-      auto& live = blocks();
-      std::lock_guard lock(live.mutex);
-      live.ends[begin] = begin + nbytes;
-    }
-    return {data, data, data == nullptr ? &c10::detail::deleteNothing : &release, c10::kCPU};
+    if (nbytes == 0) return {nullptr, nullptr, &c10::detail::deleteNothing, c10::kCPU};
+    c10::DataPtr memory = c10::GetCPUAllocator()->allocate(nbytes);
+    const Block block{reinterpret_cast<uintptr_t>(memory.get()) + nbytes,
+                      graph::map_host_memory(memory.get(), nbytes)};
+    auto& [mutex, live] = blocks();
+    std::lock_guard lock(mutex);
+    void* data = memory.release_context();
+    live[reinterpret_cast<uintptr_t>(data)] = block;
+    return {data, data, &release, c10::kCPU};
   }
   c10::DeleterFnPtr raw_deleter() const override { return &release; }
   void copy_data(void* dest, const void* src, size_t count) const override {
@@ -54,12 +75,11 @@ c10::Allocator* pinned_allocator() {
   return instance;
 }
 
-bool is_pinned(const void* data) {
-  const auto address = reinterpret_cast<uintptr_t>(data);
-  auto& live = blocks();
-  std::lock_guard lock(live.mutex);
-  auto block = live.ends.upper_bound(address);
-  return block != live.ends.begin() && address < std::prev(block)->second;
+bool is_pinned(const void* data) { return find(data).has_value(); }
+
+bool is_mapped(const void* data) {
+  const auto block = find(data);
+  return block && block->mapped;
 }
 
 }  // namespace lazyxla::dispatch

@@ -1,8 +1,9 @@
 // Pinned host memory, as tensor.pin_memory() and DataLoader(pin_memory=True) ask for it.
 //
-// Nothing needs page-locked memory here: a transfer copies the host's data before it returns. So
-// this is the CPU allocator, plus a record of the blocks it gave out, for tensor.is_pinned() to
-// answer truly.
+// Pinned memory is the CPU allocator's, *mapped* for the devices where the plugin offers that
+// (pjrt::Client::map_host_memory): then they fetch it by themselves, which x.to(device,
+// non_blocking=True) does not wait for. Elsewhere, on the CPU for one, a transfer copies the data
+// before it returns, and nothing would be gained.
 #pragma once
 
 #include <c10/core/Allocator.h>
@@ -10,6 +11,10 @@
 namespace lazyxla::dispatch {
 
 c10::Allocator* pinned_allocator();
+
+// Whether the address lies in a live block of pinned memory.
 bool is_pinned(const void* data);
+// ... which devices can fetch.
+bool is_mapped(const void* data);
 
 }  // namespace lazyxla::dispatch

@@ -62,4 +62,27 @@ Memory memory_of(const ir::Value& leaf) {
   return {data, std::move(owner)};
 }
 
+bool map_host_memory(void* data, size_t nbytes) {
+  return pjrt::Runtime::get().client().map_host_memory(data, nbytes);
+}
+
+void unmap_host_memory(void* data) { pjrt::Runtime::get().client().unmap_host_memory(data); }
+
+ir::Value upload_mapped(const void* data, const ir::TensorType& type, c10::DeviceIndex device,
+                        std::function<void()> done) {
+  if (Capture::current()) {
+    done();
+    return make_abstract_leaf(type);
+  }
+  ++Counters::get().uploads;
+  const pjrt::Device& target = pjrt_device(device);
+  std::vector<int64_t> dims(type.dims.begin(), type.dims.end());
+  try {
+    return make_leaf(type, pjrt::Runtime::get().client().buffer_from_mapped_memory(
+                               data, pjrt_type(type.dtype), dims, target, std::move(done)));
+  } catch (const pjrt::Error& e) {
+    rethrow(e, "copying to the device");
+  }
+}
+
 }  // namespace lazyxla::graph

@@ -1,5 +1,6 @@
-// Sharing memory with the host, where the device is the host: leaves on memory of the host's, and
-// the host's look at a leaf's memory. Nothing is copied, and neither side may write.
+// Sharing memory with the host. Where the device is the host: leaves on memory of the host's, and
+// the host's look at a leaf's memory; nothing is copied, and neither side may write. Elsewhere:
+// memory of the host's that is mapped for the devices, which then fetch it by themselves.
 #pragma once
 
 #include <functional>
@@ -24,5 +25,14 @@ struct Memory {
 // Waits for the leaf. Throws what kept it from being computed, and NotImplementedError if its
 // memory is not the host's.
 Memory memory_of(const ir::Value& leaf);
+
+// Maps host memory for the devices, until it is unmapped. False if the plugin does not offer that.
+bool map_host_memory(void* data, size_t nbytes);
+void unmap_host_memory(void* data);
+
+// A leaf that is fetched from mapped host memory, dense and row-major, which must stay as it is
+// until `done` is called, from any thread.
+ir::Value upload_mapped(const void* data, const ir::TensorType& type, c10::DeviceIndex device,
+                        std::function<void()> done);
 
 }  // namespace lazyxla::graph

@@ -201,9 +201,40 @@ Buffer Client::buffer_from_host(const void* data, PJRT_Buffer_Type type,
   return Buffer::adopt(device, args.buffer);
 }
 
+bool Client::map_host_memory(void* data, size_t nbytes) const {
+  if (forked() || !has(api(), &PJRT_Api::PJRT_Client_DmaMap)) return false;
+  LAZYXLA_PJRT_ARGS(args, PJRT_Client_DmaMap);
+  args.client = raw_;
+  args.data = data;
+  args.size = nbytes;
+  return !ignore_error(&api(), api().PJRT_Client_DmaMap(&args));
+}
+
+void Client::unmap_host_memory(void* data) const {
+  if (forked()) return;
+  LAZYXLA_PJRT_ARGS(args, PJRT_Client_DmaUnmap);
+  args.client = raw_;
+  args.data = data;
+  ignore_error(&api(), api().PJRT_Client_DmaUnmap(&args));
+}
+
+Buffer Client::buffer_from_mapped_memory(const void* data, PJRT_Buffer_Type type,
+                                         std::span<const int64_t> dims, const Device& device,
+                                         std::function<void()> done) const {
+  return buffer_from_lasting_memory(PJRT_HostBufferSemantics_kImmutableUntilTransferCompletes, data,
+                                    type, dims, device, std::move(done));
+}
+
 Buffer Client::share_host_memory(const void* data, PJRT_Buffer_Type type,
                                  std::span<const int64_t> dims, const Device& device,
                                  std::function<void()> done) const {
+  return buffer_from_lasting_memory(PJRT_HostBufferSemantics_kImmutableZeroCopy, data, type, dims,
+                                    device, std::move(done));
+}
+
+Buffer Client::buffer_from_lasting_memory(PJRT_HostBufferSemantics semantics, const void* data,
+                                          PJRT_Buffer_Type type, std::span<const int64_t> dims,
+                                          const Device& device, std::function<void()> done) const {
   check_not_forked();
   LAZYXLA_PJRT_ARGS(args, PJRT_Client_BufferFromHostBuffer);
   args.client = raw_;
@@ -211,7 +242,7 @@ Buffer Client::share_host_memory(const void* data, PJRT_Buffer_Type type,
   args.type = type;
   args.dims = dims.data();
   args.num_dims = dims.size();
-  args.host_buffer_semantics = PJRT_HostBufferSemantics_kImmutableZeroCopy;
+  args.host_buffer_semantics = semantics;
   args.device = device.raw();
   LAZYXLA_PJRT_CALL(&api(), PJRT_Client_BufferFromHostBuffer, args);
   Buffer buffer = Buffer::adopt(device, args.buffer);

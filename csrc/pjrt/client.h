@@ -136,6 +136,17 @@ class Client {
   Buffer buffer_from_host(const void* data, PJRT_Buffer_Type type, std::span<const int64_t> dims,
                           std::span<const int64_t> byte_strides, const Device& device) const;
 
+  // Lets devices fetch this host memory by themselves, until it is unmapped. False if the plugin
+  // does not offer that, or not for this memory.
+  bool map_host_memory(void* data, size_t nbytes) const;
+  void unmap_host_memory(void* data) const;
+
+  // Copies dense row-major mapped memory to a device without copying it on the host before. It must
+  // stay as it is until `done` is called, from any thread: when the device has it.
+  Buffer buffer_from_mapped_memory(const void* data, PJRT_Buffer_Type type,
+                                   std::span<const int64_t> dims, const Device& device,
+                                   std::function<void()> done) const;
+
   // A buffer on dense row-major host memory itself if the device is the host and the plugin likes
   // the alignment, else a copy. The memory must stay as it is until `done` is called, from any
   // thread: when the buffer is gone, or the copy made. No execution writes to it.
@@ -145,6 +156,9 @@ class Client {
  private:
   explicit Client(const Plugin& plugin) : plugin_(plugin) {}
   void start(const NamedValues& options);
+  Buffer buffer_from_lasting_memory(PJRT_HostBufferSemantics semantics, const void* data,
+                                    PJRT_Buffer_Type type, std::span<const int64_t> dims,
+                                    const Device& device, std::function<void()> done) const;
 
   ClientStarted started_;
   const Plugin& plugin_;
