@@ -1,4 +1,4 @@
-# make build | test | test-opinfo | test-tpu-aot | docs | demo | bench | lint | format | clean
+# make build | test | test-opinfo | test-tpu-aot | test-cuda | docs | demo | bench | lint | format | clean
 #
 # Everything happens in .venv, made here when it is missing. Stamp files in it make repeated calls
 # instant. PYTHON chooses the interpreter the environment is made from, JOBS the compile jobs.
@@ -16,7 +16,7 @@ TORCHVISION := torchvision==0.28.0
 CXX_FILES := $(shell find csrc -name '*.cpp' -o -name '*.h')
 PYTHON_FILES := $(wildcard lazyxla tests examples benchmarks)
 
-.PHONY: build test test-opinfo test-tpu-aot docs demo bench lint format clean
+.PHONY: build test test-opinfo test-tpu-aot test-cuda docs demo bench lint format clean
 .DELETE_ON_ERROR:
 
 build: $(VENV)/.installed
@@ -53,6 +53,11 @@ test-opinfo: build
 test-tpu-aot: build
 	$(PY) -m tests.tpu.sweep $(AOT)
 	$(PY) -m tests.tpu.training $(TRAINING)
+
+# What holds on a GPU, and its step times beside PyTorch's own, for which TORCH has to be a CUDA build.
+test-cuda: build
+	LAZYXLA_PLATFORM=cuda $(PY) -m pytest -m cuda tests
+	$(PY) benchmarks/run.py --only training --device cuda --autocast --rounds 1
 
 # The pages that are written from the code.
 docs: build

@@ -13,6 +13,7 @@ START = time.perf_counter()
 import argparse  # noqa: E402
 import json  # noqa: E402
 import os  # noqa: E402
+import subprocess  # noqa: E402
 import sys  # noqa: E402
 from collections.abc import Callable, Sequence  # noqa: E402
 from pathlib import Path  # noqa: E402
@@ -26,20 +27,41 @@ def since_start() -> float:
     return time.perf_counter() - START
 
 
+parser = argparse.ArgumentParser()
+"""A program adds options of its own before it calls `arguments`."""
+
+
 def arguments(*sides: str, models: Sequence[str] = ()) -> argparse.Namespace:
     """Reads ``--side``, ``--model`` and ``--threads``, and keeps this process to that many CPUs.
+
+    A program with models that is told none runs itself for each of them, and ends.
 
     Call it before importing torch or JAX: both look at the process's CPUs when they start, so all
     sides get the same number of threads.
     """
-    parser = argparse.ArgumentParser()
     parser.add_argument("--side", choices=sides, default=sides[0])
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--model", choices=models)
     args = parser.parse_args()
+    if models and not args.model:
+        _run_each(models)
+        sys.exit()
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: args.threads])
     os.environ["OMP_NUM_THREADS"] = str(args.threads)
     return args
+
+
+def _run_each(models: Sequence[str]) -> None:
+    """Runs this program once for each model, and reports all figures: "<model>.<figure>"."""
+    figures: dict[str, float] = {}
+    for name in models:
+        command = [sys.executable, *sys.argv, "--model", name]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            sys.exit(f"{name}: {(done.stderr.strip().splitlines() or ['no message'])[-1]}")
+        child = json.loads(done.stdout.splitlines()[-1])
+        figures |= {f"{name}.{key}": value for key, value in child.items()}
+    report(**figures)
 
 
 def step_times(

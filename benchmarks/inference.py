@@ -6,9 +6,6 @@ tracing and compiling.
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 
@@ -22,18 +19,6 @@ SECONDS = 4.0
 """How long the calls of a model are repeated."""
 
 args = arguments("lazyxla", "eager", "inductor", models=MODELS)
-
-if not args.model:
-    figures: dict[str, float] = {}
-    for name in MODELS:
-        command = [sys.executable, *sys.argv, "--model", name]
-        done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode:
-            sys.exit(f"{name}: {done.stderr.strip().splitlines()[-1]}")
-        child = json.loads(done.stdout.splitlines()[-1])
-        figures |= {f"{name}.{key}": value for key, value in child.items()}
-    report(**figures)
-    sys.exit()
 
 import torch  # noqa: E402
 from torch import nn  # noqa: E402

@@ -1,6 +1,10 @@
 """Measures lazyxla against its peers on this machine and prints the ratios.
 
     python benchmarks/run.py [--only pointwise,decoder,resnet,inference] [--rounds 3] [--json FILE]
+    python benchmarks/run.py --only training --device cuda --autocast
+
+``training`` runs only when it is named: its networks are of the sizes that GPUs are for, and its
+peers run on the same device as lazyxla.
 
 Every side runs in a process of its own, on the same number of threads; the sides take turns for
 ``--rounds`` rounds, and each figure is the best of its rounds, so that a moment in which the
@@ -38,12 +42,16 @@ BENCHMARKS: dict[str, dict[str, list[str]]] = {
     },
     "resnet": {s: ["resnet.py", "--side", s] for s in ("lazyxla", "eager")},
     "inference": {s: ["inference.py", "--side", s] for s in ("lazyxla", "eager", "inductor")},
+    "training": {
+        s: ["training.py", "--side", s] for s in ("lazyxla", "compiled", "eager", "inductor")
+    },
 }
 PEERS = {
     "jax": "jax.jit by hand",
-    "eager": "PyTorch CPU eager",
+    "eager": "PyTorch eager",
     "torch_xla": "torch_xla",
-    "inductor": "torch.compile's own, CPU",
+    "inductor": "torch.compile's own",
+    "compiled": "lazyxla, torch.compile",
 }
 
 
@@ -145,6 +153,8 @@ def rows_of(name: str, best: dict[str, Figures]) -> list[Row]:
             rows += [Row(name, "record, us/op", ours["record_us"], PEERS["torch_xla"], record)]
     if name == "inference":
         return inference_rows(best)
+    if name == "training":
+        return compare_models(best, "step_ms", "training step, ms")
     if name == "decoder":
         rows.append(Row(name, "recording a step, ms", ours["hot_record_ms"]))
     for key, text in MEASURES[name]:
@@ -161,14 +171,19 @@ def inference_rows(best: dict[str, Figures]) -> list[Row]:
     for model in models:
         bar = 50 + 0.2 * ours[f"{model}.tensors"]
         rows.append(Row(model, "overhead of a call, us", ours[f"{model}.overhead_us"], bar=bar))
-    for figure, text in (("latency_ms", "latency, ms"), ("first_call_s", "first call, s")):
-        for side, theirs in best.items():
-            if side == "lazyxla" or (side == "eager" and figure == "first_call_s"):
-                continue
-            lines = []
-            for model in models:
-                key = f"{model}.{figure}"
-                lines.append(Row(model, text, ours[key], PEERS[side], theirs[key]))
+    rows += compare_models(best, "latency_ms", "latency, ms")
+    compilers = {side: figures for side, figures in best.items() if side != "eager"}
+    return rows + compare_models(compilers, "first_call_s", "first call, s")
+
+
+def compare_models(best: dict[str, Figures], figure: str, text: str) -> list[Row]:
+    """The lines for one figure: each model against each peer, and the means of the ratios."""
+    ours, rows = best["lazyxla"], []
+    models = [key.partition(".")[0] for key in ours if key.endswith("." + figure)]
+    for side, theirs in best.items():
+        if side != "lazyxla":
+            keys = [(model, f"{model}.{figure}") for model in models]
+            lines = [Row(model, text, ours[key], PEERS[side], theirs[key]) for model, key in keys]
             mean = math.exp(sum(math.log(line.ratio or 1) for line in lines) / len(lines))
             rows += [*lines, Row("geomean", f"{text}: ratio", mean, PEERS[side])]
     return rows
@@ -215,7 +230,8 @@ def show(rows: list[Row]) -> None:
 def main() -> None:
     cpus = len(os.sched_getaffinity(0))
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    options.add_argument("--only", default=",".join(BENCHMARKS), help="comma-separated names")
+    usual = [name for name in BENCHMARKS if name != "training"]
+    options.add_argument("--only", default=",".join(usual), help="comma-separated names")
     options.add_argument("--rounds", type=int, default=2)
     options.add_argument("--threads", type=int, default=cpus, help="for every side")
     options.add_argument(
@@ -224,13 +240,22 @@ def main() -> None:
         default="installed",
         help="all: also torch_xla, in an environment of its own under build/",
     )
+    options.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="for training")
+    options.add_argument("--batch", type=int, help="for training; default: the networks' own")
+    options.add_argument("--autocast", action="store_true", help="for training, to bfloat16")
     options.add_argument("--json", type=Path, help="also write everything to this file")
     args = options.parse_args()
     names = args.only.split(",")
     if unknown := set(names) - set(BENCHMARKS):
         options.error(f"no benchmark named {', '.join(sorted(unknown))}")
 
-    pythons = dict.fromkeys(("lazyxla", "jax", "eager", "inductor"), sys.executable)
+    for program in BENCHMARKS["training"].values():
+        program += ["--device", args.device]
+        program += ["--batch", str(args.batch)] if args.batch else []
+        program += ["--autocast"] if args.autocast else []
+
+    sides = {side for name in names for side in BENCHMARKS[name]} - {"torch_xla"}
+    pythons = dict.fromkeys(sides, sys.executable)
     if args.peers == "all":
         try:
             pythons["torch_xla"] = torch_xla_python(HERE.parent / "build" / "torch-xla")

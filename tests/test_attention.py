@@ -13,6 +13,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import lazyxla
 from lazyxla.dynamo import backend
 
+pytestmark = pytest.mark.cuda
+
 N, S, T, D = 2, 6, 8, 16
 
 # Heads of queries and of keys, the mask (shape and kind), and other arguments.

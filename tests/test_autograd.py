@@ -15,6 +15,8 @@ from torch.utils.checkpoint import checkpoint
 
 import lazyxla
 
+pytestmark = pytest.mark.cuda
+
 
 def numbers(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     count = torch.Size(shape).numel()
@@ -348,6 +350,7 @@ def test_backward_in_threads():
     assert_same(w.grad, expected.grad)
 
 
+@pytest.mark.skipif("torch.lazyxla.device_count() < 2", reason="needs two devices")
 def test_backward_on_two_devices():
     x = on_device(leaf(4))
     y = (x * 2).to("lazyxla:1")

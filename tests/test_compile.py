@@ -19,6 +19,8 @@ import lazyxla
 from lazyxla import _C
 from tests.support import DEVICE, assert_same, counted, on_host
 
+pytestmark = pytest.mark.cuda
+
 MODES = [False, True, "fused"]
 
 

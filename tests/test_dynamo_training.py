@@ -16,7 +16,7 @@ import lazyxla
 from lazyxla.dynamo import backend
 from tests.support import DEVICE, assert_same, counted, on_device
 
-pytestmark = pytest.mark.usefixtures("fresh_dynamo")
+pytestmark = [pytest.mark.cuda, pytest.mark.usefixtures("fresh_dynamo")]
 
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "sgd": lambda p, **k: torch.optim.SGD(p, lr=0.05, **k),

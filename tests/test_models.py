@@ -17,6 +17,8 @@ import lazyxla
 from tests.models import CASES, Batch
 from tests.support import DEVICE, counted
 
+pytestmark = pytest.mark.cuda
+
 STEPS = 4
 
 

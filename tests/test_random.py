@@ -20,6 +20,8 @@ import lazyxla
 from lazyxla.dynamo import backend
 from tests.support import DEVICE, counted, error_of
 
+pytestmark = pytest.mark.cuda
+
 COUNT = 20_000
 Draw = Callable[..., torch.Tensor]
 
@@ -270,6 +272,7 @@ def test_fork_rng(keep_random_state: None) -> None:
     assert rand() == forked
 
 
+@pytest.mark.skipif("torch.lazyxla.device_count() < 2", reason="needs two devices")
 def test_the_cpu_and_other_devices_have_their_own(keep_random_state: None) -> None:
     torch.manual_seed(1)
     state = torch.get_rng_state()

@@ -11,6 +11,8 @@ from support import DEVICE, assert_same, check, counted, on_device
 import lazyxla
 from tests.support import DTYPES
 
+pytestmark = pytest.mark.cuda
+
 
 def numbers(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     count = torch.Size(shape).numel()

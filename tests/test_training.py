@@ -16,6 +16,8 @@ from torch.nn import functional as F
 import lazyxla
 from tests.support import DEVICE, counted
 
+pytestmark = pytest.mark.cuda
+
 STEPS = 5
 
 MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]

@@ -8,6 +8,8 @@ from support import DEVICE, assert_same, check, counted, error_of, on_device
 
 import lazyxla
 
+pytestmark = pytest.mark.cuda
+
 
 def numbers(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     count = torch.Size(shape).numel()

@@ -1,21 +1,10 @@
-"""torchvision's models beside a CPU build of torch.
+"""torchvision's models, also beside a torch that its compiled part does not fit."""
 
-torchvision's wheel is a CUDA build: without its compiled library, importing it fails when it
-registers fake kernels for two of its own operators. Declaring them first is enough for the models.
-"""
+from examples.torchvision_import import import_torchvision
 
-import torch
+_torchvision = import_torchvision()
+assert _torchvision is not None  # one of the tests' dependencies
 
-_library = torch.library.Library("torchvision", "DEF")
-for _schema in (
-    "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
-    "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
-):
-    try:
-        _library.define(_schema)
-    except RuntimeError:  # the real library is loaded
-        break
-
-from torchvision import models  # noqa: E402
+models = _torchvision.models
 
 __all__ = ["models"]
