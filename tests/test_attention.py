@@ -106,14 +106,81 @@ def test_eager_mode_runs_one_program_each_way() -> None:
     assert lazyxla.counters()["executions"] == 2
 
 
-def test_dropout_is_composed() -> None:
-    """Of matrix products, whose weights are dropped at random."""
-    assert recorded(dropout_p=0.5) > 1
-    x = torch.eye(64).view(1, 1, 64, 64).to("lazyxla")
-    result = F.scaled_dot_product_attention(x * 0, x, x, dropout_p=0.25)  # weights of 1 / 64
-    kept = result.cpu() * 64 * 0.75
-    torch.testing.assert_close(kept, kept.round())
-    assert 0.7 < kept.mean() < 0.8
+def attend_with(factors: Tensor, case: list[Tensor], kwargs: dict[str, Any]) -> list[Tensor]:
+    """On the CPU: the result and the gradients if the weights are multiplied with these factors."""
+    q, k, v = (x.detach().requires_grad_() for x in case)
+    groups = q.shape[1] // k.shape[1]
+    keys, values = (x.repeat_interleave(groups, 1) for x in (k, v))
+    scores = q @ keys.mT * kwargs.get("scale", D**-0.5)
+    mask = kwargs.get("attn_mask")
+    if kwargs.get("is_causal"):
+        mask = torch.ones(S, T, dtype=torch.bool).tril()
+    if mask is not None:
+        bias = torch.zeros(()).masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else mask
+        scores = scores + bias
+    weights = scores.softmax(-1).nan_to_num()  # 0 for a query that sees nothing
+    result = (weights * factors) @ values
+    result.backward(torch.linspace(-1, 1, result.numel(), dtype=result.dtype).view(result.shape))
+    return [result.detach(), *(x.grad for x in (q, k, v) if x.grad is not None)]
+
+
+def dropped(heads: int, p: float) -> Tensor:
+    """What a call after torch.manual_seed(1) multiplies its weights (N, heads, S, T) with."""
+    torch.manual_seed(1)
+    zeros = torch.zeros(N, heads, S, T).to("lazyxla")
+    eye = torch.eye(T).expand(N, heads, T, T).to("lazyxla")
+    return F.scaled_dot_product_attention(zeros, zeros[:, :, :1].expand_as(eye), eye, dropout_p=p)
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if c != "mask of bools"])
+def test_dropout(case: str) -> None:
+    """The gradients are those of the weights that the forward pass has dropped."""
+    tensors, kwargs = inputs(case, torch.float64)
+    factors = (dropped(CASES[case][0], 0.25).cpu() * T).round(decimals=4).double()
+    kept = factors != 0
+    assert 0.6 < kept.double().mean() < 0.9
+    torch.testing.assert_close(
+        factors[kept], torch.full_like(factors[kept], 1 / 0.75), rtol=1e-4, atol=0
+    )
+    factors = kept / 0.75
+    torch.manual_seed(1)
+    ours = attend("lazyxla", tensors, {**kwargs, "dropout_p": 0.25})
+    for x, y in zip(ours, attend_with(factors, tensors, kwargs), strict=True):
+        torch.testing.assert_close(x.cpu(), y)
+        assert x.is_contiguous()
+    assert lazyxla.fallbacks() == {}
+
+
+def test_dropout_is_one_node_each_way() -> None:
+    assert recorded(dropout_p=0.5) == 1
+    tensors = [torch.randn(N, 4, S, D).to("lazyxla").requires_grad_() for _ in range(3)]
+    with lazyxla.eager_mode(True):
+        lazyxla.reset_counters()
+        results = [F.scaled_dot_product_attention(*tensors, dropout_p=0.5) for _ in range(2)]
+        torch.autograd.grad(results[0].sum(), tensors)
+    n = lazyxla.counters()
+    assert n["executions"] == 5  # two calls, a sum, the gradients of the sum and of attention
+    assert n["compiles"] == 4
+    assert not torch.equal(*results)
+
+
+def test_all_or_nothing_is_dropped() -> None:
+    tensors, _ = inputs("plain", torch.float32)
+    for result in attend("lazyxla", tensors, {"dropout_p": 1.0}):
+        assert torch.equal(result.cpu(), torch.zeros_like(result.cpu()))
+
+
+def test_dropout_under_transforms_is_composed(fresh_dynamo: None) -> None:
+    x = torch.randn(3, N, 4, S, D).to("lazyxla")
+
+    def attention(q: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, q, q, dropout_p=0.5)
+
+    mapped = torch.vmap(attention, randomness="different")(x)
+    assert mapped.shape == x.shape
+    compiled = torch.compile(attention, backend=backend, fullgraph=True)(x[0])
+    assert compiled.shape == x[0].shape
+    assert lazyxla.fallbacks() == {}
 
 
 def test_the_users_choice_counts() -> None:

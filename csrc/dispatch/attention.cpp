@@ -1,12 +1,20 @@
-// scaled_dot_product_attention asks the device which implementation it has. The one that PyTorch
-// calls "for CPU" is a pair of plain operators with formulas for the gradients; as such it is
-// recorded here, one node forward and one backward. What those operators cannot do is left to
-// PyTorch's composition of products and a softmax.
+// scaled_dot_product_attention asks the device which implementation it has. Two of PyTorch's are
+// recorded, as one node forward and one backward:
+//
+// - without dropout the one "for CPU", a pair of plain operators with formulas for the gradients;
+// - with dropout the one for other packages to define, as operators of our own: the forward one
+// tells
+//   the random stream that it drew from, and the backward one draws from it again.
+//
+// What these cannot do is left to PyTorch's composition of products and a softmax.
 #include <ATen/Context.h>
+#include <ATen/OpMathType.h>
 #include <ATen/SDPBackend.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/native/DispatchStub.h>
 #include <ATen/native/transformers/attention.h>
+#include <ATen/ops/empty.h>
+#include <torch/library.h>
 
 namespace lazyxla::dispatch {
 namespace {
@@ -14,8 +22,8 @@ namespace {
 using at::Tensor;
 
 bool has_one_node(const Tensor& query, const Tensor& key, const Tensor& value,
-                  const std::optional<Tensor>& mask, double dropout) {
-  if (!at::globalContext().userEnabledFlashSDP() || dropout != 0) return false;
+                  const std::optional<Tensor>& mask) {
+  if (!at::globalContext().userEnabledFlashSDP()) return false;
   if (query.dim() != 4 || key.dim() != 4 || value.dim() != 4) return false;
   // Only the heads of keys and values may be fewer, each then for a group of queries' heads.
   bool same = query.size(0) == key.size(0) && query.size(0) == value.size(0) &&
@@ -25,11 +33,94 @@ bool has_one_node(const Tensor& query, const Tensor& key, const Tensor& value,
   return !mask || !mask->defined() || !mask->requires_grad();
 }
 
+// Under a mode or a transform (a trace of torch.compile's, vmap), which know PyTorch's operators
+// only.
+bool is_plain(const Tensor& tensor) {
+  using c10::DispatchKey;
+  const c10::DispatchKeySet others(
+      {DispatchKey::Python, DispatchKey::FuncTorchBatched, DispatchKey::FuncTorchGradWrapper});
+  return !tensor.key_set().has_any(others);
+}
+
 int64_t choose(const Tensor& query, const Tensor& key, const Tensor& value,
                const std::optional<Tensor>& mask, double dropout, bool, std::optional<double>,
                bool) {
-  bool one_node = has_one_node(query, key, value, mask, dropout);
-  return static_cast<int64_t>(one_node ? at::SDPBackend::flash_attention : at::SDPBackend::math);
+  auto backend = at::SDPBackend::math;
+  if (has_one_node(query, key, value, mask)) {
+    if (dropout == 0) {
+      backend = at::SDPBackend::flash_attention;
+    } else if (is_plain(query)) {
+      backend = at::SDPBackend::overrideable;
+    }
+  }
+  return static_cast<int64_t>(backend);
+}
+
+constexpr const char* kForward =
+    "dropout_attention(Tensor query, Tensor key, Tensor value, Tensor? mask, float dropout_p, "
+    "bool is_causal, float? scale) -> (Tensor, Tensor, Tensor)";
+constexpr const char* kBackward =
+    "dropout_attention_backward(Tensor grad, Tensor query, Tensor key, Tensor value, Tensor? mask, "
+    "Tensor result, Tensor logsumexp, Tensor stream, float dropout_p, bool is_causal, "
+    "float? scale) -> (Tensor, Tensor, Tensor)";
+
+using OptTensor = std::optional<Tensor>;
+using ThreeTensors = std::tuple<Tensor, Tensor, Tensor>;
+
+ThreeTensors forward_meta(const Tensor& query, const Tensor& key, const Tensor&, const OptTensor&,
+                          double, bool, std::optional<double>) {
+  const auto dtype = at::toOpMathType(query.scalar_type());
+  auto sums = at::empty(query.sizes().slice(0, 3), query.options().dtype(dtype));
+  return {at::empty(query.sizes(), query.options()), std::move(sums),
+          at::empty({2}, query.options().dtype(at::kLong))};
+}
+
+ThreeTensors backward_meta(const Tensor&, const Tensor& query, const Tensor& key,
+                           const Tensor& value, const OptTensor&, const Tensor&, const Tensor&,
+                           const Tensor&, double, bool, std::optional<double>) {
+  return {at::empty(query.sizes(), query.options()), at::empty(key.sizes(), key.options()),
+          at::empty(value.sizes(), value.options())};
+}
+
+template <typename Signature>
+auto operator_named(const char* name) {
+  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor, c10::SymInt, c10::SymInt, Tensor, Tensor, Tensor>
+attention(const Tensor& query, const Tensor& key, const Tensor& value, const OptTensor& mask,
+          double dropout, bool is_causal, bool, std::optional<double> scale) {
+  static const auto op = operator_named<decltype(forward_meta)>("lazyxla::dropout_attention");
+  auto [result, logsumexp, stream] = op.call(query, key, value, mask, dropout, is_causal, scale);
+  return {result, logsumexp, {}, {}, query.sym_size(2), key.sym_size(2), stream, {}, {}};
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor> attention_backward(
+    const Tensor& grad, const Tensor& query, const Tensor& key, const Tensor& value,
+    const Tensor& mask, std::array<bool, 4>, const Tensor& result, const Tensor& logsumexp,
+    const Tensor&, const Tensor&, c10::SymInt, c10::SymInt, double dropout, bool is_causal,
+    const Tensor& stream, const Tensor&, std::optional<double> scale) {
+  static const auto op =
+      operator_named<decltype(backward_meta)>("lazyxla::dropout_attention_backward");
+  const auto given = mask.defined() ? OptTensor(mask) : std::nullopt;
+  auto [grad_query, grad_key, grad_value] =
+      op.call(grad, query, key, value, given, result, logsumexp, stream, dropout, is_causal, scale);
+  return {grad_query, grad_key, grad_value, {}};
+}
+
+TORCH_LIBRARY_FRAGMENT(lazyxla, m) {
+  m.def(kForward, {at::Tag::nondeterministic_seeded});
+  m.def(kBackward);
+}
+
+TORCH_LIBRARY_IMPL(lazyxla, Meta, m) {
+  m.impl("dropout_attention", TORCH_FN(forward_meta));
+  m.impl("dropout_attention_backward", TORCH_FN(backward_meta));
+}
+
+TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
+  m.impl("_scaled_dot_product_fused_attention_overrideable", TORCH_FN(attention));
+  m.impl("_scaled_dot_product_fused_attention_overrideable_backward", TORCH_FN(attention_backward));
 }
 
 }  // namespace

@@ -9,6 +9,22 @@ std::optional<int64_t> optional_stat(bool is_set, int64_t value) {
   return is_set ? std::optional(value) : std::nullopt;
 }
 
+// Arguments that lack what the host memory's use is.
+PJRT_Client_BufferFromHostBuffer_Args host_buffer(PJRT_Client* client, const void* data,
+                                                  PJRT_Buffer_Type type,
+                                                  std::span<const int64_t> dims,
+                                                  const Device& device) {
+  check_not_forked();
+  LAZYXLA_PJRT_ARGS(args, PJRT_Client_BufferFromHostBuffer);
+  args.client = client;
+  args.data = data;
+  args.type = type;
+  args.dims = dims.data();
+  args.num_dims = dims.size();
+  args.device = device.raw();
+  return args;
+}
+
 }  // namespace
 
 Device::Device(const PJRT_Api& api, PJRT_Device* raw, int index, bool retires_donated)
@@ -183,17 +199,10 @@ std::unique_ptr<Executable> Client::deserialize(std::string_view serialized,
 Buffer Client::buffer_from_host(const void* data, PJRT_Buffer_Type type,
                                 std::span<const int64_t> dims,
                                 std::span<const int64_t> byte_strides, const Device& device) const {
-  check_not_forked();
-  LAZYXLA_PJRT_ARGS(args, PJRT_Client_BufferFromHostBuffer);
-  args.client = raw_;
-  args.data = data;
-  args.type = type;
-  args.dims = dims.data();
-  args.num_dims = dims.size();
+  auto args = host_buffer(raw_, data, type, dims, device);
   args.byte_strides = byte_strides.data();
   args.num_byte_strides = byte_strides.size();
   args.host_buffer_semantics = PJRT_HostBufferSemantics_kImmutableOnlyDuringCall;
-  args.device = device.raw();
   LAZYXLA_PJRT_CALL(&api(), PJRT_Client_BufferFromHostBuffer, args);
   // With these semantics the plugin is done with `data` already; a failed transfer shows on the
   // buffer itself.
@@ -235,15 +244,8 @@ Buffer Client::share_host_memory(const void* data, PJRT_Buffer_Type type,
 Buffer Client::buffer_from_lasting_memory(PJRT_HostBufferSemantics semantics, const void* data,
                                           PJRT_Buffer_Type type, std::span<const int64_t> dims,
                                           const Device& device, std::function<void()> done) const {
-  check_not_forked();
-  LAZYXLA_PJRT_ARGS(args, PJRT_Client_BufferFromHostBuffer);
-  args.client = raw_;
-  args.data = data;
-  args.type = type;
-  args.dims = dims.data();
-  args.num_dims = dims.size();
+  auto args = host_buffer(raw_, data, type, dims, device);
   args.host_buffer_semantics = semantics;
-  args.device = device.raw();
   LAZYXLA_PJRT_CALL(&api(), PJRT_Client_BufferFromHostBuffer, args);
   Buffer buffer = Buffer::adopt(device, args.buffer);
   if (args.done_with_host_buffer == nullptr) {

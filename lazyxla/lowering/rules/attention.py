@@ -12,11 +12,14 @@ import torch
 
 from lazyxla.lowering.program import TensorSpec
 from lazyxla.lowering.registry import rule
+from lazyxla.lowering.rules.random import dropout, masked
 
 if TYPE_CHECKING:
     from lazyxla.lowering.builder import Builder
 
 Value = Any
+Kept = tuple[Value, Value]
+"""Which weights dropout keeps, and what it multiplies them with."""
 
 
 def _linear(b: "Builder", x: Value, weight: Value, bias: Value) -> Value:
@@ -191,11 +194,24 @@ def attention(
 ) -> tuple[Value, Value]:
     """The result (N, H, S, D), and the logarithm of each row's sum (N, H, S)."""
     _check_no_dropout(dropout_p)
+    return _attention(b, query, key, value, is_causal, mask, scale, None)
+
+
+def _attention(
+    b: "Builder",
+    query: Value,
+    key: Value,
+    value: Value,
+    is_causal: bool,
+    mask: Value | None,
+    scale: Any,
+    kept: Kept | None,
+) -> tuple[Value, Value]:
     scores = _scores(b, query, key, mask, is_causal, scale)
     peak = _finite(b, b.reduce(scores, [3], "max", keepdim=True))
     weights = b.hlo.exponential(b.hlo.subtract(scores, b.broadcast_to(peak, b.shape(scores))))
     total = b.reduce(weights, [3], "sum", keepdim=True)
-    grouped = _grouped(b, b.convert(weights, b.dtype(value)), key)
+    grouped = _grouped(b, _kept(b, b.convert(weights, b.dtype(value)), kept), key)
     result = b.dot(grouped, value, [3], [2], [0, 1], [0, 1], b.dtype(scores))
     result = b.reshape(result, b.shape(query))
     divisor = b.select(b.compare(total, b.full_like(total, 0), "EQ"), 1, total)
@@ -219,15 +235,36 @@ def attention_backward(
 ) -> tuple[Value, ...]:
     """The gradients of query, key and value."""
     _check_no_dropout(dropout_p)
+    inputs = (query, key, value, result, logsumexp)
+    return _attention_backward(b, grad, inputs, is_causal, mask, scale, None)
+
+
+def _attention_backward(
+    b: "Builder",
+    grad: Value,
+    inputs: tuple[Value, ...],
+    is_causal: bool,
+    mask: Value | None,
+    scale: Any,
+    kept: Kept | None,
+) -> tuple[Value, ...]:
+    query, key, value, result, logsumexp = inputs
     scores = _scores(b, query, key, mask, is_causal, scale)
     dtype, compute, shape = b.dtype(query), b.dtype(scores), b.shape(scores)
     total = b.broadcast_to(b.unsqueeze(_finite(b, logsumexp), 3), shape)
     weights = b.hlo.exponential(b.hlo.subtract(scores, total))
     above = _grouped(b, grad, key)
     grad_value = b.dot(
-        _grouped(b, b.convert(weights, dtype), key), above, [2], [2], [0, 1], [0, 1], compute
+        _grouped(b, _kept(b, b.convert(weights, dtype), kept), key),
+        above,
+        [2],
+        [2],
+        [0, 1],
+        [0, 1],
+        compute,
     )
     grad_weights = b.reshape(b.dot(above, value, [3], [3], [0, 1], [0, 1], compute), shape)
+    grad_weights = _kept(b, grad_weights, kept)
     wide = (b.convert(x, compute) for x in (grad, result))
     mean = b.reduce(b.hlo.multiply(*wide), [3], "sum", keepdim=True)
     grad_scores = b.hlo.subtract(grad_weights, b.broadcast_to(mean, shape))
@@ -237,6 +274,53 @@ def attention_backward(
     grad_query = b.dot(grad_scores, key, [3], [2], [0, 1], [0, 1])
     grad_key = b.dot(grad_scores, _grouped(b, query, key), [2], [2], [0, 1], [0, 1])
     return b.reshape(grad_query, b.shape(query)), grad_key, grad_value
+
+
+def _kept(b: "Builder", weights: Value, kept: Kept | None) -> Value:
+    return weights if kept is None else masked(b, weights, *kept)
+
+
+@rule("lazyxla::dropout_attention")
+def dropout_attention(
+    b: "Builder",
+    query: Value,
+    key: Value,
+    value: Value,
+    mask: Value | None,
+    dropout_p: Any,
+    is_causal: bool,
+    scale: Any,
+) -> tuple[Value, ...]:
+    """As `attention`, and the random stream (2,) that tells which weights were dropped."""
+    kept = dropout(b, dropout_p, _weights_shape(b, query, key))
+    result, logsumexp = _attention(b, query, key, value, is_causal, mask, scale, kept)
+    return result, logsumexp, b.bitcast(b.stack(list(b.rng), 0), torch.int64)
+
+
+@rule("lazyxla::dropout_attention_backward")
+def dropout_attention_backward(
+    b: "Builder",
+    grad: Value,
+    query: Value,
+    key: Value,
+    value: Value,
+    mask: Value | None,
+    result: Value,
+    logsumexp: Value,
+    stream: Value,
+    dropout_p: Any,
+    is_causal: bool,
+    scale: Any,
+) -> tuple[Value, ...]:
+    """The gradients of query, key and value."""
+    seed, ordinal = (b.bitcast(b.select_dim(stream, 0, i), torch.uint64) for i in range(2))
+    kept = dropout(b, dropout_p, _weights_shape(b, query, key), (seed, ordinal))
+    inputs = (query, key, value, result, logsumexp)
+    return _attention_backward(b, grad, inputs, is_causal, mask, scale, kept)
+
+
+def _weights_shape(b: "Builder", query: Value, key: Value) -> list[int]:
+    return [*b.shape(query)[:3], b.shape(key)[2]]
 
 
 def _check_no_dropout(dropout_p: Any) -> None:

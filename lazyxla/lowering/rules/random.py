@@ -22,16 +22,20 @@ if TYPE_CHECKING:
     from lazyxla.lowering.builder import Builder
 
 Value = Any
+Stream = tuple[Value, Value]
+"""Seed and ordinal, uint64 each."""
 
 # ---- bits and basic distributions ----
 
 
-def _bits(b: "Builder", shape: Sequence[int], dtype: torch.dtype) -> Value:
-    """The first bits of the current operator's stream: a uint32 or uint64 value."""
+def _bits(
+    b: "Builder", shape: Sequence[int], dtype: torch.dtype, stream: Stream | None = None
+) -> Value:
+    """The first bits of a stream, by default the current operator's: a uint32 or uint64 value."""
     count = math.prod(shape)
     if not count:
         return b.zeros(shape, dtype)
-    seed, ordinal = b.rng
+    seed, ordinal = b.rng if stream is None else stream
     if b.platform != "cpu":
         state = [seed, b.constant(0, torch.uint64), ordinal]
         return b.reshape(_generate(b, "PHILOX", state, list(shape) or [1], dtype), shape)
@@ -54,12 +58,18 @@ def _generate(
     return b.hlo.RngBitGeneratorOp(*types, kind, initial).results[1]
 
 
-def _natural(b: "Builder", shape: Sequence[int], dtype: torch.dtype, digits: int) -> Value:
+def _natural(
+    b: "Builder",
+    shape: Sequence[int],
+    dtype: torch.dtype,
+    digits: int,
+    stream: Stream | None = None,
+) -> Value:
     """Uniform whole numbers below 2**digits as values of float32 or float64."""
     word, signed = (
         (torch.uint64, torch.int64) if dtype == torch.float64 else (torch.uint32, torch.int32)
     )
-    bits = _bits(b, shape, word)
+    bits = _bits(b, shape, word, stream)
     shift = b.full_like(bits, word.itemsize * 8 - digits)
     # Signed numbers convert faster; the top bit is zero by now.
     return b.convert(b.bitcast(b.hlo.shift_right_logical(bits, shift), signed), dtype)
@@ -116,10 +126,10 @@ def _affine(b: "Builder", x: Value, factor: Any, offset: Any) -> Value:
     return x
 
 
-def _chance(b: "Builder", p: Any, shape: Sequence[int]) -> Value:
+def chance(b: "Builder", p: Any, shape: Sequence[int], stream: Stream | None = None) -> Value:
     """True with probability `p`, a number or a value that broadcasts to `shape`."""
     wide = torch.float64 if b.shape(p) and b.dtype(p) == torch.float64 else torch.float32
-    number = _natural(b, shape, wide, _DIGITS[wide])
+    number = _natural(b, shape, wide, _DIGITS[wide], stream)
     limit = b.value(p, wide)
     limit = b.hlo.multiply(limit, b.full_like(limit, 2.0 ** _DIGITS[wide]))
     return b.compare(number, b.broadcast_to(limit, shape), "LT")
@@ -194,12 +204,12 @@ def geometric(b: "Builder", x: Value, p: Any, generator: None) -> Value:
 
 @rule("aten::bernoulli")
 def bernoulli(b: "Builder", p: Value, generator: None) -> Value:
-    return _chance(b, p, b.outputs[0].shape)
+    return chance(b, p, b.outputs[0].shape)
 
 
 @rule("aten::bernoulli.p", "aten::bernoulli.Tensor")
 def bernoulli_p(b: "Builder", x: Value, p: Any, generator: None) -> Value:
-    return _chance(b, p, b.outputs[0].shape)
+    return chance(b, p, b.outputs[0].shape)
 
 
 def _integers(b: "Builder", low: int, span: int) -> Value:
@@ -331,36 +341,43 @@ def _by_distribution(weights: Any, unit: Any) -> Any:
 # ---- dropout ----
 
 
-def _masked(b: "Builder", x: Value, mask: Value, factor: Any) -> Value:
+def masked(b: "Builder", x: Value, mask: Value, factor: Any) -> Value:
     """x * mask * factor in the dtype that PyTorch computes in."""
     wide = b.compute_dtype(b.dtype(x))
     kept = b.select(b.convert(mask, torch.bool), b.value(factor, wide), b.constant(0, wide))
     return b.convert(b.hlo.multiply(b.convert(x, wide), kept), b.dtype(x))
 
 
+def dropout(
+    b: "Builder", p: Any, shape: Sequence[int], stream: Stream | None = None
+) -> tuple[Value, Value]:
+    """What is kept, bools, and the float64 to multiply it with, 1 / (1 - p)."""
+    one, zero = b.constant(1, torch.float64), b.constant(0, torch.float64)
+    keep = b.hlo.subtract(one, b.value(p, torch.float64))
+    nothing = b.compare(keep, zero, "EQ")
+    return chance(b, keep, shape, stream), b.select(nothing, zero, b.hlo.divide(one, keep))
+
+
 @rule("aten::native_dropout")
 def native_dropout(b: "Builder", x: Value, p: Any, train: bool | None) -> list[Value]:
     if train is False or b.is_const(p, 0):
         return [x, b.full(b.shape(x), True, torch.bool)]
-    one, zero = b.constant(1, torch.float64), b.constant(0, torch.float64)
-    keep = b.hlo.subtract(one, b.value(p, torch.float64))
-    mask = _chance(b, keep, b.shape(x))
-    nothing = b.compare(keep, zero, "EQ")
-    return [_masked(b, x, mask, b.select(nothing, zero, b.hlo.divide(one, keep))), mask]
+    mask, factor = dropout(b, p, b.shape(x))
+    return [masked(b, x, mask, factor), mask]
 
 
 @rule("aten::native_dropout_backward")
 def native_dropout_backward(b: "Builder", grad: Value, mask: Value, scale: Any) -> Value:
     # A gradient of bools times a scale is a float.
-    return _masked(b, b.convert(grad, b.outputs[0].dtype), mask, scale)
+    return masked(b, b.convert(grad, b.outputs[0].dtype), mask, scale)
 
 
 @rule("aten::_fused_dropout")
 def fused_dropout(b: "Builder", x: Value, keep: Any, generator: None) -> list[Value]:
     """`keep` is the probability to keep an element."""
     keep = b.value(keep, torch.float64)
-    mask = _chance(b, keep, b.shape(x))
-    return [_masked(b, x, mask, b.hlo.divide(b.constant(1, torch.float64), keep)), mask]
+    mask = chance(b, keep, b.shape(x))
+    return [masked(b, x, mask, b.hlo.divide(b.constant(1, torch.float64), keep)), mask]
 
 
 @rule("aten::rrelu_with_noise_functional")
