@@ -41,7 +41,7 @@ $(VENV)/.installed: $(VENV)/.dependencies CMakeLists.txt $(CXX_FILES) $(shell fi
 	touch $@
 
 test: build
-	$(PY) -m pytest -n 2 tests
+	$(PY) -m pytest -n 2 --durations 20 tests
 
 # Everything in PyTorch's operator table; OPINFO passes options such as --shard 0/4.
 test-opinfo: build

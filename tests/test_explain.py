@@ -52,7 +52,7 @@ CASES = [
     ("aten::svd", "cpu", "composite", ""),
     ("aten::rand", "cpu", "composite", ""),
     ("aten::linalg_qr", "cpu", "host call", ""),
-    ("aten::linalg_qr", "cuda", "host", ""),
+    ("aten::_linalg_eigh", "cuda", "host", ""),
     ("aten::nonzero", "cpu", "reads data", ""),
     ("aten::_local_scalar_dense", "cpu", "kernel", "csrc/dispatch/copies.cpp"),
     ("lazyxla_tests::on_host", "cpu", "host", ""),

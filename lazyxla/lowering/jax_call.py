@@ -19,9 +19,11 @@ from lazyxla.lowering.scalar import Scalar, wrap_number
 if TYPE_CHECKING:
     from lazyxla.lowering.builder import Builder
 
-# What JAX lowers for by these names. For another platform it gets what is lowered for TPUs:
-# operations of XLA's without calls of a platform's own libraries.
-_KNOWN_TO_JAX = ("cpu", "cuda", "rocm", "tpu")
+# For these platforms JAX lowers as it does itself. What it lowers for "cuda" calls functions of
+# JAX's own CUDA packages, which the plugin knows nothing of; for a name that means nothing to JAX
+# it keeps to operations of XLA's.
+_LOWERED_AS = {"cpu": "cpu", "tpu": "tpu"}
+_BY_XLA_ALONE = "xla"
 
 Aval = tuple[torch.dtype, tuple[int, ...], bool]
 """dtype, shape, and whether the dtype gives way in promotion (a Python number)."""
@@ -63,8 +65,8 @@ def _trace(
         ]
         bound = functools.partial(function, **dict(static))
         traced = jax.jit(bound, keep_unused=True).trace(*operands)
-        known = platform if platform in _KNOWN_TO_JAX else "tpu"
-        lowered = traced.lower(lowering_platforms=(known,))
+        lowered_as = _LOWERED_AS.get(platform, _BY_XLA_ALONE)
+        lowered = traced.lower(lowering_platforms=(lowered_as,))
     stream = io.BytesIO()
     lowered.compiler_ir("stablehlo").operation.write_bytecode(stream)
     return stream.getvalue(), jax.tree.structure(lowered.out_info).num_nodes == 1

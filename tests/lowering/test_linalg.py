@@ -1,8 +1,8 @@
-"""Linear algebra of the TPU: its rules' values, and which of XLA's decompositions they use.
+"""Linear algebra of TPU and CUDA: its rules' values, and which of XLA's decompositions they use.
 
 The compiler's LU decomposition exists on the TPU only, so values come from the rules on JAX arrays
 with LAPACK below them; those that need none are also run as they are lowered for the TPU, since
-XLA expands them on the CPU, too.
+XLA expands them on the CPU, too. What is lowered for CUDA runs on the CPU as a whole.
 """
 
 import inspect
@@ -60,9 +60,11 @@ def by_jax(op: str, *args: Any, **kwargs: Any) -> list[torch.Tensor]:
     return [_to_torch(x, t.dtype) for x, t in zip(flat, recorded.expected, strict=True)]
 
 
-def text(op: str, *args: Any, **kwargs: Any) -> str:
-    """The StableHLO that the TPU gets."""
-    return lower_to_text(record(op, *args, **kwargs).program, "tpu")
+def custom_calls(name: str, platform: str) -> set[str]:
+    """What the program of a case calls by name."""
+    op, args, kwargs = UNIQUE[name]
+    text = lower_to_text(record(op, *args, **kwargs).program, platform)
+    return set(re.findall(r"custom_call @(\w+)", text))
 
 
 class Case(NamedTuple):
@@ -122,6 +124,19 @@ def test_values(name: str) -> None:
     op, args, kwargs = UNIQUE[name]
     results = by_jax(op, *args, **kwargs)
     for ours, theirs in zip(results, _flatten(find_op(op)(*args, **kwargs)), strict=True):
+        torch.testing.assert_close(ours, theirs, check_stride=False)
+
+
+ON_THE_HOST = {"eigenvalues", "singular values"}
+"""What XLA does not compute well enough on CUDA."""
+
+
+@pytest.mark.parametrize("name", [name for name in UNIQUE if name not in ON_THE_HOST])
+def test_values_as_lowered_for_cuda(name: str) -> None:
+    op, args, kwargs = UNIQUE[name]
+    recorded = record(op, *args, **kwargs)
+    results = execute(recorded.program, recorded.inputs, platform="cuda")[0]
+    for ours, theirs in zip(results, recorded.expected, strict=True):
         torch.testing.assert_close(ours, theirs, check_stride=False)
 
 
@@ -189,8 +204,9 @@ CALLS = {
 
 @pytest.mark.parametrize("name", CALLS)
 def test_what_the_compiler_is_asked_for(name: str) -> None:
-    op, args, kwargs = UNIQUE[name]
-    assert set(re.findall(r"custom_call @(\w+)", text(op, *args, **kwargs))) == CALLS[name]
+    assert custom_calls(name, "tpu") == CALLS[name]
+    if name not in ON_THE_HOST:
+        assert custom_calls(name, "cuda") == CALLS[name] - {"LuDecomposition"}
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -214,9 +230,11 @@ def test_eigh_as_lowered_for_the_tpu(dtype: torch.dtype) -> None:
     torch.testing.assert_close(together, a, **tolerances)
 
 
-def test_only_on_the_tpu() -> None:
+def test_where_they_run() -> None:
+    on_the_host = {UNIQUE[name].op for name in ON_THE_HOST}
     names = {op for op, *_ in UNIQUE.values()} | {"aten::linalg_lu_solve"}
     for name in names:
         assert registry.find_jax_rule(name, "tpu") is not None
+        assert (registry.find_jax_rule(name, "cuda") is None) == (name in on_the_host)
         assert registry.find_jax_rule(name, "cpu") is None
         assert registry.how(name) == "call"  # these tests run on the CPU

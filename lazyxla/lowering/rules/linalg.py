@@ -1,7 +1,9 @@
-"""Factorisations and what is solved by them, on platforms whose compiler has them: the TPU.
+"""Factorisations and what is solved by them, on platforms without LAPACK: TPU and CUDA.
 
 XLA's TPU compiler has LU, QR and symmetric eigenvalue decompositions, and JAX composes the rest of
-them. Programs for the CPU call LAPACK through PyTorch's own kernels instead (host_call.py).
+them. For CUDA XLA expands QR and Cholesky, and JAX composes LU; the eigenvalues that XLA computes
+there are good to 1e-4 only, in float32, so that eigh and svd run on the host. Programs for the CPU
+call LAPACK through PyTorch's own kernels instead (host_call.py).
 """
 
 import functools
@@ -12,6 +14,7 @@ from lazyxla.lowering.registry import jax_rule
 Array = Any
 
 _on_tpu = functools.partial(jax_rule, platforms=("tpu",))
+_on_accelerators = functools.partial(jax_rule, platforms=("cuda", "tpu"))
 
 
 def _adjoint(x: Array) -> Array:
@@ -98,13 +101,13 @@ def _lu_of_determinant(a: Array) -> tuple[Array, Array]:
     return _lu(a if jnp.iscomplexobj(a) else a.swapaxes(-1, -2))[:2]
 
 
-@_on_tpu("aten::_linalg_det")
+@_on_accelerators("aten::_linalg_det")
 def det(a: Array) -> tuple[Array, ...]:
     lu, pivots = _lu_of_determinant(a)
     return _diagonal(lu).prod(axis=-1) * _sign_of_permutation(pivots), lu, pivots
 
 
-@_on_tpu("aten::_linalg_slogdet")
+@_on_accelerators("aten::_linalg_slogdet")
 def slogdet(a: Array) -> tuple[Array, ...]:
     import jax.numpy as jnp
 
@@ -116,14 +119,14 @@ def slogdet(a: Array) -> tuple[Array, ...]:
     return sign, jnp.log(size).sum(axis=-1), lu, pivots
 
 
-@_on_tpu("aten::linalg_lu_factor_ex")
+@_on_accelerators("aten::linalg_lu_factor_ex")
 def lu_factor(a: Array, pivot: bool, check_errors: bool) -> tuple[Array, ...]:
     if not pivot:
         raise NotImplementedError("LU decomposition without pivoting")
     return _lu(a)
 
 
-@_on_tpu("aten::linalg_lu")
+@_on_accelerators("aten::linalg_lu")
 def lu(a: Array, pivot: bool) -> tuple[Array, ...]:
     import jax.numpy as jnp
 
@@ -136,12 +139,12 @@ def lu(a: Array, pivot: bool) -> tuple[Array, ...]:
     return places.astype(a.dtype), lower, jnp.triu(both[..., :rank, :])
 
 
-@_on_tpu("aten::linalg_lu_solve")
+@_on_accelerators("aten::linalg_lu_solve")
 def lu_solve(factors: Array, pivots: Array, b: Array, left: bool, adjoint: bool) -> Array:
     return _solve(factors, pivots, b, left, adjoint)
 
 
-@_on_tpu("aten::_linalg_solve_ex")
+@_on_accelerators("aten::_linalg_solve_ex")
 def solve(a: Array, b: Array, left: bool, check_errors: bool) -> tuple[Array, ...]:
     factors, pivots, info = _lu(a)
     vector = b.ndim == 1 or (b.ndim == a.ndim - 1 and b.shape == a.shape[:-1])
@@ -149,13 +152,13 @@ def solve(a: Array, b: Array, left: bool, check_errors: bool) -> tuple[Array, ..
     return x[..., 0] if vector else x, factors, pivots, info
 
 
-@_on_tpu("aten::linalg_inv_ex")
+@_on_accelerators("aten::linalg_inv_ex")
 def inverse(a: Array, check_errors: bool) -> tuple[Array, Array]:
     factors, pivots, info = _lu(a)
     return _solve(factors, pivots, _eye(a.shape[-1], a), True, False), info
 
 
-@_on_tpu("aten::linalg_matrix_exp")
+@_on_accelerators("aten::linalg_matrix_exp")
 def matrix_exp(a: Array) -> Array:
     """By scaling, squaring and a Pade approximant (Higham 2005), as in jax.scipy.linalg.expm."""
     import jax
@@ -165,14 +168,14 @@ def matrix_exp(a: Array) -> Array:
     return jax.scipy.linalg.expm(a.astype(jnp.float32) if half else a)
 
 
-@_on_tpu("aten::cholesky_inverse")
+@_on_accelerators("aten::cholesky_inverse")
 def cholesky_inverse(factor: Array, upper: bool) -> Array:
     lower = _adjoint(factor) if upper else factor
     below = _triangular(lower, _eye(lower.shape[-1], lower), lower=True)
     return _adjoint(below) @ below
 
 
-@_on_tpu("aten::linalg_qr")
+@_on_accelerators("aten::linalg_qr")
 def qr(a: Array, mode: str, *, outputs: Any) -> tuple[Array, Array]:
     import jax
     import jax.numpy as jnp
@@ -181,7 +184,7 @@ def qr(a: Array, mode: str, *, outputs: Any) -> tuple[Array, Array]:
     return jnp.zeros(outputs[0].shape, a.dtype) if mode == "r" else q, r
 
 
-@_on_tpu("aten::linalg_householder_product")
+@_on_accelerators("aten::linalg_householder_product")
 def householder_product(reflectors: Array, tau: Array) -> Array:
     import jax
 
