@@ -75,17 +75,20 @@ void set_plugin_provider(py::function resolve) {
   });
 }
 
+// lazyxla.program_store.StoreSettings.
+graph::ProgramStore::Settings store_settings(const py::handle& told) {
+  return {.directory = told.attr("directory").cast<std::string>(),
+          .max_bytes = told.attr("max_bytes").cast<int64_t>(),
+          .version = told.attr("version").cast<graph::Fields>(),
+          .lowering_is_known = told.attr("lowering_is_known").cast<bool>()};
+}
+
 // A function () -> lazyxla.program_store.StoreSettings.
 void set_program_store_provider(py::function settings) {
   auto* provider = new py::function(std::move(settings));  // leaked, as above
-  graph::ProgramStore::get().set_provider([provider] {
+  graph::ProgramStore::set_provider([provider] {
     py::gil_scoped_acquire gil;
-    py::object told = (*provider)();
-    return graph::ProgramStore::Settings{
-        .directory = told.attr("directory").cast<std::string>(),
-        .max_bytes = told.attr("max_bytes").cast<int64_t>(),
-        .version = told.attr("version").cast<std::string>(),
-        .lowering_is_known = told.attr("lowering_is_known").cast<bool>()};
+    return store_settings((*provider)());
   });
 }
 
@@ -99,10 +102,11 @@ const pjrt::Device& device(int index) {
   return devices[index];
 }
 
-// Whether what is recorded now may call the host: a program that is only captured cannot, for it is
-// for another platform than the CPU.
+// Whether what is recorded now may call the host: a program that is only captured cannot, unless it
+// is for what runs here.
 bool takes_host_calls() {
-  return !graph::Capture::current() && pjrt::Runtime::get().takes_host_handler();
+  const auto capture = graph::Capture::current();
+  return (!capture || capture->runs_here()) && pjrt::Runtime::get().takes_host_handler();
 }
 
 void bind_runtime(py::module_& m) {
@@ -235,7 +239,7 @@ void bind_graph(py::module_& m) {
         [](const std::string& path) { ir::InferenceStore::get().open(path); });
   m.def("flush_inference_store", [] { ir::InferenceStore::get().flush(); });
   m.def("set_program_store_provider", &set_program_store_provider);
-  m.def("forget_program_store", [] { graph::ProgramStore::get().forget_settings(); });
+  m.def("forget_program_store", [] { graph::ProgramStore::forget_settings(); });
   m.def("cached_shapes", [] { return ir::ShapeMemo::get().size(); });
 }
 
@@ -262,11 +266,29 @@ void make_abstract(const at::Tensor& tensor) {
   garbage.add(storage.set_value(graph::make_abstract_leaf({base.dtype, base.sizes})));
 }
 
+// Keeps a captured graph's program where processes that run it look for it. False if it could not
+// be written.
+bool store_program(const py::object& where, const std::string& platform,
+                   const pjrt::Topology& topology, const CapturedGraph& graph,
+                   std::vector<uint32_t> static_slots, const std::string& artifact,
+                   const pjrt::CompileOptions& overrides, const pjrt::CompiledProgram& compiled) {
+  const graph::ProgramStore::Settings settings = store_settings(where);
+  py::gil_scoped_release no_gil;
+  graph::ProgramStore store(settings, graph::environment(platform, topology, settings.version));
+  const std::string options = pjrt::compile_options(overrides);
+  const std::string program = store.program_name(artifact, options);
+  if (!store.add_program(program, compiled.serialize())) return false;
+  std::erase_if(static_slots, [&](uint32_t slot) { return slot >= graph.slots.size(); });
+  const std::string name = store.graph_name(graph.key, options);
+  return name.empty() || store.add_graph(name, graph.variable, graph.slots, static_slots, program);
+}
+
 // Recording programs without running them: lazyxla/aot.
 void bind_capture(py::module_& m) {
-  m.def("begin_capture", [](std::string platform, py::function listener) {
-    graph::Capture::begin(std::make_shared<graph::Capture>(std::move(platform),
-                                                           capture_listener(std::move(listener))));
+  py::class_<CapturedGraph, std::shared_ptr<CapturedGraph>>(m, "CapturedGraph");
+  m.def("begin_capture", [](std::string platform, bool runs_here, py::object recording) {
+    graph::Capture::begin(std::make_shared<graph::Capture>(std::move(platform), runs_here,
+                                                           capture_listener(std::move(recording))));
   });
   m.def("end_capture", [] { graph::Capture::end(); });
   m.def("captured_platform", []() -> std::string {
@@ -274,11 +296,12 @@ void bind_capture(py::module_& m) {
     return capture ? capture->platform() : "";
   });
   m.def("make_abstract", &make_abstract);
+  m.def("store_program", &store_program);
 }
 
-std::unique_ptr<pjrt::CompiledProgram> compile_for(const pjrt::Topology& topology,
-                                                   const std::string& artifact,
-                                                   const pjrt::CompileOptions& options) {
+std::shared_ptr<const pjrt::CompiledProgram> compile_for(const pjrt::Topology& topology,
+                                                         const std::string& artifact,
+                                                         const pjrt::CompileOptions& options) {
   return topology.compile(artifact, "mlir", pjrt::compile_options(options));
 }
 
@@ -289,7 +312,7 @@ void bind_topology(py::module_& m) {
       .def_readonly("process_index", &pjrt::DeviceDescription::process_index)
       .def_readonly("kind", &pjrt::DeviceDescription::kind)
       .def_readonly("attributes", &pjrt::DeviceDescription::attributes);
-  py::class_<pjrt::CompiledProgram>(m, "CompiledProgram")
+  py::class_<pjrt::CompiledProgram, std::shared_ptr<pjrt::CompiledProgram>>(m, "CompiledProgram")
       .def_property_readonly("num_outputs", &pjrt::CompiledProgram::num_outputs)
       .def("memory_stats", &compiled_memory_stats, NoGil())
       .def("cost_analysis", &pjrt::CompiledProgram::cost_analysis, NoGil())
@@ -305,6 +328,8 @@ void bind_topology(py::module_& m) {
              return pjrt::Topology::create(pjrt::Plugin::load(path), name, options);
            }),
            NoGil())
+      .def_static(
+          "of_client", [] { return pjrt::Topology::of(client()); }, NoGil())
       .def_property_readonly("platform_name", &pjrt::Topology::platform_name)
       .def_property_readonly("platform_version", &pjrt::Topology::platform_version)
       .def_property_readonly("devices", &pjrt::Topology::devices)

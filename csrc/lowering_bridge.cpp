@@ -5,6 +5,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "dispatch/recorder.h"
+#include "graph/portable_key.h"
 #include "graph/program.h"
 #include "graph/scope.h"
 #include "pjrt/client.h"
@@ -179,36 +180,51 @@ std::string user_line() {
                                node.cast<size_t>());
 }
 
-// Whatever the nodes hold, kept alive by a Python object.
-py::capsule held_by(const graph::Graph& graph) {
-  auto held = std::make_unique<std::vector<std::shared_ptr<ir::LeafData>>>();
+std::shared_ptr<CapturedGraph> captured(const graph::Graph& graph,
+                                        const std::vector<bool>& variable) {
+  auto result = std::make_shared<CapturedGraph>(
+      CapturedGraph{graph::portable_key(graph), variable, graph.slots, {}});
   for (const ir::NodePtr& node : graph.nodes) {
-    if (node->leaf_data()) held->push_back(node->leaf_data());
+    if (node->leaf_data()) result->held.push_back(node->leaf_data());
   }
-  auto drop = [](void* all) {
-    delete static_cast<std::vector<std::shared_ptr<ir::LeafData>>*>(all);
-  };
-  return py::capsule(held.release(), drop);
+  return result;
+}
+
+// Numbers that are part of their OpSpec stand behind the graph's own slots; nothing to note.
+std::vector<uint32_t> slots_among(const py::object& numbers, size_t count) {
+  std::vector<uint32_t> slots;
+  for (py::handle slot : numbers) {
+    const auto number = slot.cast<uint32_t>();
+    if (number < count) slots.push_back(number);
+  }
+  return slots;
 }
 
 }  // namespace
 
-graph::Capture::Listener capture_listener(py::function listener) {
+graph::Capture::Listener capture_listener(py::object recording) {
   // The last owner may be a flush on a thread without the GIL.
-  std::shared_ptr<py::function> function(new py::function(std::move(listener)),
-                                         [](py::function* dead) {
-                                           py::gil_scoped_acquire gil;
-                                           delete dead;
-                                         });
-  return [function](const graph::Capture::Event& event) {
+  std::shared_ptr<py::object> owner(new py::object(std::move(recording)), [](py::object* dead) {
     py::gil_scoped_acquire gil;
+    delete dead;
+  });
+  auto take = [owner](const graph::Capture::Event& event) {
+    py::gil_scoped_acquire gil;
+    py::function function = owner->attr("take");
     if (!event.is_new) {
-      call_unwatched(*function, event.number, py::none(), py::none(), py::none());
+      call_unwatched(function, event.number, py::none(), py::none(), py::none());
       return;
     }
-    call_unwatched(*function, event.number, Exporter(event.graph, event.variable).run(),
-                   py::cast(graph::compile_options(event.graph)), held_by(event.graph));
+    call_unwatched(function, event.number, Exporter(event.graph, event.variable).run(),
+                   py::cast(graph::compile_options(event.graph)),
+                   py::cast(captured(event.graph, event.variable)));
   };
+  auto static_slots = [owner](size_t number) {
+    py::gil_scoped_acquire gil;
+    py::function function = owner->attr("static_slots");
+    return call_unwatched(function, number).cast<std::vector<uint32_t>>();
+  };
+  return {take, static_slots};
 }
 
 void install_lowering(py::function lower, py::function how, py::function try_out) {
@@ -228,13 +244,8 @@ void install_lowering(py::function lower, py::function how, py::function try_out
     } catch (py::error_already_set& error) {
       throw_failure(error);
     }
-    graph::Lowered result{lowered.attr("artifact").cast<std::string>(), {}};
-    for (py::handle slot : lowered.attr("static_slots")) {
-      // Numbers that are part of their OpSpec stand behind the graph's own slots; nothing to note.
-      auto number = slot.cast<uint32_t>();
-      if (number < graph.slots.size()) result.static_slots.push_back(number);
-    }
-    return result;
+    return graph::Lowered{lowered.attr("artifact").cast<std::string>(),
+                          slots_among(lowered.attr("static_slots"), graph.slots.size())};
   });
   auto how_hook = [how_function](const std::string& name) {
     py::gil_scoped_acquire gil;

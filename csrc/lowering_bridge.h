@@ -4,6 +4,11 @@
 
 #include <pybind11/pybind11.h>
 
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
 #include "graph/capture.h"
 
 namespace lazyxla {
@@ -17,8 +22,18 @@ void install_lowering(pybind11::function lower, pybind11::function how, pybind11
 // loaded instead of lowered.
 void install_load_listener(pybind11::function listener);
 
-// The listener of a capture that hands its programs to a Python function
-// (number, Program or None if it is known, compile options, what must live to lower it) -> None.
-graph::Capture::Listener capture_listener(pybind11::function listener);
+// What is left of a captured graph beside its lazyxla.lowering.program.Program: by what the program
+// store knows it, and what must live to lower it.
+struct CapturedGraph {
+  std::optional<std::string> key;  // portable_key.h
+  std::vector<bool> variable;
+  std::vector<ir::ScalarValue> slots;
+  std::vector<std::shared_ptr<ir::LeafData>> held;
+};
+
+// The listener of a capture that hands its programs to a Python object with the methods
+// take(number, Program or None if it is known, compile options, CapturedGraph) -> None and
+// static_slots(number) -> sequence of ints.
+graph::Capture::Listener capture_listener(pybind11::object recording);
 
 }  // namespace lazyxla

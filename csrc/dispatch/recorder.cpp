@@ -227,7 +227,9 @@ void apply(const Recipe& recipe, Scan& scan, c10::ArrayRef<at::TensorBase> fresh
   for (size_t i = 0; i < recipe.writes.size(); ++i) {
     if (recipe.writes[i].resized) resize_written(*scan.written[i], recipe.writes[i].geometry);
   }
-  const bool eager = graph::current_mode() == graph::Mode::kEager;
+  // Not by a program of its own if nothing is to run.
+  const bool eager =
+      graph::current_mode() == graph::Mode::kEager && graph::Capture::current() == nullptr;
   const uint64_t setting = eager ? graph::current_setting() : 0;
   c10::DeviceIndex device = scan.device;
   std::optional<graph::OneOperator> launched;

@@ -8,6 +8,7 @@
 #include <mutex>
 #include <thread>
 
+#include "graph/capture.h"
 #include "graph/flush.h"
 #include "ir/storage.h"
 
@@ -112,7 +113,10 @@ class Watch {
   }
 
   static void look(c10::DeviceIndex device) {
-    if (!ir::PendingSet::of(device).fused || !Batches::of(device).is_left_lying()) return;
+    // Nothing that a capture takes is waited for.
+    if (Capture::current() || !ir::PendingSet::of(device).fused ||
+        !Batches::of(device).is_left_lying())
+      return;
     try {
       flush(device, Cause::kMode);
     } catch (const std::exception&) {  // whoever reads the values is told

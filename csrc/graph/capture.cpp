@@ -2,6 +2,7 @@
 
 #include <c10/util/Exception.h>
 
+#include "graph/gil.h"
 #include "pjrt/runtime.h"
 
 namespace lazyxla::graph {
@@ -52,7 +53,7 @@ void Capture::keep_data(ir::Storage& storage) {
   if (!capture) return;
   BufferRef buffer = buffer_ref(*value.node.get());
   ++buffer->waiting_runs;  // so that it can be donated as if it were not kept
-  std::lock_guard lock(capture->mutex_);
+  std::lock_guard lock(capture->kept_mutex_);
   capture->kept_.push_back({&storage, storage.id(), &storage.pending_set(), storage.base(),
                             value.type(), std::move(buffer)});
 }
@@ -60,7 +61,7 @@ void Capture::keep_data(ir::Storage& storage) {
 void Capture::give_back_data() {
   std::vector<Kept> kept;
   {
-    std::lock_guard lock(mutex_);
+    std::lock_guard lock(kept_mutex_);
     kept.swap(kept_);
   }
   for (Kept& each : kept) {
@@ -74,35 +75,64 @@ void Capture::give_back_data() {
 }
 
 bool Capture::Program::serves(const Graph& graph) const {
-  if (key != graph.key) return false;
   for (size_t i = 0; i < graph.slots.size(); ++i) {
     if (constants[i].i != graph.slots[i].i && !variable[i]) return false;
   }
   return true;
 }
 
+bool Capture::Program::has_numbers_of(const Graph& graph) const {
+  for (size_t i = 0; i < graph.slots.size(); ++i) {
+    if (constants[i].i != graph.slots[i].i) return false;
+  }
+  return true;
+}
+
 void Capture::take(const Graph& graph) {
   for (const auto& promise : graph.promises) promise->make_abstract();
-  std::vector<bool> variable;
-  size_t number = 0;
-  bool is_new = true;
-  {
-    std::lock_guard lock(mutex_);
-    const Program* like = nullptr;  // the last one for this key
-    for (size_t i = programs_.size(); i-- > 0 && is_new;) {
-      if (!like && programs_[i].key == graph.key) like = &programs_[i];
-      if (!programs_[i].serves(graph)) continue;
-      number = i;
-      is_new = false;
-    }
-    if (is_new) {
-      number = programs_.size();
-      variable = history_.variable_slots(graph, like ? &like->variable : nullptr,
-                                         like ? &like->constants : nullptr);
-      programs_.push_back({graph.key, variable, graph.slots});
-    }
+  std::unique_lock lock(programs_mutex_, std::try_to_lock);
+  if (!lock) {
+    WithoutGil no_gil;  // the holder may be lowering
+    lock.lock();
   }
-  listener_({graph, variable, number, is_new});
+  const auto found = find(graph);
+  const size_t number = found ? *found : add(graph);
+  listener_.take({graph, programs_[number].variable, number, !found});
+}
+
+std::optional<size_t> Capture::find(const Graph& graph) {
+  for (size_t i = programs_.size(); i-- > 0;) {
+    if (programs_[i].key != graph.key) continue;
+    if (programs_[i].has_numbers_of(graph)) return i;
+    learn_static_slots(i);
+    if (programs_[i].serves(graph)) return i;
+  }
+  return std::nullopt;
+}
+
+size_t Capture::add(const Graph& graph) {
+  std::vector<const Program*> alike;  // the last one first
+  for (size_t i = programs_.size(); i-- > 0;) {
+    if (programs_[i].key == graph.key) alike.push_back(&programs_[i]);
+  }
+  std::vector<bool> variable =
+      history_.variable_slots(graph, alike.empty() ? nullptr : &alike[0]->variable,
+                              alike.empty() ? nullptr : &alike[0]->constants);
+  for (const Program* program : alike) {
+    for (uint32_t slot : *program->static_slots) variable[slot] = false;
+  }
+  programs_.push_back({graph.key, std::move(variable), graph.slots});
+  return programs_.size() - 1;
+}
+
+void Capture::learn_static_slots(size_t number) {
+  Program& program = programs_[number];
+  if (program.static_slots) return;
+  program.static_slots = listener_.static_slots(number);
+  // Behind the graph's own slots stand numbers that are part of their OpSpec.
+  std::erase_if(*program.static_slots,
+                [&](uint32_t slot) { return slot >= program.variable.size(); });
+  for (uint32_t slot : *program.static_slots) program.variable[slot] = false;
 }
 
 std::string recorded_platform() {

@@ -14,14 +14,15 @@
 // thread's, and so is what a flush does with them. The caches of compiled programs are left alone.
 //
 // Scalars are treated as program.h does: constants until they prove to be variable. What only a
-// lowering can tell, that a rule needs a number at compile time, is not known here; such a number
-// counts as variable, and is a constant again once the program is lowered.
+// lowering can tell, that a rule needs a number at compile time, is asked for when it matters: when
+// a graph comes up again with other numbers.
 #pragma once
 
 #include <atomic>
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -40,13 +41,20 @@ class Capture {
     size_t number;                      // of the program, from 0 in order of appearance
     bool is_new;
   };
-  using Listener = std::function<void(const Event&)>;  // called without a device's mutex
+  // Called without a device's mutex, by one thread at a time.
+  struct Listener {
+    std::function<void(const Event&)> take;
+    // Lowers a program that it took, by its number: the slots whose numbers are part of it.
+    std::function<std::vector<uint32_t>(size_t number)> static_slots;
+  };
 
-  // `platform` ("tpu") is what the recorder's questions about lowerings are answered for.
-  Capture(std::string platform, Listener listener)
-      : platform_(std::move(platform)), listener_(std::move(listener)) {}
+  // `platform` ("tpu") is what the recorder's questions about lowerings are answered for;
+  // `runs_here` says that it is the one of the running client.
+  Capture(std::string platform, bool runs_here, Listener listener)
+      : platform_(std::move(platform)), runs_here_(runs_here), listener_(std::move(listener)) {}
 
   const std::string& platform() const { return platform_; }
+  bool runs_here() const { return runs_here_; }
 
   // The active capture, or null.
   static std::shared_ptr<Capture> current() {
@@ -80,11 +88,18 @@ class Capture {
   };
   struct Program {
     std::vector<uint64_t> key;
-    std::vector<bool> variable;
+    std::vector<bool> variable;  // with those that are static, until it is lowered
     std::vector<ir::ScalarValue> constants;
+    std::optional<std::vector<uint32_t>> static_slots{};  // known once it is lowered
     bool serves(const Graph& graph) const;
+    bool has_numbers_of(const Graph& graph) const;
   };
 
+  // The number of the program that serves the graph; empty if there is none. Caller holds
+  // `programs_mutex_`, as of those below.
+  std::optional<size_t> find(const Graph& graph);
+  size_t add(const Graph& graph);
+  void learn_static_slots(size_t number);
   static std::shared_ptr<Capture> find_current();
   static void keep_data(ir::Storage& storage);
   void give_back_data();
@@ -92,10 +107,12 @@ class Capture {
   inline static std::atomic<bool> active_{false};  // most programs capture nothing
 
   const std::string platform_;
+  const bool runs_here_;
   const Listener listener_;
-  std::mutex mutex_;
+  std::mutex programs_mutex_;  // held while lowering: waited for without the GIL
   std::vector<Program> programs_;
   ScalarHistory history_;
+  std::mutex kept_mutex_;  // taken under a device's mutex
   std::vector<Kept> kept_;
 };
 

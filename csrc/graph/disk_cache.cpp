@@ -11,7 +11,6 @@
 #include <chrono>
 #include <cstring>
 #include <filesystem>
-#include <vector>
 
 namespace lazyxla::graph {
 namespace {
@@ -91,8 +90,8 @@ std::optional<std::string> DiskCache::read(const std::string& name) {
   return std::nullopt;
 }
 
-void DiskCache::write(const std::string& name, const std::string& bytes) {
-  if (!is_on()) return;
+bool DiskCache::write(const std::string& name, const std::string& bytes) {
+  if (!is_on()) return false;
   static std::atomic<int64_t> number{0};
   const std::string unfinished =
       path(name) + "." + std::to_string(::getpid()) + "." + std::to_string(++number) + kUnfinished;
@@ -104,17 +103,35 @@ void DiskCache::write(const std::string& name, const std::string& bytes) {
   if (!written || ::rename(unfinished.c_str(), path(name).c_str()) != 0) {
     int error = errno;
     ::unlink(unfinished.c_str());
-    return warn(std::strerror(error));
+    warn(std::strerror(error));
+    return false;
   }
   {
     std::lock_guard lock(mutex_);
     unchecked_bytes_ += static_cast<int64_t>(bytes.size());
     // The first time, for what other processes left; then whenever it may have grown by a tenth.
-    if (checked_ && unchecked_bytes_ < max_bytes_ / 10) return;
+    if (checked_ && unchecked_bytes_ < max_bytes_ / 10) return true;
     checked_ = true;
     unchecked_bytes_ = 0;
   }
   make_room();
+  return true;
+}
+
+bool DiskCache::contains(const std::string& name) const {
+  return is_on() && ::access(path(name).c_str(), F_OK) == 0;
+}
+
+std::vector<std::string> DiskCache::names(const std::string& begin) const {
+  std::vector<std::string> found;
+  if (!is_on()) return found;
+  std::error_code error;
+  for (fs::directory_iterator it(directory_, error), end; !error && it != end;
+       it.increment(error)) {
+    std::string name = it->path().filename().string();
+    if (name.starts_with(begin) && !ends_with(name, kUnfinished)) found.push_back(std::move(name));
+  }
+  return found;
 }
 
 void DiskCache::remove(const std::string& name) { ::unlink(path(name).c_str()); }

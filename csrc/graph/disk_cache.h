@@ -14,6 +14,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace lazyxla::graph {
 
@@ -23,10 +24,16 @@ class DiskCache {
   DiskCache(std::string directory, int64_t max_bytes)
       : directory_(std::move(directory)), max_bytes_(max_bytes) {}
 
+  const std::string& directory() const { return directory_; }
   bool is_on() const { return !directory_.empty() && max_bytes_ > 0; }
 
   std::optional<std::string> read(const std::string& name);
-  void write(const std::string& name, const std::string& bytes);
+  // False if it could not be written.
+  bool write(const std::string& name, const std::string& bytes);
+  // Whether there is a file for it, whatever it holds. Does not count as using it.
+  bool contains(const std::string& name) const;
+  // The names that begin so.
+  std::vector<std::string> names(const std::string& begin) const;
   void remove(const std::string& name);
 
  private:

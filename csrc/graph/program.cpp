@@ -179,20 +179,15 @@ void Variant::compile(const std::string& artifact, const std::string& options,
   state_.notify_all();
   if (error_ || stored_as.empty()) return;
   try {
-    ProgramStore::get().add_program(stored_as, executable_->program().serialize());
+    ProgramStore::current()->add_program(stored_as, executable_->program().serialize());
   } catch (const pjrt::Error&) {
     // Not every plugin can serialize; the next process compiles again.
   }
 }
 
-bool Variant::load(const std::string& serialized) {
-  try {
-    executable_ = pjrt::Runtime::get().client().deserialize(serialized);
-  } catch (const pjrt::Error&) {
-    return false;
-  }
+void Variant::load(const std::string& serialized) {
+  executable_ = pjrt::Runtime::get().client().deserialize(serialized);
   state_.store(kCompiled, std::memory_order_release);
-  return true;
 }
 
 const pjrt::Executable& Variant::executable() const {
@@ -258,28 +253,55 @@ std::vector<bool> Program::wanted_inputs(const Graph& graph) const {
   return variable;
 }
 
+std::vector<bool> Program::needed_inputs(const Graph& graph) const {
+  std::vector<bool> needed(graph.slots.size(), false);
+  if (variants_.empty()) return needed;
+  const Variant& last = *variants_.front();
+  for (size_t i = 0; i < needed.size(); ++i) {
+    needed[i] = !static_slots_[i] && (last.variable[i] || last.constants[i].i != graph.slots[i].i);
+  }
+  return needed;
+}
+
+namespace {
+
+// False if the plugin does not load it; then `why` says what it says.
+bool load(Variant& variant, const std::string& serialized, std::string& why) {
+  try {
+    variant.load(serialized);
+    return true;
+  } catch (const pjrt::Error& error) {
+    why += std::string("; what is kept on disk does not load: ") + error.what();
+    return false;
+  }
+}
+
+}  // namespace
+
 std::shared_ptr<const Variant> Program::make(const Graph& graph, Compile how) {
   static_slots_.resize(graph.slots.size(), false);
   const std::vector<ir::SlotKind> kinds = slot_kinds(graph);
   const std::vector<bool> wanted = wanted_inputs(graph);
   const std::string options = pjrt::compile_options(compile_options(graph));
-  const std::string why = count_program(reason(graph, wanted));
+  std::string why = count_program(reason(graph, wanted));
 
   auto variant = std::make_shared<Variant>();
-  ProgramStore& store = ProgramStore::get();
-  const std::string stored_as = store.graph_name(graph, wanted, options);
-  auto found = store.find_graph(stored_as, wanted, graph.slots);
-  bool loaded = found && variant->load(found->executable);
+  const auto store = ProgramStore::current();
+  const std::string stored_as = store->graph_name(graph, options);
+  auto found = store->find_graph(stored_as, wanted, needed_inputs(graph), graph.slots);
+  bool loaded = found && load(*variant, found->executable, why);
   Lowered lowered;
   if (loaded) {
     lowered.static_slots = std::move(found->static_slots);
+    variant->variable = std::move(found->variable);
   } else {
+    if (!found) why += store->explain_miss(graph, options);
+    variant->variable = wanted;
     lowered = lowerer()(graph, wanted, why);
     ++Counters::get().lowerings;
     Counters::get().nodes_lowered += static_cast<int64_t>(graph.nodes.size());
   }
 
-  variant->variable = wanted;
   for (uint32_t slot : lowered.static_slots) {
     static_slots_[slot] = true;
     variant->variable[slot] = false;
@@ -294,10 +316,10 @@ std::shared_ptr<const Variant> Program::make(const Graph& graph, Compile how) {
   variant->constants = graph.slots;
 
   if (!loaded) {
-    const std::string program = store.program_name(lowered.artifact, options);
-    store.add_graph(stored_as, wanted, graph.slots, lowered.static_slots, program);
-    auto executable = store.find_program(program);
-    loaded = executable && variant->load(*executable);
+    const std::string program = store->program_name(lowered.artifact, options);
+    store->add_graph(stored_as, wanted, graph.slots, lowered.static_slots, program);
+    auto executable = store->find_program(program);
+    loaded = executable && load(*variant, *executable, why);
     if (!loaded) compile(variant, std::move(lowered.artifact), options, program, how);
   }
   if (loaded) {

@@ -76,8 +76,8 @@ struct Variant {
   // Compiles it, `options` as PJRT takes them, and keeps it on disk under the name `stored_as`.
   void compile(const std::string& artifact, const std::string& options,
                const std::string& stored_as);
-  // Takes a serialized executable instead. False if the plugin does not load it.
-  bool load(const std::string& serialized);
+  // Takes a serialized executable instead. Throws pjrt::Error if the plugin does not load it.
+  void load(const std::string& serialized);
   bool is_compiled() const { return state_.load(std::memory_order_acquire) == kCompiled; }
   // Waits while it is being compiled. Throws what made that fail.
   const pjrt::Executable& executable() const;
@@ -117,8 +117,10 @@ class Program {
 
  private:
   std::shared_ptr<const Variant> make(const Graph& graph, Compile how);
-  // Which of a new variant's slots are to be inputs.
+  // Which of a new variant's slots are to be inputs; and which of these have varied, or were
+  // inputs before.
   std::vector<bool> wanted_inputs(const Graph& graph) const;
+  std::vector<bool> needed_inputs(const Graph& graph) const;
   // Why this graph is compiled, in words.
   std::string reason(const Graph& graph, const std::vector<bool>& variable) const;
 

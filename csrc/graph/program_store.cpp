@@ -2,9 +2,8 @@
 
 #include <c10/util/hash.h>
 
-#include <cstdlib>
+#include <algorithm>
 #include <cstring>
-#include <fstream>
 
 #include "graph/portable_key.h"
 #include "pjrt/client.h"
@@ -14,42 +13,23 @@ namespace lazyxla::graph {
 namespace {
 
 constexpr size_t kMaxForms = 64;
+constexpr size_t kMaxEnvironments = 16;  // that a miss is explained by
 
-// What the CPU can do, as Linux tells: code compiled for one may not run on another.
-std::string instruction_sets() {
-  std::ifstream file("/proc/cpuinfo");
-  for (std::string line; std::getline(file, line);) {
-    if (line.starts_with("flags") || line.starts_with("Features")) return line;
-  }
-  return {};
-}
-
-std::string environment() {
-  pjrt::Runtime& runtime = pjrt::Runtime::get();
-  pjrt::Client& client = runtime.client();
-  std::string text = runtime.platform() + '\0' + client.platform_version() + '\0' +
-                     client.devices()[0].description().kind + '\0' +
-                     std::to_string(client.plugin().xla_version().value_or(0)) + '\0';
-  if (client.platform_name() == "cpu") text += instruction_sets() + '\0';
-  for (const char* flags : {"XLA_FLAGS", "LIBTPU_INIT_ARGS"}) {
-    const char* value = std::getenv(flags);
-    text += std::string(value ? value : "") + '\0';
-  }
-  return text;
-}
-
-// One line of a graph's entry: the values of the scalars that are no inputs, and the program.
+// One line of a graph's entry. A program that has other inputs, constants or static scalars is
+// another form.
 struct Form {
+  std::vector<bool> variable;
   std::vector<uint32_t> static_slots;
-  std::vector<uint64_t> constants;
+  std::vector<uint64_t> constants;  // of the scalars that are no inputs
   std::string program;
+  bool is_like(const Form& other) const {
+    return variable == other.variable && static_slots == other.static_slots &&
+           constants == other.constants;
+  }
 };
 
-std::vector<uint64_t> constants(std::vector<bool> variable, c10::ArrayRef<ir::ScalarValue> slots,
-                                const std::vector<uint32_t>& static_slots) {
-  for (uint32_t slot : static_slots) {
-    if (slot < variable.size()) variable[slot] = false;
-  }
+std::vector<uint64_t> constants(const std::vector<bool>& variable,
+                                c10::ArrayRef<ir::ScalarValue> slots) {
   std::vector<uint64_t> values;
   for (size_t i = 0; i < slots.size(); ++i) {
     if (!variable[i]) values.push_back(static_cast<uint64_t>(slots[i].i));
@@ -62,6 +42,8 @@ void put(std::string& out, uint64_t word) {
 }
 
 void put(std::string& out, const Form& form) {
+  put(out, form.variable.size());
+  for (bool is_variable : form.variable) out.push_back(is_variable ? 1 : 0);
   put(out, form.static_slots.size());
   for (uint32_t slot : form.static_slots) put(out, slot);
   put(out, form.constants.size());
@@ -79,6 +61,8 @@ class Reader {
     Form form;
     if (at_ == bytes_.size()) return std::nullopt;
     uint64_t count = size();
+    for (uint64_t i = 0; i < count; ++i) form.variable.push_back(bytes_[at_++] != 0);
+    count = size();
     for (uint64_t i = 0; i < count; ++i) form.static_slots.push_back(word());
     count = size();
     for (uint64_t i = 0; i < count; ++i) form.constants.push_back(word());
@@ -120,107 +104,211 @@ std::vector<Form> parse(const std::string& bytes) {
   return forms;
 }
 
+// Whether it can be run with these scalars, the `needed` ones as inputs if they can be.
+bool serves(const Form& form, const std::vector<bool>& needed,
+            c10::ArrayRef<ir::ScalarValue> slots) {
+  if (form.variable.size() != slots.size()) return false;
+  std::vector<bool> missing = needed;
+  for (uint32_t slot : form.static_slots) {
+    if (slot >= missing.size()) return false;
+    missing[slot] = false;
+  }
+  for (size_t i = 0; i < slots.size(); ++i) {
+    if (missing[i] && !form.variable[i]) return false;
+  }
+  return form.constants == constants(form.variable, slots);
+}
+
+std::vector<bool> without(std::vector<bool> variable, const std::vector<uint32_t>& static_slots) {
+  for (uint32_t slot : static_slots) {
+    if (slot < variable.size()) variable[slot] = false;
+  }
+  return variable;
+}
+
+size_t count(const std::vector<bool>& variable) {
+  return static_cast<size_t>(std::count(variable.begin(), variable.end(), true));
+}
+
+struct Current {
+  std::mutex mutex;
+  std::function<ProgramStore::Settings()> provider;
+  std::shared_ptr<ProgramStore> store;
+
+  static Current& get() {
+    static auto* instance = new Current();
+    return *instance;
+  }
+};
+
+constexpr char kEnvironment[] = "environment-";
+
+std::string environment_name(const std::string& environment) {
+  return kEnvironment + c10::sha1(environment).str();
+}
+
 }  // namespace
 
-ProgramStore::Open::Open(Settings told)
-    : settings(std::move(told)),
-      environment(settings.version + '\0' + lazyxla::graph::environment()),
-      cache(settings.directory, settings.max_bytes) {}
+ProgramStore::ProgramStore(Settings settings, std::string environment)
+    : settings_(std::move(settings)),
+      environment_(std::move(environment)),
+      cache_(settings_.directory, settings_.max_bytes) {}
 
-ProgramStore& ProgramStore::get() {
-  static auto* instance = new ProgramStore();
-  return *instance;
+std::shared_ptr<ProgramStore> ProgramStore::current() {
+  Current& current = Current::get();
+  std::function<Settings()> provider;
+  {
+    std::lock_guard lock(current.mutex);
+    if (current.store) return current.store;
+    provider = current.provider;
+  }
+  // Without the lock: the provider takes the GIL.
+  Settings settings = provider ? provider() : Settings();
+  pjrt::Runtime& runtime = pjrt::Runtime::get();
+  std::string text =
+      environment(runtime.platform(), *pjrt::Topology::of(runtime.client()), settings.version);
+  auto store = std::make_shared<ProgramStore>(std::move(settings), std::move(text));
+  std::lock_guard lock(current.mutex);
+  if (!current.store) current.store = std::move(store);
+  return current.store;
 }
 
 void ProgramStore::set_provider(std::function<Settings()> provider) {
-  std::lock_guard lock(mutex_);
-  provider_ = std::move(provider);
-  open_ = nullptr;
+  Current& current = Current::get();
+  std::lock_guard lock(current.mutex);
+  current.provider = std::move(provider);
+  current.store = nullptr;
 }
 
 void ProgramStore::forget_settings() {
-  std::lock_guard lock(mutex_);
-  open_ = nullptr;
+  Current& current = Current::get();
+  std::lock_guard lock(current.mutex);
+  current.store = nullptr;
 }
 
-std::shared_ptr<ProgramStore::Open> ProgramStore::open() {
-  std::function<Settings()> provider;
-  {
-    std::lock_guard lock(mutex_);
-    if (open_) return open_;
-    provider = provider_;
-  }
-  // Without the lock: the provider takes the GIL.
-  auto opened = std::make_shared<Open>(provider ? provider() : Settings());
-  std::lock_guard lock(mutex_);
-  if (!open_) open_ = std::move(opened);
-  return open_;
+std::string ProgramStore::graph_name(const Graph& graph, const std::string& options) const {
+  if (!cache_.is_on() || !settings_.lowering_is_known) return {};
+  return graph_name(portable_key(graph), options);
 }
 
-std::string ProgramStore::graph_name(const Graph& graph, const std::vector<bool>& variable,
-                                     const std::string& options) {
-  auto store = open();
-  if (!store->cache.is_on() || !store->settings.lowering_is_known) return {};
-  std::optional<std::string> key = portable_key(graph);
-  if (!key) return {};
-  put(*key, variable.size());
-  for (bool is_variable : variable) key->push_back(is_variable ? '1' : '0');
-  put(*key, options.size());
-  *key += options + store->environment;
-  return "graph-" + c10::sha1(*key).str();
+std::string ProgramStore::graph_name(const std::optional<std::string>& key,
+                                     const std::string& options) const {
+  if (!key || !cache_.is_on() || !settings_.lowering_is_known) return {};
+  return graph_name(*key, options, environment_);
 }
 
-std::string ProgramStore::program_name(const std::string& artifact, const std::string& options) {
-  auto store = open();
-  if (!store->cache.is_on()) return {};
+std::string ProgramStore::graph_name(const std::string& key, const std::string& options,
+                                     const std::string& environment) const {
+  std::string all;
+  put(all, key.size());
+  all += key;
+  put(all, options.size());
+  all += options + environment;
+  return "graph-" + c10::sha1(all).str();
+}
+
+std::string ProgramStore::program_name(const std::string& artifact,
+                                       const std::string& options) const {
+  if (!cache_.is_on()) return {};
   std::string key;
   put(key, artifact.size());
   key += artifact;
   put(key, options.size());
-  key += options + store->environment;
+  key += options + environment_;
   return "program-" + c10::sha1(key).str();
 }
 
 std::optional<ProgramStore::Found> ProgramStore::find_graph(const std::string& name,
-                                                            const std::vector<bool>& variable,
+                                                            const std::vector<bool>& wanted,
+                                                            const std::vector<bool>& needed,
                                                             c10::ArrayRef<ir::ScalarValue> slots) {
   if (name.empty()) return std::nullopt;
-  auto bytes = open()->cache.read(name);
+  auto bytes = cache_.read(name);
   if (!bytes) return std::nullopt;
+  std::optional<Form> best;
   for (Form& form : parse(*bytes)) {
-    if (form.constants != constants(variable, slots, form.static_slots)) continue;
-    auto executable = find_program(form.program);
-    if (!executable) return std::nullopt;
-    return Found{std::move(*executable), std::move(form.static_slots)};
+    if (!serves(form, needed, slots)) continue;
+    const bool is_exact = form.variable == without(wanted, form.static_slots);
+    if (is_exact || !best || count(form.variable) > count(best->variable)) best = std::move(form);
+    if (is_exact) break;
   }
-  return std::nullopt;
+  if (!best) return std::nullopt;
+  auto executable = find_program(best->program);
+  if (!executable) return std::nullopt;
+  return Found{std::move(*executable), std::move(best->variable), std::move(best->static_slots)};
 }
 
 std::optional<std::string> ProgramStore::find_program(const std::string& name) {
-  return name.empty() ? std::nullopt : open()->cache.read(name);
+  return name.empty() ? std::nullopt : cache_.read(name);
 }
 
-void ProgramStore::add_graph(const std::string& name, const std::vector<bool>& variable,
+bool ProgramStore::add_graph(const std::string& name, const std::vector<bool>& wanted,
                              c10::ArrayRef<ir::ScalarValue> slots,
                              const std::vector<uint32_t>& static_slots,
                              const std::string& program) {
-  if (name.empty() || program.empty()) return;
-  auto store = open();
-  Form form{static_slots, constants(variable, slots, static_slots), program};
+  if (name.empty() || program.empty()) return false;
+  add_environment();
+  Form form{without(wanted, static_slots), static_slots, {}, program};
+  form.constants = constants(form.variable, slots);
   std::string entry;
   put(entry, form);
   size_t count = 1;
-  if (auto bytes = store->cache.read(name)) {
+  if (auto bytes = cache_.read(name)) {
     for (const Form& other : parse(*bytes)) {
-      bool same = other.static_slots == form.static_slots && other.constants == form.constants;
-      if (!same && count++ < kMaxForms) put(entry, other);
+      if (!form.is_like(other) && count++ < kMaxForms) put(entry, other);
     }
   }
-  store->cache.write(name, entry);
+  return cache_.write(name, entry);
 }
 
-void ProgramStore::add_program(const std::string& name, const std::string& executable) {
-  if (!name.empty()) open()->cache.write(name, executable);
+bool ProgramStore::add_program(const std::string& name, const std::string& executable) {
+  if (name.empty()) return false;
+  add_environment();
+  return cache_.write(name, executable);
+}
+
+void ProgramStore::add_environment() {
+  std::call_once(environment_added_, [&] {
+    const std::string name = environment_name(environment_);
+    if (!cache_.read(name)) cache_.write(name, environment_);
+  });
+}
+
+const std::vector<std::string>& ProgramStore::other_environments() {
+  std::call_once(environments_read_, [&] {
+    const std::string ours = environment_name(environment_);
+    const std::vector<std::string> names = cache_.names(kEnvironment);
+    for (const std::string& name : names) {
+      if (name == ours || other_environments_.size() == kMaxEnvironments) continue;
+      if (auto text = cache_.read(name)) other_environments_.push_back(std::move(*text));
+    }
+    std::sort(other_environments_.begin(), other_environments_.end(),
+              [&](const std::string& a, const std::string& b) {
+                return count_differences(a, environment_) < count_differences(b, environment_);
+              });
+    nothing_is_ours_ = std::find(names.begin(), names.end(), ours) == names.end();
+  });
+  return other_environments_;
+}
+
+std::string ProgramStore::explain(const std::string& whose, const std::string& other) const {
+  return "; " + whose + " in " + cache_.directory() +
+         " for another environment: " + differences(other, environment_);
+}
+
+std::string ProgramStore::explain_miss(const Graph& graph, const std::string& options) {
+  if (!cache_.is_on()) return {};
+  const auto& others = other_environments();
+  if (others.empty()) return {};
+  const bool nothing_is_ours = nothing_is_ours_.exchange(false);
+  if (settings_.lowering_is_known) {
+    if (const auto key = portable_key(graph)) {
+      for (const std::string& other : others) {
+        if (cache_.contains(graph_name(*key, options, other))) return explain("it is kept", other);
+      }
+    }
+  }
+  return nothing_is_ours ? explain("all programs are", others.front()) : "";
 }
 
 }  // namespace lazyxla::graph

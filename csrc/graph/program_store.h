@@ -3,15 +3,23 @@
 // Two kinds of entries (disk_cache.h), each named by a checksum of all that it depends on:
 //
 //     program-<checksum of StableHLO, compile options, environment>    the serialized executable
-//     graph-<checksum of portable key, compile options, environment,   which program a graph is,
-//            which scalars are to be inputs>                           per values of the others
+//     graph-<checksum of portable key, compile options, environment>   its forms: which scalars are
+//                                                                      inputs, the others' values,
+//                                                                      and the program of each
 //
 // With its graph known a program is loaded without lowering it; with its program known (a graph of
-// torch.compile's, an operator with a user's rule) it is lowered, but not compiled. The environment
-// is the platform, the plugin's version, the device's kind, for the CPU its instruction sets, the
-// flags that compilers read, and the version of the lowering. Another version finds nothing.
+// torch.compile's, an operator with a user's rule) it is lowered, but not compiled. Another
+// environment (environment.h) finds nothing. Its text is an entry, too, which nobody needs to find
+// programs: by it a program that is there for another environment can be told from one that is not
+// there at all.
+//
+// A form serves a graph if the scalars that are no inputs have the graph's values. Which of them
+// are inputs is a guess when a graph is new to the process (scalars.h), from what ran before; any
+// form that serves is then good, whoever made it. So programs that were compiled without what a
+// process runs before them, by a capture (capture.h) for example, are found all the same.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -21,6 +29,7 @@
 #include <vector>
 
 #include "graph/disk_cache.h"
+#include "graph/environment.h"
 #include "graph/walk.h"
 
 namespace lazyxla::graph {
@@ -30,51 +39,66 @@ class ProgramStore {
   struct Settings {
     std::string directory;  // empty: no store
     int64_t max_bytes = 0;
-    std::string version;            // of the lowering
+    Fields version;                 // of the lowering
     bool lowering_is_known = true;  // that version tells all; else only programs are looked up
   };
 
-  // What a graph needs to be run: the executable, and which scalars cannot be its inputs.
+  // What a graph needs to be run: the executable, which scalars are its inputs, and which cannot
+  // be.
   struct Found {
     std::string executable;
+    std::vector<bool> variable;
     std::vector<uint32_t> static_slots;
   };
 
-  static ProgramStore& get();
+  // `environment` is that of the programs in question.
+  ProgramStore(Settings settings, std::string environment);
 
-  // Who tells the settings. Asked at the first miss, and again after `forget_settings`.
-  void set_provider(std::function<Settings()> provider);
-  void forget_settings();
+  // That of the programs that run here.
+  static std::shared_ptr<ProgramStore> current();
+  // Who tells its settings. Asked at the first miss, and again after `forget_settings`.
+  static void set_provider(std::function<Settings()> provider);
+  static void forget_settings();
 
-  // The name of a graph whose scalars are to be inputs where `variable` says so, compiled with
-  // `options` (as PJRT takes them). Empty if such a graph cannot be kept.
-  std::string graph_name(const Graph& graph, const std::vector<bool>& variable,
-                         const std::string& options);
-  std::string program_name(const std::string& artifact, const std::string& options);
+  // The name of a graph that is compiled with `options` (as PJRT takes them); empty if such a graph
+  // cannot be kept. `key` is its portable key (portable_key.h).
+  std::string graph_name(const Graph& graph, const std::string& options) const;
+  std::string graph_name(const std::optional<std::string>& key, const std::string& options) const;
+  std::string program_name(const std::string& artifact, const std::string& options) const;
 
-  // The program of a graph of this name with these scalars.
-  std::optional<Found> find_graph(const std::string& name, const std::vector<bool>& variable,
+  // The program of a graph of this name with these scalars, of which the `needed` ones must be its
+  // inputs if they can. If several serve, one whose inputs are exactly the `wanted` ones; else one
+  // with the most.
+  std::optional<Found> find_graph(const std::string& name, const std::vector<bool>& wanted,
+                                  const std::vector<bool>& needed,
                                   c10::ArrayRef<ir::ScalarValue> slots);
   // The serialized executable.
   std::optional<std::string> find_program(const std::string& name);
 
-  void add_graph(const std::string& name, const std::vector<bool>& variable,
+  // False if it could not be written. `wanted` are the inputs as they were asked for: those that
+  // are static are none.
+  bool add_graph(const std::string& name, const std::vector<bool>& wanted,
                  c10::ArrayRef<ir::ScalarValue> slots, const std::vector<uint32_t>& static_slots,
                  const std::string& program);
-  void add_program(const std::string& name, const std::string& executable);
+  bool add_program(const std::string& name, const std::string& executable);
+
+  // Why a graph was not found, if it is another environment's, as the end of a sentence; else
+  // empty. That nothing at all is for this environment is told once.
+  std::string explain_miss(const Graph& graph, const std::string& options);
 
  private:
-  struct Open {
-    explicit Open(Settings told);
-    Settings settings;
-    std::string environment;
-    DiskCache cache;
-  };
-  std::shared_ptr<Open> open();
+  std::string graph_name(const std::string& key, const std::string& options,
+                         const std::string& environment) const;
+  void add_environment();
+  const std::vector<std::string>& other_environments();
+  std::string explain(const std::string& whose, const std::string& other) const;
 
-  std::mutex mutex_;
-  std::function<Settings()> provider_;
-  std::shared_ptr<Open> open_;
+  const Settings settings_;
+  const std::string environment_;
+  DiskCache cache_;
+  std::once_flag environment_added_, environments_read_;
+  std::vector<std::string> other_environments_;
+  std::atomic<bool> nothing_is_ours_{false};  // and it was not told yet
 };
 
 }  // namespace lazyxla::graph

@@ -113,6 +113,7 @@ class Client {
 
   const Plugin& plugin() const { return plugin_; }
   const PJRT_Api& api() const { return plugin_.api(); }
+  PJRT_Client* raw() const { return raw_; }
   const std::string& platform_name() const { return platform_name_; }  // "cpu", "cuda", "tpu"
   const std::string& platform_version() const { return platform_version_; }
 

@@ -1,6 +1,7 @@
 #include "topology.h"
 
 #include "call.h"
+#include "client.h"
 #include "executable.h"
 
 namespace lazyxla::pjrt {
@@ -22,16 +23,7 @@ void Topology::start(const std::string& name, const NamedValues& options) {
   args.num_options = values.size();
   check(api, api->PJRT_TopologyDescription_Create(&args), "describing the devices " + name);
   raw_ = args.topology;
-
-  LAZYXLA_PJRT_ARGS(platform, PJRT_TopologyDescription_PlatformName);
-  platform.topology = raw_;
-  LAZYXLA_PJRT_CALL(api, PJRT_TopologyDescription_PlatformName, platform);
-  platform_name_.assign(platform.platform_name, platform.platform_name_size);
-
-  LAZYXLA_PJRT_ARGS(version, PJRT_TopologyDescription_PlatformVersion);
-  version.topology = raw_;
-  LAZYXLA_PJRT_CALL(api, PJRT_TopologyDescription_PlatformVersion, version);
-  platform_version_.assign(version.platform_version, version.platform_version_size);
+  describe_platform();
 
   LAZYXLA_PJRT_ARGS(devices, PJRT_TopologyDescription_GetDeviceDescriptions);
   devices.topology = raw_;
@@ -42,8 +34,46 @@ void Topology::start(const std::string& name, const NamedValues& options) {
   }
 }
 
+std::unique_ptr<Topology> Topology::of(const Client& client) {
+  check_not_forked();
+  std::unique_ptr<Topology> topology(new Topology(client.plugin()));
+  topology->client_ = &client;
+  const PJRT_Api* api = &client.api();
+  if (has(*api, &PJRT_Api::PJRT_Client_TopologyDescription)) {
+    LAZYXLA_PJRT_ARGS(args, PJRT_Client_TopologyDescription);
+    args.client = client.raw();
+    if (!ignore_error(api, api->PJRT_Client_TopologyDescription(&args))) {
+      topology->raw_ = args.topology;
+    }
+  }
+  try {
+    if (topology->raw_ != nullptr) topology->describe_platform();
+  } catch (const Error&) {
+    // What it leaves open the client tells.
+  }
+  if (topology->platform_name_.empty()) topology->platform_name_ = client.platform_name();
+  if (topology->platform_version_.empty()) topology->platform_version_ = client.platform_version();
+  for (const Device& device : client.devices()) {
+    topology->devices_.push_back(device.description());
+  }
+  return topology;
+}
+
+void Topology::describe_platform() {
+  const PJRT_Api* api = &plugin_.api();
+  LAZYXLA_PJRT_ARGS(platform, PJRT_TopologyDescription_PlatformName);
+  platform.topology = raw_;
+  LAZYXLA_PJRT_CALL(api, PJRT_TopologyDescription_PlatformName, platform);
+  platform_name_.assign(platform.platform_name, platform.platform_name_size);
+
+  LAZYXLA_PJRT_ARGS(version, PJRT_TopologyDescription_PlatformVersion);
+  version.topology = raw_;
+  LAZYXLA_PJRT_CALL(api, PJRT_TopologyDescription_PlatformVersion, version);
+  platform_version_.assign(version.platform_version, version.platform_version_size);
+}
+
 Topology::~Topology() {
-  if (raw_ == nullptr || forked()) {
+  if (raw_ == nullptr || client_ != nullptr || forked()) {
     return;
   }
   LAZYXLA_PJRT_ARGS(args, PJRT_TopologyDescription_Destroy);
@@ -51,8 +81,14 @@ Topology::~Topology() {
   ignore_error(&plugin_.api(), plugin_.api().PJRT_TopologyDescription_Destroy(&args));
 }
 
-std::unique_ptr<CompiledProgram> Topology::compile(std::string_view code, std::string_view format,
-                                                   std::string_view options) const {
+std::shared_ptr<const CompiledProgram> Topology::compile(std::string_view code,
+                                                         std::string_view format,
+                                                         std::string_view options) const {
+  if (client_ != nullptr) {
+    std::shared_ptr<Executable> loaded = client_->compile(code, format, options);
+    const CompiledProgram* program = &loaded->program();
+    return {std::move(loaded), program};
+  }
   check_not_forked();
   const PJRT_Program program = to_program(code, format);
   LAZYXLA_PJRT_ARGS(args, PJRT_Compile);
@@ -61,7 +97,7 @@ std::unique_ptr<CompiledProgram> Topology::compile(std::string_view code, std::s
   args.compile_options = options.data();
   args.compile_options_size = options.size();
   LAZYXLA_PJRT_CALL(&plugin_.api(), PJRT_Compile, args);
-  return std::make_unique<CompiledProgram>(plugin_.api(), args.executable);
+  return std::make_shared<CompiledProgram>(plugin_.api(), args.executable);
 }
 
 }  // namespace lazyxla::pjrt

@@ -1,13 +1,17 @@
-// A topology: devices known by description only, to compile for where none of them is attached.
+// A topology: devices known by description, to compile for.
 //
 // A plugin makes one from a name in a notation of its own, for TPUs the generation and the chips in
-// each direction. Nothing runs on it: what it compiles is loaded by a Client, on another machine
+// each direction; none of them needs to be attached. Or it describes the devices of a running
+// client. Nothing runs on it: what it compiles is loaded by a Client, on another machine
 // (CompiledProgram::serialize, Client::deserialize), or just tells whether the compiler takes the
 // program, and what memory and time it needs.
 //
 //   auto topology = Topology::create(Plugin::load("/.../libtpu.so"), "v5e:2x2");
 //   auto program = topology->compile(module, "mlir", compile_options({}));
 //   program->memory_stats()->peak;
+//
+// What a client's topology says of the platform is what a plugin says of such a topology by name,
+// where it can: both are read by the same functions.
 //
 // A Topology outlives the programs it compiled. All functions may be called from several threads at
 // once.
@@ -28,11 +32,16 @@
 
 namespace lazyxla::pjrt {
 
+class Client;
+
 class Topology {
  public:
   // `options` are the plugin's own. Throws what the plugin says of a name it does not know.
   static std::unique_ptr<Topology> create(const Plugin& plugin, const std::string& name,
                                           const NamedValues& options = {});
+
+  // That of the client, which outlives it; its devices are the addressable ones.
+  static std::unique_ptr<Topology> of(const Client& client);
 
   ~Topology();
   Topology(const Topology&) = delete;
@@ -44,16 +53,18 @@ class Topology {
   const std::vector<DeviceDescription>& devices() const { return devices_; }
 
   // As Client::compile, for one device of the topology.
-  std::unique_ptr<CompiledProgram> compile(std::string_view code, std::string_view format,
-                                           std::string_view options) const;
+  std::shared_ptr<const CompiledProgram> compile(std::string_view code, std::string_view format,
+                                                 std::string_view options) const;
 
  private:
   explicit Topology(const Plugin& plugin) : plugin_(plugin) {}
   void start(const std::string& name, const NamedValues& options);
+  void describe_platform();
 
   ClientStarted started_;  // the compiler's threads do not survive a fork either
   const Plugin& plugin_;
-  PJRT_TopologyDescription* raw_ = nullptr;
+  const Client* client_ = nullptr;           // whose topology it is, or null
+  PJRT_TopologyDescription* raw_ = nullptr;  // the client's own, if it has one, or this object's
   std::string platform_name_;
   std::string platform_version_;
   std::vector<DeviceDescription> devices_;

@@ -11,6 +11,9 @@ A program is recorded as always, on tensors that have no data, and compiled by t
 TPUs are run with: libtpu, ``pip install 'lazyxla[tpu]'``. What it takes here it takes there, and
 what it tells of memory is what a TPU will need. Nothing is executed or allocated, so that models
 may be larger than the machine.
+
+What was compiled can be kept where the processes that run it look for it
+(:meth:`CapturedProgram.store`, ``python -m lazyxla.aot``): their first step compiles nothing.
 """
 
 from lazyxla.aot.capturing import CapturedProgram, capture

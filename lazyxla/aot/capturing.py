@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import functools
+import os
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from lazyxla import _C
+from lazyxla import _C, program_store
+from lazyxla.aot import topologies
 from lazyxla.aot.compiled import CompiledProgram
-from lazyxla.aot.topologies import Options, Topology, topology
-from lazyxla.lowering import Program
+from lazyxla.aot.topologies import Options, Topology
+from lazyxla.lowering import Lowered, Program
 from lazyxla.random import default_generator
 
 
@@ -20,16 +23,58 @@ class CapturedProgram:
     recorded ten times is one program, after the first step or two.
     """
 
-    def __init__(self, program: Program, options: Options, target: Topology, held: Any) -> None:
+    def __init__(self, program: Program, options: Options, target: Topology, graph: Any) -> None:
         self.program = program
         self.times = 1
         self._options = options
         self._target = target
-        self._held = held  # what lowering it needs
+        self._graph = graph  # what the store knows it by, and what lowering it needs
+
+    @functools.cached_property
+    def lowered(self) -> Lowered:
+        """As StableHLO. Raises LoweringError if an operator of the program has no lowering."""
+        return self._target.lower(self.program)
 
     def compile(self, options: Options | None = None) -> CompiledProgram:
         """Compiles it; arguments and errors are those of :meth:`Topology.compile`."""
-        return self._target.compile(self.program, {**self._options, **(options or {})})
+        return self._target.compile(self.lowered.artifact, self._all(options))
+
+    def store(
+        self, directory: str | os.PathLike[str] | None = None, options: Options | None = None
+    ) -> CompiledProgram:
+        """Compiles it and keeps it on disk, where processes that run it find it.
+
+        Such a process has the same versions, the same kind of device, and among its XLA options
+        (``LAZYXLA_XLA_OPTIONS``) the `options` that are given here.
+
+        Args:
+            directory: the cache directory, as in ``LAZYXLA_CACHE_DIR``; None is this process's. It
+                may be copied to another machine.
+            options: as in :meth:`compile`.
+
+        Raises:
+            ValueError: nothing is to be kept: ``LAZYXLA_CACHE_SIZE`` is 0.
+            OSError: the directory cannot be written.
+            LoweringError, torch.OutOfMemoryError, RuntimeError: as :meth:`Topology.compile`.
+        """
+        where = program_store.settings_for(directory)
+        compiled = self.compile(options)
+        lowered = self.lowered
+        if not _C.store_program(
+            where,
+            self._target.platform,
+            self._target._raw,
+            self._graph,
+            lowered.static_slots,
+            lowered.artifact,
+            self._all(options),
+            compiled._raw,
+        ):
+            raise OSError(f"the program cannot be kept in {where.directory}")
+        return compiled
+
+    def _all(self, options: Options | None) -> dict[str, Any]:
+        return {**self._options, **(options or {})}
 
     def __repr__(self) -> str:
         program = self.program
@@ -47,16 +92,21 @@ class Recording:
         self.sequence: list[CapturedProgram] = []  # one for each flush
         self._target = target
 
-    def __call__(self, number: int, program: Program | None, options: Any, held: Any) -> None:
+    def take(self, number: int, program: Program | None, options: Any, graph: Any) -> None:
+        """One more flush; `program` is None if its program is known, by its number."""
         if program is None:
             self.programs[number].times += 1
         else:
-            self.programs.append(CapturedProgram(program, options, self._target, held))
+            self.programs.append(CapturedProgram(program, options, self._target, graph))
         self.sequence.append(self.programs[number])
+
+    def static_slots(self, number: int) -> Sequence[int]:
+        """The slots whose numbers are part of a program."""
+        return self.programs[number].lowered.static_slots
 
 
 @contextlib.contextmanager
-def capture(topology: str | Topology) -> Iterator[list[CapturedProgram]]:
+def capture(topology: str | Topology | None = None) -> Iterator[list[CapturedProgram]]:
     """Records what the block does on the device "lazyxla", and runs none of it.
 
     ::
@@ -81,7 +131,8 @@ def capture(topology: str | Topology) -> Iterator[list[CapturedProgram]]:
     on the device is run.
 
     Args:
-        topology: what to compile for, or its name.
+        topology: what to compile for, or its name, see :func:`topology`; None is what this process
+            would run on.
 
     Raises:
         RuntimeError: a capture is active already.
@@ -92,14 +143,14 @@ def capture(topology: str | Topology) -> Iterator[list[CapturedProgram]]:
 
 
 @contextlib.contextmanager
-def recording(target: str | Topology) -> Iterator[Recording]:
+def recording(target: str | Topology | None) -> Iterator[Recording]:
     """:func:`capture`, with what only the package needs."""
     target = resolve(target)
     _C.sync(False, _C.Cause.MODE)  # what is pending is none of the block's
     record = Recording(target)
     generators = [default_generator(index) for index in range(_C.device_count_bound())]
     states = [generator.get_state() for generator in generators]
-    _C.begin_capture(target.platform, record)
+    _C.begin_capture(target.platform, target.runs_here, record)
     try:
         yield record
         _C.sync(False, _C.Cause.MODE)
@@ -113,10 +164,10 @@ def recording(target: str | Topology) -> Iterator[Recording]:
             generator.set_state(state)
 
 
-def resolve(target: str | Topology) -> Topology:
+def resolve(target: str | Topology | None) -> Topology:
     """The topology of this name, or itself."""
     if isinstance(target, Topology):
         return target
-    if not isinstance(target, str):
+    if target is not None and not isinstance(target, str):
         raise TypeError(f"a topology is given by its name or by aot.topology(), not {target!r}")
-    return topology(target)
+    return topologies.topology(target)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -24,9 +25,10 @@ def compile(
     example_inputs: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
     *,
-    topology: str | Topology,
+    topology: str | Topology | None = None,
     train_step: Callable[[nn.Module], Callable[..., Any]] | None = None,
     options: Options | None = None,
+    store: bool | str | os.PathLike[str] = False,
 ) -> CompiledProgram:
     """Compiles what a call would run, without running it, for TPUs that need not be there.
 
@@ -59,12 +61,16 @@ def compile(
         example_inputs: its positional arguments, a tuple or list. Tensors may be inside of lists
             and dicts; what is no tensor is passed on as it is.
         kwargs: its keyword arguments.
-        topology: what to compile for, or its name, see :func:`lazyxla.aot.topology`.
+        topology: what to compile for, or its name, see :func:`lazyxla.aot.topology`. None is what
+            this process runs on.
         train_step: compiles a training step. It is called with the copy of the module, makes what
             training takes, and returns the step, a function of the inputs. The step is recorded
             three times, as the first two may differ from those that follow, and the last one
             is compiled.
         options: the compiler's options by name.
+        store: keeps what was compiled on disk, where processes that run the same find it: True in
+            this process's cache directory, or a directory, see :meth:`CapturedProgram.store`. Of a
+            training step all programs are kept, those of the first steps, too.
 
     Returns:
         The compiled program, with its memory, the compiler's estimates, and with a module's
@@ -77,6 +83,7 @@ def compile(
         RuntimeError: the call reads a value or uses an operator that runs on the host; the message
             names the line.
         torch.OutOfMemoryError, LoweringError: see :meth:`Topology.compile`.
+        OSError: the directory cannot be written.
     """
     _check(fn_or_module, example_inputs, kwargs, train_step)
     with recording(topology) as record, eager_mode(False):
@@ -93,7 +100,14 @@ def compile(
             programs = _record(record, call, args, keywords)
     if len(programs) != 1:
         raise ValueError(_NOTHING if not programs else _SEVERAL.format(len(programs)))
-    compiled = programs[0].compile(options)
+    if store is False:
+        compiled = programs[0].compile(options)
+    else:
+        directory = None if store is True else store
+        others = [program for program in record.programs if program is not programs[0]]
+        for program in others:
+            program.store(directory, options)
+        compiled = programs[0].store(directory, options)
     if isinstance(fn_or_module, nn.Module):
         compiled.num_parameters = sum(p.numel() for p in fn_or_module.parameters())
     return compiled

@@ -12,7 +12,7 @@ import torch
 from lazyxla import _C, platforms
 from lazyxla.aot.chips import Chip, find_chip
 from lazyxla.aot.compiled import CompiledProgram
-from lazyxla.lowering import Program, lower
+from lazyxla.lowering import Lowered, Program, lower
 
 _EXAMPLES = ("v4:2x2x1", "v5e:2x2", "v5p:2x2x1", "v6e:2x2", "tpu7x:2x2x1")
 
@@ -36,14 +36,13 @@ Options = Mapping[str, bool | int | float | str]
 class Topology:
     """Devices known by description, to compile for. Made by :func:`topology`."""
 
-    def __init__(self, name: str, raw: Any) -> None:
+    def __init__(self, name: str, raw: Any, platform: str, runs_here: bool = False) -> None:
         self.name = name
+        self.platform = platform
+        """What programs are lowered for: ``"tpu"``."""
+        self.runs_here = runs_here
+        """Whether the devices are those of this process."""
         self._raw = raw
-
-    @property
-    def platform(self) -> str:
-        """``"tpu"``."""
-        return self._raw.platform_name
 
     @property
     def platform_version(self) -> str:
@@ -86,7 +85,7 @@ class Topology:
             RuntimeError: the compiler refuses the program or an option; says why.
         """
         if isinstance(program, Program):
-            program = lower(program, self.platform, self._stablehlo_version()).artifact
+            program = self.lower(program).artifact
         try:
             raw = self._raw.compile(program, dict(options or {}))
         except RuntimeError as error:
@@ -96,6 +95,14 @@ class Topology:
                 f"the program does not fit in the memory of one {self.device_kind}: {error}"
             ) from error
         return CompiledProgram(raw, str(self), self.memory_bytes, self.chip)
+
+    def lower(self, program: Program) -> Lowered:
+        """Lowers a recorded program for the platform.
+
+        Raises:
+            LoweringError: an operator of the program has no lowering.
+        """
+        return lower(program, self.platform, self._stablehlo_version())
 
     @property
     def chip(self) -> Chip | None:
@@ -110,17 +117,20 @@ class Topology:
         return f"Topology({self.name!r}, {self.num_devices} x {self.device_kind})"
 
 
-def topology(name: str) -> Topology:
+def topology(name: str | None = None) -> Topology:
     """The description of TPUs by name: the generation and the number of chips in each direction.
 
     Args:
         name: for example ``"v5e:2x2"``, four chips of TPU v5e. v4, v5p and tpu7x have three
-            directions, v2, v3, v5e and v6e two.
+            directions, v2, v3, v5e and v6e two. None describes the devices of this process, of
+            whichever platform, and starts them.
 
     Raises:
         ImportError: libtpu is not installed; says how to install it.
         ValueError: libtpu knows no such TPUs; says what it says, and some names it knows.
     """
+    if name is None:
+        return Topology("this process", _C.Topology.of_client(), _C.platform(), runs_here=True)
     path = platforms.plugin_of("tpu")
     if path is None:
         raise ImportError(
@@ -133,12 +143,13 @@ def topology(name: str) -> Topology:
         for variable, value in _NO_TPU_HERE.items():
             os.environ.setdefault(variable, value)
     try:
-        return Topology(name, _C.Topology(path, name, {}))
+        raw = _C.Topology(path, name, {})
     except RuntimeError as error:
         if "INVALID_ARGUMENT" not in str(error):
             raise
         reason = str(error).split("INVALID_ARGUMENT: ", 1)[1]
         raise _unknown(name, reason) from error
+    return Topology(name, raw, raw.platform_name)
 
 
 def _unknown(name: str, reason: str) -> ValueError:
