@@ -155,12 +155,6 @@ EXPECTED: tuple[Expected, ...] = (
         ("layouts",),
     ),
     Expected(
-        "the result is contiguous, where PyTorch's keeps the gaps between the argument's elements",
-        ("diagonal_scatter", "select_scatter", "slice_scatter"),
-        ("strides",),
-        ("layouts",),
-    ),
-    Expected(
         "imaginary parts differ by 2 pi: another branch of the logarithm",
         ("logcumsumexp",),
         ("values",),
