@@ -260,6 +260,28 @@ def test_dropout_is_the_same_forward_and_backward() -> None:
     torch.testing.assert_close(result.detach().cpu(), x.grad.cpu())
 
 
+@pytest.mark.parametrize(("name", "dynamic"), [("det", False), ("slogdet", False), ("det", True)])
+def test_gradient_of_determinants_in_any_layout(name: str, dynamic: bool) -> None:
+    """Its formula depends on the strides of the matrix, which the graph's node does not see."""
+
+    def loss(a: torch.Tensor) -> torch.Tensor:
+        return torch.linalg.det(a) if name == "det" else torch.linalg.slogdet(a)[1]
+
+    compiled = torch.compile(loss, backend=backend, dynamic=dynamic)
+    torch.manual_seed(0)
+    matrix = torch.randn(4, 4) + 4 * torch.eye(4)
+    every_second = torch.zeros(8, 8)
+    every_second[::2, ::2] = matrix
+    for dtype in (torch.float32, torch.complex64):
+        for data in (matrix, matrix.mT, every_second[::2, ::2])[: 2 if dtype.is_complex else 3]:
+            expected, x = (d.detach().to(dtype) for d in (data, data))
+            x = torch.empty_strided(x.shape, data.stride(), dtype=dtype, device=DEVICE).copy_(x)
+            assert x.stride() == data.stride()
+            for a in (expected.requires_grad_(), x.requires_grad_()):
+                (compiled(a) if a is x else loss(a)).abs().backward()
+            torch.testing.assert_close(x.grad.cpu(), expected.grad)
+
+
 def test_several_threads() -> None:
     model = _net().eval()
     compiled = torch.compile(copy.deepcopy(model).to(DEVICE), backend=backend)

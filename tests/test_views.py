@@ -211,6 +211,32 @@ def test_metadata_in_place():
     check(use, numbers(4, 6))
 
 
+PARTS_WRITTEN = {
+    "select_scatter": lambda x: torch.select_scatter(x, torch.ones_like(x[0]), 0, 1),
+    "slice_scatter": lambda x: torch.slice_scatter(x, torch.ones_like(x[:, 1:]), 1, 1),
+    "diagonal_scatter": lambda x: torch.diagonal_scatter(x, torch.ones_like(x.diagonal())),
+}
+
+
+@pytest.mark.parametrize("name", PARTS_WRITTEN)
+def test_a_copy_with_another_part_keeps_gaps(name):
+    def use(x):
+        return PARTS_WRITTEN[name](x[::2, 1::2].T)
+
+    assert use(numbers(4, 6)).stride() == (2, 12)
+    check(use, numbers(4, 6))
+
+
+def test_a_copy_with_another_part_is_one_node_without_gaps():
+    x, row = on_device(numbers(4, 6)), on_device(numbers(6))
+    lazyxla.sync()
+    with counted() as n:
+        y = torch.select_scatter(x, row, 0, 1)
+        lazyxla.sync()
+    assert (n.nodes_recorded, n.executions) == (1, 1)
+    assert_same(y, torch.select_scatter(numbers(4, 6), numbers(6), 0, 1))
+
+
 def test_a_chain_of_views_is_one_node():
     x = on_device(numbers(4, 6))
     lazyxla.sync()

@@ -19,6 +19,7 @@ from typing import Any
 
 from torch import fx
 
+from lazyxla.dynamo.determinant import transpose_for_determinants
 from lazyxla.dynamo.execution import compile_graph
 from lazyxla.dynamo.saved import partition_joint_graph
 from lazyxla.dynamo.sizes import MAX_SPECIALISATIONS, SizedGraph, has_symbols
@@ -77,10 +78,14 @@ def _compile(
     """
     from functorch.compile import make_boxed_func
 
+    transpose_for_determinants(module.graph)
     if has_symbols(module.graph):
         compiled: Any = SizedGraph.of(module.graph, options, aliases)
     else:
         compiled = compile_graph(module.graph, options, aliases)
+    if compiled is not None:
+        return compiled
     # Nothing to compile, or sizes that depend on data: PyTorch runs the graph, and operators are
     # recorded one by one.
-    return make_boxed_func(module) if compiled is None else compiled
+    module.recompile()
+    return make_boxed_func(module)

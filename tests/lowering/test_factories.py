@@ -55,6 +55,11 @@ def test_ranges() -> None:
         overload = ".".join(["aten::linspace", _kinds(ends)]).removesuffix(".")
         batch.add(overload, *ends, 5)
         batch.add(overload.replace("lin", "log"), *ends, 5, 2.0)
+    # Bounds of integers are truncated, and the step is exact: 49 gaps from 50 to 1.
+    batch.add("aten::linspace", 4.3, -3, 50, dtype=torch.int64)
+    batch.add("aten::linspace.Tensor_Scalar", torch.tensor(50.0), 1, 50, dtype=torch.int64)
+    batch.add("aten::logspace", 0.5, 1.2, 4, dtype=torch.int64)
+    batch.add("aten::logspace", 4.3, -3, 2, dtype=torch.bfloat16)
     batch.add("aten::logspace", -2, 2, 9)
     batch.add("aten::range.step", 1, 6, 2)
     batch.check()

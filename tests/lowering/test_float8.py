@@ -60,3 +60,13 @@ def test_scaled_mm_saturates() -> None:
     args = x, y, torch.tensor(1e4), torch.tensor(1.0)
     (result,) = run("aten::_scaled_mm", *args)
     _same_bits(result, torch._scaled_mm(*args))
+
+
+@pytest.mark.parametrize("bias", [None, torch.ones(48, dtype=torch.bfloat16)])
+def test_scaled_mm_with_recipes(bias: torch.Tensor | None) -> None:
+    x, y = _operands(torch.float8_e4m3fn)
+    one, other = torch.tensor(2.0), torch.tensor(0.3)
+    rows, columns = torch.rand(16, 1), torch.rand(1, 48)
+    for recipe, scales in (0, (one, other)), (1, (rows, columns)):
+        (left, right), rest = scales, (bias, torch.bfloat16)
+        check("aten::_scaled_mm_v2", x, y, [left], [recipe], [0], [right], [recipe], [0], *rest)

@@ -92,6 +92,10 @@ def _out(op: OpInfo) -> Callable[[SampleInput], Any]:
 _TOGETHER = 32
 """Samples per program. XLA needs minutes for hundreds of windows in one."""
 
+_SEEDS = 256
+"""With how many seeds the CPU may show that a result is random. Fractional pooling in 16 bits takes
+other windows than usual with one draw in thirty."""
+
 _RUN = {
     "forward": _forward,
     "backward": _backward,
@@ -209,12 +213,13 @@ def _judge(
         compare(result, expected, values=False, strides=strides, tolerances=bounds)
         if part in _FORWARD and same_choice(op, sample, result, expected):
             return False
-        if any(_differ(_again(op, sample, part, seed), expected) for seed in range(1, 9)):
-            return False
         named = judged_in_double(op.full_name, str(dtype).removeprefix("torch."), part)
         if not named or not as_exact(
             result, expected, _call(op, sample, "cpu", part, wide=True), bounds
         ):
+            seeds = range(1, _SEEDS + 1)
+            if any(_differ(_again(op, sample, part, seed), expected) for seed in seeds):
+                return False
             raise
         return True
     return False

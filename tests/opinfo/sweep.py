@@ -27,26 +27,24 @@ from tests.opinfo.report import document, summary
 ROOT = Path(__file__).resolve().parents[2]
 
 
-_TASKS_PER_PROCESS = 60
+_MOST_MAPPINGS = 30_000
 """A compiled program takes 18 memory mappings of its process, for good; Linux allows 65,530, and at
-the last one XLA's compiler crashes."""
+the last one XLA's compiler crashes. An entry may take 26,000."""
 
 
 class Worker:
     """A process that checks one task after the other; a new one after a crash, a timeout, or many
-    tasks.
+    programs.
     """
 
     def __init__(self, timeout: float) -> None:
         self.timeout = timeout
-        self._tasks = 0
         self._process: subprocess.Popen[str] | None = None
         self._log = open(os.devnull, "w")  # noqa: SIM115
 
     def check(self, entry: str, dtype: str, part: str, limit: int | None) -> Outcome:
         """Checks one entry, whatever happens."""
-        self._tasks += 1
-        if self._tasks % _TASKS_PER_PROCESS == 0:
+        if self._process is not None and _mappings(self._process.pid) > _MOST_MAPPINGS:
             self.stop()
         process = self._start()
         assert process.stdin is not None
@@ -95,6 +93,14 @@ class Worker:
         self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         threading.Thread(target=_read, args=(process.stdout, self._lines), daemon=True).start()
         return process
+
+
+def _mappings(process: int) -> int:
+    """How many memory mappings a process has; 0 if it has ended."""
+    try:
+        return Path(f"/proc/{process}/maps").read_bytes().count(b"\n")
+    except OSError:
+        return 0
 
 
 def _read(stream: Iterable[str], lines: queue.SimpleQueue[str | None]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.opinfo import expected
+from tests.opinfo import expected, sweep
 from tests.opinfo.checks import check_entry
 from tests.opinfo.expected import Expected, unexpected
 from tests.opinfo.outcome import Outcome
@@ -21,6 +21,20 @@ def test_worker_survives_crash_and_hang() -> None:
     worker.timeout = 0.0
     hanging = worker.check("sort", "float32", "forward", None)
     assert [f["kind"] for f in hanging.failures] == ["timeout"]
+    worker.stop()
+
+
+def test_worker_ends_before_its_mappings_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = Worker(timeout=60)
+    assert worker.check("neg", "float32", "forward", 1).passed
+    first = worker._process
+    assert first is not None
+    assert worker.check("neg", "float32", "forward", 1).passed
+    assert worker._process is first
+    monkeypatch.setattr(sweep, "_MOST_MAPPINGS", 0)
+    assert worker.check("neg", "float32", "forward", 1).passed
+    assert worker._process is not first
+    assert first.poll() is not None
     worker.stop()
 
 

@@ -100,15 +100,19 @@ def arange_step(b: "Builder", start: Value, end: Value, step: Value, *_: Any) ->
 
 def _linspace(b: "Builder", start: Value, end: Value, steps: int) -> X:
     """Counted from both ends, so that the last element is exactly `end`."""
-    shape = b.outputs[0].shape
+    shape, given = b.outputs[0].shape, b.outputs[0].dtype
     dtype = _range_dtype(b, 0.0)
-    first, last = (X(b, b.full(shape, b.value(n, dtype), dtype)) for n in (start, end))
     if steps <= 1:
-        return first
+        return X(b, b.full(shape, b.value(start, dtype), dtype))
+    # The bounds have the result's type in PyTorch: those of integers are truncated.
+    bounds = (b.convert(b.value(n, given), dtype) for n in (start, end))
+    first, last = (X(b, b.full(shape, n, dtype)) for n in bounds)
     real = b.real_dtype(dtype)
     place = X(b, b.iota(shape, 0, real))
     left = ((steps - 1) - place).to(dtype)
-    step = (last - first) / (steps - 1)
+    # XLA would multiply by the reciprocal of a constant: 49 / 49 would be less than 1.
+    gaps = b.hlo.optimization_barrier([b.full(shape, steps - 1, dtype)])
+    step = (last - first) / X(b, gaps)
     return where(place < steps // 2, first + step * place.to(dtype), last - step * left)
 
 

@@ -11,6 +11,9 @@ if TYPE_CHECKING:
 
 Value = Any
 
+# torch.nn.functional.ScalingType
+_TENSORWISE, _ROWWISE = 0, 1
+
 
 @rule("aten::_scaled_mm")
 def scaled_mm(
@@ -28,9 +31,38 @@ def scaled_mm(
 
     PyTorch's CPU kernel does not read `scale_result`, and so is it here.
     """
+    return _scaled(b, x, y, (scale_x, scale_y), bias)
+
+
+@rule("aten::_scaled_mm_v2")
+def scaled_mm_v2(
+    b: "Builder",
+    x: Value,
+    y: Value,
+    scales_x: list[Value],
+    recipe_x: list[int],
+    swizzle_x: list[int],
+    scales_y: list[Value],
+    recipe_y: list[int],
+    swizzle_y: list[int],
+    bias: Value | None,
+    out_dtype: torch.dtype | None,
+    contraction_dims: list[int],
+    use_fast_accum: bool,
+) -> Value:
+    """The recipes that PyTorch's CPU has: one scale, or one per row and per column."""
+    if {*recipe_x, *recipe_y} - {_TENSORWISE, _ROWWISE} or any((*swizzle_x, *swizzle_y)):
+        raise NotImplementedError("scales of blocks, or such that are swizzled")
+    (scale_x,), (scale_y,) = scales_x, scales_y
+    return _scaled(b, x, y, (scale_x, scale_y), bias)
+
+
+def _scaled(
+    b: "Builder", x: Value, y: Value, scales: tuple[Value, Value], bias: Value | None
+) -> Value:
     total = b.matmul(b.convert(x, torch.float32), b.convert(y, torch.float32))
     shape = b.shape(total)
-    for scale in (scale_x, scale_y):
+    for scale in scales:
         factor = b.value(scale, torch.float32)
         if b.rank(factor) != 2:
             factor = b.reshape(factor, [1, 1])
