@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.testing import make_tensor
+from torch.utils._pytree import tree_map_only
 
 from lazyxla.lowering import Program
 from lazyxla.lowering.decompose import find_op
@@ -31,6 +32,14 @@ class Call(NamedTuple):
         """The operator's result on a device; what it writes to are copies."""
         args, kwargs = on_device((self.args, self.kwargs), device)
         return find_op(name)(*args, **kwargs)
+
+    def to(self, dtype: torch.dtype) -> Call:
+        """The same on tensors of another dtype in the place of float32."""
+
+        def convert(x: Tensor) -> Tensor:
+            return x.to(dtype) if x.dtype == torch.float32 else x
+
+        return Call(*tree_map_only(Tensor, convert, tuple(self)))
 
     def program(self, name: str) -> Program:
         """As it is lowered: the results' types are those of the meta function."""

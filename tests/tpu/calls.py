@@ -67,7 +67,7 @@ def find_all() -> dict[str, Program]:
     """Programs of the operators that have a rule, of all for which there is a call."""
     watch = _Watch(registry.names("tpu"))
     _run(entries().values(), _FIRST_CHOICES, watch)
-    watch.found |= {name: call.program(name) for name, call in calls().items()}
+    watch.found |= made_by_hand(torch.float32)
     for name in sorted(watch.wanted - watch.found.keys()):
         call = sample(find_op(name), torch.float32)
         if call is not None and try_out(call.program(), "cpu") != "host":
@@ -84,6 +84,11 @@ def find(dtype: torch.dtype, names: Iterable[str] | None = None) -> dict[str, Pr
     chosen = entries().values() if names is None else [entries()[name] for name in names]
     _run(chosen, (dtype,), watch)
     return watch.found
+
+
+def made_by_hand(dtype: torch.dtype) -> dict[str, Program]:
+    """Programs of the calls of tests/calls.py, in a dtype of floats."""
+    return {name: call.to(dtype).program(name) for name, call in calls().items()}
 
 
 def _run(ops: Iterable[OpInfo], dtypes: tuple[torch.dtype, ...], watch: _Watch) -> None:

@@ -13,10 +13,9 @@ import torch
 import lazyxla
 from lazyxla import platforms
 from lazyxla.lowering import Program, registry
-from tests.calls import calls
 from tests.lowering.harness import record
 from tests.opinfo.entries import entries
-from tests.tpu.calls import find
+from tests.tpu.calls import find, made_by_hand
 from tests.tpu.compiling import refusal
 from tests.tpu.expected import REFUSED
 
@@ -42,8 +41,7 @@ def _of_tpu_only() -> set[str]:
 @functools.cache
 def _programs() -> dict[str, Program]:
     linalg = [name for name in entries() if name.startswith("linalg")]
-    found = find(torch.float32, (*_ENTRIES, *linalg))
-    return found | {name: call.program(name) for name, call in calls().items()}
+    return find(torch.float32, (*_ENTRIES, *linalg)) | made_by_hand(torch.float32)
 
 
 def test_rules_compile() -> None:
