@@ -73,6 +73,16 @@ def _multilabel_margin_loss(
     return x.new_empty(losses), torch.empty_like(target, dtype=x.dtype)
 
 
+def _add_relu(x: torch.Tensor, other: Any, alpha: Any = 1) -> torch.Tensor:
+    return torch.add(x, other, alpha=alpha)
+
+
+def _aminmax(
+    x: torch.Tensor, dim: int | None = None, keepdim: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.aminmax(x, dim=dim, keepdim=keepdim)
+
+
 def _geqrf(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     # LAPACK's matrices are column-major.
     factors = torch.empty_like(a.mT, memory_format=torch.contiguous_format).mT
@@ -114,6 +124,19 @@ def _max_unpool2d(x: torch.Tensor, indices: torch.Tensor, output_size: list[int]
     return result.contiguous(memory_format=torch._prims_common.suggest_memory_format(x))
 
 
+def _baddbmm(
+    x: torch.Tensor,
+    batch1: torch.Tensor,
+    batch2: torch.Tensor,
+    dtype: torch.dtype,
+    *,
+    beta: Any = 1,
+    alpha: Any = 1,
+) -> torch.Tensor:
+    # Torch's own takes the dtype for beta.
+    return torch.baddbmm(x.to(batch1.dtype), batch1, batch2).to(dtype)
+
+
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "_fused_sgd_": _writes_in_place,
     "_fused_sgd_.tensor_lr": _writes_in_place,
@@ -123,6 +146,10 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "_fused_adamw_.tensor_lr": _writes_in_place,
     "_thnn_fused_gru_cell": _gru_cell,
     "_thnn_fused_gru_cell_backward": _gru_cell_backward,
+    "_add_relu.Scalar": _add_relu,
+    "_aminmax": _aminmax,
+    "_aminmax.dim": _aminmax,
+    "_logcumsumexp": _like(0),
     "geqrf": _geqrf,
     "fake_quantize_per_tensor_affine_cachemask": _fake_quantize,
     "fake_quantize_per_channel_affine_cachemask": _fake_quantize,
@@ -147,6 +174,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
 _CORRECTED: dict[str, Callable[..., Any]] = {
     "_thnn_fused_lstm_cell": _lstm_cell,
     "multilabel_margin_loss_forward": _multilabel_margin_loss,
+    "baddbmm.dtype": _baddbmm,
     "nonzero_static": _nonzero_static,
     "max_unpool2d": _max_unpool2d,
 }

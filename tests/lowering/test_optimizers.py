@@ -41,7 +41,9 @@ def test_every_foreach_operator_has_a_rule() -> None:
         if name.startswith("aten::_foreach_") and _is_functional(name)
     ]
     assert len(functional) > 70
-    assert not set(functional) - set(names())
+    # PyTorch itself makes lists of numbers of these tensors of numbers.
+    taken_apart = {"aten::_foreach_addcmul.Tensor", "aten::_foreach_addcdiv.Tensor"}
+    assert set(functional) - set(names()) == taken_apart
 
 
 def _is_functional(name: str) -> bool:
@@ -83,7 +85,6 @@ def test_foreach_with_operands(dtype: torch.dtype) -> None:
             continue
         batch.add(f"aten::_foreach_{name}.Scalar", xs, ys, zs, numbers[0])
         batch.add(f"aten::_foreach_{name}.ScalarList", xs, ys, zs, numbers)
-        batch.add(f"aten::_foreach_{name}.Tensor", xs, ys, zs, torch.tensor(numbers, dtype=dtype))
     batch.add("aten::_foreach_pow.Scalar", zs, 2)
     batch.add("aten::_foreach_pow.ScalarAndTensor", 2, zs)
     batch.add("aten::_foreach_pow.List", zs, zs)

@@ -1,7 +1,8 @@
 """One call of every operator that has a rule for the TPU, as a program.
 
 The calls are what samples of PyTorch's operator table come down to on the CPU; for operators that
-none of them reaches, a call made up from the schema (lazyxla/lowering/samples.py).
+none of them reaches, one of tests/calls.py or one made up from the schema
+(lazyxla/lowering/samples.py).
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from lazyxla.lowering import Program, registry, try_out
 from lazyxla.lowering.decompose import find_op
 from lazyxla.lowering.fx_graph import schema_name
 from lazyxla.lowering.samples import sample
+from tests.calls import calls
 from tests.lowering.harness import record
 from tests.opinfo.entries import entries, samples
 
@@ -65,7 +67,8 @@ def find_all() -> dict[str, Program]:
     """Programs of the operators that have a rule, of all for which there is a call."""
     watch = _Watch(registry.names("tpu"))
     _run(entries().values(), _FIRST_CHOICES, watch)
-    for name in sorted(watch.wanted):
+    watch.found |= made_by_hand(torch.float32)
+    for name in sorted(watch.wanted - watch.found.keys()):
         call = sample(find_op(name), torch.float32)
         if call is not None and try_out(call.program(), "cpu") != "host":
             watch.found[name] = call.program()
@@ -81,6 +84,11 @@ def find(dtype: torch.dtype, names: Iterable[str] | None = None) -> dict[str, Pr
     chosen = entries().values() if names is None else [entries()[name] for name in names]
     _run(chosen, (dtype,), watch)
     return watch.found
+
+
+def made_by_hand(dtype: torch.dtype) -> dict[str, Program]:
+    """Programs of the calls of tests/calls.py, in a dtype of floats."""
+    return {name: call.to(dtype).program(name) for name, call in calls().items()}
 
 
 def _run(ops: Iterable[OpInfo], dtypes: tuple[torch.dtype, ...], watch: _Watch) -> None:

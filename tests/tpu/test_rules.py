@@ -15,7 +15,7 @@ from lazyxla import platforms
 from lazyxla.lowering import Program, registry
 from tests.lowering.harness import record
 from tests.opinfo.entries import entries
-from tests.tpu.calls import find
+from tests.tpu.calls import find, made_by_hand
 from tests.tpu.compiling import refusal
 from tests.tpu.expected import REFUSED
 
@@ -41,13 +41,13 @@ def _of_tpu_only() -> set[str]:
 @functools.cache
 def _programs() -> dict[str, Program]:
     linalg = [name for name in entries() if name.startswith("linalg")]
-    return find(torch.float32, (*_ENTRIES, *linalg))
+    return find(torch.float32, (*_ENTRIES, *linalg)) | made_by_hand(torch.float32)
 
 
 def test_rules_compile() -> None:
     topology = lazyxla.aot.topology("v5e:2x2")
     programs = _programs()
-    assert len(programs) > 40
+    assert len(programs) > 80
     assert not _of_tpu_only() - programs.keys()
     refused = {name: refusal(topology, program) for name, program in programs.items()}
     expected = {name for dtype, name in REFUSED if dtype == "float32"} & programs.keys()

@@ -60,31 +60,18 @@ _MAPPED = {
     "_foreach_lerp.ScalarList": "lerp.Scalar",
     "_foreach_addcmul.Scalar": "addcmul",
     "_foreach_addcmul.ScalarList": "addcmul",
-    "_foreach_addcmul.Tensor": "addcmul",
     "_foreach_addcdiv.Scalar": "addcdiv",
     "_foreach_addcdiv.ScalarList": "addcdiv",
-    "_foreach_addcdiv.Tensor": "addcdiv",
     "_foreach_mm": "mm",
 }
 
 _WITH_ALPHA = ("add.Tensor", "add.Scalar", "sub.Tensor", "sub.Scalar")
 
 
-def elements(b: "Builder", args: tuple[Any, ...], count: int) -> Iterator[list[Any]]:
-    """The arguments of every element's call.
-
-    A list gives its elements; a 1-D tensor of scalars gives its numbers; everything else is the
-    same for all.
-    """
+def _elements(args: tuple[Any, ...], count: int) -> Iterator[list[Any]]:
+    """The arguments of every element's call: a list gives its elements, all else is the same."""
     for number in range(count):
-        yield [
-            arg[number]
-            if isinstance(arg, (list, tuple))
-            else b.select_dim(arg, 0, number)
-            if hasattr(arg, "owner") and b.rank(arg) == 1
-            else arg
-            for arg in args
-        ]
+        yield [arg[number] if isinstance(arg, (list, tuple)) else arg for arg in args]
 
 
 def _each(element: str) -> Callable[..., list[Value]]:
@@ -93,7 +80,7 @@ def _each(element: str) -> Callable[..., list[Value]]:
         extra = [wrap_number(1)] if element in _WITH_ALPHA and len(args) == 2 else []
         return [
             b.lower_op(f"aten::{element}", *call, *extra, outputs=[output])
-            for call, output in zip(elements(b, args, len(outputs)), outputs, strict=True)
+            for call, output in zip(_elements(args, len(outputs)), outputs, strict=True)
         ]
 
     return lower
