@@ -62,7 +62,10 @@ def calls() -> dict[str, Call]:
             **_of_attention(),
             **_of_cells(),
         }
-    return {f"aten::{name}": _call(arguments) for name, arguments in found.items()}
+    return {
+        name if "::" in name else f"aten::{name}": _call(arguments)
+        for name, arguments in found.items()
+    }
 
 
 def _call(arguments: _Args) -> Call:
@@ -174,7 +177,14 @@ def _of_attention() -> dict[str, _Args]:
     attend = (*linear(3 * width, width), *linear(width, width))
     norms = [_random(width) for _ in range(4)]
     feed = (*linear(wide, width), *linear(width, wide))
+    query, sums, stream = _random(2, 2, 4, 3), _random(2, 2, 4), _integers(2)
+    dropout = (None, 0.25, True, None)
     return {
+        "lazyxla::dropout_attention": (query, query, query, *dropout),
+        "lazyxla::dropout_attention_backward": (
+            *(query, query, query, query, None, query, sums, stream),
+            *dropout[1:],
+        ),
         "_native_multi_head_attention": (x, x, x, *size, *attend),
         "_transformer_encoder_layer_fwd": (x, *size, *attend, True, False, 1e-5, *norms, *feed),
     }

@@ -1,6 +1,7 @@
 """Operators that no sample of PyTorch's table comes down to, on the device: as on the CPU.
 
-Those that the CPU has no kernel for are checked by tests/lowering/test_recurrent.py and below.
+Those that the CPU has no kernel for are checked by tests/lowering/test_recurrent.py, by
+tests/test_attention.py and below.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ NO_CPU_KERNEL = {
     "aten::_thnn_fused_gru_cell_backward",
     "aten::_thnn_fused_lstm_cell",
     "aten::baddbmm.dtype",
+    "lazyxla::dropout_attention",
+    "lazyxla::dropout_attention_backward",
 }
 
 # How many of the results are compared: the others, which only the gradient's formula reads, are

@@ -251,7 +251,8 @@ def _attention_backward(
     query, key, value, result, logsumexp = inputs
     scores = _scores(b, query, key, mask, is_causal, scale)
     dtype, compute, shape = b.dtype(query), b.dtype(scores), b.shape(scores)
-    total = b.broadcast_to(b.unsqueeze(_finite(b, logsumexp), 3), shape)
+    sums = b.convert(_finite(b, logsumexp), compute)
+    total = b.broadcast_to(b.unsqueeze(sums, 3), shape)
     weights = b.hlo.exponential(b.hlo.subtract(scores, total))
     above = _grouped(b, grad, key)
     grad_value = b.dot(
