@@ -147,6 +147,21 @@ def test_what_ran_before_does_not_matter(cache: Path) -> None:
     del z
 
 
+def test_other_numbers_are_a_miss_with_a_reason(
+    cache: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    x = torch.ones(15).to("lazyxla")
+    with aot.capture() as programs:
+        y = x.sigmoid() * 2.5
+        lazyxla.sync()
+    programs[0].store()
+    caplog.set_level(logging.INFO, "lazyxla")
+    y = x.sigmoid() * 3.5
+    assert _counted(lazyxla.sync) == (1, 1, 0)
+    torch.testing.assert_close(y.cpu(), torch.ones(15).sigmoid() * 3.5)
+    assert f"; it is kept in {cache}/programs for other numbers), lowered in" in caplog.text
+
+
 def test_compile_keeps_all_programs_of_a_training_step(tmp_path: Path, cache: Path) -> None:
     def training(model: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
         optimizer = torch.optim.Adam(model.parameters(), lr=0.1)

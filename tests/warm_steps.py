@@ -9,6 +9,7 @@ Each entry of KINDS makes a step and its arguments.
 from __future__ import annotations
 
 import json
+import random
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -48,13 +49,17 @@ def decoder_step(device: str = "lazyxla") -> tuple[Any, ...]:
 
 
 def chain(device: str = "lazyxla") -> Callable[[], torch.Tensor]:
-    """More operators than fused eager mode takes at a time."""
+    """More operators than fused eager mode takes at a time. In no order that repeats itself, for
+    where a host pauses twice the mode cuts, too."""
     state = torch.ones(8).to(device)
+    choose = random.Random(0)
+    functions = (torch.sin, torch.cos, torch.tanh, torch.sigmoid, torch.erf, torch.atan)
+    order = [choose.choice(functions) for _ in range(100)]
 
     def step() -> torch.Tensor:
         x = state
-        for _ in range(50):
-            x = (x * 0.5 + 1).sin()
+        for function in order:
+            x = function(x)
         state.mul_(0.5)
         return x
 

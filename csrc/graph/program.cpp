@@ -295,7 +295,7 @@ std::shared_ptr<const Variant> Program::make(const Graph& graph, Compile how) {
     lowered.static_slots = std::move(found->static_slots);
     variant->variable = std::move(found->variable);
   } else {
-    if (!found) why += store->explain_miss(graph, options);
+    if (!found && variants_.empty()) why += store->explain_miss(graph, options);
     variant->variable = wanted;
     lowered = lowerer()(graph, wanted, why);
     ++Counters::get().lowerings;

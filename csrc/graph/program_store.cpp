@@ -296,16 +296,26 @@ std::string ProgramStore::explain(const std::string& whose, const std::string& o
          " for another environment: " + differences(other, environment_);
 }
 
+bool ProgramStore::has_programs(const std::string& name) {
+  const auto bytes = cache_.read(name);
+  const std::vector<Form> forms = parse(bytes.value_or(""));
+  return std::any_of(forms.begin(), forms.end(),
+                     [&](const Form& form) { return cache_.contains(form.program); });
+}
+
 std::string ProgramStore::explain_miss(const Graph& graph, const std::string& options) {
   if (!cache_.is_on()) return {};
   const auto& others = other_environments();
-  if (others.empty()) return {};
   const bool nothing_is_ours = nothing_is_ours_.exchange(false);
-  if (settings_.lowering_is_known) {
-    if (const auto key = portable_key(graph)) {
-      for (const std::string& other : others) {
-        if (cache_.contains(graph_name(*key, options, other))) return explain("it is kept", other);
-      }
+  std::optional<std::string> key;
+  if (settings_.lowering_is_known) key = portable_key(graph);
+  if (key && has_programs(graph_name(*key, options, environment_))) {
+    return "; it is kept in " + cache_.directory() + " for other numbers";
+  }
+  if (others.empty()) return {};
+  for (const std::string& other : others) {
+    if (key && cache_.contains(graph_name(*key, options, other))) {
+      return explain("it is kept", other);
     }
   }
   return nothing_is_ours ? explain("all programs are", others.front()) : "";

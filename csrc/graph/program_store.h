@@ -82,13 +82,15 @@ class ProgramStore {
                  const std::string& program);
   bool add_program(const std::string& name, const std::string& executable);
 
-  // Why a graph was not found, if it is another environment's, as the end of a sentence; else
-  // empty. That nothing at all is for this environment is told once.
+  // Why a graph that is new to the process was not found, as the end of a sentence: it is there for
+  // other numbers, or for another environment; else empty. That nothing at all is for this
+  // environment is told once.
   std::string explain_miss(const Graph& graph, const std::string& options);
 
  private:
   std::string graph_name(const std::string& key, const std::string& options,
                          const std::string& environment) const;
+  bool has_programs(const std::string& name);
   void add_environment();
   const std::vector<std::string>& other_environments();
   std::string explain(const std::string& whose, const std::string& other) const;
