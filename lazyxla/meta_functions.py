@@ -137,6 +137,37 @@ def _baddbmm(
     return torch.baddbmm(x.to(batch1.dtype), batch1, batch2).to(dtype)
 
 
+def _end_number(name: str, which: str, value: Any) -> Any:
+    """A number of the kind that a 0-dim tensor holds; numbers stay as they are."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    torch._check(
+        value.dim() == 0,
+        lambda: (
+            f"{name} only supports 0-dimensional start and end tensors, but got {which} with "
+            f"{value.dim()} dimension(s)."
+        ),
+    )
+    return 1j if value.is_complex() else 1.0
+
+
+def _spaced(name: str) -> Callable[..., torch.Tensor]:
+    """For linspace and logspace between tensors, of which torch's own takes complex for real."""
+
+    def result(start: Any, end: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        ends = _end_number(name, "start", start), _end_number(name, "end", end)
+        filled: torch.Tensor = getattr(torch, name)(*ends, *args, **kwargs)
+        return filled
+
+    return result
+
+
+_SPACED = {
+    f"{name}.{overload}": _spaced(name)
+    for name in ("linspace", "logspace")
+    for overload in ("Tensor_Tensor", "Tensor_Scalar", "Scalar_Tensor")
+}
+
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "_fused_sgd_": _writes_in_place,
     "_fused_sgd_.tensor_lr": _writes_in_place,
@@ -177,6 +208,7 @@ _CORRECTED: dict[str, Callable[..., Any]] = {
     "baddbmm.dtype": _baddbmm,
     "nonzero_static": _nonzero_static,
     "max_unpool2d": _max_unpool2d,
+    **_SPACED,
 }
 
 

@@ -34,10 +34,10 @@ class Call(NamedTuple):
         return find_op(name)(*args, **kwargs)
 
     def to(self, dtype: torch.dtype) -> Call:
-        """The same on tensors of another dtype in the place of float32."""
+        """The same with tensors of another dtype in the place of float32, except for numbers."""
 
         def convert(x: Tensor) -> Tensor:
-            return x.to(dtype) if x.dtype == torch.float32 else x
+            return x.to(dtype) if x.dtype == torch.float32 and x.dim() else x
 
         return Call(*tree_map_only(Tensor, convert, tuple(self)))
 
@@ -98,14 +98,17 @@ def _of_matrices() -> dict[str, _Args]:
     x, norms = _random(3, 4), _random(3, 1, low=0.5)
     index, reduce = _integers(3, 4, high=3), {"reduce": "multiply"}
     batch, other = _random(2, 3, 4, dtype=torch.bfloat16), _random(2, 4, 5, dtype=torch.bfloat16)
-    bytes_ = [make_tensor(17, 32, dtype=torch.int8, device="cpu") for _ in range(2)]
+    int8 = [make_tensor(17, 32, dtype=torch.int8, device="cpu") for _ in range(2)]
+    float8 = [_random(16, 32).to(torch.float8_e4m3fn) for _ in range(2)]
+    scales = torch.tensor(2.0), torch.tensor(0.3)
     window = {"kernel_size": [2, 3], "dilation": [2, 1], "padding": [1, 0], "stride": [1, 2]}
     return {
         "_add_relu.Scalar": (x, 0.5, 2),
         "_aminmax": (x,),
         "_aminmax.dim": (x, 1, True),
-        "_int_mm": (bytes_[0], bytes_[1].t()),
+        "_int_mm": (int8[0], int8[1].t()),
         "_logcumsumexp": (x, 1),
+        "_scaled_mm": (float8[0], float8[1].t(), *scales, {"out_dtype": torch.bfloat16}),
         "_upsample_bicubic2d_aa_backward": (_random(1, 2, 3, 5), [3, 5], [1, 2, 8, 6], False),
         "_weight_norm_interface": (x, norms),
         "_weight_norm_interface_backward": (_random(3, 4), x, norms, _random(3, 1, low=0.5), 0),

@@ -1,7 +1,7 @@
 """Operators that no sample of PyTorch's table comes down to, on the device: as on the CPU.
 
-Those that the CPU has no kernel for are checked by tests/lowering/test_recurrent.py, by
-tests/test_attention.py and below.
+What the CPU has no kernel for is compared with formulas in tests/lowering/test_recurrent.py,
+test_attention.py and test_meta_functions.py.
 """
 
 from __future__ import annotations
@@ -55,16 +55,6 @@ def test_without_a_cpu_kernel(name: str) -> None:
         results = tree_leaves(call.run(name, DEVICE))
     assert n.nodes_recorded == 1
     assert all(x.cpu().isfinite().all() for x in results)
-
-
-@pytest.mark.parametrize("bias", [torch.float32, torch.bfloat16])
-def test_baddbmm_of_another_dtype(bias: torch.dtype) -> None:
-    x, y = torch.randn(2, 3, 4).bfloat16(), torch.randn(2, 4, 5).bfloat16()
-    added = torch.randn(2, 3, 5).to(bias)
-    expected = torch.baddbmm(added.float(), x.float(), y.float(), beta=2, alpha=0.5)
-    operands = on_device((added, x, y))
-    actual = torch.baddbmm(*operands, out_dtype=torch.float32, beta=2, alpha=0.5)
-    assert_same(actual, expected)
 
 
 @pytest.mark.parametrize("name", ["_foreach_addcmul", "_foreach_addcdiv"])

@@ -45,13 +45,8 @@ def test_embedding_backward_sums_narrow_floats_exactly() -> None:
 def test_embedding_renorm() -> None:
     batch = Batch()
     for norm_type in [1.0, 2.0, 3.0, float("inf")]:
-        batch.add(
-            "aten::embedding_renorm",
-            WEIGHT,
-            INDICES[:5],
-            1.0,
-            norm_type,
-        )
+        for weight in (WEIGHT, torch.complex(WEIGHT, WEIGHT.flip(0))):
+            batch.add("aten::embedding_renorm", weight, INDICES[:5], 1.0, norm_type)
     batch.check()
 
 

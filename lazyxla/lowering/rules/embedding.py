@@ -112,9 +112,9 @@ def embedding_renorm(
     wide = b.compute_dtype(b.dtype(weight))
     rows = b.convert(b.take(weight, index, 0), wide)
     norm = _row_norm(b, rows, float(norm_type))
-    limit = b.full(b.shape(norm), max_norm, wide)
+    limit = b.full(b.shape(norm), max_norm, b.dtype(norm))
     ratio = b.hlo.divide(limit, b.hlo.add(norm, b.full_like(norm, 1e-7)))
-    ratio = b.select(b.compare(norm, limit, "GT"), ratio, 1)
+    ratio = b.convert(b.select(b.compare(norm, limit, "GT"), ratio, 1), wide)
     rows = b.convert(_by_column(b, rows, ratio, "multiply"), b.dtype(weight))
     return b.scatter_nd(weight, b.unsqueeze(index, -1), rows, [0])
 
