@@ -23,6 +23,13 @@ _COMBINERS = {
 }
 
 
+_FEW_TERMS = 64
+"""So many may be added up one after the other on the CPU."""
+
+_PART = 16
+"""Of so many terms at least are the sums that are added up then."""
+
+
 class Contractions(Shapes):
     """The combining part of the Builder."""
 
@@ -58,8 +65,31 @@ class Contractions(Shapes):
                 return [getattr(self.hlo, _COMBINERS[kind])(a[0], e[0])]
             return [self.combine(kind, a[0], e[0])]
 
+        for part in self._summed_before(x, dims) if kind == "sum" else []:
+            (x,) = self.reduce_multi([x], [start], part, body, keepdim=True)
+            x = self.hlo.optimization_barrier([x])  # XLA would make one reduction of both again
         (result,) = self.reduce_multi([x], [start], dims, body, keepdim)
         return result
+
+    def _summed_before(self, x: Value, dims: Sequence[int]) -> list[list[int]]:
+        """Which dimensions to sum before the others, in turn; none if all are to be at once.
+
+        XLA's CPU backend adds up the elements of several dimensions one after the other, with an
+        error that grows with their number; those of a single one it adds up as a tree, mostly in
+        less time.
+        """
+        dtype, shape = self.spec(x)
+        if self.platform != "cpu" or not (dtype.is_floating_point or dtype.is_complex):
+            return []
+        left = sorted({d % max(len(shape), 1) for d in dims if shape and shape[d] > 1})
+        if math.prod(shape[d] for d in left) <= _FEW_TERMS:
+            return []
+        parts: list[list[int]] = [[]]
+        while left:
+            if math.prod(shape[d] for d in parts[-1]) >= _PART:
+                parts.append([])
+            parts[-1].append(left.pop())
+        return parts[:-1]
 
     def extremum(self, x: Value, dims: Sequence[int], kind: str, keepdim: bool = False) -> Value:
         """The maximum or minimum, nan if one element is nan.
