@@ -105,20 +105,6 @@ EXPECTED: tuple[Expected, ...] = (
         ("backward",),
     ),
     Expected(
-        "XLA's CPU backend adds up the dimensions of a bias gradient before the last one after the "
-        "other: it errs by 2.4e-5 of the largest gradient, PyTorch's CPU by 4.4e-7",
-        ("nn.functional.conv_transpose3d",),
-        ("values",),
-        ("backward",),
-    ),
-    Expected(
-        "as before: it errs by 4.5e-5 of the largest gradient, PyTorch's CPU by 5.1e-7",
-        ("nn.functional.conv_transpose2d", "nn.functional.conv_transpose3d"),
-        ("values",),
-        ("backward",),
-        ("complex64",),
-    ),
-    Expected(
         "PyTorch's CPU yields nan for the gradient of an infinity norm of complex numbers",
         ("renorm",),
         ("values",),
@@ -196,7 +182,7 @@ JUDGED: tuple[Judged, ...] = (
         (
             *("addbmm", "baddbmm", "bmm", "cholesky_solve", "linalg.lu_solve", "linalg.multi_dot"),
             *("linalg.solve_triangular", "matmul", "mm", "nn.functional.bilinear"),
-            "nn.functional.conv1d",
+            *("nn.functional.conv1d", "nn.functional.conv_transpose3d"),
             "nn.functional.gaussian_nll_loss",
             "nn.functional.linear_cross_entropy",
             "nn.functional.linear_cross_entropy.chunked",
@@ -258,7 +244,8 @@ JUDGED: tuple[Judged, ...] = (
         "PyTorch's CPU by 3.4e-7",
         (
             *("bmm", "fft.hfft", "fft.hfftn", "linalg.lstsq", "linalg.lstsq.grad_oriented"),
-            *("nn.functional.conv2d", "nn.functional.normalize", "stft"),
+            *("nn.functional.conv2d", "nn.functional.conv_transpose3d"),
+            *("nn.functional.normalize", "stft"),
         ),
         _BACKWARD,
         ("complex64",),
@@ -276,6 +263,11 @@ JUDGED: tuple[Judged, ...] = (
         dtypes=("complex64",),
     ),
     Judged(
+        "sums of products in another order: the device errs by 1.6e-7, PyTorch's CPU by 1.7e-7",
+        ("fft.hfft2", "nn.functional.conv2d"),
+        dtypes=("complex64",),
+    ),
+    Judged(
         "a gradient of 0 whose terms cancel: the device errs 1.3 times as much as PyTorch's CPU",
         ("nn.functional.rms_norm",),
         _BACKWARD,
@@ -283,7 +275,7 @@ JUDGED: tuple[Judged, ...] = (
     ),
     Judged(
         "PyTorch's CPU rounds what lies between to 16 bits, the device only the result: it errs by "
-        "at most 1.02 times as much",
+        "at most twice as much, mostly by less",
         (
             *("_unsafe_masked_index_put_accumulate", "addr", "cross", "div.trunc_rounding"),
             *("histc", "index_reduce.mean", "linalg.cross", "log_softmax", "masked.log_softmax"),
