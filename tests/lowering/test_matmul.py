@@ -140,6 +140,33 @@ def test_a_transposed_weight_is_not_transposed(platform, rows, operands):
     assert "multiply" not in lowered
 
 
+@pytest.mark.parametrize(
+    ("platform", "terms", "rows", "columns", "padded"),
+    [
+        ("cpu", 256, 1024, 64, True),
+        ("cpu", 256, 1000, 64, False),  # rows are no multiple of a page apart
+        ("cpu", 64, 1024, 64, False),  # the sum is short
+        ("cpu", 256, 1024, 600, False),
+        ("tpu", 256, 1024, 64, False),
+    ],
+)
+def test_rows_a_page_apart_get_a_gap(platform, terms, rows, columns, padded):
+    """g.t() @ x, the gradient of a weight."""
+    f32 = torch.float32
+    shapes = (terms, rows), (terms, columns)
+    base = Geometry(f32, (terms, rows), (rows, 1), 0)
+    view = Geometry(f32, (rows, terms), (1, rows), 0)
+    nodes = [
+        Node("lazyxla::view", (Ref(0), base, view), (TensorSpec(f32, (rows, terms)),), None),
+        Node("aten::mm", (Ref(2), Ref(1)), (TensorSpec(f32, (rows, columns)),), None),
+    ]
+    program = Program([TensorSpec(f32, s) for s in shapes], nodes, [Ref(3)], [], {})
+    assert ("stablehlo.pad" in lower_to_text(program, platform)) == padded
+    g, x = (_random(*s).round() for s in shapes)  # whole numbers add up exactly
+    (got,), _ = execute(program, [g, x])
+    assert torch.equal(got, g.t() @ x)
+
+
 def test_factors_of_one_add_nothing():
     program = text("aten::addmm", _random(5), _random(3, 4), _random(4, 5))
     assert "multiply" not in program
