@@ -160,7 +160,6 @@ def test_dropout_is_one_node_each_way() -> None:
         torch.autograd.grad(results[0].sum(), tensors)
     n = lazyxla.counters()
     assert n["executions"] == 5  # two calls, a sum, the gradients of the sum and of attention
-    assert n["compiles"] == 4
     assert not torch.equal(*results)
 
 
