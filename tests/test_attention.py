@@ -13,9 +13,16 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import lazyxla
 from lazyxla.dynamo import backend
 
-pytestmark = pytest.mark.cuda
+pytestmark = [pytest.mark.cuda, pytest.mark.usefixtures("from_zero")]
 
 N, S, T, D = 2, 6, 8, 16
+
+
+@pytest.fixture
+def from_zero() -> None:
+    """The counters begin with the test."""
+    lazyxla.reset_counters()
+
 
 # Heads of queries and of keys, the mask (shape and kind), and other arguments.
 CASES: dict[str, tuple[int, int, Any, dict[str, Any]]] = {
