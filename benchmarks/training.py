@@ -27,6 +27,7 @@ from benchmarks import models  # noqa: E402
 ours = args.side in ("lazyxla", "compiled")
 if ours:
     import lazyxla
+    from lazyxla.dynamo import backend
 device = torch.device("lazyxla" if ours else args.device)
 
 
@@ -51,7 +52,7 @@ forward = model
 if args.side == "inductor":
     forward = torch.compile(model)
 elif args.side == "compiled":
-    forward = torch.compile(model, backend=lazyxla.dynamo.backend)
+    forward = torch.compile(model, backend=backend)
 
 
 def step() -> torch.Tensor:
