@@ -143,12 +143,10 @@ def dropped(heads: int, p: float) -> Tensor:
 def test_dropout(case: str) -> None:
     """The gradients are those of the weights that the forward pass has dropped."""
     tensors, kwargs = inputs(case, torch.float64)
-    factors = (dropped(CASES[case][0], 0.25).cpu() * T).round(decimals=4).double()
+    factors = dropped(CASES[case][0], 0.25).cpu() * T
     kept = factors != 0
     assert 0.6 < kept.double().mean() < 0.9
-    torch.testing.assert_close(
-        factors[kept], torch.full_like(factors[kept], 1 / 0.75), rtol=1e-4, atol=0
-    )
+    torch.testing.assert_close(factors[kept], torch.full_like(factors[kept], 1 / 0.75))
     factors = kept / 0.75
     torch.manual_seed(1)
     ours = attend("lazyxla", tensors, {**kwargs, "dropout_p": 0.25})

@@ -19,9 +19,13 @@ namespace {
 using at::Tensor;
 using c10::IValue;
 
-Tensor recorded(const char* name, std::initializer_list<IValue> args) {
+const OpInfo& info_of(const char* name) {
+  return OpInfo::of(c10::Dispatcher::singleton().findSchemaOrThrow(name, ""));
+}
+
+Tensor recorded(const OpInfo& info, std::initializer_list<IValue> args) {
   torch::jit::Stack stack(args);
-  record(OpInfo::of(c10::Dispatcher::singleton().findSchemaOrThrow(name, "")), &stack);
+  record(info, &stack);
   return stack.back().toTensor();
 }
 
@@ -29,19 +33,22 @@ bool has_gaps(const Tensor& self) { return !ir::is_dense(self.sizes(), self.stri
 
 Tensor select_scatter(const Tensor& self, const Tensor& src, int64_t dim, int64_t index) {
   if (has_gaps(self)) return at::native::select_scatter_symint(self, src, dim, index);
-  return recorded("aten::select_scatter", {self, src, dim, index});
+  static const OpInfo& info = info_of("aten::select_scatter");
+  return recorded(info, {self, src, dim, index});
 }
 
 Tensor slice_scatter(const Tensor& self, const Tensor& src, int64_t dim,
                      std::optional<int64_t> start, std::optional<int64_t> end, int64_t step) {
   if (has_gaps(self)) return at::native::slice_scatter(self, src, dim, start, end, step);
-  return recorded("aten::slice_scatter", {self, src, dim, start, end, step});
+  static const OpInfo& info = info_of("aten::slice_scatter");
+  return recorded(info, {self, src, dim, start, end, step});
 }
 
 Tensor diagonal_scatter(const Tensor& self, const Tensor& src, int64_t offset, int64_t dim1,
                         int64_t dim2) {
   if (has_gaps(self)) return at::native::diagonal_scatter(self, src, offset, dim1, dim2);
-  return recorded("aten::diagonal_scatter", {self, src, offset, dim1, dim2});
+  static const OpInfo& info = info_of("aten::diagonal_scatter");
+  return recorded(info, {self, src, offset, dim1, dim2});
 }
 
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
