@@ -1,0 +1,258 @@
+"""Operations that combine elements of one value: reductions, windows."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from lazyxla.lowering.builder.elements import Number, Operand, Value
+from lazyxla.lowering.builder.shapes import Shapes
+
+_COMBINERS = {
+    "sum": "add",
+    "add": "add",
+    "prod": "multiply",
+    "mul": "multiply",
+    "max": "maximum",
+    "min": "minimum",
+    "and": "and_",
+    "or": "or_",
+    "xor": "xor",
+}
+
+
+_FEW_TERMS = 64
+"""So many may be added up one after the other on the CPU."""
+
+_PART = 16
+"""Of so many terms at least are the sums that are added up then."""
+
+
+class Reductions(Shapes):
+    """The reducing part of the Builder."""
+
+    def neutral(self, kind: str, dtype: torch.dtype) -> Number:
+        """The neutral element of a reduction kind."""
+        if kind in ("sum", "add", "or", "xor"):
+            return 0
+        if kind in ("prod", "mul"):
+            return 1
+        if kind == "and":
+            return True if dtype == torch.bool else -1
+        return self.lowest(dtype) if kind == "max" else self.highest(dtype)
+
+    def combine(self, kind: str, x: Value, y: Value) -> Value:
+        """The binary operation of a kind: sum, prod, max, min, and, or, xor; "assign" gives y."""
+        if kind == "assign":
+            return y
+        operation = _COMBINERS[kind]
+        if operation == "add" and self.dtype(x) == torch.bool:
+            operation = "or_"  # XLA folds constants by adding bools modulo 2
+        return getattr(self if operation in ("maximum", "minimum") else self.hlo, operation)(x, y)
+
+    def reduce(self, x: Value, dims: Sequence[int], kind: str, keepdim: bool = False) -> Value:
+        """Reduces `x` over `dims` in its own dtype; `kind` is sum, prod, max, min, and, or.
+
+        For max and min there is `extremum`, which keeps nan; XLA's CPU backend alone does not.
+        """
+        dtype = self.dtype(x)
+        start = self.constant(self.neutral(kind, dtype), dtype)
+
+        def body(a: list[Value], e: list[Value]) -> list[Value]:
+            if kind in ("max", "min"):
+                return [getattr(self.hlo, _COMBINERS[kind])(a[0], e[0])]
+            return [self.combine(kind, a[0], e[0])]
+
+        for part in self._summed_before(x, dims) if kind == "sum" else []:
+            (x,) = self.reduce_multi([x], [start], part, body, keepdim=True)
+            x = self.hlo.optimization_barrier([x])  # XLA would make one reduction of both again
+        (result,) = self.reduce_multi([x], [start], dims, body, keepdim)
+        return result
+
+    def _summed_before(self, x: Value, dims: Sequence[int]) -> list[list[int]]:
+        """Which dimensions to sum before the others, in turn; none if all are to be at once.
+
+        XLA's CPU backend adds up the elements of several dimensions one after the other, with an
+        error that grows with their number; those of a single one it adds up as a tree, mostly in
+        less time.
+        """
+        dtype, shape = self.spec(x)
+        if self.platform != "cpu" or not (dtype.is_floating_point or dtype.is_complex):
+            return []
+        left = sorted({d % max(len(shape), 1) for d in dims if shape and shape[d] > 1})
+        if math.prod(shape[d] for d in left) <= _FEW_TERMS:
+            return []
+        parts: list[list[int]] = [[]]
+        while left:
+            if math.prod(shape[d] for d in parts[-1]) >= _PART:
+                parts.append([])
+            parts[-1].append(left.pop())
+        return parts[:-1]
+
+    def extremum(self, x: Value, dims: Sequence[int], kind: str, keepdim: bool = False) -> Value:
+        """The maximum or minimum, nan if one element is nan.
+
+        On the CPU nans are looked for apart, which takes twice as long again: with XLA's option
+        xla_cpu_enable_fast_min_max off, the maxima of rows take 18 times as long.
+        """
+        result = self.reduce(x, dims, kind, keepdim)
+        if self.platform != "cpu" or not self.dtype(x).is_floating_point:
+            return result
+        return self.select(self.reduce(self.is_nan(x), dims, "or", keepdim), math.nan, result)
+
+    def reduce_multi(
+        self,
+        xs: Sequence[Value],
+        starts: Sequence[Value],
+        dims: Sequence[int],
+        body: Callable[[list[Value], list[Value]], Sequence[Value]],
+        keepdim: bool = False,
+    ) -> list[Value]:
+        """Reduces several values of one shape together.
+
+        `body(accumulators, elements)` gets and returns 0-dim values; `starts` are the 0-dim neutral
+        elements.
+        """
+        shape = self.shape(xs[0])
+        gone = {d % max(len(shape), 1) for d in dims} if shape else set()
+        if not gone:
+            return list(xs)
+        kept = [n for i, n in enumerate(shape) if i not in gone]
+        types = [self.type(self.dtype(x), kept) for x in xs]
+        op = self.hlo.ReduceOp(types, list(xs), list(starts), sorted(gone))
+        dtypes = [self.dtype(x) for x in xs]
+        self.region(
+            op.regions[0], dtypes * 2, lambda *a: body(list(a[: len(xs)]), list(a[len(xs) :]))
+        )
+        results = list(op.results)
+        if keepdim:
+            full = [1 if i in gone else n for i, n in enumerate(shape)]
+            results = [self.reshape(r, full) for r in results]
+        return results
+
+    def arg_reduce(
+        self, x: Value, dim: int, kind: str, keepdim: bool = False
+    ) -> tuple[Value, Value]:
+        """Maximum or minimum (`kind`) along `dim` and its first int64 index; nan wins."""
+        dtype = self.dtype(x)
+        shape = self.shape(x)
+        if not shape:
+            return x, self.constant(0, torch.int64)
+        narrow = torch.int32 if shape[dim] < 2**31 else torch.int64
+        index = self.iota(shape, dim, narrow)
+        worst = self.constant(self.neutral(kind, dtype), dtype)
+
+        def body(a: list[Value], e: list[Value]) -> list[Value]:
+            better = self.compare(a[0], e[0], "GT" if kind == "max" else "LT")
+            same = self.compare(a[0], e[0], "EQ")
+            if dtype.is_floating_point:
+                nan, other = self.is_nan(a[0]), self.is_nan(e[0])
+                better = self.hlo.or_(better, self.hlo.and_(nan, self.hlo.not_(other)))
+                same = self.hlo.or_(same, self.hlo.and_(nan, other))
+            first = self.hlo.and_(same, self.compare(a[1], e[1], "LT"))
+            take = self.hlo.or_(better, first)
+            return [self.hlo.select(take, a[0], e[0]), self.hlo.select(take, a[1], e[1])]
+
+        # An index beyond all others lets any element win over the start.
+        last = self.constant(torch.iinfo(narrow).max, narrow)
+        value, place = self.reduce_multi([x, index], [worst, last], [dim], body, keepdim)
+        return value, self.convert(place, torch.int64)
+
+    def reduce_window(
+        self,
+        x: Value,
+        kind: str,
+        window: Sequence[int],
+        strides: Sequence[int] | None = None,
+        padding: Sequence[tuple[int, int]] | None = None,
+        window_dilation: Sequence[int] | None = None,
+        base_dilation: Sequence[int] | None = None,
+    ) -> Value:
+        """Reduces over sliding windows; every argument lists all dimensions of `x`."""
+        dtype = self.dtype(x)
+        start = self.constant(self.neutral(kind, dtype), dtype)
+        (result,) = self.reduce_window_multi(
+            [x],
+            [start],
+            lambda a, e: [self.combine(kind, a[0], e[0])],
+            window,
+            strides,
+            padding,
+            window_dilation,
+            base_dilation,
+        )
+        return result
+
+    def reduce_window_multi(
+        self,
+        xs: Sequence[Value],
+        starts: Sequence[Value],
+        body: Callable[[list[Value], list[Value]], Sequence[Value]],
+        window: Sequence[int],
+        strides: Sequence[int] | None = None,
+        padding: Sequence[tuple[int, int]] | None = None,
+        window_dilation: Sequence[int] | None = None,
+        base_dilation: Sequence[int] | None = None,
+    ) -> list[Value]:
+        """`reduce_window` over several values with a body as in `reduce_multi`."""
+        shape = self.shape(xs[0])
+        ones = [1] * len(shape)
+        strides, window_dilation = list(strides or ones), list(window_dilation or ones)
+        base_dilation, padding = list(base_dilation or ones), list(padding or [(0, 0)] * len(shape))
+        sizes = []
+        for i, n in enumerate(shape):
+            base = (n - 1) * base_dilation[i] + 1 if n else 0
+            base += sum(padding[i])
+            reach = (window[i] - 1) * window_dilation[i] + 1
+            sizes.append(0 if base < reach else (base - reach) // strides[i] + 1)
+        op = self.hlo.ReduceWindowOp(
+            [self.type(self.dtype(x), sizes) for x in xs],
+            list(xs),
+            list(starts),
+            list(window),
+            window_strides=strides,
+            base_dilations=base_dilation,
+            window_dilations=window_dilation,
+            padding=self.pairs(padding),
+        )
+        dtypes = [self.dtype(x) for x in xs]
+        self.region(
+            op.regions[0], dtypes * 2, lambda *a: body(list(a[: len(xs)]), list(a[len(xs) :]))
+        )
+        return list(op.results)
+
+    def pairs(self, padding: Sequence[Sequence[int]]) -> Any:
+        """A padding attribute: an i64 tensor of shape (rank, 2)."""
+        ir = self.mlir.ir
+        items = [ir.IntegerAttr.get(self.mlir.element(torch.int64), n) for p in padding for n in p]
+        return ir.DenseElementsAttr.get(items, self.type(torch.int64, (len(padding), 2)))
+
+    # ---- small numeric helpers ----
+
+    def count(self, x: Value, dims: Sequence[int]) -> int:
+        """How many elements a reduction over `dims` combines."""
+        shape = self.shape(x)
+        return math.prod(shape[d] for d in dims)
+
+    def mean(self, x: Value, dims: Sequence[int], keepdim: bool = False) -> Value:
+        """The mean over `dims` in the dtype of `x` (nan over nothing)."""
+        total = self.reduce(x, dims, "sum", keepdim)
+        return self.hlo.divide(total, self.full_like(total, self.count(x, dims)))
+
+    def scale(self, x: Value, factor: Operand) -> Value:
+        """`x * factor` in the dtype of `x`; nothing is emitted for the constant 1."""
+        if self.is_const(factor, 1):
+            return x
+        return self.hlo.multiply(x, self.full(self.shape(x), factor, self.dtype(x)))
+
+    def region(self, region: Any, dtypes: Sequence[torch.dtype], body: Callable[..., Any]) -> None:
+        """Fills `region` with a block: 0-dim arguments of `dtypes`, returning body(*arguments)."""
+        self.block(region, [self.type(d) for d in dtypes], body)
+
+    def block(self, region: Any, types: Sequence[Any], body: Callable[..., Any]) -> None:
+        """Like `region`, for arguments of any MLIR types."""
+        block = region.blocks.append(*types)
+        with self.mlir.ir.InsertionPoint(block):
+            results = body(*block.arguments)
+            self.hlo.return_(list(results))
