@@ -23,6 +23,7 @@ def _autoload() -> None:
 
 import atexit  # noqa: E402
 import os  # noqa: E402
+import time  # noqa: E402
 
 import torch  # noqa: E402
 
@@ -183,6 +184,15 @@ def _tell_device_bound() -> None:
     _C.set_device_count_bound(bound)
 
 
+def _let_autograd_finish() -> None:
+    """Gives autograd's threads the GIL once more before the interpreter ends.
+
+    PyTorch's engine drops Python objects in the device's thread after backward() has returned. If
+    that thread has to ask an ending interpreter for the GIL, it takes the process along.
+    """
+    time.sleep(0.01)
+
+
 def _register() -> None:
     """Makes "lazyxla" a device type of torch. Once per process."""
     taken = torch._C._get_privateuse1_backend_name()
@@ -192,6 +202,7 @@ def _register() -> None:
             "use lazyxla, uninstall the other one or set TORCH_DEVICE_BACKEND_AUTOLOAD=0."
         )
     settings.on_change(_apply_setting)
+    atexit.register(_let_autograd_finish)
     atexit.register(_C.flush_inference_store)
     atexit.register(_C.stop_threads)
     _C.set_plugin_provider(platforms.provide)

@@ -351,6 +351,23 @@ def test_backward_in_threads():
 
 
 @pytest.mark.skipif("torch.lazyxla.device_count() < 2", reason="needs two devices")
+def test_a_program_may_end_with_backward(run_python):
+    """Autograd's thread still holds Python objects then; it needs the GIL to let go of them."""
+    for _ in range(3):
+        run_python(
+            """
+import sys, torch, lazyxla
+x = torch.ones(4, device="lazyxla", requires_grad=True)
+y = x
+for _ in range(300):
+    y = y * 2
+y = y.sum()
+sys.setswitchinterval(5)  # seconds: no thread takes the GIL that is not given it
+y.backward()
+"""
+        )
+
+
 def test_backward_on_two_devices():
     x = on_device(leaf(4))
     y = (x * 2).to("lazyxla:1")
