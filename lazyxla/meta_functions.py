@@ -59,6 +59,17 @@ def _lstm_cell(
     return torch.empty_like(cx), torch.empty_like(cx), torch.empty_like(input_gates)
 
 
+def _linear_backward(
+    x: torch.Tensor, grad: torch.Tensor, weight: torch.Tensor, output_mask: list[bool]
+) -> tuple[torch.Tensor | None, ...]:
+    # Torch's own makes gradients of weight and bias where one of the two is asked for.
+    shapes = (x.shape, (grad.shape[-1], x.shape[-1]), (grad.shape[-1],))
+    return tuple(
+        grad.new_empty(shape) if wanted else None
+        for shape, wanted in zip(shapes, output_mask, strict=True)
+    )
+
+
 def _multilabel_margin_loss(
     x: torch.Tensor, target: torch.Tensor, reduction: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -204,6 +215,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
 
 _CORRECTED: dict[str, Callable[..., Any]] = {
     "_thnn_fused_lstm_cell": _lstm_cell,
+    "linear_backward": _linear_backward,
     "multilabel_margin_loss_forward": _multilabel_margin_loss,
     "baddbmm.dtype": _baddbmm,
     "nonzero_static": _nonzero_static,

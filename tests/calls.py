@@ -115,6 +115,7 @@ def _of_matrices() -> dict[str, _Args]:
         "baddbmm.dtype": (_random(2, 3, 5), batch, other, torch.float32, {"alpha": 0.5}),
         "bucketize.Scalar": (0.5, _random(6).sort().values, {"right": True}),
         "col2im": (_random(2, 12, 18), [6, 7], window),
+        "linear_backward": (_random(2, 3, 4), _random(2, 3, 5), _random(5, 4), [True] * 3),
         "scatter.reduce": (x, 0, index, _random(3, 4), reduce),
         "scatter.value_reduce": (x, 0, index, 1.5, reduce),
     }

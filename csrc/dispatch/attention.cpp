@@ -3,8 +3,7 @@
 //
 // - without dropout the one "for CPU", a pair of plain operators with formulas for the gradients;
 // - with dropout the one for other packages to define, as operators of our own: the forward one
-// tells
-//   the random stream that it drew from, and the backward one draws from it again.
+//   tells the random stream that it drew from, and the backward one draws from it again.
 //
 // What these cannot do is left to PyTorch's composition of products and a softmax.
 #include <ATen/Context.h>
@@ -15,6 +14,8 @@
 #include <ATen/native/transformers/attention.h>
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
+
+#include "dispatch/plain_call.h"
 
 namespace lazyxla::dispatch {
 namespace {
@@ -33,15 +34,6 @@ bool has_one_node(const Tensor& query, const Tensor& key, const Tensor& value,
   return !mask || !mask->defined() || !mask->requires_grad();
 }
 
-// Under a mode or a transform (a trace of torch.compile's, vmap), which know PyTorch's operators
-// only.
-bool is_plain(const Tensor& tensor) {
-  using c10::DispatchKey;
-  const c10::DispatchKeySet others(
-      {DispatchKey::Python, DispatchKey::FuncTorchBatched, DispatchKey::FuncTorchGradWrapper});
-  return !tensor.key_set().has_any(others);
-}
-
 int64_t choose(const Tensor& query, const Tensor& key, const Tensor& value,
                const std::optional<Tensor>& mask, double dropout, bool, std::optional<double>,
                bool) {
@@ -49,7 +41,7 @@ int64_t choose(const Tensor& query, const Tensor& key, const Tensor& value,
   if (has_one_node(query, key, value, mask)) {
     if (dropout == 0) {
       backend = at::SDPBackend::flash_attention;
-    } else if (is_plain(query)) {
+    } else if (is_plain(query.key_set())) {
       backend = at::SDPBackend::overrideable;
     }
   }

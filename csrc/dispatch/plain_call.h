@@ -36,6 +36,14 @@ class PlainScope {
   at::impl::TorchFunctionDisabledState torch_function_;
 };
 
+// Whether no mode, tensor subclass or functorch transform, which know PyTorch's operators only,
+// sees a call with these keys.
+inline bool is_plain(c10::DispatchKeySet keys) {
+  using c10::DispatchKey;
+  return !keys.has_any(c10::DispatchKeySet(
+      {DispatchKey::Python, DispatchKey::FuncTorchBatched, DispatchKey::FuncTorchGradWrapper}));
+}
+
 // Appends the tensors that an operator returned or takes, in order, undefined ones included.
 inline void flatten(const c10::IValue& value, std::vector<at::Tensor>& tensors) {
   if (value.isTensor()) {

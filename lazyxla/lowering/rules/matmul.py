@@ -4,6 +4,7 @@ A transpose that a product reads is folded into its dimension numbers (`Builder.
 product with a transposed weight is one `dot_general` on the weight as it lies in memory.
 """
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -115,6 +116,41 @@ def _add(b: "Builder", bias: Value, product: Value, beta: Value, alpha: Value) -
         bias = b.select(unused, 0, bias)
     bias = b.broadcast_to(scale(bias, beta), b.shape(product))
     return b.combine(plus, bias, product)
+
+
+# ---- linear layers ----
+
+
+@rule("aten::linear")
+def linear(b: "Builder", x: Value, weight: Value, bias: Value | None) -> Value:
+    """x (..., I) by weight (O, I), and bias (O,)."""
+    rows, wide = _as_rows(b, x), b.compute_dtype(b.dtype(x))
+    product = b.dot(rows, weight, [1], [1], dtype=wide)
+    product = b.reshape(product, b.outputs[0].shape)
+    if bias is not None:
+        product = b.hlo.add(product, b.broadcast_to(b.convert(bias, wide), b.shape(product)))
+    return product
+
+
+@rule("aten::linear_backward")
+def linear_backward(
+    b: "Builder", x: Value, grad: Value, weight: Value, output_mask: list[bool]
+) -> tuple[Value | None, ...]:
+    """The gradients of x (..., I), weight (O, I) and bias (O,) by that of the result (..., O)."""
+    rows, above = _as_rows(b, x), _as_rows(b, grad)
+    grad_x = grad_weight = grad_bias = None
+    if output_mask[0]:
+        grad_x = b.reshape(b.dot(above, weight, [1], [0]), b.shape(x))
+    if output_mask[1]:
+        grad_weight = b.dot(above, rows, [0], [0])
+    if output_mask[2]:
+        grad_bias = b.reduce(above, [0], "sum")
+    return grad_x, grad_weight, grad_bias
+
+
+def _as_rows(b: "Builder", x: Value) -> Value:
+    *lead, size = b.shape(x)
+    return b.reshape(x, [math.prod(lead), size])
 
 
 # ---- triangular matrices ----
