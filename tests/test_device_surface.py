@@ -3,13 +3,29 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
+from pathlib import Path
 
 import pytest
 import torch
 
 import lazyxla
 from lazyxla import _C
+
+# --- Threads --------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="scheduling policies are Linux'")
+def test_compute_threads_do_not_interrupt_those_that_hand_out_work():
+    assert lazyxla.platform() == "cpu"  # starts the plugin
+    threads = Path("/proc/self/task")
+    names = {int(path.parent.name): path.read_text().strip() for path in threads.glob("*/comm")}
+    compute = {thread for thread, name in names.items() if name == "tf_XLAEigen"}
+    assert compute
+    assert {os.sched_getscheduler(thread) for thread in compute} == {os.SCHED_BATCH}
+    assert {os.sched_getscheduler(thread) for thread in names.keys() - compute} == {os.SCHED_OTHER}
+
 
 # --- Names ---------------------------------------------------------------------------------------
 

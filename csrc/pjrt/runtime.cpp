@@ -5,6 +5,7 @@
 #include "error.h"
 #include "fork.h"
 #include "host_memory.h"
+#include "host_threads.h"
 
 namespace lazyxla::pjrt {
 
@@ -67,6 +68,7 @@ Client& Runtime::client() {
   platform_ = spec.platform.empty() ? client->platform_name() : std::move(spec.platform);
   if (client->platform_name() == "cpu") {
     keep_freed_memory();
+    yield_compute_threads();
   }
   takes_host_handler_ =
       handler_ && platform_ == "cpu" && register_handler(client->api(), handler_name_, handler_);

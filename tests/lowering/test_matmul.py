@@ -167,6 +167,34 @@ def test_rows_a_page_apart_get_a_gap(platform, terms, rows, columns, padded):
     assert torch.equal(got, g.t() @ x)
 
 
+@pytest.mark.parametrize(
+    ("platform", "inner", "rows", "columns", "padded"),
+    [
+        ("cpu", 1024, 512, 128, True),
+        ("cpu", 1000, 512, 128, False),  # rows are no multiple of a page apart
+        ("cpu", 1024, 512, 64, False),  # few columns
+        ("cpu", 1024, 1024, 128, False),  # few columns for so many rows
+        ("cpu", 1024, 16, 128, False),  # turned around
+        ("tpu", 1024, 512, 128, False),
+    ],
+)
+def test_summed_rows_a_page_apart_get_a_gap(platform, inner, rows, columns, padded):
+    """x @ w.t(), a linear layer."""
+    f32 = torch.float32
+    shapes = (rows, inner), (columns, inner)
+    base = Geometry(f32, (columns, inner), (inner, 1), 0)
+    view = Geometry(f32, (inner, columns), (1, inner), 0)
+    nodes = [
+        Node("lazyxla::view", (Ref(1), base, view), (TensorSpec(f32, (inner, columns)),), None),
+        Node("aten::mm", (Ref(0), Ref(2)), (TensorSpec(f32, (rows, columns)),), None),
+    ]
+    program = Program([TensorSpec(f32, s) for s in shapes], nodes, [Ref(3)], [], {})
+    assert ("stablehlo.pad" in lower_to_text(program, platform)) == padded
+    x, w = (_random(*s).round() for s in shapes)  # whole numbers add up exactly
+    (got,), _ = execute(program, [x, w])
+    assert torch.equal(got, x @ w.t())
+
+
 def test_factors_of_one_add_nothing():
     program = text("aten::addmm", _random(5), _random(3, 4), _random(4, 5))
     assert "multiply" not in program

@@ -5,12 +5,10 @@ from typing import Any
 
 import torch
 
+from lazyxla.lowering.builder import contract_cpu
 from lazyxla.lowering.builder.elements import Value
 from lazyxla.lowering.builder.reductions import Reductions
 from lazyxla.lowering.errors import LoweringError
-
-_CACHE_LINE, _PAGE = 64, 4096
-"""Bytes. Addresses a page apart share their place in a processor's first cache."""
 
 
 class Contractions(Reductions):
@@ -48,53 +46,11 @@ class Contractions(Reductions):
         """
         lhs, lhs_contract, lhs_batch = self._fold(lhs, lhs_contract, lhs_batch)
         rhs, rhs_contract, rhs_batch = self._fold(rhs, rhs_contract, rhs_batch)
-        if self._better_turned(lhs, rhs, lhs_contract, rhs_contract):
-            turned = self._dot(rhs, lhs, rhs_contract, lhs_contract, (), (), dtype)
-            # XLA would turn it back without the barrier.
-            return self.transpose(self.hlo.optimization_barrier([turned]), [1, 0])
-        if self._rows_collide(lhs, rhs, lhs_contract, rhs_contract):
-            gap = _CACHE_LINE // self.dtype(lhs).itemsize
-            wide = self.pad(lhs, [0, 0], [0, gap])
-            product = self._dot(wide, rhs, lhs_contract, rhs_contract, (), (), dtype)
-            return self.slice_dim(product, 0, 0, self.shape(lhs)[1])
-        return self._dot(lhs, rhs, lhs_contract, rhs_contract, lhs_batch, rhs_batch, dtype)
+        if self.platform == "cpu" and not lhs_batch:
+            return contract_cpu.product(self, lhs, rhs, lhs_contract, rhs_contract, dtype)
+        return self.plain_dot(lhs, rhs, lhs_contract, rhs_contract, lhs_batch, rhs_batch, dtype)
 
-    def _better_turned(
-        self, lhs: Value, rhs: Value, lhs_contract: Sequence[int], rhs_contract: Sequence[int]
-    ) -> bool:
-        """Whether lhs @ rhs.T is better computed as (rhs @ lhs.T).T.
-
-        XLA's CPU backend is slow at laying out the operand on the right if the sum runs along its
-        rows, as it does in a linear layer: 128 rows of 768 elements by a weight of 3072 x 768 take
-        less than half the time turned around, 16 rows a fifth. It pays as long as fewer elements
-        have to be transposed in the result than need no laying out.
-        """
-        if self.platform != "cpu" or not list(lhs_contract) == list(rhs_contract) == [1]:
-            return False
-        if self.rank(lhs) != 2 or self.rank(rhs) != 2:
-            return False
-        (rows, inner), columns = self.shape(lhs), self.shape(rhs)[0]
-        return rows > 1 and rows * columns < (columns - rows) * inner
-
-    def _rows_collide(
-        self, lhs: Value, rhs: Value, lhs_contract: Sequence[int], rhs_contract: Sequence[int]
-    ) -> bool:
-        """Whether lhs.T @ rhs is better computed with a gap between the rows of lhs.
-
-        XLA's CPU backend reads lhs column by column, as in the gradient of every weight. Where its
-        rows begin a multiple of 4096 bytes apart, all elements of a column fall into the same few
-        lines of the processor's cache: 512 rows of 1024 floats by 512 x 256 take 1.43 ms, and with
-        a gap 0.92, the copies that it costs included. These do not pay where the sum is short.
-        """
-        if self.platform != "cpu" or not list(lhs_contract) == list(rhs_contract) == [0]:
-            return False
-        if self.rank(lhs) != 2 or self.rank(rhs) != 2:
-            return False
-        (terms, rows), columns = self.shape(lhs), self.shape(rhs)[1]
-        page = rows > 0 and rows * self.dtype(lhs).itemsize % _PAGE == 0
-        return page and terms >= 256 and 2 * terms >= columns
-
-    def _dot(
+    def plain_dot(
         self,
         lhs: Value,
         rhs: Value,
@@ -104,6 +60,7 @@ class Contractions(Reductions):
         rhs_batch: Sequence[int],
         dtype: torch.dtype | None,
     ) -> Value:
+        """The product as it is written."""
         a, b = self.spec(lhs), self.spec(rhs)
         free = [n for i, n in enumerate(a.shape) if i not in lhs_batch and i not in lhs_contract]
         free += [n for i, n in enumerate(b.shape) if i not in rhs_batch and i not in rhs_contract]

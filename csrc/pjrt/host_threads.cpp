@@ -1,0 +1,42 @@
+#include "host_threads.h"
+
+#ifdef __linux__
+#include <dirent.h>
+#include <sched.h>
+
+#include <cstdlib>
+#include <fstream>
+#include <string>
+#endif
+
+namespace lazyxla::pjrt {
+
+#ifdef __linux__
+
+void yield_compute_threads() {
+  DIR* threads = opendir("/proc/self/task");
+  if (threads == nullptr) {
+    return;  // a system without /proc: the threads stay as they are
+  }
+  while (const dirent* entry = readdir(threads)) {
+    std::ifstream file(std::string("/proc/self/task/") + entry->d_name + "/comm");
+    std::string name;
+    if (!std::getline(file, name) || name != "tf_XLAEigen") {
+      continue;
+    }
+    const pid_t thread = std::atoi(entry->d_name);
+    if (sched_getscheduler(thread) == SCHED_OTHER) {
+      const sched_param usual{};
+      sched_setscheduler(thread, SCHED_BATCH, &usual);  // may be refused, as in some sandboxes
+    }
+  }
+  closedir(threads);
+}
+
+#else
+
+void yield_compute_threads() {}
+
+#endif
+
+}  // namespace lazyxla::pjrt
