@@ -36,14 +36,18 @@ CASES: dict[str, tuple[int, int, Any, dict[str, Any]]] = {
 }
 
 
-def inputs(case: str, dtype: torch.dtype) -> tuple[list[Tensor], dict[str, Any]]:
+def inputs(
+    case: str, dtype: torch.dtype, rows: int = S, columns: int = T
+) -> tuple[list[Tensor], dict[str, Any]]:
     heads, groups, mask, kwargs = CASES[case]
     tensors = [
-        torch.randn(N, h, n, D, dtype=dtype) for h, n in ((heads, S), (groups, T), (groups, T))
+        torch.randn(N, h, n, D, dtype=dtype)
+        for h, n in ((heads, rows), (groups, columns), (groups, columns))
     ]
     if mask is None:
         return tensors, kwargs
     shape, kind = mask
+    shape = (*shape[:-2], rows, columns)
     made = torch.rand(shape) > 0.3 if kind == torch.bool else torch.randn(shape, dtype=dtype)
     if kind == torch.bool:
         made[..., 2, :] = False  # a query that sees nothing: its result is 0
@@ -63,7 +67,10 @@ def attend(device: str, case: list[Tensor], kwargs: dict[str, Any]) -> list[Tens
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("case", CASES)
 def test_values_and_gradients(case: str, dtype: torch.dtype) -> None:
-    tensors, kwargs = inputs(case, dtype)
+    check_as_on_the_cpu(*inputs(case, dtype))
+
+
+def check_as_on_the_cpu(tensors: list[Tensor], kwargs: dict[str, Any]) -> None:
     expected = attend("cpu", tensors, kwargs)
     for ours, theirs in zip(attend("lazyxla", tensors, kwargs), expected, strict=True):
         torch.testing.assert_close(ours.cpu(), theirs)
@@ -75,7 +82,10 @@ def test_values_and_gradients(case: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_half_precision(case: str, dtype: torch.dtype) -> None:
     """As near to the exact result as the CPU's kernel, whose own error is beyond the tolerances."""
-    tensors, kwargs = inputs(case, dtype)
+    check_half_precision(*inputs(case, dtype))
+
+
+def check_half_precision(tensors: list[Tensor], kwargs: dict[str, Any]) -> None:
     theirs = attend("cpu", tensors, kwargs)
     ours = attend("lazyxla", tensors, kwargs)
     wide = {
@@ -121,7 +131,7 @@ def attend_with(factors: Tensor, case: list[Tensor], kwargs: dict[str, Any]) -> 
     scores = q @ keys.mT * kwargs.get("scale", D**-0.5)
     mask = kwargs.get("attn_mask")
     if kwargs.get("is_causal"):
-        mask = torch.ones(S, T, dtype=torch.bool).tril()
+        mask = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
     if mask is not None:
         bias = torch.zeros(()).masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else mask
         scores = scores + bias

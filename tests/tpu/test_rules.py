@@ -13,6 +13,7 @@ import torch
 import lazyxla
 from lazyxla import platforms
 from lazyxla.lowering import Program, registry
+from tests.calls import Call
 from tests.lowering.harness import record
 from tests.opinfo.entries import entries
 from tests.tpu.calls import find, made_by_hand
@@ -53,6 +54,18 @@ def test_rules_compile() -> None:
     expected = {name for dtype, name in REFUSED if dtype == "float32"} & programs.keys()
     wrong = {name: why for name, why in refused.items() if (why is None) == (name in expected)}
     assert not wrong
+
+
+def test_attention_over_blocks() -> None:
+    """Neither way needs the 256 MiB of all scores in float32."""
+    topology = lazyxla.aot.topology("v5e:2x2")
+    x = torch.empty(1, 1, 8192, 64, dtype=torch.bfloat16, device="meta")
+    sums = torch.empty(1, 1, 8192, device="meta")
+    name = "aten::_scaled_dot_product_flash_attention_for_cpu"
+    calls = {name: (x, x, x), f"{name}_backward": (x, x, x, x, x, sums)}
+    for operator, tensors in calls.items():
+        compiled = topology.compile(Call((*tensors, 0.0, True), {}).program(operator))
+        assert compiled.memory_stats()["temporary"] < 32 << 20
 
 
 def test_a_refusal_is_told() -> None:

@@ -12,7 +12,8 @@ import torch
 
 from lazyxla.lowering.program import TensorSpec
 from lazyxla.lowering.registry import rule
-from lazyxla.lowering.rules.random import dropout, masked
+from lazyxla.lowering.rules import attention_blocks
+from lazyxla.lowering.rules.random import masked
 
 if TYPE_CHECKING:
     from lazyxla.lowering.builder import Builder
@@ -194,7 +195,8 @@ def attention(
 ) -> tuple[Value, Value]:
     """The result (N, H, S, D), and the logarithm of each row's sum (N, H, S)."""
     _check_no_dropout(dropout_p)
-    return _attention(b, query, key, value, is_causal, mask, scale, None)
+    rows = (query, key, value, is_causal, mask, scale)
+    return attention_blocks.forward(b, _attention, *rows, None)
 
 
 def _attention(
@@ -236,7 +238,8 @@ def attention_backward(
     """The gradients of query, key and value."""
     _check_no_dropout(dropout_p)
     inputs = (query, key, value, result, logsumexp)
-    return _attention_backward(b, grad, inputs, is_causal, mask, scale, None)
+    rest = (is_causal, mask, scale, None)
+    return attention_blocks.backward(b, _attention_backward, grad, inputs, *rest)
 
 
 def _attention_backward(
@@ -247,6 +250,7 @@ def _attention_backward(
     mask: Value | None,
     scale: Any,
     kept: Kept | None,
+    key_dtype: torch.dtype | None = None,
 ) -> tuple[Value, ...]:
     query, key, value, result, logsumexp = inputs
     scores = _scores(b, query, key, mask, is_causal, scale)
@@ -273,7 +277,7 @@ def _attention_backward(
     grad_scores = b.scale(grad_scores, _factor(scale, b.shape(query)[3]))
     grad_scores = _grouped(b, b.convert(grad_scores, dtype), key)
     grad_query = b.dot(grad_scores, key, [3], [2], [0, 1], [0, 1])
-    grad_key = b.dot(grad_scores, _grouped(b, query, key), [2], [2], [0, 1], [0, 1])
+    grad_key = b.dot(grad_scores, _grouped(b, query, key), [2], [2], [0, 1], [0, 1], key_dtype)
     return b.reshape(grad_query, b.shape(query)), grad_key, grad_value
 
 
@@ -293,8 +297,9 @@ def dropout_attention(
     scale: Any,
 ) -> tuple[Value, ...]:
     """As `attention`, and the random stream (2,) that tells which weights were dropped."""
-    kept = dropout(b, dropout_p, _weights_shape(b, query, key))
-    result, logsumexp = _attention(b, query, key, value, is_causal, mask, scale, kept)
+    rows = (query, key, value, is_causal, mask, scale)
+    drop = attention_blocks.Drop(dropout_p)
+    result, logsumexp = attention_blocks.forward(b, _attention, *rows, drop)
     return result, logsumexp, b.bitcast(b.stack(list(b.rng), 0), torch.int64)
 
 
@@ -315,13 +320,9 @@ def dropout_attention_backward(
 ) -> tuple[Value, ...]:
     """The gradients of query, key and value."""
     seed, ordinal = (b.bitcast(b.select_dim(stream, 0, i), torch.uint64) for i in range(2))
-    kept = dropout(b, dropout_p, _weights_shape(b, query, key), (seed, ordinal))
     inputs = (query, key, value, result, logsumexp)
-    return _attention_backward(b, grad, inputs, is_causal, mask, scale, kept)
-
-
-def _weights_shape(b: "Builder", query: Value, key: Value) -> list[int]:
-    return [*b.shape(query)[:3], b.shape(key)[2]]
+    rest = (is_causal, mask, scale, attention_blocks.Drop(dropout_p, (seed, ordinal)))
+    return attention_blocks.backward(b, _attention_backward, grad, inputs, *rest)
 
 
 def _check_no_dropout(dropout_p: Any) -> None:
