@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
+from torch.testing._internal.opinfo.core import SampleInput
 
 from tests.opinfo import expected, sweep
 from tests.opinfo.checks import check_entry
+from tests.opinfo.entries import entries, samples
 from tests.opinfo.expected import Expected, unexpected
 from tests.opinfo.outcome import Outcome
 from tests.opinfo.report import document
@@ -74,3 +80,33 @@ def test_worker_notes_the_limit() -> None:
     assert check_entry("abs", torch.float32, "forward", 1).limit == 1
     # Of calls that are errors all are checked, whatever the limit is.
     assert check_entry("abs", torch.float32, "errors", 1).limit is None
+
+
+def test_samples_stay_as_they_were_made() -> None:
+    op = entries()["masked.mean"]
+    kept = [sample.input for sample in list(samples(op, torch.float32, None))]
+    torch.manual_seed(0)
+    made = [sample.input.clone() for sample in op.sample_inputs("cpu", torch.float32)]
+    assert sum(bool(x.isinf().any()) for x in made) > 0
+    assert len(kept) == len(made)
+    for x, y in zip(kept, made):
+        torch.testing.assert_close(x, y, rtol=0, atol=0, equal_nan=True)
+
+
+def _views(device: str, dtype: torch.dtype, requires_grad: bool) -> Iterator[SampleInput]:
+    """Every second element of one tensor, which is filled with another number for each sample."""
+    x = torch.empty(7, device=device, dtype=dtype)
+    for value in (1.0, 2.0):
+        x.fill_(value)
+        yield SampleInput(x[1::2].requires_grad_(requires_grad), args=([x[:2]],))
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+def test_samples_keep_what_lies_around_them(gradients: bool) -> None:
+    op: Any = SimpleNamespace(name="views", sample_inputs=_views)
+    for value, sample in enumerate(list(samples(op, torch.float32, None, gradients)), 1):
+        x = sample.input
+        assert x.tolist() == [value] * 3
+        assert (x.stride(), x.storage_offset(), x.untyped_storage().nbytes()) == ((2,), 1, 28)
+        assert (x.requires_grad, x.is_leaf) == (gradients, True)
+        assert sample.args[0][0].tolist() == [value] * 2
