@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,7 +18,7 @@ from tests.opinfo.entries import entries, samples
 from tests.opinfo.expected import Expected, unexpected
 from tests.opinfo.outcome import Outcome
 from tests.opinfo.report import document
-from tests.opinfo.sweep import Worker
+from tests.opinfo.sweep import Worker, load
 
 
 def test_worker_survives_crash_and_hang() -> None:
@@ -74,6 +76,44 @@ def test_document_says_how_many_samples_were_tried() -> None:
     text = document(outcomes)
     assert "| bool | forward | the first 2 | 1 | 2 | 1 | 0 | 0 | 0 | 0 |" in text
     assert "| bool | forward | all samples | 1 | 7 | 1 | 0 | 0 | 0 | 0 |" in text
+
+
+def test_document_keeps_what_a_page_says_of_other_parts() -> None:
+    page = document(
+        [
+            _failed("add", "forward"),
+            _failed("mul", "forward"),
+            _failed("mul", "backward", limit=2),
+            _failed("mul", "errors", host="aten::mul.Tensor"),
+        ]
+    )
+    good, bad = Outcome("mul", "float32", "forward", 3), _failed("sub", "backward", "aten::sub")
+    assert document([], page) == page
+    text = document([good, bad], page)
+    assert "| float32 | forward | all samples | 1 | 3 | 1 | 0 | 0 | 0 | 0 |" in text
+    assert "| float32 | backward | all samples | 1 | 2 | 0 | 1 | 0 | 0 | 1 |" in text
+    assert "| float32 | errors | all samples | 1 | 2 | 0 | 1 | 0 | 0 | 1 |" in text
+    assert "the first 2" not in text
+    assert "| add |" not in text
+    assert "| mul | float32 | pass |  |  |  | 1/2: values |  | `aten::mul.Tensor` |" in text
+    assert "| sub | float32 |  | 1/2: values |  |  |  |  | `aten::sub` |" in text
+    assert "| `aten::sub` | 1 |" in text
+    assert text == document([good, bad], text)
+
+
+def _failed(entry: str, part: str, host: str = "", limit: int | None = None) -> Outcome:
+    outcome = Outcome(entry, "float32", part, 2, limit=limit)
+    outcome.fail("values", "not close", 1)
+    outcome.fallbacks = {host: 1} if host else {}
+    return outcome
+
+
+def test_documents_are_made_of_several_files(tmp_path: Path) -> None:
+    files = [tmp_path / "1.jsonl", tmp_path / "2.jsonl", tmp_path / "none.jsonl"]
+    outcomes = [_failed("add", "forward"), _failed("sub", "forward")]
+    files[0].write_text("".join(json.dumps(o.as_json()) + "\n" for o in outcomes))
+    files[1].write_text(json.dumps(Outcome("add", "float32", "forward", 7).as_json()))
+    assert [(o.entry, o.passed) for o in load(*files)] == [("add", True), ("sub", False)]
 
 
 def test_worker_notes_the_limit() -> None:
