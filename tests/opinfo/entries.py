@@ -14,6 +14,8 @@ from torch.testing._internal.common_utils import noncontiguous_like
 from torch.testing._internal.opinfo.core import DecorateInfo, OpInfo, SampleInput
 from torch.utils._pytree import tree_leaves
 
+from tests.opinfo.compare import copied
+
 # Classes of PyTorch's tests that compare results, as these here do. The others compare gradients
 # with finite differences, or compilers.
 _COMPARING = (None, "TestCommon", "TestConsistency")
@@ -50,10 +52,13 @@ def supports(op: OpInfo, dtype: torch.dtype, part: str) -> bool:
 def samples(
     op: OpInfo, dtype: torch.dtype, limit: int | None, gradients: bool = False
 ) -> Iterator[SampleInput]:
-    """The first samples of an entry on the CPU, only those with dense tensors."""
+    """The first samples of an entry on the CPU, only those with dense tensors.
+
+    Each is a copy from when it was made, for entries may write to its tensors to make the next.
+    """
     torch.manual_seed(0)
     made = op.sample_inputs("cpu", dtype, requires_grad=gradients)
-    return itertools.islice(filter(_dense, made), limit)
+    return (copied(op, sample, "cpu") for sample in itertools.islice(filter(_dense, made), limit))
 
 
 def layouts(sample: SampleInput) -> Iterator[SampleInput]:

@@ -118,6 +118,22 @@ EXPECTED: tuple[Expected, ...] = (
         ("backward",),
     ),
     Expected(
+        "the weights are float32: of their gradient, the device yields 3.1e-5 for 0, and errs by "
+        "1.5e-4 of 404 where PyTorch's CPU errs by 2.2e-4",
+        ("cov",),
+        ("values",),
+        ("backward",),
+        ("float64",),
+    ),
+    Expected(
+        "of the weights' gradient, the device yields up to 9.8e-4 for 0, PyTorch's CPU 4.9e-4; "
+        "elsewhere the device errs by 8.2e-7 of the largest element, PyTorch's CPU by 1.4e-6",
+        ("cov",),
+        ("values",),
+        ("backward",),
+        ("complex64",),
+    ),
+    Expected(
         "PyTorch's CPU computes the step between two elements in 16 bits; the device's elements "
         "are the exact ones, rounded once",
         ("linspace", "linspace.tensor_overload"),
@@ -243,8 +259,10 @@ JUDGED: tuple[Judged, ...] = (
         "sums of products that cancel, in another order: the device errs by at most 3.8e-7, "
         "PyTorch's CPU by 3.4e-7",
         (
-            *("bmm", "fft.hfft", "fft.hfftn", "linalg.lstsq", "linalg.lstsq.grad_oriented"),
-            *("nn.functional.conv2d", "nn.functional.conv_transpose3d"),
+            *("__rmatmul__", "bmm", "fft.hfft", "fft.hfftn"),
+            *("linalg.lstsq", "linalg.lstsq.grad_oriented"),
+            *("matmul", "nn.functional.conv1d", "nn.functional.conv2d"),
+            *("nn.functional.conv_transpose1d", "nn.functional.conv_transpose3d"),
             *("nn.functional.normalize", "stft"),
         ),
         _BACKWARD,

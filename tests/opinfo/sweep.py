@@ -1,7 +1,8 @@
 """Checks all entries in worker processes that may crash or hang: ``python -m tests.opinfo.sweep``.
 
 The outcomes are added to a file, line by line, so that a sweep can be stopped and continued, and
-made in shards; ``--docs`` makes docs/opinfo.md of all of them.
+made in shards; ``--docs`` brings docs/opinfo.md up to date: what it says of a dtype and part is
+replaced where the results have these, and stays where they do not.
 """
 
 from __future__ import annotations
@@ -120,11 +121,11 @@ def tasks(
                     yield name, dtype, part
 
 
-def load(path: Path) -> list[Outcome]:
-    """The outcomes in a file, the last of each task."""
+def load(*paths: Path) -> list[Outcome]:
+    """The outcomes in files, the last of each task."""
     found: dict[tuple[str, str, str], Outcome] = {}
-    if path.exists():
-        for line in path.read_text().splitlines():
+    for path in paths:
+        for line in path.read_text().splitlines() if path.exists() else ():
             outcome = Outcome(**json.loads(line))
             found[outcome.entry, outcome.dtype, outcome.part] = outcome
     return list(found.values())
@@ -140,12 +141,17 @@ def main() -> int:
     parser.add_argument("--timeout", type=float, default=120, help="seconds per entry and part")
     parser.add_argument("--results", type=Path, default=ROOT / "build" / "opinfo.jsonl")
     parser.add_argument("--resume", action="store_true", help="leave out what the file has already")
-    parser.add_argument("--docs", action="store_true", help="write docs/opinfo.md at the end")
+    parser.add_argument("--docs", action="store_true", help="update docs/opinfo.md at the end")
+    parser.add_argument(
+        "--earlier", type=Path, nargs="+", default=[], help="results for --docs from other files"
+    )
     parser.add_argument("--report", action="store_true", help="run nothing")
     options = parser.parse_args()
     problems = 0 if options.report else run(options)
     if options.docs:
-        (ROOT / "docs" / "opinfo.md").write_text(document(load(options.results)))
+        page = ROOT / "docs" / "opinfo.md"
+        outcomes = load(*options.earlier, options.results)
+        page.write_text(document(outcomes, page.read_text() if page.exists() else ""))
     return int(problems > 0)
 
 

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
+from torch.testing._internal.opinfo.core import SampleInput
 
 from tests.opinfo import expected, sweep
 from tests.opinfo.checks import check_entry
+from tests.opinfo.entries import entries, samples
 from tests.opinfo.expected import Expected, unexpected
 from tests.opinfo.outcome import Outcome
 from tests.opinfo.report import document
-from tests.opinfo.sweep import Worker
+from tests.opinfo.sweep import Worker, load
 
 
 def test_worker_survives_crash_and_hang() -> None:
@@ -70,7 +78,75 @@ def test_document_says_how_many_samples_were_tried() -> None:
     assert "| bool | forward | all samples | 1 | 7 | 1 | 0 | 0 | 0 | 0 |" in text
 
 
+def test_document_keeps_what_a_page_says_of_other_parts() -> None:
+    page = document(
+        [
+            _failed("add", "forward"),
+            _failed("mul", "forward"),
+            _failed("mul", "backward", limit=2),
+            _failed("mul", "errors", host="aten::mul.Tensor"),
+        ]
+    )
+    good, bad = Outcome("mul", "float32", "forward", 3), _failed("sub", "backward", "aten::sub")
+    assert document([], page) == page
+    text = document([good, bad], page)
+    assert "| float32 | forward | all samples | 1 | 3 | 1 | 0 | 0 | 0 | 0 |" in text
+    assert "| float32 | backward | all samples | 1 | 2 | 0 | 1 | 0 | 0 | 1 |" in text
+    assert "| float32 | errors | all samples | 1 | 2 | 0 | 1 | 0 | 0 | 1 |" in text
+    assert "the first 2" not in text
+    assert "| add |" not in text
+    assert "| mul | float32 | pass |  |  |  | 1/2: values |  | `aten::mul.Tensor` |" in text
+    assert "| sub | float32 |  | 1/2: values |  |  |  |  | `aten::sub` |" in text
+    assert "| `aten::sub` | 1 |" in text
+    assert text == document([good, bad], text)
+
+
+def _failed(entry: str, part: str, host: str = "", limit: int | None = None) -> Outcome:
+    outcome = Outcome(entry, "float32", part, 2, limit=limit)
+    outcome.fail("values", "not close", 1)
+    outcome.fallbacks = {host: 1} if host else {}
+    return outcome
+
+
+def test_documents_are_made_of_several_files(tmp_path: Path) -> None:
+    files = [tmp_path / "1.jsonl", tmp_path / "2.jsonl", tmp_path / "none.jsonl"]
+    outcomes = [_failed("add", "forward"), _failed("sub", "forward")]
+    files[0].write_text("".join(json.dumps(o.as_json()) + "\n" for o in outcomes))
+    files[1].write_text(json.dumps(Outcome("add", "float32", "forward", 7).as_json()))
+    assert [(o.entry, o.passed) for o in load(*files)] == [("add", True), ("sub", False)]
+
+
 def test_worker_notes_the_limit() -> None:
     assert check_entry("abs", torch.float32, "forward", 1).limit == 1
     # Of calls that are errors all are checked, whatever the limit is.
     assert check_entry("abs", torch.float32, "errors", 1).limit is None
+
+
+def test_samples_stay_as_they_were_made() -> None:
+    op = entries()["masked.mean"]
+    kept = [sample.input for sample in list(samples(op, torch.float32, None))]
+    torch.manual_seed(0)
+    made = [sample.input.clone() for sample in op.sample_inputs("cpu", torch.float32)]
+    assert sum(bool(x.isinf().any()) for x in made) > 0
+    assert len(kept) == len(made)
+    for x, y in zip(kept, made):
+        torch.testing.assert_close(x, y, rtol=0, atol=0, equal_nan=True)
+
+
+def _views(device: str, dtype: torch.dtype, requires_grad: bool) -> Iterator[SampleInput]:
+    """Every second element of one tensor, which is filled with another number for each sample."""
+    x = torch.empty(7, device=device, dtype=dtype)
+    for value in (1.0, 2.0):
+        x.fill_(value)
+        yield SampleInput(x[1::2].requires_grad_(requires_grad), args=([x[:2]],))
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+def test_samples_keep_what_lies_around_them(gradients: bool) -> None:
+    op: Any = SimpleNamespace(name="views", sample_inputs=_views)
+    for value, sample in enumerate(list(samples(op, torch.float32, None, gradients)), 1):
+        x = sample.input
+        assert x.tolist() == [value] * 3
+        assert (x.stride(), x.storage_offset(), x.untyped_storage().nbytes()) == ((2,), 1, 28)
+        assert (x.requires_grad, x.is_leaf) == (gradients, True)
+        assert sample.args[0][0].tolist() == [value] * 2
