@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from lazyxla.lowering.jax_call import tell_kernel_costs
+
 if TYPE_CHECKING:
     from lazyxla.lowering.builder import Builder
 
@@ -23,11 +25,18 @@ _TILE = 512
 """Rows and columns of a tile at most: its scores in float32 are 1 of 16 MiB that a kernel has."""
 
 _LEAST_SCORES = 512 * 512
-"""Rows times columns from which on the kernel is taken. Forward and backward in bfloat16, causal,
-2**17 rows of 128 numbers: where plain products need 416 MiB in 512 samples of 256 rows and 640 MiB
-in 256 of 512 (libtpu, for v5e), the kernel needs 376 MiB whatever the number of rows. With 64
-numbers, which are padded to 128, it needs more for 256 rows (528 MiB for 480), less from 512 on
-(528 MiB for 768).
+"""Rows times columns from which on the kernel is taken: where it saves memory.
+
+Forward and backward in bfloat16, by libtpu for v5e, at most MiB with plain products and with the
+kernel:
+
+    samples  heads  rows  numbers    plain  kernel
+         64      8   256      128      416     384
+         32      8   512      128      640     361
+         16      8  1024      128     1024     364
+         64     12   256       64      480     480
+         32     12   512       64      768     480
+         16     12  1024       64     1344     528
 """
 
 
@@ -59,7 +68,9 @@ def forward(
     """The result (N, H, S, D), and the logarithm of each row's sum (N, H, S) in float32."""
     query = _scaled(b, query, factor)
     kwargs = {"is_causal": is_causal, "precision": _precision(b, query)}
-    return tuple(b.call_jax(splash_attention, query, key, value, **kwargs))
+    results = b.call_jax(splash_attention, query, key, value, **kwargs)
+    _tell_costs(b, results[0], query, key, is_causal)
+    return tuple(results)
 
 
 def backward(
@@ -70,12 +81,46 @@ def backward(
     query = _scaled(b, query, factor)
     kwargs = {"is_causal": is_causal, "precision": _precision(b, query)}
     results = b.call_jax(splash_attention_backward, grad, query, *others, **kwargs)
+    _tell_costs(b, results[0], query, others[0], is_causal)
     return _scaled(b, results[0], factor), *results[1:]
 
 
 def _scaled(b: "Builder", x: Value, factor: Any) -> Value:
     """In float32: a factor in bfloat16 would be off by the same part for all scores."""
     return b.convert(b.scale(b.convert(x, torch.float32), factor), b.dtype(x))
+
+
+# Products of rows and columns in each kernel, by a part of its name.
+_PRODUCTS = {"_fwd_": 2, "_dq_": 3, "_dkv_": 4}
+
+
+def _tell_costs(b: "Builder", result: Value, query: Value, key: Value, is_causal: bool) -> None:
+    """Tells XLA what the kernels that made `result` cost: it cannot look into them.
+
+    What they read is taken to be queries once, and keys and values once for each row of tiles.
+    """
+    (dtype, (samples, heads, rows, size)), columns = b.spec(query), b.shape(key)[2]
+    tiles = _tiles(rows, columns, is_causal)
+    scores = samples * heads * tiles * _tile(rows) * _tile(columns)
+    moved = 2 * samples * heads * size * (rows + tiles * _tile(columns)) * dtype.itemsize
+
+    def costs(kernel: str) -> dict[str, int] | None:
+        products = next((n for part, n in _PRODUCTS.items() if part in f"{kernel}_"), None)
+        if products is None:
+            return None
+        flops = 2 * products * scores * size
+        return {"flops": flops, "transcendentals": scores, "bytes_accessed": moved}
+
+    tell_kernel_costs(b, result, costs)
+
+
+def _tiles(rows: int, columns: int, is_causal: bool) -> int:
+    """How many tiles there are, without those of which a causal mask leaves nothing."""
+    height, width = _tile(rows), _tile(columns)
+    if not is_causal:
+        return rows // height * (columns // width)
+    ends = range(height, rows + 1, height)
+    return sum(min(-(-end // width), columns // width) for end in ends)
 
 
 def _precision(b: "Builder", x: Value) -> str:
