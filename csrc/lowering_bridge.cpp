@@ -236,11 +236,12 @@ void install_lowering(py::function lower, py::function how, py::function try_out
   graph::set_lowerer([lower_function](const graph::Graph& graph, const std::vector<bool>& variable,
                                       const std::string& reason) {
     std::string platform = pjrt::Runtime::get().platform();
+    std::string device_kind = pjrt::Runtime::get().client().devices().at(0).description().kind;
     py::gil_scoped_acquire gil;
     py::object lowered;
     try {
       lowered = call_unwatched(*lower_function, Exporter(graph, variable).run(), platform,
-                               stablehlo_version(), reason);
+                               stablehlo_version(), reason, device_kind);
     } catch (py::error_already_set& error) {
       throw_failure(error);
     }

@@ -148,6 +148,52 @@ def _baddbmm(
     return torch.baddbmm(x.to(batch1.dtype), batch1, batch2).to(dtype)
 
 
+def _grouped_mm(
+    x: torch.Tensor,
+    y: torch.Tensor,
+    offs: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    # Torch's own takes bfloat16 only; its kernels take these.
+    check = torch._check
+    check(
+        x.dtype in (torch.float32, torch.bfloat16, torch.float16),
+        lambda: f"Expected mat_a to be Float32, BFloat16 or Float16 matrix, got {x.dtype}",
+    )
+    check(x.ndim in (2, 3), lambda: "mat_a has to be 2 or 3d")
+    check(y.ndim in (2, 3), lambda: "mat_b has to be 2 or 3d")
+    check(
+        x.dtype == y.dtype,
+        lambda: f"expected m1 and m2 to have the same dtype, but got: {x.dtype} != {y.dtype}",
+    )
+    flat = x.ndim == 2 and y.ndim == 2
+    check(
+        x.shape[-1] == y.shape[-2],
+        lambda: "contraction dimension of mat_a and mat_b must match",
+    )
+    check(
+        (offs is None) == (x.ndim == y.ndim == 3),
+        lambda: (
+            "Have to provide offsets if there is a 2d matrix, or no offset if both matrices are 3d"
+        ),
+    )
+    check(bias is None, lambda: "Bias not supported yet")
+    check(
+        out_dtype in (None, x.dtype),
+        lambda: "Grouped gemm output dtype must match `mat_a` dtype",
+    )
+    rows, columns = x.shape[-2], y.shape[-1]
+    groups = next((t.shape[0] for t in (x, y) if t.ndim == 3), None)
+    if offs is None:
+        check(x.shape[0] == y.shape[0], lambda: "batched dimension has to match")
+        return x.new_empty(x.shape[0], rows, columns)
+    check(offs.ndim == 1, lambda: "offs has to be 1D")
+    check(offs.dtype == torch.int32, lambda: "Offsets have to be int32")
+    check(flat or offs.shape[0] == groups, lambda: "matrix batch sizes have to match")
+    return x.new_empty(offs.shape[0], rows, columns) if flat else x.new_empty(rows, columns)
+
+
 def _end_number(name: str, which: str, value: Any) -> Any:
     """A number of the kind that a 0-dim tensor holds; numbers stay as they are."""
     if not isinstance(value, torch.Tensor):
@@ -218,6 +264,7 @@ _CORRECTED: dict[str, Callable[..., Any]] = {
     "linear_backward": _linear_backward,
     "multilabel_margin_loss_forward": _multilabel_margin_loss,
     "baddbmm.dtype": _baddbmm,
+    "_grouped_mm": _grouped_mm,
     "nonzero_static": _nonzero_static,
     "max_unpool2d": _max_unpool2d,
     **_SPACED,

@@ -63,13 +63,15 @@ def loaded(operators: int, reason: str) -> None:
         logger.info("%s: loading %d operators, compiled before (%s)", where, operators, reason)
 
 
-def lower(program: Program, platform: str, version: str | None, reason: str) -> Lowered:
+def lower(
+    program: Program, platform: str, version: str | None, reason: str, device_kind: str
+) -> Lowered:
     """:func:`lazyxla.lowering.lower`, with a message."""
     if not logger.isEnabledFor(logging.INFO):
-        return lowering.lower(program, platform, version)
+        return lowering.lower(program, platform, version, device_kind)
     where = user_line() or "autograd's thread"
     begin = time.perf_counter()
-    lowered = lowering.lower(program, platform, version)
+    lowered = lowering.lower(program, platform, version, device_kind)
     seconds = time.perf_counter() - begin
     count = len(program.nodes)
     logger.info("%s: compiling %d operators (%s), lowered in %.2f s", where, count, reason, seconds)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-import lazyxla  # noqa: F401
+import lazyxla
 
 INF, NAN = float("inf"), float("nan")
 TOO_LARGE = [(torch.uint8, 300), (torch.float16, 1e6), (torch.bfloat16, 1e39)]
@@ -61,10 +61,52 @@ def test_grouped_products(dtype: torch.dtype) -> None:
     ]
     for left, right, offs in shapes:
         x, y = torch.randn(left).to(dtype), torch.randn(right).to(dtype)
-        expected = torch._grouped_mm(x, y, offs=offs)
-        offs = None if offs is None else offs.to("lazyxla")
-        result = torch._grouped_mm(x.to("lazyxla"), y.to("lazyxla"), offs=offs)
-        torch.testing.assert_close(result.cpu(), expected)
+        results = []
+        for device in ("cpu", "lazyxla"):
+            inputs = [t.detach().to(device).requires_grad_() for t in (x, y)]
+            where = None if offs is None else offs.to(device)
+            lazyxla.sync()
+            lazyxla.reset_counters()
+            result = torch._grouped_mm(*inputs, offs=where)
+            grads = torch.autograd.grad(result.square().sum(), inputs)
+            assert lazyxla.counters()["downloads"] == 0
+            results.append([result, *grads])
+        for theirs, ours in zip(*results, strict=True):
+            torch.testing.assert_close(ours.cpu(), theirs)
+    assert lazyxla.fallbacks() == {}
+
+
+def test_sizes_of_grouped_products_are_data() -> None:
+    x, y = torch.randn(32, 16), torch.randn(4, 16, 8)
+    ours = [t.to("lazyxla") for t in (x, y)]
+    lazyxla.reset_counters()
+    for ends in ([8, 8, 24, 32], [1, 2, 3, 32], [0, 0, 0, 32]):
+        offs = torch.tensor(ends, dtype=torch.int32)
+        result = torch._grouped_mm(*ours, offs=offs.to("lazyxla"))
+        torch.testing.assert_close(result.cpu(), torch._grouped_mm(x, y, offs=offs))
+    assert lazyxla.counters()["compiles"] == 1
+
+
+def test_refusals_of_grouped_products() -> None:
+    offs = torch.tensor([8, 16], dtype=torch.int32)
+    x, y = torch.randn(16, 16), torch.randn(2, 16, 8)
+    calls: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]] = [
+        (x, y, None),
+        (x, y, offs.long()),
+        (x, torch.randn(3, 16, 8), offs),
+        (x, torch.randn(2, 8, 8), offs),
+        (x.bfloat16(), y, offs),
+        (x.double(), y.double(), offs),
+        (torch.randn(2, 16, 16), y, offs),
+    ]
+    for left, right, ends in calls:
+        messages = []
+        for device in ("cpu", "lazyxla"):
+            moved = None if ends is None else ends.to(device)
+            with pytest.raises(RuntimeError) as raised:
+                torch._grouped_mm(left.to(device), right.to(device), offs=moved)
+            messages.append(str(raised.value).lower()[:40])
+        assert messages[0] == messages[1]
 
 
 @pytest.mark.parametrize("dims", [[0, 2, 3], [0, 1, 2, 3]])

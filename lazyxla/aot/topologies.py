@@ -102,7 +102,7 @@ class Topology:
         Raises:
             LoweringError: an operator of the program has no lowering.
         """
-        return lower(program, self.platform, self._stablehlo_version())
+        return lower(program, self.platform, self._stablehlo_version(), self.device_kind)
 
     @property
     def chip(self) -> Chip | None:

@@ -47,17 +47,23 @@ __all__ = [
 
 
 def lower(
-    program: Program, platform: str, stablehlo_version: str | None = None, *, verify: bool = False
+    program: Program,
+    platform: str,
+    stablehlo_version: str | None = None,
+    device_kind: str = "",
+    *,
+    verify: bool = False,
 ) -> Lowered:
     """Lowers `program` for `platform` ("cpu", "cuda" or "tpu").
 
     `stablehlo_version` is what the plugin reports ("1.13.0"); None means jaxlib's own version.
+    `device_kind` is the model of the devices as the plugin calls it ("TPU v5 lite"), if known.
     `verify` runs MLIR's verifier over the module. Raises LoweringError, naming the operator, when a
     node cannot be lowered.
     """
     from lazyxla.lowering.module import lower as run
 
-    return run(program, platform, stablehlo_version, verify=verify)
+    return run(program, platform, stablehlo_version, device_kind, verify=verify)
 
 
 def try_out(program: Program, platform: str) -> str:

@@ -9,6 +9,7 @@ ours.
 import functools
 import importlib
 import io
+import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -90,6 +91,33 @@ def numpy_dtype(dtype: torch.dtype) -> Any:
 
     name = str(dtype).removeprefix("torch.")
     return np.dtype(getattr(ml_dtypes, name, None) or name)
+
+
+def tell_kernel_costs(
+    b: "Builder", result: Any, costs: Callable[[str], dict[str, int] | None]
+) -> None:
+    """Tells XLA what the kernels for TPUs cost that the call which made `result` contains.
+
+    `costs` gets a kernel's name and returns its "flops", "transcendentals" and "bytes_accessed", or
+    None. A kernel that has these already keeps them.
+    """
+    ir = b.mlir.ir
+    symbol = ir.FlatSymbolRefAttr(result.owner.attributes["callee"]).value
+
+    def visit(op: Any) -> Any:
+        if op.name == "stablehlo.custom_call" and "kernel_name" in op.attributes:
+            settings = json.loads(ir.StringAttr(op.attributes["backend_config"]).value)
+            told = costs(ir.StringAttr(op.attributes["kernel_name"]).value)
+            if told is not None and "custom_call_config" in settings:
+                settings["custom_call_config"].setdefault("cost_estimate", told)
+                op.attributes["backend_config"] = ir.StringAttr.get(json.dumps(settings))
+        return ir.WalkResult.ADVANCE
+
+    for op in b.module.body.operations:
+        if "sym_name" in op.attributes:
+            name = ir.StringAttr(op.attributes["sym_name"]).value
+            if name == symbol or name.startswith(f"{symbol}."):
+                op.operation.walk(visit)
 
 
 def _merge(b: "Builder", bytecode: bytes, name: str) -> str:

@@ -14,23 +14,28 @@ from lazyxla.lowering.scalar import SlotTable
 
 
 def lower(
-    program: Program, platform: str, stablehlo_version: str | None = None, *, verify: bool = False
+    program: Program,
+    platform: str,
+    stablehlo_version: str | None = None,
+    device_kind: str = "",
+    *,
+    verify: bool = False,
 ) -> Lowered:
     """See `lazyxla.lowering.lower`."""
     world = mlir()
     with world.lock, world.context, world.unknown:
-        b = build(world, program, platform)
+        b = build(world, program, platform, device_kind)
         if verify:
             check(b.module)
         artifact = serialize(world, b.module, stablehlo_version)
     return Lowered(artifact, tuple(sorted(b.slots.static)))
 
 
-def lower_to_text(program: Program, platform: str) -> str:
+def lower_to_text(program: Program, platform: str, device_kind: str = "") -> str:
     """The program's module as StableHLO text, for people."""
     world = mlir()
     with world.lock, world.context, world.unknown:
-        return str(build(world, program, platform).module)
+        return str(build(world, program, platform, device_kind).module)
 
 
 def try_out(program: Program, platform: str) -> str:
@@ -45,7 +50,9 @@ def try_out(program: Program, platform: str) -> str:
     return "call" if b.host_calls else "device"
 
 
-def build(world: Mlir, program: Program, platform: str, *, trying: bool = False) -> Builder:
+def build(
+    world: Mlir, program: Program, platform: str, device_kind: str = "", *, trying: bool = False
+) -> Builder:
     """The program's module, with a function `main`; the context and a location must be entered.
 
     A rule may make a slot static that is variable by now (it asks for the number only if it is not
@@ -59,6 +66,7 @@ def build(world: Mlir, program: Program, platform: str, *, trying: bool = False)
         ]
         slots = SlotTable(specs)
         b = Builder(world, platform, slots, world.ir.Module.create())
+        b.device_kind = device_kind
         b.trying = trying
         _build(b, program)
         found = {number for number in slots.static if specs[number].variable}

@@ -17,6 +17,7 @@ class Builder(Indexing):
 
     hlo, chlo: the dialect modules (`b.hlo.add(x, y)`, `b.chlo.erf(x)`).
     platform:  "cpu", "cuda" or "tpu".
+    device_kind: the model of the devices ("TPU v5 lite"), "" if it is not known.
     outputs:   expected outputs (TensorSpec) of the node being lowered.
     rng:       (seed, ordinal) of a random operator as 0-dim uint64 values.
     """
@@ -26,6 +27,7 @@ class Builder(Indexing):
         self.hlo = mlir.hlo
         self.chlo = mlir.chlo
         self.platform = platform
+        self.device_kind = ""
         self.slots = slots
         self.module = module
         self.buffers: dict[torch.dtype, Value] = {}

@@ -12,7 +12,7 @@ import torch
 
 from lazyxla.lowering.program import TensorSpec
 from lazyxla.lowering.registry import rule
-from lazyxla.lowering.rules import attention_blocks
+from lazyxla.lowering.rules import attention_blocks, attention_tpu
 from lazyxla.lowering.rules.random import masked
 
 if TYPE_CHECKING:
@@ -195,6 +195,9 @@ def attention(
 ) -> tuple[Value, Value]:
     """The result (N, H, S, D), and the logarithm of each row's sum (N, H, S)."""
     _check_no_dropout(dropout_p)
+    if attention_tpu.suits(b, query, key, mask):
+        factor = _factor(scale, b.shape(query)[3])
+        return attention_tpu.forward(b, query, key, value, is_causal, factor)
     rows = (query, key, value, is_causal, mask, scale)
     return attention_blocks.forward(b, _attention, *rows, None)
 
@@ -238,6 +241,9 @@ def attention_backward(
     """The gradients of query, key and value."""
     _check_no_dropout(dropout_p)
     inputs = (query, key, value, result, logsumexp)
+    if attention_tpu.suits(b, query, key, mask):
+        factor = _factor(scale, b.shape(query)[3])
+        return attention_tpu.backward(b, grad, inputs, is_causal, factor)
     rest = (is_causal, mask, scale, None)
     return attention_blocks.backward(b, _attention_backward, grad, inputs, *rest)
 

@@ -1,0 +1,214 @@
+"""Attention on TPUs by the kernel that JAX ships for them, splash attention, which computes the
+scores (N, H, S, T) tile by tile in the chip's own memory and never writes them.
+
+It has no argument for the scale, so that queries are scaled before, and rounded once more in
+bfloat16 if the scale is no power of two; their gradient is scaled after. Its mask is known when a
+program is compiled: causal or none.
+"""
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from lazyxla.lowering.jax_call import tell_kernel_costs
+
+if TYPE_CHECKING:
+    from lazyxla.lowering.builder import Builder
+
+Value = Any
+
+_LANES = 128
+"""Tiles are multiples of a register's lanes."""
+
+_TILE = 512
+"""Rows and columns of a tile at most: its scores in float32 are 1 of 16 MiB that a kernel has."""
+
+_LEAST_SCORES = 512 * 512
+"""Rows times columns from which on the kernel is taken: where it saves memory.
+
+Forward and backward in bfloat16, by libtpu for v5e, at most MiB with plain products and with the
+kernel:
+
+    samples  heads  rows  numbers    plain  kernel
+         64      8   256      128      416     384
+         32      8   512      128      640     361
+         16      8  1024      128     1024     364
+         64     12   256       64      480     480
+         32     12   512       64      768     480
+         16     12  1024       64     1344     528
+"""
+
+
+def suits(b: "Builder", query: Value, key: Value, mask: Value | None) -> bool:
+    """Whether attention of queries (N, H, S, D) to keys (N, G, T, D) is for the kernel."""
+    samples, _, rows, size = b.shape(query)
+    columns = b.shape(key)[2]
+    return (
+        b.platform == "tpu"
+        and mask is None
+        and _multiplies(b, b.dtype(query))
+        and samples * size > 0
+        and rows % _LANES == columns % _LANES == 0
+        and rows * columns >= _LEAST_SCORES
+        and _kernel() is not None
+    )
+
+
+def _multiplies(b: "Builder", dtype: torch.dtype) -> bool:
+    """Whether the chip has products of the dtype for kernels; XLA itself emulates what it lacks."""
+    if dtype == torch.bfloat16:
+        return b.device_kind not in ("TPU v2", "TPU v3")
+    return dtype == torch.float32
+
+
+def forward(
+    b: "Builder", query: Value, key: Value, value: Value, is_causal: bool, factor: Any
+) -> tuple[Value, Value]:
+    """The result (N, H, S, D), and the logarithm of each row's sum (N, H, S) in float32."""
+    query = _scaled(b, query, factor)
+    kwargs = {"is_causal": is_causal, "precision": _precision(b, query)}
+    results = b.call_jax(splash_attention, query, key, value, **kwargs)
+    _tell_costs(b, results[0], query, key, is_causal)
+    return tuple(results)
+
+
+def backward(
+    b: "Builder", grad: Value, inputs: tuple[Value, ...], is_causal: bool, factor: Any
+) -> tuple[Value, ...]:
+    """The gradients of query, key and value; `inputs`: these, the result and the logarithms."""
+    query, *others = inputs
+    query = _scaled(b, query, factor)
+    kwargs = {"is_causal": is_causal, "precision": _precision(b, query)}
+    results = b.call_jax(splash_attention_backward, grad, query, *others, **kwargs)
+    _tell_costs(b, results[0], query, others[0], is_causal)
+    return _scaled(b, results[0], factor), *results[1:]
+
+
+def _scaled(b: "Builder", x: Value, factor: Any) -> Value:
+    """In float32: a factor in bfloat16 would be off by the same part for all scores."""
+    return b.convert(b.scale(b.convert(x, torch.float32), factor), b.dtype(x))
+
+
+# Products of rows and columns in each kernel, by a part of its name.
+_PRODUCTS = {"_fwd_": 2, "_dq_": 3, "_dkv_": 4}
+
+
+def _tell_costs(b: "Builder", result: Value, query: Value, key: Value, is_causal: bool) -> None:
+    """Tells XLA what the kernels that made `result` cost: it cannot look into them.
+
+    What they read is taken to be queries once, and keys and values once for each row of tiles.
+    """
+    (dtype, (samples, heads, rows, size)), columns = b.spec(query), b.shape(key)[2]
+    tiles = _tiles(rows, columns, is_causal)
+    scores = samples * heads * tiles * _tile(rows) * _tile(columns)
+    moved = 2 * samples * heads * size * (rows + tiles * _tile(columns)) * dtype.itemsize
+
+    def costs(kernel: str) -> dict[str, int] | None:
+        products = next((n for part, n in _PRODUCTS.items() if part in f"{kernel}_"), None)
+        if products is None:
+            return None
+        flops = 2 * products * scores * size
+        return {"flops": flops, "transcendentals": scores, "bytes_accessed": moved}
+
+    tell_kernel_costs(b, result, costs)
+
+
+def _tiles(rows: int, columns: int, is_causal: bool) -> int:
+    """How many tiles there are, without those of which a causal mask leaves nothing."""
+    height, width = _tile(rows), _tile(columns)
+    if not is_causal:
+        return rows // height * (columns // width)
+    ends = range(height, rows + 1, height)
+    return sum(min(-(-end // width), columns // width) for end in ends)
+
+
+def _precision(b: "Builder", x: Value) -> str:
+    """Of the kernel's products; it knows no precision between these two."""
+    exact = b.dtype(x) == torch.float32 and torch.get_float32_matmul_precision() != "medium"
+    return "highest" if exact else "default"
+
+
+@functools.cache
+def _kernel() -> Any:
+    """JAX's module, or None if it lacks what is used here.
+
+    The gradient from a logarithm that was kept is a private function: the public one computes the
+    result once more for it.
+    """
+    try:
+        from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel
+    except ImportError:
+        return None
+    names = ("make_splash_mha", "BlockSizes", "_splash_attention_bwd")
+    has_all = all(hasattr(splash_attention_kernel, name) for name in names)
+    return splash_attention_kernel if has_all else None
+
+
+def splash_attention(
+    query: Any, key: Any, value: Any, *, is_causal: bool, precision: str
+) -> tuple[Any, Any]:
+    """For JAX: the result, and the logarithm of each row's sum."""
+    import jax
+
+    # Mosaic has no 64-bit integers, not even for indices.
+    with jax.enable_x64(False), jax.default_matmul_precision(precision):
+        kernel = _made(query.shape[1:3], key.shape[2], is_causal)
+        result, (logsumexp,) = jax.vmap(kernel)(query, key, value)
+    return result, logsumexp
+
+
+def splash_attention_backward(
+    grad: Any,
+    query: Any,
+    key: Any,
+    value: Any,
+    result: Any,
+    logsumexp: Any,
+    *,
+    is_causal: bool,
+    precision: str,
+) -> tuple[Any, ...]:
+    """For JAX: the gradients of query, key and value."""
+    import jax
+
+    with jax.enable_x64(False), jax.default_matmul_precision(precision):
+        kernel = _made(query.shape[1:3], key.shape[2], is_causal)
+        settings = {**kernel.kwargs, "save_residuals": False}
+
+        infos = (kernel.dq_mask_info, kernel.dkv_mask_info)
+
+        def of_one(q: Any, k: Any, v: Any, out: Any, sums: Any, above: Any) -> Any:
+            kept = (q, k, v, None, None, out, sums, *infos)
+            return _kernel()._splash_attention_bwd(res=kept, do=above, **settings)[3:6]
+
+        return tuple(jax.vmap(of_one)(query, key, value, result, logsumexp, grad))
+
+
+def _made(queries: tuple[int, int], columns: int, is_causal: bool) -> Any:
+    """The kernel for one sample: of `queries`' heads and rows."""
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
+
+    heads, rows = queries
+    mask = (masks.CausalMask if is_causal else masks.FullMask)((rows, columns))
+    q, kv = _tile(rows), _tile(columns)
+    sizes = _kernel().BlockSizes(
+        block_q=q,
+        block_kv=kv,
+        block_q_dkv=q,
+        block_kv_dkv=kv,
+        block_q_dq=q,
+        block_kv_dq=kv,
+    )
+    return _kernel().make_splash_mha(
+        masks.MultiHeadMask([mask] * heads),
+        block_sizes=sizes,
+        head_shards=1,
+        q_seq_shards=1,
+        save_residuals=True,
+    )
+
+
+def _tile(length: int) -> int:
+    """The greatest tile of no more than _TILE that divides the length, a multiple of the lanes."""
+    return max(n for n in range(_LANES, _TILE + 1, _LANES) if length % n == 0)
