@@ -138,7 +138,7 @@ def main() -> int:
     parser.add_argument("--entry", default="", help="only these entries, with commas")
     parser.add_argument("--limit", type=int, help="samples per entry (default: all)")
     parser.add_argument("--shard", default="0/1", help="i/n: every n-th entry, from the i-th")
-    parser.add_argument("--timeout", type=float, default=120, help="seconds per entry and part")
+    parser.add_argument("--timeout", type=float, default=300, help="seconds per entry and part")
     parser.add_argument("--results", type=Path, default=ROOT / "build" / "opinfo.jsonl")
     parser.add_argument("--resume", action="store_true", help="leave out what the file has already")
     parser.add_argument("--docs", action="store_true", help="update docs/opinfo.md at the end")
