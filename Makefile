@@ -1,7 +1,8 @@
 # make build | test | test-opinfo | test-tpu-aot | test-cuda | docs | demo | bench | lint | format | clean
 #
 # Everything happens in .venv, made here when it is missing. Stamp files in it make repeated calls
-# instant. PYTHON chooses the interpreter the environment is made from, JOBS the compile jobs.
+# instant. PYTHON chooses the interpreter the environment is made from, JOBS how much is compiled or
+# swept at a time.
 
 PYTHON ?= python3
 JOBS ?= 2
@@ -45,7 +46,7 @@ test: build
 
 # Everything in PyTorch's operator table; OPINFO passes options such as --shard 0/4.
 test-opinfo: build
-	$(PY) -m tests.opinfo.sweep --docs $(OPINFO)
+	$(PY) -m tests.opinfo.sweep --jobs $(JOBS) --docs $(OPINFO)
 
 # All lowering rules, and training steps of whole models, through the TPU's compiler, without a TPU;
 # AOT passes options to the first, such as --dtypes bfloat16, TRAINING to the second, such as

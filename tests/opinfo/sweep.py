@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -138,6 +139,7 @@ def main() -> int:
     parser.add_argument("--entry", default="", help="only these entries, with commas")
     parser.add_argument("--limit", type=int, help="samples per entry (default: all)")
     parser.add_argument("--shard", default="0/1", help="i/n: every n-th entry, from the i-th")
+    parser.add_argument("--jobs", type=int, default=1, help="processes that check at a time")
     parser.add_argument("--timeout", type=float, default=300, help="seconds per entry and part")
     parser.add_argument("--results", type=Path, default=ROOT / "build" / "opinfo.jsonl")
     parser.add_argument("--resume", action="store_true", help="leave out what the file has already")
@@ -155,21 +157,44 @@ def main() -> int:
     return int(problems > 0)
 
 
+def check_all(
+    todo: Iterable[tuple[str, str, str]], jobs: int, timeout: float, limit: int | None
+) -> Iterator[Outcome]:
+    """The outcomes in the order of the tasks, of which `jobs` are checked at a time."""
+    workers = [Worker(timeout) for _ in range(jobs)]
+    idle: queue.SimpleQueue[Worker] = queue.SimpleQueue()
+    for worker in workers:
+        idle.put(worker)
+
+    def check(task: tuple[str, str, str]) -> Outcome:
+        worker = idle.get()
+        try:
+            return worker.check(*task, limit)
+        finally:
+            idle.put(worker)
+
+    pool = ThreadPoolExecutor(jobs)
+    try:
+        yield from pool.map(check, todo)
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+        for worker in workers:
+            worker.stop()
+
+
 def run(options: argparse.Namespace) -> int:
     """Checks what the options say. Returns the number of unexpected failures and passes."""
     index, count = map(int, options.shard.split("/"))
     wanted = [n for n in options.entry.split(",") if n] or list(entries())
     done = {(o.entry, o.dtype, o.part) for o in load(options.results)} if options.resume else set()
-    worker, start = Worker(options.timeout), time.monotonic()
+    start = time.monotonic()
     outcomes: list[Outcome] = []
     problems = 0
     options.results.parent.mkdir(parents=True, exist_ok=True)
     with options.results.open("a") as results:
         dtypes, parts = options.dtype.split(","), options.part.split(",")
-        for task in tasks(wanted, dtypes, parts, (index, count)):
-            if task in done:
-                continue
-            outcome = worker.check(*task, options.limit)
+        todo = [t for t in tasks(wanted, dtypes, parts, (index, count)) if t not in done]
+        for outcome in check_all(todo, options.jobs, options.timeout, options.limit):
             outcomes.append(outcome)
             results.write(json.dumps(outcome.as_json()) + "\n")
             results.flush()
@@ -177,7 +202,6 @@ def run(options: argparse.Namespace) -> int:
             problems += len(found)
             for problem in found[:1]:
                 print(" ".join(problem.split())[:200], flush=True)
-    worker.stop()
     print(summary(outcomes), f"{time.monotonic() - start:.0f} s", sep="\n")
     return problems
 

@@ -78,6 +78,13 @@ def test_document_says_how_many_samples_were_tried() -> None:
     assert "| bool | forward | all samples | 1 | 7 | 1 | 0 | 0 | 0 | 0 |" in text
 
 
+def test_several_entries_at_a_time() -> None:
+    todo = [(name, "float32", "forward") for name in ("abs", "neg", "sign")]
+    outcomes = list(sweep.check_all(todo, jobs=2, timeout=120, limit=2))
+    assert [(o.entry, o.limit) for o in outcomes] == [("abs", 2), ("neg", 2), ("sign", 2)]
+    assert all(o.passed and o.samples for o in outcomes)
+
+
 def test_document_keeps_what_a_page_says_of_other_parts() -> None:
     page = document(
         [
