@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,14 +16,20 @@ from lazyxla import _C
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="scheduling policies are Linux'")
-def test_compute_threads_do_not_interrupt_those_that_hand_out_work():
-    torch.ones(1, device="lazyxla").cpu()  # starts the plugin
-    threads = Path("/proc/self/task")
-    names = {int(path.parent.name): path.read_text().strip() for path in threads.glob("*/comm")}
-    compute = {thread for thread, name in names.items() if name == "tf_XLAEigen"}
-    assert compute
-    assert {os.sched_getscheduler(thread) for thread in compute} == {os.SCHED_BATCH}
-    assert {os.sched_getscheduler(thread) for thread in names.keys() - compute} == {os.SCHED_OTHER}
+def test_compute_threads_do_not_interrupt_those_that_hand_out_work(run_python):
+    """In a process of its own: JAX has compute threads, too, and other tests start it."""
+    run_python(
+        """
+import os, pathlib, torch, lazyxla
+torch.ones(1, device="lazyxla").cpu()  # starts the plugin
+threads = pathlib.Path("/proc/self/task")
+names = {int(path.parent.name): path.read_text().strip() for path in threads.glob("*/comm")}
+compute = {thread for thread, name in names.items() if name == "tf_XLAEigen"}
+assert compute
+assert {os.sched_getscheduler(thread) for thread in compute} == {os.SCHED_BATCH}
+assert {os.sched_getscheduler(thread) for thread in names.keys() - compute} == {os.SCHED_OTHER}
+"""
+    )
 
 
 # --- Names ---------------------------------------------------------------------------------------

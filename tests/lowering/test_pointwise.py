@@ -398,7 +398,12 @@ def test_exact_operations_stay_narrow() -> None:
 
 # Composite for most devices, but with a gradient formula of its own, which a device kernel
 # switches to.
-COMPOSITE_WITH_GRADIENT = {"aten::_fused_rms_norm", "aten::mish_backward", "aten::silu_backward"}
+COMPOSITE_WITH_GRADIENT = {
+    "aten::_fused_rms_norm",
+    "aten::linear",
+    "aten::mish_backward",
+    "aten::silu_backward",
+}
 
 
 def test_no_composite_operator_has_a_rule() -> None:
