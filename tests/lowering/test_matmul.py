@@ -180,18 +180,10 @@ def test_rows_a_page_apart_get_a_gap(platform, terms, rows, columns, padded):
 )
 def test_summed_rows_a_page_apart_get_a_gap(platform, inner, rows, columns, padded):
     """x @ w.t(), a linear layer."""
-    f32 = torch.float32
-    shapes = (rows, inner), (columns, inner)
-    base = Geometry(f32, (columns, inner), (inner, 1), 0)
-    view = Geometry(f32, (inner, columns), (1, inner), 0)
-    nodes = [
-        Node("lazyxla::view", (Ref(1), base, view), (TensorSpec(f32, (inner, columns)),), None),
-        Node("aten::mm", (Ref(0), Ref(2)), (TensorSpec(f32, (rows, columns)),), None),
-    ]
-    program = Program([TensorSpec(f32, s) for s in shapes], nodes, [Ref(3)], [], {})
-    assert ("stablehlo.pad" in lower_to_text(program, platform)) == padded
-    x, w = (_random(*s).round() for s in shapes)  # whole numbers add up exactly
-    (got,), _ = execute(program, [x, w])
+    x, w = _random(rows, inner).round(), _random(columns, inner).round()  # these add up exactly
+    recorded = record("aten::linear", x, w)
+    assert ("stablehlo.pad" in lower_to_text(recorded.program, platform)) == padded
+    (got,), _ = execute(recorded.program, recorded.inputs)
     assert torch.equal(got, x @ w.t())
 
 
