@@ -147,6 +147,7 @@ def test_a_transposed_weight_is_not_transposed(platform, rows, operands):
         ("cpu", 256, 1000, 64, False),  # rows are no multiple of a page apart
         ("cpu", 64, 1024, 64, False),  # the sum is short
         ("cpu", 256, 1024, 600, False),
+        ("cpu", 256, 1024, 1, False),  # a vector
         ("tpu", 256, 1024, 64, False),
     ],
 )
@@ -175,6 +176,7 @@ def test_rows_a_page_apart_get_a_gap(platform, terms, rows, columns, padded):
         ("cpu", 1024, 512, 64, False),  # few columns
         ("cpu", 1024, 1024, 128, False),  # few columns for so many rows
         ("cpu", 1024, 16, 128, False),  # turned around
+        ("cpu", 1024, 1, 128, False),  # a vector
         ("tpu", 1024, 512, 128, False),
     ],
 )
@@ -185,6 +187,15 @@ def test_summed_rows_a_page_apart_get_a_gap(platform, inner, rows, columns, padd
     assert ("stablehlo.pad" in lower_to_text(recorded.program, platform)) == padded
     (got,), _ = execute(recorded.program, recorded.inputs)
     assert torch.equal(got, x @ w.t())
+
+
+@pytest.mark.parametrize(
+    ("dtype", "padded"), [(torch.bfloat16, True), (torch.float16, True), (torch.float64, False)]
+)
+def test_narrow_types_are_multiplied_as_float32(dtype, padded):
+    """Hence rows of 1024 elements are a page apart, and get a gap, in these, too."""
+    x, w = torch.zeros(512, 1024, dtype=dtype), torch.zeros(128, 1024, dtype=dtype)
+    assert ("stablehlo.pad" in lower_to_text(record("aten::linear", x, w).program, "cpu")) == padded
 
 
 def test_factors_of_one_add_nothing():

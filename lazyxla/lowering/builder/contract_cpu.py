@@ -15,8 +15,9 @@ from lazyxla.lowering.builder.elements import Value
 if TYPE_CHECKING:
     from lazyxla.lowering.builder.contract import Contractions
 
-_CACHE_LINE, _PAGE = 64, 4096
-"""Bytes. Addresses a page apart share their place in a processor's first cache."""
+_GAP, _PAGE = 16, 1024
+"""Elements of float32, in which the narrower types are multiplied, too: a line of the processor's
+cache, and the distance at which addresses share their place in the first one (4096 bytes)."""
 
 
 def product(
@@ -39,10 +40,10 @@ def product(
             return b.transpose(b.hlo.optimization_barrier([plain(rhs, lhs)]), [1, 0])
         if _summed_rows_collide(b, lhs, rhs):
             # XLA would leave out what adds nothing without the barrier.
-            wide = [b.pad(x, [0, 0], [0, _gap(b, x)]) for x in (lhs, rhs)]
+            wide = [b.pad(x, [0, 0], [0, _GAP]) for x in (lhs, rhs)]
             return plain(*b.hlo.optimization_barrier(wide))
     if b.rank(lhs) == b.rank(rhs) == 2 and summed == (0, 0) and _free_rows_collide(b, lhs, rhs):
-        wide_product = plain(b.pad(lhs, [0, 0], [0, _gap(b, lhs)]), rhs)
+        wide_product = plain(b.pad(lhs, [0, 0], [0, _GAP]), rhs)
         return b.slice_dim(wide_product, 0, 0, b.shape(lhs)[1])
     return plain(lhs, rhs)
 
@@ -65,11 +66,10 @@ def _summed_rows_collide(b: Contractions, lhs: Value, rhs: Value) -> bool:
     Where the rows begin a multiple of 4096 bytes apart, the elements of several rows that are laid
     out together fall into the same few lines of the processor's cache: 1024 rows of 1024 elements
     by as many take 7.2 ms, and with a gap 5.8, the copies that it costs included; 128 rows by 128
-    take half the time. The copies do not pay for few columns.
+    take half the time. The copies do not pay for few columns, and a single row needs no laying out.
     """
     (rows, _), columns = b.shape(lhs), b.shape(rhs)[0]
-    measured = b.dtype(lhs) == b.dtype(rhs) == torch.float32
-    return measured and _page_apart(b, lhs) and columns >= 128 and rows <= 4 * columns
+    return _page_apart(b, lhs) and columns >= 128 and 1 < rows <= 4 * columns
 
 
 def _free_rows_collide(b: Contractions, lhs: Value, rhs: Value) -> bool:
@@ -78,16 +78,13 @@ def _free_rows_collide(b: Contractions, lhs: Value, rhs: Value) -> bool:
     The backend reads lhs column by column, as in the gradient of every weight. Where its rows begin
     a multiple of 4096 bytes apart, all elements of a column fall into the same few lines of the
     processor's cache: 512 rows of 1024 floats by 512 x 256 take 1.43 ms, and with a gap 0.92, the
-    copies that it costs included. These do not pay where the sum is short.
+    copies that it costs included. These do not pay where the sum is short, nor for a vector, which
+    is multiplied without being laid out.
     """
     terms, columns = b.shape(lhs)[0], b.shape(rhs)[1]
-    return _page_apart(b, lhs) and terms >= 256 and 2 * terms >= columns
+    return _page_apart(b, lhs) and terms >= 256 and 1 < columns <= 2 * terms
 
 
 def _page_apart(b: Contractions, x: Value) -> bool:
-    row = b.shape(x)[1] * b.dtype(x).itemsize
-    return row > 0 and row % _PAGE == 0
-
-
-def _gap(b: Contractions, x: Value) -> int:
-    return _CACHE_LINE // b.dtype(x).itemsize
+    narrow = b.dtype(x) in (torch.float32, torch.bfloat16, torch.float16)  # float64 gains nothing
+    return narrow and b.shape(x)[1] > 0 and b.shape(x)[1] % _PAGE == 0
