@@ -113,6 +113,22 @@ def test_is_one_node() -> None:
     assert recorded(is_causal=True, scale=2.0) == 1
 
 
+@pytest.mark.parametrize("traced", [False, True])
+def test_draws_random_numbers_for_dropout_only(traced: bool, fresh_dynamo: None) -> None:
+    """PyTorch tags its attention for CPUs as random, though it has no dropout."""
+
+    def attention(x: Tensor, p: float) -> Tensor:
+        return F.scaled_dot_product_attention(x, x, x, dropout_p=p)
+
+    x = torch.randn(2, 4, 8, 16).to("lazyxla")
+    call = torch.compile(attention, backend=backend) if traced else attention
+    before = torch.lazyxla.get_rng_state()
+    call(x, 0.0).cpu()
+    assert torch.equal(torch.lazyxla.get_rng_state(), before)
+    call(x, 0.5).cpu()
+    assert not torch.equal(torch.lazyxla.get_rng_state(), before)
+
+
 def test_eager_mode_runs_one_program_each_way() -> None:
     tensors = [torch.randn(2, 4, 8, 16).to("lazyxla").requires_grad_() for _ in range(3)]
     grad = torch.randn(2, 4, 8, 16).to("lazyxla")

@@ -211,6 +211,16 @@ bool ignores_self(const std::string& functional_name) {
   return names.count(functional_name) > 0;
 }
 
+// PyTorch tags its attention for CPUs as if it had dropout.
+bool draws(const OperatorHandle& functional, const std::string& name) {
+  for (at::Tag tag : functional.getTags()) {
+    if (tag == at::Tag::nondeterministic_seeded) {
+      return name != "aten::_scaled_dot_product_flash_attention_for_cpu";
+    }
+  }
+  return false;
+}
+
 std::unique_ptr<OpInfo> make_info(const OperatorHandle& op) {
   const FunctionSchema& schema = op.schema();
   auto info = std::make_unique<OpInfo>(op);
@@ -239,9 +249,7 @@ std::unique_ptr<OpInfo> make_info(const OperatorHandle& op) {
   bind_functional(*info, schema);
   if (ignores_self(info->functional_name)) info->args[0].operand = false;
   info->may_overlap = fills(info->functional_name);
-  for (at::Tag tag : info->functional.getTags()) {
-    info->random |= tag == at::Tag::nondeterministic_seeded;
-  }
+  info->random = draws(info->functional, info->functional_name);
   info->factory = true;
   for (const Argument& arg : info->functional.schema().arguments()) {
     if (is_tensor_kind(kind_of(arg))) info->factory = false;

@@ -15,11 +15,12 @@ from typing import Any, TypeVar
 
 import torch
 from torch import fx
+from torch._ops import OpOverload
 
 from lazyxla import _C
 from lazyxla.dynamo.partition import HOST, Partition, Turn, divide, is_number
 from lazyxla.lowering import registry
-from lazyxla.lowering.fx_graph import FxGraph
+from lazyxla.lowering.fx_graph import FxGraph, draws
 from lazyxla.xla_options import Options
 
 _numbers = itertools.count()
@@ -112,7 +113,7 @@ def _make_call(
         writes=writes,
         returns=returned,
         constants=constants,
-        random=any(_is_random(node) for node in part.nodes),
+        random=any(isinstance(n.target, OpOverload) and draws(n.target) for n in part.nodes),
         options=options,
     )
     registry.graphs[number] = FxGraph(part.inputs, part.nodes, list(outputs))
@@ -149,11 +150,6 @@ def _is_base(node: fx.Node) -> bool:
 
 def _on_device(node: fx.Node) -> bool:
     return node.meta["val"].device.type == "lazyxla"
-
-
-def _is_random(node: fx.Node) -> bool:
-    tags = getattr(node.target, "tags", ())
-    return torch.Tag.nondeterministic_seeded in tags
 
 
 def boxed(call: F) -> F:

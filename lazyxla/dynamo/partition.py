@@ -23,7 +23,7 @@ from torch import fx
 
 from lazyxla import _C, lowering, runtime
 from lazyxla.lowering import registry
-from lazyxla.lowering.fx_graph import program_of, schema_name
+from lazyxla.lowering.fx_graph import draws, program_of, schema_name
 
 HOST = -1
 """The kind of a node that PyTorch runs. The kind of a part's nodes is their device's index."""
@@ -161,8 +161,7 @@ def _kind(node: fx.Node, kinds: dict[fx.Node, int]) -> int:
         is_number(o) if o.op == "placeholder" else kinds.get(o) == _NUMBER
         for o in node.all_input_nodes
     )
-    random = torch.Tag.nondeterministic_seeded in node.target.tags  # type: ignore[union-attr]
-    return _NUMBER if numbers and node.all_input_nodes and not random else HOST
+    return _NUMBER if numbers and node.all_input_nodes and not draws(node.target) else HOST
 
 
 def _indices(node: fx.Node) -> list[Any]:

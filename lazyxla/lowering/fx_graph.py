@@ -56,11 +56,22 @@ def run_graph(b: "Builder", graph: FxGraph, values: list[Any]) -> list[Any]:
         elif node.target is operator.getitem:
             known[node] = known[node.args[0]][node.args[1]]
         else:
-            if torch.Tag.nondeterministic_seeded in node.target.tags:  # type: ignore[union-attr]
+            if draws(node.target):
                 randoms += 1
             known[node] = _run_node(b, node, known, randoms)
     results = [known[node] for node in graph.outputs]
     return [r for part in results for r in (part if isinstance(part, list) else [part])]
+
+
+def draws(op: Any) -> bool:
+    """Whether an operator draws random numbers.
+
+    PyTorch tags its attention for CPUs as if it had dropout.
+    """
+    return (
+        torch.Tag.nondeterministic_seeded in op.tags
+        and op is not torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+    )
 
 
 def schema_name(op: Any) -> str:
@@ -173,7 +184,7 @@ def _program(op: Any, arguments: list[tuple[Any, str]], result: Any) -> Program:
     args = tuple(bind(arg, kind) for arg, kind in arguments)
     outputs = tuple(_spec(r) for r in tree_leaves(result) if r is not None)
     rng = None
-    if torch.Tag.nondeterministic_seeded in op.tags:
+    if draws(op):
         rng = (slot(0, torch.int64), slot(0, torch.int64))
     results = [Ref(len(inputs) + i) for i in range(len(outputs))]
     return Program(inputs, [Node(schema_name(op), args, outputs, rng)], results, slots, {})
