@@ -5,6 +5,7 @@
 #include <pybind11/functional.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
+#include <torch/csrc/Exceptions.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include <memory>
@@ -147,16 +148,31 @@ void bind_random(py::module_& m) {
   });
 }
 
-// All devices; each starts its work before any is waited for.
-void sync_all(bool wait, graph::Cause cause) {
-  const auto count = dispatch::device_count_bound();
-  for (c10::DeviceIndex index = 0; index < count; ++index) {
-    graph::sync(index, /*wait=*/false, cause);
-  }
-  for (c10::DeviceIndex index = 0; wait && index < count; ++index) {
-    graph::sync(index, /*wait=*/true, cause);
+void flush_all(graph::Cause cause) {
+  for (c10::DeviceIndex index = 0; index < dispatch::device_count_bound(); ++index) {
+    graph::flush(index, cause);
   }
 }
+
+// sync(wait): all devices; each starts its work before any is waited for.
+// A function of Python's C API because users call it after every large program, when pybind11's
+// dispatcher is in no cache of the processor: it takes longer than the rest.
+PyObject* sync_all(PyObject*, PyObject* wait) {
+  HANDLE_TH_ERRORS
+  const int waits = PyObject_IsTrue(wait);
+  if (waits < 0) throw python_error();
+  {
+    py::gil_scoped_release no_gil;
+    flush_all(graph::Cause::kSync);
+    for (c10::DeviceIndex index = 0; waits && index < dispatch::device_count_bound(); ++index) {
+      graph::sync(index, /*wait=*/true, graph::Cause::kSync);
+    }
+  }
+  Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
+}
+
+PyMethodDef c_functions[] = {{"sync", &sync_all, METH_O, nullptr}, {}};
 
 // Before the interpreter ends: a thread that compiled or ran something then would crash it.
 void stop_threads() {
@@ -189,7 +205,6 @@ void bind_modes(py::module_& m) {
       .value("EAGER", graph::Mode::kEager)
       .value("FUSED", graph::Mode::kFused);
   py::enum_<graph::Cause>(m, "Cause")
-      .value("SYNC", graph::Cause::kSync)
       .value("MODE", graph::Cause::kMode)
       .value("REGION_END", graph::Cause::kRegionEnd);
   py::class_<graph::Region, std::shared_ptr<graph::Region>>(m, "Region")
@@ -203,7 +218,8 @@ void bind_modes(py::module_& m) {
         return region;
       }));
   py::class_<graph::Scope, std::shared_ptr<graph::Scope>>(m, "Scope");
-  m.def("sync", &sync_all, NoGil());
+  if (PyModule_AddFunctions(m.ptr(), c_functions) < 0) throw py::error_already_set();
+  m.def("flush", &flush_all, NoGil());
   m.def("current_mode", &graph::current_mode);
   m.def("exchange_mode", &graph::exchange_mode);
   m.def("is_pending", &is_pending);

@@ -1,6 +1,7 @@
 #include "traced_call.h"
 
 #include <pybind11/stl.h>
+#include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
 
@@ -92,17 +93,33 @@ class TracedCall {
   py::list constants_;
 };
 
+// A TracedCall as a function of Python's C API: after a large program pybind11's dispatcher is in
+// no cache of the processor, and takes longer than the rest of the call.
+PyObject* call(PyObject* self, PyObject* args) {
+  HANDLE_TH_ERRORS
+  TORCH_CHECK_TYPE(PyList_Check(args), "lazyxla: a compiled graph takes a list, not ",
+                   Py_TYPE(args)->tp_name);
+  const auto& traced = *static_cast<TracedCall*>(PyCapsule_GetPointer(self, nullptr));
+  return traced(py::reinterpret_borrow<py::list>(args)).release().ptr();
+  END_HANDLE_TH_ERRORS
+}
+
+py::object function_of(std::unique_ptr<TracedCall> traced) {
+  static PyMethodDef method{"traced_call", &call, METH_O, nullptr};
+  py::capsule self(traced.release(), [](void* data) { delete static_cast<TracedCall*>(data); });
+  return py::reinterpret_steal<py::object>(PyCFunction_New(&method, self.ptr()));
+}
+
 // (dtype, sizes, strides) of a tensor.
 using TensorMeta = std::tuple<c10::ScalarType, std::vector<int64_t>, std::vector<int64_t>>;
 
-std::unique_ptr<TracedCall> make_call(
-    int64_t number, int64_t device,
-    const std::vector<std::pair<uint32_t, std::optional<c10::ScalarType>>>& inputs,
-    const std::vector<TensorMeta>& outputs,
-    const std::vector<std::tuple<TensorMeta, int64_t, uint32_t, int32_t>>& results,
-    const std::vector<std::pair<uint32_t, uint32_t>>& writes,
-    const std::vector<std::pair<std::string, size_t>>& returns, py::list constants, bool random,
-    ir::CompileOptions options) {
+py::object make_call(int64_t number, int64_t device,
+                     const std::vector<std::pair<uint32_t, std::optional<c10::ScalarType>>>& inputs,
+                     const std::vector<TensorMeta>& outputs,
+                     const std::vector<std::tuple<TensorMeta, int64_t, uint32_t, int32_t>>& results,
+                     const std::vector<std::pair<uint32_t, uint32_t>>& writes,
+                     const std::vector<std::pair<std::string, size_t>>& returns, py::list constants,
+                     bool random, ir::CompileOptions options) {
   TracedGraph::Description d{.number = number,
                              .device = static_cast<c10::DeviceIndex>(device),
                              .random = random,
@@ -130,8 +147,8 @@ std::unique_ptr<TracedCall> make_call(
                                            : TracedCall::Return::kConstant,
                       index});
   }
-  return std::make_unique<TracedCall>(std::move(d), std::move(positions), std::move(layout),
-                                      std::move(constants));
+  return function_of(std::make_unique<TracedCall>(std::move(d), std::move(positions),
+                                                  std::move(layout), std::move(constants)));
 }
 
 // Compiles a program of one operator, so that the compiler says what it thinks of the options.
@@ -192,11 +209,9 @@ class DroppedGraphs {
 }  // namespace
 
 void bind_traced_graph(py::module_& m) {
-  py::class_<TracedCall> cls(m, "TracedCall", py::dynamic_attr());
-  cls.def(py::init(&make_call), py::kw_only(), py::arg("number"), py::arg("device"),
-          py::arg("inputs"), py::arg("outputs"), py::arg("results"), py::arg("writes"),
-          py::arg("returns"), py::arg("constants"), py::arg("random"), py::arg("options"));
-  cls.def("__call__", &TracedCall::operator());
+  m.def("traced_call", &make_call, py::kw_only(), py::arg("number"), py::arg("device"),
+        py::arg("inputs"), py::arg("outputs"), py::arg("results"), py::arg("writes"),
+        py::arg("returns"), py::arg("constants"), py::arg("random"), py::arg("options"));
   m.def("check_compile_options", &check_compile_options, py::call_guard<py::gil_scoped_release>());
   m.def("on_graph_dropped", [](py::function forget) {
     DroppedGraphs::get().set_forget(std::move(forget));

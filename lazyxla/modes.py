@@ -48,13 +48,13 @@ class _ModeSwitch:
     def __exit__(self, *_: object) -> None:
         _C.leave_scope(self._scopes.pop())
         if _C.current_mode() != self._mode:
-            _C.sync(False, _C.Cause.MODE)
+            _C.flush(_C.Cause.MODE)
 
 
 def _run_pending(mode: _C.Mode) -> None:
     """Before another mode begins: what is pending belongs to the program of the one before."""
     if _C.current_mode() != mode:
-        _C.sync(False, _C.Cause.MODE)
+        _C.flush(_C.Cause.MODE)
 
 
 @overload
@@ -104,7 +104,7 @@ class _Region:
     def __enter__(self) -> None:
         outermost = not _C.in_region()
         if outermost:
-            _C.sync(False, _C.Cause.MODE)
+            _C.flush(_C.Cause.MODE)
         scope = _C.enter_scope(_C.Mode.LAZY, self._region)
         self._entered.__dict__.setdefault("stack", []).append((scope, outermost))
 
@@ -117,7 +117,7 @@ class _Region:
         scope, outermost = self._entered.stack.pop()
         try:
             if outermost:
-                _C.sync(False, _C.Cause.REGION_END)
+                _C.flush(_C.Cause.REGION_END)
         finally:
             _C.leave_scope(scope)
 

@@ -145,7 +145,7 @@ def sync(wait: bool = False) -> None:
         wait: also wait until the devices have finished. Reading a value waits by itself; this is
             for measuring, and for having errors of the execution raised here.
     """
-    _C.sync(wait, _C.Cause.SYNC)
+    _C.sync(wait)
 
 
 def counters() -> dict[str, int]:

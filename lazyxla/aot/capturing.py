@@ -146,17 +146,17 @@ def capture(topology: str | Topology | None = None) -> Iterator[list[CapturedPro
 def recording(target: str | Topology | None) -> Iterator[Recording]:
     """:func:`capture`, with what only the package needs."""
     target = resolve(target)
-    _C.sync(False, _C.Cause.MODE)  # what is pending is none of the block's
+    _C.flush(_C.Cause.MODE)  # what is pending is none of the block's
     record = Recording(target)
     generators = [default_generator(index) for index in range(_C.device_count_bound())]
     states = [generator.get_state() for generator in generators]
     _C.begin_capture(target.platform, target.runs_here, record)
     try:
         yield record
-        _C.sync(False, _C.Cause.MODE)
+        _C.flush(_C.Cause.MODE)
     except BaseException:
         with contextlib.suppress(Exception):  # what is pending must not be run later
-            _C.sync(False, _C.Cause.MODE)
+            _C.flush(_C.Cause.MODE)
         raise
     finally:
         _C.end_capture()

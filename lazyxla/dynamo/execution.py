@@ -1,6 +1,6 @@
 """From a divided graph to a function of a list of arguments, which it empties.
 
-A graph that is one part is a ``TracedCall``, which does everything in C++. Any other is a list of
+A graph that is one part is a call of ``_C``, which does everything in C++. Any other is a list of
 steps, which Python runs.
 """
 
@@ -63,7 +63,8 @@ def _one_call(partition: Partition, options: Options, aliases: bool) -> Callable
         else:
             returns.append(("result", result))
     inputs = [positions[node] for node in part.inputs]
-    return _make_call(part, inputs, returns, constants, options, aliases)
+    call = _make_call(part, inputs, returns, constants, options, aliases)
+    return functools.partial(call)  # unlike the call itself it can have attributes
 
 
 def _make_call(
@@ -101,7 +102,7 @@ def _make_call(
     returned = [(kind, result(what) if kind == "result" else what) for kind, what in returns]
     writes = [(part.inputs.index(argument), output(value)) for argument, value in part.writes]
     number = next(_numbers)
-    call: Callable[..., Any] = _C.TracedCall(
+    call: Callable[..., Any] = _C.traced_call(
         number=number,
         device=part.kind,
         inputs=[
