@@ -82,14 +82,19 @@ class Walk {
 
 // Gives each leaf that dies with this run to an output of its type: to the new content of the
 // storage that held it if that is one, else to the first free one.
-void assign_donations(Graph& graph, const ska::flat_hash_map<const void*, int>& output_of_storage) {
+void assign_donations(Graph& graph) {
   graph.donations.assign(graph.leaves.size(), -1);
-  std::vector<bool> taken(graph.outputs.size(), false);
+  std::vector<bool> taken;
   std::vector<size_t> homeless;
+  ska::flat_hash_map<const void*, int> output_of_storage;
   for (size_t i = 0; i < graph.leaves.size(); ++i) {
     const ir::Node& leaf = *graph.leaves[i].get();
     // The graph's own list holds one reference; all others must be edges of this graph.
     if (!dies_with(leaf, leaf.edges + 1)) continue;
+    if (taken.empty()) {
+      taken.resize(graph.outputs.size(), false);
+      for (const Taken& t : graph.taken) output_of_storage.emplace(t.storage, t.output);
+    }
     auto home = output_of_storage.find(leaf.home);
     if (home == output_of_storage.end() || taken[home->second] ||
         !(graph.output_types[home->second] == leaf.output_type(0))) {
@@ -111,13 +116,15 @@ void assign_donations(Graph& graph, const ska::flat_hash_map<const void*, int>& 
 }
 
 // Turns (node, output) into the lowering's value numbers: leaves first, then the nodes' outputs.
-void number_values(Graph& graph) {
+// Returns how many there are.
+uint32_t number_values(Graph& graph) {
   uint32_t next = graph.leaves.size();
   graph.values.reserve(graph.nodes.size());
   for (const ir::NodePtr& node : graph.nodes) {
     graph.values.push_back(next);
     next += node->spec()->outputs.size();
   }
+  return next;
 }
 
 }  // namespace
@@ -130,33 +137,34 @@ uint32_t Graph::operand(size_t node, size_t position) const {
 
 Graph detach(ir::PendingSet& pending, uint64_t setting) {
   Graph graph;
+  graph.leaves.reserve(64);  // rather than to grow step by step, in most programs
+  graph.key.reserve(512);
   graph.key.push_back(setting);
   Walk walk(graph);
   for (ir::Storage* s = pending.first; s; s = s->next_pending()) walk.visit(s->value().node.get());
-  number_values(graph);
 
-  ska::flat_hash_map<uint64_t, int> output_of_value;
-  ska::flat_hash_map<const void*, int> output_of_storage;
+  std::vector<int> output_of_value(number_values(graph), -1);
   std::vector<ir::Value> promised;
   graph.key.push_back(kOutputs);
   while (ir::Storage* s = pending.first) {
     const ir::Value& value = s->value();
-    auto [found, is_new] = output_of_value.emplace(Walk::code(value), graph.outputs.size());
-    if (is_new) {
-      graph.outputs.push_back(graph.values[value.node->number] + value.index);
+    const uint32_t number = graph.values[value.node->number] + value.index;
+    int& output = output_of_value[number];
+    if (output < 0) {
+      output = static_cast<int>(graph.outputs.size());
+      graph.outputs.push_back(number);
       graph.output_types.push_back(value.type());
       auto promise = std::make_shared<DeviceBuffer>();
       graph.promises.push_back(promise);
       promised.push_back({ir::Node::make_leaf(value.type(), std::move(promise)), 0});
       graph.key.push_back(Walk::code(value));
     }
-    auto output = static_cast<uint32_t>(found->second);
-    output_of_storage.emplace(s, found->second);
-    graph.taken.push_back({s, s->id(), s->set_value(promised[output]), output});
+    graph.taken.push_back(
+        {s, s->id(), s->set_value(promised[output]), static_cast<uint32_t>(output)});
   }
   pending.nodes_recorded = 0;
   pending.fused = false;
-  assign_donations(graph, output_of_storage);
+  assign_donations(graph);
   for (int donation : graph.donations) graph.key.push_back(static_cast<uint64_t>(donation) + 1);
   graph.hash = ir::hash_words(graph.key.data(), graph.key.size());
   return graph;
