@@ -32,8 +32,8 @@ ir::ScalarValue slot_value(const c10::TensorImpl& tensor, c10::ScalarType dtype)
 }
 
 // Has the memory fetched that reading the tensors and running a program on them will look at. After
-// a large program none of it is in the processor's caches; a reader that comes to it one object
-// after the other waits for each. Caller holds the mutex.
+// a large program none of it is in the processor's caches, and whoever goes from object to object
+// waits for each. Caller holds the mutex.
 void prefetch(c10::ArrayRef<c10::TensorImpl*> tensors) {
   constexpr size_t kLine = 64;
   auto fetch = [](const void* object, size_t nbytes) {
@@ -41,17 +41,19 @@ void prefetch(c10::ArrayRef<c10::TensorImpl*> tensors) {
       __builtin_prefetch(static_cast<const char*>(object) + i);
     }
   };
-  c10::SmallVector<const void*, 128> buffers;
+  c10::SmallVector<const ir::Node*, 128> nodes;
+  for (const c10::TensorImpl* tensor : tensors) {
+    if (is_lazy(*tensor))
+      fetch(tensor->unsafe_storage().unsafeGetStorageImpl(), sizeof(ir::Storage));
+  }
   for (const c10::TensorImpl* tensor : tensors) {
     if (!is_lazy(*tensor)) continue;
-    const ir::Storage& storage = storage_of(*tensor);
-    const ir::Node* node = storage.value().node.get();
-    fetch(&storage.base(), sizeof(ir::Geometry));
-    if (!node) continue;
-    fetch(node, sizeof(ir::Node) + sizeof(ir::TensorType));
-    buffers.push_back(node->leaf_data().get());
+    nodes.push_back(storage_of(*tensor).value().node.get());
+    fetch(nodes.back(), sizeof(ir::Node) + sizeof(ir::TensorType));
   }
-  for (const void* buffer : buffers) fetch(buffer, sizeof(graph::DeviceBuffer));
+  for (const ir::Node* node : nodes) {
+    if (node) fetch(node->leaf_data().get(), sizeof(graph::DeviceBuffer));
+  }
 }
 
 // Another tensor on the same memory.
