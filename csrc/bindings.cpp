@@ -155,8 +155,7 @@ void flush_all(graph::Cause cause) {
 }
 
 // sync(wait): all devices; each starts its work before any is waited for.
-// A function of Python's C API because users call it after every large program, when pybind11's
-// dispatcher is in no cache of the processor: it takes longer than the rest.
+// A function of Python's C API for the reason that traced_call.cpp gives.
 PyObject* sync_all(PyObject*, PyObject* wait) {
   HANDLE_TH_ERRORS
   const int waits = PyObject_IsTrue(wait);

@@ -94,7 +94,7 @@ class TracedCall {
 };
 
 // A TracedCall as a function of Python's C API: after a large program pybind11's dispatcher is in
-// no cache of the processor, and takes longer than the rest of the call.
+// no cache of the processor, and takes 5 to 8 us of a call's 30.
 PyObject* call(PyObject* self, PyObject* args) {
   HANDLE_TH_ERRORS
   TORCH_CHECK_TYPE(PyList_Check(args), "lazyxla: a compiled graph takes a list, not ",

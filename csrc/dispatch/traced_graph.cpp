@@ -41,18 +41,17 @@ void prefetch(c10::ArrayRef<c10::TensorImpl*> tensors) {
       __builtin_prefetch(static_cast<const char*>(object) + i);
     }
   };
-  c10::SmallVector<const ir::Node*, 128> nodes;
-  for (const c10::TensorImpl* tensor : tensors) {
-    if (is_lazy(*tensor))
-      fetch(tensor->unsafe_storage().unsafeGetStorageImpl(), sizeof(ir::Storage));
-  }
+  auto node = [](const c10::TensorImpl* tensor) { return storage_of(*tensor).value().node.get(); };
   for (const c10::TensorImpl* tensor : tensors) {
     if (!is_lazy(*tensor)) continue;
-    nodes.push_back(storage_of(*tensor).value().node.get());
-    fetch(nodes.back(), sizeof(ir::Node) + sizeof(ir::TensorType));
+    fetch(tensor->unsafe_storage().unsafeGetStorageImpl(), sizeof(ir::Storage));
   }
-  for (const ir::Node* node : nodes) {
-    if (node) fetch(node->leaf_data().get(), sizeof(graph::DeviceBuffer));
+  for (const c10::TensorImpl* tensor : tensors) {
+    if (is_lazy(*tensor)) fetch(node(tensor), sizeof(ir::Node) + sizeof(ir::TensorType));
+  }
+  for (const c10::TensorImpl* tensor : tensors) {
+    if (!is_lazy(*tensor) || !node(tensor)) continue;
+    fetch(node(tensor)->leaf_data().get(), sizeof(graph::DeviceBuffer));
   }
 }
 
