@@ -1,4 +1,4 @@
-# make build | test | test-opinfo | test-tpu-aot | test-cuda | docs | demo | bench | lint | format | clean
+# make build | test | test-opinfo | test-tpu-aot | test-cuda-aot | test-cuda | docs | demo | bench | lint | format | clean
 #
 # Everything happens in .venv, made here when it is missing. Stamp files in it make repeated calls
 # instant. PYTHON chooses the interpreter the environment is made from, JOBS how much is compiled or
@@ -17,7 +17,7 @@ TORCHVISION := torchvision==0.28.0
 CXX_FILES := $(shell find csrc -name '*.cpp' -o -name '*.h')
 PYTHON_FILES := $(wildcard lazyxla tests examples benchmarks)
 
-.PHONY: build test test-opinfo test-tpu-aot test-cuda docs demo bench lint format clean
+.PHONY: build test test-opinfo test-tpu-aot test-cuda-aot test-cuda docs demo bench lint format clean
 .DELETE_ON_ERROR:
 
 build: $(VENV)/.installed
@@ -52,8 +52,13 @@ test-opinfo: build
 # AOT passes options to the first, such as --dtypes bfloat16, TRAINING to the second, such as
 # --models decoder --topologies v5e:2x2. The second takes about an hour for all.
 test-tpu-aot: build
-	$(PY) -m tests.tpu.sweep $(AOT)
-	$(PY) -m tests.tpu.training $(TRAINING)
+	$(PY) -m tests.aot.sweep $(AOT)
+	$(PY) -m tests.aot.training $(TRAINING)
+
+# The same for an H100, through the compiler in CUDA's plugin; without a GPU.
+test-cuda-aot: build
+	$(PY) -m tests.aot.sweep --topology h100 $(AOT)
+	$(PY) -m tests.aot.training --topologies h100 $(TRAINING)
 
 # What holds on a GPU, and its step times beside PyTorch's own, for which TORCH has to be a CUDA build.
 test-cuda: build

@@ -143,13 +143,6 @@ graph::Graph graph_of(const ir::OpSpec& spec, const dispatch::Scan& scan) {
   return graph;
 }
 
-py::object stablehlo_version() {
-  auto version = pjrt::Runtime::get().plugin().stablehlo_current_version();
-  if (!version) return py::none();
-  return py::str(std::to_string((*version)[0]) + "." + std::to_string((*version)[1]) + "." +
-                 std::to_string((*version)[2]));
-}
-
 // Calls a Python function of ours from wherever a flush happens to be. If Dynamo is watching that
 // thread it would try to compile our Python code: it looks away meanwhile.
 template <typename... Args>
@@ -235,13 +228,14 @@ void install_lowering(py::function lower, py::function how, py::function try_out
   graph::set_user_line(&user_line);
   graph::set_lowerer([lower_function](const graph::Graph& graph, const std::vector<bool>& variable,
                                       const std::string& reason) {
-    std::string platform = pjrt::Runtime::get().platform();
-    std::string device_kind = pjrt::Runtime::get().client().devices().at(0).description().kind;
+    pjrt::Runtime& runtime = pjrt::Runtime::get();
+    const std::string platform = runtime.platform();
+    const pjrt::DeviceDescription& device = runtime.client().devices().at(0).description();
     py::gil_scoped_acquire gil;
     py::object lowered;
     try {
-      lowered = call_unwatched(*lower_function, Exporter(graph, variable).run(), platform,
-                               stablehlo_version(), reason, device_kind);
+      lowered = call_unwatched(*lower_function, Exporter(graph, variable).run(), platform, device,
+                               runtime.plugin().stablehlo_current_version(), reason);
     } catch (py::error_already_set& error) {
       throw_failure(error);
     }

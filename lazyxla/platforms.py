@@ -101,11 +101,15 @@ def provide(config: Settings = settings) -> Platform:
 
     Raises: as :func:`resolve`.
     """
-    # The plugins' logger reads this variable when they are loaded; at 0, its default, it prints
-    # messages of no concern to users.
+    quiet_plugins(config)
+    return resolve(config)
+
+
+def quiet_plugins(config: Settings = settings) -> None:
+    """Before a plugin is loaded: its logger prints no messages of no concern to users."""
+    # It reads this variable when it is loaded; its default is 0.
     if config.log_level in ("warning", "error"):
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
-    return resolve(config)
 
 
 def _third_party(name: str) -> Platform:

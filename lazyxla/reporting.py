@@ -15,12 +15,14 @@ import logging
 import os
 import sys
 import time
+from collections.abc import Sequence
 from types import FrameType
+from typing import Any
 
 import torch
 
 from lazyxla import lowering
-from lazyxla.lowering import Lowered, Program
+from lazyxla.lowering import Lowered, Program, Target
 
 logger = logging.getLogger("lazyxla")
 
@@ -64,14 +66,15 @@ def loaded(operators: int, reason: str) -> None:
 
 
 def lower(
-    program: Program, platform: str, version: str | None, reason: str, device_kind: str
+    program: Program, platform: str, device: Any, version: Sequence[int] | None, reason: str
 ) -> Lowered:
-    """:func:`lazyxla.lowering.lower`, with a message."""
+    """:func:`lazyxla.lowering.lower` for a platform's device, with a message."""
+    target = Target.of(platform, device, version)
     if not logger.isEnabledFor(logging.INFO):
-        return lowering.lower(program, platform, version, device_kind)
+        return lowering.lower(program, target)
     where = user_line() or "autograd's thread"
     begin = time.perf_counter()
-    lowered = lowering.lower(program, platform, version, device_kind)
+    lowered = lowering.lower(program, target)
     seconds = time.perf_counter() - begin
     count = len(program.nodes)
     logger.info("%s: compiling %d operators (%s), lowered in %.2f s", where, count, reason, seconds)

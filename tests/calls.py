@@ -101,6 +101,7 @@ def _of_matrices() -> dict[str, _Args]:
     int8 = [make_tensor(17, 32, dtype=torch.int8, device="cpu") for _ in range(2)]
     float8 = [_random(16, 32).to(torch.float8_e4m3fn) for _ in range(2)]
     scales = torch.tensor(2.0), torch.tensor(0.3)
+    recipes = [scales[0]], [0], [0], [scales[1]], [0], [0]
     window = {"kernel_size": [2, 3], "dilation": [2, 1], "padding": [1, 0], "stride": [1, 2]}
     return {
         "_add_relu.Scalar": (x, 0.5, 2),
@@ -109,6 +110,7 @@ def _of_matrices() -> dict[str, _Args]:
         "_int_mm": (int8[0], int8[1].t()),
         "_logcumsumexp": (x, 1),
         "_scaled_mm": (float8[0], float8[1].t(), *scales, {"out_dtype": torch.bfloat16}),
+        "_scaled_mm_v2": (float8[0], float8[1].t(), *recipes, None, torch.bfloat16),
         "_upsample_bicubic2d_aa_backward": (_random(1, 2, 3, 5), [3, 5], [1, 2, 8, 6], False),
         "_weight_norm_interface": (x, norms),
         "_weight_norm_interface_backward": (_random(3, 4), x, norms, _random(3, 1, low=0.5), 0),

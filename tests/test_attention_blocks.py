@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import lazyxla
-from lazyxla.lowering.module import lower_to_text
+from lazyxla.lowering import lower_to_text
 from lazyxla.lowering.rules import attention_blocks
 from tests.calls import Call
 from tests.support import counted

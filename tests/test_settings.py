@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 
 import pytest
 import torch
@@ -130,7 +131,7 @@ def test_either_cuda_plugin(monkeypatch, tmp_path):
     package = tmp_path / "jax_plugins" / "xla_cuda12"
     package.mkdir(parents=True)
     (package / "xla_cuda_plugin.so").touch()
-    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])  # the other one may be installed
     assert resolve(LAZYXLA_PLATFORM="cuda").path == str(package / "xla_cuda_plugin.so")
 
 

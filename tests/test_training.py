@@ -275,7 +275,7 @@ def test_linear_with_one_row_is_one_dot_on_the_weight_as_it_lies() -> None:
     original = lowering.lower
 
     def spy(program: Any, platform: str, version: str | None, *rest: str) -> Any:
-        from lazyxla.lowering.module import lower_to_text
+        from lazyxla.lowering import lower_to_text
 
         texts.append(lower_to_text(program, platform))
         return original(program, platform, version)

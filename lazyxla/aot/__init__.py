@@ -1,4 +1,4 @@
-"""Compiling for TPUs that are not attached: will it fit, and how fast will it be.
+"""Compiling for TPUs and GPUs that are not attached: will it fit, and how fast will it be.
 
     report = lazyxla.aot.compile(model, (x,), topology="v5e:2x2")
     print(report)                    # memory, FLOPs, and the compiler's estimate of the time
@@ -8,8 +8,9 @@
     print(programs[-1].compile())
 
 A program is recorded as always, on tensors that have no data, and compiled by the compiler that
-TPUs are run with: libtpu, ``pip install 'lazyxla[tpu]'``. What it takes here it takes there, and
-what it tells of memory is what a TPU will need. Nothing is executed or allocated, so that models
+the devices are run with: libtpu, ``pip install 'lazyxla[tpu]'``, or CUDA's plugin, ``pip install
+'lazyxla[cuda]'``. What it takes here it takes there, and what it tells of memory is what a device
+will need. Nothing is executed or allocated, so that models
 may be larger than the machine.
 
 What was compiled can be kept where the processes that run it look for it

@@ -30,7 +30,7 @@ def compile(
     options: Options | None = None,
     store: bool | str | os.PathLike[str] = False,
 ) -> CompiledProgram:
-    """Compiles what a call would run, without running it, for TPUs that need not be there.
+    """Compiles what a call would run, without running it, for devices that need not be there.
 
     ::
 

@@ -1,4 +1,4 @@
-"""Devices known by description: TPUs by name, and the compiler for them."""
+"""Devices known by description: TPUs and GPUs by name, and the compilers for them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import torch
 from lazyxla import _C, platforms
 from lazyxla.aot.chips import Chip, find_chip
 from lazyxla.aot.compiled import CompiledProgram
-from lazyxla.lowering import Lowered, Program, lower
+from lazyxla.aot.gpus import GPUS
+from lazyxla.lowering import Lowered, Program, Target, lower
 
 _EXAMPLES = ("v4:2x2x1", "v5e:2x2", "v5p:2x2x1", "v6e:2x2", "tpu7x:2x2x1")
 
@@ -39,7 +40,7 @@ class Topology:
     def __init__(self, name: str, raw: Any, platform: str, runs_here: bool = False) -> None:
         self.name = name
         self.platform = platform
-        """What programs are lowered for: ``"tpu"``."""
+        """What programs are lowered for: ``"tpu"`` or ``"cuda"``."""
         self.runs_here = runs_here
         """Whether the devices are those of this process."""
         self._raw = raw
@@ -102,43 +103,50 @@ class Topology:
         Raises:
             LoweringError: an operator of the program has no lowering.
         """
-        return lower(program, self.platform, self._stablehlo_version(), self.device_kind)
+        target = Target.of(self.platform, self._raw.devices[0], self._raw.stablehlo_version)
+        return lower(program, target)
 
     @property
     def chip(self) -> Chip | None:
         """The published peaks of one device; None if they are not known."""
         return find_chip(self.device_kind)
 
-    def _stablehlo_version(self) -> str | None:
-        version = self._raw.stablehlo_version
-        return None if version is None else ".".join(map(str, version))
-
     def __repr__(self) -> str:
         return f"Topology({self.name!r}, {self.num_devices} x {self.device_kind})"
 
 
 def topology(name: str | None = None) -> Topology:
-    """The description of TPUs by name: the generation and the number of chips in each direction.
+    """The description of devices by name, none of which need be there.
 
     Args:
-        name: for example ``"v5e:2x2"``, four chips of TPU v5e. v4, v5p and tpu7x have three
-            directions, v2, v3, v5e and v6e two. None describes the devices of this process, of
-            whichever platform, and starts them.
+        name: TPUs by their generation and the number of chips in each direction, for example
+            ``"v5e:2x2"``, four chips of TPU v5e. v4, v5p and tpu7x have three directions, v2, v3,
+            v5e and v6e two. Or one NVIDIA GPU: ``"a100"`` (80 GB), ``"h100"`` (SXM), ``"h200"`` or
+            ``"b200"``. None describes the devices of this process, of whichever platform, and
+            starts them.
 
     Raises:
-        ImportError: libtpu is not installed; says how to install it.
-        ValueError: libtpu knows no such TPUs; says what it says, and some names it knows.
+        ImportError: the compiler, libtpu or CUDA's plugin, is not installed; says how to install
+            it.
+        ValueError: there are no such devices; says why, and some names that there are.
     """
     if name is None:
         return Topology("this process", _C.Topology.of_client(), _C.platform(), runs_here=True)
-    path = platforms.plugin_of("tpu")
-    if path is None:
-        raise ImportError(
-            "compiling for TPUs needs their compiler, libtpu, which is not installed: "
-            f"{platforms.HOW_TO_INSTALL['tpu']}"
-        )
+    return _gpu(name) if name in GPUS else _tpus(name)
+
+
+def _gpu(name: str) -> Topology:
+    path = _compiler("cuda", "GPUs", "the plugin for CUDA")
+    platforms.quiet_plugins()
+    options = {"target_config": GPUS[name].target_config(), "topology": "1x1x1"}
+    raw = _C.Topology(path, "", options)
+    return Topology(name, raw, raw.platform_name)
+
+
+def _tpus(name: str) -> Topology:
     if not _FORM.fullmatch(name):
         raise _unknown(name, "it is not of the form <generation>:<chips>x<chips>[x<chips>]")
+    path = _compiler("tpu", "TPUs", "libtpu")
     if not platforms.tpu_chips():
         for variable, value in _NO_TPU_HERE.items():
             os.environ.setdefault(variable, value)
@@ -152,8 +160,20 @@ def topology(name: str | None = None) -> Topology:
     return Topology(name, raw, raw.platform_name)
 
 
+def _compiler(platform: str, devices: str, compiler: str) -> str:
+    """The path of the plugin that has the platform's compiler."""
+    path = platforms.plugin_of(platform)
+    if path is None:
+        raise ImportError(
+            f"compiling for {devices} needs their compiler, {compiler}, which is not installed: "
+            f"{platforms.HOW_TO_INSTALL[platform]}"
+        )
+    return path
+
+
 def _unknown(name: str, reason: str) -> ValueError:
     return ValueError(
         f"{name!r} names no TPUs: {reason}. Names are a generation (v2, v3, v4, v5e, v5p, v6e, "
-        f"tpu7x) and chips in each direction, for example {', '.join(_EXAMPLES)}."
+        f"tpu7x) and chips in each direction, for example {', '.join(_EXAMPLES)}; or a GPU: "
+        f"{', '.join(GPUS)}."
     )

@@ -18,6 +18,7 @@ from lazyxla.lowering.program import (
     Ref,
     Slot,
     SlotSpec,
+    Target,
     TensorSpec,
 )
 from lazyxla.lowering.registry import has_user_rules, how, jax_rule, names, on_change, rule
@@ -32,6 +33,7 @@ __all__ = [
     "Ref",
     "Slot",
     "SlotSpec",
+    "Target",
     "TensorSpec",
     "allow_host_calls",
     "explain",
@@ -39,6 +41,7 @@ __all__ = [
     "how",
     "jax_rule",
     "lower",
+    "lower_to_text",
     "names",
     "on_change",
     "rule",
@@ -46,28 +49,30 @@ __all__ = [
 ]
 
 
-def lower(
-    program: Program,
-    platform: str,
-    stablehlo_version: str | None = None,
-    device_kind: str = "",
-    *,
-    verify: bool = False,
-) -> Lowered:
-    """Lowers `program` for `platform` ("cpu", "cuda" or "tpu").
+def lower(program: Program, target: Target | str, *, verify: bool = False) -> Lowered:
+    """Lowers `program` for `target`, of which the platform's name is enough.
 
-    `stablehlo_version` is what the plugin reports ("1.13.0"); None means jaxlib's own version.
-    `device_kind` is the model of the devices as the plugin calls it ("TPU v5 lite"), if known.
     `verify` runs MLIR's verifier over the module. Raises LoweringError, naming the operator, when a
     node cannot be lowered.
     """
     from lazyxla.lowering.module import lower as run
 
-    return run(program, platform, stablehlo_version, device_kind, verify=verify)
+    return run(program, _target(target), verify=verify)
 
 
 def try_out(program: Program, platform: str) -> str:
     """Where `program` would run: "device", "call" if it calls the host, "host" if not at all."""
     from lazyxla.lowering.module import try_out as run
 
-    return run(program, platform)
+    return run(program, Target(platform))
+
+
+def lower_to_text(program: Program, target: Target | str) -> str:
+    """The module that `lower` makes of `program`, as StableHLO text, for people."""
+    from lazyxla.lowering.module import lower_to_text as run
+
+    return run(program, _target(target))
+
+
+def _target(target: Target | str) -> Target:
+    return Target(target) if isinstance(target, str) else target

@@ -31,9 +31,13 @@ Aval = tuple[torch.dtype, tuple[int, ...], bool]
 
 
 def call_jax(
-    b: "Builder", function: Callable[..., Any], xs: tuple[Any, ...], static: dict[str, Any]
+    b: "Builder",
+    function: Callable[..., Any],
+    xs: tuple[Any, ...],
+    static: dict[str, Any],
+    lowered_as: str | None = None,
 ) -> Any:
-    """See Builder.call_jax."""
+    """See Builder.call_jax. JAX lowers the function for its platform `lowered_as`."""
     values, avals = [], []
     for x in xs:
         x = wrap_number(x) if isinstance(x, (bool, int, float, complex)) else x
@@ -42,7 +46,9 @@ def call_jax(
         avals.append((*b.spec(value), isinstance(x, Scalar) and x.wrapped))
     key = (function, tuple(avals), tuple(sorted(static.items())))
     symbol = b.symbols.get(key)
-    bytecode, single = _trace(*key, b.platform)
+    if lowered_as is None:
+        lowered_as = _LOWERED_AS.get(b.platform, _BY_XLA_ALONE)
+    bytecode, single = _trace(*key, lowered_as)
     if symbol is None:
         symbol = b.symbols[key] = _merge(b, bytecode, function.__name__)
     callee = b.callees[symbol]
@@ -55,7 +61,7 @@ def _trace(
     function: Callable[..., Any],
     avals: tuple[Aval, ...],
     static: tuple[tuple[str, Any], ...],
-    platform: str,
+    lowered_as: str,
 ) -> tuple[bytes, bool]:
     """The function's module in bytecode, and whether it returns one array rather than several."""
     jax = _jax()
@@ -66,7 +72,6 @@ def _trace(
         ]
         bound = functools.partial(function, **dict(static))
         traced = jax.jit(bound, keep_unused=True).trace(*operands)
-        lowered_as = _LOWERED_AS.get(platform, _BY_XLA_ALONE)
         lowered = traced.lower(lowering_platforms=(lowered_as,))
     stream = io.BytesIO()
     lowered.compiler_ir("stablehlo").operation.write_bytecode(stream)

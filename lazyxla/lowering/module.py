@@ -9,50 +9,41 @@ from lazyxla.lowering.apply import apply, user_line
 from lazyxla.lowering.builder import Builder
 from lazyxla.lowering.errors import LoweringError
 from lazyxla.lowering.mlir import Mlir, mlir
-from lazyxla.lowering.program import Lowered, Node, Program, Ref, Slot
+from lazyxla.lowering.program import Lowered, Node, Program, Ref, Slot, Target
 from lazyxla.lowering.scalar import SlotTable
 
 
-def lower(
-    program: Program,
-    platform: str,
-    stablehlo_version: str | None = None,
-    device_kind: str = "",
-    *,
-    verify: bool = False,
-) -> Lowered:
+def lower(program: Program, target: Target, *, verify: bool = False) -> Lowered:
     """See `lazyxla.lowering.lower`."""
     world = mlir()
     with world.lock, world.context, world.unknown:
-        b = build(world, program, platform, device_kind)
+        b = build(world, program, target)
         if verify:
             check(b.module)
-        artifact = serialize(world, b.module, stablehlo_version)
+        artifact = serialize(world, b.module, target.stablehlo_version)
     return Lowered(artifact, tuple(sorted(b.slots.static)))
 
 
-def lower_to_text(program: Program, platform: str, device_kind: str = "") -> str:
-    """The program's module as StableHLO text, for people."""
+def lower_to_text(program: Program, target: Target) -> str:
+    """See `lazyxla.lowering.lower_to_text`."""
     world = mlir()
     with world.lock, world.context, world.unknown:
-        return str(build(world, program, platform, device_kind).module)
+        return str(build(world, program, target).module)
 
 
-def try_out(program: Program, platform: str) -> str:
-    """Where a program would run: "device", "call" if it calls the host, "host" if not at all."""
+def try_out(program: Program, target: Target) -> str:
+    """See `lazyxla.lowering.try_out`."""
     world = mlir()
     with world.lock, world.context, world.unknown:
         try:
-            b = build(world, program, platform, trying=True)
+            b = build(world, program, target, trying=True)
             check(b.module)
         except LoweringError:
             return "host"
     return "call" if b.host_calls else "device"
 
 
-def build(
-    world: Mlir, program: Program, platform: str, device_kind: str = "", *, trying: bool = False
-) -> Builder:
+def build(world: Mlir, program: Program, target: Target, *, trying: bool = False) -> Builder:
     """The program's module, with a function `main`; the context and a location must be entered.
 
     A rule may make a slot static that is variable by now (it asks for the number only if it is not
@@ -65,9 +56,7 @@ def build(
             for number, spec in enumerate(program.slots)
         ]
         slots = SlotTable(specs)
-        b = Builder(world, platform, slots, world.ir.Module.create())
-        b.device_kind = device_kind
-        b.trying = trying
+        b = Builder(world, target, slots, world.ir.Module.create(), trying=trying)
         _build(b, program)
         found = {number for number in slots.static if specs[number].variable}
         if not found:

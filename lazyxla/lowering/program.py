@@ -6,6 +6,7 @@ argument, a 0-dim CPU tensor) are slots: a slot is a constant until its value ch
 runs, and an element of a runtime input from then on.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -67,6 +68,29 @@ class Program(NamedTuple):
     outputs: list[Ref]
     slots: list[SlotSpec]
     donations: dict[int, int]
+
+
+class Target(NamedTuple):
+    """What a program is lowered for."""
+
+    platform: str
+    """"cpu", "cuda" or "tpu"."""
+    device_kind: str = ""
+    """The model of the devices as the plugin calls it ("TPU v5 lite"), if known."""
+    compute_capability: tuple[int, int] | None = None
+    """Of a CUDA device, if known."""
+    stablehlo_version: str | None = None
+    """What the plugin reports ("1.13.0"); None means jaxlib's own version."""
+
+    @classmethod
+    def of(cls, platform: str, device: Any, stablehlo_version: Sequence[int] | None) -> "Target":
+        """A platform's device, a _C.DeviceDescription."""
+        capability = device.attributes.get("compute_capability")
+        if capability is not None:
+            major, minor = (int(number) for number in capability.split("."))
+            capability = (major, minor)
+        version = None if stablehlo_version is None else ".".join(map(str, stablehlo_version))
+        return cls(platform, device.kind, capability, version)
 
 
 class Lowered(NamedTuple):

@@ -14,8 +14,17 @@ from typing import Any, NamedTuple
 
 import torch
 
-from lazyxla.lowering import Node, Program, Ref, Slot, SlotSpec, TensorSpec, lower
-from lazyxla.lowering.module import lower_to_text
+from lazyxla.lowering import (
+    Node,
+    Program,
+    Ref,
+    Slot,
+    SlotSpec,
+    Target,
+    TensorSpec,
+    lower,
+    lower_to_text,
+)
 
 _NUMBER_DTYPES = {
     bool: torch.bool,
@@ -182,13 +191,15 @@ def _device() -> Any:
 
 
 def execute(
-    program: Program, inputs: list[torch.Tensor], platform: str = "cpu"
+    program: Program, inputs: list[torch.Tensor], target: Target | str = "cpu"
 ) -> tuple[list[torch.Tensor], set[int]]:
-    """Lowers for a platform, verifies, compiles and runs a program on the CPU.
+    """Lowers for a target, verifies, compiles and runs a program on the CPU.
 
     Returns its outputs and static slots.
     """
-    lowered = lower(program, platform, "1.13.0", verify=True)
+    if isinstance(target, str):
+        target = Target(target)
+    lowered = lower(program, target._replace(stablehlo_version="1.13.0"), verify=True)
     device = _device()
     import jax
     from jaxlib import _jax, xla_client

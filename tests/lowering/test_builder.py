@@ -8,9 +8,18 @@ import pytest
 import torch
 from torch.nn.functional import pad
 
-from lazyxla.lowering import Node, Program, Ref, Slot, SlotSpec, TensorSpec, names, registry
+from lazyxla.lowering import (
+    Node,
+    Program,
+    Ref,
+    Slot,
+    SlotSpec,
+    TensorSpec,
+    lower_to_text,
+    names,
+    registry,
+)
 from lazyxla.lowering.builder import Builder
-from lazyxla.lowering.module import lower_to_text
 from lazyxla.lowering.scalar import Scalar, wrap_number
 from tests.lowering.harness import execute
 from tests.support import DTYPES

@@ -6,8 +6,7 @@ from itertools import product
 import pytest
 import torch
 
-from lazyxla.lowering import lower
-from lazyxla.lowering.module import lower_to_text
+from lazyxla.lowering import lower, lower_to_text
 from tests.lowering import harness
 from tests.lowering.batch import Batch
 from tests.lowering.harness import check, run
@@ -71,7 +70,7 @@ def test_nll_loss_for_tpu(monkeypatch: pytest.MonkeyPatch) -> None:
     program = harness.record("aten::nll_loss_forward", *arguments).program
     assert "stablehlo.gather" in lower_to_text(program, "cpu")
     assert "stablehlo.gather" not in lower_to_text(program, "tpu")
-    monkeypatch.setattr(harness, "lower", lambda p, _, *a, **k: lower(p, "tpu", *a, **k))
+    monkeypatch.setattr(harness, "lower", lambda p, _, **k: lower(p, "tpu", **k))
     check("aten::nll_loss_forward", *arguments)
 
 

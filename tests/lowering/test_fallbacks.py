@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from lazyxla.lowering import LoweringError, lower, names, registry
+from lazyxla.lowering import LoweringError, lower, lower_to_text, names, registry
 from lazyxla.lowering.jax_call import _trace as jax_trace
-from lazyxla.lowering.module import lower_to_text
 from tests.lowering.harness import check, record, run, text
 
 

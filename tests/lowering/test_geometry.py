@@ -8,9 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lazyxla.lowering import Geometry, Node, Program, Ref, TensorSpec
+from lazyxla.lowering import Geometry, Node, Program, Ref, TensorSpec, lower_to_text
 from lazyxla.lowering.geometry import plan
-from lazyxla.lowering.module import lower_to_text
 from tests.lowering.harness import execute
 
 Tensor = torch.Tensor

@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from lazyxla.lowering import registry
-from lazyxla.lowering.module import lower_to_text
+from lazyxla.lowering import lower_to_text, registry
 from tests.lowering.harness import (
     _flatten,
     _in_schema_order,

@@ -12,9 +12,9 @@ from lazyxla.lowering import (
     Slot,
     SlotSpec,
     TensorSpec,
+    lower_to_text,
     try_out,
 )
-from lazyxla.lowering.module import lower_to_text
 from tests.lowering.harness import check, execute, record, text
 
 _NAN = float("nan")

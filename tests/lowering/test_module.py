@@ -12,12 +12,13 @@ from lazyxla.lowering import (
     Ref,
     Slot,
     SlotSpec,
+    Target,
     TensorSpec,
     lower,
+    lower_to_text,
     names,
     registry,
 )
-from lazyxla.lowering.module import lower_to_text
 from tests.lowering.harness import execute
 
 F32 = torch.float32
@@ -190,7 +191,7 @@ def test_an_input_can_be_an_output() -> None:
 
 @pytest.mark.parametrize("version", ["1.0.0", "1.9.5", None, "99.0.0"])
 def test_artifact_is_of_the_plugin_version_or_ours(version: str | None) -> None:
-    artifact = lower(adding(number(2.0)), "cpu", version).artifact
+    artifact = lower(adding(number(2.0)), Target("cpu", stablehlo_version=version)).artifact
     wanted = stablehlo.get_current_version() if version in (None, "99.0.0") else version
     assert f"StableHLO_v{wanted}".encode() in artifact
 

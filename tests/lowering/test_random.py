@@ -145,7 +145,7 @@ def test_parameters_that_are_tensors() -> None:
 @pytest.mark.parametrize("platform", ["cpu", "cuda"])
 def test_streams(platform: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """One stream per seed and ordinal, the same at every run; both generators run on the CPU."""
-    monkeypatch.setattr(harness, "lower", lambda p, _, *a, **k: lower(p, platform, *a, **k))
+    monkeypatch.setattr(harness, "lower", lambda p, _, **k: lower(p, platform, **k))
 
     def stream(seed: int, ordinal: int, count: int = COUNT) -> torch.Tensor:
         x = torch.empty(count, dtype=torch.float64)

@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+from lazyxla.lowering import lower
+from tests.lowering import harness
 from tests.lowering.harness import check
 
 _SIZES = {
@@ -50,6 +52,16 @@ def test_interpolation(op, align_corners):
     shape = (1, 2, 4, 5, 6)[: 2 + rank]
     out = [int(n * 1.7) for n in shape[2:]]
     _check_with_gradient(op, shape, out, align_corners, *[1.7] * rank)
+
+
+def test_for_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By products over the last dimension; the programs run on the CPU as well."""
+    monkeypatch.setattr(
+        harness, "lower", lambda p, t, **k: lower(p, t._replace(platform="cuda"), **k)
+    )
+    for op, rank in _INTERPOLATIONS.items():
+        for shape, out in _SIZES[rank]:
+            _check_with_gradient(op, shape, out, False)
 
 
 def test_antialiasing_over_many_pixels():

@@ -8,7 +8,7 @@ import torch
 from lazyxla.lowering.builder.elements import Value
 from lazyxla.lowering.builder.indexing import Indexing
 from lazyxla.lowering.mlir import Mlir
-from lazyxla.lowering.program import TensorSpec
+from lazyxla.lowering.program import Target, TensorSpec
 from lazyxla.lowering.scalar import Scalar, SlotTable
 
 
@@ -16,18 +16,19 @@ class Builder(Indexing):
     """Writes one module. Rules use the inherited methods and read the attributes below.
 
     hlo, chlo: the dialect modules (`b.hlo.add(x, y)`, `b.chlo.erf(x)`).
-    platform:  "cpu", "cuda" or "tpu".
-    device_kind: the model of the devices ("TPU v5 lite"), "" if it is not known.
+    target:    what the module is for; its `platform` is at hand as b.platform.
     outputs:   expected outputs (TensorSpec) of the node being lowered.
     rng:       (seed, ordinal) of a random operator as 0-dim uint64 values.
     """
 
-    def __init__(self, mlir: Mlir, platform: str, slots: SlotTable, module: Any) -> None:
+    def __init__(
+        self, mlir: Mlir, target: Target, slots: SlotTable, module: Any, *, trying: bool = False
+    ) -> None:
         self.mlir = mlir
         self.hlo = mlir.hlo
         self.chlo = mlir.chlo
-        self.platform = platform
-        self.device_kind = ""
+        self.target = target
+        self.platform = target.platform
         self.slots = slots
         self.module = module
         self.buffers: dict[torch.dtype, Value] = {}
@@ -38,7 +39,7 @@ class Builder(Indexing):
         self.salt = 0  # number of the random operator within a decomposition
         self.callees: dict[str, Any] = {}  # name -> function
         self.host_calls: list[str] = []  # the operators that the module calls on the host
-        self.trying = False  # the module is built to see whether it can be
+        self.trying = trying  # the module is built to see whether it can be
 
     @property
     def rng(self) -> tuple[Value, Value]:

@@ -6,13 +6,14 @@ gradient computes them again, as FlashAttention does (Dao et al. 2022, arXiv:220
 """
 
 import math
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from lazyxla.lowering.program import TensorSpec
 from lazyxla.lowering.registry import rule
-from lazyxla.lowering.rules import attention_blocks, attention_tpu
+from lazyxla.lowering.rules import attention_blocks, attention_cuda, attention_tpu
 from lazyxla.lowering.rules.random import masked
 
 if TYPE_CHECKING:
@@ -195,9 +196,9 @@ def attention(
 ) -> tuple[Value, Value]:
     """The result (N, H, S, D), and the logarithm of each row's sum (N, H, S)."""
     _check_no_dropout(dropout_p)
-    if attention_tpu.suits(b, query, key, mask):
+    if kernel := _kernel(b, query, key, mask):
         factor = _factor(scale, b.shape(query)[3])
-        return attention_tpu.forward(b, query, key, value, is_causal, factor)
+        return kernel.forward(b, query, key, value, is_causal, factor)
     rows = (query, key, value, is_causal, mask, scale)
     return attention_blocks.forward(b, _attention, *rows, None)
 
@@ -241,9 +242,9 @@ def attention_backward(
     """The gradients of query, key and value."""
     _check_no_dropout(dropout_p)
     inputs = (query, key, value, result, logsumexp)
-    if attention_tpu.suits(b, query, key, mask):
+    if kernel := _kernel(b, query, key, mask):
         factor = _factor(scale, b.shape(query)[3])
-        return attention_tpu.backward(b, grad, inputs, is_causal, factor)
+        return kernel.backward(b, grad, inputs, is_causal, factor)
     rest = (is_causal, mask, scale, None)
     return attention_blocks.backward(b, _attention_backward, grad, inputs, *rest)
 
@@ -329,6 +330,12 @@ def dropout_attention_backward(
     inputs = (query, key, value, result, logsumexp)
     rest = (is_causal, mask, scale, attention_blocks.Drop(dropout_p, (seed, ordinal)))
     return attention_blocks.backward(b, _attention_backward, grad, inputs, *rest)
+
+
+def _kernel(b: "Builder", query: Value, key: Value, mask: Value | None) -> ModuleType | None:
+    """What has the platform's kernel, if it is for this attention."""
+    kernel = {"cuda": attention_cuda, "tpu": attention_tpu}.get(b.platform)
+    return kernel if kernel and kernel.suits(b, query, key, mask) else None
 
 
 def _check_no_dropout(dropout_p: Any) -> None:

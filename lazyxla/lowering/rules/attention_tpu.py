@@ -45,8 +45,7 @@ def suits(b: "Builder", query: Value, key: Value, mask: Value | None) -> bool:
     samples, _, rows, size = b.shape(query)
     columns = b.shape(key)[2]
     return (
-        b.platform == "tpu"
-        and mask is None
+        mask is None
         and _multiplies(b, b.dtype(query))
         and samples * size > 0
         and rows % _LANES == columns % _LANES == 0
@@ -58,7 +57,7 @@ def suits(b: "Builder", query: Value, key: Value, mask: Value | None) -> bool:
 def _multiplies(b: "Builder", dtype: torch.dtype) -> bool:
     """Whether the chip has products of the dtype for kernels; XLA itself emulates what it lacks."""
     if dtype == torch.bfloat16:
-        return b.device_kind not in ("TPU v2", "TPU v3")
+        return b.target.device_kind not in ("TPU v2", "TPU v3")
     return dtype == torch.float32
 
 

@@ -1,7 +1,8 @@
-"""Attention over long sequences is a kernel on TPUs: what its compiler tells of the memory."""
+"""Attention over long sequences is a kernel on TPUs and GPUs: what their compilers tell of it."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,13 @@ from torch import Tensor
 
 from lazyxla import aot, platforms
 from lazyxla.config import settings
-from lazyxla.lowering.rules import attention_blocks, attention_tpu
+from lazyxla.lowering.rules import attention_blocks, attention_cuda, attention_tpu
 
-pytestmark = pytest.mark.skipif(
+needs_libtpu = pytest.mark.skipif(
     platforms.plugin_of("tpu") is None, reason="the TPU's compiler, libtpu, is not installed"
+)
+needs_cuda = pytest.mark.skipif(
+    platforms.plugin_of("cuda") is None, reason="CUDA's plugin, jax-cuda13-pjrt, is not installed"
 )
 
 MiB = 2**20
@@ -43,9 +47,11 @@ def compile_attention(
 
 
 def kernels(program: aot.CompiledProgram) -> int:
-    return program.optimized_hlo().count('custom_call_target="tpu_custom_call"')
+    targets = re.findall(r'custom_call_target="([^"]*)"', program.optimized_hlo())
+    return sum(target in ("tpu_custom_call", "__gpu$xla.gpu.triton") for target in targets)
 
 
+@needs_libtpu
 def test_no_scores_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     shape = (1, 8, 4096, 128)
     program = compile_attention(shape, 8, is_causal=True)
@@ -61,6 +67,7 @@ def test_no_scores_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     assert program.memory_stats()["temporary"] < scores / 16
 
 
+@needs_libtpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("topology", ["v4:2x2x1", "v5e:2x2", "v6e:2x2"])
 def test_compiles(topology: str, dtype: torch.dtype) -> None:
@@ -69,6 +76,7 @@ def test_compiles(topology: str, dtype: torch.dtype) -> None:
     assert kernels(program) == 3
 
 
+@needs_libtpu
 def test_one_entry_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A program with kernels is kept, and is the same for any number of chips."""
     monkeypatch.setattr(settings, "cache_size", 64)
@@ -81,9 +89,35 @@ def test_one_entry_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert sum(name.startswith("program-") for name in kept[0]) == 1
 
 
+@needs_libtpu
 def test_chips_without_products_in_bfloat16_for_kernels() -> None:
     assert kernels(compile_attention((1, 2, 512, 64), 2, topology="v3:2x2")) == 0
 
 
+@needs_libtpu
 def test_short_sequences() -> None:
     assert kernels(compile_attention((4, 8, 256, 64), 8)) == 0
+
+
+@needs_cuda
+def test_no_scores_in_memory_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = (1, 8, 4096, 128)
+    program = compile_attention(shape, 8, topology="h100", is_causal=True)
+    assert kernels(program) == 3
+    monkeypatch.setattr(attention_cuda, "suits", lambda *_: False)
+    monkeypatch.setattr(attention_blocks, "MANY", 1 << 62)
+    plain = compile_attention(shape, 8, topology="h100", is_causal=True)
+    assert kernels(plain) == 0
+    scores = 8 * 4096 * 4096 * 2
+    assert plain.memory_stats()["temporary"] > scores
+    assert program.memory_stats()["temporary"] < scores / 8
+
+
+@needs_cuda
+@pytest.mark.parametrize("size", [16, 80, 128])
+@pytest.mark.parametrize("topology", ["l4", "a100", "h100", "b200"])
+def test_compiles_for_gpus(topology: str, size: int) -> None:
+    """The kernels fit into the multiprocessors' memory, for groups of queries, too."""
+    for dtype in (torch.bfloat16, torch.float16):
+        program = compile_attention((1, 4, 640, size), 2, dtype, topology, scale=0.5)
+        assert kernels(program) == 3

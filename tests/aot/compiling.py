@@ -1,4 +1,4 @@
-"""Compiling the program of one operator for a TPU topology, and what came of it."""
+"""Compiling the program of one operator for a topology, and what came of it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Lowered programs are taken by the TPU's compiler: a short form of sweep.py, for every run.
+"""Lowered programs are taken by the compilers for TPUs and GPUs: a short form of sweep.py, for
+every run.
 
-Nothing is executed. All rules that are for the TPU only are among them.
+Nothing is executed. All rules that are for one platform only are among them.
 """
 
 from __future__ import annotations
@@ -14,15 +15,18 @@ import lazyxla
 from lazyxla import platforms
 from lazyxla.lowering import Program, registry
 from lazyxla.lowering.rules import attention_tpu
+from tests.aot.calls import find, made_by_hand
+from tests.aot.compiling import refusal
+from tests.aot.expected import REFUSED
 from tests.calls import Call
 from tests.lowering.harness import record
 from tests.opinfo.entries import entries
-from tests.tpu.calls import find, made_by_hand
-from tests.tpu.compiling import refusal
-from tests.tpu.expected import REFUSED
 
-pytestmark = pytest.mark.skipif(
+needs_libtpu = pytest.mark.skipif(
     platforms.plugin_of("tpu") is None, reason="the TPU's compiler, libtpu, is not installed"
+)
+needs_cuda = pytest.mark.skipif(
+    platforms.plugin_of("cuda") is None, reason="CUDA's plugin, jax-cuda13-pjrt, is not installed"
 )
 
 # One of each kind: pointwise, random, windows, reductions, sorting, indexing, products, ...
@@ -32,31 +36,33 @@ _ENTRIES = (
     *("nn.functional.layer_norm", "nn.functional.max_pool2d", "nn.functional.cross_entropy"),
     *("nn.functional.embedding", "nn.functional.scaled_dot_product_attention", "lu_unpack"),
     *("cholesky", "cholesky_inverse", "cholesky_solve", "geqrf", "ormqr", "triangular_solve"),
-    *("matrix_exp", "lu_solve"),
+    *("matrix_exp", "lu_solve", "nn.functional.adaptive_avg_pool3d"),
 )
 
 
-def _of_tpu_only() -> set[str]:
-    return set(registry.names("tpu")) - set(registry.names())
-
-
 @functools.cache
-def _programs() -> dict[str, Program]:
+def _programs(platform: str) -> dict[str, Program]:
     linalg = [name for name in entries() if name.startswith("linalg")]
-    return find(torch.float32, (*_ENTRIES, *linalg)) | made_by_hand(torch.float32)
+    return find(platform, torch.float32, (*_ENTRIES, *linalg)) | made_by_hand(torch.float32)
 
 
-def test_rules_compile() -> None:
-    topology = lazyxla.aot.topology("v5e:2x2")
-    programs = _programs()
+@pytest.mark.parametrize(
+    "name", [pytest.param("v5e:2x2", marks=needs_libtpu), pytest.param("h100", marks=needs_cuda)]
+)
+def test_rules_compile(name: str) -> None:
+    topology = lazyxla.aot.topology(name)
+    platform = topology.platform
+    programs = _programs(platform)
     assert len(programs) > 80
-    assert not _of_tpu_only() - programs.keys()
+    assert not set(registry.names(platform)) - set(registry.names()) - programs.keys()
     refused = {name: refusal(topology, program) for name, program in programs.items()}
-    expected = {name for dtype, name in REFUSED if dtype == "float32"} & programs.keys()
+    key = (platform, "float32")
+    expected = {name for *of, name in REFUSED if tuple(of) == key} & programs.keys()
     wrong = {name: why for name, why in refused.items() if (why is None) == (name in expected)}
     assert not wrong
 
 
+@needs_libtpu
 def test_attention_over_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither way needs the 256 MiB of all scores in float32."""
     monkeypatch.setattr(attention_tpu, "suits", lambda *_: False)
@@ -70,6 +76,7 @@ def test_attention_over_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
         assert compiled.memory_stats()["temporary"] < 32 << 20
 
 
+@needs_libtpu
 def test_a_refusal_is_told() -> None:
     program = record("aten::exp", torch.ones(1)).program
     spec = program.inputs[0]._replace(shape=(1 << 33,))

@@ -1,6 +1,6 @@
-"""Training steps of whole models, compiled for TPUs: ``python -m tests.tpu.training``.
+"""Training steps of whole models, compiled for TPUs or GPUs: ``python -m tests.aot.training``.
 
-Needs the TPU's compiler, libtpu, and no TPU. Prints what the compiler tells of each, and ends with
+Needs their compilers, and none of them. Prints what the compiler tells of each, and ends with
 status 1 if one is refused. A time that begins with ">" is a lower bound.
 """
 
@@ -23,7 +23,7 @@ TOPOLOGIES = ("v4:2x2x1", "v5e:2x2", "v5p:2x2x1", "v6e:2x2")
 
 
 def compile_training(name: str, topology: str | aot.Topology) -> aot.CompiledProgram:
-    """One training step of a network, compiled for a TPU."""
+    """One training step of a network, compiled for devices."""
     training = MODELS[name]
     with torch.device("meta"):
         model = training.make()
@@ -50,6 +50,17 @@ def train_step(loss: Callable[..., torch.Tensor]) -> Callable[[nn.Module], Calla
     return training
 
 
+def _line(model: str, topology: str, program: aot.CompiledProgram) -> str:
+    """Without what the compiler does not tell: that of GPUs counts no operations."""
+    line = f"{model:<13}{topology:<11}{program.memory_stats()['peak'] / 2**30:10.2f}"
+    line += f"{(program.memory_bytes or 0) / 2**30:8.2f}"
+    if program.flops is None or program.estimated_seconds is None:
+        return f"{line}{'':31}"
+    bound = ">" if program.estimated_seconds == program.least_seconds else ""
+    estimate = f"{bound}{program.estimated_seconds * 1e3:.2f}"
+    return f"{line}{program.flops / 1e12:8.2f}{estimate:>14}{program.share_of_peak_flops:9.1%}"
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--topologies", nargs="+", default=TOPOLOGIES)
@@ -66,15 +77,7 @@ def main() -> int:
                 failed.append(f"{model}, {topology}: {error}")
                 continue
             took = time.monotonic() - begin
-            bound = ">" if program.estimated_seconds == program.least_seconds else ""
-            estimate = f"{bound}{program.estimated_seconds * 1e3:.2f}"
-            print(
-                f"{model:<13}{topology:<11}{program.memory_stats()['peak'] / 2**30:10.2f}"
-                f"{program.memory_bytes / 2**30:8.2f}{program.flops / 1e12:8.2f}"
-                f"{estimate:>14}{program.share_of_peak_flops:9.1%}"
-                f"{took:10.0f} s",
-                flush=True,
-            )
+            print(_line(model, topology, program), f"{took:9.0f} s", flush=True)
     print(*failed, sep="\n")
     return 1 if failed else 0
 

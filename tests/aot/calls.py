@@ -1,4 +1,4 @@
-"""One call of every operator that has a rule for the TPU, as a program.
+"""One call of every operator that has a rule for a platform, as a program.
 
 The calls are what samples of PyTorch's operator table come down to on the CPU; for operators that
 none of them reaches, one of tests/calls.py or one made up from the schema
@@ -63,9 +63,9 @@ def _telling(args: Any, kwargs: Any) -> bool:
     )
 
 
-def find_all() -> dict[str, Program]:
+def find_all(platform: str) -> dict[str, Program]:
     """Programs of the operators that have a rule, of all for which there is a call."""
-    watch = _Watch(registry.names("tpu"))
+    watch = _Watch(registry.names(platform))
     _run(entries().values(), _FIRST_CHOICES, watch)
     watch.found |= made_by_hand(torch.float32)
     for name in sorted(watch.wanted - watch.found.keys()):
@@ -75,12 +75,14 @@ def find_all() -> dict[str, Program]:
     return watch.found
 
 
-def find(dtype: torch.dtype, names: Iterable[str] | None = None) -> dict[str, Program]:
+def find(
+    platform: str, dtype: torch.dtype, names: Iterable[str] | None = None
+) -> dict[str, Program]:
     """Programs of the operators with a rule that entries of the operator table come down to.
 
     `names` are the entries' names; all that have the dtype unless given.
     """
-    watch = _Watch(registry.names("tpu"))
+    watch = _Watch(registry.names(platform))
     chosen = entries().values() if names is None else [entries()[name] for name in names]
     _run(chosen, (dtype,), watch)
     return watch.found

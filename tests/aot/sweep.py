@@ -1,6 +1,7 @@
-"""Compiles one call of every operator that has a rule for a TPU: ``python -m tests.tpu.sweep``.
+"""Compiles one call of every operator that has a rule for TPUs, or for GPUs:
+``python -m tests.aot.sweep --topology h100``.
 
-Needs the TPU's compiler, libtpu, and no TPU. Ends with status 1 if what is refused is not what
+Needs their compiler, and none of them. Ends with status 1 if what is refused is not what
 expected.py says.
 """
 
@@ -14,21 +15,24 @@ import torch
 
 from lazyxla import aot
 from lazyxla.lowering import Program, registry
-from tests.tpu.calls import find, find_all, made_by_hand
-from tests.tpu.compiling import refusal
-from tests.tpu.expected import REFUSED
+from tests.aot.calls import find, find_all, made_by_hand
+from tests.aot.compiling import refusal
+from tests.aot.expected import REFUSED
 
 
 def check(topology: aot.Topology, dtype: str) -> list[str]:
     """What is not as expected, of calls of one dtype."""
     wrong = []
-    programs = find_all() if dtype == "float32" else _find(getattr(torch, dtype))
+    platform = topology.platform
     if dtype == "float32":
-        without = set(registry.names("tpu")) - programs.keys()
+        programs = find_all(platform)
+        without = set(registry.names(platform)) - programs.keys()
         wrong += [f"{name}: no call was found" for name in sorted(without)]
+    else:
+        programs = _find(platform, getattr(torch, dtype))
     begin = time.monotonic()
     for name, program in sorted(programs.items()):
-        message, expected = refusal(topology, program), REFUSED.get((dtype, name))
+        message, expected = refusal(topology, program), REFUSED.get((platform, dtype, name))
         if message is None and expected is not None:
             wrong.append(f"{name} ({dtype}): compiles, and is listed as refused")
         elif message is not None and (expected is None or expected not in message):
@@ -38,8 +42,8 @@ def check(topology: aot.Topology, dtype: str) -> list[str]:
     return wrong
 
 
-def _find(dtype: torch.dtype) -> dict[str, Program]:
-    return find(dtype) | (made_by_hand(dtype) if dtype.is_floating_point else {})
+def _find(platform: str, dtype: torch.dtype) -> dict[str, Program]:
+    return find(platform, dtype) | (made_by_hand(dtype) if dtype.is_floating_point else {})
 
 
 def main() -> int:

@@ -16,8 +16,8 @@ import lazyxla
 from examples.decoder_model import SMALL, Decoder, next_token_loss
 from lazyxla import aot, platforms
 from lazyxla.dynamo import backend
+from tests.aot.training import train_step
 from tests.conftest import ROOT, RunPython
-from tests.tpu.training import train_step
 
 pytestmark = pytest.mark.skipif(
     platforms.plugin_of("tpu") is None, reason="the TPU's compiler, libtpu, is not installed"

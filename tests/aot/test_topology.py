@@ -13,6 +13,10 @@ needs_libtpu = pytest.mark.skipif(
     platforms.plugin_of("tpu") is None, reason="the TPU's compiler, libtpu, is not installed"
 )
 
+needs_cuda = pytest.mark.skipif(
+    platforms.plugin_of("cuda") is None, reason="CUDA's plugin, jax-cuda13-pjrt, is not installed"
+)
+
 
 @needs_libtpu
 @pytest.mark.parametrize(
@@ -33,17 +37,43 @@ def test_topologies(name: str, kind: str, devices: int, hosts: int) -> None:
     assert repr(topology) == f"Topology({name!r}, {devices} x {kind})"
 
 
+@needs_cuda
+@pytest.mark.parametrize(
+    ("name", "kind", "gib"),
+    [
+        ("l4", "NVIDIA L4", 22),
+        ("a100", "NVIDIA A100-SXM4-80GB", 79),
+        ("h100", "NVIDIA H100 80GB HBM3", 79),
+        ("h200", "NVIDIA H200", 141),
+        ("b200", "NVIDIA B200", 178),
+    ],
+)
+def test_gpus(name: str, kind: str, gib: int) -> None:
+    topology = lazyxla.aot.topology(name)
+    assert (topology.name, topology.platform, topology.device_kind) == (name, "cuda", kind)
+    assert (topology.num_devices, topology.num_hosts) == (1, 1)
+    assert topology.memory_bytes >> 30 == gib
+    compiled = topology.compile(record("aten::mm", torch.ones(64, 32), torch.ones(32, 16)).program)
+    memory = compiled.memory_stats()
+    assert (memory["arguments"], memory["outputs"]) == ((64 * 32 + 32 * 16) * 4, 64 * 16 * 4)
+    assert compiled.fits
+    assert len(compiled.serialize()) > 1000
+    assert "dot" in compiled.optimized_hlo()
+
+
 @needs_libtpu
 @pytest.mark.parametrize("name", ["bogus", "", "v9:2x2", "v5litepod-4", "v5e:0x2", "v5e:3x5"])
 def test_unknown_names(name: str) -> None:
-    with pytest.raises(ValueError, match=r"names no TPUs: .*v5e, v5p, v6e.*v5e:2x2, v5p:2x2x1"):
+    with pytest.raises(ValueError, match=r"no TPUs: .*v5e, v5p, v6e.*v5p:2x2x1.*a100, h100"):
         lazyxla.aot.topology(name)
 
 
-def test_without_libtpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(platforms, "plugin_of", lambda name: None)
     with pytest.raises(ImportError, match=r"libtpu.* not installed: pip install 'lazyxla\[tpu\]"):
         lazyxla.aot.topology("v5e:2x2")
+    with pytest.raises(ImportError, match=r"CUDA.* not installed: pip install 'lazyxla\[cuda\]"):
+        lazyxla.aot.topology("h100")
 
 
 @needs_libtpu
@@ -81,16 +111,18 @@ def test_more_memory_than_a_device_has() -> None:
         lazyxla.aot.topology("v5e:2x2").compile(program)
 
 
-@needs_libtpu
-def test_the_device_stays_as_it_is(run_python) -> None:
-    code = """
+@pytest.mark.parametrize(
+    "name", [pytest.param("v5e:2x2", marks=needs_libtpu), pytest.param("h100", marks=needs_cuda)]
+)
+def test_the_device_stays_as_it_is(name: str, run_python) -> None:
+    code = f"""
 import lazyxla, torch
-topology = lazyxla.aot.topology("v5e:2x2")
+topology = lazyxla.aot.topology("{name}")
 assert not lazyxla._C.initialized()
 assert (torch.ones(3, device="lazyxla") + 1).tolist() == [2, 2, 2]
 assert lazyxla.platform() == "cpu"
 print(topology)
 """
     result = run_python(code)
-    assert result.stdout == "Topology('v5e:2x2', 4 x TPU v5 lite)\n"
-    assert "TPU" not in result.stderr
+    assert result.stdout.startswith(f"Topology('{name}', ")
+    assert result.stderr == ""
