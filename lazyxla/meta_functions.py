@@ -94,10 +94,19 @@ def _aminmax(
     return torch.aminmax(x, dim=dim, keepdim=keepdim)
 
 
+def _column_major(a: torch.Tensor) -> torch.Tensor:
+    """A matrix of the same shape and dtype, as LAPACK writes it."""
+    return torch.empty_like(a.mT, memory_format=torch.contiguous_format).mT
+
+
 def _geqrf(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    # LAPACK's matrices are column-major.
-    factors = torch.empty_like(a.mT, memory_format=torch.contiguous_format).mT
-    return factors, a.new_empty(*a.shape[:-2], min(a.shape[-2:]))
+    return _column_major(a), a.new_empty(*a.shape[:-2], min(a.shape[-2:]))
+
+
+def _linalg_eig(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    # Torch's own are row-major, as MAGMA's on CUDA.
+    values, vectors = torch._decomp.meta_table[torch.ops.aten.linalg_eig.default](a)
+    return values, vectors if _describes_another_device(a) else _column_major(vectors)
 
 
 def _fake_quantize(x: torch.Tensor, *args: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -126,13 +135,32 @@ def _nonzero_static(x: torch.Tensor, *, size: int, fill_value: int = -1) -> torc
     return x.new_empty((size, x.ndim), dtype=torch.long)
 
 
-def _max_unpool2d(x: torch.Tensor, indices: torch.Tensor, output_size: list[int]) -> torch.Tensor:
-    # Torch's own is contiguous; its CPU kernel keeps the memory format.
-    own = torch._decomp.decomposition_table[torch.ops.aten.max_unpool2d.default]
-    result = own(x, indices, output_size)
-    if _describes_another_device(x):
-        return result
-    return result.contiguous(memory_format=torch._prims_common.suggest_memory_format(x))
+def _keeps_format(name: str, position: int = 0) -> Callable[..., torch.Tensor]:
+    """For operators whose CPU kernel keeps an argument's memory format, which torch's own loses."""
+
+    def result(*args: Any, **kwargs: Any) -> torch.Tensor:
+        op = getattr(torch.ops.aten, name).default
+        own = torch._decomp.meta_table.get(op) or torch._decomp.decomposition_table[op]
+        made = own(*args, **kwargs)
+        if _describes_another_device(args[position]):
+            return made
+        memory_format = torch._prims_common.suggest_memory_format(args[position])
+        if memory_format == torch.contiguous_format:
+            return made
+        return torch.empty_like(made, memory_format=memory_format)
+
+    return result
+
+
+_KEEPS_FORMAT = {
+    **{name: _keeps_format(name) for name in ("channel_shuffle", "max_unpool2d", "pixel_shuffle")},
+    **{
+        f"{kind}_pad{rank}d{backward}": _keeps_format(f"{kind}_pad{rank}d{backward}", position)
+        for kind in ("reflection", "replication")
+        for rank in (2, 3)
+        for position, backward in enumerate(("", "_backward"))
+    },
+}
 
 
 def _baddbmm(
@@ -261,12 +289,13 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
 
 _CORRECTED: dict[str, Callable[..., Any]] = {
     "_thnn_fused_lstm_cell": _lstm_cell,
+    "linalg_eig": _linalg_eig,
     "linear_backward": _linear_backward,
     "multilabel_margin_loss_forward": _multilabel_margin_loss,
     "baddbmm.dtype": _baddbmm,
     "_grouped_mm": _grouped_mm,
     "nonzero_static": _nonzero_static,
-    "max_unpool2d": _max_unpool2d,
+    **_KEEPS_FORMAT,
     **_SPACED,
 }
 

@@ -6,6 +6,7 @@ import threading
 
 import pytest
 import torch
+import torch.nn.functional as F
 from support import DEVICE, assert_same, check, counted, on_device
 
 import lazyxla
@@ -398,6 +399,36 @@ def test_strides_that_meta_functions_get_wrong() -> None:
         unpooled = torch.nn.functional.max_unpool2d(*on, 3, 2, 0, (3, 6))
         assert unpooled.stride() == (36, 1, 12, 2)
         assert torch.nonzero_static(on[0][0, :, 0], size=3).stride() == (2, 1)
+        vectors = torch.linalg.eig(torch.eye(3).expand(2, 3, 3).to(device)).eigenvectors
+        assert vectors.stride() == (9, 1, 3)
+
+
+OF_FORMATS = {
+    "reflection_pad2d": ((4, 8, 3, 5), lambda x: F.pad(x, (1, 2, 1, 0), "reflect")),
+    "replication_pad2d": ((4, 8, 3, 5), lambda x: F.pad(x, (1, 2, 1, 0), "replicate")),
+    "reflection_pad3d": ((2, 3, 4, 3, 5), lambda x: F.pad(x, (1, 2, 1, 0, 1, 1), "reflect")),
+    "replication_pad3d": ((2, 3, 4, 3, 5), lambda x: F.pad(x, (1, 2, 1, 0, 1, 1), "replicate")),
+    "without a batch": ((8, 3, 5), lambda x: F.pad(x, (1, 2, 1, 0), "reflect")),
+    "pixel_shuffle": ((4, 8, 3, 5), lambda x: F.pixel_shuffle(x, 2)),
+    "channel_shuffle": ((4, 8, 3, 5), lambda x: F.channel_shuffle(x, 2)),
+    "attention": ((4, 8, 3, 5), lambda x: F.scaled_dot_product_attention(x, x, x)),
+}
+
+
+@pytest.mark.parametrize("case", OF_FORMATS)
+def test_memory_formats_as_on_the_cpu(case: str) -> None:
+    """Of results and gradients, for tensors whose channels or whose rows lie innermost."""
+    shape, call = OF_FORMATS[case]
+    x = numbers(*shape) / 10
+    last = x.dim() - 1
+    for x_laid_out in (x, x.movedim(1, last).contiguous().movedim(last, 1), x.mT.contiguous().mT):
+        made = []
+        for device in ("cpu", "lazyxla"):
+            leaf = x_laid_out.to(device).detach().requires_grad_()
+            result = call(leaf)
+            made.append((result, *torch.autograd.grad(result.square().sum(), leaf)))
+        for theirs, ours in zip(*made, strict=True):
+            assert_same(ours, theirs)
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,10 @@ bool has_one_node(const Tensor& query, const Tensor& key, const Tensor& value,
               key.size(1) == value.size(1) && key.size(2) == value.size(2) &&
               query.size(3) == key.size(3) && query.size(3) == value.size(3);
   if (!same || key.size(1) == 0 || query.size(1) % key.size(1) != 0) return false;
+  // Of others PyTorch on the CPU composes the result, too, which is contiguous then.
+  for (const Tensor& x : {query, key, value}) {
+    if (x.size(3) != 1 && x.stride(3) != 1) return false;
+  }
   return !mask || !mask->defined() || !mask->requires_grad();
 }
 

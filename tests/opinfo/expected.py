@@ -59,7 +59,6 @@ EXPECTED: tuple[Expected, ...] = (
             "fft.hfftn",
             "fft.rfft2",
             "fft.rfftn",
-            "linalg.eig",
             "linalg.lstsq",
             "linalg.lstsq.grad_oriented",
         ),
@@ -157,14 +156,10 @@ EXPECTED: tuple[Expected, ...] = (
         ("values",),
     ),
     Expected(
-        "the strides are those of PyTorch's meta function, which loses channels_last",
-        (
-            "nn.functional.channel_shuffle",
-            "nn.functional.pad.replicate_negative",
-            "nn.functional.pixel_shuffle",
-        ),
-        ("strides",),
-        ("layouts",),
+        "with one dimension PyTorch's CPU does not fill a given result",
+        ("fft.ihfft2", "fft.ihfftn"),
+        ("values",),
+        ("out",),
     ),
     Expected(
         "imaginary parts differ by 2 pi: another branch of the logarithm",
@@ -244,6 +239,7 @@ JUDGED: tuple[Judged, ...] = (
     Judged(
         "a Fourier transform in another order: the device errs by 9.2e-8, PyTorch's CPU by 8.6e-8",
         ("fft.hfft2",),
+        ("forward", "out"),
     ),
     Judged(
         "matrix equations of bad condition: the device errs by 6.0e-6, PyTorch's CPU by 6.8e-6",
