@@ -30,11 +30,10 @@ bool is_data_dependent(const c10::OperatorHandle& op) {
 }
 
 // The types of the tensors that the operator (or with `functional`, its counterpart) reads.
-std::string describe_arguments(const OpInfo& info, const torch::jit::Stack& stack,
+std::string describe_arguments(const OpInfo& info, c10::ArrayRef<c10::IValue> values,
                                bool functional) {
   std::ostringstream text;
   const char* separator = "";
-  auto values = torch::jit::last(stack, info.args.size());
   for (size_t i = 0; i < info.args.size(); ++i) {
     if (functional && !info.args[i].operand) continue;
     std::vector<at::Tensor> tensors;
@@ -54,18 +53,19 @@ std::string describe_arguments(const OpInfo& info, const torch::jit::Stack& stac
 
 }  // namespace
 
-void check_host_call_allowed(const OpInfo& info, const torch::jit::Stack& stack) {
+void check_host_call_allowed(const OpInfo& info, c10::ArrayRef<c10::IValue> args) {
   if (!options().strict_host_calls) return;
   // PyTorch calls the out= form of some operators: the program is given the functional one.
-  refuse(info.functional_name + "(" + describe_arguments(info, stack, /*functional=*/true) + ")",
+  refuse(info.functional_name + "(" + describe_arguments(info, args, /*functional=*/true) + ")",
          "would run on the host, called by the program; strict mode (LAZYXLA_STRICT_HOST_CALLS) "
          "makes this an error");
 }
 
 void run_on_host(const OpInfo& info, torch::jit::Stack* stack, const char* why) {
   graph::check_unbroken(info.name + " runs on the host");
+  const auto args = torch::jit::last(*stack, info.args.size());
   TORCH_CHECK(!graph::Capture::current(), "lazyxla.aot: ", graph::user_line_prefix(), info.name,
-              "(", describe_arguments(info, *stack, /*functional=*/false), ") ",
+              "(", describe_arguments(info, args, /*functional=*/false), ") ",
               is_data_dependent(info.handle) ? "has a result whose shape depends on values" : why,
               " and would run on the host, but a program that is compiled without being run has no "
               "values");
@@ -75,7 +75,7 @@ void run_on_host(const OpInfo& info, torch::jit::Stack* stack, const char* why) 
     return;
   }
   if (options().strict_fallback) {
-    refuse(info.name + "(" + describe_arguments(info, *stack, /*functional=*/false) + ")",
+    refuse(info.name + "(" + describe_arguments(info, args, /*functional=*/false) + ")",
            std::string(why) +
                " and would run on the host; strict mode (LAZYXLA_STRICT) makes this an error");
   }

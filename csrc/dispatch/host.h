@@ -15,6 +15,6 @@ namespace lazyxla::dispatch {
 void run_on_host(const OpInfo& info, torch::jit::Stack* stack, const char* why);
 
 // Throws if the settings do not allow a recorded call of this operator to run as a host call.
-void check_host_call_allowed(const OpInfo& info, const torch::jit::Stack& stack);
+void check_host_call_allowed(const OpInfo& info, c10::ArrayRef<c10::IValue> args);
 
 }  // namespace lazyxla::dispatch

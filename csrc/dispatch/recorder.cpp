@@ -16,6 +16,7 @@
 #include "dispatch/indexing.h"
 #include "dispatch/storage_ops.h"
 #include "dispatch/tensor.h"
+#include "dispatch/unboxed.h"
 #include "graph/batches.h"
 #include "graph/capture.h"
 #include "graph/counters.h"
@@ -253,23 +254,30 @@ void apply(const Recipe& recipe, Scan& scan, c10::ArrayRef<at::TensorBase> fresh
   }
 }
 
-void push_results(const OpInfo& info, const Recipe& recipe, std::span<at::TensorBase> fresh,
-                  torch::jit::Stack* stack) {
+// What a recorded call returns: fresh tensors, and arguments that it wrote.
+struct Results {
+  const Recipe* recipe = nullptr;
+  c10::SmallVector<at::TensorBase, 4> fresh;
+
+  at::Tensor take(const Recipe::Return& ret, uint32_t which = 0) {
+    return at::Tensor(std::move(fresh[ret.first_fresh + which]));
+  }
+};
+
+void push_results(const OpInfo& info, Results made, torch::jit::Stack* stack) {
   size_t num_args = info.args.size();
   size_t first_arg = stack->size() - num_args;
   c10::SmallVector<IValue, 4> results;
-  for (const Recipe::Return& ret : recipe.returns) {
+  for (const Recipe::Return& ret : made.recipe->returns) {
     if (ret.argument >= 0) {
       results.push_back((*stack)[first_arg + ret.argument]);
     } else if (ret.is_list) {
       c10::List<at::Tensor> list;
       list.reserve(ret.count);
-      for (uint32_t i = 0; i < ret.count; ++i) {
-        list.push_back(at::Tensor(std::move(fresh[ret.first_fresh + i])));
-      }
+      for (uint32_t i = 0; i < ret.count; ++i) list.push_back(made.take(ret, i));
       results.emplace_back(std::move(list));
     } else {
-      results.emplace_back(at::Tensor(std::move(fresh[ret.first_fresh])));
+      results.emplace_back(made.take(ret));
     }
   }
   torch::jit::drop(*stack, num_args);
@@ -277,11 +285,10 @@ void push_results(const OpInfo& info, const Recipe& recipe, std::span<at::Tensor
 }
 
 // Why the call cannot be recorded; null if it was.
-const char* try_record(const OpInfo& info, torch::jit::Stack* stack) {
+const char* try_record(const OpInfo& info, c10::ArrayRef<IValue> args, Results& results) {
   const auto capture = graph::Capture::current();
   const Way way = info.recordable ? way_of(info, capture.get()) : Way::kHost;
   if (way == Way::kHost) return "has no lowering";
-  auto args = torch::jit::last(*stack, info.args.size());
   if (options().check_indices) check_indices(info, args);
   ScanScope scope;
   Scan& scan = *scope;
@@ -292,14 +299,14 @@ const char* try_record(const OpInfo& info, torch::jit::Stack* stack) {
   const Recipe* recipe = find_recipe(info, way, args, scan);
   if (!recipe) return "has no meta function, which would tell its result's shape,";
   if (recipe->runs == Recipe::Runs::kHost) return "has no lowering for such arguments";
-  if (recipe->runs == Recipe::Runs::kHostCall) check_host_call_allowed(info, *stack);
-  c10::SmallVector<at::TensorBase, 4> fresh;
+  if (recipe->runs == Recipe::Runs::kHostCall) check_host_call_allowed(info, args);
+  results.recipe = recipe;
   for (const Recipe::Fresh& result : recipe->fresh) {
-    fresh.push_back(result.output < 0 ? at::TensorBase()
-                                      : make_tensor(result.geometry, result.nbytes, scan.device));
+    results.fresh.push_back(result.output < 0
+                                ? at::TensorBase()
+                                : make_tensor(result.geometry, result.nbytes, scan.device));
   }
-  apply(*recipe, scan, fresh);
-  push_results(info, *recipe, fresh, stack);
+  apply(*recipe, scan, results.fresh);
   return nullptr;
 }
 
@@ -339,6 +346,7 @@ torch::CppFunction kernel(OpInfo& info) {
   if (indices_argument(info) >= 0) {
     return torch::CppFunction::makeFromBoxedFunctor(std::make_unique<IndexKernel>(info));
   }
+  if (auto unboxed = unboxed_kernel(info)) return std::move(*unboxed);
   return torch::CppFunction::makeFromBoxedFunctor(std::make_unique<RecordKernel>(info));
 }
 
@@ -382,7 +390,23 @@ void after_recording(c10::DeviceIndex device, uint64_t op) {
 }
 
 void record(const OpInfo& info, torch::jit::Stack* stack) {
-  if (const char* why = try_record(info, stack)) run_on_host(info, stack, why);
+  Results results;
+  if (const char* why = try_record(info, torch::jit::last(*stack, info.args.size()), results)) {
+    run_on_host(info, stack, why);
+  } else {
+    push_results(info, std::move(results), stack);
+  }
+}
+
+at::Tensor record(const OpInfo& info, c10::ArrayRef<IValue> args) {
+  Results results;
+  if (const char* why = try_record(info, args, results)) {
+    torch::jit::Stack stack(args.begin(), args.end());
+    run_on_host(info, &stack, why);
+    return std::move(stack.back()).toTensor();
+  }
+  const Recipe::Return& ret = results.recipe->returns[0];
+  return ret.argument < 0 ? results.take(ret) : at::Tensor();
 }
 
 std::vector<std::string> register_operators(const std::vector<std::string>& names) {

@@ -1,4 +1,4 @@
-// The recorder: one boxed kernel that records every operator, and knows none.
+// The recorder: one kernel that records every operator, and knows none.
 //
 //     torch operator ──> Scan ──> shape memo ──hit──> Node, fresh tensors, writes
 //                                     └─miss─> infer (meta functions) ──> Recipe
@@ -30,6 +30,10 @@ namespace lazyxla::dispatch {
 
 // Records one call: replaces the arguments on the stack by the results.
 void record(const OpInfo& info, torch::jit::Stack* stack);
+
+// Records one call of an operator that returns a tensor, and returns it, or an undefined tensor
+// where the result is an argument that was written.
+at::Tensor record(const OpInfo& info, c10::ArrayRef<c10::IValue> args);
 
 // To be called after the operator `op` (its OpSpec's id, or any number that tells it from others)
 // was recorded on a device, without its mutex: runs what is pending if the mode says so, or when

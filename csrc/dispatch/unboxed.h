@@ -1,0 +1,20 @@
+// Kernels that take an operator's arguments as they are, for the commonest signatures: up to three
+// tensors, then numbers.
+//
+// The dispatcher hands a boxed kernel the arguments on a stack of IValues, which own their tensors.
+// A second owner beside Python makes PyTorch count the tensor's Python object, with the GIL, and so
+// does its end: for an operator of two tensors that takes longer than recording it.
+#pragma once
+
+#include <torch/library.h>
+
+#include <optional>
+
+#include "dispatch/op_info.h"
+
+namespace lazyxla::dispatch {
+
+// The kernel that records the operator; none if its signature is another.
+std::optional<torch::CppFunction> unboxed_kernel(const OpInfo& info);
+
+}  // namespace lazyxla::dispatch
