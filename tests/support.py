@@ -10,12 +10,22 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
 import torch
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 import lazyxla
+from lazyxla import platforms
 
 DEVICE = "lazyxla"
+
+# What compiles for devices that are not there: packages that only tests need.
+needs_libtpu = pytest.mark.skipif(
+    platforms.plugin_of("tpu") is None, reason="the TPU's compiler, libtpu, is not installed"
+)
+needs_cuda = pytest.mark.skipif(
+    platforms.plugin_of("cuda") is None, reason="CUDA's plugin, jax-cuda13-pjrt, is not installed"
+)
 
 DTYPES = [
     torch.bool,

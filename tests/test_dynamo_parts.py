@@ -258,6 +258,8 @@ def test_argument_on_another_device_than_traced() -> None:
         call([torch.ones(2, device="lazyxla:1")])
     with pytest.raises(TypeError, match="argument 0 of a compiled graph must be a tensor, not int"):
         call([3])
+    with pytest.raises(TypeError, match="a compiled graph takes a list, not tuple"):
+        call((torch.ones(2, device="lazyxla:0"),))
 
 
 def _calls_of(function: Any, *args: torch.Tensor) -> Any:

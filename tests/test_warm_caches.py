@@ -17,15 +17,12 @@ import torch
 from torch import nn
 
 import lazyxla
-from lazyxla import aot, platforms, program_store
+from lazyxla import aot, program_store
 from lazyxla.aot.__main__ import main
 from lazyxla.lowering import registry
 from tests.conftest import ROOT
+from tests.support import needs_cuda, needs_libtpu
 from tests.warm_steps import KINDS
-
-needs_libtpu = pytest.mark.skipif(
-    platforms.plugin_of("tpu") is None, reason="the TPU's compiler, libtpu, is not installed"
-)
 
 SCRIPT = """
 import torch
@@ -323,12 +320,18 @@ def test_the_command(script: str, tmp_path: Path) -> None:
     assert "'programs_loaded': 1," in counters
 
 
-@needs_libtpu
-def test_the_command_for_a_tpu(script: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "devices"),
+    [
+        pytest.param("v5e:2x2", "4 x TPU v5 lite", marks=needs_libtpu),
+        pytest.param("h100", "1 x NVIDIA H100 80GB HBM3", marks=needs_cuda),
+    ],
+)
+def test_the_command_for_others(name: str, devices: str, script: str, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
-    arguments = (f"{script}:make_step", "--topology", "v5e:2x2", "--cache-dir", str(cache))
+    arguments = (f"{script}:make_step", "--topology", name, "--cache-dir", str(cache))
     told = _python("-m", "lazyxla.aot", *arguments, "--steps", "1").stdout
-    assert told.startswith("1 programs for Topology('v5e:2x2', 4 x TPU v5 lite)\n")
+    assert told.startswith(f"1 programs for Topology('{name}', {devices})\n")
     assert "1: 1 operators, recorded once\n" in told
     assert ": fits\n" in told
     assert [len(_entries(cache, kind)) for kind in ("environment", "graph", "program")] == [1] * 3

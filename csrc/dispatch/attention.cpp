@@ -22,6 +22,9 @@ namespace {
 
 using at::Tensor;
 
+// Where it is not, PyTorch on the CPU composes the result, too, which is contiguous then.
+bool is_innermost_last(const Tensor& x) { return x.size(3) == 1 || x.stride(3) == 1; }
+
 bool has_one_node(const Tensor& query, const Tensor& key, const Tensor& value,
                   const std::optional<Tensor>& mask) {
   if (!at::globalContext().userEnabledFlashSDP()) return false;
@@ -31,9 +34,8 @@ bool has_one_node(const Tensor& query, const Tensor& key, const Tensor& value,
               key.size(1) == value.size(1) && key.size(2) == value.size(2) &&
               query.size(3) == key.size(3) && query.size(3) == value.size(3);
   if (!same || key.size(1) == 0 || query.size(1) % key.size(1) != 0) return false;
-  // Of others PyTorch on the CPU composes the result, too, which is contiguous then.
-  for (const Tensor& x : {query, key, value}) {
-    if (x.size(3) != 1 && x.stride(3) != 1) return false;
+  if (!is_innermost_last(query) || !is_innermost_last(key) || !is_innermost_last(value)) {
+    return false;
   }
   return !mask || !mask->defined() || !mask->requires_grad();
 }

@@ -61,10 +61,11 @@ std::string signature(const OpInfo& info) {
   std::string letters;
   for (const c10::Argument& argument : schema.arguments()) {
     const auto kind = argument.type()->kind();
+    const c10::AliasInfo* alias = argument.alias_info();
     if (kind == c10::TypeKind::NumberType) {
       letters += 'N';
-    } else if (kind == c10::TypeKind::TensorType) {
-      letters += argument.alias_info() ? 'W' : 'T';
+    } else if (kind == c10::TypeKind::TensorType && (!alias || alias->isWrite())) {
+      letters += alias ? 'W' : 'T';
     } else {
       return "";
     }

@@ -121,9 +121,9 @@ def topology(name: str | None = None) -> Topology:
     Args:
         name: TPUs by their generation and the number of chips in each direction, for example
             ``"v5e:2x2"``, four chips of TPU v5e. v4, v5p and tpu7x have three directions, v2, v3,
-            v5e and v6e two. Or one NVIDIA GPU: ``"a100"`` (80 GB), ``"h100"`` (SXM), ``"h200"`` or
-            ``"b200"``. None describes the devices of this process, of whichever platform, and
-            starts them.
+            v5e and v6e two. Or one NVIDIA GPU: ``"l4"``, ``"a100"`` (80 GB), ``"h100"`` (SXM),
+            ``"h200"`` or ``"b200"``. None describes the devices of this process, of whichever
+            platform, and starts them.
 
     Raises:
         ImportError: the compiler, libtpu or CUDA's plugin, is not installed; says how to install

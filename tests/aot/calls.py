@@ -76,13 +76,13 @@ def find_all(platform: str) -> dict[str, Program]:
 
 
 def find(
-    platform: str, dtype: torch.dtype, names: Iterable[str] | None = None
+    operators: Iterable[str], dtype: torch.dtype, names: Iterable[str] | None = None
 ) -> dict[str, Program]:
-    """Programs of the operators with a rule that entries of the operator table come down to.
+    """Programs of those among the operators that entries of the operator table come down to.
 
     `names` are the entries' names; all that have the dtype unless given.
     """
-    watch = _Watch(registry.names(platform))
+    watch = _Watch(operators)
     chosen = entries().values() if names is None else [entries()[name] for name in names]
     _run(chosen, (dtype,), watch)
     return watch.found

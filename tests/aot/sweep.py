@@ -43,7 +43,8 @@ def check(topology: aot.Topology, dtype: str) -> list[str]:
 
 
 def _find(platform: str, dtype: torch.dtype) -> dict[str, Program]:
-    return find(platform, dtype) | (made_by_hand(dtype) if dtype.is_floating_point else {})
+    programs = find(registry.names(platform), dtype)
+    return programs | (made_by_hand(dtype) if dtype.is_floating_point else {})
 
 
 def main() -> int:

@@ -14,14 +14,13 @@ from torch.nn import functional as F
 
 import lazyxla
 from examples.decoder_model import SMALL, Decoder, next_token_loss
-from lazyxla import aot, platforms
+from lazyxla import aot
 from lazyxla.dynamo import backend
 from tests.aot.training import train_step
 from tests.conftest import ROOT, RunPython
+from tests.support import needs_libtpu
 
-pytestmark = pytest.mark.skipif(
-    platforms.plugin_of("tpu") is None, reason="the TPU's compiler, libtpu, is not installed"
-)
+pytestmark = needs_libtpu
 
 V5E = "v5e:2x2"
 MiB = 2**20

@@ -11,16 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lazyxla import aot, platforms
+from lazyxla import aot
 from lazyxla.config import settings
 from lazyxla.lowering.rules import attention_blocks, attention_cuda, attention_tpu
-
-needs_libtpu = pytest.mark.skipif(
-    platforms.plugin_of("tpu") is None, reason="the TPU's compiler, libtpu, is not installed"
-)
-needs_cuda = pytest.mark.skipif(
-    platforms.plugin_of("cuda") is None, reason="CUDA's plugin, jax-cuda13-pjrt, is not installed"
-)
+from tests.support import needs_cuda, needs_libtpu
 
 MiB = 2**20
 

@@ -6,14 +6,11 @@ Nothing is executed. All rules that are for one platform only are among them.
 
 from __future__ import annotations
 
-import functools
-
 import pytest
 import torch
 
 import lazyxla
-from lazyxla import platforms
-from lazyxla.lowering import Program, registry
+from lazyxla.lowering import registry
 from lazyxla.lowering.rules import attention_tpu
 from tests.aot.calls import find, made_by_hand
 from tests.aot.compiling import refusal
@@ -21,13 +18,7 @@ from tests.aot.expected import REFUSED
 from tests.calls import Call
 from tests.lowering.harness import record
 from tests.opinfo.entries import entries
-
-needs_libtpu = pytest.mark.skipif(
-    platforms.plugin_of("tpu") is None, reason="the TPU's compiler, libtpu, is not installed"
-)
-needs_cuda = pytest.mark.skipif(
-    platforms.plugin_of("cuda") is None, reason="CUDA's plugin, jax-cuda13-pjrt, is not installed"
-)
+from tests.support import needs_cuda, needs_libtpu
 
 # One of each kind: pointwise, random, windows, reductions, sorting, indexing, products, ...
 _ENTRIES = (
@@ -40,26 +31,25 @@ _ENTRIES = (
 )
 
 
-@functools.cache
-def _programs(platform: str) -> dict[str, Program]:
+@needs_libtpu
+@needs_cuda
+def test_rules_compile() -> None:
+    topologies = [lazyxla.aot.topology(name) for name in ("v5e:2x2", "h100")]
+    with_rule = {
+        topology.platform: set(registry.names(topology.platform)) for topology in topologies
+    }
     linalg = [name for name in entries() if name.startswith("linalg")]
-    return find(platform, torch.float32, (*_ENTRIES, *linalg)) | made_by_hand(torch.float32)
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param("v5e:2x2", marks=needs_libtpu), pytest.param("h100", marks=needs_cuda)]
-)
-def test_rules_compile(name: str) -> None:
-    topology = lazyxla.aot.topology(name)
-    platform = topology.platform
-    programs = _programs(platform)
-    assert len(programs) > 80
-    assert not set(registry.names(platform)) - set(registry.names()) - programs.keys()
-    refused = {name: refusal(topology, program) for name, program in programs.items()}
-    key = (platform, "float32")
-    expected = {name for *of, name in REFUSED if tuple(of) == key} & programs.keys()
-    wrong = {name: why for name, why in refused.items() if (why is None) == (name in expected)}
-    assert not wrong
+    found = find(set.union(*with_rule.values()), torch.float32, (*_ENTRIES, *linalg))
+    found |= made_by_hand(torch.float32)
+    for topology in topologies:
+        platform = topology.platform
+        programs = {name: p for name, p in found.items() if name in with_rule[platform]}
+        assert len(programs) > 80
+        assert not with_rule[platform] - set(registry.names()) - programs.keys()
+        refused = {name: refusal(topology, program) for name, program in programs.items()}
+        expected = {name for *of, name in REFUSED if of == [platform, "float32"]} & programs.keys()
+        wrong = {name: why for name, why in refused.items() if (why is None) == (name in expected)}
+        assert not wrong
 
 
 @needs_libtpu

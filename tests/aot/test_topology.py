@@ -8,14 +8,7 @@ import torch
 import lazyxla
 from lazyxla import platforms
 from tests.lowering.harness import record
-
-needs_libtpu = pytest.mark.skipif(
-    platforms.plugin_of("tpu") is None, reason="the TPU's compiler, libtpu, is not installed"
-)
-
-needs_cuda = pytest.mark.skipif(
-    platforms.plugin_of("cuda") is None, reason="CUDA's plugin, jax-cuda13-pjrt, is not installed"
-)
+from tests.support import needs_cuda, needs_libtpu
 
 
 @needs_libtpu

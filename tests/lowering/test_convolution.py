@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+from lazyxla.lowering import lower
+from tests.lowering import harness
 from tests.lowering.harness import check, run, text
 
 # input, weight, stride, padding, dilation, transposed, output_padding, groups
@@ -50,15 +52,7 @@ _BY_NAME = [pytest.param(case, id=name) for name, case in _CASES.items()]
 @pytest.fixture(params=["cpu", "tpu"])
 def platform(request, monkeypatch):
     """Runs the forms for each platform; all are plain StableHLO, so they run on the CPU client."""
-    if request.param != "cpu":
-        from lazyxla.lowering.builder import Builder
-
-        plain = Builder.__init__
-        monkeypatch.setattr(
-            Builder,
-            "__init__",
-            lambda self, mlir, _, *rest: plain(self, mlir, request.param, *rest),
-        )
+    monkeypatch.setattr(harness, "lower", lambda p, _, **k: lower(p, request.param, **k))
 
 
 def _operands(case, dtype=torch.float32):
