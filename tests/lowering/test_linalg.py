@@ -134,7 +134,7 @@ ON_THE_HOST = {"eigenvalues", "singular values"}
 def test_values_as_lowered_for_cuda(name: str) -> None:
     op, args, kwargs = UNIQUE[name]
     recorded = record(op, *args, **kwargs)
-    results = execute(recorded.program, recorded.inputs, platform="cuda")[0]
+    results = execute(recorded.program, recorded.inputs, "cuda")[0]
     for ours, theirs in zip(results, recorded.expected, strict=True):
         torch.testing.assert_close(ours, theirs, check_stride=False)
 
@@ -212,7 +212,7 @@ def test_what_the_compiler_is_asked_for(name: str) -> None:
 def test_qr_as_lowered_for_the_tpu(dtype: torch.dtype) -> None:
     a = random(2, 5, 3, dtype=torch.complex128).to(dtype)
     recorded = record("aten::linalg_qr", a)
-    q, r = execute(recorded.program, recorded.inputs, platform="tpu")[0]
+    q, r = execute(recorded.program, recorded.inputs, "tpu")[0]
     torch.testing.assert_close(q @ r, a)
     torch.testing.assert_close(q.mH @ q, torch.eye(3, dtype=dtype).expand(2, 3, 3))
     assert torch.equal(r, r.triu())
@@ -222,7 +222,7 @@ def test_qr_as_lowered_for_the_tpu(dtype: torch.dtype) -> None:
 def test_eigh_as_lowered_for_the_tpu(dtype: torch.dtype) -> None:
     a = positive(2, 4, 4, dtype=torch.complex128).to(dtype)
     recorded = record("aten::_linalg_eigh", a, "L", True)
-    values, vectors = execute(recorded.program, recorded.inputs, platform="tpu")[0]
+    values, vectors = execute(recorded.program, recorded.inputs, "tpu")[0]
     # The Jacobi method stops at 1e-4 (float32) of the norm, which is 20 here.
     tolerances = {"rtol": 1e-4, "atol": 2e-3} if dtype != torch.float64 else {}
     together = vectors @ torch.diag_embed(values).to(dtype) @ vectors.mH
