@@ -131,7 +131,9 @@ def test_either_cuda_plugin(monkeypatch, tmp_path):
     package = tmp_path / "jax_plugins" / "xla_cuda12"
     package.mkdir(parents=True)
     (package / "xla_cuda_plugin.so").touch()
-    monkeypatch.setattr(sys, "path", [str(tmp_path)])  # the other one may be installed
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])  # the other one may be installed,
+    for name in [name for name in sys.modules if name.partition(".")[0] == "jax_plugins"]:
+        monkeypatch.delitem(sys.modules, name)  # and imported by JAX
     assert resolve(LAZYXLA_PLATFORM="cuda").path == str(package / "xla_cuda_plugin.so")
 
 
