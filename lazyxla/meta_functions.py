@@ -104,7 +104,7 @@ def _geqrf(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _linalg_eig(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    # Torch's own are row-major, as MAGMA's on CUDA.
+    # Torch's own tells of meta tensors what is so on CUDA: row-major ones.
     values, vectors = torch._decomp.meta_table[torch.ops.aten.linalg_eig.default](a)
     return values, vectors if _describes_another_device(a) else _column_major(vectors)
 

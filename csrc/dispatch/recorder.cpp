@@ -6,7 +6,6 @@
 #include <atomic>
 #include <map>
 #include <mutex>
-#include <span>
 #include <unordered_set>
 
 #include "dispatch/checks.h"

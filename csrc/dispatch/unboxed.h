@@ -3,7 +3,8 @@
 //
 // The dispatcher hands a boxed kernel the arguments on a stack of IValues, which own their tensors.
 // A second owner beside Python makes PyTorch count the tensor's Python object, with the GIL, and so
-// does its end: of 1.15 us that an operator of a chain takes, 0.13 are for that.
+// does its end. Recording and running an operator of a chain takes 1.02 us with these kernels, and
+// 1.15 with boxed ones.
 #pragma once
 
 #include <torch/library.h>

@@ -10,8 +10,7 @@
 A program is recorded as always, on tensors that have no data, and compiled by the compiler that
 the devices are run with: libtpu, ``pip install 'lazyxla[tpu]'``, or CUDA's plugin, ``pip install
 'lazyxla[cuda]'``. What it takes here it takes there, and what it tells of memory is what a device
-will need. Nothing is executed or allocated, so that models
-may be larger than the machine.
+will need. Nothing is executed or allocated, so that models may be larger than the machine.
 
 What was compiled can be kept where the processes that run it look for it
 (:meth:`CapturedProgram.store`, ``python -m lazyxla.aot``): their first step compiles nothing.

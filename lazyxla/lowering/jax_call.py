@@ -98,6 +98,15 @@ def numpy_dtype(dtype: torch.dtype) -> Any:
     return np.dtype(getattr(ml_dtypes, name, None) or name)
 
 
+def find_module(name: str, *needs: str) -> Any:
+    """A module of JAX's, or None if this JAX has none, or lacks one of the names in it."""
+    try:
+        module = importlib.import_module(name)
+    except ImportError:
+        return None
+    return module if all(hasattr(module, need) for need in needs) else None
+
+
 def tell_kernel_costs(
     b: "Builder", result: Any, costs: Callable[[str], dict[str, int] | None]
 ) -> None:

@@ -2,7 +2,8 @@
 (Dao 2023, arXiv:2307.08691), which computes the scores (N, H, S, S) tile by tile and never writes
 them. XLA compiles them with Triton, so that they need no package of JAX's for CUDA.
 
-Their logarithms have the base 2. Their mask is known when a program is compiled: causal or none.
+Their logarithms have the base 2. Their scale and their mask, causal or none, are known when a
+program is compiled.
 """
 
 import functools
@@ -11,12 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from lazyxla.lowering.jax_call import call_jax
+from lazyxla.lowering.jax_call import call_jax, find_module
 
 if TYPE_CHECKING:
     from lazyxla.lowering.builder import Builder
 
 Value = Any
+
+_PLATFORM = "cuda"
+"""What JAX lowers the kernels as."""
 
 _TILE = 128
 """Rows and columns of a tile of the forward kernel; those of the gradient's kernel divide it."""
@@ -70,10 +74,6 @@ def backward(
     return tuple(call_jax(b, flash_attention_backward, (grad, *inputs), static, _PLATFORM))
 
 
-_PLATFORM = "cuda"
-"""What JAX lowers the kernels as. The scale is part of them."""
-
-
 @functools.cache
 def _kernel() -> Any:
     """JAX's module, or None if it lacks what is used here.
@@ -81,12 +81,8 @@ def _kernel() -> Any:
     The gradient from a logarithm that was kept is a private function: the public one computes the
     result once more for it.
     """
-    try:
-        from jax.experimental.pallas.ops.gpu import attention
-    except ImportError:
-        return None
     names = ("mha", "BlockSizes", "_mha_backward")
-    return attention if all(hasattr(attention, name) for name in names) else None
+    return find_module("jax.experimental.pallas.ops.gpu.attention", *names)
 
 
 def flash_attention(

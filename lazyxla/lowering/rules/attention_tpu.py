@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from lazyxla.lowering.jax_call import tell_kernel_costs
+from lazyxla.lowering.jax_call import find_module, tell_kernel_costs
 
 if TYPE_CHECKING:
     from lazyxla.lowering.builder import Builder
@@ -135,13 +135,9 @@ def _kernel() -> Any:
     The gradient from a logarithm that was kept is a private function: the public one computes the
     result once more for it.
     """
-    try:
-        from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel
-    except ImportError:
-        return None
     names = ("make_splash_mha", "BlockSizes", "_splash_attention_bwd")
-    has_all = all(hasattr(splash_attention_kernel, name) for name in names)
-    return splash_attention_kernel if has_all else None
+    package = "jax.experimental.pallas.ops.tpu.splash_attention"
+    return find_module(f"{package}.splash_attention_kernel", *names)
 
 
 def splash_attention(
