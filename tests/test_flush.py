@@ -269,6 +269,26 @@ def test_what_somebody_else_holds_is_not_donated():
     assert (x[7].item(), z[7].item()) == (10, 2)
 
 
+def test_memory_is_given_away_alike_wherever_objects_lie():
+    """A new tensor may lie where a dead one lay, which is no reason to compile."""
+
+    def run(takers: int) -> None:
+        given, other = on_device((vector(), vector()))
+        doubled = given * 2
+        del given  # its elements are needed still
+        held = [torch.empty(8, device=DEVICE) for _ in range(takers)]
+        moved = other + 1
+        lazyxla.sync()
+        assert_same((doubled, moved), (vector() * 2, vector() + 1))
+        assert len(held) == takers
+
+    run(0)
+    with counted() as n:
+        for takers in (1, 0, 2, 0):
+            run(takers)
+    assert (n.compiles, n.executions) == (0, 4)
+
+
 def test_parameters_are_donated_to_themselves():
     w = [torch.full((1000,), float(i), device=DEVICE) for i in range(3)]
     lazyxla.sync()

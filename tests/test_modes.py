@@ -386,6 +386,22 @@ def test_what_was_left_lying_runs_by_itself() -> None:
     assert_same(z, x.cpu() * 5 - 2)
 
 
+def test_nothing_is_left_lying_while_the_device_works() -> None:
+    """What is recorded meanwhile would only wait elsewhere, in a program of its own."""
+    x, matrix = torch.randn(3, 7).to(DEVICE), (torch.randn(1024, 1024) / 32).to(DEVICE)
+    with lazyxla.eager_mode("fused"):
+        for _ in range(2):  # where the host pauses twice it would pause again
+            work = matrix
+            for _ in range(50):  # some 100 GFLOP
+                work = work @ matrix
+            lazyxla.sync()
+            y = x * 3 - 1
+            time.sleep(0.1)
+            assert _C.is_pending(y)
+            lazyxla.sync(wait=True)
+    assert_same(y, x.cpu() * 3 - 1)
+
+
 def test_lazy_work_may_lie_for_as_long_as_it_likes() -> None:
     x = torch.randn(3, 7).to(DEVICE)
     with lazyxla.eager_mode("fused"):

@@ -10,6 +10,7 @@
 
 #include "graph/capture.h"
 #include "graph/flush.h"
+#include "graph/runner.h"
 #include "ir/storage.h"
 
 namespace lazyxla::graph {
@@ -41,9 +42,9 @@ class Batches {
   }
 
   // To be asked at every look: whether what is pending was left lying and should run.
-  bool is_left_lying() {
+  bool is_left_lying(bool device_is_idle) {
     std::lock_guard lock(mutex_);
-    if (std::exchange(seen_, count_) != count_) {
+    if (std::exchange(seen_, count_) != count_ || !device_is_idle) {
       looks_ = 0;
       return false;
     }
@@ -70,7 +71,7 @@ class Batches {
   ir::SpinLock mutex_;
   uint64_t place_ = 0;
   uint64_t count_ = 0, seen_ = 0;  // operators in all, and at the last look
-  int looks_ = 0;                  // since the last operator
+  int looks_ = 0;                  // since the last operator, at an idle device
   ska::flat_hash_set<uint64_t> places_;
   ska::flat_hash_set<uint64_t> pauses_;  // places of single pauses
   uint64_t pauses_since_ = 0;            // `count_` when they were last forgotten
@@ -114,11 +115,9 @@ class Watch {
 
   static void look(c10::DeviceIndex device) {
     // Nothing that a capture takes is waited for.
-    if (Capture::current() || !ir::PendingSet::of(device).fused ||
-        !Batches::of(device).is_left_lying())
-      return;
+    if (Capture::current() || !ir::PendingSet::of(device).fused) return;
     try {
-      flush(device, Cause::kMode);
+      if (Batches::of(device).is_left_lying(is_idle(device))) flush(device, Cause::kMode);
     } catch (const std::exception&) {  // whoever reads the values is told
     }
   }

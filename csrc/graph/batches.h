@@ -13,10 +13,11 @@
 // Repeated layers are cut at the same places, too, and share their programs.
 //
 // The device must not wait while the host does something else. A thread looks now and then whether
-// a batch was left lying. Where the host pauses twice in a short while it will pause again: that
-// place is learnt, and from then on the batch runs before the pause. Anywhere else a pause is more
-// likely the operating system's, and another program not worth it: the batch runs only if the pause
-// gets long.
+// a batch was left lying at an idle device. (While the device works, a host that stands still has
+// often only lost its processor to it.) Where the host pauses twice in a short while it will pause
+// again: that place is learnt, and from then on the batch runs before the pause. Anywhere else a
+// pause is more likely the operating system's, and another program not worth it: the batch runs
+// only if the pause gets long.
 #pragma once
 
 #include <c10/core/Device.h>

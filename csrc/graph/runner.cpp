@@ -10,6 +10,8 @@
 #include "graph/counters.h"
 #include "graph/gil.h"
 #include "options.h"
+#include "pjrt/client.h"
+#include "pjrt/runtime.h"
 
 namespace lazyxla::graph {
 namespace {
@@ -22,9 +24,13 @@ class WaitingRun {
         inputs_(run.inputs.begin(), run.inputs.end()),
         slots_(run.slots.begin(), run.slots.end()),
         promises_(run.promises.begin(), run.promises.end()) {
-    count(1);
+    for (const BufferRef& buffer : inputs_) ++buffer->waiting_runs;
+    for (const BufferRef& buffer : promises_) ++buffer->waiting_runs;
   }
-  ~WaitingRun() { count(-1); }
+  ~WaitingRun() {
+    let_go(inputs_);
+    let_go(promises_);
+  }
   WaitingRun(const WaitingRun&) = delete;
   WaitingRun& operator=(const WaitingRun&) = delete;
 
@@ -36,9 +42,13 @@ class WaitingRun {
   }
 
  private:
-  void count(int by) {
-    for (const BufferRef& buffer : inputs_) buffer->waiting_runs += by;
-    for (const BufferRef& buffer : promises_) buffer->waiting_runs += by;
+  // One by one: freeing a buffer takes a while, and a reference that is not counted meanwhile would
+  // keep the next flush from giving another one away, which makes another program of its graph.
+  static void let_go(std::vector<BufferRef>& buffers) {
+    for (BufferRef& buffer : buffers) {
+      --buffer->waiting_runs;
+      buffer.reset();
+    }
   }
 
   std::shared_ptr<const Variant> variant_;
@@ -59,6 +69,7 @@ class Runner {
   uint64_t take() { return issued_.fetch_add(1) + 1; }
 
   bool is_up(uint64_t turn) const { return done_ + 1 == turn; }
+  bool is_through() const { return done_ == issued_; }
 
   void await(uint64_t turn) {
     if (is_up(turn)) return;
@@ -146,6 +157,11 @@ void Turn::run_soon(const Run& run) {
   pjrt_device(device_);  // throws in a forked child, where no thread would do the work
   ++Counters::get().executions;
   runner.leave(std::exchange(number_, 0), std::make_unique<WaitingRun>(run), device_);
+}
+
+bool is_idle(c10::DeviceIndex device) {
+  if (!Runner::of(device).is_through()) return false;
+  return !pjrt::Runtime::get().initialized() || pjrt_device(device).is_idle();
 }
 
 void finish_waiting_runs(c10::DeviceIndex device) { Runner::of(device).await_all(); }

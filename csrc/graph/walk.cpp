@@ -86,14 +86,14 @@ void assign_donations(Graph& graph) {
   graph.donations.assign(graph.leaves.size(), -1);
   std::vector<bool> taken;
   std::vector<size_t> homeless;
-  ska::flat_hash_map<const void*, int> output_of_storage;
+  ska::flat_hash_map<uint64_t, int> output_of_storage;
   for (size_t i = 0; i < graph.leaves.size(); ++i) {
     const ir::Node& leaf = *graph.leaves[i].get();
     // The graph's own list holds one reference; all others must be edges of this graph.
     if (!dies_with(leaf, leaf.edges + 1)) continue;
     if (taken.empty()) {
       taken.resize(graph.outputs.size(), false);
-      for (const Taken& t : graph.taken) output_of_storage.emplace(t.storage, t.output);
+      for (const Taken& t : graph.taken) output_of_storage.emplace(t.id, t.output);
     }
     auto home = output_of_storage.find(leaf.home);
     if (home == output_of_storage.end() || taken[home->second] ||

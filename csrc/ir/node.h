@@ -180,9 +180,9 @@ class Node {
   mutable uint32_t number = 0;
   mutable uint32_t edges = 0;
 
-  // For a leaf: the storage that held it last. Compared only, never followed: it tells which output
-  // should take over the leaf's memory.
-  mutable const void* home = nullptr;
+  // For a leaf: the id of the storage that held it last, which tells the output that should take
+  // over the leaf's memory. (Its address would be another storage's once it is dead.)
+  mutable uint64_t home = 0;
 
  private:
   Node(const OpSpec* spec, size_t num_operands, size_t num_slots, std::shared_ptr<LeafData> data)

@@ -137,7 +137,7 @@ Value Storage::set_value(Value value, const Geometry& base) {
 
 Value Storage::set_value(Value value) {
   bool pending = value && !value.node->is_leaf();
-  if (value && !pending) value.node->home = this;
+  if (value && !pending) value.node->home = id_;
   if (pending && !pending_) link();
   if (!pending && pending_) unlink();
   std::swap(value_, value);

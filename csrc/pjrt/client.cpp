@@ -95,6 +95,8 @@ void Device::reset_accumulated() const {
   usage_->bytes.reset_accumulated();
 }
 
+bool Device::is_idle() const { return in_flight_->is_over(); }
+
 void Device::await() const {
   check_not_forked();
   in_flight_->await();

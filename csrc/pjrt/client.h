@@ -70,6 +70,9 @@ class Device {
   // Empty if the plugin has no allocator statistics.
   std::optional<AllocatorStats> allocator_stats() const;
 
+  // Whether all executions enqueued so far are over.
+  bool is_idle() const;
+
   // Waits for all executions enqueued so far. Throws if one of them failed.
   void await() const;
 

@@ -1,5 +1,6 @@
 #include "in_flight.h"
 
+#include <algorithm>
 #include <exception>
 #include <utility>
 
@@ -40,6 +41,13 @@ void InFlight::add(PJRT_Event* done, std::span<PJRT_Buffer* const> handles) {
   }
 }
 
+bool InFlight::is_over() {
+  std::lock_guard lock(mutex_);
+  return awaiting_ == 0 && std::ranges::all_of(executions_, [this](const Execution& execution) {
+           return ready(execution.done);
+         });
+}
+
 void InFlight::await() {
   std::deque<Execution> executions;
   std::exception_ptr failure;
@@ -47,6 +55,7 @@ void InFlight::await() {
     std::lock_guard lock(mutex_);
     executions = std::exchange(executions_, {});
     failure = std::exchange(failure_, nullptr);
+    ++awaiting_;
   }
   for (const Execution& execution : executions) {
     try {
@@ -57,6 +66,10 @@ void InFlight::await() {
       }
     }
     finish(nullptr, execution.handles);
+  }
+  {
+    std::lock_guard lock(mutex_);
+    --awaiting_;
   }
   if (failure) {
     std::rethrow_exception(failure);

@@ -31,6 +31,9 @@ class InFlight {
   // Takes ownership of the handles and of `done`, and frees what is ready.
   void add(PJRT_Event* done, std::span<PJRT_Buffer* const> handles);
 
+  // Whether all executions entered so far are over.
+  bool is_over();
+
   // Waits for all executions entered so far. Throws the first failure since it was called last,
   // after all are over.
   void await();
@@ -46,6 +49,7 @@ class InFlight {
   const PJRT_Api* api_;
   std::mutex mutex_;
   std::deque<Execution> executions_;
+  int awaiting_ = 0;  // threads that wait for executions they took out of the list
   std::exception_ptr failure_;
 };
 
