@@ -181,6 +181,7 @@ void write(const c10::TensorImpl& tensor, Value value, ir::Garbage& garbage) {
 }
 
 void write(ir::Storage& storage, const Geometry& geometry, Value value, ir::Garbage& garbage) {
+  graph::Capture::before_write(storage);
   if (covers(geometry, storage)) {
     garbage.add(storage.set_value(std::move(value), geometry));
     return;

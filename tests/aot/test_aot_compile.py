@@ -269,6 +269,7 @@ model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)).to("lazyxla")
 optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
 x = torch.randn(8, 4).to("lazyxla")
 plain = torch.tensor([1., 2., 3.]).to("lazyxla")
+in_part, through_a_view = plain.clone(), torch.eye(2).to("lazyxla")
 
 def step():
     model(x).square().sum().backward()
@@ -283,10 +284,13 @@ with lazyxla.aot.capture("v5e:2x2") as programs:
         lazyxla.sync()
     plain.zero_()
     plain[1] = 7
+    in_part[1] = 7
+    through_a_view.view(-1).neg_()
 assert [p.times for p in programs] == [3, 1], programs
 # Parameters, momenta and statistics give their memory away, as in a run.
 assert len(programs[0].program.donations) == 4 + 4 + 3, programs[0].program.donations
-assert plain.tolist() == [1, 2, 3]
+assert plain.tolist() == in_part.tolist() == [1, 2, 3]
+assert through_a_view.tolist() == [[1, 0], [0, 1]]
 for name, value in model.state_dict().items():
     torch.testing.assert_close(value.cpu(), before[name], rtol=0, atol=0)
 step()
