@@ -60,6 +60,7 @@ def calls() -> dict[str, Call]:
             **_of_bags(),
             **_of_optimizers(),
             **_of_attention(),
+            **_of_losses(),
             **_of_cells(),
         }
     return {
@@ -193,6 +194,17 @@ def _of_attention() -> dict[str, _Args]:
         ),
         "_native_multi_head_attention": (x, x, x, *size, *attend),
         "_transformer_encoder_layer_fwd": (x, *size, *attend, True, False, 1e-5, *norms, *feed),
+    }
+
+
+def _of_losses() -> dict[str, _Args]:
+    """5 samples of 4 classes."""
+    logits, classes, weight = _random(5, 4), _integers(5, high=4), _random(4, low=0.5)
+    of_samples = logits.amax(1), _random(5, low=0.5)
+    given = (logits, classes, weight, 1, -100)
+    return {
+        "lazyxla::cross_entropy": given,
+        "lazyxla::cross_entropy_backward": (_random(), *given, *of_samples, weight.sum()),
     }
 
 

@@ -95,6 +95,9 @@ STATIC: dict[str, Call] = {
     "multinomial dims": lambda x: x[None].multinomial(2),
     "multinomial dtype": lambda x: x.long().multinomial(2),
     "multinomial out": lambda x: torch.multinomial(x, 2, out=x.clone()),
+    "nll_loss": lambda x: F.nll_loss(x, x[0].int()),
+    "nll_loss of images": lambda x: F.nll_loss(x[None, :, None], x[None, None, 0].byte()),
+    "nll_loss with weights": lambda x: F.nll_loss(x, x[0].long(), x[0].double()),
     "aminmax": lambda x: torch.aminmax(x, dim=0, out=(x[0].clone(), x[0].double())),
     "as_strided_scatter": lambda x: torch.as_strided_scatter(x, x, (4, 4), (200, 200)),
 }

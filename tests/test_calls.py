@@ -1,7 +1,8 @@
 """Operators that no sample of PyTorch's table comes down to, on the device: as on the CPU.
 
 What the CPU has no kernel for is compared with formulas or PyTorch's other ways to the same result
-in tests/lowering/test_recurrent.py, test_attention.py, test_linear.py and test_meta_functions.py.
+in tests/lowering/test_recurrent.py, test_attention.py, test_linear.py, test_cross_entropy.py and
+test_meta_functions.py.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ NO_CPU_KERNEL = {
     "aten::_thnn_fused_lstm_cell",
     "aten::baddbmm.dtype",
     "aten::linear_backward",
+    "lazyxla::cross_entropy",
+    "lazyxla::cross_entropy_backward",
     "lazyxla::dropout_attention",
     "lazyxla::dropout_attention_backward",
 }

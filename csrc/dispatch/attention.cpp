@@ -80,11 +80,6 @@ ThreeTensors backward_meta(const Tensor&, const Tensor& query, const Tensor& key
           at::empty(value.sizes(), value.options())};
 }
 
-template <typename Signature>
-auto operator_named(const char* name) {
-  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
-}
-
 std::tuple<Tensor, Tensor, Tensor, Tensor, c10::SymInt, c10::SymInt, Tensor, Tensor, Tensor>
 attention(const Tensor& query, const Tensor& key, const Tensor& value, const OptTensor& mask,
           double dropout, bool is_causal, bool, std::optional<double> scale) {

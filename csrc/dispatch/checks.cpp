@@ -229,6 +229,8 @@ std::optional<int> on_cpu_with(const c10::OperatorHandle& functional, const std:
       "aten::dot",
       "aten::_softmax",
       "aten::_log_softmax",
+      "aten::nll_loss_forward",
+      "aten::nll_loss2d_forward",
       "aten::sort",
       "aten::sort.stable",
       "aten::max",

@@ -44,6 +44,22 @@ void assign(const at::Tensor& target, const at::Tensor& source) {
   after_recording(target.device().index(), kAssignment);
 }
 
+// The same for copies that a program asked for. That of a reshaped tensor is then no operator to
+// run either; but its memory has the base geometry of the source's.
+void assign_or_take_over(const at::Tensor& target, const at::Tensor& source) {
+  ir::Garbage garbage;
+  bool taken = false;
+  if (target.sizes() == source.sizes()) {
+    std::lock_guard lock(ir::PendingSet::of(target.device().index()).mutex);
+    taken = take_over(impl_of(target), impl_of(source), garbage);
+  }
+  if (taken) {
+    after_recording(target.device().index(), kAssignment);
+  } else {
+    assign(target, source.expand(target.sizes()));
+  }
+}
+
 bool has_base_geometry(const at::Tensor& tensor, const Geometry& base) {
   if (tensor.is_conj() || tensor.is_neg()) return false;
   return tensor.storage_offset() == 0 && tensor.scalar_type() == base.dtype &&
@@ -149,7 +165,7 @@ at::Tensor& copy_(at::Tensor& self, const at::Tensor& source, bool non_blocking)
   } else if (from.device() != self.device()) {
     copy_between_devices(self, from);
   } else {
-    assign(self, from.expand(self.sizes()));
+    assign_or_take_over(self, from);
   }
   return self;
 }

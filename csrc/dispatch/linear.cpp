@@ -6,7 +6,6 @@
 // checkpointing, DTensor or a trace of torch.compile's) sees PyTorch's ten: they know no others.
 // Forward-mode derivatives, which the formula has not, are taken through them, too.
 #include <ATen/core/Tensor.h>
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/linear_native.h>
 #include <torch/library.h>
 
@@ -20,8 +19,6 @@ using c10::DispatchKey;
 using c10::DispatchKeySet;
 using OptTensor = std::optional<Tensor>;
 
-bool has_tangent(const Tensor& x) { return x.defined() && x._fw_grad(/*level=*/0).defined(); }
-
 Tensor linear(DispatchKeySet keys, const Tensor& input, const Tensor& weight,
               const OptTensor& bias) {
   if (!is_plain(keys) || weight.dim() != 2 || has_tangent(input) || has_tangent(weight) ||
@@ -30,9 +27,8 @@ Tensor linear(DispatchKeySet keys, const Tensor& input, const Tensor& weight,
   }
   // The kernel with the formula is the one of all keys of autograd where nothing else was
   // registered. Of these, nested tensors' is the one that has a kernel below it everywhere.
-  static const auto op = c10::Dispatcher::singleton()
-                             .findSchemaOrThrow("aten::linear", "")
-                             .typed<Tensor(const Tensor&, const Tensor&, const OptTensor&)>();
+  static const auto op =
+      operator_named<Tensor(const Tensor&, const Tensor&, const OptTensor&)>("aten::linear");
   const DispatchKeySet below = keys & c10::after_autograd_keyset;
   return op.redispatch(below.add(DispatchKey::AutogradNestedTensor), input, weight, bias);
 }

@@ -1,10 +1,14 @@
 // Plain calls: operators that the backend itself calls, on meta tensors to learn shapes or on the
-// CPU's to compute, whatever the user's program is doing at that moment.
+// CPU's to compute, whatever the user's program is doing at that moment; and what tells whether a
+// call of the user's is plain.
 #pragma once
 
 #include <ATen/PythonTorchFunctionTLS.h>
 #include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/ivalue.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <vector>
 
@@ -40,8 +44,21 @@ class PlainScope {
 // sees a call with these keys.
 inline bool is_plain(c10::DispatchKeySet keys) {
   using c10::DispatchKey;
-  return !keys.has_any(c10::DispatchKeySet(
-      {DispatchKey::Python, DispatchKey::FuncTorchBatched, DispatchKey::FuncTorchGradWrapper}));
+  // A transform takes its keys off the tensors before it calls what is below.
+  const auto included = c10::impl::tls_local_dispatch_key_set().included_;
+  return !keys.has(DispatchKey::Python) &&
+         !included.has(DispatchKey::FuncTorchDynamicLayerFrontMode);
+}
+
+// Whether a forward-mode derivative goes with the tensor.
+inline bool has_tangent(const at::Tensor& x) {
+  return x.defined() && x._fw_grad(/*level=*/0).defined();
+}
+
+// The operator of that name without an overload.
+template <typename Signature>
+auto operator_named(const char* name) {
+  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
 }
 
 // Appends the tensors that an operator returned or takes, in order, undefined ones included.

@@ -131,6 +131,12 @@ bool covers(const Geometry& g, const ir::Storage& storage) {
          ir::is_dense(g.sizes, g.strides);
 }
 
+// Whether the tensor is its storage's elements in the order of the memory, in whatever shape.
+bool is_row_major(const c10::TensorImpl& tensor, const ir::Storage& storage) {
+  return tensor.is_contiguous() && tensor.storage_offset() == 0 && !has_math_bits(tensor) &&
+         static_cast<size_t>(tensor.numel()) * tensor.itemsize() == storage.nbytes();
+}
+
 }  // namespace
 
 ir::Storage& storage_of(const c10::TensorImpl& tensor) {
@@ -190,6 +196,14 @@ void write(ir::Storage& storage, const Geometry& geometry, Value value, ir::Garb
   check_bounds(geometry, storage);
   Value next = view_scatter(content(storage), std::move(value), storage.base(), geometry);
   garbage.add(storage.set_value(std::move(next)));
+}
+
+bool take_over(const c10::TensorImpl& target, const c10::TensorImpl& source, ir::Garbage& garbage) {
+  ir::Storage &to = storage_of(target), &from = storage_of(source);
+  if (to.value() || !from.value() || target.dtype() != source.dtype()) return false;
+  if (!is_row_major(target, to) || !is_row_major(source, from)) return false;
+  garbage.add(to.set_value(from.value(), from.base()));
+  return true;
 }
 
 Value cast(Value value, c10::ScalarType dtype) {

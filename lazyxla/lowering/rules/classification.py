@@ -45,15 +45,48 @@ def _one_hot(b: "Builder", x: Value, target: Value) -> Value:
 
 def _target_weights(
     b: "Builder", x: Value, target: Value, weight: Value | None, ignore_index: int
-) -> tuple[Value, Value]:
-    """The weight of every target, 0 for ignored ones, and the targets, 0 for ignored ones too."""
+) -> tuple[Value, Value, Value]:
+    """The weight of every target, 0 for ignored ones; where it is not 0; and the targets, 0 for
+    ignored ones too.
+    """
     ignored = b.compare(target, b.full_like(target, ignore_index), "EQ")
     safe = b.select(ignored, 0, target)
     if weight is None:
         weights = b.full(b.shape(target), 1, b.dtype(x))
     else:
         weights = b.take(b.convert(weight, b.dtype(x)), safe, 0)
-    return b.select(ignored, 0, weights), safe
+    weights = b.select(ignored, 0, weights)
+    return weights, b.compare(weights, b.full_like(weights, 0), "NE"), safe
+
+
+def _summed(b: "Builder", losses: Value, weights: Value, reduction: int) -> list[Value]:
+    """The losses, their sum or their weighted mean; and the sum of the weights."""
+    dims = range(b.rank(losses))
+    total = b.reduce(weights, dims, "sum")
+    if reduction == _NONE:
+        return [losses, total]
+    loss = b.reduce(losses, dims, "sum")
+    return [b.hlo.divide(loss, total) if reduction == _MEAN else loss, total]
+
+
+def _target_gradients(
+    b: "Builder",
+    grad: Value,
+    x: Value,
+    target: Value,
+    weight: Value | None,
+    reduction: int,
+    ignore_index: int,
+    total_weight: Value,
+) -> tuple[Value, Value]:
+    """The gradients of the losses (N, ...) of all targets; and the targets, 0 for ignored ones."""
+    weights, counted, safe = _target_weights(b, x, target, weight, ignore_index)
+    grad = b.value(grad, b.dtype(x))
+    if reduction == _MEAN:
+        grad = b.hlo.divide(grad, b.value(total_weight, b.dtype(x)))
+    grad = b.hlo.multiply(weights, b.broadcast_to(grad, b.shape(weights)))
+    # An ignored target has weight 0, yet 0 / 0 is possible if all are.
+    return b.select(counted, grad, 0), safe
 
 
 @rule("aten::nll_loss_forward", "aten::nll_loss2d_forward")
@@ -67,14 +100,11 @@ def nll_loss(
 ) -> list[Value]:
     single = b.rank(x) == 1
     x, target, _ = _classes(b, x, target)
-    weights, safe = _target_weights(b, x, target, weight, ignore_index)
-    picked = b.select(b.compare(weights, b.full_like(weights, 0), "EQ"), 0, _pick(b, x, safe))
-    losses = b.hlo.negate(b.hlo.multiply(picked, weights))
+    weights, counted, safe = _target_weights(b, x, target, weight, ignore_index)
+    losses = b.hlo.negate(b.hlo.multiply(b.select(counted, _pick(b, x, safe), 0), weights))
     if reduction == _NONE and not single:
         return [losses, b.zeros([], b.dtype(x))]
-    dims = range(b.rank(target))
-    loss, total = b.reduce(losses, dims, "sum"), b.reduce(weights, dims, "sum")
-    return [b.hlo.divide(loss, total) if reduction == _MEAN else loss, total]
+    return _summed(b, losses, weights, _SUM if reduction == _NONE else reduction)
 
 
 @rule("aten::nll_loss_backward", "aten::nll_loss2d_backward")
@@ -90,16 +120,67 @@ def nll_loss_backward(
 ) -> Value:
     shape = b.shape(x)
     x, target, _ = _classes(b, x, target)
-    weights, safe = _target_weights(b, x, target, weight, ignore_index)
-    grad = b.value(grad, b.dtype(x))
-    if reduction == _MEAN:
-        grad = b.hlo.divide(grad, b.value(total_weight, b.dtype(x)))
-    grad = b.hlo.multiply(weights, b.broadcast_to(grad, b.shape(weights)))
-    # An ignored target has weight 0, yet 0 / 0 is possible if all are.
-    counted = b.compare(weights, b.full_like(weights, 0), "NE")
-    grad = b.unsqueeze(b.select(counted, b.hlo.negate(grad), 0), 1)
+    grad, safe = _target_gradients(
+        b, grad, x, target, weight, reduction, ignore_index, total_weight
+    )
     chosen = _one_hot(b, x, b.unsqueeze(safe, 1))
-    return b.reshape(b.select(chosen, b.broadcast_to(grad, b.shape(x)), 0), shape)
+    grad = b.broadcast_to(b.unsqueeze(b.hlo.negate(grad), 1), b.shape(x))
+    return b.reshape(b.select(chosen, grad, 0), shape)
+
+
+# ---- cross-entropy of logits ----
+
+
+def _shifted(b: "Builder", x: Value, shift: Value) -> Value:
+    """x (N, C, ...) less shift (N, ...)."""
+    return b.hlo.subtract(x, b.broadcast_to(b.unsqueeze(shift, 1), b.shape(x)))
+
+
+@rule("lazyxla::cross_entropy")
+def cross_entropy(
+    b: "Builder",
+    x: Value,
+    target: Value,
+    weight: Value | None,
+    reduction: int,
+    ignore_index: int,
+) -> list[Value]:
+    """The loss; per sample the maximum and the logarithm of the sum of the exponentials above it;
+    the sum of the weights.
+    """
+    x, target, _ = _classes(b, x, target)
+    maximum = b.reduce(x, [1], "max")
+    shifted = _shifted(b, x, maximum)
+    log_sum = b.hlo.log(b.reduce(b.hlo.exponential(shifted), [1], "sum"))
+    weights, counted, safe = _target_weights(b, x, target, weight, ignore_index)
+    losses = b.hlo.add(b.hlo.subtract(maximum, _pick(b, x, safe)), log_sum)
+    losses = b.select(counted, b.hlo.multiply(losses, weights), 0)
+    loss, total = _summed(b, losses, weights, reduction)
+    return [loss, maximum, log_sum, total]
+
+
+@rule("lazyxla::cross_entropy_backward")
+def cross_entropy_backward(
+    b: "Builder",
+    grad: Value,
+    x: Value,
+    target: Value,
+    weight: Value | None,
+    reduction: int,
+    ignore_index: int,
+    maximum: Value,
+    log_sum: Value,
+    total_weight: Value,
+) -> Value:
+    x, target, _ = _classes(b, x, target)
+    grad, safe = _target_gradients(
+        b, grad, x, target, weight, reduction, ignore_index, total_weight
+    )
+    grad = b.broadcast_to(b.unsqueeze(grad, 1), b.shape(x))
+    probabilities = b.hlo.exponential(_shifted(b, _shifted(b, x, maximum), log_sum))
+    chosen = _one_hot(b, x, b.unsqueeze(safe, 1))
+    rest = b.hlo.subtract(probabilities, b.full_like(x, 1))
+    return b.hlo.multiply(grad, b.select(chosen, rest, probabilities))
 
 
 # ---- margin losses ----
