@@ -234,7 +234,8 @@ def test_what_has_no_node_is_composed() -> None:
 
 
 def test_in_a_traced_graph(fresh_dynamo: None) -> None:
-    tensors, kwargs = inputs("grouped heads", torch.float32)
+    # Not in float32: the gradients of squares of sums cancel beyond its tolerances.
+    tensors, kwargs = inputs("grouped heads", torch.float64)
 
     def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return F.scaled_dot_product_attention(q * 2, k, v, **kwargs).sum(1)
