@@ -179,8 +179,9 @@ def test_of_nothing():
         (torch.randn(3, 4, 2), torch.zeros(3, dtype=torch.long)),
         (torch.randn(3, 4), torch.zeros(3, dtype=torch.long), torch.ones(3)),
         (torch.randn(3, 4), torch.zeros(3, dtype=torch.int32)),
+        (torch.randn(3, 4).to(torch.float8_e5m2), torch.zeros(3, dtype=torch.long)),
     ],
-    ids=["batch", "dimensions", "weight", "dtype"],
+    ids=["batch", "dimensions", "weight", "dtype", "float8"],
 )
 def test_errors(arguments):
     ours = error_of(functional.cross_entropy, *on_device(arguments))

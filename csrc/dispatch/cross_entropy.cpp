@@ -105,18 +105,19 @@ bool suits(const Tensor& target, const Tensor& input) {
   return target.sizes() == c10::IntArrayRef(sizes);
 }
 
-bool is_one_node(c10::DispatchKeySet keys, const Tensor& input, const Tensor& target,
-                 const OptTensor& weight, double label_smoothing) {
-  return is_plain(keys) && label_smoothing == 0 && input.dim() >= 2 && input.numel() > 0 &&
-         input.is_floating_point() && !has_tangent(input) && suits(target, input) &&
-         suits(weight, input);
+// Whether these are the logits of a batch.
+bool suits(const Tensor& input) {
+  const bool is_float8 = input.element_size() == 1;  // which PyTorch refuses
+  return input.is_floating_point() && !is_float8 && input.dim() >= 2 && input.numel() > 0 &&
+         !has_tangent(input);
 }
 
 Tensor cross_entropy(c10::DispatchKeySet keys, const Tensor& input, const Tensor& target,
                      const OptTensor& weight, int64_t reduction, c10::SymInt ignore_index,
                      double label_smoothing) {
   const auto ignored = ignore_index.maybe_as_int();
-  if (!ignored || !is_one_node(keys, input, target, weight, label_smoothing)) {
+  const bool plain = ignored && label_smoothing == 0 && is_plain(keys);
+  if (!plain || !suits(input) || !suits(target, input) || !suits(weight, input)) {
     return composed(input, target, weight, reduction, ignore_index, label_smoothing);
   }
   // PyTorch keeps log-probabilities, so that the logits may be written to before the backward pass.
