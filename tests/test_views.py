@@ -263,27 +263,6 @@ def test_views_alone_compile_nothing():
     assert (n.compiles, n.executions, n.nodes_recorded) == (0, 0, 0)
 
 
-@pytest.mark.parametrize("mode", [False, True], ids=["lazy", "eager"])
-@pytest.mark.parametrize(
-    "reshape",
-    [lambda x: x, lambda x: x.flatten(), lambda x: x.view(3, 8), lambda x: x.view(torch.int32)],
-    ids=["whole", "flat", "other rows", "other dtype"],
-)
-def test_a_copy_of_a_reshaped_tensor_computes_nothing(reshape, mode):
-    """Until one of the two is written to, which the other does not notice."""
-    x = on_device(numbers(4, 6))
-    lazyxla.sync()
-    with lazyxla.eager_mode(mode), counted() as n:
-        y = reshape(x).clone()
-    assert (n.nodes_recorded, n.executions) == (0, 0)
-    assert_same(y, reshape(numbers(4, 6)))
-    z = y.clone()
-    x.zero_()
-    assert_same((y, z), (reshape(numbers(4, 6)),) * 2)
-    y.neg_()
-    assert_same((y, z), (-reshape(numbers(4, 6)), reshape(numbers(4, 6))))
-
-
 def test_reading_parts_of_a_large_tensor():
     """A part of a large storage is cut out on the device; only the part travels."""
     x = torch.arange(2**19, dtype=torch.int64).reshape(2**9, 2**10)

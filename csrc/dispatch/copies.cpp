@@ -44,22 +44,6 @@ void assign(const at::Tensor& target, const at::Tensor& source) {
   after_recording(target.device().index(), kAssignment);
 }
 
-// The same for copies that a program asked for. That of a reshaped tensor is then no operator to
-// run either; but its memory has the base geometry of the source's.
-void assign_or_take_over(const at::Tensor& target, const at::Tensor& source) {
-  ir::Garbage garbage;
-  bool taken = false;
-  if (target.sizes() == source.sizes()) {
-    std::lock_guard lock(ir::PendingSet::of(target.device().index()).mutex);
-    taken = take_over(impl_of(target), impl_of(source), garbage);
-  }
-  if (taken) {
-    after_recording(target.device().index(), kAssignment);
-  } else {
-    assign(target, source.expand(target.sizes()));
-  }
-}
-
 bool has_base_geometry(const at::Tensor& tensor, const Geometry& base) {
   if (tensor.is_conj() || tensor.is_neg()) return false;
   return tensor.storage_offset() == 0 && tensor.scalar_type() == base.dtype &&
@@ -165,7 +149,7 @@ at::Tensor& copy_(at::Tensor& self, const at::Tensor& source, bool non_blocking)
   } else if (from.device() != self.device()) {
     copy_between_devices(self, from);
   } else {
-    assign_or_take_over(self, from);
+    assign(self, from.expand(self.sizes()));
   }
   return self;
 }
@@ -248,6 +232,19 @@ Data computed(const at::Tensor& tensor) {
 at::Tensor contiguous_copy(const at::Tensor& tensor) {
   at::Tensor copy = empty_like_contiguous(tensor, tensor.scalar_type(), tensor.device().index());
   assign(copy, tensor);
+  return copy;
+}
+
+at::Tensor snapshot(const at::Tensor& tensor) {
+  const c10::DeviceIndex device = tensor.device().index();
+  at::Tensor copy = empty_like_contiguous(tensor, tensor.scalar_type(), device);
+  ir::Garbage garbage;
+  bool taken = false;
+  {
+    std::lock_guard lock(ir::PendingSet::of(device).mutex);
+    taken = take_over(impl_of(copy), impl_of(tensor), garbage);
+  }
+  if (!taken) assign(copy, tensor);
   return copy;
 }
 

@@ -29,6 +29,11 @@ void set_leaf(const at::Tensor& target, ir::Value leaf);
 // A copy of the tensor's elements on the same device, contiguous; recorded only.
 at::Tensor contiguous_copy(const at::Tensor& tensor);
 
+// The tensor's elements as they are now, on memory of their own. That of a reshaped tensor is no
+// operator to run, for it has the base geometry of the tensor's memory: good for what is read once,
+// and not for what stays, as programs would differ by where it came from.
+at::Tensor snapshot(const at::Tensor& tensor);
+
 at::Tensor empty_like_contiguous(const at::Tensor& tensor, c10::ScalarType dtype,
                                  c10::DeviceIndex device);
 

@@ -14,6 +14,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
+#include "dispatch/copies.h"
 #include "dispatch/plain_call.h"
 
 namespace lazyxla::dispatch {
@@ -51,6 +52,18 @@ Tensor composed(const Tensor& input, const Tensor& target, const OptTensor& weig
   return at::native::cross_entropy_loss_symint(input, target, weight, reduction, ignore_index,
                                                label_smoothing);
 }
+
+// PyTorch keeps log-probabilities, so that the logits may be written to before the backward pass.
+// Here it is a snapshot of the logits, which shares their memory as long as nobody does.
+struct Snapshot : torch::autograd::Function<Snapshot> {
+  static constexpr bool is_traceable = true;
+
+  static Tensor forward(AutogradContext*, const Tensor& input) {
+    at::AutoDispatchBelowADInplaceOrView below;
+    return snapshot(input);
+  }
+  static variable_list backward(AutogradContext*, const variable_list& grads) { return grads; }
+};
 
 struct CrossEntropy : torch::autograd::Function<CrossEntropy> {
   static constexpr bool is_traceable = true;
@@ -120,10 +133,9 @@ Tensor cross_entropy(c10::DispatchKeySet keys, const Tensor& input, const Tensor
   if (!plain || !suits(input) || !suits(target, input) || !suits(weight, input)) {
     return composed(input, target, weight, reduction, ignore_index, label_smoothing);
   }
-  // PyTorch keeps log-probabilities, so that the logits may be written to before the backward pass.
-  // Here it is a copy of the logits, which shares their memory as long as nobody does.
   const bool keeps = at::GradMode::is_enabled() && input.requires_grad();
-  return CrossEntropy::apply(keeps ? input.clone() : input, target, weight, reduction, *ignored);
+  const Tensor kept = keeps ? Snapshot::apply(input) : input;
+  return CrossEntropy::apply(kept, target, weight, reduction, *ignored);
 }
 
 TORCH_LIBRARY_FRAGMENT(lazyxla, m) {
