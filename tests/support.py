@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 import lazyxla
@@ -111,6 +112,18 @@ def error_of(function: Callable[..., Any], *args: Any) -> tuple[type, str]:
     except Exception as error:
         return type(error), str(error).split("\nException raised from")[0]
     return type(None), ""
+
+
+class Watch(TorchDispatchMode):
+    """As a mode notes the operators that it sees, in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.append(str(op))
+        return op(*args, **(kwargs or {}))
 
 
 class Counted(dict[str, int]):

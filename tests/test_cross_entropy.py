@@ -13,12 +13,11 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.autograd.graph import save_on_cpu
 from torch.nn import functional
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import lazyxla
 from lazyxla.dynamo import backend
-from tests.support import DEVICE, assert_same, check, counted, error_of, on_device
+from tests.support import DEVICE, Watch, assert_same, check, counted, error_of, on_device
 
 CLASSES = 4
 WEIGHT = torch.tensor([0.5, 1.0, 2.0, 0.25])
@@ -201,16 +200,6 @@ def test_autocast():
     assert leaf.grad.dtype == torch.bfloat16
     wide = logits.detach().cpu().float()
     torch.testing.assert_close(loss.cpu(), functional.cross_entropy(wide, target.cpu()))
-
-
-class Watch(TorchDispatchMode):
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[str] = []
-
-    def __torch_dispatch__(self, op, types, args=(), kwargs=None):
-        self.seen.append(str(op))
-        return op(*args, **(kwargs or {}))
 
 
 def test_modes_see_the_operators_that_they_see_on_the_cpu():

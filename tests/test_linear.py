@@ -7,12 +7,11 @@ import torch
 from torch import nn
 from torch.autograd import forward_ad
 from torch.nn import functional
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 import lazyxla
 from lazyxla.dynamo import backend
-from tests.support import DEVICE, assert_same, check, counted, error_of, on_device
+from tests.support import DEVICE, Watch, assert_same, check, counted, error_of, on_device
 
 SHAPES = [(4,), (3, 4), (2, 3, 4), (2, 1, 3, 4), (0, 4)]
 
@@ -120,16 +119,6 @@ def test_autocast():
     assert result.dtype == torch.bfloat16
     result.sum().backward()
     assert weight.grad.dtype == torch.float32
-
-
-class Watch(TorchDispatchMode):
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[str] = []
-
-    def __torch_dispatch__(self, op, types, args=(), kwargs=None):
-        self.seen.append(str(op))
-        return op(*args, **(kwargs or {}))
 
 
 def test_modes_see_the_operators_that_they_see_on_the_cpu():

@@ -238,13 +238,11 @@ at::Tensor contiguous_copy(const at::Tensor& tensor) {
 at::Tensor snapshot(const at::Tensor& tensor) {
   const c10::DeviceIndex device = tensor.device().index();
   at::Tensor copy = empty_like_contiguous(tensor, tensor.scalar_type(), device);
-  ir::Garbage garbage;
-  bool taken = false;
   {
     std::lock_guard lock(ir::PendingSet::of(device).mutex);
-    taken = take_over(impl_of(copy), impl_of(tensor), garbage);
+    if (take_over(impl_of(copy), impl_of(tensor))) return copy;
   }
-  if (!taken) assign(copy, tensor);
+  assign(copy, tensor);
   return copy;
 }
 

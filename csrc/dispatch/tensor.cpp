@@ -198,11 +198,10 @@ void write(ir::Storage& storage, const Geometry& geometry, Value value, ir::Garb
   garbage.add(storage.set_value(std::move(next)));
 }
 
-bool take_over(const c10::TensorImpl& target, const c10::TensorImpl& source, ir::Garbage& garbage) {
-  ir::Storage &to = storage_of(target), &from = storage_of(source);
-  if (to.value() || !from.value() || target.dtype() != source.dtype()) return false;
-  if (!is_row_major(target, to) || !is_row_major(source, from)) return false;
-  garbage.add(to.set_value(from.value(), from.base()));
+bool take_over(const c10::TensorImpl& fresh, const c10::TensorImpl& source) {
+  const ir::Storage& from = storage_of(source);
+  if (!from.value() || !is_row_major(source, from)) return false;
+  storage_of(fresh).set_value(from.value(), from.base());
   return true;
 }
 

@@ -35,10 +35,10 @@ void write(const c10::TensorImpl& tensor, ir::Value value, ir::Garbage& garbage)
 void write(ir::Storage& storage, const ir::Geometry& geometry, ir::Value value,
            ir::Garbage& garbage);
 
-// Gives memory that nobody wrote the whole content of the source's as it lies there, whatever its
-// base geometry; the target's elements are then the source's. False if the two do not look at their
-// memory alike: all of it, row by row. Caller holds the mutex.
-bool take_over(const c10::TensorImpl& target, const c10::TensorImpl& source, ir::Garbage& garbage);
+// Gives a new contiguous tensor of the source's sizes and dtype the content of the source's memory
+// as it lies there, whatever its base geometry. False unless the source is all of its memory, row
+// by row. Caller holds the mutex.
+bool take_over(const c10::TensorImpl& fresh, const c10::TensorImpl& source);
 
 // `value` converted to another element type; itself if it has it already.
 ir::Value cast(ir::Value value, c10::ScalarType dtype);

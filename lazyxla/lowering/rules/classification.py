@@ -69,24 +69,16 @@ def _summed(b: "Builder", losses: Value, weights: Value, reduction: int) -> list
     return [b.hlo.divide(loss, total) if reduction == _MEAN else loss, total]
 
 
-def _target_gradients(
-    b: "Builder",
-    grad: Value,
-    x: Value,
-    target: Value,
-    weight: Value | None,
-    reduction: int,
-    ignore_index: int,
-    total_weight: Value,
-) -> tuple[Value, Value]:
-    """The gradients of the losses (N, ...) of all targets; and the targets, 0 for ignored ones."""
-    weights, counted, safe = _target_weights(b, x, target, weight, ignore_index)
-    grad = b.value(grad, b.dtype(x))
+def _unsummed(
+    b: "Builder", grad: Value, weights: Value, counted: Value, reduction: int, total: Value
+) -> Value:
+    """From the gradient of what _summed gives to those of the unweighted losses (N, 1, ...)."""
+    grad = b.value(grad, b.dtype(weights))
     if reduction == _MEAN:
-        grad = b.hlo.divide(grad, b.value(total_weight, b.dtype(x)))
+        grad = b.hlo.divide(grad, b.value(total, b.dtype(weights)))
     grad = b.hlo.multiply(weights, b.broadcast_to(grad, b.shape(weights)))
     # An ignored target has weight 0, yet 0 / 0 is possible if all are.
-    return b.select(counted, grad, 0), safe
+    return b.unsqueeze(b.select(counted, grad, 0), 1)
 
 
 @rule("aten::nll_loss_forward", "aten::nll_loss2d_forward")
@@ -120,11 +112,10 @@ def nll_loss_backward(
 ) -> Value:
     shape = b.shape(x)
     x, target, _ = _classes(b, x, target)
-    grad, safe = _target_gradients(
-        b, grad, x, target, weight, reduction, ignore_index, total_weight
-    )
+    weights, counted, safe = _target_weights(b, x, target, weight, ignore_index)
+    grad = _unsummed(b, grad, weights, counted, reduction, total_weight)
     chosen = _one_hot(b, x, b.unsqueeze(safe, 1))
-    grad = b.broadcast_to(b.unsqueeze(b.hlo.negate(grad), 1), b.shape(x))
+    grad = b.broadcast_to(b.hlo.negate(grad), b.shape(x))
     return b.reshape(b.select(chosen, grad, 0), shape)
 
 
@@ -173,10 +164,9 @@ def cross_entropy_backward(
     total_weight: Value,
 ) -> Value:
     x, target, _ = _classes(b, x, target)
-    grad, safe = _target_gradients(
-        b, grad, x, target, weight, reduction, ignore_index, total_weight
-    )
-    grad = b.broadcast_to(b.unsqueeze(grad, 1), b.shape(x))
+    weights, counted, safe = _target_weights(b, x, target, weight, ignore_index)
+    grad = _unsummed(b, grad, weights, counted, reduction, total_weight)
+    grad = b.broadcast_to(grad, b.shape(x))
     probabilities = b.hlo.exponential(_shifted(b, _shifted(b, x, maximum), log_sum))
     chosen = _one_hot(b, x, b.unsqueeze(safe, 1))
     rest = b.hlo.subtract(probabilities, b.full_like(x, 1))
