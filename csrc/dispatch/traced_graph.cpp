@@ -125,8 +125,7 @@ std::vector<at::TensorBase> TracedGraph::record(c10::ArrayRef<c10::TensorImpl*> 
   }
   {
     ir::Garbage garbage;
-    std::vector<Value> operands;
-    operands.reserve(inputs.size());
+    c10::SmallVector<Value, 128> operands;
     ir::PendingSet& pending = ir::PendingSet::of(device_);
     std::lock_guard lock(pending.mutex);
     prefetch(inputs);

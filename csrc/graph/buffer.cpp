@@ -46,12 +46,12 @@ bool dies_with(const ir::Node& leaf, size_t references) {
 }
 
 ir::Value make_leaf(ir::TensorType type, pjrt::Buffer buffer) {
-  return {ir::Node::make_leaf(std::move(type), std::make_shared<DeviceBuffer>(std::move(buffer))),
+  return {ir::Node::make_leaf(std::move(type), make_buffer(std::move(buffer))),
           0};
 }
 
 ir::Value make_abstract_leaf(ir::TensorType type) {
-  auto buffer = std::make_shared<DeviceBuffer>();
+  auto buffer = make_buffer();
   buffer->make_abstract();
   return {ir::Node::make_leaf(std::move(type), std::move(buffer)), 0};
 }

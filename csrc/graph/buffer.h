@@ -11,8 +11,10 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "ir/node.h"
+#include "ir/pool.h"
 #include "pjrt/buffer.h"
 
 namespace lazyxla::graph {
@@ -43,6 +45,12 @@ class DeviceBuffer final : public ir::LeafData {
 };
 
 using BufferRef = std::shared_ptr<DeviceBuffer>;
+
+template <typename... Args>
+BufferRef make_buffer(Args&&... args) {
+  return std::allocate_shared<DeviceBuffer>(ir::PoolAllocator<DeviceBuffer>(),
+                                            std::forward<Args>(args)...);
+}
 
 inline BufferRef buffer_ref(const ir::Node& leaf) {
   return std::static_pointer_cast<DeviceBuffer>(leaf.leaf_data());

@@ -110,7 +110,7 @@ std::optional<OneOperator> OneOperator::prepare(const ir::OpSpec& spec, uint64_t
     ++next;
   }
   for (const Result& result : results) {
-    auto promise = std::make_shared<DeviceBuffer>();
+    auto promise = make_buffer();
     garbage.add(
         result.storage->set_value({ir::Node::make_leaf(spec.outputs[result.output], promise), 0}));
     call.promises_.push_back(std::move(promise));

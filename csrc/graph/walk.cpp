@@ -154,7 +154,7 @@ Graph detach(ir::PendingSet& pending, uint64_t setting) {
       output = static_cast<int>(graph.outputs.size());
       graph.outputs.push_back(number);
       graph.output_types.push_back(value.type());
-      auto promise = std::make_shared<DeviceBuffer>();
+      auto promise = make_buffer();
       graph.promises.push_back(promise);
       promised.push_back({ir::Node::make_leaf(value.type(), std::move(promise)), 0});
       graph.key.push_back(Walk::code(value));

@@ -1,9 +1,8 @@
 #include "ir/node.h"
 
-#include <mutex>
 #include <new>
 
-#include "ir/spin_lock.h"
+#include "ir/pool.h"
 
 namespace lazyxla::ir {
 namespace {
@@ -14,44 +13,6 @@ size_t size_in_memory(size_t operands, size_t slots) {
   return sizeof(Node) + operands * sizeof(Value) + slots * sizeof(ScalarValue);
 }
 
-// Memory for nodes. A graph's nodes live until it is flushed and then die together, which general
-// allocators serve slowly; here dead nodes wait in lists, by size, for the next graph.
-class NodePool {
- public:
-  static NodePool& get() {
-    static auto* instance = new NodePool();
-    return *instance;
-  }
-
-  void* allocate(size_t bytes) {
-    size_t which = (bytes + kStep - 1) / kStep;
-    if (which >= kClasses) return ::operator new(bytes);
-    {
-      std::lock_guard lock(lock_);
-      if (Free* free = free_[which]) {
-        free_[which] = free->next;
-        return free;
-      }
-    }
-    return ::operator new(which * kStep);
-  }
-
-  void deallocate(void* memory, size_t bytes) {
-    size_t which = (bytes + kStep - 1) / kStep;
-    if (which >= kClasses) return ::operator delete(memory);
-    std::lock_guard lock(lock_);
-    free_[which] = new (memory) Free{free_[which]};
-  }
-
- private:
-  static constexpr size_t kStep = 32, kClasses = 16;
-  struct Free {
-    Free* next;
-  };
-  SpinLock lock_;
-  Free* free_[kClasses] = {};
-};
-
 }  // namespace
 
 uint64_t OpSpec::next_id() {
@@ -61,7 +22,7 @@ uint64_t OpSpec::next_id() {
 
 NodePtr Node::make(const OpSpec* spec, c10::ArrayRef<Value> operands,
                    c10::ArrayRef<ScalarValue> slots, std::shared_ptr<LeafData> held) {
-  void* memory = NodePool::get().allocate(size_in_memory(operands.size(), slots.size()));
+  void* memory = pool_allocate(size_in_memory(operands.size(), slots.size()));
   Node* node = new (memory) Node(spec, operands.size(), slots.size(), std::move(held));
   Value* to = node->behind<Value>();
   for (const Value& operand : operands) new (to++) Value(std::move(const_cast<Value&>(operand)));
@@ -70,7 +31,7 @@ NodePtr Node::make(const OpSpec* spec, c10::ArrayRef<Value> operands,
 }
 
 NodePtr Node::make_leaf(TensorType type, std::shared_ptr<LeafData> data) {
-  void* memory = NodePool::get().allocate(kLeafSize);
+  void* memory = pool_allocate(kLeafSize);
   Node* node = new (memory) Node(nullptr, 0, 0, std::move(data));
   new (node->behind<TensorType>()) TensorType(std::move(type));
   return NodePtr::adopt(node);
@@ -95,7 +56,7 @@ void Node::destroy(Node* node) {
       size = size_in_memory(n->num_operands_, n->num_slots_);
     }
     n->~Node();
-    NodePool::get().deallocate(n, size);
+    pool_free(n, size);
   }
 }
 

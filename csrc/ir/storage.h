@@ -26,6 +26,7 @@
 
 #include "ir/geometry.h"
 #include "ir/node.h"
+#include "ir/pool.h"
 #include "ir/spin_lock.h"
 
 namespace lazyxla::ir {
@@ -50,6 +51,8 @@ class Storage final : public c10::StorageImpl {
   // `base` is dense and covers the storage.
   Storage(size_t nbytes, const Geometry& base, c10::DeviceIndex device);
   ~Storage() override;
+  static void* operator new(size_t bytes) { return pool_allocate(bytes); }
+  static void operator delete(void* memory) { pool_free(memory, sizeof(Storage)); }
   void release_resources() override;
 
   // The Storage behind what PyTorch holds: itself, or the owner of a wrapped address.
