@@ -63,6 +63,7 @@ pjrt::PluginSpec plugin_spec(const py::handle& platform) {
     }
     spec.create_options[key.cast<std::string>()] = std::move(option);
   }
+  spec.compile_options = platform.attr("compile_options").cast<pjrt::CompileOptions>();
   return spec;
 }
 
@@ -117,6 +118,7 @@ void bind_runtime(py::module_& m) {
   m.def("initialized", &dispatch::initialized);
   m.def("forked", &pjrt::forked);
   m.def("platform", [] { return pjrt::Runtime::get().platform(); }, NoGil());
+  m.def("compile_options", [] { return client().compile_options(); }, NoGil());
   m.def("platform_version", [] { return client().platform_version(); }, NoGil());
   m.def("device_description", [](int index) { return device(index).description(); }, NoGil());
   m.def("memory_info", &dispatch::memory_info, NoGil());
@@ -290,7 +292,7 @@ bool store_program(const py::object& where, const std::string& platform,
   const graph::ProgramStore::Settings settings = store_settings(where);
   py::gil_scoped_release no_gil;
   graph::ProgramStore store(settings, graph::environment(platform, topology, settings.version));
-  const std::string options = pjrt::compile_options(overrides);
+  const std::string options = pjrt::serialize(overrides);
   const std::string program = store.program_name(artifact, options);
   if (!store.add_program(program, compiled.serialize())) return false;
   std::erase_if(static_slots, [&](uint32_t slot) { return slot >= graph.slots.size(); });
@@ -317,7 +319,7 @@ void bind_capture(py::module_& m) {
 std::shared_ptr<const pjrt::CompiledProgram> compile_for(const pjrt::Topology& topology,
                                                          const std::string& artifact,
                                                          const pjrt::CompileOptions& options) {
-  return topology.compile(artifact, "mlir", pjrt::compile_options(options));
+  return topology.compile(artifact, "mlir", options);
 }
 
 // Compiling for devices that are not attached: lazyxla/aot.py.

@@ -10,6 +10,7 @@ import torch
 
 import lazyxla
 from lazyxla.xla_options import parse
+from tests.conftest import RunPython
 from tests.support import DEVICE, counted
 
 
@@ -100,7 +101,7 @@ def test_wrong_options() -> None:
         x.cpu()
 
 
-def test_of_the_environment(run_python, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_of_the_environment(run_python: RunPython, tmp_path: Path) -> None:
     run_python(
         "import lazyxla, torch; torch.ones(21, device='lazyxla').cos().cpu()",
         LAZYXLA_XLA_OPTIONS=f"--xla_dump_to={tmp_path},xla_dump_hlo_as_text=True",
@@ -117,3 +118,32 @@ def test_values_are_read_by_their_form() -> None:
         "e": "x=y",
     }
     assert parse("") == {}
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"xla_cpu_experimental_ynn_fusion_type": ""}], ids=["default", "none"]
+)
+def test_the_cpus_reductions(tmp_path: Path, options: dict[str, str]) -> None:
+    """They are a library's, unless somebody's option says otherwise."""
+    x = torch.rand(64, 2048)
+    on_device = x.to(DEVICE)
+    dump = {"xla_dump_to": str(tmp_path), "xla_dump_hlo_as_text": True}
+    with lazyxla.compile(xla_options=dump | options), counted() as n:
+        sums = on_device.sum(1)
+        lazyxla.sync()
+    assert (n.compiles, n.executions) == (1, 1)
+    torch.testing.assert_close(sums.cpu(), x.sum(1))
+    programs = [path.read_text() for path in tmp_path.glob("*cpu_after_optimizations.txt")]
+    (text,) = [text for text in programs if "f32[64,2048]" in text]
+    assert ("__ynn_fusion" in text) is (options == {})
+
+
+def test_a_compiler_need_not_know_the_platforms_options(run_python: RunPython) -> None:
+    code = """
+import torch, lazyxla
+from lazyxla import _C, platforms
+platforms._CPU_COMPILE_OPTIONS |= {"xla_no_such_option": 1, "xla_cpu_max_isa": "AVX2"}
+print(torch.ones(3, device="lazyxla").sum().item(), *sorted(_C.compile_options()))
+"""
+    known = ["xla_cpu_experimental_ynn_fusion_type", "xla_cpu_max_isa"]
+    assert run_python(code).stdout.split() == ["3.0", *known]

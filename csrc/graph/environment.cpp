@@ -44,6 +44,16 @@ std::string variable(const char* name) {
   return value ? value : "";
 }
 
+std::string in_text(const pjrt::CompileOptions& options) {
+  std::ostringstream text;
+  text << std::boolalpha;
+  for (const auto& [name, value] : options) {
+    text << name << "=";
+    std::visit([&](const auto& given) { text << given << " "; }, value);
+  }
+  return text.str();
+}
+
 std::vector<std::string> words(const std::string& text) {
   std::istringstream stream(text);
   std::vector<std::string> all;
@@ -126,6 +136,7 @@ std::string environment(const std::string& platform, const pjrt::Topology& topol
   if (topology.platform_name() == "cpu") {
     fields.emplace_back("instruction sets", instruction_sets());
   }
+  fields.emplace_back("compile options", in_text(topology.compile_options()));
   for (const char* name : {"XLA_FLAGS", "LIBTPU_INIT_ARGS"}) {
     fields.emplace_back(name, variable(name));
   }

@@ -10,7 +10,8 @@
 //       the compiler's build                          its options bind it to none of them
 //     what the plugin's library tells, its size     which machine it is, and for accelerators its
 //     for the CPU: the machine's instruction sets     CPU: they are none of the program's
-//     the flags that compilers read                 where the plugin's library lies
+//     the flags that compilers read, and the        where the plugin's library lies
+//       options that all programs get
 //     the versions of the lowering
 //
 // It is a line for each field, to be read by people, too: an environment that is not the same can

@@ -131,7 +131,7 @@ ir::CompileOptions compile_options(const Graph& graph) {
 namespace {
 
 void compile(const std::shared_ptr<Variant>& variant, std::string artifact,
-             const std::string& options, const std::string& stored_as, Compile how) {
+             const ir::CompileOptions& options, const std::string& stored_as, Compile how) {
   ++Counters::get().compiles;
   if (how == Compile::kInBackground) {
     compilers().run(
@@ -168,7 +168,7 @@ bool Variant::matches(c10::ArrayRef<ir::ScalarValue> slots) const {
   return true;
 }
 
-void Variant::compile(const std::string& artifact, const std::string& options,
+void Variant::compile(const std::string& artifact, const ir::CompileOptions& options,
                       const std::string& stored_as) {
   try {
     executable_ = pjrt::Runtime::get().client().compile(artifact, "mlir", options);
@@ -282,12 +282,13 @@ std::shared_ptr<const Variant> Program::make(const Graph& graph, Compile how) {
   static_slots_.resize(graph.slots.size(), false);
   const std::vector<ir::SlotKind> kinds = slot_kinds(graph);
   const std::vector<bool> wanted = wanted_inputs(graph);
-  const std::string options = pjrt::compile_options(compile_options(graph));
+  const ir::CompileOptions options = compile_options(graph);
+  const std::string options_text = pjrt::serialize(options);
   std::string why = count_program(reason(graph, wanted));
 
   auto variant = std::make_shared<Variant>();
   const auto store = ProgramStore::current();
-  const std::string stored_as = store->graph_name(graph, options);
+  const std::string stored_as = store->graph_name(graph, options_text);
   auto found = store->find_graph(stored_as, wanted, needed_inputs(graph), graph.slots);
   bool loaded = found && load(*variant, found->executable, why);
   Lowered lowered;
@@ -295,7 +296,7 @@ std::shared_ptr<const Variant> Program::make(const Graph& graph, Compile how) {
     lowered.static_slots = std::move(found->static_slots);
     variant->variable = std::move(found->variable);
   } else {
-    if (!found && variants_.empty()) why += store->explain_miss(graph, options);
+    if (!found && variants_.empty()) why += store->explain_miss(graph, options_text);
     variant->variable = wanted;
     lowered = lowerer()(graph, wanted, why);
     ++Counters::get().lowerings;
@@ -316,7 +317,7 @@ std::shared_ptr<const Variant> Program::make(const Graph& graph, Compile how) {
   variant->constants = graph.slots;
 
   if (!loaded) {
-    const std::string program = store->program_name(lowered.artifact, options);
+    const std::string program = store->program_name(lowered.artifact, options_text);
     store->add_graph(stored_as, wanted, graph.slots, lowered.static_slots, program);
     auto executable = store->find_program(program);
     loaded = executable && load(*variant, *executable, why);

@@ -73,8 +73,8 @@ struct Variant {
   // Whether it is for these values. Not if compiling it failed: whoever needs it tries again.
   bool matches(c10::ArrayRef<ir::ScalarValue> slots) const;
 
-  // Compiles it, `options` as PJRT takes them, and keeps it on disk under the name `stored_as`.
-  void compile(const std::string& artifact, const std::string& options,
+  // Compiles it, and keeps it on disk under the name `stored_as`.
+  void compile(const std::string& artifact, const ir::CompileOptions& options,
                const std::string& stored_as);
   // Takes a serialized executable instead. Throws pjrt::Error if the plugin does not load it.
   void load(const std::string& serialized);

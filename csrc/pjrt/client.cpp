@@ -121,12 +121,14 @@ std::optional<AllocatorStats> Device::allocator_stats() const {
       .peak_pool_bytes = optional_stat(args.peak_pool_bytes_is_set, args.peak_pool_bytes)};
 }
 
-std::unique_ptr<Client> Client::create(const Plugin& plugin, const NamedValues& options) {
+std::unique_ptr<Client> Client::create(const Plugin& plugin, const NamedValues& options,
+                                       const CompileOptions& compile_options) {
   check_not_forked();
   // The Client exists before its PJRT client does: a fork during the start counts as one after it,
   // and what fails below is cleaned up.
   std::unique_ptr<Client> client(new Client(plugin));
   client->start(options);
+  client->keep_known(compile_options);
   return client;
 }
 
@@ -160,6 +162,16 @@ void Client::start(const NamedValues& options) {
   }
 }
 
+void Client::keep_known(const CompileOptions& options) {
+  for (const auto& option : options) {
+    try {
+      check_options({option});
+      compile_options_.insert(option);
+    } catch (const Error&) {
+    }
+  }
+}
+
 Client::~Client() {
   if (raw_ == nullptr || forked()) {
     return;
@@ -171,16 +183,25 @@ Client::~Client() {
 }
 
 std::unique_ptr<Executable> Client::compile(std::string_view code, std::string_view format,
-                                            std::string_view options) const {
+                                            const CompileOptions& options) const {
   check_not_forked();
   const PJRT_Program program = to_program(code, format);
+  CompileOptions all = options;
+  all.insert(compile_options_.begin(), compile_options_.end());
+  const std::string serialized = serialize(all);
   LAZYXLA_PJRT_ARGS(args, PJRT_Client_Compile);
   args.client = raw_;
   args.program = &program;
-  args.compile_options = options.data();
-  args.compile_options_size = options.size();
+  args.compile_options = serialized.data();
+  args.compile_options_size = serialized.size();
   LAZYXLA_PJRT_CALL(&api(), PJRT_Client_Compile, args);
   return Executable::adopt(api(), args.executable);
+}
+
+void Client::check_options(const CompileOptions& options) const {
+  constexpr std::string_view kProgram =
+      "func.func @main(%x: tensor<f32>) -> tensor<f32> { return %x : tensor<f32> }";
+  compile(kProgram, "mlir", options);
 }
 
 std::unique_ptr<Executable> Client::deserialize(std::string_view serialized,

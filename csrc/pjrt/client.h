@@ -107,8 +107,10 @@ class Device {
 
 class Client {
  public:
-  // Starts the plugin's devices. `options` are the plugin's own, for example cpu_device_count.
-  static std::unique_ptr<Client> create(const Plugin& plugin, const NamedValues& options = {});
+  // Starts the plugin's devices. `options` are the plugin's own, for example cpu_device_count. All
+  // programs are compiled with `compile_options`, as far as the compiler knows them.
+  static std::unique_ptr<Client> create(const Plugin& plugin, const NamedValues& options = {},
+                                        const CompileOptions& compile_options = {});
 
   ~Client();
   Client(const Client&) = delete;
@@ -124,10 +126,14 @@ class Client {
   const std::vector<Device>& devices() const { return devices_; }
 
   // Compiles `code`. Format "mlir" takes MLIR text, MLIR bytecode or a StableHLO portable artifact.
-  // `options` is what compile_options() gives: not an empty string, a proto that asks for 0
-  // replicas, on which the CPU plugin aborts.
+  // `options` go before the client's own.
   std::unique_ptr<Executable> compile(std::string_view code, std::string_view format,
-                                      std::string_view options) const;
+                                      const CompileOptions& options) const;
+  const CompileOptions& compile_options() const { return compile_options_; }
+
+  // Throws what the compiler says of options that it does not take: it compiles a program that
+  // returns its input.
+  void check_options(const CompileOptions& options) const;
 
   // Loads what CompiledProgram::serialize gave, under the same platform and plugin version. Empty
   // `compile_options` keep the ones it was compiled with.
@@ -160,6 +166,7 @@ class Client {
  private:
   explicit Client(const Plugin& plugin) : plugin_(plugin) {}
   void start(const NamedValues& options);
+  void keep_known(const CompileOptions& options);
   Buffer buffer_from_lasting_memory(PJRT_HostBufferSemantics semantics, const void* data,
                                     PJRT_Buffer_Type type, std::span<const int64_t> dims,
                                     const Device& device, std::function<void()> done) const;
@@ -170,6 +177,7 @@ class Client {
   std::string platform_name_;
   std::string platform_version_;
   std::vector<Device> devices_;
+  CompileOptions compile_options_;
 };
 
 }  // namespace lazyxla::pjrt

@@ -214,7 +214,7 @@ void Executable::learn_output_nbytes(std::span<PJRT_Buffer* const> outputs) cons
 void measure_executions(bool on) { measuring = on; }
 double seconds_in_executions() { return static_cast<double>(measured_ns.load()) * 1e-9; }
 
-std::string compile_options(const CompileOptions& overrides) {
+std::string serialize(const CompileOptions& all) {
   WireMessage build;              // ExecutableBuildOptionsProto
   build.varint(1, uint64_t(-1));  // device_ordinal: "none"; left out it would mean device 0
   build.varint(4, 1);             // num_replicas
@@ -223,7 +223,7 @@ std::string compile_options(const CompileOptions& overrides) {
   WireMessage options;           // CompileOptionsProto
   options.bytes(3, build.data);  // executable_build_options
   options.varint(4, 1);          // compile_portable_executable
-  for (const auto& [name, value] : overrides) {
+  for (const auto& [name, value] : all) {
     WireMessage entry;  // of env_option_overrides, a map
     entry.bytes(1, name);
     entry.bytes(2, option_override(value));

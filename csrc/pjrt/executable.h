@@ -1,14 +1,14 @@
 // An executable: a compiled program, loaded and ready to run.
 //
-// An executable compiled with compile_options() is portable: it belongs to no device, and
-// one Executable serves all devices of the client. `execute` is the hot path of the whole project:
-// it queries nothing, formats nothing, and its scratch vectors keep their memory per thread.
+// An executable is portable: it belongs to no device, and one Executable serves all devices of the
+// client. `execute` is the hot path of the whole project: it queries nothing, formats nothing, and
+// its scratch vectors keep their memory per thread.
 //
 // Donation. A module says with `tf.aliasing_output` on a parameter which output may take over that
 // parameter's memory; whether it does is decided at each call by `donated_args`. What is not listed
 // there is kept intact, aliased in the module or not (the runtime then copies first).
 //
-//   auto executable = client->compile(module, "mlir", compile_options({}));
+//   auto executable = client->compile(module, "mlir", {});
 //   Buffer* args[] = {weight.get(), gradient.get()};
 //   int donated[] = {0};
 //   auto outputs = executable->execute(args, donated, device);   // weight is consumed now
@@ -79,11 +79,8 @@ class Executable {
 void measure_executions(bool on);
 double seconds_in_executions();
 
-// Options of XLA's compiler by name, as its flags are called: {"xla_cpu_enable_fast_math", true}.
-using CompileOptions = std::map<std::string, std::variant<bool, int64_t, double, std::string>>;
-
 // A serialized CompileOptionsProto for a program on one device, any device (portable). The compiler
 // refuses options that it does not know, and values of a wrong type.
-std::string compile_options(const CompileOptions& overrides);
+std::string serialize(const CompileOptions& options);
 
 }  // namespace lazyxla::pjrt

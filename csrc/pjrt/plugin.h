@@ -36,12 +36,16 @@ NamedValues read_named_values(const PJRT_NamedValue* values, size_t count);
 // The result points into `values`, which must outlive it.
 std::vector<PJRT_NamedValue> to_named_values(const NamedValues& values);
 
+// Options of XLA's compiler by name, as its flags are called: {"xla_cpu_enable_fast_math", true}.
+using CompileOptions = std::map<std::string, std::variant<bool, int64_t, double, std::string>>;
+
 // Which plugin to load and how to start its client.
 struct PluginSpec {
   std::string path;
   std::string platform;  // "cpu", "cuda" or "tpu"; "" to go by what the client calls itself
   NamedValues create_options;
-  std::string hint;  // what to look at if the devices do not start
+  CompileOptions compile_options;  // see Client::create
+  std::string hint;                // what to look at if the devices do not start
 };
 
 class Plugin {

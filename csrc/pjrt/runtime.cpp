@@ -13,7 +13,7 @@ namespace {
 
 std::unique_ptr<Client> start(const PluginSpec& spec) {
   try {
-    return Client::create(Plugin::load(spec.path), spec.create_options);
+    return Client::create(Plugin::load(spec.path), spec.create_options, spec.compile_options);
   } catch (const Error& error) {
     if (spec.hint.empty()) throw;
     throw Error(error.code(), error.what() + (". " + spec.hint));

@@ -83,7 +83,7 @@ Topology::~Topology() {
 
 std::shared_ptr<const CompiledProgram> Topology::compile(std::string_view code,
                                                          std::string_view format,
-                                                         std::string_view options) const {
+                                                         const CompileOptions& options) const {
   if (client_ != nullptr) {
     std::shared_ptr<Executable> loaded = client_->compile(code, format, options);
     const CompiledProgram* program = &loaded->program();
@@ -91,13 +91,19 @@ std::shared_ptr<const CompiledProgram> Topology::compile(std::string_view code,
   }
   check_not_forked();
   const PJRT_Program program = to_program(code, format);
+  const std::string serialized = serialize(options);
   LAZYXLA_PJRT_ARGS(args, PJRT_Compile);
   args.topology = raw_;
   args.program = &program;
-  args.compile_options = options.data();
-  args.compile_options_size = options.size();
+  args.compile_options = serialized.data();
+  args.compile_options_size = serialized.size();
   LAZYXLA_PJRT_CALL(&plugin_.api(), PJRT_Compile, args);
   return std::make_shared<CompiledProgram>(plugin_.api(), args.executable);
+}
+
+const CompileOptions& Topology::compile_options() const {
+  static const auto& none = *new CompileOptions();
+  return client_ ? client_->compile_options() : none;
 }
 
 }  // namespace lazyxla::pjrt

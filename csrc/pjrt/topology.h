@@ -7,7 +7,7 @@
 // program, and what memory and time it needs.
 //
 //   auto topology = Topology::create(Plugin::load("/.../libtpu.so"), "v5e:2x2");
-//   auto program = topology->compile(module, "mlir", compile_options({}));
+//   auto program = topology->compile(module, "mlir", {});
 //   program->memory_stats()->peak;
 //
 // What a client's topology says of the platform is what a plugin says of such a topology by name,
@@ -54,7 +54,8 @@ class Topology {
 
   // As Client::compile, for one device of the topology.
   std::shared_ptr<const CompiledProgram> compile(std::string_view code, std::string_view format,
-                                                 std::string_view options) const;
+                                                 const CompileOptions& options) const;
+  const CompileOptions& compile_options() const;
 
  private:
   explicit Topology(const Plugin& plugin) : plugin_(plugin) {}
