@@ -8,6 +8,7 @@ import torch
 
 from lazyxla.lowering.registry import jax_rule, rule
 from lazyxla.lowering.rules.formula import X, where
+from lazyxla.lowering.rules.sorting import sort_with_places
 
 if TYPE_CHECKING:
     from lazyxla.lowering.builder import Builder
@@ -18,17 +19,6 @@ Value = Any
 # ---- order statistics ----
 
 
-def _sorted(b: "Builder", x: Value, dim: int) -> tuple[Value, Value]:
-    """Ascending values (nan last) and where they came from."""
-    values, places = b.sort([x, b.iota(b.shape(x), dim, torch.int64)], dim)
-    return values, places
-
-
-def _pick(b: "Builder", xs: tuple[Value, Value], place: Value, dim: int) -> list[Value]:
-    """Values and indices at `place`, which has size 1 along `dim`."""
-    return [b.take_along(x, place, dim) for x in xs]
-
-
 def _median(b: "Builder", x: Value, dim: int, keepdim: bool, skip_nan: bool) -> tuple[Value, Value]:
     """The lower median and its index; the first nan instead, if there is one, unless nan is
     skipped.
@@ -36,14 +26,14 @@ def _median(b: "Builder", x: Value, dim: int, keepdim: bool, skip_nan: bool) -> 
     if not b.shape(x):
         return x, b.zeros((), torch.int64)
     size = b.shape(x)[dim]
-    values, places = _sorted(b, x, dim)
+    values, places = sort_with_places(b, x, dim, stable=True)
     numbers = b.compare(values, values, "EQ")
     count = X(b, b.reduce(b.convert(numbers, torch.int64), [dim], "sum", True))
     if skip_nan:
         place = where(count > 0, (count - 1).call("shift_right_arithmetic", 1), 0)
     else:
         place = where(count == size, (size - 1) // 2, count)
-    found = _pick(b, (values, places), place.value, dim)
+    found = [b.take_along(v, place.value, dim) for v in (values, places)]
     if not keepdim:
         found = [b.squeeze(f, dim) for f in found]
     return found[0], found[1]
@@ -73,7 +63,7 @@ def nanmedian_dim(b: "Builder", x: Value, dim: int, keepdim: bool) -> tuple[Valu
 def kthvalue(b: "Builder", x: Value, k: int, dim: int, keepdim: bool) -> list[Value]:
     if not b.shape(x):
         return [x, b.zeros((), torch.int64)]
-    found = [b.slice_dim(s, dim, k - 1, k) for s in _sorted(b, x, dim)]
+    found = [b.slice_dim(s, dim, k - 1, k) for s in sort_with_places(b, x, dim, stable=True)]
     return found if keepdim else [b.squeeze(f, dim) for f in found]
 
 

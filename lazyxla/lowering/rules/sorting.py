@@ -19,16 +19,18 @@ Value = Any
 def sort_stable(
     b: "Builder", x: Value, stable: bool | None, dim: int, descending: bool
 ) -> list[Value]:
-    return _sort(b, x, dim, descending, bool(stable))
+    return sort_with_places(b, x, dim, descending, bool(stable))
 
 
 @rule("aten::sort")
 def sort(b: "Builder", x: Value, dim: int, descending: bool) -> list[Value]:
-    return _sort(b, x, dim, descending, False)
+    return sort_with_places(b, x, dim, descending)
 
 
-def _sort(b: "Builder", x: Value, dim: int, descending: bool, stable: bool) -> list[Value]:
-    """Sorted values and the int64 places that they come from."""
+def sort_with_places(
+    b: "Builder", x: Value, dim: int, descending: bool = False, stable: bool = False
+) -> list[Value]:
+    """Sorted values, nan as the greatest, and the int64 places that they come from."""
     dtype, shape = b.spec(x)
     if not shape:
         return [x, b.zeros([], torch.int64)]
@@ -79,7 +81,7 @@ def topk(b: "Builder", x: Value, k: int, dim: int, largest: bool, sorted_: bool)
         return [b.zeros(spec.shape, spec.dtype) for spec in b.outputs]
     dim %= len(shape)
     if not dtype.is_floating_point or dtype == torch.float64:
-        return [b.slice_dim(r, dim, 0, k) for r in _sort(b, x, dim, largest, False)]
+        return [b.slice_dim(r, dim, 0, k) for r in sort_with_places(b, x, dim, largest)]
     keys = b.convert(b.swap(x, dim, -1), torch.float32)
     keys = b.select(b.is_nan(keys), math.nan, keys)
     # XLA's total order puts nan first, and last if its sign is set.
