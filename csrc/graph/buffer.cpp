@@ -46,8 +46,7 @@ bool dies_with(const ir::Node& leaf, size_t references) {
 }
 
 ir::Value make_leaf(ir::TensorType type, pjrt::Buffer buffer) {
-  return {ir::Node::make_leaf(std::move(type), make_buffer(std::move(buffer))),
-          0};
+  return {ir::Node::make_leaf(std::move(type), make_buffer(std::move(buffer))), 0};
 }
 
 ir::Value make_abstract_leaf(ir::TensorType type) {
