@@ -303,3 +303,22 @@ def test_several_threads() -> None:
     for thread in threads:
         thread.join()
     assert not errors
+
+
+@torch._dynamo.config.patch(compiled_autograd=True)
+def test_compiled_autograd() -> None:
+    """The backward pass of operators that ran one by one, as a graph."""
+    reference = _net()
+    model = copy.deepcopy(reference).to(DEVICE)
+    backward = torch.compile(lambda loss: loss.backward(), backend=backend)
+    for x, y in _batches(3):
+        reference.zero_grad()
+        model.zero_grad()
+        _loss(reference, x, y).backward()
+        with lazyxla.eager_mode(True):
+            loss = _loss(model, x.to(DEVICE), y.to(DEVICE))
+            with counted() as n:
+                backward(loss)
+        for mine, other in zip(model.parameters(), reference.parameters(), strict=True):
+            torch.testing.assert_close(mine.grad.cpu(), other.grad)
+    assert (n.compiles, n.executions) == (0, 2)  # the root gradient and the graph
