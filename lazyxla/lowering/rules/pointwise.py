@@ -45,7 +45,6 @@ _UNARY = {
     "aten::expm1": "exponential_minus_one",
     "aten::lgamma": "chlo.lgamma",
     "aten::log": "log",
-    "aten::log1p": "log_plus_one",
     "aten::rsqrt": "rsqrt",
     "aten::sigmoid": "logistic",
     "aten::sin": "sine",
@@ -129,6 +128,9 @@ _register_tables()
 @pointwise("aten::neg", exact=True)
 def neg(x: X) -> X:
     return -x
+
+
+pointwise("aten::log1p")(log1p)
 
 
 @pointwise("aten::bitwise_not", exact=True)
