@@ -31,9 +31,12 @@ _HINTS = {
     "does; `pip install -U libtpu` brings the compiler of the newest TPUs",
 }
 
-# XLA's own loops over reduced dimensions are slower: sums of rows take three times as long.
 _CPU_COMPILE_OPTIONS: Options = {
-    "xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_REDUCE"
+    # XLA's own loops over reduced dimensions are slower: sums of rows take three times as long.
+    "xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_REDUCE",
+    # On some processors (AMD's) XLA multiplies by XNNPACK, and packs a program's argument on the
+    # right once for every address: it would not see what an optimizer has written there since.
+    "xla_cpu_use_xnnpack": False,
 }
 
 # Of a plugin given by path nothing is known; an idle autograd thread costs next to nothing.

@@ -154,3 +154,26 @@ def test_torch_compile():
         torch.compile(model, backend=backend, fullgraph=True)(x).sum().backward()
     assert n.fallbacks == 0
     assert_same([p.grad for p in model.parameters()], [g.cpu() for g in expected])
+
+
+@pytest.mark.parametrize("mode", [False, True])
+def test_weights_that_change_in_place(mode):
+    """XNNPACK, which XLA takes on some processors, would go on multiplying by the first ones."""
+    weight, x = torch.rand(256, 256), torch.rand(128, 256)
+    ours, inputs = weight.to(DEVICE).requires_grad_(), x.to(DEVICE).requires_grad_()
+    gradient = torch.ones(128, 256).to(DEVICE)
+    for step in range(3):
+        with lazyxla.eager_mode(mode), counted() as n:
+            result = functional.linear(inputs, ours)
+            (of_inputs,) = torch.autograd.grad(result, inputs, gradient)
+            product = inputs.detach() @ ours.detach()
+            lazyxla.sync()
+            with torch.no_grad():
+                ours.add_(0.1)
+            lazyxla.sync()
+        if step > 0:
+            assert n.compiles == 0  # the programs of before
+        torch.testing.assert_close(of_inputs.cpu(), torch.ones(128, 256) @ weight)
+        torch.testing.assert_close(product.cpu(), x @ weight)
+        torch.testing.assert_close(result.detach().cpu(), x @ weight.T)
+        weight += 0.1
