@@ -142,7 +142,8 @@ def _platform(config: Settings, name: str, path: str) -> Platform:
     if name == "tpu":
         # Early generations show two devices per chip.
         return Platform(name, path, 2 * max(1, tpu_chips()))
-    return Platform(name, path, _UNKNOWN_DEVICES)
+    # It may be the CPU's; to another compiler the options say nothing.
+    return Platform(name, path, _UNKNOWN_DEVICES, compile_options=_CPU_COMPILE_OPTIONS)
 
 
 def _first_usable() -> str:

@@ -148,3 +148,15 @@ print(torch.ones(3, device="lazyxla").sum().item(), *sorted(_C.compile_options()
 """
     known = {*platforms._CPU_COMPILE_OPTIONS, "xla_cpu_max_isa"}
     assert run_python(code).stdout.split() == ["3.0", *sorted(known)]
+
+
+def test_a_plugin_by_its_path_may_be_the_cpus(run_python: RunPython) -> None:
+    code = """
+import torch, lazyxla
+from lazyxla import _C, platforms
+assert platforms.resolve().name == ""
+print(torch.ones(3, device="lazyxla").sum().item(), *sorted(_C.compile_options()))
+"""
+    path = str(platforms.plugin_of("cpu"))
+    printed = run_python(code, LAZYXLA_PLATFORM="auto", LAZYXLA_PLUGIN_PATH=path).stdout
+    assert printed.split() == ["3.0", *sorted(platforms._CPU_COMPILE_OPTIONS)]

@@ -163,12 +163,21 @@ void Client::start(const NamedValues& options) {
 }
 
 void Client::keep_known(const CompileOptions& options) {
-  for (const auto& option : options) {
+  const auto known = [this](const CompileOptions& some) {
     try {
-      check_options({option});
-      compile_options_.insert(option);
+      check_options(some);
+      return true;
     } catch (const Error&) {
+      return false;
     }
+  };
+  if (options.empty()) return;
+  if (known(options)) {
+    compile_options_ = options;
+    return;
+  }
+  for (const auto& option : options) {
+    if (known({option})) compile_options_.insert(option);
   }
 }
 
