@@ -34,8 +34,8 @@ _HINTS = {
 _CPU_COMPILE_OPTIONS: Options = {
     # XLA's own loops over reduced dimensions are slower: sums of rows take three times as long.
     "xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_REDUCE",
-    # On some processors (AMD's) XLA multiplies by XNNPACK, and packs a program's argument on the
-    # right once for every address: it would not see what an optimizer has written there since.
+    # On some processors, as AMD's Zen 4, XLA multiplies by XNNPACK, and packs a program's argument
+    # on the right once for every address: it would not see what an optimizer has written there.
     "xla_cpu_use_xnnpack": False,
 }
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import lazyxla
-from lazyxla import platforms
+from lazyxla import _C, platforms
 from lazyxla.xla_options import parse
 from tests.conftest import RunPython
 from tests.support import DEVICE, counted
@@ -133,6 +133,7 @@ def test_the_cpus_reductions(tmp_path: Path, options: dict[str, str]) -> None:
         sums = on_device.sum(1)
         lazyxla.sync()
     assert (n.compiles, n.executions) == (1, 1)
+    assert _C.compile_options() == platforms._CPU_COMPILE_OPTIONS
     torch.testing.assert_close(sums.cpu(), x.sum(1))
     programs = [path.read_text() for path in tmp_path.glob("*cpu_after_optimizations.txt")]
     (text,) = [text for text in programs if "f32[64,2048]" in text]

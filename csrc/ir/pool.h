@@ -21,7 +21,10 @@ struct PoolAllocator {
   template <typename U>
   PoolAllocator(const PoolAllocator<U>&) {}
 
-  T* allocate(size_t n) { return static_cast<T*>(pool_allocate(n * sizeof(T))); }
+  T* allocate(size_t n) {
+    static_assert(alignof(T) <= alignof(std::max_align_t));
+    return static_cast<T*>(pool_allocate(n * sizeof(T)));
+  }
   void deallocate(T* memory, size_t n) noexcept { pool_free(memory, n * sizeof(T)); }
 
   template <typename U>
