@@ -63,7 +63,8 @@ pjrt::PluginSpec plugin_spec(const py::handle& platform) {
     }
     spec.create_options[key.cast<std::string>()] = std::move(option);
   }
-  spec.compile_options = platform.attr("compile_options").cast<pjrt::CompileOptions>();
+  py::object compile_options = platform.attr("compile_options");
+  spec.compile_options = compile_options.cast<decltype(spec.compile_options)>();
   return spec;
 }
 

@@ -31,12 +31,16 @@ _HINTS = {
     "does; `pip install -U libtpu` brings the compiler of the newest TPUs",
 }
 
-_CPU_COMPILE_OPTIONS: Options = {
-    # XLA's own loops over reduced dimensions are slower: sums of rows take three times as long.
-    "xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_REDUCE",
-    # On some processors, as AMD's Zen 4, XLA multiplies by XNNPACK, and packs a program's argument
-    # on the right once for every address: it would not see what an optimizer has written there.
-    "xla_cpu_use_xnnpack": False,
+# Options of all programs, by what the client that compiles them calls itself.
+_COMPILE_OPTIONS: dict[str, Options] = {
+    "cpu": {
+        # XLA's own loops over reduced dimensions are slower: sums of rows take three times as long.
+        "xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_REDUCE",
+        # On some processors, as AMD's Zen 4, XLA multiplies by XNNPACK, and packs a program's
+        # argument on the right once for every address: it would not see what an optimizer has
+        # written there.
+        "xla_cpu_use_xnnpack": False,
+    }
 }
 
 # Of a plugin given by path nothing is known; an idle autograd thread costs next to nothing.
@@ -49,8 +53,8 @@ class Platform:
 
     ``name`` is cpu, cuda or tpu, or empty where only the plugin itself knows. ``device_bound`` is
     at least the number of devices it will have, and exactly that if ``bound_is_exact``.
-    ``create_options`` start its client. ``compile_options`` are those of all programs, as far as
-    the compiler knows them; what a user sets goes before them.
+    ``create_options`` start its client. ``compile_options`` are those of all programs, by what the
+    client calls itself and as far as its compiler knows them; what a user sets goes before them.
     """
 
     name: str
@@ -58,7 +62,7 @@ class Platform:
     device_bound: int
     bound_is_exact: bool = False
     create_options: Options = field(default_factory=dict)
-    compile_options: Options = field(default_factory=dict)
+    compile_options: dict[str, Options] = field(default_factory=lambda: _COMPILE_OPTIONS)
 
     @property
     def hint(self) -> str:
@@ -136,14 +140,13 @@ def _platform(config: Settings, name: str, path: str) -> Platform:
         count = config.cpu_devices
         # Always given: without it the plugin chooses a number of its own.
         options: Options = {"cpu_device_count": count}
-        return Platform(name, path, count, True, options, _CPU_COMPILE_OPTIONS)
+        return Platform(name, path, count, True, options)
     if name == "cuda":
         return Platform(name, path, max(1, _count_nodes("/dev", r"nvidia\d+")))
     if name == "tpu":
         # Early generations show two devices per chip.
         return Platform(name, path, 2 * max(1, tpu_chips()))
-    # It may be the CPU's; to another compiler the options say nothing.
-    return Platform(name, path, _UNKNOWN_DEVICES, compile_options=_CPU_COMPILE_OPTIONS)
+    return Platform(name, path, _UNKNOWN_DEVICES)
 
 
 def _first_usable() -> str:

@@ -22,7 +22,7 @@ os.environ.setdefault("LAZYXLA_CACHE_SIZE", "0")
 import pytest  # noqa: E402
 import torch  # noqa: E402
 
-import lazyxla  # noqa: E402, F401
+from lazyxla import platforms  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -63,6 +63,25 @@ def run_python() -> RunPython:
         return result
 
     return run
+
+
+@pytest.fixture
+def plugin(tmp_path: Path) -> Callable[[str], dict[str, str]]:
+    """Builds a plugin of tests/plugins around the CPU's: ``plugin("mapping")``.
+
+    It gives the environment in which a fresh interpreter takes that one.
+    """
+
+    def build(name: str) -> dict[str, str]:
+        cpu = platforms.plugin_of("cpu")
+        assert cpu is not None
+        library = tmp_path / f"{name}.so"
+        source, header = ROOT / f"tests/plugins/{name}.cpp", Path(cpu).parent / "include"
+        options = ["-std=c++17", "-shared", "-fPIC", "-I", str(header), "-ldl"]
+        subprocess.run(["c++", str(source), *options, "-o", str(library)], check=True)
+        return {"LAZYXLA_PLUGIN_PATH": str(library), "PLUGIN": cpu}
+
+    return build
 
 
 @pytest.fixture

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-from pathlib import Path
+from collections.abc import Callable
 
-import pytest
 import torch
 
-from lazyxla import platforms
-from tests.conftest import ROOT, RunPython
+from tests.conftest import RunPython
 from tests.support import DEVICE, counted
 
 
@@ -40,19 +37,9 @@ def test_without_mapping_a_copy_is_made_at_once() -> None:
     assert torch.equal(x.cpu(), torch.ones(1000))
 
 
-@pytest.fixture(scope="module")
-def mapping_plugin(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Path of a plugin that maps host memory; it is the CPU's in all else."""
-    cpu = platforms.plugin_of("cpu")
-    assert cpu is not None
-    library = tmp_path_factory.mktemp("plugin") / "mapping.so"
-    source, header = ROOT / "tests/plugins/mapping.cpp", Path(cpu).parent / "include"
-    options = ["-std=c++17", "-shared", "-fPIC", "-I", str(header), "-ldl"]
-    subprocess.run(["c++", str(source), *options, "-o", str(library)], check=True)
-    return str(library)
-
-
-def test_mapped_memory_is_fetched_by_the_device(mapping_plugin: str, run_python: RunPython) -> None:
+def test_mapped_memory_is_fetched_by_the_device(
+    plugin: Callable[[str], dict[str, str]], run_python: RunPython
+) -> None:
     code = """
 import sys, torch, lazyxla
 say = lambda text: print(text, file=sys.stderr, flush=True)
@@ -76,10 +63,7 @@ assert torch.equal(z[1].cpu(), torch.arange(1000.).view(10, 100).t())
 say("end")
 del pinned
 """
-    cpu = platforms.plugin_of("cpu")
-    result = run_python(
-        code, LAZYXLA_PLUGIN_PATH=mapping_plugin, LAZYXLA_PLATFORM="cpu", PLUGIN=str(cpu)
-    )
+    result = run_python(code, LAZYXLA_PLATFORM="cpu", **plugin("mapping"))
     lines = result.stderr.splitlines()
     parts = [
         ("plain", ["copy now"]),

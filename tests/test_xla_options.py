@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -133,7 +133,7 @@ def test_the_cpus_reductions(tmp_path: Path, options: dict[str, str]) -> None:
         sums = on_device.sum(1)
         lazyxla.sync()
     assert (n.compiles, n.executions) == (1, 1)
-    assert _C.compile_options() == platforms._CPU_COMPILE_OPTIONS
+    assert _C.compile_options() == platforms._COMPILE_OPTIONS["cpu"]
     torch.testing.assert_close(sums.cpu(), x.sum(1))
     programs = [path.read_text() for path in tmp_path.glob("*cpu_after_optimizations.txt")]
     (text,) = [text for text in programs if "f32[64,2048]" in text]
@@ -144,11 +144,20 @@ def test_a_compiler_need_not_know_the_platforms_options(run_python: RunPython) -
     code = """
 import torch, lazyxla
 from lazyxla import _C, platforms
-platforms._CPU_COMPILE_OPTIONS |= {"xla_no_such_option": 1, "xla_cpu_max_isa": "AVX2"}
+platforms._COMPILE_OPTIONS["cpu"] |= {"xla_no_such_option": 1, "xla_cpu_max_isa": "AVX2"}
 print(torch.ones(3, device="lazyxla").sum().item(), *sorted(_C.compile_options()))
 """
-    known = {*platforms._CPU_COMPILE_OPTIONS, "xla_cpu_max_isa"}
+    known = {*platforms._COMPILE_OPTIONS["cpu"], "xla_cpu_max_isa"}
     assert run_python(code).stdout.split() == ["3.0", *sorted(known)]
+
+
+def test_another_error_does_not_drop_the_platforms_options(
+    plugin: Callable[[str], dict[str, str]], run_python: RunPython
+) -> None:
+    code = "import torch, lazyxla; torch.ones(3, device='lazyxla').sum().item()"
+    result = run_python(code, check=False, LAZYXLA_PLATFORM="cpu", **plugin("out_of_memory"))
+    assert result.returncode != 0
+    assert "RESOURCE_EXHAUSTED: no memory" in result.stderr.splitlines()[-1]
 
 
 def test_a_plugin_by_its_path_may_be_the_cpus(run_python: RunPython) -> None:
@@ -160,4 +169,4 @@ print(torch.ones(3, device="lazyxla").sum().item(), *sorted(_C.compile_options()
 """
     path = str(platforms.plugin_of("cpu"))
     printed = run_python(code, LAZYXLA_PLATFORM="auto", LAZYXLA_PLUGIN_PATH=path).stdout
-    assert printed.split() == ["3.0", *sorted(platforms._CPU_COMPILE_OPTIONS)]
+    assert printed.split() == ["3.0", *sorted(platforms._COMPILE_OPTIONS["cpu"])]

@@ -121,14 +121,17 @@ std::optional<AllocatorStats> Device::allocator_stats() const {
       .peak_pool_bytes = optional_stat(args.peak_pool_bytes_is_set, args.peak_pool_bytes)};
 }
 
-std::unique_ptr<Client> Client::create(const Plugin& plugin, const NamedValues& options,
-                                       const CompileOptions& compile_options) {
+std::unique_ptr<Client> Client::create(
+    const Plugin& plugin, const NamedValues& options,
+    const std::map<std::string, CompileOptions>& compile_options) {
   check_not_forked();
   // The Client exists before its PJRT client does: a fork during the start counts as one after it,
   // and what fails below is cleaned up.
   std::unique_ptr<Client> client(new Client(plugin));
   client->start(options);
-  client->keep_known(compile_options);
+  if (auto own = compile_options.find(client->platform_name()); own != compile_options.end()) {
+    client->keep_known(own->second);
+  }
   return client;
 }
 
@@ -167,11 +170,12 @@ void Client::keep_known(const CompileOptions& options) {
     try {
       check_options(some);
       return true;
-    } catch (const Error&) {
+    } catch (const Error& error) {
+      // Any other says nothing of the options, and without them values may be wrong.
+      if (error.code() != PJRT_Error_Code_INVALID_ARGUMENT) throw;
       return false;
     }
   };
-  if (options.empty()) return;
   if (known(options)) {
     compile_options_ = options;
     return;

@@ -107,10 +107,12 @@ class Device {
 
 class Client {
  public:
-  // Starts the plugin's devices. `options` are the plugin's own, for example cpu_device_count. All
-  // programs are compiled with `compile_options`, as far as the compiler knows them.
-  static std::unique_ptr<Client> create(const Plugin& plugin, const NamedValues& options = {},
-                                        const CompileOptions& compile_options = {});
+  // Starts the plugin's devices. `options` are the plugin's own, for example cpu_device_count.
+  // `compile_options` has, by what a client calls itself, those that all its programs are compiled
+  // with, as far as the compiler knows them.
+  static std::unique_ptr<Client> create(
+      const Plugin& plugin, const NamedValues& options = {},
+      const std::map<std::string, CompileOptions>& compile_options = {});
 
   ~Client();
   Client(const Client&) = delete;

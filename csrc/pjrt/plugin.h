@@ -44,8 +44,8 @@ struct PluginSpec {
   std::string path;
   std::string platform;  // "cpu", "cuda" or "tpu"; "" to go by what the client calls itself
   NamedValues create_options;
-  CompileOptions compile_options;  // see Client::create
-  std::string hint;                // what to look at if the devices do not start
+  std::map<std::string, CompileOptions> compile_options;  // see Client::create
+  std::string hint;  // what to look at if the devices do not start
 };
 
 class Plugin {
