@@ -8,6 +8,7 @@ import torch
 from lazyxla.lowering.apply import apply, user_line
 from lazyxla.lowering.builder import Builder
 from lazyxla.lowering.errors import LoweringError
+from lazyxla.lowering.flat import flatten
 from lazyxla.lowering.mlir import Mlir, mlir
 from lazyxla.lowering.program import Lowered, Node, Program, Ref, Slot, Target
 from lazyxla.lowering.scalar import SlotTable
@@ -66,16 +67,38 @@ def build(world: Mlir, program: Program, target: Target, *, trying: bool = False
 
 
 def _build(b: Builder, program: Program) -> None:
-    world, slots, module = b.mlir, b.slots, b.module
-    ir = world.ir
+    ir = b.mlir.ir
+    flat = flatten(program) if b.platform == "cpu" else None
+    if flat is None:
+        main = _build_function(b, "main", program)
+    else:
+        main = _around(b, _build_function(b, "flat", flat, visibility="private"), program)
+    if program.donations:
+        i32 = b.mlir.element(torch.int32)
+        empty = ir.DictAttr.get({})
+        main.attributes["arg_attrs"] = ir.ArrayAttr.get(
+            [
+                ir.DictAttr.get(
+                    {"tf.aliasing_output": ir.IntegerAttr.get(i32, program.donations[number])}
+                )
+                if number in program.donations
+                else empty
+                for number in range(len(main.arguments))
+            ]
+        )
+
+
+def _build_function(b: Builder, name: str, program: Program, visibility: str = "public") -> Any:
+    """A function of the program's inputs, and of the runtime buffers behind them."""
+    world = b.mlir
     types = [world.type(s.dtype, tuple(s.shape)) for s in program.inputs]
-    buffers = [(torch.float64, slots.floats), (torch.int64, slots.ints)]
+    buffers = [(torch.float64, b.slots.floats), (torch.int64, b.slots.ints)]
     buffers = [(dtype, members) for dtype, members in buffers if members]
     types += [world.type(dtype, (len(members),)) for dtype, members in buffers]
-    with ir.InsertionPoint(module.body):
-        main = world.func.FuncOp("main", (types, []), visibility="public")
-        block = main.add_entry_block()
-    with ir.InsertionPoint(block):
+    with world.ir.InsertionPoint(b.module.body):
+        function = world.func.FuncOp(name, (types, []), visibility=visibility)
+        block = function.add_entry_block()
+    with world.ir.InsertionPoint(block):
         values = list(block.arguments)
         for (dtype, _), argument in zip(buffers, values[len(program.inputs) :], strict=True):
             b.buffers[dtype] = argument
@@ -88,21 +111,33 @@ def _build(b: Builder, program: Program) -> None:
                 raise
         results = [values[ref] for ref in program.outputs]
         world.func.ReturnOp(results)
-    function_type = ir.FunctionType.get(types, [r.type for r in results])
-    main.attributes["function_type"] = ir.TypeAttr.get(function_type)
-    if program.donations:
-        i32 = world.element(torch.int32)
-        empty = ir.DictAttr.get({})
-        main.attributes["arg_attrs"] = ir.ArrayAttr.get(
-            [
-                ir.DictAttr.get(
-                    {"tf.aliasing_output": ir.IntegerAttr.get(i32, program.donations[number])}
-                )
-                if number in program.donations
-                else empty
-                for number in range(len(types))
-            ]
+    function_type = world.ir.FunctionType.get(types, [r.type for r in results])
+    function.attributes["function_type"] = world.ir.TypeAttr.get(function_type)
+    return function
+
+
+def _around(b: Builder, function: Any, program: Program) -> Any:
+    """A function `main` for a program that `function` computes in other shapes."""
+    world, ir = b.mlir, b.mlir.ir
+    values = [*program.inputs, *(spec for node in program.nodes for spec in node.outputs)]
+    taken = list(function.type.inputs)
+    given = [world.type(s.dtype, tuple(s.shape)) for s in program.inputs]
+    given += taken[len(given) :]
+    wanted = [world.type(values[ref].dtype, tuple(values[ref].shape)) for ref in program.outputs]
+    with ir.InsertionPoint(b.module.body):
+        main = world.func.FuncOp("main", (given, wanted), visibility="public")
+        block = main.add_entry_block()
+    with ir.InsertionPoint(block):
+        args = [b.hlo.reshape(t, x) for t, x in zip(taken, block.arguments, strict=True)]
+        call = world.func.CallOp(function, args)
+        # Inlined, its loops would be over the shape of the reshaped result.
+        call.attributes["mhlo.frontend_attributes"] = ir.DictAttr.get(
+            {"inlineable": ir.StringAttr.get("false")}
         )
+        world.func.ReturnOp(
+            [b.hlo.reshape(t, x) for t, x in zip(wanted, call.results, strict=True)]
+        )
+    return main
 
 
 def lower_node(b: Builder, node: Node, values: list[Any]) -> None:

@@ -31,7 +31,7 @@ _jax_rules: dict[str, JaxRule] = {}
 _graph_rules: dict[str, Callable[..., Any]] = {}
 _loaded = False
 _loading = False
-_user_rules = False
+_users: set[str] = set()  # the operators that a user gave a rule
 _listeners: list[Callable[[str], None]] = []
 
 # The graphs (FxGraph) that torch.compile handed over, by the number that their nodes carry. Each
@@ -107,13 +107,17 @@ def on_change(listener: Callable[[str], None]) -> None:
 
 def has_user_rules() -> bool:
     """Whether a user gave an operator a rule."""
-    return _user_rules
+    return bool(_users)
+
+
+def is_users(name: str) -> bool:
+    """Whether a user gave this operator its rule."""
+    return name in _users
 
 
 def _changed(name: str) -> None:
-    global _user_rules
     if not _loading:
-        _user_rules = True
+        _users.add(name)
         for listener in _listeners:
             listener(name)
 
