@@ -34,6 +34,26 @@ class LoweringScope {
 };
 thread_local bool LoweringScope::active_ = false;
 
+// A graph in the memory of the thread's last one: what a flush allocates above a KiB has malloc put
+// together all that was freed before.
+class ReusedGraph {
+ public:
+  ReusedGraph() : graph(std::move(spare_)) {}
+  ~ReusedGraph() {
+    graph.clear();
+    if (graph.key.capacity() <= kMostWords) spare_ = std::move(graph);
+  }
+  ReusedGraph(const ReusedGraph&) = delete;
+  ReusedGraph& operator=(const ReusedGraph&) = delete;
+
+  Graph graph;
+
+ private:
+  static constexpr size_t kMostWords = size_t{1} << 17;
+  static thread_local Graph spare_;
+};
+thread_local Graph ReusedGraph::spare_;
+
 }  // namespace
 
 void flush(c10::DeviceIndex device, Cause cause) {
@@ -46,12 +66,13 @@ void flush(c10::DeviceIndex device, Cause cause) {
   const uint64_t setting = current_setting();
   LoweringScope scope;
   const auto capture = Capture::current();
-  Graph graph;
+  ReusedGraph reused;
+  Graph& graph = reused.graph;
   std::optional<Turn> turn;
   {
     std::lock_guard lock(pending.mutex);
     if (!pending.first) return;
-    graph = detach(pending, setting);
+    detach(pending, setting, graph);
     if (!capture) turn = Turn::take(device);
   }
   if (capture) {
@@ -75,8 +96,7 @@ void flush(c10::DeviceIndex device, Cause cause) {
   });
   graph.taken.clear();
   OneOperator::keep(graph, variant);
-  std::vector<BufferRef> inputs;
-  inputs.reserve(graph.leaves.size());
+  c10::SmallVector<BufferRef, 128> inputs;
   for (const ir::NodePtr& leaf : graph.leaves) inputs.push_back(buffer_ref(*leaf.get()));
   const Run run{variant, inputs, graph.slots, graph.promises};
   if (later) {

@@ -135,10 +135,21 @@ uint32_t Graph::operand(size_t node, size_t position) const {
   return code & 1 ? number : values[number] + static_cast<uint32_t>(code >> 1 & 0xffff);
 }
 
-Graph detach(ir::PendingSet& pending, uint64_t setting) {
-  Graph graph;
-  graph.leaves.reserve(64);  // rather than to grow step by step, in most programs
-  graph.key.reserve(512);
+void Graph::clear() {
+  leaves.clear();
+  nodes.clear();
+  values.clear();
+  records.clear();
+  outputs.clear();
+  output_types.clear();
+  promises.clear();
+  taken.clear();
+  donations.clear();
+  slots.clear();
+  key.clear();
+}
+
+void detach(ir::PendingSet& pending, uint64_t setting, Graph& graph) {
   graph.key.push_back(setting);
   Walk walk(graph);
   for (ir::Storage* s = pending.first; s; s = s->next_pending()) walk.visit(s->value().node.get());
@@ -167,7 +178,6 @@ Graph detach(ir::PendingSet& pending, uint64_t setting) {
   assign_donations(graph);
   for (int donation : graph.donations) graph.key.push_back(static_cast<uint64_t>(donation) + 1);
   graph.hash = ir::hash_words(graph.key.data(), graph.key.size());
-  return graph;
 }
 
 void restore(ir::PendingSet& pending, Graph& graph, size_t failed) {

@@ -45,12 +45,15 @@ struct Graph {
   // The number of a node's operand. (What the walk leaves in the nodes themselves holds under the
   // mutex only: a leaf may be in another thread's graph, too.)
   uint32_t operand(size_t node, size_t position) const;
+
+  // Empties it; its lists keep their memory.
+  void clear();
 };
 
 // Takes all pending storages of the set: numbers their graph, gives them leaves on promised buffers
 // and empties the set. `setting` is what else the program depends on, and becomes part of the key.
-// Caller holds the mutex, and drops the Graph after releasing it.
-Graph detach(ir::PendingSet& pending, uint64_t setting);
+// `graph` is empty before. Caller holds the mutex, and drops the graph after releasing it.
+void detach(ir::PendingSet& pending, uint64_t setting, Graph& graph);
 
 // Gives the storages back what they had, unless it depends on node `failed` of the graph; the
 // others keep their promises, which the caller breaks. Takes the mutex.
