@@ -78,7 +78,7 @@ def _entries(cache: Path, kind: str = "") -> list[Path]:
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """This process's cache directory, an empty one."""
     # Other tests gave operators rules, with which graphs are not kept.
-    monkeypatch.setattr(registry, "_users", set())
+    monkeypatch.setattr(registry, "_user_rules", False)
     before = lazyxla.settings.cache_dir, lazyxla.settings.cache_size
     lazyxla.settings.cache_dir, lazyxla.settings.cache_size = str(tmp_path / "cache"), 100
     yield tmp_path / "cache"

@@ -70,6 +70,4 @@ def merge(shape: Shape, groups: Sequence[Sequence[int]]) -> Shape:
 def _is_elementwise(name: str) -> bool:
     """Whether PyTorch calls an operator so, and its rule is ours: a user's may go by the shape."""
     op = find_op(name)
-    if op is None or torch.Tag.pointwise not in op.tags:
-        return False
-    return registry.find_rule(name) is not None and not registry.is_users(name)
+    return op is not None and torch.Tag.pointwise in op.tags and registry.has_own_rule(name)

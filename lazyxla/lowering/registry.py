@@ -31,7 +31,8 @@ _jax_rules: dict[str, JaxRule] = {}
 _graph_rules: dict[str, Callable[..., Any]] = {}
 _loaded = False
 _loading = False
-_users: set[str] = set()  # the operators that a user gave a rule
+_user_rules = False
+_own_rules: dict[str, Callable[..., Any]] = {}
 _listeners: list[Callable[[str], None]] = []
 
 # The graphs (FxGraph) that torch.compile handed over, by the number that their nodes carry. Each
@@ -107,17 +108,19 @@ def on_change(listener: Callable[[str], None]) -> None:
 
 def has_user_rules() -> bool:
     """Whether a user gave an operator a rule."""
-    return bool(_users)
+    return _user_rules
 
 
-def is_users(name: str) -> bool:
-    """Whether a user gave this operator its rule."""
-    return name in _users
+def has_own_rule(name: str) -> bool:
+    """Whether an operator's rule is ours."""
+    _load()
+    return name in _own_rules and _rules.get(name) is _own_rules[name]
 
 
 def _changed(name: str) -> None:
+    global _user_rules
     if not _loading:
-        _users.add(name)
+        _user_rules = True
         for listener in _listeners:
             listener(name)
 
@@ -229,5 +232,6 @@ def _load() -> None:
             importlib.import_module(f"lazyxla.lowering.{name}")
         for module in pkgutil.iter_modules(rules.__path__):
             importlib.import_module(f"{rules.__name__}.{module.name}")
+        _own_rules.update(_rules)
     finally:
         _loading = False

@@ -80,7 +80,7 @@ def test_other_platforms_get_the_shapes_as_they_are() -> None:
 def test_a_users_rule_sees_the_shapes_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     names()
     monkeypatch.setattr(registry, "_rules", dict(registry._rules))
-    monkeypatch.setattr(registry, "_users", set())
+    monkeypatch.setattr(registry, "_user_rules", False)
     seen: list[tuple[int, ...]] = []
 
     def rule(b, x):  # type: ignore[no-untyped-def]
