@@ -1,8 +1,7 @@
 """An environment with torch_xla, which needs a torch of its own, beside the project's.
 
-torch_xla 2.9 runs with torch 2.9 only, and a plain ``torch==2.9.0`` is the CUDA build, gigabytes
-with what it needs. The CPU build is asked for by its version; pip has to be configured with an
-index that holds it, otherwise there is no such peer.
+torch_xla 2.9 runs with torch 2.9 only. Its CPU build is asked for first, but not every index has
+it; a plain ``torch==2.9.0`` is the CUDA build: 7 GB with what it needs. It serves as well.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import subprocess
 import venv
 from pathlib import Path
 
-VERSION = "2.9.0"
+VERSION, TORCHVISION = "2.9.0", "0.24.0"
 
 
 def torch_xla_python(directory: Path) -> str:
@@ -24,15 +23,18 @@ def torch_xla_python(directory: Path) -> str:
     if not (directory / "complete").exists():
         venv.create(directory, with_pip=True, clear=True)
         pip = (str(python), "-m", "pip", "install", "-q")
-        torch = f"torch=={VERSION}+cpu"
-        _run(f"pip finds no CPU build of torch {VERSION}", *pip, torch, "numpy")
-        _run(f"torch_xla {VERSION} does not install", *pip, f"torch_xla=={VERSION}", torch)
+        try:
+            _run(*pip, f"torch=={VERSION}+cpu")
+        except RuntimeError:
+            _run(*pip, f"torch=={VERSION}")
+        _run(*pip, f"torch_xla=={VERSION}", "numpy", "pillow", "transformers")
+        _run(*pip, "--no-deps", f"torchvision=={TORCHVISION}")
         (directory / "complete").touch()
     return str(python)
 
 
-def _run(problem: str, *command: str) -> None:
+def _run(*command: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         reason = done.stderr.strip().splitlines()[-1:]
-        raise RuntimeError(": ".join([problem, *reason]))
+        raise RuntimeError(": ".join([" ".join(command[3:]), *reason]))

@@ -41,7 +41,9 @@ BENCHMARKS: dict[str, dict[str, list[str]]] = {
         "torch_xla": ["decoder.py", "--side", "torch_xla"],
     },
     "resnet": {s: ["resnet.py", "--side", s] for s in ("lazyxla", "eager")},
-    "inference": {s: ["inference.py", "--side", s] for s in ("lazyxla", "eager", "inductor")},
+    "inference": {
+        s: ["inference.py", "--side", s] for s in ("lazyxla", "eager", "inductor", "torch_xla")
+    },
     "training": {
         s: ["training.py", "--side", s] for s in ("lazyxla", "compiled", "eager", "inductor")
     },
@@ -173,7 +175,8 @@ def inference_rows(best: dict[str, Figures]) -> list[Row]:
         rows.append(Row(model, "overhead of a call, us", ours[f"{model}.overhead_us"], bar=bar))
     rows += compare_models(best, "latency_ms", "latency, ms")
     compilers = {side: figures for side, figures in best.items() if side != "eager"}
-    return rows + compare_models(compilers, "first_call_s", "first call, s")
+    rows += compare_models(compilers, "first_call_s", "first call, s")
+    return rows + compare_models(compilers, "import_and_first_call_s", "import and first call, s")
 
 
 def compare_models(best: dict[str, Figures], figure: str, text: str) -> list[Row]:
