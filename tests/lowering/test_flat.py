@@ -123,7 +123,7 @@ def test_values(
 
 
 def test_memory_is_still_taken_over() -> None:
-    """A write in place neither copies nor takes memory of its own."""
+    """A write in place takes no memory of its own."""
     x = torch.randn(4, 8, 128, 32)
     y = x.to(DEVICE)
     with lazyxla.eager_mode(True):

@@ -1,21 +1,11 @@
 // The CPU's plugin (PLUGIN), with host memory that can be mapped: for tests/test_pinned_memory.py.
 //
 // On stderr it tells what it maps, and of each copy to the device whether it may take until later.
-#include <dlfcn.h>
-#include <pjrt_c_api.h>
-
 #include <cstdio>
-#include <cstdlib>
+
+#include "cpu.h"
 
 namespace {
-
-const PJRT_Api* cpu() {
-  static const PJRT_Api* api = [] {
-    void* library = dlopen(std::getenv("PLUGIN"), RTLD_NOW | RTLD_LOCAL);
-    return reinterpret_cast<const PJRT_Api* (*)()>(dlsym(library, "GetPjrtApi"))();
-  }();
-  return api;
-}
 
 PJRT_Error* map(PJRT_Client_DmaMap_Args* args) {
   std::fprintf(stderr, "map %zu\n", args->size);

@@ -1,19 +1,8 @@
 // The CPU's plugin (PLUGIN), whose compiler has no memory three times: for
 // tests/test_xla_options.py.
-#include <dlfcn.h>
-#include <pjrt_c_api.h>
-
-#include <cstdlib>
+#include "cpu.h"
 
 namespace {
-
-const PJRT_Api* cpu() {
-  static const PJRT_Api* api = [] {
-    void* library = dlopen(std::getenv("PLUGIN"), RTLD_NOW | RTLD_LOCAL);
-    return reinterpret_cast<const PJRT_Api* (*)()>(dlsym(library, "GetPjrtApi"))();
-  }();
-  return api;
-}
 
 char no_memory;
 bool is_ours(const PJRT_Error* error) {

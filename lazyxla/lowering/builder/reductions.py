@@ -171,9 +171,8 @@ class Reductions(Shapes):
         this 0.45.
         """
         shape, size = self.shape(x), self.shape(x)[dim]
-        index = self.iota(
-            shape, dim, torch.int32 if size < 2**30 else torch.int64
-        )  # up to 2 * size
+        narrow = torch.int32 if size < 2**30 else torch.int64  # places go up to 2 * size
+        index = self.iota(shape, dim, narrow)
         value = self.reduce(x, [dim], kind, keepdim=True)
         found = self.compare(x, self.broadcast_to(value, shape), "EQ")
         if not self.dtype(x).is_floating_point:
