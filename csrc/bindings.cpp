@@ -21,21 +21,23 @@
 #include "graph/batches.h"
 #include "graph/capture.h"
 #include "graph/counters.h"
-#include "graph/flush.h"
 #include "graph/program.h"
 #include "graph/program_store.h"
 #include "graph/runner.h"
 #include "graph/setting.h"
+#include "graph/workers.h"
 #include "ir/inference_store.h"
 #include "ir/shape_memo.h"
 #include "ir/storage.h"
 #include "lowering_bridge.h"
+#include "mode_bindings.h"
 #include "options.h"
 #include "pjrt/executable.h"
 #include "pjrt/fork.h"
 #include "pjrt/runtime.h"
 #include "pjrt/topology.h"
 #include "traced_call.h"
+#include "waiting.h"
 
 namespace py = pybind11;
 
@@ -151,85 +153,21 @@ void bind_random(py::module_& m) {
   });
 }
 
-void flush_all(graph::Cause cause) {
-  for (c10::DeviceIndex index = 0; index < dispatch::device_count_bound(); ++index) {
-    graph::flush(index, cause);
-  }
+// Has signal handlers run while this thread, the main one, waits in C++.
+void watch_signals() {
+  waiting::set_signal_check([] {
+    py::gil_scoped_acquire gil;
+    if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+  });
 }
-
-// sync(wait): all devices; each starts its work before any is waited for.
-// A function of Python's C API for the reason that traced_call.cpp gives.
-PyObject* sync_all(PyObject*, PyObject* wait) {
-  HANDLE_TH_ERRORS
-  const int waits = PyObject_IsTrue(wait);
-  if (waits < 0) throw python_error();
-  {
-    py::gil_scoped_release no_gil;
-    flush_all(graph::Cause::kSync);
-    for (c10::DeviceIndex index = 0; waits && index < dispatch::device_count_bound(); ++index) {
-      graph::sync(index, /*wait=*/true, graph::Cause::kSync);
-    }
-  }
-  Py_RETURN_NONE;
-  END_HANDLE_TH_ERRORS
-}
-
-PyMethodDef c_functions[] = {{"sync", &sync_all, METH_O, nullptr}, {}};
 
 // Before the interpreter ends: a thread that compiled or ran something then would crash it.
 void stop_threads() {
   graph::stop_watching_batches();
+  graph::stop_workers();
   for (c10::DeviceIndex index = 0; index < dispatch::device_count_bound(); ++index) {
     graph::finish_waiting_runs(index);
   }
-}
-
-// For tests: what has become of a tensor's content. Neither runs nor waits for anything.
-bool is_pending(const at::Tensor& tensor) {
-  ir::Storage& storage = dispatch::storage_of(*tensor.unsafeGetTensorImpl());
-  std::lock_guard lock(storage.pending_set().mutex);
-  return storage.is_pending();
-}
-
-bool is_ready(const at::Tensor& tensor) {
-  ir::Storage& storage = dispatch::storage_of(*tensor.unsafeGetTensorImpl());
-  ir::Value value;
-  {
-    std::lock_guard lock(storage.pending_set().mutex);
-    value = storage.value();
-  }
-  return value && value.node->is_leaf() && graph::buffer_of(*value.node.get()).get().ready();
-}
-
-void bind_modes(py::module_& m) {
-  py::enum_<graph::Mode>(m, "Mode")
-      .value("LAZY", graph::Mode::kLazy)
-      .value("EAGER", graph::Mode::kEager)
-      .value("FUSED", graph::Mode::kFused);
-  py::enum_<graph::Cause>(m, "Cause")
-      .value("MODE", graph::Cause::kMode)
-      .value("REGION_END", graph::Cause::kRegionEnd);
-  py::class_<graph::Region, std::shared_ptr<graph::Region>>(m, "Region")
-      .def(py::init([](std::string name, bool full_graph, std::optional<int64_t> max_programs,
-                       ir::CompileOptions options) {
-        auto region = std::make_shared<graph::Region>();
-        region->name = std::move(name);
-        region->full_graph = full_graph;
-        region->max_programs = max_programs;
-        region->options = std::move(options);
-        return region;
-      }));
-  py::class_<graph::Scope, std::shared_ptr<graph::Scope>>(m, "Scope");
-  if (PyModule_AddFunctions(m.ptr(), c_functions) < 0) throw py::error_already_set();
-  m.def("flush", &flush_all, NoGil());
-  m.def("current_mode", &graph::current_mode);
-  m.def("exchange_mode", &graph::exchange_mode);
-  m.def("is_pending", &is_pending);
-  m.def("is_ready", &is_ready);
-  m.def("in_region", &graph::in_region);
-  m.def("enter_scope", &graph::enter_scope);
-  m.def("leave_scope", &graph::leave_scope);
-  m.def("stop_threads", &stop_threads, NoGil());
 }
 
 void bind_options(py::module_& m) {
@@ -245,6 +183,8 @@ void bind_options(py::module_& m) {
 void bind_graph(py::module_& m) {
   m.def("install_lowering", &install_lowering);
   m.def("install_load_listener", &install_load_listener);
+  m.def("install_tensor_namer", &install_tensor_namer);
+  m.def("set_library_paths", &set_library_paths);
   m.def("register_operators", &dispatch::register_operators);
   m.def("rule_changed", &dispatch::rule_changed);
   m.def("functional_name", &dispatch::functional_name);
@@ -258,6 +198,8 @@ void bind_graph(py::module_& m) {
   m.def("flush_inference_store", [] { ir::InferenceStore::get().flush(); });
   m.def("set_program_store_provider", &set_program_store_provider);
   m.def("forget_program_store", [] { graph::ProgramStore::forget_settings(); });
+  m.def("stop_threads", &stop_threads, NoGil());
+  m.def("watch_signals", &watch_signals);
   m.def("cached_shapes", [] { return ir::ShapeMemo::get().size(); });
 }
 
@@ -279,9 +221,9 @@ std::map<std::string, int64_t> compiled_memory_stats(const pjrt::CompiledProgram
 void make_abstract(const at::Tensor& tensor) {
   ir::Storage& storage = dispatch::storage_of(*tensor.unsafeGetTensorImpl());
   ir::Garbage garbage;
-  std::lock_guard lock(storage.pending_set().mutex);
+  std::lock_guard lock(storage.mutex());
   const ir::Geometry& base = storage.base();
-  garbage.add(storage.set_value(graph::make_abstract_leaf({base.dtype, base.sizes})));
+  storage.set_leaf(graph::make_abstract_leaf({base.dtype, base.sizes}), garbage);
 }
 
 // Keeps a captured graph's program where processes that run it look for it. False if it could not

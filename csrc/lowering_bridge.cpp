@@ -5,9 +5,11 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "dispatch/recorder.h"
+#include "graph/execute.h"
 #include "graph/portable_key.h"
 #include "graph/program.h"
 #include "graph/scope.h"
+#include "graph/workers.h"
 #include "pjrt/client.h"
 #include "pjrt/runtime.h"
 
@@ -51,8 +53,8 @@ class Exporter {
     for (; node_ < graph_.nodes.size(); ++node_) nodes.append(node_of(*graph_.nodes[node_].get()));
     for (uint32_t output : graph_.outputs) outputs.append(classes_.ref(output));
     py::dict donations;
-    for (size_t i = 0; i < graph_.donations.size(); ++i) {
-      if (graph_.donations[i] >= 0) donations[py::int_(i)] = graph_.donations[i];
+    for (size_t i = 0; i < graph_.aliases.size(); ++i) {
+      if (graph_.aliases[i] >= 0) donations[py::int_(i)] = graph_.aliases[i];
     }
     return classes_.program(inputs, nodes, outputs, slots_, donations);
   }
@@ -121,27 +123,35 @@ class Exporter {
   size_t next_slot_ = 0;
 };
 
-// One call as a graph of its own, on operands that need no data.
-graph::Graph graph_of(const ir::OpSpec& spec, const dispatch::Scan& scan) {
-  graph::Graph graph;
-  std::vector<ir::Value> operands;
-  uint32_t number = 0;
-  for (const c10::TensorImpl* tensor : scan.operands) {
-    ir::TensorType type{c10::typeMetaToScalarType(tensor->dtype()),
-                        {tensor->sizes().begin(), tensor->sizes().end()}};
-    graph.leaves.push_back(ir::Node::make_leaf(std::move(type), nullptr));
-    operands.push_back({graph.leaves.back(), 0});
-    graph.key.push_back(static_cast<uint64_t>(number++) << 17 | 1);
+// One call as a graph of its own, on operands that need no data, with a spec of its own.
+struct OneCall {
+  OneCall(const ir::OpSpec& of, const dispatch::Scan& scan) {
+    spec.name = of.name;
+    spec.args = of.args;
+    spec.slots = of.slots;
+    spec.outputs = of.outputs;
+    spec.random = of.random;
+    std::vector<ir::Value> operands;
+    uint32_t number = 0;
+    for (const c10::TensorImpl* tensor : scan.operands) {
+      ir::TensorType type{c10::typeMetaToScalarType(tensor->dtype()),
+                          {tensor->sizes().begin(), tensor->sizes().end()}};
+      graph.leaves.push_back(ir::Node::make_leaf(std::move(type), nullptr));
+      operands.push_back({graph.leaves.back(), 0});
+      graph.key.push_back(static_cast<uint64_t>(number++) << 17 | 1);
+    }
+    graph.slots.assign(scan.slots.begin(), scan.slots.end());
+    graph.slots.resize(spec.slots.size(), {.i = 0});  // what a random operator draws
+    graph.nodes.push_back(ir::Node::make(&spec, operands, graph.slots));
+    graph.values = {number};
+    graph.records = {0};
+    for (size_t i = 0; i < spec.outputs.size(); ++i) graph.outputs.push_back(number++);
+    graph.aliases.assign(graph.leaves.size(), -1);
   }
-  graph.slots.assign(scan.slots.begin(), scan.slots.end());
-  graph.slots.resize(spec.slots.size(), {.i = 0});  // what a random operator draws
-  graph.nodes.push_back(ir::Node::make(&spec, operands, graph.slots));
-  graph.values = {number};
-  graph.records = {0};
-  for (size_t i = 0; i < spec.outputs.size(); ++i) graph.outputs.push_back(number++);
-  graph.donations.assign(graph.leaves.size(), -1);
-  return graph;
-}
+
+  ir::OpSpec spec;
+  graph::Graph graph;
+};
 
 // Calls a Python function of ours from wherever a flush happens to be. If Dynamo is watching that
 // thread it would try to compile our Python code: it looks away meanwhile.
@@ -159,10 +169,36 @@ py::object call_unwatched(const py::function& function, Args&&... args) {
   }
 }
 
-// lazyxla/reporting.py's user_line.
+std::vector<std::string>& library_paths() {
+  static auto* paths = new std::vector<std::string>();
+  return *paths;
+}
+
+bool is_users(const std::string& path) {
+  for (const std::string& library : library_paths()) {
+    if (path.starts_with(library)) return false;
+  }
+  return path.find("importlib") == std::string::npos;
+}
+
+// The innermost frame that is neither torch's nor ours; empty on autograd's threads, which have no
+// Python frame. It runs no Python, so that no signal handler breaks in on a flush.
 std::string user_line() {
+  if (!Py_IsInitialized()) return "";
   py::gil_scoped_acquire gil;
-  return py::module_::import("lazyxla.reporting").attr("user_line")().cast<std::string>();
+  auto frame = py::reinterpret_steal<py::object>(
+      reinterpret_cast<PyObject*>(PyThreadState_GetFrame(PyThreadState_Get())));
+  while (frame) {
+    auto* raw = reinterpret_cast<PyFrameObject*>(frame.ptr());
+    auto code = py::reinterpret_steal<py::object>(
+        reinterpret_cast<PyObject*>(PyFrame_GetCode(raw)));
+    const py::object name = py::reinterpret_borrow<py::object>(
+        reinterpret_cast<PyCodeObject*>(code.ptr())->co_filename);
+    const auto path = name.cast<std::string>();
+    if (is_users(path)) return path + ":" + std::to_string(PyFrame_GetLineNumber(raw));
+    frame = py::reinterpret_steal<py::object>(reinterpret_cast<PyObject*>(PyFrame_GetBack(raw)));
+  }
+  return "";
 }
 
 // Rethrows a Python error of the lowering; a LoweringError tells the node that failed.
@@ -171,6 +207,10 @@ std::string user_line() {
   if (node.is_none()) throw error;
   throw graph::LoweringFailure("lazyxla: " + py::str(error.value()).cast<std::string>(),
                                node.cast<size_t>());
+}
+
+py::tuple to_python(const graph::Occasion& occasion) {
+  return py::make_tuple(occasion.line, occasion.reason, occasion.hash);
 }
 
 std::shared_ptr<CapturedGraph> captured(const graph::Graph& graph,
@@ -227,15 +267,16 @@ void install_lowering(py::function lower, py::function how, py::function try_out
   auto* try_out_function = new py::function(std::move(try_out));
   graph::set_user_line(&user_line);
   graph::set_lowerer([lower_function](const graph::Graph& graph, const std::vector<bool>& variable,
-                                      const std::string& reason) {
+                                      const graph::Occasion& occasion) {
     pjrt::Runtime& runtime = pjrt::Runtime::get();
     const std::string platform = runtime.platform();
     const pjrt::DeviceDescription& device = runtime.client().devices().at(0).description();
+    graph::NeedsInterpreter needs_interpreter;
     py::gil_scoped_acquire gil;
     py::object lowered;
     try {
-      lowered = call_unwatched(*lower_function, Exporter(graph, variable).run(), platform, device,
-                               runtime.plugin().stablehlo_current_version(), reason);
+      lowered = (*lower_function)(Exporter(graph, variable).run(), platform, device,
+                                  runtime.plugin().stablehlo_current_version(), to_python(occasion));
     } catch (py::error_already_set& error) {
       throw_failure(error);
     }
@@ -247,24 +288,50 @@ void install_lowering(py::function lower, py::function how, py::function try_out
     return call_unwatched(*how_function, name).cast<std::string>();
   };
   auto try_out_hook = [try_out_function](const ir::OpSpec& spec, const dispatch::Scan& scan) {
+    // On a worker, as all lowering, which shares the graph: the caller may be interrupted.
     std::string platform = graph::recorded_platform();
-    graph::Graph graph = graph_of(spec, scan);
-    py::gil_scoped_acquire gil;
-    py::object program = Exporter(graph, std::vector<bool>(graph.slots.size())).run();
-    auto runs = call_unwatched(*try_out_function, program, platform).cast<std::string>();
-    return runs == "host"   ? ir::Recipe::Runs::kHost
-           : runs == "call" ? ir::Recipe::Runs::kHostCall
-                            : ir::Recipe::Runs::kProgram;
+    auto call = std::make_shared<OneCall>(spec, scan);
+    const auto runs = graph::start_on_worker<std::string>([=] {
+      graph::NeedsInterpreter needs_interpreter;
+      py::gil_scoped_acquire gil;
+      py::object program = Exporter(call->graph, std::vector<bool>(call->graph.slots.size())).run();
+      return (*try_out_function)(program, platform).cast<std::string>();
+    });
+    return runs->get() == "host"   ? ir::Recipe::Runs::kHost
+           : runs->get() == "call" ? ir::Recipe::Runs::kHostCall
+                                   : ir::Recipe::Runs::kProgram;
   };
   dispatch::set_lowering(how_hook, try_out_hook);
 }
 
 void install_load_listener(py::function listener) {
   auto* function = new py::function(std::move(listener));  // leaked, as above
-  graph::set_load_listener([function](size_t operators, const std::string& reason) {
+  graph::set_load_listener([function](size_t operators, const graph::Occasion& occasion) {
+    graph::NeedsInterpreter needs_interpreter;
     py::gil_scoped_acquire gil;
-    call_unwatched(*function, operators, reason);
+    (*function)(operators, to_python(occasion));
   });
 }
+
+void install_tensor_namer(py::function namer) {
+  auto* function = new py::function(std::move(namer));  // leaked, as above
+  graph::set_tensor_namer([function](const std::vector<const void*>& addresses) -> std::string {
+    // On a worker: a signal handler must not break in on what undoes a run.
+    std::vector<uint64_t> numbers;
+    for (const void* address : addresses) numbers.push_back(reinterpret_cast<uint64_t>(address));
+    auto names = graph::start_on_worker<std::string>([function, numbers] {
+      graph::NeedsInterpreter needs_interpreter;
+      py::gil_scoped_acquire gil;
+      return (*function)(numbers).cast<std::string>();
+    });
+    try {
+      return names->get();
+    } catch (const std::exception&) {  // they only make a message clearer
+      return "";
+    }
+  });
+}
+
+void set_library_paths(std::vector<std::string> paths) { library_paths() = std::move(paths); }
 
 }  // namespace lazyxla

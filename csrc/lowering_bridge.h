@@ -14,13 +14,21 @@
 namespace lazyxla {
 
 // Installs `lower`, a Python function (Program, platform, DeviceDescription, StableHLO version,
-// reason) -> Lowered, as the graph room's lowerer; `how`, (operator name) -> str, and `try_out`,
-// (Program of one node, platform) -> str, as what the recorder asks (dispatch::set_lowering).
+// Occasion) -> Lowered, as the graph room's lowerer; `how`, (operator name) -> str, and `try_out`,
+// (Program of one node, platform) -> str, as what the recorder asks (dispatch::set_lowering). An
+// Occasion is a tuple: the user's line, the reason, the hash of the graph's key.
 void install_lowering(pybind11::function lower, pybind11::function how, pybind11::function try_out);
 
-// Installs a Python function (number of operators, reason) as the listener of programs that are
+// Installs a Python function (number of operators, Occasion) as the listener of programs that are
 // loaded instead of lowered.
 void install_load_listener(pybind11::function listener);
+
+// Installs a Python function (addresses of tensors' memory) -> str that tells the user's names of
+// tensors.
+void install_tensor_namer(pybind11::function namer);
+
+// Files whose paths begin with one of these are no user's: user_line() passes over them.
+void set_library_paths(std::vector<std::string> paths);
 
 // What is left of a captured graph beside its lazyxla.lowering.program.Program: by what the program
 // store knows it, and what must live to lower it.

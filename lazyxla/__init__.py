@@ -23,6 +23,7 @@ def _autoload() -> None:
 
 import atexit  # noqa: E402
 import os  # noqa: E402
+import threading  # noqa: E402
 import time  # noqa: E402
 
 import torch  # noqa: E402
@@ -202,6 +203,8 @@ def _register() -> None:
             "use lazyxla, uninstall the other one or set TORCH_DEVICE_BACKEND_AUTOLOAD=0."
         )
     settings.on_change(_apply_setting)
+    if threading.current_thread() is threading.main_thread():
+        _C.watch_signals()
     atexit.register(_let_autograd_finish)
     atexit.register(_C.flush_inference_store)
     atexit.register(_C.stop_threads)
@@ -218,6 +221,8 @@ def _register() -> None:
     _C.install_lowering(reporting.lower, lowering.how, lowering.try_out)
     _C.register_operators(lowering.names())
     _C.install_load_listener(reporting.loaded)
+    _C.install_tensor_namer(reporting.names_of)
+    _C.set_library_paths(reporting.LIBRARIES)
     lowering.on_change(_C.rule_changed)
     lowering.on_change(lambda name: _C.forget_program_store())
     meta_functions.install()

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-import threading
 from collections.abc import Callable, Generator
 from copy import deepcopy
-from types import TracebackType
 from typing import Any, Literal, TypeVar, overload
 
 from torch import nn
@@ -31,37 +29,11 @@ _MODES: dict[object, _C.Mode] = {
 _VALUES: dict[_C.Mode, EagerMode] = {mode: value for value, mode in _MODES.items()}  # type: ignore[misc]
 
 
-class _ModeSwitch:
-    """What setting a mode returns. Entering it confines the mode to the block and the thread."""
-
-    def __init__(self, mode: _C.Mode) -> None:
-        _run_pending(mode)
-        self._mode = mode
-        self._before = _C.exchange_mode(mode)
-        self._scopes: list[_C.Scope] = []
-
-    def __enter__(self) -> None:
-        if not self._scopes:
-            _C.exchange_mode(self._before)
-        self._scopes.append(_C.enter_scope(self._mode, None))
-
-    def __exit__(self, *_: object) -> None:
-        _C.leave_scope(self._scopes.pop())
-        if _C.current_mode() != self._mode:
-            _C.flush(_C.Cause.MODE)
-
-
-def _run_pending(mode: _C.Mode) -> None:
-    """Before another mode begins: what is pending belongs to the program of the one before."""
-    if _C.current_mode() != mode:
-        _C.flush(_C.Cause.MODE)
-
-
 @overload
 def eager_mode() -> EagerMode: ...
 @overload
-def eager_mode(mode: EagerMode) -> _ModeSwitch: ...
-def eager_mode(mode: EagerMode | None = None) -> EagerMode | _ModeSwitch:
+def eager_mode(mode: EagerMode) -> _C.ModeSwitch: ...
+def eager_mode(mode: EagerMode | None = None) -> EagerMode | _C.ModeSwitch:
     """Sets or tells when recorded operators run.
 
     ``eager_mode(True)`` switches for good, ``with eager_mode(True):`` for a block. The first sets
@@ -86,40 +58,14 @@ def eager_mode(mode: EagerMode | None = None) -> EagerMode | _ModeSwitch:
         return _VALUES[_C.current_mode()]
     if not isinstance(mode, (bool, str)) or mode not in _MODES:
         raise TypeError(f'eager_mode() takes True, False or "fused", not {mode!r}')
-    return _ModeSwitch(_MODES[mode])
+    return _C.ModeSwitch(_MODES[mode])
 
 
-class _Region:
+class _Region(_C.RegionBlock):  # type: ignore[misc]
     """What :func:`compile` returns without a function: a context manager and a decorator."""
-
-    def __init__(
-        self, name: str, full_graph: bool, max_graphs: int | None, options: Options
-    ) -> None:
-        self._region = _C.Region(name, full_graph, max_graphs, options)
-        self._entered = threading.local()  # a function may run in several threads at once
 
     def __call__(self, function: F) -> F:
         return _wrap(function, self)
-
-    def __enter__(self) -> None:
-        outermost = not _C.in_region()
-        if outermost:
-            _C.flush(_C.Cause.MODE)
-        scope = _C.enter_scope(_C.Mode.LAZY, self._region)
-        self._entered.__dict__.setdefault("stack", []).append((scope, outermost))
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        scope, outermost = self._entered.stack.pop()
-        try:
-            if outermost:
-                _C.flush(_C.Cause.REGION_END)
-        finally:
-            _C.leave_scope(scope)
 
 
 @overload
@@ -162,7 +108,7 @@ def compile(
 
     The Python code runs at every call and may do anything; it is recorded, and its program is
     compiled once for each distinct graph. What is pending runs before, so that nothing of it gets
-    into the program; the block's own work runs when it ends, also when it ends by an exception.
+    into the program; the block's own work runs when it ends, also by an exception (not by a Ctrl-C).
     Then the mode is again what it was. Blocks may nest: the outermost is the program. Without
     `full_graph`, a value that is read inside cuts the program in two.
 

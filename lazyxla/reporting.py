@@ -7,28 +7,36 @@ them::
     lazyxla: train.py:31: compiling 412 operators (a new graph: like one before, but input 0 is
         Long[4, 96], not Long[4, 128]), lowered in 0.08 s
     lazyxla: train.py:31: loading 412 operators, compiled before (a new graph)
+
+``LAZYXLA_LOG=debug`` adds the hash of each program's key: what was recorded decides it, and nothing
+else, so that two runs of a script tell the same hashes.
 """
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
-import sys
 import time
 from collections.abc import Sequence
-from types import FrameType
 from typing import Any
 
 import torch
+from torch import nn
 
 from lazyxla import lowering
 from lazyxla.lowering import Lowered, Program, Target
 
 logger = logging.getLogger("lazyxla")
 
-_LIBRARIES = tuple(
+# The user's line, the reason in words, the hash of the graph's key.
+Occasion = tuple[str, str, int]
+
+_MOST_NAMES = 20  # in one message
+
+LIBRARIES = [
     os.path.join(os.path.dirname(os.path.abspath(m)), "") for m in (__file__, torch.__file__)
-)
+]
 
 
 def set_level(name: str) -> None:
@@ -44,38 +52,64 @@ def set_level(name: str) -> None:
         logger.addHandler(handler)
 
 
-def user_line() -> str:
-    """File and line of the innermost frame that is neither torch's nor ours; else empty.
-
-    On autograd's threads there is no Python frame to name.
-    """
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        path = os.path.abspath(frame.f_code.co_filename)
-        if not path.startswith(_LIBRARIES) and "importlib" not in path:
-            return f"{frame.f_code.co_filename}:{frame.f_lineno}"
-        frame = frame.f_back
-    return ""
-
-
-def loaded(operators: int, reason: str) -> None:
+def loaded(operators: int, occasion: Occasion) -> None:
     """Tells that a program of so many operators was loaded from disk instead of compiled."""
     if logger.isEnabledFor(logging.INFO):
-        where = user_line() or "autograd's thread"
-        logger.info("%s: loading %d operators, compiled before (%s)", where, operators, reason)
+        where, reason, key = occasion
+        logger.info("%s: loading %d operators, compiled before (%s)", _at(where), operators, reason)
+        logger.debug("key %016x", key)
 
 
 def lower(
-    program: Program, platform: str, device: Any, version: Sequence[int] | None, reason: str
+    program: Program, platform: str, device: Any, version: str | None, occasion: Occasion
 ) -> Lowered:
     """:func:`lazyxla.lowering.lower` for a platform's device, with a message."""
     target = Target.of(platform, device, version)
     if not logger.isEnabledFor(logging.INFO):
         return lowering.lower(program, target)
-    where = user_line() or "autograd's thread"
+    where, reason, key = occasion
     begin = time.perf_counter()
     lowered = lowering.lower(program, target)
     seconds = time.perf_counter() - begin
-    count = len(program.nodes)
-    logger.info("%s: compiling %d operators (%s), lowered in %.2f s", where, count, reason, seconds)
+    logger.info(
+        "%s: compiling %d operators (%s), lowered in %.2f s",
+        *(_at(where), len(program.nodes), reason, seconds),
+    )
+    logger.debug("key %016x", key)
     return lowered
+
+
+def _at(line: str) -> str:
+    return line or "autograd's thread"
+
+
+def names_of(addresses: Sequence[int]) -> str:
+    """The user's names of the tensors whose memory begins at these addresses, as far as known.
+
+    Parameters and buffers are named as their outermost module names them, what optimizers keep by
+    its key and its parameter. Walks all objects there are: for messages about failures only.
+    """
+    wanted = set(addresses)
+    names: dict[int, str] = {}
+    everything = gc.get_objects()
+    modules = [thing for thing in everything if isinstance(thing, nn.Module)]
+    inner = {id(child) for module in modules for child in module.children()}
+    for module in modules:
+        if id(module) in inner:
+            continue
+        for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+            if tensor.device.type == "lazyxla":
+                names.setdefault(tensor.data_ptr(), name)
+    for thing in everything:
+        if not isinstance(thing, torch.optim.Optimizer):
+            continue
+        for parameter, state in thing.state.items():
+            whose = names.get(parameter.data_ptr(), "a parameter")
+            for key, value in state.items() if isinstance(state, dict) else ():
+                if isinstance(value, torch.Tensor) and value.device.type == "lazyxla":
+                    names.setdefault(value.data_ptr(), f"{key} of {whose}")
+    known = sorted(names[address] for address in wanted if address in names)
+    shown = known[:_MOST_NAMES]
+    if len(addresses) > len(shown) and shown:
+        shown.append(f"and {len(addresses) - len(shown)} more")
+    return ", ".join(shown)

@@ -20,6 +20,7 @@
 #include "graph/capture.h"
 #include "graph/flush.h"
 #include "graph/gil.h"
+#include "graph/recording.h"
 #include "graph/scope.h"
 #include "graph/sharing.h"
 
@@ -37,9 +38,10 @@ constexpr uint64_t kAssignment = 0;  // OpSpec's ids start at 1
 void assign(const at::Tensor& target, const at::Tensor& source) {
   ir::Garbage garbage;
   {
-    std::lock_guard lock(ir::PendingSet::of(target.device().index()).mutex);
-    Value value = cast(read(impl_of(source)), target.scalar_type());
-    write(impl_of(target), std::move(value), garbage);
+    ir::PendingSet& pending = graph::pending_set(target.device().index());
+    std::lock_guard lock(ir::device_mutex(pending.device));
+    Value value = cast(read(impl_of(source), pending), target.scalar_type());
+    write(impl_of(target), std::move(value), pending, garbage);
   }
   after_recording(target.device().index(), kAssignment);
 }
@@ -63,7 +65,7 @@ bool read_whole(const at::Tensor& part, const Geometry& base) {
 at::Tensor readable(const at::Tensor& tensor) {
   ir::Storage& storage = storage_of(impl_of(tensor));
   {
-    std::lock_guard lock(storage.pending_set().mutex);
+    std::lock_guard lock(storage.mutex());
     if (has_base_geometry(tensor, storage.base())) return tensor;
     if (!storage.is_pending() && read_whole(tensor, storage.base())) return tensor;
   }
@@ -194,7 +196,7 @@ void check_has_data(const at::Tensor& tensor, const char* reader) {
   ir::Storage& storage = storage_of(impl_of(tensor));
   bool capturing = graph::Capture::current() != nullptr;
   {
-    std::lock_guard lock(storage.pending_set().mutex);
+    std::lock_guard lock(storage.mutex());
     const Value& value = storage.value();
     if (!value) return;
     if (!value.node->is_leaf() && !capturing) return;
@@ -214,18 +216,30 @@ at::Tensor empty_like_contiguous(const at::Tensor& tensor, c10::ScalarType dtype
 
 void set_leaf(const at::Tensor& target, Value leaf) {
   ir::Garbage garbage;
-  std::lock_guard lock(ir::PendingSet::of(target.device().index()).mutex);
-  write(impl_of(target), std::move(leaf), garbage);
+  ir::PendingSet& pending = graph::pending_set(target.device().index());
+  std::lock_guard lock(ir::device_mutex(pending.device));
+  write(impl_of(target), std::move(leaf), pending, garbage);
 }
 
 Data computed(const at::Tensor& tensor) {
   ir::Storage& storage = storage_of(impl_of(tensor));
+  ir::PendingSet& pending = graph::pending_set(tensor.device().index());
+  at::Tensor copy;
   while (true) {
     {
-      std::lock_guard lock(storage.pending_set().mutex);
+      ir::Garbage garbage;
+      std::lock_guard lock(storage.mutex());
       if (!storage.is_pending()) return {storage.value(), storage.base()};
+      graph::take_over_pending(storage, pending);
+      // Part of a region that another thread is within: a value of our own.
+      if (storage.pending_set() != &pending) {
+        const Geometry& base = storage.base();
+        copy = at::Tensor(make_tensor(base, storage.nbytes(), pending.device));
+        storage_of(impl_of(copy)).set_value(storage.value(), base, pending, garbage);
+      }
     }
-    graph::flush(tensor.device().index(), graph::Cause::kRead);
+    if (copy.defined()) return computed(copy);
+    graph::flush(pending.device, graph::Cause::kRead);
   }
 }
 
@@ -239,8 +253,9 @@ at::Tensor snapshot(const at::Tensor& tensor) {
   const c10::DeviceIndex device = tensor.device().index();
   at::Tensor copy = empty_like_contiguous(tensor, tensor.scalar_type(), device);
   {
-    std::lock_guard lock(ir::PendingSet::of(device).mutex);
-    if (take_over(impl_of(copy), impl_of(tensor))) return copy;
+    ir::PendingSet& pending = graph::pending_set(device);
+    std::lock_guard lock(ir::device_mutex(device));
+    if (take_over(impl_of(copy), impl_of(tensor), pending)) return copy;
   }
   assign(copy, tensor);
   return copy;

@@ -2,12 +2,12 @@
 
 #include <c10/util/Exception.h>
 
-#include <fstream>
 #include <optional>
 
 #include "dispatch/device_state.h"
 #include "graph/execute.h"
 #include "pjrt/client.h"
+#include "pjrt/host_memory.h"
 #include "pjrt/runtime.h"
 
 namespace lazyxla::dispatch {
@@ -19,19 +19,6 @@ using c10::CachingDeviceAllocator::DeviceStats;
 
 const pjrt::Device& device(c10::DeviceIndex index) {
   return graph::pjrt_device(resolve_index(index));
-}
-
-// What the machine's memory is to programs, in bytes: available and all in all.
-std::optional<std::pair<size_t, size_t>> machine_memory() {
-  std::ifstream lines("/proc/meminfo");
-  std::optional<size_t> available, total;
-  std::string name, unit;
-  for (size_t kilobytes = 0; lines >> name >> kilobytes; std::getline(lines, unit)) {
-    if (name == "MemTotal:") total = kilobytes * 1024;
-    if (name == "MemAvailable:") available = kilobytes * 1024;
-  }
-  if (!available || !total) return std::nullopt;
-  return std::pair(*available, *total);
 }
 
 // What the allocator holds, in use or not: the plugin's word, or else the arrays.
@@ -91,10 +78,10 @@ std::pair<size_t, size_t> memory_info(c10::DeviceIndex index) {
     return {*theirs->bytes_limit - theirs->bytes_in_use, *theirs->bytes_limit};
   }
   const bool on_host = pjrt::Runtime::get().platform() == "cpu";
-  const auto machine = on_host ? machine_memory() : std::nullopt;
+  const auto machine = on_host ? pjrt::machine_memory() : std::nullopt;
   TORCH_CHECK_NOT_IMPLEMENTED(machine, "lazyxla: the plugin does not tell how much memory ",
                               which.description().kind, " has");
-  return *machine;
+  return {machine->available, machine->total};
 }
 
 std::map<std::string, int64_t> memory_stats(c10::DeviceIndex index) {

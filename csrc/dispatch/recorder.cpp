@@ -21,6 +21,7 @@
 #include "graph/counters.h"
 #include "graph/flush.h"
 #include "graph/one_operator.h"
+#include "graph/recording.h"
 #include "graph/setting.h"
 #include "options.h"
 
@@ -136,11 +137,12 @@ const Recipe* find_recipe(const OpInfo& info, Way way, c10::ArrayRef<IValue> arg
   return ir::ShapeMemo::get().insert(key, std::move(inferred));
 }
 
-void add_random_slots(const Scan& scan, c10::SmallVectorImpl<ir::ScalarValue>& slots) {
+ir::Draws add_random_slots(const Scan& scan, c10::SmallVectorImpl<ir::ScalarValue>& slots) {
   at::Generator generator = scan.generator ? *scan.generator : default_generator(scan.device);
   auto [seed, ordinal] = at::check_generator<Generator>(generator)->draw();
   slots.push_back({.i = static_cast<int64_t>(seed)});
   slots.push_back({.i = static_cast<int64_t>(ordinal)});
+  return {generator.getIntrusivePtr(), seed, ordinal, ordinal + 1};
 }
 
 // Gives a written tensor the geometry that the operator gives it (out= tensors are resized).
@@ -190,24 +192,28 @@ bool direct_results(const Recipe& recipe, const Scan& scan, c10::ArrayRef<at::Te
 std::optional<graph::OneOperator> launch(const Recipe& recipe, const Scan& scan, uint64_t setting,
                                          c10::ArrayRef<Value> operands,
                                          c10::ArrayRef<at::TensorBase> fresh,
+                                         const std::optional<ir::Draws>& draw,
                                          ir::Garbage& garbage) {
   for (const Value& operand : operands) {
     if (!operand.node->is_leaf()) return {};
   }
   c10::SmallVector<graph::OneOperator::Result, 4> results;
   if (!direct_results(recipe, scan, fresh, results)) return {};
+  std::vector<ir::Draws> draws;
+  if (draw) draws.push_back(*draw);
   return graph::OneOperator::prepare(recipe.spec, setting, operands, scan.slots, results,
-                                     scan.device, garbage);
+                                     std::move(draws), scan.device, garbage);
 }
 
 // Makes the node and hands its outputs to the fresh and the written tensors.
 void add_node(const Recipe& recipe, const Scan& scan, c10::ArrayRef<Value> operands,
-              c10::ArrayRef<at::TensorBase> fresh, ir::Garbage& garbage) {
+              c10::ArrayRef<at::TensorBase> fresh, ir::PendingSet& pending, ir::Garbage& garbage) {
   ir::NodePtr node = ir::Node::make(&recipe.spec, operands, scan.slots);
   for (size_t i = 0; i < fresh.size(); ++i) {
     int output = recipe.fresh[i].output;
     if (output < 0) continue;
-    write(*fresh[i].unsafeGetTensorImpl(), {node, static_cast<uint32_t>(output)}, garbage);
+    write(*fresh[i].unsafeGetTensorImpl(), {node, static_cast<uint32_t>(output)}, pending,
+          garbage);
   }
   for (size_t i = 0; i < recipe.writes.size(); ++i) {
     Value value{node, recipe.writes[i].output};
@@ -215,7 +221,7 @@ void add_node(const Recipe& recipe, const Scan& scan, c10::ArrayRef<Value> opera
     if (recipe.writes[i].cast) {
       value = cast(std::move(value), c10::typeMetaToScalarType(target.dtype()));
     }
-    write(target, std::move(value), garbage);
+    write(target, std::move(value), pending, garbage);
     // PyTorch's list operators leave this to their kernels.
     if (recipe.writes[i].in_list) scan.written[i]->bump_version();
   }
@@ -223,7 +229,8 @@ void add_node(const Recipe& recipe, const Scan& scan, c10::ArrayRef<Value> opera
 
 // Records the call, or in eager mode runs it.
 void apply(const Recipe& recipe, Scan& scan, c10::ArrayRef<at::TensorBase> fresh) {
-  if (recipe.spec.random) add_random_slots(scan, scan.slots);
+  std::optional<ir::Draws> draw;
+  if (recipe.spec.random) draw = add_random_slots(scan, scan.slots);
   for (size_t i = 0; i < recipe.writes.size(); ++i) {
     if (recipe.writes[i].resized) resize_written(*scan.written[i], recipe.writes[i].geometry);
   }
@@ -236,12 +243,13 @@ void apply(const Recipe& recipe, Scan& scan, c10::ArrayRef<at::TensorBase> fresh
   {
     ir::Garbage garbage;  // dropped after the mutex
     c10::SmallVector<Value, 8> operands;
-    ir::PendingSet& pending = ir::PendingSet::of(device);
-    std::lock_guard lock(pending.mutex);
-    for (const c10::TensorImpl* tensor : scan.operands) operands.push_back(read(*tensor));
-    if (eager) launched = launch(recipe, scan, setting, operands, fresh, garbage);
+    ir::PendingSet& pending = graph::pending_set(device);
+    std::lock_guard lock(ir::device_mutex(device));
+    for (const c10::TensorImpl* tensor : scan.operands) operands.push_back(read(*tensor, pending));
+    if (eager) launched = launch(recipe, scan, setting, operands, fresh, draw, garbage);
     if (!launched) {
-      add_node(recipe, scan, operands, fresh, garbage);
+      add_node(recipe, scan, operands, fresh, pending, garbage);
+      if (draw) pending.note_draw(draw->generator, draw->seed, draw->first);
       ++pending.nodes_recorded;
     }
   }
@@ -378,12 +386,12 @@ TORCH_LIBRARY_IMPL(_, PrivateUse1, m) {
 void after_recording(c10::DeviceIndex device, uint64_t op) {
   const graph::Mode mode = graph::current_mode();
   if (mode == graph::Mode::kEager ||
-      (mode == graph::Mode::kFused && graph::batch_ends(device, op))) {
+      (mode == graph::Mode::kFused && graph::batch_ends(graph::pending_set(device), op))) {
     graph::flush(device, graph::Cause::kMode);
     return;
   }
   auto bound = static_cast<size_t>(options().max_pending_nodes);
-  if (ir::PendingSet::of(device).nodes_recorded > bound) {
+  if (graph::pending_set(device).nodes_recorded > bound) {
     graph::flush(device, graph::Cause::kLimit);
   }
 }

@@ -20,6 +20,7 @@
 #include "dispatch/device_state.h"
 #include "dispatch/tensor.h"
 #include "graph/buffer.h"
+#include "graph/recording.h"
 
 namespace lazyxla::dispatch {
 namespace {
@@ -113,12 +114,13 @@ at::Tensor& set_storage(at::Tensor& self, at::Storage source, c10::SymInt offset
   // A storage filled as raw bytes (a checkpoint being loaded) takes the shape of its first typed
   // tensor, so that reading it is not a reinterpretation for ever after.
   ir::Garbage garbage;
-  std::lock_guard lock(storage.pending_set().mutex);
+  ir::PendingSet& pending = graph::pending_set(self.device().index());
+  std::lock_guard lock(storage.mutex());
   bool typed = storage.base().dtype != c10::ScalarType::Byte;
   bool whole = geometry.offset == 0 && static_cast<size_t>(geometry.nbytes()) == storage.nbytes() &&
                ir::is_dense(geometry.sizes, geometry.strides);
   if (storage.value() && !typed && whole && geometry.dtype != c10::ScalarType::Byte) {
-    garbage.add(storage.set_value(read(storage, geometry), geometry));
+    storage.set_value(read(storage, geometry, pending), geometry, pending, garbage);
   }
   return self;
 }
@@ -196,7 +198,8 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
 
 void resize_storage(ir::Storage& storage, size_t nbytes) {
   ir::Garbage garbage;
-  std::lock_guard lock(storage.pending_set().mutex);
+  ir::PendingSet& pending = graph::pending_set(storage.device().index());
+  std::lock_guard lock(storage.mutex());
   size_t old_nbytes = storage.nbytes();
   if (old_nbytes == nbytes) return;
   const ir::Geometry old_base = storage.base();
@@ -207,10 +210,11 @@ void resize_storage(ir::Storage& storage, size_t nbytes) {
   auto base = ir::Geometry::contiguous(dtype, {static_cast<int64_t>(nbytes / item)});
   auto kept =
       ir::Geometry::contiguous(dtype, {static_cast<int64_t>(std::min(nbytes, old_nbytes) / item)});
-  ir::Value content = storage.value() && kept.numel() ? read(storage, kept) : ir::Value();
+  ir::Value content =
+      storage.value() && kept.numel() ? read(storage, kept, pending) : ir::Value();
   storage.set_nbytes(nbytes);
-  garbage.add(storage.set_value({}, base));
-  if (content) write(storage, kept, std::move(content), garbage);
+  storage.set_value({}, base, pending, garbage);
+  if (content) write(storage, kept, std::move(content), pending, garbage);
 }
 
 void reserve_storage(c10::TensorImpl& tensor, size_t nbytes) {

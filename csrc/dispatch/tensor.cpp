@@ -7,6 +7,7 @@
 
 #include "graph/capture.h"
 #include "graph/counters.h"
+#include "graph/recording.h"
 #include "ir/shape_memo.h"
 
 namespace lazyxla::dispatch {
@@ -156,15 +157,20 @@ bool is_whole(const c10::TensorImpl& tensor) {
   return is_base(tensor, storage_of(tensor).base()) && !has_math_bits(tensor);
 }
 
-Value read(const c10::TensorImpl& tensor) {
+Value read(const c10::TensorImpl& tensor, ir::PendingSet& pending) {
   ir::Storage& storage = storage_of(tensor);
-  Value value =
-      is_base(tensor, storage.base()) ? content(storage) : read(storage, geometry_of(tensor));
+  if (!is_base(tensor, storage.base())) {
+    Value value = read(storage, geometry_of(tensor), pending);
+    return has_math_bits(tensor) ? apply_math_bits(tensor, std::move(value)) : value;
+  }
+  graph::take_over_pending(storage, pending);
+  Value value = content(storage);
   return has_math_bits(tensor) ? apply_math_bits(tensor, std::move(value)) : value;
 }
 
-Value read(ir::Storage& storage, const Geometry& geometry) {
+Value read(ir::Storage& storage, const Geometry& geometry, ir::PendingSet& pending) {
   check_bounds(geometry, storage);
+  graph::take_over_pending(storage, pending);
   if (!storage.value() && covers(geometry, storage)) storage.set_base(geometry);
   const Geometry& base = storage.base();
   Value value = content(storage);
@@ -175,33 +181,38 @@ Value read(ir::Storage& storage, const Geometry& geometry) {
   return view(std::move(value), base, geometry);
 }
 
-void write(const c10::TensorImpl& tensor, Value value, ir::Garbage& garbage) {
+void write(const c10::TensorImpl& tensor, Value value, ir::PendingSet& pending,
+           ir::Garbage& garbage) {
   ir::Storage& storage = storage_of(tensor);
   if (has_math_bits(tensor)) value = apply_math_bits(tensor, std::move(value));
   if (is_base(tensor, storage.base())) {
     graph::Capture::before_write(storage);
-    garbage.add(storage.set_value(std::move(value)));
+    storage.set_value(std::move(value), pending, garbage);
     return;
   }
-  write(storage, geometry_of(tensor), std::move(value), garbage);
+  write(storage, geometry_of(tensor), std::move(value), pending, garbage);
 }
 
-void write(ir::Storage& storage, const Geometry& geometry, Value value, ir::Garbage& garbage) {
+void write(ir::Storage& storage, const Geometry& geometry, Value value, ir::PendingSet& pending,
+           ir::Garbage& garbage) {
   graph::Capture::before_write(storage);
   if (covers(geometry, storage)) {
-    garbage.add(storage.set_value(std::move(value), geometry));
+    storage.set_value(std::move(value), geometry, pending, garbage);
     return;
   }
   if (geometry.numel() == 0) return;
   check_bounds(geometry, storage);
   Value next = view_scatter(content(storage), std::move(value), storage.base(), geometry);
-  garbage.add(storage.set_value(std::move(next)));
+  storage.set_value(std::move(next), pending, garbage);
 }
 
-bool take_over(const c10::TensorImpl& fresh, const c10::TensorImpl& source) {
-  const ir::Storage& from = storage_of(source);
+bool take_over(const c10::TensorImpl& fresh, const c10::TensorImpl& source,
+               ir::PendingSet& pending) {
+  ir::Storage& from = storage_of(source);
   if (!from.value() || !is_row_major(source, from)) return false;
-  storage_of(fresh).set_value(from.value(), from.base());
+  graph::take_over_pending(from, pending);
+  ir::Garbage none;
+  storage_of(fresh).set_value(from.value(), from.base(), pending, none);
   return true;
 }
 

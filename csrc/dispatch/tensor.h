@@ -25,20 +25,23 @@ ir::Geometry geometry_of(const c10::TensorImpl& tensor);
 // replacing the value. Caller holds the mutex.
 bool is_whole(const c10::TensorImpl& tensor);
 
-// The tensor's elements as a value of its sizes and dtype. Caller holds the mutex.
-ir::Value read(const c10::TensorImpl& tensor);
-ir::Value read(ir::Storage& storage, const ir::Geometry& geometry);
+// The tensor's elements as a value of its sizes and dtype. `pending` is the calling thread's set
+// (graph/recording.h), which takes over what is pending elsewhere. Caller holds the mutex.
+ir::Value read(const c10::TensorImpl& tensor, ir::PendingSet& pending);
+ir::Value read(ir::Storage& storage, const ir::Geometry& geometry, ir::PendingSet& pending);
 
-// Makes `value` (of the tensor's sizes and dtype) the tensor's content. Caller holds the mutex and
-// drops `garbage` after releasing it.
-void write(const c10::TensorImpl& tensor, ir::Value value, ir::Garbage& garbage);
-void write(ir::Storage& storage, const ir::Geometry& geometry, ir::Value value,
+// Makes `value` (of the tensor's sizes and dtype) the tensor's content, which is pending in
+// `pending` if the value is no leaf. Caller holds the mutex and drops `garbage` after releasing it.
+void write(const c10::TensorImpl& tensor, ir::Value value, ir::PendingSet& pending,
            ir::Garbage& garbage);
+void write(ir::Storage& storage, const ir::Geometry& geometry, ir::Value value,
+           ir::PendingSet& pending, ir::Garbage& garbage);
 
 // Gives a new contiguous tensor of the source's sizes and dtype the content of the source's memory
 // as it lies there, whatever its base geometry. False unless the source is all of its memory, row
 // by row. Caller holds the mutex.
-bool take_over(const c10::TensorImpl& fresh, const c10::TensorImpl& source);
+bool take_over(const c10::TensorImpl& fresh, const c10::TensorImpl& source,
+               ir::PendingSet& pending);
 
 // `value` converted to another element type; itself if it has it already.
 ir::Value cast(ir::Value value, c10::ScalarType dtype);

@@ -9,6 +9,7 @@
 #include "dispatch/tensor.h"
 #include "graph/buffer.h"
 #include "graph/counters.h"
+#include "graph/recording.h"
 
 namespace lazyxla::dispatch {
 namespace {
@@ -111,10 +112,11 @@ std::vector<at::TensorBase> TracedGraph::record(c10::ArrayRef<c10::TensorImpl*> 
   for (size_t i = 0; i < inputs.size(); ++i) {
     if (inputs_[i]) slots.push_back(slot_value(*inputs[i], *inputs_[i]));
   }
+  std::optional<std::pair<uint64_t, uint64_t>> draw;
   if (spec.random) {
-    auto [seed, ordinal] = at::check_generator<Generator>(default_generator(device_))->draw();
-    slots.push_back({.i = static_cast<int64_t>(seed)});
-    slots.push_back({.i = static_cast<int64_t>(ordinal)});
+    draw = at::check_generator<Generator>(default_generator(device_))->draw();
+    slots.push_back({.i = static_cast<int64_t>(draw->first)});
+    slots.push_back({.i = static_cast<int64_t>(draw->second)});
   }
   std::vector<at::TensorBase> results;
   results.reserve(results_.size());
@@ -126,18 +128,21 @@ std::vector<at::TensorBase> TracedGraph::record(c10::ArrayRef<c10::TensorImpl*> 
   {
     ir::Garbage garbage;
     c10::SmallVector<Value, 128> operands;
-    ir::PendingSet& pending = ir::PendingSet::of(device_);
-    std::lock_guard lock(pending.mutex);
+    ir::PendingSet& pending = graph::pending_set(device_);
+    std::lock_guard lock(ir::device_mutex(device_));
     prefetch(inputs);
     for (size_t i = 0; i < inputs.size(); ++i) {
-      if (!inputs_[i]) operands.push_back(read(*inputs[i]));
+      if (!inputs_[i]) operands.push_back(read(*inputs[i], pending));
     }
     ir::NodePtr node = ir::Node::make(&spec, operands, slots, lifetime_);
     for (size_t i = 0; i < results.size(); ++i) {
       if (results_[i].base >= 0) continue;
-      write(*results[i].unsafeGetTensorImpl(), {node, results_[i].output}, garbage);
+      write(*results[i].unsafeGetTensorImpl(), {node, results_[i].output}, pending, garbage);
     }
-    for (const Write& w : writes_) write(*inputs[w.input], {node, w.output}, garbage);
+    for (const Write& w : writes_) write(*inputs[w.input], {node, w.output}, pending, garbage);
+    if (draw) {
+      pending.note_draw(default_generator(device_).getIntrusivePtr(), draw->first, draw->second);
+    }
     ++pending.nodes_recorded;
   }
   ++graph::Counters::get().nodes_recorded;

@@ -2,7 +2,7 @@
 
 #include <c10/util/flat_hash_map.h>
 
-#include <array>
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <mutex>
@@ -10,8 +10,8 @@
 
 #include "graph/capture.h"
 #include "graph/flush.h"
+#include "graph/recording.h"
 #include "graph/runner.h"
-#include "ir/storage.h"
 
 namespace lazyxla::graph {
 namespace {
@@ -22,11 +22,16 @@ constexpr auto kPause = std::chrono::milliseconds(20);  // between two looks
 constexpr int kLongPause = 10;                          // looks
 constexpr uint64_t kShortWhile = 16384;                 // operators
 
-class Batches {
+class Batches final : public ir::Batching {
  public:
-  static Batches& of(c10::DeviceIndex device) {
-    static auto* all = new std::array<Batches, 256>();
-    return (*all)[static_cast<uint8_t>(device)];
+  static Batches& of(ir::PendingSet& pending) {
+    if (ir::Batching* found = pending.batching.load(std::memory_order_acquire)) [[likely]] {
+      return static_cast<Batches&>(*found);
+    }
+    auto fresh = std::make_unique<Batches>();
+    ir::Batching* none = nullptr;
+    if (pending.batching.compare_exchange_strong(none, fresh.get())) return *fresh.release();
+    return static_cast<Batches&>(*none);
   }
 
   bool ends(uint64_t op, size_t pending) {
@@ -84,12 +89,12 @@ class Watch {
     return *instance;
   }
 
-  void watch(c10::DeviceIndex device) {
-    auto index = static_cast<uint8_t>(device);
-    if (watched_[index].exchange(true)) [[likely]]
+  void watch() {
+    if (watching_.load(std::memory_order_relaxed)) [[likely]]
       return;
     std::lock_guard lock(mutex_);
-    if (!thread_.joinable()) thread_ = std::thread([this] { run(); });
+    if (watching_.exchange(true)) return;
+    thread_ = std::thread([this] { run(); });
   }
 
   void stop() {
@@ -106,18 +111,22 @@ class Watch {
     std::unique_lock lock(mutex_);
     while (!wake_.wait_for(lock, kPause, [this] { return stopping_; })) {
       lock.unlock();
-      for (size_t index = 0; index < watched_.size(); ++index) {
-        if (watched_[index]) look(static_cast<c10::DeviceIndex>(index));
+      for (const auto& recording : Recording::all()) {
+        for (c10::DeviceIndex device = 0; device < 127; ++device) {
+          if (ir::PendingSet* pending = recording->find(device)) look(*pending);
+        }
       }
       lock.lock();
     }
   }
 
-  static void look(c10::DeviceIndex device) {
+  static void look(ir::PendingSet& pending) {
     // Nothing that a capture takes is waited for.
-    if (Capture::current() || !ir::PendingSet::of(device).fused) return;
+    if (Capture::current() || !pending.fused) return;
     try {
-      if (Batches::of(device).is_left_lying(is_idle(device))) flush(device, Cause::kMode);
+      if (Batches::of(pending).is_left_lying(is_idle(pending.device))) {
+        flush(pending, Cause::kMode);
+      }
     } catch (const std::exception&) {  // whoever reads the values is told
     }
   }
@@ -126,16 +135,15 @@ class Watch {
   std::condition_variable wake_;
   bool stopping_ = false;
   std::thread thread_;
-  std::array<std::atomic<bool>, 256> watched_{};
+  std::atomic<bool> watching_{false};
 };
 
 }  // namespace
 
-bool batch_ends(c10::DeviceIndex device, uint64_t op) {
-  ir::PendingSet& pending = ir::PendingSet::of(device);
+bool batch_ends(ir::PendingSet& pending, uint64_t op) {
   pending.fused = true;
-  Watch::get().watch(device);
-  return Batches::of(device).ends(op, pending.nodes_recorded);
+  Watch::get().watch();
+  return Batches::of(pending).ends(op, pending.nodes_recorded);
 }
 
 void stop_watching_batches() { Watch::get().stop(); }

@@ -18,17 +18,19 @@
 // again: that place is learnt, and from then on the batch runs before the pause. Anywhere else a
 // pause is more likely the operating system's, and another program not worth it: the batch runs
 // only if the pause gets long.
+//
+// Each thread's stream of operators is cut by itself: places are learnt for a pending set.
 #pragma once
 
-#include <c10/core/Device.h>
-
 #include <cstdint>
+
+#include "ir/storage.h"
 
 namespace lazyxla::graph {
 
 // To be called after an operator was recorded in fused mode; `op` says which. Whether the batch
 // ends with it, so that the caller must flush.
-bool batch_ends(c10::DeviceIndex device, uint64_t op);
+bool batch_ends(ir::PendingSet& pending, uint64_t op);
 
 // Ends the thread that runs what was left lying. Without the GIL.
 void stop_watching_batches();

@@ -3,6 +3,7 @@
 #include <c10/util/Exception.h>
 
 #include "graph/gil.h"
+#include "waiting.h"
 
 namespace lazyxla::graph {
 
@@ -12,7 +13,7 @@ pjrt::Buffer& DeviceBuffer::get() {
   int state = state_.load(std::memory_order_acquire);
   if (state == kPromised) {
     WithoutGil no_gil;
-    state_.wait(kPromised, std::memory_order_acquire);
+    waiting::wait([this] { return state_.load(std::memory_order_acquire) != kPromised; });
     state = state_.load(std::memory_order_acquire);
   }
   TORCH_CHECK(state != kBroken, error_);
@@ -25,18 +26,23 @@ pjrt::Buffer& DeviceBuffer::get() {
 void DeviceBuffer::keep(pjrt::Buffer buffer) {
   buffer_.emplace(std::move(buffer));
   state_.store(kReady, std::memory_order_release);
-  state_.notify_all();
+  waiting::announce();
 }
 
 void DeviceBuffer::break_promise(std::string reason) {
   error_ = std::move(reason);
   state_.store(kBroken, std::memory_order_release);
-  state_.notify_all();
+  waiting::announce();
 }
 
 void DeviceBuffer::make_abstract() {
   state_.store(kAbstract, std::memory_order_release);
-  state_.notify_all();
+  waiting::announce();
+}
+
+bool DeviceBuffer::is_usable() const {
+  const int state = state_.load(std::memory_order_acquire);
+  return state == kPromised || (state == kReady && !buffer_->is_deleted());
 }
 
 bool dies_with(const ir::Node& leaf, size_t references) {

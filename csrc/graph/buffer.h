@@ -15,6 +15,7 @@
 
 #include "ir/node.h"
 #include "ir/pool.h"
+#include "ir/storage.h"
 #include "pjrt/buffer.h"
 
 namespace lazyxla::graph {
@@ -32,6 +33,14 @@ class DeviceBuffer final : public ir::LeafData {
   // It will never have data; every read throws.
   void make_abstract();
   bool is_abstract() const { return state_.load(std::memory_order_acquire) == kAbstract; }
+  // Whether there is data, or will be.
+  bool is_usable() const;
+
+  // Of what was not computed: what the storage has instead that it was promised to (undo.h).
+  const ir::Content* stands_for() const { return stands_for_.get(); }
+  void stand_for(ir::Content content) {
+    stands_for_ = std::make_unique<ir::Content>(std::move(content));
+  }
 
   // How many references runs that wait for their turn hold (runner.h). They do not stand in the
   // way of donating the buffer to a later run.
@@ -42,6 +51,7 @@ class DeviceBuffer final : public ir::LeafData {
   std::atomic<int> state_{kPromised};
   std::optional<pjrt::Buffer> buffer_;
   std::string error_;
+  std::unique_ptr<ir::Content> stands_for_;  // guarded by the device's mutex
 };
 
 using BufferRef = std::shared_ptr<DeviceBuffer>;

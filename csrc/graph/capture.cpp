@@ -2,6 +2,8 @@
 
 #include <c10/util/Exception.h>
 
+#include <algorithm>
+
 #include "graph/gil.h"
 #include "pjrt/runtime.h"
 
@@ -54,8 +56,8 @@ void Capture::keep_data(ir::Storage& storage) {
   BufferRef buffer = buffer_ref(*value.node.get());
   ++buffer->waiting_runs;  // so that it can be donated as if it were not kept
   std::lock_guard lock(capture->kept_mutex_);
-  capture->kept_.push_back({&storage, storage.id(), &storage.pending_set(), storage.base(),
-                            value.type(), std::move(buffer)});
+  capture->kept_.push_back({storage.id(), storage.device().index(), storage.base(), value.type(),
+                            std::move(buffer)});
 }
 
 void Capture::give_back_data() {
@@ -64,13 +66,20 @@ void Capture::give_back_data() {
     std::lock_guard lock(kept_mutex_);
     kept.swap(kept_);
   }
-  for (Kept& each : kept) {
-    --each.buffer->waiting_runs;
-    ir::Value leaf{ir::Node::make_leaf(each.type, each.buffer), 0};
+  std::sort(kept.begin(), kept.end(),
+            [](const Kept& a, const Kept& b) { return a.device < b.device; });
+  for (size_t i = 0; i < kept.size();) {
+    const c10::DeviceIndex device = kept[i].device;
     ir::Garbage garbage;
-    std::lock_guard lock(each.pending->mutex);
-    ir::Storage* storage = ir::Storage::find(each.storage, each.id);
-    if (storage) garbage.add(storage->set_value(std::move(leaf), each.base));
+    std::lock_guard lock(ir::device_mutex(device));
+    const auto alive = ir::Storage::alive();
+    for (; i < kept.size() && kept[i].device == device; ++i) {
+      --kept[i].buffer->waiting_runs;
+      const auto found = alive.find(kept[i].id);
+      if (found == alive.end()) continue;
+      const ir::Value leaf{ir::Node::make_leaf(kept[i].type, kept[i].buffer), 0};
+      found->second->restore(leaf, &kept[i].base, garbage);
+    }
   }
 }
 

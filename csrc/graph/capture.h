@@ -10,8 +10,7 @@
 // A tensor that has data from before is an input like any other. If it is written to, its data
 // comes back when the capture ends; the buffer is kept in a way that leaves it free to be donated.
 //
-// There is one capture at a time, for all devices and threads: pending graphs are a device's, not a
-// thread's, and so is what a flush does with them. The caches of compiled programs are left alone.
+// There is one capture at a time, for all devices and threads. The caches of compiled programs are left alone.
 //
 // Scalars are treated as program.h does: constants until they prove to be variable. What only a
 // lowering can tell, that a rule needs a number at compile time, is asked for when it matters: when
@@ -79,9 +78,8 @@ class Capture {
  private:
   // What a storage held before.
   struct Kept {
-    ir::Storage* storage;  // may be dead by now: see Storage::find
-    uint64_t id;
-    ir::PendingSet* pending;
+    uint64_t id;  // of a storage that may be dead by now
+    c10::DeviceIndex device;
     ir::Geometry base;
     ir::TensorType type;
     BufferRef buffer;

@@ -7,10 +7,16 @@
 #include "graph/gil.h"
 #include "options.h"
 #include "pjrt/client.h"
+#include "pjrt/host_memory.h"
 #include "pjrt/runtime.h"
 
 namespace lazyxla::graph {
 namespace {
+
+std::function<std::string(const std::vector<const void*>&)>& tensor_namer() {
+  static auto* instance = new std::function<std::string(const std::vector<const void*>&)>();
+  return *instance;
+}
 
 // Packs the values of variable slots into one small array on the device.
 template <typename T>
@@ -23,6 +29,51 @@ pjrt::Buffer upload_slots(const std::vector<uint32_t>& which, c10::ArrayRef<ir::
   return pjrt::Runtime::get().client().buffer_from_host(values.data(), type, dims, {}, device);
 }
 
+// Bytes that a program can still get on a device; empty if nobody tells.
+std::optional<int64_t> free_memory(const pjrt::Device& device) {
+  if (const auto stats = device.allocator_stats(); stats && stats->bytes_limit) {
+    return *stats->bytes_limit - stats->bytes_in_use;
+  }
+  if (pjrt::Runtime::get().platform() != "cpu") return std::nullopt;
+  return pjrt::free_host_memory();
+}
+
+// Throws if the program needs more than there is. What it is given counts as free: it is reused.
+void check_fits(const Variant& variant, const Run& run, const pjrt::Device& device) {
+  constexpr int64_t kSmall = int64_t{64} << 20;  // asking takes longer than a small program
+  int64_t needed = variant.bytes_needed();
+  if (needed < kSmall) return;
+  for (int number : run.donated) {
+    needed -= static_cast<int64_t>(run.inputs[number]->get().nbytes());
+  }
+  const auto free = needed < kSmall ? std::nullopt : free_memory(device);
+  TORCH_CHECK_WITH(OutOfMemoryError, !free || needed <= *free, "lazyxla: ", variant.line,
+                   variant.line.empty() ? "" : ": ",
+                   "out of device memory: the program needs ", needed, " bytes and ",
+                   std::max<int64_t>(*free, 0), " are free on ", device.debug_string(),
+                   ". It was not run, and all tensors are as they were before");
+}
+
+// What tells of tensors whose data went down with a program.
+std::string tell_lost(const std::vector<const void*>& lost) {
+  if (lost.empty()) return "";
+  std::string names = tensor_namer() ? tensor_namer()(lost) : "";
+  std::string text = ". " + std::to_string(lost.size()) +
+                     (lost.size() == 1 ? " tensor is" : " tensors are") +
+                     " lost, since the program had taken the memory over";
+  return names.empty() ? text : text + ": " + names;
+}
+
+// Undoes the run if it fails on the device, later. Holds on to what would be given back.
+pjrt::InFlight::Listener undo_on_failure(std::shared_ptr<std::vector<Replaced>> replaced,
+                                         c10::DeviceIndex device) {
+  return [replaced = std::move(replaced), device](const pjrt::Error* failure) -> std::string {
+    if (failure) return tell_lost(undo(device, std::move(*replaced)));
+    replaced->clear();
+    return "";
+  };
+}
+
 }  // namespace
 
 const pjrt::Device& pjrt_device(c10::DeviceIndex device) {
@@ -33,20 +84,30 @@ const pjrt::Device& pjrt_device(c10::DeviceIndex device) {
   return devices[device];
 }
 
-void rethrow(const pjrt::Error& error, const char* doing) {
+void set_tensor_namer(std::function<std::string(const std::vector<const void*>&)> namer) {
+  tensor_namer() = std::move(namer);
+}
+
+void rethrow(const pjrt::Error& error, const std::string& doing) {
   TORCH_CHECK_WITH(OutOfMemoryError, error.code() != PJRT_Error_Code_RESOURCE_EXHAUSTED,
                    "lazyxla: out of device memory while ", doing, ": ", error.what());
   TORCH_CHECK(false, "lazyxla: ", doing, ": ", error.what());
 }
 
-void keeping(c10::ArrayRef<BufferRef> promises, c10::function_ref<void()> action) {
-  auto break_promises = [&](const std::string& reason) {
-    for (const auto& promise : promises) {
-      promise->break_promise(
-          "lazyxla: this value was not computed, because running the recorded "
-          "operators failed before: " +
-          reason);
-    }
+void break_promises(c10::ArrayRef<BufferRef> promises, const std::string& reason) {
+  for (const BufferRef& promise : promises) {
+    promise->break_promise(
+        "lazyxla: this value was not computed, because running the recorded operators failed "
+        "before: " +
+        reason);
+  }
+}
+
+void keeping(const Run& run, c10::DeviceIndex device, c10::function_ref<void()> action) {
+  auto fail = [&](const std::string& reason) {
+    rewind(run.draws);
+    const std::string lost = tell_lost(undo(device, std::move(run.replaced)));
+    break_promises(run.promises, reason + lost);
   };
   try {
     try {
@@ -55,20 +116,20 @@ void keeping(c10::ArrayRef<BufferRef> promises, c10::function_ref<void()> action
       rethrow(e, "running the recorded operators");
     }
   } catch (const c10::Error& e) {
-    break_promises(e.what_without_backtrace());
+    fail(e.what_without_backtrace());
     throw;
   } catch (const std::exception& e) {
-    break_promises(e.what());
+    fail(e.what());
     throw;
   }
 }
 
-void execute(const Run& run, c10::DeviceIndex index) {
+void execute(const Variant& variant, const Run& run, c10::DeviceIndex index) {
   const pjrt::Device& device = pjrt_device(index);
-  const Variant& variant = *run.variant;
   const pjrt::Executable& executable = variant.executable();
   c10::SmallVector<pjrt::Buffer*, 16> args;
   for (const BufferRef& input : run.inputs) args.push_back(&input->get());
+  check_fits(variant, run, device);
   std::optional<pjrt::Buffer> floats, ints;
   if (!variant.float_slots.empty()) {
     floats.emplace(upload_slots(variant.float_slots, run.slots, &ir::ScalarValue::f,
@@ -81,13 +142,20 @@ void execute(const Run& run, c10::DeviceIndex index) {
     args.push_back(&*ints);
   }
   variant.note_run();
-  auto results = executable.execute(args, variant.donated_args, device);
+  std::vector<pjrt::Buffer> results;
+  if (run.replaced.empty()) {
+    results = executable.execute(args, run.donated, device);
+  } else {
+    auto replaced = std::make_shared<std::vector<Replaced>>(std::move(run.replaced));
+    try {
+      results = executable.execute(args, run.donated, device, undo_on_failure(replaced, index));
+    } catch (const pjrt::Error&) {
+      run.replaced = std::move(*replaced);
+      throw;
+    }
+  }
   TORCH_INTERNAL_ASSERT(results.size() == run.promises.size());
   for (size_t i = 0; i < results.size(); ++i) run.promises[i]->keep(std::move(results[i]));
-  if (options().blocking) {
-    WithoutGil no_gil;
-    for (const BufferRef& promise : run.promises) promise->get().await();
-  }
 }
 
 void wait_for(c10::DeviceIndex device) {

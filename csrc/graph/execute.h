@@ -1,41 +1,60 @@
 // Execution: one run of a compiled program, whose results were promised before.
 //
 // Whoever runs something first gives the storages that take the results leaves on promised buffers
-// (buffer.h), then comes here. If the run fails, the promises are broken with the reason, so that
-// every later read tells it, and the reason is thrown.
+// (buffer.h), then comes here. If the run fails, now or later on the device, the storages have what
+// they had before (undo.h) and the promises are broken with the reason, so that every later read
+// tells it; a failure that is known now is thrown, too.
+//
+// A program that does not fit in the memory that is free is refused before it is given anything.
 #pragma once
 
 #include <c10/core/Device.h>
 #include <c10/util/FunctionRef.h>
 
+#include <functional>
+#include <string>
+#include <vector>
+
 #include "graph/buffer.h"
 #include "graph/program.h"
+#include "graph/undo.h"
 #include "pjrt/error.h"
 
 namespace lazyxla::graph {
 
 // What a run takes. It only refers to its parts.
 struct Run {
-  const std::shared_ptr<const Variant>& variant;
   c10::ArrayRef<BufferRef> inputs;
-  c10::ArrayRef<ir::ScalarValue> slots;  // of the graph that the variant was compiled for
+  c10::ArrayRef<int> donated;            // which inputs the program may consume, ascending
+  c10::ArrayRef<ir::ScalarValue> slots;  // of the graph that the program was compiled for
   c10::ArrayRef<BufferRef> promises;     // one per output
+  std::vector<Replaced>& replaced;       // taken
+  const std::vector<ir::Draws>& draws;
 };
 
-// Does `action`; if it throws, breaks the promises, and rethrows as an error of PyTorch.
-void keeping(c10::ArrayRef<BufferRef> promises, c10::function_ref<void()> action);
+// Does `action`; if it throws, undoes the run, breaks its promises, and rethrows as an error of
+// PyTorch.
+void keeping(const Run& run, c10::DeviceIndex device, c10::function_ref<void()> action);
 
 // Enqueues a run on the device and keeps its promises. With LAZYXLA_BLOCKING it also waits for the
 // results.
-void execute(const Run& run, c10::DeviceIndex device);
+void execute(const Variant& variant, const Run& run, c10::DeviceIndex device);
 
-// Waits until the device has done what was enqueued. Execution errors surface.
+// Breaks promises, for a reason that every read of them tells.
+void break_promises(c10::ArrayRef<BufferRef> promises, const std::string& reason);
+
+// Waits until the device has done what was enqueued, and what was sent to it has arrived. Execution
+// errors surface.
 void wait_for(c10::DeviceIndex device);
 
 // The device's end of the runtime; throws if there is no such device.
 const pjrt::Device& pjrt_device(c10::DeviceIndex device);
 
 // Out of device memory is torch.OutOfMemoryError, as for any accelerator.
-[[noreturn]] void rethrow(const pjrt::Error& error, const char* doing);
+[[noreturn]] void rethrow(const pjrt::Error& error, const std::string& doing);
+
+// What tells the user's names of tensors, by their memory's addresses: "0.weight, 0.bias". Set
+// once, by the bindings; takes the GIL itself.
+void set_tensor_namer(std::function<std::string(const std::vector<const void*>&)> namer);
 
 }  // namespace lazyxla::graph

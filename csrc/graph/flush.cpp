@@ -8,8 +8,10 @@
 #include "graph/gil.h"
 #include "graph/one_operator.h"
 #include "graph/program.h"
+#include "graph/recording.h"
 #include "graph/runner.h"
 #include "graph/setting.h"
+#include "graph/workers.h"
 #include "options.h"
 #include "pjrt/client.h"
 #include "pjrt/runtime.h"
@@ -17,22 +19,6 @@
 namespace lazyxla::graph {
 
 namespace {
-
-// A flush from within a lowering would wait for the one that lowers.
-class LoweringScope {
- public:
-  LoweringScope() {
-    TORCH_CHECK(!active_,
-                "lazyxla: a lowering rule computes with tensors of the device; it must build the "
-                "computation into the program instead");
-    active_ = true;
-  }
-  ~LoweringScope() { active_ = false; }
-
- private:
-  static thread_local bool active_;
-};
-thread_local bool LoweringScope::active_ = false;
 
 // A graph in the memory of the thread's last one: what a flush allocates above a KiB has malloc put
 // together all that was freed before.
@@ -54,55 +40,170 @@ class ReusedGraph {
 };
 thread_local Graph ReusedGraph::spare_;
 
+// What the storages had before the graph, where they had something. Taken out of the graph.
+std::vector<Replaced> replaced_by(Graph& graph) {
+  std::vector<Replaced> replaced;
+  for (Taken& taken : graph.taken) {
+    if (!taken.committed) continue;
+    replaced.push_back({taken.id, std::move(taken.committed), graph.promises[taken.output]});
+  }
+  return replaced;
+}
+
+void give_back(Graph& graph, std::vector<Replaced>& replaced) {
+  auto next = replaced.begin();
+  for (Taken& taken : graph.taken) {
+    if (next == replaced.end()) break;
+    if (next->id == taken.id) taken.committed = std::move(next++->content);
+  }
+  replaced.clear();
+}
+
+// Per value of the graph, whether it depends on node `failed`.
+std::vector<bool> dependents(const Graph& graph, size_t failed) {
+  std::vector<bool> tainted(graph.leaves.size(), false);
+  for (size_t i = 0; i < graph.nodes.size(); ++i) {
+    bool depends = i == failed;
+    for (size_t j = 0; j < graph.nodes[i]->operands().size(); ++j) {
+      depends = depends || tainted[graph.operand(i, j)];
+    }
+    tainted.insert(tainted.end(), graph.nodes[i]->spec()->outputs.size(), depends);
+  }
+  return tainted;
+}
+
+// Makes those storages pending again that hold what they were promised and do not depend on node
+// `failed`.
+void make_pending_again(ir::PendingSet& pending, Graph& graph, size_t failed) {
+  const std::vector<bool> tainted = dependents(graph, failed);
+  ir::Garbage garbage;
+  std::lock_guard lock(ir::device_mutex(pending.device));
+  const auto alive = ir::Storage::alive();
+  for (Taken& taken : graph.taken) {
+    const auto found = alive.find(taken.id);
+    if (tainted[graph.outputs[taken.output]] || found == alive.end()) continue;
+    ir::Storage& storage = *found->second;
+    const bool is_held = storage.value() && storage.value().node->leaf_data() ==
+                                                graph.promises[taken.output];
+    if (!is_held) continue;
+    storage.make_pending(std::move(taken.value), std::move(taken.committed), pending, garbage);
+  }
+  pending.draws.insert(pending.draws.begin(), std::make_move_iterator(graph.draws.begin()),
+                       std::make_move_iterator(graph.draws.end()));
+  graph.draws.clear();
+}
+
+// A graph whose program is not known yet: the parts of its run, which outlive the flush.
+struct Missed {
+  Missed(Graph&& taken, std::vector<BufferRef> inputs)
+      : graph(std::move(taken)), inputs(std::move(inputs)) {}
+  Graph graph;
+  std::vector<BufferRef> inputs;
+};
+
+std::vector<BufferRef> inputs_of(const Graph& graph) {
+  std::vector<BufferRef> inputs;
+  inputs.reserve(graph.leaves.size());
+  for (const ir::NodePtr& leaf : graph.leaves) inputs.push_back(buffer_ref(*leaf.get()));
+  return inputs;
+}
+
+// Lets go of what the graph alone keeps alive, so that memory can be given away.
+void drop_recorded(Graph& graph) { graph.taken.clear(); }
+
+// Has the program made by a worker, and waits for it. What is interrupted is left to the runner.
+VariantRef make_program(ir::PendingSet& pending, const std::shared_ptr<Program>& program,
+                        const std::shared_ptr<Missed>& missed, Compile how, Origin origin,
+                        Turn& turn) {
+  Graph& graph = missed->graph;
+  std::shared_ptr<const Outcome<VariantRef>> made;
+  try {
+    made = start_on_worker<VariantRef>([=, origin = std::move(origin)] {
+      return program->variant(missed->graph, how, origin);
+    });
+    made->wait();
+  } catch (const std::exception&) {
+    std::vector<Replaced> replaced = replaced_by(graph);
+    const Run run{missed->inputs, graph.donated, graph.slots, graph.promises, replaced,
+                  graph.draws};
+    if (!made) {  // no thread could be started
+      keeping(run, pending.device, [] { throw; });
+    }
+    turn.run_when_found([missed, made] { return made->get(); }, run);
+    throw;
+  }
+  std::vector<Replaced> replaced = replaced_by(graph);
+  const Run run{missed->inputs, graph.donated, graph.slots, graph.promises, replaced, graph.draws};
+  VariantRef variant;
+  keeping(run, pending.device, [&] {
+    try {
+      variant = made->get();
+    } catch (const LoweringFailure& e) {
+      if (replaced.empty()) make_pending_again(pending, graph, e.node);
+      TORCH_CHECK_NOT_IMPLEMENTED(false, e.what());
+    } catch (const TooManyPrograms& e) {
+      give_back(graph, replaced);
+      make_pending_again(pending, graph, graph.nodes.size());
+      TORCH_CHECK(false, e.what());
+    }
+  });
+  give_back(graph, replaced);
+  return variant;
+}
+
 }  // namespace
 
 void flush(c10::DeviceIndex device, Cause cause) {
-  ir::PendingSet& pending = ir::PendingSet::of(device);
+  ir::PendingSet& mine = pending_set(device);
+  ir::PendingSet& shared = Recording::shared().pending(device);
   {
-    std::lock_guard lock(pending.mutex);
-    if (!pending.first) return;
+    std::lock_guard lock(ir::device_mutex(device));
+    if (shared.first && &shared != &mine) mine.adopt_all(shared);
+    if (!mine.first) return;
   }
+  flush(mine, cause);
+}
+
+void flush(ir::PendingSet& pending, Cause cause) {
+  const c10::DeviceIndex device = pending.device;
+  TORCH_CHECK(!on_worker(),
+              "lazyxla: a lowering rule computes with tensors of the device; it must build the "
+              "computation into the program instead");
   check_unbroken(cause);  // may ask Python for the user's line: not under the mutex
-  const uint64_t setting = current_setting();
-  LoweringScope scope;
   const auto capture = Capture::current();
   ReusedGraph reused;
-  Graph& graph = reused.graph;
   std::optional<Turn> turn;
-  {
-    std::lock_guard lock(pending.mutex);
-    if (!pending.first) return;
-    detach(pending, setting, graph);
-    if (!capture) turn = Turn::take(device);
+  if (!detach(pending, current_setting(), reused.graph, [&] {
+        if (!capture) turn = Turn::take(device);
+      })) {
+    return;
   }
   if (capture) {
-    capture->take(graph);
+    capture->take(reused.graph);
     return;
   }
   ++Counters::get().flushes;
   // Who asks for a result waits for its program; the modes that run operators by themselves do not.
   const bool later = cause == Cause::kMode && !options().blocking;
-  std::shared_ptr<const Variant> variant;
-  keeping(graph.promises, [&] {
-    try {
-      variant = find_program(graph)->variant(graph, later ? Compile::kInBackground : Compile::kNow);
-    } catch (const LoweringFailure& e) {
-      restore(pending, graph, e.node);
-      TORCH_CHECK_NOT_IMPLEMENTED(false, e.what());
-    } catch (const TooManyPrograms& e) {
-      restore(pending, graph, graph.nodes.size());
-      TORCH_CHECK(false, e.what());
-    }
-  });
-  graph.taken.clear();
+  const auto program = find_program(reused.graph);
+  VariantRef variant = program->find(reused.graph);
+  std::shared_ptr<Missed> missed;
+  if (!variant) {
+    missed = std::make_shared<Missed>(std::move(reused.graph), inputs_of(reused.graph));
+    variant = make_program(pending, program, missed, later ? Compile::kInBackground : Compile::kNow,
+                           {user_line(), current_scope()}, *turn);
+  }
+  Graph& graph = missed ? missed->graph : reused.graph;
+  std::vector<Replaced> replaced = replaced_by(graph);
+  drop_recorded(graph);
   OneOperator::keep(graph, variant);
   c10::SmallVector<BufferRef, 128> inputs;
   for (const ir::NodePtr& leaf : graph.leaves) inputs.push_back(buffer_ref(*leaf.get()));
-  const Run run{variant, inputs, graph.slots, graph.promises};
+  const Run run{inputs, graph.donated, graph.slots, graph.promises, replaced, graph.draws};
   if (later) {
-    turn->run_soon(run);
+    turn->run_soon(variant, run);
   } else {
-    turn->run_now(run);
+    turn->run_now(variant, run);
   }
 }
 
@@ -139,7 +240,10 @@ void download(const ir::Value& leaf, void* destination) {
   try {
     buffer.to_host(destination, leaf.type().nbytes());
   } catch (const pjrt::Error& e) {
-    rethrow(e, "reading a value");
+    // Its program's failure is told with this, and the storages have what they had before.
+    const auto failure = pjrt_device(static_cast<c10::DeviceIndex>(buffer.device_index()))
+                             .take_failure();
+    rethrow(failure ? *failure : e, "reading a value");
   }
 }
 

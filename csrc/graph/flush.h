@@ -5,9 +5,13 @@
 // arrives later, and whoever reads it waits. Any thread may flush; a flush takes the device's mutex
 // only to detach, so others go on recording meanwhile.
 //
-// If lowering, compiling or enqueueing fails, the flush throws, the values that it should have
-// computed throw the same reason when read, and the device stays usable. If one operator cannot be
-// lowered, only what depends on it is lost.
+// A flush is a transaction (undo.h). If lowering, compiling or enqueueing fails it throws, every
+// storage that had data before has that data again, and tensors that were made by what failed throw
+// the same reason when read. Where nothing had data before there is nothing to undo: if one operator
+// cannot be lowered then, what does not depend on it stays pending.
+//
+// An interrupt ends the waiting, not the flush: its program is compiled and run all the same, by
+// other threads.
 //
 // While a capture (capture.h) is active nothing is run, uploaded or copied: all results are
 // abstract.
@@ -21,9 +25,13 @@
 
 namespace lazyxla::graph {
 
-// Runs all that is pending on the device. No-op if nothing is. Throws if the thread is in a region
-// that `cause` must not break.
+// Runs all that the calling thread has pending on the device, and what belongs to the whole process
+// (recording.h). No-op if nothing is. Throws if the thread is in a region that `cause` must not
+// break.
 void flush(c10::DeviceIndex device, Cause cause);
+
+// The same for a pending set of any thread.
+void flush(ir::PendingSet& pending, Cause cause);
 
 // flush, and with `wait` also waits until the device has computed it all. Execution errors surface.
 void sync(c10::DeviceIndex device, bool wait, Cause cause);

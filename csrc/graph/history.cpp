@@ -13,7 +13,7 @@ constexpr size_t kRemembered = 32;
 
 // A graph without its values. Specs are only compared: they may be gone.
 struct Outline {
-  explicit Outline(const Graph& graph) : outputs(graph.outputs), donations(graph.donations) {
+  explicit Outline(const Graph& graph) : outputs(graph.outputs), aliases(graph.aliases) {
     for (const ir::NodePtr& node : graph.nodes) {
       names.push_back(node->spec()->name);
       specs.push_back(node->spec()->id);
@@ -25,7 +25,7 @@ struct Outline {
   std::vector<uint64_t> specs;
   std::vector<ir::TensorType> inputs;
   std::vector<uint32_t> outputs;
-  std::vector<int> donations;
+  std::vector<int> aliases;
 };
 
 size_t common_operators(const Outline& a, const Outline& b) {
@@ -56,7 +56,7 @@ std::string difference(const Outline& now, const Outline& before) {
     return std::to_string(now.outputs.size()) + " results are alive at its end, not " +
            std::to_string(before.outputs.size()) + " or not the same";
   }
-  if (now.donations != before.donations) return "other inputs are used for the last time";
+  if (now.aliases != before.aliases) return "other tensors are written in place";
   return "operators take each other's results differently";
 }
 

@@ -17,7 +17,7 @@ struct Pattern {
   uint64_t setting = 0;
   uint8_t num_operands = 0, num_leaves = 0, num_results = 0;
   uint8_t leaf_of_operand[kMaxOperands] = {};
-  int8_t donated_to[kMaxOperands] = {};  // per leaf: the result that takes its memory over, or -1
+  int8_t alias_of[kMaxOperands] = {};  // per leaf: the result that may take its memory, or -1
   uint8_t output_of_result[kMaxResults] = {};
   bool operator==(const Pattern&) const = default;
 };
@@ -36,7 +36,7 @@ class Programs final : public ir::OwnPrograms {
     return static_cast<Programs&>(*none);
   }
 
-  std::shared_ptr<const Variant> find(const Pattern& pattern,
+  VariantRef find(const Pattern& pattern,
                                       c10::ArrayRef<ir::ScalarValue> slots) {
     std::lock_guard lock(mutex_);
     for (const Entry& entry : entries_) {
@@ -47,7 +47,7 @@ class Programs final : public ir::OwnPrograms {
     return nullptr;
   }
 
-  void add(const Pattern& pattern, const std::shared_ptr<const Variant>& variant) {
+  void add(const Pattern& pattern, const VariantRef& variant) {
     std::lock_guard lock(mutex_);
     for (const Entry& entry : entries_) {
       if (entry.variant.lock() == variant) return;
@@ -72,6 +72,7 @@ std::optional<OneOperator> OneOperator::prepare(const ir::OpSpec& spec, uint64_t
                                                 c10::ArrayRef<ir::Value> operands,
                                                 c10::ArrayRef<ir::ScalarValue> slots,
                                                 c10::ArrayRef<Result> results,
+                                                std::vector<ir::Draws> draws,
                                                 c10::DeviceIndex device, ir::Garbage& garbage) {
   Programs* programs = Programs::of(spec);
   if (!programs || operands.size() > kMaxOperands || results.size() > kMaxResults) return {};
@@ -87,22 +88,27 @@ std::optional<OneOperator> OneOperator::prepare(const ir::OpSpec& spec, uint64_t
     pattern.leaf_of_operand[i] = leaf;
     ++mentions[leaf];
   }
-  std::fill_n(pattern.donated_to, pattern.num_leaves, int8_t{-1});
+  std::fill_n(pattern.alias_of, pattern.num_leaves, int8_t{-1});
   for (size_t r = 0; r < results.size(); ++r) {
     pattern.output_of_result[r] = results[r].output;
-    // Of the old content only the storage and the operands know: its memory is free for the new.
     const ir::Node* old = results[r].storage->value().node.get();
     for (uint8_t leaf = 0; leaf < pattern.num_leaves && old; ++leaf) {
-      if (leaves[leaf] == old && dies_with(*old, mentions[leaf] + 1) &&
-          old->output_type(0) == spec.outputs[results[r].output]) {
-        pattern.donated_to[leaf] = static_cast<int8_t>(r);
-      }
+      const ir::TensorType& type = spec.outputs[results[r].output];
+      if (leaves[leaf] != old || !(old->output_type(0) == type) || type.numel() == 0) continue;
+      if (pattern.alias_of[leaf] < 0) pattern.alias_of[leaf] = static_cast<int8_t>(r);
     }
   }
   auto variant = programs->find(pattern, slots);
   if (!variant) return {};
   OneOperator call(Turn::take(device));
   call.variant_ = std::move(variant);
+  call.draws_ = std::move(draws);
+  for (uint8_t leaf = 0; leaf < pattern.num_leaves; ++leaf) {
+    // Of the old content only the storage and the operands know: its memory is free for the new.
+    if (pattern.alias_of[leaf] >= 0 && dies_with(*leaves[leaf], mentions[leaf] + 1)) {
+      call.donated_.push_back(leaf);
+    }
+  }
   size_t next = 0;
   for (size_t i = 0; i < operands.size(); ++i) {
     if (pattern.leaf_of_operand[i] != next) continue;
@@ -111,8 +117,11 @@ std::optional<OneOperator> OneOperator::prepare(const ir::OpSpec& spec, uint64_t
   }
   for (const Result& result : results) {
     auto promise = make_buffer();
-    garbage.add(
-        result.storage->set_value({ir::Node::make_leaf(spec.outputs[result.output], promise), 0}));
+    ir::Storage& storage = *result.storage;
+    if (storage.value()) {
+      call.replaced_.push_back({storage.id(), {storage.value(), nullptr}, promise});
+    }
+    storage.set_leaf({ir::Node::make_leaf(spec.outputs[result.output], promise), 0}, garbage);
     call.promises_.push_back(std::move(promise));
   }
   return call;
@@ -122,10 +131,10 @@ void OneOperator::run(c10::ArrayRef<ir::ScalarValue> slots) {
   Counters& counters = Counters::get();
   ++counters.flushes;
   ++counters.cache_hits;
-  turn_.run_soon({variant_, inputs_, slots, promises_});
+  turn_.run_soon(variant_, {inputs_, donated_, slots, promises_, replaced_, draws_});
 }
 
-void OneOperator::keep(const Graph& graph, const std::shared_ptr<const Variant>& variant) {
+void OneOperator::keep(const Graph& graph, const VariantRef& variant) {
   if (graph.nodes.size() != 1) return;
   const ir::Node& node = *graph.nodes[0].get();
   auto operands = node.operands();
@@ -137,7 +146,7 @@ void OneOperator::keep(const Graph& graph, const std::shared_ptr<const Variant>&
   for (size_t i = 0; i < operands.size(); ++i) {
     pattern.leaf_of_operand[i] = graph.operand(0, i);
   }
-  std::copy(graph.donations.begin(), graph.donations.end(), pattern.donated_to);
+  std::copy(graph.aliases.begin(), graph.aliases.end(), pattern.alias_of);
   for (size_t r = 0; r < graph.outputs.size(); ++r) {
     pattern.output_of_result[r] = graph.outputs[r] - graph.values[0];
   }

@@ -9,7 +9,7 @@
 //                       └─miss──> record, flush ──> keep
 //
 // Calls of one spec differ in which operands are the same data, which results take over an
-// operand's memory (an in-place operator whose old value nobody else has), and in their numbers.
+// operand's memory (an in-place operator may), and in their numbers.
 #pragma once
 
 #include <memory>
@@ -33,27 +33,31 @@ class OneOperator {
 
   // If a program for such a call is known: gives the results' storages leaves on promised buffers,
   // and returns what `run` needs. All operands are leaves; the results' base geometries are those
-  // of the outputs. `setting` is current_setting(), asked before the mutex is taken. Caller holds
-  // the mutex.
+  // of the outputs. `setting` is current_setting(), asked before the mutex is taken; `draws` are the
+  // random numbers that the call has drawn. Caller holds the mutex.
   static std::optional<OneOperator> prepare(const ir::OpSpec& spec, uint64_t setting,
                                             c10::ArrayRef<ir::Value> operands,
                                             c10::ArrayRef<ir::ScalarValue> slots,
-                                            c10::ArrayRef<Result> results, c10::DeviceIndex device,
+                                            c10::ArrayRef<Result> results,
+                                            std::vector<ir::Draws> draws, c10::DeviceIndex device,
                                             ir::Garbage& garbage);
 
   // Runs it, without the mutex.
   void run(c10::ArrayRef<ir::ScalarValue> slots);
 
   // Notes the program of a graph that is a single operator.
-  static void keep(const Graph& graph, const std::shared_ptr<const Variant>& variant);
+  static void keep(const Graph& graph, const VariantRef& variant);
 
  private:
   explicit OneOperator(Turn turn) : turn_(std::move(turn)) {}
 
   Turn turn_;
-  std::shared_ptr<const Variant> variant_;
+  VariantRef variant_;
   c10::SmallVector<BufferRef, 8> inputs_;
+  c10::SmallVector<int, 8> donated_;
   c10::SmallVector<BufferRef, 4> promises_;
+  std::vector<Replaced> replaced_;
+  std::vector<ir::Draws> draws_;
 };
 
 }  // namespace lazyxla::graph

@@ -19,6 +19,7 @@
 #include "pjrt/error.h"
 #include "pjrt/host_memory.h"
 #include "pjrt/runtime.h"
+#include "waiting.h"
 
 namespace lazyxla::graph {
 namespace {
@@ -171,12 +172,12 @@ bool Variant::matches(c10::ArrayRef<ir::ScalarValue> slots) const {
 void Variant::compile(const std::string& artifact, const ir::CompileOptions& options,
                       const std::string& stored_as) {
   try {
-    executable_ = pjrt::Runtime::get().client().compile(artifact, "mlir", options);
+    take(pjrt::Runtime::get().client().compile(artifact, "mlir", options));
   } catch (...) {
     error_ = std::current_exception();
   }
   state_.store(error_ ? kFailed : kCompiled, std::memory_order_release);
-  state_.notify_all();
+  waiting::announce();
   if (error_ || stored_as.empty()) return;
   try {
     ProgramStore::current()->add_program(stored_as, executable_->program().serialize());
@@ -186,32 +187,47 @@ void Variant::compile(const std::string& artifact, const ir::CompileOptions& opt
 }
 
 void Variant::load(const std::string& serialized) {
-  executable_ = pjrt::Runtime::get().client().deserialize(serialized);
+  take(pjrt::Runtime::get().client().deserialize(serialized));
   state_.store(kCompiled, std::memory_order_release);
 }
 
-const pjrt::Executable& Variant::executable() const {
-  if (state_.load(std::memory_order_acquire) == kCompiling) {
-    WithoutGil no_gil;
-    state_.wait(kCompiling, std::memory_order_acquire);
+void Variant::take(std::unique_ptr<pjrt::Executable> executable) {
+  executable_ = std::move(executable);
+  if (const auto stats = executable_->program().memory_stats()) {
+    bytes_needed_ = stats->temporary + stats->outputs;
   }
+}
+
+void Variant::await_compiled() const {
+  if (state_.load(std::memory_order_acquire) != kCompiling) return;
+  WithoutGil no_gil;
+  waiting::wait([this] { return state_.load(std::memory_order_acquire) != kCompiling; });
+}
+
+const pjrt::Executable& Variant::executable() const {
+  await_compiled();
   if (error_) std::rethrow_exception(error_);
   return *executable_;
 }
 
-std::shared_ptr<const Variant> Program::variant(const Graph& graph, Compile how) {
+VariantRef Program::known(const Graph& graph) const {
+  for (const VariantRef& variant : variants_) {
+    if (!variant->matches(graph.slots)) continue;
+    ++Counters::get().cache_hits;
+    return variant;
+  }
+  return nullptr;
+}
+
+VariantRef Program::find(const Graph& graph) {
   std::unique_lock lock(mutex_, std::try_to_lock);
-  if (!lock) {
-    WithoutGil no_gil;  // the holder may be lowering
-    lock.lock();
-  }
-  for (const auto& variant : variants_) {
-    if (variant->matches(graph.slots)) {
-      ++Counters::get().cache_hits;
-      return variant;
-    }
-  }
-  variants_.push_front(make(graph, how));
+  return lock ? known(graph) : nullptr;
+}
+
+VariantRef Program::variant(const Graph& graph, Compile how, const Origin& origin) {
+  std::lock_guard lock(mutex_);
+  if (VariantRef variant = known(graph)) return variant;
+  variants_.push_front(make(graph, how, origin));
   if (variants_.size() > kMaxVariants) variants_.pop_back();
   return variants_.front();
 }
@@ -278,15 +294,16 @@ bool load(Variant& variant, const std::string& serialized, std::string& why) {
 
 }  // namespace
 
-std::shared_ptr<const Variant> Program::make(const Graph& graph, Compile how) {
+VariantRef Program::make(const Graph& graph, Compile how, const Origin& origin) {
   static_slots_.resize(graph.slots.size(), false);
   const std::vector<ir::SlotKind> kinds = slot_kinds(graph);
   const std::vector<bool> wanted = wanted_inputs(graph);
   const ir::CompileOptions options = compile_options(graph);
   const std::string options_text = pjrt::serialize(options);
-  std::string why = count_program(reason(graph, wanted));
+  std::string why = count_program(reason(graph, wanted), origin.scope.get());
 
   auto variant = std::make_shared<Variant>();
+  variant->line = origin.line;
   const auto store = ProgramStore::current();
   const std::string stored_as = store->graph_name(graph, options_text);
   auto found = store->find_graph(stored_as, wanted, needed_inputs(graph), graph.slots);
@@ -298,7 +315,7 @@ std::shared_ptr<const Variant> Program::make(const Graph& graph, Compile how) {
   } else {
     if (!found && variants_.empty()) why += store->explain_miss(graph, options_text);
     variant->variable = wanted;
-    lowered = lowerer()(graph, wanted, why);
+    lowered = lowerer()(graph, wanted, {origin.line, why, graph.hash});
     ++Counters::get().lowerings;
     Counters::get().nodes_lowered += static_cast<int64_t>(graph.nodes.size());
   }
@@ -311,9 +328,6 @@ std::shared_ptr<const Variant> Program::make(const Graph& graph, Compile how) {
     if (!variant->variable[i]) continue;
     (kinds[i] == ir::SlotKind::kFloat ? variant->float_slots : variant->int_slots).push_back(i);
   }
-  for (size_t i = 0; i < graph.donations.size(); ++i) {
-    if (graph.donations[i] >= 0) variant->donated_args.push_back(static_cast<int>(i));
-  }
   variant->constants = graph.slots;
 
   if (!loaded) {
@@ -325,7 +339,7 @@ std::shared_ptr<const Variant> Program::make(const Graph& graph, Compile how) {
   }
   if (loaded) {
     ++Counters::get().programs_loaded;
-    if (load_listener()) load_listener()(graph.nodes.size(), why);
+    if (load_listener()) load_listener()(graph.nodes.size(), {origin.line, why, graph.hash});
   }
   return variant;
 }

@@ -32,6 +32,7 @@
 #include <string>
 #include <vector>
 
+#include "graph/scope.h"
 #include "graph/walk.h"
 #include "pjrt/executable.h"
 
@@ -49,14 +50,27 @@ struct LoweringFailure : std::runtime_error {
   size_t node;  // its position in Graph::nodes
 };
 
-// Turns a graph into StableHLO; `variable` says per slot whether it is a runtime input, `reason`
-// why the program is compiled. Set once, by the bindings; takes the GIL itself.
-using Lowerer = std::function<Lowered(const Graph&, const std::vector<bool>& variable,
-                                      const std::string& reason)>;
+// Where a flush comes from: what a worker (workers.h) cannot know of the thread that it works for.
+struct Origin {
+  std::string line;  // the user's, "train.py:31"; empty if unknown
+  std::shared_ptr<Scope> scope;
+};
+
+// Why a program is made, to be told to the user.
+struct Occasion {
+  std::string line;    // as in Origin
+  std::string reason;  // in words
+  uint64_t hash;       // of the graph's key
+};
+
+// Turns a graph into StableHLO; `variable` says per slot whether it is a runtime input. Set once,
+// by the bindings; takes the GIL itself. Called on workers only.
+using Lowerer =
+    std::function<Lowered(const Graph&, const std::vector<bool>& variable, const Occasion&)>;
 void set_lowerer(Lowerer lowerer);
 
 // Told of every program of `operators` nodes that was loaded instead of lowered and compiled.
-using LoadListener = std::function<void(size_t operators, const std::string& reason)>;
+using LoadListener = std::function<void(size_t operators, const Occasion&)>;
 void set_load_listener(LoadListener listener);
 
 // One compiled form of a program, perhaps still being compiled.
@@ -66,7 +80,7 @@ struct Variant {
       constants;                      // all slots' values when compiled; variable ones mean nothing
   std::vector<uint32_t> float_slots;  // the variable ones: one f64 array, one i64 array
   std::vector<uint32_t> int_slots;
-  std::vector<int> donated_args;
+  std::string line;  // the user's that it was compiled for
   Variant();
   ~Variant();
 
@@ -79,8 +93,13 @@ struct Variant {
   // Takes a serialized executable instead. Throws pjrt::Error if the plugin does not load it.
   void load(const std::string& serialized);
   bool is_compiled() const { return state_.load(std::memory_order_acquire) == kCompiled; }
+  // Waits while it is being compiled, whatever becomes of that. An interrupt ends the wait.
+  void await_compiled() const;
   // Waits while it is being compiled. Throws what made that fail.
   const pjrt::Executable& executable() const;
+  // What a run needs besides its arguments: temporary memory and results, in bytes. 0 if the plugin
+  // does not tell.
+  int64_t bytes_needed() const { return bytes_needed_; }
   // To be called at every run. The cache asks which of two ran later.
   void note_run() const;
   int64_t last_run() const { return last_run_; }
@@ -89,9 +108,13 @@ struct Variant {
   enum State : int { kCompiling, kCompiled, kFailed };
   std::atomic<int> state_{kCompiling};
   mutable std::atomic<int64_t> last_run_{0};
+  void take(std::unique_ptr<pjrt::Executable> executable);
   std::unique_ptr<pjrt::Executable> executable_;
+  int64_t bytes_needed_ = 0;
   std::exception_ptr error_;
 };
+
+using VariantRef = std::shared_ptr<const Variant>;
 
 // Who compiles a new program: the caller, who waits, or a pool of threads.
 enum class Compile : uint8_t { kNow, kInBackground };
@@ -104,8 +127,10 @@ class Program {
   const std::vector<uint64_t>& key() const { return key_; }
   uint64_t hash() const { return hash_; }
 
-  // The variant for these scalar values, lowered by the caller and compiled if there is none.
-  std::shared_ptr<const Variant> variant(const Graph& graph, Compile how);
+  // The variant for these scalar values, if it is known; else, or while one is made, null.
+  VariantRef find(const Graph& graph);
+  // The same, lowered by the caller, a worker, and compiled if there is none.
+  VariantRef variant(const Graph& graph, Compile how, const Origin& origin);
 
   // When one of its variants ran last, and how many there are: none if no graph could be lowered.
   // Nothing while one is being lowered.
@@ -116,7 +141,8 @@ class Program {
   std::optional<Use> use();
 
  private:
-  std::shared_ptr<const Variant> make(const Graph& graph, Compile how);
+  VariantRef known(const Graph& graph) const;
+  VariantRef make(const Graph& graph, Compile how, const Origin& origin);
   // Which of a new variant's slots are to be inputs; and which of these have varied, or were
   // inputs before.
   std::vector<bool> wanted_inputs(const Graph& graph) const;
@@ -127,8 +153,8 @@ class Program {
   std::vector<uint64_t> key_;
   uint64_t hash_;
   bool dropped_;
-  std::mutex mutex_;  // held while lowering: two threads never compile the same program twice
-  std::deque<std::shared_ptr<const Variant>> variants_;  // newest first
+  std::mutex mutex_;  // held while lowering: two workers never compile the same program twice
+  std::deque<VariantRef> variants_;  // newest first
   std::vector<bool> static_slots_;
 };
 

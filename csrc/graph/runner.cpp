@@ -12,6 +12,7 @@
 #include "options.h"
 #include "pjrt/client.h"
 #include "pjrt/runtime.h"
+#include "waiting.h"
 
 namespace lazyxla::graph {
 namespace {
@@ -19,15 +20,20 @@ namespace {
 // A run that owns its parts, and is counted in its buffers as long as it waits.
 class WaitingRun {
  public:
-  explicit WaitingRun(const Run& run)
-      : variant_(run.variant),
+  WaitingRun(FindVariant find, const Run& run)
+      : find_(std::move(find)),
         inputs_(run.inputs.begin(), run.inputs.end()),
+        donated_(run.donated.begin(), run.donated.end()),
         slots_(run.slots.begin(), run.slots.end()),
-        promises_(run.promises.begin(), run.promises.end()) {
+        promises_(run.promises.begin(), run.promises.end()),
+        replaced_(std::move(run.replaced)),
+        draws_(run.draws) {
     for (const BufferRef& buffer : inputs_) ++buffer->waiting_runs;
     for (const BufferRef& buffer : promises_) ++buffer->waiting_runs;
+    for (const Replaced& each : replaced_) ++each.promise->waiting_runs;
   }
   ~WaitingRun() {
+    for (const Replaced& each : replaced_) --each.promise->waiting_runs;
     let_go(inputs_);
     let_go(promises_);
   }
@@ -35,8 +41,11 @@ class WaitingRun {
   WaitingRun& operator=(const WaitingRun&) = delete;
 
   void execute(c10::DeviceIndex device) {
+    std::vector<Replaced> replaced = std::move(replaced_);
+    for (const Replaced& each : replaced) --each.promise->waiting_runs;
+    const Run run{inputs_, donated_, slots_, promises_, replaced, draws_};
     try {
-      keeping(promises_, [&] { graph::execute({variant_, inputs_, slots_, promises_}, device); });
+      keeping(run, device, [&] { graph::execute(*find_(), run, device); });
     } catch (const std::exception&) {  // whoever reads the results is told
     }
   }
@@ -51,10 +60,13 @@ class WaitingRun {
     }
   }
 
-  std::shared_ptr<const Variant> variant_;
+  FindVariant find_;
   std::vector<BufferRef> inputs_;
+  std::vector<int> donated_;
   std::vector<ir::ScalarValue> slots_;
   std::vector<BufferRef> promises_;
+  std::vector<Replaced> replaced_;
+  std::vector<ir::Draws> draws_;
 };
 
 }  // namespace
@@ -74,16 +86,12 @@ class Runner {
   void await(uint64_t turn) {
     if (is_up(turn)) return;
     WithoutGil no_gil;
-    while (true) {
-      uint64_t done = done_;
-      if (done + 1 >= turn) return;
-      done_.wait(done);
-    }
+    waiting::wait([this, turn] { return done_ + 1 >= turn; });
   }
 
   void finish(uint64_t turn) {
     done_ = turn;
-    done_.notify_all();
+    waiting::announce();
     if (left_ == 0) return;
     {
       std::lock_guard lock(mutex_);
@@ -142,21 +150,40 @@ Turn::~Turn() {
   }
 }
 
-void Turn::run_now(const Run& run) {
-  Runner::of(device_).await(number_);
+void Turn::run_now(const VariantRef& variant, const Run& run) {
+  try {
+    Runner::of(device_).await(number_);
+    variant->await_compiled();
+  } catch (...) {  // interrupted
+    run_when_found([variant] { return variant; }, run);
+    throw;
+  }
   ++Counters::get().executions;
-  keeping(run.promises, [&] { execute(run, device_); });
+  keeping(run, device_, [&] { execute(*variant, run, device_); });
+  if (!options().blocking) return;
+  WithoutGil no_gil;
+  try {
+    for (const BufferRef& promise : run.promises) promise->get().await();
+  } catch (const pjrt::Error& e) {
+    const auto failure = pjrt_device(device_).take_failure();  // it is told with this
+    rethrow(failure ? *failure : e, "running the recorded operators");
+  }
 }
 
-void Turn::run_soon(const Run& run) {
-  Runner& runner = Runner::of(device_);
-  if (options().blocking || (runner.is_up(number_) && run.variant->is_compiled())) {
-    run_now(run);
-    return;
+void Turn::run_soon(const VariantRef& variant, const Run& run) {
+  const Runner& runner = Runner::of(device_);
+  if (options().blocking || (runner.is_up(number_) && variant->is_compiled())) {
+    run_now(variant, run);
+  } else {
+    run_when_found([variant] { return variant; }, run);
   }
+}
+
+void Turn::run_when_found(FindVariant find, const Run& run) {
   pjrt_device(device_);  // throws in a forked child, where no thread would do the work
   ++Counters::get().executions;
-  runner.leave(std::exchange(number_, 0), std::make_unique<WaitingRun>(run), device_);
+  Runner::of(device_).leave(std::exchange(number_, 0),
+                            std::make_unique<WaitingRun>(std::move(find), run), device_);
 }
 
 bool is_idle(c10::DeviceIndex device) {

@@ -10,10 +10,13 @@
 // together with the promises. Runs may therefore give memory away that runs before them read, and
 // none waits for a promise that a later one keeps, whichever threads they come from.
 //
+// A wait that is interrupted is no failure either: the run is left, and done as soon as it can be.
+//
 // Errors of a run that was left are told by whoever reads its results. With LAZYXLA_BLOCKING
 // nothing is left.
 #pragma once
 
+#include <functional>
 #include <utility>
 
 #include "graph/execute.h"
@@ -22,10 +25,13 @@ namespace lazyxla::graph {
 
 class Runner;
 
+// Tells the program of a run, perhaps after waiting for it, or throws why there is none.
+using FindVariant = std::function<VariantRef()>;
+
 // A place in a device's order. Must be used once; dropped unused, it lets the next ones pass.
 class Turn {
  public:
-  // Caller holds the mutex of the device's pending set.
+  // Caller holds the mutex of the device.
   static Turn take(c10::DeviceIndex device);
 
   Turn(Turn&& other) noexcept : device_(other.device_), number_(std::exchange(other.number_, 0)) {}
@@ -37,10 +43,13 @@ class Turn {
   ~Turn();
 
   // Runs it before returning, after those that come before it.
-  void run_now(const Run& run);
+  void run_now(const VariantRef& variant, const Run& run);
 
   // Runs it as soon as it can be run: often now.
-  void run_soon(const Run& run);
+  void run_soon(const VariantRef& variant, const Run& run);
+
+  // Leaves it, to be run when its turn comes and its program is found.
+  void run_when_found(FindVariant find, const Run& run);
 
  private:
   Turn(c10::DeviceIndex device, uint64_t number) : device_(device), number_(number) {}

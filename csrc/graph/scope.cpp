@@ -3,6 +3,8 @@
 #include <ATen/ThreadLocalPythonObjects.h>
 #include <c10/util/Exception.h>
 
+#include "graph/recording.h"
+
 namespace lazyxla::graph {
 namespace {
 
@@ -27,13 +29,13 @@ void carry(std::shared_ptr<Scope> scope) {
   ThreadLocalPythonObjects::set(key(), std::move(scope));  // null too: older torch cannot erase
 }
 
-Scope* current_scope() {
+Scope* innermost() {
   if (scopes_entered.load(std::memory_order_relaxed) == 0) [[likely]]
     return nullptr;
   return own_scope ? own_scope.get() : carried_scope().get();
 }
 
-std::string (*user_line)() = nullptr;
+std::string (*find_user_line)() = nullptr;
 
 const char* describe(Cause cause) {
   switch (cause) {
@@ -54,45 +56,49 @@ const char* describe(Cause cause) {
 }  // namespace
 
 Mode current_mode() {
-  const Scope* scope = current_scope();
+  const Scope* scope = innermost();
   return scope ? scope->mode.load() : process_mode.load(std::memory_order_relaxed);
 }
 
 Mode exchange_mode(Mode mode) {
-  Scope* scope = current_scope();
+  Scope* scope = innermost();
   return scope ? scope->mode.exchange(mode) : process_mode.exchange(mode);
 }
 
 bool in_region() {
-  const Scope* scope = current_scope();
+  const Scope* scope = innermost();
   return scope && scope->region;
 }
 
-std::shared_ptr<Scope> enter_scope(Mode mode, std::shared_ptr<Region> region) {
+void enter_scope(Mode mode, std::shared_ptr<Region> region, bool outermost) {
   const bool nested = own_scope != nullptr;
   auto outer = nested ? own_scope : carried_scope();
-  own_scope = std::make_shared<Scope>(mode, std::move(region), std::move(outer), nested);
+  if (region) ++Recording::current().regions;
+  own_scope =
+      std::make_shared<Scope>(mode, std::move(region), std::move(outer), nested, outermost);
   carry(own_scope);
   ++scopes_entered;
-  return own_scope;
 }
 
-void leave_scope(const Scope& scope) {
-  carry(scope.outer);
-  own_scope = scope.nested ? scope.outer : nullptr;
+void leave_scope() {
+  TORCH_CHECK(own_scope, "lazyxla: a block ends in another thread than it began in");
+  const std::shared_ptr<Scope> scope = std::move(own_scope);
+  if (scope->region) --Recording::current().regions;
+  carry(scope->outer);
+  own_scope = scope->nested ? scope->outer : nullptr;
   --scopes_entered;
 }
 
 const ir::CompileOptions* region_options() {
   const Region* outermost = nullptr;
-  for (const Scope* scope = current_scope(); scope; scope = scope->outer.get()) {
+  for (const Scope* scope = innermost(); scope; scope = scope->outer.get()) {
     if (scope->region) outermost = scope->region.get();
   }
   return outermost ? &outermost->options : nullptr;
 }
 
 void check_unbroken(const std::string& what) {
-  for (const Scope* scope = current_scope(); scope; scope = scope->outer.get()) {
+  for (const Scope* scope = innermost(); scope; scope = scope->outer.get()) {
     if (!scope->region || !scope->region->full_graph) continue;
     TORCH_CHECK(false, "lazyxla: ", user_line_prefix(), "the compiled region ", scope->region->name,
                 " has full_graph=True, but would break into two programs: ", what,
@@ -104,9 +110,13 @@ void check_unbroken(Cause cause) {
   if (cause != Cause::kRegionEnd) check_unbroken(describe(cause));
 }
 
-std::string count_program(const std::string& reason) {
-  Scope* current = current_scope();
-  for (const Scope* scope = current; scope; scope = scope->outer.get()) {
+std::shared_ptr<Scope> current_scope() {
+  if (scopes_entered.load(std::memory_order_relaxed) == 0) return nullptr;
+  return own_scope ? own_scope : carried_scope();
+}
+
+std::string count_program(const std::string& reason, const Scope* innermost) {
+  for (const Scope* scope = innermost; scope; scope = scope->outer.get()) {
     const Region* region = scope->region.get();
     if (!region || !region->max_programs || region->programs < *region->max_programs) continue;
     throw TooManyPrograms("lazyxla: the compiled region " + region->name +
@@ -114,7 +124,7 @@ std::string count_program(const std::string& reason) {
                           " that it has, and max_graphs allows no more. Why: " + reason);
   }
   std::string name;
-  for (const Scope* scope = current; scope; scope = scope->outer.get()) {
+  for (const Scope* scope = innermost; scope; scope = scope->outer.get()) {
     if (!scope->region) continue;
     ++scope->region->programs;
     if (name.empty()) name = scope->region->name + ": ";
@@ -122,11 +132,13 @@ std::string count_program(const std::string& reason) {
   return name + reason;
 }
 
+std::string user_line() { return find_user_line ? find_user_line() : ""; }
+
 std::string user_line_prefix() {
-  std::string where = user_line ? user_line() : "";
+  std::string where = user_line();
   return where.empty() ? "" : where + ": ";
 }
 
-void set_user_line(std::string (*function)()) { user_line = function; }
+void set_user_line(std::string (*function)()) { find_user_line = function; }
 
 }  // namespace lazyxla::graph

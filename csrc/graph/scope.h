@@ -55,16 +55,19 @@ struct TooManyPrograms : std::runtime_error {
 
 // Derives from what PyTorch hands on to autograd's threads; it holds no Python object.
 struct Scope : c10::SafePyObject {
-  Scope(Mode mode, std::shared_ptr<Region> region, std::shared_ptr<Scope> outer, bool nested)
+  Scope(Mode mode, std::shared_ptr<Region> region, std::shared_ptr<Scope> outer, bool nested,
+        bool outermost)
       : SafePyObject(nullptr, nullptr),
         mode(mode),
         region(std::move(region)),
         outer(std::move(outer)),
-        nested(nested) {}
+        nested(nested),
+        outermost(outermost) {}
   std::atomic<Mode> mode;
   const std::shared_ptr<Region> region;  // null: only a mode
   const std::shared_ptr<Scope> outer;
-  const bool nested;  // in a scope of the same thread; else `outer`, if any, was handed on
+  const bool nested;     // in a scope of the same thread; else `outer`, if any, was handed on
+  const bool outermost;  // of a region: it is in no other, and its end is that of the program
 };
 
 // The calling thread's mode.
@@ -76,9 +79,10 @@ Mode exchange_mode(Mode mode);
 // Whether the innermost scope is a region: what is recorded now is part of its program.
 bool in_region();
 
-// Enters a scope, and leaves it: the calling thread's innermost is again what it was before.
-std::shared_ptr<Scope> enter_scope(Mode mode, std::shared_ptr<Region> region);
-void leave_scope(const Scope& scope);
+// Enters a scope, and leaves the one that the calling thread entered last: its innermost is again
+// what it was before.
+void enter_scope(Mode mode, std::shared_ptr<Region> region, bool outermost);
+void leave_scope();
 
 // The options of the outermost region that the thread is in, whose program it is; else null.
 const ir::CompileOptions* region_options();
@@ -87,10 +91,16 @@ const ir::CompileOptions* region_options();
 void check_unbroken(const std::string& what);
 void check_unbroken(Cause cause);
 
-// Counts a program about to be compiled in the regions that the thread is in, and returns the
-// reason with the innermost region's name. Throws TooManyPrograms if one of them has its number
+// The calling thread's innermost scope, or null.
+std::shared_ptr<Scope> current_scope();
+
+// Counts a program about to be compiled in the regions of a scope and those around it, and returns
+// the reason with the innermost region's name. Throws TooManyPrograms if one of them has its number
 // already.
-std::string count_program(const std::string& reason);
+std::string count_program(const std::string& reason, const Scope* innermost);
+
+// The user's line, "train.py:31"; empty if unknown. Takes the GIL.
+std::string user_line();
 
 // The user's line with a colon, "train.py:31: ", to begin a message with; empty if unknown. Takes
 // the GIL.

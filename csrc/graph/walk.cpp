@@ -1,8 +1,7 @@
 #include "graph/walk.h"
 
-#include <c10/util/flat_hash_map.h>
-
 #include <atomic>
+#include <mutex>
 
 #include "ir/shape_memo.h"
 
@@ -14,10 +13,15 @@ enum Mark : uint64_t { kLeaf = uint64_t{1} << 56, kOutputs = uint64_t{2} << 56 }
 
 class Walk {
  public:
-  explicit Walk(Graph& graph) : graph_(graph) {
+  explicit Walk(Graph& graph) : graph_(graph) { begin(); }
+
+  // Nothing is seen any more.
+  void begin() {
     static std::atomic<uint64_t> epoch{0};
-    visit_ = ++epoch;
+    number_ = ++epoch;
   }
+  uint64_t number() const { return number_; }
+  bool seen(const ir::Node* node) const { return node->visit == number_; }
 
   // Numbers everything below `root`, operands first, without recursion.
   void visit(ir::Node* root) {
@@ -48,10 +52,8 @@ class Walk {
   }
 
  private:
-  bool seen(const ir::Node* node) const { return node->visit == visit_; }
-
   void add(ir::Node* node) {
-    node->visit = visit_;
+    node->visit = number_;
     node->edges = 0;
     node->retain();
     ir::NodePtr pointer = ir::NodePtr::adopt(node);
@@ -76,55 +78,74 @@ class Walk {
     size_t next;
   };
   Graph& graph_;
-  uint64_t visit_;
+  uint64_t number_;
   c10::SmallVector<Frame, 64> stack_;
 };
 
-// Gives each leaf that dies with this run to an output of its type: to the new content of the
-// storage that held it if that is one, else to the first free one.
-void assign_donations(Graph& graph) {
-  graph.donations.assign(graph.leaves.size(), -1);
-  std::vector<bool> taken;
-  std::vector<size_t> homeless;
-  ska::flat_hash_map<uint64_t, int> output_of_storage;
+// Which leaf may give its memory to which output: the old content of a storage to its new one.
+void find_aliases(const Walk& walk, Graph& graph) {
+  graph.aliases.assign(graph.leaves.size(), -1);
+  std::vector<bool> taken(graph.outputs.size(), false);
+  for (const Taken& t : graph.taken) {
+    const ir::Node* old = t.committed.value.node.get();
+    if (!old || !walk.seen(old)) continue;
+    ++old->edges;  // what is kept to undo the flush stands in nobody's way
+    if (graph.aliases[old->number] >= 0 || taken[t.output]) continue;
+    const ir::TensorType& type = old->output_type(0);
+    if (type.numel() == 0 || !(type == graph.output_types[t.output])) continue;
+    graph.aliases[old->number] = static_cast<int>(t.output);
+    taken[t.output] = true;
+  }
+}
+
+// Which of them nobody else refers to.
+void find_donated(Graph& graph) {
   for (size_t i = 0; i < graph.leaves.size(); ++i) {
     const ir::Node& leaf = *graph.leaves[i].get();
     // The graph's own list holds one reference; all others must be edges of this graph.
-    if (!dies_with(leaf, leaf.edges + 1)) continue;
-    if (taken.empty()) {
-      taken.resize(graph.outputs.size(), false);
-      for (const Taken& t : graph.taken) output_of_storage.emplace(t.id, t.output);
-    }
-    auto home = output_of_storage.find(leaf.home);
-    if (home == output_of_storage.end() || taken[home->second] ||
-        !(graph.output_types[home->second] == leaf.output_type(0))) {
-      homeless.push_back(i);
-      continue;
-    }
-    taken[home->second] = true;
-    graph.donations[i] = home->second;
-  }
-  for (size_t i : homeless) {
-    const ir::TensorType& type = graph.leaves[i]->output_type(0);
-    for (size_t j = 0; j < graph.outputs.size(); ++j) {
-      if (taken[j] || !(graph.output_types[j] == type)) continue;
-      taken[j] = true;
-      graph.donations[i] = static_cast<int>(j);
-      break;
+    if (graph.aliases[i] >= 0 && dies_with(leaf, leaf.edges + 1)) {
+      graph.donated.push_back(static_cast<int>(i));
     }
   }
 }
 
 // Turns (node, output) into the lowering's value numbers: leaves first, then the nodes' outputs.
-// Returns how many there are.
-uint32_t number_values(Graph& graph) {
+void number_values(Graph& graph) {
   uint32_t next = graph.leaves.size();
   graph.values.reserve(graph.nodes.size());
   for (const ir::NodePtr& node : graph.nodes) {
     graph.values.push_back(next);
     next += node->spec()->outputs.size();
   }
-  return next;
+}
+
+// Takes the storages, each value once.
+void take_storages(ir::PendingSet& pending, const Walk& walk, Graph& graph) {
+  std::vector<ir::Value> promised;
+  std::vector<int> outputs;  // of the nodes met, one after the other; -1: not promised yet
+  while (ir::Storage* s = pending.first) {
+    const ir::Value& value = s->value();
+    const ir::Node& node = *value.node.get();
+    if (!walk.seen(&node)) {
+      node.visit = walk.number();
+      node.number = outputs.size();
+      outputs.resize(outputs.size() + node.spec()->outputs.size(), -1);
+    }
+    int& output = outputs[node.number + value.index];
+    if (output < 0) {
+      output = static_cast<int>(promised.size());
+      graph.output_types.push_back(value.type());
+      graph.promises.push_back(make_buffer());
+      promised.push_back({ir::Node::make_leaf(value.type(), graph.promises.back()), 0});
+    }
+    ir::Content committed;
+    ir::Value recorded = s->exchange_pending(promised[output], committed);
+    graph.taken.push_back({s->id(), std::move(recorded), std::move(committed),
+                           static_cast<uint32_t>(output)});
+  }
+  graph.draws.swap(pending.draws);
+  pending.nodes_recorded = 0;
+  pending.fused = false;
 }
 
 }  // namespace
@@ -144,60 +165,40 @@ void Graph::clear() {
   output_types.clear();
   promises.clear();
   taken.clear();
-  donations.clear();
+  draws.clear();
+  aliases.clear();
+  donated.clear();
   slots.clear();
   key.clear();
 }
 
-void detach(ir::PendingSet& pending, uint64_t setting, Graph& graph) {
-  graph.key.push_back(setting);
+bool detach(ir::PendingSet& pending, uint64_t setting, Graph& graph,
+            c10::function_ref<void()> detached) {
+  // The walk leaves its marks in the nodes, which other graphs may share.
+  static auto* walks = new std::mutex();
+  std::lock_guard lock_walks(*walks);
   Walk walk(graph);
-  for (ir::Storage* s = pending.first; s; s = s->next_pending()) walk.visit(s->value().node.get());
-
-  std::vector<int> output_of_value(number_values(graph), -1);
-  std::vector<ir::Value> promised;
+  {
+    std::lock_guard lock(ir::device_mutex(pending.device));
+    if (!pending.first) return false;
+    take_storages(pending, walk, graph);
+    detached();
+  }
+  graph.key.push_back(setting);
+  walk.begin();
+  for (const Taken& t : graph.taken) walk.visit(t.value.node.get());
+  number_values(graph);
   graph.key.push_back(kOutputs);
-  while (ir::Storage* s = pending.first) {
-    const ir::Value& value = s->value();
-    const uint32_t number = graph.values[value.node->number] + value.index;
-    int& output = output_of_value[number];
-    if (output < 0) {
-      output = static_cast<int>(graph.outputs.size());
-      graph.outputs.push_back(number);
-      graph.output_types.push_back(value.type());
-      auto promise = make_buffer();
-      graph.promises.push_back(promise);
-      promised.push_back({ir::Node::make_leaf(value.type(), std::move(promise)), 0});
-      graph.key.push_back(Walk::code(value));
-    }
-    graph.taken.push_back(
-        {s, s->id(), s->set_value(promised[output]), static_cast<uint32_t>(output)});
+  graph.outputs.resize(graph.promises.size());
+  for (const Taken& t : graph.taken) {
+    graph.outputs[t.output] = graph.values[t.value.node->number] + t.value.index;
   }
-  pending.nodes_recorded = 0;
-  pending.fused = false;
-  assign_donations(graph);
-  for (int donation : graph.donations) graph.key.push_back(static_cast<uint64_t>(donation) + 1);
+  for (uint32_t output : graph.outputs) graph.key.push_back(output);
+  find_aliases(walk, graph);
+  find_donated(graph);
+  for (int alias : graph.aliases) graph.key.push_back(static_cast<uint64_t>(alias) + 1);
   graph.hash = ir::hash_words(graph.key.data(), graph.key.size());
-}
-
-void restore(ir::PendingSet& pending, Graph& graph, size_t failed) {
-  std::vector<bool> tainted(graph.nodes.size(), false);
-  for (size_t i = failed; i < graph.nodes.size(); ++i) {
-    tainted[i] = i == failed;
-    for (const ir::Value& operand : graph.nodes[i]->operands()) {
-      if (!operand.node->is_leaf() && tainted[operand.node->number]) tainted[i] = true;
-    }
-  }
-  ir::Garbage garbage;
-  std::lock_guard lock(pending.mutex);
-  for (Taken& taken : graph.taken) {
-    if (tainted[taken.value.node->number]) continue;
-    ir::Storage* storage = ir::Storage::find(taken.storage, taken.id);
-    if (!storage || !storage->value()) continue;
-    const ir::Node& now = *storage->value().node.get();
-    bool written_since = !now.is_leaf() || now.leaf_data() != graph.promises[taken.output];
-    if (!written_since) garbage.add(storage->set_value(std::move(taken.value)));
-  }
+  return true;
 }
 
 }  // namespace lazyxla::graph

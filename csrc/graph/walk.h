@@ -2,31 +2,29 @@
 //
 // The canonical key is what decides whether two graphs are the same program. It lists, in
 // post-order from the outputs, every node as its OpSpec's id and operand numbers, every leaf as its
-// element type and shape (a leaf used twice has one number), the outputs, and which inputs are
-// donated to which output. The values of scalars are not in it; they stand beside it in `slots`.
+// element type and shape (a leaf used twice has one number), the outputs, and which inputs may give
+// their memory to which output. The values of scalars are not in it; they stand beside it in
+// `slots`. It depends on what was recorded alone: who else refers to a tensor when, which timing
+// may decide, is no part of it.
 //
 // Values are numbered as the lowering numbers them: leaves 0..n-1 in order of first use, then each
 // node's outputs, node after node.
 //
-// Donation: a leaf that only this graph refers to dies with the run, so its memory may hold an
-// output. `x.add_(1)` leaves the old content of x in that position: the output that takes its place
-// is preferably the new content of the same storage, else the first of the same type.
+// Donation: `x.add_(1)` leaves the old content of x, whose memory may hold the new one. That it may
+// is part of the program (`aliases`); whether it does is decided at each call, for somebody else
+// may want the old content (`donated`).
+//
+// Detaching is two steps. Under the device's mutex the storages get leaves on promised buffers;
+// then others go on recording, while the graph is numbered. Flushes number one after the other.
 #pragma once
 
 #include <vector>
 
 #include "graph/buffer.h"
+#include "graph/undo.h"
 #include "ir/storage.h"
 
 namespace lazyxla::graph {
-
-// A storage whose value a flush took, so that a flush that fails can give it back.
-struct Taken {
-  ir::Storage* storage;  // may be dead by now: see Storage::find
-  uint64_t id;
-  ir::Value value;
-  uint32_t output;
-};
 
 struct Graph {
   std::vector<ir::NodePtr> leaves;
@@ -37,26 +35,26 @@ struct Graph {
   std::vector<ir::TensorType> output_types;
   std::vector<std::shared_ptr<DeviceBuffer>> promises;  // parallel to outputs
   std::vector<Taken> taken;
-  std::vector<int> donations;  // per leaf: position in outputs, or -1
+  std::vector<ir::Draws> draws;
+  std::vector<int> aliases;  // per leaf: the output that may take its memory over, or -1
+  std::vector<int> donated;  // the leaves whose memory is taken over in this call, ascending
   std::vector<ir::ScalarValue> slots;
   std::vector<uint64_t> key;
   uint64_t hash = 0;
 
-  // The number of a node's operand. (What the walk leaves in the nodes themselves holds under the
-  // mutex only: a leaf may be in another thread's graph, too.)
+  // The number of a node's operand. (What the walk leaves in the nodes themselves holds under its
+  // mutex only: a node may be in another thread's graph, too.)
   uint32_t operand(size_t node, size_t position) const;
 
   // Empties it; its lists keep their memory.
   void clear();
 };
 
-// Takes all pending storages of the set: numbers their graph, gives them leaves on promised buffers
-// and empties the set. `setting` is what else the program depends on, and becomes part of the key.
-// `graph` is empty before. Caller holds the mutex, and drops the graph after releasing it.
-void detach(ir::PendingSet& pending, uint64_t setting, Graph& graph);
-
-// Gives the storages back what they had, unless it depends on node `failed` of the graph; the
-// others keep their promises, which the caller breaks. Takes the mutex.
-void restore(ir::PendingSet& pending, Graph& graph, size_t failed);
+// Takes all storages of the set, gives them leaves on promised buffers, and calls `detached` under
+// the mutex of the device, which it takes. False if nothing is pending. Then numbers their graph.
+// `setting` is what else the program depends on, and becomes part of the key. `graph` is empty
+// before.
+bool detach(ir::PendingSet& pending, uint64_t setting, Graph& graph,
+            c10::function_ref<void()> detached);
 
 }  // namespace lazyxla::graph

@@ -44,6 +44,8 @@ struct Geometry {
   int64_t numel() const;
   int64_t nbytes() const { return numel() * static_cast<int64_t>(c10::elementSize(dtype)); }
 
+  bool operator==(const Geometry&) const = default;
+
   // Contiguous geometry of the given shape.
   static Geometry contiguous(c10::ScalarType dtype, c10::IntArrayRef sizes);
 };

@@ -12,7 +12,7 @@
 // A leaf is a node without an OpSpec: data that exists, or is promised, on the device.
 //
 // Invariants: a node never changes after its construction (but for the walk's scratch fields,
-// guarded by the pending set's mutex); the graph has no cycles; reference counts are atomic, so
+// guarded by the walk's mutex); the graph has no cycles; reference counts are atomic, so
 // that any thread may drop a graph. Dropping is iterative: a chain of a million nodes is no deep
 // recursion.
 #pragma once
@@ -175,14 +175,10 @@ class Node {
   void retain() { refs_.fetch_add(1, std::memory_order_relaxed); }
   static void drop(Node* node);
 
-  // Scratch of the walk that numbers a graph; only under the pending set's mutex.
+  // Scratch of the walk that numbers a graph; only under the walk's mutex (graph/walk.cpp).
   mutable uint64_t visit = 0;
   mutable uint32_t number = 0;
   mutable uint32_t edges = 0;
-
-  // For a leaf: the id of the storage that held it last, which tells the output that should take
-  // over the leaf's memory. (Its address would be another storage's once it is dead.)
-  mutable uint64_t home = 0;
 
  private:
   Node(const OpSpec* spec, size_t num_operands, size_t num_slots, std::shared_ptr<LeafData> data)

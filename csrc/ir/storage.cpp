@@ -87,10 +87,36 @@ Storage& Storage::of(c10::StorageImpl& storage) {
   return *owner;
 }
 
-PendingSet& PendingSet::of(c10::DeviceIndex device) {
+SpinLock& device_mutex(c10::DeviceIndex device) {
   // Never destroyed: storages may outlive the interpreter.
-  static auto* sets = new std::array<PendingSet, kMaxDevices>();
-  return (*sets)[static_cast<uint8_t>(device)];
+  static auto* mutexes = new std::array<SpinLock, kMaxDevices>();
+  return (*mutexes)[static_cast<uint8_t>(device)];
+}
+
+void PendingSet::adopt(Storage& storage) {
+  storage.unlink();
+  storage.link(*this);
+  ++nodes_recorded;
+}
+
+void PendingSet::adopt_all(PendingSet& other) {
+  while (other.first) adopt(*other.first);
+  draws.insert(draws.end(), std::make_move_iterator(other.draws.begin()),
+               std::make_move_iterator(other.draws.end()));
+  other.draws.clear();
+  other.nodes_recorded = 0;
+}
+
+void PendingSet::note_draw(const c10::intrusive_ptr<c10::GeneratorImpl>& generator, uint64_t seed,
+                           uint64_t ordinal) {
+  if (!draws.empty()) {
+    Draws& last = draws.back();
+    if (last.generator == generator && last.seed == seed && last.next == ordinal) {
+      ++last.next;
+      return;
+    }
+  }
+  draws.push_back({generator, seed, ordinal, ordinal + 1});
 }
 
 Storage::Storage(size_t nbytes, const Geometry& base, c10::DeviceIndex device)
@@ -98,19 +124,19 @@ Storage::Storage(size_t nbytes, const Geometry& base, c10::DeviceIndex device)
           use_byte_size_t(), static_cast<int64_t>(nbytes),
           c10::DataPtr(next_address(nbytes), c10::Device(c10::DeviceType::PrivateUse1, device)),
           ir::allocator(), /*resizable=*/true),
-      pending_set_(&PendingSet::of(device)),
+      mutex_(&device_mutex(device)),
       base_(base) {
   static std::atomic<uint64_t> next_id{1};
   id_ = next_id.fetch_add(1, std::memory_order_relaxed);
   AllStorages::get().add(this);
 }
 
-Storage* Storage::find(const Storage* address, uint64_t id) {
+std::unordered_map<uint64_t, Storage*> Storage::alive() {
   auto& all = AllStorages::get();
+  std::unordered_map<uint64_t, Storage*> found;
   std::lock_guard lock(all.mutex);
-  Storage* s = all.first;
-  while (s && !(s == address && s->id_ == id)) s = s->next_of_all_;
-  return s;
+  for (Storage* s = all.first; s; s = s->next_of_all_) found.emplace(s->id_, s);
+  return found;
 }
 
 Storage::~Storage() {
@@ -125,38 +151,73 @@ void Storage::release_resources() {
 
 void Storage::discard() {
   Value dead;
-  std::lock_guard lock(pending_set_->mutex);
-  if (pending_) unlink();
+  Content committed;
+  std::lock_guard lock(mutex());
+  if (pending_set_) unlink();
   std::swap(dead, value_);
+  std::swap(committed, committed_);
 }
 
-Value Storage::set_value(Value value, const Geometry& base) {
+void Storage::set_value(Value value, const Geometry& base, PendingSet& pending, Garbage& garbage) {
+  const Value& had = pending_set_ ? committed_.value : value_;
+  if (had && !committed_.base && !(base == base_)) {
+    committed_.base = std::make_unique<Geometry>(base_);
+  }
   base_ = base;
-  return set_value(std::move(value));
+  set_value(std::move(value), pending, garbage);
 }
 
-Value Storage::set_value(Value value) {
-  bool pending = value && !value.node->is_leaf();
-  if (value && !pending) value.node->home = id_;
-  if (pending && !pending_) link();
-  if (!pending && pending_) unlink();
+void Storage::set_value(Value value, PendingSet& pending, Garbage& garbage) {
+  if (!value || value.node->is_leaf()) return set_leaf(std::move(value), garbage);
   std::swap(value_, value);
-  return value;
+  if (!pending_set_) {
+    committed_.value = std::move(value);
+    link(pending);
+  } else {
+    garbage.add(std::move(value));
+    if (pending_set_ != &pending) pending.adopt(*this);
+  }
 }
 
-void Storage::link() {
-  previous_ = pending_set_->last;
+void Storage::set_leaf(Value leaf, Garbage& garbage) {
+  std::swap(value_, leaf);
+  garbage.add(std::move(leaf));
+  garbage.add(std::move(committed_.value));
+  committed_.base.reset();
+  if (pending_set_) unlink();
+}
+
+Value Storage::exchange_pending(Value leaf, Content& committed) {
+  unlink();
+  committed = std::move(committed_);
+  std::swap(value_, leaf);
+  return leaf;
+}
+
+void Storage::make_pending(Value value, Content committed, PendingSet& pending, Garbage& garbage) {
+  set_leaf(std::move(value), garbage);
+  committed_ = std::move(committed);
+  link(pending);
+}
+
+void Storage::restore(const Value& leaf, const Geometry* base, Garbage& garbage) {
+  if (base) base_ = *base;
+  set_leaf(leaf, garbage);
+}
+
+void Storage::link(PendingSet& pending) {
+  previous_ = pending.last;
   next_ = nullptr;
-  (previous_ ? previous_->next_ : pending_set_->first) = this;
-  pending_set_->last = this;
-  pending_ = true;
+  (previous_ ? previous_->next_ : pending.first) = this;
+  pending.last = this;
+  pending_set_ = &pending;
 }
 
 void Storage::unlink() {
   (previous_ ? previous_->next_ : pending_set_->first) = next_;
   (next_ ? next_->previous_ : pending_set_->last) = previous_;
   previous_ = next_ = nullptr;
-  pending_ = false;
+  pending_set_ = nullptr;
 }
 
 c10::DataPtr AddressAllocator::allocate(size_t nbytes) {

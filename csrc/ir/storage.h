@@ -6,23 +6,28 @@
 // write: aliasing is correct by construction.
 //
 // A storage without a value is uninitialised memory. A storage whose value is no leaf is *pending*:
-// it stands in its device's PendingSet, in order of becoming pending, until a flush computes it or
-// it dies. Dead storages leave the set, so dead code is never lowered.
+// it stands in a PendingSet, in order of becoming pending, until a flush computes it or it dies.
+// Dead storages leave the set, so dead code is never lowered. What a pending storage had before, a
+// leaf or nothing, is its *committed* content: a flush that fails gives it back.
 //
 // The data pointer is a made-up address, unique for every storage's bytes and never mapped: code
 // that compares or subtracts addresses works, code that dereferences them faults at once. PyTorch
 // wraps an address again here and there (torch.save does); it gets the storage that the address
 // belongs to.
 //
-// Locking: value, base and the pending links are guarded by PendingSet::mutex of the storage's
-// device; the list of all storages has a lock of its own.
+// Locking: values, bases and the pending sets of a device are guarded by its device_mutex; the list
+// of all storages has a lock of its own.
 #pragma once
 
+#include <c10/core/GeneratorImpl.h>
 #include <c10/core/StorageImpl.h>
 
 #include <atomic>
 #include <cstdint>
+#include <memory>
 #include <mutex>
+#include <unordered_map>
+#include <vector>
 
 #include "ir/geometry.h"
 #include "ir/node.h"
@@ -34,16 +39,50 @@ namespace lazyxla::ir {
 class AddressAllocator;
 class Storage;
 
-// The storages of one device whose content is recorded but not computed, and the device's lock.
-// Whoever may need the GIL must not hold the mutex.
+// Guards what is said above. Whoever may need the GIL must not hold it.
+SpinLock& device_mutex(c10::DeviceIndex device);
+
+// A stretch of random numbers that pending operators draw: ordinals `first` to `next` - 1.
+struct Draws {
+  c10::intrusive_ptr<c10::GeneratorImpl> generator;
+  uint64_t seed, first, next;
+};
+
+// What the graph room keeps beside a pending set: where fused mode cuts (graph/batches.h).
+class Batching {
+ public:
+  virtual ~Batching() = default;
+};
+
+// The storages of one device whose content is recorded but not computed, by one recording
+// (graph/recording.h).
 struct PendingSet {
-  SpinLock mutex;
+  PendingSet(c10::DeviceIndex device, const std::atomic<int>& regions)
+      : device(device), regions(regions) {}
+  ~PendingSet() { delete batching.load(); }
+
+  const c10::DeviceIndex device;
+  const std::atomic<int>& regions;  // if not zero, others leave the set's storages where they are
   Storage* first = nullptr;
   Storage* last = nullptr;
+  std::vector<Draws> draws;
   std::atomic<size_t> nodes_recorded{0};  // since the last flush; bounds the graph
   std::atomic<bool> fused{false};         // some of them in fused mode: they may not wait for long
+  std::atomic<Batching*> batching{nullptr};  // made once
 
-  static PendingSet& of(c10::DeviceIndex device);
+  // Makes what is pending elsewhere pending here. Caller holds the device's mutex.
+  void adopt(Storage& storage);
+  void adopt_all(PendingSet& other);
+  void note_draw(const c10::intrusive_ptr<c10::GeneratorImpl>& generator, uint64_t seed,
+                 uint64_t ordinal);
+};
+
+// What a storage holds, or held: a leaf, and the geometry that it lies in.
+struct Content {
+  Value value;
+  std::unique_ptr<Geometry> base;  // null: the storage's own
+
+  explicit operator bool() const { return static_cast<bool>(value); }
 };
 
 class Storage final : public c10::StorageImpl {
@@ -61,30 +100,44 @@ class Storage final : public c10::StorageImpl {
   // The geometry `value` lies in. Meaningful also without a value: what a first write would use.
   const Geometry& base() const { return base_; }
   const Value& value() const { return value_; }
-  PendingSet& pending_set() const { return *pending_set_; }
-  bool is_pending() const { return pending_; }
+  SpinLock& mutex() const { return *mutex_; }
+  // The set that it is pending in, or null.
+  PendingSet* pending_set() const { return pending_set_; }
+  bool is_pending() const { return pending_set_ != nullptr; }
 
-  // Replaces the content. `base` must be dense with offset 0 and cover the storage. Caller holds
-  // the mutex and must drop the returned old value after releasing it (its graph may be large).
-  Value set_value(Value value, const Geometry& base);
-  Value set_value(Value value);
+  // Replaces the content; caller holds the mutex. `base` must be dense with offset 0 and cover the
+  // storage. `pending` is where the storage stands from now on if `value` is no leaf. What had the
+  // content before goes to `garbage`.
+  void set_value(Value value, PendingSet& pending, Garbage& garbage);
+  void set_value(Value value, const Geometry& base, PendingSet& pending, Garbage& garbage);
+  void set_leaf(Value leaf, Garbage& garbage);
   void set_base(const Geometry& base) { base_ = base; }
+
+  // Of a pending storage: takes its value, leaving `leaf`, and what it had before.
+  Value exchange_pending(Value leaf, Content& committed);
+  // Undoes that: the storage is pending again with this value.
+  void make_pending(Value value, Content committed, PendingSet& pending, Garbage& garbage);
+  // Gives back what it had: a leaf, in this geometry, or where that is null in its own.
+  void restore(const Value& leaf, const Geometry* base, Garbage& garbage);
 
   Storage* next_pending() const { return next_; }
 
   uint64_t id() const { return id_; }  // never given twice
-  // The storage that had this id at this address, if it is still alive.
-  static Storage* find(const Storage* address, uint64_t id);
+  // All that are alive, by their ids. One may die at any time, but for those of a device whose
+  // mutex the caller holds: they have lost their value before, or keep it as long.
+  static std::unordered_map<uint64_t, Storage*> alive();
 
  private:
-  void link();
+  friend struct PendingSet;
+  void link(PendingSet& pending);
   void unlink();
   void discard();
 
-  PendingSet* pending_set_;
+  SpinLock* mutex_;
+  PendingSet* pending_set_ = nullptr;
   Geometry base_;
   Value value_;
-  bool pending_ = false;
+  Content committed_;
   Storage* previous_ = nullptr;
   Storage* next_ = nullptr;
 

@@ -119,12 +119,10 @@ bool Buffer::ready() const {
     return true;
   }
   const PJRT_Api* api = &device_->api();
-  LAZYXLA_PJRT_ARGS(args, PJRT_Event_IsReady);
-  args.event = ready_event(api, raw_);
-  PJRT_Error* error = api->PJRT_Event_IsReady(&args);
-  destroy_event(api, args.event);
-  check(api, error, "PJRT_Event_IsReady");
-  return args.is_ready;
+  PJRT_Event* event = ready_event(api, raw_);
+  const bool is_there = is_ready(api, event);
+  destroy_event(api, event);
+  return is_there;
 }
 
 void Buffer::await() const {
@@ -156,7 +154,7 @@ void Buffer::to_host(void* dst, size_t nbytes) const {
   args.dst = dst;
   args.dst_size = nbytes;
   LAZYXLA_PJRT_CALL(api, PJRT_Buffer_ToHostBuffer, args);
-  await_event(api, args.event, "reading a value");
+  await_copy(api, args.event, "reading a value");
 }
 
 Buffer Buffer::copy_to_device(const Device& device) const {
@@ -165,7 +163,9 @@ Buffer Buffer::copy_to_device(const Device& device) const {
   args.buffer = raw_;
   args.dst_device = device.raw();
   LAZYXLA_PJRT_CALL(&device_->api(), PJRT_Buffer_CopyToDevice, args);
-  return adopt(device, args.dst_buffer);
+  Buffer copy = adopt(device, args.dst_buffer);
+  device.note_upload(copy);
+  return copy;
 }
 
 }  // namespace lazyxla::pjrt

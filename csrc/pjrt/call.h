@@ -38,17 +38,22 @@ inline void destroy_event(const PJRT_Api* api, PJRT_Event* event) {
   }
 }
 
-// Waits for `event`, frees it and throws the failure it carries. A null event has happened already.
-inline void await_event(const PJRT_Api* api, PJRT_Event* event, std::string_view what) {
-  if (event == nullptr) {
-    return;
-  }
-  LAZYXLA_PJRT_ARGS(args, PJRT_Event_Await);
+// Whether it has happened, or failed.
+inline bool is_ready(const PJRT_Api* api, PJRT_Event* event) {
+  LAZYXLA_PJRT_ARGS(args, PJRT_Event_IsReady);
   args.event = event;
-  PJRT_Error* error = api->PJRT_Event_Await(&args);
-  destroy_event(api, event);
-  check(api, error, what);
+  return ignore_error(api, api->PJRT_Event_IsReady(&args)) || args.is_ready;
 }
+
+// Waits until `event` has happened, whether or not it failed; an interrupt (waiting.h) ends that.
+void wait_for_event(const PJRT_Api* api, PJRT_Event* event);
+
+// Waits for `event`, frees it, and throws the failure it carries. A null event has happened
+// already. Nothing ends the wait before: the plugin may be writing to the caller's memory.
+void await_copy(const PJRT_Api* api, PJRT_Event* event, std::string_view what);
+
+// The same, but an interrupt ends it.
+void await_event(const PJRT_Api* api, PJRT_Event* event, std::string_view what);
 
 inline size_t on_device_nbytes(const PJRT_Api* api, PJRT_Buffer* raw) {
   LAZYXLA_PJRT_ARGS(args, PJRT_Buffer_OnDeviceSizeInBytes);

@@ -102,6 +102,17 @@ void Device::await() const {
   in_flight_->await();
 }
 
+void Device::note_upload(const Buffer& buffer) const {
+  LAZYXLA_PJRT_ARGS(args, PJRT_Buffer_ReadyEvent);
+  args.buffer = buffer.raw();
+  LAZYXLA_PJRT_CALL(api_, PJRT_Buffer_ReadyEvent, args);
+  if (is_ready(api_, args.event)) {  // a failure shows on the buffer
+    destroy_event(api_, args.event);
+  } else {
+    in_flight_->add(args.event, {});
+  }
+}
+
 std::optional<AllocatorStats> Device::allocator_stats() const {
   check_not_forked();
   LAZYXLA_PJRT_ARGS(args, PJRT_Device_MemoryStats);
@@ -243,7 +254,9 @@ Buffer Client::buffer_from_host(const void* data, PJRT_Buffer_Type type,
   // With these semantics the plugin is done with `data` already; a failed transfer shows on the
   // buffer itself.
   destroy_event(&api(), args.done_with_host_buffer);
-  return Buffer::adopt(device, args.buffer);
+  Buffer buffer = Buffer::adopt(device, args.buffer);
+  device.note_upload(buffer);
+  return buffer;
 }
 
 bool Client::map_host_memory(void* data, size_t nbytes) const {
@@ -284,6 +297,7 @@ Buffer Client::buffer_from_lasting_memory(PJRT_HostBufferSemantics semantics, co
   args.host_buffer_semantics = semantics;
   LAZYXLA_PJRT_CALL(&api(), PJRT_Client_BufferFromHostBuffer, args);
   Buffer buffer = Buffer::adopt(device, args.buffer);
+  device.note_upload(buffer);
   if (args.done_with_host_buffer == nullptr) {
     done();
     return buffer;

@@ -73,8 +73,14 @@ class Device {
   // Whether all executions enqueued so far are over.
   bool is_idle() const;
 
-  // Waits for all executions enqueued so far. Throws if one of them failed.
+  // Waits for all executions enqueued so far, and all uploads. Throws if one of them failed.
   void await() const;
+
+  // A failure that nobody was told of yet (in_flight.h).
+  std::optional<Error> take_failure() const { return in_flight_->take_failure(); }
+
+  // Has `await` wait for the buffer, too.
+  void note_upload(const Buffer& buffer) const;
 
  private:
   friend class Buffer;

@@ -114,8 +114,8 @@ Executable::~Executable() {
 }
 
 std::vector<Buffer> Executable::execute(std::span<Buffer* const> args,
-                                        std::span<const int> donated_args,
-                                        const Device& device) const {
+                                        std::span<const int> donated_args, const Device& device,
+                                        InFlight::Listener over) const {
   check_not_forked();
   if (fixed_device_ != nullptr && fixed_device_ != device.raw()) [[unlikely]] {
     throw Error(
@@ -178,18 +178,17 @@ std::vector<Buffer> Executable::execute(std::span<Buffer* const> args,
     }
     scratch.donated.clear();
   }
-  if (done != nullptr) {
-    device.in_flight_->add(done, scratch.donated);
-  }
-  check(api_, error, "PJRT_LoadedExecutable_Execute");
-
-  learn_output_nbytes(scratch.outputs);
+  if (error == nullptr) learn_output_nbytes(scratch.outputs);
   std::vector<Buffer> outputs;
   outputs.reserve(num_outputs_);
-  for (size_t i = 0; i < num_outputs_; ++i) {
+  for (size_t i = 0; error == nullptr && i < num_outputs_; ++i) {
     outputs.emplace_back(device, scratch.outputs[i], output_nbytes_[i]);
   }
+  if (done != nullptr) {
+    device.in_flight_->add(done, scratch.donated, error == nullptr ? std::move(over) : nullptr);
+  }
   thread_scratch = std::move(scratch);
+  check(api_, error, "PJRT_LoadedExecutable_Execute");
   return outputs;
 }
 

@@ -28,6 +28,7 @@
 #include <vector>
 
 #include "compiled_program.h"
+#include "in_flight.h"
 
 namespace lazyxla::pjrt {
 
@@ -48,8 +49,9 @@ class Executable {
   // output; when this returns, those Buffers are consumed. A Buffer that is donated may appear only
   // once in `args`. The plugin checks number and byte sizes of the arguments, not always their
   // types. If it throws, nothing was enqueued, and arguments the plugin has not taken stay valid.
+  // `over`, if any, is called once the run is over (in_flight.h).
   std::vector<Buffer> execute(std::span<Buffer* const> args, std::span<const int> donated_args,
-                              const Device& device) const;
+                              const Device& device, InFlight::Listener over = {}) const;
 
   size_t num_outputs() const { return num_outputs_; }
 

@@ -5,6 +5,7 @@
 #include <fstream>
 #include <initializer_list>
 #include <iterator>
+#include <string>
 
 #ifdef __GLIBC__
 #include <malloc.h>
@@ -37,6 +38,65 @@ bool mappings_run_out() {
   std::ifstream maps("/proc/self/maps");
   using Characters = std::istreambuf_iterator<char>;
   return std::count(Characters(maps), Characters(), '\n') > most / 2;
+}
+
+std::optional<MachineMemory> machine_memory() {
+  std::ifstream lines("/proc/meminfo");
+  std::optional<int64_t> available, total;
+  std::string name, unit;
+  for (int64_t kilobytes = 0; lines >> name >> kilobytes; std::getline(lines, unit)) {
+    if (name == "MemTotal:") total = kilobytes * 1024;
+    if (name == "MemAvailable:") available = kilobytes * 1024;
+  }
+  if (!available || !total) return std::nullopt;
+  return MachineMemory{*available, *total};
+}
+
+namespace {
+
+std::optional<int64_t> number_in(const std::string& path) {
+  std::ifstream file(path);
+  int64_t number = 0;
+  if (!(file >> number)) return std::nullopt;  // also of "max"
+  return number;
+}
+
+// The pages of files that a control group holds: they go when memory is wanted.
+int64_t file_pages(const std::string& directory) {
+  std::ifstream lines(directory + "memory.stat");
+  int64_t sum = 0, bytes = 0;
+  for (std::string name; lines >> name >> bytes;) {
+    if (name == "active_file" || name == "inactive_file") sum += bytes;
+  }
+  return sum;
+}
+
+// What the process's control group (version 2, or 1) leaves it; empty if it has no limit.
+std::optional<int64_t> left_in_group() {
+  struct Group {
+    const char *directory, *limit, *used;
+  };
+  for (const Group& group :
+       {Group{"/sys/fs/cgroup/", "memory.max", "memory.current"},
+        Group{"/sys/fs/cgroup/memory/", "memory.limit_in_bytes", "memory.usage_in_bytes"}}) {
+    const std::string directory = group.directory;
+    const auto most = number_in(directory + group.limit), now = number_in(directory + group.used);
+    if (most && now) return *most - *now + file_pages(directory);
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+std::optional<int64_t> free_host_memory() {
+  const auto machine = machine_memory();
+  if (!machine) return std::nullopt;
+  int64_t free = machine->available;
+  if (const auto left = left_in_group()) free = std::min(free, *left);
+#ifdef __GLIBC__
+  free += static_cast<int64_t>(mallinfo2().fordblks);
+#endif
+  return free;
 }
 
 }  // namespace lazyxla::pjrt

@@ -8,6 +8,9 @@
 // Linux grants a process 65,530 of them, and XLA does not survive a refusal.
 #pragma once
 
+#include <cstdint>
+#include <optional>
+
 namespace lazyxla::pjrt {
 
 // Makes malloc keep what is freed, blocks of up to 256 MiB and up to 1 GiB of unused memory. For
@@ -18,5 +21,15 @@ void keep_freed_memory();
 // Whether the process has more than half of the memory mappings that it may have. Takes up to a few
 // milliseconds.
 bool mappings_run_out();
+
+// What the machine's memory is to its programs, in bytes; empty if the system does not tell.
+struct MachineMemory {
+  int64_t available, total;
+};
+std::optional<MachineMemory> machine_memory();
+
+// Bytes that this process can still get: from the system, within its control group, and of what it
+// has freed and kept.
+std::optional<int64_t> free_host_memory();
 
 }  // namespace lazyxla::pjrt

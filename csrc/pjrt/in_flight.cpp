@@ -1,102 +1,131 @@
 #include "in_flight.h"
 
 #include <algorithm>
-#include <exception>
 #include <utility>
 
 #include "call.h"
 #include "fork.h"
+#include "waiting.h"
 
 namespace lazyxla::pjrt {
 
-InFlight::~InFlight() {
-  if (forked()) {
-    return;
+// Whoever takes it out of the list finishes it. Others may be waiting for its event meanwhile.
+struct InFlight::Execution {
+  Execution(const PJRT_Api* api, PJRT_Event* done, std::span<PJRT_Buffer* const> handles,
+            Listener listener)
+      : api(api),
+        done(done),
+        handles(handles.begin(), handles.end()),
+        listener(std::move(listener)) {}
+  ~Execution() {
+    if (!forked()) destroy_event(api, done);
   }
-  for (const Execution& execution : executions_) {
-    finish(execution.done, execution.handles);
+  Execution(const Execution&) = delete;
+  Execution& operator=(const Execution&) = delete;
+
+  const PJRT_Api* api;
+  PJRT_Event* done;
+  std::vector<PJRT_Buffer*> handles;
+  Listener listener;
+  bool after_failure = false;  // guarded by the mutex
+};
+
+InFlight::~InFlight() {
+  if (forked()) return;
+  for (const ExecutionRef& execution : executions_) {
+    finish(*execution);
   }
 }
 
-void InFlight::add(PJRT_Event* done, std::span<PJRT_Buffer* const> handles) {
-  // Small programs run inside the call: nothing to wait for, and nothing to allocate.
-  if (ready(done)) {
-    finish(done, handles);
-    done = nullptr;
-  }
-  std::vector<Execution> finished;
-  {
+void InFlight::add(PJRT_Event* done, std::span<PJRT_Buffer* const> handles, Listener listener) {
+  if (is_ready(api_, done)) {  // small programs run inside the call
+    Execution execution(api_, done, handles, std::move(listener));
+    finish(execution);
+  } else {
+    auto execution = std::make_shared<Execution>(api_, done, handles, std::move(listener));
     std::lock_guard lock(mutex_);
-    if (done != nullptr) {
-      executions_.push_back({done, {handles.begin(), handles.end()}});
-    }
-    // A device runs its programs in order, or nearly so: looking at the oldest is enough.
-    while (!executions_.empty() && ready(executions_.front().done)) {
-      finished.push_back(std::move(executions_.front()));
-      executions_.pop_front();
-    }
+    executions_.push_back(std::move(execution));
   }
-  for (const Execution& execution : finished) {
-    finish(execution.done, execution.handles);
+  // A device runs its programs in order, or nearly so: looking at the oldest is enough.
+  while (true) {
+    ExecutionRef oldest;
+    {
+      std::lock_guard lock(mutex_);
+      if (executions_.empty() || !is_ready(api_, executions_.front()->done)) return;
+      oldest = std::move(executions_.front());
+      executions_.pop_front();
+      ++finishing_;
+    }
+    finish(*oldest);
+    --finishing_;
+    waiting::announce();
   }
 }
 
 bool InFlight::is_over() {
   std::lock_guard lock(mutex_);
-  return awaiting_ == 0 && std::ranges::all_of(executions_, [this](const Execution& execution) {
-           return ready(execution.done);
+  return finishing_ == 0 && std::ranges::all_of(executions_, [this](const ExecutionRef& execution) {
+           return is_ready(api_, execution->done);
          });
 }
 
 void InFlight::await() {
-  std::deque<Execution> executions;
-  std::exception_ptr failure;
+  std::deque<ExecutionRef> executions;
   {
     std::lock_guard lock(mutex_);
-    executions = std::exchange(executions_, {});
-    failure = std::exchange(failure_, nullptr);
-    ++awaiting_;
+    executions = executions_;
   }
-  for (const Execution& execution : executions) {
-    try {
-      await_event(api_, execution.done, "running a program");
-    } catch (const Error&) {
-      if (!failure) {
-        failure = std::current_exception();
-      }
-    }
-    finish(nullptr, execution.handles);
+  for (const ExecutionRef& execution : executions) {
+    wait_for_event(api_, execution->done);
   }
+  executions.clear();
+  if (auto failure = take_failure()) throw *std::move(failure);
+}
+
+std::optional<Error> InFlight::take_failure() {
+  finish_ready();
+  std::lock_guard lock(mutex_);
+  return std::exchange(failure_, std::nullopt);
+}
+
+void InFlight::finish_ready() {
+  std::vector<ExecutionRef> ready;
   {
     std::lock_guard lock(mutex_);
-    --awaiting_;
+    std::erase_if(executions_, [&](const ExecutionRef& execution) {
+      if (!is_ready(api_, execution->done)) return false;
+      ready.push_back(execution);
+      return true;
+    });
+    finishing_ += static_cast<int>(ready.size());
   }
-  if (failure) {
-    std::rethrow_exception(failure);
-  }
+  for (const ExecutionRef& execution : ready) finish(*execution);
+  finishing_ -= static_cast<int>(ready.size());
+  waiting::announce();
+  if (finishing_ == 0) return;
+  waiting::wait([this] { return finishing_ == 0; });  // another thread may note a failure
 }
 
-bool InFlight::ready(PJRT_Event* event) const {
-  LAZYXLA_PJRT_ARGS(args, PJRT_Event_IsReady);
-  args.event = event;
-  return ignore_error(api_, api_->PJRT_Event_IsReady(&args)) || args.is_ready;
-}
-
-void InFlight::finish(PJRT_Event* done, std::span<PJRT_Buffer* const> handles) {
-  for (PJRT_Buffer* handle : handles) {
+void InFlight::finish(Execution& execution) {
+  for (PJRT_Buffer* handle : execution.handles) {
     destroy_buffer(api_, handle);
   }
-  if (done == nullptr) {
-    return;
-  }
+  std::optional<Error> failure;
   try {
-    await_event(api_, done, "running a program");  // it is ready: this only asks how it ended
-  } catch (const Error&) {
-    std::lock_guard lock(mutex_);
-    if (!failure_) {
-      failure_ = std::current_exception();
-    }
+    LAZYXLA_PJRT_ARGS(args, PJRT_Event_Await);  // it is ready: this only asks how it ended
+    args.event = execution.done;
+    check(api_, api_->PJRT_Event_Await(&args), "running a program");
+  } catch (const Error& error) {
+    failure = error;
   }
+  std::string more;
+  if (execution.listener) more = execution.listener(failure ? &*failure : nullptr);
+  if (!failure) return;
+  std::lock_guard lock(mutex_);
+  if (!failure_ && !execution.after_failure) {
+    failure_ = Error(failure->code(), failure->what() + more);
+  }
+  for (const ExecutionRef& other : executions_) other->after_failure = true;
 }
 
 }  // namespace lazyxla::pjrt

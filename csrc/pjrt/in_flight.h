@@ -8,49 +8,67 @@
 // they are kept here, too, and freed when a later execution finds the event ready. They hold no
 // device memory: that is the outputs' by then.
 //
+// Uploads are entered, too, as far as they are still under way: waiting for the device means that
+// what was sent to it has arrived.
+//
+// A failure is told once: by `await`, or by whoever reads a result and learns of it there
+// (`take_failure`). What else was in flight when it came to light and fails as well is taken for a
+// consequence, which only the results tell.
+//
 // The list is as long as the number of executions in flight.
 #pragma once
 
 #include <pjrt_c_api.h>
 
+#include <atomic>
 #include <deque>
-#include <exception>
+#include <functional>
+#include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
+#include <string>
 #include <vector>
+
+#include "error.h"
 
 namespace lazyxla::pjrt {
 
 class InFlight {
  public:
+  // Called once when the execution is over, by any thread that happens to see it, without locks:
+  // with null, or why it failed. What it returns is added to the failure's message.
+  using Listener = std::function<std::string(const Error*)>;
+
   explicit InFlight(const PJRT_Api& api) : api_(&api) {}
   ~InFlight();  // waits for the executions
   InFlight(const InFlight&) = delete;
   InFlight& operator=(const InFlight&) = delete;
 
   // Takes ownership of the handles and of `done`, and frees what is ready.
-  void add(PJRT_Event* done, std::span<PJRT_Buffer* const> handles);
+  void add(PJRT_Event* done, std::span<PJRT_Buffer* const> handles, Listener listener = {});
 
   // Whether all executions entered so far are over.
   bool is_over();
 
-  // Waits for all executions entered so far. Throws the first failure since it was called last,
-  // after all are over.
+  // Waits for all executions entered so far, whoever else waits for them. Throws the first failure
+  // that was not told yet, after all are over. An interrupt loses nothing.
   void await();
 
+  // The first failure that was not told yet, of what is over by now. It is told with that.
+  std::optional<Error> take_failure();
+
  private:
-  struct Execution {
-    PJRT_Event* done;
-    std::vector<PJRT_Buffer*> handles;
-  };
-  bool ready(PJRT_Event* event) const;
-  void finish(PJRT_Event* done, std::span<PJRT_Buffer* const> handles);
+  struct Execution;
+  using ExecutionRef = std::shared_ptr<Execution>;
+  void finish(Execution& execution);
+  void finish_ready();
 
   const PJRT_Api* api_;
   std::mutex mutex_;
-  std::deque<Execution> executions_;
-  int awaiting_ = 0;  // threads that wait for executions they took out of the list
-  std::exception_ptr failure_;
+  std::deque<ExecutionRef> executions_;
+  std::atomic<int> finishing_{0};  // executions out of the list that are not quite over
+  std::optional<Error> failure_;
 };
 
 }  // namespace lazyxla::pjrt

@@ -1,0 +1,97 @@
+#include "graph/recording.h"
+
+#include <ATen/ThreadLocalPythonObjects.h>
+
+#include <mutex>
+#include <set>
+
+namespace torch::autograd {
+TORCH_API int get_current_graph_task_id();  // -1 outside of a backward pass
+}
+
+namespace lazyxla::graph {
+namespace {
+
+using at::impl::ThreadLocalPythonObjects;
+
+const std::string& key() {
+  static const auto* text = new std::string("lazyxla.recording");
+  return *text;
+}
+
+thread_local std::shared_ptr<Recording> own;
+
+struct All {
+  std::mutex mutex;
+  std::set<Recording*> recordings;
+
+  static All& get() {
+    static auto* instance = new All();
+    return *instance;
+  }
+};
+
+}  // namespace
+
+Recording::Recording() : SafePyObject(nullptr, nullptr) {
+  All& all = All::get();
+  std::lock_guard lock(all.mutex);
+  all.recordings.insert(this);
+}
+
+Recording::~Recording() {
+  {
+    All& all = All::get();
+    std::lock_guard lock(all.mutex);
+    all.recordings.erase(this);
+  }
+  for (auto& each : sets_) {
+    std::unique_ptr<ir::PendingSet> set(each.load());
+    if (!set) continue;
+    ir::PendingSet& heir = shared().pending(set->device);
+    std::lock_guard lock(ir::device_mutex(set->device));
+    heir.adopt_all(*set);
+  }
+}
+
+Recording& Recording::current() {
+  if (own) [[likely]] return *own;
+  // On autograd's threads. The author's state is there as long as the pass.
+  static thread_local int known_pass = -1;
+  static thread_local Recording* known = nullptr;
+  const int pass = torch::autograd::get_current_graph_task_id();
+  if (pass != -1 && pass == known_pass) return *known;
+  if (ThreadLocalPythonObjects::contains(key())) {
+    known_pass = pass;
+    known = static_cast<Recording*>(ThreadLocalPythonObjects::get(key()).get());
+    return *known;
+  }
+  if (pass != -1) return shared();  // of a thread that has recorded nothing itself
+  own = std::make_shared<Recording>();
+  ThreadLocalPythonObjects::set(key(), own);
+  return *own;
+}
+
+Recording& Recording::shared() {
+  static auto* instance = new std::shared_ptr<Recording>(std::make_shared<Recording>());
+  return **instance;
+}
+
+std::vector<std::shared_ptr<Recording>> Recording::all() {
+  std::vector<std::shared_ptr<Recording>> found;
+  All& all = All::get();
+  std::lock_guard lock(all.mutex);
+  for (Recording* each : all.recordings) {
+    if (auto alive = each->weak_from_this().lock()) found.push_back(std::move(alive));
+  }
+  return found;
+}
+
+ir::PendingSet& Recording::make_set(std::atomic<ir::PendingSet*>& set, c10::DeviceIndex device) {
+  auto fresh = std::make_unique<ir::PendingSet>(device, regions);
+  ir::PendingSet* none = nullptr;
+  if (set.compare_exchange_strong(none, fresh.get())) return *fresh.release();
+  return *none;
+}
+
+}  // namespace lazyxla::graph

@@ -1,0 +1,50 @@
+// Undoing: a flush is a transaction.
+//
+// A flush replaces the contents of storages by promises (buffer.h). Until its program has run, what
+// they had before is kept, unless the program was given its memory. If the flush fails, at whatever
+// stage, the storages have it again:
+//
+//     p.add_(g)    p: leaf A ──recorded──> node (A + g) ──flush──> promise B
+//     B fails      p: leaf A, and whoever else got B is told why it was not computed
+//
+// A storage that had nothing before, since its tensor was made by what failed, keeps the broken
+// promise: every read of it tells the reason.
+//
+// Work may have been recorded on B meanwhile, and flushed. It fails, too, as its input is missing,
+// and what its storages had before is B. So a broken promise remembers what it stood for (A).
+#pragma once
+
+#include <c10/util/FunctionRef.h>
+
+#include <string>
+#include <vector>
+
+#include "graph/buffer.h"
+#include "ir/storage.h"
+
+namespace lazyxla::graph {
+
+// A storage whose content a flush replaced. (It may be dead by now.)
+struct Taken {
+  uint64_t id;
+  ir::Value value;        // what was recorded
+  ir::Content committed;  // the data it had before, or nothing
+  uint32_t output;        // of the graph, that becomes its content
+};
+
+// One of them when the graph is gone: what is needed to undo a run.
+struct Replaced {
+  uint64_t id;
+  ir::Content content;  // not empty
+  BufferRef promise;
+};
+
+// Puts the random generators back to where they were before these draws, if nobody else has drawn
+// from them since.
+void rewind(const std::vector<ir::Draws>& draws);
+
+// Gives the storages what they had before. Those for which it is gone, given to the program that
+// failed, are returned: the addresses of their tensors' memory. Takes the device's mutex.
+std::vector<const void*> undo(c10::DeviceIndex device, std::vector<Replaced> replaced);
+
+}  // namespace lazyxla::graph
