@@ -59,18 +59,22 @@ except ImportError as error:
 
 check_torch_version(TORCH_VERSION, torch.__version__)
 
-from lazyxla import (  # noqa: E402
-    _C,
-    aot,
-    device_module,
-    lowering,
-    meta_functions,
-    platforms,
-    printing,
-    program_store,
-    reporting,
-    xla_options,
-)
+from lazyxla.interrupts import Deferred  # noqa: E402
+
+with Deferred():  # a module half imported would stay so
+    from lazyxla import (
+        _C,
+        aot,
+        device_module,
+        lowering,
+        meta_functions,
+        platforms,
+        printing,
+        program_store,
+        reporting,
+        xla_options,
+    )
+
 from lazyxla.config import settings  # noqa: E402
 from lazyxla.loader import DeviceLoader  # noqa: E402
 from lazyxla.memory import (  # noqa: E402
@@ -231,4 +235,5 @@ def _register() -> None:
     torch.set_autocast_dtype(BACKEND, torch.bfloat16)
 
 
-_register()
+with Deferred():
+    _register()

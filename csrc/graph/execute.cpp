@@ -47,10 +47,11 @@ void check_fits(const Variant& variant, const Run& run, const pjrt::Device& devi
     needed -= static_cast<int64_t>(run.inputs[number]->get().nbytes());
   }
   const auto free = needed < kSmall ? std::nullopt : free_memory(device);
-  TORCH_CHECK_WITH(OutOfMemoryError, !free || needed <= *free, "lazyxla: ", variant.line,
-                   variant.line.empty() ? "" : ": ",
-                   "out of device memory: the program needs ", needed, " bytes and ",
-                   std::max<int64_t>(*free, 0), " are free on ", device.debug_string(),
+  if (!free || needed <= *free) return;
+  const std::string where = variant.line.empty() ? "" : variant.line + ": ";
+  TORCH_CHECK_WITH(OutOfMemoryError, false, "lazyxla: out of device memory: ", where,
+                   "the program needs ", needed, " bytes, and ", std::max<int64_t>(*free, 0),
+                   " are free on ", device.debug_string(),
                    ". It was not run, and all tensors are as they were before");
 }
 

@@ -30,10 +30,8 @@ class WaitingRun {
         draws_(run.draws) {
     for (const BufferRef& buffer : inputs_) ++buffer->waiting_runs;
     for (const BufferRef& buffer : promises_) ++buffer->waiting_runs;
-    for (const Replaced& each : replaced_) ++each.promise->waiting_runs;
   }
   ~WaitingRun() {
-    for (const Replaced& each : replaced_) --each.promise->waiting_runs;
     let_go(inputs_);
     let_go(promises_);
   }
@@ -41,9 +39,7 @@ class WaitingRun {
   WaitingRun& operator=(const WaitingRun&) = delete;
 
   void execute(c10::DeviceIndex device) {
-    std::vector<Replaced> replaced = std::move(replaced_);
-    for (const Replaced& each : replaced) --each.promise->waiting_runs;
-    const Run run{inputs_, donated_, slots_, promises_, replaced, draws_};
+    const Run run{inputs_, donated_, slots_, promises_, replaced_, draws_};
     try {
       keeping(run, device, [&] { graph::execute(*find_(), run, device); });
     } catch (const std::exception&) {  // whoever reads the results is told

@@ -20,6 +20,8 @@ std::vector<const void*> undo(c10::DeviceIndex device, std::vector<Replaced> rep
   std::lock_guard lock(ir::device_mutex(device));
   const auto alive = ir::Storage::alive();
   for (Replaced& each : replaced) {
+    const BufferRef promise = each.promise.lock();
+    if (!promise) continue;  // nobody has what was not computed
     // What was itself a promise that was broken stands for what was before.
     const ir::Content* content = &each.content;
     const ir::Geometry* base = content->base.get();
@@ -30,14 +32,14 @@ std::vector<const void*> undo(c10::DeviceIndex device, std::vector<Replaced> rep
     const bool usable = buffer_of(*content->value.node.get()).is_usable();
     auto found = alive.find(each.id);
     if (found != alive.end() && found->second->value() &&
-        found->second->value().node->leaf_data() == each.promise) {
+        found->second->value().node->leaf_data() == promise) {
       if (usable) {
         found->second->restore(content->value, base, garbage);
       } else {
         lost.push_back(found->second->data());
       }
     }
-    if (usable) each.promise->stand_for(std::move(each.content));
+    if (usable) promise->stand_for(std::move(each.content));
   }
   return lost;
 }

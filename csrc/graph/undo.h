@@ -32,11 +32,12 @@ struct Taken {
   uint32_t output;        // of the graph, that becomes its content
 };
 
-// One of them when the graph is gone: what is needed to undo a run.
+// One of them when the graph is gone: what is needed to undo a run. It does not own the promise, so
+// that the run after it may consume that.
 struct Replaced {
   uint64_t id;
   ir::Content content;  // not empty
-  BufferRef promise;
+  std::weak_ptr<DeviceBuffer> promise;
 };
 
 // Puts the random generators back to where they were before these draws, if nobody else has drawn

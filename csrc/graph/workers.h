@@ -65,6 +65,7 @@ class Outcome {
     } catch (...) {
       error_ = std::current_exception();
     }
+    job = nullptr;  // what it holds is free by the time that the outcome is known
     there_.store(true, std::memory_order_release);
     waiting::announce();
   }
@@ -79,7 +80,7 @@ class Outcome {
 template <typename T>
 std::shared_ptr<const Outcome<T>> start_on_worker(std::function<T()> job) {
   auto outcome = std::make_shared<Outcome<T>>();
-  run_on_worker([outcome, job = std::move(job)] { outcome->fulfil(job); });
+  run_on_worker([outcome, job = std::move(job)]() mutable { outcome->fulfil(std::move(job)); });
   return outcome;
 }
 

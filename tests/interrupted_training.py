@@ -1,0 +1,176 @@
+"""Trains a model while somebody presses Ctrl-C: a script for tests/interrupts.py.
+
+Usage: interrupted_training.py MODE COLD SIGNALS SEED. Signals come from a process of their own, at
+random moments. Each one that hits a step raises KeyboardInterrupt there; the script then checks
+that all tensors can be read, puts back what it had before the step, as a training script would from
+its checkpoint, and goes on. With COLD every step is a program that was not compiled before. Prints
+one JSON object.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+ARMED = False  # whether a Ctrl-C interrupts
+LATE = False  # one came while it did not
+
+SENDER = """
+import os, random, sys, time
+pid, count, seed = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+longest = float(sys.argv[4])
+chance = random.Random(seed)
+while count:
+    time.sleep(chance.uniform(0, longest))
+    print(time.time(), flush=True)
+    os.kill(pid, 2)
+    count -= sys.stdin.readline() == "hit\\n"
+"""
+
+
+def handler(*_: object) -> None:
+    """Interrupts what the script is about, not its own book-keeping."""
+    global LATE
+    if ARMED:
+        raise KeyboardInterrupt
+    LATE = True
+
+
+class Interrupted:
+    """Runs functions until they end without an interrupt."""
+
+    def __init__(self, signals: int, seed: int, longest: float) -> None:
+        arguments = [str(os.getpid()), str(signals), str(seed), str(longest)]
+        self.sender = subprocess.Popen(
+            [sys.executable, "-c", SENDER, *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self.latencies: list[float] = []
+        self.left = signals
+
+    def answer(self, hit: bool) -> float:
+        """Tells the sender; when it had sent the signal."""
+        assert self.sender.stdout is not None
+        assert self.sender.stdin is not None
+        sent = float(self.sender.stdout.readline())
+        self.sender.stdin.write("hit\n" if hit else "late\n")
+        self.sender.stdin.flush()
+        return sent
+
+    def run(self, action: Callable[[], Any], undo: Callable[[], None]) -> Any:
+        global ARMED, LATE
+        while True:
+            if LATE:
+                LATE = False
+                self.answer(hit=False)
+            try:
+                ARMED = True
+                result = action()
+                ARMED = False
+                return result
+            except KeyboardInterrupt:
+                ARMED = False
+                now = time.time()
+            undo()
+            self.left -= 1
+            self.latencies.append(now - self.answer(hit=True))
+
+
+def main(mode: str, cold: bool, signals: int, seed: int) -> None:
+    os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
+    import torch
+    import torch.nn.functional as F
+
+    signal.signal(signal.SIGINT, handler)
+    interrupted = Interrupted(signals, seed, longest=1.0 if cold else 0.2)
+
+    def start() -> Any:
+        import lazyxla
+
+        return lazyxla
+
+    lazyxla = interrupted.run(start, lambda: None)
+    if mode in ("eager", "fused"):
+        lazyxla.eager_mode({"eager": True, "fused": "fused"}[mode])
+
+    def build() -> Any:
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(
+            torch.nn.Linear(16, 32), torch.nn.LayerNorm(32), torch.nn.Dropout(0.1),
+            torch.nn.Linear(32, 4),
+        ).to("lazyxla")  # fmt: skip
+        lazyxla.sync()
+        return model
+
+    model = interrupted.run(build, lambda: None)
+    run = torch.compile(model, backend="lazyxla") if mode == "compile" else model
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    inputs, labels = torch.randn(64, 16), torch.randint(0, 4, (64,))
+    chance = random.Random(seed)
+
+    def step(more: int) -> float:
+        def body() -> torch.Tensor:
+            out = run(inputs.to("lazyxla"))
+            for _ in range(more):
+                out = out * 1.0
+            loss = F.cross_entropy(out, labels.to("lazyxla"))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        if mode == "region":
+            with lazyxla.step():
+                loss = body()
+        else:
+            loss = body()
+        if mode == "lazy":
+            lazyxla.sync(wait=chance.random() < 0.3)
+        return loss.item()
+
+    def state() -> Any:
+        return (
+            {name: value.cpu() for name, value in model.state_dict().items()},
+            {
+                index: {key: value.cpu().clone() for key, value in each.items()}
+                for index, each in optimizer.state_dict()["state"].items()
+            },
+            torch.lazyxla.get_rng_state(),
+        )
+
+    def put_back(kept: Any) -> None:
+        for tensor in (*model.parameters(), *model.buffers()):
+            tensor.cpu()  # nothing is lost
+        for parameter in model.parameters():
+            if parameter.grad is not None:
+                parameter.grad.cpu()
+        model.load_state_dict(kept[0])
+        groups = optimizer.state_dict()["param_groups"]
+        optimizer.load_state_dict({"state": kept[1], "param_groups": groups})
+        optimizer.zero_grad()
+        torch.lazyxla.set_rng_state(kept[2])
+        assert not lazyxla._C.in_region()
+
+    losses: list[float] = []
+    number = 0
+    while number < 12 or (interrupted.left > 0 and number < 400):
+        number += 1
+        kept = state()
+        more = number if cold else 0
+        losses.append(interrupted.run(lambda: step(more), lambda: put_back(kept)))
+    interrupted.sender.kill()
+    told = {"losses": losses, "latencies": interrupted.latencies, "left": interrupted.left}
+    print(json.dumps(told), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2] == "1", int(sys.argv[3]), int(sys.argv[4]))

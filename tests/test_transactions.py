@@ -1,0 +1,174 @@
+"""A flush is a transaction: what fails leaves everything as it was."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import lazyxla
+
+DEVICE = "lazyxla"
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def run_steps(stage: str, mode: str, environment: dict[str, str]) -> dict[str, Any]:
+    result = subprocess.run(
+        [sys.executable, str(ROOT / "tests/failing_steps.py"), stage, mode],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+    )
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("mode", ["lazy", "region"])
+@pytest.mark.parametrize(
+    ("stage", "message"),
+    [
+        ("rule", "NotImplementedError.*this rule has no idea"),
+        ("module", "RuntimeError.*nobody_has_this"),
+        ("compile", "OutOfMemoryError.*no memory in this test"),
+        ("execute", "OutOfMemoryError.*no memory in this test"),
+    ],
+)
+def test_a_step_that_fails_changes_nothing(
+    stage: str, message: str, mode: str, plugin: Callable[[str], dict[str, str]]
+) -> None:
+    found = run_steps(stage, mode, plugin("failing"))
+    told = found["disturbed"]["messages"]
+    assert len(told) == 2
+    for text in told:
+        assert re.search(message, text, re.DOTALL), text
+    assert found["disturbed"]["changed"] == [0, 0]
+    assert found["disturbed"]["losses"] == found["undisturbed"]["losses"]
+
+
+def test_a_program_that_does_not_load_is_compiled(
+    plugin: Callable[[str], dict[str, str]], tmp_path: Path
+) -> None:
+    environment = plugin("failing") | {
+        "LAZYXLA_CACHE_DIR": str(tmp_path / "cache"),
+        "LAZYXLA_CACHE_SIZE": "1000000000",
+    }
+    run_steps("load", "lazy", environment)  # fills the cache
+    found = run_steps("load", "lazy", environment)
+    assert found["disturbed"]["messages"] == ["nothing failed"] * 2
+
+
+def test_what_is_lost_is_told_once_and_by_name(plugin: Callable[[str], dict[str, str]]) -> None:
+    found = run_steps("later", "lazy", plugin("failing"))
+    (told,) = found["disturbed"]["messages"]
+    assert told.startswith("OutOfMemoryError: lazyxla: out of device memory while waiting")
+    assert "27 tensors are lost" in told
+    assert "0.weight" in told
+    assert "exp_avg of 0.bias" in told
+    # Every read of what is lost tells it again.
+    assert found["disturbed"]["changed"][0].startswith("OutOfMemoryError")
+
+
+LATER = """
+import ctypes, os, torch, lazyxla
+
+plugin = ctypes.CDLL(os.environ["LAZYXLA_PLUGIN_PATH"])
+x = torch.ones(1000, device="lazyxla")
+lazyxla.sync(wait=True)
+old = x.detach().clone()  # shares the data, so that the program must leave it alone
+x.add_(1)
+plugin.fail(b"later", 1)
+lazyxla.sync()
+y = x * 2  # recorded on what will fail
+try:
+    lazyxla.sync(wait=True)
+except torch.OutOfMemoryError as error:
+    assert "lost" not in str(error), error
+    print("told")
+lazyxla.sync(wait=True)  # told once
+assert x.sum().item() == 1000
+assert old.sum().item() == 1000
+try:
+    y.sum().item()
+except torch.OutOfMemoryError:
+    print("dependent")
+lazyxla.sync(wait=True)
+assert (x + 1).sum().item() == 2000
+"""
+
+
+def test_what_a_program_did_not_consume_is_restored(
+    run_python: Callable[..., Any], plugin: Callable[[str], dict[str, str]]
+) -> None:
+    result = run_python(LATER, **plugin("failing"))
+    assert result.stdout.split() == ["told", "dependent"]
+
+
+EAGER = """
+import ctypes, os, sys, torch, lazyxla
+
+plugin = ctypes.CDLL(os.environ["LAZYXLA_PLUGIN_PATH"])
+lazyxla.eager_mode(eval(sys.argv[1]) if len(sys.argv) > 1 else True)
+x = torch.arange(8.0, device="lazyxla")
+for round in range(20):
+    stage = [b"compile", b"execute"][round % 2]
+    before = x.cpu()
+    plugin.fail(stage, 1)
+    try:
+        x.add_(torch.ones(8, device="lazyxla")) if stage == b"execute" else x.pow_(round + 2)
+        lazyxla.sync(wait=True)
+        x.cpu()
+    except torch.OutOfMemoryError:
+        pass
+    plugin.fail(b"", 0)
+    assert torch.equal(x.cpu(), before) or stage == b"execute", (round, stage, x)
+    x.copy_(before)
+    x.add_(1)
+    assert torch.equal(x.cpu(), before + 1)
+    x.copy_(before)
+"""
+
+
+def test_an_operator_that_fails_in_eager_mode_changes_nothing(
+    run_python: Callable[..., Any], plugin: Callable[[str], dict[str, str]]
+) -> None:
+    run_python(EAGER, **plugin("failing"))
+
+
+def test_programs_that_do_not_fit_are_refused_before_they_take_anything() -> None:
+    x = torch.arange(1000.0, device=DEVICE)
+    lazyxla.sync(wait=True)
+    before = lazyxla.counters()["executions"]
+    for _ in range(5):
+        x.add_(1)
+        huge = torch.empty(1 << 45, device=DEVICE) + x.sum()
+        with pytest.raises(torch.OutOfMemoryError, match=r"test_transactions.py:\d+: the program"):
+            lazyxla.sync()
+        assert torch.equal(x.cpu(), torch.arange(1000.0))
+        with pytest.raises(torch.OutOfMemoryError, match="needs 140737488"):
+            huge[:1].cpu()
+    lazyxla.sync(wait=True)  # nothing is left to be told
+    assert lazyxla.counters()["executions"] - before <= 5
+
+
+def test_failures_of_random_numbers_leave_the_generator() -> None:
+    torch.manual_seed(3)
+    x = torch.zeros(16, device=DEVICE)
+    lazyxla.sync()
+    state = torch.lazyxla.get_rng_state()
+    for _ in range(4):
+        x.add_(torch.rand(16, device=DEVICE)).add_(torch.empty(1 << 45, device=DEVICE).sum())
+        y = torch.empty(1 << 45, device=DEVICE) + 1
+        with pytest.raises(torch.OutOfMemoryError):
+            lazyxla.sync()
+        del y
+        assert torch.equal(torch.lazyxla.get_rng_state(), state)
+        assert x.sum().item() == 0
