@@ -100,15 +100,12 @@ def run_on_cpu(options: argparse.Namespace, files: list[str]) -> None:
         if not failed:
             continue
         worker = Worker(directory, file, "cpu", CACHE / "programs")
-        for test in [
-            t.replace("_lazyxla", "_cpu") for t in failed if fnmatchcase(t, options.tests)
-        ]:
-            if test in worker.tests:
+        for name in failed:
+            test = name.replace("_lazyxla", "_cpu")
+            if test in worker.tests and fnmatchcase(name, options.tests):
                 outcome = Outcome(file, test, **worker.run(test, options.timeout))
-                if outcome.kind != "passed":
+                if outcome.bad:
                     print(_line(outcome), flush=True)
-            else:
-                print(f"no such test: {file} {test}", flush=True)
         worker.stop()
 
 
