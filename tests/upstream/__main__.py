@@ -40,6 +40,7 @@ def main() -> int:
     parser.add_argument("--files", default=",".join(FILES), help="one or several, with commas")
     parser.add_argument("--tests", default="*", help="a pattern of names, such as '*unsqueeze*'")
     parser.add_argument("--shard", default="0/1", help="i/n: every n-th test, from the i-th")
+    parser.add_argument("--mode", default="lazy", choices=["lazy", "eager", "fused"])
     parser.add_argument("--timeout", type=float, default=120, help="seconds per test")
     parser.add_argument("--results", type=Path, default=CACHE / "results.jsonl")
     parser.add_argument("--resume", action="store_true", help="leave out what the file has already")
@@ -76,7 +77,7 @@ def run(options: argparse.Namespace, files: list[str]) -> None:
     with options.results.open("a") as results:
         for file in files:
             start = time.monotonic()
-            worker = Worker(directory, file, "lazyxla", CACHE / "programs")
+            worker = Worker(directory, file, CACHE / "programs", mode=options.mode)
             for test in worker.tests[index::count]:
                 earlier = before.get((file, test))
                 done = options.resume and earlier is not None
@@ -99,7 +100,7 @@ def run_on_cpu(options: argparse.Namespace, files: list[str]) -> None:
         failed = [o.test for o in _load(options.results) if o.bad and o.file == file]
         if not failed:
             continue
-        worker = Worker(directory, file, "cpu", CACHE / "programs")
+        worker = Worker(directory, file, CACHE / "programs", device="cpu")
         for name in failed:
             test = name.replace("_lazyxla", "_cpu")
             if test in worker.tests and fnmatchcase(name, options.tests):

@@ -22,9 +22,11 @@ the last one XLA's compiler crashes."""
 class Worker:
     """Runs tests of one file one after the other; in a new process after a crash or a timeout."""
 
-    def __init__(self, directory: Path, file: str, device: str, cache: Path) -> None:
+    def __init__(
+        self, directory: Path, file: str, cache: Path, device: str = "lazyxla", mode: str = "lazy"
+    ) -> None:
         command = [sys.executable, "-m", "tests.upstream.worker"]
-        self._command = [*command, str(directory), file, device]
+        self._command = [*command, str(directory), file, device, mode]
         paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
         self._environment = {
             "LAZYXLA_PLATFORM": "cpu",

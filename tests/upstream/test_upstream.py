@@ -44,7 +44,7 @@ instantiate_device_type_tests(TestSmall, globals())
 
 def test_every_kind_of_outcome(tmp_path: Path) -> None:
     (tmp_path / "test_small.py").write_text(FILE)
-    worker = Worker(tmp_path, "test_small", "lazyxla", tmp_path)
+    worker = Worker(tmp_path, "test_small", tmp_path)
     found = {}
     for test in worker.tests:
         timeout = 1 if "hangs" in test else 120
@@ -63,7 +63,7 @@ def test_every_kind_of_outcome(tmp_path: Path) -> None:
 
 def test_a_file_that_cannot_be_loaded_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="cannot be loaded"):
-        Worker(tmp_path, "test_absent", "lazyxla", tmp_path)
+        Worker(tmp_path, "test_absent", tmp_path)
 
 
 OUTCOMES = [

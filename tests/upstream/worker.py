@@ -18,15 +18,20 @@ from typing import Any
 
 from torch.testing._internal.common_device_type import CPUTestBase, PrivateUse1TestBase
 
+import lazyxla
+from lazyxla.modes import EagerMode
 from tests.upstream.compatibility import add_missing_names
 
+MODES: dict[str, EagerMode] = {"lazy": False, "eager": True, "fused": "fused"}
 
-def main(directory: str, file: str, device: str) -> None:
+
+def main(directory: str, file: str, device: str, mode: str) -> None:
     outcomes = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     sys.path.insert(0, directory)
     os.chdir(directory)
     add_missing_names()
+    lazyxla.eager_mode(MODES[mode])
     tests = dict(_tests(importlib.import_module(file), device))
     print(json.dumps(list(tests)), file=outcomes, flush=True)
     for line in sys.stdin:
