@@ -8,6 +8,7 @@ the machine is fast enough, but must not fail otherwise.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -71,27 +72,31 @@ def problems(outcomes: Iterable[Outcome], known: list[Known], complete: bool) ->
 
     `complete`: the outcomes are all tests of their files, so that each pattern has to match one.
     """
-    found, used = [], set()
-    files = set()
+    found, used, files = [], set(), set()
     for outcome in outcomes:
         files.add(outcome.file)
+        if outcome.kind == "skipped":
+            continue
         matching = [k for k in known if k.matches(outcome)]
         used.update(matching)
         name = f"{outcome.file} {outcome.test}"
         if outcome.bad and not matching:
-            last = outcome.message.strip().splitlines()[-1:] or [""]
-            found.append(f"{outcome.kind}: {name}: {last[0][:200]}")
-        elif outcome.kind == "skipped" and matching:
-            found.append(f"skipped, though a known failure: {name}")
+            found.append(f"{outcome.kind}: {name}: {_error(outcome.message)[:200]}")
         elif matching and all(k.slow for k in matching):
             if outcome.bad and outcome.kind != "timeout":
                 found.append(f"{outcome.kind}, though known to be only slow: {name}")
-        elif outcome.kind == "passed" and matching:
+        elif matching and not outcome.bad:
             found.append(f"passes, though a known failure: {name}")
     if complete:
         unused = [k for k in known if k.file in files and k not in used]
-        found += [f"no such test: {k.file} {k.pattern}" for k in unused]
+        found += [f"no test runs: {k.file} {k.pattern}" for k in unused]
     return found
+
+
+def _error(traceback: str) -> str:
+    """The line of a traceback that names the error."""
+    lines = traceback.strip().splitlines() or [""]
+    return next((line for line in reversed(lines) if re.match(r"\w+(\.\w+)*: ", line)), lines[-1])
 
 
 def summary(outcomes: Iterable[Outcome], known: list[Known]) -> str:
