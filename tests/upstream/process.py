@@ -18,6 +18,9 @@ _MOST_MAPPINGS = 30_000
 """A compiled program takes 18 memory mappings of its process, for good; Linux allows 65,530, and at
 the last one XLA's compiler crashes."""
 
+_GRACE = 30.0
+"""Seconds for an interrupted test to end: as long as a program may take to compile."""
+
 
 class Worker:
     """Runs tests of one file one after the other; in a new process after a crash or a timeout."""
@@ -42,16 +45,28 @@ class Worker:
         self._start()
 
     def run(self, test: str, timeout: float) -> dict[str, Any]:
-        """The outcome of a test: kind, message, seconds."""
+        """The outcome of a test: kind, message, seconds.
+
+        A test that takes too long is interrupted, and the process goes on; what fails in it later
+        is run again in a new one.
+        """
+        outcome = self._run_once(test, timeout)
+        if outcome["kind"] == "failed" and self._interrupted:
+            self.stop()
+            outcome = self._run_once(test, timeout)
+        self._interrupted |= outcome["kind"] == "timeout"
+        return outcome
+
+    def _run_once(self, test: str, timeout: float) -> dict[str, Any]:
         process = self._process or self._start()
         assert process.stdin is not None
         try:
-            process.stdin.write(test + "\n")
+            process.stdin.write(f"{test} {timeout}\n")
             process.stdin.flush()
-            line = self._lines.get(timeout=timeout)
+            line = self._lines.get(timeout=timeout + _GRACE)
         except queue.Empty:
             self.stop()
-            return _outcome("timeout", f"not done within {timeout:g} s", timeout)
+            return _outcome("timeout", f"not done within {timeout:g} s, nor to interrupt", timeout)
         except OSError:
             line = None
         if line is None:
@@ -80,6 +95,7 @@ class Worker:
             env=self._environment,
         )
         self._process = process
+        self._interrupted = False
         self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         threading.Thread(target=_read, args=(process.stdout, self._lines), daemon=True).start()
         names = self._lines.get(timeout=300)

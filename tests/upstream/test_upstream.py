@@ -26,10 +26,10 @@ class TestSmall(TestCase):
     def test_left_out(self, device):
         raise unittest.SkipTest("no reason")
 
-    def test_z_hangs(self, device):
+    def test_hangs(self, device):
         time.sleep(600)
 
-    def test_y_crashes(self, device):
+    def test_z_crashes(self, device):
         os._exit(3)
 
 class TestNothing(TestCase):
@@ -53,8 +53,8 @@ def test_every_kind_of_outcome(tmp_path: Path) -> None:
         "TestSmall.test_right_lazyxla_int64": "passed",
         "TestSmall.test_wrong_lazyxla": "failed",
         "TestSmall.test_left_out_lazyxla": "skipped",
-        "TestSmall.test_z_hangs_lazyxla": "timeout",
-        "TestSmall.test_y_crashes_lazyxla": "crashed",
+        "TestSmall.test_hangs_lazyxla": "timeout",
+        "TestSmall.test_z_crashes_lazyxla": "crashed",
     }
     assert "Expected 4" in found["TestSmall.test_wrong_lazyxla"].message
 

@@ -1,4 +1,5 @@
-"""A worker process: tests of one file, one name per line of its input, one outcome per line.
+"""A worker process: tests of one file, one per line of its input (name and timeout), and one
+outcome per line.
 
 First it prints the names of all tests that are made for the device. Tests may print, so the
 outcomes go to the original standard output, and everything else to the standard error.
@@ -10,6 +11,7 @@ import importlib
 import json
 import os
 import re
+import signal
 import sys
 import time
 import unittest
@@ -35,8 +37,9 @@ def main(directory: str, file: str, device: str, mode: str) -> None:
     tests = dict(_tests(importlib.import_module(file), device))
     print(json.dumps(list(tests)), file=outcomes, flush=True)
     for line in sys.stdin:
+        name, timeout = line.split()
         start = time.monotonic()
-        kind, message = _run(tests[line.strip()])
+        kind, message = _run(tests[name], float(timeout))
         seconds = round(time.monotonic() - start, 2)
         reply = {"kind": kind, "message": message, "seconds": seconds}
         print(json.dumps(reply), file=outcomes, flush=True)
@@ -56,10 +59,29 @@ def _tests(module: Any, device: str) -> Iterator[tuple[str, unittest.TestCase]]:
                 yield f"{name}.{test}", cls(test)
 
 
-def _run(test: unittest.TestCase) -> tuple[str, str]:
+class _TooSlow(BaseException):
+    """Ends a test that takes too long, between two steps of the interpreter."""
+
+
+def _run(test: unittest.TestCase, timeout: float) -> tuple[str, str]:
     """Runs a test, with its class's own preparations. Returns what happened, and the error."""
+    interrupted = []
+
+    def interrupt(*_: object) -> None:
+        interrupted.append(True)
+        raise _TooSlow
+
     result = unittest.TestResult()
-    unittest.TestSuite([test]).run(result)
+    signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, timeout)
+    try:
+        unittest.TestSuite([test]).run(result)
+    except _TooSlow:  # between test and clean-up
+        pass
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    if interrupted:
+        return "timeout", f"not done within {timeout:g} s"
     errors = [text for _, text in result.failures + result.errors]
     if result.unexpectedSuccesses:
         errors.append("passes, but is marked with expectedFailure")
