@@ -62,6 +62,7 @@ NUMBERS: dict[str, tuple[Call, float, float]] = {
     "celu": (lambda x, v: F.celu(x, v), 2.0, 0.0),
     "elu in place": (lambda x, v: _gradient(lambda y: F.elu_(y, v), x), 2.0, -1.0),
     "leaky_relu in place": (lambda x, v: _gradient(lambda y: F.leaky_relu_(y, v), x), 2.0, -1.0),
+    "rrelu in place": (lambda x, v: _gradient(lambda y: F.rrelu_(y, v, 1.0), x), 0.5, -5.0),
 }
 
 
