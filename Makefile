@@ -1,4 +1,5 @@
-# make build | test | test-opinfo | test-tpu-aot | test-cuda-aot | test-cuda | docs | demo | bench | lint | format | clean
+# make build | test | test-opinfo | test-upstream | test-tpu-aot | test-cuda-aot | test-cuda | docs | demo |
+# bench | lint | format | clean
 #
 # Everything happens in .venv, made here when it is missing. Stamp files in it make repeated calls
 # instant. PYTHON chooses the interpreter the environment is made from, JOBS how much is compiled or
@@ -17,7 +18,8 @@ TORCHVISION := torchvision==0.28.0
 CXX_FILES := $(shell find csrc -name '*.cpp' -o -name '*.h')
 PYTHON_FILES := $(wildcard lazyxla tests examples benchmarks)
 
-.PHONY: build test test-opinfo test-tpu-aot test-cuda-aot test-cuda docs demo bench lint format clean
+.PHONY: build test test-opinfo test-upstream test-tpu-aot test-cuda-aot test-cuda docs demo bench \
+  lint format clean
 .DELETE_ON_ERROR:
 
 build: $(VENV)/.installed
@@ -47,6 +49,11 @@ test: build
 # Everything in PyTorch's operator table; OPINFO passes options such as --shard 0/4.
 test-opinfo: build
 	$(PY) -m tests.opinfo.sweep --jobs $(JOBS) --docs $(OPINFO)
+
+# PyTorch's own device tests, from Debian's source package; UPSTREAM passes options such as
+# --files test_view_ops --shard 0/4.
+test-upstream: build
+	$(PY) -m tests.upstream $(UPSTREAM)
 
 # All lowering rules, and training steps of whole models, through the TPU's compiler, without a TPU;
 # AOT passes options to the first, such as --dtypes bfloat16, TRAINING to the second, such as

@@ -17,6 +17,13 @@ import lazyxla
 
 Call = Callable[..., Any]
 
+
+def _gradient(in_place: Call, x: torch.Tensor) -> torch.Tensor:
+    """The gradient of a function that overwrites its argument."""
+    leaf = x.detach().requires_grad_()
+    return torch.autograd.grad(in_place(leaf.clone()).sum(), leaf)[0]
+
+
 # What is called with a tensor of ones and a number; a number that is right and one that is not.
 NUMBERS: dict[str, tuple[Call, float, float]] = {
     "cauchy": (lambda x, v: x.cauchy_(0, v), 1.0, -1.0),
@@ -53,6 +60,9 @@ NUMBERS: dict[str, tuple[Call, float, float]] = {
     "softshrink": (lambda x, v: F.softshrink(x, v), 2.0, -1.0),
     "histc": (lambda x, v: torch.histc(x, 10, 0, v), 2.0, -1.0),
     "celu": (lambda x, v: F.celu(x, v), 2.0, 0.0),
+    "elu in place": (lambda x, v: _gradient(lambda y: F.elu_(y, v), x), 2.0, -1.0),
+    "leaky_relu in place": (lambda x, v: _gradient(lambda y: F.leaky_relu_(y, v), x), 2.0, -1.0),
+    "rrelu in place": (lambda x, v: _gradient(lambda y: F.rrelu_(y, v, 1.0), x), 0.5, -5.0),
 }
 
 

@@ -307,6 +307,10 @@ Checks::When numbers_of(const std::string& name, bool asks_cpu) {
       "aten::softshrink",
       "aten::histc",
       "aten::celu",
+      // From the result alone the gradient is not known if the slope is negative.
+      "aten::elu_backward",
+      "aten::leaky_relu_backward",
+      "aten::rrelu_with_noise_backward",
   };
   if (names.count(name)) return Checks::kAlways;
   bool as_pointwise = name == "aten::_foreach_pow.Scalar";

@@ -10,6 +10,7 @@
 #include "graph/buffer.h"
 #include "graph/counters.h"
 #include "ir/inference_store.h"
+#include "python_error.h"
 
 namespace lazyxla::dispatch {
 namespace {
@@ -336,6 +337,7 @@ std::unique_ptr<Recipe> infer(const OpInfo& info, c10::ArrayRef<IValue> args, co
     try {
       inference = ask(info, args, functional);
     } catch (const std::exception& error) {
+      if (is_interruption(error)) throw;
       if (!lasting && has_no_fake(error)) return nullptr;
       // A user's kernel is not called with made-up data: nobody knows what it does.
       if (!lasting || !affordable_on_cpu(scan)) throw;
