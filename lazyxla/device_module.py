@@ -103,6 +103,17 @@ __all__ = [
 # need no device, so there is always something to save.
 _initialized = True
 
+_OF_INDUCTOR = ("Scheduling", "PythonWrapperCodegen", "CppWrapperCodegen", "WrapperFxCodegen")
+
+
+def __getattr__(name: str) -> Any:
+    """What Inductor asks of a device module: not before it does, for importing it takes seconds."""
+    if name in _OF_INDUCTOR:
+        from lazyxla.dynamo import inductor
+
+        return getattr(inductor, name)
+    raise AttributeError(f"module 'torch.{BACKEND}' has no attribute {name!r}")
+
 
 def init() -> None:
     """Nothing to do: devices start on first use."""
