@@ -40,6 +40,9 @@ void write(ir::Storage& storage, const ir::Geometry& geometry, ir::Value value,
 // by row. Caller holds the mutex.
 bool take_over(const c10::TensorImpl& fresh, const c10::TensorImpl& source);
 
+// The elements of `value`, row by row, in another shape.
+ir::Value reshape(ir::Value value, c10::IntArrayRef sizes);
+
 // `value` converted to another element type; itself if it has it already.
 ir::Value cast(ir::Value value, c10::ScalarType dtype);
 
