@@ -175,7 +175,9 @@ def _open_shape_cache() -> None:
         os.makedirs(directory, mode=0o700, exist_ok=True)
     except OSError:
         directory = ""  # no place to keep them: they are asked for anew
-    version = f"{__version__}-{meta_functions.checksum()}"
+    # The extension checks calls when it asks about them, and not when the answer is known.
+    built = os.stat(_C.__file__).st_mtime_ns
+    version = f"{__version__}-{meta_functions.checksum()}-{built:x}"
     name = f"shapes-{version}-torch-{torch.__version__}.bin"
     _C.open_inference_store(os.path.join(directory, name) if directory else "")
 

@@ -103,6 +103,17 @@ __all__ = [
 # need no device, so there is always something to save.
 _initialized = True
 
+_OF_INDUCTOR = ("Scheduling", "PythonWrapperCodegen", "CppWrapperCodegen", "WrapperFxCodegen")
+
+
+def __getattr__(name: str) -> Any:
+    """What Inductor asks of a device module: not before it does, for importing it takes seconds."""
+    if name in _OF_INDUCTOR:
+        from lazyxla.dynamo import inductor
+
+        return getattr(inductor, name)
+    raise AttributeError(f"module 'torch.{BACKEND}' has no attribute {name!r}")
+
 
 def init() -> None:
     """Nothing to do: devices start on first use."""
@@ -167,24 +178,40 @@ Stream = torch.Stream
 
 
 def current_stream(device: DeviceLike = None) -> torch.Stream:
-    """The device's one stream."""
-    return torch.Stream(torch.device(BACKEND, index_of(device)))
+    """The device's one stream, by the name that the thread chose last; at first the default one's.
+
+    All streams of a device are this one. ``torch.Stream(device)`` only gives it another name, since
+    PyTorch makes a stream's device current only if the stream is not current already.
+    """
+    return torch.accelerator.current_stream(torch.device(BACKEND, index_of(device)))
 
 
-default_stream = current_stream
+def default_stream(device: DeviceLike = None) -> torch.Stream:
+    """The device's one stream, by the name that it has at first."""
+    current = current_stream(device)
+    return torch.Stream(
+        stream_id=0, device_index=current.device_index, device_type=current.device_type
+    )
 
 
 def set_stream(stream: torch.Stream) -> None:
-    """Makes the stream's device current; there is no other stream to choose."""
-    set_device(stream.device)
+    """Makes the stream, and so its device, current."""
+    torch.accelerator.set_stream(stream)
 
 
-class StreamContext(device):
+class StreamContext:
     """Context manager that makes a stream, and so its device, current; None changes nothing."""
 
     def __init__(self, stream: torch.Stream | None) -> None:
-        super().__init__(None if stream is None else stream.device)
         self.stream = stream
+
+    def __enter__(self) -> None:
+        if self.stream is not None:
+            self.stream.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        if self.stream is not None:
+            self.stream.__exit__(*error)
 
 
 stream = StreamContext

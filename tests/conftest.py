@@ -34,6 +34,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=1000,
         help="how many random programs tests/test_random_programs.py runs (default: 1000)",
     )
+    parser.addoption(
+        "--overlap-samples",
+        type=int,
+        default=1,
+        help="how many samples of each operator tests/opinfo/test_shared_memory.py tries "
+        "(default: 1)",
+    )
 
 
 @pytest.fixture(autouse=True)

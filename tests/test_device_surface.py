@@ -169,15 +169,22 @@ def test_one_stream_per_device():
     assert stream.stream_id == 0
     assert stream == torch.lazyxla.default_stream() == torch.accelerator.current_stream()
     assert torch.Stream("lazyxla:1").device == torch.device("lazyxla:1")
-    assert torch.Stream("lazyxla:0") == stream
+    assert torch.Stream("lazyxla:0") != stream
     assert stream.query()
     stream.synchronize()
     torch.accelerator.set_stream(stream)
 
 
 def test_stream_context():
-    with torch.lazyxla.stream(torch.Stream("lazyxla:1")):
-        assert lazyxla.current_device() == 1
+    stream, before = torch.Stream("lazyxla:1"), torch.lazyxla.current_stream()
+    for context in (torch.lazyxla.stream(stream), stream):
+        with context:
+            assert lazyxla.current_device() == 1
+            assert torch.accelerator.current_stream() == torch.lazyxla.current_stream() == stream
+            assert torch.lazyxla.default_stream().stream_id == 0
+            assert torch.ones(2, device="lazyxla").device.index == 1
+        assert lazyxla.current_device() == 0
+        assert torch.lazyxla.current_stream() == before
     with torch.lazyxla.stream(None):
         assert lazyxla.current_device() == 0
 

@@ -1,15 +1,17 @@
 #include "dispatch/checks.h"
 
 #include <ATen/CPUGeneratorImpl.h>
-#include <ATen/native/TensorFactories.h>
-#include <ATen/ops/empty.h>
+#include <ATen/MemoryOverlap.h>
 #include <ATen/ops/full.h>
 
 #include <algorithm>
+#include <map>
 #include <mutex>
 #include <unordered_map>
 #include <unordered_set>
 
+#include "dispatch/copies.h"
+#include "dispatch/own_checks.h"
 #include "dispatch/plain_call.h"
 #include "dispatch/tensor.h"
 #include "ir/shape_memo.h"
@@ -26,21 +28,87 @@ constexpr int64_t kLarge = 1 << 22;
 
 bool is_tensor(const IValue& value) { return value.isTensor() && value.toTensor().defined(); }
 
-// The argument with CPU tensors for tensors, filled with `fill`: what to_meta is to the meta
-// device.
-IValue to_cpu(const IValue& value, ArgKind kind, int fill, bool shrink) {
-  auto filled = [fill, shrink](const IValue& element) {
-    if (!is_tensor(element) || element.toTensor().is_cpu()) return element;
-    const at::Tensor tensor = element.toTensor();
-    std::vector<int64_t> sizes = tensor.sizes().vec();
-    for (int64_t& size : sizes) size = shrink ? std::min<int64_t>(size, 2) : size;
-    auto options = c10::TensorOptions().dtype(tensor.scalar_type());
-    // Elements that share their memory take none; only writing forms mind.
-    bool spread = !shrink && tensor.numel() > kLarge;
-    at::Tensor made =
-        spread ? at::full({}, fill, options).expand(sizes) : at::full(sizes, fill, options);
-    return IValue(std::move(made));
-  };
+// Arguments with CPU tensors for tensors: what to_meta is to the meta device.
+class ToCpu {
+ public:
+  ToCpu(const OpInfo& info, Args args, const CpuCall& how) : how_(how) {
+    if (how.shrink) find_sizes(info, args);
+  }
+  IValue operator()(const IValue& value, ArgKind kind);
+
+ private:
+  void find_sizes(const OpInfo& info, Args args);
+  IValue filled(const IValue& element);
+  at::Tensor made(const at::Tensor& tensor);
+  at::Tensor on_same_storage(const at::Tensor& tensor);
+
+  const CpuCall how_;
+  std::map<int64_t, int64_t> small_;                      // what becomes of large sizes
+  std::vector<std::pair<at::Tensor, at::Tensor>> known_;  // with those that share memory
+  std::map<std::pair<const c10::StorageImpl*, c10::ScalarType>, at::Tensor> storages_;
+};
+
+// Sizes that are equal stay equal, and the larger of two stays the larger, so that kernels which
+// compare them find what they would have found.
+void ToCpu::find_sizes(const OpInfo& info, Args args) {
+  constexpr int64_t kSmall = 4096, kKept = 4;
+  int64_t elements = 0;
+  std::vector<at::Tensor> tensors;
+  for (size_t i = 0; i < args.size(); ++i) {
+    const ArgKind kind = info.args[i].kind;
+    if (kind == ArgKind::kTensor || kind == ArgKind::kTensorList) flatten(args[i], tensors);
+  }
+  for (const at::Tensor& tensor : tensors) {
+    if (!tensor.defined() || tensor.is_cpu()) continue;
+    elements += tensor.numel();
+    for (int64_t size : tensor.sizes()) {
+      if (size > kKept) small_[size] = 0;
+    }
+  }
+  int64_t next = kKept;
+  for (auto& [size, smaller] : small_) smaller = ++next;
+  if (elements <= kSmall) small_.clear();
+}
+
+at::Tensor ToCpu::made(const at::Tensor& tensor) {
+  if (how_.real) return to_host(tensor);
+  std::vector<int64_t> sizes = tensor.sizes().vec();
+  for (int64_t& size : sizes) {
+    if (auto found = small_.find(size); found != small_.end()) size = found->second;
+  }
+  auto options = c10::TensorOptions().dtype(tensor.scalar_type());
+  // Elements that share their memory take none; only writing forms mind.
+  bool spread = !how_.shrink && tensor.numel() > kLarge;
+  return spread ? at::full({}, how_.fill, options).expand(sizes)
+                : at::full(sizes, how_.fill, options);
+}
+
+at::Tensor ToCpu::on_same_storage(const at::Tensor& tensor) {
+  const c10::Storage& storage = tensor.storage();
+  at::Tensor& memory = storages_[{storage.unsafeGetStorageImpl(), tensor.scalar_type()}];
+  if (!memory.defined()) {
+    const auto elements = static_cast<int64_t>(storage.nbytes() / tensor.element_size());
+    memory = at::full({elements}, how_.fill, at::dtype(tensor.scalar_type()));
+  }
+  return memory.as_strided(tensor.sizes(), tensor.strides(), tensor.storage_offset());
+}
+
+IValue ToCpu::filled(const IValue& element) {
+  if (!is_tensor(element) || element.toTensor().is_cpu()) return element;
+  const at::Tensor tensor = element.toTensor();
+  if (!how_.share) return made(tensor);
+  if (!how_.shrink) return on_same_storage(tensor);
+  for (const auto& [theirs, copy] : known_) {
+    if (theirs.scalar_type() == tensor.scalar_type() && theirs.sizes() == tensor.sizes() &&
+        at::get_overlap_status(theirs, tensor) == at::MemOverlapStatus::Full) {
+      return copy;
+    }
+  }
+  known_.emplace_back(tensor, made(tensor));
+  return known_.back().second;
+}
+
+IValue ToCpu::operator()(const IValue& value, ArgKind kind) {
   switch (kind) {
     case ArgKind::kTensor:
       return filled(value);
@@ -119,102 +187,6 @@ bool takes_integers(const Scan& scan) {
   return false;
 }
 
-// ---- checks that need all of the sizes ----
-
-const IValue& argument(const OpInfo& info, Args args, const char* name) {
-  return args[*info.handle.schema().argumentIndexWithName(name)];
-}
-
-bool any_below(const IValue& list, int64_t bound) {
-  for (int64_t value : list.toIntVector()) {
-    if (value < bound) return true;
-  }
-  return false;
-}
-
-void check_convolution(const OpInfo& info, Args args) {
-  TORCH_CHECK(!any_below(argument(info, args, "padding"), 0), "negative padding is not supported");
-  TORCH_CHECK(!any_below(argument(info, args, "output_padding"), 0),
-              "negative output_padding is not supported");
-  TORCH_CHECK(!any_below(argument(info, args, "stride"), 1),
-              "non-positive stride is not supported");
-  TORCH_CHECK(!any_below(argument(info, args, "dilation"), 1),
-              "dilation should be greater than zero");
-}
-
-void check_multinomial(const OpInfo& info, Args args) {
-  constexpr int64_t kMostCategories = 1 << 24;  // what float32 counts
-  const at::Tensor& weights = args[0].toTensor();
-  int64_t samples = args[1].toInt();
-  if (auto out = info.handle.schema().argumentIndexWithName("out")) {
-    c10::ScalarType dtype = args[*out].toTensor().scalar_type();
-    TORCH_CHECK(dtype == c10::ScalarType::Long,
-                "multinomial expects Long tensor out, got: ", dtype);
-  }
-  TORCH_CHECK(weights.dim() == 1 || weights.dim() == 2, "prob_dist must be 1 or 2 dim");
-  TORCH_CHECK(
-      weights.is_floating_point(),
-      "multinomial only supports floating-point dtypes for input, got: ", weights.scalar_type());
-  TORCH_CHECK(samples > 0, "cannot sample n_sample <= 0 samples");
-  TORCH_CHECK(argument(info, args, "replacement").toBool() || samples <= weights.size(-1),
-              "cannot sample n_sample > prob_dist.size(-1) samples without replacement");
-  TORCH_CHECK(weights.size(-1) <= kMostCategories, "number of categories cannot exceed 2^24");
-}
-
-void check_randperm(const OpInfo& info, Args args) {
-  const IValue& dtype = argument(info, args, "dtype");
-  if (!dtype.isInt()) return;
-  auto options = c10::TensorOptions().dtype(dtype.toScalarType());
-  at::native::check_supported_max_int_with_precision(args[0].toInt(), at::empty({0}, options));
-}
-
-// Throws if the dtype that a factory is to fill a tensor with cannot hold the number.
-void check_full(const OpInfo& info, Args args) {
-  const char* name = info.functional_name == "aten::full" ? "fill_value" : "s";
-  if (!info.handle.schema().argumentIndexWithName("dtype")) return;  // the out= form
-  const IValue& dtype = argument(info, args, "dtype");
-  if (!dtype.isInt()) return;
-  c10::Scalar value = argument(info, args, name).toScalar();
-  auto check = [&value]<typename T>(T) { value.to<T>(); };
-  switch (dtype.toScalarType()) {
-#define LAZYXLA_CASE(ctype, dtype) \
-  case c10::ScalarType::dtype:     \
-    return check(ctype());
-    AT_FORALL_SCALAR_TYPES_AND2(Half, BFloat16, LAZYXLA_CASE)
-    LAZYXLA_CASE(c10::Float8_e5m2, Float8_e5m2)
-    LAZYXLA_CASE(c10::Float8_e4m3fn, Float8_e4m3fn)
-    LAZYXLA_CASE(c10::Float8_e5m2fnuz, Float8_e5m2fnuz)
-    LAZYXLA_CASE(c10::Float8_e4m3fnuz, Float8_e4m3fnuz)
-#undef LAZYXLA_CASE
-    default:
-      return;
-  }
-}
-
-// Throws if the dtype of a tensor cannot hold the number that it is to be padded with. The CPU
-// kernel says so itself, but cannot crop what to_cpu shrank.
-void check_pad(const OpInfo& info, Args args) {
-  const at::Tensor& self = args[0].toTensor();
-  auto pad = argument(info, args, "pad").toIntVector();
-  if (std::all_of(pad.begin(), pad.end(), [](int64_t size) { return size == 0; })) return;
-  PlainScope plain;
-  at::full({2}, argument(info, args, "value").toScalar(), at::dtype(self.scalar_type()));
-}
-
-// What tensor options a factory function cannot have here.
-void check_options(const OpInfo& info, Args args) {
-  const auto& schema = info.handle.schema().arguments();
-  for (size_t i = 0; info.factory && i < args.size(); ++i) {
-    if (schema[i].name() == "pin_memory" && args[i].isBool()) {
-      TORCH_CHECK(!args[i].toBool(), "Only dense CPU tensors can be pinned");
-    } else if (schema[i].name() == "layout" && args[i].isInt()) {
-      auto layout = static_cast<c10::Layout>(args[i].toInt());
-      TORCH_CHECK_NOT_IMPLEMENTED(layout == c10::Layout::Strided, "lazyxla: tensors of layout ",
-                                  layout, " do not exist on this device");
-    }
-  }
-}
-
 // ---- which operator has which checks ----
 
 // For operators whose argument checks do not depend on sizes, so that one element tells: the value
@@ -240,6 +212,13 @@ std::optional<int> on_cpu_with(const c10::OperatorHandle& functional, const std:
       "aten::max.dim",
       "aten::min.dim",
       "aten::sum",
+      "aten::all",
+      "aten::all.dim",
+      "aten::all.dims",
+      "aten::any",
+      "aten::any.dim",
+      "aten::any.dims",
+      "aten::index_fill.int_Tensor",
       "aten::argmax",
       "aten::argmin",
       "aten::mean.dim",
@@ -297,6 +276,8 @@ Checks::When numbers_of(const std::string& name, bool asks_cpu) {
       "aten::fill.Scalar",
       "aten::constant_pad_nd",
       "aten::full_like",
+      "aten::new_full",
+      "aten::fill_diagonal",
       "aten::masked_fill.Scalar",
       "aten::index_fill.int_Scalar",
       "aten::scatter.value",
@@ -317,25 +298,6 @@ Checks::When numbers_of(const std::string& name, bool asks_cpu) {
   return asks_cpu || as_pointwise ? Checks::kOfIntegers : Checks::kNever;
 }
 
-// What is checked here, where the CPU's kernel cannot tell from little data.
-struct OwnChecks {
-  Checks::Check of_static = nullptr, of_numbers = nullptr;
-};
-
-OwnChecks own_checks(const std::string& name) {
-  static const std::unordered_map<std::string, OwnChecks> checks{
-      {"aten::convolution", {.of_static = check_convolution}},
-      {"aten::full", {.of_static = check_full}},
-      {"aten::scalar_tensor", {.of_static = check_full}},
-      {"aten::multinomial", {.of_static = check_multinomial}},
-      {"aten::randperm", {.of_static = check_randperm}},
-      {"aten::randperm.generator", {.of_static = check_randperm}},
-      {"aten::constant_pad_nd", {.of_numbers = check_pad}},
-  };
-  auto found = checks.find(name);
-  return found == checks.end() ? OwnChecks() : found->second;
-}
-
 }  // namespace
 
 void find_checks(OpInfo& info) {
@@ -346,12 +308,13 @@ void find_checks(OpInfo& info) {
   info.checks.of_numbers = own.of_numbers;
 }
 
-void check_as_cpu(const OpInfo& info, Args args, int fill, bool shrink) {
+void check_as_cpu(const OpInfo& info, Args args, const CpuCall& how) {
   PlainScope plain;
   KeepRandomState keep(info.random);
+  ToCpu to_cpu(info, args, how);
   std::vector<IValue> stack;
   for (size_t i = 0; i < args.size(); ++i) {
-    stack.push_back(to_cpu(args[i], info.args[i].kind, fill, shrink));
+    stack.push_back(to_cpu(args[i], info.args[i].kind));
   }
   info.handle.callBoxed(&stack);
 }
@@ -369,8 +332,10 @@ void check_static(const OpInfo& info, Args args) {
 }
 
 void check_numbers(const OpInfo& info, Args args, const Scan& scan, uint64_t key_hash) {
-  if (info.checks.numbers == Checks::kNever || scan.slots.empty()) return;
-  if (info.checks.numbers == Checks::kOfIntegers && !takes_integers(scan)) return;
+  if (info.checks.numbers == Checks::kNever) return;
+  // Numbers that are no slots (complex ones) are part of the key, but not of what is inferred.
+  bool always = info.checks.numbers == Checks::kAlways;
+  if (!always && (scan.slots.empty() || !takes_integers(scan))) return;
   static_assert(sizeof(ir::ScalarValue) == sizeof(uint64_t));
   const auto* words = reinterpret_cast<const uint64_t*>(scan.slots.data());
   uint64_t hash = ir::hash_words(words, scan.slots.size()) * 0x9e3779b97f4a7c15ull ^ key_hash;
@@ -378,7 +343,7 @@ void check_numbers(const OpInfo& info, Args args, const Scan& scan, uint64_t key
   if (info.checks.of_numbers) {
     info.checks.of_numbers(info, args);
   } else {
-    check_as_cpu(info, args, info.checks.on_cpu_with.value_or(0), /*shrink=*/true);
+    check_as_cpu(info, args, {.fill = info.checks.on_cpu_with.value_or(0), .shrink = true});
   }
   CheckedNumbers::get().add(hash);
 }

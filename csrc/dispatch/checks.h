@@ -3,7 +3,7 @@
 // PyTorch's errors come from three places: meta functions, CPU kernels, and code that both share.
 // What only a kernel checks would go unnoticed here, where no kernel sees the call. So the CPU
 // kernel is asked, with as little data as tells (check_as_cpu), or the few checks that need all of
-// the sizes are made here (check_static).
+// the sizes are made here (own_checks.h).
 //
 // Numbers are no part of what shape inference remembers. Where an operator's kernel checks them
 // (the sigma of a distribution, a value that an integer dtype cannot hold), check_numbers asks the
@@ -22,10 +22,17 @@ namespace lazyxla::dispatch {
 // `info` is known.
 void find_checks(OpInfo& info);
 
-// Calls the operator's CPU kernel on tensors filled with `fill`, to hear its objections. With
-// `shrink`, no dimension has more than two elements: with one in all, the CPU's fill_ checks
-// nothing.
-void check_as_cpu(const OpInfo& info, c10::ArrayRef<c10::IValue> args, int fill, bool shrink);
+// How the CPU is asked.
+struct CpuCall {
+  int fill = 0;         // what the tensors are filled with
+  bool shrink = false;  // sizes of calls with many elements become small ones
+  bool share = false;   // what lies in the same memory does so on the CPU, too; with `shrink`, only
+                        // tensors that are the same elements
+  bool real = false;    // with the tensors' own elements, which runs what is pending
+};
+
+// Calls the operator's CPU kernel on made-up tensors, to hear its objections.
+void check_as_cpu(const OpInfo& info, c10::ArrayRef<c10::IValue> args, const CpuCall& how);
 
 // Whether a call is small enough to be made on the CPU for the sake of an error message.
 bool affordable_on_cpu(const Scan& scan);

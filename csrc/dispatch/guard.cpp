@@ -1,7 +1,9 @@
 // The device guard: how PyTorch's generic code switches devices and handles streams and events.
 //
-// A device runs its programs in the order they are enqueued, so it has one stream, number 0, and a
-// stream waiting for an event has nothing to do. Operators are recorded and run later, so an event
+// A device runs its programs in the order they are enqueued, so it has one stream, and a stream
+// waiting for an event has nothing to do. The one stream has two names: 0, the default one's, and
+// 1, which all that a program makes have. PyTorch takes a stream of the current one's name for
+// current, and would not make its device current. Operators are recorded and run later, so an event
 // marks a point in the recording: it has passed once everything recorded before it has been flushed
 // and has finished. Asking whether it has passed flushes and waits, for otherwise a loop that asks
 // until the answer is yes would never end. An event that takes the time waits when it is recorded:
@@ -14,6 +16,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <utility>
 
 #include "dispatch/device_state.h"
 
@@ -31,6 +34,11 @@ struct Event {
 
 // Counts the synchronisations through this file: an event whose mark is smaller has passed.
 std::array<std::atomic<uint64_t>, 128> completed;
+
+enum StreamName : int8_t { kDefaultStream = 0, kOtherStream = 1 };
+
+// By which name the thread knows each device's stream.
+thread_local std::array<StreamName, 128> current_stream{};
 
 void wait_for_device(c10::DeviceIndex index) {
   index = resolve_index(index);
@@ -74,14 +82,24 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
     return capability;
   }
 
-  c10::Stream getStream(c10::Device device) const override { return only_stream(device); }
-  c10::Stream getDefaultStream(c10::Device device) const override { return only_stream(device); }
-  c10::Stream getNewStream(c10::Device device, int) const override { return only_stream(device); }
-  c10::Stream getStreamFromGlobalPool(c10::Device device, bool) const override {
-    return only_stream(device);
+  c10::Stream getStream(c10::Device device) const override {
+    const c10::DeviceIndex index = resolve_index(device.index());
+    return stream(index, current_stream[index]);
   }
-  c10::Stream exchangeStream(c10::Stream stream) const override {
-    return only_stream(stream.device());
+  c10::Stream getDefaultStream(c10::Device device) const override {
+    return stream(resolve_index(device.index()), kDefaultStream);
+  }
+  c10::Stream getNewStream(c10::Device device, int) const override {
+    return stream(resolve_index(device.index()), kOtherStream);
+  }
+  c10::Stream getStreamFromGlobalPool(c10::Device device, bool) const override {
+    return getNewStream(device, 0);
+  }
+  c10::Stream exchangeStream(c10::Stream next) const override {
+    const c10::DeviceIndex index = resolve_index(next.device_index());
+    const bool is_default = next.id() == kDefaultStream;
+    return stream(index,
+                  std::exchange(current_stream[index], is_default ? kDefaultStream : kOtherStream));
   }
   bool queryStream(const c10::Stream& stream) const override {
     wait_for_device(stream.device_index());
@@ -134,9 +152,8 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
   static void check_type(c10::Device device) {
     TORCH_CHECK(device.type() == kDeviceType, "lazyxla: expected a lazyxla device, got ", device);
   }
-  static c10::Stream only_stream(c10::Device device) {
-    return c10::Stream(c10::Stream::DEFAULT,
-                       c10::Device(kDeviceType, resolve_index(device.index())));
+  static c10::Stream stream(c10::DeviceIndex index, StreamName name) {
+    return c10::Stream(c10::Stream::UNSAFE, c10::Device(kDeviceType, index), name);
   }
 };
 

@@ -4,6 +4,7 @@
 #include <ATen/native/CPUFallback.h>
 
 #include "dispatch/device_state.h"
+#include "dispatch/overlap.h"
 #include "dispatch/plain_call.h"
 #include "graph/capture.h"
 #include "graph/counters.h"
@@ -47,6 +48,23 @@ std::string describe_arguments(const OpInfo& info, c10::ArrayRef<c10::IValue> va
   return text.str();
 }
 
+// The fallback copies results to where they are to be written: that has to be this device, and
+// memory that is read as well, which the copies would hide.
+void check_written(const OpInfo& info, c10::ArrayRef<c10::IValue> values) {
+  if (!info.writes || !info.name.starts_with("aten::")) return;
+  std::vector<at::Tensor> tensors;
+  for (size_t i = 0; i < info.args.size(); ++i) {
+    if (info.args[i].written) flatten(values[i], tensors);
+  }
+  for (const at::Tensor& tensor : tensors) {
+    TORCH_CHECK(!tensor.defined() || tensor.device().type() == kDeviceType,
+                "Expected all tensors to be on the same device, but found at least two devices, ",
+                c10::Device(kDeviceType, current_device()), " and ", tensor.device(), "! (",
+                info.name, " writes to the latter)");
+  }
+  check_overlap_on_host(info, values);
+}
+
 [[noreturn]] void refuse(const std::string& call, const std::string& why) {
   C10_THROW_ERROR(NotImplementedError, "lazyxla: " + graph::user_line_prefix() + call + " " + why);
 }
@@ -69,6 +87,7 @@ void run_on_host(const OpInfo& info, torch::jit::Stack* stack, const char* why) 
               is_data_dependent(info.handle) ? "has a result whose shape depends on values" : why,
               " and would run on the host, but a program that is compiled without being run has no "
               "values");
+  check_written(info, args);
   if (is_data_dependent(info.handle)) {  // no lowering can exist: this is how such operators run
     ++graph::Counters::get().data_dependent;
     at::native::cpu_fallback(info.handle, stack);

@@ -21,6 +21,11 @@ c10::IValue& argument(const OpInfo& info, torch::jit::Stack* stack, int position
 }
 
 void check_mask(const at::Tensor& self, const at::Tensor& mask, int64_t dim) {
+  if (mask.scalar_type() == c10::ScalarType::Byte) {
+    TORCH_WARN(
+        "indexing with dtype torch.uint8 is now deprecated, please use a dtype torch.bool "
+        "instead.");
+  }
   for (int64_t i = 0; i < mask.dim(); ++i) {
     TORCH_CHECK_INDEX(dim + i < self.dim(), "too many indices for tensor of dimension ",
                       self.dim());
@@ -82,7 +87,7 @@ bool fill_by_mask(const OpInfo& info, torch::jit::Stack* stack) {
   check_mask(self, mask, before);
   std::vector<int64_t> shape(self.dim(), 1);
   for (int64_t i = 0; i < mask.dim(); ++i) shape[before + i] = mask.size(i);
-  mask = mask.to(self.device(), c10::ScalarType::Bool).view(shape);
+  mask = mask.to(self.device()).view(shape);
   self.masked_fill_(mask, values.to(self.device(), self.scalar_type()).view(c10::IntArrayRef()));
   torch::jit::drop(*stack, info.args.size());
   stack->emplace_back(std::move(self));

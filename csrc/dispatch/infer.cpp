@@ -2,6 +2,8 @@
 #include <ATen/EmptyTensor.h>
 #include <c10/core/DefaultDtype.h>
 
+#include <unordered_set>
+
 #include "dispatch/checks.h"
 #include "dispatch/device_state.h"
 #include "dispatch/plain_call.h"
@@ -187,15 +189,42 @@ void describe_spec(const OpInfo& info, c10::ArrayRef<IValue> args, const Scan& s
   }
 }
 
+// Operators that fill a tensor of the right number of elements in its order, whatever its shape.
+bool keeps_shape_of_out(const std::string& functional_name) {
+  static const std::unordered_set<std::string> names{
+      "aten::arange",
+      "aten::arange.start",
+      "aten::arange.start_step",
+      "aten::range",
+      "aten::range.step",
+      "aten::linspace",
+      "aten::linspace.Tensor_Tensor",
+      "aten::linspace.Tensor_Scalar",
+      "aten::linspace.Scalar_Tensor",
+      "aten::logspace",
+      "aten::logspace.Tensor_Tensor",
+      "aten::logspace.Tensor_Scalar",
+      "aten::logspace.Scalar_Tensor",
+  };
+  return names.count(functional_name) > 0;
+}
+
 // What becomes of each written tensor; its new content is the result `first_result` and following.
 void describe_writes(const OpInfo& info, const Scan& scan, const ir::Inference& inference,
                      size_t first_result, Recipe& recipe) {
   for (size_t i = 0; i < scan.written.size(); ++i) {
     const c10::TensorImpl& target = *scan.written[i];
     const ir::Geometry& result = inference.results[first_result + i].geometry;
-    Recipe::Write write{static_cast<uint32_t>(first_result + i), false, false, info.writes_list,
-                        geometry_of(target)};
+    Recipe::Write write{.output = static_cast<uint32_t>(first_result + i),
+                        .in_list = info.writes_list,
+                        .geometry = geometry_of(target)};
     write.cast = result.dtype != write.geometry.dtype;
+    write.reshaped = target.numel() == result.numel() && target.sizes() != result.sizes &&
+                     keeps_shape_of_out(info.functional_name);
+    if (write.reshaped) {
+      recipe.writes.push_back(std::move(write));
+      continue;
+    }
     bool asked = i < inference.written.size();
     c10::IntArrayRef sizes = asked ? inference.written[i].sizes : result.sizes;
     if (sizes != target.sizes()) {
@@ -341,10 +370,10 @@ std::unique_ptr<Recipe> infer(const OpInfo& info, c10::ArrayRef<IValue> args, co
       if (!lasting && has_no_fake(error)) return nullptr;
       // A user's kernel is not called with made-up data: nobody knows what it does.
       if (!lasting || !affordable_on_cpu(scan)) throw;
-      check_as_cpu(info, args, /*fill=*/1, /*shrink=*/false);
+      check_as_cpu(info, args, {.fill = 1});
     }
     if (inference && info.checks.on_cpu_with) {
-      check_as_cpu(info, args, *info.checks.on_cpu_with, /*shrink=*/true);
+      check_as_cpu(info, args, {.fill = *info.checks.on_cpu_with, .shrink = true});
     }
     if (!inference) return nullptr;
     if (info.functional_name == "aten::convolution") choose_memory_format(args, *inference);

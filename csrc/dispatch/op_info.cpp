@@ -248,6 +248,7 @@ std::unique_ptr<OpInfo> make_info(const OperatorHandle& op) {
   info->functional_name = qualified_name(info->functional.operator_name());
   bind_functional(*info, schema);
   if (ignores_self(info->functional_name)) info->args[0].operand = false;
+  for (const ArgInfo& arg : info->args) info->reads_written |= arg.written && arg.operand;
   info->may_overlap = fills(info->functional_name);
   info->random = draws(info->functional, info->functional_name);
   info->factory = true;

@@ -78,9 +78,10 @@ struct OpInfo {
   std::string name;  // "aten::add_.Tensor"
   std::vector<ArgInfo> args;
   bool writes = false;
-  bool writes_list = false;  // a _foreach_ operator: its kernel has to bump version counters
-  bool may_overlap = false;  // it may write to a tensor whose elements share memory
-  bool random = false;       // draws from a generator
+  bool writes_list = false;    // a _foreach_ operator: its kernel has to bump version counters
+  bool reads_written = false;  // in place: its counterpart reads what is written
+  bool may_overlap = false;    // it may write to a tensor whose elements share memory
+  bool random = false;         // draws from a generator
   bool factory = false;  // the functional form takes no tensor: scalars decide the result's shape
   Checks checks;
   // The operator whose rule lowers this one: itself, or the functional counterpart.

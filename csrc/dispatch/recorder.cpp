@@ -1,6 +1,5 @@
 #include "dispatch/recorder.h"
 
-#include <ATen/MemoryOverlap.h>
 #include <torch/library.h>
 
 #include <atomic>
@@ -13,6 +12,7 @@
 #include "dispatch/host.h"
 #include "dispatch/index_check.h"
 #include "dispatch/indexing.h"
+#include "dispatch/overlap.h"
 #include "dispatch/storage_ops.h"
 #include "dispatch/tensor.h"
 #include "dispatch/unboxed.h"
@@ -145,30 +145,20 @@ ir::Draws add_random_slots(const Scan& scan, c10::SmallVectorImpl<ir::ScalarValu
   return {generator.getIntrusivePtr(), seed, ordinal, ordinal + 1};
 }
 
-// Gives a written tensor the geometry that the operator gives it (out= tensors are resized).
-void resize_written(c10::TensorImpl& tensor, const ir::Geometry& geometry) {
-  reserve_storage(tensor, geometry.nbytes());
-  tensor.set_sizes_and_strides(geometry.sizes, geometry.strides, 0);
-}
-
-// PyTorch refuses to write where elements share memory, since the result would depend on the order
-// of the writes. Constant fills may, as there every order gives the same.
-void check_overlap(const OpInfo& info, const Scan& scan) {
-  if (info.may_overlap) return;
-  for (c10::TensorImpl* target : scan.written) {
-    if (!target->is_non_overlapping_and_dense()) at::assert_no_internal_overlap(target);
-    for (const c10::TensorImpl* operand : scan.operands) {
-      if (operand == target) continue;
-      if (operand->unsafe_storage().unsafeGetStorageImpl() !=
-          target->unsafe_storage().unsafeGetStorageImpl()) {
-        continue;
-      }
-      TORCH_CHECK(at::get_overlap_status(target, operand) != at::MemOverlapStatus::Partial,
-                  "unsupported operation: some elements of the input tensor and the written-to "
-                  "tensor refer to a single memory location. Please clone() the tensor before "
-                  "performing the operation.");
-    }
+// Gives written tensors the geometry that the operator gives them (out= tensors are resized), which
+// may make them grow into memory that is read.
+void resize_written(const OpInfo& info, c10::ArrayRef<IValue> args, const Recipe& recipe,
+                    const Scan& scan) {
+  bool any = false;
+  for (size_t i = 0; i < recipe.writes.size(); ++i) {
+    const Recipe::Write& write = recipe.writes[i];
+    if (!write.resized) continue;
+    c10::TensorImpl& tensor = *scan.written[i];
+    reserve_storage(tensor, write.geometry.nbytes());
+    tensor.set_sizes_and_strides(write.geometry.sizes, write.geometry.strides, 0);
+    any = true;
   }
+  if (any) check_overlap(info, args, scan);
 }
 
 // The storages that take the operator's results, if each takes one as it is.
@@ -181,7 +171,9 @@ bool direct_results(const Recipe& recipe, const Scan& scan, c10::ArrayRef<at::Te
   }
   for (size_t i = 0; i < recipe.writes.size(); ++i) {
     const Recipe::Write& write = recipe.writes[i];
-    if (write.cast || write.resized || write.in_list || !is_whole(*scan.written[i])) return false;
+    if (write.cast || write.resized || write.reshaped || write.in_list ||
+        !is_whole(*scan.written[i]))
+      return false;
     results.push_back({&storage_of(*scan.written[i]), write.output});
   }
   return true;
@@ -221,6 +213,7 @@ void add_node(const Recipe& recipe, const Scan& scan, c10::ArrayRef<Value> opera
     if (recipe.writes[i].cast) {
       value = cast(std::move(value), c10::typeMetaToScalarType(target.dtype()));
     }
+    if (recipe.writes[i].reshaped) value = reshape(std::move(value), target.sizes());
     write(target, std::move(value), pending, garbage);
     // PyTorch's list operators leave this to their kernels.
     if (recipe.writes[i].in_list) scan.written[i]->bump_version();
@@ -231,9 +224,6 @@ void add_node(const Recipe& recipe, const Scan& scan, c10::ArrayRef<Value> opera
 void apply(const Recipe& recipe, Scan& scan, c10::ArrayRef<at::TensorBase> fresh) {
   std::optional<ir::Draws> draw;
   if (recipe.spec.random) draw = add_random_slots(scan, scan.slots);
-  for (size_t i = 0; i < recipe.writes.size(); ++i) {
-    if (recipe.writes[i].resized) resize_written(*scan.written[i], recipe.writes[i].geometry);
-  }
   // Not by a program of its own if nothing is to run.
   const bool eager =
       graph::current_mode() == graph::Mode::kEager && graph::Capture::current() == nullptr;
@@ -300,13 +290,14 @@ const char* try_record(const OpInfo& info, c10::ArrayRef<IValue> args, Results& 
   ScanScope scope;
   Scan& scan = *scope;
   scan.run(info, args);
-  if (!scan.written.empty()) check_overlap(info, scan);
+  if (!scan.written.empty()) check_overlap(info, args, scan);
   // Where a call runs is part of its recipe, and depends on the platform.
   if (capture) scan.key.push_back(std::hash<std::string>()(capture->platform()));
   const Recipe* recipe = find_recipe(info, way, args, scan);
   if (!recipe) return "has no meta function, which would tell its result's shape,";
   if (recipe->runs == Recipe::Runs::kHost) return "has no lowering for such arguments";
   if (recipe->runs == Recipe::Runs::kHostCall) check_host_call_allowed(info, args);
+  resize_written(info, args, *recipe, scan);
   results.recipe = recipe;
   for (const Recipe::Fresh& result : recipe->fresh) {
     results.fresh.push_back(result.output < 0

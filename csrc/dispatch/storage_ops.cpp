@@ -1,7 +1,9 @@
 #include "dispatch/storage_ops.h"
 
+#include <ATen/Context.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/native/ResizeCommon.h>
 #include <ATen/ops/_reshape_alias_native.h>
 #include <ATen/ops/as_strided_copy_native.h>
 #include <ATen/ops/as_strided_native.h>
@@ -44,6 +46,18 @@ c10::DeviceIndex target_device(OptDevice device, OptLayout layout, std::optional
   return resolve_index(device ? device->index() : c10::DeviceIndex{-1});
 }
 
+// Whether memory that nobody has written is filled, so that every run reads the same.
+bool fills_memory() {
+  return at::globalContext().deterministicAlgorithms() &&
+         at::globalContext().deterministicFillUninitializedMemory();
+}
+
+at::Tensor uninitialized(at::TensorBase made) {
+  at::Tensor tensor(std::move(made));
+  if (fills_memory()) at::native::fill_empty_deterministic_(tensor);
+  return tensor;
+}
+
 at::Tensor empty_strided(c10::SymIntArrayRef sizes, c10::SymIntArrayRef strides, OptDtype dtype,
                          OptLayout layout, OptDevice device, std::optional<bool> pin) {
   auto concrete_sizes = C10_AS_INTARRAYREF_SLOW(sizes);
@@ -51,9 +65,9 @@ at::Tensor empty_strided(c10::SymIntArrayRef sizes, c10::SymIntArrayRef strides,
     TORCH_CHECK(size >= 0, "Trying to create tensor with negative dimension ", size, ": ",
                 concrete_sizes);
   }
-  return at::Tensor(make_tensor(element_type(dtype), concrete_sizes,
-                                C10_AS_INTARRAYREF_SLOW(strides),
-                                target_device(device, layout, pin)));
+  return uninitialized(make_tensor(element_type(dtype), concrete_sizes,
+                                   C10_AS_INTARRAYREF_SLOW(strides),
+                                   target_device(device, layout, pin)));
 }
 
 at::Tensor empty(c10::SymIntArrayRef sizes, OptDtype dtype, OptLayout layout, OptDevice device,
@@ -72,8 +86,8 @@ at::Tensor empty(c10::SymIntArrayRef sizes, OptDtype dtype, OptLayout layout, Op
                        : c10::get_channels_last_strides_3d(concrete);
     geometry.strides.assign(strides.begin(), strides.end());
   }
-  return at::Tensor(make_tensor(geometry.dtype, geometry.sizes, geometry.strides,
-                                target_device(device, layout, pin)));
+  return uninitialized(make_tensor(geometry.dtype, geometry.sizes, geometry.strides,
+                                   target_device(device, layout, pin)));
 }
 
 const at::Tensor& resize_(const at::Tensor& self, c10::SymIntArrayRef sizes,
@@ -83,8 +97,10 @@ const at::Tensor& resize_(const at::Tensor& self, c10::SymIntArrayRef sizes,
   if (self.sizes() != concrete) {
     int64_t elements = self.storage_offset();
     elements += ir::Geometry::contiguous(self.scalar_type(), concrete).numel();
+    const auto nbytes = static_cast<int64_t>(storage_of(impl).nbytes());
     reserve_storage(impl, elements * self.element_size());
     impl.set_sizes_contiguous(concrete);
+    if (fills_memory()) at::native::fill_resize_deterministic_(self, nbytes);
   }
   if (format) {
     TORCH_CHECK(*format != c10::MemoryFormat::Preserve, "Unsupported memory format", *format);

@@ -216,6 +216,12 @@ bool take_over(const c10::TensorImpl& fresh, const c10::TensorImpl& source,
   return true;
 }
 
+Value reshape(Value value, c10::IntArrayRef sizes) {
+  const ir::TensorType from = value.type();
+  return view(std::move(value), Geometry::contiguous(from.dtype, from.dims),
+              Geometry::contiguous(from.dtype, sizes));
+}
+
 Value cast(Value value, c10::ScalarType dtype) {
   if (value.type().dtype == dtype) return value;
   c10::SmallVector<uint64_t, 16> key(1);

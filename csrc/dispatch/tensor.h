@@ -43,6 +43,9 @@ void write(ir::Storage& storage, const ir::Geometry& geometry, ir::Value value,
 bool take_over(const c10::TensorImpl& fresh, const c10::TensorImpl& source,
                ir::PendingSet& pending);
 
+// The elements of `value`, row by row, in another shape.
+ir::Value reshape(ir::Value value, c10::IntArrayRef sizes);
+
 // `value` converted to another element type; itself if it has it already.
 ir::Value cast(ir::Value value, c10::ScalarType dtype);
 

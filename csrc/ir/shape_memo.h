@@ -31,9 +31,10 @@ struct Recipe {
   // A tensor among the arguments that the call writes.
   struct Write {
     uint32_t output;
-    bool cast;     // the node's output has another dtype than the tensor
-    bool resized;  // the tensor takes `geometry` first
-    bool in_list;  // of a _foreach_ operator
+    bool cast = false;      // the node's output has another dtype than the tensor
+    bool resized = false;   // the tensor takes `geometry` first
+    bool reshaped = false;  // the node's output has another shape, with as many elements
+    bool in_list = false;   // of a _foreach_ operator
     Geometry geometry;
   };
   // What the operator returns, per return of its schema.

@@ -23,6 +23,7 @@ import lazyxla
 from tests.opinfo.choices import same_choice
 from tests.opinfo.compare import DEVICE, as_exact, compare, copied
 from tests.opinfo.entries import entries, layouts, samples, supports, tolerances
+from tests.opinfo.error_inputs import difference, error_on, of_operator
 from tests.opinfo.expected import judged_in_double
 from tests.opinfo.outcome import Mismatch, Outcome
 
@@ -102,7 +103,6 @@ _RUN = {
     "backward": _backward,
     "inplace": _inplace,
     "out": _out,
-    "errors": _forward,
     "layouts": _forward,
 }
 _FORWARD = ("forward", "layouts")
@@ -260,26 +260,12 @@ def _differ(first: Any, second: Any) -> bool:
 
 
 def _check_errors(op: OpInfo, outcome: Outcome) -> None:
-    """What is an error on the CPU is one of the same type on the device."""
-    for number, wrong in enumerate(op.error_inputs("cpu")):
-        sample = wrong.sample_input
-        theirs = _error(op, sample, "cpu")
+    """What is an error on the CPU is one of the same type and in such words on the device."""
+    for number, wrong in enumerate(of_operator(outcome.entry, op)):
+        theirs = error_on("cpu", wrong)
         if theirs is None:
             continue
         outcome.samples += 1
-        ours = _error(op, sample, DEVICE)
-        if ours is None:
-            message = f"no error instead of {type(theirs).__name__}: {theirs}"
-            outcome.fail("accepts", message, number)
-        elif not isinstance(ours, type(theirs)):
-            message = f"{type(ours).__name__}: {ours} instead of {type(theirs).__name__}: {theirs}"
-            outcome.fail("raises", message, number)
-
-
-def _error(op: OpInfo, sample: SampleInput, device: str) -> Exception | None:
-    try:
-        _call(op, sample, device, "errors")
-        lazyxla.sync(wait=True)
-    except Exception as error:
-        return error
-    return None
+        found = difference(wrong, theirs)
+        if found is not None:
+            outcome.fail(found.kind, found.message, number)

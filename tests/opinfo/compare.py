@@ -18,14 +18,16 @@ _HOST_ARGUMENTS = ("tensor_split",)
 
 
 def copied(op: OpInfo, sample: SampleInput, device: str, wide: bool = False) -> SampleInput:
-    """The sample on a device. Sizes, strides, offset and requires_grad of its tensors stay.
+    """The sample on a device. Sizes, strides, offset and requires_grad of its tensors stay, and
+    those of one dtype that share memory share it there.
 
     `wide`: with twice the digits.
     """
     others = "cpu" if op.name in _HOST_ARGUMENTS else device
+    moved: _Moved = {}
 
     def copy(tree: Any, device: str) -> Any:
-        return tree_map(lambda x: _copy(x, device, wide), tree)
+        return tree_map(lambda x: _copy(x, device, wide, moved), tree)
 
     return SampleInput(
         copy(sample.input, device),
@@ -44,7 +46,11 @@ _WIDE = {
 }
 
 
-def _copy(x: Any, device: str, wide: bool) -> Any:
+# Storages as tensors on a device, by their address on the host, their dtype and the device.
+_Moved = dict[tuple[int, torch.dtype, str], torch.Tensor]
+
+
+def _copy(x: Any, device: str, wide: bool, moved: _Moved) -> Any:
     if isinstance(x, torch.device):
         return torch.device(device)
     if isinstance(x, str) and x == "cpu":
@@ -54,17 +60,19 @@ def _copy(x: Any, device: str, wide: bool) -> Any:
     if x.layout is not torch.strided:
         return x.detach().to(device).requires_grad_(x.requires_grad)
     if x.is_conj():
-        return _copy(x.detach().conj(), device, wide).conj().requires_grad_(x.requires_grad)
+        return _copy(x.detach().conj(), device, wide, moved).conj().requires_grad_(x.requires_grad)
     if x.is_neg():
-        plain = _copy(x.detach()._neg_view(), device, wide)
+        plain = _copy(x.detach()._neg_view(), device, wide, moved)
         return plain._neg_view().requires_grad_(x.requires_grad)
     # Through the storage, since a tensor that overlaps itself cannot be written to.
-    size = x.untyped_storage().nbytes() // x.element_size()
-    storage = x.detach().as_strided((size,), (1,), 0)
-    dtype = _WIDE.get(x.dtype, x.dtype) if wide else x.dtype
-    storage = storage.to(device, dtype, copy=True)
-    moved = storage.as_strided(x.size(), x.stride(), x.storage_offset()).detach()
-    return moved.requires_grad_(x.requires_grad)
+    key = (x.untyped_storage().data_ptr(), x.dtype, device)
+    if key not in moved or x.numel() == 0:
+        size = x.untyped_storage().nbytes() // x.element_size()
+        storage = x.detach().as_strided((size,), (1,), 0)
+        dtype = _WIDE.get(x.dtype, x.dtype) if wide else x.dtype
+        moved[key] = storage.to(device, dtype, copy=True)
+    view = moved[key].as_strided(x.size(), x.stride(), x.storage_offset()).detach()
+    return view.requires_grad_(x.requires_grad)
 
 
 def compare(

@@ -11,8 +11,8 @@ PARTS = ("forward", "backward", "inplace", "out", "errors", "layouts")
 class Mismatch(Exception):
     """The device's result is not the CPU's.
 
-    `kind` is one of values, dtype, shape, strides, device, structure, raises, accepts. The last two
-    are an error that only the device, or only the CPU, raises.
+    `kind` is one of values, dtype, shape, strides, device, structure, raises, accepts, words. These
+    three are an error that only the device, or only the CPU, raises, and one in other words.
     """
 
     def __init__(self, kind: str, message: str) -> None:

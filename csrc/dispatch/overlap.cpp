@@ -1,0 +1,196 @@
+#include "dispatch/overlap.h"
+
+#include <ATen/MemoryOverlap.h>
+
+#include <algorithm>
+#include <mutex>
+#include <string_view>
+
+#include "dispatch/checks.h"
+#include "dispatch/plain_call.h"
+#include "dispatch/tensor.h"
+#include "ir/shape_memo.h"
+#include "ir/spin_lock.h"
+
+namespace lazyxla::dispatch {
+namespace {
+
+using Args = c10::ArrayRef<c10::IValue>;
+using at::MemOverlapStatus;
+
+bool share_storage(const c10::TensorImpl& a, const c10::TensorImpl& b) {
+  return a.unsafe_storage().unsafeGetStorageImpl() == b.unsafe_storage().unsafeGetStorageImpl();
+}
+
+void check_within(const OpInfo& info, c10::TensorImpl* target) {
+  // Constant fills may: every order gives the same.
+  if (info.may_overlap || target->is_non_overlapping_and_dense()) return;
+  at::assert_no_internal_overlap(target);
+}
+
+// Whether a written tensor's memory is that of another argument, too. An operator in place reads
+// what it writes by the same argument, which is no other one.
+bool shares_memory(const OpInfo& info, const Scan& scan) {
+  for (const c10::TensorImpl* target : scan.written) {
+    size_t readers = 0;
+    for (const c10::TensorImpl* operand : scan.operands) {
+      readers += share_storage(*operand, *target);
+    }
+    if (readers > (info.reads_written ? 1u : 0u)) return true;
+  }
+  return false;
+}
+
+struct Argument {
+  at::Tensor tensor;
+  size_t position;
+};
+
+std::vector<Argument> lazy_tensors(const OpInfo& info, Args args) {
+  std::vector<Argument> result;
+  for (size_t i = 0; i < args.size(); ++i) {
+    if (info.args[i].kind != ArgKind::kTensor && info.args[i].kind != ArgKind::kTensorList) {
+      continue;
+    }
+    std::vector<at::Tensor> tensors;
+    flatten(args[i], tensors);
+    for (at::Tensor& tensor : tensors) {
+      if (tensor.defined() && is_lazy(*tensor.unsafeGetTensorImpl())) {
+        result.push_back({std::move(tensor), i});
+      }
+    }
+  }
+  return result;
+}
+
+// How much of what an operator writes it reads by another argument.
+struct Shared {
+  bool full = false, part = false;
+};
+
+Shared shared_memory(const OpInfo& info, const std::vector<Argument>& arguments) {
+  Shared shared;
+  for (const Argument& target : arguments) {
+    if (!info.args[target.position].written) continue;
+    for (const Argument& other : arguments) {
+      if (other.position == target.position || info.args[other.position].written) continue;
+      if (!share_storage(*target.tensor.unsafeGetTensorImpl(),
+                         *other.tensor.unsafeGetTensorImpl())) {
+        continue;
+      }
+      // A constant fill reads its one value before it writes.
+      if (info.may_overlap && other.tensor.dim() == 0) continue;
+      const MemOverlapStatus status = at::get_overlap_status(target.tensor, other.tensor);
+      shared.full |= status == MemOverlapStatus::Full;
+      shared.part |= status == MemOverlapStatus::Partial;
+    }
+  }
+  return shared;
+}
+
+[[noreturn]] void refuse() {
+  TORCH_CHECK(false,
+              "unsupported operation: some elements of the input tensor and the written-to tensor "
+              "refer to a single memory location. Please clone() the tensor before performing the "
+              "operation.");
+}
+
+// Whether the CPU can be asked with memory that is shared as it is here.
+bool is_small(const std::vector<Argument>& arguments) {
+  constexpr int64_t kElements = 4096;
+  constexpr size_t kBytes = 1 << 20;
+  int64_t elements = 0;
+  size_t bytes = 0;
+  for (const Argument& argument : arguments) {
+    elements += argument.tensor.numel();
+    bytes = std::max(bytes, argument.tensor.storage().nbytes());
+  }
+  return elements <= kElements && bytes <= kBytes;
+}
+
+// Throws if the CPU's kernel objects to the memory that the call's arguments share. Of what else it
+// objects to, inference hears.
+void ask_cpu(const OpInfo& info, Args args, bool small) {
+  try {
+    check_as_cpu(info, args, {.fill = 0, .shrink = !small, .share = true});
+  } catch (const std::exception& error) {
+    if (std::string_view(error.what()).find("memory location") != std::string_view::npos) throw;
+  }
+}
+
+// Pointwise operators read each element before they write it.
+bool is_pointwise(const OpInfo& info) {
+  const auto& tags = info.functional.getTags();
+  return std::find(tags.begin(), tags.end(), at::Tag::pointwise) != tags.end();
+}
+
+// List operators read each tensor before they write it. Nobody knows what a user's kernel does with
+// made-up data.
+bool may_ask(const OpInfo& info) { return !info.writes_list && info.name.starts_with("aten::"); }
+
+// The kinds of calls that the CPU had no objections to, by the hash of the shape memo's key.
+class AskedCalls {
+ public:
+  static AskedCalls& get() {
+    static auto* instance = new AskedCalls();
+    return *instance;
+  }
+  bool contains(uint64_t hash) {
+    std::lock_guard lock(mutex_);
+    return hashes_.count(hash) > 0;
+  }
+  void add(uint64_t hash) {
+    std::lock_guard lock(mutex_);
+    if (hashes_.size() >= kMost) hashes_.clear();
+    hashes_.insert(hash);
+  }
+
+ private:
+  static constexpr size_t kMost = 1 << 14;
+  ir::SpinLock mutex_;
+  ska::flat_hash_set<uint64_t> hashes_;
+};
+
+void check_between(const OpInfo& info, Args args, const std::vector<Argument>& arguments,
+                   const Scan* scan) {
+  const Shared shared = shared_memory(info, arguments);
+  if (!shared.part && (!shared.full || is_pointwise(info))) return;
+  const bool small = is_small(arguments);
+  if (shared.part && !(may_ask(info) && small)) refuse();
+  if (!may_ask(info)) return;
+  if (scan == nullptr) {
+    ask_cpu(info, args, small);
+    return;
+  }
+  // Which arguments share what memory is no part of the key.
+  uint64_t hash = ir::hash_words(scan->key.data(), scan->key.size());
+  auto mix = [&hash](uint64_t value) { hash = (hash ^ value) * 0x9e3779b97f4a7c15ull; };
+  for (const Argument& target : arguments) {
+    mix(target.tensor.storage_offset());
+    for (const Argument& other : arguments) {
+      mix(share_storage(*target.tensor.unsafeGetTensorImpl(), *other.tensor.unsafeGetTensorImpl()));
+    }
+  }
+  if (AskedCalls::get().contains(hash)) return;
+  ask_cpu(info, args, small);
+  AskedCalls::get().add(hash);
+}
+
+}  // namespace
+
+void check_overlap(const OpInfo& info, Args args, const Scan& scan) {
+  for (c10::TensorImpl* target : scan.written) check_within(info, target);
+  if (shares_memory(info, scan)) check_between(info, args, lazy_tensors(info, args), &scan);
+}
+
+void check_overlap_on_host(const OpInfo& info, Args args) {
+  const std::vector<Argument> arguments = lazy_tensors(info, args);
+  for (const Argument& argument : arguments) {
+    if (info.args[argument.position].written) {
+      check_within(info, argument.tensor.unsafeGetTensorImpl());
+    }
+  }
+  check_between(info, args, arguments, nullptr);
+}
+
+}  // namespace lazyxla::dispatch

@@ -1,0 +1,35 @@
+"""What Inductor, the default backend of ``torch.compile``, finds for this device: a sentence.
+
+Inductor looks for a device's code generators in its module (``torch.lazyxla``) when it compiles for
+the first time; this module is imported then, and no sooner.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+from torch._inductor.codegen.common import DeviceOpOverrides, register_device_op_overrides
+from torch._inductor.codegen.wrapper import PythonWrapperCodegen as _PythonWrapperCodegen
+
+from lazyxla.runtime import BACKEND
+
+
+def _refuse(*args: Any, **kwargs: Any) -> NoReturn:
+    raise RuntimeError(
+        "lazyxla: Inductor, torch.compile's default backend, generates no code for this device: "
+        f'use torch.compile(..., backend="{BACKEND}")'
+    )
+
+
+class WrapperCodegen(_PythonWrapperCodegen):
+    """The class that would write the code around kernels. Inductor asks it for its abilities also
+    when it compiles for other devices."""
+
+    create = staticmethod(_refuse)
+
+
+Scheduling = _refuse
+PythonWrapperCodegen = CppWrapperCodegen = WrapperFxCodegen = WrapperCodegen
+
+# Inductor asks for these first, and would know the device as a missing key only.
+register_device_op_overrides(BACKEND, DeviceOpOverrides())
