@@ -318,7 +318,8 @@ def _log_alpha(log_probs: Any, labels: Any, blank: int) -> Any:
     count, length = labels.shape
     path = jnp.full((count, 2 * length + 1), blank, labels.dtype).at[:, 1::2].set(labels)
     scores = jnp.take_along_axis(log_probs, path[None], axis=2)
-    skips = jnp.pad(path[:, 2:] != path[:, :-2], ((0, 0), (2, 0))) & (path != blank)
+    new = jnp.pad(path[:, 2:] != path[:, :-2], ((0, 0), (2, 0)))[:, : path.shape[1]]
+    skips = new & (path != blank)
     low = jnp.array(-jnp.inf, log_probs.dtype)
 
     def shifted(alpha: Any, by: int) -> Any:
