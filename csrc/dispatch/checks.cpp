@@ -364,6 +364,25 @@ void check_static(const OpInfo& info, Args args) {
   if (info.checks.of_static) info.checks.of_static(info, args);
 }
 
+void check_empty(const OpInfo& info, Args args, const Scan& scan, const ir::Inference& inference) {
+  bool empty = false;
+  int64_t elements = 0;
+  for (const c10::TensorImpl* operand : scan.operands) {
+    empty = empty || operand->numel() == 0;
+    elements += operand->numel();
+  }
+  for (const auto& result : inference.results) {
+    if (result.defined) elements += c10::multiply_integers(result.geometry.sizes);
+  }
+  if (!empty || elements > kLarge) return;
+  try {
+    // Zeros are indices, lengths and offsets that are right if any are.
+    check_as_cpu(info, args, info.checks.on_cpu_with.value_or(0), /*shrink=*/false);
+  } catch (const c10::NotImplementedError&) {
+    // The CPU has no kernel for this dtype; XLA may well have one.
+  }
+}
+
 void check_numbers(const OpInfo& info, Args args, const Scan& scan, uint64_t key_hash) {
   if (info.checks.numbers == Checks::kNever || scan.slots.empty()) return;
   if (info.checks.numbers == Checks::kOfIntegers && !takes_integers(scan)) return;

@@ -345,6 +345,7 @@ std::unique_ptr<Recipe> infer(const OpInfo& info, c10::ArrayRef<IValue> args, co
       check_as_cpu(info, args, *info.checks.on_cpu_with, /*shrink=*/true);
     }
     if (!inference) return nullptr;
+    if (lasting) check_empty(info, args, scan, *inference);
     if (info.functional_name == "aten::convolution") choose_memory_format(args, *inference);
     if (lasting) ir::InferenceStore::get().add(key, *inference);
   }
