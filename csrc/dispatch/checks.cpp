@@ -307,6 +307,7 @@ Checks::When numbers_of(const std::string& name, bool asks_cpu) {
       "aten::softshrink",
       "aten::histc",
       "aten::celu",
+      "aten::linalg_vector_norm",
   };
   if (names.count(name)) return Checks::kAlways;
   bool as_pointwise = name == "aten::_foreach_pow.Scalar";

@@ -352,7 +352,9 @@ def _path_ends(log_alpha: Any, input_lengths: Any, target_lengths: Any) -> Any:
     total = jnp.sum(jnp.exp(scores - safe[:, None]), 1)
     found = total > 0
     loss = -(jnp.log(jnp.where(found, total, 1)) + safe)
-    return jnp.where(found, loss, jnp.inf)
+    loss = jnp.where(found, loss, jnp.inf)
+    # Of no input at all there is one labelling, the empty one.
+    return jnp.where(input_lengths > 0, loss, jnp.where(target_lengths > 0, jnp.inf, 0))
 
 
 def _label_rows(targets: Any, target_lengths: Any, length: int) -> Any:

@@ -84,6 +84,8 @@ def addbmm(b: "Builder", bias: Value, x: Value, y: Value, beta: Value, alpha: Va
 @rule("aten::addmv")
 def addmv(b: "Builder", bias: Value, x: Value, y: Value, beta: Value, alpha: Value) -> Value:
     product = b.dot(x, y, [1], [0], dtype=b.compute_dtype(b.dtype(x)))
+    if 0 in b.shape(product):  # the one element of the bias stays in PyTorch
+        product = b.zeros(b.outputs[0].shape, b.dtype(product))
     return _add(b, bias, product, beta, alpha)
 
 
