@@ -117,6 +117,14 @@ void check_convolution(Args args) {
               transposed ? "transposed=" : "groups=", transposed ? 1 : groups, ", weight of size ",
               weight.sizes(), ", expected input", input.sizes(), " to have ", channels,
               " channels, but got ", input.size(1), " channels instead");
+  if (given(args[2])) {
+    const at::Tensor& bias = args[2].toTensor();
+    int64_t outputs = transposed ? weight.size(1) * groups : weight.size(0);
+    TORCH_CHECK(bias.dim() == 1 && bias.numel() == outputs, "Given ",
+                transposed ? "transposed=1, " : "", "weight of size ", weight.sizes(),
+                ", expected bias to be 1-dimensional with ", outputs,
+                " elements, but got bias of size ", bias.sizes(), " instead");
+  }
   size_t padding = args[7].toIntVector().size();
   TORCH_CHECK(padding == 1 || padding == static_cast<size_t>(weight.dim() - 2),
               "expected output_padding to be a single integer value or a list of ",
@@ -150,10 +158,11 @@ void check_lu_unpack(Args args) {
   const at::Tensor& lu = args[0].toTensor();
   const at::Tensor& pivots = args[1].toTensor();
   if (lu.dim() < 2) return;
-  std::vector<int64_t> sizes = lu.sizes().slice(0, lu.dim() - 1).vec();
-  sizes.back() = std::min(lu.size(-2), lu.size(-1));
-  TORCH_CHECK(pivots.sizes() == Sizes(sizes), "torch.lu_unpack: LU_pivots of shape ",
-              pivots.sizes(), " does not fit LU_data of shape ", lu.sizes());
+  Sizes batch = lu.sizes().slice(0, lu.dim() - 2);
+  bool fits = pivots.dim() == lu.dim() - 1 && pivots.sizes().slice(0, batch.size()) == batch &&
+              pivots.size(-1) >= std::min(lu.size(-2), lu.size(-1));
+  TORCH_CHECK(fits, "torch.lu_unpack: LU_pivots of shape ", pivots.sizes(),
+              " does not fit LU_data of shape ", lu.sizes());
 }
 
 void check_embedding_bag(Args args) {
@@ -166,6 +175,15 @@ void check_embedding_bag(Args args) {
 void check_histogram(Args args) {
   TORCH_CHECK(args[1].toTensor().numel() > 1,
               "torch.histogram(): bins must be > 0, but got 0 for dimension 0");
+}
+
+void check_convolved(Args args, const ir::Inference& inference) {
+  Sizes sizes = inference.results[0].geometry.sizes;
+  if (args[0].toTensor().numel() == 0) return;  // the CPU's kernel is asked about that
+  for (int64_t size : sizes.slice(std::min<size_t>(2, sizes.size()))) {
+    TORCH_CHECK(size > 0, "Calculated output size per channel: ", sizes.slice(2),
+                ". Output size is too small");
+  }
 }
 
 void check_upsampled(const ir::Inference& inference) {
@@ -212,6 +230,7 @@ void check_sizes(const OpInfo& info, Args args, const ir::Inference& inference) 
   const std::string& name = info.functional_name;
   if (auto found = checks().find(name); found != checks().end()) {
     found->second(args);
+    if (name == "aten::convolution") check_convolved(args, inference);
   } else if (name.find("upsample_") != name.npos && name.find("backward") == name.npos) {
     check_upsampled(inference);
   }
