@@ -432,7 +432,10 @@ def unexpected(outcome: Outcome, complete: bool) -> list[str]:
     judgement in double precision is no such problem: whose roundings add up depends on the
     processor.
     """
-    complete = complete and outcome.part not in ("layouts", SIZES)  # the forward part tells what passes now
+    complete = complete and outcome.part not in (
+        "layouts",
+        SIZES,
+    )  # the forward part tells what passes now
     known = expected(outcome.entry, outcome.dtype, outcome.part)
     problems = [
         f"{outcome.entry} {outcome.part} sample {f['sample']}: {f['kind']}: {f['message']}"

@@ -34,9 +34,7 @@ class Indexing(Contractions):
             return x
         others = [i for i in range(rank) if i != dim]
         numbers = self.hlo.GatherDimensionNumbers.get([], [dim], others, others, [dim], rank)
-        return self._gather(
-            x, self.unsqueeze(index, -1), numbers, [1] * rank, self.shape(index)
-        )
+        return self._gather(x, self.unsqueeze(index, -1), numbers, [1] * rank, self.shape(index))
 
     def gather_nd(self, x: Value, index: Value, dims: Sequence[int]) -> Value:
         """x at the index vectors `index[..., k]` over the dimensions `dims`.
