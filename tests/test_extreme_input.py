@@ -6,8 +6,8 @@ call.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
+from fractions import Fraction
 from typing import Any
 
 import pytest
@@ -200,12 +200,12 @@ def test_histograms_with_bounds_read_nothing() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("base", [2, 10])
 def test_logarithms_of_powers(base: int, dtype: torch.dtype) -> None:
-    """Exact for every power that is a normal number; the CPU's are, too."""
+    """Exact for every power of 2, subnormal ones included, and for every normal power of 10."""
     limits = torch.finfo(dtype)
-    least, most = math.log(limits.tiny, base), math.log(limits.max, base)
-    powers = list(range(math.ceil(least), math.floor(most) + 1))
-    assert len(powers) > (70 if base == 10 else 250)
-    x = torch.tensor([float(base) ** k for k in powers], dtype=torch.float64).to(dtype)
+    least = limits.smallest_normal * (limits.eps if base == 2 else 1)
+    powers = [k for k in range(-1074, 1024) if least <= Fraction(base) ** k <= limits.max]
+    assert len(powers) > (70 if base == 10 else 270)
+    x = torch.tensor([float(Fraction(base) ** k) for k in powers], dtype=torch.float64).to(dtype)
     function = torch.log2 if base == 2 else torch.log10
     assert function(x.to("lazyxla")).tolist() == powers
 
@@ -250,3 +250,54 @@ def test_programs_do_not_grow_with_windows(name: str, args: tuple[Any, ...]) -> 
         for n in (224, 640)
     ]
     assert lines[0] == lines[1] < 200
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_zeta_far_out(dtype: torch.dtype) -> None:
+    """Neither zero for want of digits, nor a loop without an end. The CPU's own ends here."""
+    x = torch.tensor([1e5, 2e6, 1e10, 1e15, 1e30, INF, -INF, 2.5, -3.5], dtype=dtype)
+    strict = {"rtol": 1e-5, "atol": 0.0, "equal_nan": True}  # these numbers are small
+    for function in (
+        lambda x: torch.polygamma(1, x),
+        lambda x: torch.polygamma(3, x),
+        lambda x: torch.special.zeta(2.0, x),
+        lambda x: torch.special.zeta(1.0, x),
+    ):
+        torch.testing.assert_close(function(x.to("lazyxla")).cpu(), function(x), **strict)
+
+
+# docs/semantics.md has these as a table.
+@pytest.mark.parametrize("source", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    ("dtype", "wide"),
+    [
+        (torch.int64, torch.int64),
+        (torch.int32, torch.int32),
+        (torch.int16, torch.int32),
+        (torch.int8, torch.int32),
+        (torch.uint8, torch.int32),
+    ],
+)
+def test_casts_out_of_range(source: torch.dtype, dtype: torch.dtype, wide: torch.dtype) -> None:
+    """C++ leaves these open. Here they saturate at 64 or 32 bits, of which the lowest are kept."""
+    limits = torch.iinfo(wide)
+    x = torch.tensor([NAN, INF, -INF, 1e30, -1e30, 300.0, -300.0], dtype=source)
+    expected = torch.tensor([0, limits.max, limits.min, limits.max, limits.min, 300, -300])
+    assert torch.equal(x.to("lazyxla").to(dtype).cpu(), expected.to(dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_subnormal_numbers_are_zeros(dtype: torch.dtype) -> None:
+    tiny = torch.finfo(dtype).smallest_normal
+    x = torch.tensor([tiny / 4, -tiny / 4], dtype=dtype)
+    ours = x.to("lazyxla")
+    zeros = torch.zeros(2, dtype=dtype)
+    for function in (torch.sqrt, torch.sign, torch.floor, torch.ceil, lambda x: x * 4):
+        assert torch.equal(function(ours).cpu(), zeros)
+    assert (torch.full((2,), tiny, dtype=dtype).to("lazyxla") / 4).cpu().tolist() == [0, 0]
+    assert ours.bool().tolist() == [False, False]
+    assert torch.equal((ours + 0 * ours.abs()).cpu(), zeros)
+    # What moves elements, and what only looks at signs, keeps them.
+    assert torch.equal(ours.flip(0).cpu(), x.flip(0))
+    assert torch.equal((-ours).cpu(), -x)
+    assert torch.equal(ours.abs().cpu(), x.abs())

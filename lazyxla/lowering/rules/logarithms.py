@@ -28,13 +28,23 @@ _FORMATS = {
 }
 
 
+def _bits(x: X) -> X:
+    return X(x.b, x.b.bitcast(x.value, _FORMATS[x.dtype].whole))
+
+
 def _split(x: X) -> tuple[X, X]:
-    """A fraction between sqrt(1/2) and sqrt(2) and the exponent of 2 that go with a positive normal
+    """A fraction between sqrt(1/2) and sqrt(2) and the exponent of 2 that go with a positive
     number, both in its dtype; without meaning for others.
+
+    XLA's CPU backend takes subnormal numbers for zeros. As integers their bits are those of a
+    normal number that is as many times as great for all of them.
     """
     b, form = x.b, _FORMATS[x.dtype]
-    bits = X(b, b.bitcast(x.value, form.whole))
-    exponent = bits.call("shift_right_logical", form.digits) - form.bias
+    bits = _bits(x)
+    small = bits < (1 << form.digits)
+    bits = where(small, _bits(bits.to(x.dtype)), bits)
+    less = where(small, bits.full(form.bias + form.digits - 1), 0)
+    exponent = bits.call("shift_right_logical", form.digits) - form.bias - less
     fraction = (bits & ((1 << form.digits) - 1)) | (form.bias << form.digits)
     fraction = X(b, b.bitcast(fraction.value, x.dtype))
     great = fraction > math.sqrt(2)
@@ -48,7 +58,8 @@ def _is_split(x: X) -> bool:
 
 def _positive_or(x: X, result: X) -> X:
     """`result` for positive finite numbers, and what any logarithm gives for others."""
-    return where((x > 0) & (x < math.inf), result, log(x))
+    bits, infinite = _bits(x), _bits(x.full(math.inf))
+    return where((bits > 0) & (bits < infinite), result, log(x))
 
 
 @pointwise("aten::log2")
