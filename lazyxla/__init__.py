@@ -175,9 +175,10 @@ def _open_shape_cache() -> None:
         os.makedirs(directory, mode=0o700, exist_ok=True)
     except OSError:
         directory = ""  # no place to keep them: they are asked for anew
-    # The extension checks calls when it asks about them, and not when the answer is known.
-    built = os.stat(_C.__file__).st_mtime_ns
-    version = f"{__version__}-{meta_functions.checksum()}-{built:x}"
+    # An answer that is kept is not checked again, so that another build, which may check more,
+    # must not take it for its own.
+    built = os.stat(_C.__file__)
+    version = f"{__version__}-{meta_functions.checksum()}-{built.st_size:x}-{built.st_mtime_ns:x}"
     name = f"shapes-{version}-torch-{torch.__version__}.bin"
     _C.open_inference_store(os.path.join(directory, name) if directory else "")
 

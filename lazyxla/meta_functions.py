@@ -84,6 +84,18 @@ def _multilabel_margin_loss(
     return x.new_empty(losses), torch.empty_like(target, dtype=x.dtype)
 
 
+def _nansum(
+    x: torch.Tensor,
+    dim: list[int] | None = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    # Torch's own reduces nothing if there are no dimensions, where kernels reduce all.
+    torch._check(not x.is_complex(), lambda: "nansum on CPU does not support complex inputs")
+    return torch.sum(x, dim, keepdim, dtype=dtype)
+
+
 def _add_relu(x: torch.Tensor, other: Any, alpha: Any = 1) -> torch.Tensor:
     return torch.add(x, other, alpha=alpha)
 
@@ -294,6 +306,7 @@ _CORRECTED: dict[str, Callable[..., Any]] = {
     "multilabel_margin_loss_forward": _multilabel_margin_loss,
     "baddbmm.dtype": _baddbmm,
     "_grouped_mm": _grouped_mm,
+    "nansum": _nansum,
     "nonzero_static": _nonzero_static,
     **_KEEPS_FORMAT,
     **_SPACED,

@@ -292,6 +292,8 @@ Checks::When numbers_of(const std::string& name, bool asks_cpu) {
       "aten::elu_backward",
       "aten::leaky_relu_backward",
       "aten::rrelu_with_noise_backward",
+      "aten::linalg_vector_norm",
+      "aten::norm.ScalarOpt_dim",
   };
   if (names.count(name)) return Checks::kAlways;
   bool as_pointwise = name == "aten::_foreach_pow.Scalar";
@@ -329,6 +331,27 @@ bool affordable_on_cpu(const Scan& scan) {
 void check_static(const OpInfo& info, Args args) {
   check_options(info, args);
   if (info.checks.of_static) info.checks.of_static(info, args);
+}
+
+void check_empty(const OpInfo& info, Args args, const Scan& scan, const ir::Inference& inference) {
+  bool empty = false;
+  int64_t elements = 0;
+  for (const c10::TensorImpl* operand : scan.operands) {
+    empty = empty || operand->numel() == 0;
+    elements += operand->numel();
+  }
+  for (const auto& result : inference.results) {
+    if (result.defined) elements += c10::multiply_integers(result.geometry.sizes);
+  }
+  // What this one checks of its pivots are their values.
+  bool of_values = info.functional_name == "aten::linalg_ldl_solve";
+  if (!empty || of_values || elements > kLarge) return;
+  try {
+    // Zeros are indices, lengths and offsets that are right if any are.
+    check_as_cpu(info, args, {.fill = info.checks.on_cpu_with.value_or(0)});
+  } catch (const c10::NotImplementedError&) {
+    // The CPU has no kernel for this dtype; XLA may well have one.
+  }
 }
 
 void check_numbers(const OpInfo& info, Args args, const Scan& scan, uint64_t key_hash) {

@@ -3,7 +3,9 @@
 // PyTorch's errors come from three places: meta functions, CPU kernels, and code that both share.
 // What only a kernel checks would go unnoticed here, where no kernel sees the call. So the CPU
 // kernel is asked, with as little data as tells (check_as_cpu), or the few checks that need all of
-// the sizes are made here (own_checks.h).
+// the sizes are made here (own_checks.h, size_checks.h). A call with a tensor without elements is
+// little data as it is, and most that kernels refuse for its sizes they refuse only then: the CPU is
+// always asked (check_empty).
 //
 // Numbers are no part of what shape inference remembers. Where an operator's kernel checks them
 // (the sigma of a distribution, a value that an integer dtype cannot hold), check_numbers asks the
@@ -15,6 +17,7 @@
 
 #include "dispatch/op_info.h"
 #include "dispatch/scan.h"
+#include "ir/inference_store.h"
 
 namespace lazyxla::dispatch {
 
@@ -39,6 +42,11 @@ bool affordable_on_cpu(const Scan& scan);
 
 // Checks that depend on nothing but sizes, dtypes and static arguments: once per memo key.
 void check_static(const OpInfo& info, c10::ArrayRef<c10::IValue> args);
+
+// If an operand has no elements: calls the operator's CPU kernel on tensors of the same sizes, to
+// hear its objections. `inference` is what the meta functions told.
+void check_empty(const OpInfo& info, c10::ArrayRef<c10::IValue> args, const Scan& scan,
+                 const ir::Inference& inference);
 
 // To be called for every call. `key_hash` is that of the scan's key.
 void check_numbers(const OpInfo& info, c10::ArrayRef<c10::IValue> args, const Scan& scan,

@@ -8,6 +8,7 @@
 #include "dispatch/device_state.h"
 #include "dispatch/plain_call.h"
 #include "dispatch/recorder.h"
+#include "dispatch/size_checks.h"
 #include "dispatch/tensor.h"
 #include "graph/buffer.h"
 #include "graph/counters.h"
@@ -363,6 +364,7 @@ std::unique_ptr<Recipe> infer(const OpInfo& info, c10::ArrayRef<IValue> args, co
   auto inference = lasting ? ir::InferenceStore::get().find(key) : std::nullopt;
   if (!inference) {
     ++graph::Counters::get().shape_inferences;
+    if (lasting) check_for_kernel(info, args);
     try {
       inference = ask(info, args, functional);
     } catch (const std::exception& error) {
@@ -376,6 +378,8 @@ std::unique_ptr<Recipe> infer(const OpInfo& info, c10::ArrayRef<IValue> args, co
       check_as_cpu(info, args, {.fill = *info.checks.on_cpu_with, .shrink = true});
     }
     if (!inference) return nullptr;
+    if (lasting) check_sizes(info, args, *inference);
+    if (lasting) check_empty(info, args, scan, *inference);
     if (info.functional_name == "aten::convolution") choose_memory_format(args, *inference);
     if (lasting) ir::InferenceStore::get().add(key, *inference);
   }

@@ -70,7 +70,8 @@ def _as_aten(name: str, rest: tuple[Any, ...]) -> Callable[..., Any]:
 
 def _reduction(kind: str) -> Callable[..., Value]:
     def lower(b: "Builder", x: Value, dims: Any, dtype: torch.dtype | None) -> Value:
-        return b.reduce(b.convert(x, b.outputs[0].dtype), b.dims(x, dims), kind)
+        reduce = b.extremum if kind in ("max", "min") else b.reduce
+        return reduce(b.convert(x, b.outputs[0].dtype), b.dims(x, dims), kind)
 
     return lower
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 from unittest import mock
 
@@ -25,7 +25,8 @@ from tests.opinfo.compare import DEVICE, as_exact, compare, copied
 from tests.opinfo.entries import entries, layouts, samples, supports, tolerances
 from tests.opinfo.error_inputs import difference, error_on, of_operator
 from tests.opinfo.expected import judged_in_double
-from tests.opinfo.outcome import Mismatch, Outcome
+from tests.opinfo.outcome import SIZES, Mismatch, Outcome
+from tests.opinfo.sizes import resized
 
 # Their results are uninitialised memory.
 UNINITIALISED = (
@@ -104,8 +105,9 @@ _RUN = {
     "inplace": _inplace,
     "out": _out,
     "layouts": _forward,
+    SIZES: _forward,
 }
-_FORWARD = ("forward", "layouts")
+_FORWARD = ("forward", "layouts", SIZES)
 
 
 def check_entry(
@@ -125,6 +127,8 @@ def check_entry(
         warnings.simplefilter("ignore")
         if part == "errors":
             _check_errors(op, outcome)
+        elif part == SIZES:
+            _check_sizes(op, dtype, limit, outcome)
         else:
             _check_samples(op, dtype, part, limit, outcome)
     outcome.fallbacks = dict(lazyxla.fallbacks())
@@ -146,7 +150,46 @@ def _check_samples(
             continue  # PyTorch's CPU has no result to compare with
     outcome.samples = len(calls)
     for first in range(0, len(calls), _TOGETHER):
-        _check_together(op, dtype, part, calls[first : first + _TOGETHER], first, outcome)
+        group = calls[first : first + _TOGETHER]
+        _check_together(op, dtype, part, group, range(first, first + len(group)), outcome)
+
+
+def _check_sizes(op: OpInfo, dtype: torch.dtype, limit: int | None, outcome: Outcome) -> None:
+    """Errors at the call, dtypes, shapes and strides, and then the values of what has elements."""
+    calls: list[tuple[SampleInput, Any]] = []
+    numbers: list[int] = []
+    for sample in (s for given in samples(op, dtype, limit) for s in resized(given, op.name)):
+        number, outcome.samples = outcome.samples, outcome.samples + 1
+        theirs, wrong = _attempt(op, sample, "cpu")
+        ours, error = _attempt(op, sample, DEVICE)
+        if wrong or error:
+            _compare_errors(error, wrong, number, outcome)
+            continue
+        try:
+            compare(ours, theirs, values=False, strides=True, tolerances={})
+        except Mismatch as mismatch:
+            outcome.fail(mismatch.kind, f"{mismatch} for {_shapes(sample)}", number)
+        else:
+            if any(x.numel() for x in tree_leaves(theirs) if isinstance(x, torch.Tensor)):
+                calls.append((sample, theirs))
+                numbers.append(number)
+    for first in range(0, len(calls), _TOGETHER):
+        part = slice(first, first + _TOGETHER)
+        _check_together(op, dtype, SIZES, calls[part], numbers[part], outcome)
+
+
+def _attempt(op: OpInfo, sample: SampleInput, device: str) -> tuple[Any, Exception | None]:
+    """The result and None, or None and the error that the call raises."""
+    torch.manual_seed(0)
+    try:
+        return _call(op, sample, device, SIZES), None
+    except Exception as error:
+        return None, error
+
+
+def _shapes(sample: SampleInput) -> str:
+    leaves = tree_leaves((sample.input, sample.args, sample.kwargs))
+    return str([tuple(x.shape) if isinstance(x, torch.Tensor) else x for x in leaves])
 
 
 def _check_together(
@@ -154,7 +197,7 @@ def _check_together(
     dtype: torch.dtype,
     part: str,
     calls: list[tuple[SampleInput, Any]],
-    first: int,
+    numbers: Sequence[int],
     outcome: Outcome,
 ) -> None:
     try:
@@ -162,7 +205,7 @@ def _check_together(
         lazyxla.sync()
     except Exception:
         results = [None] * len(calls)
-    for number, ((sample, expected), result) in enumerate(zip(calls, results), first):
+    for number, (sample, expected), result in zip(numbers, calls, results, strict=True):
         try:
             if result is None:
                 result = _call(op, sample, DEVICE, part)
@@ -269,3 +312,16 @@ def _check_errors(op: OpInfo, outcome: Outcome) -> None:
         found = difference(wrong, theirs)
         if found is not None:
             outcome.fail(found.kind, found.message, number)
+
+
+def _compare_errors(
+    ours: Exception | None, theirs: Exception | None, number: int, outcome: Outcome
+) -> None:
+    """Notes if the device and the CPU do not raise errors of one type."""
+    if ours is None:
+        outcome.fail("accepts", f"no error instead of {type(theirs).__name__}: {theirs}", number)
+    elif theirs is None:
+        outcome.fail("raises", f"{type(ours).__name__}: {ours}", number)
+    elif not isinstance(ours, type(theirs)):
+        message = f"{type(ours).__name__}: {ours} instead of {type(theirs).__name__}: {theirs}"
+        outcome.fail("raises", message, number)

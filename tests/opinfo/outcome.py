@@ -7,6 +7,9 @@ from typing import Any
 
 PARTS = ("forward", "backward", "inplace", "out", "errors", "layouts")
 
+# Samples with sizes of 0 and 1: many more than the others are. Only if asked for.
+SIZES = "sizes"
+
 
 class Mismatch(Exception):
     """The device's result is not the CPU's.

@@ -2,7 +2,8 @@
 
 The outcomes are added to a file, line by line, so that a sweep can be stopped and continued, and
 made in shards; ``--docs`` brings docs/opinfo.md up to date: what it says of a dtype and part is
-replaced where the results have these, and stays where they do not.
+replaced where the results have these, and stays where they do not. ``--part sizes`` tries samples
+with sizes of 0 and 1 instead; no page tells of these.
 """
 
 from __future__ import annotations
@@ -152,7 +153,7 @@ def main() -> int:
     problems = 0 if options.report else run(options)
     if options.docs:
         page = ROOT / "docs" / "opinfo.md"
-        outcomes = load(*options.earlier, options.results)
+        outcomes = [o for o in load(*options.earlier, options.results) if o.part in PARTS]
         page.write_text(document(outcomes, page.read_text() if page.exists() else ""))
     return int(problems > 0)
 

@@ -13,7 +13,7 @@ import torch
 from tests.opinfo.checks import check_entry
 from tests.opinfo.entries import entries, supports
 from tests.opinfo.expected import EXPECTED, JUDGED, unexpected
-from tests.opinfo.outcome import PARTS
+from tests.opinfo.outcome import PARTS, SIZES
 
 # Of each kind of operator one or two that much depends on.
 THOROUGH = [
@@ -121,6 +121,17 @@ EAGER = [
     *("nn.functional.interpolate.bilinear", "nn.functional.layer_norm", "nn.functional.max_pool2d"),
     *("nonzero", "permute", "scatter_add", "softmax", "sort", "split", "topk", "var", "where"),
 ]
+# Of each mechanism that sizes of 0 and 1 were wrong with, one at least, and what most depends on.
+SIZED = [
+    *("addmv", "all", "amax", "cat", "diagonal_scatter", "gather"),
+    *("histogram", "index_reduce.mean", "index_select", "linalg.norm", "masked.median"),
+    *("matmul", "mean", "native_batch_norm", "native_dropout_backward"),
+    *("nn.functional.conv2d", "nn.functional.cross_entropy", "nn.functional.ctc_loss"),
+    *("nn.functional.embedding", "nn.functional.interpolate.bilinear", "nn.functional.layer_norm"),
+    *("nn.functional.linear", "nn.functional.max_pool2d", "nn.functional.nll_loss"),
+    *("nn.functional.pad.replicate_negative", "nn.functional.soft_margin_loss", "ormqr"),
+    *("scatter_add", "slice_scatter", "softmax", "sort", "sum", "topk", "where"),
+]
 FLOAT32 = [n for n, op in entries().items() if supports(op, torch.float32, "forward")]
 
 
@@ -167,6 +178,14 @@ def test_layouts(name: str) -> None:
     outcome = check_entry(name, torch.float32, "layouts", 2)
     assert unexpected(outcome, complete=False) == []
     assert outcome.fallbacks == {}
+
+
+@pytest.mark.parametrize("name", SIZED)
+def test_sizes(name: str) -> None:
+    """Sizes of 0 and 1, and empty lists: `python -m tests.opinfo.sweep --part sizes` tries all."""
+    outcome = check_entry(name, torch.float32, SIZES, 8)
+    assert outcome.samples > 0
+    assert unexpected(outcome, complete=False) == []
 
 
 def test_expected_failures_name_entries() -> None:

@@ -13,7 +13,7 @@ class Indexing(Contractions):
     """The indexing and control-flow part of the Builder.
 
     Index values are integers of any width, already non-negative (see `wrap_index`). XLA clamps what
-    is out of range in a gather and ignores it in a scatter.
+    is out of range in a gather and ignores it in a scatter. A gather from nothing gives zeros.
     """
 
     def take(self, x: Value, index: Value, dim: int) -> Value:
@@ -23,7 +23,8 @@ class Indexing(Contractions):
         kept = [i for i in range(len(shape) + len(places) - 1) if not dim <= i < dim + len(places)]
         numbers = self._gather_numbers(kept, [dim], [dim])
         sizes = [1 if i == dim else n for i, n in enumerate(shape)]
-        return self.hlo.gather(x, self.unsqueeze(index, -1), numbers(len(places)), sizes)
+        result = [*shape[:dim], *places, *shape[dim + 1 :]]
+        return self._gather(x, self.unsqueeze(index, -1), numbers(len(places)), sizes, result)
 
     def take_along(self, x: Value, index: Value, dim: int) -> Value:
         """torch.gather: the result has the shape of `index`."""
@@ -33,7 +34,7 @@ class Indexing(Contractions):
             return x
         others = [i for i in range(rank) if i != dim]
         numbers = self.hlo.GatherDimensionNumbers.get([], [dim], others, others, [dim], rank)
-        return self.hlo.gather(x, self.unsqueeze(index, -1), numbers, [1] * rank)
+        return self._gather(x, self.unsqueeze(index, -1), numbers, [1] * rank, self.shape(index))
 
     def gather_nd(self, x: Value, index: Value, dims: Sequence[int]) -> Value:
         """x at the index vectors `index[..., k]` over the dimensions `dims`.
@@ -46,7 +47,8 @@ class Indexing(Contractions):
         kept = [places + i for i in range(len(shape) - len(dims))]
         numbers = self._gather_numbers(kept, sorted(dims), dims)
         sizes = [1 if i in dims else n for i, n in enumerate(shape)]
-        return self.hlo.gather(x, index, numbers(places), sizes)
+        result = [*self.shape(index)[:-1], *(n for i, n in enumerate(shape) if i not in dims)]
+        return self._gather(x, index, numbers(places), sizes, result)
 
     def scatter_nd(
         self,
@@ -99,6 +101,14 @@ class Indexing(Contractions):
     ) -> Callable[[int], Any]:
         make = self.hlo.GatherDimensionNumbers.get
         return lambda vector: make(list(offset), list(collapsed), [], [], list(start), vector)
+
+    def _gather(
+        self, x: Value, index: Value, numbers: Any, sizes: Sequence[int], result: Sequence[int]
+    ) -> Value:
+        if 0 in result or any(size > n for size, n in zip(sizes, self.shape(x), strict=True)):
+            # XLA refuses to take from nothing, even if nothing is to be taken.
+            return self.zeros(result, self.dtype(x))
+        return self.hlo.gather(x, index, numbers, sizes)
 
     def _scatter(
         self, x: Value, index: Value, updates: Value, numbers: Any, combine: str, unique: bool

@@ -18,7 +18,8 @@ class Shapes(Elements):
         shape = tuple(shape)
         if -1 in shape:
             known = math.prod(n for n in shape if n != -1)
-            shape = tuple(math.prod(old) // known if n == -1 else n for n in shape)
+            rest = math.prod(old) // known if known else 0
+            shape = tuple(rest if n == -1 else n for n in shape)
         return x if shape == old else self.hlo.reshape(self.type(dtype, shape), x)
 
     def transpose(self, x: Value, permutation: Sequence[int]) -> Value:

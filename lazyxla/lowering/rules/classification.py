@@ -318,7 +318,8 @@ def _log_alpha(log_probs: Any, labels: Any, blank: int) -> Any:
     count, length = labels.shape
     path = jnp.full((count, 2 * length + 1), blank, labels.dtype).at[:, 1::2].set(labels)
     scores = jnp.take_along_axis(log_probs, path[None], axis=2)
-    skips = jnp.pad(path[:, 2:] != path[:, :-2], ((0, 0), (2, 0))) & (path != blank)
+    new = jnp.pad(path[:, 2:] != path[:, :-2], ((0, 0), (2, 0)))[:, : path.shape[1]]
+    skips = new & (path != blank)
     low = jnp.array(-jnp.inf, log_probs.dtype)
 
     def shifted(alpha: Any, by: int) -> Any:
@@ -351,7 +352,9 @@ def _path_ends(log_alpha: Any, input_lengths: Any, target_lengths: Any) -> Any:
     total = jnp.sum(jnp.exp(scores - safe[:, None]), 1)
     found = total > 0
     loss = -(jnp.log(jnp.where(found, total, 1)) + safe)
-    return jnp.where(found, loss, jnp.inf)
+    loss = jnp.where(found, loss, jnp.inf)
+    # Of no input at all there is one labelling, the empty one.
+    return jnp.where(input_lengths > 0, loss, jnp.where(target_lengths > 0, jnp.inf, 0))
 
 
 def _label_rows(targets: Any, target_lengths: Any, length: int) -> Any:

@@ -221,6 +221,7 @@ def _periodic(rest: tuple[Any, ...]) -> bool:
 def _triangle(b: "Builder", shape: tuple[int, ...], diagonal: int, lower: bool) -> Value:
     """bool mask over the last two dimensions: on, below (or above) the diagonal."""
     size = shape[-2:]
+    diagonal = max(-size[0], min(diagonal, size[1]))  # beyond, nothing changes
     row, column = b.iota(size, 0, torch.int32), b.iota(size, 1, torch.int32)
     row = b.hlo.add(row, b.full_like(row, diagonal)) if diagonal else row
     return b.broadcast_to(b.compare(column, row, "LE" if lower else "GE"), shape)

@@ -84,6 +84,8 @@ def addbmm(b: "Builder", bias: Value, x: Value, y: Value, beta: Value, alpha: Va
 @rule("aten::addmv")
 def addmv(b: "Builder", bias: Value, x: Value, y: Value, beta: Value, alpha: Value) -> Value:
     product = b.dot(x, y, [1], [0], dtype=b.compute_dtype(b.dtype(x)))
+    if 0 in b.shape(product):  # the one element of the bias stays in PyTorch
+        product = b.zeros(b.outputs[0].shape, b.dtype(product))
     return _add(b, bias, product, beta, alpha)
 
 
@@ -160,9 +162,12 @@ def _as_rows(b: "Builder", x: Value) -> Value:
 def cholesky_ex(b: "Builder", x: Value, upper: bool, check_errors: bool) -> tuple[Value, Value]:
     factor = cholesky(b, x, upper)
     diagonal = b.reduce(b.select(_triangle(b, factor, "EQ"), factor, 0), [-1], "sum")
-    # XLA reports a matrix that is not positive definite as nan, without the failing minor's number.
-    failed = b.reduce(b.is_nan(diagonal), [-1], "or")
-    return factor, b.convert(failed, torch.int32)
+    if b.dtype(diagonal).is_complex:
+        diagonal = b.hlo.real(diagonal)
+    # XLA reports a matrix that is not positive definite as nan, without the failing minor's number,
+    # but takes the root of a zero.
+    good = b.reduce(b.compare(diagonal, b.full_like(diagonal, 0), "GT"), [-1], "and")
+    return factor, b.convert(b.hlo.not_(good), torch.int32)
 
 
 @rule("aten::cholesky")

@@ -2,6 +2,7 @@
 operators.
 """
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,6 +27,9 @@ def _median(b: "Builder", x: Value, dim: int, keepdim: bool, skip_nan: bool) -> 
     if not b.shape(x):
         return x, b.zeros((), torch.int64)
     size = b.shape(x)[dim]
+    if not size:  # along a dimension this is an error
+        nothing = math.nan if b.dtype(x).is_floating_point else b.lowest(b.dtype(x))
+        return b.constant(nothing, b.dtype(x)), b.zeros((), torch.int64)
     values, places = sort_with_places(b, x, dim, stable=True)
     numbers = b.compare(values, values, "EQ")
     count = X(b, b.reduce(b.convert(numbers, torch.int64), [dim], "sum", True))

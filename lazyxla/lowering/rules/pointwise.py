@@ -173,16 +173,6 @@ def exp2(x: X) -> X:
     return 2**x if x.is_float else exp(x * math.log(2))
 
 
-@pointwise("aten::log2")
-def log2(x: X) -> X:
-    return log(x) / math.log(2)
-
-
-@pointwise("aten::log10")
-def log10(x: X) -> X:
-    return log(x) / math.log(10)
-
-
 @pointwise("aten::deg2rad")
 def deg2rad(x: X) -> X:
     return x * (math.pi / 180)

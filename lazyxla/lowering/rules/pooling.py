@@ -1,7 +1,6 @@
 """Pooling over two or three trailing dimensions, with or without a batch dimension."""
 
 import functools
-import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -46,6 +45,9 @@ def _window(
 
 # ---- maximum, with the place of each maximum ----
 
+_MOST_TAPS = 128
+"""Of larger windows the elements are gathered, so that a program does not grow with them."""
+
 
 @_for_ranks("aten::max_pool{}d_with_indices")
 def max_pool(
@@ -64,10 +66,60 @@ def max_pool(
     window = _window(rank, kernel, stride, padding, dilation)
     out, sizes = shape[-rank:], b.shape(x)[-rank:]
     x = _planes(b, x, rank)
+    if window.taps > _MOST_TAPS:
+        best, index = _gathered_maximum(b, x, _windows(window, out, sizes))
+        return b.reshape(best, shape), b.reshape(index, shape)
     parts = shifted(b, x, window, out, b.lowest(b.dtype(x)))
     places = _places(b, window, out, sizes)
     best, index = _first_maximum(b, parts, places, _first_places(b, window, out, sizes))
     return b.reshape(best, shape), b.reshape(index, shape)
+
+
+def _windows(window: Window, out: Sequence[int], sizes: Sequence[int]) -> list[list[list[int]]]:
+    """Per dimension and position the places that a window meets, without padding."""
+    result = []
+    for n, size, k, s, p, d in zip(out, sizes, *window[:4], strict=True):
+        starts = [i * s - p for i in range(n)]
+        taps = [range(start, start + k * d, d) for start in starts]
+        result.append([[i for i in tap if 0 <= i < size] for tap in taps])
+    return result
+
+
+def _gathered_maximum(
+    b: "Builder", x: Value, windows: Sequence[list[list[int]]]
+) -> tuple[Value, Value]:
+    """The maxima of windows over x (1, planes, *sizes) and their flat indices, both
+    (1, planes, *out); along one dimension after the other, the last one first.
+
+    Along a dimension every window has its places in order; the shorter ones meet their last one
+    again, which changes neither the maximum nor where it is first.
+    """
+    sizes = b.shape(x)[2:]
+    index = _flat(b, [range(n) for n in sizes], sizes)
+    index = b.broadcast_to(index, b.shape(x))
+    for dim in reversed(range(len(sizes))):
+        longest = max(map(len, windows[dim]))
+        taps = [w + w[-1:] * (longest - len(w)) for w in windows[dim]]
+        if taps == [list(range(sizes[dim]))]:
+            x, index = (b.unsqueeze(v, dim + 2) for v in (x, index))
+        else:
+            places = b.array(taps, torch.int32)
+            x, index = (b.take(v, places, dim + 2) for v in (x, index))
+        x, index = _maximum_along(b, x, index, dim + 3)
+    return x, index
+
+
+def _maximum_along(b: "Builder", x: Value, index: Value, dim: int) -> tuple[Value, Value]:
+    """The maxima and their numbers in `index`, which grow along `dim`: the first one of equal
+    ones, the last one of several nan.
+    """
+    best = b.extremum(x, [dim], "max", keepdim=True)
+    same = b.compare(x, b.broadcast_to(best, b.shape(x)), "EQ")
+    first = b.reduce(b.select(same, index, torch.iinfo(torch.int32).max), [dim], "min")
+    if b.dtype(x).is_floating_point:
+        last = b.reduce(b.select(b.is_nan(x), index, -1), [dim], "max")
+        first = b.select(b.compare(last, b.full_like(last, 0), "GE"), last, first)
+    return b.squeeze(best, dim), first
 
 
 def _first_maximum(
@@ -135,7 +187,10 @@ def max_pool_backward(
     """Each tap passes the gradient on where the saved index is its own place."""
     window, sizes = _window(rank, kernel, stride, padding, dilation), b.shape(x)[-rank:]
     wide = b.compute_dtype(b.dtype(grad))
-    grad = _planes(b, b.convert(grad, wide), rank)
+    grad = b.convert(grad, wide)
+    if window.taps > _MOST_TAPS:
+        return _scatter_planes(b, grad, indices, b.shape(x), rank, "add")
+    grad = _planes(b, grad, rank)
     indices = _planes(b, b.convert(indices, torch.int32), rank)
     parts = []
     for place in _places(b, window, b.shape(grad)[2:], sizes):
@@ -334,22 +389,8 @@ def adaptive_max_pool(
     if not any(n % m for n, m in pairs):
         kernel = [n // m for n, m in pairs]
         return max_pool(b, x, kernel, kernel, [0], [1], False, rank=rank)
-    # Windows of different sizes: the shorter ones meet their last element again.
-    spans = [_spans(n, m) for n, m in pairs]
-    steps = [range(max(end - start for start, end in span)) for span in spans]
-    parts, places = [], []
-    planes = _planes(b, x, rank)
-    for at in itertools.product(*steps):
-        columns = [
-            [min(start + a, end - 1) for start, end in span]
-            for a, span in zip(at, spans, strict=True)
-        ]
-        part = planes
-        for dim, column in enumerate(columns):
-            part = b.take(part, b.array(column, torch.int32), dim + 2)
-        parts.append(part)
-        places.append(_flat(b, columns, sizes))
-    best, index = _first_maximum(b, parts, places, places[0])
+    windows = [[list(range(*span)) for span in _spans(n, m)] for n, m in pairs]
+    best, index = _gathered_maximum(b, _planes(b, x, rank), windows)
     return b.reshape(best, shape), b.reshape(index, shape)
 
 

@@ -369,7 +369,8 @@ def native_dropout(b: "Builder", x: Value, p: Any, train: bool | None) -> list[V
 @rule("aten::native_dropout_backward")
 def native_dropout_backward(b: "Builder", grad: Value, mask: Value, scale: Any) -> Value:
     # A gradient of bools times a scale is a float.
-    return masked(b, b.convert(grad, b.outputs[0].dtype), mask, scale)
+    grad, mask = b.broadcast(b.convert(grad, b.outputs[0].dtype), mask)
+    return masked(b, grad, mask, scale)
 
 
 @rule("aten::_fused_dropout")

@@ -81,14 +81,19 @@ def trace(b: "Builder", x: Value) -> Value:
 # ---- any and all ----
 
 
+# An empty list of dimensions stands for none here, not for all.
+
+
 @rule("aten::any", "aten::any.dim", "aten::any.dims")
 def any_(b: "Builder", x: Value, dims: Dims = None, keepdim: bool = False) -> Value:
-    return b.reduce(b.convert(x, torch.bool), b.dims(x, dims), "or", keepdim)
+    dims = b.dims(x, dims, empty_is_all=False)
+    return b.reduce(b.convert(x, torch.bool), dims, "or", keepdim)
 
 
 @rule("aten::all", "aten::all.dim", "aten::all.dims")
 def all_(b: "Builder", x: Value, dims: Dims = None, keepdim: bool = False) -> Value:
-    return b.reduce(b.convert(x, torch.bool), b.dims(x, dims), "and", keepdim)
+    dims = b.dims(x, dims, empty_is_all=False)
+    return b.reduce(b.convert(x, torch.bool), dims, "and", keepdim)
 
 
 @rule("aten::_is_any_true")

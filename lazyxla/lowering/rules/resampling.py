@@ -106,7 +106,8 @@ def _antialiased(support: float, kernel: Callable[[torch.Tensor], torch.Tensor])
         index = start[:, None] + offsets
         weights = kernel((index - center[:, None] + 0.5) / wide)
         weights = torch.where(index < end[:, None], weights, 0)
-        weights = weights / weights.sum(1, keepdim=True)
+        total = weights.sum(1, keepdim=True)
+        weights = weights / total.where(total != 0, 1)  # some factors lead beyond the input
         return list(zip(index.clamp(max=size - 1).unbind(1), weights.unbind(1), strict=True))
 
     return make

@@ -2,6 +2,8 @@
 
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from lazyxla.lowering.registry import rule
 
 if TYPE_CHECKING:
@@ -167,6 +169,10 @@ def reflection_pad(b: "Builder", x: Value, padding: list[int]) -> Value:
 def replication_pad(b: "Builder", x: Value, padding: list[int]) -> Value:
     for dim, (low, high) in enumerate(_amounts(b.rank(x), padding)):
         size = b.shape(x)[dim]
+        if size + min(low, 0) + min(high, 0) <= 0:  # more is cut off than there is
+            places = [min(max(i - low, 0), size - 1) for i in range(size + low + high)]
+            x = b.take(x, b.array(places, torch.int32), dim)
+            continue
         before = [_repeat_edge(b, x, dim, 0, low)] if low > 0 else []
         after = [_repeat_edge(b, x, dim, size - 1, high)] if high > 0 else []
         x = b.concat([*before, _crop(b, x, dim, low, high), *after], dim)

@@ -56,6 +56,9 @@ def _packed_order(b: "Builder", x: Value, dim: int, descending: bool) -> Value:
 
 def _as_integers(b: "Builder", x: Value) -> Value:
     """A value of at most 32 bits as small int64 numbers in the same order; nan is the greatest."""
+    if b.dtype(x) == torch.uint32:
+        x = b.convert(x, torch.int64)
+        return b.hlo.subtract(x, b.full_like(x, 1 << 31))  # as int32 has them
     if not b.dtype(x).is_floating_point:
         return b.convert(x, torch.int64)
     x = b.convert(x, torch.float32)

@@ -71,7 +71,9 @@ def _zeta(x: Any, q: Any) -> Any:
     from jax.scipy import special
 
     pole = (q <= 0) & (q == jnp.floor(q)) & (x > 1)
-    start = jnp.where(pole, 1, q)
+    # So many terms that nobody would wait for them, and none at all: an infinite q has no end.
+    many = (q < -1e6) & ~pole
+    start = jnp.where(pole | many | (x <= 1), 1, q)
 
     # Left of zero, where JAX's zeta is wrong: the terms one by one, beyond those of both signs,
     # since these cancel best in their order.
@@ -84,7 +86,10 @@ def _zeta(x: Any, q: Any) -> Any:
 
     state = (jnp.zeros_like(start), start)
     total, q = lax.while_loop(lambda s: jnp.any(behind(s[1])), step, state)
-    return jnp.where(pole, jnp.inf, total + special.zeta(x, q))
+    far = (q > 1e6) & (q < jnp.inf)  # where JAX's zeta underflows to zero
+    ahead = q ** (1 - x) / (x - 1) * (1 + (x - 1) / (2 * q))
+    total = jnp.where(far, ahead, total + special.zeta(x, jnp.where(far, 1, q)))
+    return jnp.where(pole, jnp.inf, jnp.where(many & (x > 1), jnp.nan, total))
 
 
 @pointwise(
@@ -103,7 +108,7 @@ def polygamma(order: int, x: X) -> X:
         # Reflected to where the series of zeta converges.
         ratio = math.pi / (x * math.pi).call("sine")
         mirrored = ratio * ratio - zeta(x.full(2), 1 - x)
-        return where(x < 0.5, mirrored, zeta(x.full(2), x))
+        return where(x < 0.5, mirrored, where(x == math.inf, 0, zeta(x.full(2), x)))
     scale = math.factorial(order) * (1 if order % 2 else -1)
     return zeta(x.full(order + 1), x) * scale
 

@@ -1,0 +1,89 @@
+"""Logarithms to the bases 2 and 10, exact at powers of the base.
+
+XLA has only the natural logarithm, whose multiples miss whole numbers by a rounding error. So the
+exponent of the number, which contributes a known multiple, is added apart to the logarithm of a
+fraction around 1.
+"""
+
+import math
+from decimal import Decimal, localcontext
+from typing import NamedTuple
+
+import torch
+
+from lazyxla.lowering.rules.formula import X, log, pointwise, where
+
+
+class _Format(NamedTuple):
+    """The bits of a floating-point type: the integer of its width, bits after the point, bias."""
+
+    whole: torch.dtype
+    digits: int
+    bias: int
+
+
+_FORMATS = {
+    torch.float32: _Format(torch.int32, 23, 127),
+    torch.float64: _Format(torch.int64, 52, 1023),
+}
+
+
+def _bits(x: X) -> X:
+    return X(x.b, x.b.bitcast(x.value, _FORMATS[x.dtype].whole))
+
+
+def _split(x: X) -> tuple[X, X]:
+    """A fraction between sqrt(1/2) and sqrt(2) and the exponent of 2 that go with a positive
+    number, both in its dtype; without meaning for others.
+
+    XLA's CPU backend takes subnormal numbers for zeros. As integers their bits are those of a
+    normal number that is as many times as great for all of them.
+    """
+    b, form = x.b, _FORMATS[x.dtype]
+    bits = _bits(x)
+    small = bits < (1 << form.digits)
+    bits = where(small, _bits(bits.to(x.dtype)), bits)
+    less = where(small, bits.full(form.bias + form.digits - 1), 0)
+    exponent = bits.call("shift_right_logical", form.digits) - form.bias - less
+    fraction = (bits & ((1 << form.digits) - 1)) | (form.bias << form.digits)
+    fraction = X(b, b.bitcast(fraction.value, x.dtype))
+    great = fraction > math.sqrt(2)
+    return where(great, fraction * 0.5, fraction), (exponent + great.to(form.whole)).to(x.dtype)
+
+
+def _is_split(x: X) -> bool:
+    # A TPU has no bits of float64: it is two floats there.
+    return x.dtype in _FORMATS and not (x.b.platform == "tpu" and x.dtype == torch.float64)
+
+
+def _positive_or(x: X, result: X) -> X:
+    """`result` for positive finite numbers, and what any logarithm gives for others."""
+    bits, infinite = _bits(x), _bits(x.full(math.inf))
+    return where((bits > 0) & (bits < infinite), result, log(x))
+
+
+@pointwise("aten::log2")
+def log2(x: X) -> X:
+    if not _is_split(x):
+        return log(x) / math.log(2)
+    fraction, exponent = _split(x)
+    return _positive_or(x, exponent + log(fraction) / math.log(2))
+
+
+def _log10_of_2(digits: int) -> tuple[float, float]:
+    """log10(2) as a number with so many binary places, whose multiples are exact, and the rest."""
+    with localcontext() as context:
+        context.prec = 50
+        exact = Decimal(2).log10()
+        high = round(exact * 2**digits) / Decimal(2) ** digits
+        return float(high), float(exact - high)
+
+
+@pointwise("aten::log10")
+def log10(x: X) -> X:
+    if not _is_split(x):
+        return log(x) / math.log(10)
+    fraction, exponent = _split(x)
+    # The exponent takes eight or eleven bits of the product.
+    high, low = _log10_of_2(16 if x.dtype == torch.float32 else 42)
+    return _positive_or(x, exponent * high + (exponent * low + log(fraction) / math.log(10)))
