@@ -4,6 +4,8 @@
 #include <torch/csrc/jit/python/pybind_utils.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <map>
+
 #include "dispatch/recorder.h"
 #include "graph/execute.h"
 #include "graph/portable_key.h"
@@ -31,7 +33,8 @@ struct Classes {
   py::object module = py::module_::import("lazyxla.lowering.program");
   py::object ref = module.attr("Ref"), slot = module.attr("Slot"), spec = module.attr("TensorSpec"),
              geometry = module.attr("Geometry"), slot_spec = module.attr("SlotSpec"),
-             node = module.attr("Node"), program = module.attr("Program");
+             node = module.attr("Node"), program = module.attr("Program"),
+             settings_class = module.attr("Settings");
 
   py::object tensor(const ir::TensorType& type) const {
     return spec(py::cast(type.dtype), to_tuple(type.dims));
@@ -84,7 +87,18 @@ class Exporter {
       rng = py::make_tuple(classes_.slot(next_slot_), classes_.slot(next_slot_ + 1));
       next_slot_ += 2;
     }
-    return classes_.node(spec.name, py::tuple(args), py::tuple(outputs), rng);
+    return classes_.node(spec.name, py::tuple(args), py::tuple(outputs), rng,
+                         settings(spec.settings));
+  }
+
+  py::object settings(uint16_t word) {
+    if (word == 0) return py::none();
+    py::object& known = settings_[word];
+    if (!known) {
+      known = classes_.settings_class(py::cast(static_cast<c10::ScalarType>(word & 0xff)),
+                                      static_cast<int>(word >> 8));
+    }
+    return known;
   }
 
   py::object argument(const Arg& arg) {
@@ -118,6 +132,7 @@ class Exporter {
   const std::vector<bool>& variable_;
   Classes classes_;
   py::list slots_;
+  std::map<uint16_t, py::object> settings_;
   size_t node_ = 0;
   size_t next_operand_ = 0;
   size_t next_slot_ = 0;
@@ -125,12 +140,7 @@ class Exporter {
 
 // One call as a graph of its own, on operands that need no data, with a spec of its own.
 struct OneCall {
-  OneCall(const ir::OpSpec& of, const dispatch::Scan& scan) {
-    spec.name = of.name;
-    spec.args = of.args;
-    spec.slots = of.slots;
-    spec.outputs = of.outputs;
-    spec.random = of.random;
+  OneCall(const ir::OpSpec& of, const dispatch::Scan& scan) : spec(of.copy()) {
     std::vector<ir::Value> operands;
     uint32_t number = 0;
     for (const c10::TensorImpl* tensor : scan.operands) {
@@ -141,15 +151,15 @@ struct OneCall {
       graph.key.push_back(static_cast<uint64_t>(number++) << 17 | 1);
     }
     graph.slots.assign(scan.slots.begin(), scan.slots.end());
-    graph.slots.resize(spec.slots.size(), {.i = 0});  // what a random operator draws
-    graph.nodes.push_back(ir::Node::make(&spec, operands, graph.slots));
+    graph.slots.resize(spec->slots.size(), {.i = 0});  // what a random operator draws
+    graph.nodes.push_back(ir::Node::make(spec.get(), operands, graph.slots));
     graph.values = {number};
     graph.records = {0};
-    for (size_t i = 0; i < spec.outputs.size(); ++i) graph.outputs.push_back(number++);
+    for (size_t i = 0; i < spec->outputs.size(); ++i) graph.outputs.push_back(number++);
     graph.aliases.assign(graph.leaves.size(), -1);
   }
 
-  ir::OpSpec spec;
+  std::unique_ptr<const ir::OpSpec> spec;
   graph::Graph graph;
 };
 

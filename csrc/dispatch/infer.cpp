@@ -12,6 +12,7 @@
 #include "dispatch/tensor.h"
 #include "graph/buffer.h"
 #include "graph/counters.h"
+#include "graph/setting.h"
 #include "ir/inference_store.h"
 #include "python_error.h"
 
@@ -165,6 +166,7 @@ ir::Geometry fresh_geometry(ir::Geometry geometry) {
 void describe_spec(const OpInfo& info, c10::ArrayRef<IValue> args, const Scan& scan,
                    ir::OpSpec& spec) {
   spec.name = info.functional_name;
+  spec.settings = graph::record_settings();
   const auto& schema_args = info.functional.schema().arguments();
   for (size_t i = 0; i < args.size(); ++i) {
     const ArgSource& source = info.functional_args[i];

@@ -1,12 +1,12 @@
 #include "dispatch/scan.h"
 
-#include <c10/core/DefaultDtype.h>
 #include <c10/core/Scalar.h>
 
 #include <bit>
 #include <cstring>
 
 #include "dispatch/device_state.h"
+#include "graph/setting.h"
 
 namespace lazyxla::dispatch {
 namespace {
@@ -57,9 +57,9 @@ void Scan::run(const OpInfo& info, c10::ArrayRef<IValue> args) {
   slot_specs.clear();
   device = -1;
   generator.reset();
-  // An address leaves the upper bits free; the default dtype decides what numbers promote to.
+  // An address leaves the upper bits free.
   key.push_back(info.memo_key.load(std::memory_order_relaxed) |
-                (static_cast<uint64_t>(c10::get_default_dtype_as_scalartype()) << 56));
+                static_cast<uint64_t>(graph::record_settings()) << 48);
   for (size_t i = 0; i < args.size(); ++i) {
     const IValue& value = args[i];
     switch (info.args[i].kind) {

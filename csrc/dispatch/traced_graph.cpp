@@ -10,6 +10,7 @@
 #include "graph/buffer.h"
 #include "graph/counters.h"
 #include "graph/recording.h"
+#include "graph/setting.h"
 
 namespace lazyxla::dispatch {
 namespace {
@@ -75,9 +76,24 @@ class TracedGraph::Lifetime final : public ir::LeafData {
   ~Lifetime() override {
     if (graph_dropped()) graph_dropped()(number_);
   }
-  ir::OpSpec spec;
+  ir::OpSpec spec;  // as it is called with the settings of its making
+
+  // As it is called with torch's settings of now.
+  const ir::OpSpec& current_spec() {
+    const uint16_t settings = graph::record_settings();
+    if (settings == spec.settings) return spec;
+    std::lock_guard lock(mutex_);
+    for (const auto& other : others_) {
+      if (other->settings == settings) return *other;
+    }
+    others_.push_back(spec.copy());
+    others_.back()->settings = settings;
+    return *others_.back();
+  }
 
  private:
+  ir::SpinLock mutex_;
+  std::vector<std::unique_ptr<ir::OpSpec>> others_;
   int64_t number_;
 };
 
@@ -89,6 +105,7 @@ TracedGraph::TracedGraph(Description description)
       lifetime_(std::make_shared<Lifetime>(description.number)) {
   ir::OpSpec& spec = lifetime_->spec;
   spec.name = "lazyxla::graph";
+  spec.settings = graph::record_settings();
   spec.portable = false;  // Python knows what its number stands for
   Arg list{.kind = Arg::Kind::kList};
   for (const Input& scalar : inputs_) {
@@ -107,7 +124,7 @@ TracedGraph::TracedGraph(Description description)
 uint64_t TracedGraph::id() const { return lifetime_->spec.id; }
 
 std::vector<at::TensorBase> TracedGraph::record(c10::ArrayRef<c10::TensorImpl*> inputs) const {
-  const ir::OpSpec& spec = lifetime_->spec;
+  const ir::OpSpec& spec = lifetime_->current_spec();
   c10::SmallVector<ir::ScalarValue, 2> slots;
   for (size_t i = 0; i < inputs.size(); ++i) {
     if (inputs_[i]) slots.push_back(slot_value(*inputs[i], *inputs_[i]));

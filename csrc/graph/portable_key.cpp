@@ -4,7 +4,6 @@
 
 #include <cstring>
 
-#include "graph/setting.h"
 
 namespace lazyxla::graph {
 namespace {
@@ -94,6 +93,7 @@ class Writer {
     word(spec.outputs.size());
     for (const ir::TensorType& output : spec.outputs) type(output);
     word(spec.random);
+    word(spec.settings);
   }
 
  private:
@@ -106,7 +106,7 @@ class Writer {
 std::optional<std::string> portable_key(const Graph& graph) {
   Writer writer;
   std::vector<uint64_t> key = graph.key;
-  key[0] = portable_setting(key[0]);
+  key[0] = 0;  // options of the compiler are told otherwise
   ska::flat_hash_map<const ir::OpSpec*, uint64_t> places;
   for (size_t i = 0; i < graph.nodes.size(); ++i) {
     const ir::OpSpec* spec = graph.nodes[i]->spec();

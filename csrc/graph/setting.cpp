@@ -12,8 +12,6 @@
 namespace lazyxla::graph {
 namespace {
 
-constexpr int kPortableBits = 16;
-
 // All sets of options that were ever in force, by their numbers; number 0 is the empty one.
 class OptionSets {
  public:
@@ -54,19 +52,16 @@ uint64_t options_number() {
 
 }  // namespace
 
-uint64_t current_setting() {
-  return options_number() << kPortableBits |
-         static_cast<uint64_t>(at::globalContext().float32MatmulPrecision()) << 8 |
-         static_cast<uint64_t>(c10::get_default_dtype_as_scalartype());
+uint16_t record_settings() {
+  static_assert(static_cast<int>(c10::ScalarType::Byte) == 0);  // which is no default dtype
+  const auto precision = static_cast<unsigned>(at::globalContext().float32MatmulPrecision());
+  return static_cast<uint16_t>(precision << 8 |
+                               static_cast<unsigned>(c10::get_default_dtype_as_scalartype()));
 }
 
-uint64_t portable_setting(uint64_t setting) {
-  return setting & ((uint64_t{1} << kPortableBits) - 1);
-}
+uint64_t current_setting() { return options_number(); }
 
-const ir::CompileOptions& options_of(uint64_t setting) {
-  return OptionSets::get()[setting >> kPortableBits];
-}
+const ir::CompileOptions& options_of(uint64_t setting) { return OptionSets::get()[setting]; }
 
 void set_process_options(ir::CompileOptions options) {
   process_options = OptionSets::get().number(options);

@@ -1,8 +1,11 @@
-// The setting: what a program depends on besides its graph.
+// Settings: what a program depends on besides its operators.
 //
-// One word, the first of every canonical key: torch's precision of matrix products and its default
-// dtype, which mean the same in every process, and above them a number that this process gave to a
-// set of options of XLA's compiler.
+// Those of torch that change what an operator means, its precision of matrix products and its
+// default dtype, belong to each operator: they count as they were when it was recorded, whatever
+// they are when it is run. An OpSpec has them in one word.
+//
+// Options of XLA's compiler belong to the program. A number that this process gave to a set of them
+// is the first word of every canonical key.
 #pragma once
 
 #include <cstdint>
@@ -11,13 +14,14 @@
 
 namespace lazyxla::graph {
 
-// The setting of what the calling thread runs now.
+// What an operator that is recorded now depends on; never 0. The default dtype in the lower byte,
+// at::Float32MatmulPrecision in the upper one.
+uint16_t record_settings();
+
+// The number of the options of what the calling thread runs now.
 uint64_t current_setting();
 
-// What of it means the same in every process.
-uint64_t portable_setting(uint64_t setting);
-
-// Its options: those of the process, and over them those of the compiled region.
+// The options: those of the process, and over them those of the compiled region.
 const ir::CompileOptions& options_of(uint64_t setting);
 
 void set_process_options(ir::CompileOptions options);

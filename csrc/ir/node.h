@@ -88,11 +88,14 @@ struct OpSpec {
   std::vector<TensorType> outputs;
   bool random = false;   // the last two slots are the generator's seed and the call's ordinal
   bool portable = true;  // means the same in every process
+  uint16_t settings = 0;  // torch's when the call was recorded (graph/setting.h); 0: none matters
   CompileOptions compile_options;
   mutable std::atomic<OwnPrograms*> own_programs{nullptr};  // made once
 
   OpSpec() = default;
   ~OpSpec() { delete own_programs.load(); }
+  // The same call, as another operator to all that compare ids.
+  std::unique_ptr<OpSpec> copy() const;
 
   static uint64_t next_id();
 };

@@ -156,6 +156,8 @@ def lower_node(b: Builder, node: Node, values: list[Any]) -> None:
 
     rng = None if node.rng is None else (scalars[node.rng[0]], scalars[node.rng[1]])
     b.enter_node(node.outputs, rng)
+    if node.settings is not None:
+        b.settings = node.settings
     with b.mlir.location(node.op):
         values.extend(apply(b, node.op, tuple(bind(a) for a in node.args)))
 

@@ -6,6 +6,8 @@ argument, a 0-dim CPU tensor) are slots: a slot is a constant until its value ch
 runs, and an element of a runtime input from then on.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -51,13 +53,37 @@ class SlotSpec(NamedTuple):
     variable: bool
 
 
+class Settings(NamedTuple):
+    """What an operator depends on besides its arguments, as it was when the call was recorded."""
+
+    default_dtype: torch.dtype
+    precision: int
+    """Of float32 products: the position in PRECISIONS."""
+
+    @classmethod
+    def current(cls) -> Settings:
+        """Those of torch now."""
+        precision = PRECISIONS.index(torch.get_float32_matmul_precision())
+        return cls(torch.get_default_dtype(), precision)
+
+    @property
+    def matmul_precision(self) -> str:
+        """As torch.get_float32_matmul_precision() names it."""
+        return PRECISIONS[self.precision]
+
+
+PRECISIONS = ("highest", "high", "medium")  # in the order of at::Float32MatmulPrecision
+
+
 class Node(NamedTuple):
-    """One operator call; `args` are all arguments in schema order, defaults filled in."""
+    """One operator call; `args` are all arguments in schema order, defaults filled in. Without
+    `settings` those of the node around it hold, or else torch's own."""
 
     op: str
     args: tuple[Argument, ...]
     outputs: tuple[TensorSpec, ...]
     rng: tuple[Slot, Slot] | None = None
+    settings: Settings | None = None
 
 
 class Program(NamedTuple):

@@ -8,7 +8,7 @@ import torch
 from lazyxla.lowering.builder.elements import Value
 from lazyxla.lowering.builder.indexing import Indexing
 from lazyxla.lowering.mlir import Mlir
-from lazyxla.lowering.program import Target, TensorSpec
+from lazyxla.lowering.program import Settings, Target, TensorSpec
 from lazyxla.lowering.scalar import Scalar, SlotTable
 
 
@@ -40,6 +40,7 @@ class Builder(Indexing):
         self.callees: dict[str, Any] = {}  # name -> function
         self.host_calls: list[str] = []  # the operators that the module calls on the host
         self.trying = trying  # the module is built to see whether it can be
+        self.settings = Settings.current()  # of the node that is lowered
 
     @property
     def rng(self) -> tuple[Value, Value]:

@@ -15,11 +15,11 @@ class Contractions(Reductions):
     """The multiplying part of the Builder."""
 
     def precision(self, dtype: torch.dtype) -> Any:
-        """XLA's precision for products of `dtype`, by torch.set_float32_matmul_precision."""
+        """XLA's precision for products of `dtype`, by the node's torch.float32_matmul_precision."""
         if dtype not in (torch.float32, torch.complex64):
             return None
         wanted = {"highest": "HIGHEST", "high": "HIGH", "medium": "DEFAULT"}
-        name = wanted[torch.get_float32_matmul_precision()]
+        name = wanted[self.settings.matmul_precision]
         key = ("precision", name)
         found = self.mlir.attributes.get(key)
         if found is None:

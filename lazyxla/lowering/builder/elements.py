@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from lazyxla.lowering.mlir import Mlir
-from lazyxla.lowering.program import TensorSpec
+from lazyxla.lowering.program import Settings, TensorSpec
 from lazyxla.lowering.scalar import Scalar, SlotTable, wrap_number
 
 Value = Any
@@ -27,6 +27,7 @@ class Elements:
     hlo: Any
     platform: str
     slots: SlotTable
+    settings: Settings
     buffers: dict[torch.dtype, Value]
 
     # ---- types ----
@@ -204,9 +205,9 @@ class Elements:
                 wrapped = x.wrapped if isinstance(x, Scalar) else True
                 level = 2 if wrapped else 1
                 if wrapped and dtype.is_floating_point:
-                    dtype = torch.get_default_dtype()
+                    dtype = self.settings.default_dtype
                 elif wrapped and dtype.is_complex:
-                    dtype = torch.get_default_dtype().to_complex()
+                    dtype = self.settings.default_dtype.to_complex()
             else:
                 level = 0 if self.shape(x) else 1
             known = classes[level]

@@ -124,7 +124,7 @@ def _tiles(rows: int, columns: int, is_causal: bool) -> int:
 
 def _precision(b: "Builder", x: Value) -> str:
     """Of the kernel's products; it knows no precision between these two."""
-    exact = b.dtype(x) == torch.float32 and torch.get_float32_matmul_precision() != "medium"
+    exact = b.dtype(x) == torch.float32 and b.settings.matmul_precision != "medium"
     return "highest" if exact else "default"
 
 

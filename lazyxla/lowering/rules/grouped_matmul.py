@@ -31,7 +31,7 @@ def grouped_mm(
     if ends is None:
         return b.matmul(x, y)
     wanted = {"highest": "highest", "high": "high", "medium": "default"}
-    precision = wanted[torch.get_float32_matmul_precision()]
+    precision = wanted[b.settings.matmul_precision]
     return b.call_jax(_grouped, x, y, ends, precision=precision)
 
 
