@@ -4,8 +4,8 @@
 // waiting for an event has nothing to do. The one stream has two names: 0, the default one's, and
 // 1, which all that a program makes have. PyTorch takes a stream of the current one's name for
 // current, and would not make its device current. Operators are recorded and run later, so an event
-// marks a point in the recording: it has passed once everything recorded before it has been flushed
-// and has finished. Asking whether it has passed flushes and waits, for otherwise a loop that asks
+// marks a point in what its thread has recorded: it has passed once everything recorded before it has
+// been flushed and has finished. Asking whether it has passed flushes and waits, for otherwise a loop that asks
 // until the answer is yes would never end. An event that takes the time waits when it is recorded:
 // the time between two of them is then the device's, not the recorder's.
 
@@ -13,12 +13,15 @@
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
 #include <array>
-#include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <mutex>
+#include <optional>
 #include <utility>
 
 #include "dispatch/device_state.h"
+#include "graph/flush.h"
+#include "graph/gil.h"
 
 namespace lazyxla::dispatch {
 namespace {
@@ -26,14 +29,11 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 struct Event {
-  c10::DeviceIndex device;
-  uint64_t mark;  // the device's number of completed synchronisations when it was recorded
-  bool timing;
+  std::mutex mutex;  // several threads may wait for it
+  std::optional<graph::Mark> mark;
+  bool timing = false;
   Clock::time_point time;
 };
-
-// Counts the synchronisations through this file: an event whose mark is smaller has passed.
-std::array<std::atomic<uint64_t>, 128> completed;
 
 enum StreamName : int8_t { kDefaultStream = 0, kOtherStream = 1 };
 
@@ -41,12 +41,8 @@ enum StreamName : int8_t { kDefaultStream = 0, kOtherStream = 1 };
 thread_local std::array<StreamName, 128> current_stream{};
 
 void wait_for_device(c10::DeviceIndex index) {
-  index = resolve_index(index);
-  synchronize(index);
-  completed[index].fetch_add(1);
+  synchronize(resolve_index(index));
 }
-
-bool passed(const Event& event) { return completed[event.device].load() > event.mark; }
 
 class Guard final : public c10::impl::DeviceGuardImplInterface {
  public:
@@ -120,9 +116,12 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
     if (*event == nullptr) {
       *event = new Event();
     }
-    // The wait above, if any, comes before the mark; what a timing event marks has passed already.
-    const uint64_t now = completed[index].load();
-    *static_cast<Event*>(*event) = {index, timing ? now - 1 : now, timing, Clock::now()};
+    auto& marked = *static_cast<Event*>(*event);
+    std::lock_guard lock(marked.mutex);
+    marked.mark.reset();
+    if (!timing) marked.mark.emplace(index);  // what a timing event marks has passed already
+    marked.timing = timing;
+    marked.time = Clock::now();
   }
   void destroyEvent(void* event, const c10::DeviceIndex) const noexcept override {
     delete static_cast<Event*>(event);
@@ -134,9 +133,11 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
     return true;
   }
   void synchronizeEvent(void* event) const override {
-    if (event != nullptr && !passed(*static_cast<Event*>(event))) {
-      wait_for_device(static_cast<Event*>(event)->device);
-    }
+    if (event == nullptr) return;
+    graph::WithoutGil no_gil;
+    auto& marked = *static_cast<Event*>(event);
+    std::lock_guard lock(marked.mutex);
+    if (marked.mark) marked.mark->reach();
   }
   double elapsedTime(void* start, void* end, const c10::DeviceIndex) const override {
     TORCH_CHECK_VALUE(start != nullptr && end != nullptr,

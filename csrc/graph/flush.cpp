@@ -207,6 +207,27 @@ void flush(ir::PendingSet& pending, Cause cause) {
   }
 }
 
+Mark::Mark(c10::DeviceIndex device)
+    : device_(device), recording_(Recording::current().shared_from_this()) {
+  ir::PendingSet& pending = recording_->pending(device);
+  std::lock_guard lock(ir::device_mutex(device));
+  flushes_ = pending.flushes;
+}
+
+void Mark::reach() {
+  if (!recording_) return;
+  ir::PendingSet& pending = recording_->pending(device_);
+  bool is_pending;
+  {
+    std::lock_guard lock(ir::device_mutex(device_));
+    is_pending = pending.flushes == flushes_ && pending.regions == 0;
+  }
+  if (is_pending) flush(pending, Cause::kSync);
+  finish_waiting_runs(device_);
+  wait_for(device_);
+  recording_.reset();
+}
+
 void sync(c10::DeviceIndex device, bool wait, Cause cause) {
   flush(device, cause);
   if (!wait) return;

@@ -20,6 +20,7 @@
 #include <c10/core/Device.h>
 
 #include "graph/buffer.h"
+#include "graph/recording.h"
 #include "graph/scope.h"
 #include "ir/storage.h"
 
@@ -32,6 +33,22 @@ void flush(c10::DeviceIndex device, Cause cause);
 
 // The same for a pending set of any thread.
 void flush(ir::PendingSet& pending, Cause cause);
+
+// A point in what a thread has recorded for a device.
+class Mark {
+ public:
+  // The calling thread's, now.
+  explicit Mark(c10::DeviceIndex device);
+
+  // Runs what was recorded before, unless its thread is within a region, and waits until the device
+  // has done it.
+  void reach();
+
+ private:
+  c10::DeviceIndex device_;
+  std::shared_ptr<Recording> recording_;  // null once reached
+  uint64_t flushes_;
+};
 
 // flush, and with `wait` also waits until the device has computed it all. Execution errors surface.
 void sync(c10::DeviceIndex device, bool wait, Cause cause);

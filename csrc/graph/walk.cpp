@@ -144,6 +144,7 @@ void take_storages(ir::PendingSet& pending, const Walk& walk, Graph& graph) {
                            static_cast<uint32_t>(output)});
   }
   graph.draws.swap(pending.draws);
+  ++pending.flushes;
   pending.nodes_recorded = 0;
   pending.fused = false;
 }

@@ -66,6 +66,7 @@ struct PendingSet {
   Storage* first = nullptr;
   Storage* last = nullptr;
   std::vector<Draws> draws;
+  uint64_t flushes = 0;                   // how often it was emptied
   std::atomic<size_t> nodes_recorded{0};  // since the last flush; bounds the graph
   std::atomic<bool> fused{false};         // some of them in fused mode: they may not wait for long
   std::atomic<Batching*> batching{nullptr};  // made once
