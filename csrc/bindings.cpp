@@ -11,6 +11,7 @@
 #include <memory>
 #include <string>
 
+#include "cache_files.h"
 #include "dispatch/device_state.h"
 #include "dispatch/generator.h"
 #include "dispatch/host_call.h"
@@ -242,6 +243,12 @@ void bind_options(py::module_& m) {
   m.def("set_max_programs", [](int64_t value) { options().max_programs = value; });
 }
 
+// Prepares a directory of the caches; an errno and the reason if it cannot be used.
+std::optional<std::pair<int, std::string>> refusal_of(const std::string& path) {
+  const auto refused = prepare_directory(path);
+  return refused ? std::optional(std::pair(refused->error, refused->reason)) : std::nullopt;
+}
+
 void bind_graph(py::module_& m) {
   m.def("install_lowering", &install_lowering);
   m.def("install_load_listener", &install_load_listener);
@@ -256,6 +263,7 @@ void bind_graph(py::module_& m) {
   m.def("open_inference_store",
         [](const std::string& path) { ir::InferenceStore::get().open(path); });
   m.def("flush_inference_store", [] { ir::InferenceStore::get().flush(); });
+  m.def("prepare_directory", &refusal_of);
   m.def("set_program_store_provider", &set_program_store_provider);
   m.def("forget_program_store", [] { graph::ProgramStore::forget_settings(); });
   m.def("cached_shapes", [] { return ir::ShapeMemo::get().size(); });

@@ -165,14 +165,9 @@ def _apply_setting(name: str, value: object) -> None:
 
 def _open_shape_cache() -> None:
     """Tells C++ where PyTorch's answers about shapes are kept between processes."""
-    directory = settings.cache_directory()
-    try:
-        os.makedirs(directory, mode=0o700, exist_ok=True)
-    except OSError:
-        directory = ""  # no place to keep them: they are asked for anew
     version = f"{__version__}-{meta_functions.checksum()}"
     name = f"shapes-{version}-torch-{torch.__version__}.bin"
-    _C.open_inference_store(os.path.join(directory, name) if directory else "")
+    _C.open_inference_store(os.path.join(settings.cache_directory(), name))
 
 
 def _tell_device_bound() -> None:

@@ -34,6 +34,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=1000,
         help="how many random programs tests/test_random_programs.py runs (default: 1000)",
     )
+    parser.addoption(
+        "--cache-rounds",
+        type=int,
+        default=40,
+        help="how often tests/test_cache_damage.py damages the cache directory (default: 40)",
+    )
 
 
 @pytest.fixture(autouse=True)
