@@ -13,7 +13,15 @@ namespace {
 
 std::unique_ptr<Client> start(const PluginSpec& spec) {
   try {
-    return Client::create(Plugin::load(spec.path), spec.create_options, spec.compile_options);
+    auto client =
+        Client::create(Plugin::load(spec.path), spec.create_options, spec.compile_options);
+    if (client->devices().empty()) {
+      throw Error(PJRT_Error_Code_FAILED_PRECONDITION,
+                  "the plugin " + spec.path +
+                      " has no devices; what it was started with is LAZYXLA_CREATE_OPTIONS "
+                      "(setting create_options)");
+    }
+    return client;
   } catch (const Error& error) {
     if (spec.hint.empty()) throw;
     throw Error(error.code(), error.what() + (". " + spec.hint));
