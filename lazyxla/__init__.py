@@ -68,6 +68,7 @@ from lazyxla import (  # noqa: E402
     printing,
     program_store,
     reporting,
+    untraced,
     xla_options,
 )
 from lazyxla.config import settings  # noqa: E402
@@ -219,6 +220,7 @@ def _register() -> None:
     printing.install()
     # Half precision is PyTorch's own default here; every XLA platform is better at this one.
     torch.set_autocast_dtype(BACKEND, torch.bfloat16)
+    untraced.mark(__name__)
 
 
 _register()

@@ -18,6 +18,7 @@ from typing import Any, Literal, TypeVar, overload
 from torch import nn
 
 from lazyxla import _C
+from lazyxla.untraced import mark_function
 from lazyxla.xla_options import Options, check_options
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -231,7 +232,9 @@ def _wrap(function: F, region: _Region) -> F:
     def stretches(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
         return _stretches(function(*args, **kwargs), region)
 
-    return stretches if inspect.isgeneratorfunction(function) else compiled  # type: ignore[return-value]
+    wrapped = stretches if inspect.isgeneratorfunction(function) else compiled
+    mark_function(wrapped)
+    return wrapped  # type: ignore[return-value]
 
 
 def _stretches(generator: Generator[Any, Any, Any], region: _Region) -> Generator[Any, Any, Any]:
