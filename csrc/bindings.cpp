@@ -166,6 +166,7 @@ PyObject* sync_all(PyObject*, PyObject* wait) {
   if (waits < 0) throw python_error();
   {
     py::gil_scoped_release no_gil;
+    pjrt::check_not_forked();  // where there are no devices any more
     flush_all(graph::Cause::kSync);
     for (c10::DeviceIndex index = 0; waits && index < dispatch::device_count_bound(); ++index) {
       graph::sync(index, /*wait=*/true, graph::Cause::kSync);
@@ -177,12 +178,19 @@ PyObject* sync_all(PyObject*, PyObject* wait) {
 
 PyMethodDef c_functions[] = {{"sync", &sync_all, METH_O, nullptr}, {}};
 
-// Before the interpreter ends: a thread that compiled or ran something then would crash it.
+// Before the interpreter ends: a thread that compiled or ran something then would crash it. In a
+// forked child there are no such threads.
 void stop_threads() {
+  if (pjrt::forked()) return;
   graph::stop_watching_batches();
   for (c10::DeviceIndex index = 0; index < dispatch::device_count_bound(); ++index) {
     graph::finish_waiting_runs(index);
   }
+  graph::finish_compiling();
+}
+
+void flush_inference_store() {
+  if (!pjrt::forked()) ir::InferenceStore::get().flush();  // else they are the parent's answers
 }
 
 // For tests: what has become of a tensor's content. Neither runs nor waits for anything.
@@ -262,7 +270,7 @@ void bind_graph(py::module_& m) {
   m.def("cached_programs", &graph::cached_programs);
   m.def("open_inference_store",
         [](const std::string& path) { ir::InferenceStore::get().open(path); });
-  m.def("flush_inference_store", [] { ir::InferenceStore::get().flush(); });
+  m.def("flush_inference_store", &flush_inference_store, NoGil());
   m.def("prepare_directory", &refusal_of);
   m.def("set_program_store_provider", &set_program_store_provider);
   m.def("forget_program_store", [] { graph::ProgramStore::forget_settings(); });

@@ -233,7 +233,7 @@ def _wrap(function: F, region: _Region) -> F:
         return _stretches(function(*args, **kwargs), region)
 
     wrapped = stretches if inspect.isgeneratorfunction(function) else compiled
-    mark_function(wrapped)
+    mark_function(wrapped)  # type: ignore[arg-type]
     return wrapped  # type: ignore[return-value]
 
 

@@ -40,6 +40,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=40,
         help="how often tests/test_cache_damage.py damages the cache directory (default: 40)",
     )
+    parser.addoption(
+        "--exits",
+        type=int,
+        default=5,
+        help="how many processes of each kind tests/test_exit.py ends (default: 5)",
+    )
 
 
 @pytest.fixture(autouse=True)

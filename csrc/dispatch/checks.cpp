@@ -220,7 +220,7 @@ void check_options(const OpInfo& info, Args args) {
 // For operators whose argument checks do not depend on sizes, so that one element tells: the value
 // of that element. Pointwise operators may divide by it, others index with it.
 std::optional<int> on_cpu_with(const c10::OperatorHandle& functional, const std::string& name) {
-  static const std::unordered_set<std::string> names{
+  static const auto& names = *new const std::unordered_set<std::string>{
       "aten::mm",
       "aten::bmm",
       "aten::addmm",
@@ -267,7 +267,7 @@ std::optional<int> on_cpu_with(const c10::OperatorHandle& functional, const std:
       "aten::aminmax",
       "aten::addr",
   };
-  static const std::unordered_set<std::string> divisions{
+  static const auto& divisions = *new const std::unordered_set<std::string>{
       "aten::floor_divide",
       "aten::floor_divide.Scalar",
   };
@@ -284,7 +284,7 @@ std::optional<int> on_cpu_with(const c10::OperatorHandle& functional, const std:
 // pointwise ones among the others have conditions for integers only, which cannot hold every
 // number, be divided by zero or raised to a negative power.
 Checks::When numbers_of(const std::string& name, bool asks_cpu) {
-  static const std::unordered_set<std::string> names{
+  static const auto& names = *new const std::unordered_set<std::string>{
       "aten::cauchy",
       "aten::exponential",
       "aten::geometric",
@@ -319,7 +319,7 @@ struct OwnChecks {
 };
 
 OwnChecks own_checks(const std::string& name) {
-  static const std::unordered_map<std::string, OwnChecks> checks{
+  static const auto& checks = *new const std::unordered_map<std::string, OwnChecks>{
       {"aten::convolution", {.of_static = check_convolution}},
       {"aten::full", {.of_static = check_full}},
       {"aten::scalar_tensor", {.of_static = check_full}},

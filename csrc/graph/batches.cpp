@@ -12,6 +12,7 @@
 #include "graph/flush.h"
 #include "graph/runner.h"
 #include "ir/storage.h"
+#include "pjrt/fork.h"
 
 namespace lazyxla::graph {
 namespace {
@@ -89,7 +90,9 @@ class Watch {
     if (watched_[index].exchange(true)) [[likely]]
       return;
     std::lock_guard lock(mutex_);
-    if (!thread_.joinable()) thread_ = std::thread([this] { run(); });
+    if (thread_.joinable()) return;
+    static const auto* started [[maybe_unused]] = new pjrt::ClientStarted();  // no child has it
+    thread_ = std::thread([this] { run(); });
   }
 
   void stop() {

@@ -12,6 +12,7 @@
 #include "graph/setting.h"
 #include "options.h"
 #include "pjrt/client.h"
+#include "pjrt/fork.h"
 #include "pjrt/runtime.h"
 
 namespace lazyxla::graph {
@@ -57,6 +58,7 @@ thread_local Graph ReusedGraph::spare_;
 }  // namespace
 
 void flush(c10::DeviceIndex device, Cause cause) {
+  pjrt::check_not_forked();  // before a turn is taken: a child has no thread that it could wait for
   ir::PendingSet& pending = ir::PendingSet::of(device);
   {
     std::lock_guard lock(pending.mutex);

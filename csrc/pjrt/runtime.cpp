@@ -1,5 +1,6 @@
 #include "runtime.h"
 
+#include <cstdlib>
 #include <utility>
 
 #include "error.h"
@@ -25,6 +26,20 @@ std::unique_ptr<Client> start(const PluginSpec& spec) {
   } catch (const Error& error) {
     if (spec.hint.empty()) throw;
     throw Error(error.code(), error.what() + (". " + spec.hint));
+  }
+}
+
+// Runs before static variables are destroyed, those of the plugin and of PyTorch among them, which
+// programs use that are still running.
+void await_devices() {
+  if (forked()) {
+    return;
+  }
+  for (const Device& device : Runtime::get().client().devices()) {
+    try {
+      device.await();
+    } catch (const Error&) {  // nobody is left who could be told
+    }
   }
 }
 
@@ -81,6 +96,7 @@ Client& Runtime::client() {
   takes_host_handler_ =
       handler_ && platform_ == "cpu" && register_handler(client->api(), handler_name_, handler_);
   client_.store(client.get(), std::memory_order_release);
+  std::atexit(await_devices);  // after the plugin was loaded: so it runs before the plugin's
   return *client.release();
 }
 
