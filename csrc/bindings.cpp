@@ -11,6 +11,7 @@
 #include <memory>
 #include <string>
 
+#include "cache_files.h"
 #include "dispatch/device_state.h"
 #include "dispatch/generator.h"
 #include "dispatch/host_call.h"
@@ -161,13 +162,20 @@ void watch_signals() {
   });
 }
 
-// Before the interpreter ends: a thread that compiled or ran something then would crash it.
+// Before the interpreter ends: a thread that compiled or ran something then would crash it. In a
+// forked child there are no such threads.
 void stop_threads() {
+  if (pjrt::forked()) return;
   graph::stop_watching_batches();
   graph::stop_workers();
   for (c10::DeviceIndex index = 0; index < dispatch::device_count_bound(); ++index) {
     graph::finish_waiting_runs(index);
   }
+  graph::finish_compiling();
+}
+
+void flush_inference_store() {
+  if (!pjrt::forked()) ir::InferenceStore::get().flush();  // else they are the parent's answers
 }
 
 void bind_options(py::module_& m) {
@@ -178,6 +186,12 @@ void bind_options(py::module_& m) {
   m.def("set_max_pending_nodes", [](int64_t value) { options().max_pending_nodes = value; });
   m.def("set_xla_options", &graph::set_process_options);
   m.def("set_max_programs", [](int64_t value) { options().max_programs = value; });
+}
+
+// Prepares a directory of the caches; an errno and the reason if it cannot be used.
+std::optional<std::pair<int, std::string>> refusal_of(const std::string& path) {
+  const auto refused = prepare_directory(path);
+  return refused ? std::optional(std::pair(refused->error, refused->reason)) : std::nullopt;
 }
 
 void bind_graph(py::module_& m) {
@@ -195,7 +209,8 @@ void bind_graph(py::module_& m) {
   m.def("cached_programs", &graph::cached_programs);
   m.def("open_inference_store",
         [](const std::string& path) { ir::InferenceStore::get().open(path); });
-  m.def("flush_inference_store", [] { ir::InferenceStore::get().flush(); });
+  m.def("flush_inference_store", &flush_inference_store, NoGil());
+  m.def("prepare_directory", &refusal_of);
   m.def("set_program_store_provider", &set_program_store_provider);
   m.def("forget_program_store", [] { graph::ProgramStore::forget_settings(); });
   m.def("stop_threads", &stop_threads, NoGil());

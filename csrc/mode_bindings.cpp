@@ -8,6 +8,7 @@
 #include "dispatch/tensor.h"
 #include "graph/flush.h"
 #include "graph/scope.h"
+#include "pjrt/fork.h"
 
 namespace py = pybind11;
 
@@ -30,6 +31,7 @@ PyObject* sync_all(PyObject*, PyObject* wait) {
   if (waits < 0) throw python_error();
   {
     py::gil_scoped_release no_gil;
+    pjrt::check_not_forked();  // where there are no devices any more
     flush_all(graph::Cause::kSync);
     for (c10::DeviceIndex index = 0; waits && index < dispatch::device_count_bound(); ++index) {
       graph::sync(index, /*wait=*/true, graph::Cause::kSync);

@@ -17,7 +17,7 @@ struct Options {
 };
 
 inline Options& options() {
-  static Options instance;
+  static auto& instance = *new Options();  // threads may outlive static variables
   return instance;
 }
 

@@ -72,6 +72,7 @@ with Deferred():  # a module half imported would stay so
         printing,
         program_store,
         reporting,
+        untraced,
         xla_options,
     )
 
@@ -170,17 +171,12 @@ def _apply_setting(name: str, value: object) -> None:
 
 def _open_shape_cache() -> None:
     """Tells C++ where PyTorch's answers about shapes are kept between processes."""
-    directory = settings.cache_directory()
-    try:
-        os.makedirs(directory, mode=0o700, exist_ok=True)
-    except OSError:
-        directory = ""  # no place to keep them: they are asked for anew
     # An answer that is kept is not checked again, so that another build, which may check more,
     # must not take it for its own.
     built = os.stat(_C.__file__)
     version = f"{__version__}-{meta_functions.checksum()}-{built.st_size:x}-{built.st_mtime_ns:x}"
     name = f"shapes-{version}-torch-{torch.__version__}.bin"
-    _C.open_inference_store(os.path.join(directory, name) if directory else "")
+    _C.open_inference_store(os.path.join(settings.cache_directory(), name))
 
 
 def _tell_device_bound() -> None:
@@ -236,6 +232,7 @@ def _register() -> None:
     printing.install()
     # Half precision is PyTorch's own default here; every XLA platform is better at this one.
     torch.set_autocast_dtype(BACKEND, torch.bfloat16)
+    untraced.mark(__name__)
 
 
 with Deferred():

@@ -25,6 +25,9 @@ from lazyxla import xla_options
 
 PLUGINS = "lazyxla.plugins"
 
+# As many as PyTorch's type for their numbers, int8_t, has.
+MAX_DEVICES = 127
+
 _TRUE = ("1", "true", "yes", "on")
 _FALSE = ("0", "false", "no", "off")
 
@@ -49,14 +52,14 @@ def _boolean(text: str) -> bool:
     raise ValueError(f"expected one of {', '.join(_TRUE + _FALSE)}")
 
 
-def _integer_from(least: int) -> Callable[[str], int]:
+def _integer(least: int, most: int = 2**63 - 1) -> Callable[[str], int]:
     def parse(text: str) -> int:
         try:
-            value = int(text)
+            value = int(text, 16 if "0x" in text else 10)
         except ValueError:
-            raise ValueError("expected an integer") from None
-        if value < least:
-            raise ValueError(f"expected an integer of at least {least}")
+            value = None
+        if value is None or not least <= value <= most:
+            raise ValueError(f"expected an integer of at least {least} and at most {most}")
         return value
 
     return parse
@@ -73,11 +76,25 @@ def _one_of(*words: str) -> Callable[[str], str]:
 
 
 def _text(text: str) -> str:
+    """What C++ and the operating system take."""
+    if "\0" in text:
+        raise ValueError("expected text without NUL characters")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError("expected text in UTF-8") from None
     return text
 
 
+def _path(text: str) -> str:
+    """A path that stays the same when the process goes to another directory; or nothing."""
+    if text and not _text(text).strip():
+        raise ValueError("expected a path or nothing, found blanks")
+    return os.path.abspath(os.path.expanduser(text)) if text else ""
+
+
 def _name_values(text: str) -> str:
-    xla_options.parse(text)
+    xla_options.parse(_text(text))
     return text
 
 
@@ -111,7 +128,7 @@ FIELDS: tuple[Field, ...] = (
     Field(
         "plugin_path",
         "LAZYXLA_PLUGIN_PATH",
-        _text,
+        _path,
         "",
         "Path of a PJRT plugin (a shared library that exports GetPjrtApi) to use instead of the "
         "platform's own package. With platform=auto the platform is what the plugin calls itself.",
@@ -127,9 +144,9 @@ FIELDS: tuple[Field, ...] = (
     Field(
         "cpu_devices",
         "LAZYXLA_CPU_DEVICES",
-        _integer_from(1),
+        _integer(1, MAX_DEVICES),
         1,
-        "How many virtual devices the CPU platform has.",
+        "How many virtual devices the CPU platform has, 127 at most.",
     ),
     Field(
         "strict_fallback",
@@ -149,7 +166,7 @@ FIELDS: tuple[Field, ...] = (
     Field(
         "max_pending_nodes",
         "LAZYXLA_MAX_PENDING",
-        _integer_from(1),
+        _integer(1),
         20000,
         "Runs the recorded graph by itself once it has this many nodes, so that a loop without a "
         "sync does not grow without limit.",
@@ -157,7 +174,7 @@ FIELDS: tuple[Field, ...] = (
     Field(
         "max_programs",
         "LAZYXLA_MAX_PROGRAMS",
-        _integer_from(1),
+        _integer(1),
         2000,
         "How many compiled programs are kept. When there are more, the quarter that has not run "
         "for the longest time is dropped, and compiled again if it is met again. So it is when "
@@ -190,7 +207,7 @@ FIELDS: tuple[Field, ...] = (
     Field(
         "cache_dir",
         "LAZYXLA_CACHE_DIR",
-        _text,
+        _path,
         "",
         "Directory of the on-disk caches (of shapes and of compiled programs); empty for lazyxla "
         "under the user's cache directory (XDG_CACHE_HOME or ~/.cache).",
@@ -198,7 +215,7 @@ FIELDS: tuple[Field, ...] = (
     Field(
         "cache_size",
         "LAZYXLA_CACHE_SIZE",
-        _integer_from(0),
+        _integer(0, 2**43 - 1),
         4096,
         "How many MiB of compiled programs are kept on disk for later processes; those not used "
         "for the longest time make room. 0 keeps none, and looks for none.",
@@ -248,7 +265,7 @@ class Settings:
                 try:
                     value = field.parse(text)
                 except ValueError as error:
-                    raise ValueError(f"{field.variable}={text!r}: {error}") from None
+                    raise ValueError(f"{field.variable}={_shown(text)}: {error}") from None
             object.__setattr__(self, field.name, value)
         _warn_of_unknown(environment)
 
@@ -259,14 +276,20 @@ class Settings:
         kind = type(field.default)
         # An int is no bool, a bool no int: both are mistakes here.
         if type(value) is not kind:
-            raise ValueError(f"setting {name} is a {kind.__name__}, got {value!r}")
+            raise ValueError(f"setting {name} is a {kind.__name__}, got {_shown(value)}")
         try:
-            value = field.parse(str(value))
+            # In hexadecimal, for Python writes no large number in decimal.
+            value = field.parse(hex(value) if kind is int else str(value))
         except ValueError as error:
-            raise ValueError(f"setting {name} = {value!r}: {error}") from None
+            raise ValueError(f"setting {name} = {_shown(value)}: {error}") from None
+        before = getattr(self, name)
         object.__setattr__(self, name, value)
-        for listener in self._listeners:
-            listener(name, value)
+        try:
+            for listener in self._listeners:
+                listener(name, value)
+        except BaseException:
+            object.__setattr__(self, name, before)
+            raise
 
     def on_change(self, listener: Callable[[str, Any], None]) -> None:
         """Calls ``listener(name, value)`` for every setting now and whenever one is assigned."""
@@ -278,7 +301,9 @@ class Settings:
         """The directory of the on-disk caches. It may not exist yet."""
         if self.cache_dir:
             return self.cache_dir
-        base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+        base = os.environ.get("XDG_CACHE_HOME", "")
+        if not os.path.isabs(base):  # such a one is to be ignored, says its specification
+            base = os.path.join(os.path.expanduser("~"), ".cache")
         return os.path.join(base, "lazyxla")
 
     def __repr__(self) -> str:
@@ -286,6 +311,15 @@ class Settings:
         return f"Settings({values})"
 
     _listeners: list[Callable[[str, Any], None]]
+
+
+def _shown(value: object) -> str:
+    """A value as messages show it: not all of a long one."""
+    try:
+        text = repr(value)
+    except Exception:  # of an integer of too many digits, or of an object that has no good one
+        text = f"an object of type {type(value).__name__}"
+    return text if len(text) <= 100 else f"{text[:100]}..."
 
 
 def _did_you_mean(name: str, known: Mapping[str, object]) -> str:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import atexit
 import copy
 import dataclasses
+import os
 import threading
 import weakref
 from collections import deque
@@ -206,3 +207,4 @@ def _stop_all() -> None:
 
 
 atexit.register(_stop_all)
+os.register_at_fork(after_in_child=_running.clear)  # a child has none of the threads

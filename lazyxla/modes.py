@@ -16,6 +16,7 @@ from typing import Any, Literal, TypeVar, overload
 from torch import nn
 
 from lazyxla import _C
+from lazyxla.untraced import mark_function
 from lazyxla.xla_options import Options, check_options
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -177,7 +178,9 @@ def _wrap(function: F, region: _Region) -> F:
     def stretches(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
         return _stretches(function(*args, **kwargs), region)
 
-    return stretches if inspect.isgeneratorfunction(function) else compiled  # type: ignore[return-value]
+    wrapped = stretches if inspect.isgeneratorfunction(function) else compiled
+    mark_function(wrapped)  # type: ignore[arg-type]
+    return wrapped  # type: ignore[return-value]
 
 
 def _stretches(generator: Generator[Any, Any, Any], region: _Region) -> Generator[Any, Any, Any]:

@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from lazyxla.config import Settings, plugins, settings
+from lazyxla.config import MAX_DEVICES, Settings, plugins, settings
 from lazyxla.xla_options import Options, parse
 
 HOW_TO_INSTALL = {
@@ -22,7 +22,7 @@ HOW_TO_INSTALL = {
 }
 
 # What `resolve` raises if there is nothing to run on.
-UNAVAILABLE = (ImportError, FileNotFoundError, RuntimeError)
+UNAVAILABLE = (ImportError, FileNotFoundError, RuntimeError, ValueError)
 
 # What to look at if a platform's devices do not start.
 _HINTS = {
@@ -77,10 +77,19 @@ def resolve(config: Settings = settings) -> Platform:
         ImportError: the platform's plugin package is not installed; says how to install it.
         FileNotFoundError: ``plugin_path`` names no file.
         RuntimeError: the platform is "tpu", but no TPU is attached.
+        ValueError: ``create_options`` asks for a number of CPU devices that there cannot be.
     """
     platform = _resolve(config)
     options = {**platform.create_options, **parse(config.create_options)}
-    return replace(platform, create_options=options)
+    bound = platform.device_bound
+    if platform.bound_is_exact:
+        bound = options["cpu_device_count"]  # type: ignore[assignment]
+        if type(bound) is not int or not 1 <= bound <= MAX_DEVICES:
+            raise ValueError(
+                f"LAZYXLA_CREATE_OPTIONS (setting create_options): cpu_device_count is an integer "
+                f"of at least 1 and at most {MAX_DEVICES}, got {bound!r}"
+            )
+    return replace(platform, create_options=options, device_bound=bound)
 
 
 def _resolve(config: Settings) -> Platform:

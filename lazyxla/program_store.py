@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import torch
 
-from lazyxla import lowering
+from lazyxla import _C, lowering
 from lazyxla.config import settings
 
 
@@ -32,13 +32,7 @@ class StoreSettings(NamedTuple):
 
 def store_settings() -> StoreSettings:
     """Where programs are kept, how many bytes of them, and what their lowering depends on."""
-    directory = _programs(settings.cache_directory())
-    if settings.cache_size:
-        try:
-            os.makedirs(directory, mode=0o700, exist_ok=True)
-        except OSError:
-            directory = ""  # no place to keep them: they are compiled again
-    return _with_versions(directory)
+    return _with_versions(_programs(settings.cache_directory()))
 
 
 def settings_for(cache_directory: str | os.PathLike[str] | None) -> StoreSettings:
@@ -46,15 +40,17 @@ def settings_for(cache_directory: str | os.PathLike[str] | None) -> StoreSetting
 
     Raises:
         ValueError: the settings say that no programs are kept.
-        OSError: there is no such directory, and none can be made.
+        OSError: there is no such directory, and none can be made; or others can write to it.
     """
     if not settings.cache_size:
         raise ValueError(
             "compiled programs are to be kept, but LAZYXLA_CACHE_SIZE (setting cache_size) is 0"
         )
-    directory = _programs(os.fspath(cache_directory or settings.cache_directory()))
-    os.makedirs(directory, mode=0o700, exist_ok=True)
-    return _with_versions(directory)
+    cache = os.path.abspath(os.fspath(cache_directory or settings.cache_directory()))
+    for directory in (cache, _programs(cache)):
+        if refused := _C.prepare_directory(directory):
+            raise OSError(*refused, directory)
+    return _with_versions(_programs(cache))
 
 
 def _programs(cache_directory: str) -> str:

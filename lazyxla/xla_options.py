@@ -7,6 +7,7 @@ They are named as XLA's flags are, without the dashes: ``xla_cpu_enable_fast_mat
 from __future__ import annotations
 
 import functools
+import math
 
 from lazyxla import _C
 
@@ -61,13 +62,15 @@ def parse(text: str) -> Options:
     """Options written as ``name=value,name=value``; true and false are bools, numbers are numbers.
 
     Raises:
-        ValueError: a part is not of that form.
+        ValueError: a part is not of that form, or an integer does not fit in 64 bits.
     """
     options: Options = {}
     for part in text.split(","):
         name, equals, value = (piece.strip() for piece in part.partition("="))
         if name and equals:
-            options[name.removeprefix("--")] = _value(value)
+            options[name.removeprefix("--")] = found = _value(value)
+            if isinstance(found, int) and not -(2**63) <= found < 2**63:
+                raise ValueError(f"expected integers of 64 bits, found {part.strip()!r}")
         elif part.strip():
             raise ValueError(f"expected name=value,name=value, found {part.strip()!r}")
     return options
@@ -76,9 +79,12 @@ def parse(text: str) -> Options:
 def _value(text: str) -> bool | int | float | str:
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text
+    try:
+        return int(text)
+    except ValueError:
+        pass
+    try:
+        number = float(text)
+    except ValueError:
+        return text
+    return number if math.isfinite(number) else text

@@ -41,6 +41,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="how many samples of each operator tests/opinfo/test_shared_memory.py tries "
         "(default: 1)",
     )
+    parser.addoption(
+        "--cache-rounds",
+        type=int,
+        default=40,
+        help="how often tests/test_cache_damage.py damages the cache directory (default: 40)",
+    )
+    parser.addoption(
+        "--exits",
+        type=int,
+        default=5,
+        help="how many processes of each kind tests/test_exit.py ends (default: 5)",
+    )
 
 
 @pytest.fixture(autouse=True)

@@ -220,8 +220,8 @@ def give_away(path: Path, content: bytes) -> None:
 
 
 def put_what_does_not_load(path: Path, content: bytes) -> None:
-    body = b"no executable"
-    path.write_bytes(b"lazyxla cache 1\n" + hashlib.sha1(body).hexdigest().encode() + body)
+    rest = path.name.encode() + b"\nno executable"
+    path.write_bytes(b"lazyxla cache 2\n" + hashlib.sha1(rest).hexdigest().encode() + rest)
 
 
 def test_damaged_entries_are_replaced(processes: Processes) -> None:
@@ -313,7 +313,7 @@ def test_no_directory_and_no_size(processes: Processes, tmp_path: Path) -> None:
 def test_the_least_recently_used_make_room(processes: Processes) -> None:
     processes.run(ONE)
     used = processes.entries()
-    others = [processes.directory / "programs" / f"program-{n}" for n in range(4)]
+    others = [processes.directory / "programs" / f"program-{n:040x}" for n in range(4)]
     for n, path in enumerate([*used, *others]):
         if path in others:
             path.write_bytes(bytes(400 << 10))

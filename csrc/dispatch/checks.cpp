@@ -192,7 +192,7 @@ bool takes_integers(const Scan& scan) {
 // For operators whose argument checks do not depend on sizes, so that one element tells: the value
 // of that element. Pointwise operators may divide by it, others index with it.
 std::optional<int> on_cpu_with(const c10::OperatorHandle& functional, const std::string& name) {
-  static const std::unordered_set<std::string> names{
+  static const auto& names = *new const std::unordered_set<std::string>{
       "aten::mm",
       "aten::bmm",
       "aten::addmm",
@@ -246,7 +246,7 @@ std::optional<int> on_cpu_with(const c10::OperatorHandle& functional, const std:
       "aten::aminmax",
       "aten::addr",
   };
-  static const std::unordered_set<std::string> divisions{
+  static const auto& divisions = *new const std::unordered_set<std::string>{
       "aten::floor_divide",
       "aten::floor_divide.Scalar",
   };
@@ -263,7 +263,7 @@ std::optional<int> on_cpu_with(const c10::OperatorHandle& functional, const std:
 // pointwise ones among the others have conditions for integers only, which cannot hold every
 // number, be divided by zero or raised to a negative power.
 Checks::When numbers_of(const std::string& name, bool asks_cpu) {
-  static const std::unordered_set<std::string> names{
+  static const auto& names = *new const std::unordered_set<std::string>{
       "aten::cauchy",
       "aten::exponential",
       "aten::geometric",

@@ -21,7 +21,7 @@ struct IndexArgs {
 };
 
 const IndexArgs* index_args(const std::string& functional_name) {
-  static const std::unordered_map<std::string, IndexArgs> table{
+  static const auto& table = *new const std::unordered_map<std::string, IndexArgs>{
       {"aten::embedding", {1, -1, false}},
       {"aten::gather", {2, 1, false}},
       {"aten::index_select", {2, 1, false}},

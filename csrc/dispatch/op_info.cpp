@@ -182,7 +182,7 @@ void bind_functional(OpInfo& info, const FunctionSchema& op) {
 
 // Operators that write one value everywhere, or where an index says so.
 bool fills(const std::string& functional_name) {
-  static const std::unordered_set<std::string> names{
+  static const auto& names = *new const std::unordered_set<std::string>{
       "aten::fill.Scalar",        "aten::fill.Tensor",        "aten::zero",
       "aten::masked_fill.Scalar", "aten::masked_fill.Tensor", "aten::_index_put_impl",
   };
@@ -192,7 +192,7 @@ bool fills(const std::string& functional_name) {
 // Operators whose first argument only lends its shape and dtype: what they make owes nothing to
 // what was there before.
 bool ignores_self(const std::string& functional_name) {
-  static const std::unordered_set<std::string> names{
+  static const auto& names = *new const std::unordered_set<std::string>{
       "aten::fill.Scalar",
       "aten::fill.Tensor",
       "aten::zero",

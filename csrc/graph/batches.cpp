@@ -12,6 +12,7 @@
 #include "graph/flush.h"
 #include "graph/recording.h"
 #include "graph/runner.h"
+#include "pjrt/fork.h"
 
 namespace lazyxla::graph {
 namespace {
@@ -94,6 +95,7 @@ class Watch {
       return;
     std::lock_guard lock(mutex_);
     if (watching_.exchange(true)) return;
+    static const auto* started [[maybe_unused]] = new pjrt::ClientStarted();  // no child has it
     thread_ = std::thread([this] { run(); });
   }
 

@@ -3,6 +3,7 @@
 #include <c10/util/Exception.h>
 
 #include "graph/gil.h"
+#include "pjrt/fork.h"
 #include "waiting.h"
 
 namespace lazyxla::graph {
@@ -13,6 +14,7 @@ pjrt::Buffer& DeviceBuffer::get() {
   int state = state_.load(std::memory_order_acquire);
   if (state == kPromised) {
     WithoutGil no_gil;
+    pjrt::check_not_forked();  // whoever promised it is a thread of the parent
     waiting::wait([this] { return state_.load(std::memory_order_acquire) != kPromised; });
     state = state_.load(std::memory_order_acquire);
   }

@@ -1,9 +1,7 @@
 #include "graph/disk_cache.h"
 
-#include <c10/util/Exception.h>
 #include <c10/util/hash.h>
 #include <fcntl.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -11,79 +9,66 @@
 #include <chrono>
 #include <cstring>
 #include <filesystem>
+#include <string_view>
+
+#include "cache_files.h"
 
 namespace lazyxla::graph {
 namespace {
 
 namespace fs = std::filesystem;
 
-constexpr char kMagic[] = "lazyxla cache 1\n";
+constexpr char kMagic[] = "lazyxla cache 2\n";
 constexpr size_t kMagicSize = sizeof(kMagic) - 1;
 constexpr size_t kChecksumSize = 40;
-constexpr char kUnfinished[] = ".unfinished";
+constexpr std::string_view kUnfinished = ".unfinished";
 
 // How long a writer may take. An unfinished file that is older was left by one that was killed.
 constexpr auto kLongestWrite = std::chrono::hours(1);
 
-class File {
- public:
-  File(const std::string& path, int flags) : fd_(::open(path.c_str(), flags | O_CLOEXEC, 0600)) {}
-  ~File() {
-    if (fd_ >= 0) ::close(fd_);
+// What is in the file of an entry.
+std::string packed(const std::string& name, const std::string& bytes) {
+  const std::string rest = name + "\n" + bytes;
+  return kMagic + c10::sha1(rest).str() + rest;
+}
+
+// The bytes of the entry of this name; nothing if the file is damaged, or another entry's.
+std::optional<std::string> unpacked(const std::string& name, const std::string& file) {
+  const size_t begin = kMagicSize + kChecksumSize;
+  const std::string title = name + "\n";
+  if (file.size() < begin + title.size() || !file.starts_with(kMagic)) return std::nullopt;
+  if (file.compare(begin, title.size(), title) != 0) return std::nullopt;
+  const std::string rest = file.substr(begin);
+  if (file.compare(kMagicSize, kChecksumSize, c10::sha1(rest).str()) != 0) return std::nullopt;
+  return rest.substr(title.size());
+}
+
+enum class Kind { kEntry, kUnfinished, kForeign };
+
+// What a file is, by its name: "word-<checksum>", perhaps ".<number>.<number>.unfinished".
+Kind kind_of(std::string_view name) {
+  const size_t dash = name.find('-');
+  if (dash == 0 || dash == std::string_view::npos) return Kind::kForeign;
+  const std::string_view checksum = name.substr(dash + 1, kChecksumSize);
+  if (checksum.size() != kChecksumSize ||
+      checksum.find_first_not_of("0123456789abcdef") != std::string_view::npos) {
+    return Kind::kForeign;
   }
-  File(const File&) = delete;
-  File& operator=(const File&) = delete;
-  int fd() const { return fd_; }
-  bool is_open() const { return fd_ >= 0; }
-
-  std::optional<std::string> read(size_t size) const {
-    std::string bytes(size, '\0');
-    size_t done = 0;
-    while (done < size) {
-      ssize_t n = ::read(fd_, bytes.data() + done, size - done);
-      if (n < 0 && errno == EINTR) continue;
-      if (n <= 0) return std::nullopt;
-      done += static_cast<size_t>(n);
-    }
-    return bytes;
-  }
-
-  bool write(const std::string& bytes) const {
-    size_t done = 0;
-    while (done < bytes.size()) {
-      ssize_t n = ::write(fd_, bytes.data() + done, bytes.size() - done);
-      if (n < 0 && errno == EINTR) continue;
-      if (n <= 0) return false;
-      done += static_cast<size_t>(n);
-    }
-    return true;
-  }
-
- private:
-  int fd_;
-};
-
-bool ends_with(const std::string& text, const std::string& end) {
-  return text.size() >= end.size() && text.compare(text.size() - end.size(), end.size(), end) == 0;
+  const std::string_view rest = name.substr(dash + 1 + kChecksumSize);
+  if (rest.empty()) return Kind::kEntry;
+  return rest.starts_with('.') && rest.ends_with(kUnfinished) ? Kind::kUnfinished : Kind::kForeign;
 }
 
 }  // namespace
 
 std::optional<std::string> DiskCache::read(const std::string& name) {
   if (!is_on()) return std::nullopt;
-  File file(path(name), O_RDONLY);
-  if (!file.is_open()) return std::nullopt;
-  struct stat status{};
-  bool good = ::fstat(file.fd(), &status) == 0 && S_ISREG(status.st_mode) &&
-              (status.st_uid == ::geteuid() || status.st_uid == 0) &&
-              static_cast<size_t>(status.st_size) >= kMagicSize + kChecksumSize;
-  std::optional<std::string> bytes;
-  if (good) bytes = file.read(static_cast<size_t>(status.st_size));
-  if (bytes && bytes->compare(0, kMagicSize, kMagic) == 0) {
-    std::string body = bytes->substr(kMagicSize + kChecksumSize);
-    if (bytes->compare(kMagicSize, kChecksumSize, c10::sha1(body).str()) == 0) {
-      ::futimens(file.fd(), nullptr);  // used now
-      return body;
+  const CacheFile file(path(name), O_RDONLY);
+  if (!file.is_usable()) return std::nullopt;
+  if (const auto content = file.read()) {
+    if (auto bytes = unpacked(name, *content)) {
+      file.mark_used();
+      return bytes;
     }
   }
   remove(name);
@@ -92,16 +77,20 @@ std::optional<std::string> DiskCache::read(const std::string& name) {
 
 bool DiskCache::write(const std::string& name, const std::string& bytes) {
   if (!is_on()) return false;
-  static std::atomic<int64_t> number{0};
-  const std::string unfinished =
-      path(name) + "." + std::to_string(::getpid()) + "." + std::to_string(++number) + kUnfinished;
-  bool written;
-  {
-    File file(unfinished, O_WRONLY | O_CREAT | O_EXCL);
-    written = file.is_open() && file.write(kMagic + c10::sha1(bytes).str() + bytes);
+  if (is_something_else(path(name))) {
+    warn(name + " is no file");
+    return false;
   }
-  if (!written || ::rename(unfinished.c_str(), path(name).c_str()) != 0) {
-    int error = errno;
+  static std::atomic<int64_t> number{0};
+  const std::string unfinished = path(name) + "." + std::to_string(::getpid()) + "." +
+                                 std::to_string(++number) + std::string(kUnfinished);
+  int error;
+  {
+    const CacheFile file(unfinished, O_WRONLY | O_CREAT | O_EXCL);
+    error = file.is_usable() ? file.write(packed(name, bytes)) : file.error();
+  }
+  if (error == 0 && ::rename(unfinished.c_str(), path(name).c_str()) != 0) error = errno;
+  if (error != 0) {
     ::unlink(unfinished.c_str());
     warn(std::strerror(error));
     return false;
@@ -129,22 +118,20 @@ std::vector<std::string> DiskCache::names(const std::string& begin) const {
   for (fs::directory_iterator it(directory_, error), end; !error && it != end;
        it.increment(error)) {
     std::string name = it->path().filename().string();
-    if (name.starts_with(begin) && !ends_with(name, kUnfinished)) found.push_back(std::move(name));
+    if (name.starts_with(begin) && kind_of(name) == Kind::kEntry) found.push_back(std::move(name));
   }
   return found;
 }
 
 void DiskCache::remove(const std::string& name) { ::unlink(path(name).c_str()); }
 
-void DiskCache::warn(const std::string& reason) {
-  {
-    std::lock_guard lock(mutex_);
-    if (warned_) return;
-    warned_ = true;
-  }
-  TORCH_WARN("lazyxla: compiled programs cannot be kept in ", directory_, ": ", reason,
-             ". The next process compiles them again; set LAZYXLA_CACHE_DIR to a directory that "
-             "can be written, or LAZYXLA_CACHE_SIZE=0 to do without.");
+void DiskCache::warn(const std::string& reason) const { warn_not_kept(directory_, reason); }
+
+void warn_not_kept(const std::string& directory, const std::string& reason) {
+  warn_once(directory,
+            "lazyxla: compiled programs cannot be kept in " + directory + ": " + reason +
+                ". The next process compiles them again; set LAZYXLA_CACHE_DIR to a directory that "
+                "can be written, or LAZYXLA_CACHE_SIZE=0 to do without.");
 }
 
 void DiskCache::make_room() {
@@ -160,9 +147,11 @@ void DiskCache::make_room() {
   for (fs::directory_iterator it(directory_, error), end; !error && it != end;
        it.increment(error)) {
     std::error_code gone;
+    const Kind kind = kind_of(it->path().filename().string());
+    if (kind == Kind::kForeign || !fs::is_regular_file(it->symlink_status(gone))) continue;
     Entry entry{it->path(), static_cast<int64_t>(it->file_size(gone)), it->last_write_time(gone)};
-    if (gone || !it->is_regular_file(gone)) continue;
-    if (ends_with(entry.path.string(), kUnfinished)) {
+    if (gone) continue;
+    if (kind == Kind::kUnfinished) {
       if (now - entry.used > kLongestWrite) fs::remove(entry.path, gone);
       continue;
     }

@@ -1,9 +1,11 @@
 // The disk cache: a directory of named entries that many processes share.
 //
-// An entry is a file, {magic, checksum, bytes}, written under another name first and renamed when
-// it is whole: nobody ever sees half of one. One that is damaged, or that belongs to another user,
-// is no entry, and is removed. An entry's modification time is when it was used last; when all of
-// them together are larger than the bound, the ones not used for the longest time go.
+// A name is a word and the checksum of all that the entry depends on, "program-<40 digits>". The
+// entry is a file, {magic, checksum, name, bytes}, written under another name first and renamed
+// when it is whole: nobody ever sees half of one. One that is damaged, or that is another entry
+// under this name, is removed. One that others can write to (cache_files.h) is not read. An entry's
+// modification time is when it was used last; when all of them together are larger than the bound,
+// the ones not used for the longest time go. Files of other names are none of the cache's.
 //
 // Nothing here throws. What cannot be read is not there; what cannot be written is left, with one
 // warning.
@@ -20,7 +22,7 @@ namespace lazyxla::graph {
 
 class DiskCache {
  public:
-  // `directory` exists. With an empty one the cache is off.
+  // `directory` can be used (cache_files.h). With an empty one the cache is off.
   DiskCache(std::string directory, int64_t max_bytes)
       : directory_(std::move(directory)), max_bytes_(max_bytes) {}
 
@@ -38,7 +40,7 @@ class DiskCache {
 
  private:
   std::string path(const std::string& name) const { return directory_ + "/" + name; }
-  void warn(const std::string& doing);
+  void warn(const std::string& reason) const;
   void make_room();
 
   std::string directory_;
@@ -46,7 +48,9 @@ class DiskCache {
   std::mutex mutex_;             // guards what follows
   int64_t unchecked_bytes_ = 0;  // written since the directory's size was looked at
   bool checked_ = false;
-  bool warned_ = false;
 };
+
+// Warns, once for a directory, that programs cannot be kept there.
+void warn_not_kept(const std::string& directory, const std::string& reason);
 
 }  // namespace lazyxla::graph

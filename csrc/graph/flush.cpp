@@ -14,6 +14,7 @@
 #include "graph/workers.h"
 #include "options.h"
 #include "pjrt/client.h"
+#include "pjrt/fork.h"
 #include "pjrt/runtime.h"
 
 namespace lazyxla::graph {
@@ -154,6 +155,7 @@ VariantRef make_program(ir::PendingSet& pending, const std::shared_ptr<Program>&
 }  // namespace
 
 void flush(c10::DeviceIndex device, Cause cause) {
+  pjrt::check_not_forked();  // before a turn is taken: a child has no thread that it could wait for
   ir::PendingSet& mine = pending_set(device);
   ir::PendingSet& shared = Recording::shared().pending(device);
   {

@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <cstring>
+#include <filesystem>
 
+#include "cache_files.h"
 #include "graph/portable_key.h"
 #include "pjrt/client.h"
 #include "pjrt/runtime.h"
@@ -141,6 +143,19 @@ struct Current {
   }
 };
 
+// The directory of the programs, made if need be; empty if it cannot be used, or nothing is kept.
+std::string usable_directory(const ProgramStore::Settings& settings) {
+  if (settings.directory.empty() || settings.max_bytes <= 0) return {};
+  const std::string cache = std::filesystem::path(settings.directory).parent_path().string();
+  for (const std::string& path : {cache, settings.directory}) {
+    const auto refused = prepare_directory_or_warn(path);
+    if (!refused) continue;
+    if (!refused->by_others) warn_not_kept(path, refused->reason);
+    return {};
+  }
+  return settings.directory;
+}
+
 constexpr char kEnvironment[] = "environment-";
 
 std::string environment_name(const std::string& environment) {
@@ -152,7 +167,7 @@ std::string environment_name(const std::string& environment) {
 ProgramStore::ProgramStore(Settings settings, std::string environment)
     : settings_(std::move(settings)),
       environment_(std::move(environment)),
-      cache_(settings_.directory, settings_.max_bytes) {}
+      cache_(usable_directory(settings_), settings_.max_bytes) {}
 
 std::shared_ptr<ProgramStore> ProgramStore::current() {
   Current& current = Current::get();

@@ -37,7 +37,7 @@ namespace lazyxla::graph {
 class ProgramStore {
  public:
   struct Settings {
-    std::string directory;  // empty: no store
+    std::string directory;  // in the cache directory; made if need be. Empty: no store
     int64_t max_bytes = 0;
     Fields version;                 // of the lowering
     bool lowering_is_known = true;  // that version tells all; else only programs are looked up

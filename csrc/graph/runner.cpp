@@ -11,6 +11,7 @@
 #include "graph/gil.h"
 #include "options.h"
 #include "pjrt/client.h"
+#include "pjrt/fork.h"
 #include "pjrt/runtime.h"
 #include "waiting.h"
 
@@ -134,7 +135,10 @@ class Runner {
   std::thread thread_;
 };
 
-Turn Turn::take(c10::DeviceIndex device) { return {device, Runner::of(device).take()}; }
+Turn Turn::take(c10::DeviceIndex device) {
+  pjrt::check_not_forked();
+  return {device, Runner::of(device).take()};
+}
 
 Turn::~Turn() {
   if (!number_) return;

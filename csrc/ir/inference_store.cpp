@@ -1,13 +1,11 @@
 #include "ir/inference_store.h"
 
 #include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include <cstring>
-#include <fstream>
-#include <iterator>
+#include <filesystem>
 
+#include "cache_files.h"
 #include "ir/shape_memo.h"
 
 namespace lazyxla::ir {
@@ -131,29 +129,44 @@ void InferenceStore::open(const std::string& path) {
   read_ = path.empty();
 }
 
+std::string InferenceStore::title() const {
+  return record("", "lazyxla shapes 2 " + std::filesystem::path(path_).filename().string());
+}
+
 void InferenceStore::read() {
   read_ = true;
-  std::ifstream file(path_, std::ios::binary);
-  std::string bytes((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
-  if (bytes.size() > kMaxFileBytes) {
-    ::unlink(path_.c_str());
+  if (prepare_directory_or_warn(std::filesystem::path(path_).parent_path().string())) {
+    path_.clear();  // no place to keep them: they are asked for anew
     return;
   }
+  std::optional<std::string> bytes;
+  {
+    const CacheFile file(path_, O_RDONLY);
+    if (!file.is_usable()) return;
+    if (file.size() <= kMaxFileBytes) bytes = file.read();
+  }
+  const size_t good = bytes ? parse_file(*bytes) : 0;
+  if (bytes && good == bytes->size()) return;
+  // What is appended behind a damaged record would never be read: cut it off.
+  const CacheFile file(path_, O_WRONLY);
+  if (file.is_usable()) file.cut(good);
+}
+
+size_t InferenceStore::parse_file(const std::string& bytes) {
+  const std::string title = this->title();
+  if (!bytes.starts_with(title)) return 0;
   Reader in{bytes.data(), bytes.size()};
   while (in.left) {
-    size_t good = bytes.size() - in.left;
-    uint32_t size = in.take<uint32_t>();
-    uint64_t sum = in.take<uint64_t>();
-    std::string body = in.take_bytes(size);
+    const size_t good = bytes.size() - in.left;
+    const uint32_t size = in.take<uint32_t>();
+    const uint64_t sum = in.take<uint64_t>();
+    const std::string body = in.take_bytes(size);
     Reader inside{body.data(), body.size()};
     std::string key = inside.take_bytes(inside.take<uint32_t>());
-    if (!in.ok || !inside.ok || checksum(body) != sum) {
-      // What is appended behind a damaged record would never be read: cut it off.
-      [[maybe_unused]] int failed = ::truncate(path_.c_str(), static_cast<off_t>(good));
-      return;
-    }
+    if (!in.ok || !inside.ok || checksum(body) != sum) return good;
     answers_[std::move(key)] = inside.take_bytes(inside.left);
   }
+  return bytes.size();
 }
 
 std::optional<Inference> InferenceStore::find(const std::string& key) {
@@ -178,15 +191,14 @@ void InferenceStore::add(const std::string& key, const Inference& inference) {
 
 void InferenceStore::flush() {
   std::lock_guard lock(mutex_);
-  if (unwritten_.empty() || path_.empty()) return;
-  int fd = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
-  if (fd >= 0) {
-    // One write per batch: records of several processes then never interleave. A short write leaves
-    // a damaged record, which readers recognise.
-    [[maybe_unused]] ssize_t written = ::write(fd, unwritten_.data(), unwritten_.size());
-    ::close(fd);
-  }
-  unwritten_.clear();
+  const std::string records = std::exchange(unwritten_, {});
+  if (records.empty() || path_.empty()) return;
+  const CacheFile file(path_, O_WRONLY | O_CREAT | O_APPEND);
+  if (!file.is_usable()) return;
+  // One write per batch: records of several processes then never interleave. A short write leaves
+  // a damaged record, which readers recognise. Two processes may both begin the file: a second
+  // title is a record like any other.
+  file.write(file.size() == 0 ? title() + records : records);
 }
 
 }  // namespace lazyxla::ir

@@ -5,9 +5,11 @@
 // they are kept in a file and a later process asks nothing.
 //
 // The file is a log of records, each {size, checksum, key, answer}; a record is appended by one
-// write, so that many processes can share the file. The file is cut off at the first record that
-// is damaged. A file that has grown too large is started anew. A file that cannot be read or
-// written is no error: the answers are then asked for again.
+// write, so that many processes can share the file. The first record is the title: without a key,
+// it tells the file's own name, in which the versions are. The file is cut off at the first record
+// that is damaged, so one with another title is started anew, as is one that has grown too large. A
+// file that cannot be read or written (cache_files.h) is no error: the answers are then asked for
+// again.
 #pragma once
 
 #include <c10/util/flat_hash_map.h>
@@ -37,8 +39,8 @@ class InferenceStore {
  public:
   static InferenceStore& get();
 
-  // The file to use from now on; it is read when the first answer is looked for. An empty path
-  // turns the store off.
+  // The file to use from now on; it is read when the first answer is looked for, and its directory
+  // made. An empty path turns the store off.
   void open(const std::string& path);
 
   // `key` is the operator's name and the words of its memo key that mean the same in any process.
@@ -50,6 +52,9 @@ class InferenceStore {
 
  private:
   void read();
+  // Takes the answers of a file; returns how many bytes of it are good.
+  size_t parse_file(const std::string& bytes);
+  std::string title() const;  // the first record of the file
 
   std::mutex mutex_;
   std::string path_;

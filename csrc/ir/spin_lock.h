@@ -5,13 +5,20 @@
 #include <atomic>
 #include <thread>
 
+#include "pjrt/fork.h"
+
 namespace lazyxla::ir {
 
 class SpinLock {
  public:
   void lock() {
     while (held_.exchange(true, std::memory_order_acquire)) {
-      while (held_.load(std::memory_order_relaxed)) std::this_thread::yield();
+      while (held_.load(std::memory_order_relaxed)) {
+        // Its holder was a thread of the parent. What the lock guards may be left unfinished, but
+        // every address in it is good; the child only drops its tensors.
+        if (pjrt::forked()) return;
+        std::this_thread::yield();
+      }
     }
   }
   void unlock() { held_.store(false, std::memory_order_release); }

@@ -208,6 +208,28 @@ Client::~Client() {
 
 std::unique_ptr<Executable> Client::compile(std::string_view code, std::string_view format,
                                             const CompileOptions& options) const {
+  try {
+    return compile_unchecked(code, format, options);
+  } catch (const Error& error) {
+    if (error.code() != PJRT_Error_Code_INVALID_ARGUMENT || options.empty()) throw;
+    blame_options(options);
+    throw;
+  }
+}
+
+void Client::blame_options(const CompileOptions& options) const {
+  try {
+    check_options(options);
+  } catch (const Error& error) {
+    // All others are checked where they are given.
+    throw Error(error.code(), std::string("the options of LAZYXLA_XLA_OPTIONS (setting ") +
+                                  "xla_options): " + error.what());
+  }
+}
+
+std::unique_ptr<Executable> Client::compile_unchecked(std::string_view code,
+                                                      std::string_view format,
+                                                      const CompileOptions& options) const {
   check_not_forked();
   const PJRT_Program program = to_program(code, format);
   CompileOptions all = options;
@@ -225,7 +247,7 @@ std::unique_ptr<Executable> Client::compile(std::string_view code, std::string_v
 void Client::check_options(const CompileOptions& options) const {
   constexpr std::string_view kProgram =
       "func.func @main(%x: tensor<f32>) -> tensor<f32> { return %x : tensor<f32> }";
-  compile(kProgram, "mlir", options);
+  compile_unchecked(kProgram, "mlir", options);
 }
 
 std::unique_ptr<Executable> Client::deserialize(std::string_view serialized,

@@ -134,7 +134,7 @@ class Client {
   const std::vector<Device>& devices() const { return devices_; }
 
   // Compiles `code`. Format "mlir" takes MLIR text, MLIR bytecode or a StableHLO portable artifact.
-  // `options` go before the client's own.
+  // `options` go before the client's own; an error that comes of them says so.
   std::unique_ptr<Executable> compile(std::string_view code, std::string_view format,
                                       const CompileOptions& options) const;
   const CompileOptions& compile_options() const { return compile_options_; }
@@ -175,6 +175,9 @@ class Client {
   explicit Client(const Plugin& plugin) : plugin_(plugin) {}
   void start(const NamedValues& options);
   void keep_known(const CompileOptions& options);
+  std::unique_ptr<Executable> compile_unchecked(std::string_view code, std::string_view format,
+                                                const CompileOptions& options) const;
+  void blame_options(const CompileOptions& options) const;  // throws if they are at fault
   Buffer buffer_from_lasting_memory(PJRT_HostBufferSemantics semantics, const void* data,
                                     PJRT_Buffer_Type type, std::span<const int64_t> dims,
                                     const Device& device, std::function<void()> done) const;

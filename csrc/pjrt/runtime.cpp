@@ -1,5 +1,6 @@
 #include "runtime.h"
 
+#include <cstdlib>
 #include <utility>
 
 #include "error.h"
@@ -13,10 +14,32 @@ namespace {
 
 std::unique_ptr<Client> start(const PluginSpec& spec) {
   try {
-    return Client::create(Plugin::load(spec.path), spec.create_options, spec.compile_options);
+    auto client =
+        Client::create(Plugin::load(spec.path), spec.create_options, spec.compile_options);
+    if (client->devices().empty()) {
+      throw Error(PJRT_Error_Code_FAILED_PRECONDITION,
+                  "the plugin " + spec.path +
+                      " has no devices; what it was started with is LAZYXLA_CREATE_OPTIONS "
+                      "(setting create_options)");
+    }
+    return client;
   } catch (const Error& error) {
     if (spec.hint.empty()) throw;
     throw Error(error.code(), error.what() + (". " + spec.hint));
+  }
+}
+
+// Runs before static variables are destroyed, those of the plugin and of PyTorch among them, which
+// programs use that are still running.
+void await_devices() {
+  if (forked()) {
+    return;
+  }
+  for (const Device& device : Runtime::get().client().devices()) {
+    try {
+      device.await();
+    } catch (const Error&) {  // nobody is left who could be told
+    }
   }
 }
 
@@ -73,6 +96,7 @@ Client& Runtime::client() {
   takes_host_handler_ =
       handler_ && platform_ == "cpu" && register_handler(client->api(), handler_name_, handler_);
   client_.store(client.get(), std::memory_order_release);
+  std::atexit(await_devices);  // after the plugin was loaded: so it runs before the plugin's
   return *client.release();
 }
 

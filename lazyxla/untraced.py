@@ -1,0 +1,62 @@
+"""Keeps Dynamo out of this package's own functions.
+
+What they do, they do to the device when they are called: a graph must break at the call, not hold
+it. Dynamo learns that from two marks. A function's attribute keeps it from being traced into, as
+``torch.compiler.disable`` does. Its code's strategy lets it run as it is, with all that it calls,
+where a traced function's remains call it. Both are set without importing Dynamo, which takes as
+long as importing torch, and cost a call nothing.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from types import CodeType, FunctionType, ModuleType
+
+from torch._C._dynamo.eval_frame import (
+    _FrameAction,
+    _FrameExecStrategy,
+    set_code_exec_strategy,
+)
+
+_AS_IT_IS = _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP)
+_WHY = "lazyxla acts on the device when it is called"
+
+
+def mark(package: str) -> None:
+    """Marks the functions and methods of the package's modules, as far as they are imported."""
+    for name, module in list(sys.modules.items()):
+        if name == package or name.startswith(package + "."):
+            for function in _functions(module, name):
+                mark_function(function)
+
+
+def mark_function(function: FunctionType) -> None:
+    """Marks one function; for those that are made later, by a decorator for example."""
+    function._torchdynamo_disable = True  # type: ignore[attr-defined]
+    function._torchdynamo_disable_msg = _WHY  # type: ignore[attr-defined]
+    for code in _codes(function.__code__):
+        set_code_exec_strategy(code, _AS_IT_IS)
+
+
+def _functions(owner: ModuleType | type, module: str) -> Iterator[FunctionType]:
+    """Those that are defined in the module, not those that it imports."""
+    for value in list(vars(owner).values()):
+        if isinstance(value, type) and value.__module__ == module and value is not owner:
+            yield from _functions(value, module)
+            continue
+        if isinstance(value, (staticmethod, classmethod)):
+            value = value.__func__
+        found = (value.fget, value.fset) if isinstance(value, property) else (value,)
+        for function in found:
+            function = getattr(function, "__wrapped__", function)  # of a cache
+            if isinstance(function, FunctionType) and function.__module__ == module:
+                yield function
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    """It and those of the functions that are made in it."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _codes(constant)

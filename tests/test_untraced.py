@@ -1,0 +1,129 @@
+"""Dynamo traces none of the package's own functions, and what calls them compiles all the same."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import lazyxla
+from tests.conftest import RunPython
+
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
+
+PACKAGE = os.path.join(os.path.dirname(os.path.abspath(lazyxla.__file__)), "")
+
+x = torch.linspace(-1, 1, 6)
+
+
+def _double(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+def _with(context: Callable[[], Any]) -> Callable[[], Any]:
+    def call() -> None:
+        with context():
+            pass
+
+    return call
+
+
+# A call of everything that is public.
+CALLS: dict[str, Callable[[], Any]] = {
+    "DeviceLoader": lambda: [b.cpu() for b in lazyxla.DeviceLoader([torch.ones(2)])],
+    "DeviceProperties": lambda: lazyxla.devices()[0]._replace(name="x"),
+    "aot": lambda: lazyxla.aot.capture,
+    "check_torch_version": lambda: lazyxla.check_torch_version("2.1.0", "2.1.1"),
+    "compile": lambda: lazyxla.compile(_double)(torch.ones(2, device="lazyxla")).cpu(),
+    "counters": lambda: lazyxla.counters(),
+    "current_device": lambda: lazyxla.current_device(),
+    "device": lambda: lazyxla.device(0),
+    "device_count": lambda: lazyxla.device_count(),
+    "devices": lambda: lazyxla.devices(),
+    "eager_mode": _with(lambda: lazyxla.eager_mode(True)),
+    "empty_cache": lambda: lazyxla.empty_cache(),
+    "fallbacks": lambda: lazyxla.fallbacks(),
+    "from_dlpack": lambda: lazyxla.from_dlpack(torch.ones(64)),
+    "get_rng_state": lambda: lazyxla.get_rng_state(),
+    "host_view": lambda: lazyxla.host_view(torch.ones(3).to("lazyxla")),
+    "is_available": lambda: lazyxla.is_available(),
+    "manual_seed": lambda: lazyxla.manual_seed(3),
+    "max_memory_allocated": lambda: lazyxla.max_memory_allocated(),
+    "max_memory_reserved": lambda: lazyxla.max_memory_reserved(),
+    "mem_get_info": lambda: lazyxla.mem_get_info(),
+    "memory_allocated": lambda: lazyxla.memory_allocated(),
+    "memory_reserved": lambda: lazyxla.memory_reserved(),
+    "memory_stats": lambda: lazyxla.memory_stats(),
+    "memory_summary": lambda: lazyxla.memory_summary(),
+    "platform": lambda: lazyxla.platform(),
+    "reset_accumulated_memory_stats": lambda: lazyxla.reset_accumulated_memory_stats(),
+    "reset_counters": lambda: lazyxla.reset_counters(),
+    "reset_peak_memory_stats": lambda: lazyxla.reset_peak_memory_stats(),
+    "set_device": lambda: lazyxla.set_device(0),
+    "set_rng_state": lambda: lazyxla.set_rng_state(lazyxla.get_rng_state()),
+    "settings": lambda: setattr(lazyxla.settings, "blocking", lazyxla.settings.blocking),
+    "step": _with(lambda: lazyxla.step()),
+    "sync": lambda: lazyxla.sync(),
+    "synchronize": lambda: lazyxla.synchronize(),
+}
+
+
+@pytest.fixture
+def traced_files(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """The files of all functions that Dynamo traces, as frames of their own or inlined."""
+    from torch._dynamo import symbolic_convert
+
+    files: set[str] = set()
+    original = symbolic_convert.InstructionTranslatorBase.__init__
+
+    def note(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        files.add(self.f_code.co_filename)
+
+    monkeypatch.setattr(symbolic_convert.InstructionTranslatorBase, "__init__", note)
+    return files
+
+
+def test_everything_public_is_here() -> None:
+    assert set(CALLS) == set(lazyxla.__all__)
+
+
+@pytest.mark.parametrize(
+    ("backend", "device"),
+    [("eager", "cpu"), ("eager", "lazyxla"), ("aot_eager", "lazyxla"), ("lazyxla", "lazyxla")],
+)
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.filterwarnings("ignore")
+def test_no_function_is_traced(
+    name: str, backend: str, device: str, traced_files: set[str]
+) -> None:
+    call = CALLS[name]
+
+    @torch.compile(backend=backend)
+    def function(x: torch.Tensor) -> torch.Tensor:
+        y = x.sin()
+        call()
+        return y + 1
+
+    for _ in range(2):
+        result = function(x.to(device))
+        torch.testing.assert_close(result.cpu(), x.sin() + 1)
+    assert not [file for file in traced_files if file.startswith(PACKAGE)]
+    assert __file__ in traced_files
+
+
+def test_every_function_is_marked() -> None:
+    """Also those that are added later."""
+    for name in lazyxla.__all__:
+        value = getattr(lazyxla, name)
+        if inspect.isfunction(value):
+            assert inspect.getattr_static(value, "_torchdynamo_disable", False), name
+
+
+def test_marking_imports_nothing(run_python: RunPython) -> None:
+    told = run_python("import lazyxla, sys; print('torch._dynamo' in sys.modules)").stdout
+    assert told == "False\n"
