@@ -8,8 +8,10 @@
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <chrono>
 #include <memory>
 #include <string>
+#include <thread>
 
 #include "cache_files.h"
 #include "dispatch/device_state.h"
@@ -166,12 +168,21 @@ void watch_signals() {
 // forked child there are no such threads.
 void stop_threads() {
   if (pjrt::forked()) return;
+  waiting::set_signal_check(nullptr);
   graph::stop_watching_batches();
   graph::stop_workers();
-  for (c10::DeviceIndex index = 0; index < dispatch::device_count_bound(); ++index) {
-    graph::finish_waiting_runs(index);
+  const auto is_busy = [] {
+    bool busy = pjrt::compiling() > 0;
+    for (c10::DeviceIndex index = 0; index < dispatch::device_count_bound(); ++index) {
+      busy = busy || graph::has_waiting_runs(index);
+    }
+    return busy;
+  };
+  // Somebody who has pressed Ctrl-C because compiling takes long does not wait for it now.
+  for (int i = 0; i < 100 && is_busy(); ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }
-  graph::finish_compiling();
+  if (is_busy()) pjrt::end_without_destructors();
 }
 
 void flush_inference_store() {

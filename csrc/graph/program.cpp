@@ -113,7 +113,6 @@ c10::ThreadPool& compilers() {
   return *pool;
 }
 
-std::atomic<bool> compiled_in_background{false};
 
 }  // namespace
 
@@ -137,7 +136,6 @@ void compile(const std::shared_ptr<Variant>& variant, std::string artifact,
              const ir::CompileOptions& options, const std::string& stored_as, Compile how) {
   ++Counters::get().compiles;
   if (how == Compile::kInBackground) {
-    compiled_in_background = true;
     compilers().run(
         [=, artifact = std::move(artifact)] { variant->compile(artifact, options, stored_as); });
   } else {
@@ -348,10 +346,6 @@ VariantRef Program::make(const Graph& graph, Compile how, const Origin& origin) 
 }
 
 std::shared_ptr<Program> find_program(const Graph& graph) { return cache().find(graph); }
-
-void finish_compiling() {
-  if (compiled_in_background) compilers().waitWorkComplete();
-}
 
 size_t cached_programs() { return cache().size(); }
 

@@ -165,9 +165,6 @@ std::shared_ptr<Program> find_program(const Graph& graph);
 // setting has besides.
 ir::CompileOptions compile_options(const Graph& graph);
 
-// Waits until all that is compiled in the background is compiled, and kept on disk.
-void finish_compiling();
-
 // How many programs and variants the cache holds.
 size_t cached_programs();
 

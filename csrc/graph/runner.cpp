@@ -191,6 +191,8 @@ bool is_idle(c10::DeviceIndex device) {
   return !pjrt::Runtime::get().initialized() || pjrt_device(device).is_idle();
 }
 
+bool has_waiting_runs(c10::DeviceIndex device) { return !Runner::of(device).is_through(); }
+
 void finish_waiting_runs(c10::DeviceIndex device) { Runner::of(device).await_all(); }
 
 }  // namespace lazyxla::graph

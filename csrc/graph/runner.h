@@ -61,6 +61,9 @@ class Turn {
 // Whether every run whose turn was taken is over, and the device has nothing to do.
 bool is_idle(c10::DeviceIndex device);
 
+// Whether a run whose turn was taken is still to be enqueued.
+bool has_waiting_runs(c10::DeviceIndex device);
+
 // Waits until every run whose turn was taken before has been enqueued on the device.
 void finish_waiting_runs(c10::DeviceIndex device);
 

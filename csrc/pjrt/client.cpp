@@ -5,6 +5,8 @@
 namespace lazyxla::pjrt {
 namespace {
 
+std::atomic<int> compiling_now{0};
+
 std::optional<int64_t> optional_stat(bool is_set, int64_t value) {
   return is_set ? std::optional(value) : std::nullopt;
 }
@@ -206,8 +208,14 @@ Client::~Client() {
   ignore_error(&api(), api().PJRT_Client_Destroy(&args));
 }
 
+int compiling() { return compiling_now; }
+
 std::unique_ptr<Executable> Client::compile(std::string_view code, std::string_view format,
                                             const CompileOptions& options) const {
+  struct Count {
+    Count() { ++compiling_now; }
+    ~Count() { --compiling_now; }
+  } count;
   try {
     return compile_unchecked(code, format, options);
   } catch (const Error& error) {

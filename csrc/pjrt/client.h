@@ -111,6 +111,9 @@ class Device {
   std::unique_ptr<InFlight> in_flight_;
 };
 
+// How many programs are being compiled now, by all threads.
+int compiling();
+
 class Client {
  public:
   // Starts the plugin's devices. `options` are the plugin's own, for example cpu_device_count.

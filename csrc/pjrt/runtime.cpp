@@ -1,5 +1,8 @@
 #include "runtime.h"
 
+#include <unistd.h>
+
+#include <cstdio>
 #include <cstdlib>
 #include <utility>
 
@@ -29,11 +32,17 @@ std::unique_ptr<Client> start(const PluginSpec& spec) {
   }
 }
 
+std::atomic<bool> without_destructors{false};
+
 // Runs before static variables are destroyed, those of the plugin and of PyTorch among them, which
 // programs use that are still running.
-void await_devices() {
+void at_exit(int status, void*) {
   if (forked()) {
     return;
+  }
+  if (without_destructors) {
+    std::fflush(nullptr);
+    _exit(status);
   }
   for (const Device& device : Runtime::get().client().devices()) {
     try {
@@ -44,6 +53,8 @@ void await_devices() {
 }
 
 }  // namespace
+
+void end_without_destructors() { without_destructors = true; }
 
 Runtime& Runtime::get() {
   static auto& runtime = *new Runtime();  // never destroyed, see the header
@@ -96,7 +107,7 @@ Client& Runtime::client() {
   takes_host_handler_ =
       handler_ && platform_ == "cpu" && register_handler(client->api(), handler_name_, handler_);
   client_.store(client.get(), std::memory_order_release);
-  std::atexit(await_devices);  // after the plugin was loaded: so it runs before the plugin's
+  on_exit(at_exit, nullptr);  // after the plugin was loaded: so it runs before the plugin's
   return *client.release();
 }
 
