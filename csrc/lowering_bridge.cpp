@@ -220,7 +220,7 @@ std::string user_line() {
 }
 
 py::tuple to_python(const graph::Occasion& occasion) {
-  return py::make_tuple(occasion.line, occasion.reason, occasion.hash);
+  return py::make_tuple(occasion.line, occasion.reason, occasion.key);
 }
 
 std::shared_ptr<CapturedGraph> captured(const graph::Graph& graph,

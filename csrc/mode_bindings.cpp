@@ -152,6 +152,8 @@ void bind_modes(py::module_& m) {
   m.def("is_pending", &is_pending);
   m.def("is_ready", &is_ready);
   m.def("in_region", &graph::in_region);
+  m.def("trace_keys", &graph::trace_keys);
+  m.def("traced_keys", &graph::traced_keys);
 }
 
 }  // namespace lazyxla

@@ -53,6 +53,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=5,
         help="how many processes of each kind tests/test_exit.py ends (default: 5)",
     )
+    parser.addoption(
+        "--thread-rounds",
+        type=int,
+        default=30,
+        help="how many steps each of the eight threads of tests/test_threads.py trains (default: 30)",
+    )
 
 
 @pytest.fixture(autouse=True)

@@ -41,6 +41,8 @@ class ReusedGraph {
 };
 thread_local Graph ReusedGraph::spare_;
 
+thread_local std::optional<std::vector<uint64_t>> trace;
+
 // What the storages had before the graph, where they had something. Taken out of the graph.
 std::vector<Replaced> replaced_by(Graph& graph) {
   std::vector<Replaced> replaced;
@@ -185,6 +187,7 @@ void flush(ir::PendingSet& pending, Cause cause) {
     return;
   }
   ++Counters::get().flushes;
+  if (trace) trace->push_back(reused.graph.hash);
   // Who asks for a result waits for its program; the modes that run operators by themselves do not.
   const bool later = cause == Cause::kMode && !options().blocking;
   const auto program = find_program(reused.graph);
@@ -207,6 +210,14 @@ void flush(ir::PendingSet& pending, Cause cause) {
   } else {
     turn->run_now(variant, run);
   }
+}
+
+void trace_keys() { trace.emplace(); }
+
+std::vector<uint64_t> traced_keys() {
+  std::vector<uint64_t> keys = trace.value_or(std::vector<uint64_t>());
+  trace.reset();
+  return keys;
 }
 
 Mark::Mark(c10::DeviceIndex device)

@@ -50,6 +50,11 @@ class Mark {
   uint64_t flushes_;
 };
 
+// For tests: notes the hashes of the keys of all graphs that the calling thread flushes, from
+// `trace_keys` on; `traced_keys` ends that.
+void trace_keys();
+std::vector<uint64_t> traced_keys();
+
 // flush, and with `wait` also waits until the device has computed it all. Execution errors surface.
 void sync(c10::DeviceIndex device, bool wait, Cause cause);
 

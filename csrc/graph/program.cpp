@@ -10,6 +10,7 @@
 #include "graph/counters.h"
 #include "graph/gil.h"
 #include "graph/history.h"
+#include "graph/portable_key.h"
 #include "graph/program_store.h"
 #include "graph/scalars.h"
 #include "graph/scope.h"
@@ -305,6 +306,8 @@ VariantRef Program::make(const Graph& graph, Compile how, const Origin& origin) 
 
   auto variant = std::make_shared<Variant>();
   variant->line = origin.line;
+  const auto portable = portable_key(graph);
+  const uint64_t key = portable ? std::hash<std::string>()(*portable) : graph.hash;
   const auto store = ProgramStore::current();
   const std::string stored_as = store->graph_name(graph, options_text);
   auto found = store->find_graph(stored_as, wanted, needed_inputs(graph), graph.slots);
@@ -316,7 +319,7 @@ VariantRef Program::make(const Graph& graph, Compile how, const Origin& origin) 
   } else {
     if (!found && variants_.empty()) why += store->explain_miss(graph, options_text);
     variant->variable = wanted;
-    lowered = lowerer()(graph, wanted, {origin.line, why, graph.hash});
+    lowered = lowerer()(graph, wanted, {origin.line, why, key});
     ++Counters::get().lowerings;
     Counters::get().nodes_lowered += static_cast<int64_t>(graph.nodes.size());
   }
@@ -340,7 +343,7 @@ VariantRef Program::make(const Graph& graph, Compile how, const Origin& origin) 
   }
   if (loaded) {
     ++Counters::get().programs_loaded;
-    if (load_listener()) load_listener()(graph.nodes.size(), {origin.line, why, graph.hash});
+    if (load_listener()) load_listener()(graph.nodes.size(), {origin.line, why, key});
   }
   return variant;
 }

@@ -60,7 +60,7 @@ struct Origin {
 struct Occasion {
   std::string line;    // as in Origin
   std::string reason;  // in words
-  uint64_t hash;       // of the graph's key
+  uint64_t key;        // a hash of the graph's key, the same in every process if it can be
 };
 
 // Turns a graph into StableHLO; `variable` says per slot whether it is a runtime input. Set once,
