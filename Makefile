@@ -1,4 +1,4 @@
-# make build | test | test-opinfo | test-upstream | test-tpu-aot | test-cuda-aot | test-cuda | docs | demo |
+# make build | test | test-opinfo | test-upstream | test-interrupts | test-tpu-aot | test-cuda-aot | test-cuda | docs | demo |
 # bench | lint | format | clean
 #
 # Everything happens in .venv, made here when it is missing. Stamp files in it make repeated calls
@@ -18,7 +18,7 @@ TORCHVISION := torchvision==0.28.0
 CXX_FILES := $(shell find csrc -name '*.cpp' -o -name '*.h')
 PYTHON_FILES := $(wildcard lazyxla tests examples benchmarks)
 
-.PHONY: build test test-opinfo test-upstream test-tpu-aot test-cuda-aot test-cuda docs demo bench \
+.PHONY: build test test-opinfo test-upstream test-interrupts test-tpu-aot test-cuda-aot test-cuda docs demo bench \
   lint format clean
 .DELETE_ON_ERROR:
 
@@ -54,6 +54,10 @@ test-opinfo: build
 # --files test_view_ops --shard 0/4.
 test-upstream: build
 	$(PY) -m tests.upstream $(UPSTREAM)
+
+# Ctrl-C at 300 random moments of training, in every mode.
+test-interrupts: build
+	$(PY) -m tests.interrupts --count 300
 
 # All lowering rules, and training steps of whole models, through the TPU's compiler, without a TPU;
 # AOT passes options to the first, such as --dtypes bfloat16, TRAINING to the second, such as

@@ -200,8 +200,8 @@ std::string user_line() {
       reinterpret_cast<PyObject*>(PyThreadState_GetFrame(PyThreadState_Get())));
   while (frame) {
     auto* raw = reinterpret_cast<PyFrameObject*>(frame.ptr());
-    auto code = py::reinterpret_steal<py::object>(
-        reinterpret_cast<PyObject*>(PyFrame_GetCode(raw)));
+    auto code =
+        py::reinterpret_steal<py::object>(reinterpret_cast<PyObject*>(PyFrame_GetCode(raw)));
     const py::object name = py::reinterpret_borrow<py::object>(
         reinterpret_cast<PyCodeObject*>(code.ptr())->co_filename);
     const auto path = name.cast<std::string>();
@@ -285,8 +285,9 @@ void install_lowering(py::function lower, py::function how, py::function try_out
     py::gil_scoped_acquire gil;
     py::object lowered;
     try {
-      lowered = (*lower_function)(Exporter(graph, variable).run(), platform, device,
-                                  runtime.plugin().stablehlo_current_version(), to_python(occasion));
+      lowered =
+          (*lower_function)(Exporter(graph, variable).run(), platform, device,
+                            runtime.plugin().stablehlo_current_version(), to_python(occasion));
     } catch (py::error_already_set& error) {
       throw_failure(error);
     }

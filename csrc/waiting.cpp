@@ -50,7 +50,9 @@ void announce() {
   Room& room = Room::get();
   std::atomic_thread_fence(std::memory_order_seq_cst);
   if (room.waiting.load() == 0) return;
-  { std::lock_guard lock(room.mutex); }  // a waiter is either before its look, or asleep
+  {
+    std::lock_guard lock(room.mutex);
+  }  // a waiter is either before its look, or asleep
   room.wake.notify_all();
 }
 

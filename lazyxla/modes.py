@@ -109,9 +109,9 @@ def compile(
 
     The Python code runs at every call and may do anything; it is recorded, and its program is
     compiled once for each distinct graph. What is pending runs before, so that nothing of it gets
-    into the program; the block's own work runs when it ends, also by an exception (not by a Ctrl-C).
-    Then the mode is again what it was. Blocks may nest: the outermost is the program. Without
-    `full_graph`, a value that is read inside cuts the program in two.
+    into the program; the block's own work runs when it ends, also by an exception. (After a Ctrl-C
+    it stays pending.) Then the mode is again what it was. Blocks may nest: the outermost is the
+    program. Without `full_graph`, a value that is read inside cuts the program in two.
 
     Args:
         fn_or_module: a function, method, other callable, or ``nn.Module``. Of a generator function

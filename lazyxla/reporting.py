@@ -61,7 +61,7 @@ def loaded(operators: int, occasion: Occasion) -> None:
 
 
 def lower(
-    program: Program, platform: str, device: Any, version: str | None, occasion: Occasion
+    program: Program, platform: str, device: Any, version: Sequence[int] | None, occasion: Occasion
 ) -> Lowered:
     """:func:`lazyxla.lowering.lower` for a platform's device, with a message."""
     target = Target.of(platform, device, version)

@@ -57,7 +57,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--thread-rounds",
         type=int,
         default=30,
-        help="how many steps each of the eight threads of tests/test_threads.py trains (default: 30)",
+        help="how many steps each thread of tests/test_threads.py trains (default: 30)",
     )
 
 

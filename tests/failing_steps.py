@@ -55,7 +55,7 @@ class Trainer:
         self.y = torch.randint(0, 4, (32,), device=DEVICE)
 
     def step(self, kind: int = 0, operators: int = 0) -> torch.Tensor:
-        """`operators`: how many more, so that the step is a program that was not compiled before."""
+        """With more `operators` the step is a program that was not compiled before."""
         out = self.model(self.x)
         for _ in range(operators):
             out = out * 1.0
@@ -120,5 +120,3 @@ def train(stage: str | None, mode: str) -> dict[str, Any]:
 if __name__ == "__main__":
     undisturbed = train(None, sys.argv[2])
     print(json.dumps({"undisturbed": undisturbed, "disturbed": train(sys.argv[1], sys.argv[2])}))
-
-

@@ -9,6 +9,7 @@ one JSON object.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import random
@@ -166,7 +167,8 @@ def main(mode: str, cold: bool, signals: int, seed: int) -> None:
         number += 1
         kept = state()
         more = number if cold else 0
-        losses.append(interrupted.run(lambda: step(more), lambda: put_back(kept)))
+        attempt, undo = functools.partial(step, more), functools.partial(put_back, kept)
+        losses.append(interrupted.run(attempt, undo))
     interrupted.sender.kill()
     told = {"losses": losses, "latencies": interrupted.latencies, "left": interrupted.left}
     print(json.dumps(told), flush=True)

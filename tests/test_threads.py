@@ -128,7 +128,7 @@ def test_eight_threads_train_as_one_after_the_other(
         run_all([lambda i=i: work(i) for i in range(8)])
     finally:
         torch.set_float32_matmul_precision(precision)
-    # Not bit for bit: what another thread reads of a step in fused mode cuts its programs elsewhere.
+    # Not bit for bit: what another thread reads of a step in fused mode cuts its programs.
     torch.testing.assert_close(torch.tensor(got), torch.tensor(expected))
 
 

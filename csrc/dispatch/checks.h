@@ -4,8 +4,8 @@
 // What only a kernel checks would go unnoticed here, where no kernel sees the call. So the CPU
 // kernel is asked, with as little data as tells (check_as_cpu), or the few checks that need all of
 // the sizes are made here (own_checks.h, size_checks.h). A call with a tensor without elements is
-// little data as it is, and most that kernels refuse for its sizes they refuse only then: the CPU is
-// always asked (check_empty).
+// little data as it is, and most that kernels refuse for its sizes they refuse only then: the CPU
+// is always asked (check_empty).
 //
 // Numbers are no part of what shape inference remembers. Where an operator's kernel checks them
 // (the sigma of a distribution, a value that an integer dtype cannot hold), check_numbers asks the

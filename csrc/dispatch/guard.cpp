@@ -4,10 +4,10 @@
 // waiting for an event has nothing to do. The one stream has two names: 0, the default one's, and
 // 1, which all that a program makes have. PyTorch takes a stream of the current one's name for
 // current, and would not make its device current. Operators are recorded and run later, so an event
-// marks a point in what its thread has recorded: it has passed once everything recorded before it has
-// been flushed and has finished. Asking whether it has passed flushes and waits, for otherwise a loop that asks
-// until the answer is yes would never end. An event that takes the time waits when it is recorded:
-// the time between two of them is then the device's, not the recorder's.
+// marks a point in what its thread has recorded: it has passed once everything recorded before it
+// has been flushed and has finished. Asking whether it has passed flushes and waits, for otherwise
+// a loop that asks until the answer is yes would never end. An event that takes the time waits when
+// it is recorded: the time between two of them is then the device's, not the recorder's.
 
 #include <c10/core/DeviceCapability.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
@@ -40,9 +40,7 @@ enum StreamName : int8_t { kDefaultStream = 0, kOtherStream = 1 };
 // By which name the thread knows each device's stream.
 thread_local std::array<StreamName, 128> current_stream{};
 
-void wait_for_device(c10::DeviceIndex index) {
-  synchronize(resolve_index(index));
-}
+void wait_for_device(c10::DeviceIndex index) { synchronize(resolve_index(index)); }
 
 class Guard final : public c10::impl::DeviceGuardImplInterface {
  public:

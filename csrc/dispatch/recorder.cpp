@@ -204,8 +204,7 @@ void add_node(const Recipe& recipe, const Scan& scan, c10::ArrayRef<Value> opera
   for (size_t i = 0; i < fresh.size(); ++i) {
     int output = recipe.fresh[i].output;
     if (output < 0) continue;
-    write(*fresh[i].unsafeGetTensorImpl(), {node, static_cast<uint32_t>(output)}, pending,
-          garbage);
+    write(*fresh[i].unsafeGetTensorImpl(), {node, static_cast<uint32_t>(output)}, pending, garbage);
   }
   for (size_t i = 0; i < recipe.writes.size(); ++i) {
     Value value{node, recipe.writes[i].output};

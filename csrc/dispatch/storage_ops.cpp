@@ -226,8 +226,7 @@ void resize_storage(ir::Storage& storage, size_t nbytes) {
   auto base = ir::Geometry::contiguous(dtype, {static_cast<int64_t>(nbytes / item)});
   auto kept =
       ir::Geometry::contiguous(dtype, {static_cast<int64_t>(std::min(nbytes, old_nbytes) / item)});
-  ir::Value content =
-      storage.value() && kept.numel() ? read(storage, kept, pending) : ir::Value();
+  ir::Value content = storage.value() && kept.numel() ? read(storage, kept, pending) : ir::Value();
   storage.set_nbytes(nbytes);
   storage.set_value({}, base, pending, garbage);
   if (content) write(storage, kept, std::move(content), pending, garbage);

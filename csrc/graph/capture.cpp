@@ -56,8 +56,8 @@ void Capture::keep_data(ir::Storage& storage) {
   BufferRef buffer = buffer_ref(*value.node.get());
   ++buffer->waiting_runs;  // so that it can be donated as if it were not kept
   std::lock_guard lock(capture->kept_mutex_);
-  capture->kept_.push_back({storage.id(), storage.device().index(), storage.base(), value.type(),
-                            std::move(buffer)});
+  capture->kept_.push_back(
+      {storage.id(), storage.device().index(), storage.base(), value.type(), std::move(buffer)});
 }
 
 void Capture::give_back_data() {

@@ -10,7 +10,8 @@
 // A tensor that has data from before is an input like any other. If it is written to, its data
 // comes back when the capture ends; the buffer is kept in a way that leaves it free to be donated.
 //
-// There is one capture at a time, for all devices and threads. The caches of compiled programs are left alone.
+// There is one capture at a time, for all devices and threads. The caches of compiled programs are
+// left alone.
 //
 // Scalars are treated as program.h does: constants until they prove to be variable. What only a
 // lowering can tell, that a rule needs a number at compile time, is asked for when it matters: when

@@ -86,8 +86,8 @@ void make_pending_again(ir::PendingSet& pending, Graph& graph, size_t failed) {
     const auto found = alive.find(taken.id);
     if (tainted[graph.outputs[taken.output]] || found == alive.end()) continue;
     ir::Storage& storage = *found->second;
-    const bool is_held = storage.value() && storage.value().node->leaf_data() ==
-                                                graph.promises[taken.output];
+    const bool is_held =
+        storage.value() && storage.value().node->leaf_data() == graph.promises[taken.output];
     if (!is_held) continue;
     storage.make_pending(std::move(taken.value), std::move(taken.committed), pending, garbage);
   }
@@ -121,14 +121,13 @@ VariantRef make_program(ir::PendingSet& pending, const std::shared_ptr<Program>&
   Graph& graph = missed->graph;
   std::shared_ptr<const Outcome<VariantRef>> made;
   try {
-    made = start_on_worker<VariantRef>([=, origin = std::move(origin)] {
-      return program->variant(missed->graph, how, origin);
-    });
+    made = start_on_worker<VariantRef>(
+        [=, origin = std::move(origin)] { return program->variant(missed->graph, how, origin); });
     made->wait();
   } catch (const std::exception&) {
     std::vector<Replaced> replaced = replaced_by(graph);
-    const Run run{missed->inputs, graph.donated, graph.slots, graph.promises, replaced,
-                  graph.draws};
+    const Run run{missed->inputs, graph.donated, graph.slots,
+                  graph.promises, replaced,      graph.draws};
     if (!made) {  // no thread could be started
       keeping(run, pending.device, [] { throw; });
     }
@@ -275,8 +274,8 @@ void download(const ir::Value& leaf, void* destination) {
     buffer.to_host(destination, leaf.type().nbytes());
   } catch (const pjrt::Error& e) {
     // Its program's failure is told with this, and the storages have what they had before.
-    const auto failure = pjrt_device(static_cast<c10::DeviceIndex>(buffer.device_index()))
-                             .take_failure();
+    const auto failure =
+        pjrt_device(static_cast<c10::DeviceIndex>(buffer.device_index())).take_failure();
     rethrow(failure ? *failure : e, "reading a value");
   }
 }

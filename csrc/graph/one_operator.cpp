@@ -36,8 +36,7 @@ class Programs final : public ir::OwnPrograms {
     return static_cast<Programs&>(*none);
   }
 
-  VariantRef find(const Pattern& pattern,
-                                      c10::ArrayRef<ir::ScalarValue> slots) {
+  VariantRef find(const Pattern& pattern, c10::ArrayRef<ir::ScalarValue> slots) {
     std::lock_guard lock(mutex_);
     for (const Entry& entry : entries_) {
       if (!(entry.pattern == pattern)) continue;

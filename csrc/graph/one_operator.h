@@ -33,8 +33,8 @@ class OneOperator {
 
   // If a program for such a call is known: gives the results' storages leaves on promised buffers,
   // and returns what `run` needs. All operands are leaves; the results' base geometries are those
-  // of the outputs. `setting` is current_setting(), asked before the mutex is taken; `draws` are the
-  // random numbers that the call has drawn. Caller holds the mutex.
+  // of the outputs. `setting` is current_setting(), asked before the mutex is taken; `draws` are
+  // the random numbers that the call has drawn. Caller holds the mutex.
   static std::optional<OneOperator> prepare(const ir::OpSpec& spec, uint64_t setting,
                                             c10::ArrayRef<ir::Value> operands,
                                             c10::ArrayRef<ir::ScalarValue> slots,

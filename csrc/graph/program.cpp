@@ -114,7 +114,6 @@ c10::ThreadPool& compilers() {
   return *pool;
 }
 
-
 }  // namespace
 
 ir::CompileOptions compile_options(const Graph& graph) {

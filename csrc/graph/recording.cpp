@@ -19,7 +19,7 @@ const std::string& key() {
   return *text;
 }
 
-thread_local std::shared_ptr<Recording> own;
+thread_local std::shared_ptr<Recording> owner;
 
 struct All {
   std::mutex mutex;
@@ -40,6 +40,7 @@ Recording::Recording() : SafePyObject(nullptr, nullptr) {
 }
 
 Recording::~Recording() {
+  if (own_ == this) own_ = nullptr;  // its thread ends
   {
     All& all = All::get();
     std::lock_guard lock(all.mutex);
@@ -54,8 +55,7 @@ Recording::~Recording() {
   }
 }
 
-Recording& Recording::current() {
-  if (own) [[likely]] return *own;
+Recording& Recording::find_current() {
   // On autograd's threads. The author's state is there as long as the pass.
   static thread_local int known_pass = -1;
   static thread_local Recording* known = nullptr;
@@ -67,9 +67,10 @@ Recording& Recording::current() {
     return *known;
   }
   if (pass != -1) return shared();  // of a thread that has recorded nothing itself
-  own = std::make_shared<Recording>();
-  ThreadLocalPythonObjects::set(key(), own);
-  return *own;
+  owner = std::make_shared<Recording>();
+  ThreadLocalPythonObjects::set(key(), owner);
+  own_ = owner.get();
+  return *own_;
 }
 
 Recording& Recording::shared() {

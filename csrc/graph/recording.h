@@ -28,8 +28,7 @@
 namespace lazyxla::graph {
 
 // Derives from what PyTorch hands on to autograd's threads; it holds no Python object.
-class Recording final : public c10::SafePyObject,
-                        public std::enable_shared_from_this<Recording> {
+class Recording final : public c10::SafePyObject, public std::enable_shared_from_this<Recording> {
  public:
   Recording();
   ~Recording();
@@ -37,14 +36,18 @@ class Recording final : public c10::SafePyObject,
   Recording& operator=(const Recording&) = delete;
 
   // The calling thread's.
-  static Recording& current();
+  static Recording& current() {
+    if (own_) [[likely]] return *own_;
+    return find_current();
+  }
   // That of the whole process.
   static Recording& shared();
   static std::vector<std::shared_ptr<Recording>> all();
 
   ir::PendingSet& pending(c10::DeviceIndex device) {
     auto& set = sets_[static_cast<uint8_t>(device)];
-    if (ir::PendingSet* found = set.load(std::memory_order_acquire)) [[likely]] return *found;
+    if (ir::PendingSet* found = set.load(std::memory_order_acquire)) [[likely]]
+      return *found;
     return make_set(set, device);
   }
 
@@ -57,7 +60,10 @@ class Recording final : public c10::SafePyObject,
   std::atomic<int> regions{0};
 
  private:
+  static Recording& find_current();
   ir::PendingSet& make_set(std::atomic<ir::PendingSet*>& set, c10::DeviceIndex device);
+
+  inline static thread_local Recording* own_ = nullptr;  // of a thread that is not autograd's
 
   std::array<std::atomic<ir::PendingSet*>, 128> sets_{};
 };
@@ -71,7 +77,8 @@ inline ir::PendingSet& pending_set(c10::DeviceIndex device) {
 // takes it over, if it is another's. Caller holds the device's mutex.
 inline void take_over_pending(ir::Storage& storage, ir::PendingSet& mine) {
   ir::PendingSet* theirs = storage.pending_set();
-  if (theirs && theirs != &mine && theirs->regions == 0) [[unlikely]] mine.adopt(storage);
+  if (theirs && theirs != &mine && theirs->regions == 0) [[unlikely]]
+    mine.adopt(storage);
 }
 
 }  // namespace lazyxla::graph

@@ -74,8 +74,7 @@ void enter_scope(Mode mode, std::shared_ptr<Region> region, bool outermost) {
   const bool nested = own_scope != nullptr;
   auto outer = nested ? own_scope : carried_scope();
   if (region) ++Recording::current().regions;
-  own_scope =
-      std::make_shared<Scope>(mode, std::move(region), std::move(outer), nested, outermost);
+  own_scope = std::make_shared<Scope>(mode, std::move(region), std::move(outer), nested, outermost);
   carry(own_scope);
   ++scopes_entered;
 }

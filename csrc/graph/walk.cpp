@@ -140,8 +140,8 @@ void take_storages(ir::PendingSet& pending, const Walk& walk, Graph& graph) {
     }
     ir::Content committed;
     ir::Value recorded = s->exchange_pending(promised[output], committed);
-    graph.taken.push_back({s->id(), std::move(recorded), std::move(committed),
-                           static_cast<uint32_t>(output)});
+    graph.taken.push_back(
+        {s->id(), std::move(recorded), std::move(committed), static_cast<uint32_t>(output)});
   }
   graph.draws.swap(pending.draws);
   ++pending.flushes;

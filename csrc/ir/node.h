@@ -86,8 +86,8 @@ struct OpSpec {
   std::vector<Arg> args;
   std::vector<SlotSpec> slots;
   std::vector<TensorType> outputs;
-  bool random = false;   // the last two slots are the generator's seed and the call's ordinal
-  bool portable = true;  // means the same in every process
+  bool random = false;    // the last two slots are the generator's seed and the call's ordinal
+  bool portable = true;   // means the same in every process
   uint16_t settings = 0;  // torch's when the call was recorded (graph/setting.h); 0: none matters
   CompileOptions compile_options;
   mutable std::atomic<OwnPrograms*> own_programs{nullptr};  // made once

@@ -23,8 +23,8 @@
 
 namespace lazyxla::pjrt {
 
-// Has the process end at once when it exits: some thread is at work within the plugin, and would not
-// survive the plugin's end.
+// Has the process end at once when it exits: some thread is at work within the plugin, and would
+// not survive the plugin's end.
 void end_without_destructors();
 
 class Runtime {

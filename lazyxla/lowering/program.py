@@ -109,7 +109,7 @@ class Target(NamedTuple):
     """What the plugin reports ("1.13.0"); None means jaxlib's own version."""
 
     @classmethod
-    def of(cls, platform: str, device: Any, stablehlo_version: Sequence[int] | None) -> "Target":
+    def of(cls, platform: str, device: Any, stablehlo_version: Sequence[int] | None) -> Target:
         """A platform's device, a _C.DeviceDescription."""
         capability = device.attributes.get("compute_capability")
         if capability is not None:
