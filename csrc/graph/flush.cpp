@@ -116,13 +116,13 @@ void drop_recorded(Graph& graph) { graph.taken.clear(); }
 
 // Has the program made by a worker, and waits for it. What is interrupted is left to the runner.
 VariantRef make_program(ir::PendingSet& pending, const std::shared_ptr<Program>& program,
-                        const std::shared_ptr<Missed>& missed, Compile how, Origin origin,
-                        Turn& turn) {
+                        const std::shared_ptr<Missed>& missed, Compile how, Turn& turn) {
   Graph& graph = missed->graph;
   std::shared_ptr<const Outcome<VariantRef>> made;
   try {
-    made = start_on_worker<VariantRef>(
-        [=, origin = std::move(origin)] { return program->variant(missed->graph, how, origin); });
+    const Origin origin{user_line(), current_scope()};
+    made =
+        start_on_worker<VariantRef>([=] { return program->variant(missed->graph, how, origin); });
     made->wait();
   } catch (const std::exception&) {
     std::vector<Replaced> replaced = replaced_by(graph);
@@ -195,7 +195,7 @@ void flush(ir::PendingSet& pending, Cause cause) {
   if (!variant) {
     missed = std::make_shared<Missed>(std::move(reused.graph), inputs_of(reused.graph));
     variant = make_program(pending, program, missed, later ? Compile::kInBackground : Compile::kNow,
-                           {user_line(), current_scope()}, *turn);
+                           *turn);
   }
   Graph& graph = missed ? missed->graph : reused.graph;
   std::vector<Replaced> replaced = replaced_by(graph);
