@@ -71,7 +71,9 @@ class Cache {
     std::sort(all.begin(), all.end(),
               [](const auto& a, const auto& b) { return a.first.last_run < b.first.last_run; });
     std::vector<std::shared_ptr<Program>> oldest;
-    int64_t to_drop = std::max<int64_t>(count() / 4, 1);
+    // More than a quarter, if the setting was lowered meanwhile.
+    int64_t to_drop = std::max<int64_t>(count() / 4, count() - options().max_programs + 1);
+    to_drop = std::max<int64_t>(to_drop, 1);
     for (auto& [use, program] : all) {
       if (to_drop <= 0) break;
       to_drop -= std::max<int64_t>(use.variants, 1);

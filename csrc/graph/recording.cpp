@@ -5,6 +5,8 @@
 #include <mutex>
 #include <set>
 
+#include "pjrt/fork.h"
+
 namespace torch::autograd {
 TORCH_API int get_current_graph_task_id();  // -1 outside of a backward pass
 }
@@ -41,6 +43,7 @@ Recording::Recording() : SafePyObject(nullptr, nullptr) {
 
 Recording::~Recording() {
   if (own_ == this) own_ = nullptr;  // its thread ends
+  if (pjrt::forked()) return;        // a thread of the parent may have held any of the locks
   {
     All& all = All::get();
     std::lock_guard lock(all.mutex);

@@ -9,11 +9,14 @@
 // needs of it is handed over.
 #pragma once
 
+#include <c10/util/Exception.h>
+
 #include <atomic>
 #include <exception>
 #include <functional>
 #include <memory>
 #include <utility>
+#include <vector>
 
 #include "graph/gil.h"
 #include "waiting.h"
@@ -52,15 +55,20 @@ class Outcome {
     waiting::wait([this] { return is_there(); });
   }
 
-  // Waits; throws what the job threw.
+  // Waits; throws what the job threw. The first who asks gives the job's warnings, which Python
+  // would not see as such on another thread.
   const T& get() const {
     wait();
+    if (!told_.exchange(true)) {
+      for (const c10::Warning& warning : warnings_.all) c10::warn(warning);
+    }
     if (error_) std::rethrow_exception(error_);
     return value_;
   }
 
   void fulfil(std::function<T()> job) {
     try {
+      c10::WarningUtils::WarningHandlerGuard guard(&warnings_);
       value_ = job();
     } catch (...) {
       error_ = std::current_exception();
@@ -71,7 +79,14 @@ class Outcome {
   }
 
  private:
+  struct Warnings final : c10::WarningHandler {
+    void process(const c10::Warning& warning) override { all.push_back(warning); }
+    std::vector<c10::Warning> all;
+  };
+
   std::atomic<bool> there_{false};
+  mutable std::atomic<bool> told_{false};
+  Warnings warnings_;
   T value_{};
   std::exception_ptr error_;
 };
