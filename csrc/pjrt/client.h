@@ -76,8 +76,8 @@ class Device {
   // Waits for all executions enqueued so far, and all uploads. Throws if one of them failed.
   void await() const;
 
-  // A failure that nobody was told of yet (in_flight.h).
-  std::optional<Error> take_failure() const { return in_flight_->take_failure(); }
+  // For somebody whose result has failed: the failure, if nobody was told of it yet (in_flight.h).
+  std::optional<Error> take_failure() const { return in_flight_->take_failure_of_result(); }
 
   // Has `await` wait for the buffer, too.
   void note_upload(const Buffer& buffer) const;

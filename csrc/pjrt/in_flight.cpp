@@ -88,6 +88,13 @@ std::optional<Error> InFlight::take_failure() {
   return std::exchange(failure_, std::nullopt);
 }
 
+std::optional<Error> InFlight::take_failure_of_result() {
+  auto failure = take_failure();
+  std::lock_guard lock(mutex_);
+  for (const ExecutionRef& execution : executions_) execution->after_failure = true;
+  return failure;
+}
+
 void InFlight::finish_ready() {
   std::vector<ExecutionRef> ready;
   {

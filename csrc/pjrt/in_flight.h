@@ -58,6 +58,10 @@ class InFlight {
   // The first failure that was not told yet, of what is over by now. It is told with that.
   std::optional<Error> take_failure();
 
+  // The same for somebody who has learnt of a failure by a result: what is in flight now is that
+  // failure or its consequence, and not told again.
+  std::optional<Error> take_failure_of_result();
+
  private:
   struct Execution;
   using ExecutionRef = std::shared_ptr<Execution>;

@@ -335,11 +335,7 @@ def test_an_error_on_the_plugins_threads() -> None:
     lazyxla.sync()
     with pytest.raises(RuntimeError, match=r"aten::_linalg_svd: linalg\.svd: The algorithm failed"):
         values.cpu()
-    try:  # told once, unless the program's own end came to light only now
-        lazyxla.sync(wait=True)
-    except RuntimeError as error:
-        assert "aten::_linalg_svd" in str(error)
-    lazyxla.sync(wait=True)
+    lazyxla.sync(wait=True)  # it is told once
     check(torch.linalg.svdvals, _square())
 
 
