@@ -155,7 +155,7 @@ void execute(const Variant& variant, const Run& run, c10::DeviceIndex index) {
     auto replaced = std::make_shared<std::vector<Replaced>>(std::move(run.replaced));
     try {
       results = executable.execute(args, run.donated, device, undo_on_failure(replaced, index));
-    } catch (const pjrt::Error&) {
+    } catch (...) {
       run.replaced = std::move(*replaced);
       throw;
     }

@@ -111,9 +111,6 @@ std::vector<BufferRef> inputs_of(const Graph& graph) {
   return inputs;
 }
 
-// Lets go of what the graph alone keeps alive, so that memory can be given away.
-void drop_recorded(Graph& graph) { graph.taken.clear(); }
-
 // Has the program made by a worker, and waits for it. What is interrupted is left to the runner.
 VariantRef make_program(ir::PendingSet& pending, const std::shared_ptr<Program>& program,
                         const std::shared_ptr<Missed>& missed, Compile how, Turn& turn) {
@@ -199,7 +196,7 @@ void flush(ir::PendingSet& pending, Cause cause) {
   }
   Graph& graph = missed ? missed->graph : reused.graph;
   std::vector<Replaced> replaced = replaced_by(graph);
-  drop_recorded(graph);
+  graph.taken.clear();  // what it alone keeps alive goes, so that memory can be given away
   OneOperator::keep(graph, variant);
   c10::SmallVector<BufferRef, 128> inputs;
   for (const ir::NodePtr& leaf : graph.leaves) inputs.push_back(buffer_ref(*leaf.get()));
