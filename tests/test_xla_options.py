@@ -158,7 +158,8 @@ def test_another_error_does_not_drop_the_platforms_options(
     plugin: Callable[[str], dict[str, str]], run_python: RunPython
 ) -> None:
     code = "import torch, lazyxla; torch.ones(3, device='lazyxla').sum().item()"
-    result = run_python(code, check=False, LAZYXLA_PLATFORM="cpu", **plugin("out_of_memory"))
+    environment = {"LAZYXLA_PLATFORM": "cpu", "FAILING_COMPILES": "3", **plugin("failing")}
+    result = run_python(code, check=False, **environment)
     assert result.returncode != 0
     assert "RESOURCE_EXHAUSTED: no memory" in result.stderr.splitlines()[-1]
 

@@ -6,16 +6,15 @@
 
 #include <algorithm>
 #include <map>
-#include <mutex>
 #include <unordered_map>
 #include <unordered_set>
 
 #include "dispatch/copies.h"
+#include "dispatch/known_calls.h"
 #include "dispatch/own_checks.h"
 #include "dispatch/plain_call.h"
 #include "dispatch/tensor.h"
 #include "ir/shape_memo.h"
-#include "ir/spin_lock.h"
 
 namespace lazyxla::dispatch {
 namespace {
@@ -154,29 +153,11 @@ class KeepRandomState {
   at::Tensor state_;
 };
 
-// The numbers that were checked, by hash: a hash says nothing of the call, but two calls of one
-// hash do not happen.
-class CheckedNumbers {
- public:
-  static CheckedNumbers& get() {
-    static auto* instance = new CheckedNumbers();
-    return *instance;
-  }
-  bool contains(uint64_t hash) {
-    std::lock_guard lock(mutex_);
-    return hashes_.count(hash) > 0;
-  }
-  void add(uint64_t hash) {
-    std::lock_guard lock(mutex_);
-    if (hashes_.size() >= kMost) hashes_.clear();
-    hashes_.insert(hash);
-  }
-
- private:
-  static constexpr size_t kMost = 1 << 14;
-  ir::SpinLock mutex_;
-  ska::flat_hash_set<uint64_t> hashes_;
-};
+// The numbers that were checked.
+KnownCalls& checked_numbers() {
+  static auto* instance = new KnownCalls();
+  return *instance;
+}
 
 bool takes_integers(const Scan& scan) {
   for (const c10::TensorImpl* tensor : scan.operands) {
@@ -362,13 +343,13 @@ void check_numbers(const OpInfo& info, Args args, const Scan& scan, uint64_t key
   static_assert(sizeof(ir::ScalarValue) == sizeof(uint64_t));
   const auto* words = reinterpret_cast<const uint64_t*>(scan.slots.data());
   uint64_t hash = ir::hash_words(words, scan.slots.size()) * 0x9e3779b97f4a7c15ull ^ key_hash;
-  if (CheckedNumbers::get().contains(hash)) return;
+  if (checked_numbers().contains(hash)) return;
   if (info.checks.of_numbers) {
     info.checks.of_numbers(info, args);
   } else {
     check_as_cpu(info, args, {.fill = info.checks.on_cpu_with.value_or(0), .shrink = true});
   }
-  CheckedNumbers::get().add(hash);
+  checked_numbers().add(hash);
 }
 
 }  // namespace lazyxla::dispatch

@@ -45,7 +45,7 @@ const IndexArgs* index_args(const std::string& functional_name) {
 
 // Operators whose kernels check the values of tensors in ways of their own: the kernel is asked.
 bool checks_values(const std::string& functional_name) {
-  static const std::unordered_set<std::string> names{
+  static const auto& names = *new const std::unordered_set<std::string>{
       "aten::multinomial",
       "aten::masked_scatter",
       "aten::nll_loss_forward",

@@ -3,14 +3,13 @@
 #include <ATen/MemoryOverlap.h>
 
 #include <algorithm>
-#include <mutex>
 #include <string_view>
 
 #include "dispatch/checks.h"
+#include "dispatch/known_calls.h"
 #include "dispatch/plain_call.h"
 #include "dispatch/tensor.h"
 #include "ir/shape_memo.h"
-#include "ir/spin_lock.h"
 
 namespace lazyxla::dispatch {
 namespace {
@@ -128,28 +127,11 @@ bool is_pointwise(const OpInfo& info) {
 // made-up data.
 bool may_ask(const OpInfo& info) { return !info.writes_list && info.name.starts_with("aten::"); }
 
-// The kinds of calls that the CPU had no objections to, by the hash of the shape memo's key.
-class AskedCalls {
- public:
-  static AskedCalls& get() {
-    static auto* instance = new AskedCalls();
-    return *instance;
-  }
-  bool contains(uint64_t hash) {
-    std::lock_guard lock(mutex_);
-    return hashes_.count(hash) > 0;
-  }
-  void add(uint64_t hash) {
-    std::lock_guard lock(mutex_);
-    if (hashes_.size() >= kMost) hashes_.clear();
-    hashes_.insert(hash);
-  }
-
- private:
-  static constexpr size_t kMost = 1 << 14;
-  ir::SpinLock mutex_;
-  ska::flat_hash_set<uint64_t> hashes_;
-};
+// The kinds of calls that the CPU had no objections to.
+KnownCalls& asked_calls() {
+  static auto* instance = new KnownCalls();
+  return *instance;
+}
 
 void check_between(const OpInfo& info, Args args, const std::vector<Argument>& arguments,
                    const Scan* scan) {
@@ -171,9 +153,9 @@ void check_between(const OpInfo& info, Args args, const std::vector<Argument>& a
       mix(share_storage(*target.tensor.unsafeGetTensorImpl(), *other.tensor.unsafeGetTensorImpl()));
     }
   }
-  if (AskedCalls::get().contains(hash)) return;
+  if (asked_calls().contains(hash)) return;
   ask_cpu(info, args, small);
-  AskedCalls::get().add(hash);
+  asked_calls().add(hash);
 }
 
 }  // namespace

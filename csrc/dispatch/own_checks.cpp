@@ -201,7 +201,7 @@ void check_pad(const OpInfo& info, Args args) {
 }  // namespace
 
 OwnChecks own_checks(const std::string& functional_name) {
-  static const std::unordered_map<std::string, OwnChecks> checks{
+  static const auto& checks = *new const std::unordered_map<std::string, OwnChecks>{
       {"aten::convolution", {.of_static = check_convolution}},
       {"aten::full", {.of_static = check_full}},
       {"aten::scalar_tensor", {.of_static = check_full}},

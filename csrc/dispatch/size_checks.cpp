@@ -103,34 +103,6 @@ void check_batch_norm(const OpInfo& info, Args args) {
   }
 }
 
-void check_convolution(Args args) {
-  const at::Tensor& input = args[0].toTensor();
-  const at::Tensor& weight = args[1].toTensor();
-  bool transposed = args[6].toBool();
-  int64_t groups = args[8].toInt();
-  if (weight.dim() < 3 || input.dim() != weight.dim() || groups < 1) return;
-  TORCH_CHECK(weight.size(0) >= groups, "Given groups=", groups,
-              ", expected weight to be at least ", groups,
-              " at dimension 0, but got weight of size ", weight.sizes(), " instead");
-  int64_t channels = transposed ? weight.size(0) : weight.size(1) * groups;
-  TORCH_CHECK(input.size(1) == channels, "Given ",
-              transposed ? "transposed=" : "groups=", transposed ? 1 : groups, ", weight of size ",
-              weight.sizes(), ", expected input", input.sizes(), " to have ", channels,
-              " channels, but got ", input.size(1), " channels instead");
-  if (given(args[2])) {
-    const at::Tensor& bias = args[2].toTensor();
-    int64_t outputs = transposed ? weight.size(1) * groups : weight.size(0);
-    TORCH_CHECK(bias.dim() == 1 && bias.numel() == outputs, "Given ",
-                transposed ? "transposed=1, " : "", "weight of size ", weight.sizes(),
-                ", expected bias to be 1-dimensional with ", outputs,
-                " elements, but got bias of size ", bias.sizes(), " instead");
-  }
-  size_t padding = args[7].toIntVector().size();
-  TORCH_CHECK(padding == 1 || padding == static_cast<size_t>(weight.dim() - 2),
-              "expected output_padding to be a single integer value or a list of ",
-              weight.dim() - 2, " values to match the convolution dimensions");
-}
-
 void check_soft_margin_loss(Args args) {
   Sizes input = args[0].toTensor().sizes(), target = args[1].toTensor().sizes();
   auto broadcast = at::infer_size(target, input);
@@ -195,7 +167,7 @@ void check_upsampled(const ir::Inference& inference) {
 }
 
 const std::unordered_map<std::string, void (*)(Args)>& checks() {
-  static const std::unordered_map<std::string, void (*)(Args)> table{
+  static const auto& table = *new const std::unordered_map<std::string, void (*)(Args)>{
       {"aten::select_scatter", [](Args args) { check_source(args, "aten::select", "int"); }},
       {"aten::slice_scatter", [](Args args) { check_source(args, "aten::slice", "Tensor"); }},
       {"aten::diagonal_scatter", [](Args args) { check_source(args, "aten::diagonal", ""); }},
@@ -204,7 +176,6 @@ const std::unordered_map<std::string, void (*)(Args)>& checks() {
       {"aten::_softmax_backward_data", check_softmax_backward},
       {"aten::_log_softmax_backward_data", check_softmax_backward},
       {"aten::native_group_norm", check_group_norm},
-      {"aten::convolution", check_convolution},
       {"aten::soft_margin_loss", check_soft_margin_loss},
       {"aten::addmv", check_addmv},
       {"aten::ormqr", check_householder},
@@ -230,7 +201,8 @@ void check_sizes(const OpInfo& info, Args args, const ir::Inference& inference) 
   const std::string& name = info.functional_name;
   if (auto found = checks().find(name); found != checks().end()) {
     found->second(args);
-    if (name == "aten::convolution") check_convolved(args, inference);
+  } else if (name == "aten::convolution") {
+    check_convolved(args, inference);
   } else if (name.find("upsample_") != name.npos && name.find("backward") == name.npos) {
     check_upsampled(inference);
   }

@@ -55,6 +55,18 @@ void check_fits(const Variant& variant, const Run& run, const pjrt::Device& devi
                    ". It was not run, and all tensors are as they were before");
 }
 
+// For a reason that every read of them tells.
+void break_promises(c10::ArrayRef<BufferRef> promises, const std::string& reason,
+                    bool out_of_memory) {
+  for (const BufferRef& promise : promises) {
+    promise->break_promise(
+        "lazyxla: this value was not computed, because running the recorded operators failed "
+        "before: " +
+            reason,
+        out_of_memory);
+  }
+}
+
 // What tells of tensors whose data went down with a program.
 std::string tell_lost(const std::vector<const void*>& lost) {
   if (lost.empty()) return "";
@@ -93,17 +105,6 @@ void rethrow(const pjrt::Error& error, const std::string& doing) {
   TORCH_CHECK_WITH(OutOfMemoryError, error.code() != PJRT_Error_Code_RESOURCE_EXHAUSTED,
                    "lazyxla: out of device memory while ", doing, ": ", error.what());
   TORCH_CHECK(false, "lazyxla: ", doing, ": ", error.what());
-}
-
-void break_promises(c10::ArrayRef<BufferRef> promises, const std::string& reason,
-                    bool out_of_memory) {
-  for (const BufferRef& promise : promises) {
-    promise->break_promise(
-        "lazyxla: this value was not computed, because running the recorded operators failed "
-        "before: " +
-            reason,
-        out_of_memory);
-  }
 }
 
 void keeping(const Run& run, c10::DeviceIndex device, c10::function_ref<void()> action) {

@@ -36,13 +36,8 @@ struct Run {
 // PyTorch.
 void keeping(const Run& run, c10::DeviceIndex device, c10::function_ref<void()> action);
 
-// Enqueues a run on the device and keeps its promises. With LAZYXLA_BLOCKING it also waits for the
-// results.
+// Enqueues a run on the device and keeps its promises.
 void execute(const Variant& variant, const Run& run, c10::DeviceIndex device);
-
-// Breaks promises, for a reason that every read of them tells.
-void break_promises(c10::ArrayRef<BufferRef> promises, const std::string& reason,
-                    bool out_of_memory = false);
 
 // Waits until the device has done what was enqueued, and what was sent to it has arrived. Execution
 // errors surface.

@@ -53,6 +53,7 @@ std::vector<Replaced> replaced_by(Graph& graph) {
   return replaced;
 }
 
+// Undoes that.
 void give_back(Graph& graph, std::vector<Replaced>& replaced) {
   auto next = replaced.begin();
   for (Taken& taken : graph.taken) {
@@ -96,20 +97,16 @@ void make_pending_again(ir::PendingSet& pending, Graph& graph, size_t failed) {
   graph.draws.clear();
 }
 
+void list_inputs(const Graph& graph, c10::SmallVectorImpl<BufferRef>& inputs) {
+  for (const ir::NodePtr& leaf : graph.leaves) inputs.push_back(buffer_ref(*leaf.get()));
+}
+
 // A graph whose program is not known yet: the parts of its run, which outlive the flush.
 struct Missed {
-  Missed(Graph&& taken, std::vector<BufferRef> inputs)
-      : graph(std::move(taken)), inputs(std::move(inputs)) {}
+  explicit Missed(Graph&& missed) : graph(std::move(missed)) { list_inputs(graph, inputs); }
   Graph graph;
-  std::vector<BufferRef> inputs;
+  c10::SmallVector<BufferRef, 0> inputs;
 };
-
-std::vector<BufferRef> inputs_of(const Graph& graph) {
-  std::vector<BufferRef> inputs;
-  inputs.reserve(graph.leaves.size());
-  for (const ir::NodePtr& leaf : graph.leaves) inputs.push_back(buffer_ref(*leaf.get()));
-  return inputs;
-}
 
 // Has the program made by a worker, and waits for it. What is interrupted is left to the runner.
 VariantRef make_program(ir::PendingSet& pending, const std::shared_ptr<Program>& program,
@@ -190,7 +187,7 @@ void flush(ir::PendingSet& pending, Cause cause) {
   VariantRef variant = program->find(reused.graph);
   std::shared_ptr<Missed> missed;
   if (!variant) {
-    missed = std::make_shared<Missed>(std::move(reused.graph), inputs_of(reused.graph));
+    missed = std::make_shared<Missed>(std::move(reused.graph));
     variant = make_program(pending, program, missed, later ? Compile::kInBackground : Compile::kNow,
                            *turn);
   }
@@ -199,7 +196,7 @@ void flush(ir::PendingSet& pending, Cause cause) {
   graph.taken.clear();  // what it alone keeps alive goes, so that memory can be given away
   OneOperator::keep(graph, variant);
   c10::SmallVector<BufferRef, 128> inputs;
-  for (const ir::NodePtr& leaf : graph.leaves) inputs.push_back(buffer_ref(*leaf.get()));
+  list_inputs(graph, inputs);
   const Run run{inputs, graph.donated, graph.slots, graph.promises, replaced, graph.draws};
   if (later) {
     turn->run_soon(variant, run);

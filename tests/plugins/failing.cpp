@@ -1,12 +1,13 @@
-// The CPU's plugin (PLUGIN), which fails when it is told to: for tests/test_transactions.py.
+// The CPU's plugin (PLUGIN), which fails when it is told to: for tests/test_transactions.py and
+// tests/test_xla_options.py.
 //
 // fail(stage, count) has the next `count` calls of a stage fail for want of memory: "compile",
 // "load", "execute", or "later", which runs the program and then says, a while after, that it
-// failed.
+// failed. From the start as many compilations fail as the variable FAILING_COMPILES tells.
 #include "cpu.h"
 
-#include <atomic>
 #include <chrono>
+#include <cstdlib>
 #include <cstring>
 #include <mutex>
 #include <set>
@@ -17,8 +18,8 @@ namespace {
 
 char no_memory;
 std::mutex mutex;
-std::string stage;
-int failures = 0;
+std::string stage = "compile";
+int failures = std::atoi(std::getenv("FAILING_COMPILES") ? std::getenv("FAILING_COMPILES") : "0");
 std::set<PJRT_Buffer*> failed_buffers;
 
 bool is_ours(const PJRT_Error* error) {

@@ -1,0 +1,32 @@
+// Kinds of calls that were checked once and found right, by their hashes: a hash says nothing of
+// the call, but two calls of one hash do not happen.
+#pragma once
+
+#include <c10/util/flat_hash_map.h>
+
+#include <cstdint>
+#include <mutex>
+
+#include "ir/spin_lock.h"
+
+namespace lazyxla::dispatch {
+
+class KnownCalls {
+ public:
+  bool contains(uint64_t hash) {
+    std::lock_guard lock(mutex_);
+    return hashes_.count(hash) > 0;
+  }
+  void add(uint64_t hash) {
+    std::lock_guard lock(mutex_);
+    if (hashes_.size() >= kMost) hashes_.clear();
+    hashes_.insert(hash);
+  }
+
+ private:
+  static constexpr size_t kMost = 1 << 14;
+  ir::SpinLock mutex_;
+  ska::flat_hash_set<uint64_t> hashes_;
+};
+
+}  // namespace lazyxla::dispatch
