@@ -12,9 +12,7 @@ import argparse
 import json
 import os
 import queue
-import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -26,13 +24,7 @@ from tests.opinfo.entries import entries, supports
 from tests.opinfo.expected import unexpected
 from tests.opinfo.outcome import PARTS, Outcome
 from tests.opinfo.report import document, summary
-
-ROOT = Path(__file__).resolve().parents[2]
-
-
-_MOST_MAPPINGS = 30_000
-"""A compiled program takes 18 memory mappings of its process, for good; Linux allows 65,530, and at
-the last one XLA's compiler crashes. An entry may take 26,000."""
+from tests.worker_process import ROOT, WorkerProcess
 
 
 class Worker:
@@ -42,74 +34,29 @@ class Worker:
 
     def __init__(self, timeout: float) -> None:
         self.timeout = timeout
-        self._process: subprocess.Popen[str] | None = None
-        self._log = open(os.devnull, "w")  # noqa: SIM115
+        command = [sys.executable, "-m", "tests.opinfo.worker"]
+        self._process = WorkerProcess(command, dict(os.environ))
 
     def check(self, entry: str, dtype: str, part: str, limit: int | None) -> Outcome:
         """Checks one entry, whatever happens."""
-        if self._process is not None and _mappings(self._process.pid) > _MOST_MAPPINGS:
-            self.stop()
-        process = self._start()
-        assert process.stdin is not None
+        if self._process.has_many_programs():
+            self._process.stop()
         task = {"entry": entry, "dtype": dtype, "part": part, "limit": limit}
         try:
-            process.stdin.write(json.dumps(task) + "\n")
-            process.stdin.flush()
-            line = self._lines.get(timeout=self.timeout)
-        except queue.Empty:
-            self.stop()
+            line = self._process.ask(json.dumps(task), self.timeout)
+        except TimeoutError:
             kind, message = "timeout", f"no result within {self.timeout:g} s"
-        except OSError:
-            line = None
         else:
-            kind = ""
-        if not kind and line is not None:
-            return Outcome(**json.loads(line))
-        if not kind:
-            kind, message = "crash", f"the process ended with {process.wait()}"
-            self.stop()
+            if line is not None:
+                return Outcome(**json.loads(line))
+            kind, message = "crash", f"the process ended with {self._process.end()}"
         outcome = Outcome(entry, dtype, part, limit=limit)
         outcome.fail(kind, message)
         return outcome
 
     def stop(self) -> None:
         """Ends the process."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            self._process = None
-
-    def _start(self) -> subprocess.Popen[str]:
-        if self._process is not None:
-            return self._process
-        paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
-        process = subprocess.Popen(
-            [sys.executable, "-m", "tests.opinfo.worker"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._log,
-            text=True,
-            cwd=ROOT,
-            env={"LAZYXLA_PLATFORM": "cpu", **os.environ, "PYTHONPATH": paths},
-        )
-        self._process = process
-        self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-        threading.Thread(target=_read, args=(process.stdout, self._lines), daemon=True).start()
-        return process
-
-
-def _mappings(process: int) -> int:
-    """How many memory mappings a process has; 0 if it has ended."""
-    try:
-        return Path(f"/proc/{process}/maps").read_bytes().count(b"\n")
-    except OSError:
-        return 0
-
-
-def _read(stream: Iterable[str], lines: queue.SimpleQueue[str | None]) -> None:
-    for line in stream:
-        lines.put(line)
-    lines.put(None)
+        self._process.stop()
 
 
 def tasks(

@@ -12,13 +12,14 @@ import pytest
 import torch
 from torch.testing._internal.opinfo.core import SampleInput
 
-from tests.opinfo import expected, sweep
+from tests import worker_process
+from tests.opinfo import expected
 from tests.opinfo.checks import check_entry
 from tests.opinfo.entries import entries, samples
 from tests.opinfo.expected import Expected, unexpected
 from tests.opinfo.outcome import Outcome
 from tests.opinfo.report import document
-from tests.opinfo.sweep import Worker, load
+from tests.opinfo.sweep import Worker, check_all, load
 
 
 def test_worker_survives_crash_and_hang() -> None:
@@ -35,14 +36,14 @@ def test_worker_survives_crash_and_hang() -> None:
 def test_worker_ends_before_its_mappings_do(monkeypatch: pytest.MonkeyPatch) -> None:
     worker = Worker(timeout=60)
     assert worker.check("neg", "float32", "forward", 1).passed
-    first = worker._process
+    first = worker._process.pid
     assert first is not None
     assert worker.check("neg", "float32", "forward", 1).passed
-    assert worker._process is first
-    monkeypatch.setattr(sweep, "_MOST_MAPPINGS", 0)
+    assert worker._process.pid == first
+    monkeypatch.setattr(worker_process, "_MOST_MAPPINGS", 0)
     assert worker.check("neg", "float32", "forward", 1).passed
-    assert worker._process is not first
-    assert first.poll() is not None
+    assert worker._process.pid != first
+    assert not Path(f"/proc/{first}").exists()
     worker.stop()
 
 
@@ -80,7 +81,7 @@ def test_document_says_how_many_samples_were_tried() -> None:
 
 def test_several_entries_at_a_time() -> None:
     todo = [(name, "float32", "forward") for name in ("abs", "neg", "sign")]
-    outcomes = list(sweep.check_all(todo, jobs=2, timeout=120, limit=2))
+    outcomes = list(check_all(todo, jobs=2, timeout=120, limit=2))
     assert [(o.entry, o.limit) for o in outcomes] == [("abs", 2), ("neg", 2), ("sign", 2)]
     assert all(o.passed and o.samples for o in outcomes)
 

@@ -16,8 +16,9 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from tests.upstream.known import Outcome, load, problems, summary
-from tests.upstream.process import ROOT, Worker
+from tests.upstream.process import Worker
 from tests.upstream.source import tests_of_pytorch
+from tests.worker_process import ROOT
 
 FILES = (
     "test_view_ops",

@@ -4,19 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import queue
-import subprocess
 import sys
-import threading
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
-
-_MOST_MAPPINGS = 30_000
-"""A compiled program takes 18 memory mappings of its process, for good; Linux allows 65,530, and at
-the last one XLA's compiler crashes."""
+from tests.worker_process import WorkerProcess
 
 _GRACE = 30.0
 """Seconds for an interrupted test to end: as long as a program may take to compile."""
@@ -29,18 +21,15 @@ class Worker:
         self, directory: Path, file: str, cache: Path, device: str = "lazyxla", mode: str = "lazy"
     ) -> None:
         command = [sys.executable, "-m", "tests.upstream.worker"]
-        self._command = [*command, str(directory), file, device, mode]
-        paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
-        self._environment = {
-            "LAZYXLA_PLATFORM": "cpu",
+        environment = {
             "LAZYXLA_CPU_DEVICES": "2",
             "LAZYXLA_CACHE_DIR": str(cache),
             **os.environ,
             "PYTORCH_TESTING_DEVICE_ONLY_FOR": "cpu" if device == "cpu" else "privateuse1",
             "PYTORCH_PRINT_REPRO_ON_FAILURE": "0",
-            "PYTHONPATH": paths,
         }
-        self._process: subprocess.Popen[str] | None = None
+        self._process = WorkerProcess([*command, str(directory), file, device, mode], environment)
+        self._file = file
         self.tests: list[str] = []
         self._start()
 
@@ -58,66 +47,31 @@ class Worker:
         return outcome
 
     def _run_once(self, test: str, timeout: float) -> dict[str, Any]:
-        process = self._process or self._start()
-        assert process.stdin is not None
+        if not self._process.is_running:
+            self._start()
         try:
-            process.stdin.write(f"{test} {timeout}\n")
-            process.stdin.flush()
-            line = self._lines.get(timeout=timeout + _GRACE)
-        except queue.Empty:
-            self.stop()
+            line = self._process.ask(f"{test} {timeout}", timeout + _GRACE)
+        except TimeoutError:
             return _outcome("timeout", f"not done within {timeout:g} s, nor to interrupt", timeout)
-        except OSError:
-            line = None
         if line is None:
-            status = process.wait()
+            return _outcome("crashed", f"the process ended with {self._process.end()}", 0)
+        if self._process.has_many_programs():
             self.stop()
-            return _outcome("crashed", f"the process ended with {status}", 0)
-        if _mappings(process.pid) > _MOST_MAPPINGS:
-            self.stop()
-        return json.loads(line)
+        outcome: dict[str, Any] = json.loads(line)
+        return outcome
 
     def stop(self) -> None:
         """Ends the process."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            self._process = None
+        self._process.stop()
 
-    def _start(self) -> subprocess.Popen[str]:
-        process = subprocess.Popen(
-            self._command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            cwd=ROOT,
-            env=self._environment,
-        )
-        self._process = process
+    def _start(self) -> None:
+        self._process.start()
         self._interrupted = False
-        self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-        threading.Thread(target=_read, args=(process.stdout, self._lines), daemon=True).start()
-        names = self._lines.get(timeout=300)
+        names = self._process.read(timeout=300)
         if names is None:
-            raise RuntimeError(f"the tests cannot be loaded: {' '.join(self._command)}")
+            raise RuntimeError(f"the tests of {self._file} cannot be loaded")
         self.tests = json.loads(names)
-        return process
 
 
 def _outcome(kind: str, message: str, seconds: float) -> dict[str, Any]:
     return {"kind": kind, "message": message, "seconds": seconds}
-
-
-def _read(stream: Iterable[str], lines: queue.SimpleQueue[str | None]) -> None:
-    for line in stream:
-        lines.put(line)
-    lines.put(None)
-
-
-def _mappings(process: int) -> int:
-    """How many memory mappings a process has; 0 if it has ended."""
-    try:
-        return Path(f"/proc/{process}/maps").read_bytes().count(b"\n")
-    except OSError:
-        return 0
