@@ -18,7 +18,7 @@
 #include "dispatch/generator.h"
 #include "dispatch/host_call.h"
 #include "dispatch/memory.h"
-#include "dispatch/recorder.h"
+#include "dispatch/registration.h"
 #include "dispatch/sharing.h"
 #include "dispatch/tensor.h"
 #include "graph/batches.h"

@@ -6,7 +6,7 @@
 
 #include <map>
 
-#include "dispatch/recorder.h"
+#include "dispatch/ways.h"
 #include "graph/execute.h"
 #include "graph/portable_key.h"
 #include "graph/program.h"

@@ -1,6 +1,7 @@
 #include "dispatch/overlap.h"
 
 #include <ATen/MemoryOverlap.h>
+#include <c10/util/flat_hash_map.h>
 
 #include <algorithm>
 #include <string_view>
@@ -17,8 +18,12 @@ namespace {
 using Args = c10::ArrayRef<c10::IValue>;
 using at::MemOverlapStatus;
 
+const c10::StorageImpl* memory_of(const c10::TensorImpl& tensor) {
+  return tensor.unsafe_storage().unsafeGetStorageImpl();
+}
+
 bool share_storage(const c10::TensorImpl& a, const c10::TensorImpl& b) {
-  return a.unsafe_storage().unsafeGetStorageImpl() == b.unsafe_storage().unsafeGetStorageImpl();
+  return memory_of(a) == memory_of(b);
 }
 
 void check_within(const OpInfo& info, c10::TensorImpl* target) {
@@ -30,12 +35,20 @@ void check_within(const OpInfo& info, c10::TensorImpl* target) {
 // Whether a written tensor's memory is that of another argument, too. An operator in place reads
 // what it writes by the same argument, which is no other one.
 bool shares_memory(const OpInfo& info, const Scan& scan) {
-  for (const c10::TensorImpl* target : scan.written) {
+  const size_t own = info.reads_written ? 1 : 0;
+  if (scan.written.size() == 1) {
     size_t readers = 0;
     for (const c10::TensorImpl* operand : scan.operands) {
-      readers += share_storage(*operand, *target);
+      readers += share_storage(*operand, *scan.written[0]);
     }
-    if (readers > (info.reads_written ? 1u : 0u)) return true;
+    return readers > own;
+  }
+  // Of list operators: thousands of tensors.
+  ska::flat_hash_map<const c10::StorageImpl*, size_t> readers;
+  for (const c10::TensorImpl* operand : scan.operands) ++readers[memory_of(*operand)];
+  for (const c10::TensorImpl* target : scan.written) {
+    auto found = readers.find(memory_of(*target));
+    if (found != readers.end() && found->second > own) return true;
   }
   return false;
 }
@@ -69,17 +82,19 @@ struct Shared {
 
 Shared shared_memory(const OpInfo& info, const std::vector<Argument>& arguments) {
   Shared shared;
+  ska::flat_hash_map<const c10::StorageImpl*, std::vector<const at::Tensor*>> read;
+  for (const Argument& other : arguments) {
+    if (info.args[other.position].written) continue;
+    read[memory_of(*other.tensor.unsafeGetTensorImpl())].push_back(&other.tensor);
+  }
   for (const Argument& target : arguments) {
     if (!info.args[target.position].written) continue;
-    for (const Argument& other : arguments) {
-      if (other.position == target.position || info.args[other.position].written) continue;
-      if (!share_storage(*target.tensor.unsafeGetTensorImpl(),
-                         *other.tensor.unsafeGetTensorImpl())) {
-        continue;
-      }
+    auto found = read.find(memory_of(*target.tensor.unsafeGetTensorImpl()));
+    if (found == read.end()) continue;
+    for (const at::Tensor* other : found->second) {
       // A constant fill reads its one value before it writes.
-      if (info.may_overlap && other.tensor.dim() == 0) continue;
-      const MemOverlapStatus status = at::get_overlap_status(target.tensor, other.tensor);
+      if (info.may_overlap && other->dim() == 0) continue;
+      const MemOverlapStatus status = at::get_overlap_status(target.tensor, *other);
       shared.full |= status == MemOverlapStatus::Full;
       shared.part |= status == MemOverlapStatus::Partial;
     }

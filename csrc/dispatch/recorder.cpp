@@ -1,21 +1,16 @@
 #include "dispatch/recorder.h"
 
-#include <torch/library.h>
-
-#include <atomic>
-#include <map>
 #include <mutex>
-#include <unordered_set>
+#include <optional>
 
 #include "dispatch/checks.h"
 #include "dispatch/generator.h"
 #include "dispatch/host.h"
 #include "dispatch/index_check.h"
-#include "dispatch/indexing.h"
 #include "dispatch/overlap.h"
 #include "dispatch/storage_ops.h"
 #include "dispatch/tensor.h"
-#include "dispatch/unboxed.h"
+#include "dispatch/ways.h"
 #include "graph/batches.h"
 #include "graph/capture.h"
 #include "graph/counters.h"
@@ -57,64 +52,6 @@ class ScanScope {
   Scan& scan_;
 };
 
-// What Python was asked to answer; set once.
-struct Hooks {
-  std::function<std::string(const std::string&)> how;
-  TryOut try_out;
-};
-
-Hooks& hooks() {
-  static auto* instance = new Hooks();
-  return *instance;
-}
-
-Way ask_way(const OpInfo& info) {
-  const std::string how = hooks().how(info.functional_name);
-  return how == "host"            ? Way::kHost
-         : how == "call"          ? Way::kHostCall
-         : how == "decomposition" ? Way::kTryOut
-                                  : Way::kRule;
-}
-
-// The ways of operators on platforms that programs are only captured for.
-class CapturedWays {
- public:
-  static CapturedWays& get() {
-    static auto* instance = new CapturedWays();
-    return *instance;
-  }
-
-  Way of(const OpInfo& info, const std::string& platform) {
-    const std::pair key{platform, info.functional_name};
-    {
-      std::lock_guard lock(mutex_);
-      auto found = ways_.find(key);
-      if (found != ways_.end()) return found->second;
-    }
-    Way way = ask_way(info);  // takes the GIL: not under the mutex
-    std::lock_guard lock(mutex_);
-    return ways_.emplace(key, way).first->second;
-  }
-
-  void forget() {
-    std::lock_guard lock(mutex_);
-    ways_.clear();
-  }
-
- private:
-  std::mutex mutex_;
-  std::map<std::pair<std::string, std::string>, Way> ways_;
-};
-
-Way way_of(const OpInfo& info, const graph::Capture* capture) {
-  if (capture) return CapturedWays::get().of(info, capture->platform());
-  Way way = info.way.load(std::memory_order_acquire);
-  if (way != Way::kUnknown) return way;
-  way = ask_way(info);
-  info.way.store(way, std::memory_order_release);
-  return way;
-}
-
 const Recipe* find_recipe(const OpInfo& info, Way way, c10::ArrayRef<IValue> args,
                           const Scan& scan) {
   ir::MemoKey key{scan.key.data(), scan.key.size(),
@@ -129,7 +66,7 @@ const Recipe* find_recipe(const OpInfo& info, Way way, c10::ArrayRef<IValue> arg
       inferred->runs = Recipe::Runs::kHostCall;
       break;
     case Way::kTryOut:
-      inferred->runs = hooks().try_out(inferred->spec, scan);
+      inferred->runs = try_out(inferred->spec, scan);
       break;
     default:
       break;
@@ -307,70 +244,6 @@ const char* try_record(const OpInfo& info, c10::ArrayRef<IValue> args, Results& 
   return nullptr;
 }
 
-// The kernel of PyTorch's operators with a rule.
-class RecordKernel final : public c10::OperatorKernel {
- public:
-  explicit RecordKernel(OpInfo& info) : info_(info) {}
-  void operator()(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::Stack* stack) {
-    record(info_, stack);
-  }
-
- private:
-  OpInfo& info_;
-};
-
-// The kernel of all others.
-void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
-  record(OpInfo::of(op), stack);
-}
-
-// Operators that take index tensors have more to do before they can be recorded.
-class IndexKernel final : public c10::OperatorKernel {
- public:
-  explicit IndexKernel(OpInfo& info) : info_(info) {}
-  void operator()(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::Stack* stack) {
-    if (!fill_by_mask(info_, stack)) {
-      expand_indices(info_, stack);
-      record(info_, stack);
-    }
-  }
-
- private:
-  OpInfo& info_;
-};
-
-torch::CppFunction kernel(OpInfo& info) {
-  if (indices_argument(info) >= 0) {
-    return torch::CppFunction::makeFromBoxedFunctor(std::make_unique<IndexKernel>(info));
-  }
-  if (auto unboxed = unboxed_kernel(info)) return std::move(*unboxed);
-  return torch::CppFunction::makeFromBoxedFunctor(std::make_unique<RecordKernel>(info));
-}
-
-// Whether PyTorch takes the operator apart before a backend sees it. One with a formula for its
-// gradient is taken apart only where the backend has no kernel.
-bool is_composite(const c10::OperatorHandle& op) {
-  return op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
-         !op.hasKernelForDispatchKey(c10::DispatchKey::Autograd);
-}
-
-torch::Library& library(const std::string& ns) {
-  static auto* libraries = new std::map<std::string, torch::Library>();
-  auto found = libraries->find(ns);
-  if (found == libraries->end()) {
-    found = libraries
-                ->emplace(std::piecewise_construct, std::forward_as_tuple(ns),
-                          std::forward_as_tuple(torch::Library::IMPL, ns,
-                                                c10::DispatchKey::PrivateUse1, __FILE__, __LINE__))
-                .first;
-  }
-  return found->second;
-}
-
-TORCH_LIBRARY_IMPL(_, PrivateUse1, m) {
-  m.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>());
-}
-
 }  // namespace
 
 void after_recording(c10::DeviceIndex device, uint64_t op) {
@@ -404,55 +277,6 @@ at::Tensor record(const OpInfo& info, c10::ArrayRef<IValue> args) {
   }
   const Recipe::Return& ret = results.recipe->returns[0];
   return ret.argument < 0 ? results.take(ret) : at::Tensor();
-}
-
-std::vector<std::string> register_operators(const std::vector<std::string>& names) {
-  std::unordered_set<std::string> wanted(names.begin(), names.end());
-  std::vector<std::string> registered;
-  auto& dispatcher = c10::Dispatcher::singleton();
-  for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
-    auto op = dispatcher.findSchema(name);
-    if (!op || is_composite(*op)) continue;
-    if (op->hasKernelForDispatchKey(c10::DispatchKey::PrivateUse1)) continue;  // has its own
-    bool own = wanted.count(qualified_name(name)) > 0;
-    if (!own && !op->schema().is_mutable()) continue;
-    OpInfo& info = OpInfo::of(*op);
-    if (!info.recordable || !wanted.count(info.functional_name)) continue;
-    info.way = Way::kRule;
-    std::string ns = name.name.substr(0, name.name.find("::"));
-    library(ns).impl(info.name.substr(ns.size() + 2).c_str(), kernel(info));
-    registered.push_back(info.name);
-  }
-  return registered;
-}
-
-void set_lowering(std::function<std::string(const std::string&)> how, TryOut try_out) {
-  hooks() = {std::move(how), std::move(try_out)};
-}
-
-std::string functional_name(const std::string& name) {
-  auto dot = name.find('.');
-  auto op = c10::Dispatcher::singleton().findSchema(
-      {name.substr(0, dot), dot == std::string::npos ? "" : name.substr(dot + 1)});
-  if (!op) return "";
-  const OpInfo& info = OpInfo::of(*op);
-  return info.recordable ? info.functional_name : "";
-}
-
-void rule_changed(const std::string& name) {
-  OpInfo::forget_way(name);
-  CapturedWays::get().forget();
-  size_t colon = name.find("::");
-  auto dot = name.find('.', colon);
-  bool has_overload = dot != std::string::npos;
-  auto op = c10::Dispatcher::singleton().findOp(
-      {name.substr(0, dot), has_overload ? name.substr(dot + 1) : ""});
-  if (op && op->hasKernelForDispatchKey(c10::DispatchKey::PrivateUse1)) return;
-  static auto* registered = new std::unordered_set<std::string>();  // the GIL guards it
-  if (!registered->insert(name).second) return;
-  std::string ns = name.substr(0, colon);
-  library(ns).impl(name.substr(colon + 2).c_str(),
-                   torch::CppFunction::makeFromBoxedFunction<&fallback>());
 }
 
 }  // namespace lazyxla::dispatch

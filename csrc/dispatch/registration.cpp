@@ -1,0 +1,129 @@
+#include "dispatch/registration.h"
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <torch/library.h>
+
+#include <map>
+#include <memory>
+#include <unordered_set>
+
+#include "dispatch/indexing.h"
+#include "dispatch/op_info.h"
+#include "dispatch/recorder.h"
+#include "dispatch/unboxed.h"
+#include "dispatch/ways.h"
+
+namespace lazyxla::dispatch {
+namespace {
+
+// The kernel of PyTorch's operators with a rule.
+class RecordKernel final : public c10::OperatorKernel {
+ public:
+  explicit RecordKernel(OpInfo& info) : info_(info) {}
+  void operator()(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::Stack* stack) {
+    record(info_, stack);
+  }
+
+ private:
+  OpInfo& info_;
+};
+
+// The kernel of all others.
+void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
+  record(OpInfo::of(op), stack);
+}
+
+// Operators that take index tensors have more to do before they can be recorded.
+class IndexKernel final : public c10::OperatorKernel {
+ public:
+  explicit IndexKernel(OpInfo& info) : info_(info) {}
+  void operator()(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::Stack* stack) {
+    if (!fill_by_mask(info_, stack)) {
+      expand_indices(info_, stack);
+      record(info_, stack);
+    }
+  }
+
+ private:
+  OpInfo& info_;
+};
+
+torch::CppFunction kernel(OpInfo& info) {
+  if (indices_argument(info) >= 0) {
+    return torch::CppFunction::makeFromBoxedFunctor(std::make_unique<IndexKernel>(info));
+  }
+  if (auto unboxed = unboxed_kernel(info)) return std::move(*unboxed);
+  return torch::CppFunction::makeFromBoxedFunctor(std::make_unique<RecordKernel>(info));
+}
+
+// Whether PyTorch takes the operator apart before a backend sees it. One with a formula for its
+// gradient is taken apart only where the backend has no kernel.
+bool is_composite(const c10::OperatorHandle& op) {
+  return op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
+         !op.hasKernelForDispatchKey(c10::DispatchKey::Autograd);
+}
+
+torch::Library& library(const std::string& ns) {
+  static auto* libraries = new std::map<std::string, torch::Library>();
+  auto found = libraries->find(ns);
+  if (found == libraries->end()) {
+    found = libraries
+                ->emplace(std::piecewise_construct, std::forward_as_tuple(ns),
+                          std::forward_as_tuple(torch::Library::IMPL, ns,
+                                                c10::DispatchKey::PrivateUse1, __FILE__, __LINE__))
+                .first;
+  }
+  return found->second;
+}
+
+TORCH_LIBRARY_IMPL(_, PrivateUse1, m) {
+  m.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>());
+}
+
+}  // namespace
+
+std::vector<std::string> register_operators(const std::vector<std::string>& names) {
+  std::unordered_set<std::string> wanted(names.begin(), names.end());
+  std::vector<std::string> registered;
+  auto& dispatcher = c10::Dispatcher::singleton();
+  for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
+    auto op = dispatcher.findSchema(name);
+    if (!op || is_composite(*op)) continue;
+    if (op->hasKernelForDispatchKey(c10::DispatchKey::PrivateUse1)) continue;  // has its own
+    bool own = wanted.count(qualified_name(name)) > 0;
+    if (!own && !op->schema().is_mutable()) continue;
+    OpInfo& info = OpInfo::of(*op);
+    if (!info.recordable || !wanted.count(info.functional_name)) continue;
+    info.way = Way::kRule;
+    std::string ns = name.name.substr(0, name.name.find("::"));
+    library(ns).impl(info.name.substr(ns.size() + 2).c_str(), kernel(info));
+    registered.push_back(info.name);
+  }
+  return registered;
+}
+
+std::string functional_name(const std::string& name) {
+  auto dot = name.find('.');
+  auto op = c10::Dispatcher::singleton().findSchema(
+      {name.substr(0, dot), dot == std::string::npos ? "" : name.substr(dot + 1)});
+  if (!op) return "";
+  const OpInfo& info = OpInfo::of(*op);
+  return info.recordable ? info.functional_name : "";
+}
+
+void rule_changed(const std::string& name) {
+  forget_way(name);
+  size_t colon = name.find("::");
+  auto dot = name.find('.', colon);
+  bool has_overload = dot != std::string::npos;
+  auto op = c10::Dispatcher::singleton().findOp(
+      {name.substr(0, dot), has_overload ? name.substr(dot + 1) : ""});
+  if (op && op->hasKernelForDispatchKey(c10::DispatchKey::PrivateUse1)) return;
+  static auto* registered = new std::unordered_set<std::string>();  // the GIL guards it
+  if (!registered->insert(name).second) return;
+  std::string ns = name.substr(0, colon);
+  library(ns).impl(name.substr(colon + 2).c_str(),
+                   torch::CppFunction::makeFromBoxedFunction<&fallback>());
+}
+
+}  // namespace lazyxla::dispatch

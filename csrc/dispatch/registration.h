@@ -1,0 +1,25 @@
+// Registration: which operators come to the recorder.
+//
+// Those with a lowering are registered one by one, by the names that Python's registry gives (their
+// in-place and out= forms included). Every other operator that has no kernel of its own comes here
+// as the backend's fallback.
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace lazyxla::dispatch {
+
+// Registers the recorder for these operators ("aten::addmm", ...) and for all that have one of them
+// as functional counterpart. Operators that PyTorch decomposes (CompositeImplicitAutograd) are left
+// alone. Returns the names registered.
+std::vector<std::string> register_operators(const std::vector<std::string>& names);
+
+// The operator that a call of operator `name` is recorded as; empty if it cannot be.
+std::string functional_name(const std::string& name);
+
+// A user has given the operator `name` a rule. It is recorded from now on, even if it has a kernel
+// for all devices (as torch.library.custom_op makes them), and what was known of it is forgotten.
+void rule_changed(const std::string& name);
+
+}  // namespace lazyxla::dispatch
