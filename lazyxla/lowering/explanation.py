@@ -29,6 +29,9 @@ HOW = {
 }
 """The ways in which an operator can run, and what each means."""
 
+_RECORDED_IN = "registration.cpp"
+"""The file in csrc/dispatch that registers the operators that are recorded."""
+
 _DEEPEST = 3
 """Decompositions within decompositions that are told."""
 
@@ -226,11 +229,11 @@ def _parts(
 
 
 def own_kernel(name: str) -> str:
-    """The file of the kernel in C++ that an operator has besides the recorder's; else empty."""
+    """The file of the kernel in C++ that an operator has in place of being recorded; else empty."""
     dump = torch._C._dispatch_dump(name)
     found = re.search(r"^PrivateUse1: registered at (.*):\d+ ", dump, re.MULTILINE)
-    base = os.path.basename(found[1]) if found else "recorder.cpp"
-    return "" if base == "recorder.cpp" else f"csrc/dispatch/{base}"
+    base = os.path.basename(found[1]) if found else _RECORDED_IN
+    return "" if base == _RECORDED_IN else f"csrc/dispatch/{base}"
 
 
 def _composite_kernel(name: str) -> str | None:
