@@ -5,6 +5,7 @@
 #include <mutex>
 #include <set>
 
+#include "graph/gil.h"
 #include "pjrt/fork.h"
 
 namespace torch::autograd {
@@ -49,8 +50,13 @@ Recording::~Recording() {
     std::lock_guard lock(all.mutex);
     all.recordings.erase(this);
   }
+  hand_over();
+  for (auto& set : sets_) delete set.load();
+}
+
+void Recording::hand_over() {
   for (auto& each : sets_) {
-    std::unique_ptr<ir::PendingSet> set(each.load());
+    ir::PendingSet* set = each.load();
     if (!set) continue;
     ir::PendingSet& heir = shared().pending(set->device);
     std::lock_guard lock(ir::device_mutex(set->device));
@@ -71,6 +77,11 @@ Recording& Recording::find_current() {
   }
   if (pass != -1) return shared();  // of a thread that has recorded nothing itself
   owner = std::make_shared<Recording>();
+  // Who has waited for a thread of Python's finds its work, which the thread's end alone, somewhat
+  // later, would not promise.
+  at_python_threads_end([recording = owner] {
+    if (!pjrt::forked()) recording->hand_over();
+  });
   ThreadLocalPythonObjects::set(key(), owner);
   own_ = owner.get();
   return *own_;

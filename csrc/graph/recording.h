@@ -57,6 +57,9 @@ class Recording final : public c10::SafePyObject, public std::enable_shared_from
     return sets_[static_cast<uint8_t>(device)].load(std::memory_order_acquire);
   }
 
+  // Gives what is pending to the whole process.
+  void hand_over();
+
   // Compiled regions that its thread is within.
   std::atomic<int> regions{0};
 
