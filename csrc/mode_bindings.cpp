@@ -59,11 +59,16 @@ class ModeSwitch {
   explicit ModeSwitch(graph::Mode mode) : mode_(mode) {
     // What is pending belongs to the program of the mode before.
     if (graph::current_mode() != mode) flush_all(graph::Cause::kMode);
-    before_ = graph::exchange_mode(mode);
+    change_ = graph::set_mode(mode);
   }
+  ~ModeSwitch() {
+    if (change_) graph::settle(*change_);
+  }
+  ModeSwitch(const ModeSwitch&) = delete;
+  ModeSwitch& operator=(const ModeSwitch&) = delete;
 
   void enter() {
-    if (!entered_.exchange(true)) graph::exchange_mode(before_);
+    if (const auto change = std::move(change_)) graph::confine(*change);
     graph::enter_scope(mode_, nullptr, /*outermost=*/false);
   }
 
@@ -76,8 +81,7 @@ class ModeSwitch {
 
  private:
   const graph::Mode mode_;
-  graph::Mode before_;
-  std::atomic<bool> entered_{false};
+  std::shared_ptr<graph::ModeChange> change_;  // null once it is a block's; guarded by the GIL
 };
 
 // A compiled region as a block.
@@ -140,7 +144,7 @@ void bind_modes(py::module_& m) {
       .value("REGION_END", graph::Cause::kRegionEnd);
   py::class_<ModeSwitch>(m, "ModeSwitch")
       .def(py::init<graph::Mode>(), NoGil())
-      .def("__enter__", &ModeSwitch::enter, NoGil())
+      .def("__enter__", &ModeSwitch::enter)
       .def("__exit__", &ModeSwitch::exit);
   py::class_<RegionBlock>(m, "RegionBlock")
       .def(py::init<std::string, bool, std::optional<int64_t>, ir::CompileOptions>())

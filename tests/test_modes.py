@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import sys
 import threading
 import time
+from typing import Any
 
 import pytest
 import torch
@@ -110,6 +112,38 @@ def test_leaving_a_lazy_block_runs_what_is_pending() -> None:
             y = y * 3
         assert n.executions == 1
     assert_same(y, (x.cpu() + 1) * 3)
+
+
+def test_a_block_in_one_thread_is_never_seen_by_another() -> None:
+    """Nor does it change the process's mode, in whatever order threads begin and end blocks."""
+    over = threading.Event()
+    seen: list[object] = []
+
+    def watch() -> None:
+        while not over.is_set():
+            seen.append(lazyxla.eager_mode())
+
+    def enter(mode: Any) -> None:
+        for _ in range(3000):
+            with lazyxla.eager_mode(mode):
+                if lazyxla.eager_mode() != mode:
+                    seen.append(mode)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        watcher = threading.Thread(target=watch)
+        threads = [threading.Thread(target=enter, args=(m,)) for m in (True, "fused", True)]
+        for thread in (watcher, *threads):
+            thread.start()
+        for thread in threads:
+            thread.join()
+        over.set()
+        watcher.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert set(seen) == {False}
+    assert lazyxla.eager_mode() is False
 
 
 @pytest.mark.parametrize("mode", ["fast", 1, 0, [True]])

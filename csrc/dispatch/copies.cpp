@@ -61,15 +61,17 @@ bool read_whole(const at::Tensor& part, const Geometry& base) {
          (base.nbytes() <= kSmall || base.numel() <= 2 * part.numel());
 }
 
+// Whether a tensor's data can be read through its storage.
+bool is_readable(const at::Tensor& tensor) {
+  ir::Storage& storage = storage_of(impl_of(tensor));
+  std::lock_guard lock(storage.mutex());
+  if (has_base_geometry(tensor, storage.base())) return true;
+  return !storage.is_pending() && read_whole(tensor, storage.base());
+}
+
 // `tensor` itself if its data can be read through its storage, else a copy that can.
 at::Tensor readable(const at::Tensor& tensor) {
-  ir::Storage& storage = storage_of(impl_of(tensor));
-  {
-    std::lock_guard lock(storage.mutex());
-    if (has_base_geometry(tensor, storage.base())) return tensor;
-    if (!storage.is_pending() && read_whole(tensor, storage.base())) return tensor;
-  }
-  return contiguous_copy(tensor);
+  return is_readable(tensor) ? tensor : contiguous_copy(tensor);
 }
 
 // Copies a dense row-major tensor to the device. With `non_blocking` mapped memory is read after
@@ -224,22 +226,29 @@ void set_leaf(const at::Tensor& target, Value leaf) {
 Data computed(const at::Tensor& tensor) {
   ir::Storage& storage = storage_of(impl_of(tensor));
   ir::PendingSet& pending = graph::pending_set(tensor.device().index());
-  at::Tensor copy;
   while (true) {
+    Geometry base;
+    bool mine;
     {
-      ir::Garbage garbage;
       std::lock_guard lock(storage.mutex());
       if (!storage.is_pending()) return {storage.value(), storage.base()};
       graph::take_over_pending(storage, pending);
-      // Part of a region that another thread is within: a value of our own.
-      if (storage.pending_set() != &pending) {
-        const Geometry& base = storage.base();
-        copy = at::Tensor(make_tensor(base, storage.nbytes(), pending.device));
-        storage_of(impl_of(copy)).set_value(storage.value(), base, pending, garbage);
-      }
+      mine = storage.pending_set() == &pending;
+      base = storage.base();
     }
-    if (copy.defined()) return computed(copy);
-    graph::flush(pending.device, graph::Cause::kRead);
+    if (mine) {
+      graph::flush(pending.device, graph::Cause::kRead);
+      continue;
+    }
+    // Part of a region that another thread is within: a value of our own.
+    at::Tensor copy(make_tensor(base, static_cast<size_t>(base.nbytes()), pending.device));
+    {
+      ir::Garbage garbage;
+      std::lock_guard lock(storage.mutex());
+      if (!storage.is_pending() || !(storage.base() == base)) continue;
+      storage_of(impl_of(copy)).set_value(storage.value(), base, pending, garbage);
+    }
+    return computed(copy);
   }
 }
 

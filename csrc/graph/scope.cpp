@@ -14,6 +14,20 @@ std::atomic<Mode> process_mode{Mode::kLazy};
 std::atomic<int> scopes_entered{0};  // and not left; most programs have none
 thread_local std::shared_ptr<Scope> own_scope;
 
+// The change that the thread has still to make; counted as a scope.
+struct UnmadeChange {
+  std::shared_ptr<ModeChange> change;
+  ~UnmadeChange() {  // its thread ends, whose scopes have been left
+    if (change) make(process_mode);
+  }
+  void make(std::atomic<Mode>& mode) {
+    --scopes_entered;
+    change->before = mode.exchange(change->mode);
+    change.reset();
+  }
+};
+thread_local UnmadeChange unmade;
+
 const std::string& key() {
   static const auto* text = new std::string("lazyxla.scope");
   return *text;
@@ -29,9 +43,16 @@ void carry(std::shared_ptr<Scope> scope) {
   ThreadLocalPythonObjects::set(key(), std::move(scope));  // null too: older torch cannot erase
 }
 
+void make_change() {
+  if (!unmade.change) return;
+  const auto scope = own_scope ? own_scope : carried_scope();
+  unmade.make(scope ? scope->mode : process_mode);
+}
+
 Scope* innermost() {
   if (scopes_entered.load(std::memory_order_relaxed) == 0) [[likely]]
     return nullptr;
+  make_change();
   return own_scope ? own_scope.get() : carried_scope().get();
 }
 
@@ -60,9 +81,25 @@ Mode current_mode() {
   return scope ? scope->mode.load() : process_mode.load(std::memory_order_relaxed);
 }
 
-Mode exchange_mode(Mode mode) {
-  Scope* scope = innermost();
-  return scope ? scope->mode.exchange(mode) : process_mode.exchange(mode);
+std::shared_ptr<ModeChange> set_mode(Mode mode) {
+  make_change();
+  unmade.change = std::make_shared<ModeChange>(ModeChange{mode, {}});
+  ++scopes_entered;
+  return unmade.change;
+}
+
+void settle(const ModeChange& change) {
+  if (unmade.change.get() == &change) make_change();
+}
+
+void confine(ModeChange& change) {
+  if (unmade.change.get() == &change) {
+    unmade.change.reset();
+    --scopes_entered;
+  } else if (change.before) {
+    Scope* scope = innermost();
+    (scope ? scope->mode : process_mode) = *change.before;
+  }
 }
 
 bool in_region() {
@@ -71,6 +108,7 @@ bool in_region() {
 }
 
 void enter_scope(Mode mode, std::shared_ptr<Region> region, bool outermost) {
+  make_change();
   const bool nested = own_scope != nullptr;
   auto outer = nested ? own_scope : carried_scope();
   if (region) ++Recording::current().regions;
@@ -80,6 +118,7 @@ void enter_scope(Mode mode, std::shared_ptr<Region> region, bool outermost) {
 }
 
 void leave_scope() {
+  make_change();
   TORCH_CHECK(own_scope, "lazyxla: a block ends in another thread than it began in");
   const std::shared_ptr<Scope> scope = std::move(own_scope);
   if (scope->region) --Recording::current().regions;

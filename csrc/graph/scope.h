@@ -73,8 +73,19 @@ struct Scope : c10::SafePyObject {
 // The calling thread's mode.
 Mode current_mode();
 
-// Sets the mode of the innermost scope, or outside of all of the process; returns the old one.
-Mode exchange_mode(Mode mode);
+// A mode set by a thread: of its innermost scope, or outside of all of the process.
+struct ModeChange {
+  const Mode mode;
+  std::optional<Mode> before;  // once it is made
+};
+
+// Sets a mode. The change is made when the thread records or asks for something next, or when
+// settle() says so: if a block is entered with it before, nobody else ever sees it.
+std::shared_ptr<ModeChange> set_mode(Mode mode);
+void settle(const ModeChange& change);
+
+// Takes a change back.
+void confine(ModeChange& change);
 
 // Whether the innermost scope is a region: what is recorded now is part of its program.
 bool in_region();
