@@ -1,5 +1,6 @@
 #include "host_view.h"
 
+#include <mutex>
 #include <utility>
 
 #include "call.h"
@@ -35,9 +36,25 @@ bool lies_row_major_on_host(const PJRT_Api* api, PJRT_Buffer* raw) {
          is_row_major(layout.layout);
 }
 
+// A buffer's handle keeps its external references in a plain list: threads that read the same
+// buffer may not change it at the same time. (All other calls may be made at any time.)
+std::mutex& references_mutex() {
+  static auto* mutex = new std::mutex();
+  return *mutex;
+}
+
+// Keeps the memory where it is until release(). False where the plugin cannot.
+bool hold(const PJRT_Api* api, PJRT_Buffer* raw) {
+  LAZYXLA_PJRT_ARGS(args, PJRT_Buffer_IncreaseExternalReferenceCount);
+  args.buffer = raw;
+  std::lock_guard lock(references_mutex());
+  return !ignore_error(api, api->PJRT_Buffer_IncreaseExternalReferenceCount(&args));
+}
+
 void release(const PJRT_Api* api, PJRT_Buffer* raw) {
   LAZYXLA_PJRT_ARGS(args, PJRT_Buffer_DecreaseExternalReferenceCount);
   args.buffer = raw;
+  std::lock_guard lock(references_mutex());
   ignore_error(api, api->PJRT_Buffer_DecreaseExternalReferenceCount(&args));
 }
 
@@ -50,10 +67,7 @@ std::optional<HostView> HostView::of(const Buffer& buffer) {
     return std::nullopt;
   }
   buffer.await();
-  // Holding an external reference keeps the memory where it is while it is read.
-  LAZYXLA_PJRT_ARGS(hold, PJRT_Buffer_IncreaseExternalReferenceCount);
-  hold.buffer = raw;
-  if (ignore_error(api, api->PJRT_Buffer_IncreaseExternalReferenceCount(&hold))) {
+  if (!hold(api, raw)) {
     return std::nullopt;
   }
   LAZYXLA_PJRT_ARGS(pointer, PJRT_Buffer_OpaqueDeviceMemoryDataPointer);
