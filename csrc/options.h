@@ -13,6 +13,7 @@ struct Options {
   std::atomic<bool> check_indices{false};
   std::atomic<int64_t> max_pending_nodes{20000};
   std::atomic<int64_t> max_programs{2000};
+  std::atomic<int64_t> max_calls{50000};
   std::atomic<bool> blocking{false};
 };
 

@@ -181,6 +181,16 @@ FIELDS: tuple[Field, ...] = (
         "the process has half of the memory mappings that Linux grants it: code takes mappings.",
     ),
     Field(
+        "max_calls",
+        "LAZYXLA_MAX_CALLS",
+        _integer(1),
+        50000,
+        "How many kinds of calls are remembered: operators with their arguments' dtypes and shapes. "
+        "When there are more, the quarter that was not met for the longest time is forgotten. "
+        "Graphs with such a call are compiled again if they are met again, so this has to be more "
+        "than a training step has.",
+    ),
+    Field(
         "xla_options",
         "LAZYXLA_XLA_OPTIONS",
         _name_values,
@@ -248,6 +258,7 @@ class Settings:
     strict_host_calls: bool
     max_pending_nodes: int
     max_programs: int
+    max_calls: int
     xla_options: str
     check_indices: bool
     blocking: bool

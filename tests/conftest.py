@@ -54,6 +54,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="how many processes of each kind tests/test_exit.py ends (default: 5)",
     )
     parser.addoption(
+        "--shapes",
+        type=int,
+        default=1200,
+        help="how many shapes tests/test_bounds.py computes with (default: 1200)",
+    )
+    parser.addoption(
         "--thread-rounds",
         type=int,
         default=30,
@@ -74,13 +80,15 @@ RunPython = Callable[..., subprocess.CompletedProcess[str]]
 def run_python() -> RunPython:
     """Runs a script in a fresh interpreter: ``run_python(code, LAZYXLA_X="1", check=True)``."""
 
-    def run(code: str, check: bool = True, **environment: str) -> subprocess.CompletedProcess[str]:
+    def run(
+        code: str, check: bool = True, timeout: float = 120, **environment: str
+    ) -> subprocess.CompletedProcess[str]:
         path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
         result = subprocess.run(
             [sys.executable, "-c", code],
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=timeout,
             env={**os.environ, "PYTHONPATH": path, **environment},
         )
         if check:

@@ -52,11 +52,11 @@ class ScanScope {
   Scan& scan_;
 };
 
-const Recipe* find_recipe(const OpInfo& info, Way way, c10::ArrayRef<IValue> args,
+ir::RecipeRef find_recipe(const OpInfo& info, Way way, c10::ArrayRef<IValue> args,
                           const Scan& scan) {
   ir::MemoKey key{scan.key.data(), scan.key.size(),
                   ir::hash_words(scan.key.data(), scan.key.size())};
-  const Recipe* recipe = ir::ShapeMemo::get().find(key);
+  ir::RecipeRef recipe = ir::ShapeMemo::get().find(key);
   check_numbers(info, args, scan, key.hash);
   if (recipe) return recipe;
   auto inferred = infer(info, args, scan);
@@ -135,9 +135,10 @@ std::optional<graph::OneOperator> launch(const Recipe& recipe, const Scan& scan,
 }
 
 // Makes the node and hands its outputs to the fresh and the written tensors.
-void add_node(const Recipe& recipe, const Scan& scan, c10::ArrayRef<Value> operands,
+void add_node(const ir::RecipeRef& made_by, const Scan& scan, c10::ArrayRef<Value> operands,
               c10::ArrayRef<at::TensorBase> fresh, ir::PendingSet& pending, ir::Garbage& garbage) {
-  ir::NodePtr node = ir::Node::make(&recipe.spec, operands, scan.slots);
+  const Recipe& recipe = *made_by;
+  ir::NodePtr node = ir::Node::make(&recipe.spec, operands, scan.slots, made_by);
   for (size_t i = 0; i < fresh.size(); ++i) {
     int output = recipe.fresh[i].output;
     if (output < 0) continue;
@@ -157,7 +158,8 @@ void add_node(const Recipe& recipe, const Scan& scan, c10::ArrayRef<Value> opera
 }
 
 // Records the call, or in eager mode runs it.
-void apply(const Recipe& recipe, Scan& scan, c10::ArrayRef<at::TensorBase> fresh) {
+void apply(const ir::RecipeRef& made_by, Scan& scan, c10::ArrayRef<at::TensorBase> fresh) {
+  const Recipe& recipe = *made_by;
   std::optional<ir::Draws> draw;
   if (recipe.spec.random) draw = add_random_slots(scan, scan.slots);
   // Not by a program of its own if nothing is to run.
@@ -174,7 +176,7 @@ void apply(const Recipe& recipe, Scan& scan, c10::ArrayRef<at::TensorBase> fresh
     for (const c10::TensorImpl* tensor : scan.operands) operands.push_back(read(*tensor, pending));
     if (eager) launched = launch(recipe, scan, setting, operands, fresh, draw, garbage);
     if (!launched) {
-      add_node(recipe, scan, operands, fresh, pending, garbage);
+      add_node(made_by, scan, operands, fresh, pending, garbage);
       if (draw) pending.note_draw(draw->generator, draw->seed, draw->first);
       ++pending.nodes_recorded;
     }
@@ -189,7 +191,7 @@ void apply(const Recipe& recipe, Scan& scan, c10::ArrayRef<at::TensorBase> fresh
 
 // What a recorded call returns: fresh tensors, and arguments that it wrote.
 struct Results {
-  const Recipe* recipe = nullptr;
+  ir::RecipeRef recipe;
   c10::SmallVector<at::TensorBase, 4> fresh;
 
   at::Tensor take(const Recipe::Return& ret, uint32_t which = 0) {
@@ -229,7 +231,7 @@ const char* try_record(const OpInfo& info, c10::ArrayRef<IValue> args, Results& 
   if (!scan.written.empty()) check_overlap(info, args, scan);
   // Where a call runs is part of its recipe, and depends on the platform.
   if (capture) scan.key.push_back(std::hash<std::string>()(capture->platform()));
-  const Recipe* recipe = find_recipe(info, way, args, scan);
+  const ir::RecipeRef recipe = find_recipe(info, way, args, scan);
   if (!recipe) return "has no meta function, which would tell its result's shape,";
   if (recipe->runs == Recipe::Runs::kHost) return "has no lowering for such arguments";
   if (recipe->runs == Recipe::Runs::kHostCall) check_host_call_allowed(info, args);
@@ -240,7 +242,7 @@ const char* try_record(const OpInfo& info, c10::ArrayRef<IValue> args, Results& 
                                 ? at::TensorBase()
                                 : make_tensor(result.geometry, result.nbytes, scan.device));
   }
-  apply(*recipe, scan, results.fresh);
+  apply(recipe, scan, results.fresh);
   return nullptr;
 }
 

@@ -38,7 +38,7 @@ Value internal(Internal what, const char* name, c10::SmallVectorImpl<uint64_t>& 
                const MakeArgs& make_args, ir::TensorType output, c10::ArrayRef<Value> operands) {
   key[0] = what;
   ir::MemoKey memo_key{key.data(), key.size(), ir::hash_words(key.data(), key.size())};
-  const ir::Recipe* recipe = ir::ShapeMemo::get().find(memo_key);
+  ir::RecipeRef recipe = ir::ShapeMemo::get().find(memo_key);
   if (!recipe) {
     auto fresh = std::make_unique<ir::Recipe>();
     fresh->spec.name = name;
@@ -47,7 +47,8 @@ Value internal(Internal what, const char* name, c10::SmallVectorImpl<uint64_t>& 
     recipe = ir::ShapeMemo::get().insert(memo_key, std::move(fresh));
   }
   ++graph::Counters::get().nodes_recorded;
-  return {ir::Node::make(&recipe->spec, operands, {}), 0};
+  const ir::OpSpec* spec = &recipe->spec;
+  return {ir::Node::make(spec, operands, {}, std::move(recipe)), 0};
 }
 
 Value view(Value base, const Geometry& from, const Geometry& to) {

@@ -15,6 +15,7 @@
 #include "graph/scalars.h"
 #include "graph/scope.h"
 #include "graph/setting.h"
+#include "ir/bounded_map.h"
 #include "options.h"
 #include "pjrt/client.h"
 #include "pjrt/error.h"
@@ -42,7 +43,7 @@ class Cache {
     if (is_full()) dead = take_oldest();
     ++size_;
     auto& bucket = programs_[graph.hash];
-    bucket.push_back(std::make_shared<Program>(graph, dropped_.count(graph.hash) > 0));
+    bucket.push_back(std::make_shared<Program>(graph, dropped_.find(graph.hash) != nullptr));
     return bucket.back();
   }
 
@@ -80,7 +81,7 @@ class Cache {
       uint64_t hash = program->hash();
       std::erase(programs_[hash], program);
       if (programs_[hash].empty()) programs_.erase(hash);
-      dropped_.insert(hash);
+      dropped_.insert(hash, {}, static_cast<size_t>(options().max_calls.load()));
       oldest.push_back(std::move(program));
     }
     size_ -= oldest.size();
@@ -92,7 +93,8 @@ class Cache {
   ska::flat_hash_map<uint64_t, std::vector<std::shared_ptr<Program>>> programs_;
   size_t size_ = 0;
   size_t misses_ = 0;
-  ska::flat_hash_set<uint64_t> dropped_;  // to tell why they are compiled again
+  struct Dropped {};
+  ir::BoundedMap<uint64_t, Dropped> dropped_;  // to tell why they are compiled again
 };
 
 Cache& cache() {

@@ -1,5 +1,9 @@
 #include "graph/scalars.h"
 
+#include <c10/util/flat_hash_map.h>
+
+#include "options.h"
+
 namespace lazyxla::graph {
 
 std::vector<ir::SlotKind> slot_kinds(const Graph& graph) {
@@ -32,14 +36,17 @@ std::vector<bool> ScalarHistory::variable_slots(const Graph& graph,
 
 void ScalarHistory::presume(const Graph& graph, std::vector<bool>& variable) {
   std::lock_guard lock(mutex_);
+  const auto capacity = static_cast<size_t>(options().max_calls.load());
   ska::flat_hash_map<uint64_t, size_t> occurrences;
   size_t slot = 0;
   for (const ir::NodePtr& node : graph.nodes) {
     auto values = node->slots();
     if (values.empty()) continue;
-    auto& past = past_[node->spec()->id];
-    size_t place = occurrences[node->spec()->id]++;
-    if (place == past.size()) past.emplace_back(values.begin(), values.end());
+    const uint64_t id = node->spec()->id;
+    auto* known = past_.find(id);
+    auto& past = known ? *known : past_.insert(id, {}, capacity);
+    size_t place = occurrences[id]++;
+    if (place >= past.size()) past.resize(place + 1, {values.begin(), values.end()});
     for (size_t i = 0; i < values.size(); ++i, ++slot) {
       if (past[place][i].i != values[i].i) variable[slot] = true;
     }

@@ -1,12 +1,11 @@
 // Scalars of a graph: which of them are runtime inputs of its program (program.h says why).
 #pragma once
 
-#include <c10/util/flat_hash_map.h>
-
 #include <mutex>
 #include <vector>
 
 #include "graph/walk.h"
+#include "ir/bounded_map.h"
 
 namespace lazyxla::graph {
 
@@ -33,7 +32,7 @@ class ScalarHistory {
   void presume(const Graph& graph, std::vector<bool>& variable);
 
   std::mutex mutex_;
-  ska::flat_hash_map<uint64_t, std::vector<std::vector<ir::ScalarValue>>> past_;
+  ir::BoundedMap<uint64_t, std::vector<std::vector<ir::ScalarValue>>> past_;
 };
 
 }  // namespace lazyxla::graph

@@ -7,6 +7,7 @@
 
 #include "cache_files.h"
 #include "ir/shape_memo.h"
+#include "options.h"
 
 namespace lazyxla::ir {
 namespace {
@@ -162,9 +163,9 @@ size_t InferenceStore::parse_file(const std::string& bytes) {
     const uint64_t sum = in.take<uint64_t>();
     const std::string body = in.take_bytes(size);
     Reader inside{body.data(), body.size()};
-    std::string key = inside.take_bytes(inside.take<uint32_t>());
+    const std::string key = inside.take_bytes(inside.take<uint32_t>());
     if (!in.ok || !inside.ok || checksum(body) != sum) return good;
-    answers_[std::move(key)] = inside.take_bytes(inside.left);
+    keep(key, inside.take_bytes(inside.left));
   }
   return bytes.size();
 }
@@ -172,8 +173,14 @@ size_t InferenceStore::parse_file(const std::string& bytes) {
 std::optional<Inference> InferenceStore::find(const std::string& key) {
   std::lock_guard lock(mutex_);
   if (!read_) read();
-  auto found = answers_.find(key);
-  return found == answers_.end() ? std::nullopt : parse(found->second);
+  const std::string* found = answers_.find(key);
+  return found ? parse(*found) : std::nullopt;
+}
+
+void InferenceStore::keep(const std::string& key, std::string answer) {
+  if (!answers_.find(key)) {
+    answers_.insert(key, std::move(answer), static_cast<size_t>(options().max_calls.load()));
+  }
 }
 
 void InferenceStore::add(const std::string& key, const Inference& inference) {
@@ -183,7 +190,7 @@ void InferenceStore::add(const std::string& key, const Inference& inference) {
     if (path_.empty()) return;
     std::string answer = serialize(inference);
     unwritten_ += record(key, answer);
-    answers_[key] = std::move(answer);
+    keep(key, std::move(answer));
     write = unwritten_.size() > kWriteAtBytes;
   }
   if (write) flush();
@@ -194,7 +201,7 @@ void InferenceStore::flush() {
   const std::string records = std::exchange(unwritten_, {});
   if (records.empty() || path_.empty()) return;
   const CacheFile file(path_, O_WRONLY | O_CREAT | O_APPEND);
-  if (!file.is_usable()) return;
+  if (!file.is_usable() || file.size() > kMaxFileBytes) return;
   // One write per batch: records of several processes then never interleave. A short write leaves
   // a damaged record, which readers recognise. Two processes may both begin the file: a second
   // title is a record like any other.

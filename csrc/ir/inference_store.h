@@ -12,14 +12,13 @@
 // again.
 #pragma once
 
-#include <c10/util/flat_hash_map.h>
-
 #include <cstdint>
 #include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "ir/bounded_map.h"
 #include "ir/geometry.h"
 
 namespace lazyxla::ir {
@@ -59,7 +58,8 @@ class InferenceStore {
   std::mutex mutex_;
   std::string path_;
   bool read_ = false;
-  ska::flat_hash_map<std::string, std::string> answers_;  // serialized
+  void keep(const std::string& key, std::string answer);
+  BoundedMap<std::string, std::string> answers_;  // serialized
   std::string unwritten_;
 };
 

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "options.h"
+
 namespace lazyxla::ir {
 
 uint64_t hash_words(const uint64_t* words, size_t n) {
@@ -30,19 +32,20 @@ ShapeMemo& ShapeMemo::get() {
   return *instance;
 }
 
-const Recipe* ShapeMemo::find(const MemoKey& key) {
+RecipeRef ShapeMemo::find(const MemoKey& key) {
   std::lock_guard lock(mutex_);
-  auto found = recipes_.find(key);
-  return found == recipes_.end() ? nullptr : found->second;
+  RecipeRef* found = recipes_.find(key);
+  return found ? *found : nullptr;
 }
 
-const Recipe* ShapeMemo::insert(const MemoKey& key, std::unique_ptr<Recipe> recipe) {
+RecipeRef ShapeMemo::insert(const MemoKey& key, std::unique_ptr<Recipe> recipe) {
+  std::vector<RecipeRef> dropped;  // dies without the lock
   std::lock_guard lock(mutex_);
-  auto found = recipes_.find(key);
-  if (found != recipes_.end()) return found->second;
-  auto* words = new uint64_t[key.size];  // lives as long as the recipe: forever
-  std::copy(key.words, key.words + key.size, words);
-  return recipes_.emplace(MemoKey{words, key.size, key.hash}, recipe.release()).first->second;
+  if (RecipeRef* found = recipes_.find(key)) return *found;
+  recipe->key_.assign(key.words, key.words + key.size);
+  const MemoKey own{recipe->key_.data(), key.size, key.hash};
+  const auto capacity = static_cast<size_t>(options().max_calls.load());
+  return recipes_.insert(own, std::move(recipe), capacity, dropped);
 }
 
 size_t ShapeMemo::size() {

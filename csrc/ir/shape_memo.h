@@ -7,21 +7,23 @@
 //
 // A Recipe holds all that recording a call takes once its key is known: the OpSpec of the node, the
 // geometry of each fresh result, and where the outputs of the node go if the operator writes to its
-// arguments. Recipes are never freed: nodes point into them.
+// arguments. Nodes point into their recipes and hold them.
+//
+// The memo is bounded (LAZYXLA_MAX_CALLS). A call that was forgotten and is met again has a new
+// OpSpec, so that graphs with it are new, too.
 #pragma once
 
 #include <memory>
 #include <mutex>
 #include <vector>
 
-#include <c10/util/flat_hash_map.h>
-
+#include "ir/bounded_map.h"
 #include "ir/node.h"
 #include "ir/spin_lock.h"
 
 namespace lazyxla::ir {
 
-struct Recipe {
+struct Recipe : LeafData {
   // A tensor the call creates.
   struct Fresh {
     int output;         // of the node; -1: an undefined tensor
@@ -57,7 +59,13 @@ struct Recipe {
   std::vector<Fresh> fresh;
   std::vector<Write> writes;
   std::vector<Return> returns;
+
+ private:
+  friend class ShapeMemo;
+  std::vector<uint64_t> key_;  // the memo's
 };
+
+using RecipeRef = std::shared_ptr<Recipe>;
 
 // A key while it is looked up: words in somebody's buffer.
 struct MemoKey {
@@ -70,9 +78,9 @@ class ShapeMemo {
  public:
   static ShapeMemo& get();
 
-  const Recipe* find(const MemoKey& key);
+  RecipeRef find(const MemoKey& key);
   // Keeps the recipe; if another thread was first, its recipe wins and is returned.
-  const Recipe* insert(const MemoKey& key, std::unique_ptr<Recipe> recipe);
+  RecipeRef insert(const MemoKey& key, std::unique_ptr<Recipe> recipe);
   size_t size();
 
  private:
@@ -83,7 +91,7 @@ class ShapeMemo {
     bool operator()(const MemoKey& a, const MemoKey& b) const;
   };
   SpinLock mutex_;
-  ska::flat_hash_map<MemoKey, const Recipe*, Hash, Equal> recipes_;
+  BoundedMap<MemoKey, RecipeRef, Hash, Equal> recipes_;
 };
 
 // A 64-bit hash of a run of words.

@@ -1,11 +1,14 @@
-"""MLIR for the whole process: one context, its dialects, and caches of types and attributes.
+"""MLIR for the whole process: a context, its dialects, and caches of types and attributes.
 
-jaxlib is imported when `mlir()` is first called. An MLIR context may be used by one thread at a
-time here: whoever builds IR holds `Mlir.lock`.
+jaxlib is imported when a context is first entered. One thread at a time builds IR.
+
+A context keeps every type and attribute that was ever made in it, so that another takes its place
+when they have become many.
 """
 
-import functools
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -30,7 +33,7 @@ _COMPLEX = {torch.complex64: "F32Type", torch.complex128: "F64Type"}
 
 
 class Mlir:
-    """The context, the dialect modules (`hlo`, `chlo`, `func`) and the caches."""
+    """A context, the dialect modules (`hlo`, `chlo`, `func`) and the caches."""
 
     def __init__(self) -> None:
         from jaxlib.mlir import ir, passmanager
@@ -42,7 +45,6 @@ class Mlir:
         self.chlo: Any = chlo
         self.func: Any = func
         self.passmanager: Any = passmanager
-        self.lock = threading.RLock()
         self.context = ir.Context()
         upstream = ir.DialectRegistry()
         _jax_mlir_ext.register_dialects(upstream)
@@ -102,6 +104,10 @@ class Mlir:
             found = self._specs[type_] = TensorSpec(dtype, tuple(ranked.shape))
         return found
 
+    def size(self) -> int:
+        """How many objects the caches hold."""
+        return len(self._specs) + len(self._locations) + len(self.attributes)
+
     def location(self, name: str) -> Any:
         """A location that names the operator; it shows up as op_name in profiles."""
         found = self._locations.get(name)
@@ -110,7 +116,20 @@ class Mlir:
         return found
 
 
-@functools.cache
-def mlir() -> Mlir:
-    """The process's Mlir; the first call imports jaxlib."""
-    return Mlir()
+_MOST = 4_000
+"""Types, attributes and locations of a context: some 6 MB. Making another takes 1 ms."""
+
+_lock = threading.RLock()
+_current: Mlir | None = None
+
+
+@contextmanager
+def entered() -> Iterator[Mlir]:
+    """The process's Mlir, for the calling thread alone; its context and a location are entered."""
+    global _current
+    with _lock:
+        if _current is None or _current.size() > _MOST:
+            _current = Mlir()
+        world = _current
+        with world.context, world.unknown:
+            yield world

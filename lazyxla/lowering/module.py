@@ -9,15 +9,14 @@ from lazyxla.lowering.apply import apply, user_line
 from lazyxla.lowering.builder import Builder
 from lazyxla.lowering.errors import LoweringError
 from lazyxla.lowering.flat import flatten
-from lazyxla.lowering.mlir import Mlir, mlir
+from lazyxla.lowering.mlir import Mlir, entered
 from lazyxla.lowering.program import Lowered, Node, Program, Ref, Slot, Target
 from lazyxla.lowering.scalar import SlotTable
 
 
 def lower(program: Program, target: Target, *, verify: bool = False) -> Lowered:
     """See `lazyxla.lowering.lower`."""
-    world = mlir()
-    with world.lock, world.context, world.unknown:
+    with entered() as world:
         b = build(world, program, target)
         if verify:
             check(b.module)
@@ -27,15 +26,13 @@ def lower(program: Program, target: Target, *, verify: bool = False) -> Lowered:
 
 def lower_to_text(program: Program, target: Target) -> str:
     """See `lazyxla.lowering.lower_to_text`."""
-    world = mlir()
-    with world.lock, world.context, world.unknown:
+    with entered() as world:
         return str(build(world, program, target).module)
 
 
 def try_out(program: Program, target: Target) -> str:
     """See `lazyxla.lowering.try_out`."""
-    world = mlir()
-    with world.lock, world.context, world.unknown:
+    with entered() as world:
         try:
             b = build(world, program, target, trying=True)
             check(b.module)

@@ -314,8 +314,7 @@ class Elements:
         found = cache.get(key)
         if found is None:
             found = self._make_splat(value, dtype, shape)
-            if len(cache) < 100_000:
-                cache[key] = found
+            cache[key] = found
         return found
 
     def _make_splat(self, value: Number, dtype: torch.dtype, shape: tuple[int, ...]) -> Any:
