@@ -95,11 +95,8 @@ class Trainer:
             (self.x + 1).sum().item()
 
 
-@pytest.mark.parametrize("devices", [1, 2])
-def test_eight_threads_train_as_one_after_the_other(
-    devices: int, pytestconfig: pytest.Config
-) -> None:
-    steps = pytestconfig.getoption("--thread-rounds")
+def train_together(devices: int, steps: int) -> None:
+    """Eight threads train, disturb each other and hand tensors over, on so many devices."""
     precision = torch.get_float32_matmul_precision()
 
     def trainers() -> list[Trainer]:
@@ -131,6 +128,21 @@ def test_eight_threads_train_as_one_after_the_other(
         torch.set_float32_matmul_precision(precision)
     # Not bit for bit: what another thread reads of a step in fused mode cuts its programs.
     torch.testing.assert_close(torch.tensor(got), torch.tensor(expected))
+
+
+def test_eight_threads_train_as_one_after_the_other(pytestconfig: pytest.Config) -> None:
+    train_together(1, pytestconfig.getoption("--thread-rounds"))
+
+
+def test_eight_threads_on_four_devices(
+    run_python: Callable[..., Any], pytestconfig: pytest.Config
+) -> None:
+    rounds = pytestconfig.getoption("--thread-rounds")
+    run_python(
+        f"from tests.test_threads import train_together; train_together(4, {rounds})",
+        LAZYXLA_CPU_DEVICES="4",
+        timeout=120 + 2 * rounds,
+    )
 
 
 def test_a_region_is_one_program_whatever_other_threads_do() -> None:
