@@ -185,7 +185,7 @@ FIELDS: tuple[Field, ...] = (
         "LAZYXLA_MAX_CALLS",
         _integer(1),
         50000,
-        "How many kinds of calls are remembered: operators with their arguments' dtypes and shapes. "
+        "How many kinds of calls are remembered: operators with the dtypes and shapes they take. "
         "When there are more, the quarter that was not met for the longest time is forgotten. "
         "Graphs with such a call are compiled again if they are met again, so this has to be more "
         "than a training step has.",

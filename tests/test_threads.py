@@ -20,7 +20,7 @@ import lazyxla
 DEVICE = "lazyxla"
 
 
-def run_all(functions: list[Callable[[], None]]) -> None:
+def run_all(functions: list[Callable[[], None]], seconds: float = 300) -> None:
     """Runs functions in threads of their own; raises what one of them raised."""
     errors: list[BaseException] = []
 
@@ -34,7 +34,7 @@ def run_all(functions: list[Callable[[], None]]) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(300)
+        thread.join(seconds)
         assert not thread.is_alive(), "a thread hangs"
     if errors:
         raise errors[0]
@@ -123,7 +123,7 @@ def train_together(devices: int, steps: int) -> None:
         torch.testing.assert_close(torch.tensor(read), torch.tensor(theirs[: len(read)]))
 
     try:
-        run_all([lambda i=i: work(i) for i in range(8)])
+        run_all([lambda i=i: work(i) for i in range(8)], seconds=300 + 2 * steps)
     finally:
         torch.set_float32_matmul_precision(precision)
     # Not bit for bit: what another thread reads of a step in fused mode cuts its programs.
@@ -141,7 +141,7 @@ def test_eight_threads_on_four_devices(
     run_python(
         f"from tests.test_threads import train_together; train_together(4, {rounds})",
         LAZYXLA_CPU_DEVICES="4",
-        timeout=120 + 2 * rounds,
+        timeout=600 + 4 * rounds,
     )
 
 

@@ -101,12 +101,21 @@ void list_inputs(const Graph& graph, c10::SmallVectorImpl<BufferRef>& inputs) {
   for (const ir::NodePtr& leaf : graph.leaves) inputs.push_back(buffer_ref(*leaf.get()));
 }
 
-// A graph whose program is not known yet: the parts of its run, which outlive the flush.
+// A graph whose program is not known yet: what its run takes, which outlives the flush.
 struct Missed {
   explicit Missed(Graph&& missed) : graph(std::move(missed)) { list_inputs(graph, inputs); }
+  Run run(std::vector<Replaced>& replaced) const {
+    return {inputs, graph.donated, graph.slots, graph.promises, replaced, graph.draws};
+  }
   Graph graph;
   c10::SmallVector<BufferRef, 0> inputs;
 };
+
+std::shared_ptr<const Outcome<VariantRef>> start_making(const std::shared_ptr<Program>& program,
+                                                        const std::shared_ptr<Missed>& missed,
+                                                        Compile how, const Origin& origin) {
+  return start_on_worker<VariantRef>([=] { return program->variant(missed->graph, how, origin); });
+}
 
 // Has the program made by a worker, and waits for it. What is interrupted is left to the runner.
 VariantRef make_program(ir::PendingSet& pending, const std::shared_ptr<Program>& program,
@@ -114,14 +123,11 @@ VariantRef make_program(ir::PendingSet& pending, const std::shared_ptr<Program>&
   Graph& graph = missed->graph;
   std::shared_ptr<const Outcome<VariantRef>> made;
   try {
-    const Origin origin{user_line(), current_scope()};
-    made =
-        start_on_worker<VariantRef>([=] { return program->variant(missed->graph, how, origin); });
+    made = start_making(program, missed, how, {user_line(), current_scope()});
     made->wait();
   } catch (const std::exception&) {
     std::vector<Replaced> replaced = replaced_by(graph);
-    const Run run{missed->inputs, graph.donated, graph.slots,
-                  graph.promises, replaced,      graph.draws};
+    const Run run = missed->run(replaced);
     if (!made) {  // no thread could be started
       keeping(run, pending.device, [] { throw; });
     }
@@ -129,7 +135,7 @@ VariantRef make_program(ir::PendingSet& pending, const std::shared_ptr<Program>&
     throw;
   }
   std::vector<Replaced> replaced = replaced_by(graph);
-  const Run run{missed->inputs, graph.donated, graph.slots, graph.promises, replaced, graph.draws};
+  const Run run = missed->run(replaced);
   VariantRef variant;
   keeping(run, pending.device, [&] {
     try {
@@ -146,6 +152,107 @@ VariantRef make_program(ir::PendingSet& pending, const std::shared_ptr<Program>&
   give_back(graph, replaced);
   return variant;
 }
+
+// The programs of a graph that was taken apart. None runs before all are made: if making one fails,
+// all of the graph is undone.
+class Parts {
+ public:
+  Parts(ir::PendingSet& pending, std::vector<Graph> graphs, std::vector<Turn> turns)
+      : pending_(pending), origin_{user_line(), current_scope()} {
+    for (size_t i = 0; i < graphs.size(); ++i) {
+      auto program = find_program(graphs[i]);
+      parts_.push_back({std::move(turns[i]), std::move(program),
+                        std::make_shared<Missed>(std::move(graphs[i])), nullptr});
+    }
+  }
+
+  void make() {
+    for (Part& part : parts_) {
+      try {
+        part.variant = part.program->find(part.missed->graph);
+        if (part.variant) continue;
+        part.variant = make_program(pending_, part.program, part.missed, Compile::kNow, part.turn);
+      } catch (const std::exception&) {
+        if (part.turn.is_used()) {
+          leave_others(part);  // interrupted
+        } else {
+          fail_others(part, std::current_exception());
+        }
+        throw;
+      }
+    }
+  }
+
+  // All of them, whatever becomes of some; throws the first failure.
+  void run() {
+    std::exception_ptr failure;
+    for (Part& part : parts_) {
+      Turn turn = std::move(part.turn);  // ends with the run
+      try {
+        std::vector<Replaced> replaced = let_go(part);
+        turn.run_now(part.variant, part.missed->run(replaced));
+      } catch (const std::exception&) {
+        if (!failure) failure = std::current_exception();
+        if (!turn.is_used()) continue;
+        leave_others(part);
+        break;
+      }
+    }
+    if (failure) std::rethrow_exception(failure);
+  }
+
+ private:
+  struct Part {
+    Turn turn;
+    std::shared_ptr<Program> program;
+    std::shared_ptr<Missed> missed;
+    VariantRef variant;
+    bool over = false;  // run, or undone
+  };
+
+  // What the storages had before. What only the graph keeps alive goes, so that memory can be given
+  // away.
+  static std::vector<Replaced> let_go(Part& part) {
+    part.over = true;
+    std::vector<Replaced> replaced = replaced_by(part.missed->graph);
+    part.missed->graph.taken.clear();
+    return replaced;
+  }
+
+  void leave_others(const Part& left) {
+    for (Part& part : parts_) {
+      if (&part == &left || part.over) continue;
+      std::vector<Replaced> replaced = let_go(part);
+      part.turn.run_when_found(
+          [variant = part.variant, program = part.program, missed = part.missed, origin = origin_] {
+            if (variant) return variant;
+            return start_making(program, missed, Compile::kNow, origin)->get();
+          },
+          part.missed->run(replaced));
+    }
+  }
+
+  void fail_others(const Part& failed, const std::exception_ptr& reason) {
+    for (Part& part : parts_) {
+      if (&part == &failed || part.over) continue;
+      std::vector<Replaced> replaced = replaced_by(part.missed->graph);
+      if (replaced.empty()) {
+        make_pending_again(pending_, part.missed->graph, part.missed->graph.nodes.size());
+        continue;
+      }
+      try {
+        keeping(part.missed->run(replaced), pending_.device,
+                [&] { std::rethrow_exception(reason); });
+      } catch (const std::exception&) {
+        // it is told for the part that failed
+      }
+    }
+  }
+
+  ir::PendingSet& pending_;
+  const Origin origin_;
+  std::vector<Part> parts_;
+};
 
 }  // namespace
 
@@ -170,8 +277,15 @@ void flush(ir::PendingSet& pending, Cause cause) {
   const auto capture = Capture::current();
   ReusedGraph reused;
   std::optional<Turn> turn;
+  std::vector<Turn> more_turns;
+  const bool divisible = !capture && !in_region() && cause != Cause::kRegionEnd;
   if (!detach(pending, current_setting(), reused.graph, [&] {
-        if (!capture) turn = Turn::take(device);
+        if (capture) return;
+        turn = Turn::take(device);
+        const size_t outputs = reused.graph.promises.size();
+        if (!divisible || outputs <= kManyOutputs) return;
+        for (size_t i = 0; i < outputs / kPartOutputs; ++i)
+          more_turns.push_back(Turn::take(device));
       })) {
     return;
   }
@@ -180,6 +294,19 @@ void flush(ir::PendingSet& pending, Cause cause) {
     return;
   }
   ++Counters::get().flushes;
+  if (!more_turns.empty()) {
+    if (std::vector<Graph> graphs = split(reused.graph); !graphs.empty()) {
+      more_turns.insert(more_turns.begin(), *std::exchange(turn, std::nullopt));
+      for (const Graph& graph : graphs) {
+        if (trace) trace->push_back(graph.hash);
+      }
+      Parts parts(pending, std::move(graphs), std::move(more_turns));
+      parts.make();
+      parts.run();
+      return;
+    }
+    more_turns.clear();
+  }
   if (trace) trace->push_back(reused.graph.hash);
   // Who asks for a result waits for its program; the modes that run operators by themselves do not.
   const bool later = cause == Cause::kMode && !options().blocking;

@@ -26,9 +26,9 @@ class WithoutGil {
   PyThreadState* state_ = nullptr;
 };
 
-// Calls `handler`, with the GIL, when the calling thread's state of Python is cleared, which is before
-// Thread.join() returns in another thread. Not at all if the thread has none. To be called without
-// any of our mutexes.
+// Calls `handler`, with the GIL, when the calling thread's state of Python is cleared, which is
+// before Thread.join() returns in another thread. Not at all if the thread has none. To be called
+// without any of our mutexes.
 void at_python_threads_end(std::function<void()> handler);
 
 }  // namespace lazyxla::graph

@@ -42,6 +42,8 @@ class Turn {
   }
   ~Turn();
 
+  bool is_used() const { return number_ == 0; }
+
   // Runs it before returning, after those that come before it.
   void run_now(const VariantRef& variant, const Run& run);
 

@@ -1,5 +1,6 @@
 #include "graph/walk.h"
 
+#include <algorithm>
 #include <atomic>
 #include <mutex>
 
@@ -173,18 +174,10 @@ void Graph::clear() {
   key.clear();
 }
 
-bool detach(ir::PendingSet& pending, uint64_t setting, Graph& graph,
-            c10::function_ref<void()> detached) {
-  // The walk leaves its marks in the nodes, which other graphs may share.
-  static auto* walks = new std::mutex();
-  std::lock_guard lock_walks(*walks);
-  Walk walk(graph);
-  {
-    std::lock_guard lock(ir::device_mutex(pending.device));
-    if (!pending.first) return false;
-    take_storages(pending, walk, graph);
-    detached();
-  }
+namespace {
+
+// Numbers what lies below the storages that were taken.
+void number(Walk& walk, Graph& graph, uint64_t setting) {
   graph.key.push_back(setting);
   walk.begin();
   for (const Taken& t : graph.taken) walk.visit(t.value.node.get());
@@ -199,7 +192,97 @@ bool detach(ir::PendingSet& pending, uint64_t setting, Graph& graph,
   find_donated(graph);
   for (int alias : graph.aliases) graph.key.push_back(static_cast<uint64_t>(alias) + 1);
   graph.hash = ir::hash_words(graph.key.data(), graph.key.size());
+}
+
+// The walk leaves its marks in the nodes, which other graphs may share.
+std::mutex& walks() {
+  static auto* mutex = new std::mutex();
+  return *mutex;
+}
+
+// Per node, the first one of those that it is connected with.
+std::vector<uint32_t> components(const Graph& graph) {
+  std::vector<uint32_t> first(graph.nodes.size());
+  const auto root = [&](uint32_t node) {
+    while (first[node] != node) node = first[node] = first[first[node]];
+    return node;
+  };
+  std::vector<uint32_t> node_of;  // per value that is no leaf
+  for (uint32_t i = 0; i < graph.nodes.size(); ++i) {
+    first[i] = i;
+    for (size_t j = 0; j < graph.nodes[i]->operands().size(); ++j) {
+      const uint32_t operand = graph.operand(i, j);
+      if (operand < graph.leaves.size()) continue;
+      const uint32_t a = root(i), b = root(node_of[operand - graph.leaves.size()]);
+      first[std::max(a, b)] = std::min(a, b);
+    }
+    node_of.insert(node_of.end(), graph.nodes[i]->spec()->outputs.size(), i);
+  }
+  for (uint32_t i = 0; i < first.size(); ++i) first[i] = root(i);
+  return first;
+}
+
+}  // namespace
+
+bool detach(ir::PendingSet& pending, uint64_t setting, Graph& graph,
+            c10::function_ref<void()> detached) {
+  std::lock_guard lock_walks(walks());
+  Walk walk(graph);
+  {
+    std::lock_guard lock(ir::device_mutex(pending.device));
+    if (!pending.first) return false;
+    take_storages(pending, walk, graph);
+    detached();
+  }
+  number(walk, graph, setting);
   return true;
+}
+
+std::vector<Graph> split(Graph& graph) {
+  std::lock_guard lock_walks(walks());
+  // Which part each taken storage is in: as many components as make kPartOutputs, in their order.
+  const std::vector<uint32_t> component = components(graph);
+  std::vector<uint32_t> results(graph.nodes.size(), 0), part_of(graph.nodes.size(), 0);
+  std::vector<uint32_t> roots;  // per output, its component
+  for (const uint32_t output : graph.outputs) {
+    const auto after = std::upper_bound(graph.values.begin(), graph.values.end(), output);
+    roots.push_back(component[after - graph.values.begin() - 1]);
+    ++results[roots.back()];
+  }
+  uint32_t parts = 0, full = kPartOutputs;
+  std::vector<bool> placed(graph.nodes.size(), false);
+  for (const uint32_t root : roots) {
+    if (placed[root]) continue;
+    placed[root] = true;
+    if (full >= kPartOutputs) {
+      ++parts;
+      full = 0;
+    }
+    part_of[root] = parts - 1;
+    full += results[root];
+  }
+  if (parts == 1) return {};
+  std::vector<Graph> made(parts);
+  std::vector<int> place(graph.outputs.size(), -1);  // in its part's outputs
+  for (Taken& taken : graph.taken) {
+    const uint32_t output = taken.output;
+    Graph& part = made[part_of[roots[output]]];
+    if (place[output] < 0) {
+      place[output] = static_cast<int>(part.promises.size());
+      part.promises.push_back(graph.promises[output]);
+      part.output_types.push_back(graph.output_types[output]);
+    }
+    taken.output = static_cast<uint32_t>(place[output]);
+    part.taken.push_back(std::move(taken));
+  }
+  made[0].draws.swap(graph.draws);
+  const uint64_t setting = graph.key[0];
+  graph.clear();  // a reference of its own would keep memory from being given away
+  for (Graph& part : made) {
+    Walk walk(part);
+    number(walk, part, setting);
+  }
+  return made;
 }
 
 }  // namespace lazyxla::graph

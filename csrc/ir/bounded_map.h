@@ -1,7 +1,7 @@
 // A map that forgets: when it is full, the quarter whose last uses are the longest ago goes.
 //
-// For what is remembered of a program's past, which may be endless: a loop over ever new shapes. Not
-// safe for threads.
+// For what is remembered of a program's past, which may be endless: a loop over ever new shapes.
+// Not safe for threads.
 #pragma once
 
 #include <c10/util/flat_hash_map.h>
