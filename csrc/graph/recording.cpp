@@ -36,10 +36,14 @@ struct All {
 
 }  // namespace
 
-Recording::Recording() : SafePyObject(nullptr, nullptr) {
+Recording::Recording() : SafePyObject(nullptr, nullptr) {}
+
+std::shared_ptr<Recording> Recording::make() {
+  auto made = std::make_shared<Recording>();
   All& all = All::get();
   std::lock_guard lock(all.mutex);
-  all.recordings.insert(this);
+  all.recordings.insert(made.get());  // not before it is shared: others ask for a reference
+  return made;
 }
 
 Recording::~Recording() {
@@ -76,7 +80,7 @@ Recording& Recording::find_current() {
     return *known;
   }
   if (pass != -1) return shared();  // of a thread that has recorded nothing itself
-  owner = std::make_shared<Recording>();
+  owner = make();
   // Who has waited for a thread of Python's finds its work, which the thread's end alone, somewhat
   // later, would not promise.
   at_python_threads_end([recording = owner] {
@@ -88,7 +92,7 @@ Recording& Recording::find_current() {
 }
 
 Recording& Recording::shared() {
-  static auto* instance = new std::shared_ptr<Recording>(std::make_shared<Recording>());
+  static auto* instance = new std::shared_ptr<Recording>(make());
   return **instance;
 }
 

@@ -30,7 +30,7 @@ namespace lazyxla::graph {
 // Derives from what PyTorch hands on to autograd's threads; it holds no Python object.
 class Recording final : public c10::SafePyObject, public std::enable_shared_from_this<Recording> {
  public:
-  Recording();
+  Recording();  // for make() alone
   ~Recording();
   Recording(const Recording&) = delete;
   Recording& operator=(const Recording&) = delete;
@@ -64,6 +64,7 @@ class Recording final : public c10::SafePyObject, public std::enable_shared_from
   std::atomic<int> regions{0};
 
  private:
+  static std::shared_ptr<Recording> make();
   static Recording& find_current();
   ir::PendingSet& make_set(std::atomic<ir::PendingSet*>& set, c10::DeviceIndex device);
 
