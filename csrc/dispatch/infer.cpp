@@ -381,7 +381,7 @@ std::unique_ptr<Recipe> infer(const OpInfo& info, c10::ArrayRef<IValue> args, co
     }
     if (!inference) return nullptr;
     if (lasting) check_sizes(info, args, *inference);
-    if (lasting) check_empty(info, args, scan, *inference);
+    if (lasting) check_small(info, args, scan, *inference);
     if (info.functional_name == "aten::convolution") choose_memory_format(args, *inference);
     if (lasting) ir::InferenceStore::get().add(key, *inference);
   }

@@ -109,8 +109,8 @@ def polygamma(order: int, x: X) -> X:
         ratio = math.pi / (x * math.pi).call("sine")
         mirrored = ratio * ratio - zeta(x.full(2), 1 - x)
         return where(x < 0.5, mirrored, where(x == math.inf, 0, zeta(x.full(2), x)))
-    scale = math.factorial(order) * (1 if order % 2 else -1)
-    return zeta(x.full(order + 1), x) * scale
+    factorial = math.factorial(order) if order <= 170 else math.inf
+    return zeta(x.full(order + 1), x) * (factorial if order % 2 else -factorial)
 
 
 @pointwise("aten::mvlgamma")
