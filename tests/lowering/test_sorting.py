@@ -103,7 +103,7 @@ def test_searchsorted(size: int) -> None:
 
 @pytest.mark.parametrize("size", [1, 6, 64, 65, 100])
 def test_searchsorted_takes_the_steps_of_pytorch(size: int) -> None:
-    """Of what is not sorted, or has nan within, the place depends on which elements are compared."""
+    """Of what is not sorted, the place depends on which elements are compared."""
     batch = Batch()
     sequence, x = torch.randn(3, size), torch.randn(3, 40)
     sequence[1, torch.rand(size) < 0.3] = math.nan
