@@ -186,6 +186,13 @@ def test_as_on_the_cpu(name: str) -> None:
         assert ours is wrong
 
 
+def test_bytes_beyond_64_bits_are_refused() -> None:
+    """PyTorch's meta function of eye does not count them."""
+    for device in ("cpu", "lazyxla"):
+        with pytest.raises(RuntimeError, match="Storage size calculation overflowed"):
+            torch.eye(2**31, device=device)
+
+
 def test_histograms_with_bounds_read_nothing() -> None:
     x = torch.rand(5).to("lazyxla")
     with counted() as n:
