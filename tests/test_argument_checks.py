@@ -118,3 +118,12 @@ def test_what_meta_functions_leave_out(name: str) -> None:
     expected = error_of(STATIC[name], torch.ones(4, 4))
     assert expected[0] is not type(None)
     assert error_of(STATIC[name], torch.ones(4, 4, device="lazyxla")) == expected
+
+
+@pytest.mark.parametrize("size", [0, -1, -(2**31)])
+def test_fractional_windows_have_elements(size: int) -> None:
+    """PyTorch's CPU takes them, and finds -inf or fails within."""
+    for pool, sizes in ((F.fractional_max_pool2d, (5, 5)), (F.fractional_max_pool3d, (5, 5, 5))):
+        x = torch.ones(1, 1, *sizes, device="lazyxla")
+        with pytest.raises(RuntimeError, match=f"a window of size {size} has no greatest element"):
+            pool(x, size, output_size=2)

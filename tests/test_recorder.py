@@ -312,6 +312,15 @@ def test_storage_resize():
     assert_same(x * 2, numbers(4, 6) * 2)
 
 
+def test_slices_of_storages_are_refused():
+    """They share bytes at an address within, which a storage here does not have."""
+    storage = on_device(numbers(4, 6)).untyped_storage()
+    with pytest.raises(NotImplementedError, match="a slice of a storage does not exist"):
+        storage[2:5]
+    assert storage[3] == numbers(4, 6).untyped_storage()[3]
+    assert storage.tolist() == numbers(4, 6).untyped_storage().tolist()
+
+
 def test_resizing_to_nothing_frees_memory():
     x = torch.ones(1024, device=DEVICE)
     lazyxla.sync()

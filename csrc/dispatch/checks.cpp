@@ -311,10 +311,12 @@ bool affordable_on_cpu(const Scan& scan) {
 
 void check_static(const OpInfo& info, Args args) {
   check_options(info, args);
+  check_lists(info, args);
   if (info.checks.of_static) info.checks.of_static(info, args);
 }
 
-void check_empty(const OpInfo& info, Args args, const Scan& scan, const ir::Inference& inference) {
+void check_small(const OpInfo& info, Args args, const Scan& scan, const ir::Inference& inference) {
+  constexpr int64_t kFew = 1 << 12;  // what a factory is let make
   bool empty = false;
   int64_t elements = 0;
   for (const c10::TensorImpl* operand : scan.operands) {
@@ -326,7 +328,8 @@ void check_empty(const OpInfo& info, Args args, const Scan& scan, const ir::Infe
   }
   // What this one checks of its pivots are their values.
   bool of_values = info.functional_name == "aten::linalg_ldl_solve";
-  if (!empty || of_values || elements > kLarge) return;
+  bool small = info.factory ? elements <= kFew : empty && elements <= kLarge;
+  if (!small || of_values) return;
   try {
     // Zeros are indices, lengths and offsets that are right if any are.
     check_as_cpu(info, args, {.fill = info.checks.on_cpu_with.value_or(0)});

@@ -5,7 +5,7 @@
 // kernel is asked, with as little data as tells (check_as_cpu), or the few checks that need all of
 // the sizes are made here (own_checks.h, size_checks.h). A call with a tensor without elements is
 // little data as it is, and most that kernels refuse for its sizes they refuse only then: the CPU
-// is always asked (check_empty).
+// is always asked, as it is about factories of few elements (check_small).
 //
 // Numbers are no part of what shape inference remembers. Where an operator's kernel checks them
 // (the sigma of a distribution, a value that an integer dtype cannot hold), check_numbers asks the
@@ -43,9 +43,10 @@ bool affordable_on_cpu(const Scan& scan);
 // Checks that depend on nothing but sizes, dtypes and static arguments: once per memo key.
 void check_static(const OpInfo& info, c10::ArrayRef<c10::IValue> args);
 
-// If an operand has no elements: calls the operator's CPU kernel on tensors of the same sizes, to
-// hear its objections. `inference` is what the meta functions told.
-void check_empty(const OpInfo& info, c10::ArrayRef<c10::IValue> args, const Scan& scan,
+// If an operand has no elements, or there is none and the results are small: calls the operator's
+// CPU kernel on tensors of the same sizes, to hear its objections. `inference` is what the meta
+// functions told.
+void check_small(const OpInfo& info, c10::ArrayRef<c10::IValue> args, const Scan& scan,
                  const ir::Inference& inference);
 
 // To be called for every call. `key_hash` is that of the scan's key.

@@ -339,7 +339,8 @@ std::unique_ptr<Recipe> make_recipe(const OpInfo& info, c10::ArrayRef<IValue> fu
     for (uint32_t i = 0; i < count; ++i, ++position) {
       const auto& result = inference.results[position];
       ir::Geometry geometry = fresh_geometry(result.geometry);
-      auto nbytes = static_cast<size_t>(geometry.nbytes());
+      size_t nbytes = at::detail::computeStorageNbytes(geometry.sizes, geometry.strides,
+                                                       c10::elementSize(geometry.dtype));
       recipe->fresh.push_back({result.defined ? next_output++ : -1, std::move(geometry), nbytes});
     }
   }
@@ -381,7 +382,7 @@ std::unique_ptr<Recipe> infer(const OpInfo& info, c10::ArrayRef<IValue> args, co
     }
     if (!inference) return nullptr;
     if (lasting) check_sizes(info, args, *inference);
-    if (lasting) check_empty(info, args, scan, *inference);
+    if (lasting) check_small(info, args, scan, *inference);
     if (info.functional_name == "aten::convolution") choose_memory_format(args, *inference);
     if (lasting) ir::InferenceStore::get().add(key, *inference);
   }

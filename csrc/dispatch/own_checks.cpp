@@ -44,6 +44,28 @@ at::Tensor without_memory(const at::Tensor& tensor) {
   return at::zeros({}, at::dtype(tensor.scalar_type())).expand(tensor.sizes());
 }
 
+bool is_list(const c10::Argument& argument, const c10::IValue& value) {
+  return value.isIntList() && argument.type()->kind() == c10::TypeKind::ListType;
+}
+
+// The windows of PyTorch's kernels are counted in 32 bits.
+void check_windows(const OpInfo& info, Args args) {
+  const auto& schema = info.handle.schema().arguments();
+  for (size_t i = 0; i < args.size(); ++i) {
+    if (!is_list(schema[i], args[i])) continue;
+    for (int64_t number : args[i].toIntVector()) {
+      TORCH_CHECK(number == static_cast<int>(number), schema[i].name(), " of ", info.name,
+                  ": value cannot be converted to type int without overflow: ", number);
+    }
+  }
+}
+
+void check_fractional_windows(const OpInfo& info, Args args) {
+  for (int64_t size : argument(info, args, "kernel_size").toIntVector()) {
+    TORCH_CHECK(size > 0, info.name, ": a window of size ", size, " has no greatest element");
+  }
+}
+
 // PyTorch checks shapes where it chooses the library that computes a convolution.
 void check_convolution(const OpInfo& info, Args args) {
   const at::Tensor& input = args[0].toTensor();
@@ -63,6 +85,12 @@ void check_convolution(const OpInfo& info, Args args) {
         c10::fromIntArrayRefSlow(dilation), argument(info, args, "transposed").toBool(),
         c10::fromIntArrayRefSlow(output_padding), argument(info, args, "groups").toInt(),
         std::nullopt);
+    for (size_t i = 0; argument(info, args, "transposed").toBool() && i < stride.size(); ++i) {
+      TORCH_CHECK(output_padding[i] < stride[i] || output_padding[i] < dilation[i],
+                  "output padding must be smaller than either stride or dilation, but got "
+                  "output_padding: ",
+                  output_padding, " stride: ", stride, " dilation: ", dilation);
+    }
   }
   for (const at::Tensor& other : {weight, has_bias ? bias.toTensor() : weight}) {
     TORCH_CHECK(other.scalar_type() == input.scalar_type(), "expected scalar type ",
@@ -214,9 +242,22 @@ OwnChecks own_checks(const std::string& functional_name) {
       {"aten::randperm", {.of_static = check_randperm}},
       {"aten::randperm.generator", {.of_static = check_randperm}},
       {"aten::constant_pad_nd", {.of_numbers = check_pad}},
+      {"aten::avg_pool2d", {.of_static = check_windows}},
+      {"aten::avg_pool3d", {.of_static = check_windows}},
+      {"aten::max_pool2d_with_indices", {.of_static = check_windows}},
+      {"aten::max_pool3d_with_indices", {.of_static = check_windows}},
+      {"aten::fractional_max_pool2d", {.of_static = check_fractional_windows}},
+      {"aten::fractional_max_pool3d", {.of_static = check_fractional_windows}},
   };
   auto found = checks.find(functional_name);
   return found == checks.end() ? OwnChecks() : found->second;
+}
+
+void check_lists(const OpInfo& info, Args args) {
+  for (size_t i = 0; i < args.size(); ++i) {
+    TORCH_CHECK(!args[i].isSymIntList(), info.handle.schema().arguments()[i].name(), " of ",
+                info.name, ": expected to contain only concrete integers, none below -2**62");
+  }
 }
 
 void check_options(const OpInfo& info, Args args) {

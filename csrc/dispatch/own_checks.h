@@ -17,6 +17,10 @@ struct OwnChecks {
 // out= forms, too, which may lack some of its arguments.
 OwnChecks own_checks(const std::string& functional_name);
 
+// Refuses numbers that PyTorch cannot pass to a kernel in a list, where it takes those below -2**62
+// for symbols.
+void check_lists(const OpInfo& info, c10::ArrayRef<c10::IValue> args);
+
 // What tensor options a factory function cannot have here.
 void check_options(const OpInfo& info, c10::ArrayRef<c10::IValue> args);
 

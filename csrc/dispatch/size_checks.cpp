@@ -4,6 +4,7 @@
 #include <ATen/ExpandUtils.h>
 #include <ATen/WrapDimUtils.h>
 #include <ATen/core/Tensor.h>
+#include <c10/util/safe_numerics.h>
 
 #include <algorithm>
 #include <unordered_map>
@@ -77,6 +78,14 @@ void check_softmax_backward(Args args) {
 
 void check_group_norm(Args args) {
   int64_t channels = args[4].toInt();
+  int64_t elements = 0;
+  bool fits = args[3].toInt() >= 0 && args[5].toInt() >= 0 &&
+              !c10::mul_overflows(args[3].toInt(), channels, &elements) &&
+              !c10::mul_overflows(elements, args[5].toInt(), &elements) &&
+              elements == args[0].toTensor().numel();
+  TORCH_CHECK(fits, "Expected X.numel() == N * C * HxW to be true, but got X of shape ",
+              args[0].toTensor().sizes(), ", N = ", args[3].toInt(), ", C = ", channels,
+              ", HxW = ", args[5].toInt());
   for (int i : {1, 2}) {
     if (!given(args[i])) continue;
     const at::Tensor& tensor = args[i].toTensor();

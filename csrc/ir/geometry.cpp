@@ -1,5 +1,8 @@
 #include "ir/geometry.h"
 
+#include <c10/util/Exception.h>
+#include <c10/util/safe_numerics.h>
+
 #include <algorithm>
 
 namespace lazyxla::ir {
@@ -24,10 +27,12 @@ int64_t Geometry::numel() const { return product(sizes); }
 Geometry Geometry::contiguous(c10::ScalarType dtype, c10::IntArrayRef sizes) {
   Geometry g{dtype, Dims(sizes.begin(), sizes.end()), Dims(sizes.size()), 0};
   int64_t stride = 1;
+  bool overflows = false;
   for (size_t i = sizes.size(); i-- > 0;) {
     g.strides[i] = stride;
-    stride *= std::max<int64_t>(sizes[i], 1);
+    if (i > 0) overflows |= c10::mul_overflows(stride, std::max<int64_t>(sizes[i], 1), &stride);
   }
+  TORCH_CHECK(!overflows, "Stride calculation overflowed for a tensor of shape ", sizes);
   return g;
 }
 

@@ -71,7 +71,11 @@ AddressAllocator* registered = nullptr;
 c10::intrusive_ptr<c10::StorageImpl> make_storage(c10::StorageImpl::use_byte_size_t,
                                                   c10::SymInt size, c10::DataPtr data_ptr,
                                                   c10::Allocator*, bool) {
-  c10::DeviceIndex index = data_ptr ? data_ptr.device().index() : current_device();
+  // What lies at an address cannot be shared with the storage that has it.
+  TORCH_CHECK_NOT_IMPLEMENTED(!data_ptr,
+                              "lazyxla: a slice of a storage does not exist on this device; slice "
+                              "the tensor, or the storage's copy on the CPU");
+  c10::DeviceIndex index = current_device();
   int64_t nbytes = size.expect_int();
   auto bytes = Geometry::contiguous(c10::ScalarType::Byte, {nbytes});
   return c10::make_intrusive<Storage>(nbytes, bytes, std::max<c10::DeviceIndex>(index, 0));

@@ -101,6 +101,20 @@ def test_searchsorted(size: int) -> None:
     batch.check()
 
 
+@pytest.mark.parametrize("size", [1, 6, 64, 65, 100])
+def test_searchsorted_takes_the_steps_of_pytorch(size: int) -> None:
+    """Of what is not sorted, the place depends on which elements are compared."""
+    batch = Batch()
+    sequence, x = torch.randn(3, size), torch.randn(3, 40)
+    sequence[1, torch.rand(size) < 0.3] = math.nan
+    x[:, 0], x[:, 1], x[:, 2:4] = math.nan, math.inf, sequence[:, :1]
+    for right in (False, True):
+        batch.add("aten::searchsorted.Tensor", sequence, x, right=right)
+        for row in sequence:
+            batch.add("aten::bucketize.Tensor", x, row.contiguous(), right=right)
+    batch.check()
+
+
 def test_searchsorted_by_a_sorter() -> None:
     batch = Batch()
     for size in (9, 70):

@@ -25,7 +25,8 @@ from tests.opinfo.compare import DEVICE, as_exact, compare, copied
 from tests.opinfo.entries import entries, layouts, samples, supports, tolerances
 from tests.opinfo.error_inputs import difference, error_on, of_operator
 from tests.opinfo.expected import judged_in_double
-from tests.opinfo.outcome import SIZES, Mismatch, Outcome
+from tests.opinfo.integers import bounded_memory, is_affordable, with_integers
+from tests.opinfo.outcome import INTEGERS, SIZES, VARIANTS, Mismatch, Outcome
 from tests.opinfo.sizes import resized
 
 # Their results are uninitialised memory.
@@ -106,8 +107,10 @@ _RUN = {
     "out": _out,
     "layouts": _forward,
     SIZES: _forward,
+    INTEGERS: _forward,
 }
-_FORWARD = ("forward", "layouts", SIZES)
+_FORWARD = ("forward", "layouts", *VARIANTS)
+_VARIED = {SIZES: resized, INTEGERS: with_integers}
 
 
 def check_entry(
@@ -127,8 +130,8 @@ def check_entry(
         warnings.simplefilter("ignore")
         if part == "errors":
             _check_errors(op, outcome)
-        elif part == SIZES:
-            _check_sizes(op, dtype, limit, outcome)
+        elif part in VARIANTS:
+            _check_variants(op, dtype, part, limit, outcome)
         else:
             _check_samples(op, dtype, part, limit, outcome)
     outcome.fallbacks = dict(lazyxla.fallbacks())
@@ -154,16 +157,20 @@ def _check_samples(
         _check_together(op, dtype, part, group, range(first, first + len(group)), outcome)
 
 
-def _check_sizes(op: OpInfo, dtype: torch.dtype, limit: int | None, outcome: Outcome) -> None:
+def _check_variants(
+    op: OpInfo, dtype: torch.dtype, part: str, limit: int | None, outcome: Outcome
+) -> None:
     """Errors at the call, dtypes, shapes and strides, and then the values of what has elements."""
     calls: list[tuple[SampleInput, Any]] = []
     numbers: list[int] = []
-    for sample in (s for given in samples(op, dtype, limit) for s in resized(given, op.name)):
+    for sample in _VARIED[part](samples(op, dtype, limit), op.name):
+        if part == INTEGERS and not is_affordable(lambda s=sample: _call(op, s, "meta", part)):
+            continue
         number, outcome.samples = outcome.samples, outcome.samples + 1
-        theirs, wrong = _attempt(op, sample, "cpu")
-        ours, error = _attempt(op, sample, DEVICE)
+        theirs, wrong = _attempt(op, sample, "cpu", part)
+        ours, error = _attempt(op, sample, DEVICE, part)
         if wrong or error:
-            _compare_errors(error, wrong, number, outcome)
+            _compare_errors(error, wrong, _shapes(sample), number, outcome)
             continue
         try:
             compare(ours, theirs, values=False, strides=True, tolerances={})
@@ -174,15 +181,18 @@ def _check_sizes(op: OpInfo, dtype: torch.dtype, limit: int | None, outcome: Out
                 calls.append((sample, theirs))
                 numbers.append(number)
     for first in range(0, len(calls), _TOGETHER):
-        part = slice(first, first + _TOGETHER)
-        _check_together(op, dtype, SIZES, calls[part], numbers[part], outcome)
+        group = slice(first, first + _TOGETHER)
+        _check_together(op, dtype, part, calls[group], numbers[group], outcome)
 
 
-def _attempt(op: OpInfo, sample: SampleInput, device: str) -> tuple[Any, Exception | None]:
+def _attempt(
+    op: OpInfo, sample: SampleInput, device: str, part: str
+) -> tuple[Any, Exception | None]:
     """The result and None, or None and the error that the call raises."""
     torch.manual_seed(0)
     try:
-        return _call(op, sample, device, SIZES), None
+        with bounded_memory() if part == INTEGERS else contextlib.nullcontext():
+            return _call(op, sample, device, part), None
     except Exception as error:
         return None, error
 
@@ -315,13 +325,16 @@ def _check_errors(op: OpInfo, outcome: Outcome) -> None:
 
 
 def _compare_errors(
-    ours: Exception | None, theirs: Exception | None, number: int, outcome: Outcome
+    ours: Exception | None, theirs: Exception | None, call: str, number: int, outcome: Outcome
 ) -> None:
     """Notes if the device and the CPU do not raise errors of one type."""
+
+    def told(error: Exception | None) -> str:
+        return f"{type(error).__name__}: {error}"
+
     if ours is None:
-        outcome.fail("accepts", f"no error instead of {type(theirs).__name__}: {theirs}", number)
+        outcome.fail("accepts", f"{call}: no error instead of {told(theirs)}", number)
     elif theirs is None:
-        outcome.fail("raises", f"{type(ours).__name__}: {ours}", number)
+        outcome.fail("raises", f"{call}: {told(ours)}", number)
     elif not isinstance(ours, type(theirs)):
-        message = f"{type(ours).__name__}: {ours} instead of {type(theirs).__name__}: {theirs}"
-        outcome.fail("raises", message, number)
+        outcome.fail("raises", f"{call}: {told(ours)} instead of {told(theirs)}", number)

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tests.opinfo.outcome import SIZES, Outcome
+from tests.opinfo.outcome import INTEGERS, SIZES, VARIANTS, Outcome
 
 
 @dataclass(frozen=True)
 class Expected:
     """Of these entries, in these parts and dtypes, failures of one of these kinds.
 
-    Unless `always`, the check may pass, depending on what ran before; of other layouts and sizes
-    any check may.
+    Unless `always`, the check may pass, depending on what ran before; of other layouts, sizes and
+    integers any check may.
     """
 
     reason: str
@@ -169,15 +169,20 @@ EXPECTED: tuple[Expected, ...] = (
         _ALL,
         ("complex64",),
     ),
-    # ---- sizes of 0 and 1 ----
+    # ---- sizes of 0 and 1, and extreme integers ----
     Expected(
         "indices, lengths, pivots and masks are data: see docs/semantics.md",
         (
             *("__getitem__", "gather", "scatter", "lu_solve", "lu_unpack", "linalg.lu_solve"),
-            *("masked_scatter", "_segment_reduce.lengths", "repeat_interleave"),
+            *("masked_scatter", "_segment_reduce.lengths", "repeat_interleave", "scatter_add"),
+            *(f"scatter_reduce.{kind}" for kind in ("sum", "prod", "mean", "amin", "amax")),
+            *(f"nn.functional.max_unpool{n}d" for n in (1, 2, 3)),
+            *(f"nn.functional.max_unpool{n}d.grad" for n in (1, 2, 3)),
+            "nn.functional.one_hot",
         ),
         ("accepts",),
-        (SIZES,),
+        VARIANTS,
+        ("float32", "int64"),
     ),
     Expected(
         "torch.cholesky and cholesky_inverse do not look at the matrix: linalg.cholesky does",
@@ -213,10 +218,10 @@ EXPECTED: tuple[Expected, ...] = (
         "PyTorch's CPU returns memory that it has not written",
         (
             *("nn.functional.multi_margin_loss", "nn.functional.multilabel_margin_loss"),
-            "nn.functional.pad.circular",
+            *("nn.functional.pad.circular", "grid_sampler_2d", "grid_sampler_3d"),
         ),
         ("values",),
-        (SIZES,),
+        VARIANTS,
     ),
     Expected(
         "PyTorch's CPU repeats one row of an image of width 1 that lies as channels_last",
@@ -235,6 +240,49 @@ EXPECTED: tuple[Expected, ...] = (
         ("linalg.multi_dot",),
         ("values",),
         (SIZES,),
+    ),
+    # ---- extreme integers ----
+    Expected(
+        "PyTorch's CPU negates alpha as an int64: -2**63 stays what it is",
+        ("sub", "rsub"),
+        ("values",),
+        (INTEGERS,),
+    ),
+    Expected(
+        "of the order PyTorch's CPU kernel keeps the lowest 32 bits",
+        (
+            *(f"polygamma.polygamma_n_{n}" for n in range(5)),
+            "special.polygamma.special_polygamma_n_0",
+        ),
+        ("values",),
+        (INTEGERS,),
+        ("float32", "int64"),
+    ),
+    Expected(
+        "an offset of -2**63 overflows on the CPU, whose last places lie outside of the matrix",
+        ("triu_indices",),
+        ("shape",),
+        (INTEGERS,),
+        ("int64",),
+    ),
+    Expected(
+        "windows below 1, of which PyTorch's CPU says that -inf is the greatest element",
+        ("nn.functional.fractional_max_pool2d", "nn.functional.fractional_max_pool3d"),
+        ("raises",),
+        (INTEGERS,),
+    ),
+    Expected(
+        "oneDNN, which the CPU's kernel calls, has no stride of 2**63 - 1",
+        ("nn.functional.conv1d",),
+        ("accepts",),
+        (INTEGERS,),
+    ),
+    Expected(
+        "XLA's CPU backend makes the padded operand: 103 GB for a dilation of 2**31",
+        ("nn.functional.conv1d", "nn.functional.conv2d"),
+        ("raises",),
+        (INTEGERS,),
+        ("float32", "int64"),
     ),
 )
 
@@ -270,6 +318,11 @@ JUDGED: tuple[Judged, ...] = (
             "nn.functional.rms_norm",
         ),
         _BACKWARD,
+    ),
+    Judged(
+        "two products, of which one is great: the device errs by 4.9e-8, PyTorch's CPU by 6.3e-8",
+        ("baddbmm",),
+        (INTEGERS,),
     ),
     Judged(
         "differences from a mean cancel: the device errs by 7.3e-6, PyTorch's CPU by 3.2e-6",
@@ -421,8 +474,8 @@ def expected(entry: str, dtype: str, part: str) -> list[Expected]:
 
 
 def _of(part: str, parts: tuple[str, ...]) -> bool:
-    """What is known of forward samples holds for those in other layouts and sizes, too."""
-    return part in parts or (part in ("layouts", SIZES) and "forward" in parts)
+    """What is known of forward samples holds for those in other layouts and their variants, too."""
+    return part in parts or (part in ("layouts", *VARIANTS) and "forward" in parts)
 
 
 def unexpected(outcome: Outcome, complete: bool) -> list[str]:
@@ -432,10 +485,8 @@ def unexpected(outcome: Outcome, complete: bool) -> list[str]:
     judgement in double precision is no such problem: whose roundings add up depends on the
     processor.
     """
-    complete = complete and outcome.part not in (
-        "layouts",
-        SIZES,
-    )  # the forward part tells what passes now
+    # The forward part tells what passes now.
+    complete = complete and outcome.part not in ("layouts", *VARIANTS)
     known = expected(outcome.entry, outcome.dtype, outcome.part)
     problems = [
         f"{outcome.entry} {outcome.part} sample {f['sample']}: {f['kind']}: {f['message']}"

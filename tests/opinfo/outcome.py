@@ -7,8 +7,10 @@ from typing import Any
 
 PARTS = ("forward", "backward", "inplace", "out", "errors", "layouts")
 
-# Samples with sizes of 0 and 1: many more than the others are. Only if asked for.
-SIZES = "sizes"
+# Samples with sizes of 0 and 1, and with extreme integers: many more than the others are. Only if
+# asked for.
+SIZES, INTEGERS = "sizes", "integers"
+VARIANTS = (SIZES, INTEGERS)
 
 
 class Mismatch(Exception):

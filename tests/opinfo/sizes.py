@@ -7,12 +7,19 @@ only results with elements are then read, many of them from one program.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.testing._internal.opinfo.core import SampleInput
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
+from torch.utils._pytree import (
+    keystr,
+    tree_flatten_with_path,
+    tree_leaves,
+    tree_map_only,
+    tree_unflatten,
+)
 
 Change = Callable[[torch.Tensor], torch.Tensor]
 
@@ -26,35 +33,35 @@ _UNCHECKED = (
 _CRASHING = ("linalg.lstsq", "nn.functional.embedding_bag")
 
 
-def resized(sample: SampleInput, name: str) -> Iterator[SampleInput]:
-    """The sample of an operator with each size of each tensor 0 and 1, and with each list emptied.
+def resized(samples: Iterable[SampleInput], name: str) -> Iterator[SampleInput]:
+    """The samples of an operator with each size of each tensor 0 and 1, and with each list emptied.
 
     A size is changed in one tensor alone and in all that have it, which keeps most calls valid.
     """
-    if name in _CRASHING:
-        return
-    seen = {_signature(sample)}
-    lists = () if name in _UNCHECKED else _emptied_lists(sample)
-    for variant in (*_other_sizes(sample, alone=name not in _UNCHECKED), *lists):
-        if (signature := _signature(variant)) not in seen:
-            seen.add(signature)
-            yield variant
+    for sample in samples if name not in _CRASHING else ():
+        seen = {_signature(sample)}
+        lists = () if name in _UNCHECKED else _emptied_lists(sample)
+        for variant in (*_other_sizes(sample, alone=name not in _UNCHECKED), *lists):
+            if (signature := _signature(variant)) not in seen:
+                seen.add(signature)
+                yield variant
 
 
-def _tensors(sample: SampleInput) -> list[torch.Tensor]:
+def tensors(sample: SampleInput) -> list[torch.Tensor]:
+    """All of its tensors, in the order of its arguments."""
     leaves = tree_leaves((sample.input, sample.args, sample.kwargs))
     return [x for x in leaves if isinstance(x, torch.Tensor)]
 
 
 def _other_sizes(sample: SampleInput, alone: bool) -> Iterator[SampleInput]:
-    tensors = _tensors(sample)
-    for size in dict.fromkeys(n for x in tensors for n in x.shape):
+    given = tensors(sample)
+    for size in dict.fromkeys(n for x in given for n in x.shape):
         for new in {0, 1} - {size}:
-            dims = [[d for d, n in enumerate(x.shape) if n == size] for x in tensors]
+            dims = [[d for d, n in enumerate(x.shape) if n == size] for x in given]
             yield _changed(sample, dims, new)
             for position, own in enumerate(dims if alone else []):
                 for dim in own:
-                    one = [[dim] if i == position else [] for i in range(len(tensors))]
+                    one = [[dim] if i == position else [] for i in range(len(given))]
                     yield _changed(sample, one, new)
 
 
@@ -100,18 +107,38 @@ def _is_list(x: Any) -> bool:
     )
 
 
-def _emptied_lists(sample: SampleInput) -> Iterator[SampleInput]:
+@dataclass(frozen=True)
+class Replacement:
+    """A leaf of a sample's arguments, and how to make the sample with another in its place."""
+
+    path: str
+    leaf: Any
+    replaced: Callable[[Any], SampleInput]
+
+
+def replacements(
+    sample: SampleInput, is_leaf: Callable[[Any], bool] | None = None
+) -> Iterator[Replacement]:
+    """All leaves of its arguments."""
     # A dict, since the arguments as a list could be tensors or numbers only.
-    arguments = dict(enumerate([sample.input, *sample.args, *sample.kwargs.values()]))
-    leaves, spec = tree_flatten(arguments, is_leaf=_is_list)
-    for position, leaf in enumerate(leaves):
-        if not _is_list(leaf):
-            continue
-        others = list(leaves)
-        others[position] = type(leaf)()
-        first, *rest = tree_unflatten(others, spec).values()
-        args, values = rest[: len(sample.args)], rest[len(sample.args) :]
-        yield _sample(sample, first, tuple(args), dict(zip(sample.kwargs, values, strict=True)))
+    arguments = dict(enumerate([sample.input, *sample.args]), **sample.kwargs)
+    leaves, spec = tree_flatten_with_path(arguments, is_leaf=is_leaf)
+    for position, (path, leaf) in enumerate(leaves):
+
+        def replaced(new: Any, position: int = position) -> SampleInput:
+            others = [new if i == position else x for i, (_, x) in enumerate(leaves)]
+            first, *rest = tree_unflatten(others, spec).values()
+            args, values = rest[: len(sample.args)], rest[len(sample.args) :]
+            kwargs = dict(zip(sample.kwargs, values, strict=True))
+            return _sample(sample, first, tuple(args), kwargs)
+
+        yield Replacement(keystr(path), leaf, replaced)
+
+
+def _emptied_lists(sample: SampleInput) -> Iterator[SampleInput]:
+    for place in replacements(sample, is_leaf=_is_list):
+        if _is_list(place.leaf):
+            yield place.replaced(type(place.leaf)())
 
 
 def _signature(sample: SampleInput) -> str:

@@ -13,7 +13,7 @@ import torch
 from tests.opinfo.checks import check_entry
 from tests.opinfo.entries import entries, supports
 from tests.opinfo.expected import EXPECTED, JUDGED, unexpected
-from tests.opinfo.outcome import PARTS, SIZES
+from tests.opinfo.outcome import INTEGERS, PARTS, SIZES
 
 # Of each kind of operator one or two that much depends on.
 THOROUGH = [
@@ -132,6 +132,15 @@ SIZED = [
     *("nn.functional.pad.replicate_negative", "nn.functional.soft_margin_loss", "ormqr"),
     *("scatter_add", "slice_scatter", "softmax", "sort", "sum", "topk", "where"),
 ]
+# Of each mechanism that extreme integers were wrong with, one at least, and what most depends on.
+WITH_INTEGERS = [
+    *("_segment_reduce.lengths", "arange", "as_strided", "chunk", "cumsum", "diagonal", "empty"),
+    *("eye", "full", "index_select", "linspace", "movedim", "narrow", "native_group_norm"),
+    *("nn.functional.avg_pool2d", "nn.functional.conv_transpose1d", "nn.functional.max_pool1d"),
+    *("nn.functional.pad.constant", "nn.functional.pixel_shuffle", "permute"),
+    *("polygamma.polygamma_n_2", "repeat", "reshape", "roll", "round.decimals_3", "select"),
+    *("softmax", "split", "sum", "topk", "tril", "tril_indices", "triu_indices", "unfold"),
+]
 FLOAT32 = [n for n, op in entries().items() if supports(op, torch.float32, "forward")]
 
 
@@ -184,6 +193,15 @@ def test_layouts(name: str) -> None:
 def test_sizes(name: str) -> None:
     """Sizes of 0 and 1, and empty lists: `python -m tests.opinfo.sweep --part sizes` tries all."""
     outcome = check_entry(name, torch.float32, SIZES, 8)
+    assert outcome.samples > 0
+    assert unexpected(outcome, complete=False) == []
+
+
+@pytest.mark.parametrize("name", WITH_INTEGERS)
+def test_integers(name: str) -> None:
+    """`python -m tests.opinfo.sweep --part integers` tries all."""
+    dtype = torch.float32 if name in FLOAT32 else torch.int64
+    outcome = check_entry(name, dtype, INTEGERS, 8)
     assert outcome.samples > 0
     assert unexpected(outcome, complete=False) == []
 

@@ -157,7 +157,7 @@ def frac(x: X) -> X:
 def round_decimals(x: X, decimals: int) -> X:
     if x.is_exact and decimals >= 0:
         return x
-    ten = 10.0 ** abs(decimals)
+    ten = 10.0 ** abs(decimals) if abs(decimals) < 309 else math.inf
     scaled = x * ten if decimals > 0 else x / ten
     rounded = scaled.call("round_nearest_even")
     return rounded / ten if decimals > 0 else rounded * ten

@@ -369,7 +369,7 @@ def _sample(image: Any, grid: Any, mode: int, padding: int, align_corners: bool)
     def into_range(x: Any, size: int) -> Any:
         if padding == 2:
             x = reflect(x, size)
-        return jnp.clip(x, 0, size - 1) if padding else x
+        return jnp.clip(x, 0, size - 1) if padding in (1, 2) else x
 
     def fetch(places: Any) -> Any:
         inside = jnp.ones(places[0].shape, bool)

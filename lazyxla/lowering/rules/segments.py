@@ -71,6 +71,7 @@ def segment_reduce(
 ) -> Array:
     import jax.numpy as jnp
 
+    axis %= data.ndim
     numbers, count = _segment_numbers(data, lengths, offsets, axis)
     flat = _flat(data, axis)
     result = _reduce(flat, numbers, count, reduce)

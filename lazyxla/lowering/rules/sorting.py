@@ -96,41 +96,44 @@ def topk(b: "Builder", x: Value, k: int, dim: int, largest: bool, sorted_: bool)
 # ---- binary search ----
 
 _FEW = 64
-"""Up to this many boundaries, comparing with all of them beats a search."""
+"""Up to this many elements, comparing with all of them beats a search."""
 
 
 def _search(b: "Builder", sequence: Value, x: Value, right: bool) -> Value:
-    """The place where each x belongs: how many elements of the sorted sequence lie before it.
+    """The int64 place where each x belongs, found by PyTorch's binary search, step by step: of a
+    sequence that is not sorted, or has nan within, it is the place that PyTorch finds.
 
-    `sequence` has shape (n,), or the shape of `x` but for its last dimension n. nan belongs at the
-    end. The result is int64.
+    `sequence` has shape (n,), or the shape of `x` but for its last dimension n.
     """
     size, shape = b.shape(sequence)[-1], b.shape(x)
     if not size or not math.prod(shape):
         return b.zeros(shape, torch.int64)
 
-    def before(element: Value, number: Value) -> Value:
-        return b.hlo.not_(b.compare(element, number, "GT" if right else "GE"))
+    def before(element: Value) -> Value:
+        return b.hlo.not_(b.compare(b.broadcast_to(element, shape), x, "GT" if right else "GE"))
+
+    def decided(start: int, end: int) -> Value:
+        """The search between two places as a tree of decisions, which reads each element."""
+        if start == end:
+            return b.full(shape, start, torch.int64)
+        middle = (start + end) // 2
+        element = b.slice_dim(sequence, -1, middle, middle + 1)
+        element = b.reshape(element, []) if b.rank(sequence) == 1 else element
+        return b.select(before(element), decided(middle + 1, end), decided(start, middle))
 
     if size <= _FEW:
-        wide = [*shape, size]
-        rank = b.rank(sequence)
-        columns = b.broadcast_to(sequence if rank == 1 else b.unsqueeze(sequence, -2), wide)
-        hits = before(columns, b.broadcast_to(b.unsqueeze(x, -1), wide))
-        return b.reduce(b.convert(hits, torch.int64), [len(shape)], "sum")
-
-    # From the greatest power of two down: step ahead as long as what is stepped over lies before x.
-    place = b.zeros(shape, torch.int64)
-    for bit in reversed(range(size.bit_length())):
-        ahead = b.hlo.add(place, b.full_like(place, 1 << bit))
-        last = b.hlo.minimum(ahead, b.full_like(ahead, size))
-        last = b.hlo.subtract(last, b.full_like(last, 1))
-        found = (
-            b.take(sequence, last, 0) if b.rank(sequence) == 1 else b.take_along(sequence, last, -1)
-        )
-        inside = b.compare(ahead, b.full_like(ahead, size), "LE")
-        place = b.select(b.hlo.and_(inside, before(found, x)), ahead, place)
-    return place
+        return decided(0, size)
+    start, end = b.zeros(shape, torch.int64), b.full(shape, size, torch.int64)
+    one, flat, least = b.full_like(start, 1), b.rank(sequence) == 1, size
+    for _ in range(size.bit_length()):
+        middle = b.hlo.shift_right_arithmetic(b.hlo.add(start, end), one)
+        element = b.take(sequence, middle, 0) if flat else b.take_along(sequence, middle, -1)
+        step = before(element)
+        if least == 0:  # some have found their place a round earlier than others
+            step = b.hlo.and_(step, b.compare(start, end, "LT"))
+        start, end = b.select(step, b.hlo.add(middle, one), start), b.select(step, end, middle)
+        least = max(least - 1, 0) // 2
+    return start
 
 
 @rule("aten::searchsorted.Tensor", "aten::searchsorted.Scalar")
