@@ -182,7 +182,7 @@ void stop_threads() {
   for (int i = 0; i < 100 && is_busy(); ++i) {
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }
-  if (is_busy()) pjrt::end_without_destructors();
+  pjrt::prepare_to_exit(is_busy());
 }
 
 void flush_inference_store() {

@@ -436,7 +436,7 @@ USES: dict[str, Callable[[Any], Any]] = {
     "events": _keep,
     "print": lambda s: repr(s[0]),
     "compare": lambda s: torch.equal(s[0], s[0].clone()),
-    "another device": lambda s: s[0].to("lazyxla:1").cpu(),
+    "another device": lambda s: s[0].to(f"lazyxla:{torch.lazyxla.device_count() - 1}").cpu(),
     "host": lambda s: s[0].nonzero(),
     "strict eager": _in_mode(True, lambda s: (s[0] + s[1]).t().cpu()),
     "fused eager": _in_mode("fused", lambda s: (s[0] + s[1]).relu_().cpu()),

@@ -54,7 +54,13 @@ void at_exit(int status, void*) {
 
 }  // namespace
 
-void end_without_destructors() { without_destructors = true; }
+void prepare_to_exit(bool busy) {
+  if (!Runtime::get().initialized()) return;
+  without_destructors = busy;
+  // What is registered last runs first. LLVM, for one, makes its static variables when it needs
+  // them, long after the client was started.
+  on_exit(at_exit, nullptr);
+}
 
 Runtime& Runtime::get() {
   static auto& runtime = *new Runtime();  // never destroyed, see the header

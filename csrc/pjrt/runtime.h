@@ -23,9 +23,10 @@
 
 namespace lazyxla::pjrt {
 
-// Has the process end at once when it exits: some thread is at work within the plugin, and would
-// not survive the plugin's end.
-void end_without_destructors();
+// To be called when the process is about to exit. If `busy`, some thread is at work within the
+// plugin, and would not survive the end of the plugin's static variables: the process then ends
+// without destroying any.
+void prepare_to_exit(bool busy);
 
 class Runtime {
  public:
