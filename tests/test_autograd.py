@@ -350,7 +350,6 @@ def test_backward_in_threads():
     assert_same(w.grad, expected.grad)
 
 
-@pytest.mark.skipif("torch.lazyxla.device_count() < 2", reason="needs two devices")
 def test_a_program_may_end_with_backward(run_python):
     """Autograd's thread still holds Python objects then; it needs the GIL to let go of them."""
     for _ in range(3):
@@ -368,6 +367,7 @@ y.backward()
         )
 
 
+@pytest.mark.skipif("torch.lazyxla.device_count() < 2", reason="needs two devices")
 def test_backward_on_two_devices():
     x = on_device(leaf(4))
     y = (x * 2).to("lazyxla:1")
