@@ -197,6 +197,7 @@ void bind_options(py::module_& m) {
   m.def("set_max_pending_nodes", [](int64_t value) { options().max_pending_nodes = value; });
   m.def("set_xla_options", &graph::set_process_options);
   m.def("set_max_programs", [](int64_t value) { options().max_programs = value; });
+  m.def("matmul_precision", [] { return static_cast<int>(graph::matmul_precision()); });
   m.def("set_max_calls", [](int64_t value) { options().max_calls = value; });
 }
 

@@ -347,6 +347,33 @@ def test_settings_hold_as_they_were_when_recorded() -> None:
     assert seen == ["medium", "high", "highest", "high"]
 
 
+BACKENDS_PRECISION = """
+import torch, lazyxla
+from lazyxla.lowering.program import Settings
+
+for owner, value, expected in (
+    (torch.backends.cuda.matmul, "tf32", "high"),
+    (torch.backends.mkldnn.matmul, "bf16", "medium"),
+    (torch.backends.cuda.matmul, "ieee", "highest"),
+    (torch.backends.cuda.matmul, "none", "highest"),
+    (torch.backends, "tf32", "high"),
+):
+    if owner is torch.backends:
+        torch.backends.mkldnn.matmul.fp32_precision = "none"
+    owner.fp32_precision = value
+    assert Settings.current().matmul_precision == expected, (owner, value)
+    x = torch.ones(2, 2, device="lazyxla")
+    assert (x @ x).sum().item() == 8
+"""
+
+
+def test_precision_is_also_told_by_the_settings_of_backends(
+    run_python: Callable[..., Any],
+) -> None:
+    """PyTorch's own getter raises while they differ from what it was given last."""
+    run_python(BACKENDS_PRECISION)
+
+
 # Python's lock is taken wherever a tensor that Python knows of gets another owner. Whoever does
 # that while it holds a device's waits for those who hold Python's and ask for the device's in turn.
 ASKING_WHILE_OTHERS_WORK = """

@@ -1,6 +1,5 @@
 #include "graph/setting.h"
 
-#include <ATen/Context.h>
 #include <c10/core/DefaultDtype.h>
 
 #include <atomic>
@@ -52,9 +51,26 @@ uint64_t options_number() {
 
 }  // namespace
 
+at::Float32MatmulPrecision matmul_precision() {
+  using at::Float32Backend, at::Float32Precision;
+  const auto of = [](Float32Backend backend) {
+    return at::globalContext().float32Precision(backend, at::Float32Op::MATMUL);
+  };
+  switch (of(Float32Backend::CUDA)) {
+    case Float32Precision::BF16:
+      return at::Float32MatmulPrecision::MEDIUM;
+    case Float32Precision::TF32:
+      return of(Float32Backend::MKLDNN) == Float32Precision::BF16
+                 ? at::Float32MatmulPrecision::MEDIUM
+                 : at::Float32MatmulPrecision::HIGH;
+    default:
+      return at::Float32MatmulPrecision::HIGHEST;
+  }
+}
+
 uint16_t record_settings() {
   static_assert(static_cast<int>(c10::ScalarType::Byte) == 0);  // which is no default dtype
-  const auto precision = static_cast<unsigned>(at::globalContext().float32MatmulPrecision());
+  const auto precision = static_cast<unsigned>(matmul_precision());
   return static_cast<uint16_t>(precision << 8 |
                                static_cast<unsigned>(c10::get_default_dtype_as_scalartype()));
 }

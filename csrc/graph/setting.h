@@ -8,6 +8,8 @@
 // is the first word of every canonical key.
 #pragma once
 
+#include <ATen/Context.h>
+
 #include <cstdint>
 
 #include "ir/node.h"
@@ -17,6 +19,10 @@ namespace lazyxla::graph {
 // What an operator that is recorded now depends on; never 0. The default dtype in the lower byte,
 // at::Float32MatmulPrecision in the upper one.
 uint16_t record_settings();
+
+// What torch.set_float32_matmul_precision said, or else what is set for CUDA's products: PyTorch
+// has a setting for each backend besides, and does not tell the first one while they differ.
+at::Float32MatmulPrecision matmul_precision();
 
 // The number of the options of what the calling thread runs now.
 uint64_t current_setting();

@@ -63,8 +63,9 @@ class Settings(NamedTuple):
     @classmethod
     def current(cls) -> Settings:
         """Those of torch now."""
-        precision = PRECISIONS.index(torch.get_float32_matmul_precision())
-        return cls(torch.get_default_dtype(), precision)
+        from lazyxla import _C
+
+        return cls(torch.get_default_dtype(), _C.matmul_precision())
 
     @property
     def matmul_precision(self) -> str:
