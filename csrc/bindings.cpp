@@ -264,11 +264,12 @@ bool store_program(const py::object& where, const std::string& platform,
   py::gil_scoped_release no_gil;
   graph::ProgramStore store(settings, graph::environment(platform, topology, settings.version));
   const std::string options = pjrt::serialize(overrides);
-  const std::string program = store.program_name(artifact, options);
+  const graph::EntryKey program = store.program_key(artifact, options);
   if (!store.add_program(program, compiled.serialize())) return false;
   std::erase_if(static_slots, [&](uint32_t slot) { return slot >= graph.slots.size(); });
-  const std::string name = store.graph_name(graph.key, options);
-  return name.empty() || store.add_graph(name, graph.variable, graph.slots, static_slots, program);
+  const graph::EntryKey key = store.graph_key(graph.key, options);
+  return key.is_empty() ||
+         store.add_graph(key, graph.variable, graph.slots, static_slots, program.name);
 }
 
 // Recording programs without running them: lazyxla/aot.

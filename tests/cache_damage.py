@@ -5,15 +5,34 @@ Each of DAMAGES changes one entry of a directory, whose entries had the bytes ``
 
 from __future__ import annotations
 
+import hashlib
 import os
 import random
 import shutil
 import socket
+import struct
 from collections.abc import Callable
 from pathlib import Path
 
 Bytes = dict[Path, bytes]
 Damage = Callable[[Path, Bytes, random.Random], None]
+
+
+MAGIC = b"lazyxla cache 3\n"
+
+
+def entry(content: bytes) -> tuple[bytes, bytes]:
+    """Key and bytes of a whole entry."""
+    assert content.startswith(MAGIC)
+    begin = len(MAGIC) + 40
+    (size,) = struct.unpack_from("<Q", content, begin)
+    return content[begin + 8 : begin + 8 + size], content[begin + 8 + size :]
+
+
+def packed(key: bytes, content: bytes) -> bytes:
+    """The entry of that key and those bytes, with the right checksum."""
+    rest = struct.pack("<Q", len(key)) + key + content
+    return MAGIC + hashlib.sha1(rest).hexdigest().encode() + rest
 
 
 def truncate(path: Path, good: Bytes, rng: random.Random) -> None:
@@ -56,6 +75,13 @@ def rename(path: Path, good: Bytes, rng: random.Random) -> None:
     """Another entry takes its name."""
     put_another(path, good, rng)
     _clear(rng.choice(sorted(good)))
+
+
+def change_the_key(path: Path, good: Bytes, rng: random.Random) -> None:
+    """A whole entry, with the right checksum, of a key that only resembles this one's."""
+    key, executable = entry(good[path])
+    at = rng.randrange(len(key))
+    path.write_bytes(packed(key[:at] + bytes([key[at] ^ 1]) + key[at + 1 :], executable))
 
 
 def remove(path: Path, good: Bytes, rng: random.Random) -> None:
@@ -107,6 +133,7 @@ DAMAGES: tuple[Damage, ...] = (
     put_another,
     swap,
     rename,
+    change_the_key,
     remove,
     link,
     make_directory,

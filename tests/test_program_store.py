@@ -5,7 +5,6 @@ Every script runs in a process of its own and prints its counters and what it co
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import subprocess
@@ -17,6 +16,8 @@ from typing import Any
 
 import pytest
 from conftest import ROOT, RunPython
+
+from tests.cache_damage import entry, packed
 
 TELL = """
 import json, sys
@@ -220,8 +221,8 @@ def give_away(path: Path, content: bytes) -> None:
 
 
 def put_what_does_not_load(path: Path, content: bytes) -> None:
-    rest = path.name.encode() + b"\nno executable"
-    path.write_bytes(b"lazyxla cache 2\n" + hashlib.sha1(rest).hexdigest().encode() + rest)
+    key, _ = entry(content)
+    path.write_bytes(packed(key, b"no executable"))
 
 
 def test_damaged_entries_are_replaced(processes: Processes) -> None:

@@ -18,7 +18,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr char kMagic[] = "lazyxla cache 2\n";
+constexpr char kMagic[] = "lazyxla cache 3\n";
 constexpr size_t kMagicSize = sizeof(kMagic) - 1;
 constexpr size_t kChecksumSize = 40;
 constexpr std::string_view kUnfinished = ".unfinished";
@@ -27,20 +27,28 @@ constexpr std::string_view kUnfinished = ".unfinished";
 constexpr auto kLongestWrite = std::chrono::hours(1);
 
 // What is in the file of an entry.
-std::string packed(const std::string& name, const std::string& bytes) {
-  const std::string rest = name + "\n" + bytes;
+std::string packed(const EntryKey& key, const std::string& bytes) {
+  const uint64_t size = key.text.size();
+  std::string rest(reinterpret_cast<const char*>(&size), sizeof size);
+  rest += key.text;
+  rest += bytes;
   return kMagic + c10::sha1(rest).str() + rest;
 }
 
-// The bytes of the entry of this name; nothing if the file is damaged, or another entry's.
-std::optional<std::string> unpacked(const std::string& name, const std::string& file) {
+struct Unpacked {
+  std::string key, bytes;
+};
+
+// Nothing if the file is damaged.
+std::optional<Unpacked> unpack(const std::string& file) {
   const size_t begin = kMagicSize + kChecksumSize;
-  const std::string title = name + "\n";
-  if (file.size() < begin + title.size() || !file.starts_with(kMagic)) return std::nullopt;
-  if (file.compare(begin, title.size(), title) != 0) return std::nullopt;
+  uint64_t size = 0;
+  if (file.size() < begin + sizeof size || !file.starts_with(kMagic)) return std::nullopt;
   const std::string rest = file.substr(begin);
   if (file.compare(kMagicSize, kChecksumSize, c10::sha1(rest).str()) != 0) return std::nullopt;
-  return rest.substr(title.size());
+  std::memcpy(&size, rest.data(), sizeof size);
+  if (size > rest.size() - sizeof size) return std::nullopt;
+  return Unpacked{rest.substr(sizeof size, size), rest.substr(sizeof size + size)};
 }
 
 enum class Kind { kEntry, kUnfinished, kForeign };
@@ -61,22 +69,43 @@ Kind kind_of(std::string_view name) {
 
 }  // namespace
 
-std::optional<std::string> DiskCache::read(const std::string& name) {
-  if (!is_on()) return std::nullopt;
+EntryKey::EntryKey(const std::string& kind, std::string text)
+    : name(kind + "-" + c10::sha1(text).str()), text(std::move(text)) {}
+
+// The entry in the file of this name. One that is damaged, or has another name, is removed.
+std::optional<DiskCache::Entry> DiskCache::load(const std::string& name) {
+  if (!is_on() || name.empty()) return std::nullopt;
   const CacheFile file(path(name), O_RDONLY);
   if (!file.is_usable()) return std::nullopt;
   if (const auto content = file.read()) {
-    if (auto bytes = unpacked(name, *content)) {
-      file.mark_used();
-      return bytes;
+    if (auto unpacked = unpack(*content)) {
+      Entry entry{EntryKey(name.substr(0, name.find('-')), std::move(unpacked->key)),
+                  std::move(unpacked->bytes)};
+      if (entry.key.name == name) {
+        file.mark_used();
+        return entry;
+      }
     }
   }
   remove(name);
   return std::nullopt;
 }
 
-bool DiskCache::write(const std::string& name, const std::string& bytes) {
-  if (!is_on()) return false;
+std::optional<std::string> DiskCache::read(const EntryKey& key) {
+  auto entry = load(key.name);
+  if (!entry || entry->key.text != key.text) return std::nullopt;
+  return std::move(entry->bytes);
+}
+
+std::optional<std::string> DiskCache::read_named(const std::string& name) {
+  auto entry = load(name);
+  if (!entry) return std::nullopt;
+  return std::move(entry->bytes);
+}
+
+bool DiskCache::write(const EntryKey& key, const std::string& bytes) {
+  if (!is_on() || key.is_empty()) return false;
+  const std::string& name = key.name;
   if (is_something_else(path(name))) {
     warn(name + " is no file");
     return false;
@@ -87,7 +116,7 @@ bool DiskCache::write(const std::string& name, const std::string& bytes) {
   int error;
   {
     const CacheFile file(unfinished, O_WRONLY | O_CREAT | O_EXCL);
-    error = file.is_usable() ? file.write(packed(name, bytes)) : file.error();
+    error = file.is_usable() ? file.write(packed(key, bytes)) : file.error();
   }
   if (error == 0 && ::rename(unfinished.c_str(), path(name).c_str()) != 0) error = errno;
   if (error != 0) {
@@ -97,7 +126,7 @@ bool DiskCache::write(const std::string& name, const std::string& bytes) {
   }
   {
     std::lock_guard lock(mutex_);
-    unchecked_bytes_ += static_cast<int64_t>(bytes.size());
+    unchecked_bytes_ += static_cast<int64_t>(key.text.size() + bytes.size());
     // The first time, for what other processes left; then whenever it may have grown by a tenth.
     if (checked_ && unchecked_bytes_ < max_bytes_ / 10) return true;
     checked_ = true;
@@ -111,14 +140,15 @@ bool DiskCache::contains(const std::string& name) const {
   return is_on() && ::access(path(name).c_str(), F_OK) == 0;
 }
 
-std::vector<std::string> DiskCache::names(const std::string& begin) const {
-  std::vector<std::string> found;
+std::vector<EntryKey> DiskCache::keys(const std::string& kind) {
+  std::vector<EntryKey> found;
   if (!is_on()) return found;
   std::error_code error;
   for (fs::directory_iterator it(directory_, error), end; !error && it != end;
        it.increment(error)) {
-    std::string name = it->path().filename().string();
-    if (name.starts_with(begin) && kind_of(name) == Kind::kEntry) found.push_back(std::move(name));
+    const std::string name = it->path().filename().string();
+    if (!name.starts_with(kind + "-") || kind_of(name) != Kind::kEntry) continue;
+    if (auto entry = load(name)) found.push_back(std::move(entry->key));
   }
   return found;
 }

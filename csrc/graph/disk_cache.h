@@ -1,11 +1,12 @@
 // The disk cache: a directory of named entries that many processes share.
 //
-// A name is a word and the checksum of all that the entry depends on, "program-<40 digits>". The
-// entry is a file, {magic, checksum, name, bytes}, written under another name first and renamed
-// when it is whole: nobody ever sees half of one. One that is damaged, or that is another entry
-// under this name, is removed. One that others can write to (cache_files.h) is not read. An entry's
-// modification time is when it was used last; when all of them together are larger than the bound,
-// the ones not used for the longest time go. Files of other names are none of the cache's.
+// An entry is found by its key, all that it depends on; its name is a word and the checksum of the
+// key, "program-<40 digits>". It is a file, {magic, checksum, key, bytes}, whose key is compared in
+// full. The file is written under another name first and renamed when it is whole: nobody ever sees
+// half of one. One that is damaged, or that is another entry under this name, is removed. One that
+// others can write to (cache_files.h) is not read. An entry's modification time is when it was used
+// last; when all of them together are larger than the bound, the ones not used for the longest time
+// go. Files of other names are none of the cache's.
 //
 // Nothing here throws. What cannot be read is not there; what cannot be written is left, with one
 // warning.
@@ -20,6 +21,17 @@
 
 namespace lazyxla::graph {
 
+// What an entry is found by.
+struct EntryKey {
+  EntryKey() = default;  // of nothing: it is never found, and never kept
+  EntryKey(const std::string& kind, std::string text);
+
+  bool is_empty() const { return name.empty(); }
+
+  std::string name;
+  std::string text;
+};
+
 class DiskCache {
  public:
   // `directory` can be used (cache_files.h). With an empty one the cache is off.
@@ -29,16 +41,24 @@ class DiskCache {
   const std::string& directory() const { return directory_; }
   bool is_on() const { return !directory_.empty() && max_bytes_ > 0; }
 
-  std::optional<std::string> read(const std::string& name);
+  std::optional<std::string> read(const EntryKey& key);
+  // Of an entry whose key was not at hand, but its name, which another entry gave.
+  std::optional<std::string> read_named(const std::string& name);
   // False if it could not be written.
-  bool write(const std::string& name, const std::string& bytes);
+  bool write(const EntryKey& key, const std::string& bytes);
   // Whether there is a file for it, whatever it holds. Does not count as using it.
   bool contains(const std::string& name) const;
-  // The names that begin so.
-  std::vector<std::string> names(const std::string& begin) const;
-  void remove(const std::string& name);
+  // The keys of all entries of a kind.
+  std::vector<EntryKey> keys(const std::string& kind);
 
  private:
+  struct Entry {
+    EntryKey key;
+    std::string bytes;
+  };
+
+  std::optional<Entry> load(const std::string& name);
+  void remove(const std::string& name);
   std::string path(const std::string& name) const { return directory_ + "/" + name; }
   void warn(const std::string& reason) const;
   void make_room();

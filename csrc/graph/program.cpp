@@ -137,7 +137,7 @@ ir::CompileOptions compile_options(const Graph& graph) {
 namespace {
 
 void compile(const std::shared_ptr<Variant>& variant, std::string artifact,
-             const ir::CompileOptions& options, const std::string& stored_as, Compile how) {
+             const ir::CompileOptions& options, const EntryKey& stored_as, Compile how) {
   ++Counters::get().compiles;
   if (how == Compile::kInBackground) {
     compilers().run(
@@ -175,7 +175,7 @@ bool Variant::matches(c10::ArrayRef<ir::ScalarValue> slots) const {
 }
 
 void Variant::compile(const std::string& artifact, const ir::CompileOptions& options,
-                      const std::string& stored_as) {
+                      const EntryKey& stored_as) {
   try {
     take(pjrt::Runtime::get().client().compile(artifact, "mlir", options));
   } catch (...) {
@@ -183,7 +183,7 @@ void Variant::compile(const std::string& artifact, const ir::CompileOptions& opt
   }
   state_.store(error_ ? kFailed : kCompiled, std::memory_order_release);
   waiting::announce();
-  if (error_ || stored_as.empty()) return;
+  if (error_ || stored_as.is_empty()) return;
   try {
     ProgramStore::current()->add_program(stored_as, executable_->program().serialize());
   } catch (const pjrt::Error&) {
@@ -312,7 +312,7 @@ VariantRef Program::make(const Graph& graph, Compile how, const Origin& origin) 
   const auto portable = portable_key(graph);
   const uint64_t key = portable ? std::hash<std::string>()(*portable) : graph.hash;
   const auto store = ProgramStore::current();
-  const std::string stored_as = store->graph_name(graph, options_text);
+  const EntryKey stored_as = store->graph_key(graph, options_text);
   auto found = store->find_graph(stored_as, wanted, needed_inputs(graph), graph.slots);
   bool loaded = found && load(*variant, found->executable, why);
   Lowered lowered;
@@ -338,8 +338,8 @@ VariantRef Program::make(const Graph& graph, Compile how, const Origin& origin) 
   variant->constants = graph.slots;
 
   if (!loaded) {
-    const std::string program = store->program_name(lowered.artifact, options_text);
-    store->add_graph(stored_as, wanted, graph.slots, lowered.static_slots, program);
+    const EntryKey program = store->program_key(lowered.artifact, options_text);
+    store->add_graph(stored_as, wanted, graph.slots, lowered.static_slots, program.name);
     auto executable = store->find_program(program);
     loaded = executable && load(*variant, *executable, why);
     if (!loaded) compile(variant, std::move(lowered.artifact), options, program, how);

@@ -32,6 +32,7 @@
 #include <string>
 #include <vector>
 
+#include "graph/disk_cache.h"
 #include "graph/scope.h"
 #include "graph/walk.h"
 #include "pjrt/executable.h"
@@ -87,9 +88,9 @@ struct Variant {
   // Whether it is for these values. Not if compiling it failed: whoever needs it tries again.
   bool matches(c10::ArrayRef<ir::ScalarValue> slots) const;
 
-  // Compiles it, and keeps it on disk under the name `stored_as`.
+  // Compiles it, and keeps it on disk as the entry `stored_as`.
   void compile(const std::string& artifact, const ir::CompileOptions& options,
-               const std::string& stored_as);
+               const EntryKey& stored_as);
   // Takes a serialized executable instead. Throws pjrt::Error if the plugin does not load it.
   void load(const std::string& serialized);
   bool is_compiled() const { return state_.load(std::memory_order_acquire) == kCompiled; }

@@ -1,7 +1,5 @@
 #include "graph/program_store.h"
 
-#include <c10/util/hash.h>
-
 #include <algorithm>
 #include <cstring>
 #include <filesystem>
@@ -156,10 +154,24 @@ std::string usable_directory(const ProgramStore::Settings& settings) {
   return settings.directory;
 }
 
-constexpr char kEnvironment[] = "environment-";
+constexpr char kEnvironment[] = "environment";
 
-std::string environment_name(const std::string& environment) {
-  return kEnvironment + c10::sha1(environment).str();
+// The text of a program, or of a graph, before what it is compiled for.
+std::string key_text(const std::string& text, const std::string& options,
+                     const std::string& environment) {
+  std::string all;
+  all.reserve(text.size() + options.size() + environment.size() + 2 * sizeof(uint64_t));
+  put(all, text.size());
+  all += text;
+  put(all, options.size());
+  all += options;
+  all += environment;
+  return all;
+}
+
+EntryKey graph_key_in(const std::string& environment, const std::string& key,
+                      const std::string& options) {
+  return {"graph", key_text(key, options, environment)};
 }
 
 }  // namespace
@@ -201,44 +213,27 @@ void ProgramStore::forget_settings() {
   current.store = nullptr;
 }
 
-std::string ProgramStore::graph_name(const Graph& graph, const std::string& options) const {
+EntryKey ProgramStore::graph_key(const Graph& graph, const std::string& options) const {
   if (!cache_.is_on() || !settings_.lowering_is_known) return {};
-  return graph_name(portable_key(graph), options);
+  return graph_key(portable_key(graph), options);
 }
 
-std::string ProgramStore::graph_name(const std::optional<std::string>& key,
-                                     const std::string& options) const {
+EntryKey ProgramStore::graph_key(const std::optional<std::string>& key,
+                                 const std::string& options) const {
   if (!key || !cache_.is_on() || !settings_.lowering_is_known) return {};
-  return graph_name(*key, options, environment_);
+  return graph_key_in(environment_, *key, options);
 }
 
-std::string ProgramStore::graph_name(const std::string& key, const std::string& options,
-                                     const std::string& environment) const {
-  std::string all;
-  put(all, key.size());
-  all += key;
-  put(all, options.size());
-  all += options + environment;
-  return "graph-" + c10::sha1(all).str();
-}
-
-std::string ProgramStore::program_name(const std::string& artifact,
-                                       const std::string& options) const {
+EntryKey ProgramStore::program_key(const std::string& artifact, const std::string& options) const {
   if (!cache_.is_on()) return {};
-  std::string key;
-  put(key, artifact.size());
-  key += artifact;
-  put(key, options.size());
-  key += options + environment_;
-  return "program-" + c10::sha1(key).str();
+  return {"program", key_text(artifact, options, environment_)};
 }
 
-std::optional<ProgramStore::Found> ProgramStore::find_graph(const std::string& name,
+std::optional<ProgramStore::Found> ProgramStore::find_graph(const EntryKey& key,
                                                             const std::vector<bool>& wanted,
                                                             const std::vector<bool>& needed,
                                                             c10::ArrayRef<ir::ScalarValue> slots) {
-  if (name.empty()) return std::nullopt;
-  auto bytes = cache_.read(name);
+  auto bytes = cache_.read(key);
   if (!bytes) return std::nullopt;
   std::optional<Form> best;
   for (Form& form : parse(*bytes)) {
@@ -248,60 +243,61 @@ std::optional<ProgramStore::Found> ProgramStore::find_graph(const std::string& n
     if (is_exact) break;
   }
   if (!best) return std::nullopt;
-  auto executable = find_program(best->program);
+  auto executable = cache_.read_named(best->program);
   if (!executable) return std::nullopt;
   return Found{std::move(*executable), std::move(best->variable), std::move(best->static_slots)};
 }
 
-std::optional<std::string> ProgramStore::find_program(const std::string& name) {
-  return name.empty() ? std::nullopt : cache_.read(name);
+std::optional<std::string> ProgramStore::find_program(const EntryKey& key) {
+  return cache_.read(key);
 }
 
-bool ProgramStore::add_graph(const std::string& name, const std::vector<bool>& wanted,
+bool ProgramStore::add_graph(const EntryKey& key, const std::vector<bool>& wanted,
                              c10::ArrayRef<ir::ScalarValue> slots,
                              const std::vector<uint32_t>& static_slots,
                              const std::string& program) {
-  if (name.empty() || program.empty()) return false;
+  if (key.is_empty() || program.empty()) return false;
   add_environment();
   Form form{without(wanted, static_slots), static_slots, {}, program};
   form.constants = constants(form.variable, slots);
   std::string entry;
   put(entry, form);
   size_t count = 1;
-  if (auto bytes = cache_.read(name)) {
+  if (auto bytes = cache_.read(key)) {
     for (const Form& other : parse(*bytes)) {
       if (!form.is_like(other) && count++ < kMaxForms) put(entry, other);
     }
   }
-  return cache_.write(name, entry);
+  return cache_.write(key, entry);
 }
 
-bool ProgramStore::add_program(const std::string& name, const std::string& executable) {
-  if (name.empty()) return false;
+bool ProgramStore::add_program(const EntryKey& key, const std::string& executable) {
+  if (key.is_empty()) return false;
   add_environment();
-  return cache_.write(name, executable);
+  return cache_.write(key, executable);
 }
 
 void ProgramStore::add_environment() {
   std::call_once(environment_added_, [&] {
-    const std::string name = environment_name(environment_);
-    if (!cache_.read(name)) cache_.write(name, environment_);
+    const EntryKey key(kEnvironment, environment_);
+    if (!cache_.read(key)) cache_.write(key, "");
   });
 }
 
 const std::vector<std::string>& ProgramStore::other_environments() {
   std::call_once(environments_read_, [&] {
-    const std::string ours = environment_name(environment_);
-    const std::vector<std::string> names = cache_.names(kEnvironment);
-    for (const std::string& name : names) {
-      if (name == ours || other_environments_.size() == kMaxEnvironments) continue;
-      if (auto text = cache_.read(name)) other_environments_.push_back(std::move(*text));
+    nothing_is_ours_ = true;
+    for (EntryKey& key : cache_.keys(kEnvironment)) {
+      if (key.text == environment_) {
+        nothing_is_ours_ = false;
+      } else if (other_environments_.size() < kMaxEnvironments) {
+        other_environments_.push_back(std::move(key.text));
+      }
     }
     std::sort(other_environments_.begin(), other_environments_.end(),
               [&](const std::string& a, const std::string& b) {
                 return count_differences(a, environment_) < count_differences(b, environment_);
               });
-    nothing_is_ours_ = std::find(names.begin(), names.end(), ours) == names.end();
   });
   return other_environments_;
 }
@@ -311,8 +307,8 @@ std::string ProgramStore::explain(const std::string& whose, const std::string& o
          " for another environment: " + differences(other, environment_);
 }
 
-bool ProgramStore::has_programs(const std::string& name) {
-  const auto bytes = cache_.read(name);
+bool ProgramStore::has_programs(const EntryKey& graph) {
+  const auto bytes = cache_.read(graph);
   const std::vector<Form> forms = parse(bytes.value_or(""));
   return std::any_of(forms.begin(), forms.end(),
                      [&](const Form& form) { return cache_.contains(form.program); });
@@ -324,12 +320,12 @@ std::string ProgramStore::explain_miss(const Graph& graph, const std::string& op
   const bool nothing_is_ours = nothing_is_ours_.exchange(false);
   std::optional<std::string> key;
   if (settings_.lowering_is_known) key = portable_key(graph);
-  if (key && has_programs(graph_name(*key, options, environment_))) {
+  if (key && has_programs(graph_key_in(environment_, *key, options))) {
     return "; it is kept in " + cache_.directory() + " for other numbers";
   }
   if (others.empty()) return {};
   for (const std::string& other : others) {
-    if (key && cache_.contains(graph_name(*key, options, other))) {
+    if (key && cache_.contains(graph_key_in(other, *key, options).name)) {
       return explain("it is kept", other);
     }
   }

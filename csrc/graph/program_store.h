@@ -1,17 +1,18 @@
 // The program store: compiled programs on disk, so that the next process compiles nothing.
 //
-// Two kinds of entries (disk_cache.h), each named by a checksum of all that it depends on:
+// Two kinds of entries (disk_cache.h), each found by all that it depends on:
 //
-//     program-<checksum of StableHLO, compile options, environment>    the serialized executable
-//     graph-<checksum of portable key, compile options, environment>   its forms: which scalars are
-//                                                                      inputs, the others' values,
-//                                                                      and the program of each
+//     kind      key                                       bytes
+//     program   StableHLO, compile options, environment   the serialized executable
+//     graph     portable key, options, environment        its forms: which scalars are inputs, the
+//                                                         others' values, and the program of each
+//                                                         by its name, a checksum of its key
 //
 // With its graph known a program is loaded without lowering it; with its program known (a graph of
 // torch.compile's, an operator with a user's rule) it is lowered, but not compiled. Another
-// environment (environment.h) finds nothing. Its text is an entry, too, which nobody needs to find
-// programs: by it a program that is there for another environment can be told from one that is not
-// there at all.
+// environment (environment.h) finds nothing. Its text is the key of an empty entry, too, which
+// nobody needs to find programs: by it a program that is there for another environment can be told
+// from one that is not there at all.
 //
 // A form serves a graph if the scalars that are no inputs have the graph's values. Which of them
 // are inputs is a guess when a graph is new to the process (scalars.h), from what ran before; any
@@ -60,27 +61,27 @@ class ProgramStore {
   static void set_provider(std::function<Settings()> provider);
   static void forget_settings();
 
-  // The name of a graph that is compiled with `options` (as PJRT takes them); empty if such a graph
+  // The key of a graph that is compiled with `options` (as PJRT takes them); empty if such a graph
   // cannot be kept. `key` is its portable key (portable_key.h).
-  std::string graph_name(const Graph& graph, const std::string& options) const;
-  std::string graph_name(const std::optional<std::string>& key, const std::string& options) const;
-  std::string program_name(const std::string& artifact, const std::string& options) const;
+  EntryKey graph_key(const Graph& graph, const std::string& options) const;
+  EntryKey graph_key(const std::optional<std::string>& key, const std::string& options) const;
+  EntryKey program_key(const std::string& artifact, const std::string& options) const;
 
-  // The program of a graph of this name with these scalars, of which the `needed` ones must be its
+  // The program of a graph of this key with these scalars, of which the `needed` ones must be its
   // inputs if they can. If several serve, one whose inputs are exactly the `wanted` ones; else one
   // with the most.
-  std::optional<Found> find_graph(const std::string& name, const std::vector<bool>& wanted,
+  std::optional<Found> find_graph(const EntryKey& key, const std::vector<bool>& wanted,
                                   const std::vector<bool>& needed,
                                   c10::ArrayRef<ir::ScalarValue> slots);
   // The serialized executable.
-  std::optional<std::string> find_program(const std::string& name);
+  std::optional<std::string> find_program(const EntryKey& key);
 
   // False if it could not be written. `wanted` are the inputs as they were asked for: those that
-  // are static are none.
-  bool add_graph(const std::string& name, const std::vector<bool>& wanted,
+  // are static are none. `program` is the program's name.
+  bool add_graph(const EntryKey& key, const std::vector<bool>& wanted,
                  c10::ArrayRef<ir::ScalarValue> slots, const std::vector<uint32_t>& static_slots,
                  const std::string& program);
-  bool add_program(const std::string& name, const std::string& executable);
+  bool add_program(const EntryKey& key, const std::string& executable);
 
   // Why a graph that is new to the process was not found, as the end of a sentence: it is there for
   // other numbers, or for another environment; else empty. That nothing at all is for this
@@ -88,9 +89,7 @@ class ProgramStore {
   std::string explain_miss(const Graph& graph, const std::string& options);
 
  private:
-  std::string graph_name(const std::string& key, const std::string& options,
-                         const std::string& environment) const;
-  bool has_programs(const std::string& name);
+  bool has_programs(const EntryKey& graph);
   void add_environment();
   const std::vector<std::string>& other_environments();
   std::string explain(const std::string& whose, const std::string& other) const;
