@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -72,22 +73,82 @@ def test_tensors_written_in_place_give_their_memory_away() -> None:
 
 
 @pytest.mark.parametrize("fails", [0, 700, MANY - 1])
-def test_if_a_part_fails_nothing_is_changed(fails: int) -> None:
+@pytest.mark.parametrize("drawn_in", ["the part that fails", "another"])
+def test_if_a_part_cannot_be_lowered_nothing_is_changed(fails: int, drawn_in: str) -> None:
     tensors = [torch.full((4,), float(i), device=DEVICE) for i in range(MANY)]
     lazyxla.sync()
     state = torch.lazyxla.get_rng_state()
     for tensor in tensors:
         tensor.add_(1)
     tensors[fails].copy_(refused(tensors[fails]))
-    fresh = torch.rand(3, device=DEVICE)
-    fresh.add_(tensors[fails][:3])
+    drawn = torch.rand(4, device=DEVICE)
+    if drawn_in == "the part that fails":
+        drawn.add_(tensors[fails])
     with pytest.raises(NotImplementedError, match="this rule has no idea"):
         lazyxla.sync()
+    assert torch.equal(torch.lazyxla.get_rng_state(), state)
     assert torch.stack(tensors).cpu()[:, 0].tolist() == [float(i) for i in range(MANY)]
     for tensor in tensors:
         tensor.add_(1)
     lazyxla.sync()
     assert torch.stack(tensors).cpu()[:, 0].tolist() == [float(i + 1) for i in range(MANY)]
     with pytest.raises(RuntimeError, match="was not computed"):
-        fresh.cpu()
+        drawn.cpu()
     assert torch.equal(torch.lazyxla.get_rng_state(), state)
+
+
+def test_what_does_not_depend_on_new_tensors_that_fail_stays_pending() -> None:
+    x = torch.ones(4, device=DEVICE)
+    lazyxla.sync()
+    torch.manual_seed(7)
+    expected = torch.rand(4, device=DEVICE).cpu()
+    torch.manual_seed(7)
+    drawn = torch.rand(4, device=DEVICE)
+    after = torch.lazyxla.get_rng_state()
+    fresh = [x + float(i) for i in range(MANY)]
+    bad = refused(x)
+    with pytest.raises(NotImplementedError, match="this rule has no idea"):
+        lazyxla.sync()
+    with pytest.raises(RuntimeError, match="was not computed"):
+        bad.cpu()
+    assert torch.equal(drawn.cpu(), expected)
+    assert torch.equal(torch.lazyxla.get_rng_state(), after)
+    assert torch.stack(fresh).cpu()[:, 0].tolist() == [1.0 + i for i in range(MANY)]
+
+
+FAILING_PLUGIN = """
+import ctypes, os, torch, lazyxla
+
+plugin = ctypes.CDLL(os.environ["LAZYXLA_PLUGIN_PATH"])
+lazyxla.settings.cache_size = 0
+tensors = [torch.zeros(4, device="lazyxla") for _ in range(1100)]
+lazyxla.sync(wait=True)
+state = torch.lazyxla.get_rng_state()
+for round, (stage, times, changed) in enumerate([
+    ("compile", 1, 0),  # the first part's program
+    ("execute", 5, 0),  # every part
+    ("execute", 1, 1100 - 256),  # the first part
+    ("", 0, 1100),
+]):
+    before = torch.stack(tensors).cpu()
+    lazyxla.sync(wait=True)
+    for tensor in tensors:
+        tensor.add_(torch.full((4 + round,), 1.0, device="lazyxla")[:4])  # a program of its own
+    drawn = torch.rand(4, device="lazyxla")
+    plugin.fail(stage.encode(), times)
+    try:
+        lazyxla.sync(wait=True)
+        assert not stage
+    except torch.OutOfMemoryError:
+        assert stage
+    plugin.fail(b"", 0)
+    after = torch.stack(tensors).cpu()
+    assert ((after - before)[:, 0] == 1).sum() == changed, (stage, times)
+    assert torch.equal(torch.lazyxla.get_rng_state(), state) == (changed == 0)
+"""
+
+
+def test_parts_that_the_plugin_refuses(
+    run_python: Callable[..., Any], plugin: Callable[[str], dict[str, str]]
+) -> None:
+    run_python(FAILING_PLUGIN, **plugin("failing"))

@@ -6,12 +6,11 @@
 #include "graph/counters.h"
 #include "graph/execute.h"
 #include "graph/gil.h"
+#include "graph/missed.h"
 #include "graph/one_operator.h"
-#include "graph/program.h"
+#include "graph/parts.h"
 #include "graph/recording.h"
-#include "graph/runner.h"
 #include "graph/setting.h"
-#include "graph/workers.h"
 #include "options.h"
 #include "pjrt/client.h"
 #include "pjrt/fork.h"
@@ -42,217 +41,6 @@ class ReusedGraph {
 thread_local Graph ReusedGraph::spare_;
 
 thread_local std::optional<std::vector<uint64_t>> trace;
-
-// What the storages had before the graph, where they had something. Taken out of the graph.
-std::vector<Replaced> replaced_by(Graph& graph) {
-  std::vector<Replaced> replaced;
-  for (Taken& taken : graph.taken) {
-    if (!taken.committed) continue;
-    replaced.push_back({taken.id, std::move(taken.committed), graph.promises[taken.output]});
-  }
-  return replaced;
-}
-
-// Undoes that.
-void give_back(Graph& graph, std::vector<Replaced>& replaced) {
-  auto next = replaced.begin();
-  for (Taken& taken : graph.taken) {
-    if (next == replaced.end()) break;
-    if (next->id == taken.id) taken.committed = std::move(next++->content);
-  }
-  replaced.clear();
-}
-
-// Per value of the graph, whether it depends on node `failed`.
-std::vector<bool> dependents(const Graph& graph, size_t failed) {
-  std::vector<bool> tainted(graph.leaves.size(), false);
-  for (size_t i = 0; i < graph.nodes.size(); ++i) {
-    bool depends = i == failed;
-    for (size_t j = 0; j < graph.nodes[i]->operands().size(); ++j) {
-      depends = depends || tainted[graph.operand(i, j)];
-    }
-    tainted.insert(tainted.end(), graph.nodes[i]->spec()->outputs.size(), depends);
-  }
-  return tainted;
-}
-
-// Makes those storages pending again that hold what they were promised and do not depend on node
-// `failed`.
-void make_pending_again(ir::PendingSet& pending, Graph& graph, size_t failed) {
-  const std::vector<bool> tainted = dependents(graph, failed);
-  ir::Garbage garbage;
-  std::lock_guard lock(ir::device_mutex(pending.device));
-  const auto alive = ir::Storage::alive();
-  for (Taken& taken : graph.taken) {
-    const auto found = alive.find(taken.id);
-    if (tainted[graph.outputs[taken.output]] || found == alive.end()) continue;
-    ir::Storage& storage = *found->second;
-    const bool is_held =
-        storage.value() && storage.value().node->leaf_data() == graph.promises[taken.output];
-    if (!is_held) continue;
-    storage.make_pending(std::move(taken.value), std::move(taken.committed), pending, garbage);
-  }
-  pending.draws.insert(pending.draws.begin(), std::make_move_iterator(graph.draws.begin()),
-                       std::make_move_iterator(graph.draws.end()));
-  graph.draws.clear();
-}
-
-void list_inputs(const Graph& graph, c10::SmallVectorImpl<BufferRef>& inputs) {
-  for (const ir::NodePtr& leaf : graph.leaves) inputs.push_back(buffer_ref(*leaf.get()));
-}
-
-// A graph whose program is not known yet: what its run takes, which outlives the flush.
-struct Missed {
-  explicit Missed(Graph&& missed) : graph(std::move(missed)) { list_inputs(graph, inputs); }
-  Run run(std::vector<Replaced>& replaced) const {
-    return {inputs, graph.donated, graph.slots, graph.promises, replaced, graph.draws};
-  }
-  Graph graph;
-  c10::SmallVector<BufferRef, 0> inputs;
-};
-
-std::shared_ptr<const Outcome<VariantRef>> start_making(const std::shared_ptr<Program>& program,
-                                                        const std::shared_ptr<Missed>& missed,
-                                                        Compile how, const Origin& origin) {
-  return start_on_worker<VariantRef>([=] { return program->variant(missed->graph, how, origin); });
-}
-
-// Has the program made by a worker, and waits for it. What is interrupted is left to the runner.
-VariantRef make_program(ir::PendingSet& pending, const std::shared_ptr<Program>& program,
-                        const std::shared_ptr<Missed>& missed, Compile how, Turn& turn) {
-  Graph& graph = missed->graph;
-  std::shared_ptr<const Outcome<VariantRef>> made;
-  try {
-    made = start_making(program, missed, how, {user_line(), current_scope()});
-    made->wait();
-  } catch (const std::exception&) {
-    std::vector<Replaced> replaced = replaced_by(graph);
-    const Run run = missed->run(replaced);
-    if (!made) {  // no thread could be started
-      keeping(run, pending.device, [] { throw; });
-    }
-    turn.run_when_found([missed, made] { return made->get(); }, run);
-    throw;
-  }
-  std::vector<Replaced> replaced = replaced_by(graph);
-  const Run run = missed->run(replaced);
-  VariantRef variant;
-  keeping(run, pending.device, [&] {
-    try {
-      variant = made->get();
-    } catch (const LoweringFailure& e) {
-      if (replaced.empty()) make_pending_again(pending, graph, e.node);
-      TORCH_CHECK_NOT_IMPLEMENTED(false, e.what());
-    } catch (const TooManyPrograms& e) {
-      give_back(graph, replaced);
-      make_pending_again(pending, graph, graph.nodes.size());
-      TORCH_CHECK(false, e.what());
-    }
-  });
-  give_back(graph, replaced);
-  return variant;
-}
-
-// The programs of a graph that was taken apart. None runs before all are made: if making one fails,
-// all of the graph is undone.
-class Parts {
- public:
-  Parts(ir::PendingSet& pending, std::vector<Graph> graphs, std::vector<Turn> turns)
-      : pending_(pending), origin_{user_line(), current_scope()} {
-    for (size_t i = 0; i < graphs.size(); ++i) {
-      auto program = find_program(graphs[i]);
-      parts_.push_back({std::move(turns[i]), std::move(program),
-                        std::make_shared<Missed>(std::move(graphs[i])), nullptr});
-    }
-  }
-
-  void make() {
-    for (Part& part : parts_) {
-      try {
-        part.variant = part.program->find(part.missed->graph);
-        if (part.variant) continue;
-        part.variant = make_program(pending_, part.program, part.missed, Compile::kNow, part.turn);
-      } catch (const std::exception&) {
-        if (part.turn.is_used()) {
-          leave_others(part);  // interrupted
-        } else {
-          fail_others(part, std::current_exception());
-        }
-        throw;
-      }
-    }
-  }
-
-  // All of them, whatever becomes of some; throws the first failure.
-  void run() {
-    std::exception_ptr failure;
-    for (Part& part : parts_) {
-      Turn turn = std::move(part.turn);  // ends with the run
-      try {
-        std::vector<Replaced> replaced = let_go(part);
-        turn.run_now(part.variant, part.missed->run(replaced));
-      } catch (const std::exception&) {
-        if (!failure) failure = std::current_exception();
-        if (!turn.is_used()) continue;
-        leave_others(part);
-        break;
-      }
-    }
-    if (failure) std::rethrow_exception(failure);
-  }
-
- private:
-  struct Part {
-    Turn turn;
-    std::shared_ptr<Program> program;
-    std::shared_ptr<Missed> missed;
-    VariantRef variant;
-    bool over = false;  // run, or undone
-  };
-
-  // What the storages had before. What only the graph keeps alive goes, so that memory can be given
-  // away.
-  static std::vector<Replaced> let_go(Part& part) {
-    part.over = true;
-    std::vector<Replaced> replaced = replaced_by(part.missed->graph);
-    part.missed->graph.taken.clear();
-    return replaced;
-  }
-
-  void leave_others(const Part& left) {
-    for (Part& part : parts_) {
-      if (&part == &left || part.over) continue;
-      std::vector<Replaced> replaced = let_go(part);
-      part.turn.run_when_found(
-          [variant = part.variant, program = part.program, missed = part.missed, origin = origin_] {
-            if (variant) return variant;
-            return start_making(program, missed, Compile::kNow, origin)->get();
-          },
-          part.missed->run(replaced));
-    }
-  }
-
-  void fail_others(const Part& failed, const std::exception_ptr& reason) {
-    for (Part& part : parts_) {
-      if (&part == &failed || part.over) continue;
-      std::vector<Replaced> replaced = replaced_by(part.missed->graph);
-      if (replaced.empty()) {
-        make_pending_again(pending_, part.missed->graph, part.missed->graph.nodes.size());
-        continue;
-      }
-      try {
-        keeping(part.missed->run(replaced), pending_.device,
-                [&] { std::rethrow_exception(reason); });
-      } catch (const std::exception&) {
-        // it is told for the part that failed
-      }
-    }
-  }
-
-  ir::PendingSet& pending_;
-  const Origin origin_;
-  std::vector<Part> parts_;
-};
 
 }  // namespace
 
@@ -316,7 +104,7 @@ void flush(ir::PendingSet& pending, Cause cause) {
   if (!variant) {
     missed = std::make_shared<Missed>(std::move(reused.graph));
     variant = make_program(pending, program, missed, later ? Compile::kInBackground : Compile::kNow,
-                           *turn);
+                           *turn, replaces(missed->graph));
   }
   Graph& graph = missed ? missed->graph : reused.graph;
   std::vector<Replaced> replaced = replaced_by(graph);
