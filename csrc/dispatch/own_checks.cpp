@@ -120,7 +120,25 @@ void check_indices_broadcast(const IValue& indices) {
                     shapes.str());
 }
 
-// Throws if indices that select elements do not fit the tensor, or the values not what they select.
+// Throws if indices that select elements do not fit the tensor, or values of these sizes not what
+// they select.
+void check_indexed(const at::Tensor& self, const IValue& indices, at::IntArrayRef sizes) {
+  check_indices_broadcast(indices);
+  auto meta = [](const at::Tensor& tensor) {
+    return at::detail::empty_strided_meta(tensor.sizes(), tensor.strides(), tensor.scalar_type());
+  };
+  c10::List<std::optional<at::Tensor>> selecting;
+  for (const IValue& index : indices.toListRef()) {
+    bool given = index.isTensor() && index.toTensor().defined();
+    selecting.push_back(given ? std::optional(meta(index.toTensor())) : std::nullopt);
+  }
+  PlainScope plain;
+  const at::Tensor selected = at::index(meta(self), selecting);
+  TORCH_CHECK(at::is_expandable_to(sizes, selected.sizes()),
+              "shape mismatch: value tensor of shape ", sizes,
+              " cannot be broadcast to indexing result of shape ", selected.sizes());
+}
+
 void check_index_put(const OpInfo&, Args args) {
   const at::Tensor& self = args[0].toTensor();
   const at::Tensor& values = args[2].toTensor();
@@ -128,20 +146,14 @@ void check_index_put(const OpInfo&, Args args) {
               "Index put requires the source and destination dtypes match, got ",
               self.scalar_type(), " for the destination and ", values.scalar_type(),
               " for the source.");
-  check_indices_broadcast(args[1]);
-  auto meta = [](const at::Tensor& tensor) {
-    return at::detail::empty_strided_meta(tensor.sizes(), tensor.strides(), tensor.scalar_type());
-  };
-  c10::List<std::optional<at::Tensor>> indices;
-  for (const IValue& index : args[1].toListRef()) {
-    bool given = index.isTensor() && index.toTensor().defined();
-    indices.push_back(given ? std::optional(meta(index.toTensor())) : std::nullopt);
-  }
-  PlainScope plain;
-  const at::Tensor selected = at::index(meta(self), indices);
-  TORCH_CHECK(at::is_expandable_to(values.sizes(), selected.sizes()),
-              "shape mismatch: value tensor of shape ", values.sizes(),
-              " cannot be broadcast to indexing result of shape ", selected.sizes());
+  check_indexed(self, args[1], values.sizes());
+}
+
+void check_masked_index_put(const OpInfo&, Args args) {
+  const at::Tensor& self = args[0].toTensor();
+  if (self.numel() == 0) return;
+  const at::Tensor& mask = args[1].toTensor();
+  check_indexed(self, args[2], at::infer_size(args[3].toTensor().sizes(), mask.sizes()));
 }
 
 void check_put(const OpInfo&, Args args) {
@@ -237,6 +249,7 @@ OwnChecks own_checks(const std::string& functional_name) {
       {"aten::index_put", {.of_static = check_index_put}},
       {"aten::_index_put_impl", {.of_static = check_index_put}},
       {"aten::_unsafe_index_put", {.of_static = check_index_put}},
+      {"aten::_unsafe_masked_index_put_accumulate", {.of_static = check_masked_index_put}},
       {"aten::put", {.of_static = check_put}},
       {"aten::multinomial", {.of_static = check_multinomial}},
       {"aten::randperm", {.of_static = check_randperm}},

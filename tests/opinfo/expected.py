@@ -231,7 +231,10 @@ EXPECTED: tuple[Expected, ...] = (
     ),
     Expected(
         "several elements for one place: the order is open",
-        ("nn.functional.max_unpool2d.grad", "nn.functional.max_unpool3d.grad"),
+        (
+            *("nn.functional.max_unpool2d", "nn.functional.max_unpool2d.grad"),
+            "nn.functional.max_unpool3d.grad",
+        ),
         ("values",),
         (SIZES,),
     ),
