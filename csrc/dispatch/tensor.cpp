@@ -35,7 +35,8 @@ Arg geometry_arg(const Geometry& g) { return Arg{.kind = Arg::Kind::kGeometry, .
 // ids are large, so that the first word tells them apart.
 template <typename MakeArgs>
 Value internal(Internal what, const char* name, c10::SmallVectorImpl<uint64_t>& key,
-               const MakeArgs& make_args, ir::TensorType output, c10::ArrayRef<Value> operands) {
+               const MakeArgs& make_args, ir::TensorType output, c10::ArrayRef<Value> operands,
+               c10::ArrayRef<ir::ScalarValue> places = {}) {
   key[0] = what;
   ir::MemoKey memo_key{key.data(), key.size(), ir::hash_words(key.data(), key.size())};
   ir::RecipeRef recipe = ir::ShapeMemo::get().find(memo_key);
@@ -43,34 +44,48 @@ Value internal(Internal what, const char* name, c10::SmallVectorImpl<uint64_t>& 
     auto fresh = std::make_unique<ir::Recipe>();
     fresh->spec.name = name;
     fresh->spec.args = make_args();
+    fresh->spec.slots.assign(places.size(), {c10::ScalarType::Long, true, ir::SlotKind::kPlace});
     fresh->spec.outputs = {std::move(output)};
     recipe = ir::ShapeMemo::get().insert(memo_key, std::move(fresh));
   }
   ++graph::Counters::get().nodes_recorded;
   const ir::OpSpec* spec = &recipe->spec;
-  return {ir::Node::make(spec, operands, {}, std::move(recipe)), 0};
+  return {ir::Node::make(spec, operands, places, std::move(recipe)), 0};
+}
+
+// A node that reads or writes a base through a view. Where the view begins is no part of its spec.
+Value through_view(Internal what, const char* name, const Geometry& from, Geometry to,
+                   const Geometry& yields, c10::ArrayRef<Value> operands) {
+  const ir::Begin begin = ir::begin_of(from, to);
+  to.offset = 0;
+  c10::SmallVector<uint64_t, 32> key(1);
+  append(key, from);
+  append(key, to);
+  key.push_back(begin.weights.size());
+  key.append(begin.weights.begin(), begin.weights.end());
+  c10::SmallVector<ir::ScalarValue, 5> starts;
+  for (int64_t start : begin.starts) starts.push_back({.i = start});
+  auto make_args = [&] {
+    std::vector<Arg> args(operands.size(), operand());
+    args.push_back(geometry_arg(from));
+    args.push_back(geometry_arg(to));
+    if (begin.weights.empty()) return args;
+    args.push_back({.kind = Arg::Kind::kConstant, .constant = c10::IntArrayRef(begin.weights)});
+    args.push_back({.kind = Arg::Kind::kList,
+                    .list = std::vector<Arg>(starts.size(), {.kind = Arg::Kind::kSlot})});
+    return args;
+  };
+  return internal(what, name, key, make_args, {yields.dtype, yields.sizes}, operands, starts);
 }
 
 Value view(Value base, const Geometry& from, const Geometry& to) {
-  c10::SmallVector<uint64_t, 32> key(1);
-  append(key, from);
-  append(key, to);
   std::array<Value, 1> operands{std::move(base)};
-  return internal(
-      kView, "lazyxla::view", key,
-      [&] { return std::vector<Arg>{operand(), geometry_arg(from), geometry_arg(to)}; },
-      {to.dtype, to.sizes}, operands);
+  return through_view(kView, "lazyxla::view", from, to, to, operands);
 }
 
 Value view_scatter(Value base, Value update, const Geometry& from, const Geometry& to) {
-  c10::SmallVector<uint64_t, 32> key(1);
-  append(key, from);
-  append(key, to);
   std::array<Value, 2> operands{std::move(base), std::move(update)};
-  return internal(
-      kViewScatter, "lazyxla::view_scatter", key,
-      [&] { return std::vector<Arg>{operand(), operand(), geometry_arg(from), geometry_arg(to)}; },
-      {from.dtype, from.sizes}, operands);
+  return through_view(kViewScatter, "lazyxla::view_scatter", from, to, from, operands);
 }
 
 // The content of memory that nobody wrote.

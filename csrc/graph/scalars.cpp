@@ -48,7 +48,8 @@ void ScalarHistory::presume(const Graph& graph, std::vector<bool>& variable) {
     size_t place = occurrences[id]++;
     if (place >= past.size()) past.resize(place + 1, {values.begin(), values.end()});
     for (size_t i = 0; i < values.size(); ++i, ++slot) {
-      if (past[place][i].i != values[i].i) variable[slot] = true;
+      const bool is_place = node->spec()->slots[i].kind == ir::SlotKind::kPlace;
+      if (!is_place && past[place][i].i != values[i].i) variable[slot] = true;
     }
     past[place].assign(values.begin(), values.end());
   }

@@ -14,6 +14,51 @@ int64_t product(c10::IntArrayRef sizes) {
   return n;
 }
 
+// The width of what a dtype's elements consist of: complex numbers are pairs.
+int64_t unit_size(c10::ScalarType dtype) {
+  return static_cast<int64_t>(c10::elementSize(dtype)) / (c10::isComplexType(dtype) ? 2 : 1);
+}
+
+struct Dimension {
+  int64_t stride, size;
+};
+using Dimensions = c10::SmallVector<Dimension, 6>;
+
+// The dimensions along which there are several elements, counted in units of which each element has
+// `ratio`, and those within an element.
+Dimensions dimensions_of(const Geometry& g, int64_t ratio) {
+  Dimensions result;
+  for (size_t i = 0; i < g.sizes.size(); ++i) {
+    if (g.sizes[i] > 1 && g.strides[i] > 0) result.push_back({g.strides[i] * ratio, g.sizes[i]});
+  }
+  if (ratio > 1) result.push_back({1, ratio});
+  return result;
+}
+
+// How far the last element of a view lies behind its first one, in a digit of its base; -1 if one
+// of its strides is between two places of that digit.
+int64_t reach(const Dimension& digit, const Dimensions& view) {
+  int64_t places = 0;
+  for (const Dimension& dim : view) {
+    if (dim.stride < digit.stride || dim.stride >= digit.stride * digit.size) continue;
+    if (dim.stride % digit.stride != 0) return -1;
+    places += (dim.size - 1) * (dim.stride / digit.stride);
+  }
+  return places;
+}
+
+// Which digit is to be merged with the next one, so that the view does not carry; -1 if it does
+// not.
+int conflict(const Dimensions& digits, const Dimensions& view, int64_t offset) {
+  for (size_t i = 0; i < digits.size(); ++i) {
+    const int64_t places = reach(digits[i], view);
+    if (places < 0) return static_cast<int>(i);
+    const int64_t start = offset / digits[i].stride % digits[i].size;
+    if (start + places >= digits[i].size) return static_cast<int>(i) - 1;
+  }
+  return -1;
+}
+
 }  // namespace
 
 int64_t TensorType::numel() const { return product(dims); }
@@ -34,6 +79,34 @@ Geometry Geometry::contiguous(c10::ScalarType dtype, c10::IntArrayRef sizes) {
   }
   TORCH_CHECK(!overflows, "Stride calculation overflowed for a tensor of shape ", sizes);
   return g;
+}
+
+Begin begin_of(const Geometry& base, const Geometry& view) {
+  Begin begin;
+  if (view.numel() == 0) return begin;
+  int64_t of_base = 1, of_view = 1;  // units in an element
+  if (base.dtype != view.dtype) {
+    const int64_t unit = std::min(unit_size(base.dtype), unit_size(view.dtype));
+    of_base = static_cast<int64_t>(c10::elementSize(base.dtype)) / unit;
+    of_view = static_cast<int64_t>(c10::elementSize(view.dtype)) / unit;
+  }
+  const int64_t offset = view.offset * of_view;
+  const Dimensions dims = dimensions_of(view, of_view);
+  Dimensions digits = dimensions_of(base, of_base);
+  std::sort(digits.begin(), digits.end(),
+            [](const Dimension& a, const Dimension& b) { return a.stride > b.stride; });
+  for (int i; (i = conflict(digits, dims, offset)) >= 0;) {
+    digits[i] = {digits[i + 1].stride, digits[i].size * digits[i + 1].size};
+    digits.erase(digits.begin() + i + 1);
+  }
+  for (const Dimension& digit : digits) {
+    begin.weights.push_back(digit.stride);
+    if (reach(digit, dims) < digit.size - 1) {
+      begin.starts.push_back(offset / digit.stride % digit.size);
+    }
+  }
+  if (begin.starts.empty()) begin.weights.clear();
+  return begin;
 }
 
 bool is_dense(c10::IntArrayRef sizes, c10::IntArrayRef strides) {

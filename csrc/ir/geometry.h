@@ -50,6 +50,24 @@ struct Geometry {
   static Geometry contiguous(c10::ScalarType dtype, c10::IntArrayRef sizes);
 };
 
+// Where a view begins in its base, without saying where it lies: what is the same for all views
+// that differ in their offset only, and what is not.
+//
+// The base's dimensions, by stride, are the digits of a mixed-radix number, and an offset is such a
+// number. Neighbouring digits are merged until no dimension of the view carries from one into the
+// next (lowering/geometry.py). In a digit that the view does not cover it might begin elsewhere;
+// its start in that digit is one of `starts`. They count elements, if the dtypes differ of the
+// narrower.
+//
+//     base [64, 16], view x[5:9]    weights [16, 1], starts [5]
+//     base [64, 16], view x[5, 2]   weights [16, 1], starts [5, 2]
+//     base [64, 16], view x.t()     none: it begins where the base begins
+struct Begin {
+  Dims weights;  // of the digits, outermost first; none if the view begins where the base does
+  Dims starts;   // in the digits that the view does not cover
+};
+Begin begin_of(const Geometry& base, const Geometry& view);
+
 // True if the strides are those of a permuted contiguous tensor: every element once, no gaps. The
 // strides of size-1 dimensions say nothing and are ignored.
 bool is_dense(c10::IntArrayRef sizes, c10::IntArrayRef strides);

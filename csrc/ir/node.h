@@ -42,6 +42,7 @@ union ScalarValue {
 enum class SlotKind : uint8_t {
   kFloat,   // `f`; becomes a runtime input once it varies
   kInt,     // `i`; likewise
+  kPlace,   // `i`; likewise, but that another program has another one there says nothing
   kRandom,  // `i`; seed or ordinal of a random operator: a runtime input from the start
 };
 

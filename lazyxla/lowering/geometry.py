@@ -16,164 +16,42 @@ A reshape, a transpose and a broadcast bring the result into the view's order. F
 shape [B, S, 3*H*D] and the view that attention takes of its keys, [B, H, D, S]: the last digit is
 cut into [3, H, D], index 1 of the first of them is selected, and one transpose follows.
 
-A plan is a tuple of steps. Each step can be read through (`read`) and written through (`write`),
-the write being the mirror image: a slice becomes an update of that slice, a transpose its inverse,
-and so on.
+A plan is a tuple of steps (view_steps.py).
+
+Where a view begins may be known only when the program runs. Its starts in the digits are then
+values, and the elements between its first and its last one are cut out of each such digit before
+anything else, by one dynamic slice.
 """
+
+from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from lazyxla.lowering.program import Geometry
+from lazyxla.lowering.scalar import Scalar
 from lazyxla.lowering.units import common_unit, from_unit, in_units, to_unit
+from lazyxla.lowering.view_steps import (
+    Broadcast,
+    Empty,
+    Pad,
+    Reshape,
+    Slice,
+    Source,
+    Step,
+    Take,
+    Transpose,
+    Window,
+)
 
 if TYPE_CHECKING:
     from lazyxla.lowering.builder import Builder
 
 Value = Any
-Source = Callable[[], Value]
-"""Makes the value that a step reads; called only where a write leaves some of it in place."""
-
-
-class Reshape(NamedTuple):
-    before: tuple[int, ...]
-    after: tuple[int, ...]
-
-    def read(self, b: "Builder", x: Value) -> Value:
-        return b.reshape(x, self.after)
-
-    def write(self, b: "Builder", _: Source, update: Value) -> Value:
-        return b.reshape(update, self.before)
-
-
-class Transpose(NamedTuple):
-    permutation: tuple[int, ...]
-
-    def read(self, b: "Builder", x: Value) -> Value:
-        return b.transpose(x, self.permutation)
-
-    def write(self, b: "Builder", _: Source, update: Value) -> Value:
-        inverse = sorted(range(len(self.permutation)), key=self.permutation.__getitem__)
-        return b.transpose(update, inverse)
-
-
-class Broadcast(NamedTuple):
-    """Places dimension i of the operand at dims[i] of `sizes` and repeats it along the others."""
-
-    dims: tuple[int, ...]
-    sizes: tuple[int, ...]
-
-    def read(self, b: "Builder", x: Value) -> Value:
-        return b.hlo.broadcast_in_dim(b.type(b.dtype(x), self.sizes), x, self.dims)
-
-    def write(self, b: "Builder", _: Source, update: Value) -> Value:
-        # Several elements share one place; which of them stays is not defined in PyTorch either.
-        limits = [n if i in self.dims else 1 for i, n in enumerate(self.sizes)]
-        first = b.slice(update, [0] * len(limits), limits)
-        return b.reshape(first, [self.sizes[i] for i in self.dims])
-
-
-class Slice(NamedTuple):
-    starts: tuple[int, ...]
-    limits: tuple[int, ...]
-    strides: tuple[int, ...]
-
-    def read(self, b: "Builder", x: Value) -> Value:
-        return b.slice(x, self.starts, self.limits, self.strides)
-
-    def write(self, b: "Builder", source: Source, update: Value) -> Value:
-        x = source()
-        if all(s == 1 for s in self.strides):
-            return b.dynamic_update_slice(x, update, self.starts)
-        return self._interleave(b, x, update)
-
-    def _interleave(self, b: "Builder", x: Value, update: Value) -> Value:
-        """Spreads the update by interior padding and selects it where the slice lies."""
-        shape, sizes = b.shape(x), b.shape(update)
-        ends = [s + (n - 1) * t for s, n, t in zip(self.starts, sizes, self.strides, strict=True)]
-        high = [n - 1 - e for n, e in zip(shape, ends, strict=True)]
-        spread = b.pad(update, self.starts, high, [t - 1 for t in self.strides])
-        mask = None
-        for dim, (start, end, stride) in enumerate(
-            zip(self.starts, ends, self.strides, strict=True)
-        ):
-            if stride == 1 and end - start + 1 == shape[dim]:
-                continue
-            inside = self._places(b, shape[dim], start, end, stride)
-            inside = b.hlo.broadcast_in_dim(b.type(torch.bool, shape), inside, [dim])
-            mask = inside if mask is None else b.hlo.and_(mask, inside)
-        return b.select(mask, spread, x)
-
-    def _places(self, b: "Builder", size: int, start: int, end: int, stride: int) -> Value:
-        """Which of 0..size-1 the slice addresses, as a bool vector."""
-        i = b.iota([size], 0, torch.int32)
-        mask = b.compare(i, b.full_like(i, end), "LE")
-        mask = b.hlo.and_(mask, b.compare(i, b.full_like(i, start), "GE"))
-        if stride > 1:
-            rest = b.hlo.remainder(b.hlo.subtract(i, b.full_like(i, start)), b.full_like(i, stride))
-            mask = b.hlo.and_(mask, b.compare(rest, b.full_like(i, 0), "EQ"))
-        return mask
-
-
-class Pad(NamedTuple):
-    """Completes the last block of a digit; what is added is never read."""
-
-    high: tuple[int, ...]
-
-    def read(self, b: "Builder", x: Value) -> Value:
-        return b.pad(x, [0] * len(self.high), self.high)
-
-    def write(self, b: "Builder", _: Source, update: Value) -> Value:
-        limits = [n - h for n, h in zip(b.shape(update), self.high, strict=True)]
-        return b.slice(update, [0] * len(limits), limits)
-
-
-class Take(NamedTuple):
-    """Replaces dimension `dim` by the dimensions `sizes`, read at start + sum of index * stride."""
-
-    dim: int
-    start: int
-    sizes: tuple[int, ...]
-    strides: tuple[int, ...]
-
-    def _index(self, b: "Builder") -> Value:
-        last = self.start + sum((n - 1) * s for n, s in zip(self.sizes, self.strides, strict=True))
-        dtype = torch.int32 if last < 2**31 else torch.int64
-        index = b.constant(self.start, dtype, self.sizes)
-        for i, stride in enumerate(self.strides):
-            step = b.iota(self.sizes, i, dtype)
-            index = b.hlo.add(index, b.scale(step, stride))
-        return index
-
-    def read(self, b: "Builder", x: Value) -> Value:
-        return b.take(x, self._index(b), self.dim)
-
-    def write(self, b: "Builder", source: Source, update: Value) -> Value:
-        # scatter_nd wants the indexed dimensions first.
-        rank, count = b.rank(update), len(self.sizes)
-        moved = range(self.dim, self.dim + count)
-        order = [*moved, *(i for i in range(rank) if i not in moved)]
-        index = b.unsqueeze(self._index(b), -1)
-        return b.scatter_nd(source(), index, b.transpose(update, order), [self.dim])
-
-
-class Empty(NamedTuple):
-    """A view without elements."""
-
-    sizes: tuple[int, ...]
-
-    def read(self, b: "Builder", x: Value) -> Value:
-        return b.zeros(self.sizes, b.dtype(x))
-
-    def write(self, b: "Builder", source: Source, _: Value) -> Value:
-        raise AssertionError("the planner makes no write to nothing")
-
-
-Step = Reshape | Transpose | Broadcast | Slice | Pad | Take | Empty
 
 
 class _Digit(NamedTuple):
@@ -193,15 +71,22 @@ class _Axis(NamedTuple):
 
 
 @functools.lru_cache(maxsize=4096)
-def plan(base: Geometry, view: Geometry) -> tuple[Step, ...]:
+def plan(
+    base: Geometry,
+    view: Geometry,
+    weights: tuple[int, ...] = (),
+    starts: tuple[int | None, ...] = (),
+) -> tuple[Step, ...]:
     """The steps from a value of shape `base.sizes` to one of shape `view.sizes`.
 
-    Both geometries have one dtype; `base` must be dense with offset 0. Raises ValueError if the
-    view reaches beyond the base.
+    Both geometries have one dtype; `base` must be dense with offset 0. With `weights`, those of the
+    digits, the view begins where `starts` say instead of at its offset: a number for each digit of
+    which it leaves some out (outermost first), or None where the program's run tells. Raises
+    ValueError if the view reaches beyond the base.
     """
     if 0 in view.sizes:
         return (Empty(view.sizes),)
-    permutation = _as_permutation(base, view)
+    permutation = None if starts else _as_permutation(base, view)
     if permutation is not None:
         return () if permutation == tuple(range(len(permutation))) else (Transpose(permutation),)
     live = [
@@ -209,7 +94,8 @@ def plan(base: Geometry, view: Geometry) -> tuple[Step, ...]:
         for number, (size, stride) in enumerate(zip(view.sizes, view.strides, strict=True))
         if size > 1 and stride > 0
     ]
-    digits = _digits(base, live, view.offset)
+    digits = _merged(base, weights) if weights else _digits(base, live, view.offset)
+    begins = _begins(digits, live, starts) if starts else _split(digits, view.offset)
     steps: list[Step] = []
     shape = base.sizes
     wide = [i for i, n in enumerate(base.sizes) if n > 1]
@@ -219,18 +105,44 @@ def plan(base: Geometry, view: Geometry) -> tuple[Step, ...]:
         shape = tuple(shape[i] for i in order)
     else:
         digits.sort(key=lambda digit: digit.members[0])
-    axes = [
-        _Axis(
-            digit.radix,
-            view.offset // digit.weight % digit.radix,
-            tuple((s // digit.weight, n, v) for s, n, v in live if _belongs(s, digit)),
-        )
-        for digit in digits
-    ]
-    steps.append(Reshape(shape, tuple(axis.size for axis in axes)))
+    steps.append(Reshape(shape, tuple(digit.radix for digit in digits)))
+    numbers: list[int | None] = []
+    axes = []
+    for digit in digits:
+        start, number = begins[digit.weight]
+        numbers.append(number)
+        dims = tuple((s // digit.weight, n, v) for s, n, v in live if _belongs(s, digit))
+        size = digit.radix if number is None else _reach(digit, live) + 1
+        axes.append(_Axis(size, start, dims))
+    if any(number is not None for number in numbers):
+        steps.append(Window(tuple(numbers), tuple(axis.size for axis in axes)))
     order = _carve(axes, steps)
     _arrange(order, view, steps)
     return tuple(_tidy(steps))
+
+
+def _split(digits: Sequence[_Digit], offset: int) -> dict[int, tuple[int, None]]:
+    """Where a view begins in each digit, by the digit's weight."""
+    return {digit.weight: (offset // digit.weight % digit.radix, None) for digit in digits}
+
+
+def _begins(
+    digits: Sequence[_Digit],
+    live: Sequence[tuple[int, int, int]],
+    starts: Sequence[int | None],
+) -> dict[int, tuple[int, int | None]]:
+    """The same if starts are given, and which of them it is where it is not known now."""
+    begins: dict[int, tuple[int, int | None]] = {}
+    left = iter(enumerate(starts))
+    for digit in digits:
+        number, start = (None, 0) if _reach(digit, live) == digit.radix - 1 else next(left)
+        begins[digit.weight] = (start, None) if start is not None else (0, number)
+    return begins
+
+
+def _reach(digit: _Digit, live: Sequence[tuple[int, int, int]]) -> int:
+    """How far the last element of a view lies behind its first one, in the digit."""
+    return sum((n - 1) * (s // digit.weight) for s, n, _ in live if _belongs(s, digit))
 
 
 def _as_permutation(base: Geometry, view: Geometry) -> tuple[int, ...] | None:
@@ -255,22 +167,40 @@ def _belongs(stride: int, digit: _Digit) -> bool:
     return digit.weight <= stride < digit.weight * digit.radix
 
 
-def _digits(base: Geometry, live: Sequence[tuple[int, int, int]], offset: int) -> list[_Digit]:
-    """The base's dimensions by decreasing stride, merged until no view dimension carries."""
+def _of_dimensions(base: Geometry) -> list[_Digit]:
+    """The base's dimensions by decreasing stride."""
     digits = [
         _Digit(stride, size, (i,))
         for i, (size, stride) in enumerate(zip(base.sizes, base.strides, strict=True))
         if size > 1
     ]
-    digits.sort(key=lambda digit: -digit.weight)
+    return sorted(digits, key=lambda digit: -digit.weight)
+
+
+def _merged(base: Geometry, weights: Sequence[int]) -> list[_Digit]:
+    """The base's dimensions, merged to digits of these weights."""
+    digits: list[_Digit] = []
+    outer: _Digit | None = None
+    for digit in _of_dimensions(base):
+        outer = _merge(outer, digit) if outer else digit
+        if digit.weight in weights:
+            digits.append(outer)
+            outer = None
+    return digits
+
+
+def _merge(outer: _Digit, inner: _Digit) -> _Digit:
+    return _Digit(inner.weight, outer.radix * inner.radix, outer.members + inner.members)
+
+
+def _digits(base: Geometry, live: Sequence[tuple[int, int, int]], offset: int) -> list[_Digit]:
+    """The base's dimensions, merged until no view dimension carries."""
+    digits = _of_dimensions(base)
     total = math.prod(base.sizes)
     if offset + sum((n - 1) * s for s, n, _ in live) >= total:
         raise ValueError(f"a view reaches beyond its storage of {total} elements")
     while (i := _conflict(digits, live, offset)) is not None:
-        outer, inner = digits[i : i + 2]
-        digits[i : i + 2] = [
-            _Digit(inner.weight, outer.radix * inner.radix, outer.members + inner.members)
-        ]
+        digits[i : i + 2] = [_merge(*digits[i : i + 2])]
     return digits
 
 
@@ -302,7 +232,7 @@ class _Cut(NamedTuple):
     limit: int
     stride: int
     high: int
-    parts: tuple["int | _Axis", ...]
+    parts: tuple[int | _Axis, ...]
     take: bool = False
 
 
@@ -395,6 +325,8 @@ def _tidy(steps: list[Step]) -> list[Step]:
             shape = step.after
             if step.before == step.after:
                 continue
+        elif isinstance(step, Window):
+            shape = step.sizes
         elif isinstance(step, Slice):
             if not any(step.starts) and step.limits == shape and set(step.strides) <= {1}:
                 continue
@@ -410,34 +342,66 @@ def _tidy(steps: list[Step]) -> list[Step]:
 # ---- reading and writing, also as another dtype ----
 
 
-def read(b: "Builder", x: Value, base: Geometry, view: Geometry) -> Value:
-    """The value that `view` shows of the storage whose content is `x`, lying by `base`."""
+def read(
+    b: Builder,
+    x: Value,
+    base: Geometry,
+    view: Geometry,
+    weights: Sequence[int] = (),
+    starts: Sequence[Scalar] = (),
+) -> Value:
+    """The value that `view` shows of the storage whose content is `x`, lying by `base`.
+
+    With `weights` it begins at `starts` (see `plan`), which count elements of the narrower dtype.
+    """
     if base.dtype == view.dtype:
-        return _read(b, x, plan(base, view))
+        return _read(b, x, _steps(b, base, view, weights, starts))
     unit = common_unit(base, view)
     x = to_unit(b, x, unit)
-    return from_unit(b, _read(b, x, plan(in_units(base, unit), in_units(view, unit))), view.dtype)
+    steps = _steps(b, in_units(base, unit), in_units(view, unit), weights, starts)
+    return from_unit(b, _read(b, x, steps), view.dtype)
 
 
-def write(b: "Builder", x: Value, update: Value, base: Geometry, view: Geometry) -> Value:
+def write(
+    b: Builder,
+    x: Value,
+    update: Value,
+    base: Geometry,
+    view: Geometry,
+    weights: Sequence[int] = (),
+    starts: Sequence[Scalar] = (),
+) -> Value:
     """`x` with the elements that `view` addresses replaced by `update`."""
     if 0 in view.sizes:
         return x
     if base.dtype == view.dtype:
-        return _write(b, lambda: x, update, plan(base, view))
+        return _write(b, lambda: x, update, _steps(b, base, view, weights, starts))
     unit = common_unit(base, view)
-    steps = plan(in_units(base, unit), in_units(view, unit))
+    steps = _steps(b, in_units(base, unit), in_units(view, unit), weights, starts)
     source = functools.cache(lambda: to_unit(b, x, unit))
     return from_unit(b, _write(b, source, to_unit(b, update, unit), steps), base.dtype)
 
 
-def _read(b: "Builder", x: Value, steps: tuple[Step, ...]) -> Value:
+def _steps(
+    b: Builder, base: Geometry, view: Geometry, weights: Sequence[int], starts: Sequence[Scalar]
+) -> tuple[Step, ...]:
+    known = tuple(None if start.variable else int(start.number) for start in starts)
+    steps = plan(base, view, tuple(weights), known)
+    if None not in known:
+        return steps
+    # TPUs have no 64-bit integers of their own.
+    dtype = torch.int32 if math.prod(base.sizes) < 2**31 else torch.int64
+    values = [b.value(start, dtype) for start in starts]
+    return tuple(step.bind(values) if isinstance(step, Window) else step for step in steps)
+
+
+def _read(b: Builder, x: Value, steps: tuple[Step, ...]) -> Value:
     for step in steps:
         x = step.read(b, x)
     return x
 
 
-def _write(b: "Builder", source: Source, update: Value, steps: tuple[Step, ...]) -> Value:
+def _write(b: Builder, source: Source, update: Value, steps: tuple[Step, ...]) -> Value:
     if not steps:
         return update
     step = steps[0]

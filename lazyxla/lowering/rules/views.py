@@ -1,5 +1,6 @@
 """The recorder's internal operators: reading and writing through a geometry, casts, constants."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -7,6 +8,7 @@ import torch
 from lazyxla.lowering import geometry
 from lazyxla.lowering.program import Geometry
 from lazyxla.lowering.registry import rule
+from lazyxla.lowering.scalar import Scalar
 
 if TYPE_CHECKING:
     from lazyxla.lowering.builder import Builder
@@ -15,8 +17,15 @@ Value = Any
 
 
 @rule("lazyxla::view")
-def view(b: "Builder", base: Value, base_geometry: Geometry, view_geometry: Geometry) -> Value:
-    return geometry.read(b, base, base_geometry, view_geometry)
+def view(
+    b: "Builder",
+    base: Value,
+    base_geometry: Geometry,
+    view_geometry: Geometry,
+    weights: Sequence[int] = (),
+    starts: Sequence[Scalar] = (),
+) -> Value:
+    return geometry.read(b, base, base_geometry, view_geometry, weights, starts)
 
 
 @rule("lazyxla::view_scatter")
@@ -26,8 +35,10 @@ def view_scatter(
     update: Value,
     base_geometry: Geometry,
     view_geometry: Geometry,
+    weights: Sequence[int] = (),
+    starts: Sequence[Scalar] = (),
 ) -> Value:
-    return geometry.write(b, base, update, base_geometry, view_geometry)
+    return geometry.write(b, base, update, base_geometry, view_geometry, weights, starts)
 
 
 @rule("lazyxla::cast")

@@ -1,0 +1,177 @@
+"""Steps from a value in the shape of a storage to one in the shape of a view, and back.
+
+Each step can be read through (``read``) and written through (``write``), the write being the mirror
+image: a slice becomes an update of that slice, a transpose its inverse, and so on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+if TYPE_CHECKING:
+    from lazyxla.lowering.builder import Builder
+
+Value = Any
+Source = Callable[[], Value]
+"""Makes the value that a step reads; called only where a write leaves some of it in place."""
+
+
+class Reshape(NamedTuple):
+    before: tuple[int, ...]
+    after: tuple[int, ...]
+
+    def read(self, b: Builder, x: Value) -> Value:
+        return b.reshape(x, self.after)
+
+    def write(self, b: Builder, _: Source, update: Value) -> Value:
+        return b.reshape(update, self.before)
+
+
+class Transpose(NamedTuple):
+    permutation: tuple[int, ...]
+
+    def read(self, b: Builder, x: Value) -> Value:
+        return b.transpose(x, self.permutation)
+
+    def write(self, b: Builder, _: Source, update: Value) -> Value:
+        inverse = sorted(range(len(self.permutation)), key=self.permutation.__getitem__)
+        return b.transpose(update, inverse)
+
+
+class Broadcast(NamedTuple):
+    """Places dimension i of the operand at dims[i] of `sizes` and repeats it along the others."""
+
+    dims: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+    def read(self, b: Builder, x: Value) -> Value:
+        return b.hlo.broadcast_in_dim(b.type(b.dtype(x), self.sizes), x, self.dims)
+
+    def write(self, b: Builder, _: Source, update: Value) -> Value:
+        # Several elements share one place; which of them stays is not defined in PyTorch either.
+        limits = [n if i in self.dims else 1 for i, n in enumerate(self.sizes)]
+        first = b.slice(update, [0] * len(limits), limits)
+        return b.reshape(first, [self.sizes[i] for i in self.dims])
+
+
+class Slice(NamedTuple):
+    starts: tuple[int, ...]
+    limits: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    def read(self, b: Builder, x: Value) -> Value:
+        return b.slice(x, self.starts, self.limits, self.strides)
+
+    def write(self, b: Builder, source: Source, update: Value) -> Value:
+        x = source()
+        if all(s == 1 for s in self.strides):
+            return b.dynamic_update_slice(x, update, self.starts)
+        return self._interleave(b, x, update)
+
+    def _interleave(self, b: Builder, x: Value, update: Value) -> Value:
+        """Spreads the update by interior padding and selects it where the slice lies."""
+        shape, sizes = b.shape(x), b.shape(update)
+        ends = [s + (n - 1) * t for s, n, t in zip(self.starts, sizes, self.strides, strict=True)]
+        high = [n - 1 - e for n, e in zip(shape, ends, strict=True)]
+        spread = b.pad(update, self.starts, high, [t - 1 for t in self.strides])
+        mask = None
+        for dim, (start, end, stride) in enumerate(
+            zip(self.starts, ends, self.strides, strict=True)
+        ):
+            if stride == 1 and end - start + 1 == shape[dim]:
+                continue
+            inside = self._places(b, shape[dim], start, end, stride)
+            inside = b.hlo.broadcast_in_dim(b.type(torch.bool, shape), inside, [dim])
+            mask = inside if mask is None else b.hlo.and_(mask, inside)
+        return b.select(mask, spread, x)
+
+    def _places(self, b: Builder, size: int, start: int, end: int, stride: int) -> Value:
+        """Which of 0..size-1 the slice addresses, as a bool vector."""
+        i = b.iota([size], 0, torch.int32)
+        mask = b.compare(i, b.full_like(i, end), "LE")
+        mask = b.hlo.and_(mask, b.compare(i, b.full_like(i, start), "GE"))
+        if stride > 1:
+            rest = b.hlo.remainder(b.hlo.subtract(i, b.full_like(i, start)), b.full_like(i, stride))
+            mask = b.hlo.and_(mask, b.compare(rest, b.full_like(i, 0), "EQ"))
+        return mask
+
+
+class Window(NamedTuple):
+    """Cuts `sizes` out, from starts that are known when the program runs.
+
+    `numbers` tells per dimension which of a view's starts it is; None is 0. `starts`, once they are
+    bound: the values.
+    """
+
+    numbers: tuple[int | None, ...]
+    sizes: tuple[int, ...]
+    starts: tuple[Value, ...] = ()
+
+    def bind(self, values: Sequence[Value]) -> Window:
+        return self._replace(starts=tuple(0 if n is None else values[n] for n in self.numbers))
+
+    def read(self, b: Builder, x: Value) -> Value:
+        return b.dynamic_slice(x, self.starts, self.sizes)
+
+    def write(self, b: Builder, source: Source, update: Value) -> Value:
+        return b.dynamic_update_slice(source(), update, self.starts)
+
+
+class Pad(NamedTuple):
+    """Completes the last block of a digit; what is added is never read."""
+
+    high: tuple[int, ...]
+
+    def read(self, b: Builder, x: Value) -> Value:
+        return b.pad(x, [0] * len(self.high), self.high)
+
+    def write(self, b: Builder, _: Source, update: Value) -> Value:
+        limits = [n - h for n, h in zip(b.shape(update), self.high, strict=True)]
+        return b.slice(update, [0] * len(limits), limits)
+
+
+class Take(NamedTuple):
+    """Replaces dimension `dim` by the dimensions `sizes`, read at start + sum of index * stride."""
+
+    dim: int
+    start: int
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    def _index(self, b: Builder) -> Value:
+        last = self.start + sum((n - 1) * s for n, s in zip(self.sizes, self.strides, strict=True))
+        dtype = torch.int32 if last < 2**31 else torch.int64
+        index = b.constant(self.start, dtype, self.sizes)
+        for i, stride in enumerate(self.strides):
+            step = b.iota(self.sizes, i, dtype)
+            index = b.hlo.add(index, b.scale(step, stride))
+        return index
+
+    def read(self, b: Builder, x: Value) -> Value:
+        return b.take(x, self._index(b), self.dim)
+
+    def write(self, b: Builder, source: Source, update: Value) -> Value:
+        # scatter_nd wants the indexed dimensions first.
+        rank, count = b.rank(update), len(self.sizes)
+        moved = range(self.dim, self.dim + count)
+        order = [*moved, *(i for i in range(rank) if i not in moved)]
+        index = b.unsqueeze(self._index(b), -1)
+        return b.scatter_nd(source(), index, b.transpose(update, order), [self.dim])
+
+
+class Empty(NamedTuple):
+    """A view without elements."""
+
+    sizes: tuple[int, ...]
+
+    def read(self, b: Builder, x: Value) -> Value:
+        return b.zeros(self.sizes, b.dtype(x))
+
+    def write(self, b: Builder, source: Source, _: Value) -> Value:
+        raise AssertionError("the planner makes no write to nothing")
+
+
+Step = Reshape | Transpose | Broadcast | Slice | Window | Pad | Take | Empty
