@@ -102,7 +102,9 @@ Args functional_args(const OpInfo& info, c10::ArrayRef<IValue> args) {
 // Arguments as the lowering sees them. Numbers must be described as Scan read them.
 Arg describe_scalar(const OpInfo& info, const IValue& value) {
   if (value.isNone()) return {};
-  if ((value.isDouble() || value.isInt()) && !info.factory) return {.kind = Arg::Kind::kSlot};
+  if ((value.isDouble() || value.isInt()) && !info.numbers_are_static) {
+    return {.kind = Arg::Kind::kSlot};
+  }
   c10::ScalarType dtype = value.isBool()            ? c10::ScalarType::Bool
                           : value.isComplexDouble() ? c10::ScalarType::ComplexDouble
                           : value.isDouble()        ? c10::ScalarType::Double
@@ -145,6 +147,12 @@ Arg describe(const OpInfo& info, const IValue& value, ArgKind kind, bool is_dtyp
           list.list.push_back(describe_scalar(info, element));
         }
       }
+      return list;
+    case ArgKind::kPlace:
+      if (value.isNone()) return {};
+      return {.kind = Arg::Kind::kSlot};
+    case ArgKind::kPlaceList:
+      list.list.assign(value.toIntList().size(), {.kind = Arg::Kind::kSlot});
       return list;
     case ArgKind::kGenerator:
     case ArgKind::kDevice:

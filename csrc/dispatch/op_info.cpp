@@ -211,6 +211,24 @@ bool ignores_self(const std::string& functional_name) {
   return names.count(functional_name) > 0;
 }
 
+// Ranges. All other factories of PyTorch's have their sizes from integers.
+bool is_range(const std::string& functional_name) {
+  return functional_name.starts_with("aten::arange") || functional_name == "aten::range" ||
+         functional_name == "aten::range.step";
+}
+
+// Integers whose values decide neither shapes nor how the rule goes about it. (The rule of
+// random.from minds whether they are 32 bits wide, which a call's key tells.)
+bool is_place(const std::string& functional_name, const std::string& argument) {
+  static const auto& places = *new const std::map<std::string, std::unordered_set<std::string>>{
+      {"aten::roll", {"shifts"}},   {"aten::tril", {"diagonal"}},
+      {"aten::triu", {"diagonal"}}, {"aten::random.from", {"from", "to"}},
+      {"aten::random.to", {"to"}},
+  };
+  const auto found = places.find(functional_name);
+  return found != places.end() && found->second.count(argument) > 0;
+}
+
 // PyTorch tags its attention for CPUs as if it had dropout.
 bool draws(const OperatorHandle& functional, const std::string& name) {
   for (at::Tag tag : functional.getTags()) {
@@ -254,6 +272,14 @@ std::unique_ptr<OpInfo> make_info(const OperatorHandle& op) {
   info->factory = true;
   for (const Argument& arg : info->functional.schema().arguments()) {
     if (is_tensor_kind(kind_of(arg))) info->factory = false;
+  }
+  info->sized_by_numbers = is_range(info->functional_name);
+  info->numbers_are_static = info->factory && !info->name.starts_with("aten::");
+  for (size_t i = 0; i < info->args.size(); ++i) {
+    const Argument& arg = schema.arguments()[i];
+    if (!is_place(info->functional_name, arg.name())) continue;
+    const bool is_list = without_optional(arg)->kind() == TypeKind::ListType;
+    info->args[i].kind = is_list ? ArgKind::kPlaceList : ArgKind::kPlace;
   }
   find_checks(*info);
   return info;

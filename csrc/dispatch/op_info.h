@@ -29,6 +29,8 @@ enum class ArgKind : uint8_t {
   kTensorList,  // Tensor[], Tensor?[]
   kScalar,      // Scalar, Scalar?, float, float?
   kScalarList,  // Scalar[], float[]
+  kPlace,       // int, int?: one that no shape depends on, and that the rule takes as a value
+  kPlaceList,   // int[]: likewise
   kGenerator,
   kDevice,
   kStatic,  // everything else: int, int[], bool, str, ScalarType, ...
@@ -78,11 +80,13 @@ struct OpInfo {
   std::string name;  // "aten::add_.Tensor"
   std::vector<ArgInfo> args;
   bool writes = false;
-  bool writes_list = false;    // a _foreach_ operator: its kernel has to bump version counters
-  bool reads_written = false;  // in place: its counterpart reads what is written
-  bool may_overlap = false;    // it may write to a tensor whose elements share memory
-  bool random = false;         // draws from a generator
-  bool factory = false;  // the functional form takes no tensor: scalars decide the result's shape
+  bool writes_list = false;         // a _foreach_ operator: its kernel has to bump version counters
+  bool reads_written = false;       // in place: its counterpart reads what is written
+  bool may_overlap = false;         // it may write to a tensor whose elements share memory
+  bool random = false;              // draws from a generator
+  bool factory = false;             // the functional form takes no tensor
+  bool sized_by_numbers = false;    // scalars decide the result's size, but are values to the rule
+  bool numbers_are_static = false;  // scalars may decide anything
   Checks checks;
   // The operator whose rule lowers this one: itself, or the functional counterpart.
   c10::OperatorHandle functional;

@@ -9,6 +9,8 @@
 #include <ATen/ops/index.h>
 #include <ATen/ops/zeros.h>
 
+#include <c10/core/DefaultDtype.h>
+
 #include <algorithm>
 #include <sstream>
 #include <unordered_map>
@@ -223,6 +225,17 @@ void check_full(const OpInfo& info, Args args) {
   if (const auto dtype = requested_dtype(info, args)) check_holds(*dtype, value);
 }
 
+// The bounds of a range of no or one element are not all looked at.
+void check_linspace(const OpInfo& info, Args args) {
+  const int64_t steps = argument(info, args, "steps").toInt();
+  const c10::Scalar start = argument(info, args, "start").toScalar();
+  const c10::Scalar end = argument(info, args, "end").toScalar();
+  const auto dtype = requested_dtype(info, args).value_or(c10::get_default_dtype_as_scalartype());
+  if (steps <= 0 || start.isComplex() || end.isComplex()) return;
+  check_holds(dtype, start);
+  if (steps > 1) check_holds(dtype, end);
+}
+
 void check_new_full(const OpInfo& info, Args args) {
   const auto dtype = requested_dtype(info, args).value_or(args[0].toTensor().scalar_type());
   check_holds(dtype, argument(info, args, "fill_value").toScalar());
@@ -243,8 +256,10 @@ void check_pad(const OpInfo& info, Args args) {
 OwnChecks own_checks(const std::string& functional_name) {
   static const auto& checks = *new const std::unordered_map<std::string, OwnChecks>{
       {"aten::convolution", {.of_static = check_convolution}},
-      {"aten::full", {.of_static = check_full}},
-      {"aten::scalar_tensor", {.of_static = check_full}},
+      {"aten::full", {.of_numbers = check_full}},
+      {"aten::scalar_tensor", {.of_numbers = check_full}},
+      {"aten::linspace", {.of_numbers = check_linspace}},
+      {"aten::logspace", {.of_numbers = check_linspace}},
       {"aten::new_full", {.of_numbers = check_new_full}},
       {"aten::index_put", {.of_static = check_index_put}},
       {"aten::_index_put_impl", {.of_static = check_index_put}},

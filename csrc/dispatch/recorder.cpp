@@ -52,10 +52,23 @@ class ScanScope {
   Scan& scan_;
 };
 
+ir::MemoKey memo_key(c10::ArrayRef<uint64_t> words) {
+  return {words.data(), words.size(), ir::hash_words(words.data(), words.size())};
+}
+
+// The recipe of all calls that differ in their numbers only, and yield as much.
+ir::RecipeRef shared_by_size(const Scan& scan, ir::RecipeRef recipe) {
+  c10::SmallVector<uint64_t, 64> words(scan.key.begin(), scan.key.end() - scan.numbers_in_key);
+  words.push_back(~uint64_t{0});  // no tag: this is the key of no call
+  for (const ir::TensorType& output : recipe->spec.outputs) {
+    words.append(output.dims.begin(), output.dims.end());
+  }
+  return ir::ShapeMemo::get().insert(memo_key(words), std::move(recipe));
+}
+
 ir::RecipeRef find_recipe(const OpInfo& info, Way way, c10::ArrayRef<IValue> args,
                           const Scan& scan) {
-  ir::MemoKey key{scan.key.data(), scan.key.size(),
-                  ir::hash_words(scan.key.data(), scan.key.size())};
+  const ir::MemoKey key = memo_key(scan.key);
   ir::RecipeRef recipe = ir::ShapeMemo::get().find(key);
   check_numbers(info, args, scan, key.hash);
   if (recipe) return recipe;
@@ -71,7 +84,9 @@ ir::RecipeRef find_recipe(const OpInfo& info, Way way, c10::ArrayRef<IValue> arg
     default:
       break;
   }
-  return ir::ShapeMemo::get().insert(key, std::move(inferred));
+  ir::RecipeRef made = std::move(inferred);
+  if (scan.numbers_in_key > 0) made = shared_by_size(scan, std::move(made));
+  return ir::ShapeMemo::get().insert(key, std::move(made));
 }
 
 ir::Draws add_random_slots(const Scan& scan, c10::SmallVectorImpl<ir::ScalarValue>& slots) {

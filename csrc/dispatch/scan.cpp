@@ -23,6 +23,7 @@ enum Tag : uint64_t {
   kBoolTag = uint64_t{6} << 56,
   kStringTag = uint64_t{7} << 56,
   kFixedTag = uint64_t{8} << 56,
+  kPlaceTag = uint64_t{9} << 56,
 };
 
 uint64_t scalar_word(const ir::SlotSpec& spec) {
@@ -89,6 +90,19 @@ void Scan::run(const OpInfo& info, c10::ArrayRef<IValue> args) {
           for (const IValue& element : value.toListRef()) scalar(info, element);
         }
         break;
+      case ArgKind::kPlace:
+        if (value.isNone()) {
+          key.push_back(kNone);
+        } else {
+          place(value.toInt());
+        }
+        break;
+      case ArgKind::kPlaceList: {
+        const auto list = value.toIntList();
+        key.push_back(kListTag | list.size());
+        for (int64_t element : list) place(element);
+        break;
+      }
       case ArgKind::kGenerator:
         if (!value.isNone()) generator = value.toGenerator();
         break;
@@ -103,6 +117,15 @@ void Scan::run(const OpInfo& info, c10::ArrayRef<IValue> args) {
     }
   }
   if (device < 0) device = current_device();
+  numbers_in_key = info.sized_by_numbers ? slots.size() : 0;
+  for (size_t i = 0; i < numbers_in_key; ++i) key.push_back(static_cast<uint64_t>(slots[i].i));
+}
+
+void Scan::place(int64_t value) {
+  slot_specs.push_back({ScalarType::Long, true, ir::SlotKind::kPlace});
+  slots.push_back({.i = value});
+  const bool is_narrow = value == static_cast<int32_t>(value);
+  key.push_back(kPlaceTag | (is_narrow ? 1 : 0));
 }
 
 void Scan::tensor(const OpInfo& info, size_t position, const IValue& value) {
@@ -168,11 +191,11 @@ void Scan::cpu_scalar(const c10::TensorImpl& impl) {
 }
 
 void Scan::scalar(const OpInfo& info, const IValue& value) {
-  if (value.isDouble() && !info.factory) {
+  if (value.isDouble() && !info.numbers_are_static) {
     slot_specs.push_back({ScalarType::Double, true, ir::SlotKind::kFloat});
     slots.push_back({.f = value.toDouble()});
     key.push_back(scalar_word(slot_specs.back()));
-  } else if (value.isInt() && !info.factory) {
+  } else if (value.isInt() && !info.numbers_are_static) {
     slot_specs.push_back({ScalarType::Long, true, ir::SlotKind::kInt});
     slots.push_back({.i = value.toInt()});
     key.push_back(scalar_word(slot_specs.back()));

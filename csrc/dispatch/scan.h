@@ -6,7 +6,7 @@
 //
 // The key is a run of 64-bit words: the OpInfo's key (with torch's default dtype), then for
 // each argument a tagged word and what it counts; for a tensor its dtype, sizes and strides, for a
-// scalar its category.
+// scalar its category. Numbers that decide the result's size are at its end.
 #pragma once
 
 #include <ATen/core/Generator.h>
@@ -21,6 +21,7 @@ namespace lazyxla::dispatch {
 
 struct Scan {
   c10::SmallVector<uint64_t, 64> key;
+  size_t numbers_in_key = 0;                             // its last words
   c10::SmallVector<const c10::TensorImpl*, 8> operands;  // lazyxla tensors, in operand order
   c10::SmallVector<c10::TensorImpl*, 4> written;         // in argument order
   c10::SmallVector<ir::ScalarValue, 8> slots;
@@ -36,6 +37,7 @@ struct Scan {
   void lazy_tensor(const OpInfo& info, size_t position, c10::TensorImpl* impl);
   void cpu_scalar(const c10::TensorImpl& impl);
   void scalar(const OpInfo& info, const c10::IValue& value);
+  void place(int64_t value);
   void fixed(const c10::IValue& value);
   void use_device(const OpInfo& info, size_t position, c10::Device device);
 };

@@ -41,7 +41,7 @@ Value internal(Internal what, const char* name, c10::SmallVectorImpl<uint64_t>& 
   ir::MemoKey memo_key{key.data(), key.size(), ir::hash_words(key.data(), key.size())};
   ir::RecipeRef recipe = ir::ShapeMemo::get().find(memo_key);
   if (!recipe) {
-    auto fresh = std::make_unique<ir::Recipe>();
+    auto fresh = std::make_shared<ir::Recipe>();
     fresh->spec.name = name;
     fresh->spec.args = make_args();
     fresh->spec.slots.assign(places.size(), {c10::ScalarType::Long, true, ir::SlotKind::kPlace});

@@ -34,23 +34,23 @@ ShapeMemo& ShapeMemo::get() {
 
 RecipeRef ShapeMemo::find(const MemoKey& key) {
   std::lock_guard lock(mutex_);
-  RecipeRef* found = recipes_.find(key);
-  return found ? *found : nullptr;
+  Entry* found = entries_.find(key);
+  return found ? found->recipe : nullptr;
 }
 
-RecipeRef ShapeMemo::insert(const MemoKey& key, std::unique_ptr<Recipe> recipe) {
-  std::vector<RecipeRef> dropped;  // dies without the lock
-  std::lock_guard lock(mutex_);
-  if (RecipeRef* found = recipes_.find(key)) return *found;
-  recipe->key_.assign(key.words, key.words + key.size);
-  const MemoKey own{recipe->key_.data(), key.size, key.hash};
+RecipeRef ShapeMemo::insert(const MemoKey& key, RecipeRef recipe) {
+  std::vector<Entry> dropped;  // dies without the lock
+  Entry entry{{key.words, key.words + key.size}, std::move(recipe)};
+  const MemoKey own{entry.key.data(), key.size, key.hash};
   const auto capacity = static_cast<size_t>(options().max_calls.load());
-  return recipes_.insert(own, std::move(recipe), capacity, dropped);
+  std::lock_guard lock(mutex_);
+  if (Entry* found = entries_.find(key)) return found->recipe;
+  return entries_.insert(own, std::move(entry), capacity, dropped).recipe;
 }
 
 size_t ShapeMemo::size() {
   std::lock_guard lock(mutex_);
-  return recipes_.size();
+  return entries_.size();
 }
 
 }  // namespace lazyxla::ir

@@ -3,7 +3,8 @@
 // PyTorch itself infers shapes, by running the operator on meta tensors; that costs 50 to 900 us,
 // so it is done once per kind of call. The memo's key is the operator and everything that its
 // result's type can depend on: each tensor's dtype, sizes and strides, and each static argument. A
-// scalar's value is not in it, only its category, save for factory functions such as arange.
+// scalar's value is not in it, only its category, save where it decides a size, as in arange. (Such
+// calls share a recipe if their results' sizes are the same.)
 //
 // A Recipe holds all that recording a call takes once its key is known: the OpSpec of the node, the
 // geometry of each fresh result, and where the outputs of the node go if the operator writes to its
@@ -59,10 +60,6 @@ struct Recipe : LeafData {
   std::vector<Fresh> fresh;
   std::vector<Write> writes;
   std::vector<Return> returns;
-
- private:
-  friend class ShapeMemo;
-  std::vector<uint64_t> key_;  // the memo's
 };
 
 using RecipeRef = std::shared_ptr<Recipe>;
@@ -80,7 +77,7 @@ class ShapeMemo {
 
   RecipeRef find(const MemoKey& key);
   // Keeps the recipe; if another thread was first, its recipe wins and is returned.
-  RecipeRef insert(const MemoKey& key, std::unique_ptr<Recipe> recipe);
+  RecipeRef insert(const MemoKey& key, RecipeRef recipe);
   size_t size();
 
  private:
@@ -90,8 +87,12 @@ class ShapeMemo {
   struct Equal {
     bool operator()(const MemoKey& a, const MemoKey& b) const;
   };
+  struct Entry {
+    std::vector<uint64_t> key;  // which the map's own refers to
+    RecipeRef recipe;
+  };
   SpinLock mutex_;
-  BoundedMap<MemoKey, RecipeRef, Hash, Equal> recipes_;
+  BoundedMap<MemoKey, Entry, Hash, Equal> entries_;
 };
 
 // A 64-bit hash of a run of words.

@@ -149,6 +149,12 @@ class Elements:
             return number is None or x == number
         return False
 
+    def known(self, x: Operand) -> Number | None:
+        """The number if it is known now, else None; this does not make its slot static."""
+        if isinstance(x, Scalar):
+            return None if x.variable else x.number
+        return x if isinstance(x, (bool, int, float, complex)) else None
+
     # ---- conversion ----
 
     def convert(self, x: Value, dtype: torch.dtype) -> Value:

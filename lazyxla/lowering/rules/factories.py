@@ -218,22 +218,25 @@ def _periodic(rest: tuple[Any, ...]) -> bool:
 # ---- triangles ----
 
 
-def _triangle(b: "Builder", shape: tuple[int, ...], diagonal: int, lower: bool) -> Value:
+def _triangle(b: "Builder", shape: tuple[int, ...], diagonal: Value, lower: bool) -> Value:
     """bool mask over the last two dimensions: on, below (or above) the diagonal."""
     size = shape[-2:]
-    diagonal = max(-size[0], min(diagonal, size[1]))  # beyond, nothing changes
+    low, high = (b.constant(n, torch.int64) for n in (-size[0], size[1]))
     row, column = b.iota(size, 0, torch.int32), b.iota(size, 1, torch.int32)
-    row = b.hlo.add(row, b.full_like(row, diagonal)) if diagonal else row
+    if not b.is_const(diagonal, 0):
+        # Beyond the corners nothing changes.
+        place = b.hlo.clamp(low, b.value(diagonal, torch.int64), high)
+        row = b.hlo.add(row, b.broadcast_to(b.convert(place, torch.int32), size))
     return b.broadcast_to(b.compare(column, row, "LE" if lower else "GE"), shape)
 
 
 @rule("aten::tril")
-def tril(b: "Builder", x: Value, diagonal: int) -> Value:
+def tril(b: "Builder", x: Value, diagonal: Value) -> Value:
     return b.select(_triangle(b, b.shape(x), diagonal, True), x, 0)
 
 
 @rule("aten::triu")
-def triu(b: "Builder", x: Value, diagonal: int) -> Value:
+def triu(b: "Builder", x: Value, diagonal: Value) -> Value:
     return b.select(_triangle(b, b.shape(x), diagonal, False), x, 0)
 
 

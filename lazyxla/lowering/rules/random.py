@@ -17,6 +17,7 @@ import torch
 
 from lazyxla.lowering.program import TensorSpec
 from lazyxla.lowering.registry import graph_rule, jax_rule, rule
+from lazyxla.lowering.scalar import Scalar
 
 if TYPE_CHECKING:
     from lazyxla.lowering.builder import Builder
@@ -212,20 +213,35 @@ def bernoulli_p(b: "Builder", x: Value, p: Any, generator: None) -> Value:
     return chance(b, p, b.outputs[0].shape)
 
 
-def _integers(b: "Builder", low: int, span: int) -> Value:
-    """Integers in [low, low + span) by the remainder of 32 or 64 random bits, as in PyTorch."""
+def _integers(b: "Builder", low: Value, high: Value) -> Value:
+    """Integers in [low, high) by the remainder of 32 or 64 random bits, as in PyTorch."""
     dtype, shape = b.outputs[0]
+    bounds = [n.number if isinstance(n, Scalar) else n for n in (low, high)]
+    # Whether numbers have 32 bits is part of the call, and holds for all that they may become.
+    if dtype.is_floating_point or any(not -(1 << 31) <= n < 1 << 31 for n in bounds):
+        return _integers_between(b, int(low), int(high))
+    first, last = (b.value(n, torch.int64) for n in (low, high))
+    number = _bits(b, shape, torch.uint32)
+    span = b.convert(b.hlo.subtract(last, first), torch.uint32)
+    number = b.hlo.remainder(number, b.broadcast_to(span, shape))
+    number = b.convert(number, torch.int32)  # perhaps beyond it, and back by what follows
+    return b.hlo.add(number, b.broadcast_to(b.convert(first, torch.int32), shape))
+
+
+def _integers_between(b: "Builder", low: int, high: int) -> Value:
+    dtype, shape = b.outputs[0]
+    span = high - low
     word = torch.uint32 if span <= 1 << 32 else torch.uint64
     number = _bits(b, shape, word)
     if span < 1 << (word.itemsize * 8):
         number = b.hlo.remainder(number, b.full_like(number, span))
-    narrow = word == torch.uint32 and low >= -(1 << 31) and low + span <= 1 << 31
+    narrow = word == torch.uint32 and low >= -(1 << 31) and high <= 1 << 31
     number = b.convert(number, torch.int32 if narrow else torch.int64)
     number = b.hlo.add(number, b.full_like(number, low)) if low else number
     if not dtype.is_floating_point:
         return number
     # The greatest float within bounds: conversion may round beyond it.
-    last = torch.tensor(low + span - 1, dtype=torch.float64)
+    last = torch.tensor(high - 1, dtype=torch.float64)
     bound = last.to(dtype)
     if bound > last:
         bound = torch.nextafter(bound, torch.tensor(-math.inf, dtype=dtype))
@@ -236,7 +252,7 @@ def _integers(b: "Builder", low: int, span: int) -> Value:
 @rule("aten::random")
 def random(b: "Builder", x: Value, generator: None) -> Value:
     """All non-negative integers of the dtype; for a float, those that it holds without a gap."""
-    return _integers(b, 0, _greatest(b.outputs[0].dtype) + 1)
+    return _integers_between(b, 0, _greatest(b.outputs[0].dtype) + 1)
 
 
 def _greatest(dtype: torch.dtype) -> int:
@@ -246,14 +262,14 @@ def _greatest(dtype: torch.dtype) -> int:
 
 
 @rule("aten::random.from")
-def random_from(b: "Builder", x: Value, low: int, high: int | None, generator: None) -> Value:
+def random_from(b: "Builder", x: Value, low: Value, high: Value, generator: None) -> Value:
     if high is None:
-        high = _greatest(b.outputs[0].dtype) + 1
-    return _integers(b, low, high - low)
+        return _integers_between(b, int(low), _greatest(b.outputs[0].dtype) + 1)
+    return _integers(b, low, high)
 
 
 @rule("aten::random.to")
-def random_to(b: "Builder", x: Value, high: int, generator: None) -> Value:
+def random_to(b: "Builder", x: Value, high: Value, generator: None) -> Value:
     return _integers(b, 0, high)
 
 
@@ -283,7 +299,7 @@ def randint(b: "Builder", high: int, *_: Any) -> Value:
 
 @graph_rule("aten::randint.low")
 def randint_low(b: "Builder", low: int, high: int, *_: Any) -> Value:
-    return _integers(b, low, high - low)
+    return _integers(b, low, high)
 
 
 @graph_rule("aten::randint_like")
@@ -293,7 +309,7 @@ def randint_like(b: "Builder", x: Value, high: int, *_: Any) -> Value:
 
 @graph_rule("aten::randint_like.low_dtype")
 def randint_like_low(b: "Builder", x: Value, low: int, high: int, *_: Any) -> Value:
-    return _integers(b, low, high - low)
+    return _integers(b, low, high)
 
 
 @rule("aten::randperm")

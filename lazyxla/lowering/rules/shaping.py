@@ -57,23 +57,36 @@ def flip(b: "Builder", x: Value, dims: list[int]) -> Value:
     return b.flip(x, dims) if b.rank(x) else x
 
 
-def _roll(b: "Builder", x: Value, shift: int, dim: int) -> Value:
+def _roll(b: "Builder", x: Value, shift: Value, dim: int) -> Value:
     size = b.shape(x)[dim]
-    shift = shift % size if size else 0
-    if not shift:
+    if not size:
         return x
-    last = b.slice_dim(x, dim, size - shift, size)
-    return b.concat([last, b.slice_dim(x, dim, 0, size - shift)], dim)
+    if (places := b.known(shift)) is None:
+        return _roll_by_value(b, x, b.value(shift, torch.int64), dim)
+    if not (places := int(places.real) % size):
+        return x
+    last = b.slice_dim(x, dim, size - places, size)
+    return b.concat([last, b.slice_dim(x, dim, 0, size - places)], dim)
+
+
+def _roll_by_value(b: "Builder", x: Value, shift: Value, dim: int) -> Value:
+    """A window of two copies side by side."""
+    shape = b.shape(x)
+    size = b.full_like(shift, shape[dim])
+    rest = b.hlo.remainder(b.hlo.negate(shift), size)  # of the sign of the first
+    start = b.hlo.remainder(b.hlo.add(rest, size), size)
+    starts = [b.convert(start, torch.int32) if i == dim else 0 for i in range(len(shape))]
+    return b.dynamic_slice(b.concat([x, x], dim), starts, shape)
 
 
 @rule("aten::roll")
-def roll(b: "Builder", x: Value, shifts: list[int], dims: list[int]) -> Value:
+def roll(b: "Builder", x: Value, shifts: list[Value], dims: list[int]) -> Value:
     if not dims:
         return b.reshape(_roll(b, b.reshape(x, (-1,)), shifts[0], 0), b.shape(x))
     if not b.rank(x):
         return x
     for shift, dim in zip(shifts, dims, strict=True):
-        x = _roll(b, x, shift, dim)
+        x = _roll(b, x, shift, dim % b.rank(x))
     return x
 
 
