@@ -385,7 +385,7 @@ def write(
 def _steps(
     b: Builder, base: Geometry, view: Geometry, weights: Sequence[int], starts: Sequence[Scalar]
 ) -> tuple[Step, ...]:
-    known = tuple(None if start.variable else int(start.number) for start in starts)
+    known = tuple(None if start.variable else int(start.number.real) for start in starts)
     steps = plan(base, view, tuple(weights), known)
     if None not in known:
         return steps

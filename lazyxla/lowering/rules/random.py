@@ -216,7 +216,7 @@ def bernoulli_p(b: "Builder", x: Value, p: Any, generator: None) -> Value:
 def _integers(b: "Builder", low: Value, high: Value) -> Value:
     """Integers in [low, high) by the remainder of 32 or 64 random bits, as in PyTorch."""
     dtype, shape = b.outputs[0]
-    bounds = [n.number if isinstance(n, Scalar) else n for n in (low, high)]
+    bounds: list[Any] = [n.number if isinstance(n, Scalar) else n for n in (low, high)]
     # Whether numbers have 32 bits is part of the call, and holds for all that they may become.
     if dtype.is_floating_point or any(not -(1 << 31) <= n < 1 << 31 for n in bounds):
         return _integers_between(b, int(low), int(high))
