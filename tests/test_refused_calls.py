@@ -56,6 +56,19 @@ REFUSED: dict[str, Call] = {
         (index(0, 1, d=d),), ones(3, d=d), accumulate=True
     ),
     "mask of bytes": lambda d: assign(table(d), (table(d) > 3).byte(), 0),
+    "_unsafe_masked_index_put_accumulate": lambda d: (
+        torch.ops.aten._unsafe_masked_index_put_accumulate(
+            table(d), table(d) > 0, [index(0, 1, d=d)], table(d)
+        )
+    ),
+    "polar": lambda d: torch.polar(row(d), row(d).double()),
+    **{
+        f"interpolate, {mode}, {dtype}": lambda d, mode=mode, dtype=dtype: F.interpolate(
+            ones(1, 3, 4, 4, d=d, dtype=dtype), size=(6, 6), mode=mode, antialias=mode[-1] == "c"
+        )
+        for mode in ("nearest", "bilinear", "bicubic")
+        for dtype in (torch.int8, torch.int32, torch.bool)
+    },
     "put": lambda d: table(d).put(index(0, 1, d=d), ones(3, d=d)),
     "put_": lambda d: table(d).put_(index(0, 1, d=d), ones(3, d=d)),
     "put_, float64": lambda d: table(d).put_(index(0, 1, d=d), ones(2, d=d).double()),

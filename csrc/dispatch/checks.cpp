@@ -226,6 +226,7 @@ std::optional<int> on_cpu_with(const c10::OperatorHandle& functional, const std:
       "aten::bernoulli.p",
       "aten::aminmax",
       "aten::addr",
+      "aten::polar",
   };
   static const auto& divisions = *new const std::unordered_set<std::string>{
       "aten::floor_divide",

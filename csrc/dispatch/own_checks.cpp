@@ -62,6 +62,28 @@ void check_windows(const OpInfo& info, Args args) {
   }
 }
 
+// Which dtypes but floats can be resampled, the CPU's kernels say: asked with a single element.
+void check_upsampling(const OpInfo& info, Args args) {
+  const at::Tensor& input = args[0].toTensor();
+  if (input.is_floating_point()) return;
+  const auto& schema = info.handle.schema().arguments();
+  std::vector<IValue> stack;
+  for (size_t i = 0; i < args.size(); ++i) {
+    const bool is_size = schema[i].name() == "output_size";
+    if (is_size) {
+      stack.emplace_back(std::vector<int64_t>(args[i].toIntVector().size(), 2));
+    } else if (args[i].isTensor()) {
+      const at::Tensor& tensor = args[i].toTensor();
+      stack.emplace_back(
+          at::zeros(std::vector<int64_t>(input.dim(), 1), at::dtype(tensor.scalar_type())));
+    } else {
+      stack.push_back(schema[i].name().starts_with("scales") ? IValue() : args[i]);
+    }
+  }
+  PlainScope plain;
+  info.handle.callBoxed(&stack);
+}
+
 void check_fractional_windows(const OpInfo& info, Args args) {
   for (int64_t size : argument(info, args, "kernel_size").toIntVector()) {
     TORCH_CHECK(size > 0, info.name, ": a window of size ", size, " has no greatest element");
@@ -277,6 +299,10 @@ OwnChecks own_checks(const std::string& functional_name) {
       {"aten::fractional_max_pool2d", {.of_static = check_fractional_windows}},
       {"aten::fractional_max_pool3d", {.of_static = check_fractional_windows}},
   };
+  if (functional_name.find("upsample_") != functional_name.npos &&
+      functional_name.find("backward") == functional_name.npos) {
+    return {.of_static = check_upsampling};
+  }
   auto found = checks.find(functional_name);
   return found == checks.end() ? OwnChecks() : found->second;
 }
