@@ -24,6 +24,7 @@
 #include "graph/batches.h"
 #include "graph/capture.h"
 #include "graph/counters.h"
+#include "graph/optimizer_step.h"
 #include "graph/program.h"
 #include "graph/program_store.h"
 #include "graph/runner.h"
@@ -344,4 +345,5 @@ PYBIND11_MODULE(_C, m) {
   lazyxla::bind_capture(m);
   lazyxla::bind_topology(m);
   lazyxla::ir::register_storage(lazyxla::dispatch::memory_allocator());
+  lazyxla::graph::watch_optimizer_steps();
 }

@@ -175,6 +175,7 @@ void describe_spec(const OpInfo& info, c10::ArrayRef<IValue> args, const Scan& s
                    ir::OpSpec& spec) {
   spec.name = info.functional_name;
   spec.settings = graph::record_settings();
+  spec.numbers_vary = scan.numbers_vary;
   const auto& schema_args = info.functional.schema().arguments();
   for (size_t i = 0; i < args.size(); ++i) {
     const ArgSource& source = info.functional_args[i];

@@ -229,6 +229,20 @@ bool is_place(const std::string& functional_name, const std::string& argument) {
   return found != places.end() && found->second.count(argument) > 0;
 }
 
+// Operators for which it makes no difference whether their numbers are constants. (A power is
+// better computed if its exponent is known.)
+bool scales(const std::string& functional_name) {
+  static const auto& names = *new const std::unordered_set<std::string>{
+      "add", "sub", "rsub", "mul", "div", "lerp", "addcmul", "addcdiv", "fill",
+  };
+  constexpr std::string_view aten = "aten::", foreach = "_foreach_";
+  if (!functional_name.starts_with(aten)) return false;
+  std::string name = functional_name.substr(aten.size());
+  if (name.starts_with("_fused_")) return true;
+  if (name.starts_with(foreach)) name.erase(0, foreach.size());
+  return names.count(name.substr(0, name.find('.'))) > 0;
+}
+
 // PyTorch tags its attention for CPUs as if it had dropout.
 bool draws(const OperatorHandle& functional, const std::string& name) {
   for (at::Tag tag : functional.getTags()) {
@@ -244,7 +258,8 @@ std::unique_ptr<OpInfo> make_info(const OperatorHandle& op) {
   auto info = std::make_unique<OpInfo>(op);
   info->name = qualified_name(op.operator_name());
   for (const Argument& arg : schema.arguments()) {
-    info->args.push_back({kind_of(arg), written(arg), true, is_dtype(arg)});
+    info->args.push_back(
+        {kind_of(arg), written(arg), true, is_dtype(arg), arg.default_value().has_value()});
     info->writes |= written(arg);
     info->writes_list |= written(arg) && info->name.starts_with("aten::_foreach_");
   }
@@ -273,6 +288,7 @@ std::unique_ptr<OpInfo> make_info(const OperatorHandle& op) {
   for (const Argument& arg : info->functional.schema().arguments()) {
     if (is_tensor_kind(kind_of(arg))) info->factory = false;
   }
+  info->scales = scales(info->functional_name);
   info->sized_by_numbers = is_range(info->functional_name);
   info->numbers_are_static = info->factory && !info->name.starts_with("aten::");
   for (size_t i = 0; i < info->args.size(); ++i) {

@@ -54,6 +54,7 @@ struct ArgInfo {
   bool written = false;   // the operator changes this tensor (or these tensors)
   bool operand = true;    // the functional counterpart reads its elements
   bool is_dtype = false;  // kStatic holding a ScalarType
+  bool optional = false;  // has a default
 };
 
 // Where an argument of the functional counterpart comes from.
@@ -86,6 +87,7 @@ struct OpInfo {
   bool random = false;              // draws from a generator
   bool factory = false;             // the functional form takes no tensor
   bool sized_by_numbers = false;    // scalars decide the result's size, but are values to the rule
+  bool scales = false;              // its scalars are added, or multiplied by
   bool numbers_are_static = false;  // scalars may decide anything
   Checks checks;
   // The operator whose rule lowers this one: itself, or the functional counterpart.

@@ -16,6 +16,7 @@
 #include "graph/counters.h"
 #include "graph/flush.h"
 #include "graph/one_operator.h"
+#include "graph/optimizer_step.h"
 #include "graph/recording.h"
 #include "graph/setting.h"
 #include "options.h"
@@ -149,6 +150,16 @@ std::optional<graph::OneOperator> launch(const Recipe& recipe, const Scan& scan,
                                      std::move(draws), scan.device, garbage);
 }
 
+// Whether the call is to be no part of the program: an optimizer makes its state.
+bool is_apart(const Recipe& recipe, const Scan& scan, c10::ArrayRef<at::TensorBase> fresh) {
+  if (!scan.operands.empty() || recipe.spec.random || !graph::in_optimizer_step()) return false;
+  if (graph::current_mode() == graph::Mode::kEager) return false;
+  // A number in a tensor is none of it.
+  if (!scan.slots.empty() && recipe.spec.outputs[0].numel() <= 1) return false;
+  c10::SmallVector<graph::OneOperator::Result, 4> results;
+  return graph::Capture::current() == nullptr && direct_results(recipe, scan, fresh, results);
+}
+
 // Makes the node and hands its outputs to the fresh and the written tensors.
 void add_node(const ir::RecipeRef& made_by, const Scan& scan, c10::ArrayRef<Value> operands,
               c10::ArrayRef<at::TensorBase> fresh, ir::PendingSet& pending, ir::Garbage& garbage) {
@@ -172,9 +183,31 @@ void add_node(const ir::RecipeRef& made_by, const Scan& scan, c10::ArrayRef<Valu
   }
 }
 
+// Runs the call by itself, whatever is pending.
+void run_apart(const ir::RecipeRef& made_by, const Scan& scan,
+               c10::ArrayRef<at::TensorBase> fresh) {
+  graph::Recording& recording = graph::Recording::current();
+  ir::PendingSet apart(scan.device, recording.regions);
+  {
+    ir::Garbage garbage;  // dropped after the mutex
+    std::lock_guard lock(ir::device_mutex(scan.device));
+    add_node(made_by, scan, {}, fresh, apart, garbage);
+  }
+  ++graph::Counters::get().nodes_recorded;
+  struct Leave {  // what cannot be run stays pending
+    ~Leave() {
+      std::lock_guard lock(ir::device_mutex(from.device));
+      to.adopt_all(from);
+    }
+    ir::PendingSet &from, &to;
+  } leave{apart, recording.pending(scan.device)};
+  graph::flush(apart, graph::Cause::kApart);
+}
+
 // Records the call, or in eager mode runs it.
 void apply(const ir::RecipeRef& made_by, Scan& scan, c10::ArrayRef<at::TensorBase> fresh) {
   const Recipe& recipe = *made_by;
+  if (is_apart(recipe, scan, fresh)) return run_apart(made_by, scan, fresh);
   std::optional<ir::Draws> draw;
   if (recipe.spec.random) draw = add_random_slots(scan, scan.slots);
   // Not by a program of its own if nothing is to run.

@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "dispatch/device_state.h"
+#include "graph/optimizer_step.h"
 #include "graph/setting.h"
 
 namespace lazyxla::dispatch {
@@ -58,9 +59,11 @@ void Scan::run(const OpInfo& info, c10::ArrayRef<IValue> args) {
   slot_specs.clear();
   device = -1;
   generator.reset();
-  // An address leaves the upper bits free.
+  numbers_vary = info.scales && graph::in_optimizer_step();
+  // An address leaves the upper bits free, and the settings the uppermost one.
   key.push_back(info.memo_key.load(std::memory_order_relaxed) |
-                static_cast<uint64_t>(graph::record_settings()) << 48);
+                static_cast<uint64_t>(graph::record_settings()) << 48 |
+                static_cast<uint64_t>(numbers_vary) << 63);
   for (size_t i = 0; i < args.size(); ++i) {
     const IValue& value = args[i];
     switch (info.args[i].kind) {
@@ -76,7 +79,7 @@ void Scan::run(const OpInfo& info, c10::ArrayRef<IValue> args) {
         for (const IValue& element : value.toListRef()) tensor(info, i, element);
         break;
       case ArgKind::kScalar:
-        scalar(info, value);
+        scalar(info, i, value);
         break;
       case ArgKind::kScalarList:
         if (value.isNone()) {
@@ -84,10 +87,10 @@ void Scan::run(const OpInfo& info, c10::ArrayRef<IValue> args) {
         } else if (value.isDoubleList()) {
           auto list = value.toDoubleVector();
           key.push_back(kListTag | list.size());
-          for (double element : list) scalar(info, element);
+          for (double element : list) scalar(info, i, element);
         } else {
           key.push_back(kListTag | value.toListRef().size());
-          for (const IValue& element : value.toListRef()) scalar(info, element);
+          for (const IValue& element : value.toListRef()) scalar(info, i, element);
         }
         break;
       case ArgKind::kPlace:
@@ -190,13 +193,14 @@ void Scan::cpu_scalar(const c10::TensorImpl& impl) {
                                                     : ir::ScalarValue{.i = number.toLong()});
 }
 
-void Scan::scalar(const OpInfo& info, const IValue& value) {
+void Scan::scalar(const OpInfo& info, size_t position, const IValue& value) {
+  const bool optional = info.args[position].optional;
   if (value.isDouble() && !info.numbers_are_static) {
-    slot_specs.push_back({ScalarType::Double, true, ir::SlotKind::kFloat});
+    slot_specs.push_back({ScalarType::Double, true, ir::SlotKind::kFloat, optional});
     slots.push_back({.f = value.toDouble()});
     key.push_back(scalar_word(slot_specs.back()));
   } else if (value.isInt() && !info.numbers_are_static) {
-    slot_specs.push_back({ScalarType::Long, true, ir::SlotKind::kInt});
+    slot_specs.push_back({ScalarType::Long, true, ir::SlotKind::kInt, optional});
     slots.push_back({.i = value.toInt()});
     key.push_back(scalar_word(slot_specs.back()));
   } else {

@@ -21,6 +21,7 @@ namespace lazyxla::dispatch {
 
 struct Scan {
   c10::SmallVector<uint64_t, 64> key;
+  bool numbers_vary = false;                             // as in ir::OpSpec
   size_t numbers_in_key = 0;                             // its last words
   c10::SmallVector<const c10::TensorImpl*, 8> operands;  // lazyxla tensors, in operand order
   c10::SmallVector<c10::TensorImpl*, 4> written;         // in argument order
@@ -36,7 +37,7 @@ struct Scan {
   void tensor(const OpInfo& info, size_t position, const c10::IValue& value);
   void lazy_tensor(const OpInfo& info, size_t position, c10::TensorImpl* impl);
   void cpu_scalar(const c10::TensorImpl& impl);
-  void scalar(const OpInfo& info, const c10::IValue& value);
+  void scalar(const OpInfo& info, size_t position, const c10::IValue& value);
   void place(int64_t value);
   void fixed(const c10::IValue& value);
   void use_device(const OpInfo& info, size_t position, c10::Device device);

@@ -103,8 +103,10 @@ void flush(ir::PendingSet& pending, Cause cause) {
   std::shared_ptr<Missed> missed;
   if (!variant) {
     missed = std::make_shared<Missed>(std::move(reused.graph));
+    const bool apart = cause == Cause::kApart;
+    const Origin origin{user_line(), apart ? nullptr : current_scope()};
     variant = make_program(pending, program, missed, later ? Compile::kInBackground : Compile::kNow,
-                           *turn, replaces(missed->graph));
+                           origin, *turn, replaces(missed->graph));
   }
   Graph& graph = missed ? missed->graph : reused.graph;
   std::vector<Replaced> replaced = replaced_by(graph);

@@ -78,12 +78,12 @@ std::shared_ptr<const Outcome<VariantRef>> start_making(const std::shared_ptr<Pr
 }
 
 VariantRef make_program(ir::PendingSet& pending, const std::shared_ptr<Program>& program,
-                        const std::shared_ptr<Missed>& missed, Compile how, Turn& turn,
-                        bool undone) {
+                        const std::shared_ptr<Missed>& missed, Compile how, const Origin& origin,
+                        Turn& turn, bool undone) {
   Graph& graph = missed->graph;
   std::shared_ptr<const Outcome<VariantRef>> made;
   try {
-    made = start_making(program, missed, how, {user_line(), current_scope()});
+    made = start_making(program, missed, how, origin);
     made->wait();
   } catch (const std::exception&) {
     std::vector<Replaced> replaced = replaced_by(graph);

@@ -42,8 +42,8 @@ std::shared_ptr<const Outcome<VariantRef>> start_making(const std::shared_ptr<Pr
 // something to undo, the graph is undone; else what does not depend on an operator that cannot be
 // lowered is pending again.
 VariantRef make_program(ir::PendingSet& pending, const std::shared_ptr<Program>& program,
-                        const std::shared_ptr<Missed>& missed, Compile how, Turn& turn,
-                        bool undone);
+                        const std::shared_ptr<Missed>& missed, Compile how, const Origin& origin,
+                        Turn& turn, bool undone);
 
 // Makes all that a graph took pending again.
 void make_pending_again(ir::PendingSet& pending, Graph& graph);

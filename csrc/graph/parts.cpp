@@ -21,8 +21,8 @@ void Parts::make() {
       part.variant = part.program->find(part.missed->graph);
       if (part.variant) continue;
       draws.swap(draws_);  // they go back if this part cannot be made
-      part.variant =
-          make_program(pending_, part.program, part.missed, Compile::kNow, part.turn, replaces_);
+      part.variant = make_program(pending_, part.program, part.missed, Compile::kNow, origin_,
+                                  part.turn, replaces_);
       draws.swap(draws_);
     } catch (const c10::NotImplementedError&) {  // an operator cannot be lowered
       end_others(part, replaces_ ? std::current_exception() : nullptr);

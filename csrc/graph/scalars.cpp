@@ -15,6 +15,26 @@ std::vector<ir::SlotKind> slot_kinds(const Graph& graph) {
   return kinds;
 }
 
+namespace {
+
+// Per slot, whether its operator says so.
+std::vector<bool> expected_to_vary(const Graph& graph) {
+  std::vector<bool> expected;
+  expected.reserve(graph.slots.size());
+  for (const ir::NodePtr& node : graph.nodes) {
+    const ir::OpSpec& spec = *node->spec();
+    for (size_t i = 0; i < spec.slots.size(); ++i) {
+      const ir::SlotSpec& slot = spec.slots[i];
+      const ir::ScalarValue& value = node->slots()[i];
+      const bool is_one = slot.kind == ir::SlotKind::kFloat ? value.f == 1 : value.i == 1;
+      expected.push_back(spec.numbers_vary && !(slot.optional && is_one));
+    }
+  }
+  return expected;
+}
+
+}  // namespace
+
 ScalarHistory& ScalarHistory::get() {
   static auto* instance = new ScalarHistory();
   return *instance;
@@ -26,8 +46,9 @@ std::vector<bool> ScalarHistory::variable_slots(const Graph& graph,
   std::vector<bool> result(graph.slots.size(), false);
   presume(graph, result);
   const std::vector<ir::SlotKind> kinds = slot_kinds(graph);
+  const std::vector<bool> expected = expected_to_vary(graph);
   for (size_t i = 0; i < kinds.size(); ++i) {
-    if (kinds[i] == ir::SlotKind::kRandom) result[i] = true;
+    if (kinds[i] == ir::SlotKind::kRandom || expected[i]) result[i] = true;
     // What varied once, or varies now, is an input from here on.
     if (variable && ((*variable)[i] || (*constants)[i].i != graph.slots[i].i)) result[i] = true;
   }

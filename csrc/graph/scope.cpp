@@ -70,6 +70,8 @@ const char* describe(Cause cause) {
       return "the mode changes";
     case Cause::kRegionEnd:
       return "the region ends";
+    case Cause::kApart:
+      break;
   }
   return "";
 }
@@ -145,7 +147,7 @@ void check_unbroken(const std::string& what) {
 }
 
 void check_unbroken(Cause cause) {
-  if (cause != Cause::kRegionEnd) check_unbroken(describe(cause));
+  if (cause != Cause::kRegionEnd && cause != Cause::kApart) check_unbroken(describe(cause));
 }
 
 std::shared_ptr<Scope> current_scope() {

@@ -37,6 +37,7 @@ enum class Cause : uint8_t {
   kLimit,      // too much is pending
   kMode,       // the mode asks for it, or changes
   kRegionEnd,  // the compiled region is complete
+  kApart,      // what is to be no part of the program: it breaks no region
 };
 
 // What a user's compile() made: shared by all calls of one compiled function.

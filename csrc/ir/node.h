@@ -50,6 +50,7 @@ struct SlotSpec {
   c10::ScalarType dtype;
   bool wrapped;  // a Python number: takes part in type promotion by its category only
   SlotKind kind;
+  bool optional = false;  // what nobody gave is a 1, which rules leave out
 };
 
 // One argument of the operator, in schema order. Operands and slots are numbered by their order of
@@ -87,8 +88,9 @@ struct OpSpec {
   std::vector<Arg> args;
   std::vector<SlotSpec> slots;
   std::vector<TensorType> outputs;
-  bool random = false;    // the last two slots are the generator's seed and the call's ordinal
-  bool portable = true;   // means the same in every process
+  bool random = false;        // the last two slots are the generator's seed and the call's ordinal
+  bool portable = true;       // means the same in every process
+  bool numbers_vary = false;  // its scalars are taken for inputs before they vary
   uint16_t settings = 0;  // torch's when the call was recorded (graph/setting.h); 0: none matters
   CompileOptions compile_options;
   mutable std::atomic<OwnPrograms*> own_programs{nullptr};  // made once
