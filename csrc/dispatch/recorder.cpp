@@ -157,7 +157,7 @@ bool is_apart(const Recipe& recipe, const Scan& scan, c10::ArrayRef<at::TensorBa
   // A number in a tensor is none of it.
   if (!scan.slots.empty() && recipe.spec.outputs[0].numel() <= 1) return false;
   c10::SmallVector<graph::OneOperator::Result, 4> results;
-  return graph::Capture::current() == nullptr && direct_results(recipe, scan, fresh, results);
+  return direct_results(recipe, scan, fresh, results);
 }
 
 // Makes the node and hands its outputs to the fresh and the written tensors.

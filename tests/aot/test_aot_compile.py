@@ -164,7 +164,7 @@ def test_a_model_larger_than_the_machine() -> None:
 
 
 def test_equal_programs_are_one() -> None:
-    """A learning rate that changes is an input from the step on where it shows."""
+    """A learning rate that changes is an input from the start."""
     with aot.capture(V5E) as programs:
         model = nn.Linear(16, 16).to("lazyxla")
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -176,8 +176,8 @@ def test_equal_programs_are_one() -> None:
             lazyxla.sync()
     assert [program.times for program in programs] == [1, 4]
     first, steady = (program.program for program in programs)
-    assert not any(slot.variable for slot in first.slots)
-    assert any(slot.variable for slot in steady.slots)
+    for program in (first, steady):
+        assert any(slot.variable for slot in program.slots)
     assert len(steady.donations) == 4  # weight, bias and their momenta
     assert repr(programs[1]).startswith(f"CapturedProgram({len(steady.nodes)} operators, ")
 
@@ -218,7 +218,8 @@ def known(program):  # the seed and ordinal of random operators apart
 assert [known(p.program) for p in programs] == [known(p) for p in lowered], (programs, lowered)
 print(len(programs))
 """
-    assert run_python(code).stdout.strip() in ("2", "3")
+    # The step, and what makes the optimizer's state of four shapes.
+    assert run_python(code).stdout.strip() == "5"
 
 
 def test_the_tpus_rules_are_used() -> None:
