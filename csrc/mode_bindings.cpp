@@ -2,9 +2,11 @@
 
 #include <pybind11/stl.h>
 #include <torch/csrc/Exceptions.h>
+#include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include "dispatch/device_state.h"
+#include "dispatch/region_inputs.h"
 #include "dispatch/tensor.h"
 #include "graph/flush.h"
 #include "graph/scope.h"
@@ -84,6 +86,29 @@ class ModeSwitch {
   std::shared_ptr<graph::ModeChange> change_;  // null once it is a block's; guarded by the GIL
 };
 
+void find_tensors(const py::handle& object, int depth, std::vector<at::Tensor>& found) {
+  constexpr int kDeepest = 16;
+  if (THPVariable_Check(object.ptr())) {
+    found.push_back(THPVariable_Unpack(object.ptr()));
+  } else if (depth == kDeepest) {
+    return;
+  } else if (PyTuple_Check(object.ptr()) || PyList_Check(object.ptr())) {
+    for (const py::handle& element : py::reinterpret_borrow<py::sequence>(object)) {
+      find_tensors(element, depth + 1, found);
+    }
+  } else if (PyDict_Check(object.ptr())) {
+    for (const auto& item : py::reinterpret_borrow<py::dict>(object)) {
+      find_tensors(item.second, depth + 1, found);
+    }
+  }
+}
+
+std::vector<at::Tensor> tensors_in(const py::handle& object) {
+  std::vector<at::Tensor> found;
+  find_tensors(object, 0, found);
+  return found;
+}
+
 // A compiled region as a block.
 class RegionBlock {
  public:
@@ -102,6 +127,15 @@ class RegionBlock {
     graph::enter_scope(graph::Mode::kLazy, region_, outermost);
   }
 
+  // What the block was called with: tensors, or tuples, lists and dicts of them.
+  void give(const py::handle& arguments) {
+    const auto scope = graph::current_scope();
+    if (!scope || !scope->outermost) return;
+    auto inputs = std::make_shared<dispatch::RegionInputs>();
+    for (const at::Tensor& tensor : tensors_in(arguments)) inputs->add(tensor);
+    scope->held = std::move(inputs);
+  }
+
   void exit(const py::object& kind, const py::object&, const py::object&) {
     struct Leave {
       ~Leave() { graph::leave_scope(); }
@@ -109,6 +143,8 @@ class RegionBlock {
     if (!graph::current_scope()->outermost || is_interrupt(kind)) return;
     py::gil_scoped_release no_gil;
     flush_all(graph::Cause::kRegionEnd);
+    // Others, such as autograd's threads, may keep the scope for a while.
+    graph::current_scope()->held.reset();
   }
 
  private:
@@ -149,6 +185,7 @@ void bind_modes(py::module_& m) {
   py::class_<RegionBlock>(m, "RegionBlock")
       .def(py::init<std::string, bool, std::optional<int64_t>, ir::CompileOptions>())
       .def("__enter__", &RegionBlock::enter, NoGil())
+      .def("give", &RegionBlock::give)
       .def("__exit__", &RegionBlock::exit);
   if (PyModule_AddFunctions(m.ptr(), c_functions) < 0) throw py::error_already_set();
   m.def("flush", &flush_all, NoGil());

@@ -173,6 +173,7 @@ def _wrap(function: F, region: _Region) -> F:
     @functools.wraps(function)
     def compiled(*args: Any, **kwargs: Any) -> Any:
         with region:
+            region.give((args, kwargs))
             return function(*args, **kwargs)
 
     @functools.wraps(function)
@@ -220,6 +221,7 @@ def _compiled_module(module: nn.Module, region: _Region) -> nn.Module:
 
     def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         with region:
+            region.give((args, kwargs))
             return original.__call__(self, *args, **kwargs)
 
     methods = {

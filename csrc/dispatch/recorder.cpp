@@ -183,31 +183,15 @@ void add_node(const ir::RecipeRef& made_by, const Scan& scan, c10::ArrayRef<Valu
   }
 }
 
-// Runs the call by itself, whatever is pending.
-void run_apart(const ir::RecipeRef& made_by, const Scan& scan,
-               c10::ArrayRef<at::TensorBase> fresh) {
-  graph::Recording& recording = graph::Recording::current();
-  ir::PendingSet apart(scan.device, recording.regions);
-  {
-    ir::Garbage garbage;  // dropped after the mutex
-    std::lock_guard lock(ir::device_mutex(scan.device));
-    add_node(made_by, scan, {}, fresh, apart, garbage);
-  }
-  ++graph::Counters::get().nodes_recorded;
-  struct Leave {  // what cannot be run stays pending
-    ~Leave() {
-      std::lock_guard lock(ir::device_mutex(from.device));
-      to.adopt_all(from);
-    }
-    ir::PendingSet &from, &to;
-  } leave{apart, recording.pending(scan.device)};
-  graph::flush(apart, graph::Cause::kApart);
-}
-
 // Records the call, or in eager mode runs it.
 void apply(const ir::RecipeRef& made_by, Scan& scan, c10::ArrayRef<at::TensorBase> fresh) {
   const Recipe& recipe = *made_by;
-  if (is_apart(recipe, scan, fresh)) return run_apart(made_by, scan, fresh);
+  if (is_apart(recipe, scan, fresh)) {
+    ++graph::Counters::get().nodes_recorded;
+    return graph::run_apart(scan.device, [&](ir::PendingSet& pending, ir::Garbage& garbage) {
+      add_node(made_by, scan, {}, fresh, pending, garbage);
+    });
+  }
   std::optional<ir::Draws> draw;
   if (recipe.spec.random) draw = add_random_slots(scan, scan.slots);
   // Not by a program of its own if nothing is to run.

@@ -188,6 +188,7 @@ Value read(ir::Storage& storage, const Geometry& geometry, ir::PendingSet& pendi
   check_bounds(geometry, storage);
   graph::take_over_pending(storage, pending);
   if (!storage.value() && covers(geometry, storage)) storage.set_base(geometry);
+  if (const Value* known = storage.find_view(geometry)) return *known;
   const Geometry& base = storage.base();
   Value value = content(storage);
   if (geometry.offset == 0 && geometry.dtype == base.dtype &&

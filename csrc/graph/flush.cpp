@@ -122,6 +122,25 @@ void flush(ir::PendingSet& pending, Cause cause) {
   }
 }
 
+void run_apart(c10::DeviceIndex device,
+               c10::function_ref<void(ir::PendingSet&, ir::Garbage&)> record) {
+  Recording& recording = Recording::current();
+  ir::PendingSet apart(device, recording.regions);
+  struct Leave {  // what cannot be run stays pending
+    ~Leave() {
+      std::lock_guard lock(ir::device_mutex(from.device));
+      to.adopt_all(from);
+    }
+    ir::PendingSet &from, &to;
+  } leave{apart, recording.pending(device)};
+  {
+    ir::Garbage garbage;  // dropped after the mutex
+    std::lock_guard lock(ir::device_mutex(device));
+    record(apart, garbage);
+  }
+  flush(apart, Cause::kApart);
+}
+
 void trace_keys() { trace.emplace(); }
 
 std::vector<uint64_t> traced_keys() {

@@ -18,6 +18,7 @@
 #pragma once
 
 #include <c10/core/Device.h>
+#include <c10/util/FunctionRef.h>
 
 #include "graph/buffer.h"
 #include "graph/recording.h"
@@ -33,6 +34,11 @@ void flush(c10::DeviceIndex device, Cause cause);
 
 // The same for a pending set of any thread.
 void flush(ir::PendingSet& pending, Cause cause);
+
+// Runs what `record` records, under the device's mutex, in the set that it is given. What is
+// pending stays so, and a region that the thread is in remains one program.
+void run_apart(c10::DeviceIndex device,
+               c10::function_ref<void(ir::PendingSet&, ir::Garbage&)> record);
 
 // A point in what a thread has recorded for a device.
 class Mark {

@@ -67,8 +67,9 @@ struct Scope : c10::SafePyObject {
   std::atomic<Mode> mode;
   const std::shared_ptr<Region> region;  // null: only a mode
   const std::shared_ptr<Scope> outer;
-  const bool nested;     // in a scope of the same thread; else `outer`, if any, was handed on
-  const bool outermost;  // of a region: it is in no other, and its end is that of the program
+  const bool nested;           // in a scope of the same thread; else `outer`, if any, was handed on
+  const bool outermost;        // of a region: it is in no other, and its end is that of the program
+  std::shared_ptr<void> held;  // dropped with it
 };
 
 // The calling thread's mode.

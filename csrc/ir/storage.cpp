@@ -173,6 +173,7 @@ void Storage::set_value(Value value, const Geometry& base, PendingSet& pending, 
 
 void Storage::set_value(Value value, PendingSet& pending, Garbage& garbage) {
   if (!value || value.node->is_leaf()) return set_leaf(std::move(value), garbage);
+  forget_views(garbage);
   std::swap(value_, value);
   if (!pending_set_) {
     committed_.value = std::move(value);
@@ -184,6 +185,7 @@ void Storage::set_value(Value value, PendingSet& pending, Garbage& garbage) {
 }
 
 void Storage::set_leaf(Value leaf, Garbage& garbage) {
+  forget_views(garbage);
   std::swap(value_, leaf);
   garbage.add(std::move(leaf));
   garbage.add(std::move(committed_.value));
@@ -202,6 +204,37 @@ void Storage::make_pending(Value value, Content committed, PendingSet& pending, 
   set_leaf(std::move(value), garbage);
   committed_ = std::move(committed);
   link(pending);
+}
+
+const Value* Storage::find_view(const Geometry& geometry) const {
+  if (!views_) [[likely]]
+    return nullptr;
+  for (const KnownView& view : *views_) {
+    if (view.geometry == geometry) return &view.leaf;
+  }
+  return nullptr;
+}
+
+void Storage::keep_view(KnownView view) {
+  if (!views_) views_ = std::make_unique<std::vector<KnownView>>();
+  views_->push_back(std::move(view));
+}
+
+void Storage::forget_view(const Value& leaf, Garbage& garbage) {
+  if (!views_) return;
+  std::erase_if(*views_, [&](KnownView& view) {
+    if (view.leaf.node.get() != leaf.node.get()) return false;
+    garbage.add(std::move(view.leaf));
+    return true;
+  });
+  if (views_->empty()) views_.reset();
+}
+
+void Storage::forget_views(Garbage& garbage) {
+  if (!views_) [[likely]]
+    return;
+  for (KnownView& view : *views_) garbage.add(std::move(view.leaf));
+  views_.reset();
 }
 
 void Storage::restore(const Value& leaf, const Geometry* base, Garbage& garbage) {

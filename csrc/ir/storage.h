@@ -86,6 +86,12 @@ struct Content {
   explicit operator bool() const { return static_cast<bool>(value); }
 };
 
+// What a storage's content is through a geometry, as data.
+struct KnownView {
+  Geometry geometry;
+  Value leaf;
+};
+
 class Storage final : public c10::StorageImpl {
  public:
   // `base` is dense and covers the storage.
@@ -121,6 +127,12 @@ class Storage final : public c10::StorageImpl {
   // Gives back what it had: a leaf, in this geometry, or where that is null in its own.
   void restore(const Value& leaf, const Geometry* base, Garbage& garbage);
 
+  // Views of the present content that are data already (dispatch/region_inputs.h); null if it is
+  // not known through this geometry. Another content forgets them. Caller holds the mutex.
+  const Value* find_view(const Geometry& geometry) const;
+  void keep_view(KnownView view);
+  void forget_view(const Value& leaf, Garbage& garbage);
+
   Storage* next_pending() const { return next_; }
 
   uint64_t id() const { return id_; }  // never given twice
@@ -133,12 +145,14 @@ class Storage final : public c10::StorageImpl {
   void link(PendingSet& pending);
   void unlink();
   void discard();
+  void forget_views(Garbage& garbage);
 
   SpinLock* mutex_;
   PendingSet* pending_set_ = nullptr;
   Geometry base_;
   Value value_;
   Content committed_;
+  std::unique_ptr<std::vector<KnownView>> views_;  // almost never any
   Storage* previous_ = nullptr;
   Storage* next_ = nullptr;
 

@@ -1,0 +1,36 @@
+// Region inputs: a view enters a compiled region as its own elements.
+//
+// Read as a view, it would make the whole memory that it is a part of an input of the program,
+// which would be another one where that memory is of another size: a batch of a larger data set, a
+// window of a cache that grows. So the elements are copied out by a program of their own, before
+// the region, and what the region reads is the copy. Where it writes, it writes to the memory
+// itself, which forgets the copy.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <vector>
+
+#include "ir/storage.h"
+
+namespace lazyxla::dispatch {
+
+class RegionInputs {
+ public:
+  RegionInputs() = default;
+  ~RegionInputs();
+  RegionInputs(const RegionInputs&) = delete;
+  RegionInputs& operator=(const RegionInputs&) = delete;
+
+  // A tensor that the region is given, of whatever device.
+  void add(const at::Tensor& tensor);
+
+ private:
+  struct Copy {
+    c10::Storage storage;
+    ir::Value leaf;
+  };
+  std::vector<Copy> copies_;
+};
+
+}  // namespace lazyxla::dispatch
