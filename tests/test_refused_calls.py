@@ -61,6 +61,13 @@ REFUSED: dict[str, Call] = {
             table(d), table(d) > 0, [index(0, 1, d=d)], table(d)
         )
     ),
+    "logcumsumexp, out of another dtype": lambda d: torch.logcumsumexp(
+        row(d).double(), 0, out=row(d)
+    ),
+    "mode, values of another dtype": lambda d: torch.mode(
+        row(d), out=(row(d).long(), row(d).long())
+    ),
+    "mode, indices of another dtype": lambda d: torch.mode(row(d), out=(row(d), row(d).int())),
     "polar": lambda d: torch.polar(row(d), row(d).double()),
     **{
         f"interpolate, {mode}, {dtype}": lambda d, mode=mode, dtype=dtype: F.interpolate(

@@ -227,6 +227,8 @@ std::optional<int> on_cpu_with(const c10::OperatorHandle& functional, const std:
       "aten::aminmax",
       "aten::addr",
       "aten::polar",
+      "aten::logcumsumexp",
+      "aten::mode",
   };
   static const auto& divisions = *new const std::unordered_set<std::string>{
       "aten::floor_divide",

@@ -230,7 +230,9 @@ def batch_norm_backward(
     else:
         grad_x = b.hlo.multiply(g, b.broadcast_to(rstd, b.shape(g)))
     grads = grad_x, b.reduce(b.hlo.multiply(grad, xhat), dims, "sum"), b.reduce(grad, dims, "sum")
-    return tuple(g if wanted else None for g, wanted in zip(grads, output_mask, strict=True))
+    # PyTorch's meta function makes the input's, whether it is wanted or not.
+    wanted = (True, *output_mask[1:])
+    return tuple(g if w else None for g, w in zip(grads, wanted, strict=True))
 
 
 @rule("aten::batch_norm_backward")

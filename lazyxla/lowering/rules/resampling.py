@@ -427,5 +427,6 @@ def grid_sampler_backward(
     import jax
 
     _, pull = jax.vjp(lambda i, g: _sample(i, g, mode, padding, align_corners), image, grid)
-    grads = pull(grad)
-    return tuple(g for g, wanted in zip(grads, output_mask, strict=True) if wanted)
+    of_image, of_grid = pull(grad)
+    # PyTorch asks for the grid's, and gets it whether it wants it or not.
+    return (of_image, of_grid) if output_mask[0] else (of_grid,)
