@@ -8,6 +8,8 @@ them::
         Long[4, 96], not Long[4, 128]), lowered in 0.08 s
     lazyxla: train.py:31: loading 412 operators, compiled before (a new graph)
 
+A line that keeps causing compilations for the same reason is warned of once (recompilations.py).
+
 ``LAZYXLA_LOG=debug`` adds the hash of each program's key: what was recorded decides it, and nothing
 else, so that two runs of a script tell the same hashes.
 """
@@ -24,7 +26,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from lazyxla import lowering
+from lazyxla import lowering, recompilations
 from lazyxla.lowering import Lowered, Program, Target
 
 logger = logging.getLogger("lazyxla")
@@ -65,9 +67,11 @@ def lower(
 ) -> Lowered:
     """:func:`lazyxla.lowering.lower` for a platform's device, with a message."""
     target = Target.of(platform, device, version)
+    where, reason, key = occasion
+    if warning := recompilations.note(where, reason, program):
+        logger.warning("%s", warning)
     if not logger.isEnabledFor(logging.INFO):
         return lowering.lower(program, target)
-    where, reason, key = occasion
     begin = time.perf_counter()
     lowered = lowering.lower(program, target)
     seconds = time.perf_counter() - begin

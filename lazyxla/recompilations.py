@@ -1,0 +1,93 @@
+"""Warning of a line that keeps causing compilations for the same reason."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+
+from lazyxla.lowering import Program
+from lazyxla.lowering.program import Ref
+
+_PATIENCE = 5
+"""Programs that a line may cause for one reason before it is told."""
+
+_FEWEST_OPERATORS = 4
+"""Smaller programs are compiled in milliseconds; eager mode makes one for each kind of call."""
+
+_MOST_REMEMBERED = 10_000
+
+_INPUT = re.compile(r"input (\d+) is (\w+)\[([\d, ]*)\], not (\w+)\[([\d, ]*)\]")
+
+_counts: Counter[tuple[str, str]] = Counter()
+
+
+def note(line: str, reason: str, program: Program) -> str | None:
+    """Counts a program that is compiled.
+
+    Args:
+        line: the user's, that caused it ("train.py:31"); empty if it is not known.
+        reason: why it is compiled, in the words of csrc/graph/history.cpp.
+
+    Returns:
+        A warning, once for each line and reason.
+    """
+    if not line or len(program.nodes) < _FEWEST_OPERATORS or ", but " not in reason:
+        return None
+    if len(_counts) >= _MOST_REMEMBERED:
+        _counts.clear()
+    cause = line, re.sub(r"\d+", "N", reason)
+    _counts[cause] += 1
+    if _counts[cause] != _PATIENCE:
+        return None
+    what, cure = _explain(reason.split(", but ", 1)[1], program)
+    if "transformers" in line:
+        cure += '; for generate(), cache_implementation="static"'
+    return (
+        f"{line}: has caused {_PATIENCE} compilations for the same reason, the last one because "
+        f"{what}. To compile no more, {cure}. (Told once; LAZYXLA_LOG=info tells each.)"
+    )
+
+
+def _explain(difference: str, program: Program) -> tuple[str, str]:
+    """What differs from the program before, and what can be done about it."""
+    if found := _INPUT.search(difference):
+        number, dtype, now, other_dtype, before = found.groups()
+        user = _user(program, int(number))
+        taken = f", which {user} takes," if user else ""
+        sizes, others = now.split(", "), before.split(", ")
+        if dtype == other_dtype and len(sizes) == len(others):
+            changed = [i for i, (n, m) in enumerate(zip(sizes, others, strict=True)) if n != m]
+            sizes_now = ", ".join(f"dimension {i} from {others[i]} to {sizes[i]}" for i in changed)
+            text = f"input {number}{taken} of shape [{now}] changed in {sizes_now}"
+            cure = "pad to a few sizes, and leave the last, smaller batch out (drop_last=True)"
+            return text, cure
+        text = f"input {number}{taken} was {other_dtype}[{before}] and is {dtype}[{now}]"
+        return text, "give it the same dtype and number of dimensions each time"
+    text = difference.rstrip(")")
+    if "has other arguments" in difference:
+        return text, "keep its sizes and numbers the same, or index with tensors on the device"
+    if "alive" in difference or "in place" in difference:
+        return text, "keep the same tensors in every step, and call zero_grad() before the sync"
+    return text, "do the same in every step"
+
+
+def _user(program: Program, number: int) -> str | None:
+    """The operator that takes an input, also through views of it."""
+    seen, next_value = {number}, len(program.inputs)
+    for node in program.nodes:
+        made = range(next_value, next_value + len(node.outputs))
+        next_value = made.stop
+        if seen.isdisjoint(_refs(node.args)):
+            continue
+        if not node.op.startswith("lazyxla::"):
+            return node.op
+        seen.update(made)
+    return None
+
+
+def _refs(args: object) -> list[Ref]:
+    if isinstance(args, Ref):
+        return [args]
+    if isinstance(args, (list, tuple)):
+        return [ref for arg in args for ref in _refs(arg)]
+    return []

@@ -1,0 +1,76 @@
+"""A line that keeps compiling for the same reason is told, once, with what changes and the cure."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+
+import lazyxla
+from tests.support import DEVICE
+
+
+def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+
+
+@pytest.fixture(autouse=True)
+def caught(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING, logger="lazyxla")
+
+
+def test_sizes_that_vary(caplog: pytest.LogCaptureFixture) -> None:
+    weight = torch.ones(4, 4, device=DEVICE)
+    lazyxla.sync()
+    for length in range(20, 30):
+        x = torch.ones(3, length, 4).to(DEVICE)
+        y = (x @ weight).relu().sum(1).square() + 1
+        lazyxla.sync()
+        del y
+        told = warnings_of(caplog)
+        assert len(told) == (length >= 25), (length, told)
+    (text,) = told
+    assert text.startswith(__file__ + ":")
+    assert "5 compilations for the same reason" in text
+    assert "of shape [3, 25, 4] changed in dimension 1 from 24 to 25" in text
+    assert "which aten::mm takes" in text or "which aten::bmm takes" in text
+    assert "pad to a few sizes" in text
+
+
+def test_another_line_is_another_cause(caplog: pytest.LogCaptureFixture) -> None:
+    for length in range(41, 48):
+        x = torch.ones(length).to(DEVICE)
+        y = x.exp().cos().sin().tan()
+        lazyxla.sync()
+        z = x.sin().exp().cos().tan()
+        lazyxla.sync()
+        del y, z
+    assert len({text.split(" ")[0] for text in warnings_of(caplog)}) == 2
+
+
+def test_arguments_that_vary(caplog: pytest.LogCaptureFixture) -> None:
+    x = torch.ones(30, 30, device=DEVICE)
+    for dims in range(2, 12):
+        y = x.sin().repeat(dims, 1).exp().cos()
+        lazyxla.sync()
+        del y
+    (text,) = warnings_of(caplog)
+    assert "repeat" in text or "other arguments" in text
+    assert "keep its sizes and numbers the same" in text
+
+
+def test_what_settles_is_not_told(caplog: pytest.LogCaptureFixture) -> None:
+    data = torch.ones(64, 8, device=DEVICE)
+    for i in range(20):
+        y = (data[i : i + 4] * i).sin().exp().sum(0).roll(i)
+        lazyxla.sync()
+        del y
+    assert warnings_of(caplog) == []
+
+
+def test_eager_mode_compiles_each_kind_of_call_untold(caplog: pytest.LogCaptureFixture) -> None:
+    with lazyxla.eager_mode(True):
+        for size in range(70, 90):
+            torch.ones(size, device=DEVICE).sin().exp().cos().tan()
+    assert warnings_of(caplog) == []
