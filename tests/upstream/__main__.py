@@ -41,7 +41,7 @@ def main() -> int:
     parser.add_argument("--files", default=",".join(FILES), help="one or several, with commas")
     parser.add_argument("--tests", default="*", help="a pattern of names, such as '*unsqueeze*'")
     parser.add_argument("--shard", default="0/1", help="i/n: every n-th test, from the i-th")
-    parser.add_argument("--mode", default="lazy", choices=["lazy", "eager", "fused"])
+    parser.add_argument("--mode", default="eager", choices=["lazy", "eager", "fused"])
     parser.add_argument("--timeout", type=float, default=120, help="seconds per test")
     parser.add_argument("--results", type=Path, default=CACHE / "results.jsonl")
     parser.add_argument("--resume", action="store_true", help="leave out what the file has already")
