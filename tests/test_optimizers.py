@@ -48,9 +48,9 @@ def train(
     model = nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.Tanh(), nn.Linear(8, 3))
     inputs, targets = torch.randn(5, 6), torch.randn(5, 3)
     model, inputs, targets = model.to(device), inputs.to(device), targets.to(device)
+    lazyxla.sync()
     optimizer = make(model.parameters())
     scheduler = optim.lr_scheduler.LambdaLR(optimizer, warm_up) if schedule else None
-    lazyxla.sync()
     losses = []
     for i in range(steps):
         optimizer.zero_grad()

@@ -89,7 +89,7 @@ def _train_step(model: nn.Module, optimizer: torch.optim.Optimizer, x: Any, y: A
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_optimizer_matches_the_cpu_and_compiles_twice(name: str) -> None:
+def test_optimizer_matches_the_cpu_and_settles(name: str) -> None:
     pair = Pair(OPTIMIZERS[name])
     compiles, executions = [], []
     lazyxla.reset_counters()
@@ -106,8 +106,10 @@ def test_optimizer_matches_the_cpu_and_compiles_twice(name: str) -> None:
     assert lazyxla.fallbacks() == {}
     assert compiles[2:] == [0] * (STEPS - 2), compiles
     if "adafactor" not in name:  # PyTorch's reads norms of parameters as numbers, in every step
-        assert executions == [1] * STEPS
-        assert sum(compiles) <= 2
+        # The first step makes the optimizer's state besides, by small programs.
+        assert executions[1:] == [1] * (STEPS - 1)
+        # The first step of SGD with momentum copies gradients, the others change what is there.
+        assert compiles[1] <= name.startswith(("sgd_momentum", "sgd_nesterov")), compiles
 
 
 SCHEDULERS: dict[str, Callable[[torch.optim.Optimizer], Any]] = {
@@ -157,7 +159,7 @@ def test_clipping_and_accumulation() -> None:
         compiles.append(n.compiles)
         torch.testing.assert_close(norms[1].cpu(), norms[0])
     pair.assert_equal()
-    assert compiles == [1, 1, 0, 0]
+    assert compiles == [1, 0, 0, 0]
 
 
 def test_gradients_that_stay_are_zeroed_in_place() -> None:
