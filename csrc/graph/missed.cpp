@@ -7,7 +7,7 @@
 namespace lazyxla::graph {
 namespace {
 
-// Undoes that.
+// Undoes replaced_by.
 void give_back(Graph& graph, std::vector<Replaced>& replaced) {
   auto next = replaced.begin();
   for (Taken& taken : graph.taken) {

@@ -1,14 +1,11 @@
 """The recorder's internal operators: reading and writing through a geometry, casts, constants."""
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from lazyxla.lowering import geometry
-from lazyxla.lowering.program import Geometry
 from lazyxla.lowering.registry import rule
-from lazyxla.lowering.scalar import Scalar
 
 if TYPE_CHECKING:
     from lazyxla.lowering.builder import Builder
@@ -16,29 +13,17 @@ if TYPE_CHECKING:
 Value = Any
 
 
+# `where` are the geometries of base and view, and where the view begins: see geometry.read.
+
+
 @rule("lazyxla::view")
-def view(
-    b: "Builder",
-    base: Value,
-    base_geometry: Geometry,
-    view_geometry: Geometry,
-    weights: Sequence[int] = (),
-    starts: Sequence[Scalar] = (),
-) -> Value:
-    return geometry.read(b, base, base_geometry, view_geometry, weights, starts)
+def view(b: "Builder", base: Value, *where: Any) -> Value:
+    return geometry.read(b, base, *where)
 
 
 @rule("lazyxla::view_scatter")
-def view_scatter(
-    b: "Builder",
-    base: Value,
-    update: Value,
-    base_geometry: Geometry,
-    view_geometry: Geometry,
-    weights: Sequence[int] = (),
-    starts: Sequence[Scalar] = (),
-) -> Value:
-    return geometry.write(b, base, update, base_geometry, view_geometry, weights, starts)
+def view_scatter(b: "Builder", base: Value, update: Value, *where: Any) -> Value:
+    return geometry.write(b, base, update, *where)
 
 
 @rule("lazyxla::cast")
