@@ -142,20 +142,18 @@ class Exporter {
 struct OneCall {
   OneCall(const ir::OpSpec& of, const dispatch::Scan& scan) : spec(of.copy()) {
     std::vector<ir::Value> operands;
-    uint32_t number = 0;
     for (const c10::TensorImpl* tensor : scan.operands) {
       ir::TensorType type{c10::typeMetaToScalarType(tensor->dtype()),
                           {tensor->sizes().begin(), tensor->sizes().end()}};
-      graph.leaves.push_back(ir::Node::make_leaf(std::move(type), nullptr));
-      operands.push_back({graph.leaves.back(), 0});
-      graph.key.push_back(static_cast<uint64_t>(number++) << 17 | 1);
+      operands.push_back({ir::Node::make_leaf(std::move(type), nullptr), 0});
+      graph.add_leaf(operands.back().node);
     }
-    graph.slots.assign(scan.slots.begin(), scan.slots.end());
-    graph.slots.resize(spec->slots.size(), {.i = 0});  // what a random operator draws
-    graph.nodes.push_back(ir::Node::make(spec.get(), operands, graph.slots));
-    graph.values = {number};
-    graph.records = {0};
-    for (size_t i = 0; i < spec->outputs.size(); ++i) graph.outputs.push_back(number++);
+    std::vector<ir::ScalarValue> slots(scan.slots.begin(), scan.slots.end());
+    slots.resize(spec->slots.size(), {.i = 0});  // what a random operator draws
+    graph.add_node(ir::Node::make(spec.get(), operands, slots));
+    for (uint32_t leaf = 0; leaf < graph.leaves.size(); ++leaf) graph.add_operand(leaf, 0, true);
+    graph.number_values();
+    for (size_t i = 0; i < spec->outputs.size(); ++i) graph.outputs.push_back(graph.values[0] + i);
     graph.aliases.assign(graph.leaves.size(), -1);
   }
 
@@ -315,13 +313,20 @@ void install_lowering(py::function lower, py::function how, py::function try_out
   dispatch::set_lowering(how_hook, try_out_hook);
 }
 
-void install_load_listener(py::function listener) {
-  auto* function = new py::function(std::move(listener));  // leaked, as above
-  graph::set_load_listener([function](size_t operators, const graph::Occasion& occasion) {
-    graph::NeedsInterpreter needs_interpreter;
-    py::gil_scoped_acquire gil;
-    (*function)(operators, to_python(occasion));
-  });
+void install_listeners(py::function loaded, py::function cut) {
+  auto* on_load = new py::function(std::move(loaded));  // leaked, as above
+  auto* on_cut = new py::function(std::move(cut));
+  graph::set_listeners({[on_load](size_t operators, const graph::Occasion& occasion) {
+                          graph::NeedsInterpreter needs_interpreter;
+                          py::gil_scoped_acquire gil;
+                          (*on_load)(operators, to_python(occasion));
+                        },
+                        [on_cut](const std::vector<size_t>& operators,
+                                 const graph::Occasion& occasion) {
+                          graph::NeedsInterpreter needs_interpreter;
+                          py::gil_scoped_acquire gil;
+                          (*on_cut)(operators, to_python(occasion));
+                        }});
 }
 
 void install_tensor_namer(py::function namer) {

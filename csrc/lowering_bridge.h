@@ -19,9 +19,10 @@ namespace lazyxla {
 // Occasion is a tuple: the user's line, the reason, the hash of the graph's key.
 void install_lowering(pybind11::function lower, pybind11::function how, pybind11::function try_out);
 
-// Installs a Python function (number of operators, Occasion) as the listener of programs that are
-// loaded instead of lowered.
-void install_load_listener(pybind11::function listener);
+// Installs the listeners of programs that are loaded instead of lowered, (number of operators,
+// Occasion) -> None, and of graphs that are cut, (each stage's number of operators, Occasion) ->
+// None.
+void install_listeners(pybind11::function loaded, pybind11::function cut);
 
 // Installs a Python function (addresses of tensors' memory) -> str that tells the user's names of
 // tensors.

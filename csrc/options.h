@@ -15,6 +15,7 @@ struct Options {
   std::atomic<int64_t> max_programs{2000};
   std::atomic<int64_t> max_calls{50000};
   std::atomic<bool> blocking{false};
+  std::atomic<bool> cut_graphs{true};
 };
 
 inline Options& options() {

@@ -215,6 +215,14 @@ FIELDS: tuple[Field, ...] = (
         "there: in eager mode at the operator's call. Slow; for debugging.",
     ),
     Field(
+        "cut_graphs",
+        "LAZYXLA_CUT_GRAPHS",
+        _boolean,
+        True,
+        "Runs a new graph that differs from one before in few operators as several programs, so "
+        "that the large part, which is the same, is compiled only once. Not in compiled regions.",
+    ),
+    Field(
         "cache_dir",
         "LAZYXLA_CACHE_DIR",
         _path,
@@ -262,6 +270,7 @@ class Settings:
     xla_options: str
     check_indices: bool
     blocking: bool
+    cut_graphs: bool
     cache_dir: str
     cache_size: int
     log_level: str

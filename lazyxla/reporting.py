@@ -7,6 +7,8 @@ them::
     lazyxla: train.py:31: compiling 412 operators (a new graph: like one before, but input 0 is
         Long[4, 96], not Long[4, 128]), lowered in 0.08 s
     lazyxla: train.py:31: loading 412 operators, compiled before (a new graph)
+    lazyxla: train.py:31: cutting 412 operators into 2 + 409 + 1 (a new graph: like one before, but
+        operator 0, aten::flip, has other arguments)
 
 A line that keeps causing compilations for the same reason is warned of once (recompilations.py).
 
@@ -60,6 +62,13 @@ def loaded(operators: int, occasion: Occasion) -> None:
         where, reason, key = occasion
         logger.info("%s: loading %d operators, compiled before (%s)", _at(where), operators, reason)
         logger.debug("key %016x", key)
+
+
+def cut(operators: Sequence[int], occasion: Occasion) -> None:
+    """Tells that a graph was cut into stages of so many operators."""
+    where, reason, _ = occasion
+    sizes = " + ".join(map(str, operators))
+    logger.info("%s: cutting %d operators into %s (%s)", _at(where), sum(operators), sizes, reason)
 
 
 def lower(

@@ -6,7 +6,9 @@
 #include <ATen/native/TensorFactories.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/histc.h>
 #include <ATen/ops/index.h>
+#include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
 
 #include <c10/core/DefaultDtype.h>
@@ -273,6 +275,16 @@ void check_pad(const OpInfo& info, Args args) {
   at::full({2}, argument(info, args, "value").toScalar(), at::dtype(self.scalar_type()));
 }
 
+// The CPU has no kernel for integers, GPUs do: it is asked about the numbers with floats then.
+void check_histogram(const OpInfo& info, Args args) {
+  const at::Tensor& x = args[0].toTensor();
+  const bool integral = c10::isIntegralType(x.scalar_type(), /*includeBool=*/false);
+  PlainScope plain;
+  at::histc(at::ones({std::min<int64_t>(x.numel(), 1)}, integral ? at::kFloat : x.scalar_type()),
+            argument(info, args, "bins").toInt(), argument(info, args, "min").toScalar(),
+            argument(info, args, "max").toScalar());
+}
+
 }  // namespace
 
 OwnChecks own_checks(const std::string& functional_name) {
@@ -291,6 +303,7 @@ OwnChecks own_checks(const std::string& functional_name) {
       {"aten::multinomial", {.of_static = check_multinomial}},
       {"aten::randperm", {.of_static = check_randperm}},
       {"aten::randperm.generator", {.of_static = check_randperm}},
+      {"aten::histc", {.of_numbers = check_histogram}},
       {"aten::constant_pad_nd", {.of_numbers = check_pad}},
       {"aten::avg_pool2d", {.of_static = check_windows}},
       {"aten::avg_pool3d", {.of_static = check_windows}},

@@ -105,6 +105,7 @@ TracedGraph::TracedGraph(Description description)
       lifetime_(std::make_shared<Lifetime>(description.number)) {
   ir::OpSpec& spec = lifetime_->spec;
   spec.name = "lazyxla::graph";
+  spec.operators = description.operators;
   spec.settings = graph::record_settings();
   spec.portable = false;  // Python knows what its number stands for
   Arg list{.kind = Arg::Kind::kList};

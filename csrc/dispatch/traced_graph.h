@@ -41,7 +41,8 @@ class TracedGraph {
   };
 
   struct Description {
-    int64_t number;  // tells Python which graph this is
+    int64_t number;      // tells Python which graph this is
+    uint32_t operators;  // that were traced
     c10::DeviceIndex device;
     std::vector<Input> inputs;
     std::vector<ir::TensorType> outputs;  // of the node

@@ -29,6 +29,7 @@ class DeviceBuffer final : public ir::LeafData {
   pjrt::Buffer& get();
 
   void keep(pjrt::Buffer buffer);
+  bool is_kept() const { return state_.load(std::memory_order_acquire) == kReady; }
   // Every read throws the reason; as OutOfMemoryError, if that is what it was.
   void break_promise(std::string reason, bool out_of_memory = false);
   // It will never have data; every read throws.

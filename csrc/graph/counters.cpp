@@ -15,6 +15,7 @@ constexpr Entry kEntries[] = {
     {"cache_hits", &Counters::cache_hits},
     {"lowerings", &Counters::lowerings},
     {"compiles", &Counters::compiles},
+    {"graphs_cut", &Counters::graphs_cut},
     {"programs_loaded", &Counters::programs_loaded},
     {"programs_dropped", &Counters::programs_dropped},
     {"executions", &Counters::executions},

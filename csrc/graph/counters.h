@@ -20,6 +20,7 @@ struct Counters {
   std::atomic<int64_t> cache_hits{0};        // flushes whose program was there already
   std::atomic<int64_t> lowerings{0};         // graphs turned into StableHLO
   std::atomic<int64_t> compiles{0};          // StableHLO modules compiled
+  std::atomic<int64_t> graphs_cut{0};        // new graphs run as programs for their parts
   std::atomic<int64_t> programs_loaded{0};   // programs from disk, not compiled
   std::atomic<int64_t> programs_dropped{0};  // known programs that made room for others
   std::atomic<int64_t> executions{0};        // programs enqueued

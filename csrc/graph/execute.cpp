@@ -1,9 +1,12 @@
 #include "graph/execute.h"
 
 #include <c10/util/Exception.h>
+#include <c10/util/flat_hash_map.h>
 
+#include <algorithm>
 #include <optional>
 
+#include "graph/counters.h"
 #include "graph/gil.h"
 #include "options.h"
 #include "pjrt/client.h"
@@ -59,6 +62,7 @@ void check_fits(const Variant& variant, const Run& run, const pjrt::Device& devi
 void break_promises(c10::ArrayRef<BufferRef> promises, const std::string& reason,
                     bool out_of_memory) {
   for (const BufferRef& promise : promises) {
+    if (promise->is_kept()) continue;  // by a stage that ran
     promise->break_promise(
         "lazyxla: this value was not computed, because running the recorded operators failed "
         "before: " +
@@ -131,7 +135,86 @@ void keeping(const Run& run, c10::DeviceIndex device, c10::function_ref<void()> 
   }
 }
 
+namespace {
+
+// A run of a stage, which owns its parts.
+struct StageRun {
+  std::vector<BufferRef> inputs, promises;
+  std::vector<int> donated;
+  std::vector<ir::ScalarValue> slots;
+  std::vector<Replaced> replaced;
+};
+
+std::vector<StageRun> stage_runs(const Variant& variant, const Run& run) {
+  std::vector<BufferRef> buffers(run.inputs.begin(), run.inputs.end());
+  buffers.insert(buffers.end(), run.promises.begin(), run.promises.end());
+  for (size_t i = 0; i < variant.handed_on; ++i) buffers.push_back(make_buffer());
+  std::vector<StageRun> runs;
+  ska::flat_hash_map<const DeviceBuffer*, size_t> stage_of;  // of a promise
+  for (const StageProgram& stage : variant.stages) {
+    StageRun each;
+    for (uint32_t input : stage.inputs) each.inputs.push_back(buffers[input]);
+    for (uint32_t output : stage.outputs) {
+      each.promises.push_back(buffers[output]);
+      stage_of[buffers[output].get()] = runs.size();
+    }
+    for (uint32_t slot : stage.slots) each.slots.push_back(run.slots[slot]);
+    for (int input : stage.donatable) {
+      const auto whole = static_cast<int>(stage.inputs[input]);
+      if (std::binary_search(run.donated.begin(), run.donated.end(), whole)) {
+        each.donated.push_back(input);
+      }
+    }
+    runs.push_back(std::move(each));
+  }
+  for (Replaced& replaced : run.replaced) {
+    const BufferRef promise = replaced.promise.lock();
+    if (promise) runs[stage_of.at(promise.get())].replaced.push_back(std::move(replaced));
+  }
+  run.replaced.clear();
+  return runs;
+}
+
+std::vector<Replaced> copies(const std::vector<Replaced>& all) {
+  std::vector<Replaced> made;
+  for (const auto& [id, content, promise] : all) {
+    auto base = content.base ? std::make_unique<ir::Geometry>(*content.base) : nullptr;
+    made.push_back({id, {content.value, std::move(base)}, promise});
+  }
+  return made;
+}
+
+// If a stage fails, it is undone, and those before it unless one has consumed something.
+void execute_stages(const Variant& variant, const Run& run, c10::DeviceIndex index) {
+  std::vector<StageRun> runs = stage_runs(variant, run);
+  std::vector<Replaced> undoable;
+  size_t next = 0;
+  try {
+    for (size_t i = 0; i < runs.size(); ++i) {
+      StageRun& each = runs[i];
+      const Run stage{each.inputs, each.donated, each.slots, each.promises, each.replaced, run.draws};
+      check_fits(*variant.stages[i].variant, stage, pjrt_device(index));
+    }
+    for (; next < runs.size(); ++next) {
+      StageRun& each = runs[next];
+      for (Replaced& replaced : undoable) each.replaced.push_back(std::move(replaced));
+      undoable = each.donated.empty() ? copies(each.replaced) : std::vector<Replaced>();
+      const Run stage{each.inputs, each.donated, each.slots, each.promises, each.replaced, run.draws};
+      execute(*variant.stages[next].variant, stage, index);
+      if (next > 0) ++Counters::get().executions;
+    }
+  } catch (...) {
+    for (; next < runs.size(); ++next) {
+      for (Replaced& each : runs[next].replaced) run.replaced.push_back(std::move(each));
+    }
+    throw;
+  }
+}
+
+}  // namespace
+
 void execute(const Variant& variant, const Run& run, c10::DeviceIndex index) {
+  if (!variant.stages.empty()) return execute_stages(variant, run, index);
   const pjrt::Device& device = pjrt_device(index);
   const pjrt::Executable& executable = variant.executable();
   c10::SmallVector<pjrt::Buffer*, 16> args;

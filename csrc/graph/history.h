@@ -1,4 +1,5 @@
-// History: what was compiled lately, to tell why something else is compiled now.
+// History: what was compiled lately, to tell why something else is compiled now, and what of it is
+// the same.
 //
 // "A new graph" explains nothing to a user whose loop compiles in every turn. So the last compiled
 // graphs are remembered in outline, and a new one is compared with the most similar of them:
@@ -9,11 +10,16 @@
 
 #include <string>
 
-#include "graph/walk.h"
+#include "graph/cut.h"
 
 namespace lazyxla::graph {
 
-// Why the graph is new, in words; remembers the graph.
-std::string explain_new(const Graph& graph);
+struct Past {
+  std::string reason;         // why the graph is new, in words
+  std::vector<Stage> stages;  // how it is best cut (cut.h), if at all
+};
+
+// Compares a new graph with those before; remembers it.
+Past recall(const Graph& graph);
 
 }  // namespace lazyxla::graph

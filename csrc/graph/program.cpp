@@ -107,8 +107,8 @@ Lowerer& lowerer() {
   return *instance;
 }
 
-LoadListener& load_listener() {
-  static auto* instance = new LoadListener();
+Listeners& listeners() {
+  static auto* instance = new Listeners();
   return *instance;
 }
 
@@ -152,7 +152,7 @@ void compile(const std::shared_ptr<Variant>& variant, std::string artifact,
 
 void set_lowerer(Lowerer new_lowerer) { lowerer() = std::move(new_lowerer); }
 
-void set_load_listener(LoadListener listener) { load_listener() = std::move(listener); }
+void set_listeners(Listeners new_listeners) { listeners() = std::move(new_listeners); }
 
 Variant::Variant() {
   ++live_variants;
@@ -203,6 +203,12 @@ void Variant::take(std::unique_ptr<pjrt::Executable> executable) {
   }
 }
 
+void Variant::take(std::vector<StageProgram> compiled, size_t values_handed_on) {
+  stages = std::move(compiled);
+  handed_on = values_handed_on;
+  state_.store(kCompiled, std::memory_order_release);
+}
+
 void Variant::await_compiled() const {
   if (state_.load(std::memory_order_acquire) != kCompiling) return;
   WithoutGil no_gil;
@@ -245,12 +251,13 @@ std::optional<Program::Use> Program::use() {
   return use;
 }
 
-std::string Program::reason(const Graph& graph, const std::vector<bool>& variable) const {
+std::string Program::reason(const Graph& graph, const std::vector<bool>& variable,
+                            const std::string& new_reason) const {
   if (variants_.empty() && dropped_) {
     return "a known graph whose program was dropped, since there were more than "
            "LAZYXLA_MAX_PROGRAMS";
   }
-  if (variants_.empty()) return explain_new(graph);
+  if (variants_.empty()) return new_reason;
   const Variant& last = *variants_.front();
   size_t changed = 0, fixed = 0;
   for (size_t i = 0; i < graph.slots.size(); ++i) {
@@ -297,15 +304,120 @@ bool load(Variant& variant, const std::string& serialized, std::string& why) {
   }
 }
 
+// Numbers the buffers of a graph that is cut, by its values.
+class Buffers {
+ public:
+  explicit Buffers(const Graph& whole) : next_(whole.leaves.size()) {
+    for (uint32_t i = 0; i < next_; ++i) numbers_[i] = i;
+    for (uint32_t output : whole.outputs) numbers_[output] = next_++;
+    given_ = next_;
+  }
+  std::vector<uint32_t> of(const std::vector<uint32_t>& values) {
+    std::vector<uint32_t> numbers;
+    for (uint32_t value : values) {
+      const auto [found, is_new] = numbers_.emplace(value, next_);
+      if (is_new) ++next_;
+      numbers.push_back(found->second);
+    }
+    return numbers;
+  }
+  size_t handed_on() const { return next_ - given_; }
+
+ private:
+  ska::flat_hash_map<uint32_t, uint32_t> numbers_;
+  uint32_t next_, given_;
+};
+
+bool is_in_region(const Origin& origin) {
+  for (const Scope* scope = origin.scope.get(); scope; scope = scope->outer.get()) {
+    if (scope->region) return true;
+  }
+  return false;
+}
+
 }  // namespace
 
 VariantRef Program::make(const Graph& graph, Compile how, const Origin& origin) {
+  std::string new_reason = origin.part_of;
+  if (variants_.empty() && new_reason.empty()) {
+    Past past = recall(graph);
+    new_reason = std::move(past.reason);
+    if (options().cut_graphs && how == Compile::kNow && !is_in_region(origin)) {
+      stages_ = std::move(past.stages);
+    }
+  }
+  if (!stages_.empty()) {
+    try {
+      if (VariantRef variant = make_stages(graph, origin, new_reason)) return variant;
+    } catch (const std::exception&) {
+      // It is tried whole; what is wrong with it is told then.
+    }
+    stages_.clear();
+  }
+  return make_whole(graph, how, origin, new_reason);
+}
+
+VariantRef Program::make_stages(const Graph& graph, const Origin& origin,
+                                const std::string& reason) const {
+  if (variants_.empty()) {
+    const auto store = ProgramStore::current();
+    const std::string options_text = pjrt::serialize(compile_options(graph));
+    if (store->has_programs(store->graph_key(graph, options_text))) return nullptr;
+  }
+  std::vector<Piece> pieces = cut(graph, stages_);
+  if (variants_.empty()) {
+    std::vector<size_t> operators;
+    for (const Piece& piece : pieces) operators.push_back(piece.graph.nodes.size());
+    ++Counters::get().graphs_cut;
+    if (listeners().cut) listeners().cut(operators, {origin.line, reason, graph.hash});
+  }
+  auto variant = std::make_shared<Variant>();
+  variant->line = origin.line;
+  variant->constants = graph.slots;
+  variant->variable.resize(graph.slots.size(), false);
+  Buffers buffers(graph);
+  std::vector<StageProgram> stages;
+  for (const Piece& piece : pieces) {
+    const std::string number = std::to_string(stages.size() + 1);
+    const std::string what = "stage " + number + " of " + std::to_string(pieces.size()) + " of ";
+    const Origin stage_origin{origin.line, nullptr, what + reason};
+    const auto program = find_program(piece.graph);
+    StageProgram stage{program->variant(piece.graph, Compile::kNow, stage_origin),
+                       buffers.of(piece.inputs),
+                       buffers.of(piece.outputs),
+                       piece.slots,
+                       {}};
+    stage.variant->executable();  // throws if compiling failed
+    for (size_t i = 0; i < piece.slots.size(); ++i) {
+      if (stage.variant->variable[i]) variant->variable[piece.slots[i]] = true;
+    }
+    stages.push_back(std::move(stage));
+  }
+  std::vector<bool> is_used_later(graph.leaves.size(), false);
+  for (size_t i = pieces.size(); i-- > 0;) {
+    const Piece& piece = pieces[i];
+    for (size_t j = 0; j < piece.inputs.size(); ++j) {
+      const bool may_be = piece.graph.aliases[j] >= 0 && piece.stage != Stage::kBefore;
+      if (may_be && !is_used_later[piece.inputs[j]]) {
+        stages[i].donatable.push_back(static_cast<int>(j));
+      }
+    }
+    for (uint32_t input : piece.inputs) {
+      if (input < is_used_later.size()) is_used_later[input] = true;
+    }
+  }
+  variant->take(std::move(stages), buffers.handed_on());
+  return variant;
+}
+
+VariantRef Program::make_whole(const Graph& graph, Compile how, const Origin& origin,
+                               const std::string& new_reason) {
   static_slots_.resize(graph.slots.size(), false);
   const std::vector<ir::SlotKind> kinds = slot_kinds(graph);
   const std::vector<bool> wanted = wanted_inputs(graph);
   const ir::CompileOptions options = compile_options(graph);
   const std::string options_text = pjrt::serialize(options);
-  std::string why = count_program(reason(graph, wanted), origin.scope.get());
+  std::string why = count_program(reason(graph, wanted, new_reason), origin.scope.get());
 
   auto variant = std::make_shared<Variant>();
   variant->line = origin.line;
@@ -346,7 +458,7 @@ VariantRef Program::make(const Graph& graph, Compile how, const Origin& origin) 
   }
   if (loaded) {
     ++Counters::get().programs_loaded;
-    if (load_listener()) load_listener()(graph.nodes.size(), {origin.line, why, key});
+    if (listeners().loaded) listeners().loaded(graph.nodes.size(), {origin.line, why, key});
   }
   return variant;
 }

@@ -32,6 +32,7 @@
 #include <string>
 #include <vector>
 
+#include "graph/cut.h"
 #include "graph/disk_cache.h"
 #include "graph/scope.h"
 #include "graph/walk.h"
@@ -55,6 +56,7 @@ struct LoweringFailure : std::runtime_error {
 struct Origin {
   std::string line;  // the user's, "train.py:31"; empty if unknown
   std::shared_ptr<Scope> scope;
+  std::string part_of;  // why, in words, if the graph is a stage of one that was cut
 };
 
 // Why a program is made, to be told to the user.
@@ -70,11 +72,18 @@ using Lowerer =
     std::function<Lowered(const Graph&, const std::vector<bool>& variable, const Occasion&)>;
 void set_lowerer(Lowerer lowerer);
 
-// Told of every program of `operators` nodes that was loaded instead of lowered and compiled.
-using LoadListener = std::function<void(size_t operators, const Occasion&)>;
-void set_load_listener(LoadListener listener);
+// What the user is told besides: that a program was loaded instead of lowered and compiled, or that
+// a graph was cut into stages of so many operators.
+struct Listeners {
+  std::function<void(size_t operators, const Occasion&)> loaded;
+  std::function<void(const std::vector<size_t>& operators, const Occasion&)> cut;
+};
+void set_listeners(Listeners listeners);
 
-// One compiled form of a program, perhaps still being compiled.
+struct StageProgram;
+
+// One compiled form of a program, perhaps still being compiled. That of a graph that was cut has
+// its stages' in place of an executable.
 struct Variant {
   std::vector<bool> variable;
   std::vector<ir::ScalarValue>
@@ -82,6 +91,8 @@ struct Variant {
   std::vector<uint32_t> float_slots;  // the variable ones: one f64 array, one i64 array
   std::vector<uint32_t> int_slots;
   std::string line;  // the user's that it was compiled for
+  std::vector<StageProgram> stages;
+  size_t handed_on = 0;  // values that only stages hand on
   Variant();
   ~Variant();
 
@@ -93,6 +104,8 @@ struct Variant {
                const EntryKey& stored_as);
   // Takes a serialized executable instead. Throws pjrt::Error if the plugin does not load it.
   void load(const std::string& serialized);
+  // Takes stages that are compiled instead.
+  void take(std::vector<StageProgram> compiled, size_t values_handed_on);
   bool is_compiled() const { return state_.load(std::memory_order_acquire) == kCompiled; }
   // Waits while it is being compiled, whatever becomes of that. An interrupt ends the wait.
   void await_compiled() const;
@@ -116,6 +129,15 @@ struct Variant {
 };
 
 using VariantRef = std::shared_ptr<const Variant>;
+
+// A stage of a graph that was cut (cut.h). Its buffers are numbered together with those of the other
+// stages: the whole's inputs, the whole's results, then what only stages hand on.
+struct StageProgram {
+  VariantRef variant;
+  std::vector<uint32_t> inputs, outputs;
+  std::vector<uint32_t> slots;  // their positions in the whole
+  std::vector<int> donatable;   // those of its inputs that it may consume
+};
 
 // Who compiles a new program: the caller, who waits, or a pool of threads.
 enum class Compile : uint8_t { kNow, kInBackground };
@@ -144,12 +166,16 @@ class Program {
  private:
   VariantRef known(const Graph& graph) const;
   VariantRef make(const Graph& graph, Compile how, const Origin& origin);
+  VariantRef make_whole(const Graph& graph, Compile how, const Origin& origin,
+                        const std::string& new_reason);
+  VariantRef make_stages(const Graph& graph, const Origin& origin, const std::string& reason) const;
   // Which of a new variant's slots are to be inputs; and which of these have varied, or were
   // inputs before.
   std::vector<bool> wanted_inputs(const Graph& graph) const;
   std::vector<bool> needed_inputs(const Graph& graph) const;
-  // Why this graph is compiled, in words.
-  std::string reason(const Graph& graph, const std::vector<bool>& variable) const;
+  // Why this graph is compiled, in words; `new_reason` if it is the first of its key.
+  std::string reason(const Graph& graph, const std::vector<bool>& variable,
+                     const std::string& new_reason) const;
 
   std::vector<uint64_t> key_;
   uint64_t hash_;
@@ -157,6 +183,7 @@ class Program {
   std::mutex mutex_;  // held while lowering: two workers never compile the same program twice
   std::deque<VariantRef> variants_;  // newest first
   std::vector<bool> static_slots_;
+  std::vector<Stage> stages_;  // how it is cut, if it is
 };
 
 // The program for this graph's key, made if it is new.

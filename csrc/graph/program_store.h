@@ -73,6 +73,8 @@ class ProgramStore {
   std::optional<Found> find_graph(const EntryKey& key, const std::vector<bool>& wanted,
                                   const std::vector<bool>& needed,
                                   c10::ArrayRef<ir::ScalarValue> slots);
+  // Whether there is one, for whatever scalars.
+  bool has_programs(const EntryKey& graph);
   // The serialized executable.
   std::optional<std::string> find_program(const EntryKey& key);
 
@@ -89,7 +91,6 @@ class ProgramStore {
   std::string explain_miss(const Graph& graph, const std::string& options);
 
  private:
-  bool has_programs(const EntryKey& graph);
   void add_environment();
   const std::vector<std::string>& other_environments();
   std::string explain(const std::string& whose, const std::string& other) const;

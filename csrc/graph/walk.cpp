@@ -46,32 +46,19 @@ class Walk {
     }
   }
 
-  // A value as the key lists it: the position of its leaf or node, the output, and which of both.
-  static uint64_t code(const ir::Value& value) {
-    const ir::Node* node = value.node.get();
-    return (uint64_t{node->number} << 17) | (uint64_t{value.index} << 1) | node->is_leaf();
-  }
-
  private:
   void add(ir::Node* node) {
     node->visit = number_;
     node->edges = 0;
     node->retain();
-    ir::NodePtr pointer = ir::NodePtr::adopt(node);
     if (node->is_leaf()) {
-      node->number = graph_.leaves.size();
-      graph_.leaves.push_back(std::move(pointer));
-      const ir::TensorType& type = node->output_type(0);
-      graph_.key.push_back(kLeaf | (static_cast<uint64_t>(type.dtype) << 32) | type.dims.size());
-      graph_.key.insert(graph_.key.end(), type.dims.begin(), type.dims.end());
+      node->number = graph_.add_leaf(ir::NodePtr::adopt(node));
       return;
     }
-    node->number = graph_.nodes.size();
-    graph_.nodes.push_back(std::move(pointer));
-    graph_.key.push_back(node->spec()->id);
-    graph_.records.push_back(graph_.key.size());
-    for (const ir::Value& operand : node->operands()) graph_.key.push_back(code(operand));
-    graph_.slots.insert(graph_.slots.end(), node->slots().begin(), node->slots().end());
+    node->number = graph_.add_node(ir::NodePtr::adopt(node));
+    for (const ir::Value& operand : node->operands()) {
+      graph_.add_operand(operand.node->number, operand.index, operand.node->is_leaf());
+    }
   }
 
   struct Frame {
@@ -107,16 +94,6 @@ void find_donated(Graph& graph) {
     if (graph.aliases[i] >= 0 && dies_with(leaf, leaf.edges + 1)) {
       graph.donated.push_back(static_cast<int>(i));
     }
-  }
-}
-
-// Turns (node, output) into the lowering's value numbers: leaves first, then the nodes' outputs.
-void number_values(Graph& graph) {
-  uint32_t next = graph.leaves.size();
-  graph.values.reserve(graph.nodes.size());
-  for (const ir::NodePtr& node : graph.nodes) {
-    graph.values.push_back(next);
-    next += node->spec()->outputs.size();
   }
 }
 
@@ -158,6 +135,38 @@ uint32_t Graph::operand(size_t node, size_t position) const {
   return code & 1 ? number : values[number] + static_cast<uint32_t>(code >> 1 & 0xffff);
 }
 
+uint32_t Graph::add_leaf(ir::NodePtr leaf) {
+  const ir::TensorType& type = leaf->output_type(0);
+  key.push_back(kLeaf | (static_cast<uint64_t>(type.dtype) << 32) | type.dims.size());
+  key.insert(key.end(), type.dims.begin(), type.dims.end());
+  leaves.push_back(std::move(leaf));
+  return leaves.size() - 1;
+}
+
+uint32_t Graph::add_node(ir::NodePtr node) {
+  key.push_back(node->spec()->id);
+  records.push_back(key.size());
+  slots.insert(slots.end(), node->slots().begin(), node->slots().end());
+  nodes.push_back(std::move(node));
+  return nodes.size() - 1;
+}
+
+void Graph::number_values() {
+  uint32_t next = leaves.size();
+  values.reserve(nodes.size());
+  for (const ir::NodePtr& node : nodes) {
+    values.push_back(next);
+    next += node->spec()->outputs.size();
+  }
+}
+
+void Graph::complete_key() {
+  key.push_back(kOutputs);
+  key.insert(key.end(), outputs.begin(), outputs.end());
+  for (int alias : aliases) key.push_back(static_cast<uint64_t>(alias) + 1);
+  hash = ir::hash_words(key.data(), key.size());
+}
+
 void Graph::clear() {
   leaves.clear();
   nodes.clear();
@@ -181,17 +190,14 @@ void number(Walk& walk, Graph& graph, uint64_t setting) {
   graph.key.push_back(setting);
   walk.begin();
   for (const Taken& t : graph.taken) walk.visit(t.value.node.get());
-  number_values(graph);
-  graph.key.push_back(kOutputs);
+  graph.number_values();
   graph.outputs.resize(graph.promises.size());
   for (const Taken& t : graph.taken) {
     graph.outputs[t.output] = graph.values[t.value.node->number] + t.value.index;
   }
-  for (uint32_t output : graph.outputs) graph.key.push_back(output);
   find_aliases(walk, graph);
   find_donated(graph);
-  for (int alias : graph.aliases) graph.key.push_back(static_cast<uint64_t>(alias) + 1);
-  graph.hash = ir::hash_words(graph.key.data(), graph.key.size());
+  graph.complete_key();
 }
 
 // The walk leaves its marks in the nodes, which other graphs may share.

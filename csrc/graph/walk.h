@@ -46,6 +46,16 @@ struct Graph {
   // mutex only: a node may be in another thread's graph, too.)
   uint32_t operand(size_t node, size_t position) const;
 
+  // Appending to the graph and its key, operands before users. Each returns the position.
+  uint32_t add_leaf(ir::NodePtr leaf);
+  uint32_t add_node(ir::NodePtr node);  // each of its operands is to be added next:
+  void add_operand(uint32_t position, uint32_t index, bool is_leaf) {
+    key.push_back((uint64_t{position} << 17) | (uint64_t{index} << 1) | (is_leaf ? 1 : 0));
+  }
+  // Once all are there: numbers the values; once `outputs` and `aliases` are, completes the key.
+  void number_values();
+  void complete_key();
+
   // Empties it; its lists keep their memory.
   void clear();
 };

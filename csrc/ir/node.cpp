@@ -28,6 +28,8 @@ std::unique_ptr<OpSpec> OpSpec::copy() const {
   fresh->outputs = outputs;
   fresh->random = random;
   fresh->portable = portable;
+  fresh->numbers_vary = numbers_vary;
+  fresh->operators = operators;
   fresh->settings = settings;
   fresh->compile_options = compile_options;
   return fresh;

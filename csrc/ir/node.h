@@ -91,6 +91,7 @@ struct OpSpec {
   bool random = false;        // the last two slots are the generator's seed and the call's ordinal
   bool portable = true;       // means the same in every process
   bool numbers_vary = false;  // its scalars are taken for inputs before they vary
+  uint32_t operators = 1;     // how many it stands for: more for a graph that was traced
   uint16_t settings = 0;  // torch's when the call was recorded (graph/setting.h); 0: none matters
   CompileOptions compile_options;
   mutable std::atomic<OwnPrograms*> own_programs{nullptr};  // made once

@@ -104,6 +104,7 @@ def _make_call(
     number = next(_numbers)
     call: Callable[..., Any] = _C.traced_call(
         number=number,
+        operators=len(part.nodes),
         device=part.kind,
         inputs=[
             (position, node.meta["val"].dtype if is_number(node) else None)

@@ -3,7 +3,8 @@
 //
 // fail(stage, count) has the next `count` calls of a stage fail for want of memory: "compile",
 // "load", "execute", or "later", which runs the program and then says, a while after, that it
-// failed. From the start as many compilations fail as the variable FAILING_COMPILES tells.
+// failed. fail_after(stage, passed, count) lets so many calls pass before. From the start as many
+// compilations fail as the variable FAILING_COMPILES tells.
 #include "cpu.h"
 
 #include <chrono>
@@ -19,6 +20,7 @@ namespace {
 char no_memory;
 std::mutex mutex;
 std::string stage = "compile";
+int passed = 0;
 int failures = std::atoi(std::getenv("FAILING_COMPILES") ? std::getenv("FAILING_COMPILES") : "0");
 std::set<PJRT_Buffer*> failed_buffers;
 
@@ -31,6 +33,10 @@ PJRT_Error* our_error() { return reinterpret_cast<PJRT_Error*>(&no_memory); }
 bool fails(const char* which) {
   std::lock_guard lock(mutex);
   if (failures == 0 || stage != which) return false;
+  if (passed > 0) {
+    --passed;
+    return false;
+  }
   --failures;
   return true;
 }
@@ -161,11 +167,14 @@ void destroy(PJRT_Error_Destroy_Args* args) {
 
 }  // namespace
 
-extern "C" void fail(const char* which, int count) {
+extern "C" void fail_after(const char* which, int passing, int count) {
   std::lock_guard lock(mutex);
   stage = which;
+  passed = passing;
   failures = count;
 }
+
+extern "C" void fail(const char* which, int count) { fail_after(which, 0, count); }
 
 extern "C" const PJRT_Api* GetPjrtApi() {
   static PJRT_Api api = *cpu();

@@ -1,0 +1,59 @@
+// Cutting: a graph that is new but for a few operators is run as up to three programs.
+//
+// A loop whose steps differ in little (a view whose strides grow with its tensor, an augmentation
+// that is chosen at random, a scheduler's formula) would compile its whole step again and again.
+// So a graph that misses is compared with those before (history.h), and cut where they differ:
+//
+//     before   what differs and does not depend on the large part, with what it needs
+//     middle   what is as it was: compiled once, and found from then on
+//     after    what differs and depends on the middle, with what depends on it
+//
+//     x = flip(batch)             before       the next step's before is rotate(batch); the middle
+//     loss = train(model(x))      middle       is known
+//     seen = cat([seen, loss])    after
+//
+// The stages' graphs are numbered as the walk numbers any graph: the middle may be what another
+// flush recorded on its own.
+#pragma once
+
+#include <vector>
+
+#include "graph/walk.h"
+
+namespace lazyxla::graph {
+
+enum class Stage : uint8_t { kBefore, kMiddle, kAfter };
+constexpr size_t kStages = 3;
+
+// The graph's edges. Per node its operands: positions of nodes, or -1 for a leaf.
+class Wiring {
+ public:
+  explicit Wiring(const Graph& graph);
+  size_t size() const { return begins_.size() - 1; }
+  c10::ArrayRef<int32_t> operands(size_t node) const {
+    return c10::ArrayRef<int32_t>(operands_).slice(begins_[node], begins_[node + 1] - begins_[node]);
+  }
+
+ private:
+  std::vector<uint32_t> begins_{0};
+  std::vector<int32_t> operands_;
+};
+
+// Per node its stage, where `differs` says which nodes no graph before had. Empty if the graph is
+// better left whole: it is small, or its middle would be less than `least` of its operators.
+std::vector<Stage> find_stages(const Graph& graph, const Wiring& wiring,
+                               const std::vector<bool>& differs, double least);
+
+// A stage's own graph, without its data: promises, storages and draws are those of the whole.
+struct Piece {
+  Stage stage;
+  Graph graph;
+  std::vector<uint32_t> inputs;   // per leaf, its number in the whole
+  std::vector<uint32_t> outputs;  // likewise
+  std::vector<uint32_t> slots;    // per slot, its position in the whole
+};
+
+// The stages that there are, in their order.
+std::vector<Piece> cut(const Graph& graph, const std::vector<Stage>& stages);
+
+}  // namespace lazyxla::graph
