@@ -19,6 +19,7 @@ else, so that two runs of a script tell the same hashes.
 from __future__ import annotations
 
 import gc
+import itertools
 import logging
 import os
 import time
@@ -67,7 +68,8 @@ def loaded(operators: int, occasion: Occasion) -> None:
 def cut(operators: Sequence[int], occasion: Occasion) -> None:
     """Tells that a graph was cut into stages of so many operators."""
     where, reason, _ = occasion
-    sizes = " + ".join(map(str, operators))
+    runs = [(size, len(list(run))) for size, run in itertools.groupby(operators)]
+    sizes = " + ".join(f"{count} x {size}" if count > 1 else str(size) for size, count in runs)
     logger.info("%s: cutting %d operators into %s (%s)", _at(where), sum(operators), sizes, reason)
 
 

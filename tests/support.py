@@ -6,6 +6,7 @@ error messages exactly.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -141,3 +142,35 @@ def counted() -> Iterator[Counted]:
     yield growth
     after = lazyxla.counters()
     growth.update({name: after[name] - before[name] for name in after})
+
+
+class Programs(logging.Handler):
+    """The sizes of the programs that are compiled, and what is told of cuts."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.INFO)
+        self.sizes: list[int] = []
+        self.cuts: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = record.getMessage()
+        if ": compiling " in text:
+            self.sizes.append(int(text.split(": compiling ")[1].split()[0]))
+        elif ": cutting " in text:
+            self.cuts.append(text)
+
+    def large(self, operators: int) -> list[int]:
+        return [size for size in self.sizes if size >= operators]
+
+
+@contextmanager
+def programs() -> Iterator[Programs]:
+    logger, handler = logging.getLogger("lazyxla"), Programs()
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield handler
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)

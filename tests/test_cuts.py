@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import random
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -17,7 +15,7 @@ import torch
 import torch.nn.functional as F
 
 import lazyxla
-from tests.support import DEVICE, counted
+from tests.support import DEVICE, counted, programs
 
 ROOT = Path(__file__).resolve().parent.parent
 Change = Callable[[torch.Tensor], torch.Tensor]
@@ -32,38 +30,6 @@ CHANGES: list[Change] = [
     lambda x: torch.where(x > 0, x, -x),
     lambda x: x.flip(1).roll(2, 0).square().neg(),
 ]
-
-
-class Programs(logging.Handler):
-    """The sizes of the programs that are compiled, and what is told of cuts."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.INFO)
-        self.sizes: list[int] = []
-        self.cuts: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        text = record.getMessage()
-        if ": compiling " in text:
-            self.sizes.append(int(text.split(": compiling ")[1].split()[0]))
-        elif ": cutting " in text:
-            self.cuts.append(text)
-
-    def large(self, operators: int) -> list[int]:
-        return [size for size in self.sizes if size >= operators]
-
-
-@contextmanager
-def programs() -> Iterator[Programs]:
-    logger, handler = logging.getLogger("lazyxla"), Programs()
-    level = logger.level
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
-    try:
-        yield handler
-    finally:
-        logger.removeHandler(handler)
-        logger.setLevel(level)
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 #include <c10/util/flat_hash_map.h>
 
 #include <algorithm>
-#include <array>
 
 namespace lazyxla::graph {
 namespace {
@@ -23,18 +22,18 @@ std::vector<int32_t> makers(const Graph& graph) {
 }
 
 // Moves a node and all of the middle that it depends on before the middle; not if that is much.
-bool move_before(size_t node, const Wiring& wiring, std::vector<Stage>& stages) {
+bool move_before(size_t node, const Wiring& wiring, std::vector<uint32_t>& stages) {
   const size_t most = std::min(kTakenAlong, wiring.size() / kPartTakenAlong);
   std::vector<size_t> moved{node};
   for (size_t i = 0; i < moved.size(); ++i) {
     for (int32_t operand : wiring.operands(moved[i])) {
-      if (operand < 0 || stages[operand] == Stage::kBefore) continue;
+      if (operand < 0 || stages[operand] == kBefore) continue;
       if (std::find(moved.begin(), moved.end(), operand) != moved.end()) continue;
       if (moved.size() > most) return false;
       moved.push_back(operand);
     }
   }
-  for (size_t each : moved) stages[each] = Stage::kBefore;
+  for (size_t each : moved) stages[each] = kBefore;
   return true;
 }
 
@@ -54,9 +53,8 @@ std::vector<bool> needed_by_others(const Wiring& wiring, const std::vector<bool>
 class Numbering {
  public:
   Numbering(const Graph& whole, const Wiring& wiring, const std::vector<int32_t>& makers,
-            const std::vector<Stage>& stages, Stage stage)
+            const std::vector<uint32_t>& stages, uint32_t stage)
       : whole_(whole), wiring_(wiring), makers_(makers), stages_(stages), stage_(stage) {
-    piece_.stage = stage;
     size_t slot = 0;
     for (const ir::NodePtr& node : whole.nodes) {
       slots_.push_back(slot);
@@ -144,8 +142,8 @@ class Numbering {
   const Graph& whole_;
   const Wiring& wiring_;
   const std::vector<int32_t>& makers_;
-  const std::vector<Stage>& stages_;
-  const Stage stage_;
+  const std::vector<uint32_t>& stages_;
+  const uint32_t stage_;
   std::vector<uint32_t> slots_;                           // where each node's begin in the whole
   ska::flat_hash_map<size_t, uint32_t> places_, leaves_;  // of nodes and values, in the piece
   Piece piece_;
@@ -163,39 +161,39 @@ Wiring::Wiring(const Graph& graph) {
   }
 }
 
-std::vector<Stage> find_stages(const Graph& graph, const Wiring& wiring,
+std::vector<uint32_t> find_stages(const Graph& graph, const Wiring& wiring,
                                const std::vector<bool>& differs, double least) {
   const std::vector<bool> needed = needed_by_others(wiring, differs);
-  std::vector<Stage> stages(wiring.size(), Stage::kMiddle);
+  std::vector<uint32_t> stages(wiring.size(), kMiddle);
   for (size_t i = 0; i < stages.size(); ++i) {
     const auto operands = wiring.operands(i);
     const bool is_after = std::any_of(operands.begin(), operands.end(), [&](int32_t operand) {
-      return operand >= 0 && stages[operand] == Stage::kAfter;
+      return operand >= 0 && stages[operand] == kAfter;
     });
     if (is_after || (differs[i] && !(needed[i] && move_before(i, wiring, stages)))) {
-      stages[i] = Stage::kAfter;
+      stages[i] = kAfter;
     }
   }
   size_t all = 0, middle = 0;
   for (size_t i = 0; i < stages.size(); ++i) {
     const size_t operators = graph.nodes[i]->spec()->operators;
     all += operators;
-    if (stages[i] == Stage::kMiddle) middle += operators;
+    if (stages[i] == kMiddle) middle += operators;
   }
   if (all < kSmall || middle == all || static_cast<double>(middle) < least * all) return {};
   return stages;
 }
 
-std::vector<Piece> cut(const Graph& graph, const std::vector<Stage>& stages) {
+std::vector<Piece> cut(const Graph& graph, const std::vector<uint32_t>& stages) {
   const Wiring wiring(graph);
   const std::vector<int32_t> maker = makers(graph);
   std::vector<bool> is_output(maker.size(), false);
-  std::array<std::vector<uint32_t>, kStages> outputs;
+  std::vector<std::vector<uint32_t>> outputs(*std::max_element(stages.begin(), stages.end()) + 1);
   const auto stage_of = [&](uint32_t value) { return stages[maker[value]]; };
   const auto add_output = [&](uint32_t value) {
     if (is_output[value]) return;
     is_output[value] = true;
-    outputs[static_cast<size_t>(stage_of(value))].push_back(value);
+    outputs[stage_of(value)].push_back(value);
   };
   for (uint32_t output : graph.outputs) add_output(output);
   for (size_t i = 0; i < graph.nodes.size(); ++i) {
@@ -205,9 +203,9 @@ std::vector<Piece> cut(const Graph& graph, const std::vector<Stage>& stages) {
     }
   }
   std::vector<Piece> pieces;
-  for (size_t stage = 0; stage < kStages; ++stage) {
+  for (uint32_t stage = 0; stage < outputs.size(); ++stage) {
     if (outputs[stage].empty()) continue;
-    Numbering numbering(graph, wiring, maker, stages, static_cast<Stage>(stage));
+    Numbering numbering(graph, wiring, maker, stages, stage);
     pieces.push_back(numbering.run(std::move(outputs[stage])));
   }
   return pieces;

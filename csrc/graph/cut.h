@@ -12,6 +12,8 @@
 //     loss = train(model(x))      middle       is known
 //     seen = cat([seen, loss])    after
 //
+// A graph of many rounds of a loop is cut into these (rounds.h).
+//
 // The stages' graphs are numbered as the walk numbers any graph: the middle may be what another
 // flush recorded on its own.
 #pragma once
@@ -22,8 +24,7 @@
 
 namespace lazyxla::graph {
 
-enum class Stage : uint8_t { kBefore, kMiddle, kAfter };
-constexpr size_t kStages = 3;
+constexpr uint32_t kBefore = 0, kMiddle = 1, kAfter = 2;
 
 // The graph's edges. Per node its operands: positions of nodes, or -1 for a leaf.
 class Wiring {
@@ -41,19 +42,18 @@ class Wiring {
 
 // Per node its stage, where `differs` says which nodes no graph before had. Empty if the graph is
 // better left whole: it is small, or its middle would be less than `least` of its operators.
-std::vector<Stage> find_stages(const Graph& graph, const Wiring& wiring,
+std::vector<uint32_t> find_stages(const Graph& graph, const Wiring& wiring,
                                const std::vector<bool>& differs, double least);
 
 // A stage's own graph, without its data: promises, storages and draws are those of the whole.
 struct Piece {
-  Stage stage;
   Graph graph;
   std::vector<uint32_t> inputs;   // per leaf, its number in the whole
   std::vector<uint32_t> outputs;  // likewise
   std::vector<uint32_t> slots;    // per slot, its position in the whole
 };
 
-// The stages that there are, in their order.
-std::vector<Piece> cut(const Graph& graph, const std::vector<Stage>& stages);
+// The stages that there are, in their order. None takes what a later one makes.
+std::vector<Piece> cut(const Graph& graph, const std::vector<uint32_t>& stages);
 
 }  // namespace lazyxla::graph

@@ -202,6 +202,8 @@ void execute_stages(const Variant& variant, const Run& run, c10::DeviceIndex ind
       const Run stage{each.inputs, each.donated, each.slots, each.promises, each.replaced, run.draws};
       execute(*variant.stages[next].variant, stage, index);
       if (next > 0) ++Counters::get().executions;
+      each.inputs.clear();  // what no other stage needs goes
+      each.promises.clear();
     }
   } catch (...) {
     for (; next < runs.size(); ++next) {

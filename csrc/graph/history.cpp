@@ -132,12 +132,12 @@ class History {
       std::vector<bool> varies = difference.differs;
       for (size_t i = 0; i < varies.size(); ++i) varies[i] = varies[i] || now.varies[i];
       const double least = past.stages.empty() ? kLeastAlike : kLeastAlikeInAll;
-      std::vector<Stage> stages = find_stages(graph, now.wiring, varies, least);
+      std::vector<uint32_t> stages = find_stages(graph, now.wiring, varies, least);
       if (stages.empty()) continue;
       past.stages = std::move(stages);
       now.varies = std::move(varies);
       for (size_t i = 0; i < past.stages.size(); ++i) {
-        if (past.stages[i] == Stage::kBefore) now.varies[i] = true;
+        if (past.stages[i] == kBefore) now.varies[i] = true;
       }
     }
     past.reason = "a new graph" + what;

@@ -16,7 +16,7 @@ namespace lazyxla::graph {
 
 struct Past {
   std::string reason;         // why the graph is new, in words
-  std::vector<Stage> stages;  // how it is best cut (cut.h), if at all
+  std::vector<uint32_t> stages;  // how it is best cut (cut.h), if at all
 };
 
 // Compares a new graph with those before; remembers it.

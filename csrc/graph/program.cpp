@@ -12,6 +12,7 @@
 #include "graph/history.h"
 #include "graph/portable_key.h"
 #include "graph/program_store.h"
+#include "graph/rounds.h"
 #include "graph/scalars.h"
 #include "graph/scope.h"
 #include "graph/setting.h"
@@ -328,6 +329,40 @@ class Buffers {
   uint32_t next_, given_;
 };
 
+// Which slots of a piece have other values in another one of the same key.
+std::vector<bool> varying_slots(const std::vector<Piece>& pieces, const Piece& piece) {
+  std::vector<bool> varying(piece.graph.slots.size(), false);
+  for (const Piece& other : pieces) {
+    if (other.graph.hash != piece.graph.hash || other.graph.key != piece.graph.key) continue;
+    for (size_t i = 0; i < varying.size(); ++i) {
+      if (other.graph.slots[i].i != piece.graph.slots[i].i) varying[i] = true;
+    }
+  }
+  return varying;
+}
+
+// What a stage may consume: what no later one takes; and nothing before the largest stage, so that
+// as much as possible can be undone when that one fails.
+void find_donatable(const Graph& whole, const std::vector<Piece>& pieces,
+                    std::vector<StageProgram>& stages) {
+  size_t largest = 0;
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    if (pieces[i].graph.nodes.size() > pieces[largest].graph.nodes.size()) largest = i;
+  }
+  std::vector<bool> is_used_later(whole.leaves.size(), false);
+  for (size_t i = pieces.size(); i-- > largest;) {
+    const Piece& piece = pieces[i];
+    for (size_t j = 0; j < piece.inputs.size(); ++j) {
+      if (piece.graph.aliases[j] >= 0 && !is_used_later[piece.inputs[j]]) {
+        stages[i].donatable.push_back(static_cast<int>(j));
+      }
+    }
+    for (uint32_t input : piece.inputs) {
+      if (input < is_used_later.size()) is_used_later[input] = true;
+    }
+  }
+}
+
 bool is_in_region(const Origin& origin) {
   for (const Scope* scope = origin.scope.get(); scope; scope = scope->outer.get()) {
     if (scope->region) return true;
@@ -343,7 +378,14 @@ VariantRef Program::make(const Graph& graph, Compile how, const Origin& origin) 
     Past past = recall(graph);
     new_reason = std::move(past.reason);
     if (options().cut_graphs && how == Compile::kNow && !is_in_region(origin)) {
-      stages_ = std::move(past.stages);
+      Rounds rounds = find_rounds(graph, Wiring(graph));
+      if (rounds.count) {
+        new_reason += ", in which " + std::to_string(rounds.operators) + " operators come " +
+                      std::to_string(rounds.count) + " times";
+        stages_ = std::move(rounds.stages);
+      } else {
+        stages_ = std::move(past.stages);
+      }
     }
   }
   if (!stages_.empty()) {
@@ -380,7 +422,7 @@ VariantRef Program::make_stages(const Graph& graph, const Origin& origin,
   for (const Piece& piece : pieces) {
     const std::string number = std::to_string(stages.size() + 1);
     const std::string what = "stage " + number + " of " + std::to_string(pieces.size()) + " of ";
-    const Origin stage_origin{origin.line, nullptr, what + reason};
+    const Origin stage_origin{origin.line, nullptr, what + reason, varying_slots(pieces, piece)};
     const auto program = find_program(piece.graph);
     StageProgram stage{program->variant(piece.graph, Compile::kNow, stage_origin),
                        buffers.of(piece.inputs),
@@ -393,19 +435,7 @@ VariantRef Program::make_stages(const Graph& graph, const Origin& origin,
     }
     stages.push_back(std::move(stage));
   }
-  std::vector<bool> is_used_later(graph.leaves.size(), false);
-  for (size_t i = pieces.size(); i-- > 0;) {
-    const Piece& piece = pieces[i];
-    for (size_t j = 0; j < piece.inputs.size(); ++j) {
-      const bool may_be = piece.graph.aliases[j] >= 0 && piece.stage != Stage::kBefore;
-      if (may_be && !is_used_later[piece.inputs[j]]) {
-        stages[i].donatable.push_back(static_cast<int>(j));
-      }
-    }
-    for (uint32_t input : piece.inputs) {
-      if (input < is_used_later.size()) is_used_later[input] = true;
-    }
-  }
+  find_donatable(graph, pieces, stages);
   variant->take(std::move(stages), buffers.handed_on());
   return variant;
 }
@@ -414,7 +444,10 @@ VariantRef Program::make_whole(const Graph& graph, Compile how, const Origin& or
                                const std::string& new_reason) {
   static_slots_.resize(graph.slots.size(), false);
   const std::vector<ir::SlotKind> kinds = slot_kinds(graph);
-  const std::vector<bool> wanted = wanted_inputs(graph);
+  std::vector<bool> wanted = wanted_inputs(graph);
+  for (size_t i = 0; i < origin.varying.size(); ++i) {
+    if (origin.varying[i] && !static_slots_[i]) wanted[i] = true;
+  }
   const ir::CompileOptions options = compile_options(graph);
   const std::string options_text = pjrt::serialize(options);
   std::string why = count_program(reason(graph, wanted, new_reason), origin.scope.get());

@@ -56,7 +56,9 @@ struct LoweringFailure : std::runtime_error {
 struct Origin {
   std::string line;  // the user's, "train.py:31"; empty if unknown
   std::shared_ptr<Scope> scope;
-  std::string part_of;  // why, in words, if the graph is a stage of one that was cut
+  // If the graph is a stage of one that was cut: why, in words, and which of its slots vary there.
+  std::string part_of;
+  std::vector<bool> varying;
 };
 
 // Why a program is made, to be told to the user.
@@ -183,7 +185,7 @@ class Program {
   std::mutex mutex_;  // held while lowering: two workers never compile the same program twice
   std::deque<VariantRef> variants_;  // newest first
   std::vector<bool> static_slots_;
-  std::vector<Stage> stages_;  // how it is cut, if it is
+  std::vector<uint32_t> stages_;  // how it is cut, if it is
 };
 
 // The program for this graph's key, made if it is new.
