@@ -341,14 +341,18 @@ std::vector<bool> varying_slots(const std::vector<Piece>& pieces, const Piece& p
   return varying;
 }
 
+size_t largest_of(const std::vector<Piece>& pieces) {
+  const auto is_smaller = [](const Piece& a, const Piece& b) {
+    return a.graph.nodes.size() < b.graph.nodes.size();
+  };
+  return std::max_element(pieces.begin(), pieces.end(), is_smaller) - pieces.begin();
+}
+
 // What a stage may consume: what no later one takes; and nothing before the largest stage, so that
 // as much as possible can be undone when that one fails.
 void find_donatable(const Graph& whole, const std::vector<Piece>& pieces,
                     std::vector<StageProgram>& stages) {
-  size_t largest = 0;
-  for (size_t i = 0; i < pieces.size(); ++i) {
-    if (pieces[i].graph.nodes.size() > pieces[largest].graph.nodes.size()) largest = i;
-  }
+  const size_t largest = largest_of(pieces);
   std::vector<bool> is_used_later(whole.leaves.size(), false);
   for (size_t i = pieces.size(); i-- > largest;) {
     const Piece& piece = pieces[i];
@@ -418,11 +422,13 @@ VariantRef Program::make_stages(const Graph& graph, const Origin& origin,
   variant->constants = graph.slots;
   variant->variable.resize(graph.slots.size(), false);
   Buffers buffers(graph);
+  const size_t largest = largest_of(pieces);
   std::vector<StageProgram> stages;
   for (const Piece& piece : pieces) {
-    const std::string number = std::to_string(stages.size() + 1);
-    const std::string what = "stage " + number + " of " + std::to_string(pieces.size()) + " of ";
-    const Origin stage_origin{origin.line, nullptr, what + reason, varying_slots(pieces, piece)};
+    std::string what =
+        "stage " + std::to_string(stages.size() + 1) + " of " + std::to_string(pieces.size());
+    if (stages.size() == largest) what += " of " + reason;
+    const Origin stage_origin{origin.line, nullptr, what, varying_slots(pieces, piece)};
     const auto program = find_program(piece.graph);
     StageProgram stage{program->variant(piece.graph, Compile::kNow, stage_origin),
                        buffers.of(piece.inputs),
