@@ -67,8 +67,10 @@ class Exporter {
     size_t i = 0;
     for (const ir::NodePtr& node : graph_.nodes) {
       for (const ir::SlotSpec& spec : node->spec()->slots) {
-        py::object value = spec.kind == ir::SlotKind::kFloat ? py::cast(graph_.slots[i].f)
-                                                             : py::cast(graph_.slots[i].i);
+        const ir::ScalarValue& slot = graph_.slots[i];
+        py::object value = spec.kind == ir::SlotKind::kFloat     ? py::cast(slot.f)
+                           : spec.dtype == c10::ScalarType::Bool ? py::cast(slot.i != 0)
+                                                                 : py::cast(slot.i);
         slots_.append(classes_.slot_spec(value, py::cast(spec.dtype), spec.wrapped,
                                          static_cast<bool>(variable_[i])));
         ++i;
@@ -316,17 +318,17 @@ void install_lowering(py::function lower, py::function how, py::function try_out
 void install_listeners(py::function loaded, py::function cut) {
   auto* on_load = new py::function(std::move(loaded));  // leaked, as above
   auto* on_cut = new py::function(std::move(cut));
-  graph::set_listeners({[on_load](size_t operators, const graph::Occasion& occasion) {
-                          graph::NeedsInterpreter needs_interpreter;
-                          py::gil_scoped_acquire gil;
-                          (*on_load)(operators, to_python(occasion));
-                        },
-                        [on_cut](const std::vector<size_t>& operators,
-                                 const graph::Occasion& occasion) {
-                          graph::NeedsInterpreter needs_interpreter;
-                          py::gil_scoped_acquire gil;
-                          (*on_cut)(operators, to_python(occasion));
-                        }});
+  graph::set_listeners(
+      {[on_load](size_t operators, const graph::Occasion& occasion) {
+         graph::NeedsInterpreter needs_interpreter;
+         py::gil_scoped_acquire gil;
+         (*on_load)(operators, to_python(occasion));
+       },
+       [on_cut](const std::vector<size_t>& operators, const graph::Occasion& occasion) {
+         graph::NeedsInterpreter needs_interpreter;
+         py::gil_scoped_acquire gil;
+         (*on_cut)(operators, to_python(occasion));
+       }});
 }
 
 void install_tensor_namer(py::function namer) {

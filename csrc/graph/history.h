@@ -15,8 +15,9 @@
 namespace lazyxla::graph {
 
 struct Past {
-  std::string reason;         // why the graph is new, in words
-  std::vector<uint32_t> stages;  // how it is best cut (cut.h), if at all
+  std::string reason;             // why the graph is new, in words
+  std::vector<uint32_t> stages;   // how it is best cut (cut.h), if at all
+  bool goes_on_changing = false;  // or else it may be what comes from now on, and is better whole
 };
 
 // Compares a new graph with those before; remembers it.

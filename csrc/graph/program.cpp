@@ -48,6 +48,14 @@ class Cache {
     return bucket.back();
   }
 
+  bool contains(const Graph& graph) {
+    std::lock_guard lock(mutex_);
+    const auto found = programs_.find(graph.hash);
+    return found != programs_.end() &&
+           std::any_of(found->second.begin(), found->second.end(),
+                       [&](const auto& program) { return program->key() == graph.key; });
+  }
+
   size_t size() {
     std::lock_guard lock(mutex_);
     return size_;
@@ -348,6 +356,14 @@ size_t largest_of(const std::vector<Piece>& pieces) {
   return std::max_element(pieces.begin(), pieces.end(), is_smaller) - pieces.begin();
 }
 
+// Whether the largest piece was compiled before.
+bool knows_largest(const std::vector<Piece>& pieces) {
+  const Graph& graph = pieces[largest_of(pieces)].graph;
+  if (cache().contains(graph)) return true;
+  const auto store = ProgramStore::current();
+  return store->has_programs(store->graph_key(graph, pjrt::serialize(compile_options(graph))));
+}
+
 // What a stage may consume: what no later one takes; and nothing before the largest stage, so that
 // as much as possible can be undone when that one fails.
 void find_donatable(const Graph& whole, const std::vector<Piece>& pieces,
@@ -367,13 +383,6 @@ void find_donatable(const Graph& whole, const std::vector<Piece>& pieces,
   }
 }
 
-bool is_in_region(const Origin& origin) {
-  for (const Scope* scope = origin.scope.get(); scope; scope = scope->outer.get()) {
-    if (scope->region) return true;
-  }
-  return false;
-}
-
 }  // namespace
 
 VariantRef Program::make(const Graph& graph, Compile how, const Origin& origin) {
@@ -381,13 +390,14 @@ VariantRef Program::make(const Graph& graph, Compile how, const Origin& origin) 
   if (variants_.empty() && new_reason.empty()) {
     Past past = recall(graph);
     new_reason = std::move(past.reason);
-    if (options().cut_graphs && how == Compile::kNow && !is_in_region(origin)) {
+    if (origin.may_cut && options().cut_graphs) {
       Rounds rounds = find_rounds(graph, Wiring(graph));
       if (rounds.count) {
         new_reason += ", in which " + std::to_string(rounds.operators) + " operators come " +
                       std::to_string(rounds.count) + " times";
         stages_ = std::move(rounds.stages);
-      } else {
+      } else if (!past.stages.empty() &&
+                 (past.goes_on_changing || knows_largest(cut(graph, past.stages)))) {
         stages_ = std::move(past.stages);
       }
     }
@@ -428,7 +438,7 @@ VariantRef Program::make_stages(const Graph& graph, const Origin& origin,
     std::string what =
         "stage " + std::to_string(stages.size() + 1) + " of " + std::to_string(pieces.size());
     if (stages.size() == largest) what += " of " + reason;
-    const Origin stage_origin{origin.line, nullptr, what, varying_slots(pieces, piece)};
+    const Origin stage_origin{origin.line, nullptr, false, what, varying_slots(pieces, piece)};
     const auto program = find_program(piece.graph);
     StageProgram stage{program->variant(piece.graph, Compile::kNow, stage_origin),
                        buffers.of(piece.inputs),

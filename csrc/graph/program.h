@@ -56,6 +56,7 @@ struct LoweringFailure : std::runtime_error {
 struct Origin {
   std::string line;  // the user's, "train.py:31"; empty if unknown
   std::shared_ptr<Scope> scope;
+  bool may_cut = false;  // whether its program may be several (cut.h)
   // If the graph is a stage of one that was cut: why, in words, and which of its slots vary there.
   std::string part_of;
   std::vector<bool> varying;
@@ -132,8 +133,8 @@ struct Variant {
 
 using VariantRef = std::shared_ptr<const Variant>;
 
-// A stage of a graph that was cut (cut.h). Its buffers are numbered together with those of the other
-// stages: the whole's inputs, the whole's results, then what only stages hand on.
+// A stage of a graph that was cut (cut.h). Its buffers are numbered together with those of the
+// other stages: the whole's inputs, the whole's results, then what only stages hand on.
 struct StageProgram {
   VariantRef variant;
   std::vector<uint32_t> inputs, outputs;

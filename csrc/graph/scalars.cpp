@@ -17,7 +17,7 @@ std::vector<ir::SlotKind> slot_kinds(const Graph& graph) {
 
 namespace {
 
-// Per slot, whether its operator says so.
+// Per slot, whether its operator says so. A bool is a flag, which has another value sooner or later.
 std::vector<bool> expected_to_vary(const Graph& graph) {
   std::vector<bool> expected;
   expected.reserve(graph.slots.size());
@@ -27,7 +27,8 @@ std::vector<bool> expected_to_vary(const Graph& graph) {
       const ir::SlotSpec& slot = spec.slots[i];
       const ir::ScalarValue& value = node->slots()[i];
       const bool is_one = slot.kind == ir::SlotKind::kFloat ? value.f == 1 : value.i == 1;
-      expected.push_back(spec.numbers_vary && !(slot.optional && is_one));
+      const bool is_flag = slot.dtype == c10::ScalarType::Bool;
+      expected.push_back(is_flag || (spec.numbers_vary && !(slot.optional && is_one)));
     }
   }
   return expected;

@@ -59,7 +59,7 @@ struct Arg {
   enum class Kind : uint8_t {
     kOperand,
     kSlot,
-    kFixedScalar,  // a bool or complex number: a scalar whose value is part of the OpSpec
+    kFixedScalar,  // a complex number, for example: a scalar whose value is part of the OpSpec
     kConstant,     // int, string, list of ints, None ...
     kDtype,        // a constant that is an element type
     kList,

@@ -184,7 +184,8 @@ def isin(b: "Builder", x: Value, members: Value, assume_unique: bool, invert: bo
 def histc(b: "Builder", x: Value, bins: int, low: Any, high: Any) -> Value:
     """Equal bounds stand for the least and the greatest element; what lies outside is left out."""
     dtype = b.outputs[0].dtype
-    x = b.convert(b.reshape(x, [-1]), b.compute_dtype(dtype))
+    computed = b.compute_dtype(dtype) if dtype.is_floating_point else torch.float64
+    x = b.convert(b.reshape(x, [-1]), computed)
     wide, counts = b.dtype(x), b.zeros([bins], torch.int64)
     if not b.shape(x)[0]:
         return counts
