@@ -13,6 +13,7 @@ import torch._dynamo
 
 import lazyxla
 import lazyxla.dynamo
+from tests.support import programs
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 
@@ -143,3 +144,15 @@ def test_inference(example: Any, model: str, named_backend: None) -> None:
 def test_unknown_device_is_an_error_of_torch(example: Any) -> None:
     with pytest.raises(RuntimeError, match="device"):
         example("train_decoder").main([*DECODER, "--steps", "1", "--device", "nonsense"])
+
+
+def test_generate(example: Any) -> None:
+    lengths = ["--tokens", "24", "--prompts", "10", "10", "8"]
+    with programs() as found:
+        ours = example("generate").main(lengths)
+    theirs = example("generate").main(["--device", "cpu", *lengths])
+    assert [prompt.tokens for prompt in ours] == [prompt.tokens for prompt in theirs]
+    # The first prompt: itself, a token, a token without what grows. The third: itself.
+    assert len(found.large(60)) <= 4, found.sizes
+    assert ours[1].compiles == 0
+    assert ours[0].graphs_cut > 10
