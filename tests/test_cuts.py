@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import FrameType
 
 import pytest
 import torch
@@ -306,6 +308,45 @@ def test_random_numbers_are_as_without() -> None:
                 torch.testing.assert_close(mine.cpu(), other.cpu())
     finally:
         lazyxla.settings.cut_graphs = True
+
+
+def interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def test_interrupts_while_a_cut_is_made() -> None:
+    """What was recorded runs all the same, and nothing is lost."""
+    weights = [torch.full((16, 16), 0.01 * i, dtype=torch.float64) for i in range(1, 25)]
+    ours = [weight.to(DEVICE) for weight in weights]
+    x = torch.linspace(-1, 1, 64, dtype=torch.float64).reshape(4, 16)
+    before = signal.signal(signal.SIGALRM, interrupt)
+    interrupted = 0
+
+    def step(x: torch.Tensor, weights: list[torch.Tensor], number: int) -> None:
+        for bit in range(5):  # another sequence of operators for each number
+            x = x.sin() if number >> bit & 1 else x.flip(0)
+        for weight in weights:
+            x = torch.tanh(x @ weight)
+            weight.mul_(0.9).add_(x.mean() * 0.1)
+
+    try:
+        with counted() as n:
+            for number in range(24):
+                step(x, weights, number)
+                step(x.to(DEVICE), ours, number)
+                try:
+                    signal.setitimer(signal.ITIMER_REAL, 0.002 * (1 + number % 12))
+                    lazyxla.sync()
+                    signal.setitimer(signal.ITIMER_REAL, 0)
+                except KeyboardInterrupt:
+                    interrupted += 1
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    for mine, other in zip(ours, weights, strict=True):
+        torch.testing.assert_close(mine.cpu(), other)
+    assert interrupted > 4
+    assert n.graphs_cut > 10
 
 
 WEIGHTS = [f"weight {i}" for i in range(8)]
