@@ -1,6 +1,6 @@
 """Measures lazyxla against its peers on this machine and prints the ratios.
 
-    python benchmarks/run.py [--only pointwise,decoder,resnet,inference] [--rounds 3] [--json FILE]
+    python benchmarks/run.py [--only pointwise,decoder,resnet,inference,loops] [--rounds 3]
     python benchmarks/run.py --only training --device cuda --autocast
 
 ``training`` runs only when it is named: its networks are of the sizes that GPUs are for, and its
@@ -44,6 +44,7 @@ BENCHMARKS: dict[str, dict[str, list[str]]] = {
     "inference": {
         s: ["inference.py", "--side", s] for s in ("lazyxla", "eager", "inductor", "torch_xla")
     },
+    "loops": {s: ["loops.py", "--side", s] for s in ("lazyxla", "eager")},
     "training": {
         s: ["training.py", "--side", s] for s in ("lazyxla", "compiled", "eager", "inductor")
     },
@@ -155,6 +156,9 @@ def rows_of(name: str, best: dict[str, Figures]) -> list[Row]:
             rows += [Row(name, "record, us/op", ours["record_us"], PEERS["torch_xla"], record)]
     if name == "inference":
         return inference_rows(best)
+    if name == "loops":
+        first = compare_models(best, "first_loop_s", "first loop, compiling, s")
+        return first + compare_models(best, "loop_s", "a loop after that, s")
     if name == "training":
         return compare_models(best, "step_ms", "training step, ms")
     if name == "decoder":
