@@ -76,15 +76,15 @@ def train(device: str, steps: int, seed: int, momentum: bool = False) -> list[fl
     return [*torch.stack(losses).tolist(), *seen.tolist(), total.item()]
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(3))
 def test_what_changes_around_a_step_compiles_no_step(seed: int) -> None:
     with programs() as found:
-        ours = train(DEVICE, 24, seed, momentum=seed % 2 == 1)
+        ours = train(DEVICE, 18, seed, momentum=seed % 2 == 1)
     # What is new of Adam's first step is made apart; momentum's is another computation.
     # Two steps are whole, since the second may be what comes from now on.
     assert len(found.large(20)) <= 4 + seed % 2, found.sizes
     assert len(found.cuts) > 4
-    torch.testing.assert_close(ours, train("cpu", 24, seed, momentum=seed % 2 == 1))
+    torch.testing.assert_close(ours, train("cpu", 18, seed, momentum=seed % 2 == 1))
 
 
 def test_the_step_is_found_that_ran_on_its_own() -> None:

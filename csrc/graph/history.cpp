@@ -93,6 +93,7 @@ struct Difference {
   bool in_sizes;      // the same operators, on an input of another size
   bool in_optimizer;  // some of them are an optimizer's, whose first step is another one: once
 };
+
 // Nothing if those are many.
 std::optional<Difference> compare(const Outline& now, const Outline& before, size_t most) {
   const auto alignment = align(now.specs, before.specs, most);

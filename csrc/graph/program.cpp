@@ -16,6 +16,7 @@
 #include "graph/scalars.h"
 #include "graph/scope.h"
 #include "graph/setting.h"
+#include "graph/stages.h"
 #include "ir/bounded_map.h"
 #include "options.h"
 #include "pjrt/client.h"
@@ -313,76 +314,6 @@ bool load(Variant& variant, const std::string& serialized, std::string& why) {
   }
 }
 
-// Numbers the buffers of a graph that is cut, by its values.
-class Buffers {
- public:
-  explicit Buffers(const Graph& whole) : next_(whole.leaves.size()) {
-    for (uint32_t i = 0; i < next_; ++i) numbers_[i] = i;
-    for (uint32_t output : whole.outputs) numbers_[output] = next_++;
-    given_ = next_;
-  }
-  std::vector<uint32_t> of(const std::vector<uint32_t>& values) {
-    std::vector<uint32_t> numbers;
-    for (uint32_t value : values) {
-      const auto [found, is_new] = numbers_.emplace(value, next_);
-      if (is_new) ++next_;
-      numbers.push_back(found->second);
-    }
-    return numbers;
-  }
-  size_t handed_on() const { return next_ - given_; }
-
- private:
-  ska::flat_hash_map<uint32_t, uint32_t> numbers_;
-  uint32_t next_, given_;
-};
-
-// Which slots of a piece have other values in another one of the same key.
-std::vector<bool> varying_slots(const std::vector<Piece>& pieces, const Piece& piece) {
-  std::vector<bool> varying(piece.graph.slots.size(), false);
-  for (const Piece& other : pieces) {
-    if (other.graph.hash != piece.graph.hash || other.graph.key != piece.graph.key) continue;
-    for (size_t i = 0; i < varying.size(); ++i) {
-      if (other.graph.slots[i].i != piece.graph.slots[i].i) varying[i] = true;
-    }
-  }
-  return varying;
-}
-
-size_t largest_of(const std::vector<Piece>& pieces) {
-  const auto is_smaller = [](const Piece& a, const Piece& b) {
-    return a.graph.nodes.size() < b.graph.nodes.size();
-  };
-  return std::max_element(pieces.begin(), pieces.end(), is_smaller) - pieces.begin();
-}
-
-// Whether the largest piece was compiled before.
-bool knows_largest(const std::vector<Piece>& pieces) {
-  const Graph& graph = pieces[largest_of(pieces)].graph;
-  if (cache().contains(graph)) return true;
-  const auto store = ProgramStore::current();
-  return store->has_programs(store->graph_key(graph, pjrt::serialize(compile_options(graph))));
-}
-
-// What a stage may consume: what no later one takes; and nothing before the largest stage, so that
-// as much as possible can be undone when that one fails.
-void find_donatable(const Graph& whole, const std::vector<Piece>& pieces,
-                    std::vector<StageProgram>& stages) {
-  const size_t largest = largest_of(pieces);
-  std::vector<bool> is_used_later(whole.leaves.size(), false);
-  for (size_t i = pieces.size(); i-- > largest;) {
-    const Piece& piece = pieces[i];
-    for (size_t j = 0; j < piece.inputs.size(); ++j) {
-      if (piece.graph.aliases[j] >= 0 && !is_used_later[piece.inputs[j]]) {
-        stages[i].donatable.push_back(static_cast<int>(j));
-      }
-    }
-    for (uint32_t input : piece.inputs) {
-      if (input < is_used_later.size()) is_used_later[input] = true;
-    }
-  }
-}
-
 }  // namespace
 
 VariantRef Program::make(const Graph& graph, Compile how, const Origin& origin) {
@@ -397,7 +328,7 @@ VariantRef Program::make(const Graph& graph, Compile how, const Origin& origin) 
                       std::to_string(rounds.count) + " times";
         stages_ = std::move(rounds.stages);
       } else if (!past.stages.empty() &&
-                 (past.goes_on_changing || knows_largest(cut(graph, past.stages)))) {
+                 (past.goes_on_changing || is_known(largest_of(cut(graph, past.stages)).graph))) {
         stages_ = std::move(past.stages);
       }
     }
@@ -415,45 +346,20 @@ VariantRef Program::make(const Graph& graph, Compile how, const Origin& origin) 
 
 VariantRef Program::make_stages(const Graph& graph, const Origin& origin,
                                 const std::string& reason) const {
-  if (variants_.empty()) {
+  const bool is_new = variants_.empty();
+  if (is_new) {
     const auto store = ProgramStore::current();
     const std::string options_text = pjrt::serialize(compile_options(graph));
     if (store->has_programs(store->graph_key(graph, options_text))) return nullptr;
   }
-  std::vector<Piece> pieces = cut(graph, stages_);
-  if (variants_.empty()) {
+  const std::vector<Piece> pieces = cut(graph, stages_);
+  if (is_new) {
     std::vector<size_t> operators;
     for (const Piece& piece : pieces) operators.push_back(piece.graph.nodes.size());
     ++Counters::get().graphs_cut;
     if (listeners().cut) listeners().cut(operators, {origin.line, reason, graph.hash});
   }
-  auto variant = std::make_shared<Variant>();
-  variant->line = origin.line;
-  variant->constants = graph.slots;
-  variant->variable.resize(graph.slots.size(), false);
-  Buffers buffers(graph);
-  const size_t largest = largest_of(pieces);
-  std::vector<StageProgram> stages;
-  for (const Piece& piece : pieces) {
-    std::string what =
-        "stage " + std::to_string(stages.size() + 1) + " of " + std::to_string(pieces.size());
-    if (stages.size() == largest) what += " of " + reason;
-    const Origin stage_origin{origin.line, nullptr, false, what, varying_slots(pieces, piece)};
-    const auto program = find_program(piece.graph);
-    StageProgram stage{program->variant(piece.graph, Compile::kNow, stage_origin),
-                       buffers.of(piece.inputs),
-                       buffers.of(piece.outputs),
-                       piece.slots,
-                       {}};
-    stage.variant->executable();  // throws if compiling failed
-    for (size_t i = 0; i < piece.slots.size(); ++i) {
-      if (stage.variant->variable[i]) variant->variable[piece.slots[i]] = true;
-    }
-    stages.push_back(std::move(stage));
-  }
-  find_donatable(graph, pieces, stages);
-  variant->take(std::move(stages), buffers.handed_on());
-  return variant;
+  return compile_pieces(graph, pieces, origin, reason);
 }
 
 VariantRef Program::make_whole(const Graph& graph, Compile how, const Origin& origin,
@@ -513,6 +419,12 @@ VariantRef Program::make_whole(const Graph& graph, Compile how, const Origin& or
 }
 
 std::shared_ptr<Program> find_program(const Graph& graph) { return cache().find(graph); }
+
+bool is_known(const Graph& graph) {
+  if (cache().contains(graph)) return true;
+  const auto store = ProgramStore::current();
+  return store->has_programs(store->graph_key(graph, pjrt::serialize(compile_options(graph))));
+}
 
 size_t cached_programs() { return cache().size(); }
 

@@ -192,6 +192,9 @@ class Program {
 // The program for this graph's key, made if it is new.
 std::shared_ptr<Program> find_program(const Graph& graph);
 
+// Whether a program for this key was made, by this process or on disk.
+bool is_known(const Graph& graph);
+
 // The options that the graph's operators are compiled with, on which they must agree, and what the
 // setting has besides.
 ir::CompileOptions compile_options(const Graph& graph);

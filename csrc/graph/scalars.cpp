@@ -17,7 +17,8 @@ std::vector<ir::SlotKind> slot_kinds(const Graph& graph) {
 
 namespace {
 
-// Per slot, whether its operator says so. A bool is a flag, which has another value sooner or later.
+// Per slot, whether its operator says so. A bool is a flag, which has another value sooner or
+// later.
 std::vector<bool> expected_to_vary(const Graph& graph) {
   std::vector<bool> expected;
   expected.reserve(graph.slots.size());

@@ -1,0 +1,103 @@
+#include "graph/stages.h"
+
+#include <c10/util/flat_hash_map.h>
+
+#include <algorithm>
+
+namespace lazyxla::graph {
+namespace {
+
+// Numbers the buffers of a graph that is cut, by its values.
+class Buffers {
+ public:
+  explicit Buffers(const Graph& whole) : next_(whole.leaves.size()) {
+    for (uint32_t i = 0; i < next_; ++i) numbers_[i] = i;
+    for (uint32_t output : whole.outputs) numbers_[output] = next_++;
+    given_ = next_;
+  }
+  std::vector<uint32_t> of(const std::vector<uint32_t>& values) {
+    std::vector<uint32_t> numbers;
+    for (uint32_t value : values) {
+      const auto [found, is_new] = numbers_.emplace(value, next_);
+      if (is_new) ++next_;
+      numbers.push_back(found->second);
+    }
+    return numbers;
+  }
+  size_t handed_on() const { return next_ - given_; }
+
+ private:
+  ska::flat_hash_map<uint32_t, uint32_t> numbers_;
+  uint32_t next_, given_;
+};
+
+// Which slots of a piece have other values in another one of the same key.
+std::vector<bool> varying_slots(const std::vector<Piece>& pieces, const Piece& piece) {
+  std::vector<bool> varying(piece.graph.slots.size(), false);
+  for (const Piece& other : pieces) {
+    if (other.graph.hash != piece.graph.hash || other.graph.key != piece.graph.key) continue;
+    for (size_t i = 0; i < varying.size(); ++i) {
+      if (other.graph.slots[i].i != piece.graph.slots[i].i) varying[i] = true;
+    }
+  }
+  return varying;
+}
+
+// What a stage may consume: what no later one takes; and nothing before the largest stage, so that
+// as much as possible can be undone when that one fails.
+void find_donatable(const Graph& whole, const std::vector<Piece>& pieces,
+                    std::vector<StageProgram>& stages) {
+  const size_t largest = &largest_of(pieces) - pieces.data();
+  std::vector<bool> is_used_later(whole.leaves.size(), false);
+  for (size_t i = pieces.size(); i-- > largest;) {
+    const Piece& piece = pieces[i];
+    for (size_t j = 0; j < piece.inputs.size(); ++j) {
+      if (piece.graph.aliases[j] >= 0 && !is_used_later[piece.inputs[j]]) {
+        stages[i].donatable.push_back(static_cast<int>(j));
+      }
+    }
+    for (uint32_t input : piece.inputs) {
+      if (input < is_used_later.size()) is_used_later[input] = true;
+    }
+  }
+}
+
+}  // namespace
+
+const Piece& largest_of(const std::vector<Piece>& pieces) {
+  return *std::max_element(pieces.begin(), pieces.end(), [](const Piece& a, const Piece& b) {
+    return a.graph.nodes.size() < b.graph.nodes.size();
+  });
+}
+
+VariantRef compile_pieces(const Graph& whole, const std::vector<Piece>& pieces,
+                          const Origin& origin, const std::string& reason) {
+  auto variant = std::make_shared<Variant>();
+  variant->line = origin.line;
+  variant->constants = whole.slots;
+  variant->variable.resize(whole.slots.size(), false);
+  Buffers buffers(whole);
+  std::vector<StageProgram> stages;
+  for (const Piece& piece : pieces) {
+    const std::string number = std::to_string(stages.size() + 1);
+    std::string what = "stage " + number + " of " + std::to_string(pieces.size());
+    if (&piece == &largest_of(pieces)) what += " of " + reason;
+    const Origin stage_origin{origin.line, nullptr, false, what, varying_slots(pieces, piece)};
+    const auto program = find_program(piece.graph);
+    StageProgram stage{program->variant(piece.graph, Compile::kNow, stage_origin),
+                       buffers.of(piece.inputs),
+                       buffers.of(piece.outputs),
+                       piece.slots,
+                       {}};
+    stage.variant->executable();  // throws if compiling failed
+    for (size_t i = 0; i < piece.slots.size(); ++i) {
+      if (stage.variant->variable[i]) variant->variable[piece.slots[i]] = true;
+    }
+    stages.push_back(std::move(stage));
+  }
+  find_donatable(whole, pieces, stages);
+  variant->take(std::move(stages), buffers.handed_on());
+  return variant;
+}
+
+}  // namespace lazyxla::graph

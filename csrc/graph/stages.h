@@ -1,0 +1,18 @@
+// Stages: how the pieces of a graph that was cut (cut.h) become one variant of its program.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "graph/cut.h"
+#include "graph/program.h"
+
+namespace lazyxla::graph {
+
+const Piece& largest_of(const std::vector<Piece>& pieces);
+
+// Finds or makes each piece's program, and puts them together. `reason` is why the whole is new.
+VariantRef compile_pieces(const Graph& whole, const std::vector<Piece>& pieces,
+                          const Origin& origin, const std::string& reason);
+
+}  // namespace lazyxla::graph
