@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import FrameType
 
@@ -308,6 +309,67 @@ def test_random_numbers_are_as_without() -> None:
                 torch.testing.assert_close(mine.cpu(), other.cpu())
     finally:
         lazyxla.settings.cut_graphs = True
+
+
+STEPS = """
+import json, torch, lazyxla
+
+torch.manual_seed(0)
+weights = [torch.randn(8, 8).to("lazyxla") for _ in range(24)]
+x = torch.ones(2, 8).to("lazyxla")
+for change in (torch.sin, torch.cos, torch.tanh, torch.exp, torch.neg):
+    y = change(x)
+    for weight in weights:
+        y = torch.tanh(y @ weight)
+    lazyxla.sync()
+print(json.dumps([lazyxla.counters(), y.tolist()]))
+"""
+
+
+def test_another_process_finds_the_stages(tmp_path: Path) -> None:
+    settings = {"LAZYXLA_CACHE_DIR": str(tmp_path), "LAZYXLA_CACHE_SIZE": "100"}
+    found = []
+    for _ in range(2):
+        done = subprocess.run(
+            [sys.executable, "-c", STEPS],
+            capture_output=True,
+            text=True,
+            timeout=300,
+            env={**os.environ, **settings, "PYTHONPATH": str(ROOT)},
+        )
+        assert done.returncode == 0, done.stderr
+        found.append(json.loads(done.stdout.splitlines()[-1]))
+    (first, y), (second, again) = found
+    assert first["graphs_cut"] == second["graphs_cut"] == 3
+    assert first["compiles"] == 2 + 1 + 3
+    assert (second["compiles"], second["programs_loaded"]) == (0, 2 + 1 + 3)
+    assert y == again
+
+
+def test_threads_that_cut_at_the_same_time() -> None:
+    """Each has steps of its own, with the same large part."""
+    weights = [torch.full((8, 8), 0.01 * i).to(DEVICE) for i in range(1, 25)]
+    x = torch.linspace(-1, 1, 16).reshape(2, 8)
+
+    def steps(thread: int, x: torch.Tensor, weights: list[torch.Tensor]) -> list[torch.Tensor]:
+        results = []
+        for number in range(12):
+            y = x
+            for bit in range(6):
+                y = y.sin() if (number * 4 + thread) >> bit & 1 else y.flip(1)
+            for weight in weights:
+                y = torch.tanh(y @ weight)
+            results.append(y.cpu())
+        return results
+
+    on_device = x.to(DEVICE)
+    with counted() as n, ThreadPoolExecutor(4) as pool:
+        ours = list(pool.map(lambda thread: steps(thread, on_device, weights), range(4)))
+    assert n.graphs_cut > 20
+    plain = [weight.cpu() for weight in weights]
+    for thread in range(4):
+        for mine, other in zip(ours[thread], steps(thread, x, plain), strict=True):
+            torch.testing.assert_close(mine, other)
 
 
 def interrupt(number: int, frame: FrameType | None) -> None:
