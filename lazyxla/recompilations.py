@@ -16,6 +16,9 @@ _FEWEST_OPERATORS = 4
 
 _MOST_REMEMBERED = 10_000
 
+_OTHER_OPERATORS = "for ", "up to "
+"""How differences begin that are in the operators themselves."""
+
 _INPUT = re.compile(r"input (\d+) is (\w+)\[([\d, ]*)\], not (\w+)\[([\d, ]*)\]")
 
 _counts: Counter[tuple[str, str]] = Counter()
@@ -31,15 +34,18 @@ def note(line: str, reason: str, program: Program) -> str | None:
     Returns:
         A warning, once for each line and reason.
     """
-    if not line or len(program.nodes) < _FEWEST_OPERATORS or ", but " not in reason:
+    _, alike, difference = reason.partition(": like one before")
+    if not line or len(program.nodes) < _FEWEST_OPERATORS or not alike:
         return None
     if len(_counts) >= _MOST_REMEMBERED:
         _counts.clear()
-    cause = line, re.sub(r"\d+", "N", reason)
+    difference = difference.removeprefix(", but ").strip()
+    others = difference.startswith(_OTHER_OPERATORS)
+    cause = line, "other operators" if others else re.sub(r"\d+", "N", reason)
     _counts[cause] += 1
     if _counts[cause] != _PATIENCE:
         return None
-    what, cure = _explain(reason.split(", but ", 1)[1], program)
+    what, cure = _explain(difference, program)
     if "transformers" in line:
         cure += '; for generate(), cache_implementation="static"'
     return (
@@ -63,6 +69,9 @@ def _explain(difference: str, program: Program) -> tuple[str, str]:
             return text, cure
         text = f"input {number}{taken} was {other_dtype}[{before}] and is {dtype}[{now}]"
         return text, "give it the same dtype and number of dimensions each time"
+    if difference.startswith(_OTHER_OPERATORS):
+        text = re.sub("^(for|up to) ", "", difference)
+        return f"operators differ: {text}", "do the same in every step"
     text = difference.rstrip(")")
     if "has other arguments" in difference:
         return text, "keep its sizes and numbers the same, or index with tensors on the device"

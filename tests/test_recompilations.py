@@ -74,3 +74,30 @@ def test_eager_mode_compiles_each_kind_of_call_untold(caplog: pytest.LogCaptureF
         for size in range(70, 90):
             torch.ones(size, device=DEVICE).sin().exp().cos().tan()
     assert warnings_of(caplog) == []
+
+
+def test_operators_that_vary(caplog: pytest.LogCaptureFixture) -> None:
+    """Another operator in the middle each time: what comes after it is too much to cut it off."""
+    kinds = [torch.sin, torch.cos, torch.tanh, torch.exp, torch.neg, torch.abs, torch.sigmoid]
+    x = torch.ones(7, 9).to(DEVICE)
+    for first in kinds:
+        y = x
+        for kind in [*[torch.square, torch.sqrt] * 6, first, *[torch.relu, torch.log1p] * 6]:
+            y = kind(y)
+        lazyxla.sync()
+        del y
+    (text,) = warnings_of(caplog)
+    assert "operators differ: " in text
+    assert "do the same in every step" in text
+
+
+def test_small_stages_of_a_cut_graph_are_not_told(caplog: pytest.LogCaptureFixture) -> None:
+    weights = [torch.eye(6).to(DEVICE) for _ in range(24)]
+    seen = torch.zeros(0, 6, device=DEVICE)
+    for _ in range(16):
+        y = torch.ones(1, 6).to(DEVICE)
+        for weight in weights:
+            y = torch.tanh(y @ weight)
+        seen = torch.cat([seen, y]) * 1.0 + 0.0
+        lazyxla.sync()
+    assert warnings_of(caplog) == []
