@@ -76,6 +76,7 @@ with Deferred():  # a module half imported would stay so
         xla_options,
     )
 
+from lazyxla.buckets import Buckets, bucket  # noqa: E402
 from lazyxla.config import settings  # noqa: E402
 from lazyxla.loader import DeviceLoader  # noqa: E402
 from lazyxla.memory import (  # noqa: E402
@@ -114,9 +115,11 @@ from lazyxla.sharing import from_dlpack, host_view  # noqa: E402
 __version__ = "0.1.0"
 
 __all__ = [
+    "Buckets",
     "DeviceLoader",
     "DeviceProperties",
     "aot",
+    "bucket",
     "check_torch_version",
     "compile",
     "counters",

@@ -20,7 +20,7 @@ import os
 import threading
 import weakref
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -55,29 +55,40 @@ class DeviceLoader:
         device: the device to copy to; without an index the caller's current one.
         prefetch: how many uploaded batches may wait, at least 1. Each takes its memory on the
             device; one more may wait on the host.
+        buckets: pads each batch in the background, before its upload, so that the device sees few
+            shapes: a :class:`Buckets`, or any other function from a batch to a pair. What the
+            iteration gives is then that pair, ``(batch, mask)``, with the mask on the device, too.
+            Its errors are raised like the loader's.
 
     Raises:
         ValueError: ``prefetch`` is less than 1, or the device of another type.
         IndexError: there is no such device.
-        TypeError: by ``len``, if the loader has no length.
+        TypeError: ``buckets`` cannot be called; by ``len``, if the loader has no length.
     """
 
     def __init__(
-        self, loader: Iterable[Any], device: DeviceLike = BACKEND, prefetch: int = 2
+        self,
+        loader: Iterable[Any],
+        device: DeviceLike = BACKEND,
+        prefetch: int = 2,
+        buckets: Callable[[Any], tuple[Any, Any]] | None = None,
     ) -> None:
         if prefetch < 1:
             raise ValueError(f"prefetch must be at least 1, got {prefetch}")
+        if buckets is not None and not callable(buckets):
+            raise TypeError(f"buckets must be a lazyxla.Buckets, got {type(buckets).__name__}")
         index_of(device)
         self.loader = loader
         self.device = device
         self.prefetch = prefetch
+        self.buckets = buckets
 
     def __len__(self) -> int:
         return len(self.loader)  # type: ignore[arg-type]
 
     def __iter__(self) -> Iterator[Any]:
         device = torch.device(BACKEND, index_of(self.device))
-        return _taken(_Uploads(iter(self.loader), device, self.prefetch))
+        return _taken(_Uploads(iter(self.loader), device, self.prefetch, self.buckets))
 
 
 def _taken(uploads: _Uploads) -> Iterator[Any]:
@@ -100,8 +111,15 @@ class _Uploads:
     memory if the consumer lets go of it.
     """
 
-    def __init__(self, batches: Iterator[Any], device: torch.device, prefetch: int) -> None:
+    def __init__(
+        self,
+        batches: Iterator[Any],
+        device: torch.device,
+        prefetch: int,
+        buckets: Callable[[Any], tuple[Any, Any]] | None,
+    ) -> None:
         self._batches = batches
+        self._buckets = buckets
         self._device = device
         self._prefetch = prefetch
         self._ready: deque[list[Any]] = deque()
@@ -165,6 +183,8 @@ class _Uploads:
         batch = next(self._batches, _END)
         if batch is _END:
             return False
+        if self._buckets is not None:
+            batch = self._buckets(batch)
         with self._changed:
             self._changed.wait_for(lambda: self._stopped or len(self._ready) < self._prefetch)
             if self._stopped:

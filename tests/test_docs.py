@@ -1,4 +1,4 @@
-"""The snippets in docs/ run as they stand, each page's in their order in one process."""
+"""Snippets in docs/ run as they stand, those of a page or a section in order in one process."""
 
 from __future__ import annotations
 
@@ -9,9 +9,14 @@ import pytest
 from tests.conftest import ROOT, RunPython
 
 
-@pytest.mark.parametrize("page", ["custom_operators.md"])
-def test_snippets(page: str, run_python: RunPython) -> None:
+@pytest.mark.parametrize(
+    ("page", "section"), [("custom_operators.md", ""), ("input.md", "## Batches of few sizes\n")]
+)
+def test_snippets(page: str, section: str, run_python: RunPython) -> None:
     text = (ROOT / "docs" / page).read_text()
+    if section:
+        assert section in text
+        text = text.split(section)[1].split("\n## ")[0]
     snippets = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     assert snippets
     run_python("\n".join(snippets))

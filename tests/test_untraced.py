@@ -34,9 +34,11 @@ def _with(context: Callable[[], Any]) -> Callable[[], Any]:
 
 # A call of everything that is public.
 CALLS: dict[str, Callable[[], Any]] = {
+    "Buckets": lambda: lazyxla.Buckets(dims=0, sizes=[4])(torch.ones(2)),
     "DeviceLoader": lambda: [b.cpu() for b in lazyxla.DeviceLoader([torch.ones(2)])],
     "DeviceProperties": lambda: lazyxla.devices()[0]._replace(name="x"),
     "aot": lambda: lazyxla.aot.capture,
+    "bucket": lambda: lazyxla.bucket([torch.ones(2)], dims=0, sizes=[4]),
     "check_torch_version": lambda: lazyxla.check_torch_version("2.1.0", "2.1.1"),
     "compile": lambda: lazyxla.compile(_double)(torch.ones(2, device="lazyxla")).cpu(),
     "counters": lambda: lazyxla.counters(),
