@@ -65,7 +65,7 @@ def _explain(difference: str, program: Program) -> tuple[str, str]:
             changed = [i for i, (n, m) in enumerate(zip(sizes, others, strict=True)) if n != m]
             sizes_now = ", ".join(f"dimension {i} from {others[i]} to {sizes[i]}" for i in changed)
             text = f"input {number}{taken} of shape [{now}] changed in {sizes_now}"
-            cure = "pad to a few sizes (lazyxla.bucket), the last, smaller batch, too"
+            cure = "pad to a few sizes (lazyxla.bucket), or drop what is smaller (drop_last=True)"
             return text, cure
         text = f"input {number}{taken} was {other_dtype}[{before}] and is {dtype}[{now}]"
         return text, "give it the same dtype and number of dimensions each time"
