@@ -208,8 +208,9 @@ class DroppedGraphs {
 
 void bind_traced_graph(py::module_& m) {
   m.def("traced_call", &make_call, py::kw_only(), py::arg("number"), py::arg("operators"),
-        py::arg("device"), py::arg("inputs"), py::arg("outputs"), py::arg("results"), py::arg("writes"),
-        py::arg("returns"), py::arg("constants"), py::arg("random"), py::arg("options"));
+        py::arg("device"), py::arg("inputs"), py::arg("outputs"), py::arg("results"),
+        py::arg("writes"), py::arg("returns"), py::arg("constants"), py::arg("random"),
+        py::arg("options"));
   m.def("check_compile_options", &check_compile_options, py::call_guard<py::gil_scoped_release>());
   m.def("on_graph_dropped", [](py::function forget) {
     DroppedGraphs::get().set_forget(std::move(forget));

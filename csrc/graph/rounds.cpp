@@ -91,6 +91,17 @@ std::vector<size_t> crossings(const Wiring& wiring) {
   return crossings;
 }
 
+// Whether something in a range takes a result of one in the range of the same size before.
+bool follows(const Wiring& wiring, size_t begin, size_t size) {
+  for (size_t i = begin; i < begin + size; ++i) {
+    for (int32_t operand : wiring.operands(i)) {
+      const auto place = static_cast<size_t>(operand);
+      if (operand >= 0 && place < begin && place + size >= begin) return true;
+    }
+  }
+  return false;
+}
+
 }  // namespace
 
 Rounds find_rounds(const Graph& graph, const Wiring& wiring) {
@@ -126,6 +137,7 @@ Rounds find_rounds(const Graph& graph, const Wiring& wiring) {
   for (size_t i = range.begin; i < range.begin + period; ++i) {
     if (is_better(i, first)) first = i;
   }
+  if (!follows(wiring, first + size, size)) return {};  // alike, but no loop
   Rounds rounds{std::vector<uint32_t>(wiring.size()), size, (range.end - first) / size};
   const size_t before = first > 0 ? 1 : 0;
   for (size_t i = first; i < wiring.size(); ++i) {
