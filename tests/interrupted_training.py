@@ -17,11 +17,15 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 ARMED = False  # whether a Ctrl-C interrupts
 LATE = False  # one came while it did not
+RAISED = ""  # where KeyboardInterrupt has been raised that was not caught here yet
+DROPPED = False  # it was lost where Python or PyTorch can hand it to nobody
 
 SENDER = """
 import os, random, sys, time
@@ -36,12 +40,22 @@ while count:
 """
 
 
-def handler(*_: object) -> None:
+def handler(number: int, frame: FrameType | None) -> None:
     """Interrupts what the script is about, not its own book-keeping."""
-    global LATE
+    global LATE, RAISED, DROPPED
     if ARMED:
+        RAISED = "".join(traceback.format_stack(frame))
+        # Dynamo's guards in C++ take an exception of those in Python for "does not hold".
+        DROPPED = frame is not None and frame.f_code.co_filename.endswith("torch/_dynamo/guards.py")
         raise KeyboardInterrupt
     LATE = True
+
+
+def note_dropped(dropped: Any) -> None:
+    """Python's hook for exceptions in destructors and weak references' callbacks."""
+    global DROPPED
+    if issubclass(dropped.exc_type, KeyboardInterrupt):
+        DROPPED = True
 
 
 class Interrupted:
@@ -68,7 +82,7 @@ class Interrupted:
         return sent
 
     def run(self, action: Callable[[], Any], undo: Callable[[], None]) -> Any:
-        global ARMED, LATE
+        global ARMED, LATE, RAISED, DROPPED
         while True:
             if LATE:
                 LATE = False
@@ -77,10 +91,15 @@ class Interrupted:
                 ARMED = True
                 result = action()
                 ARMED = False
-                return result
             except KeyboardInterrupt:
                 ARMED = False
                 now = time.time()
+            else:
+                if RAISED:
+                    assert DROPPED, f"a KeyboardInterrupt was swallowed, raised in\n{RAISED}"
+                    RAISED, DROPPED, LATE = "", False, True
+                return result
+            RAISED, DROPPED = "", False
             undo()
             self.left -= 1
             self.latencies.append(now - self.answer(hit=True))
@@ -91,6 +110,7 @@ def main(mode: str, cold: bool, signals: int, seed: int) -> None:
     import torch
     import torch.nn.functional as F
 
+    sys.unraisablehook = note_dropped
     signal.signal(signal.SIGINT, handler)
     interrupted = Interrupted(signals, seed, longest=1.0 if cold else 0.2)
 

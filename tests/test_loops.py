@@ -201,10 +201,10 @@ def test_diffusion(name: str, sync: bool) -> None:
     with counted() as n:
         denoise(model, getattr(diffusers, name)(), 50, sync)
     assert n.compiles == 0
-    # Of more steps the rounding errors of a model with random weights are the result.
-    torch.testing.assert_close(
-        denoise(model, getattr(diffusers, name)(), 3, sync), few, rtol=1e-4, atol=1e-4
-    )
+    # After more steps a model with random weights has made its rounding errors the result. Noise of
+    # up to 600 is what small values are left of: they are as exact as the greatest.
+    found_few = denoise(model, getattr(diffusers, name)(), 3, sync)
+    torch.testing.assert_close(found_few / few.abs().max(), few / few.abs().max())
 
 
 def test_minibatches_of_a_tensor() -> None:

@@ -137,6 +137,40 @@ void keeping(const Run& run, c10::DeviceIndex device, c10::function_ref<void()> 
 
 namespace {
 
+// Without looking whether it fits.
+void enqueue(const Variant& variant, const Run& run, c10::DeviceIndex index) {
+  const pjrt::Device& device = pjrt_device(index);
+  const pjrt::Executable& executable = variant.executable();
+  c10::SmallVector<pjrt::Buffer*, 16> args;
+  for (const BufferRef& input : run.inputs) args.push_back(&input->get());
+  std::optional<pjrt::Buffer> floats, ints;
+  if (!variant.float_slots.empty()) {
+    floats.emplace(upload_slots(variant.float_slots, run.slots, &ir::ScalarValue::f,
+                                PJRT_Buffer_Type_F64, device));
+    args.push_back(&*floats);
+  }
+  if (!variant.int_slots.empty()) {
+    ints.emplace(upload_slots(variant.int_slots, run.slots, &ir::ScalarValue::i,
+                              PJRT_Buffer_Type_S64, device));
+    args.push_back(&*ints);
+  }
+  variant.note_run();
+  std::vector<pjrt::Buffer> results;
+  if (run.replaced.empty()) {
+    results = executable.execute(args, run.donated, device);
+  } else {
+    auto replaced = std::make_shared<std::vector<Replaced>>(std::move(run.replaced));
+    try {
+      results = executable.execute(args, run.donated, device, undo_on_failure(replaced, index));
+    } catch (...) {
+      run.replaced = std::move(*replaced);
+      throw;
+    }
+  }
+  TORCH_INTERNAL_ASSERT(results.size() == run.promises.size());
+  for (size_t i = 0; i < results.size(); ++i) run.promises[i]->keep(std::move(results[i]));
+}
+
 // A run of a stage, which owns its parts.
 struct StageRun {
   std::vector<BufferRef> inputs, promises;
@@ -202,7 +236,7 @@ void execute_stages(const Variant& variant, const Run& run, c10::DeviceIndex ind
       undoable = each.donated.empty() ? copies(each.replaced) : std::vector<Replaced>();
       const Run stage{each.inputs,   each.donated,  each.slots,
                       each.promises, each.replaced, run.draws};
-      execute(*variant.stages[next].variant, stage, index);
+      enqueue(*variant.stages[next].variant, stage, index);
       if (next > 0) ++Counters::get().executions;
       each.inputs.clear();  // what no other stage needs goes
       each.promises.clear();
@@ -219,37 +253,8 @@ void execute_stages(const Variant& variant, const Run& run, c10::DeviceIndex ind
 
 void execute(const Variant& variant, const Run& run, c10::DeviceIndex index) {
   if (!variant.stages.empty()) return execute_stages(variant, run, index);
-  const pjrt::Device& device = pjrt_device(index);
-  const pjrt::Executable& executable = variant.executable();
-  c10::SmallVector<pjrt::Buffer*, 16> args;
-  for (const BufferRef& input : run.inputs) args.push_back(&input->get());
-  check_fits(variant, run, device);
-  std::optional<pjrt::Buffer> floats, ints;
-  if (!variant.float_slots.empty()) {
-    floats.emplace(upload_slots(variant.float_slots, run.slots, &ir::ScalarValue::f,
-                                PJRT_Buffer_Type_F64, device));
-    args.push_back(&*floats);
-  }
-  if (!variant.int_slots.empty()) {
-    ints.emplace(upload_slots(variant.int_slots, run.slots, &ir::ScalarValue::i,
-                              PJRT_Buffer_Type_S64, device));
-    args.push_back(&*ints);
-  }
-  variant.note_run();
-  std::vector<pjrt::Buffer> results;
-  if (run.replaced.empty()) {
-    results = executable.execute(args, run.donated, device);
-  } else {
-    auto replaced = std::make_shared<std::vector<Replaced>>(std::move(run.replaced));
-    try {
-      results = executable.execute(args, run.donated, device, undo_on_failure(replaced, index));
-    } catch (...) {
-      run.replaced = std::move(*replaced);
-      throw;
-    }
-  }
-  TORCH_INTERNAL_ASSERT(results.size() == run.promises.size());
-  for (size_t i = 0; i < results.size(); ++i) run.promises[i]->keep(std::move(results[i]));
+  check_fits(variant, run, pjrt_device(index));
+  enqueue(variant, run, index);
 }
 
 void wait_for(c10::DeviceIndex device) {

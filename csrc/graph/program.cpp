@@ -248,12 +248,18 @@ VariantRef Program::find(const Graph& graph) {
 VariantRef Program::variant(const Graph& graph, Compile how, const Origin& origin) {
   std::lock_guard lock(mutex_);
   if (VariantRef variant = known(graph)) return variant;
+  struct Making {
+    explicit Making(std::atomic<bool>& flag) : flag(flag) { flag = true; }
+    ~Making() { flag = false; }
+    std::atomic<bool>& flag;
+  } making(is_making_);
   variants_.push_front(make(graph, how, origin));
   if (variants_.size() > kMaxVariants) variants_.pop_back();
   return variants_.front();
 }
 
 std::optional<Program::Use> Program::use() {
+  if (is_making_) return std::nullopt;  // perhaps we: its stages are programs of the cache, too
   std::unique_lock lock(mutex_, std::try_to_lock);
   if (!lock) return std::nullopt;  // whoever has it may be waiting for the GIL, which we may hold
   Use use{.last_run = 0, .variants = static_cast<int64_t>(variants_.size())};
@@ -322,7 +328,7 @@ VariantRef Program::make(const Graph& graph, Compile how, const Origin& origin) 
     Past past = recall(graph);
     new_reason = std::move(past.reason);
     if (origin.may_cut && options().cut_graphs) {
-      Rounds rounds = find_rounds(graph, Wiring(graph));
+      Rounds rounds = find_rounds(graph);
       if (rounds.count) {
         new_reason += ", in which " + std::to_string(rounds.operators) + " operators come " +
                       std::to_string(rounds.count) + " times";

@@ -184,7 +184,8 @@ class Program {
   uint64_t hash_;
   bool dropped_;
   std::mutex mutex_;  // held while lowering: two workers never compile the same program twice
-  std::deque<VariantRef> variants_;  // newest first
+  std::atomic<bool> is_making_{false};  // by whoever holds the mutex, which must not ask for it
+  std::deque<VariantRef> variants_;     // newest first
   std::vector<bool> static_slots_;
   std::vector<uint32_t> stages_;  // how it is cut, if it is
 };

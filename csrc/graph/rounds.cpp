@@ -104,8 +104,9 @@ bool follows(const Wiring& wiring, size_t begin, size_t size) {
 
 }  // namespace
 
-Rounds find_rounds(const Graph& graph, const Wiring& wiring) {
-  if (wiring.size() < kMany) return {};
+Rounds find_rounds(const Graph& graph) {
+  if (graph.nodes.size() < kMany) return {};
+  const Wiring wiring(graph);
   const std::vector<uint64_t> symbol = symbols(graph, wiring);
   size_t period = 0;
   Range range;

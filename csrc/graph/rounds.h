@@ -21,6 +21,6 @@ struct Rounds {
 };
 
 // Empty if there are no rounds, or the graph is too small to care.
-Rounds find_rounds(const Graph& graph, const Wiring& wiring);
+Rounds find_rounds(const Graph& graph);
 
 }  // namespace lazyxla::graph
