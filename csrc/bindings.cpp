@@ -196,6 +196,7 @@ void bind_options(py::module_& m) {
   m.def("set_check_indices", [](bool value) { options().check_indices = value; });
   m.def("set_blocking", [](bool value) { options().blocking = value; });
   m.def("set_cut_graphs", [](bool value) { options().cut_graphs = value; });
+  m.def("set_host_programs", [](bool value) { options().host_programs = value; });
   m.def("set_max_pending_nodes", [](int64_t value) { options().max_pending_nodes = value; });
   m.def("set_xla_options", &graph::set_process_options);
   m.def("set_max_programs", [](int64_t value) { options().max_programs = value; });
@@ -212,6 +213,7 @@ std::optional<std::pair<int, std::string>> refusal_of(const std::string& path) {
 void bind_graph(py::module_& m) {
   m.def("install_lowering", &install_lowering);
   m.def("install_listeners", &install_listeners);
+  m.def("install_host_programs", &install_host_programs);
   m.def("install_tensor_namer", &install_tensor_namer);
   m.def("set_library_paths", &set_library_paths);
   m.def("register_operators", &dispatch::register_operators);

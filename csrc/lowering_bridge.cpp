@@ -28,6 +28,11 @@ py::tuple to_tuple(c10::IntArrayRef values) {
   return result;
 }
 
+py::object to_python(const ir::SlotSpec& spec, const ir::ScalarValue& slot) {
+  if (spec.kind == ir::SlotKind::kFloat) return py::cast(slot.f);
+  return spec.dtype == c10::ScalarType::Bool ? py::cast(slot.i != 0) : py::cast(slot.i);
+}
+
 // The classes of lazyxla/lowering/program.py.
 struct Classes {
   py::object module = py::module_::import("lazyxla.lowering.program");
@@ -67,12 +72,8 @@ class Exporter {
     size_t i = 0;
     for (const ir::NodePtr& node : graph_.nodes) {
       for (const ir::SlotSpec& spec : node->spec()->slots) {
-        const ir::ScalarValue& slot = graph_.slots[i];
-        py::object value = spec.kind == ir::SlotKind::kFloat     ? py::cast(slot.f)
-                           : spec.dtype == c10::ScalarType::Bool ? py::cast(slot.i != 0)
-                                                                 : py::cast(slot.i);
-        slots_.append(classes_.slot_spec(value, py::cast(spec.dtype), spec.wrapped,
-                                         static_cast<bool>(variable_[i])));
+        slots_.append(classes_.slot_spec(to_python(spec, graph_.slots[i]), py::cast(spec.dtype),
+                                         spec.wrapped, static_cast<bool>(variable_[i])));
         ++i;
       }
     }
@@ -233,6 +234,61 @@ std::shared_ptr<CapturedGraph> captured(const graph::Graph& graph,
   return result;
 }
 
+// For owners that may be on a thread without the GIL when they let go of it.
+std::shared_ptr<py::object> owned_without_gil(py::object object) {
+  return {new py::object(std::move(object)), [](py::object* dead) {
+            py::gil_scoped_acquire gil;
+            delete dead;
+          }};
+}
+
+at::Tensor tensor_on(const void* memory, const ir::TensorType& type) {
+  return at::from_blob(const_cast<void*>(memory), type.dims, at::TensorOptions(type.dtype));
+}
+
+std::vector<ir::TensorType> result_types(const graph::Graph& graph) {
+  std::vector<ir::TensorType> all, results;
+  for (const ir::NodePtr& leaf : graph.leaves) all.push_back(leaf->output_type(0));
+  for (const ir::NodePtr& node : graph.nodes) {
+    const auto& outputs = node->spec()->outputs;
+    all.insert(all.end(), outputs.begin(), outputs.end());
+  }
+  for (uint32_t output : graph.outputs) results.push_back(all[output]);
+  return results;
+}
+
+// Calls a host program, a Python function of tensors and numbers.
+class HostRun {
+ public:
+  HostRun(const graph::Graph& graph, std::vector<ir::TensorType> results,
+          std::shared_ptr<py::object> function)
+      : function_(std::move(function)), results_(std::move(results)) {
+    for (const ir::NodePtr& leaf : graph.leaves) inputs_.push_back(leaf->output_type(0));
+    for (const ir::NodePtr& node : graph.nodes) {
+      const auto& slots = node->spec()->slots;
+      slots_.insert(slots_.end(), slots.begin(), slots.end());
+    }
+  }
+
+  void operator()(c10::ArrayRef<const void*> inputs, c10::ArrayRef<ir::ScalarValue> slots,
+                  c10::ArrayRef<void*> results) const {
+    graph::NeedsInterpreter needs_interpreter;
+    py::gil_scoped_acquire gil;
+    py::list tensors, numbers;
+    for (size_t i = 0; i < inputs.size(); ++i) tensors.append(tensor_on(inputs[i], inputs_[i]));
+    for (size_t i = 0; i < slots.size(); ++i) numbers.append(to_python(slots_[i], slots[i]));
+    const auto computed = (*function_)(tensors, numbers).cast<std::vector<at::Tensor>>();
+    for (size_t i = 0; i < results.size(); ++i) {
+      tensor_on(results[i], results_[i]).copy_(computed[i]);
+    }
+  }
+
+ private:
+  std::shared_ptr<py::object> function_;
+  std::vector<ir::TensorType> inputs_, results_;
+  std::vector<ir::SlotSpec> slots_;
+};
+
 // Numbers that are part of their OpSpec stand behind the graph's own slots; nothing to note.
 std::vector<uint32_t> slots_among(const py::object& numbers, size_t count) {
   std::vector<uint32_t> slots;
@@ -246,11 +302,7 @@ std::vector<uint32_t> slots_among(const py::object& numbers, size_t count) {
 }  // namespace
 
 graph::Capture::Listener capture_listener(py::object recording) {
-  // The last owner may be a flush on a thread without the GIL.
-  std::shared_ptr<py::object> owner(new py::object(std::move(recording)), [](py::object* dead) {
-    py::gil_scoped_acquire gil;
-    delete dead;
-  });
+  const auto owner = owned_without_gil(std::move(recording));
   auto take = [owner](const graph::Capture::Event& event) {
     py::gil_scoped_acquire gil;
     py::function function = owner->attr("take");
@@ -315,15 +367,32 @@ void install_lowering(py::function lower, py::function how, py::function try_out
   dispatch::set_lowering(how_hook, try_out_hook);
 }
 
-void install_listeners(py::function loaded, py::function cut) {
-  auto* on_load = new py::function(std::move(loaded));  // leaked, as above
+void install_host_programs(py::function prepare) {
+  auto* function = new py::function(std::move(prepare));  // leaked, as above
+  graph::set_host_program_maker(
+      [function](const graph::Graph& graph) -> std::optional<graph::HostProgram> {
+        graph::NeedsInterpreter needs_interpreter;
+        py::gil_scoped_acquire gil;
+        py::object run = (*function)(Exporter(graph, std::vector<bool>(graph.slots.size())).run());
+        if (run.is_none()) return std::nullopt;
+        const std::vector<ir::TensorType> results = result_types(graph);
+        return graph::HostProgram{HostRun(graph, results, owned_without_gil(std::move(run))),
+                                  results};
+      });
+}
+
+void install_listeners(py::function loaded, py::function on_host, py::function cut) {
+  auto of_program = [](py::function listener) {
+    return [function = new py::function(std::move(listener))](  // leaked, as above
+               size_t operators, const graph::Occasion& occasion) {
+      graph::NeedsInterpreter needs_interpreter;
+      py::gil_scoped_acquire gil;
+      (*function)(operators, to_python(occasion));
+    };
+  };
   auto* on_cut = new py::function(std::move(cut));
   graph::set_listeners(
-      {[on_load](size_t operators, const graph::Occasion& occasion) {
-         graph::NeedsInterpreter needs_interpreter;
-         py::gil_scoped_acquire gil;
-         (*on_load)(operators, to_python(occasion));
-       },
+      {of_program(std::move(loaded)), of_program(std::move(on_host)),
        [on_cut](const std::vector<size_t>& operators, const graph::Occasion& occasion) {
          graph::NeedsInterpreter needs_interpreter;
          py::gil_scoped_acquire gil;

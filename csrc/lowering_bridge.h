@@ -22,7 +22,11 @@ void install_lowering(pybind11::function lower, pybind11::function how, pybind11
 // Installs the listeners of programs that are loaded instead of lowered, (number of operators,
 // Occasion) -> None, and of graphs that are cut, (each stage's number of operators, Occasion) ->
 // None.
-void install_listeners(pybind11::function loaded, pybind11::function cut);
+void install_listeners(pybind11::function loaded, pybind11::function on_host,
+                       pybind11::function cut);
+
+// Sets what makes the host's program of a graph: lowering.prepare_host_program.
+void install_host_programs(pybind11::function prepare);
 
 // Installs a Python function (addresses of tensors' memory) -> str that tells the user's names of
 // tensors.

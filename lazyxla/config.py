@@ -223,6 +223,14 @@ FIELDS: tuple[Field, ...] = (
         "that the large part, which is the same, is compiled only once. Not in compiled regions.",
     ),
     Field(
+        "host_programs",
+        "LAZYXLA_HOST_PROGRAMS",
+        _boolean,
+        True,
+        "On the CPU platform, runs small graphs by PyTorch's own kernels, instead of compiling "
+        "them, once eight of the same operators were compiled. In lazy mode only.",
+    ),
+    Field(
         "cache_dir",
         "LAZYXLA_CACHE_DIR",
         _path,
@@ -271,6 +279,7 @@ class Settings:
     check_indices: bool
     blocking: bool
     cut_graphs: bool
+    host_programs: bool
     cache_dir: str
     cache_size: int
     log_level: str

@@ -7,6 +7,8 @@ them::
     lazyxla: train.py:31: compiling 412 operators (a new graph: like one before, but input 0 is
         Long[4, 96], not Long[4, 128]), lowered in 0.08 s
     lazyxla: train.py:31: loading 412 operators, compiled before (a new graph)
+    lazyxla: train.py:31: running 2 operators by PyTorch's kernels (a new graph: like one before,
+        but input 0 is Float[9, 3], not Float[8, 3])
     lazyxla: train.py:31: cutting 412 operators into 2 + 409 + 1 (a new graph: like one before, but
         operator 0, aten::flip, has other arguments)
 
@@ -63,6 +65,12 @@ def loaded(operators: int, occasion: Occasion) -> None:
         where, reason, key = occasion
         logger.info("%s: loading %d operators, compiled before (%s)", _at(where), operators, reason)
         logger.debug("key %016x", key)
+
+
+def on_host(operators: int, occasion: Occasion) -> None:
+    """Tells that PyTorch's kernels run a graph of so many operators on the host."""
+    where, reason, _ = occasion
+    logger.info("%s: running %d operators by PyTorch's kernels (%s)", _at(where), operators, reason)
 
 
 def cut(operators: Sequence[int], occasion: Occasion) -> None:

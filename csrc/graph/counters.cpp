@@ -16,6 +16,7 @@ constexpr Entry kEntries[] = {
     {"lowerings", &Counters::lowerings},
     {"compiles", &Counters::compiles},
     {"graphs_cut", &Counters::graphs_cut},
+    {"host_programs", &Counters::host_programs},
     {"programs_loaded", &Counters::programs_loaded},
     {"programs_dropped", &Counters::programs_dropped},
     {"executions", &Counters::executions},

@@ -21,6 +21,7 @@ struct Counters {
   std::atomic<int64_t> lowerings{0};         // graphs turned into StableHLO
   std::atomic<int64_t> compiles{0};          // StableHLO modules compiled
   std::atomic<int64_t> graphs_cut{0};        // new graphs run as programs for their parts
+  std::atomic<int64_t> host_programs{0};     // runs of programs that PyTorch's kernels compute
   std::atomic<int64_t> programs_loaded{0};   // programs from disk, not compiled
   std::atomic<int64_t> programs_dropped{0};  // known programs that made room for others
   std::atomic<int64_t> executions{0};        // programs enqueued

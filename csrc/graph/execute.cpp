@@ -137,12 +137,23 @@ void keeping(const Run& run, c10::DeviceIndex device, c10::function_ref<void()> 
 
 namespace {
 
+void keep(const Run& run, std::vector<pjrt::Buffer> results) {
+  TORCH_INTERNAL_ASSERT(results.size() == run.promises.size());
+  for (size_t i = 0; i < results.size(); ++i) run.promises[i]->keep(std::move(results[i]));
+}
+
 // Without looking whether it fits.
 void enqueue(const Variant& variant, const Run& run, c10::DeviceIndex index) {
   const pjrt::Device& device = pjrt_device(index);
-  const pjrt::Executable& executable = variant.executable();
   c10::SmallVector<pjrt::Buffer*, 16> args;
   for (const BufferRef& input : run.inputs) args.push_back(&input->get());
+  variant.note_run();
+  if (variant.host_program()) {
+    keep(run, graph::run(*variant.host_program(), args, run.slots, device));
+    run.replaced.clear();
+    return;
+  }
+  const pjrt::Executable& executable = variant.executable();
   std::optional<pjrt::Buffer> floats, ints;
   if (!variant.float_slots.empty()) {
     floats.emplace(upload_slots(variant.float_slots, run.slots, &ir::ScalarValue::f,
@@ -154,7 +165,6 @@ void enqueue(const Variant& variant, const Run& run, c10::DeviceIndex index) {
                               PJRT_Buffer_Type_S64, device));
     args.push_back(&*ints);
   }
-  variant.note_run();
   std::vector<pjrt::Buffer> results;
   if (run.replaced.empty()) {
     results = executable.execute(args, run.donated, device);
@@ -167,8 +177,7 @@ void enqueue(const Variant& variant, const Run& run, c10::DeviceIndex index) {
       throw;
     }
   }
-  TORCH_INTERNAL_ASSERT(results.size() == run.promises.size());
-  for (size_t i = 0; i < results.size(); ++i) run.promises[i]->keep(std::move(results[i]));
+  keep(run, std::move(results));
 }
 
 // A run of a stage, which owns its parts.

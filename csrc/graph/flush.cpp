@@ -104,15 +104,18 @@ void flush(ir::PendingSet& pending, Cause cause) {
   if (!variant) {
     missed = std::make_shared<Missed>(std::move(reused.graph));
     const bool apart = cause == Cause::kApart;
-    const Origin origin{user_line(), apart ? nullptr : current_scope(),
-                        divisible && !apart && current_mode() == Mode::kLazy};
+    const bool is_free = divisible && !apart && current_mode() == Mode::kLazy;
+    const Origin origin{.line = user_line(),
+                        .scope = apart ? nullptr : current_scope(),
+                        .may_cut = is_free,
+                        .may_run_on_host = is_free};
     variant = make_program(pending, program, missed, later ? Compile::kInBackground : Compile::kNow,
                            origin, *turn, replaces(missed->graph));
   }
   Graph& graph = missed ? missed->graph : reused.graph;
   std::vector<Replaced> replaced = replaced_by(graph);
   graph.taken.clear();  // what it alone keeps alive goes, so that memory can be given away
-  OneOperator::keep(graph, variant);
+  if (!variant->waits_for_inputs()) OneOperator::keep(graph, variant);
   c10::SmallVector<BufferRef, 128> inputs;
   list_inputs(graph, inputs);
   const Run run{inputs, graph.donated, graph.slots, graph.promises, replaced, graph.draws};

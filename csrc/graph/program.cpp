@@ -154,7 +154,7 @@ void compile(const std::shared_ptr<Variant>& variant, std::string artifact,
         [=, artifact = std::move(artifact)] { variant->compile(artifact, options, stored_as); });
   } else {
     variant->compile(artifact, options, stored_as);
-    variant->executable();  // throws if that failed
+    variant->check_compiled();
   }
 }
 
@@ -213,6 +213,18 @@ void Variant::take(std::unique_ptr<pjrt::Executable> executable) {
   }
 }
 
+void Variant::take(HostProgram program, size_t slots) {
+  host_program_ = std::move(program);
+  variable.assign(slots, true);
+  state_.store(kCompiled, std::memory_order_release);
+}
+
+bool Variant::waits_for_inputs() const {
+  return host_program_ || std::any_of(stages.begin(), stages.end(), [](const StageProgram& stage) {
+           return stage.variant->waits_for_inputs();
+         });
+}
+
 void Variant::take(std::vector<StageProgram> compiled, size_t values_handed_on) {
   stages = std::move(compiled);
   handed_on = values_handed_on;
@@ -225,9 +237,13 @@ void Variant::await_compiled() const {
   waiting::wait([this] { return state_.load(std::memory_order_acquire) != kCompiling; });
 }
 
-const pjrt::Executable& Variant::executable() const {
+void Variant::check_compiled() const {
   await_compiled();
   if (error_) std::rethrow_exception(error_);
+}
+
+const pjrt::Executable& Variant::executable() const {
+  check_compiled();
   return *executable_;
 }
 
@@ -347,7 +363,24 @@ VariantRef Program::make(const Graph& graph, Compile how, const Origin& origin) 
     }
     stages_.clear();
   }
+  if (variants_.empty() && origin.may_run_on_host) {
+    if (VariantRef variant = make_on_host(graph, origin, new_reason)) return variant;
+  }
   return make_whole(graph, how, origin, new_reason);
+}
+
+VariantRef Program::make_on_host(const Graph& graph, const Origin& origin,
+                                 const std::string& new_reason) const {
+  auto program = find_host_program(graph);
+  if (!program) return nullptr;
+  auto variant = std::make_shared<Variant>();
+  variant->line = origin.line;
+  variant->constants = graph.slots;
+  variant->take(std::move(*program), graph.slots.size());
+  if (listeners().on_host) {
+    listeners().on_host(graph.nodes.size(), {origin.line, new_reason, graph.hash});
+  }
+  return variant;
 }
 
 VariantRef Program::make_stages(const Graph& graph, const Origin& origin,

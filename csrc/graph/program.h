@@ -34,6 +34,7 @@
 
 #include "graph/cut.h"
 #include "graph/disk_cache.h"
+#include "graph/host_program.h"
 #include "graph/scope.h"
 #include "graph/walk.h"
 #include "pjrt/executable.h"
@@ -56,7 +57,8 @@ struct LoweringFailure : std::runtime_error {
 struct Origin {
   std::string line;  // the user's, "train.py:31"; empty if unknown
   std::shared_ptr<Scope> scope;
-  bool may_cut = false;  // whether its program may be several (cut.h)
+  bool may_cut = false;          // whether its program may be several (cut.h)
+  bool may_run_on_host = false;  // whether PyTorch's kernels may be its program (host_program.h)
   // If the graph is a stage of one that was cut: why, in words, and which of its slots vary there.
   std::string part_of;
   std::vector<bool> varying;
@@ -75,10 +77,10 @@ using Lowerer =
     std::function<Lowered(const Graph&, const std::vector<bool>& variable, const Occasion&)>;
 void set_lowerer(Lowerer lowerer);
 
-// What the user is told besides: that a program was loaded instead of lowered and compiled, or that
-// a graph was cut into stages of so many operators.
+// What the user is told besides: that a program was loaded instead of lowered and compiled, that
+// the host computes it, or that a graph was cut into stages of so many operators.
 struct Listeners {
-  std::function<void(size_t operators, const Occasion&)> loaded;
+  std::function<void(size_t operators, const Occasion&)> loaded, on_host;
   std::function<void(const std::vector<size_t>& operators, const Occasion&)> cut;
 };
 void set_listeners(Listeners listeners);
@@ -86,7 +88,7 @@ void set_listeners(Listeners listeners);
 struct StageProgram;
 
 // One compiled form of a program, perhaps still being compiled. That of a graph that was cut has
-// its stages' in place of an executable.
+// its stages' in place of an executable; a small one may have the host's.
 struct Variant {
   std::vector<bool> variable;
   std::vector<ir::ScalarValue>
@@ -107,12 +109,18 @@ struct Variant {
                const EntryKey& stored_as);
   // Takes a serialized executable instead. Throws pjrt::Error if the plugin does not load it.
   void load(const std::string& serialized);
+  // Takes the host's program instead, which is for all values of slots.
+  void take(HostProgram program, size_t slots);
+  const std::optional<HostProgram>& host_program() const { return host_program_; }
+  // Whether the host computes it or a stage of it: then a run waits for its inputs.
+  bool waits_for_inputs() const;
   // Takes stages that are compiled instead.
   void take(std::vector<StageProgram> compiled, size_t values_handed_on);
   bool is_compiled() const { return state_.load(std::memory_order_acquire) == kCompiled; }
   // Waits while it is being compiled, whatever becomes of that. An interrupt ends the wait.
   void await_compiled() const;
   // Waits while it is being compiled. Throws what made that fail.
+  void check_compiled() const;
   const pjrt::Executable& executable() const;
   // What a run needs besides its arguments: temporary memory and results, in bytes. 0 if the plugin
   // does not tell.
@@ -127,6 +135,7 @@ struct Variant {
   mutable std::atomic<int64_t> last_run_{0};
   void take(std::unique_ptr<pjrt::Executable> executable);
   std::unique_ptr<pjrt::Executable> executable_;
+  std::optional<HostProgram> host_program_;
   int64_t bytes_needed_ = 0;
   std::exception_ptr error_;
 };
@@ -172,6 +181,8 @@ class Program {
   VariantRef make_whole(const Graph& graph, Compile how, const Origin& origin,
                         const std::string& new_reason);
   VariantRef make_stages(const Graph& graph, const Origin& origin, const std::string& reason) const;
+  VariantRef make_on_host(const Graph& graph, const Origin& origin,
+                          const std::string& new_reason) const;
   // Which of a new variant's slots are to be inputs; and which of these have varied, or were
   // inputs before.
   std::vector<bool> wanted_inputs(const Graph& graph) const;

@@ -158,8 +158,12 @@ void Turn::run_now(const VariantRef& variant, const Run& run) {
     run_when_found([variant] { return variant; }, run);
     throw;
   }
-  ++Counters::get().executions;
-  keeping(run, device_, [&] { execute(*variant, run, device_); });
+  if (variant->waits_for_inputs()) {
+    run_when_found([variant] { return variant; }, run);
+  } else {
+    ++Counters::get().executions;
+    keeping(run, device_, [&] { execute(*variant, run, device_); });
+  }
   if (!options().blocking) return;
   WithoutGil no_gil;
   try {

@@ -82,14 +82,19 @@ VariantRef compile_pieces(const Graph& whole, const std::vector<Piece>& pieces,
     const std::string number = std::to_string(stages.size() + 1);
     std::string what = "stage " + number + " of " + std::to_string(pieces.size());
     if (&piece == &largest_of(pieces)) what += " of " + reason;
-    const Origin stage_origin{origin.line, nullptr, false, what, varying_slots(pieces, piece)};
+    const bool may_run_on_host = origin.may_run_on_host && &piece != &largest_of(pieces);
+    const Origin stage_origin{.line = origin.line,
+                              .scope = nullptr,
+                              .may_run_on_host = may_run_on_host,
+                              .part_of = what,
+                              .varying = varying_slots(pieces, piece)};
     const auto program = find_program(piece.graph);
     StageProgram stage{program->variant(piece.graph, Compile::kNow, stage_origin),
                        buffers.of(piece.inputs),
                        buffers.of(piece.outputs),
                        piece.slots,
                        {}};
-    stage.variant->executable();  // throws if compiling failed
+    stage.variant->check_compiled();
     for (size_t i = 0; i < piece.slots.size(); ++i) {
       if (stage.variant->variable[i]) variant->variable[piece.slots[i]] = true;
     }

@@ -1,0 +1,101 @@
+#include "graph/host_program.h"
+
+#include <c10/util/Exception.h>
+#include <c10/util/hash.h>
+
+#include <algorithm>
+#include <mutex>
+
+#include "graph/buffer.h"
+#include "graph/counters.h"
+#include "ir/bounded_map.h"
+#include "options.h"
+#include "pjrt/client.h"
+#include "pjrt/host_view.h"
+#include "pjrt/runtime.h"
+
+namespace lazyxla::graph {
+namespace {
+
+// XLA computes larger ones faster, and in the background.
+constexpr size_t kMostNodes = 16;
+constexpr int64_t kMostElements = int64_t{1} << 14;
+
+// So many graphs of the same operators are compiled: most loops settle before, and a user is told
+// of one that does not (recompilations.py).
+constexpr int kCompiledFirst = 8;
+
+constexpr size_t kMostFamilies = 1024;
+
+HostProgramMaker& maker() {
+  static auto* instance = new HostProgramMaker();
+  return *instance;
+}
+
+bool is_small(const Graph& graph) {
+  if (graph.nodes.size() > kMostNodes) return false;
+  int64_t elements = 0;
+  auto add = [&](const ir::TensorType& type) {
+    elements += std::max<int64_t>(c10::multiply_integers(type.dims), 1);
+  };
+  for (const ir::NodePtr& leaf : graph.leaves) add(leaf->output_type(0));
+  for (const ir::NodePtr& node : graph.nodes) {
+    for (const ir::TensorType& type : node->spec()->outputs) add(type);
+  }
+  return elements <= kMostElements;
+}
+
+// How many graphs there were of the same operators, in this order, before this one.
+int graphs_before(const Graph& graph) {
+  static auto* mutex = new std::mutex();
+  static auto* counts = new ir::BoundedMap<size_t, int>();
+  size_t family = graph.nodes.size();
+  for (const ir::NodePtr& node : graph.nodes) {
+    family = c10::hash_combine(family, std::hash<std::string>()(node->spec()->name));
+  }
+  std::lock_guard lock(*mutex);
+  int* count = counts->find(family);
+  if (!count) count = &counts->insert(family, 0, kMostFamilies);
+  return (*count)++;
+}
+
+}  // namespace
+
+void set_host_program_maker(HostProgramMaker new_maker) { maker() = std::move(new_maker); }
+
+std::optional<HostProgram> find_host_program(const Graph& graph) {
+  if (!options().host_programs || options().strict_host_calls) return std::nullopt;
+  if (pjrt::Runtime::get().platform() != "cpu") return std::nullopt;
+  if (!is_small(graph) || graphs_before(graph) < kCompiledFirst) return std::nullopt;
+  return maker()(graph);
+}
+
+std::vector<pjrt::Buffer> run(const HostProgram& program, c10::ArrayRef<pjrt::Buffer*> inputs,
+                              c10::ArrayRef<ir::ScalarValue> slots, const pjrt::Device& device) {
+  ++Counters::get().host_programs;
+  std::vector<pjrt::HostView> views;
+  c10::SmallVector<const void*, 8> data;
+  for (const pjrt::Buffer* input : inputs) {
+    auto view = pjrt::HostView::of(*input);
+    TORCH_CHECK(view, "lazyxla: the CPU plugin does not give its memory to be read");
+    data.push_back(view->data());
+    views.push_back(std::move(*view));
+  }
+  std::vector<std::vector<std::max_align_t>> memory;
+  c10::SmallVector<void*, 8> results;
+  for (const ir::TensorType& type : program.results) {
+    memory.emplace_back(type.nbytes() / sizeof(std::max_align_t) + 1);
+    results.push_back(memory.back().data());
+  }
+  program.compute(data, slots, results);
+  std::vector<pjrt::Buffer> buffers;
+  for (size_t i = 0; i < results.size(); ++i) {
+    const ir::TensorType& type = program.results[i];
+    const std::vector<int64_t> dims(type.dims.begin(), type.dims.end());
+    buffers.push_back(pjrt::Runtime::get().client().buffer_from_host(
+        results[i], pjrt_type(type.dtype), dims, {}, device));
+  }
+  return buffers;
+}
+
+}  // namespace lazyxla::graph
