@@ -17,6 +17,7 @@
 #include "dispatch/device_state.h"
 #include "dispatch/generator.h"
 #include "dispatch/host_call.h"
+#include "dispatch/host_program.h"
 #include "dispatch/memory.h"
 #include "dispatch/registration.h"
 #include "dispatch/sharing.h"
@@ -121,6 +122,7 @@ bool takes_host_calls() {
 void bind_runtime(py::module_& m) {
   m.def("set_plugin_provider", &set_plugin_provider);
   dispatch::install_host_calls();
+  dispatch::install_host_programs();
   m.def("takes_host_calls", &takes_host_calls, NoGil());
   m.def("initialized", &dispatch::initialized);
   m.def("forked", &pjrt::forked);
@@ -213,7 +215,6 @@ std::optional<std::pair<int, std::string>> refusal_of(const std::string& path) {
 void bind_graph(py::module_& m) {
   m.def("install_lowering", &install_lowering);
   m.def("install_listeners", &install_listeners);
-  m.def("install_host_programs", &install_host_programs);
   m.def("install_tensor_namer", &install_tensor_namer);
   m.def("set_library_paths", &set_library_paths);
   m.def("register_operators", &dispatch::register_operators);

@@ -242,53 +242,6 @@ std::shared_ptr<py::object> owned_without_gil(py::object object) {
           }};
 }
 
-at::Tensor tensor_on(const void* memory, const ir::TensorType& type) {
-  return at::from_blob(const_cast<void*>(memory), type.dims, at::TensorOptions(type.dtype));
-}
-
-std::vector<ir::TensorType> result_types(const graph::Graph& graph) {
-  std::vector<ir::TensorType> all, results;
-  for (const ir::NodePtr& leaf : graph.leaves) all.push_back(leaf->output_type(0));
-  for (const ir::NodePtr& node : graph.nodes) {
-    const auto& outputs = node->spec()->outputs;
-    all.insert(all.end(), outputs.begin(), outputs.end());
-  }
-  for (uint32_t output : graph.outputs) results.push_back(all[output]);
-  return results;
-}
-
-// Calls a host program, a Python function of tensors and numbers.
-class HostRun {
- public:
-  HostRun(const graph::Graph& graph, std::vector<ir::TensorType> results,
-          std::shared_ptr<py::object> function)
-      : function_(std::move(function)), results_(std::move(results)) {
-    for (const ir::NodePtr& leaf : graph.leaves) inputs_.push_back(leaf->output_type(0));
-    for (const ir::NodePtr& node : graph.nodes) {
-      const auto& slots = node->spec()->slots;
-      slots_.insert(slots_.end(), slots.begin(), slots.end());
-    }
-  }
-
-  void operator()(c10::ArrayRef<const void*> inputs, c10::ArrayRef<ir::ScalarValue> slots,
-                  c10::ArrayRef<void*> results) const {
-    graph::NeedsInterpreter needs_interpreter;
-    py::gil_scoped_acquire gil;
-    py::list tensors, numbers;
-    for (size_t i = 0; i < inputs.size(); ++i) tensors.append(tensor_on(inputs[i], inputs_[i]));
-    for (size_t i = 0; i < slots.size(); ++i) numbers.append(to_python(slots_[i], slots[i]));
-    const auto computed = (*function_)(tensors, numbers).cast<std::vector<at::Tensor>>();
-    for (size_t i = 0; i < results.size(); ++i) {
-      tensor_on(results[i], results_[i]).copy_(computed[i]);
-    }
-  }
-
- private:
-  std::shared_ptr<py::object> function_;
-  std::vector<ir::TensorType> inputs_, results_;
-  std::vector<ir::SlotSpec> slots_;
-};
-
 // Numbers that are part of their OpSpec stand behind the graph's own slots; nothing to note.
 std::vector<uint32_t> slots_among(const py::object& numbers, size_t count) {
   std::vector<uint32_t> slots;
@@ -365,20 +318,6 @@ void install_lowering(py::function lower, py::function how, py::function try_out
                                    : ir::Recipe::Runs::kProgram;
   };
   dispatch::set_lowering(how_hook, try_out_hook);
-}
-
-void install_host_programs(py::function prepare) {
-  auto* function = new py::function(std::move(prepare));  // leaked, as above
-  graph::set_host_program_maker(
-      [function](const graph::Graph& graph) -> std::optional<graph::HostProgram> {
-        graph::NeedsInterpreter needs_interpreter;
-        py::gil_scoped_acquire gil;
-        py::object run = (*function)(Exporter(graph, std::vector<bool>(graph.slots.size())).run());
-        if (run.is_none()) return std::nullopt;
-        const std::vector<ir::TensorType> results = result_types(graph);
-        return graph::HostProgram{HostRun(graph, results, owned_without_gil(std::move(run))),
-                                  results};
-      });
 }
 
 void install_listeners(py::function loaded, py::function on_host, py::function cut) {

@@ -25,9 +25,6 @@ void install_lowering(pybind11::function lower, pybind11::function how, pybind11
 void install_listeners(pybind11::function loaded, pybind11::function on_host,
                        pybind11::function cut);
 
-// Sets what makes the host's program of a graph: lowering.prepare_host_program.
-void install_host_programs(pybind11::function prepare);
-
 // Installs a Python function (addresses of tensors' memory) -> str that tells the user's names of
 // tensors.
 void install_tensor_namer(pybind11::function namer);

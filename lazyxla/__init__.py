@@ -227,7 +227,6 @@ def _register() -> None:
     _C.install_lowering(reporting.lower, lowering.how, lowering.try_out)
     _C.register_operators(lowering.names())
     _C.install_listeners(reporting.loaded, reporting.on_host, reporting.cut)
-    _C.install_host_programs(lowering.prepare_host_program)
     _C.install_tensor_namer(reporting.names_of)
     _C.set_library_paths(reporting.LIBRARIES)
     lowering.on_change(_C.rule_changed)

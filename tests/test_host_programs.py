@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import threading
 from collections.abc import Callable, Iterator
@@ -11,7 +12,6 @@ import pytest
 import torch
 
 import lazyxla
-from lazyxla.lowering import host_program
 from tests.support import DEVICE, counted
 
 COMPILED_FIRST = 8
@@ -261,36 +261,45 @@ def test_a_flush_does_not_wait_for_inputs() -> None:
     assert lazyxla.counters()["host_programs"] > 0
 
 
-def test_a_failure_is_told_and_undone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_is_told_and_undone() -> None:
     kept = torch.arange(4.0, device=DEVICE)
 
-    def step(size: int) -> torch.Tensor:
+    def step(size: int, value: float) -> torch.Tensor:
+        x = torch.full((size,), value, device=DEVICE)
+        lazyxla.sync()
         kept.add_(1)
-        return torch.cat([kept, torch.zeros(size, device=DEVICE)]) * 1.25
+        return torch.linalg.eigvalsh(x.outer(x)) + kept.sum()
 
-    lazyxla.sync()
-    for size in range(2, COMPILED_FIRST + 2):
-        step(size).cpu()
+    for size in range(2, COMPILED_FIRST + 4):
+        step(size, 0.25).cpu()
+    assert lazyxla.counters()["host_programs"] > 0
     before = kept.cpu()
-    prepare = host_program.prepare
-
-    def failing(program: Any) -> Any:
-        assert prepare(program)
-
-        def compute(inputs: Any, numbers: Any) -> Any:
-            raise RuntimeError("the kernel failed")
-
-        return compute
-
-    monkeypatch.setattr(host_program, "prepare", failing)
-    result = step(20)
-    lazyxla.sync()
-    with pytest.raises(RuntimeError, match="the kernel failed"):
-        result.cpu()
+    with pytest.raises(RuntimeError, match="failed to converge"):
+        step(20, math.inf).cpu()
     assert torch.equal(kept.cpu(), before)
-    monkeypatch.undo()
-    expected = torch.cat([before + 1, torch.zeros(21)]) * 1.25
-    torch.testing.assert_close(step(21).cpu(), expected)
+    with counted() as n:
+        step(21, 0.25).cpu()
+    assert n.compiles == 0
+    assert torch.equal(kept.cpu(), before + 1)
+
+
+RULE = """
+import torch, lazyxla
+
+@lazyxla.lowering.rule("aten::digamma")
+def digamma(b, x):
+    return b.hlo.negate(x)
+
+for size in range(2, 14):
+    x = torch.ones(size, device="lazyxla")
+    lazyxla.sync()
+    assert torch.equal(torch.digamma(x).cpu(), -torch.ones(size))
+print(lazyxla.counters()["host_programs"] - 4)  # those that make x
+"""
+
+
+def test_a_users_rule_is_compiled(run_python: Callable[..., Any]) -> None:
+    assert run_python(RULE, LAZYXLA_HOST_PROGRAMS="1").stdout.split() == ["0"]
 
 
 ENDING = """

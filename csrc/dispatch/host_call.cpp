@@ -191,14 +191,6 @@ class Arguments {
   const XLA_FFI_Args& operands_;
 };
 
-// The operator of a name such as "aten::add.Tensor".
-c10::OperatorHandle find_operator(const std::string& name) {
-  size_t dot = name.find('.');
-  std::string overload = dot == std::string::npos ? "" : name.substr(dot + 1);
-  return c10::Dispatcher::singleton().findSchemaOrThrow(name.substr(0, dot).c_str(),
-                                                        overload.c_str());
-}
-
 void call(const c10::OperatorHandle& op, const XLA_FFI_CallFrame& frame) {
   PlainScope plain;
   auto given = find(frame.attrs, "arguments");
@@ -232,7 +224,9 @@ XLA_FFI_Error* host_call(XLA_FFI_CallFrame* frame) {
     TORCH_CHECK(op, "lazyxla.host_call names no operator");
     name = op->text();
     ++graph::Counters::get().host_calls;
-    call(find_operator(name), *frame);
+    const auto handle = find_operator(name);
+    TORCH_CHECK(handle, "there is no operator ", name);
+    call(*handle, *frame);
     return nullptr;
   } catch (const c10::Error& error) {
     return pjrt::handler_error(*frame, name + ": " + error.what_without_backtrace());

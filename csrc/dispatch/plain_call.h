@@ -55,6 +55,13 @@ inline bool has_tangent(const at::Tensor& x) {
   return x.defined() && x._fw_grad(/*level=*/0).defined();
 }
 
+// The operator of a name such as "aten::add.Tensor", if there is one.
+inline std::optional<c10::OperatorHandle> find_operator(const std::string& name) {
+  const auto dot = name.find('.');
+  return c10::Dispatcher::singleton().findSchema(
+      {name.substr(0, dot), dot == std::string::npos ? "" : name.substr(dot + 1)});
+}
+
 // The operator of that name without an overload.
 template <typename Signature>
 auto operator_named(const char* name) {

@@ -7,8 +7,10 @@
 #include <memory>
 #include <unordered_set>
 
+#include "dispatch/host_program.h"
 #include "dispatch/indexing.h"
 #include "dispatch/op_info.h"
+#include "dispatch/plain_call.h"
 #include "dispatch/recorder.h"
 #include "dispatch/unboxed.h"
 #include "dispatch/ways.h"
@@ -103,9 +105,7 @@ std::vector<std::string> register_operators(const std::vector<std::string>& name
 }
 
 std::string functional_name(const std::string& name) {
-  auto dot = name.find('.');
-  auto op = c10::Dispatcher::singleton().findSchema(
-      {name.substr(0, dot), dot == std::string::npos ? "" : name.substr(dot + 1)});
+  const auto op = find_operator(name);
   if (!op) return "";
   const OpInfo& info = OpInfo::of(*op);
   return info.recordable ? info.functional_name : "";
@@ -113,6 +113,7 @@ std::string functional_name(const std::string& name) {
 
 void rule_changed(const std::string& name) {
   forget_way(name);
+  keep_off_host(name);
   size_t colon = name.find("::");
   auto dot = name.find('.', colon);
   bool has_overload = dot != std::string::npos;

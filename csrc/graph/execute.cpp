@@ -260,6 +260,19 @@ void execute_stages(const Variant& variant, const Run& run, c10::DeviceIndex ind
 
 }  // namespace
 
+bool would_wait(const Variant& variant, const Run& run) {
+  if (!variant.runs_on_host()) return false;
+  bool on_device = false;
+  for (const StageProgram& stage : variant.stages) {
+    const bool on_host = stage.variant->runs_on_host();
+    if (on_host && on_device) return true;
+    on_device = on_device || !on_host;
+  }
+  return !std::all_of(run.inputs.begin(), run.inputs.end(), [](const BufferRef& input) {
+    return input->is_kept() && input->get().ready();
+  });
+}
+
 void execute(const Variant& variant, const Run& run, c10::DeviceIndex index) {
   if (!variant.stages.empty()) return execute_stages(variant, run, index);
   check_fits(variant, run, pjrt_device(index));

@@ -36,6 +36,9 @@ struct Run {
 // PyTorch.
 void keeping(const Run& run, c10::DeviceIndex device, c10::function_ref<void()> action);
 
+// Whether the host computes something of it whose inputs are not there yet.
+bool would_wait(const Variant& variant, const Run& run);
+
 // Enqueues a run on the device and keeps its promises.
 void execute(const Variant& variant, const Run& run, c10::DeviceIndex device);
 

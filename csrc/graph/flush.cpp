@@ -115,7 +115,7 @@ void flush(ir::PendingSet& pending, Cause cause) {
   Graph& graph = missed ? missed->graph : reused.graph;
   std::vector<Replaced> replaced = replaced_by(graph);
   graph.taken.clear();  // what it alone keeps alive goes, so that memory can be given away
-  if (!variant->waits_for_inputs()) OneOperator::keep(graph, variant);
+  if (!variant->runs_on_host()) OneOperator::keep(graph, variant);
   c10::SmallVector<BufferRef, 128> inputs;
   list_inputs(graph, inputs);
   const Run run{inputs, graph.donated, graph.slots, graph.promises, replaced, graph.draws};

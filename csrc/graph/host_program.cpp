@@ -63,10 +63,11 @@ int graphs_before(const Graph& graph) {
 
 void set_host_program_maker(HostProgramMaker new_maker) { maker() = std::move(new_maker); }
 
-std::optional<HostProgram> find_host_program(const Graph& graph) {
+std::optional<HostProgram> find_host_program(const Graph& graph, bool is_stage) {
   if (!options().host_programs || options().strict_host_calls) return std::nullopt;
   if (pjrt::Runtime::get().platform() != "cpu") return std::nullopt;
-  if (!is_small(graph) || graphs_before(graph) < kCompiledFirst) return std::nullopt;
+  if (!is_small(graph)) return std::nullopt;
+  if (!is_stage && graphs_before(graph) < kCompiledFirst) return std::nullopt;
   return maker()(graph);
 }
 

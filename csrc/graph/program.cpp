@@ -219,9 +219,9 @@ void Variant::take(HostProgram program, size_t slots) {
   state_.store(kCompiled, std::memory_order_release);
 }
 
-bool Variant::waits_for_inputs() const {
+bool Variant::runs_on_host() const {
   return host_program_ || std::any_of(stages.begin(), stages.end(), [](const StageProgram& stage) {
-           return stage.variant->waits_for_inputs();
+           return stage.variant->runs_on_host();
          });
 }
 
@@ -371,7 +371,7 @@ VariantRef Program::make(const Graph& graph, Compile how, const Origin& origin) 
 
 VariantRef Program::make_on_host(const Graph& graph, const Origin& origin,
                                  const std::string& new_reason) const {
-  auto program = find_host_program(graph);
+  auto program = find_host_program(graph, !origin.part_of.empty());
   if (!program) return nullptr;
   auto variant = std::make_shared<Variant>();
   variant->line = origin.line;

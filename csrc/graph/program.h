@@ -112,8 +112,8 @@ struct Variant {
   // Takes the host's program instead, which is for all values of slots.
   void take(HostProgram program, size_t slots);
   const std::optional<HostProgram>& host_program() const { return host_program_; }
-  // Whether the host computes it or a stage of it: then a run waits for its inputs.
-  bool waits_for_inputs() const;
+  // Whether the host computes it, or a stage of it.
+  bool runs_on_host() const;
   // Takes stages that are compiled instead.
   void take(std::vector<StageProgram> compiled, size_t values_handed_on);
   bool is_compiled() const { return state_.load(std::memory_order_acquire) == kCompiled; }

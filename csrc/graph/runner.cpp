@@ -158,7 +158,7 @@ void Turn::run_now(const VariantRef& variant, const Run& run) {
     run_when_found([variant] { return variant; }, run);
     throw;
   }
-  if (variant->waits_for_inputs()) {
+  if (would_wait(*variant, run)) {
     run_when_found([variant] { return variant; }, run);
   } else {
     ++Counters::get().executions;

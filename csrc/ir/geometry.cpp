@@ -81,15 +81,35 @@ Geometry Geometry::contiguous(c10::ScalarType dtype, c10::IntArrayRef sizes) {
   return g;
 }
 
+namespace {
+
+// How many units, in which both can be counted, an element of the base and one of the view have.
+std::pair<int64_t, int64_t> units_of(const Geometry& base, const Geometry& view) {
+  if (base.dtype == view.dtype) return {1, 1};
+  const int64_t unit = std::min(unit_size(base.dtype), unit_size(view.dtype));
+  return {static_cast<int64_t>(c10::elementSize(base.dtype)) / unit,
+          static_cast<int64_t>(c10::elementSize(view.dtype)) / unit};
+}
+
+}  // namespace
+
+int64_t offset_of(const Geometry& base, const Geometry& view, const Begin& begin) {
+  const auto [of_base, of_view] = units_of(base, view);
+  const Dimensions dims = dimensions_of(view, of_view);
+  int64_t offset = 0, outer = base.numel() * of_base;
+  size_t next = 0;
+  for (int64_t weight : begin.weights) {
+    const Dimension digit{weight, outer / weight};
+    if (reach(digit, dims) < digit.size - 1) offset += weight * begin.starts[next++];
+    outer = weight;
+  }
+  return offset / of_view;
+}
+
 Begin begin_of(const Geometry& base, const Geometry& view) {
   Begin begin;
   if (view.numel() == 0) return begin;
-  int64_t of_base = 1, of_view = 1;  // units in an element
-  if (base.dtype != view.dtype) {
-    const int64_t unit = std::min(unit_size(base.dtype), unit_size(view.dtype));
-    of_base = static_cast<int64_t>(c10::elementSize(base.dtype)) / unit;
-    of_view = static_cast<int64_t>(c10::elementSize(view.dtype)) / unit;
-  }
+  const auto [of_base, of_view] = units_of(base, view);
   const int64_t offset = view.offset * of_view;
   const Dimensions dims = dimensions_of(view, of_view);
   Dimensions digits = dimensions_of(base, of_base);

@@ -68,6 +68,9 @@ struct Begin {
 };
 Begin begin_of(const Geometry& base, const Geometry& view);
 
+// The view's offset, in its elements; that of `view` says nothing.
+int64_t offset_of(const Geometry& base, const Geometry& view, const Begin& begin);
+
 // True if the strides are those of a permuted contiguous tensor: every element once, no gaps. The
 // strides of size-1 dimensions say nothing and are ignored.
 bool is_dense(c10::IntArrayRef sizes, c10::IntArrayRef strides);

@@ -7,9 +7,6 @@ runs on the host, between two programs. Importing this package loads neither jax
 first lowering loads jaxlib, the first JAX rule that runs loads JAX.
 """
 
-from collections.abc import Callable
-from typing import Any
-
 from lazyxla.lowering.errors import LoweringError
 from lazyxla.lowering.explanation import Explanation, explain
 from lazyxla.lowering.host_call import allow_host_calls
@@ -47,7 +44,6 @@ __all__ = [
     "lower_to_text",
     "names",
     "on_change",
-    "prepare_host_program",
     "rule",
     "try_out",
 ]
@@ -76,14 +72,6 @@ def lower_to_text(program: Program, target: Target | str) -> str:
     from lazyxla.lowering.module import lower_to_text as run
 
     return run(program, _target(target))
-
-
-def prepare_host_program(program: Program) -> Callable[..., Any] | None:
-    """`program` as calls of PyTorch's CPU kernels, a function from inputs and numbers to outputs;
-    None if it must be compiled."""
-    from lazyxla.lowering.host_program import prepare
-
-    return prepare(program)
 
 
 def _target(target: Target | str) -> Target:

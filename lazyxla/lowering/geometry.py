@@ -89,7 +89,11 @@ def plan(
     permutation = None if starts else _as_permutation(base, view)
     if permutation is not None:
         return () if permutation == tuple(range(len(permutation))) else (Transpose(permutation),)
-    live = _live(view)
+    live = [
+        (stride, size, number)
+        for number, (size, stride) in enumerate(zip(view.sizes, view.strides, strict=True))
+        if size > 1 and stride > 0
+    ]
     digits = _merged(base, weights) if weights else _digits(base, live, view.offset)
     begins = _begins(digits, live, starts) if starts else _split(digits, view.offset)
     steps: list[Step] = []
@@ -120,27 +124,6 @@ def plan(
 def _split(digits: Sequence[_Digit], offset: int) -> dict[int, tuple[int, None]]:
     """Where a view begins in each digit, by the digit's weight."""
     return {digit.weight: (offset // digit.weight % digit.radix, None) for digit in digits}
-
-
-def offset_of(
-    base: Geometry, view: Geometry, weights: Sequence[int] = (), starts: Sequence[int] = ()
-) -> int:
-    """Where a view begins, in its elements, if its starts (see `plan`) are known."""
-    if not weights:
-        return view.offset
-    unit = common_unit(base, view)
-    begins = _begins(_merged(in_units(base, unit), weights), _live(in_units(view, unit)), starts)
-    units = sum(weight * start for weight, (start, _) in begins.items())
-    return units * unit.itemsize // view.dtype.itemsize
-
-
-def _live(view: Geometry) -> list[tuple[int, int, int]]:
-    """The dimensions of a view that step: (stride, size, number)."""
-    return [
-        (stride, size, number)
-        for number, (size, stride) in enumerate(zip(view.sizes, view.strides, strict=True))
-        if size > 1 and stride > 0
-    ]
 
 
 def _begins(

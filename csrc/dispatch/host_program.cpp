@@ -1,0 +1,348 @@
+#include "dispatch/host_program.h"
+
+#include <ATen/Functions.h>
+#include <ATen/core/enum_tag.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <array>
+#include <mutex>
+#include <unordered_set>
+#include <vector>
+
+#include "dispatch/plain_call.h"
+#include "graph/host_program.h"
+#include "graph/setting.h"
+
+namespace lazyxla::dispatch {
+namespace {
+
+using c10::IValue;
+using c10::TypeKind;
+using ir::Arg;
+using ir::Geometry;
+
+class UsersRules {
+ public:
+  static UsersRules& get() {
+    static auto* instance = new UsersRules();
+    return *instance;
+  }
+  void add(const std::string& name) {
+    std::lock_guard lock(mutex_);
+    names_.insert(name);
+  }
+  bool has(const std::string& name) {
+    std::lock_guard lock(mutex_);
+    return names_.count(name) > 0;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::unordered_set<std::string> names_;
+};
+
+template <size_t N>
+bool is_among(const std::array<std::string_view, N>& names, std::string_view name) {
+  return std::find(names.begin(), names.end(), name) != names.end();
+}
+
+// ---- which operators ----
+
+// Arguments whose values, if they are integers, must be in a range, which XLA does not check.
+constexpr std::array<std::string_view, 5> kIndices{"index", "indices", "target", "offsets",
+                                                   "repeats"};
+constexpr std::array<std::string_view, 8> kDivisions{
+    "aten::div", "aten::floor_divide", "aten::remainder", "aten::fmod",
+    "aten::gcd", "aten::lcm",          "aten::pow",       "aten::float_power"};
+
+bool has_floats(const std::vector<ir::TensorType>& types) {
+  return std::any_of(types.begin(), types.end(), [](const ir::TensorType& type) {
+    return c10::isFloatingType(type.dtype) || c10::isComplexType(type.dtype);
+  });
+}
+
+bool is_defined_otherwise(const ir::Node& node) {
+  const ir::OpSpec& spec = *node.spec();
+  if (has_floats(spec.outputs)) return false;
+  if (spec.name == "lazyxla::cast" || spec.name == "aten::_to_copy") {
+    const c10::ScalarType from = node.operands()[0].type().dtype;
+    return c10::isFloatingType(from) && spec.outputs[0].dtype != c10::ScalarType::Bool;
+  }
+  return is_among(kDivisions, std::string_view(spec.name).substr(0, spec.name.find('.')));
+}
+
+bool may_call(const c10::OperatorHandle& op, const ir::Node& node) {
+  const c10::FunctionSchema& schema = op.schema();
+  if (schema.is_mutable()) return false;
+  for (at::Tag tag : op.getTags()) {
+    if (tag == at::Tag::nondeterministic_seeded || tag == at::Tag::dynamic_output_shape ||
+        tag == at::Tag::data_dependent_output) {
+      return false;
+    }
+  }
+  const bool takes_integers =
+      std::any_of(node.operands().begin(), node.operands().end(), [](const ir::Value& operand) {
+        return c10::isIntegralType(operand.type().dtype, /*includeBool=*/false);
+      });
+  return !takes_integers ||
+         std::none_of(schema.arguments().begin(), schema.arguments().end(),
+                      [](const auto& arg) { return is_among(kIndices, arg.name()); });
+}
+
+// ---- one call ----
+
+// The content of a storage as it lies in memory: one dimension. A copy, if it is to be written.
+at::Tensor memory_of(const at::Tensor& x, const Geometry& base, bool is_written) {
+  const bool is_flat =
+      !is_written && base.strides == Geometry::contiguous(base.dtype, base.sizes).strides;
+  if (is_flat) return x.contiguous().view({-1});
+  at::Tensor memory = at::empty({base.numel()}, x.options());
+  memory.as_strided(base.sizes, base.strides).copy_(x);
+  return memory;
+}
+
+// Hands out a node's arguments, in their order.
+class Arguments {
+ public:
+  Arguments(const ir::OpSpec& spec, c10::ArrayRef<at::Tensor> operands,
+            c10::ArrayRef<ir::ScalarValue> slots)
+      : spec_(spec), operands_(operands), slots_(slots) {}
+
+  const at::Tensor& operand() { return operands_[next_operand_++]; }
+
+  // As the schema's type has it.
+  IValue read(const Arg& arg, c10::TypePtr type) {
+    bool is_optional = false;
+    while (type->kind() == TypeKind::OptionalType) {
+      type = type->castRaw<c10::OptionalType>()->getElementType();
+      is_optional = true;
+    }
+    switch (arg.kind) {
+      case Arg::Kind::kOperand:
+        return operand();
+      case Arg::Kind::kSlot:
+        return slot(type->kind());
+      case Arg::Kind::kConstant:
+        if (arg.constant.isNone() && type->kind() == TypeKind::TensorType && !is_optional) {
+          return at::zeros(spec_.outputs[0].dims, spec_.outputs[0].dtype);  // only its type matters
+        }
+        return arg.constant;
+      case Arg::Kind::kDtype:
+        return arg.constant;
+      case Arg::Kind::kList:
+        return list(arg.list, type->castRaw<c10::ListType>()->getElementType());
+      default:
+        TORCH_CHECK(false, "no argument of a CPU kernel");
+    }
+  }
+
+  // The tensor that a view shows, after the operands.
+  at::Tensor through(const at::Tensor& memory) const {
+    const Geometry& base = spec_.args[next_operand_].geometry;
+    const Geometry& view = spec_.args[next_operand_ + 1].geometry;
+    int64_t offset = view.offset;
+    if (spec_.args.size() > next_operand_ + 2) {
+      ir::Begin begin;
+      const auto weights = spec_.args[next_operand_ + 2].constant.toIntVector();
+      begin.weights.assign(weights.begin(), weights.end());
+      for (const ir::ScalarValue& start : slots_) begin.starts.push_back(start.i);
+      offset = ir::offset_of(base, view, begin);
+    }
+    return memory.view(view.dtype).as_strided(view.sizes, view.strides, offset);
+  }
+
+  IValue slot(TypeKind kind) {
+    const ir::SlotSpec& spec = spec_.slots[next_slot_];
+    const ir::ScalarValue& value = slots_[next_slot_++];
+    const at::Scalar number = spec.kind == ir::SlotKind::kFloat     ? at::Scalar(value.f)
+                              : spec.dtype == c10::ScalarType::Bool ? at::Scalar(value.i != 0)
+                                                                    : at::Scalar(value.i);
+    if (kind != TypeKind::TensorType) return number;
+    at::Tensor tensor = at::scalar_tensor(number, spec.dtype);
+    tensor.unsafeGetTensorImpl()->set_wrapped_number(spec.wrapped);
+    return tensor;
+  }
+
+ private:
+  IValue list(const std::vector<Arg>& elements, const c10::TypePtr& type) {
+    if (type->kind() == TypeKind::TensorType) {
+      c10::List<at::Tensor> tensors;
+      for (const Arg& element : elements) tensors.push_back(read(element, type).toTensor());
+      return tensors;
+    }
+    c10::impl::GenericList values(type);
+    for (const Arg& element : elements) values.push_back(read(element, type));
+    return values;
+  }
+
+  const ir::OpSpec& spec_;
+  c10::ArrayRef<at::Tensor> operands_;
+  c10::ArrayRef<ir::ScalarValue> slots_;
+  size_t next_operand_ = 0, next_slot_ = 0;
+};
+
+using Own = at::Tensor (*)(const ir::OpSpec&, Arguments&);
+
+// The recorder's internal operators.
+Own own_kernel(const std::string& name) {
+  if (name == "lazyxla::view") {
+    return [](const ir::OpSpec& spec, Arguments& args) {
+      const at::Tensor& x = args.operand();
+      return args.through(memory_of(x, spec.args[1].geometry, /*is_written=*/false));
+    };
+  }
+  if (name == "lazyxla::view_scatter") {
+    return [](const ir::OpSpec& spec, Arguments& args) {
+      const at::Tensor &x = args.operand(), &update = args.operand();
+      const Geometry& base = spec.args[2].geometry;
+      const at::Tensor memory = memory_of(x, base, /*is_written=*/true);
+      args.through(memory).copy_(update);
+      return memory.as_strided(base.sizes, base.strides);
+    };
+  }
+  if (name == "lazyxla::cast") {
+    return [](const ir::OpSpec& spec, Arguments& args) {
+      return args.operand().to(spec.outputs[0].dtype);
+    };
+  }
+  if (name == "lazyxla::constant") {
+    return [](const ir::OpSpec& spec, Arguments& args) {
+      const at::Tensor number = args.slot(TypeKind::TensorType).toTensor();
+      return number.to(spec.outputs[0].dtype).expand(spec.outputs[0].dims);
+    };
+  }
+  if (name == "lazyxla::undefined") {
+    return [](const ir::OpSpec& spec, Arguments&) {
+      return at::zeros(spec.outputs[0].dims, spec.outputs[0].dtype);
+    };
+  }
+  return nullptr;
+}
+
+// A node, without the graph that it is part of.
+struct Call {
+  std::unique_ptr<const ir::OpSpec> spec;
+  std::vector<uint32_t> operands;
+  Own own;
+  std::optional<c10::OperatorHandle> op;
+};
+
+// Nothing if the node is to be compiled.
+std::optional<Call> call_of(const graph::Graph& graph, size_t number) {
+  const ir::Node& node = *graph.nodes[number].get();
+  const ir::OpSpec& spec = *node.spec();
+  const bool as_now = spec.settings == 0 || spec.settings == graph::record_settings();
+  if (spec.random || !as_now || is_defined_otherwise(node)) return std::nullopt;
+  Call call{spec.copy(), {}, own_kernel(spec.name), std::nullopt};
+  for (size_t i = 0; i < node.operands().size(); ++i) {
+    call.operands.push_back(graph.operand(number, i));
+  }
+  if (call.own) return call;
+  if (!spec.name.starts_with("aten::") || UsersRules::get().has(spec.name)) return std::nullopt;
+  call.op = find_operator(spec.name);
+  if (!call.op || !may_call(*call.op, node)) return std::nullopt;
+  return call;
+}
+
+// ---- the program ----
+
+at::Tensor tensor_on(const void* memory, const ir::TensorType& type) {
+  return at::from_blob(const_cast<void*>(memory), type.dims, at::TensorOptions(type.dtype));
+}
+
+class CpuProgram {
+ public:
+  // The calls of all nodes.
+  CpuProgram(const graph::Graph& graph, std::vector<Call> calls)
+      : calls_(std::move(calls)), outputs_(graph.outputs) {
+    for (const ir::NodePtr& leaf : graph.leaves) inputs_.push_back(leaf->output_type(0));
+    std::vector<ir::TensorType> types = inputs_;
+    for (const Call& call : calls_) {
+      types.insert(types.end(), call.spec->outputs.begin(), call.spec->outputs.end());
+    }
+    for (uint32_t output : outputs_) results_.push_back(types[output]);
+  }
+
+  const std::vector<ir::TensorType>& results() const { return results_; }
+
+  // Whether the kernels take such arguments, and give what was inferred.
+  bool works(c10::ArrayRef<ir::ScalarValue> slots) const {
+    std::vector<at::Tensor> values;
+    for (const ir::TensorType& type : inputs_) values.push_back(at::zeros(type.dims, type.dtype));
+    try {
+      const std::vector<at::Tensor> found = compute(std::move(values), slots);
+      for (size_t i = 0; i < found.size(); ++i) {
+        if (found[i].scalar_type() != results_[i].dtype) return false;
+        if (found[i].sizes() != c10::IntArrayRef(results_[i].dims)) return false;
+      }
+    } catch (const std::exception&) {
+      return false;  // the compiler tells what is wrong, if anything
+    }
+    return true;
+  }
+
+  void run(c10::ArrayRef<const void*> inputs, c10::ArrayRef<ir::ScalarValue> slots,
+           c10::ArrayRef<void*> results) const {
+    std::vector<at::Tensor> values;
+    for (size_t i = 0; i < inputs.size(); ++i) values.push_back(tensor_on(inputs[i], inputs_[i]));
+    PlainScope plain;
+    const std::vector<at::Tensor> found = compute(std::move(values), slots);
+    for (size_t i = 0; i < found.size(); ++i) tensor_on(results[i], results_[i]).copy_(found[i]);
+  }
+
+ private:
+  // From the inputs to the results.
+  std::vector<at::Tensor> compute(std::vector<at::Tensor> values,
+                                  c10::ArrayRef<ir::ScalarValue> slots) const {
+    PlainScope plain;
+    size_t next_slot = 0;
+    for (const Call& call : calls_) {
+      c10::SmallVector<at::Tensor, 4> operands;
+      for (uint32_t operand : call.operands) operands.push_back(values.at(operand));
+      const size_t num_slots = call.spec->slots.size();
+      Arguments args(*call.spec, operands, slots.slice(next_slot, num_slots));
+      next_slot += num_slots;
+      if (call.own) {
+        values.push_back(call.own(*call.spec, args));
+        continue;
+      }
+      torch::jit::Stack stack;
+      const auto& arguments = call.op->schema().arguments();
+      for (size_t i = 0; i < arguments.size(); ++i) {
+        stack.push_back(args.read(call.spec->args[i], arguments[i].real_type()));
+      }
+      call.op->callBoxed(&stack);
+      for (const IValue& value : stack) flatten(value, values);
+    }
+    std::vector<at::Tensor> results;
+    for (uint32_t output : outputs_) results.push_back(values.at(output));
+    return results;
+  }
+
+  std::vector<Call> calls_;
+  std::vector<uint32_t> outputs_;
+  std::vector<ir::TensorType> inputs_, results_;
+};
+
+std::optional<graph::HostProgram> make(const graph::Graph& graph) {
+  std::vector<Call> calls;
+  for (size_t i = 0; i < graph.nodes.size(); ++i) {
+    auto call = call_of(graph, i);
+    if (!call) return std::nullopt;
+    calls.push_back(std::move(*call));
+  }
+  const auto program = std::make_shared<CpuProgram>(graph, std::move(calls));
+  if (!program->works(graph.slots)) return std::nullopt;
+  auto compute = [program](c10::ArrayRef<const void*> inputs, c10::ArrayRef<ir::ScalarValue> slots,
+                           c10::ArrayRef<void*> results) { program->run(inputs, slots, results); };
+  return graph::HostProgram{std::move(compute), program->results()};
+}
+
+}  // namespace
+
+void install_host_programs() { graph::set_host_program_maker(&make); }
+
+void keep_off_host(const std::string& name) { UsersRules::get().add(name); }
+
+}  // namespace lazyxla::dispatch

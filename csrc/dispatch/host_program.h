@@ -1,0 +1,18 @@
+// Host programs (graph/host_program.h) as calls of PyTorch's CPU kernels.
+//
+// An operator is not called so if XLA defines its result otherwise for some values (an index out of
+// range, an integer divided by zero, a floating-point number beyond an integer's range), if it
+// draws from the device's generator, or if the user gave it a rule. Everything else that the
+// kernels refuse shows when a program is made: it is tried with zeros.
+#pragma once
+
+#include <string>
+
+namespace lazyxla::dispatch {
+
+void install_host_programs();
+
+// The user gave this operator a rule.
+void keep_off_host(const std::string& name);
+
+}  // namespace lazyxla::dispatch
