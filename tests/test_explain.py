@@ -46,7 +46,7 @@ CASES = [
     ("aten::mm", "tpu", "rule", r"lazyxla/lowering/rules/matmul.py:\d+, mm"),
     (torch.ops.aten.mm.default, "cpu", "rule", r".*, mm"),
     (torch.ops.aten.mm, "cpu", "rule", r".*, mm"),
-    ("aten::cumsum", "cpu", "JAX rule", r"lazyxla/lowering/rules/order.py:\d+, cumsum"),
+    ("aten::logcumsumexp", "cpu", "JAX rule", r"lazyxla/lowering/rules/order.py:\d+, logcumsumexp"),
     ("aten::view", "cpu", "kernel", "csrc/dispatch/storage_ops.cpp"),
     ("aten::copy_", "cpu", "kernel", "csrc/dispatch/copies.cpp"),
     ("aten::svd", "cpu", "composite", ""),

@@ -105,18 +105,42 @@ def _widened(x: Any, outputs: Any) -> Any:
     return x.astype(str(dtype).removeprefix("torch."))
 
 
-@jax_rule("aten::cumsum")
-def cumsum(x: Any, dim: int, dtype: Any, *, outputs: Any) -> Any:
+_FEW = 32
+"""Elements in a row up to which one windowed reduction computes all running results, at a quadratic
+cost. It compiles in a fraction of the time of JAX's scan, whose first use imports JAX, too."""
+
+
+def _cumulative(b: "Builder", x: Value, dim: int, kind: str) -> Value:
+    dtype = b.outputs[0].dtype
+    if dtype.is_floating_point and dtype.itemsize < 4:
+        dtype = torch.float32
+    x = b.value(x, dtype)
+    rank = len(b.shape(x))
+    if not rank:
+        return x
+    dim %= rank
+    size = b.shape(x)[dim]
+    if size > _FEW:
+        return b.call_jax(_scan, x, dim=dim, kind=kind)
+    window, padding = [1] * rank, [(0, 0)] * rank
+    window[dim], padding[dim] = max(size, 1), (max(size - 1, 0), 0)
+    return b.reduce_window(x, kind, window, padding=padding)
+
+
+def _scan(x: Any, dim: int, kind: str) -> Any:
     from jax import lax
 
-    return lax.cumsum(_widened(x, outputs), dim % x.ndim) if x.ndim else _widened(x, outputs)
+    return {"sum": lax.cumsum, "prod": lax.cumprod}[kind](x, dim)
 
 
-@jax_rule("aten::cumprod")
-def cumprod(x: Any, dim: int, dtype: Any, *, outputs: Any) -> Any:
-    from jax import lax
+@rule("aten::cumsum")
+def cumsum(b: "Builder", x: Value, dim: int, dtype: torch.dtype | None) -> Value:
+    return _cumulative(b, x, dim, "sum")
 
-    return lax.cumprod(_widened(x, outputs), dim % x.ndim) if x.ndim else _widened(x, outputs)
+
+@rule("aten::cumprod")
+def cumprod(b: "Builder", x: Value, dim: int, dtype: torch.dtype | None) -> Value:
+    return _cumulative(b, x, dim, "prod")
 
 
 @jax_rule("aten::logcumsumexp", "aten::_logcumsumexp")
