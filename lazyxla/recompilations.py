@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 
-from lazyxla.lowering import Program
+from lazyxla.lowering import Program, registry
 from lazyxla.lowering.program import Ref
 
 _PATIENCE = 5
@@ -35,7 +35,7 @@ def note(line: str, reason: str, program: Program) -> str | None:
         A warning, once for each line and reason.
     """
     _, alike, difference = reason.partition(": like one before")
-    if not line or len(program.nodes) < _FEWEST_OPERATORS or not alike:
+    if not line or len(program.nodes) < _FEWEST_OPERATORS or not alike or _is_padded(program):
         return None
     if len(_counts) >= _MOST_REMEMBERED:
         _counts.clear()
@@ -52,6 +52,12 @@ def note(line: str, reason: str, program: Program) -> str | None:
         f"{line}: has caused {_PATIENCE} compilations for the same reason, the last one because "
         f"{what}. To compile no more, {cure}. (Told once; LAZYXLA_LOG=info tells each.)"
     )
+
+
+def _is_padded(program: Program) -> bool:
+    """Whether it has a graph of torch.compile's for a bucket of sizes: these are few."""
+    graphs = [registry.graphs.get(n.args[0]) for n in program.nodes if n.op == "lazyxla::graph"]
+    return any(graph is not None and graph.is_padded for graph in graphs)
 
 
 def _explain(difference: str, program: Program) -> tuple[str, str]:

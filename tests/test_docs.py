@@ -10,7 +10,12 @@ from tests.conftest import ROOT, RunPython
 
 
 @pytest.mark.parametrize(
-    ("page", "section"), [("custom_operators.md", ""), ("input.md", "## Batches of few sizes\n")]
+    ("page", "section"),
+    [
+        ("custom_operators.md", ""),
+        ("input.md", "## Batches of few sizes\n"),
+        ("input.md", "## torch.compile pads by itself\n"),
+    ],
 )
 def test_snippets(page: str, section: str, run_python: RunPython) -> None:
     text = (ROOT / "docs" / page).read_text()

@@ -22,18 +22,27 @@ namespace {
 
 using at::Tensor;
 
+// torch.compile may trace with symbols for sizes: reading one as a number would fix it.
+bool is_same(const Tensor& a, int64_t i, const Tensor& b, int64_t j) {
+  return TORCH_GUARD_OR_FALSE(a.sym_size(i).sym_eq(b.sym_size(j)));
+}
+
 // Where it is not, PyTorch on the CPU composes the result, too, which is contiguous then.
-bool is_innermost_last(const Tensor& x) { return x.size(3) == 1 || x.stride(3) == 1; }
+bool is_innermost_last(const Tensor& x) {
+  return TORCH_GUARD_OR_FALSE(x.sym_size(3).sym_eq(1)) ||
+         TORCH_GUARD_OR_FALSE(x.sym_stride(3).sym_eq(1));
+}
 
 bool has_one_node(const Tensor& query, const Tensor& key, const Tensor& value,
                   const std::optional<Tensor>& mask) {
   if (!at::globalContext().userEnabledFlashSDP()) return false;
   if (query.dim() != 4 || key.dim() != 4 || value.dim() != 4) return false;
   // Only the heads of keys and values may be fewer, each then for a group of queries' heads.
-  bool same = query.size(0) == key.size(0) && query.size(0) == value.size(0) &&
-              key.size(1) == value.size(1) && key.size(2) == value.size(2) &&
-              query.size(3) == key.size(3) && query.size(3) == value.size(3);
-  if (!same || key.size(1) == 0 || query.size(1) % key.size(1) != 0) return false;
+  const bool same = is_same(query, 0, key, 0) && is_same(query, 0, value, 0) &&
+                    is_same(key, 1, value, 1) && is_same(key, 2, value, 2) &&
+                    is_same(query, 3, key, 3) && is_same(query, 3, value, 3);
+  const c10::SymInt heads = key.sym_size(1);
+  if (!same || heads == 0 || query.sym_size(1) % heads != 0) return false;
   if (!is_innermost_last(query) || !is_innermost_last(key) || !is_innermost_last(value)) {
     return false;
   }

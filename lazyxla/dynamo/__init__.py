@@ -7,8 +7,9 @@ mode each graph runs at once. What a graph writes in place (batch-norm statistic
 compiled optimizer's parameters) is written by that node, too.
 
 A graph with symbolic sizes gets one such node for each combination of sizes it is called with:
-``sizes.py``. A graph that also computes on other devices, or that has operators that only the host
-can run, gets a node for each part between them: ``partition.py``.
+``sizes.py``; or for each bucket of sizes that have bounds: ``padding/``. A graph that also computes
+on other devices, or that has operators that only the host can run, gets a node for each part
+between them: ``partition.py``.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 
 from torch import fx
 
+from lazyxla.dynamo import padding
 from lazyxla.dynamo.determinant import transpose_for_determinants
 from lazyxla.dynamo.execution import compile_graph
 from lazyxla.dynamo.saved import partition_joint_graph
@@ -79,8 +81,12 @@ def _compile(
     from functorch.compile import make_boxed_func
 
     transpose_for_determinants(module.graph)
-    if has_symbols(module.graph):
-        compiled: Any = SizedGraph.of(module.graph, options, aliases)
+    if aliases:  # inference: no joint graph was there to decide for
+        padding.plan(module.graph, aliases)
+    if plan := padding.plan_of(module.graph):
+        compiled: Any = padding.PaddedGraph.planned(module.graph, plan, options, aliases)
+    elif has_symbols(module.graph):
+        compiled = SizedGraph.of(module.graph, options, aliases)
     else:
         compiled = compile_graph(module.graph, options, aliases)
     if compiled is not None:

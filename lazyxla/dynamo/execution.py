@@ -80,7 +80,7 @@ def _make_call(
     outputs: dict[fx.Node, int] = {}  # of the node in the pending graph
     results: list[tuple[Any, int, int, int]] = []  # meta, offset; its output, or a result to view
     places: dict[fx.Node, int] = {}
-    memory = {node: _memory(node, members) if aliases else node for node in part.outputs}
+    memory = {node: memory_of(node, members) if aliases else node for node in part.outputs}
     shared = {m for m, count in Counter(memory.values()).items() if count > 1 and _is_base(m)}
 
     def output(node: fx.Node) -> int:
@@ -127,7 +127,7 @@ def _meta(node: fx.Node) -> tuple[torch.dtype, list[int], list[int]]:
     return value.dtype, list(value.shape), list(value.stride())
 
 
-def _memory(node: fx.Node, members: set[fx.Node]) -> fx.Node:
+def memory_of(node: fx.Node, members: set[fx.Node]) -> fx.Node:
     """The node whose memory a node's tensor is in: itself, or what it is a view of."""
     while True:
         owner: Any = node.args[0] if node.target is operator.getitem else node

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from lazyxla.dynamo import padding
+
 # Where the partitioner notes that a saved tensor may be written before it is used. It sorts what is
 # saved by this note, and so does who reads it.
 _UNCHECKED = "saved_tensor_with_no_vc_check"
@@ -20,9 +22,13 @@ _UNCHECKED = "saved_tensor_with_no_vc_check"
 def partition_joint_graph(
     joint: fx.GraphModule, inputs: Any, *, num_fwd_outputs: int, **how: Any
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """PyTorch's default partition, with views of arguments replaced by the arguments."""
+    """PyTorch's default partition, with views of arguments replaced by the arguments.
+
+    Whether sizes are padded is decided before, for both graphs.
+    """
     from torch._functorch.partitioners import default_partition
 
+    padding.plan(joint.graph)
     forward, backward = default_partition(joint, inputs, num_fwd_outputs=num_fwd_outputs, **how)
     (output,) = forward.graph.find_nodes(op="output")
     received = {n.name: n for n in backward.graph.find_nodes(op="placeholder")}
@@ -51,6 +57,7 @@ def partition_joint_graph(
     for module in (forward, backward):
         module.graph.eliminate_dead_code()
         module.recompile()
+    padding.hand_on(joint.graph, forward.graph, backward.graph, num_fwd_outputs)
     return forward, backward
 
 

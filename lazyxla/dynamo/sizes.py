@@ -3,7 +3,8 @@
 When a size varies, Dynamo traces a graph that is valid for all its values: sizes and strides are
 expressions in symbols such as ``s0``. XLA compiles for fixed sizes, so at the first call with new
 sizes the symbols are replaced by their values throughout the graph. Nothing is traced again: the
-graph's own expressions say what every tensor's sizes and every integer become.
+graph's own expressions say what every tensor's sizes and every integer become. Where the user gave
+sizes bounds, there is a graph for each bucket of them instead: ``padding/``.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def has_symbols(graph: fx.Graph) -> bool:
 class SizedGraph:
     """A compiled graph with symbolic sizes, called with a list of arguments that it empties."""
 
-    def __init__(self, graph: fx.Graph, sources: dict[Any, _Source], *how: Any) -> None:
+    def __init__(self, graph: fx.Graph, sources: dict[Any, Source], *how: Any) -> None:
         self._graph = graph
         self._sources = sources
         self._how = how  # to compile: what compile_graph takes besides the graph
@@ -66,8 +67,8 @@ class SizedGraph:
     @classmethod
     def of(cls, graph: fx.Graph, options: Options, aliases: bool) -> SizedGraph | None:
         """The compiled graph; None if its arguments do not tell all of its sizes."""
-        sources = _find_sources(graph)
-        used = {symbol for node in graph.nodes for symbol in _symbols_of(node)}
+        sources = find_sources(graph)
+        used = {symbol for node in graph.nodes for symbol in symbols_of(node)}
         if not used <= sources.keys():
             return None
         return boxed(
@@ -75,7 +76,10 @@ class SizedGraph:
         )
 
     def __call__(self, args: list[Any]) -> Any:
-        key = tuple([source(args) for source in self._sources.values()])
+        return self._for(tuple([source(args) for source in self._sources.values()]))(args)
+
+    def _for(self, key: tuple[int, ...]) -> Callable[..., Any]:
+        """The graph for sizes; the ones used last are kept."""
         compiled = self._compiled.get(key)
         if compiled is None:
             compiled = self._compiled[key] = self._specialise(key)
@@ -84,12 +88,15 @@ class SizedGraph:
         else:
             with contextlib.suppress(KeyError):  # another thread has just dropped it
                 self._compiled.move_to_end(key)
-        return compiled(args)
+        return compiled
 
     def _specialise(self, key: tuple[int, ...]) -> Callable[..., Any]:
+        bindings = dict(zip(self._sources, key, strict=True))
+        return self._compile(_replace_symbols(self._graph, bindings))
+
+    def _compile(self, graph: fx.Graph) -> Callable[..., Any]:
         from functorch.compile import make_boxed_func
 
-        graph = _replace_symbols(self._graph, dict(zip(self._sources, key, strict=True)))
         compiled = compile_graph(graph, *self._how)
         if compiled is None:
             owner = self._graph.owning_module
@@ -98,7 +105,7 @@ class SizedGraph:
 
 
 @dataclass(slots=True)
-class _Source:
+class Source:
     """Where a call's arguments tell the value of a symbol."""
 
     position: int
@@ -110,23 +117,32 @@ class _Source:
         return int(argument) if self.of is None else self.of(argument, self.dim)
 
 
-def _find_sources(graph: fx.Graph) -> dict[Any, _Source]:
-    """For each symbol that is an argument or a size or stride of one, where it is."""
-    sources: dict[Any, _Source] = {}
+def find_sources(
+    graph: fx.Graph, tells: Callable[[fx.Node], bool] = lambda _: True
+) -> dict[Any, Source]:
+    """For each symbol that is an argument or a size or stride of one, where it is.
 
-    def offer(number: Any, source: _Source) -> None:
+    `tells`: whether a placeholder's sizes are those of the call.
+    """
+    sources: dict[Any, Source] = {}
+
+    def offer(number: Any, source: Source) -> None:
         if isinstance(number, torch.SymInt) and number.node.expr.is_Symbol:
             sources.setdefault(number.node.expr, source)
 
-    placeholders = [node for node in graph.nodes if node.op == "placeholder"]
-    for position, node in enumerate(placeholders):  # plain arguments are the cheapest to read
-        offer(node.meta.get("val"), _Source(position))
-    for position, node in enumerate(placeholders):
+    placeholders = [
+        (position, node)
+        for position, node in enumerate(graph.find_nodes(op="placeholder"))
+        if tells(node)
+    ]
+    for position, node in placeholders:  # plain arguments are the cheapest to read
+        offer(node.meta.get("val"), Source(position))
+    for position, node in placeholders:
         value = node.meta.get("val")
         if isinstance(value, torch.Tensor) and value._has_symbolic_sizes_strides:
             for dim, (size, stride) in enumerate(zip(value.shape, value.stride(), strict=True)):
-                offer(size, _Source(position, torch.Tensor.size, dim))
-                offer(stride, _Source(position, torch.Tensor.stride, dim))
+                offer(size, Source(position, torch.Tensor.size, dim))
+                offer(stride, Source(position, torch.Tensor.stride, dim))
     return sources
 
 
@@ -135,7 +151,7 @@ def _values(node: fx.Node) -> list[Any]:
     return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
-def _symbols_of(node: fx.Node) -> Iterator[Any]:
+def symbols_of(node: fx.Node) -> Iterator[Any]:
     for value in _values(node):
         if isinstance(value, torch.Tensor):
             if value._has_symbolic_sizes_strides:

@@ -21,6 +21,10 @@ _MOST_RANDOMS = 1 << 20
 """More random operators than a graph has."""
 
 
+TRUE_SIZE = "lazyxla_true_size"
+"""In the meta of an input that tells how much of a padded dimension is true."""
+
+
 class FxGraph(NamedTuple):
     """A graph, or a part of one: `nodes` in execution order, from `inputs` to `outputs`.
 
@@ -30,6 +34,11 @@ class FxGraph(NamedTuple):
     inputs: list[fx.Node]
     nodes: list[fx.Node]
     outputs: list[fx.Node]
+
+    @property
+    def is_padded(self) -> bool:
+        """Whether there is one such graph for each of a few buckets of sizes."""
+        return any(TRUE_SIZE in node.meta for node in self.inputs)
 
     @classmethod
     def of(cls, graph: fx.Graph) -> "FxGraph":
