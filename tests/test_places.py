@@ -23,6 +23,12 @@ def assign(x: Tensor, place: Any, value: Any) -> Tensor:
     return x
 
 
+def gradient(of: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    leaf = x.detach().requires_grad_()
+    (result,) = torch.autograd.grad(of(leaf).square().sum(), leaf)
+    return result
+
+
 def images(x: Tensor) -> Tensor:
     return x.view(4, 4, 16)
 
@@ -54,6 +60,13 @@ LOOPS: list[tuple[str, Callable[[Tensor, int], Tensor], int]] = [
     ("a narrower dtype", lambda x, i: x.view(torch.int16)[:, i : i + 4] + 1, 2),
     ("complex", lambda x, i: torch.view_as_complex(x.view(16, 8, 2))[:, i] + 1, 2),
     ("real of complex", lambda x, i: torch.view_as_real(x.to(torch.cfloat))[i, :, 1] + 1, 2),
+    ("gradient of x[i]", lambda x, i: gradient(lambda x: x[i], x), 2),
+    ("gradient of x[i:i + n]", lambda x, i: gradient(lambda x: x[:, i : i + 4], x), 2),
+    ("gradient of a diagonal", lambda x, i: gradient(lambda x: x[i : i + 4, 2:6].diagonal(), x), 2),
+    ("select_scatter", lambda x, i: torch.select_scatter(x, x[0] + 1, 1, i), 2),
+    ("slice_scatter", lambda x, i: torch.slice_scatter(x, x[:4] + 1, 0, i, i + 4), 2),
+    ("select_copy", lambda x, i: torch.select_copy(x, 0, i) + 1, 2),
+    ("narrow_copy", lambda x, i: torch.narrow_copy(x, 1, i, 4) + 1, 2),
     ("x[i] = tensor", lambda x, i: assign(x, i, x[0] + 1), 2),
     ("x[i] = number", lambda x, i: assign(x, i, 3.5), 2),
     ("x[i:i + n] = ", lambda x, i: assign(x, slice(i, i + 3), x[:3] * 2), 2),

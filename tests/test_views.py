@@ -227,16 +227,6 @@ def test_a_copy_with_another_part_keeps_gaps(name):
     check(use, numbers(4, 6))
 
 
-def test_a_copy_with_another_part_is_one_node_without_gaps():
-    x, row = on_device(numbers(4, 6)), on_device(numbers(6))
-    lazyxla.sync()
-    with counted() as n:
-        y = torch.select_scatter(x, row, 0, 1)
-        lazyxla.sync()
-    assert (n.nodes_recorded, n.executions) == (1, 1)
-    assert_same(y, torch.select_scatter(numbers(4, 6), numbers(6), 0, 1))
-
-
 def test_a_chain_of_views_is_one_node():
     x = on_device(numbers(4, 6))
     lazyxla.sync()

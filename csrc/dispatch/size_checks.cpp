@@ -1,6 +1,5 @@
 #include "dispatch/size_checks.h"
 
-#include <ATen/EmptyTensor.h>
 #include <ATen/ExpandUtils.h>
 #include <ATen/WrapDimUtils.h>
 #include <ATen/core/Tensor.h>
@@ -9,7 +8,6 @@
 #include <algorithm>
 #include <unordered_map>
 
-#include "dispatch/plain_call.h"
 
 namespace lazyxla::dispatch {
 namespace {
@@ -19,27 +17,6 @@ using Args = c10::ArrayRef<IValue>;
 using Sizes = c10::IntArrayRef;
 
 bool given(const IValue& value) { return value.isTensor() && value.toTensor().defined(); }
-
-// The sizes of a view of args[0], by the operator that makes it and all arguments but the source.
-std::vector<int64_t> view_sizes(const char* name, const char* overload, Args args) {
-  PlainScope plain;
-  const at::Tensor& self = args[0].toTensor();
-  std::vector<IValue> stack{
-      at::detail::empty_strided_meta(self.sizes(), self.strides(), self.scalar_type())};
-  stack.insert(stack.end(), args.begin() + 2, args.end());
-  auto view = c10::Dispatcher::singleton().findSchemaOrThrow(name, overload);
-  stack.resize(view.schema().arguments().size());  // without an out= argument
-  view.callBoxed(&stack);
-  return stack[0].toTensor().sizes().vec();
-}
-
-void check_source(Args args, const char* view, const char* overload) {
-  Sizes source = args[1].toTensor().sizes();
-  std::vector<int64_t> slice = view_sizes(view, overload, args);
-  TORCH_CHECK(source == Sizes(slice),
-              "expected src to have a size equal to the slice of self. src size = ", source,
-              ", slice size = ", slice);
-}
 
 void check_index_reduce(Args args) {
   const at::Tensor& self = args[0].toTensor();
@@ -177,9 +154,6 @@ void check_upsampled(const ir::Inference& inference) {
 
 const std::unordered_map<std::string, void (*)(Args)>& checks() {
   static const auto& table = *new const std::unordered_map<std::string, void (*)(Args)>{
-      {"aten::select_scatter", [](Args args) { check_source(args, "aten::select", "int"); }},
-      {"aten::slice_scatter", [](Args args) { check_source(args, "aten::slice", "Tensor"); }},
-      {"aten::diagonal_scatter", [](Args args) { check_source(args, "aten::diagonal", ""); }},
       {"aten::index_reduce", check_index_reduce},
       {"aten::linear", check_linear},
       {"aten::_softmax_backward_data", check_softmax_backward},

@@ -70,6 +70,12 @@ class _Axis(NamedTuple):
     """The view dimensions still to be carved out of it: (stride, size, number)."""
 
 
+def geometry_of(tensor: torch.Tensor) -> Geometry:
+    """Where a tensor lies in its storage."""
+    sizes, strides = tuple(tensor.shape), tuple(tensor.stride())
+    return Geometry(tensor.dtype, sizes, strides, int(tensor.storage_offset()))
+
+
 @functools.lru_cache(maxsize=4096)
 def plan(
     base: Geometry,

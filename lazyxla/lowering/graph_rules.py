@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lazyxla.lowering import geometry
+from lazyxla.lowering.geometry import geometry_of
 from lazyxla.lowering.program import Geometry
 from lazyxla.lowering.registry import graph_rule
 
@@ -33,7 +34,7 @@ _VIEW_COPIES = [
     "transpose_copy.int", "t_copy", "slice_copy.Tensor", "select_copy.int", "unsqueeze_copy",
     "squeeze_copy", "squeeze_copy.dim", "squeeze_copy.dims", "split_copy.Tensor",
     "split_with_sizes_copy", "unbind_copy.int", "diagonal_copy", "unfold_copy", "view_as_real_copy",
-    "view_as_complex_copy",
+    "view_as_complex_copy", "narrow_copy",
 ]
 # fmt: on
 
@@ -42,6 +43,13 @@ _SCATTERS = {
     "slice_scatter": "slice.Tensor",
     "select_scatter": "select.int",
     "diagonal_scatter": "diagonal",
+}
+
+# Operator -> the view whose gradient it is. Arguments: the gradient, the base's sizes, the view's.
+_GRADIENTS = {
+    "slice_backward": "slice.Tensor",
+    "select_backward": "select.int",
+    "diagonal_backward": "diagonal",
 }
 
 # fmt: off
@@ -62,12 +70,6 @@ def _contiguous(b: "Builder", x: Value) -> tuple[torch.Tensor, Geometry]:
     dtype, shape = b.spec(x)
     meta = torch.empty(shape, dtype=dtype, device="meta")
     return meta, geometry_of(meta)
-
-
-def geometry_of(tensor: torch.Tensor) -> Geometry:
-    """Where a tensor lies in its storage."""
-    sizes, strides = tuple(tensor.shape), tuple(tensor.stride())
-    return Geometry(tensor.dtype, sizes, strides, int(tensor.storage_offset()))
 
 
 def _call(name: str, *args: Any) -> Any:
@@ -100,12 +102,24 @@ def _scatter(view: str) -> Callable[..., Value]:
     return lower
 
 
+def _gradient(view: str) -> Callable[..., Value]:
+    def lower(b: "Builder", grad: Value, sizes: list[int], *args: Any) -> Value:
+        zeros = b.zeros(sizes, b.dtype(grad))
+        meta, base = _contiguous(b, zeros)
+        return geometry.write(b, zeros, grad, base, geometry_of(_call(view, meta, *args)))
+
+    return lower
+
+
 for _name in _VIEWS:
     graph_rule(f"aten::{_name}")(_view(_name))
 for _name in _VIEW_COPIES:
     graph_rule(f"aten::{_name}")(_view(_name.replace("_copy", "")))
+graph_rule("aten::_reshape_copy")(_view("view"))
 for _name, _target in _SCATTERS.items():
     graph_rule(f"aten::{_name}")(_scatter(_target))
+for _name, _target in _GRADIENTS.items():
+    graph_rule(f"aten::{_name}")(_gradient(_target))
 
 
 @graph_rule(*(f"aten::{name}" for name in _COPIES))
