@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from lazyxla.lowering.builder.elements import Elements, Operand, Value
+from lazyxla.lowering.in_place import may_read_what_it_replaces, update_apart
 
 
 class Shapes(Elements):
@@ -79,7 +80,10 @@ class Shapes(Elements):
 
     def dynamic_update_slice(self, x: Value, update: Value, starts: Sequence[Operand]) -> Value:
         """`x` with the block at `starts` replaced by `update`."""
-        return self.hlo.dynamic_update_slice(x, update, self._starts(starts))
+        places = self._starts(starts)
+        if self.platform == "cpu" and may_read_what_it_replaces(x, update):
+            return update_apart(self, x, update, places)
+        return self.hlo.dynamic_update_slice(x, update, places)
 
     def _starts(self, starts: Sequence[Operand]) -> list[Value]:
         # TPUs have no 64-bit integers of their own: numbers known now need none.

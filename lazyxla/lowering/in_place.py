@@ -1,0 +1,82 @@
+"""Writes in place whose source is their target.
+
+XLA's CPU compiler (jaxlib 0.10.2, xla-cpu-pjrt 0.0.1) fuses `dynamic_update_slice` with what
+computes the update, and lets the fusion write into the memory of its target. If the target comes to
+it reshaped, it does not see that the update is read from the same memory:
+
+    y = x.reshape(256)                      x of 16 x 16
+    y[16:80] = x[:4].reshape(64) + 1        reads rows that it has just written
+
+A call that is not inlined keeps the two apart. tests/lowering/test_in_place.py tells when the
+compiler is mended.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+Value = Any
+
+_NEVER_FUSED = {
+    "stablehlo.convolution",
+    "stablehlo.custom_call",
+    "stablehlo.dot_general",
+    "stablehlo.sort",
+}
+"""What they return is in memory of its own."""
+
+_MOST_OPERATIONS = 256
+"""Beyond so many the two are taken to share memory."""
+
+
+def may_read_what_it_replaces(x: Value, update: Value) -> bool:
+    """Whether `update` may be read from the memory in which `x` is."""
+    size = math.prod(x.type.shape)
+    targets, sources = _origins(x, size), _origins(update, size)
+    return targets is None or sources is None or not targets.isdisjoint(sources)
+
+
+def _origins(value: Value, size: int) -> set[Value] | None:
+    """What a value is computed from, as far as it has so many elements; None for too much."""
+    found: set[Value] = set()
+    seen: set[Value] = set()
+    waiting = [value]
+    while waiting:
+        each = waiting.pop()
+        if each in seen:
+            continue
+        seen.add(each)
+        if len(seen) > _MOST_OPERATIONS:
+            return None
+        if math.prod(each.type.shape) == size:
+            found.add(each)
+        operation = each.owner
+        operands = getattr(operation, "operands", ())  # a block, if it is an argument
+        if operands and operation.name not in _NEVER_FUSED:
+            waiting.extend(operands)
+    return found
+
+
+def update_apart(b: Any, x: Value, update: Value, starts: Sequence[Value]) -> Value:
+    """A `dynamic_update_slice` that is not fused; `b` is the builder."""
+    world, ir = b.mlir, b.mlir.ir
+    operands = [x, update, *starts]
+    types = [operand.type for operand in operands]
+    key = ("dynamic_update_slice", *map(str, types))
+    name = b.symbols.get(key)
+    if name is None:
+        name = b.symbols[key] = f"dynamic_update_slice.{len(b.symbols)}"
+        with ir.InsertionPoint(b.module.body):
+            function = world.func.FuncOp(name, (types, types[:1]), visibility="private")
+            block = function.add_entry_block()
+        with ir.InsertionPoint(block):
+            target, source, *places = block.arguments
+            world.func.ReturnOp([b.hlo.dynamic_update_slice(target, source, places)])
+        b.callees[name] = function
+    call = world.func.CallOp(b.callees[name], operands)
+    call.attributes["mhlo.frontend_attributes"] = ir.DictAttr.get(
+        {"inlineable": ir.StringAttr.get("false")}
+    )
+    return call.results[0]
