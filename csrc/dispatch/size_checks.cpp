@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <unordered_map>
 
-
 namespace lazyxla::dispatch {
 namespace {
 
