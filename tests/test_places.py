@@ -66,7 +66,6 @@ LOOPS: list[tuple[str, Callable[[Tensor, int], Tensor], int]] = [
     ("select_scatter", lambda x, i: torch.select_scatter(x, x[0] + 1, 1, i), 2),
     ("slice_scatter", lambda x, i: torch.slice_scatter(x, x[:4] + 1, 0, i, i + 4), 2),
     ("select_copy", lambda x, i: torch.select_copy(x, 0, i) + 1, 2),
-    ("narrow_copy", lambda x, i: torch.narrow_copy(x, 1, i, 4) + 1, 2),
     ("x[i] = tensor", lambda x, i: assign(x, i, x[0] + 1), 2),
     ("x[i] = number", lambda x, i: assign(x, i, 3.5), 2),
     ("x[i:i + n] = ", lambda x, i: assign(x, slice(i, i + 3), x[:3] * 2), 2),

@@ -34,7 +34,7 @@ _VIEW_COPIES = [
     "transpose_copy.int", "t_copy", "slice_copy.Tensor", "select_copy.int", "unsqueeze_copy",
     "squeeze_copy", "squeeze_copy.dim", "squeeze_copy.dims", "split_copy.Tensor",
     "split_with_sizes_copy", "unbind_copy.int", "diagonal_copy", "unfold_copy", "view_as_real_copy",
-    "view_as_complex_copy", "narrow_copy",
+    "view_as_complex_copy",
 ]
 # fmt: on
 

@@ -19,10 +19,6 @@ from tests.opinfo.compare import DEVICE, copied
 from tests.opinfo.entries import entries, samples, supports
 from tests.support import error_of
 
-# Entries whose samples are large: of more than 4096 elements, results that overlap in part are
-# refused without asking the CPU.
-LARGE = {"slice_scatter"}
-
 
 def _results_on_arguments(sample: SampleInput, result: torch.Tensor) -> Iterator[SampleInput]:
     """The sample with results that share memory with an argument."""
@@ -68,6 +64,5 @@ def test_shared_memory_is_refused_as_on_the_cpu(request: pytest.FixtureRequest) 
                 accepted += theirs[0] is type(None)
                 if theirs[0] is not ours[0]:
                     differences[name] = (theirs, ours)
-    assert {n: d for n, d in differences.items() if n not in LARGE} == {}
-    assert set(differences) == LARGE
+    assert differences == {}
     assert min(refused, accepted) > 100 * limit

@@ -1,8 +1,8 @@
-"""Functions that put a tensor's elements into one of zeros.
+"""Views as functions, where PyTorch has a kernel for them.
 
-The gradients of views, `*_copy` and `*_scatter` operators need no rules: PyTorch makes them of
-views and writes in place, so that where they begin is a number like any other. In traced graphs
-they are those of graph_rules.py.
+The gradients of views, most `*_copy` and the `*_scatter` operators need no rules: PyTorch makes
+them of views and writes in place, so that where they begin is a number like any other. In traced
+graphs they are those of graph_rules.py.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,12 @@ if TYPE_CHECKING:
     from lazyxla.lowering.builder import Builder
 
 Value = Any
+
+
+@rule("aten::narrow_copy")
+def narrow_copy(b: "Builder", x: Value, dim: int, start: int, length: int) -> Value:
+    start += b.shape(x)[dim] if start < 0 else 0
+    return b.slice_dim(x, dim, start, start + length)
 
 
 @rule("aten::diag_embed")
