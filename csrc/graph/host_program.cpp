@@ -17,12 +17,12 @@
 namespace lazyxla::graph {
 namespace {
 
-// XLA computes larger ones faster, and in the background.
+// What is larger is compiled: an estimate of where that begins to pay, not measured.
 constexpr size_t kMostNodes = 16;
 constexpr int64_t kMostElements = int64_t{1} << 14;
 
 // So many graphs of the same operators are compiled: most loops settle before, and a user is told
-// of one that does not (recompilations.py).
+// of one that does not (recompilations.py). An estimate, too.
 constexpr int kCompiledFirst = 8;
 
 constexpr size_t kMostFamilies = 1024;

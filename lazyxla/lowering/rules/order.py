@@ -107,7 +107,8 @@ def _widened(x: Any, outputs: Any) -> Any:
 
 _FEW = 32
 """Elements in a row up to which one windowed reduction computes all running results, at a quadratic
-cost. It compiles in a fraction of the time of JAX's scan, whose first use imports JAX, too."""
+cost. To compile it took 36 ms for 8 integers and 77 for 32, JAX's scan 54 and 92 (an AMD EPYC, in
+turns); the scan's first use imports JAX, too."""
 
 
 def _cumulative(b: "Builder", x: Value, dim: int, kind: str) -> Value:
