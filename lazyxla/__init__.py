@@ -230,7 +230,7 @@ def _register() -> None:
     _C.install_tensor_namer(reporting.names_of)
     _C.set_library_paths(reporting.LIBRARIES)
     lowering.on_change(_C.rule_changed)
-    lowering.on_change(lambda name: _C.forget_program_store())
+    lowering.on_change(lambda *_: _C.forget_program_store())
     meta_functions.install()
     printing.install()
     # Half precision is PyTorch's own default here; every XLA platform is better at this one.

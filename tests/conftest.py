@@ -23,6 +23,7 @@ import pytest  # noqa: E402
 import torch  # noqa: E402
 
 from lazyxla import platforms  # noqa: E402
+from lazyxla.lowering import registry  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -71,6 +72,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def seed() -> None:
     """The same random data in every run, whatever runs before and in whichever process."""
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def own_rules() -> Iterator[None]:
+    """What a test gives operators as rules is gone after it."""
+    with registry.temporary():
+        yield
 
 
 RunPython = Callable[..., subprocess.CompletedProcess[str]]

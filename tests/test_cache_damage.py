@@ -14,7 +14,6 @@ import pytest
 import torch
 
 import lazyxla
-from lazyxla.lowering import registry
 from tests.cache_damage import DAMAGES, Bytes, is_good, is_in_the_way, repair
 from tests.conftest import RunPython
 from tests.support import counted
@@ -33,8 +32,6 @@ WORK: list[tuple[int, Callable[[torch.Tensor], torch.Tensor]]] = [
 @pytest.fixture
 def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The directory of programs, an empty one; next to nothing is kept in memory."""
-    # Other tests gave operators rules, with which graphs are not kept.
-    monkeypatch.setattr(registry, "_user_rules", False)
     settings = lazyxla.settings
     before = settings.cache_dir, settings.cache_size, settings.max_programs
     settings.cache_dir, settings.cache_size = str(tmp_path / "cache"), 100

@@ -17,7 +17,6 @@ import torch
 import lazyxla
 from lazyxla import aot
 from lazyxla.aot.__main__ import main
-from lazyxla.lowering import registry
 from tests.conftest import ROOT
 from tests.support import counted
 
@@ -26,8 +25,6 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a 
 
 @pytest.fixture(autouse=True)
 def keep_settings(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    # Other tests gave operators rules, with which graphs are not kept.
-    monkeypatch.setattr(registry, "_user_rules", False)
     before = lazyxla.settings.cache_dir, lazyxla.settings.cache_size
     lazyxla.settings.cache_size = 100
     yield

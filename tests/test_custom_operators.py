@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,24 +11,10 @@ from torch import Tensor
 
 import lazyxla
 from lazyxla.dynamo import backend
-from lazyxla.lowering import how, jax_rule, registry, rule
+from lazyxla.lowering import how, jax_rule, rule
 from tests.support import DEVICE, assert_same, check, counted, error_of, on_device
 
 ON_CPU: dict[str, Any] = {"mutates_args": (), "device_types": "cpu"}
-
-
-@pytest.fixture(autouse=True)
-def own_registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Takes the rules that a test has registered away again."""
-    names: set[str] = set()
-    monkeypatch.setattr(registry, "_rules", dict(registry._rules))
-    monkeypatch.setattr(registry, "_jax_rules", dict(registry._jax_rules))
-    monkeypatch.setattr(registry, "_listeners", [*registry._listeners, names.add])
-    yield
-    monkeypatch.undo()
-    for name in names:
-        for listener in registry._listeners:
-            listener(name)
 
 
 @torch.library.custom_op("lazyxla_own::scale", **ON_CPU)

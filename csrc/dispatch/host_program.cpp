@@ -28,9 +28,13 @@ class UsersRules {
     static auto* instance = new UsersRules();
     return *instance;
   }
-  void add(const std::string& name) {
+  void set(const std::string& name, bool has_rule) {
     std::lock_guard lock(mutex_);
-    names_.insert(name);
+    if (has_rule) {
+      names_.insert(name);
+    } else {
+      names_.erase(name);
+    }
   }
   bool has(const std::string& name) {
     std::lock_guard lock(mutex_);
@@ -343,6 +347,8 @@ std::optional<graph::HostProgram> make(const graph::Graph& graph) {
 
 void install_host_programs() { graph::set_host_program_maker(&make); }
 
-void keep_off_host(const std::string& name) { UsersRules::get().add(name); }
+void keep_off_host(const std::string& name, bool has_users_rule) {
+  UsersRules::get().set(name, has_users_rule);
+}
 
 }  // namespace lazyxla::dispatch

@@ -12,7 +12,7 @@ namespace lazyxla::dispatch {
 
 void install_host_programs();
 
-// The user gave this operator a rule.
-void keep_off_host(const std::string& name);
+// Whether the user has given this operator a rule.
+void keep_off_host(const std::string& name, bool has_users_rule);
 
 }  // namespace lazyxla::dispatch

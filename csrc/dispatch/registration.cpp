@@ -111,9 +111,9 @@ std::string functional_name(const std::string& name) {
   return info.recordable ? info.functional_name : "";
 }
 
-void rule_changed(const std::string& name) {
+void rule_changed(const std::string& name, bool is_users) {
   forget_way(name);
-  keep_off_host(name);
+  keep_off_host(name, is_users);
   size_t colon = name.find("::");
   auto dot = name.find('.', colon);
   bool has_overload = dot != std::string::npos;

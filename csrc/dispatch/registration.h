@@ -18,8 +18,9 @@ std::vector<std::string> register_operators(const std::vector<std::string>& name
 // The operator that a call of operator `name` is recorded as; empty if it cannot be.
 std::string functional_name(const std::string& name);
 
-// A user has given the operator `name` a rule. It is recorded from now on, even if it has a kernel
-// for all devices (as torch.library.custom_op makes them), and what was known of it is forgotten.
-void rule_changed(const std::string& name);
+// The operator `name` has got another rule, a user's or ours again. It is recorded from now on,
+// even if it has a kernel for all devices (as torch.library.custom_op makes them), and what was
+// known of it is forgotten.
+void rule_changed(const std::string& name, bool is_users);
 
 }  // namespace lazyxla::dispatch

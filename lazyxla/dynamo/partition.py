@@ -133,7 +133,7 @@ def _how_on(_captured_platform: str, target: Any) -> str:
     )
 
 
-registry.on_change(lambda _: _how_on.cache_clear())
+registry.on_change(lambda *_: _how_on.cache_clear())
 
 
 def _lowers(node: fx.Node) -> bool:

@@ -9,9 +9,10 @@ Names are schema names: "aten::add.Tensor", and "aten::addmm" for a default over
 functional forms are registered, never in-place forms, out forms or views.
 """
 
+import contextlib
 import importlib
 import pkgutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, TypeVar
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -31,9 +32,8 @@ _jax_rules: dict[str, JaxRule] = {}
 _graph_rules: dict[str, Callable[..., Any]] = {}
 _loaded = False
 _loading = False
-_user_rules = False
-_own_rules: dict[str, Callable[..., Any]] = {}
-_listeners: list[Callable[[str], None]] = []
+_own_rules: dict[str, Callable[..., Any] | JaxRule] = {}
+_listeners: list[Callable[[str, bool], None]] = []
 
 # The graphs (FxGraph) that torch.compile handed over, by the number that their nodes carry. Each
 # stays as long as C++ may ask to have it lowered.
@@ -100,29 +100,56 @@ def graph_rule(*names: str) -> Callable[[F], F]:
     return register
 
 
-def on_change(listener: Callable[[str], None]) -> None:
-    """Calls `listener(name)` whenever a user gives an operator a rule."""
+def on_change(listener: Callable[[str, bool], None]) -> None:
+    """Calls `listener(name, is_users)` whenever an operator gets another rule.
+
+    `is_users` tells a user's rule from ours, which comes back at the end of `temporary`.
+    """
     _load()
     _listeners.append(listener)
 
 
+@contextlib.contextmanager
+def temporary() -> Iterator[None]:
+    """Takes back, at its end, every rule that was given or removed within."""
+    _load()
+    tables: list[dict[str, Any]] = [_rules, _jax_rules, _graph_rules]
+    before = [dict(table) for table in tables]
+    try:
+        yield
+    finally:
+        changed = set()
+        for table, old in zip(tables, before):
+            if table == old:
+                continue
+            changed |= {n for n in table.keys() | old.keys() if table.get(n) is not old.get(n)}
+            table.clear()
+            table.update(old)
+        for name in sorted(changed):
+            _changed(name)
+
+
 def has_user_rules() -> bool:
-    """Whether a user gave an operator a rule."""
-    return _user_rules
+    """Whether any operator is lowered by a user's rule."""
+    _load()
+    return any(map(_is_users, _rules.keys() | _jax_rules.keys() | _own_rules.keys()))
 
 
 def has_own_rule(name: str) -> bool:
     """Whether an operator's rule is ours."""
     _load()
-    return name in _own_rules and _rules.get(name) is _own_rules[name]
+    return name in _rules and not _is_users(name)
+
+
+def _is_users(name: str) -> bool:
+    """Whether the operator's rule, or that it has none, is not our doing."""
+    return (_rules.get(name) or _jax_rules.get(name)) is not _own_rules.get(name)
 
 
 def _changed(name: str) -> None:
-    global _user_rules
     if not _loading:
-        _user_rules = True
         for listener in _listeners:
-            listener(name)
+            listener(name, _is_users(name))
 
 
 def _check_names(decorator: str, names: tuple[Any, ...]) -> None:
@@ -232,6 +259,7 @@ def _load() -> None:
             importlib.import_module(f"lazyxla.lowering.{name}")
         for module in pkgutil.iter_modules(rules.__path__):
             importlib.import_module(f"{rules.__name__}.{module.name}")
+        _own_rules.update(_jax_rules)
         _own_rules.update(_rules)
     finally:
         _loading = False

@@ -8,17 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from lazyxla.lowering import LoweringError, lower, lower_to_text, names, registry
+from lazyxla.lowering import LoweringError, lower, lower_to_text, registry
 from lazyxla.lowering.jax_call import _trace as jax_trace
 from tests.lowering.harness import check, record, run, text
-
-
-@pytest.fixture(autouse=True)
-def own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lets a test register operators, and take rules away, without leaving traces."""
-    names()
-    for table in ("_rules", "_jax_rules", "_graph_rules"):
-        monkeypatch.setattr(registry, table, dict(getattr(registry, table)))
 
 
 def use_jax(name: str, **options: Any) -> Callable[[Any], Any]:

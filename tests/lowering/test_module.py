@@ -16,7 +16,6 @@ from lazyxla.lowering import (
     TensorSpec,
     lower,
     lower_to_text,
-    names,
     registry,
 )
 from tests.lowering.harness import execute
@@ -64,10 +63,8 @@ def test_a_variable_slot_keeps_its_parameter_when_no_rule_reads_it() -> None:
 
 
 @pytest.fixture
-def register(monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
+def register():  # type: ignore[no-untyped-def]
     """`register(f)` makes f the rule of test::op for one test."""
-    names()
-    monkeypatch.setattr(registry, "_rules", dict(registry._rules))
     return registry.rule("test::op")
 
 

@@ -10,15 +10,6 @@ import torch
 from lazyxla.lowering import how, jax_rule, names, registry, rule
 
 
-@pytest.fixture
-def own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lets a test register operators without leaving them behind."""
-    names()
-    monkeypatch.setattr(registry, "_rules", dict(registry._rules))
-    monkeypatch.setattr(registry, "_jax_rules", dict(registry._jax_rules))
-    monkeypatch.setattr(registry, "_graph_rules", dict(registry._graph_rules))
-
-
 def test_importing_all_rules_loads_no_compiler() -> None:
     script = (
         "import sys, lazyxla.lowering as l; l.names(); l.how('aten::add.Tensor');"
@@ -105,7 +96,7 @@ def test_no_operator_has_two_rules(run_python: Any) -> None:
     run_python(_TWO_RULES)
 
 
-def test_a_rule_comes_before_a_jax_rule(own_registry: None) -> None:
+def test_a_rule_comes_before_a_jax_rule() -> None:
     @jax_rule("test::both", "test::jax")
     def on_arrays(x: object) -> object:
         return x
