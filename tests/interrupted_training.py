@@ -9,6 +9,7 @@ one JSON object.
 
 from __future__ import annotations
 
+import copy
 import functools
 import json
 import os
@@ -176,7 +177,8 @@ def main(mode: str, cold: bool, signals: int, seed: int) -> None:
                 parameter.grad.cpu()
         model.load_state_dict(kept[0])
         groups = optimizer.state_dict()["param_groups"]
-        optimizer.load_state_dict({"state": kept[1], "param_groups": groups})
+        # A copy: the optimizer counts its steps in the very tensors that it is given.
+        optimizer.load_state_dict({"state": copy.deepcopy(kept[1]), "param_groups": groups})
         optimizer.zero_grad()
         torch.lazyxla.set_rng_state(kept[2])
         assert not lazyxla._C.in_region()
