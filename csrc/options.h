@@ -16,7 +16,7 @@ struct Options {
   std::atomic<int64_t> max_calls{50000};
   std::atomic<bool> blocking{false};
   std::atomic<bool> cut_graphs{true};
-  std::atomic<bool> host_programs{false};
+  std::atomic<bool> host_programs{true};
 };
 
 inline Options& options() {

@@ -226,7 +226,7 @@ FIELDS: tuple[Field, ...] = (
         "host_programs",
         "LAZYXLA_HOST_PROGRAMS",
         _boolean,
-        False,
+        True,
         "On the CPU platform, runs small graphs by PyTorch's own kernels, instead of compiling "
         "them, once eight of the same operators were compiled. In lazy mode only.",
     ),

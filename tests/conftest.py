@@ -18,6 +18,8 @@ os.environ.setdefault("LAZYXLA_CPU_DEVICES", "2")
 os.environ.setdefault("LAZYXLA_CACHE_DIR", tempfile.mkdtemp(prefix="lazyxla-test-"))
 # Tests count what is compiled; those of the program store turn it on.
 os.environ.setdefault("LAZYXLA_CACHE_SIZE", "0")
+# Tests are for the programs that are compiled; test_host_programs.py turns these on.
+os.environ.setdefault("LAZYXLA_HOST_PROGRAMS", "0")
 
 import pytest  # noqa: E402
 import torch  # noqa: E402
