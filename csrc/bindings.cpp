@@ -22,6 +22,7 @@
 #include "dispatch/registration.h"
 #include "dispatch/sharing.h"
 #include "dispatch/tensor.h"
+#include "distributed/process_group.h"
 #include "graph/batches.h"
 #include "graph/capture.h"
 #include "graph/counters.h"
@@ -348,6 +349,7 @@ PYBIND11_MODULE(_C, m) {
   lazyxla::bind_graph(m);
   lazyxla::bind_capture(m);
   lazyxla::bind_topology(m);
+  m.def("make_process_group", &lazyxla::distributed::make_process_group);
   lazyxla::ir::register_storage(lazyxla::dispatch::memory_allocator());
   lazyxla::graph::watch_optimizer_steps();
 }

@@ -66,6 +66,7 @@ with Deferred():  # a module half imported would stay so
         _C,
         aot,
         device_module,
+        distributed,
         lowering,
         meta_functions,
         platforms,
@@ -232,6 +233,7 @@ def _register() -> None:
     lowering.on_change(_C.rule_changed)
     lowering.on_change(lambda *_: _C.forget_program_store())
     meta_functions.install()
+    distributed.install()
     printing.install()
     # Half precision is PyTorch's own default here; every XLA platform is better at this one.
     torch.set_autocast_dtype(BACKEND, torch.bfloat16)

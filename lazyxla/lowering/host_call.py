@@ -94,7 +94,20 @@ def _without(kind: str, wrapper: str) -> str:
 
 
 def host_call(b: "Builder", name: str, args: tuple[Any, ...]) -> list[Any]:
-    """Emits the call of operator `name`; `args` are all its arguments, as the rules take them."""
+    """Emits the call of an operator that has no other lowering, where the user allows that.
+
+    `args` are all its arguments, as the rules take them.
+    """
+    if _forbidden is not None and _forbidden() and not b.trying:
+        raise LoweringError(
+            f"{show_call(b, name, args)} would run on the host, called by the program; strict mode "
+            "(LAZYXLA_STRICT_HOST_CALLS) makes this an error"
+        )
+    return emit_call(b, name, args)
+
+
+def emit_call(b: "Builder", name: str, args: tuple[Any, ...]) -> list[Any]:
+    """Emits the call of operator `name`."""
     op: Any = find_op(name)
     ir = b.mlir.ir
     i64 = b.mlir.element(torch.int64)
@@ -127,11 +140,6 @@ def host_call(b: "Builder", name: str, args: tuple[Any, ...]) -> list[Any]:
         "operator": ir.StringAttr.get(name),
         "arguments": ir.DictAttr.get(arguments),
     }
-    if _forbidden is not None and _forbidden() and not b.trying:
-        raise LoweringError(
-            f"{show_call(b, name, args)} would run on the host, called by the program; strict mode "
-            "(LAZYXLA_STRICT_HOST_CALLS) makes this an error"
-        )
     b.host_calls.append(name)
     call = b.hlo.CustomCallOp(
         [b.type(s.dtype, tuple(s.shape)) for s in b.outputs],

@@ -209,7 +209,8 @@ def names(platform: str | None = None) -> list[str]:
     """
     _load()
     jax = {n for n, r in _jax_rules.items() if not r.platforms or platform in r.platforms}
-    return sorted(n for n in _rules.keys() | jax if not n.startswith("lazyxla::"))
+    ours = ("lazyxla::", "lazyxla_c10d::")
+    return sorted(n for n in _rules.keys() | jax if not n.startswith(ours))
 
 
 def how(name: str) -> str:

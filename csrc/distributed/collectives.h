@@ -1,0 +1,51 @@
+// Collectives: operators that exchange tensors with the other processes of a group.
+//
+// They are operators of PyTorch's dispatcher, recorded like any other, so that forward,
+// collectives, backward and optimizer are one program:
+//
+//     lazyxla_c10d::all_reduce(Tensor[] inputs, str group, int op) -> Tensor[]
+//
+// On the CPU a program calls their kernels (dispatch/host_call.h), which hand the data to the
+// group's transport, a process group of PyTorch's. They run there one after the other, in the order
+// in which they were recorded: the last of the inputs is a token, a number that each of them takes
+// from the one recorded before, and the last of the results hands it on. The token also keeps one
+// whose result nobody reads. Processes must agree on this order, and on nothing else.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+
+#include <string>
+#include <vector>
+
+namespace lazyxla::distributed {
+
+// The process group that carries the collectives of `group` from now on. Names are the same in all
+// processes, for they stand in programs.
+void set_transport(const std::string& group, c10::intrusive_ptr<c10d::Backend> transport);
+// Waits for what it still sends.
+void remove_transport(const std::string& group);
+
+// Recorded calls, on tensors of the device. Each takes and leaves the token.
+std::vector<at::Tensor> all_reduce(const std::vector<at::Tensor>& inputs, const std::string& group,
+                                   c10d::ReduceOp::RedOpType op);
+std::vector<at::Tensor> broadcast(const std::vector<at::Tensor>& inputs, const std::string& group,
+                                  int64_t root);
+// Every process's input in turn: [processes, *shape].
+std::vector<at::Tensor> all_gather(const std::vector<at::Tensor>& inputs, const std::string& group,
+                                   int64_t processes);
+// Of inputs [processes, *shape], this process's part.
+std::vector<at::Tensor> reduce_scatter(const std::vector<at::Tensor>& inputs,
+                                       const std::string& group, c10d::ReduceOp::RedOpType op);
+// So many rows of the input go to each process, and so many come from it.
+at::Tensor all_to_all(const at::Tensor& input, const std::string& group,
+                      const std::vector<int64_t>& sent_rows,
+                      const std::vector<int64_t>& received_rows);
+// Does not wait until it is received.
+void send(const at::Tensor& input, const std::string& group, int64_t peer, int64_t tag);
+// Lets the peer send something of this shape. What was started is finished in the same order.
+void start_receive(const at::Tensor& like, const std::string& group, int64_t peer, int64_t tag);
+at::Tensor finish_receive(const at::Tensor& like, const std::string& group, int64_t peer,
+                          int64_t tag);
+
+}  // namespace lazyxla::distributed

@@ -1,0 +1,371 @@
+#include "distributed/process_group.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
+
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "dispatch/device_state.h"
+#include "distributed/collectives.h"
+#include "graph/flush.h"
+#include "graph/scope.h"
+
+namespace lazyxla::distributed {
+namespace {
+
+using Tensors = std::vector<at::Tensor>;
+using WorkRef = c10::intrusive_ptr<c10d::Work>;
+using c10d::OpType;
+using c10d::ReduceOp;
+
+class RecordedWork : public c10d::Work {
+ public:
+  RecordedWork(int rank, OpType type, Tensors results)
+      : Work(rank, type), results_(std::move(results)) {
+    finish();
+  }
+  bool wait(std::chrono::milliseconds) override { return true; }
+  Tensors result() override { return results_; }
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
+    std::vector<c10::Device> devices;
+    if (!results_.empty()) devices.push_back(results_[0].device());
+    auto future = c10::make_intrusive<c10::ivalue::Future>(
+        c10::ListType::create(c10::TensorType::get()), std::move(devices));
+    future->markCompleted(c10::IValue(results_));
+    return future;
+  }
+
+ private:
+  Tensors results_;
+};
+
+// Its result is recorded when somebody waits for it, so that what is sent meanwhile is recorded
+// before: two processes that receive, then send, would wait for each other for ever.
+class ReceiveWork : public c10d::Work {
+ public:
+  ReceiveWork(int rank, at::Tensor target, std::string group, int64_t peer, int64_t tag)
+      : Work(rank, OpType::RECV),
+        target_(std::move(target)),
+        group_(std::move(group)),
+        peer_(peer),
+        tag_(tag) {}
+  bool isCompleted() override { return wait(kNoTimeout); }
+  bool isSuccess() const override { return true; }
+  int sourceRank() const override { return static_cast<int>(peer_); }
+  bool wait(std::chrono::milliseconds) override {
+    if (std::exchange(is_done_, true)) return true;
+    at::AutoDispatchBelowADInplaceOrView no_autograd;
+    target_.copy_(finish_receive(target_, group_, peer_, tag_));
+    return true;
+  }
+  void synchronize() override { wait(kNoTimeout); }
+  Tensors result() override {
+    wait(kNoTimeout);
+    return {target_};
+  }
+
+ private:
+  at::Tensor target_;
+  std::string group_;
+  int64_t peer_, tag_;
+  bool is_done_ = false;
+};
+
+// Those that are to be waited for together.
+class CoalescedWork : public c10d::Work {
+ public:
+  CoalescedWork(int rank, std::vector<WorkRef> works)
+      : Work(rank, OpType::COALESCED), works_(std::move(works)) {}
+  bool isCompleted() override { return wait(kNoTimeout); }
+  bool isSuccess() const override { return true; }
+  bool wait(std::chrono::milliseconds timeout) override {
+    for (const WorkRef& work : works_) work->wait(timeout);
+    return true;
+  }
+  void synchronize() override { wait(kNoTimeout); }
+
+ private:
+  std::vector<WorkRef> works_;
+};
+
+class ProcessGroup : public c10d::Backend {
+ public:
+  ProcessGroup(const c10::intrusive_ptr<c10d::Backend>& transport, std::string name)
+      : Backend(transport->getRank(), transport->getSize()), name_(std::move(name)) {
+    set_transport(name_, transport);  // until shutdown: programs refer to it by its name
+  }
+
+  const std::string getBackendName() const override { return "lazyxla"; }
+  bool supportsCoalescing() const override { return true; }
+  // Only what is received leaves something to do.
+  void startCoalescing() override { coalesced_.emplace(); }
+  WorkRef endCoalescing() override {
+    TORCH_CHECK(coalesced_, "lazyxla: no coalescing was started");
+    auto works = *std::exchange(coalesced_, std::nullopt);
+    return c10::make_intrusive<CoalescedWork>(getRank(), std::move(works));
+  }
+  void setSequenceNumberForGroup() override {}
+  void shutdown() override {
+    for (c10::DeviceIndex device = 0; device < dispatch::device_count_bound(); ++device) {
+      graph::sync(device, /*wait=*/true, graph::Cause::kSync);
+    }
+    remove_transport(name_);
+  }
+  void abort() override { remove_transport(name_); }
+
+  WorkRef broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override {
+    Recording recording;
+    write(tensors, distributed::broadcast(tensors, name_, options.rootRank));
+    return done(OpType::BROADCAST, tensors);
+  }
+
+  WorkRef allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override {
+    Recording recording;
+    write(tensors, reduced(tensors, options.reduceOp));
+    return done(OpType::ALLREDUCE, tensors);
+  }
+
+  WorkRef allreduce_coalesced(Tensors& tensors,
+                              const c10d::AllreduceCoalescedOptions& options) override {
+    return allreduce(tensors, options);
+  }
+
+  WorkRef reduce(Tensors& tensors, const c10d::ReduceOptions& options) override {
+    Recording recording;
+    const Tensors results = reduced(tensors, options.reduceOp);
+    if (getRank() == options.rootRank) write(tensors, results);
+    return done(OpType::REDUCE, tensors);
+  }
+
+  WorkRef allgather(std::vector<Tensors>& outputs, Tensors& inputs,
+                    const c10d::AllgatherOptions&) override {
+    return allgather_coalesced_by_input(outputs, inputs);
+  }
+
+  WorkRef allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs,
+                              const c10d::AllgatherOptions&) override {
+    // Here the lists are one for each process.
+    std::vector<Tensors> by_input(inputs.size());
+    for (const Tensors& of_process : outputs) {
+      for (size_t i = 0; i < inputs.size(); ++i) by_input[i].push_back(of_process.at(i));
+    }
+    return allgather_coalesced_by_input(by_input, inputs);
+  }
+
+  WorkRef _allgather_base(at::Tensor& output, at::Tensor& input,
+                          const c10d::AllgatherOptions& options) override {
+    Tensors outputs{output}, inputs{input};
+    return allgather_into_tensor_coalesced(outputs, inputs, options);
+  }
+
+  WorkRef allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                          const c10d::AllgatherOptions&) override {
+    Recording recording;
+    for (size_t i = 0; i < inputs.size(); ++i) check_whole(outputs.at(i), inputs[i]);
+    write(outputs, all_gather(inputs, name_, getSize()));
+    return done(OpType::_ALLGATHER_BASE, outputs);
+  }
+
+  // Every process gets all, and uses what is its own.
+  WorkRef gather(std::vector<Tensors>& outputs, Tensors& inputs,
+                 const c10d::GatherOptions& options) override {
+    Recording recording;
+    const Tensors gathered = all_gather(inputs, name_, getSize());
+    if (getRank() == options.rootRank) {
+      for (size_t i = 0; i < inputs.size(); ++i) write(outputs.at(i), gathered[i].unbind(0));
+    }
+    return done(OpType::GATHER, getRank() == options.rootRank ? outputs[0] : Tensors());
+  }
+
+  WorkRef scatter(Tensors& outputs, std::vector<Tensors>& inputs,
+                  const c10d::ScatterOptions& options) override {
+    Recording recording;
+    Tensors sent;
+    for (size_t i = 0; i < outputs.size(); ++i) {
+      sent.push_back(getRank() == options.rootRank
+                         ? at::stack(inputs.at(i))
+                         : at::stack(Tensors(getSize(), at::zeros_like(outputs[i]))));
+    }
+    const Tensors all = distributed::broadcast(sent, name_, options.rootRank);
+    for (size_t i = 0; i < outputs.size(); ++i) outputs[i].copy_(all[i].select(0, getRank()));
+    return done(OpType::SCATTER, outputs);
+  }
+
+  WorkRef reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
+                         const c10d::ReduceScatterOptions& options) override {
+    Recording recording;
+    Tensors stacked;
+    for (const Tensors& input : inputs) stacked.push_back(at::stack(input));
+    write(outputs, scattered(stacked, options.reduceOp));
+    return done(OpType::REDUCE_SCATTER, outputs);
+  }
+
+  WorkRef _reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                               const c10d::ReduceScatterOptions& options) override {
+    Tensors outputs{output}, inputs{input};
+    return reduce_scatter_tensor_coalesced(outputs, inputs, options);
+  }
+
+  WorkRef reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                          const c10d::ReduceScatterOptions& options) override {
+    Recording recording;
+    Tensors parts;
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      check_whole(inputs[i], outputs.at(i));
+      std::vector<int64_t> sizes{getSize()};
+      sizes.insert(sizes.end(), outputs[i].sizes().begin(), outputs[i].sizes().end());
+      parts.push_back(inputs[i].reshape(sizes));
+    }
+    write(outputs, scattered(parts, options.reduceOp));
+    return done(OpType::_REDUCE_SCATTER_BASE, outputs);
+  }
+
+  WorkRef alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& received_rows,
+                        std::vector<int64_t>& sent_rows, const c10d::AllToAllOptions&) override {
+    Recording recording;
+    at::Tensor result =
+        all_to_all(input, name_, rows(input, sent_rows), rows(output, received_rows));
+    write_one(output, result);
+    return done(OpType::ALLTOALL_BASE, {output});
+  }
+
+  WorkRef alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions&) override {
+    Recording recording;
+    std::vector<int64_t> sent, received;
+    Tensors flat;
+    for (const at::Tensor& x : inputs) {
+      flat.push_back(x.reshape({-1}));
+      sent.push_back(x.numel());
+    }
+    for (const at::Tensor& x : outputs) received.push_back(x.numel());
+    write(outputs, all_to_all(at::cat(flat), name_, sent, received).split_with_sizes(received));
+    return done(OpType::ALLTOALL, outputs);
+  }
+
+  WorkRef send(Tensors& tensors, int peer, int tag) override {
+    Recording recording;
+    for (const at::Tensor& x : tensors) distributed::send(x, name_, peer, tag);
+    return done(OpType::SEND, tensors);
+  }
+
+  WorkRef recv(Tensors& tensors, int peer, int tag) override {
+    Recording recording;
+    TORCH_CHECK_VALUE(tensors.size() == 1, "lazyxla: recv takes one tensor");
+    start_receive(tensors[0], name_, peer, tag);
+    WorkRef work = c10::make_intrusive<ReceiveWork>(getRank(), tensors[0], name_, peer, tag);
+    if (coalesced_) coalesced_->push_back(work);
+    return work;
+  }
+
+  WorkRef recvAnysource(Tensors&, int) override {
+    TORCH_CHECK_NOT_IMPLEMENTED(false,
+                                "lazyxla: recv needs a source: what comes first is not known "
+                                "before the recorded operators have run");
+  }
+
+  // Returns once all processes have run everything that they recorded before theirs.
+  WorkRef barrier(const c10d::BarrierOptions& options) override {
+    const c10::DeviceIndex index = options.device ? options.device->index() : -1;
+    const c10::Device device(c10::DeviceType::PrivateUse1, std::max<c10::DeviceIndex>(index, 0));
+    {
+      Recording recording;
+      all_reduce({at::zeros({1}, at::TensorOptions(device))}, name_, ReduceOp::SUM);
+    }
+    graph::sync(device.index(), /*wait=*/true, graph::Cause::kSync);
+    return done(OpType::BARRIER, {});
+  }
+
+ private:
+  // c10d's calls are no part of what autograd sees.
+  struct Recording {
+    at::AutoDispatchBelowADInplaceOrView no_autograd;
+  };
+
+  WorkRef done(OpType type, Tensors results) const {
+    return c10::make_intrusive<RecordedWork>(getRank(), type, std::move(results));
+  }
+
+  static void write_one(const at::Tensor& target, const at::Tensor& value) {
+    target.copy_(value.sizes() == target.sizes() ? value : value.reshape(target.sizes()));
+  }
+  static void write(const Tensors& targets, const Tensors& values) {
+    TORCH_CHECK_VALUE(targets.size() == values.size(), "lazyxla: ", values.size(),
+                      " tensors were expected for the results, not ", targets.size());
+    for (size_t i = 0; i < targets.size(); ++i) write_one(targets[i], values[i]);
+  }
+
+  void check_whole(const at::Tensor& whole, const at::Tensor& part) const {
+    TORCH_CHECK_VALUE(whole.numel() == part.numel() * getSize() && whole.dtype() == part.dtype(),
+                      "lazyxla: a tensor of all ", getSize(), " processes has ", whole.numel(),
+                      " elements of ", whole.dtype(), ", one process's part has ", part.numel(),
+                      " of ", part.dtype());
+  }
+
+  // The transport has no mean.
+  ReduceOp::RedOpType transported(const ReduceOp& op) const {
+    TORCH_CHECK_NOT_IMPLEMENTED(op.op_ != ReduceOp::PREMUL_SUM,
+                                "lazyxla: multiply before all_reduce; PREMUL_SUM is NCCL's");
+    return op.op_ == ReduceOp::AVG ? ReduceOp::SUM : op.op_;
+  }
+  Tensors averaged(Tensors sums, const ReduceOp& op) const {
+    if (op.op_ != ReduceOp::AVG) return sums;
+    for (at::Tensor& x : sums) {
+      x = x.is_floating_point() || x.is_complex() ? x.div(getSize())
+                                                  : x.div(getSize(), /*rounding_mode=*/"trunc");
+    }
+    return sums;
+  }
+  Tensors reduced(const Tensors& inputs, const ReduceOp& op) const {
+    return averaged(all_reduce(inputs, name_, transported(op)), op);
+  }
+  Tensors scattered(const Tensors& inputs, const ReduceOp& op) const {
+    return averaged(distributed::reduce_scatter(inputs, name_, transported(op)), op);
+  }
+
+  std::vector<int64_t> rows(const at::Tensor& x, const std::vector<int64_t>& split) const {
+    if (!split.empty()) {
+      int64_t total = 0;
+      for (const int64_t part : split) total += part;
+      TORCH_CHECK_VALUE(
+          x.dim() > 0 && x.size(0) == total && static_cast<int>(split.size()) == getSize(),
+          "lazyxla: the split sizes ", c10::IntArrayRef(split),
+          " are not one for "
+          "each of ",
+          getSize(),
+          " processes whose sum is the size of the first "
+          "dimension: the tensor has ",
+          x.dim() > 0 ? x.size(0) : 0, " rows");
+      return split;
+    }
+    TORCH_CHECK_VALUE(x.dim() > 0 && x.size(0) % getSize() == 0, "lazyxla: the first dimension of ",
+                      x.sizes(), " is not divisible by the group's size, ", getSize());
+    return std::vector<int64_t>(getSize(), x.size(0) / getSize());
+  }
+
+  WorkRef allgather_coalesced_by_input(std::vector<Tensors>& outputs, const Tensors& inputs) {
+    Recording recording;
+    const Tensors gathered = all_gather(inputs, name_, getSize());
+    for (size_t i = 0; i < inputs.size(); ++i) write(outputs.at(i), gathered[i].unbind(0));
+    Tensors all;
+    for (const Tensors& each : outputs) all.insert(all.end(), each.begin(), each.end());
+    return done(OpType::ALLGATHER, std::move(all));
+  }
+
+  std::string name_;
+  std::optional<std::vector<WorkRef>> coalesced_;  // since startCoalescing
+};
+
+}  // namespace
+
+c10::intrusive_ptr<c10d::Backend> make_process_group(
+    const c10::intrusive_ptr<c10d::Backend>& transport, const std::string& name) {
+  return c10::make_intrusive<ProcessGroup>(transport, name);
+}
+
+}  // namespace lazyxla::distributed

@@ -1,0 +1,42 @@
+"""torch.distributed on the device: the process group ``"lazyxla"``.
+
+``torch.distributed.init_process_group("lazyxla")`` makes it; PyTorch also takes it for tensors of
+the device if no backend is named. Its collectives are recorded operators
+(``csrc/distributed/collectives.h``), which PyTorch's Gloo carries between the processes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.distributed as dist
+
+from lazyxla import _C
+from lazyxla.runtime import platform
+
+NAME = "lazyxla"
+
+
+def install() -> None:
+    """Tells torch.distributed of the process group, if there is a torch.distributed."""
+    if dist.is_available():
+        dist.Backend.register_backend(NAME, _create, extended_api=True, devices=[NAME])
+
+
+def _create(options: Any, _backend_options: Any) -> Any:
+    """The process group for torch's `_DistributedBackendOptions`.
+
+    Raises:
+        NotImplementedError: the device is not the CPU. Only there can a program call the host.
+    """
+    if platform() != "cpu":
+        raise NotImplementedError(
+            f"lazyxla: torch.distributed works between processes on the CPU, not on {platform()}"
+        )
+    transport = dist.ProcessGroupGloo(
+        dist.PrefixStore(NAME, options.store),
+        options.group_rank,
+        options.group_size,
+        timeout=options.timeout,
+    )
+    return _C.make_process_group(transport, options.group_id)

@@ -1,0 +1,552 @@
+"""One of several processes: a script for tests/test_distributed.py.
+
+Usage: distributed_ranks.py RANK SIZE FILE NAME...; FILE, a new one, is where the processes meet.
+Runs each case on the device and on the CPU, where PyTorch's own Gloo group serves it, and prints
+one JSON object: by case, what differs (empty if nothing does) and what the device's run counted.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
+from torch import Tensor, nn
+
+import lazyxla
+
+Case = Callable[[str], Any]
+CASES: dict[str, Case] = {}
+
+
+def case(function: Case) -> Case:
+    CASES[function.__name__] = function
+    return function
+
+
+def ranked(device: str, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Other numbers in each process."""
+    count = torch.Size(shape).numel()
+    return ((torch.arange(count) % 7 + 1 + dist.get_rank()).to(dtype).reshape(shape)).to(device)
+
+
+DTYPES = (
+    *(torch.float32, torch.float64, torch.float16, torch.bfloat16),
+    *(torch.int64, torch.int32, torch.int8, torch.uint8),
+)
+
+
+@case
+def all_reduce(device: str) -> Any:
+    results = []
+    for dtype in DTYPES:
+        for op in ("SUM", "PRODUCT", "MIN", "MAX"):
+            x = ranked(device, 2, 3, dtype=dtype)
+            dist.all_reduce(x, getattr(dist.ReduceOp, op))
+            results.append(x)
+    return results
+
+
+@case
+def all_reduce_bits(device: str) -> Any:
+    results = []
+    for op in ("BAND", "BOR", "BXOR"):
+        x = ranked(device, 5, dtype=torch.int64)
+        dist.all_reduce(x, getattr(dist.ReduceOp, op))
+        results.append(x)
+    return results
+
+
+@case
+def all_reduce_mean(device: str) -> Any:
+    x = ranked(device, 4)
+    if device == "cpu":  # Gloo has no mean
+        dist.all_reduce(x)
+        return x / dist.get_world_size()
+    dist.all_reduce(x, dist.ReduceOp.AVG)
+    return x
+
+
+@case
+def in_views(device: str) -> Any:
+    x = ranked(device, 4, 6)
+
+    def exchange(view: Tensor, action: Callable[[Tensor], Any]) -> None:
+        if device != "cpu":
+            action(view)
+            return
+        copied = view.contiguous()  # Gloo takes the memory as it lies
+        action(copied)
+        view.copy_(copied)
+
+    exchange(x[1, ::2], dist.all_reduce)
+    exchange(x.t()[2:4], lambda view: dist.broadcast(view, 1))
+    exchange(x[2:2], dist.all_reduce)
+    scalar = ranked(device)
+    dist.all_reduce(scalar)
+    return x, scalar
+
+
+@case
+def asynchronous(device: str) -> Any:
+    x, y = ranked(device, 3), ranked(device, 3)
+    first = dist.all_reduce(x, async_op=True)
+    second = dist.broadcast(y, 0, async_op=True)
+    future = dist.all_reduce(z := ranked(device, 2), async_op=True).get_future()
+    first.wait()
+    second.wait()
+    assert first.is_completed()
+    return x, y, z, future.wait()
+
+
+@case
+def broadcast(device: str) -> Any:
+    results = []
+    for dtype in (*DTYPES, torch.bool):
+        x = ranked(device, 2, 2, dtype=dtype)
+        dist.broadcast(x, dist.get_world_size() - 1)
+        results.append(x)
+    return results
+
+
+@case
+def reduce(device: str) -> Any:
+    x = ranked(device, 3)
+    dist.reduce(x, 1)
+    return x if dist.get_rank() == 1 else None
+
+
+@case
+def gathers(device: str) -> Any:
+    size = dist.get_world_size()
+    listed = [torch.zeros(2, 3, device=device) for _ in range(size)]
+    dist.all_gather(listed, ranked(device, 2, 3))
+    whole = torch.zeros(size * 2, 3, device=device)
+    dist.all_gather_into_tensor(whole, ranked(device, 2, 3))
+    to_root = [torch.zeros(4, device=device) for _ in range(size)] if dist.get_rank() == 0 else None
+    dist.gather(ranked(device, 4), to_root, 0)
+    return listed, whole, to_root
+
+
+@case
+def scatters(device: str) -> Any:
+    size = dist.get_world_size()
+    x = torch.zeros(3, device=device)
+    parts = [ranked(device, 3) * i for i in range(size)] if dist.get_rank() == 1 else None
+    dist.scatter(x, parts, 1)
+    y = torch.zeros(2, 2, device=device)
+    dist.reduce_scatter_tensor(y, ranked(device, size * 2, 2))
+    z = torch.zeros(2, device=device)
+    dist.reduce_scatter(z, [ranked(device, 2) * i for i in range(size)])
+    return x, y, z
+
+
+@case
+def all_to_all(device: str) -> Any:
+    size, rank = dist.get_world_size(), dist.get_rank()
+    even = torch.zeros(size * 2, 3, device=device)
+    dist.all_to_all_single(even, ranked(device, size * 2, 3))
+    # Process i sends i + j + 1 rows to process j.
+    sent, received = [rank + j + 1 for j in range(size)], [i + rank + 1 for i in range(size)]
+    uneven = torch.zeros(sum(received), 2, device=device)
+    dist.all_to_all_single(uneven, ranked(device, sum(sent), 2), received, sent)
+    if device == "cpu":  # Gloo has no lists
+        listed = torch.zeros(size, device=device)
+        dist.all_to_all_single(listed, ranked(device, size))
+        return even, uneven, list(listed.split(1))
+    outputs = [torch.zeros(1, device=device) for _ in range(size)]
+    dist.all_to_all(outputs, list(ranked(device, size).split(1)))
+    return even, uneven, outputs
+
+
+@case
+def in_a_ring(device: str) -> Any:
+    size, rank = dist.get_world_size(), dist.get_rank()
+    before, after = (rank - 1) % size, (rank + 1) % size
+    x, y, z = (torch.zeros(300, 100, device=device) for _ in range(3))
+    # All send first, all receive first, and both at once.
+    work = dist.isend(ranked(device, 300, 100), after)
+    dist.recv(x, before)
+    received = dist.irecv(y, before)
+    dist.send(ranked(device, 300, 100) * 2, after)
+    received.wait()
+    work.wait()
+    operations = [
+        dist.P2POp(dist.irecv, z, before),
+        dist.P2POp(dist.isend, ranked(device, 300, 100) * 3, after),
+    ]
+    for each in dist.batch_isend_irecv(operations):
+        each.wait()
+    return x, y, z
+
+
+@case
+def tags(device: str) -> Any:
+    rank = dist.get_rank()
+    x, y = torch.zeros(2, device=device), torch.zeros(2, device=device)
+    if rank == 0:
+        dist.send(ranked(device, 2), 1, tag=5)
+        dist.send(ranked(device, 2) * 10, 1, tag=6)
+    elif rank == 1:
+        second = dist.irecv(y, 0, tag=6)
+        first = dist.irecv(x, 0, tag=5)
+        second.wait()
+        first.wait()
+    return x, y
+
+
+@case
+def objects(device: str) -> Any:
+    size, rank = dist.get_world_size(), dist.get_rank()
+    group = dist.new_group(backend="gloo" if device == "cpu" else "lazyxla")
+    everybody: list[Any] = [None] * size
+    dist.all_gather_object(everybody, {"rank": rank, "text": "x" * rank}, group=group)
+    told = [{"from": rank}]
+    dist.broadcast_object_list(told, 1, group=group)
+    return repr(everybody), repr(told)
+
+
+@case
+def groups(device: str) -> Any:
+    size, rank = dist.get_world_size(), dist.get_rank()
+    backend = "gloo" if device == "cpu" else "lazyxla"
+    alone = [dist.new_group([i], backend=backend) for i in range(size)][rank]
+    backwards = dist.new_group(list(reversed(range(size))), backend=backend)
+    x, y = ranked(device, 3), ranked(device, 3)
+    dist.all_reduce(x, group=alone)
+    dist.all_reduce(y, group=backwards)
+    dist.all_reduce(y)
+    dist.destroy_process_group(alone)
+    return x, y
+
+
+@case
+def functional_collectives(device: str) -> Any:
+    group, size = dist.group.WORLD, dist.get_world_size()
+    x = ranked(device, size * 2, 2)
+    total = functional.all_reduce(x, "sum", group)
+    whole = functional.all_gather_tensor(x, 0, group)
+    part = functional.reduce_scatter_tensor(whole, "sum", 0, group)
+    coalesced = functional.all_reduce_coalesced([x, x * 2], "max", group)
+    sent = functional.all_to_all_single(x, None, None, group)
+    return total + 1, whole, part, [c * 1 for c in coalesced], sent.sum(0)
+
+
+@case
+def differentiable(device: str) -> Any:
+    x = ranked(device, 3).requires_grad_()
+    y = functional.all_gather_tensor_autograd(x * 2, 0, dist.group.WORLD)
+    y.square().sum().backward()
+    return y.detach(), x.grad
+
+
+@case
+def nobody_reads_it(device: str) -> Any:
+    """What is only sent to others is sent all the same."""
+    dist.all_reduce(ranked(device, 3))
+    x = ranked(device, 3)
+    if dist.get_rank() == 0:
+        dist.all_reduce(x * 1)
+    else:
+        dist.all_reduce(x)
+    return x if dist.get_rank() else None
+
+
+@case
+def ranks_differ(device: str) -> Any:
+    """Process 0 logs, computes something else, and runs its graph at other places."""
+    x = ranked(device, 4)
+    logged = []
+    for number in range(6):
+        dist.all_reduce(x)
+        x = x / 3
+        if dist.get_rank() == 0:
+            extra = (x * number).exp().sum()
+            logged.append(extra.item())
+        elif number % 2 and device != "cpu":
+            lazyxla.sync()
+    return x
+
+
+@case
+def eager(device: str) -> Any:
+    lazyxla.eager_mode(device != "cpu")
+    try:
+        x = ranked(device, 4)
+        dist.all_reduce(x)
+        dist.broadcast(y := x * 2 + dist.get_rank(), 1)
+        return y - 1
+    finally:
+        lazyxla.eager_mode(False)
+
+
+@case
+def compiled(device: str) -> Any:
+    def function(x: Tensor) -> Tensor:
+        y = x.sin()
+        dist.all_reduce(y)
+        return y * 2
+
+    run = function if device == "cpu" else lazyxla.compile(function)
+    return [run(ranked(device, size) / 8) for size in (3, 3, 3)]
+
+
+@case
+def traced(device: str) -> Any:
+    def function(x: Tensor) -> Tensor:
+        return functional.all_reduce(x.sin(), "sum", dist.group.WORLD) * 2
+
+    torch._dynamo.reset()
+    run = function if device == "cpu" else torch.compile(function, backend="lazyxla")
+    return [run(ranked(device, size) / 8) for size in (3, 3, 3)]
+
+
+def make_model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Linear(6, 32),
+        nn.LayerNorm(32),
+        nn.GELU(),
+        nn.Linear(32, 32),
+        nn.Tanh(),
+        nn.Linear(32, 3),
+    )
+
+
+def batch(device: str, step: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(100 * step + dist.get_rank())
+    x = torch.randn(8, 6, generator=generator)
+    return x.to(device), torch.randint(0, 3, (8,), generator=generator).to(device)
+
+
+def train(model: nn.Module, device: str, steps: int = 10) -> Iterator[Tensor]:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for step in range(steps):
+        x, labels = batch(device, step)
+        loss = nn.functional.cross_entropy(model(x), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if device != "cpu":
+            lazyxla.sync()
+        yield loss.detach()
+
+
+STEPS: list[dict[str, int]] = []  # what each step of the last training counted
+
+
+def train_counted(model: nn.Module, device: str) -> list[Tensor]:
+    STEPS.clear()
+    losses = []
+    before = lazyxla.counters()
+    for loss in train(model, device):
+        after = lazyxla.counters()
+        STEPS.append({name: after[name] - before[name] for name in after})
+        losses.append(loss)
+        before = lazyxla.counters()
+    return losses
+
+
+@case
+def ddp(device: str) -> Any:
+    model = nn.parallel.DistributedDataParallel(make_model().to(device))
+    return train_counted(model, device), list(model.parameters())
+
+
+@case
+def ddp_options(device: str) -> Any:
+    """A parameter that takes no part, buffers, and gradients that are summed over two batches."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = make_model()
+            self.norm, self.unused = nn.BatchNorm1d(6), nn.Linear(3, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            result: Tensor = self.inner(self.norm(x))
+            return result
+
+    torch.manual_seed(0)
+    model = nn.parallel.DistributedDataParallel(
+        Model().to(device), find_unused_parameters=True, bucket_cap_mb=1e-3
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(6):
+        x, labels = batch(device, step)
+        if step % 2 == 0:
+            with model.no_sync():
+                nn.functional.cross_entropy(model(x), labels).backward()
+            continue
+        nn.functional.cross_entropy(model(x), labels).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        if device != "cpu":
+            lazyxla.sync()
+    return list(model.state_dict().values())
+
+
+@case
+def fully_sharded(device: str) -> Any:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh(device, (dist.get_world_size(),))
+    model = make_model().to(device)
+    for layer in (model[0], model[3]):
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    losses = train_counted(model, device)
+    return losses, [p.full_tensor() for p in model.parameters()]
+
+
+@case
+def dtensors(device: str) -> Any:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    mesh = init_device_mesh(device, (dist.get_world_size(),))
+    torch.manual_seed(0)
+    x, w = torch.randn(4, 6).to(device), torch.randn(6, 5).to(device)
+    rows, columns = distribute_tensor(x, mesh, [Shard(0)]), distribute_tensor(w, mesh, [Shard(1)])
+    product = rows @ distribute_tensor(w, mesh, [Replicate()])
+    other = distribute_tensor(x, mesh, [Replicate()]) @ columns
+    moved = product.redistribute(mesh, [Shard(1)])
+    return product.full_tensor(), other.full_tensor(), moved.to_local(), rows.sum().full_tensor()
+
+
+@case
+def tensor_parallel(device: str) -> Any:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        parallelize_module,
+    )
+
+    mesh = init_device_mesh(device, (dist.get_world_size(),))
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 12), nn.ReLU(), nn.Linear(12, 4)).to(device)
+    parallelize_module(model, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    losses = []
+    torch.manual_seed(1)
+    x = torch.randn(5, 6).to(device)
+    for _ in range(4):
+        loss = model(x).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+    return losses, [p.full_tensor() for p in model.parameters()]
+
+
+@case
+def checkpoints(device: str) -> Any:
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    mesh = init_device_mesh(device, (dist.get_world_size(),))
+    torch.manual_seed(0)
+    state = {"x": distribute_tensor(torch.randn(8, 3).to(device), mesh, [Shard(0)])}
+    where = [tempfile.mkdtemp() if dist.get_rank() == 0 else None]
+    dist.broadcast_object_list(where, 0)
+    dcp.save(state, checkpoint_id=Path(str(where[0])))
+    loaded = {"x": distribute_tensor(torch.zeros(8, 3).to(device), mesh, [Shard(0)])}
+    dcp.load(loaded, checkpoint_id=Path(str(where[0])))
+    return loaded["x"].full_tensor()
+
+
+def refuses(error: type[Exception], words: str, action: Callable[[], Any]) -> None:
+    with pytest.raises(error, match=words):
+        action()
+
+
+@case
+def refused(device: str) -> Any:
+    if device == "cpu":
+        return None
+    x = torch.zeros(3, device=device)
+    refuses(NotImplementedError, "needs a source", lambda: dist.recv(x))
+    size = dist.get_world_size()
+    y = torch.zeros(size + 1, device=device)
+    refuses(ValueError, "not divisible", lambda: dist.all_to_all_single(y, y.clone()))
+    z, rows = torch.zeros(size, device=device), [4] * size
+    refuses(ValueError, f"has {size} rows", lambda: dist.all_to_all_single(z, z.clone(), rows))
+    refuses(
+        ValueError,
+        "one process's part has 3",
+        lambda: dist.all_gather_into_tensor(torch.zeros(5, device=device), x),
+    )
+    return None
+
+
+@case
+def barrier(device: str) -> Any:
+    x = ranked(device, 3)
+    if device == "cpu":
+        return x * 2
+    y = x * 2
+    dist.barrier(device_ids=[0])
+    before = lazyxla.counters()["executions"]
+    result = y.cpu()
+    assert lazyxla.counters()["executions"] == before  # the barrier has run it
+    return result
+
+
+def compare(ours: Any, theirs: Any) -> None:
+    if isinstance(theirs, (list, tuple)):
+        assert len(ours) == len(theirs)
+        for a, b in zip(ours, theirs):
+            compare(a, b)
+    elif isinstance(theirs, Tensor):
+        torch.testing.assert_close(ours.detach().cpu(), theirs.detach())
+    else:
+        assert ours == theirs
+
+
+def run(name: str) -> dict[str, Any]:
+    print(name, file=sys.stderr, flush=True)
+    STEPS.clear()
+    lazyxla.sync(wait=True)
+    before = lazyxla.counters()
+    try:
+        ours = CASES[name]("lazyxla")
+        steps = copy.copy(STEPS)
+        lazyxla.sync(wait=True)
+        after = lazyxla.counters()
+        compare(ours, CASES[name]("cpu"))
+        problem = ""
+    except Exception:
+        problem, after, steps = traceback.format_exc(), before, []
+    counted = {key: after[key] - before[key] for key in after}
+    return {"problem": problem, "counted": counted, "steps": steps}
+
+
+def main(rank: int, size: int, meeting_point: str, names: list[str]) -> None:
+    dist.init_process_group(
+        "cpu:gloo,lazyxla:lazyxla",
+        init_method=f"file://{meeting_point}",
+        rank=rank,
+        world_size=size,
+        timeout=timedelta(seconds=60),
+    )
+    results = {name: run(name) for name in names or CASES}
+    print(json.dumps(results), flush=True)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4:])

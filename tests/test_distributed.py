@@ -1,0 +1,207 @@
+"""torch.distributed between processes: real ones, on the CPU, against PyTorch's Gloo group."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from tests.conftest import ROOT
+
+SIZES = (2, 3)
+CASES = (
+    *("all_reduce", "all_reduce_bits", "all_reduce_mean", "in_views", "asynchronous", "broadcast"),
+    *("reduce", "gathers", "scatters", "all_to_all", "in_a_ring", "tags", "objects", "groups"),
+    *("functional_collectives", "differentiable", "nobody_reads_it", "ranks_differ", "eager"),
+    *("compiled", "traced", "ddp", "ddp_options", "fully_sharded", "dtensors", "tensor_parallel"),
+    *("checkpoints", "refused", "barrier"),
+)
+SERVED_BY_ONE_PROGRAM = (
+    *("all_reduce", "asynchronous", "broadcast", "gathers", "scatters", "all_to_all", "in_a_ring"),
+    *("groups", "functional_collectives", "differentiable", "dtensors", "traced"),
+)
+
+needs_distributed = pytest.mark.skipif(
+    not dist.is_available(), reason="this PyTorch was built without torch.distributed"
+)
+pytestmark = needs_distributed
+
+
+def start(command: list[str], size: int, **environment: str) -> list[subprocess.Popen[str]]:
+    return [
+        subprocess.Popen(
+            [sys.executable, *command[:1], str(rank), *command[1:]],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **environment},
+        )
+        for rank in range(size)
+    ]
+
+
+@pytest.fixture(scope="module", params=SIZES)
+def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """By rank and case, what the processes of one run found."""
+    size = request.param
+    meeting_point = tmp_path_factory.mktemp("ranks") / "meet"
+    script = str(ROOT / "tests" / "distributed_ranks.py")
+    processes = start([script, str(size), str(meeting_point)], size)
+    found = []
+    for process in processes:
+        out, err = process.communicate(timeout=300)
+        assert process.returncode == 0, err[-3000:]
+        found.append(json.loads(out.splitlines()[-1]))
+    return found
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_as_on_the_cpu(results: Any, name: str) -> None:
+    for rank, found in enumerate(results):
+        assert not found[name]["problem"], f"process {rank}: {found[name]['problem']}"
+        assert found[name]["counted"]["fallbacks"] == 0
+
+
+def test_all_cases_are_asked_for(results: Any) -> None:
+    assert set(results[0]) == set(CASES)
+
+
+@pytest.mark.parametrize("name", SERVED_BY_ONE_PROGRAM)
+def test_recorded_into_one_program(results: Any, name: str) -> None:
+    for found in results:
+        counted = found[name]["counted"]
+        assert (counted["compiles"], counted["executions"]) == (1, 1)
+        assert counted["host_calls"] > 0
+
+
+@pytest.mark.parametrize("name", ["ddp", "fully_sharded"])
+def test_a_step_is_one_program_that_settles(results: Any, name: str) -> None:
+    for found in results:
+        steps = found[name]["steps"]
+        assert len(steps) == 10
+        for step in steps[3:]:
+            assert (step["compiles"], step["executions"], step["downloads"]) == (0, 1, 0)
+
+
+DYING = """
+import os, sys, torch, torch.distributed as dist, lazyxla
+from datetime import timedelta
+rank, meet, last = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+dist.init_process_group("lazyxla", init_method=f"file://{meet}", rank=rank, world_size=2,
+                        timeout=timedelta(seconds=20))
+kept = torch.ones(3, device="lazyxla")
+lazyxla.sync()
+for step in range(20):
+    if rank == 1 and step == last:
+        os._exit(0)
+    x = torch.ones(3, device="lazyxla") + kept
+    dist.all_reduce(x)
+    try:
+        x.tolist()
+    except RuntimeError as error:
+        assert "lazyxla_c10d::all_reduce" in str(error), error
+        assert kept.tolist() == [1, 1, 1]
+        print("told at", step)
+        os._exit(0)
+"""
+
+
+@pytest.mark.parametrize("last", [0, 1, 7])
+def test_a_process_that_dies(last: int, tmp_path: Path) -> None:
+    """The other one is told, and nothing else of it is lost."""
+    script = tmp_path / "dying.py"
+    script.write_text(DYING)
+    survivor, dead = start([str(script), str(tmp_path / "meet"), str(last)], 2)
+    out, err = survivor.communicate(timeout=120)
+    dead.communicate(timeout=120)
+    assert out.split() == ["told", "at", str(last)], err[-3000:]
+
+
+LATE = """
+import sys, time, torch, torch.distributed as dist, lazyxla
+from datetime import timedelta
+rank, meet = int(sys.argv[1]), sys.argv[2]
+dist.init_process_group("lazyxla", init_method=f"file://{meet}", rank=rank, world_size=2,
+                        timeout=timedelta(seconds=3))
+x = torch.ones(3, device="lazyxla")
+dist.all_reduce(x)
+if rank == 1:
+    time.sleep(8)
+    sys.exit()
+try:
+    x.tolist()
+except RuntimeError as error:
+    print("told", "imed out" in str(error) or "imeout" in str(error), error)
+"""
+
+
+def test_a_process_that_waits_too_long(tmp_path: Path) -> None:
+    script = tmp_path / "late.py"
+    script.write_text(LATE)
+    waiting, late = start([str(script), str(tmp_path / "meet")], 2)
+    out, err = waiting.communicate(timeout=120)
+    late.communicate(timeout=120)
+    assert out.startswith("told True"), (out, err[-3000:])
+
+
+DESTROYED = """
+import sys, torch, torch.distributed as dist, lazyxla
+rank, meet = int(sys.argv[1]), sys.argv[2]
+for round in range(3):
+    dist.init_process_group("lazyxla", init_method=f"file://{meet}{round}", rank=rank, world_size=2)
+    x = torch.ones(3, device="lazyxla") * (rank + round)
+    dist.all_reduce(x)
+    dist.destroy_process_group()  # runs what is recorded
+    assert x.tolist() == [1 + 2 * round] * 3
+print("fine")
+"""
+
+
+def test_a_group_that_is_destroyed_and_made_anew(tmp_path: Path) -> None:
+    script = tmp_path / "destroyed.py"
+    script.write_text(DESTROYED)
+    for process in start([str(script), str(tmp_path / "meet")], 2):
+        out, err = process.communicate(timeout=120)
+        assert out.split() == ["fine"], err[-3000:]
+
+
+DEFAULT = """
+import sys, torch, torch.distributed as dist, lazyxla
+dist.init_process_group(init_method=f"file://{sys.argv[2]}", rank=0, world_size=1)
+x = torch.ones(3, device="lazyxla")
+dist.all_reduce(x)
+print(dist.get_backend_config(), x.tolist())
+"""
+
+
+def test_it_is_the_devices_backend_if_none_is_named(tmp_path: Path) -> None:
+    script = tmp_path / "default.py"
+    script.write_text(DEFAULT)
+    # Collectives are the host's business in strict mode, too.
+    (process,) = start([str(script), str(tmp_path / "meet")], 1, LAZYXLA_STRICT_HOST_CALLS="1")
+    out, err = process.communicate(timeout=120)
+    assert "lazyxla:lazyxla" in out, err[-3000:]
+    assert out.strip().endswith("[1.0, 1.0, 1.0]")
+
+
+def test_the_example_trains() -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    result = subprocess.run(
+        [*command, str(ROOT / "examples" / "train_ddp.py"), "--steps=60"],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+    )
+    assert result.returncode == 0, result.stderr[-3000:]
+    *steps, counted = result.stdout.splitlines()
+    losses = [float(line.rpartition(" ")[2]) for line in steps]
+    assert losses[-1] < losses[0] - 0.3
+    # Reading the loss is a program of its own.
+    assert float(counted.split()[2]) < 1.6, counted
