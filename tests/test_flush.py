@@ -11,6 +11,7 @@ from support import DEVICE, assert_same, counted, on_device
 
 import lazyxla
 from lazyxla import _C
+from lazyxla.lowering import registry
 
 
 @pytest.fixture(autouse=True)
@@ -395,3 +396,16 @@ del y
 assert (x * 2).tolist() == [2, 2, 2] and z.tolist() == [5, 5, 5]
 """
     )
+
+
+def test_what_comes_of_a_failure_tells_it_once():
+    registry.rule("aten::digamma")(lambda b, x: b.nothing())
+    y = torch.ones(3, device="lazyxla").digamma()
+    for _ in range(4):
+        with pytest.raises(RuntimeError, match="digamma"):
+            lazyxla.sync()
+        y = y + 1
+    with pytest.raises(RuntimeError) as failure:
+        y.cpu()
+    assert str(failure.value).count("was not computed") == 1
+    assert "aten::digamma" in str(failure.value)

@@ -61,13 +61,14 @@ void check_fits(const Variant& variant, const Run& run, const pjrt::Device& devi
 // For a reason that every read of them tells.
 void break_promises(c10::ArrayRef<BufferRef> promises, const std::string& reason,
                     bool out_of_memory) {
+  static const std::string why =
+      "lazyxla: this value was not computed, because running the recorded operators failed "
+      "before: ";
+  // The reason may be that an input was not computed; the first failure is told once.
+  const std::string text = reason.starts_with(why) ? reason : why + reason;
   for (const BufferRef& promise : promises) {
     if (promise->is_kept()) continue;  // by a stage that ran
-    promise->break_promise(
-        "lazyxla: this value was not computed, because running the recorded operators failed "
-        "before: " +
-            reason,
-        out_of_memory);
+    promise->break_promise(text, out_of_memory);
   }
 }
 
