@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -24,7 +25,8 @@ os.environ.setdefault("LAZYXLA_HOST_PROGRAMS", "0")
 import pytest  # noqa: E402
 import torch  # noqa: E402
 
-from lazyxla import platforms  # noqa: E402
+import lazyxla  # noqa: E402
+from lazyxla import _C, platforms  # noqa: E402
 from lazyxla.lowering import registry  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -74,6 +76,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def seed() -> None:
     """The same random data in every run, whatever runs before and in whichever process."""
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def nothing_pending() -> None:
+    """What a failed test's traceback keeps alive is no part of another test's program."""
+    if _C.initialized():
+        with contextlib.suppress(Exception):  # the other test's failure
+            lazyxla.sync()
 
 
 @pytest.fixture(autouse=True)

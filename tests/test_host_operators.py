@@ -40,12 +40,12 @@ def decompose(monkeypatch: pytest.MonkeyPatch) -> Iterator[Decompose]:
     def give(op: Any, function: Callable[..., Any]) -> None:
         monkeypatch.setitem(torch._decomp.decomposition_table, op, function)
         changed.append(op._schema.name)
-        _C.rule_changed(changed[-1])
+        _C.rule_changed(changed[-1], False)
 
     yield give
     monkeypatch.undo()
     for name in changed:
-        _C.rule_changed(name)
+        _C.rule_changed(name, False)
 
 
 def test_a_decomposition_whose_parts_have_rules(decompose: Decompose) -> None:

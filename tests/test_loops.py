@@ -171,11 +171,13 @@ def unet() -> torch.nn.Module:
     ).eval()
 
 
-def denoise(model: torch.nn.Module, scheduler: Any, steps: int, sync: bool) -> torch.Tensor:
+def denoise(
+    model: torch.nn.Module, scheduler: Any, steps: int, sync: bool, images: int
+) -> torch.Tensor:
     device = next(model.parameters()).device
     scheduler.set_timesteps(steps, device=device)
     generator = torch.Generator().manual_seed(0)
-    x = torch.randn(1, 3, 16, 16, generator=generator).to(device) * scheduler.init_noise_sigma
+    x = torch.randn(images, 3, 16, 16, generator=generator).to(device) * scheduler.init_noise_sigma
     with torch.no_grad():
         for t in scheduler.timesteps:
             noise = model(scheduler.scale_model_input(x, t), t).sample
@@ -185,26 +187,34 @@ def denoise(model: torch.nn.Module, scheduler: Any, steps: int, sync: bool) -> t
     return x.cpu()
 
 
+SCHEDULERS = ("DDIMScheduler", "EulerDiscreteScheduler", "DPMSolverMultistepScheduler")
+
+
 @pytest.mark.parametrize("sync", [False, True])
-@pytest.mark.parametrize(
-    "name", ["DDIMScheduler", "EulerDiscreteScheduler", "DPMSolverMultistepScheduler"]
-)
+@pytest.mark.parametrize("name", SCHEDULERS)
 def test_diffusion(name: str, sync: bool) -> None:
     import diffusers
 
+    # Which numbers are presumed to vary depends on the calls of the same sizes before.
+    images = 1 + 2 * SCHEDULERS.index(name) + sync
+
+    def run(steps: int, sync: bool = sync) -> torch.Tensor:
+        return denoise(model, getattr(diffusers, name)(), steps, sync, images)
+
     model = unet()
-    few = denoise(model, getattr(diffusers, name)(), 3, sync=False)
+    few = run(3, sync=False)
     model.to(DEVICE)
     with programs() as found:
-        denoise(model, getattr(diffusers, name)(), 50, sync)
-    assert len(found.large(120)) <= 3, found.sizes
+        run(50)
+    # A multistep scheduler's first step is another computation than the following ones.
+    allowed = 4 if "Multistep" in name else 3
+    assert len(found.large(120)) <= allowed, found.sizes
     with counted() as n:
-        denoise(model, getattr(diffusers, name)(), 50, sync)
+        run(50)
     assert n.compiles == 0
     # After more steps a model with random weights has made its rounding errors the result. Noise of
     # up to 600 is what small values are left of: they are as exact as the greatest.
-    found_few = denoise(model, getattr(diffusers, name)(), 3, sync)
-    torch.testing.assert_close(found_few / few.abs().max(), few / few.abs().max())
+    torch.testing.assert_close(run(3) / few.abs().max(), few / few.abs().max())
 
 
 def test_minibatches_of_a_tensor() -> None:

@@ -24,9 +24,11 @@ def _(x: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(x)
 
 
-@lazyxla.lowering.rule("parts::refused")
-def _lower(b: Any, x: Any) -> Any:
-    raise ValueError("this rule has no idea")
+@pytest.fixture(autouse=True)
+def refused_rule(own_rules: None) -> None:
+    @lazyxla.lowering.rule("parts::refused")
+    def lower(b: Any, x: Any) -> Any:
+        raise ValueError("this rule has no idea")
 
 
 def test_ten_thousand_results_are_a_few_programs() -> None:
