@@ -18,7 +18,7 @@ TORCHVISION := torchvision==0.28.0
 CXX_FILES := $(shell find csrc -name '*.cpp' -o -name '*.h')
 PYTHON_FILES := $(wildcard lazyxla tests examples benchmarks)
 
-.PHONY: build test test-opinfo test-upstream test-interrupts test-tpu-aot test-cuda-aot test-cuda docs demo bench \
+.PHONY: build test test-long test-opinfo test-upstream test-interrupts test-tpu-aot test-cuda-aot test-cuda docs demo bench \
   lint format clean
 .DELETE_ON_ERROR:
 
@@ -45,6 +45,12 @@ $(VENV)/.installed: $(VENV)/.dependencies CMakeLists.txt $(CXX_FILES) $(shell fi
 
 test: build
 	$(PY) -m pytest -n 2 --durations 20 tests
+
+# What is tried at random or from several threads, more often.
+test-long: build
+	$(PY) -m pytest -n 2 --programs 3000 --thread-rounds 100 --cache-rounds 200 --exits 40 \
+	  --shapes 20000 tests/test_random_programs.py tests/test_threads.py tests/test_cache_damage.py \
+	  tests/test_exit.py tests/test_bounds.py
 
 # Everything in PyTorch's operator table; OPINFO passes options such as --shard 0/4.
 test-opinfo: build

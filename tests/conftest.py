@@ -36,8 +36,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--programs",
         type=int,
-        default=1000,
-        help="how many random programs tests/test_random_programs.py runs (default: 1000)",
+        default=400,
+        help="how many random programs tests/test_random_programs.py runs (default: 400)",
     )
     parser.addoption(
         "--overlap-samples",
@@ -67,8 +67,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--thread-rounds",
         type=int,
-        default=30,
-        help="how many steps each thread of tests/test_threads.py trains (default: 30)",
+        default=10,
+        help="how many steps each thread of tests/test_threads.py trains (default: 10)",
     )
 
 

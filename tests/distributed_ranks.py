@@ -192,17 +192,16 @@ def in_a_ring(device: str) -> Any:
 
 @case
 def tags(device: str) -> Any:
-    rank = dist.get_rank()
-    x, y = torch.zeros(2, device=device), torch.zeros(2, device=device)
-    if rank == 0:
-        dist.send(ranked(device, 2), 1, tag=5)
-        dist.send(ranked(device, 2) * 10, 1, tag=6)
-    elif rank == 1:
-        second = dist.irecv(y, 0, tag=6)
-        first = dist.irecv(x, 0, tag=5)
-        second.wait()
-        first.wait()
-    return x, y
+    """What was started first gets what was sent first under its tag, whoever waits first."""
+    results = [torch.zeros(2, device=device) for _ in range(4)]
+    if dist.get_rank() == 0:
+        for number, tag in enumerate((5, 6, 5, 5)):
+            dist.send(ranked(device, 2) * 10**number, 1, tag=tag)
+    elif dist.get_rank() == 1:
+        works = [dist.irecv(x, 0, tag=tag) for x, tag in zip(results, (6, 5, 5, 5))]
+        for work in reversed(works):
+            work.wait()
+    return results
 
 
 @case

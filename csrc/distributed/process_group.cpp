@@ -6,6 +6,9 @@
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 
+#include <deque>
+#include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -46,23 +49,40 @@ class RecordedWork : public c10d::Work {
 };
 
 // Its result is recorded when somebody waits for it, so that what is sent meanwhile is recorded
-// before: two processes that receive, then send, would wait for each other for ever.
+// before: two processes that receive, then send, would wait for each other for ever. What comes
+// from one process under one tag is received in the order in which that was started, whichever is
+// waited for first.
 class ReceiveWork : public c10d::Work {
  public:
-  ReceiveWork(int rank, at::Tensor target, std::string group, int64_t peer, int64_t tag)
+  using Queue = std::deque<c10::intrusive_ptr<ReceiveWork>>;
+
+  // `queue` has those that were started before, and gets this one.
+  static WorkRef start(int rank, at::Tensor target, const std::string& group, int64_t peer,
+                       int64_t tag, std::shared_ptr<Queue> queue) {
+    start_receive(target, group, peer, tag);
+    auto work = c10::make_intrusive<ReceiveWork>(rank, std::move(target), group, peer, tag, queue);
+    queue->push_back(work);
+    return work;
+  }
+
+  ReceiveWork(int rank, at::Tensor target, std::string group, int64_t peer, int64_t tag,
+              std::shared_ptr<Queue> queue)
       : Work(rank, OpType::RECV),
         target_(std::move(target)),
         group_(std::move(group)),
         peer_(peer),
-        tag_(tag) {}
+        tag_(tag),
+        queue_(std::move(queue)) {}
   bool isCompleted() override { return wait(kNoTimeout); }
   bool isSuccess() const override { return true; }
   int sourceRank() const override { return static_cast<int>(peer_); }
   bool wait(std::chrono::milliseconds) override {
-    if (std::exchange(is_done_, true)) return true;
-    at::AutoDispatchBelowADInplaceOrView no_autograd;
-    target_.copy_(finish_receive(target_, group_, peer_, tag_));
-    return true;
+    while (!is_done_ && !queue_->empty()) {
+      const auto first = queue_->front();
+      queue_->pop_front();
+      first->take();
+    }
+    return is_done_;
   }
   void synchronize() override { wait(kNoTimeout); }
   Tensors result() override {
@@ -71,9 +91,16 @@ class ReceiveWork : public c10d::Work {
   }
 
  private:
+  void take() {
+    is_done_ = true;
+    at::AutoDispatchBelowADInplaceOrView no_autograd;
+    target_.copy_(finish_receive(target_, group_, peer_, tag_));
+  }
+
   at::Tensor target_;
   std::string group_;
   int64_t peer_, tag_;
+  std::shared_ptr<Queue> queue_;
   bool is_done_ = false;
 };
 
@@ -99,6 +126,10 @@ class ProcessGroup : public c10d::Backend {
   ProcessGroup(const c10::intrusive_ptr<c10d::Backend>& transport, std::string name)
       : Backend(transport->getRank(), transport->getSize()), name_(std::move(name)) {
     set_transport(name_, transport);  // until shutdown: programs refer to it by its name
+  }
+
+  ~ProcessGroup() override {
+    for (auto& [from, queue] : receiving_) queue->clear();  // its members refer to it
   }
 
   const std::string getBackendName() const override { return "lazyxla"; }
@@ -257,8 +288,9 @@ class ProcessGroup : public c10d::Backend {
   WorkRef recv(Tensors& tensors, int peer, int tag) override {
     Recording recording;
     TORCH_CHECK_VALUE(tensors.size() == 1, "lazyxla: recv takes one tensor");
-    start_receive(tensors[0], name_, peer, tag);
-    WorkRef work = c10::make_intrusive<ReceiveWork>(getRank(), tensors[0], name_, peer, tag);
+    auto& queue = receiving_[{peer, tag}];
+    if (!queue) queue = std::make_shared<ReceiveWork::Queue>();
+    WorkRef work = ReceiveWork::start(getRank(), tensors[0], name_, peer, tag, queue);
     if (coalesced_) coalesced_->push_back(work);
     return work;
   }
@@ -358,6 +390,7 @@ class ProcessGroup : public c10d::Backend {
   }
 
   std::string name_;
+  std::map<std::pair<int, int>, std::shared_ptr<ReceiveWork::Queue>> receiving_;  // by peer and tag
   std::optional<std::vector<WorkRef>> coalesced_;  // since startCoalescing
 };
 
