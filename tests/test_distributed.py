@@ -46,47 +46,35 @@ def start(command: list[str], size: int, **environment: str) -> list[subprocess.
     ]
 
 
-@pytest.fixture(scope="module", params=SIZES)
-def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """By rank and case, what the processes of one run found."""
-    size = request.param
-    meeting_point = tmp_path_factory.mktemp("ranks") / "meet"
+# One test for all cases: processes start slowly.
+@pytest.mark.parametrize("size", SIZES)
+def test_as_on_the_cpu(size: int, tmp_path: Path) -> None:
     script = str(ROOT / "tests" / "distributed_ranks.py")
-    processes = start([script, str(size), str(meeting_point)], size)
-    found = []
+    processes = start([script, str(size), str(tmp_path / "meet")], size)
+    results = []
     for process in processes:
         out, err = process.communicate(timeout=300)
         assert process.returncode == 0, err[-3000:]
-        found.append(json.loads(out.splitlines()[-1]))
-    return found
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_as_on_the_cpu(results: Any, name: str) -> None:
-    for rank, found in enumerate(results):
-        assert not found[name]["problem"], f"process {rank}: {found[name]['problem']}"
-        assert found[name]["counted"]["fallbacks"] == 0
-
-
-def test_all_cases_are_asked_for(results: Any) -> None:
-    assert set(results[0]) == set(CASES)
-
-
-@pytest.mark.parametrize("name", SERVED_BY_ONE_PROGRAM)
-def test_recorded_into_one_program(results: Any, name: str) -> None:
+        results.append(json.loads(out.splitlines()[-1]))
     for found in results:
+        assert set(found) == set(CASES)
+        problems = "\n".join(f"{name}: {case['problem']}" for name, case in found.items())
+        assert not any(case["problem"] for case in found.values()), problems
+        check_counts(found)
+
+
+def check_counts(found: dict[str, Any]) -> None:
+    for case in found.values():
+        assert case["counted"]["fallbacks"] == 0
+    for name in SERVED_BY_ONE_PROGRAM:
         counted = found[name]["counted"]
-        assert (counted["compiles"], counted["executions"]) == (1, 1)
+        assert (counted["compiles"], counted["executions"]) == (1, 1), name
         assert counted["host_calls"] > 0
-
-
-@pytest.mark.parametrize("name", ["ddp", "fully_sharded"])
-def test_a_step_is_one_program_that_settles(results: Any, name: str) -> None:
-    for found in results:
+    for name in ("ddp", "fully_sharded"):
         steps = found[name]["steps"]
         assert len(steps) == 10
         for step in steps[3:]:
-            assert (step["compiles"], step["executions"], step["downloads"]) == (0, 1, 0)
+            assert (step["compiles"], step["executions"], step["downloads"]) == (0, 1, 0), name
 
 
 DYING = """
