@@ -18,8 +18,8 @@ TORCHVISION := torchvision==0.28.0
 CXX_FILES := $(shell find csrc -name '*.cpp' -o -name '*.h')
 PYTHON_FILES := $(wildcard lazyxla tests examples benchmarks)
 
-.PHONY: build test test-long test-opinfo test-upstream test-interrupts test-tpu-aot test-cuda-aot test-cuda docs demo bench \
-  lint format clean
+.PHONY: build test test-long test-opinfo test-upstream test-interrupts test-tpu-aot test-cuda-aot \
+  test-cuda docs demo bench lint format clean
 .DELETE_ON_ERROR:
 
 build: $(VENV)/.installed

@@ -10,8 +10,8 @@
 #include <deque>
 #include <map>
 #include <mutex>
-#include <tuple>
 #include <unordered_map>
+#include <utility>
 
 #include "dispatch/plain_call.h"
 #include "dispatch/tensor.h"
@@ -50,10 +50,9 @@ class Groups {
     std::lock_guard lock(mutex_);
     groups_[name] = std::move(group);
   }
-  std::shared_ptr<Group> take(const std::string& name) {
+  void remove(const std::string& name) {
     std::lock_guard lock(mutex_);
-    const auto found = groups_.extract(name);
-    return found ? found.mapped() : nullptr;
+    groups_.erase(name);
   }
   std::shared_ptr<Group> find(const std::string& name) {
     std::lock_guard lock(mutex_);
@@ -72,50 +71,55 @@ class Groups {
 
 at::Tensor flat(const at::Tensor& x) { return x.contiguous().view({-1}); }
 
-// Starts one transfer for each input that has elements, then waits for all.
+// Without the token.
+at::TensorList data_of(at::TensorList inputs) { return inputs.slice(0, inputs.size() - 1); }
+
+// The results with the token behind them.
+Tensors hand_on(Tensors results, at::TensorList inputs) {
+  results.push_back(inputs.back().clone());
+  return results;
+}
+
+// Starts a transfer from each input to its result, where there are elements, then waits for all.
 template <typename Start>
-void exchange(Tensors& tensors, Start&& start) {
+void exchange(at::TensorList inputs, Tensors& results, Start&& start) {
   std::vector<c10::intrusive_ptr<c10d::Work>> works;
-  for (at::Tensor& x : tensors) {
-    if (x.numel() > 0) works.push_back(start(x));
+  for (size_t i = 0; i < results.size(); ++i) {
+    if (results[i].numel() == 0) continue;
+    at::Tensor source = flat(inputs[i]), target = results[i].view({-1});
+    works.push_back(start(source, target));
   }
   for (const auto& work : works) work->wait();
 }
 
-// Copies of all inputs, the token included.
-Tensors copies(at::TensorList inputs) {
-  Tensors made;
-  for (const at::Tensor& x : inputs) made.push_back(x.clone(at::MemoryFormat::Contiguous));
-  return made;
+// The same for transfers that replace what is in `results`.
+template <typename Start>
+Tensors exchange_in_place(at::TensorList inputs, Start&& start) {
+  Tensors results;
+  for (const at::Tensor& x : data_of(inputs)) {
+    results.push_back(x.clone(at::MemoryFormat::Contiguous));
+  }
+  exchange(inputs, results, [&](at::Tensor&, at::Tensor& x) {
+    Tensors one{x};
+    return start(one);
+  });
+  return hand_on(std::move(results), inputs);
 }
-
-// Without the token.
-at::TensorList data_of(at::TensorList inputs) { return inputs.slice(0, inputs.size() - 1); }
 
 Tensors all_reduce_kernel(at::TensorList inputs, std::string name, int64_t op) {
   const auto group = Groups::get().find(name);
-  Tensors results = copies(data_of(inputs));
-  exchange(results, [&](at::Tensor& x) {
-    Tensors one{x};
-    c10d::AllreduceOptions options;
-    options.reduceOp = static_cast<c10d::ReduceOp::RedOpType>(op);
-    return group->transport->allreduce(one, options);
-  });
-  results.push_back(inputs.back().clone());
-  return results;
+  c10d::AllreduceOptions options;
+  options.reduceOp = static_cast<c10d::ReduceOp::RedOpType>(op);
+  return exchange_in_place(inputs,
+                           [&](Tensors& one) { return group->transport->allreduce(one, options); });
 }
 
 Tensors broadcast_kernel(at::TensorList inputs, std::string name, int64_t root) {
   const auto group = Groups::get().find(name);
-  Tensors results = copies(data_of(inputs));
-  exchange(results, [&](at::Tensor& x) {
-    Tensors one{x};
-    c10d::BroadcastOptions options;
-    options.rootRank = root;
-    return group->transport->broadcast(one, options);
-  });
-  results.push_back(inputs.back().clone());
-  return results;
+  c10d::BroadcastOptions options;
+  options.rootRank = root;
+  return exchange_in_place(inputs,
+                           [&](Tensors& one) { return group->transport->broadcast(one, options); });
 }
 
 std::vector<int64_t> with_front(int64_t size, c10::IntArrayRef sizes) {
@@ -124,41 +128,40 @@ std::vector<int64_t> with_front(int64_t size, c10::IntArrayRef sizes) {
   return all;
 }
 
-Tensors all_gather_kernel(at::TensorList inputs, std::string name, int64_t processes) {
-  const auto group = Groups::get().find(name);
+Tensors gathered(at::TensorList inputs, int64_t processes) {
   Tensors results;
-  size_t next = 0;
   for (const at::Tensor& x : data_of(inputs)) {
     results.push_back(at::empty(with_front(processes, x.sizes()), x.options()));
   }
-  Tensors sources;
-  for (const at::Tensor& x : data_of(inputs)) sources.push_back(flat(x));
-  exchange(sources, [&](at::Tensor& x) {
-    while (results[next].numel() == 0) ++next;
-    at::Tensor target = results[next++].view({-1});
-    return group->transport->_allgather_base(target, x);
+  return results;
+}
+
+Tensors all_gather_kernel(at::TensorList inputs, std::string name, int64_t processes) {
+  const auto group = Groups::get().find(name);
+  Tensors results = gathered(inputs, processes);
+  exchange(inputs, results, [&](at::Tensor& source, at::Tensor& target) {
+    return group->transport->_allgather_base(target, source);
   });
-  results.push_back(inputs.back().clone());
+  return hand_on(std::move(results), inputs);
+}
+
+Tensors scattered(at::TensorList inputs) {
+  Tensors results;
+  for (const at::Tensor& x : data_of(inputs)) {
+    results.push_back(at::empty(x.sizes().slice(1), x.options()));
+  }
   return results;
 }
 
 Tensors reduce_scatter_kernel(at::TensorList inputs, std::string name, int64_t op) {
   const auto group = Groups::get().find(name);
-  Tensors results, sources;
-  for (const at::Tensor& x : data_of(inputs)) {
-    results.push_back(at::empty(x.sizes().slice(1), x.options()));
-    sources.push_back(flat(x));
-  }
-  size_t next = 0;
-  exchange(sources, [&](at::Tensor& x) {
-    while (results[next].numel() == 0) ++next;
-    at::Tensor target = results[next++].view({-1});
-    c10d::ReduceScatterOptions options;
-    options.reduceOp = static_cast<c10d::ReduceOp::RedOpType>(op);
-    return group->transport->_reduce_scatter_base(target, x, options);
+  c10d::ReduceScatterOptions options;
+  options.reduceOp = static_cast<c10d::ReduceOp::RedOpType>(op);
+  Tensors results = scattered(inputs);
+  exchange(inputs, results, [&](at::Tensor& source, at::Tensor& target) {
+    return group->transport->_reduce_scatter_base(target, source, options);
   });
-  results.push_back(inputs.back().clone());
-  return results;
+  return hand_on(std::move(results), inputs);
 }
 
 int64_t sum(c10::IntArrayRef numbers) {
@@ -235,25 +238,15 @@ Tensors alike(at::TensorList inputs) {
   }
   return results;
 }
-Tensors all_reduce_shapes(at::TensorList inputs, std::string, int64_t) { return alike(inputs); }
-Tensors broadcast_shapes(at::TensorList inputs, std::string, int64_t) { return alike(inputs); }
+
+Tensors same_shapes(at::TensorList inputs, std::string, int64_t) { return alike(inputs); }
 
 Tensors all_gather_shapes(at::TensorList inputs, std::string, int64_t processes) {
-  Tensors results;
-  for (const at::Tensor& x : data_of(inputs)) {
-    results.push_back(at::empty(with_front(processes, x.sizes()), x.options()));
-  }
-  results.push_back(at::empty_like(inputs.back()));
-  return results;
+  return hand_on(gathered(inputs, processes), inputs);
 }
 
 Tensors reduce_scatter_shapes(at::TensorList inputs, std::string, int64_t) {
-  Tensors results;
-  for (const at::Tensor& x : data_of(inputs)) {
-    results.push_back(at::empty(x.sizes().slice(1), x.options()));
-  }
-  results.push_back(at::empty_like(inputs.back()));
-  return results;
+  return hand_on(scattered(inputs), inputs);
 }
 
 Tensors all_to_all_shapes(at::TensorList inputs, std::string, c10::IntArrayRef,
@@ -292,8 +285,8 @@ TORCH_LIBRARY_IMPL(lazyxla_c10d, CPU, m) {
 }
 
 TORCH_LIBRARY_IMPL(lazyxla_c10d, Meta, m) {
-  m.impl("all_reduce", &all_reduce_shapes);
-  m.impl("broadcast", &broadcast_shapes);
+  m.impl("all_reduce", &same_shapes);
+  m.impl("broadcast", &same_shapes);
   m.impl("all_gather", &all_gather_shapes);
   m.impl("reduce_scatter", &reduce_scatter_shapes);
   m.impl("all_to_all", &all_to_all_shapes);
@@ -317,8 +310,8 @@ class Tokens {
   Tensors pass(const Tensors& inputs, c10::function_ref<Tensors(const Tensors&)> record) {
     at::AutoDispatchBelowADInplaceOrView no_autograd;
     const c10::Device device = inputs.at(0).device();
-    std::lock_guard lock(mutex_);
-    at::Tensor& token = tokens_[device];
+    auto& [mutex, token] = of(device);
+    std::lock_guard lock(mutex);  // in eager mode it waits for other processes
     if (!token.defined() || is_lost(token)) {
       token = at::zeros({}, at::TensorOptions(device).dtype(at::kInt));
     }
@@ -331,6 +324,15 @@ class Tokens {
   }
 
  private:
+  struct Token {
+    std::mutex mutex;
+    at::Tensor value;
+  };
+  Token& of(c10::Device device) {
+    std::lock_guard lock(mutex_);
+    return tokens_[device];
+  }
+
   // Whether the program that was to compute it failed.
   static bool is_lost(const at::Tensor& token) {
     const ir::Storage& storage = dispatch::storage_of(*token.unsafeGetTensorImpl());
@@ -340,7 +342,7 @@ class Tokens {
   }
 
   std::mutex mutex_;
-  std::unordered_map<c10::Device, at::Tensor> tokens_;
+  std::unordered_map<c10::Device, Token> tokens_;  // which stay where they are
 };
 
 template <typename... Args>
@@ -356,9 +358,10 @@ void set_transport(const std::string& group, Transport transport) {
   Groups::get().add(group, std::move(transport));
 }
 
-void remove_transport(const std::string& name) {
-  const auto group = Groups::get().take(name);
-  if (!group) return;
+void remove_transport(const std::string& name) { Groups::get().remove(name); }
+
+void finish_sends(const std::string& name) {
+  const auto group = Groups::get().find(name);
   std::lock_guard lock(group->mutex);
   for (const Transfer& transfer : group->sent) transfer.work->wait();
   group->sent.clear();

@@ -23,8 +23,10 @@ namespace lazyxla::distributed {
 // The process group that carries the collectives of `group` from now on. Names are the same in all
 // processes, for they stand in programs.
 void set_transport(const std::string& group, c10::intrusive_ptr<c10d::Backend> transport);
-// Waits for what it still sends.
+// Programs that were recorded with it and did not run yet will fail.
 void remove_transport(const std::string& group);
+// Waits until what was sent is received.
+void finish_sends(const std::string& group);
 
 // Recorded calls, on tensors of the device. Each takes and leaves the token.
 std::vector<at::Tensor> all_reduce(const std::vector<at::Tensor>& inputs, const std::string& group,

@@ -4,11 +4,12 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
-#include <ATen/ops/zeros_like.h>
 
+#include <algorithm>
 #include <deque>
 #include <map>
 #include <memory>
+#include <numeric>
 #include <optional>
 #include <string>
 #include <utility>
@@ -143,12 +144,20 @@ class ProcessGroup : public c10d::Backend {
   }
   void setSequenceNumberForGroup() override {}
   void shutdown() override {
+    if (std::exchange(is_over_, true)) return;  // the name may be another group's by now
+    struct Remove {                             // whatever fails before
+      ~Remove() { remove_transport(name); }
+      const std::string& name;
+    } remove{name_};
     for (c10::DeviceIndex device = 0; device < dispatch::device_count_bound(); ++device) {
       graph::sync(device, /*wait=*/true, graph::Cause::kSync);
     }
+    finish_sends(name_);
+  }
+  void abort() override {
+    is_over_ = true;
     remove_transport(name_);
   }
-  void abort() override { remove_transport(name_); }
 
   WorkRef broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override {
     Recording recording;
@@ -219,9 +228,8 @@ class ProcessGroup : public c10d::Backend {
     Recording recording;
     Tensors sent;
     for (size_t i = 0; i < outputs.size(); ++i) {
-      sent.push_back(getRank() == options.rootRank
-                         ? at::stack(inputs.at(i))
-                         : at::stack(Tensors(getSize(), at::zeros_like(outputs[i]))));
+      sent.push_back(getRank() == options.rootRank ? at::stack(inputs.at(i))
+                                                   : outputs[i].new_zeros(whole_sizes(outputs[i])));
     }
     const Tensors all = distributed::broadcast(sent, name_, options.rootRank);
     for (size_t i = 0; i < outputs.size(); ++i) outputs[i].copy_(all[i].select(0, getRank()));
@@ -249,9 +257,7 @@ class ProcessGroup : public c10d::Backend {
     Tensors parts;
     for (size_t i = 0; i < inputs.size(); ++i) {
       check_whole(inputs[i], outputs.at(i));
-      std::vector<int64_t> sizes{getSize()};
-      sizes.insert(sizes.end(), outputs[i].sizes().begin(), outputs[i].sizes().end());
-      parts.push_back(inputs[i].reshape(sizes));
+      parts.push_back(inputs[i].reshape(whole_sizes(outputs[i])));
     }
     write(outputs, scattered(parts, options.reduceOp));
     return done(OpType::_REDUCE_SCATTER_BASE, outputs);
@@ -339,6 +345,13 @@ class ProcessGroup : public c10d::Backend {
                       " of ", part.dtype());
   }
 
+  // Of one such tensor for each process.
+  std::vector<int64_t> whole_sizes(const at::Tensor& part) const {
+    std::vector<int64_t> sizes{getSize()};
+    sizes.insert(sizes.end(), part.sizes().begin(), part.sizes().end());
+    return sizes;
+  }
+
   // The transport has no mean.
   ReduceOp::RedOpType transported(const ReduceOp& op) const {
     TORCH_CHECK_NOT_IMPLEMENTED(op.op_ != ReduceOp::PREMUL_SUM,
@@ -362,17 +375,13 @@ class ProcessGroup : public c10d::Backend {
 
   std::vector<int64_t> rows(const at::Tensor& x, const std::vector<int64_t>& split) const {
     if (!split.empty()) {
-      int64_t total = 0;
-      for (const int64_t part : split) total += part;
-      TORCH_CHECK_VALUE(
-          x.dim() > 0 && x.size(0) == total && static_cast<int>(split.size()) == getSize(),
-          "lazyxla: the split sizes ", c10::IntArrayRef(split),
-          " are not one for "
-          "each of ",
-          getSize(),
-          " processes whose sum is the size of the first "
-          "dimension: the tensor has ",
-          x.dim() > 0 ? x.size(0) : 0, " rows");
+      const int64_t total = std::accumulate(split.begin(), split.end(), int64_t{0});
+      const int64_t rows = x.dim() > 0 ? x.size(0) : 0;
+      TORCH_CHECK_VALUE(rows == total && static_cast<int>(split.size()) == getSize(),
+                        "lazyxla: of split sizes there is one for each process, and their sum is "
+                        "the number of rows: the tensor has ",
+                        rows, " rows, the group ", getSize(), " processes, the sizes are ",
+                        c10::IntArrayRef(split));
       return split;
     }
     TORCH_CHECK_VALUE(x.dim() > 0 && x.size(0) % getSize() == 0, "lazyxla: the first dimension of ",
@@ -391,6 +400,7 @@ class ProcessGroup : public c10d::Backend {
 
   std::string name_;
   std::map<std::pair<int, int>, std::shared_ptr<ReceiveWork::Queue>> receiving_;  // by peer and tag
+  bool is_over_ = false;
   std::optional<std::vector<WorkRef>> coalesced_;  // since startCoalescing
 };
 
