@@ -329,9 +329,16 @@ void install_listeners(py::function loaded, py::function on_host, py::function c
       (*function)(operators, to_python(occasion));
     };
   };
+  auto* host = new py::function(std::move(on_host));
   auto* on_cut = new py::function(std::move(cut));
   graph::set_listeners(
-      {of_program(std::move(loaded)), of_program(std::move(on_host)),
+      {of_program(std::move(loaded)),
+       [host](const graph::Graph& graph, const graph::Occasion& occasion) {
+         graph::NeedsInterpreter needs_interpreter;
+         py::gil_scoped_acquire gil;
+         py::object program = Exporter(graph, std::vector<bool>(graph.slots.size())).run();
+         (*host)(program, to_python(occasion));
+       },
        [on_cut](const std::vector<size_t>& operators, const graph::Occasion& occasion) {
          graph::NeedsInterpreter needs_interpreter;
          py::gil_scoped_acquire gil;

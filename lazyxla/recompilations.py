@@ -1,4 +1,4 @@
-"""Warning of a line that keeps causing compilations for the same reason."""
+"""Warning of a line that keeps causing new programs for the same reason."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _counts: Counter[tuple[str, str]] = Counter()
 
 
 def note(line: str, reason: str, program: Program) -> str | None:
-    """Counts a program that is compiled.
+    """Counts a program that is compiled, or that the host runs in place of a compiled one.
 
     Args:
         line: the user's, that caused it ("train.py:31"); empty if it is not known.
-        reason: why it is compiled, in the words of csrc/graph/history.cpp.
+        reason: why it is new, in the words of csrc/graph/history.cpp.
 
     Returns:
         A warning, once for each line and reason.
@@ -49,8 +49,8 @@ def note(line: str, reason: str, program: Program) -> str | None:
     if "transformers" in line:
         cure += '; for generate(), cache_implementation="static"'
     return (
-        f"{line}: has caused {_PATIENCE} compilations for the same reason, the last one because "
-        f"{what}. To compile no more, {cure}. (Told once; LAZYXLA_LOG=info tells each.)"
+        f"{line}: has caused {_PATIENCE} new programs for the same reason, the last one because "
+        f"{what}. To cause no more, {cure}. (Told once; LAZYXLA_LOG=info tells each.)"
     )
 
 

@@ -12,7 +12,7 @@ them::
     lazyxla: train.py:31: cutting 412 operators into 2 + 409 + 1 (a new graph: like one before, but
         operator 0, aten::flip, has other arguments)
 
-A line that keeps causing compilations for the same reason is warned of once (recompilations.py).
+A line that keeps causing new programs for the same reason is warned of once (recompilations.py).
 
 ``LAZYXLA_LOG=debug`` adds the hash of each program's key: what was recorded decides it, and nothing
 else, so that two runs of a script tell the same hashes.
@@ -67,10 +67,12 @@ def loaded(operators: int, occasion: Occasion) -> None:
         logger.debug("key %016x", key)
 
 
-def on_host(operators: int, occasion: Occasion) -> None:
-    """Tells that PyTorch's kernels run a graph of so many operators on the host."""
+def on_host(program: Program, occasion: Occasion) -> None:
+    """Tells that PyTorch's kernels run a graph on the host."""
     where, reason, _ = occasion
-    logger.info("%s: running %d operators by PyTorch's kernels (%s)", _at(where), operators, reason)
+    _warn(program, occasion)
+    count = len(program.nodes)
+    logger.info("%s: running %d operators by PyTorch's kernels (%s)", _at(where), count, reason)
 
 
 def cut(operators: Sequence[int], occasion: Occasion) -> None:
@@ -87,8 +89,7 @@ def lower(
     """:func:`lazyxla.lowering.lower` for a platform's device, with a message."""
     target = Target.of(platform, device, version)
     where, reason, key = occasion
-    if warning := recompilations.note(where, reason, program):
-        logger.warning("%s", warning)
+    _warn(program, occasion)
     if not logger.isEnabledFor(logging.INFO):
         return lowering.lower(program, target)
     begin = time.perf_counter()
@@ -100,6 +101,12 @@ def lower(
     )
     logger.debug("key %016x", key)
     return lowered
+
+
+def _warn(program: Program, occasion: Occasion) -> None:
+    where, reason, _ = occasion
+    if warning := recompilations.note(where, reason, program):
+        logger.warning("%s", warning)
 
 
 def _at(line: str) -> str:

@@ -32,7 +32,7 @@ def test_sizes_that_vary(caplog: pytest.LogCaptureFixture) -> None:
         assert len(told) == (length >= 25), (length, told)
     (text,) = told
     assert text.startswith(__file__ + ":")
-    assert "5 compilations for the same reason" in text
+    assert "5 new programs for the same reason" in text
     assert "of shape [3, 25, 4] changed in dimension 1 from 24 to 25" in text
     assert "which aten::mm takes" in text or "which aten::bmm takes" in text
     assert "pad to a few sizes" in text

@@ -1,7 +1,6 @@
 #include "dispatch/host_program.h"
 
 #include <ATen/Functions.h>
-#include <ATen/core/enum_tag.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -53,9 +52,9 @@ bool is_among(const std::array<std::string_view, N>& names, std::string_view nam
 
 // ---- which operators ----
 
-// Arguments whose values, if they are integers, must be in a range, which XLA does not check.
-constexpr std::array<std::string_view, 5> kIndices{"index", "indices", "target", "offsets",
-                                                   "repeats"};
+// Arguments whose values, if they are integers, must be in a range, which not all kernels check.
+// (They do check what an index is.)
+constexpr std::array<std::string_view, 2> kIndices{"offsets", "repeats"};
 constexpr std::array<std::string_view, 8> kDivisions{
     "aten::div", "aten::floor_divide", "aten::remainder", "aten::fmod",
     "aten::gcd", "aten::lcm",          "aten::pow",       "aten::float_power"};
@@ -79,12 +78,6 @@ bool is_defined_otherwise(const ir::Node& node) {
 bool may_call(const c10::OperatorHandle& op, const ir::Node& node) {
   const c10::FunctionSchema& schema = op.schema();
   if (schema.is_mutable()) return false;
-  for (at::Tag tag : op.getTags()) {
-    if (tag == at::Tag::nondeterministic_seeded || tag == at::Tag::dynamic_output_shape ||
-        tag == at::Tag::data_dependent_output) {
-      return false;
-    }
-  }
   const bool takes_integers =
       std::any_of(node.operands().begin(), node.operands().end(), [](const ir::Value& operand) {
         return c10::isIntegralType(operand.type().dtype, /*includeBool=*/false);
@@ -230,6 +223,8 @@ struct Call {
   std::vector<uint32_t> operands;
   Own own;
   std::optional<c10::OperatorHandle> op;
+  size_t first_slot = 0;
+  bool is_contiguous_only = false;  // whether the kernel takes no other tensors
 };
 
 // Nothing if the node is to be compiled.
@@ -238,7 +233,7 @@ std::optional<Call> call_of(const graph::Graph& graph, size_t number) {
   const ir::OpSpec& spec = *node.spec();
   const bool as_now = spec.settings == 0 || spec.settings == graph::record_settings();
   if (spec.random || !as_now || is_defined_otherwise(node)) return std::nullopt;
-  Call call{spec.copy(), {}, own_kernel(spec.name), std::nullopt};
+  Call call{spec.copy(), {}, own_kernel(spec.name)};
   for (size_t i = 0; i < node.operands().size(); ++i) {
     call.operands.push_back(graph.operand(number, i));
   }
@@ -270,58 +265,64 @@ class CpuProgram {
 
   const std::vector<ir::TensorType>& results() const { return results_; }
 
-  // Whether the kernels take such arguments, and give what was inferred.
-  bool works(c10::ArrayRef<ir::ScalarValue> slots) const {
+  // Whether the kernels take such arguments, and give what was inferred. Learns which of them take
+  // contiguous tensors only.
+  bool works(c10::ArrayRef<ir::ScalarValue> slots) {
+    PlainScope plain;
     std::vector<at::Tensor> values;
     for (const ir::TensorType& type : inputs_) values.push_back(at::zeros(type.dims, type.dtype));
     try {
-      const std::vector<at::Tensor> found = compute(std::move(values), slots);
-      for (size_t i = 0; i < found.size(); ++i) {
-        if (found[i].scalar_type() != results_[i].dtype) return false;
-        if (found[i].sizes() != c10::IntArrayRef(results_[i].dims)) return false;
+      for (Call& call : calls_) {
+        try {
+          compute(call, values, slots);
+        } catch (const std::exception&) {
+          call.is_contiguous_only = true;
+          compute(call, values, slots);
+        }
       }
     } catch (const std::exception&) {
       return false;  // the compiler tells what is wrong, if anything
+    }
+    for (size_t i = 0; i < outputs_.size(); ++i) {
+      const at::Tensor& found = values.at(outputs_[i]);
+      if (found.scalar_type() != results_[i].dtype) return false;
+      if (found.sizes() != c10::IntArrayRef(results_[i].dims)) return false;
     }
     return true;
   }
 
   void run(c10::ArrayRef<const void*> inputs, c10::ArrayRef<ir::ScalarValue> slots,
            c10::ArrayRef<void*> results) const {
+    PlainScope plain;
     std::vector<at::Tensor> values;
     for (size_t i = 0; i < inputs.size(); ++i) values.push_back(tensor_on(inputs[i], inputs_[i]));
-    PlainScope plain;
-    const std::vector<at::Tensor> found = compute(std::move(values), slots);
-    for (size_t i = 0; i < found.size(); ++i) tensor_on(results[i], results_[i]).copy_(found[i]);
+    for (const Call& call : calls_) compute(call, values, slots);
+    for (size_t i = 0; i < outputs_.size(); ++i) {
+      tensor_on(results[i], results_[i]).copy_(values.at(outputs_[i]));
+    }
   }
 
  private:
-  // From the inputs to the results.
-  std::vector<at::Tensor> compute(std::vector<at::Tensor> values,
-                                  c10::ArrayRef<ir::ScalarValue> slots) const {
-    PlainScope plain;
-    size_t next_slot = 0;
-    for (const Call& call : calls_) {
-      c10::SmallVector<at::Tensor, 4> operands;
-      for (uint32_t operand : call.operands) operands.push_back(values.at(operand));
-      const size_t num_slots = call.spec->slots.size();
-      Arguments args(*call.spec, operands, slots.slice(next_slot, num_slots));
-      next_slot += num_slots;
-      if (call.own) {
-        values.push_back(call.own(*call.spec, args));
-        continue;
-      }
-      torch::jit::Stack stack;
-      const auto& arguments = call.op->schema().arguments();
-      for (size_t i = 0; i < arguments.size(); ++i) {
-        stack.push_back(args.read(call.spec->args[i], arguments[i].real_type()));
-      }
-      call.op->callBoxed(&stack);
-      for (const IValue& value : stack) flatten(value, values);
+  // Appends the call's results to the values.
+  static void compute(const Call& call, std::vector<at::Tensor>& values,
+                      c10::ArrayRef<ir::ScalarValue> slots) {
+    c10::SmallVector<at::Tensor, 4> operands;
+    for (uint32_t operand : call.operands) {
+      const at::Tensor& value = values.at(operand);
+      operands.push_back(call.is_contiguous_only ? value.contiguous() : value);
     }
-    std::vector<at::Tensor> results;
-    for (uint32_t output : outputs_) results.push_back(values.at(output));
-    return results;
+    Arguments args(*call.spec, operands, slots.slice(call.first_slot, call.spec->slots.size()));
+    if (call.own) {
+      values.push_back(call.own(*call.spec, args));
+      return;
+    }
+    torch::jit::Stack stack;
+    const auto& arguments = call.op->schema().arguments();
+    for (size_t i = 0; i < arguments.size(); ++i) {
+      stack.push_back(args.read(call.spec->args[i], arguments[i].real_type()));
+    }
+    call.op->callBoxed(&stack);
+    for (const IValue& value : stack) flatten(value, values);
   }
 
   std::vector<Call> calls_;
@@ -331,9 +332,11 @@ class CpuProgram {
 
 std::optional<graph::HostProgram> make(const graph::Graph& graph) {
   std::vector<Call> calls;
+  size_t slots = 0;
   for (size_t i = 0; i < graph.nodes.size(); ++i) {
     auto call = call_of(graph, i);
     if (!call) return std::nullopt;
+    call->first_slot = std::exchange(slots, slots + call->spec->slots.size());
     calls.push_back(std::move(*call));
   }
   const auto program = std::make_shared<CpuProgram>(graph, std::move(calls));

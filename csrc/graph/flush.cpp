@@ -1,5 +1,6 @@
 #include "graph/flush.h"
 
+#include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
 
 #include "graph/capture.h"
@@ -108,7 +109,9 @@ void flush(ir::PendingSet& pending, Cause cause) {
     const Origin origin{.line = user_line(),
                         .scope = apart ? nullptr : current_scope(),
                         .may_cut = is_free,
-                        .may_run_on_host = is_free};
+                        .on_host = !is_free                       ? OnHost::kNone
+                                   : c10::GradMode::is_enabled() ? OnHost::kSmall
+                                                                 : OnHost::kFirstRuns};
     variant = make_program(pending, program, missed, later ? Compile::kInBackground : Compile::kNow,
                            origin, *turn, replaces(missed->graph));
   }

@@ -21,6 +21,10 @@ namespace {
 constexpr size_t kMostNodes = 16;
 constexpr int64_t kMostElements = int64_t{1} << 14;
 
+// What is larger runs for so long that the first run may as well be the compiled program's: with
+// PyTorch's kernels a model of this size takes tens of milliseconds.
+constexpr int64_t kMostElementsOfMedium = int64_t{1} << 23;
+
 // So many graphs of the same operators are compiled: most loops settle before, and a user is told
 // of one that does not (recompilations.py). An estimate, too.
 constexpr int kCompiledFirst = 8;
@@ -32,8 +36,8 @@ HostProgramMaker& maker() {
   return *instance;
 }
 
-bool is_small(const Graph& graph) {
-  if (graph.nodes.size() > kMostNodes) return false;
+// Of all its values.
+int64_t elements_of(const Graph& graph) {
   int64_t elements = 0;
   auto add = [&](const ir::TensorType& type) {
     elements += std::max<int64_t>(c10::multiply_integers(type.dims), 1);
@@ -42,7 +46,18 @@ bool is_small(const Graph& graph) {
   for (const ir::NodePtr& node : graph.nodes) {
     for (const ir::TensorType& type : node->spec()->outputs) add(type);
   }
-  return elements <= kMostElements;
+  return elements;
+}
+
+bool is_small(const Graph& graph) {
+  return graph.nodes.size() <= kMostNodes && elements_of(graph) <= kMostElements;
+}
+
+bool is_medium(const Graph& graph) { return elements_of(graph) <= kMostElementsOfMedium; }
+
+bool may_have_host_programs() {
+  return options().host_programs && !options().strict_host_calls &&
+         pjrt::Runtime::get().platform() == "cpu";
 }
 
 // How many graphs there were of the same operators, in this order, before this one.
@@ -63,12 +78,16 @@ int graphs_before(const Graph& graph) {
 
 void set_host_program_maker(HostProgramMaker new_maker) { maker() = std::move(new_maker); }
 
-std::optional<HostProgram> find_host_program(const Graph& graph, bool is_stage) {
-  if (!options().host_programs || options().strict_host_calls) return std::nullopt;
-  if (pjrt::Runtime::get().platform() != "cpu") return std::nullopt;
+std::optional<HostProgram> find_host_program(const Graph& graph, OnHost which) {
+  if (which == OnHost::kNone || !may_have_host_programs()) return std::nullopt;
+  if (which == OnHost::kMedium) return is_medium(graph) ? maker()(graph) : std::nullopt;
   if (!is_small(graph)) return std::nullopt;
-  if (!is_stage && graphs_before(graph) < kCompiledFirst) return std::nullopt;
+  if (which != OnHost::kStage && graphs_before(graph) < kCompiledFirst) return std::nullopt;
   return maker()(graph);
+}
+
+std::optional<HostProgram> find_trial_program(const Graph& graph) {
+  return may_have_host_programs() && is_medium(graph) ? maker()(graph) : std::nullopt;
 }
 
 std::vector<pjrt::Buffer> run(const HostProgram& program, c10::ArrayRef<pjrt::Buffer*> inputs,

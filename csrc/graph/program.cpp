@@ -258,20 +258,28 @@ VariantRef Program::known(const Graph& graph) const {
 
 VariantRef Program::find(const Graph& graph) {
   std::unique_lock lock(mutex_, std::try_to_lock);
-  return lock ? known(graph) : nullptr;
+  return lock && !is_on_trial() ? known(graph) : nullptr;
 }
 
 VariantRef Program::variant(const Graph& graph, Compile how, const Origin& origin) {
   std::lock_guard lock(mutex_);
+  if (is_on_trial()) {
+    if (VariantRef variant = go_on_trying(graph, origin)) return variant;
+  }
   if (VariantRef variant = known(graph)) return variant;
   struct Making {
     explicit Making(std::atomic<bool>& flag) : flag(flag) { flag = true; }
     ~Making() { flag = false; }
     std::atomic<bool>& flag;
   } making(is_making_);
-  variants_.push_front(make(graph, how, origin));
+  VariantRef variant = make(graph, how, origin);
+  if (!variant->is_trial) add(variant);
+  return variant;
+}
+
+void Program::add(VariantRef variant) {
+  variants_.push_front(std::move(variant));
   if (variants_.size() > kMaxVariants) variants_.pop_back();
-  return variants_.front();
 }
 
 std::optional<Program::Use> Program::use() {
@@ -280,6 +288,7 @@ std::optional<Program::Use> Program::use() {
   if (!lock) return std::nullopt;  // whoever has it may be waiting for the GIL, which we may hold
   Use use{.last_run = 0, .variants = static_cast<int64_t>(variants_.size())};
   for (const auto& variant : variants_) use.last_run = std::max(use.last_run, variant->last_run());
+  if (is_on_trial()) use.last_run = std::max(use.last_run, trial_->variant->last_run());
   return use;
 }
 
@@ -288,6 +297,10 @@ std::string Program::reason(const Graph& graph, const std::vector<bool>& variabl
   if (variants_.empty() && dropped_) {
     return "a known graph whose program was dropped, since there were more than "
            "LAZYXLA_MAX_PROGRAMS";
+  }
+  if (variants_.empty() && trial_) {
+    return "a graph that PyTorch's kernels ran before, " + std::to_string(trial_->runs - 1) +
+           (trial_->runs == 2 ? " time" : " times");
   }
   if (variants_.empty()) return new_reason;
   const Variant& last = *variants_.front();
@@ -308,6 +321,7 @@ std::vector<bool> Program::wanted_inputs(const Graph& graph) const {
   std::vector<bool> variable = ScalarHistory::get().variable_slots(
       graph, last ? &last->variable : nullptr, last ? &last->constants : nullptr);
   for (size_t i = 0; i < variable.size(); ++i) {
+    if (trial_ && trial_->varied[i]) variable[i] = true;
     if (static_slots_[i]) variable[i] = false;
   }
   return variable;
@@ -336,11 +350,17 @@ bool load(Variant& variant, const std::string& serialized, std::string& why) {
   }
 }
 
+// Whether a program for its key was made before, by whichever process.
+bool is_on_disk(const Graph& graph) {
+  const auto store = ProgramStore::current();
+  return store->has_programs(store->graph_key(graph, pjrt::serialize(compile_options(graph))));
+}
+
 }  // namespace
 
 VariantRef Program::make(const Graph& graph, Compile how, const Origin& origin) {
   std::string new_reason = origin.part_of;
-  if (variants_.empty() && new_reason.empty()) {
+  if (variants_.empty() && stages_.empty() && !trial_ && new_reason.empty()) {
     Past past = recall(graph);
     new_reason = std::move(past.reason);
     if (origin.may_cut && options().cut_graphs) {
@@ -363,36 +383,55 @@ VariantRef Program::make(const Graph& graph, Compile how, const Origin& origin) 
     }
     stages_.clear();
   }
-  if (variants_.empty() && origin.may_run_on_host) {
+  if (variants_.empty() && !trial_) {
     if (VariantRef variant = make_on_host(graph, origin, new_reason)) return variant;
   }
   return make_whole(graph, how, origin, new_reason);
 }
 
 VariantRef Program::make_on_host(const Graph& graph, const Origin& origin,
-                                 const std::string& new_reason) const {
-  auto program = find_host_program(graph, !origin.part_of.empty());
+                                 const std::string& new_reason) {
+  auto program = find_host_program(graph, origin.on_host);
+  const bool is_trial = !program && origin.on_host == OnHost::kFirstRuns && !is_on_disk(graph);
+  if (is_trial) program = find_trial_program(graph);
   if (!program) return nullptr;
   auto variant = std::make_shared<Variant>();
   variant->line = origin.line;
   variant->constants = graph.slots;
   variant->take(std::move(*program), graph.slots.size());
+  variant->is_trial = is_trial;
+  if (is_trial) {
+    trial_ = Trial{variant, 1, graph.slots, std::vector<bool>(graph.slots.size())};
+  }
   if (listeners().on_host) {
-    listeners().on_host(graph.nodes.size(), {origin.line, new_reason, graph.hash});
+    listeners().on_host(graph, {origin.line, new_reason, graph.hash});
   }
   return variant;
+}
+
+VariantRef Program::go_on_trying(const Graph& graph, const Origin& origin) {
+  Trial& trial = *trial_;
+  for (size_t i = 0; i < graph.slots.size(); ++i) {
+    if (trial.slots[i].i != graph.slots[i].i) trial.varied[i] = true;
+  }
+  trial.slots = graph.slots;
+  ++trial.runs;
+  if (origin.on_host != OnHost::kFirstRuns || trial.runs > Trial::kRuns) {
+    trial.variant = nullptr;
+    return nullptr;
+  }
+  if (trial.runs == Trial::kCompiledAt) {
+    add(make_whole(graph, Compile::kInBackground, origin, ""));
+  }
+  return trial.variant;
 }
 
 VariantRef Program::make_stages(const Graph& graph, const Origin& origin,
                                 const std::string& reason) const {
   const bool is_new = variants_.empty();
-  if (is_new) {
-    const auto store = ProgramStore::current();
-    const std::string options_text = pjrt::serialize(compile_options(graph));
-    if (store->has_programs(store->graph_key(graph, options_text))) return nullptr;
-  }
+  if (is_new && is_on_disk(graph)) return nullptr;
   const std::vector<Piece> pieces = cut(graph, stages_);
-  if (is_new) {
+  if (is_new && !reason.empty()) {
     std::vector<size_t> operators;
     for (const Piece& piece : pieces) operators.push_back(piece.graph.nodes.size());
     ++Counters::get().graphs_cut;
@@ -459,11 +498,7 @@ VariantRef Program::make_whole(const Graph& graph, Compile how, const Origin& or
 
 std::shared_ptr<Program> find_program(const Graph& graph) { return cache().find(graph); }
 
-bool is_known(const Graph& graph) {
-  if (cache().contains(graph)) return true;
-  const auto store = ProgramStore::current();
-  return store->has_programs(store->graph_key(graph, pjrt::serialize(compile_options(graph))));
-}
+bool is_known(const Graph& graph) { return cache().contains(graph) || is_on_disk(graph); }
 
 size_t cached_programs() { return cache().size(); }
 

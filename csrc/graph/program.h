@@ -58,7 +58,7 @@ struct Origin {
   std::string line;  // the user's, "train.py:31"; empty if unknown
   std::shared_ptr<Scope> scope;
   bool may_cut = false;          // whether its program may be several (cut.h)
-  bool may_run_on_host = false;  // whether PyTorch's kernels may be its program (host_program.h)
+  OnHost on_host = OnHost::kNone;  // which graphs PyTorch's kernels may run
   // If the graph is a stage of one that was cut: why, in words, and which of its slots vary there.
   std::string part_of;
   std::vector<bool> varying;
@@ -80,7 +80,8 @@ void set_lowerer(Lowerer lowerer);
 // What the user is told besides: that a program was loaded instead of lowered and compiled, that
 // the host computes it, or that a graph was cut into stages of so many operators.
 struct Listeners {
-  std::function<void(size_t operators, const Occasion&)> loaded, on_host;
+  std::function<void(size_t operators, const Occasion&)> loaded;
+  std::function<void(const Graph&, const Occasion&)> on_host;
   std::function<void(const std::vector<size_t>& operators, const Occasion&)> cut;
 };
 void set_listeners(Listeners listeners);
@@ -98,6 +99,7 @@ struct Variant {
   std::string line;  // the user's that it was compiled for
   std::vector<StageProgram> stages;
   size_t handed_on = 0;  // values that only stages hand on
+  bool is_trial = false;  // another one will be the program's, or a stage's (Trial)
   Variant();
   ~Variant();
 
@@ -154,6 +156,18 @@ struct StageProgram {
 // Who compiles a new program: the caller, who waits, or a pool of threads.
 enum class Compile : uint8_t { kNow, kInBackground };
 
+// The first runs of a program, which the host does. At the fourth one begins compiling, on another
+// thread; at the 64th one its result is taken, be it ready or waited for: what counts is how often
+// a graph comes, so that the same loop computes the same in each process.
+struct Trial {
+  static constexpr int kCompiledAt = 4, kRuns = 64;
+
+  VariantRef variant;  // the host's; null if the trial is over
+  int runs = 0;
+  std::vector<ir::ScalarValue> slots;  // of the last run
+  std::vector<bool> varied;            // which slots had several values
+};
+
 class Program {
  public:
   // `dropped`: whether there was one for this key that left the cache.
@@ -177,12 +191,15 @@ class Program {
 
  private:
   VariantRef known(const Graph& graph) const;
+  // The host's if it does this run, too; else the trial is over.
+  VariantRef go_on_trying(const Graph& graph, const Origin& origin);
+  bool is_on_trial() const { return trial_ && trial_->variant; }
+  void add(VariantRef variant);
   VariantRef make(const Graph& graph, Compile how, const Origin& origin);
   VariantRef make_whole(const Graph& graph, Compile how, const Origin& origin,
                         const std::string& new_reason);
   VariantRef make_stages(const Graph& graph, const Origin& origin, const std::string& reason) const;
-  VariantRef make_on_host(const Graph& graph, const Origin& origin,
-                          const std::string& new_reason) const;
+  VariantRef make_on_host(const Graph& graph, const Origin& origin, const std::string& new_reason);
   // Which of a new variant's slots are to be inputs; and which of these have varied, or were
   // inputs before.
   std::vector<bool> wanted_inputs(const Graph& graph) const;
@@ -199,6 +216,7 @@ class Program {
   std::deque<VariantRef> variants_;     // newest first
   std::vector<bool> static_slots_;
   std::vector<uint32_t> stages_;  // how it is cut, if it is
+  std::optional<Trial> trial_;    // if there was one
 };
 
 // The program for this graph's key, made if it is new.

@@ -31,11 +31,38 @@ class Buffers {
   uint32_t next_, given_;
 };
 
+bool is_same_program(const Piece& a, const Piece& b) {
+  return a.graph.hash == b.graph.hash && a.graph.key == b.graph.key;
+}
+
+// Which pieces the host may run. What runs once while another one runs so often costs little even
+// where PyTorch's kernels are slower.
+constexpr size_t kManyRounds = 16;
+
+std::vector<OnHost> on_host(const std::vector<Piece>& pieces, const Origin& origin) {
+  if (origin.on_host == OnHost::kNone) return std::vector(pieces.size(), OnHost::kNone);
+  ska::flat_hash_map<uint64_t, size_t> counts;
+  size_t most = 0;
+  for (const Piece& piece : pieces) most = std::max(most, ++counts[piece.graph.hash]);
+  std::vector<OnHost> all;
+  for (const Piece& piece : pieces) {
+    if (most >= kManyRounds) {
+      all.push_back(counts[piece.graph.hash] == 1 ? OnHost::kMedium : OnHost::kFirstRuns);
+    } else if (&piece == &largest_of(pieces)) {
+      const bool is_tried = origin.on_host == OnHost::kFirstRuns;
+      all.push_back(is_tried ? OnHost::kFirstRuns : OnHost::kNone);
+    } else {
+      all.push_back(OnHost::kStage);
+    }
+  }
+  return all;
+}
+
 // Which slots of a piece have other values in another one of the same key.
 std::vector<bool> varying_slots(const std::vector<Piece>& pieces, const Piece& piece) {
   std::vector<bool> varying(piece.graph.slots.size(), false);
   for (const Piece& other : pieces) {
-    if (other.graph.hash != piece.graph.hash || other.graph.key != piece.graph.key) continue;
+    if (!is_same_program(other, piece)) continue;
     for (size_t i = 0; i < varying.size(); ++i) {
       if (other.graph.slots[i].i != piece.graph.slots[i].i) varying[i] = true;
     }
@@ -78,14 +105,14 @@ VariantRef compile_pieces(const Graph& whole, const std::vector<Piece>& pieces,
   variant->variable.resize(whole.slots.size(), false);
   Buffers buffers(whole);
   std::vector<StageProgram> stages;
+  const std::vector<OnHost> which = on_host(pieces, origin);
   for (const Piece& piece : pieces) {
     const std::string number = std::to_string(stages.size() + 1);
     std::string what = "stage " + number + " of " + std::to_string(pieces.size());
     if (&piece == &largest_of(pieces)) what += " of " + reason;
-    const bool may_run_on_host = origin.may_run_on_host && &piece != &largest_of(pieces);
     const Origin stage_origin{.line = origin.line,
                               .scope = nullptr,
-                              .may_run_on_host = may_run_on_host,
+                              .on_host = which[stages.size()],
                               .part_of = what,
                               .varying = varying_slots(pieces, piece)};
     const auto program = find_program(piece.graph);
@@ -95,6 +122,7 @@ VariantRef compile_pieces(const Graph& whole, const std::vector<Piece>& pieces,
                        piece.slots,
                        {}};
     stage.variant->check_compiled();
+    variant->is_trial = variant->is_trial || stage.variant->is_trial;
     for (size_t i = 0; i < piece.slots.size(); ++i) {
       if (stage.variant->variable[i]) variant->variable[piece.slots[i]] = true;
     }

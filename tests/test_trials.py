@@ -1,0 +1,292 @@
+"""In inference the host does a graph's first runs, and then its program is compiled."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import hypothesis
+import pytest
+import torch
+from hypothesis import strategies as st
+from random_programs import RandomProgram
+
+import lazyxla
+from tests import vision  # noqa: F401 - transformers wants a torchvision that can be imported
+from tests.support import DEVICE, counted
+from tests.test_loops import generate, language_model, prompt
+
+COMPILED_AT, RUNS = 4, 64
+
+
+@pytest.fixture(autouse=True)
+def _host_programs() -> Iterator[None]:
+    lazyxla.settings.host_programs = True
+    yield
+    lazyxla.settings.host_programs = False
+
+
+def sizes_of_its_own(start: int = 3) -> Iterator[int]:
+    """Sizes that no other test has: a graph of theirs is not new."""
+    yield from range(start, start + 1000)
+
+
+_sizes = sizes_of_its_own(101)
+
+
+def run(
+    function: Callable[..., torch.Tensor], x: torch.Tensor, *numbers: float
+) -> tuple[int, int, int]:
+    """Runs it once and compares it with the CPU.
+
+    Returns:
+        How many programs were compiled, run by the host, and run at all.
+    """
+    ours = x.to(DEVICE)
+    lazyxla.sync(wait=True)
+    with counted() as n:
+        result = function(ours, *numbers)
+        lazyxla.sync(wait=True)
+    expected = function(x, *numbers)
+    assert (result.dtype, result.stride()) == (expected.dtype, expected.stride())
+    torch.testing.assert_close(result.cpu(), expected)
+    return n.compiles, n.host_programs, n.executions
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_counts(mode: Any) -> None:
+    x = torch.randn(next(_sizes), 5)
+    with mode():
+        counts = [run(lambda x: (x.sin() @ x.mT).softmax(0), x) for _ in range(RUNS + 3)]
+    on_host = [(int(i == COMPILED_AT), 1, 1) for i in range(1, RUNS + 1)]
+    assert counts == on_host + [(0, 0, 1)] * 3
+
+
+def test_with_gradients_it_is_compiled_at_once() -> None:
+    x = torch.randn(next(_sizes), 5)
+    assert [run(lambda x: x.sin() @ x.mT, x) for _ in range(3)] == [(1, 0, 1)] + [(0, 0, 1)] * 2
+
+
+def test_gradients_end_a_trial() -> None:
+    x = torch.randn(next(_sizes), 5)
+    with torch.no_grad():
+        assert [run(lambda x: x.cos() @ x.mT, x) for _ in range(2)] == [(0, 1, 1)] * 2
+    assert run(lambda x: x.cos() @ x.mT, x) == (1, 0, 1)
+    with torch.no_grad():
+        assert run(lambda x: x.cos() @ x.mT, x) == (0, 0, 1)
+
+
+def test_numbers_that_varied_are_inputs() -> None:
+    x = torch.randn(next(_sizes), 5)
+    with torch.no_grad():
+        counts = [run(lambda x, n: x.sin() * n, x, i / 8) for i in range(RUNS + 4)]
+    assert sum(compiles for compiles, _, _ in counts) == 1
+    assert counts[-1] == (0, 0, 1)
+
+
+def test_where_a_view_begins_is_an_input() -> None:
+    rows = next(_sizes)
+    x = torch.randn(rows, 5)
+
+    def function(x: torch.Tensor, row: int) -> torch.Tensor:
+        y = x.clone()
+        y[row] = x[row + 1] * 2
+        return y
+
+    with torch.no_grad():
+        counts = [run(function, x, i) for i in range(RUNS + 4)]
+    assert sum(compiles for compiles, _, _ in counts) == 1
+
+
+NEVER: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "cast": lambda x: (x * 1e3).to(torch.int64),
+    "division": lambda x: (x > 0).to(torch.int32) // (x > 9).to(torch.int32).add_(2),
+    "large": lambda x: (x.repeat(1, 9000).sin() + 1)[:, ::100],
+}
+
+
+@pytest.mark.parametrize("name", NEVER)
+def test_what_is_compiled_at_once(name: str) -> None:
+    x = torch.randn(next(_sizes), 5)
+    with torch.no_grad():
+        counts = [run(NEVER[name], x) for _ in range(2)]
+    assert [each[:2] for each in counts] == [(1, 0), (0, 0)]
+
+
+def test_random_numbers_are_compiled_at_once() -> None:
+    size = next(_sizes)
+    with torch.no_grad(), counted() as n:
+        torch.manual_seed(1)
+        first = torch.randn(size, device=DEVICE).abs().cpu()
+        torch.manual_seed(1)
+        assert torch.equal(torch.randn(size, device=DEVICE).abs().cpu(), first)
+    assert n.compiles >= 1
+    assert n.host_programs == 0
+
+
+def test_regions_and_other_modes_compile() -> None:
+    x = torch.randn(next(_sizes), 5)
+    with torch.no_grad():
+        assert run(lazyxla.compile(lambda x: x.sin() - x), x)[:2] == (1, 0)
+        with lazyxla.eager_mode("fused"):
+            assert run(lambda x: x.exp() - x, x)[1] == 0
+
+
+def test_turned_off() -> None:
+    lazyxla.settings.host_programs = False
+    with torch.no_grad():
+        assert run(lambda x: x.tan() - x, torch.randn(next(_sizes), 5)) == (1, 0, 1)
+
+
+def test_told(caplog: pytest.LogCaptureFixture) -> None:
+    x = torch.randn(next(_sizes), 5)
+    with torch.no_grad(), caplog.at_level("INFO", logger="lazyxla"):
+        for _ in range(RUNS + 2):
+            run(lambda x: x.erf() + x.mT.mean() * x, x)
+    told = [r.getMessage() for r in caplog.records]
+    assert len(told) == 2
+    assert "running 5 operators by PyTorch's kernels (a new graph" in told[0]
+    assert "compiling 5 operators (a graph that PyTorch's kernels ran before, 3 times)" in told[1]
+
+
+def test_an_index_out_of_range_is_told_and_undone() -> None:
+    rows = next(_sizes)
+    x = torch.randn(rows, 5)
+
+    def function(x: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
+        x.add_(1)
+        return x[row] * 2
+
+    with torch.no_grad():
+        ours = x.to(DEVICE)
+        wrong = torch.tensor([rows], device=DEVICE)
+        lazyxla.sync()
+        lost = function(ours, wrong)
+        with pytest.raises((IndexError, RuntimeError), match="out of (range|bounds)"):
+            lazyxla.sync(wait=True)
+        del lost
+        assert torch.equal(ours.cpu(), x)
+        with counted() as n:
+            result = function(ours, torch.tensor([rows - 1], device=DEVICE)).cpu()
+        assert (n.compiles, n.host_programs) == (0, 1)
+        torch.testing.assert_close(result, function(x, torch.tensor([rows - 1])))
+
+
+def test_threads() -> None:
+    x = torch.randn(next(_sizes), 7)
+    ours, expected = x.to(DEVICE), (x.sin() @ x.mT).sum(1)
+    lazyxla.sync(wait=True)
+    failures: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            with torch.no_grad():
+                for _ in range(RUNS):
+                    torch.testing.assert_close((ours.sin() @ ours.mT).sum(1).cpu(), expected)
+        except BaseException as e:
+            failures.append(e)
+
+    with counted() as n:
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert not failures
+    assert (n.compiles, n.host_programs) == (1, RUNS)
+
+
+SAME = """
+import torch, lazyxla
+torch.manual_seed(0)
+model = torch.nn.Sequential(
+    torch.nn.Linear(33, 65), torch.nn.GELU(), torch.nn.LayerNorm(65), torch.nn.Linear(65, 33)
+).to("lazyxla")
+x = torch.randn(7, 33).to("lazyxla")
+with torch.no_grad():
+    for _ in range(80):
+        x = model(x).tanh()
+        lazyxla.sync()
+    print(x.double().sum().item().hex(), lazyxla.counters()["compiles"])
+"""
+
+
+def test_another_process_computes_the_same(run_python: Callable[..., Any]) -> None:
+    first, second = (
+        run_python(SAME, LAZYXLA_HOST_PROGRAMS="1", LAZYXLA_CACHE_SIZE="0").stdout
+        for _ in range(2)
+    )
+    assert first == second
+    assert first.split()[1] == "1"
+
+
+LOADED = """
+import torch, lazyxla
+with torch.no_grad():
+    for _ in range({rounds}):
+        (torch.ones(17, 3, device="lazyxla").sin().mT @ torch.ones(17, 3, device="lazyxla")).cpu()
+counters = lazyxla.counters()
+print(counters["compiles"], counters["programs_loaded"], counters["host_programs"])
+"""
+
+
+def test_what_is_on_disk_is_loaded_at_once(run_python: Callable[..., Any], tmp_path: Any) -> None:
+    kept = {"LAZYXLA_CACHE_DIR": str(tmp_path), "LAZYXLA_CACHE_SIZE": str(1 << 28)}
+    first = run_python(LOADED.format(rounds=70), LAZYXLA_HOST_PROGRAMS="1", **kept)
+    second = run_python(LOADED.format(rounds=2), LAZYXLA_HOST_PROGRAMS="1", **kept)
+    assert first.stdout.split() == ["1", "0", "64"]
+    assert second.stdout.split() == ["0", "1", "0"]
+
+
+@pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
+@pytest.mark.filterwarnings("ignore:Use of masked_fill_ on expanded tensors is deprecated")
+@pytest.mark.parametrize("seed", range(2))
+def test_random_programs(seed: int) -> None:
+    @hypothesis.seed(1000 + seed)
+    @hypothesis.settings(
+        max_examples=100,
+        deadline=None,
+        database=None,
+        phases=[hypothesis.Phase.generate],
+        suppress_health_check=list(hypothesis.HealthCheck),
+    )
+    @hypothesis.given(st.randoms(), st.integers(1, 14))
+    def run(random: Any, steps: int) -> None:
+        program = RandomProgram(random.choice)
+        try:
+            with torch.no_grad():
+                program.run(steps)
+        finally:
+            program.forget()
+
+    with counted() as n:
+        run()
+    assert n.host_programs > n.compiles
+
+
+def test_generating() -> None:
+    model = language_model("Llama")
+    want = generate(model, prompt(13), cache_implementation="static")
+    model.to(DEVICE)
+    with counted() as n:
+        for _ in range(4):
+            got = generate(model, prompt(13), cache_implementation="static")
+            assert torch.equal(got, want)
+    assert n.compiles <= 6  # the model's once or twice, and small programs
+    with counted() as n:
+        assert torch.equal(generate(model, prompt(13), cache_implementation="static"), want)
+    assert n.compiles == 0
+
+
+def test_generating_with_a_cache_that_grows(caplog: pytest.LogCaptureFixture) -> None:
+    model = language_model("Llama", num_hidden_layers=1)
+    want = generate(model, prompt(11))
+    model.to(DEVICE)
+    with counted() as n, caplog.at_level(logging.WARNING, logger="lazyxla"):
+        assert torch.equal(generate(model, prompt(11)), want)
+    assert n.compiles <= 2  # each token's graph is new, and no program is made of it
+    told = [r.getMessage() for r in caplog.records if "static" in r.getMessage()]
+    assert len(told) == 1
+    assert 'cache_implementation="static"' in told[0]
