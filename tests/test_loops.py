@@ -206,9 +206,7 @@ def test_diffusion(name: str, sync: bool) -> None:
     model.to(DEVICE)
     with programs() as found:
         run(50)
-    # A multistep scheduler's first step is another computation than the following ones.
-    allowed = 4 if "Multistep" in name else 3
-    assert len(found.large(120)) <= allowed, found.sizes
+    assert len(found.large(120)) <= 3, found.sizes
     with counted() as n:
         run(50)
     assert n.compiles == 0

@@ -1,10 +1,10 @@
 // Host programs (graph/host_program.h) as calls of PyTorch's CPU kernels.
 //
 // An operator is not called so if XLA defines its result otherwise for some values (an integer
-// divided by zero, a floating-point number beyond an integer's range), if it draws from the device's
-// generator, or if the user gave it a rule. Everything else that the kernels refuse shows when a
-// program is made: it is tried with zeros. But that an index is out of range they tell as an error,
-// where a compiled program takes the nearest one there is.
+// divided by zero, a floating-point number beyond an integer's range), if it draws from the
+// device's generator, or if the user gave it a rule. Everything else that the kernels refuse shows
+// when a program is made: it is tried with zeros. But that an index is out of range they tell as an
+// error, where a compiled program takes the nearest one there is.
 #pragma once
 
 #include <string>

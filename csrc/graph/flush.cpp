@@ -109,7 +109,7 @@ void flush(ir::PendingSet& pending, Cause cause) {
     const Origin origin{.line = user_line(),
                         .scope = apart ? nullptr : current_scope(),
                         .may_cut = is_free,
-                        .on_host = !is_free                       ? OnHost::kNone
+                        .on_host = !is_free                      ? OnHost::kNone
                                    : c10::GradMode::is_enabled() ? OnHost::kSmall
                                                                  : OnHost::kFirstRuns};
     variant = make_program(pending, program, missed, later ? Compile::kInBackground : Compile::kNow,

@@ -39,7 +39,10 @@ struct Outline {
       specs.push_back(node->spec()->id);
       operators += node->spec()->operators;
       in_optimizer.push_back(node->spec()->numbers_vary);
+      first_slots.push_back(slots.size());
+      slots.insert(slots.end(), node->slots().begin(), node->slots().end());
     }
+    first_slots.push_back(slots.size());
     for (const ir::NodePtr& leaf : graph.leaves) inputs.push_back(leaf->output_type(0));
   }
 
@@ -47,6 +50,8 @@ struct Outline {
   std::vector<uint64_t> specs;
   size_t operators = 0;  // that these stand for
   std::vector<bool> in_optimizer;
+  std::vector<size_t> first_slots;  // per operator, and of what would come after the last
+  std::vector<ir::ScalarValue> slots;
   Wiring wiring;
   std::vector<bool> varies;  // per operator, whether it is where graphs differ
   std::vector<ir::TensorType> inputs;
@@ -88,19 +93,46 @@ std::string difference(const Outline& now, const Outline& before) {
 
 // Which operators are not what they are in another graph, or where graphs have differed.
 struct Difference {
+  const Outline* before;
   std::vector<bool> differs;
   size_t edits;
   bool in_sizes;      // the same operators, on an input of another size
   bool in_optimizer;  // some of them are an optimizer's, whose first step is another one: once
+  std::vector<int32_t> places;  // as in Alignment
 };
+
+// Which slots will have other values, judged by a similar graph: places that were others there, and
+// the numbers of operators that it lacks, which may be the next step's of a schedule.
+std::vector<bool> varying_slots(const Graph& graph, const Outline& before,
+                                const std::vector<int32_t>& places) {
+  std::vector<bool> varying;
+  for (size_t i = 0; i < places.size(); ++i) {
+    const ir::Node& node = *graph.nodes[i].get();
+    for (size_t j = 0; j < node.slots().size(); ++j) {
+      const ir::SlotSpec& slot = node.spec()->slots[j];
+      const bool is_place = slot.kind == ir::SlotKind::kPlace;
+      if (places[i] < 0) {
+        varying.push_back(!is_place && !slot.optional);
+      } else {
+        const size_t other = before.first_slots[places[i]] + j;
+        varying.push_back(is_place && before.slots[other].i != node.slots()[j].i);
+      }
+    }
+  }
+  return varying;
+}
 
 // Nothing if those are many.
 std::optional<Difference> compare(const Outline& now, const Outline& before, size_t most) {
   const auto alignment = align(now.specs, before.specs, most);
   if (!alignment) return std::nullopt;
   const std::vector<int32_t>& places = alignment->places;
-  Difference found{std::vector<bool>(places.size(), false), alignment->edits,
-                   now.names == before.names && now.inputs != before.inputs, false};
+  Difference found{&before,
+                   std::vector<bool>(places.size(), false),
+                   alignment->edits,
+                   now.names == before.names && now.inputs != before.inputs,
+                   false,
+                   places};
   std::vector<bool> is_kept(before.specs.size(), false);
   for (size_t i = 0; i < places.size(); ++i) {
     if (places[i] >= 0) is_kept[places[i]] = true;
@@ -139,6 +171,9 @@ class History {
     now.varies.assign(now.specs.size(), false);
     size_t alike = 0;
     for (const Difference& difference : differences(now)) {  // the smallest first
+      if (past.varying.empty()) {
+        past.varying = varying_slots(graph, *difference.before, difference.places);
+      }
       if (what.empty()) what = ": like one before, but for " + list_names(now, difference.differs);
       if (difference.in_optimizer) continue;
       std::vector<bool> varies = difference.differs;

@@ -18,6 +18,7 @@ struct Past {
   std::string reason;             // why the graph is new, in words
   std::vector<uint32_t> stages;   // how it is best cut (cut.h), if at all
   bool goes_on_changing = false;  // or else it may be what comes from now on, and is better whole
+  std::vector<bool> varying;      // per slot, whether it should be an input at once; or empty
 };
 
 // Compares a new graph with those before; remembers it.

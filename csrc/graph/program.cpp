@@ -321,7 +321,7 @@ std::vector<bool> Program::wanted_inputs(const Graph& graph) const {
   std::vector<bool> variable = ScalarHistory::get().variable_slots(
       graph, last ? &last->variable : nullptr, last ? &last->constants : nullptr);
   for (size_t i = 0; i < variable.size(); ++i) {
-    if (trial_ && trial_->varied[i]) variable[i] = true;
+    if (i < varying_.size() && varying_[i]) variable[i] = true;
     if (static_slots_[i]) variable[i] = false;
   }
   return variable;
@@ -360,9 +360,11 @@ bool is_on_disk(const Graph& graph) {
 
 VariantRef Program::make(const Graph& graph, Compile how, const Origin& origin) {
   std::string new_reason = origin.part_of;
+  if (!origin.varying.empty()) varying_ = origin.varying;
   if (variants_.empty() && stages_.empty() && !trial_ && new_reason.empty()) {
     Past past = recall(graph);
     new_reason = std::move(past.reason);
+    varying_ = std::move(past.varying);
     if (origin.may_cut && options().cut_graphs) {
       Rounds rounds = find_rounds(graph);
       if (rounds.count) {
@@ -401,7 +403,7 @@ VariantRef Program::make_on_host(const Graph& graph, const Origin& origin,
   variant->take(std::move(*program), graph.slots.size());
   variant->is_trial = is_trial;
   if (is_trial) {
-    trial_ = Trial{variant, 1, graph.slots, std::vector<bool>(graph.slots.size())};
+    trial_ = Trial{variant, 1, graph.slots};
   }
   if (listeners().on_host) {
     listeners().on_host(graph, {origin.line, new_reason, graph.hash});
@@ -411,8 +413,9 @@ VariantRef Program::make_on_host(const Graph& graph, const Origin& origin,
 
 VariantRef Program::go_on_trying(const Graph& graph, const Origin& origin) {
   Trial& trial = *trial_;
+  varying_.resize(graph.slots.size(), false);
   for (size_t i = 0; i < graph.slots.size(); ++i) {
-    if (trial.slots[i].i != graph.slots[i].i) trial.varied[i] = true;
+    if (trial.slots[i].i != graph.slots[i].i) varying_[i] = true;
   }
   trial.slots = graph.slots;
   ++trial.runs;
@@ -437,7 +440,7 @@ VariantRef Program::make_stages(const Graph& graph, const Origin& origin,
     ++Counters::get().graphs_cut;
     if (listeners().cut) listeners().cut(operators, {origin.line, reason, graph.hash});
   }
-  return compile_pieces(graph, pieces, origin, reason);
+  return compile_pieces(graph, pieces, origin, reason, varying_);
 }
 
 VariantRef Program::make_whole(const Graph& graph, Compile how, const Origin& origin,
@@ -445,9 +448,6 @@ VariantRef Program::make_whole(const Graph& graph, Compile how, const Origin& or
   static_slots_.resize(graph.slots.size(), false);
   const std::vector<ir::SlotKind> kinds = slot_kinds(graph);
   std::vector<bool> wanted = wanted_inputs(graph);
-  for (size_t i = 0; i < origin.varying.size(); ++i) {
-    if (origin.varying[i] && !static_slots_[i]) wanted[i] = true;
-  }
   const ir::CompileOptions options = compile_options(graph);
   const std::string options_text = pjrt::serialize(options);
   std::string why = count_program(reason(graph, wanted, new_reason), origin.scope.get());

@@ -57,7 +57,7 @@ struct LoweringFailure : std::runtime_error {
 struct Origin {
   std::string line;  // the user's, "train.py:31"; empty if unknown
   std::shared_ptr<Scope> scope;
-  bool may_cut = false;          // whether its program may be several (cut.h)
+  bool may_cut = false;            // whether its program may be several (cut.h)
   OnHost on_host = OnHost::kNone;  // which graphs PyTorch's kernels may run
   // If the graph is a stage of one that was cut: why, in words, and which of its slots vary there.
   std::string part_of;
@@ -98,7 +98,7 @@ struct Variant {
   std::vector<uint32_t> int_slots;
   std::string line;  // the user's that it was compiled for
   std::vector<StageProgram> stages;
-  size_t handed_on = 0;  // values that only stages hand on
+  size_t handed_on = 0;   // values that only stages hand on
   bool is_trial = false;  // another one will be the program's, or a stage's (Trial)
   Variant();
   ~Variant();
@@ -165,7 +165,6 @@ struct Trial {
   VariantRef variant;  // the host's; null if the trial is over
   int runs = 0;
   std::vector<ir::ScalarValue> slots;  // of the last run
-  std::vector<bool> varied;            // which slots had several values
 };
 
 class Program {
@@ -215,6 +214,7 @@ class Program {
   std::atomic<bool> is_making_{false};  // by whoever holds the mutex, which must not ask for it
   std::deque<VariantRef> variants_;     // newest first
   std::vector<bool> static_slots_;
+  std::vector<bool> varying_;     // per slot, whether it is to be an input at once; or empty
   std::vector<uint32_t> stages_;  // how it is cut, if it is
   std::optional<Trial> trial_;    // if there was one
 };

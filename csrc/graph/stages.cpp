@@ -58,9 +58,11 @@ std::vector<OnHost> on_host(const std::vector<Piece>& pieces, const Origin& orig
   return all;
 }
 
-// Which slots of a piece have other values in another one of the same key.
-std::vector<bool> varying_slots(const std::vector<Piece>& pieces, const Piece& piece) {
-  std::vector<bool> varying(piece.graph.slots.size(), false);
+// Which slots of a piece vary in the whole, or have other values in another piece of the same key.
+std::vector<bool> varying_slots(const std::vector<Piece>& pieces, const Piece& piece,
+                                const std::vector<bool>& in_whole) {
+  std::vector<bool> varying;
+  for (uint32_t slot : piece.slots) varying.push_back(slot < in_whole.size() && in_whole[slot]);
   for (const Piece& other : pieces) {
     if (!is_same_program(other, piece)) continue;
     for (size_t i = 0; i < varying.size(); ++i) {
@@ -98,7 +100,8 @@ const Piece& largest_of(const std::vector<Piece>& pieces) {
 }
 
 VariantRef compile_pieces(const Graph& whole, const std::vector<Piece>& pieces,
-                          const Origin& origin, const std::string& reason) {
+                          const Origin& origin, const std::string& reason,
+                          const std::vector<bool>& varying) {
   auto variant = std::make_shared<Variant>();
   variant->line = origin.line;
   variant->constants = whole.slots;
@@ -114,7 +117,7 @@ VariantRef compile_pieces(const Graph& whole, const std::vector<Piece>& pieces,
                               .scope = nullptr,
                               .on_host = which[stages.size()],
                               .part_of = what,
-                              .varying = varying_slots(pieces, piece)};
+                              .varying = varying_slots(pieces, piece, varying)};
     const auto program = find_program(piece.graph);
     StageProgram stage{program->variant(piece.graph, Compile::kNow, stage_origin),
                        buffers.of(piece.inputs),

@@ -11,8 +11,10 @@ namespace lazyxla::graph {
 
 const Piece& largest_of(const std::vector<Piece>& pieces);
 
-// Finds or makes each piece's program, and puts them together. `reason` is why the whole is new.
+// Finds or makes each piece's program, and puts them together. `reason` is why the whole is new,
+// `varying` as in Origin, of the whole.
 VariantRef compile_pieces(const Graph& whole, const std::vector<Piece>& pieces,
-                          const Origin& origin, const std::string& reason);
+                          const Origin& origin, const std::string& reason,
+                          const std::vector<bool>& varying);
 
 }  // namespace lazyxla::graph
