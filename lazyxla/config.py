@@ -227,8 +227,9 @@ FIELDS: tuple[Field, ...] = (
         "LAZYXLA_HOST_PROGRAMS",
         _boolean,
         True,
-        "On the CPU platform, runs small graphs by PyTorch's own kernels, instead of compiling "
-        "them, once eight of the same operators were compiled. In lazy mode only.",
+        "On the CPU platform, has PyTorch's own kernels run small graphs that stay new, and in "
+        "inference the first runs of any that is not large, instead of compiling them. In lazy "
+        "mode only.",
     ),
     Field(
         "cache_dir",
