@@ -42,6 +42,7 @@
 #include "pjrt/fork.h"
 #include "pjrt/runtime.h"
 #include "pjrt/topology.h"
+#include "spmd_bindings.h"
 #include "traced_call.h"
 #include "waiting.h"
 
@@ -345,6 +346,7 @@ PYBIND11_MODULE(_C, m) {
   lazyxla::bind_random(m);
   lazyxla::bind_options(m);
   lazyxla::bind_modes(m);
+  lazyxla::bind_spmd(m);
   lazyxla::bind_traced_graph(m);
   lazyxla::bind_graph(m);
   lazyxla::bind_capture(m);

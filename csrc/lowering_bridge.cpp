@@ -14,6 +14,7 @@
 #include "graph/workers.h"
 #include "pjrt/client.h"
 #include "pjrt/runtime.h"
+#include "spmd_bindings.h"
 
 namespace py = pybind11;
 
@@ -39,7 +40,7 @@ struct Classes {
   py::object ref = module.attr("Ref"), slot = module.attr("Slot"), spec = module.attr("TensorSpec"),
              geometry = module.attr("Geometry"), slot_spec = module.attr("SlotSpec"),
              node = module.attr("Node"), program = module.attr("Program"),
-             settings_class = module.attr("Settings");
+             settings_class = module.attr("Settings"), partition = module.attr("Partition");
 
   py::object tensor(const ir::TensorType& type) const {
     return spec(py::cast(type.dtype), to_tuple(type.dims));
@@ -64,10 +65,23 @@ class Exporter {
     for (size_t i = 0; i < graph_.aliases.size(); ++i) {
       if (graph_.aliases[i] >= 0) donations[py::int_(i)] = graph_.aliases[i];
     }
-    return classes_.program(inputs, nodes, outputs, slots_, donations);
+    return classes_.program(inputs, nodes, outputs, slots_, donations, partition());
   }
 
  private:
+  py::object partition() const {
+    if (!graph_.partition) return py::none();
+    py::list axes, inputs, results;
+    for (const auto& [name, size] : graph_.partition->mesh->axes()) {
+      axes.append(py::make_tuple(name, size));
+    }
+    for (const ir::Sharding* input : graph_.partition->inputs) inputs.append(spec_of(*input));
+    for (const ir::Sharding* result : graph_.partition->results) {
+      results.append(result ? py::object(spec_of(*result)) : py::none());
+    }
+    return classes_.partition(py::tuple(axes), py::tuple(inputs), py::tuple(results));
+  }
+
   void describe_slots() {
     size_t i = 0;
     for (const ir::NodePtr& node : graph_.nodes) {

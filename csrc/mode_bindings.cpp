@@ -165,7 +165,7 @@ bool is_ready(const at::Tensor& tensor) {
     std::lock_guard lock(storage.mutex());
     value = storage.value();
   }
-  return value && value.node->is_leaf() && graph::buffer_of(*value.node.get()).get().ready();
+  return value && value.node->is_leaf() && graph::buffer_of(*value.node.get()).is_ready();
 }
 
 }  // namespace

@@ -112,6 +112,15 @@ from lazyxla.runtime import (  # noqa: E402
     synchronize,
 )
 from lazyxla.sharing import from_dlpack, host_view  # noqa: E402
+from lazyxla.spmd import (  # noqa: E402
+    Mesh,
+    Sharding,
+    constrain,
+    replicate,
+    shard,
+    sharding,
+    visualize,
+)
 
 __version__ = "0.1.0"
 
@@ -119,10 +128,13 @@ __all__ = [
     "Buckets",
     "DeviceLoader",
     "DeviceProperties",
+    "Mesh",
+    "Sharding",
     "aot",
     "bucket",
     "check_torch_version",
     "compile",
+    "constrain",
     "counters",
     "current_device",
     "device",
@@ -144,15 +156,19 @@ __all__ = [
     "memory_stats",
     "memory_summary",
     "platform",
+    "replicate",
     "reset_accumulated_memory_stats",
     "reset_counters",
     "reset_peak_memory_stats",
     "set_device",
     "set_rng_state",
     "settings",
+    "shard",
+    "sharding",
     "step",
     "sync",
     "synchronize",
+    "visualize",
 ]
 
 

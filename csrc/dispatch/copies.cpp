@@ -15,6 +15,7 @@
 #include "dispatch/device_state.h"
 #include "dispatch/pinned.h"
 #include "dispatch/recorder.h"
+#include "dispatch/sharded.h"
 #include "dispatch/tensor.h"
 #include "graph/buffer.h"
 #include "graph/capture.h"
@@ -96,8 +97,14 @@ void copy_from_host(const at::Tensor& self, const at::Tensor& source, bool non_b
   bool narrow = c10::elementSize(self.scalar_type()) <= c10::elementSize(host.scalar_type());
   if (narrow) host = host.to(self.scalar_type());
   host = host.contiguous();
-  Value leaf = upload(host, self.device().index(), non_blocking);
-  if (host.sizes() == self.sizes() && narrow) {
+  const bool is_content = host.sizes() == self.sizes() && narrow;
+  const ir::Sharding* sharding = is_content ? declared_sharding(self) : nullptr;
+  Value leaf = sharding
+                   ? graph::upload(host.const_data_ptr(),
+                                   {host.scalar_type(), {host.sizes().begin(), host.sizes().end()}},
+                                   *sharding)
+                   : upload(host, self.device().index(), non_blocking);
+  if (is_content) {
     set_leaf(self, std::move(leaf));
     return;
   }

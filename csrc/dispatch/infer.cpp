@@ -173,6 +173,7 @@ ir::Geometry fresh_geometry(ir::Geometry geometry) {
 void describe_spec(const OpInfo& info, c10::ArrayRef<IValue> args, const Scan& scan,
                    ir::OpSpec& spec) {
   spec.name = info.functional_name;
+  if (spec.name == "lazyxla::constrain") spec.sharding = ir::Sharding::find(args[1].toStringRef());
   spec.settings = graph::record_settings();
   spec.numbers_vary = scan.numbers_vary;
   const auto& schema_args = info.functional.schema().arguments();

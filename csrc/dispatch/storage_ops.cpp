@@ -228,6 +228,7 @@ void resize_storage(ir::Storage& storage, size_t nbytes) {
       ir::Geometry::contiguous(dtype, {static_cast<int64_t>(std::min(nbytes, old_nbytes) / item)});
   ir::Value content = storage.value() && kept.numel() ? read(storage, kept, pending) : ir::Value();
   storage.set_nbytes(nbytes);
+  storage.set_sharding(nullptr);
   storage.set_value({}, base, pending, garbage);
   if (content) write(storage, kept, std::move(content), pending, garbage);
 }

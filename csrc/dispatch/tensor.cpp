@@ -5,10 +5,12 @@
 
 #include <array>
 
+#include "graph/buffer.h"
 #include "graph/capture.h"
 #include "graph/counters.h"
 #include "graph/recording.h"
 #include "ir/shape_memo.h"
+#include "ir/sharding.h"
 
 namespace lazyxla::dispatch {
 namespace {
@@ -18,7 +20,15 @@ using ir::Geometry;
 using ir::Value;
 
 // What an internal node's spec is keyed by. The numbers only need to differ from each other.
-enum Internal : uint64_t { kView = 1, kViewScatter, kCast, kUndefined, kConjugate, kNegative };
+enum Internal : uint64_t {
+  kView = 1,
+  kViewScatter,
+  kCast,
+  kUndefined,
+  kConjugate,
+  kNegative,
+  kConstrain
+};
 
 void append(c10::SmallVectorImpl<uint64_t>& key, const Geometry& g) {
   key.push_back((static_cast<uint64_t>(g.dtype) << 8) | g.sizes.size());
@@ -36,7 +46,7 @@ Arg geometry_arg(const Geometry& g) { return Arg{.kind = Arg::Kind::kGeometry, .
 template <typename MakeArgs>
 Value internal(Internal what, const char* name, c10::SmallVectorImpl<uint64_t>& key,
                const MakeArgs& make_args, ir::TensorType output, c10::ArrayRef<Value> operands,
-               c10::ArrayRef<ir::ScalarValue> places = {}) {
+               c10::ArrayRef<ir::ScalarValue> places = {}, const ir::Sharding* sharding = nullptr) {
   key[0] = what;
   ir::MemoKey memo_key{key.data(), key.size(), ir::hash_words(key.data(), key.size())};
   ir::RecipeRef recipe = ir::ShapeMemo::get().find(memo_key);
@@ -46,6 +56,7 @@ Value internal(Internal what, const char* name, c10::SmallVectorImpl<uint64_t>& 
     fresh->spec.args = make_args();
     fresh->spec.slots.assign(places.size(), {c10::ScalarType::Long, true, ir::SlotKind::kPlace});
     fresh->spec.outputs = {std::move(output)};
+    fresh->spec.sharding = sharding;
     recipe = ir::ShapeMemo::get().insert(memo_key, std::move(fresh));
   }
   ++graph::Counters::get().nodes_recorded;
@@ -149,6 +160,20 @@ bool covers(const Geometry& g, const ir::Storage& storage) {
 }
 
 // Whether the tensor is its storage's elements in the order of the memory, in whatever shape.
+// Whether the storage's base may become another one: not where a sharding is for its dimensions.
+bool may_rebase(const Geometry& g, const ir::Storage& storage) {
+  return !storage.sharding() || g.sizes == storage.base().sizes;
+}
+
+// The content of a storage that is to be spread: of data that lies elsewhere a copy.
+Value spread(const ir::Storage& storage, Value value) {
+  const ir::Sharding* sharding = storage.sharding();
+  if (!sharding || !value.node->is_leaf()) return value;
+  const graph::DeviceBuffer& buffer = graph::buffer_of(*value.node.get());
+  if (buffer.sharding() == sharding || buffer.is_abstract()) return value;
+  return constrain(std::move(value), *sharding);
+}
+
 bool is_row_major(const c10::TensorImpl& tensor, const ir::Storage& storage) {
   return tensor.is_contiguous() && tensor.storage_offset() == 0 && !has_math_bits(tensor) &&
          static_cast<size_t>(tensor.numel()) * tensor.itemsize() == storage.nbytes();
@@ -187,7 +212,9 @@ Value read(const c10::TensorImpl& tensor, ir::PendingSet& pending) {
 Value read(ir::Storage& storage, const Geometry& geometry, ir::PendingSet& pending) {
   check_bounds(geometry, storage);
   graph::take_over_pending(storage, pending);
-  if (!storage.value() && covers(geometry, storage)) storage.set_base(geometry);
+  if (!storage.value() && covers(geometry, storage) && may_rebase(geometry, storage)) {
+    storage.set_base(geometry);
+  }
   if (const Value* known = storage.find_view(geometry)) return *known;
   const Geometry& base = storage.base();
   Value value = content(storage);
@@ -204,7 +231,7 @@ void write(const c10::TensorImpl& tensor, Value value, ir::PendingSet& pending,
   if (has_math_bits(tensor)) value = apply_math_bits(tensor, std::move(value));
   if (is_base(tensor, storage.base())) {
     graph::Capture::before_write(storage);
-    storage.set_value(std::move(value), pending, garbage);
+    storage.set_value(spread(storage, std::move(value)), pending, garbage);
     return;
   }
   write(storage, geometry_of(tensor), std::move(value), pending, garbage);
@@ -213,8 +240,8 @@ void write(const c10::TensorImpl& tensor, Value value, ir::PendingSet& pending,
 void write(ir::Storage& storage, const Geometry& geometry, Value value, ir::PendingSet& pending,
            ir::Garbage& garbage) {
   graph::Capture::before_write(storage);
-  if (covers(geometry, storage)) {
-    storage.set_value(std::move(value), geometry, pending, garbage);
+  if (covers(geometry, storage) && may_rebase(geometry, storage)) {
+    storage.set_value(spread(storage, std::move(value)), geometry, pending, garbage);
     return;
   }
   if (geometry.numel() == 0) return;
@@ -254,6 +281,22 @@ Value cast(Value value, c10::ScalarType dtype) {
             operand(), Arg{.kind = Arg::Kind::kDtype, .constant = static_cast<int64_t>(dtype)}};
       },
       to, operands);
+}
+
+Value constrain(Value value, const ir::Sharding& sharding) {
+  const ir::TensorType type = value.type();
+  c10::SmallVector<uint64_t, 16> key(1);
+  key.push_back(sharding.id());
+  key.push_back(static_cast<uint64_t>(type.dtype));
+  key.append(type.dims.begin(), type.dims.end());
+  std::array<Value, 1> operands{std::move(value)};
+  return internal(
+      kConstrain, "lazyxla::constrain", key,
+      [&] {
+        return std::vector<Arg>{operand(),
+                                Arg{.kind = Arg::Kind::kConstant, .constant = sharding.text()}};
+      },
+      type, operands, {}, &sharding);
 }
 
 at::TensorBase make_tensor(c10::ScalarType dtype, c10::IntArrayRef sizes, c10::IntArrayRef strides,

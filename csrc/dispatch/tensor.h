@@ -49,6 +49,9 @@ ir::Value reshape(ir::Value value, c10::IntArrayRef sizes);
 // `value` converted to another element type; itself if it has it already.
 ir::Value cast(ir::Value value, c10::ScalarType dtype);
 
+// `value` spread over devices as the sharding says.
+ir::Value constrain(ir::Value value, const ir::Sharding& sharding);
+
 // A new tensor without content.
 at::TensorBase make_tensor(c10::ScalarType dtype, c10::IntArrayRef sizes, c10::IntArrayRef strides,
                            c10::DeviceIndex device);

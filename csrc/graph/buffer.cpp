@@ -2,15 +2,24 @@
 
 #include <c10/util/Exception.h>
 
+#include <algorithm>
+
 #include "graph/gil.h"
+#include "pjrt/client.h"
 #include "pjrt/fork.h"
+#include "pjrt/runtime.h"
 #include "waiting.h"
 
 namespace lazyxla::graph {
 
 DeviceBuffer::DeviceBuffer(pjrt::Buffer buffer) : state_(kReady), buffer_(std::move(buffer)) {}
 
-pjrt::Buffer& DeviceBuffer::get() {
+DeviceBuffer::DeviceBuffer(Shards shards)
+    : state_(kReady),
+      sharding_(shards.sharding),
+      shards_(std::make_unique<Shards>(std::move(shards))) {}
+
+void DeviceBuffer::await_kept() {
   int state = state_.load(std::memory_order_acquire);
   if (state == kPromised) {
     WithoutGil no_gil;
@@ -23,11 +32,83 @@ pjrt::Buffer& DeviceBuffer::get() {
   TORCH_CHECK(state != kAbstract,
               "lazyxla.aot: a tensor that was made while a program was recorded without running it "
               "is used to compute; it has no value");
+}
+
+pjrt::Buffer& DeviceBuffer::get() {
+  await_kept();
+  TORCH_CHECK_NOT_IMPLEMENTED(!shards_, "lazyxla: the tensor is spread over many devices: ",
+                              shards_->sharding->text(), "; its memory is no single device's");
   return *buffer_;
+}
+
+Shards* DeviceBuffer::shards() {
+  await_kept();
+  return shards_.get();
+}
+
+std::vector<pjrt::Buffer*> DeviceBuffer::on_each(const ir::Mesh& mesh) {
+  await_kept();
+  std::vector<pjrt::Buffer*> buffers;
+  if (shards_) {
+    TORCH_INTERNAL_ASSERT(&shards_->sharding->mesh() == &mesh);
+    for (pjrt::Buffer& shard : shards_->buffers) buffers.push_back(&shard);
+    return buffers;
+  }
+  const auto& devices = pjrt::Runtime::get().client().devices();
+  const auto is_elsewhere = [this](int device) { return device != buffer_->device_index(); };
+  const bool is_stale =
+      copies_ && (copies_->mesh != &mesh ||
+                  std::any_of(copies_->buffers.begin(), copies_->buffers.end(),
+                              [](const pjrt::Buffer& copy) { return copy.is_deleted(); }));
+  if (!copies_ || is_stale) {
+    copies_ = std::make_unique<Copies>(Copies{&mesh, {}});
+    for (int device : mesh.devices()) {
+      if (!is_elsewhere(device)) continue;
+      copies_->buffers.push_back(buffer_->copy_to_device(devices[device]));
+    }
+  }
+  auto copy = copies_->buffers.begin();
+  for (int device : mesh.devices()) {
+    buffers.push_back(is_elsewhere(device) ? &*copy++ : &*buffer_);
+  }
+  return buffers;
+}
+
+void DeviceBuffer::await() {
+  if (Shards* shards = this->shards()) {
+    for (const pjrt::Buffer& shard : shards->buffers) shard.await();
+  } else {
+    buffer_->await();
+  }
+}
+
+bool DeviceBuffer::is_ready() {
+  Shards* shards = this->shards();
+  if (!shards) return buffer_->ready();
+  return std::all_of(shards->buffers.begin(), shards->buffers.end(),
+                     [](const pjrt::Buffer& shard) { return shard.ready(); });
+}
+
+void DeviceBuffer::promise_sharding(const ir::Sharding* sharding) {
+  sharding_.store(sharding, std::memory_order_release);
+  sharding_.notify_all();
+}
+
+void DeviceBuffer::await_sharding() const {
+  WithoutGil no_gil;
+  sharding_.wait(unknown(), std::memory_order_acquire);
 }
 
 void DeviceBuffer::keep(pjrt::Buffer buffer) {
   buffer_.emplace(std::move(buffer));
+  if (sharding() != nullptr) promise_sharding(nullptr);
+  state_.store(kReady, std::memory_order_release);
+  waiting::announce();
+}
+
+void DeviceBuffer::keep(Shards shards) {
+  shards_ = std::make_unique<Shards>(std::move(shards));
+  promise_sharding(shards_->sharding);
   state_.store(kReady, std::memory_order_release);
   waiting::announce();
 }
@@ -35,18 +116,21 @@ void DeviceBuffer::keep(pjrt::Buffer buffer) {
 void DeviceBuffer::break_promise(std::string reason, bool out_of_memory) {
   error_ = std::move(reason);
   out_of_memory_ = out_of_memory;
+  if (sharding() == unknown()) promise_sharding(nullptr);
   state_.store(kBroken, std::memory_order_release);
   waiting::announce();
 }
 
 void DeviceBuffer::make_abstract() {
+  if (sharding() == unknown()) promise_sharding(nullptr);
   state_.store(kAbstract, std::memory_order_release);
   waiting::announce();
 }
 
 bool DeviceBuffer::is_usable() const {
   const int state = state_.load(std::memory_order_acquire);
-  return state == kPromised || (state == kReady && !buffer_->is_deleted());
+  if (state != kReady) return state == kPromised;
+  return !(shards_ ? shards_->buffers.front() : *buffer_).is_deleted();
 }
 
 bool dies_with(const ir::Node& leaf, size_t references) {
@@ -57,6 +141,10 @@ bool dies_with(const ir::Node& leaf, size_t references) {
 
 ir::Value make_leaf(ir::TensorType type, pjrt::Buffer buffer) {
   return {ir::Node::make_leaf(std::move(type), make_buffer(std::move(buffer))), 0};
+}
+
+ir::Value make_leaf(ir::TensorType type, Shards shards) {
+  return {ir::Node::make_leaf(std::move(type), make_buffer(std::move(shards))), 0};
 }
 
 ir::Value make_abstract_leaf(ir::TensorType type) {

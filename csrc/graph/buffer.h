@@ -5,6 +5,10 @@
 // lowers or runs anything, so that other threads go on recording at once; when its program is
 // enqueued it keeps the promises, when it fails it breaks them and every later read throws the
 // reason. A buffer can be donated: the program that consumes it is then the last that may see it.
+//
+// The data lies on one device, or is spread over the devices of a mesh (ir/sharding.h). How a
+// program of many devices spreads its results is known once it is compiled; until then a promise's
+// sharding is unknown, and a graph that reads it waits before it is keyed.
 #pragma once
 
 #include <atomic>
@@ -12,23 +16,49 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "ir/node.h"
 #include "ir/pool.h"
+#include "ir/sharding.h"
 #include "ir/storage.h"
 #include "pjrt/buffer.h"
 
 namespace lazyxla::graph {
 
+// Data that is spread over many devices: a buffer on each of the mesh, in its order.
+struct Shards {
+  const ir::Sharding* sharding;
+  std::vector<pjrt::Buffer> buffers;
+};
+
 class DeviceBuffer final : public ir::LeafData {
  public:
   DeviceBuffer() = default;  // a promise
   explicit DeviceBuffer(pjrt::Buffer buffer);
+  explicit DeviceBuffer(Shards shards);
 
-  // Waits for the promise (not for the data on the device). Throws what broke it.
+  // Waits for the promise (not for the data on the device). Throws what broke it, and for data that
+  // is spread over many devices.
   pjrt::Buffer& get();
+  // The same for data that may be spread: null if it lies on one device.
+  Shards* shards();
+  // The same for a program of many devices: what each of them is given. Data that lies on one
+  // device is copied to all others, once.
+  std::vector<pjrt::Buffer*> on_each(const ir::Mesh& mesh);
+  // Waits for the data; whether it is there.
+  void await();
+  bool is_ready();
+
+  // How the data is spread, or will be; null if it is not. `unknown` while nobody can tell.
+  const ir::Sharding* sharding() const { return sharding_.load(std::memory_order_acquire); }
+  static const ir::Sharding* unknown() { return reinterpret_cast<const ir::Sharding*>(1); }
+  void promise_sharding(const ir::Sharding* sharding);
+  // Waits while it is unknown. No interrupt ends that.
+  void await_sharding() const;
 
   void keep(pjrt::Buffer buffer);
+  void keep(Shards shards);
   bool is_kept() const { return state_.load(std::memory_order_acquire) == kReady; }
   // Every read throws the reason; as OutOfMemoryError, if that is what it was.
   void break_promise(std::string reason, bool out_of_memory = false);
@@ -50,8 +80,18 @@ class DeviceBuffer final : public ir::LeafData {
 
  private:
   enum State : int { kPromised, kReady, kBroken, kAbstract };
+  void await_kept();
+
+  // Copies of what lies on one device, for the devices of a mesh where it does not.
+  struct Copies {
+    const ir::Mesh* mesh;
+    std::vector<pjrt::Buffer> buffers;
+  };
   std::atomic<int> state_{kPromised};
   std::optional<pjrt::Buffer> buffer_;
+  std::atomic<const ir::Sharding*> sharding_{nullptr};
+  std::unique_ptr<Shards> shards_;
+  std::unique_ptr<Copies> copies_;  // in the order of the runs that need them
   std::string error_;
   bool out_of_memory_ = false;
   std::unique_ptr<ir::Content> stands_for_;  // guarded by the device's mutex
@@ -79,6 +119,7 @@ inline DeviceBuffer& buffer_of(const ir::Node& leaf) {
 
 // A leaf on existing data.
 ir::Value make_leaf(ir::TensorType type, pjrt::Buffer buffer);
+ir::Value make_leaf(ir::TensorType type, Shards shards);
 
 // A leaf on data that will never exist.
 ir::Value make_abstract_leaf(ir::TensorType type);

@@ -8,6 +8,7 @@
 
 #include "graph/counters.h"
 #include "graph/gil.h"
+#include "graph/partitioned_run.h"
 #include "options.h"
 #include "pjrt/client.h"
 #include "pjrt/host_memory.h"
@@ -82,7 +83,8 @@ std::string tell_lost(const std::vector<const void*>& lost) {
   return names.empty() ? text : text + ": " + names;
 }
 
-// Undoes the run if it fails on the device, later. Holds on to what would be given back.
+}  // namespace
+
 pjrt::InFlight::Listener undo_on_failure(std::shared_ptr<std::vector<Replaced>> replaced,
                                          c10::DeviceIndex device) {
   return [replaced = std::move(replaced), device](const pjrt::Error* failure) -> std::string {
@@ -91,8 +93,6 @@ pjrt::InFlight::Listener undo_on_failure(std::shared_ptr<std::vector<Replaced>> 
     return "";
   };
 }
-
-}  // namespace
 
 const pjrt::Device& pjrt_device(c10::DeviceIndex device) {
   const auto& devices = pjrt::Runtime::get().client().devices();
@@ -269,13 +269,13 @@ bool would_wait(const Variant& variant, const Run& run) {
     if (on_host && on_device) return true;
     on_device = on_device || !on_host;
   }
-  return !std::all_of(run.inputs.begin(), run.inputs.end(), [](const BufferRef& input) {
-    return input->is_kept() && input->get().ready();
-  });
+  return !std::all_of(run.inputs.begin(), run.inputs.end(),
+                      [](const BufferRef& input) { return input->is_kept() && input->is_ready(); });
 }
 
 void execute(const Variant& variant, const Run& run, c10::DeviceIndex index) {
   if (!variant.stages.empty()) return execute_stages(variant, run, index);
+  if (variant.partition) return execute_partitioned(variant, run, index);
   check_fits(variant, run, pjrt_device(index));
   enqueue(variant, run, index);
 }
@@ -284,6 +284,7 @@ void wait_for(c10::DeviceIndex device) {
   if (!pjrt::Runtime::get().initialized()) return;
   WithoutGil no_gil;
   try {
+    if (ir::Mesh::any()) return await_all_devices();
     pjrt_device(device).await();
   } catch (const pjrt::Error& e) {
     rethrow(e, "waiting for the device");

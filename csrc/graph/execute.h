@@ -42,6 +42,10 @@ bool would_wait(const Variant& variant, const Run& run);
 // Enqueues a run on the device and keeps its promises.
 void execute(const Variant& variant, const Run& run, c10::DeviceIndex device);
 
+// Undoes a run if it fails on the device, later. Holds on to what would be given back.
+pjrt::InFlight::Listener undo_on_failure(std::shared_ptr<std::vector<Replaced>> replaced,
+                                         c10::DeviceIndex device);
+
 // Waits until the device has done what was enqueued, and what was sent to it has arrived. Execution
 // errors surface.
 void wait_for(c10::DeviceIndex device);

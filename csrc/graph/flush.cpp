@@ -9,9 +9,11 @@
 #include "graph/gil.h"
 #include "graph/missed.h"
 #include "graph/one_operator.h"
+#include "graph/partitioned_run.h"
 #include "graph/parts.h"
 #include "graph/recording.h"
 #include "graph/setting.h"
+#include "graph/shards.h"
 #include "options.h"
 #include "pjrt/client.h"
 #include "pjrt/fork.h"
@@ -83,6 +85,8 @@ void flush(ir::PendingSet& pending, Cause cause) {
     return;
   }
   ++Counters::get().flushes;
+  const bool partitioned = reused.graph.partition != nullptr;
+  if (!more_turns.empty() && partitioned) more_turns.clear();
   if (!more_turns.empty()) {
     if (std::vector<Graph> graphs = split(reused.graph); !graphs.empty()) {
       more_turns.insert(more_turns.begin(), *std::exchange(turn, std::nullopt));
@@ -98,7 +102,8 @@ void flush(ir::PendingSet& pending, Cause cause) {
   }
   if (trace) trace->push_back(reused.graph.hash);
   // Who asks for a result waits for its program; the modes that run operators by themselves do not.
-  const bool later = cause == Cause::kMode && !options().blocking;
+  // How a program for many devices spreads its results must be known before they are read.
+  const bool later = cause == Cause::kMode && !options().blocking && !partitioned;
   const auto program = find_program(reused.graph);
   VariantRef variant = program->find(reused.graph);
   std::shared_ptr<Missed> missed;
@@ -118,7 +123,7 @@ void flush(ir::PendingSet& pending, Cause cause) {
   Graph& graph = missed ? missed->graph : reused.graph;
   std::vector<Replaced> replaced = replaced_by(graph);
   graph.taken.clear();  // what it alone keeps alive goes, so that memory can be given away
-  if (!variant->runs_on_host()) OneOperator::keep(graph, variant);
+  if (!variant->runs_on_host() && !partitioned) OneOperator::keep(graph, variant);
   c10::SmallVector<BufferRef, 128> inputs;
   list_inputs(graph, inputs);
   const Run run{inputs, graph.donated, graph.slots, graph.promises, replaced, graph.draws};
@@ -197,8 +202,23 @@ ir::Value upload(const void* data, const ir::TensorType& type, c10::DeviceIndex 
   }
 }
 
+ir::Value upload(const void* data, const ir::TensorType& type, const ir::Sharding& sharding) {
+  if (Capture::current()) return make_abstract_leaf(type);
+  ++Counters::get().uploads;
+  try {
+    return make_leaf(type, upload_shards(data, type, sharding));
+  } catch (const pjrt::Error& e) {
+    rethrow(e, "copying to the devices");
+  }
+}
+
 ir::Value copy_to_device(const ir::Value& leaf, c10::DeviceIndex device) {
   if (Capture::current()) return make_abstract_leaf(leaf.type());
+  if (buffer_of(*leaf.node.get()).shards()) {
+    std::vector<char> host(leaf.type().nbytes());
+    download(leaf, host.data());
+    return upload(host.data(), leaf.type(), device);
+  }
   return make_leaf(leaf.type(),
                    buffer_of(*leaf.node.get()).get().copy_to_device(pjrt_device(device)));
 }
@@ -206,6 +226,14 @@ ir::Value copy_to_device(const ir::Value& leaf, c10::DeviceIndex device) {
 void download(const ir::Value& leaf, void* destination) {
   ++Counters::get().downloads;
   WithoutGil no_gil;
+  if (const Shards* shards = buffer_of(*leaf.node.get()).shards()) {
+    try {
+      return download_shards(*shards, leaf.type(), destination);
+    } catch (const pjrt::Error& e) {
+      const auto failure = take_failure_of(shards->sharding->mesh());
+      rethrow(failure ? *failure : e, "reading a value");
+    }
+  }
   pjrt::Buffer& buffer = buffer_of(*leaf.node.get()).get();
   try {
     buffer.to_host(destination, leaf.type().nbytes());

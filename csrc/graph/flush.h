@@ -67,6 +67,9 @@ void sync(c10::DeviceIndex device, bool wait, Cause cause);
 // Copies host data (dense, row-major, of the given type) to the device.
 ir::Value upload(const void* data, const ir::TensorType& type, c10::DeviceIndex device);
 
+// The same, each device getting its part.
+ir::Value upload(const void* data, const ir::TensorType& type, const ir::Sharding& sharding);
+
 // Copies the leaf's data to another device.
 ir::Value copy_to_device(const ir::Value& leaf, c10::DeviceIndex device);
 

@@ -65,6 +65,17 @@ class Programs final : public ir::OwnPrograms {
   c10::SmallVector<Entry, 1> entries_;
 };
 
+// Whether it may be a call for many devices.
+bool is_spread(c10::ArrayRef<ir::Value> operands, c10::ArrayRef<OneOperator::Result> results) {
+  return std::any_of(operands.begin(), operands.end(),
+                     [](const ir::Value& value) {
+                       return buffer_of(*value.node.get()).sharding() != nullptr;
+                     }) ||
+         std::any_of(results.begin(), results.end(), [](const OneOperator::Result& result) {
+           return result.storage->sharding() != nullptr;
+         });
+}
+
 }  // namespace
 
 std::optional<OneOperator> OneOperator::prepare(const ir::OpSpec& spec, uint64_t setting,
@@ -75,6 +86,7 @@ std::optional<OneOperator> OneOperator::prepare(const ir::OpSpec& spec, uint64_t
                                                 c10::DeviceIndex device, ir::Garbage& garbage) {
   Programs* programs = Programs::of(spec);
   if (!programs || operands.size() > kMaxOperands || results.size() > kMaxResults) return {};
+  if (ir::Mesh::any() && is_spread(operands, results)) return {};
   Pattern pattern{.setting = setting,
                   .num_operands = static_cast<uint8_t>(operands.size()),
                   .num_results = static_cast<uint8_t>(results.size())};

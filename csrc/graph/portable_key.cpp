@@ -114,6 +114,10 @@ std::optional<std::string> portable_key(const Graph& graph) {
     if (!writer.good()) return std::nullopt;
     key[graph.records[i] - 1] = place->second;
   }
+  if (graph.partition) {  // its words are this process's own
+    key.resize(key.size() - graph.partition->words());
+    writer.text(graph.partition->text());
+  }
   writer.word(key.size());
   for (uint64_t word : key) writer.word(word);
   return writer.take();

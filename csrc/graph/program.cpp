@@ -141,6 +141,7 @@ ir::CompileOptions compile_options(const Graph& graph) {
   }
   const ir::CompileOptions& others = options_of(graph.key[0]);
   options.insert(others.begin(), others.end());
+  if (graph.partition) options[pjrt::kDevices] = graph.partition->devices();
   return options;
 }
 
@@ -208,6 +209,7 @@ void Variant::load(const std::string& serialized) {
 
 void Variant::take(std::unique_ptr<pjrt::Executable> executable) {
   executable_ = std::move(executable);
+  if (partition) results_ = partition->results_of(executable_->program());
   if (const auto stats = executable_->program().memory_stats()) {
     bytes_needed_ = stats->temporary + stats->outputs;
   }
@@ -359,13 +361,14 @@ bool is_on_disk(const Graph& graph) {
 }  // namespace
 
 VariantRef Program::make(const Graph& graph, Compile how, const Origin& origin) {
+  if (graph.partition) graph.partition->check();
   std::string new_reason = origin.part_of;
   if (!origin.varying.empty()) varying_ = origin.varying;
   if (variants_.empty() && stages_.empty() && !trial_ && new_reason.empty()) {
     Past past = recall(graph);
     new_reason = std::move(past.reason);
     varying_ = std::move(past.varying);
-    if (origin.may_cut && options().cut_graphs) {
+    if (origin.may_cut && options().cut_graphs && !graph.partition) {
       Rounds rounds = find_rounds(graph);
       if (rounds.count) {
         new_reason += ", in which " + std::to_string(rounds.operators) + " operators come " +
@@ -385,7 +388,7 @@ VariantRef Program::make(const Graph& graph, Compile how, const Origin& origin) 
     }
     stages_.clear();
   }
-  if (variants_.empty() && !trial_) {
+  if (variants_.empty() && !trial_ && !graph.partition) {
     if (VariantRef variant = make_on_host(graph, origin, new_reason)) return variant;
   }
   return make_whole(graph, how, origin, new_reason);
@@ -454,6 +457,7 @@ VariantRef Program::make_whole(const Graph& graph, Compile how, const Origin& or
 
   auto variant = std::make_shared<Variant>();
   variant->line = origin.line;
+  variant->partition = graph.partition;
   const auto portable = portable_key(graph);
   const uint64_t key = portable ? std::hash<std::string>()(*portable) : graph.hash;
   const auto store = ProgramStore::current();

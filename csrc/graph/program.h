@@ -98,8 +98,9 @@ struct Variant {
   std::vector<uint32_t> int_slots;
   std::string line;  // the user's that it was compiled for
   std::vector<StageProgram> stages;
-  size_t handed_on = 0;   // values that only stages hand on
-  bool is_trial = false;  // another one will be the program's, or a stage's (Trial)
+  size_t handed_on = 0;                        // values that only stages hand on
+  bool is_trial = false;                       // another one will be its program's, or a stage's
+  std::shared_ptr<const Partition> partition;  // of a program for many devices, else null
   Variant();
   ~Variant();
 
@@ -124,6 +125,8 @@ struct Variant {
   // Waits while it is being compiled. Throws what made that fail.
   void check_compiled() const;
   const pjrt::Executable& executable() const;
+  // Of a program for many devices: how its results are spread.
+  const std::vector<const ir::Sharding*>& results() const { return results_; }
   // What a run needs besides its arguments: temporary memory and results, in bytes. 0 if the plugin
   // does not tell.
   int64_t bytes_needed() const { return bytes_needed_; }
@@ -138,6 +141,7 @@ struct Variant {
   void take(std::unique_ptr<pjrt::Executable> executable);
   std::unique_ptr<pjrt::Executable> executable_;
   std::optional<HostProgram> host_program_;
+  std::vector<const ir::Sharding*> results_;
   int64_t bytes_needed_ = 0;
   std::exception_ptr error_;
 };

@@ -167,7 +167,7 @@ void Turn::run_now(const VariantRef& variant, const Run& run) {
   if (!options().blocking) return;
   WithoutGil no_gil;
   try {
-    for (const BufferRef& promise : run.promises) promise->get().await();
+    for (const BufferRef& promise : run.promises) promise->await();
   } catch (const pjrt::Error& e) {
     const auto failure = pjrt_device(device_).take_failure();  // it is told with this
     rethrow(failure ? *failure : e, "running the recorded operators");

@@ -27,9 +27,10 @@ namespace lazyxla::graph {
 // A storage whose content a flush replaced. (It may be dead by now.)
 struct Taken {
   uint64_t id;
-  ir::Value value;        // what was recorded
-  ir::Content committed;  // the data it had before, or nothing
-  uint32_t output;        // of the graph, that becomes its content
+  ir::Value value;                         // what was recorded
+  ir::Content committed;                   // the data it had before, or nothing
+  uint32_t output;                         // of the graph, that becomes its content
+  const ir::Sharding* sharding = nullptr;  // the storage's
 };
 
 // One of them when the graph is gone: what is needed to undo a run. It does not own the promise, so

@@ -114,12 +114,14 @@ void take_storages(ir::PendingSet& pending, const Walk& walk, Graph& graph) {
       output = static_cast<int>(promised.size());
       graph.output_types.push_back(value.type());
       graph.promises.push_back(make_buffer());
+      if (ir::Mesh::any()) graph.promises.back()->promise_sharding(DeviceBuffer::unknown());
       promised.push_back({ir::Node::make_leaf(value.type(), graph.promises.back()), 0});
     }
     ir::Content committed;
+    const ir::Sharding* sharding = s->sharding();
     ir::Value recorded = s->exchange_pending(promised[output], committed);
-    graph.taken.push_back(
-        {s->id(), std::move(recorded), std::move(committed), static_cast<uint32_t>(output)});
+    graph.taken.push_back({s->id(), std::move(recorded), std::move(committed),
+                           static_cast<uint32_t>(output), sharding});
   }
   graph.draws.swap(pending.draws);
   ++pending.flushes;
@@ -164,29 +166,36 @@ void Graph::complete_key() {
   key.push_back(kOutputs);
   key.insert(key.end(), outputs.begin(), outputs.end());
   for (int alias : aliases) key.push_back(static_cast<uint64_t>(alias) + 1);
+  if (partition) partition->add_to_key(key);
   hash = ir::hash_words(key.data(), key.size());
 }
 
 void Graph::clear() {
+  clear_numbers();
+  output_types.clear();
+  promises.clear();
+  taken.clear();
+  draws.clear();
+}
+
+void Graph::clear_numbers() {
   leaves.clear();
   nodes.clear();
   values.clear();
   records.clear();
   outputs.clear();
-  output_types.clear();
-  promises.clear();
-  taken.clear();
-  draws.clear();
   aliases.clear();
   donated.clear();
   slots.clear();
   key.clear();
+  partition = nullptr;
 }
 
 namespace {
 
-// Numbers what lies below the storages that were taken.
-void number(Walk& walk, Graph& graph, uint64_t setting) {
+// Numbers what lies below the storages that were taken. If the sharding of a leaf is not known yet
+// it stops, and returns that leaf's buffer.
+BufferRef number(Walk& walk, Graph& graph, uint64_t setting) {
   graph.key.push_back(setting);
   walk.begin();
   for (const Taken& t : graph.taken) walk.visit(t.value.node.get());
@@ -196,8 +205,13 @@ void number(Walk& walk, Graph& graph, uint64_t setting) {
     graph.outputs[t.output] = graph.values[t.value.node->number] + t.value.index;
   }
   find_aliases(walk, graph);
+  if (ir::Mesh::any()) {
+    if (BufferRef unknown = unknown_leaf(graph)) return unknown;
+    find_partition(graph);
+  }
   find_donated(graph);
   graph.complete_key();
+  return nullptr;
 }
 
 // The walk leaves its marks in the nodes, which other graphs may share.
@@ -232,7 +246,7 @@ std::vector<uint32_t> components(const Graph& graph) {
 
 bool detach(ir::PendingSet& pending, uint64_t setting, Graph& graph,
             c10::function_ref<void()> detached) {
-  std::lock_guard lock_walks(walks());
+  std::unique_lock lock_walks(walks());
   Walk walk(graph);
   {
     std::lock_guard lock(ir::device_mutex(pending.device));
@@ -240,7 +254,12 @@ bool detach(ir::PendingSet& pending, uint64_t setting, Graph& graph,
     take_storages(pending, walk, graph);
     detached();
   }
-  number(walk, graph, setting);
+  while (BufferRef unknown = number(walk, graph, setting)) {
+    lock_walks.unlock();  // whoever makes it known may have to number a graph before
+    unknown->await_sharding();
+    graph.clear_numbers();
+    lock_walks.lock();
+  }
   return true;
 }
 

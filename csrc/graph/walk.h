@@ -18,9 +18,11 @@
 // then others go on recording, while the graph is numbered. Flushes number one after the other.
 #pragma once
 
+#include <memory>
 #include <vector>
 
 #include "graph/buffer.h"
+#include "graph/partition.h"
 #include "graph/undo.h"
 #include "ir/storage.h"
 
@@ -41,6 +43,7 @@ struct Graph {
   std::vector<ir::ScalarValue> slots;
   std::vector<uint64_t> key;
   uint64_t hash = 0;
+  std::shared_ptr<const Partition> partition;  // of a graph for many devices, else null
 
   // The number of a node's operand. (What the walk leaves in the nodes themselves holds under its
   // mutex only: a node may be in another thread's graph, too.)
@@ -58,6 +61,8 @@ struct Graph {
 
   // Empties it; its lists keep their memory.
   void clear();
+  // The same, but for what was taken from the pending set.
+  void clear_numbers();
 };
 
 // Takes all storages of the set, gives them leaves on promised buffers, and calls `detached` under

@@ -32,6 +32,7 @@ std::unique_ptr<OpSpec> OpSpec::copy() const {
   fresh->operators = operators;
   fresh->settings = settings;
   fresh->compile_options = compile_options;
+  fresh->sharding = sharding;
   return fresh;
 }
 

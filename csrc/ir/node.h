@@ -82,6 +82,8 @@ class OwnPrograms {
 // Options of XLA's compiler that a program with this operator is compiled with.
 using CompileOptions = std::map<std::string, std::variant<bool, int64_t, double, std::string>>;
 
+class Sharding;
+
 struct OpSpec {
   uint64_t id = next_id();  // unique in this process; what a graph's canonical key is made of
   std::string name;         // "aten::add.Tensor", "lazyxla::view"
@@ -94,6 +96,7 @@ struct OpSpec {
   uint32_t operators = 1;     // how many it stands for: more for a graph that was traced
   uint16_t settings = 0;  // torch's when the call was recorded (graph/setting.h); 0: none matters
   CompileOptions compile_options;
+  const Sharding* sharding = nullptr;  // that it gives its result; null for almost all
   mutable std::atomic<OwnPrograms*> own_programs{nullptr};  // made once
 
   OpSpec() = default;

@@ -112,6 +112,11 @@ class Storage final : public c10::StorageImpl {
   PendingSet* pending_set() const { return pending_set_; }
   bool is_pending() const { return pending_set_ != nullptr; }
 
+  // How its data is spread over many devices from now on, whatever is written to it; null if nobody
+  // said. It is for the base geometry, which then stays. Caller holds the mutex.
+  const Sharding* sharding() const { return sharding_; }
+  void set_sharding(const Sharding* sharding) { sharding_ = sharding; }
+
   // Replaces the content; caller holds the mutex. `base` must be dense with offset 0 and cover the
   // storage. `pending` is where the storage stands from now on if `value` is no leaf. What had the
   // content before goes to `garbage`.
@@ -149,6 +154,7 @@ class Storage final : public c10::StorageImpl {
 
   SpinLock* mutex_;
   PendingSet* pending_set_ = nullptr;
+  const Sharding* sharding_ = nullptr;
   Geometry base_;
   Value value_;
   Content committed_;

@@ -242,6 +242,13 @@ std::unique_ptr<Executable> Client::compile_unchecked(std::string_view code,
   const PJRT_Program program = to_program(code, format);
   CompileOptions all = options;
   all.insert(compile_options_.begin(), compile_options_.end());
+  if (auto devices = devices_of(all); !devices.empty()) {
+    std::string ids;  // what the plugin knows them by
+    for (const int64_t device : devices) {
+      ids += (ids.empty() ? "" : ",") + std::to_string(devices_.at(device).description().id);
+    }
+    all[kDevices] = ids;
+  }
   const std::string serialized = serialize(all);
   LAZYXLA_PJRT_ARGS(args, PJRT_Client_Compile);
   args.client = raw_;

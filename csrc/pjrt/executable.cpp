@@ -1,5 +1,6 @@
 #include "executable.h"
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdio>
@@ -97,6 +98,8 @@ std::unique_ptr<Executable> Executable::adopt(const PJRT_Api& api, PJRT_LoadedEx
   LAZYXLA_PJRT_ARGS(devices, PJRT_LoadedExecutable_AddressableDevices);
   devices.executable = raw;
   LAZYXLA_PJRT_CALL(&api, PJRT_LoadedExecutable_AddressableDevices, devices);
+  executable->devices_.assign(devices.addressable_devices,
+                              devices.addressable_devices + devices.num_addressable_devices);
   if (devices.num_addressable_devices == 1) {
     executable->fixed_device_ = devices.addressable_devices[0];
   }
@@ -213,16 +216,53 @@ void Executable::learn_output_nbytes(std::span<PJRT_Buffer* const> outputs) cons
 void measure_executions(bool on) { measuring = on; }
 double seconds_in_executions() { return static_cast<double>(measured_ns.load()) * 1e-9; }
 
+namespace {
+
+// A DeviceAssignmentProto: one replica, and a device for each partition.
+std::string device_assignment(const std::vector<int64_t>& devices) {
+  WireMessage assignment;
+  assignment.varint(1, 1);               // replica_count
+  assignment.varint(2, devices.size());  // computation_count
+  for (const int64_t device : devices) {
+    WireMessage computation;
+    computation.varint(1, static_cast<uint64_t>(device));  // replica_device_ids
+    assignment.bytes(3, computation.data);
+  }
+  return assignment.data;
+}
+
+}  // namespace
+
+std::vector<int64_t> devices_of(const CompileOptions& options) {
+  std::vector<int64_t> devices;
+  const auto found = options.find(kDevices);
+  if (found == options.end()) return devices;
+  const std::string& text = std::get<std::string>(found->second);
+  for (size_t begin = 0; begin < text.size();) {
+    const size_t end = std::min(text.find(',', begin), text.size());
+    devices.push_back(std::stoll(text.substr(begin, end - begin)));
+    begin = end + 1;
+  }
+  return devices;
+}
+
 std::string serialize(const CompileOptions& all) {
+  const std::vector<int64_t> devices = devices_of(all);
   WireMessage build;              // ExecutableBuildOptionsProto
   build.varint(1, uint64_t(-1));  // device_ordinal: "none"; left out it would mean device 0
   build.varint(4, 1);             // num_replicas
-  build.varint(5, 1);             // num_partitions
+  build.varint(5, devices.empty() ? 1 : devices.size());  // num_partitions
+  if (!devices.empty()) {
+    build.varint(6, 1);  // use_spmd_partitioning
+    build.bytes(9, device_assignment(devices));
+    build.varint(19, 1);  // use_shardy_partitioner
+  }
 
-  WireMessage options;           // CompileOptionsProto
-  options.bytes(3, build.data);  // executable_build_options
-  options.varint(4, 1);          // compile_portable_executable
+  WireMessage options;                        // CompileOptionsProto
+  options.bytes(3, build.data);               // executable_build_options
+  if (devices.empty()) options.varint(4, 1);  // compile_portable_executable
   for (const auto& [name, value] : all) {
+    if (name == kDevices) continue;
     WireMessage entry;  // of env_option_overrides, a map
     entry.bytes(1, name);
     entry.bytes(2, option_override(value));

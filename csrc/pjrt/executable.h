@@ -1,8 +1,9 @@
 // An executable: a compiled program, loaded and ready to run.
 //
 // An executable is portable: it belongs to no device, and one Executable serves all devices of the
-// client. `execute` is the hot path of the whole project: it queries nothing, formats nothing, and
-// its scratch vectors keep their memory per thread.
+// client; but for one that is partitioned over several devices, which is for these. `execute` is
+// the hot path of the whole project: it queries nothing, formats nothing, and its scratch vectors
+// keep their memory per thread.
 //
 // Donation. A module says with `tf.aliasing_output` on a parameter which output may take over that
 // parameter's memory; whether it does is decided at each call by `donated_args`. What is not listed
@@ -53,6 +54,13 @@ class Executable {
   std::vector<Buffer> execute(std::span<Buffer* const> args, std::span<const int> donated_args,
                               const Device& device, InFlight::Listener over = {}) const;
 
+  // The same for a program that is partitioned over `devices` (kDevices): `args` has a list for
+  // each of them, and so has what is returned. `over` is called once it is over on all of them.
+  std::vector<std::vector<Buffer>> execute_on_each(std::span<const std::vector<Buffer*>> args,
+                                                   std::span<const int> donated_args,
+                                                   std::span<const Device* const> devices,
+                                                   InFlight::Listener over = {}) const;
+
   size_t num_outputs() const { return num_outputs_; }
 
   // Whether it runs on any device of the client.
@@ -64,10 +72,13 @@ class Executable {
  private:
   Executable(const PJRT_Api& api, PJRT_LoadedExecutable* raw) : api_(&api), raw_(raw) {}
   void learn_output_nbytes(std::span<PJRT_Buffer* const> outputs) const;
+  // In which order the plugin takes these devices.
+  std::vector<size_t> order_of(std::span<const Device* const> devices) const;
 
   const PJRT_Api* api_;
   PJRT_LoadedExecutable* raw_;
   std::optional<CompiledProgram> program_;  // set by adopt
+  std::vector<PJRT_Device*> devices_;       // that it was compiled for
   PJRT_Device* fixed_device_ = nullptr;     // null if portable
   size_t num_outputs_ = 0;
 
@@ -81,8 +92,15 @@ class Executable {
 void measure_executions(bool on);
 double seconds_in_executions();
 
-// A serialized CompileOptionsProto for a program on one device, any device (portable). The compiler
-// refuses options that it does not know, and values of a wrong type.
+// An option that is ours: the devices that a program is partitioned over, "0,3,5", by their
+// positions in the client.
+inline constexpr char kDevices[] = "lazyxla_devices";
+
+// A serialized CompileOptionsProto for a program on one device, any device (portable), or on those
+// of kDevices. The compiler refuses options that it does not know, and values of a wrong type.
 std::string serialize(const CompileOptions& options);
+
+// The devices that a program with these options is partitioned over; none if it is not.
+std::vector<int64_t> devices_of(const CompileOptions& options);
 
 }  // namespace lazyxla::pjrt

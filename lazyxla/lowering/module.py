@@ -10,6 +10,7 @@ from lazyxla.lowering.builder import Builder
 from lazyxla.lowering.errors import LoweringError
 from lazyxla.lowering.flat import flatten
 from lazyxla.lowering.mlir import Mlir, entered
+from lazyxla.lowering.partition import Annotations
 from lazyxla.lowering.program import Lowered, Node, Program, Ref, Slot, Target
 from lazyxla.lowering.scalar import SlotTable
 
@@ -65,6 +66,11 @@ def build(world: Mlir, program: Program, target: Target, *, trying: bool = False
 
 def _build(b: Builder, program: Program) -> None:
     ir = b.mlir.ir
+    if program.partition is not None:
+        b.annotations = Annotations(b.mlir, b.module, program.partition)
+        main = _build_function(b, "main", program)
+        b.annotations.annotate(main, program.donations)
+        return
     flat = flatten(program) if b.platform == "cpu" else None
     if flat is None:
         main = _build_function(b, "main", program)
@@ -88,7 +94,9 @@ def _build(b: Builder, program: Program) -> None:
 def _build_function(b: Builder, name: str, program: Program, visibility: str = "public") -> Any:
     """A function of the program's inputs, and of the runtime buffers behind them."""
     world = b.mlir
-    types = [world.type(s.dtype, tuple(s.shape)) for s in program.inputs]
+    spread = b.annotations
+    inputs = program.inputs if spread is None else spread.padded(program.inputs)
+    types = [world.type(s.dtype, tuple(s.shape)) for s in inputs]
     buffers = [(torch.float64, b.slots.floats), (torch.int64, b.slots.ints)]
     buffers = [(dtype, members) for dtype, members in buffers if members]
     types += [world.type(dtype, (len(members),)) for dtype, members in buffers]
@@ -100,6 +108,8 @@ def _build_function(b: Builder, name: str, program: Program, visibility: str = "
         for (dtype, _), argument in zip(buffers, values[len(program.inputs) :], strict=True):
             b.buffers[dtype] = argument
         del values[len(program.inputs) :]
+        if spread is not None:
+            values = spread.cut(values, program.inputs)
         for position, node in enumerate(program.nodes):
             try:
                 lower_node(b, node, values)
@@ -107,6 +117,8 @@ def _build_function(b: Builder, name: str, program: Program, visibility: str = "
                 error.node = position
                 raise
         results = [values[ref] for ref in program.outputs]
+        if spread is not None:
+            results = spread.pad(results)
         world.func.ReturnOp(results)
     function_type = world.ir.FunctionType.get(types, [r.type for r in results])
     function.attributes["function_type"] = world.ir.TypeAttr.get(function_type)

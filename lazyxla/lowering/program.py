@@ -87,14 +87,32 @@ class Node(NamedTuple):
     settings: Settings | None = None
 
 
+AxisPart = tuple[str, int, int]
+"""The name of a mesh's axis, how many devices' worth of it come before the part, its size."""
+
+PartitionSpec = tuple[tuple[AxisPart, ...], ...]
+"""Along which axes each dimension of a value is split, outermost first."""
+
+
+class Partition(NamedTuple):
+    """How a program is spread over the devices of a mesh. None among the `results`: as the
+    partitioner likes."""
+
+    axes: tuple[tuple[str, int], ...]
+    inputs: tuple[PartitionSpec, ...]
+    results: tuple[PartitionSpec | None, ...]
+
+
 class Program(NamedTuple):
-    """`donations`: number of an input -> position in `outputs` that takes over its buffer."""
+    """`donations`: number of an input -> position in `outputs` that takes over its buffer.
+    `partition`: of a program for many devices."""
 
     inputs: list[TensorSpec]
     nodes: list[Node]
     outputs: list[Ref]
     slots: list[SlotSpec]
     donations: dict[int, int]
+    partition: Partition | None = None
 
 
 class Target(NamedTuple):

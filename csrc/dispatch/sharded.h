@@ -1,0 +1,23 @@
+// Tensors that are spread over many devices (ir/sharding.h).
+//
+// What is declared is the storage's: all tensors that share it are spread, whatever is written to
+// them stays so, and the base geometry stays what it is.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include "ir/sharding.h"
+
+namespace lazyxla::dispatch {
+
+// Spreads the tensor's memory from now on. Data that is there is moved, what is recorded comes out
+// so. The tensor must be all of its memory.
+void shard(const at::Tensor& tensor, const ir::Sharding& sharding);
+
+// How the tensor's elements are spread; null if they are not. Flushes if nobody can tell yet.
+const ir::Sharding* sharding_of(const at::Tensor& tensor);
+
+// What is declared for a tensor that is its storage's content as it stands; null for all others.
+const ir::Sharding* declared_sharding(const at::Tensor& tensor);
+
+}  // namespace lazyxla::dispatch

@@ -1,0 +1,105 @@
+#include "graph/partitioned_run.h"
+
+#include <c10/util/Exception.h>
+
+#include "graph/gil.h"
+#include "pjrt/client.h"
+#include "pjrt/runtime.h"
+
+namespace lazyxla::graph {
+namespace {
+
+std::vector<const pjrt::Device*> devices_of(const ir::Mesh& mesh) {
+  const auto& all = pjrt::Runtime::get().client().devices();
+  std::vector<const pjrt::Device*> devices;
+  for (int device : mesh.devices()) devices.push_back(&all.at(device));
+  return devices;
+}
+
+// The values of some slots, on each device.
+template <typename T>
+class SlotCopies {
+ public:
+  SlotCopies(const std::vector<uint32_t>& which, c10::ArrayRef<ir::ScalarValue> slots,
+             T ir::ScalarValue::* member, PJRT_Buffer_Type type,
+             const std::vector<const pjrt::Device*>& devices) {
+    if (which.empty()) return;
+    std::vector<T> values;
+    for (uint32_t slot : which) values.push_back(slots[slot].*member);
+    const int64_t dims[] = {static_cast<int64_t>(values.size())};
+    for (const pjrt::Device* device : devices) {
+      copies_.push_back(
+          pjrt::Runtime::get().client().buffer_from_host(values.data(), type, dims, {}, *device));
+    }
+  }
+  void add_to(std::vector<std::vector<pjrt::Buffer*>>& args) {
+    for (size_t i = 0; i < copies_.size(); ++i) args[i].push_back(&copies_[i]);
+  }
+
+ private:
+  std::vector<pjrt::Buffer> copies_;
+};
+
+void keep(const Variant& variant, const Run& run, std::vector<std::vector<pjrt::Buffer>> results) {
+  for (size_t i = 0; i < run.promises.size(); ++i) {
+    Shards shards{variant.results()[i], {}};
+    for (auto& of_device : results) shards.buffers.push_back(std::move(of_device[i]));
+    run.promises[i]->keep(std::move(shards));
+  }
+}
+
+}  // namespace
+
+void execute_partitioned(const Variant& variant, const Run& run, c10::DeviceIndex index) {
+  const ir::Mesh& mesh = *variant.partition->mesh;
+  const std::vector<const pjrt::Device*> devices = devices_of(mesh);
+  variant.note_run();
+  const pjrt::Executable& executable = variant.executable();
+  std::vector<std::vector<pjrt::Buffer*>> args(devices.size());
+  for (const BufferRef& input : run.inputs) {
+    const std::vector<pjrt::Buffer*> buffers = input->on_each(mesh);
+    for (size_t i = 0; i < devices.size(); ++i) args[i].push_back(buffers[i]);
+  }
+  SlotCopies floats(variant.float_slots, run.slots, &ir::ScalarValue::f, PJRT_Buffer_Type_F64,
+                    devices);
+  SlotCopies ints(variant.int_slots, run.slots, &ir::ScalarValue::i, PJRT_Buffer_Type_S64, devices);
+  floats.add_to(args);
+  ints.add_to(args);
+
+  // A device may wait for the others, and one that calls the host for the GIL.
+  WithoutGil no_gil;
+  auto replaced = std::make_shared<std::vector<Replaced>>(std::move(run.replaced));
+  pjrt::InFlight::Listener over;
+  if (!replaced->empty()) over = undo_on_failure(replaced, index);
+  std::vector<std::vector<pjrt::Buffer>> results;
+  try {
+    results = executable.execute_on_each(args, run.donated, devices, std::move(over));
+  } catch (...) {
+    run.replaced = std::move(*replaced);
+    throw;
+  }
+  keep(variant, run, std::move(results));
+}
+
+std::optional<pjrt::Error> take_failure_of(const ir::Mesh& mesh) {
+  std::optional<pjrt::Error> first;
+  for (const pjrt::Device* device : devices_of(mesh)) {
+    auto failure = device->take_failure();
+    if (!first) first = std::move(failure);
+  }
+  return first;
+}
+
+void await_all_devices() {
+  std::optional<pjrt::Error> failure;
+  for (const pjrt::Device& device : pjrt::Runtime::get().client().devices()) {
+    try {
+      device.await();
+    } catch (const pjrt::Error& e) {
+      if (!failure) failure = e;
+    }
+  }
+  if (failure) throw *failure;
+}
+
+}  // namespace lazyxla::graph

@@ -1,0 +1,127 @@
+"""Partitions in StableHLO: Shardy's annotations of a module's inputs, results and constraints.
+
+    sdy.mesh @mesh = <["data"=4, "model"=2]>
+    func @main(%x: tensor<8x6xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"data"}, {}]>}) -> ...
+
+The partitioner spreads everything else as these suggest.
+
+Inputs and results must divide evenly. Those that do not are longer where they lie on the devices:
+the module cuts its inputs first, and pads its results last.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from lazyxla.lowering.mlir import Mlir
+from lazyxla.lowering.program import AxisPart, Partition, PartitionSpec, TensorSpec
+
+_MESH = "mesh"
+
+
+class Annotations:
+    """Makes the annotations of one module."""
+
+    def __init__(self, world: Mlir, module: Any, partition: Partition) -> None:
+        from jaxlib.mlir.dialects import sdy
+
+        sdy.register_dialect(world.context)
+        self._partition = partition
+        self._world = world
+        self._sdy: Any = sdy
+        self._ir: Any = world.ir
+        self._sizes = dict(partition.axes)
+        axes = [sdy.MeshAxisAttr.get(name, size) for name, size in partition.axes]
+        with world.ir.InsertionPoint.at_block_begin(module.body):
+            sdy.MeshOp(_MESH, sdy.MeshAttr.get(axes))
+
+    def constrain(self, x: Any, spec: PartitionSpec) -> Any:
+        """The value, spread in this way."""
+        return self._sdy.ShardingConstraintOp(x, self._sharding(spec)).result
+
+    def padded(self, inputs: Sequence[TensorSpec]) -> list[TensorSpec]:
+        """The inputs as they lie on the devices."""
+        specs = zip(inputs, self._partition.inputs, strict=True)
+        return [TensorSpec(s.dtype, _evenly(s.shape, spec)) for s, spec in specs]
+
+    def cut(self, values: list[Any], inputs: Sequence[TensorSpec]) -> list[Any]:
+        """The inputs without their padding."""
+        hlo = self._world.hlo
+        cut = []
+        for x, (_, shape) in zip(values, inputs, strict=True):
+            if tuple(x.type.shape) != tuple(shape):
+                x = hlo.slice(x, [0] * len(shape), list(shape), [1] * len(shape))
+            cut.append(x)
+        return cut
+
+    def pad(self, results: list[Any]) -> list[Any]:
+        """The results as they are to lie on the devices."""
+        hlo = self._world.hlo
+        padded = []
+        for x, spec in zip(results, self._partition.results, strict=True):
+            shape = tuple(x.type.shape)
+            even = shape if spec is None else _evenly(shape, spec)
+            if even != shape:
+                element = self._ir.RankedTensorType.get((), x.type.element_type)
+                zero = hlo.convert(element, self._zero())
+                none, more = [0] * len(shape), [e - s for e, s in zip(even, shape, strict=True)]
+                x = hlo.pad(x, zero, none, more, none)
+            padded.append(x)
+        return padded
+
+    def _zero(self) -> Any:
+        type_ = self._world.type(torch.bool, ())
+        false = self._ir.DenseElementsAttr.get_splat(type_, self._ir.BoolAttr.get(False))
+        return self._world.hlo.constant(false)
+
+    def annotate(self, function: Any, donations: dict[int, int]) -> None:
+        """Gives a function its inputs' and results' shardings; what stands behind the inputs, the
+        numbers, every device has whole."""
+        partition = self._partition
+        whole = [()] * (len(function.arguments) - len(partition.inputs))
+        arguments = [{"sdy.sharding": self._sharding(s)} for s in partition.inputs]
+        arguments += [{"sdy.sharding": self._sharding((spec,))} for spec in whole]
+        i32 = self._ir.IntegerType.get_signless(32)
+        for number, result in donations.items():
+            arguments[number]["tf.aliasing_output"] = self._ir.IntegerAttr.get(i32, result)
+        results: list[dict[str, Any]] = [
+            {} if s is None else {"sdy.sharding": self._sharding(s)} for s in partition.results
+        ]
+        function.attributes["arg_attrs"] = self._attributes(arguments)
+        function.attributes["res_attrs"] = self._attributes(results)
+
+    def _attributes(self, dicts: list[dict[str, Any]]) -> Any:
+        return self._ir.ArrayAttr.get([self._ir.DictAttr.get(each) for each in dicts])
+
+    def _sharding(self, spec: PartitionSpec) -> Any:
+        dimensions = [
+            self._sdy.DimensionShardingAttr.get([self._axis(part) for part in parts], True)
+            for parts in spec
+        ]
+        return self._sdy.TensorShardingAttr.get(_MESH, dimensions)
+
+    def _axis(self, part: AxisPart) -> Any:
+        name, before, size = part
+        if size == self._sizes[name]:
+            return self._sdy.AxisRefAttr.get(name)
+        return self._sdy.AxisRefAttr.get(name, self._sdy.SubAxisInfoAttr.get(before, size))
+
+
+def _evenly(shape: Sequence[int], spec: PartitionSpec) -> tuple[int, ...]:
+    """The shape, made longer where it does not divide."""
+    tiles = [math.prod(size for _, _, size in parts) for parts in spec]
+    return tuple(-(-size // n) * n for size, n in zip(shape, tiles, strict=True))
+
+
+def constrained(x: Any, annotations: Annotations | None, text: str) -> Any:
+    """`x` spread as the sharding of this text says; `x` itself in a program for one device."""
+    from lazyxla import _C
+
+    sharding = _C.find_sharding(text)
+    if annotations is None or sharding is None:
+        return x
+    return annotations.constrain(x, sharding.spec)

@@ -1,0 +1,296 @@
+"""One process, many devices: meshes, and tensors that are spread over them.
+
+A tensor stays one tensor of its full shape; what is sharded is its memory. Everything computes with
+it as before. The compiler partitions each program over the devices, and adds the communication::
+
+    mesh = lazyxla.Mesh((4, 2), ("data", "model"))
+    lazyxla.shard(weight, mesh, (None, "model"))   # columns over "model", the same along "data"
+    lazyxla.shard(batch, mesh, ("data",))          # rows over "data"
+    y = batch @ weight                             # runs on all eight devices
+
+A *spec* has an entry for each dimension: None (not split), the name of an axis, or a tuple of
+names, of which the first one is the outermost. A shorter spec leaves the other dimensions whole.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+
+from lazyxla import _C
+from lazyxla.runtime import BACKEND, DeviceLike, device_count, index_of
+
+Entry = str | tuple[str, ...] | None
+Spec = Sequence[Entry]
+SpecOf = Spec | Callable[[str, torch.Tensor], Spec]
+T = TypeVar("T", torch.Tensor, torch.nn.Module)
+
+
+class Mesh:
+    """A grid of devices with named axes.
+
+    Args:
+        shape: how long each axis is.
+        axis_names: their names, all different.
+        devices: which devices, row by row (the last axis varies fastest): indices or
+            ``torch.device``. Left out, the first ones that there are.
+
+    Raises:
+        ValueError: the shape fits neither the names nor the devices, or a name or device comes
+            twice.
+        IndexError: there is no such device.
+    """
+
+    def __init__(
+        self,
+        shape: Sequence[int],
+        axis_names: Sequence[str],
+        devices: Iterable[DeviceLike] | None = None,
+    ) -> None:
+        self.shape = tuple(int(size) for size in shape)
+        self.axis_names = tuple(axis_names)
+        if isinstance(axis_names, str) or not all(isinstance(n, str) for n in self.axis_names):
+            raise TypeError(f"axis_names must be a sequence of strings, got {axis_names!r}")
+        if not self.shape or len(self.shape) != len(self.axis_names):
+            raise ValueError(f"a mesh of shape {self.shape} needs a name for each axis, got "
+                             f"{self.axis_names}")
+        if len(set(self.axis_names)) != len(self.axis_names):
+            raise ValueError(f"the axes of a mesh have different names, got {self.axis_names}")
+        if not all(name.isidentifier() for name in self.axis_names):
+            raise ValueError(f"the name of an axis must be an identifier, got {self.axis_names}")
+        if min(self.shape) < 1:
+            raise ValueError(f"an axis has at least one device, got the shape {self.shape}")
+        self.devices = self._indices(devices)
+        self._raw = _C.make_mesh(list(zip(self.axis_names, self.shape)), list(self.devices))
+
+    def _indices(self, devices: Iterable[DeviceLike] | None) -> tuple[int, ...]:
+        size, available = math.prod(self.shape), device_count()
+        if devices is None:
+            if size > available:
+                raise ValueError(f"a mesh of shape {self.shape} needs {size} devices, and there "
+                                 f"are {available}")
+            return tuple(range(size))
+        indices = tuple(index_of(device) for device in devices)
+        if any(index >= available for index in indices):
+            raise IndexError(f"there are {available} devices, got {indices}")
+        if len(indices) != size:
+            raise ValueError(f"a mesh of shape {self.shape} needs {size} devices, got "
+                             f"{len(indices)}")
+        if len(set(indices)) != size:
+            raise ValueError(f"a device can be in a mesh only once, got {indices}")
+        return indices
+
+    @property
+    def size(self) -> int:
+        """How many devices it has."""
+        return len(self.devices)
+
+    def axis_size(self, name: str) -> int:
+        """How long an axis is."""
+        return self.shape[self.axis_names.index(name)]
+
+    def __repr__(self) -> str:
+        axes = ", ".join(f"{n}={s}" for n, s in zip(self.axis_names, self.shape))
+        return f"Mesh({axes}; devices {list(self.devices)})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Mesh) and self._raw.text == other._raw.text
+
+    def __hash__(self) -> int:
+        return hash(self._raw.text)
+
+
+class Sharding(NamedTuple):
+    """How a tensor is spread: for each dimension None, an axis, or a tuple of axes.
+
+    What the partitioner has chosen may have split an axis: ``"data:(2)4"`` is the part of ``data``
+    that is 4 long and has 2 such parts outside.
+    """
+
+    mesh: Mesh
+    spec: tuple[Entry, ...]
+
+
+def shard(target: T, mesh: Mesh, spec: SpecOf) -> T:
+    """Spreads a tensor's memory, or that of all of a module's parameters and buffers, in place.
+
+    The tensor keeps its shape and identity, and whatever is written to it stays spread. Its views
+    are spread with it. A tensor on the CPU moves to the devices, each getting its part. What is
+    already there is moved; what is only recorded comes out spread. The gradient of a leaf gets the
+    same sharding, and so does what is made by ``zeros_like`` and its kind, such as an optimizer's
+    state.
+
+    A dimension need not divide evenly; its last shards are then padded in memory.
+
+    Args:
+        target: the tensor or module.
+        mesh: the devices.
+        spec: along which axes each dimension is split; for a module also a function of a
+            parameter's name and the parameter.
+
+    Returns:
+        The target.
+
+    Raises:
+        ValueError: the spec has more entries than the tensor dimensions, an axis that the mesh
+            has not, or one twice; or the tensor is a view of a part of its memory.
+    """
+    if isinstance(target, torch.nn.Module):
+        for name, tensor in _tensors_of(target):
+            shard(tensor, mesh, spec(name, tensor) if callable(spec) else spec)
+        return target
+    if not isinstance(target, torch.Tensor):
+        raise TypeError(f"expected a tensor or a module, got {type(target).__name__}")
+    if callable(spec):
+        spec = spec("", target)
+    _shard(target, _sharding(mesh, spec, target.dim()))
+    return target
+
+
+def replicate(target: T, mesh: Mesh) -> T:
+    """Puts a whole copy of a tensor, or of a module's parameters and buffers, on every device of a
+    mesh, in place; as :func:`shard` with nothing split."""
+    return shard(target, mesh, ())
+
+
+def constrain(x: torch.Tensor, mesh: Mesh, spec: Spec) -> torch.Tensor:
+    """``x``, spread in this way within the program that computes it; so is its gradient.
+
+    For intermediate values, where the partitioner alone would choose another way.
+
+    Raises:
+        ValueError: as :func:`shard`; or ``x`` is on another kind of device.
+    """
+    if x.device.type != BACKEND:
+        raise ValueError(f"a tensor on {x.device} cannot be sharded")
+    return torch.ops.lazyxla.constrain(x, _sharding(mesh, spec, x.dim()).text)  # type: ignore[no-any-return]
+
+
+def sharding(x: torch.Tensor) -> Sharding | None:
+    """How a tensor is spread; None if it lies on one device. Computes it if it is only recorded and
+    nobody said how it is to be spread."""
+    if x.device.type != BACKEND:
+        return None
+    raw = _C.sharding_of(x)
+    if raw is None:
+        return None
+    return Sharding(_mesh_of(raw.mesh), tuple(_entry(raw, parts) for parts in raw.spec))
+
+
+def visualize(x: torch.Tensor) -> str:
+    """A picture of which device holds which part of a tensor: a table for one and two dimensions,
+    a line for each part otherwise."""
+    raw = _C.sharding_of(x) if x.device.type == BACKEND else None
+    if raw is None:
+        return f"{tuple(x.shape)} on {x.device}"
+    holders: dict[tuple[int, ...], list[str]] = {}
+    for position, device in enumerate(raw.mesh.devices):
+        holders.setdefault(tuple(raw.tile_of(position)), []).append(str(device))
+    cells = {tile: ",".join(devices) for tile, devices in holders.items()}
+    title = f"{tuple(x.shape)}: {raw.text}"
+    if x.dim() not in (1, 2):
+        shape = raw.shard_shape(list(x.shape))
+        return "\n".join([title, *(f"{_region(t, shape, x.shape)}: {c}" for t, c in cells.items())])
+    rows = max(tile[0] for tile in cells) + 1 if x.dim() == 2 else 1
+    columns = max(tile[-1] for tile in cells) + 1
+    width = max(len(cell) for cell in cells.values())
+    rule = "+" + "+".join(["-" * (width + 2)] * columns) + "+"
+    lines = [title, rule]
+    for i in range(rows):
+        row = [cells[(i, j) if x.dim() == 2 else (j,)] for j in range(columns)]
+        lines += ["|" + "|".join(f" {cell:^{width}} " for cell in row) + "|", rule]
+    return "\n".join(lines)
+
+
+def _region(tile: tuple[int, ...], shard_shape: Sequence[int], shape: Sequence[int]) -> str:
+    parts = zip(tile, shard_shape, shape)
+    ranges = [f"{min(t * s, n)}:{min((t + 1) * s, n)}" for t, s, n in parts]
+    return "[" + ", ".join(ranges) + "]"
+
+
+def _tensors_of(module: torch.nn.Module) -> Iterable[tuple[str, torch.Tensor]]:
+    yield from module.named_parameters()
+    yield from module.named_buffers()
+
+
+def _sharding(mesh: Mesh, spec: Spec, rank: int) -> Any:
+    """The interned sharding of a spec for a tensor of this rank."""
+    if not isinstance(mesh, Mesh):
+        raise TypeError(f"expected a lazyxla.Mesh, got {type(mesh).__name__}")
+    if isinstance(spec, str) or not isinstance(spec, Sequence):
+        raise TypeError(f"a spec is a tuple with an entry for each dimension, got {spec!r}")
+    if len(spec) > rank:
+        raise ValueError(f"the spec {tuple(spec)} has {len(spec)} entries, and the tensor "
+                         f"{rank} dimensions")
+    axes = [_axes_of(mesh, entry, spec) for entry in spec]
+    used = [axis for of_dimension in axes for axis in of_dimension]
+    if len(set(used)) != len(used):
+        raise ValueError(f"the spec {tuple(spec)} splits along an axis twice")
+    return _C.make_sharding(mesh._raw, axes + [[]] * (rank - len(axes)))
+
+
+def _axes_of(mesh: Mesh, entry: Entry, spec: Spec) -> list[int]:
+    names = () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry)
+    for name in names:
+        if name not in mesh.axis_names:
+            raise ValueError(f"the spec {tuple(spec)} names the axis {name!r}, and the mesh has "
+                             f"{mesh.axis_names}")
+    return [mesh.axis_names.index(name) for name in names]
+
+
+def _shard(tensor: torch.Tensor, raw: Any) -> None:
+    with torch.no_grad():
+        if tensor.device.type == "cpu":
+            fresh = torch.empty_like(tensor, device=BACKEND)
+            _C.shard(fresh, raw)
+            tensor.data = fresh.copy_(tensor)
+        else:
+            _C.shard(tensor, raw)
+        if tensor.is_leaf and tensor.grad is not None and tensor.grad.layout == torch.strided:
+            _shard(tensor.grad, raw)
+    if tensor.requires_grad and tensor.is_leaf and not hasattr(tensor, "_lazyxla_spreads_gradient"):
+        _spread_gradient(tensor)
+
+
+def _spread_gradient(tensor: torch.Tensor) -> None:
+    """From now on gradients of the leaf are spread as it is."""
+    reference = weakref.ref(tensor)
+
+    @torch.utils.hooks.unserializable_hook
+    def spread(grad: torch.Tensor) -> torch.Tensor | None:
+        leaf = reference()
+        raw = None if leaf is None else _C.declared_sharding(leaf)
+        if raw is None or grad.layout != torch.strided:
+            return None
+        return torch.ops.lazyxla.constrain(grad, raw.text)  # type: ignore[no-any-return]
+
+    tensor.register_hook(spread)
+    tensor._lazyxla_spreads_gradient = True  # type: ignore[attr-defined]
+
+
+def _mesh_of(raw: Any) -> Mesh:
+    names, shape = zip(*raw.axes)
+    return Mesh(shape, names, raw.devices)
+
+
+def _entry(raw: Any, parts: Sequence[tuple[str, int, int]]) -> Entry:
+    sizes = dict(raw.mesh.axes)
+    names = [n if size == sizes[n] else f"{n}:({before}){size}" for n, before, size in parts]
+    return None if not names else names[0] if len(names) == 1 else tuple(names)
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    ctx.sharding = inputs[1]
+
+
+def _constrain_gradient(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+    return torch.ops.lazyxla.constrain(grad, ctx.sharding), None
+
+
+torch.library.register_autograd(
+    "lazyxla::constrain", _constrain_gradient, setup_context=_setup_context
+)
