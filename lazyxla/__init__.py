@@ -93,6 +93,14 @@ from lazyxla.memory import (  # noqa: E402
     reset_peak_memory_stats,
 )
 from lazyxla.modes import compile, eager_mode, step  # noqa: E402
+from lazyxla.parallel import (  # noqa: E402
+    ColwiseParallel,
+    RowwiseParallel,
+    SequenceParallel,
+    data_parallel,
+    fully_shard,
+    parallelize,
+)
 from lazyxla.random import get_rng_state, set_rng_state  # noqa: E402
 from lazyxla.random import manual_seed_all as manual_seed  # noqa: E402
 from lazyxla.runtime import (  # noqa: E402
@@ -126,9 +134,12 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Buckets",
+    "ColwiseParallel",
     "DeviceLoader",
     "DeviceProperties",
     "Mesh",
+    "RowwiseParallel",
+    "SequenceParallel",
     "Sharding",
     "aot",
     "bucket",
@@ -137,6 +148,7 @@ __all__ = [
     "constrain",
     "counters",
     "current_device",
+    "data_parallel",
     "device",
     "device_count",
     "devices",
@@ -144,6 +156,7 @@ __all__ = [
     "empty_cache",
     "fallbacks",
     "from_dlpack",
+    "fully_shard",
     "get_rng_state",
     "host_view",
     "is_available",
@@ -155,6 +168,7 @@ __all__ = [
     "memory_reserved",
     "memory_stats",
     "memory_summary",
+    "parallelize",
     "platform",
     "replicate",
     "reset_accumulated_memory_stats",

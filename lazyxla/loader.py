@@ -28,6 +28,9 @@ from torch.utils._pytree import tree_map
 
 from lazyxla import _C
 from lazyxla.runtime import BACKEND, DeviceLike, index_of
+from lazyxla.spmd import Sharding, shard
+
+ShardingOf = Sharding | Callable[[torch.Tensor], Sharding]
 
 
 class DeviceLoader:
@@ -59,11 +62,14 @@ class DeviceLoader:
             shapes: a :class:`Buckets`, or any other function from a batch to a pair. What the
             iteration gives is then that pair, ``(batch, mask)``, with the mask on the device, too.
             Its errors are raised like the loader's.
+        sharding: spreads each tensor over many devices, each getting its part only: a
+            :class:`Sharding`, whose spec is cut for tensors of fewer dimensions, or a function from
+            a tensor to one.
 
     Raises:
         ValueError: ``prefetch`` is less than 1, or the device of another type.
         IndexError: there is no such device.
-        TypeError: ``buckets`` cannot be called; by ``len``, if the loader has no length.
+        TypeError: ``buckets`` cannot be called, or ``sharding`` is neither; by ``len``, if the loader has no length.
     """
 
     def __init__(
@@ -72,23 +78,27 @@ class DeviceLoader:
         device: DeviceLike = BACKEND,
         prefetch: int = 2,
         buckets: Callable[[Any], tuple[Any, Any]] | None = None,
+        sharding: ShardingOf | None = None,
     ) -> None:
         if prefetch < 1:
             raise ValueError(f"prefetch must be at least 1, got {prefetch}")
         if buckets is not None and not callable(buckets):
             raise TypeError(f"buckets must be a lazyxla.Buckets, got {type(buckets).__name__}")
+        if sharding is not None and not (isinstance(sharding, Sharding) or callable(sharding)):
+            raise TypeError(f"sharding must be a lazyxla.Sharding, got {type(sharding).__name__}")
         index_of(device)
         self.loader = loader
         self.device = device
         self.prefetch = prefetch
         self.buckets = buckets
+        self.sharding = sharding
 
     def __len__(self) -> int:
         return len(self.loader)  # type: ignore[arg-type]
 
     def __iter__(self) -> Iterator[Any]:
-        device = torch.device(BACKEND, index_of(self.device))
-        return _taken(_Uploads(iter(self.loader), device, self.prefetch, self.buckets))
+        move = _mover(torch.device(BACKEND, index_of(self.device)), self.sharding)
+        return _taken(_Uploads(iter(self.loader), move, self.prefetch, self.buckets))
 
 
 def _taken(uploads: _Uploads) -> Iterator[Any]:
@@ -114,13 +124,13 @@ class _Uploads:
     def __init__(
         self,
         batches: Iterator[Any],
-        device: torch.device,
+        move: Move,
         prefetch: int,
         buckets: Callable[[Any], tuple[Any, Any]] | None,
     ) -> None:
         self._batches = batches
         self._buckets = buckets
-        self._device = device
+        self._move = move
         self._prefetch = prefetch
         self._ready: deque[list[Any]] = deque()
         self._changed = threading.Condition()
@@ -189,7 +199,7 @@ class _Uploads:
             self._changed.wait_for(lambda: self._stopped or len(self._ready) < self._prefetch)
             if self._stopped:
                 return False
-        uploaded = [_upload(batch, self._device)]
+        uploaded = [_upload(batch, self._move)]
         with self._changed:
             self._ready.append(uploaded)
             self._changed.notify_all()
@@ -200,17 +210,34 @@ def _moves(x: Any) -> bool:
     return callable(getattr(x, "to", None)) and not isinstance(x, type)
 
 
-def _upload(batch: Any, device: torch.device) -> Any:
+Move = Callable[[Any], Any]
+"""Moves one tensor, or other object with a method ``to``, to where it is to be."""
+
+
+def _mover(device: torch.device, sharding: ShardingOf | None) -> Move:
+    if sharding is None:
+        return lambda x: x.to(device)
+
+    def spread(x: Any) -> Any:
+        if not isinstance(x, torch.Tensor):
+            return x.to(device)
+        mesh, spec = sharding(x) if callable(sharding) else sharding
+        return shard(torch.empty_like(x, device=device), mesh, spec[: x.dim()]).copy_(x)
+
+    return spread
+
+
+def _upload(batch: Any, move: Move) -> Any:
     """The batch with its tensors on the device."""
 
     def upload(leaf: Any) -> Any:
         if _moves(leaf):
-            return leaf.to(device)
+            return move(leaf)
         if not dataclasses.is_dataclass(leaf) or isinstance(leaf, type):
             return leaf
         result = copy.copy(leaf)
         for field in dataclasses.fields(leaf):
-            value = _upload(getattr(leaf, field.name), device)
+            value = _upload(getattr(leaf, field.name), move)
             object.__setattr__(result, field.name, value)  # frozen ones, too
         return result
 

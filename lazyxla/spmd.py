@@ -178,7 +178,7 @@ def sharding(x: torch.Tensor) -> Sharding | None:
     raw = _C.sharding_of(x)
     if raw is None:
         return None
-    return Sharding(_mesh_of(raw.mesh), tuple(_entry(raw, parts) for parts in raw.spec))
+    return Sharding(_mesh_of(raw.mesh), spec_of(raw))
 
 
 def visualize(x: torch.Tensor) -> str:
@@ -270,6 +270,11 @@ def _spread_gradient(tensor: torch.Tensor) -> None:
 
     tensor.register_hook(spread)
     tensor._lazyxla_spreads_gradient = True  # type: ignore[attr-defined]
+
+
+def spec_of(raw: Any) -> tuple[Entry, ...]:
+    """The spec of an interned sharding."""
+    return tuple(_entry(raw, parts) for parts in raw.spec)
 
 
 def _mesh_of(raw: Any) -> Mesh:

@@ -170,10 +170,17 @@ ir::Geometry fresh_geometry(ir::Geometry geometry) {
   return ir::Geometry::contiguous(geometry.dtype, geometry.sizes);
 }
 
+const ir::Sharding* sharding_of(const std::string& text) {
+  const ir::Sharding* sharding = ir::Sharding::find(text);
+  TORCH_CHECK_VALUE(sharding, "lazyxla::constrain: there is no sharding \"", text,
+                    "\" in this process; lazyxla.constrain makes them");
+  return sharding;
+}
+
 void describe_spec(const OpInfo& info, c10::ArrayRef<IValue> args, const Scan& scan,
                    ir::OpSpec& spec) {
   spec.name = info.functional_name;
-  if (spec.name == "lazyxla::constrain") spec.sharding = ir::Sharding::find(args[1].toStringRef());
+  if (spec.name == "lazyxla::constrain") spec.sharding = sharding_of(args[1].toStringRef());
   spec.settings = graph::record_settings();
   spec.numbers_vary = scan.numbers_vary;
   const auto& schema_args = info.functional.schema().arguments();

@@ -6,6 +6,7 @@
 #include <torch/library.h>
 
 #include "dispatch/copies.h"
+#include "dispatch/recorder.h"
 #include "dispatch/tensor.h"
 #include "graph/buffer.h"
 #include "graph/flush.h"
@@ -100,7 +101,9 @@ void shard(const at::Tensor& tensor, const ir::Sharding& sharding) {
   if (shards && shards->sharding == &sharding) return;
   const c10::DeviceIndex device = tensor.device().index();
   if (shards && &shards->sharding->mesh() == &sharding.mesh()) {
-    return replace(storage, leaf, constrain(leaf, sharding), device);
+    const Value moved = constrain(leaf, sharding);
+    replace(storage, leaf, moved, device);
+    return after_recording(device, moved.node->spec()->id);
   }
   std::vector<char> host(leaf.type().nbytes());
   graph::download(leaf, host.data());

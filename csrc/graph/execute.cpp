@@ -42,21 +42,17 @@ std::optional<int64_t> free_memory(const pjrt::Device& device) {
   return pjrt::free_host_memory();
 }
 
+// It is not worth asking for less, which takes longer than a small program.
+constexpr int64_t kSmall = int64_t{64} << 20;
+
 // Throws if the program needs more than there is. What it is given counts as free: it is reused.
 void check_fits(const Variant& variant, const Run& run, const pjrt::Device& device) {
-  constexpr int64_t kSmall = int64_t{64} << 20;  // asking takes longer than a small program
   int64_t needed = variant.bytes_needed();
   if (needed < kSmall) return;
   for (int number : run.donated) {
     needed -= static_cast<int64_t>(run.inputs[number]->get().nbytes());
   }
-  const auto free = needed < kSmall ? std::nullopt : free_memory(device);
-  if (!free || needed <= *free) return;
-  const std::string where = variant.line.empty() ? "" : variant.line + ": ";
-  TORCH_CHECK_WITH(OutOfMemoryError, false, "lazyxla: out of device memory: ", where,
-                   "the program needs ", needed, " bytes, and ", std::max<int64_t>(*free, 0),
-                   " are free on ", device.debug_string(),
-                   ". It was not run, and all tensors are as they were before");
+  check_free(variant, needed, device);
 }
 
 // For a reason that every read of them tells.
@@ -84,6 +80,16 @@ std::string tell_lost(const std::vector<const void*>& lost) {
 }
 
 }  // namespace
+
+void check_free(const Variant& variant, int64_t needed, const pjrt::Device& device) {
+  const auto free = needed < kSmall ? std::nullopt : free_memory(device);
+  if (!free || needed <= *free) return;
+  const std::string where = variant.line.empty() ? "" : variant.line + ": ";
+  TORCH_CHECK_WITH(OutOfMemoryError, false, "lazyxla: out of device memory: ", where,
+                   "the program needs ", needed, " bytes, and ", std::max<int64_t>(*free, 0),
+                   " are free on ", device.debug_string(),
+                   ". It was not run, and all tensors are as they were before");
+}
 
 pjrt::InFlight::Listener undo_on_failure(std::shared_ptr<std::vector<Replaced>> replaced,
                                          c10::DeviceIndex device) {

@@ -42,6 +42,9 @@ bool would_wait(const Variant& variant, const Run& run);
 // Enqueues a run on the device and keeps its promises.
 void execute(const Variant& variant, const Run& run, c10::DeviceIndex device);
 
+// Throws if a program that needs so many bytes does not fit in what is free on the device.
+void check_free(const Variant& variant, int64_t needed, const pjrt::Device& device);
+
 // Undoes a run if it fails on the device, later. Holds on to what would be given back.
 pjrt::InFlight::Listener undo_on_failure(std::shared_ptr<std::vector<Replaced>> replaced,
                                          c10::DeviceIndex device);

@@ -20,9 +20,16 @@ void note_mesh(Partition& partition, const ir::Sharding* sharding) {
   if (partition.mesh != mesh) partition.other = mesh;
 }
 
-// What the storages say that take the results.
+// What the storages say that take the results, or else the operators that make them.
 std::vector<const ir::Sharding*> wanted_results(const Graph& graph) {
   std::vector<const ir::Sharding*> results(graph.promises.size(), nullptr);
+  for (size_t i = 0; i < graph.nodes.size(); ++i) {
+    const ir::Sharding* sharding = graph.nodes[i]->spec()->sharding;
+    if (!sharding) continue;
+    for (size_t j = 0; j < results.size(); ++j) {
+      if (graph.outputs[j] == graph.values[i]) results[j] = sharding;
+    }
+  }
   for (const Taken& taken : graph.taken) {
     if (taken.sharding) results[taken.output] = taken.sharding;
   }

@@ -5,8 +5,9 @@
 // All other graphs have no partition.
 //
 //     inputs    as their data is spread; what lies on one device is given to all of them
-//     results   as the storage says that takes them, or as what was there before, if they may take
-//               over its memory; all others as the partitioner likes, which tells once it is done
+//     results   as the storage says that takes them, or the operator that makes them; or as what
+//               was there before, if they may take over its memory; all others as the partitioner
+//               likes, which tells once it is done
 //
 // A graph has one mesh. Two are an error, which is told when its program is to be made.
 #pragma once

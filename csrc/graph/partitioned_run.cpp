@@ -48,11 +48,27 @@ void keep(const Variant& variant, const Run& run, std::vector<std::vector<pjrt::
   }
 }
 
+// Throws if a device's part of the program needs more than there is. What it is given counts as
+// free: it is reused.
+void check_fits(const Variant& variant, const Run& run,
+                const std::vector<const pjrt::Device*>& devices) {
+  int64_t needed = variant.bytes_needed();
+  for (int number : run.donated) {
+    const Shards* shards = run.inputs[number]->shards();
+    if (shards) needed -= static_cast<int64_t>(shards->buffers.front().nbytes());
+  }
+  if (pjrt::Runtime::get().platform() == "cpu") {  // they share the host's memory
+    return check_free(variant, needed * static_cast<int64_t>(devices.size()), *devices.front());
+  }
+  for (const pjrt::Device* device : devices) check_free(variant, needed, *device);
+}
+
 }  // namespace
 
 void execute_partitioned(const Variant& variant, const Run& run, c10::DeviceIndex index) {
   const ir::Mesh& mesh = *variant.partition->mesh;
   const std::vector<const pjrt::Device*> devices = devices_of(mesh);
+  check_fits(variant, run, devices);
   variant.note_run();
   const pjrt::Executable& executable = variant.executable();
   std::vector<std::vector<pjrt::Buffer*>> args(devices.size());

@@ -9,6 +9,7 @@
 
 #include "graph/counters.h"
 #include "graph/gil.h"
+#include "graph/partitioned_run.h"
 #include "options.h"
 #include "pjrt/client.h"
 #include "pjrt/fork.h"
@@ -169,7 +170,9 @@ void Turn::run_now(const VariantRef& variant, const Run& run) {
   try {
     for (const BufferRef& promise : run.promises) promise->await();
   } catch (const pjrt::Error& e) {
-    const auto failure = pjrt_device(device_).take_failure();  // it is told with this
+    // It is told with this.
+    const auto failure = variant->partition ? take_failure_of(*variant->partition->mesh)
+                                            : pjrt_device(device_).take_failure();
     rethrow(failure ? *failure : e, "running the recorded operators");
   }
 }

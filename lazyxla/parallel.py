@@ -1,0 +1,216 @@
+"""Common ways to spread a module over a mesh: data parallel, fully sharded, tensor parallel.
+
+Each only says how parameters lie (:func:`lazyxla.shard`) and where values within the forward are to
+be split (:func:`lazyxla.constrain`); the compiler adds the communication. They can be combined::
+
+    lazyxla.parallelize(model, mesh, {"layers.*.up": lazyxla.ColwiseParallel("model"),
+                                      "layers.*.down": lazyxla.RowwiseParallel("model")})
+    lazyxla.fully_shard(model, mesh, "data")
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_map_only
+
+from lazyxla import _C, spmd
+from lazyxla.runtime import BACKEND
+from lazyxla.spmd import Entry, Mesh
+
+Axes = str | tuple[str, ...]
+
+
+def data_parallel(module: nn.Module, mesh: Mesh, axis: Axes | None = None) -> nn.Module:
+    """Every device gets all parameters, and a part of each batch.
+
+    Tensors that are given to the module's forward are split along their first dimension; gradients
+    are summed over the devices by the program.
+
+    Args:
+        module: changed in place.
+        mesh: the devices.
+        axis: along which axis, or axes, of the mesh the batch is split; the first one if left out.
+
+    Returns:
+        The module.
+
+    Raises:
+        ValueError: the mesh has no such axis.
+    """
+    axes = _axes(mesh, axis)
+    for tensor in _tensors(module):
+        if _spec_on(mesh, tensor) is None:
+            spmd.replicate(tensor, mesh)
+    _split_inputs(module, mesh, axes)
+    return module
+
+
+def fully_shard(module: nn.Module, mesh: Mesh, axis: Axes | None = None) -> nn.Module:
+    """Every device gets a part of each parameter, and of each batch (ZeRO-3, FSDP).
+
+    A parameter is split along its largest dimension that divides evenly; where none does, every
+    device gets all of it, and of buffers, too. Gradients and an optimizer's state are spread alike.
+    Parameters that are sharded over the mesh already, by :func:`parallelize`, stay so and are
+    split along another dimension, too.
+
+    Args, Returns, Raises: as :func:`data_parallel`.
+    """
+    axes = _axes(mesh, axis)
+    for parameter in module.parameters():
+        spec = _spec_on(mesh, parameter) or (None,) * parameter.dim()
+        spmd.shard(parameter, mesh, _with_axes(mesh, spec, axes, parameter.shape))
+    for buffer in module.buffers():
+        if _spec_on(mesh, buffer) is None:
+            spmd.replicate(buffer, mesh)
+    _split_inputs(module, mesh, axes)
+    return module
+
+
+@dataclasses.dataclass(frozen=True)
+class ColwiseParallel:
+    """Splits what a linear layer, or an embedding, yields: each device computes some features."""
+
+    axis: str = "model"
+
+    def apply(self, module: nn.Module, mesh: Mesh) -> None:
+        if isinstance(module, nn.Embedding):
+            spmd.shard(module.weight, mesh, (None, self.axis))
+            return
+        _check_linear(self, module)
+        spmd.shard(module, mesh, (self.axis,))
+
+
+@dataclasses.dataclass(frozen=True)
+class RowwiseParallel:
+    """Splits what a linear layer sums over, or the rows of an embedding: each device computes a
+    part of every sum."""
+
+    axis: str = "model"
+
+    def apply(self, module: nn.Module, mesh: Mesh) -> None:
+        if isinstance(module, nn.Embedding):
+            spmd.shard(module.weight, mesh, (self.axis,))
+            return
+        _check_linear(self, module)
+        spmd.shard(module, mesh, lambda name, p: (None, self.axis) if name == "weight" else ())
+
+
+@dataclasses.dataclass(frozen=True)
+class SequenceParallel:
+    """Splits what a module yields along one dimension, by default the second one: each device
+    computes some of a sequence's places. For norms and dropout between the split products."""
+
+    axis: str = "model"
+    dim: int = 1
+    batch_axis: str | None = "data"
+
+    def apply(self, module: nn.Module, mesh: Mesh) -> None:
+        spmd.replicate(module, mesh)
+        batch = self.batch_axis if self.batch_axis in mesh.axis_names else None
+
+        def split(x: torch.Tensor) -> torch.Tensor:
+            if x.device.type != BACKEND or x.dim() <= self.dim:
+                return x
+            spec: list[Entry] = [None] * (self.dim + 1)
+            spec[0] = batch
+            spec[self.dim] = self.axis
+            return spmd.constrain(x, mesh, spec)
+
+        module.register_forward_hook(
+            lambda _module, _args, result: tree_map_only(torch.Tensor, split, result)
+        )
+
+
+Style = ColwiseParallel | RowwiseParallel | SequenceParallel
+
+
+def parallelize(module: nn.Module, mesh: Mesh, plan: Mapping[str, Style]) -> nn.Module:
+    """Applies a way to split it to each of a module's parts (tensor parallelism).
+
+    Args:
+        module: changed in place.
+        mesh: the devices.
+        plan: for names of parts, in which ``*`` stands for anything (``"layers.*.up"``), how they
+            are split. The first one that fits counts.
+
+    Returns:
+        The module.
+
+    Raises:
+        ValueError: a name fits no part, or the mesh has no such axis.
+        TypeError: a part cannot be split in this way.
+    """
+    unused = set(plan)
+    for name, part in module.named_modules():
+        for pattern, style in plan.items():
+            if fnmatch.fnmatchcase(name, pattern):
+                style.apply(part, mesh)
+                unused.discard(pattern)
+                break
+    if unused:
+        raise ValueError(f"no part of the module fits {sorted(unused)}")
+    return module
+
+
+def _check_linear(style: Style, module: nn.Module) -> None:
+    if not isinstance(module, nn.Linear):
+        kind, name = type(module).__name__, type(style).__name__
+        raise TypeError(f"{name} is for Linear and Embedding, not for {kind}")
+
+
+def _axes(mesh: Mesh, axis: Axes | None) -> tuple[str, ...]:
+    axes = (mesh.axis_names[0],) if axis is None else (axis,) if isinstance(axis, str) else axis
+    for name in axes:
+        if name not in mesh.axis_names:
+            raise ValueError(f"the mesh has no axis {name!r}, but {mesh.axis_names}")
+    return axes
+
+
+def _tensors(module: nn.Module) -> list[torch.Tensor]:
+    return [*module.parameters(), *module.buffers()]
+
+
+def _spec_on(mesh: Mesh, tensor: torch.Tensor) -> tuple[Entry, ...] | None:
+    """The declared spec of a tensor over this mesh."""
+    raw = _C.declared_sharding(tensor) if tensor.device.type == BACKEND else None
+    if raw is None or raw.mesh.text != mesh._raw.text:
+        return None
+    return spmd.spec_of(raw)
+
+
+def _with_axes(
+    mesh: Mesh, spec: tuple[Entry, ...], axes: tuple[str, ...], shape: torch.Size
+) -> tuple[Entry, ...]:
+    """The spec with the largest dimension that divides split along the axes, too."""
+    used = {n for entry in spec if entry for n in ((entry,) if isinstance(entry, str) else entry)}
+    if used & set(axes):
+        return spec
+    count = math.prod(mesh.axis_size(name) for name in axes)
+    free = [i for i, size in enumerate(shape) if spec[i] is None and size % count == 0]
+    if not free:
+        return spec
+    largest = max(free, key=lambda i: shape[i])
+    entry: Entry = axes[0] if len(axes) == 1 else axes
+    return tuple(entry if i == largest else old for i, old in enumerate(spec))
+
+
+def _split_inputs(module: nn.Module, mesh: Mesh, axes: tuple[str, ...]) -> None:
+    entry: Entry = axes[0] if len(axes) == 1 else axes
+
+    def split(x: torch.Tensor) -> torch.Tensor:
+        if x.device.type != BACKEND or x.dim() == 0 or _spec_on(mesh, x) is not None:
+            return x
+        return spmd.constrain(x, mesh, (entry,))
+
+    def hook(_module: nn.Module, args: Any, kwargs: Any) -> Any:
+        return tree_map_only(torch.Tensor, split, (args, kwargs))
+
+    module.register_forward_pre_hook(hook, with_kwargs=True)
+

@@ -1,0 +1,192 @@
+"""Sharded tensors in the modes, in regions, under torch.compile, on disk, in threads."""
+
+from __future__ import annotations
+
+import copy
+import io
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from models import MESH, PLANS, Mlp, batches
+from support import DEVICE, counted
+from torch.utils.data import DataLoader, TensorDataset
+
+import lazyxla
+
+
+def sharded(x: torch.Tensor, *spec: Any) -> torch.Tensor:
+    return lazyxla.shard(x.to(DEVICE), MESH, spec)
+
+
+def spec_of(x: torch.Tensor) -> tuple[Any, ...]:
+    found = lazyxla.sharding(x)
+    assert found is not None
+    return found.spec
+
+
+@pytest.mark.parametrize("mode", [True, "fused"])
+def test_eager(mode: Any) -> None:
+    x, w = torch.randn(8, 6), torch.randn(6, 4)
+    with lazyxla.eager_mode(mode):
+        d, v = sharded(x, "data"), sharded(w, None, "model")
+        for _ in range(3):
+            y = torch.relu(d @ v + 1)
+            d = d + y.sum(1, keepdim=True)
+            z = torch.relu(x @ w + 1)
+            x = x + z.sum(1, keepdim=True)
+            torch.testing.assert_close(y.cpu(), z)
+        torch.testing.assert_close(d.cpu(), x)
+
+
+def test_regions() -> None:
+    @lazyxla.compile
+    def step(d: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        w.add_(1)
+        return lazyxla.constrain(d @ w, MESH, ("data", "model"))
+
+    x = torch.randn(8, 6)
+    d, w = sharded(x, "data"), sharded(torch.zeros(6, 4), None, "model")
+    step(d, w)
+    with counted() as n:
+        y = step(d, w)
+    assert (n.compiles, n.executions) == (0, 1)
+    assert spec_of(y) == ("data", "model")
+    torch.testing.assert_close(y.cpu(), x @ torch.full((6, 4), 2.0))
+
+
+@pytest.mark.parametrize("eager", [False, True])
+def test_torch_compile(eager: bool, fresh_dynamo: None) -> None:
+    def run(plan: str | None) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        model = Mlp().to(DEVICE)
+        if plan:
+            lazyxla.shard(model, MESH, PLANS[plan])
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def loss(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            if plan:
+                x = lazyxla.constrain(x, MESH, ("data",))
+            return model.loss(x, y)
+
+        compiled = torch.compile(loss, backend="lazyxla", fullgraph=True)
+        losses = []
+        with lazyxla.eager_mode(eager):
+            for x, y in batches(Mlp, 3):
+                value = compiled(x.to(DEVICE), y.to(DEVICE))
+                value.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                losses.append(value.detach())
+            return [value.cpu() for value in losses]
+
+    alone = run(None)
+    torch._dynamo.reset()
+    torch.testing.assert_close(run("fsdp x tensor"), alone)
+
+
+def test_checkpoints(tmp_path: Path) -> None:
+    model = lazyxla.shard(Mlp(), MESH, PLANS["fsdp x tensor"])
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+
+    def step() -> torch.Tensor:
+        x, y = batches(Mlp, 1)[0]
+        loss = model.loss(x.to(DEVICE), y.to(DEVICE))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach().cpu()
+
+    step()
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "c")
+    specs = {name: spec_of(p) for name, p in model.named_parameters()}
+    expected = [step(), step()]
+    state = torch.load(tmp_path / "c")
+    model.load_state_dict(state["model"])
+    optimizer.load_state_dict(state["optimizer"])
+    assert {name: spec_of(p) for name, p in model.named_parameters()} == specs
+    torch.testing.assert_close([step(), step()], expected)
+    on_cpu = torch.load(tmp_path / "c", map_location="cpu")
+    model.load_state_dict(on_cpu["model"])
+    assert {name: spec_of(p) for name, p in model.named_parameters()} == specs
+    for name, p in model.named_parameters():
+        assert torch.equal(p.detach().cpu(), on_cpu["model"][name])
+
+
+def test_copies_and_pickles() -> None:
+    model = lazyxla.shard(Mlp(), MESH, PLANS["fsdp"])
+    same = copy.deepcopy(model)
+    for p, q in zip(model.parameters(), same.parameters(), strict=True):
+        assert torch.equal(p.detach().cpu(), q.detach().cpu())
+    memory = io.BytesIO()
+    torch.save(model.up.weight, memory)
+    memory.seek(0)
+    assert torch.equal(torch.load(memory).detach().cpu(), model.up.weight.detach().cpu())
+
+
+def test_a_flush_in_another_thread_is_waited_for() -> None:
+    """Its results' shardings must be known before what reads them is a key."""
+    x = torch.randn(64, 64)
+    for round_ in range(5):
+        d = sharded(x, "data")
+        y = d
+        for _ in range(10 + round_):  # a program of its own
+            y = torch.tanh(y @ d)
+        started = threading.Event()
+
+        def flush() -> None:
+            started.set()
+            y.cpu()
+
+        thread = threading.Thread(target=flush)
+        thread.start()
+        started.wait()
+        z = (y.t() + 1).sum(0)
+        expected = x
+        for _ in range(10 + round_):
+            expected = torch.tanh(expected @ x)
+        torch.testing.assert_close(z.cpu(), (expected.t() + 1).sum(0))
+        thread.join()
+
+
+def test_threads_that_train() -> None:
+    results: dict[int, list[torch.Tensor]] = {}
+
+    def train(number: int) -> None:
+        torch.manual_seed(0)
+        w = sharded(torch.eye(8), "data", "model")
+        for _ in range(10):
+            w.add_((w @ w).sin(), alpha=0.01)
+            lazyxla.sync()
+        results[number] = [w.cpu()]
+
+    threads = [threading.Thread(target=train, args=(i,)) for i in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    torch.testing.assert_close(results[1], results[0])
+    torch.testing.assert_close(results[2], results[0])
+
+
+def test_the_loader_gives_each_device_its_part() -> None:
+    x, y = torch.randn(24, 6), torch.arange(24)
+    loader = DataLoader(TensorDataset(x, y), batch_size=8)
+    ahead = lazyxla.DeviceLoader(loader, sharding=lazyxla.Sharding(MESH, ("data", "model")))
+    for i, (a, b) in enumerate(ahead):
+        assert spec_of(a) == ("data", "model") and spec_of(b) == ("data",)
+        assert torch.equal(a.cpu(), x[8 * i : 8 * i + 8]) and torch.equal(
+            b.cpu(), y[8 * i : 8 * i + 8]
+        )
+    by_function = lazyxla.DeviceLoader(loader, sharding=lambda t: lazyxla.Sharding(MESH, ()))
+    assert spec_of(next(iter(by_function))[0]) == (None, None)
+    with pytest.raises(TypeError, match="must be a lazyxla.Sharding"):
+        lazyxla.DeviceLoader(loader, sharding=("data",))  # type: ignore[arg-type]
+
+
+def test_an_error_of_the_loader_surfaces_there() -> None:
+    sharding = lazyxla.Sharding(MESH, ("rows",))
+    with pytest.raises(ValueError, match="names the axis 'rows'"):
+        next(iter(lazyxla.DeviceLoader([torch.ones(8)], sharding=sharding)))

@@ -1,0 +1,440 @@
+"""Meshes, sharding and reading it, and that values, views and writes do not notice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from support import DEVICE, counted
+
+import lazyxla
+from lazyxla import _C
+
+MESH = lazyxla.Mesh((4, 2), ("data", "model"))
+
+
+def sharded(x: torch.Tensor, *spec: Any, mesh: lazyxla.Mesh = MESH) -> torch.Tensor:
+    return lazyxla.shard(x.to(DEVICE), mesh, spec)
+
+
+def spec_of(x: torch.Tensor) -> tuple[Any, ...]:
+    found = lazyxla.sharding(x)
+    assert found is not None
+    return found.spec
+
+
+def bytes_on_devices() -> list[int]:
+    lazyxla.sync(wait=True)  # what only runs keep alive goes
+    return [torch.lazyxla.memory_allocated(i) for i in range(8)]
+
+
+def grid(*shape: int) -> torch.Tensor:
+    return torch.arange(float(torch.Size(shape).numel())).reshape(shape)
+
+
+# ---- meshes and specs ----
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: lazyxla.Mesh((4,), ("a", "b")), ValueError, "needs a name for each axis"),
+        (lambda: lazyxla.Mesh((2, 2), ("a", "a")), ValueError, "different names"),
+        (lambda: lazyxla.Mesh((2,), ("a b",)), ValueError, "must be an identifier"),
+        (lambda: lazyxla.Mesh((2,), "a"), TypeError, "sequence of strings"),
+        (lambda: lazyxla.Mesh((0,), ("a",)), ValueError, "at least one device"),
+        (lambda: lazyxla.Mesh((16,), ("a",)), ValueError, "needs 16 devices, and there are 8"),
+        (lambda: lazyxla.Mesh((2,), ("a",), [0, 8]), (IndexError, RuntimeError), "8"),
+        (lambda: lazyxla.Mesh((2,), ("a",), [0]), ValueError, "needs 2 devices, got 1"),
+        (lambda: lazyxla.Mesh((2,), ("a",), [3, 3]), ValueError, "only once"),
+    ],
+)
+def test_wrong_meshes(make: Callable[[], Any], error: Any, message: str) -> None:
+    with pytest.raises(error, match=message):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("spec", "error", "message"),
+    [
+        (("data", "data"), ValueError, "along an axis twice"),
+        ((("data", "data"),), ValueError, "along an axis twice"),
+        (("rows",), ValueError, "names the axis 'rows', and the mesh has"),
+        ((None, None, "data"), ValueError, "has 3 entries, and the tensor 2 dimensions"),
+        ("data", TypeError, "a tuple with an entry for each dimension"),
+    ],
+)
+def test_wrong_specs(spec: Any, error: type[Exception], message: str) -> None:
+    x = torch.ones(4, 4, device=DEVICE)
+    with pytest.raises(error, match=message):
+        lazyxla.shard(x, MESH, spec)
+    with pytest.raises(error, match=message):
+        lazyxla.constrain(x, MESH, spec)
+    assert lazyxla.sharding(x) is None
+
+
+def test_what_cannot_be_sharded() -> None:
+    with pytest.raises(ValueError, match="view of a part of its memory"):
+        lazyxla.shard(torch.ones(4, 4, device=DEVICE)[1:], MESH, ("data",))
+    with pytest.raises(ValueError, match="a tensor on cpu cannot be sharded"):
+        lazyxla.constrain(torch.ones(4), MESH, ("data",))
+    with pytest.raises(TypeError, match="a tensor or a module"):
+        lazyxla.shard([1], MESH, ())  # type: ignore[type-var]
+    with pytest.raises(TypeError, match=r"expected a lazyxla\.Mesh"):
+        lazyxla.shard(torch.ones(4, device=DEVICE), (4, 2), ())  # type: ignore[arg-type]
+
+
+def test_meshes_are_the_same_by_what_they_say() -> None:
+    same = lazyxla.Mesh((4, 2), ("data", "model"), devices=[f"{DEVICE}:{i}" for i in range(8)])
+    assert same == MESH and hash(same) == hash(MESH)
+    assert lazyxla.Mesh((2, 4), ("data", "model")) != MESH
+    assert (MESH.size, MESH.axis_size("model")) == (8, 2)
+    assert repr(lazyxla.Mesh((2,), ("x",), [5, 3])) == "Mesh(x=2; devices [5, 3])"
+
+
+# ---- where the data lies ----
+
+
+@pytest.mark.parametrize(
+    ("spec", "part"),
+    [
+        (("data", "model"), 8 * 6 // 8),
+        (("model", "data"), (8 // 2) * 2),
+        ((("data", "model"),), 8 * 6 // 8),
+        ((("model", "data"), None), 8 * 6 // 8),
+        ((None, "model"), 8 * 6 // 2),
+        ((), 8 * 6),
+    ],
+)
+def test_each_device_gets_its_part(spec: Any, part: int) -> None:
+    x = grid(8, 6)
+    d = torch.empty(8, 6, device=DEVICE)
+    before = bytes_on_devices()
+    lazyxla.shard(d, MESH, spec)
+    d.copy_(x)
+    lazyxla.sync(wait=True)
+    assert [b - a for a, b in zip(before, bytes_on_devices())] == [part * 4] * 8
+    assert torch.equal(d.cpu(), x)
+    assert spec_of(d) == (*spec, None, None)[: x.dim()]
+
+
+def test_data_that_is_there_is_moved_in_place() -> None:
+    x = grid(8, 8)
+    d = x.to(DEVICE)
+    view = d[2:4]
+    before = bytes_on_devices()
+    assert lazyxla.shard(d, MESH, ("data",)) is d
+    assert [b - a for a, b in zip(before, bytes_on_devices())] == [-256 + 64, *[64] * 7]
+    lazyxla.shard(d, MESH, (None, "model"))  # by the devices among themselves
+    assert spec_of(d) == (None, "model")
+    assert torch.equal(d.cpu(), x) and torch.equal(view.cpu(), x[2:4])
+    lazyxla.shard(d, lazyxla.Mesh((3,), ("x",), [7, 0, 4]), ("x",))  # over other devices
+    assert torch.equal(d.cpu(), x) and torch.equal(view.cpu(), x[2:4])
+    assert bytes_on_devices()[5] == before[5]
+
+
+def test_what_is_recorded_comes_out_spread() -> None:
+    before = bytes_on_devices()
+    d = torch.ones(64, 64, device=DEVICE) * 3
+    lazyxla.shard(d, MESH, ("data", "model"))
+    lazyxla.sync(wait=True)
+    assert max(b - a for a, b in zip(before, bytes_on_devices())) == 64 * 64 * 4 // 8
+    assert torch.equal(d.cpu(), torch.full((64, 64), 3.0))
+
+
+def test_a_cpu_tensor_moves_to_the_devices() -> None:
+    x = torch.nn.Parameter(grid(8, 4))
+    address = id(x)
+    lazyxla.shard(x, MESH, ("data",))
+    assert id(x) == address and x.device.type == DEVICE and x.requires_grad
+    assert torch.equal(x.detach().cpu(), grid(8, 4))
+
+
+def test_a_mesh_of_some_devices() -> None:
+    mesh = lazyxla.Mesh((2, 2), ("a", "b"), devices=[6, 1, 4, 3])
+    x = grid(4, 4)
+    before = bytes_on_devices()
+    d = sharded(x, "a", "b", mesh=mesh)
+    y = (d @ d.t()).relu_()
+    torch.testing.assert_close(y.cpu(), x @ x.t())
+    changed = [i for i, (a, b) in enumerate(zip(before, bytes_on_devices())) if a != b]
+    assert changed == [1, 3, 4, 6]
+    assert lazyxla.visualize(d).splitlines()[2:] == ["| 6 | 1 |", "+---+---+", "| 4 | 3 |",
+                                                     "+---+---+"]  # fmt: skip
+
+
+def test_partial_replication_and_pictures() -> None:
+    d = sharded(grid(4, 6), None, "model")
+    assert lazyxla.visualize(d).splitlines() == [
+        "(4, 6): (-, model) over data=4, model=2 on devices 0-7",
+        "+---------+---------+",
+        "| 0,2,4,6 | 1,3,5,7 |",
+        "+---------+---------+",
+    ]
+    cube = sharded(grid(2, 3, 4), None, None, "data")
+    assert lazyxla.visualize(cube).splitlines()[1] == "[0:2, 0:3, 0:1]: 0,1"
+    assert lazyxla.visualize(torch.ones(3, device=DEVICE)) == f"(3,) on {DEVICE}:0"
+    assert lazyxla.visualize(sharded(torch.tensor(1.0))).endswith("[]: 0,1,2,3,4,5,6,7")
+
+
+# ---- sizes that do not divide ----
+
+
+@pytest.mark.parametrize("size", [1, 3, 5, 7, 9])
+def test_uneven_sizes(size: int) -> None:
+    x = torch.randn(size, 3)
+    d = sharded(x, "data")
+    assert torch.equal(d.cpu(), x)
+    for f in (
+        lambda t: t + 1,
+        lambda t: t.sum(),
+        lambda t: t.prod(0),
+        lambda t: t.amax(0),
+        lambda t: t.softmax(0),
+        lambda t: t.t() @ t,
+        lambda t: t.flip(0),
+        lambda t: t[size // 2 :],
+        lambda t: t.reshape(-1).cumsum(0),
+        lambda t: torch.sort(t, 0).values,
+    ):
+        torch.testing.assert_close(f(d).cpu(), f(x))
+    d.mul_(2).add_(1)
+    d[0] = 5
+    y = x * 2 + 1
+    y[0] = 5
+    torch.testing.assert_close(d.cpu(), y)
+    assert spec_of(d) == ("data", None)
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int64, torch.bfloat16, torch.complex64])
+def test_uneven_sizes_of_other_types(dtype: torch.dtype) -> None:
+    x = torch.randn(7, 5).to(dtype)
+    d = sharded(x, "model", "data")
+    d.logical_not_() if dtype == torch.bool else d.neg_()
+    expected = ~x if dtype == torch.bool else -x
+    assert torch.equal(d.cpu(), expected)
+
+
+# ---- views and writes ----
+
+
+def writes() -> dict[str, Callable[[torch.Tensor], Any]]:
+    def through_transpose(t: torch.Tensor) -> None:
+        t.t()[1] = 4
+
+    def through_flat(t: torch.Tensor) -> None:
+        t.view(-1).mul_(2)
+
+    def through_flat_copy(t: torch.Tensor) -> None:
+        t.view(-1).copy_(torch.ones(48).to(t.device))
+
+    def through_slices(t: torch.Tensor) -> None:
+        t[1:7:2, ::3] += t[0:6:2, 1::3]
+
+    def through_data(t: torch.Tensor) -> None:
+        t.data.copy_(torch.full((8, 6), 9.0))
+
+    def of_a_part_from_the_host(t: torch.Tensor) -> None:
+        t[2:5].copy_(torch.zeros(3, 6))
+
+    def of_another_type(t: torch.Tensor) -> None:
+        t.copy_(torch.arange(48).reshape(8, 6))
+
+    def of_a_whole_tensor(t: torch.Tensor) -> None:
+        t.copy_(torch.arange(48.0).to(t.device).reshape(8, 6))
+
+    def fill(t: torch.Tensor) -> None:
+        t.fill_(3)
+
+    def zero(t: torch.Tensor) -> None:
+        t.zero_()
+
+    def by_index(t: torch.Tensor) -> None:
+        t[torch.tensor([1, 3]), torch.tensor([0, 5])] = torch.tensor([10.0, 20.0]).to(t.device)
+
+    def by_mask(t: torch.Tensor) -> None:
+        t[t > 20] = 0
+
+    def out(t: torch.Tensor) -> None:
+        torch.add(t, 1, out=t)
+
+    def swap(t: torch.Tensor) -> None:
+        t.copy_(t.flip(0))
+
+    return {name: f for name, f in locals().items() if callable(f)}
+
+
+@pytest.mark.parametrize("name", writes())
+@pytest.mark.parametrize("mode", [False, True, "fused"])
+def test_writes_stay_spread(name: str, mode: Any) -> None:
+    x = grid(8, 6)
+    with lazyxla.eager_mode(mode):
+        d = sharded(x, "data", "model")
+        for _ in range(2):
+            writes()[name](x)
+            writes()[name](d)
+            torch.testing.assert_close(d.cpu(), x)
+            assert spec_of(d) == ("data", "model")
+
+
+def test_reading_views() -> None:
+    x = grid(8, 6)
+    d = sharded(x, "data", "model")
+    for f in (
+        lambda t: t.t(),
+        lambda t: t[3],
+        lambda t: t[:, ::2],
+        lambda t: t.view(4, 12),
+        lambda t: t.as_strided((3, 3), (7, 1), 2),
+        lambda t: t.unfold(0, 3, 2),
+        lambda t: t.diagonal(),
+        lambda t: t.reshape(2, 4, 6).permute(2, 0, 1).contiguous(),
+    ):
+        assert torch.equal(f(d).cpu(), f(x))
+    assert d[3, 4].item() == 22
+    assert d.tolist() == x.tolist()
+
+
+def test_channels_last() -> None:
+    x = torch.randn(4, 6, 5, 5).to(memory_format=torch.channels_last)
+    d = sharded(x, "data", "model")
+    d.add_(1)
+    y = torch.nn.functional.conv2d(d, torch.ones(2, 6, 3, 3, device=DEVICE))
+    torch.testing.assert_close(d.cpu(), x + 1)
+    torch.testing.assert_close(
+        y.cpu(), torch.nn.functional.conv2d(x + 1, torch.ones(2, 6, 3, 3)), rtol=1e-4, atol=1e-4
+    )
+    assert spec_of(d) == ("data", "model", None, None)
+    assert d.stride() == x.stride()
+
+
+@pytest.mark.parametrize(
+    "like",
+    [
+        torch.zeros_like,
+        torch.ones_like,
+        torch.empty_like,
+        torch.rand_like,
+        lambda t: torch.full_like(t, 2.0),
+        lambda t: torch.zeros_like(t, dtype=torch.bfloat16),
+    ],
+)
+def test_likes_are_spread_alike(like: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    d = sharded(grid(64, 64), "data", "model")
+    lazyxla.sync(wait=True)
+    before = bytes_on_devices()
+    made = like(d)
+    lazyxla.sync(wait=True)
+    assert spec_of(made) == ("data", "model")
+    made.add_(1)
+    lazyxla.sync(wait=True)
+    assert spec_of(made) == ("data", "model")
+    assert max(b - a for a, b in zip(before, bytes_on_devices())) <= 3 * 64 * 64 * 4 // 8
+
+
+# ---- programs ----
+
+
+def test_unsharded_operands_are_given_to_all_devices_once() -> None:
+    d = sharded(grid(8, 6), "data")
+    w = torch.ones(6, 6, device=DEVICE)
+    lazyxla.sync(wait=True)
+    before = bytes_on_devices()
+    first = (d @ w).cpu()
+    more = [b - a for a, b in zip(before, bytes_on_devices())]
+    assert more == [0, *[6 * 6 * 4] * 7]  # the copies stay with w
+    assert torch.equal((d @ w).cpu(), first)
+    assert [b - a for a, b in zip(before, bytes_on_devices())] == more
+    assert lazyxla.sharding(w) is None  # which is as it was
+    assert torch.equal(w.add_(1).cpu(), torch.full((6, 6), 2.0))
+
+
+def test_what_is_updated_with_sharded_values_is_one_program_from_the_start() -> None:
+    d = sharded(torch.ones(8, 6), "data")
+    w = torch.zeros(6).to(DEVICE)
+    compiles = []
+    for _ in range(4):
+        w.add_(d.sum(0))
+        with counted() as n:
+            lazyxla.sync(wait=True)
+        compiles.append(n.compiles)
+    assert compiles[1:] == [0, 0, 0]
+    assert torch.equal(w.cpu(), torch.full((6,), 32.0))
+    assert spec_of(w) == (None,)
+
+
+def test_two_meshes_in_a_program_are_refused() -> None:
+    other = lazyxla.Mesh((8,), ("all",))
+    x, y = sharded(grid(8, 2), "data"), sharded(grid(8, 2), "all", mesh=other)
+    x.add_(y)
+    with pytest.raises(ValueError, match="sharded over different meshes are part of one program"):
+        lazyxla.sync()
+    assert torch.equal(x.cpu(), grid(8, 2))  # as it was
+    assert torch.equal(y.cpu(), grid(8, 2))
+
+
+def test_constraints() -> None:
+    x = grid(8, 6).requires_grad_()
+    d = sharded(grid(8, 6), "data").requires_grad_()
+    y = lazyxla.constrain(d * 2, MESH, (None, ("model", "data")))
+    assert spec_of(y) == (None, ("model", "data"))
+    (y * y).sum().backward()
+    ((x * 2) ** 2).sum().backward()
+    assert torch.equal(d.grad.cpu(), x.grad)
+    plain = lazyxla.constrain(torch.ones(8, device=DEVICE), MESH, ("model",))
+    assert spec_of(plain) == ("model",)
+
+
+def test_the_gradient_of_a_leaf_is_spread_as_it_is() -> None:
+    w = sharded(torch.randn(8, 6), "model", "data").requires_grad_()
+    lazyxla.shard(w, MESH, ("model", "data"))
+    x = sharded(torch.randn(16, 8), "data")
+    (x @ w).square().sum().backward()
+    assert spec_of(w.grad) == ("model", "data")
+    lazyxla.shard(w, MESH, ("data",))
+    assert spec_of(w.grad) == ("data", None)
+    assert spec_of(w) == ("data", None)
+
+
+def test_random_numbers_do_not_depend_on_the_sharding() -> None:
+    for make in (
+        lambda t: t.uniform_(),
+        lambda t: t.normal_(),
+        lambda t: t.bernoulli_(0.3),
+        lambda t: t.exponential_(),
+        lambda t: t.random_(0, 1000),
+        lambda t: torch.nn.functional.dropout(t.fill_(1), 0.4),
+    ):
+        for dtype in (torch.float32, torch.bfloat16, torch.float64):
+            torch.manual_seed(3)
+            expected = make(torch.empty(7, 6, device=DEVICE, dtype=dtype)).cpu()
+            for spec in (("data", "model"), (None, "model"), ()):
+                d = torch.empty(7, 6, device=DEVICE, dtype=dtype)
+                lazyxla.shard(d, MESH, spec)
+                torch.manual_seed(3)
+                torch.testing.assert_close(make(d).cpu(), expected)
+
+
+def test_copies_between_devices() -> None:
+    x = grid(8, 6)
+    d = sharded(x, "data", "model")
+    there = d.to(f"{DEVICE}:3")
+    assert torch.equal(there.cpu(), x) and lazyxla.sharding(there) is None
+    assert torch.equal(d.copy_(there + 1).cpu(), x + 1)
+    assert spec_of(d) == ("data", "model")
+
+
+def test_memory_of_many_devices_is_no_single_one() -> None:
+    d = sharded(grid(8, 6), "data")
+    with pytest.raises(NotImplementedError, match="spread over many devices"):
+        lazyxla.host_view(d)
+    assert _C.declared_sharding(d) is not None
+
+
+def test_host_operators() -> None:
+    d = sharded(grid(8, 6), "data")
+    expected = torch.unique(grid(8, 6) // 5)
+    assert torch.equal(torch.unique(d // 5).cpu(), expected)
+    assert torch.equal(torch.nonzero(d > 40).cpu(), torch.nonzero(grid(8, 6) > 40))

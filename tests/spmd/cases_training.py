@@ -1,0 +1,160 @@
+"""Training over many devices is training on one: losses, gradients and parameters agree; a step is
+one program, and no parameter, gradient or state is ever whole on a device."""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from models import MESH, PLANS, Mlp, Transformer, batches
+from support import DEVICE, counted
+from torch import nn
+
+import lazyxla
+from lazyxla import _C
+
+STEPS = 10
+
+
+class Run:
+    """Ten steps: what came of them, and what each step compiled and ran."""
+
+    def __init__(self, model: type[nn.Module], plan: str | None, mode: Any = False) -> None:
+        torch.manual_seed(0)
+        self.model = model()
+        if plan is None:
+            self.model.to(DEVICE)
+        else:
+            lazyxla.shard(self.model, MESH, PLANS[plan])
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2)
+        self.losses: list[torch.Tensor] = []
+        self.grads: dict[str, torch.Tensor] = {}
+        self.compiles: list[int] = []
+        self.executions: list[int] = []
+        with lazyxla.eager_mode(mode):
+            for x, y in batches(model, STEPS):
+                self._step(x, y, spread=plan is not None)
+            self.losses = [loss.cpu() for loss in self.losses]
+            self.parameters = {n: p.detach().cpu() for n, p in self.model.named_parameters()}
+
+    def _step(self, x: torch.Tensor, y: torch.Tensor, spread: bool) -> None:
+        x, y = x.to(DEVICE), y.to(DEVICE)
+        if spread:
+            lazyxla.shard(x, MESH, ("data",))
+            lazyxla.shard(y, MESH, ("data",))
+        lazyxla.sync()
+        with counted() as n:
+            loss = self.model.loss(x, y)
+            loss.backward()
+            self.optimizer.step()
+            lazyxla.sync()
+        self.compiles.append(n.compiles)
+        self.executions.append(n.executions)
+        self.losses.append(loss.detach())
+        if len(self.losses) == STEPS:
+            self.grads = {n: p.grad.cpu() for n, p in self.model.named_parameters()}
+        else:
+            self.optimizer.zero_grad()
+
+    def tensors(self) -> dict[str, list[torch.Tensor]]:
+        """Of each parameter: itself, its gradient, and what the optimizer keeps for it."""
+        return {
+            name: [p, p.grad, *(v for v in self.optimizer.state[p].values() if v.dim() > 0)]
+            for name, p in self.model.named_parameters()
+        }
+
+
+@cache
+def alone(model: type[nn.Module]) -> Run:
+    return Run(model, None)
+
+
+def assert_as_alone(run: Run, model: type[nn.Module]) -> None:
+    expected = alone(model)
+    torch.testing.assert_close(run.losses, expected.losses)
+    torch.testing.assert_close(run.grads, expected.grads)
+    torch.testing.assert_close(run.parameters, expected.parameters)
+
+
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("model", [Mlp, Transformer])
+def test_training(model: type[nn.Module], plan: str) -> None:
+    run = Run(model, plan)
+    assert_as_alone(run, model)
+    assert run.executions[1:] == [1] * (STEPS - 1)
+    assert run.compiles[2:] == [0] * (STEPS - 2)
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_all_that_belongs_to_a_parameter_is_spread_as_it_is(plan: str) -> None:
+    run = Run(Transformer, plan)
+    for name, tensors in run.tensors().items():
+        parts = [PLANS[plan](name, tensors[0])]
+        wanted = _C.declared_sharding(tensors[0])
+        split = math.prod(
+            MESH.axis_size(axis) for entry in parts[0] if entry for axis in (entry,)
+        )
+        assert len(tensors) == 4
+        for tensor in tensors:
+            found = _C.sharding_of(tensor)
+            assert found.text == wanted.text, name
+            assert math.prod(found.shard_shape(list(tensor.shape))) * split == tensor.numel()
+
+
+def test_no_device_ever_holds_a_whole_parameter() -> None:
+    class Wide(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(512, 1024)
+
+        def loss(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layer(x).square().mean()
+
+    for index in range(8):
+        torch.lazyxla.reset_peak_memory_stats(index)
+    before = [torch.lazyxla.memory_allocated(i) for i in range(8)]
+    model = lazyxla.shard(Wide(), MESH, PLANS["fsdp"])
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    for _ in range(3):
+        x = torch.empty(8, 512, device=DEVICE)
+        lazyxla.shard(x, MESH, ("data",)).normal_()
+        model.loss(x).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        lazyxla.sync(wait=True)
+    whole = 512 * 1024 * 4
+    for index in range(8):
+        peak = torch.lazyxla.max_memory_allocated(index) - before[index]
+        # A quarter of parameter, gradient and two states, and of each update on its way.
+        assert peak < 2 * whole
+
+
+@pytest.mark.parametrize("mode", [True, "fused"])
+def test_modes(mode: Any) -> None:
+    assert_as_alone(Run(Mlp, "fsdp x tensor", mode), Mlp)
+
+
+@pytest.mark.parametrize("optimizer", ["SGD", "RMSprop", "Adagrad", "NAdam"])
+def test_other_optimizers(optimizer: str) -> None:
+    results = []
+    for plan in (None, "fsdp x tensor"):
+        torch.manual_seed(0)
+        model = Mlp().to(DEVICE)
+        if plan:
+            lazyxla.shard(model, MESH, PLANS[plan])
+        options = {"momentum": 0.9} if optimizer in ("SGD", "RMSprop") else {}
+        update = getattr(torch.optim, optimizer)(model.parameters(), lr=1e-2, **options)
+        for x, y in batches(Mlp, 5):
+            model.loss(x.to(DEVICE), y.to(DEVICE)).backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+            update.step()
+            update.zero_grad()
+        results.append([p.detach().cpu() for p in model.parameters()])
+        for p in model.parameters():
+            for value in update.state[p].values():
+                if plan and isinstance(value, torch.Tensor) and value.dim() > 0:
+                    assert lazyxla.sharding(value) == lazyxla.sharding(p)
+    torch.testing.assert_close(*results)
