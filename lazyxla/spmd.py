@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-from lazyxla import _C
+from lazyxla import _C, untraced
 from lazyxla.runtime import BACKEND, DeviceLike, device_count, index_of
 
 Entry = str | tuple[str, ...] | None
@@ -83,6 +83,12 @@ class Mesh:
         if len(set(indices)) != size:
             raise ValueError(f"a device can be in a mesh only once, got {indices}")
         return indices
+
+    @untraced.constant
+    def _sharding_text(self, spec: Spec, rank: int) -> str:
+        """The sharding of a spec for tensors of this rank, as the operator takes it."""
+        text: str = _sharding(self, spec, rank).text
+        return text
 
     @property
     def size(self) -> int:
@@ -157,6 +163,7 @@ def replicate(target: T, mesh: Mesh) -> T:
     return shard(target, mesh, ())
 
 
+@untraced.traced
 def constrain(x: torch.Tensor, mesh: Mesh, spec: Spec) -> torch.Tensor:
     """``x``, spread in this way within the program that computes it; so is its gradient.
 
@@ -167,7 +174,8 @@ def constrain(x: torch.Tensor, mesh: Mesh, spec: Spec) -> torch.Tensor:
     """
     if x.device.type != BACKEND:
         raise ValueError(f"a tensor on {x.device} cannot be sharded")
-    return torch.ops.lazyxla.constrain(x, _sharding(mesh, spec, x.dim()).text)  # type: ignore[no-any-return]
+    _check_mesh(mesh)
+    return torch.ops.lazyxla.constrain(x, mesh._sharding_text(spec, x.dim()))  # type: ignore[no-any-return]
 
 
 def sharding(x: torch.Tensor) -> Sharding | None:
@@ -219,8 +227,7 @@ def _tensors_of(module: torch.nn.Module) -> Iterable[tuple[str, torch.Tensor]]:
 
 def _sharding(mesh: Mesh, spec: Spec, rank: int) -> Any:
     """The interned sharding of a spec for a tensor of this rank."""
-    if not isinstance(mesh, Mesh):
-        raise TypeError(f"expected a lazyxla.Mesh, got {type(mesh).__name__}")
+    _check_mesh(mesh)
     if isinstance(spec, str) or not isinstance(spec, Sequence):
         raise TypeError(f"a spec is a tuple with an entry for each dimension, got {spec!r}")
     if len(spec) > rank:
@@ -231,6 +238,12 @@ def _sharding(mesh: Mesh, spec: Spec, rank: int) -> Any:
     if len(set(used)) != len(used):
         raise ValueError(f"the spec {tuple(spec)} splits along an axis twice")
     return _C.make_sharding(mesh._raw, axes + [[]] * (rank - len(axes)))
+
+
+@untraced.traced
+def _check_mesh(mesh: Mesh) -> None:
+    if not isinstance(mesh, Mesh):
+        raise TypeError(f"expected a lazyxla.Mesh, got {type(mesh).__name__}")
 
 
 def _axes_of(mesh: Mesh, entry: Entry, spec: Spec) -> list[int]:

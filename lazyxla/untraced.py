@@ -5,19 +5,24 @@ it. Dynamo learns that from two marks. A function's attribute keeps it from bein
 ``torch.compiler.disable`` does. Its code's strategy lets it run as it is, with all that it calls,
 where a traced function's remains call it. Both are set without importing Dynamo, which takes as
 long as importing torch, and cost a call nothing.
+
+A few functions only record an operator, which belongs into a graph: `traced` lets Dynamo see them.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import CodeType, FunctionType, ModuleType
+from typing import Any, TypeVar
 
 from torch._C._dynamo.eval_frame import (
     _FrameAction,
     _FrameExecStrategy,
     set_code_exec_strategy,
 )
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 _AS_IT_IS = _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP)
 _WHY = "lazyxla acts on the device when it is called"
@@ -28,7 +33,20 @@ def mark(package: str) -> None:
     for name, module in list(sys.modules.items()):
         if name == package or name.startswith(package + "."):
             for function in _functions(module, name):
-                mark_function(function)
+                if not hasattr(function, "_lazyxla_traced"):
+                    mark_function(function)
+
+
+def traced(function: F) -> F:
+    """Decorates a function that Dynamo is to trace as it does the user's."""
+    function._lazyxla_traced = True  # type: ignore[attr-defined]
+    return function
+
+
+def constant(function: F) -> F:
+    """Decorates a method that Dynamo calls while it traces, taking what it returns for a constant."""
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return traced(function)
 
 
 def mark_function(function: FunctionType) -> None:

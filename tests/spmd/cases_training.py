@@ -29,7 +29,7 @@ class Run:
             self.model.to(DEVICE)
         else:
             lazyxla.shard(self.model, MESH, PLANS[plan])
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
         self.losses: list[torch.Tensor] = []
         self.grads: dict[str, torch.Tensor] = {}
         self.compiles: list[int] = []
@@ -146,7 +146,7 @@ def test_other_optimizers(optimizer: str) -> None:
         if plan:
             lazyxla.shard(model, MESH, PLANS[plan])
         options = {"momentum": 0.9} if optimizer in ("SGD", "RMSprop") else {}
-        update = getattr(torch.optim, optimizer)(model.parameters(), lr=1e-2, **options)
+        update = getattr(torch.optim, optimizer)(model.parameters(), lr=1e-3, **options)
         for x, y in batches(Mlp, 5):
             model.loss(x.to(DEVICE), y.to(DEVICE)).backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
