@@ -25,7 +25,8 @@ const Mesh* make_mesh(const std::vector<std::pair<std::string, int64_t>>& axes,
   return Mesh::get(std::move(list), std::move(devices));
 }
 
-const Sharding* make_sharding(const Mesh& mesh, const std::vector<std::vector<size_t>>& axes) {
+const Sharding* make_sharding(const Mesh& mesh, const std::vector<std::vector<size_t>>& axes,
+                              std::vector<bool> open) {
   Sharding::Dimensions dimensions;
   for (const auto& of_dimension : axes) {
     dimensions.emplace_back();
@@ -33,7 +34,7 @@ const Sharding* make_sharding(const Mesh& mesh, const std::vector<std::vector<si
       dimensions.back().push_back({axis, 1, mesh.axes().at(axis).size});
     }
   }
-  return Sharding::get(mesh, std::move(dimensions));
+  return Sharding::get(mesh, std::move(dimensions), std::move(open));
 }
 
 std::vector<std::pair<std::string, int64_t>> axes_of(const Mesh& mesh) {
@@ -71,6 +72,14 @@ void bind_spmd(py::module_& m) {
              const ir::Dims shard = sharding.shard(sizes);
              return std::vector<int64_t>(shard.begin(), shard.end());
            })
+      .def_property_readonly("open",
+                             [](const Sharding& sharding) {
+                               std::vector<bool> open;
+                               for (size_t i = 0; i < sharding.rank(); ++i) {
+                                 open.push_back(sharding.is_open(i));
+                               }
+                               return open;
+                             })
       .def("tile_of", &Sharding::tile_of);
   m.def("make_mesh", &make_mesh, py::return_value_policy::reference);
   m.def("make_sharding", &make_sharding, py::return_value_policy::reference);

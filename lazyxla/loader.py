@@ -69,7 +69,8 @@ class DeviceLoader:
     Raises:
         ValueError: ``prefetch`` is less than 1, or the device of another type.
         IndexError: there is no such device.
-        TypeError: ``buckets`` cannot be called, or ``sharding`` is neither; by ``len``, if the loader has no length.
+        TypeError: ``buckets`` or ``sharding`` is none of these; by ``len``, if the loader has no
+            length.
     """
 
     def __init__(

@@ -57,6 +57,8 @@ def fully_shard(module: nn.Module, mesh: Mesh, axis: Axes | None = None) -> nn.M
 
     A parameter is split along its largest dimension that divides evenly; where none does, every
     device gets all of it, and of buffers, too. Gradients and an optimizer's state are spread alike.
+    A layer's parameters are gathered where they are used, since what it yields stays split along
+    its first dimension, as the batch is.
     Parameters that are sharded over the mesh already, by :func:`parallelize`, stay so and are
     split along another dimension, too.
 
@@ -70,6 +72,7 @@ def fully_shard(module: nn.Module, mesh: Mesh, axis: Axes | None = None) -> nn.M
         if _spec_on(mesh, buffer) is None:
             spmd.replicate(buffer, mesh)
     _split_inputs(module, mesh, axes)
+    _split_results(module, mesh, axes)
     return module
 
 
@@ -118,8 +121,8 @@ class SequenceParallel:
         def split(x: torch.Tensor) -> torch.Tensor:
             if x.device.type != BACKEND or x.dim() <= self.dim:
                 return x
-            spec: list[Entry] = [None] * (self.dim + 1)
-            spec[0] = batch
+            spec: list[Entry] = ["?"] * x.dim()
+            spec[0] = batch or "?"
             spec[self.dim] = self.axis
             return spmd.constrain(x, mesh, spec)
 
@@ -207,10 +210,27 @@ def _split_inputs(module: nn.Module, mesh: Mesh, axes: tuple[str, ...]) -> None:
     def split(x: torch.Tensor) -> torch.Tensor:
         if x.device.type != BACKEND or x.dim() == 0 or _spec_on(mesh, x) is not None:
             return x
-        return spmd.constrain(x, mesh, (entry,))
+        return spmd.constrain(x, mesh, (entry, *["?"] * (x.dim() - 1)))
 
     def hook(_module: nn.Module, args: Any, kwargs: Any) -> Any:
         return tree_map_only(torch.Tensor, split, (args, kwargs))
 
     module.register_forward_pre_hook(hook, with_kwargs=True)
 
+
+def _split_results(module: nn.Module, mesh: Mesh, axes: tuple[str, ...]) -> None:
+    """What each layer yields stays split as the batch is: without that the partitioner might rather
+    gather the batch than the layer's parameters."""
+    entry: Entry = axes[0] if len(axes) == 1 else axes
+
+    def split(x: torch.Tensor) -> torch.Tensor:
+        if x.device.type != BACKEND or x.dim() < 2:
+            return x
+        return spmd.constrain(x, mesh, (entry, *["?"] * (x.dim() - 1)))
+
+    def hook(_module: nn.Module, _args: Any, result: Any) -> Any:
+        return tree_map_only(torch.Tensor, split, result)
+
+    for part in module.modules():
+        if next(part.parameters(recurse=False), None) is not None:
+            part.register_forward_hook(hook)

@@ -56,8 +56,9 @@ class Mesh:
         if isinstance(axis_names, str) or not all(isinstance(n, str) for n in self.axis_names):
             raise TypeError(f"axis_names must be a sequence of strings, got {axis_names!r}")
         if not self.shape or len(self.shape) != len(self.axis_names):
-            raise ValueError(f"a mesh of shape {self.shape} needs a name for each axis, got "
-                             f"{self.axis_names}")
+            raise ValueError(
+                f"a mesh of shape {self.shape} needs a name for each axis, got {self.axis_names}"
+            )
         if len(set(self.axis_names)) != len(self.axis_names):
             raise ValueError(f"the axes of a mesh have different names, got {self.axis_names}")
         if not all(name.isidentifier() for name in self.axis_names):
@@ -71,15 +72,17 @@ class Mesh:
         size, available = math.prod(self.shape), device_count()
         if devices is None:
             if size > available:
-                raise ValueError(f"a mesh of shape {self.shape} needs {size} devices, and there "
-                                 f"are {available}")
+                raise ValueError(
+                    f"a mesh of shape {self.shape} needs {size} devices, and there are {available}"
+                )
             return tuple(range(size))
         indices = tuple(index_of(device) for device in devices)
         if any(index >= available for index in indices):
             raise IndexError(f"there are {available} devices, got {indices}")
         if len(indices) != size:
-            raise ValueError(f"a mesh of shape {self.shape} needs {size} devices, got "
-                             f"{len(indices)}")
+            raise ValueError(
+                f"a mesh of shape {self.shape} needs {size} devices, got {len(indices)}"
+            )
         if len(set(indices)) != size:
             raise ValueError(f"a device can be in a mesh only once, got {indices}")
         return indices
@@ -87,7 +90,7 @@ class Mesh:
     @untraced.constant
     def _sharding_text(self, spec: Spec, rank: int) -> str:
         """The sharding of a spec for tensors of this rank, as the operator takes it."""
-        text: str = _sharding(self, spec, rank).text
+        text: str = _sharding(self, spec, rank, may_be_open=True).text
         return text
 
     @property
@@ -167,7 +170,8 @@ def replicate(target: T, mesh: Mesh) -> T:
 def constrain(x: torch.Tensor, mesh: Mesh, spec: Spec) -> torch.Tensor:
     """``x``, spread in this way within the program that computes it; so is its gradient.
 
-    For intermediate values, where the partitioner alone would choose another way.
+    For intermediate values, where the partitioner alone would choose another way. The entry ``"?"``
+    leaves a dimension to the partitioner.
 
     Raises:
         ValueError: as :func:`shard`; or ``x`` is on another kind of device.
@@ -225,19 +229,21 @@ def _tensors_of(module: torch.nn.Module) -> Iterable[tuple[str, torch.Tensor]]:
     yield from module.named_buffers()
 
 
-def _sharding(mesh: Mesh, spec: Spec, rank: int) -> Any:
+def _sharding(mesh: Mesh, spec: Spec, rank: int, may_be_open: bool = False) -> Any:
     """The interned sharding of a spec for a tensor of this rank."""
     _check_mesh(mesh)
     if isinstance(spec, str) or not isinstance(spec, Sequence):
         raise TypeError(f"a spec is a tuple with an entry for each dimension, got {spec!r}")
     if len(spec) > rank:
-        raise ValueError(f"the spec {tuple(spec)} has {len(spec)} entries, and the tensor "
-                         f"{rank} dimensions")
-    axes = [_axes_of(mesh, entry, spec) for entry in spec]
+        raise ValueError(
+            f"the spec {tuple(spec)} has {len(spec)} entries, and the tensor {rank} dimensions"
+        )
+    open_ = [entry == "?" and may_be_open for entry in spec] + [False] * (rank - len(spec))
+    axes = [[] if o else _axes_of(mesh, e, spec) for e, o in zip(spec, open_)]
     used = [axis for of_dimension in axes for axis in of_dimension]
     if len(set(used)) != len(used):
         raise ValueError(f"the spec {tuple(spec)} splits along an axis twice")
-    return _C.make_sharding(mesh._raw, axes + [[]] * (rank - len(axes)))
+    return _C.make_sharding(mesh._raw, axes + [[]] * (rank - len(axes)), open_)
 
 
 @untraced.traced
@@ -250,8 +256,10 @@ def _axes_of(mesh: Mesh, entry: Entry, spec: Spec) -> list[int]:
     names = () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry)
     for name in names:
         if name not in mesh.axis_names:
-            raise ValueError(f"the spec {tuple(spec)} names the axis {name!r}, and the mesh has "
-                             f"{mesh.axis_names}")
+            raise ValueError(
+                f"the spec {tuple(spec)} names the axis {name!r}, and the mesh has "
+                f"{mesh.axis_names}"
+            )
     return [mesh.axis_names.index(name) for name in names]
 
 

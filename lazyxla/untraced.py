@@ -44,7 +44,7 @@ def traced(function: F) -> F:
 
 
 def constant(function: F) -> F:
-    """Decorates a method that Dynamo calls while it traces, taking what it returns for a constant."""
+    """Decorates a method that Dynamo calls as it traces, and whose result is a constant to it."""
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return traced(function)
 

@@ -1,6 +1,7 @@
 #include "graph/partition.h"
 
 #include <c10/util/Exception.h>
+#include <c10/util/flat_hash_map.h>
 
 #include <algorithm>
 
@@ -20,12 +21,34 @@ void note_mesh(Partition& partition, const ir::Sharding* sharding) {
   if (partition.mesh != mesh) partition.other = mesh;
 }
 
+// Ones that are asked for at every flush, without looking for their text.
+const ir::Sharding* replicated(const ir::Mesh& mesh, size_t rank) {
+  thread_local ska::flat_hash_map<const ir::Mesh*, std::vector<const ir::Sharding*>> known;
+  std::vector<const ir::Sharding*>& by_rank = known[&mesh];
+  while (by_rank.size() <= rank) {
+    by_rank.push_back(ir::Sharding::replicated(mesh, by_rank.size()));
+  }
+  return by_rank[rank];
+}
+
+// Whether anything of the graph is sharded, or is to be.
+bool has_mesh(const Graph& graph) {
+  const auto is_sharded = [](const ir::NodePtr& leaf) {
+    return buffer_of(*leaf.get()).sharding() != nullptr;
+  };
+  return std::any_of(graph.leaves.begin(), graph.leaves.end(), is_sharded) ||
+         std::any_of(graph.taken.begin(), graph.taken.end(),
+                     [](const Taken& taken) { return taken.sharding != nullptr; }) ||
+         std::any_of(graph.nodes.begin(), graph.nodes.end(),
+                     [](const ir::NodePtr& node) { return node->spec()->sharding != nullptr; });
+}
+
 // What the storages say that take the results, or else the operators that make them.
 std::vector<const ir::Sharding*> wanted_results(const Graph& graph) {
   std::vector<const ir::Sharding*> results(graph.promises.size(), nullptr);
   for (size_t i = 0; i < graph.nodes.size(); ++i) {
     const ir::Sharding* sharding = graph.nodes[i]->spec()->sharding;
-    if (!sharding) continue;
+    if (!sharding || sharding->is_open()) continue;
     for (size_t j = 0; j < results.size(); ++j) {
       if (graph.outputs[j] == graph.values[i]) results[j] = sharding;
     }
@@ -92,6 +115,10 @@ BufferRef unknown_leaf(const Graph& graph) {
 }
 
 void find_partition(Graph& graph) {
+  if (!has_mesh(graph)) {
+    for (const BufferRef& promise : graph.promises) promise->promise_sharding(nullptr);
+    return;
+  }
   auto partition = std::make_shared<Partition>();
   for (const ir::NodePtr& leaf : graph.leaves) {
     partition->inputs.push_back(buffer_of(*leaf.get()).sharding());
@@ -100,15 +127,11 @@ void find_partition(Graph& graph) {
   partition->results = wanted_results(graph);
   for (const ir::Sharding* result : partition->results) note_mesh(*partition, result);
   for (const ir::NodePtr& node : graph.nodes) note_mesh(*partition, node->spec()->sharding);
-  if (!partition->mesh) {
-    for (const BufferRef& promise : graph.promises) promise->promise_sharding(nullptr);
-    return;
-  }
   const ir::Mesh& mesh = *partition->mesh;
   for (size_t i = 0; i < graph.leaves.size(); ++i) {
     const ir::Sharding*& input = partition->inputs[i];
     if (!input) {
-      input = ir::Sharding::replicated(mesh, graph.leaves[i]->output_type(0).dims.size());
+      input = replicated(mesh, graph.leaves[i]->output_type(0).dims.size());
     }
     if (graph.aliases[i] < 0) continue;
     const ir::Sharding*& result = partition->results[graph.aliases[i]];

@@ -23,7 +23,8 @@ struct Interned {
   }
 
   const Mesh* mesh(std::vector<Mesh::Axis> axes, std::vector<int> devices);
-  const Sharding* sharding(const Mesh& mesh, Sharding::Dimensions dimensions);
+  const Sharding* sharding(const Mesh& mesh, Sharding::Dimensions dimensions,
+                           std::vector<bool> open);
 };
 
 namespace {
@@ -44,11 +45,13 @@ std::string text_of(const std::vector<Mesh::Axis>& axes, const std::vector<int>&
   return text;
 }
 
-std::string text_of(const Mesh& mesh, const Sharding::Dimensions& dimensions) {
+std::string text_of(const Mesh& mesh, const Sharding::Dimensions& dimensions,
+                    const std::vector<bool>& open) {
   std::string text = "(";
   for (size_t i = 0; i < dimensions.size(); ++i) {
     if (i) text += ", ";
-    if (dimensions[i].empty()) text += "-";
+    const bool is_open = !open.empty() && open[i];
+    if (dimensions[i].empty() && !is_open) text += "-";
     for (size_t j = 0; j < dimensions[i].size(); ++j) {
       const AxisPart& part = dimensions[i][j];
       const Mesh::Axis& axis = mesh.axes()[part.axis];
@@ -56,6 +59,7 @@ std::string text_of(const Mesh& mesh, const Sharding::Dimensions& dimensions) {
       if (part.size == axis.size) continue;
       text += ":(" + std::to_string(part.before) + ")" + std::to_string(part.size);
     }
+    if (is_open) text += dimensions[i].empty() ? "?" : " ?";
   }
   return text + ") over " + mesh.text();
 }
@@ -111,15 +115,18 @@ const Mesh* Interned::mesh(std::vector<Mesh::Axis> axes, std::vector<int> device
   return mesh.get();
 }
 
-const Sharding* Interned::sharding(const Mesh& mesh, Sharding::Dimensions dimensions) {
+const Sharding* Interned::sharding(const Mesh& mesh, Sharding::Dimensions dimensions,
+                                   std::vector<bool> open) {
   for (auto& parts : dimensions) simplify(parts);
-  std::string text = text_of(mesh, dimensions);
+  if (std::find(open.begin(), open.end(), true) == open.end()) open.clear();
+  std::string text = text_of(mesh, dimensions, open);
   std::lock_guard lock(mutex);
   auto& sharding = shardings[text];
   if (!sharding) {
     sharding.reset(new Sharding());
     sharding->mesh_ = &mesh;
     sharding->dimensions_ = std::move(dimensions);
+    sharding->open_ = std::move(open);
     sharding->text_ = std::move(text);
     sharding->id_ = next_id++;
     std::set<std::vector<int64_t>> tiles;
@@ -142,8 +149,8 @@ int64_t Mesh::stride(size_t axis) const {
 
 std::string Mesh::text() const { return text_of(axes_, devices_); }
 
-const Sharding* Sharding::get(const Mesh& mesh, Dimensions dimensions) {
-  return Interned::get().sharding(mesh, std::move(dimensions));
+const Sharding* Sharding::get(const Mesh& mesh, Dimensions dimensions, std::vector<bool> open) {
+  return Interned::get().sharding(mesh, std::move(dimensions), std::move(open));
 }
 
 const Sharding* Sharding::replicated(const Mesh& mesh, size_t rank) {

@@ -69,8 +69,10 @@ class Sharding {
  public:
   using Dimensions = std::vector<std::vector<AxisPart>>;
 
-  // One entry per dimension. Parts of length 1 are left out, neighbouring ones joined.
-  static const Sharding* get(const Mesh& mesh, Dimensions dimensions);
+  // One entry per dimension. Parts of length 1 are left out, neighbouring ones joined. What a
+  // partitioner may split further is `open`; none is where nothing is said. Only values within a
+  // program have open dimensions.
+  static const Sharding* get(const Mesh& mesh, Dimensions dimensions, std::vector<bool> open = {});
   static const Sharding* replicated(const Mesh& mesh, size_t rank);
   // From how many tiles each dimension has, and which one a position in the mesh holds. Null if no
   // axes say that.
@@ -84,6 +86,8 @@ class Sharding {
   size_t rank() const { return dimensions_.size(); }
   uint64_t id() const { return id_; }
   bool is_replicated() const;
+  bool is_open(size_t dimension) const { return !open_.empty() && open_[dimension]; }
+  bool is_open() const { return !open_.empty(); }
 
   // How many tiles a dimension is split into; the shape of a shard, its padding included.
   int64_t tiles(size_t dimension) const;
@@ -103,6 +107,7 @@ class Sharding {
   Sharding() = default;
   const Mesh* mesh_ = nullptr;
   Dimensions dimensions_;
+  std::vector<bool> open_;  // empty if none is
   std::vector<bool> is_first_;
   std::string text_;
   uint64_t id_ = 0;

@@ -39,9 +39,9 @@ class Annotations:
         with world.ir.InsertionPoint.at_block_begin(module.body):
             sdy.MeshOp(_MESH, sdy.MeshAttr.get(axes))
 
-    def constrain(self, x: Any, spec: PartitionSpec) -> Any:
-        """The value, spread in this way."""
-        return self._sdy.ShardingConstraintOp(x, self._sharding(spec)).result
+    def constrain(self, x: Any, spec: PartitionSpec, open_: Sequence[bool]) -> Any:
+        """The value, spread in this way; the partitioner may split open dimensions further."""
+        return self._sdy.ShardingConstraintOp(x, self._sharding(spec, open_)).result
 
     def padded(self, inputs: Sequence[TensorSpec]) -> list[TensorSpec]:
         """The inputs as they lie on the devices."""
@@ -97,10 +97,10 @@ class Annotations:
     def _attributes(self, dicts: list[dict[str, Any]]) -> Any:
         return self._ir.ArrayAttr.get([self._ir.DictAttr.get(each) for each in dicts])
 
-    def _sharding(self, spec: PartitionSpec) -> Any:
+    def _sharding(self, spec: PartitionSpec, open_: Sequence[bool] = ()) -> Any:
         dimensions = [
-            self._sdy.DimensionShardingAttr.get([self._axis(part) for part in parts], True)
-            for parts in spec
+            self._sdy.DimensionShardingAttr.get([self._axis(part) for part in parts], not is_open)
+            for parts, is_open in zip(spec, open_ or [False] * len(spec), strict=True)
         ]
         return self._sdy.TensorShardingAttr.get(_MESH, dimensions)
 
@@ -124,4 +124,4 @@ def constrained(x: Any, annotations: Annotations | None, text: str) -> Any:
     sharding = _C.find_sharding(text)
     if annotations is None or sharding is None:
         return x
-    return annotations.constrain(x, sharding.spec)
+    return annotations.constrain(x, sharding.spec, sharding.open)

@@ -2,12 +2,15 @@
 
 XLA's generator is one operation, of which a partitioner has every device make all numbers. Here the
 same numbers come of elementwise operations on the places of the elements, which can be split as
-anything else. It is a little slower where there is one device.
+anything else.
+
+Both generators make blocks of numbers, block after block. If the last dimension holds whole blocks
+they are made as they are; else each element makes its block, and takes its number from it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,48 +22,110 @@ Value = Any
 
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 _PARITY = 0x1BD11BDA
+_PHILOX_FACTORS = (0xD2511F53, 0xCD9E8D57)
+_PHILOX_STEPS = (0x9E3779B9, 0xBB67AE85)
 
 
-def bits_by_place(
+def threefry(
     b: Builder, shape: Sequence[int], dtype: torch.dtype, seed: Value, start: Value
 ) -> Value:
-    """What XLA's THREE_FRY makes of the state (seed, start), two uint64 values: for row-major
-    elements of 64 bits one number each, of narrower types as many of each number as there is room
-    for, the lowest bits first. uint8, uint16, uint32 or uint64 elements."""
-    result: Value = b.call_jax(
-        _threefry, seed, start, shape=tuple(shape), bits=8 * dtype.itemsize
-    )
+    """What XLA's THREE_FRY makes of the state (seed, start), two uint64 values: 64-bit numbers, or
+    narrower ones of which each holds as many as there is room for, the lowest bits first."""
+    result: Value = b.call_jax(_threefry, seed, start, shape=tuple(shape), bits=8 * dtype.itemsize)
     return result
+
+
+def philox(
+    b: Builder, shape: Sequence[int], dtype: torch.dtype, seed: Value, ordinal: Value
+) -> Value:
+    """What XLA's PHILOX makes of the state (seed, 0, ordinal), as uint32 or uint64."""
+    result: Value = b.call_jax(_philox, seed, ordinal, shape=tuple(shape), bits=8 * dtype.itemsize)
+    return result
+
+
+def _blocks(shape: tuple[int, ...], size: int, make: Callable[[Any], list[Any]]) -> Any:
+    """Numbers of this shape; `make` tells the `size` numbers of a block, given the blocks' numbers
+    as a uint64 array."""
+    import jax
+    import jax.numpy as jnp
+
+    def places(shape: tuple[int, ...]) -> Any:
+        place, stride = jnp.zeros(shape, jnp.uint64), 1
+        for dim in reversed(range(len(shape))):
+            place += jax.lax.broadcasted_iota(jnp.uint64, shape, dim) * jnp.uint64(stride)
+            stride *= shape[dim]
+        return place
+
+    if shape and shape[-1] % size == 0:
+        numbers = make(places((*shape[:-1], shape[-1] // size)))
+        return jnp.stack(numbers, -1).reshape(shape)
+    place = places(shape)
+    numbers = make(place // jnp.uint64(size))
+    return jax.lax.select_n((place % jnp.uint64(size)).astype(jnp.int32), *numbers)
+
+
+def _low(word: Any) -> Any:
+    import jax.numpy as jnp
+
+    return word.astype(jnp.uint32)
+
+
+def _high(word: Any) -> Any:
+    import jax.numpy as jnp
+
+    return (word >> jnp.uint64(32)).astype(jnp.uint32)
+
+
+def _joined(low: Any, high: Any) -> Any:
+    import jax.numpy as jnp
+
+    return low.astype(jnp.uint64) | (high.astype(jnp.uint64) << jnp.uint64(32))
 
 
 def _threefry(seed: Any, start: Any, *, shape: tuple[int, ...], bits: int) -> Any:
     """Threefry 2x32-20 (Salmon et al., Parallel random numbers: as easy as 1, 2, 3)."""
-    import jax
     import jax.numpy as jnp
 
-    place, stride = jnp.zeros(shape, jnp.uint64), 1
-    for dim in reversed(range(len(shape))):
-        place += jax.lax.broadcasted_iota(jnp.uint64, shape, dim) * jnp.uint64(stride)
-        stride *= shape[dim]
-    numbers = 64 // bits
-    counter = start + place // jnp.uint64(numbers)
+    def make(block: Any) -> list[Any]:
+        counter = start + block
+        keys = [_low(seed), _high(seed)]
+        keys.append(keys[0] ^ keys[1] ^ jnp.uint32(_PARITY))
+        x, y = _low(counter) + keys[0], _high(counter) + keys[1]
+        for turn in range(5):
+            for rotation in _ROTATIONS[turn % 2]:
+                x += y
+                y = (y << jnp.uint32(rotation)) | (y >> jnp.uint32(32 - rotation))
+                y ^= x
+            x += keys[(turn + 1) % 3]
+            y += keys[(turn + 2) % 3] + jnp.uint32(turn + 1)
+        if bits == 64:
+            return [_joined(x, y)]
+        narrow = {8: jnp.uint8, 16: jnp.uint16, 32: jnp.uint32}[bits]
+        parts = range(0, 32, bits)
+        return [(word >> jnp.uint32(i)).astype(narrow) for word in (x, y) for i in parts]
 
-    def low(word: Any) -> Any:
-        return word.astype(jnp.uint32)
+    return _blocks(shape, 64 // bits, make)
 
-    def high(word: Any) -> Any:
-        return (word >> jnp.uint64(32)).astype(jnp.uint32)
 
-    keys = [low(seed), high(seed)]
-    keys.append(keys[0] ^ keys[1] ^ jnp.uint32(_PARITY))
-    x, y = low(counter) + keys[0], high(counter) + keys[1]
-    for block in range(5):
-        for rotation in _ROTATIONS[block % 2]:
-            x += y
-            y = (y << jnp.uint32(rotation)) | (y >> jnp.uint32(32 - rotation))
-            y ^= x
-        x += keys[(block + 1) % 3]
-        y += keys[(block + 2) % 3] + jnp.uint32(block + 1)
-    word = x.astype(jnp.uint64) | (y.astype(jnp.uint64) << jnp.uint64(32))
-    word >>= (place % jnp.uint64(numbers)) * jnp.uint64(bits)
-    return word.astype({8: jnp.uint8, 16: jnp.uint16, 32: jnp.uint32, 64: jnp.uint64}[bits])
+def _philox(seed: Any, ordinal: Any, *, shape: tuple[int, ...], bits: int) -> Any:
+    """Philox 4x32-10 (of the same paper)."""
+    import jax.numpy as jnp
+
+    def product(factor: int, x: Any) -> tuple[Any, Any]:
+        wide = x.astype(jnp.uint64) * jnp.uint64(factor)
+        return _high(wide), _low(wide)
+
+    def make(block: Any) -> list[Any]:
+        high = jnp.broadcast_to(ordinal, block.shape)
+        w, x, y, z = _low(block), _high(block), _low(high), _high(high)
+        keys = [_low(seed), _high(seed)]
+        for _ in range(10):
+            (high0, low0), (high1, low1) = (
+                product(factor, word) for factor, word in zip(_PHILOX_FACTORS, (w, y), strict=True)
+            )
+            w, x, y, z = high1 ^ x ^ keys[0], low1, high0 ^ z ^ keys[1], low0
+            steps = zip(keys, _PHILOX_STEPS, strict=True)
+            keys = [key + jnp.uint32(step) for key, step in steps]
+        return [w, x, y, z] if bits == 32 else [_joined(w, x), _joined(y, z)]
+
+    return _blocks(shape, 128 // bits, make)

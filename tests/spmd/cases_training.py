@@ -94,9 +94,7 @@ def test_all_that_belongs_to_a_parameter_is_spread_as_it_is(plan: str) -> None:
     for name, tensors in run.tensors().items():
         parts = [PLANS[plan](name, tensors[0])]
         wanted = _C.declared_sharding(tensors[0])
-        split = math.prod(
-            MESH.axis_size(axis) for entry in parts[0] if entry for axis in (entry,)
-        )
+        split = math.prod(MESH.axis_size(axis) for entry in parts[0] if entry for axis in (entry,))
         assert len(tensors) == 4
         for tensor in tensors:
             found = _C.sharding_of(tensor)

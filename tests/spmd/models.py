@@ -32,7 +32,9 @@ class Block(nn.Module):
         super().__init__()
         self.norm, self.norm2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
         # A bias of the keys has no gradient but rounding errors, which Adam makes steps of.
-        self.q, self.k, self.v = (nn.Linear(WIDTH, WIDTH, bias=bias) for bias in (True, False, True))
+        self.q, self.k, self.v = (
+            nn.Linear(WIDTH, WIDTH, bias=bias) for bias in (True, False, True)
+        )
         self.o, self.mlp = nn.Linear(WIDTH, WIDTH), Mlp()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from lazyxla.lowering import streams
 from lazyxla.lowering.program import TensorSpec
 from lazyxla.lowering.registry import graph_rule, jax_rule, rule
 from lazyxla.lowering.scalar import Scalar
-from lazyxla.lowering.streams import bits_by_place
 
 if TYPE_CHECKING:
     from lazyxla.lowering.builder import Builder
@@ -38,13 +38,15 @@ def _bits(
     if not count:
         return b.zeros(shape, dtype)
     seed, ordinal = b.rng if stream is None else stream
+    if b.platform != "cpu" and b.annotations is not None and dtype.itemsize >= 4:
+        return streams.philox(b, shape, dtype, seed, ordinal)
     if b.platform != "cpu":
         state = [seed, b.constant(0, torch.uint64), ordinal]
         return b.reshape(_generate(b, "PHILOX", state, list(shape) or [1], dtype), shape)
     # 64-bit numbers come in the order in which the generator makes them, without a shuffle.
     start = b.hlo.shift_left(ordinal, b.constant(32, torch.uint64))
     if b.annotations is not None:
-        return bits_by_place(b, shape, dtype, seed, start)
+        return streams.threefry(b, shape, dtype, seed, start)
     words = -(-count * dtype.itemsize // 8)
     bits = _generate(b, "THREE_FRY", [seed, start], [words], torch.uint64)
     if dtype != torch.uint64:

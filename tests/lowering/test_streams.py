@@ -1,0 +1,73 @@
+"""Random bits by place are those of XLA's generators."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from lazyxla.lowering import Node, Program, Ref, TensorSpec, registry, streams
+from lazyxla.lowering.rules.random import _generate
+from tests.lowering.harness import execute
+
+SEED, ORDINAL = 0x123456789ABCDEF0, 0x7FFFFFFF00000003
+
+
+def both(shape: list[int], make: Any) -> list[torch.Tensor]:
+    """The results of a rule that returns the generator's bits, and those by place."""
+    dtype = make.__defaults__[0]
+
+    @registry.rule("test::op")
+    def _(b: Any, x: Any) -> Any:
+        return [b.bitcast(y, SIGNED[dtype]) for y in make(b, shape)]
+
+    spec = TensorSpec(SIGNED[dtype], tuple(shape))
+    vector = TensorSpec(torch.float32, (1,))
+    program = Program(
+        [vector], [Node("test::op", (Ref(0),), (spec, spec))], [Ref(1), Ref(2)], [], {}
+    )
+    return execute(program, [torch.zeros(1)])[0]
+
+
+SIGNED = {torch.uint32: torch.int32, torch.uint64: torch.int64}
+SHAPES = [[], [1], [8], [7], [3, 5], [4, 8], [2, 3, 4], [5, 1], [1000]]
+
+
+@pytest.mark.parametrize("dtype", SIGNED)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_philox(shape: list[int], dtype: torch.dtype) -> None:
+    def make(b: Any, shape: list[int], dtype: torch.dtype = dtype) -> Any:
+        seed, zero, ordinal = (b.constant(n, torch.uint64) for n in (SEED, 0, ORDINAL))
+        bits = b.reshape(_generate(b, "PHILOX", [seed, zero, ordinal], shape or [1], dtype), shape)
+        return bits, streams.philox(b, shape, dtype, seed, ordinal)
+
+    assert torch.equal(*both(shape, make))
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_threefry(shape: list[int]) -> None:
+    def make(b: Any, shape: list[int], dtype: torch.dtype = torch.uint64) -> Any:
+        seed, start = (b.constant(n, torch.uint64) for n in (SEED, ORDINAL))
+        bits = b.reshape(_generate(b, "THREE_FRY", [seed, start], shape or [1], dtype), shape)
+        return bits, streams.threefry(b, shape, dtype, seed, start)
+
+    assert torch.equal(*both(shape, make))
+
+
+@pytest.mark.parametrize("shape", [[8], [7], [3, 5], [2, 16]], ids=str)
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16, torch.uint32])
+def test_narrow_threefry(shape: list[int], dtype: torch.dtype) -> None:
+    """As many of each 64-bit number as there is room for."""
+
+    def make(b: Any, shape: list[int], unsigned: torch.dtype = torch.uint64) -> Any:
+        seed, start = (b.constant(n, torch.uint64) for n in (SEED, ORDINAL))
+        count = torch.Size(shape).numel()
+        words = -(-count * dtype.itemsize // 8)
+        bits = _generate(b, "THREE_FRY", [seed, start], [words], torch.uint64)
+        parts = b.hlo.bitcast_convert(b.type(dtype, [words, 8 // dtype.itemsize]), bits)
+        parts = b.reshape(b.slice_dim(b.reshape(parts, [-1]), 0, 0, count), shape)
+        ours = streams.threefry(b, shape, dtype, seed, start)
+        return b.convert(parts, torch.uint64), b.convert(ours, torch.uint64)
+
+    assert torch.equal(*both(shape, make))

@@ -1,0 +1,144 @@
+"""Ways to spread a module: data parallel, fully sharded, tensor parallel, and combined."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from models import BATCH, MESH, WIDTH, Mlp, Transformer, batches
+from support import DEVICE, counted
+from torch import nn
+
+import lazyxla
+
+TENSOR_PARALLEL: dict[str, Any] = {
+    "blocks.*.[qkv]": lazyxla.ColwiseParallel("model"),
+    "blocks.*.o": lazyxla.RowwiseParallel("model"),
+    "blocks.*.mlp.up": lazyxla.ColwiseParallel("model"),
+    "blocks.*.mlp.down": lazyxla.RowwiseParallel("model"),
+    "blocks.*.norm*": lazyxla.SequenceParallel("model"),
+    "tokens": lazyxla.RowwiseParallel("model"),
+    "head": lazyxla.ColwiseParallel("model"),
+}
+
+
+def tensor_parallel(model: nn.Module) -> nn.Module:
+    lazyxla.parallelize(model, MESH, TENSOR_PARALLEL)
+    return lazyxla.data_parallel(model, MESH)
+
+
+def combined(model: nn.Module) -> nn.Module:
+    return lazyxla.fully_shard(lazyxla.parallelize(model, MESH, TENSOR_PARALLEL), MESH, "data")
+
+
+WAYS: dict[str, Callable[[nn.Module], nn.Module]] = {
+    "data": lambda model: lazyxla.data_parallel(model, MESH),
+    "data over all": lambda model: lazyxla.data_parallel(model, MESH, ("data", "model")),
+    "fsdp": lambda model: lazyxla.fully_shard(model, MESH),
+    "fsdp over all": lambda model: lazyxla.fully_shard(model, MESH, ("data", "model")),
+    "tensor": tensor_parallel,
+    "fsdp x tensor": combined,
+}
+
+
+def train(way: Callable[[nn.Module], nn.Module] | None) -> tuple[list[Any], list[int], nn.Module]:
+    torch.manual_seed(0)
+    model = Transformer()
+    model = model.to(DEVICE) if way is None else way(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    losses, compiles = [], []
+    for x, y in batches(Transformer, 5):
+        x, y = x.to(DEVICE), y.to(DEVICE)
+        with counted() as n:
+            loss = nn.functional.cross_entropy(model(x).flatten(0, 1), y.flatten())
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            lazyxla.sync()
+        compiles.append(n.compiles)
+        losses.append(loss.detach())
+    parameters = {name: p.detach().cpu() for name, p in model.named_parameters()}
+    return [[loss.cpu() for loss in losses], parameters], compiles, model
+
+
+@pytest.fixture(scope="module")
+def alone() -> list[Any]:
+    return train(None)[0]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_training(way: str, alone: list[Any]) -> None:
+    found, compiles, model = train(WAYS[way])
+    torch.testing.assert_close(found, alone)
+    assert compiles[2:] == [0, 0, 0]
+    assert all(lazyxla.sharding(p) is not None for p in model.parameters())
+
+
+def specs(model: nn.Module) -> dict[str, Any]:
+    return {name: lazyxla.sharding(p).spec for name, p in model.named_parameters()}
+
+
+def test_how_parameters_lie() -> None:
+    found = specs(combined(Transformer()))
+    assert found["blocks.0.q.weight"] == ("model", "data")
+    assert found["blocks.0.q.bias"] == ("model",)
+    assert found["blocks.0.o.weight"] == ("data", "model")
+    assert found["blocks.0.o.bias"] == ("data",)
+    assert found["blocks.0.mlp.up.weight"] == ("model", "data")
+    assert found["blocks.0.norm.weight"] == ("data",)
+    assert found["tokens.weight"] == ("model", "data")
+    assert found["places"] == (None, "data")  # the largest dimension
+    both = specs(lazyxla.fully_shard(nn.Linear(16, 3), MESH, ("data", "model")))
+    assert both == {"weight": (None, ("data", "model")), "bias": (None,)}  # 3 does not divide
+
+
+def test_buffers_are_on_every_device() -> None:
+    model = lazyxla.fully_shard(nn.BatchNorm1d(8), MESH)
+    x = torch.randn(16, 8)
+    expected = nn.BatchNorm1d(8)
+    torch.testing.assert_close(model(x.to(DEVICE)).cpu(), expected(x))
+    torch.testing.assert_close(model.running_mean.cpu(), expected.running_mean)
+    assert lazyxla.sharding(model.running_mean).spec == (None,)
+
+
+def test_dropout_draws_as_on_one_device() -> None:
+    x = torch.ones(BATCH, WIDTH)
+    results = []
+    for way in (None, WAYS["data"]):
+        model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Dropout(0.5))
+        torch.manual_seed(1)
+        nn.init.ones_(model[0].weight)
+        nn.init.zeros_(model[0].bias)
+        model = model.to(DEVICE) if way is None else way(model)
+        results.append(model(x.to(DEVICE)).cpu())
+    assert torch.equal(*results)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: lazyxla.data_parallel(Mlp(), MESH, "rows"), ValueError, "no axis 'rows'"),
+        (
+            lambda: lazyxla.parallelize(Mlp(), MESH, {"nothing": lazyxla.ColwiseParallel()}),
+            ValueError,
+            r"no part of the module fits \['nothing'\]",
+        ),
+        (
+            lambda: lazyxla.parallelize(
+                nn.Sequential(nn.ReLU()), MESH, {"0": lazyxla.RowwiseParallel()}
+            ),
+            TypeError,
+            "RowwiseParallel is for Linear and Embedding, not for ReLU",
+        ),
+        (
+            lambda: lazyxla.parallelize(Mlp(), MESH, {"up": lazyxla.ColwiseParallel("x")}),
+            ValueError,
+            "names the axis 'x'",
+        ),
+    ],
+)
+def test_errors(call: Callable[[], Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        call()

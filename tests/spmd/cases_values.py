@@ -1,0 +1,167 @@
+"""Views, writes and sizes that do not divide: values do not notice that memory is sharded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from helpers import bytes_on_devices, grid, sharded, spec_of
+from support import DEVICE
+
+import lazyxla
+
+# ---- sizes that do not divide ----
+
+
+@pytest.mark.parametrize("size", [1, 3, 5, 7, 9])
+def test_uneven_sizes(size: int) -> None:
+    x = torch.randn(size, 3)
+    d = sharded(x, "data")
+    assert torch.equal(d.cpu(), x)
+    for f in (
+        lambda t: t + 1,
+        lambda t: t.sum(),
+        lambda t: t.prod(0),
+        lambda t: t.amax(0),
+        lambda t: t.softmax(0),
+        lambda t: t.t() @ t,
+        lambda t: t.flip(0),
+        lambda t: t[size // 2 :],
+        lambda t: t.reshape(-1).cumsum(0),
+        lambda t: torch.sort(t, 0).values,
+    ):
+        torch.testing.assert_close(f(d).cpu(), f(x))
+    d.mul_(2).add_(1)
+    d[0] = 5
+    y = x * 2 + 1
+    y[0] = 5
+    torch.testing.assert_close(d.cpu(), y)
+    assert spec_of(d) == ("data", None)
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int64, torch.bfloat16, torch.complex64])
+def test_uneven_sizes_of_other_types(dtype: torch.dtype) -> None:
+    x = torch.randn(7, 5).to(dtype)
+    d = sharded(x, "model", "data")
+    d.logical_not_() if dtype == torch.bool else d.neg_()
+    expected = ~x if dtype == torch.bool else -x
+    assert torch.equal(d.cpu(), expected)
+
+
+# ---- views and writes ----
+
+
+def writes() -> dict[str, Callable[[torch.Tensor], Any]]:
+    def through_transpose(t: torch.Tensor) -> None:
+        t.t()[1] = 4
+
+    def through_flat(t: torch.Tensor) -> None:
+        t.view(-1).mul_(2)
+
+    def through_flat_copy(t: torch.Tensor) -> None:
+        t.view(-1).copy_(torch.ones(48).to(t.device))
+
+    def through_slices(t: torch.Tensor) -> None:
+        t[1:7:2, ::3] += t[0:6:2, 1::3]
+
+    def through_data(t: torch.Tensor) -> None:
+        t.data.copy_(torch.full((8, 6), 9.0))
+
+    def of_a_part_from_the_host(t: torch.Tensor) -> None:
+        t[2:5].copy_(torch.zeros(3, 6))
+
+    def of_another_type(t: torch.Tensor) -> None:
+        t.copy_(torch.arange(48).reshape(8, 6))
+
+    def of_a_whole_tensor(t: torch.Tensor) -> None:
+        t.copy_(torch.arange(48.0).to(t.device).reshape(8, 6))
+
+    def fill(t: torch.Tensor) -> None:
+        t.fill_(3)
+
+    def zero(t: torch.Tensor) -> None:
+        t.zero_()
+
+    def by_index(t: torch.Tensor) -> None:
+        t[torch.tensor([1, 3]), torch.tensor([0, 5])] = torch.tensor([10.0, 20.0]).to(t.device)
+
+    def by_mask(t: torch.Tensor) -> None:
+        t[t > 20] = 0
+
+    def out(t: torch.Tensor) -> None:
+        torch.add(t, 1, out=t)
+
+    def swap(t: torch.Tensor) -> None:
+        t.copy_(t.flip(0))
+
+    return {name: f for name, f in locals().items() if callable(f)}
+
+
+@pytest.mark.parametrize("name", writes())
+@pytest.mark.parametrize("mode", [False, True, "fused"])
+def test_writes_stay_spread(name: str, mode: Any) -> None:
+    x = grid(8, 6)
+    with lazyxla.eager_mode(mode):
+        d = sharded(x, "data", "model")
+        for _ in range(2):
+            writes()[name](x)
+            writes()[name](d)
+            torch.testing.assert_close(d.cpu(), x)
+            assert spec_of(d) == ("data", "model")
+
+
+def test_reading_views() -> None:
+    x = grid(8, 6)
+    d = sharded(x, "data", "model")
+    for f in (
+        lambda t: t.t(),
+        lambda t: t[3],
+        lambda t: t[:, ::2],
+        lambda t: t.view(4, 12),
+        lambda t: t.as_strided((3, 3), (7, 1), 2),
+        lambda t: t.unfold(0, 3, 2),
+        lambda t: t.diagonal(),
+        lambda t: t.reshape(2, 4, 6).permute(2, 0, 1).contiguous(),
+    ):
+        assert torch.equal(f(d).cpu(), f(x))
+    assert d[3, 4].item() == 22
+    assert d.tolist() == x.tolist()
+
+
+def test_channels_last() -> None:
+    x = torch.randn(4, 6, 5, 5).to(memory_format=torch.channels_last)
+    d = sharded(x, "data", "model")
+    d.add_(1)
+    y = torch.nn.functional.conv2d(d, torch.ones(2, 6, 3, 3, device=DEVICE))
+    torch.testing.assert_close(d.cpu(), x + 1)
+    torch.testing.assert_close(
+        y.cpu(), torch.nn.functional.conv2d(x + 1, torch.ones(2, 6, 3, 3)), rtol=1e-4, atol=1e-4
+    )
+    assert spec_of(d) == ("data", "model", None, None)
+    assert d.stride() == x.stride()
+
+
+@pytest.mark.parametrize(
+    "like",
+    [
+        torch.zeros_like,
+        torch.ones_like,
+        torch.empty_like,
+        torch.rand_like,
+        lambda t: torch.full_like(t, 2.0),
+        lambda t: torch.zeros_like(t, dtype=torch.bfloat16),
+    ],
+)
+def test_likes_are_spread_alike(like: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    d = sharded(grid(64, 64), "data", "model")
+    lazyxla.sync(wait=True)
+    before = bytes_on_devices()
+    made = like(d)
+    lazyxla.sync(wait=True)
+    assert spec_of(made) == ("data", "model")
+    made.add_(1)
+    lazyxla.sync(wait=True)
+    assert spec_of(made) == ("data", "model")
+    assert max(b - a for a, b in zip(before, bytes_on_devices())) <= 3 * 64 * 64 * 4 // 8
