@@ -86,6 +86,7 @@ void bind_spmd(py::module_& m) {
   m.def("find_sharding", &Sharding::find, py::return_value_policy::reference);
   m.def("shard", &dispatch::shard, NoGil());
   m.def("sharding_of", &dispatch::sharding_of, NoGil(), py::return_value_policy::reference);
+  m.def("known_sharding", &dispatch::known_sharding, NoGil(), py::return_value_policy::reference);
   m.def("declared_sharding", &dispatch::declared_sharding, NoGil(),
         py::return_value_policy::reference);
 }

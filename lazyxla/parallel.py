@@ -20,7 +20,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map_only
 
-from lazyxla import _C, spmd
+from lazyxla import _C, spmd, untraced
 from lazyxla.runtime import BACKEND
 from lazyxla.spmd import Entry, Mesh
 
@@ -116,19 +116,11 @@ class SequenceParallel:
 
     def apply(self, module: nn.Module, mesh: Mesh) -> None:
         spmd.replicate(module, mesh)
-        batch = self.batch_axis if self.batch_axis in mesh.axis_names else None
-
-        def split(x: torch.Tensor) -> torch.Tensor:
-            if x.device.type != BACKEND or x.dim() <= self.dim:
-                return x
-            spec: list[Entry] = ["?"] * x.dim()
-            spec[0] = batch or "?"
-            spec[self.dim] = self.axis
-            return spmd.constrain(x, mesh, spec)
-
-        module.register_forward_hook(
-            lambda _module, _args, result: tree_map_only(torch.Tensor, split, result)
-        )
+        entries: list[tuple[int, Entry]] = [(self.dim, self.axis)]
+        if self.batch_axis in mesh.axis_names:
+            entries.append((0, self.batch_axis))
+        split = _Split(mesh, tuple(entries), least_dims=self.dim + 1)
+        module.register_forward_hook(split.after)
 
 
 Style = ColwiseParallel | RowwiseParallel | SequenceParallel
@@ -204,33 +196,41 @@ def _with_axes(
     return tuple(entry if i == largest else old for i, old in enumerate(spec))
 
 
-def _split_inputs(module: nn.Module, mesh: Mesh, axes: tuple[str, ...]) -> None:
-    entry: Entry = axes[0] if len(axes) == 1 else axes
+@dataclasses.dataclass(frozen=True)
+class _Split:
+    """A hook that splits tensors along some dimensions; the partitioner decides on all others."""
 
-    def split(x: torch.Tensor) -> torch.Tensor:
-        if x.device.type != BACKEND or x.dim() == 0 or _spec_on(mesh, x) is not None:
+    mesh: Mesh
+    entries: tuple[tuple[int, Entry], ...]
+    least_dims: int = 1
+
+    @untraced.traced
+    def before(self, _module: nn.Module, args: Any, kwargs: Any) -> Any:
+        return tree_map_only(torch.Tensor, self.split, (args, kwargs))
+
+    @untraced.traced
+    def after(self, _module: nn.Module, _args: Any, result: Any) -> Any:
+        return tree_map_only(torch.Tensor, self.split, result)
+
+    @untraced.traced
+    def split(self, x: torch.Tensor) -> torch.Tensor:
+        if x.device.type != BACKEND or x.dim() < self.least_dims:
             return x
-        return spmd.constrain(x, mesh, (entry, *["?"] * (x.dim() - 1)))
+        spec: list[Entry] = ["?"] * x.dim()
+        for dim, entry in self.entries:
+            spec[dim] = entry
+        return spmd.constrain(x, self.mesh, spec)
 
-    def hook(_module: nn.Module, args: Any, kwargs: Any) -> Any:
-        return tree_map_only(torch.Tensor, split, (args, kwargs))
 
-    module.register_forward_pre_hook(hook, with_kwargs=True)
+def _split_inputs(module: nn.Module, mesh: Mesh, axes: tuple[str, ...]) -> None:
+    split = _Split(mesh, ((0, axes[0] if len(axes) == 1 else axes),))
+    module.register_forward_pre_hook(split.before, with_kwargs=True)
 
 
 def _split_results(module: nn.Module, mesh: Mesh, axes: tuple[str, ...]) -> None:
     """What each layer yields stays split as the batch is: without that the partitioner might rather
     gather the batch than the layer's parameters."""
-    entry: Entry = axes[0] if len(axes) == 1 else axes
-
-    def split(x: torch.Tensor) -> torch.Tensor:
-        if x.device.type != BACKEND or x.dim() < 2:
-            return x
-        return spmd.constrain(x, mesh, (entry, *["?"] * (x.dim() - 1)))
-
-    def hook(_module: nn.Module, _args: Any, result: Any) -> Any:
-        return tree_map_only(torch.Tensor, split, result)
-
+    split = _Split(mesh, ((0, axes[0] if len(axes) == 1 else axes),), least_dims=2)
     for part in module.modules():
         if next(part.parameters(recurse=False), None) is not None:
-            part.register_forward_hook(hook)
+            part.register_forward_hook(split.after)

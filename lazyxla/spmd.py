@@ -106,6 +106,9 @@ class Mesh:
         axes = ", ".join(f"{n}={s}" for n, s in zip(self.axis_names, self.shape))
         return f"Mesh({axes}; devices {list(self.devices)})"
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Mesh, (self.shape, self.axis_names, self.devices)
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Mesh) and self._raw.text == other._raw.text
 
@@ -284,7 +287,7 @@ def _spread_gradient(tensor: torch.Tensor) -> None:
     @torch.utils.hooks.unserializable_hook
     def spread(grad: torch.Tensor) -> torch.Tensor | None:
         leaf = reference()
-        raw = None if leaf is None else _C.declared_sharding(leaf)
+        raw = None if leaf is None else _C.known_sharding(leaf)
         if raw is None or grad.layout != torch.strided:
             return None
         return torch.ops.lazyxla.constrain(grad, raw.text)  # type: ignore[no-any-return]

@@ -1,5 +1,6 @@
 #include "dispatch/sharded.h"
 
+#include <ATen/ops/_to_copy_native.h>
 #include <ATen/ops/clone.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/empty_like_native.h>
@@ -54,15 +55,17 @@ at::Tensor empty_like(const at::Tensor& self, std::optional<c10::ScalarType> dty
     return made;
   }
   if (!impl_of(self).has_storage() || !is_whole(impl_of(made))) return made;
-  ir::Storage& storage = storage_of(impl_of(self));
-  const ir::Sharding* sharding = declared_sharding(self);
-  if (!sharding && is_whole(impl_of(self))) {
-    std::lock_guard lock(storage.mutex());
-    const Value& value = storage.value();
-    if (value && value.node->is_leaf()) sharding = graph::buffer_of(*value.node.get()).sharding();
-    if (sharding == graph::DeviceBuffer::unknown()) sharding = nullptr;
-  }
-  if (sharding) shard(made, *sharding);
+  if (const ir::Sharding* sharding = known_sharding(self)) shard(made, *sharding);
+  return made;
+}
+
+at::Tensor to_copy(const at::Tensor& self, std::optional<c10::ScalarType> dtype,
+                   std::optional<c10::Layout> layout, std::optional<c10::Device> device,
+                   std::optional<bool> pin, bool non_blocking,
+                   std::optional<c10::MemoryFormat> format) {
+  at::Tensor made = at::native::_to_copy(self, dtype, layout, device, pin, non_blocking, format);
+  if (!ir::Mesh::any() || made.device() != self.device() || !is_whole(impl_of(made))) return made;
+  if (const ir::Sharding* sharding = known_sharding(self)) shard(made, *sharding);
   return made;
 }
 
@@ -78,7 +81,10 @@ TORCH_LIBRARY_IMPL(lazyxla, CPU, m) { m.impl("constrain", TORCH_FN(constrain_on_
 
 TORCH_LIBRARY_IMPL(lazyxla, Meta, m) { m.impl("constrain", TORCH_FN(constrain_on_meta)); }
 
-TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) { m.impl("empty_like", TORCH_FN(empty_like)); }
+TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
+  m.impl("empty_like", TORCH_FN(empty_like));
+  m.impl("_to_copy", TORCH_FN(to_copy));
+}
 
 }  // namespace
 
@@ -115,6 +121,17 @@ const ir::Sharding* declared_sharding(const at::Tensor& tensor) {
   ir::Storage& storage = storage_of(impl_of(tensor));
   std::lock_guard lock(storage.mutex());
   return is_whole(impl_of(tensor)) ? storage.sharding() : nullptr;
+}
+
+const ir::Sharding* known_sharding(const at::Tensor& tensor) {
+  if (!ir::Mesh::any()) return nullptr;
+  ir::Storage& storage = storage_of(impl_of(tensor));
+  std::lock_guard lock(storage.mutex());
+  if (!is_whole(impl_of(tensor))) return nullptr;
+  const Value& value = storage.value();
+  if (storage.sharding() || !value || !value.node->is_leaf()) return storage.sharding();
+  const ir::Sharding* found = graph::buffer_of(*value.node.get()).sharding();
+  return found == graph::DeviceBuffer::unknown() ? nullptr : found;
 }
 
 const ir::Sharding* sharding_of(const at::Tensor& tensor) {

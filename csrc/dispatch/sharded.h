@@ -20,4 +20,7 @@ const ir::Sharding* sharding_of(const at::Tensor& tensor);
 // What is declared for a tensor that is its storage's content as it stands; null for all others.
 const ir::Sharding* declared_sharding(const at::Tensor& tensor);
 
+// The same, or else how its data is spread, if it is there. Flushes nothing.
+const ir::Sharding* known_sharding(const at::Tensor& tensor);
+
 }  // namespace lazyxla::dispatch

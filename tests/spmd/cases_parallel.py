@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -142,3 +143,39 @@ def test_dropout_draws_as_on_one_device() -> None:
 def test_errors(call: Callable[[], Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         call()
+
+
+def test_whole_modules_can_be_saved(tmp_path: Path) -> None:
+    model = combined(Transformer())
+    tokens = batches(Transformer, 1)[0][0].to(DEVICE)
+    expected = model(tokens).detach().cpu()
+    torch.save(model, tmp_path / "model")
+    again = torch.load(tmp_path / "model", weights_only=False)
+    torch.testing.assert_close(again(tokens).detach().cpu(), expected)
+
+
+def test_a_compiled_module(fresh_dynamo: None) -> None:
+    model = combined(Transformer())
+    tokens = batches(Transformer, 1)[0][0].to(DEVICE)
+    expected = model(tokens)
+    compiled = torch.compile(model, backend="lazyxla", fullgraph=True)
+    result = compiled(tokens)
+    torch.testing.assert_close(result.cpu(), expected.cpu())
+    result.sum().backward()
+    for p in model.parameters():
+        assert lazyxla.sharding(p.grad) == lazyxla.sharding(p)
+
+
+def test_parameters_of_another_type_stay_spread() -> None:
+    model = lazyxla.fully_shard(Mlp(), MESH).to(torch.bfloat16)
+    x = torch.ones(BATCH, WIDTH, device=DEVICE, dtype=torch.bfloat16)
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(x).float().square().sum().backward()
+        optimizer.step()
+        lazyxla.sync()
+    assert specs(model)["up.weight"] == ("data", None)
+    for p in model.parameters():
+        for tensor in (p.grad, optimizer.state[p]["exp_avg"]):
+            assert lazyxla.sharding(tensor) == lazyxla.sharding(p)
