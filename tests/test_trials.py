@@ -164,7 +164,7 @@ def test_an_index_out_of_range_is_told_and_undone() -> None:
         wrong = torch.tensor([rows], device=DEVICE)
         lazyxla.sync()
         lost = function(ours, wrong)
-        with pytest.raises((IndexError, RuntimeError), match="out of (range|bounds)"):
+        with pytest.raises((IndexError, RuntimeError), match=r"out of (range|bounds)"):
             lazyxla.sync(wait=True)
         del lost
         assert torch.equal(ours.cpu(), x)
@@ -215,8 +215,7 @@ with torch.no_grad():
 
 def test_another_process_computes_the_same(run_python: Callable[..., Any]) -> None:
     first, second = (
-        run_python(SAME, LAZYXLA_HOST_PROGRAMS="1", LAZYXLA_CACHE_SIZE="0").stdout
-        for _ in range(2)
+        run_python(SAME, LAZYXLA_HOST_PROGRAMS="1", LAZYXLA_CACHE_SIZE="0").stdout for _ in range(2)
     )
     assert first == second
     assert first.split()[1] == "1"
