@@ -1,6 +1,7 @@
 #include "client.h"
 
 #include "call.h"
+#include "device_ids.h"
 
 namespace lazyxla::pjrt {
 namespace {
@@ -242,13 +243,8 @@ std::unique_ptr<Executable> Client::compile_unchecked(std::string_view code,
   const PJRT_Program program = to_program(code, format);
   CompileOptions all = options;
   all.insert(compile_options_.begin(), compile_options_.end());
-  if (auto devices = devices_of(all); !devices.empty()) {
-    std::string ids;  // what the plugin knows them by
-    for (const int64_t device : devices) {
-      ids += (ids.empty() ? "" : ",") + std::to_string(devices_.at(device).description().id);
-    }
-    all[kDevices] = ids;
-  }
+  all = with_device_ids(std::move(all), devices_.size(),
+                        [this](size_t i) { return devices_[i].description().id; });
   const std::string serialized = serialize(all);
   LAZYXLA_PJRT_ARGS(args, PJRT_Client_Compile);
   args.client = raw_;

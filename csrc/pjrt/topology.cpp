@@ -2,6 +2,7 @@
 
 #include "call.h"
 #include "client.h"
+#include "device_ids.h"
 #include "executable.h"
 
 namespace lazyxla::pjrt {
@@ -91,7 +92,8 @@ std::shared_ptr<const CompiledProgram> Topology::compile(std::string_view code,
   }
   check_not_forked();
   const PJRT_Program program = to_program(code, format);
-  const std::string serialized = serialize(options);
+  const std::string serialized = serialize(with_device_ids(
+      options, devices_.size(), [this](size_t position) { return devices_[position].id; }));
   LAZYXLA_PJRT_ARGS(args, PJRT_Compile);
   args.topology = raw_;
   args.program = &program;
