@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from support import DEVICE, counted
 from torch.utils.data import DataLoader, TensorDataset
 
 import lazyxla
+from lazyxla import _C
 
 
 @pytest.mark.parametrize("mode", [True, "fused"])
@@ -129,15 +131,10 @@ def test_a_flush_in_another_thread_is_waited_for(count: int) -> None:
     """Its results' shardings must be known before what reads them is a key."""
     x = torch.randn(64, 64) / 16
     y = powers(sharded(x, "data"), count)
-    started = threading.Event()
-
-    def flush() -> None:
-        started.set()
-        y.cpu()
-
-    thread = threading.Thread(target=flush)
+    thread = threading.Thread(target=y.cpu)
     thread.start()
-    started.wait()
+    while _C.is_pending(y):  # from then on it is promised, and its program is compiled
+        time.sleep(0.001)
     z = (y.t() + 1).sum(0)
     torch.testing.assert_close(z.cpu(), (powers(x, count).t() + 1).sum(0))
     thread.join()
