@@ -15,6 +15,7 @@ from tests.conftest import ROOT, RunPython
         ("custom_operators.md", ""),
         ("input.md", "## Batches of few sizes\n"),
         ("input.md", "## torch.compile pads by itself\n"),
+        ("distributed.md", "# One process, many devices\n"),
     ],
 )
 def test_snippets(page: str, section: str, run_python: RunPython) -> None:
@@ -24,4 +25,4 @@ def test_snippets(page: str, section: str, run_python: RunPython) -> None:
         text = text.split(section)[1].split("\n## ")[0]
     snippets = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     assert snippets
-    run_python("\n".join(snippets))
+    run_python("\n".join(snippets), LAZYXLA_CPU_DEVICES="4")

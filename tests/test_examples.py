@@ -141,6 +141,12 @@ def test_inference(example: Any, model: str, named_backend: None) -> None:
     assert summary.rate > 0
 
 
+def test_fsdp(example: Any) -> None:
+    arguments = ["--data", "2", "--steps", "6", "--batch", "4", "--log-every", "3"]
+    losses = example("train_fsdp").main(arguments)
+    assert losses[-1] < losses[0] - 0.5
+
+
 def test_unknown_device_is_an_error_of_torch(example: Any) -> None:
     with pytest.raises(RuntimeError, match="device"):
         example("train_decoder").main([*DECODER, "--steps", "1", "--device", "nonsense"])
