@@ -43,6 +43,7 @@ class Mesh:
         ValueError: the shape fits neither the names nor the devices, or a name or device comes
             twice.
         IndexError: there is no such device.
+        TypeError: the names are no sequence of strings.
     """
 
     def __init__(
@@ -150,6 +151,7 @@ def shard(target: T, mesh: Mesh, spec: SpecOf) -> T:
     Raises:
         ValueError: the spec has more entries than the tensor dimensions, an axis that the mesh
             has not, or one twice; or the tensor is a view of a part of its memory.
+        TypeError: the target is neither a tensor nor a module, or the spec no tuple.
     """
     if isinstance(target, torch.nn.Module):
         for name, tensor in _tensors_of(target):
