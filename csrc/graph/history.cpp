@@ -101,6 +101,12 @@ struct Difference {
   std::vector<int32_t> places;  // as in Alignment
 };
 
+bool is_mostly_kept(const Difference& difference) {
+  const auto& places = difference.places;
+  const auto is_kept = [](int32_t place) { return place >= 0; };
+  return std::count_if(places.begin(), places.end(), is_kept) >= kLeastAlike * places.size();
+}
+
 // Which slots will have other values, judged by a similar graph: places that were others there, and
 // the numbers of operators that it lacks, which may be the next step's of a schedule.
 std::vector<bool> varying_slots(const Graph& graph, const Outline& before,
@@ -171,7 +177,7 @@ class History {
     now.varies.assign(now.specs.size(), false);
     size_t alike = 0;
     for (const Difference& difference : differences(now)) {  // the smallest first
-      if (past.varying.empty()) {
+      if (past.varying.empty() && is_mostly_kept(difference)) {
         past.varying = varying_slots(graph, *difference.before, difference.places);
       }
       if (what.empty()) what = ": like one before, but for " + list_names(now, difference.differs);
