@@ -4,6 +4,8 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "dispatch/sharded.h"
+#include "graph/partition.h"
+#include "graph/workers.h"
 #include "ir/sharding.h"
 
 namespace py = pybind11;
@@ -35,6 +37,26 @@ const Sharding* make_sharding(const Mesh& mesh, const std::vector<std::vector<si
     }
   }
   return Sharding::get(mesh, std::move(dimensions), std::move(open));
+}
+
+using Tiles = std::pair<std::vector<int64_t>, std::vector<std::vector<int64_t>>>;
+
+void install_result_reader(py::function reader) {
+  auto* function = new py::function(std::move(reader));  // leaked: programs are made until the end
+  graph::set_result_reader([function](const pjrt::CompiledProgram& program,
+                                      const std::vector<size_t>& ranks, size_t partitions) {
+    graph::NeedsInterpreter needs_interpreter;
+    py::gil_scoped_acquire gil;
+    std::vector<graph::ResultTiles> results;
+    try {
+      const py::object raw = py::cast(&program, py::return_value_policy::reference);
+      for (auto& [tiles, tile_of] : (*function)(raw, ranks, partitions).cast<std::vector<Tiles>>())
+        results.push_back({std::move(tiles), std::move(tile_of)});
+    } catch (py::error_already_set& error) {  // which may be kept, and dropped without the GIL
+      TORCH_CHECK(false, "lazyxla: ", py::str(error.value()).cast<std::string>());
+    }
+    return results;
+  });
 }
 
 std::vector<std::pair<std::string, int64_t>> axes_of(const Mesh& mesh) {
@@ -81,6 +103,7 @@ void bind_spmd(py::module_& m) {
                                return open;
                              })
       .def("tile_of", &Sharding::tile_of);
+  m.def("install_result_reader", &install_result_reader);
   m.def("make_mesh", &make_mesh, py::return_value_policy::reference);
   m.def("make_sharding", &make_sharding, py::return_value_policy::reference);
   m.def("find_sharding", &Sharding::find, py::return_value_policy::reference);

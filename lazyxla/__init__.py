@@ -257,6 +257,7 @@ def _register() -> None:
     lowering.allow_host_calls(_C.takes_host_calls, lambda: settings.strict_host_calls)
     _C.install_lowering(reporting.lower, lowering.how, lowering.try_out)
     _C.register_operators(lowering.names())
+    _C.install_result_reader(lowering.result_tiles)
     _C.install_listeners(reporting.loaded, reporting.on_host, reporting.cut)
     _C.install_tensor_namer(reporting.names_of)
     _C.set_library_paths(reporting.LIBRARIES)

@@ -159,7 +159,6 @@ bool covers(const Geometry& g, const ir::Storage& storage) {
          ir::is_dense(g.sizes, g.strides);
 }
 
-// Whether the tensor is its storage's elements in the order of the memory, in whatever shape.
 // Whether the storage's base may become another one: not where a sharding is for its dimensions.
 bool may_rebase(const Geometry& g, const ir::Storage& storage) {
   return !storage.sharding() || g.sizes == storage.base().sizes;
@@ -174,6 +173,7 @@ Value spread(const ir::Storage& storage, Value value) {
   return constrain(std::move(value), *sharding);
 }
 
+// Whether the tensor is its storage's elements in the order of the memory, in whatever shape.
 bool is_row_major(const c10::TensorImpl& tensor, const ir::Storage& storage) {
   return tensor.is_contiguous() && tensor.storage_offset() == 0 && !has_math_bits(tensor) &&
          static_cast<size_t>(tensor.numel()) * tensor.itemsize() == storage.nbytes();

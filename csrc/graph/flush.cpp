@@ -45,6 +45,11 @@ thread_local Graph ReusedGraph::spare_;
 
 thread_local std::optional<std::vector<uint64_t>> trace;
 
+// A training step is sure to come again; what is computed without gradients may not.
+OnHost may_run_on_host() {
+  return c10::GradMode::is_enabled() ? OnHost::kSmall : OnHost::kFirstRuns;
+}
+
 }  // namespace
 
 void flush(c10::DeviceIndex device, Cause cause) {
@@ -114,9 +119,7 @@ void flush(ir::PendingSet& pending, Cause cause) {
     const Origin origin{.line = user_line(),
                         .scope = apart ? nullptr : current_scope(),
                         .may_cut = is_free,
-                        .on_host = !is_free                      ? OnHost::kNone
-                                   : c10::GradMode::is_enabled() ? OnHost::kSmall
-                                                                 : OnHost::kFirstRuns};
+                        .on_host = is_free ? may_run_on_host() : OnHost::kNone};
     variant = make_program(pending, program, missed, later ? Compile::kInBackground : Compile::kNow,
                            origin, *turn, replaces(missed->graph));
   }

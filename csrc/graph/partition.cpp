@@ -6,13 +6,17 @@
 #include <algorithm>
 
 #include "graph/walk.h"
-#include "pjrt/result_tiles.h"
 
 namespace lazyxla::graph {
 namespace {
 
 // Marks the partition in a key; OpSpec ids and other words that begin a section are smaller.
 constexpr uint64_t kPartition = uint64_t{3} << 56;
+
+ResultReader& result_reader() {
+  static auto* instance = new ResultReader();
+  return *instance;
+}
 
 void note_mesh(Partition& partition, const ir::Sharding* sharding) {
   if (!sharding) return;
@@ -61,6 +65,8 @@ std::vector<const ir::Sharding*> wanted_results(const Graph& graph) {
 
 }  // namespace
 
+void set_result_reader(ResultReader reader) { result_reader() = std::move(reader); }
+
 void Partition::check() const {
   TORCH_CHECK_VALUE(!other,
                     "lazyxla: tensors that are sharded over different meshes are part of one "
@@ -92,7 +98,7 @@ std::string Partition::text() const {
 }
 
 std::vector<const ir::Sharding*> Partition::results_of(const pjrt::CompiledProgram& program) const {
-  const std::vector<pjrt::ResultTiles> all = pjrt::result_tiles(program, ranks, mesh->size());
+  const std::vector<ResultTiles> all = result_reader()(program, ranks, mesh->size());
   TORCH_INTERNAL_ASSERT(all.size() == results.size());
   std::vector<const ir::Sharding*> found;
   for (size_t i = 0; i < all.size(); ++i) {

@@ -13,6 +13,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -24,6 +25,19 @@
 namespace lazyxla::graph {
 
 struct Graph;
+
+// How a result lies on the devices: how many tiles each dimension has, and per partition its tile's
+// place in each.
+struct ResultTiles {
+  std::vector<int64_t> tiles;
+  std::vector<std::vector<int64_t>> tile_of;
+};
+
+// Tells that of each result of a compiled program; `ranks` are the results'. Set once, by the
+// bindings; takes the GIL itself.
+using ResultReader = std::function<std::vector<ResultTiles>(
+    const pjrt::CompiledProgram&, const std::vector<size_t>& ranks, size_t partitions)>;
+void set_result_reader(ResultReader reader);
 
 struct Partition {
   const ir::Mesh* mesh = nullptr;

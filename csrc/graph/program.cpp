@@ -17,13 +17,10 @@
 #include "graph/scope.h"
 #include "graph/setting.h"
 #include "graph/stages.h"
-#include "ir/bounded_map.h"
 #include "options.h"
 #include "pjrt/client.h"
 #include "pjrt/error.h"
-#include "pjrt/host_memory.h"
 #include "pjrt/runtime.h"
-#include "waiting.h"
 
 namespace lazyxla::graph {
 namespace {
@@ -31,86 +28,6 @@ namespace {
 // A rule that makes a slot static may meet a new value at every step; its variants must not pile
 // up.
 constexpr size_t kMaxVariants = 64;
-
-std::atomic<int64_t> live_variants{0};
-
-class Cache {
- public:
-  std::shared_ptr<Program> find(const Graph& graph) {
-    std::vector<std::shared_ptr<Program>> dead;  // dies without the lock: unloading takes a while
-    std::lock_guard lock(mutex_);
-    for (const auto& program : programs_[graph.hash]) {
-      if (program->key() == graph.key) return program;
-    }
-    if (is_full()) dead = take_oldest();
-    ++size_;
-    auto& bucket = programs_[graph.hash];
-    bucket.push_back(std::make_shared<Program>(graph, dropped_.find(graph.hash) != nullptr));
-    return bucket.back();
-  }
-
-  bool contains(const Graph& graph) {
-    std::lock_guard lock(mutex_);
-    const auto found = programs_.find(graph.hash);
-    return found != programs_.end() &&
-           std::any_of(found->second.begin(), found->second.end(),
-                       [&](const auto& program) { return program->key() == graph.key; });
-  }
-
-  size_t size() {
-    std::lock_guard lock(mutex_);
-    return size_;
-  }
-
- private:
-  bool is_full() {
-    if (count() >= options().max_programs) return true;
-    return ++misses_ % 64 == 0 && pjrt::mappings_run_out();
-  }
-
-  // Compiled forms; a program that could not be lowered counts as one.
-  int64_t count() const { return std::max<int64_t>(live_variants, size_); }
-
-  // Programs that have a quarter of all.
-  std::vector<std::shared_ptr<Program>> take_oldest() {
-    std::vector<std::pair<Program::Use, std::shared_ptr<Program>>> all;
-    for (const auto& [hash, bucket] : programs_) {
-      for (const auto& program : bucket) {
-        if (auto use = program->use()) all.emplace_back(*use, program);
-      }
-    }
-    std::sort(all.begin(), all.end(),
-              [](const auto& a, const auto& b) { return a.first.last_run < b.first.last_run; });
-    std::vector<std::shared_ptr<Program>> oldest;
-    // More than a quarter, if the setting was lowered meanwhile.
-    int64_t to_drop = std::max<int64_t>(count() / 4, count() - options().max_programs + 1);
-    to_drop = std::max<int64_t>(to_drop, 1);
-    for (auto& [use, program] : all) {
-      if (to_drop <= 0) break;
-      to_drop -= std::max<int64_t>(use.variants, 1);
-      uint64_t hash = program->hash();
-      std::erase(programs_[hash], program);
-      if (programs_[hash].empty()) programs_.erase(hash);
-      dropped_.insert(hash, {}, static_cast<size_t>(options().max_calls.load()));
-      oldest.push_back(std::move(program));
-    }
-    size_ -= oldest.size();
-    Counters::get().programs_dropped += static_cast<int64_t>(oldest.size());
-    return oldest;
-  }
-
-  std::mutex mutex_;
-  ska::flat_hash_map<uint64_t, std::vector<std::shared_ptr<Program>>> programs_;
-  size_t size_ = 0;
-  size_t misses_ = 0;
-  struct Dropped {};
-  ir::BoundedMap<uint64_t, Dropped> dropped_;  // to tell why they are compiled again
-};
-
-Cache& cache() {
-  static auto* instance = new Cache();
-  return *instance;
-}
 
 Lowerer& lowerer() {
   static auto* instance = new Lowerer();
@@ -164,90 +81,6 @@ void compile(const std::shared_ptr<Variant>& variant, std::string artifact,
 void set_lowerer(Lowerer new_lowerer) { lowerer() = std::move(new_lowerer); }
 
 void set_listeners(Listeners new_listeners) { listeners() = std::move(new_listeners); }
-
-Variant::Variant() {
-  ++live_variants;
-  note_run();  // it is about to
-}
-
-Variant::~Variant() { --live_variants; }
-
-void Variant::note_run() const {
-  static std::atomic<int64_t> runs{0};
-  last_run_.store(++runs, std::memory_order_relaxed);
-}
-
-bool Variant::matches(c10::ArrayRef<ir::ScalarValue> slots) const {
-  if (state_.load(std::memory_order_relaxed) == kFailed) return false;
-  for (size_t i = 0; i < slots.size(); ++i) {
-    if (slots[i].i != constants[i].i && !variable[i]) return false;
-  }
-  return true;
-}
-
-void Variant::compile(const std::string& artifact, const ir::CompileOptions& options,
-                      const EntryKey& stored_as) {
-  try {
-    take(pjrt::Runtime::get().client().compile(artifact, "mlir", options));
-  } catch (...) {
-    error_ = std::current_exception();
-  }
-  state_.store(error_ ? kFailed : kCompiled, std::memory_order_release);
-  waiting::announce();
-  if (error_ || stored_as.is_empty()) return;
-  try {
-    ProgramStore::current()->add_program(stored_as, executable_->program().serialize());
-  } catch (const pjrt::Error&) {
-    // Not every plugin can serialize; the next process compiles again.
-  }
-}
-
-void Variant::load(const std::string& serialized) {
-  take(pjrt::Runtime::get().client().deserialize(serialized));
-  state_.store(kCompiled, std::memory_order_release);
-}
-
-void Variant::take(std::unique_ptr<pjrt::Executable> executable) {
-  executable_ = std::move(executable);
-  if (partition) results_ = partition->results_of(executable_->program());
-  if (const auto stats = executable_->program().memory_stats()) {
-    bytes_needed_ = stats->temporary + stats->outputs;
-  }
-}
-
-void Variant::take(HostProgram program, size_t slots) {
-  host_program_ = std::move(program);
-  variable.assign(slots, true);
-  state_.store(kCompiled, std::memory_order_release);
-}
-
-bool Variant::runs_on_host() const {
-  return host_program_ || std::any_of(stages.begin(), stages.end(), [](const StageProgram& stage) {
-           return stage.variant->runs_on_host();
-         });
-}
-
-void Variant::take(std::vector<StageProgram> compiled, size_t values_handed_on) {
-  stages = std::move(compiled);
-  handed_on = values_handed_on;
-  state_.store(kCompiled, std::memory_order_release);
-}
-
-void Variant::await_compiled() const {
-  if (state_.load(std::memory_order_acquire) != kCompiling) return;
-  WithoutGil no_gil;
-  waiting::wait([this] { return state_.load(std::memory_order_acquire) != kCompiling; });
-}
-
-void Variant::check_compiled() const {
-  await_compiled();
-  if (error_) std::rethrow_exception(error_);
-}
-
-const pjrt::Executable& Variant::executable() const {
-  check_compiled();
-  return *executable_;
-}
 
 VariantRef Program::known(const Graph& graph) const {
   for (const VariantRef& variant : variants_) {
@@ -352,19 +185,19 @@ bool load(Variant& variant, const std::string& serialized, std::string& why) {
   }
 }
 
-// Whether a program for its key was made before, by whichever process.
+}  // namespace
+
 bool is_on_disk(const Graph& graph) {
   const auto store = ProgramStore::current();
   return store->has_programs(store->graph_key(graph, pjrt::serialize(compile_options(graph))));
 }
 
-}  // namespace
-
 VariantRef Program::make(const Graph& graph, Compile how, const Origin& origin) {
   if (graph.partition) graph.partition->check();
   std::string new_reason = origin.part_of;
   if (!origin.varying.empty()) varying_ = origin.varying;
-  if (variants_.empty() && stages_.empty() && !trial_ && new_reason.empty()) {
+  const bool is_new = variants_.empty() && stages_.empty() && !trial_;
+  if (is_new && new_reason.empty()) {
     Past past = recall(graph);
     new_reason = std::move(past.reason);
     varying_ = std::move(past.varying);
@@ -382,7 +215,7 @@ VariantRef Program::make(const Graph& graph, Compile how, const Origin& origin) 
   }
   if (!stages_.empty()) {
     try {
-      if (VariantRef variant = make_stages(graph, origin, new_reason)) return variant;
+      if (VariantRef variant = make_stages(graph, origin, new_reason, is_new)) return variant;
     } catch (const std::exception&) {
       // It is tried whole; what is wrong with it is told then.
     }
@@ -406,7 +239,7 @@ VariantRef Program::make_on_host(const Graph& graph, const Origin& origin,
   variant->take(std::move(*program), graph.slots.size());
   variant->is_trial = is_trial;
   if (is_trial) {
-    trial_ = Trial{variant, 1, graph.slots};
+    trial_ = Trial{variant, 1};
   }
   if (listeners().on_host) {
     listeners().on_host(graph, {origin.line, new_reason, graph.hash});
@@ -418,9 +251,8 @@ VariantRef Program::go_on_trying(const Graph& graph, const Origin& origin) {
   Trial& trial = *trial_;
   varying_.resize(graph.slots.size(), false);
   for (size_t i = 0; i < graph.slots.size(); ++i) {
-    if (trial.slots[i].i != graph.slots[i].i) varying_[i] = true;
+    if (trial.variant->constants[i].i != graph.slots[i].i) varying_[i] = true;
   }
-  trial.slots = graph.slots;
   ++trial.runs;
   if (origin.on_host != OnHost::kFirstRuns || trial.runs > Trial::kRuns) {
     trial.variant = nullptr;
@@ -432,12 +264,11 @@ VariantRef Program::go_on_trying(const Graph& graph, const Origin& origin) {
   return trial.variant;
 }
 
-VariantRef Program::make_stages(const Graph& graph, const Origin& origin,
-                                const std::string& reason) const {
-  const bool is_new = variants_.empty();
+VariantRef Program::make_stages(const Graph& graph, const Origin& origin, const std::string& reason,
+                                bool is_new) const {
   if (is_new && is_on_disk(graph)) return nullptr;
   const std::vector<Piece> pieces = cut(graph, stages_);
-  if (is_new && !reason.empty()) {
+  if (is_new) {
     std::vector<size_t> operators;
     for (const Piece& piece : pieces) operators.push_back(piece.graph.nodes.size());
     ++Counters::get().graphs_cut;
@@ -499,11 +330,5 @@ VariantRef Program::make_whole(const Graph& graph, Compile how, const Origin& or
   }
   return variant;
 }
-
-std::shared_ptr<Program> find_program(const Graph& graph) { return cache().find(graph); }
-
-bool is_known(const Graph& graph) { return cache().contains(graph) || is_on_disk(graph); }
-
-size_t cached_programs() { return cache().size(); }
 
 }  // namespace lazyxla::graph

@@ -7,6 +7,7 @@ import re
 from typing import Any
 
 from lazyxla.aot.chips import Chip
+from lazyxla.lowering import optimized
 
 _GIB = 2**30
 
@@ -72,7 +73,7 @@ class CompiledProgram:
 
         The body of a loop counts once, and an operation that it knows no time for does not count.
         """
-        cycles = [int(found) for found in _CYCLES.findall(self._optimized_module())]
+        cycles = [int(found) for found in _CYCLES.findall(optimized.serialized(self._raw))]
         return sum(number for number in cycles if number != _UNKNOWN) or None
 
     @property
@@ -128,24 +129,7 @@ class CompiledProgram:
             RuntimeError: the compiler does not tell, or in a form that the installed jaxlib, which
                 turns it into text, does not know.
         """
-        from jaxlib import _hlo  # type: ignore[attr-defined]
-
-        module = self._optimized_module()
-        try:
-            return _hlo.HloModule.from_serialized_hlo_module_proto(module).to_string()
-        except RuntimeError as error:
-            raise RuntimeError(
-                f"this version of jaxlib cannot read the compiler's program: {error}"
-            ) from error
-
-    def _optimized_module(self) -> bytes:
-        """The optimized program as an HloModuleProto."""
-        form, data = self._raw.optimized_program()
-        if form == "hlo":
-            return data
-        if form == "hlo_with_config":
-            return _first_field(data)
-        raise RuntimeError(f"the compiler gives its program in an unknown format, {form!r}")
+        return optimized.module(self._raw).to_string()  # type: ignore[no-any-return]
 
     def __str__(self) -> str:
         memory = self.memory_stats()
@@ -212,26 +196,3 @@ def _seconds(seconds: float) -> str:
         if seconds >= scale:
             return f"{seconds / scale:.2f} {unit}"
     return f"{seconds / 1e-6:.2f} us"
-
-
-def _first_field(message: bytes) -> bytes:
-    """Field 1 of a protocol buffer, itself a message: of HloModuleProtoWithConfig the module."""
-    position = 0
-    while position < len(message):
-        tag, position = _varint(message, position)
-        length, position = _varint(message, position)
-        if tag == 1 << 3 | 2:
-            return message[position : position + length]
-        position += length
-    raise RuntimeError("the compiler's program has no module")
-
-
-def _varint(message: bytes, position: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        byte = message[position]
-        position += 1
-        value |= (byte & 0x7F) << shift
-        shift += 7
-        if byte < 0x80:
-            return value, position

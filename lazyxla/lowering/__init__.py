@@ -10,6 +10,7 @@ first lowering loads jaxlib, the first JAX rule that runs loads JAX.
 from lazyxla.lowering.errors import LoweringError
 from lazyxla.lowering.explanation import Explanation, explain
 from lazyxla.lowering.host_call import allow_host_calls
+from lazyxla.lowering.optimized import result_tiles
 from lazyxla.lowering.program import (
     Geometry,
     Lowered,
@@ -44,6 +45,7 @@ __all__ = [
     "lower_to_text",
     "names",
     "on_change",
+    "result_tiles",
     "rule",
     "try_out",
 ]

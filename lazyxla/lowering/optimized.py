@@ -1,0 +1,99 @@
+"""What the compiler made of a program: the optimized HLO module, read by jaxlib's classes."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+Tiles = tuple[list[int], list[list[int]]]
+"""How many tiles each dimension of a result has; per partition, its tile's place in each."""
+
+
+def serialized(program: Any) -> bytes:
+    """The module of a compiled program (``_C.CompiledProgram``) as an HloModuleProto.
+
+    Raises:
+        RuntimeError: the compiler does not tell it, or in an unknown format.
+    """
+    form, data = program.optimized_program()
+    if form == "hlo":
+        return data  # type: ignore[no-any-return]
+    if form == "hlo_with_config":
+        return _first_field(data)
+    raise RuntimeError(f"the compiler gives its program in an unknown format, {form!r}")
+
+
+def module(program: Any) -> Any:
+    """The same as jaxlib's ``HloModule``.
+
+    Raises:
+        RuntimeError: as `serialized`; or the installed jaxlib does not know what is in it.
+    """
+    from jaxlib import _hlo  # type: ignore[attr-defined]
+
+    try:
+        return _hlo.HloModule.from_serialized_hlo_module_proto(serialized(program))
+    except RuntimeError as error:
+        raise RuntimeError(
+            f"this version of jaxlib cannot read the compiler's program: {error}"
+        ) from error
+
+
+def result_tiles(program: Any, ranks: Sequence[int], partitions: int) -> list[Tiles]:
+    """How the results of a partitioned program lie on its devices; `ranks` are the results'.
+
+    Raises:
+        RuntimeError: as `module`; or the results are spread in a way that is no grid of tiles.
+    """
+    if partitions == 1:
+        return [_whole(rank, 1) for rank in ranks]
+    from jaxlib import _hlo
+
+    noted = module(program).spmd_output_sharding
+    if noted is None:
+        raise RuntimeError("the compiled program does not tell how its results are spread")
+    # (A single result may be noted as it is, not as a tuple of one.)
+    each = noted.tuple_shardings if noted.type == _hlo.OpSharding.Type.TUPLE else [noted]
+    shardings = [_hlo.HloSharding.from_proto(one) for one in each]
+    return [_tiles(s, rank, partitions) for s, rank in zip(shardings, ranks, strict=True)]
+
+
+def _whole(rank: int, partitions: int) -> Tiles:
+    return [1] * rank, [[0] * rank for _ in range(partitions)]
+
+
+def _tiles(sharding: Any, rank: int, partitions: int) -> Tiles:
+    if sharding.is_replicated():
+        return _whole(rank, partitions)
+    devices = list(sharding.tile_assignment_devices()) if sharding.is_tiled() else []
+    if sorted(devices) != list(range(partitions)):
+        raise RuntimeError(f"the partitioner spreads a result in an unknown way: {sharding}")
+    grid = list(sharding.tile_assignment_dimensions())  # behind the result's own: equal tiles
+    tile_of = [[0] * rank for _ in devices]
+    for device, place in zip(devices, itertools.product(*map(range, grid)), strict=True):
+        tile_of[device] = list(place[:rank])
+    return grid[:rank], tile_of
+
+
+def _first_field(message: bytes) -> bytes:
+    """Field 1 of a protocol buffer, itself a message: of HloModuleProtoWithConfig the module."""
+    position = 0
+    while position < len(message):
+        tag, position = _varint(message, position)
+        length, position = _varint(message, position)
+        if tag == 1 << 3 | 2:
+            return message[position : position + length]
+        position += length
+    raise RuntimeError("the compiler's program has no module")
+
+
+def _varint(message: bytes, position: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        byte = message[position]
+        position += 1
+        value |= (byte & 0x7F) << shift
+        shift += 7
+        if byte < 0x80:
+            return value, position
