@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
-import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import hypothesis
@@ -28,12 +29,8 @@ def _host_programs() -> Iterator[None]:
     lazyxla.settings.host_programs = False
 
 
-def sizes_of_its_own(start: int = 3) -> Iterator[int]:
-    """Sizes that no other test has: a graph of theirs is not new."""
-    yield from range(start, start + 1000)
-
-
-_sizes = sizes_of_its_own(101)
+_sizes = itertools.count(101)
+"""Each test's own: a graph of another one's size is new."""
 
 
 def run(
@@ -178,23 +175,14 @@ def test_threads() -> None:
     x = torch.randn(next(_sizes), 7)
     ours, expected = x.to(DEVICE), (x.sin() @ x.mT).sum(1)
     lazyxla.sync(wait=True)
-    failures: list[BaseException] = []
 
-    def work() -> None:
-        try:
-            with torch.no_grad():
-                for _ in range(RUNS):
-                    torch.testing.assert_close((ours.sin() @ ours.mT).sum(1).cpu(), expected)
-        except BaseException as e:
-            failures.append(e)
+    def work(_: int) -> None:
+        with torch.no_grad():
+            for _ in range(RUNS):
+                torch.testing.assert_close((ours.sin() @ ours.mT).sum(1).cpu(), expected)
 
-    with counted() as n:
-        threads = [threading.Thread(target=work) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert not failures
+    with counted() as n, ThreadPoolExecutor(4) as threads:
+        list(threads.map(work, range(4)))  # raises what one of them raised
     assert (n.compiles, n.host_programs) == (1, RUNS)
 
 

@@ -1,15 +1,23 @@
-"""Random bits that a partitioner can spread: each element is computed from its own place.
+"""Random bits.
 
-XLA's generator is one operation, of which a partitioner has every device make all numbers. Here the
-same numbers come of elementwise operations on the places of the elements, which can be split as
-anything else.
+Every random operator owns the stream that its pair (seed, ordinal) names, so its numbers depend on
+the seed and the order of random calls only. Both generators are counter-based, and the streams of
+one seed are disjoint parts of the generator's sequence:
 
-Both generators make blocks of numbers, block after block. If the last dimension holds whole blocks
-they are made as they are; else each element makes its block, and takes its number from it.
+- TPU and CUDA: Philox 4x32-10, key from `seed`, counter (ordinal, block) of 64 bits each.
+- CPU: Threefry 2x32-20, key from `seed`, counter (ordinal, block) of 32 bits each, since
+  XLA's Philox is two to six times slower there.
+
+XLA's generator is one operation, of which a partitioner has every device make all numbers. So in a
+program for many devices the same numbers come of elementwise operations on the places of the
+elements, which can be split as anything else. Both generators make blocks of numbers, block after
+block. If the last dimension holds whole blocks they are made as they are; else each element makes
+its block, and takes its number from it.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +27,8 @@ if TYPE_CHECKING:
     from lazyxla.lowering.builder import Builder
 
 Value = Any
+Stream = tuple[Value, Value]
+"""Seed and ordinal, uint64 each."""
 
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 _PARITY = 0x1BD11BDA
@@ -26,11 +36,56 @@ _PHILOX_FACTORS = (0xD2511F53, 0xCD9E8D57)
 _PHILOX_STEPS = (0x9E3779B9, 0xBB67AE85)
 
 
+def bits_of(
+    b: Builder, shape: Sequence[int], dtype: torch.dtype, stream: Stream | None = None
+) -> Value:
+    """The first bits of a stream, by default the current operator's: a uint32 or uint64 value."""
+    if not math.prod(shape):
+        return b.zeros(shape, dtype)
+    seed, ordinal = b.rng if stream is None else stream
+    make = _threefry_bits if b.platform == "cpu" else _philox_bits
+    return make(b, shape, dtype, seed, ordinal)
+
+
+def _philox_bits(
+    b: Builder, shape: Sequence[int], dtype: torch.dtype, seed: Value, ordinal: Value
+) -> Value:
+    if b.annotations is not None:
+        return philox(b, shape, dtype, seed, ordinal)
+    state = [seed, b.constant(0, torch.uint64), ordinal]
+    return b.reshape(_generate(b, "PHILOX", state, list(shape) or [1], dtype), shape)
+
+
+def _threefry_bits(
+    b: Builder, shape: Sequence[int], dtype: torch.dtype, seed: Value, ordinal: Value
+) -> Value:
+    # 64-bit numbers come in the order in which the generator makes them, without a shuffle.
+    start = b.hlo.shift_left(ordinal, b.constant(32, torch.uint64))
+    if b.annotations is not None:
+        return threefry(b, shape, dtype, seed, start)
+    count = math.prod(shape)
+    words = -(-count * dtype.itemsize // 8)
+    bits = _generate(b, "THREE_FRY", [seed, start], [words], torch.uint64)
+    if dtype != torch.uint64:
+        halves = b.hlo.bitcast_convert(b.type(dtype, [words, 2]), bits)
+        bits = b.slice_dim(b.reshape(halves, [-1]), 0, 0, count)
+    return b.reshape(bits, shape)
+
+
+def _generate(
+    b: Builder, algorithm: str, state: list[Value], shape: list[int], dtype: torch.dtype
+) -> Value:
+    initial = b.stack(state, 0)
+    kind = b.hlo.RngAlgorithmAttr.get(algorithm)
+    types = [initial.type, b.type(dtype, shape)]
+    return b.hlo.RngBitGeneratorOp(*types, kind, initial).results[1]
+
+
 def threefry(
     b: Builder, shape: Sequence[int], dtype: torch.dtype, seed: Value, start: Value
 ) -> Value:
-    """What XLA's THREE_FRY makes of the state (seed, start), two uint64 values: 64-bit numbers, or
-    narrower ones of which each holds as many as there is room for, the lowest bits first."""
+    """What XLA's THREE_FRY makes of the state (seed, start), two uint64 values, as uint64; or as
+    uint32 the halves of these, the low one first."""
     result: Value = b.call_jax(_threefry, seed, start, shape=tuple(shape), bits=8 * dtype.itemsize)
     return result
 
@@ -98,11 +153,7 @@ def _threefry(seed: Any, start: Any, *, shape: tuple[int, ...], bits: int) -> An
                 y ^= x
             x += keys[(turn + 1) % 3]
             y += keys[(turn + 2) % 3] + jnp.uint32(turn + 1)
-        if bits == 64:
-            return [_joined(x, y)]
-        narrow = {8: jnp.uint8, 16: jnp.uint16, 32: jnp.uint32}[bits]
-        parts = range(0, 32, bits)
-        return [(word >> jnp.uint32(i)).astype(narrow) for word in (x, y) for i in parts]
+        return [_joined(x, y)] if bits == 64 else [x, y]
 
     return _blocks(shape, 64 // bits, make)
 

@@ -1,13 +1,4 @@
-"""Random numbers.
-
-Every random operator owns the stream that its pair (seed, ordinal) names, so its numbers depend on
-the seed and the order of random calls only. Both generators are counter-based, and the streams of
-one seed are disjoint parts of the generator's sequence:
-
-- TPU and CUDA: Philox 4x32-10, key from `seed`, counter (ordinal, block) of 64 bits each.
-- CPU: Threefry 2x32-20, key from `seed`, counter (ordinal, block) of 32 bits each, since
-  XLA's Philox is two to six times slower there.
-"""
+"""Random numbers: distributions made of a stream's bits (streams.py)."""
 
 import math
 from collections.abc import Sequence
@@ -15,53 +6,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from lazyxla.lowering import streams
 from lazyxla.lowering.program import TensorSpec
 from lazyxla.lowering.registry import graph_rule, jax_rule, rule
 from lazyxla.lowering.scalar import Scalar
+from lazyxla.lowering.streams import Stream, bits_of
 
 if TYPE_CHECKING:
     from lazyxla.lowering.builder import Builder
 
 Value = Any
-Stream = tuple[Value, Value]
-"""Seed and ordinal, uint64 each."""
-
-# ---- bits and basic distributions ----
-
-
-def _bits(
-    b: "Builder", shape: Sequence[int], dtype: torch.dtype, stream: Stream | None = None
-) -> Value:
-    """The first bits of a stream, by default the current operator's: a uint32 or uint64 value."""
-    count = math.prod(shape)
-    if not count:
-        return b.zeros(shape, dtype)
-    seed, ordinal = b.rng if stream is None else stream
-    if b.platform != "cpu" and b.annotations is not None and dtype.itemsize >= 4:
-        return streams.philox(b, shape, dtype, seed, ordinal)
-    if b.platform != "cpu":
-        state = [seed, b.constant(0, torch.uint64), ordinal]
-        return b.reshape(_generate(b, "PHILOX", state, list(shape) or [1], dtype), shape)
-    # 64-bit numbers come in the order in which the generator makes them, without a shuffle.
-    start = b.hlo.shift_left(ordinal, b.constant(32, torch.uint64))
-    if b.annotations is not None:
-        return streams.threefry(b, shape, dtype, seed, start)
-    words = -(-count * dtype.itemsize // 8)
-    bits = _generate(b, "THREE_FRY", [seed, start], [words], torch.uint64)
-    if dtype != torch.uint64:
-        halves = b.hlo.bitcast_convert(b.type(dtype, [words, 2]), bits)
-        bits = b.slice_dim(b.reshape(halves, [-1]), 0, 0, count)
-    return b.reshape(bits, shape)
-
-
-def _generate(
-    b: "Builder", algorithm: str, state: list[Value], shape: list[int], dtype: torch.dtype
-) -> Value:
-    initial = b.stack(state, 0)
-    kind = b.hlo.RngAlgorithmAttr.get(algorithm)
-    types = [initial.type, b.type(dtype, shape)]
-    return b.hlo.RngBitGeneratorOp(*types, kind, initial).results[1]
+# ---- basic distributions ----
 
 
 def _natural(
@@ -75,7 +29,7 @@ def _natural(
     word, signed = (
         (torch.uint64, torch.int64) if dtype == torch.float64 else (torch.uint32, torch.int32)
     )
-    bits = _bits(b, shape, word, stream)
+    bits = bits_of(b, shape, word, stream)
     shift = b.full_like(bits, word.itemsize * 8 - digits)
     # Signed numbers convert faster; the top bit is zero by now.
     return b.convert(b.bitcast(b.hlo.shift_right_logical(bits, shift), signed), dtype)
@@ -226,7 +180,7 @@ def _integers(b: "Builder", low: Value, high: Value) -> Value:
     if dtype.is_floating_point or any(not -(1 << 31) <= n < 1 << 31 for n in bounds):
         return _integers_between(b, int(low), int(high))
     first, last = (b.value(n, torch.int64) for n in (low, high))
-    number = _bits(b, shape, torch.uint32)
+    number = bits_of(b, shape, torch.uint32)
     span = b.convert(b.hlo.subtract(last, first), torch.uint32)
     number = b.hlo.remainder(number, b.broadcast_to(span, shape))
     number = b.convert(number, torch.int32)  # perhaps beyond it, and back by what follows
@@ -237,7 +191,7 @@ def _integers_between(b: "Builder", low: int, high: int) -> Value:
     dtype, shape = b.outputs[0]
     span = high - low
     word = torch.uint32 if span <= 1 << 32 else torch.uint64
-    number = _bits(b, shape, word)
+    number = bits_of(b, shape, word)
     if span < 1 << (word.itemsize * 8):
         number = b.hlo.remainder(number, b.full_like(number, span))
     narrow = word == torch.uint32 and low >= -(1 << 31) and high <= 1 << 31
@@ -319,7 +273,7 @@ def randint_like_low(b: "Builder", x: Value, low: int, high: int, *_: Any) -> Va
 
 @rule("aten::randperm")
 def randperm(b: "Builder", n: int, *options: Any) -> Value:
-    keys = _bits(b, [n], torch.uint64)
+    keys = bits_of(b, [n], torch.uint64)
     return b.sort([keys, b.iota([n], 0, torch.int64)], 0, stable=False)[1]
 
 
