@@ -48,7 +48,7 @@ def result_tiles(program: Any, ranks: Sequence[int], partitions: int) -> list[Ti
     """
     if partitions == 1:
         return [_whole(rank, 1) for rank in ranks]
-    from jaxlib import _hlo
+    from jaxlib import _hlo  # type: ignore[attr-defined]
 
     noted = module(program).spmd_output_sharding
     if noted is None:
