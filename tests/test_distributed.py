@@ -13,15 +13,10 @@ import pytest
 import torch.distributed as dist
 
 from tests.conftest import ROOT
+from tests.distributed import collectives, training  # noqa: F401 - they have the cases
+from tests.distributed.cases import CASES
 
 SIZES = (2, 3)
-CASES = (
-    *("all_reduce", "all_reduce_bits", "all_reduce_mean", "in_views", "asynchronous", "broadcast"),
-    *("reduce", "gathers", "scatters", "all_to_all", "in_a_ring", "tags", "objects", "groups"),
-    *("functional_collectives", "differentiable", "nobody_reads_it", "ranks_differ", "eager"),
-    *("compiled", "traced", "ddp", "ddp_options", "fully_sharded", "dtensors", "tensor_parallel"),
-    *("checkpoints", "refused", "barrier"),
-)
 SERVED_BY_ONE_PROGRAM = (
     *("all_reduce", "asynchronous", "broadcast", "gathers", "scatters", "all_to_all", "in_a_ring"),
     *("groups", "functional_collectives", "differentiable", "dtensors", "traced"),
@@ -49,7 +44,7 @@ def start(command: list[str], size: int, **environment: str) -> list[subprocess.
 # One test for all cases: processes start slowly.
 @pytest.mark.parametrize("size", SIZES)
 def test_as_on_the_cpu(size: int, tmp_path: Path) -> None:
-    script = str(ROOT / "tests" / "distributed_ranks.py")
+    script = str(ROOT / "tests" / "distributed" / "ranks.py")
     processes = start([script, str(size), str(tmp_path / "meet")], size)
     results = []
     for process in processes:

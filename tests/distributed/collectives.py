@@ -1,44 +1,18 @@
-"""One of several processes: a script for tests/test_distributed.py.
-
-Usage: distributed_ranks.py RANK SIZE FILE NAME...; FILE, a new one, is where the processes meet.
-Runs each case on the device and on the CPU, where PyTorch's own Gloo group serves it, and prints
-one JSON object: by case, what differs (empty if nothing does) and what the device's run counted.
-"""
+"""Collectives, one by one and in the modes."""
 
 from __future__ import annotations
 
-import copy
-import json
-import sys
-import tempfile
-import traceback
-from collections.abc import Callable, Iterator
-from datetime import timedelta
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
-from torch import Tensor, nn
+from torch import Tensor
 
 import lazyxla
-
-Case = Callable[[str], Any]
-CASES: dict[str, Case] = {}
-
-
-def case(function: Case) -> Case:
-    CASES[function.__name__] = function
-    return function
-
-
-def ranked(device: str, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Other numbers in each process."""
-    count = torch.Size(shape).numel()
-    return ((torch.arange(count) % 7 + 1 + dist.get_rank()).to(dtype).reshape(shape)).to(device)
-
+from tests.distributed.cases import case, ranked
 
 DTYPES = (
     *(torch.float32, torch.float64, torch.float16, torch.bfloat16),
@@ -310,164 +284,6 @@ def traced(device: str) -> Any:
     return [run(ranked(device, size) / 8) for size in (3, 3, 3)]
 
 
-def make_model() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(
-        nn.Linear(6, 32),
-        nn.LayerNorm(32),
-        nn.GELU(),
-        nn.Linear(32, 32),
-        nn.Tanh(),
-        nn.Linear(32, 3),
-    )
-
-
-def batch(device: str, step: int) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(100 * step + dist.get_rank())
-    x = torch.randn(8, 6, generator=generator)
-    return x.to(device), torch.randint(0, 3, (8,), generator=generator).to(device)
-
-
-def train(model: nn.Module, device: str, steps: int = 10) -> Iterator[Tensor]:
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    for step in range(steps):
-        x, labels = batch(device, step)
-        loss = nn.functional.cross_entropy(model(x), labels)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        if device != "cpu":
-            lazyxla.sync()
-        yield loss.detach()
-
-
-STEPS: list[dict[str, int]] = []  # what each step of the last training counted
-
-
-def train_counted(model: nn.Module, device: str) -> list[Tensor]:
-    STEPS.clear()
-    losses = []
-    before = lazyxla.counters()
-    for loss in train(model, device):
-        after = lazyxla.counters()
-        STEPS.append({name: after[name] - before[name] for name in after})
-        losses.append(loss)
-        before = lazyxla.counters()
-    return losses
-
-
-@case
-def ddp(device: str) -> Any:
-    model = nn.parallel.DistributedDataParallel(make_model().to(device))
-    return train_counted(model, device), list(model.parameters())
-
-
-@case
-def ddp_options(device: str) -> Any:
-    """A parameter that takes no part, buffers, and gradients that are summed over two batches."""
-
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = make_model()
-            self.norm, self.unused = nn.BatchNorm1d(6), nn.Linear(3, 3)
-
-        def forward(self, x: Tensor) -> Tensor:
-            result: Tensor = self.inner(self.norm(x))
-            return result
-
-    torch.manual_seed(0)
-    model = nn.parallel.DistributedDataParallel(
-        Model().to(device), find_unused_parameters=True, bucket_cap_mb=1e-3
-    )
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for step in range(6):
-        x, labels = batch(device, step)
-        if step % 2 == 0:
-            with model.no_sync():
-                nn.functional.cross_entropy(model(x), labels).backward()
-            continue
-        nn.functional.cross_entropy(model(x), labels).backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        if device != "cpu":
-            lazyxla.sync()
-    return list(model.state_dict().values())
-
-
-@case
-def fully_sharded(device: str) -> Any:
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-
-    mesh = init_device_mesh(device, (dist.get_world_size(),))
-    model = make_model().to(device)
-    for layer in (model[0], model[3]):
-        fully_shard(layer, mesh=mesh)
-    fully_shard(model, mesh=mesh)
-    losses = train_counted(model, device)
-    return losses, [p.full_tensor() for p in model.parameters()]
-
-
-@case
-def dtensors(device: str) -> Any:
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
-
-    mesh = init_device_mesh(device, (dist.get_world_size(),))
-    torch.manual_seed(0)
-    x, w = torch.randn(4, 6).to(device), torch.randn(6, 5).to(device)
-    rows, columns = distribute_tensor(x, mesh, [Shard(0)]), distribute_tensor(w, mesh, [Shard(1)])
-    product = rows @ distribute_tensor(w, mesh, [Replicate()])
-    other = distribute_tensor(x, mesh, [Replicate()]) @ columns
-    moved = product.redistribute(mesh, [Shard(1)])
-    return product.full_tensor(), other.full_tensor(), moved.to_local(), rows.sum().full_tensor()
-
-
-@case
-def tensor_parallel(device: str) -> Any:
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor.parallel import (
-        ColwiseParallel,
-        RowwiseParallel,
-        parallelize_module,
-    )
-
-    mesh = init_device_mesh(device, (dist.get_world_size(),))
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(6, 12), nn.ReLU(), nn.Linear(12, 4)).to(device)
-    parallelize_module(model, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    losses = []
-    torch.manual_seed(1)
-    x = torch.randn(5, 6).to(device)
-    for _ in range(4):
-        loss = model(x).square().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.detach())
-    return losses, [p.full_tensor() for p in model.parameters()]
-
-
-@case
-def checkpoints(device: str) -> Any:
-    import torch.distributed.checkpoint as dcp
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor import Shard, distribute_tensor
-
-    mesh = init_device_mesh(device, (dist.get_world_size(),))
-    torch.manual_seed(0)
-    state = {"x": distribute_tensor(torch.randn(8, 3).to(device), mesh, [Shard(0)])}
-    where = [tempfile.mkdtemp() if dist.get_rank() == 0 else None]
-    dist.broadcast_object_list(where, 0)
-    dcp.save(state, checkpoint_id=Path(str(where[0])))
-    loaded = {"x": distribute_tensor(torch.zeros(8, 3).to(device), mesh, [Shard(0)])}
-    dcp.load(loaded, checkpoint_id=Path(str(where[0])))
-    return loaded["x"].full_tensor()
-
-
 def refuses(error: type[Exception], words: str, action: Callable[[], Any]) -> None:
     with pytest.raises(error, match=words):
         action()
@@ -503,49 +319,3 @@ def barrier(device: str) -> Any:
     result = y.cpu()
     assert lazyxla.counters()["executions"] == before  # the barrier has run it
     return result
-
-
-def compare(ours: Any, theirs: Any) -> None:
-    if isinstance(theirs, (list, tuple)):
-        assert len(ours) == len(theirs)
-        for a, b in zip(ours, theirs):
-            compare(a, b)
-    elif isinstance(theirs, Tensor):
-        torch.testing.assert_close(ours.detach().cpu(), theirs.detach())
-    else:
-        assert ours == theirs
-
-
-def run(name: str) -> dict[str, Any]:
-    print(name, file=sys.stderr, flush=True)
-    STEPS.clear()
-    lazyxla.sync(wait=True)
-    before = lazyxla.counters()
-    try:
-        ours = CASES[name]("lazyxla")
-        steps = copy.copy(STEPS)
-        lazyxla.sync(wait=True)
-        after = lazyxla.counters()
-        compare(ours, CASES[name]("cpu"))
-        problem = ""
-    except Exception:
-        problem, after, steps = traceback.format_exc(), before, []
-    counted = {key: after[key] - before[key] for key in after}
-    return {"problem": problem, "counted": counted, "steps": steps}
-
-
-def main(rank: int, size: int, meeting_point: str, names: list[str]) -> None:
-    dist.init_process_group(
-        "cpu:gloo,lazyxla:lazyxla",
-        init_method=f"file://{meeting_point}",
-        rank=rank,
-        world_size=size,
-        timeout=timedelta(seconds=60),
-    )
-    results = {name: run(name) for name in names or CASES}
-    print(json.dumps(results), flush=True)
-    dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4:])
