@@ -7,6 +7,7 @@
 
 #include "dispatch/device_state.h"
 #include "dispatch/region_inputs.h"
+#include "dispatch/settling.h"
 #include "dispatch/tensor.h"
 #include "graph/flush.h"
 #include "graph/scope.h"
@@ -193,6 +194,9 @@ void bind_modes(py::module_& m) {
   m.def("is_pending", &is_pending);
   m.def("is_ready", &is_ready);
   m.def("in_region", &graph::in_region);
+  m.def("note_model_state", [](const at::Tensor& tensor) {
+    dispatch::note_model_state(*tensor.unsafeGetTensorImpl());
+  });
   m.def("trace_keys", &graph::trace_keys);
   m.def("traced_keys", &graph::traced_keys);
 }

@@ -69,6 +69,7 @@ with Deferred():  # a module half imported would stay so
         distributed,
         lowering,
         meta_functions,
+        model_state,
         platforms,
         printing,
         program_store,
@@ -264,6 +265,7 @@ def _register() -> None:
     lowering.on_change(_C.rule_changed)
     lowering.on_change(lambda *_: _C.forget_program_store())
     meta_functions.install()
+    model_state.install()
     distributed.install()
     printing.install()
     # Half precision is PyTorch's own default here; every XLA platform is better at this one.

@@ -8,6 +8,7 @@
 #include "dispatch/host.h"
 #include "dispatch/index_check.h"
 #include "dispatch/overlap.h"
+#include "dispatch/settling.h"
 #include "dispatch/storage_ops.h"
 #include "dispatch/tensor.h"
 #include "dispatch/ways.h"
@@ -160,26 +161,6 @@ bool is_apart(const Recipe& recipe, const Scan& scan, c10::ArrayRef<at::TensorBa
   return direct_results(recipe, scan, fresh, results);
 }
 
-// Runs apart what an optimizer has put into tensors that it is about to update: it may have made
-// them before its first step.
-void settle_state(const Scan& scan) {
-  if (!graph::in_optimizer_step() || graph::current_mode() == graph::Mode::kEager) return;
-  for (const c10::TensorImpl* tensor : scan.written) {
-    ir::Storage& storage = storage_of(*tensor);
-    const auto is_new = [&storage] {
-      const ir::Node* node = storage.is_pending() ? storage.value().node.get() : nullptr;
-      return node && node->operands().empty() && !node->spec()->random;
-    };
-    {
-      std::lock_guard lock(storage.mutex());
-      if (!is_new()) continue;
-    }
-    graph::run_apart(scan.device, [&](ir::PendingSet& pending, ir::Garbage&) {
-      if (is_new()) pending.adopt(storage);
-    });
-  }
-}
-
 // Makes the node and hands its outputs to the fresh and the written tensors.
 void add_node(const ir::RecipeRef& made_by, const Scan& scan, c10::ArrayRef<Value> operands,
               c10::ArrayRef<at::TensorBase> fresh, ir::PendingSet& pending, ir::Garbage& garbage) {
@@ -206,7 +187,7 @@ void add_node(const ir::RecipeRef& made_by, const Scan& scan, c10::ArrayRef<Valu
 // Records the call, or in eager mode runs it.
 void apply(const ir::RecipeRef& made_by, Scan& scan, c10::ArrayRef<at::TensorBase> fresh) {
   const Recipe& recipe = *made_by;
-  settle_state(scan);
+  settle(scan);
   if (is_apart(recipe, scan, fresh)) {
     ++graph::Counters::get().nodes_recorded;
     return graph::run_apart(scan.device, [&](ir::PendingSet& pending, ir::Garbage& garbage) {

@@ -6,6 +6,7 @@
 #include "dispatch/generator.h"
 #include "dispatch/recorder.h"
 #include "dispatch/scan.h"
+#include "dispatch/settling.h"
 #include "dispatch/tensor.h"
 #include "graph/buffer.h"
 #include "graph/counters.h"
@@ -130,6 +131,8 @@ std::vector<at::TensorBase> TracedGraph::record(c10::ArrayRef<c10::TensorImpl*> 
   for (size_t i = 0; i < inputs.size(); ++i) {
     if (inputs_[i]) slots.push_back(slot_value(*inputs[i], *inputs_[i]));
   }
+  ir::PendingSet& pending = graph::pending_set(device_);
+  settle_operands({inputs.data(), inputs.size()}, pending);
   std::optional<std::pair<uint64_t, uint64_t>> draw;
   if (spec.random) {
     draw = at::check_generator<Generator>(default_generator(device_))->draw();
@@ -146,7 +149,6 @@ std::vector<at::TensorBase> TracedGraph::record(c10::ArrayRef<c10::TensorImpl*> 
   {
     ir::Garbage garbage;
     c10::SmallVector<Value, 128> operands;
-    ir::PendingSet& pending = graph::pending_set(device_);
     std::lock_guard lock(ir::device_mutex(device_));
     prefetch(inputs);
     for (size_t i = 0; i < inputs.size(); ++i) {

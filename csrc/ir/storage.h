@@ -66,9 +66,10 @@ struct PendingSet {
   Storage* first = nullptr;
   Storage* last = nullptr;
   std::vector<Draws> draws;
-  uint64_t flushes = 0;                   // how often it was emptied
-  std::atomic<size_t> nodes_recorded{0};  // since the last flush; bounds the graph
-  std::atomic<bool> fused{false};         // some of them in fused mode: they may not wait for long
+  uint64_t flushes = 0;                         // how often it was emptied
+  std::atomic<size_t> nodes_recorded{0};        // since the last flush; bounds the graph
+  std::atomic<uint64_t> newest_model_state{0};  // a storage's id; 0: none (dispatch/settling.h)
+  std::atomic<bool> fused{false};  // some of them in fused mode: they may not wait for long
   std::atomic<Batching*> batching{nullptr};  // made once
 
   // Makes what is pending elsewhere pending here. Caller holds the device's mutex.
@@ -111,6 +112,9 @@ class Storage final : public c10::StorageImpl {
   // The set that it is pending in, or null.
   PendingSet* pending_set() const { return pending_set_; }
   bool is_pending() const { return pending_set_ != nullptr; }
+  // Whether it never had data: nothing was written to it, or all of that is pending. Caller holds
+  // the mutex.
+  bool is_new() const { return is_pending() ? !committed_ : !value_; }
 
   // How its data is spread over many devices from now on, whatever is written to it; null if nobody
   // said. It is for the base geometry, which then stays. Caller holds the mutex.

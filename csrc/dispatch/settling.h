@@ -1,0 +1,35 @@
+// Settling: what runs before a step, so that it is no part of the step's program.
+//
+// A first step is recorded after what made its model and its optimizer's state, and no later step
+// is. As one program they would be compiled together, and the step once more by itself. So both are
+// programs of their own:
+//
+//     with torch.device("lazyxla"):
+//         model = Model()          # recorded: random numbers, zeros, ones
+//     loss = model(x).sum()        # runs what made the model, then records
+//     optimizer.step()             # runs what makes the state
+//
+// A model is known by its parameters and buffers: modules register them, and initialisation writes
+// to them. What was made no later than the newest one, out of no data, is the model's, and so is
+// what was computed from that alone, such as a copy for averaging. A batch made on the device, in
+// the loop and so after the model, is the step's.
+#pragma once
+
+#include <c10/core/TensorImpl.h>
+#include <c10/util/ArrayRef.h>
+
+#include "dispatch/scan.h"
+#include "ir/storage.h"
+
+namespace lazyxla::dispatch {
+
+// Tells that the tensor is a module's parameter or buffer.
+void note_model_state(const c10::TensorImpl& tensor);
+
+// To be called before an operator is recorded. Runs what its operands need to be settled.
+void settle(const Scan& scan);
+
+// The same before operands are read for another reason, none of them written.
+void settle_operands(c10::ArrayRef<const c10::TensorImpl*> operands, ir::PendingSet& pending);
+
+}  // namespace lazyxla::dispatch

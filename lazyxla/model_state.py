@@ -1,0 +1,27 @@
+"""Tells the recorder which tensors are a model's, as modules register them.
+
+A model made on the device is run before its first training step is recorded, so that the step is
+compiled once (csrc/dispatch/settling.h).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.nn.modules import module
+
+from lazyxla import _C
+from lazyxla.runtime import BACKEND
+
+# Not of their subclasses, which need not have memory of their own.
+_KINDS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+
+
+def install() -> None:
+    """Watches what modules register. Once per process."""
+    module.register_module_parameter_registration_hook(_note)
+    module.register_module_buffer_registration_hook(_note)
+
+
+def _note(_module: torch.nn.Module, _name: str, tensor: torch.Tensor | None) -> None:
+    if type(tensor) in _KINDS and tensor.device.type == BACKEND:  # type: ignore[union-attr]
+        _C.note_model_state(tensor)
