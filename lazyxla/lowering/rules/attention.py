@@ -333,7 +333,13 @@ def dropout_attention_backward(
 
 
 def _kernel(b: "Builder", query: Value, key: Value, mask: Value | None) -> ModuleType | None:
-    """What has the platform's kernel, if it is for this attention."""
+    """What has the platform's kernel, if it is for this attention.
+
+    None is in a program for many devices: the partitioner cannot split a kernel, and would give
+    every device all of its operands.
+    """
+    if b.annotations is not None:
+        return None
     kernel = {"cuda": attention_cuda, "tpu": attention_tpu}.get(b.platform)
     return kernel if kernel and kernel.suits(b, query, key, mask) else None
 
