@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 import lazyxla
 from lazyxla import aot
@@ -139,6 +140,60 @@ def test_64_chips_that_are_linked_in_three_directions() -> None:
         "Program for the mesh data=16, model=4 of Topology('v5p:4x4x4', 64 x TPU v5); for each "
         "device:\n"
     )
+
+
+class _Attention(nn.Module):
+    """Of 8 heads, which share 4 keys in pairs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query = nn.Linear(WIDTH, 8 * 128, bias=False, device="meta")
+        self.key = nn.Linear(WIDTH, 4 * 128, bias=False, device="meta")
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        query, key = (
+            part(x).unflatten(-1, (-1, 128)).transpose(1, 2) for part in (self.query, self.key)
+        )
+        return F.scaled_dot_product_attention(query, key, key, is_causal=True, enable_gqa=True)
+
+
+@pytest.mark.parametrize(
+    ("batch", "local"),
+    [(16, (4, 2, 512, 128)), (15, None)],  # 15 do not divide
+)
+def test_attention_kernels_compute_the_samples_and_heads_of_their_chip(
+    batch: int, local: tuple[int, ...] | None
+) -> None:
+    def spread(model: nn.Module, mesh: lazyxla.Mesh) -> None:
+        lazyxla.parallelize(model, mesh, {"[qk]*": lazyxla.ColwiseParallel()})
+        lazyxla.fully_shard(model, mesh, "data")
+
+    model, x = _Attention().bfloat16(), torch.empty(batch, 512, WIDTH, device="meta").bfloat16()
+    program = aot.compile(
+        model,
+        (x,),
+        topology=CHIPS,
+        mesh=((4, 4), ("data", "model")),
+        shardings=spread,
+        train_step=_training,
+    )
+    kernels = [
+        instruction
+        for computation in program._optimized.computations.values()
+        for instruction in computation.instructions.values()
+        if instruction.raw.get(28) == b"tpu_custom_call"
+    ]
+    if local is None:
+        assert kernels == []
+        return
+    # The result and its sums; the gradient of queries; those of keys and values.
+    assert len(kernels) == 3
+    shapes = {part.dims for k in kernels for part in (k.shape, *k.shape.parts)}
+    assert local in shapes
+    assert all(dims[0] in (1, local[0]) for dims in shapes if len(dims) == 4)
+    # Nothing of the batch is gathered.
+    gathered = sum(row.nbytes for row in program.collectives if row.kind == "all-gather")
+    assert gathered <= 3 * 2 * WIDTH * 12 * 128
 
 
 def test_inputs_are_spread_by_their_place() -> None:
