@@ -258,7 +258,8 @@ void make_abstract(const at::Tensor& tensor) {
   ir::Garbage garbage;
   std::lock_guard lock(storage.mutex());
   const ir::Geometry& base = storage.base();
-  storage.set_leaf(graph::make_abstract_leaf({base.dtype, base.sizes}), garbage);
+  storage.set_leaf(graph::make_abstract_leaf({base.dtype, base.sizes}, storage.sharding()),
+                   garbage);
 }
 
 // Keeps a captured graph's program where processes that run it look for it. False if it could not
@@ -282,14 +283,20 @@ bool store_program(const py::object& where, const std::string& platform,
 // Recording programs without running them: lazyxla/aot.
 void bind_capture(py::module_& m) {
   py::class_<CapturedGraph, std::shared_ptr<CapturedGraph>>(m, "CapturedGraph");
-  m.def("begin_capture", [](std::string platform, bool runs_here, py::object recording) {
-    graph::Capture::begin(std::make_shared<graph::Capture>(std::move(platform), runs_here,
-                                                           capture_listener(std::move(recording))));
-  });
+  m.def("begin_capture",
+        [](std::string platform, bool runs_here, size_t devices, py::object recording) {
+          graph::Capture::begin(std::make_shared<graph::Capture>(
+              std::move(platform), runs_here, devices, capture_listener(std::move(recording))));
+        });
   m.def("end_capture", [] { graph::Capture::end(); });
   m.def("captured_platform", []() -> std::string {
     const auto capture = graph::Capture::current();
     return capture ? capture->platform() : "";
+  });
+  // How many devices the capture's programs may be spread over; 0 without a capture.
+  m.def("captured_devices", [] {
+    const auto capture = graph::Capture::current();
+    return capture ? capture->devices() : size_t{0};
   });
   m.def("make_abstract", &make_abstract);
   m.def("store_program", &store_program);

@@ -37,7 +37,8 @@ class Mesh:
         shape: how long each axis is.
         axis_names: their names, all different.
         devices: which devices, row by row (the last axis varies fastest): indices or
-            ``torch.device``. Left out, the first ones that there are.
+            ``torch.device``. Left out, the first ones that there are. While programs are captured
+            (:func:`lazyxla.aot.capture`) the devices are those of the capture's topology.
 
     Raises:
         ValueError: the shape fits neither the names nor the devices, or a name or device comes
@@ -67,18 +68,23 @@ class Mesh:
         if min(self.shape) < 1:
             raise ValueError(f"an axis has at least one device, got the shape {self.shape}")
         self.devices = self._indices(devices)
+        self._is_of_topology = bool(_C.captured_devices()) and max(self.devices) >= device_count()
         self._raw = _C.make_mesh(list(zip(self.axis_names, self.shape)), list(self.devices))
 
     def _indices(self, devices: Iterable[DeviceLike] | None) -> tuple[int, ...]:
-        size, available = math.prod(self.shape), device_count()
+        captured = _C.captured_devices()
+        size, available = math.prod(self.shape), captured or device_count()
         if devices is None:
             if size > available:
                 raise ValueError(
                     f"a mesh of shape {self.shape} needs {size} devices, and there are {available}"
                 )
             return tuple(range(size))
-        indices = tuple(index_of(device) for device in devices)
-        if any(index >= available for index in indices):
+        indices = tuple(
+            device if captured and isinstance(device, int) else index_of(device)
+            for device in devices
+        )
+        if any(not 0 <= index < available for index in indices):
             raise IndexError(f"there are {available} devices, got {indices}")
         if len(indices) != size:
             raise ValueError(
@@ -255,6 +261,11 @@ def _sharding(mesh: Mesh, spec: Spec, rank: int, may_be_open: bool = False) -> A
 def _check_mesh(mesh: Mesh) -> None:
     if not isinstance(mesh, Mesh):
         raise TypeError(f"expected a lazyxla.Mesh, got {type(mesh).__name__}")
+    if mesh._is_of_topology and not _C.captured_devices():
+        raise ValueError(
+            f"a mesh of shape {mesh.shape} was made of a topology's devices, which are not there; "
+            "it can be used while programs are captured only"
+        )
 
 
 def _axes_of(mesh: Mesh, entry: Entry, spec: Spec) -> list[int]:

@@ -7,6 +7,7 @@ import re
 import pytest
 
 from tests.conftest import ROOT, RunPython
+from tests.support import needs_libtpu
 
 
 @pytest.mark.parametrize(
@@ -16,6 +17,7 @@ from tests.conftest import ROOT, RunPython
         ("input.md", "## Batches of few sizes\n"),
         ("input.md", "## torch.compile pads by itself\n"),
         ("distributed.md", "# One process, many devices\n"),
+        pytest.param("scaling.md", "", marks=needs_libtpu),
     ],
 )
 def test_snippets(page: str, section: str, run_python: RunPython) -> None:

@@ -10,6 +10,7 @@
 #include "dispatch/recorder.h"
 #include "dispatch/tensor.h"
 #include "graph/buffer.h"
+#include "graph/capture.h"
 #include "graph/flush.h"
 #include "graph/recording.h"
 
@@ -102,14 +103,21 @@ void shard(const at::Tensor& tensor, const ir::Sharding& sharding) {
   const Value leaf = declare(tensor, sharding);
   if (!leaf) return;
   graph::DeviceBuffer& buffer = graph::buffer_of(*leaf.node.get());
-  if (buffer.is_abstract()) return;
-  const graph::Shards* shards = buffer.shards();
-  if (shards && shards->sharding == &sharding) return;
+  if (!buffer.is_abstract()) buffer.await_sharding();
+  const ir::Sharding* before = buffer.sharding();
+  if (before == &sharding) return;
+  TORCH_CHECK_VALUE(buffer.is_abstract() || !graph::Capture::current(),
+                    "lazyxla.aot: a tensor of shape ", tensor.sizes(),
+                    " that has data cannot be sharded while programs are recorded without running "
+                    "them; shard it before, or make it in between");
   const c10::DeviceIndex device = tensor.device().index();
-  if (shards && &shards->sharding->mesh() == &sharding.mesh()) {
+  if (before && &before->mesh() == &sharding.mesh()) {
     const Value moved = constrain(leaf, sharding);
     replace(storage, leaf, moved, device);
     return after_recording(device, moved.node->spec()->id);
+  }
+  if (buffer.is_abstract()) {
+    return replace(storage, leaf, graph::make_abstract_leaf(leaf.type(), &sharding), device);
   }
   std::vector<char> host(leaf.type().nbytes());
   graph::download(leaf, host.data());

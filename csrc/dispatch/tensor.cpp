@@ -169,7 +169,7 @@ Value spread(const ir::Storage& storage, Value value) {
   const ir::Sharding* sharding = storage.sharding();
   if (!sharding || !value.node->is_leaf()) return value;
   const graph::DeviceBuffer& buffer = graph::buffer_of(*value.node.get());
-  if (buffer.sharding() == sharding || buffer.is_abstract()) return value;
+  if (buffer.sharding() == sharding) return value;
   return constrain(std::move(value), *sharding);
 }
 

@@ -147,8 +147,9 @@ ir::Value make_leaf(ir::TensorType type, Shards shards) {
   return {ir::Node::make_leaf(std::move(type), make_buffer(std::move(shards))), 0};
 }
 
-ir::Value make_abstract_leaf(ir::TensorType type) {
+ir::Value make_abstract_leaf(ir::TensorType type, const ir::Sharding* sharding) {
   auto buffer = make_buffer();
+  buffer->promise_sharding(sharding);
   buffer->make_abstract();
   return {ir::Node::make_leaf(std::move(type), std::move(buffer)), 0};
 }

@@ -121,8 +121,8 @@ inline DeviceBuffer& buffer_of(const ir::Node& leaf) {
 ir::Value make_leaf(ir::TensorType type, pjrt::Buffer buffer);
 ir::Value make_leaf(ir::TensorType type, Shards shards);
 
-// A leaf on data that will never exist.
-ir::Value make_abstract_leaf(ir::TensorType type);
+// A leaf on data that will never exist; it is spread as if it did.
+ir::Value make_abstract_leaf(ir::TensorType type, const ir::Sharding* sharding = nullptr);
 
 // torch's dtype for PJRT's; throws for a dtype that XLA does not have.
 PJRT_Buffer_Type pjrt_type(c10::ScalarType dtype);

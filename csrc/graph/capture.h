@@ -49,12 +49,16 @@ class Capture {
   };
 
   // `platform` ("tpu") is what the recorder's questions about lowerings are answered for;
-  // `runs_here` says that it is the one of the running client.
-  Capture(std::string platform, bool runs_here, Listener listener)
-      : platform_(std::move(platform)), runs_here_(runs_here), listener_(std::move(listener)) {}
+  // `runs_here` says that it is the one of the running client. Meshes may be made of `devices`.
+  Capture(std::string platform, bool runs_here, size_t devices, Listener listener)
+      : platform_(std::move(platform)),
+        runs_here_(runs_here),
+        devices_(devices),
+        listener_(std::move(listener)) {}
 
   const std::string& platform() const { return platform_; }
   bool runs_here() const { return runs_here_; }
+  size_t devices() const { return devices_; }
 
   // The active capture, or null.
   static std::shared_ptr<Capture> current() {
@@ -107,6 +111,7 @@ class Capture {
 
   const std::string platform_;
   const bool runs_here_;
+  const size_t devices_;
   const Listener listener_;
   std::mutex programs_mutex_;  // held while lowering: waited for without the GIL
   std::vector<Program> programs_;

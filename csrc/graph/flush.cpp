@@ -206,7 +206,7 @@ ir::Value upload(const void* data, const ir::TensorType& type, c10::DeviceIndex 
 }
 
 ir::Value upload(const void* data, const ir::TensorType& type, const ir::Sharding& sharding) {
-  if (Capture::current()) return make_abstract_leaf(type);
+  if (Capture::current()) return make_abstract_leaf(type, &sharding);
   ++Counters::get().uploads;
   try {
     return make_leaf(type, upload_shards(data, type, sharding));

@@ -12,6 +12,12 @@ the devices are run with: libtpu, ``pip install 'lazyxla[tpu]'``, or CUDA's plug
 'lazyxla[cuda]'``. What it takes here it takes there, and what it tells of memory is what a device
 will need. Nothing is executed or allocated, so that models may be larger than the machine.
 
+With a mesh the program is partitioned over all devices of a topology; the report then has the
+collectives, too. :func:`search` tries several meshes::
+
+    print(lazyxla.aot.compile(model, (x,), topology="v5p:4x4x4", mesh=((64,), ("data",)),
+                              shardings=lazyxla.fully_shard, input_spec=("data",)))
+
 What was compiled can be kept where the processes that run it look for it
 (:meth:`CapturedProgram.store`, ``python -m lazyxla.aot``): their first step compiles nothing.
 """
@@ -19,6 +25,17 @@ What was compiled can be kept where the processes that run it look for it
 from lazyxla.aot.capturing import CapturedProgram, capture
 from lazyxla.aot.compiled import CompiledProgram
 from lazyxla.aot.compiling import compile
+from lazyxla.aot.searching import Plan, Ranking, search
 from lazyxla.aot.topologies import Topology, topology
 
-__all__ = ["CapturedProgram", "CompiledProgram", "Topology", "capture", "compile", "topology"]
+__all__ = [
+    "CapturedProgram",
+    "CompiledProgram",
+    "Plan",
+    "Ranking",
+    "Topology",
+    "capture",
+    "compile",
+    "search",
+    "topology",
+]

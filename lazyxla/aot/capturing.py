@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import torch
+
 from lazyxla import _C, program_store
-from lazyxla.aot import topologies
+from lazyxla.aot import report, topologies
+from lazyxla.aot.collectives import Grid
 from lazyxla.aot.compiled import CompiledProgram
 from lazyxla.aot.topologies import Options, Topology
 from lazyxla.lowering import Lowered, Program
@@ -36,8 +40,38 @@ class CapturedProgram:
         return self._target.lower(self.program)
 
     def compile(self, options: Options | None = None) -> CompiledProgram:
-        """Compiles it; arguments and errors are those of :meth:`Topology.compile`."""
-        return self._target.compile(self.lowered.artifact, self._all(options))
+        """Compiles it, for all devices of its mesh if anything in it is sharded; arguments and
+        errors are those of :meth:`Topology.compile`."""
+        try:
+            return self._target._compile(self.lowered.artifact, self._all(options), self._grid())
+        except torch.OutOfMemoryError as error:
+            if self.program.partition is None:
+                raise
+            raise torch.OutOfMemoryError(f"{error}\n{self._largest_inputs()}") from error
+
+    def _largest_inputs(self, count: int = 5) -> str:
+        """What takes most of a device's memory before the program begins, and how it is spread."""
+        partition = self.program.partition
+        assert partition is not None
+        inputs = []
+        for (dtype, shape), spec in zip(self.program.inputs, partition.inputs, strict=True):
+            tiles = math.prod(size for parts in spec for _, _, size in parts)
+            axes = ["+".join(name for name, _, _ in parts) or "-" for parts in spec]
+            inputs.append((math.prod(shape) * dtype.itemsize / tiles, dtype, shape, axes))
+        inputs.sort(key=lambda each: -each[0])
+        lines = [
+            f"  {report.size(nbytes)}: {tuple(shape)} {dtype}, split by ({', '.join(axes)})"
+            for nbytes, dtype, shape, axes in inputs[:count]
+        ]
+        total = report.size(math.fsum(nbytes for nbytes, *_ in inputs))
+        return "\n".join([f"Its inputs take {total} of each device; the largest:", *lines])
+
+    def _grid(self) -> Grid | None:
+        """What it is partitioned over; None if it is for one device."""
+        if self.program.partition is None:
+            return None
+        devices = str(self._options["lazyxla_devices"]).split(",")
+        return Grid(self.program.partition.axes, tuple(int(device) for device in devices))
 
     def store(
         self, directory: str | os.PathLike[str] | None = None, options: Options | None = None
@@ -150,7 +184,7 @@ def recording(target: str | Topology | None) -> Iterator[Recording]:
     record = Recording(target)
     generators = [default_generator(index) for index in range(_C.device_count_bound())]
     states = [generator.get_state() for generator in generators]
-    _C.begin_capture(target.platform, target.runs_here, record)
+    _C.begin_capture(target.platform, target.runs_here, target.num_devices, record)
     try:
         yield record
         _C.flush(_C.Cause.MODE)

@@ -3,28 +3,38 @@
 from __future__ import annotations
 
 import functools
-import re
+import math
 from typing import Any
 
+from lazyxla.aot import flops, hlo, report
 from lazyxla.aot.chips import Chip
+from lazyxla.aot.collectives import Collectives, Grid, collectives_of
+from lazyxla.aot.links import Network
 from lazyxla.lowering import optimized
-
-_GIB = 2**30
 
 
 class CompiledProgram:
-    """A program compiled for one device of a :class:`Topology`. ``print`` shows a table.
+    """A program compiled for one device of a :class:`Topology`, or for all devices of a mesh.
+    ``print`` shows a table.
 
-    What is said of memory is what the program will take. What is said of time is an estimate: the
-    compiler's cost model and the published peaks of the device, without waiting for input, for the
-    host, or for other devices.
+    What is said of memory is what the program will take on each device. What is said of time is an
+    estimate: the compiler's cost model and the published peaks of the device and of its links,
+    without waiting for input or for the host. All numbers are of one device.
     """
 
     def __init__(
-        self, raw: Any, target: str, memory_bytes: int | None = None, chip: Chip | None = None
+        self,
+        raw: Any,
+        target: str,
+        memory_bytes: int | None = None,
+        chip: Chip | None = None,
+        grid: Grid | None = None,
+        network: Network | None = None,
     ) -> None:
         self._raw = raw
         self._chip = chip
+        self._grid = grid
+        self._network = network
         self.target = target
         self.memory_bytes = memory_bytes
         self.num_parameters: int | None = None
@@ -57,13 +67,36 @@ class CompiledProgram:
         return self._raw.cost_analysis()
 
     @property
+    def mesh(self) -> str | None:
+        """The axes of the mesh that the program is partitioned over, ``"data=8, model=2"``; None if
+        it is for one device."""
+        return None if self._grid is None else str(self._grid)
+
+    @property
+    def chip(self) -> Chip | None:
+        """The published peaks of the device; None if they are not known."""
+        return self._chip
+
+    @property
+    def unknown_loops(self) -> list[str]:
+        """Loops of which the program does not tell how often they run; they count once."""
+        return self._optimized.unknown_loops
+
+    @functools.cached_property
+    def _optimized(self) -> hlo.Program:
+        return hlo.Program(optimized.serialized(self._raw))
+
+    @functools.cached_property
     def flops(self) -> float | None:
-        """Floating-point operations of one run, as the compiler counts them."""
-        return self.cost_analysis().get("flops")
+        """Floating-point operations of one run, as the compiler counts them; of products in loops
+        as many as the loops run."""
+        counted = self.cost_analysis().get("flops")
+        return counted + flops.repeated(self._optimized) if counted else counted
 
     @property
     def bytes_accessed(self) -> float | None:
-        """Bytes that its operations read and write in one run, as the compiler counts them."""
+        """Bytes that its operations read and write in one run, as the compiler counts them. The
+        body of a loop counts once."""
         return self.cost_analysis().get("bytes accessed")
 
     @functools.cached_property
@@ -71,26 +104,59 @@ class CompiledProgram:
         """The sum of what the compiler's cost model gives to the operations that it made, in cycles
         of the device's clock. None if it gives nothing.
 
-        The body of a loop counts once, and an operation that it knows no time for does not count.
+        The body of a loop counts as often as the loop runs, if the program tells that. An operation
+        that it knows no time for does not count; collectives are among these.
         """
-        cycles = [int(found) for found in _CYCLES.findall(optimized.serialized(self._raw))]
-        return sum(number for number in cycles if number != _UNKNOWN) or None
+        program, total = self._optimized, 0
+        for number, computation in program.computations.items():
+            calls = program.calls[number]
+            times = program.runs[number] // calls if calls else 1
+            for instruction in computation.instructions.values():
+                noted = instruction.backend_config.get("window_config", {})
+                cycles = int(noted.get("estimated_cycles", _UNKNOWN))
+                total += cycles * times if cycles != _UNKNOWN else 0
+        return total or None
+
+    @functools.cached_property
+    def collectives(self) -> tuple[Collectives, ...]:
+        """What the devices tell each other, by kind and by axes of the mesh, those that take
+        longest first. Empty for one device."""
+        if self._grid is None:
+            return ()
+        return collectives_of(self._optimized, self._grid, self._network)
+
+    @property
+    def network_seconds(self) -> float | None:
+        """The time of all :attr:`collectives` at the published speed of the links, without latency.
+        None if it is not known."""
+        times = [each.seconds for each in self.collectives]
+        return None if None in times else math.fsum(t for t in times if t is not None)
+
+    @property
+    def overlapped_seconds(self) -> float:
+        """The part of :attr:`network_seconds` during which the device computes, as the compiler has
+        arranged it."""
+        return math.fsum(each.overlapped_seconds or 0 for each in self.collectives)
 
     @property
     def least_seconds(self) -> float | None:
         """What :attr:`flops` and :attr:`bytes_accessed` take at the device's published peaks, the
         longer of both. None if its peaks are not known.
 
-        The compiler counts bytes that never leave the chip, too: it can be too long.
+        The compiler counts bytes that never leave the chip, too: it can be too long. Of a
+        partitioned program it counts what is gathered several times: there it is what the FLOPs
+        take, if the clock of the device is known.
         """
         if self._chip is None or self.flops is None or self.bytes_accessed is None:
             return None
         compute = self.flops / self._chip.flops_per_second
+        if self._grid is not None and self._chip.cycles_per_second:
+            return compute
         return max(compute, self.bytes_accessed / self._chip.bytes_per_second)
 
     @property
-    def estimated_seconds(self) -> float | None:
-        """The time of one run. An estimate, not a measurement.
+    def compute_seconds(self) -> float | None:
+        """The time that one device computes in a run. An estimate, not a measurement.
 
         It is that of :attr:`estimated_cycles` where the clock of the device is known, but no less
         than :attr:`least_seconds`. (Of the compiler's own sum, ``"optimal_seconds"``, nothing can
@@ -100,6 +166,22 @@ class CompiledProgram:
         cycles = self.estimated_cycles
         by_cycles = cycles / clock if cycles and clock else 0.0
         return max(by_cycles, self.least_seconds or 0.0) or None
+
+    @property
+    def estimated_seconds(self) -> float | None:
+        """The time of one run. An estimate, not a measurement.
+
+        Of a program for one device it is :attr:`compute_seconds`. Of a partitioned one it is that
+        or :attr:`overlapped_seconds`, whichever is longer, and the collectives that the compiler
+        does not overlap with computation; None if the speed of the links is not known.
+        """
+        compute, network = self.compute_seconds, self.network_seconds
+        if self._grid is None or compute is None:
+            return compute
+        if network is None:
+            return None
+        overlapped = self.overlapped_seconds
+        return max(compute, overlapped) + network - overlapped
 
     @property
     def share_of_peak_flops(self) -> float | None:
@@ -131,68 +213,19 @@ class CompiledProgram:
         """
         return optimized.module(self._raw).to_string()  # type: ignore[no-any-return]
 
+    def compare(self, *others: CompiledProgram) -> report.Comparison:
+        """This program beside others: ``print`` shows a table with a column for each.
+
+        Raises:
+            TypeError: something else than a compiled program is given.
+        """
+        for other in others:
+            if not isinstance(other, CompiledProgram):
+                raise TypeError(f"compare() takes compiled programs, not {other!r}")
+        return report.Comparison((self, *others))
+
     def __str__(self) -> str:
-        memory = self.memory_stats()
-        rows = [(name.replace("_", " "), _size(memory[name])) for name in _ROWS if name in memory]
-        if "peak" in memory:
-            rows.append(("peak memory", _size(memory["peak"]) + self._verdict()))
-        rows += [("FLOPs", _count(self.flops)), ("bytes accessed", _size(self.bytes_accessed))]
-        if self.estimated_seconds is not None:
-            least = "at least " if self.estimated_seconds == self.least_seconds else ""
-            rows.append(("estimated time", least + _seconds(self.estimated_seconds)))
-        rows += self._shares()
-        if self.num_parameters is not None:
-            rows.insert(0, ("parameters", f"{self.num_parameters:,}"))
-        lines = [f"  {name:<26}{value}" for name, value in rows if value]
-        return "\n".join([f"Program for one device of {self.target}", *lines])
-
-    def _verdict(self) -> str:
-        if self.fits is None or self.memory_bytes is None:
-            return ""
-        verdict = "fits" if self.fits else "does not fit"
-        return f" of {_size(self.memory_bytes)}: {verdict}"
-
-    def _shares(self) -> list[tuple[str, str]]:
-        if self._chip is None:
-            return []
-        shares = []
-        if (share := self.share_of_peak_flops) is not None:
-            peak = self._chip.flops_per_second / 1e12
-            shares.append(("share of peak compute", f"{share:.1%} of {peak:g} TFLOP/s (bfloat16)"))
-        if (share := self.share_of_peak_bandwidth) is not None:
-            peak = self._chip.bytes_per_second / 1e9
-            shares.append(("share of peak bandwidth", f"{share:.1%} of {peak:g} GB/s"))
-        return shares
+        return report.table(self)
 
 
-# What the TPU's compiler notes beside each operation.
-_CYCLES = re.compile(rb'"estimated_cycles":"(\d+)"')
-
-_UNKNOWN = 2**63 - 1
-
-_ROWS = ("arguments", "outputs", "aliased", "temporary", "generated_code")
-
-
-def _size(count: float | None) -> str:
-    if count is None:
-        return ""
-    for unit, scale in (("GiB", _GIB), ("MiB", 2**20), ("KiB", 2**10)):
-        if count >= scale:
-            return f"{count / scale:.2f} {unit}"
-    return f"{count:.0f} B"
-
-
-def _count(count: float | None) -> str:
-    if count is None:
-        return ""
-    for unit, scale in (("T", 1e12), ("G", 1e9), ("M", 1e6)):
-        if count >= scale:
-            return f"{count / scale:.2f} {unit}"
-    return f"{count:.0f}"
-
-
-def _seconds(seconds: float) -> str:
-    for unit, scale in (("s", 1.0), ("ms", 1e-3)):
-        if seconds >= scale:
-            return f"{seconds / scale:.2f} {unit}"
-    return f"{seconds / 1e-6:.2f} us"
+_UNKNOWN = 2**63 - 1  # what the compiler notes where its cost model has no cycles

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import copy
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_map_only, tree_map_with_path
 
 from lazyxla import _C
-from lazyxla.aot.capturing import Recording, recording
+from lazyxla.aot.capturing import Recording, recording, resolve
 from lazyxla.aot.compiled import CompiledProgram
 from lazyxla.aot.topologies import Options, Topology
 from lazyxla.modes import eager_mode
+from lazyxla.spmd import Mesh, SpecOf, shard
+
+MeshLike = Mesh | tuple[Sequence[int], Sequence[str]]
+"""A mesh, or its shape and the names of its axes."""
 
 _STEPS = 3  # the first makes the optimizer's state, the second shows which numbers vary
 
@@ -26,6 +31,9 @@ def compile(
     kwargs: Mapping[str, Any] | None = None,
     *,
     topology: str | Topology | None = None,
+    mesh: MeshLike | None = None,
+    shardings: Callable[[nn.Module, Mesh], Any] | None = None,
+    input_spec: SpecOf = (),
     train_step: Callable[[nn.Module], Callable[..., Any]] | None = None,
     options: Options | None = None,
     store: bool | str | os.PathLike[str] = False,
@@ -55,6 +63,16 @@ def compile(
     module itself is not changed, and nothing of it is allocated. Without `train_step` the call is
     compiled for its result alone, not for a backward pass to come.
 
+    With a `mesh` the program is partitioned over all devices of the topology, of which none need be
+    there::
+
+        def shardings(model, mesh):
+            lazyxla.fully_shard(model, mesh, "data")
+
+        print(lazyxla.aot.compile(model, (x, y), topology="v5p:4x4x4", train_step=training,
+                                  mesh=((64,), ("data",)), shardings=shardings,
+                                  input_spec=("data",)))
+
     Args:
         fn_or_module: a function, or an ``nn.Module``, which is compiled in the mode (``train()``,
             ``eval()``) that it is in.
@@ -63,6 +81,14 @@ def compile(
         kwargs: its keyword arguments.
         topology: what to compile for, or its name, see :func:`lazyxla.aot.topology`. None is what
             this process runs on.
+        mesh: over what the program is partitioned: a :class:`lazyxla.Mesh` or its shape and the
+            names of its axes, of as many devices as the topology has. None compiles for one device.
+        shardings: is called with the copy of the module and the mesh, and spreads the copy:
+            :func:`lazyxla.fully_shard`, :func:`lazyxla.parallelize`, :func:`lazyxla.shard`. What it
+            leaves every device has whole.
+        input_spec: how the tensors among the inputs are split over the mesh: a spec for all of
+            them, or a function of a tensor's place among the arguments (``"0"``, ``"0.tokens"``, or
+            its keyword) and the tensor that returns one. ``()``: every device has them whole.
         train_step: compiles a training step. It is called with the copy of the module, makes what
             training takes, and returns the step, a function of the inputs. The step is recorded
             three times, as the first two may differ from those that follow, and the last one
@@ -79,18 +105,26 @@ def compile(
     Raises:
         TypeError: an argument is of a wrong type.
         ValueError: the call records nothing, or breaks into several programs; or an input is a
-            tensor that is not dense.
+            tensor that is not dense; or the mesh has not as many devices as the topology, or a spec
+            is none of it.
         RuntimeError: the call reads a value or uses an operator that runs on the host; the message
             names the line.
         torch.OutOfMemoryError, LoweringError: see :meth:`Topology.compile`.
         OSError: the directory cannot be written.
     """
     _check(fn_or_module, example_inputs, kwargs, train_step)
-    with recording(topology) as record, eager_mode(False):
-        args, keywords = _abstract_inputs((tuple(example_inputs), dict(kwargs or {})))
+    _check_shardings(fn_or_module, mesh, shardings, input_spec)
+    target = resolve(topology)
+    with recording(target) as record, eager_mode(False):
+        devices = None if mesh is None else _mesh(mesh, target)
+        args, keywords = _abstract_inputs(
+            (tuple(example_inputs), dict(kwargs or {})), devices, input_spec
+        )
         call = fn_or_module
         if isinstance(fn_or_module, nn.Module):
             call = module = _abstract_module(fn_or_module)
+            if devices is not None and shardings is not None:
+                shardings(module, devices)
             if train_step is not None:
                 call = train_step(module)
         if not callable(call):
@@ -154,8 +188,61 @@ def _check(fn_or_module: Any, example_inputs: Any, kwargs: Any, train_step: Any)
         raise TypeError(f"a train_step needs the module that it trains, not {fn_or_module!r}")
 
 
-def _abstract_inputs(inputs: Any) -> Any:
-    return tree_map_only(torch.Tensor, _abstract, inputs)
+def _check_shardings(fn_or_module: Any, mesh: Any, shardings: Any, input_spec: Any) -> None:
+    if mesh is None and (shardings is not None or input_spec != ()):
+        raise TypeError("shardings and input_spec say how a mesh is used, and there is no mesh")
+    if shardings is None:
+        return
+    if not callable(shardings):
+        raise TypeError(f"shardings is a function of the module and the mesh, not {shardings!r}")
+    if not isinstance(fn_or_module, nn.Module):
+        raise TypeError(f"shardings need the module that they spread, not {fn_or_module!r}")
+
+
+def _mesh(mesh: MeshLike, target: Topology) -> Mesh:
+    """The mesh, made of the topology's devices. To be called during the capture."""
+    if not isinstance(mesh, Mesh):
+        if not isinstance(mesh, (tuple, list)) or len(mesh) != 2:
+            raise TypeError(
+                "a mesh is a lazyxla.Mesh, or its shape and the names of its axes such as "
+                f'((8, 2), ("data", "model")), not {mesh!r}'
+            )
+        shape, names = mesh
+        if math.prod(shape) == target.num_devices:
+            return Mesh(shape, names)
+    else:
+        shape = mesh.shape
+        if mesh.size == target.num_devices:
+            return mesh
+    raise ValueError(
+        f"a mesh of shape {tuple(shape)} has {math.prod(shape)} devices, and {target} has "
+        f"{target.num_devices}"
+    )
+
+
+def _abstract_inputs(inputs: Any, mesh: Mesh | None, input_spec: SpecOf) -> Any:
+    """Arguments and keywords with tensors like theirs on the device, spread over the mesh."""
+
+    def abstract(path: tuple[Any, ...], tensor: Any) -> Any:
+        if not isinstance(tensor, torch.Tensor):
+            return tensor
+        fresh = _abstract(tensor)
+        if mesh is not None:
+            spec = input_spec
+            if callable(spec):
+                spec = spec(".".join(_name(key) for key in path[1:]), tensor)
+            shard(fresh, mesh, spec)
+        return fresh
+
+    return tree_map_with_path(abstract, inputs)
+
+
+def _name(key: Any) -> str:
+    """Of one step on the way to a tensor: an index, a key, or an attribute."""
+    for attribute in ("idx", "key", "name"):
+        if hasattr(key, attribute):
+            return str(getattr(key, attribute))
+    return str(key)
 
 
 def _abstract(tensor: torch.Tensor) -> torch.Tensor:

@@ -11,8 +11,10 @@ import torch
 
 from lazyxla import _C, platforms
 from lazyxla.aot.chips import Chip, find_chip
+from lazyxla.aot.collectives import Grid
 from lazyxla.aot.compiled import CompiledProgram
 from lazyxla.aot.gpus import GPUS
+from lazyxla.aot.links import Network, find_links
 from lazyxla.lowering import Lowered, Program, Target, lower
 
 _EXAMPLES = ("v4:2x2x1", "v5e:2x2", "v5p:2x2x1", "v6e:2x2", "tpu7x:2x2x1")
@@ -85,17 +87,31 @@ class Topology:
                 says how much, and lists the largest arrays.
             RuntimeError: the compiler refuses the program or an option; says why.
         """
-        if isinstance(program, Program):
-            program = self.lower(program).artifact
+        artifact = self.lower(program).artifact if isinstance(program, Program) else program
+        return self._compile(artifact, options)
+
+    def _compile(
+        self, artifact: bytes, options: Options | None, grid: Grid | None = None
+    ) -> CompiledProgram:
+        """:meth:`compile` of what is lowered, for one device or for those of a grid."""
         try:
-            raw = self._raw.compile(program, dict(options or {}))
+            raw = self._raw.compile(artifact, dict(options or {}))
         except RuntimeError as error:
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise
             raise torch.OutOfMemoryError(
                 f"the program does not fit in the memory of one {self.device_kind}: {error}"
             ) from error
-        return CompiledProgram(raw, str(self), self.memory_bytes, self.chip)
+        network = self._network() if grid is not None else None
+        return CompiledProgram(raw, str(self), self.memory_bytes, self.chip, grid, network)
+
+    def _network(self) -> Network | None:
+        """The links between the devices; None if they are not known."""
+        links = find_links(self.device_kind)
+        places = [device.attributes.get("coords") for device in self._raw.devices]
+        if links is None or None in places:
+            return None
+        return Network(links, tuple(tuple(place) for place in places))
 
     def lower(self, program: Program) -> Lowered:
         """Lowers a recorded program for the platform.

@@ -6,6 +6,8 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
+from lazyxla.lowering import wire
+
 Tiles = tuple[list[int], list[list[int]]]
 """How many tiles each dimension of a result has; per partition, its tile's place in each."""
 
@@ -78,22 +80,7 @@ def _tiles(sharding: Any, rank: int, partitions: int) -> Tiles:
 
 def _first_field(message: bytes) -> bytes:
     """Field 1 of a protocol buffer, itself a message: of HloModuleProtoWithConfig the module."""
-    position = 0
-    while position < len(message):
-        tag, position = _varint(message, position)
-        length, position = _varint(message, position)
-        if tag == 1 << 3 | 2:
-            return message[position : position + length]
-        position += length
+    for number, value in wire.fields(message):
+        if number == 1 and isinstance(value, bytes):
+            return value
     raise RuntimeError("the compiler's program has no module")
-
-
-def _varint(message: bytes, position: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        byte = message[position]
-        position += 1
-        value |= (byte & 0x7F) << shift
-        shift += 7
-        if byte < 0x80:
-            return value, position

@@ -12,13 +12,14 @@ the module cuts its inputs first, and pads its results last.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from lazyxla.lowering.mlir import Mlir
-from lazyxla.lowering.program import AxisPart, Partition, PartitionSpec, TensorSpec
+from lazyxla.lowering.program import AxisPart, Node, Partition, PartitionSpec, TensorSpec
 
 _MESH = "mesh"
 
@@ -26,7 +27,9 @@ _MESH = "mesh"
 class Annotations:
     """Makes the annotations of one module."""
 
-    def __init__(self, world: Mlir, module: Any, partition: Partition) -> None:
+    def __init__(
+        self, world: Mlir, module: Any, partition: Partition, nodes: Sequence[Node] = ()
+    ) -> None:
         from jaxlib.mlir.dialects import sdy
 
         sdy.register_dialect(world.context)
@@ -35,6 +38,7 @@ class Annotations:
         self._sdy: Any = sdy
         self._ir: Any = world.ir
         self._sizes = dict(partition.axes)
+        self._batch_axes = _batch_axes(nodes)
         axes = [sdy.MeshAxisAttr.get(name, size) for name, size in partition.axes]
         with world.ir.InsertionPoint.at_block_begin(module.body):
             sdy.MeshOp(_MESH, sdy.MeshAttr.get(axes))
@@ -42,6 +46,61 @@ class Annotations:
     def constrain(self, x: Any, spec: PartitionSpec, open_: Sequence[bool]) -> Any:
         """The value, spread in this way; the partitioner may split open dimensions further."""
         return self._sdy.ShardingConstraintOp(x, self._sharding(spec, open_)).result
+
+    def samples_and_heads(self, samples: int, heads: int) -> PartitionSpec | None:
+        """Along which axes to split values (N, H, ...) of which every (n, h) is for itself: samples
+        as what the program constrains is split, heads along all other axes. None if they do not
+        divide."""
+        if not self._batch_axes:
+            return None
+        others = [name for name in self._sizes if name not in self._batch_axes]
+        spec = tuple(
+            tuple((name, 1, self._sizes[name]) for name in names)
+            for names in (self._batch_axes, others)
+        )
+        tiles = [math.prod(size for _, _, size in parts) for parts in spec]
+        return None if samples % tiles[0] or heads % tiles[1] else spec
+
+    def on_each_device(
+        self,
+        function: Callable[..., Sequence[Any]],
+        xs: Sequence[Any],
+        results: Sequence[TensorSpec],
+        spec: PartitionSpec,
+    ) -> list[Any]:
+        """Calls a function of values once for each device, with the part of each that is its own:
+        for what the partitioner cannot split.
+
+        Args:
+            function: builds the computation of a device's part of the `results` from its parts of
+                `xs`.
+            xs: the values.
+            results: what comes out, all parts together.
+            spec: how the first dimensions of all of them are split, which divide evenly.
+        """
+        world, ir = self._world, self._ir
+        tiles = [math.prod(size for _, _, size in parts) for parts in spec]
+
+        def part(of: TensorSpec) -> Any:
+            first = [size // n for size, n in zip(of.shape, tiles)]
+            return world.type(of.dtype, (*first, *of.shape[len(first) :]))
+
+        def shardings(ranks: Sequence[int]) -> Any:
+            specs = [(*spec, *[()] * (rank - len(spec))) for rank in ranks]
+            return self._sdy.TensorShardingPerValueAttr.get([self._sharding(s) for s in specs])
+
+        inputs = [world.spec(x.type) for x in xs]
+        op = self._sdy.ManualComputationOp(
+            [world.type(*result) for result in results],
+            list(xs),
+            shardings([len(of.shape) for of in inputs]),
+            shardings([len(of.shape) for of in results]),
+            self._sdy.ManualAxesAttr.get([ir.StringAttr.get(name) for name in self._sizes]),
+        )
+        block = op.regions[0].blocks.append(*(part(of) for of in inputs))
+        with ir.InsertionPoint(block):
+            self._sdy.ReturnOp(list(function(*block.arguments)))
+        return list(op.results)
 
     def padded(self, inputs: Sequence[TensorSpec]) -> list[TensorSpec]:
         """The inputs as they lie on the devices."""
@@ -125,3 +184,18 @@ def constrained(x: Any, annotations: Annotations | None, text: str) -> Any:
     if annotations is None or sharding is None:
         return x
     return annotations.constrain(x, sharding.spec, sharding.open)
+
+
+def _batch_axes(nodes: Sequence[Node]) -> tuple[str, ...]:
+    """The axes along which most of what is constrained is split in its first dimension; none if
+    nothing is."""
+    from lazyxla import _C
+
+    found: Counter[tuple[str, ...]] = Counter()
+    for node in nodes:
+        if node.op == "lazyxla::constrain" and isinstance(node.args[1], str):
+            sharding = _C.find_sharding(node.args[1])
+            if sharding is not None and len(sharding.spec) > 2:
+                found[tuple(name for name, _, _ in sharding.spec[0])] += 1
+    found.pop((), None)
+    return found.most_common(1)[0][0] if found else ()

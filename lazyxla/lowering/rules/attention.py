@@ -6,12 +6,13 @@ gradient computes them again, as FlashAttention does (Dao et al. 2022, arXiv:220
 """
 
 import math
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from lazyxla.lowering.program import TensorSpec
+from lazyxla.lowering.program import PartitionSpec, TensorSpec
 from lazyxla.lowering.registry import rule
 from lazyxla.lowering.rules import attention_blocks, attention_cuda, attention_tpu
 from lazyxla.lowering.rules.random import masked
@@ -198,7 +199,12 @@ def attention(
     _check_no_dropout(dropout_p)
     if kernel := _kernel(b, query, key, mask):
         factor = _factor(scale, b.shape(query)[3])
-        return kernel.forward(b, query, key, value, is_causal, factor)
+
+        def forward(*parts: Value) -> tuple[Value, ...]:
+            return kernel.forward(b, *parts, is_causal, factor)
+
+        sums = TensorSpec(torch.float32, b.shape(query)[:3])
+        return _by_samples_and_heads(b, forward, (query, key, value), [b.spec(query), sums])
     rows = (query, key, value, is_causal, mask, scale)
     return attention_blocks.forward(b, _attention, *rows, None)
 
@@ -244,7 +250,12 @@ def attention_backward(
     inputs = (query, key, value, result, logsumexp)
     if kernel := _kernel(b, query, key, mask):
         factor = _factor(scale, b.shape(query)[3])
-        return kernel.backward(b, grad, inputs, is_causal, factor)
+
+        def backward(grad: Value, *parts: Value) -> tuple[Value, ...]:
+            return kernel.backward(b, grad, parts, is_causal, factor)
+
+        results = [b.spec(x) for x in (query, key, value)]
+        return _by_samples_and_heads(b, backward, (grad, *inputs), results)
     rest = (is_causal, mask, scale, None)
     return attention_blocks.backward(b, _attention_backward, grad, inputs, *rest)
 
@@ -333,9 +344,36 @@ def dropout_attention_backward(
 
 
 def _kernel(b: "Builder", query: Value, key: Value, mask: Value | None) -> ModuleType | None:
-    """What has the platform's kernel, if it is for this attention."""
+    """What has the platform's kernel, if it is for this attention.
+
+    The partitioner of programs for many devices cannot split a kernel, and would give every device
+    all of its operands: there it is called for each device's samples and heads, if they divide.
+    """
+    if b.annotations is not None and _parts(b, key) is None:
+        return None
     kernel = {"cuda": attention_cuda, "tpu": attention_tpu}.get(b.platform)
     return kernel if kernel and kernel.suits(b, query, key, mask) else None
+
+
+def _by_samples_and_heads(
+    b: "Builder",
+    function: Callable[..., tuple[Value, ...]],
+    xs: Sequence[Value],
+    results: Sequence[TensorSpec],
+) -> tuple[Value, ...]:
+    """The function of values (N, H, ...) as it is, or in a program for many devices once for each
+    device's part: whole groups of the heads that share a key."""
+    if b.annotations is None:
+        return function(*xs)
+    spec = _parts(b, min(xs, key=lambda x: b.shape(x)[1]))
+    assert spec is not None  # or there would be no kernel
+    return tuple(b.annotations.on_each_device(function, xs, results, spec))
+
+
+def _parts(b: "Builder", key: Value) -> PartitionSpec | None:
+    """How samples and heads are spread over the devices, so that each has whole groups of heads."""
+    assert b.annotations is not None
+    return b.annotations.samples_and_heads(*b.shape(key)[:2])
 
 
 def _check_no_dropout(dropout_p: Any) -> None:

@@ -1,0 +1,120 @@
+"""Plans the training of a Llama-shaped decoder on TPUs that are not there: memory, collectives and
+time of one step for each chip, by the TPU's compiler. Only shapes count; nothing has weights.
+
+    python examples/plan_scaling.py --model 8b --topology v5e:4x4 --mesh data=16
+    python examples/plan_scaling.py --topology v5e:4x4 --mesh data=16 --mesh data=8,model=2
+
+Needs the TPU's compiler (pip install 'lazyxla[tpu]').
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from decoder_model import Decoder, DecoderConfig, next_token_loss
+from torch import Tensor, nn
+from train_fsdp import TENSOR_PARALLEL
+
+import lazyxla
+
+MODELS = {
+    "8b": DecoderConfig(
+        hidden=4096, layers=32, heads=32, kv_heads=8, intermediate=14336, vocab=128256
+    ),
+    "70b": DecoderConfig(
+        hidden=8192, layers=80, heads=64, kv_heads=8, intermediate=28672, vocab=128256
+    ),
+    "405b": DecoderConfig(
+        hidden=16384, layers=126, heads=128, kv_heads=8, intermediate=53248, vocab=128256
+    ),
+}
+ROTARY_BASE = 500000.0
+
+
+def run_layers(layers: nn.ModuleList, x: Tensor, *args: Tensor) -> Tensor:
+    """One layer after the other."""
+    for layer in layers:
+        x = layer(x, *args)
+    return x
+
+
+class Planned(Decoder):
+    """The decoder of the other examples, whose layers are run by :func:`run_layers`."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        length = tokens.shape[1]
+        x = run_layers(self.layers, self.embedding(tokens), self.cos[:length], self.sin[:length])
+        return self.head(self.norm(x))
+
+
+def train_step(model: nn.Module) -> Callable[[Tensor, Tensor], Tensor]:
+    """Forward, backward and AdamW."""
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def step(tokens: Tensor, targets: Tensor) -> Tensor:
+        loss = next_token_loss(model(tokens), targets)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    return step
+
+
+def shardings(model: nn.Module, mesh: lazyxla.Mesh) -> None:
+    """Layers split over "model", if the mesh has it, and everything over "data"."""
+    if "model" in mesh.axis_names:
+        lazyxla.parallelize(model, mesh, TENSOR_PARALLEL)
+    lazyxla.fully_shard(model, mesh, "data")
+
+
+def mesh_of(text: str) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """``"data=8,model=2"`` as shape and names."""
+    pairs = [axis.split("=") for axis in text.split(",")]
+    return tuple(int(size) for _, size in pairs), tuple(name for name, _ in pairs)
+
+
+def main(argv: Sequence[str] | None = None) -> Any:
+    """The plan, or the ranking of several."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", choices=MODELS, default="8b")
+    parser.add_argument("--layers", type=int, help="fewer layers than the model has")
+    parser.add_argument("--topology", default="v5e:4x4")
+    parser.add_argument("--mesh", action="append", type=mesh_of, help="data=16, or data=8,model=2")
+    parser.add_argument("--batch", type=int, default=16, help="sequences of all chips together")
+    parser.add_argument("--length", type=int, default=4096)
+    args = parser.parse_args(argv)
+
+    config = dataclasses.replace(
+        MODELS[args.model], max_length=args.length, rotary_base=ROTARY_BASE
+    )
+    if args.layers:
+        config = dataclasses.replace(config, layers=args.layers)
+    with torch.device("meta"):
+        model = Planned(config).bfloat16()
+        tokens = torch.empty(args.batch, args.length, dtype=torch.int64)
+    meshes = args.mesh or [((lazyxla.aot.topology(args.topology).num_devices,), ("data",))]
+    started = time.monotonic()
+    plan: Any
+    options: dict[str, Any] = {
+        "topology": args.topology,
+        "shardings": shardings,
+        "input_spec": ("data",),
+        "train_step": train_step,
+    }
+    if len(meshes) == 1:
+        plan = lazyxla.aot.compile(model, (tokens, tokens), mesh=meshes[0], **options)
+    else:
+        plan = lazyxla.aot.search(model, (tokens, tokens), meshes=meshes, **options)
+    print(plan)
+    print(f"planned in {time.monotonic() - started:.0f} s")
+    return plan
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,60 @@
+"""FLOPs of matrix products and convolutions, for what the compiler counts once though it runs
+often: the bodies of loops."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from lazyxla.aot import hlo
+from lazyxla.lowering import wire
+
+
+def repeated(program: hlo.Program) -> int:
+    """FLOPs of the second and later runs of loops' bodies: of their products alone."""
+    total = 0
+    for number, computation in program.computations.items():
+        if more := program.runs[number] - program.calls[number]:
+            total += more * products(computation)
+    return total
+
+
+def products(computation: hlo.Computation) -> int:
+    """FLOPs of the products and convolutions that stand in a computation itself."""
+    total = 0
+    for instruction in computation.instructions.values():
+        if instruction.opcode not in ("dot", "convolution"):
+            continue
+        lhs, rhs = (computation.instructions[i].shape.dims for i in instruction.operands[:2])
+        if instruction.opcode == "dot":
+            numbers = dict(wire.fields(instruction.raw.get(30, b"")))
+            contracted = math.prod(lhs[i] for i in wire.numbers(numbers.get(1, b"")))
+            total += 2 * math.prod(instruction.shape.dims) * contracted
+        else:
+            total += _convolution(instruction, lhs, rhs)
+    return total
+
+
+def _convolution(instruction: hlo.Instruction, lhs: Sequence[int], rhs: Sequence[int]) -> int:
+    numbers = dict(wire.fields(instruction.raw[16]))
+    windows = [dict(wire.fields(value)) for _, value in wire.fields(instruction.raw.get(15, b""))]
+    spatial = zip(*(wire.numbers(numbers.get(i, b"")) for i in (11, 12)), windows, strict=True)
+    out = instruction.shape.dims
+    places = math.prod(_places(lhs[i], out[o], window) for i, o, window in spatial)
+    batch = lhs[numbers.get(7, 0)] // instruction.raw.get(58, 1)
+    features = rhs[numbers.get(3, 0)] * out[numbers.get(10, 0)]
+    return 2 * places * batch * features
+
+
+def _places(size: int, out: int, window: dict[int, int]) -> int:
+    """At how many places of a dimension, all positions of the window together, an element of the
+    window meets one of the input."""
+    low = window.get(3, 0)
+    low -= (1 << 64) if low >> 63 else 0
+    dilation = window.get(6, 1)
+    starts = np.arange(out)[:, None] * window.get(2, 1) - low
+    at = starts + np.arange(window[1])[None, :] * window.get(5, 1)
+    meets = (at >= 0) & (at <= (size - 1) * dilation) & (at % dilation == 0)
+    return int(meets.sum())
