@@ -1,0 +1,221 @@
+"""A model that is made on the device runs before its first step, so that the step is compiled once."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn, optim
+from torch.nn import functional as F
+from torch.nn.utils import parametrizations
+
+import lazyxla
+from tests.support import DEVICE, counted
+
+STEPS = 4
+WIDTH = 6
+
+
+class WithOwnState(nn.Module):
+    """Its newest tensors are neither layers' nor initialised in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Linear(WIDTH, 8), nn.BatchNorm1d(8)
+        self.last = nn.Linear(8, WIDTH)
+        self.scale = nn.Parameter(torch.randn(WIDTH))
+        self.register_buffer("mask", torch.ones(WIDTH).tril())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(F.relu(self.norm(self.first(x)))) * self.scale + self.mask
+
+
+def layers() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(WIDTH, 8), nn.ReLU(inplace=True), nn.Linear(8, WIDTH))
+
+
+def initialised_later() -> nn.Module:
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Linear(WIDTH, 8), nn.BatchNorm1d(8), nn.Linear(8, WIDTH))
+    model.to_empty(device=DEVICE)
+    for part in model:
+        part.reset_parameters()
+    return model
+
+
+def initialised_in_steps() -> nn.Module:
+    model = layers()
+    for parameter in model.parameters():
+        if parameter.dim() == 2:
+            nn.init.trunc_normal_(parameter, std=0.02)
+        else:
+            nn.init.constant_(parameter, 0.5)
+    nn.init.orthogonal_(model[2].weight[:, :4])
+    return model
+
+
+def tied() -> nn.Module:
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH))
+    model[2].weight = model[0].weight
+    return model
+
+
+def normed() -> nn.Module:
+    return nn.Sequential(parametrizations.weight_norm(nn.Linear(WIDTH, 8)), nn.Linear(8, WIDTH))
+
+
+def transformer() -> nn.Module:
+    return nn.TransformerEncoderLayer(WIDTH, 2, 8, dropout=0.1)
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "layers": layers,
+    "own state": WithOwnState,
+    "from meta": initialised_later,
+    "initialised in steps": initialised_in_steps,
+    "tied": tied,
+    "normed": normed,
+    "transformer": transformer,
+}
+
+
+def train(
+    make: Callable[[], nn.Module],
+    batch: Callable[[], torch.Tensor],
+    synced: bool = False,
+    wrap: Callable[[nn.Module], Any] = lambda model: model,
+) -> tuple[list[float], list[int]]:
+    """The losses, and how many programs had been compiled after each step."""
+    torch.manual_seed(7)
+    with torch.device(DEVICE):
+        model = make()
+    average = copy.deepcopy(model)
+    if synced:
+        lazyxla.sync()
+    optimizer = optim.AdamW(model.parameters())
+    called = wrap(model)
+    losses, compiles = [], []
+    for _ in range(STEPS):
+        loss = called(batch()).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        with torch.no_grad():
+            for mine, its in zip(average.parameters(), model.parameters()):
+                mine.lerp_(its, 0.1)
+        lazyxla.sync()
+        losses.append(loss.detach())
+        compiles.append(lazyxla.counters()["compiles"])
+    return [loss.item() for loss in losses], compiles
+
+
+def uploaded() -> torch.Tensor:
+    return torch.full((4, WIDTH), 0.25).to(DEVICE)
+
+
+def drawn() -> torch.Tensor:
+    return torch.randn(4, WIDTH, device=DEVICE) * 2
+
+
+@pytest.mark.parametrize("batch", [uploaded, drawn])
+@pytest.mark.parametrize("name", MODELS)
+def test_the_step_of_a_model_made_on_the_device_is_compiled_once(
+    name: str, batch: Callable[[], torch.Tensor]
+) -> None:
+    losses, compiles = train(MODELS[name], batch)
+    assert compiles[1:] == [compiles[0]] * (STEPS - 1)
+    # Random numbers are drawn in the same order as without.
+    expected, _ = train(MODELS[name], batch, synced=True)
+    assert losses == expected
+
+
+def test_a_batch_that_is_older_than_the_model() -> None:
+    x = torch.randn(4, WIDTH, device=DEVICE)
+    _, compiles = train(layers, lambda: x)
+    assert compiles[1:] == [compiles[0]] * (STEPS - 1)
+
+
+def test_lazily_initialised_layers() -> None:
+    def make() -> nn.Module:
+        return nn.Sequential(nn.LazyLinear(8), nn.ReLU(), nn.LazyLinear(WIDTH))
+
+    def wrap(model: nn.Module) -> nn.Module:
+        model(uploaded())  # as PyTorch asks for: a dry run, before the optimizer is made
+        return model
+
+    torch.manual_seed(7)
+    with torch.device(DEVICE):
+        model = make()
+    wrap(model)
+    optimizer = optim.AdamW(model.parameters())
+    compiles = []
+    for _ in range(STEPS):
+        model(uploaded()).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        lazyxla.sync()
+        compiles.append(lazyxla.counters()["compiles"])
+    assert compiles[1:] == [compiles[0]] * (STEPS - 1)
+
+
+def test_graphs_of_torch_compile(fresh_dynamo: None) -> None:
+    wrap = lambda model: torch.compile(model, backend="lazyxla")  # noqa: E731
+    _, compiles = train(layers, uploaded, wrap=wrap)
+    assert compiles[1:] == [compiles[0]] * (STEPS - 1)
+
+
+def test_a_capture_has_the_programs_of_a_run() -> None:
+    with lazyxla.aot.capture() as programs:
+        with torch.device(DEVICE):
+            model = layers()
+        for _ in range(STEPS):
+            model(uploaded()).square().mean().backward()
+            model.zero_grad()
+            lazyxla.sync()
+    assert [program.times for program in programs] == [1, STEPS]
+
+
+def test_only_a_model_is_run_apart() -> None:
+    """Functions of tensors that require gradients are one program, as all else."""
+    with counted() as n:
+        weight = torch.randn(WIDTH, WIDTH, device=DEVICE, requires_grad=True)
+        x = torch.randn(4, WIDTH, device=DEVICE)
+        (x @ weight).sum().backward()
+        lazyxla.sync()
+    assert n.executions == 1
+
+
+def test_updates_by_hand_run_nothing_apart() -> None:
+    model = layers().to(DEVICE)
+    x = uploaded()
+
+    def step() -> None:
+        model(x).square().mean().backward()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(0.9).sub_(parameter.grad)
+                parameter.grad = torch.zeros_like(parameter)
+
+    step()
+    lazyxla.sync()
+    with counted() as n:
+        step()
+        step()
+        lazyxla.sync()
+    assert n.executions == 1
+
+
+def test_a_step_that_fails_keeps_the_numbers_that_the_model_drew() -> None:
+    torch.manual_seed(3)
+    with torch.device(DEVICE):
+        model = layers()
+    drawn_by_the_model = torch.lazyxla.get_rng_state()
+    x = F.dropout(torch.ones(4, WIDTH, device=DEVICE))
+    y = model(x).sum() + (torch.empty(1 << 45, device=DEVICE) + 1).sum()
+    with pytest.raises(torch.OutOfMemoryError):
+        y.item()
+    assert torch.equal(torch.lazyxla.get_rng_state(), drawn_by_the_model)
+    assert model[0].weight.abs().max().item() > 0
