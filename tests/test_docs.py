@@ -16,6 +16,7 @@ from tests.conftest import ROOT, RunPython
         ("input.md", "## Batches of few sizes\n"),
         ("input.md", "## torch.compile pads by itself\n"),
         ("distributed.md", "# One process, many devices\n"),
+        ("distributed.md", "## Deep models\n"),
     ],
 )
 def test_snippets(page: str, section: str, run_python: RunPython) -> None:
