@@ -143,18 +143,30 @@ class LayerLoop:
                 continue
             whole = b.stack([next(left) for _ in range(self.length)], 0)
             given.append(whole if sharding is None else constrained(whole, b.annotations, sharding))
-        return given
+        return self._apart(b, given, self.inputs)
+
+    @staticmethod
+    def _apart(b: Builder, values: list[Value], kinds: Sequence[str]) -> list[Value]:
+        """The values, of which stacks are computed as they are. Fused with what makes the parts or
+        reads them, they take XLA's CPU compiler several times as long, and longer to compute."""
+        places = [i for i, kind in enumerate(kinds) if kind == LAYER]
+        if not places:
+            return values
+        kept = b.hlo.OptimizationBarrierOp([values[i] for i in places]).results
+        apart = dict(zip(places, kept, strict=True))
+        return [apart.get(i, value) for i, value in enumerate(values)]
 
     def _results(
         self, b: Builder, carry: list[Value], sums: list[Value], stacks: list[Value]
     ) -> list[Value]:
         sources = {CARRY: iter(carry), CONSTANT: iter(sums), LAYER: iter(stacks)}
         sources[STACKED] = sources[LAYER]
-        results: list[Value] = []
+        made = []
         for kind, sharding in zip(self.outputs, self.output_shardings, strict=True):
             value = next(sources[kind])
-            if sharding is not None:
-                value = constrained(value, b.annotations, sharding)
+            made.append(value if sharding is None else constrained(value, b.annotations, sharding))
+        results: list[Value] = []
+        for kind, value in zip(self.outputs, self._apart(b, made, self.outputs), strict=True):
             if kind == LAYER:
                 results += [b.select_dim(value, 0, i) for i in range(self.length)]
             else:
