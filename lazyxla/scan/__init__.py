@@ -1,4 +1,4 @@
-"""Deep models: equal layers as one loop, so that compiling does not take longer with depth.
+"""Deep models: equal layers as one loop, which is in the program once whatever the depth.
 
     for layer in self.layers:                          # as many copies of a layer in the program
         x = layer(x, mask)
