@@ -120,6 +120,7 @@ from lazyxla.runtime import (  # noqa: E402
     sync,
     synchronize,
 )
+from lazyxla.scan import checkpoint_name, scan_layers  # noqa: E402
 from lazyxla.sharing import from_dlpack, host_view  # noqa: E402
 from lazyxla.spmd import (  # noqa: E402
     Mesh,
@@ -145,6 +146,7 @@ __all__ = [
     "aot",
     "bucket",
     "check_torch_version",
+    "checkpoint_name",
     "compile",
     "constrain",
     "counters",
@@ -175,6 +177,7 @@ __all__ = [
     "reset_accumulated_memory_stats",
     "reset_counters",
     "reset_peak_memory_stats",
+    "scan_layers",
     "set_device",
     "set_rng_state",
     "settings",

@@ -314,6 +314,14 @@ def spec_of(raw: Any) -> tuple[Entry, ...]:
     return tuple(_entry(raw, parts) for parts in raw.spec)
 
 
+def stacked(raw: Any) -> Any:
+    """The interned sharding of tensors of this one that are stacked along a new first dimension,
+    which is whole."""
+    names = [name for name, _ in raw.mesh.axes]
+    axes = [[names.index(name) for name, _, _ in parts] for parts in raw.spec]
+    return _C.make_sharding(raw.mesh, [[], *axes], [False, *raw.open])
+
+
 def _mesh_of(raw: Any) -> Mesh:
     names, shape = zip(*raw.axes)
     return Mesh(shape, names, raw.devices)

@@ -18,6 +18,7 @@ from tests.support import needs_libtpu
         ("input.md", "## torch.compile pads by itself\n"),
         ("distributed.md", "# One process, many devices\n"),
         pytest.param("scaling.md", "", marks=needs_libtpu),
+        ("distributed.md", "## Deep models\n"),
     ],
 )
 def test_snippets(page: str, section: str, run_python: RunPython) -> None:

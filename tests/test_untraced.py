@@ -56,6 +56,7 @@ CALLS: dict[str, Callable[[], Any]] = {
     "aot": lambda: lazyxla.aot.capture,
     "bucket": lambda: lazyxla.bucket([torch.ones(2)], dims=0, sizes=[4]),
     "check_torch_version": lambda: lazyxla.check_torch_version("2.1.0", "2.1.1"),
+    "checkpoint_name": lambda: lazyxla.checkpoint_name(_ones(), "x"),
     "compile": lambda: lazyxla.compile(_double)(torch.ones(2, device="lazyxla")).cpu(),
     "constrain": lambda: lazyxla.constrain(_ones(), MESH, ("x",)).cpu(),
     "counters": lambda: lazyxla.counters(),
@@ -86,6 +87,7 @@ CALLS: dict[str, Callable[[], Any]] = {
     "reset_accumulated_memory_stats": lambda: lazyxla.reset_accumulated_memory_stats(),
     "reset_counters": lambda: lazyxla.reset_counters(),
     "reset_peak_memory_stats": lambda: lazyxla.reset_peak_memory_stats(),
+    "scan_layers": lambda: lazyxla.scan_layers([torch.nn.ReLU(), torch.nn.ReLU()], _ones()).cpu(),
     "set_device": lambda: lazyxla.set_device(0),
     "set_rng_state": lambda: lazyxla.set_rng_state(lazyxla.get_rng_state()),
     "settings": lambda: setattr(lazyxla.settings, "blocking", lazyxla.settings.blocking),
@@ -98,7 +100,7 @@ CALLS: dict[str, Callable[[], Any]] = {
 }
 
 # What records an operator, as the user's own functions do.
-TRACED = {"constrain"}
+TRACED = {"checkpoint_name", "constrain"}
 
 
 @pytest.fixture

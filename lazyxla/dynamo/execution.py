@@ -29,6 +29,12 @@ _C.on_graph_dropped(lambda number: registry.graphs.pop(number, None))
 # Their result is their operand: one output of the node serves both.
 _IDENTITIES = (torch.ops.aten.detach.default, torch.ops.aten.alias.default)
 
+
+def next_number() -> int:
+    """For a graph that C++ is to know by a number of its own."""
+    return next(_numbers)
+
+
 F = TypeVar("F", bound=Callable[..., Any])
 Step = Callable[[list[Any]], None]
 
@@ -101,7 +107,7 @@ def _make_call(
 
     returned = [(kind, result(what) if kind == "result" else what) for kind, what in returns]
     writes = [(part.inputs.index(argument), output(value)) for argument, value in part.writes]
-    number = next(_numbers)
+    number = next_number()
     call: Callable[..., Any] = _C.traced_call(
         number=number,
         operators=len(part.nodes),

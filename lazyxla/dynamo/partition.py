@@ -136,7 +136,7 @@ def _how_on(_captured_platform: str, target: Any) -> str:
 registry.on_change(lambda *_: _how_on.cache_clear())
 
 
-def _lowers(node: fx.Node) -> bool:
+def lowers(node: fx.Node) -> bool:
     """Whether there is a way to lower a node."""
     how = _how(node.target)
     if how == "decomposition":  # its parts may have no rules
@@ -148,9 +148,9 @@ def _kind(node: fx.Node, kinds: dict[fx.Node, int]) -> int:
     if node.target is operator.getitem:
         return kinds.get(node.args[0], HOST)  # type: ignore[arg-type]
     parts = _tensors(node)
-    if not parts or not all(map(_is_tensor, parts)) or not _lowers(node):
+    if not parts or not all(map(_is_tensor, parts)) or not lowers(node):
         return HOST
-    if _has_masks(node) and not _is_put_by_one_mask(node):
+    if has_positions_of_masks(node):
         return HOST
     devices = {_device_kind(p) for p in parts}
     sources = {_device_kind(v) for o in node.all_input_nodes for v in _tensors(o) if _is_tensor(v)}
@@ -170,6 +170,11 @@ def _indices(node: fx.Node) -> list[Any]:
         return []
     indices = node.args[1] if len(node.args) > 1 else None
     return list(indices) if isinstance(indices, (list, tuple)) else []
+
+
+def has_positions_of_masks(node: fx.Node) -> bool:
+    """Whether an operator indexes where masks are true, for which their positions must be known."""
+    return _has_masks(node) and not _is_put_by_one_mask(node)
 
 
 def _has_masks(node: fx.Node) -> bool:

@@ -21,6 +21,11 @@ _MOST_RANDOMS = 1 << 20
 """More random operators than a graph has."""
 
 
+DRAW = "lazyxla_draw"
+"""In the meta of a random operator: which of a graph's it is, where parts of the graph that are
+lowered apart must draw the same. Counted from 1."""
+
+
 TRUE_SIZE = "lazyxla_true_size"
 """In the meta of an input that tells how much of a padded dimension is true."""
 
@@ -39,6 +44,10 @@ class FxGraph(NamedTuple):
     def is_padded(self) -> bool:
         """Whether there is one such graph for each of a few buckets of sizes."""
         return any(TRUE_SIZE in node.meta for node in self.inputs)
+
+    def lower(self, b: "Builder", values: list[Any]) -> list[Any]:
+        """Lowers the graph on `values`; returns its outputs, flattened."""
+        return run_graph(b, self, values)
 
     @classmethod
     def of(cls, graph: fx.Graph) -> "FxGraph":
@@ -66,7 +75,7 @@ def run_graph(b: "Builder", graph: FxGraph, values: list[Any]) -> list[Any]:
             known[node] = known[node.args[0]][node.args[1]]
         else:
             if draws(node.target):
-                randoms += 1
+                randoms = node.meta.get(DRAW, randoms + 1)
             known[node] = _run_node(b, node, known, randoms)
     results = [known[node] for node in graph.outputs]
     return [r for part in results for r in (part if isinstance(part, list) else [part])]

@@ -13,7 +13,7 @@ import contextlib
 import importlib
 import pkgutil
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -35,9 +35,20 @@ _loading = False
 _own_rules: dict[str, Callable[..., Any] | JaxRule] = {}
 _listeners: list[Callable[[str, bool], None]] = []
 
-# The graphs (FxGraph) that torch.compile handed over, by the number that their nodes carry. Each
-# stays as long as C++ may ask to have it lowered.
-graphs: dict[int, Any] = {}
+
+class Graph(Protocol):
+    """What was traced, and is one node of the pending graph."""
+
+    @property
+    def is_padded(self) -> bool:
+        """Whether there is one such graph for each of a few buckets of sizes."""
+
+    def lower(self, b: Any, values: list[Any]) -> list[Any]:
+        """Lowers it on the values of the node's inputs; returns those of its outputs."""
+
+
+# By the number that their nodes carry. Each stays as long as C++ may ask to have it lowered.
+graphs: dict[int, Graph] = {}
 
 
 def rule(*names: str) -> Callable[[F], F]:

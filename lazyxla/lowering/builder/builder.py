@@ -1,6 +1,7 @@
 """The Builder itself: what belongs to one module and to the node being lowered."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -34,7 +35,7 @@ class Builder(Indexing):
         self.module = module
         self.buffers: dict[torch.dtype, Value] = {}
         self.outputs: tuple[TensorSpec, ...] = ()
-        self._rng: tuple[Scalar, Scalar] | None = None
+        self._rng: tuple[Scalar | Value, Scalar | Value] | None = None
         self.symbols: dict[Any, str] = {}  # merged JAX functions: trace key -> name
         self.depth = 0  # nesting of decompositions
         self.salt = 0  # number of the random operator within a decomposition
@@ -53,6 +54,16 @@ class Builder(Indexing):
             # Random operators of one decomposition share the ordinal, so each has its own seed.
             seed = self.hlo.add(seed, self.constant(self.salt * 0x9E3779B97F4A7C15, torch.int64))
         return self.bitcast(seed, torch.uint64), self.bitcast(ordinal, torch.uint64)
+
+    @contextmanager
+    def stream(self, seed: Value, ordinal: Value) -> Iterator[None]:
+        """Random operators within draw from this stream, two 0-dim uint64 values."""
+        before = self._rng
+        self._rng = self.bitcast(seed, torch.int64), self.bitcast(ordinal, torch.int64)
+        try:
+            yield
+        finally:
+            self._rng = before
 
     def enter_node(
         self, outputs: tuple[TensorSpec, ...], rng: tuple[Scalar, Scalar] | None

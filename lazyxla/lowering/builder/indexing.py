@@ -1,5 +1,6 @@
 """Gather, scatter, sort and loops."""
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -172,6 +173,62 @@ class Indexing(Contractions):
         self.block(op.regions[0], types, lambda *s: [condition(*s)])
         self.block(op.regions[1], types, body)
         return list(op.results)
+
+    def scan(
+        self,
+        length: int,
+        body: Callable[[Value, list[Value], list[Value], list[Value]], tuple[Any, Any]],
+        carry: Sequence[Value],
+        xs: Sequence[Value],
+        constants: Sequence[Value],
+        ys: Sequence[Any],
+        reverse: bool = False,
+    ) -> tuple[list[Value], list[Value]]:
+        """A loop that takes a slice of `xs` and makes a slice of the `ys` in each iteration.
+
+        Args:
+            length: of the loop, and of the first dimension of `xs` and `ys`.
+            body: a function of the iteration's number, an int32 value, the carry, the slices of
+                `xs` without their first dimension, and the constants. It returns the next carry,
+                of the same types, and the slices of the `ys`.
+            carry: what the first iteration gets.
+            constants: what each iteration gets.
+            ys: (dtype, shape) of each slice.
+            reverse: the last slice comes first.
+
+        Returns:
+            The last carry, and the stacked `ys`.
+        """
+        first, last = (0, length) if not reverse else (length - 1, -1)
+        stacked = [self.zeros([length, *shape], dtype) for dtype, shape in ys]
+        counts = [1, len(carry), len(xs), len(constants), len(stacked)]
+        ends = [sum(counts[: i + 1]) for i in range(len(counts))]
+
+        def step(*state: Value) -> list[Value]:
+            i = state[0]
+            now, sources, fixed, made = (list(state[a:b]) for a, b in itertools.pairwise(ends))
+            now, parts = body(i, now, [self.slice_at(x, i) for x in sources], fixed)
+            made = [self.put_at(y, part, i) for y, part in zip(made, parts, strict=True)]
+            following = self.hlo.add(i, self.constant(-1 if reverse else 1, torch.int32))
+            return [following, *now, *sources, *fixed, *made]
+
+        def more(i: Value, *_: Value) -> Value:
+            return self.compare(i, self.constant(last, torch.int32), "NE")
+
+        start = self.constant(first, torch.int32)
+        state = self.while_loop(more, step, start, *carry, *xs, *constants, *stacked)
+        return state[ends[0] : ends[1]], state[ends[3] :]
+
+    def slice_at(self, x: Value, i: Value) -> Value:
+        """x[i] for an int32 value."""
+        shape = self.shape(x)
+        places = [i, *[self.constant(0, torch.int32)] * (len(shape) - 1)]
+        return self.reshape(self.hlo.dynamic_slice(x, places, [1, *shape[1:]]), shape[1:])
+
+    def put_at(self, x: Value, part: Value, i: Value) -> Value:
+        """`x` with x[i] = part, for an int32 value; `part` is not read from `x`."""
+        places = [i, *[self.constant(0, torch.int32)] * (self.rank(x) - 1)]
+        return self.hlo.dynamic_update_slice(x, self.unsqueeze(part, 0), places)
 
     def cond(
         self,

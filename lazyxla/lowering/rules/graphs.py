@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from lazyxla.lowering import registry
-from lazyxla.lowering.registry import rule
+from lazyxla.lowering.registry import graph_rule, rule
 
 if TYPE_CHECKING:
     from lazyxla.lowering.builder import Builder
@@ -11,6 +11,9 @@ if TYPE_CHECKING:
 
 @rule("lazyxla::graph")
 def graph(b: "Builder", number: int, inputs: list[Any]) -> list[Any]:
-    from lazyxla.lowering.fx_graph import run_graph
+    return registry.graphs[number].lower(b, inputs)
 
-    return run_graph(b, registry.graphs[number], inputs)
+
+@graph_rule("lazyxla::checkpoint_name")
+def checkpoint_name(b: "Builder", x: Any, name: str) -> Any:
+    return x

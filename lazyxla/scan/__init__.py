@@ -1,0 +1,197 @@
+"""Deep models: equal layers as one loop, which is in the program once whatever the depth.
+
+    for layer in self.layers:                          # as many copies of a layer in the program
+        x = layer(x, mask)
+    x = lazyxla.scan_layers(self.layers, x, mask)      # one, in a loop
+
+The layers keep their own parameters; within the program these are stacked.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Collection, Iterable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from lazyxla import _C, spmd, untraced
+from lazyxla.runtime import BACKEND
+from lazyxla.scan import structure
+from lazyxla.scan.structure import Layers
+
+_MOST_PLANS = 32
+"""Traced calls that are kept for a list of layers."""
+
+_plans: weakref.WeakKeyDictionary[nn.Module, dict[Any, Any]] = weakref.WeakKeyDictionary()
+"""By the first layer, and what the call depends on."""
+
+_library = torch.library.Library("lazyxla", "FRAGMENT")
+_library.define("checkpoint_name(Tensor x, str name) -> Tensor")
+_library.impl("checkpoint_name", lambda x, name: x.clone(), "CompositeExplicitAutograd")
+torch.library.register_autograd(
+    "lazyxla::checkpoint_name", lambda ctx, gradient: (gradient, None), lib=_library
+)
+
+
+def scan_layers(
+    layers: Iterable[nn.Module],
+    x: Any,
+    *args: Any,
+    remat: str | Collection[str] = "none",
+    **kwargs: Any,
+) -> Any:
+    """Applies equal layers one after the other: ``x = layer(x, *args, **kwargs)`` for each.
+
+    On the device it is a loop, one in the forward and one in the backward. The first layer is
+    traced for all of them, once for each combination of shapes and dtypes. The layers are called
+    one by one on other devices, with tensors of classes of their own, in another call's layer, and
+    within ``torch.vmap`` and ``torch.func.jvp``.
+
+    Args:
+        layers: modules of equal parts, with tensors of equal shapes and dtypes; a ModuleList, for
+            example. What they do must not differ otherwise, as by a dropout's probability.
+        x: a tensor, or tensors in tuples, lists and dicts. Each layer returns the next one, of the
+            same shapes and dtypes.
+        args, kwargs: the same for all layers. Gradients of tensors are summed over the layers.
+        remat: what the forward keeps of each layer for the backward. ``"none"`` is computed again:
+            all that the backward reads is kept. ``"full"``: only what the layer is given, and
+            the backward computes the layer again. A collection of names: the values to which
+            :func:`checkpoint_name` gives one of the names, too.
+
+    Returns:
+        What the last layer returns.
+
+    Raises:
+        TypeError: the layers are no modules; or a layer returns something of another type, shape or
+            dtype than it was given.
+        ValueError: there is no layer, the layers are not equal, they have hooks, tensors are on
+            different devices, or there is no such policy or name.
+        NotImplementedError: a layer has an operator that only the host can run, or writes to its
+            arguments.
+    """
+    policy = _policy(remat)
+    carry, carry_spec = pytree.tree_flatten(x)
+    for leaf in carry:
+        if not isinstance(leaf, torch.Tensor):
+            raise TypeError(f"scan_layers carries tensors, not a {type(leaf).__name__}")
+    if not carry:
+        raise TypeError("scan_layers carries at least one tensor")
+    leaves, rest_spec = pytree.tree_flatten((args, kwargs))
+    constants = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    modules, parts = structure.read(layers)
+    tensors = [*carry, *constants, *(t for of_layer in parts.tensors for t in of_layer)]
+    if carry[0].device.type != BACKEND or any(map(_is_special, tensors)) or _is_batched():
+        for layer in modules:
+            x = layer(x, *args, **kwargs)
+        return x
+    structure.check_devices(parts, carry[0].device, [*carry, *constants])
+    return _scan(modules, parts, carry, carry_spec, constants, leaves, rest_spec, policy)
+
+
+def checkpoint_name(x: torch.Tensor, name: str) -> torch.Tensor:
+    """``x``, under a name by which :func:`scan_layers` can be told to keep it for the backward.
+
+    Elsewhere it is just ``x``.
+    """
+    if not _is_special(x):
+        return x
+    return torch.ops.lazyxla.checkpoint_name(x, name)  # type: ignore[no-any-return]
+
+
+untraced.traced(checkpoint_name)
+
+
+@untraced.traced
+def _is_special(x: torch.Tensor) -> bool:
+    """Whether a tensor is of a class of its own, as those are that are traced."""
+    return type(x) not in (torch.Tensor, nn.Parameter, nn.Buffer)
+
+
+def _is_batched() -> bool:
+    """Whether the call is within a transform of torch.func that needs each operator's rule."""
+    levels = torch._C._functorch.get_interpreter_stack() or ()
+    return any(level.key() != torch._C._functorch.TransformType.Grad for level in levels)
+
+
+def _policy(remat: str | Collection[str]) -> Any:
+    if isinstance(remat, str):
+        if remat not in ("none", "full"):
+            raise ValueError(
+                f'remat is "none", "full" or a collection of names, such as ["{remat}"], got '
+                f"{remat!r}"
+            )
+        return remat
+    if not isinstance(remat, Collection) or not all(isinstance(name, str) for name in remat):
+        raise TypeError(f"remat's names are a collection of strings, got {remat!r}")
+    return frozenset(remat)
+
+
+def _scan(
+    modules: list[nn.Module],
+    parts: Layers,
+    carry: list[torch.Tensor],
+    carry_spec: Any,
+    constants: list[torch.Tensor],
+    leaves: list[Any],
+    rest_spec: Any,
+    policy: Any,
+) -> Any:
+    from lazyxla.scan.calls import Plan, Scan
+    from lazyxla.scan.layer_call import LayerCall, trace_equal
+    from lazyxla.scan.tracing import Signature
+
+    columns = list(zip(*parts.tensors, strict=True))
+    with_gradient = torch.is_grad_enabled() and any(
+        t.requires_grad for t in [*carry, *constants, *(t for c in columns for t in c)]
+    )
+    own = [any(t.requires_grad for t in c) and with_gradient for c in columns]
+    what = Signature(
+        (
+            *((c[0].shape, c[0].dtype, needs) for c, needs in zip(columns, own, strict=True)),
+            # From the second layer on it depends on the first one's parameters.
+            *((t.shape, t.dtype, with_gradient and _is_floating(t)) for t in carry),
+            *((t.shape, t.dtype, with_gradient and t.requires_grad) for t in constants),
+        ),
+        len(columns),
+        len(carry),
+        carry[0].device,
+    )
+    shardings = tuple(_stacked_sharding(c[0]) for c in columns)
+    others = tuple(
+        None if isinstance(leaf, torch.Tensor) else structure.comparable(leaf) for leaf in leaves
+    )
+    key = (
+        *(parts.structure, parts.attributes, len(modules), what, shardings, policy),
+        *(others, carry_spec, rest_spec, torch.is_grad_enabled(), torch.get_default_dtype()),
+        *(torch.is_autocast_enabled(BACKEND), torch.get_autocast_dtype(BACKEND)),
+    )
+    plans = _plans.setdefault(modules[0], {})
+    plan = plans.get(key)
+    if plan is None:
+        rest = [None if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+        places = tuple(i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor))
+        call = LayerCall(parts.names, what, carry_spec, rest, places, rest_spec)
+        joint = trace_equal(modules, parts, call, what)
+        plan = Plan(joint, len(modules), policy, shardings)
+        while len(plans) >= _MOST_PLANS:
+            del plans[next(iter(plans))]
+        plans[key] = plan
+    arguments = [*(t for c in columns for t in c), *carry, *constants]
+    results = Scan.apply(plan, *arguments)  # type: ignore[no-untyped-call]
+    if plan.written:
+        torch.autograd.graph.increment_version([arguments[i] for w in plan.written for i in w])
+    return pytree.tree_unflatten(list(results[: len(carry)]), carry_spec)
+
+
+def _is_floating(x: torch.Tensor) -> bool:
+    return x.is_floating_point() or x.is_complex()
+
+
+def _stacked_sharding(x: torch.Tensor) -> str | None:
+    """How the stack of tensors is spread that are spread as `x` is declared to be; its first
+    dimension is whole."""
+    raw = _C.declared_sharding(x)
+    return None if raw is None else spmd.stacked(raw).text  # type: ignore[no-any-return]
