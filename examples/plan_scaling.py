@@ -16,13 +16,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from decoder_model import Decoder, DecoderConfig, next_token_loss
+from decoder_model import SMALL, Decoder, DecoderConfig, next_token_loss
 from torch import Tensor, nn
 from train_fsdp import TENSOR_PARALLEL
 
 import lazyxla
 
 MODELS = {
+    "small": SMALL,
     "8b": DecoderConfig(
         hidden=4096, layers=32, heads=32, kv_heads=8, intermediate=14336, vocab=128256
     ),
@@ -69,7 +70,9 @@ def train_step(model: nn.Module) -> Callable[[Tensor, Tensor], Tensor]:
 def shardings(model: nn.Module, mesh: lazyxla.Mesh) -> None:
     """Layers split over "model", if the mesh has it, and everything over "data"."""
     if "model" in mesh.axis_names:
-        lazyxla.parallelize(model, mesh, TENSOR_PARALLEL)
+        # A vocabulary as large as these models' is split, too: every chip would compute all of it.
+        ends = {"embedding": lazyxla.ColwiseParallel(), "head": lazyxla.ColwiseParallel()}
+        lazyxla.parallelize(model, mesh, {**TENSOR_PARALLEL, **ends})
     lazyxla.fully_shard(model, mesh, "data")
 
 

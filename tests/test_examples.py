@@ -13,7 +13,7 @@ import torch._dynamo
 
 import lazyxla
 import lazyxla.dynamo
-from tests.support import programs
+from tests.support import needs_libtpu, programs
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 
@@ -162,3 +162,13 @@ def test_generate(example: Any) -> None:
     assert len(found.large(60)) <= 4, found.sizes
     assert ours[1].compiles == 0
     assert ours[0].graphs_cut > 10
+
+
+@needs_libtpu
+def test_a_training_step_is_planned(example: Any) -> None:
+    plan = example("plan_scaling").main(
+        ["--model", "small", "--layers", "1", "--length", "128", "--mesh", "data=8,model=2"]
+    )
+    assert plan.mesh == "data=8, model=2"
+    assert plan.fits
+    assert {"data", "model"} <= {row.axes for row in plan.collectives}
