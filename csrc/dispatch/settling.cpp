@@ -79,6 +79,19 @@ class Origins {
     return known_[&root];
   }
 
+  // Of the random numbers with this seed that are the model's, the ordinal behind the last one;
+  // 0: none is.
+  uint64_t end_of_draws(uint64_t seed) const {
+    uint64_t end = 0;
+    for (const auto& [node, origin] : known_) {
+      if (origin != kModel || !node->spec()->random) continue;
+      const auto slots = node->slots();
+      if (static_cast<uint64_t>(slots[slots.size() - 2].i) != seed) continue;
+      end = std::max(end, static_cast<uint64_t>(slots.back().i) + 1);
+    }
+    return end;
+  }
+
  private:
   static constexpr uint8_t kUnknownModel = kModel | 4;
 
@@ -87,8 +100,8 @@ class Origins {
 
 // The storages of the model, whose newest part has this id, and of what was computed from it alone.
 // Caller holds the mutex.
-std::vector<ir::Storage*> model_storages(const ir::PendingSet& pending, uint64_t newest) {
-  Origins origins;
+std::vector<ir::Storage*> model_storages(const ir::PendingSet& pending, uint64_t newest,
+                                         Origins& origins) {
   for (const ir::Storage* s = pending.first; s; s = s->next_pending()) {
     if (s->id() <= newest) origins.is_model(*s->value().node.get());
   }
@@ -99,11 +112,23 @@ std::vector<ir::Storage*> model_storages(const ir::PendingSet& pending, uint64_t
   return found;
 }
 
+// What the model drew goes with it, so that a step that fails gives back its own numbers alone.
+void hand_over_draws(const Origins& origins, ir::PendingSet& from, ir::PendingSet& to) {
+  std::vector<ir::Draws> kept;
+  for (ir::Draws& draws : from.draws) {
+    const uint64_t end = std::clamp(origins.end_of_draws(draws.seed), draws.first, draws.next);
+    if (end > draws.first) to.draws.push_back({draws.generator, draws.seed, draws.first, end});
+    if (end < draws.next) kept.push_back({draws.generator, draws.seed, end, draws.next});
+  }
+  from.draws = std::move(kept);
+}
+
 void settle_model(ir::PendingSet& pending) {
   const uint64_t newest = pending.newest_model_state.exchange(0);
   graph::run_apart(pending.device, [&](ir::PendingSet& apart, ir::Garbage&) {
-    for (ir::Storage* storage : model_storages(pending, newest)) apart.adopt(*storage);
-    apart.draws.swap(pending.draws);
+    Origins origins;
+    for (ir::Storage* storage : model_storages(pending, newest, origins)) apart.adopt(*storage);
+    hand_over_draws(origins, pending, apart);
   });
 }
 
