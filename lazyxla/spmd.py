@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import torch
+from torch.distributed import DeviceMesh
 
 from lazyxla import _C, untraced
 from lazyxla.runtime import BACKEND, DeviceLike, device_count, index_of
@@ -93,6 +94,29 @@ class Mesh:
         if len(set(indices)) != size:
             raise ValueError(f"a device can be in a mesh only once, got {indices}")
         return indices
+
+    @classmethod
+    def from_device_mesh(cls, device_mesh: DeviceMesh) -> Mesh:
+        """The mesh of a ``torch.distributed.DeviceMesh`` whose ranks are devices of this process.
+
+        Args:
+            device_mesh: on ``"lazyxla"``, with a name for each dimension.
+
+        Raises:
+            ValueError: its dimensions have no names, or it is on another kind of device.
+            IndexError: a rank is no device of this process.
+            TypeError: it is no ``DeviceMesh``.
+        """
+        if not isinstance(device_mesh, DeviceMesh):
+            raise TypeError(f"expected a DeviceMesh, got {type(device_mesh).__name__}")
+        if device_mesh.device_type != BACKEND:
+            raise ValueError(
+                f"expected a DeviceMesh on {BACKEND!r}, got one on {device_mesh.device_type!r}"
+            )
+        names = device_mesh.mesh_dim_names
+        if names is None:
+            raise ValueError("a DeviceMesh needs mesh_dim_names, which name the axes of a Mesh")
+        return cls(device_mesh.mesh.shape, names, device_mesh.mesh.flatten().tolist())
 
     @untraced.constant
     def _sharding_text(self, spec: Spec, rank: int) -> str:

@@ -10,6 +10,7 @@ import torch
 from helpers import bytes_on_devices, grid, sharded, spec_of
 from models import MESH
 from support import DEVICE, counted
+from torch.distributed import DeviceMesh
 
 import lazyxla
 from lazyxla import _C
@@ -34,6 +35,36 @@ from lazyxla import _C
 def test_wrong_meshes(make: Callable[[], Any], error: Any, message: str) -> None:
     with pytest.raises(error, match=message):
         make()
+
+
+def device_mesh(
+    ranks: Any, names: tuple[str, ...] | None = ("data", "model"), device: str = "lazyxla"
+) -> DeviceMesh:
+    """As a single process makes one: without a process group."""
+    return DeviceMesh(device, ranks, mesh_dim_names=names, _init_backend=False, _rank=0)
+
+
+def test_a_mesh_of_a_device_mesh() -> None:
+    mesh = lazyxla.Mesh.from_device_mesh(device_mesh([[3, 1], [0, 2], [5, 4]]))
+    assert mesh == lazyxla.Mesh((3, 2), ("data", "model"), [3, 1, 0, 2, 5, 4])
+    x = grid(6, 4)
+    y = sharded(x, "data", "model", mesh=mesh)
+    assert spec_of(y) == ("data", "model")
+    assert torch.equal(y.cpu(), x)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: device_mesh([[0, 1]], None), ValueError, "needs mesh_dim_names"),
+        (lambda: device_mesh([[0, 1]], device="cpu"), ValueError, "got one on 'cpu'"),
+        (lambda: device_mesh([[0, 8]]), IndexError, "there are 8 devices"),
+        (lambda: MESH, TypeError, "expected a DeviceMesh, got Mesh"),
+    ],
+)
+def test_wrong_device_meshes(make: Callable[[], Any], error: Any, message: str) -> None:
+    with pytest.raises(error, match=message):
+        lazyxla.Mesh.from_device_mesh(make())
 
 
 @pytest.mark.parametrize(
