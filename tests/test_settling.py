@@ -1,4 +1,4 @@
-"""A model that is made on the device runs before its first step, so that the step is compiled once."""
+"""A model that is made on the device runs before its first step, which is so compiled once."""
 
 from __future__ import annotations
 
