@@ -63,13 +63,15 @@ class Transformer(nn.Module):
         return F.cross_entropy(self(x).flatten(0, 1), y.flatten())
 
 
-def batches(model: type[nn.Module], count: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+def batches(
+    model: type[nn.Module], count: int, dtype: torch.dtype = torch.float32
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Inputs and targets; of `dtype` where they are no tokens."""
     generator = torch.Generator().manual_seed(1)
     if model is Mlp:
-        return [
-            (torch.randn(BATCH, WIDTH, generator=generator), torch.ones(BATCH, WIDTH))
-            for _ in range(count)
-        ]
+        targets = torch.ones(BATCH, WIDTH, dtype=dtype)
+        inputs = (torch.randn(BATCH, WIDTH, generator=generator) for _ in range(count))
+        return [(x.to(dtype), targets) for x in inputs]
     shape = (BATCH, LENGTH)
     return [
         (
