@@ -20,7 +20,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map_only
 
-from lazyxla import _C, spmd, untraced
+from lazyxla import _C, spmd, torch_plans, untraced
 from lazyxla.runtime import BACKEND
 from lazyxla.spmd import Entry, Mesh
 
@@ -126,27 +126,39 @@ class SequenceParallel:
 Style = ColwiseParallel | RowwiseParallel | SequenceParallel
 
 
-def parallelize(module: nn.Module, mesh: Mesh, plan: Mapping[str, Style]) -> nn.Module:
+def parallelize(
+    module: nn.Module, mesh: Mesh, plan: Mapping[str, Any], axis: str | None = None
+) -> nn.Module:
     """Applies a way to split it to each of a module's parts (tensor parallelism).
 
     Args:
         module: changed in place.
         mesh: the devices.
         plan: for names of parts, in which ``*`` stands for anything (``"layers.*.up"``), how they
-            are split. The first one that fits counts.
+            are split: by this package's classes, which name an axis, or by PyTorch's own
+            (``torch.distributed.tensor.parallel``). The first one that fits counts.
+        axis: for PyTorch's classes: along which axis of the mesh. Left out, its only one, or the
+            one called "model" or "tp".
 
     Returns:
         The module.
 
     Raises:
-        ValueError: a name fits no part, or the mesh has no such axis.
-        TypeError: a part cannot be split in this way.
+        ValueError: a name fits no part, the mesh has no such axis, or a placement is neither
+            ``Shard`` nor ``Replicate``.
+        TypeError: a part cannot be split in this way, or the plan has something else.
     """
+    for style in plan.values():
+        if not isinstance(style, Style) and not torch_plans.is_torch_style(style):
+            raise TypeError(f"a plan says how parts are split, not {style!r}")
     unused = set(plan)
     for name, part in module.named_modules():
         for pattern, style in plan.items():
             if fnmatch.fnmatchcase(name, pattern):
-                style.apply(part, mesh)
+                if isinstance(style, Style):
+                    style.apply(part, mesh)
+                else:
+                    torch_plans.apply(style, part, mesh, torch_plans.axis_for(mesh, axis))
                 unused.discard(pattern)
                 break
     if unused:

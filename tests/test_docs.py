@@ -18,6 +18,7 @@ from tests.support import needs_libtpu
         ("input.md", "## torch.compile pads by itself\n"),
         ("distributed.md", "# One process, many devices\n"),
         pytest.param("scaling.md", "", marks=needs_libtpu),
+        ("distributed.md", "## PyTorch's plans\n"),
         ("distributed.md", "## Deep models\n"),
     ],
 )

@@ -11,6 +11,8 @@ import torch
 from models import BATCH, MESH, WIDTH, Mlp, Transformer, batches
 from support import DEVICE, counted
 from torch import nn
+from torch.distributed.tensor import Partial, Replicate, Shard
+from torch.distributed.tensor import parallel as torch_parallel
 
 import lazyxla
 
@@ -23,6 +25,32 @@ TENSOR_PARALLEL: dict[str, Any] = {
     "tokens": lazyxla.RowwiseParallel("model"),
     "head": lazyxla.ColwiseParallel("model"),
 }
+
+# As written for torch.distributed.tensor.parallel.parallelize_module, with sequences split between
+# the linear layers.
+TORCH_PLAN: dict[str, Any] = {
+    "tokens": torch_parallel.RowwiseParallel(
+        input_layouts=Replicate(), output_layouts=Shard(1), use_local_output=False
+    ),
+    "blocks.*.norm*": torch_parallel.SequenceParallel(),
+    "blocks.*.[qkv]": torch_parallel.ColwiseParallel(input_layouts=Shard(1)),
+    "blocks.*.o": torch_parallel.RowwiseParallel(output_layouts=Shard(1)),
+    "blocks.*.mlp": torch_parallel.PrepareModuleInputOutput(
+        input_layouts=Shard(1),
+        desired_input_layouts=Replicate(),
+        output_layouts=Replicate(),
+        desired_output_layouts=Shard(1),
+    ),
+    "blocks.*.mlp.up": torch_parallel.ColwiseParallel(),
+    "blocks.*.mlp.down": torch_parallel.RowwiseParallel(),
+    "norm": torch_parallel.SequenceParallel(),
+    "head": torch_parallel.ColwiseParallel(input_layouts=Shard(1), output_layouts=Replicate()),
+}
+
+
+def torch_plan(model: nn.Module) -> nn.Module:
+    lazyxla.parallelize(model, MESH, TORCH_PLAN)
+    return lazyxla.fully_shard(model, MESH, "data")
 
 
 def tensor_parallel(model: nn.Module) -> nn.Module:
@@ -41,6 +69,7 @@ WAYS: dict[str, Callable[[nn.Module], nn.Module]] = {
     "fsdp over all": lambda model: lazyxla.fully_shard(model, MESH, ("data", "model")),
     "tensor": tensor_parallel,
     "fsdp x tensor": combined,
+    "fsdp x PyTorch's plan": torch_plan,
 }
 
 
@@ -97,6 +126,57 @@ def test_how_parameters_lie() -> None:
     assert both == {"weight": (None, ("data", "model")), "bias": (None,)}  # 3 does not divide
 
 
+def test_weights_lie_by_pytorchs_plans_as_by_ours() -> None:
+    theirs = lazyxla.parallelize(Transformer(), MESH, TORCH_PLAN)
+    assert specs(lazyxla.data_parallel(theirs, MESH)) == specs(tensor_parallel(Transformer()))
+
+
+def split_in(function: Callable[[], torch.Tensor]) -> tuple[Any, ...]:
+    """How a result is spread."""
+    return lazyxla.sharding(function()).spec
+
+
+def test_placements_are_constraints() -> None:
+    x = lazyxla.shard(torch.ones(8, 16, WIDTH), MESH, ("data",))
+    values = torch_parallel.PrepareModuleInput(
+        input_layouts=(Replicate(), None), desired_input_layouts=(Shard(1), None)
+    )
+    names = torch_parallel.PrepareModuleInput(
+        input_kwarg_layouts={"y": Shard(1)}, desired_input_kwarg_layouts={"y": Replicate()}
+    )
+    results = torch_parallel.PrepareModuleOutput(
+        output_layouts=Replicate(), desired_output_layouts=Shard(-1)
+    )
+
+    class Sum(nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return x + y
+
+    by_position = lazyxla.parallelize(Sum(), MESH, {"": values})
+    assert split_in(lambda: by_position(x, x)) == ("data", "model", None)
+    by_name = lazyxla.parallelize(Sum(), MESH, {"": names})
+    split = lazyxla.shard(torch.ones(8, 16, WIDTH), MESH, ("data", "model"))
+    assert split_in(lambda: by_name(x, y=split)) == ("data", None, None)
+    of_result = lazyxla.parallelize(Sum(), MESH, {"": results})
+    assert split_in(lambda: of_result(x, x)) == ("data", None, "model")
+    with pytest.raises(ValueError, match=r"splits dimension 1 of a tensor of shape \(8,\)"):
+        by_position(x[:, 0, 0], x[:, 0, 0])
+
+
+def test_the_axis_of_pytorchs_plans() -> None:
+    plan = {"up": torch_parallel.ColwiseParallel()}
+    weight_split = lambda model: lazyxla.sharding(model.up.weight).spec  # noqa: E731
+    rows = lazyxla.Mesh((8,), ("rows",))
+    assert weight_split(lazyxla.parallelize(Mlp(), rows, plan)) == ("rows", None)
+    grid = lazyxla.Mesh((4, 2), ("rows", "columns"))
+    model = lazyxla.parallelize(Mlp(), grid, plan, axis="columns")
+    assert weight_split(model) == ("columns", None)
+    with pytest.raises(ValueError, match=r'\(\'rows\', \'columns\'\): give it as .*axis="..."'):
+        lazyxla.parallelize(Mlp(), grid, plan)
+    with pytest.raises(ValueError, match="no axis 'x', but"):
+        lazyxla.parallelize(Mlp(), grid, plan, axis="x")
+
+
 def test_buffers_are_on_every_device() -> None:
     model = lazyxla.fully_shard(nn.BatchNorm1d(8), MESH)
     x = torch.randn(16, 8)
@@ -134,6 +214,25 @@ def test_dropout_draws_as_on_one_device() -> None:
             ),
             TypeError,
             "RowwiseParallel is for Linear and Embedding, not for ReLU",
+        ),
+        (
+            lambda: lazyxla.parallelize(
+                nn.Sequential(nn.ReLU()), MESH, {"0": torch_parallel.ColwiseParallel()}
+            ),
+            TypeError,
+            "ColwiseParallel is for Linear and Embedding, not for ReLU",
+        ),
+        (
+            lambda: lazyxla.parallelize(
+                Mlp(), MESH, {"up": torch_parallel.ColwiseParallel(output_layouts=Partial())}
+            ),
+            ValueError,
+            r"placements are Shard and Replicate, not Partial\(sum\)",
+        ),
+        (
+            lambda: lazyxla.parallelize(Mlp(), MESH, {"up": "columns"}),
+            TypeError,
+            "a plan says how parts are split, not 'columns'",
         ),
         (
             lambda: lazyxla.parallelize(Mlp(), MESH, {"up": lazyxla.ColwiseParallel("x")}),
