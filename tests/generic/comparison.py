@@ -30,7 +30,7 @@ JUDGED: tuple[Judged, ...] = (
         "sums of products that cancel, in another order: the device errs by at most 5.8e-7, "
         "PyTorch's CPU by 2.5e-6",
         (
-            "_foreach_mm complex64",
+            *("_foreach_mm complex64", "_foreach_mm float32"),
             "nn.ConvTranspose3d",
             "nn.LazyConvTranspose3d",
             "nn.MultiheadAttention",
