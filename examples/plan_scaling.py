@@ -37,19 +37,20 @@ MODELS = {
 ROTARY_BASE = 500000.0
 
 
-def run_layers(layers: nn.ModuleList, x: Tensor, *args: Tensor) -> Tensor:
-    """One layer after the other."""
-    for layer in layers:
-        x = layer(x, *args)
-    return x
-
-
 class Planned(Decoder):
-    """The decoder of the other examples, whose layers are run by :func:`run_layers`."""
+    """The decoder of the other examples, its layers as one loop if `remat` says what the backward
+    keeps of them (:func:`lazyxla.scan_layers`), or one after the other."""
+
+    def __init__(self, config: DecoderConfig, remat: str | None) -> None:
+        super().__init__(config)
+        self.remat = remat
 
     def forward(self, tokens: Tensor) -> Tensor:
+        if self.remat is None:
+            return super().forward(tokens)
         length = tokens.shape[1]
-        x = run_layers(self.layers, self.embedding(tokens), self.cos[:length], self.sin[:length])
+        tables = self.cos[:length], self.sin[:length]
+        x = lazyxla.scan_layers(self.layers, self.embedding(tokens), *tables, remat=self.remat)
         return self.head(self.norm(x))
 
 
@@ -91,6 +92,7 @@ def main(argv: Sequence[str] | None = None) -> Any:
     parser.add_argument("--mesh", action="append", type=mesh_of, help="data=16, or data=8,model=2")
     parser.add_argument("--batch", type=int, default=16, help="sequences of all chips together")
     parser.add_argument("--length", type=int, default=4096)
+    parser.add_argument("--remat", choices=("none", "full"), help="layers as one loop")
     args = parser.parse_args(argv)
 
     config = dataclasses.replace(
@@ -99,7 +101,7 @@ def main(argv: Sequence[str] | None = None) -> Any:
     if args.layers:
         config = dataclasses.replace(config, layers=args.layers)
     with torch.device("meta"):
-        model = Planned(config).bfloat16()
+        model = Planned(config, args.remat).bfloat16()
         tokens = torch.empty(args.batch, args.length, dtype=torch.int64)
     meshes = args.mesh or [((lazyxla.aot.topology(args.topology).num_devices,), ("data",))]
     started = time.monotonic()

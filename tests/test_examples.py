@@ -167,7 +167,10 @@ def test_generate(example: Any) -> None:
 @needs_libtpu
 def test_a_training_step_is_planned(example: Any) -> None:
     plan = example("plan_scaling").main(
-        ["--model", "small", "--layers", "1", "--length", "128", "--mesh", "data=8,model=2"]
+        [
+            *("--model", "small", "--layers", "2", "--length", "128"),
+            *("--mesh", "data=8,model=2", "--remat", "full"),
+        ]
     )
     assert plan.mesh == "data=8, model=2"
     assert plan.fits
