@@ -81,7 +81,8 @@ def check_as_on_the_cpu(tensors: list[Tensor], kwargs: dict[str, Any]) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("case", CASES)
 def test_half_precision(case: str, dtype: torch.dtype) -> None:
-    """As near to the exact result as the CPU's kernel, whose own error is beyond the tolerances."""
+    """As near to the exact result as the CPU's kernel, whose own error may be beyond the
+    tolerances."""
     check_half_precision(*inputs(case, dtype))
 
 
@@ -95,8 +96,11 @@ def check_half_precision(tensors: list[Tensor], kwargs: dict[str, Any]) -> None:
     exact = attend("cpu", [x.double() for x in tensors], wide)
     for x, y, z in zip(ours, theirs, exact, strict=True):
         assert x.dtype == y.dtype
-        error, allowed = ((t.cpu().double() - z).abs().max() for t in (x, y))
-        assert error <= 2 * allowed
+        # PyTorch's own tolerances, and the error of its kernel twice: how exact that is depends on
+        # the processor.
+        rtol, atol = torch.testing._comparison.default_tolerances(x.dtype)
+        atol += 2 * (y.double() - z).abs().max().item()
+        torch.testing.assert_close(x.cpu().double(), z, rtol=rtol, atol=atol)
 
 
 def recorded(**kwargs: Any) -> int:
