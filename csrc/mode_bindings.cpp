@@ -195,7 +195,7 @@ void bind_modes(py::module_& m) {
   m.def("is_ready", &is_ready);
   m.def("in_region", &graph::in_region);
   m.def("note_model_state", [](const at::Tensor& tensor) {
-    dispatch::note_model_state(*tensor.unsafeGetTensorImpl());
+    if (tensor.has_storage()) dispatch::note_model_state(*tensor.unsafeGetTensorImpl());
   });
   m.def("trace_keys", &graph::trace_keys);
   m.def("traced_keys", &graph::traced_keys);

@@ -322,6 +322,7 @@ class Deep(nn.Module):
 
 
 def test_torch_func() -> None:
+    lazyxla.Mesh((1,), ("data",))  # whether tensors are sharded is asked once there is a mesh
     layers, (x,) = mlps()
     theirs, ours = Deep(layers, one_by_one), Deep(copy.deepcopy(layers).to(DEVICE), scan("full"))
 

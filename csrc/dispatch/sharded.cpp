@@ -125,14 +125,15 @@ void shard(const at::Tensor& tensor, const ir::Sharding& sharding) {
 }
 
 const ir::Sharding* declared_sharding(const at::Tensor& tensor) {
-  if (!ir::Mesh::any()) return nullptr;
+  // A tensor that torch.func wraps has no memory of its own.
+  if (!ir::Mesh::any() || !tensor.has_storage()) return nullptr;
   ir::Storage& storage = storage_of(impl_of(tensor));
   std::lock_guard lock(storage.mutex());
   return is_whole(impl_of(tensor)) ? storage.sharding() : nullptr;
 }
 
 const ir::Sharding* known_sharding(const at::Tensor& tensor) {
-  if (!ir::Mesh::any()) return nullptr;
+  if (!ir::Mesh::any() || !tensor.has_storage()) return nullptr;
   ir::Storage& storage = storage_of(impl_of(tensor));
   std::lock_guard lock(storage.mutex());
   if (!is_whole(impl_of(tensor))) return nullptr;

@@ -182,7 +182,10 @@ bool is_row_major(const c10::TensorImpl& tensor, const ir::Storage& storage) {
 }  // namespace
 
 ir::Storage& storage_of(const c10::TensorImpl& tensor) {
-  return ir::Storage::of(*tensor.unsafe_storage().unsafeGetStorageImpl());
+  c10::StorageImpl* storage = tensor.unsafe_storage().unsafeGetStorageImpl();
+  TORCH_CHECK(storage, "lazyxla: a tensor without memory of its own, as within torch.func's ",
+              "transforms, cannot be used here");
+  return ir::Storage::of(*storage);
 }
 
 Geometry geometry_of(const c10::TensorImpl& tensor) {

@@ -300,3 +300,12 @@ def test_host_operators() -> None:
     expected = torch.unique(grid(8, 6) // 5)
     assert torch.equal(torch.unique(d // 5).cpu(), expected)
     assert torch.equal(torch.nonzero(d > 40).cpu(), torch.nonzero(grid(8, 6) > 40))
+
+
+def test_tensors_within_transforms_have_no_memory_to_spread() -> None:
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        lazyxla.shard(x, MESH, ("data",))
+        return x.sum()
+
+    with pytest.raises(RuntimeError, match="without memory of its own, as within torch.func"):
+        torch.func.grad(loss)(torch.ones(8, device=DEVICE))
