@@ -119,28 +119,23 @@ def _summary(count: int, time: float | None) -> str:
 
 def size(count: float | None) -> str:
     """Bytes in the largest unit that fits; nothing for None."""
-    if count is None:
-        return ""
-    for unit, scale in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if count >= scale:
-            return f"{count / scale:.2f} {unit}"
-    return f"{count:.0f} B"
+    return _in_units(count, {" GiB": 2**30, " MiB": 2**20, " KiB": 2**10}, f"{count or 0:.0f} B")
 
 
 def seconds(time: float | None) -> str:
     """A time in the largest unit that fits; nothing for None."""
-    if time is None:
-        return ""
-    for unit, scale in (("s", 1.0), ("ms", 1e-3)):
-        if time >= scale:
-            return f"{time / scale:.2f} {unit}"
-    return f"{time / 1e-6:.2f} us"
+    return _in_units(time, {" s": 1.0, " ms": 1e-3}, f"{(time or 0) / 1e-6:.2f} us")
 
 
 def _count(count: float | None) -> str:
-    if count is None:
+    return _in_units(count, {" T": 1e12, " G": 1e9, " M": 1e6}, f"{count or 0:.0f}")
+
+
+def _in_units(value: float | None, units: dict[str, float], smaller: str) -> str:
+    """In the first unit that fits, or as `smaller` has it; nothing for None."""
+    if value is None:
         return ""
-    for unit, scale in (("T", 1e12), ("G", 1e9), ("M", 1e6)):
-        if count >= scale:
-            return f"{count / scale:.2f} {unit}"
-    return f"{count:.0f}"
+    for unit, scale in units.items():
+        if value >= scale:
+            return f"{value / scale:.2f}{unit}"
+    return smaller
