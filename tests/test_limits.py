@@ -59,6 +59,17 @@ def test_checked_values_raise_at_the_call(name: str, checked: None) -> None:
     assert name in OTHER_WORDS or ours[1] == text
 
 
+@pytest.mark.parametrize("places", [(4,), (-1,), (2**40,), (-(2**40), 4)])
+def test_unchecked_writes_out_of_range_are_left_out(places: tuple[int, ...]) -> None:
+    """One place is written as a slice, several by a scatter."""
+    ones = torch.ones(len(places), 3, device=DEVICE)
+    written = _table().index_copy_(0, _index(*places), ones)
+    torch.testing.assert_close(written.cpu(), _table("cpu"), rtol=0, atol=0)
+    beyond = _index(*(place if place > 0 else place - 4 for place in places))
+    written = _table().index_put_((beyond,), ones)
+    torch.testing.assert_close(written.cpu(), _table("cpu"), rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("name", CALLS)
 def test_right_indices_pass_the_check(name: str, checked: None) -> None:
     assert torch.isfinite(CALLS[name](3, DEVICE).cpu()).all()

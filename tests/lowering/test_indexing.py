@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.lowering.batch import Batch
-from tests.lowering.harness import OnHost, check, run
+from tests.lowering.harness import OnHost, check, run, text
 
 X = torch.arange(4 * 5 * 6, dtype=torch.float32).reshape(4, 5, 6)
 FLOATS = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
@@ -185,6 +185,26 @@ def test_scatter_reduce(dtype: torch.dtype) -> None:
             "aten::scatter_reduce.two", x, 0, index[:2], source, reduce, include_self=include_self
         )
     batch.check()
+
+
+ONE_PLACE = {
+    "a row": ("aten::index_put", [ints(-2)]),
+    "a number in int32": ("aten::index_put", [None, torch.tensor(3, dtype=torch.int32)]),
+    "an element": ("aten::index_put", [ints(1), ints(-1), ints(5)]),
+    "apart": ("aten::index_put", [ints(3), None, ints(2)]),
+    "along a dimension": ("aten::index_copy", 1, ints(4)),
+}
+
+
+@pytest.mark.parametrize("name", ONE_PLACE)
+def test_a_write_at_one_place_is_a_slice_in_place(name: str) -> None:
+    op, *where = ONE_PLACE[name]
+    shape = (4, 1, 6) if op == "aten::index_copy" else ()
+    for dtype in DTYPES:
+        check(op, X.to(dtype), *where, some(shape, dtype))
+    text_of_it = text(op, X, *where, some(shape))
+    assert "dynamic_update_slice" in text_of_it
+    assert "stablehlo.scatter" not in text_of_it
 
 
 def test_flat_indices() -> None:

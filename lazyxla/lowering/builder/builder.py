@@ -9,7 +9,6 @@ import torch
 from lazyxla.lowering.builder.elements import Value
 from lazyxla.lowering.builder.indexing import Indexing
 from lazyxla.lowering.mlir import Mlir
-from lazyxla.lowering.partition import Annotations
 from lazyxla.lowering.program import Settings, Target, TensorSpec
 from lazyxla.lowering.scalar import Scalar, SlotTable
 
@@ -43,7 +42,7 @@ class Builder(Indexing):
         self.host_calls: list[str] = []  # the operators that the module calls on the host
         self.trying = trying  # the module is built to see whether it can be
         self.settings = Settings.current()  # of the node that is lowered
-        self.annotations: Annotations | None = None  # of a program for many devices
+        self.annotations = None
 
     @property
     def rng(self) -> tuple[Value, Value]:

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from lazyxla.lowering.mlir import Mlir
+from lazyxla.lowering.partition import Annotations
 from lazyxla.lowering.program import Settings, TensorSpec
 from lazyxla.lowering.scalar import Scalar, SlotTable, wrap_number
 
@@ -29,6 +30,7 @@ class Elements:
     slots: SlotTable
     settings: Settings
     buffers: dict[torch.dtype, Value]
+    annotations: Annotations | None  # of a program for many devices
 
     # ---- types ----
 

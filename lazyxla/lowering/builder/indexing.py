@@ -1,13 +1,14 @@
 """Gather, scatter, sort and loops."""
 
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from lazyxla.lowering.builder.contract import Contractions
-from lazyxla.lowering.builder.elements import Value
+from lazyxla.lowering.builder.elements import Operand, Value
 
 
 class Indexing(Contractions):
@@ -66,9 +67,34 @@ class Indexing(Contractions):
         """
         shape, places = self.shape(x), self.rank(index) - 1
         dims = [d % len(shape) for d in dims]
+        one = math.prod(self.shape(index)[:-1]) == 1 and 0 not in shape
+        # The partitioner gathers what is sliced at run time along a sharded dimension.
+        if one and combine == "assign" and self.annotations is None:
+            return self._update_one(x, index, updates, dims)
         window = [places + i for i in range(len(shape) - len(dims))]
         numbers = self.hlo.ScatterDimensionNumbers.get(window, sorted(dims), [], [], dims, places)
         return self._scatter(x, index, updates, numbers, combine, unique)
+
+    def _update_one(self, x: Value, index: Value, updates: Value, dims: Sequence[int]) -> Value:
+        """`scatter_nd` of one index vector, as a slice that XLA writes in place.
+
+        XLA's own expansion of such a scatter reads and selects all of `x`. An index that is out of
+        range is ignored here too: the slice that was there is written back.
+        """
+        shape, sizes = self.shape(x), list(self.shape(x))
+        vector = self.reshape(self.convert(index, torch.int64), [-1])
+        starts: list[Operand] = [0] * len(shape)
+        inside = self.value(True, torch.bool)
+        for i, dim in enumerate(dims):
+            start = self.reshape(self.slice(vector, [i], [i + 1]), [])
+            known = self.hlo.clamp(
+                self.full_like(start, 0), start, self.full_like(start, shape[dim] - 1)
+            )
+            inside = self.hlo.and_(inside, self.compare(start, known, "EQ"))
+            sizes[dim], starts[dim] = 1, start
+        old = self.dynamic_slice(x, starts, sizes)
+        update = self.select(self.broadcast_to(inside, sizes), self.reshape(updates, sizes), old)
+        return self.dynamic_update_slice(x, update, starts)
 
     def scatter_along(
         self, x: Value, index: Value, updates: Value, dim: int, combine: str = "assign"
