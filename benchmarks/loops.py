@@ -23,7 +23,7 @@ if args.side == "lazyxla":
 else:
     device, counters = "cpu", dict
 
-LOOPS, TOKENS, STEPS = 5, 64, 50
+LOOPS, TOKENS, STEPS = 20, 64, 50
 
 
 def generate() -> torch.Tensor:
