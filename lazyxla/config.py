@@ -204,7 +204,8 @@ FIELDS: tuple[Field, ...] = (
         _boolean,
         False,
         "Checks the indices of indexing operators on the host, for PyTorch's out-of-range errors. "
-        "Slow: every check waits for the device. Without it XLA clamps such indices.",
+        "Slow: every check waits for the device. Without it XLA clamps such indices "
+        "where it reads, and leaves out what would be written there.",
     ),
     Field(
         "blocking",

@@ -205,6 +205,7 @@ def test_a_write_at_one_place_is_a_slice_in_place(name: str) -> None:
     text_of_it = text(op, X, *where, some(shape))
     assert "dynamic_update_slice" in text_of_it
     assert "stablehlo.scatter" not in text_of_it
+    assert "inlineable" in text_of_it  # not fused, so not repeated for each reader
 
 
 def test_flat_indices() -> None:

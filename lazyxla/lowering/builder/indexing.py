@@ -79,7 +79,9 @@ class Indexing(Contractions):
         """`scatter_nd` of one index vector, as a slice that XLA writes in place.
 
         XLA's own expansion of such a scatter reads and selects all of `x`. An index that is out of
-        range is ignored here too: the slice that was there is written back.
+        range is ignored here too: the slice that was there is written back. As that is read from
+        `x`, the CPU's compiler gets a write that it does not fuse (see `update_apart`); fused with
+        several readers it would be done for each of them, on copies of `x`.
         """
         shape, sizes = self.shape(x), list(self.shape(x))
         vector = self.reshape(self.convert(index, torch.int64), [-1])
