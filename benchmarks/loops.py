@@ -1,6 +1,7 @@
 """Loops of libraries: 64 tokens of transformers' generate(), 50 steps of a diffusers sampler.
 
-The first loop of a process compiles; the best of the following ones does not.
+The first loop of a process compiles; the best of the following ones does not. They are many, for
+the same loop may take twice as long a few seconds later.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ if args.side == "lazyxla":
 else:
     device, counters = "cpu", dict
 
-LOOPS, TOKENS, STEPS = 20, 64, 50
+LOOPS, TOKENS, STEPS = 80, 64, 50
 
 
 def generate() -> torch.Tensor:
