@@ -12,6 +12,7 @@ START = time.perf_counter()
 
 import argparse  # noqa: E402
 import json  # noqa: E402
+import math  # noqa: E402
 import os  # noqa: E402
 import subprocess  # noqa: E402
 import sys  # noqa: E402
@@ -29,6 +30,16 @@ def since_start() -> float:
 
 parser = argparse.ArgumentParser()
 """A program adds options of its own before it calls `arguments`."""
+
+Axes = dict[str, int]
+
+
+def mesh_of(text: str) -> Axes:
+    """``"data=4,model=2"`` as the lengths of a mesh's axes, for an option; the process then has as
+    many of the CPU plugin's devices."""
+    axes = {name: int(size) for name, size in (axis.split("=") for axis in text.split(","))}
+    os.environ["LAZYXLA_CPU_DEVICES"] = str(math.prod(axes.values()))
+    return axes
 
 
 def arguments(*sides: str, models: Sequence[str] = ()) -> argparse.Namespace:

@@ -1,5 +1,8 @@
 """One training step of a small decoder with Adam, in PyTorch on lazyxla, the CPU or torch_xla.
 
+With ``--mesh data=4,model=2`` it is spread over so many of the CPU plugin's devices (lazyxla only):
+layers over "model", and everything over "data".
+
 Prints the steady step time, and where the time until the first step is done goes.
 """
 
@@ -10,8 +13,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from common import arguments, report, since_start, step_times
+from common import arguments, mesh_of, parser, report, since_start, step_times
 
+parser.add_argument("--mesh", type=mesh_of)
 args = arguments("lazyxla", "eager", "torch_xla")
 
 import decoder_data as data  # noqa: E402
@@ -38,6 +42,7 @@ if args.side == "lazyxla":
     import lazyxla
     from lazyxla import _C, lowering, reporting
 
+    mesh = lazyxla.Mesh(tuple(args.mesh.values()), tuple(args.mesh)) if args.mesh else None
     _C.install_lowering(timed(reporting.lower, lowering_time), lowering.how, lowering.try_out)
     device, sync, wait = "lazyxla", lazyxla.sync, lambda: lazyxla.sync(wait=True)
 elif args.side == "torch_xla":
@@ -52,6 +57,11 @@ from decoder_model import SMALL, Decoder, next_token_loss  # noqa: E402
 figures["import_s"] = since_start()
 model = Decoder(SMALL)
 model.load_state_dict({name: torch.from_numpy(array) for name, array in data.weights().items()})
+if args.mesh:
+    from train_fsdp import TENSOR_PARALLEL
+
+    lazyxla.parallelize(model, mesh, TENSOR_PARALLEL)
+    lazyxla.fully_shard(model, mesh, "data")
 model.to(device)
 wait()
 figures["model_s"] = since_start() - figures["import_s"]
@@ -65,9 +75,13 @@ stream = itertools.cycle(pairs)
 recordings: list[float] = []
 
 
+def upload(tensor: torch.Tensor) -> torch.Tensor:
+    return lazyxla.shard(tensor, mesh, ("data",)) if args.mesh else tensor.to(device)
+
+
 def step() -> torch.Tensor:
     begin = time.perf_counter()
-    tokens, targets = (tensor.to(device) for tensor in next(stream))
+    tokens, targets = (upload(tensor) for tensor in next(stream))
     loss = next_token_loss(model(tokens), targets)
     loss.backward()
     optimizer.step()

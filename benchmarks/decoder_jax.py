@@ -1,11 +1,16 @@
-"""The training step of decoder.py written by hand in JAX: the same mathematics, one jax.jit."""
+"""The training step of decoder.py written by hand in JAX: the same mathematics, one jax.jit.
+
+With ``--mesh`` it is spread as decoder.py's is, and runs on the plugin that lazyxla runs on.
+"""
 
 from __future__ import annotations
 
 import itertools
+from math import prod
 
-from common import arguments, report, since_start, step_times
+from common import arguments, mesh_of, parser, report, since_start, step_times
 
+parser.add_argument("--mesh", type=mesh_of)
 args = arguments("jax")
 
 import decoder_data as data  # noqa: E402
@@ -13,6 +18,7 @@ import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
 from jax import Array  # noqa: E402
+from jax.sharding import Mesh, NamedSharding, PartitionSpec  # noqa: E402
 
 figures: dict[str, float] = {"import_s": since_start()}
 Weights = dict[str, Array]
@@ -25,12 +31,46 @@ COS, SIN = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
 MASK = np.tril(np.ones((data.LENGTH, data.LENGTH), bool))
 
 
+def make_mesh(axes: dict[str, int]) -> Mesh:
+    """Of devices of the CPU plugin that lazyxla runs on."""
+    from jax._src.xla_bridge import register_plugin  # there is no public way
+
+    from lazyxla.platforms import plugin_of
+
+    count = prod(axes.values())
+    options = {"cpu_device_count": count}
+    register_plugin("embedded", library_path=plugin_of("cpu"), options=options)
+    jax.config.update("jax_platforms", "embedded")
+    return Mesh(np.array(jax.devices()).reshape(tuple(axes.values())), tuple(axes))
+
+
+mesh = make_mesh(args.mesh) if args.mesh else None
+COLUMNS, ROWS = ("query", "key", "value", "gate", "up"), ("out", "down")
+
+
+def sharding_of(name: str, weight: np.ndarray) -> NamedSharding | None:
+    """That of a weight and of Adam's state for it."""
+    if mesh is None:
+        return None
+    layer = name.removesuffix(".weight").rsplit(".", 1)[-1]
+    spec = ("model", "data") if layer in COLUMNS else ("data", "model" if layer in ROWS else None)
+    return NamedSharding(mesh, PartitionSpec(*spec[: weight.ndim]))
+
+
+def split(x: Array) -> Array:
+    """Along the batch; all else is the partitioner's to choose."""
+    if mesh is None:
+        return x
+    spec = PartitionSpec("data", *[PartitionSpec.UNCONSTRAINED] * (x.ndim - 1))
+    return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, spec))
+
+
 def linear(x: Array, weight: Array) -> Array:
-    return jnp.einsum("...i,oi->...o", x, weight)
+    return split(jnp.einsum("...i,oi->...o", x, weight))
 
 
 def rms_norm(x: Array, weight: Array) -> Array:
-    return x * jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + data.EPS) * weight
+    return split(x * jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + data.EPS) * weight)
 
 
 def rotate(x: Array) -> Array:
@@ -54,7 +94,7 @@ def attention(x: Array, query: Array, key: Array, value: Array, out: Array) -> A
 
 
 def loss_of(w: Weights, tokens: Array, targets: Array) -> Array:
-    x = w["embedding.weight"][tokens]
+    x = split(w["embedding.weight"][tokens])
     for i in range(data.LAYERS):
         at = f"layers.{i}.attention"
         ff = f"layers.{i}.feed_forward"
@@ -82,20 +122,27 @@ def train_step(
     return (w, m, v, count), loss
 
 
-jitted = jax.jit(train_step, donate_argnums=0)
-weights = jax.tree.map(jnp.asarray, data.weights())
+arrays = data.weights()
+shardings = {name: sharding_of(name, array) for name, array in arrays.items()}
+everywhere = NamedSharding(mesh, PartitionSpec()) if mesh else None
+of_state = (shardings, shardings, shardings, everywhere)
+jitted = jax.jit(train_step, donate_argnums=0, out_shardings=(of_state, everywhere))
+weights = {name: jax.device_put(array, shardings[name]) for name, array in arrays.items()}
 zeros = [jax.tree.map(jnp.zeros_like, weights) for _ in range(2)]
-state = (weights, *zeros, jnp.zeros((), jnp.float32))
+state = (weights, *zeros, jax.device_put(np.zeros((), np.float32), everywhere))
 loss = jnp.zeros(())
 jax.block_until_ready(state)
 figures["model_s"] = since_start() - figures["import_s"]
 stream = itertools.cycle(data.batches())
 
 
+batch = NamedSharding(mesh, PartitionSpec("data")) if mesh else None
+
+
 def step() -> None:
     global state, loss
-    tokens, targets = next(stream)
-    state, loss = jitted(state, jnp.asarray(tokens), jnp.asarray(targets))
+    tokens, targets = (jax.device_put(array, batch) for array in next(stream))
+    state, loss = jitted(state, tokens, targets)
 
 
 def wait() -> None:
