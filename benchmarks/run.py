@@ -1,6 +1,7 @@
 """Measures lazyxla against its peers on this machine and prints the ratios.
 
     python benchmarks/run.py [--only pointwise,decoder,resnet,inference,loops] [--rounds 3]
+    python benchmarks/run.py --only sharded,scaling
     python benchmarks/run.py --only training --device cuda --autocast
 
 ``training`` runs only when it is named: its networks are of the sizes that GPUs are for, and its
@@ -45,6 +46,11 @@ BENCHMARKS: dict[str, dict[str, list[str]]] = {
         s: ["inference.py", "--side", s] for s in ("lazyxla", "eager", "inductor", "torch_xla")
     },
     "loops": {s: ["loops.py", "--side", s] for s in ("lazyxla", "eager")},
+    "sharded": {
+        "lazyxla": ["decoder.py", "--side", "lazyxla", "--mesh", "data=4,model=2"],
+        "jax": ["decoder_jax.py", "--mesh", "data=4,model=2"],
+    },
+    "scaling": {s: ["scaling.py", "--side", s] for s in ("lazyxla", "gloo")},
     "training": {
         s: ["training.py", "--side", s] for s in ("lazyxla", "compiled", "eager", "inductor")
     },
@@ -54,6 +60,7 @@ PEERS = {
     "eager": "PyTorch eager",
     "torch_xla": "torch_xla",
     "inductor": "torch.compile's own",
+    "gloo": "c10d's Gloo",
     "compiled": "lazyxla, torch.compile",
 }
 
@@ -86,6 +93,7 @@ MEASURES = {
         ("first_step_s", "fresh process to first step, s"),
         ("warm_up_s", "fresh process to third step, s"),
     ],
+    "sharded": [("step_ms", "step, ms"), ("step_cpu_ms", "step, processor time, ms")],
     "resnet": [
         ("step_ms", "step, ms"),
         ("step_cpu_ms", "step, processor time, ms"),
@@ -159,6 +167,8 @@ def rows_of(name: str, best: dict[str, Figures]) -> list[Row]:
     if name == "loops":
         first = compare_models(best, "first_loop_s", "first loop, compiling, s")
         return first + compare_models(best, "loop_s", "a loop after that, s")
+    if name == "scaling":
+        return scaling_rows(best)
     if name == "training":
         return compare_models(best, "step_ms", "training step, ms")
     if name == "decoder":
@@ -167,6 +177,20 @@ def rows_of(name: str, best: dict[str, Figures]) -> list[Row]:
         for side, theirs in best.items():
             if side != "lazyxla":
                 rows.append(Row(name, text, ours[key], PEERS[side], theirs[key]))
+    return rows
+
+
+def scaling_rows(best: dict[str, Figures]) -> list[Row]:
+    """The lines for many devices and for several processes."""
+    ours = best["lazyxla"]
+    flushes = {count: ours[f"devices.flush_{count}_us"] for count in (1, 8, 64)}
+    rows = [Row("devices", f"flush over {n}, us", value) for n, value in flushes.items()]
+    rows.append(Row("devices", "64 devices, of one's", flushes[64] / flushes[1], bar=4))
+    if "gloo" in best:
+        pair = ours["all_reduce.us"], best["gloo"]["all_reduce.us"]
+        rows.append(
+            Row("all_reduce", "two processes, 64 in a row, us", pair[0], PEERS["gloo"], pair[1])
+        )
     return rows
 
 

@@ -29,14 +29,6 @@ thread_local Scratch thread_scratch;
 std::atomic<bool> measuring{false};
 std::atomic<int64_t> measured_ns{0};
 
-PJRT_Error* timed_execute(const PJRT_Api* api, PJRT_LoadedExecutable_Execute_Args* call) {
-  using std::chrono::steady_clock;
-  const steady_clock::time_point begin = steady_clock::now();
-  PJRT_Error* error = api->PJRT_LoadedExecutable_Execute(call);
-  measured_ns += std::chrono::nanoseconds(steady_clock::now() - begin).count();
-  return error;
-}
-
 // A message in the protocol buffer wire format: fields of a key, (number << 3) | wire type, and a
 // value. Field numbers: XLA's compile_options.proto.
 struct WireMessage {
@@ -163,9 +155,7 @@ std::vector<Buffer> Executable::execute(std::span<Buffer* const> args,
   call.output_lists = &output_list;
   call.device_complete_events = &done;
   call.execute_device = portable() ? device.raw() : nullptr;
-  PJRT_Error* error = measuring.load(std::memory_order_relaxed)
-                          ? timed_execute(api_, &call)
-                          : api_->PJRT_LoadedExecutable_Execute(&call);
+  PJRT_Error* error = call_plugin(call);
 
   // Before the outputs are counted: what is donated must not count twice.
   for (const int position : donated_args) {
@@ -211,6 +201,15 @@ void Executable::learn_output_nbytes(std::span<PJRT_Buffer* const> outputs) cons
     }
     output_nbytes_ = std::move(nbytes);
   });
+}
+
+PJRT_Error* Executable::call_plugin(PJRT_LoadedExecutable_Execute_Args& call) const {
+  if (!measuring.load(std::memory_order_relaxed)) return api_->PJRT_LoadedExecutable_Execute(&call);
+  using std::chrono::steady_clock;
+  const steady_clock::time_point begin = steady_clock::now();
+  PJRT_Error* error = api_->PJRT_LoadedExecutable_Execute(&call);
+  measured_ns += std::chrono::nanoseconds(steady_clock::now() - begin).count();
+  return error;
 }
 
 void measure_executions(bool on) { measuring = on; }

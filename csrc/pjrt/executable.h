@@ -74,6 +74,7 @@ class Executable {
   void learn_output_nbytes(std::span<PJRT_Buffer* const> outputs) const;
   // In which order the plugin takes these devices.
   std::vector<size_t> order_of(std::span<const Device* const> devices) const;
+  PJRT_Error* call_plugin(PJRT_LoadedExecutable_Execute_Args& call) const;
 
   const PJRT_Api* api_;
   PJRT_LoadedExecutable* raw_;

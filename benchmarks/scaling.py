@@ -1,0 +1,110 @@
+"""What many devices, and several processes, cost the host.
+
+``devices``: a flush of a known graph of 320 operators on 16 tensors that are spread over 1, 8 and
+64 of the CPU plugin's devices. Neither recording is in it nor the plugin's execute function, in
+which the devices compute, if the machine has fewer processors than they are.
+
+``all_reduce``: one of two processes; a sum over both of 1,024 floats. lazyxla records 64 of them,
+one after the other, and runs them as one program; Gloo is called 64 times.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from datetime import timedelta
+
+from common import arguments, parser, report
+
+COUNTS = (1, 8, 64)
+TENSORS, OPERATORS, ROUNDS = 16, 320, 30
+PROCESSES, SUMS = 2, 64
+
+parser.add_argument("--rank", type=int)
+parser.add_argument("--meeting-point")
+args = arguments("lazyxla", "gloo", models=("devices", "all_reduce"))
+if args.model == "devices":
+    os.environ["LAZYXLA_CPU_DEVICES"] = str(max(COUNTS))
+
+import torch  # noqa: E402
+import torch.distributed as dist  # noqa: E402
+
+if args.side == "lazyxla":
+    import lazyxla
+    from lazyxla import _C
+
+    _C.measure_executions(True)
+
+
+def flush_us(devices: int) -> float:
+    """lazyxla's own time for one flush, in microseconds."""
+    mesh = lazyxla.Mesh((devices,), ("data",))
+    xs = [lazyxla.shard(torch.ones(max(COUNTS), 16), mesh, ("data",)) for _ in range(TENSORS)]
+    times = []
+    for _ in range(ROUNDS):
+        for x in xs:
+            for _ in range(OPERATORS // TENSORS // 2):
+                x.mul_(1.5).sub_(0.5)  # from 1 to 1
+        plugin, begin = _C.seconds_in_executions(), time.perf_counter()
+        lazyxla.sync()
+        whole = time.perf_counter() - begin
+        times.append(whole - (_C.seconds_in_executions() - plugin))
+        lazyxla.sync(wait=True)
+    for x in xs:
+        torch.testing.assert_close(x.cpu(), torch.ones(max(COUNTS), 16))
+    return min(times) * 1e6
+
+
+def all_reduce_us() -> float:
+    """The time of one of SUMS all-reduces, in microseconds."""
+    device = "lazyxla" if args.side == "lazyxla" else "cpu"
+    dist.init_process_group(
+        "cpu:gloo,lazyxla:lazyxla" if args.side == "lazyxla" else "gloo",
+        init_method=f"file://{args.meeting_point}",
+        rank=args.rank,
+        world_size=PROCESSES,
+        timeout=timedelta(seconds=60),
+    )
+    x = torch.ones(1024, device=device)
+    times = []
+    for _ in range(ROUNDS):
+        x.fill_(1.0)
+        if device == "lazyxla":
+            lazyxla.sync(wait=True)
+        dist.barrier()
+        begin = time.perf_counter()
+        for _ in range(SUMS):
+            dist.all_reduce(x)
+        if device == "lazyxla":
+            lazyxla.sync(wait=True)
+        times.append(time.perf_counter() - begin)
+    torch.testing.assert_close(x.cpu(), torch.full((1024,), float(PROCESSES) ** SUMS))
+    dist.destroy_process_group()
+    return min(times) * 1e6 / SUMS
+
+
+def in_processes() -> None:
+    """Runs this program once for each process; the first one reports."""
+    with tempfile.TemporaryDirectory() as directory:
+        meet = ["--meeting-point", os.path.join(directory, "store")]
+        command = [sys.executable, *sys.argv, *meet, "--rank"]
+        others = [
+            subprocess.Popen([*command, str(rank)], stdout=subprocess.DEVNULL)
+            for rank in range(1, PROCESSES)
+        ]
+        codes = [subprocess.run([*command, "0"]).returncode, *(other.wait() for other in others)]
+    if any(codes):
+        sys.exit(f"the processes ended with {codes}")
+
+
+if args.model == "all_reduce" and args.rank is None:
+    in_processes()
+elif args.model == "all_reduce":
+    report(us=all_reduce_us())
+elif args.side == "lazyxla":
+    report(**{f"flush_{count}_us": flush_us(count) for count in COUNTS})
+else:
+    report()
