@@ -155,7 +155,7 @@ def _scores(
     columns = b.shape(key)[2]
     query = _grouped(b, query, key)
     dtype = b.compute_dtype(b.dtype(query))
-    scores = b.dot(query, key, [3], [3], [0, 1], [0, 1], dtype)
+    scores = b.dot(query, key, [-1], [3], [0, 1], [0, 1], dtype)
     scores = b.reshape(scores, [samples, heads, rows, columns])
     scores = b.scale(scores, _factor(scale, size))
     if mask is not None and b.dtype(mask) == torch.bool:
@@ -173,9 +173,12 @@ def _factor(scale: Any, size: int) -> Any:
 
 
 def _grouped(b: "Builder", x: Value, key: Value) -> Value:
-    """(N, H, S, D) with one row of heads for each head of the keys: (N, G, H / G * S, D)."""
+    """(N, H, S, D) with one row of heads for each head of the keys: (N, G, H / G * S, D); in a
+    program for many devices (N, G, H / G, S, D), of which the partitioner can split S."""
     samples, heads, rows, size = b.shape(x)
     groups = b.shape(key)[1]
+    if b.annotations is not None and groups < heads:
+        return b.reshape(x, [samples, groups, heads // groups, rows, size])
     return b.reshape(x, [samples, groups, heads // groups * rows, size])
 
 
@@ -224,7 +227,7 @@ def _attention(
     weights = b.hlo.exponential(b.hlo.subtract(scores, b.broadcast_to(peak, b.shape(scores))))
     total = b.reduce(weights, [3], "sum", keepdim=True)
     grouped = _grouped(b, _kept(b, b.convert(weights, b.dtype(value)), kept), key)
-    result = b.dot(grouped, value, [3], [2], [0, 1], [0, 1], b.dtype(scores))
+    result = b.dot(grouped, value, [-1], [2], [0, 1], [0, 1], b.dtype(scores))
     result = b.reshape(result, b.shape(query))
     divisor = b.select(b.compare(total, b.full_like(total, 0), "EQ"), 1, total)
     result = b.hlo.divide(result, b.broadcast_to(divisor, b.shape(result)))
@@ -277,16 +280,17 @@ def _attention_backward(
     total = b.broadcast_to(b.unsqueeze(sums, 3), shape)
     weights = b.hlo.exponential(b.hlo.subtract(scores, total))
     above = _grouped(b, grad, key)
+    rows = list(range(2, b.rank(above) - 1))
     grad_value = b.dot(
         _grouped(b, _kept(b, b.convert(weights, dtype), kept), key),
         above,
-        [2],
-        [2],
+        rows,
+        rows,
         [0, 1],
         [0, 1],
         compute,
     )
-    grad_weights = b.reshape(b.dot(above, value, [3], [3], [0, 1], [0, 1], compute), shape)
+    grad_weights = b.reshape(b.dot(above, value, [-1], [3], [0, 1], [0, 1], compute), shape)
     grad_weights = _kept(b, grad_weights, kept)
     wide = (b.convert(x, compute) for x in (grad, result))
     mean = b.reduce(b.hlo.multiply(*wide), [3], "sum", keepdim=True)
@@ -294,8 +298,8 @@ def _attention_backward(
     grad_scores = b.hlo.multiply(weights, grad_scores)
     grad_scores = b.scale(grad_scores, _factor(scale, b.shape(query)[3]))
     grad_scores = _grouped(b, b.convert(grad_scores, dtype), key)
-    grad_query = b.dot(grad_scores, key, [3], [2], [0, 1], [0, 1])
-    grad_key = b.dot(grad_scores, _grouped(b, query, key), [2], [2], [0, 1], [0, 1], key_dtype)
+    grad_query = b.dot(grad_scores, key, [-1], [2], [0, 1], [0, 1])
+    grad_key = b.dot(grad_scores, _grouped(b, query, key), rows, rows, [0, 1], [0, 1], key_dtype)
     return b.reshape(grad_query, b.shape(query)), grad_key, grad_value
 
 

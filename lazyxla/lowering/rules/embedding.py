@@ -37,16 +37,17 @@ def _is(b: "Builder", index: Value, number: int) -> Value:
 
 
 def _add_rows(b: "Builder", rows: Value, index: Value, size: int) -> Value:
-    """A value of `size` rows that are sums: rows[i] is added to row index[i]."""
+    """A value of `size` rows that are sums: rows[i] is added to row index[i], where i may have
+    several dimensions."""
     dtype, shape = b.spec(rows)
-    total = b.zeros([size, *shape[1:]], dtype)
+    total = b.zeros([size, *shape[b.rank(index) :]], dtype)
     if 0 in shape or not size:
         return total
     return b.scatter_nd(total, b.unsqueeze(index, -1), rows, [0], "add")
 
 
 def _counts(b: "Builder", index: Value, size: int, dtype: torch.dtype) -> Value:
-    """How often every number below `size` occurs in the flat `index`."""
+    """How often every number below `size` occurs in `index`."""
     return _add_rows(b, b.full(b.shape(index), 1, dtype), index, size)
 
 
@@ -79,8 +80,10 @@ def embedding_dense_backward(
     padding_idx: int,
     scale_grad_by_freq: bool,
 ) -> Value:
-    index = _flat(b, indices)
-    rows = b.reshape(grad, [b.shape(index)[0], b.shape(grad)[-1]])
+    index, rows = _long(b, indices), grad
+    if b.annotations is None:  # of dimensions that are made one the partitioner splits only one
+        index = _flat(b, indices)
+        rows = b.reshape(grad, [b.shape(index)[0], b.shape(grad)[-1]])
     rows = b.convert(rows, b.compute_dtype(b.dtype(grad)))
     return _weight_grad(b, rows, index, num_weights, scale_grad_by_freq, padding_idx)
 
@@ -93,7 +96,7 @@ def _weight_grad(
     With `scale_by_freq` a row's gradient is the mean over the places that read it, not the sum; a
     negative `padding_idx` excludes no row.
     """
-    if scale_by_freq and b.shape(index)[0]:
+    if scale_by_freq and 0 not in b.shape(index):
         counts = _counts(b, index, size, b.dtype(rows))
         rows = _by_column(b, rows, b.take(counts, index, 0), "divide")
     if padding_idx >= 0:

@@ -127,7 +127,7 @@ def _add(b: "Builder", bias: Value, product: Value, beta: Value, alpha: Value) -
 def linear(b: "Builder", x: Value, weight: Value, bias: Value | None) -> Value:
     """x (..., I) by weight (O, I), and bias (O,)."""
     rows, wide = _as_rows(b, x), b.compute_dtype(b.dtype(x))
-    product = b.dot(rows, weight, [1], [1], dtype=wide)
+    product = b.dot(rows, weight, [-1], [1], dtype=wide)
     product = b.reshape(product, b.outputs[0].shape)
     if bias is not None:
         product = b.hlo.add(product, b.broadcast_to(b.convert(bias, wide), b.shape(product)))
@@ -140,18 +140,26 @@ def linear_backward(
 ) -> tuple[Value | None, ...]:
     """The gradients of x (..., I), weight (O, I) and bias (O,) by that of the result (..., O)."""
     rows, above = _as_rows(b, x), _as_rows(b, grad)
+    lead = list(range(b.rank(rows) - 1))
     grad_x = grad_weight = grad_bias = None
     if output_mask[0]:
-        grad_x = b.reshape(b.dot(above, weight, [1], [0]), b.shape(x))
+        grad_x = b.reshape(b.dot(above, weight, [-1], [0]), b.shape(x))
     if output_mask[1]:
-        grad_weight = b.dot(above, rows, [0], [0])
+        grad_weight = b.dot(above, rows, lead, lead)
     if output_mask[2]:
-        grad_bias = b.reduce(above, [0], "sum")
+        grad_bias = b.reduce(above, lead, "sum")
     return grad_x, grad_weight, grad_bias
 
 
 def _as_rows(b: "Builder", x: Value) -> Value:
+    """A matrix of the rows of x (..., I); in a program for many devices x with its dimensions.
+
+    The partitioner cannot split rows along two dimensions that were made one, such as samples and
+    positions: it would give each device all positions.
+    """
     *lead, size = b.shape(x)
+    if b.annotations is not None and len(lead) > 1:
+        return x
     return b.reshape(x, [math.prod(lead), size])
 
 
