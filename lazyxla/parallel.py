@@ -88,6 +88,7 @@ class ColwiseParallel:
             return
         _check_linear(self, module)
         spmd.shard(module, mesh, (self.axis,))
+        module.register_forward_hook(_features(mesh, self.axis).after)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,6 +104,7 @@ class RowwiseParallel:
             return
         _check_linear(self, module)
         spmd.shard(module, mesh, lambda name, p: (None, self.axis) if name == "weight" else ())
+        module.register_forward_pre_hook(_features(mesh, self.axis).before, with_kwargs=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -232,6 +234,12 @@ class _Split:
         for dim, entry in self.entries:
             spec[dim] = entry
         return spmd.constrain(x, self.mesh, spec)
+
+
+def _features(mesh: Mesh, axis: str) -> _Split:
+    """Splits the last dimension: without that the partitioner might rather split features along the
+    sequence, as a :class:`SequenceParallel` part's, and gather weights."""
+    return _Split(mesh, ((-1, axis),))
 
 
 def _split_inputs(module: nn.Module, mesh: Mesh, axes: tuple[str, ...]) -> None:

@@ -3,8 +3,8 @@
 ``torch.distributed.tensor.parallel`` says of a part of a module how its inputs and outputs are
 placed along one axis of a mesh: ``Shard(dim)`` or ``Replicate()``. There each process computes with
 local tensors, which are exchanged where the placements differ. Here every tensor is global, and the
-same placements are constraints where they change: the compiler adds the exchange, and a plan never
-changes a value. ``use_local_output`` has no effect.
+same placements are constraints where values are split or gathered: the compiler adds the exchange,
+and a plan never changes a value. ``use_local_output`` has no effect.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def _before(
     given_by_name: Mapping[str, Any] | None = None,
     wanted_by_name: Mapping[str, Any] | None = None,
 ) -> None:
-    """Constrains arguments whose placement changes."""
+    """Constrains arguments that are to be split, or are split and to be gathered."""
     changes = tuple(_change(axis, g, w) for g, w in zip(given, wanted, strict=True))
     named, wanted_by_name = {}, wanted_by_name or {}
     for name, placement in (given_by_name or {}).items():
@@ -120,7 +120,7 @@ def _before(
 def _after(
     module: nn.Module, mesh: Mesh, axis: str, given: Sequence[Any], wanted: Sequence[Any]
 ) -> None:
-    """Constrains results whose placement changes."""
+    """Constrains results, as `_before` does arguments."""
     changes = tuple(_change(axis, g, w) for g, w in zip(given, wanted, strict=True))
     if any(changes):
         module.register_forward_hook(_Placing(mesh, changes).results)
@@ -134,7 +134,11 @@ class _Change(NamedTuple):
 
 
 def _change(axis: str, given: Any, wanted: Any) -> _Change | None:
-    """What a value of the one placement needs for the other; None: nothing."""
+    """What a value of the one placement needs for the other; None: nothing.
+
+    What is split and stays so is told, too. Otherwise the partitioner might split it as its
+    neighbours are, such as a layer's features along the sequence, and gather weights instead.
+    """
     from torch.distributed.tensor import Replicate, Shard
 
     placements = [
@@ -144,11 +148,9 @@ def _change(axis: str, given: Any, wanted: Any) -> _Change | None:
         if placement is not None and type(placement) not in (Shard, Replicate):
             raise ValueError(f"a plan's placements are Shard and Replicate, not {placement!r}")
     given, wanted = placements
-    if wanted is None or given == wanted:
-        return None
     if isinstance(wanted, Shard):
         return _Change(wanted.dim, axis)
-    return _Change(given.dim, None) if isinstance(given, Shard) else None
+    return _Change(given.dim, None) if wanted is not None and isinstance(given, Shard) else None
 
 
 @dataclasses.dataclass(frozen=True)
