@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from decoder_model import SMALL, Decoder, DecoderConfig, next_token_loss
 from torch import Tensor, nn
-from train_fsdp import TENSOR_PARALLEL
+from train_tensor_parallel import TENSOR_PARALLEL
 
 import lazyxla
 

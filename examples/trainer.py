@@ -56,8 +56,11 @@ class Summary:
         )
 
 
-def parser(description: str, *, steps: int, lr: float, optimizer: str) -> argparse.ArgumentParser:
-    """The options of every example, with this example's defaults."""
+def parser(
+    description: str, *, steps: int, lr: float, optimizer: str, on_mesh: bool = False
+) -> argparse.ArgumentParser:
+    """The options of every example, with this example's defaults; ``on_mesh``, without a choice of
+    the one device."""
     options = argparse.ArgumentParser(description=description)
     options.add_argument(
         "--mode",
@@ -65,7 +68,10 @@ def parser(description: str, *, steps: int, lr: float, optimizer: str) -> argpar
         default="lazy",
         help="; ".join(f"{name}: {text}" for name, text in MODES.items()),
     )
-    options.add_argument("--device", default="lazyxla", help="lazyxla or cpu (default: lazyxla)")
+    if on_mesh:
+        options.set_defaults(device="lazyxla")
+    else:
+        options.add_argument("--device", default="lazyxla", help="lazyxla (the default) or cpu")
     options.add_argument("--steps", type=int, default=steps)
     options.add_argument("--batch", type=int, help="examples per step")
     options.add_argument("--optimizer", choices=sorted(OPTIMIZERS), default=optimizer)
@@ -102,8 +108,8 @@ def train(
 ) -> Summary:
     """Trains ``model``, which is on ``args.device`` already, and says what happened.
 
-    ``batches`` gives (inputs, targets) on the host. ``unit`` is what the speed counts, such as
-    "tokens", of which one step has ``units_per_step``.
+    ``batches`` gives (inputs, targets), on the host or on the device. ``unit`` is what the speed
+    counts, such as "tokens", of which one step has ``units_per_step``.
     """
     optimizer = OPTIMIZERS[args.optimizer](model.parameters(), lr=args.lr)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, schedule(args.schedule, args.steps))

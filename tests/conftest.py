@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 # Before anything imports torch, which imports lazyxla where that is installed.
 for _name in [name for name in os.environ if name.startswith("LAZYXLA_")]:
@@ -144,6 +146,13 @@ def keep_random_state() -> Iterator[None]:
     yield
     torch.set_rng_state(host)
     torch.lazyxla.set_rng_state_all(device)
+
+
+@pytest.fixture
+def example(monkeypatch: pytest.MonkeyPatch, keep_random_state: None) -> Callable[[str], Any]:
+    """Imports an example's module by name; its neighbours are found as when it is run."""
+    monkeypatch.syspath_prepend(str(ROOT / "examples"))
+    return importlib.import_module
 
 
 @pytest.fixture

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,15 +12,6 @@ import torch._dynamo
 import lazyxla
 import lazyxla.dynamo
 from tests.support import needs_libtpu, programs
-
-EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
-
-
-@pytest.fixture
-def example(monkeypatch: pytest.MonkeyPatch, keep_random_state: None) -> Any:
-    """Imports an example's module by name; its neighbours are found as when it is run."""
-    monkeypatch.syspath_prepend(str(EXAMPLES))
-    return importlib.import_module
 
 
 @pytest.fixture
@@ -143,8 +132,9 @@ def test_inference(example: Any, model: str, named_backend: None) -> None:
 
 def test_fsdp(example: Any) -> None:
     arguments = ["--data", "2", "--steps", "6", "--batch", "4", "--log-every", "3"]
-    losses = example("train_fsdp").main(arguments)
-    assert losses[-1] < losses[0] - 0.5
+    summary, _ = example("train_fsdp").main(arguments)
+    assert summary.losses[-1] < summary.losses[0] - 0.5
+    check_steps(summary)
 
 
 def test_unknown_device_is_an_error_of_torch(example: Any) -> None:
