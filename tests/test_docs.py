@@ -19,6 +19,7 @@ from tests.support import needs_libtpu
         ("distributed.md", "# One process, many devices\n"),
         pytest.param("scaling.md", "", marks=needs_libtpu),
         ("distributed.md", "## PyTorch's plans\n"),
+        ("distributed.md", "## Sequence and expert parallelism\n"),
         ("distributed.md", "## Deep models\n"),
     ],
 )
