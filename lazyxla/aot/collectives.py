@@ -12,6 +12,9 @@ from lazyxla.aot.links import Network
 
 KINDS = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all", "collective-permute")
 
+_IN_PARTS = "async_collective_fusion_config"
+"""What the TPU's compiler notes at each part of a collective that it has taken apart."""
+
 
 class Grid(NamedTuple):
     """The mesh that a program is partitioned over: its axes and their lengths, and the devices'
@@ -42,8 +45,7 @@ class Collectives:
     """The part of it during which the compiler has the device compute."""
 
 
-@dataclasses.dataclass(frozen=True)
-class _Found:
+class _Found(NamedTuple):
     kind: str
     group: tuple[int, ...]
     axes: str
@@ -85,7 +87,8 @@ def _seconds(network: Network, grid: Grid, found: _Found) -> float:
 
 
 def _find(program: hlo.Program, grid: Grid) -> Iterator[_Found]:
-    parts: dict[tuple[str, int], _Found] = {}  # of those that are spread over several fusions
+    # Of those that are spread over several fusions, and whether each part begins one.
+    parts: dict[tuple[str, int], list[tuple[bool, _Found]]] = {}
     scattered = _scattering_fusions(program)
     for number, computation in program.computations.items():
         runs = program.runs[number]
@@ -93,7 +96,7 @@ def _find(program: hlo.Program, grid: Grid) -> Iterator[_Found]:
             kind = instruction.opcode.removesuffix("-start")
             if kind not in KINDS or not runs:
                 continue
-            in_parts = "async_collective_fusion_config" in instruction.backend_config
+            in_parts = _IN_PARTS in instruction.backend_config
             groups = _groups(instruction, len(grid.devices))
             found = _Found(
                 "reduce-scatter" if number in scattered and kind == "all-reduce" else kind,
@@ -106,10 +109,17 @@ def _find(program: hlo.Program, grid: Grid) -> Iterator[_Found]:
             if not in_parts:
                 yield found
             else:
-                part = parts.setdefault((kind, instruction.channel), found)
-                if part.runs < runs:
-                    parts[kind, instruction.channel] = found
-    yield from parts.values()
+                noted = instruction.backend_config[_IN_PARTS]
+                begins = noted.get("flag_start") == "-1"
+                parts.setdefault((kind, instruction.channel), []).append((begins, found))
+    yield from map(_joined, parts.values())
+
+
+def _joined(parts: Sequence[tuple[bool, _Found]]) -> _Found:
+    """One collective: it runs as often as it begins. Its other parts may be in loops, in which the
+    device computes meanwhile."""
+    begun = sum(found.runs for begins, found in parts if begins)
+    return parts[0][1]._replace(runs=begun or max(found.runs for _, found in parts))
 
 
 def _scattering_fusions(program: hlo.Program) -> set[int]:

@@ -1,5 +1,5 @@
-"""FLOPs of matrix products and convolutions, for what the compiler counts once though it runs
-often: the bodies of loops."""
+"""FLOPs of matrix products, convolutions and kernels, for what the compiler counts once though it
+runs often: the bodies of loops."""
 
 from __future__ import annotations
 
@@ -13,11 +13,21 @@ from lazyxla.lowering import wire
 
 
 def repeated(program: hlo.Program) -> int:
-    """FLOPs of the second and later runs of loops' bodies: of their products alone."""
+    """FLOPs of the second and later runs of loops' bodies: of their products and kernels alone."""
     total = 0
     for number, computation in program.computations.items():
         if more := program.runs[number] - program.calls[number]:
-            total += more * products(computation)
+            total += more * (products(computation) + kernels(computation))
+    return total
+
+
+def kernels(computation: hlo.Computation) -> int:
+    """FLOPs that the kernels say they have which stand in a computation itself."""
+    total = 0
+    for instruction in computation.instructions.values():
+        if instruction.opcode == "custom-call":
+            kernel = instruction.backend_config.get("custom_call_config", {})
+            total += int(kernel.get("cost_estimate", {}).get("flops", 0))
     return total
 
 

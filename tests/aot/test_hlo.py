@@ -146,27 +146,30 @@ ENTRY main (x: f32[64]) -> f32[16] {{
 
 
 def test_parts_of_an_asynchronous_collective_count_once_and_overlap() -> None:
-    config = '{"async_collective_fusion_config":{"flag_start":"-1"}}'
     gather = (
         "all-gather(x), channel_id=7, replica_groups=[2,4]<=[8], dimensions={0}, "
-        f"use_global_device_ids=true, backend_config={config}"
+        "use_global_device_ids=true, backend_config="
+    )
+    begin, go_on = (
+        f'{{"async_collective_fusion_config":{{"flag_start":"{flag}"}}}}' for flag in (-1, 2)
     )
     program = _program(f"""
 HloModule parts
 
 start (x: f32[16]) -> f32[64] {{
   x = f32[16] parameter(0)
-  ROOT y = f32[64] {gather}
+  ROOT y = f32[64] {gather}{begin}
 }}
 
 done (x: f32[16]) -> f32[64] {{
   x = f32[16] parameter(0)
-  ROOT y = f32[64] {gather}
+  ROOT y = f32[64] {gather}{go_on}
 }}
 
 ENTRY main (x: f32[16]) -> (f32[64], f32[64], f32[16]) {{
   x = f32[16] parameter(0)
   y = f32[64] fusion(x), kind=kCustom, calls=start
+  step = f32[64] fusion(x), kind=kCustom, calls=done
   z = f32[64] fusion(x), kind=kCustom, calls=done
   begun = (f32[16], f32[16]) collective-permute-start(x), channel_id=8,
     source_target_pairs={{{{0,4}},{{4,0}}}}
@@ -179,6 +182,30 @@ ENTRY main (x: f32[16]) -> (f32[64], f32[64], f32[16]) {{
     assert gathered.overlapped_seconds == gathered.seconds
     assert (permuted.kind, permuted.axes, permuted.nbytes) == ("collective-permute", "data", 64)
     assert permuted.overlapped_seconds == permuted.seconds == 64 / 100e9
+
+
+def test_what_a_kernel_says_of_itself_counts_as_often_as_its_loop_runs() -> None:
+    program = _program("""
+HloModule kernels
+
+body (x: f32[8]) -> f32[8] {
+  x = f32[8] parameter(0)
+  ROOT y = f32[8] custom-call(x), custom_call_target="tpu_custom_call",
+    backend_config={"custom_call_config":{"cost_estimate":{"flops":"30"}}}
+}
+
+condition (x: f32[8]) -> pred[] {
+  x = f32[8] parameter(0)
+  ROOT more = pred[] constant(true)
+}
+
+ENTRY main (x: f32[8]) -> f32[8] {
+  x = f32[8] parameter(0)
+  ROOT y = f32[8] while(x), condition=condition, body=body,
+    backend_config={"known_trip_count":{"n":"5"}}
+}
+""")
+    assert flops.repeated(program) == 4 * 30
 
 
 def test_products_are_counted_also_as_convolutions() -> None:
