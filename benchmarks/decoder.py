@@ -58,7 +58,7 @@ figures["import_s"] = since_start()
 model = Decoder(SMALL)
 model.load_state_dict({name: torch.from_numpy(array) for name, array in data.weights().items()})
 if args.mesh:
-    from train_fsdp import TENSOR_PARALLEL
+    from train_tensor_parallel import TENSOR_PARALLEL
 
     lazyxla.parallelize(model, mesh, TENSOR_PARALLEL)
     lazyxla.fully_shard(model, mesh, "data")
