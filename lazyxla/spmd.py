@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import torch
+from torch.autograd import forward_ad
 from torch.distributed import DeviceMesh
 
 from lazyxla import _C, untraced
@@ -214,7 +215,7 @@ def constrain(x: torch.Tensor, mesh: Mesh, spec: Spec) -> torch.Tensor:
     if x.device.type != BACKEND:
         raise ValueError(f"a tensor on {x.device} cannot be sharded")
     _check_mesh(mesh)
-    return torch.ops.lazyxla.constrain(x, mesh._sharding_text(spec, x.dim()))  # type: ignore[no-any-return]
+    return _constrained(x, mesh._sharding_text(spec, x.dim()))
 
 
 def sharding(x: torch.Tensor) -> Sharding | None:
@@ -327,7 +328,7 @@ def _spread_gradient(tensor: torch.Tensor) -> None:
         raw = None if leaf is None else _C.known_sharding(leaf)
         if raw is None or grad.layout != torch.strided:
             return None
-        return torch.ops.lazyxla.constrain(grad, raw.text)  # type: ignore[no-any-return]
+        return _constrained(grad, raw.text)
 
     tensor.register_hook(spread)
     tensor._lazyxla_spreads_gradient = True  # type: ignore[attr-defined]
@@ -338,12 +339,12 @@ def spec_of(raw: Any) -> tuple[Entry, ...]:
     return tuple(_entry(raw, parts) for parts in raw.spec)
 
 
-def stacked(raw: Any) -> Any:
+def stacked(raw: Any, may_be_split: bool = False) -> Any:
     """The interned sharding of tensors of this one that are stacked along a new first dimension,
-    which is whole."""
+    which is whole, or the partitioner's to split."""
     names = [name for name, _ in raw.mesh.axes]
     axes = [[names.index(name) for name, _, _ in parts] for parts in raw.spec]
-    return _C.make_sharding(raw.mesh, [[], *axes], [False, *raw.open])
+    return _C.make_sharding(raw.mesh, [[], *axes], [may_be_split, *raw.open])
 
 
 def _mesh_of(raw: Any) -> Mesh:
@@ -357,14 +358,44 @@ def _entry(raw: Any, parts: Sequence[tuple[str, int, int]]) -> Entry:
     return None if not names else names[0] if len(names) == 1 else tuple(names)
 
 
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    ctx.sharding = inputs[1]
+class _Constrain(torch.autograd.Function):
+    """The operator as a linear function, whose derivatives are constrained alike."""
+
+    @staticmethod
+    def forward(x: torch.Tensor, sharding: str) -> torch.Tensor:
+        return torch.ops.lazyxla.constrain(x, sharding)  # type: ignore[no-any-return]
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.sharding = inputs[1]
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return _constrained(grad, ctx.sharding), None
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: torch.Tensor, _: None) -> torch.Tensor:
+        return _constrained(tangent, ctx.sharding)
+
+    @staticmethod
+    def vmap(
+        _info: Any, in_dims: tuple[int, None], x: torch.Tensor, sharding: str
+    ) -> tuple[torch.Tensor, int]:
+        text = stacked(_C.find_sharding(sharding), may_be_split=True).text
+        return _constrained(x.movedim(in_dims[0], 0), text), 0
 
 
-def _constrain_gradient(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
-    return torch.ops.lazyxla.constrain(grad, ctx.sharding), None
+@untraced.traced
+def _constrained(x: torch.Tensor, sharding: str) -> torch.Tensor:
+    # The operator's own derivative is what torch.compile traces, and takes a fifth of the time; it
+    # serves neither transforms nor forward mode.
+    if torch.compiler.is_compiling() or not (
+        torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+    ):
+        return torch.ops.lazyxla.constrain(x, sharding)  # type: ignore[no-any-return]
+    return _Constrain.apply(x, sharding)  # type: ignore[no-any-return]
 
 
 torch.library.register_autograd(
-    "lazyxla::constrain", _constrain_gradient, setup_context=_setup_context
+    "lazyxla::constrain", _Constrain.backward, setup_context=_Constrain.setup_context
 )
