@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -102,3 +104,20 @@ def test_a_write_at_one_place_stays_a_scatter() -> None:
     text = lower_to_text(spread(program.program, None), "cpu")
     assert "stablehlo.scatter" in text
     assert "dynamic_update_slice" not in text
+
+
+X, INDEX = torch.zeros(4, 6, 8), torch.zeros(4, 6, dtype=torch.int64)
+
+
+@pytest.mark.parametrize(
+    ("op", "arguments"),
+    [
+        ("linear", (X, torch.zeros(5, 8), torch.zeros(5))),
+        ("embedding_dense_backward", (X, INDEX, 7, -1, False)),
+    ],
+)
+def test_samples_and_positions_stay_apart(op: str, arguments: tuple[Any, ...]) -> None:
+    """Of two dimensions that were made one the partitioner could split only the first."""
+    program = record(f"aten::{op}", *arguments).program
+    assert "tensor<24x" in lower_to_text(program, "cpu")
+    assert "tensor<24x" not in lower_to_text(spread(program, None), "cpu")
