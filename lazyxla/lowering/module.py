@@ -67,7 +67,7 @@ def build(world: Mlir, program: Program, target: Target, *, trying: bool = False
 def _build(b: Builder, program: Program) -> None:
     ir = b.mlir.ir
     if program.partition is not None:
-        b.annotations = Annotations(b.mlir, b.module, program.partition, program.nodes)
+        b.annotations = Annotations(b.mlir, b.module, program)
         main = _build_function(b, "main", program)
         b.annotations.annotate(main, program.donations)
         return

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from lazyxla.lowering.mlir import Mlir
-from lazyxla.lowering.program import AxisPart, Node, Partition, PartitionSpec, TensorSpec
+from lazyxla.lowering.program import AxisPart, PartitionSpec, Program, TensorSpec
 
 _MESH = "mesh"
 
@@ -27,18 +27,17 @@ _MESH = "mesh"
 class Annotations:
     """Makes the annotations of one module."""
 
-    def __init__(
-        self, world: Mlir, module: Any, partition: Partition, nodes: Sequence[Node] = ()
-    ) -> None:
+    def __init__(self, world: Mlir, module: Any, program: Program) -> None:
         from jaxlib.mlir.dialects import sdy
 
         sdy.register_dialect(world.context)
-        self._partition = partition
+        assert program.partition is not None
+        self._partition = partition = program.partition
         self._world = world
         self._sdy: Any = sdy
         self._ir: Any = world.ir
         self._sizes = dict(partition.axes)
-        self._batch_axes = _batch_axes(nodes)
+        self._batch_axes = _batch_axes(program)
         axes = [sdy.MeshAxisAttr.get(name, size) for name, size in partition.axes]
         with world.ir.InsertionPoint.at_block_begin(module.body):
             sdy.MeshOp(_MESH, sdy.MeshAttr.get(axes))
@@ -186,16 +185,23 @@ def constrained(x: Any, annotations: Annotations | None, text: str) -> Any:
     return annotations.constrain(x, sharding.spec, sharding.open)
 
 
-def _batch_axes(nodes: Sequence[Node]) -> tuple[str, ...]:
+def _batch_axes(program: Program) -> tuple[str, ...]:
     """The axes along which most of what is constrained is split in its first dimension; none if
-    nothing is."""
+    nothing is. What is constrained as an input of its shape is declared, as gradients are, counts
+    only if there is nothing else."""
     from lazyxla import _C
 
-    found: Counter[tuple[str, ...]] = Counter()
-    for node in nodes:
+    assert program.partition is not None
+    specs = zip(program.inputs, program.partition.inputs, strict=True)
+    declared = {(tuple(shape), spec) for (_, shape), spec in specs}
+    found, like_inputs = Counter[tuple[str, ...]](), Counter[tuple[str, ...]]()
+    for node in program.nodes:
         if node.op == "lazyxla::constrain" and isinstance(node.args[1], str):
             sharding = _C.find_sharding(node.args[1])
             if sharding is not None and len(sharding.spec) > 2:
-                found[tuple(name for name, _, _ in sharding.spec[0])] += 1
-    found.pop((), None)
-    return found.most_common(1)[0][0] if found else ()
+                is_like = (tuple(node.outputs[0].shape), tuple(sharding.spec)) in declared
+                count = like_inputs if is_like and not any(sharding.open) else found
+                count[tuple(name for name, _, _ in sharding.spec[0])] += 1
+    for count in (found, like_inputs):
+        count.pop((), None)
+    return next((c.most_common(1)[0][0] for c in (found, like_inputs) if c), ())

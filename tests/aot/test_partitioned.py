@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 import lazyxla
 from lazyxla import aot
+from lazyxla.lowering import partition
 from tests.support import DEVICE, needs_libtpu
 
 pytestmark = needs_libtpu
@@ -194,6 +195,23 @@ def test_attention_kernels_compute_the_samples_and_heads_of_their_chip(
     # Nothing of the batch is gathered.
     gathered = sum(row.nbytes for row in program.collectives if row.kind == "all-gather")
     assert gathered <= 3 * 2 * WIDTH * 12 * 128
+
+
+def test_samples_are_split_as_values_are_and_not_as_gradients() -> None:
+    with aot.capture(CHIPS) as programs:
+        mesh = lazyxla.Mesh((4, 4), ("data", "model"))
+        weights = [torch.ones(4, 64, 64, device="lazyxla") for _ in range(3)]
+        for weight in weights:
+            lazyxla.shard(weight.requires_grad_(), mesh, ("model",))
+        x = lazyxla.shard(torch.ones(16, 8, 64, device="lazyxla"), mesh, ("data",))
+        lazyxla.sync()
+        x = lazyxla.constrain(x, mesh, ("data", "?", "?"))
+        loss = torch.stack([(x @ weight.sum(0)).square().mean() for weight in weights]).sum()
+        loss.backward()
+        lazyxla.sync()
+    program = programs[-1].program
+    assert sum(node.op == "lazyxla::constrain" for node in program.nodes) == 4
+    assert partition._batch_axes(program) == ("data",)
 
 
 def test_inputs_are_spread_by_their_place() -> None:
