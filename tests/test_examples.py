@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
@@ -155,13 +156,45 @@ def test_generate(example: Any) -> None:
 
 
 @needs_libtpu
-def test_a_training_step_is_planned(example: Any) -> None:
+@pytest.mark.parametrize(
+    ("model", "axes"), [("small", ("data", "model")), ("small-mixtral", ("data", "expert"))]
+)
+def test_a_training_step_is_planned(example: Any, model: str, axes: tuple[str, str]) -> None:
+    data, other = axes
     plan = example("plan_scaling").main(
         [
-            *("--model", "small", "--layers", "2", "--length", "128"),
-            *("--mesh", "data=8,model=2", "--remat", "full"),
+            *("--model", model, "--layers", "2", "--length", "128", "--topology", "v5e:2x2"),
+            *("--mesh", f"{data}=2,{other}=2", "--batch", "4", "--remat", "full"),
         ]
     )
-    assert plan.mesh == "data=8, model=2"
+    assert plan.mesh == f"{data}=2, {other}=2"
     assert plan.fits
-    assert {"data", "model"} <= {row.axes for row in plan.collectives}
+    assert set(axes) <= {row.axes for row in plan.collectives}
+    if other == "expert":  # tokens go to their experts and back
+        assert any(row.kind == "all-to-all" and other in row.axes for row in plan.collectives)
+
+
+def test_experts_are_those_that_the_router_chooses(example: Any) -> None:
+    mixtral = example("mixtral_model")
+    config = mixtral.MixtralConfig(
+        hidden=16, intermediate=32, experts=4, group=8, capacity_factor=2.0
+    )
+    experts = mixtral.Experts(config)
+    x = torch.randn(2, 16, 16)
+    scores, chosen = experts.router(x).topk(config.chosen)
+
+    def feed_forward(token: torch.Tensor, i: int) -> torch.Tensor:
+        inner = torch.nn.functional.silu(token @ experts.gate[i]) * (token @ experts.up[i])
+        return inner @ experts.down[i]
+
+    expected = torch.zeros_like(x)
+    for sample in range(2):
+        for at in range(16):
+            for share, i in zip(scores[sample, at].softmax(-1), chosen[sample, at], strict=True):
+                expected[sample, at] += share * feed_forward(x[sample, at], int(i))
+    torch.testing.assert_close(experts(x), expected)
+    # Without places for all: of each group's first expert that is full, tokens go without it.
+    few = mixtral.Experts(dataclasses.replace(config, capacity_factor=0.5))
+    few.load_state_dict(experts.state_dict())
+    places, _ = few.route(x.reshape(-1, 8, 16))
+    assert places.sum((1, 2)).max() == 1 * few.config.experts  # one place each, of all tokens
