@@ -80,23 +80,6 @@ def test_random_numbers_are_made_where_they_are_needed(op: str, platform: str) -
     assert "rng_bit_generator" not in lower_to_text(spread(program, *results), target)
 
 
-def test_products_keep_the_sizes_that_are_split() -> None:
-    """One device's forms of a product choose by shapes, of which each of many has a part; a gap
-    between rows would make what is split along them change places."""
-    for op, *shapes in (
-        ("mm", (512, 1024), (1024, 128)),
-        ("linear", (512, 1024), (128, 1024)),
-        ("linear", (16, 768), (3072, 768)),
-    ):
-        program = record(f"aten::{op}", *(torch.empty(shape) for shape in shapes)).program
-        plain = lower_to_text(spread(program, None), "cpu")
-        assert "stablehlo.dot_general" in plain
-        assert "stablehlo.pad" not in plain
-        assert "optimization_barrier" not in plain
-        if op == "linear":
-            assert "optimization_barrier" in lower_to_text(program, "cpu")
-
-
 def test_a_write_at_one_place_stays_a_scatter() -> None:
     """The partitioner would gather a slice whose place is known only when it runs."""
     program = record("aten::index_copy", torch.empty(8, 6), 0, torch.tensor([3]), torch.ones(1, 6))
@@ -121,3 +104,15 @@ def test_samples_and_positions_stay_apart(op: str, arguments: tuple[Any, ...]) -
     program = record(f"aten::{op}", *arguments).program
     assert "tensor<24x" in lower_to_text(program, "cpu")
     assert "tensor<24x" not in lower_to_text(spread(program, None), "cpu")
+
+
+def test_products_of_more_dimensions_take_the_cpus_forms_too() -> None:
+    """Rows count together, whatever dimensions they have."""
+    turned, gap = ((2, 8, 768), (3072, 768)), ((4, 128, 1024), (128, 1024))
+    for shapes in (turned, gap):
+        program = record("aten::linear", *(torch.empty(shape) for shape in shapes)).program
+        text = lower_to_text(spread(program, None), "cpu")
+        assert "optimization_barrier" in text
+        assert ("stablehlo.pad" in text) == (shapes is gap)
+    small = record("aten::linear", torch.empty(2, 8, 16), torch.empty(4, 16)).program
+    assert "optimization_barrier" not in lower_to_text(spread(small, None), "cpu")

@@ -5,6 +5,7 @@ Times are of float32 on two cores. Each form is the same sum of products.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -28,24 +29,33 @@ def product(
     rhs_contract: Sequence[int],
     dtype: torch.dtype | None,
 ) -> Value:
-    """The product of two values without batch dimensions, in the form that is the fastest."""
+    """The product of two values without batch dimensions, in the form that is the fastest.
+
+    The forms are those of matrices; all dimensions but the last one count together as rows, as the
+    backend has it in the end.
+    """
 
     def plain(lhs: Value, rhs: Value) -> Value:
         return b.plain_dot(lhs, rhs, lhs_contract, rhs_contract, (), (), dtype)
 
-    summed = (*lhs_contract, *rhs_contract)
-    if b.rank(lhs) == b.rank(rhs) == 2 and summed == (1, 1):
+    last = b.rank(lhs) - 1
+    if b.rank(rhs) == 2 and last >= 1 and (*lhs_contract, *rhs_contract) == (last, 1):
         if _better_turned(b, lhs, rhs):
             # XLA would turn it back without the barrier.
-            return b.transpose(b.hlo.optimization_barrier([plain(rhs, lhs)]), [1, 0])
+            turned = b.plain_dot(rhs, lhs, rhs_contract, lhs_contract, (), (), dtype)
+            return b.transpose(b.hlo.optimization_barrier([turned]), [*range(1, last + 1), 0])
         if _summed_rows_collide(b, lhs, rhs):
             # XLA would leave out what adds nothing without the barrier.
-            wide = [b.pad(x, [0, 0], [0, _GAP]) for x in (lhs, rhs)]
-            return plain(*b.hlo.optimization_barrier(wide))
-    if b.rank(lhs) == b.rank(rhs) == 2 and summed == (0, 0) and _free_rows_collide(b, lhs, rhs):
-        wide_product = plain(b.pad(lhs, [0, 0], [0, _GAP]), rhs)
-        return b.slice_dim(wide_product, 0, 0, b.shape(lhs)[1])
+            return plain(*b.hlo.optimization_barrier([_with_gap(b, x) for x in (lhs, rhs)]))
+    same_rows = last >= 1 and b.rank(rhs) == b.rank(lhs)
+    same_rows = same_rows and list(lhs_contract) == list(rhs_contract) == list(range(last))
+    if same_rows and _free_rows_collide(b, lhs, rhs):
+        return b.slice_dim(plain(_with_gap(b, lhs), rhs), 0, 0, b.shape(lhs)[-1])
     return plain(lhs, rhs)
+
+
+def _with_gap(b: Contractions, x: Value) -> Value:
+    return b.pad(x, [0] * b.rank(x), [0] * (b.rank(x) - 1) + [_GAP])
 
 
 def _better_turned(b: Contractions, lhs: Value, rhs: Value) -> bool:
@@ -56,7 +66,7 @@ def _better_turned(b: Contractions, lhs: Value, rhs: Value) -> bool:
     the time turned around, 16 rows a fifth. It pays as long as fewer elements have to be transposed
     in the result than need no laying out.
     """
-    (rows, inner), columns = b.shape(lhs), b.shape(rhs)[0]
+    rows, (columns, inner) = _rows(b, lhs), b.shape(rhs)
     return rows > 1 and rows * columns < (columns - rows) * inner
 
 
@@ -68,7 +78,7 @@ def _summed_rows_collide(b: Contractions, lhs: Value, rhs: Value) -> bool:
     by as many take 7.2 ms, and with a gap 5.8, the copies that it costs included; 128 rows by 128
     take half the time. The copies do not pay for few columns, and a single row needs no laying out.
     """
-    (rows, _), columns = b.shape(lhs), b.shape(rhs)[0]
+    rows, columns = _rows(b, lhs), b.shape(rhs)[0]
     return _page_apart(b, lhs) and columns >= 128 and 1 < rows <= 4 * columns
 
 
@@ -81,10 +91,14 @@ def _free_rows_collide(b: Contractions, lhs: Value, rhs: Value) -> bool:
     copies that it costs included. These do not pay where the sum is short, nor for a vector, which
     is multiplied without being laid out.
     """
-    terms, columns = b.shape(lhs)[0], b.shape(rhs)[1]
+    terms, columns = _rows(b, lhs), b.shape(rhs)[-1]
     return _page_apart(b, lhs) and terms >= 256 and 1 < columns <= 2 * terms
+
+
+def _rows(b: Contractions, x: Value) -> int:
+    return math.prod(b.shape(x)[:-1])
 
 
 def _page_apart(b: Contractions, x: Value) -> bool:
     narrow = b.dtype(x) in (torch.float32, torch.bfloat16, torch.float16)  # float64 gains nothing
-    return narrow and b.shape(x)[1] > 0 and b.shape(x)[1] % _PAGE == 0
+    return narrow and b.shape(x)[-1] > 0 and b.shape(x)[-1] % _PAGE == 0
