@@ -17,6 +17,8 @@ from common import arguments, mesh_of, parser, report, since_start, step_times
 
 parser.add_argument("--mesh", type=mesh_of)
 args = arguments("lazyxla", "eager", "torch_xla")
+if args.mesh and args.side != "lazyxla":
+    parser.error("--mesh is for the side lazyxla")
 
 import decoder_data as data  # noqa: E402
 import torch  # noqa: E402
