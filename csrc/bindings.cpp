@@ -217,7 +217,7 @@ std::optional<std::pair<int, std::string>> refusal_of(const std::string& path) {
 void bind_graph(py::module_& m) {
   m.def("install_lowering", &install_lowering);
   m.def("install_listeners", &install_listeners);
-  m.def("install_tensor_namer", &install_tensor_namer);
+  m.def("install_tensor_tellers", &install_tensor_tellers);
   m.def("set_library_paths", &set_library_paths);
   m.def("register_operators", &dispatch::register_operators);
   m.def("rule_changed", &dispatch::rule_changed);

@@ -360,23 +360,34 @@ void install_listeners(py::function loaded, py::function on_host, py::function c
        }});
 }
 
-void install_tensor_namer(py::function namer) {
-  auto* function = new py::function(std::move(namer));  // leaked, as above
-  graph::set_tensor_namer([function](const std::vector<const void*>& addresses) -> std::string {
-    // On a worker: a signal handler must not break in on what undoes a run.
-    std::vector<uint64_t> numbers;
-    for (const void* address : addresses) numbers.push_back(reinterpret_cast<uint64_t>(address));
-    auto names = graph::start_on_worker<std::string>([function, numbers] {
-      graph::NeedsInterpreter needs_interpreter;
-      py::gil_scoped_acquire gil;
-      return (*function)(numbers).cast<std::string>();
-    });
-    try {
-      return names->get();
-    } catch (const std::exception&) {  // they only make a message clearer
-      return "";
-    }
+// Text that Python makes for an error's message. On a worker: a signal handler must not break in on
+// what undoes a run.
+template <typename Argument>
+std::string text_from_python(const py::function& function, Argument argument) {
+  auto text = graph::start_on_worker<std::string>([&function, argument = std::move(argument)] {
+    graph::NeedsInterpreter needs_interpreter;
+    py::gil_scoped_acquire gil;
+    return function(argument).template cast<std::string>();
   });
+  try {
+    return text->get();
+  } catch (const std::exception&) {  // it only makes a message clearer
+    return "";
+  }
+}
+
+void install_tensor_tellers(py::function namer, py::function largest) {
+  // Leaked, as above.
+  auto* names = new py::function(std::move(namer));
+  auto* most = new py::function(std::move(largest));
+  graph::set_tensor_tellers(
+      {[names](const std::vector<const void*>& addresses) {
+         std::vector<uint64_t> numbers;
+         for (const void* address : addresses)
+           numbers.push_back(reinterpret_cast<uint64_t>(address));
+         return text_from_python(*names, std::move(numbers));
+       },
+       [most](c10::DeviceIndex device) { return text_from_python(*most, int{device}); }});
 }
 
 void set_library_paths(std::vector<std::string> paths) { library_paths() = std::move(paths); }

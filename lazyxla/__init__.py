@@ -68,6 +68,7 @@ with Deferred():  # a module half imported would stay so
         device_module,
         distributed,
         lowering,
+        memory,
         meta_functions,
         model_state,
         platforms,
@@ -263,7 +264,7 @@ def _register() -> None:
     _C.register_operators(lowering.names())
     _C.install_result_reader(lowering.result_tiles)
     _C.install_listeners(reporting.loaded, reporting.on_host, reporting.cut)
-    _C.install_tensor_namer(reporting.names_of)
+    _C.install_tensor_tellers(reporting.names_of, memory.largest_tensors)
     _C.set_library_paths(reporting.LIBRARIES)
     lowering.on_change(_C.rule_changed)
     lowering.on_change(lambda *_: _C.forget_program_store())

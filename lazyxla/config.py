@@ -149,6 +149,15 @@ FIELDS: tuple[Field, ...] = (
         "How many virtual devices the CPU platform has, 127 at most.",
     ),
     Field(
+        "compare_collectives",
+        "LAZYXLA_COMPARE_COLLECTIVES",
+        _one_of("first", "always", "never"),
+        "first",
+        "Whether the processes of a group tell one another which collective they are in before "
+        "they exchange its data, so that all raise if they differ: always, never, or the first two "
+        "times that one follows another. Counts for groups that are made later.",
+    ),
+    Field(
         "strict_fallback",
         "LAZYXLA_STRICT",
         _boolean,

@@ -12,6 +12,7 @@ from typing import Any
 import torch.distributed as dist
 
 from lazyxla import _C
+from lazyxla.config import settings
 from lazyxla.runtime import platform
 
 NAME = "lazyxla"
@@ -33,10 +34,24 @@ def _create(options: Any, _backend_options: Any) -> Any:
         raise NotImplementedError(
             f"lazyxla: torch.distributed works between processes on the CPU, not on {platform()}"
         )
+    ranks = options.global_ranks_in_group or range(options.group_size)
     transport = dist.ProcessGroupGloo(
         dist.PrefixStore(NAME, options.store),
         options.group_rank,
         options.group_size,
         timeout=options.timeout,
     )
-    return _C.make_process_group(transport, options.group_id)
+    return _C.make_process_group(
+        transport,
+        _shared_by_all(options.store),
+        options.group_id,
+        list(ranks),
+        settings.compare_collectives,
+    )
+
+
+def _shared_by_all(store: Any) -> Any:
+    """The store behind the prefixes of a group."""
+    while isinstance(store, dist.PrefixStore):
+        store = store.underlying_store
+    return store

@@ -7,8 +7,15 @@ anything; the CPU's does not. ``torch.accelerator`` has the same numbers.
 
 from __future__ import annotations
 
-from lazyxla import _C
-from lazyxla.runtime import DeviceLike, get_device_name, index_of
+import gc
+import math
+
+import torch
+
+from lazyxla import _C, reporting, spmd
+from lazyxla.runtime import BACKEND, DeviceLike, get_device_name, index_of
+
+_LARGEST = 5  # tensors in a message
 
 
 def memory_stats(device: DeviceLike = None) -> dict[str, int]:
@@ -103,6 +110,43 @@ def memory_summary(device: DeviceLike = None) -> str:
         cells = [row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:]))]
         lines.append("  ".join(cells).rstrip())
     return "\n".join(lines)
+
+
+def largest_tensors(device: int) -> str:
+    """Lines for a message: which tensors of the user's take most of a device's memory, and how they
+    are spread over the devices; empty if there are none.
+
+    Those are counted that Python has, also ones that are recorded only. Walks all objects there
+    are: for messages about failures only.
+    """
+    everything = gc.get_objects()
+    names = reporting.names_by_address(everything)
+    found: dict[int, tuple[int, str]] = {}  # by address
+    for thing in everything:
+        # Tensors of other classes, such as DTensor, may have no memory of their own.
+        if type(thing) not in (torch.Tensor, torch.nn.Parameter) or thing.device.type != BACKEND:
+            continue
+        address = thing.data_ptr()
+        if address in found:
+            continue
+        nbytes, how = _bytes_on(device, thing)
+        dtype = str(thing.dtype).removeprefix("torch.")
+        text = f"{names.get(address, 'a tensor')}, {dtype}{list(thing.shape)}{how}"
+        if nbytes > 0:
+            found[address] = nbytes, text
+    largest = sorted(found.values(), reverse=True)[:_LARGEST]
+    return "\n".join(f"  {_bytes(nbytes)}: {text}" for nbytes, text in largest)
+
+
+def _bytes_on(device: int, tensor: torch.Tensor) -> tuple[int, str]:
+    """How much of a tensor's memory lies on a device, and how the tensor is spread."""
+    raw = _C.known_sharding(tensor)
+    if raw is None:
+        return tensor.untyped_storage().nbytes() if tensor.device.index == device else 0, ""
+    if device not in raw.mesh.devices:
+        return 0, ""
+    nbytes = math.prod(raw.shard_shape(list(tensor.shape))) * tensor.itemsize
+    return nbytes, f", sharded as {spmd.spec_of(raw)} over {raw.mesh.text}"
 
 
 def _bytes(count: int) -> str:

@@ -29,6 +29,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import typing_extensions
 from torch import nn
 
 from lazyxla import lowering, recompilations
@@ -42,7 +43,8 @@ Occasion = tuple[str, str, int]
 _MOST_NAMES = 20  # in one message
 
 LIBRARIES = [
-    os.path.join(os.path.dirname(os.path.abspath(m)), "") for m in (__file__, torch.__file__)
+    *(os.path.join(os.path.dirname(os.path.abspath(m)), "") for m in (__file__, torch.__file__)),
+    os.path.abspath(typing_extensions.__file__),  # whose decorators are around torch's functions
 ]
 
 
@@ -116,12 +118,23 @@ def _at(line: str) -> str:
 def names_of(addresses: Sequence[int]) -> str:
     """The user's names of the tensors whose memory begins at these addresses, as far as known.
 
-    Parameters and buffers are named as their outermost module names them, what optimizers keep by
-    its key and its parameter. Walks all objects there are: for messages about failures only.
+    Walks all objects there are: for messages about failures only.
     """
-    wanted = set(addresses)
+    names = names_by_address(gc.get_objects())
+    known = sorted(names[address] for address in set(addresses) if address in names)
+    shown = known[:_MOST_NAMES]
+    if len(addresses) > len(shown) and shown:
+        shown.append(f"and {len(addresses) - len(shown)} more")
+    return ", ".join(shown)
+
+
+def names_by_address(everything: list[Any]) -> dict[int, str]:
+    """The user's names of tensors, among all objects there are, by the address of their memory.
+
+    Parameters and buffers are named as their outermost module names them, what optimizers keep by
+    its key and its parameter.
+    """
     names: dict[int, str] = {}
-    everything = gc.get_objects()
     # By type(): asking some objects of torch for their __class__ warns.
     modules = [thing for thing in everything if issubclass(type(thing), nn.Module)]
     inner = {id(child) for module in modules for child in module.children()}
@@ -139,8 +152,4 @@ def names_of(addresses: Sequence[int]) -> str:
             for key, value in state.items() if isinstance(state, dict) else ():
                 if isinstance(value, torch.Tensor) and value.device.type == "lazyxla":
                     names.setdefault(value.data_ptr(), f"{key} of {whose}")
-    known = sorted(names[address] for address in wanted if address in names)
-    shown = known[:_MOST_NAMES]
-    if len(addresses) > len(shown) and shown:
-        shown.append(f"and {len(addresses) - len(shown)} more")
-    return ", ".join(shown)
+    return names

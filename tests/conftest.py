@@ -55,6 +55,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="how often tests/test_cache_damage.py damages the cache directory (default: 40)",
     )
     parser.addoption(
+        "--faults",
+        type=int,
+        default=15,
+        help="how many trials tests/test_distributed.py makes of processes that die or differ",
+    )
+    parser.addoption(
         "--exits",
         type=int,
         default=5,

@@ -72,65 +72,91 @@ def check_counts(found: dict[str, Any]) -> None:
             assert (step["compiles"], step["executions"], step["downloads"]) == (0, 1, 0), name
 
 
+def test_processes_that_die_come_late_or_call_something_else(pytestconfig: pytest.Config) -> None:
+    """All others are told who, and from which lines, within the group's timeout."""
+    count = pytestconfig.getoption("--faults")
+    result = subprocess.run(
+        [sys.executable, "-m", "tests.distributed.faults", str(count), "0"],
+        capture_output=True,
+        text=True,
+        timeout=120 + 20 * count,
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert result.returncode == 0, result.stderr[-3000:]
+    assert json.loads(result.stdout.splitlines()[-1]) == []
+
+
 DYING = """
 import os, sys, torch, torch.distributed as dist, lazyxla
 from datetime import timedelta
-rank, meet, last = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+rank, meet = int(sys.argv[1]), sys.argv[2]
 dist.init_process_group("lazyxla", init_method=f"file://{meet}", rank=rank, world_size=2,
                         timeout=timedelta(seconds=20))
 kept = torch.ones(3, device="lazyxla")
 lazyxla.sync()
 for step in range(20):
-    if rank == 1 and step == last:
+    if rank == 1 and step == 7:
         os._exit(0)
     x = torch.ones(3, device="lazyxla") + kept
     dist.all_reduce(x)
     try:
         x.tolist()
     except RuntimeError as error:
-        assert "lazyxla_c10d::all_reduce" in str(error), error
+        assert "process 1: not there" in str(error), error
         assert kept.tolist() == [1, 1, 1]
-        print("told at", step)
+        for again in range(2):  # the group is over
+            y = kept.clone()
+            dist.all_reduce(y)
+            try:
+                y.tolist()
+            except RuntimeError as error:
+                print("told", "process 1: not there" in str(error))
         os._exit(0)
 """
 
 
-@pytest.mark.parametrize("last", [0, 1, 7])
-def test_a_process_that_dies(last: int, tmp_path: Path) -> None:
-    """The other one is told, and nothing else of it is lost."""
+def test_what_a_process_that_dies_leaves(tmp_path: Path) -> None:
+    """Nothing else of the other one is lost, and its later collectives fail at once."""
     script = tmp_path / "dying.py"
     script.write_text(DYING)
-    survivor, dead = start([str(script), str(tmp_path / "meet"), str(last)], 2)
+    survivor, dead = start([str(script), str(tmp_path / "meet")], 2)
     out, err = survivor.communicate(timeout=120)
     dead.communicate(timeout=120)
-    assert out.split() == ["told", "at", str(last)], err[-3000:]
+    assert out.split() == ["told", "True"] * 2, err[-3000:]
 
 
-LATE = """
-import sys, time, torch, torch.distributed as dist, lazyxla
+SETTING = """
+import sys, torch, torch.distributed as dist, lazyxla
 from datetime import timedelta
-rank, meet = int(sys.argv[1]), sys.argv[2]
+rank, meet, lazyxla.settings.compare_collectives = int(sys.argv[1]), sys.argv[2], sys.argv[3]
 dist.init_process_group("lazyxla", init_method=f"file://{meet}", rank=rank, world_size=2,
-                        timeout=timedelta(seconds=3))
+                        timeout=timedelta(seconds=20))
+for step in range(6):
+    x = torch.ones(3, device="lazyxla")
+    dist.all_reduce(x)
+    dist.all_reduce(x, dist.ReduceOp.MAX)
+    dist.all_reduce(x)
+    dist.all_reduce(x)
+    x.tolist()
 x = torch.ones(3, device="lazyxla")
 dist.all_reduce(x)
-if rank == 1:
-    time.sleep(8)
-    sys.exit()
+# Both have followed the sum before; Gloo would take one for the other.
+dist.all_reduce(x, dist.ReduceOp.SUM if rank else dist.ReduceOp.MAX)
 try:
-    x.tolist()
+    print("values", x.tolist())
 except RuntimeError as error:
-    print("told", "imed out" in str(error) or "imeout" in str(error), error)
+    print("told", "different collectives" in str(error))
 """
 
 
-def test_a_process_that_waits_too_long(tmp_path: Path) -> None:
-    script = tmp_path / "late.py"
-    script.write_text(LATE)
-    waiting, late = start([str(script), str(tmp_path / "meet")], 2)
-    out, err = waiting.communicate(timeout=120)
-    late.communicate(timeout=120)
-    assert out.startswith("told True"), (out, err[-3000:])
+@pytest.mark.parametrize(("setting", "told"), [("first", "values"), ("always", "told")])
+def test_known_sequences_are_compared_if_asked_for(setting: str, told: str, tmp_path: Path) -> None:
+    script = tmp_path / "setting.py"
+    script.write_text(SETTING)
+    for process in start([str(script), str(tmp_path / "meet"), setting], 2):
+        out, err = process.communicate(timeout=120)
+        assert out.split()[0] == told, (out, err[-3000:])
 
 
 DESTROYED = """

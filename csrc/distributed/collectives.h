@@ -8,25 +8,18 @@
 // On the CPU a program calls their kernels (dispatch/host_call.h), which hand the data to the
 // group's transport, a process group of PyTorch's. They run there one after the other, in the order
 // in which they were recorded: the last of the inputs is a token, a number that each of them takes
-// from the one recorded before, and the last of the results hands it on. The token also keeps one
-// whose result nobody reads. Processes must agree on this order, and on nothing else.
+// from the one recorded before, and the last of the results hands on one more. The token also keeps
+// one whose result nobody reads, and tells which recorded call runs. Processes must agree on this
+// order, and on nothing else; agreement.h sees to it.
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/Types.hpp>
 
 #include <string>
 #include <vector>
 
 namespace lazyxla::distributed {
-
-// The process group that carries the collectives of `group` from now on. Names are the same in all
-// processes, for they stand in programs.
-void set_transport(const std::string& group, c10::intrusive_ptr<c10d::Backend> transport);
-// Programs that were recorded with it and did not run yet will fail.
-void remove_transport(const std::string& group);
-// Waits until what was sent is received.
-void finish_sends(const std::string& group);
 
 // Recorded calls, on tensors of the device. Each takes and leaves the token.
 std::vector<at::Tensor> all_reduce(const std::vector<at::Tensor>& inputs, const std::string& group,

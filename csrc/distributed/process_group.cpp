@@ -1,12 +1,10 @@
 #include "distributed/process_group.h"
 
-#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
-#include <deque>
 #include <map>
 #include <memory>
 #include <numeric>
@@ -17,117 +15,20 @@
 
 #include "dispatch/device_state.h"
 #include "distributed/collectives.h"
+#include "distributed/group.h"
+#include "distributed/work.h"
 #include "graph/flush.h"
 #include "graph/scope.h"
 
 namespace lazyxla::distributed {
 namespace {
 
-using Tensors = std::vector<at::Tensor>;
-using WorkRef = c10::intrusive_ptr<c10d::Work>;
-using c10d::OpType;
 using c10d::ReduceOp;
-
-class RecordedWork : public c10d::Work {
- public:
-  RecordedWork(int rank, OpType type, Tensors results)
-      : Work(rank, type), results_(std::move(results)) {
-    finish();
-  }
-  bool wait(std::chrono::milliseconds) override { return true; }
-  Tensors result() override { return results_; }
-  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
-    std::vector<c10::Device> devices;
-    if (!results_.empty()) devices.push_back(results_[0].device());
-    auto future = c10::make_intrusive<c10::ivalue::Future>(
-        c10::ListType::create(c10::TensorType::get()), std::move(devices));
-    future->markCompleted(c10::IValue(results_));
-    return future;
-  }
-
- private:
-  Tensors results_;
-};
-
-// Its result is recorded when somebody waits for it, so that what is sent meanwhile is recorded
-// before: two processes that receive, then send, would wait for each other for ever. What comes
-// from one process under one tag is received in the order in which that was started, whichever is
-// waited for first.
-class ReceiveWork : public c10d::Work {
- public:
-  using Queue = std::deque<c10::intrusive_ptr<ReceiveWork>>;
-
-  // `queue` has those that were started before, and gets this one.
-  static WorkRef start(int rank, at::Tensor target, const std::string& group, int64_t peer,
-                       int64_t tag, std::shared_ptr<Queue> queue) {
-    start_receive(target, group, peer, tag);
-    auto work = c10::make_intrusive<ReceiveWork>(rank, std::move(target), group, peer, tag, queue);
-    queue->push_back(work);
-    return work;
-  }
-
-  ReceiveWork(int rank, at::Tensor target, std::string group, int64_t peer, int64_t tag,
-              std::shared_ptr<Queue> queue)
-      : Work(rank, OpType::RECV),
-        target_(std::move(target)),
-        group_(std::move(group)),
-        peer_(peer),
-        tag_(tag),
-        queue_(std::move(queue)) {}
-  bool isCompleted() override { return wait(kNoTimeout); }
-  bool isSuccess() const override { return true; }
-  int sourceRank() const override { return static_cast<int>(peer_); }
-  bool wait(std::chrono::milliseconds) override {
-    while (!is_done_ && !queue_->empty()) {
-      const auto first = queue_->front();
-      queue_->pop_front();
-      first->take();
-    }
-    return is_done_;
-  }
-  void synchronize() override { wait(kNoTimeout); }
-  Tensors result() override {
-    wait(kNoTimeout);
-    return {target_};
-  }
-
- private:
-  void take() {
-    is_done_ = true;
-    at::AutoDispatchBelowADInplaceOrView no_autograd;
-    target_.copy_(finish_receive(target_, group_, peer_, tag_));
-  }
-
-  at::Tensor target_;
-  std::string group_;
-  int64_t peer_, tag_;
-  std::shared_ptr<Queue> queue_;
-  bool is_done_ = false;
-};
-
-// Those that are to be waited for together.
-class CoalescedWork : public c10d::Work {
- public:
-  CoalescedWork(int rank, std::vector<WorkRef> works)
-      : Work(rank, OpType::COALESCED), works_(std::move(works)) {}
-  bool isCompleted() override { return wait(kNoTimeout); }
-  bool isSuccess() const override { return true; }
-  bool wait(std::chrono::milliseconds timeout) override {
-    for (const WorkRef& work : works_) work->wait(timeout);
-    return true;
-  }
-  void synchronize() override { wait(kNoTimeout); }
-
- private:
-  std::vector<WorkRef> works_;
-};
 
 class ProcessGroup : public c10d::Backend {
  public:
-  ProcessGroup(const c10::intrusive_ptr<c10d::Backend>& transport, std::string name)
-      : Backend(transport->getRank(), transport->getSize()), name_(std::move(name)) {
-    set_transport(name_, transport);  // until shutdown: programs refer to it by its name
-  }
+  ProcessGroup(int rank, int size, std::string name)
+      : Backend(rank, size), name_(std::move(name)) {}
 
   ~ProcessGroup() override {
     for (auto& [from, queue] : receiving_) queue->clear();  // its members refer to it
@@ -146,17 +47,17 @@ class ProcessGroup : public c10d::Backend {
   void shutdown() override {
     if (std::exchange(is_over_, true)) return;  // the name may be another group's by now
     struct Remove {                             // whatever fails before
-      ~Remove() { remove_transport(name); }
+      ~Remove() { remove_group(name); }
       const std::string& name;
     } remove{name_};
     for (c10::DeviceIndex device = 0; device < dispatch::device_count_bound(); ++device) {
       graph::sync(device, /*wait=*/true, graph::Cause::kSync);
     }
-    finish_sends(name_);
+    find_group(name_)->finish_sends();
   }
   void abort() override {
     is_over_ = true;
-    remove_transport(name_);
+    remove_group(name_);
   }
 
   WorkRef broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override {
@@ -311,11 +212,11 @@ class ProcessGroup : public c10d::Backend {
   WorkRef barrier(const c10d::BarrierOptions& options) override {
     const c10::DeviceIndex index = options.device ? options.device->index() : -1;
     const c10::Device device(c10::DeviceType::PrivateUse1, std::max<c10::DeviceIndex>(index, 0));
-    {
-      Recording recording;
-      all_reduce({at::zeros({1}, at::TensorOptions(device))}, name_, ReduceOp::SUM);
-    }
+    Recording recording;
+    const at::Tensor met =
+        all_reduce({at::zeros({1}, at::TensorOptions(device))}, name_, ReduceOp::SUM)[0];
     graph::sync(device.index(), /*wait=*/true, graph::Cause::kSync);
+    met.item();  // tells why they did not meet, in the eager modes, too
     return done(OpType::BARRIER, {});
   }
 
@@ -407,8 +308,15 @@ class ProcessGroup : public c10d::Backend {
 }  // namespace
 
 c10::intrusive_ptr<c10d::Backend> make_process_group(
-    const c10::intrusive_ptr<c10d::Backend>& transport, const std::string& name) {
-  return c10::make_intrusive<ProcessGroup>(transport, name);
+    const c10::intrusive_ptr<c10d::Backend>& transport,
+    const c10::intrusive_ptr<c10d::Store>& store, const std::string& name,
+    std::vector<int64_t> ranks, const std::string& comparison) {
+  const Comparison compared = comparison == "always"  ? Comparison::kAlways
+                              : comparison == "never" ? Comparison::kNever
+                                                      : Comparison::kFirst;
+  // Until shutdown: programs refer to it by its name.
+  add_group(name, std::make_shared<Group>(transport, store, std::move(ranks), compared));
+  return c10::make_intrusive<ProcessGroup>(transport->getRank(), transport->getSize(), name);
 }
 
 }  // namespace lazyxla::distributed

@@ -17,9 +17,14 @@
 namespace lazyxla::graph {
 namespace {
 
-std::function<std::string(const std::vector<const void*>&)>& tensor_namer() {
-  static auto* instance = new std::function<std::string(const std::vector<const void*>&)>();
+TensorTellers& tellers() {
+  static auto* instance = new TensorTellers();
   return *instance;
+}
+
+std::string tell_largest(c10::DeviceIndex device) {
+  const std::string lines = tellers().largest ? tellers().largest(device) : "";
+  return lines.empty() ? "" : c10::str("\nThe largest tensors on lazyxla:", int{device}, ":\n", lines);
 }
 
 // Packs the values of variable slots into one small array on the device.
@@ -72,7 +77,7 @@ void break_promises(c10::ArrayRef<BufferRef> promises, const std::string& reason
 // What tells of tensors whose data went down with a program.
 std::string tell_lost(const std::vector<const void*>& lost) {
   if (lost.empty()) return "";
-  std::string names = tensor_namer() ? tensor_namer()(lost) : "";
+  std::string names = tellers().names ? tellers().names(lost) : "";
   std::string text = ". " + std::to_string(lost.size()) +
                      (lost.size() == 1 ? " tensor is" : " tensors are") +
                      " lost, since the program had taken the memory over";
@@ -88,7 +93,8 @@ void check_free(const Variant& variant, int64_t needed, const pjrt::Device& devi
   TORCH_CHECK_WITH(OutOfMemoryError, false, "lazyxla: out of device memory: ", where,
                    "the program needs ", needed, " bytes, and ", std::max<int64_t>(*free, 0),
                    " are free on ", device.debug_string(),
-                   ". It was not run, and all tensors are as they were before");
+                   ". It was not run, and all tensors are as they were before.",
+                   tell_largest(static_cast<c10::DeviceIndex>(device.index())));
 }
 
 pjrt::InFlight::Listener undo_on_failure(std::shared_ptr<std::vector<Replaced>> replaced,
@@ -108,13 +114,13 @@ const pjrt::Device& pjrt_device(c10::DeviceIndex device) {
   return devices[device];
 }
 
-void set_tensor_namer(std::function<std::string(const std::vector<const void*>&)> namer) {
-  tensor_namer() = std::move(namer);
-}
+void set_tensor_tellers(TensorTellers given) { tellers() = std::move(given); }
 
-void rethrow(const pjrt::Error& error, const std::string& doing) {
+void rethrow(const pjrt::Error& error, const std::string& doing,
+             std::optional<c10::DeviceIndex> device) {
   TORCH_CHECK_WITH(OutOfMemoryError, error.code() != PJRT_Error_Code_RESOURCE_EXHAUSTED,
-                   "lazyxla: out of device memory while ", doing, ": ", error.what());
+                   "lazyxla: out of device memory while ", doing, ": ", error.what(),
+                   device ? tell_largest(*device) : "");
   TORCH_CHECK(false, "lazyxla: ", doing, ": ", error.what());
 }
 
@@ -128,7 +134,7 @@ void keeping(const Run& run, c10::DeviceIndex device, c10::function_ref<void()> 
     try {
       action();
     } catch (const pjrt::Error& e) {
-      rethrow(e, "running the recorded operators");
+      rethrow(e, "running the recorded operators", device);
     }
   } catch (const c10::OutOfMemoryError& e) {
     fail(e.what_without_backtrace(), /*out_of_memory=*/true);

@@ -12,6 +12,7 @@
 #include <c10/util/FunctionRef.h>
 
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -56,11 +57,19 @@ void wait_for(c10::DeviceIndex device);
 // The device's end of the runtime; throws if there is no such device.
 const pjrt::Device& pjrt_device(c10::DeviceIndex device);
 
-// Out of device memory is torch.OutOfMemoryError, as for any accelerator.
-[[noreturn]] void rethrow(const pjrt::Error& error, const std::string& doing);
+// Out of device memory is torch.OutOfMemoryError, as for any accelerator, and tells what takes most
+// of it, if the device is known.
+[[noreturn]] void rethrow(const pjrt::Error& error, const std::string& doing,
+                          std::optional<c10::DeviceIndex> device = std::nullopt);
 
-// What tells the user's names of tensors, by their memory's addresses: "0.weight, 0.bias". Set
-// once, by the bindings; takes the GIL itself.
-void set_tensor_namer(std::function<std::string(const std::vector<const void*>&)> namer);
+// What tells of the user's tensors in messages; each takes the GIL itself. Set once, by the
+// bindings.
+struct TensorTellers {
+  // Their names, by their memory's addresses: "0.weight, 0.bias".
+  std::function<std::string(const std::vector<const void*>&)> names;
+  // A line for each of those that take most of a device's memory.
+  std::function<std::string(c10::DeviceIndex)> largest;
+};
+void set_tensor_tellers(TensorTellers tellers);
 
 }  // namespace lazyxla::graph

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from helpers import bytes_on_devices, grid, sharded, spec_of
+from models import MESH
 from support import DEVICE
 
 import lazyxla
@@ -163,3 +164,24 @@ def test_likes_are_spread_alike(like: Callable[[torch.Tensor], torch.Tensor]) ->
     lazyxla.sync(wait=True)
     assert spec_of(made) == ("data", "model")
     assert max(b - a for a, b in zip(before, bytes_on_devices())) <= 3 * 64 * 64 * 4 // 8
+
+
+# ---- memory ----
+
+
+def test_out_of_memory_names_the_largest_tensors_and_how_they_are_spread() -> None:
+    model = torch.nn.Linear(64, 4096, bias=False)
+    lazyxla.shard(model, MESH, ("data", None))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    model(sharded(torch.ones(8, 64), "data")).sum().backward()
+    optimizer.step()
+    lazyxla.sync()
+    too_large = sharded(torch.ones(8, 64), "data").expand(1 << 40, 8, 64) + model.weight.sum()
+    with pytest.raises(torch.OutOfMemoryError) as caught:
+        lazyxla.sync()
+    told = str(caught.value)
+    assert "are free on" in told
+    weight = "float32[4096, 64], sharded as ('data', None) over"
+    assert f"256.0 KiB: weight, {weight}" in told
+    assert f"256.0 KiB: momentum_buffer of weight, {weight}" in told
+    del too_large

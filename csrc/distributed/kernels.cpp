@@ -1,0 +1,322 @@
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/from_blob.h>
+#include <c10/util/FunctionRef.h>
+#include <c10/util/StringUtil.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "distributed/group.h"
+
+// What collectives do on the host's memory, and the shapes of their results.
+namespace lazyxla::distributed {
+namespace {
+
+using Tensors = std::vector<at::Tensor>;
+
+at::TensorList without_token(at::TensorList inputs) { return inputs.slice(0, inputs.size() - 1); }
+
+// ---- kernels ----
+
+at::Tensor flat(const at::Tensor& x) { return x.contiguous().view({-1}); }
+
+// A call as it runs, in its turn.
+class Running {
+ public:
+  Running(const std::string& group, at::TensorList inputs)
+      : group_(find_group(group)), inputs_(inputs) {}
+
+  Group& group() const { return *group_; }
+  c10d::Backend& transport() const { return group_->transport(); }
+  at::TensorList data() const { return without_token(inputs_); }
+  // Does it once the other processes are known to do it, too. `what` is what they must agree on.
+  void exchange(const std::string& what, c10::function_ref<void()> action) {
+    Call call = group_->noted(token().item<int64_t>());
+    call.description = what;
+    group_->agreement().run(call, action);
+  }
+  // The results with the token, which is the next call's, behind them.
+  Tensors hand_on(Tensors results) const {
+    results.push_back(token().add(1));
+    return results;
+  }
+
+ private:
+  const at::Tensor& token() const { return inputs_.back(); }
+
+  std::shared_ptr<Group> group_;
+  at::TensorList inputs_;
+};
+
+const char* name_of(int64_t op) {
+  constexpr const char* kNames[] = {"SUM",  "AVG", "PRODUCT", "MIN",       "MAX",
+                                    "BAND", "BOR", "BXOR",    "PREMUL_SUM"};
+  return kNames[op];
+}
+
+// "float32[2, 3], int64[4]"
+std::string types(at::TensorList tensors) {
+  std::string text;
+  for (const at::Tensor& x : tensors) {
+    text +=
+        c10::str(text.empty() ? "" : ", ", c10::getDtypeNames(x.scalar_type()).first, x.sizes());
+  }
+  return text;
+}
+
+// Starts a transfer from each input to its result, where there are elements, then waits for all.
+template <typename Start>
+void exchange_each(at::TensorList inputs, Tensors& results, Start&& start) {
+  std::vector<c10::intrusive_ptr<c10d::Work>> works;
+  for (size_t i = 0; i < results.size(); ++i) {
+    if (results[i].numel() == 0) continue;
+    at::Tensor source = flat(inputs[i]), target = results[i].view({-1});
+    works.push_back(start(source, target));
+  }
+  for (const auto& work : works) work->wait();
+}
+
+// The same for transfers that replace what is in the results, at first copies of the inputs.
+template <typename Start>
+Tensors exchange_in_place(Running& running, const std::string& what, Start&& start) {
+  Tensors results;
+  for (const at::Tensor& x : running.data()) {
+    results.push_back(x.clone(at::MemoryFormat::Contiguous));
+  }
+  running.exchange(what + " of " + types(running.data()), [&] {
+    exchange_each(running.data(), results, [&](at::Tensor&, at::Tensor& x) {
+      Tensors one{x};
+      return start(one);
+    });
+  });
+  return running.hand_on(std::move(results));
+}
+
+Tensors all_reduce_kernel(at::TensorList inputs, std::string group, int64_t op) {
+  Running running(group, inputs);
+  c10d::AllreduceOptions options;
+  options.reduceOp = static_cast<c10d::ReduceOp::RedOpType>(op);
+  return exchange_in_place(running, c10::str("all_reduce(", name_of(op), ")"), [&](Tensors& one) {
+    return running.transport().allreduce(one, options);
+  });
+}
+
+Tensors broadcast_kernel(at::TensorList inputs, std::string group, int64_t root) {
+  Running running(group, inputs);
+  c10d::BroadcastOptions options;
+  options.rootRank = root;
+  return exchange_in_place(running, c10::str("broadcast(from ", root, ")"), [&](Tensors& one) {
+    return running.transport().broadcast(one, options);
+  });
+}
+
+std::vector<int64_t> with_front(int64_t size, c10::IntArrayRef sizes) {
+  std::vector<int64_t> all{size};
+  all.insert(all.end(), sizes.begin(), sizes.end());
+  return all;
+}
+
+Tensors gathered(at::TensorList inputs, int64_t processes) {
+  Tensors results;
+  for (const at::Tensor& x : without_token(inputs)) {
+    results.push_back(at::empty(with_front(processes, x.sizes()), x.options()));
+  }
+  return results;
+}
+
+Tensors all_gather_kernel(at::TensorList inputs, std::string group, int64_t processes) {
+  Running running(group, inputs);
+  Tensors results = gathered(inputs, processes);
+  running.exchange("all_gather of " + types(running.data()), [&] {
+    exchange_each(inputs, results, [&](at::Tensor& source, at::Tensor& target) {
+      return running.transport()._allgather_base(target, source);
+    });
+  });
+  return running.hand_on(std::move(results));
+}
+
+Tensors scattered(at::TensorList inputs) {
+  Tensors results;
+  for (const at::Tensor& x : without_token(inputs)) {
+    results.push_back(at::empty(x.sizes().slice(1), x.options()));
+  }
+  return results;
+}
+
+Tensors reduce_scatter_kernel(at::TensorList inputs, std::string group, int64_t op) {
+  Running running(group, inputs);
+  c10d::ReduceScatterOptions options;
+  options.reduceOp = static_cast<c10d::ReduceOp::RedOpType>(op);
+  Tensors results = scattered(inputs);
+  const auto what = c10::str("reduce_scatter(", name_of(op), ") of ", types(running.data()));
+  running.exchange(what, [&] {
+    exchange_each(inputs, results, [&](at::Tensor& source, at::Tensor& target) {
+      return running.transport()._reduce_scatter_base(target, source, options);
+    });
+  });
+  return running.hand_on(std::move(results));
+}
+
+int64_t sum(c10::IntArrayRef numbers) {
+  int64_t total = 0;
+  for (const int64_t number : numbers) total += number;
+  return total;
+}
+
+at::Tensor received(const at::Tensor& x, c10::IntArrayRef rows) {
+  return at::empty(with_front(sum(rows), x.sizes().slice(1)), x.options());
+}
+
+bool all_equal(c10::IntArrayRef numbers) {
+  return std::all_of(numbers.begin(), numbers.end(), [&](int64_t n) { return n == numbers[0]; });
+}
+
+// Throws in all processes if one expects another number of rows than it is sent.
+void check_rows(c10d::Backend& transport, c10::IntArrayRef sent, c10::IntArrayRef received) {
+  const auto size = static_cast<int64_t>(sent.size());
+  const auto options = at::TensorOptions().dtype(at::kLong);
+  std::vector<int64_t> own = sent.vec();
+  own.insert(own.end(), received.begin(), received.end());
+  at::Tensor source = at::from_blob(own.data(), {2 * size}, options);
+  at::Tensor all = at::empty({size, 2, size}, options);
+  at::Tensor target = all.view({-1});
+  transport._allgather_base(target, source)->wait();
+  const auto rows = all.accessor<int64_t, 3>();
+  for (int64_t from = 0; from < size; ++from) {
+    for (int64_t to = 0; to < size; ++to) {
+      TORCH_CHECK_VALUE(rows[from][0][to] == rows[to][1][from], "member ", from,
+                        " of the group sends ", rows[from][0][to], " rows to member ", to,
+                        ", which expects ", rows[to][1][from]);
+    }
+  }
+}
+
+Tensors all_to_all_kernel(at::TensorList inputs, std::string group, c10::IntArrayRef sent_rows,
+                          c10::IntArrayRef received_rows) {
+  Running running(group, inputs);
+  at::Tensor source = inputs[0].contiguous();
+  at::Tensor result = received(source, received_rows);
+  std::vector<int64_t> from = received_rows.vec(), to = sent_rows.vec();
+  const bool even = all_equal(sent_rows) && all_equal(received_rows);
+  const auto what = c10::str("all_to_all of ", c10::getDtypeNames(source.scalar_type()).first,
+                             " rows of ", source.sizes().slice(1), ", ",
+                             even ? c10::str(sent_rows[0], " for each") : "split unevenly");
+  running.exchange(what, [&] {
+    if (!even) check_rows(running.transport(), sent_rows, received_rows);
+    running.transport().alltoall_base(result, source, from, to)->wait();
+  });
+  return running.hand_on({result});
+}
+
+Tensors send_kernel(at::TensorList inputs, std::string group, int64_t peer, int64_t tag) {
+  Running running(group, inputs);
+  Transfer transfer{nullptr, flat(inputs[0].clone())};
+  Tensors one{transfer.data};
+  running.exchange(c10::str("send(to ", peer, ") of ", types(running.data())), [&] {
+    if (one[0].numel() == 0) return;
+    transfer.work = running.transport().send(one, static_cast<int>(peer), static_cast<int>(tag));
+    running.group().keep_sent(std::move(transfer));
+  });
+  return running.hand_on({});
+}
+
+Tensors start_receive_kernel(at::TensorList inputs, std::string group, int64_t peer, int64_t tag) {
+  Running running(group, inputs);
+  Transfer transfer{nullptr, at::empty({inputs[0].numel()}, inputs[0].options())};
+  Tensors one{transfer.data};
+  running.exchange(c10::str("recv(from ", peer, ") of ", types(running.data())), [&] {
+    if (one[0].numel() == 0) return;
+    transfer.work = running.transport().recv(one, static_cast<int>(peer), static_cast<int>(tag));
+    running.group().keep_started(peer, tag, std::move(transfer));
+  });
+  return running.hand_on({});
+}
+
+Tensors finish_receive_kernel(at::TensorList inputs, std::string group, int64_t peer, int64_t tag) {
+  Running running(group, inputs);
+  at::Tensor result = at::empty_like(inputs[0], at::MemoryFormat::Contiguous);
+  running.exchange(c10::str("recv(from ", peer, ") of ", types(running.data())), [&] {
+    if (result.numel() == 0) return;
+    const Transfer transfer = running.group().take_started(peer, tag);
+    transfer.work->wait();
+    result.view({-1}).copy_(transfer.data);
+  });
+  return running.hand_on({result});
+}
+
+// ---- shapes ----
+
+Tensors alike(at::TensorList inputs) {
+  Tensors results;
+  for (const at::Tensor& x : inputs) {
+    results.push_back(at::empty_like(x, at::MemoryFormat::Contiguous));
+  }
+  return results;
+}
+
+Tensors same_shapes(at::TensorList inputs, std::string, int64_t) { return alike(inputs); }
+
+Tensors with_token(Tensors results, at::TensorList inputs) {
+  results.push_back(at::empty_like(inputs.back()));
+  return results;
+}
+
+Tensors all_gather_shapes(at::TensorList inputs, std::string, int64_t processes) {
+  return with_token(gathered(inputs, processes), inputs);
+}
+
+Tensors reduce_scatter_shapes(at::TensorList inputs, std::string, int64_t) {
+  return with_token(scattered(inputs), inputs);
+}
+
+Tensors all_to_all_shapes(at::TensorList inputs, std::string, c10::IntArrayRef,
+                          c10::IntArrayRef received_rows) {
+  return with_token({received(inputs[0], received_rows)}, inputs);
+}
+
+Tensors token_shape(at::TensorList inputs, std::string, int64_t, int64_t) {
+  return with_token({}, inputs);
+}
+
+Tensors finish_receive_shapes(at::TensorList inputs, std::string, int64_t, int64_t) {
+  return alike(inputs);
+}
+
+TORCH_LIBRARY(lazyxla_c10d, m) {
+  m.def("all_reduce(Tensor[] inputs, str group, int op) -> Tensor[]");
+  m.def("broadcast(Tensor[] inputs, str group, int root) -> Tensor[]");
+  m.def("all_gather(Tensor[] inputs, str group, int processes) -> Tensor[]");
+  m.def("reduce_scatter(Tensor[] inputs, str group, int op) -> Tensor[]");
+  m.def("all_to_all(Tensor[] inputs, str group, int[] sent_rows, int[] received_rows) -> Tensor[]");
+  m.def("send(Tensor[] inputs, str group, int peer, int tag) -> Tensor[]");
+  m.def("start_receive(Tensor[] inputs, str group, int peer, int tag) -> Tensor[]");
+  m.def("finish_receive(Tensor[] inputs, str group, int peer, int tag) -> Tensor[]");
+}
+
+TORCH_LIBRARY_IMPL(lazyxla_c10d, CPU, m) {
+  m.impl("all_reduce", &all_reduce_kernel);
+  m.impl("broadcast", &broadcast_kernel);
+  m.impl("all_gather", &all_gather_kernel);
+  m.impl("reduce_scatter", &reduce_scatter_kernel);
+  m.impl("all_to_all", &all_to_all_kernel);
+  m.impl("send", &send_kernel);
+  m.impl("start_receive", &start_receive_kernel);
+  m.impl("finish_receive", &finish_receive_kernel);
+}
+
+TORCH_LIBRARY_IMPL(lazyxla_c10d, Meta, m) {
+  m.impl("all_reduce", &same_shapes);
+  m.impl("broadcast", &same_shapes);
+  m.impl("all_gather", &all_gather_shapes);
+  m.impl("reduce_scatter", &reduce_scatter_shapes);
+  m.impl("all_to_all", &all_to_all_shapes);
+  m.impl("send", &token_shape);
+  m.impl("start_receive", &token_shape);
+  m.impl("finish_receive", &finish_receive_shapes);
+}
+
+}  // namespace
+}  // namespace lazyxla::distributed
