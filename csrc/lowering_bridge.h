@@ -25,8 +25,8 @@ void install_lowering(pybind11::function lower, pybind11::function how, pybind11
 void install_listeners(pybind11::function loaded, pybind11::function on_host,
                        pybind11::function cut);
 
-// Installs Python functions for messages: (addresses of tensors' memory) -> str, the user's names of
-// tensors, and (device index) -> str, which tensors take most of the device's memory.
+// Installs Python functions for messages: (addresses of tensors' memory) -> str, the user's names
+// of tensors, and (device index) -> str, which tensors take most of the device's memory.
 void install_tensor_tellers(pybind11::function namer, pybind11::function largest);
 
 // Files whose paths begin with one of these are no user's: user_line() passes over them.

@@ -24,7 +24,8 @@ TensorTellers& tellers() {
 
 std::string tell_largest(c10::DeviceIndex device) {
   const std::string lines = tellers().largest ? tellers().largest(device) : "";
-  return lines.empty() ? "" : c10::str("\nThe largest tensors on lazyxla:", int{device}, ":\n", lines);
+  return lines.empty() ? ""
+                       : c10::str("\nThe largest tensors on lazyxla:", int{device}, ":\n", lines);
 }
 
 // Packs the values of variable slots into one small array on the device.
