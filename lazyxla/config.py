@@ -288,6 +288,7 @@ class Settings:
     max_calls: int
     xla_options: str
     check_indices: bool
+    compare_collectives: str
     blocking: bool
     cut_graphs: bool
     host_programs: bool
