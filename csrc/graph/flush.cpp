@@ -73,15 +73,9 @@ void flush(ir::PendingSet& pending, Cause cause) {
   const auto capture = Capture::current();
   ReusedGraph reused;
   std::optional<Turn> turn;
-  std::vector<Turn> more_turns;
   const bool divisible = !capture && !in_region() && cause != Cause::kRegionEnd;
   if (!detach(pending, current_setting(), reused.graph, [&] {
-        if (capture) return;
-        turn = Turn::take(device);
-        const size_t outputs = reused.graph.promises.size();
-        if (!divisible || outputs <= kManyOutputs) return;
-        for (size_t i = 0; i < outputs / kPartOutputs; ++i)
-          more_turns.push_back(Turn::take(device));
+        if (!capture) turn = Turn::take(device);
       })) {
     return;
   }
@@ -90,22 +84,18 @@ void flush(ir::PendingSet& pending, Cause cause) {
     return;
   }
   ++Counters::get().flushes;
-  const bool partitioned = reused.graph.partition != nullptr;
-  if (!more_turns.empty() && partitioned) more_turns.clear();
-  if (!more_turns.empty()) {
-    if (std::vector<Graph> graphs = split(reused.graph); !graphs.empty()) {
-      more_turns.insert(more_turns.begin(), *std::exchange(turn, std::nullopt));
-      for (const Graph& graph : graphs) {
-        if (trace) trace->push_back(graph.hash);
-      }
-      Parts parts(pending, std::move(graphs), std::move(more_turns));
-      parts.make();
-      parts.run();
-      return;
+  if (std::vector<Graph> graphs; divisible && !(graphs = split(reused.graph)).empty()) {
+    for (const Graph& graph : graphs) {
+      if (trace) trace->push_back(graph.hash);
     }
-    more_turns.clear();
+    std::vector<Turn> turns = std::move(*turn).divide(graphs.size());
+    Parts parts(pending, std::move(graphs), std::move(turns));
+    parts.make();
+    parts.run();
+    return;
   }
   if (trace) trace->push_back(reused.graph.hash);
+  const bool partitioned = reused.graph.partition != nullptr;
   // Who asks for a result waits for its program; the modes that run operators by themselves do not.
   // How a program for many devices spreads its results must be known before they are read.
   const bool later = cause == Cause::kMode && !options().blocking && !partitioned;

@@ -72,8 +72,8 @@ void Partition::check() const {
                     "lazyxla: tensors that are sharded over different meshes are part of one "
                     "program: ",
                     mesh->text(), ", and ", other ? other->text() : "",
-                    ". Shard them over the same mesh, or call lazyxla.sync() between what is "
-                    "computed on each");
+                    ". Shard them over the same mesh, or move what one computes to the other's with "
+                    "lazyxla.shard");
 }
 
 std::string Partition::devices() const {

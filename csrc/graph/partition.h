@@ -9,7 +9,8 @@
 //               was there before, if they may take over its memory; all others as the partitioner
 //               likes, which tells once it is done
 //
-// A graph has one mesh. Two are an error, which is told when its program is to be made.
+// A graph has one mesh. One with several is taken apart, if what is for each has nothing but leaves
+// in common (walk.h's split), else an error, which is told when its program is to be made.
 #pragma once
 
 #include <cstdint>

@@ -10,7 +10,7 @@ namespace lazyxla::graph {
 
 class Parts {
  public:
-  // At least one turn for each graph.
+  // One turn for each graph.
   Parts(ir::PendingSet& pending, std::vector<Graph> graphs, std::vector<Turn> turns);
 
   void make();

@@ -87,7 +87,14 @@ class Runner {
     waiting::wait([this, turn] { return done_ + 1 >= turn; });
   }
 
+  void divide(uint64_t turn, size_t count) {
+    std::lock_guard lock(mutex_);
+    left_of_.emplace(turn, count);
+    ++divided_;
+  }
+
   void finish(uint64_t turn) {
+    if (divided_ > 0 && !is_last_of(turn)) return;
     done_ = turn;
     waiting::announce();
     if (left_ == 0) return;
@@ -111,6 +118,17 @@ class Runner {
   void await_all() { await(issued_.load() + 1); }
 
  private:
+  // Whether all parts of a turn that was divided are over now.
+  bool is_last_of(uint64_t turn) {
+    std::lock_guard lock(mutex_);
+    const auto found = left_of_.find(turn);
+    if (found == left_of_.end()) return true;
+    if (--found->second > 0) return false;
+    left_of_.erase(found);
+    --divided_;
+    return true;
+  }
+
   void work(c10::DeviceIndex device) {
     std::unique_lock lock(mutex_);
     while (true) {
@@ -131,7 +149,9 @@ class Runner {
   std::atomic<uint64_t> done_{0};    // all turns up to this one are over
   std::mutex mutex_;
   std::condition_variable wake_;
-  std::map<uint64_t, std::unique_ptr<WaitingRun>> waiting_;
+  std::multimap<uint64_t, std::unique_ptr<WaitingRun>> waiting_;
+  std::map<uint64_t, size_t> left_of_;  // of each turn that was divided, how many are not over
+  std::atomic<int> divided_{0};         // size of `left_of_`
   std::atomic<int> left_{0};  // size of `waiting_`, and the one at work
   std::thread thread_;
 };
@@ -139,6 +159,14 @@ class Runner {
 Turn Turn::take(c10::DeviceIndex device) {
   pjrt::check_not_forked();
   return {device, Runner::of(device).take()};
+}
+
+std::vector<Turn> Turn::divide(size_t count) && {
+  std::vector<Turn> turns;
+  Runner::of(device_).divide(number_, count);
+  for (size_t i = 0; i < count; ++i) turns.push_back(Turn(device_, number_));
+  number_ = 0;
+  return turns;
 }
 
 Turn::~Turn() {

@@ -18,6 +18,7 @@
 
 #include <functional>
 #include <utility>
+#include <vector>
 
 #include "graph/execute.h"
 
@@ -41,6 +42,9 @@ class Turn {
     return *this;
   }
   ~Turn();
+
+  // So many turns in this place, in any order among themselves. Those that follow wait for all.
+  std::vector<Turn> divide(size_t count) &&;
 
   bool is_used() const { return number_ == 0; }
 

@@ -243,6 +243,55 @@ std::vector<uint32_t> components(const Graph& graph) {
   return first;
 }
 
+// Per component, the part that it is in: as many of them as make kPartOutputs, in their order.
+std::vector<uint32_t> parts_by_size(const std::vector<uint32_t>& roots, size_t nodes) {
+  std::vector<uint32_t> results(nodes, 0), part_of(nodes, 0);
+  for (const uint32_t root : roots) ++results[root];
+  uint32_t parts = 0, full = kPartOutputs;
+  std::vector<bool> placed(nodes, false);
+  for (const uint32_t root : roots) {
+    if (placed[root]) continue;
+    placed[root] = true;
+    if (full >= kPartOutputs) {
+      ++parts;
+      full = 0;
+    }
+    part_of[root] = parts - 1;
+    full += results[root];
+  }
+  return part_of;
+}
+
+// The same with a part for each mesh, and one for what has none. Empty if a component has two.
+std::vector<uint32_t> parts_by_mesh(const Graph& graph, const std::vector<uint32_t>& component,
+                                    const std::vector<uint32_t>& roots) {
+  std::vector<const ir::Mesh*> mesh_of(graph.nodes.size(), nullptr);
+  bool has_two = false;
+  const auto note = [&](uint32_t root, const ir::Sharding* sharding) {
+    if (!sharding) return;
+    has_two = has_two || (mesh_of[root] && mesh_of[root] != &sharding->mesh());
+    mesh_of[root] = &sharding->mesh();
+  };
+  for (size_t i = 0; i < graph.nodes.size(); ++i) {
+    note(component[i], graph.nodes[i]->spec()->sharding);
+    for (size_t j = 0; j < graph.nodes[i]->operands().size(); ++j) {
+      const uint32_t operand = graph.operand(i, j);
+      if (operand >= graph.leaves.size()) continue;
+      note(component[i], buffer_of(*graph.leaves[operand].get()).sharding());
+    }
+  }
+  for (const Taken& taken : graph.taken) note(roots[taken.output], taken.sharding);
+  if (has_two) return {};
+  std::vector<const ir::Mesh*> meshes;  // by part
+  std::vector<uint32_t> part_of(graph.nodes.size(), 0);
+  for (const uint32_t root : roots) {
+    auto found = std::find(meshes.begin(), meshes.end(), mesh_of[root]);
+    if (found == meshes.end()) found = meshes.insert(found, mesh_of[root]);
+    part_of[root] = static_cast<uint32_t>(found - meshes.begin());
+  }
+  return part_of;
+}
+
 }  // namespace
 
 bool detach(ir::PendingSet& pending, uint64_t setting, Graph& graph,
@@ -265,28 +314,19 @@ bool detach(ir::PendingSet& pending, uint64_t setting, Graph& graph,
 }
 
 std::vector<Graph> split(Graph& graph) {
+  const bool by_mesh = graph.partition && graph.partition->other;
+  if (!by_mesh && (graph.partition || graph.promises.size() <= kManyOutputs)) return {};
   std::lock_guard lock_walks(walks());
-  // Which part each taken storage is in: as many components as make kPartOutputs, in their order.
   const std::vector<uint32_t> component = components(graph);
-  std::vector<uint32_t> results(graph.nodes.size(), 0), part_of(graph.nodes.size(), 0);
   std::vector<uint32_t> roots;  // per output, its component
   for (const uint32_t output : graph.outputs) {
     const auto after = std::upper_bound(graph.values.begin(), graph.values.end(), output);
     roots.push_back(component[after - graph.values.begin() - 1]);
-    ++results[roots.back()];
   }
-  uint32_t parts = 0, full = kPartOutputs;
-  std::vector<bool> placed(graph.nodes.size(), false);
-  for (const uint32_t root : roots) {
-    if (placed[root]) continue;
-    placed[root] = true;
-    if (full >= kPartOutputs) {
-      ++parts;
-      full = 0;
-    }
-    part_of[root] = parts - 1;
-    full += results[root];
-  }
+  const std::vector<uint32_t> part_of =
+      by_mesh ? parts_by_mesh(graph, component, roots) : parts_by_size(roots, graph.nodes.size());
+  if (part_of.empty()) return {};
+  const uint32_t parts = *std::max_element(part_of.begin(), part_of.end()) + 1;
   if (parts == 1) return {};
   std::vector<Graph> made(parts);
   std::vector<int> place(graph.outputs.size(), -1);  // in its part's outputs

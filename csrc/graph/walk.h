@@ -77,8 +77,9 @@ bool detach(ir::PendingSet& pending, uint64_t setting, Graph& graph,
 // results of one operator each, 39 s for 3,000.) Parts have about so many results.
 constexpr size_t kManyOutputs = 1024, kPartOutputs = 256;
 
-// Takes the graph apart. Empty, and the graph as it was, if it hangs together. Parts that were
-// recorded alike are the same program.
+// Takes such a graph apart, and one for several meshes (partition.h) into what is for each. Empty,
+// and the graph as it was, if it is neither or hangs together. Parts that were recorded alike are
+// the same program.
 std::vector<Graph> split(Graph& graph);
 
 }  // namespace lazyxla::graph

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
 from functools import partial
 from typing import Any
 
@@ -236,6 +237,49 @@ def test_two_meshes_in_a_program_are_refused() -> None:
         lazyxla.sync()
     assert torch.equal(x.cpu(), grid(8, 2))  # as it was
     assert torch.equal(y.cpu(), grid(8, 2))
+
+
+def test_what_has_nothing_in_common_can_be_on_several_meshes() -> None:
+    """Programs for each mesh, and one for one device, in one sync."""
+    halves = [lazyxla.Mesh((2, 2), ("a", "b"), range(4)), lazyxla.Mesh((4,), ("c",), range(4, 8))]
+    specs = [("a", "b"), ("c",)]
+    theirs = [grid(8, 2) for _ in range(3)]
+    ours = [sharded(x, *spec, mesh=mesh) for x, spec, mesh in zip(theirs, specs, halves)]
+    ours.append(theirs[2].to(DEVICE))
+    shared = torch.tensor(3.0).to(DEVICE)  # by all programs
+    for step in range(4):
+        for number, (x, y) in enumerate(zip(ours, theirs)):
+            x.mul_(shared).add_(number)
+            y.mul_(3.0).add_(number)
+        with counted() as n:
+            lazyxla.sync(wait=True)
+        assert n.executions == 3
+        assert n.compiles == (3 if step == 0 else 0)
+        for x, y in zip(ours, theirs):
+            assert torch.equal(x.cpu(), y)
+    assert [lazyxla.sharding(x) and spec_of(x) for x in ours] == [("a", "b"), ("c", None), None]
+
+
+def test_models_on_several_meshes_train_as_on_one_device() -> None:
+    def train(models: list[torch.nn.Module], device: str) -> list[torch.Tensor]:
+        optimizers = [torch.optim.AdamW(m.parameters(), lr=0.1) for m in models]
+        for step in range(5):
+            for model, optimizer in zip(models, optimizers):
+                model(torch.full((4, 8), step / 5).to(device)).square().sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            if device != "cpu":
+                lazyxla.sync()
+        return [p for model in models for p in model.parameters()]
+
+    torch.manual_seed(0)
+    models = [torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU()) for _ in range(2)]
+    expected = train(deepcopy(models), "cpu")
+    for number, model in enumerate(models):
+        mesh = lazyxla.Mesh((4,), ("data",), range(4 * number, 4 * number + 4))
+        lazyxla.fully_shard(model, mesh)
+    for x, y in zip(train(models, DEVICE), expected, strict=True):
+        torch.testing.assert_close(x.cpu(), y)
 
 
 def test_constraints() -> None:
