@@ -13,13 +13,15 @@ from torch import Tensor, nn
 
 import lazyxla
 from tests.distributed.cases import case
-from tests.distributed.training import STEPS
+from tests.distributed.training import record_step, start_recording
 
 
 def batches(step: int, sizes: list[int], shape: tuple[int, ...]) -> list[Tensor]:
     """The batch of each process: of other sizes and other numbers."""
     generator = torch.Generator().manual_seed(step)
-    return [torch.randn(size, *shape, generator=generator) * (i + 1) for i, size in enumerate(sizes)]
+    return [
+        torch.randn(size, *shape, generator=generator) * (i + 1) for i, size in enumerate(sizes)
+    ]
 
 
 def uneven() -> list[int]:
@@ -40,14 +42,11 @@ def make_model(spatial: bool, **options: Any) -> nn.Module:
             nn.Conv2d(5, 2, 2),
             nn.BatchNorm2d(2, **options),
         )
-    return nn.Sequential(
-        nn.Linear(6, 8), nn.BatchNorm1d(8, **options), nn.ReLU(), nn.Linear(8, 3)
-    )
+    return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8, **options), nn.ReLU(), nn.Linear(8, 3))
 
 
 def train(device: str, sizes: list[int], spatial: bool = False, **options: Any) -> Any:
     """Eight steps, then evaluation; the loss is the mean over all processes' batches."""
-    STEPS.clear()
     shape = (3, 6, 6) if spatial else (6,)
     model = make_model(spatial, **options).to(device)
     inner = model
@@ -55,7 +54,7 @@ def train(device: str, sizes: list[int], spatial: bool = False, **options: Any) 
         inner = nn.SyncBatchNorm.convert_sync_batchnorm(model)
         model = nn.parallel.DistributedDataParallel(inner)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    before = lazyxla.counters()
+    start_recording()
     for step in range(8):
         parts = batches(step, sizes, shape)
         if device == "cpu":
@@ -69,9 +68,7 @@ def train(device: str, sizes: list[int], spatial: bool = False, **options: Any) 
         optimizer.step()
         if device != "cpu":
             lazyxla.sync()
-            after = lazyxla.counters()
-            STEPS.append({name: after[name] - before[name] for name in after})
-            before = after
+            record_step()
     inner.eval()
     evaluated = inner(torch.ones(2, *shape).to(device))
     return list(inner.parameters()), list(inner.buffers()), evaluated
