@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 import lazyxla
-from tests.distributed import batch_norm, checkpoints, collectives, training, wrappers  # noqa: F401 - they have the cases
+from tests.distributed import batch_norm, checkpoints, collectives, pipelines, training, wrappers  # noqa: F401 - they have the cases
 from tests.distributed.cases import CASES
 from tests.distributed.training import STEPS
 
