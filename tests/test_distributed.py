@@ -13,7 +13,15 @@ import pytest
 import torch.distributed as dist
 
 from tests.conftest import ROOT
-from tests.distributed import batch_norm, checkpoints, collectives, pipelines, training, wrappers  # noqa: F401 - they have the cases
+from tests.distributed import (  # noqa: F401 - they have the cases
+    batch_norm,
+    checkpoints,
+    collectives,
+    pipelines,
+    ranks_apart,
+    training,
+    wrappers,
+)
 from tests.distributed.cases import CASES
 
 SIZES = (2, 3)

@@ -46,9 +46,7 @@ def train_staged(device: str, schedule: Any, per_process: int) -> Any:
         pipelining.PipelineStage(part, i, len(modules), torch.device(device))
         for part, i in zip(parts, mine)
     ]
-    run = schedule(
-        stages if per_process > 1 else stages[0], MICROBATCHES, loss_fn=mean_square
-    )
+    run = schedule(stages if per_process > 1 else stages[0], MICROBATCHES, loss_fn=mean_square)
     optimizer = torch.optim.SGD([p for part in parts for p in part.parameters()], lr=0.2)
     results: list[Tensor] = []
     start_recording()

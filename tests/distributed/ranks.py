@@ -19,7 +19,15 @@ import torch.distributed as dist
 from torch import Tensor
 
 import lazyxla
-from tests.distributed import batch_norm, checkpoints, collectives, pipelines, training, wrappers  # noqa: F401 - they have the cases
+from tests.distributed import (  # noqa: F401 - they have the cases
+    batch_norm,
+    checkpoints,
+    collectives,
+    pipelines,
+    ranks_apart,
+    training,
+    wrappers,
+)
 from tests.distributed.cases import CASES
 from tests.distributed.training import STEPS
 
