@@ -80,6 +80,40 @@ def check_counts(found: dict[str, Any]) -> None:
             assert (step["compiles"], step["executions"], step["downloads"]) == (0, 1, 0), name
 
 
+def resumed(size: int, where: Path, first: int) -> list[float]:
+    """The losses of three steps from a checkpoint to the next, by processes or by devices."""
+    (where / "meet").unlink(missing_ok=True)
+    script = str(ROOT / "tests" / "distributed" / "resumed.py")
+    devices = {"LAZYXLA_CPU_DEVICES": "4"} if size == 1 else {}
+    losses = []
+    for process in start([script, str(size), str(where), str(first)], size, **devices):
+        out, err = process.communicate(timeout=200)
+        assert process.returncode == 0, err[-3000:]
+        found = json.loads(out.splitlines()[-1])
+        assert found["spread"]
+        losses.append(found["losses"])
+    assert all(each == losses[0] for each in losses)
+    return losses[0]
+
+
+def test_checkpoints_between_processes_and_devices(tmp_path: Path) -> None:
+    """One process of four devices, then two processes, three, and one again, in one training."""
+    places = (1, 2, 3, 1)
+    ours = [loss for i, size in enumerate(places) for loss in resumed(size, tmp_path, 3 * i)]
+    from tests.distributed import resumed as script
+
+    model = script.make_model()
+    optimizer = script.make_optimizer(model)
+    theirs = []
+    for step in range(len(ours)):
+        loss = script.loss_of(model, *script.batch(step))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        theirs.append(loss.item())
+    assert ours == pytest.approx(theirs, rel=1e-4)
+
+
 DYING = """
 import os, sys, torch, torch.distributed as dist, lazyxla
 from datetime import timedelta
