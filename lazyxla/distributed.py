@@ -33,6 +33,9 @@ def _create(options: Any, _backend_options: Any) -> Any:
         raise NotImplementedError(
             f"lazyxla: torch.distributed works between processes on the CPU, not on {platform()}"
         )
+    # Before a device is used, PyTorch's DeviceMesh makes the one of the number LOCAL_RANK current.
+    # That is one host's device of several; here each process has devices of its own.
+    _C.device_count()  # starts them
     transport = dist.ProcessGroupGloo(
         dist.PrefixStore(NAME, options.store),
         options.group_rank,

@@ -215,17 +215,40 @@ def test_it_is_the_devices_backend_if_none_is_named(tmp_path: Path) -> None:
     assert out.strip().endswith("[1.0, 1.0, 1.0]")
 
 
-def test_the_example_trains() -> None:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+def torchrun(processes: int, *command: str, **environment: str) -> list[str]:
+    """The lines that the processes print."""
+    program = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     result = subprocess.run(
-        [*command, str(ROOT / "examples" / "train_ddp.py"), "--steps=60"],
+        [*program, f"--nproc-per-node={processes}", *command],
         capture_output=True,
         text=True,
         timeout=300,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **environment},
     )
     assert result.returncode == 0, result.stderr[-3000:]
-    *steps, counted = result.stdout.splitlines()
+    return result.stdout.splitlines()
+
+
+MESH = """
+import torch, torch.distributed as dist, lazyxla
+dist.init_process_group("lazyxla")
+mesh = dist.init_device_mesh("lazyxla", (dist.get_world_size(),))
+x = torch.ones(2, device="lazyxla")
+dist.all_reduce(x, group=mesh.get_group())
+print(x.device.index, x.tolist())
+"""
+
+
+def test_a_mesh_before_the_first_tensor(tmp_path: Path) -> None:
+    """LOCAL_RANK is no number of a device where each process has devices of its own."""
+    script = tmp_path / "mesh.py"
+    script.write_text(MESH)
+    assert torchrun(3, str(script), LAZYXLA_CPU_DEVICES="1") == ["0 [3.0, 3.0]"] * 3
+
+
+def test_the_example_trains() -> None:
+    lines = torchrun(2, str(ROOT / "examples" / "train_ddp.py"), "--steps=60")
+    *steps, counted = lines
     losses = [float(line.rpartition(" ")[2]) for line in steps]
     assert losses[-1] < losses[0] - 0.3
     # Reading the loss is a program of its own.
