@@ -36,6 +36,8 @@ def _create(options: Any, _backend_options: Any) -> Any:
     # Before a device is used, PyTorch's DeviceMesh makes the one of the number LOCAL_RANK current.
     # That is one host's device of several; here each process has devices of its own.
     _C.device_count()  # starts them
+    # Processes meet here, which some reach only when others have sent what is only recorded yet.
+    _C.sync(False)
     transport = dist.ProcessGroupGloo(
         dist.PrefixStore(NAME, options.store),
         options.group_rank,

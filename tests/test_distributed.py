@@ -29,6 +29,14 @@ SERVED_BY_ONE_PROGRAM = (
     *("all_reduce", "asynchronous", "broadcast", "gathers", "scatters", "all_to_all", "in_a_ring"),
     *("groups", "functional_collectives", "differentiable", "dtensors", "traced"),
 )
+ONE_PROGRAM_PER_STEP = (
+    *("ddp", "ddp_static", "ddp_accumulates", "ddp_hooks", "zero_adam", "zero_sgd"),
+    *("fully_sharded", "fully_sharded_options"),
+    *("pipeline_gpipe", "pipeline_1f1b", "pipeline_interleaved"),
+)
+NOTHING_COMPILED = (  # PyTorch reads something in each step
+    *("sync_batch_norm", "sync_batch_norm_2d", "sync_batch_norm_empty", "ddp_unused"),
+)
 
 needs_distributed = pytest.mark.skipif(
     not dist.is_available(), reason="this PyTorch was built without torch.distributed"
@@ -56,7 +64,7 @@ def test_as_on_the_cpu(size: int, tmp_path: Path) -> None:
     processes = start([script, str(size), str(tmp_path / "meet")], size)
     results = []
     for process in processes:
-        out, err = process.communicate(timeout=300)
+        out, err = process.communicate(timeout=600)
         assert process.returncode == 0, err[-3000:]
         results.append(json.loads(out.splitlines()[-1]))
     for found in results:
@@ -73,11 +81,15 @@ def check_counts(found: dict[str, Any]) -> None:
         counted = found[name]["counted"]
         assert (counted["compiles"], counted["executions"]) == (1, 1), name
         assert counted["host_calls"] > 0
-    for name in ("ddp", "fully_sharded"):
+    for name in ONE_PROGRAM_PER_STEP:
         steps = found[name]["steps"]
-        assert len(steps) == 10
+        assert len(steps) >= 6
         for step in steps[3:]:
             assert (step["compiles"], step["executions"], step["downloads"]) == (0, 1, 0), name
+    for name in NOTHING_COMPILED:
+        steps = found[name]["steps"]
+        assert not any(step["compiles"] for step in steps[4:]), name
+        assert len({step["executions"] for step in steps[4::2]}) == 1, name
 
 
 def resumed(size: int, where: Path, first: int) -> list[float]:
@@ -194,6 +206,41 @@ def test_a_group_that_is_destroyed_and_made_anew(tmp_path: Path) -> None:
     for process in start([str(script), str(tmp_path / "meet")], 2):
         out, err = process.communicate(timeout=120)
         assert out.split() == ["fine"], err[-3000:]
+
+
+READS_FIRST = """
+import sys, torch, torch.distributed as dist, lazyxla
+from datetime import timedelta
+rank, meet = int(sys.argv[1]), sys.argv[2]
+dist.init_process_group("lazyxla", init_method=f"file://{meet}", rank=rank, world_size=2,
+                        timeout=timedelta(seconds=30))
+found = []
+def exchange():
+    x = torch.ones(3, device="lazyxla") * (rank + len(found) + 1)
+    dist.all_reduce(x)
+    if rank == 0:
+        x.tolist()
+    found.append(x)
+exchange()
+group = dist.new_group([0, 1])
+exchange()
+objects = [None, None]
+dist.all_gather_object(objects, rank)
+exchange()
+dist.barrier()
+exchange()
+dist.destroy_process_group()
+print(objects, [x.sum().item() for x in found])
+"""
+
+
+def test_one_reads_before_they_meet(tmp_path: Path) -> None:
+    """The other one, which reads nothing, does not let it wait."""
+    script = tmp_path / "reads.py"
+    script.write_text(READS_FIRST)
+    for process in start([str(script), str(tmp_path / "meet")], 2):
+        out, err = process.communicate(timeout=120)
+        assert out.strip() == "[0, 1] [9.0, 15.0, 21.0, 27.0]", err[-3000:]
 
 
 DEFAULT = """
