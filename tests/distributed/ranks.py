@@ -67,7 +67,7 @@ def main(rank: int, size: int, meeting_point: str, names: list[str]) -> None:
         init_method=f"file://{meeting_point}",
         rank=rank,
         world_size=size,
-        timeout=timedelta(seconds=60),
+        timeout=timedelta(seconds=180),
     )
     results = {name: run(name) for name in names or CASES}
     print(json.dumps(results), flush=True)
