@@ -65,6 +65,7 @@ with Deferred():  # a module half imported would stay so
     from lazyxla import (
         _C,
         aot,
+        batch_norm,
         device_module,
         distributed,
         lowering,
@@ -269,6 +270,7 @@ def _register() -> None:
     lowering.on_change(_C.rule_changed)
     lowering.on_change(lambda *_: _C.forget_program_store())
     meta_functions.install()
+    batch_norm.install()
     model_state.install()
     distributed.install()
     printing.install()

@@ -34,7 +34,11 @@ def _create(options: Any, _backend_options: Any) -> Any:
         raise NotImplementedError(
             f"lazyxla: torch.distributed works between processes on the CPU, not on {platform()}"
         )
-    ranks = options.global_ranks_in_group or range(options.group_size)
+    # Before a device is used, PyTorch's DeviceMesh makes the one of the number LOCAL_RANK current.
+    # That is one host's device of several; here each process has devices of its own.
+    _C.device_count()  # starts them
+    # Processes meet here, which some reach only when others have sent what is only recorded yet.
+    _C.sync(False)
     transport = dist.ProcessGroupGloo(
         dist.PrefixStore(NAME, options.store),
         options.group_rank,
@@ -45,7 +49,7 @@ def _create(options: Any, _backend_options: Any) -> Any:
         transport,
         _shared_by_all(options.store),
         options.group_id,
-        list(ranks),
+        list(options.global_ranks_in_group or range(options.group_size)),
         settings.compare_collectives,
     )
 

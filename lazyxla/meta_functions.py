@@ -234,6 +234,34 @@ def _grouped_mm(
     return x.new_empty(offs.shape[0], rows, columns) if flat else x.new_empty(rows, columns)
 
 
+def _of_channels(x: torch.Tensor) -> torch.Tensor:
+    """A statistic of each channel (dimension 1), in the dtype that kernels compute in."""
+    narrow = x.dtype in (torch.float16, torch.bfloat16)
+    return x.new_empty(x.shape[1], dtype=torch.float32 if narrow else x.dtype)
+
+
+def _batch_norm_stats(x: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
+    return _of_channels(x), _of_channels(x)
+
+
+def _batch_norm_backward_reduce(
+    grad: torch.Tensor,
+    x: torch.Tensor,
+    mean: torch.Tensor,
+    rstd: torch.Tensor,
+    weight: torch.Tensor | None,
+    wants_input: bool,
+    wants_weight: bool,
+    wants_bias: bool,
+) -> tuple[torch.Tensor | None, ...]:
+    likes = mean, mean, weight, weight
+    wanted = wants_input, wants_input, wants_weight, wants_bias
+    return tuple(
+        (mean if like is None else like).new_empty(x.shape[1]) if wants else None
+        for like, wants in zip(likes, wanted, strict=True)
+    )
+
+
 def _end_number(name: str, which: str, value: Any) -> Any:
     """A number of the kind that a 0-dim tensor holds; numbers stay as they are."""
     if not isinstance(value, torch.Tensor):
@@ -272,6 +300,10 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "_fused_adagrad_.tensor_lr": _writes_in_place,
     "_fused_adam_.tensor_lr": _writes_in_place,
     "_fused_adamw_.tensor_lr": _writes_in_place,
+    "batch_norm_stats": _batch_norm_stats,
+    "batch_norm_elemt": _like(0),
+    "batch_norm_backward_reduce": _batch_norm_backward_reduce,
+    "batch_norm_backward_elemt": _like(1),
     "_thnn_fused_gru_cell": _gru_cell,
     "_thnn_fused_gru_cell_backward": _gru_cell_backward,
     "_add_relu.Scalar": _add_relu,

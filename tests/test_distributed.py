@@ -13,13 +13,30 @@ import pytest
 import torch.distributed as dist
 
 from tests.conftest import ROOT
-from tests.distributed import collectives, training  # noqa: F401 - they have the cases
+from tests.distributed import (  # noqa: F401 - they have the cases
+    batch_norm,
+    checkpoints,
+    collectives,
+    pipelines,
+    ranks_apart,
+    training,
+    wrappers,
+)
 from tests.distributed.cases import CASES
 
 SIZES = (2, 3)
+THEMES = sorted({case.__module__.rpartition(".")[2] for case in CASES.values()})
 SERVED_BY_ONE_PROGRAM = (
     *("all_reduce", "asynchronous", "broadcast", "gathers", "scatters", "all_to_all", "in_a_ring"),
     *("groups", "functional_collectives", "differentiable", "dtensors", "traced"),
+)
+ONE_PROGRAM_PER_STEP = (
+    *("ddp", "ddp_static", "ddp_accumulates", "ddp_hooks", "zero_adam", "zero_sgd"),
+    *("fully_sharded", "fully_sharded_options"),
+    *("pipeline_gpipe", "pipeline_1f1b", "pipeline_interleaved"),
+)
+NOTHING_COMPILED = (  # PyTorch reads something in each step
+    *("sync_batch_norm", "sync_batch_norm_2d", "sync_batch_norm_empty", "ddp_unused"),
 )
 
 needs_distributed = pytest.mark.skipif(
@@ -41,18 +58,20 @@ def start(command: list[str], size: int, **environment: str) -> list[subprocess.
     ]
 
 
-# One test for all cases: processes start slowly.
+# One test for all cases of a file: processes start slowly.
 @pytest.mark.parametrize("size", SIZES)
-def test_as_on_the_cpu(size: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("theme", THEMES)
+def test_as_on_the_cpu(theme: str, size: int, tmp_path: Path) -> None:
+    names = [name for name, case in CASES.items() if case.__module__.endswith(f".{theme}")]
     script = str(ROOT / "tests" / "distributed" / "ranks.py")
-    processes = start([script, str(size), str(tmp_path / "meet")], size)
+    processes = start([script, str(size), str(tmp_path / "meet"), *names], size)
     results = []
     for process in processes:
-        out, err = process.communicate(timeout=300)
+        out, err = process.communicate(timeout=600)
         assert process.returncode == 0, err[-3000:]
         results.append(json.loads(out.splitlines()[-1]))
     for found in results:
-        assert set(found) == set(CASES)
+        assert set(found) == set(names)
         problems = "\n".join(f"{name}: {case['problem']}" for name, case in found.items())
         assert not any(case["problem"] for case in found.values()), problems
         check_counts(found)
@@ -61,15 +80,53 @@ def test_as_on_the_cpu(size: int, tmp_path: Path) -> None:
 def check_counts(found: dict[str, Any]) -> None:
     for case in found.values():
         assert case["counted"]["fallbacks"] == 0
-    for name in SERVED_BY_ONE_PROGRAM:
+    for name in found.keys() & set(SERVED_BY_ONE_PROGRAM):
         counted = found[name]["counted"]
         assert (counted["compiles"], counted["executions"]) == (1, 1), name
         assert counted["host_calls"] > 0
-    for name in ("ddp", "fully_sharded"):
+    for name in found.keys() & set(ONE_PROGRAM_PER_STEP):
         steps = found[name]["steps"]
-        assert len(steps) == 10
+        assert len(steps) >= 6
         for step in steps[3:]:
             assert (step["compiles"], step["executions"], step["downloads"]) == (0, 1, 0), name
+    for name in found.keys() & set(NOTHING_COMPILED):
+        steps = found[name]["steps"]
+        assert not any(step["compiles"] for step in steps[4:]), name
+        assert len({step["executions"] for step in steps[4::2]}) == 1, name
+
+
+def resumed(size: int, where: Path, first: int) -> list[float]:
+    """The losses of three steps from a checkpoint to the next, by processes or by devices."""
+    (where / "meet").unlink(missing_ok=True)
+    script = str(ROOT / "tests" / "distributed" / "resumed.py")
+    devices = {"LAZYXLA_CPU_DEVICES": "4"} if size == 1 else {}
+    losses = []
+    for process in start([script, str(size), str(where), str(first)], size, **devices):
+        out, err = process.communicate(timeout=200)
+        assert process.returncode == 0, err[-3000:]
+        found = json.loads(out.splitlines()[-1])
+        assert found["spread"]
+        losses.append(found["losses"])
+    assert all(each == losses[0] for each in losses)
+    return losses[0]
+
+
+def test_checkpoints_between_processes_and_devices(tmp_path: Path) -> None:
+    """One process of four devices, then two processes, three, and one again, in one training."""
+    places = (1, 2, 3, 1)
+    ours = [loss for i, size in enumerate(places) for loss in resumed(size, tmp_path, 3 * i)]
+    from tests.distributed import resumed as script
+
+    model = script.make_model()
+    optimizer = script.make_optimizer(model)
+    theirs = []
+    for step in range(len(ours)):
+        loss = script.loss_of(model, *script.batch(step))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        theirs.append(loss.item())
+    assert ours == pytest.approx(theirs, rel=1e-4)
 
 
 def test_processes_that_die_come_late_or_call_something_else(pytestconfig: pytest.Config) -> None:
@@ -180,6 +237,41 @@ def test_a_group_that_is_destroyed_and_made_anew(tmp_path: Path) -> None:
         assert out.split() == ["fine"], err[-3000:]
 
 
+READS_FIRST = """
+import sys, torch, torch.distributed as dist, lazyxla
+from datetime import timedelta
+rank, meet = int(sys.argv[1]), sys.argv[2]
+dist.init_process_group("lazyxla", init_method=f"file://{meet}", rank=rank, world_size=2,
+                        timeout=timedelta(seconds=30))
+found = []
+def exchange():
+    x = torch.ones(3, device="lazyxla") * (rank + len(found) + 1)
+    dist.all_reduce(x)
+    if rank == 0:
+        x.tolist()
+    found.append(x)
+exchange()
+group = dist.new_group([0, 1])
+exchange()
+objects = [None, None]
+dist.all_gather_object(objects, rank)
+exchange()
+dist.barrier()
+exchange()
+dist.destroy_process_group()
+print(objects, [x.sum().item() for x in found])
+"""
+
+
+def test_one_reads_before_they_meet(tmp_path: Path) -> None:
+    """The other one, which reads nothing, does not let it wait."""
+    script = tmp_path / "reads.py"
+    script.write_text(READS_FIRST)
+    for process in start([str(script), str(tmp_path / "meet")], 2):
+        out, err = process.communicate(timeout=120)
+        assert out.strip() == "[0, 1] [9.0, 15.0, 21.0, 27.0]", err[-3000:]
+
+
 DEFAULT = """
 import sys, torch, torch.distributed as dist, lazyxla
 dist.init_process_group(init_method=f"file://{sys.argv[2]}", rank=0, world_size=1)
@@ -199,17 +291,40 @@ def test_it_is_the_devices_backend_if_none_is_named(tmp_path: Path) -> None:
     assert out.strip().endswith("[1.0, 1.0, 1.0]")
 
 
-def test_the_example_trains() -> None:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+def torchrun(processes: int, *command: str, **environment: str) -> list[str]:
+    """The lines that the processes print."""
+    program = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     result = subprocess.run(
-        [*command, str(ROOT / "examples" / "train_ddp.py"), "--steps=60"],
+        [*program, f"--nproc-per-node={processes}", *command],
         capture_output=True,
         text=True,
         timeout=300,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **environment},
     )
     assert result.returncode == 0, result.stderr[-3000:]
-    *steps, counted = result.stdout.splitlines()
+    return result.stdout.splitlines()
+
+
+MESH = """
+import torch, torch.distributed as dist, lazyxla
+dist.init_process_group("lazyxla")
+mesh = dist.init_device_mesh("lazyxla", (dist.get_world_size(),))
+x = torch.ones(2, device="lazyxla")
+dist.all_reduce(x, group=mesh.get_group())
+print(x.device.index, x.tolist())
+"""
+
+
+def test_a_mesh_before_the_first_tensor(tmp_path: Path) -> None:
+    """LOCAL_RANK is no number of a device where each process has devices of its own."""
+    script = tmp_path / "mesh.py"
+    script.write_text(MESH)
+    assert torchrun(3, str(script), LAZYXLA_CPU_DEVICES="1") == ["0 [3.0, 3.0]"] * 3
+
+
+def test_the_example_trains() -> None:
+    lines = torchrun(2, str(ROOT / "examples" / "train_ddp.py"), "--steps=60")
+    *steps, counted = lines
     losses = [float(line.rpartition(" ")[2]) for line in steps]
     assert losses[-1] < losses[0] - 0.3
     # Reading the loss is a program of its own.

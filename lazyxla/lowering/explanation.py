@@ -229,11 +229,12 @@ def _parts(
 
 
 def own_kernel(name: str) -> str:
-    """The file of the kernel in C++ that an operator has in place of being recorded; else empty."""
+    """The file of the kernel that an operator has in place of being recorded; else empty."""
     dump = torch._C._dispatch_dump(name)
     found = re.search(r"^PrivateUse1: registered at (.*):\d+ ", dump, re.MULTILINE)
     base = os.path.basename(found[1]) if found else _RECORDED_IN
-    return "" if base == _RECORDED_IN else f"csrc/dispatch/{base}"
+    folder = "lazyxla" if base.endswith(".py") else "csrc/dispatch"
+    return "" if base == _RECORDED_IN else f"{folder}/{base}"
 
 
 def _composite_kernel(name: str) -> str | None:

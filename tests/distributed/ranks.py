@@ -19,7 +19,15 @@ import torch.distributed as dist
 from torch import Tensor
 
 import lazyxla
-from tests.distributed import collectives, training  # noqa: F401 - they have the cases
+from tests.distributed import (  # noqa: F401 - they have the cases
+    batch_norm,
+    checkpoints,
+    collectives,
+    pipelines,
+    ranks_apart,
+    training,
+    wrappers,
+)
 from tests.distributed.cases import CASES
 from tests.distributed.training import STEPS
 
@@ -59,7 +67,7 @@ def main(rank: int, size: int, meeting_point: str, names: list[str]) -> None:
         init_method=f"file://{meeting_point}",
         rank=rank,
         world_size=size,
-        timeout=timedelta(seconds=60),
+        timeout=timedelta(seconds=180),
     )
     results = {name: run(name) for name in names or CASES}
     print(json.dumps(results), flush=True)

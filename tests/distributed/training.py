@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -33,9 +31,9 @@ def batch(device: str, step: int) -> tuple[Tensor, Tensor]:
     return x.to(device), torch.randint(0, 3, (8,), generator=generator).to(device)
 
 
-def train(model: nn.Module, device: str, steps: int = 10) -> Iterator[Tensor]:
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    for step in range(steps):
+def train(model: nn.Module, device: str, optimizer: Any = None) -> Iterator[Tensor]:
+    optimizer = optimizer or torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for step in range(10):
         x, labels = batch(device, step)
         loss = nn.functional.cross_entropy(model(x), labels)
         optimizer.zero_grad()
@@ -47,17 +45,26 @@ def train(model: nn.Module, device: str, steps: int = 10) -> Iterator[Tensor]:
 
 
 STEPS: list[dict[str, int]] = []  # what each step of the last training counted
+_before: dict[str, int] = {}
 
 
-def train_counted(model: nn.Module, device: str) -> list[Tensor]:
+def start_recording() -> None:
     STEPS.clear()
+    _before.update(lazyxla.counters())
+
+
+def record_step() -> None:
+    after = lazyxla.counters()
+    STEPS.append({name: after[name] - _before[name] for name in after})
+    _before.update(after)
+
+
+def train_counted(model: nn.Module, device: str, optimizer: Any = None) -> list[Tensor]:
+    start_recording()
     losses = []
-    before = lazyxla.counters()
-    for loss in train(model, device):
-        after = lazyxla.counters()
-        STEPS.append({name: after[name] - before[name] for name in after})
+    for loss in train(model, device, optimizer):
+        record_step()
         losses.append(loss)
-        before = lazyxla.counters()
     return losses
 
 
@@ -154,20 +161,3 @@ def tensor_parallel(device: str) -> Any:
         optimizer.step()
         losses.append(loss.detach())
     return losses, [p.full_tensor() for p in model.parameters()]
-
-
-@case
-def checkpoints(device: str) -> Any:
-    import torch.distributed.checkpoint as dcp
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor import Shard, distribute_tensor
-
-    mesh = init_device_mesh(device, (dist.get_world_size(),))
-    torch.manual_seed(0)
-    state = {"x": distribute_tensor(torch.randn(8, 3).to(device), mesh, [Shard(0)])}
-    where = [tempfile.mkdtemp() if dist.get_rank() == 0 else None]
-    dist.broadcast_object_list(where, 0)
-    dcp.save(state, checkpoint_id=Path(str(where[0])))
-    loaded = {"x": distribute_tensor(torch.zeros(8, 3).to(device), mesh, [Shard(0)])}
-    dcp.load(loaded, checkpoint_id=Path(str(where[0])))
-    return loaded["x"].full_tensor()

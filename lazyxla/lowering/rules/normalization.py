@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 Value = Any
 
 
-def _wide(b: "Builder", *xs: Value | None) -> list[Value | None]:
+def wide(b: "Builder", *xs: Value | None) -> list[Value | None]:
     """The values in the dtype that the first one is computed in; None stays None."""
     dtype = b.compute_dtype(b.dtype(xs[0]))
     return [None if x is None else b.convert(x, dtype) for x in xs]
 
 
-def _statistics(b: "Builder", x: Value, dims: Sequence[int], eps: Value) -> tuple[Value, ...]:
+def statistics(b: "Builder", x: Value, dims: Sequence[int], eps: Value) -> tuple[Value, ...]:
     """Mean, sum of squared deviations and 1 / sqrt(variance + eps) over `dims`, which are kept."""
     mean = b.mean(x, dims, keepdim=True)
     deviation = b.hlo.subtract(x, b.broadcast_to(mean, b.shape(x)))
@@ -72,14 +72,14 @@ def _grad_input(
 # ---- batch normalization: statistics of each channel (dimension 1) ----
 
 
-def _channels(b: "Builder", x: Value, parameter: Value | None) -> Value | None:
+def of_channels(b: "Builder", x: Value, parameter: Value | None) -> Value | None:
     """A value of shape (C,) in the shape (1, C, 1, ...) that broadcasts to `x`."""
     if parameter is None:
         return None
     return b.reshape(parameter, [1, -1] + [1] * (b.rank(x) - 2))
 
 
-def _channel_dims(b: "Builder", x: Value) -> list[int]:
+def channel_dims(b: "Builder", x: Value) -> list[int]:
     return [0, *range(2, b.rank(x))]
 
 
@@ -87,11 +87,11 @@ def _train(
     b: "Builder", x: Value, weight: Value | None, bias: Value | None, eps: Value
 ) -> tuple[Value, Value, Value, Value]:
     """The normalized input; and mean, rstd and unbiased variance, each of shape (C,)."""
-    x, weight, bias = _wide(b, x, weight, bias)
-    dims = _channel_dims(b, x)
-    mean, squares, rstd = _statistics(b, x, dims, eps)
+    x, weight, bias = wide(b, x, weight, bias)
+    dims = channel_dims(b, x)
+    mean, squares, rstd = statistics(b, x, dims, eps)
     out = _standardize(b, x, mean, rstd)
-    out = _affine(b, out, _channels(b, x, weight), _channels(b, x, bias))
+    out = _affine(b, out, of_channels(b, x, weight), of_channels(b, x, bias))
     variance = b.hlo.divide(squares, b.full_like(squares, b.count(x, dims) - 1))
     return out, *(b.reshape(s, [-1]) for s in (mean, rstd, variance))
 
@@ -106,10 +106,10 @@ def _evaluate(
     eps: Value,
 ) -> tuple[Value, Value, Value]:
     """The input normalized by known statistics; and what is saved: mean and rstd, or nothing."""
-    x, weight, bias, mean, variance = _wide(b, x, weight, bias, mean, variance)
+    x, weight, bias, mean, variance = wide(b, x, weight, bias, mean, variance)
     rstd = _rsqrt(b, variance, eps)
-    out = _standardize(b, x, _channels(b, x, mean), _channels(b, x, rstd))
-    out = _affine(b, out, _channels(b, x, weight), _channels(b, x, bias))
+    out = _standardize(b, x, of_channels(b, x, mean), of_channels(b, x, rstd))
+    out = _affine(b, out, of_channels(b, x, weight), of_channels(b, x, bias))
     if b.outputs[1].shape == (0,):
         mean = rstd = b.zeros((0,), b.dtype(x))
     return out, mean, rstd
@@ -117,7 +117,7 @@ def _evaluate(
 
 def _moving(b: "Builder", old: Value, new: Value, momentum: Value) -> Value:
     """(1 - momentum) * old + momentum * new."""
-    (new, old) = _wide(b, new, old)
+    (new, old) = wide(b, new, old)
     factor = b.full(b.shape(new), momentum, b.dtype(new))
     keep = b.hlo.subtract(b.full_like(factor, 1), factor)
     return b.hlo.add(b.hlo.multiply(old, keep), b.hlo.multiply(new, factor))
@@ -215,16 +215,16 @@ def batch_norm_backward(
     eps: Value,
     output_mask: Sequence[bool],
 ) -> tuple[Value | None, ...]:
-    x, grad, weight = _wide(b, x, grad, weight)
+    x, grad, weight = wide(b, x, grad, weight)
     if train:
         mean, rstd = save_mean, save_rstd
     else:
         mean, variance = running_mean, running_var
-        rstd = _rsqrt(b, _wide(b, x, variance)[1], eps)
-    mean, rstd = (_channels(b, x, s) for s in _wide(b, x, mean, rstd)[1:])
-    dims = _channel_dims(b, x)
+        rstd = _rsqrt(b, wide(b, x, variance)[1], eps)
+    mean, rstd = (of_channels(b, x, s) for s in wide(b, x, mean, rstd)[1:])
+    dims = channel_dims(b, x)
     xhat = _standardize(b, x, mean, rstd)
-    g = _affine(b, grad, _channels(b, x, weight), None)
+    g = _affine(b, grad, of_channels(b, x, weight), None)
     if train:
         grad_x = _grad_input(b, g, xhat, rstd, dims)
     else:
@@ -256,8 +256,8 @@ def layer_norm(
     bias: Value | None,
     eps: Value,
 ) -> tuple[Value, ...]:
-    x, weight, bias = _wide(b, x, weight, bias)
-    mean, _, rstd = _statistics(b, x, _inner(b, x, normalized), eps)
+    x, weight, bias = wide(b, x, weight, bias)
+    mean, _, rstd = statistics(b, x, _inner(b, x, normalized), eps)
     return _affine(b, _standardize(b, x, mean, rstd), weight, bias), mean, rstd
 
 
@@ -273,7 +273,7 @@ def layer_norm_backward(
     bias: Value | None,
     output_mask: Sequence[bool],
 ) -> tuple[Value | None, ...]:
-    x, grad, mean, rstd, weight = _wide(b, x, grad, mean, rstd, weight)
+    x, grad, mean, rstd, weight = wide(b, x, grad, mean, rstd, weight)
     inner = _inner(b, x, normalized)
     outer = list(range(b.rank(x) - len(inner)))
     xhat = _standardize(b, x, mean, rstd)
@@ -291,7 +291,7 @@ def layer_norm_backward(
 def rms_norm(
     b: "Builder", x: Value, normalized: Sequence[int], weight: Value | None, eps: Value | None
 ) -> tuple[Value, Value]:
-    x, weight = _wide(b, x, weight)
+    x, weight = wide(b, x, weight)
     if eps is None:
         eps = torch.finfo(b.dtype(x)).eps
     squares = b.mean(b.hlo.multiply(x, x), _inner(b, x, normalized), keepdim=True)
@@ -309,7 +309,7 @@ def rms_norm_backward(
     weight: Value | None,
     output_mask: Sequence[bool],
 ) -> tuple[Value | None, ...]:
-    x, grad, rstd, weight = _wide(b, x, grad, rstd, weight)
+    x, grad, rstd, weight = wide(b, x, grad, rstd, weight)
     inner = _inner(b, x, normalized)
     xhat = _standardize(b, x, None, rstd)
     grad_x = grad_weight = None
@@ -350,9 +350,9 @@ def group_norm(
     eps: Value,
 ) -> tuple[Value, ...]:
     shape = b.shape(x)
-    x, weight, bias = _wide(b, x, weight, bias)
+    x, weight, bias = wide(b, x, weight, bias)
     x = _grouped(b, x, n, c, group)
-    mean, _, rstd = _statistics(b, x, [2, 3], eps)
+    mean, _, rstd = statistics(b, x, [2, 3], eps)
     weight, bias = (_group_parameter(b, p, group) for p in (weight, bias))
     out = _affine(b, _standardize(b, x, mean, rstd), weight, bias)
     return b.reshape(out, shape), *(b.reshape(s, [n, group]) for s in (mean, rstd))
@@ -373,7 +373,7 @@ def group_norm_backward(
     output_mask: Sequence[bool],
 ) -> tuple[Value | None, ...]:
     shape = b.shape(x)
-    x, grad, mean, rstd, weight = _wide(b, x, grad, mean, rstd, weight)
+    x, grad, mean, rstd, weight = wide(b, x, grad, mean, rstd, weight)
     x, grad = (_grouped(b, v, n, c, group) for v in (x, grad))
     mean, rstd = (b.unsqueeze(s, 2, 3) for s in (mean, rstd))
     xhat = _standardize(b, x, mean, rstd)
@@ -393,7 +393,7 @@ def group_norm_backward(
 
 @rule("aten::_weight_norm_interface")
 def weight_norm(b: "Builder", v: Value, g: Value, dim: int) -> tuple[Value, Value]:
-    v, g = _wide(b, v, g)
+    v, g = wide(b, v, g)
     others = [d for d in range(b.rank(v)) if d != dim % b.rank(v)]
     norm = b.hlo.sqrt(b.reduce(b.hlo.multiply(v, v), others, "sum", keepdim=True))
     ratio = b.hlo.divide(g, norm)
@@ -404,7 +404,7 @@ def weight_norm(b: "Builder", v: Value, g: Value, dim: int) -> tuple[Value, Valu
 def weight_norm_backward(
     b: "Builder", grad: Value, v: Value, g: Value, norm: Value, dim: int
 ) -> tuple[Value, Value]:
-    v, grad, g, norm = _wide(b, v, grad, g, norm)
+    v, grad, g, norm = wide(b, v, grad, g, norm)
     others = [d for d in range(b.rank(v)) if d != dim % b.rank(v)]
     unit = b.hlo.divide(v, b.broadcast_to(norm, b.shape(v)))
     grad_g = b.reduce(b.hlo.multiply(grad, unit), others, "sum", keepdim=True)
