@@ -43,6 +43,7 @@ class SlotCopies {
 void keep(const Variant& variant, const Run& run, std::vector<std::vector<pjrt::Buffer>> results) {
   for (size_t i = 0; i < run.promises.size(); ++i) {
     Shards shards{variant.results()[i], {}};
+    shards.buffers.reserve(results.size());
     for (auto& of_device : results) shards.buffers.push_back(std::move(of_device[i]));
     run.promises[i]->keep(std::move(shards));
   }
@@ -72,6 +73,7 @@ void execute_partitioned(const Variant& variant, const Run& run, c10::DeviceInde
   variant.note_run();
   const pjrt::Executable& executable = variant.executable();
   std::vector<std::vector<pjrt::Buffer*>> args(devices.size());
+  for (auto& of_device : args) of_device.reserve(run.inputs.size() + 2);  // and the numbers
   for (const BufferRef& input : run.inputs) {
     const std::vector<pjrt::Buffer*> buffers = input->on_each(mesh);
     for (size_t i = 0; i < devices.size(); ++i) args[i].push_back(buffers[i]);

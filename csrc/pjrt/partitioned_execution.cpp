@@ -52,6 +52,7 @@ struct Rows {
 
   void add(std::span<Buffer* const> buffers, size_t num_outputs) {
     auto& row = args.emplace_back();
+    row.reserve(buffers.size());
     for (const Buffer* buffer : buffers) {
       if (buffer->is_deleted()) {
         throw Error(PJRT_Error_Code_FAILED_PRECONDITION,
@@ -124,6 +125,7 @@ std::vector<std::vector<Buffer>> Executable::execute_on_each(
     const Device& device = *devices[order[row]];
     // Before the outputs are counted: what is donated must not count twice.
     std::vector<PJRT_Buffer*> taken;
+    taken.reserve(donated_args.size());
     for (const int position : donated_args) {
       if (error != nullptr && !is_taken(api_, rows.args[row][position])) continue;
       if (PJRT_Buffer* handle = args[order[row]][position]->consume()) taken.push_back(handle);
@@ -132,6 +134,7 @@ std::vector<std::vector<Buffer>> Executable::execute_on_each(
       for (PJRT_Buffer* handle : taken) destroy_buffer(api_, handle);
       taken.clear();
     }
+    outputs[order[row]].reserve(num_outputs_);
     for (size_t i = 0; error == nullptr && i < num_outputs_; ++i) {
       outputs[order[row]].emplace_back(device, rows.outputs[row][i], output_nbytes_[i]);
     }
