@@ -1,0 +1,19 @@
+"""What the tests of an older PyTorch, or those for CUDA, find missing."""
+
+from __future__ import annotations
+
+import torch
+from torch.testing._internal import common_cuda, common_utils
+
+from tests.upstream.distributed.names import HAS_DEVICE
+
+_CPUS = 4
+"""What PyTorch's CPU pretends to have, for the tests compare that with the number of processes."""
+
+
+def prepare(device: str) -> None:
+    """Adds it."""
+    for module in (common_cuda, common_utils):
+        setattr(module, HAS_DEVICE, True)
+    if device == "cpu":
+        torch.cpu.device_count = lambda: _CPUS
