@@ -1,5 +1,5 @@
-# make build | test | test-opinfo | test-upstream | test-interrupts | test-tpu-aot | test-cuda-aot | test-cuda | docs | demo |
-# bench | lint | format | clean
+# make build | test | test-opinfo | test-upstream | test-upstream-distributed | test-interrupts | test-tpu-aot |
+# test-cuda-aot | test-cuda | docs | demo | bench | lint | format | clean
 #
 # Everything happens in .venv, made here when it is missing. Stamp files in it make repeated calls
 # instant. PYTHON chooses the interpreter the environment is made from, JOBS how much is compiled or
@@ -18,8 +18,8 @@ TORCHVISION := torchvision==0.28.0
 CXX_FILES := $(shell find csrc -name '*.cpp' -o -name '*.h')
 PYTHON_FILES := $(wildcard lazyxla tests examples benchmarks)
 
-.PHONY: build test test-long test-opinfo test-upstream test-interrupts test-tpu-aot test-cuda-aot \
-  test-cuda docs demo bench lint format clean
+.PHONY: build test test-long test-opinfo test-upstream test-upstream-distributed test-interrupts \
+  test-tpu-aot test-cuda-aot test-cuda docs demo bench lint format clean
 .DELETE_ON_ERROR:
 
 build: $(VENV)/.installed
@@ -60,6 +60,11 @@ test-opinfo: build
 # --files test_view_ops --shard 0/4.
 test-upstream: build
 	$(PY) -m tests.upstream $(UPSTREAM)
+
+# Those for many processes: DTensor, FSDP2, functional collectives, device meshes, checkpoints; four
+# processes on the CPU. UPSTREAM as above, such as --files test_device_mesh.
+test-upstream-distributed: build
+	OMP_NUM_THREADS=1 $(PY) -m tests.upstream.distributed $(UPSTREAM)
 
 # Ctrl-C at 300 random moments of training, in every mode.
 test-interrupts: build

@@ -1,126 +1,29 @@
-"""Runs PyTorch's own device tests on the device: ``python -m tests.upstream``.
+"""Runs PyTorch's own device tests on the device: ``python -m tests.upstream``; see `command`."""
 
-The outcomes are added to a file, line by line, so that a run can be stopped and continued
-(``--resume``) and made in shards. The command fails if a test fails that known_failures.txt does
-not name, or one that it names does not fail.
-"""
-
-from __future__ import annotations
-
-import argparse
-import json
 import sys
-import time
-from dataclasses import asdict
-from fnmatch import fnmatchcase
-from pathlib import Path
 
-from tests.upstream.known import Outcome, load, problems, summary
+from tests.upstream.command import Suite, main
+from tests.upstream.known import KNOWN_FAILURES
 from tests.upstream.process import Worker
-from tests.upstream.source import tests_of_pytorch
-from tests.worker_process import ROOT
 
-FILES = (
-    "test_view_ops",
-    "test_indexing",
-    "test_shape_ops",
-    "test_type_promotion",
-    "test_sort_and_select",
-    "test_tensor_creation_ops",
-    "test_scatter_gather_ops",
-    "test_reductions",
-    "test_torch",
-    "test_nn",
+SUITE = Suite(
+    files=(
+        "test_view_ops",
+        "test_indexing",
+        "test_shape_ops",
+        "test_type_promotion",
+        "test_sort_and_select",
+        "test_tensor_creation_ops",
+        "test_scatter_gather_ops",
+        "test_reductions",
+        "test_torch",
+        "test_nn",
+    ),
+    known_failures=KNOWN_FAILURES,
+    results="results.jsonl",
+    mode="eager",
+    start=Worker,
 )
 
-CACHE = ROOT / "build" / "upstream"
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--files", default=",".join(FILES), help="one or several, with commas")
-    parser.add_argument("--tests", default="*", help="a pattern of names, such as '*unsqueeze*'")
-    parser.add_argument("--shard", default="0/1", help="i/n: every n-th test, from the i-th")
-    parser.add_argument("--mode", default="eager", choices=["lazy", "eager", "fused"])
-    parser.add_argument("--timeout", type=float, default=120, help="seconds per test")
-    parser.add_argument("--results", type=Path, default=CACHE / "results.jsonl")
-    parser.add_argument("--resume", action="store_true", help="leave out what the file has already")
-    parser.add_argument("--again", action="store_true", help="only what failed in that file")
-    parser.add_argument(
-        "--cpu",
-        action="store_true",
-        help="run on PyTorch's CPU what failed in that file: what fails there, too, is no fault of "
-        "the device's",
-    )
-    parser.add_argument("--report", action="store_true", help="run nothing")
-    parser.add_argument("--source", type=Path, help="the directory test/ of PyTorch's source")
-    options = parser.parse_args()
-    options.results.parent.mkdir(parents=True, exist_ok=True)
-    files = options.files.split(",")
-    if options.cpu:
-        run_on_cpu(options, files)
-        return 0
-    if not options.report:
-        run(options, files)
-    outcomes = [o for o in _load(options.results) if o.file in files]
-    known = load()
-    complete = options.tests == "*" and options.shard == "0/1"
-    found = problems(outcomes, known, complete)
-    print(*found, "", summary(outcomes, known), sep="\n")
-    return int(bool(found))
-
-
-def run(options: argparse.Namespace, files: list[str]) -> None:
-    """Runs the tests that the options name, and adds their outcomes to the file."""
-    directory = options.source or tests_of_pytorch(CACHE)
-    before = {(o.file, o.test): o for o in _load(options.results)}
-    index, count = map(int, options.shard.split("/"))
-    with options.results.open("a") as results:
-        for file in files:
-            start = time.monotonic()
-            worker = Worker(directory, file, CACHE / "programs", mode=options.mode)
-            for test in worker.tests[index::count]:
-                earlier = before.get((file, test))
-                done = options.resume and earlier is not None
-                fine = options.again and (earlier is None or not earlier.bad)
-                if done or fine or not fnmatchcase(test, options.tests):
-                    continue
-                outcome = Outcome(file, test, **worker.run(test, options.timeout))
-                results.write(json.dumps(asdict(outcome)) + "\n")
-                results.flush()
-                if outcome.bad:
-                    print(_line(outcome), flush=True)
-            worker.stop()
-            print(f"{file}: {time.monotonic() - start:.0f} s", flush=True)
-
-
-def run_on_cpu(options: argparse.Namespace, files: list[str]) -> None:
-    """Prints which of the tests that failed fail on PyTorch's CPU, too."""
-    directory = options.source or tests_of_pytorch(CACHE)
-    for file in files:
-        failed = [o.test for o in _load(options.results) if o.bad and o.file == file]
-        if not failed:
-            continue
-        worker = Worker(directory, file, CACHE / "programs", device="cpu")
-        for name in failed:
-            test = name.replace("_lazyxla", "_cpu")
-            if test in worker.tests and fnmatchcase(name, options.tests):
-                outcome = Outcome(file, test, **worker.run(test, options.timeout))
-                if outcome.bad:
-                    print(_line(outcome), flush=True)
-        worker.stop()
-
-
-def _line(outcome: Outcome) -> str:
-    return f"{outcome.kind}: {outcome.file} {outcome.test}"
-
-
-def _load(path: Path) -> list[Outcome]:
-    """The outcomes in a file, the last of each test."""
-    lines = path.read_text().splitlines() if path.exists() else []
-    found = [Outcome(**json.loads(line)) for line in lines]
-    return list({(o.file, o.test): o for o in found}.values())
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(SUITE))

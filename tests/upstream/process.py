@@ -15,14 +15,24 @@ _GRACE = 30.0
 
 
 class Worker:
-    """Runs tests of one file one after the other; in a new process after a crash or a timeout."""
+    """Runs tests of one file one after the other; in a new process after a crash or a timeout.
+
+    `module` is what such a process runs: a module beside `worker`, called the same way.
+    """
 
     def __init__(
-        self, directory: Path, file: str, cache: Path, device: str = "lazyxla", mode: str = "lazy"
+        self,
+        directory: Path,
+        file: str,
+        cache: Path,
+        device: str = "lazyxla",
+        mode: str = "lazy",
+        module: str = "tests.upstream.worker",
+        devices: int = 2,
     ) -> None:
-        command = [sys.executable, "-m", "tests.upstream.worker"]
+        command = [sys.executable, "-m", module]
         environment = {
-            "LAZYXLA_CPU_DEVICES": "2",
+            "LAZYXLA_CPU_DEVICES": str(devices),
             "LAZYXLA_CACHE_DIR": str(cache),
             **os.environ,
             "PYTORCH_TESTING_DEVICE_ONLY_FOR": "cpu" if device == "cpu" else "privateuse1",

@@ -15,8 +15,8 @@ import signal
 import sys
 import time
 import unittest
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, TextIO
 
 from torch.testing._internal.common_device_type import CPUTestBase, PrivateUse1TestBase
 
@@ -34,12 +34,20 @@ def main(directory: str, file: str, device: str, mode: str) -> None:
     os.chdir(directory)
     add_missing_names()
     lazyxla.eager_mode(MODES[mode])
-    tests = dict(_tests(importlib.import_module(file), device))
+    answer(dict(_tests(importlib.import_module(file), device)), run, outcomes)
+
+
+Run = Callable[[unittest.TestCase, float], tuple[str, str]]
+"""Runs a test for so many seconds at most. Returns what happened, and the error."""
+
+
+def answer(tests: dict[str, unittest.TestCase], run: Run, outcomes: TextIO) -> None:
+    """Says which tests there are, then runs those that the standard input names."""
     print(json.dumps(list(tests)), file=outcomes, flush=True)
     for line in sys.stdin:
         name, timeout = line.split()
         start = time.monotonic()
-        kind, message = _run(tests[name], float(timeout))
+        kind, message = run(tests[name], float(timeout))
         seconds = round(time.monotonic() - start, 2)
         reply = {"kind": kind, "message": message, "seconds": seconds}
         print(json.dumps(reply), file=outcomes, flush=True)
@@ -63,7 +71,7 @@ class _TooSlow(BaseException):
     """Ends a test that takes too long, between two steps of the interpreter."""
 
 
-def _run(test: unittest.TestCase, timeout: float) -> tuple[str, str]:
+def run(test: unittest.TestCase, timeout: float) -> tuple[str, str]:
     """Runs a test, with its class's own preparations. Returns what happened, and the error."""
     interrupted = []
 

@@ -1,0 +1,89 @@
+"""Puts another device's name into PyTorch's tests for CUDA, while they are imported.
+
+The tests say "cuda", `torch.cuda`, `x.cuda()` and "nccl" in their text, and so do the base classes
+that the installed PyTorch has for them. What is imported is the text with other names; no file is
+changed. For the device "lazyxla", `torch.cuda.set_device(rank)` becomes
+`torch.lazyxla.set_device(rank)`.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import CodeType, ModuleType
+from typing import Any
+
+_BASE_CLASSES = (
+    "torch.testing._internal.common_dist_composable",
+    "torch.testing._internal.common_distributed",
+    "torch.testing._internal.common_fsdp",
+    "torch.testing._internal.distributed",
+)
+
+_BACKENDS = {"lazyxla": "lazyxla", "cpu": "gloo"}
+
+HAS_DEVICE = "TEST_DEVICE"
+"""What takes the place of `TEST_CUDA`; it has to be put into the modules that define that."""
+
+
+def rename(text: str, device: str) -> str:
+    """The text of a module, for a device."""
+    backend = _BACKENDS[device]
+    rules = [
+        (r"\bTEST_CUDA\b", HAS_DEVICE),
+        (r"\bis_nccl_available\b", "is_gloo_available"),
+        # CUDA's own settings and libraries stay.
+        (r"(?<!backends\.)(?<!version\.)\bcuda\b(?!\.(nccl|amp)\b)", device),
+        (r"(?<!cuda\.)\bnccl\b", backend),
+        # Processes of a test start in milliseconds when they need not import PyTorch again.
+        (r'get_context\("spawn"\)', 'get_context("fork")'),
+    ]
+    if device == "cpu":  # which is no accelerator
+        rules.append((r"torch\.accelerator\.current_accelerator\(\)", 'torch.device("cpu")'))
+        rules.append((r"torch\.accelerator\b", "torch.cpu"))
+    for pattern, replacement in rules:
+        text = re.sub(pattern, replacement, text)
+    return text
+
+
+class _Loader(importlib.machinery.SourceFileLoader):
+    """Compiles the text with the device's names."""
+
+    device = ""
+
+    def get_code(self, fullname: str) -> CodeType:  # past the cache of compiled modules
+        path = self.get_filename(fullname)
+        code: CodeType = self.source_to_code(self.get_data(path), path)
+        return code
+
+    def source_to_code(self, data: Any, path: Any, *_: Any, **__: Any) -> Any:
+        return compile(rename(bytes(data).decode(), self.device), path, "exec", dont_inherit=True)
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Of the tests in a directory, and of their base classes."""
+
+    def __init__(self, directory: Path, device: str) -> None:
+        self._directory = directory
+        self._loader = type("_LoaderOfDevice", (_Loader,), {"device": device})
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
+        if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
+            return None
+        is_test = Path(spec.origin).is_relative_to(self._directory)
+        if not is_test and not fullname.startswith(_BASE_CLASSES):
+            return None
+        spec.loader = self._loader(fullname, spec.origin)
+        return spec
+
+
+def install(directory: Path, device: str) -> None:
+    """From now on, tests of the directory and their base classes are imported for the device."""
+    sys.meta_path.insert(0, _Finder(directory, device))
