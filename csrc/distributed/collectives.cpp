@@ -5,6 +5,7 @@
 #include <c10/util/FunctionRef.h>
 
 #include <mutex>
+#include <optional>
 #include <unordered_map>
 #include <utility>
 
@@ -12,6 +13,7 @@
 #include "dispatch/tensor.h"
 #include "distributed/group.h"
 #include "graph/buffer.h"
+#include "graph/flush.h"
 #include "graph/scope.h"
 
 namespace lazyxla::distributed {
@@ -32,6 +34,7 @@ class Tokens {
   Tensors pass(const Tensors& inputs, c10::function_ref<Tensors(const Tensors&, int64_t)> record) {
     at::AutoDispatchBelowADInplaceOrView no_autograd;
     const c10::Device device = inputs.at(0).device();
+    finish_other(device);
     auto& [mutex, token, calls] = of(device);
     std::lock_guard lock(mutex);  // in eager mode it waits for other processes
     const int64_t turn = first_turn(device.index()) + calls;
@@ -53,6 +56,17 @@ class Tokens {
     at::Tensor value;
     int64_t calls = 0;  // that were recorded
   };
+  // Collectives run in the order in which they were recorded, whichever of the process's devices
+  // they are on.
+  void finish_other(c10::Device device) {
+    std::optional<c10::Device> last = device;
+    {
+      std::lock_guard lock(mutex_);
+      last_.swap(last);
+    }
+    if (last && *last != device) graph::sync(last->index(), /*wait=*/true, graph::Cause::kSync);
+  }
+
   Token& of(c10::Device device) {
     std::lock_guard lock(mutex_);
     return tokens_[device];
@@ -68,6 +82,7 @@ class Tokens {
 
   std::mutex mutex_;
   std::unordered_map<c10::Device, Token> tokens_;  // which stay where they are
+  std::optional<c10::Device> last_;                // that recorded a collective
 };
 
 constexpr bool kOfAll = true, kOfTwo = false;

@@ -210,8 +210,11 @@ class ProcessGroup : public c10d::Backend {
 
   // Returns once all processes have run everything that they recorded before theirs.
   WorkRef barrier(const c10d::BarrierOptions& options) override {
-    const c10::DeviceIndex index = options.device ? options.device->index() : -1;
-    const c10::Device device(c10::DeviceType::PrivateUse1, std::max<c10::DeviceIndex>(index, 0));
+    const c10::DeviceIndex index = options.device               ? options.device->index()
+                                   : options.device_ids.empty() ? -1
+                                                                : options.device_ids[0];
+    const c10::Device device(c10::DeviceType::PrivateUse1,
+                             index >= 0 ? index : dispatch::current_device());
     Recording recording;
     const at::Tensor met =
         all_reduce({at::zeros({1}, at::TensorOptions(device))}, name_, ReduceOp::SUM)[0];

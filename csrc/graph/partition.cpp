@@ -68,12 +68,13 @@ std::vector<const ir::Sharding*> wanted_results(const Graph& graph) {
 void set_result_reader(ResultReader reader) { result_reader() = std::move(reader); }
 
 void Partition::check() const {
-  TORCH_CHECK_VALUE(!other,
-                    "lazyxla: tensors that are sharded over different meshes are part of one "
-                    "program: ",
-                    mesh->text(), ", and ", other ? other->text() : "",
-                    ". Shard them over the same mesh, or move what one computes to the other's with "
-                    "lazyxla.shard");
+  TORCH_CHECK_VALUE(
+      !other,
+      "lazyxla: tensors that are sharded over different meshes are part of one "
+      "program: ",
+      mesh->text(), ", and ", other ? other->text() : "",
+      ". Shard them over the same mesh, or move what one computes to the other's with "
+      "lazyxla.shard");
 }
 
 std::string Partition::devices() const {

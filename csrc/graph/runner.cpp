@@ -152,7 +152,7 @@ class Runner {
   std::multimap<uint64_t, std::unique_ptr<WaitingRun>> waiting_;
   std::map<uint64_t, size_t> left_of_;  // of each turn that was divided, how many are not over
   std::atomic<int> divided_{0};         // size of `left_of_`
-  std::atomic<int> left_{0};  // size of `waiting_`, and the one at work
+  std::atomic<int> left_{0};            // size of `waiting_`, and the one at work
   std::thread thread_;
 };
 
