@@ -49,7 +49,7 @@ test: build
 # What is tried at random or from several threads, more often.
 test-long: build
 	$(PY) -m pytest -n 2 --programs 3000 --thread-rounds 100 --cache-rounds 200 --exits 40 \
-	  --shapes 20000 --faults 200 tests/test_distributed.py tests/test_random_programs.py tests/test_threads.py tests/test_cache_damage.py \
+	  --shapes 20000 --faults 200 --every-size tests/test_distributed.py tests/test_random_programs.py tests/test_threads.py tests/test_cache_damage.py \
 	  tests/test_exit.py tests/test_bounds.py
 
 # Everything in PyTorch's operator table; OPINFO passes options such as --shard 0/4.

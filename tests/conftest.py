@@ -55,6 +55,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="how often tests/test_cache_damage.py damages the cache directory (default: 40)",
     )
     parser.addoption(
+        "--every-size",
+        action="store_true",
+        help="run all cases of tests/test_distributed.py in groups of each size",
+    )
+    parser.addoption(
         "--faults",
         type=int,
         default=15,

@@ -25,6 +25,10 @@ from tests.distributed import (  # noqa: F401 - they have the cases
 from tests.distributed.cases import CASES
 
 SIZES = (2, 3)
+OF_EVERY_SIZE = (
+    "collectives",
+    "training",
+)  # the others take long, and are of one, but if asked for
 THEMES = sorted({case.__module__.rpartition(".")[2] for case in CASES.values()})
 SERVED_BY_ONE_PROGRAM = (
     *("all_reduce", "asynchronous", "broadcast", "gathers", "scatters", "all_to_all", "in_a_ring"),
@@ -61,7 +65,10 @@ def start(command: list[str], size: int, **environment: str) -> list[subprocess.
 # One test for all cases of a file: processes start slowly.
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("theme", THEMES)
-def test_as_on_the_cpu(theme: str, size: int, tmp_path: Path) -> None:
+def test_as_on_the_cpu(theme: str, size: int, tmp_path: Path, pytestconfig: pytest.Config) -> None:
+    if size != SIZES[0] and theme not in OF_EVERY_SIZE:
+        if not pytestconfig.getoption("--every-size"):
+            pytest.skip("takes minutes: --every-size runs it")
     names = [name for name, case in CASES.items() if case.__module__.endswith(f".{theme}")]
     script = str(ROOT / "tests" / "distributed" / "ranks.py")
     processes = start([script, str(size), str(tmp_path / "meet"), *names], size)
