@@ -66,9 +66,9 @@ def start(command: list[str], size: int, **environment: str) -> list[subprocess.
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("theme", THEMES)
 def test_as_on_the_cpu(theme: str, size: int, tmp_path: Path, pytestconfig: pytest.Config) -> None:
-    if size != SIZES[0] and theme not in OF_EVERY_SIZE:
-        if not pytestconfig.getoption("--every-size"):
-            pytest.skip("takes minutes: --every-size runs it")
+    is_asked_for = pytestconfig.getoption("--every-size")
+    if size != SIZES[0] and theme not in OF_EVERY_SIZE and not is_asked_for:
+        pytest.skip("takes minutes: --every-size runs it")
     names = [name for name, case in CASES.items() if case.__module__.endswith(f".{theme}")]
     script = str(ROOT / "tests" / "distributed" / "ranks.py")
     processes = start([script, str(size), str(tmp_path / "meet"), *names], size)
