@@ -39,6 +39,7 @@ ONE_PROGRAM_PER_STEP = (
     *("fully_sharded", "fully_sharded_options"),
     *("pipeline_gpipe", "pipeline_1f1b", "pipeline_interleaved"),
 )
+SETTLED = {"ddp_static": 4}  # steps until all are one program; its buckets are made anew one later
 NOTHING_COMPILED = (  # PyTorch reads something in each step
     *("sync_batch_norm", "sync_batch_norm_2d", "sync_batch_norm_empty", "ddp_unused"),
 )
@@ -94,7 +95,7 @@ def check_counts(found: dict[str, Any]) -> None:
     for name in found.keys() & set(ONE_PROGRAM_PER_STEP):
         steps = found[name]["steps"]
         assert len(steps) >= 6
-        for step in steps[3:]:
+        for step in steps[SETTLED.get(name, 3) :]:
             assert (step["compiles"], step["executions"], step["downloads"]) == (0, 1, 0), name
     for name in found.keys() & set(NOTHING_COMPILED):
         steps = found[name]["steps"]
