@@ -6,6 +6,8 @@ here: numbers for each channel, of which there are few.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -42,20 +44,11 @@ def _gather_stats_with_counts(
     return average, (squares / total + eps).rsqrt()
 
 
-def _gather_stats(
-    x: Tensor,
-    mean: Tensor,
-    rstd: Tensor,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    momentum: float,
-    eps: float,
-    count: int,
-) -> tuple[Tensor, Tensor]:
-    counts = mean.new_full((mean.shape[0],), count)
-    return _gather_stats_with_counts(
-        x, mean, rstd, running_mean, running_var, momentum, eps, counts
-    )
+def _gather_stats(x: Tensor, mean: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    """The same, where all batches have as many values."""
+    *others, count = rest
+    others.append(mean.new_full((mean.shape[0],), count))
+    return _gather_stats_with_counts(x, mean, *others)
 
 
 def _update_stats(

@@ -13,16 +13,7 @@ import pytest
 import torch.distributed as dist
 
 from tests.conftest import ROOT
-from tests.distributed import (  # noqa: F401 - they have the cases
-    batch_norm,
-    checkpoints,
-    collectives,
-    pipelines,
-    ranks_apart,
-    training,
-    wrappers,
-)
-from tests.distributed.cases import CASES
+from tests.distributed.all_cases import CASES
 
 SIZES = (2, 3)
 OF_EVERY_SIZE = (

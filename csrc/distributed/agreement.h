@@ -11,7 +11,6 @@
 // A group whose processes disagreed, or lost one, stays so: every later collective fails at once.
 #pragma once
 
-#include <ATen/core/Tensor.h>
 #include <c10/util/FunctionRef.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>

@@ -1,3 +1,4 @@
+// What collectives do on the host's memory, and the shapes of their results.
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
@@ -11,7 +12,6 @@
 
 #include "distributed/group.h"
 
-// What collectives do on the host's memory, and the shapes of their results.
 namespace lazyxla::distributed {
 namespace {
 

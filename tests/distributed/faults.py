@@ -95,7 +95,7 @@ class Trial:
     when: tuple[int, int]
     eager: bool
     other: tuple[Callable[[int], Any], int]
-    everywhere: bool  # read in each step, or only wait
+    reads: bool  # the results of each step, or only waits
 
     @classmethod
     def draw(cls, rng: random.Random) -> Trial:
@@ -115,7 +115,7 @@ class Trial:
             when=when,
             eager=rng.random() < 0.3,
             other=rng.choice([*others, (collective, size + 1), (collective, 7 * size)]),
-            everywhere=rng.random() < 0.5,
+            reads=rng.random() < 0.5,
         )
 
 
@@ -147,7 +147,7 @@ def run(trial: Trial, rank: int) -> None:
                 if trial.fault in ("other", "left out"):
                     continue
             results.append(collective(size))
-        if trial.everywhere:
+        if trial.reads:
             for result in results:
                 result.tolist()
         lazyxla.sync(wait=True)

@@ -19,16 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 import lazyxla
-from tests.distributed import (  # noqa: F401 - they have the cases
-    batch_norm,
-    checkpoints,
-    collectives,
-    pipelines,
-    ranks_apart,
-    training,
-    wrappers,
-)
-from tests.distributed.cases import CASES
+from tests.distributed.all_cases import CASES
 from tests.distributed.training import STEPS
 
 

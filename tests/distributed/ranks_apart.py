@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import lazyxla
 from tests.distributed.cases import case
-from tests.distributed.training import batch, make_model
+from tests.distributed.training import batch, make_model, train_step
 
 DDP = nn.parallel.DistributedDataParallel
 Extra = Callable[[nn.Module, Tensor, int], Any]
@@ -127,13 +127,7 @@ def smaller_last_batches(device: str) -> Any:
         x, labels = batch(device, step)
         if step % 4 == 3:
             x, labels = x[dist.get_rank() :], labels[dist.get_rank() :]
-        loss = nn.functional.cross_entropy(model(x), labels)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        if device != "cpu":
-            lazyxla.sync()
-        losses.append(loss.detach())
+        losses.append(train_step(model, optimizer, x, labels))
     return losses, list(model.parameters())
 
 

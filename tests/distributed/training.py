@@ -31,17 +31,21 @@ def batch(device: str, step: int) -> tuple[Tensor, Tensor]:
     return x.to(device), torch.randint(0, 3, (8,), generator=generator).to(device)
 
 
+def train_step(model: nn.Module, optimizer: Any, x: Tensor, labels: Tensor) -> Tensor:
+    """Trains on a batch, and returns the loss."""
+    loss = nn.functional.cross_entropy(model(x), labels)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    if x.device.type != "cpu":
+        lazyxla.sync()
+    return loss.detach()
+
+
 def train(model: nn.Module, device: str, optimizer: Any = None) -> Iterator[Tensor]:
     optimizer = optimizer or torch.optim.AdamW(model.parameters(), lr=1e-2)
     for step in range(10):
-        x, labels = batch(device, step)
-        loss = nn.functional.cross_entropy(model(x), labels)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        if device != "cpu":
-            lazyxla.sync()
-        yield loss.detach()
+        yield train_step(model, optimizer, *batch(device, step))
 
 
 STEPS: list[dict[str, int]] = []  # what each step of the last training counted

@@ -17,6 +17,7 @@ from tests.distributed.training import (
     record_step,
     start_recording,
     train_counted,
+    train_step,
 )
 
 DDP = nn.parallel.DistributedDataParallel
@@ -86,12 +87,7 @@ def ddp_join(device: str) -> Any:
     losses = []
     with Join([model]):
         for step in range(3 + 2 * dist.get_rank()):
-            loss = loss_of(model, device, step)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            sync(device)
-            losses.append(loss.detach())
+            losses.append(train_step(model, optimizer, *batch(device, step)))
     return losses, list(model.parameters())
 
 
@@ -195,10 +191,5 @@ def sampled(device: str) -> Any:
     for epoch in range(2):
         sampler.set_epoch(epoch)
         for x, labels in loader:
-            loss = nn.functional.cross_entropy(model(x), labels)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            sync(device)
-            losses.append(loss.detach())
+            losses.append(train_step(model, optimizer, x, labels))
     return losses, list(model.parameters())

@@ -1,0 +1,12 @@
+"""All cases, by name."""
+
+from tests.distributed import (  # noqa: F401 - they have the cases
+    batch_norm,
+    checkpoints,
+    collectives,
+    pipelines,
+    ranks_apart,
+    training,
+    wrappers,
+)
+from tests.distributed.cases import CASES as CASES
