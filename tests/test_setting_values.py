@@ -28,7 +28,7 @@ def absurd(field: Field) -> list[str]:
         most = ["128", "100000"] if field.name == "cpu_devices" else []
         least = [] if field.name == "cache_size" else ["0"]
         return [*_WORDS, *_NUMBERS, *_TOO_LARGE, *most, *least]
-    if field.name in ("platform", "log_level"):
+    if field.name in ("platform", "log_level", "compare_collectives"):
         return [*_WORDS, "cpu,tpu", "debug info"]
     if field.name in ("plugin_path", "cache_dir"):
         return _NO_PATHS

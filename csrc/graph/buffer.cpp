@@ -55,21 +55,21 @@ std::vector<pjrt::Buffer*> DeviceBuffer::on_each(const ir::Mesh& mesh) {
     return buffers;
   }
   const auto& devices = pjrt::Runtime::get().client().devices();
-  const auto is_elsewhere = [this](int device) { return device != buffer_->device_index(); };
-  const bool is_stale =
-      copies_ && (copies_->mesh != &mesh ||
-                  std::any_of(copies_->buffers.begin(), copies_->buffers.end(),
-                              [](const pjrt::Buffer& copy) { return copy.is_deleted(); }));
-  if (!copies_ || is_stale) {
-    copies_ = std::make_unique<Copies>(Copies{&mesh, {}});
-    for (int device : mesh.devices()) {
-      if (!is_elsewhere(device)) continue;
-      copies_->buffers.push_back(buffer_->copy_to_device(devices[device]));
-    }
-  }
-  auto copy = copies_->buffers.begin();
+  if (!copies_) copies_ = std::make_unique<Copies>();
   for (int device : mesh.devices()) {
-    buffers.push_back(is_elsewhere(device) ? &*copy++ : &*buffer_);
+    if (device == buffer_->device_index()) {
+      buffers.push_back(&*buffer_);
+      continue;
+    }
+    auto copy = copies_->find(device);
+    if (copy != copies_->end() && copy->second.is_deleted()) {
+      copies_->erase(copy);
+      copy = copies_->end();
+    }
+    if (copy == copies_->end()) {
+      copy = copies_->emplace(device, buffer_->copy_to_device(devices[device])).first;
+    }
+    buffers.push_back(&copy->second);
   }
   return buffers;
 }

@@ -12,6 +12,7 @@
 #pragma once
 
 #include <atomic>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -44,7 +45,7 @@ class DeviceBuffer final : public ir::LeafData {
   // The same for data that may be spread: null if it lies on one device.
   Shards* shards();
   // The same for a program of many devices: what each of them is given. Data that lies on one
-  // device is copied to all others, once.
+  // device is copied to each other one, once.
   std::vector<pjrt::Buffer*> on_each(const ir::Mesh& mesh);
   // Waits for the data; whether it is there.
   void await();
@@ -82,11 +83,8 @@ class DeviceBuffer final : public ir::LeafData {
   enum State : int { kPromised, kReady, kBroken, kAbstract };
   void await_kept();
 
-  // Copies of what lies on one device, for the devices of a mesh where it does not.
-  struct Copies {
-    const ir::Mesh* mesh;
-    std::vector<pjrt::Buffer> buffers;
-  };
+  // Copies of what lies on one device, by the devices of meshes where it does not.
+  using Copies = std::map<int, pjrt::Buffer>;
   std::atomic<int> state_{kPromised};
   std::optional<pjrt::Buffer> buffer_;
   std::atomic<const ir::Sharding*> sharding_{nullptr};

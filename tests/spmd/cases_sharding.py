@@ -251,8 +251,11 @@ def test_what_has_nothing_in_common_can_be_on_several_meshes() -> None:
         for number, (x, y) in enumerate(zip(ours, theirs)):
             x.mul_(shared).add_(number)
             y.mul_(3.0).add_(number)
+        made = lazyxla.memory_stats(7)["allocation.all.allocated"]
         with counted() as n:
             lazyxla.sync(wait=True)
+        made = lazyxla.memory_stats(7)["allocation.all.allocated"] - made
+        assert made == (3 if step == 0 else 2)  # a result, numbers, and at first a copy of `shared`
         assert n.executions == 3
         assert n.compiles == (3 if step == 0 else 0)
         for x, y in zip(ours, theirs):
