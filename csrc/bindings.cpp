@@ -358,7 +358,7 @@ PYBIND11_MODULE(_C, m) {
   lazyxla::bind_graph(m);
   lazyxla::bind_capture(m);
   lazyxla::bind_topology(m);
-  m.def("make_process_group", &lazyxla::distributed::make_process_group);
+  lazyxla::distributed::bind_process_group(m);
   lazyxla::ir::register_storage(lazyxla::dispatch::memory_allocator());
   lazyxla::graph::watch_optimizer_steps();
 }

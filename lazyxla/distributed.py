@@ -7,6 +7,7 @@ the device if no backend is named. Its collectives are recorded operators
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
@@ -37,21 +38,22 @@ def _create(options: Any, _backend_options: Any) -> Any:
     # Before a device is used, PyTorch's DeviceMesh makes the one of the number LOCAL_RANK current.
     # That is one host's device of several; here each process has devices of its own.
     _C.device_count()  # starts them
-    # Processes meet here, which some reach only when others have sent what is only recorded yet.
-    _C.sync(False)
-    transport = dist.ProcessGroupGloo(
-        dist.PrefixStore(NAME, options.store),
-        options.group_rank,
-        options.group_size,
-        timeout=options.timeout,
-    )
     return _C.make_process_group(
-        transport,
+        options.store,
         _shared_by_all(options.store),
         options.group_id,
         list(options.global_ranks_in_group or range(options.group_size)),
+        options.group_rank,
+        options.timeout,
         settings.compare_collectives,
     )
+
+
+def connect(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
+    """What carries the data between the processes of a new group, which meet at its store."""
+    # Some reach this only when others have sent what is only recorded yet.
+    _C.sync(False)
+    return dist.ProcessGroupGloo(dist.PrefixStore(NAME, store), rank, size, timeout=timeout)
 
 
 def _shared_by_all(store: Any) -> Any:

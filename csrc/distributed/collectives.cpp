@@ -50,6 +50,24 @@ class Tokens {
     return results;
   }
 
+  // Starts the recorded calls.
+  void run_recorded() {
+    std::vector<std::pair<c10::Device, Token*>> tokens;
+    {
+      std::lock_guard lock(mutex_);
+      for (auto& [device, token] : tokens_) tokens.emplace_back(device, &token);
+    }
+    for (const auto& [device, token] : tokens) {
+      at::Tensor last;
+      {
+        std::unique_lock lock(token->mutex, std::try_to_lock);
+        if (!lock) continue;  // another thread is recording one, and runs it when it wants to
+        last = token->value;
+      }
+      if (last.defined() && take_over(last)) graph::flush(device.index(), graph::Cause::kSync);
+    }
+  }
+
  private:
   struct Token {
     std::mutex mutex;
@@ -78,6 +96,17 @@ class Tokens {
     std::lock_guard lock(storage.mutex());
     const ir::Node& node = *storage.value().node.get();
     return node.is_leaf() && !graph::buffer_of(node).is_usable();
+  }
+
+  // Makes what computes the token part of what this thread has recorded; false if it ran, or
+  // belongs to a region of another thread.
+  static bool take_over(const at::Tensor& token) {
+    ir::Storage& storage = dispatch::storage_of(*token.unsafeGetTensorImpl());
+    ir::PendingSet& mine = graph::pending_set(token.device().index());
+    std::lock_guard lock(storage.mutex());
+    if (!storage.is_pending()) return false;
+    graph::take_over_pending(storage, mine);
+    return storage.pending_set() == &mine;
   }
 
   std::mutex mutex_;
@@ -137,5 +166,7 @@ at::Tensor finish_receive(const at::Tensor& like, const std::string& group, int6
                           int64_t tag) {
   return record("lazyxla_c10d::finish_receive", kOfTwo, {like}, group, peer, tag)[0];
 }
+
+void run_recorded_collectives() { Tokens::get().run_recorded(); }
 
 }  // namespace lazyxla::distributed

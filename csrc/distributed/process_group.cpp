@@ -3,6 +3,11 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
+#include <pybind11/chrono.h>
+#include <pybind11/stl.h>
+#include <torch/csrc/utils/pybind.h>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <algorithm>
 #include <map>
@@ -16,25 +21,77 @@
 #include "dispatch/device_state.h"
 #include "distributed/collectives.h"
 #include "distributed/group.h"
+#include "distributed/host_collectives.h"
 #include "distributed/work.h"
 #include "graph/flush.h"
 #include "graph/scope.h"
+
+namespace py = pybind11;
 
 namespace lazyxla::distributed {
 namespace {
 
 using c10d::ReduceOp;
+using BackendRef = c10::intrusive_ptr<c10d::Backend>;
+using StoreRef = c10::intrusive_ptr<c10d::Store>;
+
+// What torch.distributed.split_group hands on, with the name of the new group.
+struct GroupOptions : c10d::Backend::Options {
+  explicit GroupOptions(std::chrono::milliseconds timeout)
+      : c10d::Backend::Options("lazyxla", timeout) {}
+};
+using OptionsRef = c10::intrusive_ptr<GroupOptions>;
+
+// How the processes of a group meet and what they compare (process_group.h).
+struct Meeting {
+  StoreRef shared_store;
+  std::vector<int64_t> ranks;  // by member
+  Comparison comparison;
+  std::chrono::milliseconds timeout;
+};
+
+// Connects the group's processes: on the CPU, what carries the data of their collectives.
+BackendRef connect(const StoreRef& store, int rank, const Meeting& meeting) {
+  py::gil_scoped_acquire gil;
+  return py::module_::import("lazyxla.distributed")
+      .attr("connect")(store, rank, meeting.ranks.size(), meeting.timeout)
+      .cast<BackendRef>();
+}
 
 class ProcessGroup : public c10d::Backend {
  public:
-  ProcessGroup(int rank, int size, std::string name)
-      : Backend(rank, size), name_(std::move(name)) {}
+  ProcessGroup(const StoreRef& store, int rank, std::string name, Meeting meeting)
+      : Backend(rank, static_cast<int>(meeting.ranks.size())),
+        name_(std::move(name)),
+        meeting_(std::move(meeting)) {
+    const BackendRef transport = connect(store, rank, meeting_);
+    // Until shutdown: programs refer to it by its name.
+    add_group(name_, std::make_shared<Group>(transport, meeting_.shared_store, meeting_.ranks,
+                                             meeting_.comparison));
+  }
 
   ~ProcessGroup() override {
     for (auto& [from, queue] : receiving_) queue->clear();  // its members refer to it
   }
 
   const std::string getBackendName() const override { return "lazyxla"; }
+  c10::intrusive_ptr<c10d::Backend::Options> getBackendOptions() override { return options(); }
+  OptionsRef options() const { return c10::make_intrusive<GroupOptions>(meeting_.timeout); }
+
+  // A group of these members, for those of them that are in it.
+  bool supportsSplitting() const override { return true; }
+  BackendRef split(const StoreRef& store, const std::vector<int>& members,
+                   const c10::intrusive_ptr<c10d::Backend::Options>& options) override {
+    const auto self = std::find(members.begin(), members.end(), getRank());
+    if (self == members.end()) return nullptr;
+    Meeting meeting = meeting_;
+    meeting.timeout = options->timeout;
+    meeting.ranks.clear();
+    for (int member : members) meeting.ranks.push_back(meeting_.ranks.at(member));
+    return c10::make_intrusive<ProcessGroup>(store, static_cast<int>(self - members.begin()),
+                                             options->group_name, std::move(meeting));
+  }
+
   bool supportsCoalescing() const override { return true; }
   // Only what is received leaves something to do.
   void startCoalescing() override { coalesced_.emplace(); }
@@ -303,23 +360,38 @@ class ProcessGroup : public c10d::Backend {
   }
 
   std::string name_;
+  Meeting meeting_;
   std::map<std::pair<int, int>, std::shared_ptr<ReceiveWork::Queue>> receiving_;  // by peer and tag
   bool is_over_ = false;
   std::optional<std::vector<WorkRef>> coalesced_;  // since startCoalescing
 };
 
+Comparison comparison_named(const std::string& name) {
+  if (name == "always") return Comparison::kAlways;
+  return name == "never" ? Comparison::kNever : Comparison::kFirst;
+}
+
 }  // namespace
 
-c10::intrusive_ptr<c10d::Backend> make_process_group(
-    const c10::intrusive_ptr<c10d::Backend>& transport,
-    const c10::intrusive_ptr<c10d::Store>& store, const std::string& name,
-    std::vector<int64_t> ranks, const std::string& comparison) {
-  const Comparison compared = comparison == "always"  ? Comparison::kAlways
-                              : comparison == "never" ? Comparison::kNever
-                                                      : Comparison::kFirst;
-  // Until shutdown: programs refer to it by its name.
-  add_group(name, std::make_shared<Group>(transport, store, std::move(ranks), compared));
-  return c10::make_intrusive<ProcessGroup>(transport->getRank(), transport->getSize(), name);
+void bind_process_group(py::module_& m) {
+  // PyTorch has the classes that these derive from.
+  const py::object backend = py::module_::import("torch._C._distributed_c10d").attr("Backend");
+  py::class_<ProcessGroup, c10::intrusive_ptr<ProcessGroup>>(m, "ProcessGroup", backend)
+      .def_property_readonly("options", &ProcessGroup::options);
+  const auto copy = [](const GroupOptions& self, py::args) {
+    return c10::make_intrusive<GroupOptions>(self);
+  };
+  py::class_<GroupOptions, OptionsRef>(m, "ProcessGroupOptions", backend.attr("Options"))
+      .def("__copy__", copy)
+      .def("__deepcopy__", copy);
+  m.def("make_process_group", [](const StoreRef& store, StoreRef shared_store, std::string name,
+                                 std::vector<int64_t> ranks, int rank,
+                                 std::chrono::milliseconds timeout, const std::string& comparison) {
+    run_recorded_before_host_collectives();
+    return c10::make_intrusive<ProcessGroup>(
+        store, rank, std::move(name),
+        Meeting{std::move(shared_store), std::move(ranks), comparison_named(comparison), timeout});
+  });
 }
 
 }  // namespace lazyxla::distributed

@@ -4,21 +4,14 @@
 // who go on using the device: whatever reads a result comes after it.
 #pragma once
 
-#include <torch/csrc/distributed/c10d/Backend.hpp>
-#include <torch/csrc/distributed/c10d/Store.hpp>
-
-#include <cstdint>
-#include <string>
-#include <vector>
+#include <pybind11/pybind11.h>
 
 namespace lazyxla::distributed {
 
-// `transport` carries the collectives of programs on the CPU; `store` is shared by all processes;
-// `name` is the same in all; `ranks` are those of the group among all processes; `comparison`,
-// which collectives are compared (agreement.h), is "first", "always" or "never".
-c10::intrusive_ptr<c10d::Backend> make_process_group(
-    const c10::intrusive_ptr<c10d::Backend>& transport,
-    const c10::intrusive_ptr<c10d::Store>& store, const std::string& name,
-    std::vector<int64_t> ranks, const std::string& comparison);
+// make_process_group(store, shared_store, name, ranks, rank, timeout, comparison) -> ProcessGroup.
+// `store` is the group's own and `shared_store` all processes'; `name` is the same in all; `ranks`
+// are those of its members among all processes; this one is member `rank`; `comparison`, which
+// collectives are compared (agreement.h), is "first", "always" or "never".
+void bind_process_group(pybind11::module_& m);
 
 }  // namespace lazyxla::distributed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -201,6 +202,29 @@ def groups(device: str) -> Any:
     dist.all_reduce(y)
     dist.destroy_process_group(alone)
     return x, y
+
+
+@case
+def split_groups(device: str) -> Any:
+    """As a mesh of two dimensions makes them if `init_process_group` got a `device_id`."""
+    size, rank = dist.get_world_size(), dist.get_rank()
+    members = [[0], list(range(1, size))]
+    x, y = ranked(device, 3), ranked(device, 3)
+    if device == "cpu":  # PyTorch splits no groups there
+        half = [dist.new_group(of, backend="gloo") for of in members][min(rank, 1)]
+    else:
+        world = dist.group.WORLD
+        assert world is not None
+        world.bound_device_id = torch.device(device, 0)
+        found = dist.split_group(split_ranks=members, timeout=timedelta(seconds=90))
+        world.bound_device_id = None
+        assert found is not None
+        half = found
+        options = half._get_backend(torch.device(device)).options
+        assert options._timeout == timedelta(seconds=90)
+    dist.all_reduce(x, group=half)
+    dist.all_reduce(y)
+    return x, y, dist.get_process_group_ranks(half)
 
 
 @case

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import tempfile
 import threading
 import time
@@ -198,3 +199,71 @@ def one_computes_in_a_thread(device: str) -> Any:
     trained = train(device, nothing, sync)
     thread.join()
     return trained, torch.tensor(results)
+
+
+def objects(x: Tensor) -> Any:
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, dist.get_rank())
+    return x + sum(found)
+
+
+def on_the_host(x: Tensor) -> Any:
+    ours = torch.full((3,), float(dist.get_rank()))
+    dist.all_reduce(ours)
+    return x + ours.to(x.device)
+
+
+def on_the_host_for_inference(x: Tensor) -> Any:
+    with torch.inference_mode():
+        flag = torch.full((1,), dist.get_rank())
+        dist.broadcast(flag, src=1)
+    return x + flag.item()
+
+
+def on_the_host_later(x: Tensor) -> Any:
+    ours = torch.full((3,), float(dist.get_rank()))
+    work = dist.all_reduce(ours, async_op=True)
+    y = on_the_device(x)
+    assert work is not None
+    work.wait()
+    return y + ours.to(x.device)
+
+
+def on_the_device(x: Tensor) -> Any:
+    y = x * (dist.get_rank() + 1)
+    dist.all_reduce(y)
+    return y / 4
+
+
+def barrier(x: Tensor) -> Any:
+    dist.barrier()
+    return x * 2
+
+
+def of_a_new_group(x: Tensor) -> Any:
+    backend = "gloo" if x.device.type == "cpu" else "lazyxla"
+    group = dist.new_group(backend=backend)
+    y = x.clone()
+    dist.all_reduce(y, group=group)
+    return y / 2
+
+
+MEETINGS: list[Callable[[Tensor], Any]] = [
+    *(objects, on_the_host, on_the_host_for_inference, on_the_host_later, barrier),
+    *(on_the_device, on_the_device, of_a_new_group),
+]
+
+
+@case
+def others_wait_on_the_host(device: str) -> Any:
+    """Each process reads what it likes, when it likes, between meetings on the device and off it."""
+    meetings, reads = random.Random(0), random.Random(dist.get_rank())
+    x = torch.ones(3, device=device)
+    for _ in range(60):
+        x = meetings.choice(MEETINGS)(x) % 100
+        what = reads.randrange(4)
+        if what == 0:
+            x.sum().item()
+        elif what == 1 and device != "cpu":
+            lazyxla.sync(wait=reads.random() < 0.5)
+    return x
