@@ -82,6 +82,7 @@ with Deferred():  # a module half imported would stay so
 
 from lazyxla.buckets import Buckets, bucket  # noqa: E402
 from lazyxla.config import settings  # noqa: E402
+from lazyxla.jax.calls import call_jax, jax_function, jax_key  # noqa: E402
 from lazyxla.loader import DeviceLoader  # noqa: E402
 from lazyxla.memory import (  # noqa: E402
     empty_cache,
@@ -147,6 +148,7 @@ __all__ = [
     "Sharding",
     "aot",
     "bucket",
+    "call_jax",
     "check_torch_version",
     "checkpoint_name",
     "compile",
@@ -165,6 +167,8 @@ __all__ = [
     "get_rng_state",
     "host_view",
     "is_available",
+    "jax_function",
+    "jax_key",
     "manual_seed",
     "max_memory_allocated",
     "max_memory_reserved",

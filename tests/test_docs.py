@@ -14,6 +14,7 @@ from tests.support import needs_libtpu
     ("page", "section"),
     [
         ("custom_operators.md", ""),
+        ("jax.md", ""),
         ("input.md", "## Batches of few sizes\n"),
         ("input.md", "## torch.compile pads by itself\n"),
         ("distributed.md", "# One process, many devices\n"),

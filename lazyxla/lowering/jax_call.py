@@ -1,16 +1,17 @@
 """Calling functions on JAX arrays from a module under construction.
 
 The function is traced and lowered by JAX for the operands' types, once per process; its module is
-merged into ours as private functions. JAX is a compiler library here: it keeps 64-bit types and
-never opens an accelerator, since one process may own a TPU only once and that process's client is
-ours.
+merged into ours as private functions. JAX is a compiler library here: it opens no device, since one
+process may own a TPU only once and that process's client is ours, and the user's configuration of
+JAX stays as it is (`compiling`).
 """
 
+import contextlib
 import functools
 import importlib
 import io
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -45,15 +46,22 @@ def call_jax(
         values.append(value)
         avals.append((*b.spec(value), isinstance(x, Scalar) and x.wrapped))
     key = (function, tuple(avals), tuple(sorted(static.items())))
-    symbol = b.symbols.get(key)
-    if lowered_as is None:
-        lowered_as = _LOWERED_AS.get(b.platform, _BY_XLA_ALONE)
-    bytecode, single = _trace(*key, lowered_as)
-    if symbol is None:
-        symbol = b.symbols[key] = _merge(b, bytecode, function.__name__)
-    callee = b.callees[symbol]
-    results = list(b.mlir.func.CallOp(callee, values).results)
+    bytecode, single = _trace(*key, lowered_as or lowered_for(b.platform))
+    results = call_module(b, key, bytecode, function.__name__, values)
     return results[0] if single else results
+
+
+def lowered_for(platform: str) -> str:
+    """The name of JAX's platform whose lowering a platform of ours takes."""
+    return _LOWERED_AS.get(platform, _BY_XLA_ALONE)
+
+
+def call_module(b: "Builder", key: Any, bytecode: bytes, name: str, values: list[Any]) -> list[Any]:
+    """Calls a module's `main`. Within a program, one with the same key is there once."""
+    symbol = b.symbols.get(key)
+    if symbol is None:
+        symbol = b.symbols[key] = _merge(b, bytecode, name)
+    return list(b.mlir.func.CallOp(b.callees[symbol], values).results)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -64,8 +72,7 @@ def _trace(
     lowered_as: str,
 ) -> tuple[bytes, bool]:
     """The function's module in bytecode, and whether it returns one array rather than several."""
-    jax = _jax()
-    with jax.enable_x64(True):
+    with compiling(wide=True) as jax:
         operands = [
             jax.ShapeDtypeStruct(shape, numpy_dtype(dtype), weak_type=weak)
             for dtype, shape, weak in avals
@@ -73,20 +80,34 @@ def _trace(
         bound = functools.partial(function, **dict(static))
         traced = jax.jit(bound, keep_unused=True).trace(*operands)
         lowered = traced.lower(lowering_platforms=(lowered_as,))
+        return bytecode_of(lowered), jax.tree.structure(lowered.out_info).num_nodes == 1
+
+
+def bytecode_of(lowered: Any) -> bytes:
+    """The module of StableHLO of what `jax.jit(f).lower()` returns."""
     stream = io.BytesIO()
     lowered.compiler_ir("stablehlo").operation.write_bytecode(stream)
-    return stream.getvalue(), jax.tree.structure(lowered.out_info).num_nodes == 1
+    return stream.getvalue()
+
+
+@contextlib.contextmanager
+def compiling(wide: bool) -> Iterator[Any]:
+    """JAX, to trace and lower functions within the block, with 64-bit types if they are `wide`.
+
+    JAX asks for a device to lower for, and would open all there are. It gets one of a client that
+    nobody else knows.
+    """
+    jax: Any = importlib.import_module("jax")
+    with jax.enable_x64(wide), jax.default_device(_device()):
+        yield jax
 
 
 @functools.cache
-def _jax() -> Any:
-    """JAX, confined to the CPU unless the user has set it up otherwise."""
-    jax: Any = importlib.import_module("jax")
-    from jax._src.xla_bridge import backends_are_initialized
+def _device() -> Any:
+    from jaxlib import xla_client
 
-    if jax.config.jax_platforms is None and not backends_are_initialized():
-        jax.config.update("jax_platforms", "cpu")
-    return jax
+    client: Any = xla_client.make_cpu_client()
+    return client.devices()[0]
 
 
 def numpy_dtype(dtype: torch.dtype) -> Any:

@@ -256,7 +256,7 @@ MEETINGS: list[Callable[[Tensor], Any]] = [
 
 @case
 def others_wait_on_the_host(device: str) -> Any:
-    """Each process reads what it likes, when it likes, between meetings on the device and off it."""
+    """Each process reads what and when it likes, between meetings on the device and off it."""
     meetings, reads = random.Random(0), random.Random(dist.get_rank())
     x = torch.ones(3, device=device)
     for _ in range(60):

@@ -1,0 +1,145 @@
+"""Calling JAX's functions on tensors."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Hashable
+from typing import Any, NamedTuple
+
+import torch
+
+from lazyxla import _C
+from lazyxla.jax.flat_functions import FlatFunction
+from lazyxla.jax.operator import call
+from lazyxla.lowering.jax_call import numpy_dtype
+from lazyxla.runtime import BACKEND
+
+
+def call_jax(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Calls a JAX function on tensors of the device: ``function(*args, **kwargs)``.
+
+    The call is recorded like any operator. The function is traced by JAX once for each combination
+    of the tensors' shapes and dtypes and of the other arguments' values, in the width that JAX is
+    set to: if ``jax_enable_x64`` is off, 64-bit integers arrive as 32-bit ones. Derivatives are
+    JAX's, of any order, backward and forward (``jax.vjp``, ``jax.jvp``), and so is what
+    ``torch.func.vmap`` does (``jax.vmap``). JAX opens no device for it.
+
+    Args:
+        function: any function that ``jax.jit`` takes; hashable. Tracing it is remembered as long as
+            the same function is called: define it once, not in every step.
+        args, kwargs: pytrees of tensors, which arrive as arrays, and of other values, which arrive
+            as they are and are constants of the program: hashable ones, such as an axis. A number
+            that varies is better given as a tensor.
+
+    Returns:
+        What the function returns, with tensors in place of its arrays.
+
+    Raises:
+        TypeError: a tensor is not on the device, an argument is not hashable, there is no such
+            dtype on the other side, or the function is not hashable.
+        ValueError: tensors are on different devices.
+    """
+    return _known(function)(*args, **kwargs)
+
+
+def jax_function(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Makes a function on tensors of a JAX function; see :func:`call_jax`. Also a decorator::
+
+    @lazyxla.jax_function
+    def gelu(x):
+        return jax.nn.gelu(x)
+
+    gelu(torch.randn(3, device="lazyxla"))
+    """
+    return functools.update_wrapper(_Calls(function), function)
+
+
+def jax_key(device: torch.device | str = BACKEND) -> torch.Tensor:
+    """A key for functions of ``jax.random``, drawn from the device's generator: uint32, shape (2,).
+
+    ``lazyxla.manual_seed`` and ``torch.manual_seed`` decide on it, as on every random number.
+    """
+    drawn = torch.randint(0, 2**32, (2,), device=device, dtype=torch.int64)
+    return drawn.to(torch.uint32)
+
+
+class _Plan(NamedTuple):
+    flat: FlatFunction
+    results: Any  # their tree
+
+
+class _Calls:
+    """A JAX function as one on tensors, with what was traced of it."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+        self._plans: dict[Hashable, _Plan] = {}
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        import jax
+
+        leaves, tree = jax.tree.flatten((args, kwargs))
+        wide: bool = jax.config.jax_enable_x64  # type: ignore[attr-defined]
+        tensors: list[torch.Tensor] = []
+        key: list[Any] = [tree, wide, _C.captured_platform()]
+        for leaf in leaves:
+            if isinstance(leaf, torch.Tensor):
+                key.append((leaf.dtype, leaf.shape))
+                tensors.append(leaf)
+            else:
+                key.append((leaf.__class__, leaf))
+        try:
+            plan = self._plans.get(tuple(key))
+        except TypeError:
+            raise TypeError(_unhashable(leaves)) from None
+        if plan is None:
+            _check_device(tensors)
+            plan = self._plans[tuple(key)] = self._trace(leaves, tree, wide)
+        inputs = tensors or [torch.empty(0, device=BACKEND)]
+        return jax.tree.unflatten(plan.results, call(plan.flat, inputs))
+
+    def _trace(self, leaves: list[Any], tree: Any, wide: bool) -> _Plan:
+        import jax
+
+        places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+        constants = [None if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+        avals = [(leaves[i].dtype, tuple(leaves[i].shape)) for i in places]
+        found: dict[str, Any] = {}
+
+        def flat(*arrays: Any) -> list[Any]:
+            values = list(constants)
+            for i, array in zip(places, arrays):
+                values[i] = array
+            args, kwargs = jax.tree.unflatten(tree, values)
+            results, found["tree"] = jax.tree.flatten(self._function(*args, **kwargs))
+            return results
+
+        function = FlatFunction(flat, avals or [(torch.float32, (0,))], wide)
+        return _Plan(function, found["tree"])
+
+
+_known = functools.lru_cache(maxsize=1024)(_Calls)
+
+
+def _check_device(tensors: list[torch.Tensor]) -> None:
+    for x in tensors:
+        if x.device.type != BACKEND:
+            raise TypeError(
+                f'a JAX function takes tensors of the device "{BACKEND}", got one on {x.device}'
+            )
+        numpy_dtype(x.dtype)
+    devices = sorted({str(x.device) for x in tensors})
+    if len(devices) > 1:
+        raise ValueError(f"a JAX function takes tensors of one device, got {', '.join(devices)}")
+
+
+def _unhashable(leaves: list[Any]) -> str:
+    for leaf in leaves:
+        try:
+            hash(leaf)
+        except TypeError:
+            return (
+                f"an argument of a JAX function is a {type(leaf).__name__}, which is not hashable: "
+                "give it as a tensor of the device"
+            )
+    return "an argument of a JAX function is not hashable"

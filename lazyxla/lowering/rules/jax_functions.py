@@ -1,0 +1,16 @@
+"""Functions of JAX's that a program calls (lazyxla/jax)."""
+
+from typing import Any
+
+from lazyxla.lowering.builder import Builder
+from lazyxla.lowering.jax_call import call_module
+from lazyxla.lowering.registry import rule
+
+
+@rule("lazyxla::jax_call")
+def jax_call(b: Builder, inputs: list[Any], name: str) -> list[Any]:
+    from lazyxla.jax.flat_functions import by_name
+
+    function = by_name[name]
+    values = [b.convert(x, function.taken_as(b.dtype(x))) for x in inputs]
+    return call_module(b, name, function.bytecode(b.platform), "jax_function", values)
