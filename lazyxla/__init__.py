@@ -82,6 +82,13 @@ with Deferred():  # a module half imported would stay so
 
 from lazyxla.buckets import Buckets, bucket  # noqa: E402
 from lazyxla.config import settings  # noqa: E402
+from lazyxla.environment import (  # noqa: E402
+    Environment,
+    default_env,
+    disable_globally,
+    enable_globally,
+    to_device,
+)
 from lazyxla.jax.calls import call_jax, jax_function, jax_key  # noqa: E402
 from lazyxla.loader import DeviceLoader  # noqa: E402
 from lazyxla.memory import (  # noqa: E402
@@ -142,6 +149,7 @@ __all__ = [
     "ColwiseParallel",
     "DeviceLoader",
     "DeviceProperties",
+    "Environment",
     "Mesh",
     "RowwiseParallel",
     "SequenceParallel",
@@ -156,11 +164,14 @@ __all__ = [
     "counters",
     "current_device",
     "data_parallel",
+    "default_env",
     "device",
     "device_count",
     "devices",
+    "disable_globally",
     "eager_mode",
     "empty_cache",
+    "enable_globally",
     "fallbacks",
     "from_dlpack",
     "fully_shard",
@@ -192,6 +203,7 @@ __all__ = [
     "step",
     "sync",
     "synchronize",
+    "to_device",
     "visualize",
 ]
 
