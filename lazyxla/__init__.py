@@ -66,6 +66,7 @@ with Deferred():  # a module half imported would stay so
         _C,
         aot,
         batch_norm,
+        control_flow,
         device_module,
         distributed,
         lowering,
@@ -289,6 +290,7 @@ def _register() -> None:
     batch_norm.install()
     model_state.install()
     distributed.install()
+    control_flow.install()
     printing.install()
     # Half precision is PyTorch's own default here; every XLA platform is better at this one.
     torch.set_autocast_dtype(BACKEND, torch.bfloat16)

@@ -12,7 +12,7 @@ from torch.nn.modules import module
 from lazyxla import _C
 from lazyxla.runtime import BACKEND
 
-# Not of their subclasses, which need not have memory of their own.
+# Not of their subclasses, which need not have memory of their own, as a transform's tensors.
 _KINDS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
 
@@ -23,5 +23,7 @@ def install() -> None:
 
 
 def _note(_module: torch.nn.Module, _name: str, tensor: torch.Tensor | None) -> None:
-    if type(tensor) in _KINDS and tensor.device.type == BACKEND:  # type: ignore[union-attr]
+    if tensor is None or type(tensor) not in _KINDS or tensor.device.type != BACKEND:
+        return
+    if not torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         _C.note_model_state(tensor)

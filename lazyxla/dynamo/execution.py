@@ -121,7 +121,7 @@ def _make_call(
         writes=writes,
         returns=returned,
         constants=constants,
-        random=any(isinstance(n.target, OpOverload) and draws(n.target) for n in part.nodes),
+        random=any(draws(n.target) for n in part.nodes),
         options=options,
     )
     registry.graphs[number] = FxGraph(part.inputs, part.nodes, list(outputs))
@@ -137,6 +137,8 @@ def memory_of(node: fx.Node, members: set[fx.Node]) -> fx.Node:
     """The node whose memory a node's tensor is in: itself, or what it is a view of."""
     while True:
         owner: Any = node.args[0] if node.target is operator.getitem else node
+        if not isinstance(owner.target, OpOverload):
+            return node
         arguments = owner.target._schema.arguments
         is_view = arguments and arguments[0].alias_info is not None
         if not is_view or owner.args[0] not in members:

@@ -22,7 +22,7 @@ import torch
 from torch import fx
 
 from lazyxla import _C, lowering, runtime
-from lazyxla.lowering import registry
+from lazyxla.lowering import control_flow, registry
 from lazyxla.lowering.fx_graph import draws, program_of, schema_name
 
 HOST = -1
@@ -96,9 +96,10 @@ def divide(graph: fx.Graph) -> Partition | None:
         if turn.kind != HOST:
             _add_numbers(turn, calls, kinds)
             members = set(turn.nodes)
-            turn.inputs = list(
-                dict.fromkeys(o for n in turn.nodes for o in n.all_input_nodes if o not in members)
-            )
+            operands = dict.fromkeys(o for n in turn.nodes for o in n.all_input_nodes)
+            turn.inputs = [
+                o for o in operands if o not in members and not control_flow.is_function(o)
+            ]
             turn.inputs += [a for a, _ in turn.writes if a not in turn.inputs]
     _find_outputs(
         turns, kinds, [*output.all_input_nodes, *(o for n in last for o in n.all_input_nodes)]
@@ -138,10 +139,17 @@ registry.on_change(lambda *_: _how_on.cache_clear())
 
 def lowers(node: fx.Node) -> bool:
     """Whether there is a way to lower a node."""
+    if control_flow.is_control_flow(node.target):
+        return control_flow.lowers(node, _lowers_within)
     how = _how(node.target)
     if how == "decomposition":  # its parts may have no rules
         return lowering.try_out(program_of(node), runtime.platform()) != "host"
     return how != "host"
+
+
+def _lowers_within(node: fx.Node) -> bool:
+    """The same for a node of a function that an operator calls."""
+    return lowers(node) and not has_positions_of_masks(node)
 
 
 def _kind(node: fx.Node, kinds: dict[fx.Node, int]) -> int:

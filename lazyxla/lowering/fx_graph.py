@@ -67,10 +67,15 @@ def run_graph(b: "Builder", graph: FxGraph, values: list[Any]) -> list[Any]:
     known: dict[Any, Any] = {}
     for node, value in zip(graph.inputs, values, strict=True):
         known[node] = b.value(value, value.dtype) if isinstance(value, Scalar) else value
+    from lazyxla.lowering import control_flow
+
     randoms = 0
     for node in graph.nodes:
         if node.op == "get_attr":
-            known[node] = _constant(b, getattr(node.graph.owning_module, str(node.target)))
+            if not control_flow.is_function(node):
+                known[node] = _constant(b, getattr(node.graph.owning_module, str(node.target)))
+        elif control_flow.is_control_flow(node.target):
+            known[node] = control_flow.lower(b, node, known)
         elif node.target is operator.getitem:
             known[node] = known[node.args[0]][node.args[1]]
         else:
@@ -87,7 +92,8 @@ def draws(op: Any) -> bool:
     PyTorch tags its attention for CPUs as if it had dropout.
     """
     return (
-        torch.Tag.nondeterministic_seeded in op.tags
+        isinstance(op, torch._ops.OpOverload)
+        and torch.Tag.nondeterministic_seeded in op.tags
         and op is not torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
     )
 

@@ -128,9 +128,7 @@ class Plan:
         outputs: Sequence[str],
         output_shardings: Sequence[str | None],
     ) -> LayerLoop:
-        random = any(
-            isinstance(n.target, torch._ops.OpOverload) and draws(n.target) for n in body.nodes
-        )
+        random = any(draws(n.target) for n in body.nodes)
         return LayerLoop(
             body,
             self.length,

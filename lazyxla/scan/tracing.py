@@ -298,4 +298,4 @@ def _check_lowers(graph: fx.Graph) -> None:
 
 
 def _draws(node: fx.Node) -> bool:
-    return isinstance(node.target, torch._ops.OpOverload) and draws(node.target)
+    return draws(node.target)

@@ -10,6 +10,10 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
+from tests.tables import forget_test_functions
+
+forget_test_functions()
+
 DEVICE = "lazyxla"
 
 

@@ -15,6 +15,9 @@ from torch.testing._internal.opinfo.core import DecorateInfo, OpInfo, SampleInpu
 from torch.utils._pytree import tree_leaves
 
 from tests.opinfo.compare import copied
+from tests.tables import forget_test_functions
+
+forget_test_functions()
 
 # Classes of PyTorch's tests that compare results, as these here do. The others compare gradients
 # with finite differences, or compilers.

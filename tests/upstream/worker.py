@@ -95,7 +95,7 @@ def run(test: unittest.TestCase, timeout: float) -> tuple[str, str]:
         errors.append("passes, but is marked with expectedFailure")
     if errors:
         # Long ones list a dispatch table, behind what is of interest.
-        return "failed", errors[0][:4000]
+        return "failed", errors[0][-4000:]
     if result.skipped:
         return "skipped", result.skipped[0][1]
     return "passed", ""

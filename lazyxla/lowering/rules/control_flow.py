@@ -1,0 +1,13 @@
+"""Calls of PyTorch's control flow (lazyxla/control_flow.py)."""
+
+from typing import Any
+
+from lazyxla.lowering.builder import Builder
+from lazyxla.lowering.registry import rule
+
+
+@rule("lazyxla::control_flow")
+def control_flow(b: Builder, inputs: list[Any], name: str) -> list[Any]:
+    from lazyxla.control_flow import by_name
+
+    return by_name[name].lower(b, inputs)
