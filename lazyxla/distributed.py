@@ -12,7 +12,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from lazyxla import _C
+from lazyxla import _C, attention_sharding
 from lazyxla.config import settings
 from lazyxla.runtime import platform
 
@@ -35,6 +35,7 @@ def _create(options: Any, _backend_options: Any) -> Any:
         raise NotImplementedError(
             f"lazyxla: torch.distributed works between processes on the CPU, not on {platform()}"
         )
+    attention_sharding.install()
     # Before a device is used, PyTorch's DeviceMesh makes the one of the number LOCAL_RANK current.
     # That is one host's device of several; here each process has devices of its own.
     _C.device_count()  # starts them
