@@ -23,7 +23,14 @@ OF_EVERY_SIZE = (
 THEMES = sorted({case.__module__.rpartition(".")[2] for case in CASES.values()})
 SERVED_BY_ONE_PROGRAM = (
     *("all_reduce", "asynchronous", "broadcast", "gathers", "scatters", "all_to_all", "in_a_ring"),
-    *("groups", "functional_collectives", "differentiable", "dtensors", "traced"),
+    *(
+        "groups",
+        "functional_collectives",
+        "differentiable",
+        "dtensors",
+        "dtensors_in_attention",
+        "traced",
+    ),
 )
 ONE_PROGRAM_PER_STEP = (
     *("ddp", "ddp_static", "ddp_accumulates", "ddp_hooks", "zero_adam", "zero_sgd"),

@@ -67,6 +67,11 @@ std::string message(const std::vector<std::string>& reports, const std::vector<i
 
 }  // namespace
 
+Comparison comparison_named(const std::string& name) {
+  if (name == "always") return Comparison::kAlways;
+  return name == "never" ? Comparison::kNever : Comparison::kFirst;
+}
+
 Agreement::Agreement(c10::intrusive_ptr<c10d::Backend> transport,
                      c10::intrusive_ptr<c10d::Store> store, std::vector<int64_t> ranks,
                      Comparison comparison)

@@ -31,6 +31,8 @@ struct Call {
 };
 
 enum class Comparison { kNever, kFirst, kAlways };
+// "never", "first", "always".
+Comparison comparison_named(const std::string& name);
 
 class Agreement {
  public:

@@ -313,11 +313,20 @@ class ProcessGroup : public c10d::Backend {
     return sizes;
   }
 
-  // The transport has no mean.
+  // The transport has neither a mean nor a sum of products.
   ReduceOp::RedOpType transported(const ReduceOp& op) const {
-    TORCH_CHECK_NOT_IMPLEMENTED(op.op_ != ReduceOp::PREMUL_SUM,
-                                "lazyxla: multiply before all_reduce; PREMUL_SUM is NCCL's");
-    return op.op_ == ReduceOp::AVG ? ReduceOp::SUM : op.op_;
+    return op.op_ == ReduceOp::AVG || op.op_ == ReduceOp::PREMUL_SUM ? ReduceOp::SUM : op.op_;
+  }
+  Tensors multiplied(Tensors inputs, const ReduceOp& op) const {
+    if (op.op_ != ReduceOp::PREMUL_SUM) return inputs;
+    const auto* factor = static_cast<const c10d::NCCLPreMulSumSupplement*>(op.supplement_.get());
+    for (at::Tensor& x : inputs) {
+      TORCH_CHECK_TYPE(x.is_floating_point() || x.is_complex(),
+                       "lazyxla: PREMUL_SUM is for floating-point tensors, not ", x.dtype());
+      const at::Tensor& by = factor->tensor_factor;
+      x = by.defined() ? x.mul(by.to(x.options()).reshape({})) : x.mul(factor->double_factor);
+    }
+    return inputs;
   }
   Tensors averaged(Tensors sums, const ReduceOp& op) const {
     if (op.op_ != ReduceOp::AVG) return sums;
@@ -328,10 +337,11 @@ class ProcessGroup : public c10d::Backend {
     return sums;
   }
   Tensors reduced(const Tensors& inputs, const ReduceOp& op) const {
-    return averaged(all_reduce(inputs, name_, transported(op)), op);
+    return averaged(all_reduce(multiplied(inputs, op), name_, transported(op)), op);
   }
   Tensors scattered(const Tensors& inputs, const ReduceOp& op) const {
-    return averaged(distributed::reduce_scatter(inputs, name_, transported(op)), op);
+    return averaged(distributed::reduce_scatter(multiplied(inputs, op), name_, transported(op)),
+                    op);
   }
 
   std::vector<int64_t> rows(const at::Tensor& x, const std::vector<int64_t>& split) const {
@@ -365,11 +375,6 @@ class ProcessGroup : public c10d::Backend {
   bool is_over_ = false;
   std::optional<std::vector<WorkRef>> coalesced_;  // since startCoalescing
 };
-
-Comparison comparison_named(const std::string& name) {
-  if (name == "always") return Comparison::kAlways;
-  return name == "never" ? Comparison::kNever : Comparison::kFirst;
-}
 
 }  // namespace
 

@@ -43,6 +43,27 @@ def all_reduce_bits(device: str) -> Any:
 
 
 @case
+def sums_of_products(device: str) -> Any:
+    """As FSDP2 reduces gradients with a divisor of its own."""
+    size = dist.get_world_size()
+    results = []
+    for dtype in (torch.float32, torch.bfloat16):
+        x, part = ranked(device, 2 * size, dtype=dtype), torch.zeros(2, dtype=dtype, device=device)
+        if device == "cpu":  # Gloo has no such sum
+            product = x * 0.25
+            dist.all_reduce(product)
+            results += [product, product.chunk(size)[dist.get_rank()]]
+            continue
+        for factor in (0.25, torch.tensor([0.25])):
+            op: Any = dist._make_nccl_premul_sum(factor)
+            y = x.clone()
+            dist.all_reduce(y, op)
+            dist.reduce_scatter_tensor(part, x, op)
+        results += [y, part]
+    return results
+
+
+@case
 def all_reduce_mean(device: str) -> Any:
     x = ranked(device, 4)
     if device == "cpu":  # Gloo has no mean
@@ -296,48 +317,6 @@ def compiled(device: str) -> Any:
 
     run = function if device == "cpu" else lazyxla.compile(function)
     return [run(ranked(device, size) / 8) for size in (3, 3, 3)]
-
-
-@case
-def dtensors_in_attention(device: str) -> Any:
-    """Of which PyTorch's CPU cannot spread any: there it is computed whole."""
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
-
-    size = dist.get_world_size()
-    mesh = init_device_mesh(device, (size,))
-    attention = torch.nn.functional.scaled_dot_product_attention
-    torch.manual_seed(1)
-    mask = torch.rand(2 * size, 2 * size, 5, 5) > 0.2
-    found = []
-    for dim, heads, options in [
-        (1, 2 * size, {}),
-        (1, 2 * size, {"is_causal": True}),
-        (0, 2 * size, {"attn_mask": mask}),
-        (1, 2 * size, {"attn_mask": mask[:, :1]}),
-        (0, 2 * size, {"attn_mask": mask[0, 0]}),
-        (1, size, {"enable_gqa": True}),
-    ]:
-        torch.manual_seed(0)
-        shapes = [(2 * size, n, 5, 4) for n in (2 * size, heads, heads)]
-        whole = [torch.randn(shape).to(device).requires_grad_() for shape in shapes]
-        given = {
-            name: option.to(device) if isinstance(option, Tensor) else option
-            for name, option in options.items()
-        }
-        if device != "cpu":
-            whole = [distribute_tensor(x, mesh, [Shard(dim)]) for x in whole]
-            if "attn_mask" in given:
-                each = mask.ndim == given["attn_mask"].ndim and given["attn_mask"].shape[dim] > 1
-                placement = Shard(dim) if each else Replicate()
-                given["attn_mask"] = distribute_tensor(given["attn_mask"], mesh, [placement])
-        result: Any = attention(*whole, **given)
-        results = [result, *torch.autograd.grad(result.square().sum(), whole)]
-        if device != "cpu":
-            assert all(x.placements == (Shard(dim),) for x in results)
-            results = [x.full_tensor() for x in results]
-        found += [x.detach() for x in results]
-    return found
 
 
 @case

@@ -142,6 +142,48 @@ def dtensors(device: str) -> Any:
 
 
 @case
+def dtensors_in_attention(device: str) -> Any:
+    """Of which PyTorch's CPU cannot spread any: there it is computed whole."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    size = dist.get_world_size()
+    mesh = init_device_mesh(device, (size,))
+    attention = torch.nn.functional.scaled_dot_product_attention
+    torch.manual_seed(1)
+    mask = torch.rand(2 * size, 2 * size, 5, 5) > 0.2
+    found = []
+    for dim, heads, options in [
+        (1, 2 * size, {}),
+        (1, 2 * size, {"is_causal": True}),
+        (0, 2 * size, {"attn_mask": mask}),
+        (1, 2 * size, {"attn_mask": mask[:, :1]}),
+        (0, 2 * size, {"attn_mask": mask[0, 0]}),
+        (1, size, {"enable_gqa": True}),
+    ]:
+        torch.manual_seed(0)
+        shapes = [(2 * size, n, 5, 4) for n in (2 * size, heads, heads)]
+        whole = [torch.randn(shape).to(device).requires_grad_() for shape in shapes]
+        given = {
+            name: option.to(device) if isinstance(option, Tensor) else option
+            for name, option in options.items()
+        }
+        if device != "cpu":
+            whole = [distribute_tensor(x, mesh, [Shard(dim)]) for x in whole]
+            if "attn_mask" in given:
+                each = mask.ndim == given["attn_mask"].ndim and given["attn_mask"].shape[dim] > 1
+                placement = Shard(dim) if each else Replicate()
+                given["attn_mask"] = distribute_tensor(given["attn_mask"], mesh, [placement])
+        result: Any = attention(*whole, **given)
+        results = [result, *torch.autograd.grad(result.square().sum(), whole)]
+        if device != "cpu":
+            assert all(x.placements == (Shard(dim),) for x in results)
+            results = [x.full_tensor() for x in results]
+        found += [x.detach() for x in results]
+    return found
+
+
+@case
 def tensor_parallel(device: str) -> Any:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor.parallel import (
