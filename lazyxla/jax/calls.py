@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Hashable
+import importlib
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -66,6 +67,7 @@ def jax_key(device: torch.device | str = BACKEND) -> torch.Tensor:
 class _Plan(NamedTuple):
     flat: FlatFunction
     results: Any  # their tree
+    is_single: bool  # whether that is one array
 
 
 class _Calls:
@@ -76,31 +78,44 @@ class _Calls:
         self._plans: dict[Hashable, _Plan] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        import jax
-
-        leaves, tree = jax.tree.flatten((args, kwargs))
-        wide: bool = jax.config.jax_enable_x64  # type: ignore[attr-defined]
-        tensors: list[torch.Tensor] = []
-        key: list[Any] = [tree, wide, _C.captured_platform()]
-        for leaf in leaves:
-            if isinstance(leaf, torch.Tensor):
-                key.append((leaf.dtype, leaf.shape))
-                tensors.append(leaf)
-            else:
-                key.append((leaf.__class__, leaf))
-        try:
-            plan = self._plans.get(tuple(key))
-        except TypeError:
-            raise TypeError(_unhashable(leaves)) from None
+        jax = _jax()
+        wide: bool = jax.config.jax_enable_x64
+        key: list[Any] = [wide, _C.captured_platform()]
+        tensors: Sequence[torch.Tensor] = args
+        for x in args:
+            if x.__class__ is not torch.Tensor and x.__class__ is not torch.nn.Parameter:
+                break
+            key += (x.dtype, x.shape)
+        if kwargs or len(key) != 2 + 2 * len(args):  # not only tensors, which take less long
+            tensors = self._add_trees(key, args, kwargs)
+        plan = self._plans.get(tuple(key))
         if plan is None:
             _check_device(tensors)
+            leaves, tree = jax.tree.flatten((args, kwargs))
             plan = self._plans[tuple(key)] = self._trace(leaves, tree, wide)
-        inputs = tensors or [torch.empty(0, device=BACKEND)]
-        return jax.tree.unflatten(plan.results, call(plan.flat, inputs))
+        results = call(plan.flat, tensors or [torch.empty(0, device=BACKEND)])
+        return results[0] if plan.is_single else jax.tree.unflatten(plan.results, results)
+
+    @staticmethod
+    def _add_trees(key: list[Any], args: Any, kwargs: Any) -> list[torch.Tensor]:
+        """Adds what pytrees are told by to a key; returns the tensors in them."""
+        leaves, tree = _jax().tree.flatten((args, kwargs))
+        key[2:] = [tree]
+        tensors = []
+        for leaf in leaves:
+            if isinstance(leaf, torch.Tensor):
+                key += (leaf.dtype, leaf.shape)
+                tensors.append(leaf)
+            else:
+                key += (leaf.__class__, leaf)
+        try:
+            hash(tuple(key))
+        except TypeError:
+            raise TypeError(_unhashable(leaves)) from None
+        return tensors
 
     def _trace(self, leaves: list[Any], tree: Any, wide: bool) -> _Plan:
-        import jax
-
+        jax = _jax()
         places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
         constants = [None if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
         avals = [(leaves[i].dtype, tuple(leaves[i].shape)) for i in places]
@@ -115,13 +130,18 @@ class _Calls:
             return results
 
         function = FlatFunction(flat, avals or [(torch.float32, (0,))], wide)
-        return _Plan(function, found["tree"])
+        return _Plan(function, found["tree"], found["tree"] == jax.tree.structure(0))
+
+
+@functools.cache
+def _jax() -> Any:
+    return importlib.import_module("jax")
 
 
 _known = functools.lru_cache(maxsize=1024)(_Calls)
 
 
-def _check_device(tensors: list[torch.Tensor]) -> None:
+def _check_device(tensors: Sequence[torch.Tensor]) -> None:
     for x in tensors:
         if x.device.type != BACKEND:
             raise TypeError(

@@ -25,7 +25,8 @@ def _(inputs: Sequence[torch.Tensor], name: str) -> list[torch.Tensor]:
 
 def call(function: FlatFunction, inputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
     """The function's results. `inputs` are tensors of one device, at least one."""
-    if _is_transformed():
+    is_transformed = _is_transformed()
+    if is_transformed:
         chosen = list(range(len(inputs)))
     elif torch.is_grad_enabled() and any(x.requires_grad for x in inputs):
         chosen = [i for i, x in enumerate(inputs) if x.requires_grad]
@@ -33,7 +34,7 @@ def call(function: FlatFunction, inputs: Sequence[torch.Tensor]) -> Sequence[tor
         return _record(inputs, function.name)  # type: ignore[no-any-return]
     variables = tuple(i for i in chosen if is_differentiable(inputs[i].dtype))
     split = None
-    if variables and function.differentiable_outputs and not _is_transformed():
+    if variables and function.differentiable_outputs and not is_transformed:
         split = function.with_residuals(variables)
     results = JaxCall.apply(function, variables, split, *inputs)  # type: ignore[no-untyped-call]
     return results[: len(function.outputs)]  # type: ignore[no-any-return]
