@@ -379,6 +379,7 @@ class ProcessGroup : public c10d::Backend {
 }  // namespace
 
 void bind_process_group(py::module_& m) {
+  if (!py::hasattr(py::module_::import("torch._C"), "_c10d_init")) return;  // built without c10d
   // PyTorch has the classes that these derive from.
   const py::object backend = py::module_::import("torch._C._distributed_c10d").attr("Backend");
   py::class_<ProcessGroup, c10::intrusive_ptr<ProcessGroup>>(m, "ProcessGroup", backend)
