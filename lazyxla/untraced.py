@@ -7,11 +7,13 @@ where a traced function's remains call it. Both are set without importing Dynamo
 long as importing torch, and cost a call nothing.
 
 A few functions only record an operator, which belongs into a graph: `traced` lets Dynamo see them.
+Others do so, but not in a way that Dynamo can follow: `opaque` are in its graph as they are.
 """
 
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, TypeVar
@@ -47,6 +49,36 @@ def constant(function: F) -> F:
     """Decorates a method that Dynamo calls as it traces, and whose result is a constant to it."""
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return traced(function)
+
+
+_opaque: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def opaque(function: F) -> F:
+    """Decorates a function whose call Dynamo puts into its graph as ``nonstrict_trace`` has it:
+    with what it returns for the arguments' types, found by calling it."""
+    _opaque.add(function)
+    if "torch._dynamo.trace_rules" in sys.modules:
+        tell_dynamo()
+    return function
+
+
+def tell_dynamo() -> None:
+    """Tells Dynamo, which is imported by now, which functions are `opaque`."""
+    from torch._dynamo import trace_rules
+
+    for function in list(_opaque):
+        trace_rules._allowed_callable_ids.add(id(function))
+        trace_rules._nonstrict_trace_callable_ids.add(id(function))
+        weakref.finalize(function, _forget, id(function))
+        _opaque.discard(function)
+
+
+def _forget(number: int) -> None:
+    from torch._dynamo import trace_rules
+
+    trace_rules._allowed_callable_ids.remove(number)
+    trace_rules._nonstrict_trace_callable_ids.remove(number)
 
 
 def mark_function(function: FunctionType) -> None:

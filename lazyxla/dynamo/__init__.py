@@ -20,6 +20,7 @@ from typing import Any
 
 from torch import fx
 
+from lazyxla import untraced
 from lazyxla.dynamo import padding
 from lazyxla.dynamo.determinant import transpose_for_determinants
 from lazyxla.dynamo.execution import compile_graph
@@ -28,6 +29,8 @@ from lazyxla.dynamo.sizes import MAX_SPECIALISATIONS, SizedGraph, has_symbols
 from lazyxla.xla_options import Options, check_options
 
 __all__ = ["MAX_SPECIALISATIONS", "backend"]
+
+untraced.tell_dynamo()
 
 _MODES = (None, "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from lazyxla import _C
+from lazyxla import _C, untraced
+from lazyxla.jax import operator
 from lazyxla.jax.flat_functions import FlatFunction
-from lazyxla.jax.operator import call
 from lazyxla.lowering.jax_call import numpy_dtype
 from lazyxla.runtime import BACKEND
 
@@ -52,7 +52,13 @@ def jax_function(function: Callable[..., Any]) -> Callable[..., Any]:
 
     gelu(torch.randn(3, device="lazyxla"))
     """
-    return functools.update_wrapper(_Calls(function), function)
+    calls = _Calls(function)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return calls(*args, **kwargs)
+
+    functools.update_wrapper(call, function)
+    return untraced.opaque(call)
 
 
 def jax_key(device: torch.device | str = BACKEND) -> torch.Tensor:
@@ -93,7 +99,7 @@ class _Calls:
             _check_device(tensors)
             leaves, tree = jax.tree.flatten((args, kwargs))
             plan = self._plans[tuple(key)] = self._trace(leaves, tree, wide)
-        results = call(plan.flat, tensors or [torch.empty(0, device=BACKEND)])
+        results = operator.call(plan.flat, tensors or [torch.empty(0, device=BACKEND)])
         return results[0] if plan.is_single else jax.tree.unflatten(plan.results, results)
 
     @staticmethod

@@ -201,6 +201,32 @@ def test_training_is_one_program_per_step(mode: str) -> None:
     compare(losses, expected)
 
 
+@pytest.mark.parametrize("backend", ["lazyxla", "aot_eager"])
+def test_in_a_whole_graph_of_torch_compile(backend: str) -> None:
+    traced = []
+
+    @lazyxla.jax_function
+    def scaled(tree: Any, *, by: float) -> Any:
+        traced.append(by)
+        return {"sine": jnp.sin(tree["x"]) * by, "sum": tree["y"].sum()}
+
+    def function(x: Tensor, y: Tensor) -> Tensor:
+        results = scaled({"x": x * 2, "y": y}, by=3.0)
+        return (results["sine"] + 1) * results["sum"]
+
+    ours = torch.compile(function, backend=backend, fullgraph=True)
+    inputs = [torch.rand(4) for _ in range(2)]
+    here = [x.to(DEVICE).requires_grad_() for x in inputs]
+    there = [x.requires_grad_() for x in inputs]
+    for _ in range(3):
+        ours(*here).sum().backward()
+        lazyxla.sync(wait=True)
+        x, y = there
+        (((x * 2).sin() * 3 + 1) * y.sum()).sum().backward()
+    compare([x.grad for x in here], [x.grad for x in there])
+    assert traced == [3.0]
+
+
 def test_trees_and_constants() -> None:
     calls = []
 

@@ -395,3 +395,25 @@ def test_tensors_within_transforms_have_no_memory_to_spread() -> None:
 
     with pytest.raises(RuntimeError, match="without memory of its own, as within torch"):
         torch.func.grad(loss)(torch.ones(8, device=DEVICE))
+
+
+def test_jax_functions_keep_shardings() -> None:
+    import jax.numpy as jnp
+
+    mesh = lazyxla.Mesh((4, 2), ("data", "model"))
+    x, w = torch.randn(16, 8), torch.randn(8, 4)
+    ours, weight = x.to(DEVICE), w.to(DEVICE).requires_grad_()
+    lazyxla.shard(ours, mesh, ("data", None))
+    lazyxla.shard(weight, mesh, (None, "model"))
+    lazyxla.sync(wait=True)
+    with counted() as n:
+        y = lazyxla.call_jax(lambda a, b: jnp.tanh(a @ b), ours, weight)
+        y.square().sum().backward()
+        lazyxla.sync(wait=True)
+    assert n.executions == 1
+    assert lazyxla.sharding(y).spec == ("data", "model")
+    assert weight.grad is not None
+    assert lazyxla.sharding(weight.grad).spec == (None, "model")
+    theirs = w.requires_grad_()
+    (x @ theirs).tanh().square().sum().backward()
+    torch.testing.assert_close(weight.grad.cpu(), theirs.grad)
