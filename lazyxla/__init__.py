@@ -91,6 +91,7 @@ from lazyxla.environment import (  # noqa: E402
     to_device,
 )
 from lazyxla.jax.calls import call_jax, jax_function, jax_key  # noqa: E402
+from lazyxla.jax.modules import wrap_jax  # noqa: E402
 from lazyxla.loader import DeviceLoader  # noqa: E402
 from lazyxla.memory import (  # noqa: E402
     empty_cache,
@@ -206,6 +207,7 @@ __all__ = [
     "synchronize",
     "to_device",
     "visualize",
+    "wrap_jax",
 ]
 
 

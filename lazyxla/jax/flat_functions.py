@@ -11,7 +11,7 @@ import functools
 import hashlib
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -84,12 +84,9 @@ class FlatFunction:
                     self._bytecodes[name] = bytecode_of(lowered)
             return self._bytecodes[name]
 
-    def with_residuals(self, variables: tuple[int, ...]) -> tuple[FlatFunction, FlatFunction]:
-        """The function, to be differentiated by the arguments with these numbers, and its pullback.
-
-        The first one returns the results and then the residuals, which the second one takes,
-        followed by the gradients of those results that have some (`differentiable_outputs`).
-        """
+    def split(self, variables: tuple[int, ...]) -> Split:
+        """The function, to be differentiated by the arguments with these numbers, and its pullback,
+        which does not compute it again."""
         return self._derive(("residuals", variables), lambda: self._split_vjp(variables))
 
     def pullback(self, variables: tuple[int, ...]) -> FlatFunction:
@@ -164,8 +161,9 @@ class FlatFunction:
 
         return of, [args[i] for i in variables]
 
-    def _split_vjp(self, variables: tuple[int, ...]) -> tuple[FlatFunction, FlatFunction]:
+    def _split_vjp(self, variables: tuple[int, ...]) -> Split:
         import jax
+        from jax.extend.core import Literal
 
         found: dict[str, Any] = {}
 
@@ -185,8 +183,23 @@ class FlatFunction:
 
         first = FlatFunction(forward, self.inputs, self.wide)
         tangents = [self.outputs[i] for i in self.differentiable_outputs]
-        arrays = [*first.outputs[len(self.outputs) :], *tangents]
-        return first, FlatFunction(backward, arrays, self.wide)
+        count = len(self.outputs)
+        arrays = [*first.outputs[count:], *tangents]
+        second = FlatFunction(backward, arrays, self.wide)
+        # What is an argument as it is need not be returned.
+        jaxpr = first._traced.jaxpr.jaxpr
+        numbers = {variable: i for i, variable in enumerate(jaxpr.invars)}
+        arguments = [
+            None if isinstance(variable, Literal) else numbers.get(variable)
+            for variable in jaxpr.outvars[count:]
+        ]
+        kept = [*range(count), *(count + i for i, a in enumerate(arguments) if a is None)]
+
+        def shorter(*args: Any) -> Any:
+            results = first._function(*args)
+            return [results[i] for i in kept]
+
+        return Split(FlatFunction(shorter, self.inputs, self.wide), second, tuple(arguments))
 
     def _derive(self, key: Any, make: Callable[[], Any]) -> Any:
         with self._lock:
@@ -200,6 +213,21 @@ class FlatFunction:
         name = content.hexdigest()[:32]
         by_name.setdefault(name, self)
         return name
+
+
+class Split(NamedTuple):
+    """A function in two, so that its backward does not compute it again.
+
+    Attributes:
+        forward: returns the results, and then the residuals that are no arguments.
+        backward: from all residuals, and the gradients of the results that have some, to those of
+            the variables.
+        arguments: for each residual, which argument it is; None for those that `forward` returns.
+    """
+
+    forward: FlatFunction
+    backward: FlatFunction
+    arguments: tuple[int | None, ...]
 
 
 by_name: dict[str, FlatFunction] = {}

@@ -8,9 +8,7 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
-from lazyxla.jax.flat_functions import Aval, FlatFunction, by_name, is_differentiable
-
-Split = tuple[FlatFunction, FlatFunction]
+from lazyxla.jax.flat_functions import Aval, FlatFunction, Split, by_name, is_differentiable
 
 _library = torch.library.Library("lazyxla", "FRAGMENT")
 _library.define("jax_call(Tensor[] inputs, str name) -> Tensor[]")
@@ -35,7 +33,7 @@ def call(function: FlatFunction, inputs: Sequence[torch.Tensor]) -> Sequence[tor
     variables = tuple(i for i in chosen if is_differentiable(inputs[i].dtype))
     split = None
     if variables and function.differentiable_outputs and not is_transformed:
-        split = function.with_residuals(variables)
+        split = function.split(variables)
     results = JaxCall.apply(function, variables, split, *inputs)  # type: ignore[no-untyped-call]
     return results[: len(function.outputs)]  # type: ignore[no-any-return]
 
@@ -50,16 +48,16 @@ def _is_transformed() -> bool:
 class JaxCall(torch.autograd.Function):
     """(function, variables, split, *inputs) -> the results.
 
-    `variables` are the numbers of the inputs that have gradients. `split`, the function with its
-    residuals and its pullback, saves computing the function again in the backward; the residuals
-    are further results. Without it, the gradients can be differentiated again.
+    `variables` are the numbers of the inputs that have gradients. `split` saves computing the
+    function again in the backward; the residuals are further results. Without it, and where
+    gradients are to be differentiated again, the backward computes it again.
     """
 
     @staticmethod
     def forward(
         function: FlatFunction, variables: tuple[int, ...], split: Split | None, *inputs: Any
     ) -> tuple[torch.Tensor, ...]:
-        return tuple(_record(inputs, split[0].name if split else function.name))
+        return tuple(_record(inputs, split.forward.name if split else function.name))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
@@ -70,22 +68,29 @@ class JaxCall(torch.autograd.Function):
             *(x for x in output[:count] if not is_differentiable(x.dtype)), *output[count:]
         )
         ctx.number, ctx.device = len(tensors), tensors[0].device
-        ctx.save_for_backward(*tensors, *output[count:])
+        if ctx.split is None:
+            ctx.save_for_backward(*tensors)
+        else:  # others may be written to
+            made = iter(output[count:])
+            ctx.save_for_backward(
+                *(next(made) if i is None else tensors[i] for i in ctx.split.arguments)
+            )
+            ctx.given = [(x, x._version) for x in tensors]
         ctx.save_for_forward(*tensors)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[Any, ...]:
         function = ctx.function
-        inputs, residuals = ctx.saved_tensors[: ctx.number], ctx.saved_tensors[ctx.number :]
         given = [
             _gradient(gradients[i], function.outputs[i], ctx.device)
             for i in function.differentiable_outputs
         ]
         found: Sequence[torch.Tensor | None] = [None] * len(ctx.variables)
-        if given and (ctx.split is None or torch.is_grad_enabled()):
-            found = call(function.pullback(ctx.variables), [*inputs, *given])
+        if given and ctx.split is not None and not torch.is_grad_enabled():
+            found = call(ctx.split.backward, [*ctx.saved_tensors, *given])
         elif given:
-            found = call(ctx.split[1], [*residuals, *given])
+            inputs = ctx.saved_tensors if ctx.split is None else _unchanged(ctx.given)
+            found = call(function.pullback(ctx.variables), [*inputs, *given])
         by_variable = dict(zip(ctx.variables, found, strict=True))
         return None, None, None, *(by_variable.get(i) for i in range(ctx.number))
 
@@ -110,3 +115,14 @@ def _gradient(given: torch.Tensor | None, of: Aval, device: torch.device) -> tor
     """A result's gradient, or zeros."""
     dtype, shape = of
     return torch.zeros(shape, dtype=dtype, device=device) if given is None else given
+
+
+def _unchanged(given: Sequence[tuple[torch.Tensor, int]]) -> list[torch.Tensor]:
+    for number, (x, version) in enumerate(given):
+        if x._version != version:
+            raise RuntimeError(
+                f"argument {number} of a JAX function has been modified by an inplace operation "
+                "(counting all tensors among its arguments), and is needed for a gradient that "
+                "can be differentiated again"
+            )
+    return [x for x, _ in given]

@@ -140,6 +140,25 @@ def test_gradients_of_gradients_through_autograd() -> None:
     compare([ours[0].grad, ours[1].grad], [theirs[0].grad, theirs[1].grad])
 
 
+def test_what_the_backward_does_not_need_may_be_written_to() -> None:
+    square = lazyxla.jax_function(lambda x, y: x * x + y)
+    x = torch.rand(3, device=DEVICE, requires_grad=True)
+    y = torch.rand(3, device=DEVICE)
+    total = square(x, y).sum()
+    y.add_(1)
+    (gradient,) = torch.autograd.grad(total, x)
+    compare(gradient, 2 * x.detach().cpu())
+    total = square(x, y).sum()
+    y.add_(1)
+    with pytest.raises(RuntimeError, match="argument 1 .* modified by an inplace operation"):
+        torch.autograd.grad(total, x, create_graph=True)
+    total = square(x, y).sum()
+    with torch.no_grad():
+        x.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        total.backward()
+
+
 def test_a_gradient_of_its_own() -> None:
     x = torch.randn(8)
     ours = gradients(lazyxla.jax_function(clipped), [x.to(DEVICE)])
