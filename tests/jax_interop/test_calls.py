@@ -150,7 +150,7 @@ def test_what_the_backward_does_not_need_may_be_written_to() -> None:
     compare(gradient, 2 * x.detach().cpu())
     total = square(x, y).sum()
     y.add_(1)
-    with pytest.raises(RuntimeError, match="argument 1 .* modified by an inplace operation"):
+    with pytest.raises(RuntimeError, match=r"argument 1 .* modified by an inplace operation"):
         torch.autograd.grad(total, x, create_graph=True)
     total = square(x, y).sum()
     with torch.no_grad():
