@@ -25,6 +25,8 @@ from lazyxla.runtime import BACKEND
 _library = torch.library.Library("lazyxla", "FRAGMENT")
 _library.define("control_flow(Tensor[] inputs, str name) -> Tensor[]")
 
+_LISTS = (list, tuple)
+
 by_name: dict[str, FxGraph] = {}
 """Every call that was traced, by a name that is made of its content: recorded calls have that."""
 
@@ -85,12 +87,15 @@ def _trace(op: Any, leaves: list[Any], tree: Any) -> str | None:
     from lazyxla.dynamo.partition import lowers
 
     places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+    carried = next(arg for arg in pytree.tree_unflatten(leaves, tree) if isinstance(arg, _LISTS))
+    if op.name() != "cond" and not all(isinstance(x, torch.Tensor) for x in carried):
+        return None  # a number that changes from step to step
 
     def call(*tensors: torch.Tensor) -> Any:
         values = list(leaves)
         for i, tensor in zip(places, tensors, strict=True):
             values[i] = tensor
-        return op(*pytree.tree_unflatten(values, tree))
+        return op(*_without_numbers(pytree.tree_unflatten(values, tree)))
 
     trace: Callable[..., fx.GraphModule] = make_fx(
         call, tracing_mode="fake", _allow_non_fake_inputs=True
@@ -103,6 +108,30 @@ def _trace(op: Any, leaves: list[Any], tree: Any) -> str | None:
     name = _content_of(module, [leaves[i] for i in places])
     by_name.setdefault(name, graph)
     return name
+
+
+def _without_numbers(args: Sequence[Any]) -> list[Any]:
+    """The same call with the numbers among its operands, such as sizes, in its functions."""
+    operands = [x for arg in args if isinstance(arg, _LISTS) for x in arg]
+    numbers = [None if isinstance(x, torch.Tensor) else x for x in operands]
+    if not any(number is not None for number in numbers):
+        return list(args)
+
+    def filled(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*tensors: torch.Tensor) -> Any:
+            given = iter(tensors)
+            return function(*(next(given) if n is None else n for n in numbers))
+
+        return call
+
+    return [
+        filled(arg)
+        if callable(arg)
+        else [x for x in arg if isinstance(x, torch.Tensor)]
+        if isinstance(arg, _LISTS)
+        else arg
+        for arg in args
+    ]
 
 
 def _content_of(module: fx.GraphModule, inputs: Sequence[torch.Tensor]) -> str:

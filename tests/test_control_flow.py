@@ -133,15 +133,31 @@ def test_a_loop_is_in_the_program_once() -> None:
     assert few["while"] == 1
 
 
+@pytest.mark.parametrize("function", [branches, scanned, mapped], ids=lambda f: f.__name__)
+def test_sizes_that_change(function: Callable[..., Any]) -> None:
+    """PyTorch then traces with symbols for sizes, which are operands."""
+    for size in (3, 4, 5):
+        x, y = torch.rand(size, size), torch.rand(size, size)
+        before = lazyxla.counters()["downloads"]
+        ours = function(x.to(DEVICE), y.to(DEVICE))
+        assert lazyxla.counters()["downloads"] == before
+        torch.testing.assert_close(
+            torch.utils._pytree.tree_map(lambda t: t.cpu(), ours), function(x, y)
+        )
+
+
 def test_what_cannot_be_lowered_is_as_pytorch_does_it() -> None:
-    """Its counter is on the CPU, or a branch draws random numbers."""
+    """Its counter is on the CPU or a number, or a branch draws random numbers."""
     x = torch.rand(3, device=DEVICE)
 
-    def counted(x: Tensor) -> Any:
-        return while_loop(lambda i, z: i < 3, lambda i, z: (i + 1, z * 2), (torch.tensor(0), x))
+    def counted(start: Any) -> Any:
+        return while_loop(lambda i, z: i < 3, lambda i, z: (i + 1, z * 2), (start, x))
 
-    number, result = counted(x)
+    number, result = counted(torch.tensor(0))
     assert number.device.type == "cpu"
+    torch.testing.assert_close(result.cpu(), x.cpu() * 8)
+    number, result = counted(0)
+    assert number == 3
     torch.testing.assert_close(result.cpu(), x.cpu() * 8)
     drawn = torch.cond(x.sum() > -1, lambda a: torch.rand_like(a), lambda a: a + 1, (x,))
     assert ((drawn >= 0) & (drawn < 1)).all()
