@@ -317,7 +317,7 @@ dist.init_process_group("lazyxla")
 mesh = dist.init_device_mesh("lazyxla", (dist.get_world_size(),))
 x = torch.ones(2, device="lazyxla")
 dist.all_reduce(x, group=mesh.get_group())
-print(x.device.index, x.tolist())
+print(f"{x.device.index} {x.tolist()}\\n", end="")  # in one piece
 """
 
 
