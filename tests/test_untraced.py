@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -32,7 +33,12 @@ def _with(context: Callable[[], Any]) -> Callable[[], Any]:
     return call
 
 
+def _product(scale: Any, x: Any) -> Any:
+    return x * scale
+
+
 MESH = lazyxla.Mesh((1,), ("x",))
+SCALE = np.ones(2, np.float32)
 
 
 def _linear() -> torch.nn.Module:
@@ -49,12 +55,14 @@ CALLS: dict[str, Callable[[], Any]] = {
     "ColwiseParallel": lambda: lazyxla.ColwiseParallel("x").apply(_linear(), MESH),
     "DeviceLoader": lambda: [b.cpu() for b in lazyxla.DeviceLoader([torch.ones(2)])],
     "DeviceProperties": lambda: lazyxla.devices()[0]._replace(name="x"),
+    "Environment": _with(lambda: lazyxla.Environment()),
     "Mesh": lambda: lazyxla.Mesh((1,), ("x",)),
     "RowwiseParallel": lambda: lazyxla.RowwiseParallel("x").apply(_linear(), MESH),
     "SequenceParallel": lambda: lazyxla.SequenceParallel("x").apply(_linear(), MESH),
     "Sharding": lambda: lazyxla.Sharding(MESH, ()),
     "aot": lambda: lazyxla.aot.capture,
     "bucket": lambda: lazyxla.bucket([torch.ones(2)], dims=0, sizes=[4]),
+    "call_jax": lambda: lazyxla.call_jax(_double, _ones()),
     "check_torch_version": lambda: lazyxla.check_torch_version("2.1.0", "2.1.1"),
     "checkpoint_name": lambda: lazyxla.checkpoint_name(_ones(), "x"),
     "compile": lambda: lazyxla.compile(_double)(torch.ones(2, device="lazyxla")).cpu(),
@@ -62,17 +70,22 @@ CALLS: dict[str, Callable[[], Any]] = {
     "counters": lambda: lazyxla.counters(),
     "current_device": lambda: lazyxla.current_device(),
     "data_parallel": lambda: lazyxla.data_parallel(_linear(), MESH),
+    "default_env": _with(lambda: lazyxla.default_env()),
     "device": lambda: lazyxla.device(0),
     "device_count": lambda: lazyxla.device_count(),
     "devices": lambda: lazyxla.devices(),
+    "disable_globally": lambda: lazyxla.disable_globally(),
     "eager_mode": _with(lambda: lazyxla.eager_mode(True)),
     "empty_cache": lambda: lazyxla.empty_cache(),
+    "enable_globally": lambda: (lazyxla.enable_globally(), lazyxla.disable_globally()),
     "fallbacks": lambda: lazyxla.fallbacks(),
     "from_dlpack": lambda: lazyxla.from_dlpack(torch.ones(64)),
     "fully_shard": lambda: lazyxla.fully_shard(_linear(), MESH),
     "get_rng_state": lambda: lazyxla.get_rng_state(),
     "host_view": lambda: lazyxla.host_view(torch.ones(3).to("lazyxla")),
     "is_available": lambda: lazyxla.is_available(),
+    "jax_function": lambda: lazyxla.jax_function(_double)(_ones()),
+    "jax_key": lambda: lazyxla.jax_key(),
     "manual_seed": lambda: lazyxla.manual_seed(3),
     "max_memory_allocated": lambda: lazyxla.max_memory_allocated(),
     "max_memory_reserved": lambda: lazyxla.max_memory_reserved(),
@@ -96,7 +109,9 @@ CALLS: dict[str, Callable[[], Any]] = {
     "step": _with(lambda: lazyxla.step()),
     "sync": lambda: lazyxla.sync(),
     "synchronize": lambda: lazyxla.synchronize(),
+    "to_device": lambda: lazyxla.to_device({"x": torch.ones(2)}),
     "visualize": lambda: lazyxla.visualize(_ones()),
+    "wrap_jax": lambda: lazyxla.wrap_jax(_product, SCALE)(_ones()),
 }
 
 # What records an operator, as the user's own functions do.
