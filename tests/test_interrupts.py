@@ -24,6 +24,7 @@ def test_interrupted_training_ends_as_an_undisturbed_one(mode: str) -> None:
 COMPILING = """
 import os, signal, sys, threading, time
 import torch, lazyxla
+signal.signal(signal.SIGINT, signal.default_int_handler)  # which jobs in the background ignore
 lazyxla.settings.cut_graphs = False  # one program, which takes long to compile
 x = torch.ones(64, 64, device="lazyxla")
 (x + 1).cpu()
