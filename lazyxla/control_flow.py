@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -105,6 +105,8 @@ def _trace(op: Any, leaves: list[Any], tree: Any) -> str | None:
     calls = [n for n in graph.nodes if n.op == "call_function" and n.target is op]
     if len(calls) != 1 or not all(map(lowers, calls)):
         return None
+    if any(x.device.type == BACKEND for x in _constants(module)):
+        return None  # it is no operand, and may be written to before the next call
     name = _content_of(module, [leaves[i] for i in places])
     by_name.setdefault(name, graph)
     return name
@@ -134,13 +136,21 @@ def _without_numbers(args: Sequence[Any]) -> list[Any]:
     ]
 
 
+def _constants(module: fx.GraphModule) -> Iterator[torch.Tensor]:
+    """What the functions have captured, or made of Python's numbers."""
+    for part in module.modules():
+        if isinstance(part, fx.GraphModule):
+            attributes = (
+                getattr(part, str(n.target)) for n in part.graph.find_nodes(op="get_attr")
+            )
+            yield from (x for x in attributes if isinstance(x, torch.Tensor))
+
+
 def _content_of(module: fx.GraphModule, inputs: Sequence[torch.Tensor]) -> str:
     content = hashlib.sha256(repr([(x.dtype, x.shape, x.stride()) for x in inputs]).encode())
     for name, part in module.named_modules():
         if isinstance(part, fx.GraphModule):
             content.update(f"{name}:{part.code}".encode())
-            for node in part.graph.nodes:
-                attribute = getattr(part, str(node.target)) if node.op == "get_attr" else None
-                if isinstance(attribute, torch.Tensor):
-                    content.update(repr((attribute.dtype, attribute.tolist())).encode())
+    for constant in _constants(module):
+        content.update(repr((constant.dtype, constant.tolist())).encode())
     return content.hexdigest()[:32]

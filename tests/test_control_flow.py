@@ -163,6 +163,22 @@ def test_what_cannot_be_lowered_is_as_pytorch_does_it() -> None:
     assert ((drawn >= 0) & (drawn < 1)).all()
 
 
+def test_a_captured_tensor_is_no_constant() -> None:
+    captured, x = torch.ones(3, device=DEVICE), torch.rand(3, device=DEVICE)
+    predicate = x.sum() > -1
+
+    def add(a: Tensor) -> Any:
+        return (a + captured,)
+
+    def double(a: Tensor) -> Any:
+        return (a * 2,)
+
+    for _ in range(3):
+        (result,) = torch.ops.higher_order.cond(predicate, add, double, (x,))
+        torch.testing.assert_close(result.cpu(), x.cpu() + captured.cpu())
+        captured.add_(1)
+
+
 def test_what_a_program_is_told_by_is_its_content() -> None:
     """Closures that are made anew in each step, and other ones of the same kind."""
     x = torch.rand(3, device=DEVICE)

@@ -91,8 +91,8 @@ class _Calls:
         for x in args:
             if x.__class__ is not torch.Tensor and x.__class__ is not torch.nn.Parameter:
                 break
-            key += (x.dtype, x.shape)
-        if kwargs or len(key) != 2 + 2 * len(args):  # not only tensors, which take less long
+            key += (x.dtype, x.shape, x.device)
+        if kwargs or len(key) != 2 + 3 * len(args):  # not only tensors, which take less long
             tensors = self._add_trees(key, args, kwargs)
         plan = self._plans.get(tuple(key))
         if plan is None:
@@ -110,7 +110,7 @@ class _Calls:
         tensors = []
         for leaf in leaves:
             if isinstance(leaf, torch.Tensor):
-                key += (leaf.dtype, leaf.shape)
+                key += (leaf.dtype, leaf.shape, leaf.device)
                 tensors.append(leaf)
             else:
                 key += (leaf.__class__, leaf)

@@ -308,6 +308,8 @@ def test_refused() -> None:
     with pytest.raises(TypeError, match="incompatible shapes"):
         lazyxla.call_jax(jnp.add, x, torch.ones(3, device=DEVICE))
     compare(double(x), torch.full((2,), 2.0))
+    with pytest.raises(TypeError, match=r'of the device "lazyxla", got one on cpu'):
+        double(torch.ones(2))  # traced for these types by now
 
 
 TWICE = """
