@@ -37,6 +37,7 @@ ONE_PROGRAM_PER_STEP = (
     *("fully_sharded", "fully_sharded_options"),
     *("pipeline_gpipe", "pipeline_1f1b", "pipeline_interleaved"),
 )
+CALLS = {"threads_use_what_others_recorded": 48}  # of collectives: each runs once
 SETTLED = {"ddp_static": 4}  # steps until all are one program; its buckets are made anew one later
 NOTHING_COMPILED = (  # PyTorch reads something in each step
     *("sync_batch_norm", "sync_batch_norm_2d", "sync_batch_norm_empty", "ddp_unused"),
@@ -90,6 +91,8 @@ def check_counts(found: dict[str, Any]) -> None:
         counted = found[name]["counted"]
         assert (counted["compiles"], counted["executions"]) == (1, 1), name
         assert counted["host_calls"] > 0
+    for name in found.keys() & set(CALLS):
+        assert found[name]["counted"]["host_calls"] == CALLS[name]
     for name in found.keys() & set(ONE_PROGRAM_PER_STEP):
         steps = found[name]["steps"]
         assert len(steps) >= 6

@@ -284,6 +284,7 @@ std::unique_ptr<OpInfo> make_info(const OperatorHandle& op) {
   for (const ArgInfo& arg : info->args) info->reads_written |= arg.written && arg.operand;
   info->may_overlap = fills(info->functional_name);
   info->random = draws(info->functional, info->functional_name);
+  info->collective = info->functional.schema().getNamespace() == "lazyxla_c10d";
   info->factory = true;
   for (const Argument& arg : info->functional.schema().arguments()) {
     if (is_tensor_kind(kind_of(arg))) info->factory = false;

@@ -85,6 +85,7 @@ struct OpInfo {
   bool reads_written = false;       // in place: its counterpart reads what is written
   bool may_overlap = false;         // it may write to a tensor whose elements share memory
   bool random = false;              // draws from a generator
+  bool collective = false;          // exchanges data with other processes
   bool factory = false;             // the functional form takes no tensor
   bool sized_by_numbers = false;    // scalars decide the result's size, but are values to the rule
   bool scales = false;              // its scalars are added, or multiplied by

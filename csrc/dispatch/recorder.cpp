@@ -212,6 +212,7 @@ void apply(const ir::RecipeRef& made_by, Scan& scan, c10::ArrayRef<at::TensorBas
     if (!launched) {
       add_node(made_by, scan, operands, fresh, pending, garbage);
       if (draw) pending.note_draw(draw->generator, draw->seed, draw->first);
+      if (recipe.spec.collective) pending.has_collectives = true;
       ++pending.nodes_recorded;
     }
   }

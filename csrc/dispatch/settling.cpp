@@ -126,6 +126,7 @@ void hand_over_draws(const Origins& origins, ir::PendingSet& from, ir::PendingSe
 void settle_model(ir::PendingSet& pending) {
   const uint64_t newest = pending.newest_model_state.exchange(0);
   graph::run_apart(pending.device, [&](ir::PendingSet& apart, ir::Garbage&) {
+    if (pending.has_collectives) return apart.adopt_all(pending);
     Origins origins;
     for (ir::Storage* storage : model_storages(pending, newest, origins)) apart.adopt(*storage);
     hand_over_draws(origins, pending, apart);

@@ -249,6 +249,7 @@ void write(ir::Storage& storage, const Geometry& geometry, Value value, ir::Pend
   }
   if (geometry.numel() == 0) return;
   check_bounds(geometry, storage);
+  graph::take_over_pending(storage, pending);
   Value next = view_scatter(content(storage), std::move(value), storage.base(), geometry);
   storage.set_value(std::move(next), pending, garbage);
 }

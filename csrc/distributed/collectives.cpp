@@ -104,9 +104,10 @@ class Tokens {
     ir::Storage& storage = dispatch::storage_of(*token.unsafeGetTensorImpl());
     ir::PendingSet& mine = graph::pending_set(token.device().index());
     std::lock_guard lock(storage.mutex());
-    if (!storage.is_pending()) return false;
+    const ir::PendingSet* theirs = storage.pending_set();
+    if (!theirs || (theirs != &mine && theirs->regions != 0)) return false;
     graph::take_over_pending(storage, mine);
-    return storage.pending_set() == &mine;
+    return true;
   }
 
   std::mutex mutex_;

@@ -106,6 +106,18 @@ std::vector<std::shared_ptr<Recording>> Recording::all() {
   return found;
 }
 
+void take_over_from(ir::PendingSet& theirs, ir::Storage& storage, ir::PendingSet& mine) {
+  if (theirs.regions != 0) {
+    TORCH_CHECK(!theirs.has_collectives,
+                "lazyxla: another thread is recording this tensor, in a compiled region that calls "
+                "collectives: it can be used once the region has ended");
+  } else if (theirs.has_collectives) {
+    mine.adopt_all(theirs);
+  } else {
+    mine.adopt(storage);
+  }
+}
+
 ir::PendingSet& Recording::make_set(std::atomic<ir::PendingSet*>& set, c10::DeviceIndex device) {
   auto fresh = std::make_unique<ir::PendingSet>(device, regions);
   ir::PendingSet* none = nullptr;

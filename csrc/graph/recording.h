@@ -78,12 +78,17 @@ inline ir::PendingSet& pending_set(c10::DeviceIndex device) {
   return Recording::current().pending(device);
 }
 
+// Takes over a storage that is pending elsewhere, unless a compiled region is recording it. Where
+// there are collectives it takes over all that is pending there: two programs that need the same
+// collective would both call it. Throws for those of a region.
+void take_over_from(ir::PendingSet& theirs, ir::Storage& storage, ir::PendingSet& mine);
+
 // To be called before a storage's value is used by the calling thread, whose pending set `mine` is:
 // takes it over, if it is another's. Caller holds the device's mutex.
 inline void take_over_pending(ir::Storage& storage, ir::PendingSet& mine) {
   ir::PendingSet* theirs = storage.pending_set();
-  if (theirs && theirs != &mine && theirs->regions == 0) [[unlikely]]
-    mine.adopt(storage);
+  if (theirs && theirs != &mine) [[unlikely]]
+    take_over_from(*theirs, storage, mine);
 }
 
 }  // namespace lazyxla::graph

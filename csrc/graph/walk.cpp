@@ -126,6 +126,7 @@ void take_storages(ir::PendingSet& pending, const Walk& walk, Graph& graph) {
   graph.draws.swap(pending.draws);
   ++pending.flushes;
   pending.nodes_recorded = 0;
+  pending.has_collectives = false;
   pending.newest_model_state = 0;
   pending.fused = false;
 }

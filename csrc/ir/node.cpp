@@ -27,6 +27,7 @@ std::unique_ptr<OpSpec> OpSpec::copy() const {
   fresh->slots = slots;
   fresh->outputs = outputs;
   fresh->random = random;
+  fresh->collective = collective;
   fresh->portable = portable;
   fresh->numbers_vary = numbers_vary;
   fresh->operators = operators;

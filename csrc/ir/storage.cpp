@@ -109,6 +109,7 @@ void PendingSet::adopt_all(PendingSet& other) {
                std::make_move_iterator(other.draws.end()));
   other.draws.clear();
   other.nodes_recorded = 0;
+  has_collectives |= std::exchange(other.has_collectives, false);
 }
 
 void PendingSet::note_draw(const c10::intrusive_ptr<c10::GeneratorImpl>& generator, uint64_t seed,

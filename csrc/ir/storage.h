@@ -66,6 +66,7 @@ struct PendingSet {
   Storage* first = nullptr;
   Storage* last = nullptr;
   std::vector<Draws> draws;
+  bool has_collectives = false;                 // some of it depends on one
   uint64_t flushes = 0;                         // how often it was emptied
   std::atomic<size_t> nodes_recorded{0};        // since the last flush; bounds the graph
   std::atomic<uint64_t> newest_model_state{0};  // a storage's id; 0: none (dispatch/settling.h)

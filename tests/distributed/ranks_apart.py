@@ -8,6 +8,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import lazyxla
-from tests.distributed.cases import case
+from tests.distributed.cases import case, ranked
 from tests.distributed.training import batch, make_model, train_step
 
 DDP = nn.parallel.DistributedDataParallel
@@ -267,3 +268,66 @@ def others_wait_on_the_host(device: str) -> Any:
         elif what == 1 and device != "cpu":
             lazyxla.sync(wait=reads.random() < 0.5)
     return x
+
+
+def read(results: list[Tensor]) -> Any:
+    return results[0].cpu()
+
+
+def compute_with(results: list[Tensor]) -> Any:
+    return (results[1] * 2 + results[2][0]).sum().item()
+
+
+def write_to_a_part(results: list[Tensor]) -> Any:
+    results[1][1:2].zero_()
+
+
+@case
+def threads_use_what_others_recorded(device: str) -> Any:
+    """Each process's threads take other results of the same collectives: none may run twice."""
+    choose, found, threads = random.Random(dist.get_rank()), [], []
+    total = torch.zeros(4, device=device)
+    for turn in range(24):
+        x = ranked(device, 4) + turn
+        total = total / 2 + x
+        parts = [torch.empty_like(x) for _ in range(dist.get_world_size())]
+        dist.all_reduce(total)
+        dist.all_gather(parts, x + total)
+        results = [total, parts[0], torch.stack(parts)]
+        use = choose.choice([read, compute_with, write_to_a_part])
+
+        def run(turn: int, use: Callable[[list[Tensor]], Any], results: list[Tensor]) -> None:
+            found.append((turn, use(results)))
+
+        thread = threading.Thread(target=run, args=(turn, use, results))
+        thread.start()
+        if use is write_to_a_part or choose.random() < 0.5:
+            thread.join()
+        else:
+            threads.append(thread)
+        total = results[1] + results[2].sum(0)
+    for thread in threads:
+        thread.join()
+    return total, [value for _, value in sorted(found, key=lambda each: each[0])]
+
+
+@case
+def a_region_keeps_its_collectives(device: str) -> Any:
+    """Another thread cannot use what depends on one before the region has ended."""
+
+    def step(x: Tensor) -> Tensor:
+        y = x * 2
+        dist.all_reduce(y)
+        if device != "cpu":
+            for use in (y.cpu, lambda: y + 1, y[1:].zero_):
+                with ThreadPoolExecutor(1) as pool:
+                    with pytest.raises(RuntimeError, match="once the region has ended"):
+                        pool.submit(use).result()
+        return y + 1
+
+    run = step if device == "cpu" else lazyxla.compile(step)
+    x = ranked(device, 4)
+    for _ in range(3):
+        x = run(x)
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(x.cpu).result()
