@@ -41,7 +41,11 @@ BENCHMARKS: dict[str, dict[str, list[str]]] = {
         "eager": ["decoder.py", "--side", "eager"],
         "torch_xla": ["decoder.py", "--side", "torch_xla"],
     },
-    "resnet": {s: ["resnet.py", "--side", s] for s in ("lazyxla", "eager")},
+    "resnet": {
+        "lazyxla": ["resnet.py", "--side", "lazyxla"],
+        "jax_view": ["resnet_jax_view.py"],
+        "eager": ["resnet.py", "--side", "eager"],
+    },
     "inference": {
         s: ["inference.py", "--side", s] for s in ("lazyxla", "eager", "inductor", "torch_xla")
     },
@@ -62,6 +66,7 @@ PEERS = {
     "inductor": "torch.compile's own",
     "gloo": "c10d's Gloo",
     "compiled": "lazyxla, torch.compile",
+    "jax_view": "lazyxla.jax_view, optax",
 }
 
 

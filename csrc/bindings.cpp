@@ -126,6 +126,13 @@ void bind_runtime(py::module_& m) {
   dispatch::install_host_calls();
   dispatch::install_host_programs();
   m.def("takes_host_calls", &takes_host_calls, NoGil());
+  m.def(
+      "register_ffi_target",
+      [](const std::string& name, uintptr_t handler) {
+        return pjrt::register_foreign_handler(client().api(), pjrt::Runtime::get().platform(), name,
+                                              reinterpret_cast<pjrt::Handler*>(handler));
+      },
+      NoGil());
   m.def("initialized", &dispatch::initialized);
   m.def("forked", &pjrt::forked);
   m.def("platform", [] { return pjrt::Runtime::get().platform(); }, NoGil());

@@ -90,8 +90,11 @@ from lazyxla.environment import (  # noqa: E402
     enable_globally,
     to_device,
 )
+from lazyxla.foreign_functions import register_ffi_target  # noqa: E402
+from lazyxla.jax.arrays import from_jax, to_jax  # noqa: E402
 from lazyxla.jax.calls import call_jax, jax_function, jax_key  # noqa: E402
 from lazyxla.jax.modules import wrap_jax  # noqa: E402
+from lazyxla.jax.views import jax_jit, jax_view  # noqa: E402
 from lazyxla.loader import DeviceLoader  # noqa: E402
 from lazyxla.memory import (  # noqa: E402
     empty_cache,
@@ -176,12 +179,15 @@ __all__ = [
     "enable_globally",
     "fallbacks",
     "from_dlpack",
+    "from_jax",
     "fully_shard",
     "get_rng_state",
     "host_view",
     "is_available",
     "jax_function",
+    "jax_jit",
     "jax_key",
+    "jax_view",
     "manual_seed",
     "max_memory_allocated",
     "max_memory_reserved",
@@ -192,6 +198,7 @@ __all__ = [
     "memory_summary",
     "parallelize",
     "platform",
+    "register_ffi_target",
     "replicate",
     "reset_accumulated_memory_stats",
     "reset_counters",
@@ -206,6 +213,7 @@ __all__ = [
     "sync",
     "synchronize",
     "to_device",
+    "to_jax",
     "visualize",
     "wrap_jax",
 ]

@@ -6,6 +6,7 @@ import dataclasses
 import math
 from typing import Any
 
+import jax
 import pytest
 import torch
 import torch._dynamo
@@ -87,6 +88,18 @@ def test_resnet_trains(example: Any) -> None:
     summary = example("train_resnet").main(arguments)
     assert len(summary.losses) == 4
     check_steps(summary)
+
+
+def test_resnet_trains_in_jax(example: Any) -> None:
+    if example("torchvision_import").import_torchvision() is None:
+        pytest.skip("torchvision is not installed")
+    jax.config.update("jax_platforms", "cpu")
+    shape = ["--steps", "3", "--batch", "4", "--size", "64"]
+    ours = example("train_resnet_optax").main(shape)
+    on_the_cpu = ["--schedule", "constant", "--lr", "0.02", "--log-every", "1", "--device", "cpu"]
+    expected = example("train_resnet").main([*shape, *on_the_cpu]).losses
+    # So small a batch makes much of rounding errors in its statistics.
+    torch.testing.assert_close(torch.tensor(ours), torch.tensor(expected), rtol=1e-3, atol=1e-3)
 
 
 MODES = ["eager", "fused", "eager-compile", "torch-compile"]

@@ -33,6 +33,11 @@ def _with(context: Callable[[], Any]) -> Callable[[], Any]:
     return call
 
 
+def _refused(call: Callable[[], Any]) -> None:
+    with pytest.raises(OSError, match="cannot open"):
+        call()
+
+
 def _product(scale: Any, x: Any) -> Any:
     return x * scale
 
@@ -80,12 +85,15 @@ CALLS: dict[str, Callable[[], Any]] = {
     "enable_globally": lambda: (lazyxla.enable_globally(), lazyxla.disable_globally()),
     "fallbacks": lambda: lazyxla.fallbacks(),
     "from_dlpack": lambda: lazyxla.from_dlpack(torch.ones(64)),
+    "from_jax": lambda: lazyxla.from_jax({"x": np.ones(3, np.float32)}),
     "fully_shard": lambda: lazyxla.fully_shard(_linear(), MESH),
     "get_rng_state": lambda: lazyxla.get_rng_state(),
     "host_view": lambda: lazyxla.host_view(torch.ones(3).to("lazyxla")),
     "is_available": lambda: lazyxla.is_available(),
     "jax_function": lambda: lazyxla.jax_function(_double)(_ones()),
+    "jax_jit": lambda: lazyxla.jax_jit(torch.sin)(_ones()),
     "jax_key": lambda: lazyxla.jax_key(),
+    "jax_view": lambda: lazyxla.jax_view(torch.sin),
     "manual_seed": lambda: lazyxla.manual_seed(3),
     "max_memory_allocated": lambda: lazyxla.max_memory_allocated(),
     "max_memory_reserved": lambda: lazyxla.max_memory_reserved(),
@@ -96,6 +104,7 @@ CALLS: dict[str, Callable[[], Any]] = {
     "memory_summary": lambda: lazyxla.memory_summary(),
     "parallelize": lambda: lazyxla.parallelize(_linear(), MESH, {"": lazyxla.ColwiseParallel("x")}),
     "platform": lambda: lazyxla.platform(),
+    "register_ffi_target": lambda: _refused(lambda: lazyxla.register_ffi_target("x", "y", "z")),
     "replicate": lambda: lazyxla.replicate(_ones(), MESH),
     "reset_accumulated_memory_stats": lambda: lazyxla.reset_accumulated_memory_stats(),
     "reset_counters": lambda: lazyxla.reset_counters(),
@@ -110,6 +119,7 @@ CALLS: dict[str, Callable[[], Any]] = {
     "sync": lambda: lazyxla.sync(),
     "synchronize": lambda: lazyxla.synchronize(),
     "to_device": lambda: lazyxla.to_device({"x": torch.ones(2)}),
+    "to_jax": lambda: lazyxla.to_jax(3),
     "visualize": lambda: lazyxla.visualize(_ones()),
     "wrap_jax": lambda: lazyxla.wrap_jax(_product, SCALE)(_ones()),
 }

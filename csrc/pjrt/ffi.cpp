@@ -2,7 +2,14 @@
 
 #include <xla/ffi/api/c_api.h>
 
+#include <array>
+#include <atomic>
+#include <mutex>
+#include <unordered_map>
+#include <utility>
+
 #include "call.h"
+#include "error.h"
 
 namespace lazyxla::pjrt {
 namespace {
@@ -36,18 +43,55 @@ const FfiExtension* find_extension(const PJRT_Api& api) {
   return reinterpret_cast<const FfiExtension*>(extension);
 }
 
+// Handlers of other libraries. A handler is a bare function, so each of them has a function here
+// that knows its number, answers the question for the version, and passes all else on.
+constexpr size_t kMostForeign = 512;
+std::array<std::atomic<Handler*>, kMostForeign> foreign;
+
+template <size_t number>
+XLA_FFI_Error* pass_on(XLA_FFI_CallFrame* frame) {
+  if (answer_version(*frame)) return nullptr;
+  return foreign[number].load(std::memory_order_acquire)(frame);
+}
+
+template <size_t... numbers>
+constexpr std::array<Handler*, kMostForeign> passers(std::index_sequence<numbers...>) {
+  return {&pass_on<numbers>...};
+}
+
 }  // namespace
 
-bool register_handler(const PJRT_Api& api, const std::string& name, Handler* handler) {
+bool register_foreign_handler(const PJRT_Api& api, const std::string& platform,
+                              const std::string& name, Handler* handler) {
+  static constexpr auto kPassers = passers(std::make_index_sequence<kMostForeign>());
+  static std::mutex mutex;
+  static auto& known = *new std::unordered_map<std::string, Handler*>();
+  std::lock_guard lock(mutex);
+  if (const auto found = known.find(name); found != known.end()) {
+    if (found->second == handler) return true;
+    throw Error(PJRT_Error_Code_ALREADY_EXISTS, name + " is the name of another function");
+  }
+  if (known.size() == kMostForeign) {
+    throw Error(PJRT_Error_Code_RESOURCE_EXHAUSTED,
+                std::to_string(kMostForeign) + " functions are known already");
+  }
+  foreign[known.size()].store(handler, std::memory_order_release);
+  if (!register_handler(api, platform, name, kPassers[known.size()])) return false;
+  known.emplace(name, handler);
+  return true;
+}
+
+bool register_handler(const PJRT_Api& api, const std::string& platform, const std::string& name,
+                      Handler* handler) {
   const FfiExtension* extension = find_extension(api);
   if (!extension || !extension->register_handler) return false;
-  const std::string platform = "Host";
+  const std::string where = platform == "cuda" ? "CUDA" : "Host";
   RegisterHandlerArgs args{sizeof(RegisterHandlerArgs),
                            name.data(),
                            name.size(),
                            reinterpret_cast<void*>(handler),
-                           platform.data(),
-                           platform.size(),
+                           where.data(),
+                           where.size(),
                            0};
   check(&api, extension->register_handler(&args), "registering the handler " + name);
   return true;

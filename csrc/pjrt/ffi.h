@@ -22,9 +22,16 @@ namespace lazyxla::pjrt {
 
 using Handler = XLA_FFI_Error*(XLA_FFI_CallFrame*);
 
-// Makes `handler` known to a CPU plugin as `name`. False if the plugin takes no handlers; throws
-// Error if it refuses this one.
-bool register_handler(const PJRT_Api& api, const std::string& name, Handler* handler);
+// Makes `handler` known to a plugin for the CPU, or for CUDA, as `name`. False if the plugin takes
+// no handlers; throws Error if it refuses this one.
+bool register_handler(const PJRT_Api& api, const std::string& platform, const std::string& name,
+                      Handler* handler);
+
+// The same for another library's handler, which may have been made for a newer version than the
+// plugin's. The versions so far only differ in what they add. Throws Error if the name has another
+// handler, or if there are too many.
+bool register_foreign_handler(const PJRT_Api& api, const std::string& platform,
+                              const std::string& name, Handler* handler);
 
 // Answers the question for the version. Every handler begins with it, and returns null at once if
 // it is true: the call was only that question.

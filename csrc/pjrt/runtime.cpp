@@ -110,8 +110,8 @@ Client& Runtime::client() {
     keep_freed_memory();
     yield_compute_threads();
   }
-  takes_host_handler_ =
-      handler_ && platform_ == "cpu" && register_handler(client->api(), handler_name_, handler_);
+  takes_host_handler_ = handler_ && platform_ == "cpu" &&
+                        register_handler(client->api(), platform_, handler_name_, handler_);
   client_.store(client.get(), std::memory_order_release);
   on_exit(at_exit, nullptr);  // after the plugin was loaded: so it runs before the plugin's
   return *client.release();

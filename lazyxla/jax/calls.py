@@ -52,7 +52,7 @@ def jax_function(function: Callable[..., Any]) -> Callable[..., Any]:
 
     gelu(torch.randn(3, device="lazyxla"))
     """
-    calls = _Calls(function)
+    calls = Calls(function)
 
     def call(*args: Any, **kwargs: Any) -> Any:
         return calls(*args, **kwargs)
@@ -76,16 +76,18 @@ class _Plan(NamedTuple):
     is_single: bool  # whether that is one array
 
 
-class _Calls:
+class Calls:
     """A JAX function as one on tensors, with what was traced of it."""
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    def __init__(self, function: Callable[..., Any], wide: bool | None = None) -> None:
+        """`wide`: whether JAX has 64-bit types in it; None: as it is set."""
         self._function = function
+        self._wide = wide
         self._plans: dict[Hashable, _Plan] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         jax = _jax()
-        wide: bool = jax.config.jax_enable_x64
+        wide: bool = jax.config.jax_enable_x64 if self._wide is None else self._wide
         key: list[Any] = [wide, _C.captured_platform()]
         tensors: Sequence[torch.Tensor] = args
         for x in args:
@@ -144,7 +146,7 @@ def _jax() -> Any:
     return importlib.import_module("jax")
 
 
-_known = functools.lru_cache(maxsize=1024)(_Calls)
+_known = functools.lru_cache(maxsize=1024)(Calls)
 
 
 def _check_device(tensors: Sequence[torch.Tensor]) -> None:

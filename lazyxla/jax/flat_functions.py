@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 from lazyxla import _C
+from lazyxla.foreign_functions import provide_lapack
 from lazyxla.lowering.jax_call import bytecode_of, compiling, lowered_for, numpy_dtype
 from lazyxla.runtime import platform
 
@@ -47,7 +48,7 @@ class FlatFunction:
         self.wide = wide
         with compiling(wide) as jax:
             structs = [
-                jax.ShapeDtypeStruct(shape, numpy_dtype(self.taken_as(dtype)))
+                jax.ShapeDtypeStruct(shape, numpy_dtype(taken_as(dtype, wide)))
                 for dtype, shape in self.inputs
             ]
 
@@ -63,17 +64,6 @@ class FlatFunction:
         self._lock = threading.RLock()
         self.name = self._make_name()
 
-    def taken_as(self, dtype: torch.dtype) -> torch.dtype:
-        """What JAX takes an argument of a dtype for."""
-        if self.wide:
-            return dtype
-        if dtype in _TOO_WIDE:
-            raise TypeError(
-                f"JAX has {dtype} only if it is told to: call "
-                'jax.config.update("jax_enable_x64", True), or give it a tensor of another dtype'
-            )
-        return _NARROWED.get(dtype, dtype)
-
     def bytecode(self, where: str) -> bytes:
         """Its module of StableHLO for a platform, whose function `main` it is."""
         name = lowered_for(where)
@@ -82,6 +72,8 @@ class FlatFunction:
                 with compiling(self.wide):
                     lowered = self._traced.lower(lowering_platforms=(name,))
                     self._bytecodes[name] = bytecode_of(lowered)
+                if b"lapack_" in self._bytecodes[name]:
+                    provide_lapack()
             return self._bytecodes[name]
 
     def split(self, variables: tuple[int, ...]) -> Split:
@@ -239,6 +231,18 @@ def _pulled_back(vjp: Any, gradients: Sequence[Any]) -> list[Any]:
     from jax import numpy as jnp
 
     return [jnp.conj(x) for x in vjp([jnp.conj(x) for x in gradients])]
+
+
+def taken_as(dtype: torch.dtype, wide: bool) -> torch.dtype:
+    """What JAX takes an array of a dtype for. `wide`: it has 64-bit types."""
+    if wide:
+        return dtype
+    if dtype in _TOO_WIDE:
+        raise TypeError(
+            f"JAX has {dtype} only if it is told to: call "
+            'jax.config.update("jax_enable_x64", True), or give it a tensor of another dtype'
+        )
+    return _NARROWED.get(dtype, dtype)
 
 
 def is_differentiable(dtype: torch.dtype) -> bool:

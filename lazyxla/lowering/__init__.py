@@ -7,6 +7,8 @@ runs on the host, between two programs. Importing this package loads neither jax
 first lowering loads jaxlib, the first JAX rule that runs loads JAX.
 """
 
+from typing import TYPE_CHECKING
+
 from lazyxla.lowering.errors import LoweringError
 from lazyxla.lowering.explanation import Explanation, explain
 from lazyxla.lowering.host_call import allow_host_calls
@@ -23,6 +25,9 @@ from lazyxla.lowering.program import (
     TensorSpec,
 )
 from lazyxla.lowering.registry import has_user_rules, how, jax_rule, names, on_change, rule
+
+if TYPE_CHECKING:
+    from lazyxla.lowering.fx_graph import FxGraph
 
 __all__ = [
     "Explanation",
@@ -42,6 +47,7 @@ __all__ = [
     "how",
     "jax_rule",
     "lower",
+    "lower_graph",
     "lower_to_text",
     "names",
     "on_change",
@@ -74,6 +80,17 @@ def lower_to_text(program: Program, target: Target | str) -> str:
     from lazyxla.lowering.module import lower_to_text as run
 
     return run(program, _target(target))
+
+
+def lower_graph(graph: "FxGraph", target: Target | str, random: bool) -> bytes:
+    """The module that a graph of ATen's operators becomes, in bytecode, with its function `main`.
+
+    `random`: the operators that draw random numbers do so from a key, uint32[2], which is the
+    first argument. Raises LoweringError when something can only run on the host.
+    """
+    from lazyxla.lowering.module import lower_graph as run
+
+    return run(graph, _target(target), random)
 
 
 def _target(target: Target | str) -> Target:

@@ -20,7 +20,8 @@ def apply(b: Builder, name: str, args: tuple[Any, ...]) -> list[Any]:
     try:
         if (rule := registry.find_rule(name)) is not None:
             return _fit(b, rule(b, *args))
-        if (jax_rule := registry.find_jax_rule(name, b.platform)) is not None:
+        platform = b.platform if b.target.host_calls else None
+        if (jax_rule := registry.find_jax_rule(name, platform)) is not None:
             return _fit(b, _apply_jax(b, jax_rule, args))
         return _apply_none(b, name, args)
     except LoweringError:
@@ -32,7 +33,7 @@ def apply(b: Builder, name: str, args: tuple[Any, ...]) -> list[Any]:
 
 def _apply_none(b: Builder, name: str, args: tuple[Any, ...]) -> list[Any]:
     """Lowers an operator without a rule."""
-    callable_here = b.platform == "cpu" and host_call.possible(name)
+    callable_here = b.platform == "cpu" and b.target.host_calls and host_call.possible(name)
     if find_decomposition(name) is not None:
         try:
             return _fit(b, decompose(b, name, args))

@@ -38,7 +38,7 @@ class Mlir:
     def __init__(self) -> None:
         from jaxlib.mlir import ir, passmanager
         from jaxlib.mlir._mlir_libs import _jax_mlir_ext
-        from jaxlib.mlir.dialects import chlo, func, stablehlo
+        from jaxlib.mlir.dialects import chlo, func, sdy, stablehlo
 
         self.ir: Any = ir
         self.hlo: Any = stablehlo
@@ -52,6 +52,7 @@ class Mlir:
         self.context.get_dialect_descriptor("func")  # loads it; the others stay unloaded
         stablehlo.register_dialect(self.context)
         chlo.register_dialect(self.context)
+        sdy.register_dialect(self.context)  # JAX says with it how some calls are partitioned
         stablehlo.register_stablehlo_passes()
         with self.context:
             self._elements = {d: self._element_type(d) for d in self._dtypes()}

@@ -1,7 +1,9 @@
 """From a Program to a StableHLO portable artifact."""
 
+import io
 import re
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -13,6 +15,9 @@ from lazyxla.lowering.mlir import Mlir, entered
 from lazyxla.lowering.partition import Annotations
 from lazyxla.lowering.program import Lowered, Node, Program, Ref, Slot, Target
 from lazyxla.lowering.scalar import SlotTable
+
+if TYPE_CHECKING:
+    from lazyxla.lowering.fx_graph import FxGraph
 
 
 def lower(program: Program, target: Target, *, verify: bool = False) -> Lowered:
@@ -40,6 +45,28 @@ def try_out(program: Program, target: Target) -> str:
         except LoweringError:
             return "host"
     return "call" if b.host_calls else "device"
+
+
+def lower_graph(graph: "FxGraph", target: Target, random: bool) -> bytes:
+    """See `lazyxla.lowering.lower_graph`."""
+    with entered() as world:
+        b = Builder(world, target, SlotTable([]), world.ir.Module.create())
+        examples = [node.meta["val"] for node in graph.inputs]
+        specs = [(torch.uint32, (2,))] if random else []
+        specs += [(x.dtype, tuple(x.shape)) for x in examples]
+
+        def results(values: list[Any]) -> list[Any]:
+            if not random:
+                return graph.lower(b, values)
+            seed = b.hlo.bitcast_convert(b.type(torch.uint64, []), values[0])
+            with b.stream(seed, b.constant(0, torch.uint64)):
+                return graph.lower(b, values[1:])
+
+        _function(b, "main", [world.type(*spec) for spec in specs], "public", results)
+        check(b.module)
+        stream = io.BytesIO()
+        b.module.operation.write_bytecode(stream)
+        return stream.getvalue()
 
 
 def build(world: Mlir, program: Program, target: Target, *, trying: bool = False) -> Builder:
@@ -100,11 +127,8 @@ def _build_function(b: Builder, name: str, program: Program, visibility: str = "
     buffers = [(torch.float64, b.slots.floats), (torch.int64, b.slots.ints)]
     buffers = [(dtype, members) for dtype, members in buffers if members]
     types += [world.type(dtype, (len(members),)) for dtype, members in buffers]
-    with world.ir.InsertionPoint(b.module.body):
-        function = world.func.FuncOp(name, (types, []), visibility=visibility)
-        block = function.add_entry_block()
-    with world.ir.InsertionPoint(block):
-        values = list(block.arguments)
+
+    def results(values: list[Any]) -> list[Any]:
         for (dtype, _), argument in zip(buffers, values[len(program.inputs) :], strict=True):
             b.buffers[dtype] = argument
         del values[len(program.inputs) :]
@@ -116,11 +140,28 @@ def _build_function(b: Builder, name: str, program: Program, visibility: str = "
             except LoweringError as error:
                 error.node = position
                 raise
-        results = [values[ref] for ref in program.outputs]
-        if spread is not None:
-            results = spread.pad(results)
-        world.func.ReturnOp(results)
-    function_type = world.ir.FunctionType.get(types, [r.type for r in results])
+        found = [values[ref] for ref in program.outputs]
+        return found if spread is None else spread.pad(found)
+
+    return _function(b, name, types, visibility, results)
+
+
+def _function(
+    b: Builder,
+    name: str,
+    types: list[Any],
+    visibility: str,
+    results: Callable[[list[Any]], list[Any]],
+) -> Any:
+    """A function of arguments of these types, whose results are built from their values."""
+    world = b.mlir
+    with world.ir.InsertionPoint(b.module.body):
+        function = world.func.FuncOp(name, (types, []), visibility=visibility)
+        block = function.add_entry_block()
+    with world.ir.InsertionPoint(block):
+        returned = results(list(block.arguments))
+        world.func.ReturnOp(returned)
+    function_type = world.ir.FunctionType.get(types, [r.type for r in returned])
     function.attributes["function_type"] = world.ir.TypeAttr.get(function_type)
     return function
 

@@ -30,7 +30,6 @@ class Annotations:
     def __init__(self, world: Mlir, module: Any, program: Program) -> None:
         from jaxlib.mlir.dialects import sdy
 
-        sdy.register_dialect(world.context)
         assert program.partition is not None
         self._partition = partition = program.partition
         self._world = world

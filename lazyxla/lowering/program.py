@@ -126,6 +126,9 @@ class Target(NamedTuple):
     """Of a CUDA device, if known."""
     stablehlo_version: str | None = None
     """What the plugin reports ("1.13.0"); None means jaxlib's own version."""
+    host_calls: bool = True
+    """Whether PyTorch's kernels can be called. If not, what has a rule for an accelerator only is
+    lowered by that."""
 
     @classmethod
     def of(cls, platform: str, device: Any, stablehlo_version: Sequence[int] | None) -> Target:

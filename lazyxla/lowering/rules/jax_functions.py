@@ -9,8 +9,8 @@ from lazyxla.lowering.registry import rule
 
 @rule("lazyxla::jax_call")
 def jax_call(b: Builder, inputs: list[Any], name: str) -> list[Any]:
-    from lazyxla.jax.flat_functions import by_name
+    from lazyxla.jax.flat_functions import by_name, taken_as
 
     function = by_name[name]
-    values = [b.convert(x, function.taken_as(b.dtype(x))) for x in inputs]
+    values = [b.convert(x, taken_as(b.dtype(x), function.wide)) for x in inputs]
     return call_module(b, name, function.bytecode(b.platform), "jax_function", values)

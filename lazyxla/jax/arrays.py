@@ -1,0 +1,110 @@
+"""JAX's arrays as tensors of the device, and tensors as JAX's arrays."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from lazyxla import _C, runtime, sharing
+from lazyxla.jax.flat_functions import taken_as
+from lazyxla.lowering.jax_call import numpy_dtype
+from lazyxla.runtime import DeviceLike
+
+
+def from_jax(tree: Any, device: DeviceLike = None) -> Any:
+    """A pytree with tensors of the device in place of its JAX arrays.
+
+    Where JAX and the device both have the host's memory, nothing is copied: the tensor lies on the
+    array's memory, and keeps it alive; what is written to the tensor goes to other memory. An array
+    of another device goes through the host. Keys of ``jax.random`` arrive as their data.
+
+    Args:
+        tree: a pytree of JAX or NumPy arrays, of any shape, and of other things, which stay as they
+            are.
+        device: the device; None means the current one.
+
+    Raises:
+        TypeError: PyTorch has no such dtype.
+    """
+    return pytree.tree_map(lambda leaf: _tensor(leaf, device) if _is_array(leaf) else leaf, tree)
+
+
+def to_jax(tree: Any) -> Any:
+    """A pytree with JAX arrays in place of its tensors.
+
+    What is recorded runs first. An array lies on its tensor's memory where JAX's default device and
+    the tensor's both have the host's, and has the values of this moment: what is written to the
+    tensor later goes to other memory. Else it is a copy, on JAX's default device.
+
+    Args:
+        tree: a pytree of tensors, of any device and shape, and of other things, which stay as they
+            are. If ``jax_enable_x64`` is off, 64-bit integers arrive as 32-bit ones.
+
+    Raises:
+        TypeError: JAX has no such dtype, or, as float64, only if ``jax_enable_x64`` is on.
+    """
+    return pytree.tree_map(lambda leaf: _array(leaf) if _is_tensor(leaf) else leaf, tree)
+
+
+def host_tensor(array: Any) -> torch.Tensor:
+    """A CPU tensor on the memory of a JAX or NumPy array, or of a copy of it."""
+    import numpy as np
+
+    host = np.asarray(array)
+    dtype = getattr(torch, str(host.dtype), None)
+    if not isinstance(dtype, torch.dtype):
+        raise TypeError(f"PyTorch has no dtype for an array of {host.dtype}")
+    if host.size == 0:
+        return torch.empty(host.shape, dtype=dtype)
+    # Nobody writes to the tensor; PyTorch would warn of an array that is marked as read-only.
+    rows = np.ascontiguousarray(host)
+    memory: Any = (ctypes.c_uint8 * rows.nbytes).from_address(rows.ctypes.data)
+    memory._keeps = rows
+    return torch.frombuffer(memory, dtype=dtype).reshape(host.shape)
+
+
+def _is_tensor(leaf: Any) -> bool:
+    return isinstance(leaf, torch.Tensor)
+
+
+def _is_array(leaf: Any) -> bool:
+    import jax
+    import numpy as np
+
+    return isinstance(leaf, (jax.Array, np.ndarray))
+
+
+def _tensor(array: Any, device: DeviceLike) -> torch.Tensor:
+    import jax
+
+    if jax.numpy.issubdtype(array.dtype, jax.dtypes.prng_key):
+        array = jax.random.key_data(array)
+    return _C.share_host(host_tensor(array), runtime.index_of(device))
+
+
+def _array(tensor: torch.Tensor) -> Any:
+    import jax
+
+    wide: bool = jax.config.jax_enable_x64  # type: ignore[attr-defined]
+    dtype = taken_as(tensor.dtype, wide)
+    tensor = tensor.detach()
+    if tensor.device.type == runtime.BACKEND:
+        tensor = _on_host(tensor)
+    else:
+        tensor = tensor.cpu().clone()  # may be written to
+    host = tensor.to(dtype).resolve_conj().resolve_neg().contiguous()
+    if host.numel() == 0:
+        return jax.numpy.zeros(tuple(host.shape), numpy_dtype(dtype))
+    # Neither library knows the other's small floats.
+    raw = host.reshape(-1).view(torch.uint8).numpy()
+    return jax.device_put(raw.view(numpy_dtype(dtype)).reshape(tuple(host.shape)))
+
+
+def _on_host(tensor: torch.Tensor) -> torch.Tensor:
+    try:
+        return sharing.host_view(tensor)
+    except NotImplementedError:
+        return tensor.cpu()

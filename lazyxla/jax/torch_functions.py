@@ -1,0 +1,275 @@
+"""PyTorch's functions, traced for the shapes and dtypes of their arguments.
+
+The counterpart of :mod:`lazyxla.jax.flat_functions`: one takes and returns a list of tensors, and
+what PyTorch makes of it, its derivatives and its form for batches, is itself such a function. Its
+graph is traced with tensors that have no data, and lowered by the rules of this device.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from lazyxla import lowering
+from lazyxla.jax.flat_functions import Aval, is_differentiable
+from lazyxla.lowering import control_flow
+from lazyxla.lowering.fx_graph import FxGraph, draws, user_frame
+from lazyxla.runtime import BACKEND
+
+Function = Callable[..., Sequence[torch.Tensor]]
+
+
+class TorchFunction:
+    """A function of tensors.
+
+    Attributes:
+        inputs: dtypes and shapes of the arguments.
+        outputs: dtypes and shapes of the results.
+        random: whether it draws random numbers.
+        derived_from: of a pushforward, the function whose tangents it computes, and the numbers of
+            that function's arguments that have tangents; else None.
+    """
+
+    def __init__(
+        self,
+        function: Function,
+        inputs: Sequence[Aval],
+        *,
+        outputs: Sequence[Aval],
+        random: bool,
+        graph: FxGraph | None = None,
+        derived_from: tuple[TorchFunction, tuple[int, ...]] | None = None,
+    ) -> None:
+        self._function = function
+        self.inputs = tuple(inputs)
+        self.outputs = tuple(outputs)
+        self.random = random
+        self.derived_from = derived_from
+        self._graph = graph
+        self._modules: dict[str, bytes] = {}
+        self._derived: dict[Any, TorchFunction] = {}
+        self._lock = threading.RLock()
+
+    @classmethod
+    def traced(cls, function: Function, inputs: Sequence[Aval], graph: FxGraph) -> TorchFunction:
+        """A function whose graph is known."""
+        outputs = [(n.meta["val"].dtype, tuple(n.meta["val"].shape)) for n in graph.outputs]
+        return cls(function, inputs, outputs=outputs, random=_is_random(graph), graph=graph)
+
+    def bytecode(self, platform: str) -> bytes:
+        """Its module of StableHLO, whose function `main` it is. If it is `random`, the first
+        argument is the key, uint32[2].
+
+        Raises:
+            LoweringError: something can only run on the host.
+        """
+        with self._lock:
+            if platform not in self._modules:
+                if self._graph is None:
+                    self._graph = trace(self._function, self.inputs)
+                self._modules[platform] = lowering.lower_graph(
+                    self._graph, lowering.Target(platform, host_calls=False), self.random
+                )
+            return self._modules[platform]
+
+    def pullback(self, variables: tuple[int, ...]) -> TorchFunction:
+        """From the arguments and the gradients of the results that have some to those of
+        `variables`. It computes the function again."""
+        count, known = len(self.inputs), self.differentiable_outputs
+
+        def compute(*tensors: torch.Tensor) -> Sequence[torch.Tensor]:
+            return _pull_back(self._function, tensors[:count], variables, known, tensors[count:])
+
+        inputs = [*self.inputs, *(self.outputs[i] for i in known)]
+        outputs = [self.inputs[i] for i in variables]
+        return self._derive(("pullback", variables), compute, inputs, outputs)
+
+    def pushforward(self, variables: tuple[int, ...]) -> TorchFunction:
+        """From the arguments and the tangents of `variables` to the tangents of the results that
+        have some."""
+        count, known = len(self.inputs), self.differentiable_outputs
+
+        def compute(*tensors: torch.Tensor) -> Sequence[torch.Tensor]:
+            args = tensors[:count]
+            of = _of_variables(self._function, args, variables, known)
+            primals = tuple(args[i] for i in variables)
+            return torch.func.jvp(of, primals, tuple(tensors[count:]))[1]
+
+        inputs = [*self.inputs, *(self.inputs[i] for i in variables)]
+        outputs = [self.outputs[i] for i in known]
+        return self._derive(
+            ("pushforward", variables), compute, inputs, outputs, derived_from=(self, variables)
+        )
+
+    def batched(self, axes: tuple[int | None, ...], size: int) -> TorchFunction:
+        """For `size` samples, which arguments have along these axes (None: not at all), and results
+        along the first one. All draw the same random numbers."""
+        if all(axis is None for axis in axes):
+
+            def compute(*tensors: torch.Tensor) -> Sequence[torch.Tensor]:
+                return [x.expand(size, *x.shape) for x in self._function(*tensors)]
+        else:
+
+            def compute(*tensors: torch.Tensor) -> Sequence[torch.Tensor]:
+                of = lambda *given: tuple(self._function(*given))  # noqa: E731
+                return torch.func.vmap(of, in_dims=axes, randomness="same")(*tensors)
+
+        inputs = []
+        for (dtype, shape), axis in zip(self.inputs, axes, strict=True):
+            if axis is not None:
+                shape = (*shape[:axis], size, *shape[axis:])
+            inputs.append((dtype, shape))
+        outputs = [(dtype, (size, *shape)) for dtype, shape in self.outputs]
+        return self._derive(("batched", axes, size), compute, inputs, outputs)
+
+    @functools.cached_property
+    def differentiable_outputs(self) -> list[int]:
+        return [i for i, (dtype, _) in enumerate(self.outputs) if is_differentiable(dtype)]
+
+    def _derive(
+        self,
+        key: Any,
+        function: Function,
+        inputs: Sequence[Aval],
+        outputs: Sequence[Aval],
+        derived_from: tuple[TorchFunction, tuple[int, ...]] | None = None,
+    ) -> TorchFunction:
+        with self._lock:
+            if key not in self._derived:
+                self._derived[key] = TorchFunction(
+                    function,
+                    inputs,
+                    outputs=outputs,
+                    random=self.random,
+                    derived_from=derived_from,
+                )
+            return self._derived[key]
+
+
+def trace(function: Function, inputs: Sequence[Aval]) -> FxGraph:
+    """The graph of a function, without writes. What it makes itself is on the device, and errors
+    that depend on values are not raised.
+
+    Raises:
+        LoweringError: it cannot be lowered.
+    """
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch._subclasses.functional_tensor import dispatch_functionalize
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        given = [torch.empty(shape, dtype=dtype, device=BACKEND) for dtype, shape in inputs]
+
+    def call(*tensors: torch.Tensor) -> list[torch.Tensor]:
+        with torch.device(BACKEND), _WithoutChecks():
+            return list(function(*tensors))
+
+    traced: Callable[..., fx.GraphModule] = make_fx(
+        dispatch_functionalize(call), tracing_mode="fake", _allow_non_fake_inputs=True
+    )
+    module = traced(*given)
+    module.graph.eliminate_dead_code()
+    graph = FxGraph.of(module.graph)
+    for node in graph.nodes:
+        _check(node)
+    return graph
+
+
+class _WithoutChecks(TorchDispatchMode):
+    """Leaves out what only raises errors for some values: JAX's programs cannot."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func in _CHECKS:
+            return None
+        return func(*args, **(kwargs or {}))
+
+
+_CHECKS = (
+    torch.ops.aten._linalg_check_errors.default,
+    torch.ops.aten._assert_async.default,
+    torch.ops.aten._assert_async.msg,
+)
+
+
+def _check(node: fx.Node) -> None:
+    from lazyxla.dynamo import partition
+
+    other = isinstance(node.target, torch._ops.HigherOrderOperator)
+    if other and not control_flow.is_control_flow(node.target):
+        raise lowering.LoweringError(
+            f"lazyxla: {node.target} cannot be lowered{_traced_from(node)}"
+        )
+    if partition.has_positions_of_masks(node):
+        raise lowering.LoweringError(
+            "lazyxla: where a mask is true is known on the host only, so that what is indexed by "
+            f"it has no shape: use torch.where{_traced_from(node)}"
+        )
+
+
+def _traced_from(node: fx.Node) -> str:
+    where = user_frame(node)
+    return f"\n(traced from {where})" if where else ""
+
+
+def _is_random(graph: FxGraph) -> bool:
+    return any(draws(node.target) for node in graph.nodes)
+
+
+def _of_variables(
+    function: Function,
+    args: Sequence[torch.Tensor],
+    variables: tuple[int, ...],
+    known: Sequence[int],
+) -> Callable[..., tuple[torch.Tensor, ...]]:
+    """The function of the variables alone, with its results that have gradients."""
+
+    def of(*values: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        given = list(args)
+        for i, value in zip(variables, values, strict=True):
+            given[i] = value
+        results = function(*given)
+        return tuple(results[i] for i in known)
+
+    return of
+
+
+def _pull_back(
+    function: Function,
+    args: Sequence[torch.Tensor],
+    variables: tuple[int, ...],
+    known: Sequence[int],
+    gradients: Sequence[torch.Tensor],
+) -> Sequence[torch.Tensor]:
+    """The gradients of the variables; JAX's are conjugates of PyTorch's."""
+    of = _of_variables(function, args, variables, known)
+    primals = [args[i] for i in variables]
+    given = [x.conj() for x in gradients]
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        vjp: Any = torch.func.vjp(of, *primals)[1]
+        return [x.conj() for x in vjp(tuple(given))]
+    with torch.enable_grad():
+        leaves = [
+            torch.ops.aten.alias(x) if x.requires_grad else x.detach().requires_grad_()
+            for x in primals
+        ]
+        listed = zip(of(*leaves), given, strict=True)
+        results = [(result, gradient) for result, gradient in listed if result.requires_grad]
+        if not results:
+            return [torch.zeros_like(x) for x in primals]
+        found = torch.autograd.grad(
+            [result for result, _ in results],
+            leaves,
+            [gradient for _, gradient in results],
+            allow_unused=True,
+            materialize_grads=True,
+            create_graph=any(x.requires_grad for x in (*args, *gradients)),
+        )
+    return [x.conj() for x in found]

@@ -1,0 +1,357 @@
+"""PyTorch's modules and functions as functions of JAX's."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import fx, nn
+
+from lazyxla import untraced
+from lazyxla.jax.arrays import to_jax
+from lazyxla.jax.calls import Calls, jax_key
+from lazyxla.jax.torch_functions import TorchFunction, trace
+from lazyxla.lowering.fx_graph import FxGraph
+from lazyxla.lowering.program import Settings
+from lazyxla.runtime import BACKEND
+
+Arrays = dict[str, Any]
+"""Arrays by the names that a module's state dict has for them."""
+
+
+class MissingKeyError(ValueError):
+    """A function draws random numbers, and was given no key."""
+
+
+def jax_view(function: nn.Module | Callable[..., Any]) -> JaxView:
+    """A function of JAX's that computes what a PyTorch module or function does::
+
+        view = lazyxla.jax_view(model)
+
+        def loss(parameters, x, labels):
+            logits = view(parameters, x)
+            return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
+
+        gradients = jax.jit(jax.grad(loss))(view.parameters, x, labels)
+
+    It is traced by PyTorch for the shapes and dtypes of its arguments, and lowered by the rules of
+    this device. It works in ``jax.jit``, ``jax.grad`` and ``jax.vjp`` (PyTorch's autograd),
+    ``jax.jvp``, ``jax.vmap``, ``jax.lax.scan`` and in each other; on whichever device JAX has. A
+    backward computes the forward again, which XLA leaves out where both are in one program.
+
+    Args:
+        function: a module, or a function of tensors. It must not depend on tensors' values in
+            Python, nor have operators that only the host can run. What it writes must be buffers
+            of the module or its own.
+
+    Returns:
+        The view, which is called with JAX arrays.
+    """
+    return JaxView(function)
+
+
+class JaxView:
+    """What :func:`jax_view` returns."""
+
+    def __init__(self, function: nn.Module | Callable[..., Any]) -> None:
+        if not callable(function):
+            raise TypeError(f"expected a module or a function, got a {type(function).__name__}")
+        self._function = function
+        self._module = function if isinstance(function, nn.Module) else None
+        self._plans: dict[Hashable, _Plan] = {}
+
+    @property
+    def parameters(self) -> Arrays:
+        """A copy of the module's parameters, by their names. A function has none."""
+        return _copies(self._module.named_parameters()) if self._module else {}
+
+    @property
+    def buffers(self) -> Arrays:
+        """A copy of the module's buffers, by their names. A function has none."""
+        return _copies(self._module.named_buffers()) if self._module else {}
+
+    def __call__(
+        self, *args: Any, buffers: Mapping[str, Any] | None = None, key: Any = None, **kwargs: Any
+    ) -> Any:
+        """Calls it.
+
+        Args:
+            args, kwargs: of a function its arguments; of a module first its parameters, a dict such
+                as ``parameters``, and then the arguments. Pytrees of JAX or NumPy arrays and of
+                other values, which are hashable and constants. If ``jax_enable_x64`` is off, 64-bit
+                numbers among the results are narrowed.
+            buffers: of a module, a dict such as ``buffers``, with which to call it. By default
+                those that the module has at the time; then they must not be written to.
+            key: of ``jax.random``, for what draws random numbers, such as dropout.
+
+        Returns:
+            What it returns, with JAX arrays in place of its tensors; with `buffers`, a pair of that
+            and of the buffers after the call.
+
+        Raises:
+            MissingKeyError: it draws random numbers, and there is no key.
+            ValueError: parameters or buffers are missing or unknown, or it writes to what it must
+                not.
+            TypeError: an argument is a tensor, or not hashable.
+            lazyxla.lowering.LoweringError: it has an operator that only the host can run.
+        """
+        jax, primitive = _jax()
+        parameters: Any = {}
+        if self._module is not None:
+            if not args or not isinstance(args[0], Mapping):
+                raise TypeError("the view of a module takes its parameters first, as a dict")
+            parameters, args = dict(args[0]), args[1:]
+            _check_names("parameters", parameters, self._module.named_parameters())
+            given = self.buffers if buffers is None else dict(buffers)
+            _check_names("buffers", given, self._module.named_buffers())
+        elif buffers is not None:
+            raise TypeError("a function has no buffers")
+        else:
+            given = {}
+        leaves, tree = jax.tree.flatten((parameters, given, args, kwargs))
+        arrays = [leaf for leaf in leaves if _is_array(leaf)]
+        plan = self._plan(leaves, tree, buffers is not None)
+        words = None
+        if plan.function.random:
+            if key is None:
+                raise MissingKeyError(
+                    "the function draws random numbers: give it key=jax.random.key(seed), another "
+                    "one for each call"
+                )
+            words = _words(key)
+        found = iter(primitive.call(plan.function, words, arrays))
+        results = [next(found) if is_array else value for is_array, value in plan.results]
+        return jax.tree.unflatten(plan.tree, results)
+
+    def _plan(self, leaves: list[Any], tree: Any, with_buffers: bool) -> _Plan:
+        jax, _ = _jax()
+        wide: bool = jax.config.jax_enable_x64
+        training = tuple(m.training for m in self._module.modules()) if self._module else ()
+        autocast = torch.is_autocast_enabled(BACKEND), torch.get_autocast_dtype(BACKEND)
+        key: list[Any] = [tree, with_buffers, wide, training, autocast, Settings.current()]
+        for leaf in leaves:
+            if _is_array(leaf):
+                key += (leaf.dtype, leaf.shape)
+            else:
+                key += (type(leaf), leaf)
+        try:
+            plan = self._plans.get(tuple(key))
+        except TypeError:
+            raise TypeError(_unusable(leaves)) from None
+        if any(isinstance(leaf, torch.Tensor) for leaf in leaves):
+            raise TypeError("a view takes JAX arrays, not tensors: lazyxla.to_jax makes them")
+        if plan is None:
+            plan = self._plans[tuple(key)] = self._trace(leaves, tree, with_buffers, wide)
+        return plan
+
+    def _trace(self, leaves: list[Any], tree: Any, with_buffers: bool, wide: bool) -> _Plan:
+        jax, _ = _jax()
+        places = [i for i, leaf in enumerate(leaves) if _is_array(leaf)]
+        inputs = [(_torch_dtype(leaves[i].dtype), tuple(leaves[i].shape)) for i in places]
+        paths = [jax.tree_util.keystr(path) for path, _ in _with_paths(leaves, tree)]
+        found: dict[str, Any] = {}
+
+        def run(*tensors: torch.Tensor) -> list[torch.Tensor]:
+            """The results, and then what the arguments are afterwards."""
+            given = [x.clone() for x in tensors]
+            values = list(leaves)
+            for i, x in zip(places, given, strict=True):
+                values[i] = x
+            parameters, buffers, args, kwargs = jax.tree.unflatten(tree, values)
+            results = self._apply(parameters, buffers, args, kwargs)
+            flat, found["tree"] = jax.tree.flatten((results, buffers) if with_buffers else results)
+            found["results"] = [
+                (True, None) if isinstance(x, torch.Tensor) else (False, x) for x in flat
+            ]
+            made = [x for x in flat if isinstance(x, torch.Tensor)]
+            return [*(x if wide else _narrow(x) for x in made), *given]
+
+        graph = trace(run, inputs)
+        written = _drop_arguments(graph, len(inputs))
+        may_write = range(0)
+        if with_buffers:  # they are among the leaves behind the parameters
+            first = len([p for p in paths if p.startswith("[0]")])
+            may_write = range(first, first + len([p for p in paths if p.startswith("[1]")]))
+        _check_written([paths[places[i]] for i in written if places[i] not in may_write])
+        count = len(graph.outputs)
+        function = TorchFunction.traced(lambda *tensors: run(*tensors)[:count], inputs, graph)
+        return _Plan(function, found["tree"], found["results"])
+
+    def _apply(self, parameters: Arrays, buffers: Arrays, args: Any, kwargs: Any) -> Any:
+        if self._module is None:
+            return self._function(*args, **kwargs)
+        state = {**parameters, **buffers}
+        for name, own in self._module.named_buffers():
+            if not own.dtype.is_floating_point and state[name].dtype != own.dtype:
+                buffers[name] = state[name] = state[name].to(own.dtype)  # JAX has narrower ones
+        return torch.func.functional_call(self._module, state, args, kwargs)
+
+
+class _Plan(NamedTuple):
+    function: TorchFunction
+    tree: Any  # of the results
+    results: list[tuple[bool, Any]]  # whether each is an array, or else its value
+
+
+def jax_jit(function: nn.Module | Callable[..., Any]) -> Callable[..., Any]:
+    """A PyTorch function, on tensors of the device, whose call is one node of the graph.
+
+    PyTorch traces it for the shapes and dtypes of its arguments as :func:`jax_view` does, and JAX
+    differentiates it. What a module's forward writes to its buffers is written.
+
+    Args:
+        function: a module, or a function of tensors, as :func:`jax_view` takes it. Also a
+            decorator.
+
+    Returns:
+        A function of the same arguments: pytrees of tensors and of hashable values.
+    """
+    view = JaxView(function)
+    module = function if isinstance(function, nn.Module) else None
+    is_random = False
+
+    def compute(
+        parameters: Arrays, buffers: Arrays, key: Any, training: Any, args: Any, kwargs: Any
+    ) -> Any:
+        if module is None:
+            return view(*args, key=key, **kwargs), {}
+        return view(parameters, *args, buffers=buffers, key=key, **kwargs)
+
+    calls = Calls(compute, wide=True)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        nonlocal is_random
+        parameters = dict(module.named_parameters()) if module else {}
+        buffers = dict(module.named_buffers()) if module else {}
+        given = {name: x.clone() for name, x in buffers.items()}  # which a backward may need
+        training = tuple(m.training for m in module.modules()) if module else ()
+        try:
+            key = jax_key() if is_random else None
+            results, changed = calls(parameters, given, key, training, args, kwargs)
+        except MissingKeyError:
+            is_random = True
+            results, changed = calls(parameters, given, jax_key(), training, args, kwargs)
+        with torch.no_grad():
+            for name, value in changed.items():
+                buffers[name].copy_(value)
+        return results
+
+    functools.update_wrapper(call, function, updated=())
+    return untraced.opaque(call)
+
+
+def _drop_arguments(graph: FxGraph, count: int) -> list[int]:
+    """Takes what the arguments are afterwards, the last so many results, out of a graph; returns
+    the numbers of those that were written to."""
+    written = [
+        i
+        for i, node in enumerate(graph.outputs[len(graph.outputs) - count :])
+        if not _is_copy(node, graph.inputs[i])
+    ]
+    del graph.outputs[len(graph.outputs) - count :]
+    needed: set[fx.Node] = set(graph.outputs)
+    for node in reversed(list(graph.nodes)):
+        if node in needed:
+            needed.update(node.all_input_nodes)
+        else:
+            graph.nodes.remove(node)
+    return written
+
+
+def _is_copy(node: fx.Node, of: fx.Node) -> bool:
+    while node is not of and node.target is torch.ops.aten.clone.default:
+        (node,) = node.all_input_nodes
+    return node is of
+
+
+def _check_written(paths: Sequence[str]) -> None:
+    if not paths:
+        return
+    kinds = {"[0]": "parameter", "[1]": "buffer", "[2]": "argument", "[3]": "argument"}
+    named: dict[str, list[str]] = {}
+    for path in paths:
+        named.setdefault(kinds[path[:3]], []).append(path[3:].removeprefix("[").removesuffix("]"))
+    listed = "; ".join(f"{kind} {', '.join(names)}" for kind, names in named.items())
+    raise ValueError(
+        f"a function of JAX's cannot write to its arguments, as this does: {listed}"
+        + (". Give it buffers=view.buffers, and it returns them" if "buffer" in named else "")
+    )
+
+
+def _check_names(what: str, given: Mapping[str, Any], known: Any) -> None:
+    names = {name for name, _ in known}
+    if names == given.keys():
+        return
+    missing, unknown = sorted(names - given.keys()), sorted(given.keys() - names)
+    raise ValueError(
+        f"the module's {what} are others:"
+        + (f" missing {', '.join(missing)}" if missing else "")
+        + (f" unknown {', '.join(unknown)}" if unknown else "")
+    )
+
+
+def _copies(named: Any) -> Arrays:
+    return {name: to_jax(x.detach().cpu()) for name, x in named}
+
+
+def _words(key: Any) -> Any:
+    """64 bits of a key."""
+    import jax
+
+    if not _is_array(key):
+        raise TypeError(f"expected a key of jax.random, got a {type(key).__name__}")
+    if jax.numpy.issubdtype(key.dtype, jax.dtypes.prng_key):
+        key = jax.random.key_data(key)
+    if key.dtype != "uint32" or key.ndim != 1 or key.size not in (2, 4):
+        raise TypeError(f"expected a key of jax.random, got {key.dtype}{list(key.shape)}")
+    return key if key.size == 2 else key[:2] ^ key[2:]
+
+
+def _narrow(x: torch.Tensor) -> torch.Tensor:
+    narrower = {
+        torch.float64: torch.float32,
+        torch.complex128: torch.complex64,
+        torch.int64: torch.int32,
+        torch.uint64: torch.uint32,
+    }
+    return x.to(narrower.get(x.dtype, x.dtype))
+
+
+def _with_paths(leaves: list[Any], tree: Any) -> list[tuple[Any, Any]]:
+    import jax
+
+    return jax.tree_util.tree_leaves_with_path(jax.tree.unflatten(tree, leaves))
+
+
+def _torch_dtype(dtype: Any) -> torch.dtype:
+    found = getattr(torch, str(dtype), None)
+    if not isinstance(found, torch.dtype):
+        raise TypeError(f"PyTorch has no dtype for an array of {dtype}")
+    return found
+
+
+def _is_array(leaf: Any) -> bool:
+    import jax
+    import numpy as np
+
+    return isinstance(leaf, (jax.Array, np.ndarray))
+
+
+def _unusable(leaves: list[Any]) -> str:
+    for leaf in leaves:
+        try:
+            hash(leaf)
+        except TypeError:
+            return f"an argument is a {type(leaf).__name__}, which is no array and not hashable"
+    return "an argument is not hashable"
+
+
+@functools.cache
+def _jax() -> tuple[Any, Any]:
+    import jax
+
+    from lazyxla.jax import primitive
+
+    return jax, primitive
