@@ -41,6 +41,7 @@
 #include "pjrt/executable.h"
 #include "pjrt/fork.h"
 #include "pjrt/runtime.h"
+#include "pjrt/shared_client.h"
 #include "pjrt/topology.h"
 #include "spmd_bindings.h"
 #include "traced_call.h"
@@ -157,6 +158,16 @@ void bind_devices(py::module_& m) {
   m.def("synchronize", &dispatch::synchronize, NoGil());
   m.def("host_view", &dispatch::host_view, NoGil());
   m.def("share_host", &dispatch::share_host, NoGil());
+  m.def("shared_api", [] {
+    const PJRT_Api* api = nullptr;
+    {
+      py::gil_scoped_release no_gil;
+      api = &pjrt::shared_api();
+    }
+    return py::capsule(api, "pjrt_c_api");
+  });
+  m.def("lend", &dispatch::lend, NoGil());
+  m.def("borrow", &dispatch::borrow, NoGil());
 }
 
 void bind_random(py::module_& m) {

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 import torch
@@ -33,9 +34,15 @@ def _with(context: Callable[[], Any]) -> Callable[[], Any]:
     return call
 
 
-def _refused(call: Callable[[], Any]) -> None:
-    with pytest.raises(OSError, match="cannot open"):
+def _refused(call: Callable[[], Any], error: type[Exception], why: str) -> None:
+    with pytest.raises(error, match=why):
         call()
+
+
+def _share_late() -> None:
+    jax.config.update("jax_platforms", "cpu")
+    jax.devices()
+    _refused(lambda: lazyxla.share_with_jax(), RuntimeError, "devices already")
 
 
 def _product(scale: Any, x: Any) -> Any:
@@ -104,7 +111,9 @@ CALLS: dict[str, Callable[[], Any]] = {
     "memory_summary": lambda: lazyxla.memory_summary(),
     "parallelize": lambda: lazyxla.parallelize(_linear(), MESH, {"": lazyxla.ColwiseParallel("x")}),
     "platform": lambda: lazyxla.platform(),
-    "register_ffi_target": lambda: _refused(lambda: lazyxla.register_ffi_target("x", "y", "z")),
+    "register_ffi_target": lambda: _refused(
+        lambda: lazyxla.register_ffi_target("x", "y", "z"), OSError, "cannot open"
+    ),
     "replicate": lambda: lazyxla.replicate(_ones(), MESH),
     "reset_accumulated_memory_stats": lambda: lazyxla.reset_accumulated_memory_stats(),
     "reset_counters": lambda: lazyxla.reset_counters(),
@@ -114,6 +123,7 @@ CALLS: dict[str, Callable[[], Any]] = {
     "set_rng_state": lambda: lazyxla.set_rng_state(lazyxla.get_rng_state()),
     "settings": lambda: setattr(lazyxla.settings, "blocking", lazyxla.settings.blocking),
     "shard": lambda: lazyxla.shard(_ones(), MESH, ("x",)),
+    "share_with_jax": _share_late,
     "sharding": lambda: lazyxla.sharding(_ones()),
     "step": _with(lambda: lazyxla.step()),
     "sync": lambda: lazyxla.sync(),

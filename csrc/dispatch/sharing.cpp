@@ -9,6 +9,7 @@
 
 #include "dispatch/copies.h"
 #include "dispatch/device_state.h"
+#include "dispatch/tensor.h"
 #include "graph/sharing.h"
 
 namespace lazyxla::dispatch {
@@ -63,6 +64,27 @@ at::Tensor share_host(const at::Tensor& host, c10::DeviceIndex device) {
   std::vector<int64_t> back(order.size());
   for (size_t i = 0; i < order.size(); ++i) back[order[i]] = static_cast<int64_t>(i);
   return result.permute(back);
+}
+
+void lend(const at::Tensor& tensor, const std::function<void()>& take) {
+  check_has_data(tensor, "to_jax");
+  const Data data = computed(tensor);
+  const auto rows = ir::Geometry::contiguous(tensor.scalar_type(), tensor.sizes());
+  const bool is_whole = data.leaf && data.base == rows && tensor.is_contiguous() &&
+                        !tensor.is_conj() && !tensor.is_neg();
+  if (is_whole) return graph::lend(data.leaf, take);
+  const at::Tensor copy = contiguous_copy(tensor);
+  graph::lend(computed(copy).leaf, take);
+}
+
+at::Tensor borrow(c10::ScalarType dtype, const std::vector<int64_t>& sizes,
+                  const std::function<void()>& ask) {
+  const ir::TensorType type{dtype, {sizes.begin(), sizes.end()}};
+  auto [leaf, device] = graph::borrow(type, ask);
+  const auto rows = ir::Geometry::contiguous(dtype, sizes);
+  at::Tensor result(dispatch::make_tensor(rows, rows.nbytes(), device));
+  set_leaf(result, std::move(leaf));
+  return result;
 }
 
 }  // namespace lazyxla::dispatch

@@ -7,6 +7,9 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <functional>
+#include <vector>
+
 namespace lazyxla::dispatch {
 
 // A CPU tensor of the same sizes on the device's memory. Flushes and waits. A tensor whose strides
@@ -18,5 +21,11 @@ at::Tensor host_view(const at::Tensor& tensor);
 // as long as it is needed. Memory that the device cannot use, such as that with gaps between the
 // elements, is copied.
 at::Tensor share_host(const at::Tensor& host, c10::DeviceIndex device);
+
+// Lends a tensor's memory, in rows, to the library that shares our client (pjrt/shared_client.h),
+// and takes such memory of that library's.
+void lend(const at::Tensor& tensor, const std::function<void()>& take);
+at::Tensor borrow(c10::ScalarType dtype, const std::vector<int64_t>& sizes,
+                  const std::function<void()>& ask);
 
 }  // namespace lazyxla::dispatch

@@ -8,6 +8,7 @@
 #include "pjrt/client.h"
 #include "pjrt/fork.h"
 #include "pjrt/runtime.h"
+#include "pjrt/shared_client.h"
 #include "waiting.h"
 
 namespace lazyxla::graph {
@@ -133,10 +134,14 @@ bool DeviceBuffer::is_usable() const {
   return !(shards_ ? shards_->buffers.front() : *buffer_).is_deleted();
 }
 
+bool DeviceBuffer::is_shared() const {
+  return is_kept() && buffer_ && pjrt::is_shared(buffer_->raw());
+}
+
 bool dies_with(const ir::Node& leaf, size_t references) {
   return leaf.use_count() == references &&
          leaf.leaf_data().use_count() == 1 + buffer_of(leaf).waiting_runs &&
-         leaf.output_type(0).numel() > 0;
+         leaf.output_type(0).numel() > 0 && !buffer_of(leaf).is_shared();
 }
 
 ir::Value make_leaf(ir::TensorType type, pjrt::Buffer buffer) {

@@ -68,6 +68,8 @@ class DeviceBuffer final : public ir::LeafData {
   bool is_abstract() const { return state_.load(std::memory_order_acquire) == kAbstract; }
   // Whether there is data, or will be.
   bool is_usable() const;
+  // Whether another library holds its data, too (pjrt/shared_client.h).
+  bool is_shared() const;
 
   // Of what was not computed: what the storage has instead that it was promised to (undo.h).
   const ir::Content* stands_for() const { return stands_for_.get(); }

@@ -12,6 +12,7 @@
 #include "pjrt/client.h"
 #include "pjrt/host_view.h"
 #include "pjrt/runtime.h"
+#include "pjrt/shared_client.h"
 
 namespace lazyxla::graph {
 namespace {
@@ -60,6 +61,26 @@ Memory memory_of(const ir::Value& leaf) {
                               "tensor with .cpu() instead");
   const void* data = owner->view->data();
   return {data, std::move(owner)};
+}
+
+void lend(const ir::Value& leaf, const std::function<void()>& take) {
+  const BufferRef buffer = buffer_ref(*leaf.node.get());  // is not donated meanwhile
+  try {
+    pjrt::lend(buffer->get(), take);
+  } catch (const pjrt::Error& e) {
+    rethrow(e, "lending a value");
+  }
+}
+
+std::pair<ir::Value, c10::DeviceIndex> borrow(const ir::TensorType& type,
+                                              const std::function<void()>& ask) {
+  try {
+    pjrt::Buffer buffer = pjrt::borrow(ask);
+    const auto device = static_cast<c10::DeviceIndex>(buffer.device_index());
+    return {make_leaf(type, std::move(buffer)), device};
+  } catch (const pjrt::Error& e) {
+    rethrow(e, "borrowing a value");
+  }
 }
 
 bool map_host_memory(void* data, size_t nbytes) {

@@ -5,6 +5,7 @@
 
 #include <functional>
 #include <memory>
+#include <utility>
 
 #include "ir/node.h"
 
@@ -25,6 +26,13 @@ struct Memory {
 // Waits for the leaf. Throws what kept it from being computed, and NotImplementedError if its
 // memory is not the host's.
 Memory memory_of(const ir::Value& leaf);
+
+// Lends the leaf's buffer to the library that shares our client (pjrt/shared_client.h).
+void lend(const ir::Value& leaf, const std::function<void()>& take);
+
+// A leaf of this type on a buffer of that library's, and its device.
+std::pair<ir::Value, c10::DeviceIndex> borrow(const ir::TensorType& type,
+                                              const std::function<void()>& ask);
 
 // Maps host memory for the devices, until it is unmapped. False if the plugin does not offer that.
 bool map_host_memory(void* data, size_t nbytes);

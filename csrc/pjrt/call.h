@@ -8,6 +8,7 @@
 #pragma once
 
 #include "error.h"
+#include "shared_client.h"
 
 // Declares `name`, the zeroed argument struct of `function`.
 #define LAZYXLA_PJRT_ARGS(name, function) \
@@ -63,6 +64,7 @@ inline size_t on_device_nbytes(const PJRT_Api* api, PJRT_Buffer* raw) {
 }
 
 inline void destroy_buffer(const PJRT_Api* api, PJRT_Buffer* raw) {
+  if (let_go(raw)) return;
   LAZYXLA_PJRT_ARGS(args, PJRT_Buffer_Destroy);
   args.buffer = raw;
   ignore_error(api, api->PJRT_Buffer_Destroy(&args));

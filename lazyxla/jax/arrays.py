@@ -9,6 +9,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from lazyxla import _C, runtime, sharing
+from lazyxla.jax import shared_client
 from lazyxla.jax.flat_functions import taken_as
 from lazyxla.lowering.jax_call import numpy_dtype
 from lazyxla.runtime import DeviceLike
@@ -82,6 +83,10 @@ def _tensor(array: Any, device: DeviceLike) -> torch.Tensor:
 
     if jax.numpy.issubdtype(array.dtype, jax.dtypes.prng_key):
         array = jax.random.key_data(array)
+    if isinstance(array, jax.Array) and (device is None or shared_client.is_shared()):
+        found = shared_client.borrow(array)
+        if found is not None:
+            return found if device is None else found.to(device)
     return _C.share_host(host_tensor(array), runtime.index_of(device))
 
 
@@ -91,6 +96,8 @@ def _array(tensor: torch.Tensor) -> Any:
     wide: bool = jax.config.jax_enable_x64  # type: ignore[attr-defined]
     dtype = taken_as(tensor.dtype, wide)
     tensor = tensor.detach()
+    if tensor.device.type == runtime.BACKEND and tensor.numel() and shared_client.is_shared():
+        return shared_client.lend(tensor.to(dtype))
     if tensor.device.type == runtime.BACKEND:
         tensor = _on_host(tensor)
     else:
