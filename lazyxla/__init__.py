@@ -69,6 +69,7 @@ with Deferred():  # a module half imported would stay so
         control_flow,
         device_module,
         distributed,
+        flex_attention,
         lowering,
         memory,
         meta_functions,
@@ -303,6 +304,7 @@ def _register() -> None:
     model_state.install()
     distributed.install()
     control_flow.install()
+    flex_attention.install()
     printing.install()
     # Half precision is PyTorch's own default here; every XLA platform is better at this one.
     torch.set_autocast_dtype(BACKEND, torch.bfloat16)

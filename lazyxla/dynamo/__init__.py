@@ -24,6 +24,7 @@ from lazyxla import untraced
 from lazyxla.dynamo import padding
 from lazyxla.dynamo.determinant import transpose_for_determinants
 from lazyxla.dynamo.execution import compile_graph
+from lazyxla.dynamo.flex_attention import inline_flex_attention
 from lazyxla.dynamo.saved import partition_joint_graph
 from lazyxla.dynamo.sizes import MAX_SPECIALISATIONS, SizedGraph, has_symbols
 from lazyxla.xla_options import Options, check_options
@@ -83,6 +84,7 @@ def _compile(
     """
     from functorch.compile import make_boxed_func
 
+    inline_flex_attention(module)
     transpose_for_determinants(module.graph)
     if aliases:  # inference: no joint graph was there to decide for
         padding.plan(module.graph, aliases)
