@@ -16,6 +16,7 @@ from torch.nn.attention import flex_attention as module
 from lazyxla import untraced
 from lazyxla.runtime import BACKEND
 
+_AUTOCAST: Any = getattr(DispatchKey, "AutocastPrivateUse1")  # noqa: B009 - the stubs lack it
 _validate_device = module._validate_device
 
 
@@ -31,9 +32,7 @@ def _autocast(query: Any, key: Any, value: Any, *args: Any) -> Any:
 
     dtype = torch.get_autocast_dtype(BACKEND)
     lowered = [x.to(dtype) if x.is_floating_point() else x for x in (query, key, value)]
-    with torch._C._ExcludeDispatchKeyGuard(
-        torch._C.DispatchKeySet(DispatchKey.AutocastPrivateUse1)
-    ):
+    with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(_AUTOCAST)):
         return flex_attention(*lowered, *args)
 
 
@@ -43,4 +42,4 @@ def install() -> None:
 
     if module._validate_device is not _validate:
         module._validate_device = _validate
-        flex_attention.py_impl(DispatchKey.AutocastPrivateUse1)(_autocast)
+        flex_attention.py_impl(_AUTOCAST)(_autocast)
