@@ -73,6 +73,14 @@ class Mesh:
         self._is_of_topology = bool(_C.captured_devices()) and max(self.devices) >= device_count()
         self._raw = _C.make_mesh(list(zip(self.axis_names, self.shape)), list(self.devices))
 
+    @property
+    def jax_mesh(self) -> Any:
+        """The same axes for JAX, a ``jax.sharding.AbstractMesh``: for ``jax.shard_map`` in a
+        function that :func:`lazyxla.call_jax` calls."""
+        from jax.sharding import AbstractMesh
+
+        return AbstractMesh(self.shape, self.axis_names)
+
     def _indices(self, devices: Iterable[DeviceLike] | None) -> tuple[int, ...]:
         captured = _C.captured_devices()
         size, available = math.prod(self.shape), captured or device_count()

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from lazyxla.lowering.errors import LoweringError
+from lazyxla.lowering.partition import MESH
 from lazyxla.lowering.scalar import Scalar, wrap_number
 
 if TYPE_CHECKING:
@@ -155,6 +157,26 @@ def tell_kernel_costs(
                 op.operation.walk(visit)
 
 
+def _take_mesh(b: "Builder", module: Any, op: Any) -> None:
+    """Puts our module's mesh in the place of one of `jax.shard_map`'s."""
+    mesh = op.attributes["mesh"]
+    if b.annotations is None:
+        raise LoweringError(
+            f"a function with jax.shard_map over the mesh {mesh} was given tensors of one "
+            "device: spread one of them over the mesh (lazyxla.shard, lazyxla.replicate)"
+        )
+    if mesh != b.annotations.mesh:
+        raise LoweringError(
+            f"a function with jax.shard_map over the mesh {mesh} was given tensors of "
+            f"another one, {b.annotations.mesh}"
+        )
+    ir = b.mlir.ir
+    symbol = ir.StringAttr(op.attributes["sym_name"]).value
+    if symbol != MESH:
+        ir.SymbolTable.replace_all_symbol_uses(symbol, MESH, module.operation)
+    op.operation.erase()
+
+
 def _merge(b: "Builder", bytecode: bytes, name: str) -> str:
     """Moves the functions of a module into ours under new names; returns the name of its `main`."""
     ir = b.mlir.ir
@@ -162,7 +184,9 @@ def _merge(b: "Builder", bytecode: bytes, name: str) -> str:
     number = len(b.symbols)
     main = ""
     for op in list(module.body.operations):
-        if op.operation.name == "func.func":
+        if op.operation.name == "sdy.mesh":
+            _take_mesh(b, module, op)
+        elif op.operation.name == "func.func":
             old = ir.StringAttr(op.attributes["sym_name"]).value
             new = f"{name}.{number}" if old == "main" else f"{name}.{number}.{old}"
             ir.SymbolTable.replace_all_symbol_uses(old, new, module.operation)

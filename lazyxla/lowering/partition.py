@@ -21,7 +21,8 @@ import torch
 from lazyxla.lowering.mlir import Mlir
 from lazyxla.lowering.program import AxisPart, PartitionSpec, Program, TensorSpec
 
-_MESH = "mesh"
+MESH = "mesh"
+"""The symbol of a module's mesh."""
 
 
 class Annotations:
@@ -38,8 +39,9 @@ class Annotations:
         self._sizes = dict(partition.axes)
         self._batch_axes = _batch_axes(program)
         axes = [sdy.MeshAxisAttr.get(name, size) for name, size in partition.axes]
+        self.mesh = sdy.MeshAttr.get(axes)
         with world.ir.InsertionPoint.at_block_begin(module.body):
-            sdy.MeshOp(_MESH, sdy.MeshAttr.get(axes))
+            sdy.MeshOp(MESH, self.mesh)
 
     def constrain(self, x: Any, spec: PartitionSpec, open_: Sequence[bool]) -> Any:
         """The value, spread in this way; the partitioner may split open dimensions further."""
@@ -159,7 +161,7 @@ class Annotations:
             self._sdy.DimensionShardingAttr.get([self._axis(part) for part in parts], not is_open)
             for parts, is_open in zip(spec, open_ or [False] * len(spec), strict=True)
         ]
-        return self._sdy.TensorShardingAttr.get(_MESH, dimensions)
+        return self._sdy.TensorShardingAttr.get(MESH, dimensions)
 
     def _axis(self, part: AxisPart) -> Any:
         name, before, size = part
