@@ -94,6 +94,7 @@ from lazyxla.environment import (  # noqa: E402
 from lazyxla.foreign_functions import register_ffi_target  # noqa: E402
 from lazyxla.jax.arrays import from_jax, to_jax  # noqa: E402
 from lazyxla.jax.calls import call_jax, jax_function, jax_key  # noqa: E402
+from lazyxla.jax.kernels import kernel  # noqa: E402
 from lazyxla.jax.modules import wrap_jax  # noqa: E402
 from lazyxla.jax.shared_client import share_with_jax  # noqa: E402
 from lazyxla.jax.views import jax_jit, jax_view  # noqa: E402
@@ -190,6 +191,7 @@ __all__ = [
     "jax_jit",
     "jax_key",
     "jax_view",
+    "kernel",
     "manual_seed",
     "max_memory_allocated",
     "max_memory_reserved",

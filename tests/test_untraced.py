@@ -26,6 +26,10 @@ def _double(x: torch.Tensor) -> torch.Tensor:
     return x * 2
 
 
+def _typed(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
 def _with(context: Callable[[], Any]) -> Callable[[], Any]:
     def call() -> None:
         with context():
@@ -101,6 +105,7 @@ CALLS: dict[str, Callable[[], Any]] = {
     "jax_jit": lambda: lazyxla.jax_jit(torch.sin)(_ones()),
     "jax_key": lambda: lazyxla.jax_key(),
     "jax_view": lambda: lazyxla.jax_view(torch.sin),
+    "kernel": lambda: lazyxla.kernel("mylib::double", _typed),
     "manual_seed": lambda: lazyxla.manual_seed(3),
     "max_memory_allocated": lambda: lazyxla.max_memory_allocated(),
     "max_memory_reserved": lambda: lazyxla.max_memory_reserved(),

@@ -8,6 +8,7 @@ from lazyxla.lowering import host_call, registry
 from lazyxla.lowering.builder import Builder
 from lazyxla.lowering.decompose import decompose, find_decomposition
 from lazyxla.lowering.errors import LoweringError, is_users, show_call
+from lazyxla.lowering.jax_call import call_jax
 from lazyxla.lowering.program import TensorSpec
 
 
@@ -22,7 +23,7 @@ def apply(b: Builder, name: str, args: tuple[Any, ...]) -> list[Any]:
             return _fit(b, rule(b, *args))
         platform = b.platform if b.target.host_calls else None
         if (jax_rule := registry.find_jax_rule(name, platform)) is not None:
-            return _fit(b, _apply_jax(b, jax_rule, args))
+            return _fit(b, apply_jax(b, jax_rule, args))
         return _apply_none(b, name, args)
     except LoweringError:
         raise
@@ -82,7 +83,13 @@ def user_line(name: str, error: Exception) -> str:
     return f" ({code.co_filename}:{code.co_firstlineno}, in {code.co_name})"
 
 
-def _apply_jax(b: Builder, jax_rule: registry.JaxRule, args: tuple[Any, ...]) -> Any:
+def apply_jax(
+    b: Builder,
+    jax_rule: registry.JaxRule,
+    args: tuple[Any, ...],
+    lowered_as: str | None = None,
+) -> Any:
+    """What a JAX rule makes of the arguments. JAX lowers it for its platform `lowered_as`."""
     parameters = inspect.signature(jax_rule.function).parameters
     named = list(parameters)[: len(args)]
     if len(named) < len(args):
@@ -104,7 +111,7 @@ def _apply_jax(b: Builder, jax_rule: registry.JaxRule, args: tuple[Any, ...]) ->
         static["outputs"] = b.outputs
     order = tuple(parameter for parameter, _ in traced)
     shim = _shim(jax_rule.function, order, tuple(lists))
-    return b.call_jax(shim, *[value for _, value in traced], **static)
+    return call_jax(b, shim, tuple(value for _, value in traced), static, lowered_as)
 
 
 _shims: dict[Any, Any] = {}

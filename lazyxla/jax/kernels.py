@@ -1,0 +1,189 @@
+"""Kernels, such as Pallas's, as operators of PyTorch's."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from lazyxla.lowering import rule
+from lazyxla.lowering.registry import JaxRule
+
+_PLATFORMS = ("cpu", "cuda", "tpu")
+_OTHER_DEVICES = ("CPU", "CUDA", "XPU", "MPS")
+
+_libraries: list[torch.library.Library] = []  # their registrations live as long as they do
+
+Backward = Callable[[Any, Any, Any], Sequence[torch.Tensor | None]]
+
+
+def kernel(
+    name: str,
+    reference: Callable[..., Any],
+    *,
+    platforms: Sequence[str] = ("tpu",),
+    static: Sequence[str] = (),
+    backward: Backward | None = None,
+) -> Callable[[Callable[..., Any]], Any]:
+    """Makes an operator of a kernel and of what it computes, in PyTorch. A decorator::
+
+        def scaled(x: torch.Tensor, by: float) -> torch.Tensor:
+            return x * by
+
+        @lazyxla.kernel("mylib::scaled", scaled, static=("by",))
+        def scaled_kernel(x, by, *, interpret=False):
+            return pl.pallas_call(..., interpret=interpret)(x)
+
+        y = scaled_kernel(x, 2.0)  # on any device
+
+    On the device the call is recorded. The program has the kernel on the platforms that it is for,
+    and the reference's operators elsewhere: also where tensors are spread over many devices, since
+    the partitioner cannot look into a kernel. Other devices run the reference.
+
+    Args:
+        name: the operator's, with a namespace: "mylib::scaled".
+        reference: a function of PyTorch's whose arguments and results have annotations that
+            ``torch.library.infer_schema`` understands, and that writes to none of its arguments.
+        platforms: where the kernel runs: of "tpu", "cuda", "cpu". If it has a parameter
+            ``interpret``, that is true on the CPU, to compare it with the reference in a test.
+        static: names of the parameters that need Python numbers, which cost a compilation for each
+            value; others arrive as 0-dim arrays.
+        backward: the gradients of the inputs, from tuples of the inputs, of the outputs and of the
+            outputs' gradients: a tensor for each input, or None. By default the reference's.
+
+    Returns:
+        A decorator of the kernel: a function of JAX's of the same arguments, which are arrays. It
+        returns the operator.
+
+    Raises:
+        ValueError: the name has no namespace, or is taken; there is no such platform; the reference
+            has no annotations.
+        TypeError: the kernel's parameters are not the reference's.
+    """
+    namespace, _, base = name.partition("::")
+    if not namespace.isidentifier() or not base.isidentifier():
+        raise ValueError(f'{name!r} is no name of an operator, such as "mylib::scaled"')
+    if unknown := set(platforms) - set(_PLATFORMS):
+        raise ValueError(f"there is no platform {', '.join(sorted(unknown))}: {_PLATFORMS}")
+    schema = torch.library.infer_schema(reference, mutates_args=())
+    parameters = list(inspect.signature(reference).parameters)
+    if unknown := set(static) - set(parameters):
+        raise ValueError(f"the reference has no parameter {', '.join(sorted(unknown))}")
+
+    def define(function: Callable[..., Any]) -> Any:
+        own = [p for p in inspect.signature(function).parameters if p != "interpret"]
+        if own != parameters:
+            raise TypeError(f"the kernel takes {own}, and the reference {parameters}")
+        if hasattr(getattr(torch.ops, namespace), base):
+            raise ValueError(f"there is an operator {name} already")
+        library = torch.library.Library(namespace, "FRAGMENT")
+        _libraries.append(library)
+        library.define(base + schema, tags=(torch.Tag.pt2_compliant_tag,))
+        for device in _OTHER_DEVICES:
+            library.impl(base, reference, device)
+        op: Any = getattr(getattr(torch.ops, namespace), base).default
+        torch.library.register_fake(name, reference, lib=library)
+        torch._decomp.register_decomposition(op)(reference)
+        _differentiate(library, name, reference, backward)
+        torch.library.register_vmap(name, functools.partial(_batched, op), lib=library)
+        rule(name)(functools.partial(_lower, name, function, tuple(platforms), tuple(static)))
+        return op
+
+    return define
+
+
+def _lower(
+    name: str,
+    function: Callable[..., Any],
+    platforms: tuple[str, ...],
+    static: tuple[str, ...],
+    b: Any,
+    *args: Any,
+) -> Any:
+    from lazyxla.lowering.apply import apply_jax
+    from lazyxla.lowering.decompose import decompose
+
+    if b.platform not in platforms or b.annotations is not None:
+        return decompose(b, name, args)
+    bound = _interpreted(function) if b.platform == "cpu" else function
+    return apply_jax(b, JaxRule(bound, static), args, lowered_as=b.platform)
+
+
+@functools.cache
+def _interpreted(function: Callable[..., Any]) -> Callable[..., Any]:
+    signature = inspect.signature(function)
+    if "interpret" not in signature.parameters:
+        return function
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, interpret=True, **kwargs)
+
+    others = [p for name, p in signature.parameters.items() if name != "interpret"]
+    call.__signature__ = signature.replace(parameters=others)  # type: ignore[attr-defined]
+    return call
+
+
+def _differentiate(
+    library: torch.library.Library,
+    name: str,
+    reference: Callable[..., Any],
+    backward: Backward | None,
+) -> None:
+    def setup(ctx: Any, inputs: Any, output: Any) -> None:
+        leaves, ctx.tree = pytree.tree_flatten((inputs, _listed(output)))
+        ctx.is_tensor = [isinstance(leaf, torch.Tensor) for leaf in leaves]
+        ctx.others = [leaf for leaf in leaves if not isinstance(leaf, torch.Tensor)]
+        ctx.save_for_backward(*(leaf for leaf in leaves if isinstance(leaf, torch.Tensor)))
+
+    def differentiate(ctx: Any, *gradients: Any) -> Any:
+        tensors, others = iter(ctx.saved_tensors), iter(ctx.others)
+        leaves = [next(tensors) if is_tensor else next(others) for is_tensor in ctx.is_tensor]
+        inputs, outputs = pytree.tree_unflatten(leaves, ctx.tree)
+        given = tuple(
+            torch.zeros_like(x) if g is None else g for g, x in zip(gradients, outputs, strict=True)
+        )
+        if backward is not None:
+            return tuple(backward(tuple(inputs), tuple(outputs), given))
+        return _of_reference(reference, inputs, outputs, given)
+
+    torch.library.register_autograd(name, differentiate, setup_context=setup, lib=library)
+
+
+def _of_reference(
+    reference: Callable[..., Any], inputs: Any, outputs: Any, gradients: tuple[torch.Tensor, ...]
+) -> tuple[torch.Tensor | None, ...]:
+    places = [
+        i for i, x in enumerate(inputs) if isinstance(x, torch.Tensor) and x.is_floating_point()
+    ]
+    known = [i for i, x in enumerate(outputs) if x.is_floating_point()]
+
+    def of(*values: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        given = list(inputs)
+        for i, value in zip(places, values, strict=True):
+            given[i] = value
+        results = _listed(reference(*given))
+        return tuple(results[i] for i in known)
+
+    pull: Any = torch.func.vjp(of, *(inputs[i] for i in places))[1]
+    found = dict(zip(places, pull(tuple(gradients[i] for i in known)), strict=True))
+    return tuple(found.get(i) for i in range(len(inputs)))
+
+
+def _batched(op: Any, info: Any, in_dims: Any, *args: Any) -> Any:
+    """Sample by sample."""
+    found = []
+    for number in range(info.batch_size):
+        sample = [x if d is None else x.select(d, number) for x, d in zip(args, in_dims)]
+        found.append(_listed(op(*sample)))
+    stacked = [torch.stack(parts) for parts in zip(*found, strict=True)]
+    is_single = len(op._schema.returns) == 1 and str(op._schema.returns[0].type) == "Tensor"
+    return (stacked[0], 0) if is_single else (tuple(stacked), (0,) * len(stacked))
+
+
+def _listed(output: Any) -> list[Any]:
+    return list(output) if isinstance(output, (list, tuple)) else [output]
