@@ -82,6 +82,7 @@ with Deferred():  # a module half imported would stay so
         xla_options,
     )
 
+from lazyxla.aot.compiling import stablehlo  # noqa: E402
 from lazyxla.buckets import Buckets, bucket  # noqa: E402
 from lazyxla.config import settings  # noqa: E402
 from lazyxla.environment import (  # noqa: E402
@@ -94,6 +95,7 @@ from lazyxla.environment import (  # noqa: E402
 from lazyxla.foreign_functions import register_ffi_target  # noqa: E402
 from lazyxla.jax.arrays import from_jax, to_jax  # noqa: E402
 from lazyxla.jax.calls import call_jax, jax_function, jax_key  # noqa: E402
+from lazyxla.jax.exporting import Exported, export, load_exported  # noqa: E402
 from lazyxla.jax.kernels import kernel  # noqa: E402
 from lazyxla.jax.modules import wrap_jax  # noqa: E402
 from lazyxla.jax.shared_client import share_with_jax  # noqa: E402
@@ -158,6 +160,7 @@ __all__ = [
     "DeviceLoader",
     "DeviceProperties",
     "Environment",
+    "Exported",
     "Mesh",
     "RowwiseParallel",
     "SequenceParallel",
@@ -180,6 +183,7 @@ __all__ = [
     "eager_mode",
     "empty_cache",
     "enable_globally",
+    "export",
     "fallbacks",
     "from_dlpack",
     "from_jax",
@@ -192,6 +196,7 @@ __all__ = [
     "jax_key",
     "jax_view",
     "kernel",
+    "load_exported",
     "manual_seed",
     "max_memory_allocated",
     "max_memory_reserved",
@@ -214,6 +219,7 @@ __all__ = [
     "shard",
     "sharding",
     "share_with_jax",
+    "stablehlo",
     "step",
     "sync",
     "synchronize",

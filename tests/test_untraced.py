@@ -76,6 +76,7 @@ CALLS: dict[str, Callable[[], Any]] = {
     "RowwiseParallel": lambda: lazyxla.RowwiseParallel("x").apply(_linear(), MESH),
     "SequenceParallel": lambda: lazyxla.SequenceParallel("x").apply(_linear(), MESH),
     "Sharding": lambda: lazyxla.Sharding(MESH, ()),
+    "Exported": lambda: lazyxla.Exported(None, {}, {})._replace(weights={"x": 1}),
     "aot": lambda: lazyxla.aot.capture,
     "bucket": lambda: lazyxla.bucket([torch.ones(2)], dims=0, sizes=[4]),
     "call_jax": lambda: lazyxla.call_jax(_double, _ones()),
@@ -94,6 +95,7 @@ CALLS: dict[str, Callable[[], Any]] = {
     "eager_mode": _with(lambda: lazyxla.eager_mode(True)),
     "empty_cache": lambda: lazyxla.empty_cache(),
     "enable_globally": lambda: (lazyxla.enable_globally(), lazyxla.disable_globally()),
+    "export": lambda: lazyxla.export(torch.nn.ReLU(), (torch.ones(2),)).text(),
     "fallbacks": lambda: lazyxla.fallbacks(),
     "from_dlpack": lambda: lazyxla.from_dlpack(torch.ones(64)),
     "from_jax": lambda: lazyxla.from_jax({"x": np.ones(3, np.float32)}),
@@ -106,6 +108,9 @@ CALLS: dict[str, Callable[[], Any]] = {
     "jax_key": lambda: lazyxla.jax_key(),
     "jax_view": lambda: lazyxla.jax_view(torch.sin),
     "kernel": lambda: lazyxla.kernel("mylib::double", _typed),
+    "load_exported": lambda: _refused(
+        lambda: lazyxla.load_exported("/no/such/folder"), OSError, "manifest"
+    ),
     "manual_seed": lambda: lazyxla.manual_seed(3),
     "max_memory_allocated": lambda: lazyxla.max_memory_allocated(),
     "max_memory_reserved": lambda: lazyxla.max_memory_reserved(),
@@ -130,6 +135,7 @@ CALLS: dict[str, Callable[[], Any]] = {
     "shard": lambda: lazyxla.shard(_ones(), MESH, ("x",)),
     "share_with_jax": _share_late,
     "sharding": lambda: lazyxla.sharding(_ones()),
+    "stablehlo": lambda: lazyxla.stablehlo(torch.sin, _ones()),
     "step": _with(lambda: lazyxla.step()),
     "sync": lambda: lazyxla.sync(),
     "synchronize": lambda: lazyxla.synchronize(),

@@ -154,6 +154,41 @@ _SEVERAL = (
 )
 
 
+def stablehlo(
+    fn_or_module: Callable[..., Any],
+    *args: Any,
+    topology: str | Topology | None = None,
+    **kwargs: Any,
+) -> str:
+    """The program that a call records, as text of StableHLO; nothing is run.
+
+    Args:
+        fn_or_module: a function of tensors of the device, or a module, wherever it is.
+        args, kwargs: its arguments: pytrees of tensors, on any device, whose data do not count, and
+            of other things.
+        topology: what to lower for, see :func:`lazyxla.aot.topology`; None is what this process
+            runs on.
+
+    Returns:
+        The module; where the call flushes in between, one module after the other.
+
+    Raises:
+        ValueError: the call records nothing.
+        RuntimeError: it reads a value or uses an operator that runs on the host.
+        LoweringError: an operator has no lowering.
+    """
+    _check(fn_or_module, args, kwargs, None)
+    target = resolve(topology)
+    with recording(target) as record, eager_mode(False):
+        inputs, keywords = _abstract_inputs((args, kwargs), None, None)
+        is_module = isinstance(fn_or_module, nn.Module)
+        call = _abstract_module(fn_or_module) if is_module else fn_or_module
+        programs = _record(record, call, inputs, keywords)
+    if not programs:
+        raise ValueError(_NOTHING)
+    return "\n".join(target.lower_to_text(each.program) for each in programs)
+
+
 def _record(
     record: Recording, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> list[Any]:
@@ -169,7 +204,7 @@ def _record(
 
 def _check(fn_or_module: Any, example_inputs: Any, kwargs: Any, train_step: Any) -> None:
     if isinstance(fn_or_module, type) or not callable(fn_or_module):
-        raise TypeError(f"aot.compile() takes a function or a module, not {fn_or_module!r}")
+        raise TypeError(f"expected a function or a module, not {fn_or_module!r}")
     if not isinstance(example_inputs, (tuple, list)):
         raise TypeError(
             "example_inputs is a tuple or list of the arguments, not "

@@ -15,7 +15,7 @@ from lazyxla.aot.collectives import Grid
 from lazyxla.aot.compiled import CompiledProgram
 from lazyxla.aot.gpus import GPUS
 from lazyxla.aot.links import Network, find_links
-from lazyxla.lowering import Lowered, Program, Target, lower
+from lazyxla.lowering import Lowered, Program, Target, lower, lower_to_text
 
 _EXAMPLES = ("v4:2x2x1", "v5e:2x2", "v5p:2x2x1", "v6e:2x2", "tpu7x:2x2x1")
 
@@ -119,8 +119,14 @@ class Topology:
         Raises:
             LoweringError: an operator of the program has no lowering.
         """
-        target = Target.of(self.platform, self._raw.devices[0], self._raw.stablehlo_version)
-        return lower(program, target)
+        return lower(program, self._target())
+
+    def lower_to_text(self, program: Program) -> str:
+        """The module of StableHLO that :meth:`lower` makes, as text."""
+        return lower_to_text(program, self._target())
+
+    def _target(self) -> Target:
+        return Target.of(self.platform, self._raw.devices[0], self._raw.stablehlo_version)
 
     @property
     def chip(self) -> Chip | None:

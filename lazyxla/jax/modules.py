@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from lazyxla.jax.calls import jax_function
-from lazyxla.lowering.jax_call import numpy_dtype
+from lazyxla.jax.arrays import host_tensor
+from lazyxla.jax.calls import Calls
 from lazyxla.runtime import BACKEND
 
 Arrays = dict[str, Any]
@@ -59,17 +59,25 @@ def wrap_jax(
 class JaxModule(nn.Module):
     """What :func:`wrap_jax` returns."""
 
-    def __init__(self, apply: Apply, parameters: Arrays, buffers: Arrays, device: Any) -> None:
+    def __init__(
+        self,
+        apply: Apply,
+        parameters: Arrays,
+        buffers: Arrays,
+        device: Any,
+        wide: bool | None = None,
+    ) -> None:
+        """`wide`: whether JAX has 64-bit types in it; None: as it is set."""
         super().__init__()
-        self._call = jax_function(apply)
+        self._call = Calls(apply, wide)
         for name, array in parameters.items():
             holder, last = self._holder(name)
-            tensor = _tensor(array).to(device)
+            tensor = _copy(array).to(device)
             needs = tensor.is_floating_point() or tensor.is_complex()
             holder.register_parameter(last, nn.Parameter(tensor, requires_grad=needs))
         for name, array in buffers.items():
             holder, last = self._holder(name)
-            holder.register_buffer(last, _tensor(array).to(device))
+            holder.register_buffer(last, _copy(array).to(device))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         buffers = dict(self.named_buffers())
@@ -202,13 +210,7 @@ def _keyed(array: Any, kind: Any) -> Any:
     return array if kind is None else jax.random.wrap_key_data(array, impl=kind)
 
 
-def _tensor(array: Any) -> torch.Tensor:
-    """A copy of a JAX or NumPy array in the host's memory."""
-    import numpy as np
-
-    host = np.ascontiguousarray(array)
-    dtype = getattr(torch, str(host.dtype))
-    assert numpy_dtype(dtype) == host.dtype
-    if host.size == 0:
-        return torch.empty(np.shape(array), dtype=dtype)
-    return torch.frombuffer(bytearray(host.tobytes()), dtype=dtype).reshape(np.shape(array))
+def _copy(array: Any) -> torch.Tensor:
+    """A copy of a tensor, or of a JAX or NumPy array, in the host's memory."""
+    tensor = array if isinstance(array, torch.Tensor) else host_tensor(array)
+    return tensor.cpu().clone()

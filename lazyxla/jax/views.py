@@ -21,6 +21,10 @@ Arrays = dict[str, Any]
 """Arrays by the names that a module's state dict has for them."""
 
 
+_BUFFERS = "[1]"
+"""Where buffers are among the arguments (parameters, buffers, args, kwargs), as in JAX's paths."""
+
+
 class MissingKeyError(ValueError):
     """A function draws random numbers, and was given no key."""
 
@@ -60,7 +64,7 @@ class JaxView:
             raise TypeError(f"expected a module or a function, got a {type(function).__name__}")
         self._function = function
         self._module = function if isinstance(function, nn.Module) else None
-        self._plans: dict[Hashable, _Plan] = {}
+        self._plans: dict[Hashable, Plan] = {}
 
     @property
     def parameters(self) -> Arrays:
@@ -97,6 +101,12 @@ class JaxView:
             TypeError: an argument is a tensor, or not hashable.
             lazyxla.lowering.LoweringError: it has an operator that only the host can run.
         """
+        return self.run(args, kwargs, buffers, key)[0]
+
+    def run(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], buffers: Any = None, key: Any = None
+    ) -> tuple[Any, Plan]:
+        """What a call returns, and what was traced for it."""
         jax, primitive = _jax()
         parameters: Any = {}
         if self._module is not None:
@@ -123,9 +133,9 @@ class JaxView:
             words = _words(key)
         found = iter(primitive.call(plan.function, words, arrays))
         results = [next(found) if is_array else value for is_array, value in plan.results]
-        return jax.tree.unflatten(plan.tree, results)
+        return jax.tree.unflatten(plan.tree, results), plan
 
-    def _plan(self, leaves: list[Any], tree: Any, with_buffers: bool) -> _Plan:
+    def _plan(self, leaves: list[Any], tree: Any, with_buffers: bool) -> Plan:
         jax, _ = _jax()
         wide: bool = jax.config.jax_enable_x64
         training = tuple(m.training for m in self._module.modules()) if self._module else ()
@@ -146,7 +156,7 @@ class JaxView:
             plan = self._plans[tuple(key)] = self._trace(leaves, tree, with_buffers, wide)
         return plan
 
-    def _trace(self, leaves: list[Any], tree: Any, with_buffers: bool, wide: bool) -> _Plan:
+    def _trace(self, leaves: list[Any], tree: Any, with_buffers: bool, wide: bool) -> Plan:
         jax, _ = _jax()
         places = [i for i, leaf in enumerate(leaves) if _is_array(leaf)]
         inputs = [(_torch_dtype(leaves[i].dtype), tuple(leaves[i].shape)) for i in places]
@@ -160,7 +170,7 @@ class JaxView:
             for i, x in zip(places, given, strict=True):
                 values[i] = x
             parameters, buffers, args, kwargs = jax.tree.unflatten(tree, values)
-            results = self._apply(parameters, buffers, args, kwargs)
+            results = _plain(self._apply(parameters, buffers, args, kwargs))
             flat, found["tree"] = jax.tree.flatten((results, buffers) if with_buffers else results)
             found["results"] = [
                 (True, None) if isinstance(x, torch.Tensor) else (False, x) for x in flat
@@ -169,15 +179,12 @@ class JaxView:
             return [*(x if wide else _narrow(x) for x in made), *given]
 
         graph = trace(run, inputs)
-        written = _drop_arguments(graph, len(inputs))
-        may_write = range(0)
-        if with_buffers:  # they are among the leaves behind the parameters
-            first = len([p for p in paths if p.startswith("[0]")])
-            may_write = range(first, first + len([p for p in paths if p.startswith("[1]")]))
-        _check_written([paths[places[i]] for i in written if places[i] not in may_write])
+        written = [paths[places[i]] for i in _drop_arguments(graph, len(inputs))]
+        _check_written([p for p in written if not (with_buffers and p.startswith(_BUFFERS))])
         count = len(graph.outputs)
         function = TorchFunction.traced(lambda *tensors: run(*tensors)[:count], inputs, graph)
-        return _Plan(function, found["tree"], found["results"])
+        changed = [p[len(_BUFFERS) + 2 : -2] for p in written if p.startswith(_BUFFERS)]
+        return Plan(function, found["tree"], found["results"], changed)
 
     def _apply(self, parameters: Arrays, buffers: Arrays, args: Any, kwargs: Any) -> Any:
         if self._module is None:
@@ -189,10 +196,29 @@ class JaxView:
         return torch.func.functional_call(self._module, state, args, kwargs)
 
 
-class _Plan(NamedTuple):
+def _plain(results: Any) -> Any:
+    """What a function returned as JAX's containers: those of other libraries are dicts to it."""
+    if isinstance(results, Mapping):
+        return {name: _plain(value) for name, value in results.items()}
+    if type(results) in (list, tuple):
+        return type(results)(_plain(value) for value in results)
+    return results
+
+
+class Plan(NamedTuple):
+    """A call as it was traced.
+
+    Attributes:
+        function: of its arrays.
+        tree: of the results.
+        results: whether each is an array, or else its value.
+        written: the names of the buffers that it writes.
+    """
+
     function: TorchFunction
-    tree: Any  # of the results
-    results: list[tuple[bool, Any]]  # whether each is an array, or else its value
+    tree: Any
+    results: list[tuple[bool, Any]]
+    written: list[str]
 
 
 def jax_jit(function: nn.Module | Callable[..., Any]) -> Callable[..., Any]:

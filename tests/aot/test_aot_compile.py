@@ -412,8 +412,8 @@ def test_the_report() -> None:
 @pytest.mark.parametrize(
     ("args", "keywords", "error", "message"),
     [
-        ((3,), {}, TypeError, "takes a function or a module, not 3"),
-        ((nn.Linear,), {}, TypeError, "takes a function or a module"),
+        ((3,), {}, TypeError, "expected a function or a module, not 3"),
+        ((nn.Linear,), {}, TypeError, "expected a function or a module"),
         ((torch.exp, torch.ones(1)), {}, TypeError, r"not Tensor; for a single one write \(x,\)"),
         ((torch.exp, (), [1]), {}, TypeError, "kwargs is a dict of keyword arguments, not list"),
         ((torch.exp,), {"topology": 5}, TypeError, "a topology is given by its name or by"),

@@ -1,0 +1,200 @@
+"""Programs for others: a module as StableHLO with its weights apart, in files."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.export.passes import move_to_device_pass
+
+from lazyxla.jax.arrays import to_jax
+from lazyxla.jax.modules import JaxModule
+from lazyxla.jax.views import JaxView
+from lazyxla.runtime import BACKEND
+
+_FORMAT = 1
+_PROGRAM, _ARTIFACT, _TEXT = "program.jax_export", "program.stablehlo", "program.mlir"
+_WEIGHTS, _MANIFEST = "weights.safetensors", "manifest.json"
+
+
+class Exported(NamedTuple):
+    """What :func:`export` returns.
+
+    Attributes:
+        program: a ``jax.export.Exported``: of parameters and buffers (dicts by name), a tuple of
+            arguments and a dict of keyword arguments, to a pair of the results and a dict of the
+            buffers that it changes.
+        weights: parameters and buffers by name, CPU tensors.
+        manifest: a dict of what can be said in JSON; see :func:`export`.
+    """
+
+    program: Any
+    weights: dict[str, torch.Tensor]
+    manifest: dict[str, Any]
+
+    def text(self) -> str:
+        """The program as MLIR."""
+        return str(self.program.mlir_module())
+
+    def save(self, path: str | Path) -> None:
+        """Writes a folder of files: the program as ``jax.export`` reads it, as a portable artifact
+        of StableHLO and as text, the weights as safetensors, and the manifest."""
+        from safetensors.torch import save_file
+
+        folder = Path(path)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / _PROGRAM).write_bytes(self.program.serialize())
+        (folder / _ARTIFACT).write_bytes(self.program.mlir_module_serialized)
+        (folder / _TEXT).write_text(self.text())
+        save_file({name: x.contiguous() for name, x in self.weights.items()}, folder / _WEIGHTS)
+        (folder / _MANIFEST).write_text(json.dumps(self.manifest, indent=1))
+
+
+def export(
+    module: nn.Module | torch.export.ExportedProgram,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    platforms: Sequence[str] = ("cpu", "cuda", "tpu"),
+) -> Exported:
+    """Makes a program of a module that runs without PyTorch: in JAX, or by any PJRT plugin.
+
+    It computes what the module's forward does in its present state (``eval()`` counts), in
+    PyTorch's dtypes, for arguments of these shapes. Arguments that are no tensors are constants of
+    the program, which has None in their places. JAX must have 64-bit types where those have
+    (``jax.enable_x64(True)``). The manifest lists, in the order of the program's flat arguments and
+    results, their kinds ("parameter", "buffer", "argument"; "result", "buffer"), names, shapes and
+    dtypes; "constants" by name; "mutations", the names of the buffers that come back changed; and
+    "platforms", whose position is the program's first argument if there are several (see
+    ``jax.export``).
+
+    Args:
+        module: a module, on any device; or what ``torch.export.export`` returns.
+        args, kwargs: examples of its arguments: pytrees of tensors and of constants.
+        platforms: where it is to run.
+
+    Raises:
+        ValueError: it draws random numbers, or writes to an argument.
+        lazyxla.lowering.LoweringError: it has an operator that only the host can run.
+    """
+    import jax
+
+    if isinstance(module, torch.export.ExportedProgram):
+        if not args and not kwargs and module.example_inputs is not None:
+            args, kwargs = module.example_inputs
+        # Its graph names the devices that it was made on.
+        module = move_to_device_pass(copy.deepcopy(module), f"{BACKEND}:0").module()
+    view = JaxView(module)
+    weights = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    mutated: list[str] = []
+    leaves, tree = jax.tree.flatten((tuple(args), dict(kwargs or {})))
+    arrays, constants = _parted(leaves)
+
+    def compute(parameters: Any, buffers: Any, args: Any, kwargs: Any) -> Any:
+        found = iter(jax.tree.leaves((args, kwargs)))
+        filled = [next(found) if x is not None else c for x, c in zip(arrays, constants)]
+        args, kwargs = jax.tree.unflatten(tree, filled)
+        (results, after), plan = view.run((parameters, *args), kwargs, buffers)
+        mutated[:] = sorted(plan.written)
+        return results, {name: after[name] for name in mutated}
+
+    with jax.enable_x64(True):
+        parameters, buffers = view.parameters, view.buffers
+        given = (parameters, buffers, *jax.tree.unflatten(tree, to_jax(arrays)))
+        program = jax.export.export(jax.jit(compute), platforms=tuple(platforms))(*given)
+    inputs = _listed(given, ("parameter", "buffer", "argument", "argument"))
+    outputs = _listed(jax.tree.unflatten(program.out_tree, program.out_avals), ("result", "buffer"))
+    manifest = {
+        "format": _FORMAT,
+        "platforms": list(program.platforms),
+        "inputs": inputs,
+        "outputs": outputs,
+        "mutations": mutated,
+        "constants": {
+            _name(path): value if isinstance(value, (bool, int, float, str)) else repr(value)
+            for (path, _), value in zip(_with_paths(tree), constants, strict=True)
+            if value is not None
+        },
+        "torch": torch.__version__,
+        "calling_convention": program.calling_convention_version,
+    }
+    kept = {name: x.detach().cpu().clone() for name, x in weights.items()}
+    return Exported(program, kept, manifest)
+
+
+def load_exported(path: str | Path, device: torch.device | str = BACKEND) -> nn.Module:
+    """A module that runs what :meth:`Exported.save` wrote, on the device.
+
+    A call is one node of the graph, for inference. What it changes of its buffers is written.
+
+    Args:
+        path: the folder.
+        device: where its weights are.
+
+    Raises:
+        ValueError: the files are of a later format.
+    """
+    import jax
+    from safetensors.torch import load_file
+
+    folder = Path(path)
+    manifest = json.loads((folder / _MANIFEST).read_text())
+    if manifest["format"] > _FORMAT:
+        raise ValueError(f"{folder} has format {manifest['format']}; this lazyxla knows {_FORMAT}")
+    program = jax.export.deserialize(bytearray((folder / _PROGRAM).read_bytes()))
+    weights = load_file(folder / _WEIGHTS)
+    kinds = {each["name"]: each["kind"] for each in manifest["inputs"]}
+
+    def apply(parameters: Any, buffers: Any, training: bool, args: Any, kwargs: Any) -> Any:
+        leaves, tree = jax.tree.flatten((args, kwargs))
+        for (path, _), leaf in zip(_with_paths(tree), leaves, strict=True):
+            constant = manifest["constants"].get(_name(path))
+            if not isinstance(leaf, jax.Array) and leaf != constant and repr(leaf) != constant:
+                raise ValueError(f"the program was made for {_name(path)}={constant}, got {leaf!r}")
+        given = [leaf if isinstance(leaf, jax.Array) else None for leaf in leaves]
+        return program.call(parameters, buffers, *jax.tree.unflatten(tree, given))
+
+    def of_kind(kind: str) -> dict[str, torch.Tensor]:
+        return {name: x for name, x in weights.items() if kinds[name] == kind}
+
+    module = JaxModule(apply, of_kind("parameter"), of_kind("buffer"), device, wide=True)
+    return module.requires_grad_(False).eval()
+
+
+def _parted(leaves: list[Any]) -> tuple[list[Any], list[Any]]:
+    """Tensors, and all else; None where it is of the other kind."""
+    are_tensors = [isinstance(leaf, torch.Tensor) for leaf in leaves]
+    tensors = [x if yes else None for x, yes in zip(leaves, are_tensors, strict=True)]
+    return tensors, [None if yes else x for x, yes in zip(leaves, are_tensors, strict=True)]
+
+
+def _with_paths(tree: Any) -> list[tuple[Any, Any]]:
+    """The leaves of the arguments and keyword arguments, of which the kind does not matter."""
+    import jax
+
+    args, kwargs = jax.tree.unflatten(tree, [0] * tree.num_leaves)
+    return [
+        *jax.tree_util.tree_leaves_with_path(args),
+        *jax.tree_util.tree_leaves_with_path(kwargs),
+    ]
+
+
+def _name(path: Sequence[Any]) -> str:
+    return ".".join(str(getattr(k, "key", getattr(k, "idx", k))) for k in path)
+
+
+def _listed(tree: Any, kinds: Sequence[str]) -> list[dict[str, Any]]:
+    """The arrays of a tuple of trees, one of each kind."""
+    import jax
+
+    found = []
+    for kind, part in zip(kinds, tree, strict=True):
+        for path, x in jax.tree_util.tree_leaves_with_path(part):
+            shape, dtype = list(x.shape), str(x.dtype)
+            found.append({"kind": kind, "name": _name(path), "shape": shape, "dtype": dtype})
+    return found

@@ -1,0 +1,231 @@
+"""Modules as files that run without PyTorch: in JAX, and again on the device."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import lazyxla
+from lazyxla.lowering import LoweringError
+from tests import vision  # before transformers, which imports torchvision
+from tests.conftest import RunPython
+
+jax.config.update("jax_platforms", "cpu")
+
+NETWORKS = [
+    *("alexnet", "vgg11", "resnet18", "squeezenet1_1", "densenet121", "googlenet"),
+    *("shufflenet_v2_x0_5", "mobilenet_v2", "mobilenet_v3_small", "mnasnet0_5"),
+    *("efficientnet_b0", "regnet_y_400mf", "convnext_tiny", "vit_b_16", "swin_t"),
+]
+QUICK = ("resnet18", "mobilenet_v3_small", "shufflenet_v2_x0_5")
+
+
+def transformer(kind: str) -> tuple[nn.Module, dict[str, Tensor]]:
+    import transformers
+
+    small = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    tokens = {"input_ids": torch.randint(100, (2, 9))}
+    if kind == "bert":
+        config = transformers.BertConfig(**small, intermediate_size=64, vocab_size=100)
+        return transformers.BertModel(config), tokens
+    if kind == "gpt2":
+        ends = {"bos_token_id": 0, "eos_token_id": 0}
+        config = transformers.GPT2Config(
+            n_embd=32, n_layer=2, n_head=2, vocab_size=100, use_cache=False, **ends
+        )
+        return transformers.GPT2LMHeadModel(config), tokens
+    config = transformers.ViTConfig(**small, intermediate_size=64, image_size=32, patch_size=8)
+    return transformers.ViTForImageClassification(config), {
+        "pixel_values": torch.randn(2, 3, 32, 32)
+    }
+
+
+# Runs what was exported, in a process that knows of JAX alone.
+READ = """
+import sys, json, jax, numpy as np
+from pathlib import Path
+from safetensors.numpy import load_file
+jax.config.update("jax_enable_x64", True)
+folder = Path(FOLDER)
+program = jax.export.deserialize(bytearray((folder / "program.jax_export").read_bytes()))
+manifest = json.loads((folder / "manifest.json").read_text())
+weights = load_file(folder / "weights.safetensors")
+given = np.load(folder / "given.npz")
+kinds = {each["name"]: each["kind"] for each in manifest["inputs"]}
+parts = {k: {n: x for n, x in weights.items() if kinds[n] == k} for k in ("parameter", "buffer")}
+args = tuple(given[n] for n in given if n.isdigit())
+kwargs = {n: given[n] for n in given if not n.isdigit()}
+results, changed = program.call(parts["parameter"], parts["buffer"], args, kwargs)
+assert sorted(changed) == manifest["mutations"]
+np.savez(folder / "found.npz", *jax.tree.leaves(results))
+assert not {"torch", "lazyxla"} & set(sys.modules)
+"""
+
+
+def round_trip(
+    module: Any, run_python: RunPython, folder: Path, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    called = module.module() if isinstance(module, torch.export.ExportedProgram) else module
+    expected = called(*args, **kwargs)
+    leaves = [x for x in torch.utils._pytree.tree_leaves(expected) if isinstance(x, Tensor)]
+    lazyxla.export(module, args, kwargs).save(folder)
+    given = {**{str(i): x for i, x in enumerate(args)}, **kwargs}
+    np.savez(folder / "given.npz", **{name: x.numpy() for name, x in given.items()})
+    run_python(READ.replace("FOLDER", repr(str(folder))), JAX_PLATFORMS="cpu")
+    found = np.load(folder / "found.npz")
+    loaded = lazyxla.load_exported(folder)
+    lazyxla.sync(wait=True)
+    before = lazyxla.counters()
+    ours = loaded(*lazyxla.to_device(args), **lazyxla.to_device(kwargs))
+    lazyxla.sync(wait=True)
+    after = lazyxla.counters()
+    assert after["executions"] == before["executions"] + 1
+    assert after["fallbacks"] == before["fallbacks"]
+    on_device = [x for x in torch.utils._pytree.tree_leaves(ours) if isinstance(x, Tensor)]
+    for a, b, name in zip(leaves, on_device, found, strict=True):
+        # Of deep networks: as far as float32's sums in other orders go.
+        close = {"rtol": 1e-3, "atol": 1e-4, "check_dtype": True}
+        torch.testing.assert_close(b.cpu(), a.detach(), **close)
+        torch.testing.assert_close(torch.tensor(found[name]), a.detach(), **close)
+
+
+@pytest.mark.parametrize("kind", ["bert", "gpt2", "vit"])
+def test_transformers(kind: str, run_python: RunPython, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, inputs = transformer(kind)
+    exported = torch.export.export(model.eval(), (), inputs)
+    round_trip(exported, run_python, tmp_path, (), inputs)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_image_networks(
+    name: str, run_python: RunPython, tmp_path: Path, pytestconfig: pytest.Config
+) -> None:
+    if name not in QUICK and not pytestconfig.getoption("--every-size"):
+        pytest.skip("takes minutes: --every-size runs it")
+    torch.manual_seed(0)
+    size = 224 if name in ("vit_b_16", "alexnet") else 64
+    model = getattr(vision.models, name)(num_classes=10).eval()
+    round_trip(model, run_python, tmp_path, (torch.randn(2, 3, size, size),), {})
+
+
+def small() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(48, 2, dtype=torch.bfloat16)
+    )
+
+
+class Mixed(nn.Module):
+    """Arguments and results of several kinds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(3, 2))
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, pair: Any, *, scale: float, mask: Tensor) -> dict[str, Any]:
+        self.calls += 1
+        product = pair["x"] @ self.weight * scale
+        return {"product": product.masked_fill(~mask, 0), "best": [product.argmax(1)], "no": None}
+
+
+def test_the_manifest_and_what_is_written(tmp_path: Path) -> None:
+    module = Mixed()
+    kwargs = {"scale": 2.0, "mask": torch.tensor([[True, False]])}
+    x = {"x": torch.randn(4, 3)}
+    exported = lazyxla.export(module, (x,), kwargs, platforms=("cpu",))
+    exported.save(tmp_path)
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    assert manifest == exported.manifest
+    assert manifest["mutations"] == ["calls"]
+    assert manifest["constants"] == {"scale": 2.0}
+    assert [(each["kind"], each["name"], each["dtype"]) for each in manifest["inputs"]] == [
+        ("parameter", "weight", "float32"),
+        ("buffer", "calls", "int64"),
+        ("argument", "0.x", "float32"),
+        ("argument", "mask", "bool"),
+    ]
+    assert [(each["name"], each["shape"], each["dtype"]) for each in manifest["outputs"]] == [
+        ("best.0", [4], "int64"),
+        ("product", [4, 2], "float32"),
+        ("calls", [], "int64"),
+    ]
+    text = (tmp_path / "program.mlir").read_text()
+    assert "stablehlo.dot_general" in text
+    assert (tmp_path / "program.stablehlo").read_bytes()[:4] == b"ML\xefR"
+    assert module.calls.item() == 0
+    loaded = lazyxla.load_exported(tmp_path)
+    assert {name for name, _ in loaded.state_dict().items()} == {"weight", "calls"}
+    with pytest.raises(ValueError, match=r"made for scale=2.0, got 3.0"):
+        loaded(*lazyxla.to_device((x,)), **lazyxla.to_device({**kwargs, "scale": 3.0}))
+    for number in range(1, 4):
+        found = loaded(*lazyxla.to_device((x,)), **lazyxla.to_device(kwargs))
+        assert loaded.get_buffer("calls").item() == number
+    expected = module(x, **kwargs)
+    assert found["no"] is None
+    torch.testing.assert_close(found["product"].cpu(), expected["product"].detach())
+    assert found["best"][0].cpu().equal(expected["best"][0])
+
+
+def test_the_module_stays_as_it_is() -> None:
+    model = small()
+    model[3].float()
+    before = {name: x.clone() for name, x in model.state_dict().items()}
+    exported = lazyxla.export(model, (torch.randn(4, 2, 6, 6),))
+    assert exported.manifest["platforms"] == ["cpu", "cuda", "tpu"]
+    assert sorted(exported.manifest["mutations"]) == [
+        *("1.num_batches_tracked", "1.running_mean", "1.running_var"),
+    ]
+    for name, x in model.state_dict().items():
+        assert x.equal(before[name])
+
+
+def test_on_the_device_and_for_a_tpu(tmp_path: Path) -> None:
+    model = nn.Linear(4, 2).to("lazyxla")
+    x = torch.randn(3, 4, device="lazyxla")
+    lazyxla.export(model, (x,)).save(tmp_path)
+    loaded = lazyxla.load_exported(tmp_path)
+    torch.testing.assert_close(loaded(x), model(x).detach())
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: lazyxla.export(nn.Dropout(), (torch.ones(2),)), ValueError, "random numbers"),
+        (
+            lambda: lazyxla.export(nn.ReLU(inplace=True), (torch.ones(2),)),
+            ValueError,
+            "write to its arguments",
+        ),
+        (lambda: lazyxla.load_exported("/no/such/folder"), FileNotFoundError, "manifest"),
+    ],
+)
+def test_bad_input(call: Callable[[], Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        call()
+
+
+def test_what_only_the_host_can_run() -> None:
+    class Hash(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.hash_tensor(x)
+
+    with pytest.raises(LoweringError, match="hash_tensor"):
+        lazyxla.export(Hash(), (torch.ones(2),))
+
+
+def test_a_later_format(tmp_path: Path) -> None:
+    lazyxla.export(nn.ReLU(), (torch.ones(2),)).save(tmp_path)
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    (tmp_path / "manifest.json").write_text(json.dumps({**manifest, "format": 99}))
+    with pytest.raises(ValueError, match="has format 99"):
+        lazyxla.load_exported(tmp_path)
