@@ -180,9 +180,10 @@ def stablehlo(
     _check(fn_or_module, args, kwargs, None)
     target = resolve(topology)
     with recording(target) as record, eager_mode(False):
-        inputs, keywords = _abstract_inputs((args, kwargs), None, None)
-        is_module = isinstance(fn_or_module, nn.Module)
-        call = _abstract_module(fn_or_module) if is_module else fn_or_module
+        inputs, keywords = _abstract_inputs((args, kwargs), None, ())
+        call = fn_or_module
+        if isinstance(fn_or_module, nn.Module):
+            call = _abstract_module(fn_or_module)
         programs = _record(record, call, inputs, keywords)
     if not programs:
         raise ValueError(_NOTHING)
