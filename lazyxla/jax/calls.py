@@ -52,7 +52,12 @@ def jax_function(function: Callable[..., Any]) -> Callable[..., Any]:
 
     gelu(torch.randn(3, device="lazyxla"))
     """
-    calls = Calls(function)
+    return recorded(function)
+
+
+def recorded(function: Callable[..., Any], wide: bool | None = None) -> Callable[..., Any]:
+    """:func:`jax_function`; `wide`: whether JAX has 64-bit types in it, None: as it is set."""
+    calls = Calls(function, wide)
 
     def call(*args: Any, **kwargs: Any) -> Any:
         return calls(*args, **kwargs)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from lazyxla.jax.arrays import host_tensor
-from lazyxla.jax.calls import Calls
+from lazyxla.jax.calls import recorded
 from lazyxla.runtime import BACKEND
 
 Arrays = dict[str, Any]
@@ -69,7 +69,7 @@ class JaxModule(nn.Module):
     ) -> None:
         """`wide`: whether JAX has 64-bit types in it; None: as it is set."""
         super().__init__()
-        self._call = Calls(apply, wide)
+        self._call = recorded(apply, wide)
         for name, array in parameters.items():
             holder, last = self._holder(name)
             tensor = _copy(array).to(device)
