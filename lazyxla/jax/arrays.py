@@ -96,7 +96,7 @@ def _array(tensor: torch.Tensor) -> Any:
     wide: bool = jax.config.jax_enable_x64  # type: ignore[attr-defined]
     dtype = taken_as(tensor.dtype, wide)
     tensor = tensor.detach()
-    if tensor.device.type == runtime.BACKEND and tensor.numel() and shared_client.is_shared():
+    if shared_client.can_lend(tensor):
         return shared_client.lend(tensor.to(dtype))
     if tensor.device.type == runtime.BACKEND:
         tensor = _on_host(tensor)

@@ -13,6 +13,7 @@ import torch
 from lazyxla import _C, runtime
 from lazyxla.foreign_functions import provide_lapack
 from lazyxla.lowering.jax_call import numpy_dtype
+from lazyxla.spmd import sharding
 
 NAME = "lazyxla"
 """What JAX calls the platform."""
@@ -56,6 +57,16 @@ def share_with_jax() -> None:
 def is_shared() -> bool:
     """Whether JAX has the device's client."""
     return share_with_jax.cache_info().currsize > 0
+
+
+def can_lend(tensor: torch.Tensor) -> bool:
+    """Whether JAX can have the tensor's own memory."""
+    return (
+        is_shared()
+        and tensor.device.type == runtime.BACKEND
+        and tensor.numel() > 0
+        and sharding(tensor) is None
+    )
 
 
 def lend(tensor: torch.Tensor) -> Any:

@@ -178,6 +178,8 @@ split = jax.device_put(np.arange(8.0, dtype=np.float32),
                        jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("x")))
 assert lazyxla.from_jax(split).tolist() == list(range(8))
 assert float(jax.jit(lambda v: v.sum())(split)) == 28
+spread = lazyxla.shard(torch.arange(8.0).to("lazyxla"), lazyxla.Mesh((4,), ("x",)), ("x",))
+assert lazyxla.to_jax(spread * 2).tolist() == [0, 2, 4, 6, 8, 10, 12, 14]
 """
     run(run_python, code, LAZYXLA_CPU_DEVICES="4")
 
