@@ -106,7 +106,8 @@ def export(
     with jax.enable_x64(True):
         parameters, buffers = view.parameters, view.buffers
         given = (parameters, buffers, *jax.tree.unflatten(tree, to_jax(arrays)))
-        program = jax.export.export(jax.jit(compute), platforms=tuple(platforms))(*given)
+        jitted = jax.jit(compute, keep_unused=True)
+        program = jax.export.export(jitted, platforms=tuple(platforms))(*given)
     inputs = _listed(given, ("parameter", "buffer", "argument", "argument"))
     outputs = _listed(jax.tree.unflatten(program.out_tree, program.out_avals), ("result", "buffer"))
     manifest = {

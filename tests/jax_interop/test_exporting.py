@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,9 @@ from torch import Tensor, nn
 
 import lazyxla
 from lazyxla.lowering import LoweringError
+from lazyxla.platforms import plugin_of
 from tests import vision  # before transformers, which imports torchvision
-from tests.conftest import RunPython
+from tests.conftest import ROOT, RunPython
 
 jax.config.update("jax_platforms", "cpu")
 
@@ -195,6 +197,38 @@ def test_on_the_device_and_for_a_tpu(tmp_path: Path) -> None:
     lazyxla.export(model, (x,)).save(tmp_path)
     loaded = lazyxla.load_exported(tmp_path)
     torch.testing.assert_close(loaded(x), model(x).detach())
+
+
+def test_a_program_in_cpp(tmp_path: Path) -> None:
+    """Without Python, through the plugin's functions in C."""
+    plugin = Path(plugin_of("cpu"))
+    runner = tmp_path / "run_exported"
+    source = ROOT / "examples" / "cpp" / "run_exported.cpp"
+    include = plugin.parent / "include"
+    subprocess.run(["g++", "-std=c++17", f"-I{include}", source, "-o", runner, "-ldl"], check=True)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(7, 4), nn.BatchNorm1d(5), nn.Flatten(), nn.Linear(20, 2))
+    tokens = torch.randint(7, (3, 5))
+    exported = lazyxla.export(model, (tokens,), platforms=("cpu",))
+    exported.save(tmp_path)
+    short = {"float32": "f32", "int64": "i64"}
+    words = []
+    for number, each in enumerate(exported.manifest["inputs"]):
+        x = tokens if each["kind"] == "argument" else exported.weights[each["name"]]
+        file = tmp_path / f"in.{number}"
+        file.write_bytes(x.numpy().tobytes())
+        words.append(f"{short[each['dtype']]}:{','.join(map(str, x.shape))}:{file}")
+    program = tmp_path / "program.stablehlo"
+    subprocess.run([runner, plugin, program, tmp_path / "out", *words], check=True)
+    expected = [
+        model(tokens),
+        *(dict(model.named_buffers())[n] for n in exported.manifest["mutations"]),
+    ]
+    assert len(expected) == len(exported.manifest["outputs"]) == 4
+    for number, (each, theirs) in enumerate(zip(exported.manifest["outputs"], expected)):
+        data = bytearray((tmp_path / f"out.{number}").read_bytes())
+        ours = torch.frombuffer(data, dtype=getattr(torch, each["dtype"])).reshape(each["shape"])
+        torch.testing.assert_close(ours, theirs.detach())
 
 
 @pytest.mark.parametrize(

@@ -97,6 +97,42 @@ def test_in_compiled_functions(fresh_dynamo: None) -> None:
     assert (kernel.traced, region.traced) == (1, 1)
 
 
+def test_a_decoder_with_a_kernel_settles() -> None:
+    """Nothing is compiled after the second step."""
+    kernel = Kernel(("cpu",))
+
+    class Block(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.attention = torch.nn.LayerNorm(32), torch.nn.Linear(32, 96)
+            self.gate, self.out = torch.nn.Linear(32, 32), torch.nn.Linear(32, 32)
+
+        def forward(self, x: Tensor) -> Tensor:
+            q, k, v = self.attention(self.norm(x)).unflatten(-1, (3, 2, 16)).permute(2, 0, 3, 1, 4)
+            mixed = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+            x = x + mixed.transpose(1, 2).flatten(2)
+            return x + self.out(kernel.op(self.gate(x), x, 2.0))
+
+    embedding, head = torch.nn.Embedding(50, 32), torch.nn.Linear(32, 50)
+    model = torch.nn.Sequential(embedding, Block(), Block(), head).to(DEVICE)
+    optimizer = torch.optim.AdamW(model.parameters())
+    tokens = torch.randint(50, (2, 9)).to(DEVICE)
+    lazyxla.sync(wait=True)
+    lazyxla.reset_counters()
+    for number in range(6):
+        logits = model(tokens[:, :-1])
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        lazyxla.sync()
+        if number == 1:
+            compiles = lazyxla.counters()["compiles"]
+    assert lazyxla.counters()["compiles"] == compiles
+    assert lazyxla.counters()["fallbacks"] == 0
+    assert kernel.traced == 1
+
+
 def test_the_reference_elsewhere() -> None:
     kernel = Kernel(("tpu", "cuda"))
     check(lambda x, y: kernel.op(x, y, 2.0))
