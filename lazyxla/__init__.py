@@ -114,6 +114,7 @@ from lazyxla.memory import (  # noqa: E402
     reset_peak_memory_stats,
 )
 from lazyxla.modes import compile, eager_mode, step  # noqa: E402
+from lazyxla.paged_attention import ragged_paged_attention  # noqa: E402
 from lazyxla.parallel import (  # noqa: E402
     ColwiseParallel,
     RowwiseParallel,
@@ -207,6 +208,7 @@ __all__ = [
     "memory_summary",
     "parallelize",
     "platform",
+    "ragged_paged_attention",
     "register_ffi_target",
     "replicate",
     "reset_accumulated_memory_stats",

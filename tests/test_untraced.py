@@ -121,6 +121,9 @@ CALLS: dict[str, Callable[[], Any]] = {
     "memory_summary": lambda: lazyxla.memory_summary(),
     "parallelize": lambda: lazyxla.parallelize(_linear(), MESH, {"": lazyxla.ColwiseParallel("x")}),
     "platform": lambda: lazyxla.platform(),
+    "ragged_paged_attention": lambda: _refused(
+        lambda: lazyxla.ragged_paged_attention(*[torch.ones(2)] * 6), ValueError, "expected query"
+    ),
     "register_ffi_target": lambda: _refused(
         lambda: lazyxla.register_ffi_target("x", "y", "z"), OSError, "cannot open"
     ),

@@ -109,23 +109,43 @@ def _lower(
 
     if b.platform not in platforms or b.annotations is not None:
         return decompose(b, name, args)
-    bound = _interpreted(function) if b.platform == "cpu" else function
+    bound = _bound(function, b.platform == "cpu")
     return apply_jax(b, JaxRule(bound, static), args, lowered_as=b.platform)
 
 
 @functools.cache
-def _interpreted(function: Callable[..., Any]) -> Callable[..., Any]:
+def _bound(function: Callable[..., Any], interpret: bool) -> Callable[..., Any]:
+    """The kernel as it is traced: with 64-bit types if a tensor has one, as kernels for TPUs know
+    none."""
     signature = inspect.signature(function)
-    if "interpret" not in signature.parameters:
-        return function
+    given = {"interpret": interpret} if "interpret" in signature.parameters else {}
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        return function(*args, interpret=True, **kwargs)
+        import jax
+
+        arrays = [x for x in jax.tree.leaves((args, kwargs)) if isinstance(x, jax.Array)]
+        wide = any(str(x.dtype) in _NARROWER and not x.weak_type for x in arrays)
+
+        def narrowed(x: Any) -> Any:
+            dtype = _NARROWER.get(str(getattr(x, "dtype", "")))
+            return x if wide or dtype is None else jax.lax.convert_element_type(x, dtype)
+
+        args, kwargs = jax.tree.map(narrowed, (args, kwargs))
+        with jax.enable_x64(wide):
+            return function(*args, **kwargs, **given)
 
     others = [p for name, p in signature.parameters.items() if name != "interpret"]
     call.__signature__ = signature.replace(parameters=others)  # type: ignore[attr-defined]
     return call
+
+
+_NARROWER = {
+    "float64": "float32",
+    "int64": "int32",
+    "uint64": "uint32",
+    "complex128": "complex64",
+}
 
 
 def _differentiate(

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 _LOWERED_AS = {"cpu": "cpu", "tpu": "tpu"}
 _BY_XLA_ALONE = "xla"
 
+_OF_TWO_CORES = ("TPU v4", "TPU v5", "TPU v5p")
+
 Aval = tuple[torch.dtype, tuple[int, ...], bool]
 """dtype, shape, and whether the dtype gives way in promotion (a Python number)."""
 
@@ -48,7 +50,8 @@ def call_jax(
         values.append(value)
         avals.append((*b.spec(value), isinstance(x, Scalar) and x.wrapped))
     key = (function, tuple(avals), tuple(sorted(static.items())))
-    bytecode, single = _trace(*key, lowered_as or lowered_for(b.platform))
+    kind = b.target.device_kind if b.platform == "tpu" else ""
+    bytecode, single = _trace(*key, lowered_as or lowered_for(b.platform), kind)
     results = call_module(b, key, bytecode, function.__name__, values)
     return results[0] if single else results
 
@@ -72,9 +75,10 @@ def _trace(
     avals: tuple[Aval, ...],
     static: tuple[tuple[str, Any], ...],
     lowered_as: str,
+    device_kind: str,
 ) -> tuple[bytes, bool]:
     """The function's module in bytecode, and whether it returns one array rather than several."""
-    with compiling(wide=True) as jax:
+    with compiling(wide=True, device_kind=device_kind) as jax:
         operands = [
             jax.ShapeDtypeStruct(shape, numpy_dtype(dtype), weak_type=weak)
             for dtype, shape, weak in avals
@@ -93,14 +97,22 @@ def bytecode_of(lowered: Any) -> bytes:
 
 
 @contextlib.contextmanager
-def compiling(wide: bool) -> Iterator[Any]:
+def compiling(wide: bool, device_kind: str = "") -> Iterator[Any]:
     """JAX, to trace and lower functions within the block, with 64-bit types if they are `wide`.
 
     JAX asks for a device to lower for, and would open all there are. It gets one of a client that
-    nobody else knows.
+    nobody else knows. Kernels that ask for the model of the TPU are told `device_kind`.
     """
     jax: Any = importlib.import_module("jax")
-    with jax.enable_x64(wide), jax.default_device(_device()):
+    with jax.enable_x64(wide), jax.default_device(_device()), contextlib.ExitStack() as stack:
+        if device_kind:
+            model = jax.sharding.AbstractDevice(
+                device_kind=device_kind,
+                num_cores=2 if device_kind in _OF_TWO_CORES else 1,
+                platform="tpu",
+            )
+            mesh = jax.sharding.AbstractMesh((), (), abstract_device=model)
+            stack.enter_context(jax.sharding.use_abstract_mesh(mesh))
         yield jax
 
 
