@@ -149,7 +149,7 @@ CALLS: dict[str, Callable[[], Any]] = {
 }
 
 # What records an operator, as the user's own functions do.
-TRACED = {"checkpoint_name", "constrain"}
+TRACED = {"checkpoint_name", "constrain", "ragged_paged_attention"}
 
 
 @pytest.fixture
