@@ -173,6 +173,14 @@ def example(monkeypatch: pytest.MonkeyPatch, keep_random_state: None) -> Callabl
 
 
 @pytest.fixture
+def uncut() -> Iterator[None]:
+    """Graphs stay whole, for tests that run many from the same lines and count programs."""
+    lazyxla.settings.cut_graphs = False
+    yield
+    lazyxla.settings.cut_graphs = True
+
+
+@pytest.fixture
 def fresh_dynamo() -> Iterator[None]:
     """Nothing compiled before: all tests that compile an nn.Sequential share its forward's code."""
     torch._dynamo.reset()

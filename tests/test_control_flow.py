@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -21,13 +21,8 @@ from lazyxla import control_flow, lowering
 
 DEVICE = "lazyxla"
 
-
-@pytest.fixture(autouse=True)
-def uncut() -> Iterator[None]:
-    """All functions are run from the same lines, whose programs would be cut for being so many."""
-    lazyxla.settings.cut_graphs = False
-    yield
-    lazyxla.settings.cut_graphs = True
+# Dynamo, which traces them for PyTorch, gives up on code that it has traced for many functions.
+pytestmark = pytest.mark.usefixtures("uncut", "fresh_dynamo")
 
 
 def branches(x: Tensor, y: Tensor) -> Any:

@@ -17,7 +17,7 @@ import lazyxla
 DEVICE = "lazyxla"
 B, H, L, S, E = 2, 4, 40, 48, 8
 
-pytestmark = pytest.mark.usefixtures("fresh_dynamo")
+pytestmark = pytest.mark.usefixtures("fresh_dynamo", "uncut")
 
 Mod = Callable[..., Tensor] | None
 

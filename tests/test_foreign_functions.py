@@ -15,6 +15,8 @@ import torch
 
 import lazyxla
 
+pytestmark = pytest.mark.usefixtures("uncut")
+
 SOURCE = r"""
 #include "xla/ffi/api/ffi.h"
 namespace ffi = xla::ffi;

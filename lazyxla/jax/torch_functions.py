@@ -163,6 +163,8 @@ def trace(function: Function, inputs: Sequence[Aval]) -> FxGraph:
     from torch._subclasses.functional_tensor import dispatch_functionalize
     from torch.fx.experimental.proxy_tensor import make_fx
 
+    from lazyxla.dynamo.flex_attention import inline_flex_attention
+
     with FakeTensorMode(allow_non_fake_inputs=True):
         given = [torch.empty(shape, dtype=dtype, device=BACKEND) for dtype, shape in inputs]
 
@@ -173,8 +175,9 @@ def trace(function: Function, inputs: Sequence[Aval]) -> FxGraph:
     traced: Callable[..., fx.GraphModule] = make_fx(
         dispatch_functionalize(call), tracing_mode="fake", _allow_non_fake_inputs=True
     )
-    module = traced(*given)
-    module.graph.eliminate_dead_code()
+    with torch.inference_mode(False):  # gradients may be part of the function
+        module = traced(*given)
+    inline_flex_attention(module)
     graph = FxGraph.of(module.graph)
     for node in graph.nodes:
         _check(node)
@@ -183,6 +186,13 @@ def trace(function: Function, inputs: Sequence[Aval]) -> FxGraph:
 
 class _WithoutChecks(TorchDispatchMode):
     """Leaves out what only raises errors for some values: JAX's programs cannot."""
+
+    supports_higher_order_operators = True
+
+    @classmethod
+    def is_infra_mode(cls) -> bool:
+        """Whether PyTorch may compile a function within it, as flex_attention has it do."""
+        return True
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None

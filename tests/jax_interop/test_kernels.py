@@ -20,6 +20,8 @@ from tests.support import needs_libtpu
 
 DEVICE = "lazyxla"
 
+pytestmark = pytest.mark.usefixtures("uncut")
+
 numbers = itertools.count()
 
 

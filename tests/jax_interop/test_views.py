@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.attention.flex_attention import flex_attention
 
 import lazyxla
 from lazyxla.lowering import LoweringError
@@ -22,6 +24,8 @@ from tests.conftest import RunPython
 jax.config.update("jax_platforms", "cpu")
 
 DEVICE = "lazyxla"
+
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")  # which PyTorch's control flow takes
 
 
 def arrays(*shapes: tuple[int, ...]) -> list[np.ndarray]:
@@ -60,6 +64,16 @@ def in_place(x: Tensor) -> Tensor:
     return y.sin_()
 
 
+def branches(x: Tensor) -> Tensor:
+    return torch.cond(x.sum() > 0, lambda a: a.tanh() * 2, lambda a: a.sin(), (x,))
+
+
+def flex(x: Tensor) -> Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the advice to compile it
+        return flex_attention(x, x, x, score_mod=lambda s, b, h, q, k: s + (q - k) * 0.1)
+
+
 # By name: a function or module, the shapes of its arguments.
 CASES: dict[str, tuple[Callable[..., Any], list[tuple[int, ...]]]] = {
     "pointwise": (lambda x, y: (x.sin() * y, y.exp().sum()), [(3, 4), (3, 4)]),
@@ -68,6 +82,7 @@ CASES: dict[str, tuple[Callable[..., Any], list[tuple[int, ...]]]] = {
     "indexing": (lambda x: x[:, [2, 0]].softmax(0) + x.argmax(), [(3, 4)]),
     "sorted": (lambda x: (x.sort(1).values.cumsum(0), x.topk(2).indices), [(3, 4)]),
     "linalg": (lambda x: torch.linalg.inv(x @ x.T + torch.eye(3)), [(3, 3)]),
+    "branches": (branches, [(3, 4)]),
     "mlp": (nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 3)), [(5, 4)]),
     "convolution": (
         nn.Sequential(
@@ -159,6 +174,17 @@ def test_of_any_order() -> None:
         )(v).sum()
     )
     compare(third(given[x]), theirs_third(inputs[x]))
+
+
+def test_flex_attention(fresh_dynamo: None) -> None:
+    (x,) = arrays((1, 2, 16, 8))
+    compare(jax.jit(lazyxla.jax_view(flex))(x), flex(torch.tensor(x)))
+
+
+def test_inference_mode_stays_outside() -> None:
+    with torch.inference_mode():
+        gradient = jax.grad(lambda x: lazyxla.jax_view(torch.sin)(x).sum())(jnp.ones(2))
+    np.testing.assert_allclose(gradient, np.cos(np.ones(2)), rtol=1e-6)
 
 
 # ---- transformations, in any order ----
