@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
-from torch.export.passes import move_to_device_pass
+from torch import fx, nn
+from torch.utils import _pytree as pytree
 
 from lazyxla.jax.arrays import to_jax
 from lazyxla.jax.modules import JaxModule
@@ -87,8 +86,8 @@ def export(
     if isinstance(module, torch.export.ExportedProgram):
         if not args and not kwargs and module.example_inputs is not None:
             args, kwargs = module.example_inputs
-        # Its graph names the devices that it was made on.
-        module = move_to_device_pass(copy.deepcopy(module), f"{BACKEND}:0").module()
+        module = module.module()
+        _move_graphs(module)
     view = JaxView(module)
     weights = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     mutated: list[str] = []
@@ -165,6 +164,23 @@ def load_exported(path: str | Path, device: torch.device | str = BACKEND) -> nn.
 
     module = JaxModule(apply, of_kind("parameter"), of_kind("buffer"), device, wide=True)
     return module.requires_grad_(False).eval()
+
+
+def _move_graphs(module: nn.Module) -> None:
+    """Has an exported program's graphs name our device in place of that which it was made on."""
+
+    def moved(x: Any) -> Any:
+        return torch.device(BACKEND) if isinstance(x, torch.device) else x
+
+    for part in module.modules():
+        if not isinstance(part, fx.GraphModule):
+            continue
+        for node in list(part.graph.nodes):
+            if node.target is torch.ops.aten._assert_tensor_metadata.default:
+                part.graph.erase_node(node)
+            else:
+                node.args, node.kwargs = pytree.tree_map(moved, (node.args, node.kwargs))
+        part.recompile()
 
 
 def _parted(leaves: list[Any]) -> tuple[list[Any], list[Any]]:

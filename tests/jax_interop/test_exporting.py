@@ -191,12 +191,44 @@ def test_the_module_stays_as_it_is() -> None:
         assert x.equal(before[name])
 
 
-def test_on_the_device_and_for_a_tpu(tmp_path: Path) -> None:
-    model = nn.Linear(4, 2).to("lazyxla")
-    x = torch.randn(3, 4, device="lazyxla")
-    lazyxla.export(model, (x,)).save(tmp_path)
+class Quantized(nn.Module):
+    """A linear layer whose weight is stored in few bits, with a scale for each output channel."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        weight = torch.randn(6, 4)
+        limit = 127.0 if dtype == torch.int8 else torch.finfo(dtype).max
+        self.register_buffer("scale", weight.abs().amax(1, keepdim=True) / limit)
+        scaled = weight / self.scale
+        self.register_buffer(
+            "weight", (scaled.round() if dtype == torch.int8 else scaled).to(dtype)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(x, self.weight.to(x.dtype) * self.scale)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "name"), [(torch.int8, "xi8>"), (torch.float8_e4m3fn, "xf8E4M3FN>")], ids=str
+)
+def test_quantized_weights_stay_so(dtype: torch.dtype, name: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, x = Quantized(dtype), torch.randn(3, 4)
+    exported = lazyxla.export(model, (x,))
+    exported.save(tmp_path)
+    assert f"tensor<6x4{name}" in exported.text()
     loaded = lazyxla.load_exported(tmp_path)
-    torch.testing.assert_close(loaded(x), model(x).detach())
+    assert loaded.get_buffer("weight").dtype == dtype
+    torch.testing.assert_close(loaded(x.to("lazyxla")).cpu(), model(x))
+
+
+def test_of_a_model_on_the_device(tmp_path: Path) -> None:
+    model, x = small().to("lazyxla").eval(), torch.randn(4, 2, 6, 6, device="lazyxla")
+    model[3].float()
+    program = torch.export.export(model, (x,))
+    torch.testing.assert_close(program.module()(x), model(x))
+    lazyxla.export(program).save(tmp_path)
+    torch.testing.assert_close(lazyxla.load_exported(tmp_path)(x), model(x).detach())
 
 
 def test_a_program_in_cpp(tmp_path: Path) -> None:
