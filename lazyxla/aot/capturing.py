@@ -176,6 +176,14 @@ def capture(topology: str | Topology | None = None) -> Iterator[list[CapturedPro
         yield record.programs
 
 
+_captured: list[Topology] = []  # what the capture that is active is for
+
+
+def device_kind() -> str:
+    """The model of the devices that programs are recorded for now."""
+    return _captured[0].device_kind if _captured else str(_C.device_description(0).kind)
+
+
 @contextlib.contextmanager
 def recording(target: str | Topology | None) -> Iterator[Recording]:
     """:func:`capture`, with what only the package needs."""
@@ -185,6 +193,7 @@ def recording(target: str | Topology | None) -> Iterator[Recording]:
     generators = [default_generator(index) for index in range(_C.device_count_bound())]
     states = [generator.get_state() for generator in generators]
     _C.begin_capture(target.platform, target.runs_here, target.num_devices, record)
+    _captured.append(target)
     try:
         yield record
         _C.flush(_C.Cause.MODE)
@@ -193,6 +202,7 @@ def recording(target: str | Topology | None) -> Iterator[Recording]:
             _C.flush(_C.Cause.MODE)
         raise
     finally:
+        _captured.clear()
         _C.end_capture()
         for generator, state in zip(generators, states, strict=True):
             generator.set_state(state)

@@ -46,7 +46,7 @@ class FlatFunction:
         """
         self.inputs = tuple(inputs)
         self.wide = wide
-        with compiling(wide) as jax:
+        with compiling(wide, _tpu_kind()) as jax:
             structs = [
                 jax.ShapeDtypeStruct(shape, numpy_dtype(taken_as(dtype, wide)))
                 for dtype, shape in self.inputs
@@ -69,7 +69,7 @@ class FlatFunction:
         name = lowered_for(where)
         with self._lock:
             if name not in self._bytecodes:
-                with compiling(self.wide):
+                with compiling(self.wide, _tpu_kind()):
                     lowered = self._traced.lower(lowering_platforms=(name,))
                     self._bytecodes[name] = bytecode_of(lowered)
                 if b"lapack_" in self._bytecodes[name]:
@@ -243,6 +243,18 @@ def taken_as(dtype: torch.dtype, wide: bool) -> torch.dtype:
             'jax.config.update("jax_enable_x64", True), or give it a tensor of another dtype'
         )
     return _NARROWED.get(dtype, dtype)
+
+
+def captured_kind() -> str:
+    """The model of the devices that programs are recorded for."""
+    from lazyxla.aot.capturing import device_kind
+
+    return device_kind()
+
+
+def _tpu_kind() -> str:
+    """The same of a TPU; empty if it is another device."""
+    return captured_kind() if (_C.captured_platform() or platform()) == "tpu" else ""
 
 
 def is_differentiable(dtype: torch.dtype) -> bool:

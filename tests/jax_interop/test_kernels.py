@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import pytest
 import torch
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import triton
+from jax.experimental.pallas import tpu, triton
 from torch import Tensor
 
 import lazyxla
@@ -198,6 +198,15 @@ def test_compiled_for_a_tpu() -> None:
     program = lazyxla.aot.compile(lambda x, y: kernel.op(x, y, 2.0), (x, y), topology="v5e:1x1")
     assert "tpu_custom_call" in program.optimized_hlo()
     assert kernel.traced == 1
+
+
+@needs_libtpu
+def test_functions_are_told_the_model_of_the_tpu() -> None:
+    x = torch.ones(8, 128, device=DEVICE)
+    function = lazyxla.jax_function(lambda x: x * tpu.get_tpu_info().generation)
+    for topology, generation in (("v5e:1x1", 5), ("v6e:1x1", 6)):
+        text = lazyxla.stablehlo(function, x, topology=topology)
+        assert f"dense<{generation}.0" in text
 
 
 def test_compiled_for_a_gpu() -> None:
