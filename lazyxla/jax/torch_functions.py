@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from lazyxla import lowering
 from lazyxla.jax.flat_functions import Aval, is_differentiable
 from lazyxla.lowering import control_flow
-from lazyxla.lowering.fx_graph import FxGraph, draws, user_frame
+from lazyxla.lowering.fx_graph import FxGraph, draws, schema_name, user_frame
 from lazyxla.runtime import BACKEND
 
 Function = Callable[..., Sequence[torch.Tensor]]
@@ -159,7 +159,11 @@ def trace(function: Function, inputs: Sequence[Aval]) -> FxGraph:
     Raises:
         LoweringError: it cannot be lowered.
     """
-    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch._subclasses.fake_tensor import (
+        DataDependentOutputException,
+        DynamicOutputShapeException,
+        FakeTensorMode,
+    )
     from torch._subclasses.functional_tensor import dispatch_functionalize
     from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -175,8 +179,19 @@ def trace(function: Function, inputs: Sequence[Aval]) -> FxGraph:
     traced: Callable[..., fx.GraphModule] = make_fx(
         dispatch_functionalize(call), tracing_mode="fake", _allow_non_fake_inputs=True
     )
-    with torch.inference_mode(False):  # gradients may be part of the function
-        module = traced(*given)
+    try:
+        with torch.inference_mode(False):  # gradients may be part of the function
+            module = traced(*given)
+    except DataDependentOutputException as error:
+        raise lowering.LoweringError(
+            f"lazyxla: {schema_name(error.func)} reads a value, which there is not while a "
+            "function is traced for JAX"
+        ) from error
+    except DynamicOutputShapeException as error:
+        raise lowering.LoweringError(
+            f"lazyxla: the shape of what {schema_name(error.func)} returns depends on values, "
+            "which there are not while a function is traced for JAX"
+        ) from error
     inline_flex_attention(module)
     graph = FxGraph.of(module.graph)
     for node in graph.nodes:

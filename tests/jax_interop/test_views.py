@@ -376,8 +376,22 @@ def test_trees_and_constants() -> None:
             ValueError,
             "write to its arguments, as this does: argument 0",
         ),
-        (lambda: lazyxla.jax_view(Tensor.nonzero)(jnp.ones(2)), RuntimeError, "nonzero"),
-        (lambda: lazyxla.jax_view(lambda x: x + x.item())(jnp.ones(2)), RuntimeError, "Scalar"),
+        (lambda: lazyxla.jax_view(Tensor.nonzero)(jnp.ones(2)), LoweringError, "aten::nonzero"),
+        (
+            lambda: lazyxla.jax_view(lambda x: x * x[0].item())(jnp.ones(2)),
+            LoweringError,
+            "reads a",
+        ),
+        (
+            lambda: lazyxla.jax_view(lambda x: x if x.sum() else -x)(jnp.ones(2)),
+            LoweringError,
+            "reads",
+        ),
+        (
+            lambda: lazyxla.jax_view(lambda x: x[x > 0])(jnp.ones(2)),
+            LoweringError,
+            "the shape of what",
+        ),
         (lambda: lazyxla.jax_view(nn.Dropout())({}, jnp.ones(2), key=3), TypeError, "a key of jax"),
     ],
 )
