@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 
 from lazyxla.jax.arrays import to_jax
 from lazyxla.jax.modules import JaxModule
+from lazyxla.jax.torch_functions import with_composites
 from lazyxla.jax.views import JaxView
 from lazyxla.runtime import BACKEND
 
@@ -65,12 +66,14 @@ def export(
 
     It computes what the module's forward does in its present state (``eval()`` counts), in
     PyTorch's dtypes, for arguments of these shapes. Arguments that are no tensors are constants of
-    the program, which has None in their places. JAX must have 64-bit types where those have
-    (``jax.enable_x64(True)``). The manifest lists, in the order of the program's flat arguments and
-    results, their kinds ("parameter", "buffer", "argument"; "result", "buffer"), names, shapes and
-    dtypes; "constants" by name; "mutations", the names of the buffers that come back changed; and
-    "platforms", whose position is the program's first argument if there are several (see
-    ``jax.export``).
+    the program, which has None in their places. Attention, norms, GELU, SiLU and softmax are
+    composites with PyTorch's names ("aten.gelu"), by which a compiler may find them. JAX must have
+    64-bit types where those have (``jax.enable_x64(True)``).
+
+    The manifest lists, in the order of the program's flat arguments and results, their kinds
+    ("parameter", "buffer", "argument"; "result", "buffer"), names, shapes and dtypes; "constants"
+    by name; "mutations", the names of the buffers that come back changed; and "platforms", whose
+    position is the program's first argument if there are several (see ``jax.export``).
 
     Args:
         module: a module, on any device; or what ``torch.export.export`` returns.
@@ -102,7 +105,7 @@ def export(
         mutated[:] = sorted(plan.written)
         return results, {name: after[name] for name in mutated}
 
-    with jax.enable_x64(True):
+    with jax.enable_x64(True), with_composites():
         parameters, buffers = view.parameters, view.buffers
         given = (parameters, buffers, *jax.tree.unflatten(tree, to_jax(arrays)))
         jitted = jax.jit(compute, keep_unused=True)

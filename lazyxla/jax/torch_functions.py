@@ -7,9 +7,11 @@ graph is traced with tensors that have no data, and lowered by the rules of this
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import functools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -23,6 +25,19 @@ from lazyxla.lowering.fx_graph import FxGraph, draws, schema_name, user_frame
 from lazyxla.runtime import BACKEND
 
 Function = Callable[..., Sequence[torch.Tensor]]
+
+
+_composites = contextvars.ContextVar("composites", default=False)
+
+
+@contextlib.contextmanager
+def with_composites() -> Iterator[None]:
+    """Programs that are lowered in the block keep the names of some operators."""
+    token = _composites.set(True)
+    try:
+        yield
+    finally:
+        _composites.reset(token)
 
 
 class TorchFunction:
@@ -52,7 +67,7 @@ class TorchFunction:
         self.random = random
         self.derived_from = derived_from
         self._graph = graph
-        self._modules: dict[str, bytes] = {}
+        self._modules: dict[lowering.Target, bytes] = {}
         self._derived: dict[Any, TorchFunction] = {}
         self._lock = threading.RLock()
 
@@ -69,14 +84,13 @@ class TorchFunction:
         Raises:
             LoweringError: something can only run on the host.
         """
+        target = lowering.Target(platform, host_calls=False, composites=_composites.get())
         with self._lock:
-            if platform not in self._modules:
+            if target not in self._modules:
                 if self._graph is None:
                     self._graph = trace(self._function, self.inputs)
-                self._modules[platform] = lowering.lower_graph(
-                    self._graph, lowering.Target(platform, host_calls=False), self.random
-                )
-            return self._modules[platform]
+                self._modules[target] = lowering.lower_graph(self._graph, target, self.random)
+            return self._modules[target]
 
     def pullback(self, variables: tuple[int, ...]) -> TorchFunction:
         """From the arguments and the gradients of the results that have some to those of

@@ -9,6 +9,7 @@ import torch
 from torch import fx
 from torch.utils._pytree import tree_leaves
 
+from lazyxla.lowering import composites
 from lazyxla.lowering.errors import LoweringError
 from lazyxla.lowering.program import Node, Program, Ref, Slot, SlotSpec, TensorSpec
 from lazyxla.lowering.scalar import Scalar, wrap_number
@@ -113,8 +114,6 @@ def user_frame(node: fx.Node) -> str:
 
 
 def _run_node(b: "Builder", node: fx.Node, known: dict[Any, Any], salt: int) -> Any:
-    from lazyxla.lowering.apply import apply
-
     op: Any = node.target
     args = [known_or_wrapped(known, a, kind) for a, kind in schema_arguments(op, node)]
     single = not isinstance(node.meta["val"], (list, tuple))
@@ -124,7 +123,7 @@ def _run_node(b: "Builder", node: fx.Node, known: dict[Any, Any], salt: int) -> 
     try:
         b.outputs = tuple(TensorSpec(p.dtype, tuple(p.shape)) for p in present)
         b.salt = salt_before * _MOST_RANDOMS + salt  # a decomposition within: still its own
-        results = iter(apply(b, schema_name(op), tuple(args)))
+        results = iter(_apply(b, op, args))
     except LoweringError as error:
         if b.depth or not (where := user_frame(node)):
             raise
@@ -133,6 +132,16 @@ def _run_node(b: "Builder", node: fx.Node, known: dict[Any, Any], salt: int) -> 
         b.outputs, b.salt = before, salt_before
     listed = [None if p is None else next(results) for p in parts]
     return listed[0] if single else listed
+
+
+def _apply(b: "Builder", op: Any, args: list[Any]) -> list[Any]:
+    from lazyxla.lowering.apply import apply
+
+    name = schema_name(op)
+    if not composites.is_composite(b, name):
+        return apply(b, name, tuple(args))
+    names = [argument for argument, _, _ in _schema(op)]
+    return composites.composite(b, name, dict(zip(names, args, strict=True)), apply)
 
 
 def schema_arguments(op: Any, node: fx.Node) -> list[tuple[Any, str]]:

@@ -62,7 +62,7 @@ def lower_graph(graph: "FxGraph", target: Target, random: bool) -> bytes:
             with b.stream(seed, b.constant(0, torch.uint64)):
                 return graph.lower(b, values[1:])
 
-        _function(b, "main", [world.type(*spec) for spec in specs], "public", results)
+        build_function(b, "main", [world.type(*spec) for spec in specs], "public", results)
         check(b.module)
         stream = io.BytesIO()
         b.module.operation.write_bytecode(stream)
@@ -143,10 +143,10 @@ def _build_function(b: Builder, name: str, program: Program, visibility: str = "
         found = [values[ref] for ref in program.outputs]
         return found if spread is None else spread.pad(found)
 
-    return _function(b, name, types, visibility, results)
+    return build_function(b, name, types, visibility, results)
 
 
-def _function(
+def build_function(
     b: Builder,
     name: str,
     types: list[Any],

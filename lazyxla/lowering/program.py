@@ -129,6 +129,8 @@ class Target(NamedTuple):
     host_calls: bool = True
     """Whether PyTorch's kernels can be called. If not, what has a rule for an accelerator only is
     lowered by that."""
+    composites: bool = False
+    """Whether some operators of graphs keep their names (composites.py)."""
 
     @classmethod
     def of(cls, platform: str, device: Any, stablehlo_version: Sequence[int] | None) -> Target:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -189,6 +190,37 @@ def test_the_module_stays_as_it_is() -> None:
     ]
     for name, x in model.state_dict().items():
         assert x.equal(before[name])
+
+
+class Named(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.group = nn.LayerNorm(8), nn.GroupNorm(2, 4, affine=False)
+        self.rms = nn.RMSNorm(8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q = self.layer(x)
+        y = nn.functional.scaled_dot_product_attention(q, q, q, is_causal=True)
+        y = nn.functional.gelu(self.rms(y), approximate="tanh") + nn.functional.silu(self.group(x))
+        return y.softmax(-1)
+
+
+def test_operators_keep_their_names(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, x = Named(), torch.randn(2, 4, 6, 8)
+    exported = lazyxla.export(model, (x,), platforms=("cpu",))
+    found = re.findall(r'stablehlo.composite "aten.(\w+)"', exported.text())
+    assert sorted(found) == [
+        *("gelu", "group_norm", "layer_norm", "rms_norm"),
+        *("scaled_dot_product_attention", "silu", "softmax"),
+    ]
+    assert 'approximate = "tanh"' in exported.text()
+    exported.save(tmp_path)
+    loaded = lazyxla.load_exported(tmp_path)
+    torch.testing.assert_close(loaded(x.to("lazyxla")).cpu(), model(x).detach())
+    assert "composite" not in lazyxla.stablehlo(model, x)
+    jitted = jax.jit(lazyxla.jax_view(model)).lower(lazyxla.jax_view(model).parameters, x.numpy())
+    assert "composite" not in jitted.as_text()
 
 
 class Quantized(nn.Module):
