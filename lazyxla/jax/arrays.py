@@ -30,7 +30,7 @@ def from_jax(tree: Any, device: DeviceLike = None) -> Any:
     Raises:
         TypeError: PyTorch has no such dtype.
     """
-    return pytree.tree_map(lambda leaf: _tensor(leaf, device) if _is_array(leaf) else leaf, tree)
+    return pytree.tree_map(lambda leaf: _tensor(leaf, device) if is_array(leaf) else leaf, tree)
 
 
 def to_jax(tree: Any) -> Any:
@@ -55,9 +55,7 @@ def host_tensor(array: Any) -> torch.Tensor:
     import numpy as np
 
     host = np.asarray(array)
-    dtype = getattr(torch, str(host.dtype), None)
-    if not isinstance(dtype, torch.dtype):
-        raise TypeError(f"PyTorch has no dtype for an array of {host.dtype}")
+    dtype = torch_dtype(host.dtype)
     if host.size == 0:
         return torch.empty(host.shape, dtype=dtype)
     # Nobody writes to the tensor; PyTorch would warn of an array that is marked as read-only.
@@ -67,15 +65,24 @@ def host_tensor(array: Any) -> torch.Tensor:
     return torch.frombuffer(memory, dtype=dtype).reshape(host.shape)
 
 
-def _is_tensor(leaf: Any) -> bool:
-    return isinstance(leaf, torch.Tensor)
+def torch_dtype(dtype: Any) -> torch.dtype:
+    """The torch dtype of a NumPy dtype. Raises TypeError if there is none."""
+    found = getattr(torch, str(dtype), None)
+    if not isinstance(found, torch.dtype):
+        raise TypeError(f"PyTorch has no dtype for an array of {dtype}")
+    return found
 
 
-def _is_array(leaf: Any) -> bool:
+def is_array(leaf: Any) -> bool:
+    """Whether it is an array of JAX's, traced or not, or of NumPy's."""
     import jax
     import numpy as np
 
     return isinstance(leaf, (jax.Array, np.ndarray))
+
+
+def _is_tensor(leaf: Any) -> bool:
+    return isinstance(leaf, torch.Tensor)
 
 
 def _tensor(array: Any, device: DeviceLike) -> torch.Tensor:

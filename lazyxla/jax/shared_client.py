@@ -91,8 +91,7 @@ def borrow(array: Any) -> torch.Tensor | None:
     if device.client is not jax.devices(NAME)[0].client or not _is_in_rows(array):
         return None
     ask: Callable[[], int] = array.unsafe_buffer_pointer
-    dtype = getattr(torch, str(array.dtype))
-    return _C.borrow(dtype, list(array.shape), lambda: (ask(), None)[1])
+    return _C.borrow(getattr(torch, str(array.dtype)), list(array.shape), lambda: (ask(), None)[1])
 
 
 def _is_in_rows(array: Any) -> bool:

@@ -10,7 +10,7 @@ import torch
 from torch import fx, nn
 
 from lazyxla import untraced
-from lazyxla.jax.arrays import to_jax
+from lazyxla.jax.arrays import is_array, to_jax, torch_dtype
 from lazyxla.jax.calls import Calls, jax_key
 from lazyxla.jax.torch_functions import TorchFunction, trace
 from lazyxla.lowering.fx_graph import FxGraph
@@ -121,7 +121,7 @@ class JaxView:
         else:
             given = {}
         leaves, tree = jax.tree.flatten((parameters, given, args, kwargs))
-        arrays = [leaf for leaf in leaves if _is_array(leaf)]
+        arrays = [leaf for leaf in leaves if is_array(leaf)]
         plan = self._plan(leaves, tree, buffers is not None)
         words = None
         if plan.function.random:
@@ -142,7 +142,7 @@ class JaxView:
         autocast = torch.is_autocast_enabled(BACKEND), torch.get_autocast_dtype(BACKEND)
         key: list[Any] = [tree, with_buffers, wide, training, autocast, Settings.current()]
         for leaf in leaves:
-            if _is_array(leaf):
+            if is_array(leaf):
                 key += (leaf.dtype, leaf.shape)
             else:
                 key += (type(leaf), leaf)
@@ -158,8 +158,8 @@ class JaxView:
 
     def _trace(self, leaves: list[Any], tree: Any, with_buffers: bool, wide: bool) -> Plan:
         jax, _ = _jax()
-        places = [i for i, leaf in enumerate(leaves) if _is_array(leaf)]
-        inputs = [(_torch_dtype(leaves[i].dtype), tuple(leaves[i].shape)) for i in places]
+        places = [i for i, leaf in enumerate(leaves) if is_array(leaf)]
+        inputs = [(torch_dtype(leaves[i].dtype), tuple(leaves[i].shape)) for i in places]
         paths = [jax.tree_util.keystr(path) for path, _ in _with_paths(leaves, tree)]
         found: dict[str, Any] = {}
 
@@ -326,7 +326,7 @@ def _words(key: Any) -> Any:
     """64 bits of a key."""
     import jax
 
-    if not _is_array(key):
+    if not is_array(key):
         raise TypeError(f"expected a key of jax.random, got a {type(key).__name__}")
     if jax.numpy.issubdtype(key.dtype, jax.dtypes.prng_key):
         key = jax.random.key_data(key)
@@ -349,20 +349,6 @@ def _with_paths(leaves: list[Any], tree: Any) -> list[tuple[Any, Any]]:
     import jax
 
     return jax.tree_util.tree_leaves_with_path(jax.tree.unflatten(tree, leaves))
-
-
-def _torch_dtype(dtype: Any) -> torch.dtype:
-    found = getattr(torch, str(dtype), None)
-    if not isinstance(found, torch.dtype):
-        raise TypeError(f"PyTorch has no dtype for an array of {dtype}")
-    return found
-
-
-def _is_array(leaf: Any) -> bool:
-    import jax
-    import numpy as np
-
-    return isinstance(leaf, (jax.Array, np.ndarray))
 
 
 def _unusable(leaves: list[Any]) -> str:
