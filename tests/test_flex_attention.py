@@ -168,6 +168,7 @@ def test_sizes_that_change(name: str) -> None:
             block_mask = create_block_mask(mask_mod, B, H, length, length, DEVICE, BLOCK_SIZE=8)
         ours = compiled(*on_device, score_mod=make_score(none), block_mask=block_mask)
         theirs, _ = formula(*inputs, make_score(none), mask_mod, H)
+        # Sums in other orders, as above.
         torch.testing.assert_close(ours.cpu(), theirs, rtol=1e-4, atol=1e-5)
     assert lazyxla.counters()["fallbacks"] == 0
 

@@ -18,10 +18,16 @@ def inline_flex_attention(module: fx.GraphModule) -> None:
     kernel."""
     from torch._higher_order_ops.flex_attention import flex_attention, flex_attention_backward
 
-    for op in (flex_attention, flex_attention_backward):
-        for node in module.graph.find_nodes(op="call_function", target=op):
-            _inline(module, node)
-    module.graph.eliminate_dead_code()
+    graph = module.graph
+    nodes = [
+        node
+        for op in (flex_attention, flex_attention_backward)
+        for node in graph.find_nodes(op="call_function", target=op)
+    ]
+    for node in nodes:
+        _inline(module, node)
+    if nodes:
+        graph.eliminate_dead_code()
 
 
 def _inline(module: fx.GraphModule, node: fx.Node) -> None:

@@ -25,7 +25,8 @@ def from_jax(tree: Any, device: DeviceLike = None) -> Any:
     Args:
         tree: a pytree of JAX or NumPy arrays, of any shape, and of other things, which stay as they
             are.
-        device: the device; None means the current one.
+        device: the device; None means the current one, or the array's own where JAX shares the
+            client (:func:`lazyxla.share_with_jax`).
 
     Raises:
         TypeError: PyTorch has no such dtype.
@@ -90,10 +91,9 @@ def _tensor(array: Any, device: DeviceLike) -> torch.Tensor:
 
     if jax.numpy.issubdtype(array.dtype, jax.dtypes.prng_key):
         array = jax.random.key_data(array)
-    if isinstance(array, jax.Array) and (device is None or shared_client.is_shared()):
-        found = shared_client.borrow(array)
-        if found is not None:
-            return found if device is None else found.to(device)
+    found = shared_client.borrow(array) if isinstance(array, jax.Array) else None
+    if found is not None:
+        return found if device is None else found.to(device)
     return _C.share_host(host_tensor(array), runtime.index_of(device))
 
 

@@ -207,6 +207,7 @@ def trace(function: Function, inputs: Sequence[Aval]) -> FxGraph:
             "which there are not while a function is traced for JAX"
         ) from error
     inline_flex_attention(module)
+    module.graph.eliminate_dead_code()
     graph = FxGraph.of(module.graph)
     for node in graph.nodes:
         _check(node)

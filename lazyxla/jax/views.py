@@ -132,7 +132,7 @@ class JaxView:
                 )
             words = _words(key)
         found = iter(primitive.call(plan.function, words, arrays))
-        results = [next(found) if is_array else value for is_array, value in plan.results]
+        results = [next(found) if made else value for made, value in plan.results]
         return jax.tree.unflatten(plan.tree, results), plan
 
     def _plan(self, leaves: list[Any], tree: Any, with_buffers: bool) -> Plan:
@@ -162,10 +162,18 @@ class JaxView:
         inputs = [(torch_dtype(leaves[i].dtype), tuple(leaves[i].shape)) for i in places]
         paths = [jax.tree_util.keystr(path) for path, _ in _with_paths(leaves, tree)]
         found: dict[str, Any] = {}
+        # JAX may have narrower integers than the module's buffers.
+        widths = {} if self._module is None else dict(self._module.named_buffers())
+        own = {
+            f"{_BUFFERS}['{n}']": x.dtype for n, x in widths.items() if not x.is_floating_point()
+        }
 
         def run(*tensors: torch.Tensor) -> list[torch.Tensor]:
             """The results, and then what the arguments are afterwards."""
-            given = [x.clone() for x in tensors]
+            given = [
+                x.to(own.get(paths[i], x.dtype), copy=True)
+                for i, x in zip(places, tensors, strict=True)
+            ]
             values = list(leaves)
             for i, x in zip(places, given, strict=True):
                 values[i] = x
@@ -190,9 +198,6 @@ class JaxView:
         if self._module is None:
             return self._function(*args, **kwargs)
         state = {**parameters, **buffers}
-        for name, own in self._module.named_buffers():
-            if not own.dtype.is_floating_point and state[name].dtype != own.dtype:
-                buffers[name] = state[name] = state[name].to(own.dtype)  # JAX has narrower ones
         return torch.func.functional_call(self._module, state, args, kwargs)
 
 
@@ -287,7 +292,8 @@ def _drop_arguments(graph: FxGraph, count: int) -> list[int]:
 
 
 def _is_copy(node: fx.Node, of: fx.Node) -> bool:
-    while node is not of and node.target is torch.ops.aten.clone.default:
+    copies = (torch.ops.aten.clone.default, torch.ops.aten._to_copy.default)
+    while node is not of and node.target in copies:
         (node,) = node.all_input_nodes
     return node is of
 

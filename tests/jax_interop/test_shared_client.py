@@ -64,6 +64,7 @@ np.testing.assert_array_equal(lazyxla.to_jax(torch.empty(2, device="lazyxla").fi
 def test_linear_algebra_and_views(run_python: RunPython) -> None:
     code = """
 a = jnp.array([[4.0, 1.0], [1.0, 3.0]])
+# NumPy's default is for float64.
 np.testing.assert_allclose(jnp.linalg.inv(a) @ a, np.eye(2), atol=1e-6)
 model = torch.nn.Linear(2, 2)
 view = lazyxla.jax_view(model.to("lazyxla"))
@@ -73,6 +74,7 @@ np.testing.assert_allclose(view(view.parameters, a), model.cpu()(torch.tensor(np
     run(run_python, code)
 
 
+# NumPy's default tolerance is for float64; here are up to 250 operations in float32.
 WALK = """
 import gc, random
 choose = random.Random(SEED)

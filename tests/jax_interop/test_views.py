@@ -272,9 +272,7 @@ def test_buffers_come_back() -> None:
         ours, buffers = step(parameters, buffers, x)
     untouched = dict(model.named_buffers())
     assert int(untouched["1.num_batches_tracked"]) == 0
-    with pytest.raises(
-        ValueError, match=r"buffer '1.running_mean', '1.running_var'\. Give it buffers"
-    ):
+    with pytest.raises(ValueError, match=r"'1.running_mean', '1.running_var'\. Give it buffers"):
         view(parameters, x)
     for _ in range(3):
         theirs = model(torch.tensor(x))
@@ -282,6 +280,25 @@ def test_buffers_come_back() -> None:
     compare(buffers, narrow(dict(sorted(model.named_buffers()))))
     model.eval()  # which counts, as does the state that the module has now
     compare(view(parameters, x), model(torch.tensor(x)))
+
+
+def test_a_buffer_that_counts_is_not_lost() -> None:
+    """Also where JAX has it in fewer bits."""
+
+    class Counts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.calls += 1
+            return x * self.calls
+
+    view = lazyxla.jax_view(Counts())
+    with pytest.raises(ValueError, match="buffer 'calls'"):
+        view({}, jnp.ones(2))
+    x, buffers = view({}, jnp.ones(2), buffers={"calls": jnp.int32(4)})
+    assert (x.tolist(), int(buffers["calls"])) == ([5, 5], 5)
 
 
 def test_training_as_pytorch_does() -> None:
@@ -420,6 +437,7 @@ expected = jax.value_and_grad(loss)(view.parameters, x)
 split = NamedSharding(mesh, P("x"))
 parameters = jax.tree.map(lambda a: jax.device_put(a, split), view.parameters)
 ours = jax.jit(jax.value_and_grad(loss))(parameters, jax.device_put(x, split))
+# Each device sums its part.
 jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), ours, expected)
 mapped = jax.shard_map(view, mesh=mesh, in_specs=(P(), P("x")), out_specs=P("x"))
 whole = view(view.parameters, x)
