@@ -96,10 +96,11 @@ from lazyxla.foreign_functions import register_ffi_target  # noqa: E402
 from lazyxla.jax.arrays import from_jax, to_jax  # noqa: E402
 from lazyxla.jax.calls import call_jax, jax_function, jax_key  # noqa: E402
 from lazyxla.jax.exporting import Exported, export, load_exported  # noqa: E402
+from lazyxla.jax.jitted import jax_jit  # noqa: E402
 from lazyxla.jax.kernels import kernel  # noqa: E402
 from lazyxla.jax.modules import wrap_jax  # noqa: E402
 from lazyxla.jax.shared_client import share_with_jax  # noqa: E402
-from lazyxla.jax.views import jax_jit, jax_view  # noqa: E402
+from lazyxla.jax.views import jax_view  # noqa: E402
 from lazyxla.loader import DeviceLoader  # noqa: E402
 from lazyxla.memory import (  # noqa: E402
     empty_cache,

@@ -12,6 +12,7 @@ from torch import fx, nn
 from torch.utils import _pytree as pytree
 
 from lazyxla.jax.arrays import to_jax
+from lazyxla.jax.export_dimensions import Dimensions, check_sizes
 from lazyxla.jax.modules import JaxModule
 from lazyxla.jax.torch_functions import with_composites
 from lazyxla.jax.views import JaxView
@@ -60,6 +61,7 @@ def export(
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
     *,
+    dynamic_shapes: Any = None,
     platforms: Sequence[str] = ("cpu", "cuda", "tpu"),
 ) -> Exported:
     """Makes a program of a module that runs without PyTorch: in JAX, or by any PJRT plugin.
@@ -72,23 +74,39 @@ def export(
 
     The manifest lists, in the order of the program's flat arguments and results, their kinds
     ("parameter", "buffer", "argument"; "result", "buffer"), names, shapes and dtypes; "constants"
-    by name; "mutations", the names of the buffers that come back changed; and "platforms", whose
-    position is the program's first argument if there are several (see ``jax.export``).
+    by name; "mutations", the names of the buffers that come back changed; "dimensions", the bounds
+    of symbolic ones, which shapes name; and "platforms", whose position is the program's first
+    argument if there are several (see ``jax.export``).
+
+    With symbolic dimensions the program is lowered for some sizes of them, and made one for all;
+    what rules choose by sizes is as it is for the small ones. It has no composites.
 
     Args:
         module: a module, on any device; or what ``torch.export.export`` returns.
         args, kwargs: examples of its arguments: pytrees of tensors and of constants.
+        dynamic_shapes: which dimensions of the arguments are symbolic, as ``torch.export.export``
+            takes it, which checks that the module allows it. What it returned has them already.
         platforms: where it is to run.
 
     Raises:
         ValueError: it draws random numbers, or writes to an argument.
-        lazyxla.lowering.LoweringError: it has an operator that only the host can run.
+        lazyxla.lowering.LoweringError: it has an operator that only the host can run, or is another
+            program for other sizes of symbolic dimensions.
+        torch._dynamo.exc.UserError: the module does not allow the `dynamic_shapes`.
     """
     import jax
 
+    dimensions = None
+    if dynamic_shapes is not None:
+        if isinstance(module, torch.export.ExportedProgram):
+            raise TypeError("an exported program has its dynamic shapes already")
+        module = torch.export.export(
+            module, tuple(args), dict(kwargs or {}), dynamic_shapes=dynamic_shapes
+        )
     if isinstance(module, torch.export.ExportedProgram):
         if not args and not kwargs and module.example_inputs is not None:
             args, kwargs = module.example_inputs
+        dimensions = Dimensions(module, dynamic_shapes)
         module = module.module()
         _move_graphs(module)
     view = JaxView(module)
@@ -107,7 +125,10 @@ def export(
 
     with jax.enable_x64(True), with_composites():
         parameters, buffers = view.parameters, view.buffers
-        given = (parameters, buffers, *jax.tree.unflatten(tree, to_jax(arrays)))
+        types = to_jax(arrays)
+        if dimensions is not None and dimensions.bounds:
+            types = dimensions.types(tree, types)
+        given = (parameters, buffers, *jax.tree.unflatten(tree, types))
         jitted = jax.jit(compute, keep_unused=True)
         program = jax.export.export(jitted, platforms=tuple(platforms))(*given)
     inputs = _listed(given, ("parameter", "buffer", "argument", "argument"))
@@ -118,6 +139,7 @@ def export(
         "inputs": inputs,
         "outputs": outputs,
         "mutations": mutated,
+        "dimensions": {} if dimensions is None else dimensions.bounds,
         "constants": {
             _name(path): value if isinstance(value, (bool, int, float, str)) else repr(value)
             for (path, _), value in zip(_with_paths(tree), constants, strict=True)
@@ -133,7 +155,9 @@ def export(
 def load_exported(path: str | Path, device: torch.device | str = BACKEND) -> nn.Module:
     """A module that runs what :meth:`Exported.save` wrote, on the device.
 
-    A call is one node of the graph, for inference. What it changes of its buffers is written.
+    A call is one node of the graph, for inference. What it changes of its buffers is written. A
+    program with symbolic dimensions is compiled for each combination of sizes that it meets; a call
+    raises a ValueError for sizes that it does not allow.
 
     Args:
         path: the folder.
@@ -160,6 +184,7 @@ def load_exported(path: str | Path, device: torch.device | str = BACKEND) -> nn.
             if not isinstance(leaf, jax.Array) and leaf != constant and repr(leaf) != constant:
                 raise ValueError(f"the program was made for {_name(path)}={constant}, got {leaf!r}")
         given = [leaf if isinstance(leaf, jax.Array) else None for leaf in leaves]
+        check_sizes(manifest, [x.shape for x in given if x is not None])
         return program.call(parameters, buffers, *jax.tree.unflatten(tree, given))
 
     def of_kind(kind: str) -> dict[str, torch.Tensor]:
@@ -215,6 +240,7 @@ def _listed(tree: Any, kinds: Sequence[str]) -> list[dict[str, Any]]:
     found = []
     for kind, part in zip(kinds, tree, strict=True):
         for path, x in jax.tree_util.tree_leaves_with_path(part):
-            shape, dtype = list(x.shape), str(x.dtype)
+            shape = [d if isinstance(d, int) else str(d) for d in x.shape]
+            dtype = str(x.dtype)
             found.append({"kind": kind, "name": _name(path), "shape": shape, "dtype": dtype})
     return found

@@ -11,7 +11,7 @@ import jax
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import func
+from jaxlib.mlir.dialects import func, stablehlo
 
 from lazyxla import _C, runtime
 from lazyxla.jax.flat_functions import is_differentiable
@@ -115,7 +115,15 @@ def _lower(context: Any, *values: Any, function: TorchFunction, platform: str | 
         module = ir.Module.parse(function.bytecode(platform))
         name = mlir.merge_mlir_modules(context.module_context.module, name, module, symbols)
     call_op: Any = func.CallOp
-    return list(call_op(symbols[name], list(values)).results)
+    return list(call_op(symbols[name], [*values, *_sizes(context, function)]).results)
+
+
+def _sizes(context: Any, function: Any) -> list[Any]:
+    """Those of the variables of a function with symbolic dimensions, as its module takes them."""
+    known = context.module_context.shape_poly_state.dim_vars
+    values = dict(zip(known, context.dim_var_values, strict=True))
+    i64 = ir.RankedTensorType.get([], ir.IntegerType.get_signless(64))
+    return [stablehlo.convert(i64, values[name]) for name in function.size_names]
 
 
 ad.primitive_jvps[_primitive] = _jvp

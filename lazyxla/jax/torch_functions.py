@@ -44,12 +44,16 @@ class TorchFunction:
     """A function of tensors.
 
     Attributes:
+        function: of tensors, lists of them.
         inputs: dtypes and shapes of the arguments.
         outputs: dtypes and shapes of the results.
         random: whether it draws random numbers.
         derived_from: of a pushforward, the function whose tangents it computes, and the numbers of
             that function's arguments that have tangents; else None.
+        size_names: variables whose sizes its module takes: none.
     """
+
+    size_names: Sequence[str] = ()
 
     def __init__(
         self,
@@ -61,7 +65,7 @@ class TorchFunction:
         graph: FxGraph | None = None,
         derived_from: tuple[TorchFunction, tuple[int, ...]] | None = None,
     ) -> None:
-        self._function = function
+        self.function = function
         self.inputs = tuple(inputs)
         self.outputs = tuple(outputs)
         self.random = random
@@ -77,18 +81,23 @@ class TorchFunction:
         outputs = [(n.meta["val"].dtype, tuple(n.meta["val"].shape)) for n in graph.outputs]
         return cls(function, inputs, outputs=outputs, random=_is_random(graph), graph=graph)
 
-    def bytecode(self, platform: str) -> bytes:
+    def bytecode(self, platform: str, any_sizes: bool = False) -> bytes:
         """Its module of StableHLO, whose function `main` it is. If it is `random`, the first
         argument is the key, uint32[2].
+
+        Args:
+            any_sizes: see `lowering.Target`.
 
         Raises:
             LoweringError: something can only run on the host.
         """
-        target = lowering.Target(platform, host_calls=False, composites=_composites.get())
+        target = lowering.Target(
+            platform, host_calls=False, composites=_composites.get(), any_sizes=any_sizes
+        )
         with self._lock:
             if target not in self._modules:
                 if self._graph is None:
-                    self._graph = trace(self._function, self.inputs)
+                    self._graph = trace(self.function, self.inputs)
                 self._modules[target] = lowering.lower_graph(self._graph, target, self.random)
             return self._modules[target]
 
@@ -98,7 +107,7 @@ class TorchFunction:
         count, known = len(self.inputs), self.differentiable_outputs
 
         def compute(*tensors: torch.Tensor) -> Sequence[torch.Tensor]:
-            return _pull_back(self._function, tensors[:count], variables, known, tensors[count:])
+            return _pull_back(self.function, tensors[:count], variables, known, tensors[count:])
 
         inputs = [*self.inputs, *(self.outputs[i] for i in known)]
         outputs = [self.inputs[i] for i in variables]
@@ -111,7 +120,7 @@ class TorchFunction:
 
         def compute(*tensors: torch.Tensor) -> Sequence[torch.Tensor]:
             args = tensors[:count]
-            of = _of_variables(self._function, args, variables, known)
+            of = _of_variables(self.function, args, variables, known)
             primals = tuple(args[i] for i in variables)
             return torch.func.jvp(of, primals, tuple(tensors[count:]))[1]
 
@@ -127,11 +136,11 @@ class TorchFunction:
         if all(axis is None for axis in axes):
 
             def compute(*tensors: torch.Tensor) -> Sequence[torch.Tensor]:
-                return [x.expand(size, *x.shape) for x in self._function(*tensors)]
+                return [x.expand(size, *x.shape) for x in self.function(*tensors)]
         else:
 
             def compute(*tensors: torch.Tensor) -> Sequence[torch.Tensor]:
-                of = lambda *given: tuple(self._function(*given))  # noqa: E731
+                of = lambda *given: tuple(self.function(*given))  # noqa: E731
                 return torch.func.vmap(of, in_dims=axes, randomness="same")(*tensors)
 
         inputs = []
@@ -173,21 +182,35 @@ def trace(function: Function, inputs: Sequence[Aval]) -> FxGraph:
     Raises:
         LoweringError: it cannot be lowered.
     """
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        given = [torch.empty(shape, dtype=dtype, device=BACKEND) for dtype, shape in inputs]
+    module = trace_with(function, given)
+    graph = FxGraph.of(module.graph)
+    for node in graph.nodes:
+        _check(node)
+    return graph
+
+
+def trace_with(function: Function, given: Sequence[torch.Tensor]) -> fx.GraphModule:
+    """As `trace`, for tensors of a FakeTensorMode, and without a check of what is in the graph."""
+    from torch._dispatch.python import enable_python_dispatcher
     from torch._subclasses.fake_tensor import (
         DataDependentOutputException,
         DynamicOutputShapeException,
-        FakeTensorMode,
     )
     from torch._subclasses.functional_tensor import dispatch_functionalize
     from torch.fx.experimental.proxy_tensor import make_fx
 
     from lazyxla.dynamo.flex_attention import inline_flex_attention
 
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        given = [torch.empty(shape, dtype=dtype, device=BACKEND) for dtype, shape in inputs]
+    is_symbolic = any(isinstance(d, torch.SymInt) for x in given for d in x.shape)
+    # Its kernels take symbolic sizes, where some of the dispatcher's own ask for numbers.
+    dispatcher = enable_python_dispatcher if is_symbolic else contextlib.nullcontext
 
     def call(*tensors: torch.Tensor) -> list[torch.Tensor]:
-        with torch.device(BACKEND), _WithoutChecks():
+        with torch.device(BACKEND), _WithoutChecks(), dispatcher():
             return list(function(*tensors))
 
     traced: Callable[..., fx.GraphModule] = make_fx(
@@ -196,6 +219,9 @@ def trace(function: Function, inputs: Sequence[Aval]) -> FxGraph:
     try:
         with torch.inference_mode(False):  # gradients may be part of the function
             module = traced(*given)
+            inline_flex_attention(module)
+            module.graph.eliminate_dead_code()
+            return module
     except DataDependentOutputException as error:
         raise lowering.LoweringError(
             f"lazyxla: {schema_name(error.func)} reads a value, which there is not while a "
@@ -206,12 +232,6 @@ def trace(function: Function, inputs: Sequence[Aval]) -> FxGraph:
             f"lazyxla: the shape of what {schema_name(error.func)} returns depends on values, "
             "which there are not while a function is traced for JAX"
         ) from error
-    inline_flex_attention(module)
-    module.graph.eliminate_dead_code()
-    graph = FxGraph.of(module.graph)
-    for node in graph.nodes:
-        _check(node)
-    return graph
 
 
 class _WithoutChecks(TorchDispatchMode):

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import fx, nn
 
-from lazyxla import untraced
 from lazyxla.jax.arrays import is_array, to_jax, torch_dtype
-from lazyxla.jax.calls import Calls, jax_key
+from lazyxla.jax.flat_functions import Aval
+from lazyxla.jax.size_guards import check_guards
+from lazyxla.jax.symbolic_functions import SymbolicFunction, Variables, is_symbolic, shape_key
 from lazyxla.jax.torch_functions import TorchFunction, trace
+from lazyxla.lowering import LoweringError
 from lazyxla.lowering.fx_graph import FxGraph
 from lazyxla.lowering.program import Settings
 from lazyxla.runtime import BACKEND
@@ -143,7 +145,7 @@ class JaxView:
         key: list[Any] = [tree, with_buffers, wide, training, autocast, Settings.current()]
         for leaf in leaves:
             if is_array(leaf):
-                key += (leaf.dtype, leaf.shape)
+                key += (leaf.dtype, shape_key(leaf.shape))
             else:
                 key += (type(leaf), leaf)
         try:
@@ -153,13 +155,39 @@ class JaxView:
         if any(isinstance(leaf, torch.Tensor) for leaf in leaves):
             raise TypeError("a view takes JAX arrays, not tensors: lazyxla.to_jax makes them")
         if plan is None:
-            plan = self._plans[tuple(key)] = self._trace(leaves, tree, with_buffers, wide)
+            plan = self._plans[tuple(key)] = self._plan_anew(leaves, tree, with_buffers, wide)
         return plan
 
-    def _trace(self, leaves: list[Any], tree: Any, with_buffers: bool, wide: bool) -> Plan:
+    def _plan_anew(self, leaves: list[Any], tree: Any, with_buffers: bool, wide: bool) -> Plan:
+        shapes = {i: leaf.shape for i, leaf in enumerate(leaves) if is_array(leaf)}
+        dtypes = {i: torch_dtype(leaves[i].dtype) for i in shapes}
+
+        def trace_for(shapes: Iterable[tuple[int, ...]]) -> Plan:
+            types = {i: (d, tuple(s)) for (i, d), s in zip(dtypes.items(), shapes, strict=True)}
+            return self._trace(leaves, types, tree, with_buffers, wide)
+
+        if not any(is_symbolic(d) for shape in shapes.values() for d in shape):
+            return trace_for(shapes.values())
+        variables = Variables(list(shapes.values()))
+        plans: list[Plan] = []
+
+        def sample(point: tuple[int, ...]) -> TorchFunction:
+            plan = trace_for([variables.at(shape, point) for shape in shapes.values()])
+            plans.append(plan)
+            if plan[1:] != plans[0][1:]:
+                raise LoweringError("lazyxla: what a function returns or writes depends on sizes")
+            return plan.function
+
+        function = SymbolicFunction(variables, sample)
+        check_guards(plans[0].function.function, function.inputs, variables)
+        return plans[0]._replace(function=function)
+
+    def _trace(
+        self, leaves: list[Any], types: dict[int, Aval], tree: Any, with_buffers: bool, wide: bool
+    ) -> Plan:
+        """For arrays of these dtypes and shapes, by their numbers among the leaves."""
         jax, _ = _jax()
-        places = [i for i, leaf in enumerate(leaves) if is_array(leaf)]
-        inputs = [(torch_dtype(leaves[i].dtype), tuple(leaves[i].shape)) for i in places]
+        places, inputs = list(types), list(types.values())
         paths = [jax.tree_util.keystr(path) for path, _ in _with_paths(leaves, tree)]
         found: dict[str, Any] = {}
         # JAX may have narrower integers than the module's buffers.
@@ -205,8 +233,11 @@ def _plain(results: Any) -> Any:
     """What a function returned as JAX's containers: those of other libraries are dicts to it."""
     if isinstance(results, Mapping):
         return {name: _plain(value) for name, value in results.items()}
-    if type(results) in (list, tuple):
-        return type(results)(_plain(value) for value in results)
+    if type(results) is list:
+        return [_plain(value) for value in results]
+    if isinstance(results, tuple):  # a namedtuple stays one; torch.return_types are no pytrees
+        parts = [_plain(value) for value in results]
+        return type(results)(*parts) if hasattr(results, "_fields") else tuple(parts)
     return results
 
 
@@ -214,63 +245,16 @@ class Plan(NamedTuple):
     """A call as it was traced.
 
     Attributes:
-        function: of its arrays.
+        function: of its arrays; a SymbolicFunction if dimensions of them are symbolic.
         tree: of the results.
         results: whether each is an array, or else its value.
         written: the names of the buffers that it writes.
     """
 
-    function: TorchFunction
+    function: Any
     tree: Any
     results: list[tuple[bool, Any]]
     written: list[str]
-
-
-def jax_jit(function: nn.Module | Callable[..., Any]) -> Callable[..., Any]:
-    """A PyTorch function, on tensors of the device, whose call is one node of the graph.
-
-    PyTorch traces it for the shapes and dtypes of its arguments as :func:`jax_view` does, and JAX
-    differentiates it. What a module's forward writes to its buffers is written.
-
-    Args:
-        function: a module, or a function of tensors, as :func:`jax_view` takes it. Also a
-            decorator.
-
-    Returns:
-        A function of the same arguments: pytrees of tensors and of hashable values.
-    """
-    view = JaxView(function)
-    module = function if isinstance(function, nn.Module) else None
-    is_random = False
-
-    def compute(
-        parameters: Arrays, buffers: Arrays, key: Any, training: Any, args: Any, kwargs: Any
-    ) -> Any:
-        if module is None:
-            return view(*args, key=key, **kwargs), {}
-        return view(parameters, *args, buffers=buffers, key=key, **kwargs)
-
-    calls = Calls(compute, wide=True)
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        nonlocal is_random
-        parameters = dict(module.named_parameters()) if module else {}
-        buffers = dict(module.named_buffers()) if module else {}
-        given = {name: x.clone() for name, x in buffers.items()}  # which a backward may need
-        training = tuple(m.training for m in module.modules()) if module else ()
-        try:
-            key = jax_key() if is_random else None
-            results, changed = calls(parameters, given, key, training, args, kwargs)
-        except MissingKeyError:
-            is_random = True
-            results, changed = calls(parameters, given, jax_key(), training, args, kwargs)
-        with torch.no_grad():
-            for name, value in changed.items():
-                buffers[name].copy_(value)
-        return results
-
-    functools.update_wrapper(call, function, updated=())
-    return untraced.opaque(call)
 
 
 def _drop_arguments(graph: FxGraph, count: int) -> list[int]:

@@ -9,7 +9,7 @@ first lowering loads jaxlib, the first JAX rule that runs loads JAX.
 
 from typing import TYPE_CHECKING
 
-from lazyxla.lowering.errors import LoweringError
+from lazyxla.lowering.errors import DifferentProgramsError, LoweringError
 from lazyxla.lowering.explanation import Explanation, explain
 from lazyxla.lowering.host_call import allow_host_calls
 from lazyxla.lowering.optimized import result_tiles
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from lazyxla.lowering.fx_graph import FxGraph
 
 __all__ = [
+    "DifferentProgramsError",
     "Explanation",
     "Geometry",
     "Lowered",

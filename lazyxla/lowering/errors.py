@@ -19,6 +19,10 @@ class LoweringError(RuntimeError):
     node: int | None = None
 
 
+class DifferentProgramsError(LoweringError):
+    """A function is another program for other sizes, so that it is none for all of them."""
+
+
 def is_users(path: str) -> bool:
     """Whether a Python file is a user's: none of torch's, JAX's, the interpreter's or ours."""
     if path.startswith(("<frozen ", "<string>", *_libraries())):

@@ -18,6 +18,7 @@ import torch
 
 from lazyxla.lowering.errors import LoweringError
 from lazyxla.lowering.partition import MESH
+from lazyxla.lowering.refinement import is_symbolic, refine
 from lazyxla.lowering.scalar import Scalar, wrap_number
 
 if TYPE_CHECKING:
@@ -92,8 +93,10 @@ def _trace(
 def bytecode_of(lowered: Any) -> bytes:
     """The module of StableHLO of what `jax.jit(f).lower()` returns."""
     stream = io.BytesIO()
-    lowered.compiler_ir("stablehlo").operation.write_bytecode(stream)
-    return stream.getvalue()
+    module = lowered.compiler_ir("stablehlo")
+    module.operation.write_bytecode(stream)
+    # It may call an exported program with symbolic dimensions.
+    return refine(stream.getvalue()) if is_symbolic(module) else stream.getvalue()
 
 
 @contextlib.contextmanager

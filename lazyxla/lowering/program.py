@@ -131,6 +131,9 @@ class Target(NamedTuple):
     lowered by that."""
     composites: bool = False
     """Whether some operators of graphs keep their names (composites.py)."""
+    any_sizes: bool = False
+    """Whether the program is to be the same for all sizes, as far as it is valid (see
+    dynamic_shapes.py), rather than the fastest for its own."""
 
     @classmethod
     def of(cls, platform: str, device: Any, stablehlo_version: Sequence[int] | None) -> Target:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -20,6 +19,7 @@ from lazyxla.lowering import LoweringError
 from lazyxla.platforms import plugin_of
 from tests import vision  # before transformers, which imports torchvision
 from tests.conftest import ROOT, RunPython
+from tests.jax_interop.exporting import compare, transformer
 
 jax.config.update("jax_platforms", "cpu")
 
@@ -31,73 +31,11 @@ NETWORKS = [
 QUICK = ("resnet18", "mobilenet_v3_small", "shufflenet_v2_x0_5")
 
 
-def transformer(kind: str) -> tuple[nn.Module, dict[str, Tensor]]:
-    import transformers
-
-    small = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
-    tokens = {"input_ids": torch.randint(100, (2, 9))}
-    if kind == "bert":
-        config = transformers.BertConfig(**small, intermediate_size=64, vocab_size=100)
-        return transformers.BertModel(config), tokens
-    if kind == "gpt2":
-        ends = {"bos_token_id": 0, "eos_token_id": 0}
-        config = transformers.GPT2Config(
-            n_embd=32, n_layer=2, n_head=2, vocab_size=100, use_cache=False, **ends
-        )
-        return transformers.GPT2LMHeadModel(config), tokens
-    config = transformers.ViTConfig(**small, intermediate_size=64, image_size=32, patch_size=8)
-    return transformers.ViTForImageClassification(config), {
-        "pixel_values": torch.randn(2, 3, 32, 32)
-    }
-
-
-# Runs what was exported, in a process that knows of JAX alone.
-READ = """
-import sys, json, jax, numpy as np
-from pathlib import Path
-from safetensors.numpy import load_file
-jax.config.update("jax_enable_x64", True)
-folder = Path(FOLDER)
-program = jax.export.deserialize(bytearray((folder / "program.jax_export").read_bytes()))
-manifest = json.loads((folder / "manifest.json").read_text())
-weights = load_file(folder / "weights.safetensors")
-given = np.load(folder / "given.npz")
-kinds = {each["name"]: each["kind"] for each in manifest["inputs"]}
-parts = {k: {n: x for n, x in weights.items() if kinds[n] == k} for k in ("parameter", "buffer")}
-args = tuple(given[n] for n in given if n.isdigit())
-kwargs = {n: given[n] for n in given if not n.isdigit()}
-results, changed = program.call(parts["parameter"], parts["buffer"], args, kwargs)
-assert sorted(changed) == manifest["mutations"]
-np.savez(folder / "found.npz", *jax.tree.leaves(results))
-assert not {"torch", "lazyxla"} & set(sys.modules)
-"""
-
-
 def round_trip(
     module: Any, run_python: RunPython, folder: Path, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
     called = module.module() if isinstance(module, torch.export.ExportedProgram) else module
-    expected = called(*args, **kwargs)
-    leaves = [x for x in torch.utils._pytree.tree_leaves(expected) if isinstance(x, Tensor)]
-    lazyxla.export(module, args, kwargs).save(folder)
-    given = {**{str(i): x for i, x in enumerate(args)}, **kwargs}
-    np.savez(folder / "given.npz", **{name: x.numpy() for name, x in given.items()})
-    run_python(READ.replace("FOLDER", repr(str(folder))), JAX_PLATFORMS="cpu")
-    found = np.load(folder / "found.npz")
-    loaded = lazyxla.load_exported(folder)
-    lazyxla.sync(wait=True)
-    before = lazyxla.counters()
-    ours = loaded(*lazyxla.to_device(args), **lazyxla.to_device(kwargs))
-    lazyxla.sync(wait=True)
-    after = lazyxla.counters()
-    assert after["executions"] == before["executions"] + 1
-    assert after["fallbacks"] == before["fallbacks"]
-    on_device = [x for x in torch.utils._pytree.tree_leaves(ours) if isinstance(x, Tensor)]
-    for a, b, name in zip(leaves, on_device, found, strict=True):
-        # Of deep networks: as far as float32's sums in other orders go.
-        close = {"rtol": 1e-3, "atol": 1e-4, "check_dtype": True}
-        torch.testing.assert_close(b.cpu(), a.detach(), **close)
-        torch.testing.assert_close(torch.tensor(found[name]), a.detach(), **close)
+    compare(lazyxla.export(module, args, kwargs), called, run_python, folder, args, kwargs)
 
 
 @pytest.mark.parametrize("kind", ["bert", "gpt2", "vit"])

@@ -46,7 +46,7 @@ class Contractions(Reductions):
         """
         lhs, lhs_contract, lhs_batch = self._fold(lhs, lhs_contract, lhs_batch)
         rhs, rhs_contract, rhs_batch = self._fold(rhs, rhs_contract, rhs_batch)
-        if self.platform == "cpu" and not lhs_batch:
+        if self.platform == "cpu" and not lhs_batch and not self.target.any_sizes:
             return contract_cpu.product(self, lhs, rhs, lhs_contract, rhs_contract, dtype)
         return self.plain_dot(lhs, rhs, lhs_contract, rhs_contract, lhs_batch, rhs_batch, dtype)
 

@@ -7,7 +7,7 @@ import torch
 
 from lazyxla.lowering.mlir import Mlir
 from lazyxla.lowering.partition import Annotations
-from lazyxla.lowering.program import Settings, TensorSpec
+from lazyxla.lowering.program import Settings, Target, TensorSpec
 from lazyxla.lowering.scalar import Scalar, SlotTable, wrap_number
 
 Value = Any
@@ -27,6 +27,7 @@ class Elements:
     mlir: Mlir
     hlo: Any
     platform: str
+    target: Target
     slots: SlotTable
     settings: Settings
     buffers: dict[torch.dtype, Value]
