@@ -1,5 +1,6 @@
-# make build | test | test-opinfo | test-upstream | test-upstream-distributed | test-interrupts | test-tpu-aot |
-# test-cuda-aot | test-cuda | docs | demo | bench | lint | format | clean
+# make build | test | test-slow | test-all | test-long | test-opinfo | test-upstream |
+# test-upstream-distributed | test-interrupts | test-tpu-aot | test-cuda-aot | test-cuda | docs | demo |
+# bench | lint | format | clean
 #
 # Everything happens in .venv, made here when it is missing. Stamp files in it make repeated calls
 # instant. PYTHON chooses the interpreter the environment is made from, JOBS how much is compiled or
@@ -7,6 +8,7 @@
 
 PYTHON ?= python3
 JOBS ?= 2
+PART ?= 1/1
 VENV := .venv
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check
@@ -18,7 +20,7 @@ TORCHVISION := torchvision==0.28.0
 CXX_FILES := $(shell find csrc -name '*.cpp' -o -name '*.h')
 PYTHON_FILES := $(wildcard lazyxla tests examples benchmarks)
 
-.PHONY: build test test-long test-opinfo test-upstream test-upstream-distributed test-interrupts \
+.PHONY: build test test-slow test-all test-long test-opinfo test-upstream test-upstream-distributed test-interrupts \
   test-tpu-aot test-cuda-aot test-cuda docs demo bench lint format clean
 .DELETE_ON_ERROR:
 
@@ -43,7 +45,15 @@ $(VENV)/.installed: $(VENV)/.dependencies CMakeLists.txt $(CXX_FILES) $(shell fi
 	  $(PIP) install -q --no-build-isolation --no-deps -e .
 	touch $@
 
+# Ten minutes on two cores. It leaves out the tests in tests/slow_tests.txt: test-slow runs them, or a
+# part (PART=1/4), and test-all everything.
 test: build
+	$(PY) -m pytest -n 2 --slow 0/1 tests
+
+test-slow: build
+	$(PY) -m pytest -n 2 --slow $(PART) tests
+
+test-all: build
 	$(PY) -m pytest -n 2 --durations 20 tests
 
 # What is tried at random or from several threads, more often.

@@ -30,6 +30,7 @@ import torch  # noqa: E402
 import lazyxla  # noqa: E402
 from lazyxla import _C, platforms  # noqa: E402
 from lazyxla.lowering import registry  # noqa: E402
+from tests import slow  # noqa: E402
 
 # torch.manual_seed notes the seed for each kind of device that may start later, with the formatted
 # stack: 5 ms, several times in each of thousands of tests.
@@ -89,6 +90,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=10,
         help="how many steps each thread of tests/test_threads.py trains (default: 10)",
     )
+    slow.add_options(parser)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    slow.deselect(config, items)
 
 
 @pytest.fixture(autouse=True)
