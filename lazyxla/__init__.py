@@ -74,6 +74,7 @@ with Deferred():  # a module half imported would stay so
         memory,
         meta_functions,
         model_state,
+        optimizer_steps,
         platforms,
         printing,
         program_store,
@@ -317,6 +318,7 @@ def _register() -> None:
     control_flow.install()
     flex_attention.install()
     printing.install()
+    optimizer_steps.install()
     # Half precision is PyTorch's own default here; every XLA platform is better at this one.
     torch.set_autocast_dtype(BACKEND, torch.bfloat16)
     untraced.mark(__name__)

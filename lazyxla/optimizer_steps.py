@@ -1,0 +1,77 @@
+"""Optimizers whose step counts are on the device, as torch.compile leaves them.
+
+A plain ``optimizer.step()`` would read each count, and wait for it in the middle of the step. So it
+computes with them on the device, as PyTorch's `capturable` has it, and the group says so during the
+step only: a checkpoint of it can still be loaded for the CPU.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from lazyxla import untraced
+from lazyxla.runtime import BACKEND
+
+_changed: weakref.WeakKeyDictionary[torch.optim.Optimizer, list[dict[str, Any]]]
+_changed = weakref.WeakKeyDictionary()
+
+
+def install() -> None:
+    """Watches the steps of all optimizers."""
+    register_optimizer_step_pre_hook(_before)
+    register_optimizer_step_post_hook(_after)
+
+
+@untraced.traced
+def _before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    if not torch.compiler.is_compiling():  # which computes so by itself
+        _set_capturable(optimizer)
+
+
+@untraced.traced
+def _after(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    if not torch.compiler.is_compiling():
+        _reset_capturable(optimizer)
+
+
+def _set_capturable(optimizer: torch.optim.Optimizer) -> None:
+    _reset_capturable(optimizer)  # the last step may have failed
+    groups = [
+        group
+        for group in optimizer.param_groups
+        if group.get("capturable") is False and _counts_on_device(optimizer, group)
+    ]
+    if groups:
+        _changed[optimizer] = groups
+        for group in groups:
+            group["capturable"] = True
+            for parameter in group["params"]:
+                _move_numbers(optimizer.state.get(parameter, {}), parameter.device)
+
+
+def _reset_capturable(optimizer: torch.optim.Optimizer) -> None:
+    for group in _changed.pop(optimizer, ()):
+        group["capturable"] = False
+
+
+def _counts_on_device(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> bool:
+    for parameter in group["params"]:
+        step = optimizer.state.get(parameter, {}).get("step")
+        if isinstance(step, torch.Tensor):
+            on_device = step.device.type == parameter.device.type == BACKEND
+            return on_device and not group.get("fused")
+    return False
+
+
+def _move_numbers(state: dict[str, Any], device: torch.device) -> None:
+    """Moves what else is a number there, such as NAdam's product, to where the counts are."""
+    for name, value in state.items():
+        if isinstance(value, torch.Tensor) and value.dim() == 0 and value.is_cpu:
+            state[name] = value.to(device)

@@ -1,0 +1,95 @@
+"""Compiled and plain optimizer steps in turns: nothing is read back."""
+
+from __future__ import annotations
+
+import copy
+import io
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import lazyxla
+
+DEVICE = "lazyxla"
+NAMES = [
+    *("Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adadelta", "RMSprop", "ASGD", "Rprop", "SGD"),
+]
+
+pytestmark = pytest.mark.usefixtures("fresh_dynamo", "uncut")
+
+
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
+
+
+def step(module: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) -> None:
+    optimizer.zero_grad()
+    module(x).square().mean().backward()
+    optimizer.step()
+
+
+@pytest.mark.parametrize("foreach", [True, False], ids=["foreach", "single"])
+@pytest.mark.parametrize("name", NAMES)
+def test_in_turns(name: str, foreach: bool) -> None:
+    if name == "NAdam" and not foreach:
+        pytest.skip("PyTorch cannot compile it: it multiplies a CPU tensor by one of the device")
+    theirs, inputs = model(), torch.randn(8, 4, 8)
+    ours = copy.deepcopy(theirs).to(DEVICE)
+    options = {"lr": 0.01, "foreach": foreach}
+    of_ours = getattr(torch.optim, name)(ours.parameters(), **options)
+    of_theirs = getattr(torch.optim, name)(theirs.parameters(), **options)
+    compiled = torch.compile(step, backend="lazyxla")
+    for number, (x, kind) in enumerate(zip(inputs, "pcppcppp", strict=True)):
+        on_device = x.to(DEVICE)
+        lazyxla.sync(wait=True)
+        before = lazyxla.counters()
+        (compiled if kind == "c" else step)(ours, of_ours, on_device)
+        recorded = lazyxla.counters()
+        lazyxla.sync(wait=True)
+        after = lazyxla.counters()
+        if number > 2:  # the first ones make the optimizer's state, and move it
+            assert after["downloads"] == before["downloads"]
+            assert recorded["executions"] == before["executions"]
+            assert after["executions"] == before["executions"] + 1
+        if number > 5:
+            assert after["compiles"] == before["compiles"]
+        step(theirs, of_theirs, x)
+        assert not any(group.get("capturable") for group in of_ours.param_groups)
+    for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+        # Eight steps with powers of beta in float32, where PyTorch on the CPU has float64.
+        torch.testing.assert_close(a.cpu(), b, rtol=1e-4, atol=1e-5)
+    on_host = getattr(torch.optim, name)(theirs.parameters(), **options)
+    file = io.BytesIO()
+    torch.save(of_ours.state_dict(), file)
+    file.seek(0)
+    on_host.load_state_dict(torch.load(file, map_location="cpu"))
+    step(theirs, on_host, inputs[0])
+
+
+def test_a_step_that_fails_leaves_the_group_as_it_was() -> None:
+    module = model().to(DEVICE)
+    optimizer = torch.optim.Adam(module.parameters())
+    step(module, optimizer, torch.randn(2, 8, device=DEVICE))
+    for state in optimizer.state.values():
+        state["step"] = state["step"].to(DEVICE)
+
+    def fail() -> Any:
+        assert optimizer.param_groups[0]["capturable"]
+        raise RuntimeError("the closure's")
+
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="closure's"):
+            optimizer.step(fail)
+    step(module, optimizer, torch.randn(2, 8, device=DEVICE))
+    assert not optimizer.param_groups[0]["capturable"]
+
+
+def test_what_the_user_set_stays() -> None:
+    module = model().to(DEVICE)
+    optimizer = torch.optim.Adam(module.parameters(), capturable=True)
+    for _ in range(2):
+        step(module, optimizer, torch.randn(2, 8, device=DEVICE))
+        assert optimizer.param_groups[0]["capturable"]
