@@ -45,7 +45,9 @@ if args.side == "lazyxla":
     from lazyxla import _C, lowering, reporting
 
     mesh = lazyxla.Mesh(tuple(args.mesh.values()), tuple(args.mesh)) if args.mesh else None
-    _C.install_lowering(timed(reporting.lower, lowering_time), lowering.how, lowering.try_out)
+    _C.install_lowering(
+        timed(reporting.lower, lowering_time), lowering.how, lowering.check_lowering
+    )
     device, sync, wait = "lazyxla", lazyxla.sync, lambda: lazyxla.sync(wait=True)
 elif args.side == "torch_xla":
     import torch_xla

@@ -6,7 +6,7 @@
 
 #include <map>
 
-#include "dispatch/ways.h"
+#include "dispatch/lowering_kind.h"
 #include "graph/execute.h"
 #include "graph/portable_key.h"
 #include "graph/program.h"
@@ -289,11 +289,11 @@ graph::Capture::Listener capture_listener(py::object recording) {
   return {take, static_slots};
 }
 
-void install_lowering(py::function lower, py::function how, py::function try_out) {
+void install_lowering(py::function lower, py::function how, py::function check_lowering) {
   // Leaked: flushes may happen until the process ends.
   auto* lower_function = new py::function(std::move(lower));
   auto* how_function = new py::function(std::move(how));
-  auto* try_out_function = new py::function(std::move(try_out));
+  auto* try_out_function = new py::function(std::move(check_lowering));
   graph::set_user_line(&user_line);
   graph::set_lowerer([lower_function](const graph::Graph& graph, const std::vector<bool>& variable,
                                       const graph::Occasion& occasion) {

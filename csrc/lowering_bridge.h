@@ -14,10 +14,12 @@
 namespace lazyxla {
 
 // Installs `lower`, a Python function (Program, platform, DeviceDescription, StableHLO version,
-// Occasion) -> Lowered, as the graph room's lowerer; `how`, (operator name) -> str, and `try_out`,
-// (Program of one node, platform) -> str, as what the recorder asks (dispatch::set_lowering). An
-// Occasion is a tuple: the user's line, the reason, the hash of the graph's key.
-void install_lowering(pybind11::function lower, pybind11::function how, pybind11::function try_out);
+// Occasion) -> Lowered, as the graph room's lowerer; `how`, (operator name) -> str, and
+// `check_lowering`, (Program of one node, platform) -> str, as what the recorder asks
+// (dispatch::set_lowering). An Occasion is a tuple: the user's line, the reason, the hash of the
+// graph's key.
+void install_lowering(pybind11::function lower, pybind11::function how,
+                      pybind11::function check_lowering);
 
 // Installs the listeners of programs that are loaded instead of lowered, (number of operators,
 // Occasion) -> None, and of graphs that are cut, (each stage's number of operators, Occasion) ->

@@ -86,6 +86,7 @@ with Deferred():  # a module half imported would stay so
 from lazyxla.aot.compiling import stablehlo  # noqa: E402
 from lazyxla.buckets import Buckets, bucket  # noqa: E402
 from lazyxla.config import settings  # noqa: E402
+from lazyxla.dlpack import from_dlpack, host_view  # noqa: E402
 from lazyxla.environment import (  # noqa: E402
     Environment,
     default_env,
@@ -144,7 +145,6 @@ from lazyxla.runtime import (  # noqa: E402
     synchronize,
 )
 from lazyxla.scan import checkpoint_name, scan_layers  # noqa: E402
-from lazyxla.sharing import from_dlpack, host_view  # noqa: E402
 from lazyxla.spmd import (  # noqa: E402
     Mesh,
     Sharding,
@@ -303,7 +303,7 @@ def _register() -> None:
         for_tensor=True, for_module=True, for_packed_sequence=True, for_storage=True
     )
     lowering.allow_host_calls(_C.takes_host_calls, lambda: settings.strict_host_calls)
-    _C.install_lowering(reporting.lower, lowering.how, lowering.try_out)
+    _C.install_lowering(reporting.lower, lowering.how, lowering.check_lowering)
     _C.register_operators(lowering.names())
     _C.install_result_reader(lowering.result_tiles)
     _C.install_listeners(reporting.loaded, reporting.on_host, reporting.cut)

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map
 
-from lazyxla.lowering import explain, registry, try_out
+from lazyxla.lowering import check_lowering, explain, registry
 from lazyxla.lowering.decompose import find_op
 from lazyxla.lowering.explanation import HOW
 from lazyxla.lowering.samples import DTYPES, Sample, samples
@@ -85,7 +85,7 @@ def dtypes(name: str) -> str:
 
 def _is_lowered(call: Sample, way: str) -> bool:
     # Tracing a JAX rule takes long, and a host call is the CPU's kernel itself.
-    return way in ("jax", "call") or try_out(call.program(), "cpu") != "host"
+    return way in ("jax", "call") or check_lowering(call.program(), "cpu") != "host"
 
 
 def _runs_on_cpu(call: Sample) -> bool:

@@ -11,7 +11,16 @@ import torch
 import lazyxla
 from lazyxla import _C
 from lazyxla.dynamo import backend
-from lazyxla.lowering import LoweringError, Node, Program, Ref, TensorSpec, how, lower, try_out
+from lazyxla.lowering import (
+    LoweringError,
+    Node,
+    Program,
+    Ref,
+    TensorSpec,
+    check_lowering,
+    how,
+    lower,
+)
 from tests.support import DEVICE, assert_same, check, counted, on_device, on_host
 
 library = torch.library.Library("lazyxla_parts", "DEF")
@@ -123,12 +132,12 @@ def program_of(name: str) -> Program:
 def test_accelerators_have_no_host_calls(platform: str, decompose: Decompose) -> None:
     program = program_of("lazyxla_parts::doubled")
     decompose(doubled.default, lambda x, more: torch.linalg.ldl_factor_ex(x.diag())[0].diagonal())
-    assert try_out(program, platform) == "host"
-    assert try_out(program, "cpu") == "call"
+    assert check_lowering(program, platform) == "host"
+    assert check_lowering(program, "cpu") == "call"
     with pytest.raises(LoweringError, match=r"lazyxla_parts::doubled is lowered through its deco"):
         lower(program, platform)
     decompose(doubled.default, lambda x, more: x * 2)
-    assert try_out(program, platform) == try_out(program, "cpu") == "device"
+    assert check_lowering(program, platform) == check_lowering(program, "cpu") == "device"
 
 
 def test_within_traced_graphs(decompose: Decompose, fresh_dynamo: None) -> None:

@@ -285,12 +285,12 @@ def test_linear_with_one_row_is_one_dot_on_the_weight_as_it_lies() -> None:
     layer = nn.Linear(37, 53).to(DEVICE)
     x = torch.randn(1, 37).to(DEVICE)
     lazyxla.sync()
-    _C.install_lowering(spy, lowering.how, lowering.try_out)
+    _C.install_lowering(spy, lowering.how, lowering.check_lowering)
     try:
         with torch.no_grad():
             layer(x).cpu()
     finally:
-        _C.install_lowering(reporting.lower, lowering.how, lowering.try_out)
+        _C.install_lowering(reporting.lower, lowering.how, lowering.check_lowering)
     (text,) = texts
     dots = [line for line in text.splitlines() if "stablehlo.dot_general" in line]
     assert len(dots) == 1

@@ -17,13 +17,13 @@
 #include "dispatch/recorder.h"
 #include "dispatch/sharded.h"
 #include "dispatch/tensor.h"
+#include "graph/aliasing.h"
 #include "graph/buffer.h"
 #include "graph/capture.h"
 #include "graph/flush.h"
 #include "graph/gil.h"
 #include "graph/recording.h"
 #include "graph/scope.h"
-#include "graph/sharing.h"
 
 namespace lazyxla::dispatch {
 namespace {

@@ -11,7 +11,7 @@
 
 #include "dispatch/plain_call.h"
 #include "graph/host_program.h"
-#include "graph/setting.h"
+#include "graph/settings.h"
 
 namespace lazyxla::dispatch {
 namespace {

@@ -12,7 +12,7 @@
 #include "dispatch/tensor.h"
 #include "graph/buffer.h"
 #include "graph/counters.h"
-#include "graph/setting.h"
+#include "graph/settings.h"
 #include "ir/inference_store.h"
 #include "python_error.h"
 

@@ -331,7 +331,7 @@ OpInfo& OpInfo::of(const OperatorHandle& op) {
   return *infos.table.try_emplace(op.operator_name(), std::move(info)).first->second;
 }
 
-void OpInfo::forget_way(const std::string& name) {
+void OpInfo::forget_lowering_kind(const std::string& name) {
   static std::atomic<uint64_t> next_key{1};  // odd: no address
   Infos& infos = Infos::get();
   std::lock_guard lock(infos.mutex);
@@ -340,7 +340,7 @@ void OpInfo::forget_way(const std::string& name) {
     OpInfo& info = *it->second;
     if (info.functional_name == name) {
       info.memo_key = next_key.fetch_add(2);
-      info.way = Way::kUnknown;
+      info.lowering_kind = LoweringKind::kUnknown;
     }
     // A user's operator that writes may have a functional counterpart by now.
     bool outdated = ns != "aten::" && !info.recordable && info.name.starts_with(ns);

@@ -66,12 +66,13 @@ struct ArgSource {
 };
 
 // How an operator is lowered.
-enum class Way : uint8_t {
+enum class LoweringKind : uint8_t {
   kUnknown,
-  kRule,      // by a rule of ours
-  kTryOut,    // by a decomposition, whose parts have rules or not: each kind of call is tried out
-  kHostCall,  // the program calls the CPU's kernel
-  kHost,      // not at all
+  kRule,           // by a rule of ours
+  kDecomposition,  // by a decomposition, whose parts have rules or not: each kind of call is
+                   // checked
+  kHostCall,       // the program calls the CPU's kernel
+  kHost,           // not at all
 };
 
 struct OpInfo {
@@ -97,7 +98,7 @@ struct OpInfo {
   std::vector<ArgSource> functional_args;
   bool recordable = true;  // false if it writes and no functional counterpart was found
   // How it lowers, as Python told when it was asked first.
-  mutable std::atomic<Way> way{Way::kUnknown};
+  mutable std::atomic<LoweringKind> lowering_kind{LoweringKind::kUnknown};
   // Stands for this operator in the shape memo's keys; another one once its rule is another.
   mutable std::atomic<uint64_t> memo_key{reinterpret_cast<uint64_t>(this)};
   mutable std::atomic<bool> warned{false};  // whether its host fallback was announced
@@ -108,7 +109,7 @@ struct OpInfo {
   static OpInfo& of(const c10::OperatorHandle& op);
 
   // Forgets how operator `name` lowers, and all that write by way of it: it has another rule now.
-  static void forget_way(const std::string& name);
+  static void forget_lowering_kind(const std::string& name);
 };
 
 // "aten::add.Tensor"; the default overload has no dot.

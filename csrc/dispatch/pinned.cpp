@@ -7,7 +7,7 @@
 #include <mutex>
 #include <optional>
 
-#include "graph/sharing.h"
+#include "graph/aliasing.h"
 
 namespace lazyxla::dispatch {
 namespace {

@@ -7,11 +7,11 @@
 #include "dispatch/generator.h"
 #include "dispatch/host.h"
 #include "dispatch/index_check.h"
+#include "dispatch/lowering_kind.h"
 #include "dispatch/overlap.h"
 #include "dispatch/settling.h"
 #include "dispatch/storage_ops.h"
 #include "dispatch/tensor.h"
-#include "dispatch/ways.h"
 #include "graph/batches.h"
 #include "graph/capture.h"
 #include "graph/counters.h"
@@ -19,7 +19,7 @@
 #include "graph/one_operator.h"
 #include "graph/optimizer_step.h"
 #include "graph/recording.h"
-#include "graph/setting.h"
+#include "graph/settings.h"
 #include "options.h"
 
 namespace lazyxla::dispatch {
@@ -68,7 +68,7 @@ ir::RecipeRef shared_by_size(const Scan& scan, ir::RecipeRef recipe) {
   return ir::ShapeMemo::get().insert(memo_key(words), std::move(recipe));
 }
 
-ir::RecipeRef find_recipe(const OpInfo& info, Way way, c10::ArrayRef<IValue> args,
+ir::RecipeRef find_recipe(const OpInfo& info, LoweringKind kind, c10::ArrayRef<IValue> args,
                           const Scan& scan) {
   const ir::MemoKey key = memo_key(scan.key);
   ir::RecipeRef recipe = ir::ShapeMemo::get().find(key);
@@ -76,12 +76,12 @@ ir::RecipeRef find_recipe(const OpInfo& info, Way way, c10::ArrayRef<IValue> arg
   if (recipe) return recipe;
   auto inferred = infer(info, args, scan);
   if (!inferred) return nullptr;
-  switch (way) {
-    case Way::kHostCall:
+  switch (kind) {
+    case LoweringKind::kHostCall:
       inferred->runs = Recipe::Runs::kHostCall;
       break;
-    case Way::kTryOut:
-      inferred->runs = try_out(inferred->spec, scan);
+    case LoweringKind::kDecomposition:
+      inferred->runs = check_lowering(inferred->spec, scan);
       break;
     default:
       break;
@@ -199,7 +199,7 @@ void apply(const ir::RecipeRef& made_by, Scan& scan, c10::ArrayRef<at::TensorBas
   // Not by a program of its own if nothing is to run.
   const bool eager =
       graph::current_mode() == graph::Mode::kEager && graph::Capture::current() == nullptr;
-  const uint64_t setting = eager ? graph::current_setting() : 0;
+  const uint64_t setting = eager ? graph::current_options() : 0;
   c10::DeviceIndex device = scan.device;
   std::optional<graph::OneOperator> launched;
   {
@@ -257,8 +257,9 @@ void push_results(const OpInfo& info, Results made, torch::jit::Stack* stack) {
 // Why the call cannot be recorded; null if it was.
 const char* try_record(const OpInfo& info, c10::ArrayRef<IValue> args, Results& results) {
   const auto capture = graph::Capture::current();
-  const Way way = info.recordable ? way_of(info, capture.get()) : Way::kHost;
-  if (way == Way::kHost) return "has no lowering";
+  const LoweringKind kind =
+      info.recordable ? lowering_kind_of(info, capture.get()) : LoweringKind::kHost;
+  if (kind == LoweringKind::kHost) return "has no lowering";
   if (options().check_indices) check_indices(info, args);
   ScanScope scope;
   Scan& scan = *scope;
@@ -266,7 +267,7 @@ const char* try_record(const OpInfo& info, c10::ArrayRef<IValue> args, Results& 
   if (!scan.written.empty()) check_overlap(info, args, scan);
   // Where a call runs is part of its recipe, and depends on the platform.
   if (capture) scan.key.push_back(std::hash<std::string>()(capture->platform()));
-  const ir::RecipeRef recipe = find_recipe(info, way, args, scan);
+  const ir::RecipeRef recipe = find_recipe(info, kind, args, scan);
   if (!recipe) return "has no meta function, which would tell its result's shape,";
   if (recipe->runs == Recipe::Runs::kHost) return "has no lowering for such arguments";
   if (recipe->runs == Recipe::Runs::kHostCall) check_host_call_allowed(info, args);

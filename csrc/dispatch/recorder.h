@@ -6,7 +6,7 @@
 // The recipe tells everything that is the same for all such calls. A recorded operator computes
 // nothing; errors of shape and dtype are PyTorch's own, thrown here, at the call.
 //
-// Which operators come here, registration.h tells; how each is lowered, ways.h.
+// Which operators come here, registration.h tells; how each is lowered, lowering_kind.h.
 #pragma once
 
 #include <ATen/core/stack.h>

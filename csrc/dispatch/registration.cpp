@@ -9,11 +9,11 @@
 
 #include "dispatch/host_program.h"
 #include "dispatch/indexing.h"
+#include "dispatch/lowering_kind.h"
 #include "dispatch/op_info.h"
 #include "dispatch/plain_call.h"
 #include "dispatch/recorder.h"
 #include "dispatch/unboxed.h"
-#include "dispatch/ways.h"
 
 namespace lazyxla::dispatch {
 namespace {
@@ -96,7 +96,7 @@ std::vector<std::string> register_operators(const std::vector<std::string>& name
     if (!own && !op->schema().is_mutable()) continue;
     OpInfo& info = OpInfo::of(*op);
     if (!info.recordable || !wanted.count(info.functional_name)) continue;
-    info.way = Way::kRule;
+    info.lowering_kind = LoweringKind::kRule;
     std::string ns = name.name.substr(0, name.name.find("::"));
     library(ns).impl(info.name.substr(ns.size() + 2).c_str(), kernel(info));
     registered.push_back(info.name);
@@ -112,7 +112,7 @@ std::string functional_name(const std::string& name) {
 }
 
 void rule_changed(const std::string& name, bool is_users) {
-  forget_way(name);
+  forget_lowering_kind(name);
   keep_off_host(name, is_users);
   size_t colon = name.find("::");
   auto dot = name.find('.', colon);

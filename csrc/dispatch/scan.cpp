@@ -7,7 +7,7 @@
 
 #include "dispatch/device_state.h"
 #include "graph/optimizer_step.h"
-#include "graph/setting.h"
+#include "graph/settings.h"
 
 namespace lazyxla::dispatch {
 namespace {

@@ -13,7 +13,7 @@
 #include "graph/optimizer_step.h"
 #include "graph/recording.h"
 #include "graph/scope.h"
-#include "graph/setting.h"
+#include "graph/settings.h"
 
 namespace lazyxla::dispatch {
 namespace {

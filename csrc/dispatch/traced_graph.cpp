@@ -11,7 +11,7 @@
 #include "graph/buffer.h"
 #include "graph/counters.h"
 #include "graph/recording.h"
-#include "graph/setting.h"
+#include "graph/settings.h"
 
 namespace lazyxla::dispatch {
 namespace {

@@ -77,8 +77,8 @@ class DeviceBuffer final : public ir::LeafData {
     stands_for_ = std::make_unique<ir::Content>(std::move(content));
   }
 
-  // How many references runs that wait for their turn hold (runner.h). They do not stand in the
-  // way of donating the buffer to a later run.
+  // How many references runs that wait for their execution slot hold (runner.h). They do not stand
+  // in the way of donating the buffer to a later run.
   std::atomic<int> waiting_runs{0};
 
  private:

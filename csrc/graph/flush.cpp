@@ -12,7 +12,7 @@
 #include "graph/partitioned_run.h"
 #include "graph/parts.h"
 #include "graph/recording.h"
-#include "graph/setting.h"
+#include "graph/settings.h"
 #include "graph/shards.h"
 #include "options.h"
 #include "pjrt/client.h"
@@ -53,7 +53,7 @@ OnHost may_run_on_host() {
 }  // namespace
 
 void flush(c10::DeviceIndex device, Cause cause) {
-  pjrt::check_not_forked();  // before a turn is taken: a child has no thread that it could wait for
+  pjrt::check_not_forked();  // before a slot is taken: a child has no thread that it could wait for
   ir::PendingSet& mine = pending_set(device);
   ir::PendingSet& shared = Recording::shared().pending(device);
   {
@@ -72,10 +72,10 @@ void flush(ir::PendingSet& pending, Cause cause) {
   check_unbroken(cause);  // may ask Python for the user's line: not under the mutex
   const auto capture = Capture::current();
   ReusedGraph reused;
-  std::optional<Turn> turn;
+  std::optional<ExecutionSlot> slot;
   const bool divisible = !capture && !in_region() && cause != Cause::kRegionEnd;
-  if (!detach(pending, current_setting(), reused.graph, [&] {
-        if (!capture) turn = Turn::take(device);
+  if (!detach(pending, current_options(), reused.graph, [&] {
+        if (!capture) slot = ExecutionSlot::take(device);
       })) {
     return;
   }
@@ -88,8 +88,8 @@ void flush(ir::PendingSet& pending, Cause cause) {
     for (const Graph& graph : graphs) {
       if (trace) trace->push_back(graph.hash);
     }
-    std::vector<Turn> turns = std::move(*turn).divide(graphs.size());
-    Parts parts(pending, std::move(graphs), std::move(turns));
+    std::vector<ExecutionSlot> execution_slots = std::move(*slot).divide(graphs.size());
+    Parts parts(pending, std::move(graphs), std::move(execution_slots));
     parts.make();
     parts.run();
     return;
@@ -111,7 +111,7 @@ void flush(ir::PendingSet& pending, Cause cause) {
                         .may_cut = is_free,
                         .on_host = is_free ? may_run_on_host() : OnHost::kNone};
     variant = make_program(pending, program, missed, later ? Compile::kInBackground : Compile::kNow,
-                           origin, *turn, replaces(missed->graph));
+                           origin, *slot, replaces(missed->graph));
   }
   Graph& graph = missed ? missed->graph : reused.graph;
   std::vector<Replaced> replaced = replaced_by(graph);
@@ -121,9 +121,9 @@ void flush(ir::PendingSet& pending, Cause cause) {
   list_inputs(graph, inputs);
   const Run run{inputs, graph.donated, graph.slots, graph.promises, replaced, graph.draws};
   if (later) {
-    turn->run_soon(variant, run);
+    slot->run_soon(variant, run);
   } else {
-    turn->run_now(variant, run);
+    slot->run_now(variant, run);
   }
 }
 

@@ -79,7 +79,7 @@ std::shared_ptr<const Outcome<VariantRef>> start_making(const std::shared_ptr<Pr
 
 VariantRef make_program(ir::PendingSet& pending, const std::shared_ptr<Program>& program,
                         const std::shared_ptr<Missed>& missed, Compile how, const Origin& origin,
-                        Turn& turn, bool undone) {
+                        ExecutionSlot& slot, bool undone) {
   Graph& graph = missed->graph;
   std::shared_ptr<const Outcome<VariantRef>> made;
   try {
@@ -91,7 +91,7 @@ VariantRef make_program(ir::PendingSet& pending, const std::shared_ptr<Program>&
     if (!made) {  // no thread could be started
       keeping(run, pending.device, [] { throw; });
     }
-    turn.run_when_found([missed, made] { return made->get(); }, run);
+    slot.run_when_found([missed, made] { return made->get(); }, run);
     throw;
   }
   std::vector<Replaced> replaced = replaced_by(graph);

@@ -43,7 +43,7 @@ std::shared_ptr<const Outcome<VariantRef>> start_making(const std::shared_ptr<Pr
 // lowered is pending again.
 VariantRef make_program(ir::PendingSet& pending, const std::shared_ptr<Program>& program,
                         const std::shared_ptr<Missed>& missed, Compile how, const Origin& origin,
-                        Turn& turn, bool undone);
+                        ExecutionSlot& slot, bool undone);
 
 // Makes all that a graph took pending again.
 void make_pending_again(ir::PendingSet& pending, Graph& graph);

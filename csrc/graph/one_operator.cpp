@@ -111,7 +111,7 @@ std::optional<OneOperator> OneOperator::prepare(const ir::OpSpec& spec, uint64_t
   }
   auto variant = programs->find(pattern, slots);
   if (!variant) return {};
-  OneOperator call(Turn::take(device));
+  OneOperator call(ExecutionSlot::take(device));
   call.variant_ = std::move(variant);
   call.draws_ = std::move(draws);
   for (uint8_t leaf = 0; leaf < pattern.num_leaves; ++leaf) {
@@ -142,7 +142,7 @@ void OneOperator::run(c10::ArrayRef<ir::ScalarValue> slots) {
   Counters& counters = Counters::get();
   ++counters.flushes;
   ++counters.cache_hits;
-  turn_.run_soon(variant_, {inputs_, donated_, slots, promises_, replaced_, draws_});
+  execution_slot_.run_soon(variant_, {inputs_, donated_, slots, promises_, replaced_, draws_});
 }
 
 void OneOperator::keep(const Graph& graph, const VariantRef& variant) {

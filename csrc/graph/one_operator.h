@@ -33,7 +33,7 @@ class OneOperator {
 
   // If a program for such a call is known: gives the results' storages leaves on promised buffers,
   // and returns what `run` needs. All operands are leaves; the results' base geometries are those
-  // of the outputs. `setting` is current_setting(), asked before the mutex is taken; `draws` are
+  // of the outputs. `setting` is current_options(), asked before the mutex is taken; `draws` are
   // the random numbers that the call has drawn. Caller holds the mutex.
   static std::optional<OneOperator> prepare(const ir::OpSpec& spec, uint64_t setting,
                                             c10::ArrayRef<ir::Value> operands,
@@ -49,9 +49,9 @@ class OneOperator {
   static void keep(const Graph& graph, const VariantRef& variant);
 
  private:
-  explicit OneOperator(Turn turn) : turn_(std::move(turn)) {}
+  explicit OneOperator(ExecutionSlot slot) : execution_slot_(std::move(slot)) {}
 
-  Turn turn_;
+  ExecutionSlot execution_slot_;
   VariantRef variant_;
   c10::SmallVector<BufferRef, 8> inputs_;
   c10::SmallVector<int, 8> donated_;

@@ -4,12 +4,12 @@
 
 namespace lazyxla::graph {
 
-Parts::Parts(ir::PendingSet& pending, std::vector<Graph> graphs, std::vector<Turn> turns)
+Parts::Parts(ir::PendingSet& pending, std::vector<Graph> graphs, std::vector<ExecutionSlot> slots)
     : pending_(pending), origin_{user_line(), current_scope()}, draws_(std::move(graphs[0].draws)) {
   for (size_t i = 0; i < graphs.size(); ++i) {
     replaces_ = replaces_ || replaces(graphs[i]);
     auto program = find_program(graphs[i]);
-    parts_.push_back({std::move(turns[i]), std::move(program),
+    parts_.push_back({std::move(slots[i]), std::move(program),
                       std::make_shared<Missed>(std::move(graphs[i])), nullptr});
   }
 }
@@ -22,13 +22,13 @@ void Parts::make() {
       if (part.variant) continue;
       draws.swap(draws_);  // they go back if this part cannot be made
       part.variant = make_program(pending_, part.program, part.missed, Compile::kNow, origin_,
-                                  part.turn, replaces_);
+                                  part.slot, replaces_);
       draws.swap(draws_);
     } catch (const c10::NotImplementedError&) {  // an operator cannot be lowered
       end_others(part, replaces_ ? std::current_exception() : nullptr);
       throw;
     } catch (const std::exception&) {
-      if (part.turn.is_used()) {
+      if (part.slot.is_used()) {
         leave_others(part);  // interrupted
       } else {
         end_others(part, std::current_exception());
@@ -42,14 +42,14 @@ void Parts::run() {
   std::exception_ptr failure;
   bool any_ran = false;
   for (Part& part : parts_) {
-    Turn turn = std::move(part.turn);  // ends with the run
+    ExecutionSlot slot = std::move(part.slot);  // ends with the run
     try {
       std::vector<Replaced> replaced = let_go(part);
-      turn.run_now(part.variant, part.missed->run(replaced));
+      slot.run_now(part.variant, part.missed->run(replaced));
       any_ran = true;
     } catch (const std::exception&) {
       if (!failure) failure = std::current_exception();
-      if (!turn.is_used()) continue;
+      if (!slot.is_used()) continue;
       leave_others(part);
       any_ran = true;
       break;
@@ -73,7 +73,7 @@ void Parts::leave_others(const Part& left) {
   for (Part& part : parts_) {
     if (&part == &left || part.over) continue;
     std::vector<Replaced> replaced = let_go(part);
-    part.turn.run_when_found(
+    part.slot.run_when_found(
         [variant = part.variant, program = part.program, missed = part.missed, origin = origin_] {
           if (variant) return variant;
           return start_making(program, missed, Compile::kNow, origin)->get();

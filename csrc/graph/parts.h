@@ -10,8 +10,8 @@ namespace lazyxla::graph {
 
 class Parts {
  public:
-  // One turn for each graph.
-  Parts(ir::PendingSet& pending, std::vector<Graph> graphs, std::vector<Turn> turns);
+  // One slot for each graph.
+  Parts(ir::PendingSet& pending, std::vector<Graph> graphs, std::vector<ExecutionSlot> slots);
 
   void make();
 
@@ -20,7 +20,7 @@ class Parts {
 
  private:
   struct Part {
-    Turn turn;
+    ExecutionSlot slot;
     std::shared_ptr<Program> program;
     std::shared_ptr<Missed> missed;
     VariantRef variant;

@@ -7,15 +7,15 @@
 #include <algorithm>
 #include <thread>
 
+#include "graph/compile_history.h"
 #include "graph/counters.h"
 #include "graph/gil.h"
-#include "graph/history.h"
 #include "graph/portable_key.h"
 #include "graph/program_store.h"
 #include "graph/rounds.h"
 #include "graph/scalars.h"
 #include "graph/scope.h"
-#include "graph/setting.h"
+#include "graph/settings.h"
 #include "graph/stages.h"
 #include "options.h"
 #include "pjrt/client.h"

@@ -78,24 +78,24 @@ class Runner {
 
   uint64_t take() { return issued_.fetch_add(1) + 1; }
 
-  bool is_up(uint64_t turn) const { return done_ + 1 == turn; }
+  bool is_up(uint64_t slot) const { return done_ + 1 == slot; }
   bool is_through() const { return done_ == issued_; }
 
-  void await(uint64_t turn) {
-    if (is_up(turn)) return;
+  void await(uint64_t slot) {
+    if (is_up(slot)) return;
     WithoutGil no_gil;
-    waiting::wait([this, turn] { return done_ + 1 >= turn; });
+    waiting::wait([this, slot] { return done_ + 1 >= slot; });
   }
 
-  void divide(uint64_t turn, size_t count) {
+  void divide(uint64_t slot, size_t count) {
     std::lock_guard lock(mutex_);
-    left_of_.emplace(turn, count);
+    left_of_.emplace(slot, count);
     ++divided_;
   }
 
-  void finish(uint64_t turn) {
-    if (divided_ > 0 && !is_last_of(turn)) return;
-    done_ = turn;
+  void finish(uint64_t slot) {
+    if (divided_ > 0 && !is_last_of(slot)) return;
+    done_ = slot;
     waiting::announce();
     if (left_ == 0) return;
     {
@@ -104,13 +104,13 @@ class Runner {
     wake_.notify_all();
   }
 
-  // Leaves a run, or with none the mere turn, to the thread.
-  void leave(uint64_t turn, std::unique_ptr<WaitingRun> run, c10::DeviceIndex device) {
+  // Leaves a run, or with none the mere slot, to the thread.
+  void leave(uint64_t slot, std::unique_ptr<WaitingRun> run, c10::DeviceIndex device) {
     std::lock_guard lock(mutex_);
     if (!thread_.joinable()) {
       thread_ = std::thread([this, device] { work(device); });
     }
-    waiting_.emplace(turn, std::move(run));
+    waiting_.emplace(slot, std::move(run));
     ++left_;
     wake_.notify_all();
   }
@@ -118,10 +118,10 @@ class Runner {
   void await_all() { await(issued_.load() + 1); }
 
  private:
-  // Whether all parts of a turn that was divided are over now.
-  bool is_last_of(uint64_t turn) {
+  // Whether all parts of a slot that was divided are over now.
+  bool is_last_of(uint64_t slot) {
     std::lock_guard lock(mutex_);
-    const auto found = left_of_.find(turn);
+    const auto found = left_of_.find(slot);
     if (found == left_of_.end()) return true;
     if (--found->second > 0) return false;
     left_of_.erase(found);
@@ -134,42 +134,42 @@ class Runner {
     while (true) {
       wake_.wait(lock, [this] { return !waiting_.empty() && is_up(waiting_.begin()->first); });
       auto first = waiting_.begin();
-      auto [turn, run] = std::move(*first);
+      auto [slot, run] = std::move(*first);
       waiting_.erase(first);
       lock.unlock();
       if (run) run->execute(device);
       run.reset();
       --left_;
-      finish(turn);
+      finish(slot);
       lock.lock();
     }
   }
 
-  std::atomic<uint64_t> issued_{0};  // turns taken
-  std::atomic<uint64_t> done_{0};    // all turns up to this one are over
+  std::atomic<uint64_t> issued_{0};  // slots taken
+  std::atomic<uint64_t> done_{0};    // all slots up to this one are over
   std::mutex mutex_;
   std::condition_variable wake_;
   std::multimap<uint64_t, std::unique_ptr<WaitingRun>> waiting_;
-  std::map<uint64_t, size_t> left_of_;  // of each turn that was divided, how many are not over
+  std::map<uint64_t, size_t> left_of_;  // of each slot that was divided, how many are not over
   std::atomic<int> divided_{0};         // size of `left_of_`
   std::atomic<int> left_{0};            // size of `waiting_`, and the one at work
   std::thread thread_;
 };
 
-Turn Turn::take(c10::DeviceIndex device) {
+ExecutionSlot ExecutionSlot::take(c10::DeviceIndex device) {
   pjrt::check_not_forked();
   return {device, Runner::of(device).take()};
 }
 
-std::vector<Turn> Turn::divide(size_t count) && {
-  std::vector<Turn> turns;
+std::vector<ExecutionSlot> ExecutionSlot::divide(size_t count) && {
+  std::vector<ExecutionSlot> slots;
   Runner::of(device_).divide(number_, count);
-  for (size_t i = 0; i < count; ++i) turns.push_back(Turn(device_, number_));
+  for (size_t i = 0; i < count; ++i) slots.push_back(ExecutionSlot(device_, number_));
   number_ = 0;
-  return turns;
+  return slots;
 }
 
-Turn::~Turn() {
+ExecutionSlot::~ExecutionSlot() {
   if (!number_) return;
   Runner& runner = Runner::of(device_);
   if (runner.is_up(number_)) {
@@ -179,7 +179,7 @@ Turn::~Turn() {
   }
 }
 
-void Turn::run_now(const VariantRef& variant, const Run& run) {
+void ExecutionSlot::run_now(const VariantRef& variant, const Run& run) {
   try {
     Runner::of(device_).await(number_);
     variant->await_compiled();
@@ -205,7 +205,7 @@ void Turn::run_now(const VariantRef& variant, const Run& run) {
   }
 }
 
-void Turn::run_soon(const VariantRef& variant, const Run& run) {
+void ExecutionSlot::run_soon(const VariantRef& variant, const Run& run) {
   const Runner& runner = Runner::of(device_);
   if (options().blocking || (runner.is_up(number_) && variant->is_compiled())) {
     run_now(variant, run);
@@ -214,7 +214,7 @@ void Turn::run_soon(const VariantRef& variant, const Run& run) {
   }
 }
 
-void Turn::run_when_found(FindVariant find, const Run& run) {
+void ExecutionSlot::run_when_found(FindVariant find, const Run& run) {
   pjrt_device(device_);  // throws in a forked child, where no thread would do the work
   ++Counters::get().executions;
   Runner::of(device_).leave(std::exchange(number_, 0),

@@ -6,9 +6,9 @@
 // may be compiled at the same time; its results are promised, and whoever reads one waits for it.
 // In steady state nothing compiles, and the caller runs everything itself.
 //
-// The order is that in which results were promised: a Turn is taken under the device's mutex,
-// together with the promises. Runs may therefore give memory away that runs before them read, and
-// none waits for a promise that a later one keeps, whichever threads they come from.
+// The order is that in which results were promised: a ExecutionSlot is taken under the device's
+// mutex, together with the promises. Runs may therefore give memory away that runs before them
+// read, and none waits for a promise that a later one keeps, whichever threads they come from.
 //
 // A wait that is interrupted is no failure either: the run is left, and done as soon as it can be.
 //
@@ -30,21 +30,22 @@ class Runner;
 using FindVariant = std::function<VariantRef()>;
 
 // A place in a device's order. Must be used once; dropped unused, it lets the next ones pass.
-class Turn {
+class ExecutionSlot {
  public:
   // Caller holds the mutex of the device.
-  static Turn take(c10::DeviceIndex device);
+  static ExecutionSlot take(c10::DeviceIndex device);
 
-  Turn(Turn&& other) noexcept : device_(other.device_), number_(std::exchange(other.number_, 0)) {}
-  Turn& operator=(Turn&& other) noexcept {
+  ExecutionSlot(ExecutionSlot&& other) noexcept
+      : device_(other.device_), number_(std::exchange(other.number_, 0)) {}
+  ExecutionSlot& operator=(ExecutionSlot&& other) noexcept {
     std::swap(device_, other.device_);
     std::swap(number_, other.number_);
     return *this;
   }
-  ~Turn();
+  ~ExecutionSlot();
 
-  // So many turns in this place, in any order among themselves. Those that follow wait for all.
-  std::vector<Turn> divide(size_t count) &&;
+  // So many slots in this place, in any order among themselves. Those that follow wait for all.
+  std::vector<ExecutionSlot> divide(size_t count) &&;
 
   bool is_used() const { return number_ == 0; }
 
@@ -54,23 +55,23 @@ class Turn {
   // Runs it as soon as it can be run: often now.
   void run_soon(const VariantRef& variant, const Run& run);
 
-  // Leaves it, to be run when its turn comes and its program is found.
+  // Leaves it, to be run when its slot comes and its program is found.
   void run_when_found(FindVariant find, const Run& run);
 
  private:
-  Turn(c10::DeviceIndex device, uint64_t number) : device_(device), number_(number) {}
+  ExecutionSlot(c10::DeviceIndex device, uint64_t number) : device_(device), number_(number) {}
 
   c10::DeviceIndex device_;
   uint64_t number_;  // 0: used
 };
 
-// Whether every run whose turn was taken is over, and the device has nothing to do.
+// Whether every run whose slot was taken is over, and the device has nothing to do.
 bool is_idle(c10::DeviceIndex device);
 
-// Whether a run whose turn was taken is still to be enqueued.
+// Whether a run whose slot was taken is still to be enqueued.
 bool has_waiting_runs(c10::DeviceIndex device);
 
-// Waits until every run whose turn was taken before has been enqueued on the device.
+// Waits until every run whose slot was taken before has been enqueued on the device.
 void finish_waiting_runs(c10::DeviceIndex device);
 
 }  // namespace lazyxla::graph

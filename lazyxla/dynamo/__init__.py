@@ -7,9 +7,9 @@ mode each graph runs at once. What a graph writes in place (batch-norm statistic
 compiled optimizer's parameters) is written by that node, too.
 
 A graph with symbolic sizes gets one such node for each combination of sizes it is called with:
-``sizes.py``; or for each bucket of sizes that have bounds: ``padding/``. A graph that also computes
-on other devices, or that has operators that only the host can run, gets a node for each part
-between them: ``partition.py``.
+``symbolic_sizes.py``; or for each bucket of sizes that have bounds: ``padding/``. A graph that also
+computes on other devices, or that has operators that only the host can run, gets a node for each
+part between them: ``partition.py``.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from lazyxla.dynamo import padding
 from lazyxla.dynamo.determinant import transpose_for_determinants
 from lazyxla.dynamo.execution import compile_graph
 from lazyxla.dynamo.flex_attention import inline_flex_attention
-from lazyxla.dynamo.saved import partition_joint_graph
-from lazyxla.dynamo.sizes import MAX_SPECIALISATIONS, SizedGraph, has_symbols
+from lazyxla.dynamo.saved_tensors import partition_joint_graph
+from lazyxla.dynamo.symbolic_sizes import MAX_SPECIALISATIONS, SizedGraph, has_symbols
 from lazyxla.xla_options import Options, check_options
 
 __all__ = ["MAX_SPECIALISATIONS", "backend"]

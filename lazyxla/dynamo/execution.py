@@ -18,7 +18,7 @@ from torch import fx
 from torch._ops import OpOverload
 
 from lazyxla import _C
-from lazyxla.dynamo.partition import HOST, Partition, Turn, divide, is_number
+from lazyxla.dynamo.partition import HOST, Partition, Segment, divide, is_number
 from lazyxla.lowering import registry
 from lazyxla.lowering.fx_graph import FxGraph, draws
 from lazyxla.xla_options import Options
@@ -45,16 +45,16 @@ def compile_graph(graph: fx.Graph, options: Options, aliases: bool) -> Callable[
     With `aliases`, results that are views of each other share their memory.
     """
     partition = divide(graph)
-    if partition is None or all(turn.kind == HOST for turn in partition.turns):
+    if partition is None or all(segment.kind == HOST for segment in partition.segments):
         return None
     return boxed(_one_call(partition, options, aliases) or _Steps(partition, options, aliases))
 
 
 def _one_call(partition: Partition, options: Options, aliases: bool) -> Callable[..., Any] | None:
     """The whole graph as one call; None if there is more to it."""
-    if len(partition.turns) > 1 or partition.last:
+    if len(partition.segments) > 1 or partition.last:
         return None
-    (part,) = partition.turns
+    (part,) = partition.segments
     positions = {node: position for position, node in enumerate(partition.arguments)}
     if not all(n in positions and (_on_device(n) or is_number(n)) for n in part.inputs):
         return None
@@ -74,7 +74,7 @@ def _one_call(partition: Partition, options: Options, aliases: bool) -> Callable
 
 
 def _make_call(
-    part: Turn,
+    part: Segment,
     positions: list[int],
     returns: list[tuple[str, Any]],
     constants: list[Any],
@@ -185,11 +185,11 @@ class _Steps:
         self._constants: list[Any] = []
         self._constant_places: list[int] = []
         steps: list[tuple[Step, list[fx.Node]]] = []
-        for turn in partition.turns:
-            if turn.kind == HOST:
-                steps += [(self._operator(n), n.all_input_nodes) for n in turn.nodes]
+        for segment in partition.segments:
+            if segment.kind == HOST:
+                steps += [(self._operator(n), n.all_input_nodes) for n in segment.nodes]
             else:
-                steps.append((self._part(turn, options, aliases), turn.inputs))
+                steps.append((self._part(segment, options, aliases), segment.inputs))
         steps += [(self._operator(n), n.all_input_nodes) for n in partition.last]
         self._results = [
             (True, self._place(r)) if isinstance(r, fx.Node) else (False, r)
@@ -243,7 +243,7 @@ class _Steps:
 
         return step
 
-    def _part(self, part: Turn, options: Options, aliases: bool) -> Step:
+    def _part(self, part: Segment, options: Options, aliases: bool) -> Step:
         device = torch.device("lazyxla", part.kind)
         inputs = [self._place(n) for n in part.inputs]
         uploads = [i for i, n in enumerate(part.inputs) if not _on_device(n) and not is_number(n)]

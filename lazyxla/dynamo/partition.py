@@ -38,7 +38,7 @@ _NUMBER_DTYPES = (
 
 
 @dataclass
-class Turn:
+class Segment:
     """Nodes that run together: a part on a device, or the host's operators."""
 
     kind: int
@@ -50,11 +50,11 @@ class Turn:
 
 @dataclass
 class Partition:
-    """A graph's turns in the order in which they run; the host's copies to arguments come last."""
+    """A graph's segments in the order in which they run, and the host's copies to arguments."""
 
     arguments: list[fx.Node]
     results: list[Any]  # nodes, or what else the graph returns
-    turns: list[Turn]
+    segments: list[Segment]
     last: list[fx.Node]
 
 
@@ -70,7 +70,7 @@ def is_number(node: fx.Node) -> bool:
 
 
 def divide(graph: fx.Graph) -> Partition | None:
-    """Divides a graph into turns; None if its writes are not all at its end."""
+    """Divides a graph into segments; None if its writes are not all at its end."""
     nodes = list(graph.nodes)
     calls = [n for n in nodes if n.op == "call_function"]
     (output,) = (n for n in nodes if n.op == "output")
@@ -89,23 +89,23 @@ def divide(graph: fx.Graph) -> Partition | None:
         kinds[node] = _kind(node, kinds)
     used_last = [r for r in results if isinstance(r, fx.Node)]
     used_last += [o for n in last for o in n.all_input_nodes]
-    turns = _turns(calls, kinds, _numbers_on_host(calls, kinds, used_last))
-    where = {node: position for position, turn in enumerate(turns) for node in turn.nodes}
-    last = [n for n in last if not _write_in_part(n, turns, where)]
-    for turn in turns:
-        if turn.kind != HOST:
-            _add_numbers(turn, calls, kinds)
-            members = set(turn.nodes)
-            operands = dict.fromkeys(o for n in turn.nodes for o in n.all_input_nodes)
-            turn.inputs = [
+    segments = _segments(calls, kinds, _numbers_on_host(calls, kinds, used_last))
+    where = {node: position for position, segment in enumerate(segments) for node in segment.nodes}
+    last = [n for n in last if not _write_in_part(n, segments, where)]
+    for segment in segments:
+        if segment.kind != HOST:
+            _add_numbers(segment, calls, kinds)
+            members = set(segment.nodes)
+            operands = dict.fromkeys(o for n in segment.nodes for o in n.all_input_nodes)
+            segment.inputs = [
                 o for o in operands if o not in members and not control_flow.is_function(o)
             ]
-            turn.inputs += [a for a, _ in turn.writes if a not in turn.inputs]
+            segment.inputs += [a for a, _ in segment.writes if a not in segment.inputs]
     _find_outputs(
-        turns, kinds, [*output.all_input_nodes, *(o for n in last for o in n.all_input_nodes)]
+        segments, kinds, [*output.all_input_nodes, *(o for n in last for o in n.all_input_nodes)]
     )
     arguments = [n for n in nodes if n.op == "placeholder"]
-    return Partition(arguments, results, turns, last)
+    return Partition(arguments, results, segments, last)
 
 
 def _is_tensor(value: Any) -> bool:
@@ -143,7 +143,7 @@ def lowers(node: fx.Node) -> bool:
         return control_flow.lowers(node, _lowers_within)
     how = _how(node.target)
     if how == "decomposition":  # its parts may have no rules
-        return lowering.try_out(program_of(node), runtime.platform()) != "host"
+        return lowering.check_lowering(program_of(node), runtime.platform()) != "host"
     return how != "host"
 
 
@@ -186,7 +186,7 @@ def has_positions_of_masks(node: fx.Node) -> bool:
 
 
 def _has_masks(node: fx.Node) -> bool:
-    """Whether an operator is given masks as indices, which the recorder turns into positions."""
+    """Whether an operator is given masks as indices, which the recorder segments into positions."""
     return any(
         isinstance(i, fx.Node) and i.meta["val"].dtype in (torch.bool, torch.uint8)
         for i in _indices(node)
@@ -214,12 +214,12 @@ def _numbers_on_host(
     return found
 
 
-def _turns(
+def _segments(
     calls: list[fx.Node], kinds: dict[fx.Node, int], numbers_on_host: set[fx.Node]
-) -> list[Turn]:
-    """The turns, each as early as it can be: a node waits for what it needs from other kinds."""
+) -> list[Segment]:
+    """The segments, each as early as it can be: a node waits for what it needs from other kinds."""
     stages: dict[fx.Node, tuple[int, int]] = {}
-    turns: dict[tuple[int, int], Turn] = {}
+    segments: dict[tuple[int, int], Segment] = {}
     for node in calls:
         kind = kinds[node]
         if kind == _NUMBER:
@@ -233,11 +233,11 @@ def _turns(
         ]
         stage = max((s + (other != kind) for s, other in needs), default=0)
         stages[node] = (stage, kind)
-        turns.setdefault((stage, kind), Turn(kind)).nodes.append(node)
-    return [turns[key] for key in sorted(turns)]
+        segments.setdefault((stage, kind), Segment(kind)).nodes.append(node)
+    return [segments[key] for key in sorted(segments)]
 
 
-def _write_in_part(node: fx.Node, turns: list[Turn], where: dict[fx.Node, int]) -> bool:
+def _write_in_part(node: fx.Node, segments: list[Segment], where: dict[fx.Node, int]) -> bool:
     """Gives ``copy_(argument, value)`` to the part that computes the value, if nothing that runs
     later reads the argument."""
     if node.target is not torch.ops.aten.copy_.default or len(node.args) != 2:
@@ -245,41 +245,43 @@ def _write_in_part(node: fx.Node, turns: list[Turn], where: dict[fx.Node, int]) 
     argument, value = node.args
     if not isinstance(argument, fx.Node) or not isinstance(value, fx.Node) or value not in where:
         return False
-    turn = turns[where[value]]
+    segment = segments[where[value]]
     before, after = argument.meta["val"], value.meta["val"]
     same = (
         argument.op == "placeholder"
-        and turn.kind == _device_kind(before) != HOST
+        and segment.kind == _device_kind(before) != HOST
         and before.dtype == after.dtype
         and tuple(before.shape) == tuple(after.shape)
     )
     if not same or any(where[user] > where[value] for user in argument.users if user in where):
         return False
-    turn.writes.append((argument, value))
+    segment.writes.append((argument, value))
     return True
 
 
-def _add_numbers(turn: Turn, calls: list[fx.Node], kinds: dict[fx.Node, int]) -> None:
+def _add_numbers(segment: Segment, calls: list[fx.Node], kinds: dict[fx.Node, int]) -> None:
     """Adds to a part the arithmetic on numbers that it needs."""
     needed: set[fx.Node] = set()
-    waiting = list(turn.nodes)
+    waiting = list(segment.nodes)
     while waiting:
         for operand in waiting.pop().all_input_nodes:
             if kinds.get(operand) == _NUMBER and operand not in needed:
                 needed.add(operand)
                 waiting.append(operand)
     if needed:
-        turn.nodes = [n for n in calls if n in needed] + turn.nodes
+        segment.nodes = [n for n in calls if n in needed] + segment.nodes
 
 
-def _find_outputs(turns: list[Turn], kinds: dict[fx.Node, int], used_last: list[fx.Node]) -> None:
-    """Sets what leaves each part: what other turns, the last copies and the caller need."""
+def _find_outputs(
+    segments: list[Segment], kinds: dict[fx.Node, int], used_last: list[fx.Node]
+) -> None:
+    """Sets what leaves each part: what other segments, the last copies and the caller need."""
     needed = dict.fromkeys(used_last)
-    for turn in turns:
-        if turn.kind == HOST:
-            needed.update(dict.fromkeys(o for n in turn.nodes for o in n.all_input_nodes))
+    for segment in segments:
+        if segment.kind == HOST:
+            needed.update(dict.fromkeys(o for n in segment.nodes for o in n.all_input_nodes))
         else:
-            needed.update(dict.fromkeys(turn.inputs))
-    for turn in turns:
-        if turn.kind != HOST:
-            turn.outputs = [n for n in turn.nodes if n in needed and kinds[n] != _NUMBER]
+            needed.update(dict.fromkeys(segment.inputs))
+    for segment in segments:
+        if segment.kind != HOST:
+            segment.outputs = [n for n in segment.nodes if n in needed and kinds[n] != _NUMBER]

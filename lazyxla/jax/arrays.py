@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from lazyxla import _C, runtime, sharing
+from lazyxla import _C, dlpack, runtime
 from lazyxla.jax import shared_client
 from lazyxla.jax.flat_functions import taken_as
 from lazyxla.lowering.jax_call import numpy_dtype
@@ -119,6 +119,6 @@ def _array(tensor: torch.Tensor) -> Any:
 
 def _on_host(tensor: torch.Tensor) -> torch.Tensor:
     try:
-        return sharing.host_view(tensor)
+        return dlpack.host_view(tensor)
     except NotImplementedError:
         return tensor.cpu()

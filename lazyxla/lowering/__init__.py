@@ -43,6 +43,7 @@ __all__ = [
     "Target",
     "TensorSpec",
     "allow_host_calls",
+    "check_lowering",
     "explain",
     "has_user_rules",
     "how",
@@ -54,7 +55,6 @@ __all__ = [
     "on_change",
     "result_tiles",
     "rule",
-    "try_out",
 ]
 
 
@@ -69,9 +69,9 @@ def lower(program: Program, target: Target | str, *, verify: bool = False) -> Lo
     return run(program, _target(target), verify=verify)
 
 
-def try_out(program: Program, platform: str) -> str:
+def check_lowering(program: Program, platform: str) -> str:
     """Where `program` would run: "device", "call" if it calls the host, "host" if not at all."""
-    from lazyxla.lowering.module import try_out as run
+    from lazyxla.lowering.module import check_lowering as run
 
     return run(program, Target(platform))
 

@@ -170,14 +170,14 @@ def _explain_writing(name: str, op: Any, platform: str, depth: int) -> Explanati
 def _explain_decomposition(
     name: str, op: Any, function: Callable[..., Any], platform: str, depth: int
 ) -> Explanation:
-    from lazyxla.lowering import try_out
+    from lazyxla.lowering import check_lowering
 
     ways: dict[torch.dtype, str] = {}
     otherwise = _without_lowering(op, name, platform)
     for dtype, found in samples(op):
         if not _decomposes(function, found):
             continue  # the sample says nothing of the parts
-        way = try_out(found.program(), platform)
+        way = check_lowering(found.program(), platform)
         ways[dtype] = otherwise if way == "host" else "decomposition"
     return Explanation(
         name,

@@ -36,8 +36,8 @@ def lower_to_text(program: Program, target: Target) -> str:
         return str(build(world, program, target).module)
 
 
-def try_out(program: Program, target: Target) -> str:
-    """See `lazyxla.lowering.try_out`."""
+def check_lowering(program: Program, target: Target) -> str:
+    """See `lazyxla.lowering.check_lowering`."""
     with entered() as world:
         try:
             b = build(world, program, target, trying=True)

@@ -17,7 +17,7 @@ from torch.testing._internal.opinfo.core import OpInfo
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from lazyxla.lowering import Program, registry, try_out
+from lazyxla.lowering import Program, check_lowering, registry
 from lazyxla.lowering.decompose import find_op
 from lazyxla.lowering.fx_graph import schema_name
 from lazyxla.lowering.samples import sample
@@ -70,7 +70,7 @@ def find_all(platform: str) -> dict[str, Program]:
     watch.found |= made_by_hand(torch.float32)
     for name in sorted(watch.wanted - watch.found.keys()):
         call = sample(find_op(name), torch.float32)
-        if call is not None and try_out(call.program(), "cpu") != "host":
+        if call is not None and check_lowering(call.program(), "cpu") != "host":
             watch.found[name] = call.program()
     return watch.found
 

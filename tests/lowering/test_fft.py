@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lazyxla.lowering import try_out
+from lazyxla.lowering import check_lowering
 from tests.lowering.harness import check, record
 
 
@@ -31,5 +31,5 @@ def test_to_real(size: int) -> None:
 @pytest.mark.parametrize(("dtype", "how"), [(torch.float32, "device"), (torch.float64, "host")])
 def test_float64_is_not_lowered_for_the_tpu(dtype, how):
     program = record("aten::_fft_r2c", torch.randn(3, 8, dtype=dtype), [1], 0, True).program
-    assert try_out(program, "tpu") == how
-    assert try_out(program, "cpu") == "device"
+    assert check_lowering(program, "tpu") == how
+    assert check_lowering(program, "cpu") == "device"

@@ -12,8 +12,8 @@ from lazyxla.lowering import (
     Slot,
     SlotSpec,
     TensorSpec,
+    check_lowering,
     lower_to_text,
-    try_out,
 )
 from tests.lowering.harness import check, execute, record, text
 
@@ -264,4 +264,4 @@ def test_int64_convolutions_are_not_lowered_for_the_tpu():
     program = record("aten::convolution", x, weight, None, [1], [0], [1], False, [0], 1).program
     with pytest.raises(LoweringError, match="no convolution of int64"):
         lower_to_text(program, "tpu")
-    assert (try_out(program, "tpu"), try_out(program, "cpu")) == ("host", "device")
+    assert (check_lowering(program, "tpu"), check_lowering(program, "cpu")) == ("host", "device")

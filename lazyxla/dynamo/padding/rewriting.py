@@ -12,7 +12,7 @@ from torch import fx
 
 from lazyxla.dynamo.padding.rules import NOTE, Note, RefusedError
 from lazyxla.dynamo.padding.structure import Dim, Factor, Structure, has_symbol
-from lazyxla.dynamo.sizes import TensorMeta
+from lazyxla.dynamo.symbolic_sizes import TensorMeta
 from lazyxla.lowering.fx_graph import TRUE_SIZE
 
 aten = torch.ops.aten

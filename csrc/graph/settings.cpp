@@ -1,4 +1,4 @@
-#include "graph/setting.h"
+#include "graph/settings.h"
 
 #include <c10/core/DefaultDtype.h>
 
@@ -75,7 +75,7 @@ uint16_t record_settings() {
                                static_cast<unsigned>(c10::get_default_dtype_as_scalartype()));
 }
 
-uint64_t current_setting() { return options_number(); }
+uint64_t current_options() { return options_number(); }
 
 const ir::CompileOptions& options_of(uint64_t setting) { return OptionSets::get()[setting]; }
 

@@ -1,4 +1,4 @@
-#include "graph/sharing.h"
+#include "graph/aliasing.h"
 
 #include <c10/util/Exception.h>
 

@@ -1,4 +1,4 @@
-#include "dispatch/sharing.h"
+#include "dispatch/dlpack.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
@@ -10,7 +10,7 @@
 #include "dispatch/copies.h"
 #include "dispatch/device_state.h"
 #include "dispatch/tensor.h"
-#include "graph/sharing.h"
+#include "graph/aliasing.h"
 
 namespace lazyxla::dispatch {
 namespace {

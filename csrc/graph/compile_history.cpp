@@ -1,4 +1,4 @@
-#include "graph/history.h"
+#include "graph/compile_history.h"
 
 #include <c10/util/StringUtil.h>
 

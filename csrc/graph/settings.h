@@ -25,7 +25,7 @@ uint16_t record_settings();
 at::Float32MatmulPrecision matmul_precision();
 
 // The number of the options of what the calling thread runs now.
-uint64_t current_setting();
+uint64_t current_options();
 
 // The options: those of the process, and over them those of the compiled region.
 const ir::CompileOptions& options_of(uint64_t setting);

@@ -1,8 +1,8 @@
-// Ways: how an operator is lowered, as far as the recorder has to know.
+// Lowering kinds: how an operator is lowered, as far as the recorder has to know.
 //
 // One with a rule is recorded. Of the others Python is asked once whether PyTorch has a
 // decomposition, or whether a program can call PyTorch's CPU kernel (host_call.h); if neither, the
-// operator runs on the host (host.h). A decomposition is tried out with each kind of call, since
+// operator runs on the host (host.h). A decomposition is checked with each kind of call, since
 // its parts may have no lowering: such a call is a host call or runs on the host, too.
 #pragma once
 
@@ -17,17 +17,17 @@
 namespace lazyxla::dispatch {
 
 // Of an operator, for the capture's platform, or with null for the one that runs.
-Way way_of(const OpInfo& info, const graph::Capture* capture);
+LoweringKind lowering_kind_of(const OpInfo& info, const graph::Capture* capture);
 
 // Where a call runs that is to be lowered through a decomposition.
-using TryOut = std::function<ir::Recipe::Runs(const ir::OpSpec&, const Scan&)>;
-ir::Recipe::Runs try_out(const ir::OpSpec& spec, const Scan& scan);
+using CheckLowering = std::function<ir::Recipe::Runs(const ir::OpSpec&, const Scan&)>;
+ir::Recipe::Runs check_lowering(const ir::OpSpec& spec, const Scan& scan);
 
 // What Python answers: how an operator is lowered ("decomposition", "call", "host", or anything
-// else for a rule), and what comes of trying out a call of it.
-void set_lowering(std::function<std::string(const std::string&)> how, TryOut try_out);
+// else for a rule), and what a check of a call of it finds.
+void set_lowering(std::function<std::string(const std::string&)> how, CheckLowering check_lowering);
 
 // Has Python asked anew about the operator `name`.
-void forget_way(const std::string& name);
+void forget_lowering_kind(const std::string& name);
 
 }  // namespace lazyxla::dispatch

@@ -1,0 +1,84 @@
+#include "dispatch/lowering_kind.h"
+
+#include <map>
+#include <mutex>
+#include <utility>
+
+namespace lazyxla::dispatch {
+namespace {
+
+// What Python was asked to answer; set once.
+struct Hooks {
+  std::function<std::string(const std::string&)> how;
+  CheckLowering check_lowering;
+};
+
+Hooks& hooks() {
+  static auto* instance = new Hooks();
+  return *instance;
+}
+
+LoweringKind ask_lowering_kind(const OpInfo& info) {
+  const std::string how = hooks().how(info.functional_name);
+  return how == "host"            ? LoweringKind::kHost
+         : how == "call"          ? LoweringKind::kHostCall
+         : how == "decomposition" ? LoweringKind::kDecomposition
+                                  : LoweringKind::kRule;
+}
+
+// The ways of operators on platforms that programs are only captured for.
+class CapturedWays {
+ public:
+  static CapturedWays& get() {
+    static auto* instance = new CapturedWays();
+    return *instance;
+  }
+
+  LoweringKind of(const OpInfo& info, const std::string& platform) {
+    const std::pair key{platform, info.functional_name};
+    {
+      std::lock_guard lock(mutex_);
+      auto found = kinds_.find(key);
+      if (found != kinds_.end()) return found->second;
+    }
+    LoweringKind kind = ask_lowering_kind(info);  // takes the GIL: not under the mutex
+    std::lock_guard lock(mutex_);
+    return kinds_.emplace(key, kind).first->second;
+  }
+
+  void forget() {
+    std::lock_guard lock(mutex_);
+    kinds_.clear();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<std::pair<std::string, std::string>, LoweringKind> kinds_;
+};
+
+}  // namespace
+
+LoweringKind lowering_kind_of(const OpInfo& info, const graph::Capture* capture) {
+  if (capture) return CapturedWays::get().of(info, capture->platform());
+  LoweringKind kind = info.lowering_kind.load(std::memory_order_acquire);
+  if (kind != LoweringKind::kUnknown) return kind;
+  kind = ask_lowering_kind(info);
+  info.lowering_kind.store(kind, std::memory_order_release);
+  return kind;
+}
+
+ir::Recipe::Runs check_lowering(const ir::OpSpec& spec, const Scan& scan) {
+  return hooks().check_lowering(spec, scan);
+}
+
+void set_lowering(std::function<std::string(const std::string&)> how,
+                  CheckLowering check_lowering) {
+  hooks() = {std::move(how), std::move(check_lowering)};
+}
+
+void forget_lowering_kind(const std::string& name) {
+  OpInfo::forget_lowering_kind(name);
+  CapturedWays::get().forget();
+}
+
+}  // namespace lazyxla::dispatch
