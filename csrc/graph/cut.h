@@ -2,7 +2,8 @@
 //
 // A loop whose steps differ in little (a view whose strides grow with its tensor, an augmentation
 // that is chosen at random, a scheduler's formula) would compile its whole step again and again.
-// So a graph that misses is compared with those before (compile_history.h), and cut where they differ:
+// So a graph that misses is compared with those before (compile_history.h), and cut where they
+// differ:
 //
 //     before   what differs and does not depend on the large part, with what it needs
 //     middle   what is as it was: compiled once, and found from then on
