@@ -276,7 +276,7 @@ def paged(*inputs: Tensor) -> Tensor:
 
 
 def paged_reference(*inputs: Tensor) -> Tensor:
-    return paged_attention._reference(*inputs, inputs[0].shape[-1] ** -0.5, None, None)
+    return paged_attention._reference(list(inputs), inputs[0].shape[-1] ** -0.5, None, None)
 
 
 def grouped(x: Tensor, y: Tensor, ends: Tensor) -> Tensor:
