@@ -128,6 +128,7 @@ from lazyxla.parallel import (  # noqa: E402
 )
 from lazyxla.random import get_rng_state, set_rng_state  # noqa: E402
 from lazyxla.random import manual_seed_all as manual_seed  # noqa: E402
+from lazyxla.rotary import rotary_embedding  # noqa: E402
 from lazyxla.runtime import (  # noqa: E402
     BACKEND,
     DeviceProperties,
@@ -216,6 +217,7 @@ __all__ = [
     "reset_accumulated_memory_stats",
     "reset_counters",
     "reset_peak_memory_stats",
+    "rotary_embedding",
     "scan_layers",
     "set_device",
     "set_rng_state",

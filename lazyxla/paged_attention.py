@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,6 +14,17 @@ from lazyxla.jax.kernels import kernel
 _PAGES_PER_BLOCK = 16
 _QUERIES_PER_BLOCK = 32
 _VMEM_BYTES = 64 << 20
+
+
+class _Inputs(NamedTuple):
+    """What :func:`ragged_paged_attention` says of each. Arrays of JAX's in the kernel."""
+
+    query: Any
+    kv_pages: Any
+    kv_lengths: Any
+    page_indices: Any
+    query_starts: Any
+    num_sequences: Any
 
 
 @untraced.traced
@@ -58,27 +69,18 @@ def ragged_paged_attention(
         ValueError: shapes do not fit each other.
         TypeError: lengths, indices, starts or the number are not int32.
     """
-    _check(query, kv_pages, kv_lengths, page_indices, query_starts, num_sequences)
+    inputs = _Inputs(query, kv_pages, kv_lengths, page_indices, query_starts, num_sequences)
+    _check(inputs)
     scale = query.shape[-1] ** -0.5 if scale is None else float(scale)
     attend: Any = _attend
-    found: Tensor = attend(
-        *(query, kv_pages, kv_lengths, page_indices, query_starts, num_sequences),
-        *(scale, sliding_window, soft_cap),
-    )
+    found: Tensor = attend(list(inputs), scale, sliding_window, soft_cap)
     return found
 
 
 def _reference(
-    query: Tensor,
-    kv_pages: Tensor,
-    kv_lengths: Tensor,
-    page_indices: Tensor,
-    query_starts: Tensor,
-    num_sequences: Tensor,
-    scale: float,
-    sliding_window: int | None,
-    soft_cap: float | None,
+    inputs: list[Tensor], scale: float, sliding_window: int | None, soft_cap: float | None
 ) -> Tensor:
+    query, kv_pages, kv_lengths, page_indices, query_starts, num_sequences = inputs
     tokens, heads, _ = query.shape
     groups = kv_pages.shape[2] // 2
     token = torch.arange(tokens, device=query.device)
@@ -111,45 +113,25 @@ def _reference(
     _reference,
     static=("scale", "sliding_window", "soft_cap"),
 )
-def _attend(
-    query: Any,
-    kv_pages: Any,
-    kv_lengths: Any,
-    page_indices: Any,
-    query_starts: Any,
-    num_sequences: Any,
-    scale: float,
-    sliding_window: int | None,
-    soft_cap: float | None,
-) -> Any:
+def _attend(inputs: Any, scale: float, sliding_window: int | None, soft_cap: float | None) -> Any:
     name = "jax.experimental.pallas.ops.tpu.ragged_paged_attention"
     attention: Any = importlib.import_module(name).ragged_paged_attention
+    given = _Inputs(*inputs)
     return attention(
-        query,
-        kv_pages,
-        kv_lengths,
-        page_indices,
-        query_starts,
-        num_sequences,
+        *given,
         sm_scale=scale,
         sliding_window=sliding_window,
         soft_cap=soft_cap,
         # Given, for JAX would ask its devices what is best for them.
-        num_kv_pages_per_block=min(_PAGES_PER_BLOCK, page_indices.shape[1]),
-        num_queries_per_block=min(_QUERIES_PER_BLOCK, query.shape[0]),
+        num_kv_pages_per_block=min(_PAGES_PER_BLOCK, given.page_indices.shape[1]),
+        num_queries_per_block=min(_QUERIES_PER_BLOCK, given.query.shape[0]),
         vmem_limit_bytes=_VMEM_BYTES,
     )
 
 
 @untraced.traced
-def _check(
-    query: Tensor,
-    kv_pages: Tensor,
-    kv_lengths: Tensor,
-    page_indices: Tensor,
-    query_starts: Tensor,
-    num_sequences: Tensor,
-) -> None:
+def _check(inputs: _Inputs) -> None:
+    query, kv_pages, kv_lengths, page_indices, query_starts, num_sequences = inputs
     if query.dim() != 3 or kv_pages.dim() != 4 or query.shape[2] != kv_pages.shape[3]:
         raise ValueError(
             "expected query [tokens, heads, size] and kv_pages [pages, rows, 2 * groups, size], "
@@ -166,6 +148,6 @@ def _check(
             f"num_sequences [1], got {tuple(kv_lengths.shape)}, {tuple(page_indices.shape)}, "
             f"{tuple(query_starts.shape)} and {tuple(num_sequences.shape)}"
         )
-    for x in (kv_lengths, page_indices, query_starts, num_sequences):
+    for x in inputs[2:]:
         if x.dtype != torch.int32:
             raise TypeError(f"lengths, indices, starts and the number are int32, got {x.dtype}")

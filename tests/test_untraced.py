@@ -131,6 +131,9 @@ CALLS: dict[str, Callable[[], Any]] = {
     "reset_accumulated_memory_stats": lambda: lazyxla.reset_accumulated_memory_stats(),
     "reset_counters": lambda: lazyxla.reset_counters(),
     "reset_peak_memory_stats": lambda: lazyxla.reset_peak_memory_stats(),
+    "rotary_embedding": lambda: _refused(
+        lambda: lazyxla.rotary_embedding(*[torch.ones(2, 2)] * 4), ValueError, "expected query"
+    ),
     "scan_layers": lambda: lazyxla.scan_layers([torch.nn.ReLU(), torch.nn.ReLU()], _ones()).cpu(),
     "set_device": lambda: lazyxla.set_device(0),
     "set_rng_state": lambda: lazyxla.set_rng_state(lazyxla.get_rng_state()),
@@ -149,7 +152,7 @@ CALLS: dict[str, Callable[[], Any]] = {
 }
 
 # What records an operator, as the user's own functions do.
-TRACED = {"checkpoint_name", "constrain", "ragged_paged_attention"}
+TRACED = {"checkpoint_name", "constrain", "ragged_paged_attention", "rotary_embedding"}
 
 
 @pytest.fixture

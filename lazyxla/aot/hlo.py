@@ -43,6 +43,8 @@ class Shape:
     element_type: int
     dims: tuple[int, ...]
     parts: tuple[Shape, ...]
+    memory_space: int = 0
+    """0 is the device's main memory; others, such as 1 on TPUs, are on the chip itself."""
 
     @property
     def nbytes(self) -> int:
@@ -322,7 +324,7 @@ def _instruction(message: bytes) -> Instruction:
 
 
 def _shape(message: bytes) -> Shape:
-    element_type, dims, parts = 0, [], []
+    element_type, dims, parts, memory_space = 0, [], [], 0
     for number, value in wire.fields(message):
         if number == 2:
             element_type = value
@@ -330,4 +332,6 @@ def _shape(message: bytes) -> Shape:
             dims += wire.numbers(value)
         elif number == 4:
             parts.append(_shape(value))
-    return Shape(element_type, tuple(dims), tuple(parts))
+        elif number == 5:  # the layout
+            memory_space = dict(wire.fields(value)).get(8, 0)
+    return Shape(element_type, tuple(dims), tuple(parts), memory_space)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils import _pytree as pytree
 
 from lazyxla.lowering import rule
 from lazyxla.lowering.registry import JaxRule
+from lazyxla.lowering.scalar import Scalar, plain
 
 _PLATFORMS = ("cpu", "cuda", "tpu")
 _OTHER_DEVICES = ("CPU", "CUDA", "XPU", "MPS")
@@ -27,6 +28,7 @@ def kernel(
     *,
     platforms: Sequence[str] = ("tpu",),
     static: Sequence[str] = (),
+    suits: Callable[..., bool] | None = None,
     backward: Backward | None = None,
 ) -> Callable[[Callable[..., Any]], Any]:
     """Makes an operator of a kernel and of what it computes, in PyTorch. A decorator::
@@ -52,6 +54,9 @@ def kernel(
             ``interpret``, that is true on the CPU, to compare it with the reference in a test.
         static: names of the parameters that need Python numbers, which cost a compilation for each
             value; others arrive as 0-dim arrays.
+        suits: says for which arguments the kernel is; for others it is the reference. It is called
+            when a program is lowered, with tensors on "meta" and the static parameters' numbers.
+            By default for all.
         backward: the gradients of the inputs, from tuples of the inputs, of the outputs and of the
             outputs' gradients: a tensor for each input, or None. By default the reference's.
 
@@ -90,27 +95,48 @@ def kernel(
         torch._decomp.register_decomposition(op)(reference)
         _differentiate(library, name, reference, backward)
         torch.library.register_vmap(name, functools.partial(_batched, op), lib=library)
-        rule(name)(functools.partial(_lower, name, function, tuple(platforms), tuple(static)))
+        given = _Kernel(name, function, tuple(platforms), tuple(static), suits)
+        rule(name)(functools.partial(_lower, given))
         return op
 
     return define
 
 
-def _lower(
-    name: str,
-    function: Callable[..., Any],
-    platforms: tuple[str, ...],
-    static: tuple[str, ...],
-    b: Any,
-    *args: Any,
-) -> Any:
+class _Kernel(NamedTuple):
+    name: str
+    function: Callable[..., Any]
+    platforms: tuple[str, ...]
+    static: tuple[str, ...]
+    suits: Callable[..., bool] | None
+
+
+def _lower(kernel: _Kernel, b: Any, *args: Any) -> Any:
     from lazyxla.lowering.apply import apply_jax
     from lazyxla.lowering.decompose import decompose
 
-    if b.platform not in platforms or b.annotations is not None:
-        return decompose(b, name, args)
-    bound = _bound(function, b.platform == "cpu")
-    return apply_jax(b, JaxRule(bound, static), args, lowered_as=b.platform)
+    if b.platform not in kernel.platforms or b.annotations is not None:
+        return decompose(b, kernel.name, args)
+    if kernel.suits is not None and not kernel.suits(*_described(kernel, b, args)):
+        return decompose(b, kernel.name, args)
+    bound = _bound(kernel.function, b.platform == "cpu")
+    return apply_jax(b, JaxRule(bound, kernel.static), args, lowered_as=b.platform)
+
+
+def _described(kernel: _Kernel, b: Any, args: tuple[Any, ...]) -> list[Any]:
+    """The arguments as `suits` gets them."""
+
+    def describe(arg: Any) -> Any:
+        if isinstance(arg, (list, tuple)):
+            return type(arg)(describe(a) for a in arg)
+        if isinstance(arg, Scalar) or hasattr(arg, "owner"):
+            dtype, shape = b.spec(b.value(arg))
+            return torch.empty(shape, dtype=dtype, device="meta")
+        return arg
+
+    names = inspect.signature(kernel.function).parameters
+    return [
+        plain(arg) if name in kernel.static else describe(arg) for name, arg in zip(names, args)
+    ]
 
 
 @functools.cache
@@ -169,12 +195,12 @@ def _differentiate(
         )
         if backward is not None:
             return tuple(backward(tuple(inputs), tuple(outputs), given))
-        return _of_reference(reference, inputs, outputs, given)
+        return gradients_of(reference, inputs, outputs, given)
 
     torch.library.register_autograd(name, differentiate, setup_context=setup, lib=library)
 
 
-def _of_reference(
+def gradients_of(
     reference: Callable[..., Any], inputs: Any, outputs: Any, gradients: tuple[torch.Tensor, ...]
 ) -> tuple[torch.Tensor | None, ...]:
     places = [

@@ -10,6 +10,7 @@ from lazyxla.lowering.decompose import decompose, find_decomposition
 from lazyxla.lowering.errors import LoweringError, is_users, show_call
 from lazyxla.lowering.jax_call import call_jax
 from lazyxla.lowering.program import TensorSpec
+from lazyxla.lowering.scalar import Scalar, plain
 
 
 def apply(b: Builder, name: str, args: tuple[Any, ...]) -> list[Any]:
@@ -99,7 +100,7 @@ def apply_jax(
     traced, static, lists = [], {}, {}
     for parameter, arg in zip(named, args, strict=True):
         if parameter in jax_rule.static:
-            static[parameter] = _plain(arg)
+            static[parameter] = plain(arg)
         elif _is_operand(arg):
             traced.append((parameter, arg))
         elif isinstance(arg, (list, tuple)) and any(_is_operand(a) for a in arg):
@@ -138,14 +139,4 @@ def _shim(function: Any, order: tuple[str, ...], lists: tuple[str, ...]) -> Any:
 
 
 def _is_operand(arg: Any) -> bool:
-    from lazyxla.lowering.scalar import Scalar
-
     return isinstance(arg, Scalar) or hasattr(arg, "owner")
-
-
-def _plain(arg: Any) -> Any:
-    from lazyxla.lowering.scalar import Scalar
-
-    if isinstance(arg, (list, tuple)):
-        return tuple(_plain(a) for a in arg)
-    return arg.item() if isinstance(arg, Scalar) else arg

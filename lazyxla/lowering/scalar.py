@@ -57,6 +57,13 @@ def wrap_number(number: int | float | bool | complex) -> Scalar:
     return Scalar(SlotSpec(number, kinds[type(number)], True, False))
 
 
+def plain(arg: Any) -> Any:
+    """An argument with Python numbers in place of its Scalars, which become static."""
+    if isinstance(arg, (list, tuple)):
+        return tuple(plain(a) for a in arg)
+    return arg.item() if isinstance(arg, Scalar) else arg
+
+
 class SlotTable:
     """A program's slots: their Scalars, the runtime buffers, and which slots became static."""
 

@@ -143,6 +143,23 @@ def test_the_reference_elsewhere() -> None:
     assert kernel.traced == 0
 
 
+def test_for_some_arguments_only() -> None:
+    asked = []
+
+    def suits(x: Tensor, y: Tensor, by: float) -> bool:
+        asked.append((tuple(x.shape), x.dtype, x.device.type, by))
+        return len(x) > 4
+
+    kernel = Kernel(("cpu",), suits=suits)
+    check(lambda x, y: kernel.op(x, y, 2.0))
+    assert kernel.traced == 1
+    x, y = (v.detach()[:4] for v in inputs(DEVICE))
+    torch.testing.assert_close(kernel.op(x, y, 2.0), gated(x, y, 2.0))
+    assert kernel.traced == 1
+    asked_for = {((8, 128), torch.float32, "meta", 2.0), ((4, 128), torch.float32, "meta", 2.0)}
+    assert set(asked) == asked_for
+
+
 def test_as_an_operator_of_pytorch() -> None:
     kernel = Kernel(("cpu",))
     torch.library.opcheck(kernel.op, (*inputs(), 2.0))

@@ -122,7 +122,7 @@ class Contractions(Reductions):
         """An operand of `dot` and its dimensions, with a transpose that defines it taken away."""
         rank = self.rank(x)
         contract, batch = [d % rank for d in contract], [d % rank for d in batch]
-        found = self._untransposed(x)
+        found = self.untransposed(x)
         if found is None:
             return x, contract, batch
         source, order = found
@@ -133,7 +133,7 @@ class Contractions(Reductions):
             return x, contract, batch  # without the transpose the product would be in another order
         return self._fold(source, [order[i] for i in contract], [order[i] for i in batch])
 
-    def _untransposed(self, x: Value) -> tuple[Value, list[int]] | None:
+    def untransposed(self, x: Value) -> tuple[Value, list[int]] | None:
         """(y, order) such that x = transpose(y, order), if a transpose defines x."""
         owner = x.owner
         name = getattr(owner, "name", None)
@@ -142,7 +142,7 @@ class Contractions(Reductions):
         if name != "stablehlo.reshape":
             return None
         # A reshape that drops all dimensions of size 1 can change places with a transpose.
-        found = self._untransposed(owner.operands[0])
+        found = self.untransposed(owner.operands[0])
         if found is None:
             return None
         source, order = found

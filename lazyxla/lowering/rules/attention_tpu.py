@@ -1,12 +1,13 @@
 """Attention on TPUs by the kernel that JAX ships for them, splash attention, which computes the
 scores (N, H, S, T) tile by tile in the chip's own memory and never writes them.
 
-It has no argument for the scale, so that queries are scaled before, and rounded once more in
-bfloat16 if the scale is no power of two; their gradient is scaled after. Its mask is known when a
-program is compiled: causal or none.
+It has no argument for the scale, so that queries or keys, whichever are fewer, are scaled before,
+and rounded once more in bfloat16 if the scale is no power of two; their gradient is scaled after.
+Its mask is known when a program is compiled: causal or none.
 """
 
 import functools
+import math
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -65,7 +66,7 @@ def forward(
     b: "Builder", query: Value, key: Value, value: Value, is_causal: bool, factor: Any
 ) -> tuple[Value, Value]:
     """The result (N, H, S, D), and the logarithm of each row's sum (N, H, S) in float32."""
-    query = _scaled(b, query, factor)
+    query, key = _scaled(b, query, key, factor)
     kwargs = {"is_causal": is_causal, "precision": _precision(b, query)}
     results = b.call_jax(splash_attention, query, key, value, **kwargs)
     _tell_costs(b, results[0], query, key, is_causal)
@@ -76,15 +77,22 @@ def backward(
     b: "Builder", grad: Value, inputs: tuple[Value, ...], is_causal: bool, factor: Any
 ) -> tuple[Value, ...]:
     """The gradients of query, key and value; `inputs`: these, the result and the logarithms."""
-    query, *others = inputs
-    query = _scaled(b, query, factor)
+    query, key, *others = inputs
+    query, key = _scaled(b, query, key, factor)
     kwargs = {"is_causal": is_causal, "precision": _precision(b, query)}
-    results = b.call_jax(splash_attention_backward, grad, query, *others, **kwargs)
-    _tell_costs(b, results[0], query, others[0], is_causal)
-    return _scaled(b, results[0], factor), *results[1:]
+    results = b.call_jax(splash_attention_backward, grad, query, key, *others, **kwargs)
+    _tell_costs(b, results[0], query, key, is_causal)
+    return *_scaled(b, results[0], results[1], factor), results[2]
 
 
-def _scaled(b: "Builder", x: Value, factor: Any) -> Value:
+def _scaled(b: "Builder", query: Value, key: Value, factor: Any) -> tuple[Value, Value]:
+    """Scores are of the product of both: what is scaled is the one with fewer elements."""
+    if math.prod(b.shape(key)) < math.prod(b.shape(query)):
+        return query, _times(b, key, factor)
+    return _times(b, query, factor), key
+
+
+def _times(b: "Builder", x: Value, factor: Any) -> Value:
     """In float32: a factor in bfloat16 would be off by the same part for all scores."""
     return b.convert(b.scale(b.convert(x, torch.float32), factor), b.dtype(x))
 
