@@ -33,18 +33,37 @@ def kernels(computation: hlo.Computation) -> int:
 
 def products(computation: hlo.Computation) -> int:
     """FLOPs of the products and convolutions that stand in a computation itself."""
+    return sum(_product(computation, each) for each in computation.instructions.values())
+
+
+def at_highest_precision(program: hlo.Program) -> int:
+    """FLOPs of the products and convolutions of float32 for which the highest precision is set."""
     total = 0
-    for instruction in computation.instructions.values():
-        if instruction.opcode not in ("dot", "convolution"):
-            continue
-        lhs, rhs = (computation.instructions[i].shape.dims for i in instruction.operands[:2])
-        if instruction.opcode == "dot":
-            numbers = dict(wire.fields(instruction.raw.get(30, b"")))
-            contracted = math.prod(lhs[i] for i in wire.numbers(numbers.get(1, b"")))
-            total += 2 * math.prod(instruction.shape.dims) * contracted
-        else:
-            total += _convolution(instruction, lhs, rhs)
+    for number, computation in program.computations.items():
+        for instruction in computation.instructions.values():
+            operands = (computation.instructions[i] for i in instruction.operands[:2])
+            # A PrecisionConfig lists those of the operands, packed.
+            precisions = dict(wire.fields(instruction.raw.get(51, b""))).get(1, b"")
+            if _HIGHEST in wire.numbers(precisions) and _FLOAT32 in {
+                operand.shape.element_type for operand in operands
+            }:
+                total += program.runs[number] * _product(computation, instruction)
     return total
+
+
+_HIGHEST, _FLOAT32 = 2, 11  # of PrecisionConfig.Precision and PrimitiveType
+
+
+def _product(computation: hlo.Computation, instruction: hlo.Instruction) -> int:
+    """FLOPs of a product or convolution; 0 of anything else."""
+    if instruction.opcode not in ("dot", "convolution"):
+        return 0
+    lhs, rhs = (computation.instructions[i].shape.dims for i in instruction.operands[:2])
+    if instruction.opcode == "convolution":
+        return _convolution(instruction, lhs, rhs)
+    numbers = dict(wire.fields(instruction.raw.get(30, b"")))
+    contracted = math.prod(lhs[i] for i in wire.numbers(numbers.get(1, b"")))
+    return 2 * math.prod(instruction.shape.dims) * contracted
 
 
 def _convolution(instruction: hlo.Instruction, lhs: Sequence[int], rhs: Sequence[int]) -> int:

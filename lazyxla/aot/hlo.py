@@ -35,6 +35,8 @@ _ELEMENT_BYTES: dict[int, float] = {
 _ELEMENT_BYTES |= {15: 8, 16: 2, 18: 16, 19: 1, 20: 1, 21: 0.5, 22: 0.5, 23: 1, 24: 1, 25: 1}
 _ELEMENT_BYTES |= {28: 1, 29: 1}
 
+_UNKNOWN = 2**63 - 1  # what the compiler notes where its cost model has no cycles
+
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
@@ -74,6 +76,12 @@ class Instruction:
         except ValueError:
             return {}
         return noted if isinstance(noted, dict) else {}
+
+    @property
+    def estimated_cycles(self) -> int | None:
+        """What the compiler's cost model gives to one run; None if it has nothing for it."""
+        cycles = int(self.backend_config.get("window_config", {}).get("estimated_cycles", _UNKNOWN))
+        return None if cycles == _UNKNOWN else cycles
 
     @property
     def channel(self) -> int:

@@ -14,7 +14,7 @@ _MEMORY = ("arguments", "outputs", "aliased", "temporary", "generated_code")
 def table(program: CompiledProgram) -> str:
     """All that is known of a program, a line for each."""
     lines = [f"  {name:<26}{value}" for name, value in _rows(program) if value]
-    return "\n".join([_title(program), *lines, *_collectives(program)])
+    return "\n".join([_title(program), *lines, *_precision_note(program), *_collectives(program)])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,8 +61,29 @@ def _rows(program: CompiledProgram) -> list[tuple[str, str]]:
     rows += [(name.replace("_", " "), size(memory[name])) for name in _MEMORY if name in memory]
     if "peak" in memory:
         rows.append(("peak memory", size(memory["peak"]) + _verdict(program)))
-    rows += [("FLOPs", _count(program.flops)), ("bytes accessed", size(program.bytes_accessed))]
+    rows.append(("FLOPs", _count(program.flops)))
+    if share := _share_at_highest_precision(program):
+        rows.append(("float32 products", f'{share:.1%} of the FLOPs, at "highest" precision'))
+    rows.append(("bytes accessed", size(program.bytes_accessed)))
     return rows + _times(program) + _shares(program)
+
+
+def _share_at_highest_precision(program: CompiledProgram) -> float:
+    """Of a TPU's program; 0 for other devices, which have float32 of their own."""
+    if program.chip is None or not program.flops:
+        return 0.0
+    return min(program.highest_precision_flops / program.flops, 1.0)
+
+
+def _precision_note(program: CompiledProgram) -> list[str]:
+    """What to do about float32 products that take several times as long as they might."""
+    if not _share_at_highest_precision(program):
+        return []
+    return [
+        '  ("highest" is PyTorch\'s default: each such product is 6 in bfloat16. With',
+        '  torch.set_float32_matmul_precision("high") it is 3, with "medium" one, as by default in',
+        "  JAX; or compute in bfloat16, by torch.autocast or a model in it.)",
+    ]
 
 
 def _times(program: CompiledProgram) -> list[tuple[str, str]]:

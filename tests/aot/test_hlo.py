@@ -228,6 +228,37 @@ ENTRY main (x: f32[4,6], w: f32[6,5], image: f32[2,3,8], kernel: f32[7,3,3])
     assert counted == 2 * 4 * 5 * 6 + 2 * 2 * 7 * 3 * (3 * 8 - 2)
 
 
+def test_products_at_the_highest_precision_are_counted() -> None:
+    """Those of float32 only, as often as a loop runs them."""
+    program = _program("""
+HloModule precisions
+
+body (x: f32[8,8]) -> f32[8,8] {
+  x = f32[8,8] parameter(0)
+  ROOT y = f32[8,8] dot(x, x), lhs_contracting_dims={1}, rhs_contracting_dims={0},
+    operand_precision={highest,highest}
+}
+
+condition (x: f32[8,8]) -> pred[] {
+  x = f32[8,8] parameter(0)
+  ROOT more = pred[] constant(true)
+}
+
+ENTRY main (x: f32[8,8], w: bf16[8,8]) -> (f32[8,8], f32[8,8], f32[8,8], bf16[8,8], f32[8,8]) {
+  x = f32[8,8] parameter(0)
+  w = bf16[8,8] parameter(1)
+  a = f32[8,8] convolution(x, x), dim_labels=bf_io->bf, operand_precision={highest,highest}
+  b = f32[8,8] convolution(x, x), dim_labels=bf_io->bf, operand_precision={high,high}
+  c = f32[8,8] convolution(x, x), dim_labels=bf_io->bf
+  d = bf16[8,8] convolution(w, w), dim_labels=bf_io->bf, operand_precision={highest,highest}
+  e = f32[8,8] while(x), condition=condition, body=body,
+    backend_config={"known_trip_count":{"n":"5"}}
+  ROOT all = (f32[8,8], f32[8,8], f32[8,8], bf16[8,8], f32[8,8]) tuple(a, b, c, d, e)
+}
+""")
+    assert flops.at_highest_precision(program) == (1 + 5) * 2 * 8 * 8 * 8
+
+
 CUBE = Network(
     Links(100e9, ring=4), tuple((i, j, k) for i in range(4) for j in range(4) for k in range(4))
 )

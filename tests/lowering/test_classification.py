@@ -74,6 +74,23 @@ def test_nll_loss_for_tpu(monkeypatch: pytest.MonkeyPatch) -> None:
     check("aten::nll_loss_forward", *arguments)
 
 
+def test_classes_are_told_apart_in_32_bits() -> None:
+    """In 64 it is two comparisons on a TPU. A number that is no class does not become one."""
+    x, target = torch.randn(3, 4).log_softmax(1), torch.tensor([1, 0, 3])
+    arguments = (torch.tensor(1.0), x, target, None, SUM, -100, torch.tensor(3.0))
+    recorded = harness.record("aten::nll_loss_backward", *arguments)
+    for platform in ("cpu", "tpu"):
+        program = lower_to_text(recorded.program, platform)
+        assert "tensor<3x4xi32>" in program
+        assert "tensor<3x4xi64>" not in program
+    got, _ = harness.execute(recorded.program, recorded.inputs, "tpu")
+    torch.testing.assert_close(got, recorded.expected)
+    odd = torch.tensor([2**32 + 1, -(2**32), 3])
+    inputs = [odd if value is target else value for value in recorded.inputs]
+    (got,), _ = harness.execute(recorded.program, inputs)
+    assert torch.equal(got, torch.tensor([[0.0] * 4, [0.0] * 4, [0, 0, 0, -1]]))
+
+
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 def test_multi_margin_loss(reduction: int) -> None:
     batch = Batch()

@@ -265,3 +265,98 @@ def test_int64_convolutions_are_not_lowered_for_the_tpu():
     with pytest.raises(LoweringError, match="no convolution of int64"):
         lower_to_text(program, "tpu")
     assert (check_lowering(program, "tpu"), check_lowering(program, "cpu")) == ("host", "device")
+
+
+# ---- rows that a reshape merged, for the TPU ----
+
+
+def _contiguous(shape):
+    strides = [1]
+    for size in reversed(shape[1:]):
+        strides.insert(0, strides[0] * size)
+    return Geometry(torch.float32, shape, tuple(strides), 0)
+
+
+def _product_of_views(op, shapes, views, result):
+    """The program that multiplies two inputs, each seen in another contiguous shape."""
+    spec = [TensorSpec(torch.float32, shape) for shape in (*views, result)]
+    nodes = [
+        Node("lazyxla::view", (Ref(i), _contiguous(shapes[i]), _contiguous(views[i])), (spec[i],))
+        for i in range(2)
+    ]
+    nodes.append(Node(op, (Ref(2), Ref(3)), (spec[2],)))
+    return Program([TensorSpec(torch.float32, s) for s in shapes], nodes, [Ref(4)], [], {})
+
+
+@pytest.mark.parametrize(
+    ("op", "shapes", "views", "multiplied"),
+    [
+        ("aten::mm", [(2, 3, 4), (4, 5)], [(6, 4), (4, 5)], "2x3x4xf32>, tensor<4x5x"),
+        ("aten::mm", [(2, 3, 7, 4), (4, 5)], [(42, 4), (4, 5)], "2x3x7x4xf32>, tensor<4x5x"),
+        ("aten::mm", [(4, 6), (6, 2, 5)], [(4, 6), (6, 10)], "4x6xf32>, tensor<6x2x5x"),
+        # Of size 1 nothing is gained.
+        ("aten::mm", [(2, 1, 4), (4, 5)], [(2, 4), (4, 5)], "2x4xf32>, tensor<4x5x"),
+        # Summed: only where both sides have them apart.
+        ("aten::mm", [(4, 2, 3), (2, 3, 5)], [(4, 6), (6, 5)], "4x2x3xf32>, tensor<2x3x5x"),
+        ("aten::mm", [(4, 2, 3), (3, 2, 5)], [(4, 6), (6, 5)], "4x6xf32>, tensor<6x5x"),
+        ("aten::mm", [(7, 2, 2, 3), (6, 5)], [(14, 6), (6, 5)], "7x2x6xf32>, tensor<6x5x"),
+        # A batch stays one; a reshape that splits is none of merged dimensions.
+        ("aten::bmm", [(2, 3, 4, 5), (2, 3, 5, 7)], [(6, 4, 5), (6, 5, 7)], "6x4x5x"),
+        ("aten::bmm", [(2, 3, 4, 5), (2, 5, 7)], [(2, 12, 5), (2, 5, 7)], "2x3x4x5x"),
+        ("aten::mm", [(4, 6), (6, 5)], [(8, 3), (3, 10)], "8x3xf32>, tensor<3x10x"),
+    ],
+)  # fmt: skip
+def test_merged_rows_stay_apart_for_the_tpu(op, shapes, views, multiplied):
+    """Its compiler places each dimension of a result; run on the CPU here."""
+    inputs = [_random(*shape) for shape in shapes]
+    left, right = (x.reshape(view) for x, view in zip(inputs, views, strict=True))
+    wanted = left @ right
+    program = _product_of_views(op, shapes, views, tuple(wanted.shape))
+    (line,) = (line for line in lower_to_text(program, "tpu").splitlines() if "dot_general" in line)
+    assert f": (tensor<{multiplied}" in line
+    (line,) = (line for line in lower_to_text(program, "cuda").splitlines() if "dot_gen" in line)
+    assert f"(tensor<{'x'.join(map(str, views[0]))}xf32>" in line
+    (got,), _ = execute(program, inputs, "tpu")
+    torch.testing.assert_close(got, wanted)
+
+
+@pytest.mark.parametrize(("platform", "operands"), [("tpu", "2x3x4"), ("cuda", "6x4")])
+def test_rows_of_a_linear_layer(platform, operands):
+    x, w, grad = _random(2, 3, 4), _random(5, 4), _random(2, 3, 5)
+    recorded = record("aten::linear", x, w)
+    assert f"(tensor<{operands}xf32>" in lower_to_text(recorded.program, platform)
+    specs = [TensorSpec(torch.float32, tuple(t.shape)) for t in (x, w)]
+    node = Node("aten::linear_backward", (Ref(0), Ref(1), Ref(2), [True, True, False]), (*specs,))
+    inputs = [specs[0], TensorSpec(torch.float32, (2, 3, 5)), specs[1]]
+    program = Program(inputs, [node], [Ref(3), Ref(4)], [], {})
+    text = lower_to_text(program, platform)
+    summed = "contracting_dims = [0, 1] x [0, 1]"
+    assert (summed in text) == (platform == "tpu")
+    (got,), _ = execute(recorded.program, recorded.inputs, platform)
+    torch.testing.assert_close(got, x @ w.t())
+    got, _ = execute(program, [x, grad, w], platform)
+    wanted = [grad @ w, torch.einsum("abo,abi->oi", grad, x)]
+    torch.testing.assert_close(got, wanted)
+
+
+def test_a_transpose_behind_merged_rows_is_folded_for_the_tpu():
+    """The sum over positions and samples of what lies by samples and positions, and the reverse."""
+    f32 = torch.float32
+    base, turned = _contiguous((2, 3, 4)), Geometry(f32, (3, 2, 4), (4, 12, 1), 0)
+    nodes = [
+        Node("lazyxla::view", (Ref(0), base, turned), (TensorSpec(f32, (3, 2, 4)),)),
+        Node("lazyxla::view", (Ref(2), _contiguous((3, 2, 4)), _contiguous((6, 4))),
+             (TensorSpec(f32, (6, 4)),)),
+        Node("lazyxla::view", (Ref(1), _contiguous((3, 2, 5)), _contiguous((6, 5))),
+             (TensorSpec(f32, (6, 5)),)),
+        Node("lazyxla::view", (Ref(3), _contiguous((6, 4)), Geometry(f32, (4, 6), (1, 4), 0)),
+             (TensorSpec(f32, (4, 6)),)),
+        Node("aten::mm", (Ref(5), Ref(4)), (TensorSpec(f32, (4, 5)),)),
+    ]  # fmt: skip
+    inputs = [TensorSpec(f32, (2, 3, 4)), TensorSpec(f32, (3, 2, 5))]
+    program = Program(inputs, nodes, [Ref(6)], [], {})
+    (line,) = (line for line in lower_to_text(program, "tpu").splitlines() if "dot_general" in line)
+    assert "%arg0, %arg1, contracting_dims = [1, 0] x [0, 1]" in line
+    x, y = _random(2, 3, 4), _random(3, 2, 5)
+    (got,), _ = execute(program, [x, y], "tpu")
+    torch.testing.assert_close(got, x.transpose(0, 1).reshape(6, 4).t() @ y.reshape(6, 5))

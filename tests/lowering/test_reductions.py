@@ -5,8 +5,9 @@ import itertools
 import pytest
 import torch
 
+from lazyxla.lowering import lower_to_text
 from tests.lowering.batch import ALL, COMPLEX, FLOATS, INF, INTEGERS, NAN, REAL, Batch, each
-from tests.lowering.harness import check, text
+from tests.lowering.harness import check, execute, record, text
 
 BOOL = (torch.bool,)
 
@@ -251,3 +252,14 @@ def test_norms_and_extrema_of_everything_keep_nan():
     check("aten::aminmax", x)
     check("aten::linalg_vector_norm", x, INF)
     check("aten::linalg_vector_norm", x, -INF)
+
+
+@pytest.mark.parametrize(("platform", "barriers"), [("tpu", 1), ("cpu", 0), ("cuda", 0)])
+def test_the_sums_of_a_softmax_gradient_are_made_once(platform, barriers):
+    """XLA's TPU compiler would make them in everything that reads the gradient."""
+    weights = torch.randn(2, 3, 5).softmax(-1)
+    arguments = (torch.randn(2, 3, 5), weights, -1, torch.float32)
+    recorded = record("aten::_softmax_backward_data", *arguments)
+    assert lower_to_text(recorded.program, platform).count("optimization_barrier") == barriers
+    got, _ = execute(recorded.program, recorded.inputs, platform)
+    torch.testing.assert_close(got, recorded.expected)

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from lazyxla.lowering.builder import contract_cpu
+from lazyxla.lowering.builder import contract_cpu, contract_tpu
 from lazyxla.lowering.builder.elements import Value
 from lazyxla.lowering.builder.reductions import Reductions
 from lazyxla.lowering.errors import LoweringError
@@ -44,10 +44,14 @@ class Contractions(Reductions):
         A transpose that defines an operand is folded into the dimension numbers: XLA's CPU backend
         multiplies by a weight in either layout far faster than it transposes one.
         """
-        lhs, lhs_contract, lhs_batch = self._fold(lhs, lhs_contract, lhs_batch)
-        rhs, rhs_contract, rhs_batch = self._fold(rhs, rhs_contract, rhs_batch)
+        lhs, lhs_contract, lhs_batch = self.fold(lhs, lhs_contract, lhs_batch)
+        rhs, rhs_contract, rhs_batch = self.fold(rhs, rhs_contract, rhs_batch)
         if self.platform == "cpu" and not lhs_batch and not self.target.any_sizes:
             return contract_cpu.product(self, lhs, rhs, lhs_contract, rhs_contract, dtype)
+        if self.platform == "tpu":
+            left = contract_tpu.Operand(lhs, lhs_contract, lhs_batch)
+            right = contract_tpu.Operand(rhs, rhs_contract, rhs_batch)
+            return contract_tpu.product(self, left, right, dtype)
         return self.plain_dot(lhs, rhs, lhs_contract, rhs_contract, lhs_batch, rhs_batch, dtype)
 
     def plain_dot(
@@ -116,7 +120,7 @@ class Contractions(Reductions):
         batch = list(range(rank - 2))
         return self.dot(lhs, rhs, [rank - 1], [rank - 2], batch, batch, dtype)
 
-    def _fold(
+    def fold(
         self, x: Value, contract: Sequence[int], batch: Sequence[int]
     ) -> tuple[Value, list[int], list[int]]:
         """An operand of `dot` and its dimensions, with a transpose that defines it taken away."""
@@ -131,7 +135,7 @@ class Contractions(Reductions):
         wide = [i for i in free if sizes[i] != 1]
         if wide != sorted(wide) or (len(wide) < len(free) and free != sorted(free)):
             return x, contract, batch  # without the transpose the product would be in another order
-        return self._fold(source, [order[i] for i in contract], [order[i] for i in batch])
+        return self.fold(source, [order[i] for i in contract], [order[i] for i in batch])
 
     def untransposed(self, x: Value) -> tuple[Value, list[int]] | None:
         """(y, order) such that x = transpose(y, order), if a transpose defines x."""

@@ -39,8 +39,11 @@ def _pick(b: "Builder", x: Value, target: Value) -> Value:
 def _one_hot(b: "Builder", x: Value, target: Value) -> Value:
     """Where x (N, C, ...) belongs to the class in target (N, 1, ...)."""
     shape = b.shape(x)
-    number = b.iota(shape, 1, torch.int64)
-    return b.compare(number, b.broadcast_to(target, shape), "EQ")
+    # 64-bit comparisons are two for a TPU. What is no class stays none in 32 bits.
+    limit = b.full_like(target, shape[1])
+    inside = b.compare(b.bitcast(target, torch.uint64), b.bitcast(limit, torch.uint64), "LT")
+    target = b.convert(b.select(inside, target, -1), torch.int32)
+    return b.compare(b.iota(shape, 1, torch.int32), b.broadcast_to(target, shape), "EQ")
 
 
 def _target_weights(

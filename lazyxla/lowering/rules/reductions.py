@@ -350,6 +350,10 @@ def softmax_backward(
 ) -> Value:
     grad, output = operands(b, grad, output)
     total = b.reduce((grad * output).value, [dim], "sum", True)
+    if b.platform == "tpu":
+        # In attention the gradient is read by two products. XLA would compute the sums in both of
+        # them again, and the weights for them; so it adds them up where the gradient is made.
+        total = b.hlo.optimization_barrier([total])
     return (output * (grad - _along(b, total, grad))).value
 
 
