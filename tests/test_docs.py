@@ -136,7 +136,7 @@ def test_functions_that_are_named_exist(page: str) -> None:
 
 LOCK = re.compile(
     r"^\s*(?:static |mutable )*(?:std::mutex|std::once_flag|(?:ir::)?SpinLock) \w+"
-    r"|= new std::mutex|\*new std::mutex|new std::array<SpinLock",
+    r"|= new std::mutex|\*new std::mutex|new std::array<SpinLock|threading\.(?:R?Lock|Condition)\(",
     re.MULTILINE,
 )
 
@@ -144,6 +144,8 @@ LOCK = re.compile(
 def test_locks_are_listed() -> None:
     """Each file that has a lock is in the table of the order in which they are taken."""
     table = sections((ROOT / "docs" / "design.md").read_text())["Locks"]
-    listed = set(re.findall(r"csrc/[\w/]+\.(?:h|cpp)", "".join(re.findall(r"^\|.*", table, re.M))))
-    sources = [path for path in (ROOT / "csrc").rglob("*.*") if LOCK.search(path.read_text())]
+    rows = "\n".join(re.findall(r"^\|.*", table, re.MULTILINE))
+    listed = set(re.findall(r"(?:csrc|lazyxla)/[\w/]+\.(?:h|cpp|py)", rows))
+    files = [*(ROOT / "csrc").rglob("*.*"), *(ROOT / "lazyxla").rglob("*.py")]
+    sources = [path for path in files if LOCK.search(path.read_text())]
     assert {str(path.relative_to(ROOT)) for path in sources} == listed
