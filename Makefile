@@ -99,6 +99,7 @@ test-cuda: build
 
 # The pages that are written from the code.
 docs: build
+	$(PY) -m tests.settings_table
 	$(PY) -m tests.operator_table
 
 demo: build

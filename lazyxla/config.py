@@ -13,13 +13,13 @@ of a device, which starts the plugin.
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import importlib.metadata
 import os
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar, overload
 
 from lazyxla import xla_options
 
@@ -31,16 +31,35 @@ MAX_DEVICES = 127
 _TRUE = ("1", "true", "yes", "on")
 _FALSE = ("0", "false", "no", "off")
 
+T = TypeVar("T")
 
-@dataclass(frozen=True)
-class Field:
-    """One setting: its variable, how its text is read, its default and what it does."""
 
-    name: str
+@dataclasses.dataclass(eq=False)
+class Field(Generic[T]):
+    """One setting: an attribute of :class:`Settings`, of the type of its default.
+
+    ``doc`` is a clause of one line, in Markdown; ``details`` are sentences that go on. `make docs`
+    writes the README's table from ``doc``, with a link to ``page``.
+    """
+
     variable: str
-    parse: Callable[[str], Any]
-    default: Any
+    parse: Callable[[str], T]
+    default: T
     doc: str
+    details: str = ""
+    page: str = ""
+    name: str = dataclasses.field(default="", init=False)
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    @overload
+    def __get__(self, settings: None, owner: type) -> Field[T]: ...
+    @overload
+    def __get__(self, settings: Settings, owner: type) -> T: ...
+    def __get__(self, settings: Settings | None, owner: type) -> Field[T] | T:
+        # A value that was set lies in the object's own dict, where Python looks first.
+        return self if settings is None else self.default
 
 
 def _boolean(text: str) -> bool:
@@ -115,186 +134,165 @@ def plugins() -> dict[str, importlib.metadata.EntryPoint]:
     return {point.name: point for point in importlib.metadata.entry_points(group=PLUGINS)}
 
 
-FIELDS: tuple[Field, ...] = (
-    Field(
-        "platform",
-        "LAZYXLA_PLATFORM",
-        _platform,
-        "auto",
-        "Where programs run: cpu, cuda, tpu, or auto, which takes a TPU if one is attached, then "
-        "an NVIDIA GPU, then the CPU. Or the name of another platform whose plugin is installed: "
-        "an entry point of the group lazyxla.plugins.",
-    ),
-    Field(
-        "plugin_path",
-        "LAZYXLA_PLUGIN_PATH",
-        _path,
-        "",
-        "Path of a PJRT plugin (a shared library that exports GetPjrtApi) to use instead of the "
-        "platform's own package. With platform=auto the platform is what the plugin calls itself.",
-    ),
-    Field(
-        "create_options",
-        "LAZYXLA_CREATE_OPTIONS",
-        _name_values,
-        "",
-        "Options that the plugin's devices are started with, as name=value,name=value; which there "
-        "are, the plugin knows.",
-    ),
-    Field(
-        "cpu_devices",
-        "LAZYXLA_CPU_DEVICES",
-        _integer(1, MAX_DEVICES),
-        1,
-        "How many virtual devices the CPU platform has, 127 at most.",
-    ),
-    Field(
-        "compare_collectives",
-        "LAZYXLA_COMPARE_COLLECTIVES",
-        _one_of("first", "always", "never"),
-        "first",
-        "Whether the processes of a group tell one another which collective they are in before "
-        "they exchange its data, so that all raise if they differ: always, never, or the first two "
-        "times that one follows another. Counts for groups that are made later.",
-    ),
-    Field(
-        "strict_fallback",
-        "LAZYXLA_STRICT",
-        _boolean,
-        False,
-        "Makes an operator that only the host can run an error instead of a warning.",
-    ),
-    Field(
-        "strict_host_calls",
-        "LAZYXLA_STRICT_HOST_CALLS",
-        _boolean,
-        False,
-        "Makes an operator that the program would call on the host (on the CPU platform only) an "
-        "error: what passes has operations of XLA's for everything, as on an accelerator.",
-    ),
-    Field(
-        "max_pending_nodes",
-        "LAZYXLA_MAX_PENDING",
-        _integer(1),
-        20000,
-        "Runs the recorded graph by itself once it has this many nodes, so that a loop without a "
-        "sync does not grow without limit.",
-    ),
-    Field(
-        "max_programs",
-        "LAZYXLA_MAX_PROGRAMS",
-        _integer(1),
-        2000,
-        "How many compiled programs are kept. When there are more, the quarter that has not run "
-        "for the longest time is dropped, and compiled again if it is met again. So it is when "
-        "the process has half of the memory mappings that Linux grants it: code takes mappings.",
-    ),
-    Field(
-        "max_calls",
-        "LAZYXLA_MAX_CALLS",
-        _integer(1),
-        50000,
-        "How many kinds of calls are remembered: operators with the dtypes and shapes they take. "
-        "When there are more, the quarter that was not met for the longest time is forgotten. "
-        "Graphs with such a call are compiled again if they are met again, so this has to be more "
-        "than a training step has.",
-    ),
-    Field(
-        "xla_options",
-        "LAZYXLA_XLA_OPTIONS",
-        _name_values,
-        "",
-        "Options of XLA's compiler for all programs, as name=value,name=value, for example "
-        "xla_cpu_enable_fast_math=true. Those of torch.compile and lazyxla.compile go before them.",
-    ),
-    Field(
-        "check_indices",
-        "LAZYXLA_CHECK_INDICES",
-        _boolean,
-        False,
-        "Checks the indices of indexing operators on the host, for PyTorch's out-of-range errors. "
-        "Slow: every check waits for the device. Without it XLA clamps such indices "
-        "where it reads, and leaves out what would be written there.",
-    ),
-    Field(
-        "blocking",
-        "LAZYXLA_BLOCKING",
-        _boolean,
-        False,
-        "Waits for every program where it is run, so that an error of its execution is raised "
-        "there: in eager mode at the operator's call. Slow; for debugging.",
-    ),
-    Field(
-        "cut_graphs",
-        "LAZYXLA_CUT_GRAPHS",
-        _boolean,
-        True,
-        "Runs a new graph that differs from one before in few operators as several programs, so "
-        "that the large part, which is the same, is compiled only once. Not in compiled regions.",
-    ),
-    Field(
-        "host_programs",
-        "LAZYXLA_HOST_PROGRAMS",
-        _boolean,
-        True,
-        "On the CPU platform, has PyTorch's own kernels run small graphs that stay new, and in "
-        "inference the first runs of any that is not large, instead of compiling them. In lazy "
-        "mode only.",
-    ),
-    Field(
-        "cache_dir",
-        "LAZYXLA_CACHE_DIR",
-        _path,
-        "",
-        "Directory of the on-disk caches (of shapes and of compiled programs); empty for lazyxla "
-        "under the user's cache directory (XDG_CACHE_HOME or ~/.cache).",
-    ),
-    Field(
-        "cache_size",
-        "LAZYXLA_CACHE_SIZE",
-        _integer(0, 2**43 - 1),
-        4096,
-        "How many MiB of compiled programs are kept on disk for later processes; those not used "
-        "for the longest time make room. 0 keeps none, and looks for none.",
-    ),
-    Field(
-        "log_level",
-        "LAZYXLA_LOG",
-        _one_of("debug", "info", "warning", "error"),
-        "warning",
-        "Least level of the messages that the Python logger named lazyxla shows: debug, info, "
-        "warning or error.",
-    ),
-)
-
-_FIELD_OF = {field.name: field for field in FIELDS}
-
-
 class Settings:
-    """The settings of this process; see :data:`FIELDS` for each one's meaning.
+    """The settings of this process. Each attribute is one; :data:`FIELDS` lists them.
 
     Assigning a value checks it as its variable is checked and raises ValueError if it is not
     allowed. ``on_change(name, value)`` callbacks hear of every assignment.
     """
 
-    platform: str
-    create_options: str
-    plugin_path: str
-    cpu_devices: int
-    strict_fallback: bool
-    strict_host_calls: bool
-    max_pending_nodes: int
-    max_programs: int
-    max_calls: int
-    xla_options: str
-    check_indices: bool
-    compare_collectives: str
-    blocking: bool
-    cut_graphs: bool
-    host_programs: bool
-    cache_dir: str
-    cache_size: int
-    log_level: str
+    platform = Field(
+        "LAZYXLA_PLATFORM",
+        _platform,
+        "auto",
+        "where programs run: `cpu`, `cuda`, `tpu`, or `auto`, the first of TPU, GPU and CPU that "
+        "there is",
+        details="Or the name of another platform whose plugin is installed: an entry point of the "
+        "group lazyxla.plugins.",
+        page="docs/platforms.md",
+    )
+    plugin_path = Field(
+        "LAZYXLA_PLUGIN_PATH",
+        _path,
+        "",
+        "path of a PJRT plugin to use instead of the platform's own package",
+        details="A shared library that exports GetPjrtApi. With platform=auto the platform is what "
+        "the plugin calls itself.",
+        page="docs/platforms.md#a-plugin-by-its-path",
+    )
+    create_options = Field(
+        "LAZYXLA_CREATE_OPTIONS",
+        _name_values,
+        "",
+        "options that the plugin starts its devices with: `name=value,name=value`",
+        details="Which there are, the plugin knows.",
+    )
+    cpu_devices = Field(
+        "LAZYXLA_CPU_DEVICES",
+        _integer(1, MAX_DEVICES),
+        1,
+        "number of virtual devices of the CPU platform, 127 at most",
+    )
+    compare_collectives = Field(
+        "LAZYXLA_COMPARE_COLLECTIVES",
+        _one_of("first", "always", "never"),
+        "first",
+        "whether processes compare which collective they are in: `first`, `always`, `never`",
+        details="They do so before they exchange its data, so that all raise if they differ: "
+        "always, never, or the first two times that one follows another. Counts for groups that "
+        "are made later.",
+        page="docs/distributed.md#when-something-goes-wrong",
+    )
+    strict_fallback = Field(
+        "LAZYXLA_STRICT",
+        _boolean,
+        False,
+        "makes an operator that only the host can run an error instead of a warning",
+        page="docs/semantics.md#operators-on-the-host",
+    )
+    strict_host_calls = Field(
+        "LAZYXLA_STRICT_HOST_CALLS",
+        _boolean,
+        False,
+        "makes an operator that a program would call on the host an error",
+        details="That is on the CPU platform only: what passes has operations of XLA's for "
+        "everything, as on an accelerator.",
+        page="docs/semantics.md#operators-on-the-host",
+    )
+    max_pending_nodes = Field(
+        "LAZYXLA_MAX_PENDING",
+        _integer(1),
+        20000,
+        "recorded operators after which a graph runs by itself",
+        details="So a loop without a sync does not grow without limit.",
+    )
+    max_programs = Field(
+        "LAZYXLA_MAX_PROGRAMS",
+        _integer(1),
+        2000,
+        "compiled programs that are kept; then the ones not run for the longest time go",
+        details="It is a quarter of them that goes, to be compiled again if they are met again. So "
+        "it is when the process has half of the memory mappings that Linux grants it: code takes "
+        "mappings.",
+    )
+    max_calls = Field(
+        "LAZYXLA_MAX_CALLS",
+        _integer(1),
+        50000,
+        "kinds of calls that are remembered; then the ones not met for the longest time go",
+        details="A kind is an operator with the dtypes and shapes it takes. It is a quarter of "
+        "them that goes. Graphs with such a call are compiled again if they are met again, so this "
+        "has to be more than a training step has.",
+    )
+    xla_options = Field(
+        "LAZYXLA_XLA_OPTIONS",
+        _name_values,
+        "",
+        "options of XLA's compiler for all programs: `name=value,name=value`",
+        details="For example xla_cpu_enable_fast_math=true. Those of torch.compile and "
+        "lazyxla.compile go before them.",
+        page="docs/modes.md#torchcompile",
+    )
+    check_indices = Field(
+        "LAZYXLA_CHECK_INDICES",
+        _boolean,
+        False,
+        "makes indices out of range errors, as on PyTorch's CPU; slow",
+        details="Every check waits for the device. Without it XLA clamps such indices where it "
+        "reads, and leaves out what would be written there.",
+        page="docs/semantics.md#values-that-are-data",
+    )
+    blocking = Field(
+        "LAZYXLA_BLOCKING",
+        _boolean,
+        False,
+        "waits for each program where it runs, which raises its errors there; slow, for debugging",
+        details="In eager mode that is at the operator's call.",
+        page="docs/modes.md#setting-the-mode",
+    )
+    cut_graphs = Field(
+        "LAZYXLA_CUT_GRAPHS",
+        _boolean,
+        True,
+        "runs a new graph that differs from one before in few operators as several programs",
+        details="The large part, which is the same, is then compiled only once. Not in compiled "
+        "regions.",
+        page="docs/modes.md#graphs-that-are-cut",
+    )
+    host_programs = Field(
+        "LAZYXLA_HOST_PROGRAMS",
+        _boolean,
+        True,
+        "on the CPU, lets PyTorch's kernels run graphs that come seldom",
+        details="Small graphs that stay new, and in inference the first runs of any that is not "
+        "large, instead of compiling them. In lazy mode only.",
+        page="docs/modes.md#what-the-host-runs",
+    )
+    cache_dir = Field(
+        "LAZYXLA_CACHE_DIR",
+        _path,
+        "",
+        "directory of the on-disk caches; empty for `lazyxla` in the user's cache directory",
+        details="They are of shapes and of compiled programs. The user's cache directory is "
+        "XDG_CACHE_HOME or ~/.cache.",
+        page="docs/performance.md#between-processes",
+    )
+    cache_size = Field(
+        "LAZYXLA_CACHE_SIZE",
+        _integer(0, 2**43 - 1),
+        4096,
+        "MiB of compiled programs that are kept on disk for later processes; `0` keeps none",
+        details="Those not used for the longest time make room. With 0 none is looked for, either.",
+        page="docs/performance.md#between-processes",
+    )
+    log_level = Field(
+        "LAZYXLA_LOG",
+        _one_of("debug", "info", "warning", "error"),
+        "warning",
+        "least level of messages shown: `debug`, `info`, `warning`, `error`",
+        details="The messages are those of the Python logger named lazyxla.",
+        page="docs/performance.md#find-recompilations",
+    )
 
     def __init__(self, environment: Mapping[str, str] | None = None) -> None:
         environment = os.environ if environment is None else environment
@@ -377,5 +375,10 @@ def _warn_of_unknown(environment: Mapping[str, str]) -> None:
                 stacklevel=4,
             )
 
+
+FIELDS: tuple[Field[Any], ...] = tuple(
+    field for field in vars(Settings).values() if isinstance(field, Field)
+)
+_FIELD_OF = {field.name: field for field in FIELDS}
 
 settings = Settings()

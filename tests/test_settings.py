@@ -11,6 +11,7 @@ import torch
 
 from lazyxla import platforms
 from lazyxla.config import FIELDS, Settings
+from tests.settings_table import FILE, updated
 
 # --- Settings ------------------------------------------------------------------------------------
 
@@ -20,9 +21,7 @@ def test_defaults_and_variables():
     assert {field.name: getattr(settings, field.name) for field in FIELDS} == {
         field.name: field.default for field in FIELDS
     }
-    assert all(
-        field.doc.endswith(".") and field.variable.startswith("LAZYXLA_") for field in FIELDS
-    )
+    assert all(field.variable.startswith("LAZYXLA_") for field in FIELDS)
     settings = Settings(
         {"LAZYXLA_PLATFORM": "TPU", "LAZYXLA_CPU_DEVICES": "8", "LAZYXLA_STRICT": "on"}
     )
@@ -63,6 +62,27 @@ def test_assigning_settings():
         settings.cpu_devices = 0
     with pytest.raises(AttributeError, match="no setting 'strict_falback'; did you mean strict_"):
         settings.strict_falback = True  # type: ignore[attr-defined]
+
+
+def test_readme_lists_the_settings():
+    text = FILE.read_text()
+    assert updated(text) == text, "README.md is not up to date: `make docs` writes it anew"
+
+
+@pytest.mark.parametrize("field", FIELDS, ids=lambda field: field.name)
+def test_descriptions(field):
+    """A clause of one line, then sentences; what is linked to is there."""
+    assert field.doc[0].islower() or field.doc.startswith("MiB")
+    assert not field.doc.endswith(".")
+    assert "\n" not in field.doc
+    assert "|" not in field.doc
+    assert len(field.doc) <= 100
+    assert not field.details or field.details.endswith(".")
+    if field.page:
+        page, _, anchor = field.page.partition("#")
+        headings = re.findall(r"^#+ (.*)$", (FILE.parent / page).read_text(), re.MULTILINE)
+        anchors = [re.sub(r"[^a-z0-9 -]", "", h.lower()).replace(" ", "-") for h in headings]
+        assert not anchor or anchor in anchors
 
 
 def test_cache_directory(monkeypatch):
