@@ -18,6 +18,7 @@ import subprocess  # noqa: E402
 import sys  # noqa: E402
 from collections.abc import Callable, Sequence  # noqa: E402
 from pathlib import Path  # noqa: E402
+from typing import Any  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "examples")]  # lazyxla, and the examples' models
@@ -40,6 +41,19 @@ def mesh_of(text: str) -> Axes:
     axes = {name: int(size) for name, size in (axis.split("=") for axis in text.split(","))}
     os.environ["LAZYXLA_CPU_DEVICES"] = str(math.prod(axes.values()))
     return axes
+
+
+def jax_devices(count: int) -> list[Any]:
+    """JAX's devices, so many of the CPU plugin that lazyxla runs on."""
+    import jax
+    from jax._src.xla_bridge import register_plugin  # there is no public way
+
+    from lazyxla.platforms import plugin_of
+
+    options = {"cpu_device_count": count}
+    register_plugin("embedded", library_path=plugin_of("cpu"), options=options)
+    jax.config.update("jax_platforms", "embedded")
+    return jax.devices()
 
 
 def arguments(*sides: str, models: Sequence[str] = ()) -> argparse.Namespace:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 from math import prod
 
-from common import arguments, mesh_of, parser, report, since_start, step_times
+from common import arguments, jax_devices, mesh_of, parser, report, since_start, step_times
 
 parser.add_argument("--mesh", type=mesh_of)
 args = arguments("jax")
@@ -32,16 +32,8 @@ MASK = np.tril(np.ones((data.LENGTH, data.LENGTH), bool))
 
 
 def make_mesh(axes: dict[str, int]) -> Mesh:
-    """Of devices of the CPU plugin that lazyxla runs on."""
-    from jax._src.xla_bridge import register_plugin  # there is no public way
-
-    from lazyxla.platforms import plugin_of
-
-    count = prod(axes.values())
-    options = {"cpu_device_count": count}
-    register_plugin("embedded", library_path=plugin_of("cpu"), options=options)
-    jax.config.update("jax_platforms", "embedded")
-    return Mesh(np.array(jax.devices()).reshape(tuple(axes.values())), tuple(axes))
+    devices = jax_devices(prod(axes.values()))
+    return Mesh(np.array(devices).reshape(tuple(axes.values())), tuple(axes))
 
 
 mesh = make_mesh(args.mesh) if args.mesh else None

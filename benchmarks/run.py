@@ -54,7 +54,7 @@ BENCHMARKS: dict[str, dict[str, list[str]]] = {
         "lazyxla": ["decoder.py", "--side", "lazyxla", "--mesh", "data=4,model=2"],
         "jax": ["decoder_jax.py", "--mesh", "data=4,model=2"],
     },
-    "scaling": {s: ["scaling.py", "--side", s] for s in ("lazyxla", "gloo")},
+    "scaling": {s: ["scaling.py", "--side", s] for s in ("lazyxla", "jax", "gloo")},
     "training": {
         s: ["training.py", "--side", s] for s in ("lazyxla", "compiled", "eager", "inductor")
     },
@@ -191,6 +191,11 @@ def scaling_rows(best: dict[str, Figures]) -> list[Row]:
     flushes = {count: ours[f"devices.flush_{count}_us"] for count in (1, 8, 64)}
     rows = [Row("devices", f"flush over {n}, us", value) for n, value in flushes.items()]
     rows.append(Row("devices", "64 devices, of one's", flushes[64] / flushes[1], bar=4))
+    if "jax" in best:
+        for n in flushes:
+            pair = ours[f"devices.run_{n}_us"], best["jax"][f"devices.run_{n}_us"]
+            what = f"flush and execute over {n}, us"
+            rows.append(Row("devices", what, pair[0], PEERS["jax"], pair[1]))
     if "gloo" in best:
         pair = ours["all_reduce.us"], best["gloo"]["all_reduce.us"]
         rows.append(

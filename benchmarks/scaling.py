@@ -1,8 +1,10 @@
 """What many devices, and several processes, cost the host.
 
 ``devices``: a flush of a known graph of 320 operators on 16 tensors that are spread over 1, 8 and
-64 of the CPU plugin's devices. Neither recording is in it nor the plugin's execute function, in
-which the devices compute, if the machine has fewer processors than they are.
+64 of the CPU plugin's devices. Recording is not in it. ``flush`` is lazyxla's own time, without the
+plugin's execute function, in which the devices compute, if the machine has fewer processors than
+they are; ``run`` is with it. The peer's is a call of `jax.jit` on the same plugin, with the same
+shardings and donations.
 
 ``all_reduce``: one of two processes; a sum over both of 1,024 floats. lazyxla records 64 of them,
 one after the other, and runs them as one program; Gloo is called 64 times.
@@ -16,8 +18,9 @@ import sys
 import tempfile
 import time
 from datetime import timedelta
+from typing import Any
 
-from common import arguments, parser, report
+from common import arguments, jax_devices, parser, report
 
 COUNTS = (1, 8, 64)
 TENSORS, OPERATORS, ROUNDS = 16, 320, 30
@@ -25,7 +28,7 @@ PROCESSES, SUMS = 2, 64
 
 parser.add_argument("--rank", type=int)
 parser.add_argument("--meeting-point")
-args = arguments("lazyxla", "gloo", models=("devices", "all_reduce"))
+args = arguments("lazyxla", "jax", "gloo", models=("devices", "all_reduce"))
 if args.model == "devices":
     os.environ["LAZYXLA_CPU_DEVICES"] = str(max(COUNTS))
 
@@ -37,11 +40,11 @@ if args.side == "lazyxla":
     from lazyxla import _C
 
 
-def flush_us(devices: int) -> float:
-    """lazyxla's own time for one flush, in microseconds."""
+def flush_us(devices: int) -> tuple[float, float]:
+    """lazyxla's own time for one flush, and the whole flush's, in microseconds."""
     mesh = lazyxla.Mesh((devices,), ("data",))
     xs = [lazyxla.shard(torch.ones(max(COUNTS), 16), mesh, ("data",)) for _ in range(TENSORS)]
-    times = []
+    times, runs = [], []
     _C.measure_executions(True)
     for _ in range(ROUNDS):
         for x in xs:
@@ -51,10 +54,38 @@ def flush_us(devices: int) -> float:
         lazyxla.sync()
         whole = time.perf_counter() - begin
         times.append(whole - (_C.seconds_in_executions() - plugin))
+        runs.append(whole)
         lazyxla.sync(wait=True)
     _C.measure_executions(False)
     for x in xs:
         torch.testing.assert_close(x.cpu(), torch.ones(max(COUNTS), 16))
+    return min(times) * 1e6, min(runs) * 1e6
+
+
+def jax_run_us(devices: list[Any], count: int) -> float:
+    """The time of a call of the same program by hand, in microseconds."""
+    import jax
+    import numpy as np
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+    sharding = NamedSharding(Mesh(np.array(devices[:count]), ("data",)), PartitionSpec("data"))
+    ones = np.ones((max(COUNTS), 16), np.float32)
+    xs = tuple(jax.device_put(ones, sharding) for _ in range(TENSORS))
+
+    def compute(xs: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        for _ in range(OPERATORS // TENSORS // 2):
+            xs = tuple(x * 1.5 - 0.5 for x in xs)
+        return xs
+
+    program = jax.jit(compute, donate_argnums=0)
+    times = []
+    for _ in range(ROUNDS):
+        begin = time.perf_counter()
+        xs = program(xs)
+        times.append(time.perf_counter() - begin)
+        jax.block_until_ready(xs)
+    for x in xs:
+        np.testing.assert_allclose(x, ones)
     return min(times) * 1e6
 
 
@@ -100,11 +131,19 @@ def in_processes() -> None:
         sys.exit(f"the processes ended with {codes}")
 
 
-if args.model == "all_reduce" and args.rank is None:
+if args.model == "all_reduce" and args.side == "jax":
+    report()
+elif args.model == "all_reduce" and args.rank is None:
     in_processes()
 elif args.model == "all_reduce":
     report(us=all_reduce_us())
 elif args.side == "lazyxla":
-    report(**{f"flush_{count}_us": flush_us(count) for count in COUNTS})
+    figures = {}
+    for count in COUNTS:
+        figures[f"flush_{count}_us"], figures[f"run_{count}_us"] = flush_us(count)
+    report(**figures)
+elif args.side == "jax":
+    there = jax_devices(max(COUNTS))
+    report(**{f"run_{count}_us": jax_run_us(there, count) for count in COUNTS})
 else:
     report()

@@ -9,8 +9,11 @@
 #include "dispatch/region_inputs.h"
 #include "dispatch/settling.h"
 #include "dispatch/tensor.h"
+#include "graph/execute.h"
 #include "graph/flush.h"
+#include "graph/runner.h"
 #include "graph/scope.h"
+#include "ir/sharding.h"
 #include "pjrt/fork.h"
 
 namespace py = pybind11;
@@ -26,6 +29,16 @@ void flush_all(graph::Cause cause) {
   }
 }
 
+void wait_for_all() {
+  const c10::DeviceIndex count = dispatch::device_count_bound();
+  for (c10::DeviceIndex index = 0; index < count; ++index) graph::finish_waiting_runs(index);
+  // Where there is a mesh, waiting for one device is waiting for all.
+  for (c10::DeviceIndex index = 0; index < count; ++index) {
+    graph::wait_for(index);
+    if (ir::Mesh::any()) return;
+  }
+}
+
 // sync(wait): all devices; each starts its work before any is waited for.
 // A function of Python's C API for the reason that traced_call.cpp gives.
 PyObject* sync_all(PyObject*, PyObject* wait) {
@@ -36,9 +49,7 @@ PyObject* sync_all(PyObject*, PyObject* wait) {
     py::gil_scoped_release no_gil;
     pjrt::check_not_forked();  // where there are no devices any more
     flush_all(graph::Cause::kSync);
-    for (c10::DeviceIndex index = 0; waits && index < dispatch::device_count_bound(); ++index) {
-      graph::sync(index, /*wait=*/true, graph::Cause::kSync);
-    }
+    if (waits) wait_for_all();
   }
   Py_RETURN_NONE;
   END_HANDLE_TH_ERRORS

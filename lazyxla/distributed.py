@@ -7,6 +7,7 @@ the device if no backend is named. Its collectives are recorded operators
 
 from __future__ import annotations
 
+import weakref
 from datetime import timedelta
 from typing import Any
 
@@ -36,6 +37,8 @@ def _create(options: Any, _backend_options: Any) -> Any:
             f"lazyxla: torch.distributed works between processes on the CPU, not on {platform()}"
         )
     attention_sharding.install()
+    # PyTorch lets go of the options once the group is registered.
+    weakref.finalize(options, _be_default, options.group_id).atexit = False
     # Before a device is used, PyTorch's DeviceMesh makes the one of the number LOCAL_RANK current.
     # That is one host's device of several; here each process has devices of its own.
     _C.device_count()  # starts them
@@ -48,6 +51,20 @@ def _create(options: Any, _backend_options: Any) -> Any:
         options.timeout,
         settings.compare_collectives,
     )
+
+
+def _be_default(name: Any) -> None:
+    """Makes the backend the default one of its group, if the group has no other.
+
+    Without a backend's name PyTorch takes the one that the device's was registered with, and then
+    says that the group's default is Gloo, which it did not make; DDP's logger asks for that.
+    """
+    try:
+        group = dist.distributed_c10d._resolve_process_group(name)
+    except (LookupError, RuntimeError):  # it was not made in the end
+        return
+    if {device.type for device in group._device_types} == {NAME}:
+        group._set_default_backend(dist.ProcessGroup.BackendType.CUSTOM)
 
 
 def connect(store: Any, rank: int, size: int, timeout: timedelta) -> Any:

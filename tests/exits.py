@@ -81,6 +81,17 @@ def execution() -> None:
     alive.append(x)
 
 
+def spread() -> None:
+    """Programs for all devices: a thread frees the many handles of what they have consumed."""
+    count = lazyxla.device_count()
+    mesh = lazyxla.Mesh((count,), ("data",))
+    alive.extend(lazyxla.shard(torch.ones(count), mesh, ("data",)) for _ in range(130))
+    for _ in range(3):
+        for x in alive:
+            x.add_(1)
+        lazyxla.sync()
+
+
 def loader() -> None:
     iterator = iter(lazyxla.DeviceLoader(torch.full((9,), float(i)) for i in range(10**6)))
     alive.extend((iterator, next(iterator), next(iterator)))
@@ -100,7 +111,7 @@ def cycle() -> None:
     ring.append(ring)
 
 
-WORK = (tensors, pending, eager, fused, backward, execution, loader, compiled, cycle)
+WORK = (tensors, pending, eager, fused, backward, execution, spread, loader, compiled, cycle)
 
 
 def at_end() -> None:

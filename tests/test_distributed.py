@@ -282,22 +282,36 @@ def test_one_reads_before_they_meet(tmp_path: Path) -> None:
 
 
 DEFAULT = """
-import sys, torch, torch.distributed as dist, lazyxla
-dist.init_process_group(init_method=f"file://{sys.argv[2]}", rank=0, world_size=1)
-x = torch.ones(3, device="lazyxla")
-dist.all_reduce(x)
-print(dist.get_backend_config(), x.tolist())
+import copy, sys, torch, torch.distributed as dist, lazyxla
+from torch.nn.parallel import DistributedDataParallel
+rank, meet = int(sys.argv[1]), sys.argv[2]
+dist.init_process_group(init_method=f"file://{meet}", rank=rank, world_size=2)
+torch.manual_seed(0)
+model, batches = torch.nn.Linear(3, 2), torch.randn(2, 4, 3)
+alone = copy.deepcopy(model)
+alone(batches.flatten(0, 1)).square().mean().backward()
+# Without init_sync no collective runs before DDP asks for the group's default backend.
+for group, init_sync in ((None, False), (None, True), (dist.new_group(), True)):
+    ddp = DistributedDataParallel(
+        copy.deepcopy(model).to("lazyxla"), process_group=group, init_sync=init_sync
+    )
+    ddp(batches[rank].to("lazyxla")).square().mean().backward()
+    for ours, theirs in zip(ddp.parameters(), alone.parameters()):
+        torch.testing.assert_close(ours.grad.cpu(), theirs.grad)
+dist.barrier()
+print(dist.get_backend_config(), "fine")
+dist.destroy_process_group()
 """
 
 
 def test_it_is_the_devices_backend_if_none_is_named(tmp_path: Path) -> None:
+    """For DDP, too, which asks for the group's default backend."""
     script = tmp_path / "default.py"
     script.write_text(DEFAULT)
     # Collectives are the host's business in strict mode, too.
-    (process,) = start([str(script), str(tmp_path / "meet")], 1, LAZYXLA_STRICT_HOST_CALLS="1")
-    out, err = process.communicate(timeout=120)
-    assert "lazyxla:lazyxla" in out, err[-3000:]
-    assert out.strip().endswith("[1.0, 1.0, 1.0]")
+    for process in start([str(script), str(tmp_path / "meet")], 2, LAZYXLA_STRICT_HOST_CALLS="1"):
+        out, err = process.communicate(timeout=120)
+        assert out.split() == ["lazyxla:lazyxla", "fine"], err[-3000:]
 
 
 def torchrun(processes: int, *command: str, **environment: str) -> list[str]:

@@ -47,13 +47,12 @@ Shards* DeviceBuffer::shards() {
   return shards_.get();
 }
 
-std::vector<pjrt::Buffer*> DeviceBuffer::on_each(const ir::Mesh& mesh) {
+void DeviceBuffer::add_each(const ir::Mesh& mesh, std::vector<pjrt::Buffer*>& buffers) {
   await_kept();
-  std::vector<pjrt::Buffer*> buffers;
   if (shards_) {
     TORCH_INTERNAL_ASSERT(&shards_->sharding->mesh() == &mesh);
     for (pjrt::Buffer& shard : shards_->buffers) buffers.push_back(&shard);
-    return buffers;
+    return;
   }
   const auto& devices = pjrt::Runtime::get().client().devices();
   if (!copies_) copies_ = std::make_unique<Copies>();
@@ -72,7 +71,6 @@ std::vector<pjrt::Buffer*> DeviceBuffer::on_each(const ir::Mesh& mesh) {
     }
     buffers.push_back(&copy->second);
   }
-  return buffers;
 }
 
 void DeviceBuffer::await() {

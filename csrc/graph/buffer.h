@@ -44,9 +44,9 @@ class DeviceBuffer final : public ir::LeafData {
   pjrt::Buffer& get();
   // The same for data that may be spread: null if it lies on one device.
   Shards* shards();
-  // The same for a program of many devices: what each of them is given. Data that lies on one
-  // device is copied to each other one, once.
-  std::vector<pjrt::Buffer*> on_each(const ir::Mesh& mesh);
+  // The same for a program of many devices: appends what each of them is given. Data that lies on
+  // one device is copied to each other one, once.
+  void add_each(const ir::Mesh& mesh, std::vector<pjrt::Buffer*>& buffers);
   // Waits for the data; whether it is there.
   void await();
   bool is_ready();

@@ -2,6 +2,8 @@
 
 #include <c10/util/Exception.h>
 
+#include <utility>
+
 #include "graph/gil.h"
 #include "pjrt/client.h"
 #include "pjrt/runtime.h"
@@ -32,20 +34,20 @@ class SlotCopies {
           pjrt::Runtime::get().client().buffer_from_host(values.data(), type, dims, {}, *device));
     }
   }
-  void add_to(std::vector<std::vector<pjrt::Buffer*>>& args) {
-    for (size_t i = 0; i < copies_.size(); ++i) args[i].push_back(&copies_[i]);
+  void add_to(std::vector<pjrt::Buffer*>& args) {
+    for (pjrt::Buffer& copy : copies_) args.push_back(&copy);
   }
 
  private:
   std::vector<pjrt::Buffer> copies_;
 };
 
+// In the memory of the thread's last one, as a flush's graph. A run within a run has its own.
+thread_local std::vector<pjrt::Buffer*> spare_args;
+
 void keep(const Variant& variant, const Run& run, std::vector<std::vector<pjrt::Buffer>> results) {
   for (size_t i = 0; i < run.promises.size(); ++i) {
-    Shards shards{variant.results()[i], {}};
-    shards.buffers.reserve(results.size());
-    for (auto& of_device : results) shards.buffers.push_back(std::move(of_device[i]));
-    run.promises[i]->keep(std::move(shards));
+    run.promises[i]->keep(Shards{variant.results()[i], std::move(results[i])});
   }
 }
 
@@ -72,12 +74,10 @@ void execute_partitioned(const Variant& variant, const Run& run, c10::DeviceInde
   check_fits(variant, run, devices);
   variant.note_run();
   const pjrt::Executable& executable = variant.executable();
-  std::vector<std::vector<pjrt::Buffer*>> args(devices.size());
-  for (auto& of_device : args) of_device.reserve(run.inputs.size() + 2);  // and the numbers
-  for (const BufferRef& input : run.inputs) {
-    const std::vector<pjrt::Buffer*> buffers = input->on_each(mesh);
-    for (size_t i = 0; i < devices.size(); ++i) args[i].push_back(buffers[i]);
-  }
+  std::vector<pjrt::Buffer*> args = std::exchange(spare_args, {});
+  args.clear();
+  args.reserve((run.inputs.size() + 2) * devices.size());  // and the numbers
+  for (const BufferRef& input : run.inputs) input->add_each(mesh, args);
   SlotCopies floats(variant.float_slots, run.slots, &ir::ScalarValue::f, PJRT_Buffer_Type_F64,
                     devices);
   SlotCopies ints(variant.int_slots, run.slots, &ir::ScalarValue::i, PJRT_Buffer_Type_S64, devices);
@@ -97,6 +97,7 @@ void execute_partitioned(const Variant& variant, const Run& run, c10::DeviceInde
     throw;
   }
   keep(variant, run, std::move(results));
+  spare_args = std::move(args);
 }
 
 std::optional<pjrt::Error> take_failure_of(const ir::Mesh& mesh) {

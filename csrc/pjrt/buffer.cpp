@@ -64,6 +64,9 @@ Buffer::Buffer(const Device& device, PJRT_Buffer* raw, size_t nbytes)
   device.usage_->add(static_cast<int64_t>(nbytes));
 }
 
+Buffer::Buffer(const Device& device, PJRT_Buffer* raw, size_t nbytes, Counted)
+    : device_(&device), raw_(raw), nbytes_(nbytes) {}
+
 Buffer::Buffer(Buffer&& other) noexcept
     : device_(other.device_),
       raw_(other.raw_.exchange(nullptr, std::memory_order_acq_rel)),
@@ -71,7 +74,7 @@ Buffer::Buffer(Buffer&& other) noexcept
       ready_(other.ready_.load(std::memory_order_acquire)) {}
 
 Buffer::~Buffer() {
-  if (forked()) {
+  if (is_deleted() || forked()) {
     return;
   }
   if (PJRT_Buffer* raw = consume()) {
@@ -79,8 +82,10 @@ Buffer::~Buffer() {
   }
 }
 
+PJRT_Buffer* Buffer::consume(Counted) { return raw_.exchange(nullptr, std::memory_order_acq_rel); }
+
 PJRT_Buffer* Buffer::consume() {
-  PJRT_Buffer* raw = raw_.exchange(nullptr, std::memory_order_acq_rel);
+  PJRT_Buffer* raw = consume(Counted());
   if (raw != nullptr) {
     device_->usage_->remove(static_cast<int64_t>(nbytes_));
   }

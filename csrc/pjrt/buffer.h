@@ -27,6 +27,9 @@ class Buffer {
   // many bytes it occupies there.
   static Buffer adopt(const Device& device, PJRT_Buffer* raw);
   Buffer(const Device& device, PJRT_Buffer* raw, size_t nbytes);
+  // For callers that have counted it in the device's MemoryStats, with others.
+  struct Counted {};
+  Buffer(const Device& device, PJRT_Buffer* raw, size_t nbytes, Counted);
 
   ~Buffer();
   Buffer(Buffer&& other) noexcept;  // what is moved from is as if consumed
@@ -63,6 +66,7 @@ class Buffer {
   // An execution has taken the memory. Ends this buffer's part in the accounting and returns its
   // handle, which the caller must free.
   PJRT_Buffer* consume();
+  PJRT_Buffer* consume(Counted);  // the caller ends its part in the accounting, too
 
   const Device* device_;
   std::atomic<PJRT_Buffer*> raw_;  // null once consumed

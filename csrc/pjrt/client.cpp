@@ -2,6 +2,7 @@
 
 #include "call.h"
 #include "device_ids.h"
+#include "disposal.h"
 
 namespace lazyxla::pjrt {
 namespace {
@@ -74,13 +75,13 @@ void Device::Usage::Tally::reset_accumulated() {
   freed_before = allocated - current;
 }
 
-void Device::Usage::add(int64_t size) {
-  buffers.add(1);
+void Device::Usage::add(int64_t size, int64_t count) {
+  buffers.add(count);
   bytes.add(size);
 }
 
-void Device::Usage::remove(int64_t size) {
-  buffers.remove(1);
+void Device::Usage::remove(int64_t size, int64_t count) {
+  buffers.remove(count);
   bytes.remove(size);
 }
 
@@ -204,6 +205,7 @@ Client::~Client() {
     return;
   }
   devices_.clear();  // frees the handles in flight, which are the client's
+  finish_disposal();
   LAZYXLA_PJRT_ARGS(args, PJRT_Client_Destroy);
   args.client = raw_;
   ignore_error(&api(), api().PJRT_Client_Destroy(&args));

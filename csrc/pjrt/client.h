@@ -97,8 +97,8 @@ class Device {
       void reset_accumulated();
     };
     Tally buffers, bytes;
-    void add(int64_t size);
-    void remove(int64_t size);
+    void add(int64_t size, int64_t count = 1);  // of so many buffers, `size` bytes in all
+    void remove(int64_t size, int64_t count = 1);
   };
 
   const PJRT_Api* api_;

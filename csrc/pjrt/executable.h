@@ -54,9 +54,10 @@ class Executable {
   std::vector<Buffer> execute(std::span<Buffer* const> args, std::span<const int> donated_args,
                               const Device& device, InFlight::Listener over = {}) const;
 
-  // The same for a program that is partitioned over `devices` (kDevices): `args` has a list for
-  // each of them, and so has what is returned. `over` is called once it is over on all of them.
-  std::vector<std::vector<Buffer>> execute_on_each(std::span<const std::vector<Buffer*>> args,
+  // The same for a program that is partitioned over `devices` (kDevices). `args` are those of the
+  // first position, one for each device, then those of the second, and so on; of each output there
+  // is one on each device, too. `over` is called once the run is over on all of them.
+  std::vector<std::vector<Buffer>> execute_on_each(std::span<Buffer* const> args,
                                                    std::span<const int> donated_args,
                                                    std::span<const Device* const> devices,
                                                    InFlight::Listener over = {}) const;
@@ -72,8 +73,8 @@ class Executable {
  private:
   Executable(const PJRT_Api& api, PJRT_LoadedExecutable* raw) : api_(&api), raw_(raw) {}
   void learn_output_nbytes(std::span<PJRT_Buffer* const> outputs) const;
-  // In which order the plugin takes these devices.
-  std::vector<size_t> order_of(std::span<const Device* const> devices) const;
+  // For each of these devices, the position at which the plugin takes it.
+  std::vector<size_t> rows_of(std::span<const Device* const> devices) const;
   PJRT_Error* call_plugin(PJRT_LoadedExecutable_Execute_Args& call) const;
 
   const PJRT_Api* api_;

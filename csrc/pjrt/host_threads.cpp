@@ -12,6 +12,15 @@
 namespace lazyxla::pjrt {
 
 #ifdef __linux__
+namespace {
+
+void yield(pid_t thread) {  // 0: the calling one
+  if (sched_getscheduler(thread) != SCHED_OTHER) return;
+  const sched_param usual{};
+  sched_setscheduler(thread, SCHED_BATCH, &usual);  // may be refused, as in some sandboxes
+}
+
+}  // namespace
 
 void yield_compute_threads() {
   DIR* threads = opendir("/proc/self/task");
@@ -24,18 +33,17 @@ void yield_compute_threads() {
     if (!std::getline(file, name) || name != "tf_XLAEigen") {
       continue;
     }
-    const pid_t thread = std::atoi(entry->d_name);
-    if (sched_getscheduler(thread) == SCHED_OTHER) {
-      const sched_param usual{};
-      sched_setscheduler(thread, SCHED_BATCH, &usual);  // may be refused, as in some sandboxes
-    }
+    yield(std::atoi(entry->d_name));
   }
   closedir(threads);
 }
 
+void yield_this_thread() { yield(0); }
+
 #else
 
 void yield_compute_threads() {}
+void yield_this_thread() {}
 
 #endif
 

@@ -1,4 +1,4 @@
-// Threads of the CPU plugin: the process's own, scheduled by Linux beside the user's.
+// Threads of the CPU plugin, and of our own, that Linux schedules beside the user's.
 //
 // A program is handed to one thread of the plugin, which gives the large operations in it to a pool
 // of compute threads, one per core. Whoever hands out work (this thread, the user's, autograd's)
@@ -13,5 +13,8 @@ namespace lazyxla::pjrt {
 // work that is not interactive (SCHED_BATCH): when one wakes up, it does not interrupt another
 // thread. Leaves alone threads for which another policy than the usual one was set.
 void yield_compute_threads();
+
+// The same for the calling thread.
+void yield_this_thread();
 
 }  // namespace lazyxla::pjrt

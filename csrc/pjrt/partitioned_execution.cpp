@@ -1,10 +1,16 @@
 // Executions of programs that are partitioned over several devices.
 #include <algorithm>
+#include <atomic>
+#include <memory>
 #include <mutex>
+#include <optional>
+#include <string>
+#include <utility>
 
 #include "buffer.h"
 #include "call.h"
 #include "client.h"
+#include "disposal.h"
 #include "executable.h"
 #include "fork.h"
 
@@ -23,79 +29,102 @@ bool is_taken(const PJRT_Api* api, PJRT_Buffer* raw) {
   return !ignore_error(api, api->PJRT_Buffer_IsDeleted(&args)) && args.is_deleted;
 }
 
-// Of a run's listener: it is called when the last device is done, with the first failure.
+// The end of a run: when the last device is done, the handles of what it has consumed go, and its
+// listener is called with the first failure.
 class LastOf {
  public:
-  LastOf(size_t devices, InFlight::Listener over) : left_(devices), over_(std::move(over)) {}
+  LastOf(const PJRT_Api& api, size_t devices, std::vector<PJRT_Buffer*> handles,
+         InFlight::Listener over)
+      : api_(&api), left_(devices), handles_(std::move(handles)), over_(std::move(over)) {}
 
   std::string end(const Error* failure) {
-    {
+    if (failure) {
       std::lock_guard lock(mutex_);
-      if (failure && !failure_) failure_ = *failure;
-      if (--left_ > 0) return "";
+      if (!failure_) failure_ = *failure;
     }
-    return over_(failure_ ? &*failure_ : nullptr);
+    if (--left_ > 0) return "";
+    dispose_of(*api_, std::move(handles_));
+    return over_ ? over_(failure_ ? &*failure_ : nullptr) : "";
   }
 
  private:
+  const PJRT_Api* api_;
+  std::atomic<size_t> left_;
   std::mutex mutex_;
-  size_t left_;
   std::optional<Error> failure_;
+  std::vector<PJRT_Buffer*> handles_;
   InFlight::Listener over_;
 };
 
-// The arrays that one call of the C API needs, a row for each device.
+// The arrays that one call of the C API needs: a row for each device. Each thread keeps a set, as
+// of execute's.
 struct Rows {
-  std::vector<std::vector<PJRT_Buffer*>> args, outputs;
+  std::vector<PJRT_Buffer*> args, outputs;
   std::vector<PJRT_Buffer* const*> arg_lists;
   std::vector<PJRT_Buffer**> output_lists;
+  std::vector<PJRT_Event*> done;
 
-  void add(std::span<Buffer* const> buffers, size_t num_outputs) {
-    auto& row = args.emplace_back();
-    row.reserve(buffers.size());
-    for (const Buffer* buffer : buffers) {
-      if (buffer->is_deleted()) {
-        throw Error(PJRT_Error_Code_FAILED_PRECONDITION,
-                    "argument " + std::to_string(row.size()) +
-                        " is a buffer whose memory an "
-                        "earlier execution has taken (it was donated)");
-      }
-      row.push_back(buffer->raw());
+  void make(size_t devices, size_t num_args, size_t num_outputs) {
+    args.assign(devices * num_args, nullptr);
+    outputs.assign(devices * num_outputs, nullptr);
+    done.assign(devices, nullptr);
+    arg_lists.clear();
+    output_lists.clear();
+    for (size_t row = 0; row < devices; ++row) {
+      arg_lists.push_back(args.data() + row * num_args);
+      output_lists.push_back(outputs.data() + row * num_outputs);
     }
-    outputs.emplace_back(num_outputs, nullptr);
-  }
-  void list() {
-    for (auto& row : args) arg_lists.push_back(row.data());
-    for (auto& row : outputs) output_lists.push_back(row.data());
   }
 };
+thread_local Rows thread_rows;
+
+PJRT_Buffer* usable(const Buffer& buffer, size_t position) {
+  PJRT_Buffer* raw = buffer.raw();
+  if (raw == nullptr) [[unlikely]] {
+    throw Error(PJRT_Error_Code_FAILED_PRECONDITION,
+                "argument " + std::to_string(position) +
+                    " is a buffer whose memory an earlier execution has taken (it was donated)");
+  }
+  return raw;
+}
 
 }  // namespace
 
-std::vector<size_t> Executable::order_of(std::span<const Device* const> devices) const {
-  std::vector<size_t> order;
-  for (PJRT_Device* raw : devices_) {
-    const auto found = std::find_if(devices.begin(), devices.end(),
-                                    [raw](const Device* device) { return device->raw() == raw; });
-    if (found != devices.end()) order.push_back(found - devices.begin());
+std::vector<size_t> Executable::rows_of(std::span<const Device* const> devices) const {
+  std::vector<size_t> rows;
+  rows.reserve(devices.size());
+  for (size_t i = 0; i < devices.size(); ++i) {
+    PJRT_Device* raw = devices[i]->raw();
+    if (i < devices_.size() && devices_[i] == raw) {  // as a rule they are in its order
+      rows.push_back(i);
+      continue;
+    }
+    const auto found = std::find(devices_.begin(), devices_.end(), raw);
+    if (found != devices_.end()) rows.push_back(found - devices_.begin());
   }
-  if (order.size() != devices.size() || order.size() != devices_.size()) {
+  if (rows.size() != devices.size() || rows.size() != devices_.size()) {
     throw Error(PJRT_Error_Code_INVALID_ARGUMENT,
                 "the program was compiled for other devices than it is to run on");
   }
-  return order;
+  return rows;
 }
 
-std::vector<std::vector<Buffer>> Executable::execute_on_each(
-    std::span<const std::vector<Buffer*>> args, std::span<const int> donated_args,
-    std::span<const Device* const> devices, InFlight::Listener over) const {
+std::vector<std::vector<Buffer>> Executable::execute_on_each(std::span<Buffer* const> args,
+                                                             std::span<const int> donated_args,
+                                                             std::span<const Device* const> devices,
+                                                             InFlight::Listener over) const {
   check_not_forked();
-  const std::vector<size_t> order = order_of(devices);
-  Rows rows;
-  for (size_t device : order) rows.add(args[device], num_outputs_);
-  rows.list();
+  const size_t count = devices.size(), num_args = args.size() / count;
+  const std::vector<size_t> row_of = rows_of(devices);
+  Rows rows = std::exchange(thread_rows, {});
+  rows.make(count, num_args, num_outputs_);
+  for (size_t i = 0; i < num_args; ++i) {
+    for (size_t device = 0; device < count; ++device) {
+      rows.args[row_of[device] * num_args + i] = usable(*args[i * count + device], i);
+    }
+  }
   std::vector<int64_t> kept;
-  for (size_t i = 0; i < args[0].size(); ++i) {
+  for (size_t i = 0; i < num_args; ++i) {
     const bool is_donated = std::binary_search(donated_args.begin(), donated_args.end(), i);
     if (!is_donated) kept.push_back(static_cast<int64_t>(i));
   }
@@ -103,48 +132,72 @@ std::vector<std::vector<Buffer>> Executable::execute_on_each(
   options.struct_size = PJRT_ExecuteOptions_STRUCT_SIZE;
   options.non_donatable_input_indices = kept.data();
   options.num_non_donatable_input_indices = kept.size();
-  std::vector<PJRT_Event*> done(devices.size(), nullptr);
   LAZYXLA_PJRT_ARGS(call, PJRT_LoadedExecutable_Execute);
   call.executable = raw_;
   call.options = &options;
   call.argument_lists = rows.arg_lists.data();
-  call.num_devices = devices.size();
-  call.num_args = args[0].size();
+  call.num_devices = count;
+  call.num_args = num_args;
   call.output_lists = rows.output_lists.data();
-  call.device_complete_events = done.data();
+  call.device_complete_events = rows.done.data();
   PJRT_Error* error;
   {
     std::lock_guard lock(enqueueing());
     error = call_plugin(call);
   }
 
-  if (error == nullptr) learn_output_nbytes(rows.outputs[0]);
-  std::vector<std::vector<Buffer>> outputs(devices.size());
-  const auto last = over ? std::make_shared<LastOf>(devices.size(), std::move(over)) : nullptr;
-  for (size_t row = 0; row < order.size(); ++row) {
-    const Device& device = *devices[order[row]];
-    // Before the outputs are counted: what is donated must not count twice.
-    std::vector<PJRT_Buffer*> taken;
-    taken.reserve(donated_args.size());
-    for (const int position : donated_args) {
-      if (error != nullptr && !is_taken(api_, rows.args[row][position])) continue;
-      if (PJRT_Buffer* handle = args[order[row]][position]->consume()) taken.push_back(handle);
-    }
-    if (done[row] == nullptr || !device.retires_donated_) {
-      for (PJRT_Buffer* handle : taken) destroy_buffer(api_, handle);
-      taken.clear();
-    }
-    outputs[order[row]].reserve(num_outputs_);
-    for (size_t i = 0; error == nullptr && i < num_outputs_; ++i) {
-      outputs[order[row]].emplace_back(device, rows.outputs[row][i], output_nbytes_[i]);
-    }
-    if (done[row] == nullptr) continue;
-    InFlight::Listener listener;
-    if (error == nullptr && last) {
-      listener = [last](const Error* failure) { return last->end(failure); };
-    }
-    device.in_flight_->add(done[row], taken, std::move(listener));
+  if (error == nullptr) {
+    learn_output_nbytes({rows.outputs.data(), num_outputs_});
+  } else {
+    over = nullptr;
   }
+  // Before the outputs are counted: what is donated must not count twice.
+  std::vector<PJRT_Buffer*> taken;
+  taken.reserve(donated_args.size() * count);
+  for (size_t device = 0; device < count; ++device) {
+    int64_t buffers = 0, nbytes = 0;
+    for (const int position : donated_args) {
+      if (error != nullptr && !is_taken(api_, rows.arg_lists[row_of[device]][position])) continue;
+      Buffer& buffer = *args[position * count + device];
+      PJRT_Buffer* handle = buffer.consume(Buffer::Counted());
+      if (handle == nullptr) continue;
+      taken.push_back(handle);
+      ++buffers;
+      nbytes += static_cast<int64_t>(buffer.nbytes());
+    }
+    devices[device]->usage_->remove(nbytes, buffers);
+  }
+  std::vector<std::vector<Buffer>> outputs(num_outputs_);
+  if (error == nullptr) {
+    int64_t nbytes = 0;
+    for (const size_t of_output : output_nbytes_) nbytes += static_cast<int64_t>(of_output);
+    for (const Device* device : devices) {
+      device->usage_->add(nbytes, static_cast<int64_t>(num_outputs_));
+    }
+    for (size_t i = 0; i < num_outputs_; ++i) {
+      outputs[i].reserve(count);
+      for (size_t device = 0; device < count; ++device) {
+        outputs[i].emplace_back(*devices[device], rows.output_lists[row_of[device]][i],
+                                output_nbytes_[i], Buffer::Counted());
+      }
+    }
+  }
+  const bool retires = devices[0]->retires_donated_;
+  if (!retires) dispose_of(*api_, std::exchange(taken, {}));
+  const auto ended =
+      std::ranges::count_if(rows.done, [](const PJRT_Event* event) { return event != nullptr; });
+  if (ended == 0) {
+    dispose_of(*api_, std::move(taken));
+  } else {
+    const auto last = std::make_shared<LastOf>(*api_, ended, std::move(taken), std::move(over));
+    for (size_t device = 0; device < count; ++device) {
+      PJRT_Event* done = rows.done[row_of[device]];
+      if (done == nullptr) continue;
+      devices[device]->in_flight_->add(done, {},
+                                       [last](const Error* failure) { return last->end(failure); });
+    }
+  }
+  thread_rows = std::move(rows);
   check(api_, error, "PJRT_LoadedExecutable_Execute");
   return outputs;
 }

@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <utility>
 
+#include "disposal.h"
 #include "error.h"
 #include "fork.h"
 #include "host_memory.h"
@@ -50,6 +51,7 @@ void at_exit(int status, void*) {
     } catch (const Error&) {  // nobody is left who could be told
     }
   }
+  finish_disposal();
 }
 
 }  // namespace

@@ -169,6 +169,36 @@ def test_likes_are_spread_alike(like: Callable[[torch.Tensor], torch.Tensor]) ->
 # ---- memory ----
 
 
+def test_what_many_devices_consume_is_counted_once() -> None:
+    """Of so many buffers that a thread of its own frees them (csrc/pjrt/disposal.h)."""
+    tensors, steps = 40, 20
+    xs = [sharded(torch.full((64,), float(i)), "data") for i in range(tensors)]
+
+    def step() -> None:
+        for x in xs:
+            x.add_(1)
+        lazyxla.sync()
+
+    for _ in range(3):  # until the numbers are known to vary or not
+        step()
+    before = bytes_on_devices()
+    for index in range(8):
+        torch.lazyxla.reset_peak_memory_stats(index)
+        torch.lazyxla.reset_accumulated_memory_stats(index)
+    executions = lazyxla.counters()["executions"]
+    for _ in range(steps):
+        step()
+    assert lazyxla.counters()["executions"] == executions + steps
+    assert bytes_on_devices() == before
+    for index in range(8):
+        stats = lazyxla.memory_stats(index)
+        assert stats["allocated_bytes.all.peak"] == before[index]
+        assert stats["allocation.all.allocated"] == steps * tensors
+        assert stats["allocation.all.freed"] == steps * tensors
+    for i, x in enumerate(xs):
+        assert torch.equal(x.cpu(), torch.full((64,), float(i + 3 + steps)))
+
+
 def test_out_of_memory_names_the_largest_tensors_and_how_they_are_spread() -> None:
     model = torch.nn.Linear(64, 4096, bias=False)
     lazyxla.shard(model, MESH, ("data", None))
