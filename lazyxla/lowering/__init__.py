@@ -7,6 +7,8 @@ runs on the host, between two programs. Importing this package loads neither jax
 first lowering loads jaxlib, the first JAX rule that runs loads JAX.
 """
 
+from __future__ import annotations
+
 from typing import TYPE_CHECKING
 
 from lazyxla.lowering.errors import DifferentProgramsError, LoweringError
@@ -83,7 +85,7 @@ def lower_to_text(program: Program, target: Target | str) -> str:
     return run(program, _target(target))
 
 
-def lower_graph(graph: "FxGraph", target: Target | str, random: bool) -> bytes:
+def lower_graph(graph: FxGraph, target: Target | str, random: bool) -> bytes:
     """The module that a graph of ATen's operators becomes, in bytecode, with its function `main`.
 
     `random`: the operators that draw random numbers do so from a key, uint32[2], which is the

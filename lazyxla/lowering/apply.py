@@ -1,5 +1,7 @@
 """Lowering one operator call: own rule, JAX rule, PyTorch's decomposition, or a host call."""
 
+from __future__ import annotations
+
 import inspect
 import traceback
 from typing import Any

@@ -15,11 +15,10 @@ import torch
 from torch import fx
 
 from lazyxla.lowering.fx_graph import FxGraph, draws, run_graph
+from lazyxla.lowering.value import Value
 
 if TYPE_CHECKING:
     from lazyxla.lowering.builder import Builder
-
-Value = Any
 
 
 def is_control_flow(target: Any) -> bool:

@@ -6,6 +6,8 @@ the trace, so their slots become static; an operator for which that costs too ma
 wants a rule.
 """
 
+from __future__ import annotations
+
 import functools
 import logging
 from collections.abc import Callable, Iterator
@@ -61,7 +63,7 @@ def is_composite(op: Any) -> bool:
     return _is_implicit(op) and not op.has_kernel_for_dispatch_key(keys.Autograd)
 
 
-def decompose(b: "Builder", name: str, args: tuple[Any, ...]) -> list[Any]:
+def decompose(b: Builder, name: str, args: tuple[Any, ...]) -> list[Any]:
     """Lowers an operator through its decomposition; `args` as the rules take them."""
     values: list[Any] = []
     specs: list[TensorSpec] = []

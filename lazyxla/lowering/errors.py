@@ -1,5 +1,7 @@
 """The one error of the lowering, and whose line it came from."""
 
+from __future__ import annotations
+
 import functools
 import importlib.util
 import os
@@ -38,7 +40,7 @@ def _libraries() -> tuple[str, ...]:
     return tuple(os.path.join(os.path.dirname(os.path.abspath(o)), "") for o in origins)
 
 
-def show_call(b: "Builder", name: str, args: tuple[Any, ...]) -> str:
+def show_call(b: Builder, name: str, args: tuple[Any, ...]) -> str:
     """The call as an error message shows it: aten::mm(float32[2, 3], float32[3, 4])."""
 
     def show(arg: Any) -> str:

@@ -1,5 +1,7 @@
 """Telling how an operator runs, and where the code for it is."""
 
+from __future__ import annotations
+
 import difflib
 import inspect
 import os
@@ -57,7 +59,7 @@ class Explanation:
     how: str
     where: str = ""
     functional: str = ""
-    parts: tuple["Explanation", ...] = ()
+    parts: tuple[Explanation, ...] = ()
     dtypes: dict[torch.dtype, str] = field(default_factory=dict)
 
     def __str__(self) -> str:

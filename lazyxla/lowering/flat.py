@@ -5,6 +5,8 @@ negate 4096 x 32 elements takes twice as long as to negate 131,072. Programs of 
 keep their shapes, for their operators read each other's results in them.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Sequence
 

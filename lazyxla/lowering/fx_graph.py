@@ -1,5 +1,7 @@
 """Lowering an FX graph of ATen operators, node by node: a decomposition's or torch.compile's."""
 
+from __future__ import annotations
+
 import functools
 import operator
 import re
@@ -46,12 +48,12 @@ class FxGraph(NamedTuple):
         """Whether there is one such graph for each of a few buckets of sizes."""
         return any(TRUE_SIZE in node.meta for node in self.inputs)
 
-    def lower(self, b: "Builder", values: list[Any]) -> list[Any]:
+    def lower(self, b: Builder, values: list[Any]) -> list[Any]:
         """Lowers the graph on `values`; returns its outputs, flattened."""
         return run_graph(b, self, values)
 
     @classmethod
-    def of(cls, graph: fx.Graph) -> "FxGraph":
+    def of(cls, graph: fx.Graph) -> FxGraph:
         """The whole graph."""
         nodes = list(graph.nodes)
         (result,) = (n for n in nodes if n.op == "output")
@@ -63,7 +65,7 @@ class FxGraph(NamedTuple):
         )
 
 
-def run_graph(b: "Builder", graph: FxGraph, values: list[Any]) -> list[Any]:
+def run_graph(b: Builder, graph: FxGraph, values: list[Any]) -> list[Any]:
     """Lowers a graph on `values`; returns its outputs, flattened."""
     known: dict[Any, Any] = {}
     for node, value in zip(graph.inputs, values, strict=True):
@@ -113,7 +115,7 @@ def user_frame(node: fx.Node) -> str:
     return "{}:{}: {}".format(*frames[-1]) if frames else ""
 
 
-def _run_node(b: "Builder", node: fx.Node, known: dict[Any, Any], salt: int) -> Any:
+def _run_node(b: Builder, node: fx.Node, known: dict[Any, Any], salt: int) -> Any:
     op: Any = node.target
     args = [known_or_wrapped(known, a, kind) for a, kind in schema_arguments(op, node)]
     single = not isinstance(node.meta["val"], (list, tuple))
@@ -134,7 +136,7 @@ def _run_node(b: "Builder", node: fx.Node, known: dict[Any, Any], salt: int) -> 
     return listed[0] if single else listed
 
 
-def _apply(b: "Builder", op: Any, args: list[Any]) -> list[Any]:
+def _apply(b: Builder, op: Any, args: list[Any]) -> list[Any]:
     from lazyxla.lowering.apply import apply
 
     name = schema_name(op)
@@ -173,7 +175,7 @@ def known_or_wrapped(known: dict[Any, Any], arg: Any, kind: str) -> Any:
     return arg
 
 
-def _constant(b: "Builder", tensor: torch.Tensor) -> Any:
+def _constant(b: Builder, tensor: torch.Tensor) -> Any:
     """A tensor that the trace of a decomposition has captured."""
     value = b.array(tensor.detach().cpu().tolist(), tensor.dtype)
     return b.reshape(value, tuple(tensor.shape))

@@ -35,6 +35,7 @@ import torch
 from lazyxla.lowering.program import Geometry
 from lazyxla.lowering.scalar import Scalar
 from lazyxla.lowering.units import common_unit, from_unit, in_units, to_unit
+from lazyxla.lowering.value import Value
 from lazyxla.lowering.view_steps import (
     Broadcast,
     Empty,
@@ -50,8 +51,6 @@ from lazyxla.lowering.view_steps import (
 
 if TYPE_CHECKING:
     from lazyxla.lowering.builder import Builder
-
-Value = Any
 
 
 class _Digit(NamedTuple):

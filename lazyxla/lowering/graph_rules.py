@@ -4,6 +4,8 @@ In a functional graph every tensor is a value of its own. A view operator then r
 taken as contiguous, through the geometry that PyTorch's meta function gives it.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -13,11 +15,11 @@ from lazyxla.lowering import geometry
 from lazyxla.lowering.geometry import geometry_of
 from lazyxla.lowering.program import Geometry
 from lazyxla.lowering.registry import graph_rule
+from lazyxla.lowering.value import Value
 
 if TYPE_CHECKING:
     from lazyxla.lowering.builder import Builder
 
-Value = Any
 
 # fmt: off
 _VIEWS = [
@@ -65,7 +67,7 @@ _EMPTY = [
 # fmt: on
 
 
-def _contiguous(b: "Builder", x: Value) -> tuple[torch.Tensor, Geometry]:
+def _contiguous(b: Builder, x: Value) -> tuple[torch.Tensor, Geometry]:
     """A meta tensor like `x` and its geometry."""
     dtype, shape = b.spec(x)
     meta = torch.empty(shape, dtype=dtype, device="meta")
@@ -82,7 +84,7 @@ def _call(name: str, *args: Any) -> Any:
 
 
 def _view(name: str) -> Callable[..., Any]:
-    def lower(b: "Builder", x: Value, *args: Any) -> Any:
+    def lower(b: Builder, x: Value, *args: Any) -> Any:
         meta, base = _contiguous(b, x)
         views = _call(name, meta, *args)
         if isinstance(views, torch.Tensor):
@@ -93,7 +95,7 @@ def _view(name: str) -> Callable[..., Any]:
 
 
 def _scatter(view: str) -> Callable[..., Value]:
-    def lower(b: "Builder", x: Value, source: Value, *args: Any) -> Value:
+    def lower(b: Builder, x: Value, source: Value, *args: Any) -> Value:
         meta, base = _contiguous(b, x)
         target = geometry_of(_call(view, meta, *args))
         source = b.broadcast_to(b.value(source, base.dtype), target.sizes)
@@ -103,7 +105,7 @@ def _scatter(view: str) -> Callable[..., Value]:
 
 
 def _gradient(view: str) -> Callable[..., Value]:
-    def lower(b: "Builder", grad: Value, sizes: list[int], *args: Any) -> Value:
+    def lower(b: Builder, grad: Value, sizes: list[int], *args: Any) -> Value:
         zeros = b.zeros(sizes, b.dtype(grad))
         meta, base = _contiguous(b, zeros)
         return geometry.write(b, zeros, grad, base, geometry_of(_call(view, meta, *args)))
@@ -123,23 +125,23 @@ for _name, _target in _GRADIENTS.items():
 
 
 @graph_rule(*(f"aten::{name}" for name in _COPIES))
-def copy_of(b: "Builder", x: Value, *_: Any) -> Value:
+def copy_of(b: Builder, x: Value, *_: Any) -> Value:
     return b.value(x, b.outputs[0].dtype)
 
 
 @graph_rule("aten::copy")
-def copy(b: "Builder", x: Value, source: Value, _: bool) -> Value:
+def copy(b: Builder, x: Value, source: Value, _: bool) -> Value:
     dtype, shape = b.spec(x)
     return b.broadcast_to(b.value(source, dtype), shape)
 
 
 @graph_rule(*(f"aten::{name}" for name in _EMPTY))
-def empty(b: "Builder", *_: Any) -> Value:
+def empty(b: Builder, *_: Any) -> Value:
     return b.zeros(b.outputs[0].shape, b.outputs[0].dtype)
 
 
 @graph_rule("aten::as_strided", "aten::as_strided_copy")
-def as_strided(b: "Builder", x: Value, sizes: Any, strides: Any, offset: int | None) -> Value:
+def as_strided(b: Builder, x: Value, sizes: Any, strides: Any, offset: int | None) -> Value:
     """Exact for an operand that lies contiguously in its storage, as a fresh value does."""
     _, base = _contiguous(b, x)
     view = Geometry(base.dtype, tuple(sizes), tuple(strides), offset or 0)
@@ -148,7 +150,7 @@ def as_strided(b: "Builder", x: Value, sizes: Any, strides: Any, offset: int | N
 
 @graph_rule("aten::as_strided_scatter")
 def as_strided_scatter(
-    b: "Builder", x: Value, source: Value, sizes: Any, strides: Any, offset: int | None
+    b: Builder, x: Value, source: Value, sizes: Any, strides: Any, offset: int | None
 ) -> Value:
     _, base = _contiguous(b, x)
     view = Geometry(base.dtype, tuple(sizes), tuple(strides), offset or 0)
@@ -156,12 +158,12 @@ def as_strided_scatter(
 
 
 @graph_rule("aten::_conj", "aten::conj", "aten::_conj_physical")
-def conj(b: "Builder", x: Value) -> Value:
+def conj(b: Builder, x: Value) -> Value:
     if not b.dtype(x).is_complex:
         return x
     return b.hlo.complex(b.hlo.real(x), b.hlo.negate(b.hlo.imag(x)))
 
 
 @graph_rule("aten::_neg_view")
-def negative(b: "Builder", x: Value) -> Value:
+def negative(b: Builder, x: Value) -> Value:
     return b.hlo.negate(x)

@@ -5,6 +5,8 @@ handler in ``csrc/dispatch/host_call.cpp`` runs the operator on the program's ow
 tells how a call is written.
 """
 
+from __future__ import annotations
+
 import functools
 import re
 from collections.abc import Callable
@@ -93,7 +95,7 @@ def _without(kind: str, wrapper: str) -> str:
     return inner[1] if inner else kind
 
 
-def host_call(b: "Builder", name: str, args: tuple[Any, ...]) -> list[Any]:
+def host_call(b: Builder, name: str, args: tuple[Any, ...]) -> list[Any]:
     """Emits the call of an operator that has no other lowering, where the user allows that.
 
     `args` are all its arguments, as the rules take them.
@@ -106,7 +108,7 @@ def host_call(b: "Builder", name: str, args: tuple[Any, ...]) -> list[Any]:
     return emit_call(b, name, args)
 
 
-def emit_call(b: "Builder", name: str, args: tuple[Any, ...]) -> list[Any]:
+def emit_call(b: Builder, name: str, args: tuple[Any, ...]) -> list[Any]:
     """Emits the call of operator `name`."""
     op: Any = find_op(name)
     ir = b.mlir.ir
@@ -154,7 +156,7 @@ def emit_call(b: "Builder", name: str, args: tuple[Any, ...]) -> list[Any]:
     return list(call.results)
 
 
-def _row_major(b: "Builder", ranks: list[int]) -> Any:
+def _row_major(b: Builder, ranks: list[int]) -> Any:
     ir = b.mlir.ir
     index = ir.IndexType.get()
 

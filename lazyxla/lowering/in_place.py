@@ -17,7 +17,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-Value = Any
+from lazyxla.lowering.value import Value
 
 _NEVER_FUSED = {
     "stablehlo.convolution",

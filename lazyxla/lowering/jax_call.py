@@ -6,6 +6,8 @@ process may own a TPU only once and that process's client is ours, and the user'
 JAX stays as it is (`compiling`).
 """
 
+from __future__ import annotations
+
 import contextlib
 import functools
 import importlib
@@ -37,7 +39,7 @@ Aval = tuple[torch.dtype, tuple[int, ...], bool]
 
 
 def call_jax(
-    b: "Builder",
+    b: Builder,
     function: Callable[..., Any],
     xs: tuple[Any, ...],
     static: dict[str, Any],
@@ -62,7 +64,7 @@ def lowered_for(platform: str) -> str:
     return _LOWERED_AS.get(platform, _BY_XLA_ALONE)
 
 
-def call_module(b: "Builder", key: Any, bytecode: bytes, name: str, values: list[Any]) -> list[Any]:
+def call_module(b: Builder, key: Any, bytecode: bytes, name: str, values: list[Any]) -> list[Any]:
     """Calls a module's `main`. Within a program, one with the same key is there once."""
     symbol = b.symbols.get(key)
     if symbol is None:
@@ -146,7 +148,7 @@ def find_module(name: str, *needs: str) -> Any:
 
 
 def tell_kernel_costs(
-    b: "Builder", result: Any, costs: Callable[[str], dict[str, int] | None]
+    b: Builder, result: Any, costs: Callable[[str], dict[str, int] | None]
 ) -> None:
     """Tells XLA what the kernels for TPUs cost that the call which made `result` contains.
 
@@ -172,7 +174,7 @@ def tell_kernel_costs(
                 op.operation.walk(visit)
 
 
-def _take_mesh(b: "Builder", module: Any, op: Any) -> None:
+def _take_mesh(b: Builder, module: Any, op: Any) -> None:
     """Puts our module's mesh in the place of one of `jax.shard_map`'s."""
     mesh = op.attributes["mesh"]
     if b.annotations is None:
@@ -192,7 +194,7 @@ def _take_mesh(b: "Builder", module: Any, op: Any) -> None:
     op.operation.erase()
 
 
-def _merge(b: "Builder", bytecode: bytes, name: str) -> str:
+def _merge(b: Builder, bytecode: bytes, name: str) -> str:
     """Moves the functions of a module into ours under new names; returns the name of its `main`."""
     ir = b.mlir.ir
     module = ir.Module.parse(bytecode)

@@ -20,11 +20,11 @@ import torch
 
 from lazyxla.lowering.fx_graph import FxGraph, run_graph
 from lazyxla.lowering.partition import constrained
+from lazyxla.lowering.value import Value
 
 if TYPE_CHECKING:
     from lazyxla.lowering.builder import Builder
 
-Value = Any
 
 CARRY, CONSTANT, LAYER, STACKED = "carry", "constant", "layer", "stacked"
 """What an input of a body comes from: the iteration before, one value, a value for each layer, one

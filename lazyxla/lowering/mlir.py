@@ -6,6 +6,8 @@ A context keeps every type and attribute that was ever made in it, so that anoth
 when they have become many.
 """
 
+from __future__ import annotations
+
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager

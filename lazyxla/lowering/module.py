@@ -1,5 +1,7 @@
 """From a Program to a StableHLO portable artifact."""
 
+from __future__ import annotations
+
 import io
 import re
 from collections.abc import Callable
@@ -47,7 +49,7 @@ def check_lowering(program: Program, target: Target) -> str:
     return "call" if b.host_calls else "device"
 
 
-def lower_graph(graph: "FxGraph", target: Target, random: bool) -> bytes:
+def lower_graph(graph: FxGraph, target: Target, random: bool) -> bytes:
     """See `lazyxla.lowering.lower_graph`."""
     with entered() as world:
         b = Builder(world, target, SlotTable([]), world.ir.Module.create())

@@ -3,17 +3,19 @@
 An element-wise prim is lowered by the rule of the ATen operator of the same meaning.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from lazyxla.lowering.registry import graph_rule
+from lazyxla.lowering.value import Value
 
 if TYPE_CHECKING:
     from lazyxla.lowering.builder import Builder
 
-Value = Any
 
 # prims::x is aten::x.
 # fmt: off
@@ -62,14 +64,14 @@ _REDUCTIONS = {"sum": "sum", "prod": "prod", "amax": "max", "amin": "min", "xor_
 
 
 def _as_aten(name: str, rest: tuple[Any, ...]) -> Callable[..., Any]:
-    def lower(b: "Builder", *xs: Value) -> Any:
+    def lower(b: Builder, *xs: Value) -> Any:
         return b.lower_op(f"aten::{name}", *xs, *rest)
 
     return lower
 
 
 def _reduction(kind: str) -> Callable[..., Value]:
-    def lower(b: "Builder", x: Value, dims: Any, dtype: torch.dtype | None) -> Value:
+    def lower(b: Builder, x: Value, dims: Any, dtype: torch.dtype | None) -> Value:
         reduce = b.extremum if kind in ("max", "min") else b.reduce
         return reduce(b.convert(x, b.outputs[0].dtype), b.dims(x, dims), kind)
 
@@ -85,30 +87,30 @@ for _name, _kind in _REDUCTIONS.items():
 
 
 @graph_rule("prims::div")
-def div(b: "Builder", x: Value, y: Value) -> Value:
+def div(b: Builder, x: Value, y: Value) -> Value:
     """Truncates for integers, as HLO's division does."""
     return b.hlo.divide(*b.align(x, y, dtype=b.outputs[0].dtype))
 
 
 @graph_rule("prims::fma")
-def fma(b: "Builder", x: Value, y: Value, z: Value) -> Value:
+def fma(b: Builder, x: Value, y: Value, z: Value) -> Value:
     """In torch.compile's graphs, where it stands for addcmul."""
     x, y, z = b.align(x, y, z, dtype=b.outputs[0].dtype)
     return b.hlo.add(b.hlo.multiply(x, y), z)
 
 
 @graph_rule("prims::cbrt")
-def cbrt(b: "Builder", x: Value) -> Value:
+def cbrt(b: Builder, x: Value) -> Value:
     return b.hlo.cbrt(x)
 
 
 @graph_rule("prims::isfinite")
-def is_finite(b: "Builder", x: Value) -> Value:
+def is_finite(b: Builder, x: Value) -> Value:
     return b.hlo.is_finite(b.convert(x, b.compute_dtype(b.dtype(x))))
 
 
 @graph_rule("prims::var")
-def var(b: "Builder", x: Value, dims: Any, correction: Any, dtype: torch.dtype | None) -> Value:
+def var(b: Builder, x: Value, dims: Any, correction: Any, dtype: torch.dtype | None) -> Value:
     over = b.dims(x, dims)
     x = b.convert(x, b.compute_dtype(b.outputs[0].dtype))
     off = b.hlo.subtract(x, b.broadcast_to(b.mean(x, over, keepdim=True), b.shape(x)))
@@ -118,65 +120,65 @@ def var(b: "Builder", x: Value, dims: Any, correction: Any, dtype: torch.dtype |
 
 
 @graph_rule("prims::where")
-def where(b: "Builder", predicate: Value, x: Value, y: Value) -> Value:
+def where(b: Builder, predicate: Value, x: Value, y: Value) -> Value:
     x, y = b.align(x, y, dtype=b.outputs[0].dtype)
     return b.select(predicate, x, y)
 
 
 @graph_rule("prims::convert_element_type", "prims::device_put", "prims::clone", "prims::view_of")
 @graph_rule("prims::copy_strided", "prims::scalar_tensor")
-def converted(b: "Builder", x: Value, *_: Any) -> Value:
+def converted(b: Builder, x: Value, *_: Any) -> Value:
     return b.value(x, b.outputs[0].dtype)
 
 
 @graph_rule("prims::conj", "prims::conj_physical")
-def conj(b: "Builder", x: Value) -> Value:
+def conj(b: Builder, x: Value) -> Value:
     return b.lower_op("aten::_conj", x)
 
 
 @graph_rule("prims::real")
-def real(b: "Builder", x: Value) -> Value:
+def real(b: Builder, x: Value) -> Value:
     return b.hlo.real(x)
 
 
 @graph_rule("prims::imag")
-def imag(b: "Builder", x: Value) -> Value:
+def imag(b: Builder, x: Value) -> Value:
     return b.hlo.imag(x)
 
 
 @graph_rule("prims::fill")
-def fill(b: "Builder", x: Value, value: Value) -> Value:
+def fill(b: Builder, x: Value, value: Value) -> Value:
     return b.full(b.shape(x), value, b.dtype(x))
 
 
 @graph_rule("prims::empty_strided", "prims::empty_permuted")
-def empty(b: "Builder", *_: Any) -> Value:
+def empty(b: Builder, *_: Any) -> Value:
     return b.zeros(b.outputs[0].shape, b.outputs[0].dtype)
 
 
 @graph_rule("prims::iota")
-def iota(b: "Builder", length: int, start: int, step: int, dtype: torch.dtype, *_: Any) -> Value:
+def iota(b: Builder, length: int, start: int, step: int, dtype: torch.dtype, *_: Any) -> Value:
     i = b.scale(b.iota([length], 0, dtype), step)
     return b.hlo.add(i, b.full_like(i, start)) if start else i
 
 
 @graph_rule("prims::cat")
-def cat(b: "Builder", xs: list[Value], dim: int) -> Value:
+def cat(b: Builder, xs: list[Value], dim: int) -> Value:
     return b.concat(xs, dim)
 
 
 @graph_rule("prims::rev")
-def rev(b: "Builder", x: Value, dims: Any) -> Value:
+def rev(b: Builder, x: Value, dims: Any) -> Value:
     return b.flip(x, list(dims))
 
 
 @graph_rule("prims::transpose")
-def transpose(b: "Builder", x: Value, permutation: Any) -> Value:
+def transpose(b: Builder, x: Value, permutation: Any) -> Value:
     return b.transpose(x, list(permutation))
 
 
 @graph_rule("prims::broadcast_in_dim")
-def broadcast_in_dim(b: "Builder", x: Value, shape: Any, dims: Any) -> Value:
+def broadcast_in_dim(b: Builder, x: Value, shape: Any, dims: Any) -> Value:
     inner = [1] * len(shape)
     for size, dim in zip(b.shape(x), dims, strict=True):
         inner[dim] = size
@@ -185,11 +187,11 @@ def broadcast_in_dim(b: "Builder", x: Value, shape: Any, dims: Any) -> Value:
 
 @graph_rule("prims::reshape", "prims::squeeze", "prims::collapse", "prims::collapse_view")
 @graph_rule("prims::split_dim")
-def reshaped(b: "Builder", x: Value, *_: Any) -> Value:
+def reshaped(b: Builder, x: Value, *_: Any) -> Value:
     return b.reshape(x, b.outputs[0].shape)
 
 
 @graph_rule("prims::as_strided", "prims::as_strided_scatter")
-def _strided(b: "Builder", *args: Any) -> Value:
+def _strided(b: Builder, *args: Any) -> Value:
     name = "as_strided" if len(args) == 4 else "as_strided_scatter"
     return b.lower_op(f"aten::{name}", *args)

@@ -9,6 +9,8 @@ Names are schema names: "aten::add.Tensor", and "aten::addmm" for a default over
 functional forms are registered, never in-place forms, out forms or views.
 """
 
+from __future__ import annotations
+
 import contextlib
 import importlib
 import pkgutil

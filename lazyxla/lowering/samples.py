@@ -4,6 +4,8 @@ Which shapes and numbers an operator takes is found by trying a few on meta tens
 nothing. For an operator that wants others than these there is no sample.
 """
 
+from __future__ import annotations
+
 import itertools
 from collections.abc import Iterator
 from typing import Any, NamedTuple

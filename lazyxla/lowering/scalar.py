@@ -1,5 +1,7 @@
 """Numbers among an operator's arguments, and the runtime buffers that variable ones live in."""
 
+from __future__ import annotations
+
 from typing import Any
 
 import torch
@@ -18,7 +20,7 @@ class Scalar:
 
     __slots__ = ("dtype", "number", "slot", "table", "variable", "wrapped")
 
-    def __init__(self, spec: SlotSpec, slot: int = -1, table: "SlotTable | None" = None) -> None:
+    def __init__(self, spec: SlotSpec, slot: int = -1, table: SlotTable | None = None) -> None:
         self.dtype = spec.dtype
         self.wrapped = spec.wrapped
         self.variable = spec.variable

@@ -23,10 +23,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from lazyxla.lowering.value import Value
+
 if TYPE_CHECKING:
     from lazyxla.lowering.builder import Builder
 
-Value = Any
 Stream = tuple[Value, Value]
 """Seed and ordinal, uint64 each."""
 

@@ -7,16 +7,18 @@ well. For example a complex64 storage of shape [3, 4] that is viewed as float32 
 and the shape [3, 4, 2] in it; viewed as int16, it has the unit int16 and the shape [3, 4, 2, 2].
 """
 
-from typing import TYPE_CHECKING, Any
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 import torch
 
 from lazyxla.lowering.program import Geometry
+from lazyxla.lowering.value import Value
 
 if TYPE_CHECKING:
     from lazyxla.lowering.builder import Builder
 
-Value = Any
 
 _RAW = {
     torch.complex64: torch.float32,
@@ -48,7 +50,7 @@ def in_units(geometry: Geometry, unit: torch.dtype) -> Geometry:
     return Geometry(unit, (*sizes, *inner), (*strides, 1), geometry.offset * ratio)
 
 
-def to_unit(b: "Builder", x: Value, unit: torch.dtype) -> Value:
+def to_unit(b: Builder, x: Value, unit: torch.dtype) -> Value:
     """The elements of `x` as elements of `unit`, in the dimensions that `in_units` gives."""
     dtype = b.dtype(x)
     if dtype.is_complex:
@@ -58,7 +60,7 @@ def to_unit(b: "Builder", x: Value, unit: torch.dtype) -> Value:
     return _reinterpret(b, x, unit)
 
 
-def from_unit(b: "Builder", x: Value, dtype: torch.dtype) -> Value:
+def from_unit(b: Builder, x: Value, dtype: torch.dtype) -> Value:
     """The inverse of `to_unit`."""
     x = _reinterpret(b, x, _raw(dtype))
     if dtype.is_complex:
@@ -66,7 +68,7 @@ def from_unit(b: "Builder", x: Value, dtype: torch.dtype) -> Value:
     return b.convert(x, dtype)
 
 
-def _reinterpret(b: "Builder", x: Value, dtype: torch.dtype) -> Value:
+def _reinterpret(b: Builder, x: Value, dtype: torch.dtype) -> Value:
     """The same bits; a narrower dtype adds an innermost dimension, a wider one uses it up."""
     source, shape = b.spec(x)
     if source == dtype:

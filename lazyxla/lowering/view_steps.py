@@ -7,14 +7,15 @@ image: a slice becomes an update of that slice, a transpose its inverse, and so 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
+
+from lazyxla.lowering.value import Value
 
 if TYPE_CHECKING:
     from lazyxla.lowering.builder import Builder
 
-Value = Any
 Source = Callable[[], Value]
 """Makes the value that a step reads; called only where a write leaves some of it in place."""
 

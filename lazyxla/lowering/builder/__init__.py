@@ -6,6 +6,8 @@ contractions, indexing. Rules reach the plain operations as `b.hlo.add(x, y)`; `
 special functions that StableHLO lacks (erf, lgamma, ...).
 """
 
+from __future__ import annotations
+
 from lazyxla.lowering.builder.builder import Builder
 
 __all__ = ["Builder"]

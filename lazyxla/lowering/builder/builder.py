@@ -1,5 +1,7 @@
 """The Builder itself: what belongs to one module and to the node being lowered."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any

@@ -1,5 +1,7 @@
 """Operations that multiply two values and sum: matrix products, convolutions."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from typing import Any
 

@@ -14,14 +14,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
+from lazyxla.lowering.value import Value
+
 if TYPE_CHECKING:
     from lazyxla.lowering.builder.contract import Contractions
-
-Value = Any
 
 
 class Operand(NamedTuple):

@@ -1,5 +1,7 @@
 """Element-wise matters: constants, dtypes, conversion, promotion, comparison."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -9,9 +11,8 @@ from lazyxla.lowering.mlir import Mlir
 from lazyxla.lowering.partition import Annotations
 from lazyxla.lowering.program import Settings, Target, TensorSpec
 from lazyxla.lowering.scalar import Scalar, SlotTable, wrap_number
+from lazyxla.lowering.value import Value
 
-Value = Any
-"""An MLIR value of tensor type."""
 Number = int | float | bool | complex
 Operand = Any
 """A Value, a Scalar or a Python number."""

@@ -1,5 +1,7 @@
 """Gather, scatter, sort and loops."""
 
+from __future__ import annotations
+
 import itertools
 import math
 from collections.abc import Callable, Sequence

@@ -1,5 +1,7 @@
 """Operations that combine elements of one value: reductions, windows."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable, Sequence
 from typing import Any

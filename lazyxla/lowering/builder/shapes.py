@@ -1,5 +1,7 @@
 """Moving elements without indices: reshape, transpose, slice, concatenate, pad."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,9 @@
 """Activation functions and their gradients."""
 
+from __future__ import annotations
+
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lazyxla.lowering.registry import rule
 from lazyxla.lowering.rules.formula import (
@@ -19,11 +21,10 @@ from lazyxla.lowering.rules.formula import (
     tanh,
     where,
 )
+from lazyxla.lowering.value import Value
 
 if TYPE_CHECKING:
     from lazyxla.lowering.builder import Builder
-
-Value = Any
 
 
 def conj(x: X) -> X:
@@ -144,7 +145,7 @@ def softplus_backward(grad: X, x: X, beta: X, limit: X) -> X:
 
 
 @rule("aten::log_sigmoid_forward")
-def log_sigmoid_forward(b: "Builder", x: Value) -> tuple[Value, Value]:
+def log_sigmoid_forward(b: Builder, x: Value) -> tuple[Value, Value]:
     """The second result is scratch for the gradient, which is not used here; devices other than
     the CPU have it empty.
     """
@@ -156,7 +157,7 @@ def log_sigmoid_forward(b: "Builder", x: Value) -> tuple[Value, Value]:
 
 
 @rule("aten::log_sigmoid_backward")
-def log_sigmoid_backward(b: "Builder", grad: Value, x: Value, scratch: Value) -> Value:
+def log_sigmoid_backward(b: Builder, grad: Value, x: Value, scratch: Value) -> Value:
     grad, x = operands(b, grad, x)
     return (grad * sigmoid(-x)).value
 
@@ -184,19 +185,19 @@ def gelu_backward(grad: X, x: X, approximate: str) -> X:
     return grad * (distribution + x * density)
 
 
-def _halves(b: "Builder", x: Value, dim: int) -> list[Value]:
+def _halves(b: Builder, x: Value, dim: int) -> list[Value]:
     half = b.shape(x)[dim] // 2
     return [b.slice_dim(x, dim, 0, half), b.slice_dim(x, dim, half, 2 * half)]
 
 
 @rule("aten::glu")
-def glu(b: "Builder", x: Value, dim: int) -> Value:
+def glu(b: Builder, x: Value, dim: int) -> Value:
     x, gate = operands(b, *_halves(b, x, dim))
     return (x * sigmoid(gate)).value
 
 
 @rule("aten::glu_backward")
-def glu_backward(b: "Builder", grad: Value, x: Value, dim: int) -> Value:
+def glu_backward(b: Builder, grad: Value, x: Value, dim: int) -> Value:
     grad, x, gate = operands(b, grad, *_halves(b, x, dim))
     open_ = sigmoid(gate)
     to_x = grad * open_

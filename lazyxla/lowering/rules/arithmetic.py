@@ -1,7 +1,9 @@
 """Addition, division, remainders, powers, clamping, interpolation."""
 
+from __future__ import annotations
+
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -17,14 +19,13 @@ from lazyxla.lowering.rules.formula import (
     trunc,
     where,
 )
+from lazyxla.lowering.value import Value
 
 if TYPE_CHECKING:
     from lazyxla.lowering.builder import Builder
 
-Value = Any
 
-
-def _scaled(b: "Builder", x: Value, y: Value, alpha: Value) -> tuple[X, X]:
+def _scaled(b: Builder, x: Value, y: Value, alpha: Value) -> tuple[X, X]:
     """x and alpha * y, where alpha is 1 more often than not."""
     dtype = b.outputs[0].dtype
     if b.is_const(alpha, 1):
@@ -37,25 +38,25 @@ def _scaled(b: "Builder", x: Value, y: Value, alpha: Value) -> tuple[X, X]:
 
 
 @rule("aten::add.Tensor", "aten::add.Scalar")
-def add(b: "Builder", x: Value, y: Value, alpha: Value) -> Value:
+def add(b: Builder, x: Value, y: Value, alpha: Value) -> Value:
     left, right = _scaled(b, x, y, alpha)
     return (left + right).value
 
 
 @rule("aten::sub.Tensor", "aten::sub.Scalar")
-def sub(b: "Builder", x: Value, y: Value, alpha: Value) -> Value:
+def sub(b: Builder, x: Value, y: Value, alpha: Value) -> Value:
     left, right = _scaled(b, x, y, alpha)
     return (left - right).value
 
 
 @rule("aten::rsub.Tensor", "aten::rsub.Scalar")
-def rsub(b: "Builder", x: Value, y: Value, alpha: Value) -> Value:
+def rsub(b: Builder, x: Value, y: Value, alpha: Value) -> Value:
     left, right = _scaled(b, y, x, alpha)
     return (left - right).value
 
 
 @rule("aten::_add_relu.Tensor", "aten::_add_relu.Scalar")
-def add_relu(b: "Builder", x: Value, y: Value, alpha: Value) -> Value:
+def add_relu(b: Builder, x: Value, y: Value, alpha: Value) -> Value:
     left, right = _scaled(b, x, y, alpha)
     return maximum(left + right, 0).value
 
@@ -139,7 +140,7 @@ _SIMPLE_POWERS = {
 
 
 @rule("aten::pow.Tensor_Scalar")
-def pow_scalar(b: "Builder", x: Value, y: Value) -> Value:
+def pow_scalar(b: Builder, x: Value, y: Value) -> Value:
     base, exponent = operands(b, x, y)
     for known, formula in _SIMPLE_POWERS.items():
         if b.is_const(y, known) and (known in (1, 2, 3) or not base.is_exact):
@@ -151,7 +152,7 @@ def pow_scalar(b: "Builder", x: Value, y: Value) -> Value:
 
 
 @rule("aten::clamp", "aten::clamp.Tensor", "aten::hardtanh")
-def clamp(b: "Builder", x: Value, low: Value | None, high: Value | None) -> Value:
+def clamp(b: Builder, x: Value, low: Value | None, high: Value | None) -> Value:
     # Rounding is monotone, so clamping in the result's dtype is what the wider one gives.
     x, low, high = operands(b, x, low, high, dtype=b.outputs[0].dtype)
     x = x if low is None else maximum(x, low)
@@ -172,14 +173,14 @@ def clamp_max(x: X, high: X) -> X:
 
 
 @rule("aten::addcmul")
-def addcmul(b: "Builder", x: Value, y: Value, z: Value, factor: Value) -> Value:
+def addcmul(b: Builder, x: Value, y: Value, z: Value, factor: Value) -> Value:
     known = b.is_const(factor, 1)
     x, y, z, factor = operands(b, x, y, z, factor)
     return (x + (y if known else factor * y) * z).value
 
 
 @rule("aten::addcdiv")
-def addcdiv(b: "Builder", x: Value, y: Value, z: Value, factor: Value) -> Value:
+def addcdiv(b: Builder, x: Value, y: Value, z: Value, factor: Value) -> Value:
     known = b.is_const(factor, 1)
     x, y, z, factor = operands(b, x, y, z, factor)
     return (x + (y if known else factor * y) / z).value
@@ -193,7 +194,7 @@ def _near(weight: X) -> X:
 
 
 @rule("aten::lerp.Tensor", "aten::lerp.Scalar")
-def lerp(b: "Builder", x: Value, y: Value, weight: Value) -> Value:
+def lerp(b: Builder, x: Value, y: Value, weight: Value) -> Value:
     if is_operand(weight) and b.is_const(weight):
         number = weight.number  # known now; a weight that varies is lowered again
         x, y, weight = operands(b, x, y, weight)
@@ -204,7 +205,7 @@ def lerp(b: "Builder", x: Value, y: Value, weight: Value) -> Value:
 
 
 @rule("aten::logit")
-def logit(b: "Builder", x: Value, eps: Value | None) -> Value:
+def logit(b: Builder, x: Value, eps: Value | None) -> Value:
     x, eps = operands(b, x, eps)
     if eps is not None:
         # In PyTorch's order of comparisons: nan passes through.
@@ -213,7 +214,7 @@ def logit(b: "Builder", x: Value, eps: Value | None) -> Value:
 
 
 @rule("aten::logit_backward")
-def logit_backward(b: "Builder", grad: Value, x: Value, eps: Value | None) -> Value:
+def logit_backward(b: Builder, grad: Value, x: Value, eps: Value | None) -> Value:
     grad, x, eps = operands(b, grad, x, eps)
     inner = grad / (x * (1 - x))
     if eps is not None:

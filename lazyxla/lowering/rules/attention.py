@@ -5,6 +5,8 @@ Attention keeps no weights for its gradient, but the logarithm of each row's sum
 gradient computes them again, as FlashAttention does (Dao et al. 2022, arXiv:2205.14135).
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable, Sequence
 from types import ModuleType
@@ -16,21 +18,21 @@ from lazyxla.lowering.program import PartitionSpec, TensorSpec
 from lazyxla.lowering.registry import rule
 from lazyxla.lowering.rules import attention_blocks, attention_cuda, attention_tpu
 from lazyxla.lowering.rules.random import masked
+from lazyxla.lowering.value import Value
 
 if TYPE_CHECKING:
     from lazyxla.lowering.builder import Builder
 
-Value = Any
 Kept = tuple[Value, Value]
 """Which weights dropout keeps, and what it multiplies them with."""
 
 
-def _linear(b: "Builder", x: Value, weight: Value, bias: Value) -> Value:
+def _linear(b: Builder, x: Value, weight: Value, bias: Value) -> Value:
     product = b.dot(x, weight, [b.rank(x) - 1], [1])
     return b.hlo.add(product, b.broadcast_to(bias, b.shape(product)))
 
 
-def _masked(b: "Builder", scores: Value, mask: Value | None, mask_type: int | None) -> Value:
+def _masked(b: Builder, scores: Value, mask: Value | None, mask_type: int | None) -> Value:
     """Scores (N, H, T, T) with -inf where the mask is not 0.
 
     The mask's shape by its type: 0 (T, T), 1 (N, T), 2 (N, H, T, T).
@@ -43,7 +45,7 @@ def _masked(b: "Builder", scores: Value, mask: Value | None, mask_type: int | No
 
 
 def _attend(
-    b: "Builder",
+    b: Builder,
     inputs: list[Value],
     heads: int,
     qkv_weight: Value,
@@ -72,7 +74,7 @@ def _attend(
 
 @rule("aten::_native_multi_head_attention")
 def native_multi_head_attention(
-    b: "Builder",
+    b: Builder,
     query: Value,
     key: Value,
     value: Value,
@@ -99,7 +101,7 @@ def native_multi_head_attention(
 
 @rule("aten::_transformer_encoder_layer_fwd")
 def transformer_encoder_layer(
-    b: "Builder",
+    b: Builder,
     x: Value,
     embed_dim: int,
     num_heads: int,
@@ -148,7 +150,7 @@ def transformer_encoder_layer(
 
 
 def _scores(
-    b: "Builder", query: Value, key: Value, mask: Value | None, is_causal: bool, scale: Any
+    b: Builder, query: Value, key: Value, mask: Value | None, is_causal: bool, scale: Any
 ) -> Value:
     """Scaled and masked products (N, H, S, T) of queries and keys, in the dtype to compute in."""
     samples, heads, rows, size = b.shape(query)
@@ -172,7 +174,7 @@ def _factor(scale: Any, size: int) -> Any:
     return 1 / math.sqrt(size) if scale is None else scale
 
 
-def _grouped(b: "Builder", x: Value, key: Value) -> Value:
+def _grouped(b: Builder, x: Value, key: Value) -> Value:
     """(N, H, S, D) with one row of heads for each head of the keys: (N, G, H / G * S, D); in a
     program for many devices (N, G, H / G, S, D), of which the partitioner can split S."""
     samples, heads, rows, size = b.shape(x)
@@ -182,14 +184,14 @@ def _grouped(b: "Builder", x: Value, key: Value) -> Value:
     return b.reshape(x, [samples, groups, heads // groups * rows, size])
 
 
-def _finite(b: "Builder", x: Value) -> Value:
+def _finite(b: Builder, x: Value) -> Value:
     """0 for -inf: of a row that is masked as a whole."""
     return b.select(b.compare(x, b.full_like(x, -math.inf), "EQ"), 0, x)
 
 
 @rule("aten::_scaled_dot_product_flash_attention_for_cpu")
 def attention(
-    b: "Builder",
+    b: Builder,
     query: Value,
     key: Value,
     value: Value,
@@ -213,7 +215,7 @@ def attention(
 
 
 def _attention(
-    b: "Builder",
+    b: Builder,
     query: Value,
     key: Value,
     value: Value,
@@ -236,7 +238,7 @@ def _attention(
 
 @rule("aten::_scaled_dot_product_flash_attention_for_cpu_backward")
 def attention_backward(
-    b: "Builder",
+    b: Builder,
     grad: Value,
     query: Value,
     key: Value,
@@ -264,7 +266,7 @@ def attention_backward(
 
 
 def _attention_backward(
-    b: "Builder",
+    b: Builder,
     grad: Value,
     inputs: tuple[Value, ...],
     is_causal: bool,
@@ -303,13 +305,13 @@ def _attention_backward(
     return b.reshape(grad_query, b.shape(query)), grad_key, grad_value
 
 
-def _kept(b: "Builder", weights: Value, kept: Kept | None) -> Value:
+def _kept(b: Builder, weights: Value, kept: Kept | None) -> Value:
     return weights if kept is None else masked(b, weights, *kept)
 
 
 @rule("lazyxla::dropout_attention")
 def dropout_attention(
-    b: "Builder",
+    b: Builder,
     query: Value,
     key: Value,
     value: Value,
@@ -327,7 +329,7 @@ def dropout_attention(
 
 @rule("lazyxla::dropout_attention_backward")
 def dropout_attention_backward(
-    b: "Builder",
+    b: Builder,
     grad: Value,
     query: Value,
     key: Value,
@@ -347,7 +349,7 @@ def dropout_attention_backward(
     return attention_blocks.backward(b, _attention_backward, grad, inputs, *rest)
 
 
-def _kernel(b: "Builder", query: Value, key: Value, mask: Value | None) -> ModuleType | None:
+def _kernel(b: Builder, query: Value, key: Value, mask: Value | None) -> ModuleType | None:
     """What has the platform's kernel, if it is for this attention.
 
     The partitioner of programs for many devices cannot split a kernel, and would give every device
@@ -360,7 +362,7 @@ def _kernel(b: "Builder", query: Value, key: Value, mask: Value | None) -> Modul
 
 
 def _by_samples_and_heads(
-    b: "Builder",
+    b: Builder,
     function: Callable[..., tuple[Value, ...]],
     xs: Sequence[Value],
     results: Sequence[TensorSpec],
@@ -374,7 +376,7 @@ def _by_samples_and_heads(
     return tuple(b.annotations.on_each_device(function, xs, results, spec))
 
 
-def _parts(b: "Builder", key: Value) -> PartitionSpec | None:
+def _parts(b: Builder, key: Value) -> PartitionSpec | None:
     """How samples and heads are spread over the devices, so that each has whole groups of heads."""
     assert b.annotations is not None
     return b.annotations.samples_and_heads(*b.shape(key)[:2])

@@ -4,6 +4,8 @@ Each block holds whole rows, whose softmax needs no running maximum: the numbers
 rows at once, with the memory of a few rows. The gradient computes a block's weights again.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
@@ -12,11 +14,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from lazyxla.lowering.rules.random import Stream, dropout
+from lazyxla.lowering.value import Value
 
 if TYPE_CHECKING:
     from lazyxla.lowering.builder import Builder
 
-Value = Any
 
 MANY = 1 << 22
 """From how many scores on attention goes over blocks."""
@@ -37,7 +39,7 @@ class Drop(NamedTuple):
     p: Any
     stream: Stream | None = None
 
-    def kept(self, b: "Builder", shape: Sequence[int], first: Value | int = 0) -> Any:
+    def kept(self, b: Builder, shape: Sequence[int], first: Value | int = 0) -> Any:
         """What is kept of the weights of the rows from `first` on, and their factor."""
         if isinstance(first, int) and first == 0:
             return dropout(b, self.p, shape, self.stream)
@@ -51,7 +53,7 @@ class Drop(NamedTuple):
 class _Block(NamedTuple):
     """`rows` rows of queries from `first` on, and the `columns` first keys, which they see."""
 
-    b: "Builder"
+    b: Builder
     first: Value | int
     rows: int
     columns: int
@@ -110,7 +112,7 @@ class _Block(NamedTuple):
 
 
 def forward(
-    b: "Builder",
+    b: Builder,
     whole: Callable[..., tuple[Value, Value]],
     query: Value,
     key: Value,
@@ -146,7 +148,7 @@ def forward(
 
 
 def backward(
-    b: "Builder",
+    b: Builder,
     whole: Callable[..., tuple[Value, ...]],
     grad: Value,
     inputs: tuple[Value, ...],
@@ -184,7 +186,7 @@ def backward(
     return tuple(_over_blocks(b, shape, is_causal, step, totals))
 
 
-def _scores_shape(b: "Builder", query: Value, key: Value) -> list[int]:
+def _scores_shape(b: Builder, query: Value, key: Value) -> list[int]:
     return [*b.shape(query)[:3], b.shape(key)[2]]
 
 
@@ -193,7 +195,7 @@ def _at_once(shape: Sequence[int]) -> bool:
 
 
 def _over_blocks(
-    b: "Builder",
+    b: Builder,
     shape: Sequence[int],
     is_causal: bool,
     step: Callable[..., list[Value]],

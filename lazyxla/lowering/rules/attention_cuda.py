@@ -6,6 +6,8 @@ Their logarithms have the base 2. Their scale and their mask, causal or none, ar
 program is compiled.
 """
 
+from __future__ import annotations
+
 import functools
 import math
 from typing import TYPE_CHECKING, Any
@@ -13,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lazyxla.lowering.jax_call import call_jax, find_module
+from lazyxla.lowering.value import Value
 
 if TYPE_CHECKING:
     from lazyxla.lowering.builder import Builder
 
-Value = Any
 
 _PLATFORM = "cuda"
 """What JAX lowers the kernels as."""
@@ -39,7 +41,7 @@ _OLDEST = (8, 0)
 """The compute capability from which on XLA has Triton."""
 
 
-def suits(b: "Builder", query: Value, key: Value, mask: Value | None) -> bool:
+def suits(b: Builder, query: Value, key: Value, mask: Value | None) -> bool:
     """Whether attention of queries (N, H, S, D) to keys (N, G, T, D) is for the kernels."""
     samples, _, rows, size = b.shape(query)
     capability = b.target.compute_capability
@@ -58,7 +60,7 @@ def suits(b: "Builder", query: Value, key: Value, mask: Value | None) -> bool:
 
 
 def forward(
-    b: "Builder", query: Value, key: Value, value: Value, is_causal: bool, factor: Any
+    b: Builder, query: Value, key: Value, value: Value, is_causal: bool, factor: Any
 ) -> tuple[Value, Value]:
     """The result (N, H, S, D), and the logarithm of each row's sum (N, H, S) in float32."""
     static = {"is_causal": is_causal, "factor": float(factor)}
@@ -67,7 +69,7 @@ def forward(
 
 
 def backward(
-    b: "Builder", grad: Value, inputs: tuple[Value, ...], is_causal: bool, factor: Any
+    b: Builder, grad: Value, inputs: tuple[Value, ...], is_causal: bool, factor: Any
 ) -> tuple[Value, ...]:
     """The gradients of query, key and value; `inputs`: these, the result and the logarithms."""
     static = {"is_causal": is_causal, "factor": float(factor)}

@@ -6,6 +6,8 @@ and rounded once more in bfloat16 if the scale is no power of two; their gradien
 Its mask is known when a program is compiled: causal or none.
 """
 
+from __future__ import annotations
+
 import functools
 import math
 from typing import TYPE_CHECKING, Any
@@ -13,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lazyxla.lowering.jax_call import find_module, tell_kernel_costs
+from lazyxla.lowering.value import Value
 
 if TYPE_CHECKING:
     from lazyxla.lowering.builder import Builder
 
-Value = Any
 
 _LANES = 128
 """Tiles are multiples of a register's lanes."""
@@ -41,7 +43,7 @@ kernel:
 """
 
 
-def suits(b: "Builder", query: Value, key: Value, mask: Value | None) -> bool:
+def suits(b: Builder, query: Value, key: Value, mask: Value | None) -> bool:
     """Whether attention of queries (N, H, S, D) to keys (N, G, T, D) is for the kernel."""
     samples, _, rows, size = b.shape(query)
     columns = b.shape(key)[2]
@@ -55,7 +57,7 @@ def suits(b: "Builder", query: Value, key: Value, mask: Value | None) -> bool:
     )
 
 
-def _multiplies(b: "Builder", dtype: torch.dtype) -> bool:
+def _multiplies(b: Builder, dtype: torch.dtype) -> bool:
     """Whether the chip has products of the dtype for kernels; XLA itself emulates what it lacks."""
     if dtype == torch.bfloat16:
         return b.target.device_kind not in ("TPU v2", "TPU v3")
@@ -63,7 +65,7 @@ def _multiplies(b: "Builder", dtype: torch.dtype) -> bool:
 
 
 def forward(
-    b: "Builder", query: Value, key: Value, value: Value, is_causal: bool, factor: Any
+    b: Builder, query: Value, key: Value, value: Value, is_causal: bool, factor: Any
 ) -> tuple[Value, Value]:
     """The result (N, H, S, D), and the logarithm of each row's sum (N, H, S) in float32."""
     query, key = _scaled(b, query, key, factor)
@@ -74,7 +76,7 @@ def forward(
 
 
 def backward(
-    b: "Builder", grad: Value, inputs: tuple[Value, ...], is_causal: bool, factor: Any
+    b: Builder, grad: Value, inputs: tuple[Value, ...], is_causal: bool, factor: Any
 ) -> tuple[Value, ...]:
     """The gradients of query, key and value; `inputs`: these, the result and the logarithms."""
     query, key, *others = inputs
@@ -85,14 +87,14 @@ def backward(
     return *_scaled(b, results[0], results[1], factor), results[2]
 
 
-def _scaled(b: "Builder", query: Value, key: Value, factor: Any) -> tuple[Value, Value]:
+def _scaled(b: Builder, query: Value, key: Value, factor: Any) -> tuple[Value, Value]:
     """Scores are of the product of both: what is scaled is the one with fewer elements."""
     if math.prod(b.shape(key)) < math.prod(b.shape(query)):
         return query, _times(b, key, factor)
     return _times(b, query, factor), key
 
 
-def _times(b: "Builder", x: Value, factor: Any) -> Value:
+def _times(b: Builder, x: Value, factor: Any) -> Value:
     """In float32: a factor in bfloat16 would be off by the same part for all scores."""
     return b.convert(b.scale(b.convert(x, torch.float32), factor), b.dtype(x))
 
@@ -101,7 +103,7 @@ def _times(b: "Builder", x: Value, factor: Any) -> Value:
 _PRODUCTS = {"_fwd_": 2, "_dq_": 3, "_dkv_": 4}
 
 
-def _tell_costs(b: "Builder", result: Value, query: Value, key: Value, is_causal: bool) -> None:
+def _tell_costs(b: Builder, result: Value, query: Value, key: Value, is_causal: bool) -> None:
     """Tells XLA what the kernels that made `result` cost: it cannot look into them.
 
     What they read is taken to be queries once, and keys and values once for each row of tiles.
@@ -130,7 +132,7 @@ def _tiles(rows: int, columns: int, is_causal: bool) -> int:
     return sum(min(-(-end // width), columns // width) for end in ends)
 
 
-def _precision(b: "Builder", x: Value) -> str:
+def _precision(b: Builder, x: Value) -> str:
     """Of the kernel's products; it knows no precision between these two."""
     exact = b.dtype(x) == torch.float32 and b.settings.matmul_precision != "medium"
     return "highest" if exact else "default"

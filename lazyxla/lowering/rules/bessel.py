@@ -4,6 +4,8 @@ All in float64, since the power series lose digits where their terms alternate: 
 sixteen up to the arguments where the asymptotic series take over.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -189,7 +191,7 @@ def special_airy_ai(x: Array) -> Array:
 
 
 def _register(function: Callable[[Array], Array]) -> None:
-    def lower(b: "Builder", x: Any) -> Any:
+    def lower(b: Builder, x: Any) -> Any:
         # First to the result's dtype: PyTorch's kernels see an integer as a float32.
         x = b.convert(x, b.outputs[0].dtype)
         return b.convert(b.call_jax(function, b.convert(x, torch.float64)), b.outputs[0].dtype)

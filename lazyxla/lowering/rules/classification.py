@@ -1,15 +1,17 @@
 """Losses over classes: negative log likelihood, margin losses, CTC."""
 
+from __future__ import annotations
+
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from lazyxla.lowering.registry import jax_rule, rule
+from lazyxla.lowering.value import Value
 
 if TYPE_CHECKING:
     from lazyxla.lowering.builder import Builder
 
-Value = Any
 
 _NONE, _MEAN, _SUM = range(3)  # at::Reduction
 
@@ -17,7 +19,7 @@ _NONE, _MEAN, _SUM = range(3)  # at::Reduction
 # ---- negative log likelihood ----
 
 
-def _classes(b: "Builder", x: Value, target: Value) -> tuple[Value, Value, int]:
+def _classes(b: Builder, x: Value, target: Value) -> tuple[Value, Value, int]:
     """x as (N, C, ...) in the dtype to compute in, target as (N, ...) of int64, and C."""
     x = b.convert(x, b.compute_dtype(b.dtype(x)))
     target = b.value(target, torch.int64)
@@ -26,7 +28,7 @@ def _classes(b: "Builder", x: Value, target: Value) -> tuple[Value, Value, int]:
     return x, target, b.shape(x)[1]
 
 
-def _pick(b: "Builder", x: Value, target: Value) -> Value:
+def _pick(b: Builder, x: Value, target: Value) -> Value:
     """x[n, target[n, ...], ...]."""
     target = b.unsqueeze(target, 1)
     if b.platform != "tpu":
@@ -36,7 +38,7 @@ def _pick(b: "Builder", x: Value, target: Value) -> Value:
     return b.reduce(b.select(chosen, x, 0), [1], "sum")
 
 
-def _one_hot(b: "Builder", x: Value, target: Value) -> Value:
+def _one_hot(b: Builder, x: Value, target: Value) -> Value:
     """Where x (N, C, ...) belongs to the class in target (N, 1, ...)."""
     shape = b.shape(x)
     # 64-bit comparisons are two for a TPU. What is no class stays none in 32 bits.
@@ -47,7 +49,7 @@ def _one_hot(b: "Builder", x: Value, target: Value) -> Value:
 
 
 def _target_weights(
-    b: "Builder", x: Value, target: Value, weight: Value | None, ignore_index: int
+    b: Builder, x: Value, target: Value, weight: Value | None, ignore_index: int
 ) -> tuple[Value, Value, Value]:
     """The weight of every target, 0 for ignored ones; where it is not 0; and the targets, 0 for
     ignored ones too.
@@ -62,7 +64,7 @@ def _target_weights(
     return weights, b.compare(weights, b.full_like(weights, 0), "NE"), safe
 
 
-def _summed(b: "Builder", losses: Value, weights: Value, reduction: int) -> list[Value]:
+def _summed(b: Builder, losses: Value, weights: Value, reduction: int) -> list[Value]:
     """The losses, their sum or their weighted mean; and the sum of the weights."""
     dims = range(b.rank(losses))
     total = b.reduce(weights, dims, "sum")
@@ -73,7 +75,7 @@ def _summed(b: "Builder", losses: Value, weights: Value, reduction: int) -> list
 
 
 def _unsummed(
-    b: "Builder", grad: Value, weights: Value, counted: Value, reduction: int, total: Value
+    b: Builder, grad: Value, weights: Value, counted: Value, reduction: int, total: Value
 ) -> Value:
     """From the gradient of what _summed gives to those of the unweighted losses (N, 1, ...)."""
     grad = b.value(grad, b.dtype(weights))
@@ -86,7 +88,7 @@ def _unsummed(
 
 @rule("aten::nll_loss_forward", "aten::nll_loss2d_forward")
 def nll_loss(
-    b: "Builder",
+    b: Builder,
     x: Value,
     target: Value,
     weight: Value | None,
@@ -104,7 +106,7 @@ def nll_loss(
 
 @rule("aten::nll_loss_backward", "aten::nll_loss2d_backward")
 def nll_loss_backward(
-    b: "Builder",
+    b: Builder,
     grad: Value,
     x: Value,
     target: Value,
@@ -125,14 +127,14 @@ def nll_loss_backward(
 # ---- cross-entropy of logits ----
 
 
-def _shifted(b: "Builder", x: Value, shift: Value) -> Value:
+def _shifted(b: Builder, x: Value, shift: Value) -> Value:
     """x (N, C, ...) less shift (N, ...)."""
     return b.hlo.subtract(x, b.broadcast_to(b.unsqueeze(shift, 1), b.shape(x)))
 
 
 @rule("lazyxla::cross_entropy")
 def cross_entropy(
-    b: "Builder",
+    b: Builder,
     x: Value,
     target: Value,
     weight: Value | None,
@@ -155,7 +157,7 @@ def cross_entropy(
 
 @rule("lazyxla::cross_entropy_backward")
 def cross_entropy_backward(
-    b: "Builder",
+    b: Builder,
     grad: Value,
     x: Value,
     target: Value,
@@ -179,14 +181,14 @@ def cross_entropy_backward(
 # ---- margin losses ----
 
 
-def _reduced(b: "Builder", losses: Value, reduction: int) -> Value:
+def _reduced(b: Builder, losses: Value, reduction: int) -> Value:
     """The losses (N,) of all samples, or their mean or sum."""
     if reduction == _NONE:
         return b.reshape(losses, b.outputs[0].shape)
     return b.mean(losses, [0]) if reduction == _MEAN else b.reduce(losses, [0], "sum")
 
 
-def _sample_gradients(b: "Builder", grad: Value, like: Value, reduction: int) -> Value:
+def _sample_gradients(b: Builder, grad: Value, like: Value, reduction: int) -> Value:
     """The loss's gradient as a value (N, C): what each sample's own loss gets."""
     dtype, shape = b.spec(like)
     grad = b.value(grad, dtype)
@@ -197,7 +199,7 @@ def _sample_gradients(b: "Builder", grad: Value, like: Value, reduction: int) ->
 
 
 def _margins(
-    b: "Builder", x: Value, target: Value, margin: Value, weight: Value | None
+    b: Builder, x: Value, target: Value, margin: Value, weight: Value | None
 ) -> tuple[Value, Value, Value]:
     """The margins, the weights / C, and where the target is; all of shape (N, C).
 
@@ -219,7 +221,7 @@ def _margins(
 
 @rule("aten::multi_margin_loss")
 def multi_margin_loss(
-    b: "Builder",
+    b: Builder,
     x: Value,
     target: Value,
     p: Value,
@@ -234,7 +236,7 @@ def multi_margin_loss(
 
 @rule("aten::multi_margin_loss_backward")
 def multi_margin_loss_backward(
-    b: "Builder",
+    b: Builder,
     grad: Value,
     x: Value,
     target: Value,
@@ -253,7 +255,7 @@ def multi_margin_loss_backward(
     return b.reshape(result, b.shape(x))
 
 
-def _label_margins(b: "Builder", x: Value, target: Value) -> tuple[Value, Value, Value]:
+def _label_margins(b: Builder, x: Value, target: Value) -> tuple[Value, Value, Value]:
     """Of x and target (N, C): labels, C for none; where x is labelled; margins (N, label, class).
 
     A margin is 1 - x[label] + x[class] where that is positive, the label exists and the class is
@@ -281,7 +283,7 @@ def _label_margins(b: "Builder", x: Value, target: Value) -> tuple[Value, Value,
 
 
 @rule("aten::multilabel_margin_loss_forward")
-def multilabel_margin_loss(b: "Builder", x: Value, target: Value, reduction: int) -> list[Value]:
+def multilabel_margin_loss(b: Builder, x: Value, target: Value, reduction: int) -> list[Value]:
     wide, target = _batch(b, x), b.reshape(target, b.shape(_batch(b, x)))
     _, labelled, gaps = _label_margins(b, wide, target)
     losses = b.scale(b.reduce(gaps, [1, 2], "sum"), 1 / b.shape(wide)[1])
@@ -290,7 +292,7 @@ def multilabel_margin_loss(b: "Builder", x: Value, target: Value, reduction: int
 
 @rule("aten::multilabel_margin_loss_backward")
 def multilabel_margin_loss_backward(
-    b: "Builder", grad: Value, x: Value, target: Value, reduction: int, is_target: Value
+    b: Builder, grad: Value, x: Value, target: Value, reduction: int, is_target: Value
 ) -> Value:
     wide, target = _batch(b, x), b.reshape(target, b.shape(_batch(b, x)))
     labels, _, gaps = _label_margins(b, wide, target)
@@ -301,7 +303,7 @@ def multilabel_margin_loss_backward(
     return b.reshape(result, b.shape(x))
 
 
-def _batch(b: "Builder", x: Value) -> Value:
+def _batch(b: Builder, x: Value) -> Value:
     """x of shape (N, C) or (C,) as (N, C), in the dtype to compute in."""
     x = b.convert(x, b.compute_dtype(b.dtype(x)))
     return x if b.rank(x) == 2 else b.reshape(x, [1, -1])

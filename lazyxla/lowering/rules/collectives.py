@@ -4,6 +4,8 @@ On the CPU the program calls their kernels. That is what they are, and no want o
 mode has nothing against it.
 """
 
+from __future__ import annotations
+
 import functools
 from typing import Any
 

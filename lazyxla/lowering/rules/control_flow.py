@@ -1,5 +1,7 @@
 """Calls of PyTorch's control flow (lazyxla/control_flow.py)."""
 
+from __future__ import annotations
+
 from typing import Any
 
 from lazyxla.lowering.builder import Builder

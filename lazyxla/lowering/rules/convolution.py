@@ -14,6 +14,8 @@ A transposed convolution is `input_grad` with the weight (O, C / groups, *kernel
 that it is the adjoint of; its gradients are `forward` and `weight_grad` with x and y exchanged.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -21,16 +23,15 @@ from typing import TYPE_CHECKING, Any
 from lazyxla.lowering.registry import rule
 from lazyxla.lowering.rules import convolution_cpu as cpu
 from lazyxla.lowering.rules.windows import Window
+from lazyxla.lowering.value import Value
 
 if TYPE_CHECKING:
     from lazyxla.lowering.builder import Builder
 
-Value = Any
-
 
 @rule("aten::convolution")
 def convolution(
-    b: "Builder",
+    b: Builder,
     x: Value,
     w: Value,
     bias: Value | None,
@@ -54,7 +55,7 @@ def convolution(
 
 @rule("aten::convolution_backward")
 def convolution_backward(
-    b: "Builder",
+    b: Builder,
     grad: Value,
     x: Value,
     w: Value,
@@ -85,7 +86,7 @@ def convolution_backward(
     return grad_x, grad_w, grad_bias
 
 
-def forward(b: "Builder", x: Value, w: Value, window: Window) -> Value:
+def forward(b: Builder, x: Value, w: Value, window: Window) -> Value:
     """y of shape (N, O, *out) from x and w."""
     shape = [b.shape(x)[0], b.shape(w)[0], *window.out_sizes(b.shape(x)[2:])]
     if _empty(b.shape(x), b.shape(w), shape):
@@ -106,7 +107,7 @@ def forward(b: "Builder", x: Value, w: Value, window: Window) -> Value:
     )
 
 
-def input_grad(b: "Builder", y: Value, w: Value, sizes: Sequence[int], window: Window) -> Value:
+def input_grad(b: Builder, y: Value, w: Value, sizes: Sequence[int], window: Window) -> Value:
     """x of shape (N, C, *sizes): a convolution of the spread-out y with the flipped weight."""
     groups, kernel = window.groups, window.kernel
     n, o = b.shape(y)[:2]
@@ -142,7 +143,7 @@ def input_grad(b: "Builder", y: Value, w: Value, sizes: Sequence[int], window: W
     )
 
 
-def weight_grad(b: "Builder", x: Value, y: Value, window: Window) -> Value:
+def weight_grad(b: Builder, x: Value, y: Value, window: Window) -> Value:
     """w of shape (O, C / groups, *kernel): a convolution of x with y that sums over the batch."""
     sizes = b.shape(x)[2:]
     shape = [b.shape(y)[1], b.shape(x)[1] // window.groups, *window.kernel]
@@ -173,7 +174,7 @@ def weight_grad(b: "Builder", x: Value, y: Value, window: Window) -> Value:
 
 
 def _conv(
-    b: "Builder",
+    b: Builder,
     lhs: Value,
     rhs: Value,
     strides: Sequence[int],
@@ -193,7 +194,7 @@ def _conv(
 
 
 def _per_group(
-    b: "Builder",
+    b: Builder,
     function: Callable[..., Value],
     operands: Sequence[tuple[Value, int]],
     window: Window,

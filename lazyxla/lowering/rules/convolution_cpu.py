@@ -13,19 +13,21 @@ factors of ten to a thousand on grouped convolutions and their gradients. The fo
 Each function returns None where the plain convolution (one per group) is the better form.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from lazyxla.lowering.rules import convolution_flat as flat
 from lazyxla.lowering.rules.windows import Window, add_shifted, shifted, sum_terms
+from lazyxla.lowering.value import Value
 
 if TYPE_CHECKING:
     from lazyxla.lowering.builder import Builder
 
-Value = Any
 
 _MOST_FEATURES = 3
 """Features per group up to which a sum of terms beats a convolution per group ..."""
@@ -37,7 +39,7 @@ _MOST_SUMS = 16
 """Sums that one reduction computes side by side; more spill registers and compile slowly."""
 
 
-def forward(b: "Builder", x: Value, w: Value, window: Window) -> Value | None:
+def forward(b: Builder, x: Value, w: Value, window: Window) -> Value | None:
     """y of shape (N, O, *out); see the convolution module for the three maps."""
     groups = window.groups
     n, (o, inner) = b.shape(x)[0], b.shape(w)[:2]
@@ -57,7 +59,7 @@ def forward(b: "Builder", x: Value, w: Value, window: Window) -> Value | None:
 
 
 def input_grad(
-    b: "Builder", y: Value, w: Value, sizes: Sequence[int], window: Window
+    b: Builder, y: Value, w: Value, sizes: Sequence[int], window: Window
 ) -> Value | None:
     """x of shape (N, C, *sizes)."""
     n, o = b.shape(y)[:2]
@@ -73,7 +75,7 @@ def input_grad(
 
 
 def _input_grad_product(
-    b: "Builder", y: Value, w: Value, sizes: Sequence[int], window: Window
+    b: Builder, y: Value, w: Value, sizes: Sequence[int], window: Window
 ) -> Value:
     groups, taps = window.groups, window.taps
     (n, o, *out), inner = b.shape(y), b.shape(w)[1]
@@ -94,7 +96,7 @@ def _input_grad_product(
     return _add_windows(b, columns, sizes, window)
 
 
-def weight_grad(b: "Builder", x: Value, y: Value, window: Window) -> Value | None:
+def weight_grad(b: Builder, x: Value, y: Value, window: Window) -> Value | None:
     """w of shape (O, C / groups, *kernel)."""
     groups, taps = window.groups, window.taps
     (n, c), o = b.shape(x)[:2], b.shape(y)[1]
@@ -123,7 +125,7 @@ def _few_terms(features: int, window: Window) -> bool:
 
 
 def _as_product(
-    b: "Builder", n: int, sizes: Sequence[int], features: int, window: Window, dtype: torch.dtype
+    b: Builder, n: int, sizes: Sequence[int], features: int, window: Window, dtype: torch.dtype
 ) -> bool:
     """Whether laying out the windows costs less than what plain convolution does to the weight."""
     positions = n * math.prod(window.out_sizes(sizes))
@@ -135,7 +137,7 @@ def _as_product(
     return positions <= 2 * features or b.compute_dtype(dtype) != torch.float32
 
 
-def _windows(b: "Builder", x: Value, window: Window, out: Sequence[int]) -> Value:
+def _windows(b: Builder, x: Value, window: Window, out: Sequence[int]) -> Value:
     """What each weight of the kernel reads: shape (C, taps, N, *out)."""
     n, c, *sizes = b.shape(x)
     x, rank = b.swap(x, 0, 1), len(out)
@@ -147,7 +149,7 @@ def _windows(b: "Builder", x: Value, window: Window, out: Sequence[int]) -> Valu
     return b.reshape(x, [c, window.taps, n, *out])
 
 
-def _add_windows(b: "Builder", columns: Value, sizes: Sequence[int], window: Window) -> Value:
+def _add_windows(b: Builder, columns: Value, sizes: Sequence[int], window: Window) -> Value:
     """The adjoint of `_windows`: (C, taps, N, *out) to (N, C, *sizes)."""
     c, taps, n, *out = b.shape(columns)
     if not _side_by_side(window, sizes, out):
@@ -167,7 +169,7 @@ def _side_by_side(window: Window, sizes: Sequence[int], out: Sequence[int]) -> b
 # ---- terms ----
 
 
-def _forward_terms(b: "Builder", x: Value, w: Value, window: Window, out: Sequence[int]) -> Value:
+def _forward_terms(b: Builder, x: Value, w: Value, window: Window, out: Sequence[int]) -> Value:
     (n, c), o = b.shape(x)[:2], b.shape(w)[0]
     wide = b.compute_dtype(b.dtype(x))
     groups, inner = window.groups, c // window.groups
@@ -179,7 +181,7 @@ def _forward_terms(b: "Builder", x: Value, w: Value, window: Window, out: Sequen
 
 
 def _input_grad_terms(
-    b: "Builder", y: Value, w: Value, sizes: Sequence[int], window: Window
+    b: Builder, y: Value, w: Value, sizes: Sequence[int], window: Window
 ) -> Value:
     (n, o), inner = b.shape(y)[:2], b.shape(w)[1]
     groups, wide = window.groups, b.compute_dtype(b.dtype(y))
@@ -200,7 +202,7 @@ def _input_grad_terms(
     return b.reshape(total, [n, groups * inner, *sizes])
 
 
-def _weight_grad_terms(b: "Builder", x: Value, y: Value, window: Window) -> Value:
+def _weight_grad_terms(b: Builder, x: Value, y: Value, window: Window) -> Value:
     """The gradient with one input feature per group: a sum over all positions per weight."""
     (n, c), o, out = b.shape(x)[:2], b.shape(y)[1], b.shape(y)[2:]
     wide = b.compute_dtype(b.dtype(x))

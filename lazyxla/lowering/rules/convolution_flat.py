@@ -12,17 +12,19 @@ of 8 features on 28x28 positions, read by a 1x1 convolution, that took 3 ms inst
 - taps: one multiplication for each weight of a group, all in one loop.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from lazyxla.lowering.rules.windows import Window, sum_terms
+from lazyxla.lowering.value import Value
 
 if TYPE_CHECKING:
     from lazyxla.lowering.builder import Builder
 
-Value = Any
 
 _MOST_TERMS = 32
 """Weights per output feature up to which a sum of terms beats a product."""
@@ -35,7 +37,7 @@ def applies(window: Window, sizes: Sequence[int]) -> bool:
     return len(sizes) == 2 and window.groups > 1 and window.keeps(sizes)
 
 
-def forward(b: "Builder", x: Value, w: Value, window: Window) -> Value | None:
+def forward(b: Builder, x: Value, w: Value, window: Window) -> Value | None:
     """y of shape (N, O, height, width) in the compute dtype; None if other forms are better."""
     n, _, height, width = b.shape(x)
     if n == 1 and b.shape(w)[1] * window.taps <= _MOST_TERMS:
@@ -43,7 +45,7 @@ def forward(b: "Builder", x: Value, w: Value, window: Window) -> Value | None:
     return _rows(b, x, w, window) if n * height * width <= _MOST_POSITIONS else None
 
 
-def input_grad(b: "Builder", y: Value, w: Value, window: Window) -> Value | None:
+def input_grad(b: Builder, y: Value, w: Value, window: Window) -> Value | None:
     """x of shape (N, C, height, width): `forward` with the weight turned around."""
     groups, (o, inner) = window.groups, b.shape(w)[:2]
     w = b.reshape(w, [groups, o // groups, inner, *window.kernel])
@@ -51,7 +53,7 @@ def input_grad(b: "Builder", y: Value, w: Value, window: Window) -> Value | None
     return forward(b, y, b.reshape(w, [groups * inner, o // groups, *window.kernel]), window)
 
 
-def _rows(b: "Builder", x: Value, w: Value, window: Window) -> Value:
+def _rows(b: Builder, x: Value, w: Value, window: Window) -> Value:
     (n, c, height, width), (o, inner) = b.shape(x), b.shape(w)[:2]
     groups, (rows, columns) = window.groups, window.kernel
     size, margin = height * width, window.padding[0] * width
@@ -73,7 +75,7 @@ def _rows(b: "Builder", x: Value, w: Value, window: Window) -> Value:
     return b.swap(b.reshape(total, [o, n, height, width]), 0, 1)
 
 
-def _taps(b: "Builder", x: Value, w: Value, window: Window) -> Value:
+def _taps(b: Builder, x: Value, w: Value, window: Window) -> Value:
     (n, c, height, width), (o, inner) = b.shape(x), b.shape(w)[:2]
     groups, (rows, columns) = window.groups, window.kernel
     size, margin = height * width, window.padding[0] * width + window.padding[1]
@@ -97,7 +99,7 @@ def _shifts(window: Window, dim: int, step: int = 1) -> list[int]:
     return [step * (k * dilation - start) for k in range(window.kernel[dim])]
 
 
-def _masked(b: "Builder", x: Value, width: int, shift: int) -> Value:
+def _masked(b: Builder, x: Value, width: int, shift: int) -> Value:
     """`x` (..., positions), zero where the position `shift` further is in another row."""
     if not shift:
         return x

@@ -5,28 +5,29 @@ them of views and writes in place, so that where they begin is a number like any
 graphs they are those of graph_rules.py.
 """
 
-from typing import TYPE_CHECKING, Any
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 import torch
 
 from lazyxla.lowering import geometry
 from lazyxla.lowering.geometry import geometry_of
 from lazyxla.lowering.registry import rule
+from lazyxla.lowering.value import Value
 
 if TYPE_CHECKING:
     from lazyxla.lowering.builder import Builder
 
-Value = Any
-
 
 @rule("aten::narrow_copy")
-def narrow_copy(b: "Builder", x: Value, dim: int, start: int, length: int) -> Value:
+def narrow_copy(b: Builder, x: Value, dim: int, start: int, length: int) -> Value:
     start += b.shape(x)[dim] if start < 0 else 0
     return b.slice_dim(x, dim, start, start + length)
 
 
 @rule("aten::diag_embed")
-def diag_embed(b: "Builder", x: Value, offset: int, dim1: int, dim2: int) -> Value:
+def diag_embed(b: Builder, x: Value, offset: int, dim1: int, dim2: int) -> Value:
     dtype, shape = b.outputs[0]
     base = torch.empty(shape, dtype=dtype, device="meta")
     view = geometry_of(base.diagonal(offset, dim1, dim2))
@@ -35,7 +36,7 @@ def diag_embed(b: "Builder", x: Value, offset: int, dim1: int, dim2: int) -> Val
 
 @rule("aten::unfold_backward")
 def unfold_backward(
-    b: "Builder", grad: Value, sizes: list[int], dim: int, size: int, step: int
+    b: Builder, grad: Value, sizes: list[int], dim: int, size: int, step: int
 ) -> Value:
     """Sums the windows back: element j of every window is one strided placement along `dim`."""
     dtype = b.compute_dtype(b.dtype(grad))

@@ -4,39 +4,41 @@ Gradients are a scatter-add of rows on every platform: on XLA's CPU backend that
 512 tokens of 256 floats and 2048 rows, where a product with one-hot vectors takes 1.4 ms.
 """
 
-from typing import TYPE_CHECKING, Any
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 import torch
 
 from lazyxla.lowering.program import TensorSpec
 from lazyxla.lowering.registry import rule
+from lazyxla.lowering.value import Value
 
 if TYPE_CHECKING:
     from lazyxla.lowering.builder import Builder
 
-Value = Any
 
 _SUM, _MEAN, _MAX = range(3)  # torch.nn.functional.embedding_bag's modes
 
 
-def _long(b: "Builder", index: Value) -> Value:
+def _long(b: Builder, index: Value) -> Value:
     return b.value(index, torch.int64)
 
 
-def _flat(b: "Builder", index: Value) -> Value:
+def _flat(b: Builder, index: Value) -> Value:
     return b.reshape(_long(b, index), [-1])
 
 
-def _unless(b: "Builder", index: Value, skipped: Value, size: int) -> Value:
+def _unless(b: Builder, index: Value, skipped: Value, size: int) -> Value:
     """`index`, out of range where `skipped` holds, so that a scatter leaves these places out."""
     return b.select(skipped, size, index)
 
 
-def _is(b: "Builder", index: Value, number: int) -> Value:
+def _is(b: Builder, index: Value, number: int) -> Value:
     return b.compare(index, b.full_like(index, number), "EQ")
 
 
-def _add_rows(b: "Builder", rows: Value, index: Value, size: int) -> Value:
+def _add_rows(b: Builder, rows: Value, index: Value, size: int) -> Value:
     """A value of `size` rows that are sums: rows[i] is added to row index[i], where i may have
     several dimensions."""
     dtype, shape = b.spec(rows)
@@ -46,12 +48,12 @@ def _add_rows(b: "Builder", rows: Value, index: Value, size: int) -> Value:
     return b.scatter_nd(total, b.unsqueeze(index, -1), rows, [0], "add")
 
 
-def _counts(b: "Builder", index: Value, size: int, dtype: torch.dtype) -> Value:
+def _counts(b: Builder, index: Value, size: int, dtype: torch.dtype) -> Value:
     """How often every number below `size` occurs in `index`."""
     return _add_rows(b, b.full(b.shape(index), 1, dtype), index, size)
 
 
-def _by_column(b: "Builder", rows: Value, factor: Value, operation: str) -> Value:
+def _by_column(b: Builder, rows: Value, factor: Value, operation: str) -> Value:
     """rows[i, :] * factor[i] ("multiply") or rows[i, :] / factor[i] ("divide")."""
     column = b.broadcast_to(b.unsqueeze(factor, -1), b.shape(rows))
     return getattr(b.hlo, operation)(rows, column)
@@ -59,7 +61,7 @@ def _by_column(b: "Builder", rows: Value, factor: Value, operation: str) -> Valu
 
 @rule("aten::embedding")
 def embedding(
-    b: "Builder",
+    b: Builder,
     weight: Value,
     indices: Value,
     padding_idx: int,
@@ -73,7 +75,7 @@ def embedding(
 
 @rule("aten::embedding_dense_backward")
 def embedding_dense_backward(
-    b: "Builder",
+    b: Builder,
     grad: Value,
     indices: Value,
     num_weights: int,
@@ -89,7 +91,7 @@ def embedding_dense_backward(
 
 
 def _weight_grad(
-    b: "Builder", rows: Value, index: Value, size: int, scale_by_freq: bool, padding_idx: int
+    b: Builder, rows: Value, index: Value, size: int, scale_by_freq: bool, padding_idx: int
 ) -> Value:
     """The gradient of a weight of `size` rows, given that of each row that was read from it.
 
@@ -106,7 +108,7 @@ def _weight_grad(
 
 @rule("aten::embedding_renorm")
 def embedding_renorm(
-    b: "Builder", weight: Value, indices: Value, max_norm: Value, norm_type: Value
+    b: Builder, weight: Value, indices: Value, max_norm: Value, norm_type: Value
 ) -> Value:
     """Scales the rows that `indices` name down to `max_norm`; duplicates write equal values."""
     index = _flat(b, indices)
@@ -122,7 +124,7 @@ def embedding_renorm(
     return b.scatter_nd(weight, b.unsqueeze(index, -1), rows, [0])
 
 
-def _row_norm(b: "Builder", rows: Value, order: float) -> Value:
+def _row_norm(b: Builder, rows: Value, order: float) -> Value:
     size = b.hlo.abs(rows)
     if order == float("inf"):
         return b.reduce(size, [1], "max")
@@ -134,7 +136,7 @@ def _row_norm(b: "Builder", rows: Value, order: float) -> Value:
 # ---- bags ----
 
 
-def _offset_to_bag(b: "Builder", offsets: Value, bags: int, count: int) -> Value:
+def _offset_to_bag(b: Builder, offsets: Value, bags: int, count: int) -> Value:
     """The bag of each of `count` indices: how many offsets lie at or before it, less one."""
     starts = b.slice_dim(_long(b, offsets), 0, 0, bags)
     marks = _counts(b, starts, count, torch.int64)
@@ -145,7 +147,7 @@ def _offset_to_bag(b: "Builder", offsets: Value, bags: int, count: int) -> Value
 
 @rule("aten::_embedding_bag", "aten::_embedding_bag_forward_only")
 def embedding_bag(
-    b: "Builder",
+    b: Builder,
     weight: Value,
     indices: Value,
     offsets: Value,
@@ -184,7 +186,7 @@ def embedding_bag(
     return [output, *(_resized(b, x, i + 1) for i, x in enumerate([bag, sizes, places]))]
 
 
-def _resized(b: "Builder", x: Value | None, output: int) -> Value:
+def _resized(b: Builder, x: Value | None, output: int) -> Value:
     """An auxiliary result in its expected shape: empty in some modes; bag_size may be longer."""
     dtype, shape = b.outputs[output]
     if x is None or 0 in shape:
@@ -194,7 +196,7 @@ def _resized(b: "Builder", x: Value | None, output: int) -> Value:
 
 
 def _bag_maximum(
-    b: "Builder", rows: Value, index: Value, target: Value, sizes: Value
+    b: Builder, rows: Value, index: Value, target: Value, sizes: Value
 ) -> tuple[Value, Value]:
     """The maxima of every bag and the embedding that each came from, the first one of equals.
 
@@ -220,7 +222,7 @@ def _bag_maximum(
 
 @rule("aten::_embedding_bag_backward")
 def embedding_bag_backward(
-    b: "Builder",
+    b: Builder,
     grad: Value,
     indices: Value,
     offsets: Value,
@@ -253,7 +255,7 @@ def embedding_bag_backward(
 
 
 def _given_or_made(
-    b: "Builder", grad: Value, indices: Value, offsets: Value, offset2bag: Value
+    b: Builder, grad: Value, indices: Value, offsets: Value, offset2bag: Value
 ) -> Value:
     """offset2bag, which the forward pass may have left out."""
     count = b.shape(indices)[0]
@@ -264,7 +266,7 @@ def _given_or_made(
 
 @rule("aten::_embedding_bag_dense_backward")
 def embedding_bag_dense_backward(
-    b: "Builder",
+    b: Builder,
     grad: Value,
     indices: Value,
     offset2bag: Value,
@@ -297,7 +299,7 @@ def embedding_bag_dense_backward(
 
 @rule("aten::_embedding_bag_per_sample_weights_backward")
 def embedding_bag_per_sample_weights_backward(
-    b: "Builder",
+    b: Builder,
     grad: Value,
     weight: Value,
     indices: Value,

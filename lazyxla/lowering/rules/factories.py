@@ -1,5 +1,7 @@
 """Operators that make tensors from numbers: fills, ranges, triangles."""
 
+from __future__ import annotations
+
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -7,11 +9,11 @@ import torch
 
 from lazyxla.lowering.registry import graph_rule, rule
 from lazyxla.lowering.rules.formula import X, maximum, sqrt, where
+from lazyxla.lowering.value import Value
 
 if TYPE_CHECKING:
     from lazyxla.lowering.builder import Builder
 
-Value = Any
 
 # Arguments that follow the ones of interest (dtype, layout, device, pin_memory, memory_format) are
 # in b.outputs.
@@ -24,34 +26,34 @@ Value = Any
 
 @rule("aten::zeros")
 @graph_rule("aten::zeros_like", "aten::new_zeros")
-def zeros(b: "Builder", *_: Any) -> Value:
+def zeros(b: Builder, *_: Any) -> Value:
     return b.zeros(b.outputs[0].shape, b.outputs[0].dtype)
 
 
 @rule("aten::ones")
 @graph_rule("aten::ones_like", "aten::new_ones")
-def ones(b: "Builder", *_: Any) -> Value:
+def ones(b: Builder, *_: Any) -> Value:
     return b.full(b.outputs[0].shape, 1, b.outputs[0].dtype)
 
 
 @rule("aten::full")
 @graph_rule("aten::full_like")
-def full(b: "Builder", _like: Any, value: Value, *_: Any) -> Value:
+def full(b: Builder, _like: Any, value: Value, *_: Any) -> Value:
     return b.full(b.outputs[0].shape, value, b.outputs[0].dtype)
 
 
 @graph_rule("aten::new_full")
-def new_full(b: "Builder", x: Value, size: list[int], value: Value, *_: Any) -> Value:
+def new_full(b: Builder, x: Value, size: list[int], value: Value, *_: Any) -> Value:
     return b.full(b.outputs[0].shape, value, b.outputs[0].dtype)
 
 
 @rule("aten::scalar_tensor")
-def scalar_tensor(b: "Builder", value: Value, *_: Any) -> Value:
+def scalar_tensor(b: Builder, value: Value, *_: Any) -> Value:
     return b.full((), value, b.outputs[0].dtype)
 
 
 @rule("aten::eye", "aten::eye.m")
-def eye(b: "Builder", *_: Any) -> Value:
+def eye(b: Builder, *_: Any) -> Value:
     shape = b.outputs[0].shape
     return b.compare(b.iota(shape, 0, torch.int64), b.iota(shape, 1, torch.int64), "EQ")
 
@@ -59,7 +61,7 @@ def eye(b: "Builder", *_: Any) -> Value:
 # ---- ranges ----
 
 
-def _range_dtype(b: "Builder", *numbers: Value) -> torch.dtype:
+def _range_dtype(b: Builder, *numbers: Value) -> torch.dtype:
     """Ranges are computed in 64 bits as on the CPU; a TPU emulates float64, so float32 serves
     there.
     """
@@ -71,7 +73,7 @@ def _range_dtype(b: "Builder", *numbers: Value) -> torch.dtype:
     return torch.int64
 
 
-def _range(b: "Builder", start: Value, step: Value) -> Value:
+def _range(b: Builder, start: Value, step: Value) -> Value:
     integral = not b.outputs[0].dtype.is_floating_point
     # For an integer result PyTorch truncates start and step, not the elements.
     dtype = torch.int64 if integral else _range_dtype(b)
@@ -82,23 +84,23 @@ def _range(b: "Builder", start: Value, step: Value) -> Value:
 
 
 @rule("aten::arange")
-def arange(b: "Builder", end: Value, *_: Any) -> Value:
+def arange(b: Builder, end: Value, *_: Any) -> Value:
     dtype = b.outputs[0].dtype
     # Integers that the dtype holds exactly come straight from an iota.
     return b.iota(b.outputs[0].shape, 0, dtype)
 
 
 @rule("aten::arange.start", "aten::range")
-def arange_start(b: "Builder", start: Value, end: Value, *_: Any) -> Value:
+def arange_start(b: Builder, start: Value, end: Value, *_: Any) -> Value:
     return _range(b, start, 1)
 
 
 @rule("aten::arange.start_step", "aten::range.step")
-def arange_step(b: "Builder", start: Value, end: Value, step: Value, *_: Any) -> Value:
+def arange_step(b: Builder, start: Value, end: Value, step: Value, *_: Any) -> Value:
     return _range(b, start, step)
 
 
-def _linspace(b: "Builder", start: Value, end: Value, steps: int) -> X:
+def _linspace(b: Builder, start: Value, end: Value, steps: int) -> X:
     """Counted from both ends, so that the last element is exactly `end`."""
     shape, given = b.outputs[0].shape, b.outputs[0].dtype
     dtype = _range_dtype(b, 0.0)
@@ -122,7 +124,7 @@ def _linspace(b: "Builder", start: Value, end: Value, steps: int) -> X:
     "aten::linspace.Tensor_Scalar",
     "aten::linspace.Scalar_Tensor",
 )
-def linspace(b: "Builder", start: Value, end: Value, steps: int, *_: Any) -> Value:
+def linspace(b: Builder, start: Value, end: Value, steps: int, *_: Any) -> Value:
     return _linspace(b, start, end, steps).value
 
 
@@ -132,7 +134,7 @@ def linspace(b: "Builder", start: Value, end: Value, steps: int, *_: Any) -> Val
     "aten::logspace.Tensor_Scalar",
     "aten::logspace.Scalar_Tensor",
 )
-def logspace(b: "Builder", start: Value, end: Value, steps: int, base: Value, *_: Any) -> Value:
+def logspace(b: Builder, start: Value, end: Value, steps: int, base: Value, *_: Any) -> Value:
     exponent = _linspace(b, start, end, steps)
     power = X(b, b.full(b.outputs[0].shape, base, exponent.dtype)) ** exponent
     return power.value
@@ -141,13 +143,13 @@ def logspace(b: "Builder", start: Value, end: Value, steps: int, base: Value, *_
 # ---- windows ----
 
 
-def _window_place(b: "Builder", size: int, periodic: bool) -> X:
+def _window_place(b: Builder, size: int, periodic: bool) -> X:
     """0 .. 1 over the window, or just short of 1 if it is periodic."""
     place = X(b, b.iota(b.outputs[0].shape, 0, b.compute_dtype(b.outputs[0].dtype)))
     return place / max(size if periodic else size - 1, 1)
 
 
-def _cosine_window(b: "Builder", size: int, periodic: bool, coefficients: list[Value]) -> Value:
+def _cosine_window(b: Builder, size: int, periodic: bool, coefficients: list[Value]) -> Value:
     """The sum of coefficients[k] * cos(2 pi k place)."""
     shape = b.outputs[0].shape
     place = _window_place(b, size, periodic)
@@ -164,12 +166,12 @@ def _cosine_window(b: "Builder", size: int, periodic: bool, coefficients: list[V
 
 
 @rule("aten::hann_window", "aten::hann_window.periodic")
-def hann_window(b: "Builder", size: int, *rest: Any) -> Value:
+def hann_window(b: Builder, size: int, *rest: Any) -> Value:
     return _cosine_window(b, size, _periodic(rest), [0.5, -0.5])
 
 
 @rule("aten::blackman_window", "aten::blackman_window.periodic")
-def blackman_window(b: "Builder", size: int, *rest: Any) -> Value:
+def blackman_window(b: Builder, size: int, *rest: Any) -> Value:
     return _cosine_window(b, size, _periodic(rest), [0.42, -0.5, 0.08])
 
 
@@ -179,7 +181,7 @@ def blackman_window(b: "Builder", size: int, *rest: Any) -> Value:
     "aten::hamming_window.periodic_alpha",
     "aten::hamming_window.periodic_alpha_beta",
 )
-def hamming_window(b: "Builder", size: int, *rest: Any) -> Value:
+def hamming_window(b: Builder, size: int, *rest: Any) -> Value:
     alpha = rest[1] if len(rest) >= 6 else 0.54
     beta = X(b, b.value(rest[2], torch.float64)) if len(rest) >= 7 else None
     second = -0.46 if beta is None else (-beta).value
@@ -187,13 +189,13 @@ def hamming_window(b: "Builder", size: int, *rest: Any) -> Value:
 
 
 @rule("aten::bartlett_window", "aten::bartlett_window.periodic")
-def bartlett_window(b: "Builder", size: int, *rest: Any) -> Value:
+def bartlett_window(b: Builder, size: int, *rest: Any) -> Value:
     place = _window_place(b, size, _periodic(rest))
     return (1 - abs(2 * place - 1) if size > 1 else place.full(1)).value
 
 
 @rule("aten::kaiser_window", "aten::kaiser_window.periodic", "aten::kaiser_window.beta")
-def kaiser_window(b: "Builder", size: int, *rest: Any) -> Value:
+def kaiser_window(b: Builder, size: int, *rest: Any) -> Value:
     place = _window_place(b, size, _periodic(rest))
     if size <= 1:
         return place.full(1).value
@@ -218,7 +220,7 @@ def _periodic(rest: tuple[Any, ...]) -> bool:
 # ---- triangles ----
 
 
-def _triangle(b: "Builder", shape: tuple[int, ...], diagonal: Value, lower: bool) -> Value:
+def _triangle(b: Builder, shape: tuple[int, ...], diagonal: Value, lower: bool) -> Value:
     """bool mask over the last two dimensions: on, below (or above) the diagonal."""
     size = shape[-2:]
     low, high = (b.constant(n, torch.int64) for n in (-size[0], size[1]))
@@ -231,26 +233,26 @@ def _triangle(b: "Builder", shape: tuple[int, ...], diagonal: Value, lower: bool
 
 
 @rule("aten::tril")
-def tril(b: "Builder", x: Value, diagonal: Value) -> Value:
+def tril(b: Builder, x: Value, diagonal: Value) -> Value:
     return b.select(_triangle(b, b.shape(x), diagonal, True), x, 0)
 
 
 @rule("aten::triu")
-def triu(b: "Builder", x: Value, diagonal: Value) -> Value:
+def triu(b: Builder, x: Value, diagonal: Value) -> Value:
     return b.select(_triangle(b, b.shape(x), diagonal, False), x, 0)
 
 
 @rule("aten::tril_indices")
-def tril_indices(b: "Builder", row: int, col: int, offset: int, *_: Any) -> Value:
+def tril_indices(b: Builder, row: int, col: int, offset: int, *_: Any) -> Value:
     return _places(b, _triangle(b, (row, col), offset, True))
 
 
 @rule("aten::triu_indices")
-def triu_indices(b: "Builder", row: int, col: int, offset: int, *_: Any) -> Value:
+def triu_indices(b: Builder, row: int, col: int, offset: int, *_: Any) -> Value:
     return _places(b, _triangle(b, (row, col), offset, False))
 
 
-def _places(b: "Builder", mask: Value) -> Value:
+def _places(b: Builder, mask: Value) -> Value:
     """Rows and columns of the elements of `mask` that hold."""
     return b.call_jax(_nonzero, mask, count=b.outputs[0].shape[1])
 

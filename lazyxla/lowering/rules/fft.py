@@ -1,5 +1,7 @@
 """Fourier transforms, JAX's."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -60,7 +62,7 @@ def fft_c2r(x: Any, dims: tuple[int, ...], normalization: int, last_size: int) -
 
 
 def _register(name: str, function: Callable[..., Any], last: str) -> None:
-    def lower(b: "Builder", x: Any, dims: list[int], normalization: int, how: int) -> Any:
+    def lower(b: Builder, x: Any, dims: list[int], normalization: int, how: int) -> Any:
         if b.platform == "tpu" and b.dtype(x) in (torch.float64, torch.complex128):
             raise LoweringError("XLA's TPU compiler has no Fourier transform of float64")
         static = {"dims": tuple(dims), "normalization": normalization, last: how}

@@ -1,5 +1,7 @@
 """Operators on lists of tensors: every `_foreach_x` is the rule of `x` applied to each element."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -7,11 +9,11 @@ import torch
 
 from lazyxla.lowering.registry import rule
 from lazyxla.lowering.scalar import wrap_number
+from lazyxla.lowering.value import Value
 
 if TYPE_CHECKING:
     from lazyxla.lowering.builder import Builder
 
-Value = Any
 
 # Foreach operators of one list -> operator of an element.
 _UNARY = (
@@ -75,7 +77,7 @@ def _elements(args: tuple[Any, ...], count: int) -> Iterator[list[Any]]:
 
 
 def _each(element: str) -> Callable[..., list[Value]]:
-    def lower(b: "Builder", *args: Any) -> list[Value]:
+    def lower(b: Builder, *args: Any) -> list[Value]:
         outputs = b.outputs
         extra = [wrap_number(1)] if element in _WITH_ALPHA and len(args) == 2 else []
         return [
@@ -93,12 +95,12 @@ for _name, _element in _MAPPED.items():
 
 
 @rule("aten::_foreach_clone")
-def clone(b: "Builder", xs: list[Value], memory_format: Any = None) -> list[Value]:
+def clone(b: Builder, xs: list[Value], memory_format: Any = None) -> list[Value]:
     return list(xs)
 
 
 @rule("aten::_foreach_copy")
-def copy(b: "Builder", xs: list[Value], sources: list[Value], non_blocking: bool) -> list[Value]:
+def copy(b: Builder, xs: list[Value], sources: list[Value], non_blocking: bool) -> list[Value]:
     return [
         b.broadcast_to(b.value(s, o.dtype), o.shape)
         for s, o in zip(sources, b.outputs, strict=True)
@@ -106,7 +108,7 @@ def copy(b: "Builder", xs: list[Value], sources: list[Value], non_blocking: bool
 
 
 def _norm(element: str) -> Callable[..., list[Value]]:
-    def lower(b: "Builder", xs: list[Value], ord: Value, dtype: torch.dtype | None) -> list[Value]:
+    def lower(b: Builder, xs: list[Value], ord: Value, dtype: torch.dtype | None) -> list[Value]:
         return [
             b.lower_op(element, x, ord, None, False, dtype, outputs=[output])
             for x, output in zip(xs, b.outputs, strict=True)

@@ -10,6 +10,8 @@ the result's dtype otherwise. Arguments of another kind (bool, int, str, None) a
 they are. A Scalar that varies between runs stays dynamic.
 """
 
+from __future__ import annotations
+
 import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Union
@@ -18,11 +20,11 @@ import torch
 
 from lazyxla.lowering.registry import rule
 from lazyxla.lowering.scalar import Scalar
+from lazyxla.lowering.value import Value
 
 if TYPE_CHECKING:
     from lazyxla.lowering.builder import Builder
 
-Value = Any
 Formula = Callable[..., Any]
 Term = Union["X", int, float, bool, complex]
 
@@ -33,7 +35,7 @@ class X:
     __slots__ = ("b", "value")
     __hash__ = None  # type: ignore[assignment]
 
-    def __init__(self, b: "Builder", value: Value) -> None:
+    def __init__(self, b: Builder, value: Value) -> None:
         self.b = b
         self.value = value
 
@@ -54,14 +56,14 @@ class X:
         """An integer or bool."""
         return not self.is_float and not self.is_complex
 
-    def to(self, dtype: torch.dtype) -> "X":
+    def to(self, dtype: torch.dtype) -> X:
         return X(self.b, self.b.convert(self.value, dtype))
 
-    def full(self, number: Any) -> "X":
+    def full(self, number: Any) -> X:
         """`number` in this dtype and shape."""
         return X(self.b, self.b.full_like(self.value, number))
 
-    def call(self, operation: str, *others: Term) -> "X":
+    def call(self, operation: str, *others: Term) -> X:
         """The StableHLO operation `operation`, or the CHLO one if its name starts with "chlo."."""
         values = [self.value, *(self.term(o) for o in others)]
         if operation.startswith("chlo."):
@@ -73,90 +75,90 @@ class X:
     def term(self, other: Term) -> Value:
         return other.value if isinstance(other, X) else self.b.full_like(self.value, other)
 
-    def __add__(self, other: Term) -> "X":
+    def __add__(self, other: Term) -> X:
         # XLA folds constants by adding bools modulo 2; PyTorch's sum of bools is their union.
         return self.call("or_" if self.b.dtype(self.value) == torch.bool else "add", other)
 
-    def __sub__(self, other: Term) -> "X":
+    def __sub__(self, other: Term) -> X:
         return self.call("subtract", other)
 
-    def __mul__(self, other: Term) -> "X":
+    def __mul__(self, other: Term) -> X:
         return self.call("multiply", other)
 
-    def __truediv__(self, other: Term) -> "X":
+    def __truediv__(self, other: Term) -> X:
         """HLO's division: truncates for integers."""
         return self.call("divide", other)
 
-    def __mod__(self, other: Term) -> "X":
+    def __mod__(self, other: Term) -> X:
         """C's fmod and %: the sign of the dividend."""
         return self.call("remainder", other)
 
-    def __pow__(self, other: Term) -> "X":
+    def __pow__(self, other: Term) -> X:
         return self.call("power", other)
 
-    def __radd__(self, other: Term) -> "X":
+    def __radd__(self, other: Term) -> X:
         return self.full(other) + self
 
-    def __rsub__(self, other: Term) -> "X":
+    def __rsub__(self, other: Term) -> X:
         return self.full(other) - self
 
-    def __rmul__(self, other: Term) -> "X":
+    def __rmul__(self, other: Term) -> X:
         return self.full(other) * self
 
-    def __rtruediv__(self, other: Term) -> "X":
+    def __rtruediv__(self, other: Term) -> X:
         return self.full(other) / self
 
-    def __rpow__(self, other: Term) -> "X":
+    def __rpow__(self, other: Term) -> X:
         return self.full(other) ** self
 
-    def __neg__(self) -> "X":
+    def __neg__(self) -> X:
         return self.call("negate")
 
-    def __abs__(self) -> "X":
+    def __abs__(self) -> X:
         return self.call("abs")
 
-    def __and__(self, other: Term) -> "X":
+    def __and__(self, other: Term) -> X:
         return self.call("and_", other)
 
-    def __or__(self, other: Term) -> "X":
+    def __or__(self, other: Term) -> X:
         return self.call("or_", other)
 
-    def __xor__(self, other: Term) -> "X":
+    def __xor__(self, other: Term) -> X:
         return self.call("xor", other)
 
-    def __invert__(self) -> "X":
+    def __invert__(self) -> X:
         return self.call("not_")
 
-    def compare(self, other: Term, direction: str) -> "X":
+    def compare(self, other: Term, direction: str) -> X:
         return X(self.b, self.b.compare(self.value, self.term(other), direction))
 
-    def __eq__(self, other: Term) -> "X":  # type: ignore[override]
+    def __eq__(self, other: Term) -> X:  # type: ignore[override]
         return self.compare(other, "EQ")
 
-    def __ne__(self, other: Term) -> "X":  # type: ignore[override]
+    def __ne__(self, other: Term) -> X:  # type: ignore[override]
         return self.compare(other, "NE")
 
-    def __lt__(self, other: Term) -> "X":
+    def __lt__(self, other: Term) -> X:
         return self.compare(other, "LT")
 
-    def __le__(self, other: Term) -> "X":
+    def __le__(self, other: Term) -> X:
         return self.compare(other, "LE")
 
-    def __gt__(self, other: Term) -> "X":
+    def __gt__(self, other: Term) -> X:
         return self.compare(other, "GT")
 
-    def __ge__(self, other: Term) -> "X":
+    def __ge__(self, other: Term) -> X:
         return self.compare(other, "GE")
 
-    def is_nan(self) -> "X":
+    def is_nan(self) -> X:
         return self != self
 
     @property
-    def real(self) -> "X":
+    def real(self) -> X:
         return self.call("real")
 
     @property
-    def imag(self) -> "X":
+    def imag(self) -> X:
         return self.call("imag")
 
 
@@ -248,7 +250,7 @@ def is_operand(arg: Any) -> bool:
     return isinstance(arg, Scalar) or hasattr(arg, "owner")
 
 
-def operands(b: "Builder", *args: Any, dtype: torch.dtype | None = None) -> list[Any]:
+def operands(b: Builder, *args: Any, dtype: torch.dtype | None = None) -> list[Any]:
     """`args` with tensors and Scalars as X of one shape and of `dtype`, by default the one PyTorch
     computes in.
     """
@@ -273,7 +275,7 @@ def pointwise(*names: str, exact: bool = False) -> Callable[[Formula], Formula]:
 
     def register(formula: Formula) -> Formula:
         @functools.wraps(formula)
-        def lower(b: "Builder", *args: Any) -> Any:
+        def lower(b: Builder, *args: Any) -> Any:
             dtype = b.outputs[0].dtype
             same = exact and all(b.dtype(a) == dtype for a in args if is_operand(a))
             return unwrap(formula(*operands(b, *args, dtype=dtype if same else None)))
@@ -291,7 +293,7 @@ def predicate(*names: str) -> Callable[[Formula], Formula]:
 
     def register(formula: Formula) -> Formula:
         @functools.wraps(formula)
-        def lower(b: "Builder", *args: Any) -> Any:
+        def lower(b: Builder, *args: Any) -> Any:
             dtype = b.result_type(*(a for a in args if is_operand(a)))
             return unwrap(formula(*operands(b, *args, dtype=dtype)))
 

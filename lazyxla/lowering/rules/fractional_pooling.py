@@ -1,5 +1,7 @@
 """Maximum pooling over windows whose places are drawn: fractional_max_pool2d and 3d."""
 
+from __future__ import annotations
+
 import math
 from typing import Any
 

@@ -1,5 +1,7 @@
 """Traced graphs: one node that lowers to all the operators of an FX graph."""
 
+from __future__ import annotations
+
 from typing import TYPE_CHECKING, Any
 
 from lazyxla.lowering import registry
@@ -10,10 +12,10 @@ if TYPE_CHECKING:
 
 
 @rule("lazyxla::graph")
-def graph(b: "Builder", number: int, inputs: list[Any]) -> list[Any]:
+def graph(b: Builder, number: int, inputs: list[Any]) -> list[Any]:
     return registry.graphs[number].lower(b, inputs)
 
 
 @graph_rule("lazyxla::checkpoint_name")
-def checkpoint_name(b: "Builder", x: Any, name: str) -> Any:
+def checkpoint_name(b: Builder, x: Any, name: str) -> Any:
     return x

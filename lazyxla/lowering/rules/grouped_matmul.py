@@ -12,11 +12,10 @@ import torch
 
 from lazyxla.lowering.registry import rule
 from lazyxla.lowering.rules import grouped_matmul_tpu
+from lazyxla.lowering.value import Value
 
 if TYPE_CHECKING:
     from lazyxla.lowering.builder import Builder
-
-Value = Any
 
 
 @rule("aten::_grouped_mm")

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from lazyxla.lowering.value import Value
+
 if TYPE_CHECKING:
     from lazyxla.lowering.builder import Builder
 
-Value = Any
 
 _LANES = 128
 _ROWS, _INNER, _COLUMN_BYTES = 512, 512, 2048

@@ -5,6 +5,8 @@ the index values, so there is none: what is read out of range comes from the nea
 range, and what is written there is dropped.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -13,17 +15,17 @@ import torch
 
 from lazyxla.lowering.program import TensorSpec
 from lazyxla.lowering.registry import rule
+from lazyxla.lowering.value import Value
 
 if TYPE_CHECKING:
     from lazyxla.lowering.builder import Builder
 
-Value = Any
 Indices = Sequence[Value | None]
 
 # ---- x[indices] ----
 
 
-def _places(b: "Builder", x: Value, indices: Indices) -> tuple[list[int], Value, int]:
+def _places(b: Builder, x: Value, indices: Indices) -> tuple[list[int], Value, int]:
     """What x[indices] addresses: the indexed dimensions, index vectors, where their dimensions go.
 
     The index vectors have the shape (*common shape of the indices, number of indexed dimensions).
@@ -38,14 +40,14 @@ def _places(b: "Builder", x: Value, indices: Indices) -> tuple[list[int], Value,
     return dims, vectors, dims[0] if adjacent else 0
 
 
-def _move(b: "Builder", x: Value, count: int, source: int, target: int) -> Value:
+def _move(b: Builder, x: Value, count: int, source: int, target: int) -> Value:
     """`x` with its `count` dimensions from `source` on moved to `target`."""
     rest = [i for i in range(b.rank(x)) if not source <= i < source + count]
     moved = list(range(source, source + count))
     return b.transpose(x, rest[:target] + moved + rest[target:])
 
 
-def _read(b: "Builder", x: Value, indices: Indices) -> Value:
+def _read(b: Builder, x: Value, indices: Indices) -> Value:
     if all(index is None for index in indices):
         return x
     dims, vectors, target = _places(b, x, indices)
@@ -54,9 +56,7 @@ def _read(b: "Builder", x: Value, indices: Indices) -> Value:
     return _move(b, b.gather_nd(x, vectors, dims), b.rank(vectors) - 1, 0, target)
 
 
-def _write(
-    b: "Builder", x: Value, indices: Indices, values: Value, combine: str = "assign"
-) -> Value:
+def _write(b: Builder, x: Value, indices: Indices, values: Value, combine: str = "assign") -> Value:
     dtype, shape = b.spec(x)
     values = b.value(values, dtype)
     if all(index is None for index in indices):
@@ -70,7 +70,7 @@ def _write(
 
 
 def _scatter(
-    b: "Builder", combine: str, x: Value, vectors: Value, updates: Value, dims: Sequence[int]
+    b: Builder, combine: str, x: Value, vectors: Value, updates: Value, dims: Sequence[int]
 ) -> Value:
     """scatter_nd, where sums and products of narrow floats accumulate in float32."""
     if 0 in b.shape(updates):
@@ -82,20 +82,18 @@ def _scatter(
 
 
 @rule("aten::index.Tensor", "aten::_unsafe_index.Tensor")
-def index(b: "Builder", x: Value, indices: Indices) -> Value:
+def index(b: Builder, x: Value, indices: Indices) -> Value:
     return _read(b, x, indices)
 
 
 @rule("aten::index_put", "aten::_unsafe_index_put")
-def index_put(b: "Builder", x: Value, indices: Indices, values: Value, accumulate: bool) -> Value:
+def index_put(b: Builder, x: Value, indices: Indices, values: Value, accumulate: bool) -> Value:
     if any(i is not None and b.dtype(i) in (torch.bool, torch.uint8) for i in indices):
         return _put_by_mask(b, x, indices, values, accumulate)
     return _write(b, x, indices, values, "add" if accumulate else "assign")
 
 
-def _put_by_mask(
-    b: "Builder", x: Value, indices: Indices, values: Value, accumulate: bool
-) -> Value:
+def _put_by_mask(b: Builder, x: Value, indices: Indices, values: Value, accumulate: bool) -> Value:
     """The one index is a mask, whose dimensions `values` has as one: how many elements are true.
 
     Only graphs come with masks: the recorder turns them into positions.
@@ -125,13 +123,13 @@ def _put_by_mask(
 
 @rule("aten::_index_put_impl")
 def index_put_impl(
-    b: "Builder", x: Value, indices: Indices, values: Value, accumulate: bool, unsafe: bool
+    b: Builder, x: Value, indices: Indices, values: Value, accumulate: bool, unsafe: bool
 ) -> Value:
     return index_put(b, x, indices, values, accumulate)
 
 
 @rule("aten::_unsafe_masked_index")
-def masked_index(b: "Builder", x: Value, mask: Value, indices: Indices, fill: Value) -> Value:
+def masked_index(b: Builder, x: Value, mask: Value, indices: Indices, fill: Value) -> Value:
     dtype, shape = b.outputs[0]
     fill = b.full(shape, fill, dtype)
     if 0 in b.shape(x):
@@ -140,12 +138,12 @@ def masked_index(b: "Builder", x: Value, mask: Value, indices: Indices, fill: Va
 
 
 @rule("aten::_unsafe_masked_index_put_accumulate")
-def masked_index_put(b: "Builder", x: Value, mask: Value, indices: Indices, values: Value) -> Value:
+def masked_index_put(b: Builder, x: Value, mask: Value, indices: Indices, values: Value) -> Value:
     dtype = b.dtype(x)
     return _write(b, x, indices, b.select(_as_mask(b, mask), b.value(values, dtype), 0), "add")
 
 
-def _as_mask(b: "Builder", mask: Value) -> Value:
+def _as_mask(b: Builder, mask: Value) -> Value:
     return b.value(mask, torch.bool)
 
 
@@ -153,7 +151,7 @@ def _as_mask(b: "Builder", mask: Value) -> Value:
 
 
 def _along(
-    b: "Builder", x: Value, dim: int, index: Value, wrap: bool = False
+    b: Builder, x: Value, dim: int, index: Value, wrap: bool = False
 ) -> tuple[Value, Value, int]:
     """`x` with at least one dimension, `index` with exactly one, and `dim` from the front."""
     x = x if b.rank(x) else b.reshape(x, [1])
@@ -163,7 +161,7 @@ def _along(
 
 
 def _scatter_slices(
-    b: "Builder", combine: str, x: Value, index: Value, source: Value, dim: int
+    b: Builder, combine: str, x: Value, index: Value, source: Value, dim: int
 ) -> Value:
     """Combines slice i of `source` along `dim` into slice index[i] of `x`."""
     shape = list(b.shape(x))
@@ -173,13 +171,13 @@ def _scatter_slices(
 
 
 @rule("aten::index_select")
-def index_select(b: "Builder", x: Value, dim: int, index: Value) -> Value:
+def index_select(b: Builder, x: Value, dim: int, index: Value) -> Value:
     x, index, dim = _along(b, x, dim, index)
     return b.reshape(b.take(x, index, dim), b.outputs[0].shape)
 
 
 @rule("aten::index_add")
-def index_add(b: "Builder", x: Value, dim: int, index: Value, source: Value, alpha: Value) -> Value:
+def index_add(b: Builder, x: Value, dim: int, index: Value, source: Value, alpha: Value) -> Value:
     shape = b.shape(x)
     x, index, dim = _along(b, x, dim, index)
     source = b.scale(b.value(source, b.dtype(x)), alpha)
@@ -187,14 +185,14 @@ def index_add(b: "Builder", x: Value, dim: int, index: Value, source: Value, alp
 
 
 @rule("aten::index_copy")
-def index_copy(b: "Builder", x: Value, dim: int, index: Value, source: Value) -> Value:
+def index_copy(b: Builder, x: Value, dim: int, index: Value, source: Value) -> Value:
     shape = b.shape(x)
     x, index, dim = _along(b, x, dim, index)
     return b.reshape(_scatter_slices(b, "assign", x, index, source, dim), shape)
 
 
 @rule("aten::index_fill.int_Scalar", "aten::index_fill.int_Tensor")
-def index_fill(b: "Builder", x: Value, dim: int, index: Value, value: Value) -> Value:
+def index_fill(b: Builder, x: Value, dim: int, index: Value, value: Value) -> Value:
     """A mask of the filled slices is cheaper than a scatter of them."""
     dtype, shape = b.spec(x)
     x, index, dim = _along(b, x, dim, index, wrap=True)
@@ -215,7 +213,7 @@ def index_fill(b: "Builder", x: Value, dim: int, index: Value, value: Value) -> 
 # ---- element by element along one dimension ----
 
 
-def _elements(b: "Builder", x: Value, dim: int, index: Value) -> tuple[Value, Value, int]:
+def _elements(b: Builder, x: Value, dim: int, index: Value) -> tuple[Value, Value, int]:
     """`x` and `index` with at least one dimension."""
     index = b.value(index, torch.int64)
     x = x if b.rank(x) else b.reshape(x, [1])
@@ -224,7 +222,7 @@ def _elements(b: "Builder", x: Value, dim: int, index: Value) -> tuple[Value, Va
 
 
 @rule("aten::gather")
-def gather(b: "Builder", x: Value, dim: int, index: Value, sparse_grad: bool) -> Value:
+def gather(b: Builder, x: Value, dim: int, index: Value, sparse_grad: bool) -> Value:
     x, index, dim = _elements(b, x, dim, index)
     if 0 in b.shape(index):
         return b.zeros(b.outputs[0].shape, b.outputs[0].dtype)
@@ -232,7 +230,7 @@ def gather(b: "Builder", x: Value, dim: int, index: Value, sparse_grad: bool) ->
 
 
 def _scatter_along(
-    b: "Builder", combine: str, x: Value, dim: int, index: Value, source: Value
+    b: Builder, combine: str, x: Value, dim: int, index: Value, source: Value
 ) -> Value:
     """torch.scatter; `source` is a value at least as large as `index`, or a number."""
     dtype, shape = b.spec(x)
@@ -250,12 +248,12 @@ def _scatter_along(
 
 
 @rule("aten::scatter.src", "aten::scatter.value")
-def scatter(b: "Builder", x: Value, dim: int, index: Value, source: Value) -> Value:
+def scatter(b: Builder, x: Value, dim: int, index: Value, source: Value) -> Value:
     return _scatter_along(b, "assign", x, dim, index, source)
 
 
 @rule("aten::scatter_add")
-def scatter_add(b: "Builder", x: Value, dim: int, index: Value, source: Value) -> Value:
+def scatter_add(b: Builder, x: Value, dim: int, index: Value, source: Value) -> Value:
     return _scatter_along(b, "add", x, dim, index, source)
 
 
@@ -272,14 +270,14 @@ _COMBINERS = {
 
 @rule("aten::scatter.reduce", "aten::scatter.value_reduce")
 def scatter_reduce(
-    b: "Builder", x: Value, dim: int, index: Value, source: Value, reduce: str
+    b: Builder, x: Value, dim: int, index: Value, source: Value, reduce: str
 ) -> Value:
     return _scatter_along(b, _COMBINERS[reduce], x, dim, index, source)
 
 
 @rule("aten::scatter_reduce.two")
 def scatter_reduce_two(
-    b: "Builder",
+    b: Builder,
     x: Value,
     dim: int,
     index: Value,
@@ -295,7 +293,7 @@ def scatter_reduce_two(
 
 @rule("aten::index_reduce")
 def index_reduce(
-    b: "Builder",
+    b: Builder,
     x: Value,
     dim: int,
     index: Value,
@@ -317,7 +315,7 @@ def index_reduce(
 
 
 def _reduce_into(
-    b: "Builder", x: Value, source: Value, reduce: str, include_self: bool, put: Any
+    b: Builder, x: Value, source: Value, reduce: str, include_self: bool, put: Any
 ) -> Value:
     """Reduces `source` into `x` by `put(target, updates, combine)`.
 
@@ -340,7 +338,7 @@ def _reduce_into(
     return _floor_divide(b, result, counts)
 
 
-def _floor_divide(b: "Builder", x: Value, y: Value) -> Value:
+def _floor_divide(b: Builder, x: Value, y: Value) -> Value:
     """Integer division that rounds down, for y > 0."""
     quotient = b.hlo.divide(x, y)
     inexact = b.compare(b.hlo.multiply(quotient, y), x, "NE")
@@ -352,7 +350,7 @@ def _floor_divide(b: "Builder", x: Value, y: Value) -> Value:
 
 
 @rule("aten::take")
-def take(b: "Builder", x: Value, index: Value) -> Value:
+def take(b: Builder, x: Value, index: Value) -> Value:
     flat, index = b.reshape(x, [-1]), b.value(index, torch.int64)
     if 0 in b.shape(index):
         return b.zeros(b.shape(index), b.dtype(x))
@@ -360,7 +358,7 @@ def take(b: "Builder", x: Value, index: Value) -> Value:
 
 
 @rule("aten::put")
-def put(b: "Builder", x: Value, index: Value, source: Value, accumulate: bool) -> Value:
+def put(b: Builder, x: Value, index: Value, source: Value, accumulate: bool) -> Value:
     flat = b.reshape(x, [-1])
     index = b.reshape(b.value(index, torch.int64), [-1])
     source = b.reshape(b.value(source, b.dtype(x)), b.shape(index))
@@ -369,7 +367,7 @@ def put(b: "Builder", x: Value, index: Value, source: Value, accumulate: bool) -
     )
 
 
-def _rank_among(b: "Builder", mask: Value) -> Value:
+def _rank_among(b: Builder, mask: Value) -> Value:
     """For every element of a flat mask the number of true ones up to it, less one."""
     spec = TensorSpec(torch.int64, b.shape(mask))
     counts = b.lower_op("aten::cumsum", mask, 0, torch.int64, outputs=[spec])
@@ -377,7 +375,7 @@ def _rank_among(b: "Builder", mask: Value) -> Value:
 
 
 @rule("aten::masked_scatter")
-def masked_scatter(b: "Builder", x: Value, mask: Value, source: Value) -> Value:
+def masked_scatter(b: Builder, x: Value, mask: Value, source: Value) -> Value:
     dtype, shape = b.outputs[0]
     x, mask = b.broadcast_to(b.value(x, dtype), shape), _as_mask(b, mask)
     flat_mask = b.reshape(b.broadcast_to(mask, shape), [-1])
@@ -389,7 +387,7 @@ def masked_scatter(b: "Builder", x: Value, mask: Value, source: Value) -> Value:
 
 
 @rule("aten::masked_scatter_backward")
-def masked_scatter_backward(b: "Builder", grad: Value, mask: Value, sizes: Sequence[int]) -> Value:
+def masked_scatter_backward(b: Builder, grad: Value, mask: Value, sizes: Sequence[int]) -> Value:
     """Element i of the result is the gradient at the i-th true element of the mask."""
     grad, mask = b.broadcast(grad, _as_mask(b, mask))
     count = math.prod(sizes)

@@ -1,5 +1,7 @@
 """Functions of JAX's that a program calls (lazyxla/jax)."""
 
+from __future__ import annotations
+
 from typing import Any
 
 from lazyxla.lowering.builder import Builder

@@ -6,6 +6,8 @@ there are good to 1e-4 only, in float32, so that eigh and svd run on the host. P
 call LAPACK through PyTorch's own kernels instead (host_call.py).
 """
 
+from __future__ import annotations
+
 import functools
 from typing import Any
 

@@ -5,6 +5,8 @@ exponent of the number, which contributes a known multiple, is added apart to th
 fraction around 1.
 """
 
+from __future__ import annotations
+
 import math
 from decimal import Decimal, localcontext
 from typing import NamedTuple

@@ -1,5 +1,7 @@
 """Element-wise loss functions and their gradients."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -15,16 +17,16 @@ from lazyxla.lowering.rules.formula import (
     sigmoid,
     where,
 )
+from lazyxla.lowering.value import Value
 
 if TYPE_CHECKING:
     from lazyxla.lowering.builder import Builder
 
-Value = Any
 
 NONE, MEAN, SUM = 0, 1, 2  # torch's Reduction
 
 
-def reduced(b: "Builder", loss: X, reduction: int) -> Value:
+def reduced(b: Builder, loss: X, reduction: int) -> Value:
     """The loss per element, its mean or its sum."""
     dims = range(b.rank(loss.value))
     if reduction == MEAN:
@@ -38,7 +40,7 @@ def _loss(name: str) -> Callable[..., Any]:
     """
 
     def register(formula: Callable[..., X]) -> Callable[..., X]:
-        def lower(b: "Builder", x: Value, target: Value, reduction: int, *parameters: Any) -> Value:
+        def lower(b: Builder, x: Value, target: Value, reduction: int, *parameters: Any) -> Value:
             return reduced(b, formula(*operands(b, x, target, *parameters)), reduction)
 
         rule(name)(lower)
@@ -54,7 +56,7 @@ def _loss_backward(name: str) -> Callable[..., Any]:
 
     def register(formula: Callable[..., X]) -> Callable[..., X]:
         def lower(
-            b: "Builder", grad: Value, x: Value, target: Value, reduction: int, *parameters: Any
+            b: Builder, grad: Value, x: Value, target: Value, reduction: int, *parameters: Any
         ) -> Value:
             grad, x, target, *numbers = operands(b, grad, x, target, *parameters)
             slope = formula(x, target, *numbers) * grad
@@ -113,7 +115,7 @@ def soft_margin_loss_backward(x: X, target: X) -> X:
 
 @rule("aten::binary_cross_entropy")
 def binary_cross_entropy(
-    b: "Builder", x: Value, target: Value, weight: Value | None, reduction: int
+    b: Builder, x: Value, target: Value, weight: Value | None, reduction: int
 ) -> Value:
     x, target, weight = operands(b, x, target, weight)
     # Logarithms are cut off at -100, as PyTorch does, so that no term is infinite.
@@ -123,7 +125,7 @@ def binary_cross_entropy(
 
 @rule("aten::binary_cross_entropy_backward")
 def binary_cross_entropy_backward(
-    b: "Builder", grad: Value, x: Value, target: Value, weight: Value | None, reduction: int
+    b: Builder, grad: Value, x: Value, target: Value, weight: Value | None, reduction: int
 ) -> Value:
     grad, x, target, weight = operands(b, grad, x, target, weight)
     slope = grad * (x - target) / maximum((1 - x) * x, 1e-12)
@@ -134,7 +136,7 @@ def binary_cross_entropy_backward(
 
 @rule("aten::binary_cross_entropy_with_logits")
 def binary_cross_entropy_with_logits(
-    b: "Builder",
+    b: Builder,
     x: Value,
     target: Value,
     weight: Value | None,

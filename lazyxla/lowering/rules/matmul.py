@@ -4,6 +4,8 @@ A transpose that a product reads is folded into its dimension numbers (`Builder.
 product with a transposed weight is one `dot_general` on the weight as it lies in memory.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -11,38 +13,37 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lazyxla.lowering.registry import jax_rule, rule
+from lazyxla.lowering.value import Value
 
 if TYPE_CHECKING:
     from lazyxla.lowering.builder import Builder
-
-Value = Any
 
 
 # ---- products ----
 
 
 @rule("aten::mm", "aten::bmm")
-def mm(b: "Builder", x: Value, y: Value) -> Value:
+def mm(b: Builder, x: Value, y: Value) -> Value:
     return b.matmul(x, y)
 
 
 @rule("aten::mm.dtype", "aten::bmm.dtype")
-def mm_to(b: "Builder", x: Value, y: Value, dtype: torch.dtype) -> Value:
+def mm_to(b: Builder, x: Value, y: Value, dtype: torch.dtype) -> Value:
     return b.matmul(x, y, dtype)
 
 
 @rule("aten::_int_mm")
-def int_mm(b: "Builder", x: Value, y: Value) -> Value:
+def int_mm(b: Builder, x: Value, y: Value) -> Value:
     return b.matmul(x, y, torch.int32)
 
 
 @rule("aten::mv", "aten::dot")
-def mv(b: "Builder", x: Value, y: Value) -> Value:
+def mv(b: Builder, x: Value, y: Value) -> Value:
     return b.dot(x, y, [-1], [0])
 
 
 @rule("aten::vdot")
-def vdot(b: "Builder", x: Value, y: Value) -> Value:
+def vdot(b: Builder, x: Value, y: Value) -> Value:
     if b.dtype(x).is_complex:
         x = b.complex(b.hlo.real(x), b.hlo.negate(b.hlo.imag(x)))
     return b.dot(x, y, [0], [0])
@@ -52,20 +53,20 @@ def vdot(b: "Builder", x: Value, y: Value) -> Value:
 
 
 @rule("aten::addmm", "aten::baddbmm")
-def addmm(b: "Builder", bias: Value, x: Value, y: Value, beta: Value, alpha: Value) -> Value:
+def addmm(b: Builder, bias: Value, x: Value, y: Value, beta: Value, alpha: Value) -> Value:
     return _add(b, bias, b.matmul(x, y, b.compute_dtype(b.dtype(x))), beta, alpha)
 
 
 @rule("aten::addmm.dtype", "aten::baddbmm.dtype")
 def addmm_to(
-    b: "Builder", bias: Value, x: Value, y: Value, dtype: torch.dtype, beta: Value, alpha: Value
+    b: Builder, bias: Value, x: Value, y: Value, dtype: torch.dtype, beta: Value, alpha: Value
 ) -> Value:
     return _add(b, bias, b.matmul(x, y, dtype), beta, alpha)
 
 
 @rule("aten::_addmm_activation")
 def addmm_activation(
-    b: "Builder", bias: Value, x: Value, y: Value, beta: Value, alpha: Value, use_gelu: bool
+    b: Builder, bias: Value, x: Value, y: Value, beta: Value, alpha: Value, use_gelu: bool
 ) -> Value:
     total = addmm(b, bias, x, y, beta, alpha)
     if use_gelu:
@@ -74,7 +75,7 @@ def addmm_activation(
 
 
 @rule("aten::addbmm")
-def addbmm(b: "Builder", bias: Value, x: Value, y: Value, beta: Value, alpha: Value) -> Value:
+def addbmm(b: Builder, bias: Value, x: Value, y: Value, beta: Value, alpha: Value) -> Value:
     # The sum over the batch is one more contracted dimension.
     x = b.swap(x, 0, 1)
     product = b.dot(x, y, [1, 2], [0, 1], dtype=b.compute_dtype(b.dtype(x)))
@@ -82,7 +83,7 @@ def addbmm(b: "Builder", bias: Value, x: Value, y: Value, beta: Value, alpha: Va
 
 
 @rule("aten::addmv")
-def addmv(b: "Builder", bias: Value, x: Value, y: Value, beta: Value, alpha: Value) -> Value:
+def addmv(b: Builder, bias: Value, x: Value, y: Value, beta: Value, alpha: Value) -> Value:
     product = b.dot(x, y, [1], [0], dtype=b.compute_dtype(b.dtype(x)))
     if 0 in b.shape(product):  # the one element of the bias stays in PyTorch
         product = b.zeros(b.outputs[0].shape, b.dtype(product))
@@ -90,7 +91,7 @@ def addmv(b: "Builder", bias: Value, x: Value, y: Value, beta: Value, alpha: Val
 
 
 @rule("aten::addr")
-def addr(b: "Builder", bias: Value, x: Value, y: Value, beta: Value, alpha: Value) -> Value:
+def addr(b: Builder, bias: Value, x: Value, y: Value, beta: Value, alpha: Value) -> Value:
     dtype, shape = b.outputs[0]
     wide = b.compute_dtype(dtype)
     x, y = (b.value(v, wide) for v in (x, y))
@@ -99,7 +100,7 @@ def addr(b: "Builder", bias: Value, x: Value, y: Value, beta: Value, alpha: Valu
     return _add(b, bias, b.combine("and" if dtype == torch.bool else "mul", x, y), beta, alpha)
 
 
-def _add(b: "Builder", bias: Value, product: Value, beta: Value, alpha: Value) -> Value:
+def _add(b: Builder, bias: Value, product: Value, beta: Value, alpha: Value) -> Value:
     """beta * bias + alpha * product; a bias times 0 is not read: its nan does not count."""
     dtype = b.dtype(product)
     times, plus = ("and", "or") if dtype == torch.bool else ("mul", "add")
@@ -124,7 +125,7 @@ def _add(b: "Builder", bias: Value, product: Value, beta: Value, alpha: Value) -
 
 
 @rule("aten::linear")
-def linear(b: "Builder", x: Value, weight: Value, bias: Value | None) -> Value:
+def linear(b: Builder, x: Value, weight: Value, bias: Value | None) -> Value:
     """x (..., I) by weight (O, I), and bias (O,)."""
     rows, wide = _as_rows(b, x), b.compute_dtype(b.dtype(x))
     product = b.dot(rows, weight, [-1], [1], dtype=wide)
@@ -136,7 +137,7 @@ def linear(b: "Builder", x: Value, weight: Value, bias: Value | None) -> Value:
 
 @rule("aten::linear_backward")
 def linear_backward(
-    b: "Builder", x: Value, grad: Value, weight: Value, output_mask: list[bool]
+    b: Builder, x: Value, grad: Value, weight: Value, output_mask: list[bool]
 ) -> tuple[Value | None, ...]:
     """The gradients of x (..., I), weight (O, I) and bias (O,) by that of the result (..., O)."""
     rows, above = _as_rows(b, x), _as_rows(b, grad)
@@ -151,7 +152,7 @@ def linear_backward(
     return grad_x, grad_weight, grad_bias
 
 
-def _as_rows(b: "Builder", x: Value) -> Value:
+def _as_rows(b: Builder, x: Value) -> Value:
     """A matrix of the rows of x (..., I); in a program for many devices x with its dimensions.
 
     The partitioner cannot split rows along two dimensions that were made one, such as samples and
@@ -167,7 +168,7 @@ def _as_rows(b: "Builder", x: Value) -> Value:
 
 
 @rule("aten::linalg_cholesky_ex")
-def cholesky_ex(b: "Builder", x: Value, upper: bool, check_errors: bool) -> tuple[Value, Value]:
+def cholesky_ex(b: Builder, x: Value, upper: bool, check_errors: bool) -> tuple[Value, Value]:
     factor = cholesky(b, x, upper)
     diagonal = b.reduce(b.select(_triangle(b, factor, "EQ"), factor, 0), [-1], "sum")
     if b.dtype(diagonal).is_complex:
@@ -179,7 +180,7 @@ def cholesky_ex(b: "Builder", x: Value, upper: bool, check_errors: bool) -> tupl
 
 
 @rule("aten::cholesky")
-def cholesky(b: "Builder", x: Value, upper: bool) -> Value:
+def cholesky(b: Builder, x: Value, upper: bool) -> Value:
     factor = b.hlo.cholesky(_adjoint(b, x) if upper else x, lower=True)
     factor = b.select(_triangle(b, factor, "GE"), factor, 0)
     return _adjoint(b, factor) if upper else factor
@@ -187,7 +188,7 @@ def cholesky(b: "Builder", x: Value, upper: bool) -> Value:
 
 @rule("aten::linalg_solve_triangular")
 def solve_triangular(
-    b: "Builder", a: Value, y: Value, upper: bool, left: bool, unitriangular: bool
+    b: Builder, a: Value, y: Value, upper: bool, left: bool, unitriangular: bool
 ) -> Value:
     shape = b.outputs[0].shape
     n = b.shape(a)[-1]
@@ -197,7 +198,7 @@ def solve_triangular(
 
 @rule("aten::triangular_solve")
 def triangular_solve(
-    b: "Builder", y: Value, a: Value, upper: bool, transpose: bool, unitriangular: bool
+    b: Builder, y: Value, a: Value, upper: bool, transpose: bool, unitriangular: bool
 ) -> tuple[Value, Value]:
     solution, copy = b.outputs
     a, y = b.broadcast_to(a, copy.shape), b.broadcast_to(y, solution.shape)
@@ -206,7 +207,7 @@ def triangular_solve(
 
 
 @rule("aten::cholesky_solve")
-def cholesky_solve(b: "Builder", y: Value, factor: Value, upper: bool) -> Value:
+def cholesky_solve(b: Builder, y: Value, factor: Value, upper: bool) -> Value:
     shape = b.outputs[0].shape
     n = b.shape(factor)[-1]
     factor = b.broadcast_to(factor, [*shape[:-2], n, n])
@@ -217,19 +218,17 @@ def cholesky_solve(b: "Builder", y: Value, factor: Value, upper: bool) -> Value:
     return y
 
 
-def _solve(
-    b: "Builder", a: Value, y: Value, left: bool, lower: bool, unit: bool, kind: str
-) -> Value:
+def _solve(b: Builder, a: Value, y: Value, left: bool, lower: bool, unit: bool, kind: str) -> Value:
     return b.hlo.triangular_solve(a, y, left, lower, unit, b.hlo.TransposeAttr.get(kind))
 
 
-def _adjoint(b: "Builder", x: Value) -> Value:
+def _adjoint(b: Builder, x: Value) -> Value:
     if b.dtype(x).is_complex:
         x = b.complex(b.hlo.real(x), b.hlo.negate(b.hlo.imag(x)))
     return b.swap(x, -2, -1)
 
 
-def _triangle(b: "Builder", x: Value, direction: str) -> Value:
+def _triangle(b: Builder, x: Value, direction: str) -> Value:
     """Where row `direction` column holds, in the shape of `x`."""
     shape, rank = b.shape(x), b.rank(x)
     rows, columns = (b.iota(shape, rank - d, torch.int32) for d in (2, 1))

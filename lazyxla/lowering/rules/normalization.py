@@ -6,6 +6,8 @@ gradients are
 where the means run over what shares one mean and rstd; RMS normalization has no mean(g).
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -13,20 +15,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lazyxla.lowering.registry import rule
+from lazyxla.lowering.value import Value
 
 if TYPE_CHECKING:
     from lazyxla.lowering.builder import Builder
 
-Value = Any
 
-
-def wide(b: "Builder", *xs: Value | None) -> list[Value | None]:
+def wide(b: Builder, *xs: Value | None) -> list[Value | None]:
     """The values in the dtype that the first one is computed in; None stays None."""
     dtype = b.compute_dtype(b.dtype(xs[0]))
     return [None if x is None else b.convert(x, dtype) for x in xs]
 
 
-def statistics(b: "Builder", x: Value, dims: Sequence[int], eps: Value) -> tuple[Value, ...]:
+def statistics(b: Builder, x: Value, dims: Sequence[int], eps: Value) -> tuple[Value, ...]:
     """Mean, sum of squared deviations and 1 / sqrt(variance + eps) over `dims`, which are kept."""
     mean = b.mean(x, dims, keepdim=True)
     deviation = b.hlo.subtract(x, b.broadcast_to(mean, b.shape(x)))
@@ -35,20 +36,20 @@ def statistics(b: "Builder", x: Value, dims: Sequence[int], eps: Value) -> tuple
     return mean, squares, _rsqrt(b, variance, eps)
 
 
-def _rsqrt(b: "Builder", variance: Value, eps: Value) -> Value:
+def _rsqrt(b: Builder, variance: Value, eps: Value) -> Value:
     """1 / sqrt(variance + eps)."""
     eps = b.full(b.shape(variance), eps, b.dtype(variance))
     return b.hlo.rsqrt(b.hlo.add(variance, eps))
 
 
-def _standardize(b: "Builder", x: Value, mean: Value | None, rstd: Value) -> Value:
+def _standardize(b: Builder, x: Value, mean: Value | None, rstd: Value) -> Value:
     """(x - mean) * rstd."""
     if mean is not None:
         x = b.hlo.subtract(x, b.broadcast_to(mean, b.shape(x)))
     return b.hlo.multiply(x, b.broadcast_to(rstd, b.shape(x)))
 
 
-def _affine(b: "Builder", x: Value, weight: Value | None, bias: Value | None) -> Value:
+def _affine(b: Builder, x: Value, weight: Value | None, bias: Value | None) -> Value:
     """x * weight + bias, for parameters that broadcast to `x`."""
     if weight is not None:
         x = b.hlo.multiply(x, b.broadcast_to(weight, b.shape(x)))
@@ -58,7 +59,7 @@ def _affine(b: "Builder", x: Value, weight: Value | None, bias: Value | None) ->
 
 
 def _grad_input(
-    b: "Builder", g: Value, xhat: Value, rstd: Value, dims: Sequence[int], centered: bool = True
+    b: Builder, g: Value, xhat: Value, rstd: Value, dims: Sequence[int], centered: bool = True
 ) -> Value:
     """The gradient of the module's formula; `g` is already multiplied by the weight."""
     shape = b.shape(g)
@@ -72,19 +73,19 @@ def _grad_input(
 # ---- batch normalization: statistics of each channel (dimension 1) ----
 
 
-def of_channels(b: "Builder", x: Value, parameter: Value | None) -> Value | None:
+def of_channels(b: Builder, x: Value, parameter: Value | None) -> Value | None:
     """A value of shape (C,) in the shape (1, C, 1, ...) that broadcasts to `x`."""
     if parameter is None:
         return None
     return b.reshape(parameter, [1, -1] + [1] * (b.rank(x) - 2))
 
 
-def channel_dims(b: "Builder", x: Value) -> list[int]:
+def channel_dims(b: Builder, x: Value) -> list[int]:
     return [0, *range(2, b.rank(x))]
 
 
 def _train(
-    b: "Builder", x: Value, weight: Value | None, bias: Value | None, eps: Value
+    b: Builder, x: Value, weight: Value | None, bias: Value | None, eps: Value
 ) -> tuple[Value, Value, Value, Value]:
     """The normalized input; and mean, rstd and unbiased variance, each of shape (C,)."""
     x, weight, bias = wide(b, x, weight, bias)
@@ -97,7 +98,7 @@ def _train(
 
 
 def _evaluate(
-    b: "Builder",
+    b: Builder,
     x: Value,
     weight: Value | None,
     bias: Value | None,
@@ -115,7 +116,7 @@ def _evaluate(
     return out, mean, rstd
 
 
-def _moving(b: "Builder", old: Value, new: Value, momentum: Value) -> Value:
+def _moving(b: Builder, old: Value, new: Value, momentum: Value) -> Value:
     """(1 - momentum) * old + momentum * new."""
     (new, old) = wide(b, new, old)
     factor = b.full(b.shape(new), momentum, b.dtype(new))
@@ -125,14 +126,14 @@ def _moving(b: "Builder", old: Value, new: Value, momentum: Value) -> Value:
 
 @rule("aten::_native_batch_norm_legit.no_stats")
 def batch_norm_no_stats(
-    b: "Builder", x: Value, weight: Any, bias: Any, training: bool, momentum: Value, eps: Value
+    b: Builder, x: Value, weight: Any, bias: Any, training: bool, momentum: Value, eps: Value
 ) -> tuple[Value, ...]:
     return _train(b, x, weight, bias, eps)[:3]
 
 
 @rule("aten::_native_batch_norm_legit_functional")
 def batch_norm_functional(
-    b: "Builder",
+    b: Builder,
     x: Value,
     weight: Any,
     bias: Any,
@@ -151,7 +152,7 @@ def batch_norm_functional(
 
 @rule("aten::_native_batch_norm_legit_no_training")
 def batch_norm_no_training(
-    b: "Builder",
+    b: Builder,
     x: Value,
     weight: Any,
     bias: Any,
@@ -165,7 +166,7 @@ def batch_norm_no_training(
 
 @rule("aten::_batch_norm_with_update_functional")
 def batch_norm_with_update(
-    b: "Builder",
+    b: Builder,
     x: Value,
     weight: Any,
     bias: Any,
@@ -182,7 +183,7 @@ def batch_norm_with_update(
 
 @rule("aten::_batch_norm_no_update")
 def batch_norm_no_update(
-    b: "Builder",
+    b: Builder,
     x: Value,
     weight: Any,
     bias: Any,
@@ -196,14 +197,14 @@ def batch_norm_no_update(
     return *_evaluate(b, x, weight, bias, mean, variance, eps), _reserve(b)
 
 
-def _reserve(b: "Builder") -> Value:
+def _reserve(b: Builder) -> Value:
     """The reserved space of cuDNN's kernels, which nothing here reads."""
     return b.zeros(b.outputs[3].shape, torch.uint8)
 
 
 @rule("aten::native_batch_norm_backward")
 def batch_norm_backward(
-    b: "Builder",
+    b: Builder,
     grad: Value,
     x: Value,
     weight: Value | None,
@@ -236,20 +237,20 @@ def batch_norm_backward(
 
 
 @rule("aten::batch_norm_backward")
-def batch_norm_backward_reserved(b: "Builder", *args: Any) -> tuple[Value | None, ...]:
+def batch_norm_backward_reserved(b: Builder, *args: Any) -> tuple[Value | None, ...]:
     return batch_norm_backward(b, *args[:-1])
 
 
 # ---- layer and RMS normalization: statistics over the trailing dimensions ----
 
 
-def _inner(b: "Builder", x: Value, normalized: Sequence[int]) -> list[int]:
+def _inner(b: Builder, x: Value, normalized: Sequence[int]) -> list[int]:
     return list(range(b.rank(x) - len(normalized), b.rank(x)))
 
 
 @rule("aten::native_layer_norm")
 def layer_norm(
-    b: "Builder",
+    b: Builder,
     x: Value,
     normalized: Sequence[int],
     weight: Value | None,
@@ -263,7 +264,7 @@ def layer_norm(
 
 @rule("aten::native_layer_norm_backward")
 def layer_norm_backward(
-    b: "Builder",
+    b: Builder,
     grad: Value,
     x: Value,
     normalized: Sequence[int],
@@ -289,7 +290,7 @@ def layer_norm_backward(
 
 @rule("aten::_fused_rms_norm")
 def rms_norm(
-    b: "Builder", x: Value, normalized: Sequence[int], weight: Value | None, eps: Value | None
+    b: Builder, x: Value, normalized: Sequence[int], weight: Value | None, eps: Value | None
 ) -> tuple[Value, Value]:
     x, weight = wide(b, x, weight)
     if eps is None:
@@ -301,7 +302,7 @@ def rms_norm(
 
 @rule("aten::_fused_rms_norm_backward")
 def rms_norm_backward(
-    b: "Builder",
+    b: Builder,
     grad: Value,
     x: Value,
     normalized: Sequence[int],
@@ -325,13 +326,13 @@ def rms_norm_backward(
 # ---- group normalization: statistics over the channels of a group ----
 
 
-def _grouped(b: "Builder", x: Value, n: int, c: int, group: int) -> Value:
+def _grouped(b: Builder, x: Value, n: int, c: int, group: int) -> Value:
     """(N, C, *positions) as (N, groups, C / groups, positions)."""
     size = math.prod(b.shape(x)) // max(n * c, 1)
     return b.reshape(x, [n, group, c // group, size])
 
 
-def _group_parameter(b: "Builder", parameter: Value | None, group: int) -> Value | None:
+def _group_parameter(b: Builder, parameter: Value | None, group: int) -> Value | None:
     if parameter is None:
         return None
     return b.reshape(parameter, [1, group, b.shape(parameter)[0] // group, 1])
@@ -339,7 +340,7 @@ def _group_parameter(b: "Builder", parameter: Value | None, group: int) -> Value
 
 @rule("aten::native_group_norm")
 def group_norm(
-    b: "Builder",
+    b: Builder,
     x: Value,
     weight: Value | None,
     bias: Value | None,
@@ -360,7 +361,7 @@ def group_norm(
 
 @rule("aten::native_group_norm_backward")
 def group_norm_backward(
-    b: "Builder",
+    b: Builder,
     grad: Value,
     x: Value,
     mean: Value,
@@ -392,7 +393,7 @@ def group_norm_backward(
 
 
 @rule("aten::_weight_norm_interface")
-def weight_norm(b: "Builder", v: Value, g: Value, dim: int) -> tuple[Value, Value]:
+def weight_norm(b: Builder, v: Value, g: Value, dim: int) -> tuple[Value, Value]:
     v, g = wide(b, v, g)
     others = [d for d in range(b.rank(v)) if d != dim % b.rank(v)]
     norm = b.hlo.sqrt(b.reduce(b.hlo.multiply(v, v), others, "sum", keepdim=True))
@@ -402,7 +403,7 @@ def weight_norm(b: "Builder", v: Value, g: Value, dim: int) -> tuple[Value, Valu
 
 @rule("aten::_weight_norm_interface_backward")
 def weight_norm_backward(
-    b: "Builder", grad: Value, v: Value, g: Value, norm: Value, dim: int
+    b: Builder, grad: Value, v: Value, g: Value, norm: Value, dim: int
 ) -> tuple[Value, Value]:
     v, grad, g, norm = wide(b, v, grad, g, norm)
     others = [d for d in range(b.rank(v)) if d != dim % b.rank(v)]

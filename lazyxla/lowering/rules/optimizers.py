@@ -5,6 +5,8 @@ after the other. Numbers such as the learning rate stay dynamic. Parameters are 
 (float64 for float64 ones).
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -12,11 +14,10 @@ import torch
 
 from lazyxla.lowering.registry import rule
 from lazyxla.lowering.rules.formula import X, expm1, log1p, maximum, sqrt, where
+from lazyxla.lowering.value import Value
 
 if TYPE_CHECKING:
     from lazyxla.lowering.builder import Builder
-
-Value = Any
 
 
 class _Step:
@@ -25,7 +26,7 @@ class _Step:
     """
 
     def __init__(
-        self, b: "Builder", grad_scale: Value | None, found_inf: Value | None, maximize: bool
+        self, b: Builder, grad_scale: Value | None, found_inf: Value | None, maximize: bool
     ) -> None:
         self.b = b
         self.grad_scale = grad_scale
@@ -93,7 +94,7 @@ def _adam(decoupled: bool) -> Callable[..., list[Value]]:
     """
 
     def lower(
-        b: "Builder",
+        b: Builder,
         params: list[Value],
         grads: list[Value],
         exp_avgs: list[Value],
@@ -147,7 +148,7 @@ rule("aten::_fused_adamw", "aten::_fused_adamw.tensor_lr")(_adam(decoupled=True)
 
 @rule("aten::_fused_sgd", "aten::_fused_sgd.tensor_lr")
 def fused_sgd(
-    b: "Builder",
+    b: Builder,
     params: list[Value],
     grads: list[Value],
     momenta: list[Value],
@@ -209,7 +210,7 @@ def _adagrad_rows(
 
 @rule("aten::_fused_adagrad", "aten::_fused_adagrad.tensor_lr")
 def fused_adagrad(
-    b: "Builder",
+    b: Builder,
     params: list[Value],
     grads: list[Value],
     sums: list[Value],
@@ -233,7 +234,7 @@ def fused_adagrad(
 
 
 @rule("aten::_amp_foreach_non_finite_check_and_unscale")
-def unscale(b: "Builder", grads: list[Value], found_inf: Value, inv_scale: Value) -> list[Value]:
+def unscale(b: Builder, grads: list[Value], found_inf: Value, inv_scale: Value) -> list[Value]:
     results, found = [], b.compare(found_inf, b.full_like(found_inf, 0), "NE")
     for grad in grads:
         wide = b.convert(grad, b.compute_dtype(b.dtype(grad)))
@@ -247,7 +248,7 @@ def unscale(b: "Builder", grads: list[Value], found_inf: Value, inv_scale: Value
 
 @rule("aten::_amp_update_scale")
 def update_scale(
-    b: "Builder",
+    b: Builder,
     scale: Value,
     tracker: Value,
     found_inf: Value,

@@ -2,6 +2,8 @@
 operators.
 """
 
+from __future__ import annotations
+
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -10,17 +12,16 @@ import torch
 from lazyxla.lowering.registry import jax_rule, rule
 from lazyxla.lowering.rules.formula import X, where
 from lazyxla.lowering.rules.sorting import sort_with_places
+from lazyxla.lowering.value import Value
 
 if TYPE_CHECKING:
     from lazyxla.lowering.builder import Builder
-
-Value = Any
 
 
 # ---- order statistics ----
 
 
-def _median(b: "Builder", x: Value, dim: int, keepdim: bool, skip_nan: bool) -> tuple[Value, Value]:
+def _median(b: Builder, x: Value, dim: int, keepdim: bool, skip_nan: bool) -> tuple[Value, Value]:
     """The lower median and its index; the first nan instead, if there is one, unless nan is
     skipped.
     """
@@ -44,27 +45,27 @@ def _median(b: "Builder", x: Value, dim: int, keepdim: bool, skip_nan: bool) -> 
 
 
 @rule("aten::median")
-def median(b: "Builder", x: Value) -> Value:
+def median(b: Builder, x: Value) -> Value:
     return _median(b, b.reshape(x, (-1,)), 0, False, False)[0]
 
 
 @rule("aten::nanmedian")
-def nanmedian(b: "Builder", x: Value) -> Value:
+def nanmedian(b: Builder, x: Value) -> Value:
     return _median(b, b.reshape(x, (-1,)), 0, False, True)[0]
 
 
 @rule("aten::median.dim")
-def median_dim(b: "Builder", x: Value, dim: int, keepdim: bool) -> tuple[Value, Value]:
+def median_dim(b: Builder, x: Value, dim: int, keepdim: bool) -> tuple[Value, Value]:
     return _median(b, x, dim, keepdim, False)
 
 
 @rule("aten::nanmedian.dim")
-def nanmedian_dim(b: "Builder", x: Value, dim: int, keepdim: bool) -> tuple[Value, Value]:
+def nanmedian_dim(b: Builder, x: Value, dim: int, keepdim: bool) -> tuple[Value, Value]:
     return _median(b, x, dim, keepdim, True)
 
 
 @rule("aten::kthvalue")
-def kthvalue(b: "Builder", x: Value, k: int, dim: int, keepdim: bool) -> list[Value]:
+def kthvalue(b: Builder, x: Value, k: int, dim: int, keepdim: bool) -> list[Value]:
     if not b.shape(x):
         return [x, b.zeros((), torch.int64)]
     found = [b.slice_dim(s, dim, k - 1, k) for s in sort_with_places(b, x, dim, stable=True)]
@@ -111,7 +112,7 @@ cost. To compile it took 36 ms for 8 integers and 77 for 32, JAX's scan 54 and 9
 turns); the scan's first use imports JAX, too."""
 
 
-def _cumulative(b: "Builder", x: Value, dim: int, kind: str) -> Value:
+def _cumulative(b: Builder, x: Value, dim: int, kind: str) -> Value:
     dtype = b.outputs[0].dtype
     if dtype.is_floating_point and dtype.itemsize < 4:
         dtype = torch.float32
@@ -135,12 +136,12 @@ def _scan(x: Any, dim: int, kind: str) -> Any:
 
 
 @rule("aten::cumsum")
-def cumsum(b: "Builder", x: Value, dim: int, dtype: torch.dtype | None) -> Value:
+def cumsum(b: Builder, x: Value, dim: int, dtype: torch.dtype | None) -> Value:
     return _cumulative(b, x, dim, "sum")
 
 
 @rule("aten::cumprod")
-def cumprod(b: "Builder", x: Value, dim: int, dtype: torch.dtype | None) -> Value:
+def cumprod(b: Builder, x: Value, dim: int, dtype: torch.dtype | None) -> Value:
     return _cumulative(b, x, dim, "prod")
 
 

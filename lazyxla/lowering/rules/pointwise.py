@@ -1,8 +1,10 @@
 """Element-wise operators: mathematical functions, comparisons, logic and bits."""
 
+from __future__ import annotations
+
 import functools
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -22,11 +24,11 @@ from lazyxla.lowering.rules.formula import (
     trunc,
     where,
 )
+from lazyxla.lowering.value import Value
 
 if TYPE_CHECKING:
     from lazyxla.lowering.builder import Builder
 
-Value = Any
 
 # Operator -> StableHLO (or CHLO) operation, computed in the dtype PyTorch computes in.
 _UNARY = {
@@ -190,7 +192,7 @@ def sinc(x: X) -> X:
 
 
 @rule("aten::abs")
-def absolute(b: "Builder", x: Value) -> Value:
+def absolute(b: Builder, x: Value) -> Value:
     (x,) = operands(b, x, dtype=b.dtype(x))
     unsigned = x.dtype in (torch.bool, torch.uint8, torch.uint16, torch.uint32, torch.uint64)
     return x.value if unsigned else abs(x).value
@@ -349,21 +351,21 @@ def right_shift(x: X, y: X) -> X:
 
 
 @rule("aten::where.self")
-def where_self(b: "Builder", condition: Value, x: Value, y: Value) -> Value:
+def where_self(b: Builder, condition: Value, x: Value, y: Value) -> Value:
     return b.select(b.value(condition, torch.bool), *b.align(x, y, dtype=b.outputs[0].dtype))
 
 
 @rule("aten::masked_fill.Scalar", "aten::masked_fill.Tensor")
-def masked_fill(b: "Builder", x: Value, mask: Value, value: Value) -> Value:
+def masked_fill(b: Builder, x: Value, mask: Value, value: Value) -> Value:
     x, value = b.promote(x, value, dtype=b.outputs[0].dtype)
     return b.select(b.value(mask, torch.bool), value, x)
 
 
 @rule("aten::fill.Scalar", "aten::fill.Tensor")
-def fill(b: "Builder", x: Value, value: Value) -> Value:
+def fill(b: Builder, x: Value, value: Value) -> Value:
     return b.full(b.outputs[0].shape, value, b.outputs[0].dtype)
 
 
 @rule("aten::zero")
-def zero(b: "Builder", x: Value) -> Value:
+def zero(b: Builder, x: Value) -> Value:
     return b.zeros(b.outputs[0].shape, b.outputs[0].dtype)

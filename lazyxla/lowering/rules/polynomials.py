@@ -4,6 +4,8 @@ Between -1 and 1 and for higher degrees, Chebyshev's have a closed form that los
 PyTorch's way, too.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -146,7 +148,7 @@ def _register(function: Callable[[Array, Array], Array]) -> None:
 
     of_degree.__name__ = function.__name__
 
-    def lower(b: "Builder", x: Any, n: Any) -> Any:
+    def lower(b: Builder, x: Any, n: Any) -> Any:
         x, n = operands(b, x, n)
         return b.call_jax(of_degree, x.value, n.value)
 

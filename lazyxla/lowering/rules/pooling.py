@@ -1,5 +1,7 @@
 """Pooling over two or three trailing dimensions, with or without a batch dimension."""
 
+from __future__ import annotations
+
 import functools
 import math
 from collections.abc import Callable, Sequence
@@ -10,11 +12,10 @@ import torch
 from lazyxla.lowering.registry import rule
 from lazyxla.lowering.rules import separable
 from lazyxla.lowering.rules.windows import Window, add_shifted, shifted
+from lazyxla.lowering.value import Value
 
 if TYPE_CHECKING:
     from lazyxla.lowering.builder import Builder
-
-Value = Any
 
 
 def _for_ranks(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -28,7 +29,7 @@ def _for_ranks(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     return register
 
 
-def _planes(b: "Builder", x: Value, rank: int) -> Value:
+def _planes(b: Builder, x: Value, rank: int) -> Value:
     """(..., *sizes) as (1, planes, *sizes) with `rank` trailing sizes."""
     sizes = b.shape(x)[b.rank(x) - rank :]
     return b.reshape(x, [1, math.prod(b.shape(x)[: b.rank(x) - rank]), *sizes])
@@ -51,7 +52,7 @@ _MOST_TAPS = 128
 
 @_for_ranks("aten::max_pool{}d_with_indices")
 def max_pool(
-    b: "Builder",
+    b: Builder,
     x: Value,
     kernel: Sequence[int],
     stride: Sequence[int],
@@ -86,7 +87,7 @@ def _windows(window: Window, out: Sequence[int], sizes: Sequence[int]) -> list[l
 
 
 def _gathered_maximum(
-    b: "Builder", x: Value, windows: Sequence[list[list[int]]]
+    b: Builder, x: Value, windows: Sequence[list[list[int]]]
 ) -> tuple[Value, Value]:
     """The maxima of windows over x (1, planes, *sizes) and their flat indices, both
     (1, planes, *out); along one dimension after the other, the last one first.
@@ -109,7 +110,7 @@ def _gathered_maximum(
     return x, index
 
 
-def _maximum_along(b: "Builder", x: Value, index: Value, dim: int) -> tuple[Value, Value]:
+def _maximum_along(b: Builder, x: Value, index: Value, dim: int) -> tuple[Value, Value]:
     """The maxima and their numbers in `index`, which grow along `dim`: the first one of equal
     ones, the last one of several nan.
     """
@@ -123,7 +124,7 @@ def _maximum_along(b: "Builder", x: Value, index: Value, dim: int) -> tuple[Valu
 
 
 def _first_maximum(
-    b: "Builder", parts: Sequence[Value], places: Sequence[Value], first: Value
+    b: Builder, parts: Sequence[Value], places: Sequence[Value], first: Value
 ) -> tuple[Value, Value]:
     """The element-wise maximum of `parts`, and which of `places` it came from (`first` if none)."""
     dtype = b.dtype(parts[0])
@@ -138,7 +139,7 @@ def _first_maximum(
     return best, index
 
 
-def _flat(b: "Builder", columns: Sequence[Sequence[int]], sizes: Sequence[int]) -> Value:
+def _flat(b: Builder, columns: Sequence[Sequence[int]], sizes: Sequence[int]) -> Value:
     """Flat int32 indices of shape (*out,) from the coordinates of each output position."""
     shape = [len(column) for column in columns]
     total = b.zeros(shape, torch.int32)
@@ -150,7 +151,7 @@ def _flat(b: "Builder", columns: Sequence[Sequence[int]], sizes: Sequence[int]) 
     return total
 
 
-def _first_places(b: "Builder", window: Window, out: Sequence[int], sizes: Sequence[int]) -> Value:
+def _first_places(b: Builder, window: Window, out: Sequence[int], sizes: Sequence[int]) -> Value:
     """The flat index of the first element of each window that is not padding."""
     columns = []
     for n, s, p, d in zip(out, window.stride, window.padding, window.dilation, strict=True):
@@ -159,7 +160,7 @@ def _first_places(b: "Builder", window: Window, out: Sequence[int], sizes: Seque
     return _flat(b, columns, sizes)
 
 
-def _places(b: "Builder", window: Window, out: Sequence[int], sizes: Sequence[int]) -> list[Value]:
+def _places(b: Builder, window: Window, out: Sequence[int], sizes: Sequence[int]) -> list[Value]:
     """For each tap the flat indices it meets; without meaning where it meets padding."""
     zeros = zip(out, window.stride, window.padding, strict=True)
     start = _flat(b, [[i * s - p for i in range(n)] for n, s, p in zeros], sizes)
@@ -172,7 +173,7 @@ def _places(b: "Builder", window: Window, out: Sequence[int], sizes: Sequence[in
 
 @_for_ranks("aten::max_pool{}d_with_indices_backward")
 def max_pool_backward(
-    b: "Builder",
+    b: Builder,
     grad: Value,
     x: Value,
     kernel: Sequence[int],
@@ -201,7 +202,7 @@ def max_pool_backward(
 
 @_for_ranks("aten::max_unpool{}d")
 def max_unpool(
-    b: "Builder",
+    b: Builder,
     x: Value,
     indices: Value,
     output_size: Sequence[int],
@@ -212,7 +213,7 @@ def max_unpool(
 
 
 def _scatter_planes(
-    b: "Builder", x: Value, indices: Value, shape: Sequence[int], rank: int, combine: str
+    b: Builder, x: Value, indices: Value, shape: Sequence[int], rank: int, combine: str
 ) -> Value:
     """`x` scattered to flat indices in each plane of a result of `shape`."""
     planes = math.prod(shape[: len(shape) - rank])
@@ -226,7 +227,7 @@ def _scatter_planes(
 
 @_for_ranks("aten::avg_pool{}d")
 def avg_pool(
-    b: "Builder",
+    b: Builder,
     x: Value,
     kernel: Sequence[int],
     stride: Sequence[int],
@@ -248,7 +249,7 @@ def avg_pool(
 
 @_for_ranks("aten::avg_pool{}d_backward")
 def avg_pool_backward(
-    b: "Builder",
+    b: Builder,
     grad: Value,
     x: Value,
     kernel: Sequence[int],
@@ -279,7 +280,7 @@ def avg_pool_backward(
 
 
 def _along(
-    b: "Builder", x: Value, window: Window, out: Sequence[int], dim: int
+    b: Builder, x: Value, window: Window, out: Sequence[int], dim: int
 ) -> tuple[Window, list[int]]:
     """The window along one spatial dimension only, and the sizes that it leaves."""
 
@@ -292,7 +293,7 @@ def _along(
     return Window(only(kernel, 1), only(stride, 1), only(padding, 0), only(dilation, 1)), left
 
 
-def _total(b: "Builder", parts: Sequence[Value]) -> Value:
+def _total(b: Builder, parts: Sequence[Value]) -> Value:
     total = parts[0]
     for part in parts[1:]:
         total = b.hlo.add(total, part)
@@ -300,7 +301,7 @@ def _total(b: "Builder", parts: Sequence[Value]) -> Value:
 
 
 def _divisor(
-    b: "Builder",
+    b: Builder,
     window: Window,
     out: Sequence[int],
     sizes: Sequence[int],
@@ -332,7 +333,7 @@ def _spans(size: int, out: int) -> list[tuple[int, int]]:
     return [(i * size // out, -(-(i + 1) * size // out)) for i in range(out)]
 
 
-def _averages(b: "Builder", size: int, out: int, dtype: torch.dtype) -> Value:
+def _averages(b: Builder, size: int, out: int, dtype: torch.dtype) -> Value:
     """The matrix (out, size) of adaptive means along one dimension."""
     spans = _spans(size, out)
     taps = []
@@ -344,7 +345,7 @@ def _averages(b: "Builder", size: int, out: int, dtype: torch.dtype) -> Value:
 
 
 @_for_ranks("aten::_adaptive_avg_pool{}d")
-def adaptive_avg_pool(b: "Builder", x: Value, output_size: Sequence[int], *, rank: int) -> Value:
+def adaptive_avg_pool(b: Builder, x: Value, output_size: Sequence[int], *, rank: int) -> Value:
     shape = b.outputs[0].shape
     out, sizes = shape[-rank:], b.shape(x)[-rank:]
     if math.prod(shape) == 0:
@@ -360,7 +361,7 @@ def adaptive_avg_pool(b: "Builder", x: Value, output_size: Sequence[int], *, ran
 
 
 @_for_ranks("aten::_adaptive_avg_pool{}d_backward")
-def adaptive_avg_pool_backward(b: "Builder", grad: Value, x: Value, *, rank: int) -> Value:
+def adaptive_avg_pool_backward(b: Builder, grad: Value, x: Value, *, rank: int) -> Value:
     shape = b.shape(x)
     out, sizes = b.shape(grad)[-rank:], shape[-rank:]
     if math.prod(b.shape(grad)) == 0:
@@ -379,7 +380,7 @@ def adaptive_avg_pool_backward(b: "Builder", grad: Value, x: Value, *, rank: int
 
 @_for_ranks("aten::adaptive_max_pool{}d")
 def adaptive_max_pool(
-    b: "Builder", x: Value, output_size: Sequence[int], *, rank: int
+    b: Builder, x: Value, output_size: Sequence[int], *, rank: int
 ) -> tuple[Value, Value]:
     shape = b.outputs[0].shape
     out, sizes = shape[-rank:], b.shape(x)[-rank:]
@@ -396,7 +397,7 @@ def adaptive_max_pool(
 
 @_for_ranks("aten::adaptive_max_pool{}d_backward")
 def adaptive_max_pool_backward(
-    b: "Builder", grad: Value, x: Value, indices: Value, *, rank: int
+    b: Builder, grad: Value, x: Value, indices: Value, *, rank: int
 ) -> Value:
     grad = b.convert(grad, b.compute_dtype(b.dtype(grad)))
     return _scatter_planes(b, grad, indices, b.shape(x), rank, "add")

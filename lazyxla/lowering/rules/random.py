@@ -1,5 +1,7 @@
 """Random numbers: distributions made of a stream's bits (streams.py)."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -10,16 +12,16 @@ from lazyxla.lowering.program import TensorSpec
 from lazyxla.lowering.registry import graph_rule, jax_rule, rule
 from lazyxla.lowering.scalar import Scalar
 from lazyxla.lowering.streams import Stream, bits_of
+from lazyxla.lowering.value import Value
 
 if TYPE_CHECKING:
     from lazyxla.lowering.builder import Builder
 
-Value = Any
 # ---- basic distributions ----
 
 
 def _natural(
-    b: "Builder",
+    b: Builder,
     shape: Sequence[int],
     dtype: torch.dtype,
     digits: int,
@@ -43,20 +45,20 @@ _DIGITS = {
 }
 
 
-def _working(b: "Builder", dtype: torch.dtype) -> torch.dtype:
+def _working(b: Builder, dtype: torch.dtype) -> torch.dtype:
     """The dtype to sample in: float32 unless the result is wider."""
     dtype = b.real_dtype(dtype)
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def _unit(b: "Builder", shape: Sequence[int], dtype: torch.dtype) -> Value:
+def _unit(b: Builder, shape: Sequence[int], dtype: torch.dtype) -> Value:
     """Uniform in [0, 1) with all the digits of `dtype`, computed in its working dtype."""
     digits = _DIGITS.get(dtype, 24)
     number = _natural(b, shape, _working(b, dtype), digits)
     return b.hlo.multiply(number, b.full_like(number, 2.0**-digits))
 
 
-def _open_unit(b: "Builder", shape: Sequence[int], dtype: torch.dtype) -> Value:
+def _open_unit(b: Builder, shape: Sequence[int], dtype: torch.dtype) -> Value:
     """Uniform in (0, 1), symmetric about 1/2, in the working dtype."""
     working = _working(b, dtype)
     digits = _DIGITS[working] - 1
@@ -65,7 +67,7 @@ def _open_unit(b: "Builder", shape: Sequence[int], dtype: torch.dtype) -> Value:
     return b.hlo.multiply(shifted, b.full_like(number, 2.0**-digits))
 
 
-def _gauss(b: "Builder", shape: Sequence[int], dtype: torch.dtype) -> Value:
+def _gauss(b: Builder, shape: Sequence[int], dtype: torch.dtype) -> Value:
     """Standard normal numbers by inversion; complex ones have variance 1 in all."""
     if dtype.is_complex:
         part = b.real_dtype(dtype)
@@ -76,7 +78,7 @@ def _gauss(b: "Builder", shape: Sequence[int], dtype: torch.dtype) -> Value:
     return b.scale(b.chlo.erf_inv(centred), math.sqrt(2.0))
 
 
-def _affine(b: "Builder", x: Value, factor: Any, offset: Any) -> Value:
+def _affine(b: Builder, x: Value, factor: Any, offset: Any) -> Value:
     """x * factor + offset; both may be values that broadcast to x, or numbers."""
     dtype, shape = b.spec(x)
     if not b.is_const(factor, 1):
@@ -86,7 +88,7 @@ def _affine(b: "Builder", x: Value, factor: Any, offset: Any) -> Value:
     return x
 
 
-def chance(b: "Builder", p: Any, shape: Sequence[int], stream: Stream | None = None) -> Value:
+def chance(b: Builder, p: Any, shape: Sequence[int], stream: Stream | None = None) -> Value:
     """True with probability `p`, a number or a value that broadcasts to `shape`."""
     wide = torch.float64 if b.shape(p) and b.dtype(p) == torch.float64 else torch.float32
     number = _natural(b, shape, wide, _DIGITS[wide], stream)
@@ -99,7 +101,7 @@ def chance(b: "Builder", p: Any, shape: Sequence[int], stream: Stream | None = N
 
 
 @rule("aten::uniform")
-def uniform(b: "Builder", x: Value, low: Any, high: Any, generator: None) -> Value:
+def uniform(b: Builder, x: Value, low: Any, high: Any, generator: None) -> Value:
     dtype, shape = b.outputs[0]
     unit = _unit(b, shape, dtype)
     if b.is_const(low, 0) and b.is_const(high, 1):
@@ -113,28 +115,28 @@ def uniform(b: "Builder", x: Value, low: Any, high: Any, generator: None) -> Val
 
 
 @rule("aten::normal_functional")
-def normal(b: "Builder", x: Value, mean: Any, std: Any, generator: None) -> Value:
+def normal(b: Builder, x: Value, mean: Any, std: Any, generator: None) -> Value:
     dtype, shape = b.outputs[0]
     return _affine(b, _gauss(b, shape, dtype), std, mean)
 
 
 @rule("aten::normal.Tensor_float", "aten::normal.float_Tensor", "aten::normal.Tensor_Tensor")
-def normal_of_tensors(b: "Builder", mean: Any, std: Any, generator: None) -> Value:
+def normal_of_tensors(b: Builder, mean: Any, std: Any, generator: None) -> Value:
     return normal(b, None, mean, std, generator)
 
 
 @rule("aten::log_normal")
-def log_normal(b: "Builder", x: Value, mean: Any, std: Any, generator: None) -> Value:
+def log_normal(b: Builder, x: Value, mean: Any, std: Any, generator: None) -> Value:
     return b.hlo.exponential(normal(b, x, mean, std, generator))
 
 
-def _exponential(b: "Builder", shape: Sequence[int], dtype: torch.dtype) -> Value:
+def _exponential(b: Builder, shape: Sequence[int], dtype: torch.dtype) -> Value:
     """Exponentially distributed numbers with rate 1, never 0."""
     return b.hlo.negate(b.hlo.log(_open_unit(b, shape, dtype)))
 
 
 @rule("aten::exponential")
-def exponential(b: "Builder", x: Value, rate: Any, generator: None) -> Value:
+def exponential(b: Builder, x: Value, rate: Any, generator: None) -> Value:
     dtype, shape = b.outputs[0]
     number = _exponential(b, shape, dtype)
     if b.is_const(rate, 1):
@@ -143,7 +145,7 @@ def exponential(b: "Builder", x: Value, rate: Any, generator: None) -> Value:
 
 
 @rule("aten::cauchy")
-def cauchy(b: "Builder", x: Value, median: Any, sigma: Any, generator: None) -> Value:
+def cauchy(b: Builder, x: Value, median: Any, sigma: Any, generator: None) -> Value:
     dtype, shape = b.outputs[0]
     unit = _open_unit(b, shape, dtype)
     angle = _affine(b, unit, math.pi, -math.pi / 2)
@@ -154,7 +156,7 @@ def cauchy(b: "Builder", x: Value, median: Any, sigma: Any, generator: None) -> 
 
 
 @rule("aten::geometric")
-def geometric(b: "Builder", x: Value, p: Any, generator: None) -> Value:
+def geometric(b: Builder, x: Value, p: Any, generator: None) -> Value:
     dtype, shape = b.outputs[0]
     number = _exponential(b, shape, dtype)
     rate = b.hlo.negate(b.hlo.log_plus_one(b.hlo.negate(b.value(p, b.dtype(number)))))
@@ -163,16 +165,16 @@ def geometric(b: "Builder", x: Value, p: Any, generator: None) -> Value:
 
 
 @rule("aten::bernoulli")
-def bernoulli(b: "Builder", p: Value, generator: None) -> Value:
+def bernoulli(b: Builder, p: Value, generator: None) -> Value:
     return chance(b, p, b.outputs[0].shape)
 
 
 @rule("aten::bernoulli.p", "aten::bernoulli.Tensor")
-def bernoulli_p(b: "Builder", x: Value, p: Any, generator: None) -> Value:
+def bernoulli_p(b: Builder, x: Value, p: Any, generator: None) -> Value:
     return chance(b, p, b.outputs[0].shape)
 
 
-def _integers(b: "Builder", low: Value, high: Value) -> Value:
+def _integers(b: Builder, low: Value, high: Value) -> Value:
     """Integers in [low, high) by the remainder of 32 or 64 random bits, as in PyTorch."""
     dtype, shape = b.outputs[0]
     bounds: list[Any] = [n.number if isinstance(n, Scalar) else n for n in (low, high)]
@@ -187,7 +189,7 @@ def _integers(b: "Builder", low: Value, high: Value) -> Value:
     return b.hlo.add(number, b.broadcast_to(b.convert(first, torch.int32), shape))
 
 
-def _integers_between(b: "Builder", low: int, high: int) -> Value:
+def _integers_between(b: Builder, low: int, high: int) -> Value:
     dtype, shape = b.outputs[0]
     span = high - low
     word = torch.uint32 if span <= 1 << 32 else torch.uint64
@@ -209,7 +211,7 @@ def _integers_between(b: "Builder", low: int, high: int) -> Value:
 
 
 @rule("aten::random")
-def random(b: "Builder", x: Value, generator: None) -> Value:
+def random(b: Builder, x: Value, generator: None) -> Value:
     """All non-negative integers of the dtype; for a float, those that it holds without a gap."""
     return _integers_between(b, 0, _greatest(b.outputs[0].dtype) + 1)
 
@@ -221,14 +223,14 @@ def _greatest(dtype: torch.dtype) -> int:
 
 
 @rule("aten::random.from")
-def random_from(b: "Builder", x: Value, low: Value, high: Value, generator: None) -> Value:
+def random_from(b: Builder, x: Value, low: Value, high: Value, generator: None) -> Value:
     if high is None:
         return _integers_between(b, int(low), _greatest(b.outputs[0].dtype) + 1)
     return _integers(b, low, high)
 
 
 @rule("aten::random.to")
-def random_to(b: "Builder", x: Value, high: Value, generator: None) -> Value:
+def random_to(b: Builder, x: Value, high: Value, generator: None) -> Value:
     return _integers(b, 0, high)
 
 
@@ -237,54 +239,54 @@ def random_to(b: "Builder", x: Value, high: Value, generator: None) -> Value:
 
 
 @graph_rule("aten::rand", "aten::rand_like")
-def rand(b: "Builder", *_: Any) -> Value:
+def rand(b: Builder, *_: Any) -> Value:
     return _unit(b, b.outputs[0].shape, b.outputs[0].dtype)
 
 
 @graph_rule("aten::randn", "aten::randn_like")
-def randn(b: "Builder", *_: Any) -> Value:
+def randn(b: Builder, *_: Any) -> Value:
     return _gauss(b, b.outputs[0].shape, b.outputs[0].dtype)
 
 
 @graph_rule("aten::normal.float_float")
-def normal_of_size(b: "Builder", mean: Any, std: Any, *_: Any) -> Value:
+def normal_of_size(b: Builder, mean: Any, std: Any, *_: Any) -> Value:
     return normal(b, None, mean, std, None)
 
 
 @graph_rule("aten::randint")
-def randint(b: "Builder", high: int, *_: Any) -> Value:
+def randint(b: Builder, high: int, *_: Any) -> Value:
     return _integers(b, 0, high)
 
 
 @graph_rule("aten::randint.low")
-def randint_low(b: "Builder", low: int, high: int, *_: Any) -> Value:
+def randint_low(b: Builder, low: int, high: int, *_: Any) -> Value:
     return _integers(b, low, high)
 
 
 @graph_rule("aten::randint_like")
-def randint_like(b: "Builder", x: Value, high: int, *_: Any) -> Value:
+def randint_like(b: Builder, x: Value, high: int, *_: Any) -> Value:
     return _integers(b, 0, high)
 
 
 @graph_rule("aten::randint_like.low_dtype")
-def randint_like_low(b: "Builder", x: Value, low: int, high: int, *_: Any) -> Value:
+def randint_like_low(b: Builder, x: Value, low: int, high: int, *_: Any) -> Value:
     return _integers(b, low, high)
 
 
 @rule("aten::randperm")
-def randperm(b: "Builder", n: int, *options: Any) -> Value:
+def randperm(b: Builder, n: int, *options: Any) -> Value:
     keys = bits_of(b, [n], torch.uint64)
     return b.sort([keys, b.iota([n], 0, torch.int64)], 0, stable=False)[1]
 
 
 @rule("aten::randperm.generator")
-def randperm_generator(b: "Builder", n: int, generator: None, *options: Any) -> Value:
+def randperm_generator(b: Builder, n: int, generator: None, *options: Any) -> Value:
     return randperm(b, n)
 
 
 @rule("aten::multinomial")
 def multinomial(
-    b: "Builder", weights: Value, count: int, replacement: bool, generator: None
+    b: Builder, weights: Value, count: int, replacement: bool, generator: None
 ) -> Value:
     """Without replacement, the greatest of weight / exponential number: this samples exactly."""
     shape = b.shape(weights)
@@ -316,7 +318,7 @@ def _by_distribution(weights: Any, unit: Any) -> Any:
 # ---- dropout ----
 
 
-def masked(b: "Builder", x: Value, mask: Value, factor: Any) -> Value:
+def masked(b: Builder, x: Value, mask: Value, factor: Any) -> Value:
     """x * mask * factor in the dtype that PyTorch computes in."""
     wide = b.compute_dtype(b.dtype(x))
     kept = b.select(b.convert(mask, torch.bool), b.value(factor, wide), b.constant(0, wide))
@@ -324,7 +326,7 @@ def masked(b: "Builder", x: Value, mask: Value, factor: Any) -> Value:
 
 
 def dropout(
-    b: "Builder", p: Any, shape: Sequence[int], stream: Stream | None = None
+    b: Builder, p: Any, shape: Sequence[int], stream: Stream | None = None
 ) -> tuple[Value, Value]:
     """What is kept, bools, and the float64 to multiply it with, 1 / (1 - p)."""
     one, zero = b.constant(1, torch.float64), b.constant(0, torch.float64)
@@ -334,7 +336,7 @@ def dropout(
 
 
 @rule("aten::native_dropout")
-def native_dropout(b: "Builder", x: Value, p: Any, train: bool | None) -> list[Value]:
+def native_dropout(b: Builder, x: Value, p: Any, train: bool | None) -> list[Value]:
     if train is False or b.is_const(p, 0):
         return [x, b.full(b.shape(x), True, torch.bool)]
     mask, factor = dropout(b, p, b.shape(x))
@@ -342,14 +344,14 @@ def native_dropout(b: "Builder", x: Value, p: Any, train: bool | None) -> list[V
 
 
 @rule("aten::native_dropout_backward")
-def native_dropout_backward(b: "Builder", grad: Value, mask: Value, scale: Any) -> Value:
+def native_dropout_backward(b: Builder, grad: Value, mask: Value, scale: Any) -> Value:
     # A gradient of bools times a scale is a float.
     grad, mask = b.broadcast(b.convert(grad, b.outputs[0].dtype), mask)
     return masked(b, grad, mask, scale)
 
 
 @rule("aten::_fused_dropout")
-def fused_dropout(b: "Builder", x: Value, keep: Any, generator: None) -> list[Value]:
+def fused_dropout(b: Builder, x: Value, keep: Any, generator: None) -> list[Value]:
     """`keep` is the probability to keep an element."""
     keep = b.value(keep, torch.float64)
     mask = chance(b, keep, b.shape(x))
@@ -358,7 +360,7 @@ def fused_dropout(b: "Builder", x: Value, keep: Any, generator: None) -> list[Va
 
 @rule("aten::rrelu_with_noise_functional")
 def rrelu_with_noise(
-    b: "Builder", x: Value, noise: Value, low: Any, high: Any, training: bool, generator: None
+    b: Builder, x: Value, noise: Value, low: Any, high: Any, training: bool, generator: None
 ) -> list[Value]:
     dtype, shape = b.spec(x)
     working = _working(b, dtype)
@@ -414,29 +416,29 @@ def _binomial(seed: Any, ordinal: Any, count: Any, p: Any) -> Any:
     return jax.random.binomial(_key(seed, ordinal), count, p, dtype=count.dtype)
 
 
-def _sample(b: "Builder", sampler: Any, *parameters: Any) -> Value:
+def _sample(b: Builder, sampler: Any, *parameters: Any) -> Value:
     """Calls a sampler on parameters in the working dtype."""
     wide = _working(b, b.outputs[0].dtype)
     return b.call_jax(sampler, *b.rng, *b.align(*parameters, dtype=wide))
 
 
 @rule("aten::poisson")
-def poisson(b: "Builder", rate: Value, generator: None) -> Value:
+def poisson(b: Builder, rate: Value, generator: None) -> Value:
     return _sample(b, _poisson, rate)
 
 
 @rule("aten::_standard_gamma")
-def standard_gamma(b: "Builder", shape: Value, generator: None) -> Value:
+def standard_gamma(b: Builder, shape: Value, generator: None) -> Value:
     return _sample(b, _gamma, shape)
 
 
 @rule("aten::_sample_dirichlet")
-def sample_dirichlet(b: "Builder", concentration: Value, generator: None) -> Value:
+def sample_dirichlet(b: Builder, concentration: Value, generator: None) -> Value:
     return _sample(b, _dirichlet, concentration)
 
 
 @rule("aten::binomial")
-def binomial(b: "Builder", count: Value, p: Value, generator: None) -> Value:
+def binomial(b: Builder, count: Value, p: Value, generator: None) -> Value:
     return _sample(b, _binomial, count, p)
 
 

@@ -4,28 +4,29 @@ Gates come in as two products that the caller has made, of the input and of the 
 their weights, each (batch, gates * hidden). The workspace is private to a cell and its backward.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lazyxla.lowering.registry import rule
+from lazyxla.lowering.value import Value
 
 if TYPE_CHECKING:
     from lazyxla.lowering.builder import Builder
 
-Value = Any
 
-
-def _split(b: "Builder", x: Value, parts: int) -> list[Value]:
+def _split(b: Builder, x: Value, parts: int) -> list[Value]:
     """Equal parts along the last dimension."""
     size = b.shape(x)[-1] // parts
     return [b.slice_dim(x, -1, i * size, (i + 1) * size) for i in range(parts)]
 
 
-def _wide(b: "Builder", *xs: Value | None) -> list[Value | None]:
+def _wide(b: Builder, *xs: Value | None) -> list[Value | None]:
     return [None if x is None else b.convert(x, b.compute_dtype(b.dtype(x))) for x in xs]
 
 
-def _add(b: "Builder", *xs: Value | None) -> Value:
+def _add(b: Builder, *xs: Value | None) -> Value:
     """The sum of what is there; biases are broadcast."""
     total, *rest = [x for x in xs if x is not None]
     for x in rest:
@@ -33,17 +34,17 @@ def _add(b: "Builder", *xs: Value | None) -> Value:
     return total
 
 
-def _less_square(b: "Builder", x: Value) -> Value:
+def _less_square(b: Builder, x: Value) -> Value:
     """1 - x * x, the derivative of tanh where it is x."""
     return b.hlo.subtract(b.full_like(x, 1), b.hlo.multiply(x, x))
 
 
-def _less_self(b: "Builder", x: Value) -> Value:
+def _less_self(b: Builder, x: Value) -> Value:
     """x * (1 - x), the derivative of the logistic function where it is x."""
     return b.hlo.multiply(x, b.hlo.subtract(b.full_like(x, 1), x))
 
 
-def _product(b: "Builder", *xs: Value) -> Value:
+def _product(b: Builder, *xs: Value) -> Value:
     total, *rest = xs
     for x in rest:
         total = b.hlo.multiply(total, x)
@@ -52,7 +53,7 @@ def _product(b: "Builder", *xs: Value) -> Value:
 
 @rule("aten::_thnn_fused_lstm_cell")
 def lstm_cell(
-    b: "Builder",
+    b: Builder,
     input_gates: Value,
     hidden_gates: Value,
     cx: Value,
@@ -71,7 +72,7 @@ def lstm_cell(
 
 @rule("aten::_thnn_fused_lstm_cell_backward_impl")
 def lstm_cell_backward(
-    b: "Builder",
+    b: Builder,
     grad_hy: Value | None,
     grad_cy: Value | None,
     cx: Value,
@@ -105,7 +106,7 @@ def lstm_cell_backward(
 
 @rule("aten::_thnn_fused_gru_cell")
 def gru_cell(
-    b: "Builder",
+    b: Builder,
     input_gates: Value,
     hidden_gates: Value,
     hx: Value,
@@ -124,7 +125,7 @@ def gru_cell(
 
 @rule("aten::_thnn_fused_gru_cell_backward")
 def gru_cell_backward(
-    b: "Builder", grad_hy: Value, workspace: Value, has_bias: bool
+    b: Builder, grad_hy: Value, workspace: Value, has_bias: bool
 ) -> tuple[Value | None, ...]:
     """The gradients of both products, of hx and of both biases."""
     grad_hy, workspace = _wide(b, grad_hy, workspace)

@@ -6,6 +6,8 @@ weights depend on sizes and scales only and are computed here. Positions follow 
 pixels are areas and i lies at (i + 0.5) * scale - 0.5.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -16,11 +18,11 @@ from lazyxla.lowering.registry import jax_rule, rule
 from lazyxla.lowering.rules import separable
 from lazyxla.lowering.rules.separable import Taps
 from lazyxla.lowering.rules.windows import Window, add_shifted, shifted
+from lazyxla.lowering.value import Value
 
 if TYPE_CHECKING:
     from lazyxla.lowering.builder import Builder
 
-Value = Any
 MakeTaps = Callable[[int, int, bool, float | None, torch.dtype], Taps]
 """(input size, output size, align_corners, scale factor or None, dtype) -> taps."""
 
@@ -121,7 +123,7 @@ def _lanczos_filter(x: torch.Tensor) -> torch.Tensor:
 
 
 def _maps(
-    b: "Builder",
+    b: Builder,
     make: MakeTaps,
     sizes: Sequence[int],
     out: Sequence[int],
@@ -137,7 +139,7 @@ def _maps(
 
 
 def _resample(
-    b: "Builder",
+    b: Builder,
     make: MakeTaps,
     x: Value,
     out: Sequence[int],
@@ -155,7 +157,7 @@ def _resample(
 
 
 def _resample_bytes(
-    b: "Builder",
+    b: Builder,
     make: MakeTaps,
     x: Value,
     out: Sequence[int],
@@ -198,7 +200,7 @@ def _in_16_bits(taps: Taps) -> Taps:
 
 
 def _resample_backward(
-    b: "Builder",
+    b: Builder,
     make: MakeTaps,
     grad: Value,
     out: Sequence[int],
@@ -226,7 +228,7 @@ def _whole_factors(
 
 
 def _upsample_nearest(make: MakeTaps) -> Callable[..., Value]:
-    def lower(b: "Builder", x: Value, out: Sequence[int], *scales: Value) -> Value:
+    def lower(b: Builder, x: Value, out: Sequence[int], *scales: Value) -> Value:
         shape, rank = b.shape(x), len(out)
         if factors := _whole_factors(shape[2:], out, scales):
             pairs = [k for n, f in zip(shape[2:], factors, strict=True) for k in (n, f)]
@@ -243,7 +245,7 @@ def _upsample_nearest(make: MakeTaps) -> Callable[..., Value]:
 
 def _upsample_nearest_backward(make: MakeTaps) -> Callable[..., Value]:
     def lower(
-        b: "Builder", grad: Value, out: Sequence[int], input_size: Sequence[int], *scales: Value
+        b: Builder, grad: Value, out: Sequence[int], input_size: Sequence[int], *scales: Value
     ) -> Value:
         factors = _whole_factors(input_size[2:], out, scales)
         if not factors:
@@ -258,7 +260,7 @@ def _upsample_nearest_backward(make: MakeTaps) -> Callable[..., Value]:
 
 def _upsample(make: MakeTaps) -> Callable[..., Value]:
     def lower(
-        b: "Builder", x: Value, out: Sequence[int], align_corners: bool, *scales: Value
+        b: Builder, x: Value, out: Sequence[int], align_corners: bool, *scales: Value
     ) -> Value:
         return _resample(b, make, x, out, align_corners, scales)
 
@@ -267,7 +269,7 @@ def _upsample(make: MakeTaps) -> Callable[..., Value]:
 
 def _upsample_backward(make: MakeTaps) -> Callable[..., Value]:
     def lower(
-        b: "Builder",
+        b: Builder,
         grad: Value,
         out: Sequence[int],
         input_size: Sequence[int],
@@ -309,7 +311,7 @@ for _name, _make in _INTERPOLATED.items():
 
 @rule("aten::im2col")
 def im2col(
-    b: "Builder",
+    b: Builder,
     x: Value,
     kernel: Sequence[int],
     dilation: Sequence[int],
@@ -324,7 +326,7 @@ def im2col(
 
 @rule("aten::col2im")
 def col2im(
-    b: "Builder",
+    b: Builder,
     columns: Value,
     output_size: Sequence[int],
     kernel: Sequence[int],

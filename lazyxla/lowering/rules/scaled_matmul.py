@@ -1,15 +1,17 @@
 """Products of float8 matrices that are scaled: what quantized linear layers call."""
 
-from typing import TYPE_CHECKING, Any
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 import torch
 
 from lazyxla.lowering.registry import rule
+from lazyxla.lowering.value import Value
 
 if TYPE_CHECKING:
     from lazyxla.lowering.builder import Builder
 
-Value = Any
 
 # torch.nn.functional.ScalingType
 _TENSORWISE, _ROWWISE = 0, 1
@@ -17,7 +19,7 @@ _TENSORWISE, _ROWWISE = 0, 1
 
 @rule("aten::_scaled_mm")
 def scaled_mm(
-    b: "Builder",
+    b: Builder,
     x: Value,
     y: Value,
     scale_x: Value,
@@ -36,7 +38,7 @@ def scaled_mm(
 
 @rule("aten::_scaled_mm_v2")
 def scaled_mm_v2(
-    b: "Builder",
+    b: Builder,
     x: Value,
     y: Value,
     scales_x: list[Value],
@@ -58,7 +60,7 @@ def scaled_mm_v2(
 
 
 def _scaled(
-    b: "Builder", x: Value, y: Value, scales: tuple[Value, Value], bias: Value | None
+    b: Builder, x: Value, y: Value, scales: tuple[Value, Value], bias: Value | None
 ) -> Value:
     total = b.matmul(b.convert(x, torch.float32), b.convert(y, torch.float32))
     shape = b.shape(total)

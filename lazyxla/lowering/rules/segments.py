@@ -1,5 +1,7 @@
 """Reductions over segments of a dimension, and the places of elements that are not zero."""
 
+from __future__ import annotations
+
 from typing import Any
 
 from lazyxla.lowering.registry import jax_rule

@@ -5,20 +5,23 @@ sparse matrix, given by `taps`: pairs of an index and a weight for each result e
 applied as a dense product, which every platform does well; the adjoint is the product transposed.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
+
+from lazyxla.lowering.value import Value
 
 if TYPE_CHECKING:
     from lazyxla.lowering.builder import Builder
 
-Value = Any
 Taps = list[tuple[torch.Tensor, torch.Tensor]]
 """Pairs of int64 indices and weights, both of shape (out,)."""
 
 
-def apply(b: "Builder", x: Value, maps: Sequence[Value], adjoint: bool = False) -> Value:
+def apply(b: Builder, x: Value, maps: Sequence[Value], adjoint: bool = False) -> Value:
     """`x` with one map (see `matrix`) applied to each of its last dimensions, in order."""
     rank, contracted = b.rank(x), 0 if adjoint else 1
     if b.platform == "cuda":
@@ -34,7 +37,7 @@ def apply(b: "Builder", x: Value, maps: Sequence[Value], adjoint: bool = False) 
     return x
 
 
-def matrix(b: "Builder", taps: Taps, size: int, dtype: torch.dtype) -> Value:
+def matrix(b: Builder, taps: Taps, size: int, dtype: torch.dtype) -> Value:
     """The map from `size` elements as a matrix (out, size)."""
     shape = [len(taps[0][0]), size]
     column = b.iota(shape, 1, torch.int32)

@@ -1,34 +1,35 @@
 """Joining, repeating, turning and padding tensors."""
 
+from __future__ import annotations
+
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from lazyxla.lowering.registry import rule
+from lazyxla.lowering.value import Value
 
 if TYPE_CHECKING:
     from lazyxla.lowering.builder import Builder
-
-Value = Any
 
 
 # ---- joining ----
 
 
 @rule("aten::cat")
-def cat(b: "Builder", xs: list[Value], dim: int) -> Value:
+def cat(b: Builder, xs: list[Value], dim: int) -> Value:
     # Empty 1-D tensors join with anything, a rule older than zero-size dimensions.
     kept = [x for x in xs if b.shape(x) != (0,)] or xs[:1]
     return b.concat([b.value(x, b.outputs[0].dtype) for x in kept], dim)
 
 
 @rule("aten::stack", "aten::_stack")
-def stack(b: "Builder", xs: list[Value], dim: int) -> Value:
+def stack(b: Builder, xs: list[Value], dim: int) -> Value:
     return b.stack([b.value(x, b.outputs[0].dtype) for x in xs], dim)
 
 
 @rule("aten::block_diag")
-def block_diag(b: "Builder", xs: list[Value]) -> Value:
+def block_diag(b: Builder, xs: list[Value]) -> Value:
     dtype, (rows, columns) = b.outputs[0]
     result, row, column = b.zeros((rows, columns), dtype), 0, 0
     for x in xs:
@@ -44,7 +45,7 @@ def block_diag(b: "Builder", xs: list[Value]) -> Value:
 
 
 @rule("aten::repeat")
-def repeat(b: "Builder", x: Value, repeats: list[int]) -> Value:
+def repeat(b: Builder, x: Value, repeats: list[int]) -> Value:
     shape = (1,) * (len(repeats) - b.rank(x)) + b.shape(x)
     # Each dimension becomes (repeats, size), of which the first is broadcast.
     apart = [n for size in shape for n in (1, size)]
@@ -53,11 +54,11 @@ def repeat(b: "Builder", x: Value, repeats: list[int]) -> Value:
 
 
 @rule("aten::flip")
-def flip(b: "Builder", x: Value, dims: list[int]) -> Value:
+def flip(b: Builder, x: Value, dims: list[int]) -> Value:
     return b.flip(x, dims) if b.rank(x) else x
 
 
-def _roll(b: "Builder", x: Value, shift: Value, dim: int) -> Value:
+def _roll(b: Builder, x: Value, shift: Value, dim: int) -> Value:
     size = b.shape(x)[dim]
     if not size:
         return x
@@ -69,7 +70,7 @@ def _roll(b: "Builder", x: Value, shift: Value, dim: int) -> Value:
     return b.concat([last, b.slice_dim(x, dim, 0, size - places)], dim)
 
 
-def _roll_by_value(b: "Builder", x: Value, shift: Value, dim: int) -> Value:
+def _roll_by_value(b: Builder, x: Value, shift: Value, dim: int) -> Value:
     """A window of two copies side by side."""
     shape = b.shape(x)
     size = b.full_like(shift, shape[dim])
@@ -80,7 +81,7 @@ def _roll_by_value(b: "Builder", x: Value, shift: Value, dim: int) -> Value:
 
 
 @rule("aten::roll")
-def roll(b: "Builder", x: Value, shifts: list[Value], dims: list[int]) -> Value:
+def roll(b: Builder, x: Value, shifts: list[Value], dims: list[int]) -> Value:
     if not dims:
         return b.reshape(_roll(b, b.reshape(x, (-1,)), shifts[0], 0), b.shape(x))
     if not b.rank(x):
@@ -91,7 +92,7 @@ def roll(b: "Builder", x: Value, shifts: list[Value], dims: list[int]) -> Value:
 
 
 @rule("aten::rot90")
-def rot90(b: "Builder", x: Value, k: int, dims: list[int]) -> Value:
+def rot90(b: Builder, x: Value, k: int, dims: list[int]) -> Value:
     first, second = dims
     if k % 4 == 2:
         return b.flip(x, dims)
@@ -101,7 +102,7 @@ def rot90(b: "Builder", x: Value, k: int, dims: list[int]) -> Value:
 
 
 @rule("aten::pixel_shuffle")
-def pixel_shuffle(b: "Builder", x: Value, factor: int) -> Value:
+def pixel_shuffle(b: Builder, x: Value, factor: int) -> Value:
     *batch, channels, height, width = b.shape(x)
     n = len(batch)
     x = b.reshape(x, (*batch, channels // factor**2, factor, factor, height, width))
@@ -110,7 +111,7 @@ def pixel_shuffle(b: "Builder", x: Value, factor: int) -> Value:
 
 
 @rule("aten::pixel_unshuffle")
-def pixel_unshuffle(b: "Builder", x: Value, factor: int) -> Value:
+def pixel_unshuffle(b: Builder, x: Value, factor: int) -> Value:
     *batch, channels, height, width = b.shape(x)
     n = len(batch)
     x = b.reshape(x, (*batch, channels, height // factor, factor, width // factor, factor))
@@ -119,14 +120,14 @@ def pixel_unshuffle(b: "Builder", x: Value, factor: int) -> Value:
 
 
 @rule("aten::channel_shuffle")
-def channel_shuffle(b: "Builder", x: Value, groups: int) -> Value:
+def channel_shuffle(b: Builder, x: Value, groups: int) -> Value:
     batch, channels, *space = b.shape(x)
     apart = b.reshape(x, (batch, groups, channels // groups, *space))
     return b.reshape(b.swap(apart, 1, 2), b.shape(x))
 
 
 @rule("aten::repeat_interleave.Tensor")
-def repeat_interleave(b: "Builder", repeats: Value, output_size: int | None) -> Value:
+def repeat_interleave(b: Builder, repeats: Value, output_size: int | None) -> Value:
     """Index i repeats[i] times; without an output size the operator does not get here."""
     return b.call_jax(_repeated, repeats, length=b.outputs[0].shape[0])
 
@@ -148,7 +149,7 @@ def _amounts(rank: int, padding: list[int]) -> list[tuple[int, int]]:
 
 
 @rule("aten::constant_pad_nd")
-def constant_pad(b: "Builder", x: Value, padding: list[int], value: Value) -> Value:
+def constant_pad(b: Builder, x: Value, padding: list[int], value: Value) -> Value:
     amounts = _amounts(b.rank(x), padding)
     return b.pad(x, [low for low, _ in amounts], [high for _, high in amounts], value=value)
 
@@ -157,19 +158,19 @@ _REFLECTION = tuple(f"aten::reflection_pad{n}d" for n in (1, 2, 3))
 _REPLICATION = tuple(f"aten::replication_pad{n}d" for n in (1, 2, 3))
 
 
-def _crop(b: "Builder", x: Value, dim: int, low: int, high: int) -> Value:
+def _crop(b: Builder, x: Value, dim: int, low: int, high: int) -> Value:
     """Negative amounts cut off."""
     return b.slice_dim(x, dim, max(-low, 0), b.shape(x)[dim] - max(-high, 0))
 
 
-def _uncrop(b: "Builder", grad: Value, dim: int, low: int, high: int) -> Value:
+def _uncrop(b: Builder, grad: Value, dim: int, low: int, high: int) -> Value:
     lows, highs = [0] * b.rank(grad), [0] * b.rank(grad)
     lows[dim], highs[dim] = max(-low, 0), max(-high, 0)
     return b.pad(grad, lows, highs)
 
 
 @rule(*_REFLECTION)
-def reflection_pad(b: "Builder", x: Value, padding: list[int]) -> Value:
+def reflection_pad(b: Builder, x: Value, padding: list[int]) -> Value:
     for dim, (low, high) in enumerate(_amounts(b.rank(x), padding)):
         size = b.shape(x)[dim]
         before = [b.flip(b.slice_dim(x, dim, 1, low + 1), [dim])] if low > 0 else []
@@ -179,7 +180,7 @@ def reflection_pad(b: "Builder", x: Value, padding: list[int]) -> Value:
 
 
 @rule(*_REPLICATION)
-def replication_pad(b: "Builder", x: Value, padding: list[int]) -> Value:
+def replication_pad(b: Builder, x: Value, padding: list[int]) -> Value:
     for dim, (low, high) in enumerate(_amounts(b.rank(x), padding)):
         size = b.shape(x)[dim]
         if size + min(low, 0) + min(high, 0) <= 0:  # more is cut off than there is
@@ -192,13 +193,13 @@ def replication_pad(b: "Builder", x: Value, padding: list[int]) -> Value:
     return x
 
 
-def _repeat_edge(b: "Builder", x: Value, dim: int, place: int, times: int) -> Value:
+def _repeat_edge(b: Builder, x: Value, dim: int, place: int, times: int) -> Value:
     shape = list(b.shape(x))
     shape[dim] = times
     return b.broadcast_to(b.slice_dim(x, dim, place, place + 1), shape)
 
 
-def _add_at(b: "Builder", x: Value, part: Value, dim: int, start: int) -> Value:
+def _add_at(b: Builder, x: Value, part: Value, dim: int, start: int) -> Value:
     """`x` with `part` added from `start` on along `dim`."""
     shape = b.shape(x)
     lows, highs = [0] * len(shape), [0] * len(shape)
@@ -206,7 +207,7 @@ def _add_at(b: "Builder", x: Value, part: Value, dim: int, start: int) -> Value:
     return b.hlo.add(x, b.pad(part, lows, highs))
 
 
-def _unpadded(b: "Builder", grad: Value, dim: int, low: int, high: int) -> Value:
+def _unpadded(b: Builder, grad: Value, dim: int, low: int, high: int) -> Value:
     """The gradient of the inside, and zeros for what a negative amount cut off."""
     size = b.shape(grad)[dim]
     inside = b.slice_dim(grad, dim, max(low, 0), size - max(high, 0))
@@ -214,7 +215,7 @@ def _unpadded(b: "Builder", grad: Value, dim: int, low: int, high: int) -> Value
 
 
 @rule(*(f"{name}_backward" for name in _REFLECTION))
-def reflection_pad_backward(b: "Builder", grad: Value, x: Value, padding: list[int]) -> Value:
+def reflection_pad_backward(b: Builder, grad: Value, x: Value, padding: list[int]) -> Value:
     grad = b.convert(grad, b.compute_dtype(b.dtype(grad)))
     for dim, (low, high) in enumerate(_amounts(b.rank(x), padding)):
         total, inside = b.shape(grad)[dim], _unpadded(b, grad, dim, low, high)
@@ -230,7 +231,7 @@ def reflection_pad_backward(b: "Builder", grad: Value, x: Value, padding: list[i
 
 
 @rule(*(f"{name}_backward" for name in _REPLICATION))
-def replication_pad_backward(b: "Builder", grad: Value, x: Value, padding: list[int]) -> Value:
+def replication_pad_backward(b: Builder, grad: Value, x: Value, padding: list[int]) -> Value:
     grad = b.convert(grad, b.compute_dtype(b.dtype(grad)))
     for dim, (low, high) in enumerate(_amounts(b.rank(x), padding)):
         total, inside = b.shape(grad)[dim], _unpadded(b, grad, dim, low, high)

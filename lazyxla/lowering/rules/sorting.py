@@ -1,34 +1,36 @@
 """Sorting, the k greatest, binary search, histograms and set membership."""
 
+from __future__ import annotations
+
 import math
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from lazyxla.lowering.registry import rule
+from lazyxla.lowering.value import Value
 
 if TYPE_CHECKING:
     from lazyxla.lowering.builder import Builder
 
-Value = Any
 
 # ---- sort ----
 
 
 @rule("aten::sort.stable")
 def sort_stable(
-    b: "Builder", x: Value, stable: bool | None, dim: int, descending: bool
+    b: Builder, x: Value, stable: bool | None, dim: int, descending: bool
 ) -> list[Value]:
     return sort_with_places(b, x, dim, descending, bool(stable))
 
 
 @rule("aten::sort")
-def sort(b: "Builder", x: Value, dim: int, descending: bool) -> list[Value]:
+def sort(b: Builder, x: Value, dim: int, descending: bool) -> list[Value]:
     return sort_with_places(b, x, dim, descending)
 
 
 def sort_with_places(
-    b: "Builder", x: Value, dim: int, descending: bool = False, stable: bool = False
+    b: Builder, x: Value, dim: int, descending: bool = False, stable: bool = False
 ) -> list[Value]:
     """Sorted values, nan as the greatest, and the int64 places that they come from."""
     dtype, shape = b.spec(x)
@@ -40,7 +42,7 @@ def sort_with_places(
     return b.sort([x, b.iota(shape, dim, torch.int64)], dim, descending, stable)
 
 
-def _packed_order(b: "Builder", x: Value, dim: int, descending: bool) -> Value:
+def _packed_order(b: Builder, x: Value, dim: int, descending: bool) -> Value:
     """The order of `x`, found by sorting numbers that hold a value above its index.
 
     XLA's CPU backend sorts plain integers twice to four times as fast as pairs. The order is
@@ -54,7 +56,7 @@ def _packed_order(b: "Builder", x: Value, dim: int, descending: bool) -> Value:
     return b.hlo.and_(key, b.full_like(key, (1 << 32) - 1))
 
 
-def _as_integers(b: "Builder", x: Value) -> Value:
+def _as_integers(b: Builder, x: Value) -> Value:
     """A value of at most 32 bits as small int64 numbers in the same order; nan is the greatest."""
     if b.dtype(x) == torch.uint32:
         x = b.convert(x, torch.int64)
@@ -75,7 +77,7 @@ def _as_integers(b: "Builder", x: Value) -> Value:
 
 
 @rule("aten::topk")
-def topk(b: "Builder", x: Value, k: int, dim: int, largest: bool, sorted_: bool) -> list[Value]:
+def topk(b: Builder, x: Value, k: int, dim: int, largest: bool, sorted_: bool) -> list[Value]:
     """Always sorted."""
     dtype, shape = b.spec(x)
     if not shape:
@@ -99,7 +101,7 @@ _FEW = 64
 """Up to this many elements, comparing with all of them beats a search."""
 
 
-def _search(b: "Builder", sequence: Value, x: Value, right: bool) -> Value:
+def _search(b: Builder, sequence: Value, x: Value, right: bool) -> Value:
     """The int64 place where each x belongs, found by PyTorch's binary search, step by step: of a
     sequence that is not sorted, or has nan within, it is the place that PyTorch finds.
 
@@ -138,7 +140,7 @@ def _search(b: "Builder", sequence: Value, x: Value, right: bool) -> Value:
 
 @rule("aten::searchsorted.Tensor", "aten::searchsorted.Scalar")
 def searchsorted(
-    b: "Builder",
+    b: Builder,
     sequence: Value,
     x: Value,
     out_int32: bool,
@@ -153,7 +155,7 @@ def searchsorted(
 
 
 @rule("aten::bucketize.Tensor", "aten::bucketize.Scalar")
-def bucketize(b: "Builder", x: Value, boundaries: Value, out_int32: bool, right: bool) -> Value:
+def bucketize(b: Builder, x: Value, boundaries: Value, out_int32: bool, right: bool) -> Value:
     x, boundaries = b.promote(x, boundaries)
     return _search(b, boundaries, x, right)
 
@@ -162,7 +164,7 @@ def bucketize(b: "Builder", x: Value, boundaries: Value, out_int32: bool, right:
 
 
 @rule("aten::isin.Tensor_Tensor", "aten::isin.Tensor_Scalar", "aten::isin.Scalar_Tensor")
-def isin(b: "Builder", x: Value, members: Value, assume_unique: bool, invert: bool) -> Value:
+def isin(b: Builder, x: Value, members: Value, assume_unique: bool, invert: bool) -> Value:
     x, members = b.promote(x, members)
     members = b.reshape(members, [-1])
     shape, count = b.shape(x), b.shape(members)[0]
@@ -181,7 +183,7 @@ def isin(b: "Builder", x: Value, members: Value, assume_unique: bool, invert: bo
 
 
 @rule("aten::histc")
-def histc(b: "Builder", x: Value, bins: int, low: Any, high: Any) -> Value:
+def histc(b: Builder, x: Value, bins: int, low: Any, high: Any) -> Value:
     """Equal bounds stand for the least and the greatest element; what lies outside is left out."""
     dtype = b.outputs[0].dtype
     computed = b.compute_dtype(dtype) if dtype.is_floating_point else torch.float64

@@ -1,5 +1,7 @@
 """Special functions, most of them JAX's."""
 
+from __future__ import annotations
+
 import functools
 import math
 from collections.abc import Callable
@@ -9,11 +11,11 @@ import torch
 
 from lazyxla.lowering.registry import rule
 from lazyxla.lowering.rules.formula import X, exp, operands, pointwise, where
+from lazyxla.lowering.value import Value
 
 if TYPE_CHECKING:
     from lazyxla.lowering.builder import Builder
 
-Value = Any
 
 # Operator -> function of jax.scipy.special (or jax.numpy), on operands in the dtype PyTorch
 # computes in.
@@ -49,7 +51,7 @@ def _jax_function(name: str) -> Callable[..., Any]:
 
 
 def _by_jax(function: str) -> Callable[..., Value]:
-    def lower(b: "Builder", *args: Any) -> Value:
+    def lower(b: Builder, *args: Any) -> Value:
         return b.call_jax(_jax_function(function), *(x.value for x in operands(b, *args)))
 
     return lower
@@ -145,5 +147,5 @@ def _split(x: Any) -> Any:
 
 
 @rule("aten::frexp.Tensor")
-def frexp(b: "Builder", x: Value) -> list[Value]:
+def frexp(b: Builder, x: Value) -> list[Value]:
     return b.call_jax(_split, b.convert(x, b.compute_dtype(b.dtype(x))))

@@ -6,16 +6,15 @@ once they were exchanged, is `lazyxla/batch_norm.py`'s; here is what goes over w
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lazyxla.lowering.registry import rule
 from lazyxla.lowering.rules.formula import operands
 from lazyxla.lowering.rules.normalization import channel_dims, of_channels, statistics, wide
+from lazyxla.lowering.value import Value
 
 if TYPE_CHECKING:
     from lazyxla.lowering.builder import Builder
-
-Value = Any
 
 
 @rule("aten::batch_norm_stats")

@@ -6,15 +6,17 @@ Operators on windows (convolution, pooling, im2col) are element-wise formulas ov
 which XLA turns into one loop; their adjoints add the slices back up.
 """
 
+from __future__ import annotations
+
 import itertools
 import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from lazyxla.lowering.value import Value
+
 if TYPE_CHECKING:
     from lazyxla.lowering.builder import Builder
-
-Value = Any
 
 
 class Window(NamedTuple):
@@ -34,7 +36,7 @@ class Window(NamedTuple):
         padding: Sequence[int],
         dilation: Sequence[int],
         groups: int = 1,
-    ) -> "Window":
+    ) -> Window:
         """From an operator's arguments; one number may stand for all dimensions."""
         rank = len(kernel)
         stride, padding, dilation = (
@@ -79,9 +81,7 @@ class Window(NamedTuple):
         return math.prod(self.kernel)
 
 
-def shifted(
-    b: "Builder", x: Value, window: Window, out: Sequence[int], fill: Any = 0
-) -> list[Value]:
+def shifted(b: Builder, x: Value, window: Window, out: Sequence[int], fill: Any = 0) -> list[Value]:
     """For each tap the elements of `x` (A, B, *sizes) that it meets, in shape (A, B, *out).
 
     The border is filled with `fill`, as far as the positions `out` reach.
@@ -105,9 +105,7 @@ def shifted(
     ]
 
 
-def add_shifted(
-    b: "Builder", parts: Sequence[Value], sizes: Sequence[int], window: Window
-) -> Value:
+def add_shifted(b: Builder, parts: Sequence[Value], sizes: Sequence[int], window: Window) -> Value:
     """The adjoint of `shifted`: one part (A, B, *out) per tap, summed into (A, B, *sizes)."""
     spread = window.spread(b.shape(parts[0])[2:])
     interior = [0, 0, *(s - 1 for s in window.stride)]
@@ -120,7 +118,7 @@ def add_shifted(
     return total
 
 
-def sum_terms(b: "Builder", parts: Sequence[Value], weight: Value, shape: Sequence[int]) -> Value:
+def sum_terms(b: Builder, parts: Sequence[Value], weight: Value, shape: Sequence[int]) -> Value:
     """Sum over taps t and features i of parts[t][:, :, i] * weight[:, :, i, t].
 
     Each part has shape (N, groups, inner, *positions), `weight` (groups, outer, inner, taps) and
