@@ -207,6 +207,26 @@ def test_events():
     stream.wait_stream(torch.Stream("lazyxla:1"))
 
 
+def test_an_event_is_recorded_while_another_thread_waits_for_it(run_python):
+    """What is waited for may have to be lowered, which needs the GIL."""
+    code = """
+import threading, torch, lazyxla
+event = torch.Event("lazyxla")
+for size in range(10):
+    x = torch.ones(size + 3, device="lazyxla")
+    for _ in range(30):
+        x = (x * 1.5).sin()  # a new program each time
+    event.record()
+    waiting = threading.Thread(target=event.synchronize)
+    waiting.start()
+    while waiting.is_alive():
+        event.record()
+    event.synchronize()
+print(lazyxla.counters()["lowerings"])
+"""
+    assert int(run_python(code).stdout) >= 10
+
+
 def test_event_times():
     start, end = (torch.Event("lazyxla", enable_timing=True) for _ in range(2))
     start.record()

@@ -29,8 +29,9 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 struct Event {
-  std::mutex mutex;  // several threads may wait for it
+  std::mutex mutex;  // never held while the mark is reached, which may need the GIL
   std::optional<graph::Mark> mark;
+  uint64_t records = 0;
   bool timing = false;
   Clock::time_point time;
 };
@@ -115,9 +116,11 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
       *event = new Event();
     }
     auto& marked = *static_cast<Event*>(*event);
+    std::optional<graph::Mark> mark;
+    if (!timing) mark.emplace(index);  // what a timing event marks has passed already
     std::lock_guard lock(marked.mutex);
-    marked.mark.reset();
-    if (!timing) marked.mark.emplace(index);  // what a timing event marks has passed already
+    marked.mark.swap(mark);
+    ++marked.records;
     marked.timing = timing;
     marked.time = Clock::now();
   }
@@ -134,8 +137,18 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
     if (event == nullptr) return;
     graph::WithoutGil no_gil;
     auto& marked = *static_cast<Event*>(event);
+    std::optional<graph::Mark> mark;
+    uint64_t records;
+    {
+      std::lock_guard lock(marked.mutex);
+      mark = marked.mark;
+      records = marked.records;
+    }
+    if (!mark) return;
+    mark->reach();
+    std::optional<graph::Mark> reached;  // outlives the lock
     std::lock_guard lock(marked.mutex);
-    if (marked.mark) marked.mark->reach();
+    if (marked.records == records) marked.mark.swap(reached);
   }
   double elapsedTime(void* start, void* end, const c10::DeviceIndex) const override {
     TORCH_CHECK_VALUE(start != nullptr && end != nullptr,

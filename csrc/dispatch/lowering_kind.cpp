@@ -27,10 +27,10 @@ LoweringKind ask_lowering_kind(const OpInfo& info) {
 }
 
 // The ways of operators on platforms that programs are only captured for.
-class CapturedWays {
+class CapturedKinds {
  public:
-  static CapturedWays& get() {
-    static auto* instance = new CapturedWays();
+  static CapturedKinds& get() {
+    static auto* instance = new CapturedKinds();
     return *instance;
   }
 
@@ -59,7 +59,7 @@ class CapturedWays {
 }  // namespace
 
 LoweringKind lowering_kind_of(const OpInfo& info, const graph::Capture* capture) {
-  if (capture) return CapturedWays::get().of(info, capture->platform());
+  if (capture) return CapturedKinds::get().of(info, capture->platform());
   LoweringKind kind = info.lowering_kind.load(std::memory_order_acquire);
   if (kind != LoweringKind::kUnknown) return kind;
   kind = ask_lowering_kind(info);
@@ -78,7 +78,7 @@ void set_lowering(std::function<std::string(const std::string&)> how,
 
 void forget_lowering_kind(const std::string& name) {
   OpInfo::forget_lowering_kind(name);
-  CapturedWays::get().forget();
+  CapturedKinds::get().forget();
 }
 
 }  // namespace lazyxla::dispatch

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -61,20 +60,22 @@ class FlatFunction:
         )
         self._bytecodes: dict[str, bytes] = {}
         self._derived: dict[Any, Any] = {}
-        self._lock = threading.RLock()
         self.name = self._make_name()
 
     def bytecode(self, where: str) -> bytes:
         """Its module of StableHLO for a platform, whose function `main` it is."""
         name = lowered_for(where)
-        with self._lock:
-            if name not in self._bytecodes:
-                with compiling(self.wide, _tpu_kind()):
-                    lowered = self._traced.lower(lowering_platforms=(name,))
-                    self._bytecodes[name] = bytecode_of(lowered)
-                if b"lapack_" in self._bytecodes[name]:
-                    provide_lapack()
-            return self._bytecodes[name]
+        found = self._bytecodes.get(name)
+        if found is None:
+            # Without a lock, as all that is made here: to lower takes one that a thread may hold
+            # that asks for this. Two may make the same; the first is kept.
+            with compiling(self.wide, _tpu_kind()):
+                lowered = self._traced.lower(lowering_platforms=(name,))
+                found = bytecode_of(lowered)
+            if b"lapack_" in found:
+                provide_lapack()
+            found = self._bytecodes.setdefault(name, found)
+        return found
 
     def split(self, variables: tuple[int, ...]) -> Split:
         """The function, to be differentiated by the arguments with these numbers, and its pullback,
@@ -194,10 +195,8 @@ class FlatFunction:
         return Split(FlatFunction(shorter, self.inputs, self.wide), second, tuple(arguments))
 
     def _derive(self, key: Any, make: Callable[[], Any]) -> Any:
-        with self._lock:
-            if key not in self._derived:
-                self._derived[key] = make()
-            return self._derived[key]
+        found = self._derived.get(key)
+        return self._derived.setdefault(key, make()) if found is None else found
 
     def _make_name(self) -> str:
         content = hashlib.sha256(self.bytecode(_C.captured_platform() or platform()))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import operator
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -120,7 +119,6 @@ class SymbolicFunction:
         self.outputs = self._avals([f.outputs for f in samples])
         self.differentiable_outputs = samples[0].differentiable_outputs
         self._modules: dict[str, bytes] = {}
-        self._lock = threading.RLock()
 
     @property
     def size_names(self) -> list[str]:
@@ -133,10 +131,10 @@ class SymbolicFunction:
         Raises:
             LoweringError: it is another program for other sizes.
         """
-        with self._lock:
-            if platform not in self._modules:
-                self._modules[platform] = self._generalized(platform)
-            return self._modules[platform]
+        found = self._modules.get(platform)
+        if found is None:  # made without a lock, see FlatFunction.bytecode
+            found = self._modules.setdefault(platform, self._generalized(platform))
+        return found
 
     def _generalized(self, platform: str) -> bytes:
         bounds = self.variables.bounds

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import functools
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -73,7 +72,6 @@ class TorchFunction:
         self._graph = graph
         self._modules: dict[lowering.Target, bytes] = {}
         self._derived: dict[Any, TorchFunction] = {}
-        self._lock = threading.RLock()
 
     @classmethod
     def traced(cls, function: Function, inputs: Sequence[Aval], graph: FxGraph) -> TorchFunction:
@@ -94,12 +92,14 @@ class TorchFunction:
         target = lowering.Target(
             platform, host_calls=False, composites=_composites.get(), any_sizes=any_sizes
         )
-        with self._lock:
-            if target not in self._modules:
-                if self._graph is None:
-                    self._graph = trace(self.function, self.inputs)
-                self._modules[target] = lowering.lower_graph(self._graph, target, self.random)
-            return self._modules[target]
+        found = self._modules.get(target)
+        if found is None:  # made without a lock, see FlatFunction.bytecode
+            graph = self._graph
+            if graph is None:
+                graph = self._graph = trace(self.function, self.inputs)
+            made = lowering.lower_graph(graph, target, self.random)
+            found = self._modules.setdefault(target, made)
+        return found
 
     def pullback(self, variables: tuple[int, ...]) -> TorchFunction:
         """From the arguments and the gradients of the results that have some to those of
@@ -163,16 +163,12 @@ class TorchFunction:
         outputs: Sequence[Aval],
         derived_from: tuple[TorchFunction, tuple[int, ...]] | None = None,
     ) -> TorchFunction:
-        with self._lock:
-            if key not in self._derived:
-                self._derived[key] = TorchFunction(
-                    function,
-                    inputs,
-                    outputs=outputs,
-                    random=self.random,
-                    derived_from=derived_from,
-                )
-            return self._derived[key]
+        found = self._derived.get(key)
+        if found is None:
+            options: Any = {"random": self.random, "derived_from": derived_from}
+            made = TorchFunction(function, inputs, outputs=outputs, **options)
+            found = self._derived.setdefault(key, made)
+        return found
 
 
 def trace(function: Function, inputs: Sequence[Aval]) -> FxGraph:
