@@ -248,10 +248,18 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *_: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
-def flexible(q: Tensor, k: Tensor, v: Tensor) -> Any:
+def flexible(q: Tensor, k: Tensor, v: Tensor, call: Any = flex_attention) -> Any:
     length = q.shape[2]
-    mask = create_block_mask(lambda b, h, i, j: i >= j, None, None, length, length, q.device)
-    return flex_attention(q, k, v, block_mask=mask)
+    mask = create_block_mask(window, None, None, length, length, q.device)
+    return call(q, k, v, block_mask=mask)
+
+
+def window(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+    return (i >= j) & (i - j < 1024)
+
+
+def compiled_flexible(*inputs: Tensor) -> Any:
+    return flexible(*inputs, torch.compile(flex_attention, backend="lazyxla"))
 
 
 KERNELS = (attention_tpu, attention_cuda, grouped_matmul_tpu)
@@ -293,7 +301,9 @@ def kernels() -> Iterator[Case]:
     of = "1 x 8 x 4096 x 128"
     yield Case(f"causal attention, {of}", "kernel", attention, (q, q, q))
     yield Case(f"causal attention, {of}", "XLA", plain(attention), (q, q, q))
-    yield Case(f"flex_attention, causal, {of}", "XLA", flexible, (q, q, q))
+    sees = "flex_attention that sees 1024 tokens"
+    yield Case(f"{sees}, {of}", "kernel", compiled_flexible, (q, q, q))
+    yield Case(f"{sees}, {of}", "XLA", flexible, (q, q, q))
     yield Case(f"attention and backward, {of}", "kernel", back, (q, q, q, q))
     yield Case(f"attention and backward, {of}", "XLA", plain(back), (q, q, q, q))
     # 32 sequences of up to 2048 tokens in pages of 16, one new token of each.

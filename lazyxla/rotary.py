@@ -130,7 +130,8 @@ def _suits(
     batch, heads, tokens, size = x.shape
     if from_tokens:
         heads, tokens = tokens, heads
-    fits = size % _LANES == 0 or (_LANES % size == 0 and heads % (_LANES // size) == 0)
+    shared = size in (32, 64) and heads % (_LANES // size) == 0
+    fits = shared or (size > 0 and size % _LANES == 0)
     known = all(a.dtype in (torch.bfloat16, torch.float32) for a in (x, cos, sin))
     return known and fits and tokens >= _LEAST_TOKENS and batch > 0
 

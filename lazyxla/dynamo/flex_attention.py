@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Collection, Sequence
+from typing import Any, cast
 
 from torch import fx
 from torch._C import DispatchKey
 from torch.utils import _pytree as pytree
 
-from lazyxla.lowering import control_flow
+from lazyxla import flex_kernel
+from lazyxla.lowering import control_flow, registry
 
 
 def inline_flex_attention(module: fx.GraphModule) -> None:
@@ -43,7 +44,9 @@ def _inline(module: fx.GraphModule, node: fx.Node) -> None:
     places = [
         i for i, leaf in enumerate(leaves) if isinstance(leaf, fx.Node) and i not in functions
     ]
-    compute = node.target.py_kernels[DispatchKey.CompositeExplicitAutograd]  # type: ignore
+    compute: Any = _by_kernel(node, functions.values())
+    if compute is None:
+        compute = node.target.py_kernels[DispatchKey.CompositeExplicitAutograd]  # type: ignore
 
     def call(*values: Any) -> Any:
         given = list(leaves)
@@ -60,6 +63,45 @@ def _inline(module: fx.GraphModule, node: fx.Node) -> None:
     traced.graph.eliminate_dead_code()
     results = _copy_before(module, node, traced, [leaves[i] for i in places])
     _replace(node, results)
+
+
+def _by_kernel(node: fx.Node, functions: Collection[fx.GraphModule]) -> Any:
+    """What computes the same by the operators that TPUs have kernels for; None if they are not for
+    this call."""
+    from torch._higher_order_ops.flex_attention import _permute_strides, flex_attention
+
+    is_forward = node.target is flex_attention
+    inputs = cast("list[fx.Node]", list(node.args[:3]))
+    query, key, value = (x.meta["val"] for x in inputs)
+    sizes = (*query.shape, *key.shape, *value.shape)
+    if registry.recorded_platform() != "tpu" or not all(isinstance(n, int) for n in sizes):
+        return None
+    if query.shape[0] != key.shape[0] or query.shape[3] != value.shape[3]:
+        return None
+    if is_forward and any(user.args[1] == 2 for user in node.users):  # the largest scores
+        return None
+    if not is_forward and node.args[6] is not None:  # a gradient of the logarithms
+        return None
+    score_mod, *_, mask_mod = functions
+    scored = score_mod.graph.find_nodes(op="placeholder")[0]
+    if score_mod.graph.output_node().args[0] not in (scored, (scored,), [scored]):
+        return None
+    digest = flex_kernel.remember(mask_mod, query.shape[2], key.shape[2])
+    if digest is None:
+        return None
+
+    def forward(query: Any, key: Any, value: Any, *args: Any) -> Any:
+        result, logarithms = flex_kernel.forward(query, key, value, digest, args[2])
+        return _permute_strides(result, query.stride()), logarithms, None
+
+    def backward(query: Any, key: Any, value: Any, *args: Any) -> Any:
+        result, logarithms, grad, _, _, _, _, scale, *_ = args
+        given = (query, key, value, result, logarithms, grad)
+        found = flex_kernel.backward(*given, digest, scale)
+        strides = [x.stride() for x in given[:3]]
+        return *map(_permute_strides, found, strides), ()
+
+    return forward if is_forward else backward
 
 
 def _copy_before(

@@ -74,7 +74,7 @@ def kernel(
         raise ValueError(f'{name!r} is no name of an operator, such as "mylib::scaled"')
     if unknown := set(platforms) - set(_PLATFORMS):
         raise ValueError(f"there is no platform {', '.join(sorted(unknown))}: {_PLATFORMS}")
-    schema = torch.library.infer_schema(reference, mutates_args=())
+    torch.library.infer_schema(reference, mutates_args=())
     parameters = list(inspect.signature(reference).parameters)
     if unknown := set(static) - set(parameters):
         raise ValueError(f"the reference has no parameter {', '.join(sorted(unknown))}")
@@ -83,23 +83,34 @@ def kernel(
         own = [p for p in inspect.signature(function).parameters if p != "interpret"]
         if own != parameters:
             raise TypeError(f"the kernel takes {own}, and the reference {parameters}")
-        if hasattr(getattr(torch.ops, namespace), base):
-            raise ValueError(f"there is an operator {name} already")
-        library = torch.library.Library(namespace, "FRAGMENT")
-        _libraries.append(library)
-        library.define(base + schema, tags=(torch.Tag.pt2_compliant_tag,))
-        for device in _OTHER_DEVICES:
-            library.impl(base, reference, device)
-        op: Any = getattr(getattr(torch.ops, namespace), base).default
-        torch.library.register_fake(name, reference, lib=library)
-        torch._decomp.register_decomposition(op)(reference)
-        _differentiate(library, name, reference, backward)
-        torch.library.register_vmap(name, functools.partial(_batched, op), lib=library)
+        op = define_operator(name, reference, backward)
         given = _Kernel(name, function, tuple(platforms), tuple(static), suits)
         rule(name)(functools.partial(_lower, given))
         return op
 
     return define
+
+
+def define_operator(
+    name: str, reference: Callable[..., Any], backward: Backward | None = None
+) -> Any:
+    """An operator that is its reference on other devices and in its decomposition, with a fake
+    implementation, derivatives and vmap; arguments and errors are those of `kernel`."""
+    namespace, _, base = name.partition("::")
+    if hasattr(getattr(torch.ops, namespace), base):
+        raise ValueError(f"there is an operator {name} already")
+    library = torch.library.Library(namespace, "FRAGMENT")
+    _libraries.append(library)
+    schema = torch.library.infer_schema(reference, mutates_args=())
+    library.define(base + schema, tags=(torch.Tag.pt2_compliant_tag,))
+    for device in _OTHER_DEVICES:
+        library.impl(base, reference, device)
+    op: Any = getattr(getattr(torch.ops, namespace), base).default
+    torch.library.register_fake(name, reference, lib=library)
+    torch._decomp.register_decomposition(op)(reference)
+    _differentiate(library, name, reference, backward)
+    torch.library.register_vmap(name, functools.partial(_batched, op), lib=library)
+    return op
 
 
 class _Kernel(NamedTuple):

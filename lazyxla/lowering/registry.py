@@ -252,8 +252,11 @@ def how(name: str) -> str:
 
 def _platform_of(found: JaxRule) -> str | None:
     """The platform that is recorded for, where it decides whether a rule counts."""
-    if not found.platforms:
-        return None
+    return recorded_platform() if found.platforms else None
+
+
+def recorded_platform() -> str:
+    """The platform that programs are recorded for: a capture's, or the process's."""
     from lazyxla import _C
     from lazyxla.runtime import platform
 

@@ -3,15 +3,18 @@ scores (N, H, S, T) tile by tile in the chip's own memory and never writes them.
 
 It has no argument for the scale, so that queries or keys, whichever are fewer, are scaled before,
 and rounded once more in bfloat16 if the scale is no power of two; their gradient is scaled after.
-Its mask is known when a program is compiled: causal or none.
+Its mask is known when a program is compiled: causal, none, or any pattern; tiles of which it leaves
+nothing are passed by.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from lazyxla.lowering.jax_call import find_module, tell_kernel_costs
@@ -43,6 +46,19 @@ kernel:
 """
 
 
+@dataclasses.dataclass(frozen=True)
+class Pattern:
+    """Which keys each query sees, every one at least one. Patterns of one digest are equal."""
+
+    digest: str
+    seen: np.ndarray = dataclasses.field(compare=False, repr=False)
+    """[rows, columns] of bool."""
+
+
+Mask = bool | Pattern
+"""Causal or none, or a pattern."""
+
+
 def suits(b: Builder, query: Value, key: Value, mask: Value | None) -> bool:
     """Whether attention of queries (N, H, S, D) to keys (N, G, T, D) is for the kernel."""
     samples, _, rows, size = b.shape(query)
@@ -65,25 +81,39 @@ def _multiplies(b: Builder, dtype: torch.dtype) -> bool:
 
 
 def forward(
-    b: Builder, query: Value, key: Value, value: Value, is_causal: bool, factor: Any
+    b: Builder,
+    query: Value,
+    key: Value,
+    value: Value,
+    is_causal: bool,
+    factor: Any,
+    pattern: Pattern | None = None,
 ) -> tuple[Value, Value]:
-    """The result (N, H, S, D), and the logarithm of each row's sum (N, H, S) in float32."""
+    """The result (N, H, S, D), and the logarithm of each row's sum (N, H, S) in float32. A pattern
+    takes the place of `is_causal`."""
     query, key = _scaled(b, query, key, factor)
-    kwargs = {"is_causal": is_causal, "precision": _precision(b, query)}
+    mask = is_causal if pattern is None else pattern
+    kwargs = {"mask": mask, "precision": _precision(b, query)}
     results = b.call_jax(splash_attention, query, key, value, **kwargs)
-    _tell_costs(b, results[0], query, key, is_causal)
+    _tell_costs(b, results[0], query, key, mask)
     return tuple(results)
 
 
 def backward(
-    b: Builder, grad: Value, inputs: tuple[Value, ...], is_causal: bool, factor: Any
+    b: Builder,
+    grad: Value,
+    inputs: tuple[Value, ...],
+    is_causal: bool,
+    factor: Any,
+    pattern: Pattern | None = None,
 ) -> tuple[Value, ...]:
     """The gradients of query, key and value; `inputs`: these, the result and the logarithms."""
     query, key, *others = inputs
     query, key = _scaled(b, query, key, factor)
-    kwargs = {"is_causal": is_causal, "precision": _precision(b, query)}
+    mask = is_causal if pattern is None else pattern
+    kwargs = {"mask": mask, "precision": _precision(b, query)}
     results = b.call_jax(splash_attention_backward, grad, query, key, *others, **kwargs)
-    _tell_costs(b, results[0], query, key, is_causal)
+    _tell_costs(b, results[0], query, key, mask)
     return *_scaled(b, results[0], results[1], factor), results[2]
 
 
@@ -103,13 +133,13 @@ def _times(b: Builder, x: Value, factor: Any) -> Value:
 _PRODUCTS = {"_fwd_": 2, "_dq_": 3, "_dkv_": 4}
 
 
-def _tell_costs(b: Builder, result: Value, query: Value, key: Value, is_causal: bool) -> None:
+def _tell_costs(b: Builder, result: Value, query: Value, key: Value, mask: Mask) -> None:
     """Tells XLA what the kernels that made `result` cost: it cannot look into them.
 
     What they read is taken to be queries once, and keys and values once for each row of tiles.
     """
     (dtype, (samples, heads, rows, size)), columns = b.spec(query), b.shape(key)[2]
-    tiles = _tiles(rows, columns, is_causal)
+    tiles = _tiles(rows, columns, mask)
     scores = samples * heads * tiles * _tile(rows) * _tile(columns)
     moved = 2 * samples * heads * size * (rows + tiles * _tile(columns)) * dtype.itemsize
 
@@ -123,10 +153,13 @@ def _tell_costs(b: Builder, result: Value, query: Value, key: Value, is_causal: 
     tell_kernel_costs(b, result, costs)
 
 
-def _tiles(rows: int, columns: int, is_causal: bool) -> int:
-    """How many tiles there are, without those of which a causal mask leaves nothing."""
+def _tiles(rows: int, columns: int, mask: Mask) -> int:
+    """How many tiles there are, without those of which a mask leaves nothing."""
     height, width = _tile(rows), _tile(columns)
-    if not is_causal:
+    if isinstance(mask, Pattern):
+        tiles = mask.seen.reshape(rows // height, height, columns // width, width)
+        return int(tiles.any((1, 3)).sum())
+    if not mask:
         return rows // height * (columns // width)
     ends = range(height, rows + 1, height)
     return sum(min(-(-end // width), columns // width) for end in ends)
@@ -151,14 +184,14 @@ def _kernel() -> Any:
 
 
 def splash_attention(
-    query: Any, key: Any, value: Any, *, is_causal: bool, precision: str
+    query: Any, key: Any, value: Any, *, mask: Mask, precision: str
 ) -> tuple[Any, Any]:
     """For JAX: the result, and the logarithm of each row's sum."""
     import jax
 
     # Mosaic has no 64-bit integers, not even for indices.
     with jax.enable_x64(False), jax.default_matmul_precision(precision):
-        kernel = _made(query.shape[1:3], key.shape[2], is_causal)
+        kernel = _made(query.shape[1:3], key.shape[2], mask)
         result, (logsumexp,) = jax.vmap(kernel)(query, key, value)
     return result, logsumexp
 
@@ -171,14 +204,14 @@ def splash_attention_backward(
     result: Any,
     logsumexp: Any,
     *,
-    is_causal: bool,
+    mask: Mask,
     precision: str,
 ) -> tuple[Any, ...]:
     """For JAX: the gradients of query, key and value."""
     import jax
 
     with jax.enable_x64(False), jax.default_matmul_precision(precision):
-        kernel = _made(query.shape[1:3], key.shape[2], is_causal)
+        kernel = _made(query.shape[1:3], key.shape[2], mask)
         settings = {**kernel.kwargs, "save_residuals": False}
 
         infos = (kernel.dq_mask_info, kernel.dkv_mask_info)
@@ -190,12 +223,15 @@ def splash_attention_backward(
         return tuple(jax.vmap(of_one)(query, key, value, result, logsumexp, grad))
 
 
-def _made(queries: tuple[int, int], columns: int, is_causal: bool) -> Any:
+def _made(queries: tuple[int, int], columns: int, mask: Mask) -> Any:
     """The kernel for one sample: of `queries`' heads and rows."""
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
     heads, rows = queries
-    mask = (masks.CausalMask if is_causal else masks.FullMask)((rows, columns))
+    if isinstance(mask, Pattern):
+        of_head: Any = _hashed(masks.NumpyMask, mask)
+    else:
+        of_head = (masks.CausalMask if mask else masks.FullMask)((rows, columns))
     q, kv = _tile(rows), _tile(columns)
     sizes = _kernel().BlockSizes(
         block_q=q,
@@ -206,12 +242,19 @@ def _made(queries: tuple[int, int], columns: int, is_causal: bool) -> Any:
         block_kv_dq=kv,
     )
     return _kernel().make_splash_mha(
-        masks.MultiHeadMask([mask] * heads),
+        masks.MultiHeadMask([of_head] * heads),
         block_sizes=sizes,
         head_shards=1,
         q_seq_shards=1,
         save_residuals=True,
     )
+
+
+def _hashed(kind: Any, mask: Pattern) -> Any:
+    """A mask of JAX's that is hashed by its digest: its own hash is of all elements, and asked for
+    by each head."""
+    hashed = type("Known", (kind,), {"__hash__": lambda _: hash(mask.digest)})
+    return hashed(mask.seen)
 
 
 def _tile(length: int) -> int:
