@@ -67,11 +67,12 @@ def _be_default(name: Any) -> None:
         group._set_default_backend(dist.ProcessGroup.BackendType.CUSTOM)
 
 
-def connect(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
-    """What carries the data between the processes of a new group, which meet at its store."""
+def connect(purpose: str, store: Any, rank: int, size: int, timeout: timedelta) -> Any:
+    """What carries data between the processes of a new group, which meet at its store."""
     # Some reach this only when others have sent what is only recorded yet.
     _C.sync(False)
-    return dist.ProcessGroupGloo(dist.PrefixStore(NAME, store), rank, size, timeout=timeout)
+    own_store = dist.PrefixStore(f"{NAME}/{purpose}", store)
+    return dist.ProcessGroupGloo(own_store, rank, size, timeout=timeout)
 
 
 def _shared_by_all(store: Any) -> Any:

@@ -70,7 +70,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--faults",
         type=int,
         default=15,
-        help="how many trials tests/test_distributed.py makes of processes that die or differ",
+        help="trials that tests/test_distributed_faults.py makes of processes that differ",
     )
     parser.addoption(
         "--exits",

@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from tests.conftest import ROOT
 from tests.distributed.all_cases import CASES
+from tests.distributed.processes import start
 
 SIZES = (2, 3)
 OF_EVERY_SIZE = (
@@ -43,23 +44,9 @@ NOTHING_COMPILED = (  # PyTorch reads something in each step
     *("sync_batch_norm", "sync_batch_norm_2d", "sync_batch_norm_empty", "ddp_unused"),
 )
 
-needs_distributed = pytest.mark.skipif(
+pytestmark = pytest.mark.skipif(
     not dist.is_available(), reason="this PyTorch was built without torch.distributed"
 )
-pytestmark = needs_distributed
-
-
-def start(command: list[str], size: int, **environment: str) -> list[subprocess.Popen[str]]:
-    return [
-        subprocess.Popen(
-            [sys.executable, *command[:1], str(rank), *command[1:]],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **environment},
-        )
-        for rank in range(size)
-    ]
 
 
 # One test for all cases of a file: processes start slowly.
@@ -136,93 +123,6 @@ def test_checkpoints_between_processes_and_devices(tmp_path: Path) -> None:
         optimizer.zero_grad()
         theirs.append(loss.item())
     assert ours == pytest.approx(theirs, rel=1e-4)
-
-
-def test_processes_that_die_come_late_or_call_something_else(pytestconfig: pytest.Config) -> None:
-    """All others are told who, and from which lines, within the group's timeout."""
-    count = pytestconfig.getoption("--faults")
-    result = subprocess.run(
-        [sys.executable, "-m", "tests.distributed.faults", str(count), "0"],
-        capture_output=True,
-        text=True,
-        timeout=120 + 20 * count,
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    assert result.returncode == 0, result.stderr[-3000:]
-    assert json.loads(result.stdout.splitlines()[-1]) == []
-
-
-DYING = """
-import os, sys, torch, torch.distributed as dist, lazyxla
-from datetime import timedelta
-rank, meet = int(sys.argv[1]), sys.argv[2]
-dist.init_process_group("lazyxla", init_method=f"file://{meet}", rank=rank, world_size=2,
-                        timeout=timedelta(seconds=20))
-kept = torch.ones(3, device="lazyxla")
-lazyxla.sync()
-for step in range(20):
-    if rank == 1 and step == 7:
-        os._exit(0)
-    x = torch.ones(3, device="lazyxla") + kept
-    dist.all_reduce(x)
-    try:
-        x.tolist()
-    except RuntimeError as error:
-        assert "process 1: not there" in str(error), error
-        assert kept.tolist() == [1, 1, 1]
-        for again in range(2):  # the group is over
-            y = kept.clone()
-            dist.all_reduce(y)
-            try:
-                y.tolist()
-            except RuntimeError as error:
-                print("told", "process 1: not there" in str(error))
-        os._exit(0)
-"""
-
-
-def test_what_a_process_that_dies_leaves(tmp_path: Path) -> None:
-    """Nothing else of the other one is lost, and its later collectives fail at once."""
-    script = tmp_path / "dying.py"
-    script.write_text(DYING)
-    survivor, dead = start([str(script), str(tmp_path / "meet")], 2)
-    out, err = survivor.communicate(timeout=120)
-    dead.communicate(timeout=120)
-    assert out.split() == ["told", "True"] * 2, err[-3000:]
-
-
-SETTING = """
-import sys, torch, torch.distributed as dist, lazyxla
-from datetime import timedelta
-rank, meet, lazyxla.settings.compare_collectives = int(sys.argv[1]), sys.argv[2], sys.argv[3]
-dist.init_process_group("lazyxla", init_method=f"file://{meet}", rank=rank, world_size=2,
-                        timeout=timedelta(seconds=20))
-for step in range(6):
-    x = torch.ones(3, device="lazyxla")
-    dist.all_reduce(x)
-    dist.all_reduce(x, dist.ReduceOp.MAX)
-    dist.all_reduce(x)
-    dist.all_reduce(x)
-    x.tolist()
-x = torch.ones(3, device="lazyxla")
-dist.all_reduce(x)
-# Both have followed the sum before; Gloo would take one for the other.
-dist.all_reduce(x, dist.ReduceOp.SUM if rank else dist.ReduceOp.MAX)
-try:
-    print("values", x.tolist())
-except RuntimeError as error:
-    print("told", "different collectives" in str(error))
-"""
-
-
-@pytest.mark.parametrize(("setting", "told"), [("first", "values"), ("always", "told")])
-def test_known_sequences_are_compared_if_asked_for(setting: str, told: str, tmp_path: Path) -> None:
-    script = tmp_path / "setting.py"
-    script.write_text(SETTING)
-    for process in start([str(script), str(tmp_path / "meet"), setting], 2):
-        out, err = process.communicate(timeout=120)
-        assert out.split()[0] == told, (out, err[-3000:])
 
 
 DESTROYED = """

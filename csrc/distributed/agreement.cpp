@@ -1,6 +1,7 @@
 #include "distributed/agreement.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
 #include <c10/util/StringUtil.h>
 #include <c10/util/hash.h>
 
@@ -10,13 +11,14 @@
 #include <thread>
 #include <utility>
 
+#include "graph/counters.h"
+
 namespace lazyxla::distributed {
 namespace {
 
 using namespace std::chrono_literals;
 
-constexpr int kFirst = 2;        // times that a pair of calls is compared
-constexpr size_t kPairs = 4096;  // that are remembered; what comes then is not compared
+constexpr int64_t kAhead = 63;  // calls that are compared at once
 // How long to wait for what the others tell once one has failed. They fail at once, too, for their
 // connections are closed.
 constexpr auto kGrace = 2s;
@@ -67,27 +69,27 @@ std::string message(const std::vector<std::string>& reports, const std::vector<i
 
 }  // namespace
 
-Comparison comparison_named(const std::string& name) {
-  if (name == "always") return Comparison::kAlways;
-  return name == "never" ? Comparison::kNever : Comparison::kFirst;
+int64_t identity_of(const Call& call) {
+  return static_cast<int64_t>(c10::hash<std::string>()(identity(call)));
 }
 
-Agreement::Agreement(c10::intrusive_ptr<c10d::Backend> transport,
+Agreement::Agreement(c10::intrusive_ptr<c10d::Backend> channel,
                      c10::intrusive_ptr<c10d::Store> store, std::vector<int64_t> ranks,
                      Comparison comparison)
-    : transport_(std::move(transport)),
+    : channel_(std::move(channel)),
       store_(std::move(store)),
       ranks_(std::move(ranks)),
-      comparison_(comparison) {
-  store_->deleteKey(key(transport_->getRank()));  // an earlier group's
+      comparison_(comparison),
+      sequence_(comparison) {
+  store_->deleteKey(key(channel_->getRank()));  // an earlier group's
 }
 
-void Agreement::run(const Call& call, c10::function_ref<void()> exchange) {
+void Agreement::run(const Call& call, Recorded recorded, c10::function_ref<void()> exchange) {
   std::lock_guard lock(mutex_);
   TORCH_CHECK(broken_.empty(), broken_);
   std::string error;
   try {
-    if (!is_to_be_compared(call) || compare(call)) {
+    if (!is_to_be_compared(call) || compare(call, recorded)) {
       exchange();
       return;
     }
@@ -101,21 +103,34 @@ void Agreement::run(const Call& call, c10::function_ref<void()> exchange) {
 
 bool Agreement::is_to_be_compared(const Call& call) {
   if (call.number == 0 || comparison_ == Comparison::kNever) return false;
-  const size_t pair = c10::hash_combine(last_, c10::hash<std::string>()(call.description));
-  last_ = c10::hash<std::string>()(call.description);
   // If some were not run, for their program failed, others may wait in them.
   const bool follows = call.number == std::exchange(last_number_, call.number) + 1;
-  if (comparison_ == Comparison::kAlways || !follows) return true;
-  if (compared_.size() == kPairs && !compared_.count(pair)) return false;
-  return compared_[pair]++ < kFirst;
+  const bool is_next = sequence_.is_next_compared(c10::hash<std::string>()(call.description));
+  return !follows || (is_next && call.number > agreed_);
 }
 
-bool Agreement::compare(const Call& call) {
+bool Agreement::compare(const Call& call, Recorded recorded) {
   const auto options = at::TensorOptions().dtype(at::kLong);
-  at::Tensor own = at::empty({1}, options), all = at::empty({transport_->getSize()}, options);
-  own.data_ptr<int64_t>()[0] = static_cast<int64_t>(c10::hash<std::string>()(identity(call)));
-  transport_->_allgather_base(all, own)->wait();
-  return all.eq(own).all().item<bool>();
+  const int64_t size = channel_->getSize();
+  // Zeros behind the identities: what is not recorded yet is not agreed on.
+  at::Tensor own = at::zeros({kAhead}, options), all = at::empty({size * kAhead}, options);
+  const std::vector<int64_t> identities = recorded(call.number);
+  const auto count = std::min<int64_t>(identities.size(), kAhead);
+  std::copy_n(identities.begin(), count, own.data_ptr<int64_t>());
+  ++graph::Counters::get().comparisons;
+  channel_->_allgather_base(all, own)->wait();
+  const auto of_process = all.view({size, kAhead});
+  const auto rows = of_process.accessor<int64_t, 2>();
+  int64_t same = 0;
+  const auto agree = [&](int64_t i) {
+    for (int64_t member = 0; member < size; ++member) {
+      if (rows[member][i] != rows[0][i] || rows[member][i] == 0) return false;
+    }
+    return true;
+  };
+  while (same < kAhead && agree(same)) ++same;
+  agreed_ = call.number + same - 1;
+  return same > 0;
 }
 
 void Agreement::fail(const Call& call, const std::string& error) {
@@ -124,7 +139,7 @@ void Agreement::fail(const Call& call, const std::string& error) {
 }
 
 std::vector<std::string> Agreement::exchange_reports(const std::string& own) {
-  const auto own_rank = static_cast<size_t>(transport_->getRank());
+  const auto own_rank = static_cast<size_t>(channel_->getRank());
   std::vector<std::string> reports(ranks_.size());
   reports[own_rank] = own;
   try {

@@ -2,11 +2,18 @@
 //
 // What waits for another process waits in vain if that one ended, is late or calls something else;
 // and Gloo ends the process that is sent more than it expects, or takes other numbers for its own.
-// So collectives are compared before their data is exchanged: the processes exchange a hash of what
-// they call and of its number. That costs a round trip, so that by default each pair of collectives
-// that follow one another is compared the first two times only. Processes that agreed so far make
-// the same choice. When a collective fails, all tell one another through the store what they were
-// in; each error names those that differ, and those that say nothing.
+// So collectives are compared before their data is exchanged: the processes exchange hashes of what
+// they call and of its number. That costs a round trip. But a collective is recorded long before it
+// runs, so that they exchange at once what all those are that are recorded and did not run yet. As
+// far as all agree, nothing is compared any more: a step of training costs one round trip,
+// however many collectives it has.
+//
+//     process 0 has recorded   all_reduce 7, all_reduce 8, broadcast 9
+//     process 1 has recorded   all_reduce 7, all_reduce 8                 agreed as far as 8
+//
+// The hashes go over connections of their own, where no collective's data can be taken for them.
+// When a collective fails, all tell one another through the store what they were in; each error
+// names those that differ, and those that say nothing.
 //
 // A group whose processes disagreed, or lost one, stays so: every later collective fails at once.
 #pragma once
@@ -18,8 +25,9 @@
 #include <cstdint>
 #include <mutex>
 #include <string>
-#include <unordered_map>
 #include <vector>
+
+#include "distributed/comparison.h"
 
 namespace lazyxla::distributed {
 
@@ -30,40 +38,42 @@ struct Call {
   std::string line;         // the user's, "train.py:31"; empty if unknown
 };
 
-enum class Comparison { kNever, kFirst, kAlways };
-// "never", "first", "always".
-Comparison comparison_named(const std::string& name);
+// Of a call's description and number, the same in all processes.
+int64_t identity_of(const Call& call);
 
 class Agreement {
  public:
-  // `ranks`: those of the group's processes among all, which messages name. The store is shared by
-  // all processes.
-  Agreement(c10::intrusive_ptr<c10d::Backend> transport, c10::intrusive_ptr<c10d::Store> store,
+  // `ranks`: those of the group's processes among all, which messages name. What they compare goes
+  // by the channel; the store is shared by all processes.
+  Agreement(c10::intrusive_ptr<c10d::Backend> channel, c10::intrusive_ptr<c10d::Store> store,
             std::vector<int64_t> ranks, Comparison comparison);
+
+  // The calls that are recorded and did not run yet, from this number on: their identities.
+  using Recorded = c10::function_ref<std::vector<int64_t>(int64_t)>;
 
   // Compares the call with that of the other processes, then exchanges its data. Throws what each
   // process was in, if they differ or the exchange fails.
-  void run(const Call& call, c10::function_ref<void()> exchange);
+  void run(const Call& call, Recorded recorded, c10::function_ref<void()> exchange);
 
  private:
   bool is_to_be_compared(const Call& call);
-  // Whether all processes are in the same call.
-  bool compare(const Call& call);
+  // Whether all processes are in the same call. Notes as far as they agree.
+  bool compare(const Call& call, Recorded recorded);
   // Remembers and throws what all processes tell, this one with the error that it met, if any.
   [[noreturn]] void fail(const Call& call, const std::string& error);
   // By member of the group: what it tells; empty if it does not.
   std::vector<std::string> exchange_reports(const std::string& own);
   std::string key(size_t member) const;
 
-  c10::intrusive_ptr<c10d::Backend> transport_;
+  c10::intrusive_ptr<c10d::Backend> channel_;
   c10::intrusive_ptr<c10d::Store> store_;
   std::vector<int64_t> ranks_;
   Comparison comparison_;
   std::mutex mutex_;  // guards what follows, and keeps one call at a time
-  size_t last_ = 0;   // hash of the last call's description
+  Sequence sequence_;
   int64_t last_number_ = 0;
-  std::unordered_map<size_t, int> compared_;  // times, by pair of calls
-  std::string broken_;                        // why the group no longer works
+  int64_t agreed_ = 0;  // the number of the last call on which all agree
+  std::string broken_;  // why the group no longer works
 };
 
 }  // namespace lazyxla::distributed

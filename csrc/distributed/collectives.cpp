@@ -3,7 +3,9 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/full.h>
 #include <c10/util/FunctionRef.h>
+#include <c10/util/StringUtil.h>
 
+#include <algorithm>
 #include <mutex>
 #include <optional>
 #include <unordered_map>
@@ -117,55 +119,92 @@ class Tokens {
 
 constexpr bool kOfAll = true, kOfTwo = false;
 
-// `of_all`: all processes of the group call it, not two of them.
+// `of_all`: all processes of the group call it, not two of them. `what` is what they must agree on.
 template <typename... Args>
-Tensors record(const char* name, bool of_all, const Tensors& inputs, const std::string& group,
-               Args... args) {
+Tensors record(const char* name, bool of_all, std::string what, const Tensors& inputs,
+               const std::string& group, Args... args) {
   const auto op = dispatch::operator_named<Tensors(at::TensorList, std::string, Args...)>(name);
   std::string line = graph::user_line();
   return Tokens::get().pass(inputs, [&](const Tensors& all, int64_t turn) {
-    find_group(group)->note(turn, of_all, std::move(line));
+    find_group(group)->note(turn, of_all, std::move(what), std::move(line));
     return op.call(all, group, args...);
   });
 }
 
+const char* name_of(int64_t op) {
+  constexpr const char* kNames[] = {"SUM",  "AVG", "PRODUCT", "MIN",       "MAX",
+                                    "BAND", "BOR", "BXOR",    "PREMUL_SUM"};
+  return kNames[op];
+}
+
+// "float32[2, 3], int64[4]"
+std::string types(at::TensorList tensors) {
+  std::string text;
+  for (const at::Tensor& x : tensors) {
+    text +=
+        c10::str(text.empty() ? "" : ", ", c10::getDtypeNames(x.scalar_type()).first, x.sizes());
+  }
+  return text;
+}
+
+bool all_equal(c10::IntArrayRef numbers) {
+  return std::all_of(numbers.begin(), numbers.end(), [&](int64_t n) { return n == numbers[0]; });
+}
+
 }  // namespace
 
+bool is_even(c10::IntArrayRef sent_rows, c10::IntArrayRef received_rows) {
+  return all_equal(sent_rows) && all_equal(received_rows);
+}
+
 Tensors all_reduce(const Tensors& inputs, const std::string& group, c10d::ReduceOp::RedOpType op) {
-  return record("lazyxla_c10d::all_reduce", kOfAll, inputs, group, static_cast<int64_t>(op));
+  return record("lazyxla_c10d::all_reduce", kOfAll,
+                c10::str("all_reduce(", name_of(op), ") of ", types(inputs)), inputs, group,
+                static_cast<int64_t>(op));
 }
 
 Tensors broadcast(const Tensors& inputs, const std::string& group, int64_t root) {
-  return record("lazyxla_c10d::broadcast", kOfAll, inputs, group, root);
+  return record("lazyxla_c10d::broadcast", kOfAll,
+                c10::str("broadcast(from ", root, ") of ", types(inputs)), inputs, group, root);
 }
 
 Tensors all_gather(const Tensors& inputs, const std::string& group, int64_t processes) {
-  return record("lazyxla_c10d::all_gather", kOfAll, inputs, group, processes);
+  return record("lazyxla_c10d::all_gather", kOfAll, "all_gather of " + types(inputs), inputs, group,
+                processes);
 }
 
 Tensors reduce_scatter(const Tensors& inputs, const std::string& group,
                        c10d::ReduceOp::RedOpType op) {
-  return record("lazyxla_c10d::reduce_scatter", kOfAll, inputs, group, static_cast<int64_t>(op));
+  return record("lazyxla_c10d::reduce_scatter", kOfAll,
+                c10::str("reduce_scatter(", name_of(op), ") of ", types(inputs)), inputs, group,
+                static_cast<int64_t>(op));
 }
 
 at::Tensor all_to_all(const at::Tensor& input, const std::string& group,
                       const std::vector<int64_t>& sent_rows,
                       const std::vector<int64_t>& received_rows) {
-  return record("lazyxla_c10d::all_to_all", kOfAll, {input}, group, c10::IntArrayRef(sent_rows),
-                c10::IntArrayRef(received_rows))[0];
+  std::string what = c10::str(
+      "all_to_all of ", c10::getDtypeNames(input.scalar_type()).first, " rows of ",
+      input.sizes().slice(1), ", ",
+      is_even(sent_rows, received_rows) ? c10::str(sent_rows[0], " for each") : "split unevenly");
+  return record("lazyxla_c10d::all_to_all", kOfAll, std::move(what), {input}, group,
+                c10::IntArrayRef(sent_rows), c10::IntArrayRef(received_rows))[0];
 }
 
 void send(const at::Tensor& input, const std::string& group, int64_t peer, int64_t tag) {
-  record("lazyxla_c10d::send", kOfTwo, {input}, group, peer, tag);
+  record("lazyxla_c10d::send", kOfTwo, c10::str("send(to ", peer, ") of ", types(input)), {input},
+         group, peer, tag);
 }
 
 void start_receive(const at::Tensor& like, const std::string& group, int64_t peer, int64_t tag) {
-  record("lazyxla_c10d::start_receive", kOfTwo, {like}, group, peer, tag);
+  record("lazyxla_c10d::start_receive", kOfTwo, c10::str("recv(from ", peer, ") of ", types(like)),
+         {like}, group, peer, tag);
 }
 
 at::Tensor finish_receive(const at::Tensor& like, const std::string& group, int64_t peer,
                           int64_t tag) {
-  return record("lazyxla_c10d::finish_receive", kOfTwo, {like}, group, peer, tag)[0];
+  return record("lazyxla_c10d::finish_receive", kOfTwo,
+                c10::str("recv(from ", peer, ") of ", types(like)), {like}, group, peer, tag)[0];
 }
 
 void run_recorded_collectives() { Tokens::get().run_recorded(); }

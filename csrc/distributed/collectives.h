@@ -43,6 +43,9 @@ void start_receive(const at::Tensor& like, const std::string& group, int64_t pee
 at::Tensor finish_receive(const at::Tensor& like, const std::string& group, int64_t peer,
                           int64_t tag);
 
+// Whether an all-to-all has as many rows for each process, and from each.
+bool is_even(c10::IntArrayRef sent_rows, c10::IntArrayRef received_rows);
+
 // Starts what the devices have recorded, if a collective is in it.
 void run_recorded_collectives();
 

@@ -17,45 +17,31 @@ struct Groups {
 
 }  // namespace
 
-void Group::note(int64_t turn, bool of_all, std::string line) {
+void Group::note(int64_t turn, bool of_all, std::string description, std::string line) {
   std::lock_guard lock(mutex_);
-  noted_[turn] = Call{"", of_all ? ++recorded_ : 0, std::move(line)};
+  Call call{std::move(description), of_all ? ++recorded_ : 0, std::move(line)};
+  if (of_all) identities_[call.number] = identity_of(call);
+  noted_[turn] = std::move(call);
 }
 
 Call Group::noted(int64_t turn) {
   std::lock_guard lock(mutex_);
   const auto found = noted_.find(turn);
-  if (found == noted_.end()) return {};
+  if (found == noted_.end()) return {"a collective"};
   Call call = std::move(found->second);
   const auto device = static_cast<c10::DeviceIndex>(turn / first_turn(1));
   noted_.erase(noted_.lower_bound(first_turn(device)), std::next(found));
+  identities_.erase(identities_.begin(), identities_.lower_bound(call.number));
   return call;
 }
 
-void Group::keep_sent(Transfer transfer) {
+std::vector<int64_t> Group::recorded(int64_t number) {
   std::lock_guard lock(mutex_);
-  while (!sent_.empty() && sent_.front().work->isCompleted()) sent_.pop_front();
-  sent_.push_back(std::move(transfer));
-}
-
-void Group::finish_sends() {
-  std::lock_guard lock(mutex_);
-  for (const Transfer& transfer : sent_) transfer.work->wait();
-  sent_.clear();
-}
-
-void Group::keep_started(int64_t peer, int64_t tag, Transfer transfer) {
-  std::lock_guard lock(mutex_);
-  started_[{peer, tag}].push_back(std::move(transfer));
-}
-
-Transfer Group::take_started(int64_t peer, int64_t tag) {
-  std::lock_guard lock(mutex_);
-  auto& queue = started_[{peer, tag}];
-  TORCH_CHECK(!queue.empty(), "lazyxla: nothing was to be received from process ", peer);
-  Transfer transfer = std::move(queue.front());
-  queue.pop_front();
-  return transfer;
+  std::vector<int64_t> found;
+  for (auto each = identities_.lower_bound(number); each != identities_.end(); ++each) {
+    found.push_back(each->second);
+  }
+  return found;
 }
 
 void add_group(const std::string& name, std::shared_ptr<Group> group) {

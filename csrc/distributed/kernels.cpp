@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "distributed/collectives.h"
 #include "distributed/group.h"
 
 namespace lazyxla::distributed {
@@ -32,11 +33,11 @@ class Running {
   Group& group() const { return *group_; }
   c10d::Backend& transport() const { return group_->transport(); }
   at::TensorList data() const { return without_token(inputs_); }
-  // Does it once the other processes are known to do it, too. `what` is what they must agree on.
-  void exchange(const std::string& what, c10::function_ref<void()> action) {
-    Call call = group_->noted(token().item<int64_t>());
-    call.description = what;
-    group_->agreement().run(call, action);
+  // Does it once the other processes are known to do it, too.
+  void exchange(c10::function_ref<void(const Call&)> action) {
+    const Call call = group_->noted(token().item<int64_t>());
+    group_->agreement().run(
+        call, [this](int64_t number) { return group_->recorded(number); }, [&] { action(call); });
   }
   // The results with the token, which is the next call's, behind them.
   Tensors hand_on(Tensors results) const {
@@ -50,22 +51,6 @@ class Running {
   std::shared_ptr<Group> group_;
   at::TensorList inputs_;
 };
-
-const char* name_of(int64_t op) {
-  constexpr const char* kNames[] = {"SUM",  "AVG", "PRODUCT", "MIN",       "MAX",
-                                    "BAND", "BOR", "BXOR",    "PREMUL_SUM"};
-  return kNames[op];
-}
-
-// "float32[2, 3], int64[4]"
-std::string types(at::TensorList tensors) {
-  std::string text;
-  for (const at::Tensor& x : tensors) {
-    text +=
-        c10::str(text.empty() ? "" : ", ", c10::getDtypeNames(x.scalar_type()).first, x.sizes());
-  }
-  return text;
-}
 
 // Starts a transfer from each input to its result, where there are elements, then waits for all.
 template <typename Start>
@@ -81,12 +66,12 @@ void exchange_each(at::TensorList inputs, Tensors& results, Start&& start) {
 
 // The same for transfers that replace what is in the results, at first copies of the inputs.
 template <typename Start>
-Tensors exchange_in_place(Running& running, const std::string& what, Start&& start) {
+Tensors exchange_in_place(Running& running, Start&& start) {
   Tensors results;
   for (const at::Tensor& x : running.data()) {
     results.push_back(x.clone(at::MemoryFormat::Contiguous));
   }
-  running.exchange(what + " of " + types(running.data()), [&] {
+  running.exchange([&](const Call&) {
     exchange_each(running.data(), results, [&](at::Tensor&, at::Tensor& x) {
       Tensors one{x};
       return start(one);
@@ -99,18 +84,16 @@ Tensors all_reduce_kernel(at::TensorList inputs, std::string group, int64_t op) 
   Running running(group, inputs);
   c10d::AllreduceOptions options;
   options.reduceOp = static_cast<c10d::ReduceOp::RedOpType>(op);
-  return exchange_in_place(running, c10::str("all_reduce(", name_of(op), ")"), [&](Tensors& one) {
-    return running.transport().allreduce(one, options);
-  });
+  return exchange_in_place(
+      running, [&](Tensors& one) { return running.transport().allreduce(one, options); });
 }
 
 Tensors broadcast_kernel(at::TensorList inputs, std::string group, int64_t root) {
   Running running(group, inputs);
   c10d::BroadcastOptions options;
   options.rootRank = root;
-  return exchange_in_place(running, c10::str("broadcast(from ", root, ")"), [&](Tensors& one) {
-    return running.transport().broadcast(one, options);
-  });
+  return exchange_in_place(
+      running, [&](Tensors& one) { return running.transport().broadcast(one, options); });
 }
 
 std::vector<int64_t> with_front(int64_t size, c10::IntArrayRef sizes) {
@@ -130,7 +113,7 @@ Tensors gathered(at::TensorList inputs, int64_t processes) {
 Tensors all_gather_kernel(at::TensorList inputs, std::string group, int64_t processes) {
   Running running(group, inputs);
   Tensors results = gathered(inputs, processes);
-  running.exchange("all_gather of " + types(running.data()), [&] {
+  running.exchange([&](const Call&) {
     exchange_each(inputs, results, [&](at::Tensor& source, at::Tensor& target) {
       return running.transport()._allgather_base(target, source);
     });
@@ -151,8 +134,7 @@ Tensors reduce_scatter_kernel(at::TensorList inputs, std::string group, int64_t 
   c10d::ReduceScatterOptions options;
   options.reduceOp = static_cast<c10d::ReduceOp::RedOpType>(op);
   Tensors results = scattered(inputs);
-  const auto what = c10::str("reduce_scatter(", name_of(op), ") of ", types(running.data()));
-  running.exchange(what, [&] {
+  running.exchange([&](const Call&) {
     exchange_each(inputs, results, [&](at::Tensor& source, at::Tensor& target) {
       return running.transport()._reduce_scatter_base(target, source, options);
     });
@@ -168,10 +150,6 @@ int64_t sum(c10::IntArrayRef numbers) {
 
 at::Tensor received(const at::Tensor& x, c10::IntArrayRef rows) {
   return at::empty(with_front(sum(rows), x.sizes().slice(1)), x.options());
-}
-
-bool all_equal(c10::IntArrayRef numbers) {
-  return std::all_of(numbers.begin(), numbers.end(), [&](int64_t n) { return n == numbers[0]; });
 }
 
 // Throws in all processes if one expects another number of rows than it is sent.
@@ -200,12 +178,9 @@ Tensors all_to_all_kernel(at::TensorList inputs, std::string group, c10::IntArra
   at::Tensor source = inputs[0].contiguous();
   at::Tensor result = received(source, received_rows);
   std::vector<int64_t> from = received_rows.vec(), to = sent_rows.vec();
-  const bool even = all_equal(sent_rows) && all_equal(received_rows);
-  const auto what = c10::str("all_to_all of ", c10::getDtypeNames(source.scalar_type()).first,
-                             " rows of ", source.sizes().slice(1), ", ",
-                             even ? c10::str(sent_rows[0], " for each") : "split unevenly");
-  running.exchange(what, [&] {
-    if (!even) check_rows(running.transport(), sent_rows, received_rows);
+  running.exchange([&](const Call&) {
+    if (!is_even(sent_rows, received_rows))
+      check_rows(running.transport(), sent_rows, received_rows);
     running.transport().alltoall_base(result, source, from, to)->wait();
   });
   return running.hand_on({result});
@@ -213,36 +188,24 @@ Tensors all_to_all_kernel(at::TensorList inputs, std::string group, c10::IntArra
 
 Tensors send_kernel(at::TensorList inputs, std::string group, int64_t peer, int64_t tag) {
   Running running(group, inputs);
-  Transfer transfer{nullptr, flat(inputs[0].clone())};
-  Tensors one{transfer.data};
-  running.exchange(c10::str("send(to ", peer, ") of ", types(running.data())), [&] {
-    if (one[0].numel() == 0) return;
-    transfer.work = running.transport().send(one, static_cast<int>(peer), static_cast<int>(tag));
-    running.group().keep_sent(std::move(transfer));
+  running.exchange([&](const Call& call) {
+    running.group().messages().send(flat(inputs[0].clone()), peer, tag, call.line);
   });
   return running.hand_on({});
 }
 
 Tensors start_receive_kernel(at::TensorList inputs, std::string group, int64_t peer, int64_t tag) {
   Running running(group, inputs);
-  Transfer transfer{nullptr, at::empty({inputs[0].numel()}, inputs[0].options())};
-  Tensors one{transfer.data};
-  running.exchange(c10::str("recv(from ", peer, ") of ", types(running.data())), [&] {
-    if (one[0].numel() == 0) return;
-    transfer.work = running.transport().recv(one, static_cast<int>(peer), static_cast<int>(tag));
-    running.group().keep_started(peer, tag, std::move(transfer));
-  });
+  running.exchange(
+      [&](const Call&) { running.group().messages().start_receive(inputs[0], peer, tag); });
   return running.hand_on({});
 }
 
 Tensors finish_receive_kernel(at::TensorList inputs, std::string group, int64_t peer, int64_t tag) {
   Running running(group, inputs);
   at::Tensor result = at::empty_like(inputs[0], at::MemoryFormat::Contiguous);
-  running.exchange(c10::str("recv(from ", peer, ") of ", types(running.data())), [&] {
-    if (result.numel() == 0) return;
-    const Transfer transfer = running.group().take_started(peer, tag);
-    transfer.work->wait();
-    result.view({-1}).copy_(transfer.data);
+  running.exchange([&](const Call&) {
+    result.view({-1}).copy_(running.group().messages().finish_receive(peer, tag));
   });
   return running.hand_on({result});
 }

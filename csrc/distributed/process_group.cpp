@@ -22,6 +22,7 @@
 #include "distributed/collectives.h"
 #include "distributed/group.h"
 #include "distributed/host_collectives.h"
+#include "distributed/reductions.h"
 #include "distributed/work.h"
 #include "graph/flush.h"
 #include "graph/scope.h"
@@ -50,11 +51,12 @@ struct Meeting {
   std::chrono::milliseconds timeout;
 };
 
-// Connects the group's processes: on the CPU, what carries the data of their collectives.
-BackendRef connect(const StoreRef& store, int rank, const Meeting& meeting) {
+// Connects the group's processes for one purpose: on the CPU, what carries the data of their
+// collectives.
+BackendRef connect(const char* purpose, const StoreRef& store, int rank, const Meeting& meeting) {
   py::gil_scoped_acquire gil;
   return py::module_::import("lazyxla.distributed")
-      .attr("connect")(store, rank, meeting.ranks.size(), meeting.timeout)
+      .attr("connect")(purpose, store, rank, meeting.ranks.size(), meeting.timeout)
       .cast<BackendRef>();
 }
 
@@ -64,10 +66,13 @@ class ProcessGroup : public c10d::Backend {
       : Backend(rank, static_cast<int>(meeting.ranks.size())),
         name_(std::move(name)),
         meeting_(std::move(meeting)) {
-    const BackendRef transport = connect(store, rank, meeting_);
+    const BackendRef transport = connect("data", store, rank, meeting_);
+    const BackendRef channel = meeting_.comparison == Comparison::kNever
+                                   ? transport
+                                   : connect("comparisons", store, rank, meeting_);
     // Until shutdown: programs refer to it by its name.
-    add_group(name_, std::make_shared<Group>(transport, meeting_.shared_store, meeting_.ranks,
-                                             meeting_.comparison));
+    add_group(name_, std::make_shared<Group>(transport, channel, meeting_.shared_store,
+                                             meeting_.ranks, meeting_.comparison));
   }
 
   ~ProcessGroup() override {
@@ -110,7 +115,7 @@ class ProcessGroup : public c10d::Backend {
     for (c10::DeviceIndex device = 0; device < dispatch::device_count_bound(); ++device) {
       graph::sync(device, /*wait=*/true, graph::Cause::kSync);
     }
-    find_group(name_)->finish_sends();
+    find_group(name_)->messages().finish_sends();
   }
   void abort() override {
     is_over_ = true;
@@ -313,35 +318,12 @@ class ProcessGroup : public c10d::Backend {
     return sizes;
   }
 
-  // The transport has neither a mean nor a sum of products.
-  ReduceOp::RedOpType transported(const ReduceOp& op) const {
-    return op.op_ == ReduceOp::AVG || op.op_ == ReduceOp::PREMUL_SUM ? ReduceOp::SUM : op.op_;
-  }
-  Tensors multiplied(Tensors inputs, const ReduceOp& op) const {
-    if (op.op_ != ReduceOp::PREMUL_SUM) return inputs;
-    const auto* factor = static_cast<const c10d::NCCLPreMulSumSupplement*>(op.supplement_.get());
-    for (at::Tensor& x : inputs) {
-      TORCH_CHECK_TYPE(x.is_floating_point() || x.is_complex(),
-                       "lazyxla: PREMUL_SUM is for floating-point tensors, not ", x.dtype());
-      const at::Tensor& by = factor->tensor_factor;
-      x = by.defined() ? x.mul(by.to(x.options()).reshape({})) : x.mul(factor->double_factor);
-    }
-    return inputs;
-  }
-  Tensors averaged(Tensors sums, const ReduceOp& op) const {
-    if (op.op_ != ReduceOp::AVG) return sums;
-    for (at::Tensor& x : sums) {
-      x = x.is_floating_point() || x.is_complex() ? x.div(getSize())
-                                                  : x.div(getSize(), /*rounding_mode=*/"trunc");
-    }
-    return sums;
-  }
   Tensors reduced(const Tensors& inputs, const ReduceOp& op) const {
-    return averaged(all_reduce(multiplied(inputs, op), name_, transported(op)), op);
+    return averaged(all_reduce(multiplied(inputs, op), name_, transported(op)), op, getSize());
   }
   Tensors scattered(const Tensors& inputs, const ReduceOp& op) const {
-    return averaged(distributed::reduce_scatter(multiplied(inputs, op), name_, transported(op)),
-                    op);
+    return averaged(distributed::reduce_scatter(multiplied(inputs, op), name_, transported(op)), op,
+                    getSize());
   }
 
   std::vector<int64_t> rows(const at::Tensor& x, const std::vector<int64_t>& split) const {

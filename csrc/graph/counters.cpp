@@ -26,6 +26,7 @@ constexpr Entry kEntries[] = {
     {"fallbacks", &Counters::fallbacks},
     {"host_calls", &Counters::host_calls},
     {"nodes_lowered", &Counters::nodes_lowered},
+    {"comparisons", &Counters::comparisons},
 };
 
 }  // namespace

@@ -32,6 +32,7 @@ struct Counters {
   std::atomic<int64_t> host_calls{0};        // operators of the CPU's run within programs
   std::atomic<int64_t> loader_waits{0};      // batches of a DeviceLoader that were waited for
   std::atomic<int64_t> nodes_lowered{0};     // nodes in the lowered graphs, dead ones left out
+  std::atomic<int64_t> comparisons{0};       // of collectives, between processes
 
   static Counters& get() { return instance_; }
 

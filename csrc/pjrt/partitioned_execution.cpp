@@ -30,7 +30,8 @@ bool is_taken(const PJRT_Api* api, PJRT_Buffer* raw) {
 }
 
 // The end of a run: when the last device is done, the handles of what it has consumed go, and its
-// listener is called with the first failure.
+// listener is called with the first failure. It owns itself until then, so that the listeners of
+// the devices are mere pointers, which take no memory.
 class LastOf {
  public:
   LastOf(const PJRT_Api& api, size_t devices, std::vector<PJRT_Buffer*> handles,
@@ -43,6 +44,7 @@ class LastOf {
       if (!failure_) failure_ = *failure;
     }
     if (--left_ > 0) return "";
+    const std::unique_ptr<LastOf> self(this);
     dispose_of(*api_, std::move(handles_));
     return over_ ? over_(failure_ ? &*failure_ : nullptr) : "";
   }
@@ -189,7 +191,7 @@ std::vector<std::vector<Buffer>> Executable::execute_on_each(std::span<Buffer* c
   if (ended == 0) {
     dispose_of(*api_, std::move(taken));
   } else {
-    const auto last = std::make_shared<LastOf>(*api_, ended, std::move(taken), std::move(over));
+    auto* last = new LastOf(*api_, ended, std::move(taken), std::move(over));
     for (size_t device = 0; device < count; ++device) {
       PJRT_Event* done = rows.done[row_of[device]];
       if (done == nullptr) continue;

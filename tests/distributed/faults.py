@@ -1,4 +1,6 @@
-"""Processes that die, come late, or call other collectives: tests/test_distributed.py starts this.
+"""Processes that die, come late, or call other collectives.
+
+tests/test_distributed_faults.py starts this:
 
     python -m tests.distributed.faults 50 0     so many trials, and the seed
 
@@ -79,7 +81,17 @@ def exchange(size: int) -> Any:
     return rows
 
 
-COLLECTIVES = (reduce, maximum, counts, from_last, gather, scatter, exchange)
+def passed(size: int) -> Any:
+    """To the next one, from the one before."""
+    rank, count = dist.get_rank(), dist.get_world_size()
+    x, y = torch.ones(size, device=DEVICE), torch.empty(size, device=DEVICE)
+    sent = dist.isend(x, (rank + 1) % count)
+    dist.recv(y, (rank - 1) % count)
+    sent.wait()
+    return y
+
+
+COLLECTIVES = (reduce, maximum, counts, from_last, gather, scatter, exchange, passed)
 Step = list[tuple[Callable[[int], Any], int]]
 
 
@@ -96,6 +108,7 @@ class Trial:
     eager: bool
     other: tuple[Callable[[int], Any], int]
     reads: bool  # the results of each step, or only waits
+    comparison: str
 
     @classmethod
     def draw(cls, rng: random.Random) -> Trial:
@@ -116,6 +129,7 @@ class Trial:
             eager=rng.random() < 0.3,
             other=rng.choice([*others, (collective, size + 1), (collective, 7 * size)]),
             reads=rng.random() < 0.5,
+            comparison=rng.choice(("first", "always")),
         )
 
 
@@ -154,6 +168,7 @@ def run(trial: Trial, rank: int) -> None:
 
 
 def child(trial: Trial, rank: int, meeting_point: str) -> None:
+    lazyxla.settings.compare_collectives = trial.comparison
     dist.init_process_group(
         "lazyxla",
         init_method=f"file://{meeting_point}",

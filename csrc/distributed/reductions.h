@@ -1,0 +1,43 @@
+// Reductions that the transport does not have, by one that it has: a mean is a sum that is divided,
+// a sum of products one of tensors that were multiplied before.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/csrc/distributed/c10d/Types.hpp>
+
+#include <cstdint>
+#include <vector>
+
+namespace lazyxla::distributed {
+
+inline c10d::ReduceOp::RedOpType transported(const c10d::ReduceOp& op) {
+  using Op = c10d::ReduceOp;
+  return op.op_ == Op::AVG || op.op_ == Op::PREMUL_SUM ? Op::SUM : op.op_;
+}
+
+// What the processes give.
+inline std::vector<at::Tensor> multiplied(std::vector<at::Tensor> inputs,
+                                          const c10d::ReduceOp& op) {
+  if (op.op_ != c10d::ReduceOp::PREMUL_SUM) return inputs;
+  const auto* factor = static_cast<const c10d::NCCLPreMulSumSupplement*>(op.supplement_.get());
+  for (at::Tensor& x : inputs) {
+    TORCH_CHECK_TYPE(x.is_floating_point() || x.is_complex(),
+                     "lazyxla: PREMUL_SUM is for floating-point tensors, not ", x.dtype());
+    const at::Tensor& by = factor->tensor_factor;
+    x = by.defined() ? x.mul(by.to(x.options()).reshape({})) : x.mul(factor->double_factor);
+  }
+  return inputs;
+}
+
+// What they get.
+inline std::vector<at::Tensor> averaged(std::vector<at::Tensor> sums, const c10d::ReduceOp& op,
+                                        int64_t processes) {
+  if (op.op_ != c10d::ReduceOp::AVG) return sums;
+  for (at::Tensor& x : sums) {
+    x = x.is_floating_point() || x.is_complex() ? x.div(processes)
+                                                : x.div(processes, /*rounding_mode=*/"trunc");
+  }
+  return sums;
+}
+
+}  // namespace lazyxla::distributed

@@ -1,0 +1,223 @@
+"""Processes of torch.distributed that differ, come late or end, and what they are told."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+
+from tests.conftest import ROOT
+from tests.distributed.processes import start
+
+pytestmark = pytest.mark.skipif(
+    not dist.is_available(), reason="this PyTorch was built without torch.distributed"
+)
+
+
+def test_processes_that_die_come_late_or_call_something_else(pytestconfig: pytest.Config) -> None:
+    """All others are told who, and from which lines, within the group's timeout."""
+    count = pytestconfig.getoption("--faults")
+    result = subprocess.run(
+        [sys.executable, "-m", "tests.distributed.faults", str(count), "0"],
+        capture_output=True,
+        text=True,
+        timeout=120 + 20 * count,
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert result.returncode == 0, result.stderr[-3000:]
+    assert json.loads(result.stdout.splitlines()[-1]) == []
+
+
+DYING = """
+import os, sys, torch, torch.distributed as dist, lazyxla
+from datetime import timedelta
+rank, meet = int(sys.argv[1]), sys.argv[2]
+dist.init_process_group("lazyxla", init_method=f"file://{meet}", rank=rank, world_size=2,
+                        timeout=timedelta(seconds=20))
+kept = torch.ones(3, device="lazyxla")
+lazyxla.sync()
+for step in range(20):
+    if rank == 1 and step == 7:
+        os._exit(0)
+    x = torch.ones(3, device="lazyxla") + kept
+    dist.all_reduce(x)
+    try:
+        x.tolist()
+    except RuntimeError as error:
+        assert "process 1: not there" in str(error), error
+        assert kept.tolist() == [1, 1, 1]
+        for again in range(2):  # the group is over
+            y = kept.clone()
+            dist.all_reduce(y)
+            try:
+                y.tolist()
+            except RuntimeError as error:
+                print("told", "process 1: not there" in str(error))
+        os._exit(0)
+"""
+
+
+def test_what_a_process_that_dies_leaves(tmp_path: Path) -> None:
+    """Nothing else of the other one is lost, and its later collectives fail at once."""
+    script = tmp_path / "dying.py"
+    script.write_text(DYING)
+    survivor, dead = start([str(script), str(tmp_path / "meet")], 2)
+    out, err = survivor.communicate(timeout=120)
+    dead.communicate(timeout=120)
+    assert out.split() == ["told", "True"] * 2, err[-3000:]
+
+
+SETTING = """
+import sys, torch, torch.distributed as dist, lazyxla
+from datetime import timedelta
+rank, meet, lazyxla.settings.compare_collectives = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+dist.init_process_group("lazyxla", init_method=f"file://{meet}", rank=rank, world_size=2,
+                        timeout=timedelta(seconds=20))
+for step in range(6):
+    x = torch.ones(3, device="lazyxla")
+    dist.all_reduce(x)
+    dist.all_reduce(x, dist.ReduceOp.MAX)
+    dist.all_reduce(x)
+    dist.all_reduce(x)
+    x.tolist()
+x = torch.ones(3, device="lazyxla")
+dist.all_reduce(x)
+# Both have followed the sum before; Gloo would take one for the other.
+dist.all_reduce(x, dist.ReduceOp.SUM if rank else dist.ReduceOp.MAX)
+try:
+    print("values", x.tolist())
+except RuntimeError as error:
+    print("told", "different collectives" in str(error))
+"""
+
+
+@pytest.mark.parametrize(("setting", "told"), [("first", "values"), ("always", "told")])
+def test_known_sequences_are_compared_if_asked_for(setting: str, told: str, tmp_path: Path) -> None:
+    script = tmp_path / "setting.py"
+    script.write_text(SETTING)
+    for process in start([str(script), str(tmp_path / "meet"), setting], 2):
+        out, err = process.communicate(timeout=120)
+        assert out.split()[0] == told, (out, err[-3000:])
+
+
+COMPARED = """
+import sys, torch, torch.distributed as dist, lazyxla
+from datetime import timedelta
+rank, meet, lazyxla.settings.compare_collectives = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+dist.init_process_group("lazyxla", init_method=f"file://{meet}", rank=rank, world_size=2,
+                        timeout=timedelta(seconds=20))
+def step(*sizes):
+    before = lazyxla.counters()["comparisons"]
+    xs = [torch.ones(size, device="lazyxla") for size in sizes]
+    for x in xs:
+        dist.all_reduce(x)
+    lazyxla.sync(wait=True)
+    return lazyxla.counters()["comparisons"] - before
+counts = [step(*[3, 7] * 10) for _ in range(6)]
+print(*counts)
+if sys.argv[3] == "always":
+    try:
+        step(3, 3 if rank else 7)  # each has followed 3 before
+    except RuntimeError as error:
+        print("different collectives" in str(error) and "float32[7], number 122" in str(error))
+"""
+
+
+@pytest.mark.parametrize(
+    ("setting", "counts"),
+    [
+        ("always", "1 1 1 1 1 1"),
+        ("first", "1 0 0 0 0 0"),
+        ("never", "0 0 0 0 0 0"),
+    ],
+)
+def test_what_is_recorded_is_compared_at_once(setting: str, counts: str, tmp_path: Path) -> None:
+    """One round trip for a step, however many collectives it has; of other sizes, none hangs."""
+    script = tmp_path / "compared.py"
+    script.write_text(COMPARED)
+    for process in start([str(script), str(tmp_path / "meet"), setting], 2):
+        out, err = process.communicate(timeout=120)
+        assert out.splitlines() == [counts, "True"][: 1 + (setting == "always")], err[-3000:]
+
+
+MESSAGES = """
+import sys, torch, torch.distributed as dist, lazyxla
+from datetime import timedelta
+rank, meet, lazyxla.settings.compare_collectives = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+size, dtype = int(sys.argv[4]), getattr(torch, sys.argv[5])
+dist.init_process_group("lazyxla", init_method=f"file://{meet}", rank=rank, world_size=2,
+                        timeout=timedelta(seconds=5))
+x = torch.full((2, 3), 5.0, device="lazyxla")
+empty = x[:0]
+for step in range(4):
+    if rank == 0:
+        dist.send(x, 1)
+        dist.send(empty, 1)
+    else:
+        y = torch.zeros(6, device="lazyxla")  # the shape is the receiver's business
+        dist.recv(y, 0)
+        dist.recv(empty, 0)
+        assert y.tolist() == [5] * 6
+try:
+    if rank == 0:
+        dist.send(x, 1)
+    else:
+        dist.recv(torch.zeros(size, device="lazyxla", dtype=dtype), 0)
+    dist.barrier()
+except RuntimeError as error:
+    if rank == 1 and sys.argv[3] == "always":
+        assert "process 0 sent 6 of float32 at " in str(error), error
+    assert "messages.py" in str(error), error
+    print("told", "process 1: recv(from 0) of " in str(error))
+"""
+
+
+@pytest.mark.parametrize(
+    ("setting", "size", "dtype"),
+    [
+        *(("always", 7, "float32"), ("always", 6, "int32"), ("always", 0, "float32")),
+        *(("never", 7, "float32"), ("never", 5, "float32")),
+    ],
+)
+def test_messages_that_are_not_what_is_expected(
+    setting: str, size: int, dtype: str, tmp_path: Path
+) -> None:
+    """Neither is taken for the other, or ends a process."""
+    script = tmp_path / "messages.py"
+    script.write_text(MESSAGES)
+    for process in start([str(script), str(tmp_path / "meet"), setting, str(size), dtype], 2):
+        out, err = process.communicate(timeout=120)
+        assert out.split() == ["told", "True"], err[-3000:]
+
+
+SENT = """
+import sys, torch, torch.distributed as dist, lazyxla
+rank, meet = int(sys.argv[1]), sys.argv[2]
+dist.init_process_group("lazyxla", init_method=f"file://{meet}", rank=rank, world_size=2)
+def resident():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * 4096
+x = torch.ones(1 << 20, device="lazyxla")  # 4 MiB
+for step in range(80):
+    if step == 10:
+        before = resident()
+    dist.send(x + step, 1) if rank == 0 else dist.recv(x, 0)
+    lazyxla.sync(wait=True)
+    dist.barrier()
+print(resident() - before < 64 << 20)
+dist.destroy_process_group()
+"""
+
+
+def test_what_was_received_is_freed(tmp_path: Path) -> None:
+    script = tmp_path / "sent.py"
+    script.write_text(SENT)
+    for process in start([str(script), str(tmp_path / "meet")], 2):
+        out, err = process.communicate(timeout=120)
+        assert out.split() == ["True"], err[-3000:]
