@@ -121,11 +121,11 @@ def test_a_mask_and_causal(blocks_of_4: None) -> None:
         torch.testing.assert_close(ours.cpu(), theirs)
 
 
-def text(name: str, rows: int, is_causal: bool) -> str:
+def text(name: str, rows: int, is_causal: bool, platform: str = "cpu") -> str:
     """The lowered program for 8 heads."""
     x, sums = torch.empty(1, 8, rows, 64, device="meta"), torch.empty(1, 8, rows, device="meta")
     tensors = (x, x, x, x, x, sums) if name == BACKWARD else (x, x, x)
-    return lower_to_text(Call((*tensors, 0.0, is_causal), {}).program(name), "cpu")
+    return lower_to_text(Call((*tensors, 0.0, is_causal), {}).program(name), platform)
 
 
 def largest(program: str) -> int:
@@ -158,3 +158,12 @@ def test_few_scores_are_taken_at_once(
     assert "while" in text(name, few + 1, is_causal)
     monkeypatch.setattr(attention_blocks, "MANY", 1 << 60)
     assert text(name, rows, is_causal) == program
+
+
+@pytest.mark.parametrize("name", [FORWARD, BACKWARD])
+def test_a_tpu_takes_more_scores_at_once(name: str) -> None:
+    """Of lengths that its kernel is not for."""
+    few = int((attention_blocks.MANY_ON_TPU / 8) ** 0.5)
+    assert "while" not in text(name, few - 1, False, "tpu")
+    assert text(name, few + 1, False, "tpu").count("stablehlo.while") == 1
+    assert "while" in text(name, few - 1, False)

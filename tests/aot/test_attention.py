@@ -53,7 +53,7 @@ def test_no_scores_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     tiles = 8 * 36 * 512 * 512  # of 64 for each head, without those above the diagonal
     assert program.flops == pytest.approx(2 * 9 * 128 * tiles, rel=0.01)
     monkeypatch.setattr(attention_tpu, "suits", lambda *_: False)
-    monkeypatch.setattr(attention_blocks, "MANY", 1 << 62)
+    monkeypatch.setattr(attention_blocks, "MANY_ON_TPU", 1 << 62)
     plain = compile_attention(shape, 8, is_causal=True)
     assert kernels(plain) == 0
     scores = 8 * 4096 * 4096 * 4
