@@ -196,7 +196,7 @@ def _scores_shape(b: Builder, query: Value, key: Value) -> list[int]:
     return [*b.shape(query)[:3], b.shape(key)[2]]
 
 
-def _at_once(b: "Builder", shape: Sequence[int]) -> bool:
+def _at_once(b: Builder, shape: Sequence[int]) -> bool:
     many = MANY_ON_TPU if b.platform == "tpu" else MANY
     return math.prod(shape) < many or shape[2] <= _rows_of_block(shape)
 

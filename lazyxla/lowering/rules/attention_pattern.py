@@ -11,11 +11,10 @@ import torch
 from lazyxla.lowering.decompose import decompose
 from lazyxla.lowering.registry import rule
 from lazyxla.lowering.rules import attention_tpu
+from lazyxla.lowering.value import Value
 
 if TYPE_CHECKING:
     from lazyxla.lowering.builder import Builder
-
-Value = Any
 
 
 def _pattern(b: Builder, query: Value, key: Value, mask: str) -> attention_tpu.Pattern | None:
