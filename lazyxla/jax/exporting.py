@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,11 +12,13 @@ import torch
 from torch import fx, nn
 from torch.utils import _pytree as pytree
 
+from lazyxla import _C, runtime
 from lazyxla.jax.arrays import to_jax
 from lazyxla.jax.export_dimensions import Dimensions, check_sizes
 from lazyxla.jax.modules import JaxModule
 from lazyxla.jax.torch_functions import with_composites
 from lazyxla.jax.views import JaxView
+from lazyxla.lowering.jax_call import lowered_for
 from lazyxla.runtime import BACKEND
 
 _FORMAT = 1
@@ -185,13 +188,21 @@ def load_exported(path: str | Path, device: torch.device | str = BACKEND) -> nn.
                 raise ValueError(f"the program was made for {_name(path)}={constant}, got {leaf!r}")
         given = [leaf if isinstance(leaf, jax.Array) else None for leaf in leaves]
         check_sizes(manifest, [x.shape for x in given if x is not None])
-        return program.call(parameters, buffers, *jax.tree.unflatten(tree, given))
+        called = _named_as_lowered(program)
+        return called.call(parameters, buffers, *jax.tree.unflatten(tree, given))
 
     def of_kind(kind: str) -> dict[str, torch.Tensor]:
         return {name: x for name, x in weights.items() if kinds[name] == kind}
 
     module = JaxModule(apply, of_kind("parameter"), of_kind("buffer"), device, wide=True)
     return module.requires_grad_(False).eval()
+
+
+def _named_as_lowered(program: Any) -> Any:
+    """A program whose platforms have the names by which JAX lowers for ours (`lowered_for`)."""
+    where = _C.captured_platform() or runtime.platform()
+    names = tuple(lowered_for(p) if p == where else p for p in program.platforms)
+    return dataclasses.replace(program, platforms=names)
 
 
 def _move_graphs(module: nn.Module) -> None:

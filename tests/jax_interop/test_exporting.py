@@ -250,6 +250,23 @@ def test_bad_input(call: Callable[[], Any], error: type[Exception], message: str
         call()
 
 
+@pytest.mark.parametrize("dynamic_shapes", [None, ({0: torch.export.Dim("n")},)], ids=str)
+def test_loaded_programs_are_lowered_for_each_platform(dynamic_shapes: Any, tmp_path: Path) -> None:
+    x = torch.randn(3, 4)
+    model = nn.Linear(4, 2)
+    lazyxla.export(model, (x,), dynamic_shapes=dynamic_shapes).save(tmp_path)
+    loaded = lazyxla.load_exported(tmp_path)
+    for topology in (None, "h100", "v5e:2x2"):
+        text = lazyxla.stablehlo(loaded, x.to("lazyxla"), topology=topology)
+        assert "stablehlo.dot_general" in text
+    only_cpu = lazyxla.export(model, (x,), dynamic_shapes=dynamic_shapes, platforms=("cpu",))
+    only_cpu.save(tmp_path / "cpu")
+    with pytest.raises(ValueError, match="platform"):
+        lazyxla.stablehlo(
+            lazyxla.load_exported(tmp_path / "cpu"), x.to("lazyxla"), topology="v5e:2x2"
+        )
+
+
 def test_what_only_the_host_can_run() -> None:
     class Hash(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
