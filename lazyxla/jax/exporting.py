@@ -103,13 +103,14 @@ def export(
     if dynamic_shapes is not None:
         if isinstance(module, torch.export.ExportedProgram):
             raise TypeError("an exported program has its dynamic shapes already")
-        module = torch.export.export(
+        allowed = torch.export.export(
             module, tuple(args), dict(kwargs or {}), dynamic_shapes=dynamic_shapes
         )
+        dimensions = Dimensions(allowed, dynamic_shapes)
     if isinstance(module, torch.export.ExportedProgram):
         if not args and not kwargs and module.example_inputs is not None:
             args, kwargs = module.example_inputs
-        dimensions = Dimensions(module, dynamic_shapes)
+        dimensions = Dimensions(module, None)
         module = module.module()
         _move_graphs(module)
     view = JaxView(module)

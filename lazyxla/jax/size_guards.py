@@ -1,7 +1,8 @@
 """Whether a function does the same for all sizes of symbolic dimensions.
 
 PyTorch traces it with symbolic sizes, and keeps what it had to know of them ("n <= 10"). The answer
-must be the same for all sizes.
+must be the same for all sizes. What PyTorch itself asks, such as how a tensor lies in memory, is
+answered in another way for sizes of 1, with the same values: only what others ask counts for them.
 """
 
 from __future__ import annotations
@@ -12,8 +13,7 @@ from typing import Any
 import torch
 
 from lazyxla.jax.torch_functions import Function, trace_with
-from lazyxla.lowering import DifferentProgramsError
-from lazyxla.lowering.errors import is_users
+from lazyxla.lowering import DifferentProgramsError, errors
 from lazyxla.runtime import BACKEND
 
 _NEAR = 70
@@ -41,7 +41,7 @@ def check_guards(function: Function, types: Sequence[Any], variables: Any) -> No
         StatelessSymbolicContext,
     )
 
-    shape_env = ShapeEnv(duck_shape=False)
+    shape_env = ShapeEnv(duck_shape=False, specialize_zero_one=False)
     mode = FakeTensorMode(shape_env=shape_env, allow_non_fake_inputs=True)
     given: list[torch.Tensor] = []
     symbols: dict[Any, Any] = {}
@@ -66,22 +66,25 @@ def check_guards(function: Function, types: Sequence[Any], variables: Any) -> No
 def _check(guard: Any, symbols: dict[Any, Any], variables: Any) -> None:
     import sympy
 
+    frame = guard.sloc.framework_loc
+    is_users = _is_users(frame)
     for sizes in _sizes(variables):
+        if 1 in sizes and not is_users:
+            continue
         values = dict(zip(symbols, variables.at([*symbols.values()], sizes), strict=True))
         if guard.expr.xreplace(values):
             continue
-        frame = guard.sloc.framework_loc
         asked = guard.expr.xreplace({s: sympy.Symbol(str(dim)) for s, dim in symbols.items()})
         known = ", ".join(f"{n}={size}" for n, size in zip(variables.names, sizes, strict=True))
         raise DifferentProgramsError(
             "lazyxla: a function of symbolic dimensions does the same for all sizes, but this one "
             f"asks for {asked}, which does not hold for {known}"
-            + (f"\n(asked at {frame.filename}:{frame.lineno})" if _is_users(frame) else "")
+            + (f"\n(asked at {frame.filename}:{frame.lineno})" if is_users else "")
         )
 
 
 def _is_users(frame: Any) -> bool:
-    return hasattr(frame, "filename") and is_users(frame.filename)
+    return hasattr(frame, "filename") and errors.is_users(frame.filename)
 
 
 def _sizes(variables: Any) -> Iterator[tuple[int, ...]]:

@@ -51,7 +51,7 @@ class Variables:
     def at(self, shape: Sequence[Any], point: Sequence[int]) -> tuple[int, ...]:
         """A shape with the sizes of a point."""
         env = dict(zip(self.names, point, strict=True))
-        return tuple(d._evaluate(env) if is_symbolic(d) else int(d) for d in shape)
+        return tuple(int(d._evaluate(env) if is_symbolic(d) else d) for d in shape)
 
     def shape(self, shapes: Sequence[Sequence[int]]) -> tuple[Any, ...]:
         """The symbolic shape that is these at the points.
@@ -119,6 +119,25 @@ class SymbolicFunction:
         self.outputs = self._avals([f.outputs for f in samples])
         self.differentiable_outputs = samples[0].differentiable_outputs
         self._modules: dict[str, bytes] = {}
+
+    def check_ones(self) -> None:
+        """Checks that the results' shapes follow for sizes of 1, where dimensions may vanish.
+
+        Raises:
+            LoweringError: they do not.
+        """
+        for i, (least, _) in enumerate(self.variables.bounds):
+            if least > 1:
+                continue
+            middle = self.variables.points.sizes[0]
+            point = (*middle[:i], 1, *middle[i + 1 :])
+            for (_, shape), (_, found) in zip(self.outputs, self._sample(point).outputs):
+                expected = self.variables.at(shape, point)
+                if expected != found:
+                    raise lowering.DifferentProgramsError(
+                        f"lazyxla: for the size {self.variables.names[i]}=1 a result's shape is "
+                        f"{list(found)}, not {list(expected)} as for others"
+                    )
 
     @property
     def size_names(self) -> list[str]:

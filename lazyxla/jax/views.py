@@ -180,6 +180,7 @@ class JaxView:
 
         function = SymbolicFunction(variables, sample)
         check_guards(plans[0].function.function, function.inputs, variables)
+        function.check_ones()
         return plans[0]._replace(function=function)
 
     def _trace(

@@ -110,6 +110,8 @@ REFUSED: dict[str, Callable[[Tensor], Any]] = {
     "list": lambda x: [x] * x.shape[0],
     "loop": lambda x: sum((x * i for i in range(x.shape[0])), x),
     "multiple": lambda x: F.pad(x, (0, 0, 0, -x.shape[0] % 128)),
+    "one": lambda x: x.sin() if x.shape[0] == 1 else x.cos(),
+    "squeezed": lambda x: x.squeeze(0) * 2,
     "number": lambda x: x * x.shape[0] ** 0.5,
     "rank": lambda x: x if x.shape[0] > 10 else x[0],
     "random": lambda x: x + torch.rand_like(x),
@@ -160,6 +162,12 @@ def test_a_question_about_sizes_is_shown_with_its_line() -> None:
     with pytest.raises(DifferentProgramsError, match=r"asks for n <= 10, .* for n=11") as caught:
         symbolic(lazyxla.jax_view(function), "n, 3")
     assert f"{__file__}:{line}" in str(caught.value)
+    for name in ("one", "squeezed"):
+        check(
+            symbolic(lazyxla.jax_view(REFUSED[name]), "n, 3", ("n >= 2",)),
+            REFUSED[name],
+            rows(5, 3),
+        )
     # Within bounds that answer it, it is one program.
     program = symbolic(lazyxla.jax_view(function), "n, 3", ("n >= 11",))
     check(program, function, rows(20, 3))
