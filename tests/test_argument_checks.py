@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from support import error_of
 
 import lazyxla
+from tests.support import error_of
 
 Call = Callable[..., Any]
 

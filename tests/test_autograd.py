@@ -7,13 +7,13 @@ from operator import methodcaller
 
 import pytest
 import torch
-from support import DEVICE, assert_same, check, counted, error_of, on_device
 from torch import nn
 from torch.autograd import forward_ad
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
 from torch.utils.checkpoint import checkpoint
 
 import lazyxla
+from tests.support import DEVICE, assert_same, check, counted, error_of, on_device
 
 pytestmark = pytest.mark.cuda
 

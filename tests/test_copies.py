@@ -9,11 +9,10 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from support import DEVICE, assert_same, counted, on_device
 from torch import nn
 
 import lazyxla
-from tests.support import DTYPES
+from tests.support import DEVICE, DTYPES, assert_same, counted, on_device
 
 
 def numbers(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support import assert_same, error_of, on_device
+
+from tests.support import assert_same, error_of, on_device
 
 
 def numbers(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:

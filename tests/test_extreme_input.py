@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from calls import Call
-from support import assert_same, check, counted, error_of, on_device
 
 from lazyxla.lowering import lower_to_text
+from tests.calls import Call
+from tests.support import assert_same, check, counted, error_of, on_device
 
 INF, NAN = float("inf"), float("nan")
 Row = tuple[Callable[..., Any], tuple[Any, ...]]

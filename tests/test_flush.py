@@ -7,11 +7,11 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from support import DEVICE, assert_same, counted, on_device
 
 import lazyxla
 from lazyxla import _C
 from lazyxla.lowering import registry
+from tests.support import DEVICE, assert_same, counted, on_device
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from support import DEVICE, assert_same
+
+from tests.support import DEVICE, assert_same
 
 
 def table(d: str) -> torch.Tensor:

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 import torch
-from support import assert_same, counted
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 from torch.utils.data import DataLoader, TensorDataset
 
 import lazyxla
+from tests.support import assert_same, counted
 
 Point = namedtuple("Point", "x y")
 

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import ROOT, RunPython
 
 from tests.cache_damage import entry, packed
+from tests.conftest import ROOT, RunPython
 
 TELL = """
 import json, sys

@@ -8,9 +8,9 @@ from __future__ import annotations
 import hypothesis
 import pytest
 from hypothesis import strategies as st
-from random_programs import RandomProgram
 
 import lazyxla
+from tests.random_programs import RandomProgram
 
 PER_TEST = 100
 SHARES = {False: 1, True: 10, "fused": 10}  # one in so many programs runs in this mode, too

@@ -7,10 +7,9 @@ import threading
 import pytest
 import torch
 import torch.nn.functional as F
-from support import DEVICE, assert_same, check, counted, on_device
 
 import lazyxla
-from tests.support import DTYPES
+from tests.support import DEVICE, DTYPES, assert_same, check, counted, on_device
 
 pytestmark = pytest.mark.cuda
 

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from support import DEVICE, assert_same, counted, error_of
+
+from tests.support import DEVICE, assert_same, counted, error_of
 
 Call = Callable[[str], Any]
 

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support import DTYPES, counted
 
 import lazyxla
+from tests.support import DTYPES, counted
 
 
 def settled_memory() -> int:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import pytest
 
 from tests import slow
@@ -59,3 +62,14 @@ def test_listed_tests_exist() -> None:
         if parts[-1][:1].isupper():  # a class
             parts.pop()
         assert slow.LIST.parent.parent.joinpath(*parts).with_suffix(".py").exists(), name
+
+
+def test_no_file_of_tests_is_two_modules() -> None:
+    """What one defines, such as an operator, would be defined twice, and the first one be gone."""
+    names: dict[str, list[str]] = {}
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if file is not None and Path(file).is_relative_to(slow.LIST.parent):
+            names.setdefault(file, []).append(name)
+    assert names
+    assert not {file: found for file, found in names.items() if len(found) > 1}

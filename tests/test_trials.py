@@ -12,10 +12,10 @@ import hypothesis
 import pytest
 import torch
 from hypothesis import strategies as st
-from random_programs import RandomProgram
 
 import lazyxla
 from tests import vision  # noqa: F401 - transformers wants a torchvision that can be imported
+from tests.random_programs import RandomProgram
 from tests.support import DEVICE, counted
 from tests.test_loops import generate, language_model, prompt
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support import DEVICE, assert_same, check, counted, error_of, on_device
 
 import lazyxla
+from tests.support import DEVICE, assert_same, check, counted, error_of, on_device
 
 pytestmark = pytest.mark.cuda
 

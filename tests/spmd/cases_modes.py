@@ -13,11 +13,11 @@ import pytest
 import torch
 from helpers import sharded, spec_of
 from models import MESH, PLANS, Mlp, batches
-from support import DEVICE, counted
 from torch.utils.data import DataLoader, TensorDataset
 
 import lazyxla
 from lazyxla import _C
+from tests.support import DEVICE, counted
 
 
 @pytest.mark.parametrize("mode", [True, "fused"])

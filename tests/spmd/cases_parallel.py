@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 from models import BATCH, MESH, WIDTH, Mlp, Transformer, batches
-from support import DEVICE, counted
 from torch import nn
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor import parallel as torch_parallel
 
 import lazyxla
+from tests.support import DEVICE, counted
 
 TENSOR_PARALLEL: dict[str, Any] = {
     "blocks.*.[qkv]": lazyxla.ColwiseParallel("model"),

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 from models import MESH
-from support import DEVICE, counted
 
 import lazyxla
 from lazyxla.lowering import rule
 from lazyxla.lowering.program import TensorSpec
+from tests.support import DEVICE, counted
 
 
 @torch.library.custom_op("lazyxla_parts::scores", mutates_args=(), device_types="cpu")

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import RunPython
+
+from tests.conftest import RunPython
 
 STORE = """
 import json, torch, lazyxla

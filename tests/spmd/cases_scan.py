@@ -10,10 +10,10 @@ import pytest
 import torch
 from helpers import spec_of
 from models import BATCH, LENGTH, MESH, WIDTH, Block
-from support import DEVICE, counted
 from torch import nn
 
 import lazyxla
+from tests.support import DEVICE, counted
 
 STEPS = 5
 

@@ -11,12 +11,12 @@ import pytest
 import torch
 from helpers import bytes_on_devices, grid, sharded, spec_of
 from models import MESH
-from support import DEVICE, counted
 from torch.distributed import DeviceMesh
 from torch.utils._pytree import tree_map
 
 import lazyxla
 from lazyxla import _C
+from tests.support import DEVICE, counted
 
 # ---- meshes and specs ----
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import torch
-from support import DEVICE, needs_libtpu
 from torch import nn
 
 import lazyxla
+from tests.support import DEVICE, needs_libtpu
 
 WIDTH = 512
 

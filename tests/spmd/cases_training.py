@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 from models import MESH, PLANS, Mlp, Transformer, batches
-from support import DEVICE, counted
 from torch import nn
 
 import lazyxla
 from lazyxla import _C
+from tests.support import DEVICE, counted
 
 STEPS = 10
 

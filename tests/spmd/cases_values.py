@@ -9,9 +9,9 @@ import pytest
 import torch
 from helpers import bytes_on_devices, grid, sharded, spec_of
 from models import MESH
-from support import DEVICE
 
 import lazyxla
+from tests.support import DEVICE
 
 # ---- sizes that do not divide ----
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 from models import MESH
-from support import DEVICE
 
 import lazyxla
+from tests.support import DEVICE
 
 
 def sharded(x: torch.Tensor, *spec: Any, mesh: lazyxla.Mesh = MESH) -> torch.Tensor:
