@@ -1,7 +1,8 @@
 """Which tests are slow, so that most runs can leave them out.
 
 `slow_tests.txt` lists them as measured: `python -m tests.slow REPORT.xml` rewrites it from what
-`pytest tests --junitxml=REPORT.xml` wrote. A test that is not in it counts as fast.
+`pytest tests --junitxml=REPORT.xml` wrote; what did not run keeps its time. A test that is not in it
+counts as fast.
 """
 
 from __future__ import annotations
@@ -57,14 +58,14 @@ def _name(nodeid: str) -> str:
 
 
 def main(report: str) -> None:
-    cases = [
-        (float(case.attrib["time"]), f"{case.attrib['classname']}::{case.attrib['name']}")
-        for case in ElementTree.parse(report).iter("testcase")
-    ]
-    slow = sorted(((t, n) for t, n in cases if t > SECONDS), key=lambda x: (-x[0], x[1]))
-    LIST.write_text("".join(f"{t:.1f} {name}\n" for t, name in slow))
-    total, rest = sum(t for t, _ in cases), sum(t for t, _ in slow)
-    print(f"{len(slow)} of {len(cases)} tests are slow: {rest:.0f} of {total:.0f} s")
+    lines = LIST.read_text().splitlines() if LIST.exists() else []
+    times = {name: float(time) for time, name in (line.split(maxsplit=1) for line in lines)}
+    for case in ElementTree.parse(report).iter("testcase"):
+        name = f"{case.attrib['classname']}::{case.attrib['name']}"
+        times[name] = float(case.attrib["time"])
+    slow = sorted((-time, name) for name, time in times.items() if time > SECONDS)
+    LIST.write_text("".join(f"{-time:.1f} {name}\n" for time, name in slow))
+    print(f"{len(slow)} tests are slow, {-sum(time for time, _ in slow):.0f} s")
 
 
 if __name__ == "__main__":
