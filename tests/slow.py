@@ -1,8 +1,8 @@
 """Which tests are slow, so that most runs can leave them out.
 
 `slow_tests.txt` lists them as measured: `python -m tests.slow REPORT.xml` rewrites it from what
-`pytest tests --junitxml=REPORT.xml` wrote; what did not run keeps its time. A test that is not in it
-counts as fast.
+`pytest tests --junitxml=REPORT.xml` wrote; what did not run keeps its time. A test that is not
+listed counts as fast.
 """
 
 from __future__ import annotations
