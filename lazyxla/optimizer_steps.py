@@ -53,7 +53,7 @@ def _set_capturable(optimizer: torch.optim.Optimizer) -> None:
         for group in groups:
             group["capturable"] = True
             for parameter in group["params"]:
-                _move_numbers(optimizer.state.get(parameter, {}), parameter.device)
+                _move_numbers(_state(optimizer, parameter), parameter.device)
 
 
 def _reset_capturable(optimizer: torch.optim.Optimizer) -> None:
@@ -63,11 +63,18 @@ def _reset_capturable(optimizer: torch.optim.Optimizer) -> None:
 
 def _counts_on_device(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> bool:
     for parameter in group["params"]:
-        step = optimizer.state.get(parameter, {}).get("step")
+        step = _state(optimizer, parameter).get("step")
         if isinstance(step, torch.Tensor):
             on_device = step.device.type == parameter.device.type == BACKEND
             return on_device and not group.get("fused")
     return False
+
+
+def _state(optimizer: torch.optim.Optimizer, parameter: Any) -> Any:
+    """A parameter's; nothing where an optimizer keeps it in another way, as one does that has only
+    some parameters' and None for those of other processes."""
+    state = optimizer.state.get(parameter)
+    return state if isinstance(state, dict) else {}
 
 
 def _move_numbers(state: dict[str, Any], device: torch.device) -> None:

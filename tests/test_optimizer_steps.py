@@ -93,3 +93,32 @@ def test_what_the_user_set_stays() -> None:
     for _ in range(2):
         step(module, optimizer, torch.randn(2, 8, device=DEVICE))
         assert optimizer.param_groups[0]["capturable"]
+
+
+class Odd(torch.optim.Optimizer):
+    """It keeps something else for its parameters than PyTorch's optimizers do."""
+
+    def __init__(self, parameters: Any, kept: Any) -> None:
+        super().__init__(parameters, {"lr": 0.1, "capturable": False})
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self.state[parameter] = kept
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameter.data.sub_(parameter.grad, alpha=group["lr"])
+
+
+@pytest.mark.parametrize("kept", [None, 3, (), {}, {"step": 1}, {"step": None}], ids=repr)
+def test_of_other_optimizers(kept: Any) -> None:
+    theirs = model()
+    ours = copy.deepcopy(theirs).to(DEVICE)
+    x = torch.randn(4, 8)
+    for module, given in ((ours, x.to(DEVICE)), (theirs, x)):
+        optimizer = Odd(module.parameters(), kept)
+        step(module, optimizer, given)
+        step(module, optimizer, given)
+    for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(a.cpu(), b)
