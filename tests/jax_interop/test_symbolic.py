@@ -120,6 +120,18 @@ REFUSED: dict[str, Callable[[Tensor], Any]] = {
 """What is another program for other sizes."""
 
 
+def test_attention_of_many_and_of_few_scores() -> None:
+    """For known sizes the one goes over blocks, the other does not."""
+
+    def attention(x: Tensor) -> Tensor:
+        rows = x[:, None, :, None].expand(-1, 12, 200, 4)
+        return F.scaled_dot_product_attention(rows, rows, rows)
+
+    program = symbolic(lazyxla.jax_view(attention), "n, 200")
+    for n in (2, 12):  # 1 and 6 million scores
+        check(program, attention, rows(n, 200))
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_depends_on_sizes_otherwise_is_refused(name: str) -> None:
     with pytest.raises((LoweringError, ValueError), match=r"size|symbolic|random"):

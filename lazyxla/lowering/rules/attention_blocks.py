@@ -197,6 +197,8 @@ def _scores_shape(b: Builder, query: Value, key: Value) -> list[int]:
 
 
 def _at_once(b: Builder, shape: Sequence[int]) -> bool:
+    if b.target.any_sizes:
+        return True
     many = MANY_ON_TPU if b.platform == "tpu" else MANY
     return math.prod(shape) < many or shape[2] <= _rows_of_block(shape)
 
