@@ -159,7 +159,7 @@ def test_derivatives_and_batches_are_symbolic(name: str) -> None:
         gradient = symbolic(jax.grad(total))
         batched = symbolic(jax.vmap(jax.grad(total)), "k, n, m")
         for n, m in SIZES[:-1]:
-            # A sum of up to 64 x 33 squares: as much as float32 loses there.
+            # Here and below, sums of up to 64 x 33 squares: as much as float32 loses there.
             check(gradient, expected, rows(n, m), rtol=1e-4, atol=1e-4)
         for n, m in ((2, 3), (9, 4)):
             x = torch.stack([rows(n, m), rows(n, m) + 1, rows(n, m) * 2])

@@ -183,6 +183,7 @@ def test_flex_attention(fresh_dynamo: None) -> None:
 def test_inference_mode_stays_outside() -> None:
     with torch.inference_mode():
         gradient = jax.grad(lambda x: lazyxla.jax_view(torch.sin)(x).sum())(jnp.ones(2))
+    # NumPy's default is for float64.
     np.testing.assert_allclose(gradient, np.cos(np.ones(2)), rtol=1e-6)
 
 
