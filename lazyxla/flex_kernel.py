@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,7 +27,7 @@ _MOST_SCORES = 1 << 28
 class Known(NamedTuple):
     """A mask by its function, and what it is for so many rows and columns."""
 
-    function: Callable[..., Tensor]
+    function: fx.GraphModule
     shape: tuple[int, int]
     bits: np.ndarray
 
@@ -55,9 +54,8 @@ def remember(function: fx.GraphModule, rows: int, columns: int) -> str | None:
     if not all(_is_by_element(node) for node in function.graph.nodes):
         return None
     with _disable_current_modes(), torch.device("cpu"):
-        compute = _OnTheHost(function).run
         parts = [
-            _of_places(compute, torch.arange(start, min(start + _ROWS_AT_ONCE, rows)), columns)
+            _of_places(function, torch.arange(start, min(start + _ROWS_AT_ONCE, rows)), columns)
             for start in range(0, rows, _ROWS_AT_ONCE)
         ]
         seen = torch.cat(parts).numpy()
@@ -93,19 +91,24 @@ _CONSTANTS = (
 """Whatever the values of their arguments are."""
 
 
-class _OnTheHost(fx.Interpreter):
-    """A graph as it is, with what it makes on a device on the CPU instead."""
+class _OnDevice(fx.Interpreter):
+    """A graph on a device other than that which it was traced for."""
+
+    def __init__(self, graph: fx.GraphModule, device: torch.device) -> None:
+        super().__init__(graph)
+        self._device = device
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         if "device" in kwargs:
-            kwargs = {**kwargs, "device": torch.device("cpu")}
+            kwargs = {**kwargs, "device": self._device}
         return super().call_function(target, args, kwargs)
 
 
-def _of_places(function: Callable[..., Any], rows: Tensor, columns: int) -> Tensor:
+def _of_places(function: fx.GraphModule, rows: Tensor, columns: int) -> Tensor:
     """[rows, columns] of bool."""
     zero = torch.zeros((), dtype=rows.dtype, device=rows.device)
-    found = function(zero, zero, rows[:, None], torch.arange(columns, device=rows.device))
+    positions = torch.arange(columns, device=rows.device)
+    found = _OnDevice(function, rows.device).run(zero, zero, rows[:, None], positions)
     found = found[0] if isinstance(found, (tuple, list)) else found
     return found.expand(len(rows), columns)  # type: ignore[no-any-return]
 
