@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 from lazyxla.lowering import rule
 from lazyxla.lowering.registry import JaxRule
 from lazyxla.lowering.scalar import Scalar, plain
+from lazyxla.lowering.value import Value
 
 _PLATFORMS = ("cpu", "cuda", "tpu")
 _OTHER_DEVICES = ("CPU", "CUDA", "XPU", "MPS")
@@ -139,7 +140,7 @@ def _described(kernel: _Kernel, b: Any, args: tuple[Any, ...]) -> list[Any]:
     def describe(arg: Any) -> Any:
         if isinstance(arg, (list, tuple)):
             return type(arg)(describe(a) for a in arg)
-        if isinstance(arg, Scalar) or hasattr(arg, "owner"):
+        if isinstance(arg, (Scalar, Value)):
             dtype, shape = b.spec(b.value(arg))
             return torch.empty(shape, dtype=dtype, device="meta")
         return arg

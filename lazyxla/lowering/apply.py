@@ -13,6 +13,7 @@ from lazyxla.lowering.errors import LoweringError, is_users, show_call
 from lazyxla.lowering.jax_call import call_jax
 from lazyxla.lowering.program import TensorSpec
 from lazyxla.lowering.scalar import Scalar, plain
+from lazyxla.lowering.value import Value
 
 
 def apply(b: Builder, name: str, args: tuple[Any, ...]) -> list[Any]:
@@ -22,7 +23,7 @@ def apply(b: Builder, name: str, args: tuple[Any, ...]) -> list[Any]:
         # without elements, which ends the process.
         return [b.zeros(list(spec.shape), spec.dtype) for spec in b.outputs]
     try:
-        if (rule := registry.find_rule(name)) is not None:
+        if (rule := registry.find_rule(name, b.platform)) is not None:
             return _fit(b, rule(b, *args))
         platform = b.platform if b.target.host_calls else None
         if (jax_rule := registry.find_jax_rule(name, platform)) is not None:
@@ -31,7 +32,7 @@ def apply(b: Builder, name: str, args: tuple[Any, ...]) -> list[Any]:
     except LoweringError:
         raise
     except Exception as error:
-        text = f"{show_call(b, name, args)} cannot be lowered: {error}{user_line(name, error)}"
+        text = f"{show_call(name, args)} cannot be lowered: {error}{user_line(name, error)}"
         raise LoweringError(text) from error
 
 
@@ -61,9 +62,9 @@ def _fit(b: Builder, results: Any) -> list[Any]:
 
 
 def _fit_one(b: Builder, x: Any, spec: TensorSpec) -> Any:
-    if not hasattr(x, "owner"):
+    if not isinstance(x, Value):
         raise TypeError(f"the rule returned {type(x).__name__}, expected a value of the builder's")
-    found = b.mlir.spec(x.type)
+    found = b.spec(x)
     if found == spec:
         return x
     if found.shape != tuple(spec.shape):
@@ -141,4 +142,4 @@ def _shim(function: Any, order: tuple[str, ...], lists: tuple[str, ...]) -> Any:
 
 
 def _is_operand(arg: Any) -> bool:
-    return isinstance(arg, Scalar) or hasattr(arg, "owner")
+    return isinstance(arg, (Scalar, Value))

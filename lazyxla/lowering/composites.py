@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from lazyxla.lowering.scalar import Scalar
+from lazyxla.lowering.value import Value
 
 if TYPE_CHECKING:
     from lazyxla.lowering.builder import Builder
@@ -43,12 +44,12 @@ def composite(
     makes what is behind it of them."""
     from lazyxla.lowering.module import build_function
 
-    operands = [x for x in arguments.values() if hasattr(x, "owner")]
+    operands = [x for x in arguments.values() if isinstance(x, Value)]
 
     def results(values: list[Any]) -> list[Any]:
         given = iter(values)
         return lower(
-            b, name, tuple(next(given) if hasattr(x, "owner") else x for x in arguments.values())
+            b, name, tuple(next(given) if isinstance(x, Value) else x for x in arguments.values())
         )
 
     symbol = f"{_NAMES[name]}.{len(b.callees)}"
@@ -68,7 +69,7 @@ def composite(
             }
         ),
     )
-    return list(call.results)
+    return b.wrap(call.results)
 
 
 def _attribute(b: Builder, x: Any) -> Any:

@@ -20,6 +20,7 @@ from lazyxla.lowering.errors import LoweringError
 from lazyxla.lowering.fx_graph import FxGraph, run_graph
 from lazyxla.lowering.program import TensorSpec
 from lazyxla.lowering.scalar import Scalar
+from lazyxla.lowering.value import Value
 
 if TYPE_CHECKING:
     from lazyxla.lowering.builder import Builder
@@ -75,7 +76,7 @@ def decompose(b: Builder, name: str, args: tuple[Any, ...]) -> list[Any]:
     def freeze(arg: Any, tensor: bool) -> Any:
         if isinstance(arg, (list, tuple)):
             return tuple(freeze(a, tensor) for a in arg)
-        if hasattr(arg, "owner") or (isinstance(arg, Scalar) and tensor and not arg.wrapped):
+        if isinstance(arg, Value) or (isinstance(arg, Scalar) and tensor and not arg.wrapped):
             values.append(b.value(arg))
             specs.append(b.spec(values[-1]))
             return _Hole(len(values) - 1)

@@ -6,10 +6,9 @@ import functools
 import importlib.util
 import os
 import sysconfig
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from lazyxla.lowering.builder import Builder
+from lazyxla.lowering.value import Value
 
 
 class LoweringError(RuntimeError):
@@ -40,13 +39,12 @@ def _libraries() -> tuple[str, ...]:
     return tuple(os.path.join(os.path.dirname(os.path.abspath(o)), "") for o in origins)
 
 
-def show_call(b: Builder, name: str, args: tuple[Any, ...]) -> str:
+def show_call(name: str, args: tuple[Any, ...]) -> str:
     """The call as an error message shows it: aten::mm(float32[2, 3], float32[3, 4])."""
 
     def show(arg: Any) -> str:
-        if hasattr(arg, "owner"):
-            dtype, shape = b.mlir.spec(arg.type)
-            return f"{str(dtype).removeprefix('torch.')}{list(shape)}"
+        if isinstance(arg, Value):
+            return f"{str(arg.dtype).removeprefix('torch.')}{list(arg.shape)}"
         if isinstance(arg, (list, tuple)):
             return "[" + ", ".join(map(show, arg)) + "]"
         return repr(arg)

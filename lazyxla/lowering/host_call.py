@@ -102,7 +102,7 @@ def host_call(b: Builder, name: str, args: tuple[Any, ...]) -> list[Any]:
     """
     if _forbidden is not None and _forbidden() and not b.trying:
         raise LoweringError(
-            f"{show_call(b, name, args)} would run on the host, called by the program; strict mode "
+            f"{show_call(name, args)} would run on the host, called by the program; strict mode "
             "(LAZYXLA_STRICT_HOST_CALLS) makes this an error"
         )
     return emit_call(b, name, args)
@@ -153,7 +153,7 @@ def emit_call(b: Builder, name: str, args: tuple[Any, ...]) -> list[Any]:
         operand_layouts=_row_major(b, [len(b.shape(x)) for x in operands]),
         result_layouts=_row_major(b, [len(s.shape) for s in b.outputs]),
     )
-    return list(call.results)
+    return b.wrap(call.results)
 
 
 def _row_major(b: Builder, ranks: list[int]) -> Any:

@@ -22,6 +22,7 @@ from lazyxla.lowering.errors import LoweringError
 from lazyxla.lowering.partition import MESH
 from lazyxla.lowering.refinement import is_symbolic, refine
 from lazyxla.lowering.scalar import Scalar, wrap_number
+from lazyxla.lowering.value import unwrapped
 
 if TYPE_CHECKING:
     from lazyxla.lowering.builder import Builder
@@ -69,7 +70,8 @@ def call_module(b: Builder, key: Any, bytecode: bytes, name: str, values: list[A
     symbol = b.symbols.get(key)
     if symbol is None:
         symbol = b.symbols[key] = _merge(b, bytecode, name)
-    return list(b.mlir.func.CallOp(b.callees[symbol], values).results)
+    call = b.mlir.func.CallOp(b.callees[symbol], unwrapped(values))
+    return b.wrap(call.results)
 
 
 @functools.lru_cache(maxsize=1024)

@@ -152,7 +152,7 @@ class LayerLoop:
         places = [i for i, kind in enumerate(kinds) if kind == LAYER]
         if not places:
             return values
-        kept = b.hlo.OptimizationBarrierOp([values[i] for i in places]).results
+        kept = b.wrap(b.hlo.OptimizationBarrierOp([values[i] for i in places]).results)
         apart = dict(zip(places, kept, strict=True))
         return [apart.get(i, value) for i, value in enumerate(values)]
 

@@ -15,8 +15,10 @@ from lazyxla.lowering.errors import LoweringError
 from lazyxla.lowering.flat import flatten
 from lazyxla.lowering.mlir import Mlir, entered
 from lazyxla.lowering.partition import Annotations
+from lazyxla.lowering.platform_builders import make_builder
 from lazyxla.lowering.program import Lowered, Node, Program, Ref, Slot, Target
 from lazyxla.lowering.scalar import SlotTable
+from lazyxla.lowering.value import unwrapped
 
 if TYPE_CHECKING:
     from lazyxla.lowering.fx_graph import FxGraph
@@ -52,7 +54,7 @@ def check_lowering(program: Program, target: Target) -> str:
 def lower_graph(graph: FxGraph, target: Target, random: bool) -> bytes:
     """See `lazyxla.lowering.lower_graph`."""
     with entered() as world:
-        b = Builder(world, target, SlotTable([]), world.ir.Module.create())
+        b = make_builder(world, target, SlotTable([]))
         examples = [node.meta["val"] for node in graph.inputs]
         specs = [(torch.uint32, (2,))] if random else []
         specs += [(x.dtype, tuple(x.shape)) for x in examples]
@@ -84,7 +86,7 @@ def build(world: Mlir, program: Program, target: Target, *, trying: bool = False
             for number, spec in enumerate(program.slots)
         ]
         slots = SlotTable(specs)
-        b = Builder(world, target, slots, world.ir.Module.create(), trying=trying)
+        b = make_builder(world, target, slots, trying=trying)
         _build(b, program)
         found = {number for number in slots.static if specs[number].variable}
         if not found:
@@ -161,8 +163,8 @@ def build_function(
         function = world.func.FuncOp(name, (types, []), visibility=visibility)
         block = function.add_entry_block()
     with world.ir.InsertionPoint(block):
-        returned = results(list(block.arguments))
-        world.func.ReturnOp(returned)
+        returned = results(b.wrap(block.arguments))
+        world.func.ReturnOp(unwrapped(returned))
     function_type = world.ir.FunctionType.get(types, [r.type for r in returned])
     function.attributes["function_type"] = world.ir.TypeAttr.get(function_type)
     return function
@@ -180,15 +182,14 @@ def _around(b: Builder, function: Any, program: Program) -> Any:
         main = world.func.FuncOp("main", (given, wanted), visibility="public")
         block = main.add_entry_block()
     with ir.InsertionPoint(block):
-        args = [b.hlo.reshape(t, x) for t, x in zip(taken, block.arguments, strict=True)]
-        call = world.func.CallOp(function, args)
+        args = [b.hlo.reshape(t, x) for t, x in zip(taken, b.wrap(block.arguments), strict=True)]
+        call = world.func.CallOp(function, unwrapped(args))
         # Inlined, its loops would be over the shape of the reshaped result.
         call.attributes["mhlo.frontend_attributes"] = ir.DictAttr.get(
             {"inlineable": ir.StringAttr.get("false")}
         )
-        world.func.ReturnOp(
-            [b.hlo.reshape(t, x) for t, x in zip(wanted, call.results, strict=True)]
-        )
+        results = zip(wanted, b.wrap(call.results), strict=True)
+        world.func.ReturnOp(unwrapped([b.hlo.reshape(t, x) for t, x in results]))
     return main
 
 

@@ -16,10 +16,9 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
-
 from lazyxla.lowering.mlir import Mlir
 from lazyxla.lowering.program import AxisPart, PartitionSpec, Program, TensorSpec
+from lazyxla.lowering.value import Value, unwrapped
 
 MESH = "mesh"
 """The symbol of a module's mesh."""
@@ -43,9 +42,9 @@ class Annotations:
         with world.ir.InsertionPoint.at_block_begin(module.body):
             sdy.MeshOp(MESH, self.mesh)
 
-    def constrain(self, x: Any, spec: PartitionSpec, open_: Sequence[bool]) -> Any:
+    def constrain(self, x: Value, spec: PartitionSpec, open_: Sequence[bool]) -> Value:
         """The value, spread in this way; the partitioner may split open dimensions further."""
-        return self._sdy.ShardingConstraintOp(x, self._sharding(spec, open_)).result
+        return Value(x.b, self._sdy.ShardingConstraintOp(x.ir, self._sharding(spec, open_)).result)
 
     def samples_and_heads(self, samples: int, heads: int) -> PartitionSpec | None:
         """Along which axes to split values (N, H, ...) of which every (n, h) is for itself: samples
@@ -63,11 +62,11 @@ class Annotations:
 
     def on_each_device(
         self,
-        function: Callable[..., Sequence[Any]],
-        xs: Sequence[Any],
+        function: Callable[..., Sequence[Value]],
+        xs: Sequence[Value],
         results: Sequence[TensorSpec],
         spec: PartitionSpec,
-    ) -> list[Any]:
+    ) -> list[Value]:
         """Calls a function of values once for each device, with the part of each that is its own:
         for what the partitioner cannot split.
 
@@ -89,53 +88,37 @@ class Annotations:
             specs = [(*spec, *[()] * (rank - len(spec))) for rank in ranks]
             return self._sdy.TensorShardingPerValueAttr.get([self._sharding(s) for s in specs])
 
-        inputs = [world.spec(x.type) for x in xs]
+        b, inputs = xs[0].b, [TensorSpec(x.dtype, x.shape) for x in xs]
         op = self._sdy.ManualComputationOp(
             [world.type(*result) for result in results],
-            list(xs),
+            unwrapped(list(xs)),
             shardings([len(of.shape) for of in inputs]),
             shardings([len(of.shape) for of in results]),
             self._sdy.ManualAxesAttr.get([ir.StringAttr.get(name) for name in self._sizes]),
         )
         block = op.regions[0].blocks.append(*(part(of) for of in inputs))
         with ir.InsertionPoint(block):
-            self._sdy.ReturnOp(list(function(*block.arguments)))
-        return list(op.results)
+            self._sdy.ReturnOp(unwrapped(list(function(*b.wrap(block.arguments)))))
+        return b.wrap(op.results)
 
     def padded(self, inputs: Sequence[TensorSpec]) -> list[TensorSpec]:
         """The inputs as they lie on the devices."""
         specs = zip(inputs, self._partition.inputs, strict=True)
         return [TensorSpec(s.dtype, _evenly(s.shape, spec)) for s, spec in specs]
 
-    def cut(self, values: list[Any], inputs: Sequence[TensorSpec]) -> list[Any]:
+    def cut(self, values: list[Value], inputs: Sequence[TensorSpec]) -> list[Value]:
         """The inputs without their padding."""
-        hlo = self._world.hlo
-        cut = []
-        for x, (_, shape) in zip(values, inputs, strict=True):
-            if tuple(x.type.shape) != tuple(shape):
-                x = hlo.slice(x, [0] * len(shape), list(shape), [1] * len(shape))
-            cut.append(x)
-        return cut
+        pairs = zip(values, inputs, strict=True)
+        return [x.b.slice(x, [0] * len(shape), shape) for x, (_, shape) in pairs]
 
-    def pad(self, results: list[Any]) -> list[Any]:
+    def pad(self, results: list[Value]) -> list[Value]:
         """The results as they are to lie on the devices."""
-        hlo = self._world.hlo
         padded = []
         for x, spec in zip(results, self._partition.results, strict=True):
-            shape = tuple(x.type.shape)
-            even = shape if spec is None else _evenly(shape, spec)
-            if even != shape:
-                element = self._ir.RankedTensorType.get((), x.type.element_type)
-                zero = hlo.convert(element, self._zero())
-                none, more = [0] * len(shape), [e - s for e, s in zip(even, shape, strict=True)]
-                x = hlo.pad(x, zero, none, more, none)
-            padded.append(x)
+            even = x.shape if spec is None else _evenly(x.shape, spec)
+            more = [e - s for e, s in zip(even, x.shape, strict=True)]
+            padded.append(x.b.pad(x, [0] * x.rank, more))
         return padded
-
-    def _zero(self) -> Any:
-        type_ = self._world.type(torch.bool, ())
-        false = self._ir.DenseElementsAttr.get_splat(type_, self._ir.BoolAttr.get(False))
-        return self._world.hlo.constant(false)
 
     def annotate(self, function: Any, donations: dict[int, int]) -> None:
         """Gives a function its inputs' and results' shardings; what stands behind the inputs, the
@@ -176,7 +159,7 @@ def _evenly(shape: Sequence[int], spec: PartitionSpec) -> tuple[int, ...]:
     return tuple(-(-size // n) * n for size, n in zip(shape, tiles, strict=True))
 
 
-def constrained(x: Any, annotations: Annotations | None, text: str) -> Any:
+def constrained(x: Value, annotations: Annotations | None, text: str) -> Value:
     """`x` spread as the sharding of this text says; `x` itself in a program for one device."""
     from lazyxla import _C
 

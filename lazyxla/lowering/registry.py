@@ -30,11 +30,13 @@ class JaxRule(NamedTuple):
 
 
 _rules: dict[str, Callable[..., Any]] = {}
+_platform_rules: dict[str, dict[str, Callable[..., Any]]] = {}  # by name, then by platform
 _jax_rules: dict[str, JaxRule] = {}
 _graph_rules: dict[str, Callable[..., Any]] = {}
 _loaded = False
 _loading = False
 _own_rules: dict[str, Callable[..., Any] | JaxRule] = {}
+_own_platform_rules: dict[str, dict[str, Callable[..., Any]]] = {}
 _listeners: list[Callable[[str, bool], None]] = []
 
 
@@ -53,10 +55,12 @@ class Graph(Protocol):
 graphs: dict[int, Graph] = {}
 
 
-def rule(*names: str) -> Callable[[F], F]:
+def rule(*names: str, platforms: tuple[str, ...] = ()) -> Callable[[F], F]:
     """Registers the decorated function `f(b, *args)` as the rule of the operators `names`.
 
-    It takes the place of any rule or JAX rule that an operator has.
+    It takes the place of any rule or JAX rule that an operator has. With `platforms` ("cpu",
+    "cuda", "tpu") it does so on these alone, and others lower the operators as before: they must
+    have another rule or a decomposition.
 
     Raises:
         TypeError: a name is no string, as in a decorator without its parentheses.
@@ -66,8 +70,15 @@ def rule(*names: str) -> Callable[[F], F]:
 
     def register(function: F) -> F:
         for name in names:
-            _jax_rules.pop(name, None)
-            _rules[name] = function
+            if platforms:
+                _platform_rules[name] = {
+                    **_platform_rules.get(name, {}),
+                    **dict.fromkeys(platforms, function),
+                }
+            else:
+                _jax_rules.pop(name, None)
+                _rules[name] = function
+                _drop_platform_rules(name)
             _changed(name)
         return function
 
@@ -91,6 +102,7 @@ def jax_rule(
     def register(function: F) -> F:
         for name in names:
             _rules.pop(name, None)
+            _drop_platform_rules(name)
             _jax_rules[name] = JaxRule(function, tuple(static), tuple(platforms))
             _changed(name)
         return function
@@ -126,7 +138,7 @@ def on_change(listener: Callable[[str, bool], None]) -> None:
 def temporary() -> Iterator[None]:
     """Takes back, at its end, every rule that was given or removed within."""
     _load()
-    tables: list[dict[str, Any]] = [_rules, _jax_rules, _graph_rules]
+    tables: list[dict[str, Any]] = [_rules, _platform_rules, _jax_rules, _graph_rules]
     before = [dict(table) for table in tables]
     try:
         yield
@@ -145,7 +157,8 @@ def temporary() -> Iterator[None]:
 def has_user_rules() -> bool:
     """Whether any operator is lowered by a user's rule."""
     _load()
-    return any(map(_is_users, _rules.keys() | _jax_rules.keys() | _own_rules.keys()))
+    names = _rules.keys() | _platform_rules.keys() | _jax_rules.keys() | _own_rules.keys()
+    return any(map(_is_users, names))
 
 
 def has_own_rule(name: str) -> bool:
@@ -156,7 +169,15 @@ def has_own_rule(name: str) -> bool:
 
 def _is_users(name: str) -> bool:
     """Whether the operator's rule, or that it has none, is not our doing."""
+    if _platform_rules.get(name) is not _own_platform_rules.get(name):
+        return True
     return (_rules.get(name) or _jax_rules.get(name)) is not _own_rules.get(name)
+
+
+def _drop_platform_rules(name: str) -> None:
+    """A user's rule takes the place of all of ours, which are imported in any order."""
+    if not _loading:
+        _platform_rules.pop(name, None)
 
 
 def _changed(name: str) -> None:
@@ -200,9 +221,11 @@ def _check_names(decorator: str, names: tuple[Any, ...]) -> None:
             )
 
 
-def find_rule(name: str) -> Callable[..., Any] | None:
-    """The operator's own rule, or else its graph rule."""
+def find_rule(name: str, platform: str | None = None) -> Callable[..., Any] | None:
+    """The operator's rule for a platform, the one for all of them, or else its graph rule."""
     _load()
+    if platform is not None and (found := _platform_rules.get(name, {}).get(platform)):
+        return found
     return _rules.get(name) or _graph_rules.get(name)
 
 
@@ -269,13 +292,15 @@ def _load() -> None:
     if _loaded:
         return
     _loaded = _loading = True
-    from lazyxla.lowering import rules
+    from lazyxla.lowering import cpu, cuda, rules, tpu
 
     try:
         for name in ("graph_rules", "prim_rules"):
             importlib.import_module(f"lazyxla.lowering.{name}")
-        for module in pkgutil.iter_modules(rules.__path__):
-            importlib.import_module(f"{rules.__name__}.{module.name}")
+        for room in (rules, cpu, cuda, tpu):
+            for module in pkgutil.iter_modules(room.__path__):
+                importlib.import_module(f"{room.__name__}.{module.name}")
+        _own_platform_rules.update(_platform_rules)
         _own_rules.update(_jax_rules)
         _own_rules.update(_rules)
     finally:

@@ -44,11 +44,10 @@ def bits_of(
     if not math.prod(shape):
         return b.zeros(shape, dtype)
     seed, ordinal = b.rng if stream is None else stream
-    make = _threefry_bits if b.platform == "cpu" else _philox_bits
-    return make(b, shape, dtype, seed, ordinal)
+    return b.random_bits(shape, dtype, seed, ordinal)
 
 
-def _philox_bits(
+def philox_bits(
     b: Builder, shape: Sequence[int], dtype: torch.dtype, seed: Value, ordinal: Value
 ) -> Value:
     if b.annotations is not None:
@@ -57,7 +56,7 @@ def _philox_bits(
     return b.reshape(_generate(b, "PHILOX", state, list(shape) or [1], dtype), shape)
 
 
-def _threefry_bits(
+def threefry_bits(
     b: Builder, shape: Sequence[int], dtype: torch.dtype, seed: Value, ordinal: Value
 ) -> Value:
     # 64-bit numbers come in the order in which the generator makes them, without a shuffle.
@@ -79,7 +78,7 @@ def _generate(
     initial = b.stack(state, 0)
     kind = b.hlo.RngAlgorithmAttr.get(algorithm)
     types = [initial.type, b.type(dtype, shape)]
-    return b.hlo.RngBitGeneratorOp(*types, kind, initial).results[1]
+    return b.wrap(b.hlo.RngBitGeneratorOp(*types, kind, initial).results)[1]
 
 
 def threefry(

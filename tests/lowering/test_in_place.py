@@ -51,7 +51,7 @@ def test_random_windows(seed: int) -> None:
 
 
 def test_the_compiler_still_needs_this(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If it fails, the compiler is mended: lowering/in_place.py can go."""
+    """If it fails, the compiler is mended: lowering/cpu/in_place.py can go."""
     monkeypatch.setattr(shapes, "may_read_what_it_replaces", lambda x, update: False)
     x = torch.randn(16, 16, dtype=torch.float64)  # no other test's program
     ours = x.to(DEVICE)

@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from lazyxla.lowering.builder.elements import Value
 from lazyxla.lowering.builder.indexing import Indexing
 from lazyxla.lowering.mlir import Mlir
 from lazyxla.lowering.program import Settings, Target, TensorSpec
 from lazyxla.lowering.scalar import Scalar, SlotTable
+from lazyxla.lowering.value import Dialect, Value
 
 
 class Builder(Indexing):
@@ -28,8 +28,8 @@ class Builder(Indexing):
         self, mlir: Mlir, target: Target, slots: SlotTable, module: Any, *, trying: bool = False
     ) -> None:
         self.mlir = mlir
-        self.hlo = mlir.hlo
-        self.chlo = mlir.chlo
+        self.hlo: Any = Dialect(self, mlir.hlo)
+        self.chlo: Any = Dialect(self, mlir.chlo)
         self.target = target
         self.platform = target.platform
         self.slots = slots
@@ -72,6 +72,14 @@ class Builder(Indexing):
         """Sets what belongs to the node that is lowered next."""
         self.outputs = outputs
         self._rng = rng
+
+    def random_bits(
+        self, shape: Sequence[int], dtype: torch.dtype, seed: Value, ordinal: Value
+    ) -> Value:
+        """The first bits of a stream, uint32 or uint64; see streams.py."""
+        from lazyxla.lowering.streams import philox_bits
+
+        return philox_bits(self, shape, dtype, seed, ordinal)
 
     def call_jax(self, function: Callable[..., Any], *xs: Any, **static: Any) -> Any:
         """Calls a function on JAX arrays: traced once per operand types, merged in as a function.

@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from lazyxla.lowering.builder import contract_cpu, contract_tpu
-from lazyxla.lowering.builder.elements import Value
 from lazyxla.lowering.builder.reductions import Reductions
-from lazyxla.lowering.errors import LoweringError
+from lazyxla.lowering.value import Value
+
+
+class Factor(NamedTuple):
+    """One side of a product: a value, and which of its dimensions are contracted and which of the
+    batch."""
+
+    value: Value
+    contract: Sequence[int]
+    batch: Sequence[int]
+
+    @property
+    def free_sizes(self) -> list[int]:
+        """The sizes of the other dimensions."""
+        sizes = enumerate(self.value.shape)
+        return [n for i, n in sizes if i not in self.contract and i not in self.batch]
 
 
 class Contractions(Reductions):
@@ -46,75 +59,30 @@ class Contractions(Reductions):
         A transpose that defines an operand is folded into the dimension numbers: XLA's CPU backend
         multiplies by a weight in either layout far faster than it transposes one.
         """
-        lhs, lhs_contract, lhs_batch = self.fold(lhs, lhs_contract, lhs_batch)
-        rhs, rhs_contract, rhs_batch = self.fold(rhs, rhs_contract, rhs_batch)
-        if self.platform == "cpu" and not lhs_batch and not self.target.any_sizes:
-            return contract_cpu.product(self, lhs, rhs, lhs_contract, rhs_contract, dtype)
-        if self.platform == "tpu":
-            left = contract_tpu.Operand(lhs, lhs_contract, lhs_batch)
-            right = contract_tpu.Operand(rhs, rhs_contract, rhs_batch)
-            return contract_tpu.product(self, left, right, dtype)
-        return self.plain_dot(lhs, rhs, lhs_contract, rhs_contract, lhs_batch, rhs_batch, dtype)
+        left = self.folded(Factor(lhs, lhs_contract, lhs_batch))
+        right = self.folded(Factor(rhs, rhs_contract, rhs_batch))
+        return self.product(left, right, dtype)
 
-    def plain_dot(
-        self,
-        lhs: Value,
-        rhs: Value,
-        lhs_contract: Sequence[int],
-        rhs_contract: Sequence[int],
-        lhs_batch: Sequence[int],
-        rhs_batch: Sequence[int],
-        dtype: torch.dtype | None,
-    ) -> Value:
-        """The product as it is written."""
-        a, b = self.spec(lhs), self.spec(rhs)
-        free = [n for i, n in enumerate(a.shape) if i not in lhs_batch and i not in lhs_contract]
-        free += [n for i, n in enumerate(b.shape) if i not in rhs_batch and i not in rhs_contract]
-        shape = [a.shape[i] for i in lhs_batch] + free
-        if self.platform == "tpu" and torch.int64 in (a.dtype, dtype):
-            left = self._lined_up(lhs, lhs_batch, lhs_contract, 0, len(b.shape))
-            right = self._lined_up(rhs, rhs_batch, rhs_contract, len(a.shape), 0)
-            return self._sum_of_products(left, right, len(lhs_contract), shape)
+    def product(self, left: Factor, right: Factor, dtype: torch.dtype | None) -> Value:
+        """`dot`, in the form in which the platform's compiler is best at it."""
+        return self.plain_product(left, right, dtype)
+
+    def plain_product(self, left: Factor, right: Factor, dtype: torch.dtype | None) -> Value:
+        """`dot` as it is written."""
         numbers = self.hlo.DotDimensionNumbers.get(
-            lhs_batching_dimensions=lhs_batch,
-            rhs_batching_dimensions=rhs_batch,
-            lhs_contracting_dimensions=lhs_contract,
-            rhs_contracting_dimensions=rhs_contract,
+            lhs_batching_dimensions=left.batch,
+            rhs_batching_dimensions=right.batch,
+            lhs_contracting_dimensions=left.contract,
+            rhs_contracting_dimensions=right.contract,
         )
+        shape = [left.value.shape[i] for i in left.batch] + left.free_sizes + right.free_sizes
         return self.hlo.dot_general(
-            self.type(dtype or a.dtype, shape),
-            lhs,
-            rhs,
+            self.type(dtype or left.value.dtype, shape),
+            left.value,
+            right.value,
             numbers,
-            precision_config=self.precision(a.dtype),
+            precision_config=self.precision(left.value.dtype),
         )
-
-    def _lined_up(
-        self, x: Value, batch: Sequence[int], contract: Sequence[int], before: int, after: int
-    ) -> Value:
-        """An operand of a product with dimensions: batch, free ones of both sides, contracted.
-
-        `before` or `after` is the other side's rank; its free dimensions are of size 1 here.
-        """
-        sizes, taken = self.shape(x), len(batch) + len(contract)
-        free = [i for i in range(len(sizes)) if i not in batch and i not in contract]
-        other = [1] * max(before + after - taken, 0)
-        own = [sizes[i] for i in free]
-        middle = other + own if before else own + other
-        moved = self.transpose(x, [*batch, *free, *contract])
-        lead, last = [sizes[i] for i in batch], [sizes[i] for i in contract]
-        return self.reshape(moved, [*lead, *middle, *last])
-
-    def _sum_of_products(self, left: Value, right: Value, count: int, shape: list[int]) -> Value:
-        """The product of int64 operands, elementwise and summed over the last `count` dimensions.
-
-        XLA's TPU compiler makes pairs of 32-bit numbers of 64-bit ones, but not in a product ("HLO
-        for which this rewriting is not implemented"). It fuses the two steps taken here.
-        """
-        sizes = [max(n, m) if n and m else 0 for n, m in zip(self.shape(left), self.shape(right))]
-        x, y = (self.broadcast_to(self.convert(v, torch.int64), sizes) for v in (left, right))
-        dims = range(len(sizes) - count, len(sizes))
-        return self.reshape(self.reduce(self.hlo.multiply(x, y), list(dims), "sum"), shape)
 
     def matmul(self, lhs: Value, rhs: Value, dtype: torch.dtype | None = None) -> Value:
         """torch.matmul of values of equal rank >= 2 with equal batch dimensions."""
@@ -122,33 +90,31 @@ class Contractions(Reductions):
         batch = list(range(rank - 2))
         return self.dot(lhs, rhs, [rank - 1], [rank - 2], batch, batch, dtype)
 
-    def fold(
-        self, x: Value, contract: Sequence[int], batch: Sequence[int]
-    ) -> tuple[Value, list[int], list[int]]:
-        """An operand of `dot` and its dimensions, with a transpose that defines it taken away."""
-        rank = self.rank(x)
-        contract, batch = [d % rank for d in contract], [d % rank for d in batch]
-        found = self.untransposed(x)
+    def folded(self, x: Factor) -> Factor:
+        """The same without a transpose that defines the value."""
+        rank = x.value.rank
+        contract, batch = [d % rank for d in x.contract], [d % rank for d in x.batch]
+        found = self.untransposed(x.value)
         if found is None:
-            return x, contract, batch
+            return Factor(x.value, contract, batch)
         source, order = found
         free = [order[i] for i in range(rank) if i not in contract and i not in batch]
-        sizes = self.shape(source)
-        wide = [i for i in free if sizes[i] != 1]
+        wide = [i for i in free if source.shape[i] != 1]
         if wide != sorted(wide) or (len(wide) < len(free) and free != sorted(free)):
-            return x, contract, batch  # without the transpose the product would be in another order
-        return self.fold(source, [order[i] for i in contract], [order[i] for i in batch])
+            # Without the transpose the result would be in another order.
+            return Factor(x.value, contract, batch)
+        return self.folded(Factor(source, [order[i] for i in contract], [order[i] for i in batch]))
 
     def untransposed(self, x: Value) -> tuple[Value, list[int]] | None:
         """(y, order) such that x = transpose(y, order), if a transpose defines x."""
         owner = x.owner
         name = getattr(owner, "name", None)
         if name == "stablehlo.transpose":
-            return owner.operands[0], list(owner.attributes["permutation"])
+            return self.operand(owner), list(owner.attributes["permutation"])
         if name != "stablehlo.reshape":
             return None
         # A reshape that drops all dimensions of size 1 can change places with a transpose.
-        found = self.untransposed(owner.operands[0])
+        found = self.untransposed(self.operand(owner))
         if found is None:
             return None
         source, order = found
@@ -158,6 +124,10 @@ class Contractions(Reductions):
         if tuple(sizes[i] for i in moved) != self.shape(x):
             return None
         return self.reshape(source, [sizes[i] for i in wide]), [wide.index(i) for i in moved]
+
+    def operand(self, operation: Any) -> Value:
+        """The first operand of an operation of this module."""
+        return self.wrap([operation.operands[0]])[0]
 
     def conv(
         self,
@@ -178,8 +148,6 @@ class Contractions(Reductions):
         `layout` names the first two dimensions of lhs, rhs and result, for example NC_OI_NC or, for
         a gradient with respect to the weight, CN_IO_CN. `reverse` flips the window.
         """
-        if self.platform == "tpu" and self.dtype(lhs) == torch.int64:
-            raise LoweringError("XLA's TPU compiler has no convolution of int64")
         rank = self.rank(lhs)
         spatial = list(range(2, rank))
         ones = [1] * len(spatial)

@@ -11,11 +11,7 @@ from lazyxla.lowering.mlir import Mlir
 from lazyxla.lowering.partition import Annotations
 from lazyxla.lowering.program import Settings, Target, TensorSpec
 from lazyxla.lowering.scalar import Scalar, SlotTable, wrap_number
-from lazyxla.lowering.value import Value
-
-Number = int | float | bool | complex
-Operand = Any
-"""A Value, a Scalar or a Python number."""
+from lazyxla.lowering.value import Number, Operand, Value
 
 _REAL = {torch.complex64: torch.float32, torch.complex128: torch.float64}
 _COMPLEX = {torch.float32: torch.complex64, torch.float64: torch.complex128}
@@ -38,7 +34,7 @@ class Elements:
 
     def spec(self, x: Value) -> TensorSpec:
         """dtype and shape of a value."""
-        return self.mlir.spec(x.type)
+        return TensorSpec(x.dtype, x.shape)
 
     def dtype(self, x: Operand) -> torch.dtype:
         """The torch dtype of a value, Scalar or Python number."""
@@ -46,13 +42,13 @@ class Elements:
             return x.dtype
         if isinstance(x, (bool, int, float, complex)):
             return wrap_number(x).dtype
-        return self.mlir.spec(x.type).dtype
+        return x.dtype
 
     def shape(self, x: Operand) -> tuple[int, ...]:
         """The shape of a value; () for a Scalar or Python number."""
         if isinstance(x, (Scalar, bool, int, float, complex)):
             return ()
-        return self.mlir.spec(x.type).shape
+        return x.shape
 
     def rank(self, x: Operand) -> int:
         return len(self.shape(x))
@@ -71,6 +67,10 @@ class Elements:
         """float32 for complex64, float64 for complex128, else `dtype`."""
         return _REAL.get(dtype, dtype)
 
+    def wrap(self, values: Iterable[Any]) -> list[Value]:
+        """Values of the program, from MLIR's."""
+        return [Value(self, value) for value in values]  # type: ignore[arg-type]
+
     # ---- constants and scalars ----
 
     def constant(self, value: Number, dtype: torch.dtype, shape: Sequence[int] = ()) -> Value:
@@ -84,8 +84,7 @@ class Elements:
 
     def full(self, shape: Sequence[int], value: Operand, dtype: torch.dtype) -> Value:
         """A value of `shape` filled with a number, a Scalar or a 0-dim value."""
-        if self.is_const(value):
-            number = value.number if isinstance(value, Scalar) else value
+        if (number := self.known(value)) is not None:
             return self.constant(number, dtype, shape)
         return self.broadcast_to(self.value(value, dtype), shape)
 
@@ -163,7 +162,7 @@ class Elements:
 
     def convert(self, x: Value, dtype: torch.dtype) -> Value:
         """torch's `.to(dtype)`: truncation, `!= 0` for bool, the real part of complex."""
-        source, shape = self.mlir.spec(x.type)
+        source, shape = x.dtype, x.shape
         if source == dtype:
             return x
         hlo = self.hlo
@@ -187,7 +186,7 @@ class Elements:
 
     def bitcast(self, x: Value, dtype: torch.dtype) -> Value:
         """The same bits as another dtype of equal width (bool counts as uint8 0/1)."""
-        source, shape = self.mlir.spec(x.type)
+        source, shape = x.dtype, x.shape
         if source == dtype:
             return x
         if source == torch.bool or dtype == torch.bool:
@@ -211,7 +210,7 @@ class Elements:
         classes: list[torch.dtype | None] = [None, None, None]
         for x in xs:
             dtype = self.dtype(x)
-            if isinstance(x, Scalar) or not hasattr(x, "type"):
+            if not isinstance(x, Value):
                 wrapped = x.wrapped if isinstance(x, Scalar) else True
                 level = 2 if wrapped else 1
                 if wrapped and dtype.is_floating_point:
@@ -245,7 +244,7 @@ class Elements:
 
     def broadcast_to(self, x: Value, shape: Sequence[int]) -> Value:
         """PyTorch's expand: dimensions are aligned at the end, sizes of 1 are repeated."""
-        dtype, old = self.mlir.spec(x.type)
+        dtype, old = x.dtype, x.shape
         shape = tuple(shape)
         if old == shape:
             return x
@@ -269,27 +268,29 @@ class Elements:
 
     def select(self, predicate: Value, x: Operand, y: Operand) -> Value:
         """Element-wise `predicate ? x : y`; a number takes the other's dtype; all broadcast."""
-        if not hasattr(x, "type"):
+        if not isinstance(x, Value):
             x = self.value(x, self.dtype(y))
-        if not hasattr(y, "type"):
+        if not isinstance(y, Value):
             y = self.value(y, self.dtype(x))
         predicate, x, y = self.broadcast(predicate, x, y)
         return self.hlo.select(predicate, x, y)
 
     def maximum(self, x: Value, y: Value) -> Value:
         """The greater one of each two elements; nan if one of both is nan."""
-        return self._extreme("maximum", "GE", x, y)
+        return self.hlo.maximum(x, y)
 
     def minimum(self, x: Value, y: Value) -> Value:
         """The smaller one of each two elements; nan if one of both is nan."""
-        return self._extreme("minimum", "LE", x, y)
+        return self.hlo.minimum(x, y)
 
-    def _extreme(self, operation: str, first: str, x: Value, y: Value) -> Value:
-        # XLA's CPU backend keeps the nan of one operand only (xla_cpu_enable_fast_min_max), and
-        # which one that is changes when it finds the same maximum with the operands exchanged.
-        if self.platform != "cpu" or not self.dtype(x).is_floating_point:
-            return getattr(self.hlo, operation)(x, y)
-        return self.select(self.hlo.or_(self.compare(x, y, first), self.is_nan(x)), x, y)
+    def log1p(self, x: Value) -> Value:
+        """log(1 + x), exact for small x."""
+        return self.hlo.log_plus_one(x)
+
+    def sign_bit(self, x: Value) -> Value:
+        """Whether the sign bit of a float is set, for a zero and a nan as well."""
+        whole = {2: torch.int16, 4: torch.int32, 8: torch.int64}[x.dtype.itemsize]
+        return self.bitcast(x, whole) < 0
 
     def is_nan(self, x: Value) -> Value:
         """`x != x`."""

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from lazyxla.lowering.builder.contract import Contractions
-from lazyxla.lowering.builder.elements import Operand, Value
+from lazyxla.lowering.value import Operand, Value
 
 
 class Indexing(Contractions):
@@ -155,7 +155,7 @@ class Indexing(Contractions):
             unique_indices=ir.BoolAttr.get(unique),
         )
         self.region(op.regions[0], [dtype, dtype], lambda a, e: [self.combine(combine, a, e)])
-        return op.results[0]
+        return self.wrap(op.results)[0]
 
     # ---- sort ----
 
@@ -187,7 +187,7 @@ class Indexing(Contractions):
         )
         pairs = [self.type(d) for d in dtypes for _ in range(2)]
         self.block(op.regions[0], pairs, before)
-        return list(op.results)
+        return self.wrap(op.results)
 
     # ---- control flow ----
 
@@ -202,7 +202,7 @@ class Indexing(Contractions):
         op = self.hlo.WhileOp(types, list(state))
         self.block(op.regions[0], types, lambda *s: [condition(*s)])
         self.block(op.regions[1], types, body)
-        return list(op.results)
+        return self.wrap(op.results)
 
     def scan(
         self,
@@ -271,4 +271,4 @@ class Indexing(Contractions):
         op = self.hlo.IfOp([self.type(*o) for o in outputs], predicate)
         self.block(op.regions[0], [], if_true)
         self.block(op.regions[1], [], if_false)
-        return list(op.results)
+        return self.wrap(op.results)

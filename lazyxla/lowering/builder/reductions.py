@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from lazyxla.lowering.builder.elements import Number, Operand, Value
 from lazyxla.lowering.builder.shapes import Shapes
+from lazyxla.lowering.value import Number, Operand, Value
 
 _COMBINERS = {
     "sum": "add",
@@ -22,13 +22,6 @@ _COMBINERS = {
     "or": "or_",
     "xor": "xor",
 }
-
-
-_FEW_TERMS = 64
-"""So many may be added up one after the other on the CPU."""
-
-_PART = 16
-"""Of so many terms at least are the sums that are added up then."""
 
 
 class Reductions(Shapes):
@@ -56,7 +49,7 @@ class Reductions(Shapes):
     def reduce(self, x: Value, dims: Sequence[int], kind: str, keepdim: bool = False) -> Value:
         """Reduces `x` over `dims` in its own dtype; `kind` is sum, prod, max, min, and, or.
 
-        For max and min there is `extremum`, which keeps nan; XLA's CPU backend alone does not.
+        For max and min there is `extremum`, which keeps nan on every platform.
         """
         dtype = self.dtype(x)
         start = self.constant(self.neutral(kind, dtype), dtype)
@@ -66,42 +59,12 @@ class Reductions(Shapes):
                 return [getattr(self.hlo, _COMBINERS[kind])(a[0], e[0])]
             return [self.combine(kind, a[0], e[0])]
 
-        for part in self._summed_before(x, dims) if kind == "sum" else []:
-            (x,) = self.reduce_multi([x], [start], part, body, keepdim=True)
-            x = self.hlo.optimization_barrier([x])  # XLA would make one reduction of both again
         (result,) = self.reduce_multi([x], [start], dims, body, keepdim)
         return result
 
-    def _summed_before(self, x: Value, dims: Sequence[int]) -> list[list[int]]:
-        """Which dimensions to sum before the others, in turn; none if all are to be at once.
-
-        XLA's CPU backend adds up the elements of several dimensions one after the other, with an
-        error that grows with their number; those of a single one it adds up as a tree, mostly in
-        less time.
-        """
-        dtype, shape = self.spec(x)
-        if self.platform != "cpu" or not (dtype.is_floating_point or dtype.is_complex):
-            return []
-        left = sorted({d % max(len(shape), 1) for d in dims if shape and shape[d] > 1})
-        if math.prod(shape[d] for d in left) <= _FEW_TERMS:
-            return []
-        parts: list[list[int]] = [[]]
-        while left:
-            if math.prod(shape[d] for d in parts[-1]) >= _PART:
-                parts.append([])
-            parts[-1].append(left.pop())
-        return parts[:-1]
-
     def extremum(self, x: Value, dims: Sequence[int], kind: str, keepdim: bool = False) -> Value:
-        """The maximum or minimum, nan if one element is nan.
-
-        On the CPU nans are looked for apart, which takes three times as long again. (With XLA's
-        option xla_cpu_enable_fast_min_max off, its own loops take 18 times as long.)
-        """
-        result = self.reduce(x, dims, kind, keepdim)
-        if self.platform != "cpu" or not self.dtype(x).is_floating_point:
-            return result
-        return self.select(self.reduce(self.is_nan(x), dims, "or", keepdim), math.nan, result)
+        """The maximum or minimum, nan if one element is nan."""
+        return self.reduce(x, dims, kind, keepdim)
 
     def reduce_multi(
         self,
@@ -127,7 +90,7 @@ class Reductions(Shapes):
         self.region(
             op.regions[0], dtypes * 2, lambda *a: body(list(a[: len(xs)]), list(a[len(xs) :]))
         )
-        results = list(op.results)
+        results = self.wrap(op.results)
         if keepdim:
             full = [1 if i in gone else n for i, n in enumerate(shape)]
             results = [self.reshape(r, full) for r in results]
@@ -141,11 +104,6 @@ class Reductions(Shapes):
         shape = self.shape(x)
         if not shape:
             return x, self.constant(0, torch.int64)
-        if self.platform == "cpu":
-            value, place = self._found_again(x, dim, kind)
-            if not keepdim:
-                value, place = self.squeeze(value, dim), self.squeeze(place, dim)
-            return value, self.convert(place, torch.int64)
         narrow = torch.int32 if shape[dim] < 2**31 else torch.int64
         index = self.iota(shape, dim, narrow)
         worst = self.constant(self.neutral(kind, dtype), dtype)
@@ -165,29 +123,6 @@ class Reductions(Shapes):
         last = self.constant(torch.iinfo(narrow).max, narrow)
         value, place = self.reduce_multi([x, index], [worst, last], [dim], body, keepdim)
         return value, self.convert(place, torch.int64)
-
-    def _found_again(self, x: Value, dim: int, kind: str) -> tuple[Value, Value]:
-        """`arg_reduce` as two reductions: the extremum, then the first place where it is.
-
-        XLA's CPU backend reduces pairs element by element: 512 rows of 2048 take 3.06 ms, and like
-        this 0.45.
-        """
-        shape, size = self.shape(x), self.shape(x)[dim]
-        narrow = torch.int32 if size < 2**30 else torch.int64  # places go up to 2 * size
-        index = self.iota(shape, dim, narrow)
-        value = self.reduce(x, [dim], kind, keepdim=True)
-        found = self.compare(x, self.broadcast_to(value, shape), "EQ")
-        if not self.dtype(x).is_floating_point:
-            place = self.reduce(self.select(found, index, size), [dim], "min", keepdim=True)
-            return value, place
-        # Places of nan come before all others, which are `size` further on.
-        place = self.hlo.add(index, self.full_like(index, size))
-        place = self.select(found, place, 2 * size)
-        place = self.select(self.is_nan(x), index, place)
-        place = self.reduce(place, [dim], "min", keepdim=True)
-        is_nan = self.compare(place, self.full_like(place, size), "LT")
-        other = self.hlo.subtract(place, self.full_like(place, size))
-        return self.select(is_nan, math.nan, value), self.select(is_nan, place, other)
 
     def reduce_window(
         self,
@@ -250,7 +185,7 @@ class Reductions(Shapes):
         self.region(
             op.regions[0], dtypes * 2, lambda *a: body(list(a[: len(xs)]), list(a[len(xs) :]))
         )
-        return list(op.results)
+        return self.wrap(op.results)
 
     def pairs(self, padding: Sequence[Sequence[int]]) -> Any:
         """A padding attribute: an i64 tensor of shape (rank, 2)."""
@@ -284,5 +219,4 @@ class Reductions(Shapes):
         """Like `region`, for arguments of any MLIR types."""
         block = region.blocks.append(*types)
         with self.mlir.ir.InsertionPoint(block):
-            results = body(*block.arguments)
-            self.hlo.return_(list(results))
+            self.hlo.return_(list(body(*self.wrap(block.arguments))))

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from lazyxla.lowering.builder.elements import Elements, Operand, Value
-from lazyxla.lowering.in_place import may_read_what_it_replaces, update_apart
+from lazyxla.lowering.builder.elements import Elements
+from lazyxla.lowering.value import Operand, Value
 
 
 class Shapes(Elements):
@@ -17,7 +17,7 @@ class Shapes(Elements):
 
     def reshape(self, x: Value, shape: Sequence[int]) -> Value:
         """Row-major reshape; one size may be -1."""
-        dtype, old = self.mlir.spec(x.type)
+        dtype, old = x.dtype, x.shape
         shape = tuple(shape)
         if -1 in shape:
             known = math.prod(n for n in shape if n != -1)
@@ -78,16 +78,14 @@ class Shapes(Elements):
 
     def dynamic_slice(self, x: Value, starts: Sequence[Operand], sizes: Sequence[int]) -> Value:
         """Slice at run-time starts (integer values or numbers), which XLA clamps into range."""
-        return self.hlo.dynamic_slice(x, self._starts(starts), list(sizes))
+        return self.hlo.dynamic_slice(x, self.starts(starts), list(sizes))
 
     def dynamic_update_slice(self, x: Value, update: Value, starts: Sequence[Operand]) -> Value:
         """`x` with the block at `starts` replaced by `update`."""
-        places = self._starts(starts)
-        if self.platform == "cpu" and may_read_what_it_replaces(x, update):
-            return update_apart(self, x, update, places)
-        return self.hlo.dynamic_update_slice(x, update, places)
+        return self.hlo.dynamic_update_slice(x, update, self.starts(starts))
 
-    def _starts(self, starts: Sequence[Operand]) -> list[Value]:
+    def starts(self, starts: Sequence[Operand]) -> list[Value]:
+        """Where a slice begins, as values."""
         # TPUs have no 64-bit integers of their own: numbers known now need none.
         known = all(isinstance(s, int) and s < 2**31 for s in starts)
         return [self.value(s, torch.int32 if known else torch.int64) for s in starts]

@@ -5,9 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from lazyxla.lowering.registry import rule
-from lazyxla.lowering.rules.formula import (
-    X,
+from lazyxla.lowering.functions import (
     clip,
     erf,
     exp,
@@ -15,78 +13,86 @@ from lazyxla.lowering.rules.formula import (
     log1p,
     maximum,
     minimum,
-    operands,
-    pointwise,
     sigmoid,
     tanh,
     where,
 )
+from lazyxla.lowering.registry import rule
+from lazyxla.lowering.rules.formula import operands, pointwise
 from lazyxla.lowering.value import Value
 
 if TYPE_CHECKING:
     from lazyxla.lowering.builder import Builder
 
 
-def conj(x: X) -> X:
+def conj(x: Value) -> Value:
     """The complex conjugate; a real value itself."""
     return x.call("chlo.conj") if x.is_complex else x
 
 
 @pointwise("aten::relu", exact=True)
-def relu(x: X) -> X:
+def relu(x: Value) -> Value:
     return maximum(x, 0)
 
 
 @pointwise("aten::threshold", exact=True)
-def threshold(x: X, limit: X, value: X) -> X:
+def threshold(x: Value, limit: Value, value: Value) -> Value:
     return where(x <= limit, value, x)
 
 
 @pointwise("aten::threshold_backward", exact=True)
-def threshold_backward(grad: X, x: X, limit: X) -> X:
+def threshold_backward(grad: Value, x: Value, limit: Value) -> Value:
     return where(x <= limit, 0, grad)
 
 
 @pointwise("aten::leaky_relu")
-def leaky_relu(x: X, slope: X) -> X:
+def leaky_relu(x: Value, slope: Value) -> Value:
     return where(x > 0, x, x * slope)
 
 
 @pointwise("aten::leaky_relu_backward")
-def leaky_relu_backward(grad: X, x: X, slope: X, self_is_result: bool) -> X:
+def leaky_relu_backward(grad: Value, x: Value, slope: Value, self_is_result: bool) -> Value:
     return where(x > 0, grad, grad * slope)
 
 
 @pointwise("aten::_prelu_kernel")
-def prelu(x: X, weight: X) -> X:
+def prelu(x: Value, weight: Value) -> Value:
     return where(x > 0, x, x * weight)
 
 
 @pointwise("aten::_prelu_kernel_backward")
-def prelu_backward(grad: X, x: X, weight: X) -> tuple[X, X]:
+def prelu_backward(grad: Value, x: Value, weight: Value) -> tuple[Value, Value]:
     return where(x > 0, grad, weight * grad), where(x > 0, 0, x * grad)
 
 
 @pointwise("aten::rrelu_with_noise_backward")
 def rrelu_with_noise_backward(
-    grad: X, x: X, noise: X, lower: X, upper: X, training: bool, self_is_result: bool
-) -> X:
+    grad: Value,
+    x: Value,
+    noise: Value,
+    lower: Value,
+    upper: Value,
+    training: bool,
+    self_is_result: bool,
+) -> Value:
     fixed = where(x > 0, grad, grad * ((lower + upper) / 2))
     return where(upper - lower > 1e-6, noise * grad, fixed) if training else fixed
 
 
 @pointwise("aten::elu")
-def elu(x: X, alpha: X, scale: X, input_scale: X) -> X:
+def elu(x: Value, alpha: Value, scale: Value, input_scale: Value) -> Value:
     return where(x < 0, expm1(x * input_scale) * (alpha * scale), x * scale)
 
 
 @pointwise("aten::celu")
-def celu(x: X, alpha: X) -> X:
+def celu(x: Value, alpha: Value) -> Value:
     return where(x < 0, expm1(x * (1 / alpha)) * alpha, x)
 
 
 @pointwise("aten::elu_backward")
-def elu_backward(grad: X, alpha: X, scale: X, input_scale: X, is_result: bool, x: X) -> X:
+def elu_backward(
+    grad: Value, alpha: Value, scale: Value, input_scale: Value, is_result: bool, x: Value
+) -> Value:
     coefficient = alpha * scale
     inner = x + coefficient if is_result else coefficient * exp(x * input_scale)
     return where(x <= 0, grad * input_scale * inner, grad * scale)
@@ -96,50 +102,50 @@ def elu_backward(grad: X, alpha: X, scale: X, input_scale: X, is_result: bool, x
 
 
 @pointwise("aten::sigmoid_backward")
-def sigmoid_backward(grad: X, y: X) -> X:
+def sigmoid_backward(grad: Value, y: Value) -> Value:
     return grad * conj((1 - y) * y)
 
 
 @pointwise("aten::tanh_backward")
-def tanh_backward(grad: X, y: X) -> X:
+def tanh_backward(grad: Value, y: Value) -> Value:
     return grad * conj(1 - y * y)
 
 
 @pointwise("aten::silu")
-def silu(x: X) -> X:
+def silu(x: Value) -> Value:
     return x * sigmoid(x)
 
 
 @pointwise("aten::silu_backward")
-def silu_backward(grad: X, x: X) -> X:
+def silu_backward(grad: Value, x: Value) -> Value:
     s = sigmoid(x)
     return grad * s * (1 + x * (1 - s))
 
 
 @pointwise("aten::mish")
-def mish(x: X) -> X:
+def mish(x: Value) -> Value:
     return x * tanh(_softplus(x))
 
 
 @pointwise("aten::mish_backward")
-def mish_backward(grad: X, x: X) -> X:
+def mish_backward(grad: Value, x: Value) -> Value:
     t = tanh(_softplus(x))
     return grad * (t + x * sigmoid(x) * (1 - t * t))
 
 
-def _softplus(x: X) -> X:
+def _softplus(x: Value) -> Value:
     """log(1 + exp(x)) without overflow."""
     return maximum(x, 0) + log1p(exp(-abs(x)))
 
 
 @pointwise("aten::softplus")
-def softplus(x: X, beta: X, limit: X) -> X:
+def softplus(x: Value, beta: Value, limit: Value) -> Value:
     scaled = x * beta
     return where(scaled > limit, x, log1p(exp(scaled)) / beta)
 
 
 @pointwise("aten::softplus_backward")
-def softplus_backward(grad: X, x: X, beta: X, limit: X) -> X:
+def softplus_backward(grad: Value, x: Value, beta: Value, limit: Value) -> Value:
     scaled = x * beta
     return where(scaled > limit, grad, grad * sigmoid(scaled))
 
@@ -152,21 +158,21 @@ def log_sigmoid_forward(b: Builder, x: Value) -> tuple[Value, Value]:
     (x,) = operands(b, x)
     decay = exp(-abs(x))
     dtype, shape = b.outputs[1]
-    scratch = decay.value if shape == b.shape(x.value) else b.zeros(shape, dtype)
-    return (minimum(x, 0) - log1p(decay)).value, scratch
+    scratch = decay if shape == b.shape(x) else b.zeros(shape, dtype)
+    return (minimum(x, 0) - log1p(decay)), scratch
 
 
 @rule("aten::log_sigmoid_backward")
 def log_sigmoid_backward(b: Builder, grad: Value, x: Value, scratch: Value) -> Value:
     grad, x = operands(b, grad, x)
-    return (grad * sigmoid(-x)).value
+    return grad * sigmoid(-x)
 
 
 # ---- gelu, glu ----
 
 
 @pointwise("aten::gelu")
-def gelu(x: X, approximate: str) -> X:
+def gelu(x: Value, approximate: str) -> Value:
     if approximate == "tanh":
         inner = math.sqrt(2 / math.pi) * (x + 0.044715 * (x * x * x))
         return 0.5 * x * (1 + tanh(inner))
@@ -174,7 +180,7 @@ def gelu(x: X, approximate: str) -> X:
 
 
 @pointwise("aten::gelu_backward")
-def gelu_backward(grad: X, x: X, approximate: str) -> X:
+def gelu_backward(grad: Value, x: Value, approximate: str) -> Value:
     if approximate == "tanh":
         beta, kappa = math.sqrt(2 / math.pi), 0.044715
         inner = tanh(beta * (x + kappa * (x * x * x)))
@@ -193,7 +199,7 @@ def _halves(b: Builder, x: Value, dim: int) -> list[Value]:
 @rule("aten::glu")
 def glu(b: Builder, x: Value, dim: int) -> Value:
     x, gate = operands(b, *_halves(b, x, dim))
-    return (x * sigmoid(gate)).value
+    return x * sigmoid(gate)
 
 
 @rule("aten::glu_backward")
@@ -201,47 +207,47 @@ def glu_backward(b: Builder, grad: Value, x: Value, dim: int) -> Value:
     grad, x, gate = operands(b, grad, *_halves(b, x, dim))
     open_ = sigmoid(gate)
     to_x = grad * open_
-    return b.concat([to_x.value, (to_x * (1 - open_) * x).value], dim)
+    return b.concat([to_x, (to_x * (1 - open_) * x)], dim)
 
 
 # ---- piecewise linear ----
 
 
 @pointwise("aten::hardtanh_backward")
-def hardtanh_backward(grad: X, x: X, low: X, high: X) -> X:
+def hardtanh_backward(grad: Value, x: Value, low: Value, high: Value) -> Value:
     return where((x <= low) | (x >= high), 0, grad)
 
 
 @pointwise("aten::hardswish")
-def hardswish(x: X) -> X:
+def hardswish(x: Value) -> Value:
     return x * clip(x + 3, 0, 6) / 6
 
 
 @pointwise("aten::hardswish_backward")
-def hardswish_backward(grad: X, x: X) -> X:
+def hardswish_backward(grad: Value, x: Value) -> Value:
     return where(x <= -3, 0, where(x < 3, grad * (x / 3 + 0.5), grad))
 
 
 @pointwise("aten::hardsigmoid")
-def hardsigmoid(x: X) -> X:
+def hardsigmoid(x: Value) -> Value:
     return clip(x + 3, 0, 6) / 6
 
 
 @pointwise("aten::hardsigmoid_backward")
-def hardsigmoid_backward(grad: X, x: X) -> X:
+def hardsigmoid_backward(grad: Value, x: Value) -> Value:
     return where((x > -3) & (x < 3), grad * (1 / 6), 0)
 
 
 @pointwise("aten::hardshrink")
-def hardshrink(x: X, limit: X) -> X:
+def hardshrink(x: Value, limit: Value) -> Value:
     return where((x >= -limit) & (x <= limit), 0, x)
 
 
 @pointwise("aten::softshrink")
-def softshrink(x: X, limit: X) -> X:
+def softshrink(x: Value, limit: Value) -> Value:
     return where(x > limit, x - limit, where(x < -limit, x + limit, x * 0))
 
 
 @pointwise("aten::hardshrink_backward", "aten::softshrink_backward")
-def shrink_backward(grad: X, x: X, limit: X) -> X:
+def shrink_backward(grad: Value, x: Value, limit: Value) -> Value:
     return where((x >= -limit) & (x <= limit), 0, grad)

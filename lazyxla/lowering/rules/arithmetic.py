@@ -7,25 +7,16 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from lazyxla.lowering.functions import maximum, minimum, sqrt, trunc, where
 from lazyxla.lowering.registry import rule
-from lazyxla.lowering.rules.formula import (
-    X,
-    is_operand,
-    maximum,
-    minimum,
-    operands,
-    pointwise,
-    sqrt,
-    trunc,
-    where,
-)
+from lazyxla.lowering.rules.formula import is_operand, operands, pointwise
 from lazyxla.lowering.value import Value
 
 if TYPE_CHECKING:
     from lazyxla.lowering.builder import Builder
 
 
-def _scaled(b: Builder, x: Value, y: Value, alpha: Value) -> tuple[X, X]:
+def _scaled(b: Builder, x: Value, y: Value, alpha: Value) -> tuple[Value, Value]:
     """x and alpha * y, where alpha is 1 more often than not."""
     dtype = b.outputs[0].dtype
     if b.is_const(alpha, 1):
@@ -40,36 +31,36 @@ def _scaled(b: Builder, x: Value, y: Value, alpha: Value) -> tuple[X, X]:
 @rule("aten::add.Tensor", "aten::add.Scalar")
 def add(b: Builder, x: Value, y: Value, alpha: Value) -> Value:
     left, right = _scaled(b, x, y, alpha)
-    return (left + right).value
+    return left + right
 
 
 @rule("aten::sub.Tensor", "aten::sub.Scalar")
 def sub(b: Builder, x: Value, y: Value, alpha: Value) -> Value:
     left, right = _scaled(b, x, y, alpha)
-    return (left - right).value
+    return left - right
 
 
 @rule("aten::rsub.Tensor", "aten::rsub.Scalar")
 def rsub(b: Builder, x: Value, y: Value, alpha: Value) -> Value:
     left, right = _scaled(b, y, x, alpha)
-    return (left - right).value
+    return left - right
 
 
 @rule("aten::_add_relu.Tensor", "aten::_add_relu.Scalar")
 def add_relu(b: Builder, x: Value, y: Value, alpha: Value) -> Value:
     left, right = _scaled(b, x, y, alpha)
-    return maximum(left + right, 0).value
+    return maximum(left + right, 0)
 
 
 # ---- division ----
 
 
 @pointwise("aten::div.Tensor", "aten::div.Scalar", exact=True)
-def div(x: X, y: X) -> X:
+def div(x: Value, y: Value) -> Value:
     return x / y
 
 
-def _floor_division(x: X, y: X) -> X:
+def _floor_division(x: Value, y: Value) -> Value:
     """The largest integer not above x / y; for floats by way of the remainder, which is exact."""
     if x.is_exact:
         if not x.dtype.is_signed:
@@ -87,7 +78,7 @@ def _floor_division(x: X, y: X) -> X:
 
 
 @pointwise("aten::div.Tensor_mode", "aten::div.Scalar_mode")
-def div_mode(x: X, y: X, rounding_mode: str | None) -> X:
+def div_mode(x: Value, y: Value, rounding_mode: str | None) -> Value:
     if rounding_mode == "floor":
         return _floor_division(x, y)
     quotient = x / y
@@ -99,12 +90,12 @@ def div_mode(x: X, y: X, rounding_mode: str | None) -> X:
 
 
 @pointwise("aten::floor_divide", "aten::floor_divide.Scalar")
-def floor_divide(x: X, y: X) -> X:
+def floor_divide(x: Value, y: Value) -> Value:
     return _floor_division(x, y)
 
 
 @pointwise("aten::remainder.Tensor", "aten::remainder.Scalar", "aten::remainder.Scalar_Tensor")
-def remainder(x: X, y: X) -> X:
+def remainder(x: Value, y: Value) -> Value:
     modulus = x % y
     if x.is_exact and not x.dtype.is_signed:
         return modulus
@@ -114,7 +105,7 @@ def remainder(x: X, y: X) -> X:
 # ---- powers ----
 
 
-def _power(x: X, y: X) -> X:
+def _power(x: Value, y: Value) -> Value:
     if x.dtype == torch.bool:
         return x | ~y
     if x.is_exact and x.dtype.is_signed:
@@ -123,7 +114,7 @@ def _power(x: X, y: X) -> X:
 
 
 @pointwise("aten::pow.Tensor_Tensor", "aten::pow.Scalar")
-def pow_tensor(x: X, y: X) -> X:
+def pow_tensor(x: Value, y: Value) -> Value:
     return _power(x, y)
 
 
@@ -144,8 +135,8 @@ def pow_scalar(b: Builder, x: Value, y: Value) -> Value:
     base, exponent = operands(b, x, y)
     for known, formula in _SIMPLE_POWERS.items():
         if b.is_const(y, known) and (known in (1, 2, 3) or not base.is_exact):
-            return formula(base).value
-    return _power(base, exponent).value
+            return formula(base)
+    return _power(base, exponent)
 
 
 # ---- clamping ----
@@ -156,16 +147,16 @@ def clamp(b: Builder, x: Value, low: Value | None, high: Value | None) -> Value:
     # Rounding is monotone, so clamping in the result's dtype is what the wider one gives.
     x, low, high = operands(b, x, low, high, dtype=b.outputs[0].dtype)
     x = x if low is None else maximum(x, low)
-    return (x if high is None else minimum(x, high)).value
+    return x if high is None else minimum(x, high)
 
 
 @pointwise("aten::clamp_min", "aten::clamp_min.Tensor", exact=True)
-def clamp_min(x: X, low: X) -> X:
+def clamp_min(x: Value, low: Value) -> Value:
     return maximum(x, low)
 
 
 @pointwise("aten::clamp_max", "aten::clamp_max.Tensor", exact=True)
-def clamp_max(x: X, high: X) -> X:
+def clamp_max(x: Value, high: Value) -> Value:
     return minimum(x, high)
 
 
@@ -176,17 +167,17 @@ def clamp_max(x: X, high: X) -> X:
 def addcmul(b: Builder, x: Value, y: Value, z: Value, factor: Value) -> Value:
     known = b.is_const(factor, 1)
     x, y, z, factor = operands(b, x, y, z, factor)
-    return (x + (y if known else factor * y) * z).value
+    return x + (y if known else factor * y) * z
 
 
 @rule("aten::addcdiv")
 def addcdiv(b: Builder, x: Value, y: Value, z: Value, factor: Value) -> Value:
     known = b.is_const(factor, 1)
     x, y, z, factor = operands(b, x, y, z, factor)
-    return (x + (y if known else factor * y) / z).value
+    return x + (y if known else factor * y) / z
 
 
-def _near(weight: X) -> X:
+def _near(weight: Value) -> Value:
     """Whether |weight| < 0.5, where the interpolation starts from the first point."""
     if weight.is_complex:
         return weight.real * weight.real + weight.imag * weight.imag < 0.25
@@ -199,9 +190,9 @@ def lerp(b: Builder, x: Value, y: Value, weight: Value) -> Value:
         number = weight.number  # known now; a weight that varies is lowered again
         x, y, weight = operands(b, x, y, weight)
         near = abs(number) < 0.5
-        return (x + weight * (y - x) if near else y - (y - x) * (1 - weight)).value
+        return x + weight * (y - x) if near else y - (y - x) * (1 - weight)
     x, y, weight = operands(b, x, y, weight)
-    return where(_near(weight), x + weight * (y - x), y - (y - x) * (1 - weight)).value
+    return where(_near(weight), x + weight * (y - x), y - (y - x) * (1 - weight))
 
 
 @rule("aten::logit")
@@ -210,7 +201,7 @@ def logit(b: Builder, x: Value, eps: Value | None) -> Value:
     if eps is not None:
         # In PyTorch's order of comparisons: nan passes through.
         x = where(x < eps, eps, where(x > 1 - eps, 1 - eps, x))
-    return (x / (1 - x)).call("log").value
+    return (x / (1 - x)).call("log")
 
 
 @rule("aten::logit_backward")
@@ -218,6 +209,6 @@ def logit_backward(b: Builder, grad: Value, x: Value, eps: Value | None) -> Valu
     grad, x, eps = operands(b, grad, x, eps)
     inner = grad / (x * (1 - x))
     if eps is not None:
-        return where((x < eps) | (x > 1 - eps), 0, inner).value
+        return where((x < eps) | (x > 1 - eps), 0, inner)
     inner = where((x == 0) | (x == 1), grad * math.inf, inner)
-    return where((x < 0) | (x > 1), math.nan, inner).value
+    return where((x < 0) | (x > 1), math.nan, inner)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from lazyxla.lowering.functions import maximum, sqrt, where
 from lazyxla.lowering.registry import graph_rule, rule
-from lazyxla.lowering.rules.formula import X, maximum, sqrt, where
 from lazyxla.lowering.value import Value
 
 if TYPE_CHECKING:
@@ -100,21 +100,21 @@ def arange_step(b: Builder, start: Value, end: Value, step: Value, *_: Any) -> V
     return _range(b, start, step)
 
 
-def _linspace(b: Builder, start: Value, end: Value, steps: int) -> X:
+def _linspace(b: Builder, start: Value, end: Value, steps: int) -> Value:
     """Counted from both ends, so that the last element is exactly `end`."""
     shape, given = b.outputs[0].shape, b.outputs[0].dtype
     dtype = _range_dtype(b, 0.0)
     if steps <= 1:
-        return X(b, b.full(shape, b.value(start, dtype), dtype))
+        return b.full(shape, b.value(start, dtype), dtype)
     # The bounds have the result's type in PyTorch: those of integers are truncated.
     bounds = (b.convert(b.value(n, given), dtype) for n in (start, end))
-    first, last = (X(b, b.full(shape, n, dtype)) for n in bounds)
+    first, last = (b.full(shape, n, dtype) for n in bounds)
     real = b.real_dtype(dtype)
-    place = X(b, b.iota(shape, 0, real))
+    place = b.iota(shape, 0, real)
     left = ((steps - 1) - place).to(dtype)
     # XLA would multiply by the reciprocal of a constant: 49 / 49 would be less than 1.
     gaps = b.hlo.optimization_barrier([b.full(shape, steps - 1, dtype)])
-    step = (last - first) / X(b, gaps)
+    step = (last - first) / gaps
     return where(place < steps // 2, first + step * place.to(dtype), last - step * left)
 
 
@@ -125,7 +125,7 @@ def _linspace(b: Builder, start: Value, end: Value, steps: int) -> X:
     "aten::linspace.Scalar_Tensor",
 )
 def linspace(b: Builder, start: Value, end: Value, steps: int, *_: Any) -> Value:
-    return _linspace(b, start, end, steps).value
+    return _linspace(b, start, end, steps)
 
 
 @rule(
@@ -136,16 +136,15 @@ def linspace(b: Builder, start: Value, end: Value, steps: int, *_: Any) -> Value
 )
 def logspace(b: Builder, start: Value, end: Value, steps: int, base: Value, *_: Any) -> Value:
     exponent = _linspace(b, start, end, steps)
-    power = X(b, b.full(b.outputs[0].shape, base, exponent.dtype)) ** exponent
-    return power.value
+    return b.full(b.outputs[0].shape, base, exponent.dtype) ** exponent
 
 
 # ---- windows ----
 
 
-def _window_place(b: Builder, size: int, periodic: bool) -> X:
+def _window_place(b: Builder, size: int, periodic: bool) -> Value:
     """0 .. 1 over the window, or just short of 1 if it is periodic."""
-    place = X(b, b.iota(b.outputs[0].shape, 0, b.compute_dtype(b.outputs[0].dtype)))
+    place = b.iota(b.outputs[0].shape, 0, b.compute_dtype(b.outputs[0].dtype))
     return place / max(size if periodic else size - 1, 1)
 
 
@@ -154,12 +153,12 @@ def _cosine_window(b: Builder, size: int, periodic: bool, coefficients: list[Val
     shape = b.outputs[0].shape
     place = _window_place(b, size, periodic)
     if size <= 1:
-        return place.full(1).value
-    total = X(b, b.full(shape, coefficients[0], place.dtype))
+        return place.full(1)
+    total = b.full(shape, coefficients[0], place.dtype)
     for order, coefficient in enumerate(coefficients[1:], 1):
-        factor = X(b, b.full(shape, coefficient, place.dtype))
+        factor = b.full(shape, coefficient, place.dtype)
         total = total + factor * (place * (2 * math.pi * order)).call("cosine")
-    return total.value
+    return total
 
 
 # The arguments that are not listed are dtype, layout, device and pin_memory.
@@ -183,26 +182,26 @@ def blackman_window(b: Builder, size: int, *rest: Any) -> Value:
 )
 def hamming_window(b: Builder, size: int, *rest: Any) -> Value:
     alpha = rest[1] if len(rest) >= 6 else 0.54
-    beta = X(b, b.value(rest[2], torch.float64)) if len(rest) >= 7 else None
-    second = -0.46 if beta is None else (-beta).value
+    beta = b.value(rest[2], torch.float64) if len(rest) >= 7 else None
+    second = -0.46 if beta is None else (-beta)
     return _cosine_window(b, size, _periodic(rest), [alpha, second])
 
 
 @rule("aten::bartlett_window", "aten::bartlett_window.periodic")
 def bartlett_window(b: Builder, size: int, *rest: Any) -> Value:
     place = _window_place(b, size, _periodic(rest))
-    return (1 - abs(2 * place - 1) if size > 1 else place.full(1)).value
+    return 1 - abs(2 * place - 1) if size > 1 else place.full(1)
 
 
 @rule("aten::kaiser_window", "aten::kaiser_window.periodic", "aten::kaiser_window.beta")
 def kaiser_window(b: Builder, size: int, *rest: Any) -> Value:
     place = _window_place(b, size, _periodic(rest))
     if size <= 1:
-        return place.full(1).value
-    beta = X(b, b.full(b.outputs[0].shape, rest[1] if len(rest) == 6 else 12.0, place.dtype))
+        return place.full(1)
+    beta = b.full(b.outputs[0].shape, rest[1] if len(rest) == 6 else 12.0, place.dtype)
     side = 2 * place - 1
     arch = sqrt(maximum(1 - side * side, 0))
-    scale, top = (b.call_jax(_bessel_i0, x.value) for x in (beta * arch, beta))
+    scale, top = (b.call_jax(_bessel_i0, x) for x in (beta * arch, beta))
     return b.hlo.divide(scale, top)
 
 

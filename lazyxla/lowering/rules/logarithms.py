@@ -13,7 +13,9 @@ from typing import NamedTuple
 
 import torch
 
-from lazyxla.lowering.rules.formula import X, log, pointwise, where
+from lazyxla.lowering.functions import log, where
+from lazyxla.lowering.rules.formula import pointwise
+from lazyxla.lowering.value import Value
 
 
 class _Format(NamedTuple):
@@ -30,11 +32,11 @@ _FORMATS = {
 }
 
 
-def _bits(x: X) -> X:
-    return X(x.b, x.b.bitcast(x.value, _FORMATS[x.dtype].whole))
+def _bits(x: Value) -> Value:
+    return x.b.bitcast(x, _FORMATS[x.dtype].whole)
 
 
-def _split(x: X) -> tuple[X, X]:
+def _split(x: Value) -> tuple[Value, Value]:
     """A fraction between sqrt(1/2) and sqrt(2) and the exponent of 2 that go with a positive
     number, both in its dtype; without meaning for others.
 
@@ -48,24 +50,24 @@ def _split(x: X) -> tuple[X, X]:
     less = where(small, bits.full(form.bias + form.digits - 1), 0)
     exponent = bits.call("shift_right_logical", form.digits) - form.bias - less
     fraction = (bits & ((1 << form.digits) - 1)) | (form.bias << form.digits)
-    fraction = X(b, b.bitcast(fraction.value, x.dtype))
+    fraction = b.bitcast(fraction, x.dtype)
     great = fraction > math.sqrt(2)
     return where(great, fraction * 0.5, fraction), (exponent + great.to(form.whole)).to(x.dtype)
 
 
-def _is_split(x: X) -> bool:
+def _is_split(x: Value) -> bool:
     # A TPU has no bits of float64: it is two floats there.
     return x.dtype in _FORMATS and not (x.b.platform == "tpu" and x.dtype == torch.float64)
 
 
-def _positive_or(x: X, result: X) -> X:
+def _positive_or(x: Value, result: Value) -> Value:
     """`result` for positive finite numbers, and what any logarithm gives for others."""
     bits, infinite = _bits(x), _bits(x.full(math.inf))
     return where((bits > 0) & (bits < infinite), result, log(x))
 
 
 @pointwise("aten::log2")
-def log2(x: X) -> X:
+def log2(x: Value) -> Value:
     if not _is_split(x):
         return log(x) / math.log(2)
     fraction, exponent = _split(x)
@@ -82,7 +84,7 @@ def _log10_of_2(digits: int) -> tuple[float, float]:
 
 
 @pointwise("aten::log10")
-def log10(x: X) -> X:
+def log10(x: Value) -> Value:
     if not _is_split(x):
         return log(x) / math.log(10)
     fraction, exponent = _split(x)

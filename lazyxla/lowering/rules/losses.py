@@ -5,18 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from lazyxla.lowering.functions import exp, log, log1p, maximum, minimum, sigmoid, where
 from lazyxla.lowering.registry import rule
-from lazyxla.lowering.rules.formula import (
-    X,
-    exp,
-    log,
-    log1p,
-    maximum,
-    minimum,
-    operands,
-    sigmoid,
-    where,
-)
+from lazyxla.lowering.rules.formula import operands
 from lazyxla.lowering.value import Value
 
 if TYPE_CHECKING:
@@ -26,12 +17,12 @@ if TYPE_CHECKING:
 NONE, MEAN, SUM = 0, 1, 2  # torch's Reduction
 
 
-def reduced(b: Builder, loss: X, reduction: int) -> Value:
+def reduced(b: Builder, loss: Value, reduction: int) -> Value:
     """The loss per element, its mean or its sum."""
-    dims = range(b.rank(loss.value))
+    dims = range(b.rank(loss))
     if reduction == MEAN:
-        return b.mean(loss.value, dims)
-    return b.reduce(loss.value, dims, "sum") if reduction == SUM else loss.value
+        return b.mean(loss, dims)
+    return b.reduce(loss, dims, "sum") if reduction == SUM else loss
 
 
 def _loss(name: str) -> Callable[..., Any]:
@@ -39,7 +30,7 @@ def _loss(name: str) -> Callable[..., Any]:
     *parameters).
     """
 
-    def register(formula: Callable[..., X]) -> Callable[..., X]:
+    def register(formula: Callable[..., Value]) -> Callable[..., Value]:
         def lower(b: Builder, x: Value, target: Value, reduction: int, *parameters: Any) -> Value:
             return reduced(b, formula(*operands(b, x, target, *parameters)), reduction)
 
@@ -54,14 +45,14 @@ def _loss_backward(name: str) -> Callable[..., Any]:
     gradient.
     """
 
-    def register(formula: Callable[..., X]) -> Callable[..., X]:
+    def register(formula: Callable[..., Value]) -> Callable[..., Value]:
         def lower(
             b: Builder, grad: Value, x: Value, target: Value, reduction: int, *parameters: Any
         ) -> Value:
             grad, x, target, *numbers = operands(b, grad, x, target, *parameters)
             slope = formula(x, target, *numbers) * grad
-            count = b.count(x.value, range(b.rank(x.value)))
-            return (slope / count if reduction == MEAN else slope).value
+            count = b.count(x, range(b.rank(x)))
+            return slope / count if reduction == MEAN else slope
 
         rule(name)(lower)
         return formula
@@ -70,46 +61,46 @@ def _loss_backward(name: str) -> Callable[..., Any]:
 
 
 @_loss("aten::mse_loss")
-def mse_loss(x: X, target: X) -> X:
+def mse_loss(x: Value, target: Value) -> Value:
     return (x - target) * (x - target)
 
 
 @_loss_backward("aten::mse_loss_backward")
-def mse_loss_backward(x: X, target: X) -> X:
+def mse_loss_backward(x: Value, target: Value) -> Value:
     return 2 * (x - target)
 
 
 @_loss("aten::smooth_l1_loss")
-def smooth_l1_loss(x: X, target: X, beta: X) -> X:
+def smooth_l1_loss(x: Value, target: Value, beta: Value) -> Value:
     distance = abs(x - target)
     return where(distance < beta, 0.5 * distance * distance / beta, distance - 0.5 * beta)
 
 
 @_loss_backward("aten::smooth_l1_loss_backward")
-def smooth_l1_loss_backward(x: X, target: X, beta: X) -> X:
+def smooth_l1_loss_backward(x: Value, target: Value, beta: Value) -> Value:
     difference = x - target
     return where(difference <= -beta, -1, where(difference >= beta, 1, difference / beta))
 
 
 @_loss("aten::huber_loss")
-def huber_loss(x: X, target: X, delta: X) -> X:
+def huber_loss(x: Value, target: Value, delta: Value) -> Value:
     distance = abs(x - target)
     return where(distance <= delta, 0.5 * distance * distance, delta * (distance - 0.5 * delta))
 
 
 @_loss_backward("aten::huber_loss_backward")
-def huber_loss_backward(x: X, target: X, delta: X) -> X:
+def huber_loss_backward(x: Value, target: Value, delta: Value) -> Value:
     difference = x - target
     return where(difference <= -delta, -delta, where(difference >= delta, delta, difference))
 
 
 @_loss("aten::soft_margin_loss")
-def soft_margin_loss(x: X, target: X) -> X:
+def soft_margin_loss(x: Value, target: Value) -> Value:
     return log1p(exp(-target * x))
 
 
 @_loss_backward("aten::soft_margin_loss_backward")
-def soft_margin_loss_backward(x: X, target: X) -> X:
+def soft_margin_loss_backward(x: Value, target: Value) -> Value:
     return -target * sigmoid(-target * x)
 
 
@@ -130,8 +121,8 @@ def binary_cross_entropy_backward(
     grad, x, target, weight = operands(b, grad, x, target, weight)
     slope = grad * (x - target) / maximum((1 - x) * x, 1e-12)
     slope = slope if weight is None else slope * weight
-    count = b.count(x.value, range(b.rank(x.value)))
-    return (slope / count if reduction == MEAN else slope).value
+    count = b.count(x, range(b.rank(x)))
+    return slope / count if reduction == MEAN else slope
 
 
 @rule("aten::binary_cross_entropy_with_logits")

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from lazyxla.lowering.functions import expm1, log1p, maximum, sqrt, where
 from lazyxla.lowering.registry import rule
-from lazyxla.lowering.rules.formula import X, expm1, log1p, maximum, sqrt, where
 from lazyxla.lowering.value import Value
 
 if TYPE_CHECKING:
@@ -32,32 +32,32 @@ class _Step:
         self.grad_scale = grad_scale
         self.found_inf = found_inf
         self.maximize = maximize
-        self._numbers: dict[Any, X] = {}
+        self._numbers: dict[Any, Value] = {}
 
-    def number(self, x: Any, like: X) -> X:
+    def number(self, x: Any, like: Value) -> Value:
         """A number, Scalar or one-element tensor, in the dtype of `like`, 0-dim; written once for
         all parameters.
         """
         key = (id(x), like.dtype)
         if key not in self._numbers:
             value = self.b.value(x, like.dtype)
-            self._numbers[key] = X(self.b, self.b.reshape(value, ()))
+            self._numbers[key] = self.b.reshape(value, ())
         return self._numbers[key]
 
-    def spread(self, number: X, like: X) -> X:
-        """A 0-dim X in the shape of `like`."""
-        return X(self.b, self.b.broadcast_to(number.value, self.b.shape(like.value)))
+    def spread(self, number: Value, like: Value) -> Value:
+        """A 0-dim Value in the shape of `like`."""
+        return self.b.broadcast_to(number, self.b.shape(like))
 
-    def wide(self, x: Value) -> X:
-        return X(self.b, self.b.convert(x, self.b.compute_dtype(self.b.dtype(x))))
+    def wide(self, x: Value) -> Value:
+        return self.b.convert(x, self.b.compute_dtype(self.b.dtype(x)))
 
-    def gradient(self, grad: Value, like: X) -> tuple[Value, X]:
+    def gradient(self, grad: Value, like: Value) -> tuple[Value, Value]:
         """The unscaled gradient as it is stored, and as it is used."""
-        wide = X(self.b, self.b.convert(grad, like.dtype))
+        wide = self.b.convert(grad, like.dtype)
         if self.grad_scale is None:
             return grad, (-wide if self.maximize else wide)
         wide = wide / self.spread(self.number(self.grad_scale, wide), wide)
-        return self.keep(wide.value, grad), (-wide if self.maximize else wide)
+        return self.keep(wide, grad), (-wide if self.maximize else wide)
 
     def keep(self, new: Value, old: Value) -> Value:
         """The new state, or the old one if a gradient was not finite."""
@@ -67,7 +67,7 @@ class _Step:
         skip = self.b.reshape(self.b.value(self.found_inf, torch.bool), ())
         return self.b.select(skip, old, new)
 
-    def less_than_one(self, x: Any, like: X) -> X:
+    def less_than_one(self, x: Any, like: Value) -> Value:
         """1 - x as 0-dim of like's dtype, subtracted in float64: for 0.999 float32 has but four
         digits left.
         """
@@ -75,10 +75,10 @@ class _Step:
         if key not in self._numbers:
             number = self.b.reshape(self.b.value(x, torch.float64), ())
             left = self.b.hlo.subtract(self.b.constant(1, torch.float64), number)
-            self._numbers[key] = X(self.b, self.b.convert(left, like.dtype))
+            self._numbers[key] = self.b.convert(left, like.dtype)
         return self._numbers[key]
 
-    def bias_correction(self, beta: Any, step: Value, like: X) -> X:
+    def bias_correction(self, beta: Any, step: Value, like: Value) -> Value:
         """1 - beta ** step, 0-dim."""
         return -expm1(self.number(step, like) * log1p(-self.less_than_one(beta, like)))
 
@@ -129,14 +129,14 @@ def _adam(decoupled: bool) -> Callable[..., list[Value]]:
             root, highest = v, None
             if amsgrad:
                 root = maximum(step.wide(max_exp_avg_sqs[i]), v)
-                highest = step.keep(root.value, max_exp_avg_sqs[i])
+                highest = step.keep(root, max_exp_avg_sqs[i])
             size = rate / step.bias_correction(beta1, steps[i], p)
             scale = 1 / sqrt(step.bias_correction(beta2, steps[i], p))
             denominator = sqrt(root) * step.spread(scale, p)
             denominator = denominator + step.spread(step.number(eps, p), p)
             p = p - m / denominator * step.spread(size, p)
-            new = (step.keep(p.value, old), stored, step.keep(m.value, exp_avgs[i]))
-            rows.append((*new, step.keep(v.value, exp_avg_sqs[i]), highest))
+            new = (step.keep(p, old), stored, step.keep(m, exp_avgs[i]))
+            rows.append((*new, step.keep(v, exp_avg_sqs[i]), highest))
         return _flatten(rows)
 
     return lower
@@ -176,10 +176,10 @@ def fused_sgd(
             if not is_first_step:
                 fresh = g * step.spread(step.less_than_one(dampening, p), p)
                 velocity = step.wide(momenta[i]) * factor + fresh
-            kept = step.keep(velocity.value, momenta[i])
+            kept = step.keep(velocity, momenta[i])
             g = g + velocity * factor if nesterov else velocity
         p = p - g * step.spread(step.number(lr, p), p)
-        rows.append((step.keep(p.value, old), stored, kept))
+        rows.append((step.keep(p, old), stored, kept))
     return _flatten(rows)
 
 
@@ -204,7 +204,7 @@ def _adagrad_rows(
         rate = step.number(lr, p) / (1 + elapsed * step.number(lr_decay, p))
         total = step.wide(sums[i]) + g * g
         p = p - g / (sqrt(total) + step.spread(step.number(eps, p), p)) * step.spread(rate, p)
-        rows.append((step.keep(p.value, old), stored, step.keep(total.value, sums[i])))
+        rows.append((step.keep(p, old), stored, step.keep(total, sums[i])))
     return rows
 
 
@@ -256,14 +256,14 @@ def update_scale(
     backoff_factor: Value,
     growth_interval: int,
 ) -> tuple[Value, Value]:
-    s, count = X(b, scale), X(b, tracker) + 1
-    found = X(b, b.reshape(b.value(found_inf, torch.bool), b.shape(scale)))
+    s, count = scale, tracker + 1
+    found = b.reshape(b.value(found_inf, torch.bool), b.shape(scale))
     grow, shrink = (b.full(b.shape(scale), f, s.dtype) for f in (growth_factor, backoff_factor))
     due = count == growth_interval
-    grown = s * X(b, grow)
+    grown = s * grow
     # A scale that would become infinite stays.
-    may_grow = X(b, b.hlo.is_finite(grown.value))
-    due_here = X(b, b.reshape(due.value, b.shape(scale)))
-    new = where(found, s * X(b, shrink), where(due_here & may_grow, grown, s))
-    reset = X(b, b.reshape(found.value, b.shape(tracker))) | due
-    return new.value, where(reset, 0, count).value
+    may_grow = b.hlo.is_finite(grown)
+    due_here = b.reshape(due, b.shape(scale))
+    new = where(found, s * shrink, where(due_here & may_grow, grown, s))
+    reset = b.reshape(found, b.shape(tracker)) | due
+    return new, where(reset, 0, count)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from lazyxla.lowering.functions import where
 from lazyxla.lowering.registry import jax_rule, rule
-from lazyxla.lowering.rules.formula import X, where
 from lazyxla.lowering.rules.sorting import sort_with_places
 from lazyxla.lowering.value import Value
 
@@ -33,12 +33,12 @@ def _median(b: Builder, x: Value, dim: int, keepdim: bool, skip_nan: bool) -> tu
         return b.constant(nothing, b.dtype(x)), b.zeros((), torch.int64)
     values, places = sort_with_places(b, x, dim, stable=True)
     numbers = b.compare(values, values, "EQ")
-    count = X(b, b.reduce(b.convert(numbers, torch.int64), [dim], "sum", True))
+    count = b.reduce(b.convert(numbers, torch.int64), [dim], "sum", True)
     if skip_nan:
         place = where(count > 0, (count - 1).call("shift_right_arithmetic", 1), 0)
     else:
         place = where(count == size, (size - 1) // 2, count)
-    found = [b.take_along(v, place.value, dim) for v in (values, places)]
+    found = [b.take_along(v, place, dim) for v in (values, places)]
     if not keepdim:
         found = [b.squeeze(f, dim) for f in found]
     return found[0], found[1]

@@ -8,22 +8,19 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from lazyxla.lowering.registry import rule
-from lazyxla.lowering.rules.formula import (
-    X,
+from lazyxla.lowering.functions import (
     exp,
     log,
     log1p,
     maximum,
     minimum,
-    operands,
-    pointwise,
-    predicate,
     sign_bit,
     sqrt,
     trunc,
     where,
 )
+from lazyxla.lowering.registry import rule
+from lazyxla.lowering.rules.formula import operands, pointwise, predicate
 from lazyxla.lowering.value import Value
 
 if TYPE_CHECKING:
@@ -66,8 +63,6 @@ _ROUNDING = {
 _BINARY = {
     "aten::mul.Tensor": "multiply",
     "aten::mul.Scalar": "multiply",
-    "aten::maximum": "maximum",
-    "aten::minimum": "minimum",
     "aten::fmod.Tensor": "remainder",
     "aten::fmod.Scalar": "remainder",
     "aten::atan2": "atan2",
@@ -93,16 +88,16 @@ _LOGICAL = {
 }
 
 
-def _round(operation: str, x: X) -> X:
+def _round(operation: str, x: Value) -> Value:
     return x if x.is_exact else x.call(operation)
 
 
-def _logical(operation: str, x: X, y: X) -> X:
+def _logical(operation: str, x: Value, y: Value) -> Value:
     return x.to(torch.bool).call(operation, y.to(torch.bool))
 
 
 def _register_tables() -> None:
-    def call(operation: str, *xs: X) -> X:
+    def call(operation: str, *xs: Value) -> Value:
         return xs[0].call(operation, *xs[1:])
 
     for name, operation in _UNARY.items():
@@ -115,7 +110,7 @@ def _register_tables() -> None:
             overloads = [f"{name}.{o}" for o in ("Tensor", "Scalar", "Scalar_Tensor")]
         pointwise(*overloads, exact=True)(functools.partial(call, operation))
     for name, direction in _COMPARISON.items():
-        comparison = functools.partial(X.compare, direction=direction)
+        comparison = functools.partial(Value.compare, direction=direction)
         predicate(f"{name}.Tensor", f"{name}.Scalar")(comparison)
     for name, operation in _LOGICAL.items():
         predicate(name)(functools.partial(_logical, operation))
@@ -128,35 +123,37 @@ _register_tables()
 
 
 @pointwise("aten::neg", exact=True)
-def neg(x: X) -> X:
+def neg(x: Value) -> Value:
     return -x
 
 
 pointwise("aten::log1p")(log1p)
+pointwise("aten::maximum", exact=True)(maximum)
+pointwise("aten::minimum", exact=True)(minimum)
 
 
 @pointwise("aten::bitwise_not", exact=True)
-def bitwise_not(x: X) -> X:
+def bitwise_not(x: Value) -> Value:
     return ~x
 
 
 @predicate("aten::logical_not")
-def logical_not(x: X) -> X:
+def logical_not(x: Value) -> Value:
     return ~x.to(torch.bool)
 
 
 @pointwise("aten::trunc", exact=True)
-def truncate(x: X) -> X:
+def truncate(x: Value) -> Value:
     return x if x.is_exact else trunc(x)
 
 
 @pointwise("aten::frac")
-def frac(x: X) -> X:
+def frac(x: Value) -> Value:
     return x - trunc(x)
 
 
 @pointwise("aten::round.decimals")
-def round_decimals(x: X, decimals: int) -> X:
+def round_decimals(x: Value, decimals: int) -> Value:
     if x.is_exact and decimals >= 0:
         return x
     ten = 10.0 ** abs(decimals) if abs(decimals) < 309 else math.inf
@@ -166,27 +163,27 @@ def round_decimals(x: X, decimals: int) -> X:
 
 
 @pointwise("aten::reciprocal")
-def reciprocal(x: X) -> X:
+def reciprocal(x: Value) -> Value:
     return 1 / x
 
 
 @pointwise("aten::exp2")
-def exp2(x: X) -> X:
+def exp2(x: Value) -> Value:
     return 2**x if x.is_float else exp(x * math.log(2))
 
 
 @pointwise("aten::deg2rad")
-def deg2rad(x: X) -> X:
+def deg2rad(x: Value) -> Value:
     return x * (math.pi / 180)
 
 
 @pointwise("aten::rad2deg")
-def rad2deg(x: X) -> X:
+def rad2deg(x: Value) -> Value:
     return x * (180 / math.pi)
 
 
 @pointwise("aten::sinc")
-def sinc(x: X) -> X:
+def sinc(x: Value) -> Value:
     angle = x * math.pi
     return where(x == 0, 1, angle.call("sine") / angle)
 
@@ -195,11 +192,11 @@ def sinc(x: X) -> X:
 def absolute(b: Builder, x: Value) -> Value:
     (x,) = operands(b, x, dtype=b.dtype(x))
     unsigned = x.dtype in (torch.bool, torch.uint8, torch.uint16, torch.uint32, torch.uint64)
-    return x.value if unsigned else abs(x).value
+    return x if unsigned else abs(x)
 
 
 @pointwise("aten::sign", "aten::sgn", exact=True)
-def sign(x: X) -> X:
+def sign(x: Value) -> Value:
     if x.dtype == torch.bool:
         return x
     if x.is_complex:
@@ -210,34 +207,34 @@ def sign(x: X) -> X:
 
 
 @predicate("aten::signbit")
-def signbit(x: X) -> X:
+def signbit(x: Value) -> Value:
     return sign_bit(x) if x.dtype.is_signed else (x != x)
 
 
 @predicate("aten::isnan")
-def isnan(x: X) -> X:
+def isnan(x: Value) -> Value:
     return x.is_nan()
 
 
 @predicate("aten::isinf")
-def isinf(x: X) -> X:
+def isinf(x: Value) -> Value:
     if x.is_complex:
         return isinf(x.real) | isinf(x.imag)
     return abs(x) == math.inf if x.is_float else x != x
 
 
 @predicate("aten::isposinf")
-def isposinf(x: X) -> X:
+def isposinf(x: Value) -> Value:
     return x == math.inf if x.is_float else x != x
 
 
 @predicate("aten::isneginf")
-def isneginf(x: X) -> X:
+def isneginf(x: Value) -> Value:
     return x == -math.inf if x.is_float else x != x
 
 
 @pointwise("aten::nan_to_num", exact=True)
-def nan_to_num(x: X, nan: X | None, posinf: X | None, neginf: X | None) -> X:
+def nan_to_num(x: Value, nan: Value | None, posinf: Value | None, neginf: Value | None) -> Value:
     if x.is_exact:
         return x
     if x.is_complex:
@@ -256,17 +253,17 @@ def nan_to_num(x: X, nan: X | None, posinf: X | None, neginf: X | None) -> X:
 
 
 @pointwise("aten::fmax", exact=True)
-def fmax(x: X, y: X) -> X:
+def fmax(x: Value, y: Value) -> Value:
     return maximum(x, y) if x.is_exact else where(x.is_nan() | (y >= x), where(y.is_nan(), x, y), x)
 
 
 @pointwise("aten::fmin", exact=True)
-def fmin(x: X, y: X) -> X:
+def fmin(x: Value, y: Value) -> Value:
     return minimum(x, y) if x.is_exact else where(x.is_nan() | (y <= x), where(y.is_nan(), x, y), x)
 
 
 @pointwise("aten::hypot")
-def hypot(x: X, y: X) -> X:
+def hypot(x: Value, y: Value) -> Value:
     x, y = abs(x), abs(y)
     great, small = maximum(x, y), minimum(x, y)
     ratio = where(great == 0, 0, small / great)
@@ -275,12 +272,12 @@ def hypot(x: X, y: X) -> X:
 
 
 @pointwise("aten::copysign.Tensor", "aten::copysign.Scalar", exact=True)
-def copysign(x: X, y: X) -> X:
+def copysign(x: Value, y: Value) -> Value:
     return where(sign_bit(x) == sign_bit(y), x, -x)
 
 
 @pointwise("aten::logaddexp")
-def logaddexp(x: X, y: X) -> X:
+def logaddexp(x: Value, y: Value) -> Value:
     if x.is_complex:
         first = (x.real < y.real) | (y.is_nan())
         great, small = where(first, y, x), where(first, x, y)
@@ -290,17 +287,17 @@ def logaddexp(x: X, y: X) -> X:
 
 
 @pointwise("aten::logaddexp2")
-def logaddexp2(x: X, y: X) -> X:
+def logaddexp2(x: Value, y: Value) -> Value:
     same = (x == y) & isinf(x)
     return where(same, x, maximum(x, y) + log1p(exp2(-abs(x - y))) / math.log(2))
 
 
-def _times_log(x: X, y: X, logarithm: X) -> X:
+def _times_log(x: Value, y: Value, logarithm: Value) -> Value:
     return where(y.is_nan(), y, where(x == 0, 0, x * logarithm))
 
 
 @pointwise("aten::xlogy.Tensor", "aten::xlogy.Scalar_Self", "aten::xlogy.Scalar_Other")
-def xlogy(x: X, y: X) -> X:
+def xlogy(x: Value, y: Value) -> Value:
     return _times_log(x, y, log(y))
 
 
@@ -309,17 +306,17 @@ def xlogy(x: X, y: X) -> X:
     "aten::special_xlog1py.self_scalar",
     "aten::special_xlog1py.other_scalar",
 )
-def xlog1py(x: X, y: X) -> X:
+def xlog1py(x: Value, y: Value) -> Value:
     return _times_log(x, y, log1p(y))
 
 
 @pointwise("aten::heaviside", exact=True)
-def heaviside(x: X, at_zero: X) -> X:
+def heaviside(x: Value, at_zero: Value) -> Value:
     return where(x == 0, at_zero, where(x > 0, x.full(1), 0))
 
 
 @pointwise("aten::ldexp.Tensor")
-def ldexp(x: X, exponent: X) -> X:
+def ldexp(x: Value, exponent: Value) -> Value:
     return x * exp2(exponent)
 
 
@@ -330,7 +327,7 @@ def ldexp(x: X, exponent: X) -> X:
     "aten::__lshift__.Tensor",
     "aten::__lshift__.Scalar",
 )
-def left_shift(x: X, y: X) -> X:
+def left_shift(x: Value, y: Value) -> Value:
     return x.call("shift_left", y) if x.is_exact else x * exp2(y)
 
 
@@ -341,7 +338,7 @@ def left_shift(x: X, y: X) -> X:
     "aten::__rshift__.Tensor",
     "aten::__rshift__.Scalar",
 )
-def right_shift(x: X, y: X) -> X:
+def right_shift(x: Value, y: Value) -> Value:
     if not x.is_exact:
         return x / exp2(y)
     return x.call("shift_right_arithmetic" if x.dtype.is_signed else "shift_right_logical", y)

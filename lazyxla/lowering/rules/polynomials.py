@@ -150,7 +150,7 @@ def _register(function: Callable[[Array, Array], Array]) -> None:
 
     def lower(b: Builder, x: Any, n: Any) -> Any:
         x, n = operands(b, x, n)
-        return b.call_jax(of_degree, x.value, n.value)
+        return b.call_jax(of_degree, x, n)
 
     name = f"aten::special_{function.__name__}"
     rule(name, f"{name}.x_scalar", f"{name}.n_scalar")(lower)

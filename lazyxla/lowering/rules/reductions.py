@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from lazyxla.lowering.functions import exp, log, sqrt, where
 from lazyxla.lowering.registry import rule
-from lazyxla.lowering.rules.formula import X, exp, log, operands, sqrt, where
+from lazyxla.lowering.rules.formula import operands
 from lazyxla.lowering.value import Value
 
 if TYPE_CHECKING:
@@ -22,8 +23,8 @@ def _wide(b: Builder, x: Value) -> Value:
     return b.value(x, b.compute_dtype(b.outputs[0].dtype))
 
 
-def _reduce(x: X, dims: list[int], kind: str, keepdim: bool = False) -> X:
-    return X(x.b, x.b.reduce(x.value, dims, kind, keepdim))
+def _reduce(x: Value, dims: list[int], kind: str, keepdim: bool = False) -> Value:
+    return x.b.reduce(x, dims, kind, keepdim)
 
 
 # ---- sums and products ----
@@ -168,12 +169,12 @@ def argmin(b: Builder, x: Value, dim: int | None, keepdim: bool) -> Value:
 
 def _moments(
     b: Builder, x: Value, dims: Dims, correction: Value | None, keepdim: bool
-) -> tuple[X, X]:
+) -> tuple[Value, Value]:
     """Variance (real) and mean, in two passes."""
     dims = b.dims(x, dims)
     x = b.value(x, b.compute_dtype(b.dtype(x)))
-    mean = X(b, b.mean(x, dims, True))
-    spread = X(b, x) - X(b, b.broadcast_to(mean.value, b.shape(x)))
+    mean = b.mean(x, dims, True)
+    spread = x - b.broadcast_to(mean, b.shape(x))
     if spread.is_complex:
         square = spread.real * spread.real + spread.imag * spread.imag
     else:
@@ -185,20 +186,20 @@ def _moments(
             max(count - (1 if correction is None else correction.number), 0), total.dtype
         )
     else:
-        left = X(b, b.constant(count, total.dtype)) - X(b, b.value(correction, total.dtype))
-        freedom = b.hlo.maximum(left.value, b.constant(0, total.dtype))
-    shape = b.shape(total.value)
-    return total / X(b, b.broadcast_to(freedom, shape)), X(b, b.reshape(mean.value, shape))
+        left = b.constant(count, total.dtype) - b.value(correction, total.dtype)
+        freedom = b.hlo.maximum(left, b.constant(0, total.dtype))
+    shape = b.shape(total)
+    return total / b.broadcast_to(freedom, shape), b.reshape(mean, shape)
 
 
 @rule("aten::var.correction")
 def var(b: Builder, x: Value, dims: Dims, correction: Value | None, keepdim: bool) -> Value:
-    return _moments(b, x, dims, correction, keepdim)[0].value
+    return _moments(b, x, dims, correction, keepdim)[0]
 
 
 @rule("aten::std.correction")
 def std(b: Builder, x: Value, dims: Dims, correction: Value | None, keepdim: bool) -> Value:
-    return sqrt(_moments(b, x, dims, correction, keepdim)[0]).value
+    return sqrt(_moments(b, x, dims, correction, keepdim)[0])
 
 
 @rule("aten::var_mean.correction")
@@ -206,7 +207,7 @@ def var_mean(
     b: Builder, x: Value, dims: Dims, correction: Value | None, keepdim: bool
 ) -> tuple[Value, Value]:
     variance, mean = _moments(b, x, dims, correction, keepdim)
-    return variance.value, mean.value
+    return variance, mean
 
 
 @rule("aten::std_mean.correction")
@@ -214,13 +215,13 @@ def std_mean(
     b: Builder, x: Value, dims: Dims, correction: Value | None, keepdim: bool
 ) -> tuple[Value, Value]:
     variance, mean = _moments(b, x, dims, correction, keepdim)
-    return sqrt(variance).value, mean.value
+    return sqrt(variance), mean
 
 
 # ---- norms ----
 
 
-def _power_sum(b: Builder, x: X, dims: list[int], order: float, keepdim: bool) -> X:
+def _power_sum(b: Builder, x: Value, dims: list[int], order: float, keepdim: bool) -> Value:
     """The sum of |x| ** order."""
     if order == 2 and x.is_complex:
         return _reduce(x.real * x.real + x.imag * x.imag, dims, "sum", keepdim)
@@ -241,11 +242,11 @@ def vector_norm(
     wanted = b.dtype(x) if dtype is None else dtype
     (x,) = operands(b, x, dtype=b.compute_dtype(wanted))
     if math.isinf(order):
-        return b.extremum(abs(x).value, dims, "max" if order > 0 else "min", keepdim)
+        return b.extremum(abs(x), dims, "max" if order > 0 else "min", keepdim)
     total = _power_sum(b, x, dims, order, keepdim)
     if order in (0, 1):
-        return total.value
-    return (sqrt(total) if order == 2 else total ** (1 / order)).value
+        return total
+    return sqrt(total) if order == 2 else total ** (1 / order)
 
 
 @rule("aten::linalg__powsum")
@@ -254,7 +255,7 @@ def powsum(
 ) -> Value:
     dims, wanted = b.dims(x, dims), b.dtype(x) if dtype is None else dtype
     (x,) = operands(b, x, dtype=b.compute_dtype(wanted))
-    return _power_sum(b, x, dims, float(ord), keepdim).value
+    return _power_sum(b, x, dims, float(ord), keepdim)
 
 
 @rule("aten::norm.Scalar", "aten::norm.ScalarOpt_dim")
@@ -278,7 +279,7 @@ def norm_dtype(b: Builder, x: Value, p: Value | None, dtype: torch.dtype) -> Val
 def dist(b: Builder, x: Value, y: Value, p: Value) -> Value:
     wide = b.compute_dtype(b.result_type(x, y))
     x, y = operands(b, x, y, dtype=wide)
-    return vector_norm(b, (x - y).value, p, None, False, None)
+    return vector_norm(b, (x - y), p, None, False, None)
 
 
 @rule("aten::renorm")
@@ -286,11 +287,11 @@ def renorm(b: Builder, x: Value, p: Value, dim: int, maxnorm: Value) -> Value:
     """Slices along `dim` whose norm exceeds `maxnorm` are scaled down to it."""
     dim %= b.rank(x)
     (x,) = operands(b, x)
-    dims = [d for d in range(b.rank(x.value)) if d != dim]
-    size = X(b, vector_norm(b, x.value, p, dims, True, None))
-    limit = X(b, b.full(b.shape(size.value), maxnorm, size.dtype))
+    dims = [d for d in range(b.rank(x)) if d != dim]
+    size = vector_norm(b, x, p, dims, True, None)
+    limit = b.full(b.shape(size), maxnorm, size.dtype)
     factor = where(size > limit, limit / (size + 1e-7), 1)
-    return (x * _along(b, b.convert(factor.value, x.dtype), x)).value
+    return x * _along(b, b.convert(factor, x.dtype), x)
 
 
 # ---- exponentials ----
@@ -302,20 +303,20 @@ def logsumexp(b: Builder, x: Value, dims: Dims, keepdim: bool) -> Value:
     (x,) = operands(b, x)
     top = _reduce(x.real if x.is_complex else x, dims, "max", True)
     top = where(abs(top) == math.inf, 0, top)
-    shift = X(b, b.broadcast_to(b.convert(top.value, x.dtype), b.shape(x.value)))
+    shift = b.broadcast_to(b.convert(top, x.dtype), b.shape(x))
     total = log(_reduce(exp(x - shift), dims, "sum", True)) + top.to(x.dtype)
-    return b.reshape(total.value, b.outputs[0].shape)
+    return b.reshape(total, b.outputs[0].shape)
 
 
-def _along(b: Builder, reduced: Value, like: X) -> X:
-    return X(b, b.broadcast_to(reduced, b.shape(like.value)))
+def _along(b: Builder, reduced: Value, like: Value) -> Value:
+    return b.broadcast_to(reduced, b.shape(like))
 
 
-def _shifted(b: Builder, x: X, dim: int) -> tuple[X, X]:
+def _shifted(b: Builder, x: Value, dim: int) -> tuple[Value, Value]:
     """x less its maximum along `dim`, and the sum of the exponentials of that."""
-    top = b.reduce(x.value, [dim], "max", True)
+    top = b.reduce(x, [dim], "max", True)
     shifted = x - _along(b, top, x)
-    total = b.reduce(exp(shifted).value, [dim], "sum", True)
+    total = b.reduce(exp(shifted), [dim], "sum", True)
     return shifted, _along(b, total, x)
 
 
@@ -323,7 +324,7 @@ def _shifted(b: Builder, x: X, dim: int) -> tuple[X, X]:
 def softmax(b: Builder, x: Value, dim: int, half_to_float: bool) -> Value:
     (x,) = operands(b, x)
     shifted, total = _shifted(b, x, dim)
-    return (exp(shifted) / total).value
+    return exp(shifted) / total
 
 
 @rule("aten::_safe_softmax")
@@ -331,15 +332,15 @@ def safe_softmax(b: Builder, x: Value, dim: int, dtype: torch.dtype | None) -> V
     """Softmax with zeros where everything along `dim` is -inf."""
     (x,) = operands(b, x)
     shifted, total = _shifted(b, x, dim)
-    masked = b.reduce((x == -math.inf).value, [dim], "and", True)
-    return where(_along(b, masked, x), 0, exp(shifted) / total).value
+    masked = b.reduce((x == -math.inf), [dim], "and", True)
+    return where(_along(b, masked, x), 0, exp(shifted) / total)
 
 
 @rule("aten::_log_softmax")
 def log_softmax(b: Builder, x: Value, dim: int, half_to_float: bool) -> Value:
     (x,) = operands(b, x)
     shifted, total = _shifted(b, x, dim)
-    return (shifted - log(total)).value
+    return shifted - log(total)
 
 
 @rule("aten::_softmax_backward_data")
@@ -347,12 +348,12 @@ def softmax_backward(
     b: Builder, grad: Value, output: Value, dim: int, input_dtype: torch.dtype
 ) -> Value:
     grad, output = operands(b, grad, output)
-    total = b.reduce((grad * output).value, [dim], "sum", True)
+    total = b.reduce((grad * output), [dim], "sum", True)
     if b.platform == "tpu":
         # In attention the gradient is read by two products. XLA would compute the sums in both of
         # them again, and the weights for them; so it adds them up where the gradient is made.
         total = b.hlo.optimization_barrier([total])
-    return (output * (grad - _along(b, total, grad))).value
+    return output * (grad - _along(b, total, grad))
 
 
 @rule("aten::_log_softmax_backward_data")
@@ -360,5 +361,5 @@ def log_softmax_backward(
     b: Builder, grad: Value, output: Value, dim: int, input_dtype: torch.dtype
 ) -> Value:
     grad, output = operands(b, grad, output)
-    total = b.reduce(grad.value, [dim], "sum", True)
-    return (grad - exp(output) * _along(b, total, grad)).value
+    total = b.reduce(grad, [dim], "sum", True)
+    return grad - exp(output) * _along(b, total, grad)

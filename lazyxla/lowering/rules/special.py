@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from lazyxla.lowering.functions import exp, where
 from lazyxla.lowering.registry import rule
-from lazyxla.lowering.rules.formula import X, exp, operands, pointwise, where
+from lazyxla.lowering.rules.formula import operands, pointwise
 from lazyxla.lowering.value import Value
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def _jax_function(name: str) -> Callable[..., Any]:
 
 def _by_jax(function: str) -> Callable[..., Value]:
     def lower(b: Builder, *args: Any) -> Value:
-        return b.call_jax(_jax_function(function), *(x.value for x in operands(b, *args)))
+        return b.call_jax(_jax_function(function), *(x for x in operands(b, *args)))
 
     return lower
 
@@ -62,7 +63,7 @@ for _name, _function in _JAX.items():
 
 
 @pointwise("aten::digamma")
-def digamma(x: X) -> X:
+def digamma(x: Value) -> Value:
     # At the poles: minus the sign of the zero times infinity, and nan for the negative integers.
     return where(x == 0, -math.inf / x * math.inf, x.call("chlo.digamma"))
 
@@ -97,13 +98,13 @@ def _zeta(x: Any, q: Any) -> Any:
 @pointwise(
     "aten::special_zeta", "aten::special_zeta.self_scalar", "aten::special_zeta.other_scalar"
 )
-def zeta(x: X, q: X) -> X:
+def zeta(x: Value, q: Value) -> Value:
     """Hurwitz zeta, infinite at its poles q = 0, -1, -2, ..."""
-    return X(x.b, x.b.call_jax(_zeta, x.value, q.value))
+    return x.b.call_jax(_zeta, x, q)
 
 
 @pointwise("aten::polygamma")
-def polygamma(order: int, x: X) -> X:
+def polygamma(order: int, x: Value) -> Value:
     if order == 0:
         return digamma(x)
     if order == 1:
@@ -116,18 +117,18 @@ def polygamma(order: int, x: X) -> X:
 
 
 @pointwise("aten::mvlgamma")
-def mvlgamma(x: X, p: int) -> X:
+def mvlgamma(x: Value, p: int) -> Value:
     constant = p * (p - 1) / 4 * math.log(math.pi)
     if p <= 16:  # four times as fast as a sum along a dimension
         return sum(((x - j / 2).call("chlo.lgamma") for j in range(p)), x.full(constant))
-    b, wide = x.b, [*x.b.shape(x.value), p]
-    halves = X(b, b.iota(wide, len(wide) - 1, x.dtype)) / 2
-    terms = X(b, b.broadcast_to(b.unsqueeze(x.value, -1), wide)) - halves
-    return X(b, b.reduce(terms.call("chlo.lgamma").value, [len(wide) - 1], "sum")) + constant
+    b, wide = x.b, [*x.b.shape(x), p]
+    halves = b.iota(wide, len(wide) - 1, x.dtype) / 2
+    terms = b.broadcast_to(b.unsqueeze(x, -1), wide) - halves
+    return b.reduce(terms.call("chlo.lgamma"), [len(wide) - 1], "sum") + constant
 
 
 @pointwise("aten::special_erfcx")
-def erfcx(x: X) -> X:
+def erfcx(x: Value) -> Value:
     """exp(x**2) erfc(x): directly where both factors are finite, else by its asymptotic series."""
     square = x * x
     # The sum of (-1)**n (2n - 1)!! / (2 x**2)**n.

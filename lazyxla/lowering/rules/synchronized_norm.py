@@ -39,7 +39,7 @@ def batch_norm_elemt(
     normalized = (x - mean) * rstd
     if weight is not None:
         normalized = normalized * weight
-    return (normalized if bias is None else normalized + bias).value
+    return normalized if bias is None else normalized + bias
 
 
 @rule("aten::batch_norm_backward_reduce")
@@ -86,4 +86,4 @@ def batch_norm_backward_elemt(
     parameters = (of_channels(b, x, p) for p in (mean, rstd, weight, total, along))
     grad, x, mean, rstd, weight, total, along, count = operands(b, grad, x, *parameters, count)
     grad_x = (grad - total / count - (x - mean) * rstd * rstd * along / count) * rstd
-    return (grad_x if weight is None else grad_x * weight).value
+    return grad_x if weight is None else grad_x * weight

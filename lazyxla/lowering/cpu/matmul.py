@@ -6,59 +6,52 @@ Times are of float32 on two cores. Each form is the same sum of products.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
 
-from lazyxla.lowering.builder.elements import Value
+from lazyxla.lowering.value import Value
 
 if TYPE_CHECKING:
-    from lazyxla.lowering.builder.contract import Contractions
+    from lazyxla.lowering.builder.contract import Contractions, Factor
 
 _GAP, _PAGE = 16, 1024
 """Elements of float32, in which the narrower types are multiplied, too: a line of the processor's
 cache, and the distance at which addresses share their place in the first one (4096 bytes)."""
 
 
-def product(
-    b: Contractions,
-    lhs: Value,
-    rhs: Value,
-    lhs_contract: Sequence[int],
-    rhs_contract: Sequence[int],
-    dtype: torch.dtype | None,
-) -> Value:
+def product(b: Contractions, left: Factor, right: Factor, dtype: torch.dtype | None) -> Value:
     """The product of two values without batch dimensions, in the form that is the fastest.
 
     The forms are those of matrices; all dimensions but the last one count together as rows, as the
     backend has it in the end.
     """
 
-    def plain(lhs: Value, rhs: Value) -> Value:
-        return b.plain_dot(lhs, rhs, lhs_contract, rhs_contract, (), (), dtype)
+    def plain(x: Value, y: Value) -> Value:
+        return b.plain_product(left._replace(value=x), right._replace(value=y), dtype)
 
-    last = b.rank(lhs) - 1
-    if b.rank(rhs) == 2 and last >= 1 and (*lhs_contract, *rhs_contract) == (last, 1):
-        if _better_turned(b, lhs, rhs):
+    lhs, rhs = left.value, right.value
+    last = lhs.rank - 1
+    if rhs.rank == 2 and last >= 1 and (*left.contract, *right.contract) == (last, 1):
+        if _better_turned(lhs, rhs):
             # XLA would turn it back without the barrier.
-            turned = b.plain_dot(rhs, lhs, rhs_contract, lhs_contract, (), (), dtype)
+            turned = b.plain_product(right, left, dtype)
             return b.transpose(b.hlo.optimization_barrier([turned]), [*range(1, last + 1), 0])
-        if _summed_rows_collide(b, lhs, rhs):
+        if _summed_rows_collide(lhs, rhs):
             # XLA would leave out what adds nothing without the barrier.
-            return plain(*b.hlo.optimization_barrier([_with_gap(b, x) for x in (lhs, rhs)]))
-    same_rows = last >= 1 and b.rank(rhs) == b.rank(lhs)
-    same_rows = same_rows and list(lhs_contract) == list(rhs_contract) == list(range(last))
-    if same_rows and _free_rows_collide(b, lhs, rhs):
-        return b.slice_dim(plain(_with_gap(b, lhs), rhs), 0, 0, b.shape(lhs)[-1])
+            return plain(*b.hlo.optimization_barrier([_with_gap(x) for x in (lhs, rhs)]))
+    same_rows = last >= 1 and rhs.rank == lhs.rank
+    same_rows = same_rows and list(left.contract) == list(right.contract) == list(range(last))
+    if same_rows and _free_rows_collide(lhs, rhs):
+        return b.slice_dim(plain(_with_gap(lhs), rhs), 0, 0, lhs.shape[-1])
     return plain(lhs, rhs)
 
 
-def _with_gap(b: Contractions, x: Value) -> Value:
-    return b.pad(x, [0] * b.rank(x), [0] * (b.rank(x) - 1) + [_GAP])
+def _with_gap(x: Value) -> Value:
+    return x.b.pad(x, [0] * x.rank, [0] * (x.rank - 1) + [_GAP])
 
 
-def _better_turned(b: Contractions, lhs: Value, rhs: Value) -> bool:
+def _better_turned(lhs: Value, rhs: Value) -> bool:
     """Whether lhs @ rhs.T is better computed as (rhs @ lhs.T).T.
 
     The backend is slow at laying out the operand on the right if the sum runs along its rows, as it
@@ -66,11 +59,11 @@ def _better_turned(b: Contractions, lhs: Value, rhs: Value) -> bool:
     the time turned around, 16 rows a fifth. It pays as long as fewer elements have to be transposed
     in the result than need no laying out.
     """
-    rows, (columns, inner) = _rows(b, lhs), b.shape(rhs)
+    rows, (columns, inner) = _rows(lhs), rhs.shape
     return rows > 1 and rows * columns < (columns - rows) * inner
 
 
-def _summed_rows_collide(b: Contractions, lhs: Value, rhs: Value) -> bool:
+def _summed_rows_collide(lhs: Value, rhs: Value) -> bool:
     """Whether lhs @ rhs.T is better computed with a gap between the rows of both.
 
     Where the rows begin a multiple of 4096 bytes apart, the elements of several rows that are laid
@@ -78,11 +71,11 @@ def _summed_rows_collide(b: Contractions, lhs: Value, rhs: Value) -> bool:
     by as many take 7.2 ms, and with a gap 5.8, the copies that it costs included; 128 rows by 128
     take half the time. The copies do not pay for few columns, and a single row needs no laying out.
     """
-    rows, columns = _rows(b, lhs), b.shape(rhs)[0]
-    return _page_apart(b, lhs) and columns >= 128 and 1 < rows <= 4 * columns
+    rows, columns = _rows(lhs), rhs.shape[0]
+    return _page_apart(lhs) and columns >= 128 and 1 < rows <= 4 * columns
 
 
-def _free_rows_collide(b: Contractions, lhs: Value, rhs: Value) -> bool:
+def _free_rows_collide(lhs: Value, rhs: Value) -> bool:
     """Whether lhs.T @ rhs is better computed with a gap between the rows of lhs.
 
     The backend reads lhs column by column, as in the gradient of every weight. Where its rows begin
@@ -91,14 +84,14 @@ def _free_rows_collide(b: Contractions, lhs: Value, rhs: Value) -> bool:
     copies that it costs included. These do not pay where the sum is short, nor for a vector, which
     is multiplied without being laid out.
     """
-    terms, columns = _rows(b, lhs), b.shape(rhs)[-1]
-    return _page_apart(b, lhs) and terms >= 256 and 1 < columns <= 2 * terms
+    terms, columns = _rows(lhs), rhs.shape[-1]
+    return _page_apart(lhs) and terms >= 256 and 1 < columns <= 2 * terms
 
 
-def _rows(b: Contractions, x: Value) -> int:
-    return math.prod(b.shape(x)[:-1])
+def _rows(x: Value) -> int:
+    return math.prod(x.shape[:-1])
 
 
-def _page_apart(b: Contractions, x: Value) -> bool:
-    narrow = b.dtype(x) in (torch.float32, torch.bfloat16, torch.float16)  # float64 gains nothing
-    return narrow and b.shape(x)[-1] > 0 and b.shape(x)[-1] % _PAGE == 0
+def _page_apart(x: Value) -> bool:
+    narrow = x.dtype in (torch.float32, torch.bfloat16, torch.float16)  # float64 gains nothing
+    return narrow and x.shape[-1] > 0 and x.shape[-1] % _PAGE == 0

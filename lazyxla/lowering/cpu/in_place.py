@@ -17,7 +17,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from lazyxla.lowering.value import Value
+from lazyxla.lowering.value import Value, unwrapped
 
 _NEVER_FUSED = {
     "stablehlo.convolution",
@@ -33,15 +33,16 @@ _MOST_OPERATIONS = 256
 
 def may_read_what_it_replaces(x: Value, update: Value) -> bool:
     """Whether `update` may be read from the memory in which `x` is."""
-    size = math.prod(x.type.shape)
-    targets, sources = _origins(x, size), _origins(update, size)
+    size = math.prod(x.shape)
+    targets, sources = _origins(x.ir, size), _origins(update.ir, size)
     return targets is None or sources is None or not targets.isdisjoint(sources)
 
 
-def _origins(value: Value, size: int) -> set[Value] | None:
-    """What a value is computed from, as far as it has so many elements; None for too much."""
-    found: set[Value] = set()
-    seen: set[Value] = set()
+def _origins(value: Any, size: int) -> set[Any] | None:
+    """What a value of MLIR's is computed from, as far as it has so many elements; None for too
+    much."""
+    found: set[Any] = set()
+    seen: set[Any] = set()
     waiting = [value]
     while waiting:
         each = waiting.pop()
@@ -72,11 +73,11 @@ def update_apart(b: Any, x: Value, update: Value, starts: Sequence[Value]) -> Va
             function = world.func.FuncOp(name, (types, types[:1]), visibility="private")
             block = function.add_entry_block()
         with ir.InsertionPoint(block):
-            target, source, *places = block.arguments
-            world.func.ReturnOp([b.hlo.dynamic_update_slice(target, source, places)])
+            target, source, *places = b.wrap(block.arguments)
+            world.func.ReturnOp([b.hlo.dynamic_update_slice(target, source, places).ir])
         b.callees[name] = function
-    call = world.func.CallOp(b.callees[name], operands)
+    call = world.func.CallOp(b.callees[name], unwrapped(operands))
     call.attributes["mhlo.frontend_attributes"] = ir.DictAttr.get(
         {"inlineable": ir.StringAttr.get("false")}
     )
-    return call.results[0]
+    return b.wrap(call.results)[0]

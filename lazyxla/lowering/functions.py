@@ -1,0 +1,82 @@
+"""Element-wise functions of values."""
+
+from __future__ import annotations
+
+from lazyxla.lowering.value import Operand, Value
+
+
+def where(condition: Value, x: Operand, y: Operand) -> Value:
+    """Element-wise choice; a number takes the other one's dtype."""
+    return condition.b.select(condition, x, y)
+
+
+def maximum(x: Value, y: Operand) -> Value:
+    """The greater one; nan if one of both is nan."""
+    return x.b.maximum(*x.aligned(y)) if isinstance(y, Value) else x.call("maximum", y)
+
+
+def minimum(x: Value, y: Operand) -> Value:
+    """The smaller one; nan if one of both is nan."""
+    return x.b.minimum(*x.aligned(y)) if isinstance(y, Value) else x.call("minimum", y)
+
+
+def clip(x: Value, low: Operand, high: Operand) -> Value:
+    return minimum(maximum(x, low), high)
+
+
+def exp(x: Value) -> Value:
+    return x.call("exponential")
+
+
+def expm1(x: Value) -> Value:
+    return x.call("exponential_minus_one")
+
+
+def log(x: Value) -> Value:
+    return x.call("log")
+
+
+def log1p(x: Value) -> Value:
+    """log(1 + x), exact for small x."""
+    return x.b.log1p(x)
+
+
+def sqrt(x: Value) -> Value:
+    return x.call("sqrt")
+
+
+def rsqrt(x: Value) -> Value:
+    """1 / sqrt(x)."""
+    return x.call("rsqrt")
+
+
+def sin(x: Value) -> Value:
+    return x.call("sine")
+
+
+def cos(x: Value) -> Value:
+    return x.call("cosine")
+
+
+def tanh(x: Value) -> Value:
+    return x.call("tanh")
+
+
+def sigmoid(x: Value) -> Value:
+    return x.call("logistic")
+
+
+def erf(x: Value) -> Value:
+    return x.call("chlo.erf")
+
+
+def trunc(x: Value) -> Value:
+    """Rounds towards zero and keeps the sign of a zero."""
+    return where(x < 0, x.call("ceil"), x.call("floor"))
+
+
+def sign_bit(x: Value) -> Value:
+    """Whether the sign bit is set, for a zero and a nan as well (not for a nan on a TPU in
+    float64).
+    """
+    return x.b.sign_bit(x) if x.is_float else x < 0

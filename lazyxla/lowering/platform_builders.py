@@ -1,0 +1,20 @@
+"""Which builder writes programs for which platform."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lazyxla.lowering.builder import Builder
+from lazyxla.lowering.cpu.builder import CpuBuilder
+from lazyxla.lowering.mlir import Mlir
+from lazyxla.lowering.program import Target
+from lazyxla.lowering.scalar import SlotTable
+from lazyxla.lowering.tpu.builder import TpuBuilder
+
+_BUILDERS: dict[str, type[Builder]] = {"cpu": CpuBuilder, "tpu": TpuBuilder}
+
+
+def make_builder(world: Mlir, target: Target, slots: SlotTable, **options: Any) -> Builder:
+    """The builder of a new module."""
+    builder = _BUILDERS.get(target.platform, Builder)
+    return builder(world, target, slots, world.ir.Module.create(), **options)
