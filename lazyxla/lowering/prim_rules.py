@@ -113,10 +113,10 @@ def is_finite(b: Builder, x: Value) -> Value:
 def var(b: Builder, x: Value, dims: Any, correction: Any, dtype: torch.dtype | None) -> Value:
     over = b.dims(x, dims)
     x = b.convert(x, b.compute_dtype(b.outputs[0].dtype))
-    off = b.hlo.subtract(x, b.broadcast_to(b.mean(x, over, keepdim=True), b.shape(x)))
+    off = b.hlo.subtract(x, b.broadcast_to(x.mean(over, keepdim=True), b.shape(x)))
     total = b.reduce(b.hlo.multiply(off, off), over, "sum")
     less = 1.0 if correction is None else float(correction)
-    return b.hlo.divide(total, b.full_like(total, max(b.count(x, over) - less, 0.0)))
+    return b.hlo.divide(total, b.full_like(total, max(x.count(over) - less, 0.0)))
 
 
 @graph_rule("prims::where")

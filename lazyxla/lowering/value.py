@@ -13,6 +13,7 @@ method of the builder.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Union
 
@@ -81,9 +82,29 @@ class Value:
     def to(self, dtype: torch.dtype) -> Value:
         return self.b.convert(self, dtype)
 
-    def full(self, number: Any) -> Value:
-        """A constant of this dtype and shape."""
-        return self.b.full_like(self, number)
+    def accumulated(self) -> Value:
+        """In the dtype that PyTorch accumulates in: float32 for narrower floats."""
+        return self.to(self.b.compute_dtype(self.dtype))
+
+    def reshape(self, shape: Sequence[int]) -> Value:
+        """Row-major; one size may be -1."""
+        return self.b.reshape(self, shape)
+
+    def sum(self, dims: Sequence[int], keepdim: bool = False) -> Value:
+        """The sum over `dims` in its own dtype."""
+        return self.b.reduce(self, dims, "sum", keepdim)
+
+    def mean(self, dims: Sequence[int], keepdim: bool = False) -> Value:
+        """The mean over `dims` in its own dtype (nan over nothing)."""
+        return self.sum(dims, keepdim) / self.count(dims)
+
+    def count(self, dims: Sequence[int]) -> int:
+        """How many elements a reduction over `dims` combines."""
+        return math.prod(self.shape[d] for d in dims)
+
+    def full(self, number: Operand) -> Value:
+        """A number in this dtype and shape."""
+        return self.b.full(self.shape, number, self.dtype)
 
     def call(self, operation: str, *others: Operand) -> Value:
         """The StableHLO operation of this name, or the CHLO one if the name starts with "chlo."."""

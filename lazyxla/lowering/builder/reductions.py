@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -194,16 +193,6 @@ class Reductions(Shapes):
         return ir.DenseElementsAttr.get(items, self.type(torch.int64, (len(padding), 2)))
 
     # ---- small numeric helpers ----
-
-    def count(self, x: Value, dims: Sequence[int]) -> int:
-        """How many elements a reduction over `dims` combines."""
-        shape = self.shape(x)
-        return math.prod(shape[d] for d in dims)
-
-    def mean(self, x: Value, dims: Sequence[int], keepdim: bool = False) -> Value:
-        """The mean over `dims` in the dtype of `x` (nan over nothing)."""
-        total = self.reduce(x, dims, "sum", keepdim)
-        return self.hlo.divide(total, self.full_like(total, self.count(x, dims)))
 
     def scale(self, x: Value, factor: Operand) -> Value:
         """`x * factor` in the dtype of `x`; nothing is emitted for the constant 1."""

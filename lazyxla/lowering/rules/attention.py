@@ -96,7 +96,7 @@ def native_multi_head_attention(
         return [result]
     if not need_weights:
         return [result, b.zeros(b.outputs[1].shape, b.outputs[1].dtype)]
-    return [result, b.mean(weights, [1]) if average_attn_weights else weights]
+    return [result, weights.mean([1]) if average_attn_weights else weights]
 
 
 @rule("aten::_transformer_encoder_layer_fwd")

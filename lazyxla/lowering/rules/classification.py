@@ -185,7 +185,7 @@ def _reduced(b: Builder, losses: Value, reduction: int) -> Value:
     """The losses (N,) of all samples, or their mean or sum."""
     if reduction == _NONE:
         return b.reshape(losses, b.outputs[0].shape)
-    return b.mean(losses, [0]) if reduction == _MEAN else b.reduce(losses, [0], "sum")
+    return losses.mean([0]) if reduction == _MEAN else b.reduce(losses, [0], "sum")
 
 
 def _sample_gradients(b: Builder, grad: Value, like: Value, reduction: int) -> Value:

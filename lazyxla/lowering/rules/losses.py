@@ -21,7 +21,7 @@ def reduced(b: Builder, loss: Value, reduction: int) -> Value:
     """The loss per element, its mean or its sum."""
     dims = range(b.rank(loss))
     if reduction == MEAN:
-        return b.mean(loss, dims)
+        return loss.mean(dims)
     return b.reduce(loss, dims, "sum") if reduction == SUM else loss
 
 
@@ -51,7 +51,7 @@ def _loss_backward(name: str) -> Callable[..., Any]:
         ) -> Value:
             grad, x, target, *numbers = operands(b, grad, x, target, *parameters)
             slope = formula(x, target, *numbers) * grad
-            count = b.count(x, range(b.rank(x)))
+            count = x.count(range(b.rank(x)))
             return slope / count if reduction == MEAN else slope
 
         rule(name)(lower)
@@ -121,7 +121,7 @@ def binary_cross_entropy_backward(
     grad, x, target, weight = operands(b, grad, x, target, weight)
     slope = grad * (x - target) / maximum((1 - x) * x, 1e-12)
     slope = slope if weight is None else slope * weight
-    count = b.count(x, range(b.rank(x)))
+    count = x.count(range(b.rank(x)))
     return slope / count if reduction == MEAN else slope
 
 

@@ -14,87 +14,62 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from lazyxla.lowering.functions import rsqrt, sqrt
 from lazyxla.lowering.registry import rule
-from lazyxla.lowering.value import Value
+from lazyxla.lowering.value import Operand, Value
 
 if TYPE_CHECKING:
     from lazyxla.lowering.builder import Builder
 
 
-def wide(b: Builder, *xs: Value | None) -> list[Value | None]:
-    """The values in the dtype that the first one is computed in; None stays None."""
-    dtype = b.compute_dtype(b.dtype(xs[0]))
-    return [None if x is None else b.convert(x, dtype) for x in xs]
-
-
-def statistics(b: Builder, x: Value, dims: Sequence[int], eps: Value) -> tuple[Value, ...]:
+def statistics(x: Value, dims: Sequence[int], eps: Operand) -> tuple[Value, Value, Value]:
     """Mean, sum of squared deviations and 1 / sqrt(variance + eps) over `dims`, which are kept."""
-    mean = b.mean(x, dims, keepdim=True)
-    deviation = b.hlo.subtract(x, b.broadcast_to(mean, b.shape(x)))
-    squares = b.reduce(b.hlo.multiply(deviation, deviation), dims, "sum", keepdim=True)
-    variance = b.hlo.divide(squares, b.full_like(squares, b.count(x, dims)))
-    return mean, squares, _rsqrt(b, variance, eps)
+    mean = x.mean(dims, keepdim=True)
+    deviation = x - mean
+    squares = (deviation * deviation).sum(dims, keepdim=True)
+    return mean, squares, rsqrt(squares / x.count(dims) + eps)
 
 
-def _rsqrt(b: Builder, variance: Value, eps: Value) -> Value:
-    """1 / sqrt(variance + eps)."""
-    eps = b.full(b.shape(variance), eps, b.dtype(variance))
-    return b.hlo.rsqrt(b.hlo.add(variance, eps))
-
-
-def _standardize(b: Builder, x: Value, mean: Value | None, rstd: Value) -> Value:
-    """(x - mean) * rstd."""
-    if mean is not None:
-        x = b.hlo.subtract(x, b.broadcast_to(mean, b.shape(x)))
-    return b.hlo.multiply(x, b.broadcast_to(rstd, b.shape(x)))
-
-
-def _affine(b: Builder, x: Value, weight: Value | None, bias: Value | None) -> Value:
-    """x * weight + bias, for parameters that broadcast to `x`."""
-    if weight is not None:
-        x = b.hlo.multiply(x, b.broadcast_to(weight, b.shape(x)))
-    if bias is not None:
-        x = b.hlo.add(x, b.broadcast_to(bias, b.shape(x)))
-    return x
+def _affine(x: Value, weight: Value | None, bias: Value | None = None) -> Value:
+    """x * weight + bias."""
+    x = x if weight is None else x * weight
+    return x if bias is None else x + bias
 
 
 def _grad_input(
-    b: Builder, g: Value, xhat: Value, rstd: Value, dims: Sequence[int], centered: bool = True
+    g: Value, xhat: Value, rstd: Value, dims: Sequence[int], centered: bool = True
 ) -> Value:
     """The gradient of the module's formula; `g` is already multiplied by the weight."""
-    shape = b.shape(g)
-    along = b.mean(b.hlo.multiply(g, xhat), dims, keepdim=True)
-    rest = b.hlo.subtract(g, b.hlo.multiply(xhat, b.broadcast_to(along, shape)))
-    if centered:
-        rest = b.hlo.subtract(rest, b.broadcast_to(b.mean(g, dims, keepdim=True), shape))
-    return b.hlo.multiply(rest, b.broadcast_to(rstd, shape))
+    rest = g - xhat * (g * xhat).mean(dims, keepdim=True)
+    return (rest - g.mean(dims, keepdim=True) if centered else rest) * rstd
 
 
 # ---- batch normalization: statistics of each channel (dimension 1) ----
 
 
-def of_channels(b: Builder, x: Value, parameter: Value | None) -> Value | None:
+def of_channels(x: Value, parameter: Value) -> Value:
     """A value of shape (C,) in the shape (1, C, 1, ...) that broadcasts to `x`."""
-    if parameter is None:
-        return None
-    return b.reshape(parameter, [1, -1] + [1] * (b.rank(x) - 2))
+    return parameter.reshape([1, -1] + [1] * (x.rank - 2))
 
 
-def channel_dims(b: Builder, x: Value) -> list[int]:
-    return [0, *range(2, b.rank(x))]
+def channel_dims(x: Value) -> list[int]:
+    return [0, *range(2, x.rank)]
+
+
+def _affine_channels(x: Value, weight: Value | None, bias: Value | None = None) -> Value:
+    parameters = (None if p is None else of_channels(x, p) for p in (weight, bias))
+    return _affine(x, *parameters)
 
 
 def _train(
-    b: Builder, x: Value, weight: Value | None, bias: Value | None, eps: Value
+    x: Value, weight: Value | None, bias: Value | None, eps: Operand
 ) -> tuple[Value, Value, Value, Value]:
     """The normalized input; and mean, rstd and unbiased variance, each of shape (C,)."""
-    x, weight, bias = wide(b, x, weight, bias)
-    dims = channel_dims(b, x)
-    mean, squares, rstd = statistics(b, x, dims, eps)
-    out = _standardize(b, x, mean, rstd)
-    out = _affine(b, out, of_channels(b, x, weight), of_channels(b, x, bias))
-    variance = b.hlo.divide(squares, b.full_like(squares, b.count(x, dims) - 1))
-    return out, *(b.reshape(s, [-1]) for s in (mean, rstd, variance))
+    x, dims = x.accumulated(), channel_dims(x)
+    mean, squares, rstd = statistics(x, dims, eps)
+    out = _affine_channels((x - mean) * rstd, weight, bias)
+    variance = squares / (x.count(dims) - 1)
+    return out, mean.reshape([-1]), rstd.reshape([-1]), variance.reshape([-1])
 
 
 def _evaluate(
@@ -104,31 +79,30 @@ def _evaluate(
     bias: Value | None,
     mean: Value,
     variance: Value,
-    eps: Value,
+    eps: Operand,
 ) -> tuple[Value, Value, Value]:
     """The input normalized by known statistics; and what is saved: mean and rstd, or nothing."""
-    x, weight, bias, mean, variance = wide(b, x, weight, bias, mean, variance)
-    rstd = _rsqrt(b, variance, eps)
-    out = _standardize(b, x, of_channels(b, x, mean), of_channels(b, x, rstd))
-    out = _affine(b, out, of_channels(b, x, weight), of_channels(b, x, bias))
+    x = x.accumulated()
+    mean, rstd = mean.to(x.dtype), rsqrt(variance.to(x.dtype) + eps)
+    out = (x - of_channels(x, mean)) * of_channels(x, rstd)
+    out = _affine_channels(out, weight, bias)
     if b.outputs[1].shape == (0,):
-        mean = rstd = b.zeros((0,), b.dtype(x))
+        mean = rstd = b.zeros((0,), x.dtype)
     return out, mean, rstd
 
 
-def _moving(b: Builder, old: Value, new: Value, momentum: Value) -> Value:
+def _moving(old: Value, new: Value, momentum: Operand) -> Value:
     """(1 - momentum) * old + momentum * new."""
-    (new, old) = wide(b, new, old)
-    factor = b.full(b.shape(new), momentum, b.dtype(new))
-    keep = b.hlo.subtract(b.full_like(factor, 1), factor)
-    return b.hlo.add(b.hlo.multiply(old, keep), b.hlo.multiply(new, factor))
+    new = new.accumulated()
+    factor = new.full(momentum)
+    return old.to(new.dtype) * (1 - factor) + new * factor
 
 
 @rule("aten::_native_batch_norm_legit.no_stats")
 def batch_norm_no_stats(
-    b: Builder, x: Value, weight: Any, bias: Any, training: bool, momentum: Value, eps: Value
+    b: Builder, x: Value, weight: Any, bias: Any, training: bool, momentum: Operand, eps: Operand
 ) -> tuple[Value, ...]:
-    return _train(b, x, weight, bias, eps)[:3]
+    return _train(x, weight, bias, eps)[:3]
 
 
 @rule("aten::_native_batch_norm_legit_functional")
@@ -140,14 +114,14 @@ def batch_norm_functional(
     mean: Value,
     variance: Value,
     training: bool,
-    momentum: Value,
-    eps: Value,
+    momentum: Operand,
+    eps: Operand,
 ) -> tuple[Value, ...]:
     if not training:
         return *_evaluate(b, x, weight, bias, mean, variance, eps), mean, variance
-    *results, batch_variance = _train(b, x, weight, bias, eps)
-    mean = _moving(b, mean, results[1], momentum)
-    return *results, mean, _moving(b, variance, batch_variance, momentum)
+    *results, batch_variance = _train(x, weight, bias, eps)
+    mean = _moving(mean, results[1], momentum)
+    return *results, mean, _moving(variance, batch_variance, momentum)
 
 
 @rule("aten::_native_batch_norm_legit_no_training")
@@ -158,8 +132,8 @@ def batch_norm_no_training(
     bias: Any,
     mean: Value,
     variance: Value,
-    momentum: Value,
-    eps: Value,
+    momentum: Operand,
+    eps: Operand,
 ) -> tuple[Value, ...]:
     return _evaluate(b, x, weight, bias, mean, variance, eps)
 
@@ -172,8 +146,8 @@ def batch_norm_with_update(
     bias: Any,
     mean: Value,
     variance: Value,
-    momentum: Value,
-    eps: Value,
+    momentum: Operand,
+    eps: Operand,
 ) -> tuple[Value, ...]:
     out, save_mean, save_rstd, mean, variance = batch_norm_functional(
         b, x, weight, bias, mean, variance, True, momentum, eps
@@ -189,11 +163,11 @@ def batch_norm_no_update(
     bias: Any,
     mean: Value | None,
     variance: Value | None,
-    momentum: Value,
-    eps: Value,
+    momentum: Operand,
+    eps: Operand,
 ) -> tuple[Value, ...]:
-    if mean is None:
-        return *_train(b, x, weight, bias, eps)[:3], _reserve(b)
+    if mean is None or variance is None:
+        return *_train(x, weight, bias, eps)[:3], _reserve(b)
     return *_evaluate(b, x, weight, bias, mean, variance, eps), _reserve(b)
 
 
@@ -213,24 +187,23 @@ def batch_norm_backward(
     save_mean: Value | None,
     save_rstd: Value | None,
     train: bool,
-    eps: Value,
+    eps: Operand,
     output_mask: Sequence[bool],
 ) -> tuple[Value | None, ...]:
-    x, grad, weight = wide(b, x, grad, weight)
+    x, grad = x.accumulated(), grad.to(b.compute_dtype(x.dtype))
     if train:
         mean, rstd = save_mean, save_rstd
     else:
-        mean, variance = running_mean, running_var
-        rstd = _rsqrt(b, wide(b, x, variance)[1], eps)
-    mean, rstd = (of_channels(b, x, s) for s in wide(b, x, mean, rstd)[1:])
-    dims = channel_dims(b, x)
-    xhat = _standardize(b, x, mean, rstd)
-    g = _affine(b, grad, of_channels(b, x, weight), None)
-    if train:
-        grad_x = _grad_input(b, g, xhat, rstd, dims)
-    else:
-        grad_x = b.hlo.multiply(g, b.broadcast_to(rstd, b.shape(g)))
-    grads = grad_x, b.reduce(b.hlo.multiply(grad, xhat), dims, "sum"), b.reduce(grad, dims, "sum")
+        assert running_var is not None
+        mean, rstd = running_mean, rsqrt(running_var.to(x.dtype) + eps)
+    assert mean is not None
+    assert rstd is not None
+    mean, rstd = of_channels(x, mean), of_channels(x, rstd)
+    dims = channel_dims(x)
+    xhat = (x - mean) * rstd
+    g = _affine_channels(grad, weight)
+    grad_x = _grad_input(g, xhat, rstd, dims) if train else g * rstd
+    grads = grad_x, (grad * xhat).sum(dims), grad.sum(dims)
     # PyTorch's meta function makes the input's, whether it is wanted or not.
     wanted = (True, *output_mask[1:])
     return tuple(g if w else None for g, w in zip(grads, wanted, strict=True))
@@ -244,8 +217,12 @@ def batch_norm_backward_reserved(b: Builder, *args: Any) -> tuple[Value | None, 
 # ---- layer and RMS normalization: statistics over the trailing dimensions ----
 
 
-def _inner(b: Builder, x: Value, normalized: Sequence[int]) -> list[int]:
-    return list(range(b.rank(x) - len(normalized), b.rank(x)))
+def _inner(x: Value, normalized: Sequence[int]) -> list[int]:
+    return list(range(x.rank - len(normalized), x.rank))
+
+
+def _outer(x: Value, normalized: Sequence[int]) -> list[int]:
+    return list(range(x.rank - len(normalized)))
 
 
 @rule("aten::native_layer_norm")
@@ -255,11 +232,11 @@ def layer_norm(
     normalized: Sequence[int],
     weight: Value | None,
     bias: Value | None,
-    eps: Value,
+    eps: Operand,
 ) -> tuple[Value, ...]:
-    x, weight, bias = wide(b, x, weight, bias)
-    mean, _, rstd = statistics(b, x, _inner(b, x, normalized), eps)
-    return _affine(b, _standardize(b, x, mean, rstd), weight, bias), mean, rstd
+    x = x.accumulated()
+    mean, _, rstd = statistics(x, _inner(x, normalized), eps)
+    return _affine((x - mean) * rstd, weight, bias), mean, rstd
 
 
 @rule("aten::native_layer_norm_backward")
@@ -274,30 +251,27 @@ def layer_norm_backward(
     bias: Value | None,
     output_mask: Sequence[bool],
 ) -> tuple[Value | None, ...]:
-    x, grad, mean, rstd, weight = wide(b, x, grad, mean, rstd, weight)
-    inner = _inner(b, x, normalized)
-    outer = list(range(b.rank(x) - len(inner)))
-    xhat = _standardize(b, x, mean, rstd)
+    x, grad = x.accumulated(), grad.accumulated()
+    xhat, outer = (x - mean) * rstd, _outer(x, normalized)
     grad_x = grad_weight = grad_bias = None
     if output_mask[0]:
-        grad_x = _grad_input(b, _affine(b, grad, weight, None), xhat, rstd, inner)
+        grad_x = _grad_input(_affine(grad, weight), xhat, rstd, _inner(x, normalized))
     if output_mask[1] and weight is not None:
-        grad_weight = b.reduce(b.hlo.multiply(grad, xhat), outer, "sum")
+        grad_weight = (grad * xhat).sum(outer)
     if output_mask[2] and bias is not None:
-        grad_bias = b.reduce(grad, outer, "sum")
+        grad_bias = grad.sum(outer)
     return grad_x, grad_weight, grad_bias
 
 
 @rule("aten::_fused_rms_norm")
 def rms_norm(
-    b: Builder, x: Value, normalized: Sequence[int], weight: Value | None, eps: Value | None
+    b: Builder, x: Value, normalized: Sequence[int], weight: Value | None, eps: Operand | None
 ) -> tuple[Value, Value]:
-    x, weight = wide(b, x, weight)
+    x = x.accumulated()
     if eps is None:
-        eps = torch.finfo(b.dtype(x)).eps
-    squares = b.mean(b.hlo.multiply(x, x), _inner(b, x, normalized), keepdim=True)
-    rstd = _rsqrt(b, squares, eps)
-    return _affine(b, _standardize(b, x, None, rstd), weight, None), rstd
+        eps = torch.finfo(x.dtype).eps
+    rstd = rsqrt((x * x).mean(_inner(x, normalized), keepdim=True) + eps)
+    return _affine(x * rstd, weight), rstd
 
 
 @rule("aten::_fused_rms_norm_backward")
@@ -310,32 +284,31 @@ def rms_norm_backward(
     weight: Value | None,
     output_mask: Sequence[bool],
 ) -> tuple[Value | None, ...]:
-    x, grad, rstd, weight = wide(b, x, grad, rstd, weight)
-    inner = _inner(b, x, normalized)
-    xhat = _standardize(b, x, None, rstd)
+    x, grad = x.accumulated(), grad.accumulated()
+    xhat = x * rstd
     grad_x = grad_weight = None
     if output_mask[0]:
-        g = _affine(b, grad, weight, None)
-        grad_x = _grad_input(b, g, xhat, rstd, inner, centered=False)
+        inner = _inner(x, normalized)
+        grad_x = _grad_input(_affine(grad, weight), xhat, rstd, inner, centered=False)
     if output_mask[1] and weight is not None:
-        outer = list(range(b.rank(x) - len(inner)))
-        grad_weight = b.reduce(b.hlo.multiply(grad, xhat), outer, "sum")
+        grad_weight = (grad * xhat).sum(_outer(x, normalized))
     return grad_x, grad_weight
 
 
 # ---- group normalization: statistics over the channels of a group ----
 
 
-def _grouped(b: Builder, x: Value, n: int, c: int, group: int) -> Value:
+def _grouped(x: Value, n: int, c: int, group: int) -> Value:
     """(N, C, *positions) as (N, groups, C / groups, positions)."""
-    size = math.prod(b.shape(x)) // max(n * c, 1)
-    return b.reshape(x, [n, group, c // group, size])
+    return x.reshape([n, group, c // group, math.prod(x.shape) // max(n * c, 1)])
 
 
-def _group_parameter(b: Builder, parameter: Value | None, group: int) -> Value | None:
-    if parameter is None:
-        return None
-    return b.reshape(parameter, [1, group, b.shape(parameter)[0] // group, 1])
+def _affine_groups(x: Value, weight: Value | None, bias: Value | None = None) -> Value:
+    """`_affine` of a grouped value, for parameters of shape (C,)."""
+    parameters = (
+        None if p is None else p.reshape([1, x.shape[1], x.shape[2], 1]) for p in (weight, bias)
+    )
+    return _affine(x, *parameters)
 
 
 @rule("aten::native_group_norm")
@@ -348,15 +321,12 @@ def group_norm(
     c: int,
     positions: int,
     group: int,
-    eps: Value,
+    eps: Operand,
 ) -> tuple[Value, ...]:
-    shape = b.shape(x)
-    x, weight, bias = wide(b, x, weight, bias)
-    x = _grouped(b, x, n, c, group)
-    mean, _, rstd = statistics(b, x, [2, 3], eps)
-    weight, bias = (_group_parameter(b, p, group) for p in (weight, bias))
-    out = _affine(b, _standardize(b, x, mean, rstd), weight, bias)
-    return b.reshape(out, shape), *(b.reshape(s, [n, group]) for s in (mean, rstd))
+    grouped = _grouped(x.accumulated(), n, c, group)
+    mean, _, rstd = statistics(grouped, [2, 3], eps)
+    out = _affine_groups((grouped - mean) * rstd, weight, bias)
+    return out.reshape(x.shape), mean.reshape([n, group]), rstd.reshape([n, group])
 
 
 @rule("aten::native_group_norm_backward")
@@ -373,41 +343,39 @@ def group_norm_backward(
     group: int,
     output_mask: Sequence[bool],
 ) -> tuple[Value | None, ...]:
-    shape = b.shape(x)
-    x, grad, mean, rstd, weight = wide(b, x, grad, mean, rstd, weight)
-    x, grad = (_grouped(b, v, n, c, group) for v in (x, grad))
-    mean, rstd = (b.unsqueeze(s, 2, 3) for s in (mean, rstd))
-    xhat = _standardize(b, x, mean, rstd)
+    grouped = _grouped(x.accumulated(), n, c, group)
+    grad = _grouped(grad.accumulated(), n, c, group)
+    mean, rstd = (b.unsqueeze(s.to(grouped.dtype), 2, 3) for s in (mean, rstd))
+    xhat = (grouped - mean) * rstd
     grad_x = grad_weight = grad_bias = None
     if output_mask[0]:
-        g = _affine(b, grad, _group_parameter(b, weight, group), None)
-        grad_x = b.reshape(_grad_input(b, g, xhat, rstd, [2, 3]), shape)
+        grad_x = _grad_input(_affine_groups(grad, weight), xhat, rstd, [2, 3]).reshape(x.shape)
     if output_mask[1]:
-        grad_weight = b.reshape(b.reduce(b.hlo.multiply(grad, xhat), [0, 3], "sum"), [c])
+        grad_weight = (grad * xhat).sum([0, 3]).reshape([c])
     if output_mask[2]:
-        grad_bias = b.reshape(b.reduce(grad, [0, 3], "sum"), [c])
+        grad_bias = grad.sum([0, 3]).reshape([c])
     return grad_x, grad_weight, grad_bias
 
 
 # ---- weight normalization: w = v * (g / norm(v)), a norm for each index of `dim` ----
 
 
+def _others(v: Value, dim: int) -> list[int]:
+    return [d for d in range(v.rank) if d != dim % v.rank]
+
+
 @rule("aten::_weight_norm_interface")
 def weight_norm(b: Builder, v: Value, g: Value, dim: int) -> tuple[Value, Value]:
-    v, g = wide(b, v, g)
-    others = [d for d in range(b.rank(v)) if d != dim % b.rank(v)]
-    norm = b.hlo.sqrt(b.reduce(b.hlo.multiply(v, v), others, "sum", keepdim=True))
-    ratio = b.hlo.divide(g, norm)
-    return b.hlo.multiply(v, b.broadcast_to(ratio, b.shape(v))), norm
+    v, g = v.accumulated(), g.accumulated()
+    norm = sqrt((v * v).sum(_others(v, dim), keepdim=True))
+    return v * (g / norm), norm
 
 
 @rule("aten::_weight_norm_interface_backward")
 def weight_norm_backward(
     b: Builder, grad: Value, v: Value, g: Value, norm: Value, dim: int
 ) -> tuple[Value, Value]:
-    v, grad, g, norm = wide(b, v, grad, g, norm)
-    others = [d for d in range(b.rank(v)) if d != dim % b.rank(v)]
-    unit = b.hlo.divide(v, b.broadcast_to(norm, b.shape(v)))
-    grad_g = b.reduce(b.hlo.multiply(grad, unit), others, "sum", keepdim=True)
-    rest = b.hlo.subtract(grad, b.hlo.multiply(unit, b.broadcast_to(grad_g, b.shape(v))))
-    return b.hlo.multiply(rest, b.broadcast_to(b.hlo.divide(g, norm), b.shape(v))), grad_g
+    v, grad, g = v.accumulated(), grad.accumulated(), g.accumulated()
+    unit = v / norm
+    grad_g = (grad * unit).sum(_others(v, dim), keepdim=True)
+    return (grad - unit * grad_g) * (g / norm), grad_g

@@ -356,7 +356,7 @@ def adaptive_avg_pool(b: Builder, x: Value, output_size: Sequence[int], *, rank:
         x = separable.apply(b, x, [_averages(b, n, m, b.dtype(x)) for n, m in pairs])
     else:
         blocks = [k for n, m in zip(sizes, out, strict=True) for k in (m, n // m)]
-        x = b.mean(b.reshape(x, [b.shape(x)[1], *blocks]), range(2, 2 * rank + 2, 2))
+        x = x.reshape([x.shape[1], *blocks]).mean(range(2, 2 * rank + 2, 2))
     return b.reshape(x, shape)
 
 

@@ -54,7 +54,7 @@ def mean_all(b: Builder, x: Value, dtype: torch.dtype | None) -> Value:
 
 @rule("aten::mean.dim")
 def mean_dims(b: Builder, x: Value, dims: Dims, keepdim: bool, dtype: torch.dtype | None) -> Value:
-    return b.mean(_wide(b, x), b.dims(x, dims), keepdim)
+    return _wide(b, x).mean(b.dims(x, dims), keepdim)
 
 
 @rule("aten::prod")
@@ -173,14 +173,14 @@ def _moments(
     """Variance (real) and mean, in two passes."""
     dims = b.dims(x, dims)
     x = b.value(x, b.compute_dtype(b.dtype(x)))
-    mean = b.mean(x, dims, True)
+    mean = x.mean(dims, True)
     spread = x - b.broadcast_to(mean, b.shape(x))
     if spread.is_complex:
         square = spread.real * spread.real + spread.imag * spread.imag
     else:
         square = spread * spread
     total = _reduce(square, dims, "sum", keepdim)
-    count = b.count(x, dims)
+    count = x.count(dims)
     if correction is None or b.is_const(correction):
         freedom = b.constant(
             max(count - (1 if correction is None else correction.number), 0), total.dtype

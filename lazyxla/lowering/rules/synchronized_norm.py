@@ -10,18 +10,17 @@ from typing import TYPE_CHECKING
 
 from lazyxla.lowering.registry import rule
 from lazyxla.lowering.rules.formula import operands
-from lazyxla.lowering.rules.normalization import channel_dims, of_channels, statistics, wide
-from lazyxla.lowering.value import Value
+from lazyxla.lowering.rules.normalization import channel_dims, of_channels, statistics
+from lazyxla.lowering.value import Operand, Value
 
 if TYPE_CHECKING:
     from lazyxla.lowering.builder import Builder
 
 
 @rule("aten::batch_norm_stats")
-def batch_norm_stats(b: Builder, x: Value, eps: Value) -> tuple[Value, Value]:
-    (x,) = wide(b, x)
-    mean, _, rstd = statistics(b, x, channel_dims(b, x), eps)
-    return b.reshape(mean, [-1]), b.reshape(rstd, [-1])
+def batch_norm_stats(b: Builder, x: Value, eps: Operand) -> tuple[Value, Value]:
+    mean, _, rstd = statistics(x.accumulated(), channel_dims(x), eps)
+    return mean.reshape([-1]), rstd.reshape([-1])
 
 
 @rule("aten::batch_norm_elemt")
@@ -32,9 +31,9 @@ def batch_norm_elemt(
     bias: Value | None,
     mean: Value,
     rstd: Value,
-    eps: Value,
+    eps: Operand,
 ) -> Value:
-    parameters = (of_channels(b, x, p) for p in (weight, bias, mean, rstd))
+    parameters = (None if p is None else of_channels(x, p) for p in (weight, bias, mean, rstd))
     x, weight, bias, mean, rstd = operands(b, x, *parameters)
     normalized = (x - mean) * rstd
     if weight is not None:
@@ -55,15 +54,13 @@ def batch_norm_backward_reduce(
     wants_bias: bool,
 ) -> tuple[Value | None, ...]:
     """sum(grad), sum(grad * (x - mean)), and the gradients of weight and bias."""
-    grad, x, mean, rstd = wide(b, grad, x, mean, rstd)
-    dims = channel_dims(b, x)
-    deviation = b.hlo.subtract(x, b.broadcast_to(of_channels(b, x, mean), b.shape(x)))
-    total = b.reduce(grad, dims, "sum")
-    along = b.reduce(b.hlo.multiply(grad, deviation), dims, "sum")
+    grad, x, dims = grad.accumulated(), x.accumulated(), channel_dims(x)
+    total = grad.sum(dims)
+    along = (grad * (x - of_channels(x, mean))).sum(dims)
     return (
         total if wants_input else None,
         along if wants_input else None,
-        b.hlo.multiply(along, rstd) if wants_weight else None,
+        along * rstd if wants_weight else None,
         total if wants_bias else None,
     )
 
@@ -81,9 +78,11 @@ def batch_norm_backward_elemt(
     counts: Value,
 ) -> Value:
     """The input's gradient; `total` and `along` are the two sums, over all processes."""
-    (mean, counts) = wide(b, mean, counts)
-    count = b.reduce(counts, range(b.rank(counts)), "sum")
-    parameters = (of_channels(b, x, p) for p in (mean, rstd, weight, total, along))
+    counts = counts.to(b.compute_dtype(mean.dtype))
+    count = counts.sum(range(counts.rank))
+    parameters = (
+        None if p is None else of_channels(x, p) for p in (mean, rstd, weight, total, along)
+    )
     grad, x, mean, rstd, weight, total, along, count = operands(b, grad, x, *parameters, count)
     grad_x = (grad - total / count - (x - mean) * rstd * rstd * along / count) * rstd
     return grad_x if weight is None else grad_x * weight
