@@ -15,8 +15,8 @@ from torch.testing import make_tensor
 from torch.utils._pytree import tree_map_only
 
 from lazyxla.lowering import Program
-from lazyxla.lowering.decompose import find_op
 from lazyxla.lowering.fx_graph import program_of_call
+from lazyxla.lowering.operators import find_op
 from tests.support import on_device
 
 _Args = tuple[Any, ...]

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map
 
-from lazyxla.lowering import check_lowering, explain, registry
-from lazyxla.lowering.decompose import find_op
+from lazyxla.lowering import check_lowering, explain, lookup
 from lazyxla.lowering.explanation import HOW
+from lazyxla.lowering.operators import find_op
 from lazyxla.lowering.samples import DTYPES, Sample, samples
 
 FILE = Path(__file__).resolve().parent.parent / "docs" / "operators.md"
@@ -76,7 +76,7 @@ def _is_listed(name: str) -> bool:
 def dtypes(name: str) -> str:
     """The dtypes of which a small call runs on PyTorch's CPU and is lowered."""
     op: Any = find_op(name)
-    way = registry.how(name)
+    way = lookup.how(name)
     if name in _FRAGILE or way not in ("rule", "jax", "decomposition", "call"):
         return "-"
     found = {d for d, call in samples(op) if _runs_on_cpu(call) and _is_lowered(call, way)}

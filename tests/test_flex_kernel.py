@@ -13,7 +13,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 import lazyxla
 from lazyxla import flex_kernel
-from lazyxla.lowering import Target, lower_to_text, registry
+from lazyxla.lowering import Target, lookup, lower_to_text
 from lazyxla.lowering.rules import attention_tpu
 from tests.lowering.harness import execute, record
 from tests.lowering.test_attention_kernels import interpreted  # noqa: F401 - a fixture
@@ -56,8 +56,10 @@ MASKS: dict[str, Callable[..., Tensor]] = {
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """As if graphs were traced for a TPU: which of the operators are in them. Each test computes its
-    masks itself: one that another test made may be of a graph for another device."""
+    """As if graphs were traced for a TPU: which of the operators are in them.
+
+    Each test computes its masks itself: another test's may be of a graph for another device.
+    """
     found: list[str] = []
     monkeypatch.setattr(flex_kernel, "masks", {})
 
@@ -72,7 +74,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     for name in ("forward", "backward"):
         monkeypatch.setattr(flex_kernel, name, noted(name))
-    monkeypatch.setattr(registry, "recorded_platform", lambda: "tpu")
+    monkeypatch.setattr(lookup, "recorded_platform", lambda: "tpu")
     return found
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from lazyxla.lowering import check_lowering, how
-from lazyxla.lowering.decompose import find_op
+from lazyxla.lowering.operators import find_op
 from lazyxla.lowering.samples import sample
 from tests.operator_table import FILE, operators, table
 

@@ -20,7 +20,8 @@ from torch._ops import OpOverload
 from lazyxla import _C
 from lazyxla.dynamo.partition import HOST, Partition, Segment, divide, is_number
 from lazyxla.lowering import registry
-from lazyxla.lowering.fx_graph import FxGraph, draws
+from lazyxla.lowering.fx_graph import FxGraph
+from lazyxla.lowering.operators import draws
 from lazyxla.xla_options import Options
 
 _numbers = itertools.count()

@@ -11,7 +11,7 @@ from torch._C import DispatchKey
 from torch.utils import _pytree as pytree
 
 from lazyxla import flex_kernel
-from lazyxla.lowering import control_flow, registry
+from lazyxla.lowering import control_flow, lookup
 
 
 def inline_flex_attention(module: fx.GraphModule) -> None:
@@ -74,7 +74,7 @@ def _by_kernel(node: fx.Node, functions: Collection[fx.GraphModule]) -> Any:
     inputs = cast("list[fx.Node]", list(node.args[:3]))
     query, key, value = (x.meta["val"] for x in inputs)
     sizes = (*query.shape, *key.shape, *value.shape)
-    if registry.recorded_platform() != "tpu" or not all(isinstance(n, int) for n in sizes):
+    if lookup.recorded_platform() != "tpu" or not all(isinstance(n, int) for n in sizes):
         return None
     if query.shape[0] != key.shape[0] or query.shape[3] != value.shape[3]:
         return None

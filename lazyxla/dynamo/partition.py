@@ -22,8 +22,9 @@ import torch
 from torch import fx
 
 from lazyxla import _C, lowering, runtime
-from lazyxla.lowering import control_flow, registry
-from lazyxla.lowering.fx_graph import draws, program_of, schema_name
+from lazyxla.lowering import control_flow, lookup, registry
+from lazyxla.lowering.fx_graph import program_of
+from lazyxla.lowering.operators import draws, schema_name
 
 HOST = -1
 """The kind of a node that PyTorch runs. The kind of a part's nodes is their device's index."""
@@ -129,9 +130,7 @@ def _how(target: Any) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def _how_on(_captured_platform: str, target: Any) -> str:
-    return (
-        registry.how(schema_name(target)) if isinstance(target, torch._ops.OpOverload) else "host"
-    )
+    return lookup.how(schema_name(target)) if isinstance(target, torch._ops.OpOverload) else "host"
 
 
 registry.on_change(lambda *_: _how_on.cache_clear())

@@ -20,7 +20,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from lazyxla import lowering
 from lazyxla.jax.flat_functions import Aval, is_differentiable
 from lazyxla.lowering import control_flow
-from lazyxla.lowering.fx_graph import FxGraph, draws, schema_name, user_frame
+from lazyxla.lowering.fx_graph import FxGraph, user_frame
+from lazyxla.lowering.operators import draws, schema_name
 from lazyxla.runtime import BACKEND
 
 Function = Callable[..., Sequence[torch.Tensor]]

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from lazyxla.lowering.errors import DifferentProgramsError, LoweringError
 from lazyxla.lowering.explanation import Explanation, explain
 from lazyxla.lowering.host_call import allow_host_calls
+from lazyxla.lowering.lookup import how
 from lazyxla.lowering.optimized import result_tiles
 from lazyxla.lowering.program import (
     Geometry,
@@ -26,7 +27,8 @@ from lazyxla.lowering.program import (
     Target,
     TensorSpec,
 )
-from lazyxla.lowering.registry import has_user_rules, how, jax_rule, names, on_change, rule
+from lazyxla.lowering.registry import has_user_rules, names, on_change
+from lazyxla.lowering.user_rules import jax_rule, rule
 
 if TYPE_CHECKING:
     from lazyxla.lowering.fx_graph import FxGraph

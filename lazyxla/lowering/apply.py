@@ -8,9 +8,10 @@ from typing import Any
 
 from lazyxla.lowering import host_call, registry
 from lazyxla.lowering.builder import Builder
-from lazyxla.lowering.decompose import decompose, find_decomposition
+from lazyxla.lowering.decompose import decompose
 from lazyxla.lowering.errors import LoweringError, is_users, show_call
 from lazyxla.lowering.jax_call import call_jax
+from lazyxla.lowering.operators import find_decomposition
 from lazyxla.lowering.program import TensorSpec
 from lazyxla.lowering.scalar import Scalar, plain
 from lazyxla.lowering.value import Value

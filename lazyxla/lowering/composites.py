@@ -8,7 +8,6 @@ A compiler that has a kernel for one finds it by PyTorch's name; any other inlin
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from lazyxla.lowering.scalar import Scalar
@@ -38,23 +37,19 @@ def composite(
     b: Builder,
     name: str,
     arguments: dict[str, Any],
-    lower: Callable[[Builder, str, tuple[Any, ...]], list[Any]],
 ) -> list[Any]:
-    """The results of a call as a composite. `arguments` are all of the operator's, by name; `lower`
-    makes what is behind it of them."""
-    from lazyxla.lowering.module import build_function
-
+    """The results of a call as a composite. `arguments` are all of the operator's, by name."""
     operands = [x for x in arguments.values() if isinstance(x, Value)]
 
     def results(values: list[Any]) -> list[Any]:
         given = iter(values)
-        return lower(
-            b, name, tuple(next(given) if isinstance(x, Value) else x for x in arguments.values())
+        return b.apply(
+            name, tuple(next(given) if isinstance(x, Value) else x for x in arguments.values())
         )
 
     symbol = f"{_NAMES[name]}.{len(b.callees)}"
     types = [x.type for x in operands]
-    made = b.callees[symbol] = build_function(b, symbol, types, "private", results)
+    made = b.callees[symbol] = b.function(symbol, types, results)
     ir = b.mlir.ir
     call = b.hlo.CompositeOp(
         list(made.type.results),

@@ -6,7 +6,6 @@ What depends on a random number stays PyTorch's, and so does ``associative_scan`
 
 from __future__ import annotations
 
-import functools
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -14,7 +13,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
-from lazyxla.lowering.fx_graph import FxGraph, draws, run_graph
+from lazyxla.lowering.fx_graph import (
+    HIGHER_ORDER,
+    FxGraph,
+    attribute_of,
+    is_function,
+    run_graph,
+)
+from lazyxla.lowering.operators import draws
 from lazyxla.lowering.value import Value
 
 if TYPE_CHECKING:
@@ -23,12 +29,7 @@ if TYPE_CHECKING:
 
 def is_control_flow(target: Any) -> bool:
     """Whether a node's target is one of the operators that can be lowered."""
-    return isinstance(target, torch._ops.HigherOrderOperator) and target.name() in _LOWERINGS
-
-
-def is_function(node: fx.Node) -> bool:
-    """Whether a node stands for a graph that such an operator calls."""
-    return node.op == "get_attr" and isinstance(_attribute(node), fx.GraphModule)
+    return isinstance(target, torch._ops.HigherOrderOperator) and target.name() in HIGHER_ORDER
 
 
 def functions(node: fx.Node) -> Iterator[FxGraph]:
@@ -43,15 +44,10 @@ def lowers(node: fx.Node, lowers_operator: Callable[[fx.Node], bool]) -> bool:
     return all(_lowers_graph(graph, lowers_operator) for graph in functions(node))
 
 
-def lower(b: Builder, node: fx.Node, known: dict[Any, Any]) -> list[Value]:
-    """Lowers a node; `known` has the values of its operands. Returns those of its results."""
-    return _LOWERINGS[node.target.name()](b, *(_operands(b, a, known) for a in node.args))  # type: ignore
-
-
 def _lowers_graph(graph: FxGraph, lowers_operator: Callable[[fx.Node], bool]) -> bool:
     def lowers_node(node: fx.Node) -> bool:
         if node.op == "get_attr":
-            return isinstance(_attribute(node), (torch.Tensor, fx.GraphModule))
+            return isinstance(attribute_of(node), (torch.Tensor, fx.GraphModule))
         if node.target is operator.getitem:
             return True
         if is_control_flow(node.target):
@@ -73,12 +69,8 @@ def _is_static(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and all(isinstance(n, int) for n in value.shape)
 
 
-def _attribute(node: fx.Node) -> Any:
-    return functools.reduce(getattr, str(node.target).split("."), node.graph.owning_module)
-
-
 def _graph(node: fx.Node) -> FxGraph:
-    return FxGraph.of(_attribute(node).graph)
+    return FxGraph.of(attribute_of(node).graph)
 
 
 def _operands(b: Builder, argument: Any, known: dict[Any, Any]) -> Any:
@@ -133,9 +125,18 @@ def _map(b: Builder, function: FxGraph, xs: list[Value], fixed: list[Value]) -> 
     return _scan(b, function, [], xs, fixed)
 
 
-_LOWERINGS: dict[str, Callable[..., list[Value]]] = {
-    "cond": _cond,
-    "while_loop": _while_loop,
-    "scan": _scan,
-    "map_impl": _map,
-}
+def _by_operands(function: Callable[..., list[Value]]) -> Callable[..., list[Value]]:
+    """A lowering of a node, from one of its operands."""
+
+    def lower(b: Builder, node: fx.Node, known: dict[Any, Any]) -> list[Value]:
+        return function(b, *(_operands(b, argument, known) for argument in node.args))
+
+    return lower
+
+
+HIGHER_ORDER.update(
+    cond=_by_operands(_cond),
+    while_loop=_by_operands(_while_loop),
+    scan=_by_operands(_scan),
+    map_impl=_by_operands(_map),
+)

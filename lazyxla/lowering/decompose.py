@@ -18,6 +18,7 @@ import torch
 
 from lazyxla.lowering.errors import LoweringError
 from lazyxla.lowering.fx_graph import FxGraph, run_graph
+from lazyxla.lowering.operators import find_decomposition, find_op
 from lazyxla.lowering.program import TensorSpec
 from lazyxla.lowering.scalar import Scalar
 from lazyxla.lowering.value import Value
@@ -31,37 +32,6 @@ _DEEPEST = 16
 
 class _Hole(int):
     """Stands for the tensor argument of this number in the arguments of a trace."""
-
-
-def find_op(name: str) -> Any:
-    """The operator overload that a schema name stands for, or None."""
-    namespace, _, rest = name.partition("::")
-    base, _, overload = rest.partition(".")
-    try:
-        return getattr(getattr(getattr(torch.ops, namespace), base), overload or "default")
-    except (AttributeError, RuntimeError):  # RuntimeError: it is TorchScript's only
-        return None
-
-
-def find_decomposition(name: str) -> Callable[..., Any] | None:
-    """PyTorch's decomposition of an operator, if there is one."""
-    op = find_op(name)
-    if op is None:
-        return None
-    found = torch._decomp.decomposition_table.get(op)
-    if found is None and _is_implicit(op):
-        found = op.decompose
-    return found
-
-
-def _is_implicit(op: Any) -> bool:
-    return bool(op.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd))
-
-
-def is_composite(op: Any) -> bool:
-    """Whether PyTorch takes an operator apart before a backend sees it."""
-    keys = torch._C.DispatchKey
-    return _is_implicit(op) and not op.has_kernel_for_dispatch_key(keys.Autograd)
 
 
 def decompose(b: Builder, name: str, args: tuple[Any, ...]) -> list[Any]:

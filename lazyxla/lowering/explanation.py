@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lazyxla.lowering import host_call, registry
-from lazyxla.lowering.decompose import find_decomposition, find_op
-from lazyxla.lowering.fx_graph import schema_name
+from lazyxla.lowering import host_call, lookup, registry
+from lazyxla.lowering.operators import find_decomposition, find_op, schema_name
+from lazyxla.lowering.program import Target
 from lazyxla.lowering.samples import Sample, sample, samples
 
 HOW = {
@@ -140,7 +140,7 @@ def _explain(name: str, platform: str, depth: int) -> Explanation:
     op: Any = find_op(name)
     if op._schema.is_mutable:
         return _explain_writing(name, op, platform, depth)
-    if (rule := registry.find_rule(name)) is not None and registry.how(name) == "rule":
+    if (rule := registry.find_rule(name, platform)) is not None and lookup.how(name) == "rule":
         return Explanation(name, platform, "rule", where=_where(rule))
     if (jax_rule := registry.find_jax_rule(name, platform)) is not None:
         return Explanation(name, platform, "JAX rule", where=_where(jax_rule.function))
@@ -172,14 +172,14 @@ def _explain_writing(name: str, op: Any, platform: str, depth: int) -> Explanati
 def _explain_decomposition(
     name: str, op: Any, function: Callable[..., Any], platform: str, depth: int
 ) -> Explanation:
-    from lazyxla.lowering import check_lowering
+    from lazyxla.lowering.module import check_lowering  # it loads jaxlib's MLIR
 
     ways: dict[torch.dtype, str] = {}
     otherwise = _without_lowering(op, name, platform)
     for dtype, found in samples(op):
         if not _decomposes(function, found):
             continue  # the sample says nothing of the parts
-        way = check_lowering(found.program(), platform)
+        way = check_lowering(found.program(), Target(platform))
         ways[dtype] = otherwise if way == "host" else "decomposition"
     return Explanation(
         name,

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 
 from lazyxla.lowering import registry
-from lazyxla.lowering.decompose import find_op
+from lazyxla.lowering.operators import find_op
 from lazyxla.lowering.program import Program, TensorSpec
 
 Shape = tuple[int, ...]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import operator
 import re
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -13,6 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from lazyxla.lowering import composites
 from lazyxla.lowering.errors import LoweringError
+from lazyxla.lowering.operators import draws, schema_name, schema_of
 from lazyxla.lowering.program import Node, Program, Ref, Slot, SlotSpec, TensorSpec
 from lazyxla.lowering.scalar import Scalar, wrap_number
 
@@ -65,20 +67,33 @@ class FxGraph(NamedTuple):
         )
 
 
+HIGHER_ORDER: dict[str, Callable[[Builder, fx.Node, dict[Any, Any]], list[Any]]] = {}
+"""How a node of a higher-order operator is lowered, by the operator's name; control_flow.py has
+these. A function gets the values of the graph so far and returns those of the node's results."""
+
+
+def is_function(node: fx.Node) -> bool:
+    """Whether a node stands for a graph that a higher-order operator calls."""
+    return node.op == "get_attr" and isinstance(attribute_of(node), fx.GraphModule)
+
+
+def attribute_of(node: fx.Node) -> Any:
+    """What a node "get_attr" stands for."""
+    return functools.reduce(getattr, str(node.target).split("."), node.graph.owning_module)
+
+
 def run_graph(b: Builder, graph: FxGraph, values: list[Any]) -> list[Any]:
     """Lowers a graph on `values`; returns its outputs, flattened."""
     known: dict[Any, Any] = {}
     for node, value in zip(graph.inputs, values, strict=True):
         known[node] = b.value(value, value.dtype) if isinstance(value, Scalar) else value
-    from lazyxla.lowering import control_flow
-
     randoms = 0
     for node in graph.nodes:
         if node.op == "get_attr":
-            if not control_flow.is_function(node):
-                known[node] = _constant(b, getattr(node.graph.owning_module, str(node.target)))
-        elif control_flow.is_control_flow(node.target):
-            known[node] = control_flow.lower(b, node, known)
+            if not is_function(node):
+                known[node] = _constant(b, attribute_of(node))
+        elif isinstance(node.target, torch._ops.HigherOrderOperator):
+            known[node] = HIGHER_ORDER[node.target.name()](b, node, known)
         elif node.target is operator.getitem:
             known[node] = known[node.args[0]][node.args[1]]
         else:
@@ -87,24 +102,6 @@ def run_graph(b: Builder, graph: FxGraph, values: list[Any]) -> list[Any]:
             known[node] = _run_node(b, node, known, randoms)
     results = [known[node] for node in graph.outputs]
     return [r for part in results for r in (part if isinstance(part, list) else [part])]
-
-
-def draws(op: Any) -> bool:
-    """Whether an operator draws random numbers.
-
-    PyTorch tags its attention for CPUs as if it had dropout.
-    """
-    return (
-        isinstance(op, torch._ops.OpOverload)
-        and torch.Tag.nondeterministic_seeded in op.tags
-        and op is not torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
-    )
-
-
-def schema_name(op: Any) -> str:
-    """The name of an operator overload: aten::add.Tensor, and aten::addmm for a default one."""
-    name = op._schema.name
-    return f"{name}.{op._schema.overload_name}" if op._schema.overload_name else name
 
 
 def user_frame(node: fx.Node) -> str:
@@ -137,13 +134,11 @@ def _run_node(b: Builder, node: fx.Node, known: dict[Any, Any], salt: int) -> An
 
 
 def _apply(b: Builder, op: Any, args: list[Any]) -> list[Any]:
-    from lazyxla.lowering.apply import apply
-
     name = schema_name(op)
     if not composites.is_composite(b, name):
-        return apply(b, name, tuple(args))
-    names = [argument for argument, _, _ in _schema(op)]
-    return composites.composite(b, name, dict(zip(names, args, strict=True)), apply)
+        return b.apply(name, tuple(args))
+    names = [argument for argument, _, _ in schema_of(op)]
+    return composites.composite(b, name, dict(zip(names, args, strict=True)))
 
 
 def schema_arguments(op: Any, node: fx.Node) -> list[tuple[Any, str]]:
@@ -151,14 +146,8 @@ def schema_arguments(op: Any, node: fx.Node) -> list[tuple[Any, str]]:
     count = len(node.args)
     return [
         (node.args[i] if i < count else node.kwargs.get(name, default), kind)
-        for i, (name, kind, default) in enumerate(_schema(op))
+        for i, (name, kind, default) in enumerate(schema_of(op))
     ]
-
-
-@functools.lru_cache(maxsize=4096)
-def _schema(op: Any) -> list[tuple[str, str, Any]]:
-    """Name, type and default of an operator's arguments."""
-    return [(a.name, str(a.type), a.default_value) for a in op._schema.arguments]
 
 
 def known_or_wrapped(known: dict[Any, Any], arg: Any, kind: str) -> Any:
@@ -190,7 +179,7 @@ def program_of_call(op: Any, args: list[Any], kwargs: dict[str, Any], result: An
     """A call of an operator on tensors, of which only the types count, as a program."""
     listed = [
         (args[i] if i < len(args) else kwargs.get(name, default), kind)
-        for i, (name, kind, default) in enumerate(_schema(op))
+        for i, (name, kind, default) in enumerate(schema_of(op))
     ]
     return _program(op, listed, result)
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from lazyxla.lowering.decompose import find_op
 from lazyxla.lowering.errors import LoweringError, show_call
+from lazyxla.lowering.operators import find_op
 
 if TYPE_CHECKING:
     from lazyxla.lowering.builder import Builder

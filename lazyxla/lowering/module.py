@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -54,7 +53,7 @@ def check_lowering(program: Program, target: Target) -> str:
 def lower_graph(graph: FxGraph, target: Target, random: bool) -> bytes:
     """See `lazyxla.lowering.lower_graph`."""
     with entered() as world:
-        b = make_builder(world, target, SlotTable([]))
+        b = make_builder(world, target, SlotTable([]), apply)
         examples = [node.meta["val"] for node in graph.inputs]
         specs = [(torch.uint32, (2,))] if random else []
         specs += [(x.dtype, tuple(x.shape)) for x in examples]
@@ -66,7 +65,7 @@ def lower_graph(graph: FxGraph, target: Target, random: bool) -> bytes:
             with b.stream(seed, b.constant(0, torch.uint64)):
                 return graph.lower(b, values[1:])
 
-        build_function(b, "main", [world.type(*spec) for spec in specs], "public", results)
+        b.function("main", [world.type(*spec) for spec in specs], results, "public")
         check(b.module)
         stream = io.BytesIO()
         b.module.operation.write_bytecode(stream)
@@ -86,7 +85,7 @@ def build(world: Mlir, program: Program, target: Target, *, trying: bool = False
             for number, spec in enumerate(program.slots)
         ]
         slots = SlotTable(specs)
-        b = make_builder(world, target, slots, trying=trying)
+        b = make_builder(world, target, slots, apply, trying=trying)
         _build(b, program)
         found = {number for number in slots.static if specs[number].variable}
         if not found:
@@ -147,27 +146,7 @@ def _build_function(b: Builder, name: str, program: Program, visibility: str = "
         found = [values[ref] for ref in program.outputs]
         return found if spread is None else spread.pad(found)
 
-    return build_function(b, name, types, visibility, results)
-
-
-def build_function(
-    b: Builder,
-    name: str,
-    types: list[Any],
-    visibility: str,
-    results: Callable[[list[Any]], list[Any]],
-) -> Any:
-    """A function of arguments of these types, whose results are built from their values."""
-    world = b.mlir
-    with world.ir.InsertionPoint(b.module.body):
-        function = world.func.FuncOp(name, (types, []), visibility=visibility)
-        block = function.add_entry_block()
-    with world.ir.InsertionPoint(block):
-        returned = results(b.wrap(block.arguments))
-        world.func.ReturnOp(unwrapped(returned))
-    function_type = world.ir.FunctionType.get(types, [r.type for r in returned])
-    function.attributes["function_type"] = world.ir.TypeAttr.get(function_type)
-    return function
+    return b.function(name, types, results, visibility)
 
 
 def _around(b: Builder, function: Any, program: Program) -> Any:
@@ -212,7 +191,7 @@ def lower_node(b: Builder, node: Node, values: list[Any]) -> None:
     if node.settings is not None:
         b.settings = node.settings
     with b.mlir.location(node.op):
-        values.extend(apply(b, node.op, tuple(bind(a) for a in node.args)))
+        values.extend(b.apply(node.op, tuple(bind(a) for a in node.args)))
 
 
 def check(module: Any) -> None:

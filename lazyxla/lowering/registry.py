@@ -61,12 +61,7 @@ def rule(*names: str, platforms: tuple[str, ...] = ()) -> Callable[[F], F]:
     It takes the place of any rule or JAX rule that an operator has. With `platforms` ("cpu",
     "cuda", "tpu") it does so on these alone, and others lower the operators as before: they must
     have another rule or a decomposition.
-
-    Raises:
-        TypeError: a name is no string, as in a decorator without its parentheses.
-        ValueError: a name is no operator's, or the operator is none that can have a rule.
     """
-    _check_names("rule", names)
 
     def register(function: F) -> F:
         for name in names:
@@ -95,9 +90,8 @@ def jax_rule(
     `outputs`, if there is one, receives the expected outputs (tuple of TensorSpec). With
     `platforms` ("cpu", "cuda", "tpu"), others lower the operators as if they had no rule.
 
-    It takes the place of any rule or JAX rule that an operator has; it raises what `rule` raises.
+    It takes the place of any rule or JAX rule that an operator has.
     """
-    _check_names("jax_rule", names)
 
     def register(function: F) -> F:
         for name in names:
@@ -186,47 +180,24 @@ def _changed(name: str) -> None:
             listener(name, _is_users(name))
 
 
-def _check_names(decorator: str, names: tuple[Any, ...]) -> None:
-    """Checks a user's names; those of our own rules are checked by a test."""
-    if _loading:
-        return
-    from lazyxla.lowering.decompose import find_op, is_composite
-    from lazyxla.lowering.explanation import own_kernel
-
-    if not names or not all(isinstance(name, str) for name in names):
-        raise TypeError(f'{decorator} takes names of operators: @{decorator}("mylib::myop")')
-    for name in names:
-        namespace, _, rest = name.partition("::")
-        if not namespace or not rest:
-            raise ValueError(f'{name!r} is no name of an operator, such as "mylib::myop"')
-        op: Any = find_op(name)
-        if op is None:
-            continue  # it may be defined later
-        if op._schema.is_mutable:
-            base = name.partition(".")[0].removesuffix("_")
-            raise ValueError(
-                f"{name} writes to its arguments; only functional operators have rules. Define "
-                f"{base}_functional, which returns what {name} returns and then the new values of "
-                "what it writes, and give that one the rule"
-            )
-        if kernel := own_kernel(name):
-            raise ValueError(
-                f"{name} has a kernel of the backend's own ({kernel}), so that a rule for it is "
-                "never asked for"
-            )
-        if is_composite(op):
-            raise ValueError(
-                f"{name} is made of other operators (CompositeImplicitAutograd), so that a rule "
-                "for it is never asked for"
-            )
-
-
 def find_rule(name: str, platform: str | None = None) -> Callable[..., Any] | None:
     """The operator's rule for a platform, the one for all of them, or else its graph rule."""
     _load()
     if platform is not None and (found := _platform_rules.get(name, {}).get(platform)):
         return found
     return _rules.get(name) or _graph_rules.get(name)
+
+
+def has_rule(name: str) -> bool:
+    """Whether an operator has a rule on all platforms, and not for graphs only."""
+    _load()
+    return name in _rules
+
+
+def platforms_of(name: str) -> set[str]:
+    """The platforms for which an operator has a rule of their own."""
+    _load()
+    return set(_platform_rules.get(name, ()))
 
 
 def find_jax_rule(name: str, platform: str | None = None) -> JaxRule | None:
@@ -245,45 +216,9 @@ def names(platform: str | None = None) -> list[str]:
     """
     _load()
     jax = {n for n, r in _jax_rules.items() if not r.platforms or platform in r.platforms}
+    own = {n for n, rules in _platform_rules.items() if platform in rules}
     ours = ("lazyxla::", "lazyxla_c10d::")
-    return sorted(n for n in _rules.keys() | jax if not n.startswith(ours))
-
-
-def how(name: str) -> str:
-    """How `name` is lowered: "rule", "jax", "decomposition", "call" or "host".
-
-    "graph" stands for an operator that is lowered in traced graphs only and is the recorder's own
-    business otherwise, "call" for one that a program on the CPU calls on the host, "host" for one
-    that is not lowered at all. To tell these two apart, and for the rules of some platforms only,
-    the plugin is started.
-    """
-    _load()
-    if name in _rules:
-        return "rule"
-    if name in _jax_rules and find_jax_rule(name, _platform_of(_jax_rules[name])):
-        return "jax"
-    if name in _graph_rules:
-        return "graph"
-    from lazyxla.lowering.decompose import find_decomposition
-
-    if find_decomposition(name) is not None:
-        return "decomposition"
-    from lazyxla.lowering import host_call
-
-    return "call" if host_call.possible(name) else "host"
-
-
-def _platform_of(found: JaxRule) -> str | None:
-    """The platform that is recorded for, where it decides whether a rule counts."""
-    return recorded_platform() if found.platforms else None
-
-
-def recorded_platform() -> str:
-    """The platform that programs are recorded for: a capture's, or the process's."""
-    from lazyxla import _C
-    from lazyxla.runtime import platform
-
-    return _C.captured_platform() or platform()
+    return sorted(n for n in _rules.keys() | own | jax if not n.startswith(ours))
 
 
 def _load() -> None:
@@ -295,7 +230,7 @@ def _load() -> None:
     from lazyxla.lowering import cpu, cuda, rules, tpu
 
     try:
-        for name in ("graph_rules", "prim_rules"):
+        for name in ("graph_rules", "prim_rules", "control_flow"):
             importlib.import_module(f"lazyxla.lowering.{name}")
         for room in (rules, cpu, cuda, tpu):
             for module in pkgutil.iter_modules(room.__path__):

@@ -11,8 +11,9 @@ from torch import fx
 from lazyxla import _C
 from lazyxla.dynamo.execution import next_number
 from lazyxla.lowering import registry
-from lazyxla.lowering.fx_graph import FxGraph, draws
+from lazyxla.lowering.fx_graph import FxGraph
 from lazyxla.lowering.loops import CARRY, CONSTANT, LAYER, STACKED, LayerLoop
+from lazyxla.lowering.operators import draws
 from lazyxla.scan.tracing import Joint, Policy
 
 Meta = tuple[torch.dtype, list[int], list[int]]

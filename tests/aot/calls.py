@@ -18,8 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from lazyxla.lowering import Program, check_lowering, registry
-from lazyxla.lowering.decompose import find_op
-from lazyxla.lowering.fx_graph import schema_name
+from lazyxla.lowering.operators import find_op, schema_name
 from lazyxla.lowering.samples import sample
 from tests.calls import calls
 from tests.lowering.harness import record

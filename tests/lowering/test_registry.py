@@ -46,7 +46,7 @@ def test_names_leave_out_internal_and_graph_operators() -> None:
 
 
 def test_names_are_functional_operators_of_pytorch() -> None:
-    from lazyxla.lowering.decompose import find_op
+    from lazyxla.lowering.operators import find_op
 
     for name in names():
         if not name.startswith("aten::"):

@@ -8,6 +8,6 @@ special functions that StableHLO lacks (erf, lgamma, ...).
 
 from __future__ import annotations
 
-from lazyxla.lowering.builder.builder import Builder
+from lazyxla.lowering.builder.builder import Apply, Builder
 
-__all__ = ["Builder"]
+__all__ = ["Apply", "Builder"]

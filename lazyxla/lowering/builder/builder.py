@@ -9,10 +9,15 @@ from typing import Any
 import torch
 
 from lazyxla.lowering.builder.indexing import Indexing
+from lazyxla.lowering.jax_call import call_jax
 from lazyxla.lowering.mlir import Mlir
 from lazyxla.lowering.program import Settings, Target, TensorSpec
 from lazyxla.lowering.scalar import Scalar, SlotTable
-from lazyxla.lowering.value import Dialect, Value
+from lazyxla.lowering.streams import philox_bits
+from lazyxla.lowering.value import Dialect, Value, unwrapped
+
+Apply = Callable[["Builder", str, tuple[Any, ...]], list[Any]]
+"""Lowers an operator, by its name, on its schema's arguments."""
 
 
 class Builder(Indexing):
@@ -25,7 +30,14 @@ class Builder(Indexing):
     """
 
     def __init__(
-        self, mlir: Mlir, target: Target, slots: SlotTable, module: Any, *, trying: bool = False
+        self,
+        mlir: Mlir,
+        target: Target,
+        slots: SlotTable,
+        apply: Apply,
+        module: Any,
+        *,
+        trying: bool = False,
     ) -> None:
         self.mlir = mlir
         self.hlo: Any = Dialect(self, mlir.hlo)
@@ -34,6 +46,7 @@ class Builder(Indexing):
         self.platform = target.platform
         self.slots = slots
         self.module = module
+        self._apply = apply
         self.buffers: dict[torch.dtype, Value] = {}
         self.outputs: tuple[TensorSpec, ...] = ()
         self._rng: tuple[Scalar | Value, Scalar | Value] | None = None
@@ -77,8 +90,6 @@ class Builder(Indexing):
         self, shape: Sequence[int], dtype: torch.dtype, seed: Value, ordinal: Value
     ) -> Value:
         """The first bits of a stream, uint32 or uint64; see streams.py."""
-        from lazyxla.lowering.streams import philox_bits
-
         return philox_bits(self, shape, dtype, seed, ordinal)
 
     def call_jax(self, function: Callable[..., Any], *xs: Any, **static: Any) -> Any:
@@ -88,21 +99,42 @@ class Builder(Indexing):
         passed as they are and must be hashable. Returns one value, or a list if the function
         returns a tuple or list.
         """
-        from lazyxla.lowering.jax_call import call_jax
-
         return call_jax(self, function, xs, static)
+
+    def function(
+        self,
+        name: str,
+        types: Sequence[Any],
+        results: Callable[[list[Value]], list[Value]],
+        visibility: str = "private",
+    ) -> Any:
+        """A function of arguments of these MLIR types, whose results are built from their
+        values."""
+        world = self.mlir
+        with world.ir.InsertionPoint(self.module.body):
+            function = world.func.FuncOp(name, (types, []), visibility=visibility)
+            block = function.add_entry_block()
+        with world.ir.InsertionPoint(block):
+            returned = results(self.wrap(block.arguments))
+            world.func.ReturnOp(unwrapped(returned))
+        function_type = world.ir.FunctionType.get(types, [r.type for r in returned])
+        function.attributes["function_type"] = world.ir.TypeAttr.get(function_type)
+        return function
+
+    def apply(self, name: str, args: tuple[Any, ...]) -> list[Any]:
+        """Lowers operator `name` on values and Scalars; the results have the types of
+        `self.outputs`."""
+        return self._apply(self, name, args)
 
     def lower_op(self, name: str, *args: Any, outputs: Sequence[TensorSpec] | None = None) -> Any:
         """Lowers another operator within a rule; `args` are all its schema arguments, in order.
 
         `outputs` are that operator's outputs; left out, they are those of the node being lowered.
         """
-        from lazyxla.lowering.apply import apply
-
         before = self.outputs
         try:
             self.outputs = tuple(before if outputs is None else outputs)
-            results = apply(self, name, args)
+            results = self.apply(name, args)
         finally:
             self.outputs = before
         return results[0] if len(results) == 1 else results
