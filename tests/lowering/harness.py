@@ -1,5 +1,5 @@
-"""Runs one operator through the lowering on XLA's CPU client and compares it with PyTorch's CPU
-kernels.
+"""Runs one operator through the lowering on the plugin that users run, and compares it with
+PyTorch's CPU kernels.
 
     check("aten::add.Tensor", x, y, alpha=2)
 
@@ -9,11 +9,11 @@ like a 0-dim CPU tensor that is mixed into device tensors.
 """
 
 import functools
-import os
 from typing import Any, NamedTuple
 
 import torch
 
+from lazyxla import _C
 from lazyxla.lowering import (
     Node,
     Program,
@@ -181,13 +181,21 @@ def _compare(recorded: Recorded) -> set[int]:
 
 @functools.cache
 def _device() -> Any:
-    """XLA's CPU device; JAX serves as the client, since jaxlib alone cannot make buffers."""
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
-    import jax
+    """The first device of the plugin that users run, by jaxlib, whose client it shares."""
+    from jaxlib import xla_client
 
-    jax.config.update("jax_platforms", "cpu")
-    jax.config.update("jax_enable_x64", True)
-    return jax.local_devices()[0]
+    xla_client.load_pjrt_plugin_with_c_api("lazyxla_tests", _C.shared_api())
+    return xla_client.make_c_api_client("lazyxla_tests", {}).local_devices()[0]
+
+
+@functools.cache
+def _options() -> Any:
+    """Those that users' programs are compiled with."""
+    from jaxlib import xla_client
+
+    options = xla_client.CompileOptions()
+    options.env_option_overrides = list(_C.compile_options().items())
+    return options
 
 
 def execute(
@@ -202,10 +210,10 @@ def execute(
     lowered = lower(program, target._replace(stablehlo_version="1.13.0"), verify=True)
     device = _device()
     import jax
-    from jaxlib import _jax, xla_client
+    from jaxlib import _jax
 
     executable = device.client.compile_and_load(
-        lowered.artifact, _jax.DeviceList((device,)), xla_client.CompileOptions()
+        lowered.artifact, _jax.DeviceList((device,)), _options()
     )
     operands = [_to_numpy(t) for t in inputs]
     for dtype in (torch.float64, torch.int64):
@@ -218,7 +226,8 @@ def execute(
         ]
         if values:
             operands.append(torch.tensor(values, dtype=dtype).numpy())
-    buffers = [jax.device_put(x, device) for x in operands]
+    with jax.enable_x64(True):
+        buffers = [jax.device_put(x, device) for x in operands]
     results = executable.execute_sharded(buffers).disassemble_into_single_device_arrays()
     dtypes = _output_dtypes(program)
     tensors = [_to_torch(r[0], d) for r, d in zip(results, dtypes, strict=True)]
