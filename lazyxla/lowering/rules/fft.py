@@ -6,10 +6,8 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import torch
-
-from lazyxla.lowering.errors import LoweringError
 from lazyxla.lowering.registry import rule
+from lazyxla.lowering.value import Value
 
 if TYPE_CHECKING:
     from lazyxla.lowering.builder import Builder
@@ -19,7 +17,7 @@ _MOST = 3
 
 
 def _scaled(x: Any, size: int, normalization: int) -> Any:
-    """Divides by nothing, the square root of the transformed size or the size."""
+    """Divides by nothing, by the square root of the transformed size, or by the size."""
     if normalization == 0 or not size:
         return x
     return x * (1 / (math.sqrt(size) if normalization == 1 else size))
@@ -61,16 +59,19 @@ def fft_c2r(x: Any, dims: tuple[int, ...], normalization: int, last_size: int) -
     return _scaled(y, _size(y.shape, dims), normalization)
 
 
-def _register(name: str, function: Callable[..., Any], last: str) -> None:
-    def lower(b: Builder, x: Any, dims: list[int], normalization: int, how: int) -> Any:
-        if b.platform == "tpu" and b.dtype(x) in (torch.float64, torch.complex128):
-            raise LoweringError("XLA's TPU compiler has no Fourier transform of float64")
+def _by_jax(function: Callable[..., Any], last: str) -> Callable[..., Any]:
+    def lower(b: Builder, x: Value, dims: list[int], normalization: int, how: int) -> Any:
         static = {"dims": tuple(dims), "normalization": normalization, last: how}
         return b.call_jax(function, x, **static)
 
-    rule(name)(lower)
+    return lower
 
 
-_register("aten::_fft_c2c", fft_c2c, "forward")
-_register("aten::_fft_r2c", fft_r2c, "onesided")
-_register("aten::_fft_c2r", fft_c2r, "last_size")
+LOWERINGS = {
+    "aten::_fft_c2c": _by_jax(fft_c2c, "forward"),
+    "aten::_fft_r2c": _by_jax(fft_r2c, "onesided"),
+    "aten::_fft_c2r": _by_jax(fft_c2r, "last_size"),
+}
+
+for _name, _lower in LOWERINGS.items():
+    rule(_name)(_lower)
