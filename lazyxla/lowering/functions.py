@@ -79,8 +79,25 @@ def sigmoid(x: Value) -> Value:
     return x.call("logistic")
 
 
+def atan2(y: Value, x: Operand) -> Value:
+    return y.call("atan2", x)
+
+
 def erf(x: Value) -> Value:
     return x.call("chlo.erf")
+
+
+def erfc(x: Value) -> Value:
+    return x.call("chlo.erfc")
+
+
+def erfinv(x: Value) -> Value:
+    return x.call("chlo.erf_inv")
+
+
+def lgamma(x: Value) -> Value:
+    """log |Gamma(x)|."""
+    return x.call("chlo.lgamma")
 
 
 def floor(x: Value) -> Value:

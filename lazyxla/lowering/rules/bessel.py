@@ -16,9 +16,9 @@ from lazyxla.lowering.registry import rule
 from lazyxla.lowering.value import Value
 
 if TYPE_CHECKING:
-    from lazyxla.lowering.builder import Builder
+    from jax import Array
 
-Array = Any
+    from lazyxla.lowering.builder import Builder
 
 _TERMS = 48
 """Of a power series: enough for its last term to vanish wherever it is used."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from lazyxla.lowering.functions import conj, cos, sin, where
+from lazyxla.lowering.functions import atan2, conj, cos, sin, where
 from lazyxla.lowering.registry import rule
 from lazyxla.lowering.rules.formula import operands, pointwise
 from lazyxla.lowering.value import Value
@@ -32,6 +32,6 @@ def polar(b: Builder, length: Value, angle: Value) -> Value:
 @rule("aten::angle")
 def angle(b: Builder, x: Value) -> Value:
     if x.is_complex:
-        return x.imag.call("atan2", x.real)
+        return atan2(x.imag, x.real)
     (x,) = operands(b, x, dtype=b.outputs[0].dtype)
     return where(x < 0, math.pi, where(x.is_nan(), x, 0))

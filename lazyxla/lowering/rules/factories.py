@@ -13,6 +13,8 @@ from lazyxla.lowering.registry import graph_rule, rule
 from lazyxla.lowering.value import Operand, Value
 
 if TYPE_CHECKING:
+    from jax import Array
+
     from lazyxla.lowering.builder import Builder
 
 
@@ -192,7 +194,7 @@ def kaiser_window(b: Builder, size: int, *rest: Any) -> Value:
     return scale / top
 
 
-def _bessel_i0(x: Any) -> Any:
+def _bessel_i0(x: Array) -> Array:
     from jax.scipy.special import i0
 
     return i0(x)
@@ -243,7 +245,7 @@ def _indices_of(b: Builder, mask: Value) -> Value:
     return b.call_jax(_nonzero, mask, count=b.outputs[0].shape[1])
 
 
-def _nonzero(mask: Any, count: int) -> Any:
+def _nonzero(mask: Array, count: int) -> Array:
     import jax.numpy as jnp
 
     return jnp.stack(jnp.nonzero(mask, size=count))

@@ -10,20 +10,22 @@ from lazyxla.lowering.registry import rule
 from lazyxla.lowering.value import Value
 
 if TYPE_CHECKING:
+    from jax import Array
+
     from lazyxla.lowering.builder import Builder
 
 _MOST = 3
 """The number of dimensions that XLA transforms in one operation."""
 
 
-def _scaled(x: Any, size: int, normalization: int) -> Any:
+def _scaled(x: Array, size: int, normalization: int) -> Array:
     """Divides by nothing, by the square root of the transformed size, or by the size."""
     if normalization == 0 or not size:
         return x
     return x * (1 / (math.sqrt(size) if normalization == 1 else size))
 
 
-def _transformed(x: Any, dims: tuple[int, ...], forward: bool) -> Any:
+def _transformed(x: Array, dims: tuple[int, ...], forward: bool) -> Array:
     """The complex transform along dims, without a factor in either direction."""
     import jax.numpy as jnp
 
@@ -37,11 +39,11 @@ def _size(shape: tuple[int, ...], dims: tuple[int, ...]) -> int:
     return math.prod(shape[d] for d in dims)
 
 
-def fft_c2c(x: Any, dims: tuple[int, ...], normalization: int, forward: bool) -> Any:
+def fft_c2c(x: Array, dims: tuple[int, ...], normalization: int, forward: bool) -> Array:
     return _scaled(_transformed(x, dims, forward), _size(x.shape, dims), normalization)
 
 
-def fft_r2c(x: Any, dims: tuple[int, ...], normalization: int, onesided: bool) -> Any:
+def fft_r2c(x: Array, dims: tuple[int, ...], normalization: int, onesided: bool) -> Array:
     import jax.numpy as jnp
 
     if onesided:
@@ -51,7 +53,7 @@ def fft_r2c(x: Any, dims: tuple[int, ...], normalization: int, onesided: bool) -
     return _scaled(y, _size(x.shape, dims), normalization)
 
 
-def fft_c2r(x: Any, dims: tuple[int, ...], normalization: int, last_size: int) -> Any:
+def fft_c2r(x: Array, dims: tuple[int, ...], normalization: int, last_size: int) -> Array:
     import jax.numpy as jnp
 
     y = _transformed(x, dims[:-1], False)

@@ -5,15 +5,18 @@ operators.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from lazyxla.lowering.functions import where
+from lazyxla.lowering.program import TensorSpec
 from lazyxla.lowering.registry import jax_rule, rule
 from lazyxla.lowering.value import Value
 
 if TYPE_CHECKING:
+    from jax import Array
+
     from lazyxla.lowering.builder import Builder
 
 
@@ -69,7 +72,7 @@ def kthvalue(b: Builder, x: Value, k: int, dim: int, keepdim: bool) -> list[Valu
 
 
 @jax_rule("aten::mode")
-def mode(x: Any, dim: int, keepdim: bool) -> Any:
+def mode(x: Array, dim: int, keepdim: bool) -> tuple[Array, ...]:
     """The smallest of the most frequent values and the index of its last occurrence."""
     import jax.numpy as jnp
     from jax import lax
@@ -92,7 +95,7 @@ def mode(x: Any, dim: int, keepdim: bool) -> Any:
 # ---- cumulative operators ----
 
 
-def _accumulated(x: Any, outputs: Any) -> Any:
+def _accumulated(x: Array, outputs: tuple[TensorSpec, ...]) -> Array:
     """An array of JAX's in the dtype that the running result is accumulated in."""
     import jax.numpy as jnp
 
@@ -122,7 +125,7 @@ def _cumulative(b: Builder, x: Value, dim: int, kind: str) -> Value:
     return b.reduce_window(x, kind, window, padding=padding)
 
 
-def _scan(x: Any, dim: int, kind: str) -> Any:
+def _scan(x: Array, dim: int, kind: str) -> Array:
     from jax import lax
 
     return {"sum": lax.cumsum, "prod": lax.cumprod}[kind](x, dim)
@@ -139,7 +142,7 @@ def cumprod(b: Builder, x: Value, dim: int, dtype: torch.dtype | None) -> Value:
 
 
 @jax_rule("aten::logcumsumexp", "aten::_logcumsumexp")
-def logcumsumexp(x: Any, dim: int, *, outputs: Any) -> Any:
+def logcumsumexp(x: Array, dim: int, *, outputs: tuple[TensorSpec, ...]) -> Array:
     import jax.numpy as jnp
     from jax import lax
 
@@ -151,7 +154,7 @@ def logcumsumexp(x: Any, dim: int, *, outputs: Any) -> Any:
     return lax.associative_scan(jnp.logaddexp, x, axis=dim)
 
 
-def _running(x: Any, dim: int, better: str) -> Any:
+def _running(x: Array, dim: int, better: str) -> tuple[Array, Array]:
     """Running maximum or minimum and the last index where it was reached; a nan stays."""
     import jax.numpy as jnp
     from jax import lax
@@ -161,7 +164,7 @@ def _running(x: Any, dim: int, better: str) -> Any:
     dim %= x.ndim
     compare = getattr(jnp, better)
 
-    def latest(first: Any, second: Any) -> Any:
+    def latest(first: tuple[Array, Array], second: tuple[Array, Array]) -> tuple[Array, Array]:
         a, b = first[0], second[0]
         take = compare(b, a)
         if jnp.issubdtype(x.dtype, jnp.floating):
@@ -173,10 +176,10 @@ def _running(x: Any, dim: int, better: str) -> Any:
 
 
 @jax_rule("aten::cummax")
-def cummax(x: Any, dim: int) -> Any:
+def cummax(x: Array, dim: int) -> tuple[Array, Array]:
     return _running(x, dim, "greater_equal")
 
 
 @jax_rule("aten::cummin")
-def cummin(x: Any, dim: int) -> Any:
+def cummin(x: Array, dim: int) -> tuple[Array, Array]:
     return _running(x, dim, "less_equal")
