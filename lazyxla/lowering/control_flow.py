@@ -91,7 +91,7 @@ def _cond(
     b: Builder, predicate: Value, if_true: FxGraph, if_false: FxGraph, operands: list[Value]
 ) -> list[Value]:
     return b.cond(
-        b.reshape(predicate, ()),
+        predicate.reshape(()),
         lambda: run_graph(b, if_true, operands),
         lambda: run_graph(b, if_false, operands),
         _specs(if_true),
@@ -102,7 +102,8 @@ def _while_loop(
     b: Builder, condition: FxGraph, body: FxGraph, carried: list[Value], fixed: list[Value]
 ) -> list[Value]:
     def holds(*state: Value) -> Value:
-        return b.reshape(run_graph(b, condition, [*state, *fixed])[0], ())
+        (more,) = run_graph(b, condition, [*state, *fixed])
+        return more.reshape(())
 
     return b.while_loop(holds, lambda *state: run_graph(b, body, [*state, *fixed]), *carried)
 
@@ -117,7 +118,7 @@ def _scan(
         return results[: len(carry)], results[len(carry) :]
 
     slices = _specs(combine)[len(carry) :]
-    last, stacks = b.scan(b.shape(xs[0])[0], body, carry, xs, fixed, slices)
+    last, stacks = b.scan(xs[0].shape[0], body, carry, xs, fixed, slices)
     return [*last, *stacks]
 
 

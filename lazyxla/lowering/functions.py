@@ -50,12 +50,25 @@ def rsqrt(x: Value) -> Value:
     return x.call("rsqrt")
 
 
+def is_finite(x: Value) -> Value:
+    return x.call("is_finite")
+
+
+def conj(x: Value) -> Value:
+    """The complex conjugate; a real value itself."""
+    return x.call("chlo.conj") if x.is_complex else x
+
+
 def sin(x: Value) -> Value:
     return x.call("sine")
 
 
 def cos(x: Value) -> Value:
     return x.call("cosine")
+
+
+def tan(x: Value) -> Value:
+    return x.call("tan")
 
 
 def tanh(x: Value) -> Value:
@@ -66,13 +79,43 @@ def sigmoid(x: Value) -> Value:
     return x.call("logistic")
 
 
+def atan2(y: Value, x: Operand) -> Value:
+    return y.call("atan2", x)
+
+
 def erf(x: Value) -> Value:
     return x.call("chlo.erf")
 
 
+def erfc(x: Value) -> Value:
+    return x.call("chlo.erfc")
+
+
+def erfinv(x: Value) -> Value:
+    return x.call("chlo.erf_inv")
+
+
+def lgamma(x: Value) -> Value:
+    """log |Gamma(x)|."""
+    return x.call("chlo.lgamma")
+
+
+def floor(x: Value) -> Value:
+    return x.call("floor")
+
+
+def ceil(x: Value) -> Value:
+    return x.call("ceil")
+
+
+def rint(x: Value) -> Value:
+    """Rounds to the nearest whole number, halves to the even one."""
+    return x.call("round_nearest_even")
+
+
 def trunc(x: Value) -> Value:
     """Rounds towards zero and keeps the sign of a zero."""
-    return where(x < 0, x.call("ceil"), x.call("floor"))
+    return where(x < 0, ceil(x), floor(x))
 
 
 def sign_bit(x: Value) -> Value:

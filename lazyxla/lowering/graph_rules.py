@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lazyxla.lowering import geometry
+from lazyxla.lowering.functions import conj
 from lazyxla.lowering.geometry import geometry_of
 from lazyxla.lowering.program import Geometry
 from lazyxla.lowering.registry import graph_rule
-from lazyxla.lowering.value import Value
+from lazyxla.lowering.value import Operand, Value
 
 if TYPE_CHECKING:
     from lazyxla.lowering.builder import Builder
@@ -67,10 +68,9 @@ _EMPTY = [
 # fmt: on
 
 
-def _contiguous(b: Builder, x: Value) -> tuple[torch.Tensor, Geometry]:
+def _contiguous(x: Value) -> tuple[torch.Tensor, Geometry]:
     """A meta tensor like `x` and its geometry."""
-    dtype, shape = b.spec(x)
-    meta = torch.empty(shape, dtype=dtype, device="meta")
+    meta = torch.empty(x.shape, dtype=x.dtype, device="meta")
     return meta, geometry_of(meta)
 
 
@@ -85,7 +85,7 @@ def _call(name: str, *args: Any) -> Any:
 
 def _view(name: str) -> Callable[..., Any]:
     def lower(b: Builder, x: Value, *args: Any) -> Any:
-        meta, base = _contiguous(b, x)
+        meta, base = _contiguous(x)
         views = _call(name, meta, *args)
         if isinstance(views, torch.Tensor):
             return geometry.read(b, x, base, geometry_of(views))
@@ -95,19 +95,19 @@ def _view(name: str) -> Callable[..., Any]:
 
 
 def _scatter(view: str) -> Callable[..., Value]:
-    def lower(b: Builder, x: Value, source: Value, *args: Any) -> Value:
-        meta, base = _contiguous(b, x)
+    def lower(b: Builder, x: Value, source: Operand, *args: Any) -> Value:
+        meta, base = _contiguous(x)
         target = geometry_of(_call(view, meta, *args))
-        source = b.broadcast_to(b.value(source, base.dtype), target.sizes)
-        return geometry.write(b, x, source, base, target)
+        update = b.broadcast_to(b.value(source, base.dtype), target.sizes)
+        return geometry.write(b, x, update, base, target)
 
     return lower
 
 
 def _gradient(view: str) -> Callable[..., Value]:
     def lower(b: Builder, grad: Value, sizes: list[int], *args: Any) -> Value:
-        zeros = b.zeros(sizes, b.dtype(grad))
-        meta, base = _contiguous(b, zeros)
+        zeros = b.zeros(sizes, grad.dtype)
+        meta, base = _contiguous(zeros)
         return geometry.write(b, zeros, grad, base, geometry_of(_call(view, meta, *args)))
 
     return lower
@@ -125,14 +125,13 @@ for _name, _target in _GRADIENTS.items():
 
 
 @graph_rule(*(f"aten::{name}" for name in _COPIES))
-def copy_of(b: Builder, x: Value, *_: Any) -> Value:
+def copy_of(b: Builder, x: Operand, *_: Any) -> Value:
     return b.value(x, b.outputs[0].dtype)
 
 
 @graph_rule("aten::copy")
-def copy(b: Builder, x: Value, source: Value, _: bool) -> Value:
-    dtype, shape = b.spec(x)
-    return b.broadcast_to(b.value(source, dtype), shape)
+def copy(b: Builder, x: Value, source: Operand, _: bool) -> Value:
+    return b.broadcast_to(b.value(source, x.dtype), x.shape)
 
 
 @graph_rule(*(f"aten::{name}" for name in _EMPTY))
@@ -143,7 +142,7 @@ def empty(b: Builder, *_: Any) -> Value:
 @graph_rule("aten::as_strided", "aten::as_strided_copy")
 def as_strided(b: Builder, x: Value, sizes: Any, strides: Any, offset: int | None) -> Value:
     """Exact for an operand that lies contiguously in its storage, as a fresh value does."""
-    _, base = _contiguous(b, x)
+    _, base = _contiguous(x)
     view = Geometry(base.dtype, tuple(sizes), tuple(strides), offset or 0)
     return geometry.read(b, x, base, view)
 
@@ -152,18 +151,16 @@ def as_strided(b: Builder, x: Value, sizes: Any, strides: Any, offset: int | Non
 def as_strided_scatter(
     b: Builder, x: Value, source: Value, sizes: Any, strides: Any, offset: int | None
 ) -> Value:
-    _, base = _contiguous(b, x)
+    _, base = _contiguous(x)
     view = Geometry(base.dtype, tuple(sizes), tuple(strides), offset or 0)
     return geometry.write(b, x, source, base, view)
 
 
-@graph_rule("aten::_conj", "aten::conj", "aten::_conj_physical")
-def conj(b: Builder, x: Value) -> Value:
-    if not b.dtype(x).is_complex:
-        return x
-    return b.hlo.complex(b.hlo.real(x), b.hlo.negate(b.hlo.imag(x)))
+@graph_rule("aten::_conj", "aten::conj")
+def conjugate(b: Builder, x: Value) -> Value:
+    return conj(x)
 
 
 @graph_rule("aten::_neg_view")
 def negative(b: Builder, x: Value) -> Value:
-    return b.hlo.negate(x)
+    return -x

@@ -97,13 +97,13 @@ class LayerLoop:
             *fixed, seed, ordinal = fixed
             sources = {CARRY: iter(now), CONSTANT: iter(fixed), LAYER: iter(x)}
             sources[STACKED] = sources[LAYER]
-            with b.stream(self._seed_of(b, seed, i), ordinal) if self.draws else nullcontext():
+            with b.stream(self._seed_of(seed, i), ordinal) if self.draws else nullcontext():
                 made = run_graph(b, self.body, [next(sources[kind]) for kind in self.inputs])
-            made = [b.convert(m, s.dtype) for m, s in zip(made, self._specs(), strict=True)]
+            made = [m.to(s.dtype) for m, s in zip(made, self._specs(), strict=True)]
             parts = list(zip(made, self.outputs, strict=True))
             following = [m for m, kind in parts if kind == CARRY]
             terms = [m for m, kind in parts if kind == CONSTANT]
-            following += [b.hlo.add(t, m) for t, m in zip(totals, terms, strict=True)]
+            following += [t + m for t, m in zip(totals, terms, strict=True)]
             return following, [m for m, kind in parts if kind in _STACKS]
 
         start = [*carry, *(b.zeros(list(s.shape), s.dtype) for s in sums)]
@@ -129,9 +129,8 @@ class LayerLoop:
         return list(b.rng) if self.draws else [b.constant(0, torch.uint64)] * 2
 
     @staticmethod
-    def _seed_of(b: Builder, seed: Value, i: Value) -> Value:
-        number = b.hlo.add(b.convert(i, torch.uint64), b.constant(1, torch.uint64))
-        return b.hlo.add(seed, b.hlo.multiply(number, b.constant(_STEP, torch.uint64)))
+    def _seed_of(seed: Value, i: Value) -> Value:
+        return seed + (i.to(torch.uint64) + 1) * _STEP
 
     def _stacked(self, b: Builder, values: Sequence[Value]) -> list[Value]:
         """The values, those of layers stacked."""
@@ -149,11 +148,11 @@ class LayerLoop:
     def _apart(b: Builder, values: list[Value], kinds: Sequence[str]) -> list[Value]:
         """The values, of which stacks are computed as they are. Fused with what makes the parts or
         reads them, they take XLA's CPU compiler several times as long, and longer to compute."""
-        places = [i for i, kind in enumerate(kinds) if kind == LAYER]
-        if not places:
+        stacks = [i for i, kind in enumerate(kinds) if kind == LAYER]
+        if not stacks:
             return values
-        kept = b.wrap(b.hlo.OptimizationBarrierOp([values[i] for i in places]).results)
-        apart = dict(zip(places, kept, strict=True))
+        kept = b.wrap(b.hlo.OptimizationBarrierOp([values[i] for i in stacks]).results)
+        apart = dict(zip(stacks, kept, strict=True))
         return [apart.get(i, value) for i, value in enumerate(values)]
 
     def _results(

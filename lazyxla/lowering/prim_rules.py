@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from lazyxla.lowering.functions import is_finite, where
 from lazyxla.lowering.registry import graph_rule
-from lazyxla.lowering.value import Value
+from lazyxla.lowering.rules.formula import operands
+from lazyxla.lowering.value import Operand, Value
 
 if TYPE_CHECKING:
     from lazyxla.lowering.builder import Builder
@@ -73,7 +75,7 @@ def _as_aten(name: str, rest: tuple[Any, ...]) -> Callable[..., Any]:
 def _reduction(kind: str) -> Callable[..., Value]:
     def lower(b: Builder, x: Value, dims: Any, dtype: torch.dtype | None) -> Value:
         reduce = b.extremum if kind in ("max", "min") else b.reduce
-        return reduce(b.convert(x, b.outputs[0].dtype), b.dims(x, dims), kind)
+        return reduce(x.to(b.outputs[0].dtype), b.dims(x, dims), kind)
 
     return lower
 
@@ -89,45 +91,44 @@ for _name, _kind in _REDUCTIONS.items():
 @graph_rule("prims::div")
 def div(b: Builder, x: Value, y: Value) -> Value:
     """Truncates for integers, as HLO's division does."""
-    return b.hlo.divide(*b.align(x, y, dtype=b.outputs[0].dtype))
+    x, y = operands(b, x, y, dtype=b.outputs[0].dtype)
+    return x / y
 
 
 @graph_rule("prims::fma")
 def fma(b: Builder, x: Value, y: Value, z: Value) -> Value:
     """In torch.compile's graphs, where it stands for addcmul."""
-    x, y, z = b.align(x, y, z, dtype=b.outputs[0].dtype)
-    return b.hlo.add(b.hlo.multiply(x, y), z)
+    x, y, z = operands(b, x, y, z, dtype=b.outputs[0].dtype)
+    return x * y + z
 
 
 @graph_rule("prims::cbrt")
 def cbrt(b: Builder, x: Value) -> Value:
-    return b.hlo.cbrt(x)
+    return x.call("cbrt")
 
 
 @graph_rule("prims::isfinite")
-def is_finite(b: Builder, x: Value) -> Value:
-    return b.hlo.is_finite(b.convert(x, b.compute_dtype(b.dtype(x))))
+def isfinite(b: Builder, x: Value) -> Value:
+    return is_finite(x.accumulated())
 
 
 @graph_rule("prims::var")
 def var(b: Builder, x: Value, dims: Any, correction: Any, dtype: torch.dtype | None) -> Value:
     over = b.dims(x, dims)
-    x = b.convert(x, b.compute_dtype(b.outputs[0].dtype))
-    off = b.hlo.subtract(x, b.broadcast_to(x.mean(over, keepdim=True), b.shape(x)))
-    total = b.reduce(b.hlo.multiply(off, off), over, "sum")
-    less = 1.0 if correction is None else float(correction)
-    return b.hlo.divide(total, b.full_like(total, max(x.count(over) - less, 0.0)))
+    x = x.to(b.compute_dtype(b.outputs[0].dtype))
+    deviation = x - x.mean(over, keepdim=True)
+    freedom = x.count(over) - (1.0 if correction is None else float(correction))
+    return (deviation * deviation).sum(over) / max(freedom, 0.0)
 
 
 @graph_rule("prims::where")
-def where(b: Builder, predicate: Value, x: Value, y: Value) -> Value:
-    x, y = b.align(x, y, dtype=b.outputs[0].dtype)
-    return b.select(predicate, x, y)
+def select(b: Builder, predicate: Value, x: Value, y: Value) -> Value:
+    return where(predicate, *b.align(x, y, dtype=b.outputs[0].dtype))
 
 
 @graph_rule("prims::convert_element_type", "prims::device_put", "prims::clone", "prims::view_of")
 @graph_rule("prims::copy_strided", "prims::scalar_tensor")
-def converted(b: Builder, x: Value, *_: Any) -> Value:
+def converted(b: Builder, x: Operand, *_: Any) -> Value:
     return b.value(x, b.outputs[0].dtype)
 
 
@@ -138,17 +139,17 @@ def conj(b: Builder, x: Value) -> Value:
 
 @graph_rule("prims::real")
 def real(b: Builder, x: Value) -> Value:
-    return b.hlo.real(x)
+    return x.real
 
 
 @graph_rule("prims::imag")
 def imag(b: Builder, x: Value) -> Value:
-    return b.hlo.imag(x)
+    return x.imag
 
 
 @graph_rule("prims::fill")
-def fill(b: Builder, x: Value, value: Value) -> Value:
-    return b.full(b.shape(x), value, b.dtype(x))
+def fill(b: Builder, x: Value, value: Operand) -> Value:
+    return x.full(value)
 
 
 @graph_rule("prims::empty_strided", "prims::empty_permuted")
@@ -159,7 +160,7 @@ def empty(b: Builder, *_: Any) -> Value:
 @graph_rule("prims::iota")
 def iota(b: Builder, length: int, start: int, step: int, dtype: torch.dtype, *_: Any) -> Value:
     i = b.scale(b.iota([length], 0, dtype), step)
-    return b.hlo.add(i, b.full_like(i, start)) if start else i
+    return i + start if start else i
 
 
 @graph_rule("prims::cat")
@@ -180,15 +181,15 @@ def transpose(b: Builder, x: Value, permutation: Any) -> Value:
 @graph_rule("prims::broadcast_in_dim")
 def broadcast_in_dim(b: Builder, x: Value, shape: Any, dims: Any) -> Value:
     inner = [1] * len(shape)
-    for size, dim in zip(b.shape(x), dims, strict=True):
+    for size, dim in zip(x.shape, dims, strict=True):
         inner[dim] = size
-    return b.broadcast_to(b.reshape(x, inner), tuple(shape))
+    return b.broadcast_to(x.reshape(inner), shape)
 
 
 @graph_rule("prims::reshape", "prims::squeeze", "prims::collapse", "prims::collapse_view")
 @graph_rule("prims::split_dim")
 def reshaped(b: Builder, x: Value, *_: Any) -> Value:
-    return b.reshape(x, b.outputs[0].shape)
+    return x.reshape(b.outputs[0].shape)
 
 
 @graph_rule("prims::as_strided", "prims::as_strided_scatter")

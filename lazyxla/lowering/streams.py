@@ -9,7 +9,7 @@ one seed are disjoint parts of the generator's sequence:
   XLA's Philox is two to six times slower there.
 
 XLA's generator is one operation, of which a partitioner has every device make all numbers. So in a
-program for many devices the same numbers come of elementwise operations on the places of the
+program for many devices the same numbers come of elementwise operations on the indices of the
 elements, which can be split as anything else. Both generators make blocks of numbers, block after
 block. If the last dimension holds whole blocks they are made as they are; else each element makes
 its block, and takes its number from it.
@@ -19,13 +19,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from lazyxla.lowering.value import Value
 
 if TYPE_CHECKING:
+    from jax import Array
+
     from lazyxla.lowering.builder import Builder
 
 Stream = tuple[Value, Value]
@@ -53,14 +55,14 @@ def philox_bits(
     if b.annotations is not None:
         return philox(b, shape, dtype, seed, ordinal)
     state = [seed, b.constant(0, torch.uint64), ordinal]
-    return b.reshape(_generate(b, "PHILOX", state, list(shape) or [1], dtype), shape)
+    return _generate(b, "PHILOX", state, list(shape) or [1], dtype).reshape(shape)
 
 
 def threefry_bits(
     b: Builder, shape: Sequence[int], dtype: torch.dtype, seed: Value, ordinal: Value
 ) -> Value:
     # 64-bit numbers come in the order in which the generator makes them, without a shuffle.
-    start = b.hlo.shift_left(ordinal, b.constant(32, torch.uint64))
+    start = ordinal << 32
     if b.annotations is not None:
         return threefry(b, shape, dtype, seed, start)
     count = math.prod(shape)
@@ -68,8 +70,8 @@ def threefry_bits(
     bits = _generate(b, "THREE_FRY", [seed, start], [words], torch.uint64)
     if dtype != torch.uint64:
         halves = b.hlo.bitcast_convert(b.type(dtype, [words, 2]), bits)
-        bits = b.slice_dim(b.reshape(halves, [-1]), 0, 0, count)
-    return b.reshape(bits, shape)
+        bits = b.slice_dim(halves.reshape([-1]), 0, 0, count)
+    return bits.reshape(shape)
 
 
 def _generate(
@@ -98,50 +100,50 @@ def philox(
     return result
 
 
-def _blocks(shape: tuple[int, ...], size: int, make: Callable[[Any], list[Any]]) -> Any:
+def _blocks(shape: tuple[int, ...], size: int, make: Callable[[Array], list[Array]]) -> Array:
     """Numbers of this shape; `make` tells the `size` numbers of a block, given the blocks' numbers
     as a uint64 array."""
     import jax
     import jax.numpy as jnp
 
-    def places(shape: tuple[int, ...]) -> Any:
-        place, stride = jnp.zeros(shape, jnp.uint64), 1
+    def flat_index(shape: tuple[int, ...]) -> Array:
+        index, stride = jnp.zeros(shape, jnp.uint64), 1
         for dim in reversed(range(len(shape))):
-            place += jax.lax.broadcasted_iota(jnp.uint64, shape, dim) * jnp.uint64(stride)
+            index += jax.lax.broadcasted_iota(jnp.uint64, shape, dim) * jnp.uint64(stride)
             stride *= shape[dim]
-        return place
+        return index
 
     if shape and shape[-1] % size == 0:
-        numbers = make(places((*shape[:-1], shape[-1] // size)))
+        numbers = make(flat_index((*shape[:-1], shape[-1] // size)))
         return jnp.stack(numbers, -1).reshape(shape)
-    place = places(shape)
-    numbers = make(place // jnp.uint64(size))
-    return jax.lax.select_n((place % jnp.uint64(size)).astype(jnp.int32), *numbers)
+    index = flat_index(shape)
+    numbers = make(index // jnp.uint64(size))
+    return jax.lax.select_n((index % jnp.uint64(size)).astype(jnp.int32), *numbers)
 
 
-def _low(word: Any) -> Any:
+def _low(word: Array) -> Array:
     import jax.numpy as jnp
 
     return word.astype(jnp.uint32)
 
 
-def _high(word: Any) -> Any:
+def _high(word: Array) -> Array:
     import jax.numpy as jnp
 
     return (word >> jnp.uint64(32)).astype(jnp.uint32)
 
 
-def _joined(low: Any, high: Any) -> Any:
+def _joined(low: Array, high: Array) -> Array:
     import jax.numpy as jnp
 
     return low.astype(jnp.uint64) | (high.astype(jnp.uint64) << jnp.uint64(32))
 
 
-def _threefry(seed: Any, start: Any, *, shape: tuple[int, ...], bits: int) -> Any:
+def _threefry(seed: Array, start: Array, *, shape: tuple[int, ...], bits: int) -> Array:
     """Threefry 2x32-20 (Salmon et al., Parallel random numbers: as easy as 1, 2, 3)."""
     import jax.numpy as jnp
 
-    def make(block: Any) -> list[Any]:
+    def make(block: Array) -> list[Array]:
         counter = start + block
         keys = [_low(seed), _high(seed)]
         keys.append(keys[0] ^ keys[1] ^ jnp.uint32(_PARITY))
@@ -158,15 +160,15 @@ def _threefry(seed: Any, start: Any, *, shape: tuple[int, ...], bits: int) -> An
     return _blocks(shape, 64 // bits, make)
 
 
-def _philox(seed: Any, ordinal: Any, *, shape: tuple[int, ...], bits: int) -> Any:
+def _philox(seed: Array, ordinal: Array, *, shape: tuple[int, ...], bits: int) -> Array:
     """Philox 4x32-10 (of the same paper)."""
     import jax.numpy as jnp
 
-    def product(factor: int, x: Any) -> tuple[Any, Any]:
-        wide = x.astype(jnp.uint64) * jnp.uint64(factor)
-        return _high(wide), _low(wide)
+    def product(factor: int, x: Array) -> tuple[Array, Array]:
+        both = x.astype(jnp.uint64) * jnp.uint64(factor)
+        return _high(both), _low(both)
 
-    def make(block: Any) -> list[Any]:
+    def make(block: Array) -> list[Array]:
         high = jnp.broadcast_to(ordinal, block.shape)
         w, x, y, z = _low(block), _high(block), _low(high), _high(high)
         keys = [_low(seed), _high(seed)]

@@ -190,6 +190,15 @@ class Value:
     def __invert__(self) -> Value:
         return self.call("not_")
 
+    def __lshift__(self, other: Operand) -> Value:
+        return self.call("shift_left", other)
+
+    def __rshift__(self, other: Operand) -> Value:
+        """Of signed integers it copies the sign."""
+        return self.call(
+            f"shift_right_{'arithmetic' if self.dtype.is_signed else 'logical'}", other
+        )
+
     def compare(self, other: Operand, direction: str) -> Value:
         """`direction`: EQ, NE, LT, LE, GT or GE."""
         return self.b.compare(*self.aligned(other), direction)

@@ -367,6 +367,7 @@ def test_parameters() -> None:
     x = samples(torch.float32)
     batch = Batch()
     batch.add("aten::nan_to_num", x, 1.0, 2.0, 3.0)
+    batch.add("aten::nan_to_num", torch.complex(x, x.flip(0)), 1.0, 2.0, 3.0)
     batch.add("aten::logit", x, 0.1)
     batch.add("aten::gelu", x, approximate="tanh")
     batch.add("aten::elu", x, 1.5, 0.7, 0.3)

@@ -29,6 +29,8 @@ class Elements:
     settings: Settings
     buffers: dict[torch.dtype, Value]
     annotations: Annotations | None  # of a program for many devices
+    range_dtype = torch.float64
+    """The dtype that ranges of narrower floats are computed in, as PyTorch does."""
 
     # ---- types ----
 
@@ -286,6 +288,10 @@ class Elements:
     def log1p(self, x: Value) -> Value:
         """log(1 + x), exact for small x."""
         return self.hlo.log_plus_one(x)
+
+    def has_bits(self, dtype: torch.dtype) -> bool:
+        """Whether values of a float dtype can be read as integers (`bitcast`)."""
+        return True
 
     def sign_bit(self, x: Value) -> Value:
         """Whether the sign bit of a float is set, for a zero and a nan as well."""

@@ -189,6 +189,14 @@ class Indexing(Contractions):
         self.block(op.regions[0], pairs, before)
         return self.wrap(op.results)
 
+    def sort_with_indices(
+        self, x: Value, dim: int, descending: bool = False, stable: bool = False
+    ) -> list[Value]:
+        """Values sorted along `dim`, nan as the greatest, and the int64 indices they come from."""
+        if not x.shape:
+            return [x, self.zeros([], torch.int64)]
+        return self.sort([x, self.iota(x.shape, dim, torch.int64)], dim, descending, stable)
+
     # ---- control flow ----
 
     def while_loop(

@@ -14,6 +14,7 @@ from lazyxla.lowering.builder import Builder
 from lazyxla.lowering.builder.contract import Factor
 from lazyxla.lowering.cpu import matmul
 from lazyxla.lowering.cpu.in_place import may_read_what_it_replaces, update_apart
+from lazyxla.lowering.cpu.sorting import packed_order
 from lazyxla.lowering.streams import threefry_bits
 from lazyxla.lowering.value import Operand, Value
 
@@ -127,6 +128,14 @@ class CpuBuilder(Builder):
         is_nan = first < size
         other = first - size
         return self.select(is_nan, math.nan, value), self.select(is_nan, first, other)
+
+    def sort_with_indices(
+        self, x: Value, dim: int, descending: bool = False, stable: bool = False
+    ) -> list[Value]:
+        if not x.shape or x.dtype.itemsize > 4 or x.shape[dim] >= 1 << 31:
+            return super().sort_with_indices(x, dim, descending, stable)
+        index = packed_order(x, dim, descending)
+        return [self.take_along(x, index, dim) if 0 not in x.shape else x, index]
 
     def dynamic_update_slice(self, x: Value, update: Value, starts: Sequence[Operand]) -> Value:
         if may_read_what_it_replaces(x, update):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from lazyxla.lowering.functions import (
     clip,
+    conj,
     erf,
     exp,
     expm1,
@@ -23,11 +24,6 @@ from lazyxla.lowering.value import Value
 
 if TYPE_CHECKING:
     from lazyxla.lowering.builder import Builder
-
-
-def conj(x: Value) -> Value:
-    """The complex conjugate; a real value itself."""
-    return x.call("chlo.conj") if x.is_complex else x
 
 
 @pointwise("aten::relu", exact=True)
@@ -158,8 +154,8 @@ def log_sigmoid_forward(b: Builder, x: Value) -> tuple[Value, Value]:
     (x,) = operands(b, x)
     decay = exp(-abs(x))
     dtype, shape = b.outputs[1]
-    scratch = decay if shape == b.shape(x) else b.zeros(shape, dtype)
-    return (minimum(x, 0) - log1p(decay)), scratch
+    scratch = decay if shape == x.shape else b.zeros(shape, dtype)
+    return minimum(x, 0) - log1p(decay), scratch
 
 
 @rule("aten::log_sigmoid_backward")
@@ -191,23 +187,23 @@ def gelu_backward(grad: Value, x: Value, approximate: str) -> Value:
     return grad * (distribution + x * density)
 
 
-def _halves(b: Builder, x: Value, dim: int) -> list[Value]:
-    half = b.shape(x)[dim] // 2
-    return [b.slice_dim(x, dim, 0, half), b.slice_dim(x, dim, half, 2 * half)]
+def _halves(x: Value, dim: int) -> list[Value]:
+    half = x.shape[dim] // 2
+    return [x.b.slice_dim(x, dim, 0, half), x.b.slice_dim(x, dim, half, 2 * half)]
 
 
 @rule("aten::glu")
 def glu(b: Builder, x: Value, dim: int) -> Value:
-    x, gate = operands(b, *_halves(b, x, dim))
+    x, gate = operands(b, *_halves(x, dim))
     return x * sigmoid(gate)
 
 
 @rule("aten::glu_backward")
 def glu_backward(b: Builder, grad: Value, x: Value, dim: int) -> Value:
-    grad, x, gate = operands(b, grad, *_halves(b, x, dim))
-    open_ = sigmoid(gate)
-    to_x = grad * open_
-    return b.concat([to_x, (to_x * (1 - open_) * x)], dim)
+    grad, x, gate = operands(b, grad, *_halves(x, dim))
+    s = sigmoid(gate)
+    grad_x = grad * s
+    return b.concat([grad_x, grad_x * (1 - s) * x], dim)
 
 
 # ---- piecewise linear ----

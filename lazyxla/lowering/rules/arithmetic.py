@@ -3,51 +3,52 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
 
-from lazyxla.lowering.functions import maximum, minimum, sqrt, trunc, where
+from lazyxla.lowering.functions import floor, log, maximum, minimum, rint, rsqrt, sqrt, trunc, where
 from lazyxla.lowering.registry import rule
-from lazyxla.lowering.rules.formula import is_operand, operands, pointwise
-from lazyxla.lowering.value import Value
+from lazyxla.lowering.rules.formula import operands, pointwise
+from lazyxla.lowering.value import Operand, Value
 
 if TYPE_CHECKING:
     from lazyxla.lowering.builder import Builder
 
 
-def _scaled(b: Builder, x: Value, y: Value, alpha: Value) -> tuple[Value, Value]:
+def _scaled(b: Builder, x: Operand, y: Operand, alpha: Operand) -> tuple[Value, Value]:
     """x and alpha * y, where alpha is 1 more often than not."""
     dtype = b.outputs[0].dtype
     if b.is_const(alpha, 1):
         if b.dtype(x) != dtype or b.dtype(y) != dtype:
             dtype = b.compute_dtype(dtype)
-        x, y = operands(b, x, y, dtype=dtype)
-        return x, y
-    x, y, alpha = operands(b, x, y, alpha)
-    return x, y * alpha
+        left, right = operands(b, x, y, dtype=dtype)
+        return left, right
+    left, right, factor = operands(b, x, y, alpha)
+    return left, right * factor
 
 
 @rule("aten::add.Tensor", "aten::add.Scalar")
-def add(b: Builder, x: Value, y: Value, alpha: Value) -> Value:
+def add(b: Builder, x: Operand, y: Operand, alpha: Operand) -> Value:
     left, right = _scaled(b, x, y, alpha)
     return left + right
 
 
 @rule("aten::sub.Tensor", "aten::sub.Scalar")
-def sub(b: Builder, x: Value, y: Value, alpha: Value) -> Value:
+def sub(b: Builder, x: Operand, y: Operand, alpha: Operand) -> Value:
     left, right = _scaled(b, x, y, alpha)
     return left - right
 
 
 @rule("aten::rsub.Tensor", "aten::rsub.Scalar")
-def rsub(b: Builder, x: Value, y: Value, alpha: Value) -> Value:
+def rsub(b: Builder, x: Operand, y: Operand, alpha: Operand) -> Value:
     left, right = _scaled(b, y, x, alpha)
     return left - right
 
 
 @rule("aten::_add_relu.Tensor", "aten::_add_relu.Scalar")
-def add_relu(b: Builder, x: Value, y: Value, alpha: Value) -> Value:
+def add_relu(b: Builder, x: Operand, y: Operand, alpha: Operand) -> Value:
     left, right = _scaled(b, x, y, alpha)
     return maximum(left + right, 0)
 
@@ -70,7 +71,7 @@ def _floor_division(x: Value, y: Value) -> Value:
     modulus = x % y
     quotient = (x - modulus) / y
     quotient = where((modulus != 0) & ((y < 0) != (modulus < 0)), quotient - 1, quotient)
-    whole = quotient.call("floor")
+    whole = floor(quotient)
     whole = where(quotient - whole > 0.5, whole + 1, whole)
     # A zero takes the sign of the true quotient.
     whole = where(quotient == 0, x / y * 0, whole)
@@ -85,8 +86,7 @@ def div_mode(x: Value, y: Value, rounding_mode: str | None) -> Value:
     if rounding_mode != "trunc" or x.is_exact:
         return quotient
     # XLA may multiply by the reciprocal of a divisor, which lets 49 / 49 fall short of 1.
-    nearest = quotient.call("round_nearest_even")
-    return where(x % y == 0, nearest, trunc(quotient))
+    return where(x % y == 0, rint(quotient), trunc(quotient))
 
 
 @pointwise("aten::floor_divide", "aten::floor_divide.Scalar")
@@ -119,19 +119,19 @@ def pow_tensor(x: Value, y: Value) -> Value:
 
 
 # Exponents that need no power function; asked for without making the exponent static.
-_SIMPLE_POWERS = {
+_SIMPLE_POWERS: dict[float, Callable[[Value], Value]] = {
     1: lambda x: x,
     2: lambda x: x * x,
     3: lambda x: x * x * x,
     0.5: sqrt,
-    -0.5: lambda x: x.call("rsqrt"),
+    -0.5: rsqrt,
     -1: lambda x: 1 / x,
     -2: lambda x: 1 / (x * x),
 }
 
 
 @rule("aten::pow.Tensor_Scalar")
-def pow_scalar(b: Builder, x: Value, y: Value) -> Value:
+def pow_scalar(b: Builder, x: Value, y: Operand) -> Value:
     base, exponent = operands(b, x, y)
     for known, formula in _SIMPLE_POWERS.items():
         if b.is_const(y, known) and (known in (1, 2, 3) or not base.is_exact):
@@ -143,7 +143,7 @@ def pow_scalar(b: Builder, x: Value, y: Value) -> Value:
 
 
 @rule("aten::clamp", "aten::clamp.Tensor", "aten::hardtanh")
-def clamp(b: Builder, x: Value, low: Value | None, high: Value | None) -> Value:
+def clamp(b: Builder, x: Value, low: Operand | None, high: Operand | None) -> Value:
     # Rounding is monotone, so clamping in the result's dtype is what the wider one gives.
     x, low, high = operands(b, x, low, high, dtype=b.outputs[0].dtype)
     x = x if low is None else maximum(x, low)
@@ -164,17 +164,15 @@ def clamp_max(x: Value, high: Value) -> Value:
 
 
 @rule("aten::addcmul")
-def addcmul(b: Builder, x: Value, y: Value, z: Value, factor: Value) -> Value:
-    known = b.is_const(factor, 1)
-    x, y, z, factor = operands(b, x, y, z, factor)
-    return x + (y if known else factor * y) * z
+def addcmul(b: Builder, x: Value, y: Value, z: Value, factor: Operand) -> Value:
+    x, y, z, scale = operands(b, x, y, z, factor)
+    return x + (y if b.is_const(factor, 1) else scale * y) * z
 
 
 @rule("aten::addcdiv")
-def addcdiv(b: Builder, x: Value, y: Value, z: Value, factor: Value) -> Value:
-    known = b.is_const(factor, 1)
-    x, y, z, factor = operands(b, x, y, z, factor)
-    return x + (y if known else factor * y) / z
+def addcdiv(b: Builder, x: Value, y: Value, z: Value, factor: Operand) -> Value:
+    x, y, z, scale = operands(b, x, y, z, factor)
+    return x + (y if b.is_const(factor, 1) else scale * y) / z
 
 
 def _near(weight: Value) -> Value:
@@ -185,30 +183,28 @@ def _near(weight: Value) -> Value:
 
 
 @rule("aten::lerp.Tensor", "aten::lerp.Scalar")
-def lerp(b: Builder, x: Value, y: Value, weight: Value) -> Value:
-    if is_operand(weight) and b.is_const(weight):
-        number = weight.number  # known now; a weight that varies is lowered again
-        x, y, weight = operands(b, x, y, weight)
-        near = abs(number) < 0.5
-        return x + weight * (y - x) if near else y - (y - x) * (1 - weight)
-    x, y, weight = operands(b, x, y, weight)
-    return where(_near(weight), x + weight * (y - x), y - (y - x) * (1 - weight))
+def lerp(b: Builder, x: Value, y: Value, weight: Operand) -> Value:
+    x, y, w = operands(b, x, y, weight)
+    known = b.known(weight)  # does not make it static: a weight that varies is lowered again
+    if known is not None:
+        return x + w * (y - x) if abs(known) < 0.5 else y - (y - x) * (1 - w)
+    return where(_near(w), x + w * (y - x), y - (y - x) * (1 - w))
 
 
 @rule("aten::logit")
-def logit(b: Builder, x: Value, eps: Value | None) -> Value:
-    x, eps = operands(b, x, eps)
-    if eps is not None:
+def logit(b: Builder, x: Value, eps: Operand | None) -> Value:
+    x, low = operands(b, x, eps)
+    if low is not None:
         # In PyTorch's order of comparisons: nan passes through.
-        x = where(x < eps, eps, where(x > 1 - eps, 1 - eps, x))
-    return (x / (1 - x)).call("log")
+        x = where(x < low, low, where(x > 1 - low, 1 - low, x))
+    return log(x / (1 - x))
 
 
 @rule("aten::logit_backward")
-def logit_backward(b: Builder, grad: Value, x: Value, eps: Value | None) -> Value:
-    grad, x, eps = operands(b, grad, x, eps)
+def logit_backward(b: Builder, grad: Value, x: Value, eps: Operand | None) -> Value:
+    grad, x, low = operands(b, grad, x, eps)
     inner = grad / (x * (1 - x))
-    if eps is not None:
-        return where((x < eps) | (x > 1 - eps), 0, inner)
+    if low is not None:
+        return where((x < low) | (x > 1 - low), 0, inner)
     inner = where((x == 0) | (x == 1), grad * math.inf, inner)
     return where((x < 0) | (x > 1), math.nan, inner)

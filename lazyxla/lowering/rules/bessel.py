@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lazyxla.lowering.registry import rule
+from lazyxla.lowering.value import Value
 
 if TYPE_CHECKING:
-    from lazyxla.lowering.builder import Builder
+    from jax import Array
 
-Array = Any
+    from lazyxla.lowering.builder import Builder
 
 _TERMS = 48
 """Of a power series: enough for its last term to vanish wherever it is used."""
@@ -191,10 +192,9 @@ def special_airy_ai(x: Array) -> Array:
 
 
 def _register(function: Callable[[Array], Array]) -> None:
-    def lower(b: Builder, x: Any) -> Any:
+    def lower(b: Builder, x: Value) -> Any:
         # First to the result's dtype: PyTorch's kernels see an integer as a float32.
-        x = b.convert(x, b.outputs[0].dtype)
-        return b.convert(b.call_jax(function, b.convert(x, torch.float64)), b.outputs[0].dtype)
+        return b.call_jax(function, x.to(b.outputs[0].dtype).to(torch.float64))
 
     rule(f"aten::{function.__name__}")(lower)
 

@@ -1,32 +1,33 @@
-"""Collectives between processes (csrc/distributed/collectives.h).
-
-On the CPU the program calls their kernels. That is what they are, and no want of a lowering: strict
-mode has nothing against it.
+"""Collectives between processes (csrc/distributed/collectives.h), which only the CPU has: see
+lowering/cpu/collectives.py.
 """
 
 from __future__ import annotations
 
-import functools
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
-from lazyxla.lowering.builder import Builder
 from lazyxla.lowering.errors import LoweringError
-from lazyxla.lowering.host_call import emit_call
 from lazyxla.lowering.registry import rule
 
-_NAMES = (
+if TYPE_CHECKING:
+    from lazyxla.lowering.builder import Builder
+
+COLLECTIVES = (
     *("all_reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all"),
     *("send", "start_receive", "finish_receive"),
 )
+"""Their names in the namespace lazyxla_c10d."""
 
 
-def _collective(name: str, b: Builder, *args: Any) -> list[Any]:
-    if b.platform != "cpu":
+def _refuse(name: str) -> Callable[..., Any]:
+    def lower(b: Builder, *_: Any) -> Any:
         raise LoweringError(
             f"{name}: torch.distributed works between processes on the CPU, not on {b.platform}"
         )
-    return emit_call(b, name, args)
+
+    return lower
 
 
-for _name in _NAMES:
-    rule(f"lazyxla_c10d::{_name}")(functools.partial(_collective, f"lazyxla_c10d::{_name}"))
+for _name in COLLECTIVES:
+    rule(f"lazyxla_c10d::{_name}")(_refuse(f"lazyxla_c10d::{_name}"))

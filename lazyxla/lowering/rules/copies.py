@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @rule("aten::narrow_copy")
 def narrow_copy(b: Builder, x: Value, dim: int, start: int, length: int) -> Value:
-    start += b.shape(x)[dim] if start < 0 else 0
+    start += x.shape[dim] if start < 0 else 0
     return b.slice_dim(x, dim, start, start + length)
 
 
@@ -38,14 +38,13 @@ def diag_embed(b: Builder, x: Value, offset: int, dim1: int, dim2: int) -> Value
 def unfold_backward(
     b: Builder, grad: Value, sizes: list[int], dim: int, size: int, step: int
 ) -> Value:
-    """Sums the windows back: element j of every window is one strided placement along `dim`."""
-    dtype = b.compute_dtype(b.dtype(grad))
-    grad = b.convert(grad, dtype)
+    """Sums the windows back: element j of every window goes to strided positions along `dim`."""
+    grad = grad.accumulated()
     if not sizes:
-        return b.reduce(grad, range(b.rank(grad)), "sum")
+        return grad.sum(range(grad.rank))
     dim %= len(sizes)
-    windows = b.shape(grad)[dim]
-    total = b.zeros(sizes, dtype)
+    windows = grad.shape[dim]
+    total = b.zeros(sizes, grad.dtype)
     if not windows:
         return total
     lows, highs, interior = [0] * len(sizes), [0] * len(sizes), [0] * len(sizes)
@@ -53,6 +52,5 @@ def unfold_backward(
     for j in range(size):
         lows[dim] = j
         highs[dim] = sizes[dim] - j - ((windows - 1) * step + 1)
-        part = b.pad(b.select_dim(grad, -1, j), lows, highs, interior)
-        total = b.hlo.add(total, part)
+        total = total + b.pad(b.select_dim(grad, -1, j), lows, highs, interior)
     return total

@@ -6,26 +6,26 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import torch
-
-from lazyxla.lowering.errors import LoweringError
 from lazyxla.lowering.registry import rule
+from lazyxla.lowering.value import Value
 
 if TYPE_CHECKING:
+    from jax import Array
+
     from lazyxla.lowering.builder import Builder
 
 _MOST = 3
 """The number of dimensions that XLA transforms in one operation."""
 
 
-def _scaled(x: Any, size: int, normalization: int) -> Any:
-    """Divides by nothing, the square root of the transformed size or the size."""
+def _scaled(x: Array, size: int, normalization: int) -> Array:
+    """Divides by nothing, by the square root of the transformed size, or by the size."""
     if normalization == 0 or not size:
         return x
     return x * (1 / (math.sqrt(size) if normalization == 1 else size))
 
 
-def _transformed(x: Any, dims: tuple[int, ...], forward: bool) -> Any:
+def _transformed(x: Array, dims: tuple[int, ...], forward: bool) -> Array:
     """The complex transform along dims, without a factor in either direction."""
     import jax.numpy as jnp
 
@@ -39,11 +39,11 @@ def _size(shape: tuple[int, ...], dims: tuple[int, ...]) -> int:
     return math.prod(shape[d] for d in dims)
 
 
-def fft_c2c(x: Any, dims: tuple[int, ...], normalization: int, forward: bool) -> Any:
+def fft_c2c(x: Array, dims: tuple[int, ...], normalization: int, forward: bool) -> Array:
     return _scaled(_transformed(x, dims, forward), _size(x.shape, dims), normalization)
 
 
-def fft_r2c(x: Any, dims: tuple[int, ...], normalization: int, onesided: bool) -> Any:
+def fft_r2c(x: Array, dims: tuple[int, ...], normalization: int, onesided: bool) -> Array:
     import jax.numpy as jnp
 
     if onesided:
@@ -53,7 +53,7 @@ def fft_r2c(x: Any, dims: tuple[int, ...], normalization: int, onesided: bool) -
     return _scaled(y, _size(x.shape, dims), normalization)
 
 
-def fft_c2r(x: Any, dims: tuple[int, ...], normalization: int, last_size: int) -> Any:
+def fft_c2r(x: Array, dims: tuple[int, ...], normalization: int, last_size: int) -> Array:
     import jax.numpy as jnp
 
     y = _transformed(x, dims[:-1], False)
@@ -61,16 +61,19 @@ def fft_c2r(x: Any, dims: tuple[int, ...], normalization: int, last_size: int) -
     return _scaled(y, _size(y.shape, dims), normalization)
 
 
-def _register(name: str, function: Callable[..., Any], last: str) -> None:
-    def lower(b: Builder, x: Any, dims: list[int], normalization: int, how: int) -> Any:
-        if b.platform == "tpu" and b.dtype(x) in (torch.float64, torch.complex128):
-            raise LoweringError("XLA's TPU compiler has no Fourier transform of float64")
+def _by_jax(function: Callable[..., Any], last: str) -> Callable[..., Any]:
+    def lower(b: Builder, x: Value, dims: list[int], normalization: int, how: int) -> Any:
         static = {"dims": tuple(dims), "normalization": normalization, last: how}
         return b.call_jax(function, x, **static)
 
-    rule(name)(lower)
+    return lower
 
 
-_register("aten::_fft_c2c", fft_c2c, "forward")
-_register("aten::_fft_r2c", fft_r2c, "onesided")
-_register("aten::_fft_c2r", fft_c2r, "last_size")
+LOWERINGS = {
+    "aten::_fft_c2c": _by_jax(fft_c2c, "forward"),
+    "aten::_fft_r2c": _by_jax(fft_r2c, "onesided"),
+    "aten::_fft_c2r": _by_jax(fft_c2r, "last_size"),
+}
+
+for _name, _lower in LOWERINGS.items():
+    rule(_name)(_lower)

@@ -9,7 +9,7 @@ import torch
 
 from lazyxla.lowering.registry import rule
 from lazyxla.lowering.scalar import wrap_number
-from lazyxla.lowering.value import Value
+from lazyxla.lowering.value import Operand, Value
 
 if TYPE_CHECKING:
     from lazyxla.lowering.builder import Builder
@@ -108,7 +108,7 @@ def copy(b: Builder, xs: list[Value], sources: list[Value], non_blocking: bool) 
 
 
 def _norm(element: str) -> Callable[..., list[Value]]:
-    def lower(b: Builder, xs: list[Value], ord: Value, dtype: torch.dtype | None) -> list[Value]:
+    def lower(b: Builder, xs: list[Value], ord: Operand, dtype: torch.dtype | None) -> list[Value]:
         return [
             b.lower_op(element, x, ord, None, False, dtype, outputs=[output])
             for x, output in zip(xs, b.outputs, strict=True)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from lazyxla.lowering import registry
 from lazyxla.lowering.registry import graph_rule, rule
+from lazyxla.lowering.value import Value
 
 if TYPE_CHECKING:
     from lazyxla.lowering.builder import Builder
@@ -17,5 +18,5 @@ def graph(b: Builder, number: int, inputs: list[Any]) -> list[Any]:
 
 
 @graph_rule("lazyxla::checkpoint_name")
-def checkpoint_name(b: Builder, x: Any, name: str) -> Any:
+def checkpoint_name(b: Builder, x: Value, name: str) -> Value:
     return x

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from lazyxla.lowering.builder import Builder
 from lazyxla.lowering.jax_call import call_module
 from lazyxla.lowering.registry import rule
+from lazyxla.lowering.value import Value
 
 
 @rule("lazyxla::jax_call")
-def jax_call(b: Builder, inputs: list[Any], name: str) -> list[Any]:
+def jax_call(b: Builder, inputs: list[Value], name: str) -> list[Value]:
     from lazyxla.jax.flat_functions import by_name, taken_as
 
     function = by_name[name]
-    values = [b.convert(x, taken_as(b.dtype(x), function.wide)) for x in inputs]
+    values = [x.to(taken_as(x.dtype, function.wide)) for x in inputs]
     return call_module(b, name, function.bytecode(b.platform), "jax_function", values)

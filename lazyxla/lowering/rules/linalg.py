@@ -9,11 +9,13 @@ call LAPACK through PyTorch's own kernels instead (host_call.py).
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import TYPE_CHECKING
 
+from lazyxla.lowering.program import TensorSpec
 from lazyxla.lowering.registry import jax_rule
 
-Array = Any
+if TYPE_CHECKING:
+    from jax import Array
 
 _on_tpu = functools.partial(jax_rule, platforms=("tpu",))
 _on_accelerators = functools.partial(jax_rule, platforms=("cuda", "tpu"))
@@ -137,8 +139,8 @@ def lu(a: Array, pivot: bool) -> tuple[Array, ...]:
     rank = min(rows, columns)
     lower = jnp.tril(both[..., :rank], -1) + jnp.eye(rows, rank, dtype=a.dtype)
     order = _permutation(pivots, rows)
-    places = order[..., None, :] == jnp.arange(rows)[:, None]
-    return places.astype(a.dtype), lower, jnp.triu(both[..., :rank, :])
+    permutation = order[..., None, :] == jnp.arange(rows)[:, None]
+    return permutation.astype(a.dtype), lower, jnp.triu(both[..., :rank, :])
 
 
 @_on_accelerators("aten::linalg_lu_solve")
@@ -178,7 +180,7 @@ def cholesky_inverse(factor: Array, upper: bool) -> Array:
 
 
 @_on_accelerators("aten::linalg_qr")
-def qr(a: Array, mode: str, *, outputs: Any) -> tuple[Array, Array]:
+def qr(a: Array, mode: str, *, outputs: tuple[TensorSpec, ...]) -> tuple[Array, Array]:
     import jax
     import jax.numpy as jnp
 
@@ -194,7 +196,9 @@ def householder_product(reflectors: Array, tau: Array) -> Array:
 
 
 @_on_tpu("aten::_linalg_eigh")
-def eigh(a: Array, triangle: str, compute_vectors: bool, *, outputs: Any) -> tuple[Array, Array]:
+def eigh(
+    a: Array, triangle: str, compute_vectors: bool, *, outputs: tuple[TensorSpec, ...]
+) -> tuple[Array, Array]:
     import jax
     import jax.numpy as jnp
 
@@ -245,7 +249,12 @@ def _svd_of_matrix(a: Array, full: bool) -> tuple[Array, Array, Array]:
 
 @_on_tpu("aten::_linalg_svd")
 def svd(
-    a: Array, full_matrices: bool, compute_vectors: bool, driver: str | None, *, outputs: Any
+    a: Array,
+    full_matrices: bool,
+    compute_vectors: bool,
+    driver: str | None,
+    *,
+    outputs: tuple[TensorSpec, ...],
 ) -> tuple[Array, ...]:
     import jax
     import jax.numpy as jnp

@@ -56,8 +56,7 @@ def _split(x: Value) -> tuple[Value, Value]:
 
 
 def _is_split(x: Value) -> bool:
-    # A TPU has no bits of float64: it is two floats there.
-    return x.dtype in _FORMATS and not (x.b.platform == "tpu" and x.dtype == torch.float64)
+    return x.dtype in _FORMATS and x.b.has_bits(x.dtype)
 
 
 def _positive_or(x: Value, result: Value) -> Value:

@@ -17,12 +17,17 @@ if TYPE_CHECKING:
 NONE, MEAN, SUM = 0, 1, 2  # torch's Reduction
 
 
-def reduced(b: Builder, loss: Value, reduction: int) -> Value:
+def _reduced(loss: Value, reduction: int) -> Value:
     """The loss per element, its mean or its sum."""
-    dims = range(b.rank(loss))
+    dims = range(loss.rank)
     if reduction == MEAN:
         return loss.mean(dims)
-    return b.reduce(loss, dims, "sum") if reduction == SUM else loss
+    return loss.sum(dims) if reduction == SUM else loss
+
+
+def _per_element(grad: Value, reduction: int) -> Value:
+    """The gradient of each element of a reduced loss."""
+    return grad / grad.count(range(grad.rank)) if reduction == MEAN else grad
 
 
 def _loss(name: str) -> Callable[..., Any]:
@@ -32,7 +37,7 @@ def _loss(name: str) -> Callable[..., Any]:
 
     def register(formula: Callable[..., Value]) -> Callable[..., Value]:
         def lower(b: Builder, x: Value, target: Value, reduction: int, *parameters: Any) -> Value:
-            return reduced(b, formula(*operands(b, x, target, *parameters)), reduction)
+            return _reduced(formula(*operands(b, x, target, *parameters)), reduction)
 
         rule(name)(lower)
         return formula
@@ -50,9 +55,7 @@ def _loss_backward(name: str) -> Callable[..., Any]:
             b: Builder, grad: Value, x: Value, target: Value, reduction: int, *parameters: Any
         ) -> Value:
             grad, x, target, *numbers = operands(b, grad, x, target, *parameters)
-            slope = formula(x, target, *numbers) * grad
-            count = x.count(range(b.rank(x)))
-            return slope / count if reduction == MEAN else slope
+            return _per_element(formula(x, target, *numbers) * grad, reduction)
 
         rule(name)(lower)
         return formula
@@ -111,7 +114,7 @@ def binary_cross_entropy(
     x, target, weight = operands(b, x, target, weight)
     # Logarithms are cut off at -100, as PyTorch does, so that no term is infinite.
     loss = (target - 1) * maximum(log1p(-x), -100) - target * maximum(log(x), -100)
-    return reduced(b, loss if weight is None else loss * weight, reduction)
+    return _reduced(loss if weight is None else loss * weight, reduction)
 
 
 @rule("aten::binary_cross_entropy_backward")
@@ -120,9 +123,7 @@ def binary_cross_entropy_backward(
 ) -> Value:
     grad, x, target, weight = operands(b, grad, x, target, weight)
     slope = grad * (x - target) / maximum((1 - x) * x, 1e-12)
-    slope = slope if weight is None else slope * weight
-    count = x.count(range(b.rank(x)))
-    return slope / count if reduction == MEAN else slope
+    return _per_element(slope if weight is None else slope * weight, reduction)
 
 
 @rule("aten::binary_cross_entropy_with_logits")
@@ -138,4 +139,4 @@ def binary_cross_entropy_with_logits(
     log_sigmoid = minimum(x, 0) - log1p(exp(-abs(x)))
     positive = log_sigmoid if pos_weight is None else (1 + (pos_weight - 1) * target) * log_sigmoid
     loss = (1 - target) * x - positive
-    return reduced(b, loss if weight is None else loss * weight, reduction)
+    return _reduced(loss if weight is None else loss * weight, reduction)

@@ -5,16 +5,18 @@ operators.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from lazyxla.lowering.functions import where
+from lazyxla.lowering.program import TensorSpec
 from lazyxla.lowering.registry import jax_rule, rule
-from lazyxla.lowering.rules.sorting import sort_with_places
 from lazyxla.lowering.value import Value
 
 if TYPE_CHECKING:
+    from jax import Array
+
     from lazyxla.lowering.builder import Builder
 
 
@@ -25,33 +27,30 @@ def _median(b: Builder, x: Value, dim: int, keepdim: bool, skip_nan: bool) -> tu
     """The lower median and its index; the first nan instead, if there is one, unless nan is
     skipped.
     """
-    if not b.shape(x):
+    if not x.shape:
         return x, b.zeros((), torch.int64)
-    size = b.shape(x)[dim]
+    size = x.shape[dim]
     if not size:  # along a dimension this is an error
-        nothing = math.nan if b.dtype(x).is_floating_point else b.lowest(b.dtype(x))
-        return b.constant(nothing, b.dtype(x)), b.zeros((), torch.int64)
-    values, places = sort_with_places(b, x, dim, stable=True)
-    numbers = b.compare(values, values, "EQ")
-    count = b.reduce(b.convert(numbers, torch.int64), [dim], "sum", True)
+        nothing = math.nan if x.is_float else b.lowest(x.dtype)
+        return b.constant(nothing, x.dtype), b.zeros((), torch.int64)
+    values, indices = b.sort_with_indices(x, dim, stable=True)
+    count = (values == values).to(torch.int64).sum([dim], keepdim=True)  # of what is not nan
     if skip_nan:
-        place = where(count > 0, (count - 1).call("shift_right_arithmetic", 1), 0)
+        middle = where(count > 0, (count - 1) >> 1, 0)
     else:
-        place = where(count == size, (size - 1) // 2, count)
-    found = [b.take_along(v, place, dim) for v in (values, places)]
-    if not keepdim:
-        found = [b.squeeze(f, dim) for f in found]
-    return found[0], found[1]
+        middle = where(count == size, (size - 1) // 2, count)
+    value, index = b.take_along(values, middle, dim), b.take_along(indices, middle, dim)
+    return (value, index) if keepdim else (b.squeeze(value, dim), b.squeeze(index, dim))
 
 
 @rule("aten::median")
 def median(b: Builder, x: Value) -> Value:
-    return _median(b, b.reshape(x, (-1,)), 0, False, False)[0]
+    return _median(b, x.reshape([-1]), 0, False, False)[0]
 
 
 @rule("aten::nanmedian")
 def nanmedian(b: Builder, x: Value) -> Value:
-    return _median(b, b.reshape(x, (-1,)), 0, False, True)[0]
+    return _median(b, x.reshape([-1]), 0, False, True)[0]
 
 
 @rule("aten::median.dim")
@@ -66,14 +65,14 @@ def nanmedian_dim(b: Builder, x: Value, dim: int, keepdim: bool) -> tuple[Value,
 
 @rule("aten::kthvalue")
 def kthvalue(b: Builder, x: Value, k: int, dim: int, keepdim: bool) -> list[Value]:
-    if not b.shape(x):
+    if not x.shape:
         return [x, b.zeros((), torch.int64)]
-    found = [b.slice_dim(s, dim, k - 1, k) for s in sort_with_places(b, x, dim, stable=True)]
+    found = [b.slice_dim(s, dim, k - 1, k) for s in b.sort_with_indices(x, dim, stable=True)]
     return found if keepdim else [b.squeeze(f, dim) for f in found]
 
 
 @jax_rule("aten::mode")
-def mode(x: Any, dim: int, keepdim: bool) -> Any:
+def mode(x: Array, dim: int, keepdim: bool) -> tuple[Array, ...]:
     """The smallest of the most frequent values and the index of its last occurrence."""
     import jax.numpy as jnp
     from jax import lax
@@ -81,23 +80,23 @@ def mode(x: Any, dim: int, keepdim: bool) -> Any:
     if x.ndim == 0:
         return x, jnp.zeros((), jnp.int64)
     dim %= x.ndim
-    places = lax.broadcasted_iota(jnp.int64, x.shape, dim)
-    values, places = lax.sort((x, places), dimension=dim, num_keys=1, is_stable=True)
+    indices = lax.broadcasted_iota(jnp.int64, x.shape, dim)
+    values, indices = lax.sort((x, indices), dimension=dim, num_keys=1, is_stable=True)
     # The length so far of the run of equal values: the distance to where the run began.
     rank = lax.broadcasted_iota(jnp.int64, x.shape, dim)
     before = jnp.roll(values, 1, dim)
     starts = jnp.where((values != before) | (rank == 0), rank, 0)
     length = rank - lax.cummax(starts, dim)
     best = jnp.argmax(length, dim, keepdims=True)
-    found = [jnp.take_along_axis(s, best, dim) for s in (values, places)]
+    found = [jnp.take_along_axis(s, best, dim) for s in (values, indices)]
     return tuple(found if keepdim else [jnp.squeeze(f, dim) for f in found])
 
 
 # ---- cumulative operators ----
 
 
-def _widened(x: Any, outputs: Any) -> Any:
-    """The array in the dtype that the running result is accumulated in."""
+def _accumulated(x: Array, outputs: tuple[TensorSpec, ...]) -> Array:
+    """An array of JAX's in the dtype that the running result is accumulated in."""
     import jax.numpy as jnp
 
     dtype = outputs[0].dtype
@@ -113,15 +112,12 @@ turns); the scan's first use imports JAX, too."""
 
 
 def _cumulative(b: Builder, x: Value, dim: int, kind: str) -> Value:
-    dtype = b.outputs[0].dtype
-    if dtype.is_floating_point and dtype.itemsize < 4:
-        dtype = torch.float32
-    x = b.value(x, dtype)
-    rank = len(b.shape(x))
+    x = x.to(b.compute_dtype(b.outputs[0].dtype))
+    rank = x.rank
     if not rank:
         return x
     dim %= rank
-    size = b.shape(x)[dim]
+    size = x.shape[dim]
     if size > _FEW:
         return b.call_jax(_scan, x, dim=dim, kind=kind)
     window, padding = [1] * rank, [(0, 0)] * rank
@@ -129,7 +125,7 @@ def _cumulative(b: Builder, x: Value, dim: int, kind: str) -> Value:
     return b.reduce_window(x, kind, window, padding=padding)
 
 
-def _scan(x: Any, dim: int, kind: str) -> Any:
+def _scan(x: Array, dim: int, kind: str) -> Array:
     from jax import lax
 
     return {"sum": lax.cumsum, "prod": lax.cumprod}[kind](x, dim)
@@ -146,11 +142,11 @@ def cumprod(b: Builder, x: Value, dim: int, dtype: torch.dtype | None) -> Value:
 
 
 @jax_rule("aten::logcumsumexp", "aten::_logcumsumexp")
-def logcumsumexp(x: Any, dim: int, *, outputs: Any) -> Any:
+def logcumsumexp(x: Array, dim: int, *, outputs: tuple[TensorSpec, ...]) -> Array:
     import jax.numpy as jnp
     from jax import lax
 
-    x = _widened(x, outputs)
+    x = _accumulated(x, outputs)
     if not x.ndim or not x.size:
         return x
     if not jnp.iscomplexobj(x):
@@ -158,7 +154,7 @@ def logcumsumexp(x: Any, dim: int, *, outputs: Any) -> Any:
     return lax.associative_scan(jnp.logaddexp, x, axis=dim)
 
 
-def _running(x: Any, dim: int, better: str) -> Any:
+def _running(x: Array, dim: int, better: str) -> tuple[Array, Array]:
     """Running maximum or minimum and the last index where it was reached; a nan stays."""
     import jax.numpy as jnp
     from jax import lax
@@ -168,22 +164,22 @@ def _running(x: Any, dim: int, better: str) -> Any:
     dim %= x.ndim
     compare = getattr(jnp, better)
 
-    def latest(first: Any, second: Any) -> Any:
+    def latest(first: tuple[Array, Array], second: tuple[Array, Array]) -> tuple[Array, Array]:
         a, b = first[0], second[0]
         take = compare(b, a)
         if jnp.issubdtype(x.dtype, jnp.floating):
             take = jnp.isnan(b) | (take & ~jnp.isnan(a))
         return jnp.where(take, b, a), jnp.where(take, second[1], first[1])
 
-    places = lax.broadcasted_iota(jnp.int64, x.shape, dim)
-    return lax.associative_scan(latest, (x, places), axis=dim)
+    indices = lax.broadcasted_iota(jnp.int64, x.shape, dim)
+    return lax.associative_scan(latest, (x, indices), axis=dim)
 
 
 @jax_rule("aten::cummax")
-def cummax(x: Any, dim: int) -> Any:
+def cummax(x: Array, dim: int) -> tuple[Array, Array]:
     return _running(x, dim, "greater_equal")
 
 
 @jax_rule("aten::cummin")
-def cummin(x: Any, dim: int) -> Any:
+def cummin(x: Array, dim: int) -> tuple[Array, Array]:
     return _running(x, dim, "less_equal")

@@ -14,14 +14,16 @@ from lazyxla.lowering.functions import (
     log1p,
     maximum,
     minimum,
+    rint,
     sign_bit,
+    sin,
     sqrt,
     trunc,
     where,
 )
 from lazyxla.lowering.registry import rule
-from lazyxla.lowering.rules.formula import operands, pointwise, predicate
-from lazyxla.lowering.value import Value
+from lazyxla.lowering.rules.formula import pointwise, predicate
+from lazyxla.lowering.value import Operand, Value
 
 if TYPE_CHECKING:
     from lazyxla.lowering.builder import Builder
@@ -158,8 +160,7 @@ def round_decimals(x: Value, decimals: int) -> Value:
         return x
     ten = 10.0 ** abs(decimals) if abs(decimals) < 309 else math.inf
     scaled = x * ten if decimals > 0 else x / ten
-    rounded = scaled.call("round_nearest_even")
-    return rounded / ten if decimals > 0 else rounded * ten
+    return rint(scaled) / ten if decimals > 0 else rint(scaled) * ten
 
 
 @pointwise("aten::reciprocal")
@@ -185,12 +186,11 @@ def rad2deg(x: Value) -> Value:
 @pointwise("aten::sinc")
 def sinc(x: Value) -> Value:
     angle = x * math.pi
-    return where(x == 0, 1, angle.call("sine") / angle)
+    return where(x == 0, 1, sin(angle) / angle)
 
 
 @rule("aten::abs")
 def absolute(b: Builder, x: Value) -> Value:
-    (x,) = operands(b, x, dtype=b.dtype(x))
     unsigned = x.dtype in (torch.bool, torch.uint8, torch.uint16, torch.uint32, torch.uint64)
     return x if unsigned else abs(x)
 
@@ -238,11 +238,8 @@ def nan_to_num(x: Value, nan: Value | None, posinf: Value | None, neginf: Value 
     if x.is_exact:
         return x
     if x.is_complex:
-        parts = [
-            nan_to_num(p, nan and nan.real, posinf and posinf.real, neginf and neginf.real)
-            for p in (x.real, x.imag)
-        ]
-        return parts[0].call("complex", parts[1])
+        nan, posinf, neginf = (None if n is None else n.real for n in (nan, posinf, neginf))
+        return x.b.complex(*(nan_to_num(p, nan, posinf, neginf) for p in (x.real, x.imag)))
     limits = torch.finfo(x.b.outputs[0].dtype)
     filled = where(x.is_nan(), 0 if nan is None else nan, x)
     filled = where(x == math.inf, limits.max if posinf is None else posinf, filled)
@@ -328,7 +325,7 @@ def ldexp(x: Value, exponent: Value) -> Value:
     "aten::__lshift__.Scalar",
 )
 def left_shift(x: Value, y: Value) -> Value:
-    return x.call("shift_left", y) if x.is_exact else x * exp2(y)
+    return x << y if x.is_exact else x * exp2(y)
 
 
 @pointwise(
@@ -339,9 +336,7 @@ def left_shift(x: Value, y: Value) -> Value:
     "aten::__rshift__.Scalar",
 )
 def right_shift(x: Value, y: Value) -> Value:
-    if not x.is_exact:
-        return x / exp2(y)
-    return x.call("shift_right_arithmetic" if x.dtype.is_signed else "shift_right_logical", y)
+    return x >> y if x.is_exact else x / exp2(y)
 
 
 # ---- selection ----
@@ -349,17 +344,17 @@ def right_shift(x: Value, y: Value) -> Value:
 
 @rule("aten::where.self")
 def where_self(b: Builder, condition: Value, x: Value, y: Value) -> Value:
-    return b.select(b.value(condition, torch.bool), *b.align(x, y, dtype=b.outputs[0].dtype))
+    return where(b.value(condition, torch.bool), *b.align(x, y, dtype=b.outputs[0].dtype))
 
 
 @rule("aten::masked_fill.Scalar", "aten::masked_fill.Tensor")
-def masked_fill(b: Builder, x: Value, mask: Value, value: Value) -> Value:
-    x, value = b.promote(x, value, dtype=b.outputs[0].dtype)
-    return b.select(b.value(mask, torch.bool), value, x)
+def masked_fill(b: Builder, x: Value, mask: Value, value: Operand) -> Value:
+    dtype = b.outputs[0].dtype
+    return where(b.value(mask, torch.bool), b.value(value, dtype), b.value(x, dtype))
 
 
 @rule("aten::fill.Scalar", "aten::fill.Tensor")
-def fill(b: Builder, x: Value, value: Value) -> Value:
+def fill(b: Builder, x: Value, value: Operand) -> Value:
     return b.full(b.outputs[0].shape, value, b.outputs[0].dtype)
 
 

@@ -11,14 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 from lazyxla.lowering.registry import rule
 from lazyxla.lowering.rules.formula import operands
+from lazyxla.lowering.value import Operand
 
 if TYPE_CHECKING:
+    from jax import Array
+
     from lazyxla.lowering.builder import Builder
 
-Array = Any
 
-
-def _climb(x: Array, n: Array, first: Array, step: Callable[..., Array], wanted: Array) -> Array:
+def _recurrence(
+    x: Array, n: Array, first: Array, step: Callable[..., Array], wanted: Array
+) -> Array:
     """P[n](x) from P[0] = 1, P[1] = first and P[k + 1] = step(k, P[k], P[k - 1]).
 
     n >= 0; only `wanted` elements matter. Stops where all have become nan, so that an enormous
@@ -47,6 +50,8 @@ def _chebyshev(x: Array, n: Array, kind: str) -> Array:
     even, degree = n % 2 == 0, n.astype(x.dtype)
     sign = jnp.where(even, 1, -1).astype(x.dtype)
     angle = jnp.arccos(x)
+    right: Array | int  # at x = 1
+    left: Array  # at x = -1
     if kind == "t":
         first, right, left = x, 1, sign
         closed = jnp.cos(degree * angle)
@@ -65,7 +70,7 @@ def _chebyshev(x: Array, n: Array, kind: str) -> Array:
         return 2 * x * current - last
 
     at_end = jnp.abs(x) == 1
-    result = _climb(x, n, first, step, ~by_angle & ~at_end)
+    result = _recurrence(x, n, first, step, ~by_angle & ~at_end)
     result = jnp.where(by_angle, closed, result)
     return jnp.where(at_end, jnp.where(x > 0, right, left), result)
 
@@ -109,7 +114,7 @@ def _hermite(x: Array, n: Array, factor: int) -> Array:
         return factor * (x * current - k * last)
 
     most = 128 if x.dtype == jnp.float32 else 512  # PyTorch gives nan for higher degrees
-    result = _climb(x, n, factor * x, step, n <= most)
+    result = _recurrence(x, n, factor * x, step, n <= most)
     return jnp.where(n > most, jnp.nan, result)
 
 
@@ -125,7 +130,7 @@ def laguerre_polynomial_l(x: Array, n: Array) -> Array:
     def step(k: Array, current: Array, last: Array) -> Array:
         return ((2 * k + 1 - x) * current - k * last) / (k + 1)
 
-    return _climb(x, n, 1 - x, step, x != 0)  # elsewhere all are 1, which 1 - x is
+    return _recurrence(x, n, 1 - x, step, x != 0)  # elsewhere all are 1, which 1 - x is
 
 
 def legendre_polynomial_p(x: Array, n: Array) -> Array:
@@ -136,7 +141,7 @@ def legendre_polynomial_p(x: Array, n: Array) -> Array:
 
     at_end = jnp.abs(x) == 1
     left = jnp.where(n % 2 == 0, 1, -1).astype(x.dtype)
-    return jnp.where(at_end, jnp.where(x > 0, 1, left), _climb(x, n, x, step, ~at_end))
+    return jnp.where(at_end, jnp.where(x > 0, 1, left), _recurrence(x, n, x, step, ~at_end))
 
 
 def _register(function: Callable[[Array, Array], Array]) -> None:
@@ -148,9 +153,8 @@ def _register(function: Callable[[Array, Array], Array]) -> None:
 
     of_degree.__name__ = function.__name__
 
-    def lower(b: Builder, x: Any, n: Any) -> Any:
-        x, n = operands(b, x, n)
-        return b.call_jax(of_degree, x, n)
+    def lower(b: Builder, x: Operand, n: Operand) -> Any:
+        return b.call_jax(of_degree, *operands(b, x, n))
 
     name = f"aten::special_{function.__name__}"
     rule(name, f"{name}.x_scalar", f"{name}.n_scalar")(lower)

@@ -6,9 +6,9 @@ their weights, each (batch, gates * hidden). The workspace is private to a cell 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from lazyxla.lowering.functions import sigmoid, tanh
 from lazyxla.lowering.registry import rule
 from lazyxla.lowering.value import Value
 
@@ -16,39 +16,24 @@ if TYPE_CHECKING:
     from lazyxla.lowering.builder import Builder
 
 
-def _split(b: Builder, x: Value, parts: int) -> list[Value]:
+def _split(x: Value, parts: int) -> list[Value]:
     """Equal parts along the last dimension."""
-    size = b.shape(x)[-1] // parts
-    return [b.slice_dim(x, -1, i * size, (i + 1) * size) for i in range(parts)]
+    size = x.shape[-1] // parts
+    return [x.b.slice_dim(x, -1, i * size, (i + 1) * size) for i in range(parts)]
 
 
-def _wide(b: Builder, *xs: Value | None) -> list[Value | None]:
-    return [None if x is None else b.convert(x, b.compute_dtype(b.dtype(x))) for x in xs]
+def _biased(x: Value, bias: Value | None) -> Value:
+    return x if bias is None else x + bias.accumulated()
 
 
-def _add(b: Builder, *xs: Value | None) -> Value:
-    """The sum of what is there; biases are broadcast."""
-    total, *rest = [x for x in xs if x is not None]
-    for x in rest:
-        total = b.hlo.add(total, b.broadcast_to(x, b.shape(total)))
-    return total
+def _sigmoid_slope(y: Value) -> Value:
+    """The derivative of the sigmoid where it is y."""
+    return y * (1 - y)
 
 
-def _less_square(b: Builder, x: Value) -> Value:
-    """1 - x * x, the derivative of tanh where it is x."""
-    return b.hlo.subtract(b.full_like(x, 1), b.hlo.multiply(x, x))
-
-
-def _less_self(b: Builder, x: Value) -> Value:
-    """x * (1 - x), the derivative of the logistic function where it is x."""
-    return b.hlo.multiply(x, b.hlo.subtract(b.full_like(x, 1), x))
-
-
-def _product(b: Builder, *xs: Value) -> Value:
-    total, *rest = xs
-    for x in rest:
-        total = b.hlo.multiply(total, x)
-    return total
+def _tanh_slope(y: Value) -> Value:
+    """The derivative of tanh where it is y."""
+    return 1 - y * y
 
 
 @rule("aten::_thnn_fused_lstm_cell")
@@ -61,13 +46,11 @@ def lstm_cell(
     hidden_bias: Value | None,
 ) -> tuple[Value, ...]:
     """hy, cy and the workspace: the activated gates, in the order i, f, g, o."""
-    gates = _add(b, *_wide(b, input_gates, hidden_gates, input_bias, hidden_bias))
-    (cx,) = _wide(b, cx)
-    i, f, g, o = _split(b, gates, 4)
-    i, f, o = (b.hlo.logistic(gate) for gate in (i, f, o))
-    g = b.hlo.tanh(g)
-    cy = _add(b, _product(b, f, cx), _product(b, i, g))
-    return _product(b, o, b.hlo.tanh(cy)), cy, b.concat([i, f, g, o], -1)
+    gates = input_gates.accumulated() + hidden_gates.accumulated()
+    i, f, g, o = _split(_biased(_biased(gates, input_bias), hidden_bias), 4)
+    i, f, g, o = sigmoid(i), sigmoid(f), tanh(g), sigmoid(o)
+    cy = f * cx.accumulated() + i * g
+    return o * tanh(cy), cy, b.concat([i, f, g, o], -1)
 
 
 @rule("aten::_thnn_fused_lstm_cell_backward_impl")
@@ -81,27 +64,21 @@ def lstm_cell_backward(
     has_bias: bool,
 ) -> tuple[Value | None, ...]:
     """The gradients of the gates (both products have the same), of cx and of a bias."""
-    if grad_hy is None and grad_cy is None:
-        return None, None, None
-    grad_hy, grad_cy, cx, cy, workspace = _wide(b, grad_hy, grad_cy, cx, cy, workspace)
-    i, f, g, o = _split(b, workspace, 4)
-    squashed = b.hlo.tanh(cy)
-    through = None
-    grad_o = b.full_like(o, 0)
+    i, f, g, o = _split(workspace.accumulated(), 4)
+    grad_c = None if grad_cy is None else grad_cy.accumulated()
+    grad_o = o.full(0)
     if grad_hy is not None:
-        through = _product(b, grad_hy, o, _less_square(b, squashed))
-        grad_o = _product(b, grad_hy, squashed, _less_self(b, o))
-    grad_c = _add(b, grad_cy, through)
-    grads = b.concat(
-        [
-            _product(b, grad_c, g, _less_self(b, i)),
-            _product(b, grad_c, cx, _less_self(b, f)),
-            _product(b, grad_c, i, _less_square(b, g)),
-            grad_o,
-        ],
-        -1,
-    )
-    return grads, _product(b, grad_c, f), b.reduce(grads, [0], "sum") if has_bias else None
+        grad_h, squashed = grad_hy.accumulated(), tanh(cy.accumulated())
+        grad_o = grad_h * squashed * _sigmoid_slope(o)
+        through = grad_h * o * _tanh_slope(squashed)
+        grad_c = through if grad_c is None else grad_c + through
+    if grad_c is None:
+        return None, None, None
+    grad_i = grad_c * g * _sigmoid_slope(i)
+    grad_f = grad_c * cx.accumulated() * _sigmoid_slope(f)
+    grad_g = grad_c * i * _tanh_slope(g)
+    grads = b.concat([grad_i, grad_f, grad_g, grad_o], -1)
+    return grads, grad_c * f, grads.sum([0]) if has_bias else None
 
 
 @rule("aten::_thnn_fused_gru_cell")
@@ -114,13 +91,12 @@ def gru_cell(
     hidden_bias: Value | None,
 ) -> tuple[Value, Value]:
     """hy and the workspace (batch, 5 * hidden): r, z, n, hx and the hidden part of n's argument."""
-    input_gates, hidden_gates, hx = _wide(b, input_gates, hidden_gates, hx)
-    ir, iz, inew = _split(b, _add(b, input_gates, *_wide(b, input_bias)), 3)
-    hr, hz, hnew = _split(b, _add(b, hidden_gates, *_wide(b, hidden_bias)), 3)
-    r, z = b.hlo.logistic(_add(b, ir, hr)), b.hlo.logistic(_add(b, iz, hz))
-    n = b.hlo.tanh(_add(b, inew, _product(b, r, hnew)))
-    hy = _add(b, n, _product(b, z, b.hlo.subtract(hx, n)))
-    return hy, b.concat([r, z, n, hx, hnew], -1)
+    input_r, input_z, input_n = _split(_biased(input_gates.accumulated(), input_bias), 3)
+    hidden_r, hidden_z, hidden_n = _split(_biased(hidden_gates.accumulated(), hidden_bias), 3)
+    hx = hx.accumulated()
+    r, z = sigmoid(input_r + hidden_r), sigmoid(input_z + hidden_z)
+    n = tanh(input_n + r * hidden_n)
+    return n + z * (hx - n), b.concat([r, z, n, hx, hidden_n], -1)
 
 
 @rule("aten::_thnn_fused_gru_cell_backward")
@@ -128,14 +104,12 @@ def gru_cell_backward(
     b: Builder, grad_hy: Value, workspace: Value, has_bias: bool
 ) -> tuple[Value | None, ...]:
     """The gradients of both products, of hx and of both biases."""
-    grad_hy, workspace = _wide(b, grad_hy, workspace)
-    r, z, n, hx, hnew = _split(b, workspace, 5)
-    keep = b.hlo.subtract(b.full_like(z, 1), z)
-    grad_n = _product(b, grad_hy, keep, _less_square(b, n))
-    grad_z = _product(b, grad_hy, b.hlo.subtract(hx, n), _less_self(b, z))
-    grad_r = _product(b, grad_n, hnew, _less_self(b, r))
+    grad = grad_hy.accumulated()
+    r, z, n, hx, hidden_n = _split(workspace.accumulated(), 5)
+    grad_n = grad * (1 - z) * _tanh_slope(n)
+    grad_z = grad * (hx - n) * _sigmoid_slope(z)
+    grad_r = grad_n * hidden_n * _sigmoid_slope(r)
     grad_input = b.concat([grad_r, grad_z, grad_n], -1)
-    grad_hidden = b.concat([grad_r, grad_z, _product(b, grad_n, r)], -1)
-    grads: Sequence[Value | None] = [grad_input, grad_hidden, _product(b, grad_hy, z)]
-    biases = [b.reduce(g, [0], "sum") if has_bias else None for g in grads[:2]]
-    return *grads, *biases
+    grad_hidden = b.concat([grad_r, grad_z, grad_n * r], -1)
+    biases = (g.sum([0]) if has_bias else None for g in (grad_input, grad_hidden))
+    return grad_input, grad_hidden, grad * z, *biases

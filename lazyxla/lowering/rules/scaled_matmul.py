@@ -1,4 +1,4 @@
-"""Products of float8 matrices that are scaled: what quantized linear layers call."""
+"""Scaled matmul of float8 matrices: what quantized linear layers call."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from lazyxla.lowering.registry import rule
-from lazyxla.lowering.value import Value
+from lazyxla.lowering.value import Operand, Value
 
 if TYPE_CHECKING:
     from lazyxla.lowering.builder import Builder
@@ -22,8 +22,8 @@ def scaled_mm(
     b: Builder,
     x: Value,
     y: Value,
-    scale_x: Value,
-    scale_y: Value,
+    scale_x: Operand,
+    scale_y: Operand,
     bias: Value | None,
     scale_result: Value | None,
     out_dtype: torch.dtype | None,
@@ -41,10 +41,10 @@ def scaled_mm_v2(
     b: Builder,
     x: Value,
     y: Value,
-    scales_x: list[Value],
+    scales_x: list[Operand],
     recipe_x: list[int],
     swizzle_x: list[int],
-    scales_y: list[Value],
+    scales_y: list[Operand],
     recipe_y: list[int],
     swizzle_y: list[int],
     bias: Value | None,
@@ -60,15 +60,10 @@ def scaled_mm_v2(
 
 
 def _scaled(
-    b: Builder, x: Value, y: Value, scales: tuple[Value, Value], bias: Value | None
+    b: Builder, x: Value, y: Value, scales: tuple[Operand, Operand], bias: Value | None
 ) -> Value:
-    total = b.matmul(b.convert(x, torch.float32), b.convert(y, torch.float32))
-    shape = b.shape(total)
+    result = b.matmul(x.to(torch.float32), y.to(torch.float32))
     for scale in scales:
         factor = b.value(scale, torch.float32)
-        if b.rank(factor) != 2:
-            factor = b.reshape(factor, [1, 1])
-        total = b.hlo.multiply(total, b.broadcast_to(factor, shape))
-    if bias is not None:
-        total = b.hlo.add(total, b.broadcast_to(b.value(bias, torch.float32), shape))
-    return total
+        result = result * (factor if factor.rank == 2 else factor.reshape([1, 1]))
+    return result if bias is None else result + bias.to(torch.float32)

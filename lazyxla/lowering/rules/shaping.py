@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from lazyxla.lowering.registry import rule
-from lazyxla.lowering.value import Value
+from lazyxla.lowering.value import Operand, Value
 
 if TYPE_CHECKING:
+    from jax import Array
+
     from lazyxla.lowering.builder import Builder
 
 
@@ -19,13 +21,13 @@ if TYPE_CHECKING:
 @rule("aten::cat")
 def cat(b: Builder, xs: list[Value], dim: int) -> Value:
     # Empty 1-D tensors join with anything, a rule older than zero-size dimensions.
-    kept = [x for x in xs if b.shape(x) != (0,)] or xs[:1]
-    return b.concat([b.value(x, b.outputs[0].dtype) for x in kept], dim)
+    kept = [x for x in xs if x.shape != (0,)] or xs[:1]
+    return b.concat([x.to(b.outputs[0].dtype) for x in kept], dim)
 
 
 @rule("aten::stack", "aten::_stack")
 def stack(b: Builder, xs: list[Value], dim: int) -> Value:
-    return b.stack([b.value(x, b.outputs[0].dtype) for x in xs], dim)
+    return b.stack([x.to(b.outputs[0].dtype) for x in xs], dim)
 
 
 @rule("aten::block_diag")
@@ -33,9 +35,8 @@ def block_diag(b: Builder, xs: list[Value]) -> Value:
     dtype, (rows, columns) = b.outputs[0]
     result, row, column = b.zeros((rows, columns), dtype), 0, 0
     for x in xs:
-        x = b.value(x, dtype)
-        x = b.reshape(x, (1,) * (2 - b.rank(x)) + b.shape(x))
-        height, width = b.shape(x)
+        x = x.to(dtype).reshape((1,) * (2 - x.rank) + x.shape)
+        height, width = x.shape
         result = b.dynamic_update_slice(result, x, [row, column])
         row, column = row + height, column + width
     return result
@@ -46,48 +47,46 @@ def block_diag(b: Builder, xs: list[Value]) -> Value:
 
 @rule("aten::repeat")
 def repeat(b: Builder, x: Value, repeats: list[int]) -> Value:
-    shape = (1,) * (len(repeats) - b.rank(x)) + b.shape(x)
+    shape = (1,) * (len(repeats) - x.rank) + x.shape
     # Each dimension becomes (repeats, size), of which the first is broadcast.
     apart = [n for size in shape for n in (1, size)]
-    wide = [n for size, times in zip(shape, repeats, strict=True) for n in (times, size)]
-    return b.reshape(b.broadcast_to(b.reshape(x, apart), wide), b.outputs[0].shape)
+    repeated = [n for size, times in zip(shape, repeats, strict=True) for n in (times, size)]
+    return b.broadcast_to(x.reshape(apart), repeated).reshape(b.outputs[0].shape)
 
 
 @rule("aten::flip")
 def flip(b: Builder, x: Value, dims: list[int]) -> Value:
-    return b.flip(x, dims) if b.rank(x) else x
+    return b.flip(x, dims) if x.rank else x
 
 
-def _roll(b: Builder, x: Value, shift: Value, dim: int) -> Value:
-    size = b.shape(x)[dim]
+def _roll(b: Builder, x: Value, shift: Operand, dim: int) -> Value:
+    size = x.shape[dim]
     if not size:
         return x
-    if (places := b.known(shift)) is None:
-        return _roll_by_value(b, x, b.value(shift, torch.int64), dim)
-    if not (places := int(places.real) % size):
+    if (known := b.known(shift)) is None:
+        return _roll_by_value(x, b.value(shift, torch.int64), dim)
+    if not (count := int(known.real) % size):
         return x
-    last = b.slice_dim(x, dim, size - places, size)
-    return b.concat([last, b.slice_dim(x, dim, 0, size - places)], dim)
+    last = b.slice_dim(x, dim, size - count, size)
+    return b.concat([last, b.slice_dim(x, dim, 0, size - count)], dim)
 
 
-def _roll_by_value(b: Builder, x: Value, shift: Value, dim: int) -> Value:
+def _roll_by_value(x: Value, shift: Value, dim: int) -> Value:
     """A window of two copies side by side."""
-    shape = b.shape(x)
-    size = b.full_like(shift, shape[dim])
-    rest = b.hlo.remainder(b.hlo.negate(shift), size)  # of the sign of the first
-    start = b.hlo.remainder(b.hlo.add(rest, size), size)
-    starts = [b.convert(start, torch.int32) if i == dim else 0 for i in range(len(shape))]
-    return b.dynamic_slice(b.concat([x, x], dim), starts, shape)
+    b, size = x.b, x.shape[dim]
+    start = ((-shift) % size + size) % size  # the remainder has the sign of the dividend
+    starts = [start.to(torch.int32) if i == dim else 0 for i in range(x.rank)]
+    return b.dynamic_slice(b.concat([x, x], dim), starts, x.shape)
 
 
 @rule("aten::roll")
-def roll(b: Builder, x: Value, shifts: list[Value], dims: list[int]) -> Value:
+def roll(b: Builder, x: Value, shifts: list[Operand], dims: list[int]) -> Value:
     if not dims:
-        return b.reshape(_roll(b, b.reshape(x, (-1,)), shifts[0], 0), b.shape(x))
-    if not b.rank(x):
+        return _roll(b, x.reshape([-1]), shifts[0], 0).reshape(x.shape)
+    if not x.rank:
         return x
     for shift, dim in zip(shifts, dims, strict=True):
-        x = _roll(b, x, shift, dim % b.rank(x))
+        x = _roll(b, x, shift, dim % x.rank)
     return x
 
 
@@ -103,27 +102,27 @@ def rot90(b: Builder, x: Value, k: int, dims: list[int]) -> Value:
 
 @rule("aten::pixel_shuffle")
 def pixel_shuffle(b: Builder, x: Value, factor: int) -> Value:
-    *batch, channels, height, width = b.shape(x)
+    *batch, channels, height, width = x.shape
     n = len(batch)
-    x = b.reshape(x, (*batch, channels // factor**2, factor, factor, height, width))
+    x = x.reshape((*batch, channels // factor**2, factor, factor, height, width))
     x = b.transpose(x, [*range(n), n, n + 3, n + 1, n + 4, n + 2])
-    return b.reshape(x, b.outputs[0].shape)
+    return x.reshape(b.outputs[0].shape)
 
 
 @rule("aten::pixel_unshuffle")
 def pixel_unshuffle(b: Builder, x: Value, factor: int) -> Value:
-    *batch, channels, height, width = b.shape(x)
+    *batch, channels, height, width = x.shape
     n = len(batch)
-    x = b.reshape(x, (*batch, channels, height // factor, factor, width // factor, factor))
+    x = x.reshape((*batch, channels, height // factor, factor, width // factor, factor))
     x = b.transpose(x, [*range(n), n, n + 2, n + 4, n + 1, n + 3])
-    return b.reshape(x, b.outputs[0].shape)
+    return x.reshape(b.outputs[0].shape)
 
 
 @rule("aten::channel_shuffle")
 def channel_shuffle(b: Builder, x: Value, groups: int) -> Value:
-    batch, channels, *space = b.shape(x)
-    apart = b.reshape(x, (batch, groups, channels // groups, *space))
-    return b.reshape(b.swap(apart, 1, 2), b.shape(x))
+    batch, channels, *space = x.shape
+    grouped = x.reshape((batch, groups, channels // groups, *space))
+    return b.swap(grouped, 1, 2).reshape(x.shape)
 
 
 @rule("aten::repeat_interleave.Tensor")
@@ -132,7 +131,7 @@ def repeat_interleave(b: Builder, repeats: Value, output_size: int | None) -> Va
     return b.call_jax(_repeated, repeats, length=b.outputs[0].shape[0])
 
 
-def _repeated(repeats: Any, *, length: int) -> Any:
+def _repeated(repeats: Array, *, length: int) -> Array:
     import jax.numpy as jnp
 
     index = jnp.arange(repeats.shape[0], dtype=repeats.dtype)
@@ -149,8 +148,8 @@ def _amounts(rank: int, padding: list[int]) -> list[tuple[int, int]]:
 
 
 @rule("aten::constant_pad_nd")
-def constant_pad(b: Builder, x: Value, padding: list[int], value: Value) -> Value:
-    amounts = _amounts(b.rank(x), padding)
+def constant_pad(b: Builder, x: Value, padding: list[int], value: Operand) -> Value:
+    amounts = _amounts(x.rank, padding)
     return b.pad(x, [low for low, _ in amounts], [high for _, high in amounts], value=value)
 
 
@@ -158,88 +157,85 @@ _REFLECTION = tuple(f"aten::reflection_pad{n}d" for n in (1, 2, 3))
 _REPLICATION = tuple(f"aten::replication_pad{n}d" for n in (1, 2, 3))
 
 
-def _crop(b: Builder, x: Value, dim: int, low: int, high: int) -> Value:
+def _crop(x: Value, dim: int, low: int, high: int) -> Value:
     """Negative amounts cut off."""
-    return b.slice_dim(x, dim, max(-low, 0), b.shape(x)[dim] - max(-high, 0))
+    return x.b.slice_dim(x, dim, max(-low, 0), x.shape[dim] - max(-high, 0))
 
 
-def _uncrop(b: Builder, grad: Value, dim: int, low: int, high: int) -> Value:
-    lows, highs = [0] * b.rank(grad), [0] * b.rank(grad)
-    lows[dim], highs[dim] = max(-low, 0), max(-high, 0)
-    return b.pad(grad, lows, highs)
+def _pad_dim(x: Value, dim: int, low: int, high: int) -> Value:
+    """Zeros before and after `x` along `dim`."""
+    lows, highs = [0] * x.rank, [0] * x.rank
+    lows[dim], highs[dim] = low, high
+    return x.b.pad(x, lows, highs)
 
 
 @rule(*_REFLECTION)
 def reflection_pad(b: Builder, x: Value, padding: list[int]) -> Value:
-    for dim, (low, high) in enumerate(_amounts(b.rank(x), padding)):
-        size = b.shape(x)[dim]
+    for dim, (low, high) in enumerate(_amounts(x.rank, padding)):
+        size = x.shape[dim]
         before = [b.flip(b.slice_dim(x, dim, 1, low + 1), [dim])] if low > 0 else []
         after = [b.flip(b.slice_dim(x, dim, size - 1 - high, size - 1), [dim])] if high > 0 else []
-        x = b.concat([*before, _crop(b, x, dim, low, high), *after], dim)
+        x = b.concat([*before, _crop(x, dim, low, high), *after], dim)
     return x
 
 
 @rule(*_REPLICATION)
 def replication_pad(b: Builder, x: Value, padding: list[int]) -> Value:
-    for dim, (low, high) in enumerate(_amounts(b.rank(x), padding)):
-        size = b.shape(x)[dim]
+    for dim, (low, high) in enumerate(_amounts(x.rank, padding)):
+        size = x.shape[dim]
         if size + min(low, 0) + min(high, 0) <= 0:  # more is cut off than there is
-            places = [min(max(i - low, 0), size - 1) for i in range(size + low + high)]
-            x = b.take(x, b.array(places, torch.int32), dim)
+            index = [min(max(i - low, 0), size - 1) for i in range(size + low + high)]
+            x = b.take(x, b.array(index, torch.int32), dim)
             continue
-        before = [_repeat_edge(b, x, dim, 0, low)] if low > 0 else []
-        after = [_repeat_edge(b, x, dim, size - 1, high)] if high > 0 else []
-        x = b.concat([*before, _crop(b, x, dim, low, high), *after], dim)
+        before = [_repeat_edge(x, dim, 0, low)] if low > 0 else []
+        after = [_repeat_edge(x, dim, size - 1, high)] if high > 0 else []
+        x = b.concat([*before, _crop(x, dim, low, high), *after], dim)
     return x
 
 
-def _repeat_edge(b: Builder, x: Value, dim: int, place: int, times: int) -> Value:
-    shape = list(b.shape(x))
+def _repeat_edge(x: Value, dim: int, index: int, times: int) -> Value:
+    shape = list(x.shape)
     shape[dim] = times
-    return b.broadcast_to(b.slice_dim(x, dim, place, place + 1), shape)
+    return x.b.broadcast_to(x.b.slice_dim(x, dim, index, index + 1), shape)
 
 
-def _add_at(b: Builder, x: Value, part: Value, dim: int, start: int) -> Value:
+def _add_at(x: Value, part: Value, dim: int, start: int) -> Value:
     """`x` with `part` added from `start` on along `dim`."""
-    shape = b.shape(x)
-    lows, highs = [0] * len(shape), [0] * len(shape)
-    lows[dim], highs[dim] = start, shape[dim] - start - b.shape(part)[dim]
-    return b.hlo.add(x, b.pad(part, lows, highs))
+    return x + _pad_dim(part, dim, start, x.shape[dim] - start - part.shape[dim])
 
 
-def _unpadded(b: Builder, grad: Value, dim: int, low: int, high: int) -> Value:
+def _unpadded(grad: Value, dim: int, low: int, high: int) -> Value:
     """The gradient of the inside, and zeros for what a negative amount cut off."""
-    size = b.shape(grad)[dim]
-    inside = b.slice_dim(grad, dim, max(low, 0), size - max(high, 0))
-    return _uncrop(b, inside, dim, low, high)
+    inside = grad.b.slice_dim(grad, dim, max(low, 0), grad.shape[dim] - max(high, 0))
+    return _pad_dim(inside, dim, max(-low, 0), max(-high, 0))
 
 
 @rule(*(f"{name}_backward" for name in _REFLECTION))
 def reflection_pad_backward(b: Builder, grad: Value, x: Value, padding: list[int]) -> Value:
-    grad = b.convert(grad, b.compute_dtype(b.dtype(grad)))
-    for dim, (low, high) in enumerate(_amounts(b.rank(x), padding)):
-        total, inside = b.shape(grad)[dim], _unpadded(b, grad, dim, low, high)
-        size = b.shape(inside)[dim]
+    grad = grad.accumulated()
+    for dim, (low, high) in enumerate(_amounts(x.rank, padding)):
+        total, inside = grad.shape[dim], _unpadded(grad, dim, low, high)
+        size = inside.shape[dim]
         if low > 0:
             part = b.flip(b.slice_dim(grad, dim, 0, low), [dim])
-            inside = _add_at(b, inside, part, dim, 1)
+            inside = _add_at(inside, part, dim, 1)
         if high > 0:
             part = b.flip(b.slice_dim(grad, dim, total - high, total), [dim])
-            inside = _add_at(b, inside, part, dim, size - 1 - high)
+            inside = _add_at(inside, part, dim, size - 1 - high)
         grad = inside
     return grad
 
 
 @rule(*(f"{name}_backward" for name in _REPLICATION))
 def replication_pad_backward(b: Builder, grad: Value, x: Value, padding: list[int]) -> Value:
-    grad = b.convert(grad, b.compute_dtype(b.dtype(grad)))
-    for dim, (low, high) in enumerate(_amounts(b.rank(x), padding)):
-        total, inside = b.shape(grad)[dim], _unpadded(b, grad, dim, low, high)
+    grad = grad.accumulated()
+    for dim, (low, high) in enumerate(_amounts(x.rank, padding)):
+        total, inside = grad.shape[dim], _unpadded(grad, dim, low, high)
         if low > 0:
-            edge = b.reduce(b.slice_dim(grad, dim, 0, low), [dim], "sum", True)
-            inside = _add_at(b, inside, edge, dim, 0)
+            edge = b.slice_dim(grad, dim, 0, low).sum([dim], keepdim=True)
+            inside = _add_at(inside, edge, dim, 0)
         if high > 0:
-            edge = b.reduce(b.slice_dim(grad, dim, total - high, total), [dim], "sum", True)
-            inside = _add_at(b, inside, edge, dim, b.shape(inside)[dim] - 1)
+            edge = b.slice_dim(grad, dim, total - high, total).sum([dim], keepdim=True)
+            inside = _add_at(inside, edge, dim, inside.shape[dim] - 1)
         grad = inside
     return grad

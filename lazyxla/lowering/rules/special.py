@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from lazyxla.lowering.functions import exp, where
+from lazyxla.lowering.functions import erfc, exp, lgamma, sin, where
 from lazyxla.lowering.registry import rule
 from lazyxla.lowering.rules.formula import operands, pointwise
 from lazyxla.lowering.value import Value
 
 if TYPE_CHECKING:
+    from jax import Array
+
     from lazyxla.lowering.builder import Builder
 
 
@@ -41,7 +43,7 @@ _JAX = {
 def _jax_function(name: str) -> Callable[..., Any]:
     """One object per function, so that its trace is cached."""
 
-    def call(*xs: Any) -> Any:
+    def call(*xs: Array) -> Any:
         import jax.numpy as jnp
         from jax.scipy import special
 
@@ -53,7 +55,7 @@ def _jax_function(name: str) -> Callable[..., Any]:
 
 def _by_jax(function: str) -> Callable[..., Value]:
     def lower(b: Builder, *args: Any) -> Value:
-        return b.call_jax(_jax_function(function), *(x for x in operands(b, *args)))
+        return b.call_jax(_jax_function(function), *operands(b, *args))
 
     return lower
 
@@ -68,7 +70,7 @@ def digamma(x: Value) -> Value:
     return where(x == 0, -math.inf / x * math.inf, x.call("chlo.digamma"))
 
 
-def _zeta(x: Any, q: Any) -> Any:
+def _zeta(x: Array, q: Array) -> Array:
     import jax.numpy as jnp
     from jax import lax
     from jax.scipy import special
@@ -80,10 +82,10 @@ def _zeta(x: Any, q: Any) -> Any:
 
     # Left of zero, where JAX's zeta is wrong: the terms one by one, beyond those of both signs,
     # since these cancel best in their order.
-    def behind(q: Any) -> Any:
+    def behind(q: Array) -> Array:
         return (start <= 0) & (q <= 9)
 
-    def step(state: tuple[Any, Any]) -> tuple[Any, Any]:
+    def step(state: tuple[Array, Array]) -> tuple[Array, Array]:
         total, q = state
         return jnp.where(behind(q), total + q**-x, total), jnp.where(behind(q), q + 1, q)
 
@@ -109,7 +111,7 @@ def polygamma(order: int, x: Value) -> Value:
         return digamma(x)
     if order == 1:
         # Reflected to where the series of zeta converges.
-        ratio = math.pi / (x * math.pi).call("sine")
+        ratio = math.pi / sin(x * math.pi)
         mirrored = ratio * ratio - zeta(x.full(2), 1 - x)
         return where(x < 0.5, mirrored, where(x == math.inf, 0, zeta(x.full(2), x)))
     factorial = math.factorial(order) if order <= 170 else math.inf
@@ -120,11 +122,9 @@ def polygamma(order: int, x: Value) -> Value:
 def mvlgamma(x: Value, p: int) -> Value:
     constant = p * (p - 1) / 4 * math.log(math.pi)
     if p <= 16:  # four times as fast as a sum along a dimension
-        return sum(((x - j / 2).call("chlo.lgamma") for j in range(p)), x.full(constant))
-    b, wide = x.b, [*x.b.shape(x), p]
-    halves = b.iota(wide, len(wide) - 1, x.dtype) / 2
-    terms = b.broadcast_to(b.unsqueeze(x, -1), wide) - halves
-    return b.reduce(terms.call("chlo.lgamma"), [len(wide) - 1], "sum") + constant
+        return sum((lgamma(x - j / 2) for j in range(p)), x.full(constant))
+    halves = x.b.iota([*x.shape, p], x.rank, x.dtype) / 2
+    return lgamma(x.b.unsqueeze(x, -1) - halves).sum([x.rank]) + constant
 
 
 @pointwise("aten::special_erfcx")
@@ -137,11 +137,11 @@ def erfcx(x: Value) -> Value:
         term = term * (1 - 2 * n) / (2 * square)
         series = series + term
     limit = 20 if x.dtype == torch.float64 else 8
-    direct = exp(square) * x.call("chlo.erfc")
+    direct = exp(square) * erfc(x)
     return where(x > limit, series / (x * math.sqrt(math.pi)), direct)
 
 
-def _split(x: Any) -> Any:
+def _split(x: Array) -> tuple[Array, Array]:
     import jax.numpy as jnp
 
     return jnp.frexp(x)
@@ -149,4 +149,4 @@ def _split(x: Any) -> Any:
 
 @rule("aten::frexp.Tensor")
 def frexp(b: Builder, x: Value) -> list[Value]:
-    return b.call_jax(_split, b.convert(x, b.compute_dtype(b.dtype(x))))
+    return b.call_jax(_split, x.accumulated())

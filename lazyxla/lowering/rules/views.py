@@ -8,7 +8,7 @@ import torch
 
 from lazyxla.lowering import geometry
 from lazyxla.lowering.registry import rule
-from lazyxla.lowering.value import Value
+from lazyxla.lowering.value import Operand, Value
 
 if TYPE_CHECKING:
     from lazyxla.lowering.builder import Builder
@@ -28,12 +28,12 @@ def view_scatter(b: Builder, base: Value, update: Value, *where: Any) -> Value:
 
 
 @rule("lazyxla::cast")
-def cast(b: Builder, x: Value, dtype: torch.dtype) -> Value:
+def cast(b: Builder, x: Operand, dtype: torch.dtype) -> Value:
     return b.value(x, dtype)
 
 
 @rule("lazyxla::constant")
-def constant(b: Builder, number: Value) -> Value:
+def constant(b: Builder, number: Operand) -> Value:
     return b.value(number, b.outputs[0].dtype)
 
 

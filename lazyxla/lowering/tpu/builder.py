@@ -16,6 +16,11 @@ from lazyxla.lowering.value import Value
 class TpuBuilder(Builder):
     """See the module."""
 
+    range_dtype = torch.float32  # float64 is emulated
+
+    def has_bits(self, dtype: torch.dtype) -> bool:
+        return dtype != torch.float64  # which is two floats
+
     def product(self, left: Factor, right: Factor, dtype: torch.dtype | None) -> Value:
         return matmul.product(self, left, right, dtype)
 
@@ -25,6 +30,6 @@ class TpuBuilder(Builder):
         return super().conv(lhs, rhs, *args, **options)
 
     def sign_bit(self, x: Value) -> Value:
-        if x.dtype == torch.float64:  # it has no bits there, but two floats
+        if not self.has_bits(x.dtype):
             return (x < 0) | ((x == 0) & (1 / x < 0))
         return super().sign_bit(x)
