@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+import functools
+import operator
+from collections.abc import Iterable
+
 from lazyxla.lowering.value import Operand, Value
 
 
 def where(condition: Value, x: Operand, y: Operand) -> Value:
     """Element-wise choice; a number takes the other one's dtype."""
     return condition.b.select(condition, x, y)
+
+
+def total(values: Iterable[Value]) -> Value:
+    """The sum of some values, at least one."""
+    return functools.reduce(operator.add, values)
+
+
+def conj(x: Value) -> Value:
+    """The complex conjugate; a real value is its own."""
+    return x.b.complex(x.real, -x.imag) if x.is_complex else x
 
 
 def maximum(x: Value, y: Operand) -> Value:

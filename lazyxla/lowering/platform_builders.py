@@ -6,12 +6,17 @@ from typing import Any
 
 from lazyxla.lowering.builder import Apply, Builder
 from lazyxla.lowering.cpu.builder import CpuBuilder
+from lazyxla.lowering.cuda.builder import CudaBuilder
 from lazyxla.lowering.mlir import Mlir
 from lazyxla.lowering.program import Target
 from lazyxla.lowering.scalar import SlotTable
 from lazyxla.lowering.tpu.builder import TpuBuilder
 
-_BUILDERS: dict[str, type[Builder]] = {"cpu": CpuBuilder, "tpu": TpuBuilder}
+_BUILDERS: dict[str, type[Builder]] = {
+    "cpu": CpuBuilder,
+    "cuda": CudaBuilder,
+    "tpu": TpuBuilder,
+}
 
 
 def make_builder(

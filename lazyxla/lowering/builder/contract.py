@@ -86,9 +86,17 @@ class Contractions(Reductions):
 
     def matmul(self, lhs: Value, rhs: Value, dtype: torch.dtype | None = None) -> Value:
         """torch.matmul of values of equal rank >= 2 with equal batch dimensions."""
-        rank = self.rank(lhs)
-        batch = list(range(rank - 2))
-        return self.dot(lhs, rhs, [rank - 1], [rank - 2], batch, batch, dtype)
+        batch = list(range(lhs.rank - 2))
+        return self.dot(lhs, rhs, [-1], [-2], batch, batch, dtype)
+
+    def apply_maps(self, x: Value, maps: Sequence[Value], adjoint: bool = False) -> Value:
+        """`x` with one matrix (out, in), or its transpose, applied to each of its last dimensions,
+        in order.
+        """
+        for weights in maps:
+            # The contracted dimension leaves and comes back last: all maps restore the order.
+            x = self.dot(x, weights, [x.rank - len(maps)], [0 if adjoint else 1])
+        return x
 
     def folded(self, x: Factor) -> Factor:
         """The same without a transpose that defines the value."""
@@ -99,8 +107,8 @@ class Contractions(Reductions):
             return Factor(x.value, contract, batch)
         source, order = found
         free = [order[i] for i in range(rank) if i not in contract and i not in batch]
-        wide = [i for i in free if source.shape[i] != 1]
-        if wide != sorted(wide) or (len(wide) < len(free) and free != sorted(free)):
+        longer = [i for i in free if source.shape[i] != 1]
+        if longer != sorted(longer) or (len(longer) < len(free) and free != sorted(free)):
             # Without the transpose the result would be in another order.
             return Factor(x.value, contract, batch)
         return self.folded(Factor(source, [order[i] for i in contract], [order[i] for i in batch]))
@@ -118,12 +126,13 @@ class Contractions(Reductions):
         if found is None:
             return None
         source, order = found
-        sizes = self.shape(source)
-        wide = [i for i, n in enumerate(sizes) if n != 1]
+        sizes = source.shape
+        longer = [i for i, n in enumerate(sizes) if n != 1]
         moved = [i for i in order if sizes[i] != 1]
-        if tuple(sizes[i] for i in moved) != self.shape(x):
+        if tuple(sizes[i] for i in moved) != x.shape:
             return None
-        return self.reshape(source, [sizes[i] for i in wide]), [wide.index(i) for i in moved]
+        squeezed = source.reshape([sizes[i] for i in longer])
+        return squeezed, [longer.index(i) for i in moved]
 
     def operand(self, operation: Any) -> Value:
         """The first operand of an operation of this module."""
@@ -146,14 +155,14 @@ class Contractions(Reductions):
         """Convolution (cross-correlation, as in PyTorch) over the trailing spatial dimensions.
 
         `layout` names the first two dimensions of lhs, rhs and result, for example NC_OI_NC or, for
-        a gradient with respect to the weight, CN_IO_CN. `reverse` flips the window.
+        a gradient with respect to the weight, CN_IO_CN. `reverse` flips the window. The result's
+        dtype is `dtype`; if None, the one that the platform's compiler is best at.
         """
-        rank = self.rank(lhs)
-        spatial = list(range(2, rank))
+        spatial = list(range(2, lhs.rank))
         ones = [1] * len(spatial)
         lhs_dilation, rhs_dilation = list(lhs_dilation or ones), list(rhs_dilation or ones)
         a, b, c = layout.split("_")
-        left, right = self.shape(lhs), self.shape(rhs)
+        left, right = lhs.shape, rhs.shape
         sizes = [0, 0]
         sizes[c.index("N")] = left[a.index("N")] // batch_groups
         sizes[c.index("C")] = right[b.index("O")]
@@ -175,7 +184,7 @@ class Contractions(Reductions):
         i64 = self.mlir.element(torch.int64)
         ir = self.mlir.ir
         return self.hlo.convolution(
-            self.type(dtype or self.dtype(lhs), sizes),
+            self.type(dtype or lhs.dtype, sizes),
             lhs,
             rhs,
             numbers,
@@ -186,5 +195,5 @@ class Contractions(Reductions):
             lhs_dilation=lhs_dilation,
             rhs_dilation=rhs_dilation,
             window_reversal=ir.DenseBoolArrayAttr.get([True] * len(spatial)) if reverse else None,
-            precision_config=self.precision(self.dtype(lhs)),
+            precision_config=self.precision(lhs.dtype),
         )

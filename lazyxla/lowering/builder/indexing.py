@@ -22,23 +22,40 @@ class Indexing(Contractions):
 
     def take(self, x: Value, index: Value, dim: int) -> Value:
         """torch.index_select for an index of any rank, whose dimensions replace `dim` of `x`."""
-        shape, places = self.shape(x), self.shape(index)
-        dim %= len(shape)
-        kept = [i for i in range(len(shape) + len(places) - 1) if not dim <= i < dim + len(places)]
-        numbers = self._gather_numbers(kept, [dim], [dim])
-        sizes = [1 if i == dim else n for i, n in enumerate(shape)]
-        result = [*shape[:dim], *places, *shape[dim + 1 :]]
-        return self._gather(x, self.unsqueeze(index, -1), numbers(len(places)), sizes, result)
+        dim %= x.rank
+        end = dim + index.rank
+        kept = [i for i in range(x.rank + index.rank - 1) if not dim <= i < end]
+        numbers = self._gather_numbers(kept, [dim], [dim], index.rank)
+        sizes = [1 if i == dim else n for i, n in enumerate(x.shape)]
+        result = [*x.shape[:dim], *index.shape, *x.shape[dim + 1 :]]
+        return self._gather(x, self.unsqueeze(index, -1), numbers, sizes, result)
 
     def take_along(self, x: Value, index: Value, dim: int) -> Value:
         """torch.gather: the result has the shape of `index`."""
         x, dim = self._crop(x, index, dim)
-        rank = self.rank(x)
+        rank = x.rank
         if rank == 0:
             return x
         others = [i for i in range(rank) if i != dim]
         numbers = self.hlo.GatherDimensionNumbers.get([], [dim], others, others, [dim], rank)
-        return self._gather(x, self.unsqueeze(index, -1), numbers, [1] * rank, self.shape(index))
+        return self._gather(x, self.unsqueeze(index, -1), numbers, [1] * rank, index.shape)
+
+    def pick(self, x: Value, index: Value, dim: int) -> Value:
+        """x[i, index[i, ...], ...] for `dim` 1: of each row along `dim` the element at its index,
+        which has the shape of `x` without `dim`.
+        """
+        return self.squeeze(self.take_along(x, self.unsqueeze(index, dim), dim), dim)
+
+    def one_hot(self, shape: Sequence[int], index: Value, dim: int) -> Value:
+        """Where in `shape` the coordinate along `dim` is the int64 index of its row: a mask. A
+        negative index, or one beyond the end, is of no element.
+        """
+        index = self.unsqueeze(index, dim)
+        # 64-bit comparisons are two for a TPU. What is out of range stays so in 32 bits.
+        size = index.full(shape[dim])
+        inside = self.bitcast(index, torch.uint64) < self.bitcast(size, torch.uint64)
+        index = self.select(inside, index, -1).to(torch.int32)
+        return self.iota(shape, dim, torch.int32) == index
 
     def gather_nd(self, x: Value, index: Value, dims: Sequence[int]) -> Value:
         """x at the index vectors `index[..., k]` over the dimensions `dims`.
@@ -46,13 +63,13 @@ class Indexing(Contractions):
         Result shape: index.shape[:-1] followed by the sizes of the other dimensions of `x`, in
         order.
         """
-        shape, places = self.shape(x), self.rank(index) - 1
-        dims = [d % len(shape) for d in dims]
-        kept = [places + i for i in range(len(shape) - len(dims))]
-        numbers = self._gather_numbers(kept, sorted(dims), dims)
-        sizes = [1 if i in dims else n for i, n in enumerate(shape)]
-        result = [*self.shape(index)[:-1], *(n for i, n in enumerate(shape) if i not in dims)]
-        return self._gather(x, index, numbers(places), sizes, result)
+        batch = index.rank - 1
+        dims = [d % x.rank for d in dims]
+        kept = [batch + i for i in range(x.rank - len(dims))]
+        numbers = self._gather_numbers(kept, sorted(dims), dims, batch)
+        sizes = [1 if i in dims else n for i, n in enumerate(x.shape)]
+        result = [*index.shape[:-1], *(n for i, n in enumerate(x.shape) if i not in dims)]
+        return self._gather(x, index, numbers, sizes, result)
 
     def scatter_nd(
         self,
@@ -65,16 +82,16 @@ class Indexing(Contractions):
     ) -> Value:
         """`x` with updates combined in at the index vectors; shapes as in `gather_nd`.
 
-        `combine` is assign, add, mul, min or max. `unique` promises that no place is hit twice.
+        `combine` is assign, add, mul, min or max. `unique` promises that all index vectors differ.
         """
-        shape, places = self.shape(x), self.rank(index) - 1
-        dims = [d % len(shape) for d in dims]
-        one = math.prod(self.shape(index)[:-1]) == 1 and 0 not in shape
+        batch = index.rank - 1
+        dims = [d % x.rank for d in dims]
+        one = math.prod(index.shape[:-1]) == 1 and 0 not in x.shape
         # The partitioner gathers what is sliced at run time along a sharded dimension.
         if one and combine == "assign" and self.annotations is None:
             return self._update_one(x, index, updates, dims)
-        window = [places + i for i in range(len(shape) - len(dims))]
-        numbers = self.hlo.ScatterDimensionNumbers.get(window, sorted(dims), [], [], dims, places)
+        window = [batch + i for i in range(x.rank - len(dims))]
+        numbers = self.hlo.ScatterDimensionNumbers.get(window, sorted(dims), [], [], dims, batch)
         return self._scatter(x, index, updates, numbers, combine, unique)
 
     def _update_one(self, x: Value, index: Value, updates: Value, dims: Sequence[int]) -> Value:
@@ -85,66 +102,60 @@ class Indexing(Contractions):
         `x`, the CPU's compiler gets a write that it does not fuse (see `update_apart`); fused with
         several readers it would be done for each of them, on copies of `x`.
         """
-        shape, sizes = self.shape(x), list(self.shape(x))
-        vector = self.reshape(self.convert(index, torch.int64), [-1])
-        starts: list[Operand] = [0] * len(shape)
+        sizes = list(x.shape)
+        vector = index.to(torch.int64).reshape([-1])
+        starts: list[Operand] = [0] * x.rank
         inside = self.value(True, torch.bool)
         for i, dim in enumerate(dims):
-            start = self.reshape(self.slice(vector, [i], [i + 1]), [])
-            known = self.hlo.clamp(
-                self.full_like(start, 0), start, self.full_like(start, shape[dim] - 1)
-            )
-            inside = self.hlo.and_(inside, self.compare(start, known, "EQ"))
+            start = self.select_dim(vector, 0, i)
+            last = start.full(x.shape[dim] - 1)
+            inside &= start == self.hlo.clamp(start.full(0), start, last)
             sizes[dim], starts[dim] = 1, start
         old = self.dynamic_slice(x, starts, sizes)
-        update = self.select(self.broadcast_to(inside, sizes), self.reshape(updates, sizes), old)
+        update = self.select(inside, updates.reshape(sizes), old)
         return self.dynamic_update_slice(x, update, starts)
 
     def scatter_along(
         self, x: Value, index: Value, updates: Value, dim: int, combine: str = "assign"
     ) -> Value:
         """torch.scatter(x, dim, index, updates): `updates` has the shape of `index`."""
-        shape, places = self.shape(x), self.shape(index)
-        if not shape:
-            return self.combine(combine, x, self.reshape(updates, ()))
-        dim %= len(shape)
-        if all(m == n for i, (m, n) in enumerate(zip(places, shape, strict=True)) if i != dim):
-            others = [i for i in range(len(shape)) if i != dim]
-            numbers = self.hlo.ScatterDimensionNumbers.get(
-                [], [dim], others, others, [dim], len(shape)
-            )
+        rank, sizes = x.rank, index.shape
+        if not rank:
+            return self.combine(combine, x, updates.reshape(()))
+        dim %= rank
+        if all(m == n for i, (m, n) in enumerate(zip(sizes, x.shape, strict=True)) if i != dim):
+            others = [i for i in range(rank) if i != dim]
+            numbers = self.hlo.ScatterDimensionNumbers.get([], [dim], others, others, [dim], rank)
             return self._scatter(x, self.unsqueeze(index, -1), updates, numbers, combine, False)
-        dtype = self.dtype(index)
-        parts = [index if i == dim else self.iota(places, i, dtype) for i in range(len(shape))]
-        return self.scatter_nd(x, self.stack(parts, -1), updates, range(len(shape)), combine)
+        parts = [index if i == dim else self.iota(sizes, i, index.dtype) for i in range(rank)]
+        return self.scatter_nd(x, self.stack(parts, -1), updates, range(rank), combine)
 
     def _crop(self, x: Value, index: Value, dim: int) -> tuple[Value, int]:
         """`x` cut to the sizes of `index`, which torch.gather lets differ, except along `dim`."""
-        shape, places = self.shape(x), self.shape(index)
-        if not shape:
-            return self.broadcast_to(x, places), 0
-        dim %= len(shape)
-        limits = [n if i == dim else places[i] for i, n in enumerate(shape)]
-        return self.slice(x, [0] * len(shape), limits), dim
+        if not x.rank:
+            return self.broadcast_to(x, index.shape), 0
+        dim %= x.rank
+        limits = [n if i == dim else index.shape[i] for i, n in enumerate(x.shape)]
+        return self.slice(x, [0] * x.rank, limits), dim
 
     def _gather_numbers(
-        self, offset: Sequence[int], collapsed: Sequence[int], start: Sequence[int]
-    ) -> Callable[[int], Any]:
+        self, offset: Sequence[int], collapsed: Sequence[int], start: Sequence[int], vector: int
+    ) -> Any:
         make = self.hlo.GatherDimensionNumbers.get
-        return lambda vector: make(list(offset), list(collapsed), [], [], list(start), vector)
+        return make(list(offset), list(collapsed), [], [], list(start), vector)
 
     def _gather(
         self, x: Value, index: Value, numbers: Any, sizes: Sequence[int], result: Sequence[int]
     ) -> Value:
-        if 0 in result or any(size > n for size, n in zip(sizes, self.shape(x), strict=True)):
+        if 0 in result or any(size > n for size, n in zip(sizes, x.shape, strict=True)):
             # XLA refuses to take from nothing, even if nothing is to be taken.
-            return self.zeros(result, self.dtype(x))
+            return self.zeros(result, x.dtype)
         return self.hlo.gather(x, index, numbers, sizes)
 
     def _scatter(
         self, x: Value, index: Value, updates: Value, numbers: Any, combine: str, unique: bool
     ) -> Value:
-        ir, dtype = self.mlir.ir, self.dtype(x)
+        ir, dtype = self.mlir.ir, x.dtype
         op = self.hlo.ScatterOp(
             [x.type],
             [x],
@@ -164,25 +175,24 @@ class Indexing(Contractions):
     ) -> list[Value]:
         """Sorts all values together along `dim` by the first; nan counts as the greatest."""
         xs = list(xs)
-        if not self.shape(xs[0]):
+        if not xs[0].rank:
             return xs
-        dtypes = [self.dtype(x) for x in xs]
+        dtypes = [x.dtype for x in xs]
 
         def before(a: Value, b: Value, *_: Value) -> list[Value]:
             if dtypes[0] == torch.bool:
-                a, b = self.convert(a, torch.uint8), self.convert(b, torch.uint8)
-            first = self.compare(a, b, "GT" if descending else "LT")
-            if dtypes[0].is_floating_point:
-                low, high = (a, b) if descending else (b, a)
-                nan = self.hlo.and_(self.is_nan(low), self.hlo.not_(self.is_nan(high)))
-                first = self.hlo.or_(first, nan)
+                a, b = a.to(torch.uint8), b.to(torch.uint8)
+            first = a > b if descending else a < b
+            if a.is_float:
+                greater, less = (a, b) if descending else (b, a)
+                first |= greater.is_nan() & ~less.is_nan()
             return [first]
 
         ir = self.mlir.ir
         op = self.hlo.SortOp(
             [x.type for x in xs],
             xs,
-            dimension=ir.IntegerAttr.get(self.mlir.element(torch.int64), dim % self.rank(xs[0])),
+            dimension=ir.IntegerAttr.get(self.mlir.element(torch.int64), dim % xs[0].rank),
             is_stable=ir.BoolAttr.get(stable),
         )
         pairs = [self.type(d) for d in dtypes for _ in range(2)]
@@ -247,11 +257,10 @@ class Indexing(Contractions):
             now, sources, fixed, made = (list(state[a:b]) for a, b in itertools.pairwise(ends))
             now, parts = body(i, now, [self.slice_at(x, i) for x in sources], fixed)
             made = [self.put_at(y, part, i) for y, part in zip(made, parts, strict=True)]
-            following = self.hlo.add(i, self.constant(-1 if reverse else 1, torch.int32))
-            return [following, *now, *sources, *fixed, *made]
+            return [i + (-1 if reverse else 1), *now, *sources, *fixed, *made]
 
         def more(i: Value, *_: Value) -> Value:
-            return self.compare(i, self.constant(last, torch.int32), "NE")
+            return i != last
 
         start = self.constant(first, torch.int32)
         state = self.while_loop(more, step, start, *carry, *xs, *constants, *stacked)
@@ -259,14 +268,13 @@ class Indexing(Contractions):
 
     def slice_at(self, x: Value, i: Value) -> Value:
         """x[i] for an int32 value."""
-        shape = self.shape(x)
-        places = [i, *[self.constant(0, torch.int32)] * (len(shape) - 1)]
-        return self.reshape(self.hlo.dynamic_slice(x, places, [1, *shape[1:]]), shape[1:])
+        starts = [i, *[self.constant(0, torch.int32)] * (x.rank - 1)]
+        return self.reshape(self.hlo.dynamic_slice(x, starts, [1, *x.shape[1:]]), x.shape[1:])
 
     def put_at(self, x: Value, part: Value, i: Value) -> Value:
         """`x` with x[i] = part, for an int32 value; `part` is not read from `x`."""
-        places = [i, *[self.constant(0, torch.int32)] * (self.rank(x) - 1)]
-        return self.hlo.dynamic_update_slice(x, self.unsqueeze(part, 0), places)
+        starts = [i, *[self.constant(0, torch.int32)] * (x.rank - 1)]
+        return self.hlo.dynamic_update_slice(x, self.unsqueeze(part, 0), starts)
 
     def cond(
         self,

@@ -41,7 +41,7 @@ class Reductions(Shapes):
         if kind == "assign":
             return y
         operation = _COMBINERS[kind]
-        if operation == "add" and self.dtype(x) == torch.bool:
+        if operation == "add" and x.dtype == torch.bool:
             operation = "or_"  # XLA folds constants by adding bools modulo 2
         return getattr(self if operation in ("maximum", "minimum") else self.hlo, operation)(x, y)
 
@@ -50,12 +50,11 @@ class Reductions(Shapes):
 
         For max and min there is `extremum`, which keeps nan on every platform.
         """
-        dtype = self.dtype(x)
-        start = self.constant(self.neutral(kind, dtype), dtype)
+        start = self.constant(self.neutral(kind, x.dtype), x.dtype)
 
         def body(a: list[Value], e: list[Value]) -> list[Value]:
             if kind in ("max", "min"):
-                return [getattr(self.hlo, _COMBINERS[kind])(a[0], e[0])]
+                return [a[0].call(_COMBINERS[kind], e[0])]
             return [self.combine(kind, a[0], e[0])]
 
         (result,) = self.reduce_multi([x], [start], dims, body, keepdim)
@@ -78,14 +77,14 @@ class Reductions(Shapes):
         `body(accumulators, elements)` gets and returns 0-dim values; `starts` are the 0-dim neutral
         elements.
         """
-        shape = self.shape(xs[0])
+        shape = xs[0].shape
         gone = {d % max(len(shape), 1) for d in dims} if shape else set()
         if not gone:
             return list(xs)
         kept = [n for i, n in enumerate(shape) if i not in gone]
-        types = [self.type(self.dtype(x), kept) for x in xs]
+        dtypes = [x.dtype for x in xs]
+        types = [self.type(dtype, kept) for dtype in dtypes]
         op = self.hlo.ReduceOp(types, list(xs), list(starts), sorted(gone))
-        dtypes = [self.dtype(x) for x in xs]
         self.region(
             op.regions[0], dtypes * 2, lambda *a: body(list(a[: len(xs)]), list(a[len(xs) :]))
         )
@@ -99,29 +98,27 @@ class Reductions(Shapes):
         self, x: Value, dim: int, kind: str, keepdim: bool = False
     ) -> tuple[Value, Value]:
         """Maximum or minimum (`kind`) along `dim` and its first int64 index; nan wins."""
-        dtype = self.dtype(x)
-        shape = self.shape(x)
-        if not shape:
+        if not x.rank:
             return x, self.constant(0, torch.int64)
-        narrow = torch.int32 if shape[dim] < 2**31 else torch.int64
-        index = self.iota(shape, dim, narrow)
-        worst = self.constant(self.neutral(kind, dtype), dtype)
+        narrow = torch.int32 if x.shape[dim] < 2**31 else torch.int64
+        index = self.iota(x.shape, dim, narrow)
+        worst = self.constant(self.neutral(kind, x.dtype), x.dtype)
 
         def body(a: list[Value], e: list[Value]) -> list[Value]:
-            better = self.compare(a[0], e[0], "GT" if kind == "max" else "LT")
-            same = self.compare(a[0], e[0], "EQ")
-            if dtype.is_floating_point:
-                nan, other = self.is_nan(a[0]), self.is_nan(e[0])
-                better = self.hlo.or_(better, self.hlo.and_(nan, self.hlo.not_(other)))
-                same = self.hlo.or_(same, self.hlo.and_(nan, other))
-            first = self.hlo.and_(same, self.compare(a[1], e[1], "LT"))
-            take = self.hlo.or_(better, first)
-            return [self.hlo.select(take, a[0], e[0]), self.hlo.select(take, a[1], e[1])]
+            (best, index), (other, other_index) = a, e
+            better = best > other if kind == "max" else best < other
+            same = best == other
+            if x.is_float:
+                nan, other_nan = best.is_nan(), other.is_nan()
+                better |= nan & ~other_nan
+                same |= nan & other_nan
+            take = better | (same & (index < other_index))
+            return [self.select(take, best, other), self.select(take, index, other_index)]
 
         # An index beyond all others lets any element win over the start.
         last = self.constant(torch.iinfo(narrow).max, narrow)
-        value, place = self.reduce_multi([x, index], [worst, last], [dim], body, keepdim)
-        return value, self.convert(place, torch.int64)
+        value, index = self.reduce_multi([x, index], [worst, last], [dim], body, keepdim)
+        return value, index.to(torch.int64)
 
     def reduce_window(
         self,
@@ -134,8 +131,7 @@ class Reductions(Shapes):
         base_dilation: Sequence[int] | None = None,
     ) -> Value:
         """Reduces over sliding windows; every argument lists all dimensions of `x`."""
-        dtype = self.dtype(x)
-        start = self.constant(self.neutral(kind, dtype), dtype)
+        start = self.constant(self.neutral(kind, x.dtype), x.dtype)
         (result,) = self.reduce_window_multi(
             [x],
             [start],
@@ -160,7 +156,7 @@ class Reductions(Shapes):
         base_dilation: Sequence[int] | None = None,
     ) -> list[Value]:
         """`reduce_window` over several values with a body as in `reduce_multi`."""
-        shape = self.shape(xs[0])
+        shape = xs[0].shape
         ones = [1] * len(shape)
         strides, window_dilation = list(strides or ones), list(window_dilation or ones)
         base_dilation, padding = list(base_dilation or ones), list(padding or [(0, 0)] * len(shape))
@@ -171,7 +167,7 @@ class Reductions(Shapes):
             reach = (window[i] - 1) * window_dilation[i] + 1
             sizes.append(0 if base < reach else (base - reach) // strides[i] + 1)
         op = self.hlo.ReduceWindowOp(
-            [self.type(self.dtype(x), sizes) for x in xs],
+            [self.type(x.dtype, sizes) for x in xs],
             list(xs),
             list(starts),
             list(window),
@@ -180,7 +176,7 @@ class Reductions(Shapes):
             window_dilations=window_dilation,
             padding=self.pairs(padding),
         )
-        dtypes = [self.dtype(x) for x in xs]
+        dtypes = [x.dtype for x in xs]
         self.region(
             op.regions[0], dtypes * 2, lambda *a: body(list(a[: len(xs)]), list(a[len(xs) :]))
         )
@@ -198,7 +194,7 @@ class Reductions(Shapes):
         """`x * factor` in the dtype of `x`; nothing is emitted for the constant 1."""
         if self.is_const(factor, 1):
             return x
-        return self.hlo.multiply(x, self.full(self.shape(x), factor, self.dtype(x)))
+        return x * x.full(factor)
 
     def region(self, region: Any, dtypes: Sequence[torch.dtype], body: Callable[..., Any]) -> None:
         """Fills `region` with a block: 0-dim arguments of `dtypes`, returning body(*arguments)."""

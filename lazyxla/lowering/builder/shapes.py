@@ -34,21 +34,25 @@ class Shapes(Elements):
 
     def swap(self, x: Value, i: int, j: int) -> Value:
         """torch.transpose(x, i, j)."""
-        order = list(range(self.rank(x)))
+        order = list(range(x.rank))
         order[i], order[j] = order[j], order[i]
         return self.transpose(x, order)
 
     def unsqueeze(self, x: Value, *dims: int) -> Value:
         """Adds dimensions of size 1 at the positions `dims` of the result."""
-        rank = self.rank(x) + len(dims)
-        places = {d % rank for d in dims}
-        sizes = iter(self.shape(x))
-        return self.reshape(x, [1 if i in places else next(sizes) for i in range(rank)])
+        rank = x.rank + len(dims)
+        added = {d % rank for d in dims}
+        sizes = iter(x.shape)
+        return self.reshape(x, [1 if i in added else next(sizes) for i in range(rank)])
 
     def squeeze(self, x: Value, *dims: int) -> Value:
         """Drops the dimensions `dims`, which have size 1."""
-        gone = {d % self.rank(x) for d in dims}
-        return self.reshape(x, [n for i, n in enumerate(self.shape(x)) if i not in gone])
+        dropped = {d % x.rank for d in dims}
+        return self.reshape(x, [n for i, n in enumerate(x.shape) if i not in dropped])
+
+    def broadcast_in_dim(self, x: Value, shape: Sequence[int], dims: Sequence[int]) -> Value:
+        """Dimension i of `x` is dimension dims[i] of the result, which repeats it along others."""
+        return self.hlo.broadcast_in_dim(self.type(x.dtype, shape), x, list(dims))
 
     def slice(
         self,
@@ -58,7 +62,7 @@ class Shapes(Elements):
         strides: Sequence[int] | None = None,
     ) -> Value:
         """Static slice in all dimensions."""
-        shape = self.shape(x)
+        shape = x.shape
         strides = [1] * len(shape) if strides is None else list(strides)
         if not any(starts) and tuple(limits) == shape and all(s == 1 for s in strides):
             return x
@@ -66,8 +70,8 @@ class Shapes(Elements):
 
     def slice_dim(self, x: Value, dim: int, start: int, limit: int, stride: int = 1) -> Value:
         """Static slice along one dimension."""
-        shape = self.shape(x)
-        dim %= len(shape)
+        shape = x.shape
+        dim %= x.rank
         starts, limits, strides = [0] * len(shape), list(shape), [1] * len(shape)
         starts[dim], limits[dim], strides[dim] = start, limit, stride
         return self.slice(x, starts, limits, strides)
@@ -93,7 +97,7 @@ class Shapes(Elements):
     def concat(self, xs: Sequence[Value], dim: int) -> Value:
         if len(xs) == 1:
             return xs[0]
-        return self.hlo.concatenate(list(xs), dim % self.rank(xs[0]))
+        return self.hlo.concatenate(list(xs), dim % xs[0].rank)
 
     def stack(self, xs: Sequence[Value], dim: int) -> Value:
         """torch.stack."""
@@ -111,16 +115,14 @@ class Shapes(Elements):
         interior = [0] * len(low) if interior is None else list(interior)
         if not any(low) and not any(high) and not any(interior):
             return x
-        fill = self.value(value, self.dtype(x))
-        return self.hlo.pad(x, fill, list(low), list(high), interior)
+        return self.hlo.pad(x, self.value(value, x.dtype), list(low), list(high), interior)
 
     def flip(self, x: Value, dims: Sequence[int]) -> Value:
-        rank = self.rank(x)
-        return self.hlo.reverse(x, [d % rank for d in dims]) if dims else x
+        return self.hlo.reverse(x, [d % x.rank for d in dims]) if dims else x
 
     def dims(self, x: Value, dims: Any, *, empty_is_all: bool = True) -> list[int]:
         """A `dim` argument (None, int or int[]) as a sorted list of non-negative dimensions."""
-        rank = self.rank(x)
+        rank = x.rank
         if dims is None or (not isinstance(dims, int) and not dims and empty_is_all):
             return list(range(rank))
         listed = [dims] if isinstance(dims, int) else dims

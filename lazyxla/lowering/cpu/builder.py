@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -37,6 +38,10 @@ class CpuBuilder(Builder):
         if left.batch or self.target.any_sizes:  # the forms depend on the sizes
             return self.plain_product(left, right, dtype)
         return matmul.product(self, left, right, dtype)
+
+    def conv(self, lhs: Value, rhs: Value, *args: Any, **options: Any) -> Value:
+        # PyTorch's CPU kernels round 16-bit results once, after the bias.
+        return super().conv(lhs, rhs, *args, **{"dtype": self.compute_dtype(lhs.dtype), **options})
 
     def maximum(self, x: Value, y: Value) -> Value:
         return self._extreme("maximum", "GE", x, y)

@@ -8,77 +8,82 @@ range, and what is written there is dropped.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 
+from lazyxla.lowering.functions import maximum, where
 from lazyxla.lowering.program import TensorSpec
 from lazyxla.lowering.registry import rule
-from lazyxla.lowering.value import Value
+from lazyxla.lowering.value import Operand, Value
 
 if TYPE_CHECKING:
     from lazyxla.lowering.builder import Builder
 
-Indices = Sequence[Value | None]
+Indices = Sequence[Operand | None]
 
 # ---- x[indices] ----
 
 
-def _places(b: Builder, x: Value, indices: Indices) -> tuple[list[int], Value, int]:
+def _index_vectors(b: Builder, x: Value, indices: Indices) -> tuple[list[int], Value, int]:
     """What x[indices] addresses: the indexed dimensions, index vectors, where their dimensions go.
 
     The index vectors have the shape (*common shape of the indices, number of indexed dimensions).
     PyTorch puts the common shape where the indexed dimensions were if these are adjacent, and in
     front otherwise.
     """
-    shape = b.shape(x)
-    dims = [d for d, index in enumerate(indices) if index is not None]
-    given = b.broadcast(*(b.value(indices[d], torch.int64) for d in dims))
-    vectors = b.stack([b.wrap_index(i, shape[d]) for i, d in zip(given, dims, strict=True)], -1)
+    given = {d: index for d, index in enumerate(indices) if index is not None}
+    dims = list(given)
+    columns = b.broadcast(*(b.value(index, torch.int64) for index in given.values()))
+    wrapped = [b.wrap_index(c, x.shape[d]) for c, d in zip(columns, dims, strict=True)]
     adjacent = dims[-1] - dims[0] == len(dims) - 1
-    return dims, vectors, dims[0] if adjacent else 0
+    return dims, b.stack(wrapped, -1), dims[0] if adjacent else 0
 
 
 def _move(b: Builder, x: Value, count: int, source: int, target: int) -> Value:
     """`x` with its `count` dimensions from `source` on moved to `target`."""
-    rest = [i for i in range(b.rank(x)) if not source <= i < source + count]
     moved = list(range(source, source + count))
+    rest = [i for i in range(x.rank) if i not in moved]
     return b.transpose(x, rest[:target] + moved + rest[target:])
 
 
 def _read(b: Builder, x: Value, indices: Indices) -> Value:
     if all(index is None for index in indices):
         return x
-    dims, vectors, target = _places(b, x, indices)
+    dims, vectors, target = _index_vectors(b, x, indices)
     if len(dims) == 1:
         return b.take(x, b.squeeze(vectors, -1), dims[0])
-    return _move(b, b.gather_nd(x, vectors, dims), b.rank(vectors) - 1, 0, target)
+    return _move(b, b.gather_nd(x, vectors, dims), vectors.rank - 1, 0, target)
 
 
-def _write(b: Builder, x: Value, indices: Indices, values: Value, combine: str = "assign") -> Value:
-    dtype, shape = b.spec(x)
-    values = b.value(values, dtype)
+def _write(
+    b: Builder, x: Value, indices: Indices, values: Operand, combine: str = "assign"
+) -> Value:
+    values = b.value(values, x.dtype)
     if all(index is None for index in indices):
-        return b.combine(combine, x, b.broadcast_to(values, shape))
-    dims, vectors, target = _places(b, x, indices)
-    common = b.shape(vectors)[:-1]
-    kept = [n for i, n in enumerate(shape) if i not in dims]
+        return b.combine(combine, x, b.broadcast_to(values, x.shape))
+    dims, vectors, target = _index_vectors(b, x, indices)
+    common = vectors.shape[:-1]
+    kept = [n for i, n in enumerate(x.shape) if i not in dims]
     values = b.broadcast_to(values, [*kept[:target], *common, *kept[target:]])
     updates = _move(b, values, len(common), target, 0)
     return _scatter(b, combine, x, vectors, updates, dims)
 
 
+def _accumulated(x: Value, combine: str) -> Value:
+    """In the dtype that values are combined in: sums and products of narrow floats in float32."""
+    return x.accumulated() if combine in ("add", "mul") else x
+
+
 def _scatter(
     b: Builder, combine: str, x: Value, vectors: Value, updates: Value, dims: Sequence[int]
 ) -> Value:
-    """scatter_nd, where sums and products of narrow floats accumulate in float32."""
-    if 0 in b.shape(updates):
+    """scatter_nd, in the dtype that values are combined in."""
+    if 0 in updates.shape:
         return x
-    dtype = b.dtype(x)
-    wide = b.compute_dtype(dtype) if combine in ("add", "mul") else dtype
-    x, updates = b.convert(x, wide), b.convert(updates, wide)
-    return b.convert(b.scatter_nd(x, vectors, updates, dims, combine), dtype)
+    into = _accumulated(x, combine)
+    return b.scatter_nd(into, vectors, updates.to(into.dtype), dims, combine).to(x.dtype)
 
 
 @rule("aten::index.Tensor", "aten::_unsafe_index.Tensor")
@@ -87,173 +92,168 @@ def index(b: Builder, x: Value, indices: Indices) -> Value:
 
 
 @rule("aten::index_put", "aten::_unsafe_index_put")
-def index_put(b: Builder, x: Value, indices: Indices, values: Value, accumulate: bool) -> Value:
+def index_put(b: Builder, x: Value, indices: Indices, values: Operand, accumulate: bool) -> Value:
     if any(i is not None and b.dtype(i) in (torch.bool, torch.uint8) for i in indices):
         return _put_by_mask(b, x, indices, values, accumulate)
     return _write(b, x, indices, values, "add" if accumulate else "assign")
 
 
-def _put_by_mask(b: Builder, x: Value, indices: Indices, values: Value, accumulate: bool) -> Value:
-    """The one index is a mask, whose dimensions `values` has as one: how many elements are true.
+def _put_by_mask(b: Builder, x: Value, indices: Indices, given: Operand, accumulate: bool) -> Value:
+    """The one index is a mask, whose dimensions the values have as one: how many elements are true.
 
-    Only graphs come with masks: the recorder turns them into positions.
+    Only graphs come with masks: the recorder turns them into indices.
     """
-    dtype, shape = b.spec(x)
-    first = next(i for i, index in enumerate(indices) if index is not None)
-    mask = b.value(indices[first], torch.bool)
-    masked, after = b.rank(mask), len(shape) - first - b.rank(mask)
-    values = b.value(values, dtype)
-    axis = b.rank(values) - after - 1
+    first, index = next((i, index) for i, index in enumerate(indices) if index is not None)
+    mask, values = b.value(index, torch.bool), b.value(given, x.dtype)
+    after = x.rank - first - mask.rank
+    axis = values.rank - after - 1
     if axis >= 0:
-        count, given = b.shape(values)[axis], list(b.shape(values))
-        if count != 1:  # the k-th true element takes the k-th value
-            flat = b.convert(b.reshape(mask, [-1]), torch.int64)
-            spec = [TensorSpec(torch.int64, b.shape(flat))]
-            order = b.lower_op("aten::cumsum", flat, 0, None, outputs=spec)
-            place = b.hlo.subtract(order, b.full_like(order, 1))
-            values = b.take(values, b.wrap_index(place, max(count, 1)), axis) if count else values
-            given[axis : axis + 1] = b.shape(mask)
-        else:
-            given[axis : axis + 1] = [1] * masked
-        values = b.zeros(shape, dtype) if count == 0 else b.reshape(values, given)
-    values = b.broadcast_to(values, shape)
-    inside = b.broadcast_to(b.reshape(mask, [*b.shape(mask), *[1] * after]), shape)
-    return b.select(inside, b.hlo.add(x, values) if accumulate else values, x)
+        lead, count, rest = values.shape[:axis], values.shape[axis], values.shape[axis + 1 :]
+        if count == 0:
+            values = b.zeros(x.shape, x.dtype)
+        elif count == 1:
+            values = values.reshape([*lead, *[1] * mask.rank, *rest])
+        else:  # the k-th true element takes the k-th value
+            number = b.wrap_index(_rank_among(b, mask.reshape([-1]).to(torch.int64)), count)
+            values = b.take(values, number, axis).reshape([*lead, *mask.shape, *rest])
+    values = b.broadcast_to(values, x.shape)
+    mask = mask.reshape([*mask.shape, *[1] * after])
+    return where(mask, x + values if accumulate else values, x)
+
+
+def _rank_among(b: Builder, mask: Value) -> Value:
+    """For every element of a flat mask the number of true ones up to it, less one."""
+    spec = TensorSpec(torch.int64, mask.shape)
+    counts: Value = b.lower_op("aten::cumsum", mask, 0, torch.int64, outputs=[spec])
+    return counts - 1
 
 
 @rule("aten::_index_put_impl")
 def index_put_impl(
-    b: Builder, x: Value, indices: Indices, values: Value, accumulate: bool, unsafe: bool
+    b: Builder, x: Value, indices: Indices, values: Operand, accumulate: bool, unsafe: bool
 ) -> Value:
     return index_put(b, x, indices, values, accumulate)
 
 
 @rule("aten::_unsafe_masked_index")
-def masked_index(b: Builder, x: Value, mask: Value, indices: Indices, fill: Value) -> Value:
+def masked_index(b: Builder, x: Value, mask: Operand, indices: Indices, fill: Operand) -> Value:
     dtype, shape = b.outputs[0]
-    fill = b.full(shape, fill, dtype)
-    if 0 in b.shape(x):
-        return fill
-    return b.select(_as_mask(b, mask), _read(b, x, indices), fill)
+    rest = b.full(shape, fill, dtype)
+    if 0 in x.shape:
+        return rest
+    return where(b.value(mask, torch.bool), _read(b, x, indices), rest)
 
 
 @rule("aten::_unsafe_masked_index_put_accumulate")
-def masked_index_put(b: Builder, x: Value, mask: Value, indices: Indices, values: Value) -> Value:
-    dtype = b.dtype(x)
-    return _write(b, x, indices, b.select(_as_mask(b, mask), b.value(values, dtype), 0), "add")
-
-
-def _as_mask(b: Builder, mask: Value) -> Value:
-    return b.value(mask, torch.bool)
+def masked_index_put(
+    b: Builder, x: Value, mask: Operand, indices: Indices, values: Operand
+) -> Value:
+    updates = where(b.value(mask, torch.bool), b.value(values, x.dtype), 0)
+    return _write(b, x, indices, updates, "add")
 
 
 # ---- whole slices along one dimension ----
 
 
 def _along(
-    b: Builder, x: Value, dim: int, index: Value, wrap: bool = False
+    b: Builder, x: Value, dim: int, index: Operand, wrap: bool = False
 ) -> tuple[Value, Value, int]:
     """`x` with at least one dimension, `index` with exactly one, and `dim` from the front."""
-    x = x if b.rank(x) else b.reshape(x, [1])
-    index = b.reshape(b.value(index, torch.int64), [-1])
-    dim %= b.rank(x)
-    return x, b.wrap_index(index, b.shape(x)[dim]) if wrap else index, dim
+    x = x if x.rank else x.reshape([1])
+    index = b.value(index, torch.int64).reshape([-1])
+    dim %= x.rank
+    return x, b.wrap_index(index, x.shape[dim]) if wrap else index, dim
 
 
 def _scatter_slices(
-    b: Builder, combine: str, x: Value, index: Value, source: Value, dim: int
+    b: Builder, combine: str, x: Value, index: Value, source: Operand, dim: int
 ) -> Value:
     """Combines slice i of `source` along `dim` into slice index[i] of `x`."""
-    shape = list(b.shape(x))
-    shape[dim] = b.shape(index)[0]
-    source = b.reshape(b.value(source, b.dtype(x)), shape)
+    shape = list(x.shape)
+    shape[dim] = index.shape[0]
+    source = b.value(source, x.dtype).reshape(shape)
     return _scatter(b, combine, x, b.unsqueeze(index, -1), _move(b, source, 1, dim, 0), [dim])
 
 
 @rule("aten::index_select")
-def index_select(b: Builder, x: Value, dim: int, index: Value) -> Value:
+def index_select(b: Builder, x: Value, dim: int, index: Operand) -> Value:
     x, index, dim = _along(b, x, dim, index)
-    return b.reshape(b.take(x, index, dim), b.outputs[0].shape)
+    return b.take(x, index, dim).reshape(b.outputs[0].shape)
 
 
 @rule("aten::index_add")
-def index_add(b: Builder, x: Value, dim: int, index: Value, source: Value, alpha: Value) -> Value:
-    shape = b.shape(x)
+def index_add(
+    b: Builder, x: Value, dim: int, index: Operand, source: Operand, alpha: Operand
+) -> Value:
+    shape = x.shape
     x, index, dim = _along(b, x, dim, index)
-    source = b.scale(b.value(source, b.dtype(x)), alpha)
-    return b.reshape(_scatter_slices(b, "add", x, index, source, dim), shape)
+    source = b.scale(b.value(source, x.dtype), alpha)
+    return _scatter_slices(b, "add", x, index, source, dim).reshape(shape)
 
 
 @rule("aten::index_copy")
-def index_copy(b: Builder, x: Value, dim: int, index: Value, source: Value) -> Value:
-    shape = b.shape(x)
+def index_copy(b: Builder, x: Value, dim: int, index: Operand, source: Operand) -> Value:
+    shape = x.shape
     x, index, dim = _along(b, x, dim, index)
-    return b.reshape(_scatter_slices(b, "assign", x, index, source, dim), shape)
+    return _scatter_slices(b, "assign", x, index, source, dim).reshape(shape)
 
 
 @rule("aten::index_fill.int_Scalar", "aten::index_fill.int_Tensor")
-def index_fill(b: Builder, x: Value, dim: int, index: Value, value: Value) -> Value:
+def index_fill(b: Builder, x: Value, dim: int, index: Operand, value: Operand) -> Value:
     """A mask of the filled slices is cheaper than a scatter of them."""
-    dtype, shape = b.spec(x)
+    shape = x.shape
     x, index, dim = _along(b, x, dim, index, wrap=True)
-    size = b.shape(x)[dim]
-    hit = _scatter(
-        b,
-        "assign",
-        b.zeros([size], torch.bool),
-        b.unsqueeze(index, -1),
-        b.full(b.shape(index), True, torch.bool),
-        [0],
-    )
-    hit = b.reshape(hit, [size if i == dim else 1 for i in range(b.rank(x))])
-    filled = b.select(b.broadcast_to(hit, b.shape(x)), b.value(value, dtype), x)
-    return b.reshape(filled, shape)
+    size = x.shape[dim]
+    true = b.full(index.shape, True, torch.bool)
+    hit = b.zeros([size], torch.bool)
+    hit = _scatter(b, "assign", hit, b.unsqueeze(index, -1), true, [0])
+    hit = hit.reshape([size if i == dim else 1 for i in range(x.rank)])
+    return where(hit, b.value(value, x.dtype), x).reshape(shape)
 
 
 # ---- element by element along one dimension ----
 
 
-def _elements(b: Builder, x: Value, dim: int, index: Value) -> tuple[Value, Value, int]:
+def _elements(b: Builder, x: Value, dim: int, index: Operand) -> tuple[Value, Value, int]:
     """`x` and `index` with at least one dimension."""
     index = b.value(index, torch.int64)
-    x = x if b.rank(x) else b.reshape(x, [1])
-    index = index if b.rank(index) else b.reshape(index, [1])
-    return x, index, dim % b.rank(x)
+    x = x if x.rank else x.reshape([1])
+    index = index if index.rank else index.reshape([1])
+    return x, index, dim % x.rank
 
 
 @rule("aten::gather")
-def gather(b: Builder, x: Value, dim: int, index: Value, sparse_grad: bool) -> Value:
+def gather(b: Builder, x: Value, dim: int, index: Operand, sparse_grad: bool) -> Value:
     x, index, dim = _elements(b, x, dim, index)
-    if 0 in b.shape(index):
+    if 0 in index.shape:
         return b.zeros(b.outputs[0].shape, b.outputs[0].dtype)
-    return b.reshape(b.take_along(x, index, dim), b.outputs[0].shape)
+    return b.take_along(x, index, dim).reshape(b.outputs[0].shape)
 
 
 def _scatter_along(
-    b: Builder, combine: str, x: Value, dim: int, index: Value, source: Value
+    b: Builder, combine: str, x: Value, dim: int, index: Operand, source: Operand
 ) -> Value:
     """torch.scatter; `source` is a value at least as large as `index`, or a number."""
-    dtype, shape = b.spec(x)
+    dtype, shape = x.dtype, x.shape
     x, index, dim = _elements(b, x, dim, index)
-    sizes = b.shape(index)
+    sizes = index.shape
     if 0 in sizes:
-        return b.reshape(x, shape)
-    wide = b.compute_dtype(dtype) if combine in ("add", "mul") else dtype
-    source = b.value(source, wide)
-    if b.rank(source) == len(sizes):
+        return x.reshape(shape)
+    x = _accumulated(x, combine)
+    source = b.value(source, x.dtype)
+    if source.rank == len(sizes):
         source = b.slice(source, [0] * len(sizes), sizes)
     source = b.broadcast_to(source, sizes)
-    result = b.scatter_along(b.convert(x, wide), index, source, dim, combine)
-    return b.reshape(b.convert(result, dtype), shape)
+    return b.scatter_along(x, index, source, dim, combine).to(dtype).reshape(shape)
 
 
 @rule("aten::scatter.src", "aten::scatter.value")
-def scatter(b: Builder, x: Value, dim: int, index: Value, source: Value) -> Value:
+def scatter(b: Builder, x: Value, dim: int, index: Operand, source: Operand) -> Value:
     return _scatter_along(b, "assign", x, dim, index, source)
 
 
 @rule("aten::scatter_add")
-def scatter_add(b: Builder, x: Value, dim: int, index: Value, source: Value) -> Value:
+def scatter_add(b: Builder, x: Value, dim: int, index: Operand, source: Operand) -> Value:
     return _scatter_along(b, "add", x, dim, index, source)
 
 
@@ -270,7 +270,7 @@ _COMBINERS = {
 
 @rule("aten::scatter.reduce", "aten::scatter.value_reduce")
 def scatter_reduce(
-    b: Builder, x: Value, dim: int, index: Value, source: Value, reduce: str
+    b: Builder, x: Value, dim: int, index: Operand, source: Operand, reduce: str
 ) -> Value:
     return _scatter_along(b, _COMBINERS[reduce], x, dim, index, source)
 
@@ -280,8 +280,8 @@ def scatter_reduce_two(
     b: Builder,
     x: Value,
     dim: int,
-    index: Value,
-    source: Value,
+    index: Operand,
+    source: Operand,
     reduce: str,
     include_self: bool,
 ) -> Value:
@@ -296,105 +296,92 @@ def index_reduce(
     b: Builder,
     x: Value,
     dim: int,
-    index: Value,
-    source: Value,
+    index: Operand,
+    source: Operand,
     reduce: str,
     include_self: bool,
 ) -> Value:
-    shape = b.shape(x)
-    x, index, dim = _along(b, x, dim, index)
+    shape = x.shape
+    x, slices, dim = _along(b, x, dim, index)
+    sizes = [slices.shape[0] if i == dim else n for i, n in enumerate(x.shape)]
 
     def put(target: Value, updates: Value, combine: str) -> Value:
-        if not b.rank(updates):
-            sizes = list(b.shape(x))
-            sizes[dim] = b.shape(index)[0]
-            updates = b.broadcast_to(updates, sizes)
-        return _scatter_slices(b, combine, target, index, updates, dim)
+        updates = updates if updates.rank else b.broadcast_to(updates, sizes)
+        return _scatter_slices(b, combine, target, slices, updates, dim)
 
-    return b.reshape(_reduce_into(b, x, source, reduce, include_self, put), shape)
+    return _reduce_into(b, x, source, reduce, include_self, put).reshape(shape)
 
 
 def _reduce_into(
-    b: Builder, x: Value, source: Value, reduce: str, include_self: bool, put: Any
+    b: Builder,
+    x: Value,
+    source: Operand,
+    reduce: str,
+    include_self: bool,
+    put: Callable[[Value, Value, str], Value],
 ) -> Value:
     """Reduces `source` into `x` by `put(target, updates, combine)`.
 
     Without include_self, what is hit starts from the neutral element. Means of integers round
     down, as in PyTorch.
     """
-    dtype, shape = b.spec(x)
-    combine = _COMBINERS[reduce]
-    mean = reduce == "mean"
-    wide = b.compute_dtype(dtype) if combine in ("add", "mul") else dtype
+    combine, dtype = _COMBINERS[reduce], x.dtype
     if not include_self:
         x = put(x, b.constant(b.neutral(combine, dtype), dtype), "assign")
-    result = put(b.convert(x, wide), b.value(source, wide), combine)
-    if not mean:
-        return b.convert(result, dtype)
-    counts = put(b.full(shape, int(include_self), torch.int32), b.constant(1, torch.int32), "add")
-    counts = b.convert(b.hlo.maximum(counts, b.full_like(counts, 1)), wide)
-    if dtype.is_floating_point or dtype.is_complex:
-        return b.convert(b.hlo.divide(result, counts), dtype)
-    return _floor_divide(b, result, counts)
+    x = _accumulated(x, combine)
+    result = put(x, b.value(source, x.dtype), combine)
+    if reduce != "mean":
+        return result.to(dtype)
+    counts = put(b.full(x.shape, int(include_self), torch.int32), b.constant(1, torch.int32), "add")
+    counts = maximum(counts, 1).to(x.dtype)
+    return _floor_divide(result, counts) if x.is_exact else (result / counts).to(dtype)
 
 
-def _floor_divide(b: Builder, x: Value, y: Value) -> Value:
+def _floor_divide(x: Value, y: Value) -> Value:
     """Integer division that rounds down, for y > 0."""
-    quotient = b.hlo.divide(x, y)
-    inexact = b.compare(b.hlo.multiply(quotient, y), x, "NE")
-    below = b.hlo.and_(b.compare(x, b.full_like(x, 0), "LT"), inexact)
-    return b.hlo.subtract(quotient, b.convert(below, b.dtype(x)))
+    quotient = x / y
+    below = (x < 0) & (quotient * y != x)
+    return quotient - below.to(x.dtype)
 
 
 # ---- flat indices and masks ----
 
 
 @rule("aten::take")
-def take(b: Builder, x: Value, index: Value) -> Value:
-    flat, index = b.reshape(x, [-1]), b.value(index, torch.int64)
-    if 0 in b.shape(index):
-        return b.zeros(b.shape(index), b.dtype(x))
-    return b.take(flat, b.wrap_index(index, b.shape(flat)[0]), 0)
+def take(b: Builder, x: Value, index: Operand) -> Value:
+    flat, index = x.reshape([-1]), b.value(index, torch.int64)
+    if 0 in index.shape:
+        return b.zeros(index.shape, x.dtype)
+    return b.take(flat, b.wrap_index(index, flat.shape[0]), 0)
 
 
 @rule("aten::put")
-def put(b: Builder, x: Value, index: Value, source: Value, accumulate: bool) -> Value:
-    flat = b.reshape(x, [-1])
-    index = b.reshape(b.value(index, torch.int64), [-1])
-    source = b.reshape(b.value(source, b.dtype(x)), b.shape(index))
-    return b.reshape(
-        _write(b, flat, [index], source, "add" if accumulate else "assign"), b.shape(x)
-    )
-
-
-def _rank_among(b: Builder, mask: Value) -> Value:
-    """For every element of a flat mask the number of true ones up to it, less one."""
-    spec = TensorSpec(torch.int64, b.shape(mask))
-    counts = b.lower_op("aten::cumsum", mask, 0, torch.int64, outputs=[spec])
-    return b.hlo.subtract(counts, b.full_like(counts, 1))
+def put(b: Builder, x: Value, index: Operand, source: Operand, accumulate: bool) -> Value:
+    index = b.value(index, torch.int64).reshape([-1])
+    source = b.value(source, x.dtype).reshape(index.shape)
+    combine = "add" if accumulate else "assign"
+    return _write(b, x.reshape([-1]), [index], source, combine).reshape(x.shape)
 
 
 @rule("aten::masked_scatter")
-def masked_scatter(b: Builder, x: Value, mask: Value, source: Value) -> Value:
+def masked_scatter(b: Builder, x: Operand, mask: Operand, source: Operand) -> Value:
     dtype, shape = b.outputs[0]
-    x, mask = b.broadcast_to(b.value(x, dtype), shape), _as_mask(b, mask)
-    flat_mask = b.reshape(b.broadcast_to(mask, shape), [-1])
-    source = b.reshape(b.value(source, dtype), [-1])
-    if 0 in b.shape(flat_mask) or 0 in b.shape(source):
+    x = b.broadcast_to(b.value(x, dtype), shape)
+    mask = b.broadcast_to(b.value(mask, torch.bool), shape).reshape([-1])
+    source = b.value(source, dtype).reshape([-1])
+    if 0 in mask.shape or 0 in source.shape:
         return x
-    taken = b.take(source, _rank_among(b, flat_mask), 0)
-    return b.reshape(b.select(flat_mask, taken, b.reshape(x, [-1])), shape)
+    taken = b.take(source, _rank_among(b, mask), 0)
+    return where(mask, taken, x.reshape([-1])).reshape(shape)
 
 
 @rule("aten::masked_scatter_backward")
-def masked_scatter_backward(b: Builder, grad: Value, mask: Value, sizes: Sequence[int]) -> Value:
+def masked_scatter_backward(b: Builder, grad: Value, mask: Operand, sizes: Sequence[int]) -> Value:
     """Element i of the result is the gradient at the i-th true element of the mask."""
-    grad, mask = b.broadcast(grad, _as_mask(b, mask))
+    grad, mask = (x.reshape([-1]) for x in b.broadcast(grad, b.value(mask, torch.bool)))
     count = math.prod(sizes)
-    flat_mask = b.reshape(mask, [-1])
-    result = b.zeros([count], b.dtype(grad))
-    if 0 in b.shape(flat_mask) or not count:
-        return b.reshape(result, sizes)
-    index = b.select(flat_mask, _rank_among(b, flat_mask), count)
-    updates = b.reshape(grad, [-1])
-    return b.reshape(b.scatter_nd(result, b.unsqueeze(index, -1), updates, [0]), sizes)
+    result = b.zeros([count], grad.dtype)
+    if 0 not in mask.shape and count:
+        index = where(mask, _rank_among(b, mask), count)
+        result = b.scatter_nd(result, b.unsqueeze(index, -1), grad, [0])
+    return result.reshape(sizes)

@@ -11,9 +11,10 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from lazyxla.lowering.value import Value
+from lazyxla.lowering.functions import total
+from lazyxla.lowering.value import Operand, Value
 
 if TYPE_CHECKING:
     from lazyxla.lowering.builder import Builder
@@ -81,12 +82,14 @@ class Window(NamedTuple):
         return math.prod(self.kernel)
 
 
-def shifted(b: Builder, x: Value, window: Window, out: Sequence[int], fill: Any = 0) -> list[Value]:
+def shifted(
+    b: Builder, x: Value, window: Window, out: Sequence[int], fill: Operand = 0
+) -> list[Value]:
     """For each tap the elements of `x` (A, B, *sizes) that it meets, in shape (A, B, *out).
 
     The border is filled with `fill`, as far as the positions `out` reach.
     """
-    lead, sizes = list(b.shape(x)[:2]), b.shape(x)[2:]
+    lead, sizes = x.shape[:2], x.shape[2:]
     spread = window.spread(out)
     high = [
         max(0, s + d * (k - 1) - n - p)
@@ -100,22 +103,22 @@ def shifted(b: Builder, x: Value, window: Window, out: Sequence[int], fill: Any 
         x = b.hlo.optimization_barrier([x])
     strides = [1, 1, *window.stride]
     return [
-        b.slice(x, [0, 0, *at], lead + [a + s for a, s in zip(at, spread, strict=True)], strides)
+        b.slice(x, [0, 0, *at], [*lead, *(a + s for a, s in zip(at, spread, strict=True))], strides)
         for at in window.offsets()
     ]
 
 
 def add_shifted(b: Builder, parts: Sequence[Value], sizes: Sequence[int], window: Window) -> Value:
     """The adjoint of `shifted`: one part (A, B, *out) per tap, summed into (A, B, *sizes)."""
-    spread = window.spread(b.shape(parts[0])[2:])
+    spread = window.spread(parts[0].shape[2:])
     interior = [0, 0, *(s - 1 for s in window.stride)]
-    total = None
-    for part, at in zip(parts, window.offsets(), strict=True):
+
+    def padded(part: Value, at: Sequence[int]) -> Value:
         low = [a - p for a, p in zip(at, window.padding, strict=True)]
         high = [n - i - s for n, i, s in zip(sizes, low, spread, strict=True)]
-        piece = b.pad(part, [0, 0, *low], [0, 0, *high], interior)
-        total = piece if total is None else b.hlo.add(total, piece)
-    return total
+        return b.pad(part, [0, 0, *low], [0, 0, *high], interior)
+
+    return total(map(padded, parts, window.offsets()))
 
 
 def sum_terms(b: Builder, parts: Sequence[Value], weight: Value, shape: Sequence[int]) -> Value:
@@ -124,15 +127,12 @@ def sum_terms(b: Builder, parts: Sequence[Value], weight: Value, shape: Sequence
     Each part has shape (N, groups, inner, *positions), `weight` (groups, outer, inner, taps) and
     the result `shape`: (N, groups, outer, *positions).
     """
-    places = list(range(len(shape)))
-    total = None
-    for tap, part in enumerate(parts):
-        for i in range(b.shape(part)[2]):
-            factor = b.select_dim(b.select_dim(weight, 3, tap), 2, i)
-            factor = b.hlo.broadcast_in_dim(b.type(b.dtype(part), shape), factor, [1, 2])
-            piece = b.hlo.broadcast_in_dim(
-                b.type(b.dtype(part), shape), b.select_dim(part, 2, i), [0, 1, *places[3:]]
-            )
-            term = b.hlo.multiply(piece, factor)
-            total = term if total is None else b.hlo.add(total, term)
-    return total
+    positions = range(3, len(shape))
+
+    def term(tap: int, i: int) -> Value:
+        factor = b.select_dim(b.select_dim(weight, 3, tap), 2, i)
+        feature = b.select_dim(parts[tap], 2, i)
+        feature = b.broadcast_in_dim(feature, shape, [0, 1, *positions])
+        return feature * b.broadcast_in_dim(factor, shape, [1, 2])
+
+    return total(term(tap, i) for tap, part in enumerate(parts) for i in range(part.shape[2]))

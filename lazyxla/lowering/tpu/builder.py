@@ -29,6 +29,11 @@ class TpuBuilder(Builder):
             raise LoweringError("XLA's TPU compiler has no convolution of int64")
         return super().conv(lhs, rhs, *args, **options)
 
+    def pick(self, x: Value, index: Value, dim: int) -> Value:
+        # A TPU gathers element after element; a comparison with all of a row fuses into what makes
+        # x.
+        return self.select(self.one_hot(x.shape, index, dim), x, 0).sum([dim])
+
     def sign_bit(self, x: Value) -> Value:
         if not self.has_bits(x.dtype):
             return (x < 0) | ((x == 0) & (1 / x < 0))

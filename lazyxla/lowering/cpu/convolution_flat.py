@@ -1,13 +1,13 @@
-"""Grouped convolutions over flat positions, for XLA's CPU backend.
+"""Grouped convolutions over flat positions, for XLA's CPU compiler.
 
 A window that keeps the sizes of an image meets with each of its taps, at position p (counted row by
 row), what lies at p plus a constant. So the images stay flat vectors here: a tap is a shifted copy
 of the vector, and where the shift carries elements over from one row into the next, a mask drops
-them. Loops over rows and columns are slow where a matrix product (a 1x1 convolution, say) reads the
+them. Loops over rows and columns are slow where a matmul (a 1x1 convolution, say) reads the
 result: it wants the positions flat, and XLA takes each of them apart within the loop. For 32 groups
 of 8 features on 28x28 positions, read by a 1x1 convolution, that took 3 ms instead of 0.6.
 
-- rows: the kernel's rows are laid out for one batched product, which computes all its columns;
+- rows: the kernel's rows are laid out for one batched matmul, which computes all its columns;
   these are shifted and added afterwards.
 - taps: one multiplication for each weight of a group, all in one loop.
 """
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from lazyxla.lowering.functions import total, where
 from lazyxla.lowering.rules.windows import Window, sum_terms
 from lazyxla.lowering.value import Value
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 
 _MOST_TERMS = 32
-"""Weights per output feature up to which a sum of terms beats a product."""
+"""Weights per output feature up to which a sum of terms beats a matmul."""
 _MOST_POSITIONS = 8192
 """Positions up to which laying out the rows pays."""
 
@@ -38,59 +39,60 @@ def applies(window: Window, sizes: Sequence[int]) -> bool:
 
 
 def forward(b: Builder, x: Value, w: Value, window: Window) -> Value | None:
-    """y of shape (N, O, height, width) in the compute dtype; None if other forms are better."""
-    n, _, height, width = b.shape(x)
-    if n == 1 and b.shape(w)[1] * window.taps <= _MOST_TERMS:
+    """y of shape (N, O, height, width) as accumulated; None if other forms are better."""
+    n, _, height, width = x.shape
+    if n == 1 and w.shape[1] * window.taps <= _MOST_TERMS:
         return _taps(b, x, w, window)
     return _rows(b, x, w, window) if n * height * width <= _MOST_POSITIONS else None
 
 
 def input_grad(b: Builder, y: Value, w: Value, window: Window) -> Value | None:
     """x of shape (N, C, height, width): `forward` with the weight turned around."""
-    groups, (o, inner) = window.groups, b.shape(w)[:2]
-    w = b.reshape(w, [groups, o // groups, inner, *window.kernel])
+    groups, (o, inner) = window.groups, w.shape[:2]
+    w = w.reshape([groups, o // groups, inner, *window.kernel])
     w = b.flip(b.swap(w, 1, 2), [3, 4])
-    return forward(b, y, b.reshape(w, [groups * inner, o // groups, *window.kernel]), window)
+    return forward(b, y, w.reshape([groups * inner, o // groups, *window.kernel]), window)
 
 
 def _rows(b: Builder, x: Value, w: Value, window: Window) -> Value:
-    (n, c, height, width), (o, inner) = b.shape(x), b.shape(w)[:2]
+    (n, c, height, width), (o, inner) = x.shape, w.shape[:2]
     groups, (rows, columns) = window.groups, window.kernel
     size, margin = height * width, window.padding[0] * width
-    x = b.reshape(b.swap(x, 0, 1), [c, n, size])
+    x = b.swap(x, 0, 1).reshape([c, n, size])
     x = b.pad(x, [0, 0, margin], [0, 0, margin])
     starts = [margin + shift for shift in _shifts(window, 0, width)]
     x = b.stack([b.slice_dim(x, 2, start, start + size) for start in starts], 1)
-    x = b.reshape(x, [groups, inner * rows, n * size])
-    w = b.reshape(w, [groups, o // groups, inner * rows, columns])
-    w = b.reshape(b.transpose(w, [0, 3, 1, 2]), [groups, -1, inner * rows])
-    y = b.dot(w, x, [2], [1], [0], [0], b.compute_dtype(b.dtype(x)))
-    y = b.reshape(y, [groups, columns, o // groups, n, size])
-    total = None
-    for k, shift in enumerate(_shifts(window, 1)):
+    x = x.reshape([groups, inner * rows, n * size])
+    w = w.reshape([groups, o // groups, inner * rows, columns])
+    w = b.transpose(w, [0, 3, 1, 2]).reshape([groups, -1, inner * rows])
+    y = b.dot(w, x, [2], [1], [0], [0], b.compute_dtype(x.dtype))
+    y = y.reshape([groups, columns, o // groups, n, size])
+
+    def column(k: int, shift: int) -> Value:
         part = b.select_dim(y, 1, k)
         part = b.pad(part, [0, 0, 0, -shift], [0, 0, 0, shift]) if shift else part
-        part = _masked(b, part, width, shift)
-        total = part if total is None else b.hlo.add(total, part)
-    return b.swap(b.reshape(total, [o, n, height, width]), 0, 1)
+        return _within_row(b, part, width, shift)
+
+    y = total(column(k, shift) for k, shift in enumerate(_shifts(window, 1)))
+    return b.swap(y.reshape([o, n, height, width]), 0, 1)
 
 
 def _taps(b: Builder, x: Value, w: Value, window: Window) -> Value:
-    (n, c, height, width), (o, inner) = b.shape(x), b.shape(w)[:2]
+    (n, c, height, width), (o, inner) = x.shape, w.shape[:2]
     groups, (rows, columns) = window.groups, window.kernel
     size, margin = height * width, window.padding[0] * width + window.padding[1]
-    wide = b.compute_dtype(b.dtype(x))
-    x = b.pad(b.reshape(x, [n, c, size]), [0, 0, margin], [0, 0, margin])
-    x = b.reshape(x, [n, groups, inner, -1])
-    w = b.reshape(b.convert(w, wide), [groups, o // groups, inner, rows, columns])
-    total = None
-    for k, shift in enumerate(_shifts(window, 1)):
+    x = b.pad(x.reshape([n, c, size]), [0, 0, margin], [0, 0, margin])
+    x = x.reshape([n, groups, inner, -1])
+    w = w.accumulated().reshape([groups, o // groups, inner, rows, columns])
+
+    def column(k: int, shift: int) -> Value:
         starts = [margin + shift + down for down in _shifts(window, 0, width)]
-        parts = [b.convert(b.slice_dim(x, 3, start, start + size), wide) for start in starts]
-        column = sum_terms(b, parts, b.select_dim(w, 4, k), [n, groups, o // groups, size])
-        column = _masked(b, column, width, shift)
-        total = column if total is None else b.hlo.add(total, column)
-    return b.reshape(total, [n, o, height, width])
+        parts = [b.slice_dim(x, 3, start, start + size).to(w.dtype) for start in starts]
+        terms = sum_terms(b, parts, b.select_dim(w, 4, k), [n, groups, o // groups, size])
+        return _within_row(b, terms, width, shift)
+
+    y = total(column(k, shift) for k, shift in enumerate(_shifts(window, 1)))
+    return y.reshape([n, o, height, width])
 
 
 def _shifts(window: Window, dim: int, step: int = 1) -> list[int]:
@@ -99,14 +101,10 @@ def _shifts(window: Window, dim: int, step: int = 1) -> list[int]:
     return [step * (k * dilation - start) for k in range(window.kernel[dim])]
 
 
-def _masked(b: Builder, x: Value, width: int, shift: int) -> Value:
+def _within_row(b: Builder, x: Value, width: int, shift: int) -> Value:
     """`x` (..., positions), zero where the position `shift` further is in another row."""
     if not shift:
         return x
-    place = b.iota(b.shape(x)[-1:], 0, torch.int32)
-    column = b.hlo.remainder(place, b.full_like(place, width))
-    if shift < 0:
-        inside = b.compare(column, b.full_like(column, -shift), "GE")
-    else:
-        inside = b.compare(column, b.full_like(column, width - shift), "LT")
-    return b.select(b.broadcast_to(inside, b.shape(x)), x, 0)
+    column = b.iota(x.shape[-1:], 0, torch.int32) % width
+    inside = column >= -shift if shift < 0 else column < width - shift
+    return where(inside, x, 0)

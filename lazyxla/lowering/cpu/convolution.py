@@ -1,0 +1,290 @@
+"""Convolutions for XLA's CPU compiler, in the forms that it runs well.
+
+Its own convolution is fast when there are many more positions than features. It rewrites the weight
+on every call, which is most of the work for a large weight and a small image, and it is slow by
+factors of ten to a thousand on grouped convolutions and their gradients. The forms here do neither:
+
+- matmul: the input's windows as a matrix (C * kernel, N * positions) by im2col, then one product;
+  the adjoint ends in col2im. Always for windows that do not overlap, 1x1 ones included.
+- terms: one multiplication of a shifted input for each weight of a group, all in one loop; for
+  depthwise convolutions and others with few features per group.
+- flat: grouped convolutions that keep the image's sizes, see convolution_flat.
+
+Where none of them is better it is the plain convolution, one for each group. 16-bit floats give
+results in float32.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from lazyxla.lowering.cpu import convolution_flat as flat
+from lazyxla.lowering.registry import rule
+from lazyxla.lowering.rules import convolution as plain
+from lazyxla.lowering.rules.convolution import Maps, is_empty
+from lazyxla.lowering.rules.windows import Window, add_shifted, shifted, sum_terms
+from lazyxla.lowering.value import Value
+
+if TYPE_CHECKING:
+    from lazyxla.lowering.builder import Builder
+
+
+_MOST_FEATURES = 3
+"""Features per group up to which a sum of terms beats a convolution per group ..."""
+_MOST_TERMS = 80
+"""... and weights per output feature up to which it is one loop of reasonable size."""
+_GROUPED_POSITIONS = 1024
+"""Positions up to which one batched matmul beats a convolution per group."""
+_MOST_SUMS = 16
+"""Sums that one reduction computes side by side; more spill registers and compile slowly."""
+
+
+# ---- the three maps, see rules/convolution.py ----
+
+
+def forward(b: Builder, x: Value, w: Value, window: Window) -> Value:
+    if not is_empty(x.shape, w.shape, window.out_sizes(x.shape[2:])):
+        if (y := _better_forward(b, x, w, window)) is not None:
+            return y
+        if window.groups > 1:
+            return _per_group(b, forward, [(x, 1), (w, 0)], window)
+    return plain.forward(b, x, w, window)
+
+
+def input_grad(b: Builder, y: Value, w: Value, sizes: Sequence[int], window: Window) -> Value:
+    def of_group(b: Builder, y: Value, w: Value, one: Window) -> Value:
+        return input_grad(b, y, w, sizes, one)
+
+    if not is_empty(y.shape, w.shape, sizes):
+        if (x := _better_input_grad(b, y, w, sizes, window)) is not None:
+            return x
+        if window.groups > 1:
+            return _per_group(b, of_group, [(y, 1), (w, 0)], window)
+    return plain.input_grad(b, y, w, sizes, window)
+
+
+def weight_grad(b: Builder, x: Value, y: Value, window: Window) -> Value:
+    if not is_empty(x.shape, y.shape, window.kernel):
+        if (w := _better_weight_grad(b, x, y, window)) is not None:
+            return w
+        if window.groups > 1:
+            return _per_group(b, weight_grad, [(x, 1), (y, 1)], window, join=0)
+    return plain.weight_grad(b, x, y, window)
+
+
+_MAPS = Maps(forward, input_grad, weight_grad)
+
+
+@rule("aten::convolution", platforms=("cpu",))
+def convolution(b: Builder, *args: Any) -> Value:
+    return plain.convolution(b, *args, maps=_MAPS)
+
+
+@rule("aten::convolution_backward", platforms=("cpu",))
+def convolution_backward(b: Builder, *args: Any) -> tuple[Value | None, ...]:
+    return plain.convolution_backward(b, *args, maps=_MAPS)
+
+
+def _per_group(
+    b: Builder,
+    function: Callable[[Builder, Value, Value, Window], Value],
+    operands: Sequence[tuple[Value, int]],
+    window: Window,
+    join: int = 1,
+) -> Value:
+    """`function` on every group's part of the operands, each given with the dimension to cut."""
+    one = window._replace(groups=1)
+
+    def part(x: Value, dim: int, group: int) -> Value:
+        size = x.shape[dim] // window.groups
+        return b.slice_dim(x, dim, group * size, (group + 1) * size)
+
+    lhs, rhs = operands
+    groups = range(window.groups)
+    return b.concat([function(b, part(*lhs, g), part(*rhs, g), one) for g in groups], join)
+
+
+# ---- the better forms; None where the plain convolution is the better one ----
+
+
+def _better_forward(b: Builder, x: Value, w: Value, window: Window) -> Value | None:
+    groups = window.groups
+    n, (o, inner) = x.shape[0], w.shape[:2]
+    sizes = x.shape[2:]
+    out = window.out_sizes(sizes)
+    if flat.applies(window, sizes) and (y := flat.forward(b, x, w, window)) is not None:
+        return y
+    if groups > 1 and _few_terms(inner, window):
+        return _forward_terms(b, x, w, window, out)
+    if not _as_matmul(b, n, sizes, o, window, x.dtype):
+        return None
+    batch, i = _batch(groups)
+    columns = _im2col(b, x, window, out).reshape([*batch, inner * window.taps, -1])
+    w = w.reshape([*batch, o // groups, inner * window.taps])
+    y = b.dot(w, columns, [i + 1], [i], range(i), range(i), b.compute_dtype(x.dtype))
+    return b.swap(y.reshape([o, n, *out]), 0, 1)
+
+
+def _better_input_grad(
+    b: Builder, y: Value, w: Value, sizes: Sequence[int], window: Window
+) -> Value | None:
+    n, o = y.shape[:2]
+    # A transposed convolution with output padding has more sizes than positions.
+    kept = y.shape[2:] == tuple(sizes) and flat.applies(window, sizes)
+    if kept and (x := flat.input_grad(b, y, w, window)) is not None:
+        return x
+    if window.groups > 1 and _few_terms(o // window.groups, window):
+        return _input_grad_terms(b, y, w, sizes, window)
+    if _as_matmul(b, n, sizes, o, window, y.dtype):
+        return _input_grad_matmul(b, y, w, sizes, window)
+    return None
+
+
+def _better_weight_grad(b: Builder, x: Value, y: Value, window: Window) -> Value | None:
+    groups, taps = window.groups, window.taps
+    (n, c), o = x.shape[:2], y.shape[1]
+    out, inner = y.shape[2:], c // groups
+    if groups == c > 1:
+        return _weight_grad_terms(b, x, y, window)
+    if not _as_matmul(b, n, x.shape[2:], o, window, x.dtype):
+        return None
+    batch, i = _batch(groups)
+    columns = _im2col(b, x, window, out).reshape([*batch, inner * taps, -1])
+    y = b.swap(y, 0, 1).reshape([*batch, o // groups, -1])
+    w = b.dot(y, columns, [i + 1], [i + 1], range(i), range(i), b.compute_dtype(x.dtype))
+    return w.reshape([o, inner, *window.kernel])
+
+
+def _few_terms(features: int, window: Window) -> bool:
+    return features <= _MOST_FEATURES and features * window.taps <= _MOST_TERMS
+
+
+def _as_matmul(
+    b: Builder, n: int, sizes: Sequence[int], features: int, window: Window, dtype: torch.dtype
+) -> bool:
+    """Whether im2col costs less than what plain convolution does to the weight."""
+    positions = n * math.prod(window.out_sizes(sizes))
+    if window.groups > 1:
+        return positions <= _GROUPED_POSITIONS
+    if window.taps == 1 or window.tiles(sizes):
+        return True
+    # The compiler has a fast convolution for 16 and 32-bit floats only.
+    return positions <= 2 * features or b.compute_dtype(dtype) != torch.float32
+
+
+# ---- matmul ----
+
+
+def _batch(groups: int) -> tuple[list[int], int]:
+    """The batch dimensions of a matmul, and how many they are: one of groups, if there are any.
+
+    Beyond them the operands are plain matrices; XLA would lay others out anew.
+    """
+    return ([groups], 1) if groups > 1 else ([], 0)
+
+
+def _input_grad_matmul(
+    b: Builder, y: Value, w: Value, sizes: Sequence[int], window: Window
+) -> Value:
+    groups, taps = window.groups, window.taps
+    (n, o, *out), inner = y.shape, w.shape[1]
+    batch, i = _batch(groups)
+    w = w.reshape([*batch, o // groups, inner * taps])
+    y = b.swap(y, 0, 1).reshape([*batch, o // groups, -1])
+    dtype = b.compute_dtype(y.dtype)
+    # A matmul whose sum runs over rows transposes its first operand: let it be the smaller one.
+    if math.prod(w.shape) <= math.prod(y.shape):
+        columns = b.dot(w, y, [i], [i], range(i), range(i), dtype)
+    else:
+        # Transposed in more than two dimensions, for XLA turns the transpose of a matmul around.
+        columns = b.dot(y, w, [i], [i], range(i), range(i), dtype)
+        columns = columns.reshape([*batch, n, *out, inner, taps])
+        rank = columns.rank
+        columns = b.transpose(columns, [*range(i), rank - 2, rank - 1, *range(i, rank - 2)])
+    return _col2im(b, columns.reshape([groups * inner, taps, n, *out]), sizes, window)
+
+
+def _im2col(b: Builder, x: Value, window: Window, out: Sequence[int]) -> Value:
+    """What each weight of the kernel reads: shape (C, taps, N, *out)."""
+    n, c, *sizes = x.shape
+    x, rank = b.swap(x, 0, 1), len(out)
+    if not _side_by_side(window, sizes, out):
+        return b.stack(shifted(b, x, window, out), 1)
+    pairs = [k for pair in zip(out, window.kernel, strict=True) for k in pair]
+    order = [0, *range(3, 2 + 2 * rank, 2), 1, *range(2, 2 + 2 * rank, 2)]
+    return b.transpose(x.reshape([c, n, *pairs]), order).reshape([c, window.taps, n, *out])
+
+
+def _col2im(b: Builder, columns: Value, sizes: Sequence[int], window: Window) -> Value:
+    """The adjoint of `_im2col`: (C, taps, N, *out) to (N, C, *sizes)."""
+    c, taps, n, *out = columns.shape
+    if not _side_by_side(window, sizes, out):
+        parts = [b.select_dim(columns, 1, tap) for tap in range(taps)]
+        return b.swap(add_shifted(b, parts, sizes, window), 0, 1)
+    rank = len(out)
+    columns = columns.reshape([c, *window.kernel, n, *out])
+    order = [k for i in range(rank) for k in (rank + 2 + i, 1 + i)]
+    return b.transpose(columns, [rank + 1, 0, *order]).reshape([n, c, *sizes])
+
+
+def _side_by_side(window: Window, sizes: Sequence[int], out: Sequence[int]) -> bool:
+    """Whether the windows at the positions `out` cover an input of `sizes` once."""
+    return window.tiles(sizes) and tuple(out) == window.out_sizes(sizes)
+
+
+# ---- terms ----
+
+
+def _forward_terms(b: Builder, x: Value, w: Value, window: Window, out: Sequence[int]) -> Value:
+    (n, c), o = x.shape[:2], w.shape[0]
+    groups, inner = window.groups, c // window.groups
+    inputs = [s.accumulated() for s in shifted(b, x, window, out)]
+    weight = w.to(inputs[0].dtype).reshape([groups, o // groups, inner, window.taps])
+    parts = [s.reshape([n, groups, inner, *out]) for s in inputs]
+    return sum_terms(b, parts, weight, [n, groups, o // groups, *out]).reshape([n, o, *out])
+
+
+def _input_grad_terms(
+    b: Builder, y: Value, w: Value, sizes: Sequence[int], window: Window
+) -> Value:
+    (n, o), inner, groups = y.shape[:2], w.shape[1], window.groups
+    reach = [d * (k - 1) for d, k in zip(window.dilation, window.kernel, strict=True)]
+    spread = window.spread(y.shape[2:])
+    low = [r - p for r, p in zip(reach, window.padding, strict=True)]
+    high = [m + p - s for m, p, s in zip(sizes, window.padding, spread, strict=True)]
+    y = b.pad(y, [0, 0, *low], [0, 0, *high], [0, 0, *(s - 1 for s in window.stride)])
+    y = b.hlo.optimization_barrier([y]).accumulated()
+    parts = []
+    for at in window.offsets():
+        starts = [r - a for r, a in zip(reach, at, strict=True)]
+        limits = [n, o, *(s + m for s, m in zip(starts, sizes, strict=True))]
+        part = b.slice(y, [0, 0, *starts], limits)
+        parts.append(part.reshape([n, groups, o // groups, *sizes]))
+    weight = w.to(y.dtype).reshape([groups, o // groups, inner, window.taps])
+    x = sum_terms(b, parts, b.swap(weight, 1, 2), [n, groups, inner, *sizes])
+    return x.reshape([n, groups * inner, *sizes])
+
+
+def _weight_grad_terms(b: Builder, x: Value, y: Value, window: Window) -> Value:
+    """The gradient with one input feature per group: a sum over all positions per weight."""
+    (n, c), o, out = x.shape[:2], y.shape[1], y.shape[2:]
+    shape = [n, c, o // c, *out]
+    y = y.accumulated().reshape(shape)
+    dims = [i for i in range(len(shape)) if i != 2]
+    products = [
+        b.broadcast_in_dim(s.accumulated(), shape, dims) * y for s in shifted(b, x, window, out)
+    ]
+    sums: list[Value] = []
+    for first in range(0, len(products), _MOST_SUMS):
+        some = products[first : first + _MOST_SUMS]
+        sums += b.reduce_multi(
+            some,
+            [b.constant(0, y.dtype)] * len(some),
+            [0, *range(3, len(shape))],
+            lambda a, e: [i + j for i, j in zip(a, e, strict=True)],
+        )
+    return b.stack(sums, 2).reshape([o, 1, *window.kernel])

@@ -1,0 +1,83 @@
+"""Distances between all pairs of rows: cdist and pdist, and their gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from lazyxla.lowering.registry import jax_rule
+
+
+def _norm(p: float) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
+    """The reduction over the last dimension of a p-norm of absolute differences, and its root."""
+    import jax.numpy as jnp
+
+    if p == 0:
+        # How many are not zero; nan if one is.
+        return lambda d: jnp.minimum(jnp.ceil(d), 1).sum(-1), lambda s: s
+    if p == float("inf"):
+        return lambda d: d.max(-1, initial=0), lambda s: s
+    if p == 2:
+        return lambda d: (d * d).sum(-1), jnp.sqrt
+    return lambda d: (d**p).sum(-1), lambda s: s ** (1 / p)
+
+
+@jax_rule("aten::_cdist_forward", static=("p",))
+def cdist(x: Any, y: Any, p: float, compute_mode: int | None) -> Any:
+    import jax.numpy as jnp
+
+    total, root = _norm(p)
+    return root(total(jnp.abs(x[..., :, None, :] - y[..., None, :, :])))
+
+
+def _norm_slope(difference: Any, p: float, distance: Any) -> Any:
+    """The derivative of a p-norm by the differences."""
+    import jax.numpy as jnp
+
+    size, sign = jnp.abs(difference), jnp.sign(difference)
+    if p == 0:
+        return jnp.zeros_like(difference)
+    if p == float("inf"):
+        return sign * (size == distance)
+    # Where p < 2 the power of a zero difference is infinite; its contribution counts as zero.
+    some = (distance != 0) & (size != 0)
+    ratio = jnp.where(some, size, 1) / jnp.where(some, distance, 1)
+    return jnp.where(some, sign * ratio ** (p - 1), 0)
+
+
+@jax_rule("aten::_cdist_backward", static=("p",))
+def cdist_backward(grad: Any, x: Any, y: Any, p: float, distance: Any, *, outputs: Any) -> Any:
+    difference = x[..., :, None, :] - y[..., None, :, :]
+    result = (grad[..., None] * _norm_slope(difference, p, distance[..., None])).sum(-2)
+    # Without elements PyTorch does not broadcast the batches of x.
+    return result.reshape(outputs[0].shape) if result.size else x * 0
+
+
+def _pairs(count: int) -> tuple[Any, Any]:
+    """The rows of all pairs, in the order of pdist."""
+    import numpy as np
+
+    return np.triu_indices(count, 1)
+
+
+@jax_rule("aten::_pdist_forward", static=("p",))
+def pdist(x: Any, p: float) -> Any:
+    import jax.numpy as jnp
+
+    first, second = _pairs(x.shape[0])
+    total, root = _norm(p)
+    size = jnp.abs(x[first] - x[second])
+    result = root(total(size))
+    if p == float("inf"):
+        # XLA's CPU backend drops nan from the maximum. PyTorch's cdist does so, too, its pdist not.
+        result = jnp.where(jnp.isnan(size).any(-1), jnp.nan, result)
+    return result
+
+
+@jax_rule("aten::_pdist_backward", static=("p",))
+def pdist_backward(grad: Any, x: Any, p: float, distance: Any) -> Any:
+    import jax.numpy as jnp
+
+    first, second = _pairs(x.shape[0])
+    part = grad[:, None] * _norm_slope(x[first] - x[second], p, distance[:, None])
+    return jnp.zeros_like(x).at[first].add(part).at[second].add(-part)
