@@ -68,11 +68,6 @@ def is_finite(x: Value) -> Value:
     return x.call("is_finite")
 
 
-def conj(x: Value) -> Value:
-    """The complex conjugate; a real value itself."""
-    return x.call("chlo.conj") if x.is_complex else x
-
-
 def sin(x: Value) -> Value:
     return x.call("sine")
 

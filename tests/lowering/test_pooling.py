@@ -1,9 +1,12 @@
 """Pooling and its gradients."""
 
+from typing import Any
+
 import pytest
 import torch
 
-from tests.lowering.harness import check
+from lazyxla.lowering import Node, Program, Ref, TensorSpec, lower_to_text
+from tests.lowering.harness import check, execute
 
 # input, kernel, stride, padding, dilation, ceil_mode
 _MAX = [
@@ -103,3 +106,82 @@ def test_max_unpool():
     check("aten::max_unpool2d", x, indices, [6, 6])
     x, indices = torch.ops.aten.max_pool3d_with_indices(torch.randn(2, 4, 4, 4), [2, 2, 2])
     check("aten::max_unpool3d", x, indices, [4, 4, 4], [2, 2, 2], [0, 0, 0])
+
+
+# ---- TPUs: forward and backward in one program ----
+
+
+def _forward_and_backward(
+    x: torch.Tensor, *geometry: Any, other: torch.Tensor | None = None
+) -> tuple[Program, list[torch.Tensor], list[torch.Tensor]]:
+    """The program of maximum pooling and its gradient, its inputs and PyTorch's results.
+
+    With `other` the gradient is given this in the place of the input.
+    """
+    rank = x.ndim - 2
+    *sizes, ceil_mode = geometry
+    arguments = (*([n] * rank for n in sizes), ceil_mode)
+    name = f"max_pool{rank}d_with_indices"
+    best, index = getattr(torch.ops.aten, name)(x, *arguments)
+    grad = torch.randn(best.shape).to(x.dtype)
+    given = x if other is None else other
+    result = getattr(torch.ops.aten, f"{name}_backward")(grad, given, *arguments, index)
+
+    def spec(tensor: torch.Tensor) -> TensorSpec:
+        return TensorSpec(tensor.dtype, tuple(tensor.shape))
+
+    source = Ref(0) if other is None else Ref(2)
+    first = 2 if other is None else 3
+    nodes = [
+        Node(f"aten::{name}", (Ref(0), *arguments), (spec(best), spec(index))),
+        Node(
+            f"aten::{name}_backward",
+            (Ref(1), source, *arguments, Ref(first + 1)),
+            (spec(result),),
+        ),
+    ]
+    inputs = [x, grad] if other is None else [x, grad, other]
+    outputs = [Ref(first), Ref(first + 2)]
+    return Program([*map(spec, inputs)], nodes, outputs, [], {}), inputs, [best, result]
+
+
+def _with_ties_and_nan() -> torch.Tensor:
+    x = torch.randint(0, 3, (1, 3, 9, 9)).float()
+    x[0, 0, 2, 3] = x[0, 0, 2, 4] = torch.nan
+    x[0, 1, :4] = -torch.inf
+    return x
+
+
+@pytest.mark.parametrize(
+    ("x", "geometry"),
+    [
+        (torch.randn(2, 3, 8, 8), (2, 2, 0, 1, False)),
+        (torch.randn(2, 3, 9, 9).bfloat16(), (3, 2, 1, 1, False)),
+        (torch.randn(2, 3, 10, 9), (3, 2, 1, 1, True)),
+        (_with_ties_and_nan(), (3, 2, 1, 1, False)),
+        (torch.randn(1, 2, 5, 6, 7), (3, 2, 1, 1, False)),
+    ],
+    ids=["tiles", "bfloat16", "ceil", "ties and nan", "3d"],
+)
+def test_gradients_select_the_maxima_on_a_tpu(x: torch.Tensor, geometry: Any) -> None:
+    """And nothing reads the indices."""
+    program, inputs, expected = _forward_and_backward(x, *geometry)
+    text = lower_to_text(program, "tpu")
+    assert "select_and_scatter" in text
+    assert "select_and_scatter" not in lower_to_text(program, "cpu")
+    results, _ = execute(program, inputs, "tpu")
+    for ours, theirs in zip(results, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, equal_nan=True)
+
+
+@pytest.mark.parametrize("case", ["dilation", "another input"])
+def test_gradients_by_their_indices_on_a_tpu(case: str) -> None:
+    """Where the maxima are not those of the gradient's windows."""
+    x = torch.randn(2, 3, 9, 9)
+    other = torch.randn(2, 3, 9, 9) if case == "another input" else None
+    geometry = (3, 1, 0, 2, False) if case == "dilation" else (3, 2, 1, 1, False)
+    program, inputs, expected = _forward_and_backward(x, *geometry, other=other)
+    assert "select_and_scatter" not in lower_to_text(program, "tpu")
+    results, _ = execute(program, inputs, "tpu")
+    for ours, theirs in zip(results, expected, strict=True):
+        torch.testing.assert_close(ours, theirs)

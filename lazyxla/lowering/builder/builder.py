@@ -58,6 +58,7 @@ class Builder(Indexing):
         self.trying = trying  # the module is built to see whether it can be
         self.settings = Settings.current()  # of the node that is lowered
         self.annotations = None
+        self.notes: dict[Any, Any] = {}  # what one rule leaves for another, by MLIR's values
 
     @property
     def rng(self) -> tuple[Value, Value]:

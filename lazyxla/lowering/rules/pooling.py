@@ -16,12 +16,12 @@ from lazyxla.lowering.value import Value
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def for_ranks(name: str) -> Callable[[F], F]:
+def for_ranks(name: str, platforms: tuple[str, ...] = ()) -> Callable[[F], F]:
     """Registers a rule with a keyword `rank` for both numbers of spatial dimensions in `name`."""
 
     def register(function: F) -> F:
         for rank in (2, 3):
-            rule(name.format(rank))(functools.partial(function, rank=rank))
+            rule(name.format(rank), platforms=platforms)(functools.partial(function, rank=rank))
         return function
 
     return register
