@@ -45,7 +45,8 @@ def lowers(node: fx.Node, lowers_operator: Callable[[fx.Node], bool]) -> bool:
 
 def lower(b: Builder, node: fx.Node, known: dict[Any, Any]) -> list[Value]:
     """Lowers a node; `known` has the values of its operands. Returns those of its results."""
-    return _LOWERINGS[node.target.name()](b, *(_operands(b, a, known) for a in node.args))  # type: ignore
+    called: Any = node.target
+    return _LOWERINGS[called.name()](b, *(_operands(b, a, known) for a in node.args))
 
 
 def _lowers_graph(graph: FxGraph, lowers_operator: Callable[[fx.Node], bool]) -> bool:

@@ -8,7 +8,7 @@ taken as contiguous, through the geometry that PyTorch's meta function gives it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -81,8 +81,8 @@ def _call(name: str, *args: Any) -> Any:
     return op(*args[:count], **dict(zip(named, args[count:], strict=False)))
 
 
-def _view(name: str) -> Callable[..., Any]:
-    def lower(b: Builder, x: Value, *args: Any) -> Any:
+def _view(name: str) -> Callable[..., Value | list[Value]]:
+    def lower(b: Builder, x: Value, *args: Any) -> Value | list[Value]:
         meta, base = _contiguous(x)
         views = _call(name, meta, *args)
         if isinstance(views, torch.Tensor):
@@ -138,7 +138,9 @@ def empty(b: Builder, *_: Any) -> Value:
 
 
 @graph_rule("aten::as_strided", "aten::as_strided_copy")
-def as_strided(b: Builder, x: Value, sizes: Any, strides: Any, offset: int | None) -> Value:
+def as_strided(
+    b: Builder, x: Value, sizes: Sequence[int], strides: Sequence[int], offset: int | None
+) -> Value:
     """Exact for an operand that lies contiguously in its storage, as a fresh value does."""
     _, base = _contiguous(x)
     view = Geometry(base.dtype, tuple(sizes), tuple(strides), offset or 0)
@@ -147,7 +149,12 @@ def as_strided(b: Builder, x: Value, sizes: Any, strides: Any, offset: int | Non
 
 @graph_rule("aten::as_strided_scatter")
 def as_strided_scatter(
-    b: Builder, x: Value, source: Value, sizes: Any, strides: Any, offset: int | None
+    b: Builder,
+    x: Value,
+    source: Value,
+    sizes: Sequence[int],
+    strides: Sequence[int],
+    offset: int | None,
 ) -> Value:
     _, base = _contiguous(x)
     view = Geometry(base.dtype, tuple(sizes), tuple(strides), offset or 0)
