@@ -1,12 +1,14 @@
 """Operators of traced graphs that the recorder never records: views, copies and empty tensors.
 
+What PyTorch takes apart before a graph holds it (reshape, narrow, contiguous) has no rule.
+
 In a functional graph every tensor is a value of its own. A view operator then reads its operand,
 taken as contiguous, through the geometry that PyTorch's meta function gives it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,12 +26,11 @@ if TYPE_CHECKING:
 
 # fmt: off
 _VIEWS = [
-    "alias", "detach", "view", "view.dtype", "_unsafe_view", "reshape", "_reshape_alias", "expand",
-    "permute", "transpose.int", "t", "numpy_T", "slice.Tensor", "select.int", "unsqueeze",
-    "squeeze", "squeeze.dim", "squeeze.dims", "split.Tensor", "split_with_sizes", "unbind.int",
-    "diagonal", "unfold", "view_as_real", "view_as_complex", "movedim.int", "flatten.using_ints",
-    "unsafe_split.Tensor", "unsafe_split_with_sizes",
-    "unflatten.int", "narrow", "chunk", "swapaxes", "real", "imag",
+    "alias", "detach", "view", "view.dtype", "_unsafe_view", "_reshape_alias", "expand", "permute",
+    "transpose.int", "t", "slice.Tensor", "select.int", "unsqueeze", "squeeze", "squeeze.dim",
+    "squeeze.dims", "split.Tensor", "split_with_sizes", "unsafe_split.Tensor",
+    "unsafe_split_with_sizes", "unbind.int", "diagonal", "unfold", "view_as_real",
+    "view_as_complex",
 ]
 
 _VIEW_COPIES = [
@@ -55,12 +56,9 @@ _GRADIENTS = {
     "diagonal_backward": "diagonal",
 }
 
-# fmt: off
-_COPIES = [
-    "clone", "contiguous", "_to_copy", "lift", "lift_fresh", "lift_fresh_copy", "to.dtype",
-    "to.device", "to.dtype_layout", "to.other", "resolve_conj", "resolve_neg",
-]
+_COPIES = ["clone", "_to_copy", "lift", "lift_fresh", "lift_fresh_copy"]
 
+# fmt: off
 _EMPTY = [
     "empty.memory_format", "empty_like", "empty_strided", "empty_permuted", "new_empty",
     "new_empty_strided",
@@ -83,8 +81,8 @@ def _call(name: str, *args: Any) -> Any:
     return op(*args[:count], **dict(zip(named, args[count:], strict=False)))
 
 
-def _view(name: str) -> Callable[..., Any]:
-    def lower(b: Builder, x: Value, *args: Any) -> Any:
+def _view(name: str) -> Callable[..., Value | list[Value]]:
+    def lower(b: Builder, x: Value, *args: Any) -> Value | list[Value]:
         meta, base = _contiguous(x)
         views = _call(name, meta, *args)
         if isinstance(views, torch.Tensor):
@@ -140,7 +138,9 @@ def empty(b: Builder, *_: Any) -> Value:
 
 
 @graph_rule("aten::as_strided", "aten::as_strided_copy")
-def as_strided(b: Builder, x: Value, sizes: Any, strides: Any, offset: int | None) -> Value:
+def as_strided(
+    b: Builder, x: Value, sizes: Sequence[int], strides: Sequence[int], offset: int | None
+) -> Value:
     """Exact for an operand that lies contiguously in its storage, as a fresh value does."""
     _, base = _contiguous(x)
     view = Geometry(base.dtype, tuple(sizes), tuple(strides), offset or 0)
@@ -149,14 +149,19 @@ def as_strided(b: Builder, x: Value, sizes: Any, strides: Any, offset: int | Non
 
 @graph_rule("aten::as_strided_scatter")
 def as_strided_scatter(
-    b: Builder, x: Value, source: Value, sizes: Any, strides: Any, offset: int | None
+    b: Builder,
+    x: Value,
+    source: Value,
+    sizes: Sequence[int],
+    strides: Sequence[int],
+    offset: int | None,
 ) -> Value:
     _, base = _contiguous(x)
     view = Geometry(base.dtype, tuple(sizes), tuple(strides), offset or 0)
     return geometry.write(b, x, source, base, view)
 
 
-@graph_rule("aten::_conj", "aten::conj")
+@graph_rule("aten::_conj")
 def conjugate(b: Builder, x: Value) -> Value:
     return conj(x)
 

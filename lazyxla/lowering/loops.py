@@ -20,6 +20,7 @@ import torch
 
 from lazyxla.lowering.fx_graph import FxGraph, run_graph
 from lazyxla.lowering.partition import constrained
+from lazyxla.lowering.program import TensorSpec
 from lazyxla.lowering.value import Value
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ class LayerLoop:
     def is_padded(self) -> bool:
         return False
 
-    def lower(self, b: Builder, values: list[Any]) -> list[Any]:
+    def lower(self, b: Builder, values: list[Any]) -> list[Value]:
         """Lowers the loop.
 
         Args:
@@ -87,12 +88,14 @@ class LayerLoop:
         stream = self._stream(b, values)
         given = self._stacked(b, values)
         carry = [v for v, kind in zip(given, self.inputs, strict=True) if kind == CARRY]
-        xs = [v for v, kind in zip(given, self.inputs, strict=True) if kind in (LAYER, STACKED)]
+        xs = [v for v, kind in zip(given, self.inputs, strict=True) if kind in _STACKS]
         constants = [v for v, kind in zip(given, self.inputs, strict=True) if kind == CONSTANT]
         sums = [s for s, k in zip(self._specs(), self.outputs, strict=True) if k == CONSTANT]
         slices = [s for s, k in zip(self._specs(), self.outputs, strict=True) if k in _STACKS]
 
-        def body(i: Value, carried: list[Value], x: list[Value], fixed: list[Value]) -> Any:
+        def body(
+            i: Value, carried: list[Value], x: list[Value], fixed: list[Value]
+        ) -> tuple[list[Value], list[Value]]:
             now, totals = carried[: len(carry)], carried[len(carry) :]
             *fixed, seed, ordinal = fixed
             sources = {CARRY: iter(now), CONSTANT: iter(fixed), LAYER: iter(x)}
@@ -115,13 +118,11 @@ class LayerLoop:
             results.append(b.bitcast(b.stack(stream, 0), torch.int64))
         return results
 
-    def _specs(self) -> list[Any]:
-        from lazyxla.lowering.program import TensorSpec
-
+    def _specs(self) -> list[TensorSpec]:
         values = [node.meta["val"] for node in self.body.outputs]
         return [TensorSpec(v.dtype, tuple(v.shape)) for v in values]
 
-    def _stream(self, b: Builder, values: list[Any]) -> list[Value]:
+    def _stream(self, b: Builder, values: list[Value]) -> list[Value]:
         """Seed and ordinal, uint64; takes them from the values if these have them."""
         if self.gets_stream:
             both = b.bitcast(values.pop(), torch.uint64)

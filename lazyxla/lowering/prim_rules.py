@@ -5,7 +5,7 @@ An element-wise prim is lowered by the rule of the ATen operator of the same mea
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,10 +13,14 @@ import torch
 from lazyxla.lowering.functions import is_finite, where
 from lazyxla.lowering.registry import graph_rule
 from lazyxla.lowering.rules.formula import operands
+from lazyxla.lowering.scalar import Scalar
 from lazyxla.lowering.value import Operand, Value
 
 if TYPE_CHECKING:
     from lazyxla.lowering.builder import Builder
+
+
+Dims = list[int] | int | None
 
 
 # prims::x is aten::x.
@@ -73,7 +77,7 @@ def _as_aten(name: str, rest: tuple[Any, ...]) -> Callable[..., Any]:
 
 
 def _reduction(kind: str) -> Callable[..., Value]:
-    def lower(b: Builder, x: Value, dims: Any, dtype: torch.dtype | None) -> Value:
+    def lower(b: Builder, x: Value, dims: Dims, dtype: torch.dtype | None) -> Value:
         reduce = b.extremum if kind in ("max", "min") else b.reduce
         return reduce(x.to(b.outputs[0].dtype), b.dims(x, dims), kind)
 
@@ -113,7 +117,13 @@ def isfinite(b: Builder, x: Value) -> Value:
 
 
 @graph_rule("prims::var")
-def var(b: Builder, x: Value, dims: Any, correction: Any, dtype: torch.dtype | None) -> Value:
+def var(
+    b: Builder,
+    x: Value,
+    dims: Dims,
+    correction: Scalar | float | None,
+    dtype: torch.dtype | None,
+) -> Value:
     over = b.dims(x, dims)
     x = x.to(b.compute_dtype(b.outputs[0].dtype))
     deviation = x - x.mean(over, keepdim=True)
@@ -169,17 +179,17 @@ def cat(b: Builder, xs: list[Value], dim: int) -> Value:
 
 
 @graph_rule("prims::rev")
-def rev(b: Builder, x: Value, dims: Any) -> Value:
-    return b.flip(x, list(dims))
+def rev(b: Builder, x: Value, dims: Sequence[int]) -> Value:
+    return b.flip(x, dims)
 
 
 @graph_rule("prims::transpose")
-def transpose(b: Builder, x: Value, permutation: Any) -> Value:
-    return b.transpose(x, list(permutation))
+def transpose(b: Builder, x: Value, permutation: Sequence[int]) -> Value:
+    return b.transpose(x, permutation)
 
 
 @graph_rule("prims::broadcast_in_dim")
-def broadcast_in_dim(b: Builder, x: Value, shape: Any, dims: Any) -> Value:
+def broadcast_in_dim(b: Builder, x: Value, shape: Sequence[int], dims: Sequence[int]) -> Value:
     inner = [1] * len(shape)
     for size, dim in zip(x.shape, dims, strict=True):
         inner[dim] = size

@@ -96,6 +96,17 @@ def test_no_operator_has_two_rules(run_python: Any) -> None:
     run_python(_TWO_RULES)
 
 
+def test_graph_rules_are_of_operators_that_no_other_way_serves() -> None:
+    """A rule comes before a graph rule; PyTorch takes composite operators apart as it traces."""
+    from lazyxla.lowering.decompose import find_op, is_composite
+
+    registry.names()
+    served = registry._rules.keys() | registry._jax_rules.keys()
+    assert not registry._graph_rules.keys() & served
+    ops = {name: find_op(name) for name in registry._graph_rules}
+    assert not [name for name, op in ops.items() if op is not None and is_composite(op)]
+
+
 def test_a_rule_comes_before_a_jax_rule() -> None:
     @jax_rule("test::both", "test::jax")
     def on_arrays(x: object) -> object:
