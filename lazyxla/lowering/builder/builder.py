@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from lazyxla.lowering.builder.attention import Attention
 from lazyxla.lowering.builder.indexing import Indexing
 from lazyxla.lowering.mlir import Mlir
 from lazyxla.lowering.program import Settings, Target, TensorSpec
@@ -22,7 +23,10 @@ class Builder(Indexing):
     target:    what the module is for; its `platform` is at hand as b.platform.
     outputs:   expected outputs (TensorSpec) of the node being lowered.
     rng:       (seed, ordinal) of a random operator as 0-dim uint64 values.
+    attention: how the platform computes attention.
     """
+
+    attention = Attention()
 
     def __init__(
         self, mlir: Mlir, target: Target, slots: SlotTable, module: Any, *, trying: bool = False

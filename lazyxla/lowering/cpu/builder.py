@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from lazyxla.lowering.builder import Builder
+from lazyxla.lowering.builder.attention import Attention
 from lazyxla.lowering.builder.contract import Factor
 from lazyxla.lowering.cpu import matmul
 from lazyxla.lowering.cpu.in_place import may_read_what_it_replaces, update_apart
@@ -27,6 +28,8 @@ _PART = 16
 
 class CpuBuilder(Builder):
     """See the module."""
+
+    attention = Attention(causal_loops=8)
 
     def random_bits(
         self, shape: Sequence[int], dtype: torch.dtype, seed: Value, ordinal: Value

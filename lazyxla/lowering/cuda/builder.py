@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lazyxla.lowering.builder import Builder
+from lazyxla.lowering.builder.attention import Attention
+from lazyxla.lowering.cuda import attention
 from lazyxla.lowering.value import Value
 
 
 class CudaBuilder(Builder):
     """See the module."""
+
+    attention = Attention(attention)
 
     def apply_maps(self, x: Value, maps: Sequence[Value], adjoint: bool = False) -> Value:
         """With products of plain matrices: XLA's compiler for GPUs refuses some sizes of others."""
