@@ -56,8 +56,8 @@ MASKS: dict[str, Callable[..., Tensor]] = {
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """As if graphs were traced for a TPU: which of the operators are in them. Each test computes its
-    masks itself: one that another test made may be of a graph for another device."""
+    """As if graphs were traced for a TPU: which of the operators are in them. Each test computes
+    its masks itself: one that another test made may be of a graph for another device."""
     found: list[str] = []
     monkeypatch.setattr(flex_kernel, "masks", {})
 

@@ -13,7 +13,7 @@ import torch
 
 from lazyxla.lowering.builder import Builder
 from lazyxla.lowering.builder.attention import Attention
-from lazyxla.lowering.builder.contract import Factor
+from lazyxla.lowering.builder.contract import DotOperand
 from lazyxla.lowering.cpu import matmul
 from lazyxla.lowering.cpu.in_place import may_read_what_it_replaces, update_apart
 from lazyxla.lowering.streams import threefry_bits
@@ -36,10 +36,10 @@ class CpuBuilder(Builder):
     ) -> Value:
         return threefry_bits(self, shape, dtype, seed, ordinal)
 
-    def product(self, left: Factor, right: Factor, dtype: torch.dtype | None) -> Value:
+    def platform_dot(self, left: DotOperand, right: DotOperand, dtype: torch.dtype | None) -> Value:
         if left.batch or self.target.any_sizes:  # the forms depend on the sizes
-            return self.plain_product(left, right, dtype)
-        return matmul.product(self, left, right, dtype)
+            return self.plain_dot(left, right, dtype)
+        return matmul.dot(self, left, right, dtype)
 
     def conv(self, lhs: Value, rhs: Value, *args: Any, **options: Any) -> Value:
         # PyTorch's CPU kernels round 16-bit results once, after the bias.

@@ -1,4 +1,4 @@
-"""Maximum pooling over windows whose places are drawn: fractional_max_pool2d and 3d."""
+"""Maximum pooling over windows whose positions are drawn: fractional_max_pool2d and 3d."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def _starts(sample: Array, size: int, windows: int, kernel: int) -> Array:
     number = jnp.arange(windows - 1, dtype=sample.dtype)
     # Truncated, as in PyTorch: samples ought to be positive, but nobody checks.
     offset = (sample[..., None] * alpha).astype(jnp.int64)
-    places = ((number + sample[..., None]) * alpha).astype(jnp.int64) - offset
-    return jnp.concatenate([places, last], axis=-1)
+    starts = ((number + sample[..., None]) * alpha).astype(jnp.int64) - offset
+    return jnp.concatenate([starts, last], axis=-1)
 
 
 def _pool(x: Array, kernel: tuple[int, ...], output: tuple[int, ...], samples: Array) -> Any:
@@ -37,10 +37,10 @@ def _pool(x: Array, kernel: tuple[int, ...], output: tuple[int, ...], samples: A
     flat = jnp.zeros((*lead, *([1] * 2 * rank)), jnp.int64)
     for dim, column in zip(range(rank), order, strict=True):
         starts = _starts(samples[..., column], sizes[dim], output[dim], kernel[dim])
-        places = starts[..., None] + jnp.arange(kernel[dim])
+        index = starts[..., None] + jnp.arange(kernel[dim])
         spread = [1] * (2 * rank)
         spread[dim], spread[rank + dim] = output[dim], kernel[dim]
-        flat = flat + places.reshape((*lead, *spread)) * math.prod(sizes[dim + 1 :])
+        flat = flat + index.reshape((*lead, *spread)) * math.prod(sizes[dim + 1 :])
     windows = flat.reshape((*lead, math.prod(output), math.prod(kernel)))
     pixels = x.reshape((*lead, math.prod(sizes)))
     values = jnp.take_along_axis(pixels[..., None, :], windows, axis=-1)

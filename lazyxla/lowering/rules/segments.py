@@ -1,4 +1,4 @@
-"""Reductions over segments of a dimension, and the places of elements that are not zero."""
+"""Reductions over segments of a dimension, and the indices of elements that are not zero."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def _segment_numbers(data: Array, lengths: Any, offsets: Any, axis: int) -> tupl
     starts, ends = starts.astype(jnp.int64), ends.astype(jnp.int64)
     count, size = ends.shape[-1], data.shape[axis]
     rows = ends.size // count if count else 0
-    place = jnp.arange(size)
-    number = jnp.sum(place[:, None] >= ends[..., None, :], axis=-1)
-    outside = (number >= count) | (place < starts[..., :1])
+    index = jnp.arange(size)
+    number = jnp.sum(index[:, None] >= ends[..., None, :], axis=-1)
+    outside = (number >= count) | (index < starts[..., :1])
     row = jnp.arange(rows).reshape((*ends.shape[:-1], 1))
     return jnp.where(outside, rows * count, number + row * count).reshape(-1), rows * count
 
@@ -135,5 +135,5 @@ def nonzero_static(x: Array, size: int, fill_value: int) -> Array:
         return jnp.zeros((size, 0), jnp.int64)
     if x.size == 0:  # JAX forgets the fill value
         return jnp.full((size, x.ndim), fill_value, jnp.int64)
-    places = jnp.nonzero(x, size=size, fill_value=fill_value)
-    return jnp.stack(places, axis=1)
+    indices = jnp.nonzero(x, size=size, fill_value=fill_value)
+    return jnp.stack(indices, axis=1)

@@ -8,7 +8,7 @@ import torch
 
 from lazyxla.lowering.builder import Builder
 from lazyxla.lowering.builder.attention import Attention
-from lazyxla.lowering.builder.contract import Factor
+from lazyxla.lowering.builder.contract import DotOperand
 from lazyxla.lowering.errors import LoweringError
 from lazyxla.lowering.tpu import attention, matmul
 from lazyxla.lowering.value import Value
@@ -26,8 +26,8 @@ class TpuBuilder(Builder):
 
     attention = Attention(attention, most_scores=1 << 26)
 
-    def product(self, left: Factor, right: Factor, dtype: torch.dtype | None) -> Value:
-        return matmul.product(self, left, right, dtype)
+    def platform_dot(self, left: DotOperand, right: DotOperand, dtype: torch.dtype | None) -> Value:
+        return matmul.dot(self, left, right, dtype)
 
     def conv(self, lhs: Value, rhs: Value, *args: Any, **options: Any) -> Value:
         if lhs.dtype == torch.int64:
