@@ -24,20 +24,31 @@ class AttentionKernel(Protocol):
         """Whether it is for this attention."""
 
     def forward(
-        self, b: Builder, query: Value, key: Value, value: Value, is_causal: bool,
-        factor: Operand, /,
-    ) -> tuple[Value, Value]:  # fmt: skip
+        self,
+        b: Builder,
+        query: Value,
+        key: Value,
+        value: Value,
+        is_causal: bool,
+        factor: Operand,
+        /,
+    ) -> tuple[Value, Value]:
         """The result (N, H, S, D), and the logarithm of each row's sum (N, H, S) in float32."""
 
     def backward(
-        self, b: Builder, grad: Value, inputs: tuple[Value, ...], is_causal: bool,
-        factor: Operand, /,
-    ) -> tuple[Value, ...]:  # fmt: skip
+        self,
+        b: Builder,
+        grad: Value,
+        inputs: tuple[Value, ...],
+        is_causal: bool,
+        factor: Operand,
+        /,
+    ) -> tuple[Value, ...]:
         """The gradients of query, key and value; `inputs`: these, the result and the logarithms."""
 
 
 class Attention(NamedTuple):
-    """A platform's way."""
+    """How a platform computes attention; the default is XLA's own operations."""
 
     kernel: AttentionKernel | None = None
 

@@ -12,7 +12,7 @@ from lazyxla.lowering.value import Value
 
 
 class DotOperand(NamedTuple):
-    """One side of a dot: a value, and which of its dimensions are contracted and which of the batch."""
+    """One side of a dot: a value, which of its dimensions are contracted, which of the batch."""
 
     value: Value
     contract: Sequence[int]

@@ -19,6 +19,8 @@ from lazyxla.lowering.scalar import Scalar
 from lazyxla.lowering.value import Operand, Value
 
 if TYPE_CHECKING:
+    from jax import Array
+
     from lazyxla.lowering.builder import Builder
 
 
@@ -95,8 +97,8 @@ def _kernel() -> Any:
 
 
 def flash_attention(
-    query: Any, key: Any, value: Any, *, is_causal: bool, factor: float
-) -> tuple[Any, Any]:
+    query: Array, key: Array, value: Array, *, is_causal: bool, factor: float
+) -> tuple[Array, Array]:
     """For JAX: the result, and the logarithm of each row's sum."""
     import jax
 
@@ -114,16 +116,16 @@ def flash_attention(
 
 
 def flash_attention_backward(
-    grad: Any,
-    query: Any,
-    key: Any,
-    value: Any,
-    result: Any,
-    sums: Any,
+    grad: Array,
+    query: Array,
+    key: Array,
+    value: Array,
+    result: Array,
+    sums: Array,
     *,
     is_causal: bool,
     factor: float,
-) -> tuple[Any, ...]:
+) -> tuple[Array, ...]:
     """For JAX: the gradients of query, key and value."""
     import jax
 
@@ -150,17 +152,17 @@ def flash_attention_backward(
     return of_query, *(_summed(x, groups) for x in others)
 
 
-def _one_head(x: Any) -> Any:
+def _one_head(x: Array) -> Array:
     """(N, H, S, D) as the kernels want it, (N * H, S, 1, D): its elements stay where they are."""
     return x.reshape(-1, x.shape[2], 1, x.shape[3])
 
 
-def _repeated(x: Any, heads: int) -> Any:
+def _repeated(x: Array, heads: int) -> Array:
     """Each head of the keys as often as there are heads of queries for it."""
     return x.repeat(heads // x.shape[1], axis=1)
 
 
-def _summed(x: Any, groups: int) -> Any:
+def _summed(x: Array, groups: int) -> Array:
     """The gradient of `_repeated`."""
     if x.shape[1] == groups:
         return x

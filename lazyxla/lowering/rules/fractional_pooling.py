@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING
 
 from lazyxla.lowering.registry import jax_rule
 
-Array = Any
+if TYPE_CHECKING:
+    from jax import Array
 
 
 def _starts(sample: Array, size: int, windows: int, kernel: int) -> Array:
@@ -25,7 +26,9 @@ def _starts(sample: Array, size: int, windows: int, kernel: int) -> Array:
     return jnp.concatenate([starts, last], axis=-1)
 
 
-def _pool(x: Array, kernel: tuple[int, ...], output: tuple[int, ...], samples: Array) -> Any:
+def _pool(
+    x: Array, kernel: tuple[int, ...], output: tuple[int, ...], samples: Array
+) -> tuple[Array, Array]:
     import jax.numpy as jnp
 
     rank = len(kernel)
@@ -46,8 +49,10 @@ def _pool(x: Array, kernel: tuple[int, ...], output: tuple[int, ...], samples: A
     values = jnp.take_along_axis(pixels[..., None, :], windows, axis=-1)
     best = jnp.argmax(values, axis=-1, keepdims=True)
     shape = (*lead, *output)
-    found = (jnp.take_along_axis(s, best, axis=-1).reshape(shape) for s in (values, windows))
-    return tuple(found)
+    maxima, indices = (
+        jnp.take_along_axis(s, best, axis=-1).reshape(shape) for s in (values, windows)
+    )
+    return maxima, indices
 
 
 def _pool_backward(grad: Array, x: Array, rank: int, indices: Array) -> Array:
@@ -63,7 +68,7 @@ def _pool_backward(grad: Array, x: Array, rank: int, indices: Array) -> Array:
 @jax_rule("aten::fractional_max_pool2d", "aten::fractional_max_pool3d")
 def fractional_max_pool(
     x: Array, kernel: tuple[int, ...], output: tuple[int, ...], samples: Array
-) -> Any:
+) -> tuple[Array, Array]:
     return _pool(x, kernel, output, samples)
 
 

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
+from lazyxla.lowering.program import TensorSpec
 from lazyxla.lowering.registry import jax_rule
 
-Array = Any
+if TYPE_CHECKING:
+    from jax import Array
 
 # What an empty segment gives where no initial value is given.
 _START = {"sum": 0.0, "mean": 0.0, "prod": 1.0, "max": float("-inf"), "min": float("inf")}
 
 
-def _segment_numbers(data: Array, lengths: Any, offsets: Any, axis: int) -> tuple[Array, int]:
+def _segment_numbers(
+    data: Array, lengths: Array | None, offsets: Array | None, axis: int
+) -> tuple[Array, int]:
     """For each element along `axis` the number of its segment, counted through all leading
     dimensions, and the number of segments. What belongs to none has a number beyond.
     """
     import jax.numpy as jnp
 
     if offsets is None:
+        assert lengths is not None
         ends = jnp.cumsum(lengths, axis=-1)
         starts = ends - lengths
     else:
@@ -62,14 +67,14 @@ def _reduce(data: Array, numbers: Array, count: int, reduce: str) -> Array:
 def segment_reduce(
     data: Array,
     reduce: str,
-    lengths: Any,
-    indices: Any,
-    offsets: Any,
+    lengths: Array | None,
+    indices: Array | None,
+    offsets: Array | None,
     axis: int,
     unsafe: bool,
-    initial: Any,
+    initial: Array | None,
     *,
-    outputs: Any,
+    outputs: tuple[TensorSpec, ...],
 ) -> Array:
     import jax.numpy as jnp
 
@@ -97,10 +102,10 @@ def segment_reduce_backward(
     output: Array,
     data: Array,
     reduce: str,
-    lengths: Any,
-    offsets: Any,
+    lengths: Array | None,
+    offsets: Array | None,
     axis: int,
-    initial: Any,
+    initial: Array | None,
 ) -> Array:
     import jax.numpy as jnp
 

@@ -21,6 +21,8 @@ from lazyxla.lowering.jax_call import find_module, tell_kernel_costs
 from lazyxla.lowering.value import Operand, Value
 
 if TYPE_CHECKING:
+    from jax import Array
+
     from lazyxla.lowering.builder import Builder
 
 
@@ -179,50 +181,51 @@ def _kernel() -> Any:
 
 
 def splash_attention(
-    query: Any, key: Any, value: Any, *, mask: Mask, precision: str
-) -> tuple[Any, Any]:
+    query: Array, key: Array, value: Array, *, mask: Mask, precision: str
+) -> tuple[Array, Array]:
     """For JAX: the result, and the logarithm of each row's sum."""
     import jax
 
     # Mosaic has no 64-bit integers, not even for indices.
     with jax.enable_x64(False), jax.default_matmul_precision(precision):
-        kernel = _made(query.shape[1:3], key.shape[2], mask)
+        kernel = _made(query.shape[1], query.shape[2], key.shape[2], mask)
         result, (logsumexp,) = jax.vmap(kernel)(query, key, value)
     return result, logsumexp
 
 
 def splash_attention_backward(
-    grad: Any,
-    query: Any,
-    key: Any,
-    value: Any,
-    result: Any,
-    logsumexp: Any,
+    grad: Array,
+    query: Array,
+    key: Array,
+    value: Array,
+    result: Array,
+    logsumexp: Array,
     *,
     mask: Mask,
     precision: str,
-) -> tuple[Any, ...]:
+) -> tuple[Array, ...]:
     """For JAX: the gradients of query, key and value."""
     import jax
 
     with jax.enable_x64(False), jax.default_matmul_precision(precision):
-        kernel = _made(query.shape[1:3], key.shape[2], mask)
+        kernel = _made(query.shape[1], query.shape[2], key.shape[2], mask)
         settings = {**kernel.kwargs, "save_residuals": False}
 
         infos = (kernel.dq_mask_info, kernel.dkv_mask_info)
 
-        def of_one(q: Any, k: Any, v: Any, out: Any, sums: Any, above: Any) -> Any:
+        def of_one(
+            q: Array, k: Array, v: Array, out: Array, sums: Array, above: Array
+        ) -> tuple[Array, ...]:
             kept = (q, k, v, None, None, out, sums, *infos)
             return _kernel()._splash_attention_bwd(res=kept, do=above, **settings)[3:6]
 
         return tuple(jax.vmap(of_one)(query, key, value, result, logsumexp, grad))
 
 
-def _made(queries: tuple[int, int], columns: int, mask: Mask) -> Any:
-    """The kernel for one sample: of `queries`' heads and rows."""
+def _made(heads: int, rows: int, columns: int, mask: Mask) -> Any:
+    """The kernel for one sample."""
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
-    heads, rows = queries
     if isinstance(mask, Pattern):
         of_head: Any = _hashed(masks.NumpyMask, mask)
     else:
