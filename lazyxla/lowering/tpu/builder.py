@@ -15,16 +15,14 @@ from lazyxla.lowering.value import Value
 
 
 class TpuBuilder(Builder):
-    """See the module.
+    """See the module."""
 
-    The compiler fuses what is made of all scores of attention with their matmul; over blocks it
-    cannot. There blocks are for memory alone: 2**26 scores take 256 MiB in float32. A training step
-    of two of ViT-B/16's layers (32 x 12 x 197 x 197 scores) takes 11.4 million cycles by libtpu's
-    estimate for v5e with all scores at once, and 12.6 over blocks; 580 and 460 MiB of temporary
-    memory. It also takes many seconds to compile each loop.
-    """
-
-    attention = Attention(attention, most_scores=1 << 26)
+    attention = Attention(kernel=attention, most_scores=1 << 26)
+    """The compiler fuses what is made of all scores with their matmul; over blocks it cannot. There
+    blocks are for memory alone: 2**26 scores take 256 MiB in float32. A training step of two of
+    ViT-B/16's layers (32 x 12 x 197 x 197 scores) takes 11.4 million cycles by libtpu's estimate
+    for v5e with all scores at once, and 12.6 over blocks; 580 and 460 MiB of temporary memory. It
+    takes many seconds for each loop, so that there is one."""
 
     def platform_dot(self, left: DotOperand, right: DotOperand, dtype: torch.dtype | None) -> Value:
         return matmul.dot(self, left, right, dtype)
