@@ -32,12 +32,11 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention 
 
 import lazyxla  # noqa: E402
 from lazyxla import paged_attention  # noqa: E402
-from lazyxla.lowering.rules import (  # noqa: E402
-    attention_blocks,
-    attention_cuda,
-    attention_tpu,
-    grouped_matmul_tpu,
-)
+from lazyxla.lowering.builder import Builder  # noqa: E402
+from lazyxla.lowering.cuda.builder import CudaBuilder  # noqa: E402
+from lazyxla.lowering.tpu import attention as attention_tpu  # noqa: E402
+from lazyxla.lowering.tpu import grouped_matmul as grouped_matmul_tpu  # noqa: E402
+from lazyxla.lowering.tpu.builder import TpuBuilder  # noqa: E402
 
 MiB = 1 << 20
 
@@ -262,7 +261,10 @@ def compiled_flexible(*inputs: Tensor) -> Any:
     return flexible(*inputs, torch.compile(flex_attention, backend="lazyxla"))
 
 
-KERNELS = (attention_tpu, attention_cuda, grouped_matmul_tpu)
+def without_kernel(builder: type[Builder]) -> Any:
+    """A platform's attention without its kernel, on all scores at once on a GPU."""
+    most_scores = 1 << 62 if builder is CudaBuilder else builder.attention.most_scores
+    return builder.attention._replace(kernel=None, most_scores=most_scores)
 
 
 def plain(call: Callable[..., Any]) -> Callable[..., Any]:
@@ -273,8 +275,10 @@ def plain(call: Callable[..., Any]) -> Callable[..., Any]:
         return call(*args)
 
     without.patches = (  # type: ignore[attr-defined]
-        *(mock.patch.object(module, "suits", return_value=False) for module in KERNELS),
-        mock.patch.object(attention_blocks, "MANY", 1 << 62),
+        mock.patch.object(attention_tpu, "suits", return_value=False),  # of flex_attention, too
+        mock.patch.object(grouped_matmul_tpu, "suits", return_value=False),
+        mock.patch.object(TpuBuilder, "attention", without_kernel(TpuBuilder)),
+        mock.patch.object(CudaBuilder, "attention", without_kernel(CudaBuilder)),
     )
     return without
 

@@ -2,7 +2,7 @@
 
 A mask that depends on nothing but the places of queries and keys is computed once, on the host, and
 known by its digest from then on. A kernel passes by the tiles of which it leaves nothing, and never
-writes scores (lowering/rules/attention_pattern.py). Elsewhere the operators are the formula, with
+writes scores (lowering/tpu/flex_attention.py). Elsewhere the operators are the formula, with
 the mask computed on the device.
 """
 

@@ -14,7 +14,10 @@ from torch import Tensor
 
 import lazyxla
 from lazyxla.lowering import lower_to_text
+from lazyxla.lowering.cpu.builder import CpuBuilder
+from lazyxla.lowering.cuda.builder import CudaBuilder
 from lazyxla.lowering.rules import attention_blocks
+from lazyxla.lowering.tpu.builder import TpuBuilder
 from tests.calls import Call
 from tests.support import counted
 from tests.test_attention import (
@@ -36,6 +39,13 @@ BACKWARD = f"{FORWARD}_backward"
 SIZES = [(22, 19), (16, 23)]
 
 
+def from_so_many_scores(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On every platform attention goes over blocks from `count` scores on."""
+    for builder in (CpuBuilder, CudaBuilder, TpuBuilder):
+        changed = builder.attention._replace(most_scores=count)
+        monkeypatch.setattr(builder, "attention", changed)
+
+
 @pytest.fixture
 def blocks_of_4(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Few scores are taken as many. No other test may have made programs of the same sizes."""
@@ -47,8 +57,9 @@ def blocks_of_4(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         used.extend(found)
         return found
 
-    for name, value in {"MANY": 0, "PER_BLOCK": 0, "LEAST_ROWS": 4, "_loops": watched}.items():
+    for name, value in {"PER_BLOCK": 0, "LEAST_ROWS": 4, "_loops": watched}.items():
         monkeypatch.setattr(attention_blocks, name, value)
+    from_so_many_scores(0, monkeypatch)
     lazyxla.reset_counters()
     yield
     assert any(blocks > 1 for _, blocks, *_ in used)
@@ -140,7 +151,8 @@ def largest(program: str) -> int:
 def test_many_scores_are_never_in_memory_at_once(name: str, is_causal: bool) -> None:
     program = text(name, 8192, is_causal)
     assert largest(program) <= 2 * attention_blocks.PER_BLOCK
-    assert program.count("stablehlo.while") == (attention_blocks.PARTS if is_causal else 1)
+    loops = CpuBuilder.attention.causal_loops if is_causal else 1
+    assert program.count("stablehlo.while") == loops
     # Its length does not depend on the rows.
     assert len(text(name, 32768, is_causal).splitlines()) == len(program.splitlines())
 
@@ -150,20 +162,20 @@ def test_many_scores_are_never_in_memory_at_once(name: str, is_causal: bool) -> 
 def test_few_scores_are_taken_at_once(
     name: str, is_causal: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    few = int((attention_blocks.MANY / 8) ** 0.5)
+    few = int((CpuBuilder.attention.most_scores / 8) ** 0.5)
     rows = few - 1
     program = text(name, rows, is_causal)
     assert "while" not in program
     assert largest(program) == 8 * rows**2
     assert "while" in text(name, few + 1, is_causal)
-    monkeypatch.setattr(attention_blocks, "MANY", 1 << 60)
+    from_so_many_scores(1 << 60, monkeypatch)
     assert text(name, rows, is_causal) == program
 
 
 @pytest.mark.parametrize("name", [FORWARD, BACKWARD])
 def test_a_tpu_takes_more_scores_at_once(name: str) -> None:
     """Of lengths that its kernel is not for."""
-    few = int((attention_blocks.MANY_ON_TPU / 8) ** 0.5)
+    few = int((TpuBuilder.attention.most_scores / 8) ** 0.5)
     assert "while" not in text(name, few - 1, False, "tpu")
     assert text(name, few + 1, False, "tpu").count("stablehlo.while") == 1
     assert "while" in text(name, few - 1, False)

@@ -14,7 +14,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 import lazyxla
 from lazyxla import flex_kernel
 from lazyxla.lowering import Target, lookup, lower_to_text
-from lazyxla.lowering.rules import attention_tpu
+from lazyxla.lowering.tpu import attention as attention_tpu
 from tests.lowering.harness import execute, record
 from tests.lowering.test_attention_kernels import interpreted  # noqa: F401 - a fixture
 from tests.support import needs_libtpu

@@ -19,11 +19,6 @@ def total(values: Iterable[Value]) -> Value:
     return functools.reduce(operator.add, values)
 
 
-def conj(x: Value) -> Value:
-    """The complex conjugate; a real value is its own."""
-    return x.b.complex(x.real, -x.imag) if x.is_complex else x
-
-
 def maximum(x: Value, y: Operand) -> Value:
     """The greater one; nan if one of both is nan."""
     return x.b.maximum(*x.aligned(y)) if isinstance(y, Value) else x.call("maximum", y)
@@ -62,6 +57,11 @@ def sqrt(x: Value) -> Value:
 def rsqrt(x: Value) -> Value:
     """1 / sqrt(x)."""
     return x.call("rsqrt")
+
+
+def conj(x: Value) -> Value:
+    """The complex conjugate; a real value is its own."""
+    return x.b.complex(x.real, -x.imag) if x.is_complex else x
 
 
 def is_finite(x: Value) -> Value:

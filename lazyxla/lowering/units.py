@@ -52,11 +52,10 @@ def in_units(geometry: Geometry, unit: torch.dtype) -> Geometry:
 
 def to_unit(b: Builder, x: Value, unit: torch.dtype) -> Value:
     """The elements of `x` as elements of `unit`, in the dimensions that `in_units` gives."""
-    dtype = b.dtype(x)
-    if dtype.is_complex:
-        x = b.stack([b.hlo.real(x), b.hlo.imag(x)], -1)
-    elif dtype == torch.bool:
-        x = b.convert(x, torch.uint8)
+    if x.is_complex:
+        x = b.stack([x.real, x.imag], -1)
+    elif x.dtype == torch.bool:
+        x = x.to(torch.uint8)
     return _reinterpret(b, x, unit)
 
 
@@ -64,13 +63,13 @@ def from_unit(b: Builder, x: Value, dtype: torch.dtype) -> Value:
     """The inverse of `to_unit`."""
     x = _reinterpret(b, x, _raw(dtype))
     if dtype.is_complex:
-        return b.hlo.complex(b.select_dim(x, -1, 0), b.select_dim(x, -1, 1))
-    return b.convert(x, dtype)
+        return b.complex(b.select_dim(x, -1, 0), b.select_dim(x, -1, 1))
+    return x.to(dtype)
 
 
 def _reinterpret(b: Builder, x: Value, dtype: torch.dtype) -> Value:
     """The same bits; a narrower dtype adds an innermost dimension, a wider one uses it up."""
-    source, shape = b.spec(x)
+    source, shape = x.dtype, x.shape
     if source == dtype:
         return x
     if source.itemsize > dtype.itemsize:

@@ -6,12 +6,15 @@ image: a slice becomes an update of that slice, a transpose its inverse, and so 
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from lazyxla.lowering.value import Value
+from lazyxla.lowering.functions import where
+from lazyxla.lowering.value import Operand, Value
 
 if TYPE_CHECKING:
     from lazyxla.lowering.builder import Builder
@@ -25,10 +28,10 @@ class Reshape(NamedTuple):
     after: tuple[int, ...]
 
     def read(self, b: Builder, x: Value) -> Value:
-        return b.reshape(x, self.after)
+        return x.reshape(self.after)
 
     def write(self, b: Builder, _: Source, update: Value) -> Value:
-        return b.reshape(update, self.before)
+        return update.reshape(self.before)
 
 
 class Transpose(NamedTuple):
@@ -49,13 +52,13 @@ class Broadcast(NamedTuple):
     sizes: tuple[int, ...]
 
     def read(self, b: Builder, x: Value) -> Value:
-        return b.hlo.broadcast_in_dim(b.type(b.dtype(x), self.sizes), x, self.dims)
+        return b.broadcast_in_dim(x, self.sizes, self.dims)
 
     def write(self, b: Builder, _: Source, update: Value) -> Value:
-        # Several elements share one place; which of them stays is not defined in PyTorch either.
+        # Several elements write to one; which of them stays is not defined in PyTorch either.
         limits = [n if i in self.dims else 1 for i, n in enumerate(self.sizes)]
         first = b.slice(update, [0] * len(limits), limits)
-        return b.reshape(first, [self.sizes[i] for i in self.dims])
+        return first.reshape([self.sizes[i] for i in self.dims])
 
 
 class Slice(NamedTuple):
@@ -74,30 +77,24 @@ class Slice(NamedTuple):
 
     def _interleave(self, b: Builder, x: Value, update: Value) -> Value:
         """Spreads the update by interior padding and selects it where the slice lies."""
-        shape, sizes = b.shape(x), b.shape(update)
+        shape, sizes = x.shape, update.shape
         ends = [s + (n - 1) * t for s, n, t in zip(self.starts, sizes, self.strides, strict=True)]
         high = [n - 1 - e for n, e in zip(shape, ends, strict=True)]
         spread = b.pad(update, self.starts, high, [t - 1 for t in self.strides])
-        mask = None
+        masks = []
         for dim, (start, end, stride) in enumerate(
             zip(self.starts, ends, self.strides, strict=True)
         ):
-            if stride == 1 and end - start + 1 == shape[dim]:
-                continue
-            inside = self._places(b, shape[dim], start, end, stride)
-            inside = b.hlo.broadcast_in_dim(b.type(torch.bool, shape), inside, [dim])
-            mask = inside if mask is None else b.hlo.and_(mask, inside)
-        return b.select(mask, spread, x)
+            if stride > 1 or end - start + 1 < shape[dim]:
+                inside = self._inside(b, shape[dim], start, end, stride)
+                masks.append(b.broadcast_in_dim(inside, shape, [dim]))
+        return where(functools.reduce(operator.and_, masks), spread, x)
 
-    def _places(self, b: Builder, size: int, start: int, end: int, stride: int) -> Value:
+    def _inside(self, b: Builder, size: int, start: int, end: int, stride: int) -> Value:
         """Which of 0..size-1 the slice addresses, as a bool vector."""
         i = b.iota([size], 0, torch.int32)
-        mask = b.compare(i, b.full_like(i, end), "LE")
-        mask = b.hlo.and_(mask, b.compare(i, b.full_like(i, start), "GE"))
-        if stride > 1:
-            rest = b.hlo.remainder(b.hlo.subtract(i, b.full_like(i, start)), b.full_like(i, stride))
-            mask = b.hlo.and_(mask, b.compare(rest, b.full_like(i, 0), "EQ"))
-        return mask
+        mask = (i <= end) & (i >= start)
+        return mask if stride == 1 else mask & ((i - start) % stride == 0)
 
 
 class Window(NamedTuple):
@@ -109,7 +106,7 @@ class Window(NamedTuple):
 
     numbers: tuple[int | None, ...]
     sizes: tuple[int, ...]
-    starts: tuple[Value, ...] = ()
+    starts: tuple[Operand, ...] = ()
 
     def bind(self, values: Sequence[Value]) -> Window:
         return self._replace(starts=tuple(0 if n is None else values[n] for n in self.numbers))
@@ -130,7 +127,7 @@ class Pad(NamedTuple):
         return b.pad(x, [0] * len(self.high), self.high)
 
     def write(self, b: Builder, _: Source, update: Value) -> Value:
-        limits = [n - h for n, h in zip(b.shape(update), self.high, strict=True)]
+        limits = [n - h for n, h in zip(update.shape, self.high, strict=True)]
         return b.slice(update, [0] * len(limits), limits)
 
 
@@ -148,7 +145,7 @@ class Take(NamedTuple):
         index = b.constant(self.start, dtype, self.sizes)
         for i, stride in enumerate(self.strides):
             step = b.iota(self.sizes, i, dtype)
-            index = b.hlo.add(index, b.scale(step, stride))
+            index = index + b.scale(step, stride)
         return index
 
     def read(self, b: Builder, x: Value) -> Value:
@@ -156,7 +153,7 @@ class Take(NamedTuple):
 
     def write(self, b: Builder, source: Source, update: Value) -> Value:
         # scatter_nd wants the indexed dimensions first.
-        rank, count = b.rank(update), len(self.sizes)
+        rank, count = update.rank, len(self.sizes)
         moved = range(self.dim, self.dim + count)
         order = [*moved, *(i for i in range(rank) if i not in moved)]
         index = b.unsqueeze(self._index(b), -1)
@@ -169,7 +166,7 @@ class Empty(NamedTuple):
     sizes: tuple[int, ...]
 
     def read(self, b: Builder, x: Value) -> Value:
-        return b.zeros(self.sizes, b.dtype(x))
+        return b.zeros(self.sizes, x.dtype)
 
     def write(self, b: Builder, source: Source, _: Value) -> Value:
         raise AssertionError("the planner makes no write to nothing")

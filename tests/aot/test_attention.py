@@ -13,7 +13,9 @@ from torch import Tensor
 
 from lazyxla import aot
 from lazyxla.config import settings
-from lazyxla.lowering.rules import attention_blocks, attention_cuda, attention_tpu
+from lazyxla.lowering.builder.attention import Attention
+from lazyxla.lowering.cuda.builder import CudaBuilder
+from lazyxla.lowering.tpu.builder import TpuBuilder
 from tests.support import needs_cuda, needs_libtpu
 
 MiB = 2**20
@@ -52,8 +54,7 @@ def test_no_scores_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     assert kernels(program) == 3
     tiles = 8 * 36 * 512 * 512  # of 64 for each head, without those above the diagonal
     assert program.flops == pytest.approx(2 * 9 * 128 * tiles, rel=0.01)
-    monkeypatch.setattr(attention_tpu, "suits", lambda *_: False)
-    monkeypatch.setattr(attention_blocks, "MANY_ON_TPU", 1 << 62)
+    monkeypatch.setattr(TpuBuilder, "attention", Attention(most_scores=1 << 62))
     plain = compile_attention(shape, 8, is_causal=True)
     assert kernels(plain) == 0
     scores = 8 * 4096 * 4096 * 4
@@ -98,8 +99,7 @@ def test_no_scores_in_memory_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     shape = (1, 8, 4096, 128)
     program = compile_attention(shape, 8, topology="h100", is_causal=True)
     assert kernels(program) == 3
-    monkeypatch.setattr(attention_cuda, "suits", lambda *_: False)
-    monkeypatch.setattr(attention_blocks, "MANY", 1 << 62)
+    monkeypatch.setattr(CudaBuilder, "attention", Attention(most_scores=1 << 62))
     plain = compile_attention(shape, 8, topology="h100", is_causal=True)
     assert kernels(plain) == 0
     scores = 8 * 4096 * 4096 * 2

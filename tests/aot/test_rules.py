@@ -11,7 +11,7 @@ import torch
 
 import lazyxla
 from lazyxla.lowering import registry
-from lazyxla.lowering.rules import attention_tpu
+from lazyxla.lowering.tpu.builder import TpuBuilder
 from tests.aot.calls import find, made_by_hand
 from tests.aot.compiling import refusal
 from tests.aot.expected import REFUSED
@@ -55,7 +55,7 @@ def test_rules_compile() -> None:
 @needs_libtpu
 def test_attention_over_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither way needs the 256 MiB of all scores in float32."""
-    monkeypatch.setattr(attention_tpu, "suits", lambda *_: False)
+    monkeypatch.setattr(TpuBuilder, "attention", TpuBuilder.attention._replace(kernel=None))
     topology = lazyxla.aot.topology("v5e:2x2")
     x = torch.empty(1, 1, 8192, 64, dtype=torch.bfloat16, device="meta")
     sums = torch.empty(1, 1, 8192, device="meta")

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from lazyxla.lowering import Program, Target, jax_call, lower_to_text
-from lazyxla.lowering.rules import attention_cuda, attention_tpu
+from lazyxla.lowering.cuda import attention as attention_cuda
+from lazyxla.lowering.tpu import attention as attention_tpu
 from tests.lowering.harness import execute, record
 
 FORWARD = "aten::_scaled_dot_product_flash_attention_for_cpu"

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lazyxla.lowering import Geometry, Node, Program, Ref, TensorSpec, lower_to_text
-from lazyxla.lowering.geometry import plan
+from lazyxla.lowering.view_plan import plan
 from tests.lowering.harness import execute
 
 Tensor = torch.Tensor

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lazyxla import aot
 from lazyxla.lowering import Target, lower_to_text
-from lazyxla.lowering.rules import grouped_matmul_tpu
+from lazyxla.lowering.tpu import grouped_matmul as grouped_matmul_tpu
 from tests.lowering.harness import record
 from tests.support import needs_libtpu
 

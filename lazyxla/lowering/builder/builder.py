@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from lazyxla.lowering.builder.attention import Attention
 from lazyxla.lowering.builder.indexing import Indexing
 from lazyxla.lowering.jax_call import call_jax
 from lazyxla.lowering.mlir import Mlir
@@ -27,7 +28,10 @@ class Builder(Indexing):
     target:    what the module is for; its `platform` is at hand as b.platform.
     outputs:   expected outputs (TensorSpec) of the node being lowered.
     rng:       (seed, ordinal) of a random operator as 0-dim uint64 values.
+    attention: how the platform computes attention.
     """
+
+    attention = Attention()
 
     def __init__(
         self,

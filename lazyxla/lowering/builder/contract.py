@@ -1,4 +1,4 @@
-"""Operations that multiply two values and sum: matrix products, convolutions."""
+"""Operations that multiply two values and sum: matmul, convolution."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from lazyxla.lowering.builder.reductions import Reductions
 from lazyxla.lowering.value import Value
 
 
-class Factor(NamedTuple):
-    """One side of a product: a value, and which of its dimensions are contracted and which of the
-    batch."""
+class DotOperand(NamedTuple):
+    """One side of a dot: a value, which of its dimensions are contracted, which of the batch."""
 
     value: Value
     contract: Sequence[int]
@@ -30,7 +29,7 @@ class Contractions(Reductions):
     """The multiplying part of the Builder."""
 
     def precision(self, dtype: torch.dtype) -> Any:
-        """XLA's precision for products of `dtype`, by the node's torch.float32_matmul_precision."""
+        """XLA's precision for a dot of `dtype`, by the node's torch.float32_matmul_precision."""
         if dtype not in (torch.float32, torch.complex64):
             return None
         wanted = {"highest": "HIGHEST", "high": "HIGH", "medium": "DEFAULT"}
@@ -52,22 +51,22 @@ class Contractions(Reductions):
         rhs_batch: Sequence[int] = (),
         dtype: torch.dtype | None = None,
     ) -> Value:
-        """General product in `dtype` (lhs's, if None).
+        """General dot product in `dtype` (lhs's, if None).
 
         The result's dimensions are the batch ones, the free ones of lhs, the free ones of rhs.
 
         A transpose that defines an operand is folded into the dimension numbers: XLA's CPU backend
         multiplies by a weight in either layout far faster than it transposes one.
         """
-        left = self.folded(Factor(lhs, lhs_contract, lhs_batch))
-        right = self.folded(Factor(rhs, rhs_contract, rhs_batch))
-        return self.product(left, right, dtype)
+        left = self.folded(DotOperand(lhs, lhs_contract, lhs_batch))
+        right = self.folded(DotOperand(rhs, rhs_contract, rhs_batch))
+        return self.platform_dot(left, right, dtype)
 
-    def product(self, left: Factor, right: Factor, dtype: torch.dtype | None) -> Value:
+    def platform_dot(self, left: DotOperand, right: DotOperand, dtype: torch.dtype | None) -> Value:
         """`dot`, in the form in which the platform's compiler is best at it."""
-        return self.plain_product(left, right, dtype)
+        return self.plain_dot(left, right, dtype)
 
-    def plain_product(self, left: Factor, right: Factor, dtype: torch.dtype | None) -> Value:
+    def plain_dot(self, left: DotOperand, right: DotOperand, dtype: torch.dtype | None) -> Value:
         """`dot` as it is written."""
         numbers = self.hlo.DotDimensionNumbers.get(
             lhs_batching_dimensions=left.batch,
@@ -98,20 +97,22 @@ class Contractions(Reductions):
             x = self.dot(x, weights, [x.rank - len(maps)], [0 if adjoint else 1])
         return x
 
-    def folded(self, x: Factor) -> Factor:
+    def folded(self, x: DotOperand) -> DotOperand:
         """The same without a transpose that defines the value."""
         rank = x.value.rank
         contract, batch = [d % rank for d in x.contract], [d % rank for d in x.batch]
         found = self.untransposed(x.value)
         if found is None:
-            return Factor(x.value, contract, batch)
+            return DotOperand(x.value, contract, batch)
         source, order = found
         free = [order[i] for i in range(rank) if i not in contract and i not in batch]
         longer = [i for i in free if source.shape[i] != 1]
         if longer != sorted(longer) or (len(longer) < len(free) and free != sorted(free)):
             # Without the transpose the result would be in another order.
-            return Factor(x.value, contract, batch)
-        return self.folded(Factor(source, [order[i] for i in contract], [order[i] for i in batch]))
+            return DotOperand(x.value, contract, batch)
+        return self.folded(
+            DotOperand(source, [order[i] for i in contract], [order[i] for i in batch])
+        )
 
     def untransposed(self, x: Value) -> tuple[Value, list[int]] | None:
         """(y, order) such that x = transpose(y, order), if a transpose defines x."""

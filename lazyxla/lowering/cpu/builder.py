@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 from lazyxla.lowering.builder import Builder
-from lazyxla.lowering.builder.contract import Factor
+from lazyxla.lowering.builder.attention import Attention
+from lazyxla.lowering.builder.contract import DotOperand
 from lazyxla.lowering.cpu import matmul
 from lazyxla.lowering.cpu.in_place import may_read_what_it_replaces, update_apart
 from lazyxla.lowering.cpu.sorting import packed_order
@@ -29,15 +30,17 @@ _PART = 16
 class CpuBuilder(Builder):
     """See the module."""
 
+    attention = Attention(causal_loops=8)
+
     def random_bits(
         self, shape: Sequence[int], dtype: torch.dtype, seed: Value, ordinal: Value
     ) -> Value:
         return threefry_bits(self, shape, dtype, seed, ordinal)
 
-    def product(self, left: Factor, right: Factor, dtype: torch.dtype | None) -> Value:
+    def platform_dot(self, left: DotOperand, right: DotOperand, dtype: torch.dtype | None) -> Value:
         if left.batch or self.target.any_sizes:  # the forms depend on the sizes
-            return self.plain_product(left, right, dtype)
-        return matmul.product(self, left, right, dtype)
+            return self.plain_dot(left, right, dtype)
+        return matmul.dot(self, left, right, dtype)
 
     def conv(self, lhs: Value, rhs: Value, *args: Any, **options: Any) -> Value:
         # PyTorch's CPU kernels round 16-bit results once, after the bias.

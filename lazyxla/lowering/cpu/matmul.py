@@ -13,29 +13,29 @@ import torch
 from lazyxla.lowering.value import Value
 
 if TYPE_CHECKING:
-    from lazyxla.lowering.builder.contract import Contractions, Factor
+    from lazyxla.lowering.builder.contract import Contractions, DotOperand
 
 _GAP, _PAGE = 16, 1024
 """Elements of float32, in which the narrower types are multiplied, too: a line of the processor's
-cache, and the distance at which addresses share their place in the first one (4096 bytes)."""
+cache, and the distance at which addresses share a line of the first one (4096 bytes)."""
 
 
-def product(b: Contractions, left: Factor, right: Factor, dtype: torch.dtype | None) -> Value:
-    """The product of two values without batch dimensions, in the form that is the fastest.
+def dot(b: Contractions, left: DotOperand, right: DotOperand, dtype: torch.dtype | None) -> Value:
+    """A dot without batch dimensions, in the form that is the fastest.
 
     The forms are those of matrices; all dimensions but the last one count together as rows, as the
     backend has it in the end.
     """
 
     def plain(x: Value, y: Value) -> Value:
-        return b.plain_product(left._replace(value=x), right._replace(value=y), dtype)
+        return b.plain_dot(left._replace(value=x), right._replace(value=y), dtype)
 
     lhs, rhs = left.value, right.value
     last = lhs.rank - 1
     if rhs.rank == 2 and last >= 1 and (*left.contract, *right.contract) == (last, 1):
         if _better_turned(lhs, rhs):
             # XLA would turn it back without the barrier.
-            turned = b.plain_product(right, left, dtype)
+            turned = b.plain_dot(right, left, dtype)
             return b.transpose(b.hlo.optimization_barrier([turned]), [*range(1, last + 1), 0])
         if _summed_rows_collide(lhs, rhs):
             # XLA would leave out what adds nothing without the barrier.

@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lazyxla.lowering.builder import Builder
+from lazyxla.lowering.builder.attention import Attention
+from lazyxla.lowering.cuda import attention
 from lazyxla.lowering.value import Value
 
 
 class CudaBuilder(Builder):
     """See the module."""
 
+    attention = Attention(kernel=attention)
+
     def apply_maps(self, x: Value, maps: Sequence[Value], adjoint: bool = False) -> Value:
-        """With products of plain matrices: XLA's compiler for GPUs refuses some sizes of others."""
+        """By matmul of plain matrices: XLA's compiler for GPUs refuses some sizes of others."""
         # The last dimension is contracted and comes back first.
         for weights in reversed(maps):
             x = self.dot(weights, x, [0 if adjoint else 1], [-1])

@@ -5,12 +5,16 @@ The recursion is that of Graves et al., Connectionist Temporal Classification, 2
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
+from lazyxla.lowering.program import TensorSpec
 from lazyxla.lowering.registry import jax_rule
 
+if TYPE_CHECKING:
+    from jax import Array
 
-def _log_alpha(log_probs: Any, labels: Any, blank: int) -> Any:
+
+def _log_alpha(log_probs: Array, labels: Array, blank: int) -> Array:
     """log alpha (T, N, 2 L + 1) of log_probs (T, N, C) and labels (N, L)."""
     import jax
     import jax.numpy as jnp
@@ -22,10 +26,10 @@ def _log_alpha(log_probs: Any, labels: Any, blank: int) -> Any:
     skips = new & (path != blank)
     low = jnp.array(-jnp.inf, log_probs.dtype)
 
-    def shifted(alpha: Any, by: int) -> Any:
+    def shifted(alpha: Array, by: int) -> Array:
         return jnp.pad(alpha, ((0, 0), (by, 0)), constant_values=low)[:, : alpha.shape[1]]
 
-    def step(alpha: Any, score: Any) -> Any:
+    def step(alpha: Array, score: Array) -> tuple[Array, Array]:
         options = [alpha, shifted(alpha, 1), jnp.where(skips, shifted(alpha, 2), low)]
         best = jnp.maximum(jnp.maximum(*options[:2]), options[2])
         best = jax.lax.stop_gradient(jnp.where(jnp.isneginf(best), 0, best))
@@ -39,7 +43,7 @@ def _log_alpha(log_probs: Any, labels: Any, blank: int) -> Any:
     return jnp.concatenate([start[None], rest])
 
 
-def _path_ends(log_alpha: Any, input_lengths: Any, target_lengths: Any) -> Any:
+def _path_ends(log_alpha: Array, input_lengths: Array, target_lengths: Array) -> Array:
     """The negative log likelihoods (N,): paths end in the last label or in the blank after it."""
     import jax.numpy as jnp
 
@@ -57,7 +61,7 @@ def _path_ends(log_alpha: Any, input_lengths: Any, target_lengths: Any) -> Any:
     return jnp.where(input_lengths > 0, loss, jnp.where(target_lengths > 0, jnp.inf, 0))
 
 
-def _label_rows(targets: Any, target_lengths: Any, length: int) -> Any:
+def _label_rows(targets: Array, target_lengths: Array, length: int) -> Array:
     """Labels (N, length) from padded (N, S) or concatenated (sum of lengths,) ones."""
     import jax.numpy as jnp
 
@@ -69,8 +73,13 @@ def _label_rows(targets: Any, target_lengths: Any, length: int) -> Any:
 
 
 def _ctc(
-    log_probs: Any, targets: Any, input_lengths: Any, target_lengths: Any, blank: int, length: int
-) -> tuple[Any, Any]:
+    log_probs: Array,
+    targets: Array,
+    input_lengths: tuple[int, ...],
+    target_lengths: tuple[int, ...],
+    blank: int,
+    length: int,
+) -> tuple[Array, Array]:
     """The losses (N,) and log alpha (T, N, 2 L + 1)."""
     import jax.numpy as jnp
 
@@ -81,15 +90,15 @@ def _ctc(
 
 @jax_rule("aten::_ctc_loss")
 def ctc_loss(
-    log_probs: Any,
-    targets: Any,
+    log_probs: Array,
+    targets: Array,
     input_lengths: tuple[int, ...],
     target_lengths: tuple[int, ...],
     blank: int,
     zero_infinity: bool,
     *,
-    outputs: Any,
-) -> tuple[Any, Any]:
+    outputs: tuple[TensorSpec, ...],
+) -> tuple[Array, Array]:
     length = (outputs[1].shape[2] - 1) // 2
     losses, alpha = _ctc(log_probs, targets, input_lengths, target_lengths, blank, length)
     return losses, alpha.swapaxes(0, 1)
@@ -97,23 +106,23 @@ def ctc_loss(
 
 @jax_rule("aten::_ctc_loss_backward")
 def ctc_loss_backward(
-    grad: Any,
-    log_probs: Any,
-    targets: Any,
+    grad: Array,
+    log_probs: Array,
+    targets: Array,
     input_lengths: tuple[int, ...],
     target_lengths: tuple[int, ...],
-    neg_log_likelihood: Any,
-    log_alpha: Any,
+    neg_log_likelihood: Array,
+    log_alpha: Array,
     blank: int,
     zero_infinity: bool,
-) -> Any:
+) -> Array:
     """As in PyTorch, the gradient anticipates the log_softmax behind: hence exp(log_probs)."""
     import jax
     import jax.numpy as jnp
 
     length = (log_alpha.shape[2] - 1) // 2
 
-    def losses(log_probs: Any) -> Any:
+    def losses(log_probs: Array) -> Array:
         return _ctc(log_probs, targets, input_lengths, target_lengths, blank, length)[0]
 
     own = jax.vjp(losses, log_probs)[1](grad)[0] + jnp.exp(log_probs) * grad[None, :, None]

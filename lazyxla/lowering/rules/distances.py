@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING
 
+import numpy as np
+
+from lazyxla.lowering.program import TensorSpec
 from lazyxla.lowering.registry import jax_rule
 
+if TYPE_CHECKING:
+    from jax import Array
 
-def _norm(p: float) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
+
+def _norm(p: float) -> tuple[Callable[[Array], Array], Callable[[Array], Array]]:
     """The reduction over the last dimension of a p-norm of absolute differences, and its root."""
     import jax.numpy as jnp
 
@@ -23,14 +29,14 @@ def _norm(p: float) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
 
 
 @jax_rule("aten::_cdist_forward", static=("p",))
-def cdist(x: Any, y: Any, p: float, compute_mode: int | None) -> Any:
+def cdist(x: Array, y: Array, p: float, compute_mode: int | None) -> Array:
     import jax.numpy as jnp
 
     total, root = _norm(p)
     return root(total(jnp.abs(x[..., :, None, :] - y[..., None, :, :])))
 
 
-def _norm_slope(difference: Any, p: float, distance: Any) -> Any:
+def _norm_slope(difference: Array, p: float, distance: Array) -> Array:
     """The derivative of a p-norm by the differences."""
     import jax.numpy as jnp
 
@@ -46,22 +52,22 @@ def _norm_slope(difference: Any, p: float, distance: Any) -> Any:
 
 
 @jax_rule("aten::_cdist_backward", static=("p",))
-def cdist_backward(grad: Any, x: Any, y: Any, p: float, distance: Any, *, outputs: Any) -> Any:
+def cdist_backward(
+    grad: Array, x: Array, y: Array, p: float, distance: Array, *, outputs: tuple[TensorSpec, ...]
+) -> Array:
     difference = x[..., :, None, :] - y[..., None, :, :]
     result = (grad[..., None] * _norm_slope(difference, p, distance[..., None])).sum(-2)
     # Without elements PyTorch does not broadcast the batches of x.
     return result.reshape(outputs[0].shape) if result.size else x * 0
 
 
-def _pairs(count: int) -> tuple[Any, Any]:
+def _pairs(count: int) -> tuple[np.ndarray, np.ndarray]:
     """The rows of all pairs, in the order of pdist."""
-    import numpy as np
-
     return np.triu_indices(count, 1)
 
 
 @jax_rule("aten::_pdist_forward", static=("p",))
-def pdist(x: Any, p: float) -> Any:
+def pdist(x: Array, p: float) -> Array:
     import jax.numpy as jnp
 
     first, second = _pairs(x.shape[0])
@@ -75,7 +81,7 @@ def pdist(x: Any, p: float) -> Any:
 
 
 @jax_rule("aten::_pdist_backward", static=("p",))
-def pdist_backward(grad: Any, x: Any, p: float, distance: Any) -> Any:
+def pdist_backward(grad: Array, x: Array, p: float, distance: Array) -> Array:
     import jax.numpy as jnp
 
     first, second = _pairs(x.shape[0])

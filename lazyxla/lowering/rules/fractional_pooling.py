@@ -1,13 +1,14 @@
-"""Maximum pooling over windows whose places are drawn: fractional_max_pool2d and 3d."""
+"""Maximum pooling over windows whose positions are drawn: fractional_max_pool2d and 3d."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING
 
 from lazyxla.lowering.registry import jax_rule
 
-Array = Any
+if TYPE_CHECKING:
+    from jax import Array
 
 
 def _starts(sample: Array, size: int, windows: int, kernel: int) -> Array:
@@ -21,11 +22,13 @@ def _starts(sample: Array, size: int, windows: int, kernel: int) -> Array:
     number = jnp.arange(windows - 1, dtype=sample.dtype)
     # Truncated, as in PyTorch: samples ought to be positive, but nobody checks.
     offset = (sample[..., None] * alpha).astype(jnp.int64)
-    places = ((number + sample[..., None]) * alpha).astype(jnp.int64) - offset
-    return jnp.concatenate([places, last], axis=-1)
+    starts = ((number + sample[..., None]) * alpha).astype(jnp.int64) - offset
+    return jnp.concatenate([starts, last], axis=-1)
 
 
-def _pool(x: Array, kernel: tuple[int, ...], output: tuple[int, ...], samples: Array) -> Any:
+def _pool(
+    x: Array, kernel: tuple[int, ...], output: tuple[int, ...], samples: Array
+) -> tuple[Array, Array]:
     import jax.numpy as jnp
 
     rank = len(kernel)
@@ -37,17 +40,19 @@ def _pool(x: Array, kernel: tuple[int, ...], output: tuple[int, ...], samples: A
     flat = jnp.zeros((*lead, *([1] * 2 * rank)), jnp.int64)
     for dim, column in zip(range(rank), order, strict=True):
         starts = _starts(samples[..., column], sizes[dim], output[dim], kernel[dim])
-        places = starts[..., None] + jnp.arange(kernel[dim])
+        index = starts[..., None] + jnp.arange(kernel[dim])
         spread = [1] * (2 * rank)
         spread[dim], spread[rank + dim] = output[dim], kernel[dim]
-        flat = flat + places.reshape((*lead, *spread)) * math.prod(sizes[dim + 1 :])
+        flat = flat + index.reshape((*lead, *spread)) * math.prod(sizes[dim + 1 :])
     windows = flat.reshape((*lead, math.prod(output), math.prod(kernel)))
     pixels = x.reshape((*lead, math.prod(sizes)))
     values = jnp.take_along_axis(pixels[..., None, :], windows, axis=-1)
     best = jnp.argmax(values, axis=-1, keepdims=True)
     shape = (*lead, *output)
-    found = (jnp.take_along_axis(s, best, axis=-1).reshape(shape) for s in (values, windows))
-    return tuple(found)
+    maxima, indices = (
+        jnp.take_along_axis(s, best, axis=-1).reshape(shape) for s in (values, windows)
+    )
+    return maxima, indices
 
 
 def _pool_backward(grad: Array, x: Array, rank: int, indices: Array) -> Array:
@@ -63,7 +68,7 @@ def _pool_backward(grad: Array, x: Array, rank: int, indices: Array) -> Array:
 @jax_rule("aten::fractional_max_pool2d", "aten::fractional_max_pool3d")
 def fractional_max_pool(
     x: Array, kernel: tuple[int, ...], output: tuple[int, ...], samples: Array
-) -> Any:
+) -> tuple[Array, Array]:
     return _pool(x, kernel, output, samples)
 
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from lazyxla.lowering.registry import jax_rule
 
+if TYPE_CHECKING:
+    from jax import Array
 
-def _sample(image: Any, grid: Any, mode: int, padding: int, align_corners: bool) -> Any:
+
+def _sample(image: Array, grid: Array, mode: int, padding: int, align_corners: bool) -> Array:
     """grid_sample: `image` (N, C, *sizes) at the points `grid` (N, *out, rank), x before y and z.
 
     mode: 0 linear, 1 nearest, 2 cubic; padding: 0 zeros, 1 border, 2 reflection.
@@ -18,10 +22,10 @@ def _sample(image: Any, grid: Any, mode: int, padding: int, align_corners: bool)
 
     sizes = image.shape[2:]
 
-    def unnormalize(x: Any, size: int) -> Any:
+    def unnormalize(x: Array, size: int) -> Array:
         return (x + 1) / 2 * (size - 1) if align_corners else ((x + 1) * size - 1) / 2
 
-    def reflect(x: Any, size: int) -> Any:
+    def reflect(x: Array, size: int) -> Array:
         low, high = (0, 2 * (size - 1)) if align_corners else (-1, 2 * size - 1)
         if low == high:
             return jnp.zeros_like(x)
@@ -30,12 +34,12 @@ def _sample(image: Any, grid: Any, mode: int, padding: int, align_corners: bool)
         turns, rest = jnp.floor(x / span), x % span
         return jnp.where(turns % 2 == 0, rest, span - rest) + start
 
-    def into_range(x: Any, size: int) -> Any:
+    def into_range(x: Array, size: int) -> Array:
         if padding == 2:
             x = reflect(x, size)
         return jnp.clip(x, 0, size - 1) if padding in (1, 2) else x
 
-    def fetch(coordinates: Any) -> Any:
+    def fetch(coordinates: Sequence[Array]) -> Array:
         inside = jnp.ones(coordinates[0].shape, bool)
         for at, size in zip(coordinates, sizes, strict=True):
             inside &= (at >= 0) & (at <= size - 1)
@@ -57,7 +61,7 @@ def _sample(image: Any, grid: Any, mode: int, padding: int, align_corners: bool)
         weight: Any = 1
         for part, tap in zip(parts, taps, strict=True):
             weight = weight * (
-                (part if tap else 1 - part) if mode == 0 else _cubic_weight(jnp, part - tap)
+                (part if tap else 1 - part) if mode == 0 else _cubic_weight(part - tap)
             )
         coordinates = [f + t for f, t in zip(floors, taps, strict=True)]
         if mode == 2:
@@ -66,28 +70,30 @@ def _sample(image: Any, grid: Any, mode: int, padding: int, align_corners: bool)
     return total
 
 
-def _cubic_weight(jnp: Any, x: Any) -> Any:
+def _cubic_weight(x: Array) -> Array:
     """`interpolation.cubic_filter` with PyTorch's parameter, on JAX arrays."""
+    import jax.numpy as jnp
+
     x = jnp.abs(x)
     far = -0.75 * (((x - 5) * x + 8) * x - 4)
     return jnp.where(x <= 1, (1.25 * x - 2.25) * x * x + 1, far)
 
 
 @jax_rule("aten::grid_sampler_2d", "aten::grid_sampler_3d")
-def grid_sampler(image: Any, grid: Any, mode: int, padding: int, align_corners: bool) -> Any:
+def grid_sampler(image: Array, grid: Array, mode: int, padding: int, align_corners: bool) -> Array:
     return _sample(image, grid, mode, padding, align_corners)
 
 
 @jax_rule("aten::grid_sampler_2d_backward", "aten::grid_sampler_3d_backward")
 def grid_sampler_backward(
-    grad: Any,
-    image: Any,
-    grid: Any,
+    grad: Array,
+    image: Array,
+    grid: Array,
     mode: int,
     padding: int,
     align_corners: bool,
     output_mask: tuple[bool, ...],
-) -> Any:
+) -> tuple[Array, ...]:
     import jax
 
     _, pull = jax.vjp(lambda i, g: _sample(i, g, mode, padding, align_corners), image, grid)

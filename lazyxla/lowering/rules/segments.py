@@ -1,24 +1,29 @@
-"""Reductions over segments of a dimension, and the places of elements that are not zero."""
+"""Reductions over segments of a dimension, and the indices of elements that are not zero."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
+from lazyxla.lowering.program import TensorSpec
 from lazyxla.lowering.registry import jax_rule
 
-Array = Any
+if TYPE_CHECKING:
+    from jax import Array
 
 # What an empty segment gives where no initial value is given.
 _START = {"sum": 0.0, "mean": 0.0, "prod": 1.0, "max": float("-inf"), "min": float("inf")}
 
 
-def _segment_numbers(data: Array, lengths: Any, offsets: Any, axis: int) -> tuple[Array, int]:
+def _segment_numbers(
+    data: Array, lengths: Array | None, offsets: Array | None, axis: int
+) -> tuple[Array, int]:
     """For each element along `axis` the number of its segment, counted through all leading
     dimensions, and the number of segments. What belongs to none has a number beyond.
     """
     import jax.numpy as jnp
 
     if offsets is None:
+        assert lengths is not None
         ends = jnp.cumsum(lengths, axis=-1)
         starts = ends - lengths
     else:
@@ -26,9 +31,9 @@ def _segment_numbers(data: Array, lengths: Any, offsets: Any, axis: int) -> tupl
     starts, ends = starts.astype(jnp.int64), ends.astype(jnp.int64)
     count, size = ends.shape[-1], data.shape[axis]
     rows = ends.size // count if count else 0
-    place = jnp.arange(size)
-    number = jnp.sum(place[:, None] >= ends[..., None, :], axis=-1)
-    outside = (number >= count) | (place < starts[..., :1])
+    index = jnp.arange(size)
+    number = jnp.sum(index[:, None] >= ends[..., None, :], axis=-1)
+    outside = (number >= count) | (index < starts[..., :1])
     row = jnp.arange(rows).reshape((*ends.shape[:-1], 1))
     return jnp.where(outside, rows * count, number + row * count).reshape(-1), rows * count
 
@@ -62,14 +67,14 @@ def _reduce(data: Array, numbers: Array, count: int, reduce: str) -> Array:
 def segment_reduce(
     data: Array,
     reduce: str,
-    lengths: Any,
-    indices: Any,
-    offsets: Any,
+    lengths: Array | None,
+    indices: Array | None,
+    offsets: Array | None,
     axis: int,
     unsafe: bool,
-    initial: Any,
+    initial: Array | None,
     *,
-    outputs: Any,
+    outputs: tuple[TensorSpec, ...],
 ) -> Array:
     import jax.numpy as jnp
 
@@ -97,10 +102,10 @@ def segment_reduce_backward(
     output: Array,
     data: Array,
     reduce: str,
-    lengths: Any,
-    offsets: Any,
+    lengths: Array | None,
+    offsets: Array | None,
     axis: int,
-    initial: Any,
+    initial: Array | None,
 ) -> Array:
     import jax.numpy as jnp
 
@@ -135,5 +140,5 @@ def nonzero_static(x: Array, size: int, fill_value: int) -> Array:
         return jnp.zeros((size, 0), jnp.int64)
     if x.size == 0:  # JAX forgets the fill value
         return jnp.full((size, x.ndim), fill_value, jnp.int64)
-    places = jnp.nonzero(x, size=size, fill_value=fill_value)
-    return jnp.stack(places, axis=1)
+    indices = jnp.nonzero(x, size=size, fill_value=fill_value)
+    return jnp.stack(indices, axis=1)

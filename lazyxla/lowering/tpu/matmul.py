@@ -1,12 +1,12 @@
 """Matmul for TPUs: rows that a reshape merged stay apart.
 
-The TPU's compiler chooses how a product's result lies in memory, for what reads it. Of rows that
-are samples times positions it cannot place the one apart from the other: attention, which reads
+The TPU's compiler chooses how a matmul's result lies in memory, for what reads it. Of rows that
+are samples times positions it cannot lay out the one apart from the other: attention, which reads
 them as samples and heads, then starts with a copy. So what PyTorch multiplies as a matrix of rows
 is multiplied in the dimensions that the rows have, and the result is merged instead; where it is
 read in these dimensions again, the two reshapes are none.
 
-Dimensions of the batch stay merged: of products with a batch of samples and one of heads the
+Dimensions of the batch stay merged: of a matmul with a batch of samples and one of heads the
 compiler makes no more than of one batch, and less where keys are repeated for groups of heads.
 """
 
@@ -18,40 +18,43 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from lazyxla.lowering.builder.contract import Factor
+from lazyxla.lowering.builder.contract import DotOperand
 from lazyxla.lowering.value import Value
 
 if TYPE_CHECKING:
     from lazyxla.lowering.builder.contract import Contractions
 
 
-def product(b: Contractions, left: Factor, right: Factor, dtype: torch.dtype | None) -> Value:
-    """As `Contractions.product`."""
-    shape = [left.value.shape[i] for i in left.batch] + left.free_sizes + right.free_sizes
+def dot(b: Contractions, left: DotOperand, right: DotOperand, dtype: torch.dtype | None) -> Value:
+    """As `Contractions.platform_dot`."""
+    shape = _result_shape(left, right)
     while (found := _apart(b, left, right)) is not None:
         left, right = map(b.folded, found)
     if torch.int64 in (left.value.dtype, dtype):
-        return b.reshape(_sum_of_products(b, left, right), shape)
-    return b.reshape(b.plain_product(left, right, dtype), shape)
+        return _multiplied_and_summed(b, left, right).reshape(shape)
+    return b.plain_dot(left, right, dtype).reshape(shape)
 
 
-def _sum_of_products(b: Contractions, left: Factor, right: Factor) -> Value:
-    """The product of int64 values, elementwise and summed over the last dimensions.
+def _result_shape(left: DotOperand, right: DotOperand) -> list[int]:
+    return [left.value.shape[i] for i in left.batch] + left.free_sizes + right.free_sizes
 
-    XLA's TPU compiler makes pairs of 32-bit numbers of 64-bit ones, but not in a product ("HLO for
+
+def _multiplied_and_summed(b: Contractions, left: DotOperand, right: DotOperand) -> Value:
+    """A dot of int64 values: their product, summed over the last dimensions.
+
+    XLA's TPU compiler makes pairs of 32-bit numbers of 64-bit ones, but not in a dot ("HLO for
     which this rewriting is not implemented"). It fuses the two steps taken here.
     """
-    shape = [left.value.shape[i] for i in left.batch] + left.free_sizes + right.free_sizes
     x = _lined_up(b, left, 0, right.value.rank)
     y = _lined_up(b, right, left.value.rank, 0)
     sizes = [max(n, m) if n and m else 0 for n, m in zip(x.shape, y.shape, strict=True)]
     x, y = (b.broadcast_to(v.to(torch.int64), sizes) for v in (x, y))
     dims = range(len(sizes) - len(left.contract), len(sizes))
-    return b.reshape(b.reduce(x * y, list(dims), "sum"), shape)
+    return (x * y).sum(dims).reshape(_result_shape(left, right))
 
 
-def _lined_up(b: Contractions, x: Factor, before: int, after: int) -> Value:
-    """A side of a product with dimensions: batch, free ones of both sides, contracted.
+def _lined_up(b: Contractions, x: DotOperand, before: int, after: int) -> Value:
+    """A side of a dot with dimensions: batch, free ones of both sides, contracted.
 
     `before` or `after` is the other side's rank; its free dimensions are of size 1 here.
     """
@@ -62,10 +65,12 @@ def _lined_up(b: Contractions, x: Factor, before: int, after: int) -> Value:
     middle = other + own if before else own + other
     moved = b.transpose(x.value, [*x.batch, *free, *x.contract])
     first, last = [sizes[i] for i in x.batch], [sizes[i] for i in x.contract]
-    return b.reshape(moved, [*first, *middle, *last])
+    return moved.reshape([*first, *middle, *last])
 
 
-def _apart(b: Contractions, left: Factor, right: Factor) -> tuple[Factor, Factor] | None:
+def _apart(
+    b: Contractions, left: DotOperand, right: DotOperand
+) -> tuple[DotOperand, DotOperand] | None:
     """Both operands with the dimensions apart that reshapes merged; None if there are none."""
     of_left, of_right = _parts(b, left), _parts(b, right)
     for i, j in zip(left.contract, right.contract, strict=True):
@@ -76,10 +81,10 @@ def _apart(b: Contractions, left: Factor, right: Factor) -> tuple[Factor, Factor
     return _split(b, left, of_left), _split(b, right, of_right)
 
 
-def _parts(b: Contractions, x: Factor) -> list[list[int]]:
+def _parts(b: Contractions, x: DotOperand) -> list[list[int]]:
     """The sizes that each dimension but those of the batch was merged from, by the reshape that
     defines x."""
-    sizes, owner = b.shape(x.value), x.value.owner
+    sizes, owner = x.value.shape, x.value.owner
     whole = [[n] for n in sizes]
     if getattr(owner, "name", None) != "stablehlo.reshape" or 0 in sizes:
         return whole
@@ -95,14 +100,14 @@ def _parts(b: Contractions, x: Factor) -> list[list[int]]:
     return parts
 
 
-def _split(b: Contractions, x: Factor, parts: list[list[int]]) -> Factor:
+def _split(b: Contractions, x: DotOperand, parts: list[list[int]]) -> DotOperand:
     """The operand in these dimensions."""
     first = [sum(map(len, parts[:i])) for i in range(len(parts))]
 
-    def places(dims: Sequence[int]) -> list[int]:
+    def split(dims: Sequence[int]) -> list[int]:
         return [first[i] + k for i in dims for k in range(len(parts[i]))]
 
     value = x.value
     if any(len(part) > 1 for part in parts):
-        value = b.reshape(b.operand(value.owner), [n for part in parts for n in part])
-    return Factor(value, places(x.contract), places(x.batch))
+        value = b.operand(value.owner).reshape([n for part in parts for n in part])
+    return DotOperand(value, split(x.contract), split(x.batch))

@@ -1,4 +1,4 @@
-"""Grouped products on TPUs by a kernel: each tile of rows meets only the groups that have rows in
+"""Grouped matmul on TPUs by a kernel: each tile of rows meets only the groups that have rows in
 it, where XLA multiplies all rows by every group's matrix.
 
 The sizes of the groups are data, and so is the number of steps: a table, computed before, says
@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from lazyxla.lowering.registry import rule
+from lazyxla.lowering.rules import grouped_matmul as plain
 from lazyxla.lowering.value import Value
 
 if TYPE_CHECKING:
@@ -25,12 +27,41 @@ _ROWS, _INNER, _COLUMN_BYTES = 512, 512, 2048
 parts in bfloat16 must fit in the 16 MiB that a kernel has."""
 
 
+@rule("aten::_grouped_mm", platforms=("tpu",))
+def grouped_mm(b: Builder, x: Value, y: Value, ends: Value | None, *rest: Any) -> Value:
+    result = None if ends is None else _grouped(b, x, y, ends)
+    return plain.grouped_mm(b, x, y, ends, *rest) if result is None else result
+
+
+def _grouped(b: Builder, x: Value, y: Value, ends: Value) -> Value | None:
+    """The matmul by a kernel, or None if none takes these operands."""
+    if x.rank == 3:  # the columns of the result are the rows of its transpose
+        result = _grouped(b, b.transpose(y, [1, 0]), b.transpose(x, [0, 2, 1]), ends)
+        return None if result is None else b.transpose(result, [1, 0])
+    columns, inner = y.shape[-1], x.shape[1]
+    # Kernels know no precision between these two.
+    is_exact = x.dtype == torch.float32 and b.settings.matmul_precision != "medium"
+    precision = "highest" if is_exact else "default"
+    if y.rank == 2:
+        x = b.transpose(x, [1, 0])
+        if not suits(b, x, columns, x.shape[1]):
+            return None
+        return b.call_jax(sums_in_groups, x, y, ends, precision=precision)
+    if not suits(b, x, columns, inner):
+        return None
+    found = b.untransposed(y)
+    transposed = found is not None and found[1] == [0, 2, 1]
+    y = found[0] if found is not None and transposed else y
+    options = {"transposed": transposed, "precision": precision}
+    return b.call_jax(rows_in_groups, x, y, ends, **options)
+
+
 def suits(b: Builder, x: Value, free: int, inner: int) -> bool:
     """Whether the kernels take operands of x's type; `free` and `inner` are what they divide into
     tiles beside the rows in groups: sizes of the result, and of what is summed over."""
-    dtype = b.dtype(x)
+    dtype = x.dtype
     if dtype == torch.bfloat16 and b.target.device_kind in ("TPU v2", "TPU v3"):
-        return False  # no products in it for kernels
+        return False  # not multiplied in kernels
     is_whole = free > 0 and inner > 0 and free % _LANES == inner % _LANES == 0
     return b.annotations is None and dtype in (torch.bfloat16, torch.float32) and is_whole
 

@@ -15,9 +15,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lazyxla.lowering.jax_call import call_jax, find_module
-from lazyxla.lowering.value import Value
+from lazyxla.lowering.scalar import Scalar
+from lazyxla.lowering.value import Operand, Value
 
 if TYPE_CHECKING:
+    from jax import Array
+
     from lazyxla.lowering.builder import Builder
 
 
@@ -29,7 +32,7 @@ _TILE = 128
 
 _LEAST_ROWS = 256
 """Rows from which on the kernels are taken: 64 x 8 x 256 x 128 numbers in bfloat16, forward and
-backward, need 384 MiB with plain products and 1 MiB with the kernels, by XLA for an H100."""
+backward, need 384 MiB with plain matmuls and 1 MiB with the kernels, by XLA for an H100."""
 
 _DTYPES = (torch.bfloat16, torch.float16)
 """The kernels multiply float32 with 10 bits of the mantissa only: they are not for it."""
@@ -43,16 +46,16 @@ _OLDEST = (8, 0)
 
 def suits(b: Builder, query: Value, key: Value, mask: Value | None) -> bool:
     """Whether attention of queries (N, H, S, D) to keys (N, G, T, D) is for the kernels."""
-    samples, _, rows, size = b.shape(query)
+    samples, _, rows, size = query.shape
     capability = b.target.compute_capability
     return (
         capability is not None
         and capability >= _OLDEST
         and mask is None
-        and b.dtype(query) in _DTYPES
+        and query.dtype in _DTYPES
         and samples > 0
         and 16 <= size <= _MOST_NUMBERS
-        and rows == b.shape(key)[2]
+        and rows == key.shape[2]
         and rows % _TILE == 0
         and rows >= _LEAST_ROWS
         and _kernel() is not None
@@ -60,20 +63,26 @@ def suits(b: Builder, query: Value, key: Value, mask: Value | None) -> bool:
 
 
 def forward(
-    b: Builder, query: Value, key: Value, value: Value, is_causal: bool, factor: Any
+    b: Builder, query: Value, key: Value, value: Value, is_causal: bool, factor: Operand
 ) -> tuple[Value, Value]:
-    """The result (N, H, S, D), and the logarithm of each row's sum (N, H, S) in float32."""
-    static = {"is_causal": is_causal, "factor": float(factor)}
+    """See `AttentionKernel`."""
+    static = {"is_causal": is_causal, "factor": _known(factor)}
     result, sums = call_jax(b, flash_attention, (query, key, value), static, _PLATFORM)
     return result, sums
 
 
 def backward(
-    b: Builder, grad: Value, inputs: tuple[Value, ...], is_causal: bool, factor: Any
+    b: Builder, grad: Value, inputs: tuple[Value, ...], is_causal: bool, factor: Operand
 ) -> tuple[Value, ...]:
-    """The gradients of query, key and value; `inputs`: these, the result and the logarithms."""
-    static = {"is_causal": is_causal, "factor": float(factor)}
+    """See `AttentionKernel`."""
+    static = {"is_causal": is_causal, "factor": _known(factor)}
     return tuple(call_jax(b, flash_attention_backward, (grad, *inputs), static, _PLATFORM))
+
+
+def _known(factor: Operand) -> float:
+    """The scale as a number of the program."""
+    assert isinstance(factor, (Scalar, int, float))
+    return float(factor)
 
 
 @functools.cache
@@ -88,8 +97,8 @@ def _kernel() -> Any:
 
 
 def flash_attention(
-    query: Any, key: Any, value: Any, *, is_causal: bool, factor: float
-) -> tuple[Any, Any]:
+    query: Array, key: Array, value: Array, *, is_causal: bool, factor: float
+) -> tuple[Array, Array]:
     """For JAX: the result, and the logarithm of each row's sum."""
     import jax
 
@@ -107,16 +116,16 @@ def flash_attention(
 
 
 def flash_attention_backward(
-    grad: Any,
-    query: Any,
-    key: Any,
-    value: Any,
-    result: Any,
-    sums: Any,
+    grad: Array,
+    query: Array,
+    key: Array,
+    value: Array,
+    result: Array,
+    sums: Array,
     *,
     is_causal: bool,
     factor: float,
-) -> tuple[Any, ...]:
+) -> tuple[Array, ...]:
     """For JAX: the gradients of query, key and value."""
     import jax
 
@@ -143,17 +152,17 @@ def flash_attention_backward(
     return of_query, *(_summed(x, groups) for x in others)
 
 
-def _one_head(x: Any) -> Any:
+def _one_head(x: Array) -> Array:
     """(N, H, S, D) as the kernels want it, (N * H, S, 1, D): its elements stay where they are."""
     return x.reshape(-1, x.shape[2], 1, x.shape[3])
 
 
-def _repeated(x: Any, heads: int) -> Any:
+def _repeated(x: Array, heads: int) -> Array:
     """Each head of the keys as often as there are heads of queries for it."""
     return x.repeat(heads // x.shape[1], axis=1)
 
 
-def _summed(x: Any, groups: int) -> Any:
+def _summed(x: Array, groups: int) -> Array:
     """The gradient of `_repeated`."""
     if x.shape[1] == groups:
         return x

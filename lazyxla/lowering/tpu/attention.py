@@ -18,9 +18,11 @@ import numpy as np
 import torch
 
 from lazyxla.lowering.jax_call import find_module, tell_kernel_costs
-from lazyxla.lowering.value import Value
+from lazyxla.lowering.value import Operand, Value
 
 if TYPE_CHECKING:
+    from jax import Array
+
     from lazyxla.lowering.builder import Builder
 
 
@@ -33,7 +35,7 @@ _TILE = 512
 _LEAST_SCORES = 512 * 512
 """Rows times columns from which on the kernel is taken: where it saves memory.
 
-Forward and backward in bfloat16, by libtpu for v5e, at most MiB with plain products and with the
+Forward and backward in bfloat16, by libtpu for v5e, at most MiB with plain matmuls and with the
 kernel:
 
     samples  heads  rows  numbers    plain  kernel
@@ -61,11 +63,11 @@ Mask = bool | Pattern
 
 def suits(b: Builder, query: Value, key: Value, mask: Value | None) -> bool:
     """Whether attention of queries (N, H, S, D) to keys (N, G, T, D) is for the kernel."""
-    samples, _, rows, size = b.shape(query)
-    columns = b.shape(key)[2]
+    samples, _, rows, size = query.shape
+    columns = key.shape[2]
     return (
         mask is None
-        and _multiplies(b, b.dtype(query))
+        and _multiplies(b, query.dtype)
         and samples * size > 0
         and rows % _LANES == columns % _LANES == 0
         and rows * columns >= _LEAST_SCORES
@@ -74,7 +76,7 @@ def suits(b: Builder, query: Value, key: Value, mask: Value | None) -> bool:
 
 
 def _multiplies(b: Builder, dtype: torch.dtype) -> bool:
-    """Whether the chip has products of the dtype for kernels; XLA itself emulates what it lacks."""
+    """Whether kernels multiply matrices of the dtype; XLA itself emulates what a chip lacks."""
     if dtype == torch.bfloat16:
         return b.target.device_kind not in ("TPU v2", "TPU v3")
     return dtype == torch.float32
@@ -85,52 +87,47 @@ def forward(
     query: Value,
     key: Value,
     value: Value,
-    is_causal: bool,
-    factor: Any,
-    pattern: Pattern | None = None,
+    mask: Mask,
+    factor: Operand,
 ) -> tuple[Value, Value]:
-    """The result (N, H, S, D), and the logarithm of each row's sum (N, H, S) in float32. A pattern
-    takes the place of `is_causal`."""
+    """See `AttentionKernel`."""
     query, key = _scaled(b, query, key, factor)
-    mask = is_causal if pattern is None else pattern
     kwargs = {"mask": mask, "precision": _precision(b, query)}
-    results = b.call_jax(splash_attention, query, key, value, **kwargs)
-    _tell_costs(b, results[0], query, key, mask)
-    return tuple(results)
+    result, sums = b.call_jax(splash_attention, query, key, value, **kwargs)
+    _tell_costs(b, result, query, key, mask)
+    return result, sums
 
 
 def backward(
     b: Builder,
     grad: Value,
     inputs: tuple[Value, ...],
-    is_causal: bool,
-    factor: Any,
-    pattern: Pattern | None = None,
+    mask: Mask,
+    factor: Operand,
 ) -> tuple[Value, ...]:
-    """The gradients of query, key and value; `inputs`: these, the result and the logarithms."""
+    """See `AttentionKernel`."""
     query, key, *others = inputs
     query, key = _scaled(b, query, key, factor)
-    mask = is_causal if pattern is None else pattern
     kwargs = {"mask": mask, "precision": _precision(b, query)}
     results = b.call_jax(splash_attention_backward, grad, query, key, *others, **kwargs)
     _tell_costs(b, results[0], query, key, mask)
     return *_scaled(b, results[0], results[1], factor), results[2]
 
 
-def _scaled(b: Builder, query: Value, key: Value, factor: Any) -> tuple[Value, Value]:
-    """Scores are of the product of both: what is scaled is the one with fewer elements."""
-    if math.prod(b.shape(key)) < math.prod(b.shape(query)):
+def _scaled(b: Builder, query: Value, key: Value, factor: Operand) -> tuple[Value, Value]:
+    """Scores are linear in both: what is scaled is the one with fewer elements."""
+    if math.prod(key.shape) < math.prod(query.shape):
         return query, _times(b, key, factor)
     return _times(b, query, factor), key
 
 
-def _times(b: Builder, x: Value, factor: Any) -> Value:
+def _times(b: Builder, x: Value, factor: Operand) -> Value:
     """In float32: a factor in bfloat16 would be off by the same part for all scores."""
-    return b.convert(b.scale(b.convert(x, torch.float32), factor), b.dtype(x))
+    return b.scale(x.to(torch.float32), factor).to(x.dtype)
 
 
-# Products of rows and columns in each kernel, by a part of its name.
-_PRODUCTS = {"_fwd_": 2, "_dq_": 3, "_dkv_": 4}
+# Matmuls of rows and columns in each kernel, by a part of its name.
+_MATMULS = {"_fwd_": 2, "_dq_": 3, "_dkv_": 4}
 
 
 def _tell_costs(b: Builder, result: Value, query: Value, key: Value, mask: Mask) -> None:
@@ -138,16 +135,16 @@ def _tell_costs(b: Builder, result: Value, query: Value, key: Value, mask: Mask)
 
     What they read is taken to be queries once, and keys and values once for each row of tiles.
     """
-    (dtype, (samples, heads, rows, size)), columns = b.spec(query), b.shape(key)[2]
+    (samples, heads, rows, size), columns = query.shape, key.shape[2]
     tiles = _tiles(rows, columns, mask)
     scores = samples * heads * tiles * _tile(rows) * _tile(columns)
-    moved = 2 * samples * heads * size * (rows + tiles * _tile(columns)) * dtype.itemsize
+    moved = 2 * samples * heads * size * (rows + tiles * _tile(columns)) * query.dtype.itemsize
 
     def costs(kernel: str) -> dict[str, int] | None:
-        products = next((n for part, n in _PRODUCTS.items() if part in f"{kernel}_"), None)
-        if products is None:
+        matmuls = next((n for part, n in _MATMULS.items() if part in f"{kernel}_"), None)
+        if matmuls is None:
             return None
-        flops = 2 * products * scores * size
+        flops = 2 * matmuls * scores * size
         return {"flops": flops, "transcendentals": scores, "bytes_accessed": moved}
 
     tell_kernel_costs(b, result, costs)
@@ -166,8 +163,8 @@ def _tiles(rows: int, columns: int, mask: Mask) -> int:
 
 
 def _precision(b: Builder, x: Value) -> str:
-    """Of the kernel's products; it knows no precision between these two."""
-    exact = b.dtype(x) == torch.float32 and b.settings.matmul_precision != "medium"
+    """Of the kernel's matmuls; it knows no precision between these two."""
+    exact = x.dtype == torch.float32 and b.settings.matmul_precision != "medium"
     return "highest" if exact else "default"
 
 
@@ -184,50 +181,51 @@ def _kernel() -> Any:
 
 
 def splash_attention(
-    query: Any, key: Any, value: Any, *, mask: Mask, precision: str
-) -> tuple[Any, Any]:
+    query: Array, key: Array, value: Array, *, mask: Mask, precision: str
+) -> tuple[Array, Array]:
     """For JAX: the result, and the logarithm of each row's sum."""
     import jax
 
     # Mosaic has no 64-bit integers, not even for indices.
     with jax.enable_x64(False), jax.default_matmul_precision(precision):
-        kernel = _made(query.shape[1:3], key.shape[2], mask)
+        kernel = _made(query.shape[1], query.shape[2], key.shape[2], mask)
         result, (logsumexp,) = jax.vmap(kernel)(query, key, value)
     return result, logsumexp
 
 
 def splash_attention_backward(
-    grad: Any,
-    query: Any,
-    key: Any,
-    value: Any,
-    result: Any,
-    logsumexp: Any,
+    grad: Array,
+    query: Array,
+    key: Array,
+    value: Array,
+    result: Array,
+    logsumexp: Array,
     *,
     mask: Mask,
     precision: str,
-) -> tuple[Any, ...]:
+) -> tuple[Array, ...]:
     """For JAX: the gradients of query, key and value."""
     import jax
 
     with jax.enable_x64(False), jax.default_matmul_precision(precision):
-        kernel = _made(query.shape[1:3], key.shape[2], mask)
+        kernel = _made(query.shape[1], query.shape[2], key.shape[2], mask)
         settings = {**kernel.kwargs, "save_residuals": False}
 
         infos = (kernel.dq_mask_info, kernel.dkv_mask_info)
 
-        def of_one(q: Any, k: Any, v: Any, out: Any, sums: Any, above: Any) -> Any:
+        def of_one(
+            q: Array, k: Array, v: Array, out: Array, sums: Array, above: Array
+        ) -> tuple[Array, ...]:
             kept = (q, k, v, None, None, out, sums, *infos)
             return _kernel()._splash_attention_bwd(res=kept, do=above, **settings)[3:6]
 
         return tuple(jax.vmap(of_one)(query, key, value, result, logsumexp, grad))
 
 
-def _made(queries: tuple[int, int], columns: int, mask: Mask) -> Any:
-    """The kernel for one sample: of `queries`' heads and rows."""
+def _made(heads: int, rows: int, columns: int, mask: Mask) -> Any:
+    """The kernel for one sample."""
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
-    heads, rows = queries
     if isinstance(mask, Pattern):
         of_head: Any = _hashed(masks.NumpyMask, mask)
     else:
