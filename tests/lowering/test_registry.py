@@ -98,7 +98,7 @@ def test_no_operator_has_two_rules(run_python: Any) -> None:
 
 def test_graph_rules_are_of_operators_that_no_other_way_serves() -> None:
     """A rule comes before a graph rule; PyTorch takes composite operators apart as it traces."""
-    from lazyxla.lowering.decompose import find_op, is_composite
+    from lazyxla.lowering.operators import find_op, is_composite
 
     registry.names()
     served = registry._rules.keys() | registry._jax_rules.keys()
