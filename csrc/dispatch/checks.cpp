@@ -13,8 +13,8 @@
 #include "dispatch/known_calls.h"
 #include "dispatch/own_checks.h"
 #include "dispatch/plain_call.h"
+#include "dispatch/shape_memo.h"
 #include "dispatch/tensor.h"
-#include "ir/shape_memo.h"
 
 namespace lazyxla::dispatch {
 namespace {

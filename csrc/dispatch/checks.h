@@ -15,9 +15,9 @@
 
 #include <ATen/core/ivalue.h>
 
+#include "dispatch/inference_store.h"
 #include "dispatch/op_info.h"
 #include "dispatch/scan.h"
-#include "ir/inference_store.h"
 
 namespace lazyxla::dispatch {
 

@@ -12,18 +12,18 @@
 #include <future>
 #include <memory>
 
+#include "common/gil.h"
 #include "dispatch/device_state.h"
 #include "dispatch/pinned.h"
 #include "dispatch/recorder.h"
 #include "dispatch/sharded.h"
 #include "dispatch/tensor.h"
 #include "graph/aliasing.h"
-#include "graph/buffer.h"
-#include "graph/capture.h"
-#include "graph/flush.h"
-#include "graph/gil.h"
-#include "graph/recording.h"
-#include "graph/scope.h"
+#include "program/buffer.h"
+#include "record/capture.h"
+#include "record/flush.h"
+#include "record/recording.h"
+#include "record/scope.h"
 
 namespace lazyxla::dispatch {
 namespace {

@@ -6,10 +6,10 @@
 #include <atomic>
 #include <limits>
 
-#include "graph/flush.h"
-#include "graph/gil.h"
+#include "common/gil.h"
 #include "pjrt/fork.h"
 #include "pjrt/runtime.h"
+#include "record/flush.h"
 
 namespace lazyxla::dispatch {
 namespace {

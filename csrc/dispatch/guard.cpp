@@ -19,9 +19,9 @@
 #include <optional>
 #include <utility>
 
+#include "common/gil.h"
 #include "dispatch/device_state.h"
-#include "graph/flush.h"
-#include "graph/gil.h"
+#include "record/flush.h"
 
 namespace lazyxla::dispatch {
 namespace {

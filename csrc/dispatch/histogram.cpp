@@ -4,9 +4,9 @@
 #include <ATen/ops/aminmax.h>
 #include <torch/library.h>
 
+#include "common/counters.h"
 #include "dispatch/recorder.h"
-#include "graph/capture.h"
-#include "graph/counters.h"
+#include "record/capture.h"
 
 namespace lazyxla::dispatch {
 namespace {

@@ -3,13 +3,13 @@
 #include <ATen/core/enum_tag.h>
 #include <ATen/native/CPUFallback.h>
 
+#include "common/counters.h"
+#include "common/options.h"
 #include "dispatch/device_state.h"
 #include "dispatch/overlap.h"
 #include "dispatch/plain_call.h"
-#include "graph/capture.h"
-#include "graph/counters.h"
-#include "graph/scope.h"
-#include "options.h"
+#include "record/capture.h"
+#include "record/scope.h"
 
 namespace lazyxla::dispatch {
 namespace {

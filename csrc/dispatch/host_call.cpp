@@ -10,8 +10,8 @@
 #include <string_view>
 #include <vector>
 
+#include "common/counters.h"
 #include "dispatch/plain_call.h"
-#include "graph/counters.h"
 #include "pjrt/ffi.h"
 #include "pjrt/runtime.h"
 

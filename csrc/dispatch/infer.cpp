@@ -4,17 +4,17 @@
 
 #include <unordered_set>
 
+#include "common/counters.h"
 #include "dispatch/checks.h"
 #include "dispatch/device_state.h"
+#include "dispatch/inference_store.h"
 #include "dispatch/plain_call.h"
+#include "dispatch/python_error.h"
 #include "dispatch/recorder.h"
 #include "dispatch/size_checks.h"
 #include "dispatch/tensor.h"
-#include "graph/buffer.h"
-#include "graph/counters.h"
-#include "graph/settings.h"
-#include "ir/inference_store.h"
-#include "python_error.h"
+#include "program/buffer.h"
+#include "record/settings.h"
 
 namespace lazyxla::dispatch {
 namespace {

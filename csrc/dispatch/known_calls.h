@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <mutex>
 
-#include "ir/spin_lock.h"
+#include "common/spin_lock.h"
 
 namespace lazyxla::dispatch {
 

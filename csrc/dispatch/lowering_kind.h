@@ -11,8 +11,8 @@
 
 #include "dispatch/op_info.h"
 #include "dispatch/scan.h"
-#include "graph/capture.h"
-#include "ir/shape_memo.h"
+#include "dispatch/shape_memo.h"
+#include "record/capture.h"
 
 namespace lazyxla::dispatch {
 

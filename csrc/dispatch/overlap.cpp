@@ -9,8 +9,8 @@
 #include "dispatch/checks.h"
 #include "dispatch/known_calls.h"
 #include "dispatch/plain_call.h"
+#include "dispatch/shape_memo.h"
 #include "dispatch/tensor.h"
-#include "ir/shape_memo.h"
 
 namespace lazyxla::dispatch {
 namespace {

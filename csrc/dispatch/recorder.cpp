@@ -3,6 +3,8 @@
 #include <mutex>
 #include <optional>
 
+#include "common/counters.h"
+#include "common/options.h"
 #include "dispatch/checks.h"
 #include "dispatch/generator.h"
 #include "dispatch/host.h"
@@ -12,15 +14,13 @@
 #include "dispatch/settling.h"
 #include "dispatch/storage_ops.h"
 #include "dispatch/tensor.h"
-#include "graph/batches.h"
-#include "graph/capture.h"
-#include "graph/counters.h"
-#include "graph/flush.h"
 #include "graph/one_operator.h"
-#include "graph/optimizer_step.h"
-#include "graph/recording.h"
-#include "graph/settings.h"
-#include "options.h"
+#include "record/batches.h"
+#include "record/capture.h"
+#include "record/flush.h"
+#include "record/optimizer_step.h"
+#include "record/recording.h"
+#include "record/settings.h"
 
 namespace lazyxla::dispatch {
 namespace {

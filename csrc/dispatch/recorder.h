@@ -15,7 +15,7 @@
 
 #include "dispatch/op_info.h"
 #include "dispatch/scan.h"
-#include "ir/shape_memo.h"
+#include "dispatch/shape_memo.h"
 
 namespace lazyxla::dispatch {
 

@@ -7,8 +7,8 @@
 
 #include <ATen/core/ivalue.h>
 
+#include "dispatch/inference_store.h"
 #include "dispatch/op_info.h"
-#include "ir/inference_store.h"
 
 namespace lazyxla::dispatch {
 

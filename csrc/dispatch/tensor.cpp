@@ -5,12 +5,12 @@
 
 #include <array>
 
-#include "graph/buffer.h"
-#include "graph/capture.h"
-#include "graph/counters.h"
-#include "graph/recording.h"
-#include "ir/shape_memo.h"
+#include "common/counters.h"
+#include "dispatch/shape_memo.h"
 #include "ir/sharding.h"
+#include "program/buffer.h"
+#include "record/capture.h"
+#include "record/recording.h"
 
 namespace lazyxla::dispatch {
 namespace {

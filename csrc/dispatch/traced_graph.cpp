@@ -2,16 +2,16 @@
 
 #include <ATen/EmptyTensor.h>
 
+#include "common/counters.h"
 #include "dispatch/device_state.h"
 #include "dispatch/generator.h"
 #include "dispatch/recorder.h"
 #include "dispatch/scan.h"
 #include "dispatch/settling.h"
 #include "dispatch/tensor.h"
-#include "graph/buffer.h"
-#include "graph/counters.h"
-#include "graph/recording.h"
-#include "graph/settings.h"
+#include "program/buffer.h"
+#include "record/recording.h"
+#include "record/settings.h"
 
 namespace lazyxla::dispatch {
 namespace {

@@ -11,7 +11,7 @@
 #include <thread>
 #include <utility>
 
-#include "graph/counters.h"
+#include "common/counters.h"
 
 namespace lazyxla::distributed {
 namespace {

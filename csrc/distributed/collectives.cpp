@@ -14,9 +14,9 @@
 #include "dispatch/plain_call.h"
 #include "dispatch/tensor.h"
 #include "distributed/group.h"
-#include "graph/buffer.h"
-#include "graph/flush.h"
-#include "graph/scope.h"
+#include "program/buffer.h"
+#include "record/flush.h"
+#include "record/scope.h"
 
 namespace lazyxla::distributed {
 namespace {

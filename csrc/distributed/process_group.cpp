@@ -24,8 +24,8 @@
 #include "distributed/host_collectives.h"
 #include "distributed/reductions.h"
 #include "distributed/work.h"
-#include "graph/flush.h"
-#include "graph/scope.h"
+#include "record/flush.h"
+#include "record/scope.h"
 
 namespace py = pybind11;
 

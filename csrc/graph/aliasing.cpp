@@ -4,15 +4,15 @@
 
 #include <optional>
 
-#include "graph/buffer.h"
-#include "graph/capture.h"
-#include "graph/counters.h"
+#include "common/counters.h"
+#include "common/gil.h"
 #include "graph/execute.h"
-#include "graph/gil.h"
 #include "pjrt/client.h"
 #include "pjrt/host_view.h"
 #include "pjrt/runtime.h"
 #include "pjrt/shared_client.h"
+#include "program/buffer.h"
+#include "record/capture.h"
 
 namespace lazyxla::graph {
 namespace {

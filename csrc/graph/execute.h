@@ -16,10 +16,10 @@
 #include <string>
 #include <vector>
 
-#include "graph/buffer.h"
-#include "graph/program.h"
 #include "graph/undo.h"
 #include "pjrt/error.h"
+#include "program/buffer.h"
+#include "program/program.h"
 
 namespace lazyxla::graph {
 

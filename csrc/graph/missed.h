@@ -9,10 +9,10 @@
 #include <vector>
 
 #include "graph/execute.h"
-#include "graph/program.h"
 #include "graph/runner.h"
 #include "graph/walk.h"
-#include "graph/workers.h"
+#include "program/program.h"
+#include "program/workers.h"
 
 namespace lazyxla::graph {
 

@@ -2,8 +2,8 @@
 
 #include <mutex>
 
-#include "graph/counters.h"
-#include "graph/flush.h"
+#include "common/counters.h"
+#include "record/flush.h"
 
 namespace lazyxla::graph {
 namespace {

@@ -1,6 +1,6 @@
 #include "graph/parts.h"
 
-#include "graph/scope.h"
+#include "record/scope.h"
 
 namespace lazyxla::graph {
 

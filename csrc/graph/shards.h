@@ -2,7 +2,7 @@
 // the parts are put together again.
 #pragma once
 
-#include "graph/buffer.h"
+#include "program/buffer.h"
 
 namespace lazyxla::graph {
 

@@ -19,8 +19,8 @@
 #include <string>
 #include <vector>
 
-#include "graph/buffer.h"
 #include "ir/storage.h"
+#include "program/buffer.h"
 
 namespace lazyxla::graph {
 

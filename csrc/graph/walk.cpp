@@ -4,7 +4,7 @@
 #include <atomic>
 #include <mutex>
 
-#include "ir/shape_memo.h"
+#include "dispatch/shape_memo.h"
 
 namespace lazyxla::graph {
 namespace {

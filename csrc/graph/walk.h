@@ -21,10 +21,10 @@
 #include <memory>
 #include <vector>
 
-#include "graph/buffer.h"
-#include "graph/partition.h"
 #include "graph/undo.h"
 #include "ir/storage.h"
+#include "program/buffer.h"
+#include "program/partition.h"
 
 namespace lazyxla::graph {
 

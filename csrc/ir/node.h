@@ -95,7 +95,7 @@ struct OpSpec {
   bool portable = true;       // means the same in every process
   bool numbers_vary = false;  // its scalars are taken for inputs before they vary
   uint32_t operators = 1;     // how many it stands for: more for a graph that was traced
-  uint16_t settings = 0;  // torch's when the call was recorded (graph/settings.h); 0: none matters
+  uint16_t settings = 0;  // torch's when the call was recorded (record/settings.h); 0: none matters
   CompileOptions compile_options;
   const Sharding* sharding = nullptr;  // that it gives its result; null for almost all
   mutable std::atomic<OwnPrograms*> own_programs{nullptr};  // made once

@@ -3,7 +3,7 @@
 #include <atomic>
 #include <memory>
 
-#include "waiting.h"
+#include "common/waiting.h"
 
 namespace lazyxla::pjrt {
 

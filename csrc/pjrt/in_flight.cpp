@@ -4,8 +4,8 @@
 #include <utility>
 
 #include "call.h"
+#include "common/waiting.h"
 #include "fork.h"
-#include "waiting.h"
 
 namespace lazyxla::pjrt {
 
