@@ -13,13 +13,13 @@
 #include <string>
 #include <thread>
 
+#include "bindings/bindings.h"
 #include "bindings/lowering_bridge.h"
-#include "bindings/mode_bindings.h"
-#include "bindings/spmd_bindings.h"
-#include "bindings/traced_call.h"
 #include "common/cache_files.h"
 #include "common/counters.h"
+#include "common/fork.h"
 #include "common/options.h"
+#include "common/user_line.h"
 #include "common/waiting.h"
 #include "dispatch/device_state.h"
 #include "dispatch/dlpack.h"
@@ -32,19 +32,20 @@
 #include "dispatch/shape_memo.h"
 #include "dispatch/tensor.h"
 #include "distributed/process_group.h"
+#include "graph/devices.h"
+#include "graph/memory.h"
 #include "graph/runner.h"
 #include "ir/storage.h"
 #include "pjrt/executable.h"
-#include "pjrt/fork.h"
 #include "pjrt/runtime.h"
 #include "pjrt/shared_client.h"
 #include "pjrt/topology.h"
+#include "program/buffer.h"
 #include "program/program.h"
 #include "program/program_store.h"
 #include "program/workers.h"
 #include "record/batches.h"
 #include "record/capture.h"
-#include "record/optimizer_step.h"
 #include "record/settings.h"
 
 namespace py = pybind11;
@@ -122,9 +123,15 @@ bool takes_host_calls() {
   return (!capture || capture->runs_here()) && pjrt::Runtime::get().takes_host_handler();
 }
 
+// A function of a device for Python's index of it, of which a negative one is the current device.
+template <auto function>
+auto on_device(c10::DeviceIndex index) {
+  return function(dispatch::resolve_index(index));
+}
+
 void bind_runtime(py::module_& m) {
   m.def("set_plugin_provider", &set_plugin_provider);
-  dispatch::install_host_calls();
+  pjrt::Runtime::get().set_host_handler("lazyxla.host_call", &pjrt::handler<&dispatch::host_call>);
   dispatch::install_host_programs();
   m.def("takes_host_calls", &takes_host_calls, NoGil());
   m.def(
@@ -134,24 +141,25 @@ void bind_runtime(py::module_& m) {
                                               reinterpret_cast<pjrt::Handler*>(handler));
       },
       NoGil());
-  m.def("initialized", &dispatch::initialized);
-  m.def("forked", &pjrt::forked);
+  m.def("initialized", &graph::initialized);
+  m.def("forked", &forked);
   m.def("platform", [] { return pjrt::Runtime::get().platform(); }, NoGil());
   m.def("compile_options", [] { return client().compile_options(); }, NoGil());
   m.def("platform_version", [] { return client().platform_version(); }, NoGil());
   m.def("device_description", [](int index) { return device(index).description(); }, NoGil());
-  m.def("memory_info", &dispatch::memory_info, NoGil());
-  m.def("memory_stats", &dispatch::memory_stats, NoGil());
+  m.def("memory_info", on_device<&graph::memory_info>, NoGil());
+  m.def("memory_stats", on_device<&graph::memory_stats>, NoGil());
   m.def("measure_executions", &pjrt::measure_executions);
   m.def("seconds_in_executions", &pjrt::seconds_in_executions);
-  m.def("reset_peak_memory_stats", &dispatch::reset_peak_memory_stats, NoGil());
-  m.def("reset_accumulated_memory_stats", &dispatch::reset_accumulated_memory_stats, NoGil());
+  m.def("reset_peak_memory_stats", on_device<&graph::reset_peak_memory_stats>, NoGil());
+  m.def("reset_accumulated_memory_stats", on_device<&graph::reset_accumulated_memory_stats>,
+        NoGil());
 }
 
 void bind_devices(py::module_& m) {
-  m.def("device_count", &dispatch::device_count, NoGil());
-  m.def("device_count_bound", &dispatch::device_count_bound);
-  m.def("set_device_count_bound", &dispatch::set_device_count_bound);
+  m.def("device_count", &graph::device_count, NoGil());
+  m.def("device_count_bound", &graph::device_count_bound);
+  m.def("set_device_count_bound", &graph::set_device_count_bound);
   m.def("current_device", &dispatch::current_device);
   m.def("exchange_device", &dispatch::exchange_device);
   m.def("resolve_index", &dispatch::resolve_index);
@@ -190,13 +198,13 @@ void watch_signals() {
 // Before the interpreter ends: a thread that compiled or ran something then would crash it. In a
 // forked child there are no such threads.
 void stop_threads() {
-  if (pjrt::forked()) return;
+  if (forked()) return;
   waiting::set_signal_check(nullptr);
   graph::stop_watching_batches();
   graph::stop_workers();
   const auto is_busy = [] {
     bool busy = pjrt::compiling() > 0;
-    for (c10::DeviceIndex index = 0; index < dispatch::device_count_bound(); ++index) {
+    for (c10::DeviceIndex index = 0; index < graph::device_count_bound(); ++index) {
       busy = busy || graph::has_waiting_runs(index);
     }
     return busy;
@@ -209,7 +217,7 @@ void stop_threads() {
 }
 
 void flush_inference_store() {
-  if (!pjrt::forked()) ir::InferenceStore::get().flush();  // else they are the parent's answers
+  if (!forked()) dispatch::InferenceStore::get().flush();  // else they are the parent's answers
 }
 
 void bind_options(py::module_& m) {
@@ -240,20 +248,20 @@ void bind_graph(py::module_& m) {
   m.def("register_operators", &dispatch::register_operators);
   m.def("rule_changed", &dispatch::rule_changed);
   m.def("functional_name", &dispatch::functional_name);
-  m.def("counters", [] { return graph::Counters::get().snapshot(); });
-  m.def("fallbacks", [] { return graph::Counters::get().fallbacks_by_operator(); });
-  m.def("count_loader_wait", [] { ++graph::Counters::get().loader_waits; });
-  m.def("reset_counters", [] { graph::Counters::get().reset(); });
+  m.def("counters", [] { return Counters::get().snapshot(); });
+  m.def("fallbacks", [] { return Counters::get().fallbacks_by_operator(); });
+  m.def("count_loader_wait", [] { ++Counters::get().loader_waits; });
+  m.def("reset_counters", [] { Counters::get().reset(); });
   m.def("cached_programs", &graph::cached_programs);
   m.def("open_inference_store",
-        [](const std::string& path) { ir::InferenceStore::get().open(path); });
+        [](const std::string& path) { dispatch::InferenceStore::get().open(path); });
   m.def("flush_inference_store", &flush_inference_store, NoGil());
   m.def("prepare_directory", &refusal_of);
   m.def("set_program_store_provider", &set_program_store_provider);
   m.def("forget_program_store", [] { graph::ProgramStore::forget_settings(); });
   m.def("stop_threads", &stop_threads, NoGil());
   m.def("watch_signals", &watch_signals);
-  m.def("cached_shapes", [] { return ir::ShapeMemo::get().size(); });
+  m.def("cached_shapes", [] { return dispatch::ShapeMemo::get().size(); });
 }
 
 // Bytes, in the field names of CompiledMemoryStats; empty if the plugin does not tell.
@@ -285,7 +293,7 @@ void make_abstract(const at::Tensor& tensor) {
 bool store_program(const py::object& where, const std::string& platform,
                    const pjrt::Topology& topology, const CapturedGraph& graph,
                    std::vector<uint32_t> static_slots, const std::string& artifact,
-                   const pjrt::CompileOptions& overrides, const pjrt::CompiledProgram& compiled) {
+                   const CompileOptions& overrides, const pjrt::CompiledProgram& compiled) {
   const graph::ProgramStore::Settings settings = store_settings(where);
   py::gil_scoped_release no_gil;
   graph::ProgramStore store(settings, graph::environment(platform, topology, settings.version));
@@ -322,7 +330,7 @@ void bind_capture(py::module_& m) {
 
 std::shared_ptr<const pjrt::CompiledProgram> compile_for(const pjrt::Topology& topology,
                                                          const std::string& artifact,
-                                                         const pjrt::CompileOptions& options) {
+                                                         const CompileOptions& options) {
   return topology.compile(artifact, "mlir", options);
 }
 

@@ -6,15 +6,15 @@
 
 #include <map>
 
-#include "bindings/spmd_bindings.h"
+#include "bindings/bindings.h"
 #include "dispatch/lowering_kind.h"
 #include "graph/execute.h"
 #include "pjrt/client.h"
 #include "pjrt/runtime.h"
+#include "program/compile_options.h"
 #include "program/portable_key.h"
 #include "program/program.h"
 #include "program/workers.h"
-#include "record/scope.h"
 
 namespace py = pybind11;
 
@@ -96,8 +96,13 @@ class Exporter {
   py::object node_of(const ir::Node& node) {
     const ir::OpSpec& spec = *node.spec();
     next_operand_ = 0;
+    const size_t first_slot = next_slot_;
     py::list args, outputs;
     for (const Arg& arg : spec.args) args.append(argument(arg));
+    // As the call was scanned (dispatch/scan.h) and described (dispatch/describe.h).
+    const size_t slots = next_slot_ - first_slot + (spec.random ? 2 : 0);
+    TORCH_INTERNAL_ASSERT(next_operand_ == node.operands().size() && slots == spec.slots.size(),
+                          spec.name, " has other operands or slots than its arguments say");
     for (const ir::TensorType& type : spec.outputs) outputs.append(classes_.tensor(type));
     py::object rng = py::none();
     if (spec.random) {
@@ -194,38 +199,6 @@ py::object call_unwatched(const py::function& function, Args&&... args) {
   }
 }
 
-std::vector<std::string>& library_paths() {
-  static auto* paths = new std::vector<std::string>();
-  return *paths;
-}
-
-bool is_users(const std::string& path) {
-  for (const std::string& library : library_paths()) {
-    if (path.starts_with(library)) return false;
-  }
-  return path.find("importlib") == std::string::npos;
-}
-
-// The innermost frame that is neither torch's nor ours; empty on autograd's threads, which have no
-// Python frame. It runs no Python, so that no signal handler breaks in on a flush.
-std::string user_line() {
-  if (!Py_IsInitialized()) return "";
-  py::gil_scoped_acquire gil;
-  auto frame = py::reinterpret_steal<py::object>(
-      reinterpret_cast<PyObject*>(PyThreadState_GetFrame(PyThreadState_Get())));
-  while (frame) {
-    auto* raw = reinterpret_cast<PyFrameObject*>(frame.ptr());
-    auto code =
-        py::reinterpret_steal<py::object>(reinterpret_cast<PyObject*>(PyFrame_GetCode(raw)));
-    const py::object name = py::reinterpret_borrow<py::object>(
-        reinterpret_cast<PyCodeObject*>(code.ptr())->co_filename);
-    const auto path = name.cast<std::string>();
-    if (is_users(path)) return path + ":" + std::to_string(PyFrame_GetLineNumber(raw));
-    frame = py::reinterpret_steal<py::object>(reinterpret_cast<PyObject*>(PyFrame_GetBack(raw)));
-  }
-  return "";
-}
-
 // Rethrows a Python error of the lowering; a LoweringError tells the node that failed.
 [[noreturn]] void throw_failure(py::error_already_set& error) {
   py::object node = py::getattr(error.value(), "node", py::none());
@@ -294,7 +267,6 @@ void install_lowering(py::function lower, py::function how, py::function check_l
   auto* lower_function = new py::function(std::move(lower));
   auto* how_function = new py::function(std::move(how));
   auto* try_out_function = new py::function(std::move(check_lowering));
-  graph::set_user_line(&user_line);
   graph::set_lowerer([lower_function](const graph::Graph& graph, const std::vector<bool>& variable,
                                       const graph::Occasion& occasion) {
     pjrt::Runtime& runtime = pjrt::Runtime::get();
@@ -327,9 +299,9 @@ void install_lowering(py::function lower, py::function how, py::function check_l
       py::object program = Exporter(call->graph, std::vector<bool>(call->graph.slots.size())).run();
       return (*try_out_function)(program, platform).cast<std::string>();
     });
-    return runs->get() == "host"   ? ir::Recipe::Runs::kHost
-           : runs->get() == "call" ? ir::Recipe::Runs::kHostCall
-                                   : ir::Recipe::Runs::kProgram;
+    return runs->get() == "host"   ? dispatch::Recipe::Runs::kHost
+           : runs->get() == "call" ? dispatch::Recipe::Runs::kHostCall
+                                   : dispatch::Recipe::Runs::kProgram;
   };
   dispatch::set_lowering(how_hook, try_out_hook);
 }
@@ -389,7 +361,5 @@ void install_tensor_tellers(py::function namer, py::function largest) {
        },
        [most](c10::DeviceIndex device) { return text_from_python(*most, int{device}); }});
 }
-
-void set_library_paths(std::vector<std::string> paths) { library_paths() = std::move(paths); }
 
 }  // namespace lazyxla

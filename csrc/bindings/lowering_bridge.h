@@ -31,13 +31,10 @@ void install_listeners(pybind11::function loaded, pybind11::function on_host,
 // of tensors, and (device index) -> str, which tensors take most of the device's memory.
 void install_tensor_tellers(pybind11::function namer, pybind11::function largest);
 
-// Files whose paths begin with one of these are no user's: user_line() passes over them.
-void set_library_paths(std::vector<std::string> paths);
-
 // What is left of a captured graph beside its lazyxla.lowering.program.Program: by what the program
 // store knows it, and what must live to lower it.
 struct CapturedGraph {
-  std::optional<std::string> key;  // portable_key.h
+  std::optional<std::string> key;  // program/portable_key.h
   std::vector<bool> variable;
   std::vector<ir::ScalarValue> slots;
   std::vector<std::shared_ptr<ir::LeafData>> held;

@@ -1,18 +1,20 @@
-#include "bindings/mode_bindings.h"
+#include "bindings/bindings.h"
 
 #include <pybind11/stl.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
 
-#include "dispatch/device_state.h"
 #include "dispatch/region_inputs.h"
 #include "dispatch/settling.h"
 #include "dispatch/tensor.h"
+#include "graph/devices.h"
 #include "graph/execute.h"
+#include "graph/run_pending.h"
 #include "graph/runner.h"
 #include "ir/sharding.h"
-#include "pjrt/fork.h"
+#include "pjrt/error.h"
+#include "program/buffer.h"
 #include "record/flush.h"
 #include "record/scope.h"
 
@@ -24,13 +26,13 @@ namespace {
 using NoGil = py::call_guard<py::gil_scoped_release>;
 
 void flush_all(graph::Cause cause) {
-  for (c10::DeviceIndex index = 0; index < dispatch::device_count_bound(); ++index) {
+  for (c10::DeviceIndex index = 0; index < graph::device_count_bound(); ++index) {
     graph::flush(index, cause);
   }
 }
 
 void wait_for_all() {
-  const c10::DeviceIndex count = dispatch::device_count_bound();
+  const c10::DeviceIndex count = graph::device_count_bound();
   for (c10::DeviceIndex index = 0; index < count; ++index) graph::finish_waiting_runs(index);
   // Where there is a mesh, waiting for one device is waiting for all.
   for (c10::DeviceIndex index = 0; index < count; ++index) {
@@ -125,7 +127,7 @@ std::vector<at::Tensor> tensors_in(const py::handle& object) {
 class RegionBlock {
  public:
   RegionBlock(std::string name, bool full_graph, std::optional<int64_t> max_programs,
-              ir::CompileOptions options)
+              CompileOptions options)
       : region_(std::make_shared<graph::Region>()) {
     region_->name = std::move(name);
     region_->full_graph = full_graph;
@@ -195,7 +197,7 @@ void bind_modes(py::module_& m) {
       .def("__enter__", &ModeSwitch::enter)
       .def("__exit__", &ModeSwitch::exit);
   py::class_<RegionBlock>(m, "RegionBlock")
-      .def(py::init<std::string, bool, std::optional<int64_t>, ir::CompileOptions>())
+      .def(py::init<std::string, bool, std::optional<int64_t>, CompileOptions>())
       .def("__enter__", &RegionBlock::enter, NoGil())
       .def("give", &RegionBlock::give)
       .def("__exit__", &RegionBlock::exit);

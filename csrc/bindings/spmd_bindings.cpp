@@ -1,4 +1,4 @@
-#include "bindings/spmd_bindings.h"
+#include "bindings/bindings.h"
 
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>

@@ -1,4 +1,4 @@
-#include "bindings/traced_call.h"
+#include "bindings/bindings.h"
 
 #include <pybind11/stl.h>
 #include <torch/csrc/Exceptions.h>
@@ -119,7 +119,7 @@ py::object make_call(int64_t number, uint32_t operators, int64_t device,
                      const std::vector<std::tuple<TensorMeta, int64_t, uint32_t, int32_t>>& results,
                      const std::vector<std::pair<uint32_t, uint32_t>>& writes,
                      const std::vector<std::pair<std::string, size_t>>& returns, py::list constants,
-                     bool random, ir::CompileOptions options) {
+                     bool random, CompileOptions options) {
   TracedGraph::Description d{.number = number,
                              .operators = operators,
                              .device = static_cast<c10::DeviceIndex>(device),
@@ -152,7 +152,7 @@ py::object make_call(int64_t number, uint32_t operators, int64_t device,
                                                   std::move(layout), std::move(constants)));
 }
 
-void check_compile_options(const ir::CompileOptions& options) {
+void check_compile_options(const CompileOptions& options) {
   try {
     pjrt::Runtime::get().client().check_options(options);
   } catch (const pjrt::Error& e) {

@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-namespace lazyxla::ir {
+namespace lazyxla {
 
 template <typename Key, typename T, typename Hash = std::hash<Key>,
           typename Equal = std::equal_to<Key>>
@@ -68,4 +68,4 @@ class BoundedMap {
   uint64_t insertions_ = 0;
 };
 
-}  // namespace lazyxla::ir
+}  // namespace lazyxla

@@ -2,7 +2,7 @@
 
 #include <utility>
 
-namespace lazyxla::graph {
+namespace lazyxla {
 namespace {
 
 using Entry = std::pair<const char*, std::atomic<int64_t> Counters::*>;
@@ -57,4 +57,4 @@ void Counters::reset() {
   by_operator_.reset();
 }
 
-}  // namespace lazyxla::graph
+}  // namespace lazyxla

@@ -11,7 +11,7 @@
 #include <mutex>
 #include <string>
 
-namespace lazyxla::graph {
+namespace lazyxla {
 
 struct Counters {
   std::atomic<int64_t> nodes_recorded{0};    // operators recorded (views and casts included)
@@ -48,4 +48,4 @@ struct Counters {
   std::unique_ptr<std::map<std::string, int64_t>> by_operator_;
 };
 
-}  // namespace lazyxla::graph
+}  // namespace lazyxla

@@ -2,7 +2,7 @@
 
 #include <memory>
 
-namespace lazyxla::graph {
+namespace lazyxla {
 namespace {
 
 constexpr const char* kName = "lazyxla.at_threads_end";
@@ -30,4 +30,4 @@ void at_python_threads_end(std::function<void()> handler) {
   PyGILState_Release(gil);
 }
 
-}  // namespace lazyxla::graph
+}  // namespace lazyxla

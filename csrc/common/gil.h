@@ -1,4 +1,4 @@
-// What the graph room knows of Python: the GIL, and that threads of Python's end.
+// What C++ knows of Python: the GIL, and that threads of Python's end.
 //
 // It runs on any thread, with or without the GIL. But a thread that holds the GIL and waits for
 // another thread's flush, whose lowering needs the GIL, would wait forever. Hence: whoever is about
@@ -9,7 +9,7 @@
 
 #include <functional>
 
-namespace lazyxla::graph {
+namespace lazyxla {
 
 class WithoutGil {
  public:
@@ -31,4 +31,4 @@ class WithoutGil {
 // without any of our mutexes.
 void at_python_threads_end(std::function<void()> handler);
 
-}  // namespace lazyxla::graph
+}  // namespace lazyxla

@@ -4,8 +4,14 @@
 
 #include <atomic>
 #include <cstdint>
+#include <map>
+#include <string>
+#include <variant>
 
 namespace lazyxla {
+
+// Options of XLA's compiler by name, as its flags are called: {"xla_cpu_enable_fast_math", true}.
+using CompileOptions = std::map<std::string, std::variant<bool, int64_t, double, std::string>>;
 
 struct Options {
   std::atomic<bool> strict_fallback{false};

@@ -7,7 +7,7 @@
 
 #include "common/spin_lock.h"
 
-namespace lazyxla::ir {
+namespace lazyxla {
 namespace {
 
 class Pool {
@@ -66,4 +66,4 @@ class Pool {
 void* pool_allocate(size_t bytes) { return Pool::get().allocate(bytes); }
 void pool_free(void* memory, size_t bytes) noexcept { Pool::get().free(memory, bytes); }
 
-}  // namespace lazyxla::ir
+}  // namespace lazyxla

@@ -7,7 +7,7 @@
 
 #include <cstddef>
 
-namespace lazyxla::ir {
+namespace lazyxla {
 
 void* pool_allocate(size_t bytes);
 void pool_free(void* memory, size_t bytes) noexcept;
@@ -33,4 +33,4 @@ struct PoolAllocator {
   }
 };
 
-}  // namespace lazyxla::ir
+}  // namespace lazyxla

@@ -5,9 +5,9 @@
 #include <atomic>
 #include <thread>
 
-#include "pjrt/fork.h"
+#include "common/fork.h"
 
-namespace lazyxla::ir {
+namespace lazyxla {
 
 class SpinLock {
  public:
@@ -16,7 +16,7 @@ class SpinLock {
       while (held_.load(std::memory_order_relaxed)) {
         // Its holder was a thread of the parent. What the lock guards may be left unfinished, but
         // every address in it is good; the child only drops its tensors.
-        if (pjrt::forked()) return;
+        if (forked()) return;
         std::this_thread::yield();
       }
     }
@@ -27,4 +27,4 @@ class SpinLock {
   std::atomic<bool> held_{false};
 };
 
-}  // namespace lazyxla::ir
+}  // namespace lazyxla

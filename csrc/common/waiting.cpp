@@ -6,7 +6,7 @@
 #include <mutex>
 #include <thread>
 
-#include "pjrt/fork.h"
+#include "common/fork.h"
 
 namespace lazyxla::waiting {
 namespace {
@@ -49,7 +49,7 @@ void wait(const std::function<bool()>& ready) {
 }
 
 void announce() {
-  if (pjrt::forked()) return;  // nobody waits here, and a thread of the parent may have the mutex
+  if (forked()) return;  // nobody waits here, and a thread of the parent may have the mutex
   Room& room = Room::get();
   std::atomic_thread_fence(std::memory_order_seq_cst);
   if (room.waiting.load() == 0) return;

@@ -4,62 +4,28 @@
 
 #include <cstring>
 #include <filesystem>
+#include <string_view>
 
+#include "common/bytes.h"
 #include "common/cache_files.h"
+#include "common/hash.h"
 #include "common/options.h"
-#include "dispatch/shape_memo.h"
 
-namespace lazyxla::ir {
+namespace lazyxla::dispatch {
 namespace {
 
 constexpr size_t kMaxFileBytes = size_t{64} << 20;
 constexpr size_t kWriteAtBytes = size_t{1} << 20;
 
-template <typename T>
-void put(std::string& out, T value) {
-  out.append(reinterpret_cast<const char*>(&value), sizeof(T));
-}
-
-// Takes values off the front of a run of bytes; `ok` turns false at the end of it.
-struct Reader {
-  const char* data;
-  size_t left;
-  bool ok = true;
-
-  template <typename T>
-  T take() {
-    T value{};
-    if (left < sizeof(T)) {
-      ok = false;
-      return value;
-    }
-    std::memcpy(&value, data, sizeof(T));
-    data += sizeof(T);
-    left -= sizeof(T);
-    return value;
-  }
-
-  std::string take_bytes(size_t n) {
-    if (left < n) {
-      ok = false;
-      return {};
-    }
-    std::string bytes(data, n);
-    data += n;
-    left -= n;
-    return bytes;
-  }
-};
-
-void put_geometry(std::string& out, const Geometry& g) {
+void put_geometry(std::string& out, const ir::Geometry& g) {
   put<int32_t>(out, static_cast<int32_t>(g.dtype));
   put<uint32_t>(out, g.sizes.size());
   for (int64_t size : g.sizes) put(out, size);
   for (int64_t stride : g.strides) put(out, stride);
 }
 
-Geometry take_geometry(Reader& in) {
-  Geometry g;
+ir::Geometry take_geometry(ByteReader& in) {
+  ir::Geometry g;
   g.dtype = static_cast<c10::ScalarType>(in.take<int32_t>());
   uint32_t rank = in.take<uint32_t>();
   if (rank > 64) in.ok = false;
@@ -78,12 +44,12 @@ std::string serialize(const Inference& inference) {
   put<uint32_t>(out, inference.counts.size());
   for (uint32_t count : inference.counts) put(out, count);
   put<uint32_t>(out, inference.written.size());
-  for (const Geometry& geometry : inference.written) put_geometry(out, geometry);
+  for (const ir::Geometry& geometry : inference.written) put_geometry(out, geometry);
   return out;
 }
 
 std::optional<Inference> parse(const std::string& bytes) {
-  Reader in{bytes.data(), bytes.size()};
+  ByteReader in{bytes};
   Inference inference;
   uint32_t results = in.take<uint32_t>();
   for (uint32_t i = 0; in.ok && i < results; ++i) {
@@ -94,11 +60,11 @@ std::optional<Inference> parse(const std::string& bytes) {
   for (uint32_t i = 0; in.ok && i < counts; ++i) inference.counts.push_back(in.take<uint32_t>());
   uint32_t written = in.take<uint32_t>();
   for (uint32_t i = 0; in.ok && i < written; ++i) inference.written.push_back(take_geometry(in));
-  if (!in.ok || in.left) return std::nullopt;
+  if (!in.ok || !in.left.empty()) return std::nullopt;
   return inference;
 }
 
-uint64_t checksum(const std::string& bytes) {
+uint64_t checksum(std::string_view bytes) {
   std::vector<uint64_t> words((bytes.size() + 7) / 8, 0);
   std::memcpy(words.data(), bytes.data(), bytes.size());
   return hash_words(words.data(), words.size()) ^ bytes.size();
@@ -156,16 +122,16 @@ void InferenceStore::read() {
 size_t InferenceStore::parse_file(const std::string& bytes) {
   const std::string title = this->title();
   if (!bytes.starts_with(title)) return 0;
-  Reader in{bytes.data(), bytes.size()};
-  while (in.left) {
-    const size_t good = bytes.size() - in.left;
+  ByteReader in{bytes};
+  while (!in.left.empty()) {
+    const size_t good = bytes.size() - in.left.size();
     const uint32_t size = in.take<uint32_t>();
     const uint64_t sum = in.take<uint64_t>();
-    const std::string body = in.take_bytes(size);
-    Reader inside{body.data(), body.size()};
-    const std::string key = inside.take_bytes(inside.take<uint32_t>());
+    const std::string_view body = in.take_bytes(size);
+    ByteReader inside{body};
+    const std::string key(inside.take_bytes(inside.take<uint32_t>()));
     if (!in.ok || !inside.ok || checksum(body) != sum) return good;
-    keep(key, inside.take_bytes(inside.left));
+    keep(key, std::string(inside.left));
   }
   return bytes.size();
 }
@@ -208,4 +174,4 @@ void InferenceStore::flush() {
   file.write(file.size() == 0 ? title() + records : records);
 }
 
-}  // namespace lazyxla::ir
+}  // namespace lazyxla::dispatch

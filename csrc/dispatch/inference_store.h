@@ -8,8 +8,8 @@
 // write, so that many processes can share the file. The first record is the title: without a key,
 // it tells the file's own name, in which the versions are. The file is cut off at the first record
 // that is damaged, so one with another title is started anew, as is one that has grown too large. A
-// file that cannot be read or written (cache_files.h) is no error: the answers are then asked for
-// again.
+// file that cannot be read or written (common/cache_files.h) is no error: the answers are then
+// asked for again.
 #pragma once
 
 #include <cstdint>
@@ -21,17 +21,17 @@
 #include "common/bounded_map.h"
 #include "ir/geometry.h"
 
-namespace lazyxla::ir {
+namespace lazyxla::dispatch {
 
 // What one call of an operator yields, as its meta functions tell.
 struct Inference {
   struct Result {
     bool defined;
-    Geometry geometry;  // offset unused
+    ir::Geometry geometry;  // offset unused
   };
-  std::vector<Result> results;    // of the functional form, lists flattened
-  std::vector<uint32_t> counts;   // per return of the functional form: how many of them
-  std::vector<Geometry> written;  // written tensors after the call; empty if not asked
+  std::vector<Result> results;        // of the functional form, lists flattened
+  std::vector<uint32_t> counts;       // per return of the functional form: how many of them
+  std::vector<ir::Geometry> written;  // written tensors after the call; empty if not asked
 };
 
 class InferenceStore {
@@ -63,4 +63,4 @@ class InferenceStore {
   std::string unwritten_;
 };
 
-}  // namespace lazyxla::ir
+}  // namespace lazyxla::dispatch

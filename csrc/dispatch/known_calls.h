@@ -25,7 +25,7 @@ class KnownCalls {
 
  private:
   static constexpr size_t kMost = 1 << 14;
-  ir::SpinLock mutex_;
+  SpinLock mutex_;
   ska::flat_hash_set<uint64_t> hashes_;
 };
 

@@ -6,7 +6,6 @@
 #include <cstring>
 
 #include "dispatch/device_state.h"
-#include "record/optimizer_step.h"
 #include "record/settings.h"
 
 namespace lazyxla::dispatch {

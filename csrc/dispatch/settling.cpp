@@ -10,7 +10,6 @@
 
 #include "dispatch/tensor.h"
 #include "record/flush.h"
-#include "record/optimizer_step.h"
 #include "record/recording.h"
 #include "record/scope.h"
 #include "record/settings.h"

@@ -22,13 +22,13 @@
 #include "common/spin_lock.h"
 #include "ir/node.h"
 
-namespace lazyxla::ir {
+namespace lazyxla::dispatch {
 
-struct Recipe : LeafData {
+struct Recipe : ir::LeafData {
   // A tensor the call creates.
   struct Fresh {
-    int output;         // of the node; -1: an undefined tensor
-    Geometry geometry;  // dense
+    int output;             // of the node; -1: an undefined tensor
+    ir::Geometry geometry;  // dense
     size_t nbytes;
   };
   // A tensor among the arguments that the call writes.
@@ -38,7 +38,7 @@ struct Recipe : LeafData {
     bool resized = false;   // the tensor takes `geometry` first
     bool reshaped = false;  // the node's output has another shape, with as many elements
     bool in_list = false;   // of a _foreach_ operator
-    Geometry geometry;
+    ir::Geometry geometry;
   };
   // What the operator returns, per return of its schema.
   struct Return {
@@ -55,7 +55,7 @@ struct Recipe : LeafData {
     kHost,      // on the host, between two programs: the call is not recorded
   };
 
-  OpSpec spec;
+  ir::OpSpec spec;
   Runs runs = Runs::kProgram;
   std::vector<Fresh> fresh;
   std::vector<Write> writes;
@@ -95,7 +95,4 @@ class ShapeMemo {
   BoundedMap<MemoKey, Entry, Hash, Equal> entries_;
 };
 
-// A 64-bit hash of a run of words.
-uint64_t hash_words(const uint64_t* words, size_t n);
-
-}  // namespace lazyxla::ir
+}  // namespace lazyxla::dispatch

@@ -9,9 +9,9 @@
 #include "dispatch/copies.h"
 #include "dispatch/recorder.h"
 #include "dispatch/tensor.h"
+#include "graph/transfer.h"
 #include "program/buffer.h"
 #include "record/capture.h"
-#include "record/flush.h"
 #include "record/recording.h"
 
 namespace lazyxla::dispatch {

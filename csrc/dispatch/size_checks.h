@@ -18,7 +18,6 @@ void check_for_kernel(const OpInfo& info, c10::ArrayRef<c10::IValue> args);
 
 // Throws what PyTorch's CPU kernel throws. `inference` is what the meta functions told. Once per
 // memo key.
-void check_sizes(const OpInfo& info, c10::ArrayRef<c10::IValue> args,
-                 const ir::Inference& inference);
+void check_sizes(const OpInfo& info, c10::ArrayRef<c10::IValue> args, const Inference& inference);
 
 }  // namespace lazyxla::dispatch

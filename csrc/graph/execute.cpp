@@ -8,7 +8,6 @@
 
 #include "common/counters.h"
 #include "common/gil.h"
-#include "common/options.h"
 #include "graph/partitioned_run.h"
 #include "pjrt/client.h"
 #include "pjrt/host_memory.h"

@@ -3,7 +3,6 @@
 #include <mutex>
 
 #include "common/counters.h"
-#include "record/flush.h"
 
 namespace lazyxla::graph {
 namespace {
@@ -61,7 +60,7 @@ class Programs final : public ir::OwnPrograms {
     Pattern pattern;
     std::weak_ptr<const Variant> variant;  // the program cache owns them, and may drop them
   };
-  ir::SpinLock mutex_;
+  SpinLock mutex_;
   c10::SmallVector<Entry, 1> entries_;
 };
 

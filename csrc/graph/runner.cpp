@@ -13,7 +13,7 @@
 #include "common/waiting.h"
 #include "graph/partitioned_run.h"
 #include "pjrt/client.h"
-#include "pjrt/fork.h"
+#include "pjrt/error.h"
 #include "pjrt/runtime.h"
 
 namespace lazyxla::graph {

@@ -48,7 +48,7 @@ struct Draws {
   uint64_t seed, first, next;
 };
 
-// What the graph room keeps beside a pending set: where fused mode cuts (record/batches.h).
+// What the record room keeps beside a pending set: where fused mode cuts (record/batches.h).
 class Batching {
  public:
   virtual ~Batching() = default;

@@ -1,4 +1,4 @@
-#include "call.h"
+#include "pjrt/call.h"
 
 #include <atomic>
 #include <memory>

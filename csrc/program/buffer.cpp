@@ -7,7 +7,7 @@
 #include "common/gil.h"
 #include "common/waiting.h"
 #include "pjrt/client.h"
-#include "pjrt/fork.h"
+#include "pjrt/error.h"
 #include "pjrt/runtime.h"
 #include "pjrt/shared_client.h"
 

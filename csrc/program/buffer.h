@@ -1,5 +1,5 @@
 // DeviceBuffer: the data of a leaf, there already or promised by a flush under way.
-// (Or never to be: abstract, see capture.h.)
+// (Or never to be: abstract, see record/capture.h.)
 //
 // A flush replaces the values of all pending storages by leaves on promised buffers before it
 // lowers or runs anything, so that other threads go on recording at once; when its program is
@@ -71,14 +71,14 @@ class DeviceBuffer final : public ir::LeafData {
   // Whether another library holds its data, too (pjrt/shared_client.h).
   bool is_shared() const;
 
-  // Of what was not computed: what the storage has instead that it was promised to (undo.h).
+  // Of what was not computed: what the storage has instead that it was promised to (graph/undo.h).
   const ir::Content* stands_for() const { return stands_for_.get(); }
   void stand_for(ir::Content content) {
     stands_for_ = std::make_unique<ir::Content>(std::move(content));
   }
 
-  // How many references runs that wait for their execution slot hold (runner.h). They do not stand
-  // in the way of donating the buffer to a later run.
+  // How many references runs that wait for their execution slot hold (graph/runner.h). They do not
+  // stand in the way of donating the buffer to a later run.
   std::atomic<int> waiting_runs{0};
 
  private:
@@ -101,7 +101,7 @@ using BufferRef = std::shared_ptr<DeviceBuffer>;
 
 template <typename... Args>
 BufferRef make_buffer(Args&&... args) {
-  return std::allocate_shared<DeviceBuffer>(ir::PoolAllocator<DeviceBuffer>(),
+  return std::allocate_shared<DeviceBuffer>(PoolAllocator<DeviceBuffer>(),
                                             std::forward<Args>(args)...);
 }
 

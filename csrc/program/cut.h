@@ -13,7 +13,7 @@
 //     loss = train(model(x))      middle       is known
 //     seen = cat([seen, loss])    after
 //
-// A graph of many rounds of a loop is cut into these (rounds.h).
+// A graph of many rounds of a loop is cut into these (find_rounds, below).
 //
 // The stages' graphs are numbered as the walk numbers any graph: the middle may be what another
 // flush recorded on its own.
@@ -21,7 +21,7 @@
 
 #include <vector>
 
-#include "graph/walk.h"
+#include "program/graph.h"
 
 namespace lazyxla::graph {
 
@@ -57,5 +57,22 @@ struct Piece {
 
 // The stages that there are, in their order. None takes what a later one makes.
 std::vector<Piece> cut(const Graph& graph, const std::vector<uint32_t>& stages);
+
+// Rounds: a graph that holds many rounds of a loop, for want of a sync in it.
+//
+//     for t in timesteps:              50 rounds of the same operators on the same weights: one
+//         x = step(model(x, t), t, x)  program that runs 50 times, in place of one of 50 models
+//     x.cpu()
+//
+// What tells a loop from a deep model is that its rounds take the same leaves, or none: layers have
+// weights of their own. A program ends where it hands the fewest values on.
+struct Rounds {
+  std::vector<uint32_t> stages;  // per node; a round or several of them are one
+  size_t operators = 0;          // of a stage
+  size_t count = 0;              // of such stages
+};
+
+// Empty if there are no rounds, or the graph is too small to care.
+Rounds find_rounds(const Graph& graph);
 
 }  // namespace lazyxla::graph

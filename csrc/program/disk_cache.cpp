@@ -11,6 +11,7 @@
 #include <filesystem>
 #include <string_view>
 
+#include "common/bytes.h"
 #include "common/cache_files.h"
 
 namespace lazyxla::graph {
@@ -28,9 +29,8 @@ constexpr auto kLongestWrite = std::chrono::hours(1);
 
 // What is in the file of an entry.
 std::string packed(const EntryKey& key, const std::string& bytes) {
-  const uint64_t size = key.text.size();
-  std::string rest(reinterpret_cast<const char*>(&size), sizeof size);
-  rest += key.text;
+  std::string rest;
+  put_text(rest, key.text);
   rest += bytes;
   return kMagic + c10::sha1(rest).str() + rest;
 }
@@ -42,13 +42,13 @@ struct Unpacked {
 // Nothing if the file is damaged.
 std::optional<Unpacked> unpack(const std::string& file) {
   const size_t begin = kMagicSize + kChecksumSize;
-  uint64_t size = 0;
-  if (file.size() < begin + sizeof size || !file.starts_with(kMagic)) return std::nullopt;
+  if (file.size() < begin || !file.starts_with(kMagic)) return std::nullopt;
   const std::string rest = file.substr(begin);
   if (file.compare(kMagicSize, kChecksumSize, c10::sha1(rest).str()) != 0) return std::nullopt;
-  std::memcpy(&size, rest.data(), sizeof size);
-  if (size > rest.size() - sizeof size) return std::nullopt;
-  return Unpacked{rest.substr(sizeof size, size), rest.substr(sizeof size + size)};
+  ByteReader in{rest};
+  std::string key(in.take_bytes(in.take<uint64_t>()));
+  if (!in.ok) return std::nullopt;
+  return Unpacked{std::move(key), std::string(in.left)};
 }
 
 enum class Kind { kEntry, kUnfinished, kForeign };

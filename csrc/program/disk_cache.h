@@ -4,9 +4,9 @@
 // key, "program-<40 digits>". It is a file, {magic, checksum, key, bytes}, whose key is compared in
 // full. The file is written under another name first and renamed when it is whole: nobody ever sees
 // half of one. One that is damaged, or that is another entry under this name, is removed. One that
-// others can write to (cache_files.h) is not read. An entry's modification time is when it was used
-// last; when all of them together are larger than the bound, the ones not used for the longest time
-// go. Files of other names are none of the cache's.
+// others can write to (common/cache_files.h) is not read. An entry's modification time is when it
+// was used last; when all of them together are larger than the bound, the ones not used for the
+// longest time go. Files of other names are none of the cache's.
 //
 // Nothing here throws. What cannot be read is not there; what cannot be written is left, with one
 // warning.
@@ -34,7 +34,7 @@ struct EntryKey {
 
 class DiskCache {
  public:
-  // `directory` can be used (cache_files.h). With an empty one the cache is off.
+  // `directory` can be used (common/cache_files.h). With an empty one the cache is off.
   DiskCache(std::string directory, int64_t max_bytes)
       : directory_(std::move(directory)), max_bytes_(max_bytes) {}
 

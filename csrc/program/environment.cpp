@@ -44,7 +44,7 @@ std::string variable(const char* name) {
   return value ? value : "";
 }
 
-std::string in_text(const pjrt::CompileOptions& options) {
+std::string in_text(const CompileOptions& options) {
   std::ostringstream text;
   text << std::boolalpha;
   for (const auto& [name, value] : options) {

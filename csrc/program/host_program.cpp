@@ -63,7 +63,7 @@ bool may_have_host_programs() {
 // How many graphs there were of the same operators, in this order, before this one.
 int graphs_before(const Graph& graph) {
   static auto* mutex = new std::mutex();
-  static auto* counts = new ir::BoundedMap<size_t, int>();
+  static auto* counts = new BoundedMap<size_t, int>();
   size_t family = graph.nodes.size();
   for (const ir::NodePtr& node : graph.nodes) {
     family = c10::hash_combine(family, std::hash<std::string>()(node->spec()->name));

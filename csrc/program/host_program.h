@@ -8,19 +8,19 @@
 // - In inference, any that is not large and does not come often: a prompt's first pass, the first
 //   step of a sampler. The host does the first runs of each (Trial). Training is compiled at once:
 //   its step is sure to come again, and two runs of it should not differ in rounding.
-// - The rounds of a loop that has no sync in it (rounds.h), likewise, and what comes before and
+// - The rounds of a loop that has no sync in it (cut.h), likewise, and what comes before and
 //   after them.
 //
 // Such a run waits for its inputs. If they are not there yet, the thread does it that runs what is
-// left (runner.h).
+// left (graph/runner.h).
 #pragma once
 
 #include <functional>
 #include <optional>
 #include <vector>
 
-#include "graph/walk.h"
 #include "pjrt/buffer.h"
+#include "program/graph.h"
 
 namespace lazyxla::graph {
 

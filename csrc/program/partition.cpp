@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "graph/walk.h"
+#include "program/graph.h"
 
 namespace lazyxla::graph {
 namespace {

@@ -10,7 +10,7 @@
 //               likes, which tells once it is done
 //
 // A graph has one mesh. One with several is taken apart, if what is for each has nothing but leaves
-// in common (walk.h's split), else an error, which is told when its program is to be made.
+// in common (graph/walk.h's split), else an error, which is told when its program is to be made.
 #pragma once
 
 #include <cstdint>

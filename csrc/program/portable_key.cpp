@@ -2,7 +2,7 @@
 
 #include <c10/util/flat_hash_map.h>
 
-#include <cstring>
+#include "common/bytes.h"
 
 namespace lazyxla::graph {
 namespace {
@@ -17,23 +17,15 @@ class Writer {
   bool good() const { return good_; }
   std::string take() { return std::move(bytes_); }
 
-  void word(uint64_t value) { bytes_.append(reinterpret_cast<const char*>(&value), sizeof value); }
-
-  void text(const std::string& value) {
-    word(value.size());
-    bytes_ += value;
-  }
+  void word(uint64_t value) { put(bytes_, value); }
+  void text(const std::string& value) { put_text(bytes_, value); }
 
   void integers(c10::IntArrayRef values) {
     word(values.size());
     for (int64_t value : values) word(static_cast<uint64_t>(value));
   }
 
-  void real(double value) {
-    uint64_t bits;
-    std::memcpy(&bits, &value, sizeof bits);
-    word(bits);
-  }
+  void real(double value) { put(bytes_, value); }
 
   void constant(const c10::IValue& value) {
     if (value.isNone()) {

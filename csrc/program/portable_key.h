@@ -7,7 +7,7 @@
 #include <optional>
 #include <string>
 
-#include "graph/walk.h"
+#include "program/graph.h"
 
 namespace lazyxla::graph {
 

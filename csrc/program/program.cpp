@@ -8,19 +8,14 @@
 #include <thread>
 
 #include "common/counters.h"
-#include "common/gil.h"
 #include "common/options.h"
-#include "pjrt/client.h"
 #include "pjrt/error.h"
-#include "pjrt/runtime.h"
 #include "program/compile_history.h"
+#include "program/compile_options.h"
 #include "program/portable_key.h"
 #include "program/program_store.h"
-#include "program/rounds.h"
 #include "program/scalars.h"
 #include "program/stages.h"
-#include "record/scope.h"
-#include "record/settings.h"
 
 namespace lazyxla::graph {
 namespace {
@@ -45,27 +40,8 @@ c10::ThreadPool& compilers() {
   return *pool;
 }
 
-}  // namespace
-
-ir::CompileOptions compile_options(const Graph& graph) {
-  ir::CompileOptions options;
-  for (const ir::NodePtr& node : graph.nodes) {
-    for (const auto& [name, value] : node->spec()->compile_options) {
-      TORCH_CHECK_VALUE(options.emplace(name, value).first->second == value,
-                        "lazyxla: functions compiled with different values of the option ", name,
-                        " are part of one program; call lazyxla.sync() between them");
-    }
-  }
-  const ir::CompileOptions& others = options_of(graph.key[0]);
-  options.insert(others.begin(), others.end());
-  if (graph.partition) options[pjrt::kDevices] = graph.partition->devices();
-  return options;
-}
-
-namespace {
-
 void compile(const std::shared_ptr<Variant>& variant, std::string artifact,
-             const ir::CompileOptions& options, const EntryKey& stored_as, Compile how) {
+             const CompileOptions& options, const EntryKey& stored_as, Compile how) {
   ++Counters::get().compiles;
   if (how == Compile::kInBackground) {
     compilers().run(
@@ -138,10 +114,10 @@ std::string Program::reason(const Graph& graph, const std::vector<bool>& variabl
            (trial_->runs == 2 ? " time" : " times");
   }
   if (variants_.empty()) return new_reason;
-  const Variant& last = *variants_.front();
+  const ScalarPlan& last = variants_.front()->scalars;
   size_t changed = 0, fixed = 0;
   for (size_t i = 0; i < graph.slots.size(); ++i) {
-    if (last.variable[i] || last.constants[i].i == graph.slots[i].i) continue;
+    if (last.variable[i] || !last.differs(i, graph.slots)) continue;
     ++(variable[i] ? changed : fixed);
   }
   std::string text = "a known graph with other numbers: ";
@@ -152,9 +128,8 @@ std::string Program::reason(const Graph& graph, const std::vector<bool>& variabl
 }
 
 std::vector<bool> Program::wanted_inputs(const Graph& graph) const {
-  const Variant* last = variants_.empty() ? nullptr : variants_.front().get();
   std::vector<bool> variable = ScalarHistory::get().variable_slots(
-      graph, last ? &last->variable : nullptr, last ? &last->constants : nullptr);
+      graph, variants_.empty() ? nullptr : &variants_.front()->scalars);
   for (size_t i = 0; i < variable.size(); ++i) {
     if (i < varying_.size() && varying_[i]) variable[i] = true;
     if (static_slots_[i]) variable[i] = false;
@@ -165,9 +140,9 @@ std::vector<bool> Program::wanted_inputs(const Graph& graph) const {
 std::vector<bool> Program::needed_inputs(const Graph& graph) const {
   std::vector<bool> needed(graph.slots.size(), false);
   if (variants_.empty()) return needed;
-  const Variant& last = *variants_.front();
+  const ScalarPlan& last = variants_.front()->scalars;
   for (size_t i = 0; i < needed.size(); ++i) {
-    needed[i] = !static_slots_[i] && (last.variable[i] || last.constants[i].i != graph.slots[i].i);
+    needed[i] = !static_slots_[i] && last.varies(i, graph.slots);
   }
   return needed;
 }
@@ -235,7 +210,7 @@ VariantRef Program::make_on_host(const Graph& graph, const Origin& origin,
   if (!program) return nullptr;
   auto variant = std::make_shared<Variant>();
   variant->line = origin.line;
-  variant->constants = graph.slots;
+  variant->scalars.constants = graph.slots;
   variant->take(std::move(*program), graph.slots.size());
   variant->is_trial = is_trial;
   if (is_trial) {
@@ -251,7 +226,7 @@ VariantRef Program::go_on_trying(const Graph& graph, const Origin& origin) {
   Trial& trial = *trial_;
   varying_.resize(graph.slots.size(), false);
   for (size_t i = 0; i < graph.slots.size(); ++i) {
-    if (trial.variant->constants[i].i != graph.slots[i].i) varying_[i] = true;
+    if (trial.variant->scalars.differs(i, graph.slots)) varying_[i] = true;
   }
   ++trial.runs;
   if (origin.on_host != OnHost::kFirstRuns || trial.runs > Trial::kRuns) {
@@ -282,9 +257,10 @@ VariantRef Program::make_whole(const Graph& graph, Compile how, const Origin& or
   static_slots_.resize(graph.slots.size(), false);
   const std::vector<ir::SlotKind> kinds = slot_kinds(graph);
   std::vector<bool> wanted = wanted_inputs(graph);
-  const ir::CompileOptions options = compile_options(graph);
+  const CompileOptions options = compile_options(graph);
   const std::string options_text = pjrt::serialize(options);
-  std::string why = count_program(reason(graph, wanted, new_reason), origin.scope.get());
+  std::string why = reason(graph, wanted, new_reason);
+  if (origin.admit) why = origin.admit(why);
 
   auto variant = std::make_shared<Variant>();
   variant->line = origin.line;
@@ -298,24 +274,22 @@ VariantRef Program::make_whole(const Graph& graph, Compile how, const Origin& or
   Lowered lowered;
   if (loaded) {
     lowered.static_slots = std::move(found->static_slots);
-    variant->variable = std::move(found->variable);
+    variant->scalars.variable = std::move(found->variable);
   } else {
     if (!found && variants_.empty()) why += store->explain_miss(graph, options_text);
-    variant->variable = wanted;
+    variant->scalars.variable = wanted;
     lowered = lowerer()(graph, wanted, {origin.line, why, key});
     ++Counters::get().lowerings;
     Counters::get().nodes_lowered += static_cast<int64_t>(graph.nodes.size());
   }
 
-  for (uint32_t slot : lowered.static_slots) {
-    static_slots_[slot] = true;
-    variant->variable[slot] = false;
-  }
+  for (uint32_t slot : lowered.static_slots) static_slots_[slot] = true;
+  variant->scalars.fix(lowered.static_slots);
   for (size_t i = 0; i < kinds.size(); ++i) {
-    if (!variant->variable[i]) continue;
+    if (!variant->scalars.variable[i]) continue;
     (kinds[i] == ir::SlotKind::kFloat ? variant->float_slots : variant->int_slots).push_back(i);
   }
-  variant->constants = graph.slots;
+  variant->scalars.constants = graph.slots;
 
   if (!loaded) {
     const EntryKey program = store->program_key(lowered.artifact, options_text);

@@ -32,12 +32,11 @@
 #include <string>
 #include <vector>
 
-#include "graph/walk.h"
 #include "program/cut.h"
 #include "program/disk_cache.h"
+#include "program/graph.h"
 #include "program/host_program.h"
 #include "program/variant.h"
-#include "record/scope.h"
 
 namespace lazyxla::graph {
 
@@ -53,10 +52,17 @@ struct LoweringFailure : std::runtime_error {
   size_t node;  // its position in Graph::nodes
 };
 
+// Thrown by an Origin's `admit`. The message is complete.
+struct TooManyPrograms : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
 // Where a flush comes from: what a worker (workers.h) cannot know of the thread that it works for.
 struct Origin {
   std::string line;  // the user's, "train.py:31"; empty if unknown
-  std::shared_ptr<Scope> scope;
+  // Told before a program is compiled, and why; returns what to tell the user of that, or throws
+  // TooManyPrograms. May be null.
+  std::function<std::string(const std::string& reason)> admit;
   bool may_cut = false;            // whether its program may be several (cut.h)
   OnHost on_host = OnHost::kNone;  // which graphs PyTorch's kernels may run
   // If the graph is a stage of one that was cut: why, in words, and which of its slots vary there.
@@ -158,10 +164,6 @@ std::shared_ptr<Program> find_program(const Graph& graph);
 // Whether a program for this key is on disk; or was made by this process, or is on disk.
 bool is_on_disk(const Graph& graph);
 bool is_known(const Graph& graph);
-
-// The options that the graph's operators are compiled with, on which they must agree, and what the
-// setting has besides.
-ir::CompileOptions compile_options(const Graph& graph);
 
 // How many programs and variants the cache holds.
 size_t cached_programs();

@@ -7,7 +7,6 @@
 #include "common/options.h"
 #include "pjrt/host_memory.h"
 #include "program/program.h"
-#include "record/scope.h"
 
 namespace lazyxla::graph {
 namespace {
@@ -82,7 +81,7 @@ class Cache {
   size_t size_ = 0;
   size_t misses_ = 0;
   struct Dropped {};
-  ir::BoundedMap<uint64_t, Dropped> dropped_;  // to tell why they are compiled again
+  BoundedMap<uint64_t, Dropped> dropped_;  // to tell why they are compiled again
 };
 
 Cache& cache() {

@@ -1,9 +1,9 @@
 #include "program/program_store.h"
 
 #include <algorithm>
-#include <cstring>
 #include <filesystem>
 
+#include "common/bytes.h"
 #include "common/cache_files.h"
 #include "pjrt/client.h"
 #include "pjrt/runtime.h"
@@ -37,70 +37,39 @@ std::vector<uint64_t> constants(const std::vector<bool>& variable,
   return values;
 }
 
-void put(std::string& out, uint64_t word) {
-  out.append(reinterpret_cast<const char*>(&word), sizeof word);
-}
-
-void put(std::string& out, const Form& form) {
-  put(out, form.variable.size());
+void put_form(std::string& out, const Form& form) {
+  put<uint64_t>(out, form.variable.size());
   for (bool is_variable : form.variable) out.push_back(is_variable ? 1 : 0);
-  put(out, form.static_slots.size());
-  for (uint32_t slot : form.static_slots) put(out, slot);
-  put(out, form.constants.size());
+  put<uint64_t>(out, form.static_slots.size());
+  for (uint32_t slot : form.static_slots) put<uint64_t>(out, slot);
+  put<uint64_t>(out, form.constants.size());
   for (uint64_t value : form.constants) put(out, value);
-  put(out, form.program.size());
-  out += form.program;
+  put_text(out, form.program);
 }
 
-// Takes forms off the front of an entry. What ends too early ends the list.
-class Reader {
- public:
-  explicit Reader(const std::string& bytes) : bytes_(bytes) {}
-
-  std::optional<Form> next() {
-    Form form;
-    if (at_ == bytes_.size()) return std::nullopt;
-    uint64_t count = size();
-    for (uint64_t i = 0; i < count; ++i) form.variable.push_back(bytes_[at_++] != 0);
-    count = size();
-    for (uint64_t i = 0; i < count; ++i) form.static_slots.push_back(word());
-    count = size();
-    for (uint64_t i = 0; i < count; ++i) form.constants.push_back(word());
-    count = size();
-    if (!good_) return std::nullopt;
-    form.program = bytes_.substr(at_, count);
-    at_ += count;
-    return form;
+Form take_form(ByteReader& in) {
+  Form form;
+  for (uint64_t n = in.take_count(); in.ok && n > 0; --n) {
+    form.variable.push_back(in.take<uint8_t>() != 0);
   }
-
- private:
-  uint64_t word() {
-    uint64_t value = 0;
-    if (bytes_.size() - at_ < sizeof value) {
-      good_ = false;
-    } else {
-      std::memcpy(&value, bytes_.data() + at_, sizeof value);
-      at_ += sizeof value;
-    }
-    return value;
+  for (uint64_t n = in.take_count(); in.ok && n > 0; --n) {
+    form.static_slots.push_back(in.take<uint64_t>());
   }
-
-  // How many of something follow: no more than there are bytes.
-  uint64_t size() {
-    uint64_t value = word();
-    if (value > bytes_.size() - at_) good_ = false;
-    return good_ ? value : 0;
+  for (uint64_t n = in.take_count(); in.ok && n > 0; --n) {
+    form.constants.push_back(in.take<uint64_t>());
   }
+  form.program = in.take_bytes(in.take_count());
+  return form;
+}
 
-  const std::string& bytes_;
-  size_t at_ = 0;
-  bool good_ = true;
-};
-
+// What ends too early ends the list.
 std::vector<Form> parse(const std::string& bytes) {
   std::vector<Form> forms;
-  Reader reader(bytes);
-  while (auto form = reader.next()) forms.push_back(std::move(*form));
+  for (ByteReader in{bytes}; !in.left.empty();) {
+    Form form = take_form(in);
+    if (!in.ok) break;
+    forms.push_back(std::move(form));
+  }
   return forms;
 }
 
@@ -161,10 +130,8 @@ std::string key_text(const std::string& text, const std::string& options,
                      const std::string& environment) {
   std::string all;
   all.reserve(text.size() + options.size() + environment.size() + 2 * sizeof(uint64_t));
-  put(all, text.size());
-  all += text;
-  put(all, options.size());
-  all += options;
+  put_text(all, text);
+  put_text(all, options);
   all += environment;
   return all;
 }
@@ -261,11 +228,11 @@ bool ProgramStore::add_graph(const EntryKey& key, const std::vector<bool>& wante
   Form form{without(wanted, static_slots), static_slots, {}, program};
   form.constants = constants(form.variable, slots);
   std::string entry;
-  put(entry, form);
+  put_form(entry, form);
   size_t count = 1;
   if (auto bytes = cache_.read(key)) {
     for (const Form& other : parse(*bytes)) {
-      if (!form.is_like(other) && count++ < kMaxForms) put(entry, other);
+      if (!form.is_like(other) && count++ < kMaxForms) put_form(entry, other);
     }
   }
   return cache_.write(key, entry);

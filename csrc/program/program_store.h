@@ -17,7 +17,7 @@
 // A form serves a graph if the scalars that are no inputs have the graph's values. Which of them
 // are inputs is a guess when a graph is new to the process (scalars.h), from what ran before; any
 // form that serves is then good, whoever made it. So programs that were compiled without what a
-// process runs before them, by a capture (capture.h) for example, are found all the same.
+// process runs before them, by a capture (record/capture.h) for example, are found all the same.
 #pragma once
 
 #include <atomic>
@@ -29,9 +29,9 @@
 #include <string>
 #include <vector>
 
-#include "graph/walk.h"
 #include "program/disk_cache.h"
 #include "program/environment.h"
+#include "program/graph.h"
 
 namespace lazyxla::graph {
 

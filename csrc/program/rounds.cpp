@@ -1,4 +1,4 @@
-#include "program/rounds.h"
+#include "program/cut.h"
 
 #include <c10/util/flat_hash_map.h>
 #include <c10/util/hash.h>

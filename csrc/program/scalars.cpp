@@ -6,6 +6,17 @@
 
 namespace lazyxla::graph {
 
+bool ScalarPlan::serves(c10::ArrayRef<ir::ScalarValue> slots) const {
+  for (size_t i = 0; i < slots.size(); ++i) {
+    if (differs(i, slots) && !variable[i]) return false;
+  }
+  return true;
+}
+
+void ScalarPlan::fix(c10::ArrayRef<uint32_t> static_slots) {
+  for (uint32_t slot : static_slots) variable[slot] = false;
+}
+
 std::vector<ir::SlotKind> slot_kinds(const Graph& graph) {
   std::vector<ir::SlotKind> kinds;
   kinds.reserve(graph.slots.size());
@@ -42,9 +53,7 @@ ScalarHistory& ScalarHistory::get() {
   return *instance;
 }
 
-std::vector<bool> ScalarHistory::variable_slots(const Graph& graph,
-                                                const std::vector<bool>* variable,
-                                                const std::vector<ir::ScalarValue>* constants) {
+std::vector<bool> ScalarHistory::variable_slots(const Graph& graph, const ScalarPlan* last) {
   std::vector<bool> result(graph.slots.size(), false);
   presume(graph, result);
   const std::vector<ir::SlotKind> kinds = slot_kinds(graph);
@@ -52,7 +61,7 @@ std::vector<bool> ScalarHistory::variable_slots(const Graph& graph,
   for (size_t i = 0; i < kinds.size(); ++i) {
     if (kinds[i] == ir::SlotKind::kRandom || expected[i]) result[i] = true;
     // What varied once, or varies now, is an input from here on.
-    if (variable && ((*variable)[i] || (*constants)[i].i != graph.slots[i].i)) result[i] = true;
+    if (last && last->varies(i, graph.slots)) result[i] = true;
   }
   return result;
 }

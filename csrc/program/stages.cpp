@@ -104,8 +104,8 @@ VariantRef compile_pieces(const Graph& whole, const std::vector<Piece>& pieces,
                           const std::vector<bool>& varying) {
   auto variant = std::make_shared<Variant>();
   variant->line = origin.line;
-  variant->constants = whole.slots;
-  variant->variable.resize(whole.slots.size(), false);
+  variant->scalars.constants = whole.slots;
+  variant->scalars.variable.resize(whole.slots.size(), false);
   Buffers buffers(whole);
   std::vector<StageProgram> stages;
   const std::vector<OnHost> which = on_host(pieces, origin);
@@ -114,7 +114,7 @@ VariantRef compile_pieces(const Graph& whole, const std::vector<Piece>& pieces,
     std::string what = "stage " + number + " of " + std::to_string(pieces.size());
     if (&piece == &largest_of(pieces)) what += " of " + reason;
     const Origin stage_origin{.line = origin.line,
-                              .scope = nullptr,
+                              .admit = nullptr,
                               .on_host = which[stages.size()],
                               .part_of = what,
                               .varying = varying_slots(pieces, piece, varying)};
@@ -127,7 +127,7 @@ VariantRef compile_pieces(const Graph& whole, const std::vector<Piece>& pieces,
     stage.variant->check_compiled();
     variant->is_trial = variant->is_trial || stage.variant->is_trial;
     for (size_t i = 0; i < piece.slots.size(); ++i) {
-      if (stage.variant->variable[i]) variant->variable[piece.slots[i]] = true;
+      if (stage.variant->scalars.variable[i]) variant->scalars.variable[piece.slots[i]] = true;
     }
     stages.push_back(std::move(stage));
   }

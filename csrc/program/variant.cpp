@@ -31,14 +31,10 @@ void Variant::note_run() const {
 }
 
 bool Variant::matches(c10::ArrayRef<ir::ScalarValue> slots) const {
-  if (state_.load(std::memory_order_relaxed) == kFailed) return false;
-  for (size_t i = 0; i < slots.size(); ++i) {
-    if (slots[i].i != constants[i].i && !variable[i]) return false;
-  }
-  return true;
+  return state_.load(std::memory_order_relaxed) != kFailed && scalars.serves(slots);
 }
 
-void Variant::compile(const std::string& artifact, const ir::CompileOptions& options,
+void Variant::compile(const std::string& artifact, const CompileOptions& options,
                       const EntryKey& stored_as) {
   try {
     take(pjrt::Runtime::get().client().compile(artifact, "mlir", options));
@@ -70,7 +66,7 @@ void Variant::take(std::unique_ptr<pjrt::Executable> executable) {
 
 void Variant::take(HostProgram program, size_t slots) {
   host_program_ = std::move(program);
-  variable.assign(slots, true);
+  scalars.variable.assign(slots, true);
   state_.store(kCompiled, std::memory_order_release);
 }
 

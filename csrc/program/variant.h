@@ -13,6 +13,7 @@
 #include "program/disk_cache.h"
 #include "program/host_program.h"
 #include "program/partition.h"
+#include "program/scalars.h"
 
 namespace lazyxla::graph {
 
@@ -21,10 +22,8 @@ struct StageProgram;
 // One compiled form of a program, perhaps still being compiled. That of a graph that was cut has
 // its stages' in place of an executable; a small one may have the host's.
 struct Variant {
-  std::vector<bool> variable;
-  std::vector<ir::ScalarValue>
-      constants;                      // all slots' values when compiled; variable ones mean nothing
-  std::vector<uint32_t> float_slots;  // the variable ones: one f64 array, one i64 array
+  ScalarPlan scalars;
+  std::vector<uint32_t> float_slots;  // its inputs: one f64 array, one i64 array
   std::vector<uint32_t> int_slots;
   std::string line;  // the user's that it was compiled for
   std::vector<StageProgram> stages;
@@ -38,7 +37,7 @@ struct Variant {
   bool matches(c10::ArrayRef<ir::ScalarValue> slots) const;
 
   // Compiles it, and keeps it on disk as the entry `stored_as`.
-  void compile(const std::string& artifact, const ir::CompileOptions& options,
+  void compile(const std::string& artifact, const CompileOptions& options,
                const EntryKey& stored_as);
   // Takes a serialized executable instead. Throws pjrt::Error if the plugin does not load it.
   void load(const std::string& serialized);

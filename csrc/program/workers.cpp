@@ -8,7 +8,7 @@
 #include <mutex>
 #include <thread>
 
-#include "pjrt/fork.h"
+#include "pjrt/error.h"
 
 namespace lazyxla::graph {
 namespace {

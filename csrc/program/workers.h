@@ -2,8 +2,8 @@
 //
 // Python delivers a Ctrl-C to its main thread at any moment, as an exception, and jaxlib's MLIR
 // bindings do not outlive one: they crash the process. So nothing is lowered in the thread of the
-// program's author. A worker does it, and whoever needs the program waits (waiting.h). If that wait
-// is interrupted the worker goes on, and its result is there for the next who needs it.
+// program's author. A worker does it, and whoever needs the program waits (common/waiting.h). If
+// that wait is interrupted the worker goes on, and its result is there for the next who needs it.
 //
 // A worker has none of the caller's thread-local state: no modes of PyTorch's, no scope. What a job
 // needs of it is handed over.

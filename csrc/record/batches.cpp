@@ -8,8 +8,8 @@
 #include <mutex>
 #include <thread>
 
+#include "common/fork.h"
 #include "graph/runner.h"
-#include "pjrt/fork.h"
 #include "record/capture.h"
 #include "record/flush.h"
 #include "record/recording.h"
@@ -74,7 +74,7 @@ class Batches final : public ir::Batching {
     return true;
   }
 
-  ir::SpinLock mutex_;
+  SpinLock mutex_;
   uint64_t place_ = 0;
   uint64_t count_ = 0, seen_ = 0;  // operators in all, and at the last look
   int looks_ = 0;                  // since the last operator, at an idle device
@@ -95,7 +95,7 @@ class Watch {
       return;
     std::lock_guard lock(mutex_);
     if (watching_.exchange(true)) return;
-    static const auto* started [[maybe_unused]] = new pjrt::ClientStarted();  // no child has it
+    static const auto* started [[maybe_unused]] = new ClientStarted();  // no child has it
     thread_ = std::thread([this] { run(); });
   }
 

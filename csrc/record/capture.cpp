@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "common/gil.h"
+#include "graph/transfer.h"
 #include "pjrt/runtime.h"
 
 namespace lazyxla::graph {
@@ -35,6 +36,7 @@ void Capture::begin(std::shared_ptr<Capture> capture) {
               "lazyxla.aot: a capture is active already; there can be one at a time");
   current.capture = std::move(capture);
   active_.store(true, std::memory_order_release);
+  set_data_abstract(true);
 }
 
 void Capture::end() {
@@ -42,6 +44,7 @@ void Capture::end() {
   {
     Current& current = Current::get();
     std::lock_guard lock(current.mutex);
+    set_data_abstract(false);
     active_.store(false, std::memory_order_release);
     over.swap(current.capture);
   }
@@ -83,16 +86,9 @@ void Capture::give_back_data() {
   }
 }
 
-bool Capture::Program::serves(const Graph& graph) const {
-  for (size_t i = 0; i < graph.slots.size(); ++i) {
-    if (constants[i].i != graph.slots[i].i && !variable[i]) return false;
-  }
-  return true;
-}
-
 bool Capture::Program::has_numbers_of(const Graph& graph) const {
   for (size_t i = 0; i < graph.slots.size(); ++i) {
-    if (constants[i].i != graph.slots[i].i) return false;
+    if (scalars.differs(i, graph.slots)) return false;
   }
   return true;
 }
@@ -106,7 +102,7 @@ void Capture::take(const Graph& graph) {
   }
   const auto found = find(graph);
   const size_t number = found ? *found : add(graph);
-  listener_.take({graph, programs_[number].variable, number, !found});
+  listener_.take({graph, programs_[number].scalars.variable, number, !found});
 }
 
 std::optional<size_t> Capture::find(const Graph& graph) {
@@ -114,7 +110,7 @@ std::optional<size_t> Capture::find(const Graph& graph) {
     if (programs_[i].key != graph.key) continue;
     if (programs_[i].has_numbers_of(graph)) return i;
     learn_static_slots(i);
-    if (programs_[i].serves(graph)) return i;
+    if (programs_[i].scalars.serves(graph.slots)) return i;
   }
   return std::nullopt;
 }
@@ -124,13 +120,10 @@ size_t Capture::add(const Graph& graph) {
   for (size_t i = programs_.size(); i-- > 0;) {
     if (programs_[i].key == graph.key) alike.push_back(&programs_[i]);
   }
-  std::vector<bool> variable =
-      history_.variable_slots(graph, alike.empty() ? nullptr : &alike[0]->variable,
-                              alike.empty() ? nullptr : &alike[0]->constants);
-  for (const Program* program : alike) {
-    for (uint32_t slot : *program->static_slots) variable[slot] = false;
-  }
-  programs_.push_back({graph.key, std::move(variable), graph.slots});
+  ScalarPlan scalars{history_.variable_slots(graph, alike.empty() ? nullptr : &alike[0]->scalars),
+                     graph.slots};
+  for (const Program* program : alike) scalars.fix(*program->static_slots);
+  programs_.push_back({graph.key, std::move(scalars)});
   return programs_.size() - 1;
 }
 
@@ -140,8 +133,8 @@ void Capture::learn_static_slots(size_t number) {
   program.static_slots = listener_.static_slots(number);
   // Behind the graph's own slots stand numbers that are part of their OpSpec.
   std::erase_if(*program.static_slots,
-                [&](uint32_t slot) { return slot >= program.variable.size(); });
-  for (uint32_t slot : *program.static_slots) program.variable[slot] = false;
+                [&](uint32_t slot) { return slot >= program.scalars.variable.size(); });
+  program.scalars.fix(*program.static_slots);
 }
 
 std::string recorded_platform() {

@@ -1,9 +1,9 @@
 // Capture: recording programs without running them (lazyxla.aot).
 //
 // While a capture is active, nothing reaches a device. Uploads and flushes give their tensors
-// leaves on *abstract* buffers (buffer.h), which have a type and no data, and every flush hands its
-// graph to the capture. Graphs are cut, numbered and given donations exactly as otherwise, so that
-// their canonical keys are those of a run. Reading a value throws.
+// leaves on *abstract* buffers (program/buffer.h), which have a type and no data, and every flush
+// hands its graph to the capture. Graphs are cut, numbered and given donations exactly as
+// otherwise, so that their canonical keys are those of a run. Reading a value throws.
 //
 //     flush ──> detach ──> Capture::take ──> the listener: a new program, or a known one again
 //
@@ -13,9 +13,9 @@
 // There is one capture at a time, for all devices and threads. The caches of compiled programs are
 // left alone.
 //
-// Scalars are treated as program.h does: constants until they prove to be variable. What only a
-// lowering can tell, that a rule needs a number at compile time, is asked for when it matters: when
-// a graph comes up again with other numbers.
+// Scalars are treated as program/program.h does: constants until they prove to be variable. What
+// only a lowering can tell, that a rule needs a number at compile time, is asked for when it
+// matters: when a graph comes up again with other numbers.
 #pragma once
 
 #include <atomic>
@@ -26,8 +26,8 @@
 #include <string>
 #include <vector>
 
-#include "graph/walk.h"
 #include "program/buffer.h"
+#include "program/graph.h"
 #include "program/scalars.h"
 
 namespace lazyxla::graph {
@@ -91,10 +91,8 @@ class Capture {
   };
   struct Program {
     std::vector<uint64_t> key;
-    std::vector<bool> variable;  // with those that are static, until it is lowered
-    std::vector<ir::ScalarValue> constants;
+    ScalarPlan scalars;  // static ones among its inputs, until it is lowered
     std::optional<std::vector<uint32_t>> static_slots{};  // known once it is lowered
-    bool serves(const Graph& graph) const;
     bool has_numbers_of(const Graph& graph) const;
   };
 

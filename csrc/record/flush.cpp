@@ -3,47 +3,19 @@
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
 
-#include "common/counters.h"
-#include "common/gil.h"
-#include "common/options.h"
+#include "common/user_line.h"
 #include "graph/execute.h"
-#include "graph/missed.h"
-#include "graph/one_operator.h"
-#include "graph/partitioned_run.h"
-#include "graph/parts.h"
-#include "graph/shards.h"
-#include "pjrt/client.h"
-#include "pjrt/fork.h"
-#include "pjrt/runtime.h"
+#include "graph/run_pending.h"
+#include "graph/runner.h"
+#include "graph/walk.h"
+#include "pjrt/error.h"
+#include "program/workers.h"
 #include "record/capture.h"
-#include "record/recording.h"
 #include "record/settings.h"
 
 namespace lazyxla::graph {
 
 namespace {
-
-// A graph in the memory of the thread's last one: what a flush allocates above a KiB has malloc put
-// together all that was freed before.
-class ReusedGraph {
- public:
-  ReusedGraph() : graph(std::move(spare_)) {}
-  ~ReusedGraph() {
-    graph.clear();
-    if (graph.key.capacity() <= kMostWords) spare_ = std::move(graph);
-  }
-  ReusedGraph(const ReusedGraph&) = delete;
-  ReusedGraph& operator=(const ReusedGraph&) = delete;
-
-  Graph graph;
-
- private:
-  static constexpr size_t kMostWords = size_t{1} << 17;
-  static thread_local Graph spare_;
-};
-thread_local Graph ReusedGraph::spare_;
-
-thread_local std::optional<std::vector<uint64_t>> trace;
 
 // A training step is sure to come again; what is computed without gradients may not.
 OnHost may_run_on_host() {
@@ -65,66 +37,28 @@ void flush(c10::DeviceIndex device, Cause cause) {
 }
 
 void flush(ir::PendingSet& pending, Cause cause) {
-  const c10::DeviceIndex device = pending.device;
   TORCH_CHECK(!on_worker(),
               "lazyxla: a lowering rule computes with tensors of the device; it must build the "
               "computation into the program instead");
   check_unbroken(cause);  // may ask Python for the user's line: not under the mutex
-  const auto capture = Capture::current();
-  ReusedGraph reused;
-  std::optional<ExecutionSlot> slot;
-  const bool divisible = !capture && !in_region() && cause != Cause::kRegionEnd;
-  if (!detach(pending, current_options(), reused.graph, [&] {
-        if (!capture) slot = ExecutionSlot::take(device);
-      })) {
+  if (const auto capture = Capture::current()) {
+    Graph graph;
+    if (detach(pending, current_options(), graph, [] {})) capture->take(graph);
     return;
   }
-  if (capture) {
-    capture->take(reused.graph);
-    return;
-  }
-  ++Counters::get().flushes;
-  if (std::vector<Graph> graphs; divisible && !(graphs = split(reused.graph)).empty()) {
-    for (const Graph& graph : graphs) {
-      if (trace) trace->push_back(graph.hash);
-    }
-    std::vector<ExecutionSlot> execution_slots = std::move(*slot).divide(graphs.size());
-    Parts parts(pending, std::move(graphs), std::move(execution_slots));
-    parts.make();
-    parts.run();
-    return;
-  }
-  if (trace) trace->push_back(reused.graph.hash);
-  const bool partitioned = reused.graph.partition != nullptr;
-  // Who asks for a result waits for its program; the modes that run operators by themselves do not.
-  // How a program for many devices spreads its results must be known before they are read.
-  const bool later = cause == Cause::kMode && !options().blocking && !partitioned;
-  const auto program = find_program(reused.graph);
-  VariantRef variant = program->find(reused.graph);
-  std::shared_ptr<Missed> missed;
-  if (!variant) {
-    missed = std::make_shared<Missed>(std::move(reused.graph));
-    const bool apart = cause == Cause::kApart;
-    const bool is_free = divisible && !apart && current_mode() == Mode::kLazy;
-    const Origin origin{.line = user_line(),
-                        .scope = apart ? nullptr : current_scope(),
-                        .may_cut = is_free,
-                        .on_host = is_free ? may_run_on_host() : OnHost::kNone};
-    variant = make_program(pending, program, missed, later ? Compile::kInBackground : Compile::kNow,
-                           origin, *slot, replaces(missed->graph));
-  }
-  Graph& graph = missed ? missed->graph : reused.graph;
-  std::vector<Replaced> replaced = replaced_by(graph);
-  graph.taken.clear();  // what it alone keeps alive goes, so that memory can be given away
-  if (!variant->runs_on_host() && !partitioned) OneOperator::keep(graph, variant);
-  c10::SmallVector<BufferRef, 128> inputs;
-  list_inputs(graph, inputs);
-  const Run run{inputs, graph.donated, graph.slots, graph.promises, replaced, graph.draws};
-  if (later) {
-    slot->run_soon(variant, run);
-  } else {
-    slot->run_now(variant, run);
-  }
+  const bool may_divide = !in_region() && cause != Cause::kRegionEnd;
+  const bool apart = cause == Cause::kApart;
+  run_pending(pending, {.options = current_options(),
+                        .may_divide = may_divide,
+                        .nobody_waits = cause == Cause::kMode,
+                        .origin = [&] {
+                          const bool is_free =
+                              may_divide && !apart && current_mode() == Mode::kLazy;
+                          return Origin{.line = user_line(),
+                                        .admit = apart ? nullptr : program_counter(),
+                                        .may_cut = is_free,
+                                        .on_host = is_free ? may_run_on_host() : OnHost::kNone};
+                        }});
 }
 
 void run_apart(c10::DeviceIndex device,
@@ -144,14 +78,6 @@ void run_apart(c10::DeviceIndex device,
     record(apart, garbage);
   }
   flush(apart, Cause::kApart);
-}
-
-void trace_keys() { trace.emplace(); }
-
-std::vector<uint64_t> traced_keys() {
-  std::vector<uint64_t> keys = trace.value_or(std::vector<uint64_t>());
-  trace.reset();
-  return keys;
 }
 
 Mark::Mark(c10::DeviceIndex device)
@@ -180,62 +106,6 @@ void sync(c10::DeviceIndex device, bool wait, Cause cause) {
   if (!wait) return;
   finish_waiting_runs(device);
   wait_for(device);
-}
-
-ir::Value upload(const void* data, const ir::TensorType& type, c10::DeviceIndex device) {
-  if (Capture::current()) return make_abstract_leaf(type);
-  ++Counters::get().uploads;
-  const pjrt::Device& target = pjrt_device(device);
-  std::vector<int64_t> dims(type.dims.begin(), type.dims.end());
-  try {
-    return make_leaf(type, pjrt::Runtime::get().client().buffer_from_host(
-                               data, pjrt_type(type.dtype), dims, {}, target));
-  } catch (const pjrt::Error& e) {
-    rethrow(e, "copying to the device");
-  }
-}
-
-ir::Value upload(const void* data, const ir::TensorType& type, const ir::Sharding& sharding) {
-  if (Capture::current()) return make_abstract_leaf(type, &sharding);
-  ++Counters::get().uploads;
-  try {
-    return make_leaf(type, upload_shards(data, type, sharding));
-  } catch (const pjrt::Error& e) {
-    rethrow(e, "copying to the devices");
-  }
-}
-
-ir::Value copy_to_device(const ir::Value& leaf, c10::DeviceIndex device) {
-  if (Capture::current()) return make_abstract_leaf(leaf.type());
-  if (buffer_of(*leaf.node.get()).shards()) {
-    std::vector<char> host(leaf.type().nbytes());
-    download(leaf, host.data());
-    return upload(host.data(), leaf.type(), device);
-  }
-  return make_leaf(leaf.type(),
-                   buffer_of(*leaf.node.get()).get().copy_to_device(pjrt_device(device)));
-}
-
-void download(const ir::Value& leaf, void* destination) {
-  ++Counters::get().downloads;
-  WithoutGil no_gil;
-  if (const Shards* shards = buffer_of(*leaf.node.get()).shards()) {
-    try {
-      return download_shards(*shards, leaf.type(), destination);
-    } catch (const pjrt::Error& e) {
-      const auto failure = take_failure_of(shards->sharding->mesh());
-      rethrow(failure ? *failure : e, "reading a value");
-    }
-  }
-  pjrt::Buffer& buffer = buffer_of(*leaf.node.get()).get();
-  try {
-    buffer.to_host(destination, leaf.type().nbytes());
-  } catch (const pjrt::Error& e) {
-    // Its program's failure is told with this, and the storages have what they had before.
-    const auto failure =
-        pjrt_device(static_cast<c10::DeviceIndex>(buffer.device_index())).take_failure();
-    rethrow(failure ? *failure : e, "reading a value");
-  }
 }
 
 }  // namespace lazyxla::graph

@@ -1,27 +1,26 @@
 // Flush: runs what is recorded. Sync: the user's word for it.
 //
-// A flush detaches everything pending on a device (walk.h), finds or makes the program (program.h),
-// enqueues it and keeps its promises (execute.h). It returns when the program is enqueued; the data
-// arrives later, and whoever reads it waits. Any thread may flush; a flush takes the device's mutex
-// only to detach, so others go on recording meanwhile.
+// What a flush does is the graph room's (graph/run_pending.h). It returns when the program is
+// enqueued; the data arrives later, and whoever reads it waits. Any thread may flush; a flush takes
+// the device's mutex only to detach what is pending, so others go on recording meanwhile.
 //
-// A flush is a transaction (undo.h). If lowering, compiling or enqueueing fails it throws, every
-// storage that had data before has that data again, and tensors that were made by what failed throw
-// the same reason when read. Where nothing had data before there is nothing to undo: if one
+// A flush is a transaction (graph/undo.h). If lowering, compiling or enqueueing fails it throws,
+// every storage that had data before has that data again, and tensors that were made by what failed
+// throw the same reason when read. Where nothing had data before there is nothing to undo: if one
 // operator cannot be lowered then, what does not depend on it stays pending.
 //
 // An interrupt ends the waiting, not the flush: its program is compiled and run all the same, by
 // other threads.
 //
-// While a capture (capture.h) is active nothing is run, uploaded or copied: all results are
-// abstract.
+// While a capture (capture.h) is active nothing is run: all results are abstract.
 #pragma once
 
 #include <c10/core/Device.h>
 #include <c10/util/FunctionRef.h>
 
+#include <memory>
+
 #include "ir/storage.h"
-#include "program/buffer.h"
 #include "record/recording.h"
 #include "record/scope.h"
 
@@ -56,24 +55,7 @@ class Mark {
   uint64_t flushes_;
 };
 
-// For tests: notes the hashes of the keys of all graphs that the calling thread flushes, from
-// `trace_keys` on; `traced_keys` ends that.
-void trace_keys();
-std::vector<uint64_t> traced_keys();
-
 // flush, and with `wait` also waits until the device has computed it all. Execution errors surface.
 void sync(c10::DeviceIndex device, bool wait, Cause cause);
-
-// Copies host data (dense, row-major, of the given type) to the device.
-ir::Value upload(const void* data, const ir::TensorType& type, c10::DeviceIndex device);
-
-// The same, each device getting its part.
-ir::Value upload(const void* data, const ir::TensorType& type, const ir::Sharding& sharding);
-
-// Copies the leaf's data to another device.
-ir::Value copy_to_device(const ir::Value& leaf, c10::DeviceIndex device);
-
-// Waits for the leaf's data and copies it (dense, row-major) to `destination`.
-void download(const ir::Value& leaf, void* destination);
 
 }  // namespace lazyxla::graph

@@ -5,8 +5,8 @@
 #include <mutex>
 #include <set>
 
+#include "common/fork.h"
 #include "common/gil.h"
-#include "pjrt/fork.h"
 
 namespace torch::autograd {
 TORCH_API int get_current_graph_task_id();  // -1 outside of a backward pass
@@ -48,7 +48,7 @@ std::shared_ptr<Recording> Recording::make() {
 
 Recording::~Recording() {
   if (own_ == this) own_ = nullptr;  // its thread ends
-  if (pjrt::forked()) return;        // a thread of the parent may have held any of the locks
+  if (forked()) return;              // a thread of the parent may have held any of the locks
   {
     All& all = All::get();
     std::lock_guard lock(all.mutex);
@@ -84,7 +84,7 @@ Recording& Recording::find_current() {
   // Who has waited for a thread of Python's finds its work, which the thread's end alone, somewhat
   // later, would not promise.
   at_python_threads_end([recording = owner] {
-    if (!pjrt::forked()) recording->hand_over();
+    if (!forked()) recording->hand_over();
   });
   ThreadLocalPythonObjects::set(key(), owner);
   own_ = owner.get();

@@ -3,6 +3,8 @@
 #include <ATen/ThreadLocalPythonObjects.h>
 #include <c10/util/Exception.h>
 
+#include "common/user_line.h"
+#include "program/program.h"
 #include "record/recording.h"
 
 namespace lazyxla::graph {
@@ -56,8 +58,6 @@ Scope* innermost() {
   return own_scope ? own_scope.get() : carried_scope().get();
 }
 
-std::string (*find_user_line)() = nullptr;
-
 const char* describe(Cause cause) {
   switch (cause) {
     case Cause::kSync:
@@ -74,6 +74,24 @@ const char* describe(Cause cause) {
       break;
   }
   return "";
+}
+
+// Counts a program in the regions of a scope and those around it.
+std::string count_program(const std::string& reason, const Scope* innermost) {
+  for (const Scope* scope = innermost; scope; scope = scope->outer.get()) {
+    const Region* region = scope->region.get();
+    if (!region || !region->max_programs || region->programs < *region->max_programs) continue;
+    throw TooManyPrograms("lazyxla: the compiled region " + region->name +
+                          " needs another program than the " + std::to_string(region->programs) +
+                          " that it has, and max_graphs allows no more. Why: " + reason);
+  }
+  std::string name;
+  for (const Scope* scope = innermost; scope; scope = scope->outer.get()) {
+    if (!scope->region) continue;
+    ++scope->region->programs;
+    if (name.empty()) name = scope->region->name + ": ";
+  }
+  return name + reason;
 }
 
 }  // namespace
@@ -129,7 +147,7 @@ void leave_scope() {
   --scopes_entered;
 }
 
-const ir::CompileOptions* region_options() {
+const CompileOptions* region_options() {
   const Region* outermost = nullptr;
   for (const Scope* scope = innermost(); scope; scope = scope->outer.get()) {
     if (scope->region) outermost = scope->region.get();
@@ -155,30 +173,10 @@ std::shared_ptr<Scope> current_scope() {
   return own_scope ? own_scope : carried_scope();
 }
 
-std::string count_program(const std::string& reason, const Scope* innermost) {
-  for (const Scope* scope = innermost; scope; scope = scope->outer.get()) {
-    const Region* region = scope->region.get();
-    if (!region || !region->max_programs || region->programs < *region->max_programs) continue;
-    throw TooManyPrograms("lazyxla: the compiled region " + region->name +
-                          " needs another program than the " + std::to_string(region->programs) +
-                          " that it has, and max_graphs allows no more. Why: " + reason);
-  }
-  std::string name;
-  for (const Scope* scope = innermost; scope; scope = scope->outer.get()) {
-    if (!scope->region) continue;
-    ++scope->region->programs;
-    if (name.empty()) name = scope->region->name + ": ";
-  }
-  return name + reason;
+std::function<std::string(const std::string& reason)> program_counter() {
+  const auto scope = current_scope();
+  if (!scope) return nullptr;
+  return [scope](const std::string& reason) { return count_program(reason, scope.get()); };
 }
-
-std::string user_line() { return find_user_line ? find_user_line() : ""; }
-
-std::string user_line_prefix() {
-  std::string where = user_line();
-  return where.empty() ? "" : where + ": ";
-}
-
-void set_user_line(std::string (*function)()) { find_user_line = function; }
 
 }  // namespace lazyxla::graph

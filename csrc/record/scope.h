@@ -15,9 +15,9 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
-#include <stdexcept>
 #include <string>
 
 #include "ir/node.h"
@@ -45,13 +45,8 @@ struct Region {
   std::string name;
   bool full_graph = false;              // breaking it into two programs is an error
   std::optional<int64_t> max_programs;  // compiling more is an error
-  ir::CompileOptions options;           // that its programs are compiled with
+  CompileOptions options;               // that its programs are compiled with
   std::atomic<int64_t> programs{0};     // compiled so far
-};
-
-// Thrown before a program is compiled that a region may not have. The message is complete.
-struct TooManyPrograms : std::runtime_error {
-  using std::runtime_error::runtime_error;
 };
 
 // Derives from what PyTorch hands on to autograd's threads; it holds no Python object.
@@ -98,7 +93,7 @@ void enter_scope(Mode mode, std::shared_ptr<Region> region, bool outermost);
 void leave_scope();
 
 // The options of the outermost region that the thread is in, whose program it is; else null.
-const ir::CompileOptions* region_options();
+const CompileOptions* region_options();
 
 // Throws if the thread is in a full_graph region, which `what` (a clause) would break.
 void check_unbroken(const std::string& what);
@@ -107,19 +102,10 @@ void check_unbroken(Cause cause);
 // The calling thread's innermost scope, or null.
 std::shared_ptr<Scope> current_scope();
 
-// Counts a program about to be compiled in the regions of a scope and those around it, and returns
-// the reason with the innermost region's name. Throws TooManyPrograms if one of them has its number
-// already.
-std::string count_program(const std::string& reason, const Scope* innermost);
-
-// The user's line, "train.py:31"; empty if unknown. Takes the GIL.
-std::string user_line();
-
-// The user's line with a colon, "train.py:31: ", to begin a message with; empty if unknown. Takes
-// the GIL.
-std::string user_line_prefix();
-
-// What tells the user's line, "train.py:31", or "". Set once, by the bindings.
-void set_user_line(std::string (*user_line)());
+// What counts each program that is compiled for the calling thread's work, on whichever thread, in
+// the regions that the thread is in now: Origin::admit of program/program.h. It returns the reason
+// with the innermost region's name, or throws TooManyPrograms if one of the regions has its number
+// already. Null if the thread is in no scope.
+std::function<std::string(const std::string& reason)> program_counter();
 
 }  // namespace lazyxla::graph

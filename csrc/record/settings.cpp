@@ -1,52 +1,32 @@
 #include "record/settings.h"
 
+#include <ATen/record_function.h>
 #include <c10/core/DefaultDtype.h>
 
 #include <atomic>
-#include <deque>
-#include <mutex>
+#include <memory>
+#include <string_view>
 
+#include "program/compile_options.h"
 #include "record/scope.h"
 
 namespace lazyxla::graph {
 namespace {
 
-// All sets of options that were ever in force, by their numbers; number 0 is the empty one.
-class OptionSets {
- public:
-  static OptionSets& get() {
-    static auto* instance = new OptionSets();
-    return *instance;
-  }
-
-  uint64_t number(const ir::CompileOptions& options) {
-    std::lock_guard lock(mutex_);
-    for (size_t i = 0; i < sets_.size(); ++i) {
-      if (sets_[i] == options) return i;
-    }
-    sets_.push_back(options);
-    return sets_.size() - 1;
-  }
-
-  const ir::CompileOptions& operator[](uint64_t number) {
-    std::lock_guard lock(mutex_);
-    return sets_[number];
-  }
-
- private:
-  std::mutex mutex_;
-  std::deque<ir::CompileOptions> sets_{{}};  // elements never move
-};
-
 std::atomic<uint64_t> process_options{0};
 
-uint64_t options_number() {
-  const uint64_t process = process_options.load(std::memory_order_relaxed);
-  const ir::CompileOptions* region = region_options();
-  if (!region || region->empty()) return process;
-  ir::CompileOptions options = *region;
-  options.insert(OptionSets::get()[process].begin(), OptionSets::get()[process].end());
-  return OptionSets::get().number(options);
+thread_local int optimizer_steps = 0;  // that the thread is in
+
+struct Step : at::ObserverContext {};
+
+std::unique_ptr<at::ObserverContext> begin(const at::RecordFunction& function) {
+  if (!std::string_view(function.name()).starts_with("Optimizer.step#")) return nullptr;
+  ++optimizer_steps;
+  return std::make_unique<Step>();
+}
+
+void end(const at::RecordFunction&, at::ObserverContext* step) {
+  if (step) --optimizer_steps;
 }
 
 }  // namespace
@@ -75,12 +55,23 @@ uint16_t record_settings() {
                                static_cast<unsigned>(c10::get_default_dtype_as_scalartype()));
 }
 
-uint64_t current_options() { return options_number(); }
+uint64_t current_options() {
+  const uint64_t process = process_options.load(std::memory_order_relaxed);
+  const CompileOptions* region = region_options();
+  if (!region || region->empty()) return process;
+  CompileOptions options = *region;
+  const CompileOptions& others = options_of(process);
+  options.insert(others.begin(), others.end());
+  return number_options(options);
+}
 
-const ir::CompileOptions& options_of(uint64_t setting) { return OptionSets::get()[setting]; }
+void set_process_options(CompileOptions options) { process_options = number_options(options); }
 
-void set_process_options(ir::CompileOptions options) {
-  process_options = OptionSets::get().number(options);
+bool in_optimizer_step() { return optimizer_steps > 0; }
+
+void watch_optimizer_steps() {
+  at::addGlobalCallback(
+      at::RecordFunctionCallback(begin, end).scopes({at::RecordScope::USER_SCOPE}));
 }
 
 }  // namespace lazyxla::graph

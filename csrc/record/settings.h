@@ -4,8 +4,7 @@
 // default dtype, belong to each operator: they count as they were when it was recorded, whatever
 // they are when it is run. An OpSpec has them in one word.
 //
-// Options of XLA's compiler belong to the program. A number that this process gave to a set of them
-// is the first word of every canonical key.
+// Options of XLA's compiler belong to the program (program/compile_options.h).
 #pragma once
 
 #include <ATen/Context.h>
@@ -24,12 +23,20 @@ uint16_t record_settings();
 // has a setting for each backend besides, and does not tell the first one while they differ.
 at::Float32MatmulPrecision matmul_precision();
 
-// The number of the options of what the calling thread runs now.
+// The number (program/compile_options.h) of the options of what the calling thread runs now: those
+// of the process, and over them those of the compiled region.
 uint64_t current_options();
 
-// The options: those of the process, and over them those of the compiled region.
-const ir::CompileOptions& options_of(uint64_t setting);
+void set_process_options(CompileOptions options);
 
-void set_process_options(ir::CompileOptions options);
+// Whether the calling thread is in a step of an optimizer.
+//
+// What an optimizer does in its first step and never again, or does with other numbers each time,
+// would make another program of that step. So the memory that it makes for its state is filled by
+// programs of its own, and the numbers that it multiplies and adds are inputs from the start.
+bool in_optimizer_step();
+
+// To be called once. (torch.optim.Optimizer tells PyTorch's profiler where a step begins and ends.)
+void watch_optimizer_steps();
 
 }  // namespace lazyxla::graph

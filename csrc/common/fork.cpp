@@ -1,12 +1,10 @@
-#include "fork.h"
+#include "common/fork.h"
 
 #include <pthread.h>
 
 #include <mutex>
 
-#include "error.h"
-
-namespace lazyxla::pjrt {
+namespace lazyxla {
 namespace {
 
 std::atomic<int> clients_started{0};
@@ -23,14 +21,6 @@ namespace detail {
 
 std::atomic<bool> forked_with_client{false};
 
-void throw_forked() {
-  throw Error(PJRT_Error_Code_FAILED_PRECONDITION,
-              "lazyxla was initialised before this process was forked, and its device does not "
-              "survive a fork; use the spawn start method, for example "
-              "torch.multiprocessing.set_start_method(\"spawn\"), or fork before the first use of "
-              "the device");
-}
-
 }  // namespace detail
 
 ClientStarted::ClientStarted() {
@@ -41,4 +31,4 @@ ClientStarted::ClientStarted() {
 
 ClientStarted::~ClientStarted() { --clients_started; }
 
-}  // namespace lazyxla::pjrt
+}  // namespace lazyxla

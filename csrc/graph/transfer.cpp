@@ -1,15 +1,22 @@
-#include "graph/shards.h"
+#include "graph/transfer.h"
 
 #include <c10/util/FunctionRef.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 
+#include "common/counters.h"
+#include "common/gil.h"
+#include "graph/execute.h"
+#include "graph/partitioned_run.h"
 #include "pjrt/client.h"
 #include "pjrt/runtime.h"
 
 namespace lazyxla::graph {
 namespace {
+
+std::atomic<bool> abstract{false};
 
 // Where a device's tile lies in the whole array, without its padding.
 struct Region {
@@ -62,8 +69,7 @@ void for_each_row(const Region& region, const ir::Dims& whole, const ir::Dims& s
   }
 }
 
-}  // namespace
-
+// Each device of the sharding's mesh gets its part.
 Shards upload_shards(const void* data, const ir::TensorType& type, const ir::Sharding& sharding) {
   const pjrt::Client& client = pjrt::Runtime::get().client();
   const auto* from = static_cast<const char*>(data);
@@ -89,6 +95,7 @@ Shards upload_shards(const void* data, const ir::TensorType& type, const ir::Sha
   return shards;
 }
 
+// Puts the parts together again.
 void download_shards(const Shards& shards, const ir::TensorType& type, void* destination) {
   auto* to = static_cast<char*>(destination);
   const auto item = static_cast<int64_t>(c10::elementSize(type.dtype));
@@ -108,6 +115,68 @@ void download_shards(const Shards& shards, const ir::TensorType& type, void* des
     for_each_row(region, type.dims, shard, [&](int64_t whole, int64_t mine, int64_t count) {
       std::memcpy(to + whole * item, copy.data() + mine * item, count * item);
     });
+  }
+}
+
+}  // namespace
+
+void set_data_abstract(bool is_abstract) { abstract.store(is_abstract, std::memory_order_release); }
+
+bool data_is_abstract() { return abstract.load(std::memory_order_acquire); }
+
+ir::Value upload(const void* data, const ir::TensorType& type, c10::DeviceIndex device) {
+  if (data_is_abstract()) return make_abstract_leaf(type);
+  ++Counters::get().uploads;
+  const pjrt::Device& target = pjrt_device(device);
+  std::vector<int64_t> dims(type.dims.begin(), type.dims.end());
+  try {
+    return make_leaf(type, pjrt::Runtime::get().client().buffer_from_host(
+                               data, pjrt_type(type.dtype), dims, {}, target));
+  } catch (const pjrt::Error& e) {
+    rethrow(e, "copying to the device");
+  }
+}
+
+ir::Value upload(const void* data, const ir::TensorType& type, const ir::Sharding& sharding) {
+  if (data_is_abstract()) return make_abstract_leaf(type, &sharding);
+  ++Counters::get().uploads;
+  try {
+    return make_leaf(type, upload_shards(data, type, sharding));
+  } catch (const pjrt::Error& e) {
+    rethrow(e, "copying to the devices");
+  }
+}
+
+ir::Value copy_to_device(const ir::Value& leaf, c10::DeviceIndex device) {
+  if (data_is_abstract()) return make_abstract_leaf(leaf.type());
+  if (buffer_of(*leaf.node.get()).shards()) {
+    std::vector<char> host(leaf.type().nbytes());
+    download(leaf, host.data());
+    return upload(host.data(), leaf.type(), device);
+  }
+  return make_leaf(leaf.type(),
+                   buffer_of(*leaf.node.get()).get().copy_to_device(pjrt_device(device)));
+}
+
+void download(const ir::Value& leaf, void* destination) {
+  ++Counters::get().downloads;
+  WithoutGil no_gil;
+  if (const Shards* shards = buffer_of(*leaf.node.get()).shards()) {
+    try {
+      return download_shards(*shards, leaf.type(), destination);
+    } catch (const pjrt::Error& e) {
+      const auto failure = take_failure_of(shards->sharding->mesh());
+      rethrow(failure ? *failure : e, "reading a value");
+    }
+  }
+  pjrt::Buffer& buffer = buffer_of(*leaf.node.get()).get();
+  try {
+    buffer.to_host(destination, leaf.type().nbytes());
+  } catch (const pjrt::Error& e) {
+    // Its program's failure is told with this, and the storages have what they had before.
+    const auto failure =
+        pjrt_device(static_cast<c10::DeviceIndex>(buffer.device_index())).take_failure();
+    rethrow(failure ? *failure : e, "reading a value");
   }
 }
 

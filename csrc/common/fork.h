@@ -6,11 +6,10 @@
 
 #include <atomic>
 
-namespace lazyxla::pjrt {
+namespace lazyxla {
 
 namespace detail {
 extern std::atomic<bool> forked_with_client;
-[[noreturn]] void throw_forked();
 }  // namespace detail
 
 class ClientStarted {
@@ -23,11 +22,4 @@ class ClientStarted {
 
 inline bool forked() { return detail::forked_with_client.load(std::memory_order_relaxed); }
 
-// Throws in such a child; every operation that calls into the plugin begins with it.
-inline void check_not_forked() {
-  if (forked()) [[unlikely]] {
-    detail::throw_forked();
-  }
-}
-
-}  // namespace lazyxla::pjrt
+}  // namespace lazyxla
