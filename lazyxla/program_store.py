@@ -1,4 +1,4 @@
-"""What the on-disk store of compiled programs has to know (csrc/graph/program_store.h).
+"""What the on-disk store of compiled programs has to know (csrc/program/program_store.h).
 
 The store lies in the cache directory (``LAZYXLA_CACHE_DIR``) and is bounded by
 ``LAZYXLA_CACHE_SIZE``. A program is found again by the same versions only: of lazyxla's lowering,

@@ -339,7 +339,7 @@ for i in range(40):
 
 # --- Fused eager ---------------------------------------------------------------------------------
 
-LEAST, MOST = 32, 64  # operators in a batch, see csrc/graph/batches.cpp
+LEAST, MOST = 32, 64  # operators in a batch, see csrc/record/batches.cpp
 
 
 def _body(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

@@ -142,7 +142,7 @@ def test_numbers_are_inputs_or_constants_as_in_a_run(
 
 
 def test_what_ran_before_does_not_matter(cache: Path) -> None:
-    """Which numbers are presumed to vary depends on it (csrc/graph/scalars.h)."""
+    """Which numbers are presumed to vary depends on it (csrc/program/scalars.h)."""
     x = torch.ones(9).to("lazyxla")
     with aot.capture() as programs:
         y = x * 6.5 - 1

@@ -9,12 +9,12 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#include "common/hash.h"
 #include "dispatch/copies.h"
 #include "dispatch/known_calls.h"
 #include "dispatch/own_checks.h"
 #include "dispatch/plain_call.h"
 #include "dispatch/tensor.h"
-#include "ir/shape_memo.h"
 
 namespace lazyxla::dispatch {
 namespace {
@@ -24,8 +24,6 @@ using Args = c10::ArrayRef<IValue>;
 
 // Tensors with more elements are not made on the CPU for the sake of an error message.
 constexpr int64_t kLarge = 1 << 22;
-
-bool is_tensor(const IValue& value) { return value.isTensor() && value.toTensor().defined(); }
 
 // Arguments with CPU tensors for tensors: what to_meta is to the meta device.
 class ToCpu {
@@ -324,7 +322,7 @@ void check_static(const OpInfo& info, Args args) {
   if (info.checks.of_static) info.checks.of_static(info, args);
 }
 
-void check_small(const OpInfo& info, Args args, const Scan& scan, const ir::Inference& inference) {
+void check_small(const OpInfo& info, Args args, const Scan& scan, const Inference& inference) {
   constexpr int64_t kFew = 1 << 12;  // what a factory is let make
   bool empty = false;
   int64_t elements = 0;
@@ -354,7 +352,7 @@ void check_numbers(const OpInfo& info, Args args, const Scan& scan, uint64_t key
   if (!always && (scan.slots.empty() || !takes_integers(scan))) return;
   static_assert(sizeof(ir::ScalarValue) == sizeof(uint64_t));
   const auto* words = reinterpret_cast<const uint64_t*>(scan.slots.data());
-  uint64_t hash = ir::hash_words(words, scan.slots.size()) * 0x9e3779b97f4a7c15ull ^ key_hash;
+  uint64_t hash = hash_words(words, scan.slots.size()) * 0x9e3779b97f4a7c15ull ^ key_hash;
   if (checked_numbers().contains(hash)) return;
   if (info.checks.of_numbers) {
     info.checks.of_numbers(info, args);

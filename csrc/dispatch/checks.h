@@ -15,9 +15,9 @@
 
 #include <ATen/core/ivalue.h>
 
+#include "dispatch/inference_store.h"
 #include "dispatch/op_info.h"
 #include "dispatch/scan.h"
-#include "ir/inference_store.h"
 
 namespace lazyxla::dispatch {
 
@@ -47,7 +47,7 @@ void check_static(const OpInfo& info, c10::ArrayRef<c10::IValue> args);
 // CPU kernel on tensors of the same sizes, to hear its objections. `inference` is what the meta
 // functions told.
 void check_small(const OpInfo& info, c10::ArrayRef<c10::IValue> args, const Scan& scan,
-                 const ir::Inference& inference);
+                 const Inference& inference);
 
 // To be called for every call. `key_hash` is that of the scan's key.
 void check_numbers(const OpInfo& info, c10::ArrayRef<c10::IValue> args, const Scan& scan,

@@ -12,18 +12,20 @@
 #include <future>
 #include <memory>
 
+#include "common/gil.h"
+#include "common/user_line.h"
 #include "dispatch/device_state.h"
 #include "dispatch/pinned.h"
 #include "dispatch/recorder.h"
 #include "dispatch/sharded.h"
 #include "dispatch/tensor.h"
 #include "graph/aliasing.h"
-#include "graph/buffer.h"
-#include "graph/capture.h"
-#include "graph/flush.h"
-#include "graph/gil.h"
-#include "graph/recording.h"
-#include "graph/scope.h"
+#include "graph/transfer.h"
+#include "program/buffer.h"
+#include "record/capture.h"
+#include "record/flush.h"
+#include "record/recording.h"
+#include "record/scope.h"
 
 namespace lazyxla::dispatch {
 namespace {
@@ -85,7 +87,7 @@ Value upload(const at::Tensor& host, c10::DeviceIndex device, bool non_blocking)
   auto done = [arrived, memory = host.storage()] { arrived->set_value(); };
   Value leaf = graph::upload_mapped(data, type, device, std::move(done));
   if (!non_blocking) {
-    graph::WithoutGil no_gil;
+    WithoutGil no_gil;
     arrived->get_future().wait();
   }
   return leaf;
@@ -211,7 +213,7 @@ void check_has_data(const at::Tensor& tensor, const char* reader) {
     if (!value.node->is_leaf() && !capturing) return;
     if (value.node->is_leaf() && !graph::buffer_of(*value.node.get()).is_abstract()) return;
   }
-  TORCH_CHECK(false, "lazyxla.aot: ", graph::user_line_prefix(), "the value of a tensor (",
+  TORCH_CHECK(false, "lazyxla.aot: ", user_line_prefix(), "the value of a tensor (",
               tensor.scalar_type(), tensor.sizes(), ") was asked for, by ", reader,
               ", but it was recorded for a program that is compiled without being run: it has no "
               "value");

@@ -16,8 +16,8 @@ struct Data {
   ir::Geometry base;
 };
 
-// Throws, before anything is flushed, if the tensor was recorded in a capture (graph/capture.h): it
-// has no data and gets none. `reader` is who asks for it.
+// Throws, before anything is flushed, if the tensor was recorded in a capture (record/capture.h):
+// it has no data and gets none. `reader` is who asks for it.
 void check_has_data(const at::Tensor& tensor, const char* reader);
 
 // Flushes until the tensor's storage holds data; another thread may write in between.

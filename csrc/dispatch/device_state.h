@@ -1,14 +1,7 @@
-// The devices as the dispatcher sees them: how many there are and which one is current.
+// The devices as the dispatcher sees them: which one is current (graph/devices.h says how many
+// there are).
 //
 // The current device belongs to a thread and starts at 0. Setting it touches no hardware.
-//
-// PyTorch asks for the number of devices long before a program uses one: its autograd engine sizes
-// its thread pool by it in the very first backward pass, a CPU-only one included, and never again.
-// Starting an accelerator for that would be wrong (a TPU can be opened by one process only), and
-// answering 0 would leave our devices without an autograd thread. Hence two counts:
-//   device_count()        exact; starts the client if it is not running, and may throw
-//   device_count_bound()  never starts anything; exact once the client runs, until then an upper
-//                         bound that lazyxla/platforms.py reads off the platform and the machine
 #pragma once
 
 #include <c10/core/Device.h>
@@ -17,13 +10,6 @@ namespace lazyxla::dispatch {
 
 // Device types and indices in PyTorch's own types.
 inline constexpr c10::DeviceType kDeviceType = c10::DeviceType::PrivateUse1;
-
-c10::DeviceIndex device_count();
-c10::DeviceIndex device_count_bound() noexcept;
-void set_device_count_bound(int count);
-
-// Whether the client runs. Starts nothing.
-bool initialized() noexcept;
 
 c10::DeviceIndex current_device() noexcept;
 

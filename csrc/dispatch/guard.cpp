@@ -19,9 +19,10 @@
 #include <optional>
 #include <utility>
 
+#include "common/gil.h"
 #include "dispatch/device_state.h"
-#include "graph/flush.h"
-#include "graph/gil.h"
+#include "graph/devices.h"
+#include "record/flush.h"
 
 namespace lazyxla::dispatch {
 namespace {
@@ -60,7 +61,7 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
     exchange_device_unchecked(device.index());
   }
   // Not the exact number: see device_state.h.
-  c10::DeviceIndex deviceCount() const noexcept override { return device_count_bound(); }
+  c10::DeviceIndex deviceCount() const noexcept override { return graph::device_count_bound(); }
   // All element types of PyTorch that XLA knows.
   c10::DeviceCapability getDeviceCapability(c10::Device) const override {
     using namespace c10;
@@ -135,7 +136,7 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
   }
   void synchronizeEvent(void* event) const override {
     if (event == nullptr) return;
-    graph::WithoutGil no_gil;
+    WithoutGil no_gil;
     auto& marked = *static_cast<Event*>(event);
     std::optional<graph::Mark> mark;
     uint64_t records;

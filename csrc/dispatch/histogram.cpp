@@ -4,9 +4,9 @@
 #include <ATen/ops/aminmax.h>
 #include <torch/library.h>
 
+#include "common/counters.h"
 #include "dispatch/recorder.h"
-#include "graph/capture.h"
-#include "graph/counters.h"
+#include "record/capture.h"
 
 namespace lazyxla::dispatch {
 namespace {
@@ -14,7 +14,7 @@ namespace {
 void check_bounds(const at::Tensor& x) {
   auto [least, greatest] = at::aminmax(x);
   double low = least.item<double>(), high = greatest.item<double>();
-  ++graph::Counters::get().data_dependent;
+  ++Counters::get().data_dependent;
   TORCH_CHECK(std::isfinite(low) && std::isfinite(high), "torch.histc: range of [", low, ", ", high,
               "] is not finite");
 }

@@ -7,6 +7,7 @@
 #include "dispatch/generator.h"
 #include "dispatch/pinned.h"
 #include "dispatch/storage_ops.h"
+#include "graph/devices.h"
 
 namespace lazyxla::dispatch {
 
@@ -15,13 +16,13 @@ namespace {
 class Hooks final : public at::PrivateUse1HooksInterface {
  public:
   bool isBuilt() const override { return true; }
-  bool isAvailable() const override { return device_count_bound() > 0; }
+  bool isAvailable() const override { return graph::device_count_bound() > 0; }
   bool hasPrimaryContext(c10::DeviceIndex index) const override {
-    return initialized() && index < device_count_bound();
+    return graph::initialized() && index < graph::device_count_bound();
   }
   void init() const override {}  // devices start on first use
 
-  c10::DeviceIndex deviceCount() const override { return device_count(); }
+  c10::DeviceIndex deviceCount() const override { return graph::device_count(); }
   void setCurrentDevice(c10::DeviceIndex index) const override { exchange_device(index); }
   c10::DeviceIndex getCurrentDevice() const override { return current_device(); }
   c10::DeviceIndex exchangeDevice(c10::DeviceIndex index) const override {

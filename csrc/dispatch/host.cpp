@@ -3,13 +3,14 @@
 #include <ATen/core/enum_tag.h>
 #include <ATen/native/CPUFallback.h>
 
+#include "common/counters.h"
+#include "common/options.h"
+#include "common/user_line.h"
 #include "dispatch/device_state.h"
 #include "dispatch/overlap.h"
 #include "dispatch/plain_call.h"
-#include "graph/capture.h"
-#include "graph/counters.h"
-#include "graph/scope.h"
-#include "options.h"
+#include "record/capture.h"
+#include "record/scope.h"
 
 namespace lazyxla::dispatch {
 namespace {
@@ -66,7 +67,7 @@ void check_written(const OpInfo& info, c10::ArrayRef<c10::IValue> values) {
 }
 
 [[noreturn]] void refuse(const std::string& call, const std::string& why) {
-  C10_THROW_ERROR(NotImplementedError, "lazyxla: " + graph::user_line_prefix() + call + " " + why);
+  C10_THROW_ERROR(NotImplementedError, "lazyxla: " + user_line_prefix() + call + " " + why);
 }
 
 }  // namespace
@@ -82,14 +83,14 @@ void check_host_call_allowed(const OpInfo& info, c10::ArrayRef<c10::IValue> args
 void run_on_host(const OpInfo& info, torch::jit::Stack* stack, const char* why) {
   graph::check_unbroken(info.name + " runs on the host");
   const auto args = torch::jit::last(*stack, info.args.size());
-  TORCH_CHECK(!graph::Capture::current(), "lazyxla.aot: ", graph::user_line_prefix(), info.name,
-              "(", describe_arguments(info, args, /*functional=*/false), ") ",
+  TORCH_CHECK(!graph::Capture::current(), "lazyxla.aot: ", user_line_prefix(), info.name, "(",
+              describe_arguments(info, args, /*functional=*/false), ") ",
               is_data_dependent(info.handle) ? "has a result whose shape depends on values" : why,
               " and would run on the host, but a program that is compiled without being run has no "
               "values");
   check_written(info, args);
   if (is_data_dependent(info.handle)) {  // no lowering can exist: this is how such operators run
-    ++graph::Counters::get().data_dependent;
+    ++Counters::get().data_dependent;
     at::native::cpu_fallback(info.handle, stack);
     return;
   }
@@ -104,7 +105,7 @@ void run_on_host(const OpInfo& info, torch::jit::Stack* stack, const char* why) 
                "there and back. Further calls are only counted "
                "(lazyxla.fallbacks()); LAZYXLA_STRICT=1 makes them errors.");
   }
-  graph::Counters::get().count_fallback(info.name);
+  Counters::get().count_fallback(info.name);
   replace_generators(info, stack);
   at::native::cpu_fallback(info.handle, stack);
 }

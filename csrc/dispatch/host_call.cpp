@@ -6,14 +6,13 @@
 #include <xla/ffi/api/c_api.h>
 
 #include <optional>
+#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "common/counters.h"
 #include "dispatch/plain_call.h"
-#include "graph/counters.h"
-#include "pjrt/ffi.h"
-#include "pjrt/runtime.h"
 
 namespace lazyxla::dispatch {
 namespace {
@@ -216,29 +215,23 @@ void call(const c10::OperatorHandle& op, const XLA_FFI_CallFrame& frame) {
               frame.rets.size);
 }
 
-XLA_FFI_Error* host_call(XLA_FFI_CallFrame* frame) {
-  if (pjrt::answer_version(*frame)) return nullptr;
-  std::string name;
-  try {
-    auto op = find(frame->attrs, "operator");
-    TORCH_CHECK(op, "lazyxla.host_call names no operator");
-    name = op->text();
-    ++graph::Counters::get().host_calls;
-    const auto handle = find_operator(name);
-    TORCH_CHECK(handle, "there is no operator ", name);
-    call(*handle, *frame);
-    return nullptr;
-  } catch (const c10::Error& error) {
-    return pjrt::handler_error(*frame, name + ": " + error.what_without_backtrace());
-  } catch (const std::exception& error) {
-    return pjrt::handler_error(*frame, name + ": " + error.what());
-  }
-}
-
 }  // namespace
 
-void install_host_calls() {
-  pjrt::Runtime::get().set_host_handler("lazyxla.host_call", &host_call);
+void host_call(const XLA_FFI_CallFrame& frame) {
+  std::string name;
+  try {
+    auto op = find(frame.attrs, "operator");
+    TORCH_CHECK(op, "lazyxla.host_call names no operator");
+    name = op->text();
+    ++Counters::get().host_calls;
+    const auto handle = find_operator(name);
+    TORCH_CHECK(handle, "there is no operator ", name);
+    call(*handle, frame);
+  } catch (const c10::Error& error) {
+    throw std::runtime_error(name + ": " + error.what_without_backtrace());
+  } catch (const std::exception& error) {
+    throw std::runtime_error(name + ": " + error.what());
+  }
 }
 
 }  // namespace lazyxla::dispatch

@@ -16,9 +16,11 @@
 // throws is the execution's error, and is told to whoever reads one of the program's results.
 #pragma once
 
+struct XLA_FFI_CallFrame;  // of xla/ffi/api/c_api.h
+
 namespace lazyxla::dispatch {
 
-// Offers the handler to the plugin that the runtime will start.
-void install_host_calls();
+// The handler. Throws what the kernel throws, as std::runtime_error with the operator's name.
+void host_call(const XLA_FFI_CallFrame& frame);
 
 }  // namespace lazyxla::dispatch

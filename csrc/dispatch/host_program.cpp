@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "dispatch/plain_call.h"
-#include "graph/host_program.h"
-#include "graph/settings.h"
+#include "program/host_program.h"
+#include "record/settings.h"
 
 namespace lazyxla::dispatch {
 namespace {

@@ -1,4 +1,4 @@
-// Host programs (graph/host_program.h) as calls of PyTorch's CPU kernels.
+// Host programs (program/host_program.h) as calls of PyTorch's CPU kernels.
 //
 // An operator is not called so if XLA defines its result otherwise for some values (an integer
 // divided by zero, a floating-point number beyond an integer's range), if it draws from the

@@ -4,8 +4,6 @@
 #include <ATen/ops/masked_fill.h>
 #include <ATen/ops/nonzero.h>
 
-#include "dispatch/device_state.h"
-
 namespace lazyxla::dispatch {
 namespace {
 

@@ -2,29 +2,21 @@
 #include <ATen/EmptyTensor.h>
 #include <c10/core/DefaultDtype.h>
 
-#include <unordered_set>
-
+#include "common/counters.h"
 #include "dispatch/checks.h"
-#include "dispatch/device_state.h"
+#include "dispatch/describe.h"
+#include "dispatch/inference_store.h"
 #include "dispatch/plain_call.h"
+#include "dispatch/python_error.h"
 #include "dispatch/recorder.h"
 #include "dispatch/size_checks.h"
 #include "dispatch/tensor.h"
-#include "graph/buffer.h"
-#include "graph/counters.h"
-#include "graph/settings.h"
-#include "ir/inference_store.h"
-#include "python_error.h"
 
 namespace lazyxla::dispatch {
 namespace {
 
 using c10::IValue;
-using ir::Arg;
-using ir::Recipe;
 using Args = std::vector<IValue>;
-
-bool is_tensor(const IValue& value) { return value.isTensor() && value.toTensor().defined(); }
 
 at::Tensor meta_tensor(const at::Tensor& tensor) {
   if (tensor.device().is_cpu()) return tensor;  // a number: PyTorch mixes it with any device
@@ -99,167 +91,6 @@ Args functional_args(const OpInfo& info, c10::ArrayRef<IValue> args) {
   return result;
 }
 
-// Arguments as the lowering sees them. Numbers must be described as Scan read them.
-Arg describe_scalar(const OpInfo& info, const IValue& value) {
-  if (value.isNone()) return {};
-  if ((value.isDouble() || value.isInt() || value.isBool()) && !info.numbers_are_static) {
-    return {.kind = Arg::Kind::kSlot};
-  }
-  c10::ScalarType dtype = value.isBool()            ? c10::ScalarType::Bool
-                          : value.isComplexDouble() ? c10::ScalarType::ComplexDouble
-                          : value.isDouble()        ? c10::ScalarType::Double
-                                                    : c10::ScalarType::Long;
-  return {.kind = Arg::Kind::kFixedScalar, .constant = value, .dtype = dtype};
-}
-
-Arg describe_tensor(const IValue& value) {
-  if (!is_tensor(value)) return {};
-  const at::Tensor& tensor = value.toTensor();
-  if (tensor.device().type() == kDeviceType) return {.kind = Arg::Kind::kOperand};
-  c10::Scalar number = number_of(*tensor.unsafeGetTensorImpl());
-  if (!number.isComplex()) return {.kind = Arg::Kind::kSlot};
-  return {.kind = Arg::Kind::kFixedScalar,
-          .constant = number.toComplexDouble(),
-          .dtype = tensor.scalar_type(),
-          .wrapped = tensor.unsafeGetTensorImpl()->is_wrapped_number()};
-}
-
-Arg describe(const OpInfo& info, const IValue& value, ArgKind kind, bool is_dtype) {
-  Arg list{.kind = Arg::Kind::kList};
-  switch (kind) {
-    case ArgKind::kTensor:
-      return describe_tensor(value);
-    case ArgKind::kTensorList:
-      if (value.isNone()) return {};
-      for (const IValue& element : value.toListRef()) list.list.push_back(describe_tensor(element));
-      return list;
-    case ArgKind::kScalar:
-      return describe_scalar(info, value);
-    case ArgKind::kScalarList:
-      if (value.isNone()) return {};
-      if (value.isDoubleList()) {
-        for (double element : value.toDoubleVector()) {
-          list.list.push_back(describe_scalar(info, element));
-        }
-      } else {
-        for (const IValue& element : value.toListRef()) {
-          list.list.push_back(describe_scalar(info, element));
-        }
-      }
-      return list;
-    case ArgKind::kPlace:
-      if (value.isNone()) return {};
-      return {.kind = Arg::Kind::kSlot};
-    case ArgKind::kPlaceList:
-      list.list.assign(value.toIntList().size(), {.kind = Arg::Kind::kSlot});
-      return list;
-    case ArgKind::kGenerator:
-    case ArgKind::kDevice:
-      return {};
-    case ArgKind::kStatic:
-      return {.kind = is_dtype && value.isInt() ? Arg::Kind::kDtype : Arg::Kind::kConstant,
-              .constant = value};
-  }
-  return {};
-}
-
-// PyTorch's own strides for a fresh tensor; a result that overlaps itself is made contiguous, as
-// memory of its own cannot.
-ir::Geometry fresh_geometry(ir::Geometry geometry) {
-  if (ir::is_dense(geometry.sizes, geometry.strides)) return geometry;
-  return ir::Geometry::contiguous(geometry.dtype, geometry.sizes);
-}
-
-const ir::Sharding* sharding_of(const std::string& text) {
-  const ir::Sharding* sharding = ir::Sharding::find(text);
-  TORCH_CHECK_VALUE(sharding, "lazyxla::constrain: there is no sharding \"", text,
-                    "\" in this process; lazyxla.constrain makes them");
-  return sharding;
-}
-
-void describe_spec(const OpInfo& info, c10::ArrayRef<IValue> args, const Scan& scan,
-                   ir::OpSpec& spec) {
-  spec.name = info.functional_name;
-  if (spec.name == "lazyxla::constrain") spec.sharding = sharding_of(args[1].toStringRef());
-  spec.settings = graph::record_settings();
-  spec.numbers_vary = scan.numbers_vary;
-  const auto& schema_args = info.functional.schema().arguments();
-  for (size_t i = 0; i < args.size(); ++i) {
-    const ArgSource& source = info.functional_args[i];
-    ArgKind kind = source.kind == ArgSource::kArgument ? info.args[source.position].kind
-                   : schema_args[i].name() == "device" ? ArgKind::kDevice
-                                                       : ArgKind::kStatic;
-    if (source.kind == ArgSource::kDefault && args[i].isDouble()) kind = ArgKind::kScalar;
-    bool unread = source.kind == ArgSource::kArgument && kind == ArgKind::kTensor &&
-                  !info.args[source.position].operand;
-    Arg arg = unread ? Arg{} : describe(info, args[i], kind, source.is_dtype);
-    if (source.kind == ArgSource::kDefault && arg.kind == Arg::Kind::kSlot) {
-      arg = {
-          .kind = Arg::Kind::kFixedScalar, .constant = args[i], .dtype = c10::ScalarType::Double};
-    }
-    spec.args.push_back(std::move(arg));
-  }
-  spec.slots.assign(scan.slot_specs.begin(), scan.slot_specs.end());
-  spec.random = info.random;
-  spec.collective = info.collective;
-  if (info.random) {
-    for (int i = 0; i < 2; ++i) {
-      spec.slots.push_back({c10::ScalarType::Long, true, ir::SlotKind::kRandom});
-    }
-  }
-}
-
-// Operators that fill a tensor of the right number of elements in its order, whatever its shape.
-bool keeps_shape_of_out(const std::string& functional_name) {
-  static const auto& names = *new const std::unordered_set<std::string>{
-      "aten::arange",
-      "aten::arange.start",
-      "aten::arange.start_step",
-      "aten::range",
-      "aten::range.step",
-      "aten::linspace",
-      "aten::linspace.Tensor_Tensor",
-      "aten::linspace.Tensor_Scalar",
-      "aten::linspace.Scalar_Tensor",
-      "aten::logspace",
-      "aten::logspace.Tensor_Tensor",
-      "aten::logspace.Tensor_Scalar",
-      "aten::logspace.Scalar_Tensor",
-  };
-  return names.count(functional_name) > 0;
-}
-
-// What becomes of each written tensor; its new content is the result `first_result` and following.
-void describe_writes(const OpInfo& info, const Scan& scan, const ir::Inference& inference,
-                     size_t first_result, Recipe& recipe) {
-  for (size_t i = 0; i < scan.written.size(); ++i) {
-    const c10::TensorImpl& target = *scan.written[i];
-    const ir::Geometry& result = inference.results[first_result + i].geometry;
-    Recipe::Write write{.output = static_cast<uint32_t>(first_result + i),
-                        .in_list = info.writes_list,
-                        .geometry = geometry_of(target)};
-    write.cast = result.dtype != write.geometry.dtype;
-    write.reshaped = target.numel() == result.numel() && target.sizes() != result.sizes &&
-                     keeps_shape_of_out(info.functional_name);
-    if (write.reshaped) {
-      recipe.writes.push_back(std::move(write));
-      continue;
-    }
-    bool asked = i < inference.written.size();
-    c10::IntArrayRef sizes = asked ? inference.written[i].sizes : result.sizes;
-    if (sizes != target.sizes()) {
-      write.resized = true;
-      c10::ScalarType dtype = write.geometry.dtype;
-      write.geometry = asked ? inference.written[i] : fresh_geometry(result);
-      write.geometry.dtype = dtype;
-    }
-    TORCH_CHECK(result.sizes == write.geometry.sizes, "lazyxla: ", info.name,
-                " writes a tensor of shape ", write.geometry.sizes, ", but ", info.functional_name,
-                " yields ", result.sizes);
-    recipe.writes.push_back(std::move(write));
-  }
-}
-
 ir::Geometry geometry_or_none(const at::Tensor& tensor) {
   if (!tensor.defined()) return {};
   ir::Geometry geometry = geometry_of(*tensor.unsafeGetTensorImpl());
@@ -269,9 +100,9 @@ ir::Geometry geometry_or_none(const at::Tensor& tensor) {
 
 // Asks the meta functions. Empty if some operator on the way has none, or if it yields sparse
 // tensors.
-std::optional<ir::Inference> ask(const OpInfo& info, c10::ArrayRef<IValue> args,
-                                 c10::ArrayRef<IValue> functional) {
-  ir::Inference inference;
+std::optional<Inference> ask(const OpInfo& info, c10::ArrayRef<IValue> args,
+                             c10::ArrayRef<IValue> functional) {
+  Inference inference;
   // The writing form first: it checks what only it knows (a result that cannot be cast to the
   // tensor, a shape that cannot be broadcast into it) and resizes out= tensors.
   if (info.writes && has_meta_kernel(info.handle)) {
@@ -320,7 +151,7 @@ std::string store_key(const OpInfo& info, const Scan& scan) {
 
 // PyTorch leaves a convolution's memory format to the backend. Ours does what the CPU does:
 // channels-last if the input or the weight is.
-void choose_memory_format(c10::ArrayRef<IValue> args, ir::Inference& inference) {
+void choose_memory_format(c10::ArrayRef<IValue> args, Inference& inference) {
   ir::Geometry& result = inference.results[0].geometry;
   for (int i = 0; i < 2; ++i) {
     auto format = args[i].toTensor().suggest_memory_format();
@@ -330,39 +161,6 @@ void choose_memory_format(c10::ArrayRef<IValue> args, ir::Inference& inference) 
                        : c10::get_channels_last_strides_3d(result.sizes);
     result.strides.assign(strides.begin(), strides.end());
   }
-}
-
-std::unique_ptr<Recipe> make_recipe(const OpInfo& info, c10::ArrayRef<IValue> functional,
-                                    const Scan& scan, const ir::Inference& inference) {
-  auto recipe = std::make_unique<Recipe>();
-  describe_spec(info, functional, scan, recipe->spec);
-  for (const auto& result : inference.results) {
-    if (result.defined) graph::pjrt_type(result.geometry.dtype);  // throws if XLA has no such type
-    if (result.defined)
-      recipe->spec.outputs.push_back({result.geometry.dtype, result.geometry.sizes});
-  }
-  // Fresh results come first among the counterpart's results, then what it writes.
-  int next_output = 0;
-  size_t position = 0;
-  const auto& returns = info.handle.schema().returns();
-  for (size_t r = 0; r < info.returns.size(); ++r) {
-    if (info.returns[r] >= 0) {
-      recipe->returns.push_back({info.returns[r], false, 0, 0});
-      continue;
-    }
-    bool is_list = returns[r].type()->kind() == c10::TypeKind::ListType;
-    uint32_t count = inference.counts[r];
-    recipe->returns.push_back({-1, is_list, static_cast<uint32_t>(recipe->fresh.size()), count});
-    for (uint32_t i = 0; i < count; ++i, ++position) {
-      const auto& result = inference.results[position];
-      ir::Geometry geometry = fresh_geometry(result.geometry);
-      size_t nbytes = at::detail::computeStorageNbytes(geometry.sizes, geometry.strides,
-                                                       c10::elementSize(geometry.dtype));
-      recipe->fresh.push_back({result.defined ? next_output++ : -1, std::move(geometry), nbytes});
-    }
-  }
-  describe_writes(info, scan, inference, position, *recipe);
-  return recipe;
 }
 
 // Whether torch.library says that an operator has no fake implementation, or one that works on fake
@@ -381,9 +179,9 @@ std::unique_ptr<Recipe> infer(const OpInfo& info, c10::ArrayRef<IValue> args, co
   std::string key = store_key(info, scan);
   // What a user's own operator yields may be another thing in the next process.
   bool lasting = info.name.starts_with("aten::");
-  auto inference = lasting ? ir::InferenceStore::get().find(key) : std::nullopt;
+  auto inference = lasting ? InferenceStore::get().find(key) : std::nullopt;
   if (!inference) {
-    ++graph::Counters::get().shape_inferences;
+    ++Counters::get().shape_inferences;
     if (lasting) check_for_kernel(info, args);
     try {
       inference = ask(info, args, functional);
@@ -401,7 +199,7 @@ std::unique_ptr<Recipe> infer(const OpInfo& info, c10::ArrayRef<IValue> args, co
     if (lasting) check_sizes(info, args, *inference);
     if (lasting) check_small(info, args, scan, *inference);
     if (info.functional_name == "aten::convolution") choose_memory_format(args, *inference);
-    if (lasting) ir::InferenceStore::get().add(key, *inference);
+    if (lasting) InferenceStore::get().add(key, *inference);
   }
   return make_recipe(info, functional, scan, *inference);
 }

@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <mutex>
 
-#include "ir/spin_lock.h"
+#include "common/spin_lock.h"
 
 namespace lazyxla::dispatch {
 
@@ -25,7 +25,7 @@ class KnownCalls {
 
  private:
   static constexpr size_t kMost = 1 << 14;
-  ir::SpinLock mutex_;
+  SpinLock mutex_;
   ska::flat_hash_set<uint64_t> hashes_;
 };
 

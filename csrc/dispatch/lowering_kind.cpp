@@ -67,7 +67,7 @@ LoweringKind lowering_kind_of(const OpInfo& info, const graph::Capture* capture)
   return kind;
 }
 
-ir::Recipe::Runs check_lowering(const ir::OpSpec& spec, const Scan& scan) {
+Recipe::Runs check_lowering(const ir::OpSpec& spec, const Scan& scan) {
   return hooks().check_lowering(spec, scan);
 }
 

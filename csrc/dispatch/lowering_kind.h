@@ -11,8 +11,8 @@
 
 #include "dispatch/op_info.h"
 #include "dispatch/scan.h"
-#include "graph/capture.h"
-#include "ir/shape_memo.h"
+#include "dispatch/shape_memo.h"
+#include "record/capture.h"
 
 namespace lazyxla::dispatch {
 
@@ -20,8 +20,8 @@ namespace lazyxla::dispatch {
 LoweringKind lowering_kind_of(const OpInfo& info, const graph::Capture* capture);
 
 // Where a call runs that is to be lowered through a decomposition.
-using CheckLowering = std::function<ir::Recipe::Runs(const ir::OpSpec&, const Scan&)>;
-ir::Recipe::Runs check_lowering(const ir::OpSpec& spec, const Scan& scan);
+using CheckLowering = std::function<Recipe::Runs(const ir::OpSpec&, const Scan&)>;
+Recipe::Runs check_lowering(const ir::OpSpec& spec, const Scan& scan);
 
 // What Python answers: how an operator is lowered ("decomposition", "call", "host", or anything
 // else for a rule), and what a check of a call of it finds.

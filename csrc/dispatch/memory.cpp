@@ -1,14 +1,8 @@
 #include "dispatch/memory.h"
 
-#include <c10/util/Exception.h>
-
-#include <optional>
-
 #include "dispatch/device_state.h"
-#include "graph/execute.h"
-#include "pjrt/client.h"
-#include "pjrt/host_memory.h"
-#include "pjrt/runtime.h"
+#include "graph/devices.h"
+#include "graph/memory.h"
 
 namespace lazyxla::dispatch {
 namespace {
@@ -17,21 +11,7 @@ using c10::CachingAllocator::Stat;
 using c10::CachingAllocator::StatType;
 using c10::CachingDeviceAllocator::DeviceStats;
 
-const pjrt::Device& device(c10::DeviceIndex index) {
-  return graph::pjrt_device(resolve_index(index));
-}
-
-// What the allocator holds, in use or not: the plugin's word, or else the arrays.
-pjrt::MemoryStats::Tally reserved(const pjrt::Device& device, const pjrt::MemoryStats& ours) {
-  pjrt::MemoryStats::Tally result{.current = ours.bytes.current, .peak = ours.bytes.peak};
-  const auto theirs = device.allocator_stats();
-  if (!theirs || !theirs->pool_bytes) return result;
-  result.current = *theirs->pool_bytes;
-  result.peak = theirs->peak_pool_bytes.value_or(result.current);
-  return result;
-}
-
-Stat to_stat(const pjrt::MemoryStats::Tally& tally) {
+Stat to_stat(const graph::Tally& tally) {
   Stat stat;
   stat.current = tally.current;
   stat.peak = tally.peak;
@@ -42,27 +22,30 @@ Stat to_stat(const pjrt::MemoryStats::Tally& tally) {
 
 class DeviceMemory final : public ir::AddressAllocator {
  public:
-  bool initialized() override { return dispatch::initialized(); }
+  bool initialized() override { return graph::initialized(); }
 
   void emptyCache(c10::MempoolId_t) override {}  // PJRT has nothing of the kind
 
   DeviceStats getDeviceStats(c10::DeviceIndex index) override {
-    const pjrt::Device& which = device(index);
-    const pjrt::MemoryStats ours = which.memory_stats();
+    const graph::MemoryUse use = graph::memory_use(resolve_index(index));
     constexpr auto kAll = static_cast<size_t>(StatType::AGGREGATE);
     DeviceStats stats;
-    stats.allocation[kAll] = stats.active[kAll] = to_stat(ours.buffers);
+    stats.allocation[kAll] = stats.active[kAll] = to_stat(use.buffers);
     stats.allocated_bytes[kAll] = stats.active_bytes[kAll] = stats.requested_bytes[kAll] =
-        to_stat(ours.bytes);
-    stats.reserved_bytes[kAll] = to_stat(reserved(which, ours));
+        to_stat(use.bytes);
+    stats.reserved_bytes[kAll] = to_stat(use.reserved);
     return stats;
   }
   void resetAccumulatedStats(c10::DeviceIndex index) override {
-    reset_accumulated_memory_stats(index);
+    graph::reset_accumulated_memory_stats(resolve_index(index));
   }
-  void resetPeakStats(c10::DeviceIndex index) override { reset_peak_memory_stats(index); }
+  void resetPeakStats(c10::DeviceIndex index) override {
+    graph::reset_peak_memory_stats(resolve_index(index));
+  }
   // Without "override", which would not compile with a torch that does not ask for it yet.
-  std::pair<size_t, size_t> getMemoryInfo(c10::DeviceIndex index) { return memory_info(index); }
+  std::pair<size_t, size_t> getMemoryInfo(c10::DeviceIndex index) {
+    return graph::memory_info(resolve_index(index));
+  }
 };
 
 }  // namespace
@@ -71,52 +54,5 @@ ir::AddressAllocator& memory_allocator() {
   static auto* instance = new DeviceMemory();
   return *instance;
 }
-
-std::pair<size_t, size_t> memory_info(c10::DeviceIndex index) {
-  const pjrt::Device& which = device(index);
-  if (const auto theirs = which.allocator_stats(); theirs && theirs->bytes_limit) {
-    return {*theirs->bytes_limit - theirs->bytes_in_use, *theirs->bytes_limit};
-  }
-  const bool on_host = pjrt::Runtime::get().platform() == "cpu";
-  const auto machine = on_host ? pjrt::machine_memory() : std::nullopt;
-  TORCH_CHECK_NOT_IMPLEMENTED(machine, "lazyxla: the plugin does not tell how much memory ",
-                              which.description().kind, " has");
-  return {machine->available, machine->total};
-}
-
-std::map<std::string, int64_t> memory_stats(c10::DeviceIndex index) {
-  const pjrt::Device& which = device(index);
-  std::map<std::string, int64_t> stats;
-  const auto add = [&stats](const std::string& name, const pjrt::MemoryStats::Tally& tally) {
-    stats[name + ".all.current"] = tally.current;
-    stats[name + ".all.peak"] = tally.peak;
-    stats[name + ".all.allocated"] = tally.allocated;
-    stats[name + ".all.freed"] = tally.freed;
-  };
-  const pjrt::MemoryStats ours = which.memory_stats();
-  add("allocation", ours.buffers);
-  add("allocated_bytes", ours.bytes);
-  const pjrt::MemoryStats::Tally held = reserved(which, ours);
-  stats["reserved_bytes.all.current"] = held.current;
-  stats["reserved_bytes.all.peak"] = held.peak;
-  if (const auto theirs = which.allocator_stats()) {
-    stats["plugin.bytes_in_use"] = theirs->bytes_in_use;
-    const auto add_known = [&stats](const char* name, const std::optional<int64_t>& value) {
-      if (value) stats[name] = *value;
-    };
-    add_known("plugin.peak_bytes_in_use", theirs->peak_bytes_in_use);
-    add_known("plugin.bytes_limit", theirs->bytes_limit);
-    add_known("plugin.bytes_reserved", theirs->bytes_reserved);
-    add_known("plugin.largest_free_block_bytes", theirs->largest_free_block_bytes);
-    add_known("plugin.num_allocs", theirs->num_allocs);
-    add_known("plugin.pool_bytes", theirs->pool_bytes);
-    add_known("plugin.peak_pool_bytes", theirs->peak_pool_bytes);
-  }
-  return stats;
-}
-
-void reset_peak_memory_stats(c10::DeviceIndex index) { device(index).reset_peak(); }
-
-void reset_accumulated_memory_stats(c10::DeviceIndex index) { device(index).reset_accumulated(); }
 
 }  // namespace lazyxla::dispatch

@@ -6,11 +6,11 @@
 #include <algorithm>
 #include <string_view>
 
+#include "common/hash.h"
 #include "dispatch/checks.h"
 #include "dispatch/known_calls.h"
 #include "dispatch/plain_call.h"
 #include "dispatch/tensor.h"
-#include "ir/shape_memo.h"
 
 namespace lazyxla::dispatch {
 namespace {
@@ -160,7 +160,7 @@ void check_between(const OpInfo& info, Args args, const std::vector<Argument>& a
     return;
   }
   // Which arguments share what memory is no part of the key.
-  uint64_t hash = ir::hash_words(scan->key.data(), scan->key.size());
+  uint64_t hash = hash_words(scan->key.data(), scan->key.size());
   auto mix = [&hash](uint64_t value) { hash = (hash ^ value) * 0x9e3779b97f4a7c15ull; };
   for (const Argument& target : arguments) {
     mix(target.tensor.storage_offset());

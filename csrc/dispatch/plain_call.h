@@ -68,6 +68,10 @@ auto operator_named(const char* name) {
   return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
 }
 
+inline bool is_tensor(const c10::IValue& value) {
+  return value.isTensor() && value.toTensor().defined();
+}
+
 // Appends the tensors that an operator returned or takes, in order, undefined ones included.
 inline void flatten(const c10::IValue& value, std::vector<at::Tensor>& tensors) {
   if (value.isTensor()) {

@@ -3,6 +3,9 @@
 #include <mutex>
 #include <optional>
 
+#include "common/counters.h"
+#include "common/hash.h"
+#include "common/options.h"
 #include "dispatch/checks.h"
 #include "dispatch/generator.h"
 #include "dispatch/host.h"
@@ -12,21 +15,17 @@
 #include "dispatch/settling.h"
 #include "dispatch/storage_ops.h"
 #include "dispatch/tensor.h"
-#include "graph/batches.h"
-#include "graph/capture.h"
-#include "graph/counters.h"
-#include "graph/flush.h"
 #include "graph/one_operator.h"
-#include "graph/optimizer_step.h"
-#include "graph/recording.h"
-#include "graph/settings.h"
-#include "options.h"
+#include "record/batches.h"
+#include "record/capture.h"
+#include "record/flush.h"
+#include "record/recording.h"
+#include "record/settings.h"
 
 namespace lazyxla::dispatch {
 namespace {
 
 using c10::IValue;
-using ir::Recipe;
 using ir::Value;
 
 // The scan's buffers are reused by the thread; a kernel that is entered again while one is at work
@@ -54,24 +53,24 @@ class ScanScope {
   Scan& scan_;
 };
 
-ir::MemoKey memo_key(c10::ArrayRef<uint64_t> words) {
-  return {words.data(), words.size(), ir::hash_words(words.data(), words.size())};
+MemoKey memo_key(c10::ArrayRef<uint64_t> words) {
+  return {words.data(), words.size(), hash_words(words.data(), words.size())};
 }
 
 // The recipe of all calls that differ in their numbers only, and yield as much.
-ir::RecipeRef shared_by_size(const Scan& scan, ir::RecipeRef recipe) {
+RecipeRef shared_by_size(const Scan& scan, RecipeRef recipe) {
   c10::SmallVector<uint64_t, 64> words(scan.key.begin(), scan.key.end() - scan.numbers_in_key);
   words.push_back(~uint64_t{0});  // no tag: this is the key of no call
   for (const ir::TensorType& output : recipe->spec.outputs) {
     words.append(output.dims.begin(), output.dims.end());
   }
-  return ir::ShapeMemo::get().insert(memo_key(words), std::move(recipe));
+  return ShapeMemo::get().insert(memo_key(words), std::move(recipe));
 }
 
-ir::RecipeRef find_recipe(const OpInfo& info, LoweringKind kind, c10::ArrayRef<IValue> args,
-                          const Scan& scan) {
-  const ir::MemoKey key = memo_key(scan.key);
-  ir::RecipeRef recipe = ir::ShapeMemo::get().find(key);
+RecipeRef find_recipe(const OpInfo& info, LoweringKind kind, c10::ArrayRef<IValue> args,
+                      const Scan& scan) {
+  const MemoKey key = memo_key(scan.key);
+  RecipeRef recipe = ShapeMemo::get().find(key);
   check_numbers(info, args, scan, key.hash);
   if (recipe) return recipe;
   auto inferred = infer(info, args, scan);
@@ -86,9 +85,9 @@ ir::RecipeRef find_recipe(const OpInfo& info, LoweringKind kind, c10::ArrayRef<I
     default:
       break;
   }
-  ir::RecipeRef made = std::move(inferred);
+  RecipeRef made = std::move(inferred);
   if (scan.numbers_in_key > 0) made = shared_by_size(scan, std::move(made));
-  return ir::ShapeMemo::get().insert(key, std::move(made));
+  return ShapeMemo::get().insert(key, std::move(made));
 }
 
 ir::Draws add_random_slots(const Scan& scan, c10::SmallVectorImpl<ir::ScalarValue>& slots) {
@@ -162,7 +161,7 @@ bool is_apart(const Recipe& recipe, const Scan& scan, c10::ArrayRef<at::TensorBa
 }
 
 // Makes the node and hands its outputs to the fresh and the written tensors.
-void add_node(const ir::RecipeRef& made_by, const Scan& scan, c10::ArrayRef<Value> operands,
+void add_node(const RecipeRef& made_by, const Scan& scan, c10::ArrayRef<Value> operands,
               c10::ArrayRef<at::TensorBase> fresh, ir::PendingSet& pending, ir::Garbage& garbage) {
   const Recipe& recipe = *made_by;
   ir::NodePtr node = ir::Node::make(&recipe.spec, operands, scan.slots, made_by);
@@ -185,11 +184,11 @@ void add_node(const ir::RecipeRef& made_by, const Scan& scan, c10::ArrayRef<Valu
 }
 
 // Records the call, or in eager mode runs it.
-void apply(const ir::RecipeRef& made_by, Scan& scan, c10::ArrayRef<at::TensorBase> fresh) {
+void apply(const RecipeRef& made_by, Scan& scan, c10::ArrayRef<at::TensorBase> fresh) {
   const Recipe& recipe = *made_by;
   settle(scan);
   if (is_apart(recipe, scan, fresh)) {
-    ++graph::Counters::get().nodes_recorded;
+    ++Counters::get().nodes_recorded;
     return graph::run_apart(scan.device, [&](ir::PendingSet& pending, ir::Garbage& garbage) {
       add_node(made_by, scan, {}, fresh, pending, garbage);
     });
@@ -216,7 +215,7 @@ void apply(const ir::RecipeRef& made_by, Scan& scan, c10::ArrayRef<at::TensorBas
       ++pending.nodes_recorded;
     }
   }
-  ++graph::Counters::get().nodes_recorded;
+  ++Counters::get().nodes_recorded;
   if (launched) {
     launched->run(scan.slots);
   } else {
@@ -226,7 +225,7 @@ void apply(const ir::RecipeRef& made_by, Scan& scan, c10::ArrayRef<at::TensorBas
 
 // What a recorded call returns: fresh tensors, and arguments that it wrote.
 struct Results {
-  ir::RecipeRef recipe;
+  RecipeRef recipe;
   c10::SmallVector<at::TensorBase, 4> fresh;
 
   at::Tensor take(const Recipe::Return& ret, uint32_t which = 0) {
@@ -267,7 +266,7 @@ const char* try_record(const OpInfo& info, c10::ArrayRef<IValue> args, Results& 
   if (!scan.written.empty()) check_overlap(info, args, scan);
   // Where a call runs is part of its recipe, and depends on the platform.
   if (capture) scan.key.push_back(std::hash<std::string>()(capture->platform()));
-  const ir::RecipeRef recipe = find_recipe(info, kind, args, scan);
+  const RecipeRef recipe = find_recipe(info, kind, args, scan);
   if (!recipe) return "has no meta function, which would tell its result's shape,";
   if (recipe->runs == Recipe::Runs::kHost) return "has no lowering for such arguments";
   if (recipe->runs == Recipe::Runs::kHostCall) check_host_call_allowed(info, args);

@@ -15,7 +15,7 @@
 
 #include "dispatch/op_info.h"
 #include "dispatch/scan.h"
-#include "ir/shape_memo.h"
+#include "dispatch/shape_memo.h"
 
 namespace lazyxla::dispatch {
 
@@ -33,7 +33,7 @@ void after_recording(c10::DeviceIndex device, uint64_t op);
 
 // Works out the recipe of a call that the memo does not know (infer.cpp). Throws PyTorch's error if
 // the arguments are wrong; returns null if the operator cannot run on meta tensors.
-std::unique_ptr<ir::Recipe> infer(const OpInfo& info, c10::ArrayRef<c10::IValue> args,
-                                  const Scan& scan);
+std::unique_ptr<Recipe> infer(const OpInfo& info, c10::ArrayRef<c10::IValue> args,
+                              const Scan& scan);
 
 }  // namespace lazyxla::dispatch

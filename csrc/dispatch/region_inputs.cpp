@@ -1,7 +1,7 @@
 #include "dispatch/region_inputs.h"
 
 #include "dispatch/tensor.h"
-#include "graph/flush.h"
+#include "record/flush.h"
 
 namespace lazyxla::dispatch {
 

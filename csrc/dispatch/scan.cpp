@@ -6,8 +6,7 @@
 #include <cstring>
 
 #include "dispatch/device_state.h"
-#include "graph/optimizer_step.h"
-#include "graph/settings.h"
+#include "record/settings.h"
 
 namespace lazyxla::dispatch {
 namespace {

@@ -9,11 +9,10 @@
 #include <vector>
 
 #include "dispatch/tensor.h"
-#include "graph/flush.h"
-#include "graph/optimizer_step.h"
-#include "graph/recording.h"
-#include "graph/scope.h"
-#include "graph/settings.h"
+#include "record/flush.h"
+#include "record/recording.h"
+#include "record/scope.h"
+#include "record/settings.h"
 
 namespace lazyxla::dispatch {
 namespace {

@@ -9,10 +9,10 @@
 #include "dispatch/copies.h"
 #include "dispatch/recorder.h"
 #include "dispatch/tensor.h"
-#include "graph/buffer.h"
-#include "graph/capture.h"
-#include "graph/flush.h"
-#include "graph/recording.h"
+#include "graph/transfer.h"
+#include "program/buffer.h"
+#include "record/capture.h"
+#include "record/recording.h"
 
 namespace lazyxla::dispatch {
 namespace {

@@ -134,7 +134,7 @@ void check_histogram(Args args) {
               "torch.histogram(): bins must be > 0, but got 0 for dimension 0");
 }
 
-void check_convolved(Args args, const ir::Inference& inference) {
+void check_convolved(Args args, const Inference& inference) {
   Sizes sizes = inference.results[0].geometry.sizes;
   if (args[0].toTensor().numel() == 0) return;  // the CPU's kernel is asked about that
   for (int64_t size : sizes.slice(std::min<size_t>(2, sizes.size()))) {
@@ -143,7 +143,7 @@ void check_convolved(Args args, const ir::Inference& inference) {
   }
 }
 
-void check_upsampled(const ir::Inference& inference) {
+void check_upsampled(const Inference& inference) {
   Sizes sizes = inference.results[0].geometry.sizes;
   for (int64_t size : sizes.slice(std::min<size_t>(2, sizes.size()))) {
     TORCH_CHECK(size > 0, "Input and output sizes should be greater than 0, but got output ",
@@ -179,7 +179,7 @@ void check_for_kernel(const OpInfo& info, Args args) {
   }
 }
 
-void check_sizes(const OpInfo& info, Args args, const ir::Inference& inference) {
+void check_sizes(const OpInfo& info, Args args, const Inference& inference) {
   const std::string& name = info.functional_name;
   if (auto found = checks().find(name); found != checks().end()) {
     found->second(args);

@@ -7,8 +7,8 @@
 
 #include <ATen/core/ivalue.h>
 
+#include "dispatch/inference_store.h"
 #include "dispatch/op_info.h"
-#include "ir/inference_store.h"
 
 namespace lazyxla::dispatch {
 
@@ -18,7 +18,6 @@ void check_for_kernel(const OpInfo& info, c10::ArrayRef<c10::IValue> args);
 
 // Throws what PyTorch's CPU kernel throws. `inference` is what the meta functions told. Once per
 // memo key.
-void check_sizes(const OpInfo& info, c10::ArrayRef<c10::IValue> args,
-                 const ir::Inference& inference);
+void check_sizes(const OpInfo& info, c10::ArrayRef<c10::IValue> args, const Inference& inference);
 
 }  // namespace lazyxla::dispatch

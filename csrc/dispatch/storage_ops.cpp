@@ -21,8 +21,8 @@
 
 #include "dispatch/device_state.h"
 #include "dispatch/tensor.h"
-#include "graph/buffer.h"
-#include "graph/recording.h"
+#include "program/buffer.h"
+#include "record/recording.h"
 
 namespace lazyxla::dispatch {
 namespace {

@@ -5,12 +5,13 @@
 
 #include <array>
 
-#include "graph/buffer.h"
-#include "graph/capture.h"
-#include "graph/counters.h"
-#include "graph/recording.h"
-#include "ir/shape_memo.h"
+#include "common/counters.h"
+#include "common/hash.h"
+#include "dispatch/shape_memo.h"
 #include "ir/sharding.h"
+#include "program/buffer.h"
+#include "record/capture.h"
+#include "record/recording.h"
 
 namespace lazyxla::dispatch {
 namespace {
@@ -48,18 +49,18 @@ Value internal(Internal what, const char* name, c10::SmallVectorImpl<uint64_t>& 
                const MakeArgs& make_args, ir::TensorType output, c10::ArrayRef<Value> operands,
                c10::ArrayRef<ir::ScalarValue> places = {}, const ir::Sharding* sharding = nullptr) {
   key[0] = what;
-  ir::MemoKey memo_key{key.data(), key.size(), ir::hash_words(key.data(), key.size())};
-  ir::RecipeRef recipe = ir::ShapeMemo::get().find(memo_key);
+  MemoKey memo_key{key.data(), key.size(), hash_words(key.data(), key.size())};
+  RecipeRef recipe = ShapeMemo::get().find(memo_key);
   if (!recipe) {
-    auto fresh = std::make_shared<ir::Recipe>();
+    auto fresh = std::make_shared<Recipe>();
     fresh->spec.name = name;
     fresh->spec.args = make_args();
     fresh->spec.slots.assign(places.size(), {c10::ScalarType::Long, true, ir::SlotKind::kPlace});
     fresh->spec.outputs = {std::move(output)};
     fresh->spec.sharding = sharding;
-    recipe = ir::ShapeMemo::get().insert(memo_key, std::move(fresh));
+    recipe = ShapeMemo::get().insert(memo_key, std::move(fresh));
   }
-  ++graph::Counters::get().nodes_recorded;
+  ++Counters::get().nodes_recorded;
   const ir::OpSpec* spec = &recipe->spec;
   return {ir::Node::make(spec, operands, places, std::move(recipe)), 0};
 }

@@ -26,7 +26,7 @@ ir::Geometry geometry_of(const c10::TensorImpl& tensor);
 bool is_whole(const c10::TensorImpl& tensor);
 
 // The tensor's elements as a value of its sizes and dtype. `pending` is the calling thread's set
-// (graph/recording.h), which takes over what is pending elsewhere. Caller holds the mutex.
+// (record/recording.h), which takes over what is pending elsewhere. Caller holds the mutex.
 ir::Value read(const c10::TensorImpl& tensor, ir::PendingSet& pending);
 ir::Value read(ir::Storage& storage, const ir::Geometry& geometry, ir::PendingSet& pending);
 

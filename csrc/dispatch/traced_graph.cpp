@@ -2,16 +2,15 @@
 
 #include <ATen/EmptyTensor.h>
 
-#include "dispatch/device_state.h"
+#include "common/counters.h"
 #include "dispatch/generator.h"
 #include "dispatch/recorder.h"
 #include "dispatch/scan.h"
 #include "dispatch/settling.h"
 #include "dispatch/tensor.h"
-#include "graph/buffer.h"
-#include "graph/counters.h"
-#include "graph/recording.h"
-#include "graph/settings.h"
+#include "program/buffer.h"
+#include "record/recording.h"
+#include "record/settings.h"
 
 namespace lazyxla::dispatch {
 namespace {
@@ -93,7 +92,7 @@ class TracedGraph::Lifetime final : public ir::LeafData {
   }
 
  private:
-  ir::SpinLock mutex_;
+  SpinLock mutex_;
   std::vector<std::unique_ptr<ir::OpSpec>> others_;
   int64_t number_;
 };
@@ -165,7 +164,7 @@ std::vector<at::TensorBase> TracedGraph::record(c10::ArrayRef<c10::TensorImpl*> 
     }
     ++pending.nodes_recorded;
   }
-  ++graph::Counters::get().nodes_recorded;
+  ++Counters::get().nodes_recorded;
   return results;
 }
 

@@ -49,7 +49,7 @@ class TracedGraph {
     std::vector<Result> results;
     std::vector<Write> writes;
     bool random;  // draws random numbers: each call takes one ordinal of the default generator
-    ir::CompileOptions options;
+    CompileOptions options;
   };
 
   explicit TracedGraph(Description description);

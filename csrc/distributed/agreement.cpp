@@ -11,7 +11,7 @@
 #include <thread>
 #include <utility>
 
-#include "graph/counters.h"
+#include "common/counters.h"
 
 namespace lazyxla::distributed {
 namespace {
@@ -117,7 +117,7 @@ bool Agreement::compare(const Call& call, Recorded recorded) {
   const std::vector<int64_t> identities = recorded(call.number);
   const auto count = std::min<int64_t>(identities.size(), kAhead);
   std::copy_n(identities.begin(), count, own.data_ptr<int64_t>());
-  ++graph::Counters::get().comparisons;
+  ++Counters::get().comparisons;
   channel_->_allgather_base(all, own)->wait();
   const auto of_process = all.view({size, kAhead});
   const auto rows = of_process.accessor<int64_t, 2>();

@@ -11,12 +11,13 @@
 #include <unordered_map>
 #include <utility>
 
+#include "common/user_line.h"
 #include "dispatch/plain_call.h"
 #include "dispatch/tensor.h"
 #include "distributed/group.h"
-#include "graph/buffer.h"
-#include "graph/flush.h"
-#include "graph/scope.h"
+#include "program/buffer.h"
+#include "record/flush.h"
+#include "record/scope.h"
 
 namespace lazyxla::distributed {
 namespace {
@@ -124,7 +125,7 @@ template <typename... Args>
 Tensors record(const char* name, bool of_all, std::string what, const Tensors& inputs,
                const std::string& group, Args... args) {
   const auto op = dispatch::operator_named<Tensors(at::TensorList, std::string, Args...)>(name);
-  std::string line = graph::user_line();
+  std::string line = user_line();
   return Tokens::get().pass(inputs, [&](const Tensors& all, int64_t turn) {
     find_group(group)->note(turn, of_all, std::move(what), std::move(line));
     return op.call(all, group, args...);

@@ -24,8 +24,9 @@
 #include "distributed/host_collectives.h"
 #include "distributed/reductions.h"
 #include "distributed/work.h"
-#include "graph/flush.h"
-#include "graph/scope.h"
+#include "graph/devices.h"
+#include "record/flush.h"
+#include "record/scope.h"
 
 namespace py = pybind11;
 
@@ -112,7 +113,7 @@ class ProcessGroup : public c10d::Backend {
       ~Remove() { remove_group(name); }
       const std::string& name;
     } remove{name_};
-    for (c10::DeviceIndex device = 0; device < dispatch::device_count_bound(); ++device) {
+    for (c10::DeviceIndex device = 0; device < graph::device_count_bound(); ++device) {
       graph::sync(device, /*wait=*/true, graph::Cause::kSync);
     }
     find_group(name_)->messages().finish_sends();

@@ -4,15 +4,15 @@
 
 #include <optional>
 
-#include "graph/buffer.h"
-#include "graph/capture.h"
-#include "graph/counters.h"
+#include "common/counters.h"
+#include "common/gil.h"
 #include "graph/execute.h"
-#include "graph/gil.h"
+#include "graph/transfer.h"
 #include "pjrt/client.h"
 #include "pjrt/host_view.h"
 #include "pjrt/runtime.h"
 #include "pjrt/shared_client.h"
+#include "program/buffer.h"
 
 namespace lazyxla::graph {
 namespace {
@@ -26,7 +26,7 @@ bool lies_at(const pjrt::Buffer& buffer, const void* data) {
 
 ir::Value share(const void* data, const ir::TensorType& type, c10::DeviceIndex device,
                 std::function<void()> done) {
-  if (Capture::current()) {
+  if (data_is_abstract()) {
     done();
     return make_abstract_leaf(type);
   }
@@ -91,7 +91,7 @@ void unmap_host_memory(void* data) { pjrt::Runtime::get().client().unmap_host_me
 
 ir::Value upload_mapped(const void* data, const ir::TensorType& type, c10::DeviceIndex device,
                         std::function<void()> done) {
-  if (Capture::current()) {
+  if (data_is_abstract()) {
     done();
     return make_abstract_leaf(type);
   }

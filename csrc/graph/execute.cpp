@@ -6,10 +6,9 @@
 #include <algorithm>
 #include <optional>
 
-#include "graph/counters.h"
-#include "graph/gil.h"
+#include "common/counters.h"
+#include "common/gil.h"
 #include "graph/partitioned_run.h"
-#include "options.h"
 #include "pjrt/client.h"
 #include "pjrt/host_memory.h"
 #include "pjrt/runtime.h"

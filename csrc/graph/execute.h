@@ -1,9 +1,9 @@
 // Execution: one run of a compiled program, whose results were promised before.
 //
 // Whoever runs something first gives the storages that take the results leaves on promised buffers
-// (buffer.h), then comes here. If the run fails, now or later on the device, the storages have what
-// they had before (undo.h) and the promises are broken with the reason, so that every later read
-// tells it; a failure that is known now is thrown, too.
+// (program/buffer.h), then comes here. If the run fails, now or later on the device, the storages
+// have what they had before (undo.h) and the promises are broken with the reason, so that every
+// later read tells it; a failure that is known now is thrown, too.
 //
 // A program that does not fit in the memory that is free is refused before it is given anything.
 #pragma once
@@ -16,10 +16,10 @@
 #include <string>
 #include <vector>
 
-#include "graph/buffer.h"
-#include "graph/program.h"
 #include "graph/undo.h"
 #include "pjrt/error.h"
+#include "program/buffer.h"
+#include "program/program.h"
 
 namespace lazyxla::graph {
 

@@ -2,8 +2,7 @@
 
 #include <mutex>
 
-#include "graph/counters.h"
-#include "graph/flush.h"
+#include "common/counters.h"
 
 namespace lazyxla::graph {
 namespace {
@@ -61,7 +60,7 @@ class Programs final : public ir::OwnPrograms {
     Pattern pattern;
     std::weak_ptr<const Variant> variant;  // the program cache owns them, and may drop them
   };
-  ir::SpinLock mutex_;
+  SpinLock mutex_;
   c10::SmallVector<Entry, 1> entries_;
 };
 

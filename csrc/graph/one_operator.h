@@ -15,11 +15,11 @@
 #include <memory>
 #include <optional>
 
-#include "graph/buffer.h"
-#include "graph/program.h"
 #include "graph/runner.h"
 #include "graph/walk.h"
 #include "ir/storage.h"
+#include "program/buffer.h"
+#include "program/program.h"
 
 namespace lazyxla::graph {
 

@@ -4,7 +4,7 @@
 
 #include <utility>
 
-#include "graph/gil.h"
+#include "common/gil.h"
 #include "pjrt/client.h"
 #include "pjrt/runtime.h"
 

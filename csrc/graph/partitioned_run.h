@@ -1,4 +1,4 @@
-// Runs of programs that are partitioned over many devices (partition.h).
+// Runs of programs that are partitioned over many devices (program/partition.h).
 //
 // As any run (execute.h), but every device of the mesh is given its part of each input, and the
 // numbers that are inputs whole; each result is a buffer on every device.

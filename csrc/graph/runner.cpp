@@ -7,14 +7,14 @@
 #include <mutex>
 #include <thread>
 
-#include "graph/counters.h"
-#include "graph/gil.h"
+#include "common/counters.h"
+#include "common/gil.h"
+#include "common/options.h"
+#include "common/waiting.h"
 #include "graph/partitioned_run.h"
-#include "options.h"
 #include "pjrt/client.h"
-#include "pjrt/fork.h"
+#include "pjrt/error.h"
 #include "pjrt/runtime.h"
-#include "waiting.h"
 
 namespace lazyxla::graph {
 namespace {

@@ -1,10 +1,10 @@
 // The runner: runs programs in their order while some of them still compile.
 //
 // In the eager modes nobody waits for a program to be compiled. Compiling is done by a pool of
-// threads (program.h), and a run whose program is not ready yet, or that has others before it, is
-// left to a thread that does nothing else. The caller goes on to the next operator, whose program
-// may be compiled at the same time; its results are promised, and whoever reads one waits for it.
-// In steady state nothing compiles, and the caller runs everything itself.
+// threads (program/workers.h), and a run whose program is not ready yet, or that has others before
+// it, is left to a thread that does nothing else. The caller goes on to the next operator, whose
+// program may be compiled at the same time; its results are promised, and whoever reads one waits
+// for it. In steady state nothing compiles, and the caller runs everything itself.
 //
 // The order is that in which results were promised: a ExecutionSlot is taken under the device's
 // mutex, together with the promises. Runs may therefore give memory away that runs before them

@@ -1,8 +1,8 @@
 // Undoing: a flush is a transaction.
 //
-// A flush replaces the contents of storages by promises (buffer.h). Until its program has run, what
-// they had before is kept, unless the program was given its memory. If the flush fails, at whatever
-// stage, the storages have it again:
+// A flush replaces the contents of storages by promises (program/buffer.h). Until its program has
+// run, what they had before is kept, unless the program was given its memory. If the flush fails,
+// at whatever stage, the storages have it again:
 //
 //     p.add_(g)    p: leaf A ──recorded──> node (A + g) ──flush──> promise B
 //     B fails      p: leaf A, and whoever else got B is told why it was not computed
@@ -19,22 +19,12 @@
 #include <string>
 #include <vector>
 
-#include "graph/buffer.h"
-#include "ir/storage.h"
+#include "program/graph.h"
 
 namespace lazyxla::graph {
 
-// A storage whose content a flush replaced. (It may be dead by now.)
-struct Taken {
-  uint64_t id;
-  ir::Value value;                         // what was recorded
-  ir::Content committed;                   // the data it had before, or nothing
-  uint32_t output;                         // of the graph, that becomes its content
-  const ir::Sharding* sharding = nullptr;  // the storage's
-};
-
-// One of them when the graph is gone: what is needed to undo a run. It does not own the promise, so
-// that the run after it may consume that.
+// One of the storages that a graph took (program/graph.h), when the graph is gone: what is needed
+// to undo a run. It does not own the promise, so that the run after it may consume that.
 struct Replaced {
   uint64_t id;
   ir::Content content;  // not empty

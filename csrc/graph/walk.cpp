@@ -4,13 +4,8 @@
 #include <atomic>
 #include <mutex>
 
-#include "ir/shape_memo.h"
-
 namespace lazyxla::graph {
 namespace {
-
-// Marks of the key's sections; OpSpec ids are below them.
-enum Mark : uint64_t { kLeaf = uint64_t{1} << 56, kOutputs = uint64_t{2} << 56 };
 
 class Walk {
  public:
@@ -130,70 +125,6 @@ void take_storages(ir::PendingSet& pending, const Walk& walk, Graph& graph) {
   pending.newest_model_state = 0;
   pending.fused = false;
 }
-
-}  // namespace
-
-uint32_t Graph::operand(size_t node, size_t position) const {
-  uint64_t code = key[records[node] + position];
-  auto number = static_cast<uint32_t>(code >> 17);
-  return code & 1 ? number : values[number] + static_cast<uint32_t>(code >> 1 & 0xffff);
-}
-
-uint32_t Graph::add_leaf(ir::NodePtr leaf) {
-  const ir::TensorType& type = leaf->output_type(0);
-  key.push_back(kLeaf | (static_cast<uint64_t>(type.dtype) << 32) | type.dims.size());
-  key.insert(key.end(), type.dims.begin(), type.dims.end());
-  leaves.push_back(std::move(leaf));
-  return leaves.size() - 1;
-}
-
-uint32_t Graph::add_node(ir::NodePtr node) {
-  key.push_back(node->spec()->id);
-  records.push_back(key.size());
-  slots.insert(slots.end(), node->slots().begin(), node->slots().end());
-  nodes.push_back(std::move(node));
-  return nodes.size() - 1;
-}
-
-void Graph::number_values() {
-  uint32_t next = leaves.size();
-  values.reserve(nodes.size());
-  for (const ir::NodePtr& node : nodes) {
-    values.push_back(next);
-    next += node->spec()->outputs.size();
-  }
-}
-
-void Graph::complete_key() {
-  key.push_back(kOutputs);
-  key.insert(key.end(), outputs.begin(), outputs.end());
-  for (int alias : aliases) key.push_back(static_cast<uint64_t>(alias) + 1);
-  if (partition) partition->add_to_key(key);
-  hash = ir::hash_words(key.data(), key.size());
-}
-
-void Graph::clear() {
-  clear_numbers();
-  output_types.clear();
-  promises.clear();
-  taken.clear();
-  draws.clear();
-}
-
-void Graph::clear_numbers() {
-  leaves.clear();
-  nodes.clear();
-  values.clear();
-  records.clear();
-  outputs.clear();
-  aliases.clear();
-  donated.clear();
-  slots.clear();
-  key.clear();
-  partition = nullptr;
-}
-
-namespace {
 
 // Numbers what lies below the storages that were taken. If the sharding of a leaf is not known yet
 // it stops, and returns that leaf's buffer.

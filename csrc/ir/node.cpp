@@ -2,7 +2,7 @@
 
 #include <new>
 
-#include "ir/pool.h"
+#include "common/pool.h"
 
 namespace lazyxla::ir {
 namespace {

@@ -28,6 +28,7 @@
 #include <variant>
 #include <vector>
 
+#include "common/options.h"
 #include "ir/geometry.h"
 
 namespace lazyxla::ir {
@@ -79,9 +80,6 @@ class OwnPrograms {
   virtual ~OwnPrograms() = default;
 };
 
-// Options of XLA's compiler that a program with this operator is compiled with.
-using CompileOptions = std::map<std::string, std::variant<bool, int64_t, double, std::string>>;
-
 class Sharding;
 
 struct OpSpec {
@@ -95,8 +93,8 @@ struct OpSpec {
   bool portable = true;       // means the same in every process
   bool numbers_vary = false;  // its scalars are taken for inputs before they vary
   uint32_t operators = 1;     // how many it stands for: more for a graph that was traced
-  uint16_t settings = 0;  // torch's when the call was recorded (graph/settings.h); 0: none matters
-  CompileOptions compile_options;
+  uint16_t settings = 0;  // torch's when the call was recorded (record/settings.h); 0: none matters
+  CompileOptions compile_options;      // that a program with it is compiled with
   const Sharding* sharding = nullptr;  // that it gives its result; null for almost all
   mutable std::atomic<OwnPrograms*> own_programs{nullptr};  // made once
 

@@ -85,7 +85,6 @@ class Sharding {
   const Dimensions& dimensions() const { return dimensions_; }
   size_t rank() const { return dimensions_.size(); }
   uint64_t id() const { return id_; }
-  bool is_replicated() const;
   bool is_open(size_t dimension) const { return !open_.empty() && open_[dimension]; }
   bool is_open() const { return !open_.empty(); }
 

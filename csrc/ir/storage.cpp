@@ -6,8 +6,8 @@
 #include <array>
 #include <atomic>
 
+#include "common/spin_lock.h"
 #include "ir/address_allocator.h"
-#include "ir/spin_lock.h"
 
 namespace lazyxla::ir {
 namespace {

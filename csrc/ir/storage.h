@@ -29,10 +29,10 @@
 #include <unordered_map>
 #include <vector>
 
+#include "common/pool.h"
+#include "common/spin_lock.h"
 #include "ir/geometry.h"
 #include "ir/node.h"
-#include "ir/pool.h"
-#include "ir/spin_lock.h"
 
 namespace lazyxla::ir {
 
@@ -48,14 +48,14 @@ struct Draws {
   uint64_t seed, first, next;
 };
 
-// What the graph room keeps beside a pending set: where fused mode cuts (graph/batches.h).
+// What the record room keeps beside a pending set: where fused mode cuts (record/batches.h).
 class Batching {
  public:
   virtual ~Batching() = default;
 };
 
 // The storages of one device whose content is recorded but not computed, by one recording
-// (graph/recording.h).
+// (record/recording.h).
 struct PendingSet {
   PendingSet(c10::DeviceIndex device, const std::atomic<int>& regions)
       : device(device), regions(regions) {}

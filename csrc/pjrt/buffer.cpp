@@ -1,12 +1,13 @@
-#include "buffer.h"
+#include "pjrt/buffer.h"
 
 #include <cstring>
 #include <memory>
 
-#include "call.h"
-#include "client.h"
-#include "fork.h"
-#include "host_view.h"
+#include "common/fork.h"
+#include "pjrt/call.h"
+#include "pjrt/client.h"
+#include "pjrt/error.h"
+#include "pjrt/host_view.h"
 
 namespace lazyxla::pjrt {
 namespace {

@@ -1,9 +1,9 @@
-#include "call.h"
+#include "pjrt/call.h"
 
 #include <atomic>
 #include <memory>
 
-#include "waiting.h"
+#include "common/waiting.h"
 
 namespace lazyxla::pjrt {
 

@@ -7,8 +7,8 @@
 //   return args.type;
 #pragma once
 
-#include "error.h"
-#include "shared_client.h"
+#include "pjrt/error.h"
+#include "pjrt/shared_client.h"
 
 // Declares `name`, the zeroed argument struct of `function`.
 #define LAZYXLA_PJRT_ARGS(name, function) \
@@ -46,7 +46,8 @@ inline bool is_ready(const PJRT_Api* api, PJRT_Event* event) {
   return ignore_error(api, api->PJRT_Event_IsReady(&args)) || args.is_ready;
 }
 
-// Waits until `event` has happened, whether or not it failed; an interrupt (waiting.h) ends that.
+// Waits until `event` has happened, whether or not it failed; an interrupt (common/waiting.h) ends
+// that.
 void wait_for_event(const PJRT_Api* api, PJRT_Event* event);
 
 // Waits for `event`, frees it, and throws the failure it carries. A null event has happened

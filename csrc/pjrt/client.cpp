@@ -1,8 +1,7 @@
-#include "client.h"
+#include "pjrt/client.h"
 
-#include "call.h"
-#include "device_ids.h"
-#include "disposal.h"
+#include "pjrt/call.h"
+#include "pjrt/disposal.h"
 
 namespace lazyxla::pjrt {
 namespace {

@@ -19,12 +19,12 @@
 #include <string_view>
 #include <vector>
 
-#include "buffer.h"
-#include "device_description.h"
-#include "executable.h"
-#include "fork.h"
-#include "in_flight.h"
-#include "plugin.h"
+#include "common/fork.h"
+#include "pjrt/buffer.h"
+#include "pjrt/device_description.h"
+#include "pjrt/executable.h"
+#include "pjrt/in_flight.h"
+#include "pjrt/plugin.h"
 
 namespace lazyxla::pjrt {
 

@@ -1,7 +1,8 @@
-#include "compiled_program.h"
+#include "pjrt/compiled_program.h"
 
-#include "call.h"
-#include "fork.h"
+#include "common/fork.h"
+#include "pjrt/call.h"
+#include "pjrt/error.h"
 
 namespace lazyxla::pjrt {
 
@@ -55,19 +56,6 @@ CompiledProgram::Optimized CompiledProgram::optimized_program() const {
   program.code = result.bytes.data();
   LAZYXLA_PJRT_CALL(api_, PJRT_Executable_OptimizedProgram, args);
   return result;
-}
-
-std::string CompiledProgram::fingerprint() const {
-  check_not_forked();
-  if (!has(*api_, &PJRT_Api::PJRT_Executable_Fingerprint)) {
-    return {};
-  }
-  LAZYXLA_PJRT_ARGS(args, PJRT_Executable_Fingerprint);
-  args.executable = raw_;
-  if (ignore_error(api_, api_->PJRT_Executable_Fingerprint(&args))) {
-    return {};
-  }
-  return std::string(args.executable_fingerprint, args.executable_fingerprint_size);
 }
 
 std::optional<CompiledMemoryStats> CompiledProgram::memory_stats() const {

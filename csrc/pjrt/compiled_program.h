@@ -12,7 +12,7 @@
 #include <string>
 #include <string_view>
 
-#include "plugin.h"
+#include "pjrt/plugin.h"
 
 namespace lazyxla::pjrt {
 
@@ -48,9 +48,6 @@ class CompiledProgram {
     std::string bytes;
   };
   Optimized optimized_program() const;
-
-  // The same for identical programs, options and compilers; empty if the plugin has none.
-  std::string fingerprint() const;
 
   // Empty if the plugin does not offer it.
   std::optional<CompiledMemoryStats> memory_stats() const;

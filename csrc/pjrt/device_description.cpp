@@ -1,6 +1,6 @@
-#include "device_description.h"
+#include "pjrt/device_description.h"
 
-#include "call.h"
+#include "pjrt/call.h"
 
 namespace lazyxla::pjrt {
 

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <string>
 
-#include "plugin.h"
+#include "pjrt/plugin.h"
 
 namespace lazyxla::pjrt {
 

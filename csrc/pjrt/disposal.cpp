@@ -1,12 +1,12 @@
-#include "disposal.h"
+#include "pjrt/disposal.h"
 
 #include <condition_variable>
 #include <mutex>
 #include <thread>
 #include <utility>
 
-#include "call.h"
-#include "host_threads.h"
+#include "pjrt/call.h"
+#include "pjrt/host_threads.h"
 
 namespace lazyxla::pjrt {
 namespace {

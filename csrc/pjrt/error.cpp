@@ -1,8 +1,8 @@
-#include "error.h"
+#include "pjrt/error.h"
 
 #include <array>
 
-#include "call.h"
+#include "pjrt/call.h"
 
 namespace lazyxla::pjrt {
 
@@ -48,6 +48,14 @@ void throw_error(const PJRT_Api* api, PJRT_Error* error, std::string_view what) 
   text.append(theirs);
   ignore_error(api, error);
   throw Error(code.code, text);
+}
+
+void throw_forked() {
+  throw Error(PJRT_Error_Code_FAILED_PRECONDITION,
+              "lazyxla was initialised before this process was forked, and its device does not "
+              "survive a fork; use the spawn start method, for example "
+              "torch.multiprocessing.set_start_method(\"spawn\"), or fork before the first use of "
+              "the device");
 }
 
 }  // namespace lazyxla::pjrt

@@ -13,6 +13,8 @@
 #include <string>
 #include <string_view>
 
+#include "common/fork.h"
+
 namespace lazyxla::pjrt {
 
 class Error : public std::runtime_error {
@@ -36,6 +38,16 @@ std::string_view code_name(PJRT_Error_Code code);
 inline void check(const PJRT_Api* api, PJRT_Error* error, std::string_view what) {
   if (error != nullptr) [[unlikely]] {
     throw_error(api, error, what);
+  }
+}
+
+[[noreturn]] void throw_forked();
+
+// Throws in a forked child (common/fork.h); every operation that calls into the plugin begins with
+// it.
+inline void check_not_forked() {
+  if (forked()) [[unlikely]] {
+    throw_forked();
   }
 }
 

@@ -1,4 +1,4 @@
-#include "executable.h"
+#include "pjrt/executable.h"
 
 #include <algorithm>
 #include <atomic>
@@ -7,11 +7,12 @@
 #include <string_view>
 #include <utility>
 
-#include "buffer.h"
-#include "call.h"
-#include "client.h"
-#include "fork.h"
-#include "in_flight.h"
+#include "common/fork.h"
+#include "pjrt/buffer.h"
+#include "pjrt/call.h"
+#include "pjrt/client.h"
+#include "pjrt/error.h"
+#include "pjrt/in_flight.h"
 
 namespace lazyxla::pjrt {
 namespace {
@@ -243,6 +244,21 @@ std::vector<int64_t> devices_of(const CompileOptions& options) {
     begin = end + 1;
   }
   return devices;
+}
+
+CompileOptions with_device_ids(CompileOptions options, size_t count,
+                               const std::function<int64_t(size_t)>& id_of) {
+  std::string ids;
+  for (const int64_t position : devices_of(options)) {
+    if (position < 0 || static_cast<size_t>(position) >= count) {
+      throw Error(PJRT_Error_Code_INVALID_ARGUMENT,
+                  "the program is for a mesh with device " + std::to_string(position) +
+                      ", and there are " + std::to_string(count) + " devices");
+    }
+    ids += (ids.empty() ? "" : ",") + std::to_string(id_of(position));
+  }
+  if (!ids.empty()) options[kDevices] = ids;
+  return options;
 }
 
 std::string serialize(const CompileOptions& all) {

@@ -19,6 +19,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -28,8 +29,8 @@
 #include <variant>
 #include <vector>
 
-#include "compiled_program.h"
-#include "in_flight.h"
+#include "pjrt/compiled_program.h"
+#include "pjrt/in_flight.h"
 
 namespace lazyxla::pjrt {
 
@@ -104,5 +105,10 @@ std::string serialize(const CompileOptions& options);
 
 // The devices that a program with these options is partitioned over; none if it is not.
 std::vector<int64_t> devices_of(const CompileOptions& options);
+
+// The options with those devices by their ids in place of their positions; `id_of` tells the id of
+// one of `count` devices. Throws Error if there is no such device.
+CompileOptions with_device_ids(CompileOptions options, size_t count,
+                               const std::function<int64_t(size_t)>& id_of);
 
 }  // namespace lazyxla::pjrt

@@ -1,4 +1,4 @@
-#include "ffi.h"
+#include "pjrt/ffi.h"
 
 #include <xla/ffi/api/c_api.h>
 
@@ -8,8 +8,8 @@
 #include <unordered_map>
 #include <utility>
 
-#include "call.h"
-#include "error.h"
+#include "pjrt/call.h"
+#include "pjrt/error.h"
 
 namespace lazyxla::pjrt {
 namespace {

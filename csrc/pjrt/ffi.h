@@ -13,6 +13,7 @@
 
 #include <pjrt_c_api.h>
 
+#include <exception>
 #include <string>
 
 struct XLA_FFI_CallFrame;  // of xla/ffi/api/c_api.h, for those who write handlers
@@ -39,5 +40,17 @@ bool answer_version(const XLA_FFI_CallFrame& frame);
 
 // What a handler returns to have the execution fail with `message`.
 XLA_FFI_Error* handler_error(const XLA_FFI_CallFrame& frame, const std::string& message);
+
+// A handler that calls `function`, whose exceptions are the execution's error.
+template <void (*function)(const XLA_FFI_CallFrame&)>
+XLA_FFI_Error* handler(XLA_FFI_CallFrame* frame) {
+  if (answer_version(*frame)) return nullptr;
+  try {
+    function(*frame);
+    return nullptr;
+  } catch (const std::exception& error) {
+    return handler_error(*frame, error.what());
+  }
+}
 
 }  // namespace lazyxla::pjrt

@@ -1,4 +1,4 @@
-#include "host_memory.h"
+#include "pjrt/host_memory.h"
 
 #include <algorithm>
 #include <cstdlib>

@@ -1,4 +1,4 @@
-#include "host_threads.h"
+#include "pjrt/host_threads.h"
 
 #ifdef __linux__
 #include <dirent.h>

@@ -1,11 +1,11 @@
-#include "host_view.h"
+#include "pjrt/host_view.h"
 
 #include <mutex>
 #include <utility>
 
-#include "call.h"
-#include "client.h"
-#include "fork.h"
+#include "common/fork.h"
+#include "pjrt/call.h"
+#include "pjrt/client.h"
 
 namespace lazyxla::pjrt {
 namespace {

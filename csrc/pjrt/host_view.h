@@ -8,7 +8,7 @@
 
 #include <optional>
 
-#include "buffer.h"
+#include "pjrt/buffer.h"
 
 namespace lazyxla::pjrt {
 

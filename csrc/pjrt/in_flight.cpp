@@ -1,11 +1,11 @@
-#include "in_flight.h"
+#include "pjrt/in_flight.h"
 
 #include <algorithm>
 #include <utility>
 
-#include "call.h"
-#include "fork.h"
-#include "waiting.h"
+#include "common/fork.h"
+#include "common/waiting.h"
+#include "pjrt/call.h"
 
 namespace lazyxla::pjrt {
 

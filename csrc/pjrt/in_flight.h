@@ -30,7 +30,7 @@
 #include <string>
 #include <vector>
 
-#include "error.h"
+#include "pjrt/error.h"
 
 namespace lazyxla::pjrt {
 

@@ -7,12 +7,12 @@
 #include <string>
 #include <utility>
 
-#include "buffer.h"
-#include "call.h"
-#include "client.h"
-#include "disposal.h"
-#include "executable.h"
-#include "fork.h"
+#include "pjrt/buffer.h"
+#include "pjrt/call.h"
+#include "pjrt/client.h"
+#include "pjrt/disposal.h"
+#include "pjrt/error.h"
+#include "pjrt/executable.h"
 
 namespace lazyxla::pjrt {
 namespace {

@@ -1,4 +1,4 @@
-#include "plugin.h"
+#include "pjrt/plugin.h"
 
 #include <dlfcn.h>
 
@@ -7,7 +7,7 @@
 #include <mutex>
 #include <type_traits>
 
-#include "call.h"
+#include "pjrt/call.h"
 
 namespace lazyxla::pjrt {
 namespace {

@@ -25,6 +25,8 @@
 #include <variant>
 #include <vector>
 
+#include "common/options.h"
+
 namespace lazyxla::pjrt {
 
 // PJRT's "named values": how a plugin takes options and gives attributes.
@@ -35,9 +37,6 @@ NamedValues read_named_values(const PJRT_NamedValue* values, size_t count);
 
 // The result points into `values`, which must outlive it.
 std::vector<PJRT_NamedValue> to_named_values(const NamedValues& values);
-
-// Options of XLA's compiler by name, as its flags are called: {"xla_cpu_enable_fast_math", true}.
-using CompileOptions = std::map<std::string, std::variant<bool, int64_t, double, std::string>>;
 
 // Which plugin to load and how to start its client.
 struct PluginSpec {

@@ -1,4 +1,4 @@
-#include "runtime.h"
+#include "pjrt/runtime.h"
 
 #include <unistd.h>
 
@@ -6,11 +6,11 @@
 #include <cstdlib>
 #include <utility>
 
-#include "disposal.h"
-#include "error.h"
-#include "fork.h"
-#include "host_memory.h"
-#include "host_threads.h"
+#include "common/fork.h"
+#include "pjrt/disposal.h"
+#include "pjrt/error.h"
+#include "pjrt/host_memory.h"
+#include "pjrt/host_threads.h"
 
 namespace lazyxla::pjrt {
 

@@ -17,9 +17,9 @@
 #include <mutex>
 #include <string>
 
-#include "client.h"
-#include "ffi.h"
-#include "plugin.h"
+#include "pjrt/client.h"
+#include "pjrt/ffi.h"
+#include "pjrt/plugin.h"
 
 namespace lazyxla::pjrt {
 

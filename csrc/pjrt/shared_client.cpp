@@ -1,4 +1,4 @@
-#include "shared_client.h"
+#include "pjrt/shared_client.h"
 
 #include <cstring>
 #include <memory>
@@ -7,9 +7,9 @@
 #include <utility>
 #include <vector>
 
-#include "call.h"
-#include "client.h"
-#include "runtime.h"
+#include "pjrt/call.h"
+#include "pjrt/client.h"
+#include "pjrt/runtime.h"
 
 namespace lazyxla::pjrt {
 namespace shared {

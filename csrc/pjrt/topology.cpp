@@ -1,9 +1,8 @@
-#include "topology.h"
+#include "pjrt/topology.h"
 
-#include "call.h"
-#include "client.h"
-#include "device_ids.h"
-#include "executable.h"
+#include "pjrt/call.h"
+#include "pjrt/client.h"
+#include "pjrt/executable.h"
 
 namespace lazyxla::pjrt {
 std::unique_ptr<Topology> Topology::create(const Plugin& plugin, const std::string& name,

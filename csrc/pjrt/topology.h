@@ -25,10 +25,10 @@
 #include <string_view>
 #include <vector>
 
-#include "compiled_program.h"
-#include "device_description.h"
-#include "fork.h"
-#include "plugin.h"
+#include "common/fork.h"
+#include "pjrt/compiled_program.h"
+#include "pjrt/device_description.h"
+#include "pjrt/plugin.h"
 
 namespace lazyxla::pjrt {
 

@@ -1,0 +1,390 @@
+// The Python module lazyxla._C. Each part of the backend adds its functions in a bind_* function of
+// its own; Python's lazyxla/ is the only caller and does the argument handling.
+
+#include <ATen/core/Generator.h>
+#include <pybind11/functional.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <chrono>
+#include <memory>
+#include <string>
+#include <thread>
+
+#include "bindings/bindings.h"
+#include "bindings/lowering_bridge.h"
+#include "common/cache_files.h"
+#include "common/counters.h"
+#include "common/fork.h"
+#include "common/options.h"
+#include "common/user_line.h"
+#include "common/waiting.h"
+#include "dispatch/device_state.h"
+#include "dispatch/dlpack.h"
+#include "dispatch/generator.h"
+#include "dispatch/host_call.h"
+#include "dispatch/host_program.h"
+#include "dispatch/inference_store.h"
+#include "dispatch/memory.h"
+#include "dispatch/registration.h"
+#include "dispatch/shape_memo.h"
+#include "dispatch/tensor.h"
+#include "distributed/process_group.h"
+#include "graph/devices.h"
+#include "graph/memory.h"
+#include "graph/runner.h"
+#include "ir/storage.h"
+#include "pjrt/executable.h"
+#include "pjrt/runtime.h"
+#include "pjrt/shared_client.h"
+#include "pjrt/topology.h"
+#include "program/buffer.h"
+#include "program/program.h"
+#include "program/program_store.h"
+#include "program/workers.h"
+#include "record/batches.h"
+#include "record/capture.h"
+#include "record/settings.h"
+
+namespace py = pybind11;
+
+namespace lazyxla {
+namespace {
+
+using NoGil = py::call_guard<py::gil_scoped_release>;
+
+// lazyxla/platforms.py's Platform as the client wants it.
+pjrt::PluginSpec plugin_spec(const py::handle& platform) {
+  pjrt::PluginSpec spec;
+  spec.path = platform.attr("path").cast<std::string>();
+  spec.platform = platform.attr("name").cast<std::string>();
+  spec.hint = platform.attr("hint").cast<std::string>();
+  for (const auto& [key, value] : platform.attr("create_options").cast<py::dict>()) {
+    pjrt::NamedValue option;
+    if (py::isinstance<py::bool_>(value)) {  // before int: a bool is one
+      option = value.cast<bool>();
+    } else if (py::isinstance<py::int_>(value)) {
+      option = value.cast<int64_t>();
+    } else if (py::isinstance<py::float_>(value)) {
+      option = value.cast<float>();
+    } else {
+      option = value.cast<std::string>();
+    }
+    spec.create_options[key.cast<std::string>()] = std::move(option);
+  }
+  py::object compile_options = platform.attr("compile_options");
+  spec.compile_options = compile_options.cast<decltype(spec.compile_options)>();
+  return spec;
+}
+
+// `resolve` is called when the first device is used, on any thread, without the GIL.
+void set_plugin_provider(py::function resolve) {
+  // Leaked: the runtime lives longer than the interpreter.
+  auto* provider = new py::function(std::move(resolve));
+  pjrt::Runtime::get().set_plugin_provider([provider] {
+    py::gil_scoped_acquire gil;
+    return plugin_spec((*provider)());
+  });
+}
+
+// lazyxla.program_store.StoreSettings.
+graph::ProgramStore::Settings store_settings(const py::handle& told) {
+  return {.directory = told.attr("directory").cast<std::string>(),
+          .max_bytes = told.attr("max_bytes").cast<int64_t>(),
+          .version = told.attr("version").cast<graph::Fields>(),
+          .lowering_is_known = told.attr("lowering_is_known").cast<bool>()};
+}
+
+// A function () -> lazyxla.program_store.StoreSettings.
+void set_program_store_provider(py::function settings) {
+  auto* provider = new py::function(std::move(settings));  // leaked, as above
+  graph::ProgramStore::set_provider([provider] {
+    py::gil_scoped_acquire gil;
+    return store_settings((*provider)());
+  });
+}
+
+pjrt::Client& client() { return pjrt::Runtime::get().client(); }
+
+const pjrt::Device& device(int index) {
+  const auto& devices = client().devices();
+  TORCH_CHECK_INDEX(index >= 0 && static_cast<size_t>(index) < devices.size(),
+                    "lazyxla: device index ", index, " is out of range, there are ", devices.size(),
+                    " devices");
+  return devices[index];
+}
+
+// Whether what is recorded now may call the host: a program that is only captured cannot, unless it
+// is for what runs here.
+bool takes_host_calls() {
+  const auto capture = graph::Capture::current();
+  return (!capture || capture->runs_here()) && pjrt::Runtime::get().takes_host_handler();
+}
+
+// A function of a device for Python's index of it, of which a negative one is the current device.
+template <auto function>
+auto on_device(c10::DeviceIndex index) {
+  return function(dispatch::resolve_index(index));
+}
+
+void bind_runtime(py::module_& m) {
+  m.def("set_plugin_provider", &set_plugin_provider);
+  pjrt::Runtime::get().set_host_handler("lazyxla.host_call", &pjrt::handler<&dispatch::host_call>);
+  dispatch::install_host_programs();
+  m.def("takes_host_calls", &takes_host_calls, NoGil());
+  m.def(
+      "register_ffi_target",
+      [](const std::string& name, uintptr_t handler) {
+        return pjrt::register_foreign_handler(client().api(), pjrt::Runtime::get().platform(), name,
+                                              reinterpret_cast<pjrt::Handler*>(handler));
+      },
+      NoGil());
+  m.def("initialized", &graph::initialized);
+  m.def("forked", &forked);
+  m.def("platform", [] { return pjrt::Runtime::get().platform(); }, NoGil());
+  m.def("compile_options", [] { return client().compile_options(); }, NoGil());
+  m.def("platform_version", [] { return client().platform_version(); }, NoGil());
+  m.def("device_description", [](int index) { return device(index).description(); }, NoGil());
+  m.def("memory_info", on_device<&graph::memory_info>, NoGil());
+  m.def("memory_stats", on_device<&graph::memory_stats>, NoGil());
+  m.def("measure_executions", &pjrt::measure_executions);
+  m.def("seconds_in_executions", &pjrt::seconds_in_executions);
+  m.def("reset_peak_memory_stats", on_device<&graph::reset_peak_memory_stats>, NoGil());
+  m.def("reset_accumulated_memory_stats", on_device<&graph::reset_accumulated_memory_stats>,
+        NoGil());
+}
+
+void bind_devices(py::module_& m) {
+  m.def("device_count", &graph::device_count, NoGil());
+  m.def("device_count_bound", &graph::device_count_bound);
+  m.def("set_device_count_bound", &graph::set_device_count_bound);
+  m.def("current_device", &dispatch::current_device);
+  m.def("exchange_device", &dispatch::exchange_device);
+  m.def("resolve_index", &dispatch::resolve_index);
+  m.def("synchronize", &dispatch::synchronize, NoGil());
+  m.def("host_view", &dispatch::host_view, NoGil());
+  m.def("share_host", &dispatch::share_host, NoGil());
+  m.def("shared_api", [] {
+    const PJRT_Api* api = nullptr;
+    {
+      py::gil_scoped_release no_gil;
+      api = &pjrt::shared_api();
+    }
+    return py::capsule(api, "pjrt_c_api");
+  });
+  m.def("lend", &dispatch::lend, NoGil());
+  m.def("borrow", &dispatch::borrow, NoGil());
+}
+
+void bind_random(py::module_& m) {
+  m.def("default_generator", &dispatch::default_generator, py::return_value_policy::copy);
+  m.def("seed_all", &dispatch::seed_all);
+  // For tests; operators draw in C++.
+  m.def("draw", [](const at::Generator& generator) {
+    return at::check_generator<dispatch::Generator>(generator)->draw();
+  });
+}
+
+// Has signal handlers run while this thread, the main one, waits in C++.
+void watch_signals() {
+  waiting::set_signal_check([] {
+    py::gil_scoped_acquire gil;
+    if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+  });
+}
+
+// Before the interpreter ends: a thread that compiled or ran something then would crash it. In a
+// forked child there are no such threads.
+void stop_threads() {
+  if (forked()) return;
+  waiting::set_signal_check(nullptr);
+  graph::stop_watching_batches();
+  graph::stop_workers();
+  const auto is_busy = [] {
+    bool busy = pjrt::compiling() > 0;
+    for (c10::DeviceIndex index = 0; index < graph::device_count_bound(); ++index) {
+      busy = busy || graph::has_waiting_runs(index);
+    }
+    return busy;
+  };
+  // Somebody who has pressed Ctrl-C because compiling takes long does not wait for it now.
+  for (int i = 0; i < 100 && is_busy(); ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  pjrt::prepare_to_exit(is_busy());
+}
+
+void flush_inference_store() {
+  if (!forked()) dispatch::InferenceStore::get().flush();  // else they are the parent's answers
+}
+
+void bind_options(py::module_& m) {
+  m.def("set_strict_fallback", [](bool value) { options().strict_fallback = value; });
+  m.def("set_strict_host_calls", [](bool value) { options().strict_host_calls = value; });
+  m.def("set_check_indices", [](bool value) { options().check_indices = value; });
+  m.def("set_blocking", [](bool value) { options().blocking = value; });
+  m.def("set_cut_graphs", [](bool value) { options().cut_graphs = value; });
+  m.def("set_host_programs", [](bool value) { options().host_programs = value; });
+  m.def("set_max_pending_nodes", [](int64_t value) { options().max_pending_nodes = value; });
+  m.def("set_xla_options", &graph::set_process_options);
+  m.def("set_max_programs", [](int64_t value) { options().max_programs = value; });
+  m.def("matmul_precision", [] { return static_cast<int>(graph::matmul_precision()); });
+  m.def("set_max_calls", [](int64_t value) { options().max_calls = value; });
+}
+
+// Prepares a directory of the caches; an errno and the reason if it cannot be used.
+std::optional<std::pair<int, std::string>> refusal_of(const std::string& path) {
+  const auto refused = prepare_directory(path);
+  return refused ? std::optional(std::pair(refused->error, refused->reason)) : std::nullopt;
+}
+
+void bind_graph(py::module_& m) {
+  m.def("install_lowering", &install_lowering);
+  m.def("install_listeners", &install_listeners);
+  m.def("install_tensor_tellers", &install_tensor_tellers);
+  m.def("set_library_paths", &set_library_paths);
+  m.def("register_operators", &dispatch::register_operators);
+  m.def("rule_changed", &dispatch::rule_changed);
+  m.def("functional_name", &dispatch::functional_name);
+  m.def("counters", [] { return Counters::get().snapshot(); });
+  m.def("fallbacks", [] { return Counters::get().fallbacks_by_operator(); });
+  m.def("count_loader_wait", [] { ++Counters::get().loader_waits; });
+  m.def("reset_counters", [] { Counters::get().reset(); });
+  m.def("cached_programs", &graph::cached_programs);
+  m.def("open_inference_store",
+        [](const std::string& path) { dispatch::InferenceStore::get().open(path); });
+  m.def("flush_inference_store", &flush_inference_store, NoGil());
+  m.def("prepare_directory", &refusal_of);
+  m.def("set_program_store_provider", &set_program_store_provider);
+  m.def("forget_program_store", [] { graph::ProgramStore::forget_settings(); });
+  m.def("stop_threads", &stop_threads, NoGil());
+  m.def("watch_signals", &watch_signals);
+  m.def("cached_shapes", [] { return dispatch::ShapeMemo::get().size(); });
+}
+
+// Bytes, in the field names of CompiledMemoryStats; empty if the plugin does not tell.
+std::map<std::string, int64_t> compiled_memory_stats(const pjrt::CompiledProgram& program) {
+  const auto stats = program.memory_stats();
+  if (!stats) {
+    return {};
+  }
+  return {{"generated_code", stats->generated_code},
+          {"arguments", stats->arguments},
+          {"outputs", stats->outputs},
+          {"aliased", stats->aliased},
+          {"temporary", stats->temporary},
+          {"peak", stats->peak}};
+}
+
+// Gives a tensor content without data: a type is all that a captured program needs.
+void make_abstract(const at::Tensor& tensor) {
+  ir::Storage& storage = dispatch::storage_of(*tensor.unsafeGetTensorImpl());
+  ir::Garbage garbage;
+  std::lock_guard lock(storage.mutex());
+  const ir::Geometry& base = storage.base();
+  storage.set_leaf(graph::make_abstract_leaf({base.dtype, base.sizes}, storage.sharding()),
+                   garbage);
+}
+
+// Keeps a captured graph's program where processes that run it look for it. False if it could not
+// be written.
+bool store_program(const py::object& where, const std::string& platform,
+                   const pjrt::Topology& topology, const CapturedGraph& graph,
+                   std::vector<uint32_t> static_slots, const std::string& artifact,
+                   const CompileOptions& overrides, const pjrt::CompiledProgram& compiled) {
+  const graph::ProgramStore::Settings settings = store_settings(where);
+  py::gil_scoped_release no_gil;
+  graph::ProgramStore store(settings, graph::environment(platform, topology, settings.version));
+  const std::string options = pjrt::serialize(overrides);
+  const graph::EntryKey program = store.program_key(artifact, options);
+  if (!store.add_program(program, compiled.serialize())) return false;
+  std::erase_if(static_slots, [&](uint32_t slot) { return slot >= graph.slots.size(); });
+  const graph::EntryKey key = store.graph_key(graph.key, options);
+  return key.is_empty() ||
+         store.add_graph(key, graph.variable, graph.slots, static_slots, program.name);
+}
+
+// Recording programs without running them: lazyxla/aot.
+void bind_capture(py::module_& m) {
+  py::class_<CapturedGraph, std::shared_ptr<CapturedGraph>>(m, "CapturedGraph");
+  m.def("begin_capture",
+        [](std::string platform, bool runs_here, size_t devices, py::object recording) {
+          graph::Capture::begin(std::make_shared<graph::Capture>(
+              std::move(platform), runs_here, devices, capture_listener(std::move(recording))));
+        });
+  m.def("end_capture", [] { graph::Capture::end(); });
+  m.def("captured_platform", []() -> std::string {
+    const auto capture = graph::Capture::current();
+    return capture ? capture->platform() : "";
+  });
+  // How many devices the capture's programs may be spread over; 0 without a capture.
+  m.def("captured_devices", [] {
+    const auto capture = graph::Capture::current();
+    return capture ? capture->devices() : size_t{0};
+  });
+  m.def("make_abstract", &make_abstract);
+  m.def("store_program", &store_program);
+}
+
+std::shared_ptr<const pjrt::CompiledProgram> compile_for(const pjrt::Topology& topology,
+                                                         const std::string& artifact,
+                                                         const CompileOptions& options) {
+  return topology.compile(artifact, "mlir", options);
+}
+
+// Compiling for devices that are not attached: lazyxla/aot.py.
+void bind_topology(py::module_& m) {
+  py::class_<pjrt::DeviceDescription>(m, "DeviceDescription")
+      .def_readonly("id", &pjrt::DeviceDescription::id)
+      .def_readonly("process_index", &pjrt::DeviceDescription::process_index)
+      .def_readonly("kind", &pjrt::DeviceDescription::kind)
+      .def_readonly("attributes", &pjrt::DeviceDescription::attributes);
+  py::class_<pjrt::CompiledProgram, std::shared_ptr<pjrt::CompiledProgram>>(m, "CompiledProgram")
+      .def_property_readonly("num_outputs", &pjrt::CompiledProgram::num_outputs)
+      .def("memory_stats", &compiled_memory_stats, NoGil())
+      .def("cost_analysis", &pjrt::CompiledProgram::cost_analysis, NoGil())
+      .def("serialize",
+           [](const pjrt::CompiledProgram& program) { return py::bytes(program.serialize()); })
+      .def("optimized_program", [](const pjrt::CompiledProgram& program) {
+        const auto [format, bytes] = program.optimized_program();
+        return std::pair(format, py::bytes(bytes));
+      });
+  py::class_<pjrt::Topology>(m, "Topology")
+      .def(py::init([](const std::string& path, const std::string& name,
+                       const pjrt::NamedValues& options) {
+             return pjrt::Topology::create(pjrt::Plugin::load(path), name, options);
+           }),
+           NoGil())
+      .def_static(
+          "of_client", [] { return pjrt::Topology::of(client()); }, NoGil())
+      .def_property_readonly("platform_name", &pjrt::Topology::platform_name)
+      .def_property_readonly("platform_version", &pjrt::Topology::platform_version)
+      .def_property_readonly("devices", &pjrt::Topology::devices)
+      .def_property_readonly("stablehlo_version",
+                             [](const pjrt::Topology& topology) {
+                               return topology.plugin().stablehlo_current_version();
+                             })
+      .def("compile", &compile_for, NoGil(), py::keep_alive<0, 1>());
+}
+
+}  // namespace
+}  // namespace lazyxla
+
+PYBIND11_MODULE(_C, m) {
+  m.doc() = "The C++ part of lazyxla; not a public interface.";
+  lazyxla::bind_runtime(m);
+  lazyxla::bind_devices(m);
+  lazyxla::bind_random(m);
+  lazyxla::bind_options(m);
+  lazyxla::bind_modes(m);
+  lazyxla::bind_spmd(m);
+  lazyxla::bind_traced_graph(m);
+  lazyxla::bind_graph(m);
+  lazyxla::bind_capture(m);
+  lazyxla::bind_topology(m);
+  lazyxla::distributed::bind_process_group(m);
+  lazyxla::ir::register_storage(lazyxla::dispatch::memory_allocator());
+  lazyxla::graph::watch_optimizer_steps();
+}

@@ -1,0 +1,365 @@
+#include "bindings/lowering_bridge.h"
+
+#include <pybind11/stl.h>
+#include <torch/csrc/jit/python/pybind_utils.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <map>
+
+#include "bindings/bindings.h"
+#include "dispatch/lowering_kind.h"
+#include "graph/execute.h"
+#include "pjrt/client.h"
+#include "pjrt/runtime.h"
+#include "program/compile_options.h"
+#include "program/portable_key.h"
+#include "program/program.h"
+#include "program/workers.h"
+
+namespace py = pybind11;
+
+namespace lazyxla {
+namespace {
+
+using ir::Arg;
+
+py::tuple to_tuple(c10::IntArrayRef values) {
+  py::tuple result(values.size());
+  for (size_t i = 0; i < values.size(); ++i) result[i] = values[i];
+  return result;
+}
+
+py::object to_python(const ir::SlotSpec& spec, const ir::ScalarValue& slot) {
+  if (spec.kind == ir::SlotKind::kFloat) return py::cast(slot.f);
+  return spec.dtype == c10::ScalarType::Bool ? py::cast(slot.i != 0) : py::cast(slot.i);
+}
+
+// The classes of lazyxla/lowering/program.py.
+struct Classes {
+  py::object module = py::module_::import("lazyxla.lowering.program");
+  py::object ref = module.attr("Ref"), slot = module.attr("Slot"), spec = module.attr("TensorSpec"),
+             geometry = module.attr("Geometry"), slot_spec = module.attr("SlotSpec"),
+             node = module.attr("Node"), program = module.attr("Program"),
+             settings_class = module.attr("Settings"), partition = module.attr("Partition");
+
+  py::object tensor(const ir::TensorType& type) const {
+    return spec(py::cast(type.dtype), to_tuple(type.dims));
+  }
+};
+
+// Walks a node's arguments in order, handing out its operands and slots one after the other.
+class Exporter {
+ public:
+  Exporter(const graph::Graph& graph, const std::vector<bool>& variable)
+      : graph_(graph), variable_(variable) {}
+
+  py::object run() {
+    py::list inputs, nodes, outputs;
+    for (const ir::NodePtr& leaf : graph_.leaves) {
+      inputs.append(classes_.tensor(leaf->output_type(0)));
+    }
+    describe_slots();
+    for (; node_ < graph_.nodes.size(); ++node_) nodes.append(node_of(*graph_.nodes[node_].get()));
+    for (uint32_t output : graph_.outputs) outputs.append(classes_.ref(output));
+    py::dict donations;
+    for (size_t i = 0; i < graph_.aliases.size(); ++i) {
+      if (graph_.aliases[i] >= 0) donations[py::int_(i)] = graph_.aliases[i];
+    }
+    return classes_.program(inputs, nodes, outputs, slots_, donations, partition());
+  }
+
+ private:
+  py::object partition() const {
+    if (!graph_.partition) return py::none();
+    py::list axes, inputs, results;
+    for (const auto& [name, size] : graph_.partition->mesh->axes()) {
+      axes.append(py::make_tuple(name, size));
+    }
+    for (const ir::Sharding* input : graph_.partition->inputs) inputs.append(spec_of(*input));
+    for (const ir::Sharding* result : graph_.partition->results) {
+      results.append(result ? py::object(spec_of(*result)) : py::none());
+    }
+    return classes_.partition(py::tuple(axes), py::tuple(inputs), py::tuple(results));
+  }
+
+  void describe_slots() {
+    size_t i = 0;
+    for (const ir::NodePtr& node : graph_.nodes) {
+      for (const ir::SlotSpec& spec : node->spec()->slots) {
+        slots_.append(classes_.slot_spec(to_python(spec, graph_.slots[i]), py::cast(spec.dtype),
+                                         spec.wrapped, static_cast<bool>(variable_[i])));
+        ++i;
+      }
+    }
+  }
+
+  py::object node_of(const ir::Node& node) {
+    const ir::OpSpec& spec = *node.spec();
+    next_operand_ = 0;
+    const size_t first_slot = next_slot_;
+    py::list args, outputs;
+    for (const Arg& arg : spec.args) args.append(argument(arg));
+    // As the call was scanned (dispatch/scan.h) and described (dispatch/describe.h).
+    const size_t slots = next_slot_ - first_slot + (spec.random ? 2 : 0);
+    TORCH_INTERNAL_ASSERT(next_operand_ == node.operands().size() && slots == spec.slots.size(),
+                          spec.name, " has other operands or slots than its arguments say");
+    for (const ir::TensorType& type : spec.outputs) outputs.append(classes_.tensor(type));
+    py::object rng = py::none();
+    if (spec.random) {
+      rng = py::make_tuple(classes_.slot(next_slot_), classes_.slot(next_slot_ + 1));
+      next_slot_ += 2;
+    }
+    return classes_.node(spec.name, py::tuple(args), py::tuple(outputs), rng,
+                         settings(spec.settings));
+  }
+
+  py::object settings(uint16_t word) {
+    if (word == 0) return py::none();
+    py::object& known = settings_[word];
+    if (!known) {
+      known = classes_.settings_class(py::cast(static_cast<c10::ScalarType>(word & 0xff)),
+                                      static_cast<int>(word >> 8));
+    }
+    return known;
+  }
+
+  py::object argument(const Arg& arg) {
+    switch (arg.kind) {
+      case Arg::Kind::kOperand:
+        return classes_.ref(graph_.operand(node_, next_operand_++));
+      case Arg::Kind::kSlot:
+        return classes_.slot(next_slot_++);
+      case Arg::Kind::kFixedScalar: {
+        slots_.append(classes_.slot_spec(torch::jit::toPyObject(arg.constant), py::cast(arg.dtype),
+                                         arg.wrapped, false));
+        return classes_.slot(py::len(slots_) - 1);
+      }
+      case Arg::Kind::kDtype:
+        return py::cast(static_cast<c10::ScalarType>(arg.constant.toInt()));
+      case Arg::Kind::kConstant:
+        return torch::jit::toPyObject(arg.constant);
+      case Arg::Kind::kList: {
+        py::list list;
+        for (const Arg& element : arg.list) list.append(argument(element));
+        return list;
+      }
+      case Arg::Kind::kGeometry:
+        return classes_.geometry(py::cast(arg.geometry.dtype), to_tuple(arg.geometry.sizes),
+                                 to_tuple(arg.geometry.strides), arg.geometry.offset);
+    }
+    return py::none();
+  }
+
+  const graph::Graph& graph_;
+  const std::vector<bool>& variable_;
+  Classes classes_;
+  py::list slots_;
+  std::map<uint16_t, py::object> settings_;
+  size_t node_ = 0;
+  size_t next_operand_ = 0;
+  size_t next_slot_ = 0;
+};
+
+// One call as a graph of its own, on operands that need no data, with a spec of its own.
+struct OneCall {
+  OneCall(const ir::OpSpec& of, const dispatch::Scan& scan) : spec(of.copy()) {
+    std::vector<ir::Value> operands;
+    for (const c10::TensorImpl* tensor : scan.operands) {
+      ir::TensorType type{c10::typeMetaToScalarType(tensor->dtype()),
+                          {tensor->sizes().begin(), tensor->sizes().end()}};
+      operands.push_back({ir::Node::make_leaf(std::move(type), nullptr), 0});
+      graph.add_leaf(operands.back().node);
+    }
+    std::vector<ir::ScalarValue> slots(scan.slots.begin(), scan.slots.end());
+    slots.resize(spec->slots.size(), {.i = 0});  // what a random operator draws
+    graph.add_node(ir::Node::make(spec.get(), operands, slots));
+    for (uint32_t leaf = 0; leaf < graph.leaves.size(); ++leaf) graph.add_operand(leaf, 0, true);
+    graph.number_values();
+    for (size_t i = 0; i < spec->outputs.size(); ++i) graph.outputs.push_back(graph.values[0] + i);
+    graph.aliases.assign(graph.leaves.size(), -1);
+  }
+
+  std::unique_ptr<const ir::OpSpec> spec;
+  graph::Graph graph;
+};
+
+// Calls a Python function of ours from wherever a flush happens to be. If Dynamo is watching that
+// thread it would try to compile our Python code: it looks away meanwhile.
+template <typename... Args>
+py::object call_unwatched(const py::function& function, Args&&... args) {
+  py::object set = py::module_::import("torch._C._dynamo.eval_frame").attr("set_eval_frame");
+  py::object callback = set(py::none());
+  try {
+    py::object result = function(std::forward<Args>(args)...);
+    set(callback);
+    return result;
+  } catch (py::error_already_set&) {
+    set(callback);
+    throw;
+  }
+}
+
+// Rethrows a Python error of the lowering; a LoweringError tells the node that failed.
+[[noreturn]] void throw_failure(py::error_already_set& error) {
+  py::object node = py::getattr(error.value(), "node", py::none());
+  if (node.is_none()) throw error;
+  throw graph::LoweringFailure("lazyxla: " + py::str(error.value()).cast<std::string>(),
+                               node.cast<size_t>());
+}
+
+py::tuple to_python(const graph::Occasion& occasion) {
+  return py::make_tuple(occasion.line, occasion.reason, occasion.key);
+}
+
+std::shared_ptr<CapturedGraph> captured(const graph::Graph& graph,
+                                        const std::vector<bool>& variable) {
+  auto result = std::make_shared<CapturedGraph>(
+      CapturedGraph{graph::portable_key(graph), variable, graph.slots, {}});
+  for (const ir::NodePtr& node : graph.nodes) {
+    if (node->leaf_data()) result->held.push_back(node->leaf_data());
+  }
+  return result;
+}
+
+// For owners that may be on a thread without the GIL when they let go of it.
+std::shared_ptr<py::object> owned_without_gil(py::object object) {
+  return {new py::object(std::move(object)), [](py::object* dead) {
+            py::gil_scoped_acquire gil;
+            delete dead;
+          }};
+}
+
+// Numbers that are part of their OpSpec stand behind the graph's own slots; nothing to note.
+std::vector<uint32_t> slots_among(const py::object& numbers, size_t count) {
+  std::vector<uint32_t> slots;
+  for (py::handle slot : numbers) {
+    const auto number = slot.cast<uint32_t>();
+    if (number < count) slots.push_back(number);
+  }
+  return slots;
+}
+
+}  // namespace
+
+graph::Capture::Listener capture_listener(py::object recording) {
+  const auto owner = owned_without_gil(std::move(recording));
+  auto take = [owner](const graph::Capture::Event& event) {
+    py::gil_scoped_acquire gil;
+    py::function function = owner->attr("take");
+    if (!event.is_new) {
+      call_unwatched(function, event.number, py::none(), py::none(), py::none());
+      return;
+    }
+    call_unwatched(function, event.number, Exporter(event.graph, event.variable).run(),
+                   py::cast(graph::compile_options(event.graph)),
+                   py::cast(captured(event.graph, event.variable)));
+  };
+  auto static_slots = [owner](size_t number) {
+    py::gil_scoped_acquire gil;
+    py::function function = owner->attr("static_slots");
+    return call_unwatched(function, number).cast<std::vector<uint32_t>>();
+  };
+  return {take, static_slots};
+}
+
+void install_lowering(py::function lower, py::function how, py::function check_lowering) {
+  // Leaked: flushes may happen until the process ends.
+  auto* lower_function = new py::function(std::move(lower));
+  auto* how_function = new py::function(std::move(how));
+  auto* try_out_function = new py::function(std::move(check_lowering));
+  graph::set_lowerer([lower_function](const graph::Graph& graph, const std::vector<bool>& variable,
+                                      const graph::Occasion& occasion) {
+    pjrt::Runtime& runtime = pjrt::Runtime::get();
+    const std::string platform = runtime.platform();
+    const pjrt::DeviceDescription& device = runtime.client().devices().at(0).description();
+    graph::NeedsInterpreter needs_interpreter;
+    py::gil_scoped_acquire gil;
+    py::object lowered;
+    try {
+      lowered =
+          (*lower_function)(Exporter(graph, variable).run(), platform, device,
+                            runtime.plugin().stablehlo_current_version(), to_python(occasion));
+    } catch (py::error_already_set& error) {
+      throw_failure(error);
+    }
+    return graph::Lowered{lowered.attr("artifact").cast<std::string>(),
+                          slots_among(lowered.attr("static_slots"), graph.slots.size())};
+  });
+  auto how_hook = [how_function](const std::string& name) {
+    py::gil_scoped_acquire gil;
+    return call_unwatched(*how_function, name).cast<std::string>();
+  };
+  auto try_out_hook = [try_out_function](const ir::OpSpec& spec, const dispatch::Scan& scan) {
+    // On a worker, as all lowering, which shares the graph: the caller may be interrupted.
+    std::string platform = graph::recorded_platform();
+    auto call = std::make_shared<OneCall>(spec, scan);
+    const auto runs = graph::start_on_worker<std::string>([=] {
+      graph::NeedsInterpreter needs_interpreter;
+      py::gil_scoped_acquire gil;
+      py::object program = Exporter(call->graph, std::vector<bool>(call->graph.slots.size())).run();
+      return (*try_out_function)(program, platform).cast<std::string>();
+    });
+    return runs->get() == "host"   ? dispatch::Recipe::Runs::kHost
+           : runs->get() == "call" ? dispatch::Recipe::Runs::kHostCall
+                                   : dispatch::Recipe::Runs::kProgram;
+  };
+  dispatch::set_lowering(how_hook, try_out_hook);
+}
+
+void install_listeners(py::function loaded, py::function on_host, py::function cut) {
+  auto of_program = [](py::function listener) {
+    return [function = new py::function(std::move(listener))](  // leaked, as above
+               size_t operators, const graph::Occasion& occasion) {
+      graph::NeedsInterpreter needs_interpreter;
+      py::gil_scoped_acquire gil;
+      (*function)(operators, to_python(occasion));
+    };
+  };
+  auto* host = new py::function(std::move(on_host));
+  auto* on_cut = new py::function(std::move(cut));
+  graph::set_listeners(
+      {of_program(std::move(loaded)),
+       [host](const graph::Graph& graph, const graph::Occasion& occasion) {
+         graph::NeedsInterpreter needs_interpreter;
+         py::gil_scoped_acquire gil;
+         py::object program = Exporter(graph, std::vector<bool>(graph.slots.size())).run();
+         (*host)(program, to_python(occasion));
+       },
+       [on_cut](const std::vector<size_t>& operators, const graph::Occasion& occasion) {
+         graph::NeedsInterpreter needs_interpreter;
+         py::gil_scoped_acquire gil;
+         (*on_cut)(operators, to_python(occasion));
+       }});
+}
+
+// Text that Python makes for an error's message. On a worker: a signal handler must not break in on
+// what undoes a run.
+template <typename Argument>
+std::string text_from_python(const py::function& function, Argument argument) {
+  auto text = graph::start_on_worker<std::string>([&function, argument = std::move(argument)] {
+    graph::NeedsInterpreter needs_interpreter;
+    py::gil_scoped_acquire gil;
+    return function(argument).template cast<std::string>();
+  });
+  try {
+    return text->get();
+  } catch (const std::exception&) {  // it only makes a message clearer
+    return "";
+  }
+}
+
+void install_tensor_tellers(py::function namer, py::function largest) {
+  // Leaked, as above.
+  auto* names = new py::function(std::move(namer));
+  auto* most = new py::function(std::move(largest));
+  graph::set_tensor_tellers(
+      {[names](const std::vector<const void*>& addresses) {
+         std::vector<uint64_t> numbers;
+         for (const void* address : addresses)
+           numbers.push_back(reinterpret_cast<uint64_t>(address));
+         return text_from_python(*names, std::move(numbers));
+       },
+       [most](c10::DeviceIndex device) { return text_from_python(*most, int{device}); }});
+}
+
+}  // namespace lazyxla

@@ -1,0 +1,217 @@
+#include "bindings/bindings.h"
+
+#include <pybind11/stl.h>
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include "dispatch/region_inputs.h"
+#include "dispatch/settling.h"
+#include "dispatch/tensor.h"
+#include "graph/devices.h"
+#include "graph/execute.h"
+#include "graph/run_pending.h"
+#include "graph/runner.h"
+#include "ir/sharding.h"
+#include "pjrt/error.h"
+#include "program/buffer.h"
+#include "record/flush.h"
+#include "record/scope.h"
+
+namespace py = pybind11;
+
+namespace lazyxla {
+namespace {
+
+using NoGil = py::call_guard<py::gil_scoped_release>;
+
+void flush_all(graph::Cause cause) {
+  for (c10::DeviceIndex index = 0; index < graph::device_count_bound(); ++index) {
+    graph::flush(index, cause);
+  }
+}
+
+void wait_for_all() {
+  const c10::DeviceIndex count = graph::device_count_bound();
+  for (c10::DeviceIndex index = 0; index < count; ++index) graph::finish_waiting_runs(index);
+  // Where there is a mesh, waiting for one device is waiting for all.
+  for (c10::DeviceIndex index = 0; index < count; ++index) {
+    graph::wait_for(index);
+    if (ir::Mesh::any()) return;
+  }
+}
+
+// sync(wait): all devices; each starts its work before any is waited for.
+// A function of Python's C API for the reason that traced_call.cpp gives.
+PyObject* sync_all(PyObject*, PyObject* wait) {
+  HANDLE_TH_ERRORS
+  const int waits = PyObject_IsTrue(wait);
+  if (waits < 0) throw python_error();
+  {
+    py::gil_scoped_release no_gil;
+    pjrt::check_not_forked();  // where there are no devices any more
+    flush_all(graph::Cause::kSync);
+    if (waits) wait_for_all();
+  }
+  Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
+}
+
+PyMethodDef c_functions[] = {{"sync", &sync_all, METH_O, nullptr}, {}};
+
+// Whether a block ends because somebody wants the program to end: nothing is compiled any more
+// then. What is recorded stays pending.
+bool is_interrupt(const py::object& kind) {
+  return !kind.is_none() && (PyErr_GivenExceptionMatches(kind.ptr(), PyExc_KeyboardInterrupt) ||
+                             PyErr_GivenExceptionMatches(kind.ptr(), PyExc_SystemExit));
+}
+
+// The context managers are classes of C++: Python raises KeyboardInterrupt between any two of its
+// own instructions, and a scope that was entered and not noted would never be left.
+
+// What setting a mode returns. Entering it confines the mode to the block and the thread.
+class ModeSwitch {
+ public:
+  explicit ModeSwitch(graph::Mode mode) : mode_(mode) {
+    // What is pending belongs to the program of the mode before.
+    if (graph::current_mode() != mode) flush_all(graph::Cause::kMode);
+    change_ = graph::set_mode(mode);
+  }
+  ~ModeSwitch() {
+    if (change_) graph::settle(*change_);
+  }
+  ModeSwitch(const ModeSwitch&) = delete;
+  ModeSwitch& operator=(const ModeSwitch&) = delete;
+
+  void enter() {
+    if (const auto change = std::move(change_)) graph::confine(*change);
+    graph::enter_scope(mode_, nullptr, /*outermost=*/false);
+  }
+
+  void exit(const py::object& kind, const py::object&, const py::object&) {
+    graph::leave_scope();
+    if (is_interrupt(kind)) return;
+    py::gil_scoped_release no_gil;
+    if (graph::current_mode() != mode_) flush_all(graph::Cause::kMode);
+  }
+
+ private:
+  const graph::Mode mode_;
+  std::shared_ptr<graph::ModeChange> change_;  // null once it is a block's; guarded by the GIL
+};
+
+void find_tensors(const py::handle& object, int depth, std::vector<at::Tensor>& found) {
+  constexpr int kDeepest = 16;
+  if (THPVariable_Check(object.ptr())) {
+    found.push_back(THPVariable_Unpack(object.ptr()));
+  } else if (depth == kDeepest) {
+    return;
+  } else if (PyTuple_Check(object.ptr()) || PyList_Check(object.ptr())) {
+    for (const py::handle& element : py::reinterpret_borrow<py::sequence>(object)) {
+      find_tensors(element, depth + 1, found);
+    }
+  } else if (PyDict_Check(object.ptr())) {
+    for (const auto& item : py::reinterpret_borrow<py::dict>(object)) {
+      find_tensors(item.second, depth + 1, found);
+    }
+  }
+}
+
+std::vector<at::Tensor> tensors_in(const py::handle& object) {
+  std::vector<at::Tensor> found;
+  find_tensors(object, 0, found);
+  return found;
+}
+
+// A compiled region as a block.
+class RegionBlock {
+ public:
+  RegionBlock(std::string name, bool full_graph, std::optional<int64_t> max_programs,
+              CompileOptions options)
+      : region_(std::make_shared<graph::Region>()) {
+    region_->name = std::move(name);
+    region_->full_graph = full_graph;
+    region_->max_programs = max_programs;
+    region_->options = std::move(options);
+  }
+
+  void enter() {
+    const bool outermost = !graph::in_region();
+    if (outermost) flush_all(graph::Cause::kMode);  // nothing of it gets into the program
+    graph::enter_scope(graph::Mode::kLazy, region_, outermost);
+  }
+
+  // What the block was called with: tensors, or tuples, lists and dicts of them.
+  void give(const py::handle& arguments) {
+    const auto scope = graph::current_scope();
+    if (!scope || !scope->outermost) return;
+    auto inputs = std::make_shared<dispatch::RegionInputs>();
+    for (const at::Tensor& tensor : tensors_in(arguments)) inputs->add(tensor);
+    scope->held = std::move(inputs);
+  }
+
+  void exit(const py::object& kind, const py::object&, const py::object&) {
+    struct Leave {
+      ~Leave() { graph::leave_scope(); }
+    } leave;
+    if (!graph::current_scope()->outermost || is_interrupt(kind)) return;
+    py::gil_scoped_release no_gil;
+    flush_all(graph::Cause::kRegionEnd);
+    // Others, such as autograd's threads, may keep the scope for a while.
+    graph::current_scope()->held.reset();
+  }
+
+ private:
+  std::shared_ptr<graph::Region> region_;
+};
+
+// For tests: what has become of a tensor's content. Neither runs nor waits for anything.
+bool is_pending(const at::Tensor& tensor) {
+  ir::Storage& storage = dispatch::storage_of(*tensor.unsafeGetTensorImpl());
+  std::lock_guard lock(storage.mutex());
+  return storage.is_pending();
+}
+
+bool is_ready(const at::Tensor& tensor) {
+  ir::Storage& storage = dispatch::storage_of(*tensor.unsafeGetTensorImpl());
+  ir::Value value;
+  {
+    std::lock_guard lock(storage.mutex());
+    value = storage.value();
+  }
+  return value && value.node->is_leaf() && graph::buffer_of(*value.node.get()).is_ready();
+}
+
+}  // namespace
+
+void bind_modes(py::module_& m) {
+  py::enum_<graph::Mode>(m, "Mode")
+      .value("LAZY", graph::Mode::kLazy)
+      .value("EAGER", graph::Mode::kEager)
+      .value("FUSED", graph::Mode::kFused);
+  py::enum_<graph::Cause>(m, "Cause")
+      .value("MODE", graph::Cause::kMode)
+      .value("REGION_END", graph::Cause::kRegionEnd);
+  py::class_<ModeSwitch>(m, "ModeSwitch")
+      .def(py::init<graph::Mode>(), NoGil())
+      .def("__enter__", &ModeSwitch::enter)
+      .def("__exit__", &ModeSwitch::exit);
+  py::class_<RegionBlock>(m, "RegionBlock")
+      .def(py::init<std::string, bool, std::optional<int64_t>, CompileOptions>())
+      .def("__enter__", &RegionBlock::enter, NoGil())
+      .def("give", &RegionBlock::give)
+      .def("__exit__", &RegionBlock::exit);
+  if (PyModule_AddFunctions(m.ptr(), c_functions) < 0) throw py::error_already_set();
+  m.def("flush", &flush_all, NoGil());
+  m.def("current_mode", &graph::current_mode);
+  m.def("is_pending", &is_pending);
+  m.def("is_ready", &is_ready);
+  m.def("in_region", &graph::in_region);
+  m.def("note_model_state", [](const at::Tensor& tensor) {
+    if (tensor.has_storage()) dispatch::note_model_state(*tensor.unsafeGetTensorImpl());
+  });
+  m.def("trace_keys", &graph::trace_keys);
+  m.def("traced_keys", &graph::traced_keys);
+}
+
+}  // namespace lazyxla

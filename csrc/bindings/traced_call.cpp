@@ -1,0 +1,221 @@
+#include "bindings/bindings.h"
+
+#include <pybind11/stl.h>
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <mutex>
+
+#include "dispatch/recorder.h"
+#include "dispatch/tensor.h"
+#include "dispatch/traced_graph.h"
+#include "pjrt/client.h"
+#include "pjrt/error.h"
+#include "pjrt/runtime.h"
+
+namespace py = pybind11;
+
+namespace lazyxla {
+namespace {
+
+using dispatch::TracedGraph;
+
+// A compiled function as AOTAutograd calls it: with a list of arguments that it may empty. What is
+// not a tensor of the graph (a size, an unused argument) may stand in the list, too.
+class TracedCall {
+ public:
+  // One element of the list that a call returns.
+  struct Return {
+    enum Kind { kResult, kArgument, kConstant } kind;
+    size_t index;  // among the graph's results, the arguments or the constants
+  };
+
+  // `positions`: for every input of the graph, where among the arguments it stands.
+  TracedCall(TracedGraph::Description description, std::vector<uint32_t> positions,
+             std::vector<Return> returns, py::list constants)
+      : graph_(std::move(description)),
+        positions_(std::move(positions)),
+        returns_(std::move(returns)),
+        constants_(std::move(constants)) {}
+
+  py::list operator()(const py::list& args) const {
+    c10::SmallVector<c10::TensorImpl*, 64> inputs;
+    for (size_t i = 0; i < positions_.size(); ++i) inputs.push_back(input(args, i));
+    std::vector<at::TensorBase> results;
+    {
+      py::gil_scoped_release no_gil;
+      results = graph_.record(inputs);
+    }
+    py::list returned(returns_.size());
+    for (size_t i = 0; i < returns_.size(); ++i) {
+      PyList_SET_ITEM(returned.ptr(), static_cast<Py_ssize_t>(i),
+                      element(returns_[i], args, results));
+    }
+    // Boxed: the arguments go before anything runs, so that their memory can be given away.
+    PyList_SetSlice(args.ptr(), 0, PyList_GET_SIZE(args.ptr()), nullptr);
+    py::gil_scoped_release no_gil;
+    dispatch::after_recording(graph_.device(), graph_.id());
+    return returned;
+  }
+
+ private:
+  c10::TensorImpl* input(const py::list& args, size_t i) const {
+    PyObject* object = PyList_GetItem(args.ptr(), positions_[i]);  // borrowed
+    if (object == nullptr) throw py::error_already_set();
+    TORCH_CHECK_TYPE(THPVariable_Check(object), "lazyxla: argument ", positions_[i],
+                     " of a compiled graph must be a tensor, not ", Py_TYPE(object)->tp_name);
+    c10::TensorImpl* tensor = THPVariable_Unpack(object).unsafeGetTensorImpl();
+    c10::Device expected = graph_.inputs()[i] ? c10::Device(c10::DeviceType::CPU)
+                                              : c10::Device(c10::kPrivateUse1, graph_.device());
+    TORCH_CHECK(tensor->device() == expected, "lazyxla: argument ", positions_[i],
+                " of a compiled graph was on ", expected, " when it was traced, now it is on ",
+                tensor->device());
+    return tensor;
+  }
+
+  PyObject* element(const Return& what, const py::list& args,
+                    std::vector<at::TensorBase>& results) const {
+    switch (what.kind) {
+      case Return::kResult:
+        return THPVariable_Wrap(at::Tensor(results[what.index]));
+      case Return::kArgument:
+        return Py_NewRef(PyList_GET_ITEM(args.ptr(), static_cast<Py_ssize_t>(what.index)));
+      case Return::kConstant:
+        return Py_NewRef(PyList_GET_ITEM(constants_.ptr(), static_cast<Py_ssize_t>(what.index)));
+    }
+    return Py_NewRef(Py_None);
+  }
+
+  TracedGraph graph_;
+  std::vector<uint32_t> positions_;
+  std::vector<Return> returns_;
+  py::list constants_;
+};
+
+// A TracedCall as a function of Python's C API: after a large program pybind11's dispatcher is in
+// no cache of the processor, and takes 5 to 8 us of a call's 30.
+PyObject* call(PyObject* self, PyObject* args) {
+  HANDLE_TH_ERRORS
+  TORCH_CHECK_TYPE(PyList_Check(args), "lazyxla: a compiled graph takes a list, not ",
+                   Py_TYPE(args)->tp_name);
+  const auto& traced = *static_cast<TracedCall*>(PyCapsule_GetPointer(self, nullptr));
+  return traced(py::reinterpret_borrow<py::list>(args)).release().ptr();
+  END_HANDLE_TH_ERRORS
+}
+
+py::object function_of(std::unique_ptr<TracedCall> traced) {
+  static PyMethodDef method{"traced_call", &call, METH_O, nullptr};
+  py::capsule self(traced.release(), [](void* data) { delete static_cast<TracedCall*>(data); });
+  return py::reinterpret_steal<py::object>(PyCFunction_New(&method, self.ptr()));
+}
+
+// (dtype, sizes, strides) of a tensor.
+using TensorMeta = std::tuple<c10::ScalarType, std::vector<int64_t>, std::vector<int64_t>>;
+
+py::object make_call(int64_t number, uint32_t operators, int64_t device,
+                     const std::vector<std::pair<uint32_t, std::optional<c10::ScalarType>>>& inputs,
+                     const std::vector<TensorMeta>& outputs,
+                     const std::vector<std::tuple<TensorMeta, int64_t, uint32_t, int32_t>>& results,
+                     const std::vector<std::pair<uint32_t, uint32_t>>& writes,
+                     const std::vector<std::pair<std::string, size_t>>& returns, py::list constants,
+                     bool random, CompileOptions options) {
+  TracedGraph::Description d{.number = number,
+                             .operators = operators,
+                             .device = static_cast<c10::DeviceIndex>(device),
+                             .random = random,
+                             .options = std::move(options)};
+  std::vector<uint32_t> positions;
+  for (const auto& [position, scalar] : inputs) {
+    positions.push_back(position);
+    d.inputs.push_back(scalar);
+  }
+  for (const auto& [dtype, sizes, strides] : outputs) {
+    d.outputs.push_back({dtype, {sizes.begin(), sizes.end()}});
+  }
+  for (const auto& [meta, offset, output, base] : results) {
+    const auto& [dtype, sizes, strides] = meta;
+    d.results.push_back(
+        {{dtype, {sizes.begin(), sizes.end()}, {strides.begin(), strides.end()}, offset},
+         output,
+         base});
+  }
+  for (const auto& [input, output] : writes) d.writes.push_back({input, output});
+  std::vector<TracedCall::Return> layout;
+  for (const auto& [kind, index] : returns) {
+    layout.push_back({kind == "result"     ? TracedCall::Return::kResult
+                      : kind == "argument" ? TracedCall::Return::kArgument
+                                           : TracedCall::Return::kConstant,
+                      index});
+  }
+  return function_of(std::make_unique<TracedCall>(std::move(d), std::move(positions),
+                                                  std::move(layout), std::move(constants)));
+}
+
+void check_compile_options(const CompileOptions& options) {
+  try {
+    pjrt::Runtime::get().client().check_options(options);
+  } catch (const pjrt::Error& e) {
+    TORCH_CHECK_VALUE(false, e.what());
+  }
+}
+
+// Graphs that nobody can lower any more. They die on any thread, in the middle of anything, so the
+// interpreter is asked to call Python between two of its instructions.
+class DroppedGraphs {
+ public:
+  static DroppedGraphs& get() {
+    static auto* instance = new DroppedGraphs();
+    return *instance;
+  }
+
+  void set_forget(py::function forget) { forget_ = new py::function(std::move(forget)); }
+
+  void add(int64_t number) {
+    std::lock_guard lock(mutex_);
+    numbers_.push_back(number);
+    if (!scheduled_ && Py_IsInitialized()) {
+      scheduled_ = Py_AddPendingCall(&DroppedGraphs::tell_python, nullptr) == 0;
+    }
+  }
+
+ private:
+  static int tell_python(void*) {
+    DroppedGraphs& self = get();
+    std::vector<int64_t> numbers;
+    {
+      std::lock_guard lock(self.mutex_);
+      numbers.swap(self.numbers_);
+      self.scheduled_ = false;
+    }
+    for (int64_t number : numbers) {
+      try {
+        (*self.forget_)(number);
+      } catch (py::error_already_set& error) {
+        error.discard_as_unraisable("forgetting a compiled graph");
+      }
+    }
+    return 0;
+  }
+
+  std::mutex mutex_;
+  std::vector<int64_t> numbers_;
+  bool scheduled_ = false;
+  py::function* forget_ = nullptr;  // leaked: graphs may die until the process ends
+};
+
+}  // namespace
+
+void bind_traced_graph(py::module_& m) {
+  m.def("traced_call", &make_call, py::kw_only(), py::arg("number"), py::arg("operators"),
+        py::arg("device"), py::arg("inputs"), py::arg("outputs"), py::arg("results"),
+        py::arg("writes"), py::arg("returns"), py::arg("constants"), py::arg("random"),
+        py::arg("options"));
+  m.def("check_compile_options", &check_compile_options, py::call_guard<py::gil_scoped_release>());
+  m.def("on_graph_dropped", [](py::function forget) {
+    DroppedGraphs::get().set_forget(std::move(forget));
+    dispatch::set_graph_dropped([](int64_t number) { DroppedGraphs::get().add(number); });
+  });
+}
+
+}  // namespace lazyxla

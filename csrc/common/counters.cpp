@@ -1,0 +1,60 @@
+#include "common/counters.h"
+
+#include <utility>
+
+namespace lazyxla {
+namespace {
+
+using Entry = std::pair<const char*, std::atomic<int64_t> Counters::*>;
+
+constexpr Entry kEntries[] = {
+    {"data_dependent", &Counters::data_dependent},
+    {"nodes_recorded", &Counters::nodes_recorded},
+    {"shape_inferences", &Counters::shape_inferences},
+    {"flushes", &Counters::flushes},
+    {"cache_hits", &Counters::cache_hits},
+    {"lowerings", &Counters::lowerings},
+    {"compiles", &Counters::compiles},
+    {"graphs_cut", &Counters::graphs_cut},
+    {"host_programs", &Counters::host_programs},
+    {"programs_loaded", &Counters::programs_loaded},
+    {"programs_dropped", &Counters::programs_dropped},
+    {"executions", &Counters::executions},
+    {"uploads", &Counters::uploads},
+    {"downloads", &Counters::downloads},
+    {"loader_waits", &Counters::loader_waits},
+    {"fallbacks", &Counters::fallbacks},
+    {"host_calls", &Counters::host_calls},
+    {"nodes_lowered", &Counters::nodes_lowered},
+    {"comparisons", &Counters::comparisons},
+};
+
+}  // namespace
+
+constinit Counters Counters::instance_;
+
+void Counters::count_fallback(const std::string& op) {
+  ++fallbacks;
+  std::lock_guard lock(mutex_);
+  if (!by_operator_) by_operator_ = std::make_unique<std::map<std::string, int64_t>>();
+  ++(*by_operator_)[op];
+}
+
+std::map<std::string, int64_t> Counters::fallbacks_by_operator() {
+  std::lock_guard lock(mutex_);
+  return by_operator_ ? *by_operator_ : std::map<std::string, int64_t>();
+}
+
+std::map<std::string, int64_t> Counters::snapshot() {
+  std::map<std::string, int64_t> result;
+  for (auto [name, member] : kEntries) result[name] = this->*member;
+  return result;
+}
+
+void Counters::reset() {
+  for (auto [name, member] : kEntries) this->*member = 0;
+  std::lock_guard lock(mutex_);
+  by_operator_.reset();
+}
+
+}  // namespace lazyxla

@@ -1,0 +1,37 @@
+// The devices' memory: what is in use, and what is free.
+#pragma once
+
+#include <c10/core/Device.h>
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <utility>
+
+#include "pjrt/client.h"
+
+namespace lazyxla::graph {
+
+using Tally = pjrt::MemoryStats::Tally;
+
+struct MemoryUse {
+  Tally buffers;   // our arrays
+  Tally bytes;     // in them
+  Tally reserved;  // what the allocator holds, in use or not: the plugin's word, or else the arrays
+};
+
+// All of these start the client.
+MemoryUse memory_use(c10::DeviceIndex index);
+
+// Free bytes and all bytes of a device's memory: what the plugin's allocator tells, for the CPU the
+// machine's. Throws NotImplementedError if nobody tells.
+std::pair<size_t, size_t> memory_info(c10::DeviceIndex index);
+
+// Bytes and numbers of arrays, in the names of torch.cuda.memory_stats, and under "plugin." what
+// its allocator tells.
+std::map<std::string, int64_t> memory_stats(c10::DeviceIndex index);
+
+void reset_peak_memory_stats(c10::DeviceIndex index);
+void reset_accumulated_memory_stats(c10::DeviceIndex index);
+
+}  // namespace lazyxla::graph

@@ -1,0 +1,183 @@
+#include "graph/transfer.h"
+
+#include <c10/util/FunctionRef.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+
+#include "common/counters.h"
+#include "common/gil.h"
+#include "graph/execute.h"
+#include "graph/partitioned_run.h"
+#include "pjrt/client.h"
+#include "pjrt/runtime.h"
+
+namespace lazyxla::graph {
+namespace {
+
+std::atomic<bool> abstract{false};
+
+// Where a device's tile lies in the whole array, without its padding.
+struct Region {
+  ir::Dims begin, size;
+
+  Region(const ir::TensorType& type, const ir::Sharding& sharding, size_t position) {
+    const ir::Dims shard = sharding.shard(type.dims);
+    const std::vector<int64_t> tile = sharding.tile_of(position);
+    for (size_t i = 0; i < shard.size(); ++i) {
+      begin.push_back(std::min(tile[i] * shard[i], type.dims[i]));
+      size.push_back(std::min(shard[i], type.dims[i] - begin[i]));
+    }
+  }
+
+  bool is_empty() const {
+    return std::any_of(size.begin(), size.end(), [](int64_t n) { return n == 0; });
+  }
+  // Whether it is one run of elements, and the shard has no padding.
+  bool is_run_of(const ir::Dims& whole, const ir::Dims& shard) const {
+    size_t first = 0;  // dimension that is longer than 1
+    while (first < size.size() && size[first] == 1) ++first;
+    for (size_t i = first + 1; i < size.size(); ++i) {
+      if (size[i] != whole[i]) return false;
+    }
+    return size == shard;
+  }
+};
+
+int64_t offset_in(const ir::Dims& dims, const ir::Dims& index) {
+  int64_t offset = 0;
+  for (size_t i = 0; i < dims.size(); ++i) offset = offset * dims[i] + index[i];
+  return offset;
+}
+
+// Calls `row` for each run of elements of the region: where it lies in the whole array and in the
+// shard, and how long it is, in elements.
+void for_each_row(const Region& region, const ir::Dims& whole, const ir::Dims& shard,
+                  c10::function_ref<void(int64_t, int64_t, int64_t)> row) {
+  if (region.is_empty()) return;
+  const size_t rank = whole.size();
+  if (rank == 0) return row(0, 0, 1);
+  ir::Dims at(rank, 0);
+  while (true) {
+    ir::Dims in_whole = region.begin;
+    for (size_t i = 0; i < rank; ++i) in_whole[i] += at[i];
+    row(offset_in(whole, in_whole), offset_in(shard, at), region.size[rank - 1]);
+    size_t next = rank - 1;  // the dimension that is counted up
+    while (next > 0 && ++at[next - 1] == region.size[next - 1]) at[--next] = 0;
+    if (next == 0) return;
+  }
+}
+
+// Each device of the sharding's mesh gets its part.
+Shards upload_shards(const void* data, const ir::TensorType& type, const ir::Sharding& sharding) {
+  const pjrt::Client& client = pjrt::Runtime::get().client();
+  const auto* from = static_cast<const char*>(data);
+  const auto item = static_cast<int64_t>(c10::elementSize(type.dtype));
+  const ir::Dims shard = sharding.shard(type.dims);
+  const int64_t nbytes = ir::TensorType{type.dtype, shard}.nbytes();
+  Shards shards{&sharding, {}};
+  for (size_t position = 0; position < sharding.mesh().size(); ++position) {
+    const Region region(type, sharding, position);
+    const pjrt::Device& device = client.devices().at(sharding.mesh().devices()[position]);
+    const char* part = from + offset_in(type.dims, region.begin) * item;
+    std::vector<char> copy;
+    if (!region.is_run_of(type.dims, shard)) {
+      copy.resize(nbytes);
+      for_each_row(region, type.dims, shard, [&](int64_t whole, int64_t mine, int64_t count) {
+        std::memcpy(copy.data() + mine * item, from + whole * item, count * item);
+      });
+      part = copy.data();
+    }
+    shards.buffers.push_back(client.buffer_from_host(part, pjrt_type(type.dtype),
+                                                     {shard.begin(), shard.size()}, {}, device));
+  }
+  return shards;
+}
+
+// Puts the parts together again.
+void download_shards(const Shards& shards, const ir::TensorType& type, void* destination) {
+  auto* to = static_cast<char*>(destination);
+  const auto item = static_cast<int64_t>(c10::elementSize(type.dtype));
+  const ir::Sharding& sharding = *shards.sharding;
+  const ir::Dims shard = sharding.shard(type.dims);
+  const int64_t nbytes = ir::TensorType{type.dtype, shard}.nbytes();
+  for (size_t position = 0; position < shards.buffers.size(); ++position) {
+    if (!sharding.is_first(position)) continue;
+    const Region region(type, sharding, position);
+    if (region.is_empty()) continue;
+    if (region.is_run_of(type.dims, shard)) {
+      shards.buffers[position].to_host(to + offset_in(type.dims, region.begin) * item, nbytes);
+      continue;
+    }
+    std::vector<char> copy(nbytes);
+    shards.buffers[position].to_host(copy.data(), nbytes);
+    for_each_row(region, type.dims, shard, [&](int64_t whole, int64_t mine, int64_t count) {
+      std::memcpy(to + whole * item, copy.data() + mine * item, count * item);
+    });
+  }
+}
+
+}  // namespace
+
+void set_data_abstract(bool is_abstract) { abstract.store(is_abstract, std::memory_order_release); }
+
+bool data_is_abstract() { return abstract.load(std::memory_order_acquire); }
+
+ir::Value upload(const void* data, const ir::TensorType& type, c10::DeviceIndex device) {
+  if (data_is_abstract()) return make_abstract_leaf(type);
+  ++Counters::get().uploads;
+  const pjrt::Device& target = pjrt_device(device);
+  std::vector<int64_t> dims(type.dims.begin(), type.dims.end());
+  try {
+    return make_leaf(type, pjrt::Runtime::get().client().buffer_from_host(
+                               data, pjrt_type(type.dtype), dims, {}, target));
+  } catch (const pjrt::Error& e) {
+    rethrow(e, "copying to the device");
+  }
+}
+
+ir::Value upload(const void* data, const ir::TensorType& type, const ir::Sharding& sharding) {
+  if (data_is_abstract()) return make_abstract_leaf(type, &sharding);
+  ++Counters::get().uploads;
+  try {
+    return make_leaf(type, upload_shards(data, type, sharding));
+  } catch (const pjrt::Error& e) {
+    rethrow(e, "copying to the devices");
+  }
+}
+
+ir::Value copy_to_device(const ir::Value& leaf, c10::DeviceIndex device) {
+  if (data_is_abstract()) return make_abstract_leaf(leaf.type());
+  if (buffer_of(*leaf.node.get()).shards()) {
+    std::vector<char> host(leaf.type().nbytes());
+    download(leaf, host.data());
+    return upload(host.data(), leaf.type(), device);
+  }
+  return make_leaf(leaf.type(),
+                   buffer_of(*leaf.node.get()).get().copy_to_device(pjrt_device(device)));
+}
+
+void download(const ir::Value& leaf, void* destination) {
+  ++Counters::get().downloads;
+  WithoutGil no_gil;
+  if (const Shards* shards = buffer_of(*leaf.node.get()).shards()) {
+    try {
+      return download_shards(*shards, leaf.type(), destination);
+    } catch (const pjrt::Error& e) {
+      const auto failure = take_failure_of(shards->sharding->mesh());
+      rethrow(failure ? *failure : e, "reading a value");
+    }
+  }
+  pjrt::Buffer& buffer = buffer_of(*leaf.node.get()).get();
+  try {
+    buffer.to_host(destination, leaf.type().nbytes());
+  } catch (const pjrt::Error& e) {
+    // Its program's failure is told with this, and the storages have what they had before.
+    const auto failure =
+        pjrt_device(static_cast<c10::DeviceIndex>(buffer.device_index())).take_failure();
+    rethrow(failure ? *failure : e, "reading a value");
+  }
+}
+
+}  // namespace lazyxla::graph

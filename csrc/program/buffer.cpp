@@ -1,0 +1,205 @@
+#include "program/buffer.h"
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+
+#include "common/gil.h"
+#include "common/waiting.h"
+#include "pjrt/client.h"
+#include "pjrt/error.h"
+#include "pjrt/runtime.h"
+#include "pjrt/shared_client.h"
+
+namespace lazyxla::graph {
+
+DeviceBuffer::DeviceBuffer(pjrt::Buffer buffer) : state_(kReady), buffer_(std::move(buffer)) {}
+
+DeviceBuffer::DeviceBuffer(Shards shards)
+    : state_(kReady),
+      sharding_(shards.sharding),
+      shards_(std::make_unique<Shards>(std::move(shards))) {}
+
+void DeviceBuffer::await_kept() {
+  int state = state_.load(std::memory_order_acquire);
+  if (state == kPromised) {
+    WithoutGil no_gil;
+    pjrt::check_not_forked();  // whoever promised it is a thread of the parent
+    waiting::wait([this] { return state_.load(std::memory_order_acquire) != kPromised; });
+    state = state_.load(std::memory_order_acquire);
+  }
+  TORCH_CHECK_WITH(OutOfMemoryError, state != kBroken || !out_of_memory_, error_);
+  TORCH_CHECK(state != kBroken, error_);
+  TORCH_CHECK(state != kAbstract,
+              "lazyxla.aot: a tensor that was made while a program was recorded without running it "
+              "is used to compute; it has no value");
+}
+
+pjrt::Buffer& DeviceBuffer::get() {
+  await_kept();
+  TORCH_CHECK_NOT_IMPLEMENTED(!shards_, "lazyxla: the tensor is spread over many devices: ",
+                              shards_->sharding->text(), "; its memory is no single device's");
+  return *buffer_;
+}
+
+Shards* DeviceBuffer::shards() {
+  await_kept();
+  return shards_.get();
+}
+
+void DeviceBuffer::add_each(const ir::Mesh& mesh, std::vector<pjrt::Buffer*>& buffers) {
+  await_kept();
+  if (shards_) {
+    TORCH_INTERNAL_ASSERT(&shards_->sharding->mesh() == &mesh);
+    for (pjrt::Buffer& shard : shards_->buffers) buffers.push_back(&shard);
+    return;
+  }
+  const auto& devices = pjrt::Runtime::get().client().devices();
+  if (!copies_) copies_ = std::make_unique<Copies>();
+  for (int device : mesh.devices()) {
+    if (device == buffer_->device_index()) {
+      buffers.push_back(&*buffer_);
+      continue;
+    }
+    auto copy = copies_->find(device);
+    if (copy != copies_->end() && copy->second.is_deleted()) {
+      copies_->erase(copy);
+      copy = copies_->end();
+    }
+    if (copy == copies_->end()) {
+      copy = copies_->emplace(device, buffer_->copy_to_device(devices[device])).first;
+    }
+    buffers.push_back(&copy->second);
+  }
+}
+
+void DeviceBuffer::await() {
+  if (Shards* shards = this->shards()) {
+    for (const pjrt::Buffer& shard : shards->buffers) shard.await();
+  } else {
+    buffer_->await();
+  }
+}
+
+bool DeviceBuffer::is_ready() {
+  Shards* shards = this->shards();
+  if (!shards) return buffer_->ready();
+  return std::all_of(shards->buffers.begin(), shards->buffers.end(),
+                     [](const pjrt::Buffer& shard) { return shard.ready(); });
+}
+
+void DeviceBuffer::promise_sharding(const ir::Sharding* sharding) {
+  sharding_.store(sharding, std::memory_order_release);
+  sharding_.notify_all();
+}
+
+void DeviceBuffer::await_sharding() const {
+  WithoutGil no_gil;
+  sharding_.wait(unknown(), std::memory_order_acquire);
+}
+
+void DeviceBuffer::keep(pjrt::Buffer buffer) {
+  buffer_.emplace(std::move(buffer));
+  if (sharding() != nullptr) promise_sharding(nullptr);
+  state_.store(kReady, std::memory_order_release);
+  waiting::announce();
+}
+
+void DeviceBuffer::keep(Shards shards) {
+  shards_ = std::make_unique<Shards>(std::move(shards));
+  promise_sharding(shards_->sharding);
+  state_.store(kReady, std::memory_order_release);
+  waiting::announce();
+}
+
+void DeviceBuffer::break_promise(std::string reason, bool out_of_memory) {
+  error_ = std::move(reason);
+  out_of_memory_ = out_of_memory;
+  if (sharding() == unknown()) promise_sharding(nullptr);
+  state_.store(kBroken, std::memory_order_release);
+  waiting::announce();
+}
+
+void DeviceBuffer::make_abstract() {
+  if (sharding() == unknown()) promise_sharding(nullptr);
+  state_.store(kAbstract, std::memory_order_release);
+  waiting::announce();
+}
+
+bool DeviceBuffer::is_usable() const {
+  const int state = state_.load(std::memory_order_acquire);
+  if (state != kReady) return state == kPromised;
+  return !(shards_ ? shards_->buffers.front() : *buffer_).is_deleted();
+}
+
+bool DeviceBuffer::is_shared() const {
+  return is_kept() && buffer_ && pjrt::is_shared(buffer_->raw());
+}
+
+bool dies_with(const ir::Node& leaf, size_t references) {
+  return leaf.use_count() == references &&
+         leaf.leaf_data().use_count() == 1 + buffer_of(leaf).waiting_runs &&
+         leaf.output_type(0).numel() > 0 && !buffer_of(leaf).is_shared();
+}
+
+ir::Value make_leaf(ir::TensorType type, pjrt::Buffer buffer) {
+  return {ir::Node::make_leaf(std::move(type), make_buffer(std::move(buffer))), 0};
+}
+
+ir::Value make_leaf(ir::TensorType type, Shards shards) {
+  return {ir::Node::make_leaf(std::move(type), make_buffer(std::move(shards))), 0};
+}
+
+ir::Value make_abstract_leaf(ir::TensorType type, const ir::Sharding* sharding) {
+  auto buffer = make_buffer();
+  buffer->promise_sharding(sharding);
+  buffer->make_abstract();
+  return {ir::Node::make_leaf(std::move(type), std::move(buffer)), 0};
+}
+
+PJRT_Buffer_Type pjrt_type(c10::ScalarType dtype) {
+  switch (dtype) {
+    case c10::ScalarType::Bool:
+      return PJRT_Buffer_Type_PRED;
+    case c10::ScalarType::Byte:
+      return PJRT_Buffer_Type_U8;
+    case c10::ScalarType::Char:
+      return PJRT_Buffer_Type_S8;
+    case c10::ScalarType::Short:
+      return PJRT_Buffer_Type_S16;
+    case c10::ScalarType::Int:
+      return PJRT_Buffer_Type_S32;
+    case c10::ScalarType::Long:
+      return PJRT_Buffer_Type_S64;
+    case c10::ScalarType::UInt16:
+      return PJRT_Buffer_Type_U16;
+    case c10::ScalarType::UInt32:
+      return PJRT_Buffer_Type_U32;
+    case c10::ScalarType::UInt64:
+      return PJRT_Buffer_Type_U64;
+    case c10::ScalarType::Half:
+      return PJRT_Buffer_Type_F16;
+    case c10::ScalarType::BFloat16:
+      return PJRT_Buffer_Type_BF16;
+    case c10::ScalarType::Float:
+      return PJRT_Buffer_Type_F32;
+    case c10::ScalarType::Double:
+      return PJRT_Buffer_Type_F64;
+    case c10::ScalarType::ComplexFloat:
+      return PJRT_Buffer_Type_C64;
+    case c10::ScalarType::ComplexDouble:
+      return PJRT_Buffer_Type_C128;
+    case c10::ScalarType::Float8_e5m2:
+      return PJRT_Buffer_Type_F8E5M2;
+    case c10::ScalarType::Float8_e4m3fn:
+      return PJRT_Buffer_Type_F8E4M3FN;
+    case c10::ScalarType::Float8_e5m2fnuz:
+      return PJRT_Buffer_Type_F8E5M2FNUZ;
+    case c10::ScalarType::Float8_e4m3fnuz:
+      return PJRT_Buffer_Type_F8E4M3FNUZ;
+    default:
+      TORCH_CHECK_NOT_IMPLEMENTED(false, "lazyxla: XLA has no element type for torch's ", dtype);
+  }
+}
+
+}  // namespace lazyxla::graph

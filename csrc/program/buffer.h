@@ -1,0 +1,130 @@
+// DeviceBuffer: the data of a leaf, there already or promised by a flush under way.
+// (Or never to be: abstract, see record/capture.h.)
+//
+// A flush replaces the values of all pending storages by leaves on promised buffers before it
+// lowers or runs anything, so that other threads go on recording at once; when its program is
+// enqueued it keeps the promises, when it fails it breaks them and every later read throws the
+// reason. A buffer can be donated: the program that consumes it is then the last that may see it.
+//
+// The data lies on one device, or is spread over the devices of a mesh (ir/sharding.h). How a
+// program of many devices spreads its results is known once it is compiled; until then a promise's
+// sharding is unknown, and a graph that reads it waits before it is keyed.
+#pragma once
+
+#include <atomic>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "common/pool.h"
+#include "ir/node.h"
+#include "ir/sharding.h"
+#include "ir/storage.h"
+#include "pjrt/buffer.h"
+
+namespace lazyxla::graph {
+
+// Data that is spread over many devices: a buffer on each of the mesh, in its order.
+struct Shards {
+  const ir::Sharding* sharding;
+  std::vector<pjrt::Buffer> buffers;
+};
+
+class DeviceBuffer final : public ir::LeafData {
+ public:
+  DeviceBuffer() = default;  // a promise
+  explicit DeviceBuffer(pjrt::Buffer buffer);
+  explicit DeviceBuffer(Shards shards);
+
+  // Waits for the promise (not for the data on the device). Throws what broke it, and for data that
+  // is spread over many devices.
+  pjrt::Buffer& get();
+  // The same for data that may be spread: null if it lies on one device.
+  Shards* shards();
+  // The same for a program of many devices: appends what each of them is given. Data that lies on
+  // one device is copied to each other one, once.
+  void add_each(const ir::Mesh& mesh, std::vector<pjrt::Buffer*>& buffers);
+  // Waits for the data; whether it is there.
+  void await();
+  bool is_ready();
+
+  // How the data is spread, or will be; null if it is not. `unknown` while nobody can tell.
+  const ir::Sharding* sharding() const { return sharding_.load(std::memory_order_acquire); }
+  static const ir::Sharding* unknown() { return reinterpret_cast<const ir::Sharding*>(1); }
+  void promise_sharding(const ir::Sharding* sharding);
+  // Waits while it is unknown. No interrupt ends that.
+  void await_sharding() const;
+
+  void keep(pjrt::Buffer buffer);
+  void keep(Shards shards);
+  bool is_kept() const { return state_.load(std::memory_order_acquire) == kReady; }
+  // Every read throws the reason; as OutOfMemoryError, if that is what it was.
+  void break_promise(std::string reason, bool out_of_memory = false);
+  // It will never have data; every read throws.
+  void make_abstract();
+  bool is_abstract() const { return state_.load(std::memory_order_acquire) == kAbstract; }
+  // Whether there is data, or will be.
+  bool is_usable() const;
+  // Whether another library holds its data, too (pjrt/shared_client.h).
+  bool is_shared() const;
+
+  // Of what was not computed: what the storage has instead that it was promised to (graph/undo.h).
+  const ir::Content* stands_for() const { return stands_for_.get(); }
+  void stand_for(ir::Content content) {
+    stands_for_ = std::make_unique<ir::Content>(std::move(content));
+  }
+
+  // How many references runs that wait for their execution slot hold (graph/runner.h). They do not
+  // stand in the way of donating the buffer to a later run.
+  std::atomic<int> waiting_runs{0};
+
+ private:
+  enum State : int { kPromised, kReady, kBroken, kAbstract };
+  void await_kept();
+
+  // Copies of what lies on one device, by the devices of meshes where it does not.
+  using Copies = std::map<int, pjrt::Buffer>;
+  std::atomic<int> state_{kPromised};
+  std::optional<pjrt::Buffer> buffer_;
+  std::atomic<const ir::Sharding*> sharding_{nullptr};
+  std::unique_ptr<Shards> shards_;
+  std::unique_ptr<Copies> copies_;  // in the order of the runs that need them
+  std::string error_;
+  bool out_of_memory_ = false;
+  std::unique_ptr<ir::Content> stands_for_;  // guarded by the device's mutex
+};
+
+using BufferRef = std::shared_ptr<DeviceBuffer>;
+
+template <typename... Args>
+BufferRef make_buffer(Args&&... args) {
+  return std::allocate_shared<DeviceBuffer>(PoolAllocator<DeviceBuffer>(),
+                                            std::forward<Args>(args)...);
+}
+
+inline BufferRef buffer_ref(const ir::Node& leaf) {
+  return std::static_pointer_cast<DeviceBuffer>(leaf.leaf_data());
+}
+
+// Whether the leaf's buffer dies with `references` to the leaf: nothing else refers to either.
+bool dies_with(const ir::Node& leaf, size_t references);
+
+// The leaf's buffer.
+inline DeviceBuffer& buffer_of(const ir::Node& leaf) {
+  return static_cast<DeviceBuffer&>(*leaf.leaf_data());
+}
+
+// A leaf on existing data.
+ir::Value make_leaf(ir::TensorType type, pjrt::Buffer buffer);
+ir::Value make_leaf(ir::TensorType type, Shards shards);
+
+// A leaf on data that will never exist; it is spread as if it did.
+ir::Value make_abstract_leaf(ir::TensorType type, const ir::Sharding* sharding = nullptr);
+
+// torch's dtype for PJRT's; throws for a dtype that XLA does not have.
+PJRT_Buffer_Type pjrt_type(c10::ScalarType dtype);
+
+}  // namespace lazyxla::graph

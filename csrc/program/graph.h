@@ -1,0 +1,73 @@
+// Graph: what a program is compiled for, flat and numbered.
+//
+// The walk (graph/walk.h) makes one of the pending storages. Its canonical key decides whether two
+// graphs are the same program. It lists, in post-order from the outputs, every node as its OpSpec's
+// id and operand numbers, every leaf as its element type and shape (a leaf used twice has one
+// number), the outputs, and which inputs may give their memory to which output. The values of
+// scalars are not in it; they stand beside it in `slots`. It depends on what was recorded alone:
+// who else refers to a tensor when, which timing may decide, is no part of it.
+//
+// Values are numbered as the lowering numbers them: leaves 0..n-1 in order of first use, then each
+// node's outputs, node after node.
+//
+// Donation: `x.add_(1)` leaves the old content of x, whose memory may hold the new one. That it may
+// is part of the program (`aliases`); whether it does is decided at each call, for somebody else
+// may want the old content (`donated`).
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "ir/storage.h"
+#include "program/buffer.h"
+#include "program/partition.h"
+
+namespace lazyxla::graph {
+
+// A storage whose content a flush replaced. (It may be dead by now.)
+struct Taken {
+  uint64_t id;
+  ir::Value value;                         // what was recorded
+  ir::Content committed;                   // the data it had before, or nothing
+  uint32_t output;                         // of the graph, that becomes its content
+  const ir::Sharding* sharding = nullptr;  // the storage's
+};
+
+struct Graph {
+  std::vector<ir::NodePtr> leaves;
+  std::vector<ir::NodePtr> nodes;  // operands before users
+  std::vector<uint32_t> values;    // number of each node's first output
+  std::vector<uint32_t> records;   // where in `key` each node's operands are listed
+  std::vector<uint32_t> outputs;   // value numbers, one per computed value
+  std::vector<ir::TensorType> output_types;
+  std::vector<std::shared_ptr<DeviceBuffer>> promises;  // parallel to outputs
+  std::vector<Taken> taken;
+  std::vector<ir::Draws> draws;
+  std::vector<int> aliases;  // per leaf: the output that may take its memory over, or -1
+  std::vector<int> donated;  // the leaves whose memory is taken over in this call, ascending
+  std::vector<ir::ScalarValue> slots;
+  std::vector<uint64_t> key;
+  uint64_t hash = 0;
+  std::shared_ptr<const Partition> partition;  // of a graph for many devices, else null
+
+  // The number of a node's operand. (What the walk leaves in the nodes themselves holds under its
+  // mutex only: a node may be in another thread's graph, too.)
+  uint32_t operand(size_t node, size_t position) const;
+
+  // Appending to the graph and its key, operands before users. Each returns the position.
+  uint32_t add_leaf(ir::NodePtr leaf);
+  uint32_t add_node(ir::NodePtr node);  // each of its operands is to be added next:
+  void add_operand(uint32_t position, uint32_t index, bool is_leaf) {
+    key.push_back((uint64_t{position} << 17) | (uint64_t{index} << 1) | (is_leaf ? 1 : 0));
+  }
+  // Once all are there: numbers the values; once `outputs` and `aliases` are, completes the key.
+  void number_values();
+  void complete_key();
+
+  // Empties it; its lists keep their memory.
+  void clear();
+  // The same, but for what was taken from the pending set.
+  void clear_numbers();
+};
+
+}  // namespace lazyxla::graph

@@ -1,0 +1,121 @@
+#include "program/host_program.h"
+
+#include <c10/util/Exception.h>
+#include <c10/util/hash.h>
+
+#include <algorithm>
+#include <mutex>
+
+#include "common/bounded_map.h"
+#include "common/counters.h"
+#include "common/options.h"
+#include "pjrt/client.h"
+#include "pjrt/host_view.h"
+#include "pjrt/runtime.h"
+#include "program/buffer.h"
+
+namespace lazyxla::graph {
+namespace {
+
+// What is larger is compiled: an estimate of where that begins to pay, not measured.
+constexpr size_t kMostNodes = 16;
+constexpr int64_t kMostElements = int64_t{1} << 14;
+
+// What is larger runs for so long that the first run may as well be the compiled program's: with
+// PyTorch's kernels a model of this size takes tens of milliseconds.
+constexpr int64_t kMostElementsOfMedium = int64_t{1} << 23;
+
+// So many graphs of the same operators are compiled: most loops settle before, and a user is told
+// of one that does not (recompilations.py). An estimate, too.
+constexpr int kCompiledFirst = 8;
+
+constexpr size_t kMostFamilies = 1024;
+
+HostProgramMaker& maker() {
+  static auto* instance = new HostProgramMaker();
+  return *instance;
+}
+
+// Of all its values.
+int64_t elements_of(const Graph& graph) {
+  int64_t elements = 0;
+  auto add = [&](const ir::TensorType& type) {
+    elements += std::max<int64_t>(c10::multiply_integers(type.dims), 1);
+  };
+  for (const ir::NodePtr& leaf : graph.leaves) add(leaf->output_type(0));
+  for (const ir::NodePtr& node : graph.nodes) {
+    for (const ir::TensorType& type : node->spec()->outputs) add(type);
+  }
+  return elements;
+}
+
+bool is_small(const Graph& graph) {
+  return graph.nodes.size() <= kMostNodes && elements_of(graph) <= kMostElements;
+}
+
+bool is_medium(const Graph& graph) { return elements_of(graph) <= kMostElementsOfMedium; }
+
+bool may_have_host_programs() {
+  return options().host_programs && !options().strict_host_calls &&
+         pjrt::Runtime::get().platform() == "cpu";
+}
+
+// How many graphs there were of the same operators, in this order, before this one.
+int graphs_before(const Graph& graph) {
+  static auto* mutex = new std::mutex();
+  static auto* counts = new BoundedMap<size_t, int>();
+  size_t family = graph.nodes.size();
+  for (const ir::NodePtr& node : graph.nodes) {
+    family = c10::hash_combine(family, std::hash<std::string>()(node->spec()->name));
+  }
+  std::lock_guard lock(*mutex);
+  int* count = counts->find(family);
+  if (!count) count = &counts->insert(family, 0, kMostFamilies);
+  return (*count)++;
+}
+
+}  // namespace
+
+void set_host_program_maker(HostProgramMaker new_maker) { maker() = std::move(new_maker); }
+
+std::optional<HostProgram> find_host_program(const Graph& graph, OnHost which) {
+  if (which == OnHost::kNone || !may_have_host_programs()) return std::nullopt;
+  if (which == OnHost::kMedium) return is_medium(graph) ? maker()(graph) : std::nullopt;
+  if (!is_small(graph)) return std::nullopt;
+  if (which != OnHost::kStage && graphs_before(graph) < kCompiledFirst) return std::nullopt;
+  return maker()(graph);
+}
+
+std::optional<HostProgram> find_trial_program(const Graph& graph) {
+  return may_have_host_programs() && is_medium(graph) ? maker()(graph) : std::nullopt;
+}
+
+std::vector<pjrt::Buffer> run(const HostProgram& program, c10::ArrayRef<pjrt::Buffer*> inputs,
+                              c10::ArrayRef<ir::ScalarValue> slots, const pjrt::Device& device) {
+  ++Counters::get().host_programs;
+  std::vector<pjrt::HostView> views;
+  c10::SmallVector<const void*, 8> data;
+  for (const pjrt::Buffer* input : inputs) {
+    auto view = pjrt::HostView::of(*input);
+    TORCH_CHECK(view, "lazyxla: the CPU plugin does not give its memory to be read");
+    data.push_back(view->data());
+    views.push_back(std::move(*view));
+  }
+  std::vector<std::vector<std::max_align_t>> memory;
+  c10::SmallVector<void*, 8> results;
+  for (const ir::TensorType& type : program.results) {
+    memory.emplace_back(type.nbytes() / sizeof(std::max_align_t) + 1);
+    results.push_back(memory.back().data());
+  }
+  program.compute(data, slots, results);
+  std::vector<pjrt::Buffer> buffers;
+  for (size_t i = 0; i < results.size(); ++i) {
+    const ir::TensorType& type = program.results[i];
+    const std::vector<int64_t> dims(type.dims.begin(), type.dims.end());
+    buffers.push_back(pjrt::Runtime::get().client().buffer_from_host(
+        results[i], pjrt_type(type.dtype), dims, {}, device));
+  }
+  return buffers;
+}
+
+}  // namespace lazyxla::graph

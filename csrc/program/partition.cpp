@@ -1,0 +1,157 @@
+#include "program/partition.h"
+
+#include <c10/util/Exception.h>
+#include <c10/util/flat_hash_map.h>
+
+#include <algorithm>
+
+#include "program/graph.h"
+
+namespace lazyxla::graph {
+namespace {
+
+// Marks the partition in a key; OpSpec ids and other words that begin a section are smaller.
+constexpr uint64_t kPartition = uint64_t{3} << 56;
+
+ResultReader& result_reader() {
+  static auto* instance = new ResultReader();
+  return *instance;
+}
+
+void note_mesh(Partition& partition, const ir::Sharding* sharding) {
+  if (!sharding) return;
+  const ir::Mesh* mesh = &sharding->mesh();
+  if (!partition.mesh) partition.mesh = mesh;
+  if (partition.mesh != mesh) partition.other = mesh;
+}
+
+// Ones that are asked for at every flush, without looking for their text.
+const ir::Sharding* replicated(const ir::Mesh& mesh, size_t rank) {
+  thread_local ska::flat_hash_map<const ir::Mesh*, std::vector<const ir::Sharding*>> known;
+  std::vector<const ir::Sharding*>& by_rank = known[&mesh];
+  while (by_rank.size() <= rank) {
+    by_rank.push_back(ir::Sharding::replicated(mesh, by_rank.size()));
+  }
+  return by_rank[rank];
+}
+
+// Whether anything of the graph is sharded, or is to be.
+bool has_mesh(const Graph& graph) {
+  const auto is_sharded = [](const ir::NodePtr& leaf) {
+    return buffer_of(*leaf.get()).sharding() != nullptr;
+  };
+  return std::any_of(graph.leaves.begin(), graph.leaves.end(), is_sharded) ||
+         std::any_of(graph.taken.begin(), graph.taken.end(),
+                     [](const Taken& taken) { return taken.sharding != nullptr; }) ||
+         std::any_of(graph.nodes.begin(), graph.nodes.end(),
+                     [](const ir::NodePtr& node) { return node->spec()->sharding != nullptr; });
+}
+
+// What the storages say that take the results, or else the operators that make them.
+std::vector<const ir::Sharding*> wanted_results(const Graph& graph) {
+  std::vector<const ir::Sharding*> results(graph.promises.size(), nullptr);
+  for (size_t i = 0; i < graph.nodes.size(); ++i) {
+    const ir::Sharding* sharding = graph.nodes[i]->spec()->sharding;
+    if (!sharding || sharding->is_open()) continue;
+    for (size_t j = 0; j < results.size(); ++j) {
+      if (graph.outputs[j] == graph.values[i]) results[j] = sharding;
+    }
+  }
+  for (const Taken& taken : graph.taken) {
+    if (taken.sharding) results[taken.output] = taken.sharding;
+  }
+  return results;
+}
+
+}  // namespace
+
+void set_result_reader(ResultReader reader) { result_reader() = std::move(reader); }
+
+void Partition::check() const {
+  TORCH_CHECK_VALUE(
+      !other,
+      "lazyxla: tensors that are sharded over different meshes are part of one "
+      "program: ",
+      mesh->text(), ", and ", other ? other->text() : "",
+      ". Shard them over the same mesh, or move what one computes to the other's with "
+      "lazyxla.shard");
+}
+
+std::string Partition::devices() const {
+  std::string text;
+  for (int device : mesh->devices()) text += (text.empty() ? "" : ",") + std::to_string(device);
+  return text;
+}
+
+void Partition::add_to_key(std::vector<uint64_t>& key) const {
+  key.push_back(kPartition);
+  key.push_back(mesh->id());
+  key.push_back(other ? other->id() : 0);
+  for (const ir::Sharding* input : inputs) key.push_back(input->id());
+  for (const ir::Sharding* result : results) key.push_back(result ? result->id() : 0);
+}
+
+std::string Partition::text() const {
+  std::string text;
+  for (const ir::Sharding* input : inputs) text += input->text() + "\n";
+  for (const ir::Sharding* result : results) text += (result ? result->text() : "") + "\n";
+  return text;
+}
+
+std::vector<const ir::Sharding*> Partition::results_of(const pjrt::CompiledProgram& program) const {
+  const std::vector<ResultTiles> all = result_reader()(program, ranks, mesh->size());
+  TORCH_INTERNAL_ASSERT(all.size() == results.size());
+  std::vector<const ir::Sharding*> found;
+  for (size_t i = 0; i < all.size(); ++i) {
+    const auto* sharding = ir::Sharding::of_tiles(
+        *mesh, all[i].tiles, [&](size_t position) { return all[i].tile_of[position]; });
+    TORCH_CHECK(sharding && (!results[i] || results[i]->places_like(*sharding)),
+                "lazyxla: the partitioner spreads a result in a way that is no sharding",
+                results[i] ? ", though it was told one: " + results[i]->text() : "");
+    found.push_back(results[i] ? results[i] : sharding);
+  }
+  return found;
+}
+
+BufferRef unknown_leaf(const Graph& graph) {
+  for (const ir::NodePtr& leaf : graph.leaves) {
+    if (buffer_of(*leaf.get()).sharding() == DeviceBuffer::unknown())
+      return buffer_ref(*leaf.get());
+  }
+  return nullptr;
+}
+
+void find_partition(Graph& graph) {
+  if (!has_mesh(graph)) {
+    for (const BufferRef& promise : graph.promises) promise->promise_sharding(nullptr);
+    return;
+  }
+  auto partition = std::make_shared<Partition>();
+  for (const ir::NodePtr& leaf : graph.leaves) {
+    partition->inputs.push_back(buffer_of(*leaf.get()).sharding());
+    note_mesh(*partition, partition->inputs.back());
+  }
+  partition->results = wanted_results(graph);
+  for (const ir::Sharding* result : partition->results) note_mesh(*partition, result);
+  for (const ir::NodePtr& node : graph.nodes) note_mesh(*partition, node->spec()->sharding);
+  const ir::Mesh& mesh = *partition->mesh;
+  for (size_t i = 0; i < graph.leaves.size(); ++i) {
+    const ir::Sharding*& input = partition->inputs[i];
+    if (!input) {
+      input = replicated(mesh, graph.leaves[i]->output_type(0).dims.size());
+    }
+    if (graph.aliases[i] < 0) continue;
+    const ir::Sharding*& result = partition->results[graph.aliases[i]];
+    if (!result) result = input;
+    if (result != input) graph.aliases[i] = -1;
+  }
+  for (const ir::TensorType& type : graph.output_types) {
+    partition->ranks.push_back(type.dims.size());
+  }
+  for (size_t i = 0; i < graph.promises.size(); ++i) {
+    if (partition->results[i]) graph.promises[i]->promise_sharding(partition->results[i]);
+  }
+  graph.partition = std::move(partition);
+}
+
+}  // namespace lazyxla::graph

@@ -1,0 +1,69 @@
+// Partition: how a graph's inputs and results are spread over many devices.
+//
+// A graph that reads or writes anything sharded, or says how a value is to be (ir/sharding.h), is
+// one program for all devices of the mesh: the compiler partitions it and adds the communication.
+// All other graphs have no partition.
+//
+//     inputs    as their data is spread; what lies on one device is given to all of them
+//     results   as the storage says that takes them, or the operator that makes them; or as what
+//               was there before, if they may take over its memory; all others as the partitioner
+//               likes, which tells once it is done
+//
+// A graph has one mesh. One with several is taken apart, if what is for each has nothing but leaves
+// in common (graph/walk.h's split), else an error, which is told when its program is to be made.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "ir/sharding.h"
+#include "pjrt/compiled_program.h"
+#include "program/buffer.h"
+
+namespace lazyxla::graph {
+
+struct Graph;
+
+// How a result lies on the devices: how many tiles each dimension has, and per partition its tile's
+// place in each.
+struct ResultTiles {
+  std::vector<int64_t> tiles;
+  std::vector<std::vector<int64_t>> tile_of;
+};
+
+// Tells that of each result of a compiled program; `ranks` are the results'. Set once, by the
+// bindings; takes the GIL itself.
+using ResultReader = std::function<std::vector<ResultTiles>(
+    const pjrt::CompiledProgram&, const std::vector<size_t>& ranks, size_t partitions)>;
+void set_result_reader(ResultReader reader);
+
+struct Partition {
+  const ir::Mesh* mesh = nullptr;
+  const ir::Mesh* other = nullptr;           // another one that the graph is for, too
+  std::vector<const ir::Sharding*> inputs;   // one per leaf
+  std::vector<const ir::Sharding*> results;  // one per output; null: the partitioner chooses
+  std::vector<size_t> ranks;                 // of the outputs
+
+  // Throws if there are two meshes.
+  void check() const;
+  // The mesh's, as an option to compile with.
+  std::string devices() const;
+  void add_to_key(std::vector<uint64_t>& key) const;
+  size_t words() const { return 3 + inputs.size() + results.size(); }  // that this adds
+  // What it says, the same for all processes.
+  std::string text() const;
+  // How the results of the compiled program are spread.
+  std::vector<const ir::Sharding*> results_of(const pjrt::CompiledProgram& program) const;
+};
+
+// Whether the sharding of one of the leaves is not known yet: its buffer.
+BufferRef unknown_leaf(const Graph& graph);
+
+// Gives the graph, whose aliases are found, its partition if it has one, and tells its promises how
+// they will be spread. What cannot take over an input's memory then is no alias any more.
+void find_partition(Graph& graph);
+
+}  // namespace lazyxla::graph

@@ -1,0 +1,118 @@
+#include "program/portable_key.h"
+
+#include <c10/util/flat_hash_map.h>
+
+#include "common/bytes.h"
+
+namespace lazyxla::graph {
+namespace {
+
+using ir::Arg;
+
+// Appends values to a run of bytes so that different values never give the same bytes: every list
+// and string is preceded by its length, every choice by its number.
+class Writer {
+ public:
+  // False if something could not be written out.
+  bool good() const { return good_; }
+  std::string take() { return std::move(bytes_); }
+
+  void word(uint64_t value) { put(bytes_, value); }
+  void text(const std::string& value) { put_text(bytes_, value); }
+
+  void integers(c10::IntArrayRef values) {
+    word(values.size());
+    for (int64_t value : values) word(static_cast<uint64_t>(value));
+  }
+
+  void real(double value) { put(bytes_, value); }
+
+  void constant(const c10::IValue& value) {
+    if (value.isNone()) {
+      word(0);
+    } else if (value.isBool()) {
+      word(1), word(value.toBool());
+    } else if (value.isInt()) {
+      word(2), word(static_cast<uint64_t>(value.toInt()));
+    } else if (value.isDouble()) {
+      word(3), real(value.toDouble());
+    } else if (value.isComplexDouble()) {
+      word(4), real(value.toComplexDouble().real()), real(value.toComplexDouble().imag());
+    } else if (value.isString()) {
+      word(5), text(value.toStringRef());
+    } else if (value.isList()) {
+      word(6), word(value.toListRef().size());
+      for (const c10::IValue& element : value.toListRef()) constant(element);
+    } else if (value.isDevice()) {
+      word(7), word(static_cast<uint64_t>(value.toDevice().type()));
+      word(static_cast<uint64_t>(value.toDevice().index()));
+    } else {
+      good_ = false;
+    }
+  }
+
+  void type(const ir::TensorType& type) {
+    word(static_cast<uint64_t>(type.dtype));
+    integers(type.dims);
+  }
+
+  void argument(const Arg& arg) {
+    word(static_cast<uint64_t>(arg.kind));
+    constant(arg.constant);
+    word(static_cast<uint64_t>(arg.dtype));
+    word(arg.wrapped);
+    word(arg.list.size());
+    for (const Arg& element : arg.list) argument(element);
+    if (arg.kind != Arg::Kind::kGeometry) return;
+    word(static_cast<uint64_t>(arg.geometry.dtype));
+    integers(arg.geometry.sizes);
+    integers(arg.geometry.strides);
+    word(static_cast<uint64_t>(arg.geometry.offset));
+  }
+
+  void spec(const ir::OpSpec& spec) {
+    good_ = good_ && spec.portable;
+    text(spec.name);
+    word(spec.args.size());
+    for (const Arg& arg : spec.args) argument(arg);
+    word(spec.slots.size());
+    for (const ir::SlotSpec& slot : spec.slots) {
+      word(static_cast<uint64_t>(slot.dtype));
+      word(slot.wrapped);
+      word(static_cast<uint64_t>(slot.kind));
+    }
+    word(spec.outputs.size());
+    for (const ir::TensorType& output : spec.outputs) type(output);
+    word(spec.random);
+    word(spec.settings);
+  }
+
+ private:
+  std::string bytes_;
+  bool good_ = true;
+};
+
+}  // namespace
+
+std::optional<std::string> portable_key(const Graph& graph) {
+  Writer writer;
+  std::vector<uint64_t> key = graph.key;
+  key[0] = 0;  // options of the compiler are told otherwise
+  ska::flat_hash_map<const ir::OpSpec*, uint64_t> places;
+  for (size_t i = 0; i < graph.nodes.size(); ++i) {
+    const ir::OpSpec* spec = graph.nodes[i]->spec();
+    auto [place, is_new] = places.emplace(spec, places.size());
+    if (is_new) writer.spec(*spec);
+    if (!writer.good()) return std::nullopt;
+    key[graph.records[i] - 1] = place->second;
+  }
+  if (graph.partition) {  // its words are this process's own
+    key.resize(key.size() - graph.partition->words());
+    writer.text(graph.partition->text());
+  }
+  writer.word(key.size());
+  for (uint64_t word : key) writer.word(word);
+  return writer.take();
+}
+
+}  // namespace lazyxla::graph

@@ -1,0 +1,308 @@
+#include "program/program.h"
+
+#include <c10/core/thread_pool.h>
+#include <c10/util/Exception.h>
+#include <c10/util/flat_hash_map.h>
+
+#include <algorithm>
+#include <thread>
+
+#include "common/counters.h"
+#include "common/options.h"
+#include "pjrt/error.h"
+#include "program/compile_history.h"
+#include "program/compile_options.h"
+#include "program/portable_key.h"
+#include "program/program_store.h"
+#include "program/scalars.h"
+#include "program/stages.h"
+
+namespace lazyxla::graph {
+namespace {
+
+// A rule that makes a slot static may meet a new value at every step; its variants must not pile
+// up.
+constexpr size_t kMaxVariants = 64;
+
+Lowerer& lowerer() {
+  static auto* instance = new Lowerer();
+  return *instance;
+}
+
+Listeners& listeners() {
+  static auto* instance = new Listeners();
+  return *instance;
+}
+
+c10::ThreadPool& compilers() {
+  static auto* pool =
+      new c10::ThreadPool(std::clamp<int>(std::thread::hardware_concurrency(), 1, 8));
+  return *pool;
+}
+
+void compile(const std::shared_ptr<Variant>& variant, std::string artifact,
+             const CompileOptions& options, const EntryKey& stored_as, Compile how) {
+  ++Counters::get().compiles;
+  if (how == Compile::kInBackground) {
+    compilers().run(
+        [=, artifact = std::move(artifact)] { variant->compile(artifact, options, stored_as); });
+  } else {
+    variant->compile(artifact, options, stored_as);
+    variant->check_compiled();
+  }
+}
+
+}  // namespace
+
+void set_lowerer(Lowerer new_lowerer) { lowerer() = std::move(new_lowerer); }
+
+void set_listeners(Listeners new_listeners) { listeners() = std::move(new_listeners); }
+
+VariantRef Program::known(const Graph& graph) const {
+  for (const VariantRef& variant : variants_) {
+    if (!variant->matches(graph.slots)) continue;
+    ++Counters::get().cache_hits;
+    return variant;
+  }
+  return nullptr;
+}
+
+VariantRef Program::find(const Graph& graph) {
+  std::unique_lock lock(mutex_, std::try_to_lock);
+  return lock && !is_on_trial() ? known(graph) : nullptr;
+}
+
+VariantRef Program::variant(const Graph& graph, Compile how, const Origin& origin) {
+  std::lock_guard lock(mutex_);
+  if (is_on_trial()) {
+    if (VariantRef variant = go_on_trying(graph, origin)) return variant;
+  }
+  if (VariantRef variant = known(graph)) return variant;
+  struct Making {
+    explicit Making(std::atomic<bool>& flag) : flag(flag) { flag = true; }
+    ~Making() { flag = false; }
+    std::atomic<bool>& flag;
+  } making(is_making_);
+  VariantRef variant = make(graph, how, origin);
+  if (!variant->is_trial) add(variant);
+  return variant;
+}
+
+void Program::add(VariantRef variant) {
+  variants_.push_front(std::move(variant));
+  if (variants_.size() > kMaxVariants) variants_.pop_back();
+}
+
+std::optional<Program::Use> Program::use() {
+  if (is_making_) return std::nullopt;  // perhaps we: its stages are programs of the cache, too
+  std::unique_lock lock(mutex_, std::try_to_lock);
+  if (!lock) return std::nullopt;  // whoever has it may be waiting for the GIL, which we may hold
+  Use use{.last_run = 0, .variants = static_cast<int64_t>(variants_.size())};
+  for (const auto& variant : variants_) use.last_run = std::max(use.last_run, variant->last_run());
+  if (is_on_trial()) use.last_run = std::max(use.last_run, trial_->variant->last_run());
+  return use;
+}
+
+std::string Program::reason(const Graph& graph, const std::vector<bool>& variable,
+                            const std::string& new_reason) const {
+  if (variants_.empty() && dropped_) {
+    return "a known graph whose program was dropped, since there were more than "
+           "LAZYXLA_MAX_PROGRAMS";
+  }
+  if (variants_.empty() && trial_) {
+    return "a graph that PyTorch's kernels ran before, " + std::to_string(trial_->runs - 1) +
+           (trial_->runs == 2 ? " time" : " times");
+  }
+  if (variants_.empty()) return new_reason;
+  const ScalarPlan& last = variants_.front()->scalars;
+  size_t changed = 0, fixed = 0;
+  for (size_t i = 0; i < graph.slots.size(); ++i) {
+    if (last.variable[i] || !last.differs(i, graph.slots)) continue;
+    ++(variable[i] ? changed : fixed);
+  }
+  std::string text = "a known graph with other numbers: ";
+  if (changed) text += std::to_string(changed) + " become inputs";
+  if (changed && fixed) text += ", ";
+  if (fixed) text += std::to_string(fixed) + " are needed to compile";
+  return text;
+}
+
+std::vector<bool> Program::wanted_inputs(const Graph& graph) const {
+  std::vector<bool> variable = ScalarHistory::get().variable_slots(
+      graph, variants_.empty() ? nullptr : &variants_.front()->scalars);
+  for (size_t i = 0; i < variable.size(); ++i) {
+    if (i < varying_.size() && varying_[i]) variable[i] = true;
+    if (static_slots_[i]) variable[i] = false;
+  }
+  return variable;
+}
+
+std::vector<bool> Program::needed_inputs(const Graph& graph) const {
+  std::vector<bool> needed(graph.slots.size(), false);
+  if (variants_.empty()) return needed;
+  const ScalarPlan& last = variants_.front()->scalars;
+  for (size_t i = 0; i < needed.size(); ++i) {
+    needed[i] = !static_slots_[i] && last.varies(i, graph.slots);
+  }
+  return needed;
+}
+
+namespace {
+
+// False if the plugin does not load it; then `why` says what it says.
+bool load(Variant& variant, const std::string& serialized, std::string& why) {
+  try {
+    variant.load(serialized);
+    return true;
+  } catch (const pjrt::Error& error) {
+    why += std::string("; what is kept on disk does not load: ") + error.what();
+    return false;
+  }
+}
+
+}  // namespace
+
+bool is_on_disk(const Graph& graph) {
+  const auto store = ProgramStore::current();
+  return store->has_programs(store->graph_key(graph, pjrt::serialize(compile_options(graph))));
+}
+
+VariantRef Program::make(const Graph& graph, Compile how, const Origin& origin) {
+  if (graph.partition) graph.partition->check();
+  std::string new_reason = origin.part_of;
+  if (!origin.varying.empty()) varying_ = origin.varying;
+  const bool is_new = variants_.empty() && stages_.empty() && !trial_;
+  if (is_new && new_reason.empty()) {
+    Past past = recall(graph);
+    new_reason = std::move(past.reason);
+    varying_ = std::move(past.varying);
+    if (origin.may_cut && options().cut_graphs && !graph.partition) {
+      Rounds rounds = find_rounds(graph);
+      if (rounds.count) {
+        new_reason += ", in which " + std::to_string(rounds.operators) + " operators come " +
+                      std::to_string(rounds.count) + " times";
+        stages_ = std::move(rounds.stages);
+      } else if (!past.stages.empty() &&
+                 (past.goes_on_changing || is_known(largest_of(cut(graph, past.stages)).graph))) {
+        stages_ = std::move(past.stages);
+      }
+    }
+  }
+  if (!stages_.empty()) {
+    try {
+      if (VariantRef variant = make_stages(graph, origin, new_reason, is_new)) return variant;
+    } catch (const std::exception&) {
+      // It is tried whole; what is wrong with it is told then.
+    }
+    stages_.clear();
+  }
+  if (variants_.empty() && !trial_ && !graph.partition) {
+    if (VariantRef variant = make_on_host(graph, origin, new_reason)) return variant;
+  }
+  return make_whole(graph, how, origin, new_reason);
+}
+
+VariantRef Program::make_on_host(const Graph& graph, const Origin& origin,
+                                 const std::string& new_reason) {
+  auto program = find_host_program(graph, origin.on_host);
+  const bool is_trial = !program && origin.on_host == OnHost::kFirstRuns && !is_on_disk(graph);
+  if (is_trial) program = find_trial_program(graph);
+  if (!program) return nullptr;
+  auto variant = std::make_shared<Variant>();
+  variant->line = origin.line;
+  variant->scalars.constants = graph.slots;
+  variant->take(std::move(*program), graph.slots.size());
+  variant->is_trial = is_trial;
+  if (is_trial) {
+    trial_ = Trial{variant, 1};
+  }
+  if (listeners().on_host) {
+    listeners().on_host(graph, {origin.line, new_reason, graph.hash});
+  }
+  return variant;
+}
+
+VariantRef Program::go_on_trying(const Graph& graph, const Origin& origin) {
+  Trial& trial = *trial_;
+  varying_.resize(graph.slots.size(), false);
+  for (size_t i = 0; i < graph.slots.size(); ++i) {
+    if (trial.variant->scalars.differs(i, graph.slots)) varying_[i] = true;
+  }
+  ++trial.runs;
+  if (origin.on_host != OnHost::kFirstRuns || trial.runs > Trial::kRuns) {
+    trial.variant = nullptr;
+    return nullptr;
+  }
+  if (trial.runs == Trial::kCompiledAt) {
+    add(make_whole(graph, Compile::kInBackground, origin, ""));
+  }
+  return trial.variant;
+}
+
+VariantRef Program::make_stages(const Graph& graph, const Origin& origin, const std::string& reason,
+                                bool is_new) const {
+  if (is_new && is_on_disk(graph)) return nullptr;
+  const std::vector<Piece> pieces = cut(graph, stages_);
+  if (is_new) {
+    std::vector<size_t> operators;
+    for (const Piece& piece : pieces) operators.push_back(piece.graph.nodes.size());
+    ++Counters::get().graphs_cut;
+    if (listeners().cut) listeners().cut(operators, {origin.line, reason, graph.hash});
+  }
+  return compile_pieces(graph, pieces, origin, reason, varying_);
+}
+
+VariantRef Program::make_whole(const Graph& graph, Compile how, const Origin& origin,
+                               const std::string& new_reason) {
+  static_slots_.resize(graph.slots.size(), false);
+  const std::vector<ir::SlotKind> kinds = slot_kinds(graph);
+  std::vector<bool> wanted = wanted_inputs(graph);
+  const CompileOptions options = compile_options(graph);
+  const std::string options_text = pjrt::serialize(options);
+  std::string why = reason(graph, wanted, new_reason);
+  if (origin.admit) why = origin.admit(why);
+
+  auto variant = std::make_shared<Variant>();
+  variant->line = origin.line;
+  variant->partition = graph.partition;
+  const auto portable = portable_key(graph);
+  const uint64_t key = portable ? std::hash<std::string>()(*portable) : graph.hash;
+  const auto store = ProgramStore::current();
+  const EntryKey stored_as = store->graph_key(graph, options_text);
+  auto found = store->find_graph(stored_as, wanted, needed_inputs(graph), graph.slots);
+  bool loaded = found && load(*variant, found->executable, why);
+  Lowered lowered;
+  if (loaded) {
+    lowered.static_slots = std::move(found->static_slots);
+    variant->scalars.variable = std::move(found->variable);
+  } else {
+    if (!found && variants_.empty()) why += store->explain_miss(graph, options_text);
+    variant->scalars.variable = wanted;
+    lowered = lowerer()(graph, wanted, {origin.line, why, key});
+    ++Counters::get().lowerings;
+    Counters::get().nodes_lowered += static_cast<int64_t>(graph.nodes.size());
+  }
+
+  for (uint32_t slot : lowered.static_slots) static_slots_[slot] = true;
+  variant->scalars.fix(lowered.static_slots);
+  for (size_t i = 0; i < kinds.size(); ++i) {
+    if (!variant->scalars.variable[i]) continue;
+    (kinds[i] == ir::SlotKind::kFloat ? variant->float_slots : variant->int_slots).push_back(i);
+  }
+  variant->scalars.constants = graph.slots;
+
+  if (!loaded) {
+    const EntryKey program = store->program_key(lowered.artifact, options_text);
+    store->add_graph(stored_as, wanted, graph.slots, lowered.static_slots, program.name);
+    auto executable = store->find_program(program);
+    loaded = executable && load(*variant, *executable, why);
+    if (!loaded) compile(variant, std::move(lowered.artifact), options, program, how);
+  }
+  if (loaded) {
+    ++Counters::get().programs_loaded;
+    if (listeners().loaded) listeners().loaded(graph.nodes.size(), {origin.line, why, key});
+  }
+  return variant;
+}
+
+}  // namespace lazyxla::graph

@@ -1,0 +1,90 @@
+#include "program/scalars.h"
+
+#include <c10/util/flat_hash_map.h>
+
+#include "common/options.h"
+
+namespace lazyxla::graph {
+
+bool ScalarPlan::serves(c10::ArrayRef<ir::ScalarValue> slots) const {
+  for (size_t i = 0; i < slots.size(); ++i) {
+    if (differs(i, slots) && !variable[i]) return false;
+  }
+  return true;
+}
+
+void ScalarPlan::fix(c10::ArrayRef<uint32_t> static_slots) {
+  for (uint32_t slot : static_slots) variable[slot] = false;
+}
+
+std::vector<ir::SlotKind> slot_kinds(const Graph& graph) {
+  std::vector<ir::SlotKind> kinds;
+  kinds.reserve(graph.slots.size());
+  for (const ir::NodePtr& node : graph.nodes) {
+    for (const ir::SlotSpec& slot : node->spec()->slots) kinds.push_back(slot.kind);
+  }
+  return kinds;
+}
+
+namespace {
+
+// Per slot, whether its operator says so. A bool is a flag, which has another value sooner or
+// later.
+std::vector<bool> expected_to_vary(const Graph& graph) {
+  std::vector<bool> expected;
+  expected.reserve(graph.slots.size());
+  for (const ir::NodePtr& node : graph.nodes) {
+    const ir::OpSpec& spec = *node->spec();
+    for (size_t i = 0; i < spec.slots.size(); ++i) {
+      const ir::SlotSpec& slot = spec.slots[i];
+      const ir::ScalarValue& value = node->slots()[i];
+      const bool is_one = slot.kind == ir::SlotKind::kFloat ? value.f == 1 : value.i == 1;
+      const bool is_flag = slot.dtype == c10::ScalarType::Bool;
+      expected.push_back(is_flag || (spec.numbers_vary && !(slot.optional && is_one)));
+    }
+  }
+  return expected;
+}
+
+}  // namespace
+
+ScalarHistory& ScalarHistory::get() {
+  static auto* instance = new ScalarHistory();
+  return *instance;
+}
+
+std::vector<bool> ScalarHistory::variable_slots(const Graph& graph, const ScalarPlan* last) {
+  std::vector<bool> result(graph.slots.size(), false);
+  presume(graph, result);
+  const std::vector<ir::SlotKind> kinds = slot_kinds(graph);
+  const std::vector<bool> expected = expected_to_vary(graph);
+  for (size_t i = 0; i < kinds.size(); ++i) {
+    if (kinds[i] == ir::SlotKind::kRandom || expected[i]) result[i] = true;
+    // What varied once, or varies now, is an input from here on.
+    if (last && last->varies(i, graph.slots)) result[i] = true;
+  }
+  return result;
+}
+
+void ScalarHistory::presume(const Graph& graph, std::vector<bool>& variable) {
+  std::lock_guard lock(mutex_);
+  const auto capacity = static_cast<size_t>(options().max_calls.load());
+  ska::flat_hash_map<uint64_t, size_t> occurrences;
+  size_t slot = 0;
+  for (const ir::NodePtr& node : graph.nodes) {
+    auto values = node->slots();
+    if (values.empty()) continue;
+    const uint64_t id = node->spec()->id;
+    auto* known = past_.find(id);
+    auto& past = known ? *known : past_.insert(id, {}, capacity);
+    size_t place = occurrences[id]++;
+    if (place >= past.size()) past.resize(place + 1, {values.begin(), values.end()});
+    for (size_t i = 0; i < values.size(); ++i, ++slot) {
+      const bool is_place = node->spec()->slots[i].kind == ir::SlotKind::kPlace;
+      if (!is_place && past[place][i].i != values[i].i) variable[slot] = true;
+    }
+    past[place].assign(values.begin(), values.end());
+  }
+}
+
+}  // namespace lazyxla::graph

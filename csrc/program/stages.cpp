@@ -1,0 +1,139 @@
+#include "program/stages.h"
+
+#include <c10/util/flat_hash_map.h>
+
+#include <algorithm>
+
+namespace lazyxla::graph {
+namespace {
+
+// Numbers the buffers of a graph that is cut, by its values.
+class Buffers {
+ public:
+  explicit Buffers(const Graph& whole) : next_(whole.leaves.size()) {
+    for (uint32_t i = 0; i < next_; ++i) numbers_[i] = i;
+    for (uint32_t output : whole.outputs) numbers_[output] = next_++;
+    given_ = next_;
+  }
+  std::vector<uint32_t> of(const std::vector<uint32_t>& values) {
+    std::vector<uint32_t> numbers;
+    for (uint32_t value : values) {
+      const auto [found, is_new] = numbers_.emplace(value, next_);
+      if (is_new) ++next_;
+      numbers.push_back(found->second);
+    }
+    return numbers;
+  }
+  size_t handed_on() const { return next_ - given_; }
+
+ private:
+  ska::flat_hash_map<uint32_t, uint32_t> numbers_;
+  uint32_t next_, given_;
+};
+
+bool is_same_program(const Piece& a, const Piece& b) {
+  return a.graph.hash == b.graph.hash && a.graph.key == b.graph.key;
+}
+
+// Which pieces the host may run. What runs once while another one runs so often costs little even
+// where PyTorch's kernels are slower.
+constexpr size_t kManyRounds = 16;
+
+std::vector<OnHost> on_host(const std::vector<Piece>& pieces, const Origin& origin) {
+  if (origin.on_host == OnHost::kNone) return std::vector(pieces.size(), OnHost::kNone);
+  ska::flat_hash_map<uint64_t, size_t> counts;
+  size_t most = 0;
+  for (const Piece& piece : pieces) most = std::max(most, ++counts[piece.graph.hash]);
+  std::vector<OnHost> all;
+  for (const Piece& piece : pieces) {
+    if (most >= kManyRounds) {
+      all.push_back(counts[piece.graph.hash] == 1 ? OnHost::kMedium : OnHost::kFirstRuns);
+    } else if (&piece == &largest_of(pieces)) {
+      const bool is_tried = origin.on_host == OnHost::kFirstRuns;
+      all.push_back(is_tried ? OnHost::kFirstRuns : OnHost::kNone);
+    } else {
+      all.push_back(OnHost::kStage);
+    }
+  }
+  return all;
+}
+
+// Which slots of a piece vary in the whole, or have other values in another piece of the same key.
+std::vector<bool> varying_slots(const std::vector<Piece>& pieces, const Piece& piece,
+                                const std::vector<bool>& in_whole) {
+  std::vector<bool> varying;
+  for (uint32_t slot : piece.slots) varying.push_back(slot < in_whole.size() && in_whole[slot]);
+  for (const Piece& other : pieces) {
+    if (!is_same_program(other, piece)) continue;
+    for (size_t i = 0; i < varying.size(); ++i) {
+      if (other.graph.slots[i].i != piece.graph.slots[i].i) varying[i] = true;
+    }
+  }
+  return varying;
+}
+
+// What a stage may consume: what no later one takes; and nothing before the largest stage, so that
+// as much as possible can be undone when that one fails.
+void find_donatable(const Graph& whole, const std::vector<Piece>& pieces,
+                    std::vector<StageProgram>& stages) {
+  const size_t largest = &largest_of(pieces) - pieces.data();
+  std::vector<bool> is_used_later(whole.leaves.size(), false);
+  for (size_t i = pieces.size(); i-- > largest;) {
+    const Piece& piece = pieces[i];
+    for (size_t j = 0; j < piece.inputs.size(); ++j) {
+      if (piece.graph.aliases[j] >= 0 && !is_used_later[piece.inputs[j]]) {
+        stages[i].donatable.push_back(static_cast<int>(j));
+      }
+    }
+    for (uint32_t input : piece.inputs) {
+      if (input < is_used_later.size()) is_used_later[input] = true;
+    }
+  }
+}
+
+}  // namespace
+
+const Piece& largest_of(const std::vector<Piece>& pieces) {
+  return *std::max_element(pieces.begin(), pieces.end(), [](const Piece& a, const Piece& b) {
+    return a.graph.nodes.size() < b.graph.nodes.size();
+  });
+}
+
+VariantRef compile_pieces(const Graph& whole, const std::vector<Piece>& pieces,
+                          const Origin& origin, const std::string& reason,
+                          const std::vector<bool>& varying) {
+  auto variant = std::make_shared<Variant>();
+  variant->line = origin.line;
+  variant->scalars.constants = whole.slots;
+  variant->scalars.variable.resize(whole.slots.size(), false);
+  Buffers buffers(whole);
+  std::vector<StageProgram> stages;
+  const std::vector<OnHost> which = on_host(pieces, origin);
+  for (const Piece& piece : pieces) {
+    const std::string number = std::to_string(stages.size() + 1);
+    std::string what = "stage " + number + " of " + std::to_string(pieces.size());
+    if (&piece == &largest_of(pieces)) what += " of " + reason;
+    const Origin stage_origin{.line = origin.line,
+                              .admit = nullptr,
+                              .on_host = which[stages.size()],
+                              .part_of = what,
+                              .varying = varying_slots(pieces, piece, varying)};
+    const auto program = find_program(piece.graph);
+    StageProgram stage{program->variant(piece.graph, Compile::kNow, stage_origin),
+                       buffers.of(piece.inputs),
+                       buffers.of(piece.outputs),
+                       piece.slots,
+                       {}};
+    stage.variant->check_compiled();
+    variant->is_trial = variant->is_trial || stage.variant->is_trial;
+    for (size_t i = 0; i < piece.slots.size(); ++i) {
+      if (stage.variant->scalars.variable[i]) variant->scalars.variable[piece.slots[i]] = true;
+    }
+    stages.push_back(std::move(stage));
+  }
+  find_donatable(whole, pieces, stages);
+  variant->take(std::move(stages), buffers.handed_on());
+  return variant;
+}
+
+}  // namespace lazyxla::graph

@@ -1,0 +1,101 @@
+#include "program/variant.h"
+
+#include <algorithm>
+
+#include "common/gil.h"
+#include "common/waiting.h"
+#include "pjrt/client.h"
+#include "pjrt/error.h"
+#include "pjrt/runtime.h"
+#include "program/program_store.h"
+
+namespace lazyxla::graph {
+namespace {
+
+std::atomic<int64_t> alive{0};
+
+}  // namespace
+
+int64_t live_variants() { return alive; }
+
+Variant::Variant() {
+  ++alive;
+  note_run();  // it is about to
+}
+
+Variant::~Variant() { --alive; }
+
+void Variant::note_run() const {
+  static std::atomic<int64_t> runs{0};
+  last_run_.store(++runs, std::memory_order_relaxed);
+}
+
+bool Variant::matches(c10::ArrayRef<ir::ScalarValue> slots) const {
+  return state_.load(std::memory_order_relaxed) != kFailed && scalars.serves(slots);
+}
+
+void Variant::compile(const std::string& artifact, const CompileOptions& options,
+                      const EntryKey& stored_as) {
+  try {
+    take(pjrt::Runtime::get().client().compile(artifact, "mlir", options));
+  } catch (...) {
+    error_ = std::current_exception();
+  }
+  state_.store(error_ ? kFailed : kCompiled, std::memory_order_release);
+  waiting::announce();
+  if (error_ || stored_as.is_empty()) return;
+  try {
+    ProgramStore::current()->add_program(stored_as, executable_->program().serialize());
+  } catch (const pjrt::Error&) {
+    // Not every plugin can serialize; the next process compiles again.
+  }
+}
+
+void Variant::load(const std::string& serialized) {
+  take(pjrt::Runtime::get().client().deserialize(serialized));
+  state_.store(kCompiled, std::memory_order_release);
+}
+
+void Variant::take(std::unique_ptr<pjrt::Executable> executable) {
+  executable_ = std::move(executable);
+  if (partition) results_ = partition->results_of(executable_->program());
+  if (const auto stats = executable_->program().memory_stats()) {
+    bytes_needed_ = stats->temporary + stats->outputs;
+  }
+}
+
+void Variant::take(HostProgram program, size_t slots) {
+  host_program_ = std::move(program);
+  scalars.variable.assign(slots, true);
+  state_.store(kCompiled, std::memory_order_release);
+}
+
+bool Variant::runs_on_host() const {
+  return host_program_ || std::any_of(stages.begin(), stages.end(), [](const StageProgram& stage) {
+           return stage.variant->runs_on_host();
+         });
+}
+
+void Variant::take(std::vector<StageProgram> compiled, size_t values_handed_on) {
+  stages = std::move(compiled);
+  handed_on = values_handed_on;
+  state_.store(kCompiled, std::memory_order_release);
+}
+
+void Variant::await_compiled() const {
+  if (state_.load(std::memory_order_acquire) != kCompiling) return;
+  WithoutGil no_gil;
+  waiting::wait([this] { return state_.load(std::memory_order_acquire) != kCompiling; });
+}
+
+void Variant::check_compiled() const {
+  await_compiled();
+  if (error_) std::rethrow_exception(error_);
+}
+
+const pjrt::Executable& Variant::executable() const {
+  check_compiled();
+  return *executable_;
+}
+
+}  // namespace lazyxla::graph

@@ -1,0 +1,92 @@
+// Variants: the compiled forms of programs (program.h).
+#pragma once
+
+#include <atomic>
+#include <exception>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "ir/node.h"
+#include "pjrt/executable.h"
+#include "program/disk_cache.h"
+#include "program/host_program.h"
+#include "program/partition.h"
+#include "program/scalars.h"
+
+namespace lazyxla::graph {
+
+struct StageProgram;
+
+// One compiled form of a program, perhaps still being compiled. That of a graph that was cut has
+// its stages' in place of an executable; a small one may have the host's.
+struct Variant {
+  ScalarPlan scalars;
+  std::vector<uint32_t> float_slots;  // its inputs: one f64 array, one i64 array
+  std::vector<uint32_t> int_slots;
+  std::string line;  // the user's that it was compiled for
+  std::vector<StageProgram> stages;
+  size_t handed_on = 0;                        // values that only stages hand on
+  bool is_trial = false;                       // another one will be its program's, or a stage's
+  std::shared_ptr<const Partition> partition;  // of a program for many devices, else null
+  Variant();
+  ~Variant();
+
+  // Whether it is for these values. Not if compiling it failed: whoever needs it tries again.
+  bool matches(c10::ArrayRef<ir::ScalarValue> slots) const;
+
+  // Compiles it, and keeps it on disk as the entry `stored_as`.
+  void compile(const std::string& artifact, const CompileOptions& options,
+               const EntryKey& stored_as);
+  // Takes a serialized executable instead. Throws pjrt::Error if the plugin does not load it.
+  void load(const std::string& serialized);
+  // Takes the host's program instead, which is for all values of slots.
+  void take(HostProgram program, size_t slots);
+  const std::optional<HostProgram>& host_program() const { return host_program_; }
+  // Whether the host computes it, or a stage of it.
+  bool runs_on_host() const;
+  // Takes stages that are compiled instead.
+  void take(std::vector<StageProgram> compiled, size_t values_handed_on);
+  bool is_compiled() const { return state_.load(std::memory_order_acquire) == kCompiled; }
+  // Waits while it is being compiled, whatever becomes of that. An interrupt ends the wait.
+  void await_compiled() const;
+  // Waits while it is being compiled. Throws what made that fail.
+  void check_compiled() const;
+  const pjrt::Executable& executable() const;
+  // Of a program for many devices: how its results are spread.
+  const std::vector<const ir::Sharding*>& results() const { return results_; }
+  // What a run needs besides its arguments: temporary memory and results, in bytes. 0 if the plugin
+  // does not tell.
+  int64_t bytes_needed() const { return bytes_needed_; }
+  // To be called at every run. The cache asks which of two ran later.
+  void note_run() const;
+  int64_t last_run() const { return last_run_; }
+
+ private:
+  enum State : int { kCompiling, kCompiled, kFailed };
+  std::atomic<int> state_{kCompiling};
+  mutable std::atomic<int64_t> last_run_{0};
+  void take(std::unique_ptr<pjrt::Executable> executable);
+  std::unique_ptr<pjrt::Executable> executable_;
+  std::optional<HostProgram> host_program_;
+  std::vector<const ir::Sharding*> results_;
+  int64_t bytes_needed_ = 0;
+  std::exception_ptr error_;
+};
+
+using VariantRef = std::shared_ptr<const Variant>;
+
+// A stage of a graph that was cut (cut.h). Its buffers are numbered together with those of the
+// other stages: the whole's inputs, the whole's results, then what only stages hand on.
+struct StageProgram {
+  VariantRef variant;
+  std::vector<uint32_t> inputs, outputs;
+  std::vector<uint32_t> slots;  // their positions in the whole
+  std::vector<int> donatable;   // those of its inputs that it may consume
+};
+
+// How many there are.
+int64_t live_variants();
+
+}  // namespace lazyxla::graph

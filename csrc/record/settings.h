@@ -1,0 +1,42 @@
+// Settings: what a program depends on besides its operators.
+//
+// Those of torch that change what an operator means, its precision of matrix products and its
+// default dtype, belong to each operator: they count as they were when it was recorded, whatever
+// they are when it is run. An OpSpec has them in one word.
+//
+// Options of XLA's compiler belong to the program (program/compile_options.h).
+#pragma once
+
+#include <ATen/Context.h>
+
+#include <cstdint>
+
+#include "ir/node.h"
+
+namespace lazyxla::graph {
+
+// What an operator that is recorded now depends on; never 0. The default dtype in the lower byte,
+// at::Float32MatmulPrecision in the upper one.
+uint16_t record_settings();
+
+// What torch.set_float32_matmul_precision said, or else what is set for CUDA's products: PyTorch
+// has a setting for each backend besides, and does not tell the first one while they differ.
+at::Float32MatmulPrecision matmul_precision();
+
+// The number (program/compile_options.h) of the options of what the calling thread runs now: those
+// of the process, and over them those of the compiled region.
+uint64_t current_options();
+
+void set_process_options(CompileOptions options);
+
+// Whether the calling thread is in a step of an optimizer.
+//
+// What an optimizer does in its first step and never again, or does with other numbers each time,
+// would make another program of that step. So the memory that it makes for its state is filled by
+// programs of its own, and the numbers that it multiplies and adds are inputs from the start.
+bool in_optimizer_step();
+
+// To be called once. (torch.optim.Optimizer tells PyTorch's profiler where a step begins and ends.)
+void watch_optimizer_steps();
+
+}  // namespace lazyxla::graph

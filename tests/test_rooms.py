@@ -1,0 +1,90 @@
+"""The rooms of csrc/: which may include which, and how long a file may be."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+CSRC = ROOT / "csrc"
+
+BASE = {"ir", "common"}
+MAY_INCLUDE = {
+    "common": set[str](),
+    "ir": {"common"},
+    "pjrt": {"common"},
+    "program": {"pjrt"} | BASE,
+    "graph": {"program", "pjrt"} | BASE,
+    "record": {"graph", "program", "pjrt"} | BASE,
+    "dispatch": {"record", "graph", "program"} | BASE,
+    "distributed": {"dispatch", "record", "graph", "program"} | BASE,
+    "bindings": {"distributed", "dispatch", "record", "graph", "program", "pjrt"} | BASE,
+}
+"""Per room, the others that its files may include, each after those. Arrows go one way, from the
+recorder down to the plugin. The recorder itself speaks to no plugin."""
+
+LONGEST = 400
+LONGER = {
+    "lazyxla/lowering/geometry.py",
+    "lazyxla/lowering/rules/classification.py",
+    "lazyxla/lowering/rules/normalization.py",
+    "lazyxla/lowering/rules/pooling.py",
+    "lazyxla/lowering/rules/random.py",
+    "lazyxla/lowering/rules/resampling.py",
+    "lazyxla/spmd.py",
+}
+"""Files that are longer, for now."""
+
+
+def sources() -> list[Path]:
+    return [path for path in sorted(CSRC.rglob("*")) if path.suffix in (".h", ".cpp")]
+
+
+def includes(path: Path) -> list[str]:
+    return re.findall(r'^#include "([^"]+)"', path.read_text(), re.MULTILINE)
+
+
+def test_every_file_is_in_a_room() -> None:
+    assert {path.parent for path in sources()} == {CSRC / room for room in MAY_INCLUDE}
+
+
+def test_includes_are_named_by_their_rooms() -> None:
+    """So that the next test sees all of them."""
+    unknown = [
+        (str(p), name) for p in sources() for name in includes(p) if not (CSRC / name).exists()
+    ]
+    assert unknown == []
+
+
+@pytest.mark.parametrize("room", MAY_INCLUDE)
+def test_a_room_includes_only_what_is_below_it(room: str) -> None:
+    files = [path for path in sources() if path.parent.name == room]
+    found = {name.split("/")[0] for path in files for name in includes(path)} - {room}
+    assert files
+    assert found - MAY_INCLUDE[room] == set()
+
+
+def test_the_rooms_have_an_order() -> None:
+    """No room may include, through whatever others, one that may include it."""
+    rooms = list(MAY_INCLUDE)
+    assert all(others <= set(rooms[: rooms.index(room)]) for room, others in MAY_INCLUDE.items())
+
+
+def test_the_client_of_plugins_knows_nothing_of_torch() -> None:
+    headers = r"^#include <(?:torch|ATen|c10|pybind11)/"
+    files = [path for path in sources() if path.parent.name == "pjrt"]
+    assert [path.name for path in files if re.search(headers, path.read_text(), re.MULTILINE)] == []
+
+
+def test_files_are_short() -> None:
+    python = [
+        p for root in ("lazyxla", "benchmarks", "examples") for p in (ROOT / root).rglob("*.py")
+    ]
+    long = {
+        str(path.relative_to(ROOT))
+        for path in [*sources(), *python]
+        if len(path.read_text().splitlines()) > LONGEST
+    }
+    assert long == LONGER
