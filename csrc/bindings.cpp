@@ -44,6 +44,7 @@
 #include "pjrt/shared_client.h"
 #include "pjrt/topology.h"
 #include "spmd_bindings.h"
+#include "step_bindings.h"
 #include "traced_call.h"
 #include "waiting.h"
 
@@ -372,6 +373,7 @@ PYBIND11_MODULE(_C, m) {
   lazyxla::bind_options(m);
   lazyxla::bind_modes(m);
   lazyxla::bind_spmd(m);
+  lazyxla::bind_steps(m);
   lazyxla::bind_traced_graph(m);
   lazyxla::bind_graph(m);
   lazyxla::bind_capture(m);

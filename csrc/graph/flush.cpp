@@ -14,6 +14,7 @@
 #include "graph/recording.h"
 #include "graph/settings.h"
 #include "graph/shards.h"
+#include "graph/tape.h"
 #include "options.h"
 #include "pjrt/client.h"
 #include "pjrt/fork.h"
@@ -114,6 +115,8 @@ void flush(ir::PendingSet& pending, Cause cause) {
                            origin, *slot, replaces(missed->graph));
   }
   Graph& graph = missed ? missed->graph : reused.graph;
+  if (Tape* tape = Tape::current()) [[unlikely]]
+    tape->take(graph, variant);
   std::vector<Replaced> replaced = replaced_by(graph);
   graph.taken.clear();  // what it alone keeps alive goes, so that memory can be given away
   if (!variant->runs_on_host() && !partitioned) OneOperator::keep(graph, variant);
