@@ -1,6 +1,7 @@
 """The training step of decoder.py written by hand in JAX: the same mathematics, one jax.jit.
 
-With ``--mesh`` it is spread as decoder.py's is, and runs on the plugin that lazyxla runs on.
+With ``--mesh`` it is spread as decoder.py's is, and runs on the plugin that lazyxla runs on. Other
+benchmarks import the step.
 """
 
 from __future__ import annotations
@@ -10,8 +11,10 @@ from math import prod
 
 from common import arguments, jax_devices, mesh_of, parser, report, since_start, step_times
 
-parser.add_argument("--mesh", type=mesh_of)
-args = arguments("jax")
+axes = None
+if __name__ == "__main__":
+    parser.add_argument("--mesh", type=mesh_of)
+    axes = arguments("jax").mesh
 
 import decoder_data as data  # noqa: E402
 import jax  # noqa: E402
@@ -36,7 +39,7 @@ def make_mesh(axes: dict[str, int]) -> Mesh:
     return Mesh(np.array(devices).reshape(tuple(axes.values())), tuple(axes))
 
 
-mesh = make_mesh(args.mesh) if args.mesh else None
+mesh = make_mesh(axes) if axes else None
 COLUMNS, ROWS = ("query", "key", "value", "gate", "up"), ("out", "down")
 
 
@@ -114,39 +117,47 @@ def train_step(
     return (w, m, v, count), loss
 
 
-arrays = data.weights()
-shardings = {name: sharding_of(name, array) for name, array in arrays.items()}
-everywhere = NamedSharding(mesh, PartitionSpec()) if mesh else None
-of_state = (shardings, shardings, shardings, everywhere)
-jitted = jax.jit(train_step, donate_argnums=0, out_shardings=(of_state, everywhere))
-weights = {name: jax.device_put(array, shardings[name]) for name, array in arrays.items()}
-zeros = [jax.tree.map(jnp.zeros_like, weights) for _ in range(2)]
-state = (weights, *zeros, jax.device_put(np.zeros((), np.float32), everywhere))
-loss = jnp.zeros(())
-jax.block_until_ready(state)
-figures["model_s"] = since_start() - figures["import_s"]
-stream = itertools.cycle(data.batches())
+def initial_state(
+    shardings: dict[str, NamedSharding | None], everywhere: NamedSharding | None
+) -> tuple[Weights, Weights, Weights, Array]:
+    arrays = data.weights()
+    weights = {name: jax.device_put(array, shardings[name]) for name, array in arrays.items()}
+    m, v = [jax.tree.map(jnp.zeros_like, weights) for _ in range(2)]
+    return weights, m, v, jax.device_put(np.zeros((), np.float32), everywhere)
 
 
-batch = NamedSharding(mesh, PartitionSpec("data")) if mesh else None
+def main() -> None:
+    shardings = {name: sharding_of(name, array) for name, array in data.weights().items()}
+    everywhere = NamedSharding(mesh, PartitionSpec()) if mesh else None
+    of_state = (shardings, shardings, shardings, everywhere)
+    jitted = jax.jit(train_step, donate_argnums=0, out_shardings=(of_state, everywhere))
+    state = initial_state(shardings, everywhere)
+    loss = jnp.zeros(())
+    jax.block_until_ready(state)
+    figures["model_s"] = since_start() - figures["import_s"]
+    stream = itertools.cycle(data.batches())
+    batch = NamedSharding(mesh, PartitionSpec("data")) if mesh else None
+
+    def step() -> None:
+        nonlocal state, loss
+        tokens, targets = (jax.device_put(array, batch) for array in next(stream))
+        state, loss = jitted(state, tokens, targets)
+
+    def wait() -> None:
+        jax.block_until_ready((state, loss))
+
+    for number in range(data.WARM_UP):
+        step()
+        wait()
+        if number == 0:
+            figures["first_step_s"] = since_start()
+    figures["warm_up_s"] = since_start()
+    report(
+        **figures,
+        **step_times(step, wait, blocks=data.BLOCKS, steps=data.STEPS),
+        loss=float(loss),
+    )
 
 
-def step() -> None:
-    global state, loss
-    tokens, targets = (jax.device_put(array, batch) for array in next(stream))
-    state, loss = jitted(state, tokens, targets)
-
-
-def wait() -> None:
-    jax.block_until_ready((state, loss))
-
-
-for number in range(data.WARM_UP):
-    step()
-    wait()
-    if number == 0:
-        figures["first_step_s"] = since_start()
-figures["warm_up_s"] = since_start()
-
-figures |= step_times(step, wait, blocks=data.BLOCKS, steps=data.STEPS)
-report(**figures, loss=float(loss))
+if __name__ == "__main__":
+    main()

@@ -1,10 +1,12 @@
 """What each mode costs: the same work in lazy, eager, fused eager and compiled form.
 
-    python benchmarks/modes.py [--only chain,decoder,resnet50,warmup,inference] [--rounds 5]
+    python benchmarks/modes.py [--only chain,decoder,resnet50,host,warmup,inference] [--rounds 5]
 
 All modes and the peers (PyTorch on the CPU, eager and inductor) run in one process and take turns,
 so that a busy moment of the machine counts for all; each figure is the best of the rounds. The
 inference of ten models by torch.compile is run.py's, where every model has a process of its own.
+``host`` is the host's part of the decoder's settled step, its input there already, beside a call of
+the same step by hand in ``jax.jit`` (host_time.py).
 ``--peers all`` adds torch_xla in an environment of its own, where it can be installed.
 """
 
@@ -26,6 +28,7 @@ os.environ.setdefault("LAZYXLA_CACHE_SIZE", "0")  # warm-up is measured from not
 sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parent / "examples")]
 
 import decoder_data as data  # noqa: E402
+import host_time  # noqa: E402
 import torch  # noqa: E402
 from decoder_model import SMALL, Decoder, next_token_loss  # noqa: E402
 from peers import torch_xla_python  # noqa: E402
@@ -107,28 +110,36 @@ def training(
     loss_function: Callable[[Tensor, Tensor], Tensor],
     make_optimizer: Callable[[nn.Module, str], torch.optim.Optimizer],
 ) -> list[Way]:
-    def step_on(device: str, compiler: Any = None) -> Callable[[], Tensor]:
+    def step_on(device: str, compiler: Any = None, parts: bool = False) -> Any:
         torch.manual_seed(0)
         model = make().to(device)
         optimizer = make_optimizer(model, device)
         stream = itertools.cycle(batches)
         forward = torch.compile(model, backend=compiler) if compiler else model
 
-        def step() -> Tensor:
-            inputs, targets = (tensor.to(device) for tensor in next(stream))
+        def train(inputs: Tensor, targets: Tensor) -> Tensor:
             loss = loss_function(forward(inputs), targets)
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
             return loss
 
-        return step
+        def batch() -> tuple[Tensor, Tensor]:
+            inputs, targets = next(stream)
+            return inputs.to(device), targets.to(device)
+
+        return (train, batch) if parts else lambda: train(*batch())
+
+    def captured(parts: tuple[Any, Any]) -> Callable[[], Tensor]:
+        train, batch = lazyxla.compile(parts[0], capture=True), parts[1]
+        return lambda: train(*batch())
 
     return [
         on_device("lazy", False, step_on(DEVICE), sync=True),
         on_device("eager", True, step_on(DEVICE)),
         on_device("fused eager", "fused", step_on(DEVICE)),
         on_device("eager + compile", True, lazyxla.compile(step_on(DEVICE))),
+        on_device("captured", False, captured(step_on(DEVICE, parts=True))),
         on_device("torch.compile", False, step_on(DEVICE, lazyxla_backend), sync=True),
         on_host(PYTORCH, step_on("cpu")),
         on_host("PyTorch CPU inductor", step_on("cpu", "inductor")),
@@ -242,12 +253,13 @@ def show_warm_up(rounds: int, torch_xla: str) -> None:
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    options.add_argument("--only", default=",".join([*WORKLOADS, "warmup", "inference"]))
+    others = ["host", "warmup", "inference"]
+    options.add_argument("--only", default=",".join([*WORKLOADS, *others]))
     options.add_argument("--rounds", type=int, default=5)
     options.add_argument("--peers", choices=("installed", "all"), default="installed")
     args = options.parse_args()
     names = args.only.split(",")
-    if unknown := set(names) - set(WORKLOADS) - {"warmup", "inference"}:
+    if unknown := set(names) - set(WORKLOADS) - set(others):
         options.error(f"no workload named {', '.join(sorted(unknown))}")
     load = os.getloadavg()[0]
     torch_xla = ""
@@ -259,6 +271,9 @@ def main() -> None:
     for name in names:
         if name == "warmup":
             show_warm_up(args.rounds, torch_xla)
+            continue
+        if name == "host":
+            host_time.show(host_time.measure(args.rounds))
             continue
         if name == "inference":
             print(flush=True)

@@ -77,7 +77,18 @@ def compile(
     max_graphs: int | None = None,
     name: str | None = None,
     xla_options: Options | None = None,
+    capture: Literal[False] = False,
 ) -> _Region: ...
+@overload
+def compile(
+    fn_or_module: None = None,
+    *,
+    full_graph: bool = False,
+    max_graphs: int | None = None,
+    name: str | None = None,
+    xla_options: Options | None = None,
+    capture: bool,
+) -> Callable[[F], F]: ...
 @overload
 def compile(
     fn_or_module: F,
@@ -86,6 +97,7 @@ def compile(
     max_graphs: int | None = None,
     name: str | None = None,
     xla_options: Options | None = None,
+    capture: bool = False,
 ) -> F: ...
 def compile(
     fn_or_module: F | None = None,
@@ -94,7 +106,8 @@ def compile(
     max_graphs: int | None = None,
     name: str | None = None,
     xla_options: Options | None = None,
-) -> F | _Region:
+    capture: bool = False,
+) -> F | _Region | Callable[[F], F]:
     """Makes one program of a block, or of each call of a function: a training step, for example.
 
     ::
@@ -127,13 +140,18 @@ def compile(
         xla_options: options of XLA's compiler by name, for example
             ``{"xla_cpu_enable_fast_math": True}``, for its programs; over those of
             ``lazyxla.settings.xla_options``. Of nested blocks those of the outermost count.
+        capture: for a function that is a training step. Once a call has been recorded, a later one
+            runs its program without running the Python code, if nothing that the code can read has
+            changed: docs/modes.md says what is compared. Any other call runs the code. What the
+            function does besides computing must be to return tensors and to change those of its
+            models and optimizers. Without a function, makes a decorator only.
 
     Returns:
         What was given, compiled; it returns whatever the original returns.
 
     Raises:
-        TypeError: `fn_or_module` is a class, an async function, or not callable; `xla_options` is
-            no dict of such values.
+        TypeError: `fn_or_module` is a class, an async function, or not callable; `capture` is for a
+            generator function or a module; `xla_options` is no dict of such values.
         ValueError: `max_graphs` is less than 1, or the compiler does not take the options.
         RuntimeError: by the compiled function, see `full_graph` and `max_graphs`. The message names
             the line. What was recorded is not lost: reading a value runs it.
@@ -141,8 +159,21 @@ def compile(
     if max_graphs is not None and max_graphs < 1:
         raise ValueError(f"max_graphs must be at least 1, got {max_graphs}")
     options = check_options(xla_options, "lazyxla.compile's xla_options")
+    if capture and fn_or_module is None:
+        return functools.partial(
+            compile,  # type: ignore[arg-type]
+            full_graph=full_graph,
+            max_graphs=max_graphs,
+            name=name,
+            xla_options=xla_options,
+            capture=True,
+        )
     region = _Region(name or _name_of(fn_or_module), full_graph, max_graphs, options)
-    return region if fn_or_module is None else _wrap(fn_or_module, region)
+    if fn_or_module is None:
+        return region
+    if capture:
+        return _captured(fn_or_module, region, name or _name_of(fn_or_module))
+    return _wrap(fn_or_module, region)
 
 
 def step() -> _Region:
@@ -157,6 +188,23 @@ def _name_of(thing: object) -> str:
     if thing is None:
         return "block"
     return getattr(thing, "__qualname__", None) or type(thing).__qualname__
+
+
+def _captured(function: F, region: _Region, name: str) -> F:
+    """A function whose settled calls run no Python code."""
+    from lazyxla.steps.capturing import CapturedFunction
+
+    if isinstance(function, nn.Module) or inspect.isgeneratorfunction(function):
+        raise TypeError(f"lazyxla.compile() captures functions that are steps, not {function!r}")
+    _wrap(function, region)  # raises TypeError for what is no function
+    captured = CapturedFunction(function, region, name)
+
+    @functools.wraps(function)
+    def compiled(*args: Any, **kwargs: Any) -> Any:
+        return captured(args, kwargs)
+
+    mark_function(compiled)  # type: ignore[arg-type]
+    return compiled  # type: ignore[return-value]
 
 
 def _wrap(function: F, region: _Region) -> F:

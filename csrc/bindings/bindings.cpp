@@ -380,6 +380,7 @@ PYBIND11_MODULE(_C, m) {
   lazyxla::bind_options(m);
   lazyxla::bind_modes(m);
   lazyxla::bind_spmd(m);
+  lazyxla::bind_steps(m);
   lazyxla::bind_traced_graph(m);
   lazyxla::bind_graph(m);
   lazyxla::bind_capture(m);

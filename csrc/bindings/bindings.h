@@ -17,6 +17,9 @@ void bind_spmd(pybind11::module_& m);
 // A tuple of (axis, what comes before, size) for each dimension.
 pybind11::tuple spec_of(const ir::Sharding& sharding);
 
+// Captured training steps: lazyxla/steps/.
+void bind_steps(pybind11::module_& m);
+
 // A traced graph's calls: lists of Python tensors in and out.
 void bind_traced_graph(pybind11::module_& m);
 

@@ -27,6 +27,7 @@ constexpr Entry kEntries[] = {
     {"host_calls", &Counters::host_calls},
     {"nodes_lowered", &Counters::nodes_lowered},
     {"comparisons", &Counters::comparisons},
+    {"captured_steps", &Counters::captured_steps},
 };
 
 }  // namespace

@@ -33,6 +33,7 @@ struct Counters {
   std::atomic<int64_t> loader_waits{0};      // batches of a DeviceLoader that were waited for
   std::atomic<int64_t> nodes_lowered{0};     // nodes in the lowered graphs, dead ones left out
   std::atomic<int64_t> comparisons{0};       // of collectives, between processes
+  std::atomic<int64_t> captured_steps{0};    // steps run again without their Python code
 
   static Counters& get() { return instance_; }
 

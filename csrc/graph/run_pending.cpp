@@ -10,6 +10,7 @@
 #include "graph/execute.h"
 #include "graph/one_operator.h"
 #include "graph/runner.h"
+#include "graph/tape.h"
 #include "graph/walk.h"
 #include "program/workers.h"
 
@@ -334,6 +335,8 @@ void run_pending(ir::PendingSet& pending, const RunSettings& settings) {
                            settings.origin(), *slot, replaces(missed->graph));
   }
   Graph& graph = missed ? missed->graph : reused.graph;
+  if (Tape* tape = Tape::current()) [[unlikely]]
+    tape->take(graph, variant);
   std::vector<Replaced> replaced = replaced_by(graph);
   graph.taken.clear();  // what it alone keeps alive goes, so that memory can be given away
   if (!variant->runs_on_host() && !partitioned) OneOperator::keep(graph, variant);

@@ -1,0 +1,119 @@
+// Guards: whether all that a Python function can reach is as it was.
+//
+// A training step that was recorded once may be run again without its Python code only if that code
+// would do the same. What it does follows from what it reads: the objects that it can reach, the
+// state of PyTorch, its arguments. Python (lazyxla/steps/) walks over the objects and adds each one
+// here; `broken()` compares them all with what they were, in some ten microseconds, and names the
+// first that differs:
+//
+//     guards.add_dict(optimizer.param_groups[0], "optimizer.param_groups[0]", {"lr": 0})
+//     guards.broken()    None; or "optimizer.param_groups[0]['weight_decay'] is another value"
+//
+// Containers are compared by what they hold: the same objects, or equal numbers and strings. What
+// these objects hold has guards of its own. Values of tensors on the device are no guards: they are
+// what the recorded program takes.
+//
+// A *varying* number is one that the program takes as an input: it must be there, and be a number;
+// which one, `numbers()` tells after `broken()`.
+//
+// Guards own what they compare with. The interpreter's garbage collector sees it (`traverse`). All
+// is done under the GIL.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace lazyxla::steps {
+
+namespace py = pybind11;
+
+// Whether a value is what it was: the same object, or an equal number, string, device or tuple.
+bool is_same(PyObject* then, PyObject* now);
+
+// The dict that an object's attributes are in; null if it has none.
+PyObject* attributes_of(PyObject* object);
+
+// What is left of a tensor if its values are: a description to compare with.
+class TensorGuard {
+ public:
+  explicit TensorGuard(const at::Tensor& tensor);
+  // Nullptr, or what differs. `which_memory`: whether it must lie on the same storage.
+  const char* broken(const at::Tensor& tensor, bool which_memory) const;
+
+ private:
+  c10::ScalarType dtype_;
+  c10::Device device_;
+  c10::DispatchKeySet keys_;
+  std::vector<int64_t> sizes_, strides_;
+  int64_t offset_;
+  bool requires_grad_;
+  uint64_t storage_ = 0;  // its id, of a tensor of the device
+  std::string bytes_;     // of a tensor on the CPU, whose values are Python's to read
+};
+
+// Why a tensor cannot be part of a captured step at all; nullptr if it can.
+const char* unfit(const at::Tensor& tensor);
+
+class Guards {
+ public:
+  class Entry {
+   public:
+    explicit Entry(std::string name) : name(std::move(name)) {}
+    virtual ~Entry() = default;
+    // Empty, or what differs, as the end of a sentence that begins with the name.
+    virtual std::string broken(std::vector<double>& numbers) const = 0;
+    virtual int traverse(visitproc visit, void* arg) const = 0;
+    const std::string name;
+  };
+
+  void add(std::unique_ptr<Entry> entry) { entries_.push_back(std::move(entry)); }
+  size_t size() const { return entries_.size(); }
+  void set_numbers(size_t count) { numbers_.resize(count); }
+  const std::vector<double>& numbers() const { return numbers_; }
+  // What is not as it was, in words; empty if all is.
+  std::string broken();
+  int traverse(visitproc visit, void* arg) const;
+  void clear() { entries_.clear(); }
+
+ private:
+  std::vector<std::unique_ptr<Entry>> entries_;
+  std::vector<double> numbers_;
+};
+
+// What a step is called with. Tensors may be others each time, of the same kind; all else must be
+// the same.
+class Signature {
+ public:
+  // Throws TypeError for an argument that cannot be compared.
+  Signature(const py::tuple& args, const py::dict& kwargs);
+  // Empty, or what differs. Appends the tensors, in order.
+  std::string broken(const py::tuple& args, const py::dict& kwargs,
+                     std::vector<at::Tensor>& tensors) const;
+  int traverse(visitproc visit, void* arg) const;
+
+ private:
+  struct Part {
+    enum Kind { kTensor, kTuple, kList, kDict, kValue } kind;
+    std::optional<TensorGuard> tensor;
+    py::object value;         // kValue
+    std::vector<Part> parts;  // of a container
+    std::vector<py::object> keys;
+  };
+  static Part describe(PyObject* object, int depth);
+  static std::string compare(const Part& part, PyObject* now, std::vector<at::Tensor>& tensors);
+  static int traverse(const Part& part, visitproc visit, void* arg);
+
+  Part args_, kwargs_;
+};
+
+// What of PyTorch's own state changes what Python code or operators do: modes, defaults, autocast.
+std::vector<uint64_t> torch_state();
+
+void bind_guards(py::module_& m);
+
+}  // namespace lazyxla::steps

@@ -1,0 +1,111 @@
+// Step programs: running a recorded step again, without recording it.
+//
+// A step reads and writes tensors that stay the same objects from step to step (its *state*:
+// parameters, buffers, what an optimizer keeps), the gradients of some of them, and its arguments;
+// and it makes new tensors, its results. Recording one step tells which input of its program is
+// whose memory, and who gets which output:
+//
+//     input 0    the memory of state 0        output 0    the memory of state 0 (given away for it)
+//     input 1    the memory of argument 0     output 1    a new tensor, the result
+//
+// Running it again takes what that memory holds now, whatever it is, promises the outputs to the
+// same owners, and executes: what a flush does once its graph is numbered and its program found. It
+// is undone like a flush if it fails, draws as many random numbers as the step did, and gives away
+// the same memory, unless somebody else has come to hold it.
+//
+// What all this rests on, that Python would do the same again, is for guards.h to tell. That memory
+// lies as it did (the same geometries, none of it shared by two owners) is checked here, under the
+// device's mutex.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "graph/tape.h"
+#include "ir/storage.h"
+
+namespace lazyxla::steps {
+
+class StepProgram {
+ public:
+  // What a step made: a tensor of its own memory.
+  struct Fresh {
+    ir::Geometry geometry;  // of the tensor
+    ir::Geometry base;      // of its memory
+    uint32_t output;
+    bool requires_grad;  // it has a history, which backward() has used up
+  };
+
+  // Runs the step on arguments like those that it was recorded with. Appends its results. Empty, or
+  // why it cannot be run: nothing has happened then. Throws what a flush would. Without the GIL.
+  std::string run(c10::ArrayRef<at::Tensor> arguments, std::vector<at::Tensor>& results) const;
+
+ private:
+  friend class StepRecording;
+
+  struct Source {
+    enum Kind : uint8_t { kState, kGradient, kArgument } kind;
+    uint32_t index;       // of a gradient: of the state that it is the gradient of
+    uint64_t storage;     // a state's
+    ir::Geometry base;    // of its memory
+    ir::Geometry view;    // the tensor's
+    bool copied = false;  // an argument that enters as its own elements (dispatch/region_inputs.h)
+    int leaf = -1;        // of the program, that it is; -1: not read
+    int output = -1;      // that it gets; -1: not written
+  };
+  struct Gradient {
+    uint32_t state;
+    int source;  // that it is, or was before; -1: there is none
+    int fresh;   // that it becomes; -1: it stays
+  };
+
+  std::string find(c10::ArrayRef<at::Tensor> arguments, std::vector<at::Tensor>& tensors) const;
+
+  c10::DeviceIndex device_ = 0;
+  graph::Tape taped_;
+  std::vector<at::Tensor> state_;
+  std::vector<Source> sources_;
+  std::vector<Gradient> gradients_;
+  std::vector<Fresh> fresh_;
+  size_t results_ = 0;  // the first of `fresh_`; the others are gradients
+};
+
+// Records a step on the calling thread: made before it, finished when its region is left.
+class StepRecording {
+  using Source = StepProgram::Source;
+
+ public:
+  // All of one device. What is pending on it has run.
+  StepRecording(std::vector<at::Tensor> state, std::vector<at::Tensor> arguments);
+
+  // The program of the step, whose results these are: new tensors all. Null, and why there is none.
+  std::pair<std::shared_ptr<StepProgram>, std::string> finish(
+      const std::vector<at::Tensor>& results);
+  // The step failed, or is not to be captured.
+  void stop() {
+    if (program_) program_->taped_.stop();
+  }
+
+ private:
+  std::string add_source(Source::Kind kind, size_t index, const at::Tensor& tensor);
+  std::string match_leaves();
+  std::string match_outputs(const std::vector<at::Tensor>& results);
+  std::string add_fresh(const at::Tensor& tensor, std::vector<bool>& used);
+  const at::Tensor& tensor_of(const Source& source) const;
+
+  std::shared_ptr<StepProgram> program_;
+  std::vector<at::Tensor> arguments_, gradients_;  // by state; undefined: there is none
+  std::vector<const ir::Node*> before_;            // by source: its value's address only
+  std::string problem_;
+  uint64_t seed_, ordinal_;  // the device's generator's, before
+  int64_t flushes_;
+};
+
+// Gives memory that nothing else has a new content, a number.
+void set_number(const at::Tensor& tensor, double number);
+
+}  // namespace lazyxla::steps

@@ -1,0 +1,210 @@
+#include <c10/util/flat_hash_map.h>
+
+#include "common/counters.h"
+#include "dispatch/generator.h"
+#include "dispatch/tensor.h"
+#include "ir/sharding.h"
+#include "steps/step_program.h"
+
+namespace lazyxla::steps {
+namespace {
+
+ir::Storage& storage_of(const at::Tensor& tensor) {
+  return dispatch::storage_of(*tensor.unsafeGetTensorImpl());
+}
+
+std::pair<uint64_t, uint64_t> state_of_generator(c10::DeviceIndex device) {
+  at::Generator generator = dispatch::default_generator(device);
+  std::lock_guard lock(generator.mutex());
+  return {generator.current_seed(), generator.get_offset()};
+}
+
+}  // namespace
+
+StepRecording::StepRecording(std::vector<at::Tensor> state, std::vector<at::Tensor> arguments)
+    : program_(std::make_shared<StepProgram>()), arguments_(std::move(arguments)) {
+  StepProgram& program = *program_;
+  program.state_ = std::move(state);
+  if (program.state_.empty()) {
+    problem_ = "it has no state on the device";
+    return;
+  }
+  program.device_ = program.state_.front().device().index();
+  if (ir::Mesh::any()) problem_ = "tensors are spread over devices";
+  const auto add = [&](Source::Kind kind, size_t index, const at::Tensor& tensor) {
+    if (problem_.empty()) problem_ = add_source(kind, index, tensor);
+  };
+  for (size_t i = 0; i < program.state_.size(); ++i) add(Source::kState, i, program.state_[i]);
+  for (size_t i = 0; i < arguments_.size(); ++i) add(Source::kArgument, i, arguments_[i]);
+  for (size_t i = 0; i < program.state_.size(); ++i) {
+    const at::Tensor& tensor = program.state_[i];
+    gradients_.push_back(tensor.requires_grad() ? tensor.grad() : at::Tensor());
+    if (gradients_.back().defined()) add(Source::kGradient, i, gradients_.back());
+  }
+  std::tie(seed_, ordinal_) = state_of_generator(program.device_);
+  flushes_ = graph::Counters::get().flushes;
+  if (problem_.empty()) program.taped_.start();
+}
+
+std::string StepRecording::add_source(Source::Kind kind, size_t index, const at::Tensor& tensor) {
+  if (tensor.device() != program_->state_.front().device()) return "it uses several devices";
+  ir::Storage& storage = storage_of(tensor);
+  const ir::Geometry geometry = dispatch::geometry_of(*tensor.unsafeGetTensorImpl());
+  std::lock_guard lock(storage.mutex());
+  Source source{.kind = kind,
+                .index = static_cast<uint32_t>(index),
+                .storage = storage.id(),
+                .base = storage.base(),
+                .view = geometry};
+  const ir::Value* copy = kind == Source::kArgument ? storage.find_view(geometry) : nullptr;
+  source.copied = copy != nullptr;
+  const ir::Value& value = copy ? *copy : storage.value();
+  if (!value || storage.is_pending() || !value.node->is_leaf()) return "its state is not computed";
+  program_->sources_.push_back(std::move(source));
+  before_.push_back(value.node.get());
+  return "";
+}
+
+std::pair<std::shared_ptr<StepProgram>, std::string> StepRecording::finish(
+    const std::vector<at::Tensor>& results) {
+  StepProgram& program = *program_;
+  program.taped_.stop();
+  std::string why = problem_;
+  const auto check = [&](auto&& next) {
+    if (why.empty()) why = next();
+  };
+  check([&] { return program.taped_.problem; });
+  check([&] {
+    const bool one = program.taped_.flushes == 1 && graph::Counters::get().flushes == flushes_ + 1;
+    return one ? "" : "it is not one program: a value is read, or an operator runs on the host";
+  });
+  check([&] {
+    const bool drawn =
+        state_of_generator(program.device_) == std::pair(seed_, ordinal_ + program.taped_.draws);
+    const bool ours =
+        !program.taped_.generator ||
+        program.taped_.generator == dispatch::default_generator(program.device_).getIntrusivePtr();
+    return drawn && ours ? "" : "it uses a random generator in another way than by drawing from it";
+  });
+  check([&] { return match_leaves(); });
+  check([&] { return match_outputs(results); });
+  return {why.empty() ? std::move(program_) : nullptr, why};
+}
+
+// Which source each input of the program is.
+std::string StepRecording::match_leaves() {
+  StepProgram& program = *program_;
+  ska::flat_hash_map<const ir::Node*, size_t> source_of;
+  ska::flat_hash_map<const ir::Storage*, size_t> storages;
+  for (size_t i = 0; i < before_.size(); ++i) {
+    if (!source_of.emplace(before_[i], i).second) return "two of its tensors have the same content";
+    if (!storages.emplace(&storage_of(tensor_of(program.sources_[i])), i).second) {
+      return "two of its tensors share memory";
+    }
+  }
+  for (size_t i = 0; i < program.taped_.leaves.size(); ++i) {
+    const auto found = source_of.find(program.taped_.leaves[i]);
+    if (found == source_of.end()) {
+      return "it uses a tensor that is neither an argument nor reached by its code, or copies one "
+             "to the device";
+    }
+    program.sources_[found->second].leaf = static_cast<int>(i);
+  }
+  return "";
+}
+
+const at::Tensor& StepRecording::tensor_of(const Source& source) const {
+  switch (source.kind) {
+    case Source::kState:
+      return program_->state_[source.index];
+    case Source::kArgument:
+      return arguments_[source.index];
+    default:
+      return gradients_[source.index];
+  }
+}
+
+// Who gets each output.
+std::string StepRecording::match_outputs(const std::vector<at::Tensor>& results) {
+  StepProgram& program = *program_;
+  const std::vector<graph::Tape::Written>& written = program.taped_.written;
+  ska::flat_hash_map<uint64_t, size_t> written_at;
+  for (size_t i = 0; i < written.size(); ++i) written_at.emplace(written[i].id, i);
+  std::vector<bool> used(written.size(), false);
+  for (size_t i = 0; i < program.sources_.size(); ++i) {
+    Source& source = program.sources_[i];
+    ir::Storage& storage = storage_of(tensor_of(source));
+    if (source.kind == Source::kState && storage.id() != source.storage) {
+      return "it gives a tensor other memory";
+    }
+    std::lock_guard lock(storage.mutex());
+    if (!(storage.base() == source.base)) return "it lays memory out in another way";
+    if (const auto found = written_at.find(storage.id()); found != written_at.end()) {
+      if (source.copied) return "it writes to a part of an argument's memory";
+      source.output = static_cast<int>(written[found->second].output);
+      used[found->second] = true;
+      continue;
+    }
+    const ir::Value* value = source.copied ? storage.find_view(source.view) : &storage.value();
+    // The copy of a view is dropped with the region.
+    if (value && value->node.get() != before_[i]) return "it gives a tensor the content of another";
+  }
+  for (const at::Tensor& result : results) {
+    if (std::string why = add_fresh(result, used); !why.empty()) return why;
+  }
+  program.results_ = program.fresh_.size();
+  for (size_t i = 0; i < program.state_.size(); ++i) {
+    const at::Tensor& state = program.state_[i];
+    const at::Tensor now = state.requires_grad() ? state.grad() : at::Tensor();
+    const at::Tensor& before = gradients_[i];
+    if (now.defined() != before.defined()) {
+      return "there are gradients before or after it, and not both";
+    }
+    if (!state.requires_grad()) continue;
+    StepProgram::Gradient gradient{static_cast<uint32_t>(i), -1, -1};
+    if (now.defined()) {
+      for (size_t s = 0; s < program.sources_.size(); ++s) {
+        const Source& source = program.sources_[s];
+        if (source.kind == Source::kGradient && source.index == i) {
+          gradient.source = static_cast<int>(s);
+        }
+      }
+      if (!now.is_same(before)) {
+        if (now.requires_grad()) return "its gradients have gradients";
+        gradient.fresh = static_cast<int>(program.fresh_.size());
+        if (std::string why = add_fresh(now, used); !why.empty()) return why;
+        if (!(program.fresh_.back().geometry == program.sources_[gradient.source].view)) {
+          return "a gradient is of another kind than before";
+        }
+      }
+    }
+    program.gradients_.push_back(gradient);
+  }
+  for (const bool each : used) {
+    if (!each) return "a tensor that it makes is kept, and is not returned";
+  }
+  return "";
+}
+
+std::string StepRecording::add_fresh(const at::Tensor& tensor, std::vector<bool>& used) {
+  const std::vector<graph::Tape::Written>& written = program_->taped_.written;
+  ir::Storage& storage = storage_of(tensor);
+  for (size_t i = 0; i < written.size(); ++i) {
+    if (written[i].id != storage.id()) continue;
+    if (used[i]) return "it returns two tensors that share memory";
+    used[i] = true;
+    std::lock_guard lock(storage.mutex());
+    const ir::Geometry geometry = dispatch::geometry_of(*tensor.unsafeGetTensorImpl());
+    const bool plain = geometry.dtype == storage.base().dtype && !tensor.is_conj() &&
+                       !tensor.is_neg() && !tensor.unsafeGetTensorImpl()->is_python_dispatch();
+    if (!plain || static_cast<size_t>(storage.base().nbytes()) != storage.nbytes()) {
+      return "it returns another view of what it computes";
+    }
+    program_->fresh_.push_back(
+        {geometry, storage.base(), written[i].output, tensor.requires_grad()});
+    return "";
+  }
+  return "it returns, or has as a gradient, what is not its own result";
+}
+
+}  // namespace lazyxla::steps

@@ -1,0 +1,345 @@
+"""All that a step's Python code can read, as guards.
+
+The walk begins at the function: its closure, its defaults, the globals that its code names, and on
+from there through containers, objects and the code that they bring along. Of an object of the
+user's own class only those attributes count whose names occur in code that was found; of PyTorch's
+modules and optimizers all do. What cannot be compared, such as an iterator or a file, makes the
+step unfit, with a reason.
+"""
+
+from __future__ import annotations
+
+import builtins
+import collections
+import functools
+import sys
+import types
+from typing import Any, cast
+
+import torch
+from torch import nn
+from torch.nn.modules import module as nn_module
+from torch.optim import optimizer as torch_optimizer
+
+from lazyxla import _C, config
+from lazyxla.runtime import BACKEND
+from lazyxla.steps import trust
+from lazyxla.steps.code import reads_of
+from lazyxla.steps.trust import Unfit
+
+_VALUES = (
+    *(int, float, complex, bool, str, bytes, type(None), type(...), type(NotImplemented), range),
+    *(torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size),
+)
+_DICTS = (dict, collections.OrderedDict, collections.defaultdict)
+_C_FUNCTIONS = (
+    *(types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType),
+    *(types.MethodWrapperType, types.ClassMethodDescriptorType, types.GetSetDescriptorType),
+)
+# Modules whose wrappers do, within a step, what they wrap does: those of lazyxla.compile(), and
+# those that keep a dataclass's __repr__ from calling itself.
+_TRANSPARENT = ("lazyxla.modes", "dataclasses", "reprlib")
+_METHODS = (types.FunctionType, staticmethod, classmethod, property)
+_TEXTS = ("__repr__", "__str__", "__format__")
+_NOT_ATTRIBUTES = ("__dict__", "__weakref__", "__abstractmethods__", "_abc_impl", "__doc__")
+_MOST_OBJECTS = 200_000
+# Bytes of an instance that has nothing but a dict and weak references.
+_PLAIN_SIZE = 32
+_MADE_BY_PYTHON = 1 << 9  # of a class's flags; C code may make such classes, too
+_HOOKS = (
+    *("_global_backward_pre_hooks", "_global_backward_hooks", "_global_forward_pre_hooks"),
+    *("_global_forward_hooks", "_global_forward_hooks_always_called"),
+    "_global_forward_hooks_with_kwargs",
+)
+
+
+class Reach:
+    """The walk from a function and what it is called with.
+
+    Attributes:
+        guards: what must stay as it is for the function to do the same again.
+        tensors: the tensors of the device that it reached.
+        optimizers: the optimizers of torch.optim that it reached.
+        names: all names and strings in the code that it reached.
+
+    Raises:
+        Unfit: something cannot be compared.
+    """
+
+    def __init__(self, function: Any, arguments: Any, varying: dict[int, dict[str, int]]) -> None:
+        self.guards: Any = _C.StepGuards()
+        self.tensors: list[torch.Tensor] = []
+        self.optimizers: list[torch.optim.Optimizer] = []
+        self.names: set[str] = set()
+        self._varying = varying  # by a dict's id: keys whose numbers may vary
+        self._seen: dict[int, Any] = {}
+        self._work: list[tuple[Any, str]] = []
+        self._looked_up: set[tuple[int, str]] = set()
+        # Namespaces of which only what is named counts: the dict, its name, the keys visited, and
+        # whether it has a guard.
+        self._by_name: list[tuple[dict[str, Any], str, set[str], bool]] = []
+        self._modules: set[str] = set()
+        self._dynamic = False
+        self._globals_of_torch()
+        self._add(function, getattr(function, "__name__", "the step"))
+        self._arguments(arguments)
+        self._run()
+
+    def _globals_of_torch(self) -> None:
+        for name in _HOOKS:
+            self._add(vars(nn_module)[name], f"torch.nn.modules.module.{name}")
+        full = "_global_is_full_backward_hook"
+        self.guards.add_key(f"torch.nn.modules.module.{full}", vars(nn_module), full)
+        for name in ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks"):
+            hooks = getattr(torch_optimizer, name)
+            self.guards.add_dict(f"torch.optim.optimizer.{name}", hooks)
+            for hook in hooks.values():
+                if not hook.__module__.startswith("lazyxla."):  # ours do nothing to a step
+                    self._add(hook, "a hook of all optimizers")
+        for module in ("torch", "torch.nn.functional"):
+            self._torch_module(module)
+        self.guards.add_dict("lazyxla.settings", vars(config.settings))
+        for kind in (torch.Tensor, nn.Parameter, nn.Module, torch.optim.Optimizer):
+            self._type(None, kind, kind.__qualname__)
+
+    def _torch_module(self, name: str) -> None:
+        """What a module of PyTorch's has: its code is trusted as it is now."""
+        module = sys.modules.get(name)
+        if name.partition(".")[0] == "torch" and module is not None and name not in self._modules:
+            self._modules.add(name)
+            self.guards.add_dict(name, vars(module))
+
+    def _arguments(self, value: Any) -> None:
+        """What of the arguments is no tensor. Their containers are the signature's to compare."""
+        if type(value) in (tuple, list):
+            for each in value:
+                self._arguments(each)
+        elif type(value) is dict:
+            for key, each in value.items():
+                self._add(key, "an argument's key")
+                self._arguments(each)
+        elif type(value) is not torch.Tensor:
+            self._add(value, "an argument")
+
+    def _add(self, value: Any, name: str) -> None:
+        if type(value) not in _VALUES and id(value) not in self._seen:
+            self._seen[id(value)] = value
+            self._work.append((value, name))
+
+    def _run(self) -> None:
+        while self._work:
+            while self._work:
+                if len(self._seen) > _MOST_OBJECTS:
+                    raise Unfit("its code can reach too many objects")
+                self._visit(*self._work.pop())
+            for space, name, visited, _ in self._by_name:
+                for key in self._named(space) - visited:
+                    visited.add(key)
+                    self._add(space[key], f"{name}.{key}")
+        for space, name, visited, guarded in self._by_name:
+            if guarded:
+                self.guards.add_dict(name, space, {}, set(space) - visited)
+
+    def _named(self, space: dict[str, Any]) -> set[str]:
+        if self._dynamic:  # of the interpreter's own names only those that are named
+            return {k for k in space if k in self.names or not k.startswith("__")}
+        return {k for k in space if k in self.names}
+
+    def _visit(self, value: Any, name: str) -> None:
+        kind = type(value)
+        if isinstance(value, torch.Tensor):
+            self._tensor(value, name)
+        elif kind is types.FunctionType:
+            self._function(value, name)
+        elif kind is types.MethodType:
+            self._add(value.__func__, name)
+            self._add(value.__self__, f"{name}.__self__")
+        elif kind in _C_FUNCTIONS:
+            self._c_function(value, name)
+        elif isinstance(value, type):
+            self._class(value, name)
+        elif kind is types.ModuleType:
+            if trust.is_refused(value.__name__):
+                raise Unfit(f"it uses {value.__name__}")
+            self._by_name.append((vars(value), name, set(), True))
+        elif kind in _DICTS:
+            self._dict(value, name)
+        elif kind in (list, set):
+            self.guards.add_list(name, value)
+            for i, each in enumerate(value):
+                self._add(each, f"{name}[{i}]")
+        elif kind in (tuple, frozenset) or (isinstance(value, tuple) and hasattr(kind, "_fields")):
+            for i, each in enumerate(value):
+                self._add(each, f"{name}[{i}]")
+            if kind not in (tuple, frozenset):
+                self._class(kind, kind.__qualname__)
+        elif kind is functools.partial:
+            for part in (value.func, value.args, value.keywords):
+                self._add(part, name)
+        elif kind in (staticmethod, classmethod):
+            self._add(value.__func__, name)
+        elif kind is property:
+            for part in (value.fget, value.fset, value.fdel):
+                self._add(part, name)
+        else:
+            self._object(value, name)
+
+    def _tensor(self, tensor: torch.Tensor, name: str) -> None:
+        if type(tensor) not in (torch.Tensor, nn.Parameter):
+            raise Unfit(f"{name} is a {type(tensor).__name__}")
+        if why := _C.unfit_tensor(tensor):
+            raise Unfit(f"{name} {why}")
+        self.guards.add_tensor(name, tensor)
+        if tensor.__dict__:
+            self._add(tensor.__dict__, f"the attributes of {name}")
+        if tensor.device.type == BACKEND:
+            self.tensors.append(tensor)
+
+    def _dict(self, value: dict[Any, Any], name: str) -> None:
+        self.guards.add_dict(name, value, self._varying.get(id(value), {}))
+        for key, each in value.items():
+            self._add(key, f"a key of {name}")
+            self._add(each, f"{name}[{key!r}]" if type(key) in (str, int) else f"{name}[...]")
+
+    def _function(self, function: types.FunctionType, name: str) -> None:
+        trust.check_object(function, name)
+        module = function.__globals__.get("__name__", "")
+        if module in _TRANSPARENT and hasattr(function, "__wrapped__"):
+            self.guards.add_function(name, function)
+            self._add(function.__wrapped__, name)
+            return
+        if trust.is_refused(module) or module.partition(".")[0] == "lazyxla":
+            raise Unfit(f"it calls {function.__qualname__} of {module}")
+        self.guards.add_function(name, function)
+        cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+        if trust.is_trusted(module):
+            self._torch_module(module)
+            # A wrapper of PyTorch's; what it wraps may be the user's.
+            for variable, cell in cells:
+                inner = cell.cell_contents
+                if isinstance(inner, (types.FunctionType, types.MethodType, nn.Module)):
+                    self.guards.add_cell(f"{variable} of {name}", cell)
+                    self._add(inner, variable)
+            return
+        for default in function.__defaults__ or ():
+            self._add(default, f"a default of {name}")
+        if function.__kwdefaults__:
+            self._add(function.__kwdefaults__, f"the defaults of {name}")
+        if function.__dict__:
+            self._add(function.__dict__, f"the attributes of {name}")
+        for variable, cell in cells:
+            try:
+                inner = cell.cell_contents
+            except ValueError:
+                raise Unfit(f"its variable {variable} has no value yet") from None
+            self.guards.add_cell(variable, cell)
+            self._add(inner, variable)
+        self._code(function)
+
+    def _code(self, function: types.FunctionType) -> None:
+        reads = reads_of(function.__code__)
+        if refused := reads.names & trust.REFUSED_NAMES:
+            raise Unfit(f"{function.__qualname__} reads {sorted(refused)[0]} of something")
+        self.names |= reads.names
+        self._dynamic |= reads.dynamic or not reads.names.isdisjoint(trust.DYNAMIC_NAMES)
+        for chain in reads.chains:
+            self._look_up(function.__globals__, chain)
+
+    def _look_up(self, space: dict[str, Any], chain: tuple[str, ...]) -> None:
+        """A global name, and attributes of it as long as it is a module."""
+        first, *attributes = chain
+        self._key(space, first, first)
+        if first not in space:
+            if hasattr(builtins, first):
+                trust.check_builtin(first)
+                self._key(vars(builtins), first, first)
+            return
+        value, name = space[first], first
+        for attribute in attributes:
+            if not isinstance(value, types.ModuleType):
+                break
+            if trust.is_refused(value.__name__):
+                raise Unfit(f"it uses {value.__name__}")
+            inside = vars(value)
+            name = f"{name}.{attribute}"
+            if attribute not in inside:
+                raise Unfit(f"it uses {name}, which {value.__name__} makes when it is asked for")
+            self._key(inside, attribute, name)
+            value = inside[attribute]
+        self._add(value, name)
+
+    def _key(self, space: dict[str, Any], key: str, name: str) -> None:
+        if (id(space), key) not in self._looked_up:
+            self._looked_up.add((id(space), key))
+            self.guards.add_key(name, space, key)
+
+    def _c_function(self, function: Any, name: str) -> None:
+        trust.check_object(function, name)
+        owner = getattr(function, "__self__", None)
+        if owner is not None and not isinstance(owner, (types.ModuleType, type)):
+            self._add(owner, f"{name}.__self__")  # a method of an object that is compared
+            return
+        module = trust.module_of(function)
+        if not trust.is_trusted(module):
+            raise Unfit(f"it calls {name}, of {module or 'an unknown module'}, which is not Python")
+
+    def _type(self, value: Any, kind: type, name: str) -> None:
+        if not self.guards.add_type(name, value, kind):
+            raise Unfit(f"Python cannot tell whether {kind.__qualname__} changes")
+
+    def _class(self, kind: type, name: str) -> None:
+        if trust.is_refused(kind.__module__) or kind.__module__.partition(".")[0] == "lazyxla":
+            raise Unfit(f"it uses {kind.__qualname__} of {kind.__module__}")
+        self._seen[id(kind)] = kind
+        self._type(None, kind, name)
+        if not trust.is_trusted(type(kind).__module__):
+            raise Unfit(f"{kind.__qualname__} is of a class of classes, {type(kind).__qualname__}")
+        has_trusted_base = any(
+            c is not object and trust.is_trusted(c.__module__) for c in kind.__mro__
+        )
+        for each in kind.__mro__:
+            if trust.is_trusted(each.__module__) or (each is not kind and id(each) in self._seen):
+                self._torch_module(each.__module__)
+                continue
+            if not each.__flags__ & _MADE_BY_PYTHON:
+                raise Unfit(
+                    f"it uses {each.__qualname__} of {each.__module__}, which is not Python"
+                )
+            self._seen[id(each)] = each
+            visited = set(_NOT_ATTRIBUTES)
+            for key, value in vars(each).items():
+                # Methods that nobody need name: Python's own, and what a trusted class may call.
+                called = has_trusted_base or (key.startswith("__") and key not in _TEXTS)
+                if called and isinstance(value, _METHODS):
+                    visited.add(key)
+                    self._add(value, f"{each.__qualname__}.{key}")
+            space = cast(dict[str, Any], vars(each))
+            # Its version is the type's guard.
+            self._by_name.append((space, each.__qualname__, visited, False))
+
+    def _object(self, value: Any, name: str) -> None:
+        kind = type(value)
+        if kind.__dictoffset__ == 0 or kind.__basicsize__ > _PLAIN_SIZE:
+            raise Unfit(f"{name} is a {kind.__qualname__}, which cannot be compared")
+        self._type(value, kind, name)
+        if id(kind) not in self._seen:
+            self._class(kind, kind.__qualname__)
+        space = object.__getattribute__(value, "__dict__")
+        if isinstance(value, torch.optim.Optimizer):
+            self.optimizers.append(value)
+        if any(_has_code_unseen(c) for c in kind.__mro__):
+            self._dict(space, name)
+            return
+        visited: set[str] = set()
+        if isinstance(value, nn.Module):
+            visited = {k for k in space if k.startswith("_") or k == "training"}
+            for key in visited:
+                self._add(space[key], f"{name}.{key}")
+        self._by_name.append((space, name, visited, True))
+
+
+def _has_code_unseen(kind: type) -> bool:
+    """Whether a class has trusted methods: nobody looks which attributes they read."""
+    if kind is nn.Module or kind.__module__ in ("abc", "typing", "typing_extensions"):
+        return False
+    return kind is not object and trust.is_trusted(kind.__module__)

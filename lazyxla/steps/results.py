@@ -1,0 +1,112 @@
+"""What a captured step returns: new tensors, and what stays the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from lazyxla.runtime import BACKEND
+from lazyxla.steps.trust import Unfit
+
+_VALUES = (int, float, complex, bool, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
+
+
+class Results:
+    """How to build a step's result from the tensors that it makes.
+
+    Attributes:
+        fresh: the new tensors of one result, in order; empty once forgotten.
+
+    Raises:
+        Unfit: the result has something else, or a tensor through which backward() may still go.
+    """
+
+    def __init__(self, result: Any, state: list[torch.Tensor]) -> None:
+        self.fresh: list[torch.Tensor] = []
+        self._state = {id(tensor): tensor for tensor in state}
+        self._positions: dict[int, int] = {}
+        self._template = self._describe(result)
+        self._is_one = self._template == (int, 0)
+
+    def forget(self) -> None:
+        """Lets go of the tensors."""
+        self.fresh = []
+        self._positions = {}
+        self._state = {}
+
+    def build(self, made: list[torch.Tensor]) -> Any:
+        """The result of a call that made these tensors."""
+        return made[0] if self._is_one else _build(self._template, made)
+
+    def _describe(self, result: Any) -> tuple[Any, Any]:
+        kind = type(result)
+        if kind in (torch.Tensor, torch.nn.Parameter):
+            if id(result) in self._state:
+                return object, result
+            if id(result) not in self._positions:
+                if result.device.type != BACKEND:
+                    raise Unfit("it returns a tensor of another device")
+                if result.requires_grad and not _is_used_up(result):
+                    raise Unfit(
+                        "it returns a tensor whose gradients can still be computed; return it "
+                        "detached"
+                    )
+                if result.__dict__:
+                    raise Unfit("it returns a tensor with attributes")
+                self._positions[id(result)] = len(self.fresh)
+                self.fresh.append(result)
+            return int, self._positions[id(result)]
+        if kind in (tuple, list):
+            return kind, [self._describe(each) for each in result]
+        if kind is dict:
+            if not all(type(key) in _VALUES for key in result):
+                raise Unfit("it returns a dict with other keys than numbers and strings")
+            return dict, {key: self._describe(each) for key, each in result.items()}
+        if kind not in _VALUES:
+            raise Unfit(f"it returns a {kind.__qualname__}")
+        return object, result
+
+
+def _build(template: tuple[Any, Any], made: list[torch.Tensor]) -> Any:
+    kind, what = template
+    if kind is int:
+        return made[what]
+    if kind is object:
+        return what
+    if kind is dict:
+        return {key: _build(each, made) for key, each in what.items()}
+    return kind(_build(each, made) for each in what)
+
+
+def _is_used_up(tensor: torch.Tensor) -> bool:
+    """Whether backward() went through a tensor's whole history, and freed what it had saved."""
+    freed = False
+    waiting, seen = [tensor.grad_fn], set()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        for is_freed in _saved(node):
+            if not is_freed:
+                return False
+            freed = True
+        waiting.extend(following for following, _ in node.next_functions)
+    return freed
+
+
+def _saved(node: Any) -> Iterator[bool]:
+    """For each tensor that a node saved for its backward, whether it is freed."""
+    for name in dir(node):
+        if not name.startswith("_saved_") and name != "saved_tensors":
+            continue
+        try:
+            saved = getattr(node, name)
+        except RuntimeError:  # "Trying to backward through the graph a second time"
+            yield True
+            continue
+        several = saved if isinstance(saved, (tuple, list)) else (saved,)
+        if any(isinstance(each, torch.Tensor) for each in several):
+            yield False

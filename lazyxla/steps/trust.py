@@ -1,0 +1,104 @@
+"""Which code a step may call without anybody looking into it.
+
+PyTorch's own functions do what their arguments, their objects' attributes and PyTorch's state say;
+all three are guarded. Python's functions for arithmetic and containers do what their arguments say.
+All other Python code is read (code.py), and all other code in C is not trusted: a step that calls
+it is not captured.
+"""
+
+from __future__ import annotations
+
+import builtins
+from types import ModuleType
+from typing import Any
+
+import torch
+
+
+class Unfit(Exception):
+    """Why a step cannot be captured: the end of a sentence about it."""
+
+
+_TRUSTED = {
+    *("torch", "math", "cmath", "operator", "_operator", "functools", "_functools", "itertools"),
+    *("collections", "_collections", "_collections_abc", "contextlib", "typing", "abc", "enum"),
+    *("types", "numbers", "builtins", "typing_extensions"),
+}
+# Parts of PyTorch that act on what is not guarded: files, processes, seeds, other compilers.
+_UNTRUSTED = (
+    *("torch.distributed", "torch.utils.data", "torch.jit", "torch._dynamo", "torch.compiler"),
+    *("torch.hub", "torch.multiprocessing", "torch.random", "torch.backends", "torch.cuda"),
+    *("torch.accelerator", "torch.lazyxla", "torch.nn.parallel", "torch.package", "torch.onnx"),
+    *("torch._inductor", "torch.serialization", "torch.storage", "torch.numa", "torch.monitor"),
+)
+_REFUSED_FUNCTIONS = {
+    id(function)
+    for function in (
+        *(torch.manual_seed, torch.seed, torch.initial_seed, torch.get_rng_state),
+        *(torch.set_rng_state, torch.save, torch.load, torch.compile, torch.set_num_threads),
+        *(torch.get_num_threads, torch.from_numpy, torch.from_file, torch.frombuffer),
+        *(torch.set_default_device, torch.set_default_dtype, torch.random.fork_rng),
+    )
+}
+# Names of attributes that tell where a tensor lies, or how often it was written.
+REFUSED_NAMES = frozenset(
+    {
+        "data_ptr",
+        "_version",
+        "untyped_storage",
+        "_typed_storage",
+        "numpy",
+        "__array__",
+        "__dlpack__",
+    }
+)
+DYNAMIC = frozenset({"getattr", "setattr", "delattr", "hasattr", "vars"})
+"""Builtin functions by which code reads attributes whose names it makes up."""
+DYNAMIC_NAMES = frozenset(
+    {"__dict__", "__getattribute__", "attrgetter", "methodcaller", "__reduce_ex__", "__reduce__"}
+)
+"""Names of attributes and functions with which it does, too."""
+BUILTINS = DYNAMIC | {
+    *("abs", "all", "any", "bool", "bytes", "callable", "chr", "classmethod", "complex", "dict"),
+    *("divmod", "enumerate", "filter", "float", "format", "frozenset", "int", "isinstance"),
+    *("issubclass", "iter", "len", "list", "map", "max", "min", "next", "object", "ord", "pow"),
+    *("property", "range", "repr", "reversed", "round", "set", "slice", "sorted", "staticmethod"),
+    *("str", "sum", "super", "tuple", "type", "zip", "__debug__", "NotImplemented", "Ellipsis"),
+}
+# repr, str and format show no address: only an object that Python code makes could, by id() and
+# object.__repr__, and no operator takes a string.
+
+
+def is_trusted(module: str) -> bool:
+    """Whether code of a module of this name is called unseen."""
+    return module.partition(".")[0] in _TRUSTED and not is_refused(module)
+
+
+def is_refused(module: str) -> bool:
+    """Whether it is a part of PyTorch that a step must not use."""
+    return any(module == name or module.startswith(name + ".") for name in _UNTRUSTED)
+
+
+def check_object(thing: Any, name: str) -> None:
+    """Raises Unfit for functions that no step may call."""
+    if id(thing) in _REFUSED_FUNCTIONS:
+        raise Unfit(f"it calls {name}()")
+
+
+def check_builtin(name: str) -> None:
+    value = getattr(builtins, name)
+    if isinstance(value, type) and issubclass(value, BaseException):
+        return
+    if name not in BUILTINS:
+        raise Unfit(f"it calls {name}(), which does more than compute")
+
+
+def module_of(function: Any) -> str:
+    """The module of a function in C; of a method, its class's."""
+    owner = getattr(function, "__self__", None)
+    if isinstance(owner, ModuleType):
+        return owner.__name__
+    owner = getattr(function, "__objclass__", owner)
+    if isinstance(owner, type):
+        return owner.__module__
+    return getattr(function, "__module__", None) or ""

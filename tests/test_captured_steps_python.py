@@ -1,0 +1,407 @@
+"""Captured steps: what their Python code reads, what they are called with, and what they return."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import lazyxla
+from tests.step_twins import Step, Training, Twins, loss_of, network, plain_step, sgd
+from tests.support import DEVICE, counted
+
+SCALE = 1.0
+OPTIONS = {"scale": 1.0}
+
+
+def scaled(x: torch.Tensor) -> torch.Tensor:
+    return x * SCALE
+
+
+class Halving(torch.autograd.Function):
+    factor = 0.5
+
+    @staticmethod
+    def forward(ctx, x: torch.Tensor) -> torch.Tensor:
+        return x * Halving.factor
+
+    @staticmethod
+    def backward(ctx, grad: torch.Tensor) -> torch.Tensor:
+        return grad * Halving.factor
+
+
+class Block(nn.Module):
+    scale = 1.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(8, 4)
+        self.options = {"scale": 1.0}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x) * self.scale * self.options["scale"]
+
+
+@pytest.fixture(autouse=True)
+def modes_stay_as_they_are() -> Iterator[None]:
+    state = lazyxla._C.torch_state()
+    yield
+    assert lazyxla._C.torch_state() == state
+
+
+def _changed(twins: Twins, change: Callable[[], object]) -> None:
+    """Settles, changes something, and expects that the code runs once and then is captured."""
+    twins.settle()
+    change()
+    assert twins.run(1) == 0
+    twins.settle()
+
+
+# --- What the code reads -------------------------------------------------------------------------
+
+
+def test_a_variable_of_the_closure() -> None:
+    factor = 1.0
+
+    def set_factor() -> None:
+        nonlocal factor
+        factor = 0.5
+
+    _changed(Twins(loss_of(lambda t, x: t.model(x) * factor)), set_factor)
+
+
+@pytest.mark.parametrize("where", ["scaled", "here"])
+def test_a_global(where: str, monkeypatch) -> None:
+    output = {"scaled": lambda t, x: scaled(t.model(x)), "here": lambda t, x: t.model(x) * SCALE}
+    twins = Twins(loss_of(output[where]))
+    _changed(twins, lambda: monkeypatch.setitem(globals(), "SCALE", 0.5))
+
+
+def test_an_element_of_a_global_dict(monkeypatch) -> None:
+    twins = Twins(loss_of(lambda t, x: t.model(x) * OPTIONS["scale"]))
+    _changed(twins, lambda: monkeypatch.setitem(OPTIONS, "scale", 0.5))
+
+
+def test_a_function_that_is_replaced(monkeypatch) -> None:
+    twins = Twins(loss_of(lambda t, x: scaled(t.model(x))))
+    _changed(twins, lambda: monkeypatch.setitem(globals(), "scaled", lambda x: x * 0.5))
+
+
+def test_a_function_of_torch_that_is_replaced(monkeypatch) -> None:
+    twins = Twins(loss_of(lambda t, x: t.model(x)))
+    mse_loss = F.mse_loss
+    _changed(twins, lambda: monkeypatch.setattr(F, "mse_loss", lambda a, b: mse_loss(a, b) * 0.5))
+
+
+def test_modules_in_the_closure(monkeypatch) -> None:
+    functions, values = F, math
+    monkeypatch.setattr(values, "scale", 1.0, raising=False)
+    twins = Twins(loss_of(lambda t, x: functions.relu(t.model(x)) * values.scale))
+    _changed(twins, lambda: monkeypatch.setattr(values, "scale", 0.5))
+    framework = torch
+    seeded = Twins(loss_of(lambda t, x: (framework.manual_seed(1), t.model(x))[1]))
+    assert seeded.run(5) == 0
+
+
+def test_a_function_s_default() -> None:
+    def output(t: Training, x: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+        return t.model(x) * scale
+
+    def change() -> None:
+        output.__defaults__ = (0.5,)
+
+    _changed(Twins(loss_of(output)), change)
+
+
+def test_an_attribute_of_an_object() -> None:
+    def make(training: Training) -> Step:
+        training.config.scale = 1.0
+        training.config.unused = iter([1])  # not compared, for the code does not name it
+        return loss_of(lambda t, x: t.model(x) * t.config.scale)(training)
+
+    twins = Twins(make)
+    twins.settle()
+    for training in twins.both:
+        training.config.unused = iter([2])
+    assert twins.run(2) == 2
+    for training in twins.both:
+        training.config.scale = 0.5
+    assert twins.run(1) == 0
+    twins.settle()
+
+
+def test_an_attribute_whose_name_is_made_up() -> None:
+    def make(training: Training) -> Step:
+        training.config.scale1 = 1.0
+        return loss_of(lambda t, x: t.model(x) * getattr(t.config, f"scale{len([x])}"))(training)
+
+    twins = Twins(make)
+
+    def change() -> None:
+        for training in twins.both:
+            training.config.scale1 = 0.5
+
+    _changed(twins, change)
+
+
+@pytest.mark.parametrize("what", ["class", "object", "dict", "method", "own method"])
+def test_a_module_of_one_s_own(what: str, monkeypatch) -> None:
+    twins = Twins(model=Block)
+
+    def change() -> None:
+        for training in twins.both:
+            if what == "class":
+                monkeypatch.setattr(Block, "scale", 0.5)
+            elif what == "object":
+                training.model.scale = 0.5
+            elif what == "dict":
+                training.model.options["scale"] = 0.5
+            elif what == "method":
+                monkeypatch.setattr(Block, "forward", lambda self, x: self.inner(x) * 0.5)
+            else:
+                inner = training.model.inner
+                training.model.forward = lambda x, inner=inner: inner(x) * 0.5
+
+    _changed(twins, change)
+
+
+def test_an_autograd_function(monkeypatch) -> None:
+    twins = Twins(loss_of(lambda t, x: Halving.apply(t.model(x))))
+    _changed(twins, lambda: monkeypatch.setattr(Halving, "factor", 0.25))
+
+
+# --- PyTorch's state -----------------------------------------------------------------------------
+
+
+def _with_autocast(training: Training) -> Step:
+    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        with torch.autocast(DEVICE, dtype=torch.bfloat16):
+            loss = F.mse_loss(training.model(x), y)
+        loss.backward()
+        training.optimizer.step()
+        training.optimizer.zero_grad()
+        return loss.detach()
+
+    return step
+
+
+def test_autocast_in_the_step() -> None:
+    Twins(_with_autocast).settle()
+
+
+def test_autocast_around_the_call(caplog) -> None:
+    caplog.set_level(logging.INFO, "lazyxla")
+    twins = Twins()
+    twins.settle()
+    for _ in range(3):
+        with torch.autocast(DEVICE, dtype=torch.bfloat16):
+            assert twins.run(1) == 0
+    assert "autocast is on around it" in caplog.text
+    assert twins.run(1) == 1
+
+
+def test_no_gradients_around_the_call() -> None:
+    twins = Twins(loss_of(lambda t, x: t.model(x)))
+    twins.settle()
+    for training in twins.both:
+        x, y = (t.to(DEVICE) for t in twins.batch())
+        with torch.no_grad(), pytest.raises(RuntimeError, match="does not require grad"):
+            training.step(x, y)
+    assert twins.run(2) == 2
+
+
+def test_the_default_dtype() -> None:
+    twins = Twins(loss_of(lambda t, x: t.model(x) + torch.ones(4, device=x.device).cos()))
+    twins.settle()
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert twins.run(1) == 0
+        twins.settle()
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize("what", ["matmul_precision", "deterministic", "settings"])
+def test_other_settings_run_the_code(what: str, monkeypatch) -> None:
+    twins = Twins()
+    twins.settle()
+    if what == "matmul_precision":
+        torch.set_float32_matmul_precision("medium")
+    elif what == "deterministic":
+        torch.use_deterministic_algorithms(True)
+    else:
+        monkeypatch.setattr(lazyxla.settings, "check_indices", True)
+    try:
+        assert twins.run(1) == 0
+        twins.settle()
+    finally:
+        torch.set_float32_matmul_precision("highest")
+        torch.use_deterministic_algorithms(False)
+    monkeypatch.undo()
+    assert twins.run(1) == 1  # as it was captured first
+
+
+def test_within_another_region_the_code_runs() -> None:
+    twins = Twins()
+    twins.settle()
+    x, y = (t.to(DEVICE) for t in twins.batch())
+    with counted() as n, lazyxla.compile():
+        result = twins.captured.step(x, y)
+    assert (n.captured_steps, n.executions) == (0, 1)
+    expected = twins.other.step(x, y)
+    twins.compare(result, expected)
+    assert twins.run(1) == 1
+
+
+@pytest.mark.parametrize("mode", [True, "fused"])
+def test_eager_modes(mode) -> None:
+    twins = Twins()
+    with lazyxla.eager_mode(mode):
+        twins.settle()
+
+
+# --- Arguments -----------------------------------------------------------------------------------
+
+
+def test_other_shapes_and_dtypes_are_captured_apart() -> None:
+    twins = Twins()
+    twins.settle()
+    for size in (3, 9):
+        twins.size = size
+        assert twins.run(1) == 0
+        twins.settle()
+    for size in (6, 3, 9, 6):
+        twins.size = size
+        assert twins.run(1) == 1
+    twins.dtype = torch.float64
+    assert twins.run(1) == 0
+
+
+def test_an_argument_that_lies_in_another_way() -> None:
+    step = lazyxla.compile(loss_of(lambda t, x: t.model(x)), capture=False)
+    twins = Twins(step)
+    twins.settle()
+    x, y = (t.to(DEVICE) for t in twins.batch())
+    turned = x.t().contiguous().t()
+    with counted() as n:
+        result = twins.captured.step(turned, y)
+    assert n.captured_steps == 0
+    twins.compare(result, twins.other.step(turned, y))
+
+
+def test_views_of_larger_tensors() -> None:
+    twins = Twins(loss_of(lambda t, x: t.model(x)))
+    xs, ys = torch.randn(64, 8), torch.randn(64, 4)
+    xs_there, ys_there = xs.to(DEVICE), ys.to(DEVICE)
+    captured = 0
+    for i in range(0, 60, 6):
+        with counted() as n:
+            result = twins.captured.step(xs_there[i : i + 6], ys_there[i : i + 6])
+        captured += n.captured_steps
+        twins.compare(result, twins.other.step(xs[i : i + 6].to(DEVICE), ys[i : i + 6].to(DEVICE)))
+    assert captured <= 10  # a view that begins elsewhere is another argument
+
+
+def test_numbers_and_strings_among_the_arguments() -> None:
+    def make(training: Training) -> Step:
+        inner = training.model
+
+        def step(x, y, weight: float, *, kind: str = "mean") -> torch.Tensor:
+            loss = F.mse_loss(inner(x), y, reduction=kind) * weight
+            loss.backward()
+            training.optimizer.step()
+            training.optimizer.zero_grad()
+            return loss.detach()
+
+        return step
+
+    twins = Twins(make)
+    twins.run(3, 1.0)
+    assert twins.run(2, 1.0) == 2
+    assert twins.run(1, 0.5) == 0
+    twins.run(3, 0.5)
+    assert twins.run(2, 0.5) == 2
+    assert twins.run(1, 1.0) == 1
+    assert twins.run(1, 1.0, kind="sum") == 0
+    assert twins.run(1, -0.0) == 0
+
+
+def test_containers_among_the_arguments() -> None:
+    def make(training: Training) -> Step:
+        inner = plain_step(training)
+
+        def step(batch: dict[str, Any]) -> torch.Tensor:
+            return inner(batch["x"], batch["more"][0])
+
+        return step
+
+    twins = Twins(make)
+    captured = 0
+    for _ in range(6):
+        x, y = (t.to(DEVICE) for t in twins.batch())
+        with counted() as n:
+            result = twins.captured.step({"x": x, "more": [y]})
+        captured += n.captured_steps
+        twins.compare(result, twins.other.step({"x": x, "more": [y]}))
+    assert captured >= 3
+    with counted() as n:
+        twins.captured.step({"x": x, "more": [y, y]})
+    assert n.captured_steps == 0
+
+
+def test_arguments_that_share_memory() -> None:
+    twins = Twins(model=lambda: nn.Linear(4, 4))
+    x = torch.randn(6, 4).to(DEVICE)
+    for _ in range(5):
+        twins.compare(twins.captured.step(x + 1, x), twins.other.step(x + 1, x))
+    with counted() as n:
+        result = twins.captured.step(x, x)
+    assert n.captured_steps == 0
+    twins.compare(result, twins.other.step(x, x))
+    results = []
+    for training in twins.both:
+        weight = training.model.weight.detach()
+        with counted() as n:
+            results.append(training.step(weight, torch.zeros(4, 4, device=DEVICE)))
+        assert n.captured_steps == 0
+    twins.compare(*results)
+
+
+def test_a_model_and_an_optimizer_as_arguments() -> None:
+    @lambda f: lazyxla.compile(f, capture=True)
+    def step(model, optimizer, x) -> torch.Tensor:
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    pairs = []
+    for _ in range(2):
+        model = network().to(DEVICE)
+        pairs.append((model, sgd(model.parameters())))
+    x = torch.randn(6, 8).to(DEVICE)
+    for _ in range(4):
+        for model, optimizer in pairs:
+            step(model, optimizer, x)
+    for model, optimizer in pairs:
+        before = model[0].weight.detach().clone()
+        with counted() as n:
+            step(model, optimizer, x)
+        assert n.captured_steps == 1
+        assert not torch.equal(before.cpu(), model[0].weight.detach().cpu())
+
+
+def test_an_argument_on_the_cpu_is_told(caplog) -> None:
+    caplog.set_level(logging.INFO, "lazyxla")
+    twins = Twins(loss_of(lambda t, x: t.model(x.to(DEVICE))))
+    for _ in range(4):
+        x, y = twins.batch()
+        twins.compare(twins.captured.step(x, y.to(DEVICE)), twins.other.step(x, y.to(DEVICE)))
+    assert "an argument is on the CPU" in caplog.text
