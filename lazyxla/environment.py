@@ -58,11 +58,19 @@ class Environment:
         _entered.modes.pop().__exit__(*exc)
 
     def to_xla(self, tree: Any) -> Any:
-        """See :func:`to_device`."""
+        """See :func:`to_device`.
+
+        Args:
+            tree: a pytree, see :func:`to_device`.
+        """
         return to_device(tree)
 
     def manual_seed(self, seed: int) -> None:
-        """Seeds the device's random numbers; see ``lazyxla.manual_seed``."""
+        """Seeds the device's random numbers; see ``lazyxla.manual_seed``.
+
+        Args:
+            seed: an integer of 64 bits, signed or unsigned.
+        """
         random.manual_seed_all(seed)
 
 
@@ -92,9 +100,14 @@ def disable_globally() -> None:
 
 
 def to_device(tree: Any, device: torch.device | str = BACKEND) -> Any:
-    """A pytree with its tensors on the device; modules in it are moved, too. All else stays.
+    """Moves the tensors and modules of a pytree to the device; other leaves stay as they are.
 
     A tensor that is there already is not copied.
+
+    Args:
+        tree: tensors and modules in tuples, lists, dicts and whatever else PyTorch's pytree knows;
+            or one of them.
+        device: where to; without an index the current device.
     """
 
     def move(leaf: Any) -> Any:
