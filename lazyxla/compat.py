@@ -9,6 +9,9 @@ from __future__ import annotations
 import importlib.util
 import sys
 
+REMOVED_OPERATORS = frozenset({"aten::cholesky"})
+"""Operators with a rule that not every torch has: ``aten::cholesky`` is gone in 2.15."""
+
 
 def minor_of(version: str) -> str:
     """``"2.15"`` of ``"2.15.0+cu132"``."""
