@@ -15,7 +15,7 @@ import torch
 
 from lazyxla import compat
 from tests.conftest import ROOT
-from tools import wheel_metadata
+from tools import copy_sources, wheel_metadata
 
 # What asks for a version in order to choose by it; names in a key or a message do not.
 ASKS = re.compile(
@@ -116,3 +116,26 @@ def test_the_table_of_versions_names_what_is_allowed() -> None:
     minors = re.search(r"^TORCH_MINORS := (.*)$", makefile, re.MULTILINE)
     assert minors
     assert all(f"torch {minor}" in page for minor in minors[1].split())
+
+
+def test_a_copy_of_the_sources_follows_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What `make test TORCH=...` works in."""
+    tree, target = tmp_path / "tree", tmp_path / "copy"
+    (tree / "a").mkdir(parents=True)
+    monkeypatch.chdir(tree)
+    subprocess.run(["git", "init", "-q"], check=True)
+    (tree / ".gitignore").write_text("*.so\n")
+    for name in ("a/kept", "a/changed", "a/gone", "a/built.so"):
+        (tree / name).write_text("1")
+    copy_sources.copy(target)
+    (target / "a/own.so").write_text("built there")
+    (tree / "a/changed").write_text("2")
+    os.utime(tree / "a/changed", ns=(10**18, 10**18))
+    (tree / "a/gone").unlink()
+    kept = (target / "a/kept").stat()
+    copy_sources.copy(target)
+    assert sorted(path.name for path in (target / "a").iterdir()) == ["changed", "kept", "own.so"]
+    assert (target / "a/changed").read_text() == "2"
+    assert (target / "a/kept").stat() == kept
