@@ -35,14 +35,15 @@ class Environment:
             model = torch.nn.Linear(3, 3)         # on the device
             model.load_state_dict(torch.load(f))  # loaded there
 
-    These are the results of constructors such as ``torch.randn`` and ``torch.tensor``, parameters
-    of modules, and what ``torch.load`` reads that was saved from the CPU. A device that is named
-    counts, and so does an inner ``with torch.device(...)``. A generator counts, too: what draws
-    from one of the CPU's is on the CPU. A block belongs to its thread, and not to processes that
-    are forked in it, as workers of loaders are. It can be entered again within itself.
+    This holds for constructors such as ``torch.randn`` and ``torch.tensor``, for parameters of
+    modules, and for what ``torch.load`` reads that was saved from the CPU. It does not hold where
+    the call names a device, inside of an inner ``with torch.device(...)``, and for random numbers
+    from a CPU generator, which stay on the CPU. A block holds for its thread only, and not for
+    processes that are forked in it, such as a loader's workers. It can be entered again within
+    itself.
 
     Attributes:
-        config: settings, which count at once.
+        config: its settings; a change takes effect at once.
     """
 
     def __init__(self, config: EnvironmentConfig | None = None) -> None:

@@ -134,8 +134,8 @@ def test_a_copy_of_the_sources_follows_them(
     (tree / "a/changed").write_text("2")
     os.utime(tree / "a/changed", ns=(10**18, 10**18))
     (tree / "a/gone").unlink()
-    kept = (target / "a/kept").stat()
+    kept = (target / "a/kept").stat().st_ctime_ns
     copy_sources.copy(target)
     assert sorted(path.name for path in (target / "a").iterdir()) == ["changed", "kept", "own.so"]
     assert (target / "a/changed").read_text() == "2"
-    assert (target / "a/kept").stat() == kept
+    assert (target / "a/kept").stat().st_ctime_ns == kept

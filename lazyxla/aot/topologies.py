@@ -145,7 +145,7 @@ class Topology:
 
 
 def topology(name: str | None = None) -> Topology:
-    """The description of devices by name, none of which need be there.
+    """Describes devices by their name; they need not be attached.
 
     Args:
         name: TPUs by their generation and the number of chips in each direction, for example
