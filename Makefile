@@ -1,10 +1,13 @@
 # make build | test | test-slow | test-all | test-long | test-opinfo | test-upstream |
-# test-upstream-distributed | test-interrupts | test-tpu-aot | test-cuda-aot | test-cuda | docs | demo |
-# bench | lint | format | clean
+# test-upstream-distributed | test-interrupts | test-tpu-aot | test-cuda-aot | test-cuda | wheels | docs |
+# demo | bench | lint | format | clean
 #
 # Everything happens in .venv, made here when it is missing. Stamp files in it make repeated calls
 # instant. PYTHON chooses the interpreter the environment is made from, JOBS how much is compiled or
 # swept at a time.
+#
+# With TORCH or JAX, everything happens in a copy of the sources below build/versions/, which has an
+# environment of its own: make test TORCH=2.15.0 JAX=0.12.0.1 PYTHON=python3.13
 
 PYTHON ?= python3
 JOBS ?= 2
@@ -13,16 +16,33 @@ VENV := .venv
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check
 
-# Pinned: a plain `pip install torch` brings the newest build, with the CUDA libraries.
-TORCH := torch==2.13.0
-TORCHVISION := torchvision==0.28.0
+# What is run here unless TORCH and JAX say otherwise; torchvision is the one for that torch.
+# TORCH_MINORS: those that wheels are built for. docs/versions.md says what else to change.
+TORCH ?=
+JAX ?=
+OWN_TORCH := 2.13.0
+OWN_JAX := 0.10.2
+TORCH_MINORS := 2.13 2.14 2.15
+PINNED := torch==$(or $(TORCH),$(OWN_TORCH)) jax==$(or $(JAX),$(OWN_JAX)) jaxlib==$(or $(JAX),$(OWN_JAX))
+TORCHVISION := torchvision$(if $(TORCH),,==0.28.0)
 
 CXX_FILES := $(shell find csrc -name '*.cpp' -o -name '*.h')
-PYTHON_FILES := $(wildcard lazyxla tests examples benchmarks)
+PYTHON_FILES := $(wildcard lazyxla tests examples benchmarks tools)
 
 .PHONY: build test test-slow test-all test-long test-opinfo test-upstream test-upstream-distributed test-interrupts \
-  test-tpu-aot test-cuda-aot test-cuda docs demo bench lint format clean
+  test-tpu-aot test-cuda-aot test-cuda wheels docs demo bench lint format clean copy
 .DELETE_ON_ERROR:
+
+# IN_COPY: this is make in the copy.
+ifneq ($(if $(IN_COPY),,$(TORCH)$(JAX)),)
+COPY := build/versions/torch-$(or $(TORCH),$(OWN_TORCH))-jax-$(or $(JAX),$(OWN_JAX))-$(notdir $(PYTHON))
+
+$(or $(MAKECMDGOALS),build): copy
+	+$(MAKE) -C $(COPY) IN_COPY=1 $@
+
+copy:
+	$(PYTHON) tools/copy_sources.py $(COPY)
+else
 
 build: $(VENV)/.installed
 
@@ -31,12 +51,12 @@ $(PY):
 
 # torchvision asks for the exact torch it was built with; --no-deps keeps pip from replacing ours.
 $(VENV)/.dependencies: pyproject.toml | $(PY)
-	$(PIP) install -q $(TORCH) numpy pillow
+	$(PIP) install -q $(PINNED) numpy pillow
 	$(PIP) install -q --no-deps $(TORCHVISION)
 	$(PY) -c 'import tomllib; p = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
-	  e = p["optional-dependencies"]; d = p["dependencies"] + e["test"] + e["lint"] + e["dev"]; \
+	  e = p["optional-dependencies"]; d = p["dependencies"] + e["test"] + e["lint"] + e["docs"] + e["dev"]; \
 	  print(*[r for r in d if not r.startswith("lazyxla")], sep="\n")' > $(VENV)/requirements.txt
-	$(PIP) install -q $(TORCH) -r $(VENV)/requirements.txt
+	$(PIP) install -q $(PINNED) -r $(VENV)/requirements.txt
 	touch $@
 
 # PATH: cmake and ninja are those of the environment.
@@ -97,10 +117,23 @@ test-cuda: build
 	LAZYXLA_PLATFORM=cuda $(PY) -m pytest -m cuda tests
 	$(PY) benchmarks/run.py --only training --device cuda --autocast --rounds 1
 
-# The pages that are written from the code.
+# A wheel in dist/ for each minor release of torch and this Python. Such a build needs no CUDA: of torch
+# only its headers and libraries, without what it depends on.
+wheels: $(TORCH_MINORS:%=wheel-torch-%)
+
+wheel-torch-%:
+	$(PYTHON) -m venv build/wheels/torch-$*
+	build/wheels/torch-$*/bin/python -m pip install -q --no-deps 'torch==$*.*' jaxlib==$(or $(JAX),$(OWN_JAX))
+	build/wheels/torch-$*/bin/python -m pip install -q 'scikit-build-core>=1.0' cmake ninja xla-cpu-pjrt
+	PATH="$(CURDIR)/build/wheels/torch-$*/bin:$$PATH" CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) \
+	  build/wheels/torch-$*/bin/python -m pip wheel -q --no-build-isolation --no-deps -w dist \
+	  -C build-dir=build/wheels/torch-$*/build .
+
+# The API reference, as HTML in build/docs, and the pages that are written from the code.
 docs: build
 	$(PY) -m tests.settings_table
 	$(PY) -m tests.operator_table
+	$(PY) -m tools.api_reference build/docs
 
 demo: build
 	$(PY) examples/train_decoder.py --small
@@ -122,3 +155,5 @@ format: $(VENV)/.dependencies
 
 clean:
 	rm -rf build dist lazyxla/_C*.so $(VENV)/.installed
+
+endif

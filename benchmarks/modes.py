@@ -13,6 +13,7 @@ the same step by hand in ``jax.jit`` (host_time.py).
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import itertools
 import os
 import subprocess
@@ -28,9 +29,11 @@ os.environ.setdefault("LAZYXLA_CACHE_SIZE", "0")  # warm-up is measured from not
 sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parent / "examples")]
 
 import decoder_data as data  # noqa: E402
+import docs_table  # noqa: E402
 import host_time  # noqa: E402
 import torch  # noqa: E402
 from decoder_model import SMALL, Decoder, next_token_loss  # noqa: E402
+from docs_table import Figure  # noqa: E402
 from peers import torch_xla_python  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
@@ -236,7 +239,17 @@ def show(name: str, workload: Workload, figures: dict[str, tuple[float, float]])
         print(f"{way:<21} {value:>9.2f} {speed:>8.2f} {warm:>10.2f}{note}")
 
 
-def show_warm_up(rounds: int, torch_xla: str) -> None:
+def rows_of(name: str, workload: Workload, figures: dict[str, tuple[float, float]]) -> list[Figure]:
+    """The lines of docs/performance.md: lazyxla's ways beside the reference."""
+    peer, reference = workload.reference, figures[workload.reference][1] * workload.scale
+    return [
+        Figure(name, f"{way}, {workload.unit}", seconds * workload.scale, peer, reference)
+        for way, (_, seconds) in figures.items()
+        if way != workload.reference and not way.startswith("PyTorch")
+    ]
+
+
+def show_warm_up(rounds: int, torch_xla: str) -> float:
     """The first eager forward pass of ResNet-18: each of its one-operator programs compiles."""
 
     def best(python: str, side: str) -> float:
@@ -249,6 +262,7 @@ def show_warm_up(rounds: int, torch_xla: str) -> None:
     print(f"bar: at most {WARM_UP_BAR} s, {verdict}")
     if torch_xla:
         print(f"  torch_xla: {best(torch_xla, 'torch_xla'):.2f} s")
+    return seconds
 
 
 def main() -> None:
@@ -257,6 +271,9 @@ def main() -> None:
     options.add_argument("--only", default=",".join([*WORKLOADS, *others]))
     options.add_argument("--rounds", type=int, default=5)
     options.add_argument("--peers", choices=("installed", "all"), default="installed")
+    options.add_argument(
+        "--write-docs", action="store_true", help="put the figures into docs/performance.md"
+    )
     args = options.parse_args()
     names = args.only.split(",")
     if unknown := set(names) - set(WORKLOADS) - set(others):
@@ -268,9 +285,12 @@ def main() -> None:
             torch_xla = torch_xla_python(HERE.parent / "build" / "torch-xla")
         except RuntimeError as error:
             print(f"torch_xla is left out: {error}", file=sys.stderr)
+    rows: list[Figure] = []
     for name in names:
         if name == "warmup":
-            show_warm_up(args.rounds, torch_xla)
+            seconds = show_warm_up(args.rounds, torch_xla)
+            what = "first eager forward pass of resnet18, s"
+            rows.append(Figure(name, what, seconds, bar=WARM_UP_BAR))
             continue
         if name == "host":
             host_time.show(host_time.measure(args.rounds))
@@ -278,13 +298,18 @@ def main() -> None:
         if name == "inference":
             print(flush=True)
             command = [sys.executable, str(HERE / "run.py"), "--only", name, "--rounds", "1"]
-            subprocess.run(command, check=True)
+            subprocess.run(command + ["--write-docs"] * args.write_docs, check=True)
             continue
-        show(name, WORKLOADS[name], measure(WORKLOADS[name], args.rounds))
+        figures = measure(WORKLOADS[name], args.rounds)
+        show(name, WORKLOADS[name], figures)
+        rows += rows_of(name, WORKLOADS[name], figures)
         if torch_xla and name in TORCH_XLA:
             for program in TORCH_XLA[name]:
                 subprocess.run([torch_xla, str(HERE / program), "--side", "torch_xla"], check=True)
     print(f"\n{len(os.sched_getaffinity(0))} CPUs, load {load:.1f} before")
+    if args.write_docs:
+        here = docs_table.machine()
+        docs_table.write(dataclasses.replace(row, group="modes", machine=here) for row in rows)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
     python benchmarks/run.py [--only pointwise,decoder,resnet,inference,loops] [--rounds 3]
     python benchmarks/run.py --only sharded,scaling
     python benchmarks/run.py --only training --device cuda --autocast
+    python benchmarks/run.py --write-docs    # puts the figures into docs/performance.md
 
 ``training`` runs only when it is named: its networks are of the sizes that GPUs are for, and its
 peers run on the same device as lazyxla.
@@ -18,16 +19,17 @@ import argparse
 import json
 import math
 import os
-import platform
 import subprocess
 import sys
 import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, replace
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
+import docs_table  # noqa: E402
+from docs_table import Figure as Row  # noqa: E402
 from peers import torch_xla_python  # noqa: E402
 
 Figures = dict[str, float]
@@ -68,22 +70,6 @@ PEERS = {
     "compiled": "lazyxla, torch.compile",
     "jax_view": "lazyxla.jax_view, optax",
 }
-
-
-@dataclass
-class Row:
-    """One line of the table. ``bar`` is the most that the figure itself may be, if it has one."""
-
-    benchmark: str
-    measure: str
-    lazyxla: float
-    peer: str = ""
-    peer_value: float | None = None
-    bar: float | None = None
-
-    @property
-    def ratio(self) -> float | None:
-        return self.lazyxla / self.peer_value if self.peer_value else None
 
 
 MEASURES = {
@@ -285,6 +271,9 @@ def main() -> None:
     options.add_argument("--batch", type=int, help="for training; default: the networks' own")
     options.add_argument("--autocast", action="store_true", help="for training, to bfloat16")
     options.add_argument("--json", type=Path, help="also write everything to this file")
+    options.add_argument(
+        "--write-docs", action="store_true", help="put the figures into docs/performance.md"
+    )
     args = options.parse_args()
     names = args.only.split(",")
     if unknown := set(names) - set(BENCHMARKS):
@@ -306,14 +295,17 @@ def main() -> None:
     load_before = os.getloadavg()[0]
     results = {name: compare(name, dict(pythons), args.rounds, args.threads) for name in names}
     machine = {
-        "cpu": platform.processor() or platform.machine(),
+        "name": docs_table.machine(args.device),
         "cpus": cpus,
         "threads": args.threads,
         "rounds": args.rounds,
         "load_before": load_before,
         "load_after": os.getloadavg()[0],
     }
-    rows = [row for name in names for row in rows_of(name, results[name])]
+    rows = []
+    for name in names:
+        for row in rows_of(name, results[name]):
+            rows.append(replace(row, group=name, machine=docs_table.machine(args.device)))
     show(rows)
     decoder = results.get("decoder", {})
     check_same(decoder)
@@ -331,6 +323,8 @@ def main() -> None:
         table = [{**asdict(row), "ratio": row.ratio} for row in rows]
         everything = {"machine": machine, "table": table, "figures": results}
         args.json.write_text(json.dumps(everything, indent=2) + "\n")
+    if args.write_docs:
+        docs_table.write(rows)
 
 
 if __name__ == "__main__":

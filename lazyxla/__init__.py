@@ -28,36 +28,9 @@ import time  # noqa: E402
 
 import torch  # noqa: E402
 
+from lazyxla.compat import check_extension, check_torch_version  # noqa: E402
 
-def check_torch_version(built: str, running: str) -> None:
-    """Checks that the extension, built for one version of torch, fits the running one.
-
-    Args:
-        built: version of the torch that the extension was compiled against, e.g. "2.13.0+cpu".
-        running: ``torch.__version__``.
-
-    Raises:
-        ImportError: major or minor version differ. torch's C++ interface is stable within a minor
-            version only.
-    """
-    if built.split(".")[:2] != running.split(".")[:2]:
-        raise ImportError(
-            f"lazyxla was built for torch {built}, but torch {running} is installed. Build it "
-            "again for this torch: pip install --no-build-isolation --force-reinstall --no-deps "
-            "lazyxla (in a source checkout: pip install --no-build-isolation --no-deps -e .), or "
-            f"install torch {'.'.join(built.split('.')[:2])}."
-        )
-
-
-try:
-    from lazyxla._build_info import TORCH_VERSION
-except ImportError as error:
-    raise ImportError(
-        "lazyxla's extension is not built: run `make build` in the source checkout, or "
-        "pip install --no-build-isolation -e ."
-    ) from error
-
-check_torch_version(TORCH_VERSION, torch.__version__)
+check_extension(torch.__version__)
 
 from lazyxla.interrupts import Deferred  # noqa: E402
 

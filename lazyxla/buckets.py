@@ -34,8 +34,8 @@ def bucket(batch: Any, *, dims: Dims, sizes: Sizes, value: Value = 0) -> tuple[A
 
         batch, mask = lazyxla.bucket(batch, dims=(0, 1), sizes={0: [32], 1: [64, 128, 256]})
 
-    Each of ``dims`` grows to the least of its ``sizes`` that is not below its size. Pad on the
-    host, before the upload: on the device the padding itself is compiled for each size.
+    Each of ``dims`` grows to the smallest of its ``sizes`` that is large enough. Pad on the host,
+    before the upload: on the device the padding itself is compiled for each size.
 
     Args:
         batch: a tensor, or tensors in tuples, lists, dicts, named tuples and whatever else
@@ -54,13 +54,12 @@ def bucket(batch: Any, *, dims: Dims, sizes: Sizes, value: Value = 0) -> tuple[A
             to each entry's: ``{"labels": -100}``. Entries without a key get 0 or False.
 
     Returns:
-        The padded batch and its mask. Containers are new, the tensors in them are padded
-        differentiably; one that has the right size already is the very tensor of the batch, with
-        its strides. The mask is True where there was data, a bool tensor with the leading
-        dimensions of a tensor of the batch, up to its last padded one: for tokens ``[B, T]`` or
-        ``[B, T, C]`` it is ``[B', T']`` with ``dims=(0, 1)`` as with ``dims=1``, and ``[B']`` with
-        ``dims=0``. It is made for the first of those tensors that have most of the ``dims``, and
-        on its device.
+        The padded batch and its mask. Containers are new; gradients flow through the padding. A
+        tensor that has the right size already is returned as it is, with its strides. The mask is
+        a bool tensor, True where there was data. It has the leading dimensions of a tensor of the
+        batch, up to its last padded one: for tokens ``[B, T]`` or ``[B, T, C]`` it is
+        ``[B', T']`` with ``dims=(0, 1)`` as with ``dims=1``, and ``[B']`` with ``dims=0``. It
+        belongs to the first tensor that has most of the ``dims``, and is on that one's device.
 
     Raises:
         ValueError: tensors of the batch differ in the size of one of the ``dims``, or a size is

@@ -331,7 +331,11 @@ class Settings:
             raise
 
     def on_change(self, listener: Callable[[str, Any], None]) -> None:
-        """Calls ``listener(name, value)`` for every setting now and whenever one is assigned."""
+        """Calls ``listener(name, value)`` for every setting now and whenever one is assigned.
+
+        Args:
+            listener: a function of a setting's name and its value.
+        """
         for field in FIELDS:
             listener(field.name, getattr(self, field.name))
         self._listeners.append(listener)

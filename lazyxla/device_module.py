@@ -140,6 +140,10 @@ class device:
     """Context manager that makes a device current, for this thread.
 
     ``device`` is an index, a string or a ``torch.device``; None or a negative index change nothing.
+
+    Args:
+        device: an index, a string such as ``"lazyxla:1"`` or a ``torch.device``. None and negative
+            indices change nothing.
     """
 
     def __init__(self, device: DeviceLike) -> None:
@@ -155,14 +159,22 @@ class device:
 
 
 class device_of(device):
-    """Context manager that makes the device of a tensor or storage current, if it is ours."""
+    """Context manager that makes the device of a tensor or storage current, if it is ours.
+
+    Args:
+        obj: a tensor or a storage, on any device.
+    """
 
     def __init__(self, obj: Any) -> None:
         super().__init__(obj.device if obj.device.type == BACKEND else None)
 
 
 def exchange_device(index: int) -> int:
-    """Makes a device current and returns the previous index; a negative one changes nothing."""
+    """Makes a device current and returns the previous index; a negative one changes nothing.
+
+    Args:
+        index: of the device; a negative one changes nothing.
+    """
     return _C.exchange_device(index)
 
 
@@ -182,12 +194,19 @@ def current_stream(device: DeviceLike = None) -> torch.Stream:
 
     All streams of a device are this one. ``torch.Stream(device)`` only gives it another name, since
     PyTorch makes a stream's device current only if the stream is not current already.
+
+    Args:
+        device: an index, ``"lazyxla:1"``, a ``torch.device``, or None for the current device.
     """
     return torch.accelerator.current_stream(torch.device(BACKEND, index_of(device)))
 
 
 def default_stream(device: DeviceLike = None) -> torch.Stream:
-    """The device's one stream, by the name that it has at first."""
+    """The device's one stream, by the name that it has at first.
+
+    Args:
+        device: an index, ``"lazyxla:1"``, a ``torch.device``, or None for the current device.
+    """
     current = current_stream(device)
     return torch.Stream(
         stream_id=0, device_index=current.device_index, device_type=current.device_type
@@ -195,12 +214,20 @@ def default_stream(device: DeviceLike = None) -> torch.Stream:
 
 
 def set_stream(stream: torch.Stream) -> None:
-    """Makes the stream, and so its device, current."""
+    """Makes the stream, and so its device, current.
+
+    Args:
+        stream: of a device of ours.
+    """
     torch.accelerator.set_stream(stream)
 
 
 class StreamContext:
-    """Context manager that makes a stream, and so its device, current; None changes nothing."""
+    """Context manager that makes a stream, and so its device, current; None changes nothing.
+
+    Args:
+        stream: of a device of ours; None changes nothing.
+    """
 
     def __init__(self, stream: torch.Stream | None) -> None:
         self.stream = stream
@@ -218,7 +245,12 @@ stream = StreamContext
 
 
 def get_stream_from_external(data_ptr: int, device: DeviceLike = None) -> torch.Stream:
-    """Raises: PJRT's streams are its own."""
+    """Raises: PJRT's streams are its own.
+
+    Args:
+        data_ptr: ignored.
+        device: ignored.
+    """
     raise NotImplementedError("lazyxla has no streams to share with other libraries")
 
 
@@ -226,7 +258,11 @@ def get_stream_from_external(data_ptr: int, device: DeviceLike = None) -> torch.
 
 
 def get_device_capability(device: DeviceLike = None) -> dict[str, Any]:
-    """The element types that tensors on a device may have: ``{"supported_dtypes": {...}}``."""
+    """The element types that tensors on a device may have: ``{"supported_dtypes": {...}}``.
+
+    Args:
+        device: an index, ``"lazyxla:1"``, a ``torch.device``, or None for the current device.
+    """
     return torch.accelerator.get_device_capability(torch.device(BACKEND, index_of(device)))
 
 
@@ -236,5 +272,9 @@ def get_amp_supported_dtype() -> list[torch.dtype]:
 
 
 def is_bf16_supported(including_emulation: bool = True) -> bool:
-    """True: XLA computes in bfloat16 on every platform."""
+    """True: XLA computes in bfloat16 on every platform.
+
+    Args:
+        including_emulation: ignored; ``torch.cuda`` has it.
+    """
     return True

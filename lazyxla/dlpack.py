@@ -11,12 +11,12 @@ from lazyxla.runtime import DeviceLike, index_of
 
 
 def host_view(tensor: torch.Tensor) -> torch.Tensor:
-    """A CPU tensor on the memory of a tensor of the device, for reading only.
+    """Returns a CPU tensor on the memory of a tensor of the device, for reading only.
 
-    It is what NumPy, JAX and others take without a copy: ``lazyxla.host_view(x).numpy()``,
-    ``jax.dlpack.from_dlpack(lazyxla.host_view(x))``. What is recorded runs first. The view has the
-    values of this moment: what is written to ``tensor`` later goes to other memory. It keeps its
-    memory alive. Nobody may write to it, which would change values that programs have computed.
+    NumPy, JAX and others take it without a copy: ``lazyxla.host_view(x).numpy()``,
+    ``jax.dlpack.from_dlpack(lazyxla.host_view(x))``. Recorded operators run first. The view keeps
+    the values of this moment, even if ``tensor`` is written to later, and keeps its memory alive.
+    Do not write to it: that would change values that programs have computed.
 
     Args:
         tensor: of the device, of any shape, strides and dtype. One that does not lie in its memory
@@ -33,12 +33,12 @@ def host_view(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def from_dlpack(source: Any, device: DeviceLike = None) -> torch.Tensor:
-    """A tensor of the device on the memory of an array of the host, where the device is the host.
+    """Makes a tensor of the device out of an array of the host, on the CPU on the same memory.
 
-    The array must stay as it is as long as the tensor, or anything that is still to be computed
-    from it, is alive; what is written to the tensor goes to other memory. Memory that the device
-    cannot use in place is copied: on accelerators all, on the CPU what has gaps between its
-    elements or does not begin at a multiple of 64 bytes (PyTorch's and JAX's own memory does).
+    Do not write to the array as long as the tensor, or anything that is still to be computed from
+    it, is alive. Writing to the tensor does not change the array. Memory that the device cannot use
+    in place is copied: always on accelerators; on the CPU if there are gaps between the elements,
+    or if it does not begin at a multiple of 64 bytes (PyTorch's and JAX's memory does).
     ``lazyxla.counters()["uploads"]`` counts the copies.
 
     Args:

@@ -35,14 +35,15 @@ class Environment:
             model = torch.nn.Linear(3, 3)         # on the device
             model.load_state_dict(torch.load(f))  # loaded there
 
-    These are the results of constructors such as ``torch.randn`` and ``torch.tensor``, parameters
-    of modules, and what ``torch.load`` reads that was saved from the CPU. A device that is named
-    counts, and so does an inner ``with torch.device(...)``. A generator counts, too: what draws
-    from one of the CPU's is on the CPU. A block belongs to its thread, and not to processes that
-    are forked in it, as workers of loaders are. It can be entered again within itself.
+    This holds for constructors such as ``torch.randn`` and ``torch.tensor``, for parameters of
+    modules, and for what ``torch.load`` reads that was saved from the CPU. It does not hold where
+    the call names a device, inside of an inner ``with torch.device(...)``, and for random numbers
+    from a CPU generator, which stay on the CPU. A block holds for its thread only, and not for
+    processes that are forked in it, such as a loader's workers. It can be entered again within
+    itself.
 
     Attributes:
-        config: settings, which count at once.
+        config: its settings; a change takes effect at once.
     """
 
     def __init__(self, config: EnvironmentConfig | None = None) -> None:
@@ -58,11 +59,19 @@ class Environment:
         _entered.modes.pop().__exit__(*exc)
 
     def to_xla(self, tree: Any) -> Any:
-        """See :func:`to_device`."""
+        """See :func:`to_device`.
+
+        Args:
+            tree: a pytree, see :func:`to_device`.
+        """
         return to_device(tree)
 
     def manual_seed(self, seed: int) -> None:
-        """Seeds the device's random numbers; see ``lazyxla.manual_seed``."""
+        """Seeds the device's random numbers; see ``lazyxla.manual_seed``.
+
+        Args:
+            seed: an integer of 64 bits, signed or unsigned.
+        """
         random.manual_seed_all(seed)
 
 
@@ -92,9 +101,14 @@ def disable_globally() -> None:
 
 
 def to_device(tree: Any, device: torch.device | str = BACKEND) -> Any:
-    """A pytree with its tensors on the device; modules in it are moved, too. All else stays.
+    """Moves the tensors and modules of a pytree to the device; other leaves stay as they are.
 
     A tensor that is there already is not copied.
+
+    Args:
+        tree: tensors and modules in tuples, lists, dicts and whatever else PyTorch's pytree knows;
+            or one of them.
+        device: where to; without an index the current device.
     """
 
     def move(leaf: Any) -> Any:

@@ -22,22 +22,33 @@ def memory_stats(device: DeviceLike = None) -> dict[str, int]:
     """All that is known of a device's memory, in the names of ``torch.cuda.memory_stats``.
 
     ``allocation.all.*`` counts arrays, ``allocated_bytes.all.*`` their bytes: ``current``, ``peak``
-    (the most since the start or :func:`reset_peak_memory_stats`), ``allocated`` and ``freed`` (all
-    in all since the start or :func:`reset_accumulated_memory_stats`).
-    ``reserved_bytes.all.current`` and ``.peak`` are what the plugin's allocator holds, in use or
-    not, and if it does not tell the same as ``allocated_bytes``. What else it tells is under
-    ``plugin.``. Empty before the first use of a device.
+    (the most since the start or :func:`reset_peak_memory_stats`), ``allocated`` and ``freed``
+    (totals since the start or :func:`reset_accumulated_memory_stats`).
+    ``reserved_bytes.all.current`` and ``.peak`` are the bytes that the plugin's allocator holds, in
+    use or not; if it does not tell, they equal ``allocated_bytes``. Other numbers of the plugin
+    begin with ``plugin.``. The dict is empty before the first use of a device.
+
+    Args:
+        device: an index, ``"lazyxla:1"``, a ``torch.device``, or None for the current device.
     """
     return _C.memory_stats(index_of(device)) if _C.initialized() else {}
 
 
 def memory_allocated(device: DeviceLike = None) -> int:
-    """Bytes that the arrays on a device occupy."""
+    """Bytes that the arrays on a device occupy.
+
+    Args:
+        device: an index, ``"lazyxla:1"``, a ``torch.device``, or None for the current device.
+    """
     return memory_stats(device).get("allocated_bytes.all.current", 0)
 
 
 def max_memory_allocated(device: DeviceLike = None) -> int:
-    """The most that :func:`memory_allocated` was since the start or the last reset."""
+    """The most that :func:`memory_allocated` was since the start or the last reset.
+
+    Args:
+        device: an index, ``"lazyxla:1"``, a ``torch.device``, or None for the current device.
+    """
     return memory_stats(device).get("allocated_bytes.all.peak", 0)
 
 
@@ -45,32 +56,50 @@ def memory_reserved(device: DeviceLike = None) -> int:
     """Bytes that the plugin's allocator holds, in use or not.
 
     Equal to :func:`memory_allocated` if the plugin does not tell, as on the CPU.
+
+    Args:
+        device: an index, ``"lazyxla:1"``, a ``torch.device``, or None for the current device.
     """
     return memory_stats(device).get("reserved_bytes.all.current", 0)
 
 
 def max_memory_reserved(device: DeviceLike = None) -> int:
-    """The most that :func:`memory_reserved` was: since the start, if the plugin tells it."""
+    """The most that :func:`memory_reserved` was since the start; see :func:`memory_stats`.
+
+    Args:
+        device: an index, ``"lazyxla:1"``, a ``torch.device``, or None for the current device.
+    """
     return memory_stats(device).get("reserved_bytes.all.peak", 0)
 
 
 def reset_peak_memory_stats(device: DeviceLike = None) -> None:
-    """Starts :func:`max_memory_allocated` anew."""
+    """Resets :func:`max_memory_allocated` to the present :func:`memory_allocated`.
+
+    Args:
+        device: an index, ``"lazyxla:1"``, a ``torch.device``, or None for the current device.
+    """
     if _C.initialized():
         _C.reset_peak_memory_stats(index_of(device))
 
 
 def reset_accumulated_memory_stats(device: DeviceLike = None) -> None:
-    """Starts ``allocated`` and ``freed`` of :func:`memory_stats` anew."""
+    """Sets ``allocated`` and ``freed`` of :func:`memory_stats` to zero.
+
+    Args:
+        device: an index, ``"lazyxla:1"``, a ``torch.device``, or None for the current device.
+    """
     if _C.initialized():
         _C.reset_accumulated_memory_stats(index_of(device))
 
 
 def mem_get_info(device: DeviceLike = None) -> tuple[int, int]:
-    """Free bytes and all bytes of a device's memory. Starts the plugin.
+    """Free and total bytes of a device's memory. Starts the plugin.
 
-    They are the plugin's numbers; for the CPU, whose plugin has none, the machine's: what programs
-    can have without swapping, and what is built in. All CPU devices share it.
+    The plugin tells them. The CPU's plugin does not: there they are the machine's available and
+    installed memory, which all CPU devices share.
+
+    Args:
+        device: an index, ``"lazyxla:1"``, a ``torch.device``, or None for the current device.
 
     Raises:
         NotImplementedError: the plugin does not tell.
@@ -79,11 +108,15 @@ def mem_get_info(device: DeviceLike = None) -> tuple[int, int]:
 
 
 def empty_cache() -> None:
-    """Nothing to do: PJRT has no way to ask a plugin for the memory that it keeps."""
+    """Does nothing: PJRT has no function by which a plugin gives back the memory that it keeps."""
 
 
 def memory_summary(device: DeviceLike = None) -> str:
-    """A table of :func:`memory_stats` and :func:`mem_get_info` to print. Starts the plugin."""
+    """A table of :func:`memory_stats` and :func:`mem_get_info` to print. Starts the plugin.
+
+    Args:
+        device: an index, ``"lazyxla:1"``, a ``torch.device``, or None for the current device.
+    """
     index = index_of(device)
     try:
         free, total = mem_get_info(index)

@@ -35,11 +35,12 @@ def eager_mode() -> EagerMode: ...
 @overload
 def eager_mode(mode: EagerMode) -> _C.ModeSwitch: ...
 def eager_mode(mode: EagerMode | None = None) -> EagerMode | _C.ModeSwitch:
-    """Sets or tells when recorded operators run.
+    """Sets or returns the mode: when recorded operators run.
 
-    ``eager_mode(True)`` switches for good, ``with eager_mode(True):`` for a block. The first sets
-    the mode of the process (within such a block: of the block), the second that of the thread, and
-    of autograd's threads while they work for it. What is pending when the mode changes runs before.
+    ``eager_mode(True)`` switches the mode of the process for good (or, inside of a block, that of
+    the block). ``with eager_mode(True):`` switches the mode of this thread for a block, and that of
+    autograd's threads while they work for it. Operators that are pending run before the mode
+    changes.
 
     Args:
         mode: True runs each operator at its call, compiling each kind of call once. "fused" runs
@@ -108,7 +109,7 @@ def compile(
     xla_options: Options | None = None,
     capture: bool = False,
 ) -> F | _Region | Callable[[F], F]:
-    """Makes one program of a block, or of each call of a function: a training step, for example.
+    """Compiles a block, or each call of a function, as one program: a training step, for example.
 
     ::
 
@@ -120,17 +121,18 @@ def compile(
         with lazyxla.compile(name="update"):
             optimizer.step()
 
-    The Python code runs at every call and may do anything; it is recorded, and its program is
-    compiled once for each distinct graph. What is pending runs before, so that nothing of it gets
-    into the program; the block's own work runs when it ends, also by an exception. (After a Ctrl-C
-    it stays pending.) Then the mode is again what it was. Blocks may nest: the outermost is the
-    program. Without `full_graph`, a value that is read inside cuts the program in two.
+    The Python code runs at every call and may do anything. Its operators are recorded, and a
+    program is compiled once for each distinct graph. Operators that were pending before run first,
+    so that they are no part of the program. The block's own operators run when it ends, also if it
+    ends by an exception. (After a Ctrl-C they stay pending.) Then the former mode is back. Blocks
+    may nest: the outermost is the program. Without `full_graph`, reading a value inside cuts the
+    program in two.
 
     Args:
-        fn_or_module: a function, method, other callable, or ``nn.Module``. Of a generator function
-            each stretch from one ``yield`` to the next is a program. A module gives one of the same
-            class on the same parameters, buffers and hooks. None gives a context manager, which is
-            also a decorator.
+        fn_or_module: a function, method, other callable, or ``nn.Module``. In a generator function
+            each stretch from one ``yield`` to the next is a program. For a module the result is a
+            module of the same class with the same parameters, buffers and hooks. For None it is a
+            context manager, which is also a decorator.
         full_graph: makes it an error to cut the program: to read a value, to call
             :func:`lazyxla.sync`, to use an operator that runs on the host.
         max_graphs: the most programs that may be compiled; an error tells why another is needed.
@@ -139,7 +141,7 @@ def compile(
         name: what messages call it; None takes the function's or the class's name.
         xla_options: options of XLA's compiler by name, for example
             ``{"xla_cpu_enable_fast_math": True}``, for its programs; over those of
-            ``lazyxla.settings.xla_options``. Of nested blocks those of the outermost count.
+            ``lazyxla.settings.xla_options``. In nested blocks the outermost's are used.
         capture: for a function that is a training step. Once a call has been recorded, a later one
             runs its program without running the Python code, if nothing that the code can read has
             changed: docs/modes.md says what is compared. Any other call runs the code. What the
@@ -147,7 +149,7 @@ def compile(
             models and optimizers. Without a function, makes a decorator only.
 
     Returns:
-        What was given, compiled; it returns whatever the original returns.
+        The compiled function or module; it returns whatever the original returns.
 
     Raises:
         TypeError: `fn_or_module` is a class, an async function, or not callable; `capture` is for a

@@ -49,21 +49,22 @@ def ragged_paged_attention(
     gradient.
 
     Args:
-        query: of the new tokens of all sequences, one behind the other: [tokens, heads, size].
-            Those behind the last sequence's are ignored.
-        kv_pages: the cache: [pages, rows of a page, 2 x groups, size], in turns a key and a value
-            of each group of heads.
+        query: queries of the new tokens of all sequences, one sequence after the other:
+            [tokens, heads, head dimension]. Tokens after the last sequence's are ignored.
+        kv_pages: the cache: [pages, tokens of a page, 2 x key/value heads, head dimension]. The key
+            and the value of a head follow each other.
         kv_lengths: int32, [sequences]: the tokens that each has in the cache, the new ones
             included.
         page_indices: int32, [sequences, pages of a sequence]: where its pages are, in order.
         query_starts: int32, [sequences + 1]: the first of each sequence's new tokens, and the end.
         num_sequences: int32, [1]: how many there are; what the others have is ignored.
-        scale: of the scores; by default 1 / sqrt(size).
+        scale: what the scores are multiplied by; by default 1 / sqrt(head dimension).
         sliding_window: how many tokens back a token sees, itself included; None: all.
         soft_cap: scores become ``soft_cap * tanh(scores / soft_cap)``.
 
     Returns:
-        [tokens, heads, size], of the query's dtype; zeros, or anything on TPUs, for ignored tokens.
+        [tokens, heads, head dimension], of the query's dtype. For ignored tokens it is zeros, on
+        TPUs anything.
 
     Raises:
         ValueError: shapes do not fit each other.

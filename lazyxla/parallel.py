@@ -36,7 +36,8 @@ def data_parallel(module: nn.Module, mesh: Mesh, axis: Axes | None = None) -> nn
     Args:
         module: changed in place.
         mesh: the devices.
-        axis: along which axis, or axes, of the mesh the batch is split; the first one if left out.
+        axis: the axis or axes of the mesh along which the batch is split; the first one if left
+            out.
 
     Returns:
         The module.
@@ -55,14 +56,24 @@ def data_parallel(module: nn.Module, mesh: Mesh, axis: Axes | None = None) -> nn
 def fully_shard(module: nn.Module, mesh: Mesh, axis: Axes | None = None) -> nn.Module:
     """Every device gets a part of each parameter, and of each batch (ZeRO-3, FSDP).
 
-    A parameter is split along its largest dimension that divides evenly; where none does, every
-    device gets all of it, and of buffers, too. Gradients and an optimizer's state are spread alike.
-    A layer's parameters are gathered where they are used, since what it yields stays split along
-    its first dimension, as the batch is.
-    Parameters that are sharded over the mesh already, by :func:`parallelize`, stay so and are
-    split along another dimension, too.
+    A parameter is split along its largest dimension that divides evenly. If none does, every device
+    holds the whole parameter; buffers are always whole. Gradients and the optimizer's state are
+    split as their parameter is. A layer's output stays split along its first dimension, as the
+    batch is, so that the layer's parameters are gathered where they are used. Parameters that
+    :func:`parallelize` has sharded over the mesh stay so, and are split along another dimension,
+    too.
 
-    Args, Returns, Raises: as :func:`data_parallel`.
+    Args:
+        module: changed in place.
+        mesh: the devices.
+        axis: the axis or axes of the mesh along which parameters and batches are split; the first
+            one if left out.
+
+    Returns:
+        The module.
+
+    Raises:
+        ValueError: the mesh has no such axis.
     """
     axes = _axes(mesh, axis)
     for parameter in module.parameters():
@@ -78,11 +89,21 @@ def fully_shard(module: nn.Module, mesh: Mesh, axis: Axes | None = None) -> nn.M
 
 @dataclasses.dataclass(frozen=True)
 class ColwiseParallel:
-    """Splits what a linear layer, or an embedding, yields: each device computes some features."""
+    """Splits the output features of a linear layer or an embedding: each device computes some.
+
+    Args:
+        axis: of the mesh, along which it is split.
+    """
 
     axis: str = "model"
 
     def apply(self, module: nn.Module, mesh: Mesh) -> None:
+        """Splits a module; :func:`parallelize` calls it.
+
+        Args:
+            module: changed in place.
+            mesh: the devices.
+        """
         if isinstance(module, nn.Embedding):
             spmd.shard(module.weight, mesh, (None, self.axis))
             return
@@ -93,12 +114,22 @@ class ColwiseParallel:
 
 @dataclasses.dataclass(frozen=True)
 class RowwiseParallel:
-    """Splits what a linear layer sums over, or the rows of an embedding: each device computes a
-    part of every sum."""
+    """Splits the input features of a linear layer, or the rows of an embedding: each device
+    computes a part of every sum, and the parts are added.
+
+    Args:
+        axis: of the mesh, along which it is split.
+    """
 
     axis: str = "model"
 
     def apply(self, module: nn.Module, mesh: Mesh) -> None:
+        """Splits a module; :func:`parallelize` calls it.
+
+        Args:
+            module: changed in place.
+            mesh: the devices.
+        """
         if isinstance(module, nn.Embedding):
             spmd.shard(module.weight, mesh, (self.axis,))
             return
@@ -109,14 +140,27 @@ class RowwiseParallel:
 
 @dataclasses.dataclass(frozen=True)
 class SequenceParallel:
-    """Splits what a module yields along one dimension, by default the second one: each device
-    computes some of a sequence's places. For norms and dropout between the split products."""
+    """Splits a module's output along one dimension, by default the second one: each device computes
+    some positions of the sequence. For norms and dropout between layers that are split.
+
+    Args:
+        axis: of the mesh, along which it is split.
+        dim: the dimension that is split.
+        batch_axis: the axis of the mesh along which dimension 0 is split, if the mesh has it; None:
+            none.
+    """
 
     axis: str = "model"
     dim: int = 1
     batch_axis: str | None = "data"
 
     def apply(self, module: nn.Module, mesh: Mesh) -> None:
+        """Splits a module; :func:`parallelize` calls it.
+
+        Args:
+            module: changed in place.
+            mesh: the devices.
+        """
         spmd.replicate(module, mesh)
         entries: list[tuple[int, Entry]] = [(self.dim, self.axis)]
         if self.batch_axis in mesh.axis_names:
@@ -131,16 +175,16 @@ Style = ColwiseParallel | RowwiseParallel | SequenceParallel
 def parallelize(
     module: nn.Module, mesh: Mesh, plan: Mapping[str, Any], axis: str | None = None
 ) -> nn.Module:
-    """Applies a way to split it to each of a module's parts (tensor parallelism).
+    """Splits the parts of a module, each as the plan says (tensor parallelism).
 
     Args:
         module: changed in place.
         mesh: the devices.
-        plan: for names of parts, in which ``*`` stands for anything (``"layers.*.up"``), how they
-            are split: by this package's classes, which name an axis, or by PyTorch's own
-            (``torch.distributed.tensor.parallel``). The first one that fits counts.
-        axis: for PyTorch's classes: along which axis of the mesh. Left out, its only one, or the
-            one called "model" or "tp".
+        plan: how each part is split, by its name, in which ``*`` stands for anything
+            (``"layers.*.up"``): an instance of this package's classes, which name an axis, or of
+            PyTorch's own (``torch.distributed.tensor.parallel``). The first name that fits counts.
+        axis: the axis of the mesh that PyTorch's classes split along. By default the mesh's only
+            axis, or the one called "model" or "tp".
 
     Returns:
         The module.

@@ -16,17 +16,29 @@ from lazyxla.runtime import DeviceLike, device_count, index_of
 
 
 def default_generator(device: DeviceLike = None) -> torch.Generator:
-    """The generator that random operators of a device draw from unless they are given another."""
+    """The generator that random operators of a device draw from unless they are given another.
+
+    Args:
+        device: an index, ``"lazyxla:1"``, a ``torch.device``, or None for the current device.
+    """
     return _C.default_generator(index_of(device))
 
 
 def manual_seed(seed: int) -> None:
-    """Seeds the current device."""
+    """Seeds the current device.
+
+    Args:
+        seed: an integer of 64 bits, signed or unsigned.
+    """
     default_generator().manual_seed(seed)
 
 
 def manual_seed_all(seed: int) -> None:
-    """Seeds all devices: each then draws the same numbers."""
+    """Seeds all devices alike: each then draws the same numbers.
+
+    Args:
+        seed: an integer of 64 bits, signed or unsigned.
+    """
     seed = int(seed)
     if not -(2**63) <= seed < 2**64:
         raise RuntimeError(f"a seed is a 64-bit integer, got {seed}")
@@ -51,12 +63,21 @@ def initial_seed() -> int:
 
 
 def get_rng_state(device: DeviceLike = None) -> torch.Tensor:
-    """The state of a device's generator: a CPU uint8 tensor of 16 bytes."""
+    """The state of a device's generator: a CPU uint8 tensor of 16 bytes.
+
+    Args:
+        device: an index, ``"lazyxla:1"``, a ``torch.device``, or None for the current device.
+    """
     return default_generator(device).get_state()
 
 
 def set_rng_state(state: torch.Tensor, device: DeviceLike = None) -> None:
-    """Puts a device's generator into a state that :func:`get_rng_state` gave."""
+    """Restores a state of a device's generator that :func:`get_rng_state` returned.
+
+    Args:
+        state: a CPU uint8 tensor of 16 bytes.
+        device: an index, ``"lazyxla:1"``, a ``torch.device``, or None for the current device.
+    """
     default_generator(device).set_state(state)
 
 
@@ -66,6 +87,10 @@ def get_rng_state_all() -> list[torch.Tensor]:
 
 
 def set_rng_state_all(states: Iterable[torch.Tensor]) -> None:
-    """Sets the states of all devices' generators, in device order."""
+    """Sets the states of all devices' generators, in device order.
+
+    Args:
+        states: a state for each device, see :func:`set_rng_state`.
+    """
     for index, state in enumerate(states):
         set_rng_state(state, index)

@@ -30,14 +30,14 @@ _LANES_PER_BLOCK = 8 * _LANES  # a block of 256 tokens in float32 is 1 of 16 MiB
 def rotary_embedding(
     query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1
 ) -> tuple[Tensor, Tensor]:
-    """Turns each pair (i, i + size / 2) of queries' and keys' numbers by its token's angle::
+    """Rotates each pair (i, i + size / 2) of queries' and keys' numbers by its token's angle::
 
         x * cos + torch.cat((-x[..., size // 2 :], x[..., : size // 2]), -1) * sin
 
-    On TPUs it is one kernel for each of them, in which queries and keys that come from a product as
-    [batch, tokens, heads, size] are read as they are, and written heads first, as attention reads
-    them. It may take the place of ``apply_rotary_pos_emb`` in transformers' models. Products and
-    sums are in float32 for narrower types.
+    `size` is the head dimension. On TPUs it is one kernel for each of both, which reads queries and
+    keys as a matmul writes them, [batch, tokens, heads, size], and writes them heads first, as
+    attention reads them. It may take the place of ``apply_rotary_pos_emb`` in transformers' models.
+    It computes in float32 for narrower dtypes.
 
     Args:
         query: [batch, heads, tokens, size], or with `unsqueeze_dim` 2 [batch, tokens, heads, size].

@@ -36,7 +36,7 @@ def index_of(device: DeviceLike = None) -> int:
 
 
 def is_available() -> bool:
-    """Whether a plugin is there to run on. Starts nothing."""
+    """Whether a plugin is installed to run on. Starts nothing."""
     if _C.initialized():
         return True
     try:
@@ -58,6 +58,9 @@ def device_count() -> int:
 def device(index: int | None = None) -> torch.device:
     """The ``torch.device`` with this index; without one, the current device.
 
+    Args:
+        index: of the device, from 0 to ``device_count() - 1``.
+
     Raises:
         IndexError: there is no such device.
     """
@@ -73,12 +76,14 @@ class DeviceProperties(NamedTuple):
     """What a device is."""
 
     device: torch.device
+    """The device as PyTorch knows it, with its index."""
     name: str
     """The model, as the plugin calls it: ``"TPU v5e"``."""
     platform: str
     """``"cpu"``, ``"cuda"`` or ``"tpu"``."""
     total_memory: int
-    """Bytes that programs may use, the machine's where the device is its CPU; 0 if not told."""
+    """Bytes that programs may use: the machine's if the device is its CPU, 0 if the plugin does not
+    tell."""
     id: int
     """The plugin's number, unique among all processes."""
     process_index: int
@@ -90,7 +95,11 @@ class DeviceProperties(NamedTuple):
 
 
 def get_device_properties(device: DeviceLike = None) -> DeviceProperties:
-    """Properties of a device. Starts the plugin."""
+    """Properties of a device. Starts the plugin.
+
+    Args:
+        device: an index, ``"lazyxla:1"``, a ``torch.device``, or None for the current device.
+    """
     index = index_of(device)
     raw = _C.device_description(index)
     try:
@@ -117,7 +126,10 @@ def devices() -> list[DeviceProperties]:
 
 
 def platform() -> str:
-    """What the devices are: ``"cpu"``, ``"cuda"`` or ``"tpu"``. Starts nothing if it is plain."""
+    """The kind of the devices: ``"cpu"``, ``"cuda"`` or ``"tpu"``.
+
+    Starts the plugin only if the settings do not tell.
+    """
     if not _C.initialized() and (name := platforms.resolve().name):
         return name
     return _C.platform()
@@ -129,32 +141,69 @@ def current_device() -> int:
 
 
 def set_device(device: DeviceLike) -> None:
-    """Makes a device current for this thread."""
+    """Makes a device current for this thread.
+
+    Args:
+        device: an index, a string such as ``"lazyxla:1"`` or a ``torch.device``.
+    """
     _C.exchange_device(index_of(device))
 
 
 def synchronize(device: DeviceLike = None) -> None:
-    """Runs what is recorded for a device and waits until it has finished."""
+    """Runs the operators that are recorded for a device, and waits until it has finished.
+
+    Args:
+        device: an index, ``"lazyxla:1"``, a ``torch.device``, or None for the current device.
+    """
     _C.synchronize(index_of(device))
 
 
 def sync(wait: bool = False) -> None:
-    """Runs what is recorded, on all devices.
+    """Runs the recorded operators, on all devices.
 
     Args:
-        wait: also wait until the devices have finished. Reading a value waits by itself; this is
-            for measuring, and for having errors of the execution raised here.
+        wait: also wait until the devices have finished. Reading a value waits by itself; waiting
+            here is for measuring, and for raising errors of the execution here.
     """
     _C.sync(wait)
 
 
 def counters() -> dict[str, int]:
-    """What the backend did since the start or the last reset: compiles, executions, ..."""
+    """What the backend did since the start or since :func:`reset_counters`.
+
+    Returns:
+        A count for each of these:
+
+        - ``nodes_recorded``: operators recorded, reads through views and casts included.
+        - ``shape_inferences``: calls of PyTorch's shape inference. Other operators found their
+          shapes known, from earlier or from the cache on disk.
+        - ``flushes``: graphs run: by :func:`sync`, by reading a value, or by an operator that runs
+          on the host.
+        - ``cache_hits``: flushes whose program was compiled before.
+        - ``lowerings``: graphs lowered to StableHLO, each not seen before.
+        - ``nodes_lowered``: nodes in these graphs; dead code is not among them.
+        - ``compiles``: programs compiled.
+        - ``graphs_cut``: new graphs that became several programs, one of which may be known.
+        - ``host_programs``: graphs run by PyTorch's kernels because they are not compiled yet.
+        - ``programs_loaded``: programs that another process had compiled, loaded from disk.
+        - ``programs_dropped``: programs that made room for others, see
+          ``settings.max_programs``.
+        - ``executions``: programs enqueued on a device.
+        - ``uploads``, ``downloads``: copies from the host to a device, and back.
+        - ``loader_waits``: batches of a :class:`DeviceLoader` that were not ready when asked for.
+        - ``fallbacks``: operators run on the host, between two programs, because they have no
+          lowering; :func:`fallbacks` has their names.
+        - ``host_calls``: operators without a lowering that ran as PyTorch's CPU kernels within a
+          program; on the CPU only.
+        - ``data_dependent``: operators whose result's shape depends on their input's values, such
+          as ``nonzero``; they read their input.
+        - ``comparisons``: times that processes compared which collective they are in.
+    """
     return _C.counters()
 
 
 def fallbacks() -> dict[str, int]:
-    """How often each operator ran on the host, because it has no lowering."""
+    """How often each operator ran on the host because it has no lowering, by its name."""
     return _C.fallbacks()
 
 
@@ -164,5 +213,9 @@ def reset_counters() -> None:
 
 
 def get_device_name(device: DeviceLike = None) -> str:
-    """The model of a device, as the plugin calls it. Starts the plugin."""
+    """The model of a device, as the plugin calls it. Starts the plugin.
+
+    Args:
+        device: an index, ``"lazyxla:1"``, a ``torch.device``, or None for the current device.
+    """
     return _C.device_description(index_of(device)).kind

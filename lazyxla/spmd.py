@@ -139,7 +139,11 @@ class Mesh:
         return len(self.devices)
 
     def axis_size(self, name: str) -> int:
-        """How long an axis is."""
+        """How long an axis is.
+
+        Args:
+            name: of an axis of the mesh.
+        """
         return self.shape[self.axis_names.index(name)]
 
     def __repr__(self) -> str:
@@ -157,39 +161,41 @@ class Mesh:
 
 
 class Sharding(NamedTuple):
-    """How a tensor is spread: for each dimension None, an axis, or a tuple of axes.
+    """How a tensor is split over the devices of a mesh.
 
-    What the partitioner has chosen may have split an axis: ``"data:(2)4"`` is the part of ``data``
-    that is 4 long and has 2 such parts outside.
+    A sharding that the partitioner chose may use a part of an axis: ``"data:(2)4"`` is the part of
+    ``data`` that is 4 long and has 2 such parts outside.
     """
 
     mesh: Mesh
+    """The devices."""
     spec: tuple[Entry, ...]
+    """For each dimension None, an axis, or a tuple of axes."""
 
 
 def shard(target: T, mesh: Mesh, spec: SpecOf) -> T:
-    """Spreads a tensor's memory, or that of all of a module's parameters and buffers, in place.
+    """Shards a tensor, or all of a module's parameters and buffers, over the devices of a mesh.
 
-    The tensor keeps its shape and identity, and whatever is written to it stays spread. Its views
-    are spread with it. A tensor on the CPU moves to the devices, each getting its part. What is
-    already there is moved; what is only recorded comes out spread. The gradient of a leaf gets the
-    same sharding, and so does what is made by ``zeros_like`` and its kind, such as an optimizer's
-    state.
+    This happens in place: the tensor keeps its shape and identity, and it stays sharded when it is
+    written to. Its views are sharded with it. A tensor on the CPU moves to the devices, each of
+    which gets its part; data on a device are moved; a value that is only recorded is sharded when
+    it is computed. The gradient of a leaf gets the same sharding, and so does what ``zeros_like``
+    and similar functions make, such as the optimizer's state.
 
-    A dimension need not divide evenly; its last shards are then padded in memory.
+    A dimension need not divide evenly; the last shards are then padded in memory.
 
     Args:
         target: the tensor or module.
         mesh: the devices.
-        spec: along which axes each dimension is split; for a module also a function of a
-            parameter's name and the parameter.
+        spec: for each dimension None (not split), an axis, or a tuple of axes; missing entries are
+            None. For a module also a function that returns the spec for a name and a parameter.
 
     Returns:
         The target.
 
     Raises:
-        ValueError: the spec has more entries than the tensor dimensions, an axis that the mesh
-            has not, or one twice; or the tensor is a view of a part of its memory.
+        ValueError: the spec has more entries than the tensor has dimensions, an axis that the mesh
+            does not have, or an axis twice; or the tensor is a view of a part of its memory.
         TypeError: the target is neither a tensor nor a module, or the spec no tuple.
     """
     if isinstance(target, torch.nn.Module):
@@ -206,16 +212,27 @@ def shard(target: T, mesh: Mesh, spec: SpecOf) -> T:
 
 def replicate(target: T, mesh: Mesh) -> T:
     """Puts a whole copy of a tensor, or of a module's parameters and buffers, on every device of a
-    mesh, in place; as :func:`shard` with nothing split."""
+    mesh. It works in place, as :func:`shard` with nothing split.
+
+    Args:
+        target: the tensor or module.
+        mesh: the devices.
+    """
     return shard(target, mesh, ())
 
 
 @untraced.traced
 def constrain(x: torch.Tensor, mesh: Mesh, spec: Spec) -> torch.Tensor:
-    """``x``, spread in this way within the program that computes it; so is its gradient.
+    """Returns ``x`` and fixes its sharding, and that of its gradient, within the program.
 
-    For intermediate values, where the partitioner alone would choose another way. The entry ``"?"``
-    leaves a dimension to the partitioner.
+    It is for intermediate values whose sharding the partitioner would choose otherwise. The entry
+    ``"?"`` leaves a dimension to the partitioner.
+
+    Args:
+        x: a tensor on the device, of any shape and dtype.
+        mesh: the devices.
+        spec: for each dimension None (whole), an axis, a tuple of axes, or ``"?"``; missing entries
+            are None.
 
     Raises:
         ValueError: as :func:`shard`; or ``x`` is on another kind of device.
@@ -227,8 +244,13 @@ def constrain(x: torch.Tensor, mesh: Mesh, spec: Spec) -> torch.Tensor:
 
 
 def sharding(x: torch.Tensor) -> Sharding | None:
-    """How a tensor is spread; None if it lies on one device. Computes it if it is only recorded and
-    nobody said how it is to be spread."""
+    """The sharding of a tensor; None if it lies on one device.
+
+    A value that is only recorded, and for which nobody chose a sharding, is computed first.
+
+    Args:
+        x: a tensor, of any shape and dtype.
+    """
     if x.device.type != BACKEND:
         return None
     raw = _C.sharding_of(x)
@@ -239,7 +261,11 @@ def sharding(x: torch.Tensor) -> Sharding | None:
 
 def visualize(x: torch.Tensor) -> str:
     """A picture of which device holds which part of a tensor: a table for one and two dimensions,
-    a line for each part otherwise."""
+    a line for each part otherwise.
+
+    Args:
+        x: a tensor, of any shape and dtype.
+    """
     raw = _C.sharding_of(x) if x.device.type == BACKEND else None
     if raw is None:
         return f"{tuple(x.shape)} on {x.device}"

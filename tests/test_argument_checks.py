@@ -40,7 +40,7 @@ NUMBERS: dict[str, tuple[Call, float, float]] = {
     "modulo zero": (lambda x, v: x.long() % v, 2, 0),
     "division by zero": (lambda x, v: x.long() // v, 2, 0),
     "alpha": (lambda x, v: torch.add(x.byte(), x.byte(), alpha=v), 2, 300),
-    "clamp": (lambda x, v: x.byte().clamp(max=v), 2, 300),
+    "clamp": (lambda x, v: x.byte().clamp(min=v), 2, 300),
     "addcmul": (lambda x, v: torch.addcmul(x.byte(), x.byte(), x.byte(), value=v), 2, 300),
     "addmm": (lambda x, v: torch.addmm(x.byte(), x.byte(), x.byte(), alpha=v), 2, 300),
     "fill": (lambda x, v: x.byte().fill_(v), 2, 300),

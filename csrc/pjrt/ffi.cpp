@@ -8,6 +8,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "common/compat.h"
 #include "pjrt/call.h"
 #include "pjrt/error.h"
 
@@ -98,7 +99,7 @@ bool register_handler(const PJRT_Api& api, const std::string& platform, const st
 }
 
 bool answer_version(const XLA_FFI_CallFrame& frame) {
-  const XLA_FFI_Extension_Base* extension = frame.extension_start;
+  const compat::FfiExtension* extension = frame.extension_start;
   if (!extension || extension->type != XLA_FFI_Extension_Metadata) return false;
   XLA_FFI_Metadata* metadata =
       reinterpret_cast<const XLA_FFI_Metadata_Extension*>(extension)->metadata;

@@ -41,7 +41,11 @@ class CapturedProgram:
 
     def compile(self, options: Options | None = None) -> CompiledProgram:
         """Compiles it, for all devices of its mesh if anything in it is sharded; arguments and
-        errors are those of :meth:`Topology.compile`."""
+        errors are those of :meth:`Topology.compile`.
+
+        Args:
+            options: the compiler's options by name, over those that it was captured with.
+        """
         try:
             return self._target._compile(self.lowered.artifact, self._all(options), self._grid())
         except torch.OutOfMemoryError as error:

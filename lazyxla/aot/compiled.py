@@ -223,6 +223,9 @@ class CompiledProgram:
     def compare(self, *others: CompiledProgram) -> report.Comparison:
         """This program beside others: ``print`` shows a table with a column for each.
 
+        Args:
+            others: compiled programs.
+
         Raises:
             TypeError: something else than a compiled program is given.
         """

@@ -38,7 +38,7 @@ def compile(
     options: Options | None = None,
     store: bool | str | os.PathLike[str] = False,
 ) -> CompiledProgram:
-    """Compiles what a call would run, without running it, for devices that need not be there.
+    """Compiles the program of a call, without running it, for devices that need not be attached.
 
     ::
 
@@ -57,14 +57,13 @@ def compile(
 
         print(lazyxla.aot.compile(model, (x, y), topology="v5e:2x2", train_step=training))
 
-    Of tensors only shape, dtype, strides and ``requires_grad`` count; they may be on any device,
-    also on "meta", and so may the module's parameters and buffers. The call gets tensors on
-    "lazyxla" in their place, which have no data, and a copy of the module on such tensors: the
-    module itself is not changed, and nothing of it is allocated. Without `train_step` the call is
-    compiled for its result alone, not for a backward pass to come.
+    Tensors, parameters and buffers may be on any device, also on "meta": only their shape, dtype,
+    strides and ``requires_grad`` are used. The call gets tensors on "lazyxla" that have no data
+    instead, and a copy of the module on such tensors; the module itself is not changed, and no
+    memory is allocated. Without `train_step` the call is compiled for its result alone, not for a
+    backward pass to come.
 
-    With a `mesh` the program is partitioned over all devices of the topology, of which none need be
-    there::
+    With a `mesh` the program is partitioned over all devices of the topology::
 
         def shardings(model, mesh):
             lazyxla.fully_shard(model, mesh, "data")
@@ -81,14 +80,15 @@ def compile(
         kwargs: its keyword arguments.
         topology: what to compile for, or its name, see :func:`lazyxla.aot.topology`. None is what
             this process runs on.
-        mesh: over what the program is partitioned: a :class:`lazyxla.Mesh` or its shape and the
-            names of its axes, of as many devices as the topology has. None compiles for one device.
-        shardings: is called with the copy of the module and the mesh, and spreads the copy:
-            :func:`lazyxla.fully_shard`, :func:`lazyxla.parallelize`, :func:`lazyxla.shard`. What it
-            leaves every device has whole.
+        mesh: the mesh that the program is partitioned over: a :class:`lazyxla.Mesh`, or its shape
+            and the names of its axes. It has as many devices as the topology. None compiles for one
+            device.
+        shardings: a function of the copy of the module and the mesh, which shards the copy:
+            :func:`lazyxla.fully_shard`, :func:`lazyxla.parallelize`, :func:`lazyxla.shard`. Every
+            device holds the rest whole.
         input_spec: how the tensors among the inputs are split over the mesh: a spec for all of
-            them, or a function of a tensor's place among the arguments (``"0"``, ``"0.tokens"``, or
-            its keyword) and the tensor that returns one. ``()``: every device has them whole.
+            them, or a function that returns one for a tensor's path among the arguments (``"0"``,
+            ``"0.tokens"``, or its keyword) and the tensor. ``()``: every device has them whole.
         train_step: compiles a training step. It is called with the copy of the module, makes what
             training takes, and returns the step, a function of the inputs. The step is recorded
             three times, as the first two may differ from those that follow, and the last one

@@ -116,13 +116,20 @@ class Topology:
     def lower(self, program: Program) -> Lowered:
         """Lowers a recorded program for the platform.
 
+        Args:
+            program: a recorded program, as :class:`CapturedProgram` has it.
+
         Raises:
             LoweringError: an operator of the program has no lowering.
         """
         return lower(program, self._target())
 
     def lower_to_text(self, program: Program) -> str:
-        """The module of StableHLO that :meth:`lower` makes, as text."""
+        """The module of StableHLO that :meth:`lower` makes, as text.
+
+        Args:
+            program: a recorded program, as :class:`CapturedProgram` has it.
+        """
         return lower_to_text(program, self._target())
 
     def _target(self) -> Target:
@@ -138,7 +145,7 @@ class Topology:
 
 
 def topology(name: str | None = None) -> Topology:
-    """The description of devices by name, none of which need be there.
+    """Describes devices by their name; they need not be attached.
 
     Args:
         name: TPUs by their generation and the number of chips in each direction, for example

@@ -18,9 +18,9 @@ from lazyxla.runtime import DeviceLike
 def from_jax(tree: Any, device: DeviceLike = None) -> Any:
     """A pytree with tensors of the device in place of its JAX arrays.
 
-    Where JAX and the device both have the host's memory, nothing is copied: the tensor lies on the
-    array's memory, and keeps it alive; what is written to the tensor goes to other memory. An array
-    of another device goes through the host. Keys of ``jax.random`` arrive as their data.
+    If JAX's device and lazyxla's are both the CPU, nothing is copied: the tensor uses the array's
+    memory and keeps it alive, and writing to the tensor does not change the array. An array of
+    another device goes through the host. Keys of ``jax.random`` arrive as their data.
 
     Args:
         tree: a pytree of JAX or NumPy arrays, of any shape, and of other things, which stay as they
@@ -37,9 +37,9 @@ def from_jax(tree: Any, device: DeviceLike = None) -> Any:
 def to_jax(tree: Any) -> Any:
     """A pytree with JAX arrays in place of its tensors.
 
-    What is recorded runs first. An array lies on its tensor's memory where JAX's default device and
-    the tensor's both have the host's, and has the values of this moment: what is written to the
-    tensor later goes to other memory. Else it is a copy, on JAX's default device.
+    Recorded operators run first. If JAX's default device and the tensor's are both the CPU, an
+    array uses its tensor's memory; it keeps the values of this moment, even if the tensor is
+    written to later. Otherwise it is a copy on JAX's default device.
 
     Args:
         tree: a pytree of tensors, of any device and shape, and of other things, which stay as they

@@ -44,13 +44,16 @@ def call_jax(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 def jax_function(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Makes a function on tensors of a JAX function; see :func:`call_jax`. Also a decorator::
+    """Makes a function of tensors out of a JAX function; see :func:`call_jax`. Also a decorator::
 
-    @lazyxla.jax_function
-    def gelu(x):
-        return jax.nn.gelu(x)
+        @lazyxla.jax_function
+        def gelu(x):
+            return jax.nn.gelu(x)
 
-    gelu(torch.randn(3, device="lazyxla"))
+        gelu(torch.randn(3, device="lazyxla"))
+
+    Args:
+        function: any function that ``jax.jit`` takes; hashable.
     """
     return recorded(function)
 
@@ -70,6 +73,9 @@ def jax_key(device: torch.device | str = BACKEND) -> torch.Tensor:
     """A key for functions of ``jax.random``, drawn from the device's generator: uint32, shape (2,).
 
     ``lazyxla.manual_seed`` and ``torch.manual_seed`` decide on it, as on every random number.
+
+    Args:
+        device: whose generator it is drawn from, and where the key is.
     """
     drawn = torch.randint(0, 2**32, (2,), device=device, dtype=torch.int64)
     return drawn.to(torch.uint32)

@@ -47,7 +47,11 @@ class Exported(NamedTuple):
 
     def save(self, path: str | Path) -> None:
         """Writes a folder of files: the program as ``jax.export`` reads it, as a portable artifact
-        of StableHLO and as text, the weights as safetensors, and the manifest."""
+        of StableHLO and as text, the weights as safetensors, and the manifest.
+
+        Args:
+            path: of the folder, which is made if there is none.
+        """
         from safetensors.torch import save_file
 
         folder = Path(path)

@@ -32,7 +32,7 @@ def kernel(
     suits: Callable[..., bool] | None = None,
     backward: Backward | None = None,
 ) -> Callable[[Callable[..., Any]], Any]:
-    """Makes an operator of a kernel and of what it computes, in PyTorch. A decorator::
+    """Makes an operator of a kernel and a PyTorch function that computes the same. A decorator::
 
         def scaled(x: torch.Tensor, by: float) -> torch.Tensor:
             return x * by
@@ -43,9 +43,10 @@ def kernel(
 
         y = scaled_kernel(x, 2.0)  # on any device
 
-    On the device the call is recorded. The program has the kernel on the platforms that it is for,
-    and the reference's operators elsewhere: also where tensors are spread over many devices, since
-    the partitioner cannot look into a kernel. Other devices run the reference.
+    On the device the call is recorded. Programs for the kernel's platforms call the kernel.
+    Programs for other platforms, and for tensors that are sharded over several devices, use the
+    operators of the reference, since the partitioner cannot look into a kernel. Other devices run
+    the reference.
 
     Args:
         name: the operator's, with a namespace: "mylib::scaled".
@@ -55,9 +56,9 @@ def kernel(
             ``interpret``, that is true on the CPU, to compare it with the reference in a test.
         static: names of the parameters that need Python numbers, which cost a compilation for each
             value; others arrive as 0-dim arrays.
-        suits: says for which arguments the kernel is; for others it is the reference. It is called
-            when a program is lowered, with tensors on "meta" and the static parameters' numbers.
-            By default for all.
+        suits: a function of the arguments that tells whether the kernel can be used; if not, the
+            reference is. It is called when a program is lowered, with tensors on "meta" and the
+            static parameters' numbers. By default the kernel is always used.
         backward: the gradients of the inputs, from tuples of the inputs, of the outputs and of the
             outputs' gradients: a tensor for each input, or None. By default the reference's.
 

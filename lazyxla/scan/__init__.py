@@ -45,21 +45,21 @@ def scan_layers(
 ) -> Any:
     """Applies equal layers one after the other: ``x = layer(x, *args, **kwargs)`` for each.
 
-    On the device it is a loop, one in the forward and one in the backward. The first layer is
-    traced for all of them, once for each combination of shapes and dtypes. The layers are called
-    one by one on other devices, with tensors of classes of their own, in another call's layer, and
+    The program has one loop for the forward and one for the backward. The first layer is traced for
+    all of them, once for each combination of shapes and dtypes. The layers are called one by one,
+    without a loop, on other devices, with tensor subclasses, inside a layer of another call, and
     within ``torch.vmap`` and ``torch.func.jvp``.
 
     Args:
-        layers: modules of equal parts, with tensors of equal shapes and dtypes; a ModuleList, for
-            example. What they do must not differ otherwise, as by a dropout's probability.
+        layers: modules with the same parts, whose tensors have the same shapes and dtypes; a
+            ModuleList, for example. They must not differ otherwise, as in a dropout's probability.
         x: a tensor, or tensors in tuples, lists and dicts. Each layer returns the next one, of the
             same shapes and dtypes.
         args, kwargs: the same for all layers. Gradients of tensors are summed over the layers.
-        remat: what the forward keeps of each layer for the backward. ``"none"`` is computed again:
-            all that the backward reads is kept. ``"full"``: only what the layer is given, and
-            the backward computes the layer again. A collection of names: the values to which
-            :func:`checkpoint_name` gives one of the names, too.
+        remat: what the forward keeps of each layer for the backward. ``"none"``: all that the
+            backward reads; nothing is computed again. ``"full"``: only the layer's input; the
+            backward computes the layer again. A collection of names: the input, and the values
+            that :func:`checkpoint_name` gives one of these names.
 
     Returns:
         What the last layer returns.
@@ -92,9 +92,12 @@ def scan_layers(
 
 
 def checkpoint_name(x: torch.Tensor, name: str) -> torch.Tensor:
-    """``x``, under a name by which :func:`scan_layers` can be told to keep it for the backward.
+    """Returns ``x``, and names it: :func:`scan_layers` keeps named values for the backward if told
+    to. Outside of it the name has no effect.
 
-    Elsewhere it is just ``x``.
+    Args:
+        x: a tensor, of any shape and dtype.
+        name: what ``remat`` of :func:`scan_layers` calls it.
     """
     if not _is_special(x):
         return x

@@ -213,7 +213,8 @@ def _positive(*batch, dtype=torch.float32):
 @pytest.mark.parametrize("upper", [False, True])
 def test_cholesky(upper, dtype):
     check("aten::linalg_cholesky_ex", _positive(2, dtype=dtype), upper=upper)
-    check("aten::cholesky", _positive(dtype=dtype), upper)
+    if hasattr(torch.ops.aten, "cholesky"):  # see REMOVED_OPERATORS of lazyxla/compat.py
+        check("aten::cholesky", _positive(dtype=dtype), upper)
     factor = torch.linalg.cholesky(_positive(2, dtype=dtype), upper=upper)
     check("aten::cholesky_solve", torch.randn(2, 4, 3, dtype=dtype), factor, upper)
 
