@@ -9,7 +9,7 @@ import torch
 
 import lazyxla
 from lazyxla import lowering
-from lazyxla.lowering.builder import shapes
+from lazyxla.lowering.cpu import builder
 from tests.support import DEVICE
 
 SHAPES = [(16, 16), (256,), (4, 64), (2, 8, 16), (8, 32), (4, 4, 4, 4)]
@@ -52,7 +52,7 @@ def test_random_windows(seed: int) -> None:
 
 def test_the_compiler_still_needs_this(monkeypatch: pytest.MonkeyPatch) -> None:
     """If it fails, the compiler is mended: lowering/cpu/in_place.py can go."""
-    monkeypatch.setattr(shapes, "may_read_what_it_replaces", lambda x, update: False)
+    monkeypatch.setattr(builder, "may_read_what_it_replaces", lambda x, update: False)
     x = torch.randn(16, 16, dtype=torch.float64)  # no other test's program
     ours = x.to(DEVICE)
     same = [torch.equal(shifted(ours, 16 * row).cpu(), shifted(x, 16 * row)) for row in (1, 2, 3)]
