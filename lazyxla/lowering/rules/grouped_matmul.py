@@ -7,7 +7,7 @@ group's matrix, as many times the work as there are groups; so TPUs have a kerne
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -15,6 +15,8 @@ from lazyxla.lowering.registry import rule
 from lazyxla.lowering.value import Value
 
 if TYPE_CHECKING:
+    from jax import Array
+
     from lazyxla.lowering.builder import Builder
 
 
@@ -32,11 +34,10 @@ def grouped_mm(
     if ends is None:
         return b.matmul(x, y)
     wanted = {"highest": "highest", "high": "high", "medium": "default"}
-    precision = wanted[b.settings.matmul_precision]
-    return b.call_jax(_grouped, x, y, ends, precision=precision)
+    return b.call_jax(_grouped, x, y, ends, precision=wanted[b.settings.matmul_precision])
 
 
-def _grouped(x: Any, y: Any, ends: Any, *, precision: str) -> Any:
+def _grouped(x: Array, y: Array, ends: Array, *, precision: str) -> Array:
     import jax.numpy as jnp
     from jax import lax
 

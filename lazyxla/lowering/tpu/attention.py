@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from lazyxla.lowering.jax_call import find_module, tell_kernel_costs
+from lazyxla.lowering.tpu.kernels import LANES, matmul_precision, multiplies, tile
 from lazyxla.lowering.value import Operand, Value
 
 if TYPE_CHECKING:
@@ -25,9 +26,6 @@ if TYPE_CHECKING:
 
     from lazyxla.lowering.builder import Builder
 
-
-_LANES = 128
-"""Tiles are multiples of a register's lanes."""
 
 _TILE = 512
 """Rows and columns of a tile at most: its scores in float32 are 1 of 16 MiB that a kernel has."""
@@ -67,19 +65,12 @@ def suits(b: Builder, query: Value, key: Value, mask: Value | None) -> bool:
     columns = key.shape[2]
     return (
         mask is None
-        and _multiplies(b, query.dtype)
+        and multiplies(b, query.dtype)
         and samples * size > 0
-        and rows % _LANES == columns % _LANES == 0
+        and rows % LANES == columns % LANES == 0
         and rows * columns >= _LEAST_SCORES
         and _kernel() is not None
     )
-
-
-def _multiplies(b: Builder, dtype: torch.dtype) -> bool:
-    """Whether kernels multiply matrices of the dtype; XLA itself emulates what a chip lacks."""
-    if dtype == torch.bfloat16:
-        return b.target.device_kind not in ("TPU v2", "TPU v3")
-    return dtype == torch.float32
 
 
 def forward(
@@ -92,7 +83,7 @@ def forward(
 ) -> tuple[Value, Value]:
     """See `AttentionKernel`."""
     query, key = _scaled(b, query, key, factor)
-    kwargs = {"mask": mask, "precision": _precision(b, query)}
+    kwargs = {"mask": mask, "precision": matmul_precision(b, query)}
     result, sums = b.call_jax(splash_attention, query, key, value, **kwargs)
     _tell_costs(b, result, query, key, mask)
     return result, sums
@@ -108,7 +99,7 @@ def backward(
     """See `AttentionKernel`."""
     query, key, *others = inputs
     query, key = _scaled(b, query, key, factor)
-    kwargs = {"mask": mask, "precision": _precision(b, query)}
+    kwargs = {"mask": mask, "precision": matmul_precision(b, query)}
     results = b.call_jax(splash_attention_backward, grad, query, key, *others, **kwargs)
     _tell_costs(b, results[0], query, key, mask)
     return *_scaled(b, results[0], results[1], factor), results[2]
@@ -160,12 +151,6 @@ def _tiles(rows: int, columns: int, mask: Mask) -> int:
         return rows // height * (columns // width)
     ends = range(height, rows + 1, height)
     return sum(min(-(-end // width), columns // width) for end in ends)
-
-
-def _precision(b: Builder, x: Value) -> str:
-    """Of the kernel's matmuls; it knows no precision between these two."""
-    exact = x.dtype == torch.float32 and b.settings.matmul_precision != "medium"
-    return "highest" if exact else "default"
 
 
 @functools.cache
@@ -256,5 +241,4 @@ def _hashed(kind: Any, mask: Pattern) -> Any:
 
 
 def _tile(length: int) -> int:
-    """The greatest tile of no more than _TILE that divides the length, a multiple of the lanes."""
-    return max(n for n in range(_LANES, _TILE + 1, _LANES) if length % n == 0)
+    return tile(length, _TILE)

@@ -11,17 +11,15 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from lazyxla.lowering.registry import rule
 from lazyxla.lowering.rules import grouped_matmul as plain
+from lazyxla.lowering.tpu.kernels import LANES, matmul_precision, multiplies, tile
 from lazyxla.lowering.value import Value
 
 if TYPE_CHECKING:
     from lazyxla.lowering.builder import Builder
 
 
-_LANES = 128
 _ROWS, _INNER, _COLUMN_BYTES = 512, 512, 2048
 """A tile at most. Two of each operand and of the result, the sum, and of operands in float32 their
 parts in bfloat16 must fit in the 16 MiB that a kernel has."""
@@ -39,9 +37,7 @@ def _grouped(b: Builder, x: Value, y: Value, ends: Value) -> Value | None:
         result = _grouped(b, b.transpose(y, [1, 0]), b.transpose(x, [0, 2, 1]), ends)
         return None if result is None else b.transpose(result, [1, 0])
     columns, inner = y.shape[-1], x.shape[1]
-    # Kernels know no precision between these two.
-    is_exact = x.dtype == torch.float32 and b.settings.matmul_precision != "medium"
-    precision = "highest" if is_exact else "default"
+    precision = matmul_precision(b, x)
     if y.rank == 2:
         x = b.transpose(x, [1, 0])
         if not suits(b, x, columns, x.shape[1]):
@@ -52,18 +48,14 @@ def _grouped(b: Builder, x: Value, y: Value, ends: Value) -> Value | None:
     found = b.untransposed(y)
     transposed = found is not None and found[1] == [0, 2, 1]
     y = found[0] if found is not None and transposed else y
-    options = {"transposed": transposed, "precision": precision}
-    return b.call_jax(rows_in_groups, x, y, ends, **options)
+    return b.call_jax(rows_in_groups, x, y, ends, transposed=transposed, precision=precision)
 
 
 def suits(b: Builder, x: Value, free: int, inner: int) -> bool:
     """Whether the kernels take operands of x's type; `free` and `inner` are what they divide into
     tiles beside the rows in groups: sizes of the result, and of what is summed over."""
-    dtype = x.dtype
-    if dtype == torch.bfloat16 and b.target.device_kind in ("TPU v2", "TPU v3"):
-        return False  # not multiplied in kernels
-    is_whole = free > 0 and inner > 0 and free % _LANES == inner % _LANES == 0
-    return b.annotations is None and dtype in (torch.bfloat16, torch.float32) and is_whole
+    is_whole = free > 0 and inner > 0 and free % LANES == inner % LANES == 0
+    return b.annotations is None and multiplies(b, x.dtype) and is_whole
 
 
 def rows_in_groups(
@@ -78,8 +70,8 @@ def rows_in_groups(
 
     (rows, inner), groups = x.shape, len(y)
     columns = y.shape[1 if transposed else 2]
-    height, depth = _height(rows, groups), _tile(inner, _INNER)
-    width = _tile(columns, _COLUMN_BYTES // x.dtype.itemsize)
+    height, depth = _height(rows, groups), tile(inner, _INNER)
+    width = tile(columns, _COLUMN_BYTES // x.dtype.itemsize)
 
     def body(tiles: Any, group_of: Any, starts: Any, *refs: Any) -> None:
         x_ref, y_ref, out_ref, total = refs
@@ -132,8 +124,8 @@ def sums_in_groups(x: Any, y: Any, ends: Any, *, precision: str, interpret: bool
     from jax.experimental.pallas import tpu as pltpu
 
     (rows, left), columns, groups = x.shape, y.shape[1], len(ends)
-    height, depth = _height(rows, groups), _tile(left, _INNER)
-    width = _tile(columns, _COLUMN_BYTES // x.dtype.itemsize)
+    height, depth = _height(rows, groups), tile(left, _INNER)
+    width = tile(columns, _COLUMN_BYTES // x.dtype.itemsize)
 
     def body(tiles: Any, group_of: Any, starts: Any, *refs: Any) -> None:
         *operands, out_ref, total = refs
@@ -232,12 +224,7 @@ def _dot(x: Any, y: Any, of_x: int, of_y: int) -> Any:
 
 def _height(rows: int, groups: int) -> int:
     """Rows of a tile: not many more than a group has on average."""
-    height = _LANES
+    height = LANES
     while height < _ROWS and height * groups < rows:
         height *= 2
     return min(height, rows)
-
-
-def _tile(length: int, most: int) -> int:
-    """The greatest tile of no more than `most` that divides the length, a multiple of the lanes."""
-    return max(n for n in range(_LANES, most + 1, _LANES) if length % n == 0)
