@@ -39,7 +39,7 @@ def apply(b: Builder, name: str, args: tuple[Any, ...]) -> list[Any]:
 
 def _apply_none(b: Builder, name: str, args: tuple[Any, ...]) -> list[Any]:
     """Lowers an operator without a rule."""
-    callable_here = b.platform == "cpu" and b.target.host_calls and host_call.possible(name)
+    callable_here = b.takes_host_calls and host_call.possible(name)
     if find_decomposition(name) is not None:
         try:
             return _fit(b, decompose(b, name, args))

@@ -54,7 +54,7 @@ def call_jax(
         values.append(value)
         avals.append((*b.spec(value), isinstance(x, Scalar) and x.wrapped))
     key = (function, tuple(avals), tuple(sorted(static.items())))
-    kind = b.target.device_kind if b.platform == "tpu" else ""
+    kind = b.kernel_device_kind
     bytecode, single = _trace(*key, lowered_as or lowered_for(b.platform), kind)
     results = call_module(b, key, bytecode, function.__name__, values)
     return results[0] if single else results

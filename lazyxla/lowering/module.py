@@ -11,7 +11,6 @@ import torch
 from lazyxla.lowering.apply import apply, user_line
 from lazyxla.lowering.builder import Builder
 from lazyxla.lowering.errors import LoweringError
-from lazyxla.lowering.flat import flatten
 from lazyxla.lowering.mlir import Mlir, entered
 from lazyxla.lowering.partition import Annotations
 from lazyxla.lowering.platform_builders import make_builder
@@ -101,7 +100,7 @@ def _build(b: Builder, program: Program) -> None:
         main = _build_function(b, "main", program)
         b.annotations.annotate(main, program.donations)
         return
-    flat = flatten(program) if b.platform == "cpu" else None
+    flat = b.in_fewer_dimensions(program)
     if flat is None:
         main = _build_function(b, "main", program)
     else:

@@ -12,7 +12,7 @@ from lazyxla.lowering.builder.attention import Attention
 from lazyxla.lowering.builder.indexing import Indexing
 from lazyxla.lowering.jax_call import call_jax
 from lazyxla.lowering.mlir import Mlir
-from lazyxla.lowering.program import Settings, Target, TensorSpec
+from lazyxla.lowering.program import Program, Settings, Target, TensorSpec
 from lazyxla.lowering.scalar import Scalar, SlotTable
 from lazyxla.lowering.streams import philox_bits
 from lazyxla.lowering.value import Dialect, Value, unwrapped
@@ -90,6 +90,20 @@ class Builder(Indexing):
         """Sets what belongs to the node that is lowered next."""
         self.outputs = outputs
         self._rng = rng
+
+    @property
+    def takes_host_calls(self) -> bool:
+        """Whether programs can call operators on the host."""
+        return False
+
+    @property
+    def kernel_device_kind(self) -> str:
+        """The model of the device, where JAX's kernels ask for it; else empty."""
+        return ""
+
+    def in_fewer_dimensions(self, program: Program) -> Program | None:
+        """The same program on the same elements, where the platform computes that faster."""
+        return None
 
     def random_bits(
         self, shape: Sequence[int], dtype: torch.dtype, seed: Value, ordinal: Value

@@ -15,8 +15,10 @@ from lazyxla.lowering.builder import Builder
 from lazyxla.lowering.builder.attention import Attention
 from lazyxla.lowering.builder.contract import DotOperand
 from lazyxla.lowering.cpu import matmul
+from lazyxla.lowering.cpu.flat import flatten
 from lazyxla.lowering.cpu.in_place import may_read_what_it_replaces, update_apart
 from lazyxla.lowering.cpu.sorting import packed_order
+from lazyxla.lowering.program import Program
 from lazyxla.lowering.streams import threefry_bits
 from lazyxla.lowering.value import Operand, Value
 
@@ -31,6 +33,13 @@ class CpuBuilder(Builder):
     """See the module."""
 
     attention = Attention(causal_loops=8)
+
+    @property
+    def takes_host_calls(self) -> bool:
+        return self.target.host_calls
+
+    def in_fewer_dimensions(self, program: Program) -> Program | None:
+        return flatten(program)
 
     def random_bits(
         self, shape: Sequence[int], dtype: torch.dtype, seed: Value, ordinal: Value
