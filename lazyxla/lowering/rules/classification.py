@@ -19,6 +19,8 @@ NONE, MEAN, SUM = range(3)  # at::Reduction
 
 def by_class(b: Builder, x: Value, target: Operand) -> tuple[Value, Value]:
     """x as (N, C, ...) in the dtype to compute in, target as (N, ...) of int64."""
+    if not x.rank:  # PyTorch's meta function takes it, its kernels refuse it
+        raise ValueError("there is no dimension of classes")
     x, target = x.accumulated(), b.value(target, torch.int64)
     return (b.unsqueeze(x, 0), target.reshape([1])) if x.rank == 1 else (x, target)
 
