@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from lazyxla.lowering.cpu.flat import flatten, group_dimensions, merge
 
 import lazyxla
 from lazyxla import lowering
 from lazyxla.lowering import Ref, registry
 from lazyxla.lowering.cpu import flat
+from lazyxla.lowering.cpu.flat import flatten, group_dimensions, merge
 from tests.lowering.harness import OnHost, check, record, text
 from tests.support import DEVICE, assert_same, counted
 
