@@ -14,7 +14,7 @@
 namespace lazyxla {
 
 // Installs `lower`, a Python function (Program, platform, DeviceDescription, StableHLO version,
-// Occasion) -> Lowered, as the graph room's lowerer; `how`, (operator name) -> str, and
+// Occasion) -> Lowered, as the lowerer of programs; `how`, (operator name) -> str, and
 // `check_lowering`, (Program of one node, platform) -> str, as what the recorder asks
 // (dispatch::set_lowering). An Occasion is a tuple: the user's line, the reason, the hash of the
 // graph's key.

@@ -15,7 +15,7 @@
 
 namespace lazyxla::graph {
 
-// What the recording room says of a flush.
+// What the record room says of a flush.
 struct RunSettings {
   uint64_t options;   // the number of the compile options (program/compile_options.h)
   bool may_divide;    // it may become several programs

@@ -143,8 +143,8 @@ struct Value {
   const TensorType& type() const;
 };
 
-// What a leaf stands for; the graph room derives its device buffers from it. A node that is no leaf
-// may hold one, too: something that must live as long as the node.
+// What a leaf stands for; the program room derives its device buffers from it. A node that is no
+// leaf may hold one, too: something that must live as long as the node.
 class LeafData {
  public:
   virtual ~LeafData() = default;
