@@ -103,7 +103,7 @@ void bind_steps(py::module_& m) {
       .def_property_readonly("tensor", &Number::tensor)
       .def("set", &Number::set);
   py::class_<StepRecording>(m, "StepRecording")
-      .def(py::init<std::vector<at::Tensor>, std::vector<at::Tensor>>())
+      .def(py::init<std::vector<at::Tensor>, std::vector<at::Tensor>, std::vector<at::Tensor>>())
       .def("finish", &StepRecording::finish)
       .def("stop", &StepRecording::stop);
   py::class_<CapturedStep>(
@@ -125,6 +125,7 @@ void bind_steps(py::module_& m) {
       .def(py::init<Guards&, const py::tuple&, const py::dict&, std::vector<uint64_t>,
                     std::shared_ptr<StepProgram>, std::vector<std::shared_ptr<Number>>>())
       .def("__call__", &CapturedStep::operator());
+  m.def("torch_modes_active", &steps::torch_modes_active);
   m.def("torch_state", &steps::torch_state);
   m.def("step_tensors", &tensors_of);
 }

@@ -167,6 +167,7 @@ std::string Signature::compare(const Part& part, PyObject* now, std::vector<at::
     case Part::kTensor: {
       if (!THPVariable_CheckExact(now) || attributes_of(now)) return kDiffers;
       const at::Tensor& tensor = THPVariable_Unpack(now);
+      if (tensor.grad().defined()) return "an argument has a gradient";
       if (const char* why = part.tensor->broken(tensor, /*which_memory=*/false)) {
         return c10::str("argument ", tensors.size(), " ", why);
       }
@@ -229,6 +230,12 @@ int Signature::traverse(visitproc visit, void* arg) const {
   return traverse(kwargs_, visit, arg);
 }
 
+bool torch_modes_active() {
+  return c10::impl::TorchDispatchModeTLS::stack_len() > 0 ||
+         at::impl::PythonTorchFunctionTLS::stack_len() > 0 ||
+         !at::SavedTensorDefaultHooks::get_tls_state().stack.empty();
+}
+
 std::vector<uint64_t> torch_state() {
   const at::Context& context = at::globalContext();
   const auto local = c10::impl::tls_local_dispatch_key_set();
@@ -247,11 +254,9 @@ std::vector<uint64_t> torch_state() {
       context.userEnabledMemEfficientSDP(),
       context.userEnabledMathSDP(),
       torch::autograd::AnomalyMode::is_enabled(),
-      static_cast<uint64_t>(c10::impl::TorchDispatchModeTLS::stack_len()),
-      static_cast<uint64_t>(at::impl::PythonTorchFunctionTLS::stack_len()),
+      torch_modes_active(),
       static_cast<uint64_t>(at::impl::PythonTorchFunctionTLS::get_disabled_state()),
       at::SavedTensorDefaultHooks::is_enabled(),
-      at::SavedTensorDefaultHooks::get_tls_state().stack.size(),
       static_cast<uint64_t>(dispatch::current_device()),
       at::autocast::is_autocast_cache_enabled(),
   };

@@ -113,6 +113,8 @@ class Signature {
 
 // What of PyTorch's own state changes what Python code or operators do: modes, defaults, autocast.
 std::vector<uint64_t> torch_state();
+// Whether Python code of a mode's takes part in every operator: no step is captured then.
+bool torch_modes_active();
 
 void bind_guards(py::module_& m);
 

@@ -79,8 +79,10 @@ class StepRecording {
   using Source = StepProgram::Source;
 
  public:
-  // All of one device. What is pending on it has run.
-  StepRecording(std::vector<at::Tensor> state, std::vector<at::Tensor> arguments);
+  // All of one device. What is pending on it has run. `numbers` are a part of the state that the
+  // step must not write to.
+  StepRecording(std::vector<at::Tensor> state, std::vector<at::Tensor> numbers,
+                std::vector<at::Tensor> arguments);
 
   // The program of the step, whose results these are: new tensors all. Null, and why there is none.
   std::pair<std::shared_ptr<StepProgram>, std::string> finish(
@@ -98,6 +100,7 @@ class StepRecording {
   const at::Tensor& tensor_of(const Source& source) const;
 
   std::shared_ptr<StepProgram> program_;
+  const size_t first_number_;                      // in the state
   std::vector<at::Tensor> arguments_, gradients_;  // by state; undefined: there is none
   std::vector<const ir::Node*> before_;            // by source: its value's address only
   std::string problem_;

@@ -21,10 +21,14 @@ std::pair<uint64_t, uint64_t> state_of_generator(c10::DeviceIndex device) {
 
 }  // namespace
 
-StepRecording::StepRecording(std::vector<at::Tensor> state, std::vector<at::Tensor> arguments)
-    : program_(std::make_shared<StepProgram>()), arguments_(std::move(arguments)) {
+StepRecording::StepRecording(std::vector<at::Tensor> state, std::vector<at::Tensor> numbers,
+                             std::vector<at::Tensor> arguments)
+    : program_(std::make_shared<StepProgram>()),
+      first_number_(state.size()),
+      arguments_(std::move(arguments)) {
   StepProgram& program = *program_;
   program.state_ = std::move(state);
+  program.state_.insert(program.state_.end(), numbers.begin(), numbers.end());
   if (program.state_.empty()) {
     problem_ = "it has no state on the device";
     return;
@@ -38,7 +42,7 @@ StepRecording::StepRecording(std::vector<at::Tensor> state, std::vector<at::Tens
   for (size_t i = 0; i < arguments_.size(); ++i) add(Source::kArgument, i, arguments_[i]);
   for (size_t i = 0; i < program.state_.size(); ++i) {
     const at::Tensor& tensor = program.state_[i];
-    gradients_.push_back(tensor.requires_grad() ? tensor.grad() : at::Tensor());
+    gradients_.push_back(tensor.grad());  // an optimizer uses it whether it is required or not
     if (gradients_.back().defined()) add(Source::kGradient, i, gradients_.back());
   }
   std::tie(seed_, ordinal_) = state_of_generator(program.device_);
@@ -141,6 +145,9 @@ std::string StepRecording::match_outputs(const std::vector<at::Tensor>& results)
     if (!(storage.base() == source.base)) return "it lays memory out in another way";
     if (const auto found = written_at.find(storage.id()); found != written_at.end()) {
       if (source.copied) return "it writes to a part of an argument's memory";
+      if (source.kind == Source::kState && source.index >= first_number_) {
+        return "it writes to a learning rate";
+      }
       source.output = static_cast<int>(written[found->second].output);
       used[found->second] = true;
       continue;
@@ -155,12 +162,11 @@ std::string StepRecording::match_outputs(const std::vector<at::Tensor>& results)
   program.results_ = program.fresh_.size();
   for (size_t i = 0; i < program.state_.size(); ++i) {
     const at::Tensor& state = program.state_[i];
-    const at::Tensor now = state.requires_grad() ? state.grad() : at::Tensor();
+    const at::Tensor now = state.grad();
     const at::Tensor& before = gradients_[i];
     if (now.defined() != before.defined()) {
       return "there are gradients before or after it, and not both";
     }
-    if (!state.requires_grad()) continue;
     StepProgram::Gradient gradient{static_cast<uint32_t>(i), -1, -1};
     if (now.defined()) {
       for (size_t s = 0; s < program.sources_.size(); ++s) {

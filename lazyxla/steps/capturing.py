@@ -94,7 +94,7 @@ class CapturedFunction:
 
     def _reach(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reach:
         reach = Reach(self._function, (args, kwargs), self._rates.varying)
-        if self._rates.find(reach.optimizers, reach.names):
+        if self._rates.find(reach):
             reach = Reach(self._function, (args, kwargs), self._rates.varying)
         return reach
 
@@ -103,6 +103,8 @@ class CapturedFunction:
             tensors = _C.step_tensors(args, kwargs)
             if any(t.device.type != BACKEND for t in tensors):
                 raise Unfit("an argument is on the CPU: move it to the device before the call")
+            if _C.torch_modes_active():
+                raise Unfit("a mode is active, such as a default device or hooks of saved tensors")
             if torch.is_autocast_cache_enabled() and any(
                 torch.is_autocast_enabled(device) for device in (BACKEND, "cpu")
             ):
@@ -115,10 +117,10 @@ class CapturedFunction:
         on_host = torch.default_generator.get_state()
         recording = None
         try:
-            with self._rates.as_tensors(), self._region:
+            with self._rates.as_tensors() as complete, self._region:
                 self._region.give((args, kwargs))
                 numbers = [number.tensor for number in self._rates.numbers]
-                recording = _C.StepRecording([*reach.tensors, *numbers], tensors)
+                recording = _C.StepRecording(reach.tensors, numbers, tensors)
                 result = self._function(*args, **kwargs)
         except BaseException:
             if recording is not None:
@@ -127,6 +129,8 @@ class CapturedFunction:
         try:
             results = Results(result, reach.tensors)
             program, why = recording.finish(results.fresh)
+            if not complete:
+                raise Unfit("its optimizers have changed")
             if program is None:
                 raise Unfit(why)
             if why := reach.guards.broken():

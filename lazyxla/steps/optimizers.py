@@ -17,6 +17,7 @@ import torch
 
 from lazyxla import _C
 from lazyxla.runtime import BACKEND
+from lazyxla.steps.reachable import Reach
 
 # Those whose steps can take a learning rate as a tensor of the device without reading it.
 _TAKE_TENSORS = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
@@ -28,7 +29,7 @@ class Rates:
     """The learning rates of a step's optimizers, as tensors.
 
     Attributes:
-        varying: for :class:`lazyxla.steps.reachable.Reach`: which keys of which groups vary.
+        varying: for :class:`Reach`: which keys of which groups vary.
         numbers: the tensors, each with the number in it, in the order of `varying`.
         optimizers: the optimizers of the step.
     """
@@ -37,24 +38,27 @@ class Rates:
         self.varying: dict[int, dict[str, int]] = {}
         self.numbers: list[Any] = []
         self.optimizers: list[weakref.ref[torch.optim.Optimizer]] = []
+        self._sets_gradients = False
         self._groups: list[tuple[weakref.ref[torch.optim.Optimizer], int]] = []
 
-    def find(self, optimizers: list[torch.optim.Optimizer], names: set[str]) -> bool:
-        """Makes the tensors for these optimizers, if they are others than before.
+    def find(self, reach: Reach) -> bool:
+        """Makes the tensors for the optimizers that a walk reached, if they are others than before.
 
-        Args:
-            names: those in the step's own code. One that reads learning rates has them as numbers.
+        A step that itself reads or sets learning rates has them as numbers.
 
         Returns:
             Whether anything has changed.
         """
+        as_numbers = reach.schedules or not reach.names.isdisjoint(("lr", "param_groups"))
+        optimizers = reach.optimizers
         groups = [
             (optimizer, position)
             for optimizer in optimizers
-            if type(optimizer) in _TAKE_TENSORS and names.isdisjoint(("lr", "param_groups"))
+            if type(optimizer) in _TAKE_TENSORS and not as_numbers
             for position, group in enumerate(optimizer.param_groups)
-            if _takes_tensor(optimizer, group) and _on_device(group)
+            if _takes_tensor(optimizer, group, "grad" in reach.names) and _on_device(group)
         ]
+        self._sets_gradients = "grad" in reach.names
         varying = {id(o.param_groups[p]): {"lr": i} for i, (o, p) in enumerate(groups)}
         self.optimizers = [weakref.ref(optimizer) for optimizer in optimizers]
         if varying == self.varying:
@@ -65,8 +69,12 @@ class Rates:
         return True
 
     @contextlib.contextmanager
-    def as_tensors(self) -> Iterator[None]:
-        """Gives the groups their tensors, and has steps counted on the device, for a block."""
+    def as_tensors(self) -> Iterator[bool]:
+        """Gives the groups their tensors, and has steps counted on the device, for a block.
+
+        The block learns whether all groups that vary have theirs.
+        """
+        complete = True
         changed: list[tuple[Group, str, Any, Any]] = []
 
         def change(group: Group, key: str, value: Any) -> None:
@@ -83,29 +91,44 @@ class Rates:
                         change(group, "capturable", True)
             for (reference, position), number in zip(self._groups, self.numbers, strict=True):
                 optimizer = reference()
-                if optimizer is None or position >= len(optimizer.param_groups):
+                groups = optimizer.param_groups if optimizer else []
+                group = groups[position] if position < len(groups) else {}
+                known = optimizer is not None and id(group) in self.varying
+                if not known or not _takes_tensor(optimizer, group, self._sets_gradients):
+                    complete = False
                     continue
-                group = optimizer.param_groups[position]
-                if id(group) in self.varying and type(group["lr"]) in (int, float):
-                    number.set(group["lr"])
-                    change(group, "lr", number.tensor)
-                    if isinstance(optimizer, torch.optim.SGD) and not group["fused"]:
-                        # Its other forms read the tensor. They compute the same.
-                        change(group, "fused", True)
-            yield
+                number.set(group["lr"])
+                change(group, "lr", number.tensor)
+                if isinstance(optimizer, torch.optim.SGD) and not group["fused"]:
+                    # Its other forms read the tensor. They compute the same.
+                    change(group, "fused", True)
+            yield complete
         finally:
             for group, key, before, value in reversed(changed):
                 if group.get(key) is value:  # else the step itself has set it
                     group[key] = before
 
 
-def _takes_tensor(optimizer: torch.optim.Optimizer, group: Group) -> bool:
-    """Whether a group's learning rate is a number that its step would take as a tensor, too."""
+def _takes_tensor(optimizer: Any, group: Group, sets_gradients: bool) -> bool:
+    """Whether a group's learning rate is a number that its step would take as a tensor, too.
+
+    `sets_gradients`: whether parameters may get gradients that do not require any.
+    """
     if type(group.get("lr")) not in (int, float) or group.get("differentiable"):
         return False
-    if isinstance(optimizer, torch.optim.SGD):
-        return not group["foreach"] and all(p.is_floating_point() for p in group["params"])
-    return True
+    if not isinstance(optimizer, torch.optim.SGD):
+        return True
+    if group["foreach"] or not all(p.is_floating_point() for p in group["params"]):
+        return False
+    # As one operator it must have momentum for all gradients, or for none.
+    has_momentum = {
+        p: (optimizer.state.get(p) or {}).get("momentum_buffer") is not None
+        for p in group["params"]
+    }
+    return not any(has_momentum.values()) or all(
+        has or not (p.requires_grad or p.grad is not None or sets_gradients)
+        for p, has in has_momentum.items()
+    )
 
 
 def _on_device(group: Group) -> bool:

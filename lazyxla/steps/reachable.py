@@ -60,6 +60,7 @@ class Reach:
         guards: what must stay as it is for the function to do the same again.
         tensors: the tensors of the device that it reached.
         optimizers: the optimizers of torch.optim that it reached.
+        schedules: whether it reached a scheduler of learning rates, which the step may call.
         names: all names and strings in the code that it reached.
 
     Raises:
@@ -70,6 +71,7 @@ class Reach:
         self.guards: Any = _C.StepGuards()
         self.tensors: list[torch.Tensor] = []
         self.optimizers: list[torch.optim.Optimizer] = []
+        self.schedules = False
         self.names: set[str] = set()
         self._varying = varying  # by a dict's id: keys whose numbers may vary
         self._seen: dict[int, Any] = {}
@@ -96,9 +98,11 @@ class Reach:
             for hook in hooks.values():
                 if not hook.__module__.startswith("lazyxla."):  # ours do nothing to a step
                     self._add(hook, "a hook of all optimizers")
-        for module in ("torch", "torch.nn.functional"):
+        for module in ("torch", "torch.functional", "torch.nn.functional"):
             self._torch_module(module)
         self.guards.add_dict("lazyxla.settings", vars(config.settings))
+        einsum: Any = torch.backends.opt_einsum  # a module whose settings lie in another one
+        self.guards.add_dict("torch.backends.opt_einsum", vars(einsum.m))
         for kind in (torch.Tensor, nn.Parameter, nn.Module, torch.optim.Optimizer):
             self._type(None, kind, kind.__qualname__)
 
@@ -327,6 +331,8 @@ class Reach:
         space = object.__getattribute__(value, "__dict__")
         if isinstance(value, torch.optim.Optimizer):
             self.optimizers.append(value)
+        if isinstance(value, torch.optim.lr_scheduler.LRScheduler):
+            self.schedules = True
         if any(_has_code_unseen(c) for c in kind.__mro__):
             self._dict(space, name)
             return

@@ -1,0 +1,154 @@
+"""Captured steps: what they are called with."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import lazyxla
+from tests.step_twins import Step, Training, Twins, loss_of, network, plain_step, sgd
+from tests.support import DEVICE, counted
+
+# --- Arguments -----------------------------------------------------------------------------------
+
+
+def test_other_shapes_and_dtypes_are_captured_apart() -> None:
+    twins = Twins()
+    twins.settle()
+    for size in (3, 9):
+        twins.size = size
+        assert twins.run(1) == 0
+        twins.settle()
+    for size in (6, 3, 9, 6):
+        twins.size = size
+        assert twins.run(1) == 1
+    twins.dtype = torch.float64
+    assert twins.run(1) == 0
+
+
+def test_an_argument_that_lies_in_another_way() -> None:
+    step = lazyxla.compile(loss_of(lambda t, x: t.model(x)), capture=False)
+    twins = Twins(step)
+    twins.settle()
+    x, y = (t.to(DEVICE) for t in twins.batch())
+    turned = x.t().contiguous().t()
+    with counted() as n:
+        result = twins.captured.step(turned, y)
+    assert n.captured_steps == 0
+    twins.compare(result, twins.other.step(turned, y))
+
+
+def test_views_of_larger_tensors() -> None:
+    twins = Twins(loss_of(lambda t, x: t.model(x)))
+    xs, ys = torch.randn(64, 8), torch.randn(64, 4)
+    xs_there, ys_there = xs.to(DEVICE), ys.to(DEVICE)
+    captured = 0
+    for i in range(0, 60, 6):
+        with counted() as n:
+            result = twins.captured.step(xs_there[i : i + 6], ys_there[i : i + 6])
+        captured += n.captured_steps
+        twins.compare(result, twins.other.step(xs[i : i + 6].to(DEVICE), ys[i : i + 6].to(DEVICE)))
+    assert captured <= 10  # a view that begins elsewhere is another argument
+
+
+def test_numbers_and_strings_among_the_arguments() -> None:
+    def make(training: Training) -> Step:
+        inner = training.model
+
+        def step(x, y, weight: float, *, kind: str = "mean") -> torch.Tensor:
+            loss = F.mse_loss(inner(x), y, reduction=kind) * weight
+            loss.backward()
+            training.optimizer.step()
+            training.optimizer.zero_grad()
+            return loss.detach()
+
+        return step
+
+    twins = Twins(make)
+    twins.run(3, 1.0)
+    assert twins.run(2, 1.0) == 2
+    assert twins.run(1, 0.5) == 0
+    twins.run(3, 0.5)
+    assert twins.run(2, 0.5) == 2
+    assert twins.run(1, 1.0) == 1
+    assert twins.run(1, 1.0, kind="sum") == 0
+    assert twins.run(1, -0.0) == 0
+
+
+def test_containers_among_the_arguments() -> None:
+    def make(training: Training) -> Step:
+        inner = plain_step(training)
+
+        def step(batch: dict[str, Any]) -> torch.Tensor:
+            return inner(batch["x"], batch["more"][0])
+
+        return step
+
+    twins = Twins(make)
+    captured = 0
+    for _ in range(6):
+        x, y = (t.to(DEVICE) for t in twins.batch())
+        with counted() as n:
+            result = twins.captured.step({"x": x, "more": [y]})
+        captured += n.captured_steps
+        twins.compare(result, twins.other.step({"x": x, "more": [y]}))
+    assert captured >= 3
+    with counted() as n:
+        twins.captured.step({"x": x, "more": [y, y]})
+    assert n.captured_steps == 0
+
+
+def test_arguments_that_share_memory() -> None:
+    twins = Twins(model=lambda: nn.Linear(4, 4))
+    x = torch.randn(6, 4).to(DEVICE)
+    for _ in range(5):
+        twins.compare(twins.captured.step(x + 1, x), twins.other.step(x + 1, x))
+    with counted() as n:
+        result = twins.captured.step(x, x)
+    assert n.captured_steps == 0
+    twins.compare(result, twins.other.step(x, x))
+    results = []
+    for training in twins.both:
+        weight = training.model.weight.detach()
+        with counted() as n:
+            results.append(training.step(weight, torch.zeros(4, 4, device=DEVICE)))
+        assert n.captured_steps == 0
+    twins.compare(*results)
+
+
+def test_a_model_and_an_optimizer_as_arguments() -> None:
+    @lambda f: lazyxla.compile(f, capture=True)
+    def step(model, optimizer, x) -> torch.Tensor:
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    pairs = []
+    for _ in range(2):
+        model = network().to(DEVICE)
+        pairs.append((model, sgd(model.parameters())))
+    x = torch.randn(6, 8).to(DEVICE)
+    for _ in range(4):
+        for model, optimizer in pairs:
+            step(model, optimizer, x)
+    for model, optimizer in pairs:
+        before = model[0].weight.detach().clone()
+        with counted() as n:
+            step(model, optimizer, x)
+        assert n.captured_steps == 1
+        assert not torch.equal(before.cpu(), model[0].weight.detach().cpu())
+
+
+def test_an_argument_on_the_cpu_is_told(caplog) -> None:
+    caplog.set_level(logging.INFO, "lazyxla")
+    twins = Twins(loss_of(lambda t, x: t.model(x.to(DEVICE))))
+    for _ in range(4):
+        x, y = twins.batch()
+        twins.compare(twins.captured.step(x, y.to(DEVICE)), twins.other.step(x, y.to(DEVICE)))
+    assert "an argument is on the CPU" in caplog.text
