@@ -197,8 +197,8 @@ def counters() -> dict[str, int]:
           program; on the CPU only.
         - ``data_dependent``: operators whose result's shape depends on their input's values, such
           as ``nonzero``; they read their input.
-        - ``captured_steps``: calls of a captured step (``compile(step, capture=True)``) that ran its
-          program without its Python code.
+        - ``captured_steps``: calls of a captured step (``compile(step, capture=True)``) that ran
+          its program without its Python code.
         - ``comparisons``: times that processes compared which collective they are in.
     """
     return _C.counters()

@@ -169,7 +169,7 @@ std::string StepProgram::run(c10::ArrayRef<at::Tensor> arguments,
       slots[random.ordinal].i = static_cast<int64_t>(first + random.drawn);
     }
   }
-  ++graph::Counters::get().captured_steps;
+  ++Counters::get().captured_steps;
   const graph::Run run{inputs, donated, slots, promises, replaced, draws};
   slot->run_now(taped_.variant, run);
 

@@ -46,7 +46,7 @@ StepRecording::StepRecording(std::vector<at::Tensor> state, std::vector<at::Tens
     if (gradients_.back().defined()) add(Source::kGradient, i, gradients_.back());
   }
   std::tie(seed_, ordinal_) = state_of_generator(program.device_);
-  flushes_ = graph::Counters::get().flushes;
+  flushes_ = Counters::get().flushes;
   if (problem_.empty()) program.taped_.start();
 }
 
@@ -79,7 +79,7 @@ std::pair<std::shared_ptr<StepProgram>, std::string> StepRecording::finish(
   };
   check([&] { return program.taped_.problem; });
   check([&] {
-    const bool one = program.taped_.flushes == 1 && graph::Counters::get().flushes == flushes_ + 1;
+    const bool one = program.taped_.flushes == 1 && Counters::get().flushes == flushes_ + 1;
     return one ? "" : "it is not one program: a value is read, or an operator runs on the host";
   });
   check([&] {
