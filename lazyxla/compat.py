@@ -9,6 +9,12 @@ from __future__ import annotations
 import importlib.util
 import sys
 
+import torch
+
+CLAMP_SATURATES = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 15)
+"""Whether a bound of ``clamp`` beyond the range of an integer dtype bounds nothing, as from torch
+2.15 on. Before, PyTorch's CPU kernels wrap it around or refuse it."""
+
 REMOVED_OPERATORS = frozenset({"aten::cholesky"})
 """Operators with a rule that not every torch has: ``aten::cholesky`` is gone in 2.15."""
 

@@ -10,9 +10,12 @@ from typing import Any
 import pytest
 import torch
 
+from lazyxla import compat
 from lazyxla.lowering import Node, Program, Ref, Target, TensorSpec, lower_to_text, registry
 from lazyxla.lowering.builder import Builder
 from lazyxla.lowering.functions import clip, maximum, minimum, rsqrt, where
+from lazyxla.lowering.rules import arithmetic
+from lazyxla.lowering.scalar import wrap_number
 from lazyxla.lowering.value import Value
 from tests.lowering.test_builder import Bench, bench  # noqa: F401 - a fixture
 
@@ -163,3 +166,20 @@ def test_rules_of_a_platform() -> None:
         assert not any(texts().values())
     assert not any(texts().values())
     assert not registry.has_user_rules()
+
+
+def test_bounds_beyond_an_integers_range(
+    bench: Bench,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Bound nothing in newer versions of torch."""
+    monkeypatch.setattr(compat, "CLAMP_SATURATES", True)
+    x = torch.tensor([0, 7, 255], dtype=torch.uint8)
+
+    def rule(b: Builder, x: Value) -> list[Value]:
+        bounds = [(-5, 300), (3, 260), (None, 100), (400, None)]
+        numbers = [[None if n is None else wrap_number(n) for n in pair] for pair in bounds]
+        return [arithmetic.clamp(b, x, low, high) for low, high in numbers]
+
+    expected = [x, x.clamp(3, 255), x.clamp(max=100), torch.full_like(x, 255)]
+    bench.check(rule, x, expected=expected)

@@ -8,9 +8,22 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from lazyxla.lowering.functions import floor, log, maximum, minimum, rint, rsqrt, sqrt, trunc, where
+from lazyxla import compat
+from lazyxla.lowering.functions import (
+    clip,
+    floor,
+    log,
+    maximum,
+    minimum,
+    rint,
+    rsqrt,
+    sqrt,
+    trunc,
+    where,
+)
 from lazyxla.lowering.registry import rule
 from lazyxla.lowering.rules.formula import operands, pointwise
+from lazyxla.lowering.scalar import Scalar
 from lazyxla.lowering.value import Operand, Value
 
 if TYPE_CHECKING:
@@ -141,23 +154,35 @@ def pow_scalar(b: Builder, x: Value, y: Operand) -> Value:
 
 # ---- clamping ----
 
+_NARROW_INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32)
+
 
 @rule("aten::clamp", "aten::clamp.Tensor", "aten::hardtanh")
 def clamp(b: Builder, x: Value, low: Operand | None, high: Operand | None) -> Value:
     # Rounding is monotone, so clamping in the result's dtype is what the wider one gives.
-    x, low, high = operands(b, x, low, high, dtype=b.outputs[0].dtype)
+    dtype = b.outputs[0].dtype
+    low, high = _within_range(b, low, dtype), _within_range(b, high, dtype)
+    x, low, high = operands(b, x, low, high, dtype=dtype)
     x = x if low is None else maximum(x, low)
     return x if high is None else minimum(x, high)
 
 
-@pointwise("aten::clamp_min", "aten::clamp_min.Tensor", exact=True)
-def clamp_min(x: Value, low: Value) -> Value:
-    return maximum(x, low)
+@rule("aten::clamp_min", "aten::clamp_min.Tensor")
+def clamp_min(b: Builder, x: Value, low: Operand) -> Value:
+    return clamp(b, x, low, None)
 
 
-@pointwise("aten::clamp_max", "aten::clamp_max.Tensor", exact=True)
-def clamp_max(x: Value, high: Value) -> Value:
-    return minimum(x, high)
+@rule("aten::clamp_max", "aten::clamp_max.Tensor")
+def clamp_max(b: Builder, x: Value, high: Operand) -> Value:
+    return clamp(b, x, None, high)
+
+
+def _within_range(b: Builder, bound: Operand | None, dtype: torch.dtype) -> Operand | None:
+    """A number as a bound of integers: beyond their range the end of the range does as well."""
+    if not compat.CLAMP_SATURATES or not isinstance(bound, Scalar) or dtype not in _NARROW_INTEGERS:
+        return bound
+    ends = torch.iinfo(dtype)
+    return clip(b.value(bound, torch.int64), ends.min, ends.max).to(dtype)
 
 
 # ---- three operands ----
