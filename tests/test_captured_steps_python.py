@@ -149,7 +149,7 @@ def test_an_attribute_whose_name_is_made_up() -> None:
     _changed(twins, change)
 
 
-@pytest.mark.parametrize("what", ["class", "object", "dict", "method", "own method"])
+@pytest.mark.parametrize("what", ["class", "object", "dict", "method", "own method", "all of it"])
 def test_a_module_of_one_s_own(what: str, monkeypatch) -> None:
     twins = Twins(model=Block)
 
@@ -161,6 +161,8 @@ def test_a_module_of_one_s_own(what: str, monkeypatch) -> None:
                 training.model.scale = 0.5
             elif what == "dict":
                 training.model.options["scale"] = 0.5
+            elif what == "all of it":
+                training.model.__dict__ = {**vars(training.model), "scale": 0.5}
             elif what == "method":
                 monkeypatch.setattr(Block, "forward", lambda self, x: self.inner(x) * 0.5)
             else:

@@ -241,23 +241,36 @@ class FunctionEntry final : public Guards::Entry {
 class TypeEntry final : public Guards::Entry {
  public:
   TypeEntry(std::string name, const py::object& object, const py::object& type)
-      : Entry(std::move(name)), object_(object), type_(type), version_(version()) {}
+      : Entry(std::move(name)),
+        object_(object),
+        type_(type),
+        attributes_(attributes()),
+        version_(version()) {}
 
   bool is_known() const { return version_ != 0; }
 
   std::string broken(Numbers&) const override {
     if (!object_.is_none() && Py_TYPE(object_.ptr()) != raw()) return " is of another class";
+    if (attributes().ptr() != attributes_.ptr()) return " has another dict of attributes";
     return version() == version_ ? "" : " has a class that was changed";
   }
 
   int traverse(visitproc visit, void* arg) const override {
     Py_VISIT(object_.ptr());
     Py_VISIT(type_.ptr());
+    Py_VISIT(attributes_.ptr());
     return 0;
   }
 
  private:
   PyTypeObject* raw() const { return reinterpret_cast<PyTypeObject*>(type_.ptr()); }
+  // The object's dict, which can be replaced as a whole; null if it has none.
+  py::object attributes() const {
+    if (object_.is_none()) return {};
+    PyObject* dict = PyObject_GenericGetDict(object_.ptr(), nullptr);
+    if (!dict) PyErr_Clear();
+    return py::reinterpret_steal<py::object>(dict);
+  }
   // 0 if the interpreter has no number now.
   unsigned version() const {
     if (!(raw()->tp_flags & Py_TPFLAGS_VALID_VERSION_TAG)) {  // looking something up makes one
@@ -267,7 +280,7 @@ class TypeEntry final : public Guards::Entry {
     return raw()->tp_flags & Py_TPFLAGS_VALID_VERSION_TAG ? raw()->tp_version_tag : 0;
   }
 
-  py::object object_, type_;
+  py::object object_, type_, attributes_;
   unsigned version_;
 };
 
