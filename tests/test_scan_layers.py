@@ -149,7 +149,8 @@ def captured(count: int, remat: Any, rows: int = 4) -> capturing.CapturedProgram
 
 
 def operations(count: int, remat: Any) -> Counter[str]:
-    text = lowering.lower_to_text(captured(count, remat).program, "cpu")
+    found = captured(count, remat)  # it keeps the loops' graphs
+    text = lowering.lower_to_text(found.program, "cpu")
     return Counter(re.findall(r"stablehlo\.(\w+)", text))
 
 

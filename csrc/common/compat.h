@@ -1,18 +1,35 @@
-// Where versions of torch's and XLA's C++ headers differ: torch 2.11 to 2.15, jaxlib 0.10 to 0.12.
+// Where versions of torch's, XLA's and Python's C++ headers differ: torch 2.11 to 2.15, jaxlib 0.10
+// to 0.12, Python 3.11 to 3.14.
 //
 // No other file asks for a version. Whatever has another name, another argument or another type in
 // one of them gets one name here, which is chosen by what the headers have, not by their number
 // where that is possible. docs/versions.md says what was compiled against what.
+//
+// It includes none of these headers: a file has here what it included before.
 #pragma once
 
-#include <xla/ffi/api/c_api.h>
-
+#include <cstdint>
 #include <type_traits>
 
 namespace lazyxla::compat {
 
+#ifdef XLA_FFI_API_C_API_H_
 // The list that begins at a call frame's extension_start: XLA_FFI_Extension_Base, which from
 // jaxlib 0.11 on is called XLA_FFI_InternalExtension. Its layout is the same.
 using FfiExtension = std::remove_pointer_t<decltype(XLA_FFI_CallFrame::extension_start)>;
+#endif
+
+#ifdef Py_PYTHON_H
+// A number that the interpreter gives a dict anew whenever it is written to (PEP 509). 0 from
+// Python 3.12 on, which has none.
+inline uint64_t dict_version(PyObject* dict) {
+#if PY_VERSION_HEX < 0x030C0000
+  return reinterpret_cast<PyDictObject*>(dict)->ma_version_tag;
+#else
+  static_cast<void>(dict);
+  return 0;
+#endif
+}
+#endif
 
 }  // namespace lazyxla::compat

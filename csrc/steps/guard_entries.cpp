@@ -4,6 +4,7 @@
 #include <array>
 #include <map>
 
+#include "common/compat.h"
 #include "steps/guards.h"
 
 namespace lazyxla::steps {
@@ -62,15 +63,7 @@ class DictEntry final : public Guards::Entry {
   };
   static constexpr int kFixed = -1, kIgnored = -2;
 
-  // A number that the interpreter gives a dict anew whenever it is written to (PEP 509); 0 where
-  // there is none any more.
-  uint64_t version() const {
-#if PY_VERSION_HEX < 0x030C0000
-    return reinterpret_cast<PyDictObject*>(dict_.ptr())->ma_version_tag;
-#else
-    return 0;
-#endif
-  }
+  uint64_t version() const { return compat::dict_version(dict_.ptr()); }
 
   std::string compare(Numbers& numbers) const {
     PyObject* dict = dict_.ptr();

@@ -34,7 +34,6 @@ StepRecording::StepRecording(std::vector<at::Tensor> state, std::vector<at::Tens
     return;
   }
   program.device_ = program.state_.front().device().index();
-  if (ir::Mesh::any()) problem_ = "tensors are spread over devices";
   const auto add = [&](Source::Kind kind, size_t index, const at::Tensor& tensor) {
     if (problem_.empty()) problem_ = add_source(kind, index, tensor);
   };
