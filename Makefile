@@ -23,7 +23,7 @@ JAX ?=
 OWN_TORCH := 2.13.0
 OWN_JAX := 0.10.2
 TORCH_MINORS := 2.13 2.14 2.15
-PINNED := torch==$(or $(TORCH),$(OWN_TORCH)) jax==$(or $(JAX),$(OWN_JAX)) jaxlib==$(or $(JAX),$(OWN_JAX))
+PINNED := torch==$(or $(TORCH),$(OWN_TORCH)) $(foreach package,jax jaxlib jax-cuda13-pjrt,$(package)==$(or $(JAX),$(OWN_JAX)))
 TORCHVISION := torchvision$(if $(TORCH),,==0.28.0)
 
 CXX_FILES := $(shell find csrc -name '*.cpp' -o -name '*.h')
