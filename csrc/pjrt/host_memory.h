@@ -2,7 +2,7 @@
 //
 // A program's arrays come and go with every step. glibc gives large blocks back to the system when
 // they are freed, and the next step pays a page fault for every 4 KiB of them: about a fifth of the
-// time of a training step (docs/performance.md). So it is told to keep them.
+// time of a training step. So it is told to keep them.
 //
 // A program's code lies in memory mappings, several for a small program and many for a large one.
 // Linux grants a process 65,530 of them, and XLA does not survive a refusal.

@@ -6,9 +6,6 @@ from typing import Any
 import pytest
 import torch
 
-from lazyxla.compat import REMOVED_OPERATORS
-from lazyxla.lowering import names
-from lazyxla.lowering.decompose import find_op
 from tests.lowering.batch import (
     ALL,
     COMPLEX,
@@ -397,37 +394,6 @@ def test_exact_operations_stay_narrow() -> None:
     assert "f32" not in text("aten::add.Tensor", x, x)
     assert "f32" not in text("aten::mul.Tensor", x, x)
     assert "f32" in text("aten::exp", x)
-
-
-# Composite for most devices, but with a gradient formula of its own, which a device kernel
-# switches to.
-COMPOSITE_WITH_GRADIENT = {
-    "aten::_fused_rms_norm",
-    "aten::linear",
-    "aten::mish_backward",
-    "aten::silu_backward",
-}
-
-
-def test_no_composite_operator_has_a_rule() -> None:
-    """PyTorch takes composite operators apart before a backend sees them; autograd relies on it."""
-    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
-    known = [n for n in names() if n not in REMOVED_OPERATORS or find_op(n)]
-    composite = {n for n in known if has_kernel(n, "CompositeImplicitAutograd")}
-    assert composite <= COMPOSITE_WITH_GRADIENT
-    assert all(has_kernel(n, "Autograd") for n in composite)
-
-
-def test_every_rule_names_an_operator() -> None:
-    for name in names():
-        if not name.startswith("aten::") or name in REMOVED_OPERATORS:
-            continue  # another test's own operator, which may be gone
-        torch._C._dispatch_find_schema_or_throw(*_split(name))
-
-
-def _split(name: str) -> tuple[str, str]:
-    base, _, overload = name.partition(".")
-    return base, overload
 
 
 @pytest.mark.parametrize("name", ["maximum", "minimum", "clamp_min.Tensor", "clamp_max.Tensor"])

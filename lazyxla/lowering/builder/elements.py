@@ -298,14 +298,9 @@ class Elements:
         whole = {2: torch.int16, 4: torch.int32, 8: torch.int64}[x.dtype.itemsize]
         return self.bitcast(x, whole) < 0
 
-    def is_nan(self, x: Value) -> Value:
-        """`x != x`."""
-        return self.compare(x, x, "NE")
-
     def wrap_index(self, index: Value, size: int) -> Value:
         """Negative indices counted from the end: `index < 0 ? index + size : index`."""
-        negative = self.compare(index, self.full_like(index, 0), "LT")
-        return self.select(negative, self.hlo.add(index, self.full_like(index, size)), index)
+        return self.select(index < 0, index + size, index)
 
     # ---- attributes ----
 
