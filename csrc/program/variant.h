@@ -19,6 +19,12 @@ namespace lazyxla::graph {
 
 struct StageProgram;
 
+// What the processes compare that are about to launch a program together: whether it is the same.
+struct Identity {
+  uint64_t hash = 0;
+  std::vector<std::string> operators;  // "aten::mul.Tensor Float[4, 4]"
+};
+
 // One compiled form of a program, perhaps still being compiled. That of a graph that was cut has
 // its stages' in place of an executable; a small one may have the host's.
 struct Variant {
@@ -30,6 +36,7 @@ struct Variant {
   size_t handed_on = 0;                        // values that only stages hand on
   bool is_trial = false;                       // another one will be its program's, or a stage's
   std::shared_ptr<const Partition> partition;  // of a program for many devices, else null
+  std::unique_ptr<const Identity> identity;    // of one for those of several processes, else null
   Variant();
   ~Variant();
 
