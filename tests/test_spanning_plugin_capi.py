@@ -77,7 +77,7 @@ def start(api: capi.Api, nodes: int, store: capi.Store | None = None, **others: 
 @pytest.fixture
 def pair(api: capi.Api) -> Iterator[list[capi.Client]]:
     """Two processes of two devices each."""
-    clients = start(api, 2, devices_per_node=2)
+    clients = start(api, 2, cpu_device_count=2)
     yield clients
     for client in clients:
         client.destroy()
@@ -88,8 +88,7 @@ def test_options(api: capi.Api) -> None:
         (None, (0, 2), {}, "needs the key-value callbacks"),
         (capi.Store(), (2, 2), {}, "node_id is 2 of 2"),
         (capi.Store(), (-1, 2), {}, "option node_id is -1"),
-        (capi.Store(), (0, 1), {"devices_per_node": 0}, "option devices_per_node is 0"),
-        (capi.Store(), (0, 1), {"cpu_device_count": 2}, "cpu_device_count follows from"),
+        (capi.Store(), (0, 1), {"cpu_device_count": 0}, "option cpu_device_count is 0"),
     ]:
         with pytest.raises(capi.PjrtError, match=message) as caught:
             capi.Client(api, store, node, nodes, **others)
@@ -97,7 +96,7 @@ def test_options(api: capi.Api) -> None:
 
 
 def test_one_process_needs_no_store(api: capi.Api) -> None:
-    client = capi.Client(api, None, 0, 1, devices_per_node=3)
+    client = capi.Client(api, None, 0, 1, cpu_device_count=3)
     assert client.list("AddressableDevices") == client.list("Devices")
     assert len(client.list("Devices")) == 3
     before = api.run_count()
@@ -116,7 +115,7 @@ def test_processes_that_do_not_meet(api: capi.Api) -> None:
 
     store = capi.Store()
     errors = at_once(
-        [lambda n=n: capi.Client(api, store, n, 2, devices_per_node=n + 1) for n in range(2)]
+        [lambda n=n: capi.Client(api, store, n, 2, cpu_device_count=n + 1) for n in range(2)]
     )
     assert "process 1 started 2 processes of 2 devices, this one 2 processes of 1" in str(errors[0])
     assert "process 0 started 2 processes of 1 devices" in str(errors[1])

@@ -46,7 +46,8 @@ at::Tensor finish_receive(const at::Tensor& like, const std::string& group, int6
 // Whether an all-to-all has as many rows for each process, and from each.
 bool is_even(c10::IntArrayRef sent_rows, c10::IntArrayRef received_rows);
 
-// Starts what the devices have recorded, if a collective is in it.
+// Starts what the devices have recorded, if a collective is in it, or it may be for the devices of
+// several processes.
 void run_recorded_collectives();
 
 }  // namespace lazyxla::distributed
