@@ -159,7 +159,7 @@ void keep(const Run& run, std::vector<pjrt::Buffer> results) {
 void enqueue(const Variant& variant, const Run& run, c10::DeviceIndex index) {
   const pjrt::Device& device = pjrt_device(index);
   c10::SmallVector<pjrt::Buffer*, 16> args;
-  for (const BufferRef& input : run.inputs) args.push_back(&input->get());
+  for (const BufferRef& input : run.inputs) args.push_back(&input->on(device));
   variant.note_run();
   if (variant.host_program()) {
     keep(run, graph::run(*variant.host_program(), args, run.slots, device));

@@ -199,20 +199,23 @@ std::vector<uint32_t> parts_by_mesh(const Graph& graph, const std::vector<uint32
                                     const std::vector<uint32_t>& roots) {
   std::vector<const ir::Mesh*> mesh_of(graph.nodes.size(), nullptr);
   bool has_two = false;
-  const auto note = [&](uint32_t root, const ir::Sharding* sharding) {
-    if (!sharding) return;
-    has_two = has_two || (mesh_of[root] && mesh_of[root] != &sharding->mesh());
-    mesh_of[root] = &sharding->mesh();
+  const auto note = [&](uint32_t root, const ir::Mesh* mesh) {
+    if (!mesh) return;
+    has_two = has_two || (mesh_of[root] && mesh_of[root] != mesh);
+    mesh_of[root] = mesh;
+  };
+  const auto declared = [](const ir::Sharding* sharding) {
+    return sharding ? &sharding->mesh() : nullptr;
   };
   for (size_t i = 0; i < graph.nodes.size(); ++i) {
-    note(component[i], graph.nodes[i]->spec()->sharding);
+    note(component[i], declared(graph.nodes[i]->spec()->sharding));
     for (size_t j = 0; j < graph.nodes[i]->operands().size(); ++j) {
       const uint32_t operand = graph.operand(i, j);
       if (operand >= graph.leaves.size()) continue;
-      note(component[i], buffer_of(*graph.leaves[operand].get()).sharding());
+      note(component[i], needed_mesh(buffer_of(*graph.leaves[operand].get()).sharding()));
     }
   }
-  for (const Taken& taken : graph.taken) note(roots[taken.output], taken.sharding);
+  for (const Taken& taken : graph.taken) note(roots[taken.output], declared(taken.sharding));
   if (has_two) return {};
   std::vector<const ir::Mesh*> meshes;  // by part
   std::vector<uint32_t> part_of(graph.nodes.size(), 0);
@@ -246,7 +249,8 @@ bool detach(ir::PendingSet& pending, uint64_t setting, Graph& graph,
 }
 
 std::vector<Graph> split(Graph& graph) {
-  const bool by_mesh = graph.partition && graph.partition->other;
+  const bool by_mesh =
+      graph.partition && (graph.partition->other || graph.partition->spans_processes());
   if (!by_mesh && (graph.partition || graph.promises.size() <= kManyOutputs)) return {};
   std::lock_guard lock_walks(walks());
   const std::vector<uint32_t> component = components(graph);

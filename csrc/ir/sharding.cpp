@@ -199,6 +199,11 @@ const Sharding* Sharding::find(const std::string& text) {
   return found == all.shardings.end() ? nullptr : found->second.get();
 }
 
+bool Sharding::is_replicated() const {
+  return !is_open() && std::all_of(dimensions_.begin(), dimensions_.end(),
+                                   [](const auto& parts) { return parts.empty(); });
+}
+
 int64_t Sharding::tiles(size_t dimension) const {
   int64_t tiles = 1;
   for (const AxisPart& part : dimensions_[dimension]) tiles *= part.size;

@@ -88,6 +88,9 @@ class Sharding {
   bool is_open(size_t dimension) const { return !open_.empty() && open_[dimension]; }
   bool is_open() const { return !open_.empty(); }
 
+  // Whether every device of the mesh has the whole.
+  bool is_replicated() const;
+
   // How many tiles a dimension is split into; the shape of a shard, its padding included.
   int64_t tiles(size_t dimension) const;
   Dims shard(c10::IntArrayRef sizes) const;

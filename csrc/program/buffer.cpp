@@ -42,6 +42,30 @@ pjrt::Buffer& DeviceBuffer::get() {
   return *buffer_;
 }
 
+pjrt::Buffer& DeviceBuffer::on(const pjrt::Device& device) {
+  await_kept();
+  if (!shards_) [[likely]]
+    return *buffer_;
+  if (!shards_->sharding->is_replicated()) return get();  // throws
+  for (pjrt::Buffer& shard : shards_->buffers) {
+    if (shard.device_index() == device.index()) return shard;
+  }
+  return copy_on(device, shards_->buffers.front());
+}
+
+pjrt::Buffer& DeviceBuffer::copy_on(const pjrt::Device& device, const pjrt::Buffer& source) {
+  if (!copies_) copies_ = std::make_unique<Copies>();
+  auto copy = copies_->find(device.index());
+  if (copy != copies_->end() && copy->second.is_deleted()) {
+    copies_->erase(copy);
+    copy = copies_->end();
+  }
+  if (copy == copies_->end()) {
+    copy = copies_->emplace(device.index(), source.copy_to_device(device)).first;
+  }
+  return copy->second;
+}
+
 Shards* DeviceBuffer::shards() {
   await_kept();
   return shards_.get();
@@ -54,22 +78,9 @@ void DeviceBuffer::add_each(const ir::Mesh& mesh, std::vector<pjrt::Buffer*>& bu
     for (pjrt::Buffer& shard : shards_->buffers) buffers.push_back(&shard);
     return;
   }
-  if (!copies_) copies_ = std::make_unique<Copies>();
-  for (const pjrt::Device* target : own_devices(mesh).devices) {
-    const int device = target->index();
-    if (device == buffer_->device_index()) {
-      buffers.push_back(&*buffer_);
-      continue;
-    }
-    auto copy = copies_->find(device);
-    if (copy != copies_->end() && copy->second.is_deleted()) {
-      copies_->erase(copy);
-      copy = copies_->end();
-    }
-    if (copy == copies_->end()) {
-      copy = copies_->emplace(device, buffer_->copy_to_device(*target)).first;
-    }
-    buffers.push_back(&copy->second);
+  for (const pjrt::Device* device : own_devices(mesh).devices) {
+    const bool is_here = device->index() == buffer_->device_index();
+    buffers.push_back(is_here ? &*buffer_ : &copy_on(*device, *buffer_));
   }
 }
 

@@ -43,6 +43,8 @@ class DeviceBuffer final : public ir::LeafData {
   // Waits for the promise (not for the data on the device). Throws what broke it, and for data that
   // is spread over many devices.
   pjrt::Buffer& get();
+  // The same for a program of one device, which may read what every device of a mesh has whole.
+  pjrt::Buffer& on(const pjrt::Device& device);
   // The same for data that may be spread: null if it lies on one device.
   Shards* shards();
   // The same for a program of many devices: appends what each of this process's is given. Data that
@@ -85,8 +87,10 @@ class DeviceBuffer final : public ir::LeafData {
  private:
   enum State : int { kPromised, kReady, kBroken, kAbstract };
   void await_kept();
+  // A copy that the device has, made if it has none.
+  pjrt::Buffer& copy_on(const pjrt::Device& device, const pjrt::Buffer& source);
 
-  // Copies of what lies on one device, by the devices of meshes where it does not.
+  // Copies by the devices where the data does not lie.
   using Copies = std::map<int, pjrt::Buffer>;
   std::atomic<int> state_{kPromised};
   std::optional<pjrt::Buffer> buffer_;

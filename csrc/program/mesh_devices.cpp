@@ -43,6 +43,10 @@ const MeshDevices& own_devices(const ir::Mesh& mesh) {
   return *found;
 }
 
+bool mesh_spans_processes(const ir::Mesh& mesh) {
+  return pjrt::Runtime::get().initialized() && !own_devices(mesh).are_all;
+}
+
 bool any_spans_processes() {
   pjrt::Runtime& runtime = pjrt::Runtime::get();
   return ir::Mesh::any() && runtime.initialized() && runtime.client().spans_processes();

@@ -22,6 +22,9 @@ struct MeshDevices {
 // Starts the client. Throws if there are none.
 const MeshDevices& own_devices(const ir::Mesh& mesh);
 
+// Whether the mesh has devices of other processes.
+bool mesh_spans_processes(const ir::Mesh& mesh);
+
 // Whether there are meshes that may have devices of other processes.
 bool any_spans_processes();
 

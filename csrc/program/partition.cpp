@@ -5,7 +5,6 @@
 
 #include <algorithm>
 
-#include "pjrt/runtime.h"
 #include "program/graph.h"
 #include "program/mesh_devices.h"
 
@@ -39,10 +38,10 @@ const ir::Sharding* replicated(const ir::Mesh& mesh, size_t rank) {
 
 // Whether anything of the graph is sharded, or is to be.
 bool has_mesh(const Graph& graph) {
-  const auto is_sharded = [](const ir::NodePtr& leaf) {
-    return buffer_of(*leaf.get()).sharding() != nullptr;
+  const auto needs_mesh = [](const ir::NodePtr& leaf) {
+    return needed_mesh(buffer_of(*leaf.get()).sharding()) != nullptr;
   };
-  return std::any_of(graph.leaves.begin(), graph.leaves.end(), is_sharded) ||
+  return std::any_of(graph.leaves.begin(), graph.leaves.end(), needs_mesh) ||
          std::any_of(graph.taken.begin(), graph.taken.end(),
                      [](const Taken& taken) { return taken.sharding != nullptr; }) ||
          std::any_of(graph.nodes.begin(), graph.nodes.end(),
@@ -67,6 +66,12 @@ std::vector<const ir::Sharding*> wanted_results(const Graph& graph) {
 
 }  // namespace
 
+const ir::Mesh* needed_mesh(const ir::Sharding* sharding) {
+  if (!sharding) return nullptr;
+  const ir::Mesh& mesh = sharding->mesh();
+  return sharding->is_replicated() && mesh_spans_processes(mesh) ? nullptr : &mesh;
+}
+
 void set_result_reader(ResultReader reader) { result_reader() = std::move(reader); }
 
 void Partition::check() const {
@@ -79,9 +84,7 @@ void Partition::check() const {
       "lazyxla.shard");
 }
 
-bool Partition::spans_processes() const {
-  return pjrt::Runtime::get().initialized() && !own_devices(*mesh).are_all;
-}
+bool Partition::spans_processes() const { return mesh_spans_processes(*mesh); }
 
 std::string Partition::devices() const {
   std::string text;
@@ -130,6 +133,10 @@ BufferRef unknown_leaf(const Graph& graph) {
 void find_partition(Graph& graph) {
   if (!has_mesh(graph)) {
     for (const BufferRef& promise : graph.promises) promise->promise_sharding(nullptr);
+    for (size_t i = 0; i < graph.leaves.size(); ++i) {
+      // What other devices have, too, is not this one's to give.
+      if (buffer_of(*graph.leaves[i].get()).sharding()) graph.aliases[i] = -1;
+    }
     return;
   }
   auto partition = std::make_shared<Partition>();

@@ -11,6 +11,10 @@
 //
 // A graph has one mesh. One with several is taken apart, if what is for each has nothing but leaves
 // in common (graph/walk.h's split), else an error, which is told when its program is to be made.
+//
+// Where a mesh is of several processes' devices, a program for it is launched by all of these. So
+// what one of them can compute by itself is no part of it: what has nothing in common with it but
+// leaves, and what reads only values that each device has whole.
 #pragma once
 
 #include <cstdint>
@@ -61,6 +65,9 @@ struct Partition {
   // How the results of the compiled program are spread.
   std::vector<const ir::Sharding*> results_of(const pjrt::CompiledProgram& program) const;
 };
+
+// The mesh that an operator must run on which reads what is spread so; null if any device will do.
+const ir::Mesh* needed_mesh(const ir::Sharding* sharding);
 
 // Whether the sharding of one of the leaves is not known yet: its buffer.
 BufferRef unknown_leaf(const Graph& graph);

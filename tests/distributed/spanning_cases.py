@@ -128,6 +128,45 @@ def processes_differ_where_they_are_alone(all_: Processes) -> None:
         torch.testing.assert_close(ours.detach().cpu(), its.detach())
 
 
+def what_one_computes_alone_is_no_part_of_the_program(all_: Processes) -> None:
+    """Recorded in between, or of values that every device has whole."""
+    model = lazyxla.replicate(all_.model(), all_.mesh)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    alone = all_.model(seed=1).to(DEVICE)
+    batch = grid(4, 6).sin()
+    logged = []
+    for step in range(5):
+        loss = model(lazyxla.shard(batch.clone(), all_.mesh, ("data",))).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if step % all_.size == all_.rank:
+            with torch.no_grad():
+                pending = alone(batch.to(DEVICE)).sum() * step  # when all others sync
+            with counted() as n:
+                lazyxla.sync()
+            assert n.executions == 2
+            assert pending.item() == pytest.approx(
+                all_.model(seed=1)(batch).sum().item() * step, abs=1e-4
+            )
+            logged.append((loss * 100).item())  # by this process's own device
+            with torch.no_grad():  # parameters that all have, and a batch of its own
+                evaluated = model(batch[:1].to(DEVICE)).sum().item()
+            assert evaluated == evaluated
+            del pending
+        else:
+            lazyxla.sync()
+    assert all(value > 0 for value in logged)
+    reference = all_.model()
+    theirs = torch.optim.SGD(reference.parameters(), lr=0.1)
+    for _ in range(5):
+        reference(batch).square().mean().backward()
+        theirs.step()
+        theirs.zero_grad()
+    for ours, its in zip(model.parameters(), reference.parameters()):
+        torch.testing.assert_close(ours.detach().cpu(), its.detach())
+
+
 def a_settled_step_compiles_and_compares_nothing(all_: Processes) -> None:
     model = lazyxla.fully_shard(all_.model(), all_.mesh, "data")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -262,6 +301,7 @@ CASES: dict[str, Callable[[Processes], None]] = {
         a_value_is_read_by_all,
         each_process_loads_its_part,
         processes_differ_where_they_are_alone,
+        what_one_computes_alone_is_no_part_of_the_program,
         a_settled_step_compiles_and_compares_nothing,
         what_is_recorded_starts_before_others_are_met,
         a_mesh_of_some_processes,
