@@ -44,6 +44,9 @@ _COMPILE_OPTIONS: dict[str, Options] = {
     }
 }
 
+# The first of the ports at which processes with a TPU chip each meet; libtpu's own default.
+_TPU_PORT = 8476
+
 # Of a plugin given by path nothing is known; an idle autograd thread costs next to nothing.
 _UNKNOWN_DEVICES = 16
 
@@ -100,9 +103,43 @@ _processes: tuple[int, int] | None = None
 
 
 def set_processes(index: int, count: int) -> None:
-    """The client that is started next is one of several processes'."""
+    """The client that is started next is one of several processes'.
+
+    Raises:
+        RuntimeError: the processes of a TPU's hosts have no chips of their own.
+    """
     global _processes
     _processes = index, count
+    if resolve().name == "tpu":
+        _share_chips(count)
+
+
+def _share_chips(processes: int) -> None:
+    """Gives each process of a TPU's one host a chip of its own, unless the user has said which.
+
+    libtpu reads this from the environment, and each process alone would take all chips.
+    """
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    if here == 1 or "TPU_PROCESS_BOUNDS" in os.environ:
+        return
+    bounds = {2: "1,2,1", 4: "2,2,1", 8: "2,4,1"}.get(here)
+    if here != processes or here != tpu_chips() or bounds is None:
+        raise RuntimeError(
+            f"{here} processes on a host with {tpu_chips()} TPU chips, {processes} on all hosts: "
+            "start one process on each host, which has all its chips (torchrun "
+            "--nproc-per-node 1), or on a single host one for each chip; or set "
+            "TPU_PROCESS_BOUNDS and the like for each process"
+        )
+    rank = int(os.environ["LOCAL_RANK"])
+    ports = [_TPU_PORT + i for i in range(here)]
+    os.environ |= {
+        "TPU_PROCESS_BOUNDS": bounds,
+        "TPU_CHIPS_PER_PROCESS_BOUNDS": "1,1,1",
+        "TPU_VISIBLE_CHIPS": str(rank),
+        "TPU_PROCESS_ADDRESSES": ",".join(f"localhost:{port}" for port in ports),
+        "TPU_PROCESS_PORT": str(ports[rank]),
+        "CLOUD_TPU_TASK_ID": str(rank),
+    }
 
 
 def _of_processes(platform: Platform) -> dict[str, Any]:
