@@ -9,6 +9,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <type_traits>
 
 namespace lazyxla::compat {
@@ -18,6 +19,17 @@ namespace lazyxla::compat {
 // jaxlib 0.11 on is called XLA_FFI_InternalExtension. Its layout is the same.
 using FfiExtension = std::remove_pointer_t<decltype(XLA_FFI_CallFrame::extension_start)>;
 #endif
+
+// An object that pointers of this kind own: those to nodes of autograd are std::shared_ptr before
+// torch 2.13, and count in the node from then on.
+template <typename Pointer, typename T>
+Pointer make_owned() {
+  if constexpr (requires { typename Pointer::weak_type; }) {
+    return std::make_shared<T>();
+  } else {
+    return Pointer::reclaim(new T());
+  }
+}
 
 #ifdef Py_PYTHON_H
 // A number that the interpreter gives a dict anew whenever it is written to (PEP 509). 0 from

@@ -15,27 +15,23 @@ MeshDevices find(const ir::Mesh& mesh) {
   const pjrt::Client& client = pjrt::Runtime::get().client();
   const int first = client.first_device();
   const int last = first + static_cast<int>(client.devices().size());
+  const int all = static_cast<int>(client.all_devices().size());
   MeshDevices own;
   std::set<int64_t> processes;
   for (size_t position = 0; position < mesh.size(); ++position) {
     const int device = mesh.devices()[position];
-    TORCH_CHECK_INDEX(device < static_cast<int>(client.all_devices().size()), "lazyxla: the mesh (",
-                      mesh.text(), ") has a device that is not there");
-    processes.insert(client.process_of(device));
+    if (device < all) processes.insert(client.process_of(device));
     if (device < first || device >= last) continue;
     own.positions.push_back(position);
     own.devices.push_back(&client.devices()[device - first]);
   }
   own.processes.assign(processes.begin(), processes.end());
   own.are_all = own.positions.size() == mesh.size();
-  TORCH_CHECK_VALUE(!own.devices.empty(), "lazyxla: the mesh (", mesh.text(),
-                    ") has none of this process's devices, which are ", first, " to ", last - 1);
   return own;
 }
 
-}  // namespace
-
-const MeshDevices& own_devices(const ir::Mesh& mesh) {
+// Of a mesh that may be a topology's, whose devices are not there.
+const MeshDevices& found_devices(const ir::Mesh& mesh) {
   // Each thread has its own: they are asked for at every run.
   thread_local ska::flat_hash_map<const ir::Mesh*, std::unique_ptr<const MeshDevices>> known;
   auto& found = known[&mesh];
@@ -43,8 +39,22 @@ const MeshDevices& own_devices(const ir::Mesh& mesh) {
   return *found;
 }
 
+}  // namespace
+
+const MeshDevices& own_devices(const ir::Mesh& mesh) {
+  const MeshDevices& own = found_devices(mesh);
+  if (!own.devices.empty()) [[likely]]
+    return own;
+  const pjrt::Client& client = pjrt::Runtime::get().client();
+  TORCH_CHECK_VALUE(false, "lazyxla: the mesh (", mesh.text(),
+                    ") has none of this process's devices, which are ", client.first_device(),
+                    " to ", client.first_device() + client.devices().size() - 1);
+}
+
 bool mesh_spans_processes(const ir::Mesh& mesh) {
-  return pjrt::Runtime::get().initialized() && !own_devices(mesh).are_all;
+  pjrt::Runtime& runtime = pjrt::Runtime::get();
+  return runtime.initialized() && runtime.client().spans_processes() &&
+         found_devices(mesh).processes.size() > 1;
 }
 
 bool any_spans_processes() {

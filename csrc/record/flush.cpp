@@ -9,7 +9,9 @@
 #include "graph/runner.h"
 #include "graph/walk.h"
 #include "pjrt/error.h"
+#include "program/mesh_devices.h"
 #include "program/workers.h"
+#include "record/backward_threads.h"
 #include "record/capture.h"
 #include "record/settings.h"
 
@@ -46,6 +48,7 @@ void flush(ir::PendingSet& pending, Cause cause) {
     if (detach(pending, current_options(), graph, [] {})) capture->take(graph);
     return;
   }
+  if (any_spans_processes()) await_backward_thread(pending.device);
   const bool may_divide = !in_region() && cause != Cause::kRegionEnd;
   const bool apart = cause == Cause::kApart;
   run_pending(pending, {.options = current_options(),

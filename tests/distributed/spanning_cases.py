@@ -194,6 +194,21 @@ def what_is_recorded_starts_before_others_are_met(all_: Processes) -> None:
     assert total.item() == 2 * grid(4, 6).sum().item()
 
 
+def what_the_backward_thread_holds_is_no_result(all_: Processes) -> None:
+    """It may let go of a result only after the pass, in one process sooner than in another."""
+    x = lazyxla.replicate(torch.linspace(-1, 1, 8).reshape(4, 2), all_.mesh)
+    for number in range(40):
+
+        def loss(y: torch.Tensor, number: int = number) -> torch.Tensor:
+            return (lazyxla.constrain((y * 2).sin(), all_.mesh, ("data",)) * y).sum() * number
+
+        gradient = torch.func.grad(loss)(x)
+        with counted() as n:
+            lazyxla.sync()
+        assert n.executions == 1
+        assert gradient.shape == x.shape
+
+
 def a_mesh_of_some_processes(all_: Processes) -> None:
     """The others do something else meanwhile."""
     mesh = lazyxla.Mesh((4,), ("x",), range(4))
@@ -304,6 +319,7 @@ CASES: dict[str, Callable[[Processes], None]] = {
         what_one_computes_alone_is_no_part_of_the_program,
         a_settled_step_compiles_and_compares_nothing,
         what_is_recorded_starts_before_others_are_met,
+        what_the_backward_thread_holds_is_no_result,
         a_mesh_of_some_processes,
         checkpoints_by_parts,
         a_group_is_made_again,

@@ -7,6 +7,14 @@ namespace {
 
 PJRT_CallbackError callback_error = &make_callback_error;
 
+// Some stores take no larger values: those of torch.distributed.
+constexpr size_t kMostBytes = 1 << 20;
+
+// What a value begins with.
+constexpr char kWhole = '=', kPieces = '#';
+
+std::string piece(const std::string& key, int number) { return key + "/" + std::to_string(number); }
+
 // Copies what a callback returned, and frees it as the callback asks.
 template <typename Args>
 std::string take_value(Args& args) {
@@ -29,6 +37,16 @@ Store::Store(const PJRT_Client_Create_Args& args)
 }
 
 std::string Store::get(const std::string& key, int timeout_ms) const {
+  const std::string first = get_piece(key, timeout_ms);
+  if (first[0] == kWhole) return first.substr(1);
+  std::string value;
+  for (int i = 0, pieces = std::stoi(first.substr(1)); i < pieces; ++i) {
+    value += get_piece(piece(key, i), timeout_ms);
+  }
+  return value;
+}
+
+std::string Store::get_piece(const std::string& key, int timeout_ms) const {
   SPANNING_ARGS(args, PJRT_KeyValueGetCallback);
   args.key = key.data();
   args.key_size = key.size();
@@ -57,6 +75,15 @@ bool Store::has(const std::string& key) const {
 }
 
 void Store::put(const std::string& key, const std::string& value) const {
+  if (value.size() <= kMostBytes) return put_piece(key, kWhole + value);
+  int pieces = 0;
+  for (size_t begin = 0; begin < value.size(); begin += kMostBytes) {
+    put_piece(piece(key, pieces++), value.substr(begin, kMostBytes));
+  }
+  put_piece(key, kPieces + std::to_string(pieces));  // last: whoever finds it finds the others
+}
+
+void Store::put_piece(const std::string& key, const std::string& value) const {
   SPANNING_ARGS(args, PJRT_KeyValuePutCallback);
   args.key = key.data();
   args.key_size = key.size();
@@ -69,7 +96,11 @@ void Store::put(const std::string& key, const std::string& value) const {
 
 void Store::clear(const std::string& key) {
   if (!overwrites_) return;
-  if (PJRT_Error* error = guarded([&] { put(key, "-"); })) {
+  PJRT_Error* error = guarded([&] {
+    for (int i = 0; has(piece(key, i)); ++i) put_piece(piece(key, i), "-");
+    put_piece(key, "-");
+  });
+  if (error != nullptr) {
     overwrites_ = false;
     destroy(error);
   }

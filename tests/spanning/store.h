@@ -30,6 +30,9 @@ class Store {
   void clear(const std::string& key);
 
  private:
+  std::string get_piece(const std::string& key, int timeout_ms) const;
+  void put_piece(const std::string& key, const std::string& value) const;
+
   PJRT_KeyValueGetCallback get_ = nullptr;
   PJRT_KeyValuePutCallback put_ = nullptr;
   PJRT_KeyValueTryGetCallback try_get_ = nullptr;

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import spec_of
+from helpers import one_process, spec_of
 from torch import nn
 
 import lazyxla
@@ -70,6 +70,7 @@ def test_context_parallel(example: Example) -> None:
     assert spec_of(logits) == ("data", "sequence", None)
 
 
+@one_process
 def test_expert_parallel(example: Example) -> None:
     main = example("train_expert_parallel").main
     alone, _ = main([*ARGUMENTS, "--data", "1", "--expert", "1"])
@@ -120,6 +121,7 @@ def planned(
     return programs[-1].compile()
 
 
+@one_process
 @pytest.mark.parametrize(
     ("module", "shape", "axis", "spec", "kind", "count"),
     [
