@@ -119,6 +119,7 @@ void describe_spec(const OpInfo& info, c10::ArrayRef<IValue> args, const Scan& s
   spec.slots.assign(scan.slot_specs.begin(), scan.slot_specs.end());
   spec.random = info.random;
   spec.collective = info.collective;
+  spec.spreads = info.spreads;
   if (info.random) {
     for (int i = 0; i < 2; ++i) {
       spec.slots.push_back({c10::ScalarType::Long, true, ir::SlotKind::kRandom});

@@ -285,6 +285,7 @@ std::unique_ptr<OpInfo> make_info(const OperatorHandle& op) {
   info->may_overlap = fills(info->functional_name);
   info->random = draws(info->functional, info->functional_name);
   info->collective = info->functional.schema().getNamespace() == "lazyxla_c10d";
+  info->spreads = info->functional.schema().getNamespace() != "aten";
   info->factory = true;
   for (const Argument& arg : info->functional.schema().arguments()) {
     if (is_tensor_kind(kind_of(arg))) info->factory = false;

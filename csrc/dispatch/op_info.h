@@ -87,6 +87,7 @@ struct OpInfo {
   bool may_overlap = false;         // it may write to a tensor whose elements share memory
   bool random = false;              // draws from a generator
   bool collective = false;          // exchanges data with other processes
+  bool spreads = false;             // its lowering may say how values are spread over a mesh
   bool factory = false;             // the functional form takes no tensor
   bool sized_by_numbers = false;    // scalars decide the result's size, but are values to the rule
   bool scales = false;              // its scalars are added, or multiplied by

@@ -212,7 +212,7 @@ std::vector<uint32_t> parts_by_mesh(const Graph& graph, const std::vector<uint32
     for (size_t j = 0; j < graph.nodes[i]->operands().size(); ++j) {
       const uint32_t operand = graph.operand(i, j);
       if (operand >= graph.leaves.size()) continue;
-      note(component[i], needed_mesh(buffer_of(*graph.leaves[operand].get()).sharding()));
+      note(component[i], needed_mesh(*graph.nodes[i]->spec(), *graph.leaves[operand].get()));
     }
   }
   for (const Taken& taken : graph.taken) note(roots[taken.output], declared(taken.sharding));

@@ -28,6 +28,7 @@ std::unique_ptr<OpSpec> OpSpec::copy() const {
   fresh->outputs = outputs;
   fresh->random = random;
   fresh->collective = collective;
+  fresh->spreads = spreads;
   fresh->portable = portable;
   fresh->numbers_vary = numbers_vary;
   fresh->operators = operators;

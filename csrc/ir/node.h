@@ -90,6 +90,7 @@ struct OpSpec {
   std::vector<TensorType> outputs;
   bool random = false;        // the last two slots are the generator's seed and the call's ordinal
   bool collective = false;    // other processes take part: it must run exactly once
+  bool spreads = false;       // it runs on its operands' mesh: its lowering may name the axes
   bool portable = true;       // means the same in every process
   bool numbers_vary = false;  // its scalars are taken for inputs before they vary
   uint32_t operators = 1;     // how many it stands for: more for a graph that was traced

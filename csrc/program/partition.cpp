@@ -36,16 +36,27 @@ const ir::Sharding* replicated(const ir::Mesh& mesh, size_t rank) {
   return by_rank[rank];
 }
 
+// Whether an operator must run on a mesh because of what it reads.
+bool reads_mesh(const Graph& graph, size_t node) {
+  const ir::Node& reader = *graph.nodes[node].get();
+  for (size_t i = 0; i < reader.operands().size(); ++i) {
+    const uint32_t operand = graph.operand(node, i);
+    if (operand >= graph.leaves.size()) continue;
+    if (needed_mesh(*reader.spec(), *graph.leaves[operand].get())) return true;
+  }
+  return false;
+}
+
 // Whether anything of the graph is sharded, or is to be.
 bool has_mesh(const Graph& graph) {
-  const auto needs_mesh = [](const ir::NodePtr& leaf) {
-    return needed_mesh(buffer_of(*leaf.get()).sharding()) != nullptr;
-  };
-  return std::any_of(graph.leaves.begin(), graph.leaves.end(), needs_mesh) ||
-         std::any_of(graph.taken.begin(), graph.taken.end(),
-                     [](const Taken& taken) { return taken.sharding != nullptr; }) ||
-         std::any_of(graph.nodes.begin(), graph.nodes.end(),
-                     [](const ir::NodePtr& node) { return node->spec()->sharding != nullptr; });
+  const bool reads = std::any_of(
+      graph.leaves.begin(), graph.leaves.end(),
+      [](const ir::NodePtr& leaf) { return buffer_of(*leaf.get()).sharding() != nullptr; });
+  for (size_t i = 0; i < graph.nodes.size(); ++i) {
+    if (graph.nodes[i]->spec()->sharding || (reads && reads_mesh(graph, i))) return true;
+  }
+  return std::any_of(graph.taken.begin(), graph.taken.end(),
+                     [](const Taken& taken) { return taken.sharding != nullptr; });
 }
 
 // What the storages say that take the results, or else the operators that make them.
@@ -66,10 +77,12 @@ std::vector<const ir::Sharding*> wanted_results(const Graph& graph) {
 
 }  // namespace
 
-const ir::Mesh* needed_mesh(const ir::Sharding* sharding) {
+const ir::Mesh* needed_mesh(const ir::OpSpec& reader, const ir::Node& leaf) {
+  const ir::Sharding* sharding = buffer_of(leaf).sharding();
   if (!sharding) return nullptr;
   const ir::Mesh& mesh = sharding->mesh();
-  return sharding->is_replicated() && mesh_spans_processes(mesh) ? nullptr : &mesh;
+  const bool is_everywhere = sharding->is_replicated() && mesh_spans_processes(mesh);
+  return is_everywhere && !reader.spreads ? nullptr : &mesh;
 }
 
 void set_result_reader(ResultReader reader) { result_reader() = std::move(reader); }

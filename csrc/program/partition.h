@@ -66,8 +66,8 @@ struct Partition {
   std::vector<const ir::Sharding*> results_of(const pjrt::CompiledProgram& program) const;
 };
 
-// The mesh that an operator must run on which reads what is spread so; null if any device will do.
-const ir::Mesh* needed_mesh(const ir::Sharding* sharding);
+// The mesh that an operator must run on because it reads this leaf; null if any device will do.
+const ir::Mesh* needed_mesh(const ir::OpSpec& reader, const ir::Node& leaf);
 
 // Whether the sharding of one of the leaves is not known yet: its buffer.
 BufferRef unknown_leaf(const Graph& graph);
