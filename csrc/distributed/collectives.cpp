@@ -148,15 +148,7 @@ std::string types(at::TensorList tensors) {
   return text;
 }
 
-bool all_equal(c10::IntArrayRef numbers) {
-  return std::all_of(numbers.begin(), numbers.end(), [&](int64_t n) { return n == numbers[0]; });
-}
-
 }  // namespace
-
-bool is_even(c10::IntArrayRef sent_rows, c10::IntArrayRef received_rows) {
-  return all_equal(sent_rows) && all_equal(received_rows);
-}
 
 Tensors all_reduce(const Tensors& inputs, const std::string& group, c10d::ReduceOp::RedOpType op) {
   return record("lazyxla_c10d::all_reduce", kOfAll,
@@ -183,13 +175,13 @@ Tensors reduce_scatter(const Tensors& inputs, const std::string& group,
 
 at::Tensor all_to_all(const at::Tensor& input, const std::string& group,
                       const std::vector<int64_t>& sent_rows,
-                      const std::vector<int64_t>& received_rows) {
-  std::string what = c10::str(
-      "all_to_all of ", c10::getDtypeNames(input.scalar_type()).first, " rows of ",
-      input.sizes().slice(1), ", ",
-      is_even(sent_rows, received_rows) ? c10::str(sent_rows[0], " for each") : "split unevenly");
+                      const std::vector<int64_t>& received_rows, bool even) {
+  std::string what =
+      c10::str("all_to_all of ", c10::getDtypeNames(input.scalar_type()).first, " rows of ",
+               input.sizes().slice(1), ", ",
+               even ? c10::str(sent_rows[0], " for each") : "split by sizes of each process's own");
   return record("lazyxla_c10d::all_to_all", kOfAll, std::move(what), {input}, group,
-                c10::IntArrayRef(sent_rows), c10::IntArrayRef(received_rows))[0];
+                c10::IntArrayRef(sent_rows), c10::IntArrayRef(received_rows), even)[0];
 }
 
 void send(const at::Tensor& input, const std::string& group, int64_t peer, int64_t tag) {

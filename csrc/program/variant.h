@@ -17,6 +17,7 @@
 
 namespace lazyxla::graph {
 
+struct Replicas;
 struct StageProgram;
 
 // One compiled form of a program, perhaps still being compiled. That of a graph that was cut has
@@ -30,6 +31,7 @@ struct Variant {
   size_t handed_on = 0;                        // values that only stages hand on
   bool is_trial = false;                       // another one will be its program's, or a stage's
   std::shared_ptr<const Partition> partition;  // of a program for many devices, else null
+  std::shared_ptr<const Replicas> replicas;    // of one that several processes run, else null
   Variant();
   ~Variant();
 

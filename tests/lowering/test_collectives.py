@@ -147,7 +147,7 @@ def test_what_is_only_moved(dtype: torch.dtype) -> None:
     for found in run("all_gather", xs, (REPLICAS, *xs[0].shape), REPLICAS):
         same(found, torch.stack(xs))
     rows = [2] * REPLICAS
-    for i, found in enumerate(run("all_to_all", xs, xs[0].shape, rows, rows)):
+    for i, found in enumerate(run("all_to_all", xs, xs[0].shape, rows, rows, True)):
         same(found, torch.cat([x[2 * i : 2 * i + 2] for x in xs]))
 
 
@@ -187,7 +187,7 @@ def test_each_is_the_compilers_own() -> None:
             ("all_reduce", (4, 3), SUM),
             ("all_gather", (4, 4, 3), 4),
             ("reduce_scatter", (3,), SUM),
-            ("all_to_all", (4, 3), [1] * 4, [1] * 4),
+            ("all_to_all", (4, 3), [1] * 4, [1] * 4, True),
         ):
             made = program(op, x, shape, *args, groups=WORLD)  # type: ignore[arg-type]
             text = lower_to_text(made, platform)
@@ -197,7 +197,7 @@ def test_each_is_the_compilers_own() -> None:
 
 def test_what_has_no_lowering() -> None:
     x = TensorSpec(torch.float32, (4, 3))
-    uneven = program("all_to_all", x, (4, 3), [1, 1, 1, 1], [0, 2, 1, 1], groups=WORLD)
+    uneven = program("all_to_all", x, (4, 3), [1, 1, 1, 1], [0, 2, 1, 1], False, groups=WORLD)
     with pytest.raises(LoweringError, match="as many for each process"):
         lower(uneven, "cpu")
     with pytest.raises(LoweringError, match=r"no such reduction of torch.float32, number 5"):
@@ -258,7 +258,7 @@ def all_programs(dtype: torch.dtype, groups: Any) -> list[Program]:
         *made,
         program("broadcast", x, x.shape, 1, groups=groups),
         program("all_gather", x, (size, *x.shape), size, groups=groups),
-        program("all_to_all", x, x.shape, [2] * size, [2] * size, groups=groups),
+        program("all_to_all", x, x.shape, [2] * size, [2] * size, True, groups=groups),
     ]
 
 

@@ -198,7 +198,12 @@ def reduce_scatter(b: Builder, inputs: list[Value], group: str, op: int) -> list
 
 @rule("lazyxla_c10d::all_to_all")
 def all_to_all(
-    b: Builder, inputs: list[Value], group: str, sent_rows: list[int], received_rows: list[int]
+    b: Builder,
+    inputs: list[Value],
+    group: str,
+    sent_rows: list[int],
+    received_rows: list[int],
+    even: bool,
 ) -> list[Value]:
     """Of as many rows for each process as from each; others are exchanged by the host."""
     x, token = inputs
