@@ -89,6 +89,7 @@ from lazyxla.memory import (  # noqa: E402
     reset_accumulated_memory_stats,
     reset_peak_memory_stats,
 )
+from lazyxla.mesh import Mesh  # noqa: E402
 from lazyxla.modes import compile, eager_mode, step  # noqa: E402
 from lazyxla.paged_attention import ragged_paged_attention  # noqa: E402
 from lazyxla.parallel import (  # noqa: E402
@@ -111,6 +112,7 @@ from lazyxla.runtime import (  # noqa: E402
     device_count,
     devices,
     fallbacks,
+    global_device_count,
     is_available,
     platform,
     reset_counters,
@@ -120,11 +122,11 @@ from lazyxla.runtime import (  # noqa: E402
 )
 from lazyxla.scan import checkpoint_name, scan_layers  # noqa: E402
 from lazyxla.spmd import (  # noqa: E402
-    Mesh,
     Sharding,
     constrain,
     replicate,
     shard,
+    shard_local,
     sharding,
     visualize,
 )
@@ -166,6 +168,7 @@ __all__ = [
     "from_jax",
     "fully_shard",
     "get_rng_state",
+    "global_device_count",
     "host_view",
     "is_available",
     "jax_function",
@@ -196,6 +199,7 @@ __all__ = [
     "set_rng_state",
     "settings",
     "shard",
+    "shard_local",
     "sharding",
     "share_with_jax",
     "stablehlo",

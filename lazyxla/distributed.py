@@ -13,7 +13,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from lazyxla import _C, attention_sharding
+from lazyxla import _C, attention_sharding, platforms
 from lazyxla.config import settings
 from lazyxla.runtime import platform
 
@@ -30,27 +30,59 @@ def _create(options: Any, _backend_options: Any) -> Any:
     """The process group for torch's `_DistributedBackendOptions`.
 
     Raises:
-        NotImplementedError: the device is not the CPU. Only there can a program call the host.
+        RuntimeError: the devices are in use already, by this process alone.
     """
-    if platform() != "cpu":
-        raise NotImplementedError(
-            f"lazyxla: torch.distributed works between processes on the CPU, not on {platform()}"
-        )
     attention_sharding.install()
     # PyTorch lets go of the options once the group is registered.
     weakref.finalize(options, _be_default, options.group_id).atexit = False
-    # Before a device is used, PyTorch's DeviceMesh makes the one of the number LOCAL_RANK current.
-    # That is one host's device of several; here each process has devices of its own.
-    _C.device_count()  # starts them
+    store = _shared_by_all(options.store)
+    ranks = list(options.global_ranks_in_group or range(options.group_size))
+    _start_devices(store, ranks[options.group_rank], ranks, options.timeout)
     return _C.make_process_group(
         options.store,
-        _shared_by_all(options.store),
+        store,
         options.group_id,
-        list(options.global_ranks_in_group or range(options.group_size)),
+        ranks,
         options.group_rank,
         options.timeout,
         settings.compare_collectives,
     )
+
+
+def _start_devices(store: Any, rank: int, ranks: list[int], timeout: timedelta) -> None:
+    """Starts the client: together with the other processes' if it can span them.
+
+    Before a device is used, PyTorch's DeviceMesh makes the one of the number LOCAL_RANK current.
+    That is one host's device of several; here each process has devices of its own.
+    """
+    if len(ranks) == 1 or not platforms.resolve().spans_processes:
+        _C.device_count()
+    elif not _C.initialized():
+        if ranks != list(range(len(ranks))):
+            raise RuntimeError(
+                "lazyxla: the first process group of the device must be of all processes, which "
+                f"start their devices together; this one is of the ranks {ranks}"
+            )
+        platforms.set_processes(rank, len(ranks))
+        _C.set_processes(rank, len(ranks), dist.PrefixStore(f"{NAME}/client", store), timeout)
+        _C.device_count()
+        if _C.client_spans_processes():
+            _compare_launches(store, rank, timeout)
+    if len(ranks) > 1 and platform() != "cpu" and not _C.client_spans_processes():
+        raise RuntimeError(
+            "lazyxla: the devices are in use already, by this process alone; call "
+            "torch.distributed.init_process_group before anything that uses them"
+        )
+
+
+def _compare_launches(store: Any, rank: int, timeout: timedelta) -> None:
+    """Has programs for devices of several processes compared before they are launched."""
+
+    def connect(ranks: list[int]) -> Any:
+        own_store = dist.PrefixStore(f"{NAME}/launches/{ranks}", store)
+        return dist.ProcessGroupGloo(own_store, ranks.index(rank), len(ranks), timeout=timeout)
+
+    _C.compare_launches(connect, store, settings.compare_collectives)
 
 
 def _be_default(name: Any) -> None:

@@ -28,7 +28,7 @@ from torch.utils._pytree import tree_map
 
 from lazyxla import _C
 from lazyxla.runtime import BACKEND, DeviceLike, index_of
-from lazyxla.spmd import Sharding, shard
+from lazyxla.spmd import Sharding, shard, shard_local
 
 ShardingOf = Sharding | Callable[[torch.Tensor], Sharding]
 
@@ -65,9 +65,12 @@ class DeviceLoader:
         sharding: spreads each tensor over many devices, each getting its part only: a
             :class:`Sharding`, whose spec is cut for tensors of fewer dimensions, or a function from
             a tensor to one.
+        local: with ``sharding``, each process's batches are its devices' part of the whole, as
+            :func:`shard_local` takes it. Without it every process loads the same whole batches.
 
     Raises:
-        ValueError: ``prefetch`` is less than 1, or the device of another type.
+        ValueError: ``prefetch`` is less than 1, the device of another type, or ``local`` without
+            ``sharding``.
         IndexError: there is no such device.
         TypeError: ``buckets`` or ``sharding`` is none of these; by ``len``, if the loader has no
             length.
@@ -80,6 +83,7 @@ class DeviceLoader:
         prefetch: int = 2,
         buckets: Callable[[Any], tuple[Any, Any]] | None = None,
         sharding: ShardingOf | None = None,
+        local: bool = False,
     ) -> None:
         if prefetch < 1:
             raise ValueError(f"prefetch must be at least 1, got {prefetch}")
@@ -87,18 +91,22 @@ class DeviceLoader:
             raise TypeError(f"buckets must be a lazyxla.Buckets, got {type(buckets).__name__}")
         if sharding is not None and not (isinstance(sharding, Sharding) or callable(sharding)):
             raise TypeError(f"sharding must be a lazyxla.Sharding, got {type(sharding).__name__}")
+        if local and sharding is None:
+            raise ValueError("local needs a sharding, which says what each process has a part of")
         index_of(device)
         self.loader = loader
         self.device = device
         self.prefetch = prefetch
         self.buckets = buckets
         self.sharding = sharding
+        self.local = local
 
     def __len__(self) -> int:
         return len(self.loader)  # type: ignore[arg-type]
 
     def __iter__(self) -> Iterator[Any]:
-        move = _mover(torch.device(BACKEND, index_of(self.device)), self.sharding)
+        device = torch.device(BACKEND, index_of(self.device))
+        move = _mover(device, self.sharding, self.local)
         return _taken(_Uploads(iter(self.loader), move, self.prefetch, self.buckets))
 
 
@@ -215,7 +223,7 @@ Move = Callable[[Any], Any]
 """Moves one tensor, or other object with a method ``to``, to where it is to be."""
 
 
-def _mover(device: torch.device, sharding: ShardingOf | None) -> Move:
+def _mover(device: torch.device, sharding: ShardingOf | None, local: bool) -> Move:
     if sharding is None:
         return lambda x: x.to(device)
 
@@ -223,6 +231,8 @@ def _mover(device: torch.device, sharding: ShardingOf | None) -> Move:
         if not isinstance(x, torch.Tensor):
             return x.to(device)
         mesh, spec = sharding(x) if callable(sharding) else sharding
+        if local:
+            return shard_local(x, mesh, spec[: x.dim()])
         return shard(torch.empty_like(x, device=device), mesh, spec[: x.dim()]).copy_(x)
 
     return spread

@@ -21,8 +21,8 @@ from torch import nn
 from torch.utils._pytree import tree_map_only
 
 from lazyxla import _C, spmd, torch_plans, untraced
+from lazyxla.mesh import Entry, Mesh
 from lazyxla.runtime import BACKEND
-from lazyxla.spmd import Entry, Mesh
 
 Axes = str | tuple[str, ...]
 

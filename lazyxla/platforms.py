@@ -11,6 +11,7 @@ import os
 import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from lazyxla.config import MAX_DEVICES, Settings, plugins, settings
 from lazyxla.xla_options import Options, parse
@@ -53,7 +54,8 @@ class Platform:
 
     ``name`` is cpu, cuda or tpu, or empty where only the plugin itself knows. ``device_bound`` is
     at least the number of devices it will have, and exactly that if ``bound_is_exact``.
-    ``create_options`` start its client. ``compile_options`` are those of all programs, by what the
+    ``spans_processes``: several processes may start one client together. ``create_options`` start
+    its client. ``compile_options`` are those of all programs, by what the
     client calls itself and as far as its compiler knows them; what a user sets goes before them.
     """
 
@@ -61,6 +63,7 @@ class Platform:
     path: str
     device_bound: int
     bound_is_exact: bool = False
+    spans_processes: bool = True
     create_options: Options = field(default_factory=dict)
     compile_options: dict[str, Options] = field(default_factory=lambda: _COMPILE_OPTIONS)
 
@@ -80,7 +83,7 @@ def resolve(config: Settings = settings) -> Platform:
         ValueError: ``create_options`` asks for a number of CPU devices that there cannot be.
     """
     platform = _resolve(config)
-    options = {**platform.create_options, **parse(config.create_options)}
+    options = {**platform.create_options, **_of_processes(platform), **parse(config.create_options)}
     bound = platform.device_bound
     if platform.bound_is_exact:
         bound = options["cpu_device_count"]  # type: ignore[assignment]
@@ -90,6 +93,36 @@ def resolve(config: Settings = settings) -> Platform:
                 f"of at least 1 and at most {MAX_DEVICES}, got {bound!r}"
             )
     return replace(platform, create_options=options, device_bound=bound)
+
+
+_processes: tuple[int, int] | None = None
+"""Which one this process is, and how many there are, of those that start one client together."""
+
+
+def set_processes(index: int, count: int) -> None:
+    """The client that is started next is one of several processes'."""
+    global _processes
+    _processes = index, count
+
+
+def _of_processes(platform: Platform) -> dict[str, Any]:
+    """What a plugin is told of the processes. That of TPUs asks the machines itself."""
+    if _processes is None or platform.name == "tpu":
+        return {}
+    # As JAX calls them, with which plugins are tried.
+    options: dict[str, Any] = {"node_id": _processes[0], "num_nodes": _processes[1]}
+    if platform.name == "cuda":
+        options["visible_devices"] = _own_gpus(platform.device_bound)
+    return options
+
+
+def _own_gpus(count: int) -> list[int]:
+    """The GPUs of this process: those of its machine are shared out among the processes there, of
+    which torchrun tells the number."""
+    processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    each = max(count // processes, 1)
+    first = int(os.environ.get("LOCAL_RANK", "0")) * each
+    return list(range(first, first + each))
 
 
 def _resolve(config: Settings) -> Platform:
@@ -149,7 +182,8 @@ def _platform(config: Settings, name: str, path: str) -> Platform:
         count = config.cpu_devices
         # Always given: without it the plugin chooses a number of its own.
         options: Options = {"cpu_device_count": count}
-        return Platform(name, path, count, True, options)
+        # XLA's own knows of one process only.
+        return Platform(name, path, count, True, bool(config.plugin_path), options)
     if name == "cuda":
         return Platform(name, path, max(1, _count_nodes("/dev", r"nvidia\d+")))
     if name == "tpu":

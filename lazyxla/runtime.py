@@ -55,6 +55,12 @@ def device_count() -> int:
     return _C.device_count()
 
 
+def global_device_count() -> int:
+    """How many devices there are in all processes that share them (``torch.distributed`` on TPUs
+    and GPUs); else ``device_count()``. Starts the plugin."""
+    return _C.all_device_count()
+
+
 def device(index: int | None = None) -> torch.device:
     """The ``torch.device`` with this index; without one, the current device.
 

@@ -17,8 +17,8 @@ import torch
 from torch import nn
 
 from lazyxla import spmd, untraced
+from lazyxla.mesh import Entry, Mesh
 from lazyxla.runtime import BACKEND
-from lazyxla.spmd import Entry, Mesh
 
 _AXES = ("model", "tp")
 """What an axis for tensor parallelism is called, if nobody names it."""

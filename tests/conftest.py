@@ -14,7 +14,7 @@ from typing import Any
 
 # Before anything imports torch, which imports lazyxla where that is installed.
 for _name in [name for name in os.environ if name.startswith("LAZYXLA_")]:
-    if _name not in ("LAZYXLA_PLATFORM", "LAZYXLA_CPU_DEVICES"):
+    if _name not in ("LAZYXLA_PLATFORM", "LAZYXLA_CPU_DEVICES", "LAZYXLA_PLUGIN_PATH"):
         del os.environ[_name]
 os.environ.setdefault("LAZYXLA_PLATFORM", "cpu")
 os.environ.setdefault("LAZYXLA_CPU_DEVICES", "2")

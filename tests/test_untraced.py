@@ -78,6 +78,8 @@ CALLS: dict[str, Callable[[], Any]] = {
     "Sharding": lambda: lazyxla.Sharding(MESH, ()),
     "Exported": lambda: lazyxla.Exported(None, {}, {})._replace(weights={"x": 1}),
     "aot": lambda: lazyxla.aot.capture,
+    "global_device_count": lambda: lazyxla.global_device_count(),
+    "shard_local": lambda: lazyxla.shard_local(torch.ones(2), MESH, ()),
     "bucket": lambda: lazyxla.bucket([torch.ones(2)], dims=0, sizes=[4]),
     "call_jax": lambda: lazyxla.call_jax(_double, _ones()),
     "check_torch_version": lambda: lazyxla.check_torch_version("2.1.0", "2.1.1"),

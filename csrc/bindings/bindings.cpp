@@ -69,6 +69,8 @@ pjrt::PluginSpec plugin_spec(const py::handle& platform) {
       option = value.cast<int64_t>();
     } else if (py::isinstance<py::float_>(value)) {
       option = value.cast<float>();
+    } else if (py::isinstance<py::list>(value)) {
+      option = value.cast<std::vector<int64_t>>();
     } else {
       option = value.cast<std::string>();
     }
@@ -380,6 +382,7 @@ PYBIND11_MODULE(_C, m) {
   lazyxla::bind_options(m);
   lazyxla::bind_modes(m);
   lazyxla::bind_spmd(m);
+  lazyxla::bind_processes(m);
   lazyxla::bind_steps(m);
   lazyxla::bind_traced_graph(m);
   lazyxla::bind_graph(m);

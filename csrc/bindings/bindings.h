@@ -14,6 +14,9 @@ void bind_modes(pybind11::module_& m);
 // partitions) that tells the tiles of each result: lazyxla/lowering/optimized.py.
 void bind_spmd(pybind11::module_& m);
 
+// The processes that the client spans.
+void bind_processes(pybind11::module_& m);
+
 // A tuple of (axis, what comes before, size) for each dimension.
 pybind11::tuple spec_of(const ir::Sharding& sharding);
 

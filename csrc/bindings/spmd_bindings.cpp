@@ -5,6 +5,7 @@
 
 #include "dispatch/sharded.h"
 #include "ir/sharding.h"
+#include "program/mesh_devices.h"
 #include "program/partition.h"
 #include "program/workers.h"
 
@@ -103,11 +104,15 @@ void bind_spmd(py::module_& m) {
                                return open;
                              })
       .def("tile_of", &Sharding::tile_of);
+  m.def("own_positions", [](const Mesh& mesh) { return graph::own_devices(mesh).positions; });
   m.def("install_result_reader", &install_result_reader);
   m.def("make_mesh", &make_mesh, py::return_value_policy::reference);
   m.def("make_sharding", &make_sharding, py::return_value_policy::reference);
   m.def("find_sharding", &Sharding::find, py::return_value_policy::reference);
   m.def("shard", &dispatch::shard, NoGil());
+  m.def("shard_local", &dispatch::shard_local, NoGil());
+  m.def("local_blocks", &dispatch::local_blocks, NoGil());
+  m.def("set_local_blocks", &dispatch::set_local_blocks, NoGil());
   m.def("sharding_of", &dispatch::sharding_of, NoGil(), py::return_value_policy::reference);
   m.def("known_sharding", &dispatch::known_sharding, NoGil(), py::return_value_policy::reference);
   m.def("declared_sharding", &dispatch::declared_sharding, NoGil(),

@@ -22,6 +22,7 @@
 #include "graph/aliasing.h"
 #include "graph/transfer.h"
 #include "program/buffer.h"
+#include "program/mesh_devices.h"
 #include "record/capture.h"
 #include "record/flush.h"
 #include "record/recording.h"
@@ -124,7 +125,7 @@ bool lands_in_rows(const at::Tensor& self, const at::Tensor& source) {
 void copy_to_host(const at::Tensor& self, const at::Tensor& from) {
   check_has_data(from, "a copy to the CPU");
   at::Tensor source = readable(from);
-  Data data = computed(source);
+  Data data = computed_here(source);
   if (data.leaf && has_base_geometry(source, data.base) && lands_in_rows(self, source)) {
     graph::download(data.leaf, self.mutable_data_ptr());
   } else {
@@ -135,7 +136,7 @@ void copy_to_host(const at::Tensor& self, const at::Tensor& from) {
 void copy_between_devices(const at::Tensor& self, const at::Tensor& source) {
   at::Tensor local = empty_like_contiguous(source, self.scalar_type(), source.device().index());
   assign(local, source);
-  Data data = computed(local);
+  Data data = computed_here(local);
   c10::DeviceIndex target = self.device().index();
   at::Tensor staged = empty_like_contiguous(source, self.scalar_type(), target);
   if (data.leaf) {
@@ -261,6 +262,26 @@ Data computed(const at::Tensor& tensor) {
   }
 }
 
+Data computed_here(const at::Tensor& tensor) {
+  Data data = computed(tensor);
+  if (!ir::Mesh::any() || !data.leaf) return data;
+  graph::DeviceBuffer& buffer = graph::buffer_of(*data.leaf.node.get());
+  if (buffer.is_abstract()) return data;
+  buffer.await_sharding();
+  const ir::Sharding* sharding = buffer.sharding();
+  if (!sharding || graph::holds_all(*sharding)) return data;
+  const c10::DeviceIndex device = tensor.device().index();
+  at::Tensor copy(make_tensor(data.base, static_cast<size_t>(data.base.nbytes()), device));
+  {
+    const auto* everywhere = ir::Sharding::replicated(sharding->mesh(), sharding->rank());
+    ir::Garbage garbage;
+    std::lock_guard lock(ir::device_mutex(device));
+    storage_of(impl_of(copy)).set_value(constrain(data.leaf, *everywhere), data.base,
+                                        graph::pending_set(device), garbage);
+  }
+  return computed(copy);
+}
+
 at::Tensor contiguous_copy(const at::Tensor& tensor) {
   at::Tensor copy = empty_like_contiguous(tensor, tensor.scalar_type(), tensor.device().index());
   assign(copy, tensor);
@@ -284,7 +305,7 @@ at::Tensor to_host(const at::Tensor& tensor, const char* reader) {
   if (tensor.numel() == 0) return at::empty(tensor.sizes(), options);
   check_has_data(tensor, reader);
   at::Tensor source = readable(tensor);
-  Data data = computed(source);
+  Data data = computed_here(source);
   if (!data.leaf) return at::zeros(tensor.sizes(), options);
   if (!has_base_geometry(source, data.base) && !read_whole(source, data.base)) {
     return to_host(source, reader);  // another thread gave the storage another base meanwhile

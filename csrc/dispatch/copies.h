@@ -23,6 +23,10 @@ void check_has_data(const at::Tensor& tensor, const char* reader);
 // Flushes until the tensor's storage holds data; another thread may write in between.
 Data computed(const at::Tensor& tensor);
 
+// The same, where this process's devices have all of it: what others hold a part of is copied to
+// all of them, which the other processes must do, too.
+Data computed_here(const at::Tensor& tensor);
+
 // Gives a contiguous tensor on its own memory its content.
 void set_leaf(const at::Tensor& target, ir::Value leaf);
 

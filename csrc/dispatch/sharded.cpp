@@ -2,21 +2,29 @@
 
 #include <ATen/ops/_to_copy_native.h>
 #include <ATen/ops/clone.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/empty_like_native.h>
 #include <torch/library.h>
 
+#include <algorithm>
+#include <cstring>
+#include <set>
+
 #include "dispatch/copies.h"
+#include "dispatch/device_state.h"
 #include "dispatch/recorder.h"
 #include "dispatch/tensor.h"
 #include "graph/transfer.h"
 #include "program/buffer.h"
+#include "program/mesh_devices.h"
 #include "record/capture.h"
 #include "record/recording.h"
 
 namespace lazyxla::dispatch {
 namespace {
 
+using ir::Dims;
 using ir::Geometry;
 using ir::Value;
 
@@ -120,8 +128,73 @@ void shard(const at::Tensor& tensor, const ir::Sharding& sharding) {
     return replace(storage, leaf, graph::make_abstract_leaf(leaf.type(), &sharding), device);
   }
   std::vector<char> host(leaf.type().nbytes());
-  graph::download(leaf, host.data());
+  graph::download(computed_here(tensor).leaf, host.data());
   replace(storage, leaf, graph::upload(host.data(), leaf.type(), sharding), device);
+}
+
+at::Tensor shard_local(const at::Tensor& local, const ir::Sharding& sharding) {
+  TORCH_CHECK_VALUE(local.is_cpu() && local.layout() == at::kStrided,
+                    "lazyxla: what a process has of a sharded tensor must be on the CPU, it is on ",
+                    local.device());
+  const graph::MeshDevices& own = graph::own_devices(sharding.mesh());
+  std::set<std::vector<int64_t>> tiles;
+  for (const size_t position : own.positions) tiles.insert(sharding.tile_of(position));
+  Dims sizes, origin;
+  size_t count_in_block = 1;
+  for (size_t i = 0; i < sharding.rank(); ++i) {
+    const auto compare = [i](const auto& a, const auto& b) { return a[i] < b[i]; };
+    const int64_t first = (*std::ranges::min_element(tiles, compare))[i];
+    const int64_t count = (*std::ranges::max_element(tiles, compare))[i] - first + 1;
+    TORCH_CHECK_VALUE(local.size(i) % count == 0, "lazyxla: dimension ", i, " of ", local.sizes(),
+                      ", which a process has of a sharded tensor, is split over ", count,
+                      " of its devices, and does not divide evenly");
+    const int64_t shard = local.size(i) / count;
+    sizes.push_back(shard * sharding.tiles(i));
+    origin.push_back(shard * first);
+    count_in_block *= count;
+  }
+  TORCH_CHECK_VALUE(count_in_block == tiles.size(), "lazyxla: the devices of this process hold ",
+                    tiles.size(), " parts of a tensor sharded as ", sharding.text(),
+                    ", which are not one block of it");
+  const at::Tensor host = local.resolve_conj().resolve_neg().contiguous();
+  const Geometry geometry = Geometry::contiguous(host.scalar_type(), sizes);
+  at::Tensor tensor(
+      make_tensor(geometry, static_cast<size_t>(geometry.nbytes()), current_device()));
+  declare(tensor, sharding);
+  const graph::Block block{origin,
+                           {host.sizes().begin(), host.sizes().end()},
+                           static_cast<const char*>(host.const_data_ptr())};
+  set_leaf(tensor, graph::upload_blocks({host.scalar_type(), sizes}, sharding,
+                                        [&](const Dims&) { return block; }));
+  return tensor;
+}
+
+Blocks local_blocks(const at::Tensor& tensor) {
+  const Value leaf = computed(is_whole(impl_of(tensor)) ? tensor : contiguous_copy(tensor)).leaf;
+  Blocks blocks;
+  graph::download_blocks(leaf, [&](const graph::Block& block) {
+    at::Tensor host = at::empty(block.size, at::TensorOptions().dtype(tensor.scalar_type()));
+    std::memcpy(host.mutable_data_ptr(), block.data, host.nbytes());
+    blocks.emplace_back(std::vector<int64_t>(block.begin.begin(), block.begin.end()),
+                        std::move(host));
+  });
+  return blocks;
+}
+
+void set_local_blocks(const at::Tensor& tensor, const ir::Sharding& sharding,
+                      const Blocks& blocks) {
+  const ir::TensorType type{tensor.scalar_type(), {tensor.sizes().begin(), tensor.sizes().end()}};
+  const auto block_at = [&](const Dims& begin) -> graph::Block {
+    for (const auto& [at, host] : blocks) {
+      if (!std::ranges::equal(at, begin)) continue;
+      return {begin,
+              {host.sizes().begin(), host.sizes().end()},
+              static_cast<const char*>(host.const_data_ptr())};
+    }
+    // A device whose part is padding only.
+    return {begin, Dims(begin.size(), 0), nullptr};
+  };
+  set_leaf(tensor, graph::upload_blocks(type, sharding, block_at));
 }
 
 const ir::Sharding* declared_sharding(const at::Tensor& tensor) {

@@ -6,6 +6,10 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
+#include <utility>
+#include <vector>
+
 #include "ir/sharding.h"
 
 namespace lazyxla::dispatch {
@@ -13,6 +17,17 @@ namespace lazyxla::dispatch {
 // Spreads the tensor's memory from now on. Data that is there is moved, what is recorded comes out
 // so. The tensor must be all of its memory.
 void shard(const at::Tensor& tensor, const ir::Sharding& sharding);
+
+// A tensor that is sharded so, of which this process has its devices' part: `local`, on the CPU.
+// That must be one block, whose size divides evenly among them.
+at::Tensor shard_local(const at::Tensor& local, const ir::Sharding& sharding);
+
+// The parts of a sharded tensor that this process's devices hold, each once: where they begin, and
+// the elements, on the CPU.
+using Blocks = std::vector<std::pair<std::vector<int64_t>, at::Tensor>>;
+Blocks local_blocks(const at::Tensor& tensor);  // flushes
+// Gives a tensor such parts as its content.
+void set_local_blocks(const at::Tensor& tensor, const ir::Sharding& sharding, const Blocks& blocks);
 
 // How the tensor's elements are spread; null if they are not. Flushes if nobody can tell yet.
 const ir::Sharding* sharding_of(const at::Tensor& tensor);

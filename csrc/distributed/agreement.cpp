@@ -7,10 +7,12 @@
 
 #include <algorithm>
 #include <chrono>
+#include <limits>
 #include <set>
 #include <thread>
 #include <utility>
 
+#include "common/bytes.h"
 #include "common/counters.h"
 
 namespace lazyxla::distributed {
@@ -29,40 +31,86 @@ std::string identity(const Call& call) {
   return call.number > 0 ? c10::str(call.description, ", number ", call.number) : call.description;
 }
 
-// What a process tells the others: the identity, and behind a line's end the rest.
-std::string report(const Call& call, const std::string& error) {
-  return c10::str(identity(call), "\n", call.line.empty() ? "" : " at " + call.line,
-                  error.empty() ? "" : ":\n    " + error);
+// What a process tells the others.
+struct Report {
+  std::string identity;  // empty if the process tells nothing
+  std::string rest;      // where it was, and the error that it met
+  std::vector<std::string> operators;
+
+  Report() = default;
+  Report(const Call& call, const std::string& error)
+      : identity(distributed::identity(call)),
+        rest(c10::str(call.line.empty() ? "" : " at " + call.line,
+                      error.empty() ? "" : ":\n    " + error)),
+        operators(call.operators) {}
+
+  // As the store has it.
+  explicit Report(std::string_view bytes) {
+    ByteReader reader{bytes};
+    const auto text = [&] { return std::string(reader.take_bytes(reader.take_count())); };
+    identity = text();
+    rest = text();
+    while (reader.ok && !reader.left.empty()) operators.push_back(text());
+  }
+  std::string bytes() const {
+    std::string all;
+    put_text(all, identity);
+    put_text(all, rest);
+    for (const std::string& each : operators) put_text(all, each);
+    return all;
+  }
+
+  bool operator==(const Report&) const = default;
+};
+
+constexpr size_t kNowhere = std::numeric_limits<size_t>::max();
+
+// The first operator in which the programs differ, as far as the processes tell theirs.
+size_t first_difference(const std::vector<Report>& reports) {
+  const std::vector<std::string>* first = nullptr;
+  size_t same = kNowhere;
+  for (const Report& report : reports) {
+    if (report.identity.empty()) continue;
+    const std::vector<std::string>& operators = report.operators;
+    if (!first) first = &operators;
+    const auto [mine, theirs] =
+        std::mismatch(first->begin(), first->end(), operators.begin(), operators.end());
+    if (mine == first->end() && theirs == operators.end()) continue;
+    same = std::min<size_t>(same, mine - first->begin());
+  }
+  return same;
 }
 
-std::string identity_of(const std::string& report) { return report.substr(0, report.find('\n')); }
-
-std::string readable(std::string report) {
-  report.erase(report.find('\n'), 1);
-  return report;
+std::string operator_at(const Report& report, size_t index) {
+  if (report.operators.empty() || index == kNowhere) return "";
+  return c10::str(", operator ", index, " of which is ",
+                  index < report.operators.size() ? report.operators[index] : "none");
 }
 
 std::string listed(const std::vector<int64_t>& ranks) {
   return (ranks.size() == 1 ? "process " : "processes ") + c10::Join(", ", ranks);
 }
 
-std::string message(const std::vector<std::string>& reports, const std::vector<int64_t>& ranks) {
-  std::vector<std::pair<std::string, std::vector<int64_t>>> by_report;
+std::string message(const std::vector<Report>& reports, const std::vector<int64_t>& ranks,
+                    const Words& words) {
+  std::vector<std::pair<Report, std::vector<int64_t>>> by_report;
   std::set<std::string> identities;
   for (size_t i = 0; i < reports.size(); ++i) {
     auto same = std::find_if(by_report.begin(), by_report.end(),
                              [&](const auto& each) { return each.first == reports[i]; });
     if (same == by_report.end()) same = by_report.insert(same, {reports[i], {}});
     same->second.push_back(ranks[i]);
-    if (!reports[i].empty()) identities.insert(identity_of(reports[i]));
+    if (!reports[i].identity.empty()) identities.insert(reports[i].identity);
   }
   std::string text = identities.size() > 1
-                         ? "lazyxla: processes of a group call different collectives:"
-                         : "lazyxla: a collective failed:";
+                         ? c10::str("lazyxla: processes of a group ", words.differ, ":")
+                         : c10::str("lazyxla: ", words.failed, ":");
+  const size_t difference = first_difference(reports);
   for (const auto& [report, those] : by_report) {
-    text += c10::str(
-        "\n  ", listed(those), ": ",
-        report.empty() ? "not there: it ended, is late, or does something else" : readable(report));
+    text += c10::str("\n  ", listed(those), ": ",
+                     report.identity.empty()
+                         ? "not there: it ended, is late, or does something else"
+                         : report.identity + operator_at(report, difference) + report.rest);
   }
   return text;
 }
@@ -75,11 +123,12 @@ int64_t identity_of(const Call& call) {
 
 Agreement::Agreement(c10::intrusive_ptr<c10d::Backend> channel,
                      c10::intrusive_ptr<c10d::Store> store, std::vector<int64_t> ranks,
-                     Comparison comparison)
+                     Comparison comparison, Words words)
     : channel_(std::move(channel)),
       store_(std::move(store)),
       ranks_(std::move(ranks)),
       comparison_(comparison),
+      words_(words),
       sequence_(comparison) {
   store_->deleteKey(key(channel_->getRank()));  // an earlier group's
 }
@@ -134,7 +183,11 @@ bool Agreement::compare(const Call& call, Recorded recorded) {
 }
 
 void Agreement::fail(const Call& call, const std::string& error) {
-  broken_ = message(exchange_reports(report(call, error)), ranks_);
+  std::vector<Report> reports;
+  for (const std::string& bytes : exchange_reports(Report(call, error).bytes())) {
+    reports.push_back(bytes.empty() ? Report() : Report(bytes));
+  }
+  broken_ = message(reports, ranks_, words_);
   TORCH_CHECK(false, broken_);
 }
 

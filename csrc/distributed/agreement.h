@@ -31,12 +31,20 @@
 
 namespace lazyxla::distributed {
 
-// A collective as it runs.
+// A collective as it runs; or a program that is launched on the devices of all the processes.
 struct Call {
   std::string description;  // "all_reduce(SUM) of float32[3]": the same in all processes
   int64_t number = 0;       // among the group's, from 1, as recorded; 0: not one that all call
   std::string line;         // the user's, "train.py:31"; empty if unknown
+  std::vector<std::string> operators{};  // of a program: the first that differs is told
 };
+
+// What the calls of an Agreement are, for its messages.
+struct Words {
+  const char *differ, *failed;
+};
+inline constexpr Words kCollectives{"call different collectives", "a collective failed"};
+inline constexpr Words kPrograms{"launch different programs", "launching a program failed"};
 
 // Of a call's description and number, the same in all processes.
 int64_t identity_of(const Call& call);
@@ -46,7 +54,7 @@ class Agreement {
   // `ranks`: those of the group's processes among all, which messages name. What they compare goes
   // by the channel; the store is shared by all processes.
   Agreement(c10::intrusive_ptr<c10d::Backend> channel, c10::intrusive_ptr<c10d::Store> store,
-            std::vector<int64_t> ranks, Comparison comparison);
+            std::vector<int64_t> ranks, Comparison comparison, Words words = kCollectives);
 
   // The calls that are recorded and did not run yet, from this number on: their identities.
   using Recorded = c10::function_ref<std::vector<int64_t>(int64_t)>;
@@ -69,6 +77,7 @@ class Agreement {
   c10::intrusive_ptr<c10d::Store> store_;
   std::vector<int64_t> ranks_;
   Comparison comparison_;
+  Words words_;
   std::mutex mutex_;  // guards what follows, and keeps one call at a time
   Sequence sequence_;
   int64_t last_number_ = 0;

@@ -7,16 +7,10 @@
 #include "common/gil.h"
 #include "pjrt/client.h"
 #include "pjrt/runtime.h"
+#include "program/mesh_devices.h"
 
 namespace lazyxla::graph {
 namespace {
-
-std::vector<const pjrt::Device*> devices_of(const ir::Mesh& mesh) {
-  const auto& all = pjrt::Runtime::get().client().devices();
-  std::vector<const pjrt::Device*> devices;
-  for (int device : mesh.devices()) devices.push_back(&all.at(device));
-  return devices;
-}
 
 // The values of some slots, on each device.
 template <typename T>
@@ -66,11 +60,18 @@ void check_fits(const Variant& variant, const Run& run,
   for (const pjrt::Device* device : devices) check_free(variant, needed, *device);
 }
 
+LaunchCheck& launch_check() {
+  static auto* instance = new LaunchCheck();
+  return *instance;
+}
+
 }  // namespace
+
+void set_launch_check(LaunchCheck check) { launch_check() = std::move(check); }
 
 void execute_partitioned(const Variant& variant, const Run& run, c10::DeviceIndex index) {
   const ir::Mesh& mesh = *variant.partition->mesh;
-  const std::vector<const pjrt::Device*> devices = devices_of(mesh);
+  const std::vector<const pjrt::Device*>& devices = own_devices(mesh).devices;
   check_fits(variant, run, devices);
   variant.note_run();
   const pjrt::Executable& executable = variant.executable();
@@ -86,6 +87,7 @@ void execute_partitioned(const Variant& variant, const Run& run, c10::DeviceInde
 
   // A device may wait for the others, and one that calls the host for the GIL.
   WithoutGil no_gil;
+  if (variant.identity && launch_check()) launch_check()(mesh, variant);
   auto replaced = std::make_shared<std::vector<Replaced>>(std::move(run.replaced));
   pjrt::InFlight::Listener over;
   if (!replaced->empty()) over = undo_on_failure(replaced, index);
@@ -102,7 +104,7 @@ void execute_partitioned(const Variant& variant, const Run& run, c10::DeviceInde
 
 std::optional<pjrt::Error> take_failure_of(const ir::Mesh& mesh) {
   std::optional<pjrt::Error> first;
-  for (const pjrt::Device* device : devices_of(mesh)) {
+  for (const pjrt::Device* device : own_devices(mesh).devices) {
     auto failure = device->take_failure();
     if (!first) first = std::move(failure);
   }

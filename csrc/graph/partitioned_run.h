@@ -4,6 +4,8 @@
 // numbers that are inputs whole; each result is a buffer on every device.
 #pragma once
 
+#include <functional>
+
 #include "graph/execute.h"
 
 namespace lazyxla::graph {
@@ -14,6 +16,11 @@ void execute_partitioned(const Variant& variant, const Run& run, c10::DeviceInde
 // Waits until all devices have done what was enqueued. Throws the first failure that was not told
 // yet, as pjrt::Error; the devices that failed with it have told theirs with that.
 void await_all_devices();
+
+// Asked before a program is launched that is for the devices of other processes, too: throws unless
+// they launch the same one. Set once, when processes meet; takes no lock of ours.
+using LaunchCheck = std::function<void(const ir::Mesh& mesh, const Variant& variant)>;
+void set_launch_check(LaunchCheck check);
 
 // For somebody whose result has failed: the first failure of the mesh's devices that was not told
 // yet. It is told with that.

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <set>
 
 #include "common/counters.h"
 #include "common/gil.h"
@@ -12,6 +13,7 @@
 #include "graph/partitioned_run.h"
 #include "pjrt/client.h"
 #include "pjrt/runtime.h"
+#include "program/mesh_devices.h"
 
 namespace lazyxla::graph {
 namespace {
@@ -31,6 +33,10 @@ struct Region {
     }
   }
 
+  // As offsets from `origin`.
+  void move_to(const ir::Dims& origin) {
+    for (size_t i = 0; i < begin.size(); ++i) begin[i] -= origin[i];
+  }
   bool is_empty() const {
     return std::any_of(size.begin(), size.end(), [](int64_t n) { return n == 0; });
   }
@@ -69,28 +75,30 @@ void for_each_row(const Region& region, const ir::Dims& whole, const ir::Dims& s
   }
 }
 
-// Each device of the sharding's mesh gets its part.
-Shards upload_shards(const void* data, const ir::TensorType& type, const ir::Sharding& sharding) {
+// Each device of the sharding's mesh that is this process's gets its part.
+Shards upload_shards(const ir::TensorType& type, const ir::Sharding& sharding,
+                     c10::function_ref<Block(const ir::Dims& begin)> block_at) {
   const pjrt::Client& client = pjrt::Runtime::get().client();
-  const auto* from = static_cast<const char*>(data);
   const auto item = static_cast<int64_t>(c10::elementSize(type.dtype));
   const ir::Dims shard = sharding.shard(type.dims);
   const int64_t nbytes = ir::TensorType{type.dtype, shard}.nbytes();
   Shards shards{&sharding, {}};
-  for (size_t position = 0; position < sharding.mesh().size(); ++position) {
-    const Region region(type, sharding, position);
-    const pjrt::Device& device = client.devices().at(sharding.mesh().devices()[position]);
-    const char* part = from + offset_in(type.dims, region.begin) * item;
+  const MeshDevices& own = own_devices(sharding.mesh());
+  for (size_t i = 0; i < own.positions.size(); ++i) {
+    Region region(type, sharding, own.positions[i]);
+    const Block block = block_at(region.begin);
+    region.move_to(block.begin);
+    const char* part = block.data + offset_in(block.size, region.begin) * item;
     std::vector<char> copy;
-    if (!region.is_run_of(type.dims, shard)) {
+    if (!region.is_run_of(block.size, shard)) {
       copy.resize(nbytes);
-      for_each_row(region, type.dims, shard, [&](int64_t whole, int64_t mine, int64_t count) {
-        std::memcpy(copy.data() + mine * item, from + whole * item, count * item);
+      for_each_row(region, block.size, shard, [&](int64_t whole, int64_t mine, int64_t count) {
+        std::memcpy(copy.data() + mine * item, block.data + whole * item, count * item);
       });
       part = copy.data();
     }
-    shards.buffers.push_back(client.buffer_from_host(part, pjrt_type(type.dtype),
-                                                     {shard.begin(), shard.size()}, {}, device));
+    shards.buffers.push_back(client.buffer_from_host(
+        part, pjrt_type(type.dtype), {shard.begin(), shard.size()}, {}, *own.devices[i]));
   }
   return shards;
 }
@@ -102,16 +110,19 @@ void download_shards(const Shards& shards, const ir::TensorType& type, void* des
   const ir::Sharding& sharding = *shards.sharding;
   const ir::Dims shard = sharding.shard(type.dims);
   const int64_t nbytes = ir::TensorType{type.dtype, shard}.nbytes();
-  for (size_t position = 0; position < shards.buffers.size(); ++position) {
-    if (!sharding.is_first(position)) continue;
-    const Region region(type, sharding, position);
+  const MeshDevices& own = own_devices(sharding.mesh());
+  TORCH_INTERNAL_ASSERT(holds_all(sharding));
+  for (size_t i = 0; i < shards.buffers.size(); ++i) {
+    // Which one of those that hold a part is read does not matter; where all are here, it is known.
+    if (own.are_all && !sharding.is_first(i)) continue;
+    const Region region(type, sharding, own.positions[i]);
     if (region.is_empty()) continue;
     if (region.is_run_of(type.dims, shard)) {
-      shards.buffers[position].to_host(to + offset_in(type.dims, region.begin) * item, nbytes);
+      shards.buffers[i].to_host(to + offset_in(type.dims, region.begin) * item, nbytes);
       continue;
     }
     std::vector<char> copy(nbytes);
-    shards.buffers[position].to_host(copy.data(), nbytes);
+    shards.buffers[i].to_host(copy.data(), nbytes);
     for_each_row(region, type.dims, shard, [&](int64_t whole, int64_t mine, int64_t count) {
       std::memcpy(to + whole * item, copy.data() + mine * item, count * item);
     });
@@ -138,12 +149,48 @@ ir::Value upload(const void* data, const ir::TensorType& type, c10::DeviceIndex 
 }
 
 ir::Value upload(const void* data, const ir::TensorType& type, const ir::Sharding& sharding) {
+  const Block whole{ir::Dims(type.dims.size(), 0), type.dims, static_cast<const char*>(data)};
+  return upload_blocks(type, sharding, [&](const ir::Dims&) { return whole; });
+}
+
+ir::Value upload_blocks(const ir::TensorType& type, const ir::Sharding& sharding,
+                        c10::function_ref<Block(const ir::Dims& begin)> block_at) {
   if (data_is_abstract()) return make_abstract_leaf(type, &sharding);
   ++Counters::get().uploads;
   try {
-    return make_leaf(type, upload_shards(data, type, sharding));
+    return make_leaf(type, upload_shards(type, sharding, block_at));
   } catch (const pjrt::Error& e) {
     rethrow(e, "copying to the devices");
+  }
+}
+
+void download_blocks(const ir::Value& leaf, c10::function_ref<void(const Block&)> take) {
+  ++Counters::get().downloads;
+  WithoutGil no_gil;
+  const Shards& shards = *buffer_of(*leaf.node.get()).shards();
+  const ir::Sharding& sharding = *shards.sharding;
+  const ir::TensorType& type = leaf.type();
+  const auto item = static_cast<int64_t>(c10::elementSize(type.dtype));
+  const ir::Dims shard = sharding.shard(type.dims);
+  const MeshDevices& own = own_devices(sharding.mesh());
+  std::vector<char> padded(ir::TensorType{type.dtype, shard}.nbytes()), block(padded.size());
+  std::set<std::vector<int64_t>> taken;
+  for (size_t i = 0; i < shards.buffers.size(); ++i) {
+    if (!taken.insert(sharding.tile_of(own.positions[i])).second) continue;
+    Region region(type, sharding, own.positions[i]);
+    if (region.is_empty()) continue;
+    const ir::Dims begin = region.begin;
+    region.move_to(begin);
+    try {
+      shards.buffers[i].to_host(padded.data(), padded.size());
+    } catch (const pjrt::Error& e) {
+      const auto failure = take_failure_of(sharding.mesh());
+      rethrow(failure ? *failure : e, "reading a value");
+    }
+    for_each_row(region, region.size, shard, [&](int64_t whole, int64_t mine, int64_t count) {
+      std::memcpy(block.data() + whole * item, padded.data() + mine * item, count * item);
+    });
+    take({begin, region.size, block.data()});
   }
 }
 

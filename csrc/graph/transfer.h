@@ -4,6 +4,8 @@
 // device: uploads and copies are leaves that have a type and no data.
 #pragma once
 
+#include <c10/util/FunctionRef.h>
+
 #include <c10/core/Device.h>
 
 #include "program/buffer.h"
@@ -18,6 +20,20 @@ ir::Value upload(const void* data, const ir::TensorType& type, c10::DeviceIndex 
 
 // The same, each device of the sharding's mesh getting its part.
 ir::Value upload(const void* data, const ir::TensorType& type, const ir::Sharding& sharding);
+
+// A block of an array: where it begins in the whole, its size, and its elements on the host.
+struct Block {
+  ir::Dims begin, size;
+  const char* data;
+};
+
+// The same, of data that is not there as a whole: `block_at` gives the one that a device's part,
+// which begins there, lies in. It is asked for this process's devices only.
+ir::Value upload_blocks(const ir::TensorType& type, const ir::Sharding& sharding,
+                        c10::function_ref<Block(const ir::Dims& begin)> block_at);
+
+// Calls `take` for each part of a sharded leaf that this process's devices hold, once.
+void download_blocks(const ir::Value& leaf, c10::function_ref<void(const Block&)> take);
 
 // Copies the leaf's data to another device.
 ir::Value copy_to_device(const ir::Value& leaf, c10::DeviceIndex device);

@@ -1,5 +1,7 @@
 #include "pjrt/client.h"
 
+#include <sstream>
+
 #include "pjrt/call.h"
 #include "pjrt/disposal.h"
 
@@ -135,13 +137,13 @@ std::optional<AllocatorStats> Device::allocator_stats() const {
       .peak_pool_bytes = optional_stat(args.peak_pool_bytes_is_set, args.peak_pool_bytes)};
 }
 
-std::unique_ptr<Client> Client::create(
-    const Plugin& plugin, const NamedValues& options,
-    const std::map<std::string, CompileOptions>& compile_options) {
+std::unique_ptr<Client> Client::create(const Plugin& plugin, const NamedValues& options,
+                                       const std::map<std::string, CompileOptions>& compile_options,
+                                       const Processes& processes) {
   check_not_forked();
   // The Client exists before its PJRT client does: a fork during the start counts as one after it,
   // and what fails below is cleaned up.
-  std::unique_ptr<Client> client(new Client(plugin));
+  std::unique_ptr<Client> client(new Client(plugin, processes));
   client->start(options);
   if (auto own = compile_options.find(client->platform_name()); own != compile_options.end()) {
     client->keep_known(own->second);
@@ -155,6 +157,7 @@ void Client::start(const NamedValues& options) {
   LAZYXLA_PJRT_ARGS(args, PJRT_Client_Create);
   args.create_options = values.data();
   args.num_options = values.size();
+  if (processes_.store) add_store(args, *processes_.store);
   check(api, api->PJRT_Client_Create(&args), "starting the devices of " + plugin_.path());
   raw_ = args.client;
 
@@ -168,6 +171,12 @@ void Client::start(const NamedValues& options) {
   LAZYXLA_PJRT_CALL(api, PJRT_Client_PlatformVersion, version);
   platform_version_.assign(version.platform_version, version.platform_version_size);
 
+  find_devices();
+  if (processes_.store) find_others_devices();
+}
+
+void Client::find_devices() {
+  const PJRT_Api* api = &plugin_.api();
   LAZYXLA_PJRT_ARGS(devices, PJRT_Client_AddressableDevices);
   devices.client = raw_;
   LAZYXLA_PJRT_CALL(api, PJRT_Client_AddressableDevices, devices);
@@ -176,6 +185,31 @@ void Client::start(const NamedValues& options) {
   for (size_t i = 0; i < devices.num_addressable_devices; ++i) {
     devices_.emplace_back(*api, devices.addressable_devices[i], static_cast<int>(i),
                           retires_donated);
+    all_devices_.push_back(devices_.back().description().id);
+    process_of_.push_back(processes_.index);
+  }
+}
+
+// The plugin has an order of its own for all devices, and numbers the processes as it likes: so
+// each process tells the others which are its own.
+void Client::find_others_devices() {
+  LAZYXLA_PJRT_ARGS(every, PJRT_Client_Devices);
+  every.client = raw_;
+  LAZYXLA_PJRT_CALL(&api(), PJRT_Client_Devices, every);
+  if (every.num_devices == devices_.size()) return;
+  const auto key = [](int process) { return "lazyxla/devices/" + std::to_string(process); };
+  std::string own;
+  for (const int64_t id : all_devices_) own += std::to_string(id) + " ";
+  processes_.store->put(key(processes_.index), own);
+  all_devices_.clear();
+  process_of_.clear();
+  for (int process = 0; process < processes_.count; ++process) {
+    if (process == processes_.index) first_device_ = static_cast<int>(all_devices_.size());
+    std::istringstream ids(processes_.store->get(key(process), processes_.timeout));
+    for (int64_t id; ids >> id;) {
+      all_devices_.push_back(id);
+      process_of_.push_back(process);
+    }
   }
 }
 
@@ -244,8 +278,7 @@ std::unique_ptr<Executable> Client::compile_unchecked(std::string_view code,
   const PJRT_Program program = to_program(code, format);
   CompileOptions all = options;
   all.insert(compile_options_.begin(), compile_options_.end());
-  all = with_device_ids(std::move(all), devices_.size(),
-                        [this](size_t i) { return devices_[i].description().id; });
+  all = with_device_ids(std::move(all), all_devices_);
   const std::string serialized = serialize(all);
   LAZYXLA_PJRT_ARGS(args, PJRT_Client_Compile);
   args.client = raw_;

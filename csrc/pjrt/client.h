@@ -25,6 +25,7 @@
 #include "pjrt/executable.h"
 #include "pjrt/in_flight.h"
 #include "pjrt/plugin.h"
+#include "pjrt/processes.h"
 
 namespace lazyxla::pjrt {
 
@@ -118,10 +119,12 @@ class Client {
  public:
   // Starts the plugin's devices. `options` are the plugin's own, for example cpu_device_count.
   // `compile_options` has, by what a client calls itself, those that all its programs are compiled
-  // with, as far as the compiler knows them.
+  // with, as far as the compiler knows them. With several `processes`, each of them starts one, and
+  // all wait for the others.
   static std::unique_ptr<Client> create(
       const Plugin& plugin, const NamedValues& options = {},
-      const std::map<std::string, CompileOptions>& compile_options = {});
+      const std::map<std::string, CompileOptions>& compile_options = {},
+      const Processes& processes = {});
 
   ~Client();
   Client(const Client&) = delete;
@@ -135,6 +138,17 @@ class Client {
 
   // The addressable devices; element i has index() i.
   const std::vector<Device>& devices() const { return devices_; }
+
+  // The ids of the devices of all processes: those of the first one in its order, then those of
+  // the next. The addressable ones are those from `first_device` on.
+  const std::vector<int64_t>& all_devices() const { return all_devices_; }
+  int first_device() const { return first_device_; }
+  // The process of the device at this position.
+  int process_of(int position) const { return process_of_.at(position); }
+
+  // Whether other processes' devices are among them, which a program may then use, too.
+  bool spans_processes() const { return all_devices_.size() > devices_.size(); }
+  const Processes& processes() const { return processes_; }
 
   // Compiles `code`. Format "mlir" takes MLIR text, MLIR bytecode or a StableHLO portable artifact.
   // `options` go before the client's own; an error that comes of them says so.
@@ -175,8 +189,11 @@ class Client {
                            const Device& device, std::function<void()> done) const;
 
  private:
-  explicit Client(const Plugin& plugin) : plugin_(plugin) {}
+  Client(const Plugin& plugin, const Processes& processes)
+      : plugin_(plugin), processes_(processes) {}
   void start(const NamedValues& options);
+  void find_devices();
+  void find_others_devices();
   void keep_known(const CompileOptions& options);
   std::unique_ptr<Executable> compile_unchecked(std::string_view code, std::string_view format,
                                                 const CompileOptions& options) const;
@@ -187,10 +204,14 @@ class Client {
 
   ClientStarted started_;
   const Plugin& plugin_;
+  Processes processes_;
   PJRT_Client* raw_ = nullptr;
   std::string platform_name_;
   std::string platform_version_;
   std::vector<Device> devices_;
+  std::vector<int64_t> all_devices_;
+  std::vector<int> process_of_;  // parallel to all_devices_
+  int first_device_ = 0;
   CompileOptions compile_options_;
 };
 

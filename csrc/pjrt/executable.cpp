@@ -218,24 +218,10 @@ double seconds_in_executions() { return static_cast<double>(measured_ns.load()) 
 
 namespace {
 
-// A DeviceAssignmentProto: one replica, and a device for each partition.
-std::string device_assignment(const std::vector<int64_t>& devices) {
-  WireMessage assignment;
-  assignment.varint(1, 1);               // replica_count
-  assignment.varint(2, devices.size());  // computation_count
-  for (const int64_t device : devices) {
-    WireMessage computation;
-    computation.varint(1, static_cast<uint64_t>(device));  // replica_device_ids
-    assignment.bytes(3, computation.data);
-  }
-  return assignment.data;
-}
-
-}  // namespace
-
-std::vector<int64_t> devices_of(const CompileOptions& options) {
+// The devices of kDevices or kReplicas.
+std::vector<int64_t> devices_of(const CompileOptions& options, const char* option) {
   std::vector<int64_t> devices;
-  const auto found = options.find(kDevices);
+  const auto found = options.find(option);
   if (found == options.end()) return devices;
   const std::string& text = std::get<std::string>(found->second);
   for (size_t begin = 0; begin < text.size();) {
@@ -246,38 +232,59 @@ std::vector<int64_t> devices_of(const CompileOptions& options) {
   return devices;
 }
 
-CompileOptions with_device_ids(CompileOptions options, size_t count,
-                               const std::function<int64_t(size_t)>& id_of) {
-  std::string ids;
-  for (const int64_t position : devices_of(options)) {
-    if (position < 0 || static_cast<size_t>(position) >= count) {
-      throw Error(PJRT_Error_Code_INVALID_ARGUMENT,
-                  "the program is for a mesh with device " + std::to_string(position) +
-                      ", and there are " + std::to_string(count) + " devices");
+// A DeviceAssignmentProto: by computation, which is a partition, the device of each replica.
+std::string device_assignment(const std::vector<int64_t>& partitions,
+                              const std::vector<int64_t>& replicas) {
+  WireMessage assignment;
+  assignment.varint(1, std::max<size_t>(replicas.size(), 1));    // replica_count
+  assignment.varint(2, std::max<size_t>(partitions.size(), 1));  // computation_count
+  const auto add = [&assignment](const std::vector<int64_t>& devices) {
+    WireMessage computation;
+    for (const int64_t device : devices) {
+      computation.varint(1, static_cast<uint64_t>(device));  // replica_device_ids
     }
-    ids += (ids.empty() ? "" : ",") + std::to_string(id_of(position));
+    assignment.bytes(3, computation.data);
+  };
+  for (const int64_t device : partitions) add({device});
+  if (!replicas.empty()) add(replicas);
+  return assignment.data;
+}
+
+}  // namespace
+
+CompileOptions with_device_ids(CompileOptions options, std::span<const int64_t> ids) {
+  for (const char* option : {kDevices, kReplicas}) {
+    std::string text;
+    for (const int64_t position : devices_of(options, option)) {
+      if (position < 0 || static_cast<size_t>(position) >= ids.size()) {
+        throw Error(PJRT_Error_Code_INVALID_ARGUMENT,
+                    "the program is for a mesh with device " + std::to_string(position) +
+                        ", and there are " + std::to_string(ids.size()) + " devices");
+      }
+      text += (text.empty() ? "" : ",") + std::to_string(ids[position]);
+    }
+    if (!text.empty()) options[option] = text;
   }
-  if (!ids.empty()) options[kDevices] = ids;
   return options;
 }
 
 std::string serialize(const CompileOptions& all) {
-  const std::vector<int64_t> devices = devices_of(all);
+  const std::vector<int64_t> partitions = devices_of(all, kDevices);
+  const std::vector<int64_t> replicas = devices_of(all, kReplicas);
+  const bool is_portable = partitions.empty() && replicas.empty();
   WireMessage build;              // ExecutableBuildOptionsProto
   build.varint(1, uint64_t(-1));  // device_ordinal: "none"; left out it would mean device 0
-  build.varint(4, 1);             // num_replicas
-  build.varint(5, devices.empty() ? 1 : devices.size());  // num_partitions
-  if (!devices.empty()) {
-    build.varint(6, 1);  // use_spmd_partitioning
-    build.bytes(9, device_assignment(devices));
-    build.varint(19, 1);  // use_shardy_partitioner
-  }
+  build.varint(4, std::max<size_t>(replicas.size(), 1));    // num_replicas
+  build.varint(5, std::max<size_t>(partitions.size(), 1));  // num_partitions
+  if (!partitions.empty()) build.varint(6, 1);              // use_spmd_partitioning
+  if (!is_portable) build.bytes(9, device_assignment(partitions, replicas));
+  if (!partitions.empty()) build.varint(19, 1);  // use_shardy_partitioner
 
-  WireMessage options;                        // CompileOptionsProto
-  options.bytes(3, build.data);               // executable_build_options
-  if (devices.empty()) options.varint(4, 1);  // compile_portable_executable
+  WireMessage options;                    // CompileOptionsProto
+  options.bytes(3, build.data);           // executable_build_options
+  if (is_portable) options.varint(4, 1);  // compile_portable_executable
   for (const auto& [name, value] : all) {
-    if (name == kDevices) continue;
+    if (name == kDevices || name == kReplicas) continue;
     WireMessage entry;  // of env_option_overrides, a map
     entry.bytes(1, name);
     entry.bytes(2, option_override(value));

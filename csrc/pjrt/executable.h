@@ -1,7 +1,8 @@
 // An executable: a compiled program, loaded and ready to run.
 //
 // An executable is portable: it belongs to no device, and one Executable serves all devices of the
-// client; but for one that is partitioned over several devices, which is for these. `execute` is
+// client; but for one that is for several devices at once, which is for these. Those of other
+// processes run it when these call it. `execute` is
 // the hot path of the whole project: it queries nothing, formats nothing, and its scratch vectors
 // keep their memory per thread.
 //
@@ -55,9 +56,10 @@ class Executable {
   std::vector<Buffer> execute(std::span<Buffer* const> args, std::span<const int> donated_args,
                               const Device& device, InFlight::Listener over = {}) const;
 
-  // The same for a program that is partitioned over `devices` (kDevices). `args` are those of the
-  // first position, one for each device, then those of the second, and so on; of each output there
-  // is one on each device, too. `over` is called once the run is over on all of them.
+  // The same for a program that is partitioned over devices (kDevices), of which `devices` are this
+  // process's. `args` are those of the first position, one for each device, then those of the
+  // second, and so on; of each output there is one on each device, too. `over` is called once the
+  // run is over on all of them.
   std::vector<std::vector<Buffer>> execute_on_each(std::span<Buffer* const> args,
                                                    std::span<const int> donated_args,
                                                    std::span<const Device* const> devices,
@@ -95,20 +97,18 @@ class Executable {
 void measure_executions(bool on);
 double seconds_in_executions();
 
-// An option that is ours: the devices that a program is partitioned over, "0,3,5", by their
-// positions in the client.
+// Options that are ours, of programs for several devices, "0,3,5": their positions among all of the
+// client's. Either the program is partitioned over them, or each of them runs a replica of it.
 inline constexpr char kDevices[] = "lazyxla_devices";
+inline constexpr char kReplicas[] = "lazyxla_replicas";
 
 // A serialized CompileOptionsProto for a program on one device, any device (portable), or on those
-// of kDevices. The compiler refuses options that it does not know, and values of a wrong type.
+// of kDevices or kReplicas. The compiler refuses options that it does not know, and values of a
+// wrong type.
 std::string serialize(const CompileOptions& options);
 
-// The devices that a program with these options is partitioned over; none if it is not.
-std::vector<int64_t> devices_of(const CompileOptions& options);
-
-// The options with those devices by their ids in place of their positions; `id_of` tells the id of
-// one of `count` devices. Throws Error if there is no such device.
-CompileOptions with_device_ids(CompileOptions options, size_t count,
-                               const std::function<int64_t(size_t)>& id_of);
+// The options with those devices by their ids in place of their positions; `ids` are those of all.
+// Throws Error if there is no such device.
+CompileOptions with_device_ids(CompileOptions options, std::span<const int64_t> ids);
 
 }  // namespace lazyxla::pjrt

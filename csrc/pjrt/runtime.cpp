@@ -16,10 +16,10 @@ namespace lazyxla::pjrt {
 
 namespace {
 
-std::unique_ptr<Client> start(const PluginSpec& spec) {
+std::unique_ptr<Client> start(const PluginSpec& spec, const Processes& processes) {
   try {
-    auto client =
-        Client::create(Plugin::load(spec.path), spec.create_options, spec.compile_options);
+    auto client = Client::create(Plugin::load(spec.path), spec.create_options, spec.compile_options,
+                                 processes);
     if (client->devices().empty()) {
       throw Error(PJRT_Error_Code_FAILED_PRECONDITION,
                   "the plugin " + spec.path +
@@ -74,6 +74,17 @@ void Runtime::set_plugin_provider(std::function<PluginSpec()> provider) {
   provider_ = std::move(provider);
 }
 
+void Runtime::set_processes(Processes processes) {
+  check_not_forked();
+  std::lock_guard lock(mutex_);
+  if (initialized()) {
+    throw Error(PJRT_Error_Code_FAILED_PRECONDITION,
+                "the devices are in use already, by this process alone; call "
+                "torch.distributed.init_process_group before anything that uses them");
+  }
+  processes_ = std::move(processes);
+}
+
 void Runtime::set_host_handler(std::string name, Handler* handler) {
   std::lock_guard lock(mutex_);
   handler_name_ = std::move(name);
@@ -106,7 +117,7 @@ Client& Runtime::client() {
   if (Client* client = client_.load(std::memory_order_acquire)) {
     return *client;  // another thread was faster
   }
-  std::unique_ptr<Client> client = start(spec);
+  std::unique_ptr<Client> client = start(spec, processes_);
   platform_ = spec.platform.empty() ? client->platform_name() : std::move(spec.platform);
   if (client->platform_name() == "cpu") {
     keep_freed_memory();

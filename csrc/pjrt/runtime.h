@@ -39,6 +39,10 @@ class Runtime {
   // without any lock of ours held, perhaps more than once: it may take the GIL.
   void set_plugin_provider(std::function<PluginSpec()> provider);
 
+  // The processes that the client is to span, if its plugin can: each of them must say so, and
+  // start the client. Throws if this one's is started already.
+  void set_processes(Processes processes);
+
   // A function that programs on the CPU's platform may call by this name (see ffi.h). No effect
   // once the client is started.
   void set_host_handler(std::string name, Handler* handler);
@@ -64,6 +68,7 @@ class Runtime {
 
   std::mutex mutex_;  // guards what is set before the start of the client, and the start
   std::function<PluginSpec()> provider_;
+  Processes processes_;
   std::string handler_name_;
   Handler* handler_ = nullptr;
   // constant once client_ is set

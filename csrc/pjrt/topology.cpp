@@ -91,8 +91,9 @@ std::shared_ptr<const CompiledProgram> Topology::compile(std::string_view code,
   }
   check_not_forked();
   const PJRT_Program program = to_program(code, format);
-  const std::string serialized = serialize(with_device_ids(
-      options, devices_.size(), [this](size_t position) { return devices_[position].id; }));
+  std::vector<int64_t> ids;
+  for (const DeviceDescription& device : devices_) ids.push_back(device.id);
+  const std::string serialized = serialize(with_device_ids(options, ids));
   LAZYXLA_PJRT_ARGS(args, PJRT_Compile);
   args.topology = raw_;
   args.program = &program;
@@ -100,6 +101,10 @@ std::shared_ptr<const CompiledProgram> Topology::compile(std::string_view code,
   args.compile_options_size = serialized.size();
   LAZYXLA_PJRT_CALL(&plugin_.api(), PJRT_Compile, args);
   return std::make_shared<CompiledProgram>(plugin_.api(), args.executable);
+}
+
+int Topology::processes() const {
+  return client_ && client_->spans_processes() ? client_->processes().count : 1;
 }
 
 const CompileOptions& Topology::compile_options() const {

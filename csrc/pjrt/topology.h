@@ -52,6 +52,9 @@ class Topology {
   const std::string& platform_version() const { return platform_version_; }
   const std::vector<DeviceDescription>& devices() const { return devices_; }
 
+  // How many processes the client spans.
+  int processes() const;
+
   // As Client::compile, for one device of the topology.
   std::shared_ptr<const CompiledProgram> compile(std::string_view code, std::string_view format,
                                                  const CompileOptions& options) const;

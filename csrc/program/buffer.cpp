@@ -8,8 +8,8 @@
 #include "common/waiting.h"
 #include "pjrt/client.h"
 #include "pjrt/error.h"
-#include "pjrt/runtime.h"
 #include "pjrt/shared_client.h"
+#include "program/mesh_devices.h"
 
 namespace lazyxla::graph {
 
@@ -54,9 +54,9 @@ void DeviceBuffer::add_each(const ir::Mesh& mesh, std::vector<pjrt::Buffer*>& bu
     for (pjrt::Buffer& shard : shards_->buffers) buffers.push_back(&shard);
     return;
   }
-  const auto& devices = pjrt::Runtime::get().client().devices();
   if (!copies_) copies_ = std::make_unique<Copies>();
-  for (int device : mesh.devices()) {
+  for (const pjrt::Device* target : own_devices(mesh).devices) {
+    const int device = target->index();
     if (device == buffer_->device_index()) {
       buffers.push_back(&*buffer_);
       continue;
@@ -67,7 +67,7 @@ void DeviceBuffer::add_each(const ir::Mesh& mesh, std::vector<pjrt::Buffer*>& bu
       copy = copies_->end();
     }
     if (copy == copies_->end()) {
-      copy = copies_->emplace(device, buffer_->copy_to_device(devices[device])).first;
+      copy = copies_->emplace(device, buffer_->copy_to_device(*target)).first;
     }
     buffers.push_back(&copy->second);
   }

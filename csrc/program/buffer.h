@@ -27,7 +27,8 @@
 
 namespace lazyxla::graph {
 
-// Data that is spread over many devices: a buffer on each of the mesh, in its order.
+// Data that is spread over many devices: a buffer on each of the mesh's that is this process's
+// (program/mesh_devices.h), in its order.
 struct Shards {
   const ir::Sharding* sharding;
   std::vector<pjrt::Buffer> buffers;
@@ -44,8 +45,8 @@ class DeviceBuffer final : public ir::LeafData {
   pjrt::Buffer& get();
   // The same for data that may be spread: null if it lies on one device.
   Shards* shards();
-  // The same for a program of many devices: appends what each of them is given. Data that lies on
-  // one device is copied to each other one, once.
+  // The same for a program of many devices: appends what each of this process's is given. Data that
+  // lies on one device is copied to each other one, once.
   void add_each(const ir::Mesh& mesh, std::vector<pjrt::Buffer*>& buffers);
   // Waits for the data; whether it is there.
   void await();

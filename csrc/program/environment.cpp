@@ -136,6 +136,9 @@ std::string environment(const std::string& platform, const pjrt::Topology& topol
   if (topology.platform_name() == "cpu") {
     fields.emplace_back("instruction sets", instruction_sets());
   }
+  if (topology.processes() > 1) {
+    fields.emplace_back("processes", std::to_string(topology.processes()));
+  }
   fields.emplace_back("compile options", in_text(topology.compile_options()));
   for (const char* name : {"XLA_FLAGS", "LIBTPU_INIT_ARGS"}) {
     fields.emplace_back(name, variable(name));

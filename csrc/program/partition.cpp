@@ -5,7 +5,9 @@
 
 #include <algorithm>
 
+#include "pjrt/runtime.h"
 #include "program/graph.h"
+#include "program/mesh_devices.h"
 
 namespace lazyxla::graph {
 namespace {
@@ -75,6 +77,10 @@ void Partition::check() const {
       mesh->text(), ", and ", other ? other->text() : "",
       ". Shard them over the same mesh, or move what one computes to the other's with "
       "lazyxla.shard");
+}
+
+bool Partition::spans_processes() const {
+  return pjrt::Runtime::get().initialized() && !own_devices(*mesh).are_all;
 }
 
 std::string Partition::devices() const {

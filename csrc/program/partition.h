@@ -49,6 +49,9 @@ struct Partition {
 
   // Throws if there are two meshes.
   void check() const;
+  // Whether the program is for devices of other processes, too. What they make must then be the
+  // same as what this one makes, whatever else it has done before.
+  bool spans_processes() const;
   // The mesh's, as an option to compile with.
   std::string devices() const;
   void add_to_key(std::vector<uint64_t>& key) const;

@@ -2,11 +2,12 @@
 
 #include <c10/core/thread_pool.h>
 #include <c10/util/Exception.h>
-#include <c10/util/flat_hash_map.h>
+#include <c10/util/StringUtil.h>
 
 #include <algorithm>
 #include <thread>
 
+#include "common/bytes.h"
 #include "common/counters.h"
 #include "common/options.h"
 #include "pjrt/error.h"
@@ -51,6 +52,31 @@ void compile(const std::shared_ptr<Variant>& variant, std::string artifact,
     variant->compile(artifact, options, stored_as);
     variant->check_compiled();
   }
+}
+
+bool spans_processes(const Graph& graph) {
+  return graph.partition && graph.partition->spans_processes();
+}
+
+// What the processes must agree on, and what is told if they do not. The hash has more in it than
+// the operators: how they hang together, and the numbers that are constants.
+std::unique_ptr<const Identity> identity_of(const Graph& graph, const std::string& portable_key,
+                                            const std::string& options, const ScalarPlan& scalars) {
+  auto identity = std::make_unique<Identity>();
+  std::string text = portable_key + options + graph.partition->text();
+  for (const ir::NodePtr& node : graph.nodes) {
+    std::string line = node->spec()->name;
+    for (const ir::TensorType& type : node->spec()->outputs) {
+      line += c10::str(" ", type.dtype, c10::IntArrayRef(type.dims));
+    }
+    text += line + "\n";
+    identity->operators.push_back(std::move(line));
+  }
+  for (size_t i = 0; i < scalars.variable.size(); ++i) {
+    put(text, scalars.variable[i] ? int64_t{-1} : scalars.constants[i].i);
+  }
+  identity->hash = std::hash<std::string>()(text);
+  return identity;
 }
 
 }  // namespace
@@ -129,7 +155,7 @@ std::string Program::reason(const Graph& graph, const std::vector<bool>& variabl
 }
 
 std::vector<bool> Program::wanted_inputs(const Graph& graph) const {
-  std::vector<bool> variable = ScalarHistory::get().variable_slots(
+  std::vector<bool> variable = ScalarHistory::of(graph).variable_slots(
       graph, variants_.empty() ? nullptr : &variants_.front()->scalars);
   for (size_t i = 0; i < variable.size(); ++i) {
     if (i < varying_.size() && varying_[i]) variable[i] = true;
@@ -178,7 +204,7 @@ VariantRef Program::make(const Graph& graph, Compile how, const Origin& origin) 
   if (is_new && new_reason.empty()) {
     Past past = recall(graph);
     new_reason = std::move(past.reason);
-    varying_ = std::move(past.varying);
+    if (!spans_processes(graph)) varying_ = std::move(past.varying);
     if (origin.may_cut && options().cut_graphs && !graph.partition && !apart) {
       Rounds rounds = find_rounds(graph);
       if (rounds.count) {
@@ -297,6 +323,8 @@ VariantRef Program::make_whole(const Graph& graph, Compile how, const Origin& or
   const auto store = ProgramStore::current();
   const EntryKey stored_as = store->graph_key(graph, options_text);
   auto found = store->find_graph(stored_as, wanted, needed_inputs(graph), graph.slots);
+  // What other processes have on disk may be for other scalars.
+  if (found && spans_processes(graph) && found->variable != wanted) found.reset();
   bool loaded = found && load(*variant, found->executable, why);
   Lowered lowered;
   if (loaded) {
@@ -317,6 +345,9 @@ VariantRef Program::make_whole(const Graph& graph, Compile how, const Origin& or
     (kinds[i] == ir::SlotKind::kFloat ? variant->float_slots : variant->int_slots).push_back(i);
   }
   variant->scalars.constants = graph.slots;
+  if (spans_processes(graph)) {
+    variant->identity = identity_of(graph, portable.value_or(""), options_text, variant->scalars);
+  }
 
   if (!loaded) {
     const EntryKey program = store->program_key(lowered.artifact, options_text);

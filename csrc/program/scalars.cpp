@@ -2,7 +2,10 @@
 
 #include <c10/util/flat_hash_map.h>
 
+#include <map>
+
 #include "common/options.h"
+#include "program/partition.h"
 
 namespace lazyxla::graph {
 
@@ -48,9 +51,16 @@ std::vector<bool> expected_to_vary(const Graph& graph) {
 
 }  // namespace
 
-ScalarHistory& ScalarHistory::get() {
-  static auto* instance = new ScalarHistory();
-  return *instance;
+ScalarHistory& ScalarHistory::of(const Graph& graph) {
+  struct All {
+    ScalarHistory own;
+    std::mutex mutex;
+    std::map<const ir::Mesh*, ScalarHistory> by_mesh;
+  };
+  static auto* all = new All();
+  if (!graph.partition || !graph.partition->spans_processes()) return all->own;
+  std::lock_guard lock(all->mutex);
+  return all->by_mesh[graph.partition->mesh];
 }
 
 std::vector<bool> ScalarHistory::variable_slots(const Graph& graph, const ScalarPlan* last) {

@@ -37,8 +37,9 @@ std::vector<ir::SlotKind> slot_kinds(const Graph& graph);
 // from the last program's is presumed to vary, which saves compiling once more.
 class ScalarHistory {
  public:
-  // That of the programs that run.
-  static ScalarHistory& get();
+  // That of the programs that run here. Those of several processes have one of their own, for each
+  // mesh, since all must make the same of it.
+  static ScalarHistory& of(const Graph& graph);
 
   // Per slot, whether it is an input of the program now to be made; remembers this graph's. `last`
   // is the plan of the last program for the same key, null if there is none.

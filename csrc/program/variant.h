@@ -20,6 +20,12 @@ namespace lazyxla::graph {
 struct Replicas;
 struct StageProgram;
 
+// What the processes compare that are about to launch a program together: whether it is the same.
+struct Identity {
+  uint64_t hash = 0;
+  std::vector<std::string> operators;  // "aten::mul.Tensor Float[4, 4]"
+};
+
 // One compiled form of a program, perhaps still being compiled. That of a graph that was cut has
 // its stages' in place of an executable; a small one may have the host's.
 struct Variant {
@@ -32,6 +38,7 @@ struct Variant {
   bool is_trial = false;                       // another one will be its program's, or a stage's
   std::shared_ptr<const Partition> partition;  // of a program for many devices, else null
   std::shared_ptr<const Replicas> replicas;    // of one that several processes run, else null
+  std::unique_ptr<const Identity> identity;    // of one for those of several processes, else null
   Variant();
   ~Variant();
 

@@ -16,8 +16,9 @@ from lazyxla import _C
 from lazyxla.aot.capturing import Recording, recording, resolve
 from lazyxla.aot.compiled import CompiledProgram
 from lazyxla.aot.topologies import Options, Topology
+from lazyxla.mesh import Mesh
 from lazyxla.modes import eager_mode
-from lazyxla.spmd import Mesh, SpecOf, shard
+from lazyxla.spmd import SpecOf, shard
 
 MeshLike = Mesh | tuple[Sequence[int], Sequence[str]]
 """A mesh, or its shape and the names of its axes."""

@@ -13,7 +13,8 @@ from lazyxla.aot import report
 from lazyxla.aot.compiled import CompiledProgram
 from lazyxla.aot.compiling import MeshLike, compile
 from lazyxla.aot.topologies import Options, Topology
-from lazyxla.spmd import Mesh, SpecOf
+from lazyxla.mesh import Mesh
+from lazyxla.spmd import SpecOf
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,0 +1,66 @@
+// The processes that the client spans, as lazyxla/distributed.py starts it.
+#include <pybind11/chrono.h>
+#include <pybind11/stl.h>
+#include <torch/csrc/utils/pybind.h>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include <memory>
+
+#include "bindings/bindings.h"
+#include "distributed/launches.h"
+#include "pjrt/processes.h"
+#include "pjrt/runtime.h"
+
+namespace py = pybind11;
+
+namespace lazyxla {
+namespace {
+
+using StoreRef = c10::intrusive_ptr<c10d::Store>;
+
+// A store of torch.distributed's. Its own `get` may keep other threads from it while it waits.
+class Store final : public pjrt::KeyValueStore {
+ public:
+  explicit Store(StoreRef store) : store_(std::move(store)) {}
+
+  void put(const std::string& key, const std::string& value) override { store_->set(key, value); }
+  std::optional<std::string> try_get(const std::string& key) override {
+    if (!store_->check({key})) return std::nullopt;
+    return store_->get_to_str(key);
+  }
+
+ private:
+  StoreRef store_;
+};
+
+void set_processes(int index, int count, StoreRef store, std::chrono::milliseconds timeout) {
+  pjrt::Runtime::get().set_processes(
+      {index, count, std::make_shared<Store>(std::move(store)), timeout});
+}
+
+// `connect` takes the ranks of processes and returns what carries their comparisons.
+void compare_launches(py::function connect, StoreRef store, const std::string& comparison) {
+  auto* function = new py::function(std::move(connect));  // leaked: programs run until the end
+  const auto call = [function](const std::vector<int64_t>& ranks) {
+    py::gil_scoped_acquire gil;
+    return (*function)(ranks).cast<c10::intrusive_ptr<c10d::Backend>>();
+  };
+  distributed::compare_launches(
+      {call, std::move(store), distributed::comparison_named(comparison)});
+}
+
+pjrt::Client& client() { return pjrt::Runtime::get().client(); }
+
+}  // namespace
+
+void bind_processes(py::module_& m) {
+  using NoGil = py::call_guard<py::gil_scoped_release>;
+  m.def("client_spans_processes", [] { return client().spans_processes(); }, NoGil());
+  m.def("all_device_count", [] { return client().all_devices().size(); }, NoGil());
+  m.def("first_device", [] { return client().first_device(); }, NoGil());
+  if (!py::hasattr(py::module_::import("torch._C"), "_c10d_init")) return;  // built without c10d
+  m.def("set_processes", &set_processes);
+  m.def("compare_launches", &compare_launches);
+}
+
+}  // namespace lazyxla

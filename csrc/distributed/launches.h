@@ -1,0 +1,34 @@
+// Launches of programs that are for the devices of several processes (graph/partitioned_run.h).
+//
+// The devices wait for each other in such a program: if one process launches another program, or
+// none, they wait for ever, or take other numbers for their own. So the processes of a mesh compare
+// what they are about to launch, as those of a group compare collectives (agreement.h): the first
+// times that a program follows another one, or always. Whatever they run besides, on their own
+// devices, is nobody's concern.
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "distributed/comparison.h"
+
+namespace lazyxla::distributed {
+
+struct Launches {
+  // Connects the processes of these ranks, in all of which it is called; the rank of this one is
+  // among them.
+  using Connect =
+      std::function<c10::intrusive_ptr<c10d::Backend>(const std::vector<int64_t>& ranks)>;
+  Connect connect;
+  c10::intrusive_ptr<c10d::Store> store;  // shared by all processes
+  Comparison comparison;
+};
+
+// From now on they are compared. To be called once the client spans processes.
+void compare_launches(Launches launches);
+
+}  // namespace lazyxla::distributed

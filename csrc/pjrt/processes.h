@@ -1,0 +1,39 @@
+// The processes of one client: where it spans several, each addresses some of its devices.
+//
+// The clients of TPUs and GPUs span processes; those of one host or many meet at a key-value store
+// that whoever starts them provides. The CPU's does not: there `Client::spans_processes` stays
+// false, whatever it is given.
+#pragma once
+
+#include <pjrt_c_api.h>
+
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <string>
+
+namespace lazyxla::pjrt {
+
+// All functions may be called from several threads at once. What they throw, whatever it is, the
+// plugin is told.
+class KeyValueStore {
+ public:
+  virtual ~KeyValueStore() = default;
+  virtual void put(const std::string& key, const std::string& value) = 0;
+  virtual std::optional<std::string> try_get(const std::string& key) = 0;
+
+  // Waits until there is a value. Throws Error with DEADLINE_EXCEEDED.
+  std::string get(const std::string& key, std::chrono::milliseconds timeout);
+};
+
+struct Processes {
+  int index = 0;  // this one, of `count`
+  int count = 1;
+  std::shared_ptr<KeyValueStore> store;  // that they share; null for one
+  std::chrono::milliseconds timeout{0};  // how long to wait for the others
+};
+
+// Hands the store to the plugin, which may call it as long as its client lives: `store` must, too.
+void add_store(PJRT_Client_Create_Args& args, KeyValueStore& store);
+
+}  // namespace lazyxla::pjrt

@@ -1,0 +1,28 @@
+// The devices of a mesh that are this process's.
+//
+// A mesh may be of the devices of several processes (pjrt/client.h). Each holds the parts of a
+// sharded tensor that are its devices', and gives them to a program; the other processes do the
+// same with theirs.
+#pragma once
+
+#include <vector>
+
+#include "ir/sharding.h"
+#include "pjrt/client.h"
+
+namespace lazyxla::graph {
+
+struct MeshDevices {
+  std::vector<size_t> positions;             // in the mesh, ascending
+  std::vector<const pjrt::Device*> devices;  // one for each of them
+  bool are_all;                              // that the mesh has
+  std::vector<int64_t> processes;            // of all the mesh's devices, ascending
+};
+
+// Starts the client. Throws if there are none.
+const MeshDevices& own_devices(const ir::Mesh& mesh);
+
+// Whether this process holds all parts of what is spread so.
+bool holds_all(const ir::Sharding& sharding);
+
+}  // namespace lazyxla::graph
