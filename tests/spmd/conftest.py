@@ -1,4 +1,4 @@
-"""Where the cases run in several processes (tests/test_spmd.py), these start their devices together."""
+"""Where the cases run in several processes (tests/test_spmd.py), their devices start together."""
 
 from __future__ import annotations
 
