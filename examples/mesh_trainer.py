@@ -39,7 +39,7 @@ def config_of(args: argparse.Namespace) -> DecoderConfig:
 def mesh_of(args: argparse.Namespace) -> lazyxla.Mesh:
     """The mesh that the options ask for."""
     others = [getattr(args, axis) for axis in args.axes]
-    data = args.data or lazyxla.device_count() // math.prod(others)
+    data = args.data or lazyxla.global_device_count() // math.prod(others)
     return lazyxla.Mesh((data, *others), ("data", *args.axes))
 
 

@@ -57,7 +57,8 @@ def _start_devices(store: Any, rank: int, ranks: list[int], timeout: timedelta) 
     """
     if len(ranks) == 1 or not platforms.resolve().spans_processes:
         _C.device_count()
-    elif not _C.initialized():
+        return
+    if not _C.initialized():
         if ranks != list(range(len(ranks))):
             raise RuntimeError(
                 "lazyxla: the first process group of the device must be of all processes, which "
@@ -67,22 +68,27 @@ def _start_devices(store: Any, rank: int, ranks: list[int], timeout: timedelta) 
         _C.set_processes(rank, len(ranks), dist.PrefixStore(f"{NAME}/client", store), timeout)
         _C.device_count()
         if _C.client_spans_processes():
-            _compare_launches(store, rank, timeout)
-    if len(ranks) > 1 and platform() != "cpu" and not _C.client_spans_processes():
+            _compare_launches(store, rank, ranks, timeout)
+        elif platform() != "cpu":
+            raise RuntimeError(
+                f"lazyxla: the plugin of {platform()} has started this process's devices only; "
+                "several processes can share no devices with it"
+            )
+    elif not _C.client_spans_processes():
         raise RuntimeError(
             "lazyxla: the devices are in use already, by this process alone; call "
             "torch.distributed.init_process_group before anything that uses them"
         )
 
 
-def _compare_launches(store: Any, rank: int, timeout: timedelta) -> None:
+def _compare_launches(store: Any, rank: int, ranks: list[int], timeout: timedelta) -> None:
     """Has programs for devices of several processes compared before they are launched."""
 
     def connect(ranks: list[int]) -> Any:
         own_store = dist.PrefixStore(f"{NAME}/launches/{ranks}", store)
         return dist.ProcessGroupGloo(own_store, ranks.index(rank), len(ranks), timeout=timeout)
 
-    _C.compare_launches(connect, store, settings.compare_collectives)
+    _C.compare_launches(connect, ranks, store, settings.compare_collectives)
 
 
 def _be_default(name: Any) -> None:

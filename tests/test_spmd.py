@@ -1,26 +1,69 @@
-"""One process, many devices: the cases of tests/spmd, each file in a process with eight devices."""
+"""The cases of tests/spmd, each file with eight devices: of one process, and of two."""
 
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.spanning import plugin_path
+
 ROOT = Path(__file__).resolve().parent.parent
+DEVICES = 8
 CASES = sorted(path.name for path in (ROOT / "tests/spmd").glob("cases_*.py"))
+OF_ONE_PROCESS = {
+    "cases_processes.py",  # starts processes of its own
+    "cases_topologies.py",  # is about devices that are not there
+}
+
+
+def start(cases: str, devices: int, **environment: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"tests/spmd/{cases}"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=ROOT,
+        env={
+            **os.environ,
+            "LAZYXLA_PLATFORM": "cpu",
+            "LAZYXLA_CPU_DEVICES": str(devices),
+            **environment,
+        },
+    )
+
+
+def check(process: subprocess.Popen[str]) -> None:
+    output, _ = process.communicate(timeout=900)
+    assert process.returncode == 0, output
 
 
 @pytest.mark.parametrize("cases", CASES)
 def test_on_eight_devices(cases: str) -> None:
-    result = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"tests/spmd/{cases}"],
-        capture_output=True,
-        text=True,
-        timeout=900,
-        cwd=ROOT,
-        env={**os.environ, "LAZYXLA_PLATFORM": "cpu", "LAZYXLA_CPU_DEVICES": "8"},
-    )
-    assert result.returncode == 0, result.stdout + result.stderr
+    check(start(cases, DEVICES))
+
+
+@pytest.mark.parametrize("cases", sorted(set(CASES) - OF_ONE_PROCESS))
+def test_on_eight_devices_of_two_processes(cases: str) -> None:
+    """By a plugin whose client spans processes, as TPUs' and GPUs' do: tests/spanning."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    meeting = {
+        "LAZYXLA_PLUGIN_PATH": str(plugin_path()),
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "OMP_NUM_THREADS": "1",
+    }
+    processes = [start(cases, DEVICES // 2, RANK=str(rank), **meeting) for rank in range(2)]
+    try:
+        for process in processes:
+            check(process)
+    finally:
+        for process in processes:
+            process.kill()

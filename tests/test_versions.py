@@ -85,7 +85,13 @@ def test_another_python_is_told_what_to_do(tmp_path: Path) -> None:
             (tmp_path / "lazyxla").mkdir(exist_ok=True)
             (tmp_path / "lazyxla" / path.name).symlink_to(path)
     environment = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "PYTHONPATH": str(tmp_path)}
-    command = [sys.executable, "-c", "import lazyxla"]
+    # Without what an editable installation puts before the path.
+    code = """
+import sys
+sys.meta_path = [f for f in sys.meta_path if "editable" not in type(f).__module__]
+import lazyxla
+"""
+    command = [sys.executable, "-c", code]
     done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True)
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     assert f"lazyxla's extension is not built for Python {version}: install" in done.stderr

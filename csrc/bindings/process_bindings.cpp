@@ -39,14 +39,15 @@ void set_processes(int index, int count, StoreRef store, std::chrono::millisecon
 }
 
 // `connect` takes the ranks of processes and returns what carries their comparisons.
-void compare_launches(py::function connect, StoreRef store, const std::string& comparison) {
+void compare_launches(py::function connect, const std::vector<int64_t>& ranks, StoreRef store,
+                      const std::string& comparison) {
   auto* function = new py::function(std::move(connect));  // leaked: programs run until the end
   const auto call = [function](const std::vector<int64_t>& ranks) {
     py::gil_scoped_acquire gil;
     return (*function)(ranks).cast<c10::intrusive_ptr<c10d::Backend>>();
   };
-  distributed::compare_launches(
-      {call, std::move(store), distributed::comparison_named(comparison)});
+  distributed::compare_launches({call, std::move(store), distributed::comparison_named(comparison)},
+                                ranks);
 }
 
 pjrt::Client& client() { return pjrt::Runtime::get().client(); }

@@ -276,8 +276,9 @@ Data computed_here(const at::Tensor& tensor) {
     const auto* everywhere = ir::Sharding::replicated(sharding->mesh(), sharding->rank());
     ir::Garbage garbage;
     std::lock_guard lock(ir::device_mutex(device));
-    storage_of(impl_of(copy)).set_value(constrain(data.leaf, *everywhere), data.base,
-                                        graph::pending_set(device), garbage);
+    storage_of(impl_of(copy))
+        .set_value(constrain(data.leaf, *everywhere), data.base, graph::pending_set(device),
+                   garbage);
   }
   return computed(copy);
 }

@@ -139,23 +139,26 @@ at::Tensor shard_local(const at::Tensor& local, const ir::Sharding& sharding) {
   const graph::MeshDevices& own = graph::own_devices(sharding.mesh());
   std::set<std::vector<int64_t>> tiles;
   for (const size_t position : own.positions) tiles.insert(sharding.tile_of(position));
-  Dims sizes, origin;
+  Dims first, count;  // of the tiles in each dimension
   size_t count_in_block = 1;
   for (size_t i = 0; i < sharding.rank(); ++i) {
     const auto compare = [i](const auto& a, const auto& b) { return a[i] < b[i]; };
-    const int64_t first = (*std::ranges::min_element(tiles, compare))[i];
-    const int64_t count = (*std::ranges::max_element(tiles, compare))[i] - first + 1;
-    TORCH_CHECK_VALUE(local.size(i) % count == 0, "lazyxla: dimension ", i, " of ", local.sizes(),
-                      ", which a process has of a sharded tensor, is split over ", count,
-                      " of its devices, and does not divide evenly");
-    const int64_t shard = local.size(i) / count;
-    sizes.push_back(shard * sharding.tiles(i));
-    origin.push_back(shard * first);
-    count_in_block *= count;
+    first.push_back((*std::ranges::min_element(tiles, compare))[i]);
+    count.push_back((*std::ranges::max_element(tiles, compare))[i] - first[i] + 1);
+    count_in_block *= count[i];
   }
   TORCH_CHECK_VALUE(count_in_block == tiles.size(), "lazyxla: the devices of this process hold ",
                     tiles.size(), " parts of a tensor sharded as ", sharding.text(),
                     ", which are not one block of it");
+  Dims sizes, origin;
+  for (size_t i = 0; i < sharding.rank(); ++i) {
+    TORCH_CHECK_VALUE(local.size(i) % count[i] == 0, "lazyxla: dimension ", i, " of ",
+                      local.sizes(), ", which a process has of a sharded tensor, is split over ",
+                      count[i], " of its devices, and does not divide evenly");
+    const int64_t shard = local.size(i) / count[i];
+    sizes.push_back(shard * sharding.tiles(i));
+    origin.push_back(shard * first[i]);
+  }
   const at::Tensor host = local.resolve_conj().resolve_neg().contiguous();
   const Geometry geometry = Geometry::contiguous(host.scalar_type(), sizes);
   at::Tensor tensor(

@@ -15,7 +15,9 @@
 #include "dispatch/plain_call.h"
 #include "dispatch/tensor.h"
 #include "distributed/group.h"
+#include "graph/devices.h"
 #include "program/buffer.h"
+#include "program/mesh_devices.h"
 #include "record/flush.h"
 #include "record/scope.h"
 
@@ -200,6 +202,12 @@ at::Tensor finish_receive(const at::Tensor& like, const std::string& group, int6
                 c10::str("recv(from ", peer, ") of ", types(like)), {like}, group, peer, tag)[0];
 }
 
-void run_recorded_collectives() { Tokens::get().run_recorded(); }
+void run_recorded_collectives() {
+  Tokens::get().run_recorded();
+  if (!graph::any_spans_processes()) return;
+  for (c10::DeviceIndex device = 0; device < graph::device_count_bound(); ++device) {
+    graph::flush(device, graph::Cause::kSync);
+  }
+}
 
 }  // namespace lazyxla::distributed

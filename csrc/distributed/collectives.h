@@ -46,7 +46,8 @@ void start_receive(const at::Tensor& like, const std::string& group, int64_t pee
 at::Tensor finish_receive(const at::Tensor& like, const std::string& group, int64_t peer,
                           int64_t tag);
 
-// Starts what the devices have recorded, if a collective is in it.
+// Starts what the devices have recorded, if a collective is in it, or it may be for the devices of
+// several processes.
 void run_recorded_collectives();
 
 }  // namespace lazyxla::distributed

@@ -24,11 +24,23 @@ struct Launched {
 
 class Checker {
  public:
-  explicit Checker(Launches launches) : launches_(std::move(launches)) {}
+  // Connects all processes while they are there; those of some, when they first launch something.
+  Checker(Launches launches, const std::vector<int64_t>& ranks) : launches_(std::move(launches)) {
+    launched_[ranks].agreement = meet(ranks);
+  }
 
   void check(const ir::Mesh& mesh, const graph::Variant& variant) {
     std::lock_guard lock(mutex_);
-    Launched& launched = of(graph::own_devices(mesh).processes);
+    const std::vector<int64_t>& ranks = graph::own_devices(mesh).processes;
+    Launched& launched = launched_[ranks];
+    try {
+      if (!launched.agreement) launched.agreement = meet(ranks);
+    } catch (const std::exception& error) {
+      TORCH_CHECK(false, "lazyxla: launching a program failed: some of the processes ",
+                  c10::Join(", ", ranks),
+                  " did not come to the first one that is for their devices",
+                  variant.line.empty() ? "" : ", here at " + variant.line, ": ", error.what());
+    }
     const graph::Identity& identity = *variant.identity;
     const Call call{c10::str("program ", std::hex, identity.hash), ++launched.programs,
                     variant.line, identity.operators};
@@ -37,16 +49,12 @@ class Checker {
   }
 
  private:
-  Launched& of(const std::vector<int64_t>& ranks) {
-    Launched& launched = launched_[ranks];
-    if (!launched.agreement) {
-      // Groups of the same processes have failures of their own.
-      auto store = c10::make_intrusive<c10d::PrefixStore>(
-          "lazyxla/launches/" + c10::Join(",", ranks), launches_.store);
-      launched.agreement = std::make_unique<Agreement>(launches_.connect(ranks), std::move(store),
-                                                       ranks, launches_.comparison, kPrograms);
-    }
-    return launched;
+  std::unique_ptr<Agreement> meet(const std::vector<int64_t>& ranks) {
+    // Groups of the same processes have failures of their own.
+    auto store = c10::make_intrusive<c10d::PrefixStore>("lazyxla/launches/" + c10::Join(",", ranks),
+                                                        launches_.store);
+    return std::make_unique<Agreement>(launches_.connect(ranks), std::move(store), ranks,
+                                       launches_.comparison, kPrograms);
   }
 
   Launches launches_;
@@ -56,9 +64,9 @@ class Checker {
 
 }  // namespace
 
-void compare_launches(Launches launches) {
+void compare_launches(Launches launches, const std::vector<int64_t>& ranks) {
   if (launches.comparison == Comparison::kNever) return;
-  auto checker = std::make_shared<Checker>(std::move(launches));
+  auto checker = std::make_shared<Checker>(std::move(launches), ranks);
   graph::set_launch_check([checker](const ir::Mesh& mesh, const graph::Variant& variant) {
     checker->check(mesh, variant);
   });

@@ -28,7 +28,7 @@ struct Launches {
   Comparison comparison;
 };
 
-// From now on they are compared. To be called once the client spans processes.
-void compare_launches(Launches launches);
+// From now on they are compared. To be called once the client spans the processes of these ranks.
+void compare_launches(Launches launches, const std::vector<int64_t>& ranks);
 
 }  // namespace lazyxla::distributed

@@ -43,6 +43,11 @@ const MeshDevices& own_devices(const ir::Mesh& mesh) {
   return *found;
 }
 
+bool any_spans_processes() {
+  pjrt::Runtime& runtime = pjrt::Runtime::get();
+  return ir::Mesh::any() && runtime.initialized() && runtime.client().spans_processes();
+}
+
 bool holds_all(const ir::Sharding& sharding) {
   const MeshDevices& own = own_devices(sharding.mesh());
   if (own.are_all) return true;

@@ -22,6 +22,9 @@ struct MeshDevices {
 // Starts the client. Throws if there are none.
 const MeshDevices& own_devices(const ir::Mesh& mesh);
 
+// Whether there are meshes that may have devices of other processes.
+bool any_spans_processes();
+
 // Whether this process holds all parts of what is spread so.
 bool holds_all(const ir::Sharding& sharding);
 

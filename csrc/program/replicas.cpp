@@ -128,7 +128,9 @@ bool is_cut_at_collectives(const Graph& graph) {
   const bool has_any =
       std::any_of(graph.nodes.begin(), graph.nodes.end(),
                   [](const ir::NodePtr& node) { return node->spec()->collective; });
-  return has_any && pjrt::Runtime::get().client().spans_processes();
+  pjrt::Runtime& runtime = pjrt::Runtime::get();
+  // Where programs cannot call the host a group of one process has such programs, too.
+  return has_any && (runtime.client().spans_processes() || !runtime.takes_host_handler());
 }
 
 std::vector<Piece> cut_at_collectives(const Graph& graph) {

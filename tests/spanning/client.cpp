@@ -16,10 +16,6 @@ class Options {
       const PJRT_NamedValue& option = args.create_options[i];
       const std::string name(option.name, option.name_size);
       if (!kOwn.contains(name)) {
-        if (name == kDeviceCount) {
-          fail(PJRT_Error_Code_INVALID_ARGUMENT,
-               name + " follows from num_nodes and devices_per_node");
-        }
         others_.push_back(option);
         continue;
       }
@@ -56,7 +52,7 @@ class Options {
  private:
   static constexpr int64_t kMost = 1 << 30;
   inline static const std::string kDeviceCount = "cpu_device_count";
-  inline static const std::set<std::string> kOwn = {"node_id", "num_nodes", "devices_per_node",
+  inline static const std::set<std::string> kOwn = {"node_id", "num_nodes", kDeviceCount,
                                                     "meet_timeout_ms"};
   std::map<std::string, int64_t> values_;
   std::vector<PJRT_NamedValue> others_;
@@ -151,7 +147,7 @@ PJRT_Error* create(PJRT_Client_Create_Args* args) {
     auto client = std::make_unique<Client>(*args);
     client->nodes = options.at_least("num_nodes", 1, 1);
     client->node = options.at_least("node_id", 0, 0);
-    client->devices_per_node = options.at_least("devices_per_node", 1, 1);
+    client->devices_per_node = options.at_least("cpu_device_count", 1, 1);
     client->timeout_ms = options.at_least("meet_timeout_ms", 1, 60000);
     if (client->node >= client->nodes) {
       fail(PJRT_Error_Code_INVALID_ARGUMENT,

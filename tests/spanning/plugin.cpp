@@ -18,7 +18,7 @@
 // All else is the CPU plugin's: its table is copied, and its objects pass through as they are.
 //
 // A client is created with the int64 options node_id and num_nodes (of this process, and how many
-// there are), devices_per_node (1 unless given) and meet_timeout_ms (60000 unless given: how long
+// there are), cpu_device_count (of each; 1 unless given) and meet_timeout_ms (60000 unless given: how long
 // one waits for another process), and with the key-value callbacks if there are several processes.
 // Other options go to the CPU plugin. The environment variable LAZYXLA_SPANNING_CPU_PLUGIN tells
 // the CPU plugin's path; without it the one counts that this library was built for.

@@ -70,7 +70,7 @@ def start_jax(rank: int, processes: int, devices: int, port: int) -> Any:
     options = {
         "node_id": rank,
         "num_nodes": processes,
-        "devices_per_node": devices,
+        "cpu_device_count": devices,
         "meet_timeout_ms": MEET_TIMEOUT_MS,
     }
     xla_bridge.register_backend_factory(

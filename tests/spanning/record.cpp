@@ -135,6 +135,8 @@ PJRT_Buffer* Value::on(PJRT_Client* client, PJRT_Device* device) const {
   args.num_dims = dims.size();
   args.host_buffer_semantics = PJRT_HostBufferSemantics_kImmutableOnlyDuringCall;
   args.device = device;
+  // The CPU plugin of today copies bytes as they lie, both ways, whatever layout is asked for,
+  // which comes to the same.
   args.device_layout = minor_to_major.empty() ? nullptr : &layout;
   SPANNING_CALL(PJRT_Client_BufferFromHostBuffer, args);
   await(args.done_with_host_buffer);

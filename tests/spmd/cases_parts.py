@@ -60,7 +60,7 @@ def test_each_device_computes_its_samples_and_heads(
     with counted() as n:
         z = lazyxla.constrain(x.to(DEVICE) + 1, MESH, split)
         result = scores(z, y.to(DEVICE))
-        actual = result.cpu()
-    torch.testing.assert_close(actual, scores(x + 1, y))
+        lazyxla.sync(wait=True)
+    torch.testing.assert_close(result.cpu(), scores(x + 1, y))
     assert set(shapes) == {part}
     assert (n.executions, n.fallbacks, n.host_calls) == (1, 0, 0)

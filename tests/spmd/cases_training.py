@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers import OWN_DEVICES
 from models import MESH, PLANS, Mlp, Transformer, batches
 from torch import nn
 
@@ -115,9 +116,9 @@ def test_no_device_ever_holds_a_whole_parameter() -> None:
         def loss(self, x: torch.Tensor) -> torch.Tensor:
             return self.layer(x).square().mean()
 
-    for index in range(8):
+    for index in range(OWN_DEVICES):
         torch.lazyxla.reset_peak_memory_stats(index)
-    before = [torch.lazyxla.memory_allocated(i) for i in range(8)]
+    before = [torch.lazyxla.memory_allocated(i) for i in range(OWN_DEVICES)]
     model = lazyxla.shard(Wide(), MESH, PLANS["fsdp"])
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     for _ in range(3):
@@ -128,7 +129,7 @@ def test_no_device_ever_holds_a_whole_parameter() -> None:
         optimizer.zero_grad()
         lazyxla.sync(wait=True)
     whole = 512 * 1024 * 4
-    for index in range(8):
+    for index in range(OWN_DEVICES):
         peak = torch.lazyxla.max_memory_allocated(index) - before[index]
         # A quarter of parameter, gradient and two states, and of each update on its way.
         assert peak < 2 * whole

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import bytes_on_devices, grid, sharded, spec_of
+from helpers import OWN_DEVICES, bytes_on_devices, grid, sharded, spec_of
 from models import MESH
 
 import lazyxla
@@ -182,7 +182,7 @@ def test_what_many_devices_consume_is_counted_once() -> None:
     for _ in range(3):  # until the numbers are known to vary or not
         step()
     before = bytes_on_devices()
-    for index in range(8):
+    for index in range(OWN_DEVICES):
         torch.lazyxla.reset_peak_memory_stats(index)
         torch.lazyxla.reset_accumulated_memory_stats(index)
     executions = lazyxla.counters()["executions"]
@@ -190,7 +190,7 @@ def test_what_many_devices_consume_is_counted_once() -> None:
         step()
     assert lazyxla.counters()["executions"] == executions + steps
     assert bytes_on_devices() == before
-    for index in range(8):
+    for index in range(OWN_DEVICES):
         stats = lazyxla.memory_stats(index)
         assert stats["allocated_bytes.all.peak"] == before[index]
         assert stats["allocation.all.allocated"] == steps * tensors

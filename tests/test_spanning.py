@@ -1,0 +1,83 @@
+"""Clients that span processes: two and three of these, by the plugin of tests/spanning."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import nn
+
+from tests.conftest import ROOT
+from tests.distributed.spanning_cases import CASES, FAILURES
+from tests.spanning import plugin_path
+
+SIZES = (2, 3)
+
+
+def environments(size: int) -> list[dict[str, str]]:
+    """Of processes that meet, each with two devices."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    shared = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "OMP_NUM_THREADS": "1",
+        "LAZYXLA_PLATFORM": "cpu",
+        "LAZYXLA_CPU_DEVICES": "2",
+        "LAZYXLA_PLUGIN_PATH": str(plugin_path()),
+        "WORLD_SIZE": str(size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
+    return [{**shared, "RANK": str(rank)} for rank in range(size)]
+
+
+def run(size: int, *command: str) -> None:
+    processes = [
+        subprocess.Popen(
+            [sys.executable, *command], stderr=subprocess.PIPE, text=True, cwd=ROOT, env=environment
+        )
+        for environment in environments(size)
+    ]
+    try:
+        for process in processes:
+            _, errors = process.communicate(timeout=300)
+            assert process.returncode == 0, errors[-4000:]
+    finally:
+        for process in processes:
+            process.kill()
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_what_works(size: int, tmp_path: Path) -> None:
+    names = [name for name in CASES if name not in FAILURES]
+    run(size, "-m", "tests.distributed.spanning_cases", str(tmp_path), *names)
+    # One process with one device, and PyTorch's own planner.
+    model = nn.Sequential(nn.Linear(6, 8), nn.GELU(), nn.Linear(8, 6)).to("lazyxla")
+    state = {"model": model.state_dict(), "step": 0}
+    dcp.load(state, checkpoint_id=tmp_path / "checkpoint")
+    assert state["step"] == 7
+    for name, kept in torch.load(tmp_path / "kept.pt").items():
+        assert torch.equal(model.state_dict()[name].cpu(), kept)
+
+
+@pytest.mark.parametrize("failure", FAILURES)
+def test_failures(failure: str, tmp_path: Path) -> None:
+    run(2, "-m", "tests.distributed.spanning_cases", str(tmp_path), failure)
+
+
+def test_devices_that_are_in_use_are_not_shared_any_more(tmp_path: Path) -> None:
+    code = """
+import pytest, torch, torch.distributed as dist, lazyxla
+torch.ones(2, device="lazyxla").cpu()
+with pytest.raises(RuntimeError, match="call torch.distributed.init_process_group before"):
+    dist.init_process_group("lazyxla")
+"""
+    run(2, "-c", code)
