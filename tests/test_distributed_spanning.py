@@ -19,7 +19,8 @@ import torch.distributed as dist
 from tests.conftest import ROOT
 from tests.distributed.all_cases import CASES
 from tests.distributed.processes import start
-from tests.spanning import plugin_path
+from tests.spanning import cpu_plugin, plugin_path
+from tests.test_distributed_faults import COMPARED
 
 SIZES = (2, 3)
 OF_EVERY_SIZE = ("collectives",)  # the others take long, and are of one, but if asked for
@@ -37,8 +38,9 @@ pytestmark = pytest.mark.skipif(
 
 
 def environment() -> dict[str, str]:
-    """Of nothing but the plugin's path is anything known before its client starts."""
-    return {"LAZYXLA_PLATFORM": "auto", "LAZYXLA_PLUGIN_PATH": str(plugin_path())}
+    """One device for each process."""
+    plugin = {"LAZYXLA_PLUGIN_PATH": str(plugin_path())}
+    return {"LAZYXLA_PLATFORM": "cpu", "LAZYXLA_CPU_DEVICES": "1", **plugin}
 
 
 def start_spanning(command: list[str], size: int) -> list[Any]:
@@ -133,3 +135,61 @@ def test_processes_that_die_come_late_or_call_something_else(pytestconfig: pytes
     )
     assert result.returncode == 0, result.stderr[-3000:]
     assert json.loads(result.stdout.splitlines()[-1]) == []
+
+
+@pytest.mark.parametrize(
+    ("setting", "counts"), [("always", "1 1 1 1 1 1"), ("first", "1 0 0 0 0 0")]
+)
+def test_what_is_recorded_is_compared_at_once(setting: str, counts: str, tmp_path: Path) -> None:
+    """Though each is launched by itself: one round trip for a step."""
+    script = tmp_path / "compared.py"
+    script.write_text(COMPARED)
+    for process in start_spanning([str(script), str(tmp_path / "meet"), setting], 2):
+        out, err = process.communicate(timeout=120)
+        assert out.splitlines() == [counts, "True"][: 1 + (setting == "always")], err[-3000:]
+
+
+ALONE = """
+import sys, torch, torch.distributed as dist, lazyxla
+dist.init_process_group("lazyxla", init_method=f"file://{sys.argv[2]}", rank=0, world_size=1)
+x = torch.arange(3.0, device="lazyxla")
+dist.all_reduce(y := x * 2)
+parts = [torch.empty(3, device="lazyxla")]
+dist.all_gather(parts, y)
+dist.broadcast(y, 0)
+dist.barrier()
+print(lazyxla.runtime.platform(), (y + parts[0]).tolist(), lazyxla.counters()["host_calls"])
+"""
+
+
+def test_one_process_where_no_program_calls_the_host(tmp_path: Path) -> None:
+    """As on a GPU: what is lowered for one runs on the CPU here."""
+    script = tmp_path / "alone.py"
+    script.write_text(ALONE)
+    cpu = {"LAZYXLA_PLATFORM": "cuda", "LAZYXLA_PLUGIN_PATH": str(cpu_plugin())}
+    (process,) = start([str(script), str(tmp_path / "meet")], 1, **cpu)
+    out, err = process.communicate(timeout=120)
+    assert out.strip() == "cuda [0.0, 4.0, 8.0] 0", err[-3000:]
+
+
+OTHER_DEVICE = """
+import sys, torch, torch.distributed as dist, lazyxla
+rank, meet = int(sys.argv[1]), sys.argv[2]
+dist.init_process_group("lazyxla", init_method=f"file://{meet}", rank=rank, world_size=2)
+x = torch.ones(3, device="lazyxla:1")
+try:
+    dist.all_reduce(x)
+except NotImplementedError as error:
+    print("first devices" in str(error) and "lazyxla:1" in str(error))
+dist.all_reduce(y := x.to("lazyxla:0"))
+print(y.tolist())
+"""
+
+
+def test_collectives_are_of_the_first_devices(tmp_path: Path) -> None:
+    script = tmp_path / "other.py"
+    script.write_text(OTHER_DEVICE)
+    two = {**environment(), "LAZYXLA_CPU_DEVICES": "2"}
+    for process in start([str(script), str(tmp_path / "meet")], 2, **two):
+        out, err = process.communicate(timeout=120)
+        assert out.split("\n")[:2] == ["True", "[2.0, 2.0, 2.0]"], err[-3000:]

@@ -18,6 +18,7 @@
 #include "graph/devices.h"
 #include "program/buffer.h"
 #include "program/mesh_devices.h"
+#include "program/replicas.h"
 #include "record/flush.h"
 #include "record/scope.h"
 
@@ -127,6 +128,11 @@ template <typename... Args>
 Tensors record(const char* name, bool of_all, std::string what, const Tensors& inputs,
                const std::string& group, Args... args) {
   const auto op = dispatch::operator_named<Tensors(at::TensorList, std::string, Args...)>(name);
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      inputs.at(0).device().index() == 0 || !graph::collectives_are_programs(),
+      "lazyxla: torch.distributed's collectives are between the processes' first devices, and the "
+      "tensor is on ",
+      inputs[0].device(), "; lazyxla.Mesh makes use of all of them");
   std::string line = user_line();
   return Tokens::get().pass(inputs, [&](const Tensors& all, int64_t turn) {
     find_group(group)->note(turn, of_all, std::move(what), std::move(line));

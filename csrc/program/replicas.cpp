@@ -123,14 +123,17 @@ std::vector<int64_t> devices_of_ranks(const std::vector<int64_t>& ranks) {
   return devices;
 }
 
+bool collectives_are_programs() {
+  pjrt::Runtime& runtime = pjrt::Runtime::get();
+  return runtime.client().spans_processes() || !runtime.takes_host_handler();
+}
+
 bool is_cut_at_collectives(const Graph& graph) {
   if (graph.replicas) return false;
   const bool has_any =
       std::any_of(graph.nodes.begin(), graph.nodes.end(),
                   [](const ir::NodePtr& node) { return node->spec()->collective; });
-  pjrt::Runtime& runtime = pjrt::Runtime::get();
-  // Where programs cannot call the host a group of one process has such programs, too.
-  return has_any && (runtime.client().spans_processes() || !runtime.takes_host_handler());
+  return has_any && collectives_are_programs();
 }
 
 std::vector<Piece> cut_at_collectives(const Graph& graph) {

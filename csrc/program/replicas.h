@@ -56,6 +56,10 @@ const Collectives& collectives();
 // The devices that the processes of these ranks use: each the first of its own.
 std::vector<int64_t> devices_of_ranks(const std::vector<int64_t>& ranks);
 
+// Whether collectives are programs of their own: the client spans processes, or programs cannot
+// call the host. Starts the client.
+bool collectives_are_programs();
+
 // Whether the graph is to be cut at its collectives.
 bool is_cut_at_collectives(const Graph& graph);
 
