@@ -149,6 +149,51 @@ def test_what_is_recorded_is_compared_at_once(setting: str, counts: str, tmp_pat
         assert out.splitlines() == [counts, "True"][: 1 + (setting == "always")], err[-3000:]
 
 
+TWO_DIMENSIONS = """
+import copy, sys, torch, torch.distributed as dist, lazyxla
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+rank, meet = int(sys.argv[1]), sys.argv[2]
+dist.init_process_group("lazyxla", init_method=f"file://{meet}", rank=rank, world_size=4)
+mesh = dist.init_device_mesh("lazyxla", (2, 2), mesh_dim_names=("data", "model"))
+torch.manual_seed(0)
+alone = nn.Sequential(nn.Linear(6, 8), nn.GELU(), nn.Linear(8, 6))
+batches = torch.randn(6, 2, 4, 6)  # by step and position along "data"
+model = copy.deepcopy(alone).to("lazyxla")
+parallelize_module(model, mesh["model"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
+fully_shard(model, mesh=mesh["data"])
+optimizers = [torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9) for m in (model, alone)]
+for step, both in enumerate(batches):
+    before = lazyxla.counters()["compiles"]
+    losses = []
+    for module, optimizer, x in (
+        (model, optimizers[0], both[rank // 2].to("lazyxla")),
+        (alone, optimizers[1], both.flatten(0, 1)),
+    ):
+        loss = module(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.detach())
+    lazyxla.sync()
+    compiles = lazyxla.counters()["compiles"] - before
+    dist.all_reduce(losses[0], dist.ReduceOp.AVG, group=mesh.get_group("data"))
+    torch.testing.assert_close(losses[0].cpu(), losses[1])
+print(compiles, lazyxla.counters()["host_calls"])
+dist.destroy_process_group()
+"""
+
+
+def test_sharded_in_two_dimensions(tmp_path: Path) -> None:
+    """FSDP over one dimension of a mesh, tensor parallelism over the other: groups of some only."""
+    script = tmp_path / "mesh.py"
+    script.write_text(TWO_DIMENSIONS)
+    for process in start_spanning([str(script), str(tmp_path / "meet")], 4):
+        out, err = process.communicate(timeout=300)
+        assert out.split() == ["0", "0"], err[-3000:]
+
+
 ALONE = """
 import sys, torch, torch.distributed as dist, lazyxla
 dist.init_process_group("lazyxla", init_method=f"file://{sys.argv[2]}", rank=0, world_size=1)
