@@ -41,7 +41,10 @@ _COMPILE_OPTIONS: dict[str, Options] = {
         # argument on the right once for every address: it would not see what an optimizer has
         # written there.
         "xla_cpu_use_xnnpack": False,
-    }
+    },
+    # Processes that share a client would wait for each other to try kernels of every program that
+    # one of them compiles; but they may compile different ones.
+    "cuda": {"xla_gpu_shard_autotuning": False},
 }
 
 # The first of the ports at which processes with a TPU chip each meet; libtpu's own default.

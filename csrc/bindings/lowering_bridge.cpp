@@ -14,6 +14,7 @@
 #include "program/compile_options.h"
 #include "program/portable_key.h"
 #include "program/program.h"
+#include "program/replicas.h"
 #include "program/workers.h"
 
 namespace py = pybind11;
@@ -65,7 +66,7 @@ class Exporter {
     for (size_t i = 0; i < graph_.aliases.size(); ++i) {
       if (graph_.aliases[i] >= 0) donations[py::int_(i)] = graph_.aliases[i];
     }
-    return classes_.program(inputs, nodes, outputs, slots_, donations, partition());
+    return classes_.program(inputs, nodes, outputs, slots_, donations, partition(), groups());
   }
 
  private:
@@ -80,6 +81,16 @@ class Exporter {
       results.append(result ? py::object(spec_of(*result)) : py::none());
     }
     return classes_.partition(py::tuple(axes), py::tuple(inputs), py::tuple(results));
+  }
+
+  // Its replicas are one group.
+  py::dict groups() const {
+    py::dict groups;
+    if (!graph_.replicas) return groups;
+    py::tuple members(graph_.replicas->devices.size());
+    for (size_t i = 0; i < members.size(); ++i) members[i] = i;
+    groups[py::str(graph_.replicas->group)] = py::make_tuple(members);
+    return groups;
   }
 
   void describe_slots() {

@@ -330,6 +330,12 @@ class CpuProgram {
   std::vector<ir::TensorType> inputs_, results_;
 };
 
+graph::HostProgram run_by(std::shared_ptr<const CpuProgram> program) {
+  auto compute = [program](c10::ArrayRef<const void*> inputs, c10::ArrayRef<ir::ScalarValue> slots,
+                           c10::ArrayRef<void*> results) { program->run(inputs, slots, results); };
+  return {std::move(compute), program->results()};
+}
+
 std::optional<graph::HostProgram> make(const graph::Graph& graph) {
   std::vector<Call> calls;
   size_t slots = 0;
@@ -339,14 +345,23 @@ std::optional<graph::HostProgram> make(const graph::Graph& graph) {
     call->first_slot = std::exchange(slots, slots + call->spec->slots.size());
     calls.push_back(std::move(*call));
   }
-  const auto program = std::make_shared<CpuProgram>(graph, std::move(calls));
+  auto program = std::make_shared<CpuProgram>(graph, std::move(calls));
   if (!program->works(graph.slots)) return std::nullopt;
-  auto compute = [program](c10::ArrayRef<const void*> inputs, c10::ArrayRef<ir::ScalarValue> slots,
-                           c10::ArrayRef<void*> results) { program->run(inputs, slots, results); };
-  return graph::HostProgram{std::move(compute), program->results()};
+  return run_by(std::move(program));
 }
 
 }  // namespace
+
+graph::HostProgram host_program_of_call(const graph::Graph& graph) {
+  const ir::OpSpec& spec = *graph.nodes.at(0)->spec();
+  Call call{spec.copy(), {}, nullptr, find_operator(spec.name)};
+  for (size_t i = 0; i < graph.nodes[0]->operands().size(); ++i) {
+    call.operands.push_back(graph.operand(0, i));
+  }
+  std::vector<Call> calls;
+  calls.push_back(std::move(call));
+  return run_by(std::make_shared<CpuProgram>(graph, std::move(calls)));
+}
 
 void install_host_programs() { graph::set_host_program_maker(&make); }
 

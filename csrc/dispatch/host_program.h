@@ -9,9 +9,14 @@
 
 #include <string>
 
+#include "program/host_program.h"
+
 namespace lazyxla::dispatch {
 
 void install_host_programs();
+
+// That of a graph of one call, whatever its operator is: its CPU kernel's.
+graph::HostProgram host_program_of_call(const graph::Graph& graph);
 
 // Whether the user has given this operator a rule.
 void keep_off_host(const std::string& name, bool has_users_rule);

@@ -18,6 +18,7 @@
 #include "graph/devices.h"
 #include "program/buffer.h"
 #include "program/mesh_devices.h"
+#include "program/replicas.h"
 #include "record/flush.h"
 #include "record/scope.h"
 
@@ -127,6 +128,11 @@ template <typename... Args>
 Tensors record(const char* name, bool of_all, std::string what, const Tensors& inputs,
                const std::string& group, Args... args) {
   const auto op = dispatch::operator_named<Tensors(at::TensorList, std::string, Args...)>(name);
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      inputs.at(0).device().index() == 0 || !graph::collectives_are_programs(),
+      "lazyxla: torch.distributed's collectives are between the processes' first devices, and the "
+      "tensor is on ",
+      inputs[0].device(), "; lazyxla.Mesh makes use of all of them");
   std::string line = user_line();
   return Tokens::get().pass(inputs, [&](const Tensors& all, int64_t turn) {
     find_group(group)->note(turn, of_all, std::move(what), std::move(line));
@@ -150,15 +156,7 @@ std::string types(at::TensorList tensors) {
   return text;
 }
 
-bool all_equal(c10::IntArrayRef numbers) {
-  return std::all_of(numbers.begin(), numbers.end(), [&](int64_t n) { return n == numbers[0]; });
-}
-
 }  // namespace
-
-bool is_even(c10::IntArrayRef sent_rows, c10::IntArrayRef received_rows) {
-  return all_equal(sent_rows) && all_equal(received_rows);
-}
 
 Tensors all_reduce(const Tensors& inputs, const std::string& group, c10d::ReduceOp::RedOpType op) {
   return record("lazyxla_c10d::all_reduce", kOfAll,
@@ -185,13 +183,13 @@ Tensors reduce_scatter(const Tensors& inputs, const std::string& group,
 
 at::Tensor all_to_all(const at::Tensor& input, const std::string& group,
                       const std::vector<int64_t>& sent_rows,
-                      const std::vector<int64_t>& received_rows) {
-  std::string what = c10::str(
-      "all_to_all of ", c10::getDtypeNames(input.scalar_type()).first, " rows of ",
-      input.sizes().slice(1), ", ",
-      is_even(sent_rows, received_rows) ? c10::str(sent_rows[0], " for each") : "split unevenly");
+                      const std::vector<int64_t>& received_rows, bool even) {
+  std::string what =
+      c10::str("all_to_all of ", c10::getDtypeNames(input.scalar_type()).first, " rows of ",
+               input.sizes().slice(1), ", ",
+               even ? c10::str(sent_rows[0], " for each") : "split by sizes of each process's own");
   return record("lazyxla_c10d::all_to_all", kOfAll, std::move(what), {input}, group,
-                c10::IntArrayRef(sent_rows), c10::IntArrayRef(received_rows))[0];
+                c10::IntArrayRef(sent_rows), c10::IntArrayRef(received_rows), even)[0];
 }
 
 void send(const at::Tensor& input, const std::string& group, int64_t peer, int64_t tag) {

@@ -5,12 +5,14 @@
 //
 //     lazyxla_c10d::all_reduce(Tensor[] inputs, str group, int op) -> Tensor[]
 //
-// On the CPU a program calls their kernels (dispatch/host_call.h), which hand the data to the
-// group's transport, a process group of PyTorch's. They run there one after the other, in the order
-// in which they were recorded: the last of the inputs is a token, a number that each of them takes
-// from the one recorded before, and the last of the results hands on one more. The token also keeps
-// one whose result nobody reads, and tells which recorded call runs. Processes must agree on this
-// order, and on nothing else; agreement.h sees to it.
+// Where the client's devices are those of all processes, they are the compiler's own collectives,
+// each in a program that its group runs together (program/replicas.h). On the CPU, where the client
+// is one process's, a program calls their kernels (dispatch/host_call.h), which hand the data to
+// the group's transport, a process group of PyTorch's. They run there one after the other, in the
+// order in which they were recorded: the last of the inputs is a token, a number that each of them
+// takes from the one recorded before, and the last of the results hands on one more. The token also
+// keeps one whose result nobody reads, and tells which recorded call runs. Processes must agree on
+// this order, and on nothing else; agreement.h sees to it.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -32,19 +34,17 @@ std::vector<at::Tensor> all_gather(const std::vector<at::Tensor>& inputs, const 
 // Of inputs [processes, *shape], this process's part.
 std::vector<at::Tensor> reduce_scatter(const std::vector<at::Tensor>& inputs,
                                        const std::string& group, c10d::ReduceOp::RedOpType op);
-// So many rows of the input go to each process, and so many come from it.
+// So many rows of the input go to each process, and so many come from it. `even`: all processes
+// know that all of these numbers are equal.
 at::Tensor all_to_all(const at::Tensor& input, const std::string& group,
                       const std::vector<int64_t>& sent_rows,
-                      const std::vector<int64_t>& received_rows);
+                      const std::vector<int64_t>& received_rows, bool even);
 // Does not wait until it is received.
 void send(const at::Tensor& input, const std::string& group, int64_t peer, int64_t tag);
 // Lets the peer send something of this shape. What was started is finished in the same order.
 void start_receive(const at::Tensor& like, const std::string& group, int64_t peer, int64_t tag);
 at::Tensor finish_receive(const at::Tensor& like, const std::string& group, int64_t peer,
                           int64_t tag);
-
-// Whether an all-to-all has as many rows for each process, and from each.
-bool is_even(c10::IntArrayRef sent_rows, c10::IntArrayRef received_rows);
 
 // Starts what the devices have recorded, if a collective is in it, or it may be for the devices of
 // several processes.

@@ -25,8 +25,12 @@ class Group {
   Group(c10::intrusive_ptr<c10d::Backend> transport, c10::intrusive_ptr<c10d::Backend> channel,
         c10::intrusive_ptr<c10d::Store> store, std::vector<int64_t> ranks, Comparison comparison)
       : agreement_(channel, std::move(store), ranks, comparison),
-        messages_(transport, channel, std::move(ranks), comparison),
-        transport_(std::move(transport)) {}
+        messages_(transport, channel, ranks, comparison),
+        transport_(std::move(transport)),
+        ranks_(std::move(ranks)) {}
+
+  // Its members' among all processes.
+  const std::vector<int64_t>& ranks() const { return ranks_; }
 
   c10d::Backend& transport() const { return *transport_; }
   Agreement& agreement() { return agreement_; }
@@ -45,6 +49,7 @@ class Group {
   Agreement agreement_;
   Messages messages_;
   c10::intrusive_ptr<c10d::Backend> transport_;
+  std::vector<int64_t> ranks_;
   std::mutex mutex_;                       // guards what follows
   std::map<int64_t, Call> noted_;          // by turn
   std::map<int64_t, int64_t> identities_;  // of calls of all processes, by number

@@ -173,14 +173,13 @@ void check_rows(c10d::Backend& transport, c10::IntArrayRef sent, c10::IntArrayRe
 }
 
 Tensors all_to_all_kernel(at::TensorList inputs, std::string group, c10::IntArrayRef sent_rows,
-                          c10::IntArrayRef received_rows) {
+                          c10::IntArrayRef received_rows, bool even) {
   Running running(group, inputs);
   at::Tensor source = inputs[0].contiguous();
   at::Tensor result = received(source, received_rows);
   std::vector<int64_t> from = received_rows.vec(), to = sent_rows.vec();
   running.exchange([&](const Call&) {
-    if (!is_even(sent_rows, received_rows))
-      check_rows(running.transport(), sent_rows, received_rows);
+    if (!even) check_rows(running.transport(), sent_rows, received_rows);
     running.transport().alltoall_base(result, source, from, to)->wait();
   });
   return running.hand_on({result});
@@ -236,7 +235,7 @@ Tensors reduce_scatter_shapes(at::TensorList inputs, std::string, int64_t) {
 }
 
 Tensors all_to_all_shapes(at::TensorList inputs, std::string, c10::IntArrayRef,
-                          c10::IntArrayRef received_rows) {
+                          c10::IntArrayRef received_rows, bool) {
   return with_token({received(inputs[0], received_rows)}, inputs);
 }
 
@@ -253,7 +252,9 @@ TORCH_LIBRARY(lazyxla_c10d, m) {
   m.def("broadcast(Tensor[] inputs, str group, int root) -> Tensor[]");
   m.def("all_gather(Tensor[] inputs, str group, int processes) -> Tensor[]");
   m.def("reduce_scatter(Tensor[] inputs, str group, int op) -> Tensor[]");
-  m.def("all_to_all(Tensor[] inputs, str group, int[] sent_rows, int[] received_rows) -> Tensor[]");
+  m.def(
+      "all_to_all(Tensor[] inputs, str group, int[] sent_rows, int[] received_rows, bool even) "
+      "-> Tensor[]");
   m.def("send(Tensor[] inputs, str group, int peer, int tag) -> Tensor[]");
   m.def("start_receive(Tensor[] inputs, str group, int peer, int tag) -> Tensor[]");
   m.def("finish_receive(Tensor[] inputs, str group, int peer, int tag) -> Tensor[]");

@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "dispatch/device_state.h"
+#include "distributed/collective_launches.h"
 #include "distributed/collectives.h"
 #include "distributed/group.h"
 #include "distributed/host_collectives.h"
@@ -230,8 +231,13 @@ class ProcessGroup : public c10d::Backend {
   WorkRef alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& received_rows,
                         std::vector<int64_t>& sent_rows, const c10d::AllToAllOptions&) override {
     Recording recording;
+    const bool even = sent_rows.empty() && received_rows.empty();
+    TORCH_CHECK_VALUE(!even || input.sizes() == output.sizes(),
+                      "lazyxla: without split sizes as many rows are received as sent: of a tensor "
+                      "of ",
+                      input.sizes(), " not ", output.sizes());
     at::Tensor result =
-        all_to_all(input, name_, rows(input, sent_rows), rows(output, received_rows));
+        all_to_all(input, name_, rows(input, sent_rows), rows(output, received_rows), even);
     write_one(output, result);
     return done(OpType::ALLTOALL_BASE, {output});
   }
@@ -245,7 +251,8 @@ class ProcessGroup : public c10d::Backend {
       sent.push_back(x.numel());
     }
     for (const at::Tensor& x : outputs) received.push_back(x.numel());
-    write(outputs, all_to_all(at::cat(flat), name_, sent, received).split_with_sizes(received));
+    const at::Tensor whole = all_to_all(at::cat(flat), name_, sent, received, /*even=*/false);
+    write(outputs, whole.split_with_sizes(received));
     return done(OpType::ALLTOALL, outputs);
   }
 
@@ -363,6 +370,7 @@ class ProcessGroup : public c10d::Backend {
 
 void bind_process_group(py::module_& m) {
   if (!py::hasattr(py::module_::import("torch._C"), "_c10d_init")) return;  // built without c10d
+  install_collective_launches();
   // PyTorch has the classes that these derive from.
   const py::object backend = py::module_::import("torch._C._distributed_c10d").attr("Backend");
   py::class_<ProcessGroup, c10::intrusive_ptr<ProcessGroup>>(m, "ProcessGroup", backend)

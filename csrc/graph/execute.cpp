@@ -12,6 +12,7 @@
 #include "pjrt/client.h"
 #include "pjrt/host_memory.h"
 #include "pjrt/runtime.h"
+#include "program/replicas.h"
 
 namespace lazyxla::graph {
 namespace {
@@ -155,8 +156,7 @@ void keep(const Run& run, std::vector<pjrt::Buffer> results) {
   for (size_t i = 0; i < results.size(); ++i) run.promises[i]->keep(std::move(results[i]));
 }
 
-// Without looking whether it fits.
-void enqueue(const Variant& variant, const Run& run, c10::DeviceIndex index) {
+void enqueue_own(const Variant& variant, const Run& run, c10::DeviceIndex index) {
   const pjrt::Device& device = pjrt_device(index);
   c10::SmallVector<pjrt::Buffer*, 16> args;
   for (const BufferRef& input : run.inputs) args.push_back(&input->on(device));
@@ -191,6 +191,28 @@ void enqueue(const Variant& variant, const Run& run, c10::DeviceIndex index) {
     }
   }
   keep(run, std::move(results));
+}
+
+// The turn that a token says, which is on the device only if the host has not seen it before.
+int64_t turn_of(DeviceBuffer& token) {
+  int64_t turn = token.turn;
+  if (turn >= 0) return turn;
+  token.get().to_host(&turn, sizeof(turn));
+  return token.turn = turn;
+}
+
+// Without looking whether it fits.
+void enqueue(const Variant& variant, const Run& run, c10::DeviceIndex index) {
+  if (!variant.replicas) return enqueue_own(variant, run, index);
+  WithoutGil no_gil;  // other processes are waited for
+  const int64_t turn = turn_of(*run.inputs.back());
+  const auto launch = [&] { enqueue_own(variant, run, index); };
+  if (variant.replicas->by_host) {
+    launch();
+  } else {
+    collectives().launch(*variant.replicas, turn, launch);
+  }
+  run.promises.back()->turn = turn + 1;
 }
 
 // A run of a stage, which owns its parts.

@@ -80,6 +80,10 @@ class DeviceBuffer final : public ir::LeafData {
     stands_for_ = std::make_unique<ir::Content>(std::move(content));
   }
 
+  // What a token of collectives says (distributed/collectives.h), as far as the host knows: the
+  // turn of the call that takes it, or -1.
+  std::atomic<int64_t> turn{-1};
+
   // How many references runs that wait for their execution slot hold (graph/runner.h). They do not
   // stand in the way of donating the buffer to a later run.
   std::atomic<int> waiting_runs{0};

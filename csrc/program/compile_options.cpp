@@ -6,6 +6,7 @@
 #include <mutex>
 
 #include "pjrt/executable.h"
+#include "program/replicas.h"
 
 namespace lazyxla::graph {
 namespace {
@@ -55,6 +56,7 @@ CompileOptions compile_options(const Graph& graph) {
   const CompileOptions& others = options_of(graph.key[0]);
   options.insert(others.begin(), others.end());
   if (graph.partition) options[pjrt::kDevices] = graph.partition->devices();
+  if (graph.replicas) options[pjrt::kReplicas] = graph.replicas->devices_text();
   return options;
 }
 

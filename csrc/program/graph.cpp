@@ -1,6 +1,7 @@
 #include "program/graph.h"
 
 #include "common/hash.h"
+#include "program/replicas.h"
 
 namespace lazyxla::graph {
 namespace {
@@ -46,6 +47,7 @@ void Graph::complete_key() {
   key.insert(key.end(), outputs.begin(), outputs.end());
   for (int alias : aliases) key.push_back(static_cast<uint64_t>(alias) + 1);
   if (partition) partition->add_to_key(key);
+  if (replicas) replicas->add_to_key(key);
   hash = hash_words(key.data(), key.size());
 }
 
@@ -68,6 +70,7 @@ void Graph::clear_numbers() {
   slots.clear();
   key.clear();
   partition = nullptr;
+  replicas = nullptr;
 }
 
 }  // namespace lazyxla::graph

@@ -24,6 +24,8 @@
 
 namespace lazyxla::graph {
 
+struct Replicas;
+
 // A storage whose content a flush replaced. (It may be dead by now.)
 struct Taken {
   uint64_t id;
@@ -49,6 +51,7 @@ struct Graph {
   std::vector<uint64_t> key;
   uint64_t hash = 0;
   std::shared_ptr<const Partition> partition;  // of a graph for many devices, else null
+  std::shared_ptr<const Replicas> replicas;    // of one that several processes run, else null
 
   // The number of a node's operand. (What the walk leaves in the nodes themselves holds under its
   // mutex only: a node may be in another thread's graph, too.)

@@ -74,6 +74,9 @@ int graphs_before(const Graph& graph) {
   return (*count)++;
 }
 
+using Memory = std::vector<std::max_align_t>;
+Memory memory_for(size_t nbytes) { return Memory(nbytes / sizeof(std::max_align_t) + 1); }
+
 }  // namespace
 
 void set_host_program_maker(HostProgramMaker new_maker) { maker() = std::move(new_maker); }
@@ -94,17 +97,22 @@ std::vector<pjrt::Buffer> run(const HostProgram& program, c10::ArrayRef<pjrt::Bu
                               c10::ArrayRef<ir::ScalarValue> slots, const pjrt::Device& device) {
   ++Counters::get().host_programs;
   std::vector<pjrt::HostView> views;
+  std::vector<Memory> copies;  // of what lies on another device, or in another layout
   c10::SmallVector<const void*, 8> data;
   for (const pjrt::Buffer* input : inputs) {
-    auto view = pjrt::HostView::of(*input);
-    TORCH_CHECK(view, "lazyxla: the CPU plugin does not give its memory to be read");
-    data.push_back(view->data());
-    views.push_back(std::move(*view));
+    if (auto view = pjrt::HostView::of(*input)) {
+      data.push_back(view->data());
+      views.push_back(std::move(*view));
+      continue;
+    }
+    copies.push_back(memory_for(input->nbytes()));
+    input->to_host(copies.back().data(), input->nbytes());
+    data.push_back(copies.back().data());
   }
-  std::vector<std::vector<std::max_align_t>> memory;
+  std::vector<Memory> memory;
   c10::SmallVector<void*, 8> results;
   for (const ir::TensorType& type : program.results) {
-    memory.emplace_back(type.nbytes() / sizeof(std::max_align_t) + 1);
+    memory.push_back(memory_for(type.nbytes()));
     results.push_back(memory.back().data());
   }
   program.compute(data, slots, results);

@@ -54,7 +54,7 @@ std::optional<HostProgram> find_host_program(const Graph& graph, OnHost which);
 // That of a graph whose first runs the host is to do, if it is one that it can.
 std::optional<HostProgram> find_trial_program(const Graph& graph);
 
-// Waits for the inputs.
+// Waits for the inputs, and copies what does not lie in the host's memory.
 std::vector<pjrt::Buffer> run(const HostProgram& program, c10::ArrayRef<pjrt::Buffer*> inputs,
                               c10::ArrayRef<ir::ScalarValue> slots, const pjrt::Device& device);
 

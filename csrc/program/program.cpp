@@ -15,6 +15,7 @@
 #include "program/compile_options.h"
 #include "program/portable_key.h"
 #include "program/program_store.h"
+#include "program/replicas.h"
 #include "program/scalars.h"
 #include "program/stages.h"
 
@@ -195,6 +196,8 @@ bool is_on_disk(const Graph& graph) {
 
 VariantRef Program::make(const Graph& graph, Compile how, const Origin& origin) {
   if (graph.partition) graph.partition->check();
+  if (graph.replicas && graph.replicas->by_host) return make_exchange(graph, origin);
+  const bool apart = is_cut_at_collectives(graph);
   std::string new_reason = origin.part_of;
   if (!origin.varying.empty()) varying_ = origin.varying;
   const bool is_new = variants_.empty() && stages_.empty() && !trial_;
@@ -202,7 +205,7 @@ VariantRef Program::make(const Graph& graph, Compile how, const Origin& origin) 
     Past past = recall(graph);
     new_reason = std::move(past.reason);
     if (!spans_processes(graph)) varying_ = std::move(past.varying);
-    if (origin.may_cut && options().cut_graphs && !graph.partition) {
+    if (origin.may_cut && options().cut_graphs && !graph.partition && !apart) {
       Rounds rounds = find_rounds(graph);
       if (rounds.count) {
         new_reason += ", in which " + std::to_string(rounds.operators) + " operators come " +
@@ -214,6 +217,7 @@ VariantRef Program::make(const Graph& graph, Compile how, const Origin& origin) 
       }
     }
   }
+  if (apart) return make_apart(graph, origin, new_reason);
   if (!stages_.empty()) {
     try {
       if (VariantRef variant = make_stages(graph, origin, new_reason, is_new)) return variant;
@@ -222,7 +226,7 @@ VariantRef Program::make(const Graph& graph, Compile how, const Origin& origin) 
     }
     stages_.clear();
   }
-  if (variants_.empty() && !trial_ && !graph.partition) {
+  if (variants_.empty() && !trial_ && !graph.partition && !graph.replicas) {
     if (VariantRef variant = make_on_host(graph, origin, new_reason)) return variant;
   }
   return make_whole(graph, how, origin, new_reason);
@@ -278,6 +282,28 @@ VariantRef Program::make_stages(const Graph& graph, const Origin& origin, const 
   return compile_pieces(graph, pieces, origin, reason, varying_);
 }
 
+VariantRef Program::make_apart(const Graph& graph, const Origin& origin,
+                               const std::string& reason) const {
+  TORCH_CHECK_NOT_IMPLEMENTED(!graph.partition,
+                              "lazyxla: tensors that are spread over this process's devices take "
+                              "part in torch.distributed's collectives; one process's collectives "
+                              "are of one device");
+  // No part is left to the host: it would wait there for the others' collectives.
+  const Origin of_parts{.line = origin.line, .admit = origin.admit};
+  const std::string why = reason.empty() ? "a known graph with other numbers" : reason;
+  return compile_pieces(graph, cut_at_collectives(graph), of_parts,
+                        origin.admit ? origin.admit(why) : why, varying_);
+}
+
+VariantRef Program::make_exchange(const Graph& graph, const Origin& origin) const {
+  auto variant = std::make_shared<Variant>();
+  variant->line = origin.line;
+  variant->replicas = graph.replicas;
+  variant->scalars.constants = graph.slots;
+  variant->take(collectives().on_host(graph), graph.slots.size());
+  return variant;
+}
+
 VariantRef Program::make_whole(const Graph& graph, Compile how, const Origin& origin,
                                const std::string& new_reason) {
   static_slots_.resize(graph.slots.size(), false);
@@ -291,6 +317,7 @@ VariantRef Program::make_whole(const Graph& graph, Compile how, const Origin& or
   auto variant = std::make_shared<Variant>();
   variant->line = origin.line;
   variant->partition = graph.partition;
+  variant->replicas = graph.replicas;
   const auto portable = portable_key(graph);
   const uint64_t key = portable ? std::hash<std::string>()(*portable) : graph.hash;
   const auto store = ProgramStore::current();

@@ -14,6 +14,9 @@
 // The cache compares keys in full; a hash collision cannot confuse two graphs. Looking up and
 // running needs no GIL; lowering (a miss) takes it.
 //
+// Where the client spans processes, a graph with collectives is one of several programs
+// (replicas.h).
+//
 // What was compiled before, by whichever process, is loaded from disk (program_store.h).
 //
 // The cache is bounded (LAZYXLA_MAX_PROGRAMS), also by what a program for the CPU takes of the
@@ -137,6 +140,8 @@ class Program {
                         const std::string& new_reason);
   VariantRef make_stages(const Graph& graph, const Origin& origin, const std::string& reason,
                          bool is_new) const;
+  VariantRef make_apart(const Graph& graph, const Origin& origin, const std::string& reason) const;
+  VariantRef make_exchange(const Graph& graph, const Origin& origin) const;
   VariantRef make_on_host(const Graph& graph, const Origin& origin, const std::string& new_reason);
   // Which of a new variant's slots are to be inputs; and which of these have varied, or were
   // inputs before.

@@ -17,6 +17,7 @@
 
 namespace lazyxla::graph {
 
+struct Replicas;
 struct StageProgram;
 
 // What the processes compare that are about to launch a program together: whether it is the same.
@@ -36,6 +37,7 @@ struct Variant {
   size_t handed_on = 0;                        // values that only stages hand on
   bool is_trial = false;                       // another one will be its program's, or a stage's
   std::shared_ptr<const Partition> partition;  // of a program for many devices, else null
+  std::shared_ptr<const Replicas> replicas;    // of one that several processes run, else null
   std::unique_ptr<const Identity> identity;    // of one for those of several processes, else null
   Variant();
   ~Variant();

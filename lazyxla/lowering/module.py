@@ -95,6 +95,7 @@ def build(world: Mlir, program: Program, target: Target, *, trying: bool = False
 
 def _build(b: Builder, program: Program) -> None:
     ir = b.mlir.ir
+    b.groups = program.groups
     if program.partition is not None:
         b.annotations = Annotations(b.mlir, b.module, program)
         main = _build_function(b, "main", program)

@@ -8,7 +8,7 @@ runs, and an element of a runtime input from then on.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -103,9 +103,15 @@ class Partition(NamedTuple):
     results: tuple[PartitionSpec | None, ...]
 
 
+ReplicaGroups = tuple[tuple[int, ...], ...]
+"""Which replicas of a program are together: of each group its replicas, by member."""
+
+
 class Program(NamedTuple):
     """`donations`: number of an input -> position in `outputs` that takes over its buffer.
-    `partition`: of a program for many devices."""
+    `partition`: of a program for many devices.
+    `groups`: of a program whose replicas are several processes': by the name of a process group,
+    which replicas it and those like it are."""
 
     inputs: list[TensorSpec]
     nodes: list[Node]
@@ -113,6 +119,7 @@ class Program(NamedTuple):
     slots: list[SlotSpec]
     donations: dict[int, int]
     partition: Partition | None = None
+    groups: Mapping[str, ReplicaGroups] = {}
 
 
 class Target(NamedTuple):

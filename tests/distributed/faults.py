@@ -2,7 +2,8 @@
 
 tests/test_distributed_faults.py starts this:
 
-    python -m tests.distributed.faults 50 0     so many trials, and the seed
+    python -m tests.distributed.faults 50 0     so many trials, and the seed; and which
+                                                comparison (`always`), if not one at random
 
 In each trial two or three processes run the same steps of a few collectives, until one of them does
 something else. All that live on must be told who, within the group's timeout, and end. Children
@@ -252,12 +253,14 @@ def _judge(trial: Trial, rank: int, code: int | None, text: str) -> str:
     return ""
 
 
-def main(count: int, seed: int) -> None:
+def main(count: int, seed: int, comparison: str | None = None) -> None:
     import_everything()
     problems = []
     for first in range(0, count, AT_ONCE):
         numbers = range(first, min(first + AT_ONCE, count))
         trials = [Trial.draw(random.Random(f"{seed} {number}")) for number in numbers]
+        for trial in trials:
+            trial.comparison = comparison or trial.comparison
         for number, running in zip(numbers, [Running(trial) for trial in trials]):
             if problem := running.problem():
                 problems.append({"trial": f"{number}: {running.trial}", "problem": problem})
@@ -266,4 +269,4 @@ def main(count: int, seed: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))
+    main(int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:])

@@ -215,7 +215,7 @@ def execute(
     executable = device.client.compile_and_load(
         lowered.artifact, _jax.DeviceList((device,)), _options()
     )
-    operands = [_to_numpy(t) for t in inputs]
+    operands = [to_numpy(t) for t in inputs]
     for dtype in (torch.float64, torch.int64):
         values = [
             s.value
@@ -230,7 +230,7 @@ def execute(
         buffers = [jax.device_put(x, device) for x in operands]
     results = executable.execute_sharded(buffers).disassemble_into_single_device_arrays()
     dtypes = _output_dtypes(program)
-    tensors = [_to_torch(r[0], d) for r, d in zip(results, dtypes, strict=True)]
+    tensors = [to_torch(r[0], d) for r, d in zip(results, dtypes, strict=True)]
     return tensors, set(lowered.static_slots)
 
 
@@ -239,7 +239,7 @@ def _output_dtypes(program: Program) -> list[torch.dtype]:
     return [specs[ref].dtype for ref in program.outputs]
 
 
-def _to_numpy(tensor: torch.Tensor) -> Any:
+def to_numpy(tensor: torch.Tensor) -> Any:
     import ml_dtypes
     import numpy as np
 
@@ -251,7 +251,7 @@ def _to_numpy(tensor: torch.Tensor) -> Any:
     return np.ascontiguousarray(tensor.resolve_conj().resolve_neg().numpy())
 
 
-def _to_torch(array: Any, dtype: torch.dtype) -> torch.Tensor:
+def to_torch(array: Any, dtype: torch.dtype) -> torch.Tensor:
     import numpy as np
 
     data = np.array(array)

@@ -16,11 +16,11 @@ from lazyxla.lowering import lookup, lower_to_text, registry
 from tests.lowering.harness import (
     _flatten,
     _in_schema_order,
-    _to_numpy,
-    _to_torch,
     execute,
     find_op,
     record,
+    to_numpy,
+    to_torch,
 )
 
 DTYPES = [torch.float32, torch.float64, torch.complex64]
@@ -44,7 +44,7 @@ def by_jax(op: str, *args: Any, **kwargs: Any) -> list[torch.Tensor]:
     rule = registry.find_jax_rule(op, "tpu")
     assert rule is not None
     static = dict(enumerate(_in_schema_order(find_op(op), args, kwargs)))
-    arrays = {i: _to_numpy(x) for i, x in static.items() if isinstance(x, torch.Tensor)}
+    arrays = {i: to_numpy(x) for i, x in static.items() if isinstance(x, torch.Tensor)}
     more = {}
     if "outputs" in inspect.signature(rule.function).parameters:
         more["outputs"] = recorded.program.nodes[0].outputs
@@ -56,7 +56,7 @@ def by_jax(op: str, *args: Any, **kwargs: Any) -> list[torch.Tensor]:
     with jax.enable_x64(True):
         results = jax.jit(call)(*arrays.values())
     flat = results if isinstance(results, tuple) else (results,)
-    return [_to_torch(x, t.dtype) for x, t in zip(flat, recorded.expected, strict=True)]
+    return [to_torch(x, t.dtype) for x, t in zip(flat, recorded.expected, strict=True)]
 
 
 def custom_calls(name: str, platform: str) -> set[str]:

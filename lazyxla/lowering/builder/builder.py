@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,7 +12,7 @@ from lazyxla.lowering.builder.attention import Attention
 from lazyxla.lowering.builder.indexing import Indexing
 from lazyxla.lowering.jax_call import call_jax
 from lazyxla.lowering.mlir import Mlir
-from lazyxla.lowering.program import Program, Settings, Target, TensorSpec
+from lazyxla.lowering.program import Program, ReplicaGroups, Settings, Target, TensorSpec
 from lazyxla.lowering.scalar import Scalar, SlotTable
 from lazyxla.lowering.streams import philox_bits
 from lazyxla.lowering.value import Dialect, Value, unwrapped
@@ -62,6 +62,7 @@ class Builder(Indexing):
         self.trying = trying  # the module is built to see whether it can be
         self.settings = Settings.current()  # of the node that is lowered
         self.annotations = None
+        self.groups: Mapping[str, ReplicaGroups] = {}  # as in Program
         self.notes: dict[Any, Any] = {}  # what one rule leaves for another, by MLIR's values
 
     @property

@@ -1,0 +1,13 @@
+// Launches of programs that the processes of a group run together (program/replicas.h).
+//
+// A launched collective waits on the device for the others, for ever if they launch something else.
+// So whether all are in the same call is found out before, as on the CPU (agreement.h); and a
+// process that learns that they are not launches nothing.
+#pragma once
+
+namespace lazyxla::distributed {
+
+// Tells the program room how collectives are run and launched.
+void install_collective_launches();
+
+}  // namespace lazyxla::distributed

@@ -1,0 +1,152 @@
+#include "program/replicas.h"
+
+#include <c10/util/Exception.h>
+#include <c10/util/flat_hash_map.h>
+
+#include <algorithm>
+
+#include "pjrt/client.h"
+#include "pjrt/runtime.h"
+
+namespace lazyxla::graph {
+namespace {
+
+// Marks the replicas in a key, as kPartition the partition.
+constexpr uint64_t kReplicas = uint64_t{4} << 56;
+
+Collectives& known_collectives() {
+  static auto* instance = new Collectives();
+  return *instance;
+}
+
+// Nodes that need nothing but what is there anyway: numbers, and how a leaf is looked at.
+std::vector<bool> light_nodes(const Graph& graph, const Wiring& wiring) {
+  std::vector<bool> light;
+  for (size_t i = 0; i < wiring.size(); ++i) {
+    const auto operands = wiring.operands(i);
+    const bool is_view = operands.empty() || graph.nodes[i]->spec()->name == "lazyxla::view";
+    light.push_back(is_view && std::all_of(operands.begin(), operands.end(), [&](int32_t operand) {
+                      return operand < 0 || light[operand];
+                    }));
+  }
+  return light;
+}
+
+// Moves what is light to the first stage that takes it, so that it is not handed on: a transposed
+// weight, say, which a matmul reads as it lies.
+void move_light_nodes(const Graph& graph, const Wiring& wiring, std::vector<uint32_t>& stages) {
+  const std::vector<bool> light = light_nodes(graph, wiring);
+  constexpr uint32_t kNobody = ~uint32_t{0};
+  std::vector<uint32_t> wanted(wiring.size(), kNobody);
+  std::vector<bool> is_output(wiring.size(), false);
+  for (uint32_t output : graph.outputs) {
+    const auto after = std::upper_bound(graph.values.begin(), graph.values.end(), output);
+    is_output[after - graph.values.begin() - 1] = true;
+  }
+  for (size_t i = wiring.size(); i-- > 0;) {
+    if (light[i] && !is_output[i] && wanted[i] != kNobody) stages[i] = wanted[i];
+    for (int32_t operand : wiring.operands(i)) {
+      // What a collective takes is made before it.
+      if (operand >= 0) wanted[operand] = std::min(wanted[operand], stages[i] & ~uint32_t{1});
+    }
+  }
+}
+
+// Per node its stage. Collectives have the odd ones, in their order; all else runs as early as it
+// can.
+std::vector<uint32_t> stages_at_collectives(const Graph& graph) {
+  const Wiring wiring(graph);
+  std::vector<uint32_t> stages;
+  uint32_t next = 1;  // collective's
+  for (size_t i = 0; i < wiring.size(); ++i) {
+    uint32_t stage = 0;
+    for (int32_t operand : wiring.operands(i)) {
+      if (operand >= 0) stage = std::max(stage, (stages[operand] + 1) & ~uint32_t{1});
+    }
+    if (graph.nodes[i]->spec()->collective) {
+      stage = std::max(stage + 1, next);
+      next = stage + 2;
+    }
+    stages.push_back(stage);
+  }
+  move_light_nodes(graph, wiring, stages);
+  return stages;
+}
+
+// One collective's graph, the same in all processes: nothing is taken over or left out.
+Piece collective_piece(const Graph& whole, size_t position) {
+  const ir::NodePtr& node = whole.nodes[position];
+  Piece piece;
+  Graph& graph = piece.graph;
+  graph.key.push_back(whole.key[0]);
+  for (size_t i = 0; i < node->operands().size(); ++i) {
+    piece.inputs.push_back(whole.operand(position, i));
+    graph.add_leaf(ir::Node::make_leaf(node->operands()[i].type(), nullptr));
+  }
+  graph.add_node(node);
+  for (uint32_t leaf = 0; leaf < graph.leaves.size(); ++leaf) graph.add_operand(leaf, 0, true);
+  graph.number_values();
+  for (uint32_t i = 0; i < node->spec()->outputs.size(); ++i) {
+    graph.outputs.push_back(graph.values[0] + i);
+    piece.outputs.push_back(whole.values[position] + i);
+  }
+  graph.aliases.assign(graph.leaves.size(), -1);
+  graph.replicas = collectives().replicas_of(*node->spec());
+  graph.complete_key();
+  return piece;
+}
+
+}  // namespace
+
+std::string Replicas::devices_text() const {
+  std::string text;
+  for (int64_t device : devices) text += (text.empty() ? "" : ",") + std::to_string(device);
+  return text;
+}
+
+void Replicas::add_to_key(std::vector<uint64_t>& key) const {
+  key.push_back(kReplicas | (by_host ? 1 : 0));
+  key.insert(key.end(), devices.begin(), devices.end());
+}
+
+void set_collectives(Collectives collectives) { known_collectives() = std::move(collectives); }
+const Collectives& collectives() { return known_collectives(); }
+
+std::vector<int64_t> devices_of_ranks(const std::vector<int64_t>& ranks) {
+  const pjrt::Client& client = pjrt::Runtime::get().client();
+  std::vector<int64_t> first;  // by process
+  for (size_t i = 0; i < client.all_devices().size(); ++i) {
+    if (client.process_of(i) == static_cast<int>(first.size())) first.push_back(i);
+  }
+  std::vector<int64_t> devices;
+  for (int64_t rank : ranks) devices.push_back(first.at(rank));
+  return devices;
+}
+
+bool collectives_are_programs() {
+  pjrt::Runtime& runtime = pjrt::Runtime::get();
+  return runtime.client().spans_processes() || !runtime.takes_host_handler();
+}
+
+bool is_cut_at_collectives(const Graph& graph) {
+  if (graph.replicas) return false;
+  const bool has_any =
+      std::any_of(graph.nodes.begin(), graph.nodes.end(),
+                  [](const ir::NodePtr& node) { return node->spec()->collective; });
+  return has_any && collectives_are_programs();
+}
+
+std::vector<Piece> cut_at_collectives(const Graph& graph) {
+  ska::flat_hash_map<const ir::Node*, size_t> positions;  // of collectives
+  for (size_t i = 0; i < graph.nodes.size(); ++i) {
+    if (graph.nodes[i]->spec()->collective) positions[graph.nodes[i].get()] = i;
+  }
+  std::vector<Piece> pieces = cut(graph, stages_at_collectives(graph));
+  for (Piece& piece : pieces) {
+    const auto found = positions.find(piece.graph.nodes[0].get());
+    if (found != positions.end()) piece = collective_piece(graph, found->second);
+  }
+  return pieces;
+}
+
+}  // namespace lazyxla::graph

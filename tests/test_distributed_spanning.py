@@ -1,0 +1,240 @@
+"""torch.distributed where the client spans the processes: collectives are programs of all members.
+
+The cases are those of test_distributed.py, whose programs call the host instead. The plugin is that
+of tests/spanning.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from tests.conftest import ROOT
+from tests.distributed.all_cases import CASES
+from tests.distributed.processes import start
+from tests.spanning import cpu_plugin, plugin_path
+from tests.test_distributed_faults import COMPARED
+
+SIZES = (2, 3)
+OF_EVERY_SIZE = ("collectives",)  # the others take long, and are of one, but if asked for
+THEMES = sorted({case.__module__.rpartition(".")[2] for case in CASES.values()})
+BY_HOST = (  # some of whose data the host exchanges
+    *("all_to_all", "in_a_ring", "functional_collectives"),
+    *("pipeline_gpipe", "pipeline_1f1b", "pipeline_interleaved"),
+)
+SETTLED = ("ddp", "fully_sharded", "zero_sgd", "pipeline_gpipe")
+"""Training whose steps compile nothing from the fourth on, and all run as many programs."""
+
+pytestmark = pytest.mark.skipif(
+    not dist.is_available(), reason="this PyTorch was built without torch.distributed"
+)
+
+
+def environment() -> dict[str, str]:
+    """One device for each process."""
+    plugin = {"LAZYXLA_PLUGIN_PATH": str(plugin_path())}
+    return {"LAZYXLA_PLATFORM": "cpu", "LAZYXLA_CPU_DEVICES": "1", **plugin}
+
+
+def start_spanning(command: list[str], size: int) -> list[Any]:
+    return start(command, size, **environment())
+
+
+# One test for all cases of a file: processes start slowly.
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("theme", THEMES)
+def test_as_on_the_cpu(theme: str, size: int, tmp_path: Path, pytestconfig: pytest.Config) -> None:
+    is_asked_for = pytestconfig.getoption("--every-size")
+    if size != SIZES[0] and theme not in OF_EVERY_SIZE and not is_asked_for:
+        pytest.skip("takes minutes: --every-size runs it")
+    names = [name for name, case in CASES.items() if case.__module__.endswith(f".{theme}")]
+    script = str(ROOT / "tests" / "distributed" / "ranks.py")
+    results = []
+    for process in start_spanning([script, str(size), str(tmp_path / "meet"), *names], size):
+        out, err = process.communicate(timeout=900)
+        assert process.returncode == 0, err[-3000:]
+        results.append(json.loads(out.splitlines()[-1]))
+    for found in results:
+        assert set(found) == set(names)
+        problems = "\n".join(f"{name}: {case['problem']}" for name, case in found.items())
+        assert not any(case["problem"] for case in found.values()), problems
+        check_counts(found)
+
+
+def check_counts(found: dict[str, Any]) -> None:
+    for name, case in found.items():
+        assert case["counted"]["fallbacks"] == 0
+        assert case["counted"]["host_calls"] == 0, name  # no program calls the host
+    for name in found.keys() & set(SETTLED):
+        steps = found[name]["steps"]
+        assert len(steps) >= 6
+        for step in steps[3:]:
+            assert step["compiles"] == 0, name
+        assert len({step["executions"] for step in steps[3:]}) == 1, name
+
+
+PROGRAMS = """
+import ctypes, os, sys, torch, torch.distributed as dist, lazyxla
+rank, meet = int(sys.argv[1]), sys.argv[2]
+dist.init_process_group("lazyxla", init_method=f"file://{meet}", rank=rank, world_size=2)
+launched = ctypes.CDLL(os.environ["LAZYXLA_PLUGIN_PATH"]).spanning_run_count
+launched.restype = ctypes.c_int64
+weight = torch.full((3, 5), 2.0, device="lazyxla")
+def step(number):
+    before, runs = lazyxla.counters(), launched()
+    x = torch.full((4, 3), rank + number * 0.5, device="lazyxla")
+    x = x @ weight
+    dist.all_reduce(x)
+    if rank == 0:
+        x = x.square().sqrt()  # what only one of them computes
+    y = x / 2
+    dist.all_reduce(y)
+    dist.broadcast(y, 1)
+    result = y @ weight.t()
+    lazyxla.sync(wait=True)
+    after = lazyxla.counters()
+    counted = [after[name] - before[name] for name in ("flushes", "executions", "compiles")]
+    return [*counted, launched() - runs, result.unique().tolist()]
+for number in range(4):
+    print(*step(number))
+"""
+
+
+def test_each_collective_is_a_program_of_all(tmp_path: Path) -> None:
+    """One flush, of the process's own programs and three of both; none is compiled twice."""
+    script = tmp_path / "programs.py"
+    script.write_text(PROGRAMS)
+    for process in start_spanning([str(script), str(tmp_path / "meet")], 2):
+        out, err = process.communicate(timeout=200)
+        assert process.returncode == 0, err[-3000:]
+        steps = [line.split(maxsplit=4) for line in out.splitlines()]
+        assert [step[:2] for step in steps] == [["1", "6"]] * 4
+        assert steps[-1][2] == "0"
+        assert [step[3] for step in steps] == ["3"] * 4
+        sums = [2 * (number * 0.5) * 6 + 6 for number in range(4)]
+        assert [float(step[4].strip("[]")) for step in steps] == [10 * total for total in sums]
+
+
+def test_processes_that_die_come_late_or_call_something_else(pytestconfig: pytest.Config) -> None:
+    """What is compared launches nothing that the others do not launch, and tells who differs."""
+    count = pytestconfig.getoption("--faults")
+    result = subprocess.run(
+        [sys.executable, "-m", "tests.distributed.faults", str(count), "0", "always"],
+        capture_output=True,
+        text=True,
+        timeout=120 + 30 * count,
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **environment()},
+    )
+    assert result.returncode == 0, result.stderr[-3000:]
+    assert json.loads(result.stdout.splitlines()[-1]) == []
+
+
+@pytest.mark.parametrize(
+    ("setting", "counts"), [("always", "1 1 1 1 1 1"), ("first", "1 0 0 0 0 0")]
+)
+def test_what_is_recorded_is_compared_at_once(setting: str, counts: str, tmp_path: Path) -> None:
+    """Though each is launched by itself: one round trip for a step."""
+    script = tmp_path / "compared.py"
+    script.write_text(COMPARED)
+    for process in start_spanning([str(script), str(tmp_path / "meet"), setting], 2):
+        out, err = process.communicate(timeout=120)
+        assert out.splitlines() == [counts, "True"][: 1 + (setting == "always")], err[-3000:]
+
+
+TWO_DIMENSIONS = """
+import copy, sys, torch, torch.distributed as dist, lazyxla
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+rank, meet = int(sys.argv[1]), sys.argv[2]
+dist.init_process_group("lazyxla", init_method=f"file://{meet}", rank=rank, world_size=4)
+mesh = dist.init_device_mesh("lazyxla", (2, 2), mesh_dim_names=("data", "model"))
+torch.manual_seed(0)
+alone = nn.Sequential(nn.Linear(6, 8), nn.GELU(), nn.Linear(8, 6))
+batches = torch.randn(6, 2, 4, 6)  # by step and position along "data"
+model = copy.deepcopy(alone).to("lazyxla")
+parallelize_module(model, mesh["model"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
+fully_shard(model, mesh=mesh["data"])
+optimizers = [torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9) for m in (model, alone)]
+for step, both in enumerate(batches):
+    before = lazyxla.counters()["compiles"]
+    losses = []
+    for module, optimizer, x in (
+        (model, optimizers[0], both[rank // 2].to("lazyxla")),
+        (alone, optimizers[1], both.flatten(0, 1)),
+    ):
+        loss = module(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.detach())
+    lazyxla.sync()
+    compiles = lazyxla.counters()["compiles"] - before
+    dist.all_reduce(losses[0], dist.ReduceOp.AVG, group=mesh.get_group("data"))
+    torch.testing.assert_close(losses[0].cpu(), losses[1])
+print(compiles, lazyxla.counters()["host_calls"])
+dist.destroy_process_group()
+"""
+
+
+def test_sharded_in_two_dimensions(tmp_path: Path) -> None:
+    """FSDP over one dimension of a mesh, tensor parallelism over the other: groups of some only."""
+    script = tmp_path / "mesh.py"
+    script.write_text(TWO_DIMENSIONS)
+    for process in start_spanning([str(script), str(tmp_path / "meet")], 4):
+        out, err = process.communicate(timeout=300)
+        assert out.split() == ["0", "0"], err[-3000:]
+
+
+ALONE = """
+import sys, torch, torch.distributed as dist, lazyxla
+dist.init_process_group("lazyxla", init_method=f"file://{sys.argv[2]}", rank=0, world_size=1)
+x = torch.arange(3.0, device="lazyxla")
+dist.all_reduce(y := x * 2)
+parts = [torch.empty(3, device="lazyxla")]
+dist.all_gather(parts, y)
+dist.broadcast(y, 0)
+dist.barrier()
+print(lazyxla.runtime.platform(), (y + parts[0]).tolist(), lazyxla.counters()["host_calls"])
+"""
+
+
+def test_one_process_where_no_program_calls_the_host(tmp_path: Path) -> None:
+    """As on a GPU: what is lowered for one runs on the CPU here."""
+    script = tmp_path / "alone.py"
+    script.write_text(ALONE)
+    cpu = {"LAZYXLA_PLATFORM": "cuda", "LAZYXLA_PLUGIN_PATH": str(cpu_plugin())}
+    (process,) = start([str(script), str(tmp_path / "meet")], 1, **cpu)
+    out, err = process.communicate(timeout=120)
+    assert out.strip() == "cuda [0.0, 4.0, 8.0] 0", err[-3000:]
+
+
+OTHER_DEVICE = """
+import sys, torch, torch.distributed as dist, lazyxla
+rank, meet = int(sys.argv[1]), sys.argv[2]
+dist.init_process_group("lazyxla", init_method=f"file://{meet}", rank=rank, world_size=2)
+x = torch.ones(3, device="lazyxla:1")
+try:
+    dist.all_reduce(x)
+except NotImplementedError as error:
+    print("first devices" in str(error) and "lazyxla:1" in str(error))
+dist.all_reduce(y := x.to("lazyxla:0"))
+print(y.tolist())
+"""
+
+
+def test_collectives_are_of_the_first_devices(tmp_path: Path) -> None:
+    script = tmp_path / "other.py"
+    script.write_text(OTHER_DEVICE)
+    two = {**environment(), "LAZYXLA_CPU_DEVICES": "2"}
+    for process in start([str(script), str(tmp_path / "meet")], 2, **two):
+        out, err = process.communicate(timeout=120)
+        assert out.split("\n")[:2] == ["True", "[2.0, 2.0, 2.0]"], err[-3000:]
