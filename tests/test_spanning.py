@@ -73,6 +73,12 @@ def test_failures(failure: str, tmp_path: Path) -> None:
     run(2, "-m", "tests.distributed.spanning_cases", str(tmp_path), failure)
 
 
+def test_a_process_that_misbehaves(pytestconfig: pytest.Config) -> None:
+    """A fifth as many trials as `--faults` says, since each starts processes."""
+    for seed in range(pytestconfig.getoption("--faults") // 5):
+        run(2 + seed % 2, "-m", "tests.distributed.spanning_faults", str(seed))
+
+
 def test_devices_that_are_in_use_are_not_shared_any_more(tmp_path: Path) -> None:
     code = """
 import pytest, torch, torch.distributed as dist, lazyxla
