@@ -39,10 +39,14 @@ def environments(size: int) -> list[dict[str, str]]:
     return [{**shared, "RANK": str(rank)} for rank in range(size)]
 
 
-def run(size: int, *command: str) -> None:
+def run(size: int, *command: str, **more: str) -> None:
     processes = [
         subprocess.Popen(
-            [sys.executable, *command], stderr=subprocess.PIPE, text=True, cwd=ROOT, env=environment
+            [sys.executable, *command],
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+            env={**environment, **more},
         )
         for environment in environments(size)
     ]
@@ -74,9 +78,13 @@ def test_failures(failure: str, tmp_path: Path) -> None:
 
 
 def test_a_process_that_misbehaves(pytestconfig: pytest.Config) -> None:
-    """A fifth as many trials as `--faults` says, since each starts processes."""
+    """A fifth as many trials as `--faults` says, since each starts processes.
+
+    All is compared: of what is not, the plugin says that it differs, where devices would wait.
+    """
+    compare = {"LAZYXLA_COMPARE_COLLECTIVES": "always"}
     for seed in range(pytestconfig.getoption("--faults") // 5):
-        run(2 + seed % 2, "-m", "tests.distributed.spanning_faults", str(seed))
+        run(2 + seed % 2, "-m", "tests.distributed.spanning_faults", str(seed), **compare)
 
 
 def test_devices_that_are_in_use_are_not_shared_any_more(tmp_path: Path) -> None:
