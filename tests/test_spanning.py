@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -15,28 +13,9 @@ from torch import nn
 
 from tests.conftest import ROOT
 from tests.distributed.spanning_cases import CASES, FAILURES
-from tests.spanning import plugin_path
+from tests.spanning import environments
 
 SIZES = (2, 3)
-
-
-def environments(size: int) -> list[dict[str, str]]:
-    """Of processes that meet, each with two devices."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    shared = {
-        **os.environ,
-        "PYTHONPATH": str(ROOT),
-        "OMP_NUM_THREADS": "1",
-        "LAZYXLA_PLATFORM": "cpu",
-        "LAZYXLA_CPU_DEVICES": "2",
-        "LAZYXLA_PLUGIN_PATH": str(plugin_path()),
-        "WORLD_SIZE": str(size),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-    }
-    return [{**shared, "RANK": str(rank)} for rank in range(size)]
 
 
 def run(size: int, *command: str, **more: str) -> None:
@@ -48,7 +27,7 @@ def run(size: int, *command: str, **more: str) -> None:
             cwd=ROOT,
             env={**environment, **more},
         )
-        for environment in environments(size)
+        for environment in environments(size, devices=2)
     ]
     try:
         for process in processes:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.spanning import plugin_path
+from tests.spanning import environments
 
 ROOT = Path(__file__).resolve().parent.parent
 DEVICES = 8
@@ -21,19 +20,14 @@ OF_ONE_PROCESS = {
 }
 
 
-def start(cases: str, devices: int, **environment: str) -> subprocess.Popen[str]:
+def start(cases: str, environment: dict[str, str]) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"tests/spmd/{cases}"],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         cwd=ROOT,
-        env={
-            **os.environ,
-            "LAZYXLA_PLATFORM": "cpu",
-            "LAZYXLA_CPU_DEVICES": str(devices),
-            **environment,
-        },
+        env=environment,
     )
 
 
@@ -44,23 +38,14 @@ def check(process: subprocess.Popen[str]) -> None:
 
 @pytest.mark.parametrize("cases", CASES)
 def test_on_eight_devices(cases: str) -> None:
-    check(start(cases, DEVICES))
+    own = {"LAZYXLA_PLATFORM": "cpu", "LAZYXLA_CPU_DEVICES": str(DEVICES)}
+    check(start(cases, {**os.environ, **own}))
 
 
 @pytest.mark.parametrize("cases", sorted(set(CASES) - OF_ONE_PROCESS))
 def test_on_eight_devices_of_two_processes(cases: str) -> None:
     """By a plugin whose client spans processes, as TPUs' and GPUs' do: tests/spanning."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    meeting = {
-        "LAZYXLA_PLUGIN_PATH": str(plugin_path()),
-        "WORLD_SIZE": "2",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "OMP_NUM_THREADS": "1",
-    }
-    processes = [start(cases, DEVICES // 2, RANK=str(rank), **meeting) for rank in range(2)]
+    processes = [start(cases, each) for each in environments(2, devices=DEVICES // 2)]
     try:
         for process in processes:
             check(process)

@@ -6,6 +6,7 @@ import fcntl
 import hashlib
 import importlib.util
 import os
+import socket
 import subprocess
 from pathlib import Path
 
@@ -47,3 +48,22 @@ def plugin_path() -> Path:
             )
             unfinished.replace(library)
     return library
+
+
+def environments(size: int, devices: int) -> list[dict[str, str]]:
+    """Of processes of lazyxla's that meet by `init_process_group`, each with so many devices."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    shared = {
+        **os.environ,
+        "PYTHONPATH": str(HERE.parent.parent),
+        "OMP_NUM_THREADS": "1",
+        "LAZYXLA_PLATFORM": "cpu",
+        "LAZYXLA_CPU_DEVICES": str(devices),
+        "LAZYXLA_PLUGIN_PATH": str(plugin_path()),
+        "WORLD_SIZE": str(size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
+    return [{**shared, "RANK": str(rank)} for rank in range(size)]
