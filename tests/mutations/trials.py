@@ -161,6 +161,11 @@ class Copy:
         )
         try:
             output, _ = process.communicate(timeout=SECONDS)
+        except BaseException:
+            process.terminate()  # ninja ends its compilers, which are no part of its group
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(10)
+            raise
         finally:
             with contextlib.suppress(ProcessLookupError):  # also what a crashed test has left
                 os.killpg(process.pid, signal.SIGKILL)
