@@ -52,12 +52,15 @@ say("a part, not blocking")
 y = pinned[500:].to("lazyxla", non_blocking=True)
 say("converted on the host, or not in rows: another memory")
 z = pinned.to("lazyxla", torch.float16), pinned.view(10, 100).t().to("lazyxla")
-assert lazyxla.counters()["uploads"] == 5
+say("too large to be mapped")
+v = torch.arange(1001.).pin_memory().to("lazyxla", non_blocking=True)
+assert lazyxla.counters()["uploads"] == 6
 say("its owner is gone before it is read")
 w = (torch.arange(1000.).pin_memory() * 1).pin_memory().to("lazyxla", non_blocking=True)
 lazyxla.sync(wait=True)
 assert torch.equal(x.cpu(), torch.arange(1000.)) and torch.equal(w.cpu(), x.cpu())
 assert torch.equal(y.cpu(), torch.arange(500., 1000.))
+assert torch.equal(v.cpu(), torch.arange(1001.))
 assert torch.equal(z[0].cpu(), torch.arange(1000.).half())
 assert torch.equal(z[1].cpu(), torch.arange(1000.).view(10, 100).t())
 say("end")
@@ -70,6 +73,7 @@ del pinned
         ("blocking", ["copy later"]),
         ("a part, not blocking", ["copy later"]),
         ("converted on the host, or not in rows: another memory", ["copy now", "copy now"]),
+        ("too large to be mapped", ["copy now"]),
     ]
     expected = ["map 4000"]
     for text, told in parts:

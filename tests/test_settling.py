@@ -211,6 +211,22 @@ def test_only_a_model_is_run_apart() -> None:
     assert n.executions == 1
 
 
+def test_fused_mode_runs_no_model_apart() -> None:
+    """It goes by the number of operators alone."""
+
+    def made_and_called() -> torch.Tensor:
+        with torch.device(DEVICE):
+            value = nn.Linear(WIDTH, WIDTH)(torch.ones(4, WIDTH)).sum()
+        lazyxla.sync()
+        return value
+
+    with counted() as lazy:
+        made_and_called()
+    with lazyxla.eager_mode("fused"), counted() as fused:
+        made_and_called()
+    assert (lazy.executions, fused.executions) == (2, 1)
+
+
 def test_updates_by_hand_run_nothing_apart() -> None:
     model = layers().to(DEVICE)
     x = uploaded()

@@ -20,6 +20,16 @@ DEVICE = "lazyxla"
 ROOT = Path(__file__).resolve().parent.parent
 
 
+@torch.library.custom_op("transactions::refused", mutates_args=())
+def refused(x: torch.Tensor) -> torch.Tensor:
+    return x.clone()
+
+
+@refused.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
 def run_steps(stage: str, mode: str, environment: dict[str, str]) -> dict[str, Any]:
     result = subprocess.run(
         [sys.executable, str(ROOT / "tests/failing_steps.py"), stage, mode],
@@ -30,6 +40,31 @@ def run_steps(stage: str, mode: str, environment: dict[str, str]) -> dict[str, A
     )
     assert result.returncode == 0, result.stderr
     return json.loads(result.stdout.splitlines()[-1])
+
+
+def test_what_cannot_be_lowered_changes_nothing() -> None:
+    """Neither what was written, whole or in part, nor what reads it, nor the next attempt."""
+
+    @lazyxla.lowering.rule("transactions::refused")
+    def lower(b: Any, x: Any) -> Any:
+        raise ValueError("this rule has no idea")
+
+    x, y = torch.arange(6.0).view(2, 3).to(DEVICE), torch.zeros(3, device=DEVICE)
+    lazyxla.sync()
+    for _ in range(2):
+        x.add_(1)
+        y.add_(x[1])
+        x[0].mul_(2)
+        bad = refused(x)
+        with pytest.raises(NotImplementedError, match="this rule has no idea"):
+            lazyxla.sync()
+        assert x.tolist() == [[0, 1, 2], [3, 4, 5]]
+        assert y.tolist() == [0, 0, 0]
+        with pytest.raises(RuntimeError, match="was not computed"):
+            bad.cpu()
+    y.add_(x[1])
+    lazyxla.sync()
+    assert y.tolist() == [3, 4, 5]
 
 
 @pytest.mark.parametrize("mode", ["lazy", "region"])

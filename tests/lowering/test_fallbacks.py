@@ -136,30 +136,34 @@ def test_decomposition_makes_its_numbers_static() -> None:
     assert lower(recorded.program, "cpu").static_slots == (0,)
 
 
-def test_random_operators_of_one_decomposition_differ() -> None:
+def test_random_operators_of_one_decomposition_have_seeds_of_their_own() -> None:
+    """None is the seed of another, nor of one in a call whose seed is near."""
+
     @registry.rule("aten::rand_like", "aten::uniform")
     def uniform(b: Any, x: Any, *_: Any) -> Any:
         return b.full(
             b.shape(x), b.hlo.bitcast_convert(b.type(torch.float64), b.rng[0]), b.dtype(x)
         )
 
-    seen = []
-
-    def two(b: Any, x: Any, *_: Any) -> Any:
+    def three(b: Any, x: Any, *_: Any) -> Any:
         from torch.fx.experimental.proxy_tensor import make_fx
 
         from lazyxla.lowering.fx_graph import FxGraph, run_graph
 
-        graph = make_fx(lambda t: torch.rand_like(t) - torch.rand_like(t), tracing_mode="fake")(
-            torch.zeros(2, dtype=torch.float64)
-        )
-        seen.append(graph)
+        graph = make_fx(
+            lambda t: torch.cat([torch.rand_like(t[:1]) for _ in range(3)]), tracing_mode="fake"
+        )(torch.zeros(3, dtype=torch.float64))
         return run_graph(b, FxGraph.of(graph.graph), [x])
 
-    registry.rule("aten::normal_functional")(two)
-    (result,) = run("aten::normal_functional", torch.zeros(2, dtype=torch.float64), seed=3)
-    assert seen
-    assert (result != 0).all()
+    registry.rule("aten::normal_functional")(three)
+    seeds = [
+        seed
+        for near in range(4)
+        for result in run("aten::normal_functional", torch.zeros(3).double(), seed=near)
+        for seed in result.view(torch.int64).tolist()
+    ]
+    assert len(seeds) == 12
+    assert len(set(seeds)) == 12
 
 
 def test_error_names_the_operator_and_its_decomposition() -> None:

@@ -78,43 +78,44 @@ def case(op: str, *args: Any, **kwargs: Any) -> Case:
 
 SINGULAR = torch.tensor([[1.0, 2.0], [2.0, 4.0]], dtype=torch.float64)
 
-# Results that are the same whoever computes them.
+# Results that are the same whoever computes them. Batches have two dimensions, none as long as a
+# matrix: whoever counts a dimension from the wrong end meets another.
 UNIQUE = {
-    "det": case("aten::_linalg_det", random(5, 4, 4)),
+    "det": case("aten::_linalg_det", random(5, 2, 4, 4)),
     "det of nothing": case("aten::_linalg_det", random(0, 0)),
     "det of a singular matrix": case("aten::_linalg_det", torch.zeros(2, 2)),
-    "slogdet": case("aten::_linalg_slogdet", random(3, 4, 4)),
-    "complex slogdet": case("aten::_linalg_slogdet", random(3, 3, dtype=torch.complex128)),
+    "slogdet": case("aten::_linalg_slogdet", random(3, 2, 4, 4)),
+    "complex slogdet": case("aten::_linalg_slogdet", random(2, 5, 3, 3, dtype=torch.complex128)),
     "slogdet of a singular matrix": case("aten::_linalg_slogdet", SINGULAR),
-    "lu_factor": case("aten::linalg_lu_factor_ex", random(2, 4, 4)),
+    "lu_factor": case("aten::linalg_lu_factor_ex", random(2, 3, 4, 4)),
     "lu_factor of a high matrix": case("aten::linalg_lu_factor_ex", random(5, 3)),
     "lu_factor of a singular matrix": case("aten::linalg_lu_factor_ex", SINGULAR),
-    "lu": case("aten::linalg_lu", random(2, 4, 4)),
+    "lu": case("aten::linalg_lu", random(2, 3, 4, 4)),
     "lu of a wide matrix": case("aten::linalg_lu", random(3, 5)),
     "lu of a high matrix": case("aten::linalg_lu", random(5, 3)),
-    "solve": case("aten::_linalg_solve_ex", random(2, 4, 4), random(2, 4, 3)),
+    "solve": case("aten::_linalg_solve_ex", random(2, 3, 4, 4), random(2, 3, 4, 3)),
     "solve for a vector": case("aten::_linalg_solve_ex", random(4, 4), random(4)),
-    "solve for vectors": case("aten::_linalg_solve_ex", random(2, 4, 4), random(2, 4)),
+    "solve for vectors": case("aten::_linalg_solve_ex", random(2, 3, 4, 4), random(2, 3, 4)),
     "solve from the right": case(
         "aten::_linalg_solve_ex",
         random(4, 4, dtype=torch.complex128),
         random(3, 4, dtype=torch.complex128),
         left=False,
     ),
-    "inverse": case("aten::linalg_inv_ex", random(2, 4, 4)),
-    "matrix_exp": case("aten::linalg_matrix_exp", random(2, 4, 4)),
+    "inverse": case("aten::linalg_inv_ex", random(2, 3, 4, 4)),
+    "matrix_exp": case("aten::linalg_matrix_exp", random(2, 3, 4, 4)),
     "cholesky_inverse": case(
         "aten::cholesky_inverse", torch.linalg.cholesky(positive(4, 4, dtype=torch.complex128))
     ),
     "cholesky_inverse, upper": case(
         "aten::cholesky_inverse", torch.linalg.cholesky(positive(4, 4)).mT, True
     ),
-    "qr": case("aten::linalg_qr", random(2, 5, 3)),
+    "qr": case("aten::linalg_qr", random(2, 4, 5, 3)),
     "complete qr": case("aten::linalg_qr", random(5, 3), "complete"),
     "r of qr": case("aten::linalg_qr", random(3, 5), "r"),
     "householder_product": case("aten::linalg_householder_product", *torch.geqrf(random(5, 3))),
-    "eigenvalues": case("aten::_linalg_eigh", positive(2, 4, 4), "U", False),
-    "singular values": case("aten::_linalg_svd", random(2, 4, 3), False, False),
+    "eigenvalues": case("aten::_linalg_eigh", positive(2, 3, 4, 4), "U", False),
+    "singular values": case("aten::_linalg_svd", random(2, 3, 4, 3), False, False),
 }
 
 
@@ -142,8 +143,8 @@ def test_values_as_lowered_for_cuda(name: str) -> None:
 @pytest.mark.parametrize("adjoint", [False, True])
 @pytest.mark.parametrize("left", [False, True])
 def test_lu_solve(left: bool, adjoint: bool) -> None:
-    factors, pivots, _ = torch.linalg.lu_factor_ex(random(2, 3, 3, dtype=torch.complex128))
-    b = random(2, 3, 4, dtype=torch.complex128)
+    factors, pivots, _ = torch.linalg.lu_factor_ex(random(2, 5, 3, 3, dtype=torch.complex128))
+    b = random(2, 5, 3, 4, dtype=torch.complex128)
     args = (factors, pivots, b if left else b.mT.contiguous())
     (ours,) = by_jax("aten::linalg_lu_solve", *args, left=left, adjoint=adjoint)
     theirs = torch.linalg.lu_solve(*args, left=left, adjoint=adjoint)

@@ -5,7 +5,7 @@ import torch
 
 from lazyxla.lowering import lower
 from tests.lowering import harness
-from tests.lowering.harness import check
+from tests.lowering.harness import check, text
 
 _SIZES = {
     1: [((2, 3, 5), [10]), ((2, 3, 7), [4]), ((1, 2, 4), [7])],
@@ -31,6 +31,18 @@ def test_nearest(name, rank):
     _check_with_gradient(f"{name}{rank}d", shape, out, *[1.7] * rank)
     out = [2 * n for n in shape[2:]]
     _check_with_gradient(f"{name}{rank}d", shape, out, *[2.0] * rank)
+    # A scale that is given counts, also where the sizes have another factor. Of twice the size
+    # PyTorch's kernel for the gradient takes none, unlike the one for the values.
+    out = [3 * n for n in shape[2:]]
+    _check_with_gradient(f"{name}{rank}d", shape, out, *[2.6] * rank)
+
+
+def test_pixels_that_all_repeat_alike_are_not_looked_up():
+    x = torch.randn(1, 2, 4, 5)
+    for scales in ((), (2.0, 2.0), (None, 2.0)):
+        assert "gather" not in text("aten::upsample_nearest2d", x, [8, 10], *scales)
+    for out, *scales in (([8, 9],), ([8, 10], 2.0, 1.6)):
+        assert "gather" in text("aten::upsample_nearest2d", x, out, *scales)
 
 
 _INTERPOLATIONS = {
