@@ -7,6 +7,7 @@ the device if no backend is named. Its collectives are recorded operators
 
 from __future__ import annotations
 
+import atexit
 import weakref
 from datetime import timedelta
 from typing import Any
@@ -69,6 +70,9 @@ def _start_devices(store: Any, rank: int, ranks: list[int], timeout: timedelta) 
         _C.device_count()
         if _C.client_spans_processes():
             _compare_launches(store, rank, ranks, timeout)
+            own_store = dist.PrefixStore(f"{NAME}/heartbeat", store)
+            _C.start_heartbeat(own_store, rank, len(ranks), timeout)
+            atexit.register(_C.stop_heartbeat)
         elif platform() != "cpu":
             raise RuntimeError(
                 f"lazyxla: the plugin of {platform()} has started this process's devices only; "

@@ -45,10 +45,11 @@ def test_on_eight_devices(cases: str) -> None:
 @pytest.mark.parametrize("cases", sorted(set(CASES) - OF_ONE_PROCESS))
 def test_on_eight_devices_of_two_processes(cases: str) -> None:
     """By a plugin whose client spans processes, as TPUs' and GPUs' do: tests/spanning."""
-    processes = [start(cases, each) for each in environments(2, devices=DEVICES // 2)]
-    try:
-        for process in processes:
-            check(process)
-    finally:
-        for process in processes:
-            process.kill()
+    with environments(2, devices=DEVICES // 2) as own:
+        processes = [start(cases, each) for each in own]
+        try:
+            for process in processes:
+                check(process)
+        finally:
+            for process in processes:
+                process.kill()

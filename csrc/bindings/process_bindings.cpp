@@ -7,6 +7,7 @@
 #include <memory>
 
 #include "bindings/bindings.h"
+#include "distributed/heartbeat.h"
 #include "distributed/launches.h"
 #include "pjrt/processes.h"
 #include "pjrt/runtime.h"
@@ -62,6 +63,8 @@ void bind_processes(py::module_& m) {
   if (!py::hasattr(py::module_::import("torch._C"), "_c10d_init")) return;  // built without c10d
   m.def("set_processes", &set_processes);
   m.def("compare_launches", &compare_launches);
+  m.def("start_heartbeat", &distributed::start_heartbeat);
+  m.def("stop_heartbeat", &distributed::stop_heartbeat, NoGil());
 }
 
 }  // namespace lazyxla

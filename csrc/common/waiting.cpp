@@ -4,7 +4,9 @@
 #include <chrono>
 #include <condition_variable>
 #include <mutex>
+#include <stdexcept>
 #include <thread>
+#include <utility>
 
 #include "common/fork.h"
 
@@ -20,12 +22,19 @@ struct Room {
   std::atomic<int> waiting{0};
   void (*signal_check)() = nullptr;
   std::thread::id main_thread;
+  std::atomic<bool> watched{false};
+  std::atomic<const std::string*> reason{nullptr};  // to give up; never freed
 
   static Room& get() {
     static auto* instance = new Room();  // threads may wait until the process ends
     return *instance;
   }
 };
+
+bool takes_signals() {
+  const Room& room = Room::get();
+  return room.signal_check != nullptr && std::this_thread::get_id() == room.main_thread;
+}
 
 struct Waiting {
   explicit Waiting(Room& room) : room(room) { room.waiting.fetch_add(1); }
@@ -38,13 +47,14 @@ struct Waiting {
 void wait(const std::function<bool()>& ready) {
   Room& room = Room::get();
   Waiting waiting(room);  // before the first look: whoever announces after it takes the mutex
-  const bool interruptible = is_interruptible();
+  const bool has_signals = takes_signals();
   while (true) {
     {
       std::unique_lock lock(room.mutex);
       if (room.wake.wait_for(lock, kLook, ready)) return;
     }
-    if (interruptible) room.signal_check();
+    if (has_signals) room.signal_check();
+    check_given_up();
   }
 }
 
@@ -59,10 +69,19 @@ void announce() {
   room.wake.notify_all();
 }
 
-bool is_interruptible() {
-  const Room& room = Room::get();
-  return room.signal_check != nullptr && std::this_thread::get_id() == room.main_thread;
+void give_up(std::string reason) {
+  const std::string* none = nullptr;
+  const auto* text = new std::string(std::move(reason));
+  if (!Room::get().reason.compare_exchange_strong(none, text)) delete text;
 }
+
+void check_given_up() {
+  if (const std::string* reason = Room::get().reason.load()) throw std::runtime_error(*reason);
+}
+
+bool is_interruptible() { return takes_signals() || Room::get().watched.load(); }
+
+void set_watched() { Room::get().watched = true; }
 
 void set_signal_check(void (*check)()) {
   Room& room = Room::get();

@@ -7,10 +7,13 @@
 //     waiting::wait([&] { return state != kPromised; });   // one side
 //     state = kReady; waiting::announce();                 // the other
 //
+// Where processes share devices, each watches the others: if one is gone, all waits are given up.
+//
 // Whoever waits must not hold the GIL (common/gil.h), nor any mutex that the announcer takes.
 #pragma once
 
 #include <functional>
+#include <string>
 
 namespace lazyxla::waiting {
 
@@ -21,8 +24,16 @@ void wait(const std::function<bool()>& ready);
 // To be called after something has changed that somebody may wait for. Cheap if nobody waits.
 void announce();
 
-// Whether a wait of this thread can be interrupted.
+// From now on every wait throws std::runtime_error with this: what is awaited may never come.
+// Called by whoever watches the processes that this one works with.
+void give_up(std::string reason);
+// Throws the reason, if there is one.
+void check_given_up();
+
+// Whether a wait of this thread can be ended before: interrupted, or given up.
 bool is_interruptible();
+// Waits of all threads may be given up: somebody watches.
+void set_watched();
 
 // `check` runs the pending signal handlers and throws what they raise; it is called in the thread
 // that calls this function, which is the interpreter's main thread.

@@ -4,6 +4,7 @@
 #include <exception>
 #include <thread>
 
+#include "common/waiting.h"
 #include "pjrt/error.h"
 
 namespace lazyxla::pjrt {
@@ -66,6 +67,7 @@ std::string KeyValueStore::get(const std::string& key, std::chrono::milliseconds
   std::chrono::milliseconds wait = kShortestWait;
   while (true) {
     if (auto value = try_get(key)) return *std::move(value);
+    waiting::check_given_up();
     if (std::chrono::steady_clock::now() >= end) {
       throw Error(PJRT_Error_Code_DEADLINE_EXCEEDED, "no process has set " + key + " within " +
                                                          std::to_string(timeout.count()) + " ms");

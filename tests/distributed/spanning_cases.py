@@ -262,8 +262,13 @@ def a_group_is_made_again(all_: Processes) -> None:
     x = lazyxla.shard(grid(4, 6), all_.mesh, ("data",))
     dist.destroy_process_group()
     assert torch.equal((x + 1).cpu(), grid(4, 6) + 1)
-    os.environ["MASTER_PORT"] = str(int(os.environ["MASTER_PORT"]) + 1)
-    dist.init_process_group("lazyxla", timeout=TIMEOUT)
+    dist.init_process_group(
+        "lazyxla",
+        init_method=f"file://{all_.directory}/again",
+        rank=all_.rank,
+        world_size=all_.size,
+        timeout=TIMEOUT,
+    )
     assert torch.equal((x + 2).cpu(), grid(4, 6) + 2)
 
 
@@ -309,6 +314,23 @@ def one_ends(all_: Processes) -> None:
     os._exit(0)  # the group cannot be taken down together
 
 
+def one_ends_while_others_wait_for_it(all_: Processes) -> None:
+    """Nothing is compared any more: the devices wait, until the one is missed."""
+    x = lazyxla.shard(grid(4, 6), all_.mesh, ("data",))
+    for _ in range(5):
+        assert torch.equal((x + 1).cpu(), grid(4, 6) + 1)
+    with counted() as n:
+        assert torch.equal((x + 1).cpu(), grid(4, 6) + 1)
+    assert n.comparisons == 0
+    if all_.rank == all_.size - 1:
+        os._exit(0)
+    begin = time.monotonic()
+    with pytest.raises(RuntimeError, match=f"process {all_.size - 1} has ended, or its machine"):
+        (x + 1).cpu()
+    assert time.monotonic() - begin < 2 * TIMEOUT.total_seconds() + 5
+    os._exit(0)
+
+
 CASES: dict[str, Callable[[Processes], None]] = {
     case.__name__: case
     for case in (
@@ -326,9 +348,13 @@ CASES: dict[str, Callable[[Processes], None]] = {
         different_programs_are_named,
         one_reads_alone,
         one_ends,
+        one_ends_while_others_wait_for_it,
     )
 }
-FAILURES = ("different_programs_are_named", "one_reads_alone", "one_ends")
+FAILURES = (
+    *("different_programs_are_named", "one_reads_alone"),
+    *("one_ends", "one_ends_while_others_wait_for_it"),
+)
 
 
 def main(rank: int, size: int, directory: Path, names: list[str]) -> None:

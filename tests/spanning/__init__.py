@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import importlib.util
 import os
-import socket
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -50,11 +51,15 @@ def plugin_path() -> Path:
     return library
 
 
-def environments(size: int, devices: int) -> list[dict[str, str]]:
-    """Of processes of lazyxla's that meet by `init_process_group`, each with so many devices."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+@contextlib.contextmanager
+def environments(size: int, devices: int) -> Iterator[list[dict[str, str]]]:
+    """Of processes of lazyxla's that meet by `init_process_group`, each with so many devices.
+
+    The store where they meet is this process's, as it is torchrun's: it outlives each of them.
+    """
+    import torch.distributed as dist
+
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     shared = {
         **os.environ,
         "PYTHONPATH": str(HERE.parent.parent),
@@ -64,6 +69,8 @@ def environments(size: int, devices: int) -> list[dict[str, str]]:
         "LAZYXLA_PLUGIN_PATH": str(plugin_path()),
         "WORLD_SIZE": str(size),
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
+        "MASTER_PORT": str(store.port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
     }
-    return [{**shared, "RANK": str(rank)} for rank in range(size)]
+    yield [{**shared, "RANK": str(rank)} for rank in range(size)]
+    del store
