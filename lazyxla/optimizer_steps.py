@@ -46,7 +46,9 @@ def _set_capturable(optimizer: torch.optim.Optimizer) -> None:
     groups = [
         group
         for group in optimizer.param_groups
-        if group.get("capturable") is False and _counts_on_device(optimizer, group)
+        if group.get("capturable") is False
+        and not group.get("fused")
+        and _counts_on_device(optimizer, group)
     ]
     if groups:
         _changed[optimizer] = groups
@@ -65,8 +67,7 @@ def _counts_on_device(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -
     for parameter in group["params"]:
         step = _state(optimizer, parameter).get("step")
         if isinstance(step, torch.Tensor):
-            on_device = step.device.type == parameter.device.type == BACKEND
-            return on_device and not group.get("fused")
+            return bool(step.device.type == parameter.device.type == BACKEND)
     return False
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -192,12 +193,66 @@ def test_forward_keeps_the_weights_themselves() -> None:
         lazyxla.synchronize()
         before = lazyxla.memory_allocated()
         result = compiled(on)
+        lazyxla.synchronize()
         kept = lazyxla.memory_allocated() - before
         result.sum().backward()
     assert kept < 64 * 64 * 4
     model(x).sum().backward()
     for mine, theirs in zip(ours.parameters(), model.parameters(), strict=True):
         torch.testing.assert_close(mine.grad.cpu(), theirs.grad)
+
+
+def kept_by_forward(function: Callable[..., torch.Tensor], *inputs: torch.Tensor) -> int:
+    """Bytes that the compiled forward graph of a scalar function keeps, if it runs by itself.
+
+    The gradients must be PyTorch's.
+    """
+    compiled = torch.compile(function, backend=backend)
+    on = [x.detach().to(DEVICE).requires_grad_() for x in inputs]
+    with lazyxla.eager_mode(True):
+        gc.collect()
+        lazyxla.synchronize()
+        before = lazyxla.memory_allocated()
+        result = compiled(*on)
+        lazyxla.synchronize()
+        kept = lazyxla.memory_allocated() - before
+        result.backward()
+    expected = [x.detach().clone().requires_grad_() for x in inputs]
+    function(*expected).backward()
+    for mine, theirs in zip(on, expected, strict=True):
+        torch.testing.assert_close(mine.grad.cpu(), theirs.grad)
+    return kept
+
+
+def test_forward_keeps_one_of_equal_views() -> None:
+    """An attention layer's input is flattened for each of its projections."""
+
+    def function(x: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
+        h = x.sin()
+        return sum((F.linear(h, w).cos().sum() for w in weights), torch.zeros((), device=x.device))
+
+    weights = [torch.randn(2, 32) / 32 for _ in range(3)]
+    size = 2 * 16 * 32 * 4
+    assert size <= kept_by_forward(function, torch.randn(2, 16, 32), *weights) < 2 * size
+
+
+def test_forward_keeps_what_others_are_views_of() -> None:
+    def function(x: torch.Tensor, v: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        h = x.sin()
+        return (h.t() * v).sum() + (h.flatten() * w).sum() + h.square().sum()
+
+    size = 64 * 64 * 4
+    inputs = torch.randn(64, 64), torch.randn(64, 64), torch.randn(64 * 64)
+    assert size <= kept_by_forward(function, *inputs) < 1.5 * size
+
+
+def test_forward_keeps_small_views_of_a_large_tensor() -> None:
+    def function(x: torch.Tensor, v: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        h = x + 1
+        return (h[3] * v).sum() + (h[5] * w).sum()
+
+    size = 2 * 64 * 4
+    assert size <= kept_by_forward(function, torch.randn(64, 64), *torch.randn(2, 64)) < 2 * size
 
 
 def test_arguments_that_share_memory() -> None:
