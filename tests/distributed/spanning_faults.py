@@ -65,6 +65,9 @@ def main(seed: int) -> None:
     else:
         raise AssertionError("nobody was told")
     assert number >= when, text
+    if kind == "is late" and rank == culprit:
+        assert "process" in text, text  # the others, which have ended meanwhile
+        os._exit(0)
     assert f"process {culprit}: " in text, text
     assert took < TIMEOUT.total_seconds() + GRACE, (took, text)
     if kind in ("computes something else", "launches one more"):
