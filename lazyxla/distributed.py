@@ -38,7 +38,8 @@ def _create(options: Any, _backend_options: Any) -> Any:
     weakref.finalize(options, _be_default, options.group_id).atexit = False
     store = _shared_by_all(options.store)
     ranks = list(options.global_ranks_in_group or range(options.group_size))
-    _start_devices(store, ranks[options.group_rank], ranks, options.timeout)
+    # The group's own store: after a restart by torchrun nothing in it is of the time before.
+    _start_devices(options.store, ranks[options.group_rank], ranks, options.timeout)
     return _C.make_process_group(
         options.store,
         store,
