@@ -177,7 +177,7 @@ class Settings:
         "LAZYXLA_COMPARE_COLLECTIVES",
         _one_of("first", "always", "never"),
         "first",
-        "whether processes compare which collective, or program of them all, they are in: "
+        "whether processes compare which collective or common program they are in: "
         "`first`, `always`, `never`",
         details="They do so before they exchange its data, so that all raise if they differ: "
         "always, never, or the first two times that one follows another. Counts for groups that "
