@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from tests.conftest import ROOT
 from tests.distributed.all_cases import CASES
-from tests.distributed.processes import start
+from tests.distributed.processes import results_of, start
 
 SIZES = (2, 3)
 OF_EVERY_SIZE = (
@@ -59,15 +59,7 @@ def test_as_on_the_cpu(theme: str, size: int, tmp_path: Path, pytestconfig: pyte
     names = [name for name, case in CASES.items() if case.__module__.endswith(f".{theme}")]
     script = str(ROOT / "tests" / "distributed" / "ranks.py")
     processes = start([script, str(size), str(tmp_path / "meet"), *names], size)
-    results = []
-    for process in processes:
-        out, err = process.communicate(timeout=600)
-        assert process.returncode == 0, err[-3000:]
-        results.append(json.loads(out.splitlines()[-1]))
-    for found in results:
-        assert set(found) == set(names)
-        problems = "\n".join(f"{name}: {case['problem']}" for name, case in found.items())
-        assert not any(case["problem"] for case in found.values()), problems
+    for found in results_of(processes, names, timeout=600):
         check_counts(found)
 
 

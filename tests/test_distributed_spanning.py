@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from tests.conftest import ROOT
 from tests.distributed.all_cases import CASES
-from tests.distributed.processes import start
+from tests.distributed.processes import results_of, start
 from tests.spanning import cpu_plugin, plugin_path
 from tests.test_distributed_faults import COMPARED
 
@@ -56,15 +56,8 @@ def test_as_on_the_cpu(theme: str, size: int, tmp_path: Path, pytestconfig: pyte
         pytest.skip("takes minutes: --every-size runs it")
     names = [name for name, case in CASES.items() if case.__module__.endswith(f".{theme}")]
     script = str(ROOT / "tests" / "distributed" / "ranks.py")
-    results = []
-    for process in start_spanning([script, str(size), str(tmp_path / "meet"), *names], size):
-        out, err = process.communicate(timeout=900)
-        assert process.returncode == 0, err[-3000:]
-        results.append(json.loads(out.splitlines()[-1]))
-    for found in results:
-        assert set(found) == set(names)
-        problems = "\n".join(f"{name}: {case['problem']}" for name, case in found.items())
-        assert not any(case["problem"] for case in found.values()), problems
+    processes = start_spanning([script, str(size), str(tmp_path / "meet"), *names], size)
+    for found in results_of(processes, names, timeout=900):
         check_counts(found)
 
 

@@ -77,6 +77,7 @@ def sums_over_devices(store: Any) -> None:
         out_specs=(P("b"), P()),
     )
     over_a, over_all = runs(1, jax.jit(total), shard(X, P(("a", "b"))))
+    # Sums in another order; NumPy's default tolerance is for float64.
     check_shards(over_a, X[:4] + X[4:], rtol=1e-6)
     check_shards(over_all, X.reshape(4, 2, 4).sum(0), rtol=1e-6)
 
