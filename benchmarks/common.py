@@ -11,6 +11,7 @@ import time
 START = time.perf_counter()
 
 import argparse  # noqa: E402
+import fcntl  # noqa: E402
 import json  # noqa: E402
 import math  # noqa: E402
 import os  # noqa: E402
@@ -107,6 +108,32 @@ def step_times(
         wall.append(time.perf_counter() - begin)
         processor.append(time.process_time() - begin_processor)
     return {"step_ms": min(wall) * 1e3 / steps, "step_cpu_ms": min(processor) * 1e3 / steps}
+
+
+class Turns:
+    """Lets programs that run at the same time warm up together and measure one after the other.
+
+    Args:
+        path: a file that all of them name; None for a program that runs alone. Whoever warms up
+            holds a shared lock on it, whoever measures an exclusive one.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self._file = path.open("a") if path else None
+        self._lock(fcntl.LOCK_SH)
+
+    def begin(self) -> None:
+        """Waits until all others have warmed up, or measured."""
+        self._lock(fcntl.LOCK_UN)
+        self._lock(fcntl.LOCK_EX)
+
+    def end(self) -> None:
+        """Lets the next one measure."""
+        self._lock(fcntl.LOCK_UN)
+
+    def _lock(self, operation: int) -> None:
+        if self._file:
+            fcntl.flock(self._file, operation)
 
 
 def report(**figures: float) -> None:

@@ -7,8 +7,9 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
-from common import arguments, parser, report, since_start, step_times
+from common import Turns, arguments, parser, report, since_start, step_times
 
 # As models.py calls them, which may not be imported before `arguments`.
 MODELS = ("decoder", "gpt2", "bert", "vit", "resnet18", "resnet50", "mobilenet_v2")
@@ -17,8 +18,10 @@ parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
 parser.add_argument("--batch", type=int, help="default: the network's own")
 parser.add_argument("--autocast", action="store_true")
 parser.add_argument("--steps", type=int, default=10)
+parser.add_argument("--turns", type=Path, help="file; see common.Turns")
 args = arguments("lazyxla", "compiled", "eager", "inductor", models=MODELS)
 os.environ["LAZYXLA_PLATFORM"] = args.device
+turns = Turns(args.turns)
 
 import torch  # noqa: E402
 
@@ -71,7 +74,9 @@ figures = {"first_step_s": since_start(), "loss": first.item()}
 for _ in range(2):
     step()
 wait()
+turns.begin()
 figures |= step_times(step, wait, blocks=3, steps=args.steps)
+turns.end()
 if ours:
     figures |= {name: lazyxla.counters()[name] for name in ("compiles", "fallbacks")}
 report(**figures)

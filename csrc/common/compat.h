@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <memory>
 #include <type_traits>
+#include <utility>
 
 namespace lazyxla::compat {
 
@@ -22,12 +23,12 @@ using FfiExtension = std::remove_pointer_t<decltype(XLA_FFI_CallFrame::extension
 
 // An object that pointers of this kind own: those to nodes of autograd are std::shared_ptr before
 // torch 2.13, and count in the node from then on.
-template <typename Pointer, typename T>
-Pointer make_owned() {
+template <typename Pointer, typename T, typename... Args>
+Pointer make_owned(Args&&... args) {
   if constexpr (requires { typename Pointer::weak_type; }) {
-    return std::make_shared<T>();
+    return std::make_shared<T>(std::forward<Args>(args)...);
   } else {
-    return Pointer::reclaim(new T());
+    return Pointer::reclaim(new T(std::forward<Args>(args)...));
   }
 }
 

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 
+#include "common/compat.h"
 #include "common/counters.h"
 #include "dispatch/region_inputs.h"
 #include "dispatch/tensor.h"
@@ -35,7 +36,8 @@ void set_used_history(at::Tensor& tensor) {
       "they have already been freed). Saved intermediate values of the graph are freed when you "
       "call .backward() or autograd.grad(). (lazyxla: the tensor is the result of a captured step, "
       "which has called backward())");
-  auto node = c10::make_intrusive<torch::autograd::Error>(*message);
+  using NodePointer = decltype(torch::autograd::Edge::function);
+  auto node = compat::make_owned<NodePointer, torch::autograd::Error>(*message);
   const auto number = node->add_input_metadata(tensor);
   torch::autograd::impl::set_gradient_edge(tensor, {std::move(node), number});
 }

@@ -183,9 +183,9 @@ def capture(topology: str | Topology | None = None) -> Iterator[list[CapturedPro
 _captured: list[Topology] = []  # what the capture that is active is for
 
 
-def device_kind() -> str:
-    """The model of the devices that programs are recorded for now."""
-    return _captured[0].device_kind if _captured else str(_C.device_description(0).kind)
+def device() -> Any:
+    """The device that programs are recorded for now, a _C.DeviceDescription."""
+    return _captured[0]._raw.devices[0] if _captured else _C.device_description(0)
 
 
 @contextlib.contextmanager

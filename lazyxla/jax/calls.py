@@ -11,7 +11,7 @@ import torch
 
 from lazyxla import _C, untraced
 from lazyxla.jax import operator
-from lazyxla.jax.flat_functions import FlatFunction, captured_kind
+from lazyxla.jax.flat_functions import FlatFunction, recorded_device
 from lazyxla.lowering.jax_call import numpy_dtype
 from lazyxla.runtime import BACKEND
 
@@ -100,7 +100,7 @@ class Calls:
         jax = _jax()
         wide: bool = jax.config.jax_enable_x64 if self._wide is None else self._wide
         # Kernels may ask for the model of the device that a capture is for.
-        key: list[Any] = [wide, _C.captured_platform() and captured_kind()]
+        key: list[Any] = [wide, _C.captured_platform() and recorded_device().kind]
         tensors: Sequence[torch.Tensor] = args
         for x in args:
             if x.__class__ is not torch.Tensor and x.__class__ is not torch.nn.Parameter:

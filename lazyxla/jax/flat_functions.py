@@ -17,6 +17,8 @@ import torch
 from lazyxla import _C
 from lazyxla.foreign_functions import provide_lapack
 from lazyxla.lowering.jax_call import bytecode_of, compiling, lowered_for, numpy_dtype
+from lazyxla.lowering.kernel_device import KernelDevice, kernel_device
+from lazyxla.lowering.program import Target
 from lazyxla.runtime import platform
 
 Aval = tuple[torch.dtype, tuple[int, ...]]
@@ -45,7 +47,7 @@ class FlatFunction:
         """
         self.inputs = tuple(inputs)
         self.wide = wide
-        with compiling(wide, _tpu_kind()) as jax:
+        with compiling(wide, _kernel_device()) as jax:
             structs = [
                 jax.ShapeDtypeStruct(shape, numpy_dtype(taken_as(dtype, wide)))
                 for dtype, shape in self.inputs
@@ -69,7 +71,7 @@ class FlatFunction:
         if found is None:
             # Without a lock, as all that is made here: to lower takes one that a thread may hold
             # that asks for this. Two may make the same; the first is kept.
-            with compiling(self.wide, _tpu_kind()):
+            with compiling(self.wide, _kernel_device()):
                 lowered = self._traced.lower(lowering_platforms=(name,))
                 found = bytecode_of(lowered)
             if b"lapack_" in found:
@@ -244,16 +246,15 @@ def taken_as(dtype: torch.dtype, wide: bool) -> torch.dtype:
     return _NARROWED.get(dtype, dtype)
 
 
-def captured_kind() -> str:
-    """The model of the devices that programs are recorded for."""
-    from lazyxla.aot.capturing import device_kind
+def recorded_device() -> Any:
+    """What programs are recorded for: a _C.DeviceDescription."""
+    from lazyxla.aot.capturing import device
 
-    return device_kind()
+    return device()
 
 
-def _tpu_kind() -> str:
-    """The same of a TPU; empty if it is another device."""
-    return captured_kind() if (_C.captured_platform() or platform()) == "tpu" else ""
+def _kernel_device() -> KernelDevice | None:
+    return kernel_device(Target.of(_C.captured_platform() or platform(), recorded_device(), None))
 
 
 def is_differentiable(dtype: torch.dtype) -> bool:

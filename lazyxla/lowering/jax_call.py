@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lazyxla.lowering.errors import LoweringError
+from lazyxla.lowering.kernel_device import KernelDevice, kernel_device
 from lazyxla.lowering.partition import MESH
 from lazyxla.lowering.refinement import is_symbolic, refine
 from lazyxla.lowering.scalar import Scalar, wrap_number
@@ -32,8 +33,6 @@ if TYPE_CHECKING:
 # it keeps to operations of XLA's.
 _LOWERED_AS = {"cpu": "cpu", "tpu": "tpu"}
 _BY_XLA_ALONE = "xla"
-
-_OF_TWO_CORES = ("TPU v4", "TPU v5", "TPU v5p")
 
 Aval = tuple[torch.dtype, tuple[int, ...], bool]
 """dtype, shape, and whether the dtype gives way in promotion (a Python number)."""
@@ -54,8 +53,8 @@ def call_jax(
         values.append(value)
         avals.append((*b.spec(value), isinstance(x, Scalar) and x.wrapped))
     key = (function, tuple(avals), tuple(sorted(static.items())))
-    kind = b.kernel_device_kind
-    bytecode, single = _trace(*key, lowered_as or lowered_for(b.platform), kind)
+    lowered_as = lowered_as or lowered_for(b.platform)
+    bytecode, single = _trace(*key, lowered_as, kernel_device(b.target))
     results = call_module(b, key, bytecode, function.__name__, values)
     return results[0] if single else results
 
@@ -80,10 +79,10 @@ def _trace(
     avals: tuple[Aval, ...],
     static: tuple[tuple[str, Any], ...],
     lowered_as: str,
-    device_kind: str,
+    device: KernelDevice | None,
 ) -> tuple[bytes, bool]:
     """The function's module in bytecode, and whether it returns one array rather than several."""
-    with compiling(wide=True, device_kind=device_kind) as jax:
+    with compiling(True, device) as jax:
         operands = [
             jax.ShapeDtypeStruct(shape, numpy_dtype(dtype), weak_type=weak)
             for dtype, shape, weak in avals
@@ -104,20 +103,16 @@ def bytecode_of(lowered: Any) -> bytes:
 
 
 @contextlib.contextmanager
-def compiling(wide: bool, device_kind: str = "") -> Iterator[Any]:
+def compiling(wide: bool, device: KernelDevice | None) -> Iterator[Any]:
     """JAX, to trace and lower functions within the block, with 64-bit types if they are `wide`.
 
     JAX asks for a device to lower for, and would open all there are. It gets one of a client that
-    nobody else knows. Kernels that ask for the model of the TPU are told `device_kind`.
+    nobody else knows. Kernels that ask for the device's model are told that of `device`.
     """
     jax: Any = importlib.import_module("jax")
     with jax.enable_x64(wide), jax.default_device(_device()), contextlib.ExitStack() as stack:
-        if device_kind:
-            model = jax.sharding.AbstractDevice(
-                device_kind=device_kind,
-                num_cores=2 if device_kind in _OF_TWO_CORES else 1,
-                platform="tpu",
-            )
+        if device:
+            model = jax.sharding.AbstractDevice(**device._asdict())
             mesh = jax.sharding.AbstractMesh((), (), abstract_device=model)
             stack.enter_context(jax.sharding.use_abstract_mesh(mesh))
         yield jax

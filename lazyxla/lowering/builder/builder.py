@@ -97,11 +97,6 @@ class Builder(Indexing):
         """Whether programs can call operators on the host."""
         return False
 
-    @property
-    def kernel_device_kind(self) -> str:
-        """The model of the device, where JAX's kernels ask for it; else empty."""
-        return ""
-
     def in_fewer_dimensions(self, program: Program) -> Program | None:
         """The same program on the same elements, where the platform computes that faster."""
         return None

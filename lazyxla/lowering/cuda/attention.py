@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lazyxla.lowering.jax_call import call_jax, find_module
+from lazyxla.lowering.kernel_device import kernel_device
 from lazyxla.lowering.scalar import Scalar
 from lazyxla.lowering.value import Operand, Value
 
@@ -40,17 +41,11 @@ _DTYPES = (torch.bfloat16, torch.float16)
 _MOST_NUMBERS = 128
 """Per head: two tiles of more keys and values do not fit into a multiprocessor's memory."""
 
-_OLDEST = (8, 0)
-"""The compute capability from which on XLA has Triton."""
-
-
 def suits(b: Builder, query: Value, key: Value, mask: Value | None) -> bool:
     """Whether attention of queries (N, H, S, D) to keys (N, G, T, D) is for the kernels."""
     samples, _, rows, size = query.shape
-    capability = b.target.compute_capability
     return (
-        capability is not None
-        and capability >= _OLDEST
+        kernel_device(b.target) is not None
         and mask is None
         and query.dtype in _DTYPES
         and samples > 0

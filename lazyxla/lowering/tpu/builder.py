@@ -17,10 +17,6 @@ from lazyxla.lowering.value import Value
 class TpuBuilder(Builder):
     """See the module."""
 
-    @property
-    def kernel_device_kind(self) -> str:
-        return self.target.device_kind
-
     attention = Attention(kernel=attention, most_scores=1 << 26)
     """The compiler fuses what is made of all scores with their matmul; over blocks it cannot. There
     blocks are for memory alone: 2**26 scores take 256 MiB in float32. A training step of two of
