@@ -1,5 +1,9 @@
 """One training step of a small decoder with Adam, in PyTorch on lazyxla, the CPU or torch_xla.
 
+The sides "captured" and "compiled" are lazyxla by ``lazyxla.compile(step, capture=True)`` and
+``torch.compile(model)``. ``--device cuda`` runs lazyxla on the CUDA plugin, and PyTorch by its own
+kernels for GPUs.
+
 With ``--mesh data=4,model=2`` it is spread over so many of the CPU plugin's devices (lazyxla only):
 layers over "model", and everything over "data".
 
@@ -9,16 +13,24 @@ Prints the steady step time, and where the time until the first step is done goe
 from __future__ import annotations
 
 import itertools
+import os
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-from common import arguments, mesh_of, parser, report, since_start, step_times
+from common import Turns, arguments, mesh_of, parser, report, since_start, step_times
 
 parser.add_argument("--mesh", type=mesh_of)
-args = arguments("lazyxla", "eager", "torch_xla")
+parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+parser.add_argument("--turns", type=Path, help="file; see common.Turns")
+args = arguments("lazyxla", "captured", "compiled", "eager", "inductor", "torch_xla")
 if args.mesh and args.side != "lazyxla":
     parser.error("--mesh is for the side lazyxla")
+ours = args.side in ("lazyxla", "captured", "compiled")
+if args.device == "cuda":
+    os.environ["LAZYXLA_PLATFORM"] = "cuda"
+turns = Turns(args.turns)
 
 import decoder_data as data  # noqa: E402
 import torch  # noqa: E402
@@ -40,7 +52,7 @@ def timed(function: Callable[..., Any], total: list[float]) -> Callable[..., Any
 
 
 lowering_time = [0.0]
-if args.side == "lazyxla":
+if ours:
     import lazyxla
     from lazyxla import _C, lowering, reporting
 
@@ -54,7 +66,8 @@ elif args.side == "torch_xla":
 
     device, sync, wait = torch_xla.device(), torch_xla.sync, lambda: torch_xla.sync(wait=True)
 else:
-    device, sync, wait = "cpu", lambda: None, lambda: None
+    device, sync = args.device, lambda: None
+    wait = torch.cuda.synchronize if device == "cuda" else sync
 
 from decoder_model import SMALL, Decoder, next_token_loss  # noqa: E402
 
@@ -70,7 +83,7 @@ model.to(device)
 wait()
 figures["model_s"] = since_start() - figures["import_s"]
 # What each device is fastest with: one kernel for all of Adam on the CPU, PyTorch's default else.
-fused = True if args.side == "eager" else None
+fused = True if device in ("cpu", "cuda") else None
 optimizer = torch.optim.Adam(model.parameters(), lr=data.LEARNING_RATE, fused=fused)
 figures["optimizer_s"] = since_start() - figures["import_s"] - figures["model_s"]
 
@@ -83,13 +96,29 @@ def upload(tensor: torch.Tensor) -> torch.Tensor:
     return lazyxla.shard(tensor, mesh, ("data",)) if args.mesh else tensor.to(device)
 
 
-def step() -> torch.Tensor:
-    begin = time.perf_counter()
-    tokens, targets = (upload(tensor) for tensor in next(stream))
-    loss = next_token_loss(model(tokens), targets)
+forward = model
+if args.side == "compiled":
+    forward = torch.compile(model, backend="lazyxla")
+elif args.side == "inductor":
+    forward = torch.compile(model)
+
+
+def train(tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    loss = next_token_loss(forward(tokens), targets)
     loss.backward()
     optimizer.step()
     optimizer.zero_grad()
+    return loss
+
+
+if args.side == "captured":
+    train = lazyxla.compile(train, capture=True)
+
+
+def step() -> torch.Tensor:
+    begin = time.perf_counter()
+    tokens, targets = (upload(tensor) for tensor in next(stream))
+    loss = train(tokens, targets)
     recordings.append(time.perf_counter() - begin)
     sync()
     return loss
@@ -113,11 +142,13 @@ def measured_step() -> None:
     last[:] = [step()]
 
 
+turns.begin()
 figures |= step_times(measured_step, wait, blocks=data.BLOCKS, steps=data.STEPS)
+turns.end()
 figures["hot_record_ms"] = min(recordings) * 1e3
-if args.side != "eager":
+if args.side not in ("eager", "inductor"):
     # What is called compiling so far holds one execution as well.
     figures["compile_s"] -= figures["step_ms"] / 1e3 - min(recordings)
-if args.side == "lazyxla":
+if ours:
     figures |= {name: lazyxla.counters()[name] for name in ("compiles", "fallbacks")}
 report(**figures, loss=last[0].item())

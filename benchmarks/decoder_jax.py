@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import itertools
 from math import prod
+from pathlib import Path
 
-from common import arguments, jax_devices, mesh_of, parser, report, since_start, step_times
+from common import Turns, arguments, jax_devices, mesh_of, parser, report, since_start, step_times
 
-axes = None
+axes, turns = None, Turns(None)
 if __name__ == "__main__":
     parser.add_argument("--mesh", type=mesh_of)
-    axes = arguments("jax").mesh
+    parser.add_argument("--turns", type=Path, help="file; see common.Turns")
+    args = arguments("jax")
+    axes, turns = args.mesh, Turns(args.turns)
 
 import decoder_data as data  # noqa: E402
 import jax  # noqa: E402
@@ -152,11 +155,10 @@ def main() -> None:
         if number == 0:
             figures["first_step_s"] = since_start()
     figures["warm_up_s"] = since_start()
-    report(
-        **figures,
-        **step_times(step, wait, blocks=data.BLOCKS, steps=data.STEPS),
-        loss=float(loss),
-    )
+    turns.begin()
+    times = step_times(step, wait, blocks=data.BLOCKS, steps=data.STEPS)
+    turns.end()
+    report(**figures, **times, loss=float(loss))
 
 
 if __name__ == "__main__":
