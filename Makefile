@@ -114,7 +114,7 @@ test-cuda-aot: build
 
 # What holds on a GPU, and its step times beside PyTorch's own, for which TORCH has to be a CUDA build.
 test-cuda: build
-	LAZYXLA_PLATFORM=cuda $(PY) -m pytest -m cuda tests
+	LAZYXLA_PLATFORM=cuda LAZYXLA_CREATE_OPTIONS=preallocate=false $(PY) -m pytest -n 8 -m cuda tests
 	$(PY) benchmarks/run.py --only training --device cuda --autocast --rounds 1
 
 # A wheel in dist/ for each minor release of torch and this Python. Such a build needs no CUDA: of torch

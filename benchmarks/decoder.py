@@ -55,6 +55,7 @@ lowering_time = [0.0]
 if ours:
     import lazyxla
     from lazyxla import _C, lowering, reporting
+    from lazyxla.dynamo import backend
 
     mesh = lazyxla.Mesh(tuple(args.mesh.values()), tuple(args.mesh)) if args.mesh else None
     _C.install_lowering(
@@ -98,7 +99,7 @@ def upload(tensor: torch.Tensor) -> torch.Tensor:
 
 forward = model
 if args.side == "compiled":
-    forward = torch.compile(model, backend="lazyxla")
+    forward = torch.compile(model, backend=backend)
 elif args.side == "inductor":
     forward = torch.compile(model)
 

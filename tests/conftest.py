@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 # Before anything imports torch, which imports lazyxla where that is installed.
+_KEPT = ("PLATFORM", "CPU_DEVICES", "PLUGIN_PATH", "CREATE_OPTIONS")
 for _name in [name for name in os.environ if name.startswith("LAZYXLA_")]:
-    if _name not in ("LAZYXLA_PLATFORM", "LAZYXLA_CPU_DEVICES", "LAZYXLA_PLUGIN_PATH"):
+    if _name.removeprefix("LAZYXLA_") not in _KEPT:
         del os.environ[_name]
 os.environ.setdefault("LAZYXLA_PLATFORM", "cpu")
 os.environ.setdefault("LAZYXLA_CPU_DEVICES", "2")
