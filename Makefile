@@ -27,7 +27,7 @@ PINNED := torch==$(or $(TORCH),$(OWN_TORCH)) $(foreach package,jax jaxlib jax-cu
 TORCHVISION := torchvision$(if $(TORCH),,==0.28.0)
 
 CXX_FILES := $(shell find csrc -name '*.cpp' -o -name '*.h')
-PYTHON_FILES := $(wildcard lazyxla tests examples benchmarks tools)
+PYTHON_FILES := $(wildcard lazyxla lazyxla_autoload tests examples benchmarks tools)
 
 .PHONY: build test test-slow test-all test-long test-opinfo test-upstream test-upstream-distributed test-interrupts \
   test-tpu-aot test-cuda-aot test-cuda wheels docs demo bench lint format clean copy

@@ -1,6 +1,7 @@
 """lazyxla: PyTorch on TPU, NVIDIA GPU and CPU through XLA.
 
-Importing it, or just ``import torch`` once it is installed, registers the device ``"lazyxla"``::
+Importing it registers the device ``"lazyxla"``. Once it is installed, ``import torch`` does so
+itself, unless it finds another accelerator, such as CUDA::
 
     import torch
     x = torch.ones(2, 3, device="lazyxla")
@@ -11,24 +12,14 @@ imported with the first graph.
 
 from __future__ import annotations
 
+import atexit
+import os
+import threading
+import time
 
-def _autoload() -> None:
-    """Entry point ``torch.backends``: ``import torch`` calls it.
+import torch
 
-    Importing this package has registered the backend already. Defined before anything else,
-    because a program may import lazyxla first: the ``import torch`` below then comes back here
-    while this module has only just begun.
-    """
-
-
-import atexit  # noqa: E402
-import os  # noqa: E402
-import threading  # noqa: E402
-import time  # noqa: E402
-
-import torch  # noqa: E402
-
-from lazyxla.compat import check_extension, check_torch_version  # noqa: E402
+from lazyxla.compat import check_extension, check_torch_version
 
 check_extension(torch.__version__)
 

@@ -2,7 +2,7 @@
 
 XLA's compiler for TPUs computes the usual formula, x * cos + rotate_half(x) * sin, in several
 passes: it writes the rotated halves, and, as attention wants heads before tokens, copies of both
-orders of dimensions. benchmarks/kernels.py shows by how much.
+orders of dimensions. benchmarks/compiled_kernels.py shows by how much.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import textwrap
 import threading
 
 import pytest
@@ -385,9 +386,25 @@ def test_autoload(run_python):
     )
 
 
-def test_autoload_entry_point_is_idempotent():
-    lazyxla._autoload()
-    lazyxla._autoload()
+@pytest.mark.parametrize(("found", "loads"), [(None, True), ("cuda", False)])
+def test_another_accelerator_is_left_alone(run_python, found, loads):
+    """PyTorch computes no gradients on CUDA devices where another backend is registered."""
+    script = f"""
+        import os, sys, torch, lazyxla_autoload
+        asked = []
+
+        def current_accelerator(check_available):
+            asked.append((check_available, os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"]))
+            return {found!r} and torch.device({found!r})
+
+        torch.accelerator.current_accelerator = current_accelerator
+        lazyxla_autoload.autoload()
+        assert ("lazyxla" in sys.modules) == {loads}
+        assert asked == [(True, "1")] and "PYTORCH_NVML_BASED_CUDA_CHECK" not in os.environ
+        import lazyxla
+        assert torch.device("lazyxla").type == "lazyxla"
+    """
+    run_python(textwrap.dedent(script), TORCH_DEVICE_BACKEND_AUTOLOAD="0")
 
 
 def test_another_backend_was_first(run_python):

@@ -9,8 +9,8 @@ if TYPE_CHECKING:
 
 _OF_TWO_CORES = ("TPU v4", "TPU v5", "TPU v5p")
 
-# By compute capability, from the oldest for which XLA has Triton on. JAX knows these models by name;
-# it lowers a kernel by the capability alone, so that they stand for all that have it.
+# By compute capability, from the oldest for which XLA has Triton. JAX knows these models by name
+# and lowers a kernel by the capability alone: they stand for all that have it.
 _GPUS = {
     (8, 0): "NVIDIA A100",
     (8, 6): "NVIDIA A10",

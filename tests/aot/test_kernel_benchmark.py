@@ -1,4 +1,4 @@
-"""benchmarks/kernels.py: what it counts of programs without and with a kernel."""
+"""benchmarks/compiled_kernels.py: what it counts of programs without and with a kernel."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ TOPOLOGY = "v5e:1x1"
 def kernels(monkeypatch: pytest.MonkeyPatch) -> Any:
     directory = Path(__file__).resolve().parents[2] / "benchmarks"
     monkeypatch.setattr(sys, "path", [str(directory), *sys.path])
-    yield importlib.import_module("kernels")
-    for name in ("kernels", "memory_traffic"):
+    yield importlib.import_module("compiled_kernels")
+    for name in ("compiled_kernels", "memory_traffic"):
         del sys.modules[name]
 
 

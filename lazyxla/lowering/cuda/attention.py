@@ -41,6 +41,7 @@ _DTYPES = (torch.bfloat16, torch.float16)
 _MOST_NUMBERS = 128
 """Per head: two tiles of more keys and values do not fit into a multiprocessor's memory."""
 
+
 def suits(b: Builder, query: Value, key: Value, mask: Value | None) -> bool:
     """Whether attention of queries (N, H, S, D) to keys (N, G, T, D) is for the kernels."""
     samples, _, rows, size = query.shape

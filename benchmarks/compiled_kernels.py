@@ -1,7 +1,7 @@
 """What TPUs' compiler makes of norms, rotary positions and kernels: without a TPU.
 
-    python benchmarks/kernels.py                      # for one v5e
-    python benchmarks/kernels.py --only norms kernels --topology v5p:2x2x1
+    python benchmarks/compiled_kernels.py                      # for one v5e
+    python benchmarks/compiled_kernels.py --only norms kernels --topology v5p:2x2x1
 
 Bytes moved are from and to main memory (memory_traffic.py), and "of least" divides them by what
 reading each input once and writing each output once would be. Cycles are libtpu's estimate of its
