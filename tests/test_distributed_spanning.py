@@ -73,6 +73,91 @@ def check_counts(found: dict[str, Any]) -> None:
         assert len({step["executions"] for step in steps[3:]}) == 1, name
 
 
+SAME_OR_NOT = """
+import random, sys, torch, torch.distributed as dist, lazyxla
+rank, size, meet = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+dist.init_process_group("lazyxla", init_method=f"file://{meet}", rank=rank, world_size=size)
+draw, total, seen = random.Random(size), 2.0, {}
+weight = torch.full((3,), 2.0, device="lazyxla")
+factor = torch.tensor(float(rank)).to("lazyxla")
+for number in range(150):
+    private = [draw.choice((0, 0, 0, 0, 1, 2)) for _ in range(size)]  # operators of each process
+    rate, calls = draw.choice((0.5, 0.25)), draw.randint(1, 3)
+    if number == 75:
+        seen.clear()  # from here on there is a number that differs between processes
+    before = lazyxla.counters()["executions"]
+    x = weight * factor * (1.0 + rank if number >= 75 else 1.0)
+    for _ in range(calls):
+        dist.all_reduce(x)
+        for _ in range(private[rank]):
+            x = -(-x).neg().neg()
+    weight = weight + x * rate * 1e-3
+    lazyxla.sync()
+    executions = lazyxla.counters()["executions"] - before
+    if len(set(private)) > 1:
+        assert executions > 1, (number, private)
+    else:
+        times = seen[private[0], calls] = seen.get((private[0], calls), 0) + 1
+        assert executions == 1 or times <= 4, (number, private, executions, times)
+    given = sum(r * (1.0 + r if number >= 75 else 1.0) for r in range(size))
+    total *= 1 + given * size ** (calls - 1) * rate * 1e-3
+    torch.testing.assert_close(weight.cpu(), torch.full((3,), total))
+assert max(seen.values()) > 5
+print(lazyxla.counters()["host_calls"])
+"""
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_graph_is_one_program_where_all_have_the_same(size: int, tmp_path: Path) -> None:
+    """Whoever differs in a step finds it out with the others; the values are the same each way."""
+    script = tmp_path / "same.py"
+    script.write_text(SAME_OR_NOT)
+    for process in start_spanning([str(script), str(size), str(tmp_path / "meet")], size):
+        out, err = process.communicate(timeout=300)
+        assert out == "0\n", err[-3000:]
+
+
+DATA_PARALLEL = """
+import ctypes, os, sys, torch, torch.distributed as dist, lazyxla
+from torch import nn
+rank, meet = int(sys.argv[1]), sys.argv[2]
+dist.init_process_group("lazyxla", init_method=f"file://{meet}", rank=rank, world_size=2)
+launched = ctypes.CDLL(os.environ["LAZYXLA_PLUGIN_PATH"]).spanning_run_count
+launched.restype = ctypes.c_int64
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.1), nn.GELU(), nn.Linear(8, 3)).to("lazyxla")
+model = nn.parallel.DistributedDataParallel(model)
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+for number in range(11):
+    before, runs = lazyxla.counters(), launched()
+    loss = model(torch.randn(4, 6).to("lazyxla") * rank).square().mean()
+    loss.backward()
+    if number == 8 and rank == 0:
+        logged = loss.detach() * 100
+    optimizer.step()
+    optimizer.zero_grad()
+    scheduler.step()
+    lazyxla.sync()
+    after = lazyxla.counters()
+    counted = ("flushes", "executions", "compiles", "comparisons")
+    print(*[after[name] - before[name] for name in counted], launched() - runs)
+"""
+
+
+def test_a_settled_training_step_is_one_program(tmp_path: Path) -> None:
+    """But where one process logs: then each collective is one, of both."""
+    script = tmp_path / "training.py"
+    script.write_text(DATA_PARALLEL)
+    for process in start_spanning([str(script), str(tmp_path / "meet")], 2):
+        out, err = process.communicate(timeout=200)
+        assert process.returncode == 0, err[-3000:]
+        *settled, logging, after, last = out.splitlines()[5:]
+        assert {*settled, after, last} == {"1 1 0 1 1"}
+        flushes, executions, _, comparisons, runs = logging.split()
+        assert (flushes, executions, comparisons, runs) == ("1", "3", "1", "1")
+
+
 PROGRAMS = """
 import ctypes, os, sys, torch, torch.distributed as dist, lazyxla
 rank, meet = int(sys.argv[1]), sys.argv[2]
@@ -131,10 +216,11 @@ def test_processes_that_die_come_late_or_call_something_else(pytestconfig: pytes
 
 
 @pytest.mark.parametrize(
-    ("setting", "counts"), [("always", "1 1 1 1 1 1"), ("first", "1 0 0 0 0 0")]
+    ("setting", "counts"),
+    [("always", "1 1 1 1 1 1"), ("first", "1 1 1 1 1 1"), ("never", "0 0 0 0 0 0")],
 )
 def test_what_is_recorded_is_compared_at_once(setting: str, counts: str, tmp_path: Path) -> None:
-    """Though each is launched by itself: one round trip for a step."""
+    """One round trip for a step, also where each is launched by itself."""
     script = tmp_path / "compared.py"
     script.write_text(COMPARED)
     for process in start_spanning([str(script), str(tmp_path / "meet"), setting], 2):

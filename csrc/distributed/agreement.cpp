@@ -19,6 +19,7 @@ namespace lazyxla::distributed {
 namespace {
 
 using namespace std::chrono_literals;
+using graph::Launched;
 
 constexpr int64_t kAhead = 63;  // calls that are compared at once
 // How long to wait for what the others tell once one has failed. They fail at once, too, for their
@@ -134,13 +135,30 @@ Agreement::Agreement(c10::intrusive_ptr<c10d::Backend> channel,
 }
 
 void Agreement::run(const Call& call, Recorded recorded, c10::function_ref<void()> exchange) {
+  run(call, recorded, /*compare_all=*/false, {}, exchange);
+}
+
+graph::Launched Agreement::launch(const Call& call, Recorded recorded, const Whole& whole,
+                                  c10::function_ref<void()> launch) {
+  return run(call, recorded, /*compare_all=*/true, whole, launch);
+}
+
+graph::Launched Agreement::run(const Call& call, Recorded recorded, bool compare_all,
+                               const Whole& whole, c10::function_ref<void()> exchange) {
   std::lock_guard lock(mutex_);
   TORCH_CHECK(broken_.empty(), broken_);
   std::string error;
   try {
-    if (!is_to_be_compared(call) || compare(call, recorded)) {
+    Same same = Same::kCall;  // as was found before
+    if (is_to_be_compared(call, compare_all)) same = compare(call, recorded, whole);
+    if (whole.hash != 0 && (same == Same::kCall || same == Same::kAllButNumbers)) {
+      last_number_ = call.number - 1;  // it comes again, by itself
+      return same == Same::kCall ? Launched::kNo : Launched::kNumbersDiffer;
+    }
+    if (same == Same::kProgram) last_number_ = agreed_;
+    if (same != Same::kNothing) {
       exchange();
-      return;
+      return Launched::kYes;
     }
   } catch (const c10::Error& caught) {
     error = caught.what_without_backtrace();
@@ -150,25 +168,28 @@ void Agreement::run(const Call& call, Recorded recorded, c10::function_ref<void(
   fail(call, error);
 }
 
-bool Agreement::is_to_be_compared(const Call& call) {
+bool Agreement::is_to_be_compared(const Call& call, bool compare_all) {
   if (call.number == 0 || comparison_ == Comparison::kNever) return false;
   // If some were not run, for their program failed, others may wait in them.
   const bool follows = call.number == std::exchange(last_number_, call.number) + 1;
   const bool is_next = sequence_.is_next_compared(c10::hash<std::string>()(call.description));
-  return !follows || (is_next && call.number > agreed_);
+  return !follows || ((is_next || compare_all) && call.number > agreed_);
 }
 
-bool Agreement::compare(const Call& call, Recorded recorded) {
+Agreement::Same Agreement::compare(const Call& call, Recorded recorded, const Whole& whole) {
   const auto options = at::TensorOptions().dtype(at::kLong);
   const int64_t size = channel_->getSize();
-  // Zeros behind the identities: what is not recorded yet is not agreed on.
-  at::Tensor own = at::zeros({kAhead}, options), all = at::empty({size * kAhead}, options);
+  // Zeros behind the identities: what is not recorded yet is not agreed on. The program is last.
+  const int64_t words = kAhead + 2;
+  at::Tensor own = at::zeros({words}, options), all = at::empty({size * words}, options);
   const std::vector<int64_t> identities = recorded(call.number);
   const auto count = std::min<int64_t>(identities.size(), kAhead);
   std::copy_n(identities.begin(), count, own.data_ptr<int64_t>());
+  own.data_ptr<int64_t>()[kAhead] = static_cast<int64_t>(whole.hash);
+  own.data_ptr<int64_t>()[kAhead + 1] = static_cast<int64_t>(whole.without_numbers);
   ++Counters::get().comparisons;
   channel_->_allgather_base(all, own)->wait();
-  const auto of_process = all.view({size, kAhead});
+  const auto of_process = all.view({size, words});
   const auto rows = of_process.accessor<int64_t, 2>();
   int64_t same = 0;
   const auto agree = [&](int64_t i) {
@@ -178,8 +199,11 @@ bool Agreement::compare(const Call& call, Recorded recorded) {
     return true;
   };
   while (same < kAhead && agree(same)) ++same;
-  agreed_ = call.number + same - 1;
-  return same > 0;
+  const bool is_same_program = same > 0 && agree(kAhead);
+  agreed_ = call.number + (is_same_program ? whole.calls : same) - 1;
+  if (same == 0) return Same::kNothing;
+  if (is_same_program) return Same::kProgram;
+  return agree(kAhead + 1) ? Same::kAllButNumbers : Same::kCall;
 }
 
 void Agreement::fail(const Call& call, const std::string& error) {

@@ -11,6 +11,9 @@
 //     process 0 has recorded   all_reduce 7, all_reduce 8, broadcast 9
 //     process 1 has recorded   all_reduce 7, all_reduce 8                 agreed as far as 8
 //
+// Where a program of several collectives is launched on the devices of all (program/replicas.h),
+// its hash goes along: if all have the same, they agree on all of its collectives.
+//
 // The hashes go over connections of their own, where no collective's data can be taken for them.
 // When a collective fails, all tell one another through the store what they were in; each error
 // names those that differ, and those that say nothing.
@@ -28,6 +31,7 @@
 #include <vector>
 
 #include "distributed/comparison.h"
+#include "program/replicas.h"
 
 namespace lazyxla::distributed {
 
@@ -46,6 +50,13 @@ struct Words {
 inline constexpr Words kCollectives{"call different collectives", "a collective failed"};
 inline constexpr Words kPrograms{"launch different programs", "launching a program failed"};
 
+// A program that begins with a call, of that many calls of the group.
+struct Whole {
+  uint64_t hash = 0;             // the same in all processes if the program is; 0: there is none
+  uint64_t without_numbers = 0;  // the same if it differs in numbers only
+  int64_t calls = 1;
+};
+
 // Of a call's description and number, the same in all processes.
 int64_t identity_of(const Call& call);
 
@@ -62,11 +73,20 @@ class Agreement {
   // Compares the call with that of the other processes, then exchanges its data. Throws what each
   // process was in, if they differ or the exchange fails.
   void run(const Call& call, Recorded recorded, c10::function_ref<void()> exchange);
+  // The same of a call that is a program of all, or begins one. All that was not compared before is
+  // compared, for otherwise no process knows what the others have. Nothing is launched if there is
+  // a program `whole` that not all have.
+  graph::Launched launch(const Call& call, Recorded recorded, const Whole& whole,
+                         c10::function_ref<void()> launch);
 
  private:
-  bool is_to_be_compared(const Call& call);
-  // Whether all processes are in the same call. Notes as far as they agree.
-  bool compare(const Call& call, Recorded recorded);
+  enum class Same { kNothing, kCall, kAllButNumbers, kProgram };
+
+  graph::Launched run(const Call& call, Recorded recorded, bool compare_all, const Whole& whole,
+                      c10::function_ref<void()> exchange);
+  bool is_to_be_compared(const Call& call, bool compare_all);
+  // What all processes have. Notes as far as they agree.
+  Same compare(const Call& call, Recorded recorded, const Whole& whole);
   // Remembers and throws what all processes tell, this one with the error that it met, if any.
   [[noreturn]] void fail(const Call& call, const std::string& error);
   // By member of the group: what it tells; empty if it does not.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <memory>
+#include <string>
 #include <string_view>
 
 #include "dispatch/host_program.h"
@@ -23,25 +24,30 @@ bool is_by_host(const ir::OpSpec& spec) {
   return spec.name == "lazyxla_c10d::all_to_all" && !spec.args.at(4).constant.toBool();
 }
 
-std::shared_ptr<const graph::Replicas> replicas_of(const ir::OpSpec& spec) {
-  auto replicas = std::make_shared<graph::Replicas>();
-  replicas->group = spec.args.at(1).constant.toStringRef();
-  replicas->devices = graph::devices_of_ranks(find_group(replicas->group)->ranks());
-  replicas->by_host = is_by_host(spec);
-  return replicas;
+graph::Replicas replicas_of(const ir::OpSpec& spec) {
+  const std::string& group = spec.args.at(1).constant.toStringRef();
+  return {.group = group,
+          .devices = graph::devices_of_ranks(find_group(group)->ranks()),
+          .by_host = is_by_host(spec)};
 }
 
-void launch_together(const graph::Replicas& replicas, int64_t turn,
-                     c10::function_ref<void()> launch) {
+bool can_agree(const graph::Replicas& replicas) { return find_group(replicas.group)->compares(); }
+
+graph::Launched launch_together(const graph::Replicas& replicas, int64_t turn,
+                                const graph::Identity* whole, c10::function_ref<void()> launch) {
   const std::shared_ptr<Group> group = find_group(replicas.group);
   const Call call = group->noted(turn);
-  group->agreement().run(call, [&](int64_t number) { return group->recorded(number); }, launch);
+  const auto recorded = [&](int64_t number) { return group->recorded(number); };
+  Whole compared;
+  if (whole) compared = {whole->hash, whole->without_numbers, replicas.calls};
+  return group->agreement().launch(call, recorded, compared, launch);
 }
 
 }  // namespace
 
 void install_collective_launches() {
-  graph::set_collectives({&replicas_of, &dispatch::host_program_of_call, &launch_together});
+  graph::set_collectives(
+      {&replicas_of, &can_agree, &dispatch::host_program_of_call, &launch_together});
 }
 
 }  // namespace lazyxla::distributed

@@ -45,7 +45,7 @@ class Tokens {
     std::lock_guard lock(mutex);  // in eager mode it waits for other processes
     const int64_t turn = first_turn(device.index()) + calls;
     if (!token.defined() || is_lost(token)) {
-      token = at::full({}, turn, at::TensorOptions(device).dtype(at::kLong));
+      token = at::full({}, turn, at::kLong).to(device);  // uploaded: an input of programs
     }
     Tensors all = inputs;
     all.push_back(token);

@@ -28,9 +28,9 @@ Call Group::noted(int64_t turn) {
   std::lock_guard lock(mutex_);
   const auto found = noted_.find(turn);
   if (found == noted_.end()) return {"a collective"};
-  Call call = std::move(found->second);
+  const Call call = found->second;
   const auto device = static_cast<c10::DeviceIndex>(turn / first_turn(1));
-  noted_.erase(noted_.lower_bound(first_turn(device)), std::next(found));
+  noted_.erase(noted_.lower_bound(first_turn(device)), found);
   identities_.erase(identities_.begin(), identities_.lower_bound(call.number));
   return call;
 }

@@ -27,10 +27,13 @@ class Group {
       : agreement_(channel, std::move(store), ranks, comparison),
         messages_(transport, channel, ranks, comparison),
         transport_(std::move(transport)),
-        ranks_(std::move(ranks)) {}
+        ranks_(std::move(ranks)),
+        compares_(comparison != Comparison::kNever) {}
 
   // Its members' among all processes.
   const std::vector<int64_t>& ranks() const { return ranks_; }
+
+  bool compares() const { return compares_; }
 
   c10d::Backend& transport() const { return *transport_; }
   Agreement& agreement() { return agreement_; }
@@ -39,8 +42,7 @@ class Group {
 
   // Notes a call that is recorded, of all processes or of two, and the user's line.
   void note(int64_t turn, bool of_all, std::string description, std::string line);
-  // What was noted of the call that runs now. What the device recorded before and did not run is
-  // forgotten.
+  // What was noted of the call that runs now. What the device recorded before it is forgotten.
   Call noted(int64_t turn);
   // The identities of the calls of all processes that are recorded, from this number on.
   std::vector<int64_t> recorded(int64_t number);
@@ -50,6 +52,7 @@ class Group {
   Messages messages_;
   c10::intrusive_ptr<c10d::Backend> transport_;
   std::vector<int64_t> ranks_;
+  bool compares_;
   std::mutex mutex_;                       // guards what follows
   std::map<int64_t, Call> noted_;          // by turn
   std::map<int64_t, int64_t> identities_;  // of calls of all processes, by number

@@ -13,6 +13,7 @@
 #include "pjrt/host_memory.h"
 #include "pjrt/runtime.h"
 #include "program/replicas.h"
+#include "program/stages.h"
 
 namespace lazyxla::graph {
 namespace {
@@ -202,17 +203,24 @@ int64_t turn_of(DeviceBuffer& token) {
 }
 
 // Without looking whether it fits.
-void enqueue(const Variant& variant, const Run& run, c10::DeviceIndex index) {
-  if (!variant.replicas) return enqueue_own(variant, run, index);
-  WithoutGil no_gil;  // other processes are waited for
-  const int64_t turn = turn_of(*run.inputs.back());
+Launched enqueue(const Variant& variant, const Run& run, c10::DeviceIndex index) {
   const auto launch = [&] { enqueue_own(variant, run, index); };
-  if (variant.replicas->by_host) {
+  if (!variant.replicas) {
+    launch();
+    return Launched::kYes;
+  }
+  WithoutGil no_gil;  // other processes are waited for
+  const Replicas& replicas = *variant.replicas;
+  const int64_t turn = turn_of(*run.inputs[replicas.token_input]);
+  if (replicas.by_host) {
     launch();
   } else {
-    collectives().launch(*variant.replicas, turn, launch);
+    const Identity* whole = replicas.is_whole ? variant.identity.get() : nullptr;
+    const Launched launched = collectives().launch(replicas, turn, whole, launch);
+    if (launched != Launched::kYes) return launched;
   }
-  run.promises.back()->turn = turn + 1;
+  run.promises[replicas.token_result]->turn = turn + replicas.calls;
+  return Launched::kYes;
 }
 
 // A run of a stage, which owns its parts.
@@ -293,6 +301,30 @@ void execute_stages(const Variant& variant, const Run& run, c10::DeviceIndex ind
   }
 }
 
+// Whether all members have the graph; else nothing is done.
+bool execute_whole(const Variant& variant, const Run& run, c10::DeviceIndex index) {
+  StageRun whole = std::move(stage_runs(variant, run).front());
+  const Variant& program = *variant.stages.front().variant;
+  Launched launched = Launched::kNo;
+  const auto give_back = [&] { run.replaced = std::move(whole.replaced); };
+  try {
+    const Run stage{whole.inputs,   whole.donated,  whole.slots,
+                    whole.promises, whole.replaced, run.draws};
+    check_fits(program, stage, pjrt_device(index));
+    launched = enqueue(program, stage, index);
+  } catch (...) {
+    give_back();
+    throw;
+  }
+  if (launched == Launched::kYes) return true;
+  give_back();
+  if (launched == Launched::kNumbersDiffer) {
+    program.note_other_numbers();
+    variant.note_other_numbers();
+  }
+  return false;
+}
+
 }  // namespace
 
 bool would_wait(const Variant& variant, const Run& run) {
@@ -308,6 +340,10 @@ bool would_wait(const Variant& variant, const Run& run) {
 }
 
 void execute(const Variant& variant, const Run& run, c10::DeviceIndex index) {
+  if (variant.apart) {
+    if (execute_whole(variant, run, index)) return;
+    return execute_stages(*variant.apart->variant(run.slots), run, index);
+  }
   if (!variant.stages.empty()) return execute_stages(variant, run, index);
   if (variant.partition) return execute_partitioned(variant, run, index);
   check_fits(variant, run, pjrt_device(index));

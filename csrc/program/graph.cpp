@@ -47,7 +47,12 @@ void Graph::complete_key() {
   key.insert(key.end(), outputs.begin(), outputs.end());
   for (int alias : aliases) key.push_back(static_cast<uint64_t>(alias) + 1);
   if (partition) partition->add_to_key(key);
-  if (replicas) replicas->add_to_key(key);
+  hash = hash_words(key.data(), key.size());
+}
+
+void Graph::set_replicas(std::shared_ptr<const Replicas> of) {
+  replicas = std::move(of);
+  replicas->add_to_key(key);
   hash = hash_words(key.data(), key.size());
 }
 

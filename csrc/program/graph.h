@@ -66,6 +66,8 @@ struct Graph {
   // Once all are there: numbers the values; once `outputs` and `aliases` are, completes the key.
   void number_values();
   void complete_key();
+  // After complete_key: several processes run it.
+  void set_replicas(std::shared_ptr<const Replicas> of);
 
   // Empties it; its lists keep their memory.
   void clear();

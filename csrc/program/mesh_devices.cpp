@@ -51,16 +51,16 @@ const MeshDevices& own_devices(const ir::Mesh& mesh) {
                     " to ", client.first_device() + client.devices().size() - 1);
 }
 
-bool mesh_spans_processes(const ir::Mesh& mesh) {
+bool client_spans_processes() {
   pjrt::Runtime& runtime = pjrt::Runtime::get();
-  return runtime.initialized() && runtime.client().spans_processes() &&
-         found_devices(mesh).processes.size() > 1;
+  return runtime.initialized() && runtime.client().spans_processes();
 }
 
-bool any_spans_processes() {
-  pjrt::Runtime& runtime = pjrt::Runtime::get();
-  return ir::Mesh::any() && runtime.initialized() && runtime.client().spans_processes();
+bool mesh_spans_processes(const ir::Mesh& mesh) {
+  return client_spans_processes() && found_devices(mesh).processes.size() > 1;
 }
+
+bool any_spans_processes() { return ir::Mesh::any() && client_spans_processes(); }
 
 bool holds_all(const ir::Sharding& sharding) {
   const MeshDevices& own = own_devices(sharding.mesh());

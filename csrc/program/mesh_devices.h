@@ -25,6 +25,9 @@ const MeshDevices& own_devices(const ir::Mesh& mesh);
 // Whether the mesh has devices of other processes.
 bool mesh_spans_processes(const ir::Mesh& mesh);
 
+// Whether the client is started, and has devices of other processes.
+bool client_spans_processes();
+
 // Whether there are meshes that may have devices of other processes.
 bool any_spans_processes();
 

@@ -55,7 +55,7 @@ void compile(const std::shared_ptr<Variant>& variant, std::string artifact,
 }
 
 bool spans_processes(const Graph& graph) {
-  return graph.partition && graph.partition->spans_processes();
+  return graph.replicas || (graph.partition && graph.partition->spans_processes());
 }
 
 // What the processes must agree on, and what is told if they do not. The hash has more in it than
@@ -63,7 +63,7 @@ bool spans_processes(const Graph& graph) {
 std::unique_ptr<const Identity> identity_of(const Graph& graph, const std::string& portable_key,
                                             const std::string& options, const ScalarPlan& scalars) {
   auto identity = std::make_unique<Identity>();
-  std::string text = portable_key + options + graph.partition->text();
+  std::string text = portable_key + options + (graph.partition ? graph.partition->text() : "");
   for (const ir::NodePtr& node : graph.nodes) {
     std::string line = node->spec()->name;
     for (const ir::TensorType& type : node->spec()->outputs) {
@@ -72,6 +72,7 @@ std::unique_ptr<const Identity> identity_of(const Graph& graph, const std::strin
     text += line + "\n";
     identity->operators.push_back(std::move(line));
   }
+  identity->without_numbers = std::hash<std::string>()(text);
   for (size_t i = 0; i < scalars.variable.size(); ++i) {
     put(text, scalars.variable[i] ? int64_t{-1} : scalars.constants[i].i);
   }
@@ -157,8 +158,11 @@ std::string Program::reason(const Graph& graph, const std::vector<bool>& variabl
 std::vector<bool> Program::wanted_inputs(const Graph& graph) const {
   std::vector<bool> variable = ScalarHistory::of(graph).variable_slots(
       graph, variants_.empty() ? nullptr : &variants_.front()->scalars);
+  const bool differ =
+      std::any_of(variants_.begin(), variants_.end(),
+                  [](const VariantRef& variant) { return variant->has_other_numbers(); });
   for (size_t i = 0; i < variable.size(); ++i) {
-    if (i < varying_.size() && varying_[i]) variable[i] = true;
+    if (differ || (i < varying_.size() && varying_[i])) variable[i] = true;
     if (static_slots_[i]) variable[i] = false;
   }
   return variable;
@@ -204,7 +208,7 @@ VariantRef Program::make(const Graph& graph, Compile how, const Origin& origin) 
   if (is_new && new_reason.empty()) {
     Past past = recall(graph);
     new_reason = std::move(past.reason);
-    if (!spans_processes(graph)) varying_ = std::move(past.varying);
+    if (!spans_processes(graph) && !apart) varying_ = std::move(past.varying);
     if (origin.may_cut && options().cut_graphs && !graph.partition && !apart) {
       Rounds rounds = find_rounds(graph);
       if (rounds.count) {
@@ -290,9 +294,28 @@ VariantRef Program::make_apart(const Graph& graph, const Origin& origin,
                               "are of one device");
   // No part is left to the host: it would wait there for the others' collectives.
   const Origin of_parts{.line = origin.line, .admit = origin.admit};
-  const std::string why = reason.empty() ? "a known graph with other numbers" : reason;
-  return compile_pieces(graph, cut_at_collectives(graph), of_parts,
-                        origin.admit ? origin.admit(why) : why, varying_);
+  std::string why = reason.empty() ? "a known graph with other numbers" : reason;
+  if (origin.admit) why = origin.admit(why);
+  std::vector<Piece> pieces = cut_at_collectives(graph);
+  if (VariantRef whole = make_of_all(graph, pieces, of_parts, why)) return whole;
+  return compile_pieces(graph, pieces, of_parts, why, varying_);
+}
+
+VariantRef Program::make_of_all(const Graph& graph, std::vector<Piece>& pieces,
+                                const Origin& origin, const std::string& reason) const {
+  std::optional<Piece> whole = whole_of(graph);
+  if (!whole) return nullptr;
+  std::vector<Piece> one;
+  one.push_back(std::move(*whole));
+  try {
+    const auto variant = compile_pieces(graph, one, origin, reason, varying_);
+    if (!variant->stages.front().variant->identity) return nullptr;
+    variant->apart =
+        std::make_shared<Apart>(without_data(graph), std::move(pieces), origin, reason, varying_);
+    return variant;
+  } catch (const LoweringFailure&) {
+    return nullptr;  // what only the host computes may be cut out
+  }
 }
 
 VariantRef Program::make_exchange(const Graph& graph, const Origin& origin) const {
@@ -345,7 +368,7 @@ VariantRef Program::make_whole(const Graph& graph, Compile how, const Origin& or
     (kinds[i] == ir::SlotKind::kFloat ? variant->float_slots : variant->int_slots).push_back(i);
   }
   variant->scalars.constants = graph.slots;
-  if (spans_processes(graph)) {
+  if (spans_processes(graph) && (portable || graph.partition)) {
     variant->identity = identity_of(graph, portable.value_or(""), options_text, variant->scalars);
   }
 

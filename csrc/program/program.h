@@ -14,8 +14,8 @@
 // The cache compares keys in full; a hash collision cannot confuse two graphs. Looking up and
 // running needs no GIL; lowering (a miss) takes it.
 //
-// Where the client spans processes, a graph with collectives is one of several programs
-// (replicas.h).
+// Where the client spans processes, a graph with collectives is one program of several processes,
+// or several programs (replicas.h).
 //
 // What was compiled before, by whichever process, is loaded from disk (program_store.h).
 //
@@ -141,6 +141,9 @@ class Program {
   VariantRef make_stages(const Graph& graph, const Origin& origin, const std::string& reason,
                          bool is_new) const;
   VariantRef make_apart(const Graph& graph, const Origin& origin, const std::string& reason) const;
+  // One program of all members of a group; null if it cannot be. Else it takes the pieces.
+  VariantRef make_of_all(const Graph& graph, std::vector<Piece>& pieces, const Origin& origin,
+                         const std::string& reason) const;
   VariantRef make_exchange(const Graph& graph, const Origin& origin) const;
   VariantRef make_on_host(const Graph& graph, const Origin& origin, const std::string& new_reason);
   // Which of a new variant's slots are to be inputs; and which of these have varied, or were

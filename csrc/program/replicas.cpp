@@ -91,8 +91,11 @@ Piece collective_piece(const Graph& whole, size_t position) {
     piece.outputs.push_back(whole.values[position] + i);
   }
   graph.aliases.assign(graph.leaves.size(), -1);
-  graph.replicas = collectives().replicas_of(*node->spec());
   graph.complete_key();
+  Replicas replicas = collectives().replicas_of(*node->spec());
+  replicas.token_input = piece.inputs.size() - 1;
+  replicas.token_result = piece.outputs.size() - 1;
+  graph.set_replicas(std::make_shared<Replicas>(std::move(replicas)));
   return piece;
 }
 
@@ -105,7 +108,7 @@ std::string Replicas::devices_text() const {
 }
 
 void Replicas::add_to_key(std::vector<uint64_t>& key) const {
-  key.push_back(kReplicas | (by_host ? 1 : 0));
+  key.push_back(kReplicas | (is_whole ? 2 : 0) | (by_host ? 1 : 0));
   key.insert(key.end(), devices.begin(), devices.end());
 }
 
@@ -134,6 +137,35 @@ bool is_cut_at_collectives(const Graph& graph) {
       std::any_of(graph.nodes.begin(), graph.nodes.end(),
                   [](const ir::NodePtr& node) { return node->spec()->collective; });
   return has_any && collectives_are_programs();
+}
+
+std::optional<Piece> whole_of(const Graph& graph) {
+  std::optional<Replicas> replicas;
+  for (const ir::NodePtr& node : graph.nodes) {
+    if (!node->spec()->collective) continue;
+    Replicas of = collectives().replicas_of(*node->spec());
+    if (of.by_host || (replicas && of.group != replicas->group)) return std::nullopt;
+    if (replicas) of.calls = replicas->calls + 1;
+    replicas = std::move(of);
+  }
+  if (graph.nodes.size() == 1 || !collectives().can_agree(*replicas)) return std::nullopt;
+
+  Piece whole = std::move(cut(graph, std::vector<uint32_t>(graph.nodes.size(), 0)).front());
+  const Graph& made = whole.graph;
+  const auto is_collective = [](const ir::NodePtr& node) { return node->spec()->collective; };
+  const auto first = std::find_if(made.nodes.begin(), made.nodes.end(), is_collective);
+  const auto last = std::find_if(made.nodes.rbegin(), made.nodes.rend(), is_collective).base() - 1;
+  replicas->token_input = made.operand(first - made.nodes.begin(), (*first)->operands().size() - 1);
+  const uint32_t token =
+      made.values[last - made.nodes.begin()] + (*last)->spec()->outputs.size() - 1;
+  const auto result = std::find(made.outputs.begin(), made.outputs.end(), token);
+  if (replicas->token_input >= made.leaves.size() || result == made.outputs.end()) {
+    return std::nullopt;  // a token that is lost
+  }
+  replicas->token_result = result - made.outputs.begin();
+  replicas->is_whole = true;
+  whole.graph.set_replicas(std::make_shared<Replicas>(std::move(*replicas)));
+  return whole;
 }
 
 std::vector<Piece> cut_at_collectives(const Graph& graph) {

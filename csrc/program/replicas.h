@@ -1,17 +1,24 @@
 // Replicas: processes that run a program together, each on a device of its own.
 //
 // Where the client spans the processes (pjrt::Client::spans_processes), collectives are the
-// compiler's. What the processes compute between them may differ: one logs, another is a pipeline's
-// next stage. So each collective is a program of its own, the same for all members of its group,
-// which are its replicas; and the operators between two collectives are a program that is the
-// process's alone:
+// compiler's. The members of a group, its replicas, run one program of a whole graph, if all of
+// them have the same one:
+//
+//     gradients = backward(loss)
+//     all_reduce(gradients)            1     that of all members of the group
+//     step(parameters, gradients)
+//
+// But what they compute between collectives may differ: one logs, another is a pipeline's next
+// stage; and a graph may have collectives of several groups. Then each collective is a program of
+// its own, and the operators between two collectives are a program that is the process's alone:
 //
 //     gradients = backward(loss)       1     this process's
 //     all_reduce(gradients)            2     that of all members of the group
 //     step(parameters, gradients)      3     this process's
 //
 // The graph stays one flush: it is cut (cut.h) there, and run as one that is cut for other reasons.
-// Before such a program is launched the members agree that all are about to (set_collectives).
+// Before a program of several processes is launched, the members agree that all are about to
+// (set_collectives); which of the two ways it is they find out at the same time.
 //
 // A collective that no compiler has, such as a message from one process to another, is exchanged by
 // the host at that place.
@@ -22,11 +29,13 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "program/cut.h"
 #include "program/host_program.h"
+#include "program/variant.h"
 
 namespace lazyxla::graph {
 
@@ -34,21 +43,37 @@ struct Replicas {
   std::string group;             // the process group's name, which its collectives have
   std::vector<int64_t> devices;  // of its members in turn, by their positions among all devices
   bool by_host = false;          // whether the host exchanges the data
+  bool is_whole = false;         // a whole graph, not one collective of it
+  int64_t calls = 1;             // collectives
+  // Which input and result of the program is the token that numbers collectives.
+  uint32_t token_input = 0, token_result = 0;
 
   // The devices as an option to compile with.
   std::string devices_text() const;
   void add_to_key(std::vector<uint64_t>& key) const;
 };
 
+// What became of a launch. All members know the same.
+enum class Launched : uint8_t {
+  kYes,
+  kNo,             // not all have this whole graph
+  kNumbersDiffer,  // nor that, but theirs differ in nothing but numbers that were built in
+};
+
 // What the distributed room knows. Set once.
 struct Collectives {
   // Who runs a collective; throws if its group was destroyed.
-  std::function<std::shared_ptr<const Replicas>(const ir::OpSpec&)> replicas_of;
+  std::function<Replicas(const ir::OpSpec&)> replicas_of;
+  // Whether the members of this group can agree on a whole graph: not if nothing is compared.
+  std::function<bool(const Replicas&)> can_agree;
   // The host's program of a graph of one collective.
   std::function<HostProgram(const Graph&)> on_host;
   // Does `launch` once all members are known to launch the call of this turn (the token's number);
-  // throws if they differ. Called without the GIL.
-  std::function<void(const Replicas&, int64_t turn, c10::function_ref<void()> launch)> launch;
+  // throws if they differ. A whole graph, which has an identity, is launched if all have the same;
+  // else all go on call by call. Called without the GIL.
+  std::function<Launched(const Replicas&, int64_t turn, const Identity* whole,
+                         c10::function_ref<void()> launch)>
+      launch;
 };
 void set_collectives(Collectives collectives);
 const Collectives& collectives();
@@ -62,6 +87,10 @@ bool collectives_are_programs();
 
 // Whether the graph is to be cut at its collectives.
 bool is_cut_at_collectives(const Graph& graph);
+
+// Such a graph as one program of all members, if it can be: its collectives are the compiler's and
+// of one group.
+std::optional<Piece> whole_of(const Graph& graph);
 
 // The pieces of such a graph, in their order: each collective by itself, with all of its operands
 // as inputs and all of its results as outputs, whatever this process does with them.

@@ -6,6 +6,7 @@
 
 #include "common/options.h"
 #include "program/partition.h"
+#include "program/replicas.h"
 
 namespace lazyxla::graph {
 
@@ -55,12 +56,13 @@ ScalarHistory& ScalarHistory::of(const Graph& graph) {
   struct All {
     ScalarHistory own;
     std::mutex mutex;
-    std::map<const ir::Mesh*, ScalarHistory> by_mesh;
+    std::map<std::string, ScalarHistory> by_devices;
   };
   static auto* all = new All();
-  if (!graph.partition || !graph.partition->spans_processes()) return all->own;
+  const bool spans = graph.partition && graph.partition->spans_processes();
+  if (!spans && !graph.replicas) return all->own;
   std::lock_guard lock(all->mutex);
-  return all->by_mesh[graph.partition->mesh];
+  return all->by_devices[spans ? graph.partition->devices() : graph.replicas->devices_text()];
 }
 
 std::vector<bool> ScalarHistory::variable_slots(const Graph& graph, const ScalarPlan* last) {

@@ -3,6 +3,9 @@
 #include <c10/util/flat_hash_map.h>
 
 #include <algorithm>
+#include <utility>
+
+#include "program/workers.h"
 
 namespace lazyxla::graph {
 namespace {
@@ -99,9 +102,9 @@ const Piece& largest_of(const std::vector<Piece>& pieces) {
   });
 }
 
-VariantRef compile_pieces(const Graph& whole, const std::vector<Piece>& pieces,
-                          const Origin& origin, const std::string& reason,
-                          const std::vector<bool>& varying) {
+std::shared_ptr<Variant> compile_pieces(const Graph& whole, const std::vector<Piece>& pieces,
+                                        const Origin& origin, const std::string& reason,
+                                        const std::vector<bool>& varying) {
   auto variant = std::make_shared<Variant>();
   variant->line = origin.line;
   variant->scalars.constants = whole.slots;
@@ -134,6 +137,39 @@ VariantRef compile_pieces(const Graph& whole, const std::vector<Piece>& pieces,
   find_donatable(whole, pieces, stages);
   variant->take(std::move(stages), buffers.handed_on());
   return variant;
+}
+
+Apart::Apart(Graph whole, std::vector<Piece> pieces, Origin origin, std::string reason,
+             std::vector<bool> varying)
+    : origin_(std::move(origin)),
+      reason_(std::move(reason)),
+      varying_(std::move(varying)),
+      whole_(std::move(whole)),
+      pieces_(std::move(pieces)) {}
+
+VariantRef Apart::variant(c10::ArrayRef<ir::ScalarValue> slots) {
+  const auto made = start_on_worker<VariantRef>(
+      [self = shared_from_this(), slots = slots.vec()] { return self->find_or_make(slots); });
+  return made->get();
+}
+
+VariantRef Apart::find_or_make(const std::vector<ir::ScalarValue>& slots) {
+  std::lock_guard lock(mutex_);
+  if (last_ && last_->matches(slots)) return last_;
+  whole_.slots = slots;
+  for (Piece& piece : pieces_) {
+    for (size_t i = 0; i < piece.slots.size(); ++i) piece.graph.slots[i] = slots[piece.slots[i]];
+  }
+  last_ = compile_pieces(whole_, pieces_, origin_, reason_, varying_);
+  return last_;
+}
+
+Graph without_data(const Graph& graph) {
+  Graph made;
+  made.leaves.resize(graph.leaves.size());
+  made.outputs = graph.outputs;
+  made.slots = graph.slots;
+  return made;
 }
 
 }  // namespace lazyxla::graph

@@ -31,7 +31,8 @@ void Variant::note_run() const {
 }
 
 bool Variant::matches(c10::ArrayRef<ir::ScalarValue> slots) const {
-  return state_.load(std::memory_order_relaxed) != kFailed && scalars.serves(slots);
+  return state_.load(std::memory_order_relaxed) != kFailed && !has_other_numbers_ &&
+         scalars.serves(slots);
 }
 
 void Variant::compile(const std::string& artifact, const CompileOptions& options,

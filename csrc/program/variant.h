@@ -17,12 +17,14 @@
 
 namespace lazyxla::graph {
 
+class Apart;
 struct Replicas;
 struct StageProgram;
 
 // What the processes compare that are about to launch a program together: whether it is the same.
 struct Identity {
   uint64_t hash = 0;
+  uint64_t without_numbers = 0;        // of all but the numbers that are constants, and which are
   std::vector<std::string> operators;  // "aten::mul.Tensor Float[4, 4]"
 };
 
@@ -38,12 +40,17 @@ struct Variant {
   bool is_trial = false;                       // another one will be its program's, or a stage's
   std::shared_ptr<const Partition> partition;  // of a program for many devices, else null
   std::shared_ptr<const Replicas> replicas;    // of one that several processes run, else null
+  std::shared_ptr<Apart> apart;                // if its one stage is such a whole graph's
   std::unique_ptr<const Identity> identity;    // of one for those of several processes, else null
   Variant();
   ~Variant();
 
-  // Whether it is for these values. Not if compiling it failed: whoever needs it tries again.
+  // Whether it is for these values. Not if compiling it failed: whoever needs it tries again. Nor
+  // if other processes have other numbers where it has constants: then another one takes its place,
+  // in which all are inputs.
   bool matches(c10::ArrayRef<ir::ScalarValue> slots) const;
+  void note_other_numbers() const { has_other_numbers_ = true; }
+  bool has_other_numbers() const { return has_other_numbers_; }
 
   // Compiles it, and keeps it on disk as the entry `stored_as`.
   void compile(const std::string& artifact, const CompileOptions& options,
@@ -76,6 +83,7 @@ struct Variant {
   enum State : int { kCompiling, kCompiled, kFailed };
   std::atomic<int> state_{kCompiling};
   mutable std::atomic<int64_t> last_run_{0};
+  mutable std::atomic<bool> has_other_numbers_{false};
   void take(std::unique_ptr<pjrt::Executable> executable);
   std::unique_ptr<pjrt::Executable> executable_;
   std::optional<HostProgram> host_program_;

@@ -48,7 +48,7 @@ void flush(ir::PendingSet& pending, Cause cause) {
     if (detach(pending, current_options(), graph, [] {})) capture->take(graph);
     return;
   }
-  if (any_spans_processes()) await_backward_thread(pending.device);
+  if (client_spans_processes()) await_backward_thread(pending.device);
   const bool may_divide = !in_region() && cause != Cause::kRegionEnd;
   const bool apart = cause == Cause::kApart;
   run_pending(pending, {.options = current_options(),
