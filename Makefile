@@ -1,6 +1,6 @@
 # make build | test | test-slow | test-all | test-long | test-opinfo | test-upstream |
-# test-upstream-distributed | test-interrupts | test-tpu-aot | test-cuda-aot | test-cuda | wheels | docs |
-# demo | bench | lint | format | clean
+# test-upstream-distributed | test-interrupts | test-tpu-aot | test-cuda-aot | test-cuda | wheels | check-headers |
+# docs | demo | bench | lint | format | clean
 #
 # Everything happens in .venv, made here when it is missing. Stamp files in it make repeated calls
 # instant. PYTHON chooses the interpreter the environment is made from, JOBS how much is compiled or
@@ -30,7 +30,7 @@ CXX_FILES := $(shell find csrc -name '*.cpp' -o -name '*.h')
 PYTHON_FILES := $(wildcard lazyxla lazyxla_autoload tests examples benchmarks tools)
 
 .PHONY: build test test-slow test-all test-long test-opinfo test-upstream test-upstream-distributed test-interrupts \
-  test-tpu-aot test-cuda-aot test-cuda wheels docs demo bench lint format clean copy
+  test-tpu-aot test-cuda-aot test-cuda wheels check-headers docs demo bench lint format clean copy
 .DELETE_ON_ERROR:
 
 # IN_COPY: this is make in the copy.
@@ -128,6 +128,10 @@ wheel-torch-%:
 	PATH="$(CURDIR)/build/wheels/torch-$*/bin:$$PATH" CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) \
 	  build/wheels/torch-$*/bin/python -m pip wheel -q --no-build-isolation --no-deps -w dist \
 	  -C build-dir=build/wheels/torch-$*/build .
+
+# Whether csrc/ compiles against the headers of torch that no wheel is built for; makes no code.
+check-headers: build
+	$(PY) tools/check_headers.py --jobs $(JOBS) $(or $(TORCH_HEADERS),2.11.0 2.12.0)
 
 # The API reference, as HTML in build/docs, and the pages that are written from the code.
 docs: build

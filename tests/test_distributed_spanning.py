@@ -117,6 +117,39 @@ def test_a_graph_is_one_program_where_all_have_the_same(size: int, tmp_path: Pat
         assert out == "0\n", err[-3000:]
 
 
+NUMBERS = """
+import sys, torch, torch.distributed as dist, lazyxla
+rank, meet = int(sys.argv[1]), sys.argv[2]
+dist.init_process_group("lazyxla", init_method=f"file://{meet}", rank=rank, world_size=2)
+one = torch.tensor([2.0]).to("lazyxla")
+def counted(step):
+    for number in range(6):
+        before = lazyxla.counters()
+        x = step(one, number)
+        dist.all_reduce(x)
+        y = x * 0.5
+        lazyxla.sync()
+        after = lazyxla.counters()
+        yield [after[name] - before[name] for name in ("compiles", "executions")], y.item()
+for step in (
+    lambda x, number: x * (1.5 + rank),  # a number of each process: an input
+    lambda x, number: x * (1.5 + rank + number),
+    lambda x, number: torch.linalg.vector_norm(x, 1.5 + rank, 0, True),  # needed to compile
+):
+    *_, (counts, value) = counted(step)
+    print(counts, value)
+"""
+
+
+def test_numbers_that_differ_between_processes(tmp_path: Path) -> None:
+    """They become inputs of one program; those that cannot are compiled once, in pieces."""
+    script = tmp_path / "constants.py"
+    script.write_text(NUMBERS)
+    for process in start_spanning([str(script), str(tmp_path / "meet")], 2):
+        out, err = process.communicate(timeout=200)
+        assert out.splitlines() == ["[0, 1] 4.0", "[0, 1] 14.0", "[0, 3] 2.0"], err[-3000:]
+
+
 DATA_PARALLEL = """
 import ctypes, os, sys, torch, torch.distributed as dist, lazyxla
 from torch import nn
@@ -244,7 +277,7 @@ parallelize_module(model, mesh["model"], {"0": ColwiseParallel(), "2": RowwisePa
 fully_shard(model, mesh=mesh["data"])
 optimizers = [torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9) for m in (model, alone)]
 for step, both in enumerate(batches):
-    before = lazyxla.counters()["compiles"]
+    before = lazyxla.counters()
     losses = []
     for module, optimizer, x in (
         (model, optimizers[0], both[rank // 2].to("lazyxla")),
@@ -256,21 +289,69 @@ for step, both in enumerate(batches):
         optimizer.zero_grad()
         losses.append(loss.detach())
     lazyxla.sync()
-    compiles = lazyxla.counters()["compiles"] - before
+    counted = [lazyxla.counters()[name] - before[name] for name in ("executions", "compiles")]
     dist.all_reduce(losses[0], dist.ReduceOp.AVG, group=mesh.get_group("data"))
     torch.testing.assert_close(losses[0].cpu(), losses[1])
-print(compiles, lazyxla.counters()["host_calls"])
+print(*counted, lazyxla.counters()["host_calls"])
 dist.destroy_process_group()
 """
 
 
 def test_sharded_in_two_dimensions(tmp_path: Path) -> None:
-    """FSDP over one dimension of a mesh, tensor parallelism over the other: groups of some only."""
+    """FSDP over one dimension of a mesh, tensor parallelism over the other: one program a step."""
     script = tmp_path / "mesh.py"
     script.write_text(TWO_DIMENSIONS)
     for process in start_spanning([str(script), str(tmp_path / "meet")], 4):
         out, err = process.communicate(timeout=300)
-        assert out.split() == ["0", "0"], err[-3000:]
+        assert out.split() == ["1", "0", "0"], err[-3000:]
+
+
+GROUPS = """
+import random, sys, torch, torch.distributed as dist, lazyxla
+rank, meet = int(sys.argv[1]), sys.argv[2]
+dist.init_process_group("lazyxla", init_method=f"file://{meet}", rank=rank, world_size=4)
+KINDS = {
+    "rows": [[0, 1], [2, 3]], "columns": [[0, 2], [1, 3]], "all": [[0, 1, 2, 3]],
+    "diagonals": [[0, 3], [1, 2]], "three": [[0, 1, 2], [3]], "each": [[0], [1], [2], [3]],
+}
+groups = {}
+for kind, rows in KINDS.items():
+    made = [dist.new_group(row) for row in rows]
+    groups[kind] = next(group for group, row in zip(made, rows) if rank in row)
+draw, seen = random.Random(0), {}
+ones = torch.ones(3, device="lazyxla")
+for number in range(120):
+    kinds = draw.choices(list(KINDS), weights=(4, 4, 2, 1, 1, 1), k=draw.randint(1, 3))
+    expected = [float(r + number) for r in range(4)]
+    before = lazyxla.counters()["executions"]
+    x = ones * (rank + number)
+    for kind in kinds:
+        dist.all_reduce(x, group=groups[kind])
+        x = x * 0.5
+        sums = {r: sum(expected[m] for m in row) * 0.5 for row in KINDS[kind] for r in row}
+        expected = [sums[r] for r in range(4)]
+    lazyxla.sync()
+    executions = lazyxla.counters()["executions"] - before
+    torch.testing.assert_close(x.cpu(), torch.full((3,), expected[rank]))
+    used = set(kinds) - {"each"}
+    times = seen[tuple(kinds)] = seen.get(tuple(kinds), 0) + 1
+    is_grid = used <= {"rows", "columns"} or len(used) == 1 or used == {"rows", "columns", "all"}
+    if not is_grid:
+        assert executions > 1, (number, kinds)
+    else:
+        assert executions == 1 or times <= 3, (number, kinds, executions, times)
+assert max(seen.values()) > 4
+print("ok")
+"""
+
+
+def test_groups_of_a_program_are_rows_of_a_grid(tmp_path: Path) -> None:
+    """Where they are not, each collective is a program; the values are the same."""
+    script = tmp_path / "groups.py"
+    script.write_text(GROUPS)
+    for process in start_spanning([str(script), str(tmp_path / "meet")], 4):
+        out, err = process.communicate(timeout=400)
+        assert out == "ok\n", err[-3000:]
 
 
 ALONE = """

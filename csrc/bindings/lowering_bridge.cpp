@@ -83,13 +83,14 @@ class Exporter {
     return classes_.partition(py::tuple(axes), py::tuple(inputs), py::tuple(results));
   }
 
-  // Its replicas are one group.
   py::dict groups() const {
     py::dict groups;
     if (!graph_.replicas) return groups;
-    py::tuple members(graph_.replicas->devices.size());
-    for (size_t i = 0; i < members.size(); ++i) members[i] = i;
-    groups[py::str(graph_.replicas->group)] = py::make_tuple(members);
+    for (const graph::Replicas::Group& group : graph_.replicas->groups) {
+      py::list rows;
+      for (const graph::Ranks& row : group.rows) rows.append(py::tuple(py::cast(row)));
+      groups[py::str(group.name)] = py::tuple(rows);
+    }
     return groups;
   }
 

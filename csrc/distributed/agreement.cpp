@@ -135,31 +135,49 @@ Agreement::Agreement(c10::intrusive_ptr<c10d::Backend> channel,
 }
 
 void Agreement::run(const Call& call, Recorded recorded, c10::function_ref<void()> exchange) {
-  run(call, recorded, /*compare_all=*/false, {}, exchange);
+  run(call, recorded, /*compare_all=*/false, exchange);
 }
 
-graph::Launched Agreement::launch(const Call& call, Recorded recorded, const Whole& whole,
-                                  c10::function_ref<void()> launch) {
-  return run(call, recorded, /*compare_all=*/true, whole, launch);
+void Agreement::launch(const Call& call, Recorded recorded, c10::function_ref<void()> launch) {
+  run(call, recorded, /*compare_all=*/true, launch);
 }
 
-graph::Launched Agreement::run(const Call& call, Recorded recorded, bool compare_all,
-                               const Whole& whole, c10::function_ref<void()> exchange) {
+void Agreement::run(const Call& call, Recorded recorded, bool compare_all,
+                    c10::function_ref<void()> exchange) {
+  attempt(call, [&] {
+    const bool same =
+        !is_to_be_compared(call, compare_all) || compare(call, recorded, Whole()) != Same::kNothing;
+    if (same) exchange();
+    return same;
+  });
+}
+
+graph::Launched Agreement::agree(const Call& call, Recorded recorded, const Whole& whole) {
+  Same same = Same::kCall;
+  attempt(call, [&] {
+    if (is_to_be_compared(call, /*compare_all=*/true)) same = compare(call, recorded, whole);
+    last_number_ = call.number - 1;  // it comes again
+    return same != Same::kNothing;
+  });
+  if (same == Same::kProgram) return Launched::kYes;
+  return same == Same::kAllButNumbers ? Launched::kNumbersDiffer : Launched::kNo;
+}
+
+void Agreement::launch_whole(const Call& call, const Whole& whole,
+                             c10::function_ref<void()> launch) {
+  attempt(call, [&] {
+    last_number_ = call.number + whole.calls - 1;
+    launch();
+    return true;
+  });
+}
+
+void Agreement::attempt(const Call& call, c10::function_ref<bool()> action) {
   std::lock_guard lock(mutex_);
   TORCH_CHECK(broken_.empty(), broken_);
   std::string error;
   try {
-    Same same = Same::kCall;  // as was found before
-    if (is_to_be_compared(call, compare_all)) same = compare(call, recorded, whole);
-    if (whole.hash != 0 && (same == Same::kCall || same == Same::kAllButNumbers)) {
-      last_number_ = call.number - 1;  // it comes again, by itself
-      return same == Same::kCall ? Launched::kNo : Launched::kNumbersDiffer;
-    }
-    if (same == Same::kProgram) last_number_ = agreed_;
-    if (same != Same::kNothing) {
-      exchange();
-      return Launched::kYes;
-    }
+    if (action()) return;
   } catch (const c10::Error& caught) {
     error = caught.what_without_backtrace();
   } catch (const std::exception& caught) {
@@ -203,7 +221,9 @@ Agreement::Same Agreement::compare(const Call& call, Recorded recorded, const Wh
   agreed_ = call.number + (is_same_program ? whole.calls : same) - 1;
   if (same == 0) return Same::kNothing;
   if (is_same_program) return Same::kProgram;
-  return agree(kAhead + 1) ? Same::kAllButNumbers : Same::kCall;
+  if (!agree(kAhead + 1)) return Same::kCall;
+  agreed_ = call.number - 1;  // the program that takes the numbers as inputs is compared as well
+  return Same::kAllButNumbers;
 }
 
 void Agreement::fail(const Call& call, const std::string& error) {

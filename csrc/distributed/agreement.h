@@ -12,7 +12,8 @@
 //     process 1 has recorded   all_reduce 7, all_reduce 8                 agreed as far as 8
 //
 // Where a program of several collectives is launched on the devices of all (program/replicas.h),
-// its hash goes along: if all have the same, they agree on all of its collectives.
+// its hash goes along: if all have the same, they agree on all of its collectives. Then all calls
+// are compared, for whether some are depends on what all know, never on what one process does.
 //
 // The hashes go over connections of their own, where no collective's data can be taken for them.
 // When a collective fails, all tell one another through the store what they were in; each error
@@ -73,17 +74,22 @@ class Agreement {
   // Compares the call with that of the other processes, then exchanges its data. Throws what each
   // process was in, if they differ or the exchange fails.
   void run(const Call& call, Recorded recorded, c10::function_ref<void()> exchange);
-  // The same of a call that is a program of all, or begins one. All that was not compared before is
-  // compared, for otherwise no process knows what the others have. Nothing is launched if there is
-  // a program `whole` that not all have.
-  graph::Launched launch(const Call& call, Recorded recorded, const Whole& whole,
-                         c10::function_ref<void()> launch);
+  // The same of a call that is a program of all. Each that was not compared before is compared, as
+  // by `agree`: otherwise no process knows what the others do.
+  void launch(const Call& call, Recorded recorded, c10::function_ref<void()> launch);
+  // Whether all processes are to launch the same program, which begins with the call. Throws if
+  // they are not in the same call. `launch`, or `launch_whole`, comes next.
+  graph::Launched agree(const Call& call, Recorded recorded, const Whole& whole);
+  // After all have agreed, in all of the program's groups. `launch` may do nothing.
+  void launch_whole(const Call& call, const Whole& whole, c10::function_ref<void()> launch);
 
  private:
   enum class Same { kNothing, kCall, kAllButNumbers, kProgram };
 
-  graph::Launched run(const Call& call, Recorded recorded, bool compare_all, const Whole& whole,
-                      c10::function_ref<void()> exchange);
+  void run(const Call& call, Recorded recorded, bool compare_all,
+           c10::function_ref<void()> exchange);
+  // Does it, or throws what each process was in if that throws or returns false.
+  void attempt(const Call& call, c10::function_ref<bool()> action);
   bool is_to_be_compared(const Call& call, bool compare_all);
   // What all processes have. Notes as far as they agree.
   Same compare(const Call& call, Recorded recorded, const Whole& whole);

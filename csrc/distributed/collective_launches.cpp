@@ -5,6 +5,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "dispatch/host_program.h"
 #include "distributed/group.h"
@@ -24,30 +25,63 @@ bool is_by_host(const ir::OpSpec& spec) {
   return spec.name == "lazyxla_c10d::all_to_all" && !spec.args.at(4).constant.toBool();
 }
 
-graph::Replicas replicas_of(const ir::OpSpec& spec) {
-  const std::string& group = spec.args.at(1).constant.toStringRef();
-  return {.group = group,
-          .devices = graph::devices_of_ranks(find_group(group)->ranks()),
-          .by_host = is_by_host(spec)};
+graph::Collectives::Caller caller_of(const ir::OpSpec& spec) {
+  const std::string& name = spec.args.at(1).constant.toStringRef();
+  const auto group = find_group(name);
+  return {name, group->ranks(), is_by_host(spec), group->compares()};
 }
 
-bool can_agree(const graph::Replicas& replicas) { return find_group(replicas.group)->compares(); }
+// The group's first call in a program that begins at this turn, and the group.
+struct First {
+  First(const graph::Replicas::Group& of, int64_t turn)
+      : group(find_group(of.name)), call(group->noted(turn + of.first)), calls(of.calls) {}
+
+  std::shared_ptr<Group> group;
+  Call call;
+  int64_t calls;
+  std::vector<int64_t> recorded(int64_t number) const { return group->recorded(number); }
+};
+
+// Group after group, as long as all members of all of them may be about to launch the program.
+// Where the groups are rows of a grid, all processes come to the same.
+graph::Launched agree(const std::vector<First>& groups, const graph::Identity& whole) {
+  graph::Launched found = graph::Launched::kYes;
+  for (const First& first : groups) {
+    const bool as_it_is = found == graph::Launched::kYes;
+    const graph::Launched here = first.group->agreement().agree(
+        first.call, [&](int64_t number) { return first.recorded(number); },
+        {as_it_is ? whole.hash : 0, whole.without_numbers, first.calls});
+    if (here == graph::Launched::kNo) return here;
+    if (here == graph::Launched::kNumbersDiffer) found = here;
+  }
+  return found;
+}
 
 graph::Launched launch_together(const graph::Replicas& replicas, int64_t turn,
                                 const graph::Identity* whole, c10::function_ref<void()> launch) {
-  const std::shared_ptr<Group> group = find_group(replicas.group);
-  const Call call = group->noted(turn);
-  const auto recorded = [&](int64_t number) { return group->recorded(number); };
-  Whole compared;
-  if (whole) compared = {whole->hash, whole->without_numbers, replicas.calls};
-  return group->agreement().launch(call, recorded, compared, launch);
+  std::vector<First> groups;
+  for (const graph::Replicas::Group& group : replicas.groups) groups.emplace_back(group, turn);
+  if (!whole) {
+    const First& only = groups.front();
+    only.group->agreement().launch(
+        only.call, [&](int64_t number) { return only.recorded(number); }, launch);
+    return graph::Launched::kYes;
+  }
+  const graph::Launched found = agree(groups, *whole);
+  if (found != graph::Launched::kYes) return found;
+  for (const First& first : groups) {
+    const bool is_last = &first == &groups.back();
+    first.group->agreement().launch_whole(first.call, {.calls = first.calls}, [&] {
+      if (is_last) launch();
+    });
+  }
+  return graph::Launched::kYes;
 }
 
 }  // namespace
 
 void install_collective_launches() {
-  graph::set_collectives(
-      {&replicas_of, &can_agree, &dispatch::host_program_of_call, &launch_together});
+  graph::set_collectives({&caller_of, &dispatch::host_program_of_call, &launch_together});
 }
 
 }  // namespace lazyxla::distributed

@@ -301,8 +301,8 @@ void execute_stages(const Variant& variant, const Run& run, c10::DeviceIndex ind
   }
 }
 
-// Whether all members have the graph; else nothing is done.
-bool execute_whole(const Variant& variant, const Run& run, c10::DeviceIndex index) {
+// A whole graph of several processes, if all of them have it; else nothing is done.
+Launched execute_whole(const Variant& variant, const Run& run, c10::DeviceIndex index) {
   StageRun whole = std::move(stage_runs(variant, run).front());
   const Variant& program = *variant.stages.front().variant;
   Launched launched = Launched::kNo;
@@ -316,13 +316,21 @@ bool execute_whole(const Variant& variant, const Run& run, c10::DeviceIndex inde
     give_back();
     throw;
   }
-  if (launched == Launched::kYes) return true;
+  if (launched == Launched::kYes) return launched;
   give_back();
   if (launched == Launched::kNumbersDiffer) {
     program.note_other_numbers();
     variant.note_other_numbers();
   }
-  return false;
+  return launched;
+}
+
+void execute_of_all(const Variant& variant, const Run& run, c10::DeviceIndex index) {
+  Launched launched = execute_whole(variant, run, index);
+  if (launched == Launched::kNumbersDiffer) {
+    launched = execute_whole(*variant.apart->whole(run.slots), run, index);
+  }
+  if (launched != Launched::kYes) execute_stages(*variant.apart->pieces(run.slots), run, index);
 }
 
 }  // namespace
@@ -340,10 +348,7 @@ bool would_wait(const Variant& variant, const Run& run) {
 }
 
 void execute(const Variant& variant, const Run& run, c10::DeviceIndex index) {
-  if (variant.apart) {
-    if (execute_whole(variant, run, index)) return;
-    return execute_stages(*variant.apart->variant(run.slots), run, index);
-  }
+  if (variant.apart) return execute_of_all(variant, run, index);
   if (!variant.stages.empty()) return execute_stages(variant, run, index);
   if (variant.partition) return execute_partitioned(variant, run, index);
   check_fits(variant, run, pjrt_device(index));

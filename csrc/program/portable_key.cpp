@@ -3,6 +3,7 @@
 #include <c10/util/flat_hash_map.h>
 
 #include "common/bytes.h"
+#include "program/replicas.h"
 
 namespace lazyxla::graph {
 namespace {
@@ -13,6 +14,9 @@ using ir::Arg;
 // and string is preceded by its length, every choice by its number.
 class Writer {
  public:
+  // Names of groups are the processes' own.
+  explicit Writer(const Replicas* replicas) : replicas_(replicas) {}
+
   // False if something could not be written out.
   bool good() const { return good_; }
   std::string take() { return std::move(bytes_); }
@@ -39,7 +43,8 @@ class Writer {
     } else if (value.isComplexDouble()) {
       word(4), real(value.toComplexDouble().real()), real(value.toComplexDouble().imag());
     } else if (value.isString()) {
-      word(5), text(value.toStringRef());
+      const auto group = replicas_ ? replicas_->describe(value.toStringRef()) : std::nullopt;
+      word(group ? 8 : 5), text(group.value_or(value.toStringRef()));
     } else if (value.isList()) {
       word(6), word(value.toListRef().size());
       for (const c10::IValue& element : value.toListRef()) constant(element);
@@ -88,6 +93,7 @@ class Writer {
   }
 
  private:
+  const Replicas* replicas_;
   std::string bytes_;
   bool good_ = true;
 };
@@ -95,7 +101,7 @@ class Writer {
 }  // namespace
 
 std::optional<std::string> portable_key(const Graph& graph) {
-  Writer writer;
+  Writer writer(graph.replicas.get());
   std::vector<uint64_t> key = graph.key;
   key[0] = 0;  // options of the compiler are told otherwise
   ska::flat_hash_map<const ir::OpSpec*, uint64_t> places;

@@ -60,8 +60,8 @@ bool spans_processes(const Graph& graph) {
 
 // What the processes must agree on, and what is told if they do not. The hash has more in it than
 // the operators: how they hang together, and the numbers that are constants.
-std::unique_ptr<const Identity> identity_of(const Graph& graph, const std::string& portable_key,
-                                            const std::string& options, const ScalarPlan& scalars) {
+std::unique_ptr<Identity> identity_of(const Graph& graph, const std::string& portable_key,
+                                      const std::string& options, const ScalarPlan& scalars) {
   auto identity = std::make_unique<Identity>();
   std::string text = portable_key + options + (graph.partition ? graph.partition->text() : "");
   for (const ir::NodePtr& node : graph.nodes) {
@@ -158,14 +158,17 @@ std::string Program::reason(const Graph& graph, const std::vector<bool>& variabl
 std::vector<bool> Program::wanted_inputs(const Graph& graph) const {
   std::vector<bool> variable = ScalarHistory::of(graph).variable_slots(
       graph, variants_.empty() ? nullptr : &variants_.front()->scalars);
-  const bool differ =
-      std::any_of(variants_.begin(), variants_.end(),
-                  [](const VariantRef& variant) { return variant->has_other_numbers(); });
+  const bool all = others_have_other_numbers();
   for (size_t i = 0; i < variable.size(); ++i) {
-    if (differ || (i < varying_.size() && varying_[i])) variable[i] = true;
+    if (all || (i < varying_.size() && varying_[i])) variable[i] = true;
     if (static_slots_[i]) variable[i] = false;
   }
   return variable;
+}
+
+bool Program::others_have_other_numbers() const {
+  return std::any_of(variants_.begin(), variants_.end(),
+                     [](const VariantRef& variant) { return variant->has_other_numbers(); });
 }
 
 std::vector<bool> Program::needed_inputs(const Graph& graph) const {
@@ -310,8 +313,8 @@ VariantRef Program::make_of_all(const Graph& graph, std::vector<Piece>& pieces,
   try {
     const auto variant = compile_pieces(graph, one, origin, reason, varying_);
     if (!variant->stages.front().variant->identity) return nullptr;
-    variant->apart =
-        std::make_shared<Apart>(without_data(graph), std::move(pieces), origin, reason, varying_);
+    variant->apart = std::make_shared<Apart>(without_data(graph), std::move(one), std::move(pieces),
+                                             origin, reason, varying_);
     return variant;
   } catch (const LoweringFailure&) {
     return nullptr;  // what only the host computes may be cut out
@@ -369,7 +372,10 @@ VariantRef Program::make_whole(const Graph& graph, Compile how, const Origin& or
   }
   variant->scalars.constants = graph.slots;
   if (spans_processes(graph) && (portable || graph.partition)) {
-    variant->identity = identity_of(graph, portable.value_or(""), options_text, variant->scalars);
+    auto identity = identity_of(graph, portable.value_or(""), options_text, variant->scalars);
+    // What numbers are left are needed to compile.
+    if (others_have_other_numbers()) identity->without_numbers = 0;
+    variant->identity = std::move(identity);
   }
 
   if (!loaded) {

@@ -150,6 +150,8 @@ class Program {
   // inputs before.
   std::vector<bool> wanted_inputs(const Graph& graph) const;
   std::vector<bool> needed_inputs(const Graph& graph) const;
+  // Whether another process that runs it together with this one has other constants.
+  bool others_have_other_numbers() const;
   // Why this graph is compiled, in words; `new_reason` if it is the first of its key.
   std::string reason(const Graph& graph, const std::vector<bool>& variable,
                      const std::string& new_reason) const;

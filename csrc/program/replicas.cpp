@@ -1,9 +1,11 @@
 #include "program/replicas.h"
 
 #include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
 #include <c10/util/flat_hash_map.h>
 
 #include <algorithm>
+#include <numeric>
 
 #include "pjrt/client.h"
 #include "pjrt/runtime.h"
@@ -92,11 +94,53 @@ Piece collective_piece(const Graph& whole, size_t position) {
   }
   graph.aliases.assign(graph.leaves.size(), -1);
   graph.complete_key();
-  Replicas replicas = collectives().replicas_of(*node->spec());
+  const auto [group, ranks, by_host, _] = collectives().caller_of(*node->spec());
+  Replicas replicas{.devices = devices_of_ranks(ranks), .by_host = by_host};
+  Ranks row(ranks.size());
+  std::iota(row.begin(), row.end(), 0);
+  replicas.groups.push_back({.name = group, .rows = {row}});
   replicas.token_input = piece.inputs.size() - 1;
   replicas.token_result = piece.outputs.size() - 1;
   graph.set_replicas(std::make_shared<Replicas>(std::move(replicas)));
   return piece;
+}
+
+// Of each process.
+std::vector<int64_t> first_devices() {
+  const pjrt::Client& client = pjrt::Runtime::get().client();
+  std::vector<int64_t> first;
+  for (size_t i = 0; i < client.all_devices().size(); ++i) {
+    if (client.process_of(i) == static_cast<int>(first.size())) first.push_back(i);
+  }
+  return first;
+}
+
+// Of a whole graph, but for its token.
+std::optional<Replicas> replicas_of(const Graph& graph) {
+  Replicas replicas{.is_whole = true, .calls = 0};
+  std::vector<Ranks> members;  // of each group
+  for (const ir::NodePtr& node : graph.nodes) {
+    if (!node->spec()->collective) continue;
+    auto [name, ranks, by_host, compares] = collectives().caller_of(*node->spec());
+    if (by_host || !compares) return std::nullopt;
+    auto group = std::find_if(replicas.groups.begin(), replicas.groups.end(),
+                              [&](const Replicas::Group& each) { return each.name == name; });
+    if (group == replicas.groups.end()) {
+      group = replicas.groups.insert(group, {.name = name, .first = replicas.calls, .calls = 0});
+      members.push_back(std::move(ranks));
+    }
+    ++group->calls;
+    ++replicas.calls;
+  }
+  std::optional<ReplicaGroups> arranged = arrange(members);
+  const auto processes = static_cast<int64_t>(first_devices().size());
+  if (!arranged || arranged->ranks.front() < 0 || arranged->ranks.back() >= processes) {
+    return std::nullopt;  // no such grid
+  }
+  for (size_t i = 0; i < members.size(); ++i)
+    replicas.groups[i].rows = std::move(arranged->rows[i]);
+  replicas.devices = devices_of_ranks(arranged->ranks);
+  return replicas;
 }
 
 }  // namespace
@@ -105,6 +149,16 @@ std::string Replicas::devices_text() const {
   std::string text;
   for (int64_t device : devices) text += (text.empty() ? "" : ",") + std::to_string(device);
   return text;
+}
+
+std::optional<std::string> Replicas::describe(const std::string& group) const {
+  for (size_t i = 0; i < groups.size(); ++i) {
+    if (groups[i].name != group) continue;
+    std::string text = std::to_string(i);
+    for (const Ranks& row : groups[i].rows) text += " [" + c10::Join(",", row) + "]";
+    return text;
+  }
+  return std::nullopt;
 }
 
 void Replicas::add_to_key(std::vector<uint64_t>& key) const {
@@ -116,11 +170,7 @@ void set_collectives(Collectives collectives) { known_collectives() = std::move(
 const Collectives& collectives() { return known_collectives(); }
 
 std::vector<int64_t> devices_of_ranks(const std::vector<int64_t>& ranks) {
-  const pjrt::Client& client = pjrt::Runtime::get().client();
-  std::vector<int64_t> first;  // by process
-  for (size_t i = 0; i < client.all_devices().size(); ++i) {
-    if (client.process_of(i) == static_cast<int>(first.size())) first.push_back(i);
-  }
+  const std::vector<int64_t> first = first_devices();
   std::vector<int64_t> devices;
   for (int64_t rank : ranks) devices.push_back(first.at(rank));
   return devices;
@@ -140,15 +190,9 @@ bool is_cut_at_collectives(const Graph& graph) {
 }
 
 std::optional<Piece> whole_of(const Graph& graph) {
-  std::optional<Replicas> replicas;
-  for (const ir::NodePtr& node : graph.nodes) {
-    if (!node->spec()->collective) continue;
-    Replicas of = collectives().replicas_of(*node->spec());
-    if (of.by_host || (replicas && of.group != replicas->group)) return std::nullopt;
-    if (replicas) of.calls = replicas->calls + 1;
-    replicas = std::move(of);
-  }
-  if (graph.nodes.size() == 1 || !collectives().can_agree(*replicas)) return std::nullopt;
+  if (graph.nodes.size() == 1) return std::nullopt;
+  std::optional<Replicas> replicas = replicas_of(graph);
+  if (!replicas) return std::nullopt;
 
   Piece whole = std::move(cut(graph, std::vector<uint32_t>(graph.nodes.size(), 0)).front());
   const Graph& made = whole.graph;
@@ -163,7 +207,6 @@ std::optional<Piece> whole_of(const Graph& graph) {
     return std::nullopt;  // a token that is lost
   }
   replicas->token_result = result - made.outputs.begin();
-  replicas->is_whole = true;
   whole.graph.set_replicas(std::make_shared<Replicas>(std::move(*replicas)));
   return whole;
 }

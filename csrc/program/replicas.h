@@ -2,15 +2,15 @@
 //
 // Where the client spans the processes (pjrt::Client::spans_processes), collectives are the
 // compiler's. The members of a group, its replicas, run one program of a whole graph, if all of
-// them have the same one:
+// them have the same one; those of several groups, if these are rows of a grid (replica_groups.h):
 //
 //     gradients = backward(loss)
 //     all_reduce(gradients)            1     that of all members of the group
 //     step(parameters, gradients)
 //
 // But what they compute between collectives may differ: one logs, another is a pipeline's next
-// stage; and a graph may have collectives of several groups. Then each collective is a program of
-// its own, and the operators between two collectives are a program that is the process's alone:
+// stage. Then each collective is a program of its own, and the operators between two collectives
+// are a program that is the process's alone:
 //
 //     gradients = backward(loss)       1     this process's
 //     all_reduce(gradients)            2     that of all members of the group
@@ -18,7 +18,9 @@
 //
 // The graph stays one flush: it is cut (cut.h) there, and run as one that is cut for other reasons.
 // Before a program of several processes is launched, the members agree that all are about to
-// (set_collectives); which of the two ways it is they find out at the same time.
+// (set_collectives); which of the two ways it is they find out at the same time. If their graphs
+// differ in nothing but numbers that were built in, such as where a shard begins, another program
+// is made that takes them as inputs.
 //
 // A collective that no compiler has, such as a message from one process to another, is exchanged by
 // the host at that place.
@@ -35,13 +37,20 @@
 
 #include "program/cut.h"
 #include "program/host_program.h"
+#include "program/replica_groups.h"
 #include "program/variant.h"
 
 namespace lazyxla::graph {
 
 struct Replicas {
-  std::string group;             // the process group's name, which its collectives have
-  std::vector<int64_t> devices;  // of its members in turn, by their positions among all devices
+  struct Group {
+    std::string name;         // the process group's, which its collectives have
+    std::vector<Ranks> rows;  // this group, and others like it: their members, by replica
+    int64_t first = 0;        // of its collectives, by position among all of the program's
+    int64_t calls = 1;
+  };
+  std::vector<Group> groups;     // this process's, in the order of their first collectives
+  std::vector<int64_t> devices;  // of the replicas in turn, by their positions among all devices
   bool by_host = false;          // whether the host exchanges the data
   bool is_whole = false;         // a whole graph, not one collective of it
   int64_t calls = 1;             // collectives
@@ -50,6 +59,8 @@ struct Replicas {
 
   // The devices as an option to compile with.
   std::string devices_text() const;
+  // A group in words that are the same in all processes; null if it is none of them.
+  std::optional<std::string> describe(const std::string& group) const;
   void add_to_key(std::vector<uint64_t>& key) const;
 };
 
@@ -62,10 +73,15 @@ enum class Launched : uint8_t {
 
 // What the distributed room knows. Set once.
 struct Collectives {
-  // Who runs a collective; throws if its group was destroyed.
-  std::function<Replicas(const ir::OpSpec&)> replicas_of;
-  // Whether the members of this group can agree on a whole graph: not if nothing is compared.
-  std::function<bool(const Replicas&)> can_agree;
+  // Who calls a collective.
+  struct Caller {
+    std::string group;
+    Ranks ranks;
+    bool by_host;   // as in Replicas
+    bool compares;  // whether the group's members compare what they are in
+  };
+  // Throws if its group was destroyed.
+  std::function<Caller(const ir::OpSpec&)> caller_of;
   // The host's program of a graph of one collective.
   std::function<HostProgram(const Graph&)> on_host;
   // Does `launch` once all members are known to launch the call of this turn (the token's number);
@@ -88,8 +104,7 @@ bool collectives_are_programs();
 // Whether the graph is to be cut at its collectives.
 bool is_cut_at_collectives(const Graph& graph);
 
-// Such a graph as one program of all members, if it can be: its collectives are the compiler's and
-// of one group.
+// Such a graph as one program of all members, if it can be: its collectives are the compiler's.
 std::optional<Piece> whole_of(const Graph& graph);
 
 // The pieces of such a graph, in their order: each collective by itself, with all of its operands

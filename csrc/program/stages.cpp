@@ -139,29 +139,32 @@ std::shared_ptr<Variant> compile_pieces(const Graph& whole, const std::vector<Pi
   return variant;
 }
 
-Apart::Apart(Graph whole, std::vector<Piece> pieces, Origin origin, std::string reason,
-             std::vector<bool> varying)
+Apart::Apart(Graph graph, std::vector<Piece> whole, std::vector<Piece> pieces, Origin origin,
+             std::string reason, std::vector<bool> varying)
     : origin_(std::move(origin)),
       reason_(std::move(reason)),
       varying_(std::move(varying)),
-      whole_(std::move(whole)),
-      pieces_(std::move(pieces)) {}
+      graph_(std::move(graph)),
+      whole_{std::move(whole), nullptr},
+      pieces_{std::move(pieces), nullptr} {}
 
-VariantRef Apart::variant(c10::ArrayRef<ir::ScalarValue> slots) {
-  const auto made = start_on_worker<VariantRef>(
-      [self = shared_from_this(), slots = slots.vec()] { return self->find_or_make(slots); });
+VariantRef Apart::find(Form& form, c10::ArrayRef<ir::ScalarValue> slots) {
+  const auto made =
+      start_on_worker<VariantRef>([self = shared_from_this(), &form, slots = slots.vec()] {
+        return self->find_or_make(form, slots);
+      });
   return made->get();
 }
 
-VariantRef Apart::find_or_make(const std::vector<ir::ScalarValue>& slots) {
+VariantRef Apart::find_or_make(Form& form, const std::vector<ir::ScalarValue>& slots) {
   std::lock_guard lock(mutex_);
-  if (last_ && last_->matches(slots)) return last_;
-  whole_.slots = slots;
-  for (Piece& piece : pieces_) {
+  if (form.last && form.last->matches(slots)) return form.last;
+  graph_.slots = slots;
+  for (Piece& piece : form.pieces) {
     for (size_t i = 0; i < piece.slots.size(); ++i) piece.graph.slots[i] = slots[piece.slots[i]];
   }
-  last_ = compile_pieces(whole_, pieces_, origin_, reason_, varying_);
-  return last_;
+  form.last = compile_pieces(graph_, form.pieces, origin_, reason_, varying_);
+  return form.last;
 }
 
 Graph without_data(const Graph& graph) {

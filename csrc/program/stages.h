@@ -19,31 +19,37 @@ std::shared_ptr<Variant> compile_pieces(const Graph& whole, const std::vector<Pi
                                         const Origin& origin, const std::string& reason,
                                         const std::vector<bool>& varying);
 
-// A graph with collectives in pieces, for the members of a group that do not all have the same
-// graph (replicas.h). They are compiled when that happens.
+// What else becomes of a graph with collectives, if not all members of a group have its program
+// (replicas.h): one with inputs where it has numbers, or its pieces. Compiled when they are needed.
 class Apart : public std::enable_shared_from_this<Apart> {
  public:
-  // `whole`, without its data. The others as for compile_pieces.
-  Apart(Graph whole, std::vector<Piece> pieces, Origin origin, std::string reason,
-        std::vector<bool> varying);
+  // `graph`, without its data; all of it as one piece, and its pieces. The others as for
+  // compile_pieces.
+  Apart(Graph graph, std::vector<Piece> whole, std::vector<Piece> pieces, Origin origin,
+        std::string reason, std::vector<bool> varying);
 
-  // Of these scalars. Waits while it is compiled, by a worker, which goes on if the wait is
+  // Of these scalars. They wait while it is compiled, by a worker, which goes on if the wait is
   // interrupted.
-  VariantRef variant(c10::ArrayRef<ir::ScalarValue> slots);
+  VariantRef whole(c10::ArrayRef<ir::ScalarValue> slots) { return find(whole_, slots); }
+  VariantRef pieces(c10::ArrayRef<ir::ScalarValue> slots) { return find(pieces_, slots); }
 
  private:
-  VariantRef find_or_make(const std::vector<ir::ScalarValue>& slots);
+  struct Form {
+    std::vector<Piece> pieces;
+    VariantRef last;
+  };
+  VariantRef find(Form& form, c10::ArrayRef<ir::ScalarValue> slots);
+  VariantRef find_or_make(Form& form, const std::vector<ir::ScalarValue>& slots);
 
   const Origin origin_;
   const std::string reason_;
   const std::vector<bool> varying_;
   std::mutex mutex_;  // guards what follows; held while compiling
-  Graph whole_;
-  std::vector<Piece> pieces_;
-  VariantRef last_;
+  Graph graph_;
+  Form whole_, pieces_;
 };
 
-// A graph as such a whole.
+// A graph as that takes it.
 Graph without_data(const Graph& graph);
 
 }  // namespace lazyxla::graph

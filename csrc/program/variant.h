@@ -24,7 +24,7 @@ struct StageProgram;
 // What the processes compare that are about to launch a program together: whether it is the same.
 struct Identity {
   uint64_t hash = 0;
-  uint64_t without_numbers = 0;        // of all but the numbers that are constants, and which are
+  uint64_t without_numbers = 0;        // of all but the constants; 0 if none can be an input
   std::vector<std::string> operators;  // "aten::mul.Tensor Float[4, 4]"
 };
 

@@ -276,3 +276,25 @@ def test_the_gpus_compiler_takes_them() -> None:
     for dtype in DTYPES:
         for made in all_programs(dtype, PAIRS):
             compile_for(gpus(), made, Target("cuda", compute_capability=(9, 0)))
+
+
+def step_along_two_axes() -> Program:
+    """Several collectives in one program, of groups that are the rows and the columns of a grid."""
+    x, part = TensorSpec(torch.bfloat16, (2, 2, 3)), TensorSpec(torch.bfloat16, (2, 3))
+    nodes = [
+        Node("lazyxla_c10d::all_reduce", ([Ref(0), Ref(1)], "rows", SUM), (x, TOKEN)),
+        Node("lazyxla_c10d::reduce_scatter", ([Ref(2), Ref(3)], "columns", SUM), (part, TOKEN)),
+        Node("lazyxla_c10d::all_gather", ([Ref(4), Ref(5)], "columns", 2), (x, TOKEN)),
+    ]
+    groups = {"rows": ((0, 1), (2, 3)), "columns": ((0, 2), (1, 3))}
+    return Program([x, TOKEN], nodes, [Ref(6), Ref(7)], [], {}, None, groups)
+
+
+@needs_libtpu
+def test_the_tpus_compiler_takes_several_together() -> None:
+    compile_for(tpus(), step_along_two_axes(), Target("tpu"))
+
+
+@needs_cuda
+def test_the_gpus_compiler_takes_several_together() -> None:
+    compile_for(gpus(), step_along_two_axes(), Target("cuda", compute_capability=(9, 0)))
