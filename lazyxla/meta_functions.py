@@ -59,6 +59,16 @@ def _lstm_cell(
     return torch.empty_like(cx), torch.empty_like(cx), torch.empty_like(input_gates)
 
 
+def _attention_for_cpu(
+    query: torch.Tensor, *args: Any, **kwargs: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    # Before torch 2.13 its own has the logarithms of float64 in float32.
+    samples, heads, rows, _ = query.shape
+    dtype = torch.promote_types(query.dtype, torch.float32)
+    sums = query.new_empty(samples, rows, heads, dtype=dtype).transpose(1, 2)
+    return torch.empty_like(query), sums
+
+
 def _linear_backward(
     x: torch.Tensor, grad: torch.Tensor, weight: torch.Tensor, output_mask: list[bool]
 ) -> tuple[torch.Tensor | None, ...]:
@@ -328,11 +338,13 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "fractional_max_pool3d_backward": _like(1),
     "binomial": _like(0),
     "_sample_dirichlet": _like(0),
+    "_standard_gamma": _like(0),
     "_standard_gamma_grad": _like(0),
 }
 
 _CORRECTED: dict[str, Callable[..., Any]] = {
     "_thnn_fused_lstm_cell": _lstm_cell,
+    "_scaled_dot_product_flash_attention_for_cpu": _attention_for_cpu,
     "linalg_eig": _linalg_eig,
     "linear_backward": _linear_backward,
     "multilabel_margin_loss_forward": _multilabel_margin_loss,
