@@ -53,7 +53,10 @@ const MeshDevices& own_devices(const ir::Mesh& mesh) {
 
 bool client_spans_processes() {
   pjrt::Runtime& runtime = pjrt::Runtime::get();
-  return runtime.initialized() && runtime.client().spans_processes();
+  if (!runtime.initialized()) return false;
+  // It stays so. A forked child, which has no client, must not ask it.
+  static const bool spans = runtime.client().spans_processes();
+  return spans;
 }
 
 bool mesh_spans_processes(const ir::Mesh& mesh) {

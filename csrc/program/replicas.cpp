@@ -137,8 +137,9 @@ std::optional<Replicas> replicas_of(const Graph& graph) {
   if (!arranged || arranged->ranks.front() < 0 || arranged->ranks.back() >= processes) {
     return std::nullopt;  // no such grid
   }
-  for (size_t i = 0; i < members.size(); ++i)
+  for (size_t i = 0; i < members.size(); ++i) {
     replicas.groups[i].rows = std::move(arranged->rows[i]);
+  }
   replicas.devices = devices_of_ranks(arranged->ranks);
   return replicas;
 }

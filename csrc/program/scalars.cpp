@@ -56,13 +56,15 @@ ScalarHistory& ScalarHistory::of(const Graph& graph) {
   struct All {
     ScalarHistory own;
     std::mutex mutex;
-    std::map<std::string, ScalarHistory> by_devices;
+    std::map<const ir::Mesh*, ScalarHistory> by_mesh;
+    std::map<std::string, ScalarHistory> by_replicas;
   };
   static auto* all = new All();
   const bool spans = graph.partition && graph.partition->spans_processes();
   if (!spans && !graph.replicas) return all->own;
   std::lock_guard lock(all->mutex);
-  return all->by_devices[spans ? graph.partition->devices() : graph.replicas->devices_text()];
+  return spans ? all->by_mesh[graph.partition->mesh]
+               : all->by_replicas[graph.replicas->devices_text()];
 }
 
 std::vector<bool> ScalarHistory::variable_slots(const Graph& graph, const ScalarPlan* last) {

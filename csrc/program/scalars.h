@@ -38,7 +38,8 @@ std::vector<ir::SlotKind> slot_kinds(const Graph& graph);
 class ScalarHistory {
  public:
   // That of the programs that run here. Those of several processes have one of their own, for each
-  // mesh, since all must make the same of it.
+  // mesh and for the same replicas, since all must make the same of it. These two are apart: a mesh
+  // must not learn from graphs that not all processes have (replicas.h).
   static ScalarHistory& of(const Graph& graph);
 
   // Per slot, whether it is an input of the program now to be made; remembers this graph's. `last`
