@@ -41,7 +41,6 @@ with Deferred():  # a module half imported would stay so
         optimizer_steps,
         platforms,
         printing,
-        program_store,
         reporting,
         untraced,
         xla_options,
@@ -49,6 +48,7 @@ with Deferred():  # a module half imported would stay so
 
 from lazyxla.aot.compiling import stablehlo  # noqa: E402
 from lazyxla.buckets import Buckets, bucket  # noqa: E402
+from lazyxla.cache import program_store, shape_file  # noqa: E402
 from lazyxla.config import settings  # noqa: E402
 from lazyxla.dlpack import from_dlpack, host_view  # noqa: E402
 from lazyxla.environment import (  # noqa: E402
@@ -218,7 +218,7 @@ def _apply_setting(name: str, value: object) -> None:
     elif name == "cache_dir":
         _open_shape_cache()
     if name in ("cache_dir", "cache_size", "strict_host_calls"):
-        _C.forget_program_store()
+        program_store.forget()
 
 
 def _open_shape_cache() -> None:
@@ -228,7 +228,8 @@ def _open_shape_cache() -> None:
     built = os.stat(_C.__file__)
     version = f"{__version__}-{meta_functions.checksum()}-{built.st_size:x}-{built.st_mtime_ns:x}"
     name = f"shapes-{version}-torch-{torch.__version__}.bin"
-    _C.open_inference_store(os.path.join(settings.cache_directory(), name))
+    path = os.path.join(settings.cache_directory(), name)
+    _C.open_inference_store(shape_file.ShapeFile(path))
 
 
 def _tell_device_bound() -> None:
@@ -264,7 +265,7 @@ def _register() -> None:
     atexit.register(_C.flush_inference_store)
     atexit.register(_C.stop_threads)
     _C.set_plugin_provider(platforms.provide)
-    _C.set_program_store_provider(program_store.store_settings)
+    _C.install_program_store(program_store.stored_graph)
     if hasattr(torch, BACKEND):  # the package was imported anew; torch keeps what it has
         return
     torch.utils.rename_privateuse1_backend(BACKEND)
@@ -280,7 +281,7 @@ def _register() -> None:
     _C.install_tensor_tellers(reporting.names_of, memory.largest_tensors)
     _C.set_library_paths(reporting.LIBRARIES)
     lowering.on_change(_C.rule_changed)
-    lowering.on_change(lambda *_: _C.forget_program_store())
+    lowering.on_change(lambda *_: program_store.forget())
     meta_functions.install()
     batch_norm.install()
     model_state.install()

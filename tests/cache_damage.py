@@ -14,17 +14,16 @@ import struct
 from collections.abc import Callable
 from pathlib import Path
 
+from lazyxla.cache import entries
+
 Bytes = dict[Path, bytes]
 Damage = Callable[[Path, Bytes, random.Random], None]
 
 
-MAGIC = b"lazyxla cache 3\n"
-
-
 def entry(content: bytes) -> tuple[bytes, bytes]:
     """Key and bytes of a whole entry."""
-    assert content.startswith(MAGIC)
-    begin = len(MAGIC) + 40
+    assert content.startswith(entries.MAGIC)
+    begin = len(entries.MAGIC) + 40
     (size,) = struct.unpack_from("<Q", content, begin)
     return content[begin + 8 : begin + 8 + size], content[begin + 8 + size :]
 
@@ -32,7 +31,7 @@ def entry(content: bytes) -> tuple[bytes, bytes]:
 def packed(key: bytes, content: bytes) -> bytes:
     """The entry of that key and those bytes, with the right checksum."""
     rest = struct.pack("<Q", len(key)) + key + content
-    return MAGIC + hashlib.sha1(rest).hexdigest().encode() + rest
+    return entries.MAGIC + hashlib.sha1(rest).hexdigest().encode() + rest
 
 
 def truncate(path: Path, good: Bytes, rng: random.Random) -> None:

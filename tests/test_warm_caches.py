@@ -17,8 +17,9 @@ import torch
 from torch import nn
 
 import lazyxla
-from lazyxla import aot, program_store
+from lazyxla import aot
 from lazyxla.aot.__main__ import main
+from lazyxla.cache import program_store
 from tests.conftest import ROOT
 from tests.support import needs_cuda, needs_libtpu
 from tests.warm_steps import KINDS
@@ -220,9 +221,9 @@ def test_another_version_is_a_miss_with_a_reason(
         y = x.cos().sin()
         lazyxla.sync()
     programs[0].store()
-    newer = [("lowering", "x"), ("torch", "9.9"), *program_store._lowering_version()[2:]]
+    newer = {**program_store._lowering_version(), "lowering": "x", "torch": "9.9"}
     monkeypatch.setattr(program_store, "_lowering_version", lambda: newer)
-    lazyxla._C.forget_program_store()
+    program_store.forget()
     caplog.set_level(logging.INFO, "lazyxla")
     y = x.cos().sin()
     assert _counted(lazyxla.sync) == (1, 1, 0)

@@ -15,7 +15,6 @@
 
 #include "bindings/bindings.h"
 #include "bindings/lowering_bridge.h"
-#include "common/cache_files.h"
 #include "common/counters.h"
 #include "common/fork.h"
 #include "common/options.h"
@@ -26,7 +25,6 @@
 #include "dispatch/generator.h"
 #include "dispatch/host_call.h"
 #include "dispatch/host_program.h"
-#include "dispatch/inference_store.h"
 #include "dispatch/memory.h"
 #include "dispatch/registration.h"
 #include "dispatch/shape_memo.h"
@@ -42,7 +40,6 @@
 #include "pjrt/topology.h"
 #include "program/buffer.h"
 #include "program/program.h"
-#include "program/program_store.h"
 #include "program/workers.h"
 #include "record/batches.h"
 #include "record/capture.h"
@@ -88,23 +85,6 @@ void set_plugin_provider(py::function resolve) {
   pjrt::Runtime::get().set_plugin_provider([provider] {
     py::gil_scoped_acquire gil;
     return plugin_spec((*provider)());
-  });
-}
-
-// lazyxla.program_store.StoreSettings.
-graph::ProgramStore::Settings store_settings(const py::handle& told) {
-  return {.directory = told.attr("directory").cast<std::string>(),
-          .max_bytes = told.attr("max_bytes").cast<int64_t>(),
-          .version = told.attr("version").cast<graph::Fields>(),
-          .lowering_is_known = told.attr("lowering_is_known").cast<bool>()};
-}
-
-// A function () -> lazyxla.program_store.StoreSettings.
-void set_program_store_provider(py::function settings) {
-  auto* provider = new py::function(std::move(settings));  // leaked, as above
-  graph::ProgramStore::set_provider([provider] {
-    py::gil_scoped_acquire gil;
-    return store_settings((*provider)());
   });
 }
 
@@ -218,10 +198,6 @@ void stop_threads() {
   pjrt::prepare_to_exit(is_busy());
 }
 
-void flush_inference_store() {
-  if (!forked()) dispatch::InferenceStore::get().flush();  // else they are the parent's answers
-}
-
 void bind_options(py::module_& m) {
   m.def("set_strict_fallback", [](bool value) { options().strict_fallback = value; });
   m.def("set_strict_host_calls", [](bool value) { options().strict_host_calls = value; });
@@ -234,12 +210,6 @@ void bind_options(py::module_& m) {
   m.def("set_max_programs", [](int64_t value) { options().max_programs = value; });
   m.def("matmul_precision", [] { return static_cast<int>(graph::matmul_precision()); });
   m.def("set_max_calls", [](int64_t value) { options().max_calls = value; });
-}
-
-// Prepares a directory of the caches; an errno and the reason if it cannot be used.
-std::optional<std::pair<int, std::string>> refusal_of(const std::string& path) {
-  const auto refused = prepare_directory(path);
-  return refused ? std::optional(std::pair(refused->error, refused->reason)) : std::nullopt;
 }
 
 void bind_graph(py::module_& m) {
@@ -255,12 +225,6 @@ void bind_graph(py::module_& m) {
   m.def("count_loader_wait", [] { ++Counters::get().loader_waits; });
   m.def("reset_counters", [] { Counters::get().reset(); });
   m.def("cached_programs", &graph::cached_programs);
-  m.def("open_inference_store",
-        [](const std::string& path) { dispatch::InferenceStore::get().open(path); });
-  m.def("flush_inference_store", &flush_inference_store, NoGil());
-  m.def("prepare_directory", &refusal_of);
-  m.def("set_program_store_provider", &set_program_store_provider);
-  m.def("forget_program_store", [] { graph::ProgramStore::forget_settings(); });
   m.def("stop_threads", &stop_threads, NoGil());
   m.def("watch_signals", &watch_signals);
   m.def("cached_shapes", [] { return dispatch::ShapeMemo::get().size(); });
@@ -290,27 +254,8 @@ void make_abstract(const at::Tensor& tensor) {
                    garbage);
 }
 
-// Keeps a captured graph's program where processes that run it look for it. False if it could not
-// be written.
-bool store_program(const py::object& where, const std::string& platform,
-                   const pjrt::Topology& topology, const CapturedGraph& graph,
-                   std::vector<uint32_t> static_slots, const std::string& artifact,
-                   const CompileOptions& overrides, const pjrt::CompiledProgram& compiled) {
-  const graph::ProgramStore::Settings settings = store_settings(where);
-  py::gil_scoped_release no_gil;
-  graph::ProgramStore store(settings, graph::environment(platform, topology, settings.version));
-  const std::string options = pjrt::serialize(overrides);
-  const graph::EntryKey program = store.program_key(artifact, options);
-  if (!store.add_program(program, compiled.serialize())) return false;
-  std::erase_if(static_slots, [&](uint32_t slot) { return slot >= graph.slots.size(); });
-  const graph::EntryKey key = store.graph_key(graph.key, options);
-  return key.is_empty() ||
-         store.add_graph(key, graph.variable, graph.slots, static_slots, program.name);
-}
-
 // Recording programs without running them: lazyxla/aot.
 void bind_capture(py::module_& m) {
-  py::class_<CapturedGraph, std::shared_ptr<CapturedGraph>>(m, "CapturedGraph");
   m.def("begin_capture",
         [](std::string platform, bool runs_here, size_t devices, py::object recording) {
           graph::Capture::begin(std::make_shared<graph::Capture>(
@@ -327,7 +272,6 @@ void bind_capture(py::module_& m) {
     return capture ? capture->devices() : size_t{0};
   });
   m.def("make_abstract", &make_abstract);
-  m.def("store_program", &store_program);
 }
 
 std::shared_ptr<const pjrt::CompiledProgram> compile_for(const pjrt::Topology& topology,
@@ -364,6 +308,16 @@ void bind_topology(py::module_& m) {
       .def_property_readonly("platform_name", &pjrt::Topology::platform_name)
       .def_property_readonly("platform_version", &pjrt::Topology::platform_version)
       .def_property_readonly("devices", &pjrt::Topology::devices)
+      .def_property_readonly("processes", &pjrt::Topology::processes)
+      .def_property_readonly("compile_options", &pjrt::Topology::compile_options)
+      // Its path, and the versions of PJRT's API, of XLA and of StableHLO.
+      .def_property_readonly("plugin",
+                             [](const pjrt::Topology& topology) {
+                               const pjrt::Plugin& plugin = topology.plugin();
+                               return std::tuple(plugin.path(), plugin.api_version(),
+                                                 plugin.xla_version(),
+                                                 plugin.stablehlo_current_version());
+                             })
       .def_property_readonly("stablehlo_version",
                              [](const pjrt::Topology& topology) {
                                return topology.plugin().stablehlo_current_version();
@@ -388,6 +342,7 @@ PYBIND11_MODULE(_C, m) {
   lazyxla::bind_graph(m);
   lazyxla::bind_capture(m);
   lazyxla::bind_topology(m);
+  lazyxla::bind_cache(m);
   lazyxla::distributed::bind_process_group(m);
   lazyxla::ir::register_storage(lazyxla::dispatch::memory_allocator());
   lazyxla::graph::watch_optimizer_steps();

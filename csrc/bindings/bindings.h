@@ -3,6 +3,9 @@
 
 #include <pybind11/pybind11.h>
 
+#include <memory>
+#include <utility>
+
 #include "ir/sharding.h"
 
 namespace lazyxla {
@@ -25,5 +28,28 @@ void bind_steps(pybind11::module_& m);
 
 // A traced graph's calls: lists of Python tensors in and out.
 void bind_traced_graph(pybind11::module_& m);
+
+// What is kept on disk: lazyxla/cache.
+void bind_cache(pybind11::module_& m);
+
+// For owners that may be on a thread without the GIL when they let go of it.
+std::shared_ptr<pybind11::object> owned_without_gil(pybind11::object object);
+
+// Calls a Python function of ours from wherever an operator or a flush happens to be. If Dynamo is
+// watching that thread it would try to compile our Python code: it looks away meanwhile.
+template <typename... Args>
+pybind11::object call_unwatched(const pybind11::object& function, Args&&... args) {
+  pybind11::object set =
+      pybind11::module_::import("torch._C._dynamo.eval_frame").attr("set_eval_frame");
+  pybind11::object callback = set(pybind11::none());
+  try {
+    pybind11::object result = function(std::forward<Args>(args)...);
+    set(callback);
+    return result;
+  } catch (pybind11::error_already_set&) {
+    set(callback);
+    throw;
+  }
+}
 
 }  // namespace lazyxla

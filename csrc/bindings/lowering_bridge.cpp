@@ -195,22 +195,6 @@ struct OneCall {
   graph::Graph graph;
 };
 
-// Calls a Python function of ours from wherever a flush happens to be. If Dynamo is watching that
-// thread it would try to compile our Python code: it looks away meanwhile.
-template <typename... Args>
-py::object call_unwatched(const py::function& function, Args&&... args) {
-  py::object set = py::module_::import("torch._C._dynamo.eval_frame").attr("set_eval_frame");
-  py::object callback = set(py::none());
-  try {
-    py::object result = function(std::forward<Args>(args)...);
-    set(callback);
-    return result;
-  } catch (py::error_already_set&) {
-    set(callback);
-    throw;
-  }
-}
-
 // Rethrows a Python error of the lowering; a LoweringError tells the node that failed.
 [[noreturn]] void throw_failure(py::error_already_set& error) {
   py::object node = py::getattr(error.value(), "node", py::none());
@@ -231,14 +215,6 @@ std::shared_ptr<CapturedGraph> captured(const graph::Graph& graph,
     if (node->leaf_data()) result->held.push_back(node->leaf_data());
   }
   return result;
-}
-
-// For owners that may be on a thread without the GIL when they let go of it.
-std::shared_ptr<py::object> owned_without_gil(py::object object) {
-  return {new py::object(std::move(object)), [](py::object* dead) {
-            py::gil_scoped_acquire gil;
-            delete dead;
-          }};
 }
 
 // Numbers that are part of their OpSpec stand behind the graph's own slots; nothing to note.

@@ -1,20 +1,15 @@
 #include "dispatch/inference_store.h"
 
-#include <fcntl.h>
-
 #include <cstring>
-#include <filesystem>
 #include <string_view>
 
 #include "common/bytes.h"
-#include "common/cache_files.h"
 #include "common/hash.h"
 #include "common/options.h"
 
 namespace lazyxla::dispatch {
 namespace {
 
-constexpr size_t kMaxFileBytes = size_t{64} << 20;
 constexpr size_t kWriteAtBytes = size_t{1} << 20;
 
 void put_geometry(std::string& out, const ir::Geometry& g) {
@@ -48,7 +43,7 @@ std::string serialize(const Inference& inference) {
   return out;
 }
 
-std::optional<Inference> parse(const std::string& bytes) {
+std::optional<Inference> deserialize(const std::string& bytes) {
   ByteReader in{bytes};
   Inference inference;
   uint32_t results = in.take<uint32_t>();
@@ -88,43 +83,19 @@ InferenceStore& InferenceStore::get() {
   return *instance;
 }
 
-void InferenceStore::open(const std::string& path) {
+void InferenceStore::open(std::shared_ptr<InferenceFile> file) {
   flush();
   std::lock_guard lock(mutex_);
-  path_ = path;
+  file_ = std::move(file);
   answers_.clear();
-  read_ = path.empty();
+  read_ = false;
 }
 
-std::string InferenceStore::title() const {
-  return record("", "lazyxla shapes 2 " + std::filesystem::path(path_).filename().string());
-}
-
-void InferenceStore::read() {
-  read_ = true;
-  if (prepare_directory_or_warn(std::filesystem::path(path_).parent_path().string())) {
-    path_.clear();  // no place to keep them: they are asked for anew
-    return;
-  }
-  std::optional<std::string> bytes;
-  {
-    const CacheFile file(path_, O_RDONLY);
-    if (!file.is_usable()) return;
-    if (file.size() <= kMaxFileBytes) bytes = file.read();
-  }
-  const size_t good = bytes ? parse_file(*bytes) : 0;
-  if (bytes && good == bytes->size()) return;
-  // What is appended behind a damaged record would never be read: cut it off.
-  const CacheFile file(path_, O_WRONLY);
-  if (file.is_usable()) file.cut(good);
-}
-
-size_t InferenceStore::parse_file(const std::string& bytes) {
-  const std::string title = this->title();
-  if (!bytes.starts_with(title)) return 0;
-  ByteReader in{bytes};
+size_t InferenceStore::parse(const std::string& records) {
+  std::lock_guard lock(mutex_);
+  ByteReader in{records};
   while (!in.left.empty()) {
-    const size_t good = bytes.size() - in.left.size();
+    const size_t good = records.size() - in.left.size();
     const uint32_t size = in.take<uint32_t>();
     const uint64_t sum = in.take<uint64_t>();
     const std::string_view body = in.take_bytes(size);
@@ -133,14 +104,23 @@ size_t InferenceStore::parse_file(const std::string& bytes) {
     if (!in.ok || !inside.ok || checksum(body) != sum) return good;
     keep(key, std::string(inside.left));
   }
-  return bytes.size();
+  return records.size();
 }
 
 std::optional<Inference> InferenceStore::find(const std::string& key) {
+  std::shared_ptr<InferenceFile> unread;
+  {
+    std::lock_guard lock(mutex_);
+    if (!std::exchange(read_, true)) unread = file_;
+  }
+  if (unread) {
+    const std::string records = unread->read();
+    const size_t good = parse(records);
+    if (good < records.size()) unread->keep_first(good);
+  }
   std::lock_guard lock(mutex_);
-  if (!read_) read();
   const std::string* found = answers_.find(key);
-  return found ? parse(*found) : std::nullopt;
+  return found ? deserialize(*found) : std::nullopt;
 }
 
 void InferenceStore::keep(const std::string& key, std::string answer) {
@@ -153,7 +133,6 @@ void InferenceStore::add(const std::string& key, const Inference& inference) {
   bool write = false;
   {
     std::lock_guard lock(mutex_);
-    if (path_.empty()) return;
     std::string answer = serialize(inference);
     unwritten_ += record(key, answer);
     keep(key, std::move(answer));
@@ -163,15 +142,14 @@ void InferenceStore::add(const std::string& key, const Inference& inference) {
 }
 
 void InferenceStore::flush() {
-  std::lock_guard lock(mutex_);
-  const std::string records = std::exchange(unwritten_, {});
-  if (records.empty() || path_.empty()) return;
-  const CacheFile file(path_, O_WRONLY | O_CREAT | O_APPEND);
-  if (!file.is_usable() || file.size() > kMaxFileBytes) return;
-  // One write per batch: records of several processes then never interleave. A short write leaves
-  // a damaged record, which readers recognise. Two processes may both begin the file: a second
-  // title is a record like any other.
-  file.write(file.size() == 0 ? title() + records : records);
+  std::shared_ptr<InferenceFile> file;
+  std::string records;
+  {
+    std::lock_guard lock(mutex_);
+    file = file_;
+    records = std::exchange(unwritten_, {});
+  }
+  if (file && !records.empty()) file->append(records);
 }
 
 }  // namespace lazyxla::dispatch

@@ -4,15 +4,12 @@
 // PyTorch then imports its reference modules. The answers never change for one version of torch, so
 // they are kept in a file and a later process asks nothing.
 //
-// The file is a log of records, each {size, checksum, key, answer}; a record is appended by one
-// write, so that many processes can share the file. The first record is the title: without a key,
-// it tells the file's own name, in which the versions are. The file is cut off at the first record
-// that is damaged, so one with another title is started anew, as is one that has grown too large. A
-// file that cannot be read or written (common/cache_files.h) is no error: the answers are then
-// asked for again.
+// The file (lazyxla/cache/shape_file.py) is a log of records, each {size, checksum, key, answer}.
+// It is cut off at the first record that is damaged.
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -34,13 +31,20 @@ struct Inference {
   std::vector<ir::Geometry> written;  // written tensors after the call; empty if not asked
 };
 
+class InferenceFile {
+ public:
+  virtual ~InferenceFile() = default;
+  virtual std::string read() = 0;             // all records
+  virtual void keep_first(size_t bytes) = 0;  // of the records; the others are dropped
+  virtual void append(const std::string& records) = 0;
+};
+
 class InferenceStore {
  public:
   static InferenceStore& get();
 
-  // The file to use from now on; it is read when the first answer is looked for, and its directory
-  // made. An empty path turns the store off.
-  void open(const std::string& path);
+  // The file to use from now on; it is read when the first answer is looked for.
+  void open(std::shared_ptr<InferenceFile> file);
 
   // `key` is the operator's name and the words of its memo key that mean the same in any process.
   std::optional<Inference> find(const std::string& key);
@@ -50,15 +54,14 @@ class InferenceStore {
   void flush();
 
  private:
-  void read();
-  // Takes the answers of a file; returns how many bytes of it are good.
-  size_t parse_file(const std::string& bytes);
-  std::string title() const;  // the first record of the file
-
-  std::mutex mutex_;
-  std::string path_;
-  bool read_ = false;
+  // Takes the answers of these records; returns how many bytes are good.
+  size_t parse(const std::string& records);
   void keep(const std::string& key, std::string answer);
+
+  // The file is used without the mutex: it may need the GIL, whose holder may wait for the mutex.
+  std::mutex mutex_;
+  std::shared_ptr<InferenceFile> file_;
+  bool read_ = false;
   BoundedMap<std::string, std::string> answers_;  // serialized
   std::string unwritten_;
 };

@@ -43,13 +43,13 @@ c10::ThreadPool& compilers() {
 }
 
 void compile(const std::shared_ptr<Variant>& variant, std::string artifact,
-             const CompileOptions& options, const EntryKey& stored_as, Compile how) {
+             const CompileOptions& options, const Keep& keep, Compile how) {
   ++Counters::get().compiles;
   if (how == Compile::kInBackground) {
     compilers().run(
-        [=, artifact = std::move(artifact)] { variant->compile(artifact, options, stored_as); });
+        [=, artifact = std::move(artifact)] { variant->compile(artifact, options, keep); });
   } else {
-    variant->compile(artifact, options, stored_as);
+    variant->compile(artifact, options, keep);
     variant->check_compiled();
   }
 }
@@ -197,8 +197,8 @@ bool load(Variant& variant, const std::string& serialized, std::string& why) {
 }  // namespace
 
 bool is_on_disk(const Graph& graph) {
-  const auto store = ProgramStore::current();
-  return store->has_programs(store->graph_key(graph, pjrt::serialize(compile_options(graph))));
+  const auto stored = open_stored(portable_key(graph), pjrt::serialize(compile_options(graph)));
+  return stored && stored->is_kept();
 }
 
 VariantRef Program::make(const Graph& graph, Compile how, const Origin& origin) {
@@ -346,9 +346,9 @@ VariantRef Program::make_whole(const Graph& graph, Compile how, const Origin& or
   variant->replicas = graph.replicas;
   const auto portable = portable_key(graph);
   const uint64_t key = portable ? std::hash<std::string>()(*portable) : graph.hash;
-  const auto store = ProgramStore::current();
-  const EntryKey stored_as = store->graph_key(graph, options_text);
-  auto found = store->find_graph(stored_as, wanted, needed_inputs(graph), graph.slots);
+  const auto stored = open_stored(portable, options_text);
+  std::optional<StoredGraph::Found> found;
+  if (stored) found = stored->find(wanted, needed_inputs(graph), graph.slots);
   // What other processes have on disk may be for other scalars.
   if (found && spans_processes(graph) && found->variable != wanted) found.reset();
   bool loaded = found && load(*variant, found->executable, why);
@@ -357,7 +357,7 @@ VariantRef Program::make_whole(const Graph& graph, Compile how, const Origin& or
     lowered.static_slots = std::move(found->static_slots);
     variant->scalars.variable = std::move(found->variable);
   } else {
-    if (!found && variants_.empty()) why += store->explain_miss(graph, options_text);
+    if (stored && !found && variants_.empty()) why += stored->explain_miss();
     variant->scalars.variable = wanted;
     lowered = lowerer()(graph, wanted, {origin.line, why, key});
     ++Counters::get().lowerings;
@@ -379,11 +379,10 @@ VariantRef Program::make_whole(const Graph& graph, Compile how, const Origin& or
   }
 
   if (!loaded) {
-    const EntryKey program = store->program_key(lowered.artifact, options_text);
-    store->add_graph(stored_as, wanted, graph.slots, lowered.static_slots, program.name);
-    auto executable = store->find_program(program);
-    loaded = executable && load(*variant, *executable, why);
-    if (!loaded) compile(variant, std::move(lowered.artifact), options, program, how);
+    StoredGraph::Added added;
+    if (stored) added = stored->add(wanted, graph.slots, lowered.static_slots, lowered.artifact);
+    loaded = added.executable && load(*variant, *added.executable, why);
+    if (!loaded) compile(variant, std::move(lowered.artifact), options, added.keep, how);
   }
   if (loaded) {
     ++Counters::get().programs_loaded;

@@ -36,7 +36,6 @@
 #include <vector>
 
 #include "program/cut.h"
-#include "program/disk_cache.h"
 #include "program/graph.h"
 #include "program/host_program.h"
 #include "program/variant.h"

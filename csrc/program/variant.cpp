@@ -7,7 +7,7 @@
 #include "pjrt/client.h"
 #include "pjrt/error.h"
 #include "pjrt/runtime.h"
-#include "program/program_store.h"
+#include "program/workers.h"
 
 namespace lazyxla::graph {
 namespace {
@@ -36,20 +36,24 @@ bool Variant::matches(c10::ArrayRef<ir::ScalarValue> slots) const {
 }
 
 void Variant::compile(const std::string& artifact, const CompileOptions& options,
-                      const EntryKey& stored_as) {
+                      const Keep& keep) {
+  std::optional<NeedsInterpreter> needs_interpreter;  // until it is kept
   try {
+    needs_interpreter.emplace();
     take(pjrt::Runtime::get().client().compile(artifact, "mlir", options));
   } catch (...) {
     error_ = std::current_exception();
   }
   state_.store(error_ ? kFailed : kCompiled, std::memory_order_release);
   waiting::announce();
-  if (error_ || stored_as.is_empty()) return;
+  if (error_ || !keep) return;
+  std::string serialized;
   try {
-    ProgramStore::current()->add_program(stored_as, executable_->program().serialize());
+    serialized = executable_->program().serialize();
   } catch (const pjrt::Error&) {
-    // Not every plugin can serialize; the next process compiles again.
+    return;  // not every plugin can; the next process compiles again
   }
+  keep(serialized);
 }
 
 void Variant::load(const std::string& serialized) {

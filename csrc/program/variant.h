@@ -10,9 +10,9 @@
 
 #include "ir/node.h"
 #include "pjrt/executable.h"
-#include "program/disk_cache.h"
 #include "program/host_program.h"
 #include "program/partition.h"
+#include "program/program_store.h"
 #include "program/scalars.h"
 
 namespace lazyxla::graph {
@@ -52,9 +52,8 @@ struct Variant {
   void note_other_numbers() const { has_other_numbers_ = true; }
   bool has_other_numbers() const { return has_other_numbers_; }
 
-  // Compiles it, and keeps it on disk as the entry `stored_as`.
-  void compile(const std::string& artifact, const CompileOptions& options,
-               const EntryKey& stored_as);
+  // Compiles it, and keeps it on disk, if `keep` is given.
+  void compile(const std::string& artifact, const CompileOptions& options, const Keep& keep);
   // Takes a serialized executable instead. Throws pjrt::Error if the plugin does not load it.
   void load(const std::string& serialized);
   // Takes the host's program instead, which is for all values of slots.

@@ -11,11 +11,12 @@ from typing import Any
 
 import torch
 
-from lazyxla import _C, program_store
+from lazyxla import _C
 from lazyxla.aot import report, topologies
 from lazyxla.aot.collectives import Grid
 from lazyxla.aot.compiled import CompiledProgram
 from lazyxla.aot.topologies import Options, Topology
+from lazyxla.cache import program_store
 from lazyxla.lowering import Lowered, Program
 from lazyxla.random import default_generator
 
@@ -95,20 +96,16 @@ class CapturedProgram:
             OSError: the directory cannot be written.
             LoweringError, torch.OutOfMemoryError, RuntimeError: as :meth:`Topology.compile`.
         """
-        where = program_store.settings_for(directory)
+        target, known = self._target, self._graph
+        store = program_store.for_others(directory, target.platform, target._raw)
         compiled = self.compile(options)
         lowered = self.lowered
-        if not _C.store_program(
-            where,
-            self._target.platform,
-            self._target._raw,
-            self._graph,
-            lowered.static_slots,
-            lowered.artifact,
-            self._all(options),
-            compiled._raw,
-        ):
-            raise OSError(f"the program cannot be kept in {where.directory}")
+        graph = store.graph(known.key, _C.serialize_options(self._all(options)))
+        # Numbers that are part of their operator stand behind the graph's own slots.
+        static_slots = [slot for slot in lowered.static_slots if slot < len(known.slots)]
+        graph.add(known.variable, known.slots, static_slots, lowered.artifact).keep(
+            compiled._raw.serialize()
+        )
         return compiled
 
     def _all(self, options: Options | None) -> dict[str, Any]:

@@ -1,0 +1,152 @@
+// What is kept on disk, as C++ asks for it: lazyxla/cache.
+#include <pybind11/stl.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include "bindings/bindings.h"
+#include "bindings/lowering_bridge.h"
+#include "common/fork.h"
+#include "dispatch/inference_store.h"
+#include "pjrt/executable.h"
+#include "program/program_store.h"
+#include "program/workers.h"
+
+namespace py = pybind11;
+
+namespace lazyxla {
+namespace {
+
+std::vector<int64_t> words(const std::vector<ir::ScalarValue>& slots) {
+  std::vector<int64_t> values;
+  for (const ir::ScalarValue& slot : slots) values.push_back(slot.i);
+  return values;
+}
+
+// Calls `work`, on a worker.
+template <typename Work>
+auto in_python(Work work) {
+  graph::NeedsInterpreter needs_interpreter;
+  py::gil_scoped_acquire gil;
+  return work();
+}
+
+// lazyxla.cache.program_store.StoredGraph.
+class PythonStoredGraph final : public graph::StoredGraph {
+ public:
+  explicit PythonStoredGraph(py::object graph) : graph_(owned_without_gil(std::move(graph))) {}
+
+  bool is_kept() override {
+    return in_python([&] { return graph_->attr("is_kept")().cast<bool>(); });
+  }
+
+  std::optional<Found> find(const std::vector<bool>& wanted, const std::vector<bool>& needed,
+                            const std::vector<ir::ScalarValue>& slots) override {
+    return in_python([&]() -> std::optional<Found> {
+      py::object found = graph_->attr("find")(wanted, needed, words(slots));
+      if (found.is_none()) return std::nullopt;
+      return Found{found.attr("executable").cast<std::string>(),
+                   found.attr("variable").cast<std::vector<bool>>(),
+                   found.attr("static_slots").cast<std::vector<uint32_t>>()};
+    });
+  }
+
+  std::string explain_miss() override {
+    return in_python([&] { return graph_->attr("explain_miss")().cast<std::string>(); });
+  }
+
+  Added add(const std::vector<bool>& wanted, const std::vector<ir::ScalarValue>& slots,
+            const std::vector<uint32_t>& static_slots, const std::string& artifact) override {
+    return in_python([&] {
+      py::object program =
+          graph_->attr("add")(wanted, words(slots), static_slots, py::bytes(artifact));
+      py::object executable = program.attr("load")();
+      Added added;
+      if (!executable.is_none()) added.executable = executable.cast<std::string>();
+      added.keep = [program = owned_without_gil(std::move(program))](const std::string& compiled) {
+        py::gil_scoped_acquire gil;
+        program->attr("keep")(py::bytes(compiled));
+      };
+      return added;
+    });
+  }
+
+ private:
+  std::shared_ptr<py::object> graph_;
+};
+
+// A Python function (portable key or None, compile options) ->
+// lazyxla.cache.program_store.StoredGraph or None.
+void install_program_store(py::function open) {
+  auto* function = new py::function(std::move(open));  // leaked: flushes may happen to the end
+  graph::set_program_store(
+      [function](const std::optional<std::string>& key, const std::string& options) {
+        return in_python([&]() -> std::unique_ptr<graph::StoredGraph> {
+          py::object bytes = key ? py::object(py::bytes(*key)) : py::none();
+          py::object graph = (*function)(bytes, py::bytes(options));
+          if (graph.is_none()) return nullptr;
+          return std::make_unique<PythonStoredGraph>(std::move(graph));
+        });
+      });
+}
+
+// lazyxla.cache.shape_file.ShapeFile. An operator asks for it, perhaps while Dynamo watches.
+class PythonShapeFile final : public dispatch::InferenceFile {
+ public:
+  explicit PythonShapeFile(py::object file) : file_(owned_without_gil(std::move(file))) {}
+
+  std::string read() override {
+    py::gil_scoped_acquire gil;
+    return call_unwatched(file_->attr("read")).cast<std::string>();
+  }
+
+  void keep_first(size_t size) override {
+    py::gil_scoped_acquire gil;
+    call_unwatched(file_->attr("keep_first"), size);
+  }
+
+  void append(const std::string& records) override {
+    py::gil_scoped_acquire gil;
+    call_unwatched(file_->attr("append"), py::bytes(records));
+  }
+
+ private:
+  std::shared_ptr<py::object> file_;
+};
+
+void flush_inference_store() {
+  if (!forked()) dispatch::InferenceStore::get().flush();  // else they are the parent's answers
+}
+
+}  // namespace
+
+std::shared_ptr<py::object> owned_without_gil(py::object object) {
+  return {new py::object(std::move(object)), [](py::object* dead) {
+            try {
+              graph::NeedsInterpreter needs_interpreter;
+              py::gil_scoped_acquire gil;
+              delete dead;
+            } catch (const c10::Error&) {
+              // The interpreter ends. It is left alone.
+            }
+          }};
+}
+
+void bind_cache(py::module_& m) {
+  m.def("install_program_store", &install_program_store);
+  m.def("open_inference_store", [](py::object file) {
+    dispatch::InferenceStore::get().open(std::make_shared<PythonShapeFile>(std::move(file)));
+  });
+  m.def("flush_inference_store", &flush_inference_store, py::call_guard<py::gil_scoped_release>());
+  m.def("warn", [](const std::string& text) { TORCH_WARN(text); });
+  m.def("serialize_options",
+        [](const CompileOptions& options) { return py::bytes(pjrt::serialize(options)); });
+  py::class_<CapturedGraph, std::shared_ptr<CapturedGraph>>(m, "CapturedGraph")
+      .def_property_readonly("key",
+                             [](const CapturedGraph& graph) -> py::object {
+                               return graph.key ? py::object(py::bytes(*graph.key)) : py::none();
+                             })
+      .def_readonly("variable", &CapturedGraph::variable)
+      .def_property_readonly("slots",
+                             [](const CapturedGraph& graph) { return words(graph.slots); });
+}
+
+}  // namespace lazyxla
