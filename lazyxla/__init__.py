@@ -29,6 +29,7 @@ with Deferred():  # a module half imported would stay so
     from lazyxla import (
         _C,
         aot,
+        argument_checks,
         batch_norm,
         control_flow,
         device_module,
@@ -275,6 +276,7 @@ def _register() -> None:
     )
     lowering.allow_host_calls(_C.takes_host_calls, lambda: settings.strict_host_calls)
     _C.install_lowering(reporting.lower, lowering.how, lowering.check_lowering)
+    argument_checks.install()
     _C.register_operators(lowering.names())
     _C.install_result_reader(lowering.result_tiles)
     _C.install_listeners(reporting.loaded, reporting.on_host, reporting.cut)

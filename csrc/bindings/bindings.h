@@ -32,6 +32,9 @@ void bind_traced_graph(pybind11::module_& m);
 // What is kept on disk: lazyxla/cache.
 void bind_cache(pybind11::module_& m);
 
+// Checks of operators' arguments: lazyxla/argument_checks.
+void bind_checks(pybind11::module_& m);
+
 // For owners that may be on a thread without the GIL when they let go of it.
 std::shared_ptr<pybind11::object> owned_without_gil(pybind11::object object);
 

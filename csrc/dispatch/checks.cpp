@@ -6,13 +6,10 @@
 
 #include <algorithm>
 #include <map>
-#include <unordered_map>
-#include <unordered_set>
 
 #include "common/hash.h"
 #include "dispatch/copies.h"
 #include "dispatch/known_calls.h"
-#include "dispatch/own_checks.h"
 #include "dispatch/plain_call.h"
 #include "dispatch/tensor.h"
 
@@ -166,136 +163,62 @@ bool takes_integers(const Scan& scan) {
   return false;
 }
 
-// ---- which operator has which checks ----
+ArgumentChecks& argument_checks() {
+  static auto* instance = new ArgumentChecks();
+  return *instance;
+}
 
-// For operators whose argument checks do not depend on sizes, so that one element tells: the value
-// of that element. Pointwise operators may divide by it, others index with it.
-std::optional<int> on_cpu_with(const c10::OperatorHandle& functional, const std::string& name) {
-  static const auto& names = *new const std::unordered_set<std::string>{
-      "aten::mm",
-      "aten::bmm",
-      "aten::addmm",
-      "aten::baddbmm",
-      "aten::mv",
-      "aten::dot",
-      "aten::_softmax",
-      "aten::_log_softmax",
-      "aten::nll_loss_forward",
-      "aten::nll_loss2d_forward",
-      "aten::sort",
-      "aten::sort.stable",
-      "aten::max",
-      "aten::min",
-      "aten::amax",
-      "aten::amin",
-      "aten::max.dim",
-      "aten::min.dim",
-      "aten::sum",
-      "aten::all",
-      "aten::all.dim",
-      "aten::all.dims",
-      "aten::any",
-      "aten::any.dim",
-      "aten::any.dims",
-      "aten::index_fill.int_Tensor",
-      "aten::argmax",
-      "aten::argmin",
-      "aten::mean.dim",
-      "aten::gather",
-      "aten::index_select",
-      "aten::scatter_add",
-      "aten::sum.dim_IntList",
-      "aten::bucketize.Tensor",
-      "aten::complex",
-      "aten::index_add",
-      "aten::masked_scatter",
-      "aten::uniform",
-      "aten::normal_functional",
-      "aten::normal.Tensor_float",
-      "aten::normal.float_Tensor",
-      "aten::normal.Tensor_Tensor",
-      "aten::random",
-      "aten::random.from",
-      "aten::random.to",
-      "aten::binomial",
-      "aten::poisson",
-      "aten::bernoulli",
-      "aten::bernoulli.Tensor",
-      "aten::bernoulli.p",
-      "aten::aminmax",
-      "aten::addr",
-      "aten::polar",
-      "aten::logcumsumexp",
-      "aten::mode",
-  };
-  static const auto& divisions = *new const std::unordered_set<std::string>{
-      "aten::floor_divide",
-      "aten::floor_divide.Scalar",
-  };
-  if (names.count(name)) return 0;
-  if (divisions.count(name)) return 1;
-  for (at::Tag tag : functional.getTags()) {
+std::optional<int> on_cpu_with(const OpInfo& info) {
+  const auto& table = argument_checks().on_cpu_with;
+  if (auto found = table.find(info.functional_name); found != table.end()) return found->second;
+  for (at::Tag tag : info.functional.getTags()) {
     if (tag == at::Tag::pointwise) return 1;
   }
   return std::nullopt;
 }
 
-// Operators whose kernels have conditions on their numbers, whatever the dtypes: the parameters of
-// distributions and norms, and values to be stored, which a dtype may be too narrow for. The
-// pointwise ones among the others have conditions for integers only, which cannot hold every
-// number, be divided by zero or raised to a negative power.
-Checks::When numbers_of(const std::string& name, bool asks_cpu) {
-  static const auto& names = *new const std::unordered_set<std::string>{
-      "aten::cauchy",
-      "aten::exponential",
-      "aten::geometric",
-      "aten::log_normal",
-      "aten::uniform",
-      "aten::normal_functional",
-      "aten::normal.Tensor_float",
-      "aten::bernoulli.p",
-      "aten::native_dropout",
-      "aten::random.from",
-      "aten::random.to",
-      "aten::full",
-      "aten::scalar_tensor",
-      "aten::linspace",
-      "aten::logspace",
-      "aten::fill.Scalar",
-      "aten::constant_pad_nd",
-      "aten::full_like",
-      "aten::new_full",
-      "aten::fill_diagonal",
-      "aten::masked_fill.Scalar",
-      "aten::index_fill.int_Scalar",
-      "aten::scatter.value",
-      "aten::renorm",
-      "aten::_cdist_forward",
-      "aten::huber_loss",
-      "aten::smooth_l1_loss",
-      "aten::softshrink",
-      "aten::histc",
-      "aten::celu",
-      // From the result alone the gradient is not known if the slope is negative.
-      "aten::elu_backward",
-      "aten::leaky_relu_backward",
-      "aten::rrelu_with_noise_backward",
-      "aten::linalg_vector_norm",
-      "aten::norm.ScalarOpt_dim",
-  };
-  if (names.count(name)) return Checks::kAlways;
-  bool as_pointwise = name == "aten::_foreach_pow.Scalar";
-  return asks_cpu || as_pointwise ? Checks::kOfIntegers : Checks::kNever;
+Checks::Check find(const std::unordered_map<std::string, Checks::Check>& table,
+                   const std::string& name) {
+  const auto found = table.find(name);
+  return found == table.end() ? nullptr : found->second;
+}
+
+void check_lists(const OpInfo& info, Args args) {
+  for (size_t i = 0; i < args.size(); ++i) {
+    TORCH_CHECK(!args[i].isSymIntList(), info.handle.schema().arguments()[i].name(), " of ",
+                info.name, ": expected to contain only concrete integers, none below -2**62");
+  }
+}
+
+void check_options(const OpInfo& info, Args args) {
+  const auto& schema = info.handle.schema().arguments();
+  for (size_t i = 0; info.factory && i < args.size(); ++i) {
+    if (schema[i].name() == "pin_memory" && args[i].isBool()) {
+      TORCH_CHECK(!args[i].toBool(), "Only dense CPU tensors can be pinned");
+    } else if (schema[i].name() == "layout" && args[i].isInt()) {
+      auto layout = static_cast<c10::Layout>(args[i].toInt());
+      TORCH_CHECK_NOT_IMPLEMENTED(layout == c10::Layout::Strided, "lazyxla: tensors of layout ",
+                                  layout, " do not exist on this device");
+    }
+  }
 }
 
 }  // namespace
 
+void set_argument_checks(ArgumentChecks checks) { argument_checks() = std::move(checks); }
+
 void find_checks(OpInfo& info) {
-  const OwnChecks own = own_checks(info.functional_name);
-  info.checks.on_cpu_with = on_cpu_with(info.functional, info.functional_name);
-  info.checks.of_static = own.of_static;
-  info.checks.numbers = numbers_of(info.functional_name, info.checks.on_cpu_with.has_value());
-  info.checks.of_numbers = own.of_numbers;
+  const std::string& name = info.functional_name;
+  const ArgumentChecks& all = argument_checks();
+  Checks& checks = info.checks;
+  checks.on_cpu_with = on_cpu_with(info);
+  checks.before = find(all.before, name);
+  checks.after = find(all.after, name);
+  checks.of_numbers = find(all.of_numbers, name);
+  const bool of_integers = checks.on_cpu_with || name == "aten::_foreach_pow.Scalar";
+  checks.numbers = all.numbers.count(name) ? Checks::kAlways
+                   : of_integers           ? Checks::kOfIntegers
+                                           : Checks::kNever;
 }
 
 void check_as_cpu(const OpInfo& info, Args args, const CpuCall& how) {
@@ -319,7 +242,6 @@ bool affordable_on_cpu(const Scan& scan) {
 void check_static(const OpInfo& info, Args args) {
   check_options(info, args);
   check_lists(info, args);
-  if (info.checks.of_static) info.checks.of_static(info, args);
 }
 
 void check_small(const OpInfo& info, Args args, const Scan& scan, const Inference& inference) {
@@ -355,7 +277,7 @@ void check_numbers(const OpInfo& info, Args args, const Scan& scan, uint64_t key
   uint64_t hash = hash_words(words, scan.slots.size()) * 0x9e3779b97f4a7c15ull ^ key_hash;
   if (checked_numbers().contains(hash)) return;
   if (info.checks.of_numbers) {
-    info.checks.of_numbers(info, args);
+    info.checks.of_numbers(info, args, {});
   } else {
     check_as_cpu(info, args, {.fill = info.checks.on_cpu_with.value_or(0), .shrink = true});
   }

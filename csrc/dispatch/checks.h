@@ -3,7 +3,7 @@
 // PyTorch's errors come from three places: meta functions, CPU kernels, and code that both share.
 // What only a kernel checks would go unnoticed here, where no kernel sees the call. So the CPU
 // kernel is asked, with as little data as tells (check_as_cpu), or the few checks that need all of
-// the sizes are made here (own_checks.h, size_checks.h). A call with a tensor without elements is
+// the sizes are made in Python (lazyxla/argument_checks). A call with a tensor without elements is
 // little data as it is, and most that kernels refuse for its sizes they refuse only then: the CPU
 // is always asked, as it is about factories of few elements (check_small).
 //
@@ -15,14 +15,27 @@
 
 #include <ATen/core/ivalue.h>
 
+#include <string>
+#include <unordered_map>
+#include <unordered_set>
+
 #include "dispatch/inference_store.h"
 #include "dispatch/op_info.h"
 #include "dispatch/scan.h"
 
 namespace lazyxla::dispatch {
 
-// Fills in `info.checks`, by the name of the functional form. Once per operator, when all else of
-// `info` is known.
+// lazyxla/argument_checks, by the names of functional forms.
+struct ArgumentChecks {
+  std::unordered_map<std::string, int> on_cpu_with;
+  std::unordered_set<std::string> numbers;  // operators whose numbers are always checked
+  std::unordered_map<std::string, Checks::Check> before, after, of_numbers;
+};
+
+// Once, before operators are registered.
+void set_argument_checks(ArgumentChecks checks);
+
+// Fills in `info.checks`. Once per operator, when all else of `info` is known.
 void find_checks(OpInfo& info);
 
 // How the CPU is asked.
@@ -40,7 +53,8 @@ void check_as_cpu(const OpInfo& info, c10::ArrayRef<c10::IValue> args, const Cpu
 // Whether a call is small enough to be made on the CPU for the sake of an error message.
 bool affordable_on_cpu(const Scan& scan);
 
-// Checks that depend on nothing but sizes, dtypes and static arguments: once per memo key.
+// Refuses numbers that PyTorch cannot pass to a kernel in a list, where it takes those below -2**62
+// for symbols; and tensor options that a factory function cannot have here.
 void check_static(const OpInfo& info, c10::ArrayRef<c10::IValue> args);
 
 // If an operand has no elements, or there is none and the results are small: calls the operator's

@@ -9,7 +9,6 @@
 #include "dispatch/plain_call.h"
 #include "dispatch/python_error.h"
 #include "dispatch/recorder.h"
-#include "dispatch/size_checks.h"
 #include "dispatch/tensor.h"
 
 namespace lazyxla::dispatch {
@@ -182,7 +181,7 @@ std::unique_ptr<Recipe> infer(const OpInfo& info, c10::ArrayRef<IValue> args, co
   auto inference = lasting ? InferenceStore::get().find(key) : std::nullopt;
   if (!inference) {
     ++Counters::get().shape_inferences;
-    if (lasting) check_for_kernel(info, args);
+    if (info.checks.before) info.checks.before(info, args, {});
     try {
       inference = ask(info, args, functional);
     } catch (const std::exception& error) {
@@ -196,7 +195,7 @@ std::unique_ptr<Recipe> infer(const OpInfo& info, c10::ArrayRef<IValue> args, co
       check_as_cpu(info, args, {.fill = *info.checks.on_cpu_with, .shrink = true});
     }
     if (!inference) return nullptr;
-    if (lasting) check_sizes(info, args, *inference);
+    if (info.checks.after) info.checks.after(info, args, inference->results[0].geometry.sizes);
     if (lasting) check_small(info, args, scan, *inference);
     if (info.functional_name == "aten::convolution") choose_memory_format(args, *inference);
     if (lasting) InferenceStore::get().add(key, *inference);

@@ -18,6 +18,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 
 #include <atomic>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -40,13 +41,15 @@ struct OpInfo;
 
 // Which checks of its arguments an operator needs beyond those of its meta function: see checks.h.
 struct Checks {
-  using Check = void (*)(const OpInfo& info, c10::ArrayRef<c10::IValue> args);
+  // One of lazyxla/argument_checks. `sizes` are the first result's, if they are known.
+  using Check = std::function<void(const OpInfo& info, c10::ArrayRef<c10::IValue> args,
+                                   c10::IntArrayRef sizes)>;
 
   std::optional<int> on_cpu_with;  // the element that tells the CPU enough
-  Check of_static = nullptr;       // of sizes, dtypes and static arguments
+  Check before, after;             // of sizes, dtypes and static arguments; or empty
   // When numbers have to be checked, though shape inference does not depend on them.
   enum When : uint8_t { kNever, kOfIntegers, kAlways } numbers = kNever;
-  Check of_numbers = nullptr;  // instead of asking the CPU
+  Check of_numbers;  // instead of asking the CPU; or empty
 };
 
 struct ArgInfo {

@@ -1,0 +1,81 @@
+// The checks of lazyxla/argument_checks, as the recorder calls them.
+#include <pybind11/stl.h>
+#include <torch/csrc/jit/python/pybind_utils.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include "bindings/bindings.h"
+#include "dispatch/checks.h"
+#include "dispatch/plain_call.h"
+
+namespace py = pybind11;
+
+namespace lazyxla {
+namespace {
+
+using dispatch::Checks;
+using dispatch::OpInfo;
+
+py::dict arguments(const OpInfo& info, c10::ArrayRef<c10::IValue> args) {
+  py::dict named;
+  for (size_t i = 0; i < args.size(); ++i) {
+    const bool is_dtype = info.args[i].is_dtype && args[i].isInt();
+    named[py::str(info.handle.schema().arguments()[i].name())] =
+        is_dtype ? py::cast(args[i].toScalarType()) : torch::jit::toPyObject(args[i]);
+  }
+  return named;
+}
+
+// Throws as PyTorch's own checks do: without the lines of ours that found it.
+[[noreturn]] void throw_verdict(py::error_already_set& error) {
+  const auto text = [&] { return py::str(error.value()).cast<std::string>(); };
+  const py::object& type = error.type();
+  TORCH_CHECK_INDEX(!type.is(py::handle(PyExc_IndexError)), text());
+  TORCH_CHECK(!type.is(py::handle(PyExc_RuntimeError)), text());
+  throw error;
+}
+
+template <typename... More>
+void call(const py::function& check, const OpInfo& info, c10::ArrayRef<c10::IValue> args,
+          More... more) {
+  try {
+    call_unwatched(check, arguments(info, args), more...);
+  } catch (py::error_already_set& error) {
+    throw_verdict(error);
+  }
+}
+
+using Table = std::map<std::string, py::function>;
+
+std::unordered_map<std::string, Checks::Check> entered(const Table& table, bool takes_sizes) {
+  std::unordered_map<std::string, Checks::Check> checks;
+  for (const auto& [name, function] : table) {
+    checks[name] = [check = new py::function(function),  // leaked: operators are called to the end
+                    takes_sizes](const OpInfo& info, c10::ArrayRef<c10::IValue> args,
+                                 c10::IntArrayRef sizes) {
+      dispatch::PlainScope plain;
+      py::gil_scoped_acquire gil;
+      if (takes_sizes) {
+        call(*check, info, args, py::tuple(py::cast(sizes.vec())));
+      } else {
+        call(*check, info, args);
+      }
+    };
+  }
+  return checks;
+}
+
+}  // namespace
+
+void bind_checks(py::module_& m) {
+  m.def("install_argument_checks", [](std::unordered_map<std::string, int> on_cpu_with,
+                                      const std::vector<std::string>& numbers, const Table& before,
+                                      const Table& after, const Table& of_numbers) {
+    dispatch::set_argument_checks({std::move(on_cpu_with),
+                                   {numbers.begin(), numbers.end()},
+                                   entered(before, /*takes_sizes=*/false),
+                                   entered(after, /*takes_sizes=*/true),
+                                   entered(of_numbers, /*takes_sizes=*/false)});
+  });
+}
+
+}  // namespace lazyxla

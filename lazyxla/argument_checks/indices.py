@@ -1,0 +1,110 @@
+"""Indices and what they select."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from lazyxla.argument_checks.tables import AFTER, BEFORE, Arguments, checks, dtype_name, require
+
+
+def _check_indices_broadcast(indices: Sequence[Tensor | None]) -> None:
+    shapes = [list(index.shape) for index in indices if index is not None]
+    try:
+        torch.broadcast_shapes(*shapes)
+    except RuntimeError:
+        raise IndexError(
+            "shape mismatch: indexing tensors could not be broadcast together with shapes "
+            + ", ".join(map(str, shapes))
+        ) from None
+
+
+def _check_indexed(x: Tensor, indices: Sequence[Tensor | None], sizes: Sequence[int]) -> None:
+    """Whether the indices fit the tensor, and values of these sizes what they select."""
+    _check_indices_broadcast(indices)
+    selecting = [None if index is None else _on_meta(index) for index in indices]
+    selected = torch.ops.aten.index.Tensor(_on_meta(x), selecting)
+    try:
+        fits = torch.broadcast_shapes(sizes, selected.shape) == selected.shape
+    except RuntimeError:
+        fits = False
+    require(
+        fits,
+        f"shape mismatch: value tensor of shape {list(sizes)} cannot be broadcast to indexing "
+        f"result of shape {list(selected.shape)}",
+    )
+
+
+def _on_meta(x: Tensor) -> Tensor:
+    return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
+
+
+@checks(BEFORE, "index_put", "_index_put_impl", "_unsafe_index_put")
+def _index_put(a: Arguments) -> None:
+    x, values = a["self"], a["values"]
+    require(
+        x.dtype == values.dtype,
+        "Index put requires the source and destination dtypes match, got "
+        f"{dtype_name(x.dtype)} for the destination and {dtype_name(values.dtype)} for the "
+        "source.",
+    )
+    _check_indexed(x, a["indices"], values.shape)
+
+
+@checks(BEFORE, "_unsafe_masked_index_put_accumulate")
+def _masked_index_put(a: Arguments) -> None:
+    if a["self"].numel() > 0:
+        sizes = torch.broadcast_shapes(a["values"].shape, a["mask"].shape)
+        _check_indexed(a["self"], a["indices"], sizes)
+
+
+@checks(BEFORE, "put")
+def _put(a: Arguments) -> None:
+    x, index, source = a["self"], a["index"], a["source"]
+    if source.numel() != index.numel():
+        raise IndexError(
+            "put_(): Expected source and index to have the same number of elements, but got "
+            f"source.numel() = {source.numel()}, index.numel() = {index.numel()}"
+        )
+    require(
+        index.dtype is torch.int64,
+        f"put_(): Expected a long tensor for index, but got {dtype_name(index.dtype)}",
+    )
+    require(
+        x.dtype == source.dtype,
+        "put_(): self and source expected to have the same dtype, but got self.dtype = "
+        f"{dtype_name(x.dtype)} and source.dtype = {dtype_name(source.dtype)}",
+    )
+    if source.numel() > 0 and x.numel() == 0:
+        raise IndexError("put_(): Expected self to have elements, but it has none")
+
+
+@checks(AFTER, "index_reduce")
+def _index_reduce(a: Arguments, _: Sequence[int]) -> None:
+    x, index, source = a["self"], a["index"], a["source"]
+    if x.dim() == 0 or x.dim() != source.dim():
+        return  # others refuse that
+    dim = a["dim"] % x.dim()
+    others = [list(each.shape[:dim] + each.shape[dim + 1 :]) for each in (x, source)]
+    require(
+        others[0] == others[1],
+        "source tensor shape must match self tensor shape, excluding the specified dimension. "
+        f"Got self.shape = {list(x.shape)} source.shape = {list(source.shape)}",
+    )
+    require(
+        index.numel() == source.size(dim),
+        f"index_reduce_(): Number of indices ({index.numel()}) should be equal to "
+        f"source.size(dim): ({source.size(dim)}), for dim: {dim}",
+    )
+
+
+@checks(BEFORE, "_embedding_bag", "_embedding_bag_forward_only")
+def _embedding_bag(a: Arguments) -> None:
+    """PyTorch's kernel would read beyond the end of the offsets."""
+    starts = a["offsets"].numel() > 0 or a["indices"].numel() == 0
+    require(
+        starts or a["per_sample_weights"] is None,
+        "embedding_bag: per_sample_weights for indices that belong to no bag: there are no offsets",
+    )

@@ -1,0 +1,85 @@
+"""Numbers that a dtype cannot hold, and those that a kernel refuses."""
+
+from __future__ import annotations
+
+import contextlib
+
+import torch
+
+from lazyxla.argument_checks.tables import (
+    BEFORE,
+    OF_NUMBERS,
+    Arguments,
+    checks,
+    dtype_name,
+    require,
+)
+
+
+def _check_holds(dtype: torch.dtype, *numbers: complex) -> None:
+    for number in numbers:
+        with contextlib.suppress(NotImplementedError):  # float4, which the CPU cannot fill
+            torch.full((1,), number, dtype=dtype, device="cpu")
+
+
+def _requested_dtype(a: Arguments) -> torch.dtype | None:
+    """That a factory was asked for, by its dtype or by the tensor that it is to fill."""
+    if a.get("dtype") is not None:
+        return a["dtype"]
+    return a["out"].dtype if a.get("out") is not None else None
+
+
+@checks(OF_NUMBERS, "full", "scalar_tensor")
+def _full(a: Arguments) -> None:
+    if dtype := _requested_dtype(a):
+        _check_holds(dtype, a["s"] if "s" in a else a["fill_value"])
+
+
+@checks(OF_NUMBERS, "new_full")
+def _new_full(a: Arguments) -> None:
+    _check_holds(_requested_dtype(a) or a["self"].dtype, a["fill_value"])
+
+
+@checks(OF_NUMBERS, "linspace", "logspace")
+def _linspace(a: Arguments) -> None:
+    """The bounds of a range of no or one element are not all looked at."""
+    ends = [a["start"], a["end"]][: max(a["steps"], 0)]
+    if not any(isinstance(end, complex) for end in (a["start"], a["end"])):
+        _check_holds(_requested_dtype(a) or torch.get_default_dtype(), *ends)
+
+
+@checks(OF_NUMBERS, "constant_pad_nd")
+def _pad(a: Arguments) -> None:
+    """The CPU's kernel says it itself, but cannot crop a tensor that was shrunk."""
+    if any(a["pad"]):
+        _check_holds(a["self"].dtype, a["value"])
+
+
+@checks(OF_NUMBERS, "histc")
+def _histc(a: Arguments) -> None:
+    """The CPU has no kernel for integers, GPUs do: it is asked with floats then."""
+    x = a["self"]
+    is_integral = not (x.is_floating_point() or x.is_complex() or x.dtype is torch.bool)
+    dtype = torch.float32 if is_integral else x.dtype
+    ones = torch.ones(min(x.numel(), 1), dtype=dtype, device="cpu")
+    torch.histc(ones, a["bins"], a["min"], a["max"])
+
+
+@checks(BEFORE, "randperm", "randperm.generator")
+def _randperm(a: Arguments) -> None:
+    """A dtype holds all the numbers, and floats hold each of them exactly."""
+    n, dtype = a["n"], _requested_dtype(a)
+    if dtype is None:
+        return
+    try:
+        _check_holds(dtype, n)
+    except RuntimeError:
+        name = dtype_name(dtype)
+        raise RuntimeError(f"n is too large for result tensor type: '{name}'") from None
+    exact = {torch.float16: 11, torch.float32: 24, torch.float64: 53}
+    if bits := exact.get(dtype):
+        most = "2049" if bits == 11 else f"2^{bits}+1"
+        require(
+            n <= 2**bits + 1,
+            f"n cannot be greater than {most} for {dtype_name(dtype)} type.",
+        )

@@ -1,0 +1,141 @@
+"""Sizes that do not fit each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from lazyxla.argument_checks.tables import (
+    AFTER,
+    BEFORE,
+    Arguments,
+    checks,
+    dtype_name,
+    named,
+    require,
+)
+
+
+@checks(AFTER, "linear")
+def _linear(a: Arguments, _: Sequence[int]) -> None:
+    weight, bias = a["weight"], a["bias"]
+    if bias is not None and weight.dim() == 2:
+        bias.new_empty(bias.shape, device="meta").expand(*a["input"].shape[:-1], weight.size(0))
+
+
+@checks(AFTER, "_softmax_backward_data", "_log_softmax_backward_data")
+def _softmax_backward(a: Arguments, _: Sequence[int]) -> None:
+    grad, output = a["grad_output"].shape, a["output"].shape
+    require(
+        grad == output,
+        "Expected tensor for argument #1 'grad' to have same size as tensor for argument #2 "
+        f"'output'; but {list(grad)} does not equal {list(output)}",
+    )
+
+
+@checks(AFTER, "native_group_norm")
+def _group_norm(a: Arguments, _: Sequence[int]) -> None:
+    x, n, channels, rest = a["input"], a["N"], a["C"], a["HxW"]
+    require(
+        min(n, rest) >= 0 and n * channels * rest == x.numel(),
+        f"Expected X.numel() == N * C * HxW to be true, but got X of shape {list(x.shape)}, "
+        f"N = {n}, C = {channels}, HxW = {rest}",
+    )
+    for name in ("weight", "bias"):
+        tensor = a[name]
+        if tensor is None:
+            continue
+        require(
+            tensor.dim() == 1 and tensor.numel() == channels,
+            f"Expected {name} to be a vector of size equal to the number of channels in input, "
+            f"but got one of shape {list(tensor.shape)} and input of shape {list(x.shape)}",
+        )
+
+
+@checks(BEFORE, *named("batch_norm"))
+def _batch_norm(a: Arguments) -> None:
+    """PyTorch's kernel would read beyond the end of these."""
+    x = a["input"]
+    if x.dim() < 2:
+        return  # others refuse that
+    for name in ("weight", "bias", "running_mean", "running_var"):
+        if (tensor := a.get(name)) is not None:
+            require(
+                tensor.numel() == x.size(1),
+                f"{name} should contain {x.size(1)} elements not {tensor.numel()}",
+            )
+
+
+@checks(AFTER, "soft_margin_loss")
+def _soft_margin_loss(a: Arguments, _: Sequence[int]) -> None:
+    shape = a["self"].shape
+    broadcast = torch.broadcast_shapes(a["target"].shape, shape)
+    require(
+        broadcast == shape,
+        f"output with shape {list(shape)} doesn't match the broadcast shape {list(broadcast)}",
+    )
+
+
+@checks(AFTER, "addmv")
+def _addmv(a: Arguments, _: Sequence[int]) -> None:
+    x, matrix = a["self"], a["mat"]
+    require(
+        x.numel() == 1 or x.numel() == matrix.size(0),
+        f"size mismatch, got input ({x.size(0)}), mat ({matrix.size(0)}x{matrix.size(1)})",
+    )
+
+
+@checks(AFTER, "ormqr")
+def _householder(a: Arguments, _: Sequence[int]) -> None:
+    most = min(a["input3"].size(-2 if a["left"] else -1), a["self"].size(-1))
+    require(
+        a["input2"].size(-1) == most,
+        "torch.ormqr: tau.shape[-1] must be equal to min(other.shape[-2], input.shape[-1])",
+    )
+
+
+@checks(BEFORE, "lu_unpack")
+def _lu_unpack(a: Arguments) -> None:
+    """PyTorch's kernel would read beyond the end of the pivots."""
+    lu, pivots = a["LU_data"], a["LU_pivots"]
+    if lu.dim() < 2:
+        return  # others refuse that
+    batch = lu.shape[:-2]
+    fits = pivots.dim() == lu.dim() - 1 and pivots.shape[:-1] == batch
+    require(
+        fits and pivots.size(-1) >= min(lu.shape[-2:]),
+        f"torch.lu_unpack: LU_pivots of shape {list(pivots.shape)} does not fit LU_data of "
+        f"shape {list(lu.shape)}",
+    )
+
+
+@checks(AFTER, "histogram.bins_tensor")
+def _histogram(a: Arguments, _: Sequence[int]) -> None:
+    require(
+        a["bins"].numel() > 1,
+        "torch.histogram(): bins must be > 0, but got 0 for dimension 0",
+    )
+
+
+@checks(BEFORE, "multinomial")
+def _multinomial(a: Arguments) -> None:
+    weights, samples = a["self"], a["num_samples"]
+    if (out := a.get("out")) is not None:
+        require(
+            out.dtype is torch.int64,
+            f"multinomial expects Long tensor out, got: {dtype_name(out.dtype)}",
+        )
+    require(weights.dim() in (1, 2), "prob_dist must be 1 or 2 dim")
+    require(
+        weights.is_floating_point(),
+        "multinomial only supports floating-point dtypes for input, got: "
+        f"{dtype_name(weights.dtype)}",
+    )
+    require(samples > 0, "cannot sample n_sample <= 0 samples")
+    require(
+        a["replacement"] or samples <= weights.size(-1),
+        "cannot sample n_sample > prob_dist.size(-1) samples without replacement",
+    )
+    # What float32 counts.
+    require(weights.size(-1) <= 2**24, "number of categories cannot exceed 2^24")

@@ -1,0 +1,52 @@
+"""Where the checks are entered, and what they are written with."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import torch
+
+Arguments = Mapping[str, Any]
+Check = Callable[[Arguments], None]
+ResultCheck = Callable[[Arguments, Sequence[int]], None]
+"""Takes the sizes of the first result, too."""
+
+T = TypeVar("T", bound=Callable[..., None])
+
+BEFORE: dict[str, Check] = {}
+"""By operator: before PyTorch is asked about the result's shape. Once for each kind of call."""
+AFTER: dict[str, ResultCheck] = {}
+"""Once the shape is known. Once for each kind of call."""
+OF_NUMBERS: dict[str, Check] = {}
+"""Of numbers, in place of asking the CPU. Once for each."""
+
+
+def checks(table: dict[str, T], *names: str) -> Callable[[T], T]:
+    """Enters a function in a table, for these of PyTorch's operators."""
+
+    def enter(check: T) -> T:
+        table.update(dict.fromkeys((f"aten::{name}" for name in names), check))
+        return check
+
+    return enter
+
+
+def named(part: str) -> list[str]:
+    """PyTorch's operators, but for gradients, that have this in their names."""
+    names = (name.removeprefix("aten::") for name in torch._C._dispatch_get_all_op_names())
+    return [name for name in names if part in name and "backward" not in name]
+
+
+def require(condition: bool, message: str) -> None:
+    """Raises a RuntimeError unless the condition holds."""
+    if not condition:
+        raise RuntimeError(message)
+
+
+@functools.cache
+def dtype_name(dtype: torch.dtype) -> str:
+    """As PyTorch's messages have it: Float, Long."""
+    name = torch.empty(0, dtype=dtype, device="cpu").type()
+    return name.removeprefix("torch.").removesuffix("Tensor")

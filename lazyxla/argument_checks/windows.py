@@ -1,0 +1,103 @@
+"""Convolutions, pooling and resampling."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from lazyxla.argument_checks.tables import (
+    AFTER,
+    BEFORE,
+    Arguments,
+    checks,
+    dtype_name,
+    named,
+    require,
+)
+from lazyxla.lowering.operators import find_op
+
+
+def without_memory(x: Tensor | None) -> Tensor | None:
+    """A tensor on the CPU of the same sizes that takes no memory."""
+    return None if x is None else torch.zeros((), dtype=x.dtype, device="cpu").expand(x.shape)
+
+
+@checks(BEFORE, "convolution")
+def _convolution(a: Arguments) -> None:
+    """PyTorch checks shapes where it chooses the library that computes a convolution."""
+    x, weight, bias = a["input"], a["weight"], a["bias"]
+    require(weight.dim() > 2, "weight should have at least three dimensions")
+    stride, dilation, padding = a["stride"], a["dilation"], a["output_padding"]
+    torch._C._select_conv_backend(
+        *(without_memory(each) for each in (x, weight, bias)),
+        *(stride, a["padding"], dilation, a["transposed"], padding, a["groups"], None),
+    )
+    if a["transposed"]:
+        fits = all(p < s or p < d for p, s, d in zip(padding, stride, dilation))
+        require(
+            fits,
+            "output padding must be smaller than either stride or dilation, but got "
+            f"output_padding: {padding} stride: {stride} dilation: {dilation}",
+        )
+    for other in (weight, weight if bias is None else bias):
+        require(
+            other.dtype == x.dtype,
+            f"expected scalar type {dtype_name(x.dtype)} but found {dtype_name(other.dtype)}",
+        )
+
+
+@checks(AFTER, "convolution")
+def _convolved(a: Arguments, sizes: Sequence[int]) -> None:
+    if a["input"].numel() > 0:  # else the CPU's kernel is asked
+        require(
+            all(size > 0 for size in sizes[2:]),
+            f"Calculated output size per channel: {list(sizes[2:])}. Output size is too small",
+        )
+
+
+@checks(BEFORE, "avg_pool2d", "avg_pool3d", "max_pool2d_with_indices", "max_pool3d_with_indices")
+def _windows(a: Arguments) -> None:
+    """The windows of PyTorch's kernels are counted in 32 bits."""
+    for name, value in a.items():
+        for number in value if isinstance(value, list) else ():
+            require(
+                -(2**31) <= number < 2**31,
+                f"{name}: value cannot be converted to type int without overflow: {number}",
+            )
+
+
+@checks(BEFORE, "fractional_max_pool2d", "fractional_max_pool3d")
+def _fractional_windows(a: Arguments) -> None:
+    for size in a["kernel_size"]:
+        require(size > 0, f"a window of size {size} has no greatest element")
+
+
+def _upsampling(name: str, a: Arguments) -> None:
+    """Which dtypes but floats can be resampled, the CPU's kernels say: asked with one element."""
+    x = next(iter(a.values()))
+    if x.is_floating_point():
+        return
+    call = dict(a)
+    for argument, value in a.items():
+        if argument == "output_size" and value is not None:
+            call[argument] = [2] * len(value)
+        elif isinstance(value, Tensor):
+            call[argument] = torch.zeros([1] * x.dim(), dtype=value.dtype, device="cpu")
+        elif argument.startswith("scales"):
+            call[argument] = None
+    find_op(name)(**call)
+
+
+def _upsampled(a: Arguments, sizes: Sequence[int]) -> None:
+    require(
+        all(size > 0 for size in sizes[2:]),
+        f"Input and output sizes should be greater than 0, but got output {list(sizes[2:])}",
+    )
+
+
+for _name in named("upsample_"):
+    BEFORE[f"aten::{_name}"] = functools.partial(_upsampling, f"aten::{_name}")
+    AFTER[f"aten::{_name}"] = _upsampled
