@@ -12,11 +12,11 @@ out= form may lack some. It raises what PyTorch's CPU raises.
 from __future__ import annotations
 
 from lazyxla import _C
-from lazyxla.argument_checks import indices, numbers, sizes, windows
+from lazyxla.argument_checks import indices, numbers, operand_shapes, windows
 from lazyxla.argument_checks.cpu import NUMBERS, ON_CPU
 from lazyxla.argument_checks.tables import AFTER, BEFORE, OF_NUMBERS
 
-__all__ = ["indices", "install", "numbers", "sizes", "windows"]
+__all__ = ["indices", "install", "numbers", "operand_shapes", "windows"]
 
 
 def install() -> None:
