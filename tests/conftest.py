@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import os
 import subprocess
@@ -193,3 +194,20 @@ def fresh_dynamo() -> Iterator[None]:
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()
+
+
+@pytest.fixture
+def modes_stay_as_they_are() -> Iterator[None]:
+    """A test leaves no mode and no region behind."""
+    yield
+    assert lazyxla.eager_mode() is False
+    assert not _C.in_region()
+
+
+@pytest.fixture
+def collected() -> Iterator[None]:
+    """Nothing runs and no garbage holds memory when a test that counts both begins."""
+    gc.collect()
+    lazyxla.sync(wait=True)
+    yield
+    gc.collect()

@@ -1,4 +1,4 @@
-"""Runs a graph that is cut into three stages, one of which fails: a script for tests/test_cuts.py.
+"""Runs a graph that is cut into three stages, one of which fails: for tests/test_cut_failures.py.
 
 Usage: failing_stages.py HOW STAGE. The plugin is tests/plugins/failing.cpp; HOW is "execute" (the
 plugin refuses to run the stage) or "later" (it says so after a while). Prints one JSON object.

@@ -66,6 +66,18 @@ on_host.register_autograd(
 )
 
 
+def numbers(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Integers from -3 to 3, in turn."""
+    count = torch.Size(shape).numel()
+    return (torch.arange(count) % 7 - 3).to(dtype).reshape(shape)
+
+
+def fractions(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """From -5/8 to 5/8, in turn."""
+    count = torch.Size(shape).numel()
+    return ((torch.arange(count) % 11 - 5) / 8).to(dtype).reshape(shape)
+
+
 def on_device(tree: Any, device: str = DEVICE) -> Any:
     """Copies the tensors of a tree to a device; strides and requires_grad stay."""
 

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +10,13 @@ import pytest
 import torch.distributed as dist
 
 from tests.conftest import ROOT
-from tests.distributed.all_cases import CASES
-from tests.distributed.processes import results_of, start
+from tests.distributed.processes import THEMES, outputs, own_environment, run, run_cases, torchrun
 
 SIZES = (2, 3)
 OF_EVERY_SIZE = (
     "collectives",
     "training",
 )  # the others take long, and are of one, but if asked for
-THEMES = sorted({case.__module__.rpartition(".")[2] for case in CASES.values()})
 SERVED_BY_ONE_PROGRAM = (
     *("all_reduce", "asynchronous", "broadcast", "gathers", "scatters", "all_to_all", "in_a_ring"),
     *(
@@ -56,10 +51,7 @@ def test_as_on_the_cpu(theme: str, size: int, tmp_path: Path, pytestconfig: pyte
     is_asked_for = pytestconfig.getoption("--every-size")
     if size != SIZES[0] and theme not in OF_EVERY_SIZE and not is_asked_for:
         pytest.skip("takes minutes: --every-size runs it")
-    names = [name for name, case in CASES.items() if case.__module__.endswith(f".{theme}")]
-    script = str(ROOT / "tests" / "distributed" / "ranks.py")
-    processes = start([script, str(size), str(tmp_path / "meet"), *names], size)
-    for found in results_of(processes, names, timeout=600):
+    for found in run_cases(theme, size, tmp_path, timeout=600):
         check_counts(found)
 
 
@@ -89,9 +81,8 @@ def resumed(size: int, where: Path, first: int) -> list[float]:
     script = str(ROOT / "tests" / "distributed" / "resumed.py")
     devices = {"LAZYXLA_CPU_DEVICES": "4"} if size == 1 else {}
     losses = []
-    for process in start([script, str(size), str(where), str(first)], size, **devices):
-        out, err = process.communicate(timeout=200)
-        assert process.returncode == 0, err[-3000:]
+    command = [script, "{rank}", str(size), str(where), str(first)]
+    for out in outputs(command, [own_environment(**devices)] * size, timeout=200):
         found = json.loads(out.splitlines()[-1])
         assert found["spread"]
         losses.append(found["losses"])
@@ -118,10 +109,9 @@ def test_checkpoints_between_processes_and_devices(tmp_path: Path) -> None:
 
 
 DESTROYED = """
-import sys, torch, torch.distributed as dist, lazyxla
-rank, meet = int(sys.argv[1]), sys.argv[2]
 for round in range(3):
-    dist.init_process_group("lazyxla", init_method=f"file://{meet}{round}", rank=rank, world_size=2)
+    group["init_method"] = f"file://{meet}{round}"
+    dist.init_process_group("lazyxla", **group)
     x = torch.ones(3, device="lazyxla") * (rank + round)
     dist.all_reduce(x)
     dist.destroy_process_group()  # runs what is recorded
@@ -131,19 +121,13 @@ print("fine")
 
 
 def test_a_group_that_is_destroyed_and_made_anew(tmp_path: Path) -> None:
-    script = tmp_path / "destroyed.py"
-    script.write_text(DESTROYED)
-    for process in start([str(script), str(tmp_path / "meet")], 2):
-        out, err = process.communicate(timeout=120)
-        assert out.split() == ["fine"], err[-3000:]
+    for out in run(DESTROYED, 2, tmp_path):
+        assert out.split() == ["fine"]
 
 
 READS_FIRST = """
-import sys, torch, torch.distributed as dist, lazyxla
 from datetime import timedelta
-rank, meet = int(sys.argv[1]), sys.argv[2]
-dist.init_process_group("lazyxla", init_method=f"file://{meet}", rank=rank, world_size=2,
-                        timeout=timedelta(seconds=30))
+dist.init_process_group("lazyxla", **group, timeout=timedelta(seconds=30))
 found = []
 def exchange():
     x = torch.ones(3, device="lazyxla") * (rank + len(found) + 1)
@@ -166,18 +150,14 @@ print(objects, [x.sum().item() for x in found])
 
 def test_one_reads_before_they_meet(tmp_path: Path) -> None:
     """The other one, which reads nothing, does not let it wait."""
-    script = tmp_path / "reads.py"
-    script.write_text(READS_FIRST)
-    for process in start([str(script), str(tmp_path / "meet")], 2):
-        out, err = process.communicate(timeout=120)
-        assert out.strip() == "[0, 1] [9.0, 15.0, 21.0, 27.0]", err[-3000:]
+    for out in run(READS_FIRST, 2, tmp_path):
+        assert out.strip() == "[0, 1] [9.0, 15.0, 21.0, 27.0]"
 
 
 DEFAULT = """
-import copy, sys, torch, torch.distributed as dist, lazyxla
+import copy
 from torch.nn.parallel import DistributedDataParallel
-rank, meet = int(sys.argv[1]), sys.argv[2]
-dist.init_process_group(init_method=f"file://{meet}", rank=rank, world_size=2)
+dist.init_process_group(**group)
 torch.manual_seed(0)
 model, batches = torch.nn.Linear(3, 2), torch.randn(2, 4, 3)
 alone = copy.deepcopy(model)
@@ -198,26 +178,9 @@ dist.destroy_process_group()
 
 def test_it_is_the_devices_backend_if_none_is_named(tmp_path: Path) -> None:
     """For DDP, too, which asks for the group's default backend."""
-    script = tmp_path / "default.py"
-    script.write_text(DEFAULT)
     # Collectives are the host's business in strict mode, too.
-    for process in start([str(script), str(tmp_path / "meet")], 2, LAZYXLA_STRICT_HOST_CALLS="1"):
-        out, err = process.communicate(timeout=120)
-        assert out.split() == ["lazyxla:lazyxla", "fine"], err[-3000:]
-
-
-def torchrun(processes: int, *command: str, **environment: str) -> list[str]:
-    """The lines that the processes print."""
-    program = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    result = subprocess.run(
-        [*program, f"--nproc-per-node={processes}", *command],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **environment},
-    )
-    assert result.returncode == 0, result.stderr[-3000:]
-    return result.stdout.splitlines()
+    for out in run(DEFAULT, 2, tmp_path, LAZYXLA_STRICT_HOST_CALLS="1"):
+        assert out.split() == ["lazyxla:lazyxla", "fine"]
 
 
 MESH = """

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch.distributed as dist
 
-from tests.conftest import ROOT
-from tests.distributed.processes import start
+from tests.distributed.processes import run, run_faults
 
 pytestmark = pytest.mark.skipif(
     not dist.is_available(), reason="this PyTorch was built without torch.distributed"
@@ -22,24 +17,13 @@ pytestmark = pytest.mark.skipif(
 def test_processes_that_die_come_late_or_call_something_else(pytestconfig: pytest.Config) -> None:
     """All others are told who, and from which lines, within the group's timeout."""
     count = pytestconfig.getoption("--faults")
-    result = subprocess.run(
-        [sys.executable, "-m", "tests.distributed.faults", str(count), "0"],
-        capture_output=True,
-        text=True,
-        timeout=120 + 20 * count,
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    assert result.returncode == 0, result.stderr[-3000:]
-    assert json.loads(result.stdout.splitlines()[-1]) == []
+    assert run_faults(count, timeout=120 + 20 * count) == []
 
 
 DYING = """
-import os, sys, torch, torch.distributed as dist, lazyxla
+import os
 from datetime import timedelta
-rank, meet = int(sys.argv[1]), sys.argv[2]
-dist.init_process_group("lazyxla", init_method=f"file://{meet}", rank=rank, world_size=2,
-                        timeout=timedelta(seconds=20))
+dist.init_process_group("lazyxla", **group, timeout=timedelta(seconds=20))
 kept = torch.ones(3, device="lazyxla")
 lazyxla.sync()
 for step in range(20):
@@ -65,20 +49,14 @@ for step in range(20):
 
 def test_what_a_process_that_dies_leaves(tmp_path: Path) -> None:
     """Nothing else of the other one is lost, and its later collectives fail at once."""
-    script = tmp_path / "dying.py"
-    script.write_text(DYING)
-    survivor, dead = start([str(script), str(tmp_path / "meet")], 2)
-    out, err = survivor.communicate(timeout=120)
-    dead.communicate(timeout=120)
-    assert out.split() == ["told", "True"] * 2, err[-3000:]
+    survivor, _ = run(DYING, 2, tmp_path)
+    assert survivor.split() == ["told", "True"] * 2
 
 
 SETTING = """
-import sys, torch, torch.distributed as dist, lazyxla
 from datetime import timedelta
-rank, meet, lazyxla.settings.compare_collectives = int(sys.argv[1]), sys.argv[2], sys.argv[3]
-dist.init_process_group("lazyxla", init_method=f"file://{meet}", rank=rank, world_size=2,
-                        timeout=timedelta(seconds=20))
+lazyxla.settings.compare_collectives = sys.argv[1]
+dist.init_process_group("lazyxla", **group, timeout=timedelta(seconds=20))
 for step in range(6):
     x = torch.ones(3, device="lazyxla")
     dist.all_reduce(x)
@@ -99,19 +77,14 @@ except RuntimeError as error:
 
 @pytest.mark.parametrize(("setting", "told"), [("first", "values"), ("always", "told")])
 def test_known_sequences_are_compared_if_asked_for(setting: str, told: str, tmp_path: Path) -> None:
-    script = tmp_path / "setting.py"
-    script.write_text(SETTING)
-    for process in start([str(script), str(tmp_path / "meet"), setting], 2):
-        out, err = process.communicate(timeout=120)
-        assert out.split()[0] == told, (out, err[-3000:])
+    for out in run(SETTING, 2, tmp_path, setting):
+        assert out.split()[0] == told
 
 
 COMPARED = """
-import sys, torch, torch.distributed as dist, lazyxla
 from datetime import timedelta
-rank, meet, lazyxla.settings.compare_collectives = int(sys.argv[1]), sys.argv[2], sys.argv[3]
-dist.init_process_group("lazyxla", init_method=f"file://{meet}", rank=rank, world_size=2,
-                        timeout=timedelta(seconds=20))
+lazyxla.settings.compare_collectives = sys.argv[1]
+dist.init_process_group("lazyxla", **group, timeout=timedelta(seconds=20))
 def step(*sizes):
     before = lazyxla.counters()["comparisons"]
     xs = [torch.ones(size, device="lazyxla") for size in sizes]
@@ -121,7 +94,7 @@ def step(*sizes):
     return lazyxla.counters()["comparisons"] - before
 counts = [step(*[3, 7] * 10) for _ in range(6)]
 print(*counts)
-if sys.argv[3] == "always":
+if sys.argv[1] == "always":
     try:
         step(3, 3 if rank else 7)  # each has followed 3 before
     except RuntimeError as error:
@@ -139,20 +112,15 @@ if sys.argv[3] == "always":
 )
 def test_what_is_recorded_is_compared_at_once(setting: str, counts: str, tmp_path: Path) -> None:
     """One round trip for a step, however many collectives it has; of other sizes, none hangs."""
-    script = tmp_path / "compared.py"
-    script.write_text(COMPARED)
-    for process in start([str(script), str(tmp_path / "meet"), setting], 2):
-        out, err = process.communicate(timeout=120)
-        assert out.splitlines() == [counts, "True"][: 1 + (setting == "always")], err[-3000:]
+    for out in run(COMPARED, 2, tmp_path, setting):
+        assert out.splitlines() == [counts, "True"][: 1 + (setting == "always")]
 
 
 MESSAGES = """
-import sys, torch, torch.distributed as dist, lazyxla
 from datetime import timedelta
-rank, meet, lazyxla.settings.compare_collectives = int(sys.argv[1]), sys.argv[2], sys.argv[3]
-size, dtype = int(sys.argv[4]), getattr(torch, sys.argv[5])
-dist.init_process_group("lazyxla", init_method=f"file://{meet}", rank=rank, world_size=2,
-                        timeout=timedelta(seconds=5))
+lazyxla.settings.compare_collectives = sys.argv[1]
+size, dtype = int(sys.argv[2]), getattr(torch, sys.argv[3])
+dist.init_process_group("lazyxla", **group, timeout=timedelta(seconds=5))
 x = torch.full((2, 3), 5.0, device="lazyxla")
 empty = x[:0]
 for step in range(4):
@@ -171,9 +139,9 @@ try:
         dist.recv(torch.zeros(size, device="lazyxla", dtype=dtype), 0)
     dist.barrier()
 except RuntimeError as error:
-    if rank == 1 and sys.argv[3] == "always":
+    if rank == 1 and sys.argv[1] == "always":
         assert "process 0 sent 6 of float32 at " in str(error), error
-    assert "messages.py" in str(error), error
+    assert "script.py" in str(error), error
     print("told", "process 1: recv(from 0) of " in str(error))
 """
 
@@ -189,17 +157,12 @@ def test_messages_that_are_not_what_is_expected(
     setting: str, size: int, dtype: str, tmp_path: Path
 ) -> None:
     """Neither is taken for the other, or ends a process."""
-    script = tmp_path / "messages.py"
-    script.write_text(MESSAGES)
-    for process in start([str(script), str(tmp_path / "meet"), setting, str(size), dtype], 2):
-        out, err = process.communicate(timeout=120)
-        assert out.split() == ["told", "True"], err[-3000:]
+    for out in run(MESSAGES, 2, tmp_path, setting, str(size), dtype):
+        assert out.split() == ["told", "True"]
 
 
 SENT = """
-import sys, torch, torch.distributed as dist, lazyxla
-rank, meet = int(sys.argv[1]), sys.argv[2]
-dist.init_process_group("lazyxla", init_method=f"file://{meet}", rank=rank, world_size=2)
+dist.init_process_group("lazyxla", **group)
 def resident():
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * 4096
@@ -216,8 +179,5 @@ dist.destroy_process_group()
 
 
 def test_what_was_received_is_freed(tmp_path: Path) -> None:
-    script = tmp_path / "sent.py"
-    script.write_text(SENT)
-    for process in start([str(script), str(tmp_path / "meet")], 2):
-        out, err = process.communicate(timeout=120)
-        assert out.split() == ["True"], err[-3000:]
+    for out in run(SENT, 2, tmp_path):
+        assert out.split() == ["True"]

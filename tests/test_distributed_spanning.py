@@ -6,29 +6,18 @@ of tests/spanning.
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch.distributed as dist
 
-from tests.conftest import ROOT
-from tests.distributed.all_cases import CASES
-from tests.distributed.processes import results_of, start
+from tests.distributed.processes import THEMES, run, run_cases, run_faults
 from tests.spanning import cpu_plugin, plugin_path
 from tests.test_distributed_faults import COMPARED
 
 SIZES = (2, 3)
 OF_EVERY_SIZE = ("collectives",)  # the others take long, and are of one, but if asked for
-THEMES = sorted({case.__module__.rpartition(".")[2] for case in CASES.values()})
-BY_HOST = (  # some of whose data the host exchanges
-    *("all_to_all", "in_a_ring", "functional_collectives"),
-    *("pipeline_gpipe", "pipeline_1f1b", "pipeline_interleaved"),
-)
 SETTLED = ("ddp", "fully_sharded", "zero_sgd", "pipeline_gpipe")
 """Training whose steps compile nothing from the fourth on, and all run as many programs."""
 
@@ -43,8 +32,10 @@ def environment() -> dict[str, str]:
     return {"LAZYXLA_PLATFORM": "cpu", "LAZYXLA_CPU_DEVICES": "1", **plugin}
 
 
-def start_spanning(command: list[str], size: int) -> list[Any]:
-    return start(command, size, **environment())
+def run_spanning(
+    code: str, size: int, where: Path, *arguments: str, timeout: float = 120
+) -> list[str]:
+    return run(code, size, where, *arguments, timeout=timeout, **environment())
 
 
 # One test for all cases of a file: processes start slowly.
@@ -54,10 +45,7 @@ def test_as_on_the_cpu(theme: str, size: int, tmp_path: Path, pytestconfig: pyte
     is_asked_for = pytestconfig.getoption("--every-size")
     if size != SIZES[0] and theme not in OF_EVERY_SIZE and not is_asked_for:
         pytest.skip("takes minutes: --every-size runs it")
-    names = [name for name, case in CASES.items() if case.__module__.endswith(f".{theme}")]
-    script = str(ROOT / "tests" / "distributed" / "ranks.py")
-    processes = start_spanning([script, str(size), str(tmp_path / "meet"), *names], size)
-    for found in results_of(processes, names, timeout=900):
+    for found in run_cases(theme, size, tmp_path, timeout=900, **environment()):
         check_counts(found)
 
 
@@ -74,9 +62,8 @@ def check_counts(found: dict[str, Any]) -> None:
 
 
 SAME_OR_NOT = """
-import random, sys, torch, torch.distributed as dist, lazyxla
-rank, size, meet = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-dist.init_process_group("lazyxla", init_method=f"file://{meet}", rank=rank, world_size=size)
+import random
+dist.init_process_group("lazyxla", **group)
 draw, total, seen = random.Random(size), 2.0, {}
 weight = torch.full((3,), 2.0, device="lazyxla")
 factor = torch.tensor(float(rank)).to("lazyxla")
@@ -110,17 +97,12 @@ print(lazyxla.counters()["host_calls"])
 @pytest.mark.parametrize("size", SIZES)
 def test_a_graph_is_one_program_where_all_have_the_same(size: int, tmp_path: Path) -> None:
     """Whoever differs in a step finds it out with the others; the values are the same each way."""
-    script = tmp_path / "same.py"
-    script.write_text(SAME_OR_NOT)
-    for process in start_spanning([str(script), str(size), str(tmp_path / "meet")], size):
-        out, err = process.communicate(timeout=300)
-        assert out == "0\n", err[-3000:]
+    for out in run_spanning(SAME_OR_NOT, size, tmp_path, timeout=300):
+        assert out == "0\n"
 
 
 NUMBERS = """
-import sys, torch, torch.distributed as dist, lazyxla
-rank, meet = int(sys.argv[1]), sys.argv[2]
-dist.init_process_group("lazyxla", init_method=f"file://{meet}", rank=rank, world_size=2)
+dist.init_process_group("lazyxla", **group)
 one = torch.tensor([2.0]).to("lazyxla")
 def counted(step):
     for number in range(6):
@@ -143,18 +125,14 @@ for step in (
 
 def test_numbers_that_differ_between_processes(tmp_path: Path) -> None:
     """They become inputs of one program; those that cannot are compiled once, in pieces."""
-    script = tmp_path / "constants.py"
-    script.write_text(NUMBERS)
-    for process in start_spanning([str(script), str(tmp_path / "meet")], 2):
-        out, err = process.communicate(timeout=200)
-        assert out.splitlines() == ["[0, 1] 4.0", "[0, 1] 14.0", "[0, 3] 2.0"], err[-3000:]
+    for out in run_spanning(NUMBERS, 2, tmp_path, timeout=200):
+        assert out.splitlines() == ["[0, 1] 4.0", "[0, 1] 14.0", "[0, 3] 2.0"]
 
 
 DATA_PARALLEL = """
-import ctypes, os, sys, torch, torch.distributed as dist, lazyxla
+import ctypes, os
 from torch import nn
-rank, meet = int(sys.argv[1]), sys.argv[2]
-dist.init_process_group("lazyxla", init_method=f"file://{meet}", rank=rank, world_size=2)
+dist.init_process_group("lazyxla", **group)
 launched = ctypes.CDLL(os.environ["LAZYXLA_PLUGIN_PATH"]).spanning_run_count
 launched.restype = ctypes.c_int64
 torch.manual_seed(0)
@@ -180,11 +158,7 @@ for number in range(11):
 
 def test_a_settled_training_step_is_one_program(tmp_path: Path) -> None:
     """But where one process logs: then each collective is one, of both."""
-    script = tmp_path / "training.py"
-    script.write_text(DATA_PARALLEL)
-    for process in start_spanning([str(script), str(tmp_path / "meet")], 2):
-        out, err = process.communicate(timeout=200)
-        assert process.returncode == 0, err[-3000:]
+    for out in run_spanning(DATA_PARALLEL, 2, tmp_path, timeout=200):
         *settled, logging, after, last = out.splitlines()[5:]
         assert {*settled, after, last} == {"1 1 0 1 1"}
         flushes, executions, _, comparisons, runs = logging.split()
@@ -192,9 +166,8 @@ def test_a_settled_training_step_is_one_program(tmp_path: Path) -> None:
 
 
 PROGRAMS = """
-import ctypes, os, sys, torch, torch.distributed as dist, lazyxla
-rank, meet = int(sys.argv[1]), sys.argv[2]
-dist.init_process_group("lazyxla", init_method=f"file://{meet}", rank=rank, world_size=2)
+import ctypes, os
+dist.init_process_group("lazyxla", **group)
 launched = ctypes.CDLL(os.environ["LAZYXLA_PLUGIN_PATH"]).spanning_run_count
 launched.restype = ctypes.c_int64
 weight = torch.full((3, 5), 2.0, device="lazyxla")
@@ -220,11 +193,7 @@ for number in range(4):
 
 def test_each_collective_is_a_program_of_all(tmp_path: Path) -> None:
     """One flush, of the process's own programs and three of both; none is compiled twice."""
-    script = tmp_path / "programs.py"
-    script.write_text(PROGRAMS)
-    for process in start_spanning([str(script), str(tmp_path / "meet")], 2):
-        out, err = process.communicate(timeout=200)
-        assert process.returncode == 0, err[-3000:]
+    for out in run_spanning(PROGRAMS, 2, tmp_path, timeout=200):
         steps = [line.split(maxsplit=4) for line in out.splitlines()]
         assert [step[:2] for step in steps] == [["1", "6"]] * 4
         assert steps[-1][2] == "0"
@@ -236,16 +205,7 @@ def test_each_collective_is_a_program_of_all(tmp_path: Path) -> None:
 def test_processes_that_die_come_late_or_call_something_else(pytestconfig: pytest.Config) -> None:
     """What is compared launches nothing that the others do not launch, and tells who differs."""
     count = pytestconfig.getoption("--faults")
-    result = subprocess.run(
-        [sys.executable, "-m", "tests.distributed.faults", str(count), "0", "always"],
-        capture_output=True,
-        text=True,
-        timeout=120 + 30 * count,
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1", **environment()},
-    )
-    assert result.returncode == 0, result.stderr[-3000:]
-    assert json.loads(result.stdout.splitlines()[-1]) == []
+    assert run_faults(count, "always", timeout=120 + 30 * count, **environment()) == []
 
 
 @pytest.mark.parametrize(
@@ -254,20 +214,16 @@ def test_processes_that_die_come_late_or_call_something_else(pytestconfig: pytes
 )
 def test_what_is_recorded_is_compared_at_once(setting: str, counts: str, tmp_path: Path) -> None:
     """One round trip for a step, also where each is launched by itself."""
-    script = tmp_path / "compared.py"
-    script.write_text(COMPARED)
-    for process in start_spanning([str(script), str(tmp_path / "meet"), setting], 2):
-        out, err = process.communicate(timeout=120)
-        assert out.splitlines() == [counts, "True"][: 1 + (setting == "always")], err[-3000:]
+    for out in run_spanning(COMPARED, 2, tmp_path, setting):
+        assert out.splitlines() == [counts, "True"][: 1 + (setting == "always")]
 
 
 TWO_DIMENSIONS = """
-import copy, sys, torch, torch.distributed as dist, lazyxla
+import copy
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-rank, meet = int(sys.argv[1]), sys.argv[2]
-dist.init_process_group("lazyxla", init_method=f"file://{meet}", rank=rank, world_size=4)
+dist.init_process_group("lazyxla", **group)
 mesh = dist.init_device_mesh("lazyxla", (2, 2), mesh_dim_names=("data", "model"))
 torch.manual_seed(0)
 alone = nn.Sequential(nn.Linear(6, 8), nn.GELU(), nn.Linear(8, 6))
@@ -299,17 +255,13 @@ dist.destroy_process_group()
 
 def test_sharded_in_two_dimensions(tmp_path: Path) -> None:
     """FSDP over one dimension of a mesh, tensor parallelism over the other: one program a step."""
-    script = tmp_path / "mesh.py"
-    script.write_text(TWO_DIMENSIONS)
-    for process in start_spanning([str(script), str(tmp_path / "meet")], 4):
-        out, err = process.communicate(timeout=300)
-        assert out.split() == ["1", "0", "0"], err[-3000:]
+    for out in run_spanning(TWO_DIMENSIONS, 4, tmp_path, timeout=300):
+        assert out.split() == ["1", "0", "0"]
 
 
 GROUPS = """
-import random, sys, torch, torch.distributed as dist, lazyxla
-rank, meet = int(sys.argv[1]), sys.argv[2]
-dist.init_process_group("lazyxla", init_method=f"file://{meet}", rank=rank, world_size=4)
+import random
+dist.init_process_group("lazyxla", **group)
 KINDS = {
     "rows": [[0, 1], [2, 3]], "columns": [[0, 2], [1, 3]], "all": [[0, 1, 2, 3]],
     "diagonals": [[0, 3], [1, 2]], "three": [[0, 1, 2], [3]], "each": [[0], [1], [2], [3]],
@@ -347,16 +299,12 @@ print("ok")
 
 def test_groups_of_a_program_are_rows_of_a_grid(tmp_path: Path) -> None:
     """Where they are not, each collective is a program; the values are the same."""
-    script = tmp_path / "groups.py"
-    script.write_text(GROUPS)
-    for process in start_spanning([str(script), str(tmp_path / "meet")], 4):
-        out, err = process.communicate(timeout=400)
-        assert out == "ok\n", err[-3000:]
+    for out in run_spanning(GROUPS, 4, tmp_path, timeout=400):
+        assert out == "ok\n"
 
 
 ALONE = """
-import sys, torch, torch.distributed as dist, lazyxla
-dist.init_process_group("lazyxla", init_method=f"file://{sys.argv[2]}", rank=0, world_size=1)
+dist.init_process_group("lazyxla", **group)
 x = torch.arange(3.0, device="lazyxla")
 dist.all_reduce(y := x * 2)
 parts = [torch.empty(3, device="lazyxla")]
@@ -369,18 +317,13 @@ print(lazyxla.runtime.platform(), (y + parts[0]).tolist(), lazyxla.counters()["h
 
 def test_one_process_where_no_program_calls_the_host(tmp_path: Path) -> None:
     """As on a GPU: what is lowered for one runs on the CPU here."""
-    script = tmp_path / "alone.py"
-    script.write_text(ALONE)
     cpu = {"LAZYXLA_PLATFORM": "cuda", "LAZYXLA_PLUGIN_PATH": str(cpu_plugin())}
-    (process,) = start([str(script), str(tmp_path / "meet")], 1, **cpu)
-    out, err = process.communicate(timeout=120)
-    assert out.strip() == "cuda [0.0, 4.0, 8.0] 0", err[-3000:]
+    (out,) = run(ALONE, 1, tmp_path, **cpu)
+    assert out.strip() == "cuda [0.0, 4.0, 8.0] 0"
 
 
 OTHER_DEVICE = """
-import sys, torch, torch.distributed as dist, lazyxla
-rank, meet = int(sys.argv[1]), sys.argv[2]
-dist.init_process_group("lazyxla", init_method=f"file://{meet}", rank=rank, world_size=2)
+dist.init_process_group("lazyxla", **group)
 x = torch.ones(3, device="lazyxla:1")
 try:
     dist.all_reduce(x)
@@ -392,9 +335,6 @@ print(y.tolist())
 
 
 def test_collectives_are_of_the_first_devices(tmp_path: Path) -> None:
-    script = tmp_path / "other.py"
-    script.write_text(OTHER_DEVICE)
     two = {**environment(), "LAZYXLA_CPU_DEVICES": "2"}
-    for process in start([str(script), str(tmp_path / "meet")], 2, **two):
-        out, err = process.communicate(timeout=120)
-        assert out.split("\n")[:2] == ["True", "[2.0, 2.0, 2.0]"], err[-3000:]
+    for out in run(OTHER_DEVICE, 2, tmp_path, **two):
+        assert out.split("\n")[:2] == ["True", "[2.0, 2.0, 2.0]"]

@@ -5,13 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.support import assert_same, error_of, on_device
-
-
-def numbers(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    count = torch.Size(shape).numel()
-    return (torch.arange(count) % 7 - 3).to(dtype).reshape(shape)
-
+from tests.support import assert_same, error_of, numbers, on_device
 
 WRONG = {
     "shapes": lambda x, y: x + y,

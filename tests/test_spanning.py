@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,7 +9,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch import nn
 
-from tests.conftest import ROOT
+from tests.distributed.processes import outputs
 from tests.distributed.spanning_cases import CASES, FAILURES
 from tests.spanning import environments
 
@@ -20,24 +18,7 @@ SIZES = (2, 3)
 
 def run(size: int, *command: str, **more: str) -> None:
     with environments(size, devices=2) as own:
-        processes = [
-            subprocess.Popen(
-                [sys.executable, *command],
-                stderr=subprocess.PIPE,
-                text=True,
-                cwd=ROOT,
-                env={**environment, **more},
-            )
-            for environment in own
-        ]
-        try:
-            for process in processes:
-                _, errors = process.communicate(timeout=300)
-                lines = [line for line in errors.splitlines() if "frame #" not in line]
-                assert process.returncode == 0, "\n".join(lines)[-4000:]
-        finally:
-            for process in processes:
-                process.kill()
+        outputs(command, [{**environment, **more} for environment in own], timeout=300)
 
 
 @pytest.mark.parametrize("size", SIZES)

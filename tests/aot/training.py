@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 from benchmarks.models import MODELS
 from lazyxla import aot
@@ -48,6 +49,19 @@ def train_step(loss: Callable[..., torch.Tensor]) -> Callable[[nn.Module], Calla
         return step
 
     return training
+
+
+def adamw_step(model: nn.Module) -> Callable[..., torch.Tensor]:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    return step
 
 
 def _line(model: str, topology: str, program: aot.CompiledProgram) -> str:

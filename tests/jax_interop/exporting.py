@@ -86,3 +86,9 @@ def compare(
         close = {"rtol": 1e-3, "atol": 1e-4, "check_dtype": True}
         torch.testing.assert_close(b.cpu(), a.detach(), **close)
         torch.testing.assert_close(torch.tensor(found[name]), a.detach(), **close)
+
+
+def arrays(*shapes: tuple[int, ...]) -> list[np.ndarray]:
+    """The same random numbers each time."""
+    rng = np.random.default_rng(0)
+    return [rng.normal(0, 0.5, shape).astype(np.float32) for shape in shapes]

@@ -9,6 +9,8 @@ from tests.conftest import RunPython
 PREPARE = """
 import jax, jax.numpy as jnp, numpy as np, torch, lazyxla
 lazyxla.share_with_jax()
+def close(ours, theirs):
+    torch.testing.assert_close(*(torch.from_numpy(np.array(x)) for x in (ours, theirs)))
 """
 
 
@@ -64,18 +66,15 @@ np.testing.assert_array_equal(lazyxla.to_jax(torch.empty(2, device="lazyxla").fi
 def test_linear_algebra_and_views(run_python: RunPython) -> None:
     code = """
 a = jnp.array([[4.0, 1.0], [1.0, 3.0]])
-# NumPy's default is for float64.
-np.testing.assert_allclose(jnp.linalg.inv(a) @ a, np.eye(2), atol=1e-6)
+close(jnp.linalg.inv(a) @ a, np.eye(2, dtype=np.float32))
 model = torch.nn.Linear(2, 2)
 view = lazyxla.jax_view(model.to("lazyxla"))
-# As much as two sums in float32 may differ; so below, where means of means are taken.
-np.testing.assert_allclose(view(view.parameters, a), model.cpu()(torch.tensor(np.array(a)))
-                           .detach(), rtol=1e-5)
+ours = view(view.parameters, a)
+close(ours, model.cpu()(torch.tensor(np.array(a))).detach())
 """
     run(run_python, code)
 
 
-# NumPy's default tolerance is for float64; here are up to 250 operations in float32.
 WALK = """
 import gc, random
 choose = random.Random(SEED)
@@ -108,7 +107,7 @@ for _ in range(250):
     elif what == 4:
         lazyxla.sync(wait=choose.random() < 0.5)
     elif what == 5:
-        np.testing.assert_allclose(thing.cpu() if is_tensor else thing, value, rtol=1e-5)
+        close(thing.cpu() if is_tensor else thing, value)
     elif what == 6:
         del thing, pool[i]
         gc.collect()
@@ -122,7 +121,7 @@ for _ in range(250):
         pool.append(((thing + other) / 2, (value + its) / 2))
 for thing, value in pool:
     is_tensor = isinstance(thing, torch.Tensor)
-    np.testing.assert_allclose(thing.cpu() if is_tensor else thing, value, rtol=1e-4, atol=1e-5)
+    close(thing.cpu() if is_tensor else thing, value)
 assert lazyxla.counters()["fallbacks"] == 0
 """
 

@@ -17,7 +17,7 @@ from lazyxla.lowering.functions import clip, maximum, minimum, rsqrt, where
 from lazyxla.lowering.rules import arithmetic
 from lazyxla.lowering.scalar import wrap_number
 from lazyxla.lowering.value import Value
-from tests.lowering.test_builder import Bench, bench  # noqa: F401 - a fixture
+from tests.lowering.bench import Bench
 
 DTYPES = [
     *(torch.bool, torch.uint8, torch.int32, torch.int64),
@@ -41,7 +41,7 @@ def checked(function: Callable[..., Any], expected: torch.Tensor, *args: Any) ->
 
 
 @pytest.mark.parametrize("shapes", SHAPES, ids=str)
-def test_promotion(bench: Bench, shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> None:  # noqa: F811
+def test_promotion(bench: Bench, shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
     xs = [tensor(dtype, shapes[0]) for dtype in DTYPES]
     ys = [tensor(dtype, shapes[1]) for dtype in DTYPES]
     calls = [(i, j, x * y) for (i, x), (j, y) in itertools.product(enumerate(xs), enumerate(ys))]
@@ -53,7 +53,7 @@ def test_promotion(bench: Bench, shapes: tuple[tuple[int, ...], tuple[int, ...]]
     bench.check(rule, *xs, *ys, expected=[expected for *_, expected in calls])
 
 
-def test_promotion_with_numbers(bench: Bench) -> None:  # noqa: F811
+def test_promotion_with_numbers(bench: Bench) -> None:
     """On either side."""
     xs = [tensor(dtype, (3,)) for dtype in DTYPES]
     pairs = itertools.product(enumerate(xs), NUMBERS)
@@ -69,7 +69,7 @@ def test_promotion_with_numbers(bench: Bench) -> None:  # noqa: F811
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int64, torch.float32], ids=str)
-def test_comparisons_and_bits(bench: Bench, dtype: torch.dtype) -> None:  # noqa: F811
+def test_comparisons_and_bits(bench: Bench, dtype: torch.dtype) -> None:
     x, y = tensor(dtype, (2, 3)), tensor(dtype, (2, 1)).flip(0)
     functions = COMPARISONS if dtype.is_floating_point else COMPARISONS + BITS
     expected = [function(x, y) for function in functions]
@@ -80,7 +80,7 @@ def test_comparisons_and_bits(bench: Bench, dtype: torch.dtype) -> None:  # noqa
     bench.check(rule, x, y, expected=expected)
 
 
-def test_what_is_not_commutative(bench: Bench) -> None:  # noqa: F811
+def test_what_is_not_commutative(bench: Bench) -> None:
     x = torch.tensor([-2.5, -1.0, 0.5, 4.0])
 
     def rule(b: Builder, x: Value) -> list[Value]:
@@ -90,7 +90,7 @@ def test_what_is_not_commutative(bench: Bench) -> None:  # noqa: F811
     bench.check(rule, x, expected=expected)
 
 
-def test_functions(bench: Bench) -> None:  # noqa: F811
+def test_functions(bench: Bench) -> None:
     x = torch.tensor([[1.0, torch.nan, 4.0], [0.25, 2.0, torch.inf]])
     y = torch.tensor([2.0, 1.0, torch.nan])
 
@@ -104,7 +104,7 @@ def test_functions(bench: Bench) -> None:  # noqa: F811
     bench.check(rule, x, y, expected=[*row, *chosen, x.clip(0.5, 3), x.rsqrt(), x.double()])
 
 
-def test_accumulated(bench: Bench) -> None:  # noqa: F811
+def test_accumulated(bench: Bench) -> None:
     found = {}
 
     def rule(b: Builder, *values: Value) -> list[Value]:
@@ -117,7 +117,7 @@ def test_accumulated(bench: Bench) -> None:  # noqa: F811
     assert found == {d: torch.float32 if d in narrow else d for d in DTYPES}
 
 
-def test_it_is_not_a_number(bench: Bench) -> None:  # noqa: F811
+def test_it_is_not_a_number(bench: Bench) -> None:
     """Nothing depends on the data while the program is built."""
     raised = []
 
@@ -169,7 +169,7 @@ def test_rules_of_a_platform() -> None:
 
 
 def test_bounds_beyond_an_integers_range(
-    bench: Bench,  # noqa: F811
+    bench: Bench,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Bound nothing in newer versions of torch."""

@@ -1,0 +1,100 @@
+"""Storages: set_, resize_, growing, slices and .data; conjugate and negative views of them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import lazyxla
+from tests.support import DEVICE, assert_same, check, numbers, on_device
+
+pytestmark = pytest.mark.cuda
+
+
+def test_set_and_resize():
+    def use(x):
+        y = x.new_zeros(0)
+        y.set_(x.untyped_storage(), 6, (2, 3), (6, 1))
+        y.add_(1)
+        z = x.clone()
+        z.resize_(2, 3).mul_(2)
+        w = x.clone().resize_(3, 2)
+        u = x.new_zeros(2).set_(z)
+        u.add_(10)
+        return [x, y, z, w, u]
+
+    check(use, numbers(4, 6))
+
+
+def test_growing_keeps_the_content():
+    x = on_device(numbers(4, 6))
+    x.resize_(5, 6)
+    assert_same(x[:4], numbers(4, 6))
+    x.fill_(1)
+    assert x.sum().item() == 30
+    y = on_device(numbers(4, 6))[1]
+    y.resize_(18)
+    assert_same(y[:18], numbers(4, 6).view(-1)[6:])
+
+
+def test_storage_resize():
+    x = on_device(numbers(4, 6))
+    storage = x.untyped_storage()
+    assert storage.nbytes() == 96
+    storage.resize_(0)
+    assert storage.nbytes() == 0
+    lazyxla.sync()
+    storage.resize_(96)
+    x.copy_(numbers(4, 6))
+    assert_same(x * 2, numbers(4, 6) * 2)
+
+
+def test_slices_of_storages_are_refused():
+    """They share bytes at an address within, which a storage here does not have."""
+    storage = on_device(numbers(4, 6)).untyped_storage()
+    with pytest.raises(NotImplementedError, match="a slice of a storage does not exist"):
+        storage[2:5]
+    assert storage[3] == numbers(4, 6).untyped_storage()[3]
+    assert storage.tolist() == numbers(4, 6).untyped_storage().tolist()
+
+
+def test_resizing_to_nothing_frees_memory():
+    x = torch.ones(1024, device=DEVICE)
+    lazyxla.sync()
+    before = lazyxla.memory_allocated()
+    x.untyped_storage().resize_(0)
+    assert before - lazyxla.memory_allocated() == 4096
+
+
+def test_data_assignment():
+    x = on_device(numbers(4, 6))
+    y = x
+    x.data = on_device(numbers(2, 2)) + 1
+    assert_same(y * 1, numbers(2, 2) + 1)
+    x.data.zero_()
+    assert_same(y, torch.zeros(2, 2))
+
+
+def test_conjugate_views():
+    def use(z):
+        c = z.conj()
+        imag = c.imag
+        assert c.is_conj()
+        assert imag.is_neg()
+        results = [c + z, c.clone(), c.resolve_conj(), imag + 1, imag.resolve_neg(), c.mT @ z]
+        c.mul_(2)
+        imag.add_(1)
+        c[0] = 1j
+        z.conj().copy_(z.mT.clone())
+        return [*results, z, torch.view_as_real(c.resolve_conj())]
+
+    check(use, torch.complex(numbers(3, 3), numbers(3, 3).flip(0) + 2))
+
+
+def test_reading_conjugates():
+    z = torch.complex(numbers(2, 3), numbers(2, 3) + 1)
+    ours = on_device(z)
+    assert torch.equal(ours.conj().cpu(), z.conj())
+    assert torch.equal(ours.conj().imag.cpu(), z.conj().imag)
+    assert ours.conj()[1, 2].item() == z.conj()[1, 2].item()
+    assert_same(torch.empty_like(ours).copy_(z.conj()), z.conj().resolve_conj())
