@@ -15,10 +15,6 @@ them. Ours are operators of a namespace of their own: ``lazyxla_meta::nansum`` t
 
 Only these are asked: not for an operator that a kernel or a decomposition of torch calls within,
 nor by a fake tensor mode for one that it takes apart before.
-
-The one exception are the optimizers' operators in ``_IN_PLACE``. Torch has no meta kernels of
-theirs, and they get some for all devices: to take writes out of a graph, torch runs operators in
-place on plain meta tensors, of which nobody knows the device.
 """
 
 from __future__ import annotations
@@ -36,7 +32,6 @@ from torch.utils._pytree import tree_leaves
 from lazyxla.lowering.operators import META_NAMESPACE, find_op, on_meta
 from lazyxla.runtime import BACKEND
 
-_aten = torch.library.Library("aten", "IMPL")
 _own = torch.library.Library(META_NAMESPACE, "FRAGMENT")
 
 
@@ -47,6 +42,15 @@ def checksum() -> str:
 
 def _writes_in_place(*args: Any, **kwargs: Any) -> None:
     """For operators that only write tensors of the shapes they have already."""
+
+
+def _copies(count: int) -> Callable[..., tuple[list[torch.Tensor], ...]]:
+    """For operators whose results are like the first of their arguments, which are lists."""
+
+    def result(*args: Any, **kwargs: Any) -> tuple[list[torch.Tensor], ...]:
+        return tuple([torch.empty_like(x) for x in tensors] for tensors in args[:count])
+
+    return result
 
 
 def _like(position: int) -> Callable[..., torch.Tensor]:
@@ -312,45 +316,43 @@ _SPACED = {
     for overload in ("Tensor_Tensor", "Tensor_Scalar", "Scalar_Tensor")
 }
 
-_IN_PLACE = (
-    *(
-        f"_fused_{name}_{overload}"
-        for name in ("sgd", "adagrad")
-        for overload in ("", ".tensor_lr")
-    ),
-    *(f"_fused_{name}_.tensor_lr" for name in ("adam", "adamw")),
-)
+# fmt: off
+_FUSED = {
+    "sgd": 3, "sgd.tensor_lr": 3, "adagrad": 4, "adagrad.tensor_lr": 3, "adam.tensor_lr": 5,
+    "adamw.tensor_lr": 5,
+}
+"""Optimizers' operators without a meta kernel, and how many lists of tensors each returns."""
+_LIKE_FIRST = [
+    "_dirichlet_grad", "_logcumsumexp", "_masked_softmax", "_masked_softmax_backward",
+    "_sample_dirichlet", "_standard_gamma", "_standard_gamma_grad", "batch_norm_elemt",
+    "binomial", "glu_backward_jvp", "glu_jvp",
+]
+_LIKE_SECOND = [
+    "_ctc_loss_backward", "_ctc_loss_backward.Tensor", "batch_norm_backward_elemt",
+    "fractional_max_pool3d_backward", "multi_margin_loss_backward",
+    "multilabel_margin_loss_backward",
+]
+# fmt: on
 
 _MISSING: dict[str, Callable[..., Any]] = {
+    **{f"_fused_{name}": _copies(count) for name, count in _FUSED.items()},
+    **{f"_fused_{name.replace('.', '_.')}": _writes_in_place for name in _FUSED if "." in name},
+    **{f"_fused_{name}_": _writes_in_place for name in _FUSED if "." not in name},
     "batch_norm_stats": _batch_norm_stats,
-    "batch_norm_elemt": _like(0),
     "batch_norm_backward_reduce": _batch_norm_backward_reduce,
-    "batch_norm_backward_elemt": _like(1),
     "_thnn_fused_gru_cell": _gru_cell,
     "_thnn_fused_gru_cell_backward": _gru_cell_backward,
     "_add_relu.Scalar": _add_relu,
     "_aminmax": _aminmax,
     "_aminmax.dim": _aminmax,
-    "_logcumsumexp": _like(0),
-    "logcumsumexp": _like(0),  # torch's kernel for all devices calls the one before
     "geqrf": _geqrf,
     "fake_quantize_per_tensor_affine_cachemask": _fake_quantize,
     "fake_quantize_per_channel_affine_cachemask": _fake_quantize,
     "_fake_quantize_per_tensor_affine_cachemask_tensor_qparams": _fake_quantize,
     "histogram.bin_ct": _histogram,
     "histogram.bins_tensor": _histogram,
-    "_masked_softmax": _like(0),
-    "_masked_softmax_backward": _like(0),
-    "_dirichlet_grad": _like(0),
-    "glu_jvp": _like(0),
-    "glu_backward_jvp": _like(0),
-    "_ctc_loss_backward.Tensor": _like(1),
-    "_ctc_loss_backward": _like(1),
-    "multi_margin_loss_backward": _like(1),
-    "multilabel_margin_loss_backward": _like(1),
-    "fractional_max_pool3d_backward": _like(1),
-    **dict.fromkeys(("binomial", "_sample_dirichlet"), _like(0)),
-    **dict.fromkeys(("_standard_gamma", "_standard_gamma_grad"), _like(0)),
+    **dict.fromkeys(_LIKE_FIRST, _like(0)),
+    **dict.fromkeys(_LIKE_SECOND, _like(1)),
 }
 
 _CORRECTED: dict[str, Callable[..., Any]] = {
@@ -370,8 +372,6 @@ _CORRECTED: dict[str, Callable[..., Any]] = {
 
 def install() -> None:
     """Registers the meta functions. Once per process."""
-    for name in filter(_torch_lacks, _IN_PLACE):
-        _aten.impl(name, _writes_in_place, "Meta")
     operators = []
     for name in (*filter(_torch_lacks, _MISSING), *_CORRECTED):
         if (op := find_op(f"aten::{name}")) is not None:
