@@ -28,6 +28,14 @@ def schema_name(op: Any) -> str:
     return f"{name}.{op._schema.overload_name}" if op._schema.overload_name else name
 
 
+def kernel_file(name: str, key: str) -> str:
+    """The file, in C++ or Python, that registers an operator's kernel for a dispatch key; or ""."""
+    from lazyxla import _C
+
+    place: str = _C.kernel_origin(name, key)  # registered at FILE:LINE
+    return place.removeprefix("registered at ").rpartition(":")[0]
+
+
 @functools.lru_cache(maxsize=4096)
 def on_meta(op: Any) -> Any:
     """What to call on meta tensors to learn what an operator yields: ours, if there is one."""
