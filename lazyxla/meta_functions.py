@@ -1,9 +1,20 @@
-"""Meta functions that torch lacks, and corrected ones.
+"""Meta functions that torch lacks, and corrected ones, for tensors on the device.
 
 Shapes are inferred by running operators on meta tensors. A few operators of torch have no meta
-kernel though their result is plain from the arguments; theirs are registered here, unless this
-torch brings its own. A few have one that fails on calls that kernels take, or tells another shape
-than theirs; those are replaced.
+kernel though their result is plain from the arguments. A few have one that fails on calls that
+kernels take, or tells another shape than the CPU's kernel, whose results ours are like.
+
+Torch's own registrations stay as they are, since meta tensors and fake tensors of other devices use
+them. Ours are operators of a namespace of their own: ``lazyxla_meta::nansum`` takes what
+``aten::nansum`` takes and tells what it yields. They are asked first
+
+- by the recorder, for what is recorded on the device (``csrc/dispatch/infer.cpp``),
+- by a fake tensor mode, where a tensor or the result is on the device: in ``torch.compile`` and
+  whatever else traces,
+- for the small calls that tell how an operator lowers (``lazyxla/lowering/samples.py``).
+
+Only these are asked: not for an operator that a kernel or a decomposition of torch calls within,
+nor by a fake tensor mode for one that it takes apart before.
 """
 
 from __future__ import annotations
@@ -14,8 +25,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch._subclasses.fake_impls import register_op_impl
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
+from torch.utils._pytree import tree_leaves
 
-_library = torch.library.Library("aten", "IMPL")
+from lazyxla.lowering.operators import META_NAMESPACE, find_op, on_meta
+from lazyxla.runtime import BACKEND
+
+_own = torch.library.Library(META_NAMESPACE, "FRAGMENT")
 
 
 def checksum() -> str:
@@ -25,6 +42,15 @@ def checksum() -> str:
 
 def _writes_in_place(*args: Any, **kwargs: Any) -> None:
     """For operators that only write tensors of the shapes they have already."""
+
+
+def _copies(count: int) -> Callable[..., tuple[list[torch.Tensor], ...]]:
+    """For operators whose results are like the first of their arguments, which are lists."""
+
+    def result(*args: Any, **kwargs: Any) -> tuple[list[torch.Tensor], ...]:
+        return tuple([torch.empty_like(x) for x in tensors] for tensors in args[:count])
+
+    return result
 
 
 def _like(position: int) -> Callable[..., torch.Tensor]:
@@ -126,9 +152,9 @@ def _geqrf(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _linalg_eig(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    # Torch's own tells of meta tensors what is so on CUDA: row-major ones.
-    values, vectors = torch._decomp.meta_table[torch.ops.aten.linalg_eig.default](a)
-    return values, vectors if _describes_another_device(a) else _column_major(vectors)
+    # Torch's own tells what is so on CUDA: row-major ones.
+    values, vectors = torch.ops.aten.linalg_eig(a)
+    return values, _column_major(vectors)
 
 
 def _fake_quantize(x: torch.Tensor, *args: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -143,17 +169,8 @@ def _histogram(
     return x.new_empty(count), x.new_empty(count + 1)
 
 
-def _describes_another_device(x: torch.Tensor) -> bool:
-    """Whether a fake tensor stands for one of another device, whose kernels torch's own knows."""
-    device = getattr(x, "fake_device", None)
-    return device is not None and device.type != "lazyxla"
-
-
 def _nonzero_static(x: torch.Tensor, *, size: int, fill_value: int = -1) -> torch.Tensor:
     # Torch's own tells the strides of its CUDA kernel.
-    if _describes_another_device(x):
-        own = torch._decomp.meta_table[torch.ops.aten.nonzero_static.default]
-        return own(x, size=size, fill_value=fill_value)
     return x.new_empty((size, x.ndim), dtype=torch.long)
 
 
@@ -161,11 +178,7 @@ def _keeps_format(name: str, position: int = 0) -> Callable[..., torch.Tensor]:
     """For operators whose CPU kernel keeps an argument's memory format, which torch's own loses."""
 
     def result(*args: Any, **kwargs: Any) -> torch.Tensor:
-        op = getattr(torch.ops.aten, name).default
-        own = torch._decomp.meta_table.get(op) or torch._decomp.decomposition_table[op]
-        made = own(*args, **kwargs)
-        if _describes_another_device(args[position]):
-            return made
+        made: torch.Tensor = getattr(torch.ops.aten, name)(*args, **kwargs)
         memory_format = torch._prims_common.suggest_memory_format(args[position])
         if memory_format == torch.contiguous_format:
             return made
@@ -303,43 +316,43 @@ _SPACED = {
     for overload in ("Tensor_Tensor", "Tensor_Scalar", "Scalar_Tensor")
 }
 
-_FUNCTIONS: dict[str, Callable[..., Any]] = {
-    "_fused_sgd_": _writes_in_place,
-    "_fused_sgd_.tensor_lr": _writes_in_place,
-    "_fused_adagrad_": _writes_in_place,
-    "_fused_adagrad_.tensor_lr": _writes_in_place,
-    "_fused_adam_.tensor_lr": _writes_in_place,
-    "_fused_adamw_.tensor_lr": _writes_in_place,
+# fmt: off
+_FUSED = {
+    "sgd": 3, "sgd.tensor_lr": 3, "adagrad": 4, "adagrad.tensor_lr": 3, "adam.tensor_lr": 5,
+    "adamw.tensor_lr": 5,
+}
+"""Optimizers' operators without a meta kernel, and how many lists of tensors each returns."""
+_LIKE_FIRST = [
+    "_dirichlet_grad", "_logcumsumexp", "_masked_softmax", "_masked_softmax_backward",
+    "_sample_dirichlet", "_standard_gamma", "_standard_gamma_grad", "batch_norm_elemt",
+    "binomial", "glu_backward_jvp", "glu_jvp",
+]
+_LIKE_SECOND = [
+    "_ctc_loss_backward", "_ctc_loss_backward.Tensor", "batch_norm_backward_elemt",
+    "fractional_max_pool3d_backward", "multi_margin_loss_backward",
+    "multilabel_margin_loss_backward",
+]
+# fmt: on
+
+_MISSING: dict[str, Callable[..., Any]] = {
+    **{f"_fused_{name}": _copies(count) for name, count in _FUSED.items()},
+    **{f"_fused_{name.replace('.', '_.')}": _writes_in_place for name in _FUSED if "." in name},
+    **{f"_fused_{name}_": _writes_in_place for name in _FUSED if "." not in name},
     "batch_norm_stats": _batch_norm_stats,
-    "batch_norm_elemt": _like(0),
     "batch_norm_backward_reduce": _batch_norm_backward_reduce,
-    "batch_norm_backward_elemt": _like(1),
     "_thnn_fused_gru_cell": _gru_cell,
     "_thnn_fused_gru_cell_backward": _gru_cell_backward,
     "_add_relu.Scalar": _add_relu,
     "_aminmax": _aminmax,
     "_aminmax.dim": _aminmax,
-    "_logcumsumexp": _like(0),
     "geqrf": _geqrf,
     "fake_quantize_per_tensor_affine_cachemask": _fake_quantize,
     "fake_quantize_per_channel_affine_cachemask": _fake_quantize,
     "_fake_quantize_per_tensor_affine_cachemask_tensor_qparams": _fake_quantize,
     "histogram.bin_ct": _histogram,
     "histogram.bins_tensor": _histogram,
-    "_masked_softmax": _like(0),
-    "_masked_softmax_backward": _like(0),
-    "_dirichlet_grad": _like(0),
-    "glu_jvp": _like(0),
-    "glu_backward_jvp": _like(0),
-    "_ctc_loss_backward.Tensor": _like(1),
-    "_ctc_loss_backward": _like(1),
-    "multi_margin_loss_backward": _like(1),
-    "multilabel_margin_loss_backward": _like(1),
-    "fractional_max_pool3d_backward": _like(1),
-    "binomial": _like(0),
-    "_sample_dirichlet": _like(0),
-    "_standard_gamma": _like(0),
-    "_standard_gamma_grad": _like(0),
+    **dict.fromkeys(_LIKE_FIRST, _like(0)),
+    **dict.fromkeys(_LIKE_SECOND, _like(1)),
 }
 
 _CORRECTED: dict[str, Callable[..., Any]] = {
@@ -359,9 +372,28 @@ _CORRECTED: dict[str, Callable[..., Any]] = {
 
 def install() -> None:
     """Registers the meta functions. Once per process."""
-    for name, function in _CORRECTED.items():
-        _library.impl(name, function, "Meta", allow_override=True)
-    for name, function in _FUNCTIONS.items():
-        qualified = f"aten::{name}"
-        if not torch._C._dispatch_has_kernel_for_dispatch_key(qualified, "Meta"):
-            _library.impl(name, function, "Meta")
+    operators = []
+    for name in (*filter(_torch_lacks, _MISSING), *_CORRECTED):
+        if (op := find_op(f"aten::{name}")) is not None:
+            _own.define(str(op._schema).removeprefix("aten::"))
+            _own.impl(name, {**_MISSING, **_CORRECTED}[name], "CompositeExplicitAutograd")
+            operators.append(op)
+    register_op_impl(operators)(_of_fakes)
+
+
+def _torch_lacks(name: str) -> bool:
+    return not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "Meta")
+
+
+def _of_fakes(mode: FakeTensorMode, op: Any, *args: Any, **kwargs: Any) -> Any:
+    """What `op` yields for fake tensors, if it is about our device."""
+    given = tree_leaves((args, kwargs))
+    device: Any = kwargs.get("device")
+    places = [x.fake_device for x in given if isinstance(x, FakeTensor)]
+    if all(place.type != BACKEND for place in (places if device is None else [device])):
+        return NotImplemented
+    if device is not None:
+        kwargs["device"] = torch.device("meta")
+    with in_kernel_invocation_manager(mode):
+        made = on_meta(op)(*args, **kwargs)
+    return mode.wrap_meta_outputs_with_default_device_logic(made, op, given, device=device)

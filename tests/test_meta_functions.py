@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
+from tests.meta_calls import CORRECTED, MISSING, described, told
 from tests.support import DEVICE, assert_same, error_of, on_device
 
 
@@ -50,3 +57,45 @@ def test_errors_of_ranges(name: str, ends: tuple[Any, Any], kwargs: dict[str, An
     expected = error_of(lambda: op(*ends, 5, **kwargs))
     assert expected[0] is RuntimeError
     assert error_of(lambda: op(*on_device(ends), 5, device=DEVICE, **kwargs)) == expected
+
+
+def _known_to_a_process(*args: str) -> Any:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.meta_calls", *args],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=Path(__file__).parents[1],
+        env={**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"},
+    )
+    return json.loads(done.stdout)
+
+
+def test_other_devices_keep_the_meta_functions_of_torch() -> None:
+    """Importing the package changes neither a registration nor a result."""
+    before, after = _known_to_a_process(), _known_to_a_process("lazyxla")
+    assert len(before["registrations"]) > 3000
+    assert before["on meta tensors"]["nansum"] == ["torch.float32 [2, 3] [3, 1]"]  # torch's own
+    assert after == before
+
+
+@pytest.mark.parametrize("name", CORRECTED | MISSING)
+def test_shapes_on_the_device(name: str) -> None:
+    """Of what is recorded, of fake tensors, and as the CPU's kernel has them where there is one."""
+    x, call = (CORRECTED | MISSING)[name]
+    actual = described(call(x.to(DEVICE)))
+    with FakeTensorMode():
+        assert told(name, DEVICE) == actual
+    if name not in ("linear_backward", "_thnn_fused_lstm_cell"):
+        assert actual == described(call(x))
+
+
+@pytest.mark.parametrize("name", ["linalg_eig", "nonzero_static", "pixel_shuffle", "geqrf"])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_shapes_in_compiled_code(name: str, dynamic: bool) -> None:
+    x, call = (CORRECTED | MISSING)[name]
+    compiled = torch.compile(call, backend="lazyxla", dynamic=dynamic)
+    assert described(compiled(x.to(DEVICE))) == described(call(x))
+    assert described(torch.compile(call, backend="aot_eager", dynamic=dynamic)(x.to(DEVICE))) == (
+        described(call(x))
+    )

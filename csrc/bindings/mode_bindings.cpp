@@ -6,6 +6,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "dispatch/region_inputs.h"
+#include "dispatch/registration.h"
 #include "dispatch/settling.h"
 #include "dispatch/tensor.h"
 #include "graph/devices.h"
@@ -212,6 +213,7 @@ void bind_modes(py::module_& m) {
   });
   m.def("trace_keys", &graph::trace_keys);
   m.def("traced_keys", &graph::traced_keys);
+  m.def("kernel_origin", &dispatch::kernel_origin);
 }
 
 }  // namespace lazyxla

@@ -56,12 +56,24 @@ bool has_meta_kernel(const c10::OperatorHandle& op) {
   return op.hasComputedKernelForDispatchKey(c10::DispatchKey::Meta);
 }
 
-// Calls `op` on what `stack` holds; false if some operator within it has no meta kernel.
+// The operator that tells on meta tensors what `op` yields: ours, of the same schema, where torch
+// has none or one that tells what its CPU kernel does not (lazyxla/meta_functions.py).
+c10::OperatorHandle asked_for(const c10::OperatorHandle& op) {
+  const c10::OperatorName& name = op.operator_name();
+  constexpr std::string_view kAten = "aten::";
+  if (!name.name.starts_with(kAten)) return op;
+  const std::string own = "lazyxla_meta::" + name.name.substr(kAten.size());
+  return c10::Dispatcher::singleton().findSchema({own, name.overload_name}).value_or(op);
+}
+
+// Calls `op`, or what is asked for it, on what `stack` holds; false if some operator within it has
+// no meta kernel.
 bool call_on_meta(const c10::OperatorHandle& op, Args& stack) {
-  if (!has_meta_kernel(op)) return false;
+  const c10::OperatorHandle asked = asked_for(op);
+  if (!has_meta_kernel(asked)) return false;
   PlainScope plain;
   try {
-    op.callBoxed(&stack);
+    asked.callBoxed(&stack);
   } catch (const c10::NotImplementedError&) {
     return false;
   }
@@ -104,7 +116,7 @@ std::optional<Inference> ask(const OpInfo& info, c10::ArrayRef<IValue> args,
   Inference inference;
   // The writing form first: it checks what only it knows (a result that cannot be cast to the
   // tensor, a shape that cannot be broadcast into it) and resizes out= tensors.
-  if (info.writes && has_meta_kernel(info.handle)) {
+  if (info.writes && has_meta_kernel(asked_for(info.handle))) {
     Args stack;
     std::vector<at::Tensor> written;
     for (size_t i = 0; i < args.size(); ++i) stack.push_back(to_meta(args[i], info.args[i].kind));

@@ -111,6 +111,13 @@ std::string functional_name(const std::string& name) {
   return info.recordable ? info.functional_name : "";
 }
 
+std::string kernel_origin(const std::string& name, const std::string& key) {
+  const c10::DispatchKey parsed = c10::parseDispatchKey(key);
+  const auto op = find_operator(name);
+  if (!op || !op->hasKernelForDispatchKey(parsed)) return "";
+  return op->getComputedKernelForDispatchKey(parsed).debug();
+}
+
 void rule_changed(const std::string& name, bool is_users) {
   forget_lowering_kind(name);
   keep_off_host(name, is_users);

@@ -18,6 +18,10 @@ std::vector<std::string> register_operators(const std::vector<std::string>& name
 // The operator that a call of operator `name` is recorded as; empty if it cannot be.
 std::string functional_name(const std::string& name);
 
+// Where the kernel of operator `name` for that key ("CPU") was registered, as PyTorch notes it:
+// "registered at FILE:LINE". Empty if there is none, or only one for several keys.
+std::string kernel_origin(const std::string& name, const std::string& key);
+
 // The operator `name` has got another rule, a user's or ours again. It is recorded from now on,
 // even if it has a kernel for all devices (as torch.library.custom_op makes them), and what was
 // known of it is forgotten.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import inspect
 import os
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,7 +13,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lazyxla.lowering import host_call, lookup, registry
-from lazyxla.lowering.operators import find_decomposition, find_op, schema_name
+from lazyxla.lowering.operators import find_decomposition, find_op, kernel_file, schema_name
 from lazyxla.lowering.program import Target
 from lazyxla.lowering.samples import Sample, sample, samples
 
@@ -232,11 +231,9 @@ def _parts(
 
 def own_kernel(name: str) -> str:
     """The file of the kernel that an operator has in place of being recorded; else empty."""
-    dump = torch._C._dispatch_dump(name)
-    found = re.search(r"^PrivateUse1: registered at (.*):\d+ ", dump, re.MULTILINE)
-    base = os.path.basename(found[1]) if found else _RECORDED_IN
+    base = os.path.basename(kernel_file(name, "PrivateUse1"))
     folder = "lazyxla" if base.endswith(".py") else "csrc/dispatch"
-    return "" if base == _RECORDED_IN else f"{folder}/{base}"
+    return "" if base in ("", _RECORDED_IN) else f"{folder}/{base}"
 
 
 def _composite_kernel(name: str) -> str | None:

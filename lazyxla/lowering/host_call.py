@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lazyxla.lowering.errors import LoweringError, show_call
-from lazyxla.lowering.operators import find_op
+from lazyxla.lowering.operators import find_op, kernel_file
 
 if TYPE_CHECKING:
     from lazyxla.lowering.builder import Builder
@@ -63,10 +63,8 @@ def _fits(name: str) -> bool:
     )
     if any(tag in op.tags for tag in tags):
         return False
-    registrations = torch._C._dispatch_dump(name)
-    # One in Python has the boxed calling convention only.
-    kernel = re.search(r"^CPU: registered at .* \[ boxed unboxed \]$", registrations, re.MULTILINE)
-    return kernel is not None
+    kernel = kernel_file(name, "CPU")
+    return bool(kernel) and not kernel.endswith(".py")
 
 
 def _is_pure(op: Any) -> bool:

@@ -8,6 +8,9 @@ from typing import Any
 
 import torch
 
+META_NAMESPACE = "lazyxla_meta"
+"""Of operators that tell what those of torch's yield: ``lazyxla/meta_functions.py``."""
+
 
 def find_op(name: str) -> Any:
     """The operator overload that a schema name stands for, or None."""
@@ -23,6 +26,22 @@ def schema_name(op: Any) -> str:
     """The name of an operator overload: aten::add.Tensor, and aten::addmm for a default one."""
     name = op._schema.name
     return f"{name}.{op._schema.overload_name}" if op._schema.overload_name else name
+
+
+def kernel_file(name: str, key: str) -> str:
+    """The file, in C++ or Python, that registers an operator's kernel for a dispatch key; or ""."""
+    from lazyxla import _C
+
+    place: str = _C.kernel_origin(name, key)  # registered at FILE:LINE
+    return place.removeprefix("registered at ").rpartition(":")[0]
+
+
+@functools.lru_cache(maxsize=4096)
+def on_meta(op: Any) -> Any:
+    """What to call on meta tensors to learn what an operator yields: ours, if there is one."""
+    namespace, _, rest = schema_name(op).partition("::")
+    found = find_op(f"{META_NAMESPACE}::{rest}") if namespace == "aten" else None
+    return op if found is None else found
 
 
 @functools.lru_cache(maxsize=4096)

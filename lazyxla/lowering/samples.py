@@ -14,6 +14,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from lazyxla.lowering.fx_graph import program_of_call
+from lazyxla.lowering.operators import on_meta
 from lazyxla.lowering.program import Program
 
 DTYPES = (
@@ -87,7 +88,7 @@ def _try(op: Any, dtype: torch.dtype, choice: Choice) -> Sample | None:
         else:
             args.append(value)
     try:
-        result = op(*args, **kwargs)
+        result = on_meta(op)(*args, **kwargs)
     except Exception:  # whatever way a meta function has of refusing
         return None
     of_tensors = all(r is None or isinstance(r, torch.Tensor) for r in tree_leaves(result))
