@@ -205,6 +205,8 @@ std::unique_ptr<Recipe> infer(const OpInfo& info, c10::ArrayRef<IValue> args, co
     }
     if (inference && info.checks.on_cpu_with) {
       check_as_cpu(info, args, {.fill = *info.checks.on_cpu_with, .shrink = true});
+    } else if (inference && lasting) {
+      check_mixed_dtypes(info, args, scan);
     }
     if (!inference) return nullptr;
     if (info.checks.after) info.checks.after(info, args, inference->results[0].geometry.sizes);

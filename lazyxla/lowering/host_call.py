@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lazyxla.lowering.errors import LoweringError, show_call
-from lazyxla.lowering.operators import find_op, kernel_file
+from lazyxla.lowering.operators import find_op, kernel_file, on_meta
 
 if TYPE_CHECKING:
     from lazyxla.lowering.builder import Builder
@@ -64,7 +64,8 @@ def _fits(name: str) -> bool:
     if any(tag in op.tags for tag in tags):
         return False
     kernel = kernel_file(name, "CPU")
-    return bool(kernel) and not kernel.endswith(".py")
+    has_shape = on_meta(op).has_kernel_for_dispatch_key(torch._C.DispatchKey.Meta)
+    return has_shape and bool(kernel) and not kernel.endswith(".py")
 
 
 def _is_pure(op: Any) -> bool:
