@@ -1,11 +1,13 @@
 """Runs PyTorch's tests for many processes: ``python -m tests.upstream.distributed``; see
-`tests.upstream.command`.
+`tests.upstream.command`. With ``--spanning``, where the client spans the processes.
 """
 
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from tests.spanning import plugin_path
 from tests.upstream.command import Suite, main
 from tests.upstream.process import Worker
 
@@ -41,12 +43,20 @@ SUITE = Suite(
         "checkpoint/test_dtensor_checkpoint",
         "checkpoint/test_dtensor_resharding",
     ),
-    known_failures=Path(__file__).with_name("known_failures.txt"),
+    known_failures=(Path(__file__).with_name("known_failures.txt"),),
     results="distributed.jsonl",
     mode="eager",
     start=partial(Worker, module="tests.upstream.distributed.worker", devices=PROCESSES),
     folder="distributed",
 )
 
+SPANNING = replace(
+    SUITE,
+    known_failures=(*SUITE.known_failures, Path(__file__).with_name("known_failures_spanning.txt")),
+    results="distributed_spanning.jsonl",
+    start=partial(SUITE.start, devices=1, plugin=plugin_path),
+)
+"""The same where the client spans the processes, each of which has one device."""
+
 if __name__ == "__main__":
-    sys.exit(main(SUITE))
+    sys.exit(main(SUITE, spanning=SPANNING))

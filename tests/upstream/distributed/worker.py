@@ -31,13 +31,15 @@ def main(directory: str, file: str, device: str, mode: str) -> None:
     os.dup2(2, 1)
     sys.path.insert(0, directory)
     os.chdir(directory)
+    own_device = False
     if device != "cpu":
         import lazyxla
 
         lazyxla.eager_mode(worker.MODES[mode])
-    names.install(Path(directory), device)
+        own_device = lazyxla.device_count() == 1
+    names.install(Path(directory), device, own_device)
     add_missing_names()
-    compatibility.prepare(device)
+    compatibility.prepare(device, own_device)
     module = importlib.import_module(file.replace("/", "."))
     worker.answer(dict(_tests(module)), _run, outcomes)
 
