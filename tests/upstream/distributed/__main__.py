@@ -9,10 +9,8 @@ from pathlib import Path
 
 from tests.spanning import plugin_path
 from tests.upstream.command import Suite, main
+from tests.upstream.distributed.names import DEVICES
 from tests.upstream.process import Worker
-
-PROCESSES = 4
-"""Of most tests, as of PyTorch's on a machine with so many GPUs."""
 
 SUITE = Suite(
     files=(
@@ -46,7 +44,7 @@ SUITE = Suite(
     known_failures=(Path(__file__).with_name("known_failures.txt"),),
     results="distributed.jsonl",
     mode="eager",
-    start=partial(Worker, module="tests.upstream.distributed.worker", devices=PROCESSES),
+    start=partial(Worker, module="tests.upstream.distributed.worker", devices=DEVICES),
     folder="distributed",
 )
 

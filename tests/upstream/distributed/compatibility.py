@@ -7,10 +7,7 @@ import importlib
 import torch
 from torch.testing._internal import common_cuda, common_utils
 
-from tests.upstream.distributed.names import HAS_DEVICE
-
-_DEVICES = 4
-"""What a process pretends to have, for the tests compare that with the number of processes."""
+from tests.upstream.distributed.names import DEVICES, HAS_DEVICE
 
 
 def prepare(device: str, own_device: bool) -> None:
@@ -21,9 +18,10 @@ def prepare(device: str, own_device: bool) -> None:
     fsdp.test_compiled_fsdp = fsdp.compiled_fsdp_test  # type: ignore[attr-defined]
     distributed = importlib.import_module("torch.testing._internal.common_distributed")
     distributed.requires_nccl_version = lambda *_: lambda test: test  # type: ignore[attr-defined]
+    continuous = importlib.import_module("tests.upstream.distributed.continuous")
+    distributed.MultiProcContinousTest = continuous.MultiProcContinousTest  # type: ignore[attr-defined]
+    common_cuda.TEST_MULTIGPU = True
     if device == "cpu":
-        torch.cpu.device_count = lambda: _DEVICES
+        torch.cpu.device_count = lambda: DEVICES
     if own_device:
-        for module in (torch.lazyxla, torch.accelerator):
-            module.device_count = lambda: _DEVICES
         torch.lazyxla.set_device = torch.accelerator.set_device_index = lambda _: None

@@ -4,7 +4,8 @@ The tests say "cuda", `torch.cuda`, `x.cuda()` and "nccl" in their text, and so 
 that the installed PyTorch has for them. What is imported is the text with other names; no file is
 changed. For the device "lazyxla", `torch.cuda.set_device(rank)` becomes
 `torch.lazyxla.set_device(rank)`. Where each process has one device, that is its number 0, not that
-of the process's rank.
+of the process's rank; and the number of devices, which the tests compare with that of processes, is
+what all processes have.
 """
 
 from __future__ import annotations
@@ -32,14 +33,22 @@ HAS_DEVICE = "TEST_DEVICE"
 
 _DEVICE_OF_RANK = re.compile(
     r"""((?:\bcuda|device(?:_type)?\}|accelerator\.type\}):|\.cuda\(|\bdevice=|\bdevice_ids=\[)"""
-    r"""\{?(?:(?:self|cls)\.)?(?:rank|dist\.get_rank\(\))\}?(?=["'\]),])"""
+    r"""\{?(?:(?:self|cls)\.)?(?:rank|dev_id|dist\.get_rank\(\))\}?(?=["'\]),])"""
 )
+
+_DEVICE_COUNT = re.compile(
+    r"\btorch\.(?:cuda|accelerator|get_device_module\([\w.]+\))\.device_count\(\)"
+)
+
+DEVICES = 4
+"""What all processes have: as many as there are of most tests."""
 
 
 def rename(text: str, device: str, own_device: bool = False) -> str:
     """The text of a module, for a device; `own_device`: of which each process has one."""
     if own_device:
         text = _DEVICE_OF_RANK.sub(r"\g<1>0", text)
+        text = _DEVICE_COUNT.sub(str(DEVICES), text)
     backend = _BACKENDS[device]
     rules = [
         (r"\bTEST_CUDA\b", HAS_DEVICE),

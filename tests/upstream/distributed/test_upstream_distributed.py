@@ -118,8 +118,10 @@ def test_names_of_the_device() -> None:
     )
     assert rename(text, "lazyxla") == ours
     assert '"cpu:gloo,cpu:gloo"' in rename(text, "cpu")
-    of_rank = 'x.cuda(self.rank); f"cuda:{rank}"; f"{device}:{self.rank}"; device_ids=[self.rank]'
-    own = 'x.lazyxla(0); f"lazyxla:0"; f"{device}:0"; device_ids=[0]'
+    of_rank = (
+        'x.cuda(self.rank); f"cuda:{rank}"; f"{device}:{self.rank}"; torch.cuda.device_count()'
+    )
+    own = 'x.lazyxla(0); f"lazyxla:0"; f"{device}:0"; 4'
     assert rename(of_rank, "lazyxla", own_device=True) == own
     kept = "import torch.cuda.nccl; torch.backends.cuda.matmul; torch.version.cuda; common_cuda"
     assert rename(kept, "lazyxla") == kept

@@ -29,7 +29,7 @@ _GRACE = 5.0
 def main(directory: str, file: str, device: str, mode: str) -> None:
     outcomes = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    sys.path.insert(0, directory)
+    sys.path[:0] = [directory, str(Path(directory, file).parent)]
     os.chdir(directory)
     own_device = False
     if device != "cpu":
