@@ -369,8 +369,7 @@ print(lazyxla.runtime.platform(), (y + parts[0]).tolist(), lazyxla.counters()["h
 
 def test_one_process_where_no_program_calls_the_host(tmp_path: Path) -> None:
     """As on a GPU: what is lowered for one runs on the CPU here."""
-    script = tmp_path / "alone.py"
-    script.write_text(ALONE)
+    (script := tmp_path / "alone.py").write_text(ALONE)
     cpu = {"LAZYXLA_PLATFORM": "cuda", "LAZYXLA_PLUGIN_PATH": str(cpu_plugin())}
     (process,) = start([str(script), str(tmp_path / "meet")], 1, **cpu)
     out, err = process.communicate(timeout=120)
@@ -387,14 +386,15 @@ try:
 except NotImplementedError as error:
     print("first devices" in str(error) and "lazyxla:1" in str(error))
 dist.all_reduce(y := x.to("lazyxla:0"))
-print(y.tolist())
+dist.barrier(device_ids=[rank])
+before = lazyxla.counters()["executions"]
+print(y.tolist(), lazyxla.counters()["executions"] - before)
 """
 
 
 def test_collectives_are_of_the_first_devices(tmp_path: Path) -> None:
-    script = tmp_path / "other.py"
-    script.write_text(OTHER_DEVICE)
+    (script := tmp_path / "other.py").write_text(OTHER_DEVICE)
     two = {**environment(), "LAZYXLA_CPU_DEVICES": "2"}
     for process in start([str(script), str(tmp_path / "meet")], 2, **two):
         out, err = process.communicate(timeout=120)
-        assert out.split("\n")[:2] == ["True", "[2.0, 2.0, 2.0]"], err[-3000:]
+        assert out.split("\n")[:2] == ["True", "[2.0, 2.0, 2.0] 0"], err[-3000:]

@@ -36,6 +36,7 @@ _DEVICE_OF_RANK = re.compile(
     r"""\{?(?:(?:self|cls)\.)?(?:rank|dev_id|dist\.get_rank\(\))\}?(?=["'\]),])"""
 )
 
+_OWN_NUMBER = re.compile(r"\bself\.rank % DEVICE_COUNT\b")
 _DEVICE_COUNT = re.compile(
     r"\btorch\.(?:cuda|accelerator|get_device_module\([\w.]+\))\.device_count\(\)"
 )
@@ -48,6 +49,7 @@ def rename(text: str, device: str, own_device: bool = False) -> str:
     """The text of a module, for a device; `own_device`: of which each process has one."""
     if own_device:
         text = _DEVICE_OF_RANK.sub(r"\g<1>0", text)
+        text = _OWN_NUMBER.sub("0", text)
         text = _DEVICE_COUNT.sub(str(DEVICES), text)
     backend = _BACKENDS[device]
     rules = [
