@@ -19,7 +19,7 @@ SUITE = Suite(
         "test_torch",
         "test_nn",
     ),
-    known_failures=(KNOWN_FAILURES,),
+    known_failures=KNOWN_FAILURES,
     results="results.jsonl",
     mode="eager",
     start=Worker,

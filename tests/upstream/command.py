@@ -34,7 +34,7 @@ class Suite:
     """Files of tests, below the directory test/ of PyTorch's source or a folder of it."""
 
     files: tuple[str, ...]
-    known_failures: tuple[Path, ...]
+    known_failures: Path
     results: str
     mode: str
     start: StartsWorker
@@ -76,7 +76,7 @@ def main(suite: Suite, **others: Suite) -> int:
     if not options.report:
         run(suite, options, files)
     outcomes = [o for o in _load(options.results) if o.file in files]
-    known = [failure for path in suite.known_failures for failure in load(path)]
+    known = load(suite.known_failures)
     complete = options.tests == "*" and options.shard == "0/1"
     found = problems(outcomes, known, complete)
     print(*found, "", summary(outcomes, known), sep="\n")

@@ -41,7 +41,7 @@ SUITE = Suite(
         "checkpoint/test_dtensor_checkpoint",
         "checkpoint/test_dtensor_resharding",
     ),
-    known_failures=(Path(__file__).with_name("known_failures.txt"),),
+    known_failures=Path(__file__).with_name("known_failures.txt"),
     results="distributed.jsonl",
     mode="eager",
     start=partial(Worker, module="tests.upstream.distributed.worker", devices=DEVICES),
@@ -50,7 +50,6 @@ SUITE = Suite(
 
 SPANNING = replace(
     SUITE,
-    known_failures=(*SUITE.known_failures, Path(__file__).with_name("known_failures_spanning.txt")),
     results="distributed_spanning.jsonl",
     start=partial(SUITE.start, devices=1, plugin=plugin_path),
 )

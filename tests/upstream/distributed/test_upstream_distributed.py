@@ -128,6 +128,6 @@ def test_names_of_the_device() -> None:
 
 
 def test_known_failures_are_of_the_suite() -> None:
-    known = [failure for path in SPANNING.known_failures for failure in load(path)]
+    known = load(SUITE.known_failures)
     assert len(set(known)) == len(known)
     assert all(k.reason and k.file in SUITE.files for k in known)
