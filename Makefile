@@ -92,7 +92,8 @@ test-upstream: build
 	$(PY) -m tests.upstream $(UPSTREAM)
 
 # Those for many processes: DTensor, FSDP2, functional collectives, device meshes, checkpoints; four
-# processes on the CPU. UPSTREAM as above, such as --files test_device_mesh.
+# processes on the CPU. UPSTREAM as above, such as --files test_device_mesh; --spanning shares a client
+# between the processes, as on TPUs and GPUs.
 test-upstream-distributed: build
 	OMP_NUM_THREADS=1 $(PY) -m tests.upstream.distributed $(UPSTREAM)
 

@@ -26,6 +26,7 @@
 #include "distributed/reductions.h"
 #include "distributed/work.h"
 #include "graph/devices.h"
+#include "program/replicas.h"
 #include "record/flush.h"
 #include "record/scope.h"
 
@@ -280,11 +281,7 @@ class ProcessGroup : public c10d::Backend {
 
   // Returns once all processes have run everything that they recorded before theirs.
   WorkRef barrier(const c10d::BarrierOptions& options) override {
-    const c10::DeviceIndex index = options.device               ? options.device->index()
-                                   : options.device_ids.empty() ? -1
-                                                                : options.device_ids[0];
-    const c10::Device device(c10::DeviceType::PrivateUse1,
-                             index >= 0 ? index : dispatch::current_device());
+    const c10::Device device(c10::DeviceType::PrivateUse1, device_of_barrier(options));
     Recording recording;
     const at::Tensor met =
         all_reduce({at::zeros({1}, at::TensorOptions(device))}, name_, ReduceOp::SUM)[0];
@@ -294,6 +291,15 @@ class ProcessGroup : public c10d::Backend {
   }
 
  private:
+  // It has no data: where collectives are between first devices, it is, whatever is named.
+  static c10::DeviceIndex device_of_barrier(const c10d::BarrierOptions& options) {
+    if (graph::collectives_are_programs()) return 0;
+    const c10::DeviceIndex index = options.device               ? options.device->index()
+                                   : options.device_ids.empty() ? -1
+                                                                : options.device_ids[0];
+    return index >= 0 ? index : dispatch::current_device();
+  }
+
   // c10d's calls are no part of what autograd sees.
   struct Recording {
     at::AutoDispatchBelowADInplaceOrView no_autograd;

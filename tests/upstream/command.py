@@ -41,8 +41,12 @@ class Suite:
     folder: str = "."
 
 
-def main(suite: Suite) -> int:
+def main(suite: Suite, **others: Suite) -> int:
+    """`others`: of the same files, run in another way that the option of that name asks for."""
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.set_defaults(suite=suite)
+    for name, other in others.items():
+        parser.add_argument(f"--{name}", dest="suite", action="store_const", const=other)
     parser.add_argument(
         "--files", default=",".join(suite.files), help="one or several, with commas"
     )
@@ -50,7 +54,7 @@ def main(suite: Suite) -> int:
     parser.add_argument("--shard", default="0/1", help="i/n: every n-th test, from the i-th")
     parser.add_argument("--mode", default=suite.mode, choices=["lazy", "eager", "fused"])
     parser.add_argument("--timeout", type=float, default=120, help="seconds per test")
-    parser.add_argument("--results", type=Path, default=CACHE / suite.results)
+    parser.add_argument("--results", type=Path)
     parser.add_argument("--resume", action="store_true", help="leave out what the file has already")
     parser.add_argument("--again", action="store_true", help="only what failed in that file")
     parser.add_argument(
@@ -62,6 +66,8 @@ def main(suite: Suite) -> int:
     parser.add_argument("--report", action="store_true", help="run nothing")
     parser.add_argument("--source", type=Path, help="the directory test/ of PyTorch's source")
     options = parser.parse_args()
+    suite = options.suite
+    options.results = options.results or CACHE / suite.results
     options.results.parent.mkdir(parents=True, exist_ok=True)
     files = options.files.split(",")
     if options.cpu:

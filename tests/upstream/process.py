@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,9 @@ _GRACE = 30.0
 class Worker:
     """Runs tests of one file one after the other; in a new process after a crash or a timeout.
 
-    `module` is what such a process runs: a module beside `worker`, called the same way.
+    `module` is what such a process runs: a module beside `worker`, called the same way. `plugin`
+    makes the library of another plugin than the CPU's, for the tests on the device; it has so many
+    devices whatever the environment says.
     """
 
     def __init__(
@@ -29,6 +32,7 @@ class Worker:
         mode: str = "lazy",
         module: str = "tests.upstream.worker",
         devices: int = 2,
+        plugin: Callable[[], Path] | None = None,
     ) -> None:
         command = [sys.executable, "-m", module]
         environment = {
@@ -38,6 +42,9 @@ class Worker:
             "PYTORCH_TESTING_DEVICE_ONLY_FOR": "cpu" if device == "cpu" else "privateuse1",
             "PYTORCH_PRINT_REPRO_ON_FAILURE": "0",
         }
+        if plugin is not None and device != "cpu":
+            environment["LAZYXLA_PLUGIN_PATH"] = str(plugin())
+            environment["LAZYXLA_CPU_DEVICES"] = str(devices)
         self._process = WorkerProcess([*command, str(directory), file, device, mode], environment)
         self._file = file
         self.tests: list[str] = []

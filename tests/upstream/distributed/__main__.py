@@ -1,16 +1,16 @@
 """Runs PyTorch's tests for many processes: ``python -m tests.upstream.distributed``; see
-`tests.upstream.command`.
+`tests.upstream.command`. With ``--spanning``, where the client spans the processes.
 """
 
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from tests.spanning import plugin_path
 from tests.upstream.command import Suite, main
+from tests.upstream.distributed.names import DEVICES
 from tests.upstream.process import Worker
-
-PROCESSES = 4
-"""Of most tests, as of PyTorch's on a machine with so many GPUs."""
 
 SUITE = Suite(
     files=(
@@ -44,9 +44,16 @@ SUITE = Suite(
     known_failures=Path(__file__).with_name("known_failures.txt"),
     results="distributed.jsonl",
     mode="eager",
-    start=partial(Worker, module="tests.upstream.distributed.worker", devices=PROCESSES),
+    start=partial(Worker, module="tests.upstream.distributed.worker", devices=DEVICES),
     folder="distributed",
 )
 
+SPANNING = replace(
+    SUITE,
+    results="distributed_spanning.jsonl",
+    start=partial(SUITE.start, devices=1, plugin=plugin_path),
+)
+"""The same where the client spans the processes, each of which has one device."""
+
 if __name__ == "__main__":
-    sys.exit(main(SUITE))
+    sys.exit(main(SUITE, spanning=SPANNING))

@@ -7,19 +7,24 @@ import importlib
 import torch
 from torch.testing._internal import common_cuda, common_utils
 
-from tests.upstream.distributed.names import HAS_DEVICE
-
-_CPUS = 4
-"""What PyTorch's CPU pretends to have, for the tests compare that with the number of processes."""
+from tests.upstream.distributed.names import DEVICES, HAS_DEVICE
 
 
-def prepare(device: str) -> None:
-    """Adds it, once names are put in."""
+def prepare(device: str, own_device: bool) -> None:
+    """Adds it, once names are put in. `own_device`: each process has one."""
     for module in (common_cuda, common_utils):
         setattr(module, HAS_DEVICE, True)
     fsdp = importlib.import_module("torch.testing._internal.common_fsdp")
     fsdp.test_compiled_fsdp = fsdp.compiled_fsdp_test  # type: ignore[attr-defined]
     distributed = importlib.import_module("torch.testing._internal.common_distributed")
     distributed.requires_nccl_version = lambda *_: lambda test: test  # type: ignore[attr-defined]
+    continuous = importlib.import_module("tests.upstream.distributed.continuous")
+    distributed.MultiProcContinousTest = continuous.MultiProcContinousTest  # type: ignore[attr-defined]
+    common_cuda.TEST_MULTIGPU = True
+    # What keeps a GPU busy, where tests look for races between its streams.
+    common_utils.get_cycles_per_ms = lambda: 1.0
+    getattr(torch, device)._sleep = lambda _: None
     if device == "cpu":
-        torch.cpu.device_count = lambda: _CPUS
+        torch.cpu.device_count = lambda: DEVICES
+    if own_device:
+        torch.lazyxla.set_device = torch.accelerator.set_device_index = lambda _: None

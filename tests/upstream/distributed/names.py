@@ -3,7 +3,9 @@
 The tests say "cuda", `torch.cuda`, `x.cuda()` and "nccl" in their text, and so do the base classes
 that the installed PyTorch has for them. What is imported is the text with other names; no file is
 changed. For the device "lazyxla", `torch.cuda.set_device(rank)` becomes
-`torch.lazyxla.set_device(rank)`.
+`torch.lazyxla.set_device(rank)`. Where each process has one device, that is its number 0, not that
+of the process's rank; and the number of devices, which the tests compare with that of processes, is
+what all processes have.
 """
 
 from __future__ import annotations
@@ -29,9 +31,26 @@ _BACKENDS = {"lazyxla": "lazyxla", "cpu": "gloo"}
 HAS_DEVICE = "TEST_DEVICE"
 """What takes the place of `TEST_CUDA`; it has to be put into the modules that define that."""
 
+_DEVICE_OF_RANK = re.compile(
+    r"""((?:\bcuda|device(?:_type)?\}|accelerator\.type\}):|\.cuda\(|\bdevice=|\bdevice_ids=\[)"""
+    r"""\{?(?:(?:self|cls)\.)?(?:rank|dev_id|dist\.get_rank\(\))\}?(?=["'\]),])"""
+)
 
-def rename(text: str, device: str) -> str:
-    """The text of a module, for a device."""
+_OWN_NUMBER = re.compile(r"\bself\.rank % DEVICE_COUNT\b")
+_DEVICE_COUNT = re.compile(
+    r"\btorch\.(?:cuda|accelerator|get_device_module\([\w.]+\))\.device_count\(\)"
+)
+
+DEVICES = 4
+"""What all processes have: as many as there are of most tests."""
+
+
+def rename(text: str, device: str, own_device: bool = False) -> str:
+    """The text of a module, for a device; `own_device`: of which each process has one."""
+    if own_device:
+        text = _DEVICE_OF_RANK.sub(r"\g<1>0", text)
+        text = _OWN_NUMBER.sub("0", text)
+        text = _DEVICE_COUNT.sub(str(DEVICES), text)
     backend = _BACKENDS[device]
     rules = [
         (r"\bTEST_CUDA\b", HAS_DEVICE),
@@ -54,6 +73,7 @@ class _Loader(importlib.machinery.SourceFileLoader):
     """Compiles the text with the device's names."""
 
     device = ""
+    own_device = False
 
     def get_code(self, fullname: str) -> CodeType:  # past the cache of compiled modules
         path = self.get_filename(fullname)
@@ -61,15 +81,17 @@ class _Loader(importlib.machinery.SourceFileLoader):
         return code
 
     def source_to_code(self, data: Any, path: Any, *_: Any, **__: Any) -> Any:
-        return compile(rename(bytes(data).decode(), self.device), path, "exec", dont_inherit=True)
+        text = rename(bytes(data).decode(), self.device, self.own_device)
+        return compile(text, path, "exec", dont_inherit=True)
 
 
 class _Finder(importlib.abc.MetaPathFinder):
     """Of the tests in a directory, and of their base classes."""
 
-    def __init__(self, directory: Path, device: str) -> None:
+    def __init__(self, directory: Path, device: str, own_device: bool) -> None:
         self._directory = directory
-        self._loader = type("_LoaderOfDevice", (_Loader,), {"device": device})
+        values = {"device": device, "own_device": own_device}
+        self._loader = type("_LoaderOfDevice", (_Loader,), values)
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -84,6 +106,6 @@ class _Finder(importlib.abc.MetaPathFinder):
         return spec
 
 
-def install(directory: Path, device: str) -> None:
+def install(directory: Path, device: str, own_device: bool) -> None:
     """From now on, tests of the directory and their base classes are imported for the device."""
-    sys.meta_path.insert(0, _Finder(directory, device))
+    sys.meta_path.insert(0, _Finder(directory, device, own_device))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from tests.upstream.distributed.__main__ import SUITE
+from tests.upstream.distributed.__main__ import SPANNING, SUITE
 from tests.upstream.distributed.names import rename
 from tests.upstream.known import load
 
@@ -75,6 +75,41 @@ def test_every_kind_of_outcome(tmp_path: Path) -> None:
     assert "Expected 7 but got 6" in found["TestSmall.test_wrong"]["message"]
 
 
+SPANNED = """
+import lazyxla
+import torch
+import torch.distributed as dist
+from torch.testing._internal.common_distributed import MultiProcessTestCase, skip_if_lt_x_gpu
+
+class TestSmall(MultiProcessTestCase):
+    world_size = 2
+
+    def setUp(self):
+        super().setUp()
+        self._spawn_processes()
+
+    @skip_if_lt_x_gpu(4)
+    def test_devices(self):
+        torch.cuda.set_device(self.rank)
+        dist.init_process_group(
+            "nccl", init_method=f"file://{self.file_name}", rank=self.rank, world_size=2
+        )
+        x = torch.ones(3, device=f"cuda:{self.rank}")
+        dist.all_reduce(x)
+        self.assertEqual(x.sum().item(), 6)
+        self.assertEqual(lazyxla.counters()["host_calls"], 0)
+        self.assertEqual((lazyxla.device_count(), lazyxla.global_device_count()), (1, 2))
+"""
+
+
+def test_processes_that_share_a_client(tmp_path: Path) -> None:
+    (tmp_path / "test_small.py").write_text(SPANNED)
+    worker = SPANNING.start(tmp_path, "test_small", tmp_path)
+    found = worker.run("TestSmall.test_devices", 120)
+    worker.stop()
+    assert found["kind"] == "passed", found["message"]
+
+
 def test_names_of_the_device() -> None:
     text = 'x.cuda(); torch.cuda.set_device(0); "cuda:0"; "cpu:gloo,cuda:nccl"; TEST_CUDA'
     ours = (
@@ -83,6 +118,11 @@ def test_names_of_the_device() -> None:
     )
     assert rename(text, "lazyxla") == ours
     assert '"cpu:gloo,cpu:gloo"' in rename(text, "cpu")
+    of_rank = (
+        'x.cuda(self.rank); f"cuda:{rank}"; f"{device}:{self.rank}"; torch.cuda.device_count()'
+    )
+    own = 'x.lazyxla(0); f"lazyxla:0"; f"{device}:0"; 4'
+    assert rename(of_rank, "lazyxla", own_device=True) == own
     kept = "import torch.cuda.nccl; torch.backends.cuda.matmul; torch.version.cuda; common_cuda"
     assert rename(kept, "lazyxla") == kept
 

@@ -29,15 +29,17 @@ _GRACE = 5.0
 def main(directory: str, file: str, device: str, mode: str) -> None:
     outcomes = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    sys.path.insert(0, directory)
+    sys.path[:0] = [directory, str(Path(directory, file).parent)]
     os.chdir(directory)
+    own_device = False
     if device != "cpu":
         import lazyxla
 
         lazyxla.eager_mode(worker.MODES[mode])
-    names.install(Path(directory), device)
+        own_device = lazyxla.device_count() == 1
+    names.install(Path(directory), device, own_device)
     add_missing_names()
-    compatibility.prepare(device)
+    compatibility.prepare(device, own_device)
     module = importlib.import_module(file.replace("/", "."))
     worker.answer(dict(_tests(module)), _run, outcomes)
 
