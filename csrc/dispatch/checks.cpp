@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <map>
-#include <set>
 
 #include "common/hash.h"
 #include "dispatch/copies.h"
@@ -23,41 +22,25 @@ using Args = c10::ArrayRef<IValue>;
 // Tensors with more elements are not made on the CPU for the sake of an error message.
 constexpr int64_t kLarge = 1 << 22;
 
-// Floating-point or complex, but for the dtypes of 8 bits and fewer, which nothing else goes with.
-bool is_inexact(c10::ScalarType dtype) {
-  return c10::isComplexType(dtype) ||
-         (c10::isFloatingType(dtype) && !c10::isReducedFloatingType(dtype)) ||
-         dtype == c10::ScalarType::Half || dtype == c10::ScalarType::BFloat16;
-}
-
 // Arguments with CPU tensors for tensors: what to_meta is to the meta device.
 class ToCpu {
  public:
   ToCpu(const OpInfo& info, Args args, const CpuCall& how) : how_(how) {
-    std::vector<at::Tensor> tensors;
-    for (size_t i = 0; i < args.size(); ++i) {
-      const ArgKind kind = info.args[i].kind;
-      if (kind == ArgKind::kTensor || kind == ArgKind::kTensorList) flatten(args[i], tensors);
-    }
-    std::erase_if(tensors, [](const at::Tensor& x) { return !x.defined() || x.is_cpu(); });
-    if (how.shrink) find_sizes(tensors);
-    for (const at::Tensor& tensor : tensors) {
-      const c10::ScalarType dtype = tensor.scalar_type();
-      if (is_inexact(dtype)) widest_ = c10::promoteTypes(widest_, dtype);
-    }
+    if (how.shrink) find_sizes(device_tensors(info, args));
   }
   IValue operator()(const IValue& value, ArgKind kind);
 
  private:
   void find_sizes(const std::vector<at::Tensor>& tensors);
-  c10::ScalarType dtype_of(const at::Tensor& tensor) const;
+  void shrink(std::vector<int64_t>& sizes) const;
+  IValue shrunk(const IValue& list) const;
   IValue filled(const IValue& element);
   at::Tensor made(const at::Tensor& tensor);
   at::Tensor on_same_storage(const at::Tensor& tensor);
 
   const CpuCall how_;
-  std::map<int64_t, int64_t> small_;  // what becomes of large sizes
-  c10::ScalarType widest_ = c10::ScalarType::Half;
+  std::map<int64_t, int64_t> small_;                      // what becomes of large sizes
+  size_t next_ = 0;                                       // among the device's tensors
   std::vector<std::pair<at::Tensor, at::Tensor>> known_;  // with those that share memory
   std::map<std::pair<const c10::StorageImpl*, c10::ScalarType>, at::Tensor> storages_;
 };
@@ -78,18 +61,18 @@ void ToCpu::find_sizes(const std::vector<at::Tensor>& tensors) {
   if (elements <= kSmall) small_.clear();
 }
 
-c10::ScalarType ToCpu::dtype_of(const at::Tensor& tensor) const {
-  const c10::ScalarType dtype = tensor.scalar_type();
-  return how_.one_dtype && is_inexact(dtype) ? widest_ : dtype;
+void ToCpu::shrink(std::vector<int64_t>& sizes) const {
+  for (int64_t& size : sizes) {
+    if (auto found = small_.find(size); found != small_.end()) size = found->second;
+  }
 }
 
 at::Tensor ToCpu::made(const at::Tensor& tensor) {
   if (how_.real) return to_host(tensor);
   std::vector<int64_t> sizes = tensor.sizes().vec();
-  for (int64_t& size : sizes) {
-    if (auto found = small_.find(size); found != small_.end()) size = found->second;
-  }
-  auto options = c10::TensorOptions().dtype(dtype_of(tensor));
+  shrink(sizes);
+  const bool is_own = how_.dtypes.empty();
+  auto options = at::dtype(is_own ? tensor.scalar_type() : how_.dtypes.at(next_++));
   // Elements that share their memory take none; only writing forms mind.
   bool spread = !how_.shrink && tensor.numel() > kLarge;
   return spread ? at::full({}, how_.fill, options).expand(sizes)
@@ -101,7 +84,7 @@ at::Tensor ToCpu::on_same_storage(const at::Tensor& tensor) {
   at::Tensor& memory = storages_[{storage.unsafeGetStorageImpl(), tensor.scalar_type()}];
   if (!memory.defined()) {
     const auto elements = static_cast<int64_t>(storage.nbytes() / tensor.element_size());
-    memory = at::full({elements}, how_.fill, at::dtype(dtype_of(tensor)));
+    memory = at::full({elements}, how_.fill, at::dtype(tensor.scalar_type()));
   }
   return memory.as_strided(tensor.sizes(), tensor.strides(), tensor.storage_offset());
 }
@@ -141,8 +124,14 @@ IValue ToCpu::operator()(const IValue& value, ArgKind kind) {
     case ArgKind::kDevice:
       return IValue(c10::Device(c10::DeviceType::CPU));
     default:
-      return value;
+      return how_.shrink_lists && value.isIntList() ? shrunk(value) : value;
   }
+}
+
+IValue ToCpu::shrunk(const IValue& list) const {
+  std::vector<int64_t> sizes = list.toIntVector();
+  shrink(sizes);
+  return IValue(sizes);
 }
 
 // Leaves the CPU's default generator as it was.
@@ -240,7 +229,17 @@ void find_checks(OpInfo& info) {
                                            : Checks::kNever;
 }
 
-void check_as_cpu(const OpInfo& info, Args args, const CpuCall& how) {
+std::vector<at::Tensor> device_tensors(const OpInfo& info, Args args) {
+  std::vector<at::Tensor> tensors;
+  for (size_t i = 0; i < args.size(); ++i) {
+    const ArgKind kind = info.args[i].kind;
+    if (kind == ArgKind::kTensor || kind == ArgKind::kTensorList) flatten(args[i], tensors);
+  }
+  std::erase_if(tensors, [](const at::Tensor& x) { return !x.defined() || x.is_cpu(); });
+  return tensors;
+}
+
+std::vector<at::Tensor> check_as_cpu(const OpInfo& info, Args args, const CpuCall& how) {
   PlainScope plain;
   KeepRandomState keep(info.random);
   ToCpu to_cpu(info, args, how);
@@ -249,40 +248,9 @@ void check_as_cpu(const OpInfo& info, Args args, const CpuCall& how) {
     stack.push_back(to_cpu(args[i], info.args[i].kind));
   }
   info.handle.callBoxed(&stack);
-}
-
-namespace {
-
-// Whether the CPU refuses the call, and what it says. Not if it has no kernel for it: XLA may well
-// have one.
-std::optional<std::string> verdict(const OpInfo& info, Args args, const CpuCall& how) {
-  try {
-    check_as_cpu(info, args, how);
-    return std::nullopt;
-  } catch (const c10::NotImplementedError&) {
-    return std::nullopt;
-  } catch (const c10::Error& error) {
-    return error.what_without_backtrace();
-  }
-}
-
-}  // namespace
-
-void check_mixed_dtypes(const OpInfo& info, Args args, const Scan& scan) {
-  std::set<c10::ScalarType> dtypes;
-  for (const c10::TensorImpl* operand : scan.operands) {
-    const c10::ScalarType dtype = c10::typeMetaToScalarType(operand->dtype());
-    if (is_inexact(dtype)) dtypes.insert(dtype);
-  }
-  if (dtypes.size() < 2) return;
-  // A shape among the arguments does not shrink: then both are refused for it.
-  for (const bool shrink : {true, false}) {
-    if (!shrink && !affordable_on_cpu(scan)) return;
-    const auto refused = verdict(info, args, {.shrink = shrink});
-    if (!refused) return;
-    const bool is_for_dtypes = !verdict(info, args, {.shrink = shrink, .one_dtype = true});
-    TORCH_CHECK(!is_for_dtypes, *refused);
-  }
+  std::vector<at::Tensor> results;
+  for (const IValue& value : stack) flatten(value, results);
+  return results;
 }
 
 bool affordable_on_cpu(const Scan& scan) {

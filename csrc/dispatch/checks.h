@@ -45,15 +45,16 @@ struct CpuCall {
   bool share = false;   // what lies in the same memory does so on the CPU, too; with `shrink`, only
                         // tensors that are the same elements
   bool real = false;    // with the tensors' own elements, which runs what is pending
-  bool one_dtype = false;  // floating-point and complex tensors are all of the widest of theirs
+  bool shrink_lists = false;            // with `shrink`: sizes in lists of integers, too
+  std::vector<c10::ScalarType> dtypes;  // of the device's tensors, in place of their own; or empty
 };
 
-// Calls the operator's CPU kernel on made-up tensors, to hear its objections.
-void check_as_cpu(const OpInfo& info, c10::ArrayRef<c10::IValue> args, const CpuCall& how);
+// The arguments that are tensors on the device, in order.
+std::vector<at::Tensor> device_tensors(const OpInfo& info, c10::ArrayRef<c10::IValue> args);
 
-// Refuses a call on floating-point tensors of several dtypes if PyTorch's CPU kernel does, and does
-// not if they are all of one.
-void check_mixed_dtypes(const OpInfo& info, c10::ArrayRef<c10::IValue> args, const Scan& scan);
+// Calls the operator's CPU kernel on made-up tensors, to hear its objections. Returns its results.
+std::vector<at::Tensor> check_as_cpu(const OpInfo& info, c10::ArrayRef<c10::IValue> args,
+                                     const CpuCall& how);
 
 // Whether a call is small enough to be made on the CPU for the sake of an error message.
 bool affordable_on_cpu(const Scan& scan);

@@ -9,15 +9,15 @@ def _names(text: str) -> list[str]:
 
 ON_CPU = {
     0: _names(
-        "mm bmm addmm baddbmm mv dot addr linear _softmax _log_softmax nll_loss_forward"
-        " nll_loss2d_forward sort sort.stable max min amax amin max.dim min.dim aminmax argmax"
-        " argmin mode sum sum.dim_IntList mean.dim logcumsumexp all all.dim all.dims any any.dim any.dims gather"
-        " index_select index_add index_fill.int_Tensor scatter_add masked_scatter bucketize.Tensor"
-        " complex polar uniform normal_functional normal.Tensor_float normal.float_Tensor"
-        " normal.Tensor_Tensor random random.from random.to binomial poisson bernoulli"
-        " bernoulli.Tensor bernoulli.p"
+        "mm bmm addmm baddbmm mv dot addr linear _softmax _log_softmax nll_loss_forward "
+        "nll_loss2d_forward sort sort.stable max min amax amin max.dim min.dim aminmax argmax "
+        "argmin mode sum sum.dim_IntList mean.dim logcumsumexp all all.dim all.dims any "
+        "any.dim any.dims gather index_select index_add index_fill.int_Tensor scatter_add "
+        "masked_scatter bucketize.Tensor complex polar uniform normal_functional "
+        "normal.Tensor_float normal.float_Tensor normal.Tensor_Tensor random random.from "
+        "random.to binomial poisson bernoulli bernoulli.Tensor bernoulli.p"
     ),
-    1: _names("floor_divide floor_divide.Scalar"),
+    1: _names("floor_divide floor_divide.Scalar rsub.Tensor rsub.Scalar"),
 }
 """Operators whose checks do not depend on sizes, so that one element tells the CPU enough: by the
 value of that element. Pointwise operators may divide by it, others index with it. (Those that

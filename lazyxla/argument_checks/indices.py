@@ -23,6 +23,9 @@ def _check_indices_broadcast(indices: Sequence[Tensor | None]) -> None:
 
 def _check_indexed(x: Tensor, indices: Sequence[Tensor | None], sizes: Sequence[int]) -> None:
     """Whether the indices fit the tensor, and values of these sizes what they select."""
+    allowed = (torch.int64, torch.int32, torch.uint8, torch.bool)
+    if any(index is not None and index.dtype not in allowed for index in indices):
+        raise IndexError("tensors used as indices must be long, int, byte or bool tensors")
     _check_indices_broadcast(indices)
     selecting = [None if index is None else _on_meta(index) for index in indices]
     selected = torch.ops.aten.index.Tensor(_on_meta(x), selecting)

@@ -13,7 +13,6 @@ from lazyxla.argument_checks.tables import (
     BEFORE,
     Arguments,
     checks,
-    dtype_name,
     named,
     require,
 )
@@ -41,11 +40,6 @@ def _convolution(a: Arguments) -> None:
             fits,
             "output padding must be smaller than either stride or dilation, but got "
             f"output_padding: {padding} stride: {stride} dilation: {dilation}",
-        )
-    for other in (weight, weight if bias is None else bias):
-        require(
-            other.dtype == x.dtype,
-            f"expected scalar type {dtype_name(x.dtype)} but found {dtype_name(other.dtype)}",
         )
 
 

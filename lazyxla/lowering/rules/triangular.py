@@ -38,7 +38,8 @@ def solve_triangular(
     b: Builder, a: Value, y: Value, upper: bool, left: bool, unitriangular: bool
 ) -> Value:
     shape = b.outputs[0].shape
-    a, y = b.broadcast_to(a, [*shape[:-2], *a.shape[-2:]]), b.broadcast_to(y, shape)
+    a = b.broadcast_to(a, [*shape[:-2], *a.shape[-2:]])
+    y = b.broadcast_to(y.to(a.dtype), shape)
     return _solve(b, a, y, left, not upper, unitriangular, "NO_TRANSPOSE")
 
 

@@ -1,0 +1,153 @@
+"""Tensors of several dtypes in one call: refused if PyTorch's CPU refuses them, in its words."""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.testing._internal.common_methods_invocations import op_db
+
+DTYPES = (torch.float16, torch.float64, torch.complex64, torch.int64, torch.uint8, torch.bool)
+OPERATORS = sorted({op.name for op in op_db if torch.float32 in op.dtypes})
+PARTS = 8
+
+DIFFERENT = {
+    "tensor_split": "it takes the positions from a tensor on the CPU only",
+    "index_fill": "the value is in a tensor: what it is, is not known at the call",
+    "nn.functional.embedding_bag": "PyTorch's meta function takes no indices of 8 bits",
+    "_unsafe_masked_index": "it reads masks as indices that do not fit first",
+    "_unsafe_masked_index_put_accumulate": "as above",
+    "nn.functional.linear_cross_entropy": "composed of others, whose CPU kernels choose dtypes",
+    "native_batch_norm": "in evaluation, PyTorch's statistics have no elements if dtypes differ",
+    "_native_batch_norm_legit": "as above",
+    "_segment_reduce": "the lengths are checked, which are not known at the call",
+}
+
+
+def map_tensors(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
+    if isinstance(value, torch.Tensor):
+        return change(value)
+    if isinstance(value, (list, tuple)) and not hasattr(value, "_fields"):
+        return type(value)(map_tensors(element, change) for element in value)
+    if isinstance(value, dict):
+        return {name: map_tensors(element, change) for name, element in value.items()}
+    return value
+
+
+def tensors_of(value: Any) -> list[torch.Tensor]:
+    found: list[torch.Tensor] = []
+    map_tensors(value, found.append)
+    return found
+
+
+def outcome(call: Callable[[], Any]) -> Any:
+    """The results' sizes and dtypes, or the error."""
+    try:
+        return [(tuple(x.shape), x.dtype) for x in tensors_of(call())]
+    except NotImplementedError:
+        return None  # the CPU has no kernel for it
+    except Exception as error:
+        return type(error)
+
+
+def calls(name: str) -> Iterator[tuple[str, Callable[[str], Any]]]:
+    """Calls of an operator on the sample inputs of PyTorch's tests, one tensor of another dtype."""
+    for op in op_db:
+        if op.name != name or torch.float32 not in op.dtypes:
+            continue
+        sample = next(iter(op.sample_inputs("cpu", torch.float32, requires_grad=False)), None)
+        given = tensors_of((sample.input, sample.args, sample.kwargs)) if sample else []
+        if len(given) < 2 or any(x.layout is not torch.strided for x in given):
+            continue
+        for position in range(min(3, len(given))):
+            for dtype in DTYPES:
+
+                def call(device: str, op=op, sample=sample, position=position, dtype=dtype) -> Any:
+                    count = itertools.count()
+
+                    def change(x: torch.Tensor) -> torch.Tensor:
+                        x = x.clone()
+                        return (x.to(dtype) if next(count) == position else x).to(device)
+
+                    everything = (sample.input, list(sample.args), sample.kwargs)
+                    first, args, kwargs = map_tensors(everything, change)
+                    if "device" in kwargs:
+                        kwargs["device"] = device
+                    return op.op(first, *args, **kwargs)
+
+                yield f"{name}, tensor {position} {dtype}", call
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_refused_or_accepted_as_on_the_cpu(part: int) -> None:
+    differ, refused = [], 0
+    torch.manual_seed(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for name in OPERATORS[part::PARTS]:
+            for told, call in calls(name):
+                expected = outcome(lambda call=call: call("cpu"))
+                refused += isinstance(expected, type)
+                if expected is None or name in DIFFERENT:
+                    continue
+                found = outcome(lambda call=call: call("lazyxla"))
+                if found != expected:
+                    differ.append(f"{told}: {found}, the CPU {expected}")
+    assert not differ, "\n".join(differ)
+    assert refused > 50
+
+
+F = torch.nn.functional
+
+
+@pytest.mark.parametrize("columns", [3, 300, 3000])
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x, w, b: F.linear(x, w.expand(4, -1)),
+        lambda x, w, b: F.linear(x, w.expand(4, -1), b[:4]),
+        lambda x, w, b: F.layer_norm(x, w.shape, w, b),
+        lambda x, w, b: F.group_norm(x[None], x.shape[0], w[: x.shape[0]], b[: x.shape[0]]),
+        lambda x, w, b: F.batch_norm(x, None, None, w, b, True),
+        lambda x, w, b: F.conv1d(x[None], w.expand(2, x.shape[0], -1)),
+    ],
+    ids=["linear", "linear with bias", "layer_norm", "group_norm", "batch_norm", "conv1d"],
+)
+def test_a_layers_parameters_have_its_inputs_dtype(
+    call: Callable[..., torch.Tensor], columns: int
+) -> None:
+    """At sizes that the CPU is asked about with fewer elements, too."""
+    parameters = torch.ones(max(columns, 8))
+    arguments = (torch.ones(8, columns, dtype=torch.float64), parameters[:columns], parameters)
+    with pytest.raises(RuntimeError) as expected:
+        call(*arguments)
+    with pytest.raises(RuntimeError) as found:
+        call(*(x.to("lazyxla") for x in arguments))
+    if "CPU" not in str(expected.value):
+        assert str(found.value) == str(expected.value)
+
+
+@pytest.mark.parametrize("dtypes", [(torch.float64, torch.float32), (torch.float32, torch.int64)])
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x, y: torch.linalg.solve_triangular(x, y, upper=True),
+        lambda x, y: torch.addr(x, y[0], y[1]),
+        lambda x, y: F.huber_loss(x, y.float(), reduction="none"),
+        lambda x, y: F.soft_margin_loss(x, y),
+        lambda x, y: torch.tensor([torch.equal(x.to(y.dtype), x), torch.equal(y, y.double())]),
+        lambda x, y: F.conv_transpose1d(x[None], x[..., None], y[0]),
+    ],
+    ids=["solve_triangular", "addr", "huber_loss", "soft_margin_loss", "equal", "conv_transpose"],
+)
+def test_accepted_with_the_cpus_values(
+    call: Callable[..., torch.Tensor], dtypes: tuple[torch.dtype, torch.dtype]
+) -> None:
+    x = (torch.arange(9.0).view(3, 3) / 4 + torch.eye(3)).to(dtypes[0])
+    y = torch.arange(9).view(3, 3).remainder(3).to(dtypes[1])
+    found = call(x.to("lazyxla"), y.to("lazyxla")).cpu()
+    torch.testing.assert_close(found, call(x, y))
