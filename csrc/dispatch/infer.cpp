@@ -6,7 +6,7 @@
 #include "dispatch/checks.h"
 #include "dispatch/describe.h"
 #include "dispatch/inference_store.h"
-#include "dispatch/mixed_dtypes.h"
+#include "dispatch/dtype_checks.h"
 #include "dispatch/plain_call.h"
 #include "dispatch/python_error.h"
 #include "dispatch/recorder.h"
@@ -207,7 +207,7 @@ std::unique_ptr<Recipe> infer(const OpInfo& info, c10::ArrayRef<IValue> args, co
     if (inference && info.checks.on_cpu_with) {
       check_as_cpu(info, args, {.fill = *info.checks.on_cpu_with, .shrink = true});
     }
-    if (inference && lasting) check_mixed_dtypes(info, args, *inference);
+    if (inference && lasting) check_dtypes(info, args, *inference);
     if (!inference) return nullptr;
     if (info.checks.after) info.checks.after(info, args, inference->results[0].geometry.sizes);
     if (lasting) check_small(info, args, scan, *inference);

@@ -1,4 +1,4 @@
-#include "dispatch/mixed_dtypes.h"
+#include "dispatch/dtype_checks.h"
 
 #include <algorithm>
 #include <exception>
@@ -64,13 +64,14 @@ int64_t elements_of(const std::vector<at::Tensor>& tensors, const Inference& inf
 
 }  // namespace
 
-void check_mixed_dtypes(const OpInfo& info, Args args, Inference& inference) {
+void check_dtypes(const OpInfo& info, Args args, Inference& inference) {
   const std::vector<at::Tensor> tensors = device_tensors(info, args);
   Dtypes dtypes;
   for (const at::Tensor& tensor : tensors) dtypes.push_back(tensor.scalar_type());
-  if (std::adjacent_find(dtypes.begin(), dtypes.end(), std::not_equal_to<>()) == dtypes.end()) {
-    return;
-  }
+  const bool is_one =
+      std::adjacent_find(dtypes.begin(), dtypes.end(), std::not_equal_to<>()) == dtypes.end();
+  const bool was_asked = info.checks.on_cpu_with.has_value();
+  if (is_one && (was_asked || dtypes.empty() || c10::isFloatingType(dtypes[0]))) return;
   CpuCall how{.fill = info.checks.on_cpu_with.value_or(0), .shrink = true, .shrink_lists = true};
   Answer answer = ask(info, args, how);
   if (answer.refusal && !accepts_other_dtypes(info, args, dtypes, how)) {
