@@ -63,7 +63,7 @@ def outcome(call: Callable[[], Any]) -> Any:
 
 
 def calls(name: str) -> Iterator[tuple[str, Callable[[str], Any]]]:
-    """Calls of an operator on a sample input of PyTorch's tests: one tensor of another dtype, or all
+    """Calls of an operator on a sample of PyTorch's tests: one tensor of another dtype, or all
     floating-point ones (position -1)."""
     for op in op_db:
         if op.name != name or torch.float32 not in op.dtypes:
