@@ -227,7 +227,7 @@ def _open_shape_cache() -> None:
     # An answer that is kept is not checked again, so that another build, which may check more,
     # must not take it for its own.
     built = os.stat(_C.__file__)
-    version = f"{__version__}-{meta_functions.checksum()}-{built.st_size:x}-{built.st_mtime_ns:x}"
+    version = f"{__version__}-{shape_file.checksum()}-{built.st_size:x}-{built.st_mtime_ns:x}"
     name = f"shapes-{version}-torch-{torch.__version__}.bin"
     path = os.path.join(settings.cache_directory(), name)
     _C.open_inference_store(shape_file.ShapeFile(path))

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
+import functools
 import warnings
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 import torch
-from torch.testing._internal.common_methods_invocations import op_db
+
+from tests.sample_calls import OPERATORS, check
 
 DTYPES = (torch.float16, torch.float64, torch.complex64, torch.int64, torch.uint8, torch.bool)
-OPERATORS = sorted({op.name for op in op_db if torch.float32 in op.dtypes})
 PARTS = 8
 
 STATISTICS = "the statistics of 16-bit inputs are float32, as on CUDA"
@@ -36,77 +35,18 @@ DIFFERENT = {
 }
 
 
-def map_tensors(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
-    if isinstance(value, torch.Tensor):
-        return change(value)
-    if isinstance(value, (list, tuple)) and not hasattr(value, "_fields"):
-        return type(value)(map_tensors(element, change) for element in value)
-    if isinstance(value, dict):
-        return {name: map_tensors(element, change) for name, element in value.items()}
-    return value
-
-
-def tensors_of(value: Any) -> list[torch.Tensor]:
-    found: list[torch.Tensor] = []
-    map_tensors(value, found.append)
-    return found
-
-
-def outcome(call: Callable[[], Any]) -> Any:
-    """The results' sizes and dtypes, or the error."""
-    try:
-        return [(tuple(x.shape), x.dtype) for x in tensors_of(call())]
-    except NotImplementedError:
-        return None  # the CPU has no kernel for it
-    except Exception as error:
-        return type(error)
-
-
-def calls(name: str) -> Iterator[tuple[str, Callable[[str], Any]]]:
-    """Calls of an operator on a sample of PyTorch's tests: one tensor of another dtype, or all
-    floating-point ones (position -1)."""
-    for op in op_db:
-        if op.name != name or torch.float32 not in op.dtypes:
-            continue
-        sample = next(iter(op.sample_inputs("cpu", torch.float32, requires_grad=False)), None)
-        given = tensors_of((sample.input, sample.args, sample.kwargs)) if sample else []
-        if not given or any(x.layout is not torch.strided for x in given):
-            continue
-        for position in range(-1, min(3, len(given))):
-            for dtype in DTYPES:
-
-                def call(device: str, op=op, sample=sample, position=position, dtype=dtype) -> Any:
-                    count = itertools.count()
-
-                    def change(x: torch.Tensor) -> torch.Tensor:
-                        x, index = x.clone(), next(count)
-                        is_all = position < 0 and x.dtype is torch.float32
-                        return (x.to(dtype) if index == position or is_all else x).to(device)
-
-                    everything = (sample.input, list(sample.args), sample.kwargs)
-                    first, args, kwargs = map_tensors(everything, change)
-                    if "device" in kwargs:
-                        kwargs["device"] = device
-                    return op.op(first, *args, **kwargs)
-
-                yield f"{name}, tensor {position} {dtype}", call
-
-
 @pytest.mark.parametrize("part", range(PARTS))
 def test_refused_or_accepted_as_on_the_cpu(part: int) -> None:
+    changes = {str(dtype): functools.partial(torch.Tensor.to, dtype=dtype) for dtype in DTYPES}
     differ, refused = [], 0
     torch.manual_seed(0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for name in OPERATORS[part::PARTS]:
-            for told, call in calls(name):
-                expected = outcome(lambda call=call: call("cpu"))
-                refused += isinstance(expected, type)
-                if expected is None or name in DIFFERENT:
-                    continue
-                found = outcome(lambda call=call: call("lazyxla"))
-                if found != expected:
-                    differ.append(f"{told}: {found}, the CPU {expected}")
+            if name not in DIFFERENT:
+                found, count = check(name, changes)
+                differ += found
+                refused += count
     assert not differ, "\n".join(differ)
     assert refused > 50
 

@@ -26,6 +26,8 @@ def _check_indexed(x: Tensor, indices: Sequence[Tensor | None], sizes: Sequence[
     allowed = (torch.int64, torch.int32, torch.uint8, torch.bool)
     if any(index is not None and index.dtype not in allowed for index in indices):
         raise IndexError("tensors used as indices must be long, int, byte or bool tensors")
+    if len(indices) > x.dim():
+        raise IndexError(f"too many indices for tensor of dimension {x.dim()} (got {len(indices)})")
     _check_indices_broadcast(indices)
     selecting = [None if index is None else _on_meta(index) for index in indices]
     selected = torch.ops.aten.index.Tensor(_on_meta(x), selecting)
@@ -87,19 +89,22 @@ def _put(a: Arguments) -> None:
 @checks(AFTER, "index_reduce")
 def _index_reduce(a: Arguments, _: Sequence[int]) -> None:
     x, index, source = a["self"], a["index"], a["source"]
-    if x.dim() == 0 or x.dim() != source.dim():
-        return  # others refuse that
-    dim = a["dim"] % x.dim()
+    if index.dim() > 1:
+        raise IndexError(
+            f"index_reduce_(): Index is supposed to be a vector, but got dim: {index.dim()}"
+        )
+    dim = a["dim"] % max(x.dim(), 1)
     others = [list(each.shape[:dim] + each.shape[dim + 1 :]) for each in (x, source)]
     require(
-        others[0] == others[1],
+        others[0] == others[1] and min(x.dim(), 1) == min(source.dim(), 1),
         "source tensor shape must match self tensor shape, excluding the specified dimension. "
         f"Got self.shape = {list(x.shape)} source.shape = {list(source.shape)}",
     )
+    size = source.size(dim) if source.dim() else 1
     require(
-        index.numel() == source.size(dim),
+        index.numel() == size,
         f"index_reduce_(): Number of indices ({index.numel()}) should be equal to "
-        f"source.size(dim): ({source.size(dim)}), for dim: {dim}",
+        f"source.size(dim): ({size}), for dim: {dim}",
     )
 
 
@@ -110,4 +115,13 @@ def _embedding_bag(a: Arguments) -> None:
     require(
         starts or a["per_sample_weights"] is None,
         "embedding_bag: per_sample_weights for indices that belong to no bag: there are no offsets",
+    )
+
+
+@checks(BEFORE, "searchsorted.Tensor", "searchsorted.Scalar")
+def _searchsorted(a: Arguments) -> None:
+    require(
+        a["sorted_sequence"].dim() > 0,
+        "torch.searchsorted(): boundaries tensor should have positive dimension, but got 0 "
+        "dimension",
     )

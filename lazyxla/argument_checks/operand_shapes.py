@@ -21,7 +21,8 @@ from lazyxla.argument_checks.tables import (
 def _linear(a: Arguments, _: Sequence[int]) -> None:
     weight, bias = a["weight"], a["bias"]
     if bias is not None and weight.dim() == 2:
-        bias.new_empty(bias.shape, device="meta").expand(*a["input"].shape[:-1], weight.size(0))
+        rows = a["input"].shape[:-1] or [1]
+        torch.empty(bias.shape, device="meta").expand(*rows, weight.size(0))
 
 
 @checks(AFTER, "_softmax_backward_data", "_log_softmax_backward_data")
@@ -62,7 +63,7 @@ def _batch_norm(a: Arguments) -> None:
     for name in ("weight", "bias", "running_mean", "running_var"):
         if (tensor := a.get(name)) is not None:
             require(
-                tensor.numel() == x.size(1),
+                tensor.numel() == x.size(1) and tensor.dim() == 1,
                 f"{name} should contain {x.size(1)} elements not {tensor.numel()}",
             )
 
@@ -79,11 +80,23 @@ def _soft_margin_loss(a: Arguments, _: Sequence[int]) -> None:
 
 @checks(AFTER, "addmv")
 def _addmv(a: Arguments, _: Sequence[int]) -> None:
-    x, matrix = a["self"], a["mat"]
+    x, matrix, vector = a["self"], a["mat"], a["vec"]
     require(
-        x.numel() == 1 or x.numel() == matrix.size(0),
-        f"size mismatch, got input ({x.size(0)}), mat ({matrix.size(0)}x{matrix.size(1)})",
+        x.dim() <= 1,
+        f"vector + matrix @ vector expected, got {x.dim()}, {matrix.dim()}, {vector.dim()}",
     )
+    require(
+        x.numel() in (1, matrix.size(0)),
+        f"size mismatch, got input ({x.numel()}), mat ({matrix.size(0)}x{matrix.size(1)})",
+    )
+
+
+@checks(AFTER, "cummax", "cummin", "_cummax_helper")
+def _cumulative(a: Arguments, _: Sequence[int]) -> None:
+    if a["self"].dim() == 0 and a["dim"] not in (0, -1):
+        raise IndexError(
+            f"Dimension out of range (expected to be in range of [-1, 0], but got {a['dim']})"
+        )
 
 
 @checks(AFTER, "ormqr")

@@ -8,11 +8,20 @@ be read or written (files.py) is no error: the answers are then asked for again.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
+from pathlib import Path
 
 from lazyxla.cache import files
 
 _MOST_BYTES = 64 << 20
+
+
+def checksum() -> str:
+    """Of the Python code that makes the answers: one that is kept is not checked again."""
+    package = Path(__file__).parent.parent
+    code = [package / "meta_functions.py", *sorted(package.glob("argument_checks/*.py"))]
+    return hashlib.sha256(b"\0".join(path.read_bytes() for path in code)).hexdigest()[:16]
 
 
 class ShapeFile:
