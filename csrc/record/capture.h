@@ -8,14 +8,14 @@
 //     flush ──> detach ──> Capture::take ──> the listener: a new program, or a known one again
 //
 // A tensor that has data from before is an input like any other. If it is written to, its data
-// comes back when the capture ends; the buffer is kept in a way that leaves it free to be donated.
+// comes back when the capture ends; the buffer is kept such that it can still be donated.
 //
 // There is one capture at a time, for all devices and threads. The caches of compiled programs are
 // left alone.
 //
-// Scalars are treated as program/program.h does: constants until they prove to be variable. What
-// only a lowering can tell, that a rule needs a number at compile time, is asked for when it
-// matters: when a graph comes up again with other numbers.
+// Scalars are treated as program/program.h does: constants until they prove to be variable. Whether
+// a rule needs a number at compile time is known only by lowering. This is asked for when it
+// matters: when a graph is captured again with other numbers.
 #pragma once
 
 #include <atomic>
