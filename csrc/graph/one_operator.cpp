@@ -7,11 +7,12 @@
 namespace lazyxla::graph {
 namespace {
 
-// Beyond these an operator (of a long list of tensors) goes the general way, whose cost does not
-// matter then.
+// An operator beyond these limits (of a long list of tensors) takes the general path, whose cost
+// does not matter then.
 constexpr size_t kMaxOperands = 8, kMaxResults = 4;
 
-// What makes the same operator another program; small numbers in fixed places, to compare quickly.
+// What makes the same operator another program; small numbers at fixed positions, to compare
+// quickly.
 struct Pattern {
   uint64_t setting = 0;
   uint8_t num_operands = 0, num_leaves = 0, num_results = 0;

@@ -13,8 +13,9 @@ namespace lazyxla::graph {
 // Enqueues it, and keeps its promises.
 void execute_partitioned(const Variant& variant, const Run& run, c10::DeviceIndex device);
 
-// Waits until all devices have done what was enqueued. Throws the first failure that was not told
-// yet, as pjrt::Error; the devices that failed with it have told theirs with that.
+// Waits until all devices have done what was enqueued. Throws the first failure that was not
+// reported yet, as pjrt::Error; this also counts as the report of the other devices that failed
+// with it.
 void await_all_devices();
 
 // Asked before a program is launched that is for the devices of other processes, too: throws unless
@@ -22,8 +23,8 @@ void await_all_devices();
 using LaunchCheck = std::function<void(const ir::Mesh& mesh, const Variant& variant)>;
 void set_launch_check(LaunchCheck check);
 
-// For somebody whose result has failed: the first failure of the mesh's devices that was not told
-// yet. It is told with that.
+// For the reader of a failed result: the first failure of the mesh's devices that was not reported
+// yet. It counts as reported from then on.
 std::optional<pjrt::Error> take_failure_of(const ir::Mesh& mesh);
 
 }  // namespace lazyxla::graph

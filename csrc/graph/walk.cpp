@@ -72,7 +72,7 @@ void find_aliases(const Walk& walk, Graph& graph) {
   for (const Taken& t : graph.taken) {
     const ir::Node* old = t.committed.value.node.get();
     if (!old || !walk.seen(old)) continue;
-    ++old->edges;  // what is kept to undo the flush stands in nobody's way
+    ++old->edges;  // what is kept to undo the flush prevents no donation
     if (graph.aliases[old->number] >= 0 || taken[t.output]) continue;
     const ir::TensorType& type = old->output_type(0);
     if (type.numel() == 0 || !(type == graph.output_types[t.output])) continue;
@@ -81,7 +81,7 @@ void find_aliases(const Walk& walk, Graph& graph) {
   }
 }
 
-// Which of them nobody else refers to.
+// Finds the leaves that have no other reference.
 void find_donated(Graph& graph) {
   for (size_t i = 0; i < graph.leaves.size(); ++i) {
     const ir::Node& leaf = *graph.leaves[i].get();
@@ -126,7 +126,7 @@ void take_storages(ir::PendingSet& pending, const Walk& walk, Graph& graph) {
   pending.fused = false;
 }
 
-// Numbers what lies below the storages that were taken. If the sharding of a leaf is not known yet
+// Numbers the nodes that the taken storages depend on. If the sharding of a leaf is not known yet
 // it stops, and returns that leaf's buffer.
 BufferRef number(Walk& walk, Graph& graph, uint64_t setting) {
   graph.key.push_back(setting);
@@ -240,7 +240,7 @@ bool detach(ir::PendingSet& pending, uint64_t setting, Graph& graph,
     detached();
   }
   while (BufferRef unknown = number(walk, graph, setting)) {
-    lock_walks.unlock();  // whoever makes it known may have to number a graph before
+    lock_walks.unlock();  // making it known may require numbering a graph first
     unknown->await_sharding();
     graph.clear_numbers();
     lock_walks.lock();
