@@ -6,9 +6,9 @@
 // enqueued it keeps the promises, when it fails it breaks them and every later read throws the
 // reason. A buffer can be donated: the program that consumes it is then the last that may see it.
 //
-// The data lies on one device, or is spread over the devices of a mesh (ir/sharding.h). How a
-// program of many devices spreads its results is known once it is compiled; until then a promise's
-// sharding is unknown, and a graph that reads it waits before it is keyed.
+// The data is on one device, or is spread over the devices of a mesh (ir/sharding.h). How a program
+// of many devices spreads its results is known once it is compiled; until then a promise's sharding
+// is unknown, and a graph that reads it waits before it is keyed.
 #pragma once
 
 #include <atomic>
@@ -45,16 +45,16 @@ class DeviceBuffer final : public ir::LeafData {
   pjrt::Buffer& get();
   // The same for a program of one device, which may read what every device of a mesh has whole.
   pjrt::Buffer& on(const pjrt::Device& device);
-  // The same for data that may be spread: null if it lies on one device.
+  // The same for data that may be spread: null if it is on one device.
   Shards* shards();
   // The same for a program of many devices: appends what each of this process's is given. Data that
-  // lies on one device is copied to each other one, once.
+  // is on one device is copied to each other one, once.
   void add_each(const ir::Mesh& mesh, std::vector<pjrt::Buffer*>& buffers);
   // Waits for the data; whether it is there.
   void await();
   bool is_ready();
 
-  // How the data is spread, or will be; null if it is not. `unknown` while nobody can tell.
+  // How the data is spread, or will be; null if it is not. `unknown` until the program is compiled.
   const ir::Sharding* sharding() const { return sharding_.load(std::memory_order_acquire); }
   static const ir::Sharding* unknown() { return reinterpret_cast<const ir::Sharding*>(1); }
   void promise_sharding(const ir::Sharding* sharding);
@@ -80,12 +80,12 @@ class DeviceBuffer final : public ir::LeafData {
     stands_for_ = std::make_unique<ir::Content>(std::move(content));
   }
 
-  // What a token of collectives says (distributed/collectives.h), as far as the host knows: the
+  // The value of a token of collectives (distributed/collectives.h), as far as the host knows: the
   // turn of the call that takes it, or -1.
   std::atomic<int64_t> turn{-1};
 
   // How many references runs that wait for their execution slot hold (graph/runner.h). They do not
-  // stand in the way of donating the buffer to a later run.
+  // prevent donating the buffer to a later run.
   std::atomic<int> waiting_runs{0};
 
  private:

@@ -16,11 +16,12 @@ namespace {
 // into the other, by Myers' greedy algorithm ("An O(ND) Difference Algorithm and Its Variations",
 // 1986).
 struct Alignment {
-  std::vector<int32_t> places;  // per element of `now`, where it stands in `before`, or -1
+  std::vector<int32_t> places;  // per element of `now`, its index in `before`, or -1
   size_t edits;                 // elements that only one of both has
 };
 
-// How far in `now` so many edits lead. The place in `now` less that in `before` is the diagonal.
+// How far in `now` a number of edits leads. The index in `now` less that in `before` is the
+// diagonal.
 class Reached {
  public:
   Reached(int64_t n, int64_t m) : n_(n), m_(m) {}
@@ -118,7 +119,7 @@ struct Outline {
 
   std::vector<const std::string*> names;  // of the operators
   std::vector<uint64_t> specs;
-  size_t operators = 0;  // that these stand for
+  size_t operators = 0;  // that the nodes count as
   std::vector<bool> in_optimizer;
   std::vector<size_t> first_slots;  // per operator, and of what would come after the last
   std::vector<ir::ScalarValue> slots;
@@ -177,8 +178,8 @@ bool is_mostly_kept(const Difference& difference) {
   return std::count_if(places.begin(), places.end(), is_kept) >= kLeastAlike * places.size();
 }
 
-// Which slots will have other values, judged by a similar graph: places that were others there, and
-// the numbers of operators that it lacks, which may be the next step's of a schedule.
+// Which slots will have other values, judged by a similar graph: positions (kPlace) that differ
+// there, and the numbers of operators that it lacks, which may be those of a schedule's next step.
 std::vector<bool> varying_slots(const Graph& graph, const Outline& before,
                                 const std::vector<int32_t>& places) {
   std::vector<bool> varying;

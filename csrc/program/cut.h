@@ -64,7 +64,7 @@ std::vector<Piece> cut(const Graph& graph, const std::vector<uint32_t>& stages);
 //         x = step(model(x, t), t, x)  program that runs 50 times, in place of one of 50 models
 //     x.cpu()
 //
-// What tells a loop from a deep model is that its rounds take the same leaves, or none: layers have
+// A loop differs from a deep model in that its rounds take the same leaves, or none: layers have
 // weights of their own. A program ends where it hands the fewest values on.
 struct Rounds {
   std::vector<uint32_t> stages;  // per node; a round or several of them are one

@@ -4,15 +4,15 @@
 // graphs are the same program. It lists, in post-order from the outputs, every node as its OpSpec's
 // id and operand numbers, every leaf as its element type and shape (a leaf used twice has one
 // number), the outputs, and which inputs may give their memory to which output. The values of
-// scalars are not in it; they stand beside it in `slots`. It depends on what was recorded alone:
-// who else refers to a tensor when, which timing may decide, is no part of it.
+// scalars are not in it; they are kept separately, in `slots`. It depends on what was recorded
+// alone: who else refers to a tensor when, which timing may decide, is no part of it.
 //
 // Values are numbered as the lowering numbers them: leaves 0..n-1 in order of first use, then each
 // node's outputs, node after node.
 //
 // Donation: `x.add_(1)` leaves the old content of x, whose memory may hold the new one. That it may
-// is part of the program (`aliases`); whether it does is decided at each call, for somebody else
-// may want the old content (`donated`).
+// is part of the program (`aliases`); whether it does is decided at each call, since the old
+// content may have other references (`donated`).
 #pragma once
 
 #include <memory>

@@ -25,8 +25,8 @@ constexpr int64_t kMostElements = int64_t{1} << 14;
 // PyTorch's kernels a model of this size takes tens of milliseconds.
 constexpr int64_t kMostElementsOfMedium = int64_t{1} << 23;
 
-// So many graphs of the same operators are compiled: most loops settle before, and a user is told
-// of one that does not (recompilations.py). An estimate, too.
+// How many graphs of the same operators are compiled first: most loops settle before, and one that
+// does not is reported to the user (recompilations.py). An estimate, too.
 constexpr int kCompiledFirst = 8;
 
 constexpr size_t kMostFamilies = 1024;
@@ -97,7 +97,7 @@ std::vector<pjrt::Buffer> run(const HostProgram& program, c10::ArrayRef<pjrt::Bu
                               c10::ArrayRef<ir::ScalarValue> slots, const pjrt::Device& device) {
   ++Counters::get().host_programs;
   std::vector<pjrt::HostView> views;
-  std::vector<Memory> copies;  // of what lies on another device, or in another layout
+  std::vector<Memory> copies;  // of data on another device, or in another layout
   c10::SmallVector<const void*, 8> data;
   for (const pjrt::Buffer* input : inputs) {
     if (auto view = pjrt::HostView::of(*input)) {

@@ -3,16 +3,16 @@
 // XLA's compiler takes 10 ms and more for one operator, PyTorch's CPU kernels, on the memory of the
 // device's buffers, microseconds. So there are graphs that are not worth compiling:
 //
-// - A small one that is new in every turn of a loop, such as a cat that grows, and would never run
-//   its program twice. Once some of the same operators were compiled, further ones are not.
-// - In inference, any that is not large and does not come often: a prompt's first pass, the first
+// - A small one that is new in every iteration of a loop, such as a cat that grows, and would never
+//   run its program twice. Once some of the same operators were compiled, further ones are not.
+// - In inference, any that is not large and does not recur often: a prompt's first pass, the first
 //   step of a sampler. The host does the first runs of each (Trial). Training is compiled at once:
-//   its step is sure to come again, and two runs of it should not differ in rounding.
-// - The rounds of a loop that has no sync in it (cut.h), likewise, and what comes before and
+//   its step is sure to recur, and two runs of it should not differ in rounding.
+// - The rounds of a loop that has no sync in it (cut.h), likewise, and the operators before and
 //   after them.
 //
-// Such a run waits for its inputs. If they are not there yet, the thread does it that runs what is
-// left (graph/runner.h).
+// Such a run waits for its inputs. If they are not computed yet, the runner's thread runs it
+// (graph/runner.h).
 #pragma once
 
 #include <functional>

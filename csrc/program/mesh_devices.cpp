@@ -54,7 +54,7 @@ const MeshDevices& own_devices(const ir::Mesh& mesh) {
 bool client_spans_processes() {
   pjrt::Runtime& runtime = pjrt::Runtime::get();
   if (!runtime.initialized()) return false;
-  // It stays so. A forked child, which has no client, must not ask it.
+  // The answer never changes. A forked child, which has no client, must not ask it.
   static const bool spans = runtime.client().spans_processes();
   return spans;
 }

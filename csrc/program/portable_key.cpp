@@ -103,7 +103,7 @@ class Writer {
 std::optional<std::string> portable_key(const Graph& graph) {
   Writer writer(graph.replicas.get());
   std::vector<uint64_t> key = graph.key;
-  key[0] = 0;  // options of the compiler are told otherwise
+  key[0] = 0;  // options of the compiler are passed separately
   ska::flat_hash_map<const ir::OpSpec*, uint64_t> places;
   for (size_t i = 0; i < graph.nodes.size(); ++i) {
     const ir::OpSpec* spec = graph.nodes[i]->spec();

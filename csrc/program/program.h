@@ -17,11 +17,10 @@
 // Where the client spans processes, a graph with collectives is one program of several processes,
 // or several programs (replicas.h).
 //
-// What was compiled before, by whichever process, is loaded from disk (program_store.h).
+// What was compiled before, by any process, is loaded from disk (program_store.h).
 //
 // The cache is bounded (LAZYXLA_MAX_PROGRAMS), also by what a program for the CPU takes of the
-// process (pjrt/host_memory.h). When it is full, the quarter whose last runs are the longest ago
-// goes.
+// process (pjrt/host_memory.h). When it is full, the least recently run quarter is dropped.
 #pragma once
 
 #include <atomic>
@@ -59,11 +58,11 @@ struct TooManyPrograms : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// Where a flush comes from: what a worker (workers.h) cannot know of the thread that it works for.
+// The origin of a flush: what a worker (workers.h) cannot know of the thread that it works for.
 struct Origin {
   std::string line;  // the user's, "train.py:31"; empty if unknown
-  // Told before a program is compiled, and why; returns what to tell the user of that, or throws
-  // TooManyPrograms. May be null.
+  // Called with the reason before a program is compiled; returns the reason to report to the user,
+  // or throws TooManyPrograms. May be null.
   std::function<std::string(const std::string& reason)> admit;
   bool may_cut = false;            // whether its program may be several (cut.h)
   OnHost on_host = OnHost::kNone;  // which graphs PyTorch's kernels may run
@@ -72,7 +71,7 @@ struct Origin {
   std::vector<bool> varying;
 };
 
-// Why a program is made, to be told to the user.
+// Why a program is made, to be reported to the user.
 struct Occasion {
   std::string line;    // as in Origin
   std::string reason;  // in words
@@ -85,8 +84,8 @@ using Lowerer =
     std::function<Lowered(const Graph&, const std::vector<bool>& variable, const Occasion&)>;
 void set_lowerer(Lowerer lowerer);
 
-// What the user is told besides: that a program was loaded instead of lowered and compiled, that
-// the host computes it, or that a graph was cut into stages of so many operators.
+// What else is reported to the user: that a program was loaded instead of lowered and compiled,
+// that the host computes it, or that a graph was cut into stages, with their numbers of operators.
 struct Listeners {
   std::function<void(size_t operators, const Occasion&)> loaded;
   std::function<void(const Graph&, const Occasion&)> on_host;
@@ -99,7 +98,7 @@ enum class Compile : uint8_t { kNow, kInBackground };
 
 // The first runs of a program, which the host does. At the fourth one begins compiling, on another
 // thread; at the 64th one its result is taken, be it ready or waited for: what counts is how often
-// a graph comes, so that the same loop computes the same in each process.
+// a graph recurs, so that the same loop computes the same in each process.
 struct Trial {
   static constexpr int kCompiledAt = 4, kRuns = 64;
 

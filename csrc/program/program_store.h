@@ -32,7 +32,7 @@ class StoredGraph {
   };
 
   virtual ~StoredGraph() = default;
-  // Whether a program is, for whatever scalars.
+  // Whether any program is kept, for any scalars.
   virtual bool is_kept() = 0;
   // The program for these scalars, of which the `needed` ones must be its inputs if they can.
   virtual std::optional<Found> find(const std::vector<bool>& wanted,
@@ -50,7 +50,7 @@ class StoredGraph {
 std::unique_ptr<StoredGraph> open_stored(const std::optional<std::string>& key,
                                          const std::string& options);
 
-// Who tells. Set once, by the bindings.
+// The implementation of open_stored. Set once, by the bindings.
 using ProgramStore = std::function<decltype(open_stored)>;
 void set_program_store(ProgramStore store);
 

@@ -34,8 +34,8 @@ std::vector<bool> light_nodes(const Graph& graph, const Wiring& wiring) {
   return light;
 }
 
-// Moves what is light to the first stage that takes it, so that it is not handed on: a transposed
-// weight, say, which a matmul reads as it lies.
+// Moves light nodes to the first stage that reads them, so that their values are not handed on: a
+// transposed weight, say, which a matmul reads without a copy.
 void move_light_nodes(const Graph& graph, const Wiring& wiring, std::vector<uint32_t>& stages) {
   const std::vector<bool> light = light_nodes(graph, wiring);
   constexpr uint32_t kNobody = ~uint32_t{0};

@@ -18,12 +18,12 @@
 //
 // The graph stays one flush: it is cut (cut.h) there, and run as one that is cut for other reasons.
 // Before a program of several processes is launched, the members agree that all are about to
-// (set_collectives); which of the two ways it is they find out at the same time. If their graphs
+// (set_collectives); at the same time they find out which of the two modes it is. If their graphs
 // differ in nothing but numbers that were built in, such as where a shard begins, another program
 // is made that takes them as inputs.
 //
 // A collective that no compiler has, such as a message from one process to another, is exchanged by
-// the host at that place.
+// the host at that point.
 #pragma once
 
 #include <c10/util/FunctionRef.h>
@@ -59,7 +59,7 @@ struct Replicas {
 
   // The devices as an option to compile with.
   std::string devices_text() const;
-  // A group in words that are the same in all processes; null if it is none of them.
+  // A text for a group that is the same in all processes; null if it is none of the groups here.
   std::optional<std::string> describe(const std::string& group) const;
   void add_to_key(std::vector<uint64_t>& key) const;
 };
@@ -68,7 +68,7 @@ struct Replicas {
 enum class Launched : uint8_t {
   kYes,
   kNo,             // not all have this whole graph
-  kNumbersDiffer,  // nor that, but theirs differ in nothing but numbers that were built in
+  kNumbersDiffer,  // nor that, but the graphs differ only in numbers that are constants
 };
 
 // What the distributed room knows. Set once.
@@ -108,7 +108,7 @@ bool is_cut_at_collectives(const Graph& graph);
 std::optional<Piece> whole_of(const Graph& graph);
 
 // The pieces of such a graph, in their order: each collective by itself, with all of its operands
-// as inputs and all of its results as outputs, whatever this process does with them.
+// as inputs and all of its results as outputs, even if this process does not read them.
 std::vector<Piece> cut_at_collectives(const Graph& graph);
 
 }  // namespace lazyxla::graph

@@ -124,8 +124,8 @@ Rounds find_rounds(const Graph& graph) {
   const size_t size = (kFewest + period - 1) / period * period;
   if (range.size() < kLeastCount * size || range.size() * 2 < wiring.size()) return {};
   const std::vector<size_t> crossing = crossings(wiring);
-  // Among equally good places the one from which the operators are the first in order: that is the
-  // same wherever in a round the graph begins.
+  // Among equally good positions the one from which the sequence of operators is the first in
+  // order: it does not depend on where in a round the graph begins.
   const auto is_better = [&](size_t a, size_t b) {
     if (crossing[a + size] != crossing[b + size]) return crossing[a + size] < crossing[b + size];
     for (size_t i = 0; i < period; ++i) {

@@ -31,7 +31,7 @@ struct ScalarPlan {
 // The kind of every slot of the graph, in slot order.
 std::vector<ir::SlotKind> slot_kinds(const Graph& graph);
 
-// The scalars that each kind of operator had in the program compiled last, by its place among those
+// The scalars that each kind of operator had in the program compiled last, by its index among those
 // of its kind. The first steps of a training loop are different programs (the optimizer makes its
 // state, then uses it), but the same operators take the step count in both: a scalar that differs
 // from the last program's is presumed to vary, which saves compiling once more.

@@ -45,9 +45,9 @@ struct Variant {
   Variant();
   ~Variant();
 
-  // Whether it is for these values. Not if compiling it failed: whoever needs it tries again. Nor
-  // if other processes have other numbers where it has constants: then another one takes its place,
-  // in which all are inputs.
+  // Whether it is for these values. Not if compiling it failed: the next run that needs it tries
+  // again. Nor if other processes have other numbers where it has constants: then it is replaced by
+  // one in which all are inputs.
   bool matches(c10::ArrayRef<ir::ScalarValue> slots) const;
   void note_other_numbers() const { has_other_numbers_ = true; }
   bool has_other_numbers() const { return has_other_numbers_; }
@@ -64,7 +64,7 @@ struct Variant {
   // Takes stages that are compiled instead.
   void take(std::vector<StageProgram> compiled, size_t values_handed_on);
   bool is_compiled() const { return state_.load(std::memory_order_acquire) == kCompiled; }
-  // Waits while it is being compiled, whatever becomes of that. An interrupt ends the wait.
+  // Waits while it is being compiled, even if that fails. An interrupt ends the wait.
   void await_compiled() const;
   // Waits while it is being compiled. Throws what made that fail.
   void check_compiled() const;
@@ -72,7 +72,7 @@ struct Variant {
   // Of a program for many devices: how its results are spread.
   const std::vector<const ir::Sharding*>& results() const { return results_; }
   // What a run needs besides its arguments: temporary memory and results, in bytes. 0 if the plugin
-  // does not tell.
+  // does not report it.
   int64_t bytes_needed() const { return bytes_needed_; }
   // To be called at every run. The cache asks which of two ran later.
   void note_run() const;
