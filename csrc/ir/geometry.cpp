@@ -35,8 +35,8 @@ Dimensions dimensions_of(const Geometry& g, int64_t ratio) {
   return result;
 }
 
-// How far the last element of a view lies behind its first one, in a digit of its base; -1 if one
-// of its strides is between two places of that digit.
+// The distance from a view's first element to its last one, in a digit of its base; -1 if one of
+// its strides is between two positions of that digit.
 int64_t reach(const Dimension& digit, const Dimensions& view) {
   int64_t places = 0;
   for (const Dimension& dim : view) {

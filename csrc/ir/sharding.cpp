@@ -79,7 +79,7 @@ void simplify(std::vector<AxisPart>& parts) {
   parts = std::move(simple);
 }
 
-// Where a position in the mesh lies along a part of an axis.
+// The coordinate of a mesh position along a part of an axis.
 int64_t coordinate(const Mesh& mesh, const AxisPart& part, size_t position) {
   const int64_t size = mesh.axes()[part.axis].size;
   const int64_t along = static_cast<int64_t>(position) / mesh.stride(part.axis) % size;

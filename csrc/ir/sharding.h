@@ -11,9 +11,9 @@
 // A dimension that does not divide evenly is split as if it were longer: 7 rows over 4 devices are
 // shards of 2 rows, of which the last has one row and one of padding, whose content means nothing.
 //
-// The value stays one value: who computes with it knows nothing of shards. Both kinds of objects
-// are interned and never freed: the same mesh or sharding is the same pointer, and may be compared
-// by it.
+// The value stays one value: code that computes with it knows nothing of shards. Both kinds of
+// objects are interned and never freed: the same mesh or sharding is the same pointer, and may be
+// compared by it.
 #pragma once
 
 #include <atomic>

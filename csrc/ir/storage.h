@@ -1,14 +1,14 @@
 // Storage: the memory a tensor lies on, as PyTorch sees it, and its lazy content.
 //
 // A Storage is the c10::StorageImpl of every lazyxla tensor. It owns one IR value, its current
-// content, in a dense base geometry (see geometry.h); writing makes a new value and leaves the old
-// one to whoever still reads it. All tensors that alias share the Storage and therefore see every
-// write: aliasing is correct by construction.
+// content, in a dense base geometry (see geometry.h); writing makes a new value; nodes that still
+// read the old one keep it. All tensors that alias share the Storage and therefore see every write:
+// aliasing is correct by construction.
 //
 // A storage without a value is uninitialised memory. A storage whose value is no leaf is *pending*:
-// it stands in a PendingSet, in order of becoming pending, until a flush computes it or it dies.
-// Dead storages leave the set, so dead code is never lowered. What a pending storage had before, a
-// leaf or nothing, is its *committed* content: a flush that fails gives it back.
+// it is in a PendingSet, in order of becoming pending, until a flush computes it or it dies. Dead
+// storages leave the set, so dead code is never lowered. What a pending storage had before, a leaf
+// or nothing, is its *committed* content: a flush that fails gives it back.
 //
 // The data pointer is a made-up address, unique for every storage's bytes and never mapped: code
 // that compares or subtracts addresses works, code that dereferences them faults at once. PyTorch
@@ -39,7 +39,7 @@ namespace lazyxla::ir {
 class AddressAllocator;
 class Storage;
 
-// Guards what is said above. Whoever may need the GIL must not hold it.
+// Guards what is said above. It must not be held where the GIL may be needed.
 SpinLock& device_mutex(c10::DeviceIndex device);
 
 // A stretch of random numbers that pending operators draw: ordinals `first` to `next` - 1.
@@ -80,7 +80,7 @@ struct PendingSet {
                  uint64_t ordinal);
 };
 
-// What a storage holds, or held: a leaf, and the geometry that it lies in.
+// What a storage holds, or held: a leaf, and its geometry.
 struct Content {
   Value value;
   std::unique_ptr<Geometry> base;  // null: the storage's own
@@ -106,7 +106,7 @@ class Storage final : public c10::StorageImpl {
   // The Storage behind what PyTorch holds: itself, or the owner of a wrapped address.
   static Storage& of(c10::StorageImpl& storage);
 
-  // The geometry `value` lies in. Meaningful also without a value: what a first write would use.
+  // The geometry of `value`. Meaningful also without a value: what a first write would use.
   const Geometry& base() const { return base_; }
   const Value& value() const { return value_; }
   SpinLock& mutex() const { return *mutex_; }
@@ -117,14 +117,15 @@ class Storage final : public c10::StorageImpl {
   // the mutex.
   bool is_new() const { return is_pending() ? !committed_ : !value_; }
 
-  // How its data is spread over many devices from now on, whatever is written to it; null if nobody
-  // said. It is for the base geometry, which then stays. Caller holds the mutex.
+  // How its data is spread over many devices from now on, independent of what is written to it;
+  // null if it was not set. It is for the base geometry, which then stays the same. Caller holds
+  // the mutex.
   const Sharding* sharding() const { return sharding_; }
   void set_sharding(const Sharding* sharding) { sharding_ = sharding; }
 
   // Replaces the content; caller holds the mutex. `base` must be dense with offset 0 and cover the
-  // storage. `pending` is where the storage stands from now on if `value` is no leaf. What had the
-  // content before goes to `garbage`.
+  // storage. `pending` is the set that the storage joins if `value` is no leaf. The old content is
+  // moved to `garbage`.
   void set_value(Value value, PendingSet& pending, Garbage& garbage);
   void set_value(Value value, const Geometry& base, PendingSet& pending, Garbage& garbage);
   void set_leaf(Value leaf, Garbage& garbage);
