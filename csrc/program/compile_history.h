@@ -16,11 +16,10 @@
 namespace lazyxla::graph {
 
 struct Past {
-  std::string reason;            // why the graph is new, in words
-  std::vector<uint32_t> stages;  // how it is best cut (cut.h), if at all
-  bool goes_on_changing =
-      false;                  // if not, the graph may recur as it is, and is better compiled whole
-  std::vector<bool> varying;  // per slot, whether it should be an input at once; or empty
+  std::string reason;             // why the graph is new, in words
+  std::vector<uint32_t> stages;   // how it is best cut (cut.h), if at all
+  bool goes_on_changing = false;  // else it may recur unchanged: better compiled whole
+  std::vector<bool> varying;      // per slot, whether it should be an input at once; or empty
 };
 
 // Compares a new graph with those before; remembers it.
