@@ -3,9 +3,9 @@
 //
 // - without dropout the one "for CPU", a pair of plain operators with formulas for the gradients;
 // - with dropout the one for other packages to define, as operators of our own: the forward one
-//   tells the random stream that it drew from, and the backward one draws from it again.
+//   returns the random stream that it drew from, and the backward one draws from it again.
 //
-// What these cannot do is left to PyTorch's composition of products and a softmax.
+// What these cannot do is left to PyTorch's composition of matmuls and a softmax.
 #include <ATen/Context.h>
 #include <ATen/OpMathType.h>
 #include <ATen/SDPBackend.h>

@@ -23,7 +23,8 @@ using Args = c10::ArrayRef<IValue>;
 // Tensors with more elements are not made on the CPU for the sake of an error message.
 constexpr int64_t kLarge = 1 << 22;
 
-// Floating-point or complex, but for the dtypes of 8 bits and fewer, which nothing else goes with.
+// Floating-point or complex, but for the dtypes of 8 bits and fewer, which promote with no other
+// dtype.
 bool is_inexact(c10::ScalarType dtype) {
   return c10::isComplexType(dtype) ||
          (c10::isFloatingType(dtype) && !c10::isReducedFloatingType(dtype)) ||
@@ -62,8 +63,8 @@ class ToCpu {
   std::map<std::pair<const c10::StorageImpl*, c10::ScalarType>, at::Tensor> storages_;
 };
 
-// Sizes that are equal stay equal, and the larger of two stays the larger, so that kernels which
-// compare them find what they would have found.
+// Keeps the order of sizes (equal ones, the larger of two), so that kernels which compare them
+// decide as on the real sizes.
 void ToCpu::find_sizes(const std::vector<at::Tensor>& tensors) {
   constexpr int64_t kSmall = 4096, kKept = 4;
   int64_t elements = 0;

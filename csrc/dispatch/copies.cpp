@@ -79,7 +79,7 @@ at::Tensor readable(const at::Tensor& tensor) {
 }
 
 // Copies a dense row-major tensor to the device. With `non_blocking` mapped memory is read after
-// the call, and kept until then; whoever writes to it meanwhile changes what arrives.
+// the call, and kept until then; a write to it meanwhile changes what arrives.
 Value upload(const at::Tensor& host, c10::DeviceIndex device, bool non_blocking) {
   ir::TensorType type{host.scalar_type(), {host.sizes().begin(), host.sizes().end()}};
   const void* data = host.const_data_ptr();

@@ -10,7 +10,7 @@
 
 namespace lazyxla::dispatch {
 
-// The data of a tensor's storage, computed, together with the base geometry it lies in.
+// The data of a tensor's storage, computed, together with its base geometry.
 struct Data {
   ir::Value leaf;  // null: uninitialised memory
   ir::Geometry base;
@@ -33,9 +33,9 @@ void set_leaf(const at::Tensor& target, ir::Value leaf);
 // A copy of the tensor's elements on the same device, contiguous; recorded only.
 at::Tensor contiguous_copy(const at::Tensor& tensor);
 
-// The tensor's elements as they are now, on memory of their own. That of a reshaped tensor is no
-// operator to run, for it has the base geometry of the tensor's memory: good for what is read once,
-// and not for what stays, as programs would differ by where it came from.
+// The tensor's elements as they are now, on memory of their own. For a reshaped tensor this runs no
+// operator, as the snapshot has the base geometry of the tensor's memory. Use it for what is read
+// once, not for what is kept: programs would differ by that geometry.
 at::Tensor snapshot(const at::Tensor& tensor);
 
 at::Tensor empty_like_contiguous(const at::Tensor& tensor, c10::ScalarType dtype,

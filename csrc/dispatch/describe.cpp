@@ -127,7 +127,8 @@ void describe_spec(const OpInfo& info, c10::ArrayRef<IValue> args, const Scan& s
   }
 }
 
-// Operators that fill a tensor of the right number of elements in its order, whatever its shape.
+// Operators that fill a tensor of the right number of elements in its order, independent of its
+// shape.
 bool keeps_shape_of_out(const std::string& functional_name) {
   static const auto& names = *new const std::unordered_set<std::string>{
       "aten::arange",

@@ -128,7 +128,7 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
   void destroyEvent(void* event, const c10::DeviceIndex) const noexcept override {
     delete static_cast<Event*>(event);
   }
-  // One stream, in order: what comes after the event on it cannot overtake it.
+  // One stream, in order: later work cannot overtake the event.
   void block(void*, const c10::Stream&) const override {}
   bool queryEvent(void* event) const override {
     synchronizeEvent(event);

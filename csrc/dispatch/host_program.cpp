@@ -89,7 +89,7 @@ bool may_call(const c10::OperatorHandle& op, const ir::Node& node) {
 
 // ---- one call ----
 
-// The content of a storage as it lies in memory: one dimension. A copy, if it is to be written.
+// The content of a storage in memory order, as one dimension. A copy, if it is to be written.
 at::Tensor memory_of(const at::Tensor& x, const Geometry& base, bool is_written) {
   const bool is_flat =
       !is_written && base.strides == Geometry::contiguous(base.dtype, base.sizes).strides;
@@ -281,7 +281,7 @@ class CpuProgram {
         }
       }
     } catch (const std::exception&) {
-      return false;  // the compiler tells what is wrong, if anything
+      return false;  // the compiler reports what is wrong, if anything
     }
     for (size_t i = 0; i < outputs_.size(); ++i) {
       const at::Tensor& found = values.at(outputs_[i]);

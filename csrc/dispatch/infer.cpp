@@ -56,8 +56,8 @@ bool has_meta_kernel(const c10::OperatorHandle& op) {
   return op.hasComputedKernelForDispatchKey(c10::DispatchKey::Meta);
 }
 
-// The operator that tells on meta tensors what `op` yields: ours, of the same schema, where torch
-// has none or one that tells what its CPU kernel does not (lazyxla/meta_functions.py).
+// The operator that shows on meta tensors what `op` yields: ours, of the same schema, where torch
+// has no meta function or one that differs from its CPU kernel (lazyxla/meta_functions.py).
 c10::OperatorHandle asked_for(const c10::OperatorHandle& op) {
   const c10::OperatorName& name = op.operator_name();
   constexpr std::string_view kAten = "aten::";
@@ -109,8 +109,8 @@ ir::Geometry geometry_or_none(const at::Tensor& tensor) {
   return geometry;
 }
 
-// Asks the meta functions. Empty if some operator on the way has none, or if it yields sparse
-// tensors.
+// Asks the meta functions. Empty if some operator called within has none, or if the result is a
+// sparse tensor.
 std::optional<Inference> ask(const OpInfo& info, c10::ArrayRef<IValue> args,
                              c10::ArrayRef<IValue> functional) {
   Inference inference;
@@ -199,7 +199,7 @@ std::unique_ptr<Recipe> infer(const OpInfo& info, c10::ArrayRef<IValue> args, co
     } catch (const std::exception& error) {
       if (is_interruption(error)) throw;
       if (!lasting && has_no_fake(error)) return nullptr;
-      // A user's kernel is not called with made-up data: nobody knows what it does.
+      // A user's kernel is not called with made-up data: its effects are unknown.
       if (!lasting || !affordable_on_cpu(scan)) throw;
       check_as_cpu(info, args, {.fill = 1});
     }

@@ -20,7 +20,7 @@
 
 namespace lazyxla::dispatch {
 
-// What one call of an operator yields, as its meta functions tell.
+// What one call of an operator yields, according to its meta functions.
 struct Inference {
   struct Result {
     bool defined;

@@ -1,7 +1,8 @@
 // Layouts that do not exist on the device: sparse, quantized, and nested in strided memory.
 //
-// PyTorch has a dispatch key for each of them on every backend. Whatever is called on such a tensor
-// or would make one says so in a sentence, instead of listing the backends that have a kernel.
+// PyTorch has a dispatch key for each of them on every backend. Every operator that is called on
+// such a tensor or would make one says so in a sentence, instead of listing the backends that have
+// a kernel.
 //
 // Gradients of embeddings are dense, also where sparse ones were asked for.
 

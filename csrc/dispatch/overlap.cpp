@@ -138,8 +138,8 @@ bool is_pointwise(const OpInfo& info) {
   return std::find(tags.begin(), tags.end(), at::Tag::pointwise) != tags.end();
 }
 
-// List operators read each tensor before they write it. Nobody knows what a user's kernel does with
-// made-up data.
+// List operators read each tensor before they write it. What a user's kernel does with made-up data
+// is unknown.
 bool may_ask(const OpInfo& info) { return !info.writes_list && info.name.starts_with("aten::"); }
 
 // The kinds of calls that the CPU had no objections to.

@@ -12,7 +12,7 @@ namespace lazyxla::dispatch {
 
 c10::Allocator* pinned_allocator();
 
-// Whether the address lies in a live block of pinned memory.
+// Whether the address is in a live block of pinned memory.
 bool is_pinned(const void* data);
 // ... which devices can fetch.
 bool is_mapped(const void* data);

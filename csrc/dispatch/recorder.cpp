@@ -132,7 +132,7 @@ bool direct_results(const Recipe& recipe, const Scan& scan, c10::ArrayRef<at::Te
   return true;
 }
 
-// Eager mode's way if there is nothing to record: the operands are data, and a program for the
+// Eager mode's path if there is nothing to record: the operands are data, and a program for the
 // operator is known. Caller holds the mutex.
 std::optional<graph::OneOperator> launch(const Recipe& recipe, const Scan& scan, uint64_t setting,
                                          c10::ArrayRef<Value> operands,
@@ -154,7 +154,7 @@ std::optional<graph::OneOperator> launch(const Recipe& recipe, const Scan& scan,
 bool is_apart(const Recipe& recipe, const Scan& scan, c10::ArrayRef<at::TensorBase> fresh) {
   if (!scan.operands.empty() || recipe.spec.random || !graph::in_optimizer_step()) return false;
   if (graph::current_mode() == graph::Mode::kEager) return false;
-  // A number in a tensor is none of it.
+  // A tensor made from a number is not the optimizer's state.
   if (!scan.slots.empty() && recipe.spec.outputs[0].numel() <= 1) return false;
   c10::SmallVector<graph::OneOperator::Result, 4> results;
   return direct_results(recipe, scan, fresh, results);

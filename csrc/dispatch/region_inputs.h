@@ -22,7 +22,7 @@ class RegionInputs {
   RegionInputs(const RegionInputs&) = delete;
   RegionInputs& operator=(const RegionInputs&) = delete;
 
-  // A tensor that the region is given, of whatever device.
+  // A tensor that the region is given, of any device.
   void add(const at::Tensor& tensor);
 
  private:

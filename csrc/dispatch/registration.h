@@ -1,8 +1,8 @@
-// Registration: which operators come to the recorder.
+// Registration: which operators the recorder handles.
 //
 // Those with a lowering are registered one by one, by the names that Python's registry gives (their
-// in-place and out= forms included). Every other operator that has no kernel of its own comes here
-// as the backend's fallback.
+// in-place and out= forms included). Every other operator that has no kernel of its own reaches the
+// recorder through the backend's fallback.
 #pragma once
 
 #include <string>

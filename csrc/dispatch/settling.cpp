@@ -111,7 +111,8 @@ std::vector<ir::Storage*> model_storages(const ir::PendingSet& pending, uint64_t
   return found;
 }
 
-// What the model drew goes with it, so that a step that fails gives back its own numbers alone.
+// The draws of the model's operators move with them, so that a step that fails rewinds only its own
+// draws.
 void hand_over_draws(const Origins& origins, ir::PendingSet& from, ir::PendingSet& to) {
   std::vector<ir::Draws> kept;
   for (ir::Draws& draws : from.draws) {

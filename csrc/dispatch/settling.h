@@ -23,7 +23,7 @@
 
 namespace lazyxla::dispatch {
 
-// Tells that the tensor is a module's parameter or buffer.
+// Notes that the tensor is a module's parameter or buffer.
 void note_model_state(const c10::TensorImpl& tensor);
 
 // To be called before an operator is recorded. Runs what its operands need to be settled.

@@ -64,7 +64,7 @@ struct Recipe : ir::LeafData {
 
 using RecipeRef = std::shared_ptr<Recipe>;
 
-// A key while it is looked up: words in somebody's buffer.
+// A key while it is looked up: words in the caller's buffer.
 struct MemoKey {
   const uint64_t* words;
   size_t size;

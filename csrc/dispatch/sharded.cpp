@@ -47,7 +47,7 @@ Value declare(const at::Tensor& tensor, const ir::Sharding& sharding) {
   return storage.is_pending() ? Value() : storage.value();
 }
 
-// Replaces the storage's data, unless somebody else has.
+// Replaces the storage's data, unless another thread has.
 void replace(ir::Storage& storage, const Value& leaf, Value by, c10::DeviceIndex device) {
   ir::Garbage garbage;
   ir::PendingSet& pending = graph::pending_set(device);

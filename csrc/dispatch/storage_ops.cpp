@@ -46,7 +46,7 @@ c10::DeviceIndex target_device(OptDevice device, OptLayout layout, std::optional
   return resolve_index(device ? device->index() : c10::DeviceIndex{-1});
 }
 
-// Whether memory that nobody has written is filled, so that every run reads the same.
+// Whether unwritten memory is filled, so that every run reads the same.
 bool fills_memory() {
   return at::globalContext().deterministicAlgorithms() &&
          at::globalContext().deterministicFillUninitializedMemory();
