@@ -343,7 +343,7 @@ void bind_guards(py::module_& m) {
       .def("add_cell", &add<CellEntry, py::object>)
       .def("add_function", &add<FunctionEntry, py::object>)
       .def("add_tensor", &add<TensorEntry, py::object>)
-      // False if the interpreter cannot tell whether the class changes.
+      // False if the interpreter cannot detect whether the class changes.
       .def("add_type",
            [](Guards& guards, std::string name, const py::object& object, const py::object& type) {
              auto entry = std::make_unique<TypeEntry>(std::move(name), object, type);

@@ -13,11 +13,11 @@
 // these objects hold has guards of its own. Values of tensors on the device are no guards: they are
 // what the recorded program takes.
 //
-// A *varying* number is one that the program takes as an input: it must be there, and be a number;
-// which one, `numbers()` tells after `broken()`.
+// A *varying* number is one that the program takes as an input: it must exist, and be a number;
+// `numbers()` returns it after `broken()`.
 //
 // Guards own what they compare with. The interpreter's garbage collector sees it (`traverse`). All
-// is done under the GIL.
+// functions are called under the GIL.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -42,8 +42,8 @@ void set_used_history(at::Tensor& tensor) {
   torch::autograd::impl::set_gradient_edge(tensor, {std::move(node), number});
 }
 
-// The leaf that a tensor is read as; null if it is not data that lies on its one device. Caller
-// holds the mutex.
+// The leaf that a tensor is read as; null if it is not data on its one device. Caller holds the
+// mutex.
 const ir::Value* leaf_of(const ir::Storage& storage, const ir::Geometry* copied) {
   const ir::Value* value = copied ? storage.find_view(*copied) : &storage.value();
   if (!value || !*value || storage.is_pending() || !value->node->is_leaf()) return nullptr;
