@@ -148,8 +148,8 @@ void Buffer::await() const {
 
 void Buffer::to_host(void* dst, size_t nbytes) const {
   await();
-  // A plain copy, if possible: far faster for small values than the plugin's, which goes through
-  // another thread.
+  // A plain copy, if possible: far faster for small values than the plugin's, which uses another
+  // thread.
   if (nbytes >= nbytes_) {
     if (const auto view = HostView::of(*this)) {
       std::memcpy(dst, view->data(), nbytes_);

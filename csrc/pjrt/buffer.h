@@ -5,9 +5,9 @@
 // memory then belongs to one of the outputs, and any use but destroying it is an error. The value
 // never changes otherwise.
 //
-// Work is asynchronous. Whoever makes a Buffer gets it at once; if the execution that computes it
-// fails, the failure is thrown as Error by `await` and `to_host`, and by every execution that takes
-// it as an argument.
+// Work is asynchronous. The caller gets a Buffer at once; if the execution that computes it fails,
+// the failure is thrown as Error by `await` and `to_host`, and by every execution that takes it as
+// an argument.
 #pragma once
 
 #include <pjrt_c_api.h>
@@ -23,7 +23,7 @@ class Device;
 
 class Buffer {
  public:
-  // Takes ownership of `raw`, which lies on `device`. The second form is for callers that know how
+  // Takes ownership of `raw`, which is on `device`. The second form is for callers that know how
   // many bytes it occupies there.
   static Buffer adopt(const Device& device, PJRT_Buffer* raw);
   Buffer(const Device& device, PJRT_Buffer* raw, size_t nbytes);
@@ -48,7 +48,7 @@ class Buffer {
   // Waits for the value. Throws if its computation failed or the buffer was consumed.
   void await() const;
 
-  // Waits for the value and copies it to `dst` in dense row-major order, whatever its layout on the
+  // Waits for the value and copies it to `dst` in dense row-major order, from any layout on the
   // device. `nbytes` is the room at `dst`: at least elements x element size.
   void to_host(void* dst, size_t nbytes) const;
 

@@ -20,7 +20,8 @@
 
 namespace lazyxla::pjrt {
 
-// Frees an error nobody looks at: of a destructor, or of a query whose failure means "not offered".
+// Frees an error that is not reported: of a destructor, or of a query whose failure means "not
+// offered".
 inline bool ignore_error(const PJRT_Api* api, PJRT_Error* error) {
   if (error == nullptr) {
     return false;

@@ -190,8 +190,8 @@ void Client::find_devices() {
   }
 }
 
-// The plugin has an order of its own for all devices, and numbers the processes as it likes: so
-// each process tells the others which are its own.
+// The plugin has an order of its own for all devices, and its own numbers for the processes: so
+// each process reports to the others which devices are its own.
 void Client::find_others_devices() {
   LAZYXLA_PJRT_ARGS(every, PJRT_Client_Devices);
   every.client = raw_;

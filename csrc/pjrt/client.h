@@ -77,7 +77,7 @@ class Device {
   // Waits for all executions enqueued so far, and all uploads. Throws if one of them failed.
   void await() const;
 
-  // For somebody whose result has failed: the failure, if nobody was told of it yet (in_flight.h).
+  // For the reader of a failed result: the failure, if it was not reported yet (in_flight.h).
   std::optional<Error> take_failure() const { return in_flight_->take_failure_of_result(); }
 
   // Has `await` wait for the buffer, too.
@@ -98,7 +98,7 @@ class Device {
       void reset_accumulated();
     };
     Tally buffers, bytes;
-    void add(int64_t size, int64_t count = 1);  // of so many buffers, `size` bytes in all
+    void add(int64_t size, int64_t count = 1);  // adds `count` buffers, `size` bytes in all
     void remove(int64_t size, int64_t count = 1);
   };
 
@@ -151,7 +151,7 @@ class Client {
   const Processes& processes() const { return processes_; }
 
   // Compiles `code`. Format "mlir" takes MLIR text, MLIR bytecode or a StableHLO portable artifact.
-  // `options` go before the client's own; an error that comes of them says so.
+  // `options` take precedence over the client's own; an error that they cause says so.
   std::unique_ptr<Executable> compile(std::string_view code, std::string_view format,
                                       const CompileOptions& options) const;
   const CompileOptions& compile_options() const { return compile_options_; }

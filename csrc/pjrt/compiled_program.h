@@ -23,7 +23,7 @@ struct CompiledMemoryStats {
   int64_t outputs = 0;
   int64_t aliased = 0;    // how much of the arguments is reused for outputs
   int64_t temporary = 0;  // needed during the execution only
-  int64_t peak = 0;       // 0 if the plugin does not tell
+  int64_t peak = 0;       // 0 if the plugin does not report it
 };
 
 // A program as the compile functions take it. It points into `code` and `format`.

@@ -3,7 +3,7 @@
 // A PJRT function reports failure by returning a PJRT_Error that the caller must free. `check`
 // turns one into an exception, so no other code handles a PJRT_Error. Every problem this directory
 // reports, be it the plugin's or our own (a missing file, a forked child), is an `Error`: callers
-// catch one type and tell cases apart by `code()`. Out of device memory, for example, is
+// catch one type and distinguish cases by `code()`. Out of device memory, for example, is
 // PJRT_Error_Code_RESOURCE_EXHAUSTED.
 #pragma once
 

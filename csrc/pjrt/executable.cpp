@@ -52,8 +52,8 @@ struct WireMessage {
   }
 };
 
-// An OptionOverrideProto. A floating-point number goes as text, which the compiler reads by the
-// option's own type; by its source (pjrt_executable.cc) it takes a double only for an option of
+// An OptionOverrideProto. A floating-point number is passed as text, which the compiler reads by
+// the option's own type; by its source (pjrt_executable.cc) it takes a double only for an option of
 // type float, and only if it is positive.
 std::string option_override(const CompileOptions::mapped_type& value) {
   WireMessage message;

@@ -76,7 +76,7 @@ class Executable {
  private:
   Executable(const PJRT_Api& api, PJRT_LoadedExecutable* raw) : api_(&api), raw_(raw) {}
   void learn_output_nbytes(std::span<PJRT_Buffer* const> outputs) const;
-  // For each of these devices, the position at which the plugin takes it.
+  // For each of `devices`, its position in the plugin's order.
   std::vector<size_t> rows_of(std::span<const Device* const> devices) const;
   PJRT_Error* call_plugin(PJRT_LoadedExecutable_Execute_Args& call) const;
 
@@ -107,8 +107,8 @@ inline constexpr char kReplicas[] = "lazyxla_replicas";
 // wrong type.
 std::string serialize(const CompileOptions& options);
 
-// The options with those devices by their ids in place of their positions; `ids` are those of all.
-// Throws Error if there is no such device.
+// The options with devices given by their ids instead of their positions; `ids` are those of all
+// devices. Throws Error if there is no such device.
 CompileOptions with_device_ids(CompileOptions options, std::span<const int64_t> ids);
 
 }  // namespace lazyxla::pjrt

@@ -1,10 +1,10 @@
 // Memory of the CPU plugin: the process's own, from malloc.
 //
-// A program's arrays come and go with every step. glibc gives large blocks back to the system when
-// they are freed, and the next step pays a page fault for every 4 KiB of them: about a fifth of the
-// time of a training step. So it is told to keep them.
+// A program's arrays are allocated and freed in every step. glibc gives large blocks back to the
+// system when they are freed, and the next step pays a page fault for every 4 KiB of them: about a
+// fifth of the time of a training step. So it is set to keep them.
 //
-// A program's code lies in memory mappings, several for a small program and many for a large one.
+// A program's code is in memory mappings, several for a small program and many for a large one.
 // Linux grants a process 65,530 of them, and XLA does not survive a refusal.
 #pragma once
 
@@ -22,7 +22,7 @@ void keep_freed_memory();
 // milliseconds.
 bool mappings_run_out();
 
-// What the machine's memory is to its programs, in bytes; empty if the system does not tell.
+// The machine's memory, in bytes; empty if the system does not report it.
 struct MachineMemory {
   int64_t available, total;
 };

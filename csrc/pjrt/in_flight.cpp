@@ -9,7 +9,8 @@
 
 namespace lazyxla::pjrt {
 
-// Whoever takes it out of the list finishes it. Others may be waiting for its event meanwhile.
+// The thread that takes it out of the list finishes it. Others may be waiting for its event
+// meanwhile.
 struct InFlight::Execution {
   Execution(const PJRT_Api* api, PJRT_Event* done, std::span<PJRT_Buffer* const> handles,
             Listener listener)

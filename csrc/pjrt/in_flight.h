@@ -1,6 +1,6 @@
 // Executions in flight on a device: their completion events, and the buffers they took.
 //
-// Every execution is entered here, whatever becomes of its results, so that a program can wait
+// Every execution is entered here, even if its results are not used, so that a program can wait
 // until the device has done all its work.
 //
 // On the CPU plugin, PJRT_Buffer_Destroy of a donated buffer blocks until the execution that took
@@ -11,9 +11,9 @@
 // Uploads are entered, too, as far as they are still under way: waiting for the device means that
 // what was sent to it has arrived.
 //
-// A failure is told once: by `await`, or by whoever reads a result and learns of it there
-// (`take_failure`). What else was in flight when it came to light and fails as well is taken for a
-// consequence, which only the results tell.
+// A failure is reported once: by `await`, or by the first read of a failed result (`take_failure`).
+// If other executions that were in flight at that time fail, too, this is taken for a consequence,
+// which only their results report.
 //
 // The list is as long as the number of executions in flight.
 #pragma once
@@ -51,15 +51,16 @@ class InFlight {
   // Whether all executions entered so far are over.
   bool is_over();
 
-  // Waits for all executions entered so far, whoever else waits for them. Throws the first failure
-  // that was not told yet, after all are over. An interrupt loses nothing.
+  // Waits for all executions entered so far; other threads may wait for them, too. Throws the first
+  // failure that was not reported yet, after all are over. An interrupt loses nothing.
   void await();
 
-  // The first failure that was not told yet, of what is over by now. It is told with that.
+  // The first failure that was not reported yet, among executions that are over. It counts as
+  // reported from then on.
   std::optional<Error> take_failure();
 
-  // The same for somebody who has learnt of a failure by a result: what is in flight now is that
-  // failure or its consequence, and not told again.
+  // The same for the reader of a failed result: failures of what is in flight now are that failure
+  // or its consequences, and not reported again.
   std::optional<Error> take_failure_of_result();
 
  private:

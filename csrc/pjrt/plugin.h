@@ -6,8 +6,8 @@
 // as the process.
 //
 // The C API only ever grows at its end. A plugin older than our header lacks the newest functions
-// (`has` tells); one newer than our header knows from the struct sizes we pass what we do not know.
-// Only the major version must be the same.
+// (see `has`); one newer than our header knows from the struct sizes we pass which fields we do not
+// know. Only the major version must be the same.
 //
 //   const Plugin& plugin = Plugin::load("/.../xla_cpu_pjrt.so");
 //   auto client = Client::create(plugin, {{"cpu_device_count", 2}});

@@ -48,7 +48,7 @@ void at_exit(int status, void*) {
   for (const Device& device : Runtime::get().client().devices()) {
     try {
       device.await();
-    } catch (const Error&) {  // nobody is left who could be told
+    } catch (const Error&) {  // the process ends: there is no one to report it to
     }
   }
   finish_disposal();

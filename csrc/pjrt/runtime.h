@@ -1,8 +1,8 @@
 // The process-wide runtime: one plugin and one client, started on first use.
 //
 // `import lazyxla` only installs the plugin provider; the first `client()` asks it which plugin to
-// load and starts the devices. If that fails the error is thrown to whoever asked, and the next
-// call tries again.
+// load and starts the devices. If that fails the error is thrown to the caller, and the next call
+// tries again.
 //
 // The client is never destroyed: buffers held by Python objects or static variables may outlive any
 // order of destruction we could choose, and the operating system frees the devices anyway.
