@@ -22,7 +22,7 @@ using namespace std::chrono_literals;
 using graph::Launched;
 
 constexpr int64_t kAhead = 63;  // calls that are compared at once
-// How long to wait for what the others tell once one has failed. They fail at once, too, for their
+// How long to wait for the others' reports once one has failed. They fail at once, too, for their
 // connections are closed.
 constexpr auto kGrace = 2s;
 constexpr auto kBetweenLooks = 20ms;
@@ -32,9 +32,9 @@ std::string identity(const Call& call) {
   return call.number > 0 ? c10::str(call.description, ", number ", call.number) : call.description;
 }
 
-// What a process tells the others.
+// What a process reports to the others.
 struct Report {
-  std::string identity;  // empty if the process tells nothing
+  std::string identity;  // empty if the process reports nothing
   std::string rest;      // where it was, and the error that it met
   std::vector<std::string> operators;
 
@@ -66,7 +66,7 @@ struct Report {
 
 constexpr size_t kNowhere = std::numeric_limits<size_t>::max();
 
-// The first operator in which the programs differ, as far as the processes tell theirs.
+// The first operator in which the programs differ, as far as the processes report theirs.
 size_t first_difference(const std::vector<Report>& reports) {
   const std::vector<std::string>* first = nullptr;
   size_t same = kNowhere;
@@ -156,7 +156,7 @@ graph::Launched Agreement::agree(const Call& call, Recorded recorded, const Whol
   Same same = Same::kCall;
   attempt(call, [&] {
     if (is_to_be_compared(call, /*compare_all=*/true)) same = compare(call, recorded, whole);
-    last_number_ = call.number - 1;  // it comes again
+    last_number_ = call.number - 1;  // as `launch` compares this call again
     return same != Same::kNothing;
   });
   if (same == Same::kProgram) return Launched::kYes;

@@ -7,7 +7,7 @@
 
 namespace lazyxla::distributed {
 
-// Tells the program room how collectives are run and launched.
+// Gives the program room the functions that run and launch collectives.
 void install_collective_launches();
 
 }  // namespace lazyxla::distributed

@@ -1,4 +1,4 @@
-// A process group as programs know it: by its name, which stands in them and is the same in all
+// A process group as programs know it: by its name, which they contain and which is the same in all
 // processes.
 #pragma once
 
@@ -16,7 +16,8 @@
 
 namespace lazyxla::distributed {
 
-// The turn of a call among all that a device records, which the token has: from this number on.
+// The turn of a device's first call. The token holds the turn of a call among all that a device
+// records.
 inline int64_t first_turn(c10::DeviceIndex device) { return int64_t{device} << 48; }
 
 class Group {

@@ -111,7 +111,7 @@ class ProcessGroup : public c10d::Backend {
   void setSequenceNumberForGroup() override {}
   void shutdown() override {
     if (std::exchange(is_over_, true)) return;  // the name may be another group's by now
-    struct Remove {                             // whatever fails before
+    struct Remove {                             // even if a step below throws
       ~Remove() { remove_group(name); }
       const std::string& name;
     } remove{name_};
@@ -279,19 +279,19 @@ class ProcessGroup : public c10d::Backend {
                                 "before the recorded operators have run");
   }
 
-  // Returns once all processes have run everything that they recorded before theirs.
+  // Returns once all processes have run everything that they recorded before their barrier.
   WorkRef barrier(const c10d::BarrierOptions& options) override {
     const c10::Device device(c10::DeviceType::PrivateUse1, device_of_barrier(options));
     Recording recording;
     const at::Tensor met =
         all_reduce({at::zeros({1}, at::TensorOptions(device))}, name_, ReduceOp::SUM)[0];
     graph::sync(device.index(), /*wait=*/true, graph::Cause::kSync);
-    met.item();  // tells why they did not meet, in the eager modes, too
+    met.item();  // raises the reason if they did not meet, in the eager modes, too
     return done(OpType::BARRIER, {});
   }
 
  private:
-  // It has no data: where collectives are between first devices, it is, whatever is named.
+  // Where collectives are between first devices, so is a barrier, whatever device is named.
   static c10::DeviceIndex device_of_barrier(const c10d::BarrierOptions& options) {
     if (graph::collectives_are_programs()) return 0;
     const c10::DeviceIndex index = options.device               ? options.device->index()

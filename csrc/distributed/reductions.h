@@ -1,5 +1,5 @@
-// Reductions that the transport does not have, by one that it has: a mean is a sum that is divided,
-// a sum of products one of tensors that were multiplied before.
+// Reductions that the transport lacks, by one that it has: a mean is a sum that is divided, a
+// premultiplied sum is a sum of tensors that were multiplied before.
 #pragma once
 
 #include <ATen/core/Tensor.h>

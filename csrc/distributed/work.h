@@ -39,10 +39,10 @@ class RecordedWork : public c10d::Work {
   Tensors results_;
 };
 
-// Its result is recorded when somebody waits for it, so that what is sent meanwhile is recorded
-// before: two processes that receive, then send, would wait for each other for ever. What comes
-// from one process under one tag is received in the order in which that was started, whichever is
-// waited for first.
+// Its result is recorded when it is waited for, so that sends in between are recorded before it:
+// otherwise two processes that receive, then send, would wait for each other for ever. Messages
+// from one process under one tag are received in the order in which the receives were started, in
+// whatever order they are waited for.
 class ReceiveWork : public c10d::Work {
  public:
   using Queue = std::deque<c10::intrusive_ptr<ReceiveWork>>;
