@@ -191,7 +191,7 @@ void stop_threads() {
     }
     return busy;
   };
-  // Somebody who has pressed Ctrl-C because compiling takes long does not wait for it now.
+  // A user who has pressed Ctrl-C because compiling takes long does not wait for it now.
   for (int i = 0; i < 100 && is_busy(); ++i) {
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }
@@ -230,7 +230,7 @@ void bind_graph(py::module_& m) {
   m.def("cached_shapes", [] { return dispatch::ShapeMemo::get().size(); });
 }
 
-// Bytes, in the field names of CompiledMemoryStats; empty if the plugin does not tell.
+// Bytes, in the field names of CompiledMemoryStats; empty if the plugin does not report them.
 std::map<std::string, int64_t> compiled_memory_stats(const pjrt::CompiledProgram& program) {
   const auto stats = program.memory_stats();
   if (!stats) {

@@ -14,13 +14,13 @@ namespace lazyxla {
 void bind_modes(pybind11::module_& m);
 
 // Meshes and shardings. With it install_result_reader, of a function (compiled program, ranks,
-// partitions) that tells the tiles of each result: lazyxla/lowering/optimized.py.
+// partitions) that returns the tiles of each result: lazyxla/lowering/optimized.py.
 void bind_spmd(pybind11::module_& m);
 
 // The processes that the client spans.
 void bind_processes(pybind11::module_& m);
 
-// A tuple of (axis, what comes before, size) for each dimension.
+// A tuple of (axis, size of the parts before, size) for each dimension.
 pybind11::tuple spec_of(const ir::Sharding& sharding);
 
 // Captured training steps: lazyxla/steps/.
