@@ -1,7 +1,7 @@
-// A map that forgets: when it is full, the quarter whose last uses are the longest ago goes.
+// A map that forgets: when it is full, the least recently used quarter is dropped.
 //
-// For what is remembered of a program's past, which may be endless: a loop over ever new shapes.
-// Not safe for threads.
+// For records of a program's past, which may be endless: a loop over ever new shapes. Not
+// thread-safe.
 #pragma once
 
 #include <c10/util/flat_hash_map.h>

@@ -16,13 +16,14 @@ void put(std::string& out, T value) {
   out.append(reinterpret_cast<const char*>(&value), sizeof value);
 }
 
-// A text, after its length: different texts never give the same bytes, whatever follows.
+// A text, after its length: different texts never give the same bytes, even with more bytes after
+// them.
 inline void put_text(std::string& out, std::string_view text) {
   put<uint64_t>(out, text.size());
   out += text;
 }
 
-// Takes values off the front of a run of bytes, which must outlive it. `ok` turns false where it
+// Takes values off the front of a run of bytes, which must outlive it. `ok` becomes false where it
 // ends too early; what is taken from then on is 0, or empty.
 struct ByteReader {
   std::string_view left;

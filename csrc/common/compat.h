@@ -1,11 +1,11 @@
 // Where versions of torch's, XLA's and Python's C++ headers differ: torch 2.11 to 2.15, jaxlib 0.10
 // to 0.12, Python 3.11 to 3.14.
 //
-// No other file asks for a version. Whatever has another name, another argument or another type in
-// one of them gets one name here, which is chosen by what the headers have, not by their number
-// where that is possible. docs/versions.md says what was compiled against what.
+// No other file asks for a version. Everything that has another name, argument or type in one of
+// them gets one name here, which is chosen by what the headers have, not by their number where that
+// is possible. docs/versions.md says what was compiled against what.
 //
-// It includes none of these headers: a file has here what it included before.
+// It includes none of these headers: a file gets here what it included before.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// Counters: what the backend did, so that nobody has to guess.
+// Counters: how often the backend did what.
 //
 // One process-wide table of monotonic counts, readable from Python as `lazyxla.counters()`. Tests
 // assert on them; a training loop whose `compiles` keeps growing has found its problem.

@@ -14,7 +14,7 @@ std::string user_line();
 // The same with a colon, "train.py:31: ", to begin a message with; empty if unknown.
 std::string user_line_prefix();
 
-// Files whose paths begin with one of these are no user's.
+// Files whose paths begin with one of `paths` are not the user's.
 void set_library_paths(std::vector<std::string> paths);
 
 }  // namespace lazyxla
