@@ -18,7 +18,7 @@ _Placements = list[Any]
 
 @functools.cache
 def install() -> None:
-    """Tells DTensor, which it imports; once per process."""
+    """Registers the rules with DTensor, which it imports; once per process."""
     from torch.distributed.tensor.experimental import register_sharding
 
     aten = torch.ops.aten

@@ -125,7 +125,7 @@ class Buckets:
         return {dim: _sorted_sizes(sizes) for dim, sizes in self.sizes.items()}
 
     def _entries(self, batch: Any) -> dict[tuple[KeyEntry, ...], _Entry]:
-        """The tensors of a batch, by their places in it."""
+        """The tensors of a batch, by their paths in it."""
         entries: dict[tuple[KeyEntry, ...], _Entry] = {}
 
         def enter(keys: tuple[KeyEntry, ...], tensor: torch.Tensor) -> torch.Tensor:

@@ -58,7 +58,7 @@ class Field(Generic[T]):
     @overload
     def __get__(self, settings: Settings, owner: type) -> T: ...
     def __get__(self, settings: Settings | None, owner: type) -> Field[T] | T:
-        # A value that was set lies in the object's own dict, where Python looks first.
+        # A value that was set is in the object's own dict, where Python looks first.
         return self if settings is None else self.default
 
 
@@ -346,7 +346,7 @@ class Settings:
         if self.cache_dir:
             return self.cache_dir
         base = os.environ.get("XDG_CACHE_HOME", "")
-        if not os.path.isabs(base):  # such a one is to be ignored, says its specification
+        if not os.path.isabs(base):  # its specification says to ignore relative paths
             base = os.path.join(os.path.expanduser("~"), ".cache")
         return os.path.join(base, "lazyxla")
 

@@ -2,8 +2,8 @@
 
 It has the names of ``torch.cuda`` wherever they mean something here. ``torch.accelerator``,
 ``torch.autocast``, ``torch.utils.checkpoint``, ``torch.random.fork_rng``, ``torch.save`` and
-``torch.load``, ``DataLoader`` and the distributed packages find their device through it. For use
-in programs, ``lazyxla`` itself is the shorter way.
+``torch.load``, ``DataLoader`` and the distributed packages find their device through it. In
+programs, use ``lazyxla`` itself: it is shorter.
 """
 
 from __future__ import annotations

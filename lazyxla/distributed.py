@@ -22,7 +22,7 @@ NAME = "lazyxla"
 
 
 def install() -> None:
-    """Tells torch.distributed of the process group, if there is a torch.distributed."""
+    """Registers the process group with torch.distributed, if there is a torch.distributed."""
     if dist.is_available():
         dist.Backend.register_backend(NAME, _create, extended_api=True, devices=[NAME])
 

@@ -43,7 +43,7 @@ def from_dlpack(source: Any, device: DeviceLike = None) -> torch.Tensor:
 
     Args:
         source: a NumPy array, a JAX array on the CPU, a CPU tensor, or whatever else has
-            ``__dlpack__`` and lies in the host's memory; of any shape, strides and dtype that the
+            ``__dlpack__`` and is in the host's memory; of any shape, strides and dtype that the
             device has.
         device: the device; None means the current one.
 

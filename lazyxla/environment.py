@@ -174,7 +174,7 @@ def _load(storage: Any, location: str) -> Any:
 
 
 def _is_mapped() -> bool:
-    """Whether ``torch.load`` was told where to. What it calls us with does not tell."""
+    """Whether ``torch.load`` was given a ``map_location``. Our arguments do not show it."""
     frame = sys._getframe()
     while frame.f_back is not None:
         frame = frame.f_back

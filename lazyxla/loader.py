@@ -125,9 +125,9 @@ _END = object()
 class _Uploads:
     """The uploads of one iteration. The consumer and the thread share it.
 
-    A batch lies in a list of its own, from which the consumer takes it: in no moment does the
-    thread keep a batch alive that the consumer has, so that a program may always take over its
-    memory if the consumer lets go of it.
+    Each batch is in a list of its own, from which the consumer takes it: the thread never keeps a
+    batch alive that the consumer has, so a program can take over its memory as soon as the consumer
+    drops it.
     """
 
     def __init__(

@@ -2,16 +2,16 @@
 
 Shapes are inferred by running operators on meta tensors. A few operators of torch have no meta
 kernel though their result is plain from the arguments. A few have one that fails on calls that
-kernels take, or tells another shape than the CPU's kernel, whose results ours are like.
+kernels accept, or returns another shape than the CPU's kernel, which we follow.
 
 Torch's own registrations stay as they are, since meta tensors and fake tensors of other devices use
 them. Ours are operators of a namespace of their own: ``lazyxla_meta::nansum`` takes what
-``aten::nansum`` takes and tells what it yields. They are asked first
+``aten::nansum`` takes and returns a tensor like its result. They are asked first
 
 - by the recorder, for what is recorded on the device (``csrc/dispatch/infer.cpp``),
 - by a fake tensor mode, where a tensor or the result is on the device: in ``torch.compile`` and
-  whatever else traces,
-- for the small calls that tell how an operator lowers (``lazyxla/lowering/samples.py``).
+  other tracing,
+- for the small calls that show how an operator lowers (``lazyxla/lowering/samples.py``).
 
 Only these are asked: not for an operator that a kernel or a decomposition of torch calls within,
 nor by a fake tensor mode for one that it takes apart before.
@@ -109,7 +109,7 @@ def _linear_backward(
 def _multilabel_margin_loss(
     x: torch.Tensor, target: torch.Tensor, reduction: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    # Torch's own tells one loss in an array for a single row, whose loss is a scalar.
+    # Torch's own returns an array of one loss for a single row, whose loss is a scalar.
     torch._check(
         x.ndim <= 2 and x.numel() > 0, lambda: f"Expected non-empty vector or matrix: {x.shape}"
     )
@@ -152,13 +152,13 @@ def _geqrf(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _linalg_eig(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    # Torch's own tells what is so on CUDA: row-major ones.
+    # Torch's own returns row-major ones, as on CUDA.
     values, vectors = torch.ops.aten.linalg_eig(a)
     return values, _column_major(vectors)
 
 
 def _fake_quantize(x: torch.Tensor, *args: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    # The mask tells which elements were not clamped.
+    # The mask marks the elements that were not clamped.
     return torch.empty_like(x), torch.empty_like(x, dtype=torch.bool)
 
 
@@ -170,7 +170,7 @@ def _histogram(
 
 
 def _nonzero_static(x: torch.Tensor, *, size: int, fill_value: int = -1) -> torch.Tensor:
-    # Torch's own tells the strides of its CUDA kernel.
+    # Torch's own returns the strides of its CUDA kernel.
     return x.new_empty((size, x.ndim), dtype=torch.long)
 
 

@@ -62,7 +62,7 @@ class Platform:
     at least the number of devices it will have, and exactly that if ``bound_is_exact``.
     ``spans_processes``: several processes may start one client together. ``create_options`` start
     its client. ``compile_options`` are those of all programs, by what the
-    client calls itself and as far as its compiler knows them; what a user sets goes before them.
+    client calls itself and as far as its compiler knows them; a user's settings take precedence.
     """
 
     name: str
@@ -146,7 +146,7 @@ def _share_chips(processes: int) -> None:
 
 
 def _of_processes(platform: Platform) -> dict[str, Any]:
-    """What a plugin is told of the processes. That of TPUs asks the machines itself."""
+    """The options that describe the processes to a plugin. That of TPUs finds them out itself."""
     if _processes is None or platform.name == "tpu":
         return {}
     # As JAX calls them, with which plugins are tried.
@@ -157,8 +157,8 @@ def _of_processes(platform: Platform) -> dict[str, Any]:
 
 
 def _own_gpus(count: int) -> list[int]:
-    """The GPUs of this process: those of its machine are shared out among the processes there, of
-    which torchrun tells the number."""
+    """The GPUs of this process: those of its machine are divided among the processes there, whose
+    number torchrun sets."""
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     each = max(count // processes, 1)
     first = int(os.environ.get("LOCAL_RANK", "0")) * each

@@ -47,7 +47,7 @@ def is_available() -> bool:
 
 
 def device_count() -> int:
-    """How many devices there are. Starts the plugin if only that can tell (not on the CPU)."""
+    """How many devices there are. Starts the plugin if only that knows (not on the CPU)."""
     if not _C.initialized():
         platform = platforms.resolve()
         if platform.bound_is_exact:
@@ -89,15 +89,15 @@ class DeviceProperties(NamedTuple):
     """``"cpu"``, ``"cuda"`` or ``"tpu"``."""
     total_memory: int
     """Bytes that programs may use: the machine's if the device is its CPU, 0 if the plugin does not
-    tell."""
+    report it."""
     id: int
     """The plugin's number, unique among all processes."""
     process_index: int
     """The process (on TPUs: the host) that owns it."""
     coordinates: tuple[int, ...] | None
-    """Where it is in the mesh of chips; None for devices that have no such place."""
+    """Its coordinates in the mesh of chips; None for devices that have none."""
     attributes: dict[str, Any]
-    """What else the plugin tells, in its own words."""
+    """What else the plugin reports, in its own words."""
 
 
 def get_device_properties(device: DeviceLike = None) -> DeviceProperties:
@@ -134,7 +134,7 @@ def devices() -> list[DeviceProperties]:
 def platform() -> str:
     """The kind of the devices: ``"cpu"``, ``"cuda"`` or ``"tpu"``.
 
-    Starts the plugin only if the settings do not tell.
+    Starts the plugin only if the settings do not name it.
     """
     if not _C.initialized() and (name := platforms.resolve().name):
         return name

@@ -21,7 +21,7 @@ from lazyxla.mesh import Entry, Mesh
 from lazyxla.runtime import BACKEND
 
 _AXES = ("model", "tp")
-"""What an axis for tensor parallelism is called, if nobody names it."""
+"""The default name of an axis for tensor parallelism."""
 
 
 def is_torch_style(style: object) -> bool:
@@ -136,7 +136,7 @@ class _Change(NamedTuple):
 def _change(axis: str, given: Any, wanted: Any) -> _Change | None:
     """What a value of the one placement needs for the other; None: nothing.
 
-    What is split and stays so is told, too. Otherwise the partitioner might split it as its
+    A value that remains split is marked, too. Otherwise the partitioner might split it as its
     neighbours are, such as a layer's features along the sequence, and gather weights instead.
     """
     from torch.distributed.tensor import Replicate, Shard
