@@ -101,7 +101,7 @@ class CapturedProgram:
         compiled = self.compile(options)
         lowered = self.lowered
         graph = store.graph(known.key, _C.serialize_options(self._all(options)))
-        # Numbers that are part of their operator stand behind the graph's own slots.
+        # Numbers that are part of their operator have slots after the graph's own.
         static_slots = [slot for slot in lowered.static_slots if slot < len(known.slots)]
         graph.add(known.variable, known.slots, static_slots, lowered.artifact).keep(
             compiled._raw.serialize()
@@ -162,8 +162,8 @@ def capture(topology: str | Topology | None = None) -> Iterator[list[CapturedPro
     had before. So have random generators their state. What is not on the device, such as an
     optimizer's count of steps, is as the block left it.
 
-    There is one capture at a time, and it is about all threads: while it is active, nobody's work
-    on the device is run.
+    There is one capture at a time, for all threads: while it is active, no work on the device is
+    run.
 
     Args:
         topology: what to compile for, or its name, see :func:`topology`; None is what this process
@@ -189,7 +189,7 @@ def device() -> Any:
 def recording(target: str | Topology | None) -> Iterator[Recording]:
     """:func:`capture`, with what only the package needs."""
     target = resolve(target)
-    _C.flush(_C.Cause.MODE)  # what is pending is none of the block's
+    _C.flush(_C.Cause.MODE)  # what is pending is not part of the block
     record = Recording(target)
     generators = [default_generator(index) for index in range(_C.device_count_bound())]
     states = [generator.get_state() for generator in generators]

@@ -1,4 +1,4 @@
-"""What the devices of a partitioned program tell each other, as the compiler has arranged it."""
+"""The communication between the devices of a partitioned program, as the compiler planned it."""
 
 from __future__ import annotations
 
@@ -143,12 +143,12 @@ def _nbytes(
     if instruction.opcode == "reduce-scatter":
         return sum(computation.instructions[i].shape.nbytes for i in instruction.operands)
     if instruction.opcode in ("all-gather-start", "collective-permute-start"):
-        return instruction.shape.parts[1].nbytes  # (what is given, what comes, ...)
+        return instruction.shape.parts[1].nbytes  # (input, output, ...)
     return instruction.shape.nbytes
 
 
 def _groups(instruction: hlo.Instruction, devices: int) -> list[list[int]]:
-    """The groups of positions in the grid that talk to each other."""
+    """The groups of positions in the grid that communicate."""
     if "permute" not in instruction.opcode:
         return hlo.device_groups(instruction, devices)
     pairs = hlo.source_target_pairs(instruction)

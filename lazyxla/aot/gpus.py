@@ -66,8 +66,8 @@ class Gpu(NamedTuple):
 _CUDNN = (9, 10)
 
 # From the specifications in xla/backends/gpu/target_config, and NVIDIA's CUDA programming guide.
-# XLA has none of the L4: its numbers are those of its data sheet, the memory is about what is left
-# for programs.
+# XLA has no specification of the L4: its numbers are those of its data sheet, the memory is about
+# what is left for programs.
 _H100 = Gpu(
     "NVIDIA H100 80GB HBM3",
     compute_capability=(9, 0),

@@ -113,8 +113,8 @@ class Program:
 
     @functools.cached_property
     def runs(self) -> dict[int, int]:
-        """How often each computation runs, loops by their counts. A loop whose count the program
-        does not tell counts once (:attr:`unknown_loops`)."""
+        """How often each computation runs, loops by their counts. A loop whose trip count the
+        program does not state counts once (:attr:`unknown_loops`)."""
         runs = dict.fromkeys(self.computations, 0)
         self._count(self.entry, 1, runs, loops=True)
         return runs
@@ -128,7 +128,7 @@ class Program:
 
     @functools.cached_property
     def unknown_loops(self) -> list[str]:
-        """Loops of which the program does not tell how often they run."""
+        """Loops whose trip counts the program does not state."""
         return [
             instruction.name
             for computation in self.computations.values()
@@ -204,7 +204,7 @@ class _Trace:
 
 
 def _step(trace: _Trace, number: int, place: int) -> int | None:
-    """By how much a loop's body counts up what is at this place of its state."""
+    """By how much a loop's body increments the element of its state at this index."""
     add, inside = trace.origin(number)
     if add.opcode != "add":
         return None
