@@ -22,7 +22,7 @@ def _check_indices_broadcast(indices: Sequence[Tensor | None]) -> None:
 
 
 def _check_indexed(x: Tensor, indices: Sequence[Tensor | None], sizes: Sequence[int]) -> None:
-    """Whether the indices fit the tensor, and values of these sizes what they select."""
+    """Checks that the indices fit the tensor, and that values of these sizes fit the selection."""
     _check_indices_broadcast(indices)
     selecting = [None if index is None else _on_meta(index) for index in indices]
     selected = torch.ops.aten.index.Tensor(_on_meta(x), selecting)

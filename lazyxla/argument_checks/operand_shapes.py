@@ -55,7 +55,7 @@ def _group_norm(a: Arguments, _: Sequence[int]) -> None:
 
 @checks(BEFORE, *named("batch_norm"))
 def _batch_norm(a: Arguments) -> None:
-    """PyTorch's kernel would read beyond the end of these."""
+    """PyTorch's kernel would read beyond the end of tensors that are too short."""
     x = a["input"]
     if x.dim() < 2:
         return  # others refuse that

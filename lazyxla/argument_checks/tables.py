@@ -20,7 +20,7 @@ BEFORE: dict[str, Check] = {}
 AFTER: dict[str, ResultCheck] = {}
 """Once the shape is known. Once for each kind of call."""
 OF_NUMBERS: dict[str, Check] = {}
-"""Of numbers, in place of asking the CPU. Once for each."""
+"""Of numbers, instead of calling the CPU's kernel. Once for each."""
 
 
 def checks(table: dict[str, T], *names: str) -> Callable[[T], T]:
