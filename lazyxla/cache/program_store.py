@@ -19,8 +19,8 @@ are part of it, of JAX, of the plugin.
 
 A form serves a graph if the scalars that are no inputs have the graph's values. Which of them are
 inputs is a guess when a graph is new to the process (csrc/program/scalars.h), from what ran before;
-any form that serves is then good, whoever made it. So programs that were compiled without what a
-process runs before them, by a capture for example, are found all the same.
+any form that serves is then good, whichever process made it. So programs that were compiled without
+what a process runs before them, by a capture for example, are found, too.
 
 Scalars are 64-bit words, `slots`: integers, or the bits of a float64. `wanted`, `needed` and
 `variable` have a bool for each.
@@ -170,7 +170,7 @@ class StoredGraph:
             self._key = entries.key("graph", self._text + store.environment)
 
     def is_kept(self) -> bool:
-        """Whether a program of it is, for whatever scalars."""
+        """Whether a program of it is kept, for any scalars."""
         return any(self._store.entries.contains(form.program) for form in self._forms())
 
     def find(
@@ -347,7 +347,7 @@ def _open(
     # In strict mode a program that calls the host is an error, which a stored one would not raise.
     version = {**_lowering_version(), "strict host calls": str(settings.strict_host_calls)}
     text = environment(platform, topology, version)
-    # What a user's rule does cannot be told from its name.
+    # A user's rule is not identified by its name.
     known = not lowering.has_user_rules()
     return ProgramStore(directory, settings.cache_size << 20, text, known, on_error)
 
@@ -372,5 +372,5 @@ def _lowering_version() -> dict[str, str]:
 
 
 def _public_version(version: str) -> str:
-    """Without what tells the wheels of a version apart, which differ in their kernels only."""
+    """Without the part that distinguishes wheels of one version, which differ in kernels only."""
     return re.sub(r"\+(cpu|cu\d+|rocm[\d.]+|xpu)$", "", version)

@@ -31,7 +31,7 @@ class ShapeFile:
         except OSError as error:
             if isinstance(error, files.WritableByOthers):
                 files.warn_of_others(error)
-            self._path = ""  # no place to keep them
+            self._path = ""  # no directory to keep them in
             return b""
         content = files.read(self._path)
         if content is None:
