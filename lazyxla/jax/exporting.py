@@ -75,9 +75,9 @@ def export(
 
     It computes what the module's forward does in its present state (``eval()`` counts), in
     PyTorch's dtypes, for arguments of these shapes. Arguments that are no tensors are constants of
-    the program, which has None in their places. Attention, norms, GELU, SiLU and softmax are
-    composites with PyTorch's names ("aten.gelu"), by which a compiler may find them. JAX must have
-    64-bit types where those have (``jax.enable_x64(True)``).
+    the program, which takes None for them. Attention, norms, GELU, SiLU and softmax are composites
+    with PyTorch's names ("aten.gelu"), by which a compiler may find them. JAX must have 64-bit
+    types where those have (``jax.enable_x64(True)``).
 
     The manifest lists, in the order of the program's flat arguments and results, their kinds
     ("parameter", "buffer", "argument"; "result", "buffer"), names, shapes and dtypes; "constants"

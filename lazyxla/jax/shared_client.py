@@ -74,7 +74,7 @@ def lend(tensor: torch.Tensor) -> Any:
     import jax
 
     taken: list[Any] = []
-    # What JAX is told to copy; it is given the tensor's buffer instead.
+    # The array that JAX seems to copy; it gets the tensor's buffer instead.
     stand_in = np.broadcast_to(np.zeros((), numpy_dtype(tensor.dtype)), tuple(tensor.shape))
     device = jax.devices(NAME)[tensor.device.index or 0]
     _C.lend(tensor, lambda: taken.append(jax.device_put(stand_in, device)))
