@@ -78,7 +78,7 @@ class Plan:
         return chosen
 
     def _argument_places(self) -> list[list[int]]:
-        """For each of a layer's inputs the arguments that it comes from."""
+        """For each of a layer's inputs the arguments that are its source."""
         places, begin = [], 0
         for kind in self._kinds:
             count = self.length if kind == LAYER else 1
@@ -190,7 +190,7 @@ class Scan(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
         plan, *arguments = inputs
         ctx.plan = plan
-        ctx.set_materialize_grads(False)  # those of the residuals, which nobody has
+        ctx.set_materialize_grads(False)  # the residuals have no gradients
         kept = output[plan.carry :]
         ctx.mark_non_differentiable(*kept, *(x for x in output if not x.is_floating_point()))
         if plan.differentiable:

@@ -3,7 +3,7 @@
 AOTAutograd traces one joint graph: from a layer's tensors, its inputs and the gradients of its
 results to the results and the gradients of the inputs. Both loops are parts of that graph. What the
 forward loop keeps for the backward loop, the *residuals*, are values of the graph that the backward
-part starts from; a remat policy is nothing but the choice of these.
+part starts from; a remat policy only chooses the residuals.
 """
 
 from __future__ import annotations
@@ -250,7 +250,7 @@ def trace(call: Callable[[Sequence[torch.Tensor]], list[torch.Tensor]], what: Si
             return tuple(t.clone() for t in call(tensors))
 
     with contextlib.ExitStack() as stack:
-        # torch.func's transforms around the call are of its tensors, not of these.
+        # torch.func's transforms around the call apply to its tensors, not to these fakes.
         stack.enter_context(temporarily_clear_interpreter_stack())
         # Outside of autocast a backward does not cast; it is traced within.
         stack.enter_context(config.patch(backward_pass_autocast="off"))
