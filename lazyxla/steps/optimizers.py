@@ -72,7 +72,7 @@ class Rates:
     def as_tensors(self) -> Iterator[bool]:
         """Gives the groups their tensors, and has steps counted on the device, for a block.
 
-        The block learns whether all groups that vary have theirs.
+        Yields whether all groups that vary have their tensors.
         """
         complete = True
         changed: list[tuple[Group, str, Any, Any]] = []

@@ -312,7 +312,8 @@ class Reach:
             self._seen[id(each)] = each
             visited = set(_NOT_ATTRIBUTES)
             for key, value in vars(each).items():
-                # Methods that nobody need name: Python's own, and what a trusted class may call.
+                # Methods that are used without being named: Python's own, and those that a trusted
+                # class may call.
                 called = has_trusted_base or (key.startswith("__") and key not in _TEXTS)
                 if called and isinstance(value, _METHODS):
                     visited.add(key)
@@ -345,7 +346,8 @@ class Reach:
 
 
 def _has_code_unseen(kind: type) -> bool:
-    """Whether a class has trusted methods: nobody looks which attributes they read."""
+    """Whether a class has trusted methods, whose code is not inspected for the attributes it
+    reads."""
     if kind is nn.Module or kind.__module__ in ("abc", "typing", "typing_extensions"):
         return False
     return kind is not object and trust.is_trusted(kind.__module__)

@@ -1,4 +1,4 @@
-"""What a captured step returns: new tensors, and what stays the same."""
+"""What a captured step returns: new tensors, and objects that remain the same."""
 
 from __future__ import annotations
 
