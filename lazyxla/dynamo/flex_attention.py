@@ -128,7 +128,7 @@ def _copy_before(
 
 
 def _replace(node: fx.Node, results: Any) -> None:
-    """Has those who take a node's parts, or parts of these, take the results."""
+    """Replaces a node's parts, and parts of these, by the results in all users."""
     for user in list(node.users):
         assert user.target is operator.getitem
         part = results[user.args[1]]

@@ -86,7 +86,7 @@ def _check_memory(graph: fx.Graph, padded: frozenset[Any]) -> None:
 
 
 def hand_on(joint: fx.Graph, forward: fx.Graph, backward: fx.Graph, results: int) -> None:
-    """Gives the parts of a joint graph its plan. What the forward one keeps stays padded."""
+    """Gives the parts of a joint graph its plan. What the forward one keeps remains padded."""
     whole = plan_of(joint)
     if whole is None or not (_has_notes(forward) and _has_notes(backward)):
         return

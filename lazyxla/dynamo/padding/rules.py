@@ -34,7 +34,7 @@ Arguments = dict[str, Any]
 Rewrite = Callable[["Writer", Arguments], Any]
 
 NOTE = "lazyxla_padding"
-"""Where a node's note stands in its meta."""
+"""The key of a node's note in its meta."""
 
 
 class RefusedError(Exception):
@@ -154,7 +154,7 @@ class Call:
             raise NotPaddableError("combines tensors that are padded differently")
 
     def require_whole(self, dim: Dim) -> None:
-        """Refuses dimensions in which padding comes before true elements."""
+        """Refuses dimensions in which padding is before true elements."""
         if self.is_padded(dim[1:]):
             raise NotPaddableError("counts positions across padding")
 
@@ -211,7 +211,7 @@ def rule(
 
 
 def keeps_uniform(target: Any) -> bool:
-    """Whether what is the same along a dimension stays so."""
+    """Whether a value that is constant along a dimension remains so."""
     pointwise = torch.Tag.pointwise in target.tags
     return target in UNIFORM or (pointwise and torch.Tag.nondeterministic_seeded not in target.tags)
 

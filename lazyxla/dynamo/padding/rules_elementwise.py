@@ -41,7 +41,7 @@ _WITH_TENSOR = {
 
 
 def pointwise(call: Call) -> Structure:
-    """Element-wise operators, with broadcasting: padding stays where it is."""
+    """Element-wise operators, with broadcasting: padding keeps its positions."""
     numbers = [n for n, v in call.arguments.items() if not is_tensor(v) and call.has_symbol(v)]
     if numbers:
         _take_numbers(call, numbers)

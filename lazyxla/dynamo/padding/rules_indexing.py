@@ -61,7 +61,7 @@ def _scatter(call: Call) -> Structure:
     if not (given and call.is_padded(index[dim])):
         call.fill("index", 0)
         return given
-    # What padding writes must be padding: where there is any, the last place is.
+    # Padding must be written to padding: if there is any, the last position is padding.
     call.require_same(given[dim : dim + 1], index[dim : dim + 1])
     target: Any = call.node.target
     size = structure.product(given[dim])

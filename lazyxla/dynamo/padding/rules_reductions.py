@@ -199,7 +199,7 @@ def _var(call: Call) -> Results:
     aten.cummin.default,
 )
 def _cumulate(call: Call) -> Results:
-    """What comes before true elements is true, unless the dimension was flattened."""
+    """All elements before a true one are true, unless the dimension was flattened."""
     given = call.of("self")
     if given:
         call.require_whole(given[call["dim"] % len(given)])
