@@ -55,7 +55,7 @@ def _apply_none(b: Builder, name: str, args: tuple[Any, ...]) -> list[Any]:
 def _fit(b: Builder, results: Any) -> list[Any]:
     """The results in their expected dtypes; another number or shape than expected is an error."""
     listed = list(results) if isinstance(results, (list, tuple)) else [results]
-    # None is an undefined tensor, such as a gradient that nobody wants.
+    # None is an undefined tensor, such as a gradient that is not needed.
     listed = [x for x in listed if x is not None]
     if len(listed) != len(b.outputs):
         raise ValueError(f"the rule returned {len(listed)} results, expected {len(b.outputs)}")

@@ -1,8 +1,8 @@
 """Modules with symbolic dimensions, made of modules for several sizes of them.
 
 Rules know their shapes. So a program with symbolic dimensions is lowered at some points (sizes of
-its variables, see `size_polynomials`), and what comes out must differ in numbers only: each is then
-a polynomial of the sizes. The module for the first point becomes the one for all. What depends on
+its variables, see `size_polynomials`), and the modules must differ in numbers only: each is then a
+polynomial of the sizes. The module for the first point becomes the one for all. What depends on
 sizes in it is computed from them:
 
     %1 = stablehlo.broadcast_in_dim %b, dims = [1] : (tensor<8xf32>) -> tensor<5x8xf32>
@@ -128,7 +128,7 @@ class Function:
         where = self.ir.Location.unknown()
         self._sizes = [block.add_argument(self._scalar, where) for _ in self._points.sizes[0]]
         with self.ir.InsertionPoint.at_block_begin(block):
-            # What is computed from sizes stands before this one, which goes in the end.
+            # What is computed from sizes is inserted before this one, which is erased in the end.
             self._anchor = self._constant(0).owner
         self._blocks([f.regions[0].blocks[0] for f in self._functions])
         self._anchor.erase()

@@ -1,4 +1,4 @@
-"""Telling how an operator runs, and where the code for it is."""
+"""Explains how an operator runs, and where the code for it is."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _RECORDED_IN = "registration.cpp"
 """The file in csrc/dispatch that registers the operators that are recorded."""
 
 _DEEPEST = 3
-"""Decompositions within decompositions that are told."""
+"""How many levels of nested decompositions are shown."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Explanation:
 
 
 def explain(operator: Any, platform: str | None = None) -> Explanation:
-    """Tells how an operator runs.
+    """Explains how an operator runs.
 
     Args:
         operator: a name such as "aten::add.Tensor" or "mylib::myop", without overload for the
@@ -193,7 +193,7 @@ def _explain_decomposition(
 def _decomposes(function: Callable[..., Any], call: Sample) -> bool:
     try:
         function(*call.args, **call.kwargs)
-    except Exception:  # whatever way it has of refusing
+    except Exception:  # a refusal may be any exception
         return False
     return True
 
@@ -230,15 +230,15 @@ def _parts(
 
 
 def own_kernel(name: str) -> str:
-    """The file of the kernel that an operator has in place of being recorded; else empty."""
+    """The file of the kernel that an operator has instead of being recorded; else empty."""
     base = os.path.basename(kernel_file(name, "PrivateUse1"))
     folder = "lazyxla" if base.endswith(".py") else "csrc/dispatch"
     return "" if base in ("", _RECORDED_IN) else f"{folder}/{base}"
 
 
 def _composite_kernel(name: str) -> str | None:
-    """Whether PyTorch has a kernel for all devices, which comes before the backend: "implicit" if
-    it is differentiated through its parts, else "explicit"."""
+    """Whether PyTorch has a kernel for all devices, which takes precedence over the backend:
+    "implicit" if it is differentiated through its parts, else "explicit"."""
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
     if has_kernel(name, "CompositeImplicitAutograd"):
         return "implicit"

@@ -32,7 +32,7 @@ lowered apart must draw the same. Counted from 1."""
 
 
 TRUE_SIZE = "lazyxla_true_size"
-"""In the meta of an input that tells how much of a padded dimension is true."""
+"""In the meta of an input that holds the true size of a padded dimension."""
 
 
 class FxGraph(NamedTuple):

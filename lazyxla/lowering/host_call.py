@@ -1,8 +1,8 @@
 """Host calls: operators without an XLA form as custom calls to PyTorch's own CPU kernels.
 
-Only programs for the CPU can have them, and only where the plugin takes handlers: there the
-handler in ``csrc/dispatch/host_call.cpp`` runs the operator on the program's own memory. Its header
-tells how a call is written.
+Only programs for the CPU can have them, and only where the plugin takes handlers: there the handler
+in ``csrc/dispatch/host_call.cpp`` runs the operator on the program's own memory. Its header
+describes how a call is written.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def _fits(name: str) -> bool:
     op = find_op(name)
     if op is None or not _is_pure(op):
         return False
-    if "quantize" in name and "fake_quantize" not in name:  # no schema tells quantized tensors
+    if "quantize" in name and "fake_quantize" not in name:  # schemas do not show quantized tensors
         return False
     tags = (
         torch.Tag.dynamic_output_shape,
@@ -81,7 +81,7 @@ def _is_pure(op: Any) -> bool:
 
 
 def _is_known(kind: str) -> bool:
-    """Whether arguments of a schema type can be told to the handler."""
+    """Whether arguments of a schema type can be passed to the handler."""
     bare = _without(kind, "Optional")
     element = _without(bare, "List")
     if element == bare:

@@ -205,7 +205,7 @@ def check(module: Any) -> None:
 
 
 def _not_valid(error: Exception) -> LoweringError:
-    """What the verifier says; it tells an operation's location, which is the operator's name."""
+    """The verifier's message; it contains an operation's location, which is the operator's name."""
     text = f"the module is not valid: {error}"
     operator = re.search(r'"(\w+::[\w.]+)"', str(error))
     return LoweringError(text + user_line(operator[1], error) if operator else text)

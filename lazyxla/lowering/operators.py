@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 META_NAMESPACE = "lazyxla_meta"
-"""Of operators that tell what those of torch's yield: ``lazyxla/meta_functions.py``."""
+"""Of operators that infer what torch's yield: ``lazyxla/meta_functions.py``."""
 
 
 def find_op(name: str) -> Any:

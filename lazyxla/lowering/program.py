@@ -58,7 +58,7 @@ class Settings(NamedTuple):
 
     default_dtype: torch.dtype
     precision: int
-    """Of float32 products: the position in PRECISIONS."""
+    """Of float32 matmuls: the position in PRECISIONS."""
 
     @classmethod
     def current(cls) -> Settings:

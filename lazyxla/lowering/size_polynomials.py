@@ -57,8 +57,8 @@ class Points:
     def _independent(
         self, choices: list[list[int]]
     ) -> tuple[list[tuple[int, ...]], list[list[Fraction]]]:
-        """Points whose first ones determine a polynomial, and what its coefficients are by the
-        values there. One more tells whether there is one."""
+        """Points whose first ones determine a polynomial, and its coefficients as functions of the
+        values there. One more point checks whether there is one."""
         found: list[tuple[int, ...]] = []
         reduced: list[list[Fraction]] = []
         rest: list[tuple[int, ...]] = []

@@ -101,8 +101,8 @@ def philox(
 
 
 def _blocks(shape: tuple[int, ...], size: int, make: Callable[[Array], list[Array]]) -> Array:
-    """Numbers of this shape; `make` tells the `size` numbers of a block, given the blocks' numbers
-    as a uint64 array."""
+    """Numbers of this shape; `make` returns the `size` numbers of each block, given the blocks'
+    indices as a uint64 array."""
     import jax
     import jax.numpy as jnp
 

@@ -1,4 +1,5 @@
-"""The decorators for users' rules: those of registry.py, with their mistakes told at the call."""
+"""The decorators for users' rules: those of registry.py, with their mistakes reported at the
+call."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class Indexing(Contractions):
         negative index, or one beyond the end, is of no element.
         """
         index = self.unsqueeze(index, dim)
-        # 64-bit comparisons are two for a TPU. What is out of range stays so in 32 bits.
+        # 64-bit comparisons are two for a TPU. What is out of range remains so in 32 bits.
         size = index.full(shape[dim])
         inside = self.bitcast(index, torch.uint64) < self.bitcast(size, torch.uint64)
         index = self.select(inside, index, -1).to(torch.int32)
@@ -242,7 +242,7 @@ class Indexing(Contractions):
             carry: what the first iteration gets.
             constants: what each iteration gets.
             ys: (dtype, shape) of each slice.
-            reverse: the last slice comes first.
+            reverse: the last slice is taken first.
 
         Returns:
             The last carry, and the stacked `ys`.

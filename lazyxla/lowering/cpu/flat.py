@@ -19,7 +19,7 @@ from lazyxla.lowering.program import Program, TensorSpec
 Shape = tuple[int, ...]
 
 _SHORT, _MANY = 64, 4096
-"""A last dimension of fewer elements is short; fewer elements in all take no time either way."""
+"""A last dimension of fewer elements is short; fewer elements in all take no time in any form."""
 
 
 def flatten(program: Program) -> Program | None:
@@ -63,7 +63,7 @@ def group_dimensions(shape: Shape, operands: Sequence[Shape]) -> list[list[int]]
 
 
 def merge(shape: Shape, groups: Sequence[Sequence[int]]) -> Shape:
-    """A tensor without dimensions stays one: it counts less in type promotion."""
+    """A tensor without dimensions remains one: it counts less in type promotion."""
     if not shape:
         return shape
     return tuple(math.prod(shape[d] for d in group if len(shape) >= -d) for group in groups)

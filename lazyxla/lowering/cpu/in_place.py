@@ -1,14 +1,14 @@
 """Writes in place whose source is their target.
 
 XLA's CPU compiler (jaxlib 0.10.2, xla-cpu-pjrt 0.0.1) fuses `dynamic_update_slice` with what
-computes the update, and lets the fusion write into the memory of its target. If the target comes to
-it reshaped, it does not see that the update is read from the same memory:
+computes the update, and lets the fusion write into the memory of its target. If the target is
+reshaped before, it does not see that the update is read from the same memory:
 
     y = x.reshape(256)                      x of 16 x 16
     y[16:80] = x[:4].reshape(64) + 1        reads rows that it has just written
 
-A call that is not inlined keeps the two apart. tests/lowering/test_in_place.py tells when the
-compiler is mended.
+A call that is not inlined keeps the two apart. tests/lowering/test_in_place.py fails once the
+compiler is fixed.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Collectives between processes (csrc/distributed/collectives.h) as XLA's own, for programs that
 the processes run together.
 
-Each process is one replica of such a program; the program tells which replicas are a group
-(`Program.groups`). The last input of an operator and its last result are a token: it only keeps
-order, and counts the calls.
+Each process is one replica of such a program; `Program.groups` lists the replicas of each group.
+The last input of an operator and its last result are a token: it only keeps order, and counts the
+calls.
 
 On the CPU a program that is one process's own calls the host instead: lowering/cpu/collectives.py.
 """
@@ -29,8 +29,8 @@ MESSAGES = ("send", "start_receive", "finish_receive")
 """What one process sends to another: the host's business everywhere."""
 
 _KINDS = ("sum", None, "prod", "min", "max", "and", "or", "xor")
-"""The builder's reductions, by the number of c10d's ReduceOp. What a mean is, or a sum of products,
-is recorded as a sum and what comes before or after it."""
+"""The builder's reductions, by the number of c10d's ReduceOp. A mean, or a premultiplied sum, is
+recorded as a sum and an operator before or after it."""
 _OF_BOOLS = {"sum": "or", "max": "or", "prod": "and", "min": "and"}
 """Gloo and NCCL add bools as bytes, so that the sum of two is true if one is."""
 _BITWISE = ("and", "or", "xor")

@@ -176,7 +176,7 @@ def convolution_backward(
     window = Window.of(w.shape[2:], stride, padding, dilation, groups)
     grad_x = grad_w = grad_bias = None
     if output_mask[0] and transposed:
-        # Output padding of a stride or more: no input stands for the windows at the end.
+        # Output padding of a stride or more: no input corresponds to the windows at the end.
         grad_x = b.slice(maps.forward(b, grad, w, window), [0] * x.rank, x.shape)
     elif output_mask[0]:
         grad_x = maps.input_grad(b, grad, w, x.shape[2:], window)

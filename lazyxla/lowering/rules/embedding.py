@@ -182,7 +182,7 @@ def _bag_maximum(
 ) -> tuple[Value, Value]:
     """The maxima of every bag and the embedding that each came from, the first one of equals.
 
-    As nothing compares with nan, one that comes first in its bag stays; later ones do not count.
+    As nothing compares with nan, one that is first in its bag is kept; later ones do not count.
     """
     count, shape = rows.shape[0], [sizes.shape[0], rows.shape[1]]
     vectors = b.unsqueeze(target, -1)

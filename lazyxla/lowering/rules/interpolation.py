@@ -1,7 +1,7 @@
 """The weights of interpolations along one dimension: nearest, linear, cubic, antialiased.
 
-Positions follow PyTorch: with `align_corners` the corners coincide and position i lies at
-i * (size - 1) / (out - 1); otherwise pixels are areas and i lies at (i + 0.5) * scale - 0.5.
+Positions follow PyTorch: with `align_corners` the corners coincide and position i is at i * (size -
+1) / (out - 1); otherwise pixels are areas and i is at (i + 0.5) * scale - 0.5.
 """
 
 from __future__ import annotations

@@ -74,7 +74,8 @@ def log2(x: Value) -> Value:
 
 
 def _log10_of_2(digits: int) -> tuple[float, float]:
-    """log10(2) as a number with so many binary places, whose multiples are exact, and the rest."""
+    """log10(2) as a number with this many fraction bits, whose multiples are exact, and the
+    rest."""
     with localcontext() as context:
         context.prec = 50
         exact = Decimal(2).log10()

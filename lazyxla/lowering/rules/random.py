@@ -51,7 +51,7 @@ _DIGITS = {
 
 
 def sampling_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype to sample in: float32 unless the result is wider."""
+    """The dtype to sample in: float32 unless the result has higher precision."""
     return torch.float64 if dtype in (torch.float64, torch.complex128) else torch.float32
 
 

@@ -3,8 +3,8 @@ scores (N, H, S, T) tile by tile in the chip's own memory and never writes them.
 
 It has no argument for the scale, so that queries or keys, whichever are fewer, are scaled before,
 and rounded once more in bfloat16 if the scale is no power of two; their gradient is scaled after.
-Its mask is known when a program is compiled: causal, none, or any pattern; tiles of which it leaves
-nothing are passed by.
+Its mask is known when a program is compiled: causal, none, or any pattern; tiles that it excludes
+are skipped.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ _MATMULS = {"_fwd_": 2, "_dq_": 3, "_dkv_": 4}
 
 
 def _tell_costs(b: Builder, result: Value, query: Value, key: Value, mask: Mask) -> None:
-    """Tells XLA what the kernels that made `result` cost: it cannot look into them.
+    """Declares to XLA the cost of the kernels that made `result`: it cannot inspect them.
 
     What they read is taken to be queries once, and keys and values once for each row of tiles.
     """
