@@ -36,7 +36,7 @@ struct HostProgram {
 // Which graphs the host may run.
 enum class OnHost : uint8_t {
   kNone,
-  kSmall,      // a small one that stays new
+  kSmall,      // a small one that is new each time
   kStage,      // a small one: it is a stage of a graph that was cut, which differs each time
   kFirstRuns,  // as kSmall, and the first runs of any that is not large
   kMedium,     // any that is not large
@@ -51,10 +51,10 @@ void set_host_program_maker(HostProgramMaker maker);
 // for each graph: it counts them.
 std::optional<HostProgram> find_host_program(const Graph& graph, OnHost which);
 
-// That of a graph whose first runs the host is to do, if it is one that it can.
+// That of a graph whose first runs the host is to do, if it can.
 std::optional<HostProgram> find_trial_program(const Graph& graph);
 
-// Waits for the inputs, and copies what does not lie in the host's memory.
+// Waits for the inputs, and copies those that are not in the host's memory.
 std::vector<pjrt::Buffer> run(const HostProgram& program, c10::ArrayRef<pjrt::Buffer*> inputs,
                               c10::ArrayRef<ir::ScalarValue> slots, const pjrt::Device& device);
 

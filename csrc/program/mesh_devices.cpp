@@ -30,9 +30,9 @@ MeshDevices find(const ir::Mesh& mesh) {
   return own;
 }
 
-// Of a mesh that may be a topology's, whose devices are not there.
+// For a mesh that may be a topology's, whose devices do not exist here.
 const MeshDevices& found_devices(const ir::Mesh& mesh) {
-  // Each thread has its own: they are asked for at every run.
+  // One table per thread, since every run reads it.
   thread_local ska::flat_hash_map<const ir::Mesh*, std::unique_ptr<const MeshDevices>> known;
   auto& found = known[&mesh];
   if (!found) found = std::make_unique<const MeshDevices>(find(mesh));

@@ -60,7 +60,7 @@ struct Partition {
   std::string devices() const;
   void add_to_key(std::vector<uint64_t>& key) const;
   size_t words() const { return 3 + inputs.size() + results.size(); }  // that this adds
-  // What it says, the same for all processes.
+  // Its content as a text that is the same in all processes.
   std::string text() const;
   // How the results of the compiled program are spread.
   std::vector<const ir::Sharding*> results_of(const pjrt::CompiledProgram& program) const;

@@ -11,7 +11,7 @@ namespace {
 using ir::Arg;
 
 // Appends values to a run of bytes so that different values never give the same bytes: every list
-// and string is preceded by its length, every choice by its number.
+// and string is preceded by its length, every variant by its tag.
 class Writer {
  public:
   // Names of groups are the processes' own.

@@ -183,7 +183,7 @@ std::vector<bool> Program::needed_inputs(const Graph& graph) const {
 
 namespace {
 
-// False if the plugin does not load it; then `why` says what it says.
+// False if the plugin does not load it; then `why` is its message.
 bool load(Variant& variant, const std::string& serialized, std::string& why) {
   try {
     variant.load(serialized);
@@ -373,7 +373,7 @@ VariantRef Program::make_whole(const Graph& graph, Compile how, const Origin& or
   variant->scalars.constants = graph.slots;
   if (spans_processes(graph) && (portable || graph.partition)) {
     auto identity = identity_of(graph, portable.value_or(""), options_text, variant->scalars);
-    // What numbers are left are needed to compile.
+    // The numbers that are left are needed to compile.
     if (others_have_other_numbers()) identity->without_numbers = 0;
     variant->identity = std::move(identity);
   }

@@ -108,7 +108,7 @@ struct Trial {
 
 class Program {
  public:
-  // `dropped`: whether there was one for this key that left the cache.
+  // `dropped`: whether an earlier one for this key was dropped from the cache.
   Program(const Graph& graph, bool dropped)
       : key_(graph.key), hash_(graph.hash), dropped_(dropped) {}
   const std::vector<uint64_t>& key() const { return key_; }
@@ -116,7 +116,7 @@ class Program {
 
   // The variant for these scalar values, if it is known; else, or while one is made, null.
   VariantRef find(const Graph& graph);
-  // The same, lowered by the caller, a worker, and compiled if there is none.
+  // The same; if there is none, the caller, a worker, lowers and compiles it.
   VariantRef variant(const Graph& graph, Compile how, const Origin& origin);
 
   // When one of its variants ran last, and how many there are: none if no graph could be lowered.
@@ -129,7 +129,7 @@ class Program {
 
  private:
   VariantRef known(const Graph& graph) const;
-  // The host's if it does this run, too; else the trial is over.
+  // The host's variant if the host does this run, too; else null, and the trial is over.
   VariantRef go_on_trying(const Graph& graph, const Origin& origin);
   bool is_on_trial() const { return trial_ && trial_->variant; }
   void add(VariantRef variant);
@@ -158,7 +158,7 @@ class Program {
   uint64_t hash_;
   bool dropped_;
   std::mutex mutex_;  // held while lowering: two workers never compile the same program twice
-  std::atomic<bool> is_making_{false};  // by whoever holds the mutex, which must not ask for it
+  std::atomic<bool> is_making_{false};  // set by the mutex's holder, which must not lock it again
   std::deque<VariantRef> variants_;     // newest first
   std::vector<bool> static_slots_;
   std::vector<bool> varying_;     // per slot, whether it is to be an input at once; or empty

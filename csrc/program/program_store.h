@@ -1,6 +1,6 @@
-// The program store: compiled programs on disk, so that the next process compiles nothing. What is
-// kept, and what it is found by, is lazyxla/cache/program_store.py's; programs that are new to the
-// process ask it, on workers.
+// The program store: compiled programs on disk, so that the next process compiles nothing.
+// lazyxla/cache/program_store.py defines what is kept, and by which keys; programs that are new to
+// the process ask it, on workers.
 #pragma once
 
 #include <cstdint>
@@ -40,7 +40,7 @@ class StoredGraph {
                                     const std::vector<ir::ScalarValue>& slots) = 0;
   // Why it was not found, as the end of a sentence; or empty.
   virtual std::string explain_miss() = 0;
-  // Keeps that its program is that of this artifact.
+  // Records that the graph's program is that of this artifact.
   virtual Added add(const std::vector<bool>& wanted, const std::vector<ir::ScalarValue>& slots,
                     const std::vector<uint32_t>& static_slots, const std::string& artifact) = 0;
 };

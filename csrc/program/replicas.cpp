@@ -21,7 +21,7 @@ Collectives& known_collectives() {
   return *instance;
 }
 
-// Nodes that need nothing but what is there anyway: numbers, and how a leaf is looked at.
+// Nodes that depend on no computed value: numbers, and views of leaves.
 std::vector<bool> light_nodes(const Graph& graph, const Wiring& wiring) {
   std::vector<bool> light;
   for (size_t i = 0; i < wiring.size(); ++i) {
@@ -48,7 +48,7 @@ void move_light_nodes(const Graph& graph, const Wiring& wiring, std::vector<uint
   for (size_t i = wiring.size(); i-- > 0;) {
     if (light[i] && !is_output[i] && wanted[i] != kNobody) stages[i] = wanted[i];
     for (int32_t operand : wiring.operands(i)) {
-      // What a collective takes is made before it.
+      // An operand of a collective is made before it.
       if (operand >= 0) wanted[operand] = std::min(wanted[operand], stages[i] & ~uint32_t{1});
     }
   }

@@ -64,16 +64,16 @@ struct Replicas {
   void add_to_key(std::vector<uint64_t>& key) const;
 };
 
-// What became of a launch. All members know the same.
+// The outcome of a launch. It is the same for all members.
 enum class Launched : uint8_t {
   kYes,
   kNo,             // not all have this whole graph
   kNumbersDiffer,  // nor that, but the graphs differ only in numbers that are constants
 };
 
-// What the distributed room knows. Set once.
+// Functions of the distributed room. Set once.
 struct Collectives {
-  // Who calls a collective.
+  // The caller of a collective.
   struct Caller {
     std::string group;
     Ranks ranks;
@@ -86,7 +86,7 @@ struct Collectives {
   std::function<HostProgram(const Graph&)> on_host;
   // Does `launch` once all members are known to launch the call of this turn (the token's number);
   // throws if they differ. A whole graph, which has an identity, is launched if all have the same;
-  // else all go on call by call. Called without the GIL.
+  // else all continue call by call. Called without the GIL.
   std::function<Launched(const Replicas&, int64_t turn, const Identity* whole,
                          c10::function_ref<void()> launch)>
       launch;

@@ -9,7 +9,7 @@
 
 namespace lazyxla::graph {
 
-// What of a program's scalars is an input, and what is a constant.
+// Which of a program's scalars are inputs, and which are constants.
 struct ScalarPlan {
   std::vector<bool> variable;              // per slot: a runtime input
   std::vector<ir::ScalarValue> constants;  // all slots' when it was made; an input's means nothing
@@ -38,7 +38,7 @@ std::vector<ir::SlotKind> slot_kinds(const Graph& graph);
 class ScalarHistory {
  public:
   // That of the programs that run here. Those of several processes have one of their own, for each
-  // mesh and for the same replicas, since all must make the same of it. These two are apart: a mesh
+  // mesh and for the same replicas, since all must decide the same. The two are separate: a mesh
   // must not learn from graphs that not all processes have (replicas.h).
   static ScalarHistory& of(const Graph& graph);
 

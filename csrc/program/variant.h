@@ -21,7 +21,7 @@ class Apart;
 struct Replicas;
 struct StageProgram;
 
-// What the processes compare that are about to launch a program together: whether it is the same.
+// What processes compare before they launch a program together: it must be the same.
 struct Identity {
   uint64_t hash = 0;
   uint64_t without_numbers = 0;        // of all but the constants; 0 if none can be an input
@@ -29,7 +29,7 @@ struct Identity {
 };
 
 // One compiled form of a program, perhaps still being compiled. That of a graph that was cut has
-// its stages' in place of an executable; a small one may have the host's.
+// its stages' programs instead of an executable; a small one may have the host's.
 struct Variant {
   ScalarPlan scalars;
   std::vector<uint32_t> float_slots;  // its inputs: one f64 array, one i64 array
@@ -37,7 +37,7 @@ struct Variant {
   std::string line;  // the user's that it was compiled for
   std::vector<StageProgram> stages;
   size_t handed_on = 0;                        // values that only stages hand on
-  bool is_trial = false;                       // another one will be its program's, or a stage's
+  bool is_trial = false;                       // a compiled one will replace it, or a stage's
   std::shared_ptr<const Partition> partition;  // of a program for many devices, else null
   std::shared_ptr<const Replicas> replicas;    // of one that several processes run, else null
   std::shared_ptr<Apart> apart;                // if its one stage is such a whole graph's
@@ -74,7 +74,7 @@ struct Variant {
   // What a run needs besides its arguments: temporary memory and results, in bytes. 0 if the plugin
   // does not report it.
   int64_t bytes_needed() const { return bytes_needed_; }
-  // To be called at every run. The cache asks which of two ran later.
+  // To be called at every run. The cache compares which of two ran later.
   void note_run() const;
   int64_t last_run() const { return last_run_; }
 

@@ -56,8 +56,8 @@ class Outcome {
     waiting::wait([this] { return is_there(); });
   }
 
-  // Waits; throws what the job threw. The first who asks gives the job's warnings, which Python
-  // would not see as such on another thread.
+  // Waits; throws what the job threw. The first call raises the job's warnings, which Python would
+  // not see as such on another thread.
   const T& get() const {
     wait();
     if (!told_.exchange(true)) {
