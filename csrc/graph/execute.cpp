@@ -49,10 +49,11 @@ std::optional<int64_t> free_memory(const pjrt::Device& device) {
   return pjrt::free_host_memory();
 }
 
-// It is not worth asking for less, which takes longer than a small program.
+// Smaller programs are not checked: the query takes longer than they do.
 constexpr int64_t kSmall = int64_t{64} << 20;
 
-// Throws if the program needs more than there is. What it is given counts as free: it is reused.
+// Throws if the program needs more memory than is free. Donated inputs count as free: they are
+// reused.
 void check_fits(const Variant& variant, const Run& run, const pjrt::Device& device) {
   int64_t needed = variant.bytes_needed();
   if (needed < kSmall) return;
@@ -202,7 +203,7 @@ int64_t turn_of(DeviceBuffer& token) {
   return token.turn = turn;
 }
 
-// Without looking whether it fits.
+// Does not check whether it fits.
 Launched enqueue(const Variant& variant, const Run& run, c10::DeviceIndex index) {
   const auto launch = [&] { enqueue_own(variant, run, index); };
   if (!variant.replicas) {
@@ -270,7 +271,7 @@ std::vector<Replaced> copies(const std::vector<Replaced>& all) {
   return made;
 }
 
-// If a stage fails, it is undone, and those before it unless one has consumed something.
+// If a stage fails, it is undone, and so are those before it unless one has consumed something.
 void execute_stages(const Variant& variant, const Run& run, c10::DeviceIndex index) {
   std::vector<StageRun> runs = stage_runs(variant, run);
   std::vector<Replaced> undoable;

@@ -37,16 +37,16 @@ struct Run {
 // PyTorch.
 void keeping(const Run& run, c10::DeviceIndex device, c10::function_ref<void()> action);
 
-// Whether the host computes something of it whose inputs are not there yet.
+// Whether the host computes a part of it whose inputs are not ready yet.
 bool would_wait(const Variant& variant, const Run& run);
 
 // Enqueues a run on the device and keeps its promises.
 void execute(const Variant& variant, const Run& run, c10::DeviceIndex device);
 
-// Throws if a program that needs so many bytes does not fit in what is free on the device.
+// Throws if a program that needs `needed` bytes does not fit in the device's free memory.
 void check_free(const Variant& variant, int64_t needed, const pjrt::Device& device);
 
-// Undoes a run if it fails on the device, later. Holds on to what would be given back.
+// Undoes a run if it fails on the device, later. Keeps what would be given back alive.
 pjrt::InFlight::Listener undo_on_failure(std::shared_ptr<std::vector<Replaced>> replaced,
                                          c10::DeviceIndex device);
 

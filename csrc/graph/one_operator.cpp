@@ -115,7 +115,7 @@ std::optional<OneOperator> OneOperator::prepare(const ir::OpSpec& spec, uint64_t
   call.variant_ = std::move(variant);
   call.draws_ = std::move(draws);
   for (uint8_t leaf = 0; leaf < pattern.num_leaves; ++leaf) {
-    // Of the old content only the storage and the operands know: its memory is free for the new.
+    // Only the storage and the operands refer to the old content: its memory is free for the new.
     if (pattern.alias_of[leaf] >= 0 && dies_with(*leaves[leaf], mentions[leaf] + 1)) {
       call.donated_.push_back(leaf);
     }

@@ -1,7 +1,7 @@
 // Runs of programs that are partitioned over many devices (program/partition.h).
 //
-// As any run (execute.h), but every device of the mesh is given its part of each input, and the
-// numbers that are inputs whole; each result is a buffer on every device.
+// As any run (execute.h), but every device of the mesh is given its part of each input, and all
+// numbers that are inputs; each result is a buffer on every device.
 #pragma once
 
 #include <functional>
@@ -18,8 +18,8 @@ void execute_partitioned(const Variant& variant, const Run& run, c10::DeviceInde
 // with it.
 void await_all_devices();
 
-// Asked before a program is launched that is for the devices of other processes, too: throws unless
-// they launch the same one. Set once, when processes meet; takes no lock of ours.
+// Called before the launch of a program that is for the devices of other processes, too: throws
+// unless they launch the same one. Set once, when processes connect; takes no lock of ours.
 using LaunchCheck = std::function<void(const ir::Mesh& mesh, const Variant& variant)>;
 void set_launch_check(LaunchCheck check);
 

@@ -17,8 +17,8 @@
 namespace lazyxla::graph {
 namespace {
 
-// A graph in the memory of the thread's last one: what a flush allocates above a KiB has malloc put
-// together all that was freed before.
+// Reuses the memory of the thread's last graph: an allocation above a KiB makes malloc consolidate
+// all that was freed before.
 class ReusedGraph {
  public:
   ReusedGraph() : graph(std::move(spare_)) {}
@@ -81,7 +81,7 @@ std::vector<bool> dependents(const Graph& graph, size_t failed) {
   return tainted;
 }
 
-// Makes those storages pending again that hold what they were promised and do not depend on node
+// Makes those storages pending again that still hold their promises and do not depend on node
 // `failed`.
 void make_pending_again(ir::PendingSet& pending, Graph& graph, size_t failed) {
   const std::vector<bool> tainted = dependents(graph, failed);
@@ -220,7 +220,7 @@ void Parts::make() {
     try {
       part.variant = part.program->find(part.missed->graph);
       if (part.variant) continue;
-      draws.swap(draws_);  // they go back if this part cannot be made
+      draws.swap(draws_);  // returned if this part cannot be made
       part.variant = make_program(pending_, part.program, part.missed, Compile::kNow, origin_,
                                   part.slot, replaces_);
       draws.swap(draws_);
@@ -323,7 +323,7 @@ void run_pending(ir::PendingSet& pending, const RunSettings& settings) {
   }
   if (trace) trace->push_back(reused.graph.hash);
   const bool partitioned = reused.graph.partition != nullptr;
-  // Who asks for a result waits for its program; the modes that run operators by themselves do not.
+  // A flush for a result waits for its program; the modes that run operators by themselves do not.
   // How a program for many devices spreads its results must be known before they are read.
   const bool later = settings.nobody_waits && !options().blocking && !partitioned;
   const auto program = find_program(reused.graph);

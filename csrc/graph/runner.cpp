@@ -50,7 +50,7 @@ class WaitingRun {
 
  private:
   // One by one: freeing a buffer takes a while, and a reference that is not counted meanwhile would
-  // keep the next flush from giving another one away, which makes another program of its graph.
+  // keep the next flush from donating another one, so that its graph became another program.
   static void let_go(std::vector<BufferRef>& buffers) {
     for (BufferRef& buffer : buffers) {
       --buffer->waiting_runs;

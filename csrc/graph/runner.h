@@ -2,9 +2,9 @@
 //
 // In the eager modes no caller waits for a program to be compiled. Compiling is done by a pool of
 // threads (program/workers.h), and a run whose program is not ready yet, or that has others before
-// it, is left to a thread that does nothing else. The caller goes on to the next operator, whose
-// program may be compiled at the same time; its results are promised, and a read of one waits for
-// it. In steady state nothing compiles, and the caller runs everything itself.
+// it, is left to a dedicated thread. The caller goes on to the next operator, whose program may be
+// compiled at the same time; its results are promised, and a read of one waits for it. In steady
+// state nothing compiles, and the caller runs everything itself.
 //
 // The order is that in which results were promised: an ExecutionSlot is taken under the device's
 // mutex, together with the promises. So a run may donate memory that earlier runs read, and none
@@ -50,7 +50,7 @@ class ExecutionSlot {
 
   bool is_used() const { return number_ == 0; }
 
-  // Runs it before returning, after those that come before it.
+  // Runs it before returning, after those before it.
   void run_now(const VariantRef& variant, const Run& run);
 
   // Runs it as soon as it can be run: often now.

@@ -39,7 +39,7 @@ class Tape {
   void start();
   void stop();
 
-  // To be called by a flush, before its graph is taken apart.
+  // To be called by a flush, before its graph is consumed.
   void take(const Graph& graph, const VariantRef& variant);
 
   int flushes = 0;

@@ -113,7 +113,7 @@ void download_shards(const Shards& shards, const ir::TensorType& type, void* des
   const MeshDevices& own = own_devices(sharding.mesh());
   TORCH_INTERNAL_ASSERT(holds_all(sharding));
   for (size_t i = 0; i < shards.buffers.size(); ++i) {
-    // Which one of those that hold a part is read does not matter; where all are here, it is known.
+    // If several devices hold a part, any copy will do: the first, if all devices are here.
     if (own.are_all && !sharding.is_first(i)) continue;
     const Region region(type, sharding, own.positions[i]);
     if (region.is_empty()) continue;

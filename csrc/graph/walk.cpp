@@ -11,7 +11,7 @@ class Walk {
  public:
   explicit Walk(Graph& graph) : graph_(graph) { begin(); }
 
-  // Nothing is seen any more.
+  // Forgets all nodes seen.
   void begin() {
     static std::atomic<uint64_t> epoch{0};
     number_ = ++epoch;
@@ -19,7 +19,7 @@ class Walk {
   uint64_t number() const { return number_; }
   bool seen(const ir::Node* node) const { return node->visit == number_; }
 
-  // Numbers everything below `root`, operands first, without recursion.
+  // Numbers everything that `root` depends on, operands first, without recursion.
   void visit(ir::Node* root) {
     if (seen(root)) return;
     stack_.push_back({root, 0});
@@ -279,7 +279,7 @@ std::vector<Graph> split(Graph& graph) {
   }
   made[0].draws.swap(graph.draws);
   const uint64_t setting = graph.key[0];
-  graph.clear();  // a reference of its own would keep memory from being given away
+  graph.clear();  // a reference of its own would prevent donation
   for (Graph& part : made) {
     Walk walk(part);
     number(walk, part, setting);
