@@ -27,7 +27,7 @@ bool is_same(const Tensor& a, int64_t i, const Tensor& b, int64_t j) {
   return TORCH_GUARD_OR_FALSE(a.sym_size(i).sym_eq(b.sym_size(j)));
 }
 
-// Where it is not, PyTorch on the CPU composes the result, too, which is contiguous then.
+// Where it is not, PyTorch on the CPU composes the result, too, which is then contiguous.
 bool is_innermost_last(const Tensor& x) {
   return TORCH_GUARD_OR_FALSE(x.sym_size(3).sym_eq(1)) ||
          TORCH_GUARD_OR_FALSE(x.sym_stride(3).sym_eq(1));
@@ -37,7 +37,7 @@ bool has_one_node(const Tensor& query, const Tensor& key, const Tensor& value,
                   const std::optional<Tensor>& mask) {
   if (!at::globalContext().userEnabledFlashSDP()) return false;
   if (query.dim() != 4 || key.dim() != 4 || value.dim() != 4) return false;
-  // Only the heads of keys and values may be fewer, each then for a group of queries' heads.
+  // Only keys and values may have fewer heads, each then for a group of the queries' heads.
   const bool same = is_same(query, 0, key, 0) && is_same(query, 0, value, 0) &&
                     is_same(key, 1, value, 1) && is_same(key, 2, value, 2) &&
                     is_same(query, 3, key, 3) && is_same(query, 3, value, 3);

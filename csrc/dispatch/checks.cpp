@@ -20,7 +20,7 @@ namespace {
 using c10::IValue;
 using Args = c10::ArrayRef<IValue>;
 
-// Tensors with more elements are not made on the CPU for the sake of an error message.
+// Tensors with more elements are not made on the CPU just for an error message.
 constexpr int64_t kLarge = 1 << 22;
 
 // Floating-point or complex, but for the dtypes of 8 bits and fewer, which promote with no other
@@ -31,7 +31,7 @@ bool is_inexact(c10::ScalarType dtype) {
          dtype == c10::ScalarType::Half || dtype == c10::ScalarType::BFloat16;
 }
 
-// Arguments with CPU tensors for tensors: what to_meta is to the meta device.
+// Replaces tensors among arguments by CPU tensors, as to_meta does by meta tensors.
 class ToCpu {
  public:
   ToCpu(const OpInfo& info, Args args, const CpuCall& how) : how_(how) {
@@ -57,7 +57,7 @@ class ToCpu {
   at::Tensor on_same_storage(const at::Tensor& tensor);
 
   const CpuCall how_;
-  std::map<int64_t, int64_t> small_;  // what becomes of large sizes
+  std::map<int64_t, int64_t> small_;  // the small sizes that replace large ones
   c10::ScalarType widest_ = c10::ScalarType::Half;
   std::vector<std::pair<at::Tensor, at::Tensor>> known_;  // with those that share memory
   std::map<std::pair<const c10::StorageImpl*, c10::ScalarType>, at::Tensor> storages_;
@@ -91,7 +91,7 @@ at::Tensor ToCpu::made(const at::Tensor& tensor) {
     if (auto found = small_.find(size); found != small_.end()) size = found->second;
   }
   auto options = c10::TensorOptions().dtype(dtype_of(tensor));
-  // Elements that share their memory take none; only writing forms mind.
+  // An expanded tensor takes little memory; only writing forms refuse it.
   bool spread = !how_.shrink && tensor.numel() > kLarge;
   return spread ? at::full({}, how_.fill, options).expand(sizes)
                 : at::full(sizes, how_.fill, options);
@@ -146,7 +146,7 @@ IValue ToCpu::operator()(const IValue& value, ArgKind kind) {
   }
 }
 
-// Leaves the CPU's default generator as it was.
+// Restores the CPU's default generator.
 class KeepRandomState {
  public:
   explicit KeepRandomState(bool random) {
@@ -254,8 +254,8 @@ void check_as_cpu(const OpInfo& info, Args args, const CpuCall& how) {
 
 namespace {
 
-// Whether the CPU refuses the call, and what it says. Not if it has no kernel for it: XLA may well
-// have one.
+// The CPU kernel's error, if it refuses the call. Empty if it has no kernel for the call: XLA may
+// still support it.
 std::optional<std::string> verdict(const OpInfo& info, Args args, const CpuCall& how) {
   try {
     check_as_cpu(info, args, how);
@@ -276,7 +276,8 @@ void check_mixed_dtypes(const OpInfo& info, Args args, const Scan& scan) {
     if (is_inexact(dtype)) dtypes.insert(dtype);
   }
   if (dtypes.size() < 2) return;
-  // A shape among the arguments does not shrink: then both are refused for it.
+  // A shape among the arguments does not shrink. Then both shrunk calls are refused for it, and the
+  // call with its own sizes decides.
   for (const bool shrink : {true, false}) {
     if (!shrink && !affordable_on_cpu(scan)) return;
     const auto refused = verdict(info, args, {.shrink = shrink});
@@ -299,7 +300,7 @@ void check_static(const OpInfo& info, Args args) {
 }
 
 void check_small(const OpInfo& info, Args args, const Scan& scan, const Inference& inference) {
-  constexpr int64_t kFew = 1 << 12;  // what a factory is let make
+  constexpr int64_t kFew = 1 << 12;  // the most elements that a factory may make
   bool empty = false;
   int64_t elements = 0;
   for (const c10::TensorImpl* operand : scan.operands) {
@@ -309,21 +310,21 @@ void check_small(const OpInfo& info, Args args, const Scan& scan, const Inferenc
   for (const auto& result : inference.results) {
     if (result.defined) elements += c10::multiply_integers(result.geometry.sizes);
   }
-  // What this one checks of its pivots are their values.
+  // This operator checks the values of its pivots.
   bool of_values = info.functional_name == "aten::linalg_ldl_solve";
   bool small = info.factory ? elements <= kFew : empty && elements <= kLarge;
   if (!small || of_values) return;
   try {
-    // Zeros are indices, lengths and offsets that are right if any are.
+    // Zeros are valid indices, lengths and offsets if any value is.
     check_as_cpu(info, args, {.fill = info.checks.on_cpu_with.value_or(0)});
   } catch (const c10::NotImplementedError&) {
-    // The CPU has no kernel for this dtype; XLA may well have one.
+    // The CPU has no kernel for this dtype; XLA may still support it.
   }
 }
 
 void check_numbers(const OpInfo& info, Args args, const Scan& scan, uint64_t key_hash) {
   if (info.checks.numbers == Checks::kNever) return;
-  // Numbers that are no slots (complex ones) are part of the key, but not of what is inferred.
+  // Numbers without slots (complex ones) are part of the key, but inference ignores them.
   bool always = info.checks.numbers == Checks::kAlways;
   if (!always && (scan.slots.empty() || !takes_integers(scan))) return;
   static_assert(sizeof(ir::ScalarValue) == sizeof(uint64_t));

@@ -38,7 +38,7 @@ void set_argument_checks(ArgumentChecks checks);
 // Fills in `info.checks`. Once per operator, when all else of `info` is known.
 void find_checks(OpInfo& info);
 
-// How the CPU is asked.
+// How the CPU kernel is called.
 struct CpuCall {
   int fill = 0;            // what the tensors are filled with
   bool shrink = false;     // sizes of calls with many elements become small ones
@@ -55,7 +55,7 @@ void check_as_cpu(const OpInfo& info, c10::ArrayRef<c10::IValue> args, const Cpu
 // not if they are all of one.
 void check_mixed_dtypes(const OpInfo& info, c10::ArrayRef<c10::IValue> args, const Scan& scan);
 
-// Whether a call is small enough to be made on the CPU for the sake of an error message.
+// Whether a call is small enough to be made on the CPU just for an error message.
 bool affordable_on_cpu(const Scan& scan);
 
 // Refuses numbers that PyTorch cannot pass to a kernel in a list, where it takes those below -2**62

@@ -1,7 +1,7 @@
 // Copies: between dtypes and geometries of a device, between devices, and to and from the host.
 //
-// A copy on one device computes nothing by itself: the target's storage gets the source's value.
-// Data that leaves for the host is what makes a program run: reading flushes.
+// A copy on one device computes nothing by itself: the target's storage gets the source's value. A
+// copy to the host runs a program: reading flushes.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -17,17 +17,17 @@ struct Data {
 };
 
 // Throws, before anything is flushed, if the tensor was recorded in a capture (record/capture.h):
-// it has no data and gets none. `reader` is who asks for it.
+// it has no data and gets none. `reader` names the caller in the message.
 void check_has_data(const at::Tensor& tensor, const char* reader);
 
 // Flushes until the tensor's storage holds data; another thread may write in between.
 Data computed(const at::Tensor& tensor);
 
-// The same, where this process's devices have all of it: what others hold a part of is copied to
-// all of them, which the other processes must do, too.
+// The same, with all of the data on this process's devices: data of which other processes hold a
+// part is copied to all of them, which the other processes must do, too.
 Data computed_here(const at::Tensor& tensor);
 
-// Gives a contiguous tensor on its own memory its content.
+// Sets the content of a contiguous tensor on its own memory.
 void set_leaf(const at::Tensor& target, ir::Value leaf);
 
 // A copy of the tensor's elements on the same device, contiguous; recorded only.

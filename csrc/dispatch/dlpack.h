@@ -18,7 +18,7 @@ namespace lazyxla::dispatch {
 at::Tensor host_view(const at::Tensor& tensor);
 
 // A tensor of the device on a CPU tensor's memory, of the same sizes and strides; the memory lives
-// as long as it is needed. Memory that the device cannot use, such as that with gaps between the
+// as long as it is needed. Memory that the device cannot use, for example with gaps between the
 // elements, is copied.
 at::Tensor share_host(const at::Tensor& host, c10::DeviceIndex device);
 

@@ -66,8 +66,8 @@ c10::OperatorHandle asked_for(const c10::OperatorHandle& op) {
   return c10::Dispatcher::singleton().findSchema({own, name.overload_name}).value_or(op);
 }
 
-// Calls `op`, or what is asked for it, on what `stack` holds; false if some operator within it has
-// no meta kernel.
+// Calls `op`, or the operator that replaces it, on the arguments on `stack`; false if some operator
+// within it has no meta kernel.
 bool call_on_meta(const c10::OperatorHandle& op, Args& stack) {
   const c10::OperatorHandle asked = asked_for(op);
   if (!has_meta_kernel(asked)) return false;
@@ -80,7 +80,7 @@ bool call_on_meta(const c10::OperatorHandle& op, Args& stack) {
   return true;
 }
 
-// What the functional counterpart is called with, in its own order.
+// The arguments of the functional counterpart, in its own order.
 Args functional_args(const OpInfo& info, c10::ArrayRef<IValue> args) {
   Args result;
   for (const ArgSource& source : info.functional_args) {
@@ -188,7 +188,7 @@ std::unique_ptr<Recipe> infer(const OpInfo& info, c10::ArrayRef<IValue> args, co
   check_static(info, args);
   Args functional = functional_args(info, args);
   std::string key = store_key(info, scan);
-  // What a user's own operator yields may be another thing in the next process.
+  // The results of a user's own operator may differ in the next process.
   bool lasting = info.name.starts_with("aten::");
   auto inference = lasting ? InferenceStore::get().find(key) : std::nullopt;
   if (!inference) {

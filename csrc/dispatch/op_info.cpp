@@ -189,8 +189,7 @@ bool fills(const std::string& functional_name) {
   return names.count(functional_name) > 0;
 }
 
-// Operators whose first argument only lends its shape and dtype: what they make owes nothing to
-// what was there before.
+// Operators that use only the shape and dtype of their first argument: its content does not matter.
 bool ignores_self(const std::string& functional_name) {
   static const auto& names = *new const std::unordered_set<std::string>{
       "aten::fill.Scalar",
@@ -303,7 +302,7 @@ std::unique_ptr<OpInfo> make_info(const OperatorHandle& op) {
   return info;
 }
 
-// All that were made.
+// All infos that were made.
 struct Infos {
   std::mutex mutex;
   std::unordered_map<c10::OperatorName, std::unique_ptr<OpInfo>> table;

@@ -14,9 +14,9 @@
 
 namespace lazyxla::dispatch {
 
-// As long as it lives, operators see nothing of the modes that the user's program is under: no
-// autograd, no autocast, no torch_dispatch or torch_function mode (set_default_device is one), no
-// functorch level.
+// As long as it lives, operators ignore the modes that the user's program is in: no autograd, no
+// autocast, no torch_dispatch or torch_function mode (set_default_device is one), no functorch
+// level.
 class PlainScope {
  public:
   PlainScope()

@@ -1,4 +1,4 @@
-// The recorder: one kernel that records every operator, and knows none.
+// The recorder: one kernel that records every operator, without knowing any.
 //
 //     torch operator ──> Scan ──> shape memo ──hit──> Node, fresh tensors, writes
 //                                     └─miss─> infer (meta functions) ──> Recipe
@@ -27,8 +27,8 @@ void record(const OpInfo& info, torch::jit::Stack* stack);
 at::Tensor record(const OpInfo& info, c10::ArrayRef<c10::IValue> args);
 
 // To be called after the operator `op` (its OpSpec's id, or any number that identifies it) was
-// recorded on a device, without its mutex: runs what is pending if the mode says so, or when there
-// is too much of it.
+// recorded on a device, without its mutex: runs what is pending if the mode requires it, or when
+// there is too much of it.
 void after_recording(c10::DeviceIndex device, uint64_t op);
 
 // Works out the recipe of a call that the memo does not know (infer.cpp). Throws PyTorch's error if

@@ -30,7 +30,7 @@ using ir::Value;
 
 c10::TensorImpl& impl_of(const at::Tensor& tensor) { return *tensor.unsafeGetTensorImpl(); }
 
-// Declares it, on the geometry that the tensor has. Returns the data that is to be moved.
+// Declares the sharding on the tensor's geometry. Returns the data that is to be moved.
 Value declare(const at::Tensor& tensor, const ir::Sharding& sharding) {
   ir::Storage& storage = storage_of(impl_of(tensor));
   const Geometry geometry = geometry_of(impl_of(tensor));

@@ -18,15 +18,15 @@ namespace lazyxla::dispatch {
 // this sharding. The tensor must be all of its memory.
 void shard(const at::Tensor& tensor, const ir::Sharding& sharding);
 
-// A tensor that is sharded so, of which this process has its devices' part: `local`, on the CPU.
-// That must be one block, whose size divides evenly among them.
+// A tensor with this sharding, of which `local`, on the CPU, is the part of this process's devices.
+// It must be one block, whose size divides evenly among them.
 at::Tensor shard_local(const at::Tensor& local, const ir::Sharding& sharding);
 
 // The parts of a sharded tensor that this process's devices hold, each once: where they begin, and
 // the elements, on the CPU.
 using Blocks = std::vector<std::pair<std::vector<int64_t>, at::Tensor>>;
 Blocks local_blocks(const at::Tensor& tensor);  // flushes
-// Gives a tensor such parts as its content.
+// Sets a tensor's content to such parts.
 void set_local_blocks(const at::Tensor& tensor, const ir::Sharding& sharding, const Blocks& blocks);
 
 // How the tensor's elements are spread; null if they are not. Flushes if it is not known yet.
@@ -36,7 +36,7 @@ const ir::Sharding* sharding_of(const at::Tensor& tensor);
 // others.
 const ir::Sharding* declared_sharding(const at::Tensor& tensor);
 
-// The same, or else how its data is spread, if it is there. Flushes nothing.
+// The same, or else how its data is spread, if it exists. Flushes nothing.
 const ir::Sharding* known_sharding(const at::Tensor& tensor);
 
 }  // namespace lazyxla::dispatch

@@ -20,7 +20,7 @@ using ir::Arg;
 using ir::Geometry;
 using ir::Value;
 
-// What an internal node's spec is keyed by. The numbers only need to differ from each other.
+// The keys of internal nodes' specs. The numbers only need to differ from each other.
 enum Internal : uint64_t {
   kView = 1,
   kViewScatter,
@@ -118,8 +118,8 @@ void check_bounds(const Geometry& g, const ir::Storage& storage) {
               storage.nbytes());
 }
 
-// Tensors whose conjugate or negative is meant carry a bit that says so. PyTorch resolves it before
-// most operators, but some (matmuls) take such tensors as they are.
+// A tensor that stands for its conjugate or negative has a bit set. PyTorch resolves it before most
+// operators, but some (matmuls) take such tensors as they are.
 bool has_math_bits(const c10::TensorImpl& tensor) {
   return tensor.key_set().has_any(
       c10::DispatchKeySet({c10::DispatchKey::Conjugate, c10::DispatchKey::Negative}));
@@ -148,7 +148,7 @@ Value content(ir::Storage& storage) {
   return storage.value() ? storage.value() : undefined(storage.base());
 }
 
-// Whether reading through `tensor` is reading the storage's value as it is.
+// Whether reading through `tensor` is reading the storage's value unchanged.
 bool is_base(const c10::TensorImpl& tensor, const Geometry& base) {
   return tensor.storage_offset() == 0 && c10::typeMetaToScalarType(tensor.dtype()) == base.dtype &&
          ir::same_layout(tensor.sizes(), tensor.strides(), base.sizes, base.strides);

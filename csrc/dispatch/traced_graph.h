@@ -59,7 +59,7 @@ class TracedGraph {
   const std::vector<Input>& inputs() const { return inputs_; }
 
   // Records a call on tensors that are as they were when traced, in the order of `inputs()`. The
-  // caller calls after_recording() when it has let go of them.
+  // caller calls after_recording() when it has dropped them.
   std::vector<at::TensorBase> record(c10::ArrayRef<c10::TensorImpl*> inputs) const;
 
  private:
