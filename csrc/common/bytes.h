@@ -1,5 +1,5 @@
-// Bytes: values one after the other, as the caches' files and keys hold them. Numbers are as the
-// machine has them: a file is read by the kind of machine that wrote it.
+// Bytes: values one after the other, as the caches' files and keys hold them. Numbers have the
+// machine's byte order: a file is read by the kind of machine that wrote it.
 #pragma once
 
 #include <cstdint>
@@ -46,7 +46,7 @@ struct ByteReader {
     return bytes;
   }
 
-  // How many of something follow, each a byte or more: no more than there are bytes.
+  // A count of the items that follow, each a byte or more: at most as many as there are bytes.
   uint64_t take_count() {
     const auto count = take<uint64_t>();
     ok = ok && count <= left.size();

@@ -33,8 +33,8 @@ Pointer make_owned(Args&&... args) {
 }
 
 #ifdef Py_PYTHON_H
-// A number that the interpreter gives a dict anew whenever it is written to (PEP 509). 0 from
-// Python 3.12 on, which has none.
+// The version tag of a dict, which changes whenever it is written to (PEP 509). 0 from Python 3.12
+// on, which has none.
 inline uint64_t dict_version(PyObject* dict) {
 #if PY_VERSION_HEX < 0x030C0000
   return reinterpret_cast<PyDictObject*>(dict)->ma_version_tag;

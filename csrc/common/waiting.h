@@ -1,7 +1,7 @@
 // Waiting, so that Ctrl-C ends it.
 //
-// Python runs signal handlers in its main thread only, and only when it is asked to. So a wait in
-// that thread, for a compiler, a device or another thread, asks now and then: a wait that is
+// Python runs signal handlers in its main thread only, and only when called. So a wait in that
+// thread, for a compiler, a device or another thread, calls it now and then: a wait that is
 // interrupted throws what the handler raised. Other threads just wait.
 //
 //     waiting::wait([&] { return state != kPromised; });   // one side
@@ -30,7 +30,7 @@ void give_up(std::string reason);
 // Throws the reason, if there is one.
 void check_given_up();
 
-// Whether a wait of this thread can be ended before: interrupted, or given up.
+// Whether a wait of this thread can end early: interrupted, or given up.
 bool is_interruptible();
 // Waits of all threads may be given up: the other processes are watched.
 void set_watched();
