@@ -32,7 +32,7 @@ class Buffer {
   Buffer(const Device& device, PJRT_Buffer* raw, size_t nbytes, Counted);
 
   ~Buffer();
-  Buffer(Buffer&& other) noexcept;  // what is moved from is as if consumed
+  Buffer(Buffer&& other) noexcept;  // a buffer that was moved from is like a consumed one
   Buffer& operator=(Buffer&&) = delete;
 
   PJRT_Buffer_Type dtype() const;
@@ -42,7 +42,7 @@ class Buffer {
   int device_index() const;
   PJRT_Buffer* raw() const { return raw_.load(std::memory_order_acquire); }  // null once consumed
 
-  // Whether the value is there (or its computation has failed). Does not wait.
+  // Whether the value is ready (or its computation has failed). Does not wait.
   bool ready() const;
 
   // Waits for the value. Throws if its computation failed or the buffer was consumed.
@@ -71,7 +71,7 @@ class Buffer {
   const Device* device_;
   std::atomic<PJRT_Buffer*> raw_;  // null once consumed
   size_t nbytes_;
-  mutable std::atomic<bool> ready_{false};  // saves asking again; a failed buffer never sets it
+  mutable std::atomic<bool> ready_{false};  // saves another query; a failed buffer never sets it
 };
 
 }  // namespace lazyxla::pjrt

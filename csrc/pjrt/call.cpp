@@ -52,7 +52,7 @@ void await_event(const PJRT_Api* api, PJRT_Event* event, std::string_view what) 
     destroy_event(api, event);
     throw;
   }
-  await_copy(api, event, what);  // it has happened: this only asks how it ended
+  await_copy(api, event, what);  // it has happened: this only gets its result
 }
 
 }  // namespace lazyxla::pjrt

@@ -28,7 +28,7 @@ class Error : public std::runtime_error {
   PJRT_Error_Code code_;
 };
 
-// The name of a code as the field writes it, for example "RESOURCE_EXHAUSTED".
+// The name of a code in the usual spelling, for example "RESOURCE_EXHAUSTED".
 std::string_view code_name(PJRT_Error_Code code);
 
 // Frees `error` and throws it as an Error whose message is "<what>: <CODE>: <plugin's message>".

@@ -18,7 +18,7 @@ namespace lazyxla::pjrt {
 namespace {
 
 // The arrays one call of the C API needs. Each thread keeps a set; a call takes it and puts it
-// back, so that a call inside a call (a host kernel that runs a program itself) gets its own.
+// back, so a nested call (a host kernel that runs a program itself) gets its own.
 struct Scratch {
   std::vector<PJRT_Buffer*> args;
   std::vector<int64_t> kept_args;

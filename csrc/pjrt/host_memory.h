@@ -14,8 +14,8 @@
 namespace lazyxla::pjrt {
 
 // Makes malloc keep what is freed, blocks of up to 256 MiB and up to 1 GiB of unused memory. For
-// the whole process; leaves alone what the user has set by MALLOC_..._ or GLIBC_TUNABLES variables,
-// and other allocators than glibc's.
+// the whole process; does not change what the user has set by MALLOC_..._ or GLIBC_TUNABLES
+// variables, nor other allocators than glibc's.
 void keep_freed_memory();
 
 // Whether the process has more than half of the memory mappings that it may have. Takes up to a few

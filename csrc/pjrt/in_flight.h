@@ -8,8 +8,8 @@
 // they are kept here, too, and freed when a later execution finds the event ready. They hold no
 // device memory: that is the outputs' by then.
 //
-// Uploads are entered, too, as far as they are still under way: waiting for the device means that
-// what was sent to it has arrived.
+// Uploads are entered, too, as far as they are still under way: a wait for the device includes what
+// was sent to it.
 //
 // A failure is reported once: by `await`, or by the first read of a failed result (`take_failure`).
 // If other executions that were in flight at that time fail, too, this is taken for a consequence,
@@ -36,8 +36,8 @@ namespace lazyxla::pjrt {
 
 class InFlight {
  public:
-  // Called once when the execution is over, by any thread that happens to see it, without locks:
-  // with null, or why it failed. What it returns is added to the failure's message.
+  // Called once when the execution is over, by any thread that notices it, without locks: with
+  // null, or the error. The result is appended to the failure's message.
   using Listener = std::function<std::string(const Error*)>;
 
   explicit InFlight(const PJRT_Api& api) : api_(&api) {}

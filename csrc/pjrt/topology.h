@@ -36,7 +36,7 @@ class Client;
 
 class Topology {
  public:
-  // `options` are the plugin's own. Throws what the plugin says of a name it does not know.
+  // `options` are the plugin's own. Throws the plugin's error for a name it does not know.
   static std::unique_ptr<Topology> create(const Plugin& plugin, const std::string& name,
                                           const NamedValues& options = {});
 
