@@ -35,11 +35,11 @@ void bind_cache(pybind11::module_& m);
 // Checks of operators' arguments: lazyxla/argument_checks.
 void bind_checks(pybind11::module_& m);
 
-// For owners that may be on a thread without the GIL when they let go of it.
+// For owners that may drop it on a thread without the GIL.
 std::shared_ptr<pybind11::object> owned_without_gil(pybind11::object object);
 
-// Calls a Python function of ours from wherever an operator or a flush happens to be. If Dynamo is
-// watching that thread it would try to compile our Python code: it looks away meanwhile.
+// Calls a Python function of ours from wherever an operator or a flush happens to be. If Dynamo
+// traces that thread it would try to compile our Python code: it is disabled meanwhile.
 template <typename... Args>
 pybind11::object call_unwatched(const pybind11::object& function, Args&&... args) {
   pybind11::object set =

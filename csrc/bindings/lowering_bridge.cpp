@@ -320,8 +320,8 @@ void install_listeners(py::function loaded, py::function on_host, py::function c
        }});
 }
 
-// Text that Python makes for an error's message. On a worker: a signal handler must not break in on
-// what undoes a run.
+// Text that Python makes for an error's message. On a worker: a signal handler must not interrupt
+// an undo.
 template <typename Argument>
 std::string text_from_python(const py::function& function, Argument argument) {
   auto text = graph::start_on_worker<std::string>([&function, argument = std::move(argument)] {

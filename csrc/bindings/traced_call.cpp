@@ -52,7 +52,7 @@ class TracedCall {
       PyList_SET_ITEM(returned.ptr(), static_cast<Py_ssize_t>(i),
                       element(returns_[i], args, results));
     }
-    // Boxed: the arguments go before anything runs, so that their memory can be given away.
+    // Boxed: the arguments are dropped before anything runs, so that their memory can be donated.
     PyList_SetSlice(args.ptr(), 0, PyList_GET_SIZE(args.ptr()), nullptr);
     py::gil_scoped_release no_gil;
     dispatch::after_recording(graph_.device(), graph_.id());
@@ -93,8 +93,8 @@ class TracedCall {
   py::list constants_;
 };
 
-// A TracedCall as a function of Python's C API: after a large program pybind11's dispatcher is in
-// no cache of the processor, and takes 5 to 8 us of a call's 30.
+// A TracedCall as a function of Python's C API: after a large program pybind11's dispatcher is not
+// in the processor's caches, and takes 5 to 8 us of a call's 30.
 PyObject* call(PyObject* self, PyObject* args) {
   HANDLE_TH_ERRORS
   TORCH_CHECK_TYPE(PyList_Check(args), "lazyxla: a compiled graph takes a list, not ",
