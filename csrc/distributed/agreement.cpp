@@ -45,7 +45,7 @@ struct Report {
                       error.empty() ? "" : ":\n    " + error)),
         operators(call.operators) {}
 
-  // As the store has it.
+  // Parses the store's form.
   explicit Report(std::string_view bytes) {
     ByteReader reader{bytes};
     const auto text = [&] { return std::string(reader.take_bytes(reader.take_count())); };
@@ -188,7 +188,7 @@ void Agreement::attempt(const Call& call, c10::function_ref<bool()> action) {
 
 bool Agreement::is_to_be_compared(const Call& call, bool compare_all) {
   if (call.number == 0 || comparison_ == Comparison::kNever) return false;
-  // If some were not run, for their program failed, others may wait in them.
+  // If calls were skipped, since their program failed, other processes may wait in them.
   const bool follows = call.number == std::exchange(last_number_, call.number) + 1;
   const bool is_next = sequence_.is_next_compared(c10::hash<std::string>()(call.description));
   return !follows || ((is_next || compare_all) && call.number > agreed_);
@@ -197,7 +197,8 @@ bool Agreement::is_to_be_compared(const Call& call, bool compare_all) {
 Agreement::Same Agreement::compare(const Call& call, Recorded recorded, const Whole& whole) {
   const auto options = at::TensorOptions().dtype(at::kLong);
   const int64_t size = channel_->getSize();
-  // Zeros behind the identities: what is not recorded yet is not agreed on. The program is last.
+  // Zeros follow the identities: calls that are not recorded yet are not agreed on. The program is
+  // last.
   const int64_t words = kAhead + 2;
   at::Tensor own = at::zeros({words}, options), all = at::empty({size * words}, options);
   const std::vector<int64_t> identities = recorded(call.number);

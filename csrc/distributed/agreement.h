@@ -73,11 +73,11 @@ class Agreement {
   // The calls that are recorded and did not run yet, from this number on: their identities.
   using Recorded = c10::function_ref<std::vector<int64_t>(int64_t)>;
 
-  // Compares the call with that of the other processes, then exchanges its data. Throws what each
-  // process was in, if they differ or the exchange fails.
+  // Compares the call with that of the other processes, then exchanges its data. Throws an error
+  // with each process's call if they differ or the exchange fails.
   void run(const Call& call, Recorded recorded, c10::function_ref<void()> exchange);
-  // The same of a call that is a program of all. Each that was not compared before is compared, as
-  // by `agree`: otherwise no process knows what the others do.
+  // The same for a call that is a program of all. Each call that was not compared before is
+  // compared, as by `agree`: otherwise no process knows what the others do.
   void launch(const Call& call, Recorded recorded, c10::function_ref<void()> launch);
   // Whether all processes are to launch the same program, which begins with the call. Throws if
   // they are not in the same call. `launch`, or `launch_whole`, is to be called next.
@@ -90,10 +90,10 @@ class Agreement {
 
   void run(const Call& call, Recorded recorded, bool compare_all,
            c10::function_ref<void()> exchange);
-  // Does it, or throws what each process was in if that throws or returns false.
+  // Calls `action`; if it throws or returns false, throws an error with each process's call.
   void attempt(const Call& call, c10::function_ref<bool()> action);
   bool is_to_be_compared(const Call& call, bool compare_all);
-  // What all processes have. Notes as far as they agree.
+  // What all processes have in common. Notes how far they agree.
   Same compare(const Call& call, Recorded recorded, const Whole& whole);
   // Remembers and throws what all processes report, this one with the error that it met, if any.
   [[noreturn]] void fail(const Call& call, const std::string& error);
@@ -106,7 +106,7 @@ class Agreement {
   std::vector<int64_t> ranks_;
   Comparison comparison_;
   Words words_;
-  std::mutex mutex_;  // guards what follows, and keeps one call at a time
+  std::mutex mutex_;  // guards the members below, and admits one call at a time
   Sequence sequence_;
   int64_t last_number_ = 0;
   int64_t agreed_ = 0;  // the number of the last call on which all agree

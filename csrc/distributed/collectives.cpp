@@ -67,7 +67,7 @@ class Tokens {
       at::Tensor last;
       {
         std::unique_lock lock(token->mutex, std::try_to_lock);
-        if (!lock) continue;  // another thread is recording one, and runs it when it wants to
+        if (!lock) continue;  // another thread is recording one, and will run it
         last = token->value;
       }
       if (last.defined() && take_over(last)) graph::flush(device.index(), graph::Cause::kSync);
@@ -117,7 +117,7 @@ class Tokens {
   }
 
   std::mutex mutex_;
-  std::unordered_map<c10::Device, Token> tokens_;  // which stay where they are
+  std::unordered_map<c10::Device, Token> tokens_;  // whose addresses are stable
   std::optional<c10::Device> last_;                // that recorded a collective
 };
 

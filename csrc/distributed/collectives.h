@@ -10,9 +10,9 @@
 // is one process's, a program calls their kernels (dispatch/host_call.h), which hand the data to
 // the group's transport, a process group of PyTorch's. They run there one after the other, in the
 // order in which they were recorded: the last of the inputs is a token, a number that each of them
-// takes from the one recorded before, and the last of the results hands on one more. The token also
-// keeps alive a collective whose result is never read, and identifies the recorded call that runs.
-// Processes must agree on this order, and on nothing else; agreement.h checks it.
+// takes from the one recorded before, and the last of the results is that number plus one. The
+// token also keeps alive a collective whose result is never read, and identifies the recorded call
+// that runs. Processes must agree on this order, and on nothing else; agreement.h checks it.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -41,7 +41,7 @@ at::Tensor all_to_all(const at::Tensor& input, const std::string& group,
                       const std::vector<int64_t>& received_rows, bool even);
 // Does not wait until it is received.
 void send(const at::Tensor& input, const std::string& group, int64_t peer, int64_t tag);
-// Lets the peer send something of this shape. What was started is finished in the same order.
+// Lets the peer send a tensor of this shape. What was started is finished in the same order.
 void start_receive(const at::Tensor& like, const std::string& group, int64_t peer, int64_t tag);
 at::Tensor finish_receive(const at::Tensor& like, const std::string& group, int64_t peer,
                           int64_t tag);

@@ -22,7 +22,7 @@ inline int64_t first_turn(c10::DeviceIndex device) { return int64_t{device} << 4
 
 class Group {
  public:
-  // `channel`: what carries what the processes compare.
+  // `channel`: carries the data of comparisons.
   Group(c10::intrusive_ptr<c10d::Backend> transport, c10::intrusive_ptr<c10d::Backend> channel,
         c10::intrusive_ptr<c10d::Store> store, std::vector<int64_t> ranks, Comparison comparison)
       : agreement_(channel, std::move(store), ranks, comparison),
@@ -31,7 +31,7 @@ class Group {
         ranks_(std::move(ranks)),
         compares_(comparison != Comparison::kNever) {}
 
-  // Its members' among all processes.
+  // The ranks of its members among all processes.
   const std::vector<int64_t>& ranks() const { return ranks_; }
 
   bool compares() const { return compares_; }
@@ -43,7 +43,7 @@ class Group {
 
   // Notes a call that is recorded, of all processes or of two, and the user's line.
   void note(int64_t turn, bool of_all, std::string description, std::string line);
-  // What was noted of the call that runs now. What the device recorded before it is forgotten.
+  // The note of the call that runs now. Notes of the device's earlier calls are dropped.
   Call noted(int64_t turn);
   // The identities of the calls of all processes that are recorded, from this number on.
   std::vector<int64_t> recorded(int64_t number);

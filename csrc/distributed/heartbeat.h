@@ -19,8 +19,8 @@
 
 namespace lazyxla::distributed {
 
-// Starts the thread, once. Who is silent for `timeout`, or for 100 seconds if that is less, is
-// gone.
+// Starts the thread, once. A process that is silent for `timeout`, or for 100 seconds if that is
+// less, is gone.
 void start_heartbeat(c10::intrusive_ptr<c10d::Store> store, size_t member, size_t members,
                      std::chrono::milliseconds timeout);
 

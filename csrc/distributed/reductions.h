@@ -15,7 +15,7 @@ inline c10d::ReduceOp::RedOpType transported(const c10d::ReduceOp& op) {
   return op.op_ == Op::AVG || op.op_ == Op::PREMUL_SUM ? Op::SUM : op.op_;
 }
 
-// What the processes give.
+// The processes' inputs.
 inline std::vector<at::Tensor> multiplied(std::vector<at::Tensor> inputs,
                                           const c10d::ReduceOp& op) {
   if (op.op_ != c10d::ReduceOp::PREMUL_SUM) return inputs;
@@ -29,7 +29,7 @@ inline std::vector<at::Tensor> multiplied(std::vector<at::Tensor> inputs,
   return inputs;
 }
 
-// What they get.
+// Their results.
 inline std::vector<at::Tensor> averaged(std::vector<at::Tensor> sums, const c10d::ReduceOp& op,
                                         int64_t processes) {
   if (op.op_ != c10d::ReduceOp::AVG) return sums;

@@ -1,4 +1,4 @@
-// What c10d's calls return (Work): nothing is left to do but for what is received.
+// What c10d's calls return (Work): only receives have work left to do.
 #pragma once
 
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -95,7 +95,7 @@ class ReceiveWork : public c10d::Work {
   bool is_done_ = false;
 };
 
-// Those that are to be waited for together.
+// Works that are waited for together.
 class CoalescedWork : public c10d::Work {
  public:
   CoalescedWork(int rank, std::vector<WorkRef> works)
