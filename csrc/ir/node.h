@@ -43,7 +43,7 @@ union ScalarValue {
 enum class SlotKind : uint8_t {
   kFloat,   // `f`; becomes a runtime input once it varies
   kInt,     // `i`; likewise
-  kPlace,   // `i`; likewise, but that another program has another one there says nothing
+  kPlace,   // `i`; likewise, but a difference between programs does not count
   kRandom,  // `i`; seed or ordinal of a random operator: a runtime input from the start
 };
 
@@ -74,7 +74,7 @@ struct Arg {
   Geometry geometry{};                                 // kGeometry
 };
 
-// What the graph room keeps beside a spec: the operator compiled on its own (graph/one_operator.h).
+// Kept with a spec by the graph room: the operator's own programs (graph/one_operator.h).
 class OwnPrograms {
  public:
   virtual ~OwnPrograms() = default;
@@ -101,7 +101,7 @@ struct OpSpec {
 
   OpSpec() = default;
   ~OpSpec() { delete own_programs.load(); }
-  // The same call, as another operator to all that compare ids.
+  // The same call with a new id, so that it counts as another operator.
   std::unique_ptr<OpSpec> copy() const;
 
   static uint64_t next_id();

@@ -64,7 +64,7 @@ std::string text_of(const Mesh& mesh, const Sharding::Dimensions& dimensions,
   return text + ") over " + mesh.text();
 }
 
-// Joins parts of an axis that follow each other, and leaves out what splits nothing.
+// Joins consecutive parts of an axis, and removes parts of length 1.
 void simplify(std::vector<AxisPart>& parts) {
   std::vector<AxisPart> simple;
   for (const AxisPart& part : parts) {

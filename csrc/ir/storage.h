@@ -1,4 +1,4 @@
-// Storage: the memory a tensor lies on, as PyTorch sees it, and its lazy content.
+// Storage: the memory of a tensor, as PyTorch sees it, and its lazy content.
 //
 // A Storage is the c10::StorageImpl of every lazyxla tensor. It owns one IR value, its current
 // content, in a dense base geometry (see geometry.h); writing makes a new value; nodes that still
@@ -42,13 +42,13 @@ class Storage;
 // Guards what is said above. It must not be held where the GIL may be needed.
 SpinLock& device_mutex(c10::DeviceIndex device);
 
-// A stretch of random numbers that pending operators draw: ordinals `first` to `next` - 1.
+// A range of random numbers that pending operators draw: ordinals `first` to `next` - 1.
 struct Draws {
   c10::intrusive_ptr<c10::GeneratorImpl> generator;
   uint64_t seed, first, next;
 };
 
-// What the record room keeps beside a pending set: where fused mode cuts (record/batches.h).
+// Kept with a pending set by the record room: where fused mode cuts (record/batches.h).
 class Batching {
  public:
   virtual ~Batching() = default;
@@ -62,7 +62,7 @@ struct PendingSet {
   ~PendingSet() { delete batching.load(); }
 
   const c10::DeviceIndex device;
-  const std::atomic<int>& regions;  // if not zero, others leave the set's storages where they are
+  const std::atomic<int>& regions;  // if not zero, other threads do not take the set's storages
   Storage* first = nullptr;
   Storage* last = nullptr;
   std::vector<Draws> draws;
@@ -73,7 +73,7 @@ struct PendingSet {
   std::atomic<bool> fused{false};  // some of them in fused mode: they may not wait for long
   std::atomic<Batching*> batching{nullptr};  // made once
 
-  // Makes what is pending elsewhere pending here. Caller holds the device's mutex.
+  // Moves a storage that is pending elsewhere to this set. Caller holds the device's mutex.
   void adopt(Storage& storage);
   void adopt_all(PendingSet& other);
   void note_draw(const c10::intrusive_ptr<c10::GeneratorImpl>& generator, uint64_t seed,
@@ -88,7 +88,7 @@ struct Content {
   explicit operator bool() const { return static_cast<bool>(value); }
 };
 
-// What a storage's content is through a geometry, as data.
+// A storage's content through a geometry, as data.
 struct KnownView {
   Geometry geometry;
   Value leaf;
@@ -113,7 +113,7 @@ class Storage final : public c10::StorageImpl {
   // The set that it is pending in, or null.
   PendingSet* pending_set() const { return pending_set_; }
   bool is_pending() const { return pending_set_ != nullptr; }
-  // Whether it never had data: nothing was written to it, or all of that is pending. Caller holds
+  // Whether it never had data: nothing was written to it, or all writes are pending. Caller holds
   // the mutex.
   bool is_new() const { return is_pending() ? !committed_ : !value_; }
 
@@ -146,7 +146,7 @@ class Storage final : public c10::StorageImpl {
 
   Storage* next_pending() const { return next_; }
 
-  uint64_t id() const { return id_; }  // never given twice
+  uint64_t id() const { return id_; }  // never reused
   // All that are alive, by their ids. One may die at any time, but for those of a device whose
   // mutex the caller holds: they have lost their value before, or keep it as long.
   static std::unordered_map<uint64_t, Storage*> alive();
