@@ -152,7 +152,7 @@ std::string StepProgram::run(c10::ArrayRef<at::Tensor> arguments,
     for (size_t i = 0; i < fresh_.size(); ++i) {
       storage_of(made[i]).set_leaf(promised[fresh_[i].output], garbage);
     }
-    // What was replaced is held by the list above and by the garbage.
+    // The replaced values are held by the list above and by the garbage.
     for (size_t i = 0; i < leaves.size(); ++i) {
       if (taped_.aliases[i] >= 0 && graph::dies_with(*leaves[i], 2)) {
         donated.push_back(static_cast<int>(i));

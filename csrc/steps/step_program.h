@@ -32,7 +32,7 @@ namespace lazyxla::steps {
 
 class StepProgram {
  public:
-  // What a step made: a tensor of its own memory.
+  // A tensor that the step made, with memory of its own.
   struct Fresh {
     ir::Geometry geometry;  // of the tensor
     ir::Geometry base;      // of its memory
@@ -84,7 +84,7 @@ class StepRecording {
   StepRecording(std::vector<at::Tensor> state, std::vector<at::Tensor> numbers,
                 std::vector<at::Tensor> arguments);
 
-  // The program of the step, whose results these are: new tensors all. Null, and why there is none.
+  // The program of the step with these results, all of them new tensors; or null, and the reason.
   std::pair<std::shared_ptr<StepProgram>, std::string> finish(
       const std::vector<at::Tensor>& results);
   // The step failed, or is not to be captured.
@@ -108,7 +108,7 @@ class StepRecording {
   int64_t flushes_;
 };
 
-// Gives memory that nothing else has a new content, a number.
+// Sets the content of memory that nothing else shares to a number.
 void set_number(const at::Tensor& tensor, double number);
 
 }  // namespace lazyxla::steps
