@@ -44,12 +44,12 @@ class Capture {
   // Called without a device's mutex, by one thread at a time.
   struct Listener {
     std::function<void(const Event&)> take;
-    // Lowers a program that it took, by its number: the slots whose numbers are part of it.
+    // Lowers a captured program, by its number, and returns the slots whose numbers are part of it.
     std::function<std::vector<uint32_t>(size_t number)> static_slots;
   };
 
-  // `platform` ("tpu") is what the recorder's questions about lowerings are answered for;
-  // `runs_here` says that it is the one of the running client. Meshes may be made of `devices`.
+  // `platform` ("tpu") is the one for which lowerings are decided; `runs_here`: it is the running
+  // client's. Meshes may be made of `devices`.
   Capture(std::string platform, bool runs_here, size_t devices, Listener listener)
       : platform_(std::move(platform)),
         runs_here_(runs_here),

@@ -19,7 +19,7 @@ namespace lazyxla::graph {
 
 namespace {
 
-// A training step is sure to come again; what is computed without gradients may not.
+// A training step is sure to recur; what is computed without gradients may not.
 OnHost may_run_on_host() {
   return c10::GradMode::is_enabled() ? OnHost::kSmall : OnHost::kFirstRuns;
 }

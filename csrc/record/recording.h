@@ -73,14 +73,14 @@ class Recording final : public c10::SafePyObject, public std::enable_shared_from
   std::array<std::atomic<ir::PendingSet*>, 128> sets_{};
 };
 
-// Where the calling thread's operators are pending.
+// The set in which the calling thread's operators are pending.
 inline ir::PendingSet& pending_set(c10::DeviceIndex device) {
   return Recording::current().pending(device);
 }
 
 // Takes over a storage that is pending elsewhere, unless a compiled region is recording it. Where
 // there are collectives it takes over all that is pending there: two programs that need the same
-// collective would both call it. Throws for those of a region.
+// collective would both call it. Throws for collectives of a region.
 void take_over_from(ir::PendingSet& theirs, ir::Storage& storage, ir::PendingSet& mine);
 
 // To be called before a storage's value is used by the calling thread, whose pending set `mine` is:

@@ -37,10 +37,10 @@ enum class Cause : uint8_t {
   kLimit,      // too much is pending
   kMode,       // the mode asks for it, or changes
   kRegionEnd,  // the compiled region is complete
-  kApart,      // what is to be no part of the program: it breaks no region
+  kApart,      // runs apart from the program: it breaks no region
 };
 
-// What a user's compile() made: shared by all calls of one compiled function.
+// A user's compile(): shared by all calls of one compiled function.
 struct Region {
   std::string name;
   bool full_graph = false;              // breaking it into two programs is an error
