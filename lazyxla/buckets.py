@@ -241,7 +241,7 @@ def _named(argument: Any, keys: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[An
 
 
 def _of(argument: Any, keys: tuple[KeyEntry, ...], default: Any) -> Any:
-    """What an argument says of an entry."""
+    """The part of an argument that applies to an entry."""
     for key in keys:
         if isinstance(argument, Mapping):
             argument = argument.get(_plain(key), default)

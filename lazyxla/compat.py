@@ -1,4 +1,4 @@
-"""Where versions of PyTorch and JAX differ. No other module asks for a version.
+"""Where versions of PyTorch and JAX differ. No other module checks a version.
 
 docs/versions.md says what was run against what, and what to do for a new release. Differences in
 torch's C++ interface are in csrc/common/compat.h.

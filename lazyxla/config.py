@@ -106,7 +106,7 @@ def _text(text: str) -> str:
 
 
 def _path(text: str) -> str:
-    """A path that stays the same when the process goes to another directory; or nothing."""
+    """A path that does not depend on the working directory; or nothing."""
     if text and not _text(text).strip():
         raise ValueError("expected a path or nothing, found blanks")
     return os.path.abspath(os.path.expanduser(text)) if text else ""

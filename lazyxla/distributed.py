@@ -34,7 +34,7 @@ def _create(options: Any, _backend_options: Any) -> Any:
         RuntimeError: the devices are in use already, by this process alone.
     """
     attention_sharding.install()
-    # PyTorch lets go of the options once the group is registered.
+    # PyTorch drops the options once the group is registered.
     weakref.finalize(options, _be_default, options.group_id).atexit = False
     store = _shared_by_all(options.store)
     ranks = list(options.global_ranks_in_group or range(options.group_size))

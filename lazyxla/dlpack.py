@@ -19,8 +19,8 @@ def host_view(tensor: torch.Tensor) -> torch.Tensor:
     Do not write to it: that would change values that programs have computed.
 
     Args:
-        tensor: of the device, of any shape, strides and dtype. One that does not lie in its memory
-            row by row, or is a view of another dtype, is copied within the device first.
+        tensor: of the device, of any shape, strides and dtype. One that is not row-major in its
+            memory, or is a view of another dtype, is copied within the device first.
 
     Returns:
         A tensor of the same shape and dtype, which requires no gradient.

@@ -25,7 +25,7 @@ _MOST_SCORES = 1 << 28
 
 
 class Known(NamedTuple):
-    """A mask by its function, and what it is for so many rows and columns."""
+    """A mask: its function, and its value for numbers of rows and columns."""
 
     function: fx.GraphModule
     shape: tuple[int, int]

@@ -98,7 +98,7 @@ def _attention_for_cpu(
 def _linear_backward(
     x: torch.Tensor, grad: torch.Tensor, weight: torch.Tensor, output_mask: list[bool]
 ) -> tuple[torch.Tensor | None, ...]:
-    # Torch's own makes gradients of weight and bias where one of the two is asked for.
+    # Torch's own makes gradients of weight and bias if one of the two is requested.
     shapes = (x.shape, (grad.shape[-1], x.shape[-1]), (grad.shape[-1],))
     return tuple(
         grad.new_empty(shape) if wanted else None

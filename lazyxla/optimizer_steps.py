@@ -1,8 +1,8 @@
 """Optimizers whose step counts are on the device, as torch.compile leaves them.
 
 A plain ``optimizer.step()`` would read each count, and wait for it in the middle of the step. So it
-computes with them on the device, as PyTorch's `capturable` has it, and the group says so during the
-step only: a checkpoint of it can still be loaded for the CPU.
+computes with them on the device, as with PyTorch's `capturable`, which is set in the group during
+the step only: a checkpoint of it can still be loaded for the CPU.
 """
 
 from __future__ import annotations

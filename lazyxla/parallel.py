@@ -1,7 +1,8 @@
 """Common ways to spread a module over a mesh: data parallel, fully sharded, tensor parallel.
 
-Each only says how parameters lie (:func:`lazyxla.shard`) and where values within the forward are to
-be split (:func:`lazyxla.constrain`); the compiler adds the communication. They can be combined::
+Each only sets how parameters are sharded (:func:`lazyxla.shard`) and where values within the
+forward are to be split (:func:`lazyxla.constrain`); the compiler adds the communication. They can
+be combined::
 
     lazyxla.parallelize(model, mesh, {"layers.*.up": lazyxla.ColwiseParallel("model"),
                                       "layers.*.down": lazyxla.RowwiseParallel("model")})

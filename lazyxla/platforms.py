@@ -1,7 +1,7 @@
 """Which PJRT plugin to run on.
 
-:func:`resolve` looks at the settings, the installed packages and the machine's device nodes, and
-loads nothing: the answer is cheap, and no accelerator is opened by asking.
+:func:`resolve` reads the settings, the installed packages and the machine's device nodes, and loads
+nothing: the answer is cheap, and no accelerator is opened.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ HOW_TO_INSTALL = {
 # What `resolve` raises if there is nothing to run on.
 UNAVAILABLE = (ImportError, FileNotFoundError, RuntimeError, ValueError)
 
-# What to look at if a platform's devices do not start.
+# What to check if a platform's devices do not start.
 _HINTS = {
     "cuda": "`nvidia-smi` tells whether the driver sees the GPU, and who uses its memory",
     "tpu": "only one process at a time can use a TPU: `lsof /dev/accel* /dev/vfio/*` tells which "
@@ -75,7 +75,7 @@ class Platform:
 
     @property
     def hint(self) -> str:
-        """What to look at if the devices do not start; may be empty."""
+        """What to check if the devices do not start; may be empty."""
         return _HINTS.get(self.name, "")
 
 
@@ -182,7 +182,7 @@ def _resolve(config: Settings) -> Platform:
             f"the PJRT plugin for platform {name!r} is not installed: {HOW_TO_INSTALL[name]}"
         )
     if name == "tpu" and not tpu_chips():
-        # Without one libtpu looks for minutes before it says so.
+        # Without one libtpu searches for minutes before it says so.
         raise RuntimeError(
             "no TPU is attached to this machine: there is no /dev/accel*, and no device of "
             "Google's behind /dev/vfio. LAZYXLA_PLATFORM=cpu runs on the CPU, lazyxla.aot compiles "
@@ -222,7 +222,7 @@ def _platform(config: Settings, name: str, path: str) -> Platform:
         count = config.cpu_devices
         # Always given: without it the plugin chooses a number of its own.
         options: Options = {"cpu_device_count": count}
-        # XLA's own knows of one process only.
+        # XLA's own plugin supports one process only.
         return Platform(name, path, count, True, bool(config.plugin_path), options)
     if name == "cuda":
         return Platform(name, path, max(1, _count_nodes("/dev", r"nvidia\d+")))

@@ -146,8 +146,8 @@ def _call(
     dtype: Any,
     interpret: bool,
 ) -> Any:
-    """The kernel, over blocks of some tokens' numbers for some heads. Where tokens come first, a
-    token's heads lie side by side: [batch, tokens, heads * size]."""
+    """The kernel, over blocks of some tokens' numbers for some heads. Where tokens are first, a
+    token's heads are adjacent: [batch, tokens, heads * size]."""
     import jax
     from jax.experimental import pallas as pl
     from jax.experimental.pallas import tpu as pltpu

@@ -196,7 +196,7 @@ def counters() -> dict[str, int]:
           ``settings.max_programs``.
         - ``executions``: programs enqueued on a device.
         - ``uploads``, ``downloads``: copies from the host to a device, and back.
-        - ``loader_waits``: batches of a :class:`DeviceLoader` that were not ready when asked for.
+        - ``loader_waits``: batches of a :class:`DeviceLoader` that were not ready when needed.
         - ``fallbacks``: operators run on the host, between two programs, because they have no
           lowering; :func:`fallbacks` has their names.
         - ``host_calls``: operators without a lowering that ran as PyTorch's CPU kernels within a

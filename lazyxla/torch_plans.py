@@ -1,6 +1,6 @@
 """PyTorch's plans of tensor parallelism, for tensors that stay global.
 
-``torch.distributed.tensor.parallel`` says of a part of a module how its inputs and outputs are
+``torch.distributed.tensor.parallel`` describes how the inputs and outputs of a part of a module are
 placed along one axis of a mesh: ``Shard(dim)`` or ``Replicate()``. There each process computes with
 local tensors, which are exchanged where the placements differ. Here every tensor is global, and the
 same placements are constraints where values are split or gathered: the compiler adds the exchange,

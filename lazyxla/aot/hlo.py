@@ -149,8 +149,8 @@ class Program:
 
 
 def trip_count(program: Program, computation: Computation, loop: Instruction) -> int | None:
-    """How often a loop's body runs: as the compiler notes it, or as its condition says, if that
-    compares a number that the body counts up with a constant. None otherwise."""
+    """How often a loop's body runs: as the compiler notes it, or from its condition, if that
+    compares a counter of the body with a constant. None otherwise."""
     noted = loop.backend_config.get("known_trip_count", {})
     if isinstance(noted, dict) and "n" in noted:
         return int(noted["n"])

@@ -1,4 +1,4 @@
-"""Which operators the CPU's kernel is asked about."""
+"""For which operators the CPU's kernel is called."""
 
 from __future__ import annotations
 

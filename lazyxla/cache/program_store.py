@@ -224,7 +224,7 @@ class StoredGraph:
         """Keeps that it is the program of an artifact. That may be there already, or is to be kept.
 
         Args:
-            wanted: the inputs as they were asked for: those that are static are none.
+            wanted: the requested inputs; static ones among them are no inputs.
             artifact: what it was lowered to, StableHLO.
         """
         text = _text(artifact, self._options) + self._store.environment

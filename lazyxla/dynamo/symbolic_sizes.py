@@ -163,7 +163,7 @@ def symbols_of(node: fx.Node) -> Iterator[Any]:
 
 
 def _replace_symbols(graph: fx.Graph, bindings: dict[Any, int]) -> fx.Graph:
-    """A copy of a graph in which symbols have values; nodes that are numbers are gone."""
+    """A copy of a graph in which symbols have values; nodes that are numbers are removed."""
     evaluated: dict[Any, Any] = {}
 
     def number(value: Any) -> Any:

@@ -99,7 +99,7 @@ class Calls:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         jax = _jax()
         wide: bool = jax.config.jax_enable_x64 if self._wide is None else self._wide
-        # Kernels may ask for the model of the device that a capture is for.
+        # Kernels may depend on the model of the device that a capture is for.
         key: list[Any] = [wide, _C.captured_platform() and recorded_device().kind]
         tensors: Sequence[torch.Tensor] = args
         for x in args:

@@ -133,7 +133,7 @@ def _names(
 def _dims_by_tensor(
     program: torch.export.ExportedProgram, args: Any, kwargs: Any, dynamic_shapes: Any
 ) -> dict[tuple[int, int], Any]:
-    """What `dynamic_shapes` says of each dimension of each tensor, by the tensor's id."""
+    """The entry of `dynamic_shapes` for each dimension of each tensor, by the tensor's id."""
     if isinstance(dynamic_shapes, torch.export.ShapesCollection):
         dynamic_shapes = dynamic_shapes.dynamic_shapes(program.module(), args, kwargs)
     found: dict[tuple[int, int], Any] = {}

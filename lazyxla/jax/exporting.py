@@ -81,9 +81,9 @@ def export(
 
     The manifest lists, in the order of the program's flat arguments and results, their kinds
     ("parameter", "buffer", "argument"; "result", "buffer"), names, shapes and dtypes; "constants"
-    by name; "mutations", the names of the buffers that come back changed; "dimensions", the bounds
-    of symbolic ones, which shapes name; and "platforms", whose position is the program's first
-    argument if there are several (see ``jax.export``).
+    by name; "mutations", the names of the buffers that are returned changed; "dimensions", the
+    bounds of symbolic ones, which shapes name; and "platforms", whose position is the program's
+    first argument if there are several (see ``jax.export``).
 
     With symbolic dimensions the program is lowered for some sizes of them, and made one for all;
     what rules choose by sizes is as it is for the small ones. It has no composites.

@@ -69,8 +69,8 @@ class FlatFunction:
         name = lowered_for(where)
         found = self._bytecodes.get(name)
         if found is None:
-            # Without a lock, as all that is made here: to lower takes one that a thread may hold
-            # that asks for this. Two may make the same; the first is kept.
+            # Without a lock, like all that is made here: lowering takes one whose holder may call
+            # this. Two threads may make the same; the first is kept.
             with compiling(self.wide, _kernel_device()):
                 lowered = self._traced.lower(lowering_platforms=(name,))
                 found = bytecode_of(lowered)

@@ -82,8 +82,8 @@ def lend(tensor: torch.Tensor) -> Any:
 
 
 def borrow(array: Any) -> torch.Tensor | None:
-    """A tensor on the memory of a JAX array; None if it does not lie on one device of the shared
-    client, row by row."""
+    """A tensor on the memory of a JAX array; None if it is not on one device of the shared client,
+    row-major."""
     if not is_shared() or array.size == 0 or len(array.devices()) != 1:
         return None
     (device,) = array.devices()

@@ -17,7 +17,7 @@ from lazyxla.lowering import DifferentProgramsError, errors
 from lazyxla.runtime import BACKEND
 
 _NEAR = 70
-"""So many sizes from the least one on are tried, and some beyond."""
+"""This many sizes from the least one on are tried, and some beyond."""
 
 _FAR = (100, 127, 128, 129, 255, 256, 511, 512, 1000, 1023, 1024, 2048, 4096, 5000, 65536)
 

@@ -259,8 +259,8 @@ class Plan(NamedTuple):
 
 
 def _drop_arguments(graph: FxGraph, count: int) -> list[int]:
-    """Takes what the arguments are afterwards, the last so many results, out of a graph; returns
-    the numbers of those that were written to."""
+    """Removes the last results, the arguments' final values, from a graph; returns the indices of
+    those that were written to."""
     written = [
         i
         for i, node in enumerate(graph.outputs[len(graph.outputs) - count :])

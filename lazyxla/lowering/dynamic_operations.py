@@ -82,7 +82,7 @@ def _gather(f: Function, same: Same) -> Any:
 
 
 def _dynamic_slice(f: Function, same: Same) -> Any:
-    """The start of a slice whose end would lie outside is moved, as that of a static one."""
+    """The start of a slice whose end would be outside is moved, as that of a static one."""
     operand, *starts = same.op.operands
     lists = [list(f.ir.DenseI64ArrayAttr(a["slice_sizes"])) for a in same.attributes]
     i64 = f.number(same.op, [0] * len(lists)).type

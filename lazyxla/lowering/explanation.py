@@ -177,7 +177,7 @@ def _explain_decomposition(
     otherwise = _without_lowering(op, name, platform)
     for dtype, found in samples(op):
         if not _decomposes(function, found):
-            continue  # the sample says nothing of the parts
+            continue  # the sample does not show the parts
         way = check_lowering(found.program(), Target(platform))
         ways[dtype] = otherwise if way == "host" else "decomposition"
     return Explanation(

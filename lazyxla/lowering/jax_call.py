@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from lazyxla.lowering.builder import Builder
 
 # For these platforms JAX lowers as it does itself. What it lowers for "cuda" calls functions of
-# JAX's own CUDA packages, which the plugin knows nothing of; for a name that means nothing to JAX
-# it keeps to operations of XLA's.
+# JAX's own CUDA packages, which the plugin does not know; for a name that JAX does not know it uses
+# XLA's operations only.
 _LOWERED_AS = {"cpu": "cpu", "tpu": "tpu"}
 _BY_XLA_ALONE = "xla"
 

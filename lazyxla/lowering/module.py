@@ -74,8 +74,8 @@ def lower_graph(graph: FxGraph, target: Target, random: bool) -> bytes:
 def build(world: Mlir, program: Program, target: Target, *, trying: bool = False) -> Builder:
     """The program's module, with a function `main`; the context and a location must be entered.
 
-    A rule may make a slot static that is variable by now (it asks for the number only if it is not
-    1, say). The module is then built once more without that slot among the runtime inputs.
+    A rule may make a slot static that is variable by now (it reads the number only if it is not 1,
+    say). The module is then built once more without that slot among the runtime inputs.
     """
     late: set[int] = set()
     while True:

@@ -1,4 +1,4 @@
-"""What PyTorch says of its operators."""
+"""What PyTorch declares about its operators."""
 
 from __future__ import annotations
 

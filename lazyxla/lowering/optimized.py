@@ -43,7 +43,8 @@ def module(program: Any) -> Any:
 
 
 def result_tiles(program: Any, ranks: Sequence[int], partitions: int) -> list[Tiles]:
-    """How the results of a partitioned program lie on its devices; `ranks` are the results'.
+    """How the results of a partitioned program are split over its devices; `ranks` are the
+    results'.
 
     Raises:
         RuntimeError: as `module`; or the results are not spread as a grid of tiles.

@@ -5,8 +5,8 @@
 
 The partitioner spreads everything else as these suggest.
 
-Inputs and results must divide evenly. Those that do not are longer where they lie on the devices:
-the module cuts its inputs first, and pads its results last.
+Inputs and results must divide evenly. Those that do not are padded on the devices: the module
+slices its inputs first, and pads its results last.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class Annotations:
         return b.wrap(op.results)
 
     def padded(self, inputs: Sequence[TensorSpec]) -> list[TensorSpec]:
-        """The inputs as they lie on the devices."""
+        """The inputs as they are on the devices."""
         specs = zip(inputs, self._partition.inputs, strict=True)
         return [TensorSpec(s.dtype, _evenly(s.shape, spec)) for s, spec in specs]
 
@@ -112,7 +112,7 @@ class Annotations:
         return [x.b.slice(x, [0] * len(shape), shape) for x, (_, shape) in pairs]
 
     def pad(self, results: list[Value]) -> list[Value]:
-        """The results as they are to lie on the devices."""
+        """The results as they are to be on the devices."""
         padded = []
         for x, spec in zip(results, self._partition.results, strict=True):
             even = x.shape if spec is None else _evenly(x.shape, spec)

@@ -36,7 +36,7 @@ class TensorSpec(NamedTuple):
 
 
 class Geometry(NamedTuple):
-    """Where a tensor's elements lie in its storage; strides and offset count elements."""
+    """The layout of a tensor's elements in its storage; strides and offset count elements."""
 
     dtype: torch.dtype
     sizes: tuple[int, ...]

@@ -44,7 +44,7 @@ class Points:
     """
 
     def __init__(self, bounds: Sequence[tuple[int, int]], least: int = 2) -> None:
-        """For variables that lie between these bounds: sizes of at least `least`, if they may.
+        """For variables between these bounds: sizes of at least `least`, if they may.
 
         Raises:
             ValueError: there are too few sizes between the bounds of one.

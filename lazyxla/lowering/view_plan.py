@@ -10,7 +10,7 @@ one-dimensional problem of its own, with a start that the offset gives:
 
     no view dimension       select one index
     one view dimension      slice with a step
-    several, nested         cut into blocks of the largest stride, reshape, go on inside a block
+    several, nested         cut into blocks of the largest stride, reshape, continue inside a block
     several, overlapping    gather over computed indices (`Take`), the only case that needs them
 
 A reshape, a transpose and a broadcast bring the result into the view's order. For example a base of

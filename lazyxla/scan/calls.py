@@ -20,7 +20,7 @@ Meta = tuple[torch.dtype, list[int], list[int]]
 
 
 class Plan:
-    """A traced layer as loops over so many layers.
+    """A traced layer as loops over a number of layers.
 
     Arguments of a call are, in this order: for each of a layer's tensors all layers' ones, the
     carry's leaves, the constants.
@@ -172,7 +172,7 @@ class Plan:
         return call
 
     def _metas(self, node: fx.Node, kind: str) -> list[Meta]:
-        """Of the results that come of an output."""
+        """Of the results that an output becomes."""
         value = node.meta["val"]
         shape = [self.length, *value.shape] if kind == STACKED else list(value.shape)
         strides = list(torch.empty(shape, device="meta").stride())

@@ -101,7 +101,7 @@ class Reach:
         for module in ("torch", "torch.functional", "torch.nn.functional"):
             self._torch_module(module)
         self.guards.add_dict("lazyxla.settings", vars(config.settings))
-        einsum: Any = torch.backends.opt_einsum  # a module whose settings lie in another one
+        einsum: Any = torch.backends.opt_einsum  # a module whose settings are in another one
         self.guards.add_dict("torch.backends.opt_einsum", vars(einsum.m))
         for kind in (torch.Tensor, nn.Parameter, nn.Module, torch.optim.Optimizer):
             self._type(None, kind, kind.__qualname__)

@@ -30,7 +30,7 @@ class Plan:
     """How a graph is padded."""
 
     buckets: dict[Any, tuple[int, ...]]  # of each padded symbol, ascending
-    results: int | None = None  # so many first results are the user's, and cut; None: all
+    results: int | None = None  # the first results: the user's, sliced; None: all
     arguments: frozenset[str] | None = None  # the names of those that come unpadded; None: all
 
     def comes_unpadded(self, argument: fx.Node) -> bool:

@@ -189,7 +189,7 @@ UNIFORM = {
     *(_aten.permute.default, _aten.transpose.int, _aten.t.default),
     *(_aten.unsqueeze.default, _aten.squeeze.dim, _aten.squeeze.dims, _aten.squeeze.default),
 }
-"""Besides element-wise operators those that leave what is the same along a dimension the same."""
+"""Besides element-wise ones, operators that keep values constant along a dimension constant."""
 
 
 def rule(

@@ -1,4 +1,4 @@
-"""Rules of operators that look at each element alone, and of those that make tensors anew."""
+"""Rules of element-wise operators, and of factories."""
 
 from __future__ import annotations
 

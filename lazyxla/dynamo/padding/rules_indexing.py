@@ -106,7 +106,7 @@ def _index_add(call: Call) -> Structure:
 
 def _indexed(call: Call) -> tuple[Structure, list[int], Structure, int]:
     """Of an indexing call: the operand, its indexed dimensions, the structure of the indices'
-    elements, and where their dimensions come in the result."""
+    elements, and where their dimensions are in the result."""
     given = call.of("self")
     indices = call["indices"]
     dims = [d for d, index in enumerate(indices) if index is not None]

@@ -202,7 +202,7 @@ class Indexing(Contractions):
     def sort_with_indices(
         self, x: Value, dim: int, descending: bool = False, stable: bool = False
     ) -> list[Value]:
-        """Values sorted along `dim`, nan as the greatest, and the int64 indices they come from."""
+        """Values sorted along `dim`, nan as the greatest, and their int64 indices in the input."""
         if not x.shape:
             return [x, self.zeros([], torch.int64)]
         return self.sort([x, self.iota(x.shape, dim, torch.int64)], dim, descending, stable)

@@ -70,6 +70,7 @@ def merge(shape: Shape, groups: Sequence[Sequence[int]]) -> Shape:
 
 
 def _is_elementwise(name: str) -> bool:
-    """Whether PyTorch calls an operator so, and its rule is ours: a user's may go by the shape."""
+    """Whether PyTorch tags the operator as pointwise and its rule is ours: a user's may depend on
+    the shape."""
     op = find_op(name)
     return op is not None and torch.Tag.pointwise in op.tags and registry.has_own_rule(name)

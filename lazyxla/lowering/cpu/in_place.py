@@ -28,7 +28,7 @@ _NEVER_FUSED = {
 """What they return is in memory of its own."""
 
 _MOST_OPERATIONS = 256
-"""Beyond so many the two are taken to share memory."""
+"""Beyond this many operations the two are assumed to share memory."""
 
 
 def may_read_what_it_replaces(x: Value, update: Value) -> bool:
@@ -39,8 +39,8 @@ def may_read_what_it_replaces(x: Value, update: Value) -> bool:
 
 
 def _origins(value: Any, size: int) -> set[Any] | None:
-    """What a value of MLIR's is computed from, as far as it has so many elements; None for too
-    much."""
+    """What an MLIR value is computed from, as far as it has this many elements; None if too
+    many."""
     found: set[Any] = set()
     seen: set[Any] = set()
     waiting = [value]

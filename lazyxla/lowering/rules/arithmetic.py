@@ -131,7 +131,7 @@ def pow_tensor(x: Value, y: Value) -> Value:
     return _power(x, y)
 
 
-# Exponents that need no power function; asked for without making the exponent static.
+# Exponents that need no power function; compared without making the exponent static.
 _SIMPLE_POWERS: dict[float, Callable[[Value], Value]] = {
     1: lambda x: x,
     2: lambda x: x * x,

@@ -53,7 +53,7 @@ def input_grad(b: Builder, y: Value, w: Value, sizes: Sequence[int], window: Win
     shape = [n, w.shape[1] * groups, *sizes]
     if is_empty(y.shape, w.shape, shape):
         return b.zeros(shape, y.dtype)
-    if groups > 1:  # (O, C / groups) -> (O / groups, C), as the group's features come in and go out
+    if groups > 1:  # (O, C / groups) -> (O / groups, C), the group's features as inputs and outputs
         w = w.reshape([groups, o // groups, shape[1] // groups, *kernel])
         w = b.swap(w, 0, 1).reshape([o // groups, shape[1], *kernel])
     spread = window.spread(y.shape[2:])

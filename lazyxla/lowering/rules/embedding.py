@@ -119,7 +119,7 @@ def _row_norm(b: Builder, rows: Value, order: float) -> Value:
 
 
 def _offset_to_bag(b: Builder, offsets: Value, bags: int, count: int) -> Value:
-    """The bag of each of `count` indices: how many offsets lie at or before it, less one."""
+    """The bag of each of `count` indices: the number of offsets at or before it, less one."""
     starts = b.slice_dim(_long(b, offsets), 0, 0, bags)
     marks = _counts(b, starts, count, torch.int64)
     spec = TensorSpec(torch.int64, (count,))

@@ -27,7 +27,8 @@ Indices = Sequence[Operand | None]
 
 
 def _index_vectors(b: Builder, x: Value, indices: Indices) -> tuple[list[int], Value, int]:
-    """What x[indices] addresses: the indexed dimensions, index vectors, where their dimensions go.
+    """What x[indices] addresses: the indexed dimensions, index vectors, and the positions of their
+    dimensions.
 
     The index vectors have the shape (*common shape of the indices, number of indexed dimensions).
     PyTorch puts the common shape where the indexed dimensions were if these are adjacent, and in

@@ -26,7 +26,7 @@ def _scale(size: int, out: int, factor: float | None, dtype: torch.dtype) -> tor
 def _positions(
     size: int, out: int, align_corners: bool, factor: float | None, dtype: torch.dtype
 ) -> torch.Tensor:
-    """Where the output pixels lie in the input."""
+    """The positions of the output pixels in the input."""
     i = torch.arange(out, dtype=dtype)
     if align_corners:
         step = torch.tensor(size - 1, dtype=dtype) / (out - 1) if out > 1 else 0

@@ -1,10 +1,9 @@
 """Attention on TPUs by the kernel that JAX ships for them, splash attention, which computes the
 scores (N, H, S, T) tile by tile in the chip's own memory and never writes them.
 
-It has no argument for the scale, so that queries or keys, whichever are fewer, are scaled before,
-and rounded once more in bfloat16 if the scale is no power of two; their gradient is scaled after.
-Its mask is known when a program is compiled: causal, none, or any pattern; tiles that it excludes
-are skipped.
+It has no argument for the scale, so the smaller of queries and keys is scaled before, and rounded
+once more in bfloat16 if the scale is no power of two; their gradient is scaled after. Its mask is
+known when a program is compiled: causal, none, or any pattern; tiles that it excludes are skipped.
 """
 
 from __future__ import annotations
@@ -234,8 +233,8 @@ def _made(heads: int, rows: int, columns: int, mask: Mask) -> Any:
 
 
 def _hashed(kind: Any, mask: Pattern) -> Any:
-    """A mask of JAX's that is hashed by its digest: its own hash is of all elements, and asked for
-    by each head."""
+    """A JAX mask that is hashed by its digest: its own hash reads all elements, and is computed for
+    each head."""
     hashed = type("Known", (kind,), {"__hash__": lambda _: hash(mask.digest)})
     return hashed(mask.seen)
 
