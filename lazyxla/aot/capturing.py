@@ -55,7 +55,7 @@ class CapturedProgram:
             raise torch.OutOfMemoryError(f"{error}\n{self._largest_inputs()}") from error
 
     def _largest_inputs(self, count: int = 5) -> str:
-        """What takes most of a device's memory before the program begins, and how it is spread."""
+        """The inputs that take most of a device's memory, and how they are spread."""
         partition = self.program.partition
         assert partition is not None
         inputs = []
@@ -72,7 +72,7 @@ class CapturedProgram:
         return "\n".join([f"Its inputs take {total} of each device; the largest:", *lines])
 
     def _grid(self) -> Grid | None:
-        """What it is partitioned over; None if it is for one device."""
+        """The grid that it is partitioned over; None if it is for one device."""
         if self.program.partition is None:
             return None
         devices = str(self._options["lazyxla_devices"]).split(",")
@@ -120,7 +120,7 @@ class CapturedProgram:
 
 
 class Recording:
-    """What a capture has recorded so far; C++ calls it at every flush."""
+    """The programs that a capture has recorded so far; C++ calls it at every flush."""
 
     def __init__(self, target: Topology) -> None:
         self.programs: list[CapturedProgram] = []

@@ -147,8 +147,8 @@ class CompiledProgram:
 
     @property
     def least_seconds(self) -> float | None:
-        """What :attr:`flops` and :attr:`bytes_accessed` take at the device's published peaks, the
-        longer of both. None if its peaks are not known.
+        """The longer of the times that :attr:`flops` and :attr:`bytes_accessed` take at the
+        device's published peaks. None if its peaks are not known.
 
         The compiler counts bytes that never leave the chip, too: it can be too long. Of a
         partitioned program it counts what is gathered several times: there it is what the FLOPs
@@ -212,7 +212,7 @@ class CompiledProgram:
         return self._raw.serialize()
 
     def optimized_hlo(self) -> str:
-        """What the compiler made of the program: HLO after all of its passes, as text.
+        """The optimized program: HLO after all of the compiler's passes, as text.
 
         Raises:
             RuntimeError: the compiler does not return it, or in a form that the installed jaxlib,

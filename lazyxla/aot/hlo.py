@@ -66,11 +66,11 @@ class Instruction:
     operands: tuple[int, ...]
     called: tuple[int, ...]
     raw: dict[int, Any]
-    """What else its message has: the last value of each field, by number."""
+    """The other fields of its message: the last value of each, by number."""
 
     @functools.cached_property
     def backend_config(self) -> dict[str, Any]:
-        """What the compiler notes beside it; empty if it is not JSON."""
+        """The compiler's backend config; empty if it is not JSON."""
         try:
             noted = json.loads(self.raw.get(43, b"") or b"{}")
         except ValueError:
@@ -79,13 +79,13 @@ class Instruction:
 
     @property
     def estimated_cycles(self) -> int | None:
-        """What the compiler's cost model gives to one run; None if it has nothing for it."""
+        """The estimate of the compiler's cost model for one run; None if it has none."""
         cycles = int(self.backend_config.get("window_config", {}).get("estimated_cycles", _UNKNOWN))
         return None if cycles == _UNKNOWN else cycles
 
     @property
     def channel(self) -> int:
-        """What joins the parts of one collective; 0 if there is none."""
+        """The channel that identifies the parts of one collective; 0 if there is none."""
         return int(self.raw.get(26, 0))
 
 
@@ -250,7 +250,7 @@ def device_groups(instruction: Instruction, devices: int) -> list[list[int]]:
 
 
 def source_target_pairs(instruction: Instruction) -> list[tuple[int, int]]:
-    """From which position to which a collective-permute sends."""
+    """The source and target positions of a collective-permute."""
     pairs = [dict(wire.fields(value)) for value in instruction.raw.get(-52, [])]
     return [(pair.get(1, 0), pair.get(2, 0)) for pair in pairs]
 
