@@ -23,7 +23,7 @@ def _check_holds(dtype: torch.dtype, *numbers: complex) -> None:
 
 
 def _requested_dtype(a: Arguments) -> torch.dtype | None:
-    """That a factory was asked for, by its dtype or by the tensor that it is to fill."""
+    """The dtype of a factory's result, from its argument or from the tensor that it is to fill."""
     if a.get("dtype") is not None:
         return a["dtype"]
     return a["out"].dtype if a.get("out") is not None else None

@@ -137,5 +137,5 @@ def _multinomial(a: Arguments) -> None:
         a["replacement"] or samples <= weights.size(-1),
         "cannot sample n_sample > prob_dist.size(-1) samples without replacement",
     )
-    # What float32 counts.
+    # float32 counts exactly up to here.
     require(weights.size(-1) <= 2**24, "number of categories cannot exceed 2^24")

@@ -47,6 +47,6 @@ def require(condition: bool, message: str) -> None:
 
 @functools.cache
 def dtype_name(dtype: torch.dtype) -> str:
-    """As PyTorch's messages have it: Float, Long."""
+    """The name in PyTorch's messages: Float, Long."""
     name = torch.empty(0, dtype=dtype, device="cpu").type()
     return name.removeprefix("torch.").removesuffix("Tensor")
