@@ -37,7 +37,7 @@ _numbers = itertools.count()
 
 
 class Key(NamedTuple):
-    """What an entry is found by: its file's name, and its text."""
+    """The key of an entry: its file's name, and its text."""
 
     name: str
     text: bytes
@@ -168,7 +168,7 @@ def _was_given_up(status: os.stat_result) -> bool:
 
 
 def _status(file: os.DirEntry[str]) -> os.stat_result | None:
-    """Of a file; None if it is none, or gone."""
+    """The status of a file; None if it is not a regular file, or is gone."""
     try:
         status = file.stat(follow_symlinks=False)
     except OSError:

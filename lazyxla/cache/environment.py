@@ -48,7 +48,7 @@ def _library(topology: _C.Topology) -> str:
 
 
 def _instruction_sets() -> str:
-    """What the CPU can do, as Linux says: code compiled for one may not run on another."""
+    """The CPU's features, as Linux reports them: code compiled for one may not run on another."""
     try:
         with open("/proc/cpuinfo") as file:
             for line in file:

@@ -69,7 +69,7 @@ def opener(path: str, flags: int) -> int:
 
 
 def read(path: str) -> bytes | None:
-    """What is in a file; None if it cannot be read. Warns if others can write to it."""
+    """The content of a file; None if it cannot be read. Warns if others can write to it."""
     try:
         with open(path, "rb", opener=opener) as file:
             return file.read()

@@ -87,7 +87,7 @@ class Form(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What a graph needs to be run."""
+    """The program of a graph, to be run."""
 
     executable: bytes
     variable: list[bool]
@@ -145,7 +145,7 @@ class ProgramStore:
 
     @functools.cached_property
     def other_environments(self) -> list[str]:
-        """Those that programs are kept for, but for ours; the most similar first."""
+        """The environments that programs are kept for, except ours; the most similar first."""
         kept = list(self.entries.texts("environment"))
         self._nothing_is_ours = self.environment not in kept
         others = [text.decode() for text in kept if text != self.environment]
@@ -261,7 +261,7 @@ class StoredProgram:
 
 
 def _text(subject: bytes, options: bytes) -> bytes:
-    """What begins the text of a key: others never give the same bytes."""
+    """The begin of a key's text: different arguments never give the same bytes."""
     return b"".join(struct.pack("<Q", len(part)) + part for part in (subject, options))
 
 
