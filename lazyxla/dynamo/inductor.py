@@ -1,4 +1,4 @@
-"""What Inductor, the default backend of ``torch.compile``, finds for this device: a sentence.
+"""What Inductor, the default backend of ``torch.compile``, finds for this device: an error message.
 
 Inductor looks for a device's code generators in its module (``torch.lazyxla``) when it compiles for
 the first time; this module is imported only then.

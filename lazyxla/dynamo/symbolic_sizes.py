@@ -30,7 +30,7 @@ Number = int | float | bool
 
 @dataclass(slots=True)
 class TensorMeta:
-    """What a node's tensor looks like: a fake tensor's attributes, of static sizes."""
+    """A description of a node's tensor: a fake tensor's attributes, with static sizes."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]

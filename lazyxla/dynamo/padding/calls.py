@@ -26,7 +26,7 @@ from lazyxla.dynamo.symbolic_sizes import SizedGraph, Source, find_sources, symb
 from lazyxla.xla_options import Options
 
 PADDING = 0.0
-"""What padding of floating-point arguments holds. It may be anything; tests make it nan."""
+"""The value of padding in floating-point arguments. Any value will do; tests use nan."""
 
 _MOST_CASES = 1024  # combinations of true sizes that one graph remembers
 
@@ -79,7 +79,7 @@ class _Move:
 
 @dataclass(slots=True)
 class _Case:
-    """What a combination of true sizes needs."""
+    """The steps around the program for a combination of true sizes."""
 
     pads: list[_Move]
     cuts: list[_Move]

@@ -56,7 +56,7 @@ class Fill(NamedTuple):
 
 @dataclass(slots=True)
 class Note:
-    """What padding means for a node."""
+    """How padding affects a node."""
 
     results: Results
     fills: list[Fill] = field(default_factory=list)

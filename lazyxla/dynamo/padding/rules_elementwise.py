@@ -132,7 +132,7 @@ rule(
 
 @rule(aten.copy_.default)
 def _copy(call: Call) -> Structure:
-    """What a graph writes into its arguments, at its end."""
+    """A graph's writes into its arguments, at its end."""
     if call.is_padded(*call.of("self"), *call.of("src")):
         raise NotPaddableError("writes into a tensor whose size varies")
     return call.of("self")

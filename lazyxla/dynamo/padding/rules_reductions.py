@@ -38,7 +38,7 @@ def greatest(dtype: torch.dtype) -> float:
 
 
 def last_in_order(dtype: torch.dtype) -> float:
-    """What sorting puts last: PyTorch sorts nan after infinity."""
+    """The value that is sorted last: PyTorch sorts nan after infinity."""
     return math.nan if dtype.is_floating_point else greatest(dtype)
 
 
