@@ -211,7 +211,7 @@ def _named_as_lowered(program: Any) -> Any:
 
 
 def _move_graphs(module: nn.Module) -> None:
-    """Has an exported program's graphs name our device in place of that which it was made on."""
+    """Replaces the device in an exported program's graphs by ours."""
 
     def moved(x: Any) -> Any:
         return torch.device(BACKEND) if isinstance(x, torch.device) else x

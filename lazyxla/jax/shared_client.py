@@ -16,7 +16,7 @@ from lazyxla.lowering.jax_call import numpy_dtype
 from lazyxla.spmd import sharding
 
 NAME = "lazyxla"
-"""What JAX calls the platform."""
+"""JAX's name for the platform."""
 
 
 @functools.cache
