@@ -221,7 +221,8 @@ class Function:
             )
 
     def check_amounts(self, op: Any, listed: Sequence[Sequence[int]]) -> None:
-        """What is added to something for the sizes at hand is not taken away for others."""
+        """Checks that amounts that are not negative for the sizes at hand are not for others
+        either."""
         for values in zip(*listed, strict=True):
             found = self._points.fit(values)
             below = [s for s in self._checked if found is not None and found.at(s) < 0]
@@ -269,8 +270,8 @@ class Function:
 
 
 def _operations(op: Any, numbers: dict[Any, int]) -> Iterator[tuple[str, Any]]:
-    """What is in an operation's regions: each one's name with its operands, as numbers in the order
-    in which values are made. All but types and attributes."""
+    """The operations in an operation's regions: their names and operands, numbered in the order in
+    which values are made. Without types and attributes."""
     for region in op.regions:
         for block in region.blocks:
             for x in block.arguments:

@@ -208,7 +208,7 @@ def _without_lowering(op: Any, name: str, platform: str) -> str:
 def _parts(
     op: Any, function: Callable[..., Any], platform: str, depth: int
 ) -> tuple[Explanation, ...]:
-    """What a decomposition calls, as a small call of float32 shows."""
+    """The operators that a decomposition calls, found by a small float32 call."""
     call = sample(op, torch.float32)
     if call is None or depth >= _DEEPEST:
         return ()
@@ -244,7 +244,7 @@ def _composite_kernel(name: str) -> str | None:
         return "implicit"
     if has_kernel(name, "CompositeExplicitAutograd"):
         return "explicit"
-    # Of an operator with a CPU kernel this one calls the out= form, which is recorded as the
+    # For an operator with a CPU kernel this kernel calls the out= form, which is recorded as the
     # operator itself.
     by_others = has_kernel(name, "CompositeExplicitAutogradNonFunctional")
     return "explicit" if by_others and not has_kernel(name, "CPU") else None

@@ -78,7 +78,7 @@ def is_function(node: fx.Node) -> bool:
 
 
 def attribute_of(node: fx.Node) -> Any:
-    """What a node "get_attr" stands for."""
+    """The attribute that a "get_attr" node refers to."""
     return functools.reduce(getattr, str(node.target).split("."), node.graph.owning_module)
 
 

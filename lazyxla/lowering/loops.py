@@ -35,7 +35,7 @@ result for each layer, one stacked result."""
 _STACKS = (LAYER, STACKED)
 
 _STEP = 0xD1B54A32D192ED03
-"""What the seed grows by from layer to layer; odd, and no multiple of the step between a layer's
+"""The seed's increment from layer to layer; odd, and no multiple of the step between a layer's
 random operators."""
 
 

@@ -221,6 +221,6 @@ def serialize(world: Mlir, module: Any, version: str | None) -> bytes:
         world.passmanager.PassManager.parse(pipeline).run(module.operation)
     except world.ir.MLIRError as error:
         raise _not_valid(error) from error
-    # What that pass leaves (top-k) is passed on in its own dialect, as JAX does.
+    # Operations that the pass leaves (top-k) remain in their own dialect, as in JAX.
     artifact: bytes = world.hlo.serialize_portable_artifact(module, target, True)
     return artifact

@@ -38,7 +38,8 @@ def kernel_file(name: str, key: str) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def on_meta(op: Any) -> Any:
-    """What to call on meta tensors to learn what an operator yields: ours, if there is one."""
+    """The operator to call on meta tensors to infer an operator's results: ours, if there is
+    one."""
     namespace, _, rest = schema_name(op).partition("::")
     found = find_op(f"{META_NAMESPACE}::{rest}") if namespace == "aten" else None
     return op if found is None else found

@@ -1,4 +1,4 @@
-"""What the compiler made of a program: the optimized HLO module, read by jaxlib's classes."""
+"""The optimized HLO module of a program, read by jaxlib's classes."""
 
 from __future__ import annotations
 

@@ -62,14 +62,14 @@ class Settings(NamedTuple):
 
     @classmethod
     def current(cls) -> Settings:
-        """Those of torch now."""
+        """Torch's current settings."""
         from lazyxla import _C
 
         return cls(torch.get_default_dtype(), _C.matmul_precision())
 
     @property
     def matmul_precision(self) -> str:
-        """As torch.get_float32_matmul_precision() names it."""
+        """The name from torch.get_float32_matmul_precision()."""
         return PRECISIONS[self.precision]
 
 
@@ -132,7 +132,7 @@ class Target(NamedTuple):
     compute_capability: tuple[int, int] | None = None
     """Of a CUDA device, if known."""
     stablehlo_version: str | None = None
-    """What the plugin reports ("1.13.0"); None means jaxlib's own version."""
+    """As the plugin reports it ("1.13.0"); None means jaxlib's own version."""
     host_calls: bool = True
     """Whether PyTorch's kernels can be called. If not, what has a rule for an accelerator only is
     lowered by that."""

@@ -41,7 +41,7 @@ _listeners: list[Callable[[str, bool], None]] = []
 
 
 class Graph(Protocol):
-    """What was traced, and is one node of the pending graph."""
+    """A traced graph, which is one node of the pending graph."""
 
     @property
     def is_padded(self) -> bool:

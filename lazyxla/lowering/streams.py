@@ -86,8 +86,8 @@ def _generate(
 def threefry(
     b: Builder, shape: Sequence[int], dtype: torch.dtype, seed: Value, start: Value
 ) -> Value:
-    """What XLA's THREE_FRY makes of the state (seed, start), two uint64 values, as uint64; or as
-    uint32 the halves of these, the low one first."""
+    """The numbers of XLA's THREE_FRY for the state (seed, start), two uint64 values, as uint64; or
+    as uint32 their halves, the low one first."""
     result: Value = b.call_jax(_threefry, seed, start, shape=tuple(shape), bits=8 * dtype.itemsize)
     return result
 
@@ -95,7 +95,7 @@ def threefry(
 def philox(
     b: Builder, shape: Sequence[int], dtype: torch.dtype, seed: Value, ordinal: Value
 ) -> Value:
-    """What XLA's PHILOX makes of the state (seed, 0, ordinal), as uint32 or uint64."""
+    """The numbers of XLA's PHILOX for the state (seed, 0, ordinal), as uint32 or uint64."""
     result: Value = b.call_jax(_philox, seed, ordinal, shape=tuple(shape), bits=8 * dtype.itemsize)
     return result
 

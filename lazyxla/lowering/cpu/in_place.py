@@ -25,7 +25,7 @@ _NEVER_FUSED = {
     "stablehlo.dot_general",
     "stablehlo.sort",
 }
-"""What they return is in memory of its own."""
+"""Operations whose results have memory of their own."""
 
 _MOST_OPERATIONS = 256
 """Beyond this many operations the two are assumed to share memory."""

@@ -10,7 +10,7 @@ from lazyxla.lowering.registry import jax_rule
 if TYPE_CHECKING:
     from jax import Array
 
-# What an empty segment gives where no initial value is given.
+# The result of an empty segment if no initial value is given.
 _START = {"sum": 0.0, "mean": 0.0, "prod": 1.0, "max": float("-inf"), "min": float("inf")}
 
 

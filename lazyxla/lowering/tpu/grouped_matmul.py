@@ -61,7 +61,7 @@ def suits(b: Builder, x: Value, free: int, inner: int) -> bool:
 def rows_in_groups(
     x: Any, y: Any, ends: Any, *, transposed: bool, precision: str, interpret: bool = False
 ) -> Any:
-    """For JAX: (M, K) and (G, K, N), or (G, N, K) if `transposed`, to (M, N); zeros behind the last
+    """For JAX: (M, K) and (G, K, N), or (G, N, K) if `transposed`, to (M, N); zeros after the last
     group."""
     import jax
     import jax.numpy as jnp
