@@ -31,7 +31,7 @@ Policy = str | frozenset[str]
 
 @dataclass(frozen=True)
 class Signature:
-    """What a layer is called with: its tensors, then the carry's leaves, then the constants'."""
+    """The inputs of a layer: its tensors, then the carry's leaves, then the constants'."""
 
     specs: tuple[tuple[torch.Size, torch.dtype, bool], ...]  # shape, dtype, requires a gradient
     layer: int  # how many are the layer's own
@@ -124,7 +124,8 @@ class Joint:
     def backward(self, residuals: Sequence[fx.Node]) -> FxGraph:
         """From the inputs, the residuals and the tangents to the inputs' gradients.
 
-        An input that the layers change, the carry or what they write, is there as a residual only.
+        An input that the layers change, the carry or what they write, is available as a residual
+        only.
         """
         tangents = [t for t in self.tangents if t is not None]
         gradients = [g for g in self.gradients if g is not None]
@@ -152,7 +153,7 @@ class Joint:
         return FxGraph(list(inputs), nodes, list(outputs))
 
     def residuals(self, policy: Policy) -> list[fx.Node]:
-        """What the forward keeps of each layer, in the graph's order.
+        """The residuals of each layer, in the graph's order.
 
         Raises:
             ValueError: the policy has a name that no value of the layer has.
