@@ -19,7 +19,7 @@ from lazyxla import _C
 from lazyxla.runtime import BACKEND
 from lazyxla.steps.reachable import Reach
 
-# Those whose steps can take a learning rate as a tensor of the device without reading it.
+# Optimizers whose steps can take a learning rate as a tensor of the device without reading it.
 _TAKE_TENSORS = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
 
 Group = dict[str, Any]

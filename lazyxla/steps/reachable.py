@@ -107,14 +107,14 @@ class Reach:
             self._type(None, kind, kind.__qualname__)
 
     def _torch_module(self, name: str) -> None:
-        """What a module of PyTorch's has: its code is trusted as it is now."""
+        """The attributes of a PyTorch module: its code is trusted as it is now."""
         module = sys.modules.get(name)
         if name.partition(".")[0] == "torch" and module is not None and name not in self._modules:
             self._modules.add(name)
             self.guards.add_dict(name, vars(module))
 
     def _arguments(self, value: Any) -> None:
-        """What of the arguments is no tensor. Their containers are the signature's to compare."""
+        """The arguments that are not tensors. The signature compares their containers."""
         if type(value) in (tuple, list):
             for each in value:
                 self._arguments(each)
