@@ -232,7 +232,7 @@ def _index(name: str, value: Any) -> int:
 
 
 def _named(argument: Any, keys: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    """What an argument says, with the keys of the entries that it says it of."""
+    """The values of an argument, with the keys of the entries that they apply to."""
     if not isinstance(argument, Mapping):
         yield keys, argument
         return

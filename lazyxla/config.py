@@ -25,7 +25,7 @@ from lazyxla import xla_options
 
 PLUGINS = "lazyxla.plugins"
 
-# As many as PyTorch's type for their numbers, int8_t, has.
+# The limit of PyTorch's type for device indices, int8_t.
 MAX_DEVICES = 127
 
 _TRUE = ("1", "true", "yes", "on")
@@ -95,7 +95,7 @@ def _one_of(*words: str) -> Callable[[str], str]:
 
 
 def _text(text: str) -> str:
-    """What C++ and the operating system take."""
+    """A text that C++ and the operating system accept."""
     if "\0" in text:
         raise ValueError("expected text without NUL characters")
     try:

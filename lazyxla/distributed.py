@@ -87,7 +87,7 @@ def _start_devices(store: Any, rank: int, ranks: list[int], timeout: timedelta) 
 
 
 def _compare_launches(store: Any, rank: int, ranks: list[int], timeout: timedelta) -> None:
-    """Has programs for devices of several processes compared before they are launched."""
+    """Makes processes compare programs for devices of several processes before the launch."""
 
     def connect(ranks: list[int]) -> Any:
         own_store = dist.PrefixStore(f"{NAME}/launches/{ranks}", store)
@@ -111,7 +111,7 @@ def _be_default(name: Any) -> None:
 
 
 def connect(purpose: str, store: Any, rank: int, size: int, timeout: timedelta) -> Any:
-    """What carries data between the processes of a new group, which meet at its store."""
+    """The transport between the processes of a new group, which meet at its store."""
     # Some reach this only when others have sent what is only recorded yet.
     _C.sync(False)
     own_store = dist.PrefixStore(f"{NAME}/{purpose}", store)

@@ -18,7 +18,7 @@ from lazyxla.runtime import BACKEND
 
 @dataclass
 class EnvironmentConfig:
-    """What can be set of an environment.
+    """The options of an environment.
 
     Attributes:
         treat_cuda_as_device: in the block ``device="cuda"`` and ``.cuda()`` mean this device.

@@ -36,7 +36,7 @@ _own = torch.library.Library(META_NAMESPACE, "FRAGMENT")
 
 
 def checksum() -> str:
-    """Of this file: answers that were kept count as long as it is the same."""
+    """The checksum of this file: kept answers are valid as long as it is the same."""
     return hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:16]
 
 
@@ -300,7 +300,7 @@ def _end_number(name: str, which: str, value: Any) -> Any:
 
 
 def _spaced(name: str) -> Callable[..., torch.Tensor]:
-    """For linspace and logspace between tensors, of which torch's own takes complex for real."""
+    """For linspace and logspace between tensors, where torch's own treats complex as real."""
 
     def result(start: Any, end: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
         ends = _end_number(name, "start", start), _end_number(name, "end", end)
@@ -386,7 +386,7 @@ def _torch_lacks(name: str) -> bool:
 
 
 def _of_fakes(mode: FakeTensorMode, op: Any, *args: Any, **kwargs: Any) -> Any:
-    """What `op` yields for fake tensors, if it is about our device."""
+    """The results of `op` for fake tensors, if our device is involved."""
     given = tree_leaves((args, kwargs))
     device: Any = kwargs.get("device")
     places = [x.fake_device for x in given if isinstance(x, FakeTensor)]

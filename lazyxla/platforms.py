@@ -50,7 +50,7 @@ _COMPILE_OPTIONS: dict[str, Options] = {
 # The first of the ports at which processes with a TPU chip each meet; libtpu's own default.
 _TPU_PORT = 8476
 
-# Of a plugin given by path nothing is known; an idle autograd thread costs next to nothing.
+# Nothing is known about a plugin given by path; an idle autograd thread costs next to nothing.
 _UNKNOWN_DEVICES = 16
 
 
@@ -149,7 +149,7 @@ def _of_processes(platform: Platform) -> dict[str, Any]:
     """The options that describe the processes to a plugin. That of TPUs finds them out itself."""
     if _processes is None or platform.name == "tpu":
         return {}
-    # As JAX calls them, with which plugins are tried.
+    # JAX's names, with which plugins are tested.
     options: dict[str, Any] = {"node_id": _processes[0], "num_nodes": _processes[1]}
     if platform.name == "cuda":
         options["visible_devices"] = _own_gpus(platform.device_bound)

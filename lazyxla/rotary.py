@@ -178,14 +178,14 @@ def _call(
 
 
 def _heads_per_block(heads: int, size: int) -> int:
-    """As many as fill a block's lanes at most, and whole registers."""
+    """At most as many as fill a block's lanes, in whole registers."""
     together = max(_LANES // size, 1)
     most = max(_LANES_PER_BLOCK // size, together)
     return together * max(n for n in range(1, most // together + 1) if heads // together % n == 0)
 
 
 def _body(columns: int, size: int, from_tokens: bool, to_tokens: bool, inverse: bool) -> Any:
-    """What the kernel does with a block: registers' width by registers' width."""
+    """The kernel's body for a block: one register's width after the other."""
     import jax
     import jax.numpy as jnp
     from jax.experimental.pallas import tpu as pltpu

@@ -79,7 +79,7 @@ def device(index: int | None = None) -> torch.device:
 
 
 class DeviceProperties(NamedTuple):
-    """What a device is."""
+    """The properties of a device."""
 
     device: torch.device
     """The device as PyTorch knows it, with its index."""

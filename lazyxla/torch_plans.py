@@ -134,7 +134,7 @@ class _Change(NamedTuple):
 
 
 def _change(axis: str, given: Any, wanted: Any) -> _Change | None:
-    """What a value of the one placement needs for the other; None: nothing.
+    """The change that a value of one placement needs for the other; None: nothing.
 
     A value that remains split is marked, too. Otherwise the partitioner might split it as its
     neighbours are, such as a layer's features along the sequence, and gather weights instead.

@@ -90,7 +90,7 @@ def mark_function(function: FunctionType) -> None:
 
 
 def _functions(owner: ModuleType | type, module: str) -> Iterator[FunctionType]:
-    """Those that are defined in the module, not those that it imports."""
+    """The functions that are defined in the module, not those that it imports."""
     for value in list(vars(owner).values()):
         if isinstance(value, type) and value.__module__ == module and value is not owner:
             yield from _functions(value, module)
