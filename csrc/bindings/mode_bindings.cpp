@@ -61,7 +61,7 @@ PyObject* sync_all(PyObject*, PyObject* wait) {
 PyMethodDef c_functions[] = {{"sync", &sync_all, METH_O, nullptr}, {}};
 
 // Whether a block ends because the program is to end: nothing is compiled any more then. What is
-// recorded stays pending.
+// recorded remains pending.
 bool is_interrupt(const py::object& kind) {
   return !kind.is_none() && (PyErr_GivenExceptionMatches(kind.ptr(), PyExc_KeyboardInterrupt) ||
                              PyErr_GivenExceptionMatches(kind.ptr(), PyExc_SystemExit));

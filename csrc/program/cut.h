@@ -6,7 +6,7 @@
 // differ:
 //
 //     before   what differs and does not depend on the large part, with what it needs
-//     middle   what is as it was: compiled once, and found from then on
+//     middle   what is the same as before: compiled once, and found from then on
 //     after    what differs and depends on the middle, with what depends on it
 //
 //     x = flip(batch)             before       the next step's before is rotate(batch); the middle

@@ -4,17 +4,17 @@
 // program for all devices of the mesh: the compiler partitions it and adds the communication. All
 // other graphs have no partition.
 //
-//     inputs    as their data is spread; what lies on one device is given to all of them
-//     results   as the storage says that takes them, or the operator that makes them; or as what
-//               was there before, if they may take over its memory; all others as the partitioner
-//               likes, which tells once it is done
+//     inputs    as their data is spread; data on one device is given to all of them
+//     results   as set by the storage that takes them, or by the operator that makes them; or like
+//               the old content, if they may take over its memory; all others as the partitioner
+//               chooses, which is known once the program is compiled
 //
 // A graph has one mesh. One with several is split if the parts share nothing but leaves
 // (graph/walk.h's split); else it is an error, raised when its program is to be made.
 //
-// Where a mesh is of several processes' devices, a program for it is launched by all of them. So
-// what one of them can compute by itself is no part of it: what has nothing in common with it but
-// leaves, and what reads only values that each device has whole.
+// If a mesh has devices of several processes, all of them launch a program for it. So it contains
+// nothing that one of them can compute by itself: no nodes that share only leaves with it, and none
+// that read only values that each device has whole.
 #pragma once
 
 #include <cstdint>

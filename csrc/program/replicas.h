@@ -16,11 +16,11 @@
 //     all_reduce(gradients)            2     that of all members of the group
 //     step(parameters, gradients)      3     this process's
 //
-// The graph stays one flush: it is cut (cut.h) there, and run as one that is cut for other reasons.
-// Before a program of several processes is launched, the members agree that all are about to
-// (set_collectives); at the same time they find out which of the two modes it is. If their graphs
-// differ in nothing but numbers that were built in, such as where a shard begins, another program
-// is made that takes them as inputs.
+// The graph remains one flush: it is cut (cut.h) there, and run as one that is cut for other
+// reasons. Before a program of several processes is launched, the members agree that all are about
+// to (set_collectives); at the same time they find out which of the two modes it is. If their
+// graphs differ in nothing but numbers that were built in, such as where a shard begins, another
+// program is made that takes them as inputs.
 //
 // A collective that no compiler has, such as a message from one process to another, is exchanged by
 // the host at that point.

@@ -7,8 +7,8 @@
 //
 //     flush ──> detach ──> Capture::take ──> the listener: a new program, or a known one again
 //
-// A tensor that has data from before is an input like any other. If it is written to, its data
-// comes back when the capture ends; the buffer is kept such that it can still be donated.
+// A tensor that has data from before is an input like any other. If it is written to, its data is
+// restored when the capture ends; the buffer is kept such that it can still be donated.
 //
 // There is one capture at a time, for all devices and threads. The caches of compiled programs are
 // left alone.

@@ -7,7 +7,7 @@
 // A flush is a transaction (graph/undo.h). If lowering, compiling or enqueueing fails it throws,
 // every storage that had data before has that data again, and tensors that were made by what failed
 // throw the same reason when read. Where nothing had data before there is nothing to undo: if one
-// operator cannot be lowered then, what does not depend on it stays pending.
+// operator cannot be lowered then, what does not depend on it remains pending.
 //
 // An interrupt ends the waiting, not the flush: its program is compiled and run all the same, by
 // other threads.
