@@ -38,10 +38,10 @@ def bucket(batch: Any, *, dims: Dims, sizes: Sizes, value: Value = 0) -> tuple[A
     before the upload: on the device the padding itself is compiled for each size.
 
     Args:
-        batch: a tensor, or tensors in tuples, lists, dicts, named tuples and whatever else
-            PyTorch's pytree knows, in other mutable mappings and in dataclasses, nested as you
-            like. The tensors may be of any dtype, on any device. Other objects, PackedSequences
-            among them, and 0-dim tensors are handed on.
+        batch: a tensor, or tensors in tuples, lists, dicts, named tuples and other containers of
+            PyTorch's pytree, in other mutable mappings and in dataclasses, nested as you like. The
+            tensors may be of any dtype, on any device. Other objects, PackedSequences among them,
+            and 0-dim tensors are handed on.
         dims: one dimension or several, for all tensors; each is padded in those that it has.
             Negative ones count from the end of each tensor. Or a mapping with the batch's keys
             (positions for tuples and lists, fields for named tuples and dataclasses) to the

@@ -42,7 +42,7 @@ def from_dlpack(source: Any, device: DeviceLike = None) -> torch.Tensor:
     ``lazyxla.counters()["uploads"]`` counts the copies.
 
     Args:
-        source: a NumPy array, a JAX array on the CPU, a CPU tensor, or whatever else has
+        source: a NumPy array, a JAX array on the CPU, a CPU tensor, or another object that has
             ``__dlpack__`` and is in the host's memory; of any shape, strides and dtype that the
             device has.
         device: the device; None means the current one.

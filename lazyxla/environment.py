@@ -106,7 +106,7 @@ def to_device(tree: Any, device: torch.device | str = BACKEND) -> Any:
     A tensor that is there already is not copied.
 
     Args:
-        tree: tensors and modules in tuples, lists, dicts and whatever else PyTorch's pytree knows;
+        tree: tensors and modules in tuples, lists, dicts and other containers of PyTorch's pytree;
             or one of them.
         device: where to; without an index the current device.
     """

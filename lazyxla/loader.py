@@ -40,7 +40,7 @@ class DeviceLoader:
             loss = F.cross_entropy(model(images), labels)
 
     Every batch is copied as ``x.to(device)`` copies each of its tensors: dtypes, shapes and strides
-    are the loader's. Tuples, lists, dicts, named tuples and whatever else PyTorch's pytree knows
+    are the loader's. Tuples, lists, dicts, named tuples and other containers of PyTorch's pytree
     are traversed, dataclasses field by field; objects with a method ``to`` (such as
     ``PackedSequence``) are moved by ``to(device)``, all others passed on.
 

@@ -58,9 +58,9 @@ graphs: dict[int, Graph] = {}
 def rule(*names: str, platforms: tuple[str, ...] = ()) -> Callable[[F], F]:
     """Registers the decorated function `f(b, *args)` as the rule of the operators `names`.
 
-    It takes the place of any rule or JAX rule that an operator has. With `platforms` ("cpu",
-    "cuda", "tpu") it does so on these alone, and others lower the operators as before: they must
-    have another rule or a decomposition.
+    It replaces any rule or JAX rule that an operator has. With `platforms` ("cpu", "cuda", "tpu")
+    it does so on these alone, and others lower the operators as before: they must have another rule
+    or a decomposition.
     """
 
     def register(function: F) -> F:
