@@ -6,8 +6,8 @@ itself, unless it finds another accelerator, such as CUDA::
     import torch
     x = torch.ones(2, 3, device="lazyxla")
 
-Importing stays light: the plugin starts with the first use of a device, and the compiler is
-imported with the first graph.
+Importing is cheap: the plugin starts with the first use of a device, and the compiler is imported
+with the first graph.
 """
 
 from __future__ import annotations
@@ -223,7 +223,7 @@ def _apply_setting(name: str, value: object) -> None:
 
 
 def _open_shape_cache() -> None:
-    """Tells C++ where PyTorch's answers about shapes are kept between processes."""
+    """Sets in C++ where PyTorch's answers about shapes are kept between processes."""
     # An answer that is kept is not checked again, so that another build, which may check more,
     # must not take it for its own.
     built = os.stat(_C.__file__)
@@ -234,11 +234,11 @@ def _open_shape_cache() -> None:
 
 
 def _tell_device_bound() -> None:
-    """Tells C++ how many devices there can be, for PyTorch asks before any is started."""
+    """Sets in C++ how many devices there can be, since PyTorch asks before any is started."""
     try:
         bound = platforms.resolve().device_bound
     except platforms.UNAVAILABLE:
-        bound = 0  # nothing to run on; whoever uses a device learns why
+        bound = 0  # nothing to run on; the first use of a device raises why
     _C.set_device_count_bound(bound)
 
 

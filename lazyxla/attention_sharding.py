@@ -18,7 +18,7 @@ _Placements = list[Any]
 
 @functools.cache
 def install() -> None:
-    """Tells DTensor, which it imports; once per process."""
+    """Registers the rules with DTensor, which it imports; once per process."""
     from torch.distributed.tensor.experimental import register_sharding
 
     aten = torch.ops.aten
@@ -58,9 +58,10 @@ def _backward(
 def _placements(
     results: int, inputs: int, mask: Any, rank: int
 ) -> list[tuple[_Placements, _Placements]]:
-    """For one dimension of a mesh: of the results, and of the inputs with the mask behind them.
+    """For one dimension of a mesh: placements of the results, and of the inputs followed by the
+    mask.
 
-    DTensor moves no keyword arguments, so the mask must be spread already as it is to be.
+    DTensor moves no keyword arguments, so the mask must already have its placement.
     """
     from torch.distributed.tensor import Replicate, Shard
 

@@ -38,10 +38,10 @@ def bucket(batch: Any, *, dims: Dims, sizes: Sizes, value: Value = 0) -> tuple[A
     before the upload: on the device the padding itself is compiled for each size.
 
     Args:
-        batch: a tensor, or tensors in tuples, lists, dicts, named tuples and whatever else
-            PyTorch's pytree knows, in other mutable mappings and in dataclasses, nested as you
-            like. The tensors may be of any dtype, on any device. Other objects, PackedSequences
-            among them, and 0-dim tensors are handed on.
+        batch: a tensor, or tensors in tuples, lists, dicts, named tuples and other containers of
+            PyTorch's pytree, in other mutable mappings and in dataclasses, nested as you like. The
+            tensors may be of any dtype, on any device. Other objects, PackedSequences among them,
+            and 0-dim tensors are handed on.
         dims: one dimension or several, for all tensors; each is padded in those that it has.
             Negative ones count from the end of each tensor. Or a mapping with the batch's keys
             (positions for tuples and lists, fields for named tuples and dataclasses) to the
@@ -125,7 +125,7 @@ class Buckets:
         return {dim: _sorted_sizes(sizes) for dim, sizes in self.sizes.items()}
 
     def _entries(self, batch: Any) -> dict[tuple[KeyEntry, ...], _Entry]:
-        """The tensors of a batch, by their places in it."""
+        """The tensors of a batch, by their paths in it."""
         entries: dict[tuple[KeyEntry, ...], _Entry] = {}
 
         def enter(keys: tuple[KeyEntry, ...], tensor: torch.Tensor) -> torch.Tensor:
@@ -232,7 +232,7 @@ def _index(name: str, value: Any) -> int:
 
 
 def _named(argument: Any, keys: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    """What an argument says, with the keys of the entries that it says it of."""
+    """The values of an argument, with the keys of the entries that they apply to."""
     if not isinstance(argument, Mapping):
         yield keys, argument
         return
@@ -241,7 +241,7 @@ def _named(argument: Any, keys: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[An
 
 
 def _of(argument: Any, keys: tuple[KeyEntry, ...], default: Any) -> Any:
-    """What an argument says of an entry."""
+    """The part of an argument that applies to an entry."""
     for key in keys:
         if isinstance(argument, Mapping):
             argument = argument.get(_plain(key), default)

@@ -1,8 +1,8 @@
 """Checkpoints of sharded tensors by parts: planners for ``torch.distributed.checkpoint``.
 
-PyTorch's own planners save and load a tensor of the device whole. These have each process write and
-read what its devices hold; nothing is gathered. The files are the same: a checkpoint is loaded into
-whatever sharding, into a DTensor, or whole.
+PyTorch's own planners save and load a tensor of the device whole. With the planners here each
+process writes and reads what its devices hold; nothing is gathered. The files are the same: a
+checkpoint can be loaded with any sharding, into a DTensor, or whole.
 
     import torch.distributed.checkpoint as dcp
     from lazyxla.checkpoint import LoadPlanner, SavePlanner
@@ -128,8 +128,8 @@ class SavePlanner(DefaultSavePlanner):
 
 
 class LoadPlanner(DefaultLoadPlanner):
-    """PyTorch's ``DefaultLoadPlanner``, which reads the parts of sharded tensors, and gives each of
-    these its content once all its parts are read."""
+    """PyTorch's ``DefaultLoadPlanner``, which reads the parts of sharded tensors, and assigns a
+    tensor's content once all its parts are read."""
 
     def set_up_planner(
         self,

@@ -1,7 +1,7 @@
-"""Where versions of PyTorch and JAX differ. No other module asks for a version.
+"""Where versions of PyTorch and JAX differ. No other module checks a version.
 
-docs/versions.md says what was run against what, and what to do for a new release. What differs in
-torch's C++ interface stands in csrc/common/compat.h.
+docs/versions.md says what was run against what, and what to do for a new release. Differences in
+torch's C++ interface are in csrc/common/compat.h.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from lazyxla import xla_options
 
 PLUGINS = "lazyxla.plugins"
 
-# As many as PyTorch's type for their numbers, int8_t, has.
+# The limit of PyTorch's type for device indices, int8_t.
 MAX_DEVICES = 127
 
 _TRUE = ("1", "true", "yes", "on")
@@ -58,7 +58,7 @@ class Field(Generic[T]):
     @overload
     def __get__(self, settings: Settings, owner: type) -> T: ...
     def __get__(self, settings: Settings | None, owner: type) -> Field[T] | T:
-        # A value that was set lies in the object's own dict, where Python looks first.
+        # A value that was set is in the object's own dict, where Python looks first.
         return self if settings is None else self.default
 
 
@@ -95,7 +95,7 @@ def _one_of(*words: str) -> Callable[[str], str]:
 
 
 def _text(text: str) -> str:
-    """What C++ and the operating system take."""
+    """A text that C++ and the operating system accept."""
     if "\0" in text:
         raise ValueError("expected text without NUL characters")
     try:
@@ -106,7 +106,7 @@ def _text(text: str) -> str:
 
 
 def _path(text: str) -> str:
-    """A path that stays the same when the process goes to another directory; or nothing."""
+    """A path that does not depend on the working directory; or nothing."""
     if text and not _text(text).strip():
         raise ValueError("expected a path or nothing, found blanks")
     return os.path.abspath(os.path.expanduser(text)) if text else ""
@@ -346,7 +346,7 @@ class Settings:
         if self.cache_dir:
             return self.cache_dir
         base = os.environ.get("XDG_CACHE_HOME", "")
-        if not os.path.isabs(base):  # such a one is to be ignored, says its specification
+        if not os.path.isabs(base):  # its specification says to ignore relative paths
             base = os.path.join(os.path.expanduser("~"), ".cache")
         return os.path.join(base, "lazyxla")
 

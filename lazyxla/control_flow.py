@@ -137,7 +137,7 @@ def _without_numbers(args: Sequence[Any]) -> list[Any]:
 
 
 def _constants(module: fx.GraphModule) -> Iterator[torch.Tensor]:
-    """What the functions have captured, or made of Python's numbers."""
+    """Tensors that the functions have captured, or made of Python's numbers."""
     for part in module.modules():
         if isinstance(part, fx.GraphModule):
             attributes = (

@@ -1,9 +1,9 @@
-"""``torch.lazyxla``: what PyTorch's generic code asks of a device module.
+"""``torch.lazyxla``: what PyTorch's generic code expects of a device module.
 
 It has the names of ``torch.cuda`` wherever they mean something here. ``torch.accelerator``,
 ``torch.autocast``, ``torch.utils.checkpoint``, ``torch.random.fork_rng``, ``torch.save`` and
-``torch.load``, ``DataLoader`` and the distributed packages find their device through it. For use
-in programs, ``lazyxla`` itself is the shorter way.
+``torch.load``, ``DataLoader`` and the distributed packages find their device through it. In
+programs, use ``lazyxla`` itself: it is shorter.
 """
 
 from __future__ import annotations
@@ -99,15 +99,16 @@ __all__ = [
     "synchronize",
 ]
 
-# torch.utils.checkpoint saves a device's generator only if its module says so. Our generators
-# need no device, so there is always something to save.
+# torch.utils.checkpoint saves a device's generator only if its module reports to be initialized.
+# Our generators need no device, so there is always something to save.
 _initialized = True
 
 _OF_INDUCTOR = ("Scheduling", "PythonWrapperCodegen", "CppWrapperCodegen", "WrapperFxCodegen")
 
 
 def __getattr__(name: str) -> Any:
-    """What Inductor asks of a device module: not before it does, for importing it takes seconds."""
+    """What Inductor needs of a device module. Not made earlier, since importing it takes
+    seconds."""
     if name in _OF_INDUCTOR:
         from lazyxla.dynamo import inductor
 

@@ -22,7 +22,7 @@ NAME = "lazyxla"
 
 
 def install() -> None:
-    """Tells torch.distributed of the process group, if there is a torch.distributed."""
+    """Registers the process group with torch.distributed, if there is a torch.distributed."""
     if dist.is_available():
         dist.Backend.register_backend(NAME, _create, extended_api=True, devices=[NAME])
 
@@ -34,7 +34,7 @@ def _create(options: Any, _backend_options: Any) -> Any:
         RuntimeError: the devices are in use already, by this process alone.
     """
     attention_sharding.install()
-    # PyTorch lets go of the options once the group is registered.
+    # PyTorch drops the options once the group is registered.
     weakref.finalize(options, _be_default, options.group_id).atexit = False
     store = _shared_by_all(options.store)
     ranks = list(options.global_ranks_in_group or range(options.group_size))
@@ -87,7 +87,7 @@ def _start_devices(store: Any, rank: int, ranks: list[int], timeout: timedelta) 
 
 
 def _compare_launches(store: Any, rank: int, ranks: list[int], timeout: timedelta) -> None:
-    """Has programs for devices of several processes compared before they are launched."""
+    """Makes processes compare programs for devices of several processes before the launch."""
 
     def connect(ranks: list[int]) -> Any:
         own_store = dist.PrefixStore(f"{NAME}/launches/{ranks}", store)
@@ -111,7 +111,7 @@ def _be_default(name: Any) -> None:
 
 
 def connect(purpose: str, store: Any, rank: int, size: int, timeout: timedelta) -> Any:
-    """What carries data between the processes of a new group, which meet at its store."""
+    """The transport between the processes of a new group, which meet at its store."""
     # Some reach this only when others have sent what is only recorded yet.
     _C.sync(False)
     own_store = dist.PrefixStore(f"{NAME}/{purpose}", store)

@@ -19,8 +19,8 @@ def host_view(tensor: torch.Tensor) -> torch.Tensor:
     Do not write to it: that would change values that programs have computed.
 
     Args:
-        tensor: of the device, of any shape, strides and dtype. One that does not lie in its memory
-            row by row, or is a view of another dtype, is copied within the device first.
+        tensor: of the device, of any shape, strides and dtype. One that is not row-major in its
+            memory, or is a view of another dtype, is copied within the device first.
 
     Returns:
         A tensor of the same shape and dtype, which requires no gradient.
@@ -42,8 +42,8 @@ def from_dlpack(source: Any, device: DeviceLike = None) -> torch.Tensor:
     ``lazyxla.counters()["uploads"]`` counts the copies.
 
     Args:
-        source: a NumPy array, a JAX array on the CPU, a CPU tensor, or whatever else has
-            ``__dlpack__`` and lies in the host's memory; of any shape, strides and dtype that the
+        source: a NumPy array, a JAX array on the CPU, a CPU tensor, or another object that has
+            ``__dlpack__`` and is in the host's memory; of any shape, strides and dtype that the
             device has.
         device: the device; None means the current one.
 

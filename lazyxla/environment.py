@@ -18,7 +18,7 @@ from lazyxla.runtime import BACKEND
 
 @dataclass
 class EnvironmentConfig:
-    """What can be set of an environment.
+    """The options of an environment.
 
     Attributes:
         treat_cuda_as_device: in the block ``device="cuda"`` and ``.cuda()`` mean this device.
@@ -106,7 +106,7 @@ def to_device(tree: Any, device: torch.device | str = BACKEND) -> Any:
     A tensor that is there already is not copied.
 
     Args:
-        tree: tensors and modules in tuples, lists, dicts and whatever else PyTorch's pytree knows;
+        tree: tensors and modules in tuples, lists, dicts and other containers of PyTorch's pytree;
             or one of them.
         device: where to; without an index the current device.
     """
@@ -174,7 +174,7 @@ def _load(storage: Any, location: str) -> Any:
 
 
 def _is_mapped() -> bool:
-    """Whether ``torch.load`` was told where to. What it calls us with does not tell."""
+    """Whether ``torch.load`` was given a ``map_location``. Our arguments do not show it."""
     frame = sys._getframe()
     while frame.f_back is not None:
         frame = frame.f_back

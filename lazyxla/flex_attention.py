@@ -27,7 +27,7 @@ def _validate(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> No
 
 
 def _autocast(query: Any, key: Any, value: Any, *args: Any) -> Any:
-    """Products in the type of autocast, as PyTorch has them on its own devices."""
+    """Casts to autocast's dtype, as PyTorch does on its own devices."""
     from torch._higher_order_ops.flex_attention import flex_attention
 
     dtype = torch.get_autocast_dtype(BACKEND)

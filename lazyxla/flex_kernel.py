@@ -1,9 +1,9 @@
 """``flex_attention`` whose mask is known when it is traced: operators that TPUs have kernels for.
 
-A mask that depends on nothing but the places of queries and keys is computed once, on the host, and
-known by its digest from then on. A kernel passes by the tiles of which it leaves nothing, and never
-writes scores (lowering/tpu/flex_attention.py). Elsewhere the operators are the formula, with
-the mask computed on the device.
+A mask that depends only on the indices of queries and keys is computed once, on the host, and
+identified by its digest from then on. A kernel skips the tiles that the mask excludes, and never
+writes scores (lowering/tpu/flex_attention.py). Elsewhere the operators are the formula, with the
+mask computed on the device.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MOST_SCORES = 1 << 28
 
 
 class Known(NamedTuple):
-    """A mask by its function, and what it is for so many rows and columns."""
+    """A mask: its function, and its value for numbers of rows and columns."""
 
     function: fx.GraphModule
     shape: tuple[int, int]
@@ -43,8 +43,8 @@ masks: dict[str, Known] = {}
 
 
 def remember(function: fx.GraphModule, rows: int, columns: int) -> str | None:
-    """The digest of a mask for the sizes; None if it depends on more than places, or leaves a query
-    nothing (whose result is then 0, which the kernel does not know)."""
+    """The digest of a mask for the sizes; None if it depends on more than indices, or excludes all
+    keys of a query (whose result is then 0, which the kernel does not compute)."""
     batch, head, *places = function.graph.find_nodes(op="placeholder")
     others = [user.target for user in (*batch.users, *head.users)]
     if not all(target in _CONSTANTS for target in others):
@@ -88,7 +88,7 @@ _CONSTANTS = (
     *(_aten.ones_like.default, _aten.zeros_like.default),
     *(_aten.new_ones.default, _aten.new_zeros.default, _aten.new_full.default),
 )
-"""Whatever the values of their arguments are."""
+"""Operators that compute by element, for all values of their arguments."""
 
 
 class _OnDevice(fx.Interpreter):
@@ -161,4 +161,4 @@ forward = define_operator("lazyxla::flex_attention", _forward)
 a mask and the scale to the result and the logarithms to base 2 of the rows' sums."""
 
 backward = define_operator("lazyxla::flex_attention_backward", _backward)
-"""The gradients of query, key and value, of these, both results and the gradient of the first."""
+"""The gradients of query, key and value; takes these, both results and the first's gradient."""

@@ -1,7 +1,7 @@
 """Functions of other libraries that programs call by name: XLA's foreign function interface (FFI).
 
 A plugin drops a handler that was made for a newer version of the interface than its own. So what is
-registered here goes through a function of ours (csrc/pjrt/ffi.h).
+registered here is called through a function of ours (csrc/pjrt/ffi.h).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def register_ffi_target(
 
     Args:
         name: how programs call it.
-        library: path of the shared library, which is loaded and stays so.
+        library: path of the shared library, which is loaded and never unloaded.
         symbol: the handler's name in it.
         platform: "cpu" or "cuda". Where the process has another, nothing happens.
 

@@ -7,8 +7,8 @@ One thread per iteration takes batches from the loader and uploads them while th
     thread:       └─> next(loader), upload, next(loader), upload, wait for room, ...
 
 An upload records no operator, so the batches are leaves of the recorded graphs, and the thread
-flushes nothing. The thread lets go of a batch before it is taken: nothing but the program itself
-keeps it alive then.
+flushes nothing. The thread drops a batch before it is taken: then only the program itself keeps it
+alive.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ class DeviceLoader:
             loss = F.cross_entropy(model(images), labels)
 
     Every batch is copied as ``x.to(device)`` copies each of its tensors: dtypes, shapes and strides
-    are the loader's. Tuples, lists, dicts, named tuples and whatever else PyTorch's pytree knows
-    are gone through, dataclasses field by field; objects with a method ``to`` (such as
-    ``PackedSequence``) are asked for ``to(device)``, all others handed on.
+    are the loader's. Tuples, lists, dicts, named tuples and other containers of PyTorch's pytree
+    are traversed, dataclasses field by field; objects with a method ``to`` (such as
+    ``PackedSequence``) are moved by ``to(device)``, all others passed on.
 
     Each iteration makes an iterator of the loader in the calling thread, but takes the batches from
     it in the background, with the caller's grad mode. An exception of the loader is raised where
     its batch would have come, and ends the iteration. Leaving an iteration early stops its thread,
     which waits for the batch that the loader is at.
 
-    ``lazyxla.counters()["loader_waits"]`` counts the batches that were not there when they were
-    asked for; the first of an iteration usually is one of them. If it grows with every step, the
+    ``lazyxla.counters()["loader_waits"]`` counts the batches that were not ready when they were
+    needed; the first of an iteration usually is one of them. If it grows with every step, the
     loader is slower than the program.
 
     Args:
@@ -125,9 +125,9 @@ _END = object()
 class _Uploads:
     """The uploads of one iteration. The consumer and the thread share it.
 
-    A batch lies in a list of its own, from which the consumer takes it: in no moment does the
-    thread keep a batch alive that the consumer has, so that a program may always take over its
-    memory if the consumer lets go of it.
+    Each batch is in a list of its own, from which the consumer takes it: the thread never keeps a
+    batch alive that the consumer has, so a program can take over its memory as soon as the consumer
+    drops it.
     """
 
     def __init__(

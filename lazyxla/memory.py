@@ -1,8 +1,8 @@
 """Memory of the devices, in the manner of ``torch.cuda``.
 
 Counted are the arrays that lazyxla holds, exactly and to the byte; temporary memory of running
-programs is not among them. What the plugin's own allocator tells stands beside it, if it tells
-anything; the CPU's does not. ``torch.accelerator`` has the same numbers.
+programs is not among them. Numbers of the plugin's own allocator are added, if it reports any; the
+CPU's does not. ``torch.accelerator`` has the same numbers.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ def memory_stats(device: DeviceLike = None) -> dict[str, int]:
     (the most since the start or :func:`reset_peak_memory_stats`), ``allocated`` and ``freed``
     (totals since the start or :func:`reset_accumulated_memory_stats`).
     ``reserved_bytes.all.current`` and ``.peak`` are the bytes that the plugin's allocator holds, in
-    use or not; if it does not tell, they equal ``allocated_bytes``. Other numbers of the plugin
-    begin with ``plugin.``. The dict is empty before the first use of a device.
+    use or not; if it does not report them, they equal ``allocated_bytes``. Other numbers of the
+    plugin begin with ``plugin.``. The dict is empty before the first use of a device.
 
     Args:
         device: an index, ``"lazyxla:1"``, a ``torch.device``, or None for the current device.
@@ -55,7 +55,7 @@ def max_memory_allocated(device: DeviceLike = None) -> int:
 def memory_reserved(device: DeviceLike = None) -> int:
     """Bytes that the plugin's allocator holds, in use or not.
 
-    Equal to :func:`memory_allocated` if the plugin does not tell, as on the CPU.
+    Equal to :func:`memory_allocated` if the plugin does not report it, as on the CPU.
 
     Args:
         device: an index, ``"lazyxla:1"``, a ``torch.device``, or None for the current device.
@@ -95,14 +95,14 @@ def reset_accumulated_memory_stats(device: DeviceLike = None) -> None:
 def mem_get_info(device: DeviceLike = None) -> tuple[int, int]:
     """Free and total bytes of a device's memory. Starts the plugin.
 
-    The plugin tells them. The CPU's plugin does not: there they are the machine's available and
+    The plugin reports them. The CPU's plugin does not: there they are the machine's available and
     installed memory, which all CPU devices share.
 
     Args:
         device: an index, ``"lazyxla:1"``, a ``torch.device``, or None for the current device.
 
     Raises:
-        NotImplementedError: the plugin does not tell.
+        NotImplementedError: the plugin does not report them.
     """
     return _C.memory_info(index_of(device))
 
@@ -172,7 +172,7 @@ def largest_tensors(device: int) -> str:
 
 
 def _bytes_on(device: int, tensor: torch.Tensor) -> tuple[int, str]:
-    """How much of a tensor's memory lies on a device, and how the tensor is spread."""
+    """How much of a tensor's memory is on a device, and how the tensor is spread."""
     raw = _C.known_sharding(tensor)
     if raw is None:
         return tensor.untyped_storage().nbytes() if tensor.device.index == device else 0, ""

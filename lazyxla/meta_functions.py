@@ -2,16 +2,16 @@
 
 Shapes are inferred by running operators on meta tensors. A few operators of torch have no meta
 kernel though their result is plain from the arguments. A few have one that fails on calls that
-kernels take, or tells another shape than the CPU's kernel, whose results ours are like.
+kernels accept, or returns another shape than the CPU's kernel, which we follow.
 
 Torch's own registrations stay as they are, since meta tensors and fake tensors of other devices use
 them. Ours are operators of a namespace of their own: ``lazyxla_meta::nansum`` takes what
-``aten::nansum`` takes and tells what it yields. They are asked first
+``aten::nansum`` takes and returns a tensor like its result. They are asked first
 
 - by the recorder, for what is recorded on the device (``csrc/dispatch/infer.cpp``),
 - by a fake tensor mode, where a tensor or the result is on the device: in ``torch.compile`` and
-  whatever else traces,
-- for the small calls that tell how an operator lowers (``lazyxla/lowering/samples.py``).
+  other tracing,
+- for the small calls that show how an operator lowers (``lazyxla/lowering/samples.py``).
 
 Only these are asked: not for an operator that a kernel or a decomposition of torch calls within,
 nor by a fake tensor mode for one that it takes apart before.
@@ -91,7 +91,7 @@ def _attention_for_cpu(
 def _linear_backward(
     x: torch.Tensor, grad: torch.Tensor, weight: torch.Tensor, output_mask: list[bool]
 ) -> tuple[torch.Tensor | None, ...]:
-    # Torch's own makes gradients of weight and bias where one of the two is asked for.
+    # Torch's own makes gradients of weight and bias if one of the two is requested.
     shapes = (x.shape, (grad.shape[-1], x.shape[-1]), (grad.shape[-1],))
     return tuple(
         grad.new_empty(shape) if wanted else None
@@ -102,7 +102,7 @@ def _linear_backward(
 def _multilabel_margin_loss(
     x: torch.Tensor, target: torch.Tensor, reduction: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    # Torch's own tells one loss in an array for a single row, whose loss is a scalar.
+    # Torch's own returns an array of one loss for a single row, whose loss is a scalar.
     torch._check(
         x.ndim <= 2 and x.numel() > 0, lambda: f"Expected non-empty vector or matrix: {x.shape}"
     )
@@ -145,13 +145,13 @@ def _geqrf(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _linalg_eig(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    # Torch's own tells what is so on CUDA: row-major ones.
+    # Torch's own returns row-major ones, as on CUDA.
     values, vectors = torch.ops.aten.linalg_eig(a)
     return values, _column_major(vectors)
 
 
 def _fake_quantize(x: torch.Tensor, *args: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    # The mask tells which elements were not clamped.
+    # The mask marks the elements that were not clamped.
     return torch.empty_like(x), torch.empty_like(x, dtype=torch.bool)
 
 
@@ -163,7 +163,7 @@ def _histogram(
 
 
 def _nonzero_static(x: torch.Tensor, *, size: int, fill_value: int = -1) -> torch.Tensor:
-    # Torch's own tells the strides of its CUDA kernel.
+    # Torch's own returns the strides of its CUDA kernel.
     return x.new_empty((size, x.ndim), dtype=torch.long)
 
 
@@ -293,7 +293,7 @@ def _end_number(name: str, which: str, value: Any) -> Any:
 
 
 def _spaced(name: str) -> Callable[..., torch.Tensor]:
-    """For linspace and logspace between tensors, of which torch's own takes complex for real."""
+    """For linspace and logspace between tensors, where torch's own treats complex as real."""
 
     def result(start: Any, end: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
         ends = _end_number(name, "start", start), _end_number(name, "end", end)
@@ -379,7 +379,7 @@ def _torch_lacks(name: str) -> bool:
 
 
 def _of_fakes(mode: FakeTensorMode, op: Any, *args: Any, **kwargs: Any) -> Any:
-    """What `op` yields for fake tensors, if it is about our device."""
+    """The results of `op` for fake tensors, if our device is involved."""
     given = tree_leaves((args, kwargs))
     device: Any = kwargs.get("device")
     places = [x.fake_device for x in given if isinstance(x, FakeTensor)]

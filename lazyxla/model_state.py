@@ -1,4 +1,4 @@
-"""Tells the recorder which tensors are a model's, as modules register them.
+"""Marks tensors as a model's for the recorder, as modules register them.
 
 A model made on the device is run before its first training step is recorded, so that the step is
 compiled once (csrc/dispatch/settling.h).

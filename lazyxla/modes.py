@@ -1,8 +1,8 @@
 """When recorded work runs.
 
 Lazy, the default: at :func:`lazyxla.sync` or when a value is read. Eager: at every operator. Fused
-eager: by itself, several operators at a time. A compiled region: once, at its end, whatever the
-mode around it.
+eager: by itself, several operators at a time. A compiled region: once, at its end, in every
+surrounding mode.
 """
 
 from __future__ import annotations
@@ -135,9 +135,9 @@ def compile(
             context manager, which is also a decorator.
         full_graph: makes it an error to cut the program: to read a value, to call
             :func:`lazyxla.sync`, to use an operator that runs on the host.
-        max_graphs: the most programs that may be compiled; an error tells why another is needed.
-            A training step needs one, but two if its first step computes something else, as that
-            of SGD with momentum does.
+        max_graphs: the most programs that may be compiled; an error says why another is needed. A
+            training step needs one, but two if its first step computes something else, as that of
+            SGD with momentum does.
         name: what messages call it; None takes the function's or the class's name.
         xla_options: options of XLA's compiler by name, for example
             ``{"xla_cpu_enable_fast_math": True}``, for its programs; over those of
@@ -149,7 +149,7 @@ def compile(
             models and optimizers. Without a function, makes a decorator only.
 
     Returns:
-        The compiled function or module; it returns whatever the original returns.
+        The compiled function or module; it returns what the original returns.
 
     Raises:
         TypeError: `fn_or_module` is a class, an async function, or not callable; `capture` is for a

@@ -1,8 +1,8 @@
 """Optimizers whose step counts are on the device, as torch.compile leaves them.
 
 A plain ``optimizer.step()`` would read each count, and wait for it in the middle of the step. So it
-computes with them on the device, as PyTorch's `capturable` has it, and the group says so during the
-step only: a checkpoint of it can still be loaded for the CPU.
+computes with them on the device, as with PyTorch's `capturable`, which is set in the group during
+the step only: a checkpoint of it can still be loaded for the CPU.
 """
 
 from __future__ import annotations
@@ -72,14 +72,14 @@ def _counts_on_device(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -
 
 
 def _state(optimizer: torch.optim.Optimizer, parameter: Any) -> Any:
-    """A parameter's; nothing where an optimizer keeps it in another way, as one does that has only
-    some parameters' and None for those of other processes."""
+    """A parameter's state; nothing where an optimizer keeps it in another form, such as one that
+    has only some parameters' and None for those of other processes."""
     state = optimizer.state.get(parameter)
     return state if isinstance(state, dict) else {}
 
 
 def _move_numbers(state: dict[str, Any], device: torch.device) -> None:
-    """Moves what else is a number there, such as NAdam's product, to where the counts are."""
+    """Moves the other numbers there, such as NAdam's mu_product, to the counts' device."""
     for name, value in state.items():
         if isinstance(value, torch.Tensor) and value.dim() == 0 and value.is_cpu:
             state[name] = value.to(device)

@@ -17,7 +17,7 @@ _VMEM_BYTES = 64 << 20
 
 
 class _Inputs(NamedTuple):
-    """What :func:`ragged_paged_attention` says of each. Arrays of JAX's in the kernel."""
+    """As in :func:`ragged_paged_attention`. JAX arrays in the kernel."""
 
     query: Any
     kv_pages: Any
@@ -42,11 +42,11 @@ def ragged_paged_attention(
 ) -> Tensor:
     """Causal attention of the new tokens of several sequences to all their tokens so far.
 
-    Sequences that have just begun, with many new tokens, and those that go on, with one each, may
-    be mixed. Sizes stay the same while the numbers of sequences and tokens vary, so that nothing is
-    compiled anew. On TPUs it is JAX's kernel (``jax.experimental.pallas.ops.tpu``), which reads the
-    pages that are needed only; elsewhere the pages of each token's sequence are gathered. It has no
-    gradient.
+    Sequences that have just begun, with many new tokens, and those that continue, with one each,
+    may be mixed. Sizes stay the same while the numbers of sequences and tokens vary, so that
+    nothing is compiled anew. On TPUs it is JAX's kernel (``jax.experimental.pallas.ops.tpu``),
+    which reads the pages that are needed only; elsewhere the pages of each token's sequence are
+    gathered. It has no gradient.
 
     Args:
         query: queries of the new tokens of all sequences, one sequence after the other:

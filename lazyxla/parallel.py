@@ -1,7 +1,8 @@
 """Common ways to spread a module over a mesh: data parallel, fully sharded, tensor parallel.
 
-Each only says how parameters lie (:func:`lazyxla.shard`) and where values within the forward are to
-be split (:func:`lazyxla.constrain`); the compiler adds the communication. They can be combined::
+Each only sets how parameters are sharded (:func:`lazyxla.shard`) and where values within the
+forward are to be split (:func:`lazyxla.constrain`); the compiler adds the communication. They can
+be combined::
 
     lazyxla.parallelize(model, mesh, {"layers.*.up": lazyxla.ColwiseParallel("model"),
                                       "layers.*.down": lazyxla.RowwiseParallel("model")})
@@ -58,9 +59,9 @@ def fully_shard(module: nn.Module, mesh: Mesh, axis: Axes | None = None) -> nn.M
 
     A parameter is split along its largest dimension that divides evenly. If none does, every device
     holds the whole parameter; buffers are always whole. Gradients and the optimizer's state are
-    split as their parameter is. A layer's output stays split along its first dimension, as the
+    split as their parameter is. A layer's output remains split along its first dimension, as the
     batch is, so that the layer's parameters are gathered where they are used. Parameters that
-    :func:`parallelize` has sharded over the mesh stay so, and are split along another dimension,
+    :func:`parallelize` has sharded over the mesh remain so, and are split along another dimension,
     too.
 
     Args:
@@ -292,8 +293,8 @@ def _split_inputs(module: nn.Module, mesh: Mesh, axes: tuple[str, ...]) -> None:
 
 
 def _split_results(module: nn.Module, mesh: Mesh, axes: tuple[str, ...]) -> None:
-    """What each layer yields stays split as the batch is: without that the partitioner might rather
-    gather the batch than the layer's parameters."""
+    """Keeps each layer's output split as the batch is: otherwise the partitioner might gather the
+    batch instead of the layer's parameters."""
     split = _Split(mesh, ((0, axes[0] if len(axes) == 1 else axes),), least_dims=2)
     for part in module.modules():
         if next(part.parameters(recurse=False), None) is not None:

@@ -1,7 +1,7 @@
 """Which PJRT plugin to run on.
 
-:func:`resolve` looks at the settings, the installed packages and the machine's device nodes, and
-loads nothing: the answer is cheap, and no accelerator is opened by asking.
+:func:`resolve` reads the settings, the installed packages and the machine's device nodes, and loads
+nothing: the answer is cheap, and no accelerator is opened.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ HOW_TO_INSTALL = {
 # What `resolve` raises if there is nothing to run on.
 UNAVAILABLE = (ImportError, FileNotFoundError, RuntimeError, ValueError)
 
-# What to look at if a platform's devices do not start.
+# What to check if a platform's devices do not start.
 _HINTS = {
     "cuda": "`nvidia-smi` tells whether the driver sees the GPU, and who uses its memory",
     "tpu": "only one process at a time can use a TPU: `lsof /dev/accel* /dev/vfio/*` tells which "
@@ -50,7 +50,7 @@ _COMPILE_OPTIONS: dict[str, Options] = {
 # The first of the ports at which processes with a TPU chip each meet; libtpu's own default.
 _TPU_PORT = 8476
 
-# Of a plugin given by path nothing is known; an idle autograd thread costs next to nothing.
+# Nothing is known about a plugin given by path; an idle autograd thread costs next to nothing.
 _UNKNOWN_DEVICES = 16
 
 
@@ -62,7 +62,7 @@ class Platform:
     at least the number of devices it will have, and exactly that if ``bound_is_exact``.
     ``spans_processes``: several processes may start one client together. ``create_options`` start
     its client. ``compile_options`` are those of all programs, by what the
-    client calls itself and as far as its compiler knows them; what a user sets goes before them.
+    client calls itself and as far as its compiler knows them; a user's settings take precedence.
     """
 
     name: str
@@ -75,7 +75,7 @@ class Platform:
 
     @property
     def hint(self) -> str:
-        """What to look at if the devices do not start; may be empty."""
+        """What to check if the devices do not start; may be empty."""
         return _HINTS.get(self.name, "")
 
 
@@ -146,10 +146,10 @@ def _share_chips(processes: int) -> None:
 
 
 def _of_processes(platform: Platform) -> dict[str, Any]:
-    """What a plugin is told of the processes. That of TPUs asks the machines itself."""
+    """The options that describe the processes to a plugin. That of TPUs finds them out itself."""
     if _processes is None or platform.name == "tpu":
         return {}
-    # As JAX calls them, with which plugins are tried.
+    # JAX's names, with which plugins are tested.
     options: dict[str, Any] = {"node_id": _processes[0], "num_nodes": _processes[1]}
     if platform.name == "cuda":
         options["visible_devices"] = _own_gpus(platform.device_bound)
@@ -157,8 +157,8 @@ def _of_processes(platform: Platform) -> dict[str, Any]:
 
 
 def _own_gpus(count: int) -> list[int]:
-    """The GPUs of this process: those of its machine are shared out among the processes there, of
-    which torchrun tells the number."""
+    """The GPUs of this process: those of its machine are divided among the processes there, whose
+    number torchrun sets."""
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     each = max(count // processes, 1)
     first = int(os.environ.get("LOCAL_RANK", "0")) * each
@@ -182,7 +182,7 @@ def _resolve(config: Settings) -> Platform:
             f"the PJRT plugin for platform {name!r} is not installed: {HOW_TO_INSTALL[name]}"
         )
     if name == "tpu" and not tpu_chips():
-        # Without one libtpu looks for minutes before it says so.
+        # Without one libtpu searches for minutes before it says so.
         raise RuntimeError(
             "no TPU is attached to this machine: there is no /dev/accel*, and no device of "
             "Google's behind /dev/vfio. LAZYXLA_PLATFORM=cpu runs on the CPU, lazyxla.aot compiles "
@@ -222,7 +222,7 @@ def _platform(config: Settings, name: str, path: str) -> Platform:
         count = config.cpu_devices
         # Always given: without it the plugin chooses a number of its own.
         options: Options = {"cpu_device_count": count}
-        # XLA's own knows of one process only.
+        # XLA's own plugin supports one process only.
         return Platform(name, path, count, True, bool(config.plugin_path), options)
     if name == "cuda":
         return Platform(name, path, max(1, _count_nodes("/dev", r"nvidia\d+")))

@@ -9,7 +9,7 @@ from lazyxla.lowering import Program, registry
 from lazyxla.lowering.program import Ref
 
 _PATIENCE = 5
-"""Programs that a line may cause for one reason before it is told."""
+"""Programs that a line may cause for one reason before a warning."""
 
 _FEWEST_OPERATORS = 4
 """Smaller programs are compiled in milliseconds; eager mode makes one for each kind of call."""

@@ -1,4 +1,4 @@
-"""Telling when a program is compiled, why, and from which line.
+"""Reports when a program is compiled, why, and from which line.
 
 The messages go to the Python logger named ``lazyxla`` at level info; ``LAZYXLA_LOG=info`` shows
 them::
@@ -14,8 +14,8 @@ them::
 
 A line that keeps causing new programs for the same reason is warned of once (recompilations.py).
 
-``LAZYXLA_LOG=debug`` adds the hash of each program's key: what was recorded decides it, and nothing
-else, so that two runs of a script tell the same hashes.
+``LAZYXLA_LOG=debug`` adds the hash of each program's key: it depends only on what was recorded, so
+two runs of a script log the same hashes.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def set_level(name: str) -> None:
 
 
 def loaded(operators: int, occasion: Occasion) -> None:
-    """Tells that a program of so many operators was loaded from disk instead of compiled."""
+    """Reports that a program was loaded from disk instead of compiled, with its operator count."""
     if logger.isEnabledFor(logging.INFO):
         where, reason, key = occasion
         logger.info("%s: loading %d operators, compiled before (%s)", _at(where), operators, reason)
@@ -70,7 +70,7 @@ def loaded(operators: int, occasion: Occasion) -> None:
 
 
 def on_host(program: Program, occasion: Occasion) -> None:
-    """Tells that PyTorch's kernels run a graph on the host."""
+    """Reports that PyTorch's kernels run a graph on the host."""
     where, reason, _ = occasion
     _warn(program, occasion)
     count = len(program.nodes)
@@ -78,7 +78,7 @@ def on_host(program: Program, occasion: Occasion) -> None:
 
 
 def cut(operators: Sequence[int], occasion: Occasion) -> None:
-    """Tells that a graph was cut into stages of so many operators."""
+    """Reports that a graph was cut into stages, with the operator count of each."""
     where, reason, _ = occasion
     runs = [(size, len(list(run))) for size, run in itertools.groupby(operators)]
     sizes = " + ".join(f"{count} x {size}" if count > 1 else str(size) for size, count in runs)

@@ -19,7 +19,7 @@ _LANES = 128
 """The width of a register: heads that are narrower share one."""
 
 _LEAST_TOKENS = 128
-"""Of fewer tokens, as in decoding, XLA's own fusions are small and a kernel only stands between
+"""With fewer tokens, as in decoding, XLA's own fusions are small and a kernel only separates
 them."""
 
 _TOKENS_PER_BLOCK = 256
@@ -34,8 +34,8 @@ def rotary_embedding(
 
         x * cos + torch.cat((-x[..., size // 2 :], x[..., : size // 2]), -1) * sin
 
-    `size` is the head dimension. On TPUs it is one kernel for each of both, which reads queries and
-    keys as a matmul writes them, [batch, tokens, heads, size], and writes them heads first, as
+    `size` is the head dimension. On TPUs it is one kernel each for queries and keys, which reads
+    them as a matmul writes them, [batch, tokens, heads, size], and writes them heads first, as
     attention reads them. It may take the place of ``apply_rotary_pos_emb`` in transformers' models.
     It computes in float32 for narrower dtypes.
 
@@ -47,8 +47,8 @@ def rotary_embedding(
         unsqueeze_dim: the dimension of the heads: 1 or 2.
 
     Returns:
-        Query and key, of the same shapes and of the type that PyTorch promotes theirs and that of
-        `cos` to. In memory heads come before tokens.
+        Query and key, of the same shapes; the dtype is PyTorch's promotion of theirs and that of
+        `cos`. In memory heads are before tokens.
 
     Raises:
         ValueError: shapes do not fit each other, the size is odd, or there is no such dimension.
@@ -77,8 +77,8 @@ def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def _reference(
     x: Tensor, cos: Tensor, sin: Tensor, from_tokens: bool, to_tokens: bool, inverse: bool
 ) -> Tensor:
-    """Tokens are before heads in x, or in the result; the inverse turns back (the transpose of the
-    same matrix, for its gradient)."""
+    """Tokens are before heads in x, or in the result; the inverse rotates back (the transpose of
+    the same matrix, for its gradient)."""
     dtype = torch.promote_types(x.dtype, cos.dtype)
     wide = torch.promote_types(dtype, torch.float32)
     heads = 2 if from_tokens else 1
@@ -117,7 +117,7 @@ def _kernel(
     batch, heads, tokens, size = x.shape
     if from_tokens:
         heads, tokens = tokens, heads
-        # As the product wrote it: nothing is moved.
+        # As the matmul wrote it: nothing is moved.
         x = x.reshape(batch, tokens, heads * size)
     dtype = jnp.promote_types(x.dtype, cos.dtype)
     found = _call(x, cos, sin, (batch, heads, tokens, size), to_tokens, inverse, dtype, interpret)
@@ -146,8 +146,8 @@ def _call(
     dtype: Any,
     interpret: bool,
 ) -> Any:
-    """The kernel, over blocks of some tokens' numbers for some heads. Where tokens come first, a
-    token's heads lie side by side: [batch, tokens, heads * size]."""
+    """The kernel, over blocks of some tokens' numbers for some heads. Where tokens are first, a
+    token's heads are adjacent: [batch, tokens, heads * size]."""
     import jax
     from jax.experimental import pallas as pl
     from jax.experimental.pallas import tpu as pltpu
@@ -178,14 +178,14 @@ def _call(
 
 
 def _heads_per_block(heads: int, size: int) -> int:
-    """As many as fill a block's lanes at most, and whole registers."""
+    """At most as many as fill a block's lanes, in whole registers."""
     together = max(_LANES // size, 1)
     most = max(_LANES_PER_BLOCK // size, together)
     return together * max(n for n in range(1, most // together + 1) if heads // together % n == 0)
 
 
 def _body(columns: int, size: int, from_tokens: bool, to_tokens: bool, inverse: bool) -> Any:
-    """What the kernel does with a block: registers' width by registers' width."""
+    """The kernel's body for a block: one register's width after the other."""
     import jax
     import jax.numpy as jnp
     from jax.experimental.pallas import tpu as pltpu
@@ -194,7 +194,7 @@ def _body(columns: int, size: int, from_tokens: bool, to_tokens: bool, inverse: 
     width, half = together * size, size // 2
 
     def swapped(x: Any) -> Any:
-        """The halves of each head in each other's place."""
+        """Swaps the halves of each head."""
         if together == 1:
             return pltpu.roll(x, half, 1)
         lane = jax.lax.broadcasted_iota(jnp.int32, x.shape, 1)

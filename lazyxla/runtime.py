@@ -47,7 +47,7 @@ def is_available() -> bool:
 
 
 def device_count() -> int:
-    """How many devices there are. Starts the plugin if only that can tell (not on the CPU)."""
+    """How many devices there are. Starts the plugin if only that knows (not on the CPU)."""
     if not _C.initialized():
         platform = platforms.resolve()
         if platform.bound_is_exact:
@@ -79,7 +79,7 @@ def device(index: int | None = None) -> torch.device:
 
 
 class DeviceProperties(NamedTuple):
-    """What a device is."""
+    """The properties of a device."""
 
     device: torch.device
     """The device as PyTorch knows it, with its index."""
@@ -89,15 +89,15 @@ class DeviceProperties(NamedTuple):
     """``"cpu"``, ``"cuda"`` or ``"tpu"``."""
     total_memory: int
     """Bytes that programs may use: the machine's if the device is its CPU, 0 if the plugin does not
-    tell."""
+    report it."""
     id: int
     """The plugin's number, unique among all processes."""
     process_index: int
     """The process (on TPUs: the host) that owns it."""
     coordinates: tuple[int, ...] | None
-    """Where it is in the mesh of chips; None for devices that have no such place."""
+    """Its coordinates in the mesh of chips; None for devices that have none."""
     attributes: dict[str, Any]
-    """What else the plugin tells, in its own words."""
+    """What else the plugin reports, in its own words."""
 
 
 def get_device_properties(device: DeviceLike = None) -> DeviceProperties:
@@ -134,7 +134,7 @@ def devices() -> list[DeviceProperties]:
 def platform() -> str:
     """The kind of the devices: ``"cpu"``, ``"cuda"`` or ``"tpu"``.
 
-    Starts the plugin only if the settings do not tell.
+    Starts the plugin only if the settings do not name it.
     """
     if not _C.initialized() and (name := platforms.resolve().name):
         return name
@@ -196,7 +196,7 @@ def counters() -> dict[str, int]:
           ``settings.max_programs``.
         - ``executions``: programs enqueued on a device.
         - ``uploads``, ``downloads``: copies from the host to a device, and back.
-        - ``loader_waits``: batches of a :class:`DeviceLoader` that were not ready when asked for.
+        - ``loader_waits``: batches of a :class:`DeviceLoader` that were not ready when needed.
         - ``fallbacks``: operators run on the host, between two programs, because they have no
           lowering; :func:`fallbacks` has their names.
         - ``host_calls``: operators without a lowering that ran as PyTorch's CPU kernels within a

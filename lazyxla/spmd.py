@@ -1,7 +1,8 @@
 """Many devices as one: tensors that are spread over the devices of a mesh.
 
-A tensor stays one tensor of its full shape; what is sharded is its memory. Everything computes with
-it as before. The compiler partitions each program over the devices, and adds the communication::
+A tensor remains one tensor of its full shape; what is sharded is its memory. Everything computes
+with it as before. The compiler partitions each program over the devices, and adds the
+communication::
 
     mesh = lazyxla.Mesh((4, 2), ("data", "model"))
     lazyxla.shard(weight, mesh, (None, "model"))   # columns over "model", the same along "data"
@@ -45,8 +46,8 @@ class Sharding(NamedTuple):
 def shard(target: T, mesh: Mesh, spec: SpecOf) -> T:
     """Shards a tensor, or all of a module's parameters and buffers, over the devices of a mesh.
 
-    This happens in place: the tensor keeps its shape and identity, and it stays sharded when it is
-    written to. Its views are sharded with it. A tensor on the CPU moves to the devices, each of
+    This happens in place: the tensor keeps its shape and identity, and it remains sharded when it
+    is written to. Its views are sharded with it. A tensor on the CPU moves to the devices, each of
     which gets its part; data on a device are moved; a value that is only recorded is sharded when
     it is computed. The gradient of a leaf gets the same sharding, and so does what ``zeros_like``
     and similar functions make, such as the optimizer's state.
@@ -142,9 +143,9 @@ def constrain(x: torch.Tensor, mesh: Mesh, spec: Spec) -> torch.Tensor:
 
 
 def sharding(x: torch.Tensor) -> Sharding | None:
-    """The sharding of a tensor; None if it lies on one device.
+    """The sharding of a tensor; None if it is on one device.
 
-    A value that is only recorded, and for which nobody chose a sharding, is computed first.
+    A value that is only recorded, and has no chosen sharding, is computed first.
 
     Args:
         x: a tensor, of any shape and dtype.

@@ -1,6 +1,6 @@
 """PyTorch's plans of tensor parallelism, for tensors that stay global.
 
-``torch.distributed.tensor.parallel`` says of a part of a module how its inputs and outputs are
+``torch.distributed.tensor.parallel`` describes how the inputs and outputs of a part of a module are
 placed along one axis of a mesh: ``Shard(dim)`` or ``Replicate()``. There each process computes with
 local tensors, which are exchanged where the placements differ. Here every tensor is global, and the
 same placements are constraints where values are split or gathered: the compiler adds the exchange,
@@ -21,7 +21,7 @@ from lazyxla.mesh import Entry, Mesh
 from lazyxla.runtime import BACKEND
 
 _AXES = ("model", "tp")
-"""What an axis for tensor parallelism is called, if nobody names it."""
+"""The default name of an axis for tensor parallelism."""
 
 
 def is_torch_style(style: object) -> bool:
@@ -134,9 +134,9 @@ class _Change(NamedTuple):
 
 
 def _change(axis: str, given: Any, wanted: Any) -> _Change | None:
-    """What a value of the one placement needs for the other; None: nothing.
+    """The change that a value of one placement needs for the other; None: nothing.
 
-    What is split and stays so is told, too. Otherwise the partitioner might split it as its
+    A value that remains split is marked, too. Otherwise the partitioner might split it as its
     neighbours are, such as a layer's features along the sequence, and gather weights instead.
     """
     from torch.distributed.tensor import Replicate, Shard

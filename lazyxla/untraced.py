@@ -7,7 +7,7 @@ where a traced function's remains call it. Both are set without importing Dynamo
 long as importing torch, and cost a call nothing.
 
 A few functions only record an operator, which belongs into a graph: `traced` lets Dynamo see them.
-Others do so, but not in a way that Dynamo can follow: `opaque` are in its graph as they are.
+Others do so, but Dynamo cannot trace them: `opaque` are in its graph as they are.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def opaque(function: F) -> F:
 
 
 def tell_dynamo() -> None:
-    """Tells Dynamo, which is imported by now, which functions are `opaque`."""
+    """Registers the `opaque` functions with Dynamo, which is imported by now."""
     from torch._dynamo import trace_rules
 
     for function in list(_opaque):
@@ -90,7 +90,7 @@ def mark_function(function: FunctionType) -> None:
 
 
 def _functions(owner: ModuleType | type, module: str) -> Iterator[FunctionType]:
-    """Those that are defined in the module, not those that it imports."""
+    """The functions that are defined in the module, not those that it imports."""
     for value in list(vars(owner).values()):
         if isinstance(value, type) and value.__module__ == module and value is not owner:
             yield from _functions(value, module)

@@ -52,7 +52,7 @@ namespace {
 
 using NoGil = py::call_guard<py::gil_scoped_release>;
 
-// lazyxla/platforms.py's Platform as the client wants it.
+// lazyxla/platforms.py's Platform in the client's form.
 pjrt::PluginSpec plugin_spec(const py::handle& platform) {
   pjrt::PluginSpec spec;
   spec.path = platform.attr("path").cast<std::string>();
@@ -105,7 +105,7 @@ bool takes_host_calls() {
   return (!capture || capture->runs_here()) && pjrt::Runtime::get().takes_host_handler();
 }
 
-// A function of a device for Python's index of it, of which a negative one is the current device.
+// Wraps a function of a device for Python's index, where a negative one is the current device.
 template <auto function>
 auto on_device(c10::DeviceIndex index) {
   return function(dispatch::resolve_index(index));
@@ -169,7 +169,7 @@ void bind_random(py::module_& m) {
   });
 }
 
-// Has signal handlers run while this thread, the main one, waits in C++.
+// Lets signal handlers run while this thread, the main one, waits in C++.
 void watch_signals() {
   waiting::set_signal_check([] {
     py::gil_scoped_acquire gil;
@@ -177,8 +177,8 @@ void watch_signals() {
   });
 }
 
-// Before the interpreter ends: a thread that compiled or ran something then would crash it. In a
-// forked child there are no such threads.
+// Called before the interpreter ends: a thread that compiled or ran something later would crash it.
+// In a forked child there are no such threads.
 void stop_threads() {
   if (forked()) return;
   waiting::set_signal_check(nullptr);
@@ -191,7 +191,7 @@ void stop_threads() {
     }
     return busy;
   };
-  // Somebody who has pressed Ctrl-C because compiling takes long does not wait for it now.
+  // A user who has pressed Ctrl-C because compiling takes long does not wait for it now.
   for (int i = 0; i < 100 && is_busy(); ++i) {
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }
@@ -230,7 +230,7 @@ void bind_graph(py::module_& m) {
   m.def("cached_shapes", [] { return dispatch::ShapeMemo::get().size(); });
 }
 
-// Bytes, in the field names of CompiledMemoryStats; empty if the plugin does not tell.
+// Bytes, in the field names of CompiledMemoryStats; empty if the plugin does not report them.
 std::map<std::string, int64_t> compiled_memory_stats(const pjrt::CompiledProgram& program) {
   const auto stats = program.memory_stats();
   if (!stats) {

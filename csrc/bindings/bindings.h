@@ -14,13 +14,13 @@ namespace lazyxla {
 void bind_modes(pybind11::module_& m);
 
 // Meshes and shardings. With it install_result_reader, of a function (compiled program, ranks,
-// partitions) that tells the tiles of each result: lazyxla/lowering/optimized.py.
+// partitions) that returns the tiles of each result: lazyxla/lowering/optimized.py.
 void bind_spmd(pybind11::module_& m);
 
 // The processes that the client spans.
 void bind_processes(pybind11::module_& m);
 
-// A tuple of (axis, what comes before, size) for each dimension.
+// A tuple of (axis, size of the parts before, size) for each dimension.
 pybind11::tuple spec_of(const ir::Sharding& sharding);
 
 // Captured training steps: lazyxla/steps/.
@@ -35,11 +35,11 @@ void bind_cache(pybind11::module_& m);
 // Checks of operators' arguments: lazyxla/argument_checks.
 void bind_checks(pybind11::module_& m);
 
-// For owners that may be on a thread without the GIL when they let go of it.
+// For owners that may drop it on a thread without the GIL.
 std::shared_ptr<pybind11::object> owned_without_gil(pybind11::object object);
 
-// Calls a Python function of ours from wherever an operator or a flush happens to be. If Dynamo is
-// watching that thread it would try to compile our Python code: it looks away meanwhile.
+// Calls a Python function of ours from wherever an operator or a flush happens to be. If Dynamo
+// traces that thread it would try to compile our Python code: it is disabled meanwhile.
 template <typename... Args>
 pybind11::object call_unwatched(const pybind11::object& function, Args&&... args) {
   pybind11::object set =

@@ -1,4 +1,4 @@
-// What is kept on disk, as C++ asks for it: lazyxla/cache.
+// C++'s access to what is kept on disk: lazyxla/cache.
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
@@ -88,7 +88,7 @@ void install_program_store(py::function open) {
       });
 }
 
-// lazyxla.cache.shape_file.ShapeFile. An operator asks for it, perhaps while Dynamo watches.
+// lazyxla.cache.shape_file.ShapeFile. An operator uses it, perhaps while Dynamo traces.
 class PythonShapeFile final : public dispatch::InferenceFile {
  public:
   explicit PythonShapeFile(py::object file) : file_(owned_without_gil(std::move(file))) {}
@@ -125,7 +125,7 @@ std::shared_ptr<py::object> owned_without_gil(py::object object) {
               py::gil_scoped_acquire gil;
               delete dead;
             } catch (const c10::Error&) {
-              // The interpreter ends. It is left alone.
+              // The interpreter ends: nothing is called.
             }
           }};
 }

@@ -25,7 +25,7 @@ py::dict arguments(const OpInfo& info, c10::ArrayRef<c10::IValue> args) {
   return named;
 }
 
-// Throws as PyTorch's own checks do: without the lines of ours that found it.
+// Throws as PyTorch's own checks do: without our own lines in the traceback.
 [[noreturn]] void throw_verdict(py::error_already_set& error) {
   const auto text = [&] { return py::str(error.value()).cast<std::string>(); };
   const py::object& type = error.type();

@@ -195,7 +195,7 @@ struct OneCall {
   graph::Graph graph;
 };
 
-// Rethrows a Python error of the lowering; a LoweringError tells the node that failed.
+// Rethrows a Python error of the lowering; a LoweringError names the node that failed.
 [[noreturn]] void throw_failure(py::error_already_set& error) {
   py::object node = py::getattr(error.value(), "node", py::none());
   if (node.is_none()) throw error;
@@ -217,7 +217,7 @@ std::shared_ptr<CapturedGraph> captured(const graph::Graph& graph,
   return result;
 }
 
-// Numbers that are part of their OpSpec stand behind the graph's own slots; nothing to note.
+// Numbers that are part of their OpSpec have slots after the graph's own; nothing to note.
 std::vector<uint32_t> slots_among(const py::object& numbers, size_t count) {
   std::vector<uint32_t> slots;
   for (py::handle slot : numbers) {
@@ -320,8 +320,8 @@ void install_listeners(py::function loaded, py::function on_host, py::function c
        }});
 }
 
-// Text that Python makes for an error's message. On a worker: a signal handler must not break in on
-// what undoes a run.
+// Text that Python makes for an error's message. On a worker: a signal handler must not interrupt
+// an undo.
 template <typename Argument>
 std::string text_from_python(const py::function& function, Argument argument) {
   auto text = graph::start_on_worker<std::string>([&function, argument = std::move(argument)] {

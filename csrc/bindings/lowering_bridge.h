@@ -15,7 +15,7 @@ namespace lazyxla {
 
 // Installs `lower`, a Python function (Program, platform, DeviceDescription, StableHLO version,
 // Occasion) -> Lowered, as the lowerer of programs; `how`, (operator name) -> str, and
-// `check_lowering`, (Program of one node, platform) -> str, as what the recorder asks
+// `check_lowering`, (Program of one node, platform) -> str, as the recorder's queries
 // (dispatch::set_lowering). An Occasion is a tuple: the user's line, the reason, the hash of the
 // graph's key.
 void install_lowering(pybind11::function lower, pybind11::function how,
@@ -31,8 +31,8 @@ void install_listeners(pybind11::function loaded, pybind11::function on_host,
 // of tensors, and (device index) -> str, which tensors take most of the device's memory.
 void install_tensor_tellers(pybind11::function namer, pybind11::function largest);
 
-// What is left of a captured graph beside its lazyxla.lowering.program.Program: by what the program
-// store knows it, and what must live to lower it.
+// What is left of a captured graph beside its lazyxla.lowering.program.Program: its key in the
+// program store, and what must live to lower it.
 struct CapturedGraph {
   std::optional<std::string> key;  // program/portable_key.h
   std::vector<bool> variable;

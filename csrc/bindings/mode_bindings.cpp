@@ -43,14 +43,14 @@ void wait_for_all() {
 }
 
 // sync(wait): all devices; each starts its work before any is waited for.
-// A function of Python's C API for the reason that traced_call.cpp gives.
+// A function of Python's C API; traced_call.cpp says why.
 PyObject* sync_all(PyObject*, PyObject* wait) {
   HANDLE_TH_ERRORS
   const int waits = PyObject_IsTrue(wait);
   if (waits < 0) throw python_error();
   {
     py::gil_scoped_release no_gil;
-    pjrt::check_not_forked();  // where there are no devices any more
+    pjrt::check_not_forked();  // there the devices are gone
     flush_all(graph::Cause::kSync);
     if (waits) wait_for_all();
   }
@@ -60,8 +60,8 @@ PyObject* sync_all(PyObject*, PyObject* wait) {
 
 PyMethodDef c_functions[] = {{"sync", &sync_all, METH_O, nullptr}, {}};
 
-// Whether a block ends because somebody wants the program to end: nothing is compiled any more
-// then. What is recorded stays pending.
+// Whether a block ends because the program is to end: nothing is compiled any more then. What is
+// recorded remains pending.
 bool is_interrupt(const py::object& kind) {
   return !kind.is_none() && (PyErr_GivenExceptionMatches(kind.ptr(), PyExc_KeyboardInterrupt) ||
                              PyErr_GivenExceptionMatches(kind.ptr(), PyExc_SystemExit));
@@ -74,7 +74,7 @@ bool is_interrupt(const py::object& kind) {
 class ModeSwitch {
  public:
   explicit ModeSwitch(graph::Mode mode) : mode_(mode) {
-    // What is pending belongs to the program of the mode before.
+    // What is pending belongs to a program of the previous mode.
     if (graph::current_mode() != mode) flush_all(graph::Cause::kMode);
     change_ = graph::set_mode(mode);
   }
@@ -138,7 +138,7 @@ class RegionBlock {
 
   void enter() {
     const bool outermost = !graph::in_region();
-    if (outermost) flush_all(graph::Cause::kMode);  // nothing of it gets into the program
+    if (outermost) flush_all(graph::Cause::kMode);  // not part of the region's program
     graph::enter_scope(graph::Mode::kLazy, region_, outermost);
   }
 
@@ -166,7 +166,7 @@ class RegionBlock {
   std::shared_ptr<graph::Region> region_;
 };
 
-// For tests: what has become of a tensor's content. Neither runs nor waits for anything.
+// For tests: the state of a tensor's content. Neither runs nor waits for anything.
 bool is_pending(const at::Tensor& tensor) {
   ir::Storage& storage = dispatch::storage_of(*tensor.unsafeGetTensorImpl());
   std::lock_guard lock(storage.mutex());

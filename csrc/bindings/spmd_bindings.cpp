@@ -18,7 +18,7 @@ using NoGil = py::call_guard<py::gil_scoped_release>;
 using ir::Mesh;
 using ir::Sharding;
 
-// A part of an axis as Python has it: the axis's name, what comes before it, its size.
+// A part of an axis in Python's form: the axis's name, the size of the parts before it, its size.
 using Part = std::tuple<std::string, int64_t, int64_t>;
 
 const Mesh* make_mesh(const std::vector<std::pair<std::string, int64_t>>& axes,

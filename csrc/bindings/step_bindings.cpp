@@ -15,7 +15,7 @@ namespace {
 
 using steps::Guards, steps::Signature, steps::StepProgram, steps::StepRecording;
 
-// A tensor that programs take for a number that varies, such as a learning rate.
+// A tensor that programs take in place of a number that varies, such as a learning rate.
 class Number {
  public:
   explicit Number(at::Tensor tensor) : tensor_(std::move(tensor)) { set(0); }

@@ -21,8 +21,8 @@ namespace {
 
 using dispatch::TracedGraph;
 
-// A compiled function as AOTAutograd calls it: with a list of arguments that it may empty. What is
-// not a tensor of the graph (a size, an unused argument) may stand in the list, too.
+// A compiled function as AOTAutograd calls it: with a list of arguments that it may empty. The list
+// may also hold what is not a tensor of the graph (a size, an unused argument).
 class TracedCall {
  public:
   // One element of the list that a call returns.
@@ -31,7 +31,7 @@ class TracedCall {
     size_t index;  // among the graph's results, the arguments or the constants
   };
 
-  // `positions`: for every input of the graph, where among the arguments it stands.
+  // `positions`: for every input of the graph, its index among the arguments.
   TracedCall(TracedGraph::Description description, std::vector<uint32_t> positions,
              std::vector<Return> returns, py::list constants)
       : graph_(std::move(description)),
@@ -52,7 +52,7 @@ class TracedCall {
       PyList_SET_ITEM(returned.ptr(), static_cast<Py_ssize_t>(i),
                       element(returns_[i], args, results));
     }
-    // Boxed: the arguments go before anything runs, so that their memory can be given away.
+    // Boxed: the arguments are dropped before anything runs, so that their memory can be donated.
     PyList_SetSlice(args.ptr(), 0, PyList_GET_SIZE(args.ptr()), nullptr);
     py::gil_scoped_release no_gil;
     dispatch::after_recording(graph_.device(), graph_.id());
@@ -93,8 +93,8 @@ class TracedCall {
   py::list constants_;
 };
 
-// A TracedCall as a function of Python's C API: after a large program pybind11's dispatcher is in
-// no cache of the processor, and takes 5 to 8 us of a call's 30.
+// A TracedCall as a function of Python's C API: after a large program pybind11's dispatcher is not
+// in the processor's caches, and takes 5 to 8 us of a call's 30.
 PyObject* call(PyObject* self, PyObject* args) {
   HANDLE_TH_ERRORS
   TORCH_CHECK_TYPE(PyList_Check(args), "lazyxla: a compiled graph takes a list, not ",
@@ -160,8 +160,8 @@ void check_compile_options(const CompileOptions& options) {
   }
 }
 
-// Graphs that nobody can lower any more. They die on any thread, in the middle of anything, so the
-// interpreter is asked to call Python between two of its instructions.
+// Graphs that can no longer be lowered. They die on any thread, at any point, so the interpreter is
+// asked to call Python between two of its instructions.
 class DroppedGraphs {
  public:
   static DroppedGraphs& get() {

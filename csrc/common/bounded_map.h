@@ -1,7 +1,7 @@
-// A map that forgets: when it is full, the quarter whose last uses are the longest ago goes.
+// A map that forgets: when it is full, the least recently used quarter is dropped.
 //
-// For what is remembered of a program's past, which may be endless: a loop over ever new shapes.
-// Not safe for threads.
+// For records of a program's past, which may be endless: a loop over ever new shapes. Not
+// thread-safe.
 #pragma once
 
 #include <c10/util/flat_hash_map.h>
@@ -26,7 +26,7 @@ class BoundedMap {
     return &found->second.value;
   }
 
-  // Adds what is not there. What had to go before is appended to `dropped`.
+  // Adds a missing key. Entries that had to make room are appended to `dropped`.
   T& insert(const Key& key, T value, size_t capacity, std::vector<T>& dropped) {
     if (entries_.size() >= capacity) drop_oldest(std::max<size_t>(capacity, 1), dropped);
     return entries_.emplace(key, Entry{std::move(value), ++insertions_}).first->second.value;
@@ -48,7 +48,7 @@ class BoundedMap {
   void drop_oldest(size_t capacity, std::vector<T>& dropped) {
     std::vector<uint64_t> uses;
     for (const auto& [key, entry] : entries_) uses.push_back(entry.last_use);
-    // A quarter of the capacity, and what is too much if that was lowered.
+    // A quarter of the capacity, and the excess if the capacity was lowered.
     const size_t count = std::min(uses.size(), uses.size() - capacity + capacity / 4 + 1);
     const auto last = uses.begin() + static_cast<std::ptrdiff_t>(count - 1);
     std::nth_element(uses.begin(), last, uses.end());

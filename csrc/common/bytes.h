@@ -1,5 +1,5 @@
-// Bytes: values one after the other, as the caches' files and keys hold them. Numbers are as the
-// machine has them: a file is read by the kind of machine that wrote it.
+// Bytes: values one after the other, as the caches' files and keys hold them. Numbers have the
+// machine's byte order: a file is read by the kind of machine that wrote it.
 #pragma once
 
 #include <cstdint>
@@ -16,13 +16,14 @@ void put(std::string& out, T value) {
   out.append(reinterpret_cast<const char*>(&value), sizeof value);
 }
 
-// A text, after its length: different texts never give the same bytes, whatever follows.
+// A text, after its length: different texts never give the same bytes, even with more bytes after
+// them.
 inline void put_text(std::string& out, std::string_view text) {
   put<uint64_t>(out, text.size());
   out += text;
 }
 
-// Takes values off the front of a run of bytes, which must outlive it. `ok` turns false where it
+// Takes values off the front of a run of bytes, which must outlive it. `ok` becomes false where it
 // ends too early; what is taken from then on is 0, or empty.
 struct ByteReader {
   std::string_view left;
@@ -45,7 +46,7 @@ struct ByteReader {
     return bytes;
   }
 
-  // How many of something follow, each a byte or more: no more than there are bytes.
+  // A count of the items that follow, each a byte or more: at most as many as there are bytes.
   uint64_t take_count() {
     const auto count = take<uint64_t>();
     ok = ok && count <= left.size();

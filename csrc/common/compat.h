@@ -1,11 +1,11 @@
 // Where versions of torch's, XLA's and Python's C++ headers differ: torch 2.11 to 2.15, jaxlib 0.10
 // to 0.12, Python 3.11 to 3.14.
 //
-// No other file asks for a version. Whatever has another name, another argument or another type in
-// one of them gets one name here, which is chosen by what the headers have, not by their number
-// where that is possible. docs/versions.md says what was compiled against what.
+// No other file asks for a version. Everything that has another name, argument or type in one of
+// them gets one name here, which is chosen by what the headers have, not by their number where that
+// is possible. docs/versions.md says what was compiled against what.
 //
-// It includes none of these headers: a file has here what it included before.
+// It includes none of these headers: a file gets here what it included before.
 #pragma once
 
 #include <cstdint>
@@ -33,8 +33,8 @@ Pointer make_owned(Args&&... args) {
 }
 
 #ifdef Py_PYTHON_H
-// A number that the interpreter gives a dict anew whenever it is written to (PEP 509). 0 from
-// Python 3.12 on, which has none.
+// The version tag of a dict, which changes whenever it is written to (PEP 509). 0 from Python 3.12
+// on, which has none.
 inline uint64_t dict_version(PyObject* dict) {
 #if PY_VERSION_HEX < 0x030C0000
   return reinterpret_cast<PyDictObject*>(dict)->ma_version_tag;

@@ -1,4 +1,4 @@
-// Counters: what the backend did, so that nobody has to guess.
+// Counters: how often the backend did what.
 //
 // One process-wide table of monotonic counts, readable from Python as `lazyxla.counters()`. Tests
 // assert on them; a training loop whose `compiles` keeps growing has found its problem.
@@ -27,7 +27,7 @@ struct Counters {
   std::atomic<int64_t> executions{0};        // programs enqueued
   std::atomic<int64_t> uploads{0};           // host to device copies
   std::atomic<int64_t> downloads{0};         // device to host copies
-  std::atomic<int64_t> fallbacks{0};         // operators run on the host for want of a lowering
+  std::atomic<int64_t> fallbacks{0};         // operators run on the host: no lowering
   std::atomic<int64_t> data_dependent{0};    // ... for a shape that depends on data: no fallbacks
   std::atomic<int64_t> host_calls{0};        // operators of the CPU's run within programs
   std::atomic<int64_t> loader_waits{0};      // batches of a DeviceLoader that were waited for

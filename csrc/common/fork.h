@@ -1,6 +1,6 @@
 // What is left of a client after fork(): nothing. Its threads stay in the parent, and calling into
 // the plugin from the child hangs or worse. A ClientStarted exists for as long as a client does; in
-// a child forked meanwhile `forked()` is true for ever. A thread that the device's work is left to
+// a child forked meanwhile `forked()` is true for ever. A thread to which the device's work is left
 // counts as one, too.
 #pragma once
 

@@ -1,8 +1,8 @@
-// What C++ knows of Python: the GIL, and that threads of Python's end.
+// What C++ knows of Python: the GIL, and the end of Python's threads.
 //
-// It runs on any thread, with or without the GIL. But a thread that holds the GIL and waits for
-// another thread's flush, whose lowering needs the GIL, would wait forever. Hence: whoever is about
-// to wait holds a WithoutGil.
+// C++ runs on any thread, with or without the GIL. But a thread that holds the GIL and waits for
+// another thread's flush, whose lowering needs the GIL, would wait forever. Hence a thread that is
+// about to wait holds a WithoutGil.
 #pragma once
 
 #include <Python.h>

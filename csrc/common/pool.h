@@ -1,8 +1,8 @@
 // Memory for what recording makes: nodes, storages, buffers.
 //
-// They come in a few sizes and die in crowds, which general allocators serve slowly; here the dead
-// wait in lists, by size, for the next ones. And they lie close together, which counts when a large
-// program has left none of them in the processor's caches.
+// They have a few sizes and are freed in large numbers, which general allocators serve slowly; here
+// freed blocks are kept in lists, by size, for reuse. And they are close together, which matters
+// when a large program has left none of them in the processor's caches.
 #pragma once
 
 #include <cstddef>

@@ -14,8 +14,8 @@ class SpinLock {
   void lock() {
     while (held_.exchange(true, std::memory_order_acquire)) {
       while (held_.load(std::memory_order_relaxed)) {
-        // Its holder was a thread of the parent. What the lock guards may be left unfinished, but
-        // every address in it is good; the child only drops its tensors.
+        // Its holder was a thread of the parent. The guarded data may be incomplete, but every
+        // address in it is valid; the child only drops its tensors.
         if (forked()) return;
         std::this_thread::yield();
       }

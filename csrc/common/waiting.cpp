@@ -46,7 +46,7 @@ struct Waiting {
 
 void wait(const std::function<bool()>& ready) {
   Room& room = Room::get();
-  Waiting waiting(room);  // before the first look: whoever announces after it takes the mutex
+  Waiting waiting(room);  // before the first look: a later announcement takes the mutex
   const bool has_signals = takes_signals();
   while (true) {
     {
@@ -59,7 +59,7 @@ void wait(const std::function<bool()>& ready) {
 }
 
 void announce() {
-  if (forked()) return;  // nobody waits here, and a thread of the parent may have the mutex
+  if (forked()) return;  // no thread waits here, and one of the parent may hold the mutex
   Room& room = Room::get();
   std::atomic_thread_fence(std::memory_order_seq_cst);
   if (room.waiting.load() == 0) return;

@@ -3,9 +3,9 @@
 //
 // - without dropout the one "for CPU", a pair of plain operators with formulas for the gradients;
 // - with dropout the one for other packages to define, as operators of our own: the forward one
-//   tells the random stream that it drew from, and the backward one draws from it again.
+//   returns the random stream that it drew from, and the backward one draws from it again.
 //
-// What these cannot do is left to PyTorch's composition of products and a softmax.
+// What these cannot do is left to PyTorch's composition of matmuls and a softmax.
 #include <ATen/Context.h>
 #include <ATen/OpMathType.h>
 #include <ATen/SDPBackend.h>
@@ -27,7 +27,7 @@ bool is_same(const Tensor& a, int64_t i, const Tensor& b, int64_t j) {
   return TORCH_GUARD_OR_FALSE(a.sym_size(i).sym_eq(b.sym_size(j)));
 }
 
-// Where it is not, PyTorch on the CPU composes the result, too, which is contiguous then.
+// Where it is not, PyTorch on the CPU composes the result, too, which is then contiguous.
 bool is_innermost_last(const Tensor& x) {
   return TORCH_GUARD_OR_FALSE(x.sym_size(3).sym_eq(1)) ||
          TORCH_GUARD_OR_FALSE(x.sym_stride(3).sym_eq(1));
@@ -37,7 +37,7 @@ bool has_one_node(const Tensor& query, const Tensor& key, const Tensor& value,
                   const std::optional<Tensor>& mask) {
   if (!at::globalContext().userEnabledFlashSDP()) return false;
   if (query.dim() != 4 || key.dim() != 4 || value.dim() != 4) return false;
-  // Only the heads of keys and values may be fewer, each then for a group of queries' heads.
+  // Only keys and values may have fewer heads, each then for a group of the queries' heads.
   const bool same = is_same(query, 0, key, 0) && is_same(query, 0, value, 0) &&
                     is_same(key, 1, value, 1) && is_same(key, 2, value, 2) &&
                     is_same(query, 3, key, 3) && is_same(query, 3, value, 3);

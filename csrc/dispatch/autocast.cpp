@@ -1,5 +1,5 @@
 // Automatic mixed precision: torch.autocast("lazyxla") with PyTorch's own operator lists and cast
-// policies. What is in no list falls through.
+// policies. Operators in no list fall through.
 
 #include <ATen/autocast_mode.h>
 #include <torch/library.h>
@@ -7,8 +7,8 @@
 namespace lazyxla::dispatch {
 namespace {
 
-// A probability that went through half precision loses the logarithm's argument: PyTorch forbids
-// this operator under autocast on every device.
+// A probability in half precision is too inexact for the logarithm: PyTorch forbids this operator
+// under autocast on every device.
 at::Tensor banned_binary_cross_entropy(const at::Tensor&, const at::Tensor&,
                                        const std::optional<at::Tensor>&, int64_t) {
   TORCH_CHECK(false,
@@ -22,7 +22,7 @@ at::Tensor banned_binary_cross_entropy(const at::Tensor&, const at::Tensor&,
 TORCH_LIBRARY_IMPL(_, AutocastPrivateUse1, m) { m.fallback(torch::CppFunction::makeFallthrough()); }
 
 TORCH_LIBRARY_IMPL(aten, AutocastPrivateUse1, m) {
-// A policy is the last argument of the registration macro, the operator (and overload) come first.
+// The policy is the last argument of the registration macro, after the operator (and overload).
 #define LOWER_PRECISION(...) KERNEL_PRIVATEUSEONE(__VA_ARGS__, lower_precision_fp)
 #define FLOAT32(...) KERNEL_PRIVATEUSEONE(__VA_ARGS__, fp32)
 #define FLOAT32_OUTPUT(...) KERNEL_PRIVATEUSEONE(__VA_ARGS__, fp32_set_opt_dtype)
@@ -30,7 +30,7 @@ TORCH_LIBRARY_IMPL(aten, AutocastPrivateUse1, m) {
   using namespace at;  // the lists spell its names without it
   AT_FORALL_LOWER_PRECISION_FP(LOWER_PRECISION)
   AT_FORALL_FP32(FLOAT32)
-  FLOAT32(cross_entropy_loss)  // the list has what PyTorch makes of it
+  FLOAT32(cross_entropy_loss)  // the list has what PyTorch decomposes it to
   AT_FORALL_FP32_SET_OPT_DTYPE(FLOAT32_OUTPUT)
   AT_FORALL_DIFFERENT_REDISPATCH_SIGNATURE(KERNEL_DIFFERENT_REDISPATCH_SIGNATURE_PRIVATEUSEONE)
   AT_FORALL_PROMOTE(PROMOTE)

@@ -1,6 +1,7 @@
 // native_batch_norm writes its running statistics without saying so in its schema. It is routed to
 // the _native_batch_norm_legit operators, which say so and are recorded like any other. The out=
-// forms have running statistics and results to write to: they assign what the functional ones give.
+// forms have running statistics and results to write to: they assign the results of the functional
+// ones.
 #include <ATen/core/Tensor.h>
 #include <ATen/native/Resize.h>
 #include <ATen/ops/_native_batch_norm_legit.h>

@@ -19,7 +19,7 @@ namespace {
 using c10::IValue;
 using Args = c10::ArrayRef<IValue>;
 
-// Tensors with more elements are not made on the CPU for the sake of an error message.
+// Tensors with more elements are not made on the CPU just for an error message.
 constexpr int64_t kLarge = 1 << 22;
 
 // Arguments with CPU tensors for tensors: what to_meta is to the meta device.
@@ -45,8 +45,8 @@ class ToCpu {
   std::map<std::pair<const c10::StorageImpl*, c10::ScalarType>, at::Tensor> storages_;
 };
 
-// Sizes that are equal stay equal, and the larger of two stays the larger, so that kernels which
-// compare them find what they would have found.
+// Keeps the order of sizes (equal ones, the larger of two), so that kernels which compare them
+// decide as on the real sizes.
 void ToCpu::find_sizes(const std::vector<at::Tensor>& tensors) {
   constexpr int64_t kSmall = 4096, kKept = 4;
   int64_t elements = 0;
@@ -266,7 +266,7 @@ void check_static(const OpInfo& info, Args args) {
 }
 
 void check_small(const OpInfo& info, Args args, const Scan& scan, const Inference& inference) {
-  constexpr int64_t kFew = 1 << 12;  // what a factory is let make
+  constexpr int64_t kFew = 1 << 12;  // the most elements that a factory may make
   bool empty = false;
   int64_t elements = 0;
   for (const c10::TensorImpl* operand : scan.operands) {
@@ -276,21 +276,21 @@ void check_small(const OpInfo& info, Args args, const Scan& scan, const Inferenc
   for (const auto& result : inference.results) {
     if (result.defined) elements += c10::multiply_integers(result.geometry.sizes);
   }
-  // What this one checks of its pivots are their values.
+  // This operator checks the values of its pivots.
   bool of_values = info.functional_name == "aten::linalg_ldl_solve";
   bool small = info.factory ? elements <= kFew : empty && elements <= kLarge;
   if (!small || of_values) return;
   try {
-    // Zeros are indices, lengths and offsets that are right if any are.
+    // Zeros are valid indices, lengths and offsets if any value is.
     check_as_cpu(info, args, {.fill = info.checks.on_cpu_with.value_or(0)});
   } catch (const c10::NotImplementedError&) {
-    // The CPU has no kernel for this dtype; XLA may well have one.
+    // The CPU has no kernel for this dtype; XLA may still support it.
   }
 }
 
 void check_numbers(const OpInfo& info, Args args, const Scan& scan, uint64_t key_hash) {
   if (info.checks.numbers == Checks::kNever) return;
-  // Numbers that are no slots (complex ones) are part of the key, but not of what is inferred.
+  // Numbers without slots (complex ones) are part of the key, but inference ignores them.
   bool always = info.checks.numbers == Checks::kAlways;
   if (!always && (scan.slots.empty() || !takes_integers(scan))) return;
   static_assert(sizeof(ir::ScalarValue) == sizeof(uint64_t));

@@ -1,16 +1,16 @@
 // Checks of arguments that meta functions leave to kernels.
 //
-// PyTorch's errors come from three places: meta functions, CPU kernels, and code that both share.
-// What only a kernel checks would go unnoticed here, where no kernel sees the call. So the CPU
-// kernel is asked, with as little data as tells (check_as_cpu), or the few checks that need all of
-// the sizes are made in Python (lazyxla/argument_checks). A call with a tensor without elements is
-// little data as it is, and most that kernels refuse for its sizes they refuse only then: the CPU
-// is always asked, as it is about factories of few elements (check_small).
+// PyTorch's errors have three sources: meta functions, CPU kernels, and code that both share. What
+// only a kernel checks would go unnoticed here, where no kernel sees the call. So the CPU kernel is
+// called, with as little data as suffices (check_as_cpu), or the few checks that need all of the
+// sizes are made in Python (lazyxla/argument_checks). A call with an empty tensor is little data
+// already, and most errors of kernels about sizes occur only then: the CPU kernel is always called,
+// as it is for factories of few elements (check_small).
 //
-// Numbers are no part of what shape inference remembers. Where an operator's kernel checks them
-// (the sigma of a distribution, a value that an integer dtype cannot hold), check_numbers asks the
-// CPU about each combination that it has not seen: tens of microseconds for a new number, a look-up
-// for a known one, nothing for all other operators.
+// Shape inference does not remember numbers. Where an operator's kernel checks them (the sigma of a
+// distribution, a value that an integer dtype cannot hold), check_numbers asks the CPU about each
+// combination that it has not seen: tens of microseconds for a new number, a look-up for a known
+// one, nothing for all other operators.
 #pragma once
 
 #include <ATen/core/ivalue.h>
@@ -38,7 +38,7 @@ void set_argument_checks(ArgumentChecks checks);
 // Fills in `info.checks`. Once per operator, when all else of `info` is known.
 void find_checks(OpInfo& info);
 
-// How the CPU is asked.
+// How the CPU kernel is called.
 struct CpuCall {
   int fill = 0;         // what the tensors are filled with
   bool shrink = false;  // sizes of calls with many elements become small ones
@@ -56,7 +56,7 @@ std::vector<at::Tensor> device_tensors(const OpInfo& info, c10::ArrayRef<c10::IV
 std::vector<at::Tensor> check_as_cpu(const OpInfo& info, c10::ArrayRef<c10::IValue> args,
                                      const CpuCall& how);
 
-// Whether a call is small enough to be made on the CPU for the sake of an error message.
+// Whether a call is small enough to be made on the CPU just for an error message.
 bool affordable_on_cpu(const Scan& scan);
 
 // Refuses numbers that PyTorch cannot pass to a kernel in a list, where it takes those below -2**62
@@ -64,8 +64,8 @@ bool affordable_on_cpu(const Scan& scan);
 void check_static(const OpInfo& info, c10::ArrayRef<c10::IValue> args);
 
 // If an operand has no elements, or there is none and the results are small: calls the operator's
-// CPU kernel on tensors of the same sizes, to hear its objections. `inference` is what the meta
-// functions told.
+// CPU kernel on tensors of the same sizes, to raise its errors. `inference` is the answer of the
+// meta functions.
 void check_small(const OpInfo& info, c10::ArrayRef<c10::IValue> args, const Scan& scan,
                  const Inference& inference);
 

@@ -56,8 +56,8 @@ bool has_base_geometry(const at::Tensor& tensor, const Geometry& base) {
          ir::same_layout(tensor.sizes(), tensor.strides(), base.sizes, base.strides);
 }
 
-// Whether the whole storage is worth reading for the sake of a part of it: a transfer of little
-// data costs less than compiling a program that cuts the part out.
+// Whether to read the whole storage for a part of it: a transfer of little data costs less than
+// compiling a program that slices the part.
 bool read_whole(const at::Tensor& part, const Geometry& base) {
   if (part.is_conj() || part.is_neg()) return false;
   constexpr int64_t kSmall = 1 << 20;
@@ -79,7 +79,7 @@ at::Tensor readable(const at::Tensor& tensor) {
 }
 
 // Copies a dense row-major tensor to the device. With `non_blocking` mapped memory is read after
-// the call, and kept until then; whoever writes to it meanwhile changes what arrives.
+// the call, and kept until then; a write to it meanwhile changes what arrives.
 Value upload(const at::Tensor& host, c10::DeviceIndex device, bool non_blocking) {
   ir::TensorType type{host.scalar_type(), {host.sizes().begin(), host.sizes().end()}};
   const void* data = host.const_data_ptr();
@@ -96,7 +96,7 @@ Value upload(const at::Tensor& host, c10::DeviceIndex device, bool non_blocking)
 
 void copy_from_host(const at::Tensor& self, const at::Tensor& source, bool non_blocking) {
   at::Tensor host = source.resolve_conj().resolve_neg();
-  // Convert where fewer bytes travel.
+  // Convert on the side that makes the transfer smaller.
   bool narrow = c10::elementSize(self.scalar_type()) <= c10::elementSize(host.scalar_type());
   if (narrow) host = host.to(self.scalar_type());
   host = host.contiguous();
@@ -116,7 +116,7 @@ void copy_from_host(const at::Tensor& self, const at::Tensor& source, bool non_b
   assign(self, staged.expand(self.sizes()));
 }
 
-// Whether the source's data can be written to the target's memory as they come: in rows.
+// Whether the source's data can be written to the target's memory in its own order: in rows.
 bool lands_in_rows(const at::Tensor& self, const at::Tensor& source) {
   return self.is_cpu() && self.is_contiguous() && !self.is_conj() && !self.is_neg() &&
          self.scalar_type() == source.scalar_type() && self.sizes() == source.sizes();
@@ -247,7 +247,7 @@ Data computed(const at::Tensor& tensor) {
       graph::flush(pending.device, graph::Cause::kRead);
       continue;
     }
-    // Part of a region that another thread is within: a value of our own.
+    // It belongs to a region that another thread is within: compute a value of our own.
     at::Tensor copy(make_tensor(base, static_cast<size_t>(base.nbytes()), pending.device));
     {
       ir::Garbage garbage;
@@ -311,7 +311,7 @@ at::Tensor to_host(const at::Tensor& tensor, const char* reader) {
   at::Tensor host = at::empty(data.base.sizes, options.dtype(data.base.dtype));
   graph::download(data.leaf, host.mutable_data_ptr());
   if (has_base_geometry(source, data.base)) return host;
-  // Lay the data out as the storage has it, then look at it as the tensor does.
+  // Lay the data out as the storage does, then view it as the tensor does.
   at::Tensor memory = at::empty_strided(data.base.sizes, data.base.strides, host.options());
   memory.copy_(host);
   return memory.as_strided(source.sizes(), source.strides(), source.storage_offset()).contiguous();

@@ -1,9 +1,9 @@
 // Cross-entropy of logits against classes is one node forward and one backward, where PyTorch makes
-// two each of it, with log-probabilities as large as the logits between them. What is kept for the
-// gradient are the logits, and each sample's maximum and sum of exponentials.
+// two each, with log-probabilities as large as the logits between them. The gradient keeps the
+// logits, and each sample's maximum and sum of exponentials.
 //
 // Targets that are probabilities, label smoothing and a single sample are left to PyTorch's
-// composition. So is a call that somebody watches: see linear.cpp.
+// composition. So is a call that a mode or tensor subclass watches: see linear.cpp.
 #include <ATen/OpMathType.h>
 #include <ATen/core/Reduction.h>
 #include <ATen/core/Tensor.h>
@@ -54,7 +54,7 @@ Tensor composed(const Tensor& input, const Tensor& target, const OptTensor& weig
 }
 
 // PyTorch keeps log-probabilities, so that the logits may be written to before the backward pass.
-// Here it is a snapshot of the logits, which shares their memory as long as nobody does.
+// Here it is a snapshot of the logits, which shares their memory until they are written to.
 struct Snapshot : torch::autograd::Function<Snapshot> {
   static constexpr bool is_traceable = true;
 
@@ -100,7 +100,7 @@ struct CrossEntropy : torch::autograd::Function<CrossEntropy> {
   }
 };
 
-// Whether the weight is one for each of the logits' classes, and nobody asks for its gradient.
+// Whether the weight has one element for each of the logits' classes, and needs no gradient.
 bool suits(const OptTensor& weight, const Tensor& input) {
   if (!weight || !weight->defined()) return true;
   return weight->device() == input.device() && weight->scalar_type() == input.scalar_type() &&

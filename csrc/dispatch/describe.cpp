@@ -80,8 +80,8 @@ Arg describe(const OpInfo& info, const IValue& value, ArgKind kind, bool is_dtyp
   return {};
 }
 
-// PyTorch's own strides for a fresh tensor; a result that overlaps itself is made contiguous, as
-// memory of its own cannot.
+// PyTorch's own strides for a fresh tensor; a result whose strides overlap is made contiguous, as
+// fresh memory cannot overlap.
 ir::Geometry fresh_geometry(ir::Geometry geometry) {
   if (ir::is_dense(geometry.sizes, geometry.strides)) return geometry;
   return ir::Geometry::contiguous(geometry.dtype, geometry.sizes);
@@ -127,7 +127,8 @@ void describe_spec(const OpInfo& info, c10::ArrayRef<IValue> args, const Scan& s
   }
 }
 
-// Operators that fill a tensor of the right number of elements in its order, whatever its shape.
+// Operators that fill a tensor of the right number of elements in its order, independent of its
+// shape.
 bool keeps_shape_of_out(const std::string& functional_name) {
   static const auto& names = *new const std::unordered_set<std::string>{
       "aten::arange",
@@ -147,7 +148,7 @@ bool keeps_shape_of_out(const std::string& functional_name) {
   return names.count(functional_name) > 0;
 }
 
-// What becomes of each written tensor; its new content is the result `first_result` and following.
+// The new content of each written tensor: the results from `first_result` on.
 void describe_writes(const OpInfo& info, const Scan& scan, const Inference& inference,
                      size_t first_result, Recipe& recipe) {
   for (size_t i = 0; i < scan.written.size(); ++i) {
@@ -189,7 +190,7 @@ std::unique_ptr<Recipe> make_recipe(const OpInfo& info, c10::ArrayRef<IValue> fu
     if (result.defined)
       recipe->spec.outputs.push_back({result.geometry.dtype, result.geometry.sizes});
   }
-  // Fresh results come first among the counterpart's results, then what it writes.
+  // The counterpart's results are first the fresh ones, then those that are written.
   int next_output = 0;
   size_t position = 0;
   const auto& returns = info.handle.schema().returns();

@@ -1,4 +1,4 @@
-// Describing calls: from what meta functions tell of a call to its recipe (shape_memo.h).
+// Describing calls: turns the meta functions' answer into the call's recipe (shape_memo.h).
 #pragma once
 
 #include <memory>

@@ -20,7 +20,7 @@ Tensor fresh(const Tensor& a, c10::ScalarType dtype) {
   return at::empty({0}, a.options().dtype(dtype));
 }
 
-// The out= forms are recorded; these take the place of the functional ones.
+// The out= forms are recorded; the functional ones call them.
 std::tuple<Tensor, Tensor, Tensor> det(const Tensor& a) {
   Tensor result = fresh(a, a.scalar_type()), lu = fresh(a, a.scalar_type());
   Tensor pivots = fresh(a, c10::ScalarType::Int);

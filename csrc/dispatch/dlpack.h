@@ -1,8 +1,8 @@
 // Tensors of the device and of the host on the same memory, where the device is the host.
 //
-// Both sides see the memory's content as it is now, and neither may write to it. What is written to
-// the device's tensor goes elsewhere, for a storage's content is never changed but replaced (see
-// ir/storage.h); PyTorch cannot keep anyone from writing to the host's.
+// Both sides see the memory's content as it is now, and neither may write to it. A write to the
+// device's tensor uses other memory, since a storage's content is never changed but replaced (see
+// ir/storage.h); PyTorch cannot prevent writes to the host's tensor.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -18,7 +18,7 @@ namespace lazyxla::dispatch {
 at::Tensor host_view(const at::Tensor& tensor);
 
 // A tensor of the device on a CPU tensor's memory, of the same sizes and strides; the memory lives
-// as long as it is needed. Memory that the device cannot use, such as that with gaps between the
+// as long as it is needed. Memory that the device cannot use, for example with gaps between the
 // elements, is copied.
 at::Tensor share_host(const at::Tensor& host, c10::DeviceIndex device);
 

@@ -43,8 +43,8 @@ class Generator final : public c10::GeneratorImpl {
   uint64_t ordinal_ = 0;
 };
 
-// The device's default generator; a negative index means the current device. The reference stays
-// valid for ever.
+// The device's default generator; a negative index means the current device. The reference is
+// always valid.
 const at::Generator& default_generator(c10::DeviceIndex index);
 
 // A new one with PyTorch's default seed.

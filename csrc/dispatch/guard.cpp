@@ -1,13 +1,13 @@
 // The device guard: how PyTorch's generic code switches devices and handles streams and events.
 //
 // A device runs its programs in the order they are enqueued, so it has one stream, and a stream
-// waiting for an event has nothing to do. The one stream has two names: 0, the default one's, and
-// 1, which all that a program makes have. PyTorch takes a stream of the current one's name for
+// waiting for an event has nothing to do. The one stream has two ids: 0 for the default stream, and
+// 1 for all streams that a program makes. PyTorch takes a stream with the current one's id for
 // current, and would not make its device current. Operators are recorded and run later, so an event
 // marks a point in what its thread has recorded: it has passed once everything recorded before it
-// has been flushed and has finished. Asking whether it has passed flushes and waits, for otherwise
-// a loop that asks until the answer is yes would never end. An event that takes the time waits when
-// it is recorded: the time between two of them is then the device's, not the recorder's.
+// has been flushed and has finished. A query flushes and waits, since otherwise a loop that queries
+// until the event has passed would never end. A timing event waits when it is recorded: the time
+// between two of them is then the device's, not the recorder's.
 
 #include <c10/core/DeviceCapability.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
@@ -39,7 +39,7 @@ struct Event {
 
 enum StreamName : int8_t { kDefaultStream = 0, kOtherStream = 1 };
 
-// By which name the thread knows each device's stream.
+// The id of the thread's current stream on each device.
 thread_local std::array<StreamName, 128> current_stream{};
 
 void wait_for_device(c10::DeviceIndex index) { synchronize(resolve_index(index)); }
@@ -118,7 +118,7 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
     }
     auto& marked = *static_cast<Event*>(*event);
     std::optional<graph::Mark> mark;
-    if (!timing) mark.emplace(index);  // what a timing event marks has passed already
+    if (!timing) mark.emplace(index);  // a timing event has passed already
     std::lock_guard lock(marked.mutex);
     marked.mark.swap(mark);
     ++marked.records;
@@ -128,7 +128,7 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
   void destroyEvent(void* event, const c10::DeviceIndex) const noexcept override {
     delete static_cast<Event*>(event);
   }
-  // One stream, in order: what comes after the event on it cannot overtake it.
+  // One stream, in order: later work cannot overtake the event.
   void block(void*, const c10::Stream&) const override {}
   bool queryEvent(void* event) const override {
     synchronizeEvent(event);

@@ -1,5 +1,5 @@
 // histc without bounds counts between the least and the greatest element. PyTorch refuses bounds
-// that are not finite, which only the elements tell: they are read, as on every other device.
+// that are not finite, which only the elements show: they are read, as on every other device.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/aminmax.h>
 #include <torch/library.h>

@@ -1,4 +1,4 @@
-// PyTorch's hooks into a device backend: what its generic code asks that is neither an operator
+// PyTorch's hooks into a device backend: functions of its generic code that are neither operators
 // nor the device guard's.
 
 #include <ATen/detail/PrivateUse1HooksInterface.h>

@@ -15,7 +15,7 @@
 namespace lazyxla::dispatch {
 namespace {
 
-// The host kernel cannot draw from our generator; it gets one of its own, seeded from it.
+// The host kernel cannot draw from our generator; it gets one seeded from ours.
 void replace_generators(const OpInfo& info, torch::jit::Stack* stack) {
   size_t first = stack->size() - info.args.size();
   for (size_t i = 0; i < info.args.size(); ++i) {
@@ -49,8 +49,8 @@ std::string describe_arguments(const OpInfo& info, c10::ArrayRef<c10::IValue> va
   return text.str();
 }
 
-// The fallback copies results to where they are to be written: that has to be this device, and
-// memory that is read as well, which the copies would hide.
+// The fallback copies results to the written tensors: they must be on this device, and must not
+// share memory with what is read, which the copies would hide.
 void check_written(const OpInfo& info, c10::ArrayRef<c10::IValue> values) {
   if (!info.writes || !info.name.starts_with("aten::")) return;
   std::vector<at::Tensor> tensors;

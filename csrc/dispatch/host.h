@@ -2,7 +2,7 @@
 //
 // Its arguments are read (which flushes), its results copied back. Each such operator is counted
 // and named in one warning; in strict mode it is an error instead. Operators whose result's shape
-// depends on the data (nonzero, masked_select, unique) run here by their nature, without a warning.
+// depends on the data (nonzero, masked_select, unique) always run here, without a warning.
 #pragma once
 
 #include <ATen/core/stack.h>
@@ -11,7 +11,7 @@
 
 namespace lazyxla::dispatch {
 
-// `why` completes a sentence on the operator: "has no lowering".
+// `why` completes a sentence about the operator: "has no lowering".
 void run_on_host(const OpInfo& info, torch::jit::Stack* stack, const char* why);
 
 // Throws if the settings do not allow a recorded call of this operator to run as a host call.

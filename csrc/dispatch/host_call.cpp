@@ -67,7 +67,7 @@ c10::ScalarType torch_dtype(XLA_FFI_DataType dtype) {
   }
 }
 
-// A buffer of the plugin's as a tensor on the same memory.
+// A buffer of the plugin as a tensor on the same memory.
 at::Tensor wrap(const void* raw) {
   const auto& buffer = *static_cast<const XLA_FFI_Buffer*>(raw);
   return at::from_blob(buffer.data, {buffer.dims, static_cast<size_t>(buffer.rank)},

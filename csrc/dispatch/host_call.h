@@ -1,19 +1,19 @@
 // Host calls: operators without an XLA form that run inside a program, on the CPU's platform.
 //
-// There a device's memory is the host's own, so that PyTorch's CPU kernels can work on it where it
-// lies. One handler (pjrt/ffi.h) serves all operators; each call of it says which:
+// There a device's memory is the host's own, so that PyTorch's CPU kernels can work on it in place.
+// One handler (pjrt/ffi.h) serves all operators; each call of it says which:
 //
 //     %1:2 = stablehlo.custom_call @lazyxla.host_call(%0) {api_version = 4, backend_config = {
 //              operator = "aten::linalg_qr", arguments = {A = 0, mode = "reduced"}}}
 //
 // An argument that is a tensor or a number (Tensor, Scalar, float, and lists of them) is given by
-// its number among the custom call's operands, -1 being None in a list; every other by its value;
-// one left out is None. All that a call needs stands in the program, so that a program kept on disk
+// its index among the custom call's operands, -1 being None in a list; every other by its value;
+// one left out is None. All that a call needs is in the program, so that a program kept on disk
 // works in another process. Operands and results are row-major; the results are the operator's own,
 // undefined tensors left out.
 //
 // The kernel runs without the GIL, on a thread of the plugin's or on the one that flushed. What it
-// throws is the execution's error, and is told to whoever reads one of the program's results.
+// throws is the execution's error, which is raised when one of the program's results is read.
 #pragma once
 
 struct XLA_FFI_CallFrame;  // of xla/ffi/api/c_api.h

@@ -53,7 +53,7 @@ bool is_among(const std::array<std::string_view, N>& names, std::string_view nam
 // ---- which operators ----
 
 // Arguments whose values, if they are integers, must be in a range, which not all kernels check.
-// (They do check what an index is.)
+// (They do check index arguments.)
 constexpr std::array<std::string_view, 2> kIndices{"offsets", "repeats"};
 constexpr std::array<std::string_view, 8> kDivisions{
     "aten::div", "aten::floor_divide", "aten::remainder", "aten::fmod",
@@ -89,7 +89,7 @@ bool may_call(const c10::OperatorHandle& op, const ir::Node& node) {
 
 // ---- one call ----
 
-// The content of a storage as it lies in memory: one dimension. A copy, if it is to be written.
+// The content of a storage in memory order, as one dimension. A copy, if it is to be written.
 at::Tensor memory_of(const at::Tensor& x, const Geometry& base, bool is_written) {
   const bool is_flat =
       !is_written && base.strides == Geometry::contiguous(base.dtype, base.sizes).strides;
@@ -99,7 +99,7 @@ at::Tensor memory_of(const at::Tensor& x, const Geometry& base, bool is_written)
   return memory;
 }
 
-// Hands out a node's arguments, in their order.
+// Returns a node's arguments one by one, in order.
 class Arguments {
  public:
   Arguments(const ir::OpSpec& spec, c10::ArrayRef<at::Tensor> operands,
@@ -108,7 +108,7 @@ class Arguments {
 
   const at::Tensor& operand() { return operands_[next_operand_++]; }
 
-  // As the schema's type has it.
+  // As a value of the schema's type.
   IValue read(const Arg& arg, c10::TypePtr type) {
     bool is_optional = false;
     while (type->kind() == TypeKind::OptionalType) {
@@ -265,8 +265,8 @@ class CpuProgram {
 
   const std::vector<ir::TensorType>& results() const { return results_; }
 
-  // Whether the kernels take such arguments, and give what was inferred. Learns which of them take
-  // contiguous tensors only.
+  // Whether the kernels accept such arguments, and return what was inferred. Finds out which of
+  // them take contiguous tensors only.
   bool works(c10::ArrayRef<ir::ScalarValue> slots) {
     PlainScope plain;
     std::vector<at::Tensor> values;
@@ -281,7 +281,7 @@ class CpuProgram {
         }
       }
     } catch (const std::exception&) {
-      return false;  // the compiler tells what is wrong, if anything
+      return false;  // the compiler reports what is wrong, if anything
     }
     for (size_t i = 0; i < outputs_.size(); ++i) {
       const at::Tensor& found = values.at(outputs_[i]);

@@ -3,8 +3,8 @@
 // An operator is not called so if XLA defines its result otherwise for some values (an integer
 // divided by zero, a floating-point number beyond an integer's range), if it draws from the
 // device's generator, or if the user gave it a rule. Everything else that the kernels refuse shows
-// when a program is made: it is tried with zeros. But that an index is out of range they tell as an
-// error, where a compiled program takes the nearest one there is.
+// when a program is made: it is tried with zeros. One difference remains: the kernels raise an
+// error for an index that is out of range, where a compiled program takes the nearest valid one.
 #pragma once
 
 #include <string>
@@ -15,7 +15,7 @@ namespace lazyxla::dispatch {
 
 void install_host_programs();
 
-// That of a graph of one call, whatever its operator is: its CPU kernel's.
+// That of a graph of one call, of any operator: its CPU kernel's.
 graph::HostProgram host_program_of_call(const graph::Graph& graph);
 
 // Whether the user has given this operator a rule.

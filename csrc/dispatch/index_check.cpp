@@ -13,7 +13,7 @@
 namespace lazyxla::dispatch {
 namespace {
 
-// Which arguments of an operator are its index and the dimension that it runs over.
+// Which arguments of an operator are its index and the dimension that is indexed.
 struct IndexArgs {
   int index;      // position of the index tensor
   int dim;        // position of the dimension, or -1: dimension 0, or -2: all dimensions flattened
@@ -43,7 +43,7 @@ const IndexArgs* index_args(const std::string& functional_name) {
   return found == table.end() ? nullptr : &found->second;
 }
 
-// Operators whose kernels check the values of tensors in ways of their own: the kernel is asked.
+// Operators whose kernels have their own checks of tensors' values: the kernel is called.
 bool checks_values(const std::string& functional_name) {
   static const auto& names = *new const std::unordered_set<std::string>{
       "aten::multinomial",

@@ -3,8 +3,8 @@
 // An index tensor's values are data, unknown while recording. XLA clamps an index that is out of
 // range, so that a wrong one gives wrong numbers and no error. With the setting on, every operator
 // that takes indices reads them first and raises the error that PyTorch's CPU kernels raise, at the
-// call; that runs what is recorded, each time. The same goes for other values that only kernels
-// check: the weights of multinomial, the number of elements that masked_scatter takes.
+// call; that runs what is recorded, each time. Other values that only kernels check are treated
+// alike: the weights of multinomial, the number of elements that masked_scatter takes.
 #pragma once
 
 #include <ATen/core/stack.h>

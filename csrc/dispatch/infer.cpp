@@ -57,8 +57,8 @@ bool has_meta_kernel(const c10::OperatorHandle& op) {
   return op.hasComputedKernelForDispatchKey(c10::DispatchKey::Meta);
 }
 
-// The operator that tells on meta tensors what `op` yields: ours, of the same schema, where torch
-// has none or one that tells what its CPU kernel does not (lazyxla/meta_functions.py).
+// The operator that shows on meta tensors what `op` yields: ours, of the same schema, where torch
+// has no meta function or one that differs from its CPU kernel (lazyxla/meta_functions.py).
 c10::OperatorHandle asked_for(const c10::OperatorHandle& op) {
   const c10::OperatorName& name = op.operator_name();
   constexpr std::string_view kAten = "aten::";
@@ -67,8 +67,8 @@ c10::OperatorHandle asked_for(const c10::OperatorHandle& op) {
   return c10::Dispatcher::singleton().findSchema({own, name.overload_name}).value_or(op);
 }
 
-// Calls `op`, or what is asked for it, on what `stack` holds; false if some operator within it has
-// no meta kernel.
+// Calls `op`, or the operator that replaces it, on the arguments on `stack`; false if some operator
+// within it has no meta kernel.
 bool call_on_meta(const c10::OperatorHandle& op, Args& stack) {
   const c10::OperatorHandle asked = asked_for(op);
   if (!has_meta_kernel(asked)) return false;
@@ -81,7 +81,7 @@ bool call_on_meta(const c10::OperatorHandle& op, Args& stack) {
   return true;
 }
 
-// What the functional counterpart is called with, in its own order.
+// The arguments of the functional counterpart, in its own order.
 Args functional_args(const OpInfo& info, c10::ArrayRef<IValue> args) {
   Args result;
   for (const ArgSource& source : info.functional_args) {
@@ -110,8 +110,8 @@ ir::Geometry geometry_or_none(const at::Tensor& tensor) {
   return geometry;
 }
 
-// Asks the meta functions. Empty if some operator on the way has none, or if it yields sparse
-// tensors.
+// Asks the meta functions. Empty if some operator called within has none, or if the result is a
+// sparse tensor.
 std::optional<Inference> ask(const OpInfo& info, c10::ArrayRef<IValue> args,
                              c10::ArrayRef<IValue> functional) {
   Inference inference;
@@ -189,7 +189,7 @@ std::unique_ptr<Recipe> infer(const OpInfo& info, c10::ArrayRef<IValue> args, co
   check_static(info, args);
   Args functional = functional_args(info, args);
   std::string key = store_key(info, scan);
-  // What a user's own operator yields may be another thing in the next process.
+  // The results of a user's own operator may differ in the next process.
   bool lasting = info.name.starts_with("aten::");
   auto inference = lasting ? InferenceStore::get().find(key) : std::nullopt;
   if (!inference) {
@@ -200,7 +200,7 @@ std::unique_ptr<Recipe> infer(const OpInfo& info, c10::ArrayRef<IValue> args, co
     } catch (const std::exception& error) {
       if (is_interruption(error)) throw;
       if (!lasting && has_no_fake(error)) return nullptr;
-      // A user's kernel is not called with made-up data: nobody knows what it does.
+      // A user's kernel is not called with made-up data: its effects are unknown.
       if (!lasting || !affordable_on_cpu(scan)) throw;
       check_as_cpu(info, args, {.fill = 1});
     }

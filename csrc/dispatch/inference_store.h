@@ -1,4 +1,4 @@
-// The inference store: what meta functions answered, kept on disk.
+// The inference store: the answers of meta functions, kept on disk.
 //
 // Asking a meta function costs up to a millisecond, and the very first one about a second, since
 // PyTorch then imports its reference modules. The answers never change for one version of torch, so
@@ -20,7 +20,7 @@
 
 namespace lazyxla::dispatch {
 
-// What one call of an operator yields, as its meta functions tell.
+// What one call of an operator yields, according to its meta functions.
 struct Inference {
   struct Result {
     bool defined;

@@ -1,5 +1,5 @@
-// Kinds of calls that were checked once and found right, by their hashes: a hash says nothing of
-// the call, but two calls of one hash do not happen.
+// Kinds of calls that were checked once and found right, by their hashes: only the hash is kept;
+// that two calls have the same hash is too unlikely to matter.
 #pragma once
 
 #include <c10/util/flat_hash_map.h>

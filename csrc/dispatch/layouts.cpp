@@ -1,7 +1,8 @@
 // Layouts that do not exist on the device: sparse, quantized, and nested in strided memory.
 //
-// PyTorch has a dispatch key for each of them on every backend. Whatever is called on such a tensor
-// or would make one says so in a sentence, instead of listing the backends that have a kernel.
+// PyTorch has a dispatch key for each of them on every backend. Every operator that is called on
+// such a tensor or would make one says so in a sentence, instead of listing the backends that have
+// a kernel.
 //
 // Gradients of embeddings are dense, also where sparse ones were asked for.
 
@@ -69,7 +70,7 @@ TORCH_LIBRARY_IMPL(_, SparseCsrPrivateUse1, m) { m.fallback(refusal<&kSparse>())
 TORCH_LIBRARY_IMPL(_, QuantizedPrivateUse1, m) { m.fallback(refusal<&kQuantized>()); }
 TORCH_LIBRARY_IMPL(_, NestedTensorPrivateUse1, m) { m.fallback(refusal<&kNested>()); }
 
-// What makes such tensors of dense ones.
+// Operators that make such tensors from dense ones.
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   for (const char* name :
        {"_to_sparse", "_to_sparse.sparse_dim", "_to_sparse_csr", "_to_sparse_csc", "_to_sparse_bsr",

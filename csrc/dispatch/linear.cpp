@@ -1,10 +1,10 @@
 // A linear layer is one node forward and one backward, where PyTorch would make ten operators of
-// them: views, products and a sum. PyTorch has a formula for the gradient of aten::linear, which
+// them: views, matmuls and a sum. PyTorch has a formula for the gradient of aten::linear, which
 // counts for a backend with a kernel of its own.
 //
-// Whoever looks at operators (a mode or tensor subclass such as FlopCounterMode, selective
-// checkpointing, DTensor or a trace of torch.compile's) sees PyTorch's ten: they know no others.
-// Forward-mode derivatives, which the formula has not, are taken through them, too.
+// Code that inspects operators (a mode or tensor subclass such as FlopCounterMode, selective
+// checkpointing, DTensor or a trace by torch.compile) sees PyTorch's ten: it knows no others.
+// Forward-mode derivatives, which the formula lacks, are taken through them, too.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/linear_native.h>
 #include <torch/library.h>
@@ -25,8 +25,8 @@ Tensor linear(DispatchKeySet keys, const Tensor& input, const Tensor& weight,
       (bias && has_tangent(*bias))) {
     return at::native::linear(input, weight, bias);
   }
-  // The kernel with the formula is the one of all keys of autograd where nothing else was
-  // registered. Of these, nested tensors' is the one that has a kernel below it everywhere.
+  // The kernel with the formula is that of all autograd keys without a registration of their own.
+  // Of those, only the one for nested tensors has a kernel below it everywhere.
   static const auto op =
       operator_named<Tensor(const Tensor&, const Tensor&, const OptTensor&)>("aten::linear");
   const DispatchKeySet below = keys & c10::after_autograd_keyset;

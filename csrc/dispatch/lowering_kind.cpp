@@ -7,7 +7,7 @@
 namespace lazyxla::dispatch {
 namespace {
 
-// What Python was asked to answer; set once.
+// Python's answers; set once.
 struct Hooks {
   std::function<std::string(const std::string&)> how;
   CheckLowering check_lowering;
@@ -26,7 +26,7 @@ LoweringKind ask_lowering_kind(const OpInfo& info) {
                                   : LoweringKind::kRule;
 }
 
-// The ways of operators on platforms that programs are only captured for.
+// The lowering kinds of operators on platforms that programs are only captured for.
 class CapturedKinds {
  public:
   static CapturedKinds& get() {

@@ -1,4 +1,4 @@
-// Lowering kinds: how an operator is lowered, as far as the recorder has to know.
+// Lowering kinds: how an operator is lowered, as far as the recorder needs it.
 //
 // One with a rule is recorded. Of the others Python is asked once whether PyTorch has a
 // decomposition, or whether a program can call PyTorch's CPU kernel (host_call.h); if neither, the
@@ -23,11 +23,11 @@ LoweringKind lowering_kind_of(const OpInfo& info, const graph::Capture* capture)
 using CheckLowering = std::function<Recipe::Runs(const ir::OpSpec&, const Scan&)>;
 Recipe::Runs check_lowering(const ir::OpSpec& spec, const Scan& scan);
 
-// What Python answers: how an operator is lowered ("decomposition", "call", "host", or anything
-// else for a rule), and what a check of a call of it finds.
+// Sets Python's functions: how an operator is lowered ("decomposition", "call", "host", or anything
+// else for a rule), and the check of a call that is decomposed.
 void set_lowering(std::function<std::string(const std::string&)> how, CheckLowering check_lowering);
 
-// Has Python asked anew about the operator `name`.
+// Python is asked anew about the operator `name`.
 void forget_lowering_kind(const std::string& name);
 
 }  // namespace lazyxla::dispatch

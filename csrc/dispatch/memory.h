@@ -1,4 +1,4 @@
-// The devices' memory in PyTorch's terms: what torch.accelerator tells of it (graph/memory.h).
+// The devices' memory in PyTorch's terms: what torch.accelerator reports of it (graph/memory.h).
 #pragma once
 
 #include "ir/address_allocator.h"

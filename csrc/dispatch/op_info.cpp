@@ -189,8 +189,7 @@ bool fills(const std::string& functional_name) {
   return names.count(functional_name) > 0;
 }
 
-// Operators whose first argument only lends its shape and dtype: what they make owes nothing to
-// what was there before.
+// Operators that use only the shape and dtype of their first argument: its content does not matter.
 bool ignores_self(const std::string& functional_name) {
   static const auto& names = *new const std::unordered_set<std::string>{
       "aten::fill.Scalar",
@@ -217,8 +216,8 @@ bool is_range(const std::string& functional_name) {
          functional_name == "aten::range.step";
 }
 
-// Integers whose values decide neither shapes nor how the rule goes about it. (The rule of
-// random.from minds whether they are 32 bits wide, which a call's key tells.)
+// Integers whose values decide neither shapes nor what the rule emits. (The rule of random.from
+// depends on whether they fit in 32 bits, which is in a call's key.)
 bool is_place(const std::string& functional_name, const std::string& argument) {
   static const auto& places = *new const std::map<std::string, std::unordered_set<std::string>>{
       {"aten::roll", {"shifts"}},   {"aten::tril", {"diagonal"}},
@@ -303,7 +302,7 @@ std::unique_ptr<OpInfo> make_info(const OperatorHandle& op) {
   return info;
 }
 
-// All that were made.
+// All infos that were made.
 struct Infos {
   std::mutex mutex;
   std::unordered_map<c10::OperatorName, std::unique_ptr<OpInfo>> table;
@@ -345,7 +344,7 @@ void OpInfo::forget_lowering_kind(const std::string& name) {
     }
     // A user's operator that writes may have a functional counterpart by now.
     bool outdated = ns != "aten::" && !info.recordable && info.name.starts_with(ns);
-    if (outdated) it->second.release();  // somebody may be at it
+    if (outdated) it->second.release();  // another thread may be reading it
     it = outdated ? infos.table.erase(it) : std::next(it);
   }
 }

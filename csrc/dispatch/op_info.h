@@ -1,9 +1,9 @@
 // OpInfo: what the recorder knows of an operator, all of it read off the operator's schema.
 //
 // For every argument: what kind it is, and whether the operator writes it. For an operator that
-// writes (in-place, out=, or mutating some arguments): its functional counterpart, and where each
-// of the counterpart's arguments comes from. Recording such an operator is recording the
-// counterpart and assigning its results:
+// writes (in-place, out=, or mutating some arguments): its functional counterpart, and the source
+// of each of the counterpart's arguments. Recording such an operator is recording the counterpart
+// and assigning its results:
 //
 //     add_.Tensor(Tensor(a!) self, Tensor other, *, Scalar alpha=1) -> Tensor(a!)
 //     add.Tensor (Tensor     self, Tensor other, *, Scalar alpha=1) -> Tensor
@@ -45,7 +45,7 @@ struct Checks {
   using Check = std::function<void(const OpInfo& info, c10::ArrayRef<c10::IValue> args,
                                    c10::IntArrayRef sizes)>;
 
-  std::optional<int> on_cpu_with;  // the element that tells the CPU enough
+  std::optional<int> on_cpu_with;  // the element that suffices for the CPU kernel
   Check before, after;             // of sizes, dtypes and static arguments; or empty
   // When numbers have to be checked, though shape inference does not depend on them.
   enum When : uint8_t { kNever, kOfIntegers, kAlways } numbers = kNever;
@@ -60,7 +60,7 @@ struct ArgInfo {
   bool optional = false;  // has a default
 };
 
-// Where an argument of the functional counterpart comes from.
+// The source of an argument of the functional counterpart.
 struct ArgSource {
   enum Kind : uint8_t { kArgument, kDefault, kDtypeOfOut, kDeviceOfOut } kind;
   int position = -1;      // kArgument: in the operator's own arguments; k...OfOut: the out argument
@@ -101,9 +101,9 @@ struct OpInfo {
   std::string functional_name;
   std::vector<ArgSource> functional_args;
   bool recordable = true;  // false if it writes and no functional counterpart was found
-  // How it lowers, as Python told when it was asked first.
+  // How it lowers, as Python answered when it was first asked.
   mutable std::atomic<LoweringKind> lowering_kind{LoweringKind::kUnknown};
-  // Stands for this operator in the shape memo's keys; another one once its rule is another.
+  // Identifies this operator in the shape memo's keys; changes when its rule changes.
   mutable std::atomic<uint64_t> memo_key{reinterpret_cast<uint64_t>(this)};
   mutable std::atomic<bool> warned{false};  // whether its host fallback was announced
   // Per return: the position of the written argument it is, or -1 for a fresh result.
@@ -112,7 +112,8 @@ struct OpInfo {
   // The operator's info, made on first use. Thread-safe.
   static OpInfo& of(const c10::OperatorHandle& op);
 
-  // Forgets how operator `name` lowers, and all that write by way of it: it has another rule now.
+  // Forgets how operator `name` lowers, and all operators whose functional counterpart it is: its
+  // rule has changed.
   static void forget_lowering_kind(const std::string& name);
 };
 

@@ -27,13 +27,13 @@ bool share_storage(const c10::TensorImpl& a, const c10::TensorImpl& b) {
 }
 
 void check_within(const OpInfo& info, c10::TensorImpl* target) {
-  // Constant fills may: every order gives the same.
+  // Constant fills may overlap: every order gives the same.
   if (info.may_overlap || target->is_non_overlapping_and_dense()) return;
   at::assert_no_internal_overlap(target);
 }
 
-// Whether a written tensor's memory is that of another argument, too. An operator in place reads
-// what it writes by the same argument, which is no other one.
+// Whether a written tensor's memory is that of another argument, too. An in-place operator reads
+// what it writes through the same argument, which does not count.
 bool shares_memory(const OpInfo& info, const Scan& scan) {
   const size_t own = info.reads_written ? 1 : 0;
   if (scan.written.size() == 1) {
@@ -75,7 +75,7 @@ std::vector<Argument> lazy_tensors(const OpInfo& info, Args args) {
   return result;
 }
 
-// How much of what an operator writes it reads by another argument.
+// How much of the written memory an operator also reads through another argument.
 struct Shared {
   bool full = false, part = false;
 };
@@ -109,7 +109,7 @@ Shared shared_memory(const OpInfo& info, const std::vector<Argument>& arguments)
               "operation.");
 }
 
-// Whether the CPU can be asked with memory that is shared as it is here.
+// Whether the CPU kernel can be called with memory that is shared in the same way.
 bool is_small(const std::vector<Argument>& arguments) {
   constexpr int64_t kElements = 4096;
   constexpr size_t kBytes = 1 << 20;
@@ -122,8 +122,8 @@ bool is_small(const std::vector<Argument>& arguments) {
   return elements <= kElements && bytes <= kBytes;
 }
 
-// Throws if the CPU's kernel objects to the memory that the call's arguments share. Of what else it
-// objects to, inference hears.
+// Throws if the CPU's kernel refuses the memory that the call's arguments share. Its other errors
+// are inference's to raise.
 void ask_cpu(const OpInfo& info, Args args, bool small) {
   try {
     check_as_cpu(info, args, {.fill = 0, .shrink = !small, .share = true});
@@ -138,11 +138,11 @@ bool is_pointwise(const OpInfo& info) {
   return std::find(tags.begin(), tags.end(), at::Tag::pointwise) != tags.end();
 }
 
-// List operators read each tensor before they write it. Nobody knows what a user's kernel does with
-// made-up data.
+// List operators read each tensor before they write it. What a user's kernel does with made-up data
+// is unknown.
 bool may_ask(const OpInfo& info) { return !info.writes_list && info.name.starts_with("aten::"); }
 
-// The kinds of calls that the CPU had no objections to.
+// The kinds of calls that the CPU kernel accepted.
 KnownCalls& asked_calls() {
   static auto* instance = new KnownCalls();
   return *instance;

@@ -1,9 +1,9 @@
-// Memory that an operator writes and that something else of the call shares.
+// Memory that an operator writes and that another tensor of the call shares.
 //
 // PyTorch refuses to write where elements share memory, since the result would depend on the order
 // of the writes. What is read and written in the same call (torch.add(x, 1, out=x)), some CPU
-// kernels can do as a whole or in part, and some refuse. Which ones no schema tells, but for
-// pointwise operators: the kernel itself is asked, once per kind of call.
+// kernels can do as a whole or in part, and some refuse. The schema does not say which, except for
+// pointwise operators: the kernel itself is called, once per kind of call.
 #pragma once
 
 #include <ATen/core/ivalue.h>

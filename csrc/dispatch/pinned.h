@@ -1,9 +1,9 @@
-// Pinned host memory, as tensor.pin_memory() and DataLoader(pin_memory=True) ask for it.
+// Pinned host memory, for tensor.pin_memory() and DataLoader(pin_memory=True).
 //
 // Pinned memory is the CPU allocator's, *mapped* for the devices where the plugin offers that
-// (pjrt::Client::map_host_memory): then they fetch it by themselves, which x.to(device,
-// non_blocking=True) does not wait for. Elsewhere, on the CPU for one, a transfer copies the data
-// before it returns, and nothing would be gained.
+// (pjrt::Client::map_host_memory): then they fetch it themselves, and x.to(device,
+// non_blocking=True) does not wait for it. Elsewhere, for example on the CPU, a transfer copies the
+// data before it returns, so pinning gains nothing.
 #pragma once
 
 #include <c10/core/Allocator.h>
@@ -12,7 +12,7 @@ namespace lazyxla::dispatch {
 
 c10::Allocator* pinned_allocator();
 
-// Whether the address lies in a live block of pinned memory.
+// Whether the address is in a live block of pinned memory.
 bool is_pinned(const void* data);
 // ... which devices can fetch.
 bool is_mapped(const void* data);

@@ -1,6 +1,6 @@
 // Plain calls: operators that the backend itself calls, on meta tensors to learn shapes or on the
-// CPU's to compute, whatever the user's program is doing at that moment; and what tells whether a
-// call of the user's is plain.
+// CPU's to compute, independent of the modes that the user's program is in; and tests of whether a
+// call by the user is plain.
 #pragma once
 
 #include <ATen/PythonTorchFunctionTLS.h>
@@ -14,9 +14,9 @@
 
 namespace lazyxla::dispatch {
 
-// As long as it lives, operators see nothing of the modes that the user's program is under: no
-// autograd, no autocast, no torch_dispatch or torch_function mode (set_default_device is one), no
-// functorch level.
+// As long as it lives, operators ignore the modes that the user's program is in: no autograd, no
+// autocast, no torch_dispatch or torch_function mode (set_default_device is one), no functorch
+// level.
 class PlainScope {
  public:
   PlainScope()
@@ -50,7 +50,7 @@ inline bool is_plain(c10::DispatchKeySet keys) {
          !included.has(DispatchKey::FuncTorchDynamicLayerFrontMode);
 }
 
-// Whether a forward-mode derivative goes with the tensor.
+// Whether the tensor has a forward-mode derivative.
 inline bool has_tangent(const at::Tensor& x) {
   return x.defined() && x._fw_grad(/*level=*/0).defined();
 }

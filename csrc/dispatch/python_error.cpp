@@ -12,7 +12,7 @@ bool is_interruption(const std::exception& error) {
   const auto* of_pybind = dynamic_cast<const py::error_already_set*>(&error);
   if (!of_torch && !of_pybind) return false;
   py::gil_scoped_acquire gil;
-  // PyTorch throws some of its exceptions while Python's error indicator still holds what they are.
+  // PyTorch throws some of its exceptions while Python's error indicator still holds their type.
   PyObject* type = of_pybind        ? of_pybind->type().ptr()
                    : of_torch->type ? of_torch->type
                                     : PyErr_Occurred();

@@ -57,10 +57,11 @@ MemoKey memo_key(c10::ArrayRef<uint64_t> words) {
   return {words.data(), words.size(), hash_words(words.data(), words.size())};
 }
 
-// The recipe of all calls that differ in their numbers only, and yield as much.
+// The recipe shared by all calls that differ in their numbers only, and have results of the same
+// size.
 RecipeRef shared_by_size(const Scan& scan, RecipeRef recipe) {
   c10::SmallVector<uint64_t, 64> words(scan.key.begin(), scan.key.end() - scan.numbers_in_key);
-  words.push_back(~uint64_t{0});  // no tag: this is the key of no call
+  words.push_back(~uint64_t{0});  // no tag, so it is never the key of a call
   for (const ir::TensorType& output : recipe->spec.outputs) {
     words.append(output.dims.begin(), output.dims.end());
   }
@@ -98,8 +99,8 @@ ir::Draws add_random_slots(const Scan& scan, c10::SmallVectorImpl<ir::ScalarValu
   return {generator.getIntrusivePtr(), seed, ordinal, ordinal + 1};
 }
 
-// Gives written tensors the geometry that the operator gives them (out= tensors are resized), which
-// may make them grow into memory that is read.
+// Sets the geometry of written tensors (out= tensors are resized), which may make them grow into
+// memory that is read.
 void resize_written(const OpInfo& info, c10::ArrayRef<IValue> args, const Recipe& recipe,
                     const Scan& scan) {
   bool any = false;
@@ -132,7 +133,7 @@ bool direct_results(const Recipe& recipe, const Scan& scan, c10::ArrayRef<at::Te
   return true;
 }
 
-// Eager mode's way if there is nothing to record: the operands are data, and a program for the
+// Eager mode's path if there is nothing to record: the operands are data, and a program for the
 // operator is known. Caller holds the mutex.
 std::optional<graph::OneOperator> launch(const Recipe& recipe, const Scan& scan, uint64_t setting,
                                          c10::ArrayRef<Value> operands,
@@ -150,11 +151,11 @@ std::optional<graph::OneOperator> launch(const Recipe& recipe, const Scan& scan,
                                      std::move(draws), scan.device, garbage);
 }
 
-// Whether the call is to be no part of the program: an optimizer makes its state.
+// Whether the call is not to be part of the program: an optimizer makes its state.
 bool is_apart(const Recipe& recipe, const Scan& scan, c10::ArrayRef<at::TensorBase> fresh) {
   if (!scan.operands.empty() || recipe.spec.random || !graph::in_optimizer_step()) return false;
   if (graph::current_mode() == graph::Mode::kEager) return false;
-  // A number in a tensor is none of it.
+  // A tensor made from a number is not the optimizer's state.
   if (!scan.slots.empty() && recipe.spec.outputs[0].numel() <= 1) return false;
   c10::SmallVector<graph::OneOperator::Result, 4> results;
   return direct_results(recipe, scan, fresh, results);
@@ -195,7 +196,7 @@ void apply(const RecipeRef& made_by, Scan& scan, c10::ArrayRef<at::TensorBase> f
   }
   std::optional<ir::Draws> draw;
   if (recipe.spec.random) draw = add_random_slots(scan, scan.slots);
-  // Not by a program of its own if nothing is to run.
+  // No program of its own if nothing is to run.
   const bool eager =
       graph::current_mode() == graph::Mode::kEager && graph::Capture::current() == nullptr;
   const uint64_t setting = eager ? graph::current_options() : 0;

@@ -1,12 +1,12 @@
-// The recorder: one kernel that records every operator, and knows none.
+// The recorder: one kernel that records every operator, without knowing any.
 //
 //     torch operator ──> Scan ──> shape memo ──hit──> Node, fresh tensors, writes
 //                                     └─miss─> infer (meta functions) ──> Recipe
 //
-// The recipe tells everything that is the same for all such calls. A recorded operator computes
+// The recipe holds everything that is the same for all such calls. A recorded operator computes
 // nothing; errors of shape and dtype are PyTorch's own, thrown here, at the call.
 //
-// Which operators come here, registration.h tells; how each is lowered, lowering_kind.h.
+// registration.h decides which operators are recorded; lowering_kind.h how each is lowered.
 #pragma once
 
 #include <ATen/core/stack.h>
@@ -26,8 +26,8 @@ void record(const OpInfo& info, torch::jit::Stack* stack);
 // where the result is an argument that was written.
 at::Tensor record(const OpInfo& info, c10::ArrayRef<c10::IValue> args);
 
-// To be called after the operator `op` (its OpSpec's id, or any number that tells it from others)
-// was recorded on a device, without its mutex: runs what is pending if the mode says so, or when
+// To be called after the operator `op` (its OpSpec's id, or any number that identifies it) was
+// recorded on a device, without its mutex: runs what is pending if the mode requires it, or when
 // there is too much of it.
 void after_recording(c10::DeviceIndex device, uint64_t op);
 

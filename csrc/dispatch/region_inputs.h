@@ -1,10 +1,9 @@
 // Region inputs: a view enters a compiled region as its own elements.
 //
-// Read as a view, it would make the whole memory that it is a part of an input of the program,
-// which would be another one where that memory is of another size: a batch of a larger data set, a
-// window of a cache that grows. So the elements are copied out by a program of their own, before
-// the region, and what the region reads is the copy. Where it writes, it writes to the memory
-// itself, which forgets the copy.
+// Read as a view, its whole memory would be an input of the program, and memory of another size
+// would need another program: a batch of a larger data set, a window of a cache that grows. So the
+// elements are copied by a program of their own, before the region, and the region reads the copy.
+// It writes to the memory itself, which drops the copy.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -22,7 +21,7 @@ class RegionInputs {
   RegionInputs(const RegionInputs&) = delete;
   RegionInputs& operator=(const RegionInputs&) = delete;
 
-  // A tensor that the region is given, of whatever device.
+  // A tensor that the region is given, of any device.
   void add(const at::Tensor& tensor);
 
  private:

@@ -58,8 +58,8 @@ torch::CppFunction kernel(OpInfo& info) {
   return torch::CppFunction::makeFromBoxedFunctor(std::make_unique<RecordKernel>(info));
 }
 
-// Whether PyTorch takes the operator apart before a backend sees it. One with a formula for its
-// gradient is taken apart only where the backend has no kernel.
+// Whether PyTorch decomposes the operator before a backend sees it. One with a formula for its
+// gradient is decomposed only where the backend has no kernel.
 bool is_composite(const c10::OperatorHandle& op) {
   return op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
          !op.hasKernelForDispatchKey(c10::DispatchKey::Autograd);

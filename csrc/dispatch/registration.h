@@ -1,8 +1,8 @@
-// Registration: which operators come to the recorder.
+// Registration: which operators the recorder handles.
 //
 // Those with a lowering are registered one by one, by the names that Python's registry gives (their
-// in-place and out= forms included). Every other operator that has no kernel of its own comes here
-// as the backend's fallback.
+// in-place and out= forms included). Every other operator that has no kernel of its own reaches the
+// recorder through the backend's fallback.
 #pragma once
 
 #include <string>
@@ -23,8 +23,8 @@ std::string functional_name(const std::string& name);
 std::string kernel_origin(const std::string& name, const std::string& key);
 
 // The operator `name` has got another rule, a user's or ours again. It is recorded from now on,
-// even if it has a kernel for all devices (as torch.library.custom_op makes them), and what was
-// known of it is forgotten.
+// even if it has a kernel for all devices (as torch.library.custom_op makes them), and cached
+// knowledge of it is dropped.
 void rule_changed(const std::string& name, bool is_users);
 
 }  // namespace lazyxla::dispatch

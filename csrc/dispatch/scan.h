@@ -1,12 +1,12 @@
-// Scan: one pass over an operator's arguments, as they lie on the dispatcher's stack.
+// Scan: one pass over an operator's arguments on the dispatcher's stack.
 //
 // It collects what recording needs: the key of the shape memo, the tensors the node reads, the
 // tensors the operator writes, the values of its scalars, and the device. It runs for every
 // operator recorded, so it only appends to buffers that keep their memory.
 //
-// The key is a run of 64-bit words: the OpInfo's key (with torch's default dtype), then for
-// each argument a tagged word and what it counts; for a tensor its dtype, sizes and strides, for a
-// scalar its category. Numbers that decide the result's size are at its end.
+// The key is a run of 64-bit words: the OpInfo's key (with torch's default dtype), then for each
+// argument a tagged word with a count, and its words; for a tensor its dtype, sizes and strides,
+// for a scalar its category. Numbers that decide the result's size are at its end.
 #pragma once
 
 #include <ATen/core/Generator.h>

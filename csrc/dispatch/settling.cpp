@@ -17,8 +17,8 @@
 namespace lazyxla::dispatch {
 namespace {
 
-// Runs apart what an optimizer has put into tensors that it is about to update: it may have made
-// them before its first step.
+// Runs, in a program of its own, what an optimizer recorded for tensors that it is about to update:
+// it may have made them before its first step.
 void settle_optimizer_state(const Scan& scan) {
   for (const c10::TensorImpl* tensor : scan.written) {
     ir::Storage& storage = storage_of(*tensor);
@@ -45,12 +45,12 @@ bool is_parameter(const c10::TensorImpl& impl) {
   return hooks->is_leaf(tensor) || (hooks->is_view(tensor) && hooks->is_leaf(hooks->base(tensor)));
 }
 
-// What nodes are computed from.
+// Tracks what nodes are computed from.
 class Origins {
  public:
   enum Origin : uint8_t { kData = 1, kModel = 2 };
 
-  // The node is what a part of the model holds. Before any question is asked.
+  // Marks the node as the content of a part of the model. To be called before any query.
   void is_model(const ir::Node& node) { known_[&node] = kUnknownModel; }
 
   uint8_t of(const ir::Node& root) {
@@ -78,8 +78,7 @@ class Origins {
     return known_[&root];
   }
 
-  // Of the random numbers with this seed that are the model's, the ordinal behind the last one;
-  // 0: none is.
+  // One past the last ordinal that the model drew with this seed; 0 if it drew none.
   uint64_t end_of_draws(uint64_t seed) const {
     uint64_t end = 0;
     for (const auto& [node, origin] : known_) {
@@ -97,7 +96,7 @@ class Origins {
   ska::flat_hash_map<const ir::Node*, uint8_t> known_;
 };
 
-// The storages of the model, whose newest part has this id, and of what was computed from it alone.
+// The storages of the model, whose newest part has this id, and those computed from it alone.
 // Caller holds the mutex.
 std::vector<ir::Storage*> model_storages(const ir::PendingSet& pending, uint64_t newest,
                                          Origins& origins) {
@@ -111,7 +110,8 @@ std::vector<ir::Storage*> model_storages(const ir::PendingSet& pending, uint64_t
   return found;
 }
 
-// What the model drew goes with it, so that a step that fails gives back its own numbers alone.
+// The draws of the model's operators move with them, so that a step that fails rewinds only its own
+// draws.
 void hand_over_draws(const Origins& origins, ir::PendingSet& from, ir::PendingSet& to) {
   std::vector<ir::Draws> kept;
   for (ir::Draws& draws : from.draws) {
@@ -144,7 +144,7 @@ void note_model_state(const c10::TensorImpl& tensor) {
 
 void settle_operands(c10::ArrayRef<const c10::TensorImpl*> operands, ir::PendingSet& pending) {
   if (pending.newest_model_state == 0 || graph::current_mode() != graph::Mode::kLazy) return;
-  if (graph::in_region()) return;  // which began with nothing pending
+  if (graph::in_region()) return;  // the region began with nothing pending
   if (std::any_of(operands.begin(), operands.end(),
                   [](const c10::TensorImpl* t) { return is_lazy(*t) && is_parameter(*t); })) {
     settle_model(pending);

@@ -1,8 +1,8 @@
-// Settling: what runs before a step, so that it is no part of the step's program.
+// Settling: runs what precedes a step, so that it is not part of the step's program.
 //
-// A first step is recorded after what made its model and its optimizer's state, and no later step
-// is. As one program they would be compiled together, and the step once more by itself. So both are
-// programs of their own:
+// Only the first step is recorded after the operators that make its model and its optimizer's
+// state. As one program they would be compiled together, and the step once more by itself. So the
+// model and the state get programs of their own:
 //
 //     with torch.device("lazyxla"):
 //         model = Model()          # recorded: random numbers, zeros, ones
@@ -10,9 +10,9 @@
 //     optimizer.step()             # runs what makes the state
 //
 // A model is known by its parameters and buffers: modules register them, and initialisation writes
-// to them. What was made no later than the newest one, out of no data, is the model's, and so is
-// what was computed from that alone, such as a copy for averaging. A batch made on the device, in
-// the loop and so after the model, is the step's.
+// to them. What was made no later than the newest one, from no data, belongs to the model, and so
+// does what was computed from that alone, such as a copy for averaging. A batch made on the device,
+// in the loop and so after the model, belongs to the step.
 #pragma once
 
 #include <c10/core/TensorImpl.h>
@@ -23,7 +23,7 @@
 
 namespace lazyxla::dispatch {
 
-// Tells that the tensor is a module's parameter or buffer.
+// Notes that the tensor is a module's parameter or buffer.
 void note_model_state(const c10::TensorImpl& tensor);
 
 // To be called before an operator is recorded. Runs what its operands need to be settled.

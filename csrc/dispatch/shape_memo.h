@@ -1,4 +1,4 @@
-// The shape memo: what a call of an operator yields, remembered.
+// The shape memo: a cache of the results' types of operators' calls.
 //
 // PyTorch itself infers shapes, by running the operator on meta tensors; that costs 50 to 900 us,
 // so it is done once per kind of call. The memo's key is the operator and everything that its
@@ -7,8 +7,8 @@
 // calls share a recipe if their results' sizes are the same.)
 //
 // A Recipe holds all that recording a call takes once its key is known: the OpSpec of the node, the
-// geometry of each fresh result, and where the outputs of the node go if the operator writes to its
-// arguments. Nodes point into their recipes and hold them.
+// geometry of each fresh result, and the targets of the node's outputs if the operator writes to
+// its arguments. Nodes point into their recipes and hold them.
 //
 // The memo is bounded (LAZYXLA_MAX_CALLS). A call that was forgotten and is met again has a new
 // OpSpec, so that graphs with it are new, too.
@@ -64,7 +64,7 @@ struct Recipe : ir::LeafData {
 
 using RecipeRef = std::shared_ptr<Recipe>;
 
-// A key while it is looked up: words in somebody's buffer.
+// A key while it is looked up: words in the caller's buffer.
 struct MemoKey {
   const uint64_t* words;
   size_t size;

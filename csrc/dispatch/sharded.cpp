@@ -30,7 +30,7 @@ using ir::Value;
 
 c10::TensorImpl& impl_of(const at::Tensor& tensor) { return *tensor.unsafeGetTensorImpl(); }
 
-// Declares it, on the geometry that the tensor has. Returns the data that is to be moved.
+// Declares the sharding on the tensor's geometry. Returns the data that is to be moved.
 Value declare(const at::Tensor& tensor, const ir::Sharding& sharding) {
   ir::Storage& storage = storage_of(impl_of(tensor));
   const Geometry geometry = geometry_of(impl_of(tensor));
@@ -47,7 +47,7 @@ Value declare(const at::Tensor& tensor, const ir::Sharding& sharding) {
   return storage.is_pending() ? Value() : storage.value();
 }
 
-// Replaces the storage's data, unless somebody else has.
+// Replaces the storage's data, unless another thread has.
 void replace(ir::Storage& storage, const Value& leaf, Value by, c10::DeviceIndex device) {
   ir::Garbage garbage;
   ir::PendingSet& pending = graph::pending_set(device);

@@ -1,7 +1,7 @@
 // Tensors that are spread over many devices (ir/sharding.h).
 //
-// What is declared is the storage's: all tensors that share it are spread, whatever is written to
-// them stays so, and the base geometry stays what it is.
+// A declared sharding belongs to the storage: all tensors that share it are spread, later writes
+// keep the sharding, and the base geometry does not change.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,28 +14,29 @@
 
 namespace lazyxla::dispatch {
 
-// Spreads the tensor's memory from now on. Data that is there is moved, what is recorded comes out
-// so. The tensor must be all of its memory.
+// Spreads the tensor's memory from now on. Existing data is moved; recorded values are computed in
+// this sharding. The tensor must be all of its memory.
 void shard(const at::Tensor& tensor, const ir::Sharding& sharding);
 
-// A tensor that is sharded so, of which this process has its devices' part: `local`, on the CPU.
-// That must be one block, whose size divides evenly among them.
+// A tensor with this sharding, of which `local`, on the CPU, is the part of this process's devices.
+// It must be one block, whose size divides evenly among them.
 at::Tensor shard_local(const at::Tensor& local, const ir::Sharding& sharding);
 
 // The parts of a sharded tensor that this process's devices hold, each once: where they begin, and
 // the elements, on the CPU.
 using Blocks = std::vector<std::pair<std::vector<int64_t>, at::Tensor>>;
 Blocks local_blocks(const at::Tensor& tensor);  // flushes
-// Gives a tensor such parts as its content.
+// Sets a tensor's content to such parts.
 void set_local_blocks(const at::Tensor& tensor, const ir::Sharding& sharding, const Blocks& blocks);
 
-// How the tensor's elements are spread; null if they are not. Flushes if nobody can tell yet.
+// How the tensor's elements are spread; null if they are not. Flushes if it is not known yet.
 const ir::Sharding* sharding_of(const at::Tensor& tensor);
 
-// What is declared for a tensor that is its storage's content as it stands; null for all others.
+// The declared sharding of a tensor that is its storage's whole content, unchanged; null for all
+// others.
 const ir::Sharding* declared_sharding(const at::Tensor& tensor);
 
-// The same, or else how its data is spread, if it is there. Flushes nothing.
+// The same, or else how its data is spread, if it exists. Flushes nothing.
 const ir::Sharding* known_sharding(const at::Tensor& tensor);
 
 }  // namespace lazyxla::dispatch

@@ -46,7 +46,7 @@ c10::DeviceIndex target_device(OptDevice device, OptLayout layout, std::optional
   return resolve_index(device ? device->index() : c10::DeviceIndex{-1});
 }
 
-// Whether memory that nobody has written is filled, so that every run reads the same.
+// Whether unwritten memory is filled, so that every run reads the same.
 bool fills_memory() {
   return at::globalContext().deterministicAlgorithms() &&
          at::globalContext().deterministicFillUninitializedMemory();
@@ -128,7 +128,7 @@ at::Tensor& set_storage(at::Tensor& self, at::Storage source, c10::SymInt offset
   if (storage.nbytes() < needed) resize_storage(storage, needed);
   at::native::set_storage_cpu_(self, source, geometry.offset, geometry.sizes, geometry.strides);
   // A storage filled as raw bytes (a checkpoint being loaded) takes the shape of its first typed
-  // tensor, so that reading it is not a reinterpretation for ever after.
+  // tensor, so that later reads are not reinterpretations.
   ir::Garbage garbage;
   ir::PendingSet& pending = graph::pending_set(self.device().index());
   std::lock_guard lock(storage.mutex());
@@ -197,7 +197,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("set_.source_Storage_storage_offset", TORCH_FN(set_storage));
   m.impl("set_.source_Tensor", TORCH_FN(at::native::set_tensor_));
   m.impl("as_strided", TORCH_FN(as_strided));
-  // They count strides in the argument's memory, of which a recorded operator knows nothing.
+  // Their strides are those of the argument's memory, which a recorded operator does not know.
   m.impl("as_strided_copy", TORCH_FN(at::native::as_strided_copy_symint));
   m.impl("as_strided_scatter", TORCH_FN(at::native::as_strided_scatter_symint));
   m.impl("view", TORCH_FN(view));

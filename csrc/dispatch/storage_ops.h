@@ -7,7 +7,7 @@
 
 namespace lazyxla::dispatch {
 
-// Gives the storage exactly this many bytes. The content stays as far as it fits; new memory is
+// Gives the storage exactly this many bytes. The content is kept as far as it fits; new memory is
 // uninitialised.
 void resize_storage(ir::Storage& storage, size_t nbytes);
 

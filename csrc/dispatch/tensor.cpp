@@ -20,7 +20,7 @@ using ir::Arg;
 using ir::Geometry;
 using ir::Value;
 
-// What an internal node's spec is keyed by. The numbers only need to differ from each other.
+// The keys of internal nodes' specs. The numbers only need to differ from each other.
 enum Internal : uint64_t {
   kView = 1,
   kViewScatter,
@@ -42,8 +42,8 @@ Arg operand() { return Arg{.kind = Arg::Kind::kOperand}; }
 
 Arg geometry_arg(const Geometry& g) { return Arg{.kind = Arg::Kind::kGeometry, .geometry = g}; }
 
-// A node of an operator of ours. Its spec stands in the shape memo beside those of ATen's: OpInfo
-// ids are large, so that the first word tells them apart.
+// A node of an operator of ours. Its spec is in the shape memo beside those of ATen's: OpInfo ids
+// are large, so the first word distinguishes them.
 template <typename MakeArgs>
 Value internal(Internal what, const char* name, c10::SmallVectorImpl<uint64_t>& key,
                const MakeArgs& make_args, ir::TensorType output, c10::ArrayRef<Value> operands,
@@ -100,7 +100,7 @@ Value view_scatter(Value base, Value update, const Geometry& from, const Geometr
   return through_view(kViewScatter, "lazyxla::view_scatter", from, to, from, operands);
 }
 
-// The content of memory that nobody wrote.
+// The content of memory that was never written.
 Value undefined(const Geometry& base) {
   c10::SmallVector<uint64_t, 16> key(1);
   append(key, base);
@@ -108,7 +108,7 @@ Value undefined(const Geometry& base) {
                   {base.dtype, base.sizes}, {});
 }
 
-// The bytes of its storage that a tensor needs must be there: somebody may have shrunk it.
+// The bytes of its storage that a tensor needs must exist: the storage may have been shrunk.
 void check_bounds(const Geometry& g, const ir::Storage& storage) {
   size_t needed =
       at::detail::computeStorageNbytes(g.sizes, g.strides, c10::elementSize(g.dtype), g.offset);
@@ -118,14 +118,14 @@ void check_bounds(const Geometry& g, const ir::Storage& storage) {
               storage.nbytes());
 }
 
-// Tensors whose conjugate or negative is meant carry a bit that says so. PyTorch resolves it before
-// most operators, but some (matrix products) take such tensors as they are.
+// A tensor that stands for its conjugate or negative has a bit set. PyTorch resolves it before most
+// operators, but some (matmuls) take such tensors as they are.
 bool has_math_bits(const c10::TensorImpl& tensor) {
   return tensor.key_set().has_any(
       c10::DispatchKeySet({c10::DispatchKey::Conjugate, c10::DispatchKey::Negative}));
 }
 
-// What the tensor means, given what its memory holds; or the other way round.
+// Converts the content of memory to the tensor's value, or back: both are the same operators.
 Value apply_math_bits(const c10::TensorImpl& tensor, Value value) {
   auto unary = [](Internal what, const char* name, Value x) {
     c10::SmallVector<uint64_t, 16> key(2);
@@ -148,7 +148,7 @@ Value content(ir::Storage& storage) {
   return storage.value() ? storage.value() : undefined(storage.base());
 }
 
-// Whether reading through `tensor` is reading the storage's value as it is.
+// Whether reading through `tensor` is reading the storage's value unchanged.
 bool is_base(const c10::TensorImpl& tensor, const Geometry& base) {
   return tensor.storage_offset() == 0 && c10::typeMetaToScalarType(tensor.dtype()) == base.dtype &&
          ir::same_layout(tensor.sizes(), tensor.strides(), base.sizes, base.strides);
@@ -165,7 +165,7 @@ bool may_rebase(const Geometry& g, const ir::Storage& storage) {
   return !storage.sharding() || g.sizes == storage.base().sizes;
 }
 
-// The content of a storage that is to be spread: of data that lies elsewhere a copy.
+// The content of a storage that is to be spread; a copy if the data has another sharding.
 Value spread(const ir::Storage& storage, Value value) {
   const ir::Sharding* sharding = storage.sharding();
   if (!sharding || !value.node->is_leaf()) return value;
@@ -174,7 +174,7 @@ Value spread(const ir::Storage& storage, Value value) {
   return constrain(std::move(value), *sharding);
 }
 
-// Whether the tensor is its storage's elements in the order of the memory, in whatever shape.
+// Whether the tensor is its storage's elements in the order of the memory, in any shape.
 bool is_row_major(const c10::TensorImpl& tensor, const ir::Storage& storage) {
   return tensor.is_contiguous() && tensor.storage_offset() == 0 && !has_math_bits(tensor) &&
          static_cast<size_t>(tensor.numel()) * tensor.itemsize() == storage.nbytes();

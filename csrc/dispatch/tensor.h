@@ -21,7 +21,7 @@ ir::Storage& storage_of(const c10::TensorImpl& tensor);
 
 ir::Geometry geometry_of(const c10::TensorImpl& tensor);
 
-// Whether the tensor is its storage's content as it stands: reading or writing it is reading or
+// Whether the tensor is its storage's whole content, unchanged: reading or writing it is reading or
 // replacing the value. Caller holds the mutex.
 bool is_whole(const c10::TensorImpl& tensor);
 
@@ -37,9 +37,9 @@ void write(const c10::TensorImpl& tensor, ir::Value value, ir::PendingSet& pendi
 void write(ir::Storage& storage, const ir::Geometry& geometry, ir::Value value,
            ir::PendingSet& pending, ir::Garbage& garbage);
 
-// Gives a new contiguous tensor of the source's sizes and dtype the content of the source's memory
-// as it lies there, whatever its base geometry. False unless the source is all of its memory, row
-// by row. Caller holds the mutex.
+// Gives a new contiguous tensor of the source's sizes and dtype the content of the source's memory,
+// unchanged, in any base geometry. False unless the source is all of its memory, row by row. Caller
+// holds the mutex.
 bool take_over(const c10::TensorImpl& fresh, const c10::TensorImpl& source,
                ir::PendingSet& pending);
 

@@ -33,9 +33,9 @@ ir::ScalarValue slot_value(const c10::TensorImpl& tensor, c10::ScalarType dtype)
   return {.i = number.toLong()};
 }
 
-// Has the memory fetched that reading the tensors and running a program on them will look at. After
-// a large program none of it is in the processor's caches, and whoever goes from object to object
-// waits for each. Caller holds the mutex.
+// Prefetches the memory that is read when a program runs on the tensors. After a large program none
+// of it is in the processor's caches, and following pointers from object to object waits for each.
+// Caller holds the mutex.
 void prefetch(c10::ArrayRef<c10::TensorImpl*> tensors) {
   constexpr size_t kLine = 64;
   auto fetch = [](const void* object, size_t nbytes) {
@@ -107,7 +107,7 @@ TracedGraph::TracedGraph(Description description)
   spec.name = "lazyxla::graph";
   spec.operators = description.operators;
   spec.settings = graph::record_settings();
-  spec.portable = false;  // Python knows what its number stands for
+  spec.portable = false;  // its number means something in this process's Python only
   Arg list{.kind = Arg::Kind::kList};
   for (const Input& scalar : inputs_) {
     list.list.push_back({.kind = scalar ? Arg::Kind::kSlot : Arg::Kind::kOperand});

@@ -4,9 +4,9 @@
 // every call would waste the tracing; instead a call adds a single node, which lowers to the whole
 // graph. Forward, backward and optimizer graphs of a training step thus still run as one program.
 //
-// Python keeps the FX graph by its number. It must stay there as long as anybody may lower it: the
-// TracedGraph, which can be called again, and every node of it that is pending. They share its
-// lifetime; when the last of them goes, `set_graph_dropped`'s function learns the number.
+// Python keeps the FX graph by its number. It must be kept as long as it may be lowered: by the
+// TracedGraph, which can be called again, and by every pending node of it. They share its lifetime;
+// when the last of them is dropped, `set_graph_dropped`'s function is called with the number.
 #pragma once
 
 #include <ATen/core/TensorBase.h>
@@ -41,7 +41,7 @@ class TracedGraph {
   };
 
   struct Description {
-    int64_t number;      // tells Python which graph this is
+    int64_t number;      // identifies the graph in Python
     uint32_t operators;  // that were traced
     c10::DeviceIndex device;
     std::vector<Input> inputs;
@@ -59,7 +59,7 @@ class TracedGraph {
   const std::vector<Input>& inputs() const { return inputs_; }
 
   // Records a call on tensors that are as they were when traced, in the order of `inputs()`. The
-  // caller calls after_recording() when it has let go of them.
+  // caller calls after_recording() when it has dropped them.
   std::vector<at::TensorBase> record(c10::ArrayRef<c10::TensorImpl*> inputs) const;
 
  private:

@@ -22,7 +22,7 @@ using namespace std::chrono_literals;
 using graph::Launched;
 
 constexpr int64_t kAhead = 63;  // calls that are compared at once
-// How long to wait for what the others tell once one has failed. They fail at once, too, for their
+// How long to wait for the others' reports once one has failed. They fail at once, too, for their
 // connections are closed.
 constexpr auto kGrace = 2s;
 constexpr auto kBetweenLooks = 20ms;
@@ -32,9 +32,9 @@ std::string identity(const Call& call) {
   return call.number > 0 ? c10::str(call.description, ", number ", call.number) : call.description;
 }
 
-// What a process tells the others.
+// What a process reports to the others.
 struct Report {
-  std::string identity;  // empty if the process tells nothing
+  std::string identity;  // empty if the process reports nothing
   std::string rest;      // where it was, and the error that it met
   std::vector<std::string> operators;
 
@@ -45,7 +45,7 @@ struct Report {
                       error.empty() ? "" : ":\n    " + error)),
         operators(call.operators) {}
 
-  // As the store has it.
+  // Parses the store's form.
   explicit Report(std::string_view bytes) {
     ByteReader reader{bytes};
     const auto text = [&] { return std::string(reader.take_bytes(reader.take_count())); };
@@ -66,7 +66,7 @@ struct Report {
 
 constexpr size_t kNowhere = std::numeric_limits<size_t>::max();
 
-// The first operator in which the programs differ, as far as the processes tell theirs.
+// The first operator in which the programs differ, as far as the processes report theirs.
 size_t first_difference(const std::vector<Report>& reports) {
   const std::vector<std::string>* first = nullptr;
   size_t same = kNowhere;
@@ -156,7 +156,7 @@ graph::Launched Agreement::agree(const Call& call, Recorded recorded, const Whol
   Same same = Same::kCall;
   attempt(call, [&] {
     if (is_to_be_compared(call, /*compare_all=*/true)) same = compare(call, recorded, whole);
-    last_number_ = call.number - 1;  // it comes again
+    last_number_ = call.number - 1;  // as `launch` compares this call again
     return same != Same::kNothing;
   });
   if (same == Same::kProgram) return Launched::kYes;
@@ -188,7 +188,7 @@ void Agreement::attempt(const Call& call, c10::function_ref<bool()> action) {
 
 bool Agreement::is_to_be_compared(const Call& call, bool compare_all) {
   if (call.number == 0 || comparison_ == Comparison::kNever) return false;
-  // If some were not run, for their program failed, others may wait in them.
+  // If calls were skipped, since their program failed, other processes may wait in them.
   const bool follows = call.number == std::exchange(last_number_, call.number) + 1;
   const bool is_next = sequence_.is_next_compared(c10::hash<std::string>()(call.description));
   return !follows || ((is_next || compare_all) && call.number > agreed_);
@@ -197,7 +197,8 @@ bool Agreement::is_to_be_compared(const Call& call, bool compare_all) {
 Agreement::Same Agreement::compare(const Call& call, Recorded recorded, const Whole& whole) {
   const auto options = at::TensorOptions().dtype(at::kLong);
   const int64_t size = channel_->getSize();
-  // Zeros behind the identities: what is not recorded yet is not agreed on. The program is last.
+  // Zeros follow the identities: calls that are not recorded yet are not agreed on. The program is
+  // last.
   const int64_t words = kAhead + 2;
   at::Tensor own = at::zeros({words}, options), all = at::empty({size * words}, options);
   const std::vector<int64_t> identities = recorded(call.number);

@@ -1,25 +1,27 @@
 // Whether the processes of a group call the same collectives, and what to say if they do not.
 //
-// What waits for another process waits in vain if that one ended, is late or calls something else;
-// and Gloo ends the process that is sent more than it expects, or takes other numbers for its own.
-// So collectives are compared before their data is exchanged: the processes exchange hashes of what
+// A wait for another process is in vain if that one ended, is late or calls something else; and
+// Gloo ends the process that is sent more than it expects, or takes other numbers for its own. So
+// collectives are compared before their data is exchanged: the processes exchange hashes of what
 // they call and of its number. That costs a round trip. But a collective is recorded long before it
-// runs, so that they exchange at once what all those are that are recorded and did not run yet. As
-// far as all agree, nothing is compared any more: a step of training costs one round trip,
-// however many collectives it has.
+// runs, so they exchange at once the hashes of all that are recorded and did not run yet. As far as
+// all agree, nothing is compared any more: a step of training costs one round trip, however many
+// collectives it has.
 //
 //     process 0 has recorded   all_reduce 7, all_reduce 8, broadcast 9
 //     process 1 has recorded   all_reduce 7, all_reduce 8                 agreed as far as 8
 //
 // Where a program of several collectives is launched on the devices of all (program/replicas.h),
-// its hash goes along: if all have the same, they agree on all of its collectives. Then all calls
-// are compared, for whether some are depends on what all know, never on what one process does.
+// its hash is exchanged, too: if all have the same, they agree on all of its collectives. Then all
+// calls are compared: which calls are compared depends on what all processes know, never on what
+// one does.
 //
-// The hashes go over connections of their own, where no collective's data can be taken for them.
-// When a collective fails, all tell one another through the store what they were in; each error
-// names those that differ, and those that say nothing.
+// The hashes use connections of their own, where no collective's data can be taken for them. When a
+// collective fails, each process reports through the store which call it was in; each error names
+// the processes that differ, and those that report nothing.
 //
-// A group whose processes disagreed, or lost one, stays so: every later collective fails at once.
+// A group whose processes disagreed, or lost one, remains broken: every later collective fails at
+// once.
 #pragma once
 
 #include <c10/util/FunctionRef.h>
@@ -41,7 +43,7 @@ struct Call {
   std::string description;  // "all_reduce(SUM) of float32[3]": the same in all processes
   int64_t number = 0;       // among the group's, from 1, as recorded; 0: not one that all call
   std::string line;         // the user's, "train.py:31"; empty if unknown
-  std::vector<std::string> operators{};  // of a program: the first that differs is told
+  std::vector<std::string> operators{};  // of a program: the first that differs is reported
 };
 
 // What the calls of an Agreement are, for its messages.
@@ -63,22 +65,22 @@ int64_t identity_of(const Call& call);
 
 class Agreement {
  public:
-  // `ranks`: those of the group's processes among all, which messages name. What they compare goes
-  // by the channel; the store is shared by all processes.
+  // `ranks`: those of the group's processes among all, which messages name. They exchange hashes
+  // over the channel; the store is shared by all processes.
   Agreement(c10::intrusive_ptr<c10d::Backend> channel, c10::intrusive_ptr<c10d::Store> store,
             std::vector<int64_t> ranks, Comparison comparison, Words words = kCollectives);
 
   // The calls that are recorded and did not run yet, from this number on: their identities.
   using Recorded = c10::function_ref<std::vector<int64_t>(int64_t)>;
 
-  // Compares the call with that of the other processes, then exchanges its data. Throws what each
-  // process was in, if they differ or the exchange fails.
+  // Compares the call with that of the other processes, then exchanges its data. Throws an error
+  // with each process's call if they differ or the exchange fails.
   void run(const Call& call, Recorded recorded, c10::function_ref<void()> exchange);
-  // The same of a call that is a program of all. Each that was not compared before is compared, as
-  // by `agree`: otherwise no process knows what the others do.
+  // The same for a call that is a program of all. Each call that was not compared before is
+  // compared, as by `agree`: otherwise no process knows what the others do.
   void launch(const Call& call, Recorded recorded, c10::function_ref<void()> launch);
   // Whether all processes are to launch the same program, which begins with the call. Throws if
-  // they are not in the same call. `launch`, or `launch_whole`, comes next.
+  // they are not in the same call. `launch`, or `launch_whole`, is to be called next.
   graph::Launched agree(const Call& call, Recorded recorded, const Whole& whole);
   // After all have agreed, in all of the program's groups. `launch` may do nothing.
   void launch_whole(const Call& call, const Whole& whole, c10::function_ref<void()> launch);
@@ -88,14 +90,14 @@ class Agreement {
 
   void run(const Call& call, Recorded recorded, bool compare_all,
            c10::function_ref<void()> exchange);
-  // Does it, or throws what each process was in if that throws or returns false.
+  // Calls `action`; if it throws or returns false, throws an error with each process's call.
   void attempt(const Call& call, c10::function_ref<bool()> action);
   bool is_to_be_compared(const Call& call, bool compare_all);
-  // What all processes have. Notes as far as they agree.
+  // What all processes have in common. Notes how far they agree.
   Same compare(const Call& call, Recorded recorded, const Whole& whole);
-  // Remembers and throws what all processes tell, this one with the error that it met, if any.
+  // Remembers and throws what all processes report, this one with the error that it met, if any.
   [[noreturn]] void fail(const Call& call, const std::string& error);
-  // By member of the group: what it tells; empty if it does not.
+  // By member of the group: its report, or empty.
   std::vector<std::string> exchange_reports(const std::string& own);
   std::string key(size_t member) const;
 
@@ -104,7 +106,7 @@ class Agreement {
   std::vector<int64_t> ranks_;
   Comparison comparison_;
   Words words_;
-  std::mutex mutex_;  // guards what follows, and keeps one call at a time
+  std::mutex mutex_;  // guards the members below, and admits one call at a time
   Sequence sequence_;
   int64_t last_number_ = 0;
   int64_t agreed_ = 0;  // the number of the last call on which all agree

@@ -14,8 +14,8 @@
 namespace lazyxla::distributed {
 namespace {
 
-// Messages are sent before, and received after, what their other end does meanwhile: in programs
-// that all run in their order, two processes that both send first would wait for each other.
+// A send does not wait for the receiver. As programs, which run in order, two processes that both
+// send first would wait for each other.
 constexpr std::array<std::string_view, 3> kMessages{
     "lazyxla_c10d::send", "lazyxla_c10d::start_receive", "lazyxla_c10d::finish_receive"};
 
@@ -42,8 +42,8 @@ struct First {
   std::vector<int64_t> recorded(int64_t number) const { return group->recorded(number); }
 };
 
-// Group after group, as long as all members of all of them may be about to launch the program.
-// Where the groups are rows of a grid, all processes come to the same.
+// Group after group, as long as all members may be about to launch the program. Where the groups
+// are rows of a grid, all processes reach the same result.
 graph::Launched agree(const std::vector<First>& groups, const graph::Identity& whole) {
   graph::Launched found = graph::Launched::kYes;
   for (const First& first : groups) {

@@ -27,7 +27,7 @@ namespace {
 
 using Tensors = std::vector<at::Tensor>;
 
-// The tokens of the devices, in whichever order their threads record.
+// The tokens of the devices, whose threads may record in any order.
 class Tokens {
  public:
   static Tokens& get() {
@@ -35,7 +35,7 @@ class Tokens {
     return *instance;
   }
 
-  // Calls `record` on the inputs and the token, and its turn, keeps the token that comes back, and
+  // Calls `record` on the inputs and the token, and its turn, keeps the token that it returns, and
   // returns the other results.
   Tensors pass(const Tensors& inputs, c10::function_ref<Tensors(const Tensors&, int64_t)> record) {
     at::AutoDispatchBelowADInplaceOrView no_autograd;
@@ -67,7 +67,7 @@ class Tokens {
       at::Tensor last;
       {
         std::unique_lock lock(token->mutex, std::try_to_lock);
-        if (!lock) continue;  // another thread is recording one, and runs it when it wants to
+        if (!lock) continue;  // another thread is recording one, and will run it
         last = token->value;
       }
       if (last.defined() && take_over(last)) graph::flush(device.index(), graph::Cause::kSync);
@@ -80,8 +80,8 @@ class Tokens {
     at::Tensor value;
     int64_t calls = 0;  // that were recorded
   };
-  // Collectives run in the order in which they were recorded, whichever of the process's devices
-  // they are on.
+  // Collectives run in the order in which they were recorded, also on different devices of the
+  // process.
   void finish_other(c10::Device device) {
     std::optional<c10::Device> last = device;
     {
@@ -117,7 +117,7 @@ class Tokens {
   }
 
   std::mutex mutex_;
-  std::unordered_map<c10::Device, Token> tokens_;  // which stay where they are
+  std::unordered_map<c10::Device, Token> tokens_;  // whose addresses are stable
   std::optional<c10::Device> last_;                // that recorded a collective
 };
 

@@ -10,9 +10,9 @@
 // is one process's, a program calls their kernels (dispatch/host_call.h), which hand the data to
 // the group's transport, a process group of PyTorch's. They run there one after the other, in the
 // order in which they were recorded: the last of the inputs is a token, a number that each of them
-// takes from the one recorded before, and the last of the results hands on one more. The token also
-// keeps one whose result nobody reads, and tells which recorded call runs. Processes must agree on
-// this order, and on nothing else; agreement.h sees to it.
+// takes from the one recorded before, and the last of the results is that number plus one. The
+// token also keeps alive a collective whose result is never read, and identifies the recorded call
+// that runs. Processes must agree on this order, and on nothing else; agreement.h checks it.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -34,14 +34,14 @@ std::vector<at::Tensor> all_gather(const std::vector<at::Tensor>& inputs, const 
 // Of inputs [processes, *shape], this process's part.
 std::vector<at::Tensor> reduce_scatter(const std::vector<at::Tensor>& inputs,
                                        const std::string& group, c10d::ReduceOp::RedOpType op);
-// So many rows of the input go to each process, and so many come from it. `even`: all processes
-// know that all of these numbers are equal.
+// Sends `sent_rows` rows of the input to each process, and receives a number from each. `even`: all
+// processes know that all numbers of rows are equal.
 at::Tensor all_to_all(const at::Tensor& input, const std::string& group,
                       const std::vector<int64_t>& sent_rows,
                       const std::vector<int64_t>& received_rows, bool even);
 // Does not wait until it is received.
 void send(const at::Tensor& input, const std::string& group, int64_t peer, int64_t tag);
-// Lets the peer send something of this shape. What was started is finished in the same order.
+// Lets the peer send a tensor of this shape. What was started is finished in the same order.
 void start_receive(const at::Tensor& like, const std::string& group, int64_t peer, int64_t tag);
 at::Tensor finish_receive(const at::Tensor& like, const std::string& group, int64_t peer,
                           int64_t tag);

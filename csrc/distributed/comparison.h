@@ -25,7 +25,7 @@ class Sequence {
  public:
   explicit Sequence(Comparison comparison) : comparison_(comparison) {}
 
-  // Whether the call that comes now, by a hash of what it is, is to be compared.
+  // Whether the next call, given by a hash of what it is, is to be compared.
   bool is_next_compared(size_t call) {
     const size_t pair = c10::hash_combine(last_, call);
     last_ = call;
@@ -36,7 +36,7 @@ class Sequence {
 
  private:
   static constexpr int kTimes = 2;        // that a pair of calls is compared
-  static constexpr size_t kPairs = 4096;  // that are remembered; what comes then is not compared
+  static constexpr size_t kPairs = 4096;  // that are remembered; further ones are not compared
 
   Comparison comparison_;
   size_t last_ = 0;

@@ -1,4 +1,4 @@
-// A process group as programs know it: by its name, which stands in them and is the same in all
+// A process group as programs know it: by its name, which they contain and which is the same in all
 // processes.
 #pragma once
 
@@ -16,12 +16,13 @@
 
 namespace lazyxla::distributed {
 
-// The turn of a call among all that a device records, which the token has: from this number on.
+// The turn of a device's first call. The token holds the turn of a call among all that a device
+// records.
 inline int64_t first_turn(c10::DeviceIndex device) { return int64_t{device} << 48; }
 
 class Group {
  public:
-  // `channel`: what carries what the processes compare.
+  // `channel`: carries the data of comparisons.
   Group(c10::intrusive_ptr<c10d::Backend> transport, c10::intrusive_ptr<c10d::Backend> channel,
         c10::intrusive_ptr<c10d::Store> store, std::vector<int64_t> ranks, Comparison comparison)
       : agreement_(channel, std::move(store), ranks, comparison),
@@ -30,7 +31,7 @@ class Group {
         ranks_(std::move(ranks)),
         compares_(comparison != Comparison::kNever) {}
 
-  // Its members' among all processes.
+  // The ranks of its members among all processes.
   const std::vector<int64_t>& ranks() const { return ranks_; }
 
   bool compares() const { return compares_; }
@@ -42,7 +43,7 @@ class Group {
 
   // Notes a call that is recorded, of all processes or of two, and the user's line.
   void note(int64_t turn, bool of_all, std::string description, std::string line);
-  // What was noted of the call that runs now. What the device recorded before it is forgotten.
+  // The note of the call that runs now. Notes of the device's earlier calls are dropped.
   Call noted(int64_t turn);
   // The identities of the calls of all processes that are recorded, from this number on.
   std::vector<int64_t> recorded(int64_t number);

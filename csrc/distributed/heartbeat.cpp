@@ -20,7 +20,7 @@ using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
 constexpr milliseconds kLongestSilence{100'000}, kShortestInterval{100};
-constexpr int kBeats = 6;  // that must be missed
+constexpr int kBeats = 6;  // that must be missed in a row
 constexpr char kGone[] = "gone", kDone[] = "done";
 
 class Heartbeat {
@@ -59,7 +59,7 @@ class Heartbeat {
     }
   }
 
-  // What is to be said of a process that is gone; empty if none is known to be.
+  // The message about a process that is gone; empty if none is known to be.
   std::string found_gone() {
     if (store_->check({kGone})) return store_->get_to_str(kGone);
     std::string now = store_->check({key(watched_)}) ? store_->get_to_str(key(watched_)) : "";

@@ -1,14 +1,14 @@
-// Whether the processes live whose devices are shared (pjrt/processes.h).
+// Whether the processes that share devices (pjrt/processes.h) are alive.
 //
-// Devices that wait in a program for those of a process that has ended wait for ever, and nothing
-// that was compared before (agreement.h) ends that. So a thread of each process tells now and then,
-// through the store, that its process is there, and watches the next one:
+// Devices that wait in a program for those of a process that has ended wait for ever, even if the
+// launch was compared before (agreement.h). So a thread of each process reports now and then,
+// through the store, that its process is alive, and watches the next one:
 //
 //     process 0 ──watches──> process 1 ──watches──> process 2 ──watches──> process 0
 //
-// Whoever finds that one is gone tells all others, where whatever waits is given up
-// (common/waiting.h). A process that is late is no such process: its thread goes on. If the store
-// itself is gone, nobody can tell; torchrun holds it in a process of its own.
+// A process that finds the next one gone reports it to all others, where all waits are given up
+// (common/waiting.h). A process that is late is not gone: its thread still reports. If the store
+// itself is gone, nothing is detected; torchrun holds it in a process of its own.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
@@ -19,12 +19,12 @@
 
 namespace lazyxla::distributed {
 
-// Starts the thread, once. Who is silent for `timeout`, or for 100 seconds if that is less, is
-// gone.
+// Starts the thread, once. A process that is silent for `timeout`, or for 100 seconds if that is
+// less, is gone.
 void start_heartbeat(c10::intrusive_ptr<c10d::Store> store, size_t member, size_t members,
                      std::chrono::milliseconds timeout);
 
-// This process leaves, and nobody is to miss it. No-op if there is no thread.
+// This process leaves, and is not to be reported as gone. No-op if there is no thread.
 void stop_heartbeat();
 
 }  // namespace lazyxla::distributed

@@ -8,7 +8,7 @@
 namespace lazyxla::distributed {
 namespace {
 
-// Reached by every call, on whichever device, and in inference mode, too.
+// Reached by every call, on any device, and in inference mode, too.
 constexpr c10::DispatchKey kKey = c10::DispatchKey::BackendSelect;
 
 void run_recorded_first(const c10::OperatorHandle& op, c10::DispatchKeySet keys,

@@ -24,7 +24,7 @@ at::TensorList without_token(at::TensorList inputs) { return inputs.slice(0, inp
 
 at::Tensor flat(const at::Tensor& x) { return x.contiguous().view({-1}); }
 
-// A call as it runs, in its turn.
+// A call while it runs, in its order.
 class Running {
  public:
   Running(const std::string& group, at::TensorList inputs)
@@ -33,13 +33,13 @@ class Running {
   Group& group() const { return *group_; }
   c10d::Backend& transport() const { return group_->transport(); }
   at::TensorList data() const { return without_token(inputs_); }
-  // Does it once the other processes are known to do it, too.
+  // Does `action` once the other processes are known to do it, too.
   void exchange(c10::function_ref<void(const Call&)> action) {
     const Call call = group_->noted(token().item<int64_t>());
     group_->agreement().run(
         call, [this](int64_t number) { return group_->recorded(number); }, [&] { action(call); });
   }
-  // The results with the token, which is the next call's, behind them.
+  // The results, followed by the token for the next call.
   Tensors hand_on(Tensors results) const {
     results.push_back(token().add(1));
     return results;

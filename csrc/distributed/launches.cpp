@@ -24,7 +24,7 @@ struct Launched {
 
 class Checker {
  public:
-  // Connects all processes while they are there; those of some, when they first launch something.
+  // Connects all processes at the start; subsets of them when they first launch something.
   Checker(Launches launches, const std::vector<int64_t>& ranks) : launches_(std::move(launches)) {
     launched_[ranks].agreement = meet(ranks);
   }
@@ -50,7 +50,7 @@ class Checker {
 
  private:
   std::unique_ptr<Agreement> meet(const std::vector<int64_t>& ranks) {
-    // Groups of the same processes have failures of their own.
+    // Groups of the same processes have separate failures.
     auto store = c10::make_intrusive<c10d::PrefixStore>("lazyxla/launches/" + c10::Join(",", ranks),
                                                         launches_.store);
     return std::make_unique<Agreement>(launches_.connect(ranks), std::move(store), ranks,

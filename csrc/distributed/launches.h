@@ -3,8 +3,8 @@
 // The devices wait for each other in such a program: if one process launches another program, or
 // none, they wait for ever, or take other numbers for their own. So the processes of a mesh compare
 // what they are about to launch, as those of a group compare collectives (agreement.h): the first
-// times that a program follows another one, or always. Whatever they run besides, on their own
-// devices, is nobody's concern.
+// times that a program follows another one, or always. Other programs, on their own devices, are
+// not compared.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -19,8 +19,8 @@
 namespace lazyxla::distributed {
 
 struct Launches {
-  // Connects the processes of these ranks, in all of which it is called; the rank of this one is
-  // among them.
+  // Connects the processes of these ranks. Called in all of them; the rank of this one is among
+  // them.
   using Connect =
       std::function<c10::intrusive_ptr<c10d::Backend>(const std::vector<int64_t>& ranks)>;
   Connect connect;
@@ -28,7 +28,7 @@ struct Launches {
   Comparison comparison;
 };
 
-// From now on they are compared. To be called once the client spans the processes of these ranks.
+// Compares launches from now on. To be called once the client spans the processes of these ranks.
 void compare_launches(Launches launches, const std::vector<int64_t>& ranks);
 
 }  // namespace lazyxla::distributed

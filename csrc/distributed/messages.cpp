@@ -37,7 +37,7 @@ at::Tensor header_of(const at::Tensor& data, const std::string& line) {
 
 }  // namespace
 
-// What is under way. Only waiting tells Gloo's transfers that they are over.
+// Sends under way. Gloo notices that a transfer is over only when it is waited for.
 class Messages::Sends : public std::enable_shared_from_this<Messages::Sends> {
  public:
   void add(Transfer transfer) {
@@ -56,7 +56,7 @@ class Messages::Sends : public std::enable_shared_from_this<Messages::Sends> {
     if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
   }
 
-  // Nobody asks any more.
+  // The result is no longer needed.
   void stop() {
     std::lock_guard lock(mutex_);
     stopped_ = true;

@@ -1,10 +1,10 @@
 // Messages: what one process of a group sends to another.
 //
-// Gloo ends a process that is sent more than it expects, and takes less without a word. So messages
-// meet by what they are as well as by the user's tag: what has another dtype or another number of
-// elements waits, until the group's timeout, for somebody who expects it. What is compared
-// (comparison.h) has a header besides, which goes beside it and costs no time to wait for. It tells
-// the receiver at once:
+// Gloo ends a process that is sent more than it expects, and accepts less silently. So messages are
+// matched by dtype and number of elements as well as by the user's tag: one that does not match
+// waits, until the group's timeout, for a receiver that expects it. A message that is compared
+// (comparison.h) also has a header, which is sent separately and adds no waiting. It lets the
+// receiver report a mismatch at once:
 //
 //     process 1: recv(from 0) of float32[4] at train.py:7:
 //       process 0 sent 3 of float32 at train.py:5
@@ -27,7 +27,7 @@
 
 namespace lazyxla::distributed {
 
-// A transfer that goes on in the background, and its memory. Nothing is transferred without `work`.
+// A transfer that runs in the background, and its memory. Nothing is transferred without `work`.
 struct Transfer {
   c10::intrusive_ptr<c10d::Work> work;
   at::Tensor data;

@@ -39,7 +39,7 @@ using c10d::ReduceOp;
 using BackendRef = c10::intrusive_ptr<c10d::Backend>;
 using StoreRef = c10::intrusive_ptr<c10d::Store>;
 
-// What torch.distributed.split_group hands on, with the name of the new group.
+// The options of torch.distributed.split_group, with the name of the new group.
 struct GroupOptions : c10d::Backend::Options {
   explicit GroupOptions(std::chrono::milliseconds timeout)
       : c10d::Backend::Options("lazyxla", timeout) {}
@@ -101,7 +101,7 @@ class ProcessGroup : public c10d::Backend {
   }
 
   bool supportsCoalescing() const override { return true; }
-  // Only what is received leaves something to do.
+  // Only receives have work left to wait for.
   void startCoalescing() override { coalesced_.emplace(); }
   WorkRef endCoalescing() override {
     TORCH_CHECK(coalesced_, "lazyxla: no coalescing was started");
@@ -111,7 +111,7 @@ class ProcessGroup : public c10d::Backend {
   void setSequenceNumberForGroup() override {}
   void shutdown() override {
     if (std::exchange(is_over_, true)) return;  // the name may be another group's by now
-    struct Remove {                             // whatever fails before
+    struct Remove {                             // even if a step below throws
       ~Remove() { remove_group(name); }
       const std::string& name;
     } remove{name_};
@@ -156,7 +156,7 @@ class ProcessGroup : public c10d::Backend {
 
   WorkRef allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs,
                               const c10d::AllgatherOptions&) override {
-    // Here the lists are one for each process.
+    // In this call there is one list for each process.
     std::vector<Tensors> by_input(inputs.size());
     for (const Tensors& of_process : outputs) {
       for (size_t i = 0; i < inputs.size(); ++i) by_input[i].push_back(of_process.at(i));
@@ -178,7 +178,7 @@ class ProcessGroup : public c10d::Backend {
     return done(OpType::_ALLGATHER_BASE, outputs);
   }
 
-  // Every process gets all, and uses what is its own.
+  // Every process gets all results, and uses its own.
   WorkRef gather(std::vector<Tensors>& outputs, Tensors& inputs,
                  const c10d::GatherOptions& options) override {
     Recording recording;
@@ -279,19 +279,19 @@ class ProcessGroup : public c10d::Backend {
                                 "before the recorded operators have run");
   }
 
-  // Returns once all processes have run everything that they recorded before theirs.
+  // Returns once all processes have run everything that they recorded before their barrier.
   WorkRef barrier(const c10d::BarrierOptions& options) override {
     const c10::Device device(c10::DeviceType::PrivateUse1, device_of_barrier(options));
     Recording recording;
     const at::Tensor met =
         all_reduce({at::zeros({1}, at::TensorOptions(device))}, name_, ReduceOp::SUM)[0];
     graph::sync(device.index(), /*wait=*/true, graph::Cause::kSync);
-    met.item();  // tells why they did not meet, in the eager modes, too
+    met.item();  // raises the reason if they did not meet, in the eager modes, too
     return done(OpType::BARRIER, {});
   }
 
  private:
-  // It has no data: where collectives are between first devices, it is, whatever is named.
+  // Where collectives are between first devices, so is a barrier, whatever device is named.
   static c10::DeviceIndex device_of_barrier(const c10d::BarrierOptions& options) {
     if (graph::collectives_are_programs()) return 0;
     const c10::DeviceIndex index = options.device               ? options.device->index()
@@ -300,7 +300,7 @@ class ProcessGroup : public c10d::Backend {
     return index >= 0 ? index : dispatch::current_device();
   }
 
-  // c10d's calls are no part of what autograd sees.
+  // c10d's calls are hidden from autograd.
   struct Recording {
     at::AutoDispatchBelowADInplaceOrView no_autograd;
   };
@@ -325,7 +325,7 @@ class ProcessGroup : public c10d::Backend {
                       " of ", part.dtype());
   }
 
-  // Of one such tensor for each process.
+  // The sizes of one such tensor per process, stacked.
   std::vector<int64_t> whole_sizes(const at::Tensor& part) const {
     std::vector<int64_t> sizes{getSize()};
     sizes.insert(sizes.end(), part.sizes().begin(), part.sizes().end());

@@ -1,7 +1,7 @@
 // The process group "lazyxla" of torch.distributed: c10d's calls as recorded collectives.
 //
-// A call returns once it is recorded. Its Work is complete then, as a launched kernel's is to those
-// who go on using the device: whatever reads a result comes after it.
+// A call returns once it is recorded. Its Work is complete then, as a launched kernel's is for
+// further work on the device: every read of a result is ordered after it.
 #pragma once
 
 #include <pybind11/pybind11.h>

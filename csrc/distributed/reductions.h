@@ -1,5 +1,5 @@
-// Reductions that the transport does not have, by one that it has: a mean is a sum that is divided,
-// a sum of products one of tensors that were multiplied before.
+// Reductions that the transport lacks, by one that it has: a mean is a sum that is divided, a
+// premultiplied sum is a sum of tensors that were multiplied before.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -15,7 +15,7 @@ inline c10d::ReduceOp::RedOpType transported(const c10d::ReduceOp& op) {
   return op.op_ == Op::AVG || op.op_ == Op::PREMUL_SUM ? Op::SUM : op.op_;
 }
 
-// What the processes give.
+// The processes' inputs.
 inline std::vector<at::Tensor> multiplied(std::vector<at::Tensor> inputs,
                                           const c10d::ReduceOp& op) {
   if (op.op_ != c10d::ReduceOp::PREMUL_SUM) return inputs;
@@ -29,7 +29,7 @@ inline std::vector<at::Tensor> multiplied(std::vector<at::Tensor> inputs,
   return inputs;
 }
 
-// What they get.
+// Their results.
 inline std::vector<at::Tensor> averaged(std::vector<at::Tensor> sums, const c10d::ReduceOp& op,
                                         int64_t processes) {
   if (op.op_ != c10d::ReduceOp::AVG) return sums;

@@ -1,4 +1,4 @@
-// What c10d's calls return (Work): nothing is left to do but for what is received.
+// What c10d's calls return (Work): only receives have work left to do.
 #pragma once
 
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -39,10 +39,10 @@ class RecordedWork : public c10d::Work {
   Tensors results_;
 };
 
-// Its result is recorded when somebody waits for it, so that what is sent meanwhile is recorded
-// before: two processes that receive, then send, would wait for each other for ever. What comes
-// from one process under one tag is received in the order in which that was started, whichever is
-// waited for first.
+// Its result is recorded when it is waited for, so that sends in between are recorded before it:
+// otherwise two processes that receive, then send, would wait for each other for ever. Messages
+// from one process under one tag are received in the order in which the receives were started, in
+// whatever order they are waited for.
 class ReceiveWork : public c10d::Work {
  public:
   using Queue = std::deque<c10::intrusive_ptr<ReceiveWork>>;
@@ -95,7 +95,7 @@ class ReceiveWork : public c10d::Work {
   bool is_done_ = false;
 };
 
-// Those that are to be waited for together.
+// Works that are waited for together.
 class CoalescedWork : public c10d::Work {
  public:
   CoalescedWork(int rank, std::vector<WorkRef> works)

@@ -46,7 +46,7 @@ ir::Value share(const void* data, const ir::TensorType& type, c10::DeviceIndex d
 Memory memory_of(const ir::Value& leaf) {
   struct Owner {
     BufferRef buffer;
-    std::optional<pjrt::HostView> view;  // goes first
+    std::optional<pjrt::HostView> view;  // destroyed before the buffer
   };
   auto owner = std::make_shared<Owner>(buffer_ref(*leaf.node.get()));
   WithoutGil no_gil;

@@ -1,6 +1,6 @@
-// Sharing memory with the host. Where the device is the host: leaves on memory of the host's, and
-// the host's look at a leaf's memory; nothing is copied, and neither side may write. Elsewhere:
-// memory of the host's that is mapped for the devices, which then fetch it by themselves.
+// Sharing memory with the host. Where the device is the host: leaves on host memory, and the host's
+// view of a leaf's memory; nothing is copied, and neither side may write. Elsewhere: host memory
+// that is mapped for the devices, which then fetch it themselves.
 #pragma once
 
 #include <functional>
@@ -11,26 +11,26 @@
 
 namespace lazyxla::graph {
 
-// A leaf on dense row-major host memory, which must stay as it is until `done` is called, from any
+// A leaf on dense row-major host memory, which must not change until `done` is called, from any
 // thread. A device that cannot use the memory itself gets a copy, which counts as an upload.
 ir::Value share(const void* data, const ir::TensorType& type, c10::DeviceIndex device,
                 std::function<void()> done);
 
-// A leaf's memory, dense and row-major. The owner keeps it there, and as it is: the leaf's buffer
-// is donated to no program meanwhile.
+// A leaf's memory, dense and row-major. The owner keeps it allocated and unchanged: the leaf's
+// buffer is not donated meanwhile.
 struct Memory {
   const void* data;
   std::shared_ptr<void> owner;
 };
 
-// Waits for the leaf. Throws what kept it from being computed, and NotImplementedError if its
+// Waits for the leaf. Throws the reason if it was not computed, and NotImplementedError if its
 // memory is not the host's.
 Memory memory_of(const ir::Value& leaf);
 
 // Lends the leaf's buffer to the library that shares our client (pjrt/shared_client.h).
 void lend(const ir::Value& leaf, const std::function<void()>& take);
 
-// A leaf of this type on a buffer of that library's, and its device.
+// A leaf of this type on a buffer of that library, and its device.
 std::pair<ir::Value, c10::DeviceIndex> borrow(const ir::TensorType& type,
                                               const std::function<void()>& ask);
 
@@ -38,8 +38,8 @@ std::pair<ir::Value, c10::DeviceIndex> borrow(const ir::TensorType& type,
 bool map_host_memory(void* data, size_t nbytes);
 void unmap_host_memory(void* data);
 
-// A leaf that is fetched from mapped host memory, dense and row-major, which must stay as it is
-// until `done` is called, from any thread.
+// A leaf that is fetched from mapped host memory, dense and row-major, which must not change until
+// `done` is called, from any thread.
 ir::Value upload_mapped(const void* data, const ir::TensorType& type, c10::DeviceIndex device,
                         std::function<void()> done);
 

@@ -48,7 +48,7 @@ c10::DeviceIndex device_count_bound() noexcept {
 
 void set_device_count_bound(int count) { count_bound.store(count, std::memory_order_relaxed); }
 
-// The bound suffices: whoever touches the device meets the exact count, and asking for it here
+// The bound suffices: the first use of the device checks the exact count, and asking for it here
 // would start the client.
 void check_device_index(c10::DeviceIndex index) {
   pjrt::check_not_forked();

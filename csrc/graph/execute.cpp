@@ -40,7 +40,7 @@ pjrt::Buffer upload_slots(const std::vector<uint32_t>& which, c10::ArrayRef<ir::
   return pjrt::Runtime::get().client().buffer_from_host(values.data(), type, dims, {}, device);
 }
 
-// Bytes that a program can still get on a device; empty if nobody tells.
+// Bytes that a program can still get on a device; empty if the plugin does not report them.
 std::optional<int64_t> free_memory(const pjrt::Device& device) {
   if (const auto stats = device.allocator_stats(); stats && stats->bytes_limit) {
     return *stats->bytes_limit - stats->bytes_in_use;
@@ -49,10 +49,11 @@ std::optional<int64_t> free_memory(const pjrt::Device& device) {
   return pjrt::free_host_memory();
 }
 
-// It is not worth asking for less, which takes longer than a small program.
+// Smaller programs are not checked: the query takes longer than they do.
 constexpr int64_t kSmall = int64_t{64} << 20;
 
-// Throws if the program needs more than there is. What it is given counts as free: it is reused.
+// Throws if the program needs more memory than is free. Donated inputs count as free: they are
+// reused.
 void check_fits(const Variant& variant, const Run& run, const pjrt::Device& device) {
   int64_t needed = variant.bytes_needed();
   if (needed < kSmall) return;
@@ -62,13 +63,13 @@ void check_fits(const Variant& variant, const Run& run, const pjrt::Device& devi
   check_free(variant, needed, device);
 }
 
-// For a reason that every read of them tells.
+// Breaks promises for a reason, which every read of them reports.
 void break_promises(c10::ArrayRef<BufferRef> promises, const std::string& reason,
                     bool out_of_memory) {
   static const std::string why =
       "lazyxla: this value was not computed, because running the recorded operators failed "
       "before: ";
-  // The reason may be that an input was not computed; the first failure is told once.
+  // The reason may be that an input was not computed; the first failure is reported once.
   const std::string text = reason.starts_with(why) ? reason : why + reason;
   for (const BufferRef& promise : promises) {
     if (promise->is_kept()) continue;  // by a stage that ran
@@ -76,7 +77,7 @@ void break_promises(c10::ArrayRef<BufferRef> promises, const std::string& reason
   }
 }
 
-// What tells of tensors whose data went down with a program.
+// A sentence that names the tensors whose data was lost with a failed program.
 std::string tell_lost(const std::vector<const void*>& lost) {
   if (lost.empty()) return "";
   std::string names = tellers().names ? tellers().names(lost) : "";
@@ -194,7 +195,7 @@ void enqueue_own(const Variant& variant, const Run& run, c10::DeviceIndex index)
   keep(run, std::move(results));
 }
 
-// The turn that a token says, which is on the device only if the host has not seen it before.
+// The turn that a token holds. It is read from the device only if the host has not seen it before.
 int64_t turn_of(DeviceBuffer& token) {
   int64_t turn = token.turn;
   if (turn >= 0) return turn;
@@ -202,7 +203,7 @@ int64_t turn_of(DeviceBuffer& token) {
   return token.turn = turn;
 }
 
-// Without looking whether it fits.
+// Does not check whether it fits.
 Launched enqueue(const Variant& variant, const Run& run, c10::DeviceIndex index) {
   const auto launch = [&] { enqueue_own(variant, run, index); };
   if (!variant.replicas) {
@@ -270,7 +271,7 @@ std::vector<Replaced> copies(const std::vector<Replaced>& all) {
   return made;
 }
 
-// If a stage fails, it is undone, and those before it unless one has consumed something.
+// If a stage fails, it is undone, and so are those before it unless one has consumed something.
 void execute_stages(const Variant& variant, const Run& run, c10::DeviceIndex index) {
   std::vector<StageRun> runs = stage_runs(variant, run);
   std::vector<Replaced> undoable;
@@ -290,7 +291,7 @@ void execute_stages(const Variant& variant, const Run& run, c10::DeviceIndex ind
                       each.promises, each.replaced, run.draws};
       enqueue(*variant.stages[next].variant, stage, index);
       if (next > 0) ++Counters::get().executions;
-      each.inputs.clear();  // what no other stage needs goes
+      each.inputs.clear();  // drops what no other stage needs
       each.promises.clear();
     }
   } catch (...) {

@@ -1,9 +1,9 @@
 // Execution: one run of a compiled program, whose results were promised before.
 //
-// Whoever runs something first gives the storages that take the results leaves on promised buffers
-// (program/buffer.h), then comes here. If the run fails, now or later on the device, the storages
-// have what they had before (undo.h) and the promises are broken with the reason, so that every
-// later read tells it; a failure that is known now is thrown, too.
+// The caller first gives each storage that takes a result a leaf on a promised buffer
+// (program/buffer.h). If the run fails, now or later on the device, the storages have what they had
+// before (undo.h) and the promises are broken with the reason, which every later read reports; a
+// failure that is known now is thrown, too.
 //
 // A program that does not fit in the memory that is free is refused before it is given anything.
 #pragma once
@@ -37,16 +37,16 @@ struct Run {
 // PyTorch.
 void keeping(const Run& run, c10::DeviceIndex device, c10::function_ref<void()> action);
 
-// Whether the host computes something of it whose inputs are not there yet.
+// Whether the host computes a part of it whose inputs are not ready yet.
 bool would_wait(const Variant& variant, const Run& run);
 
 // Enqueues a run on the device and keeps its promises.
 void execute(const Variant& variant, const Run& run, c10::DeviceIndex device);
 
-// Throws if a program that needs so many bytes does not fit in what is free on the device.
+// Throws if a program that needs `needed` bytes does not fit in the device's free memory.
 void check_free(const Variant& variant, int64_t needed, const pjrt::Device& device);
 
-// Undoes a run if it fails on the device, later. Holds on to what would be given back.
+// Undoes a run if it fails on the device, later. Keeps what would be given back alive.
 pjrt::InFlight::Listener undo_on_failure(std::shared_ptr<std::vector<Replaced>> replaced,
                                          c10::DeviceIndex device);
 
@@ -57,13 +57,13 @@ void wait_for(c10::DeviceIndex device);
 // The device's end of the runtime; throws if there is no such device.
 const pjrt::Device& pjrt_device(c10::DeviceIndex device);
 
-// Out of device memory is torch.OutOfMemoryError, as for any accelerator, and tells what takes most
-// of it, if the device is known.
+// Out of device memory is torch.OutOfMemoryError, as for any accelerator. The message lists what
+// takes most memory, if the device is known.
 [[noreturn]] void rethrow(const pjrt::Error& error, const std::string& doing,
                           std::optional<c10::DeviceIndex> device = std::nullopt);
 
-// What tells of the user's tensors in messages; each takes the GIL itself. Set once, by the
-// bindings.
+// Functions that describe the user's tensors in messages; each takes the GIL itself. Set once, by
+// the bindings.
 struct TensorTellers {
   // Their names, by their memory's addresses: "0.weight, 0.bias".
   std::function<std::string(const std::vector<const void*>&)> names;

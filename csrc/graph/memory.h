@@ -20,15 +20,15 @@ struct MemoryUse {
   Tally reserved;  // what the allocator holds, in use or not: the plugin's word, or else the arrays
 };
 
-// All of these start the client.
+// All functions below start the client.
 MemoryUse memory_use(c10::DeviceIndex index);
 
-// Free bytes and all bytes of a device's memory: what the plugin's allocator tells, for the CPU the
-// machine's. Throws NotImplementedError if nobody tells.
+// Free bytes and all bytes of a device's memory: as the plugin's allocator reports them, or for the
+// CPU those of the machine. Throws NotImplementedError if they are not reported.
 std::pair<size_t, size_t> memory_info(c10::DeviceIndex index);
 
 // Bytes and numbers of arrays, in the names of torch.cuda.memory_stats, and under "plugin." what
-// its allocator tells.
+// its allocator reports.
 std::map<std::string, int64_t> memory_stats(c10::DeviceIndex index);
 
 void reset_peak_memory_stats(c10::DeviceIndex index);

@@ -7,11 +7,12 @@
 namespace lazyxla::graph {
 namespace {
 
-// Beyond these an operator (of a long list of tensors) goes the general way, whose cost does not
-// matter then.
+// An operator beyond these limits (of a long list of tensors) takes the general path, whose cost
+// does not matter then.
 constexpr size_t kMaxOperands = 8, kMaxResults = 4;
 
-// What makes the same operator another program; small numbers in fixed places, to compare quickly.
+// What makes the same operator another program; small numbers at fixed positions, to compare
+// quickly.
 struct Pattern {
   uint64_t setting = 0;
   uint8_t num_operands = 0, num_leaves = 0, num_results = 0;
@@ -114,7 +115,7 @@ std::optional<OneOperator> OneOperator::prepare(const ir::OpSpec& spec, uint64_t
   call.variant_ = std::move(variant);
   call.draws_ = std::move(draws);
   for (uint8_t leaf = 0; leaf < pattern.num_leaves; ++leaf) {
-    // Of the old content only the storage and the operands know: its memory is free for the new.
+    // Only the storage and the operands refer to the old content: its memory is free for the new.
     if (pattern.alias_of[leaf] >= 0 && dies_with(*leaves[leaf], mentions[leaf] + 1)) {
       call.donated_.push_back(leaf);
     }

@@ -1,7 +1,7 @@
 // One operator at a time: how eager mode runs.
 //
-// An operator that runs at its call needs no graph, for its operands are there. Beside each OpSpec
-// stand the programs that were compiled for it alone, so that an eager call is one look-up and one
+// An operator that runs at its call needs no graph, since its operands are computed. Each OpSpec
+// keeps the programs that were compiled for it alone, so an eager call is one look-up and one
 // execution. The first call of a kind is recorded and flushed as any graph is; the flush leaves its
 // program here.
 //

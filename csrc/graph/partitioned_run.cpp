@@ -36,7 +36,8 @@ class SlotCopies {
   std::vector<pjrt::Buffer> copies_;
 };
 
-// In the memory of the thread's last one, as a flush's graph. A run within a run has its own.
+// Reuses the memory of the thread's last run, as a flush's graph does. A run within a run has its
+// own.
 thread_local std::vector<pjrt::Buffer*> spare_args;
 
 void keep(const Variant& variant, const Run& run, std::vector<std::vector<pjrt::Buffer>> results) {
@@ -45,8 +46,8 @@ void keep(const Variant& variant, const Run& run, std::vector<std::vector<pjrt::
   }
 }
 
-// Throws if a device's part of the program needs more than there is. What it is given counts as
-// free: it is reused.
+// Throws if a device's part of the program needs more memory than is free. Donated inputs count as
+// free: they are reused.
 void check_fits(const Variant& variant, const Run& run,
                 const std::vector<const pjrt::Device*>& devices) {
   int64_t needed = variant.bytes_needed();

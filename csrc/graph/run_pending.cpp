@@ -17,8 +17,8 @@
 namespace lazyxla::graph {
 namespace {
 
-// A graph in the memory of the thread's last one: what a flush allocates above a KiB has malloc put
-// together all that was freed before.
+// Reuses the memory of the thread's last graph: an allocation above a KiB makes malloc consolidate
+// all that was freed before.
 class ReusedGraph {
  public:
   ReusedGraph() : graph(std::move(spare_)) {}
@@ -81,7 +81,7 @@ std::vector<bool> dependents(const Graph& graph, size_t failed) {
   return tainted;
 }
 
-// Makes those storages pending again that hold what they were promised and do not depend on node
+// Makes those storages pending again that still hold their promises and do not depend on node
 // `failed`.
 void make_pending_again(ir::PendingSet& pending, Graph& graph, size_t failed) {
   const std::vector<bool> tainted = dependents(graph, failed);
@@ -166,19 +166,19 @@ VariantRef make_program(ir::PendingSet& pending, const std::shared_ptr<Program>&
   return variant;
 }
 
-// The parts of a graph that was taken apart (walk.h's split): a program each.
+// The parts of a graph that was split (walk.h's split): a program each.
 //
 // None runs before all are made: if making one fails, all of the graph is undone. A part that fails
-// while it runs undoes itself; what the others computed stands.
+// while it runs undoes itself; what the others computed is kept.
 class Parts {
  public:
-  // One slot for each graph. No part is cut, nor left to the host, whatever `origin` allows.
+  // One slot for each graph. No part is cut, nor left to the host, even if `origin` allows it.
   Parts(ir::PendingSet& pending, std::vector<Graph> graphs, std::vector<ExecutionSlot> slots,
         const Origin& origin);
 
   void make();
 
-  // Runs all, whatever becomes of some; throws the first failure.
+  // Runs all, even if some fail; throws the first failure.
   void run();
 
  private:
@@ -220,7 +220,7 @@ void Parts::make() {
     try {
       part.variant = part.program->find(part.missed->graph);
       if (part.variant) continue;
-      draws.swap(draws_);  // they go back if this part cannot be made
+      draws.swap(draws_);  // returned if this part cannot be made
       part.variant = make_program(pending_, part.program, part.missed, Compile::kNow, origin_,
                                   part.slot, replaces_);
       draws.swap(draws_);
@@ -260,8 +260,8 @@ void Parts::run() {
   std::rethrow_exception(failure);
 }
 
-// What the storages had before. What only the graph keeps alive goes, so that memory can be given
-// away.
+// What the storages had before. What only the graph keeps alive is dropped, so that its memory can
+// be donated.
 std::vector<Replaced> Parts::let_go(Part& part) {
   part.over = true;
   std::vector<Replaced> replaced = replaced_by(part.missed->graph);
@@ -294,7 +294,7 @@ void Parts::end_others(const Part& failed, const std::exception_ptr& reason) {
     try {
       keeping(part.missed->run(replaced), pending_.device, [&] { std::rethrow_exception(reason); });
     } catch (const std::exception&) {
-      // it is told for the part that failed
+      // it is reported for the part that failed
     }
   }
 }
@@ -323,7 +323,7 @@ void run_pending(ir::PendingSet& pending, const RunSettings& settings) {
   }
   if (trace) trace->push_back(reused.graph.hash);
   const bool partitioned = reused.graph.partition != nullptr;
-  // Who asks for a result waits for its program; the modes that run operators by themselves do not.
+  // A flush for a result waits for its program; the modes that run operators by themselves do not.
   // How a program for many devices spreads its results must be known before they are read.
   const bool later = settings.nobody_waits && !options().blocking && !partitioned;
   const auto program = find_program(reused.graph);
@@ -338,7 +338,7 @@ void run_pending(ir::PendingSet& pending, const RunSettings& settings) {
   if (Tape* tape = Tape::current()) [[unlikely]]
     tape->take(graph, variant);
   std::vector<Replaced> replaced = replaced_by(graph);
-  graph.taken.clear();  // what it alone keeps alive goes, so that memory can be given away
+  graph.taken.clear();  // dropping what it alone keeps alive lets memory be donated
   if (!variant->runs_on_host() && !partitioned) OneOperator::keep(graph, variant);
   c10::SmallVector<BufferRef, 128> inputs;
   list_inputs(graph, inputs);

@@ -1,8 +1,8 @@
 // Running what is pending: what a flush does.
 //
 // It detaches everything in a pending set (walk.h), finds or makes the program (program/program.h),
-// enqueues it and keeps its promises (execute.h). A graph that hangs together is one program; one
-// that need not be may become several (walk.h's split).
+// enqueues it and keeps its promises (execute.h). A connected graph is one program; one that is not
+// connected may become several (walk.h's split).
 #pragma once
 
 #include <c10/util/FunctionRef.h>
@@ -15,7 +15,7 @@
 
 namespace lazyxla::graph {
 
-// What the record room says of a flush.
+// The record room's settings of a flush.
 struct RunSettings {
   uint64_t options;   // the number of the compile options (program/compile_options.h)
   bool may_divide;    // it may become several programs

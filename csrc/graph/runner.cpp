@@ -44,13 +44,13 @@ class WaitingRun {
     const Run run{inputs_, donated_, slots_, promises_, replaced_, draws_};
     try {
       keeping(run, device, [&] { graph::execute(*find_(), run, device); });
-    } catch (const std::exception&) {  // whoever reads the results is told
+    } catch (const std::exception&) {  // a read of the results reports it
     }
   }
 
  private:
   // One by one: freeing a buffer takes a while, and a reference that is not counted meanwhile would
-  // keep the next flush from giving another one away, which makes another program of its graph.
+  // keep the next flush from donating another one, so that its graph became another program.
   static void let_go(std::vector<BufferRef>& buffers) {
     for (BufferRef& buffer : buffers) {
       --buffer->waiting_runs;
@@ -198,7 +198,7 @@ void ExecutionSlot::run_now(const VariantRef& variant, const Run& run) {
   try {
     for (const BufferRef& promise : run.promises) promise->await();
   } catch (const pjrt::Error& e) {
-    // It is told with this.
+    // It counts as reported from here on.
     const auto failure = variant->partition ? take_failure_of(*variant->partition->mesh)
                                             : pjrt_device(device_).take_failure();
     rethrow(failure ? *failure : e, "running the recorded operators");

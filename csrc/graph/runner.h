@@ -1,18 +1,18 @@
 // The runner: runs programs in their order while some of them still compile.
 //
-// In the eager modes nobody waits for a program to be compiled. Compiling is done by a pool of
+// In the eager modes no caller waits for a program to be compiled. Compiling is done by a pool of
 // threads (program/workers.h), and a run whose program is not ready yet, or that has others before
-// it, is left to a thread that does nothing else. The caller goes on to the next operator, whose
-// program may be compiled at the same time; its results are promised, and whoever reads one waits
-// for it. In steady state nothing compiles, and the caller runs everything itself.
+// it, is left to a dedicated thread. The caller goes on to the next operator, whose program may be
+// compiled at the same time; its results are promised, and a read of one waits for it. In steady
+// state nothing compiles, and the caller runs everything itself.
 //
-// The order is that in which results were promised: a ExecutionSlot is taken under the device's
-// mutex, together with the promises. Runs may therefore give memory away that runs before them
-// read, and none waits for a promise that a later one keeps, whichever threads they come from.
+// The order is that in which results were promised: an ExecutionSlot is taken under the device's
+// mutex, together with the promises. So a run may donate memory that earlier runs read, and none
+// waits for a promise that a later one keeps, even if they come from different threads.
 //
 // A wait that is interrupted is no failure either: the run is left, and done as soon as it can be.
 //
-// Errors of a run that was left are told by whoever reads its results. With LAZYXLA_BLOCKING
+// Errors of a run that was left are raised by the reads of its results. With LAZYXLA_BLOCKING
 // nothing is left.
 #pragma once
 
@@ -26,10 +26,10 @@ namespace lazyxla::graph {
 
 class Runner;
 
-// Tells the program of a run, perhaps after waiting for it, or throws why there is none.
+// Returns the program of a run, perhaps after waiting for it, or throws why there is none.
 using FindVariant = std::function<VariantRef()>;
 
-// A place in a device's order. Must be used once; dropped unused, it lets the next ones pass.
+// A position in a device's order. Must be used once; dropped unused, it lets the next ones pass.
 class ExecutionSlot {
  public:
   // Caller holds the mutex of the device.
@@ -44,12 +44,13 @@ class ExecutionSlot {
   }
   ~ExecutionSlot();
 
-  // So many slots in this place, in any order among themselves. Those that follow wait for all.
+  // Divides this position into `count` slots, in any order among themselves. Those that follow wait
+  // for all.
   std::vector<ExecutionSlot> divide(size_t count) &&;
 
   bool is_used() const { return number_ == 0; }
 
-  // Runs it before returning, after those that come before it.
+  // Runs it before returning, after those before it.
   void run_now(const VariantRef& variant, const Run& run);
 
   // Runs it as soon as it can be run: often now.

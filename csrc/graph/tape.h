@@ -1,7 +1,7 @@
-// Tape: what a flush was, for whoever will run its program again (steps/step_program.h).
+// Tape: a record of a flush, for running its program again (steps/step_program.h).
 //
 // While a thread has a tape, each of its flushes leaves a note: the program, which leaves it took
-// and which storages got its results. One flush is what a tape can tell of; more are counted only.
+// and which storages got its results. A tape describes one flush; further ones are only counted.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,7 @@ class Tape {
     uint32_t output;
   };
 
-  // A pair of slots that tell a random operator its key.
+  // The pair of slots that holds a random operator's key.
   struct Random {
     uint32_t seed, ordinal;  // their positions
     uint64_t drawn;          // which number of the flush's draws it was
@@ -39,7 +39,7 @@ class Tape {
   void start();
   void stop();
 
-  // To be called by a flush, before its graph is taken apart.
+  // To be called by a flush, before its graph is consumed.
   void take(const Graph& graph, const VariantRef& variant);
 
   int flushes = 0;

@@ -20,7 +20,7 @@ namespace {
 
 std::atomic<bool> abstract{false};
 
-// Where a device's tile lies in the whole array, without its padding.
+// A device's tile: its position in the whole array, without its padding.
 struct Region {
   ir::Dims begin, size;
 
@@ -57,8 +57,8 @@ int64_t offset_in(const ir::Dims& dims, const ir::Dims& index) {
   return offset;
 }
 
-// Calls `row` for each run of elements of the region: where it lies in the whole array and in the
-// shard, and how long it is, in elements.
+// Calls `row` for each run of elements of the region: its offsets in the whole array and in the
+// shard, and its length, in elements.
 void for_each_row(const Region& region, const ir::Dims& whole, const ir::Dims& shard,
                   c10::function_ref<void(int64_t, int64_t, int64_t)> row) {
   if (region.is_empty()) return;
@@ -113,7 +113,7 @@ void download_shards(const Shards& shards, const ir::TensorType& type, void* des
   const MeshDevices& own = own_devices(sharding.mesh());
   TORCH_INTERNAL_ASSERT(holds_all(sharding));
   for (size_t i = 0; i < shards.buffers.size(); ++i) {
-    // Which one of those that hold a part is read does not matter; where all are here, it is known.
+    // If several devices hold a part, any copy will do: the first, if all devices are here.
     if (own.are_all && !sharding.is_first(i)) continue;
     const Region region(type, sharding, own.positions[i]);
     if (region.is_empty()) continue;
@@ -220,7 +220,8 @@ void download(const ir::Value& leaf, void* destination) {
   try {
     buffer.to_host(destination, leaf.type().nbytes());
   } catch (const pjrt::Error& e) {
-    // Its program's failure is told with this, and the storages have what they had before.
+    // Its program's failure counts as reported with this, and the storages have what they had
+    // before.
     const auto failure =
         pjrt_device(static_cast<c10::DeviceIndex>(buffer.device_index())).take_failure();
     rethrow(failure ? *failure : e, "reading a value");

@@ -1,7 +1,7 @@
-// Transfers: data on its way between the host and the devices, or between two devices.
+// Transfers: copies of data between the host and the devices, or between two devices.
 //
-// While data is abstract, as it is for the time of a capture (record/capture.h), nothing reaches a
-// device: uploads and copies are leaves that have a type and no data.
+// While data is abstract, as it is during a capture (record/capture.h), nothing reaches a device:
+// uploads and copies are leaves that have a type and no data.
 #pragma once
 
 #include <c10/util/FunctionRef.h>
@@ -27,8 +27,8 @@ struct Block {
   const char* data;
 };
 
-// The same, of data that is not there as a whole: `block_at` gives the one that a device's part,
-// which begins there, lies in. It is asked for this process's devices only.
+// The same, for data that is not available as a whole: `block_at` returns the block that contains
+// the device's part that begins at `begin`. It is called for this process's devices only.
 ir::Value upload_blocks(const ir::TensorType& type, const ir::Sharding& sharding,
                         c10::function_ref<Block(const ir::Dims& begin)> block_at);
 

@@ -21,8 +21,8 @@ std::vector<const void*> undo(c10::DeviceIndex device, std::vector<Replaced> rep
   const auto alive = ir::Storage::alive();
   for (Replaced& each : replaced) {
     const BufferRef promise = each.promise.lock();
-    if (!promise) continue;  // nobody has what was not computed
-    // What was itself a promise that was broken stands for what was before.
+    if (!promise) continue;  // no storage has what was not computed
+    // A promise that was itself broken stands for the content before it.
     const ir::Content* content = &each.content;
     const ir::Geometry* base = content->base.get();
     while (const ir::Content* before = buffer_of(*content->value.node.get()).stands_for()) {

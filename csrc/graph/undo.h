@@ -2,13 +2,13 @@
 //
 // A flush replaces the contents of storages by promises (program/buffer.h). Until its program has
 // run, what they had before is kept, unless the program was given its memory. If the flush fails,
-// at whatever stage, the storages have it again:
+// at any stage, the storages have it again:
 //
 //     p.add_(g)    p: leaf A ──recorded──> node (A + g) ──flush──> promise B
-//     B fails      p: leaf A, and whoever else got B is told why it was not computed
+//     B fails      p: leaf A; any other reader of B gets the reason
 //
 // A storage that had nothing before, since its tensor was made by what failed, keeps the broken
-// promise: every read of it tells the reason.
+// promise: every read of it reports the reason.
 //
 // Work may have been recorded on B meanwhile, and flushed. It fails, too, as its input is missing,
 // and what its storages had before is B. So a broken promise remembers what it stood for (A).
@@ -31,8 +31,8 @@ struct Replaced {
   std::weak_ptr<DeviceBuffer> promise;
 };
 
-// Puts the random generators back to where they were before these draws, if nobody else has drawn
-// from them since.
+// Puts the random generators back to where they were before these draws, unless another draw came
+// since.
 void rewind(const std::vector<ir::Draws>& draws);
 
 // Gives the storages what they had before. Those for which it is gone, given to the program that

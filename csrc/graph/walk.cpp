@@ -11,7 +11,7 @@ class Walk {
  public:
   explicit Walk(Graph& graph) : graph_(graph) { begin(); }
 
-  // Nothing is seen any more.
+  // Forgets all nodes seen.
   void begin() {
     static std::atomic<uint64_t> epoch{0};
     number_ = ++epoch;
@@ -19,7 +19,7 @@ class Walk {
   uint64_t number() const { return number_; }
   bool seen(const ir::Node* node) const { return node->visit == number_; }
 
-  // Numbers everything below `root`, operands first, without recursion.
+  // Numbers everything that `root` depends on, operands first, without recursion.
   void visit(ir::Node* root) {
     if (seen(root)) return;
     stack_.push_back({root, 0});
@@ -72,7 +72,7 @@ void find_aliases(const Walk& walk, Graph& graph) {
   for (const Taken& t : graph.taken) {
     const ir::Node* old = t.committed.value.node.get();
     if (!old || !walk.seen(old)) continue;
-    ++old->edges;  // what is kept to undo the flush stands in nobody's way
+    ++old->edges;  // what is kept to undo the flush prevents no donation
     if (graph.aliases[old->number] >= 0 || taken[t.output]) continue;
     const ir::TensorType& type = old->output_type(0);
     if (type.numel() == 0 || !(type == graph.output_types[t.output])) continue;
@@ -81,7 +81,7 @@ void find_aliases(const Walk& walk, Graph& graph) {
   }
 }
 
-// Which of them nobody else refers to.
+// Finds the leaves that have no other reference.
 void find_donated(Graph& graph) {
   for (size_t i = 0; i < graph.leaves.size(); ++i) {
     const ir::Node& leaf = *graph.leaves[i].get();
@@ -126,7 +126,7 @@ void take_storages(ir::PendingSet& pending, const Walk& walk, Graph& graph) {
   pending.fused = false;
 }
 
-// Numbers what lies below the storages that were taken. If the sharding of a leaf is not known yet
+// Numbers the nodes that the taken storages depend on. If the sharding of a leaf is not known yet
 // it stops, and returns that leaf's buffer.
 BufferRef number(Walk& walk, Graph& graph, uint64_t setting) {
   graph.key.push_back(setting);
@@ -240,7 +240,7 @@ bool detach(ir::PendingSet& pending, uint64_t setting, Graph& graph,
     detached();
   }
   while (BufferRef unknown = number(walk, graph, setting)) {
-    lock_walks.unlock();  // whoever makes it known may have to number a graph before
+    lock_walks.unlock();  // making it known may require numbering a graph first
     unknown->await_sharding();
     graph.clear_numbers();
     lock_walks.lock();
@@ -279,7 +279,7 @@ std::vector<Graph> split(Graph& graph) {
   }
   made[0].draws.swap(graph.draws);
   const uint64_t setting = graph.key[0];
-  graph.clear();  // a reference of its own would keep memory from being given away
+  graph.clear();  // a reference of its own would prevent donation
   for (Graph& part : made) {
     Walk walk(part);
     number(walk, part, setting);

@@ -1,6 +1,6 @@
-// The allocator behind at::empty and friends. It hands out made-up addresses (see storage.h), for a
-// device's memory is the plugin's affair; what PyTorch asks an accelerator's allocator about that
-// memory, the derived class answers.
+// The allocator behind at::empty and friends. It returns made-up addresses (see storage.h), since
+// the plugin manages a device's memory; the derived class answers PyTorch's queries about that
+// memory.
 #pragma once
 
 #include <c10/core/CachingDeviceAllocator.h>

@@ -14,7 +14,7 @@ int64_t product(c10::IntArrayRef sizes) {
   return n;
 }
 
-// The width of what a dtype's elements consist of: complex numbers are pairs.
+// The size of the parts of a dtype's elements: complex numbers are pairs.
 int64_t unit_size(c10::ScalarType dtype) {
   return static_cast<int64_t>(c10::elementSize(dtype)) / (c10::isComplexType(dtype) ? 2 : 1);
 }
@@ -24,8 +24,8 @@ struct Dimension {
 };
 using Dimensions = c10::SmallVector<Dimension, 6>;
 
-// The dimensions along which there are several elements, counted in units of which each element has
-// `ratio`, and those within an element.
+// The dimensions along which there are several elements, in units of which each element has
+// `ratio`, and the dimension within an element.
 Dimensions dimensions_of(const Geometry& g, int64_t ratio) {
   Dimensions result;
   for (size_t i = 0; i < g.sizes.size(); ++i) {
@@ -35,8 +35,8 @@ Dimensions dimensions_of(const Geometry& g, int64_t ratio) {
   return result;
 }
 
-// How far the last element of a view lies behind its first one, in a digit of its base; -1 if one
-// of its strides is between two places of that digit.
+// The distance from a view's first element to its last one, in a digit of its base; -1 if one of
+// its strides is between two positions of that digit.
 int64_t reach(const Dimension& digit, const Dimensions& view) {
   int64_t places = 0;
   for (const Dimension& dim : view) {
@@ -83,7 +83,7 @@ Geometry Geometry::contiguous(c10::ScalarType dtype, c10::IntArrayRef sizes) {
 
 namespace {
 
-// How many units, in which both can be counted, an element of the base and one of the view have.
+// How many common units an element of the base and one of the view have.
 std::pair<int64_t, int64_t> units_of(const Geometry& base, const Geometry& view) {
   if (base.dtype == view.dtype) return {1, 1};
   const int64_t unit = std::min(unit_size(base.dtype), unit_size(view.dtype));

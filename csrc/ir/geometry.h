@@ -1,8 +1,8 @@
-// Geometry: how a tensor lies on its storage.
+// Geometry: how a tensor is laid out on its storage.
 //
 // A storage holds a run of elements in memory order. A tensor on it picks some of them:
 //
-//     element (i0, i1, ...)  lives at  offset + i0 * strides[0] + i1 * strides[1] + ...
+//     element (i0, i1, ...) is at  offset + i0 * strides[0] + i1 * strides[1] + ...
 //
 // all counted in elements of `dtype`. Every view operator of PyTorch is a new geometry on the same
 // storage. The content of a storage is one IR value of logical shape `sizes`, laid out by a *base*
@@ -50,14 +50,14 @@ struct Geometry {
   static Geometry contiguous(c10::ScalarType dtype, c10::IntArrayRef sizes);
 };
 
-// Where a view begins in its base, without saying where it lies: what is the same for all views
-// that differ in their offset only, and what is not.
+// Where a view begins in its base, split into `weights`, which are the same for all views that
+// differ in their offset only, and `starts`, which are not.
 //
 // The base's dimensions, by stride, are the digits of a mixed-radix number, and an offset is such a
 // number. Neighbouring digits are merged until no dimension of the view carries from one into the
 // next (lowering/geometry.py). In a digit that the view does not cover it might begin elsewhere;
-// its start in that digit is one of `starts`. They count elements, if the dtypes differ of the
-// narrower.
+// its start in that digit is one of `starts`. They count elements; if the dtypes differ, those of
+// the narrower dtype.
 //
 //     base [64, 16], view x[5:9]    weights [16, 1], starts [5]
 //     base [64, 16], view x[5, 2]   weights [16, 1], starts [5, 2]
@@ -68,11 +68,11 @@ struct Begin {
 };
 Begin begin_of(const Geometry& base, const Geometry& view);
 
-// The view's offset, in its elements; that of `view` says nothing.
+// The view's offset, in its elements; that of `view` is ignored.
 int64_t offset_of(const Geometry& base, const Geometry& view, const Begin& begin);
 
 // True if the strides are those of a permuted contiguous tensor: every element once, no gaps. The
-// strides of size-1 dimensions say nothing and are ignored.
+// strides of size-1 dimensions are ignored.
 bool is_dense(c10::IntArrayRef sizes, c10::IntArrayRef strides);
 
 // True if both describe the same elements in the same logical order (same sizes; strides of size-1

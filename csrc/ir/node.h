@@ -1,8 +1,8 @@
 // The lazy graph: immutable nodes, reference-counted, pointing at their operands.
 //
 // A node is one recorded operator call. What is the same for every such call (the operator, its
-// static arguments, operand and output types) stands in an OpSpec, made once by the shape memo and
-// never freed; the node itself only adds its operands and the values of its scalars. `x * 2 + y`:
+// static arguments, operand and output types) is in an OpSpec, made once by the shape memo; the
+// node itself only adds its operands and the values of its scalars. `x * 2 + y`:
 //
 //     Node(add.Tensor) ── operand 0 ── Node(mul.Tensor) ── operand 0 ── Leaf(x)
 //            │                             └ slot 0 = 2
@@ -43,7 +43,7 @@ union ScalarValue {
 enum class SlotKind : uint8_t {
   kFloat,   // `f`; becomes a runtime input once it varies
   kInt,     // `i`; likewise
-  kPlace,   // `i`; likewise, but that another program has another one there says nothing
+  kPlace,   // `i`; likewise, but a difference between programs does not count
   kRandom,  // `i`; seed or ordinal of a random operator: a runtime input from the start
 };
 
@@ -51,7 +51,7 @@ struct SlotSpec {
   c10::ScalarType dtype;
   bool wrapped;  // a Python number: takes part in type promotion by its category only
   SlotKind kind;
-  bool optional = false;  // what nobody gave is a 1, which rules leave out
+  bool optional = false;  // a number that the caller did not give is a 1, which rules leave out
 };
 
 // One argument of the operator, in schema order. Operands and slots are numbered by their order of
@@ -74,7 +74,7 @@ struct Arg {
   Geometry geometry{};                                 // kGeometry
 };
 
-// What the graph room keeps beside a spec: the operator compiled on its own (graph/one_operator.h).
+// Kept with a spec by the graph room: the operator's own programs (graph/one_operator.h).
 class OwnPrograms {
  public:
   virtual ~OwnPrograms() = default;
@@ -93,7 +93,7 @@ struct OpSpec {
   bool spreads = false;       // it runs on its operands' mesh: its lowering may name the axes
   bool portable = true;       // means the same in every process
   bool numbers_vary = false;  // its scalars are taken for inputs before they vary
-  uint32_t operators = 1;     // how many it stands for: more for a graph that was traced
+  uint32_t operators = 1;     // how many it counts as: more for a graph that was traced
   uint16_t settings = 0;  // torch's when the call was recorded (record/settings.h); 0: none matters
   CompileOptions compile_options;      // that a program with it is compiled with
   const Sharding* sharding = nullptr;  // that it gives its result; null for almost all
@@ -101,7 +101,7 @@ struct OpSpec {
 
   OpSpec() = default;
   ~OpSpec() { delete own_programs.load(); }
-  // The same call, as another operator to all that compare ids.
+  // The same call with a new id, so that it counts as another operator.
   std::unique_ptr<OpSpec> copy() const;
 
   static uint64_t next_id();
@@ -151,8 +151,8 @@ class LeafData {
   virtual ~LeafData() = default;
 };
 
-// Values on their way out. Whoever replaces values under a device's mutex drops the old ones after
-// releasing it, since large graphs may hang on them.
+// Values to be dropped. Code that replaces values under a device's mutex drops the old ones after
+// releasing it, since they may be the last references to large graphs.
 class Garbage {
  public:
   void add(Value value) {

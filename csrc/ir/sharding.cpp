@@ -64,7 +64,7 @@ std::string text_of(const Mesh& mesh, const Sharding::Dimensions& dimensions,
   return text + ") over " + mesh.text();
 }
 
-// Joins parts of an axis that follow each other, and leaves out what splits nothing.
+// Joins consecutive parts of an axis, and removes parts of length 1.
 void simplify(std::vector<AxisPart>& parts) {
   std::vector<AxisPart> simple;
   for (const AxisPart& part : parts) {
@@ -79,7 +79,7 @@ void simplify(std::vector<AxisPart>& parts) {
   parts = std::move(simple);
 }
 
-// Where a position in the mesh lies along a part of an axis.
+// The coordinate of a mesh position along a part of an axis.
 int64_t coordinate(const Mesh& mesh, const AxisPart& part, size_t position) {
   const int64_t size = mesh.axes()[part.axis].size;
   const int64_t along = static_cast<int64_t>(position) / mesh.stride(part.axis) % size;

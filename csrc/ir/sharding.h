@@ -11,9 +11,9 @@
 // A dimension that does not divide evenly is split as if it were longer: 7 rows over 4 devices are
 // shards of 2 rows, of which the last has one row and one of padding, whose content means nothing.
 //
-// The value stays one value: who computes with it knows nothing of shards. Both kinds of objects
-// are interned and never freed: the same mesh or sharding is the same pointer, and may be compared
-// by it.
+// The value stays one value: code that computes with it knows nothing of shards. Both kinds of
+// objects are interned and never freed: the same mesh or sharding is the same pointer, and may be
+// compared by it.
 #pragma once
 
 #include <atomic>
@@ -57,8 +57,8 @@ class Mesh {
   uint64_t id_ = 0;
 };
 
-// An axis, or the part of it that has `before` devices' worth of it outside, and is `size` long:
-// partitioners split axes. A whole axis has nothing before it.
+// An axis, or a part of one: `size` is its length, `before` the product of the lengths of the parts
+// outside it. Partitioners split axes. A whole axis has `before` 1.
 struct AxisPart {
   size_t axis;
   int64_t before, size;
@@ -69,13 +69,13 @@ class Sharding {
  public:
   using Dimensions = std::vector<std::vector<AxisPart>>;
 
-  // One entry per dimension. Parts of length 1 are left out, neighbouring ones joined. What a
-  // partitioner may split further is `open`; none is where nothing is said. Only values within a
+  // One entry per dimension. Parts of length 1 are left out, neighbouring ones joined. Dimensions
+  // that a partitioner may split further are `open`; if it is empty, none is. Only values within a
   // program have open dimensions.
   static const Sharding* get(const Mesh& mesh, Dimensions dimensions, std::vector<bool> open = {});
   static const Sharding* replicated(const Mesh& mesh, size_t rank);
-  // From how many tiles each dimension has, and which one a position in the mesh holds. Null if no
-  // axes say that.
+  // Made from the number of tiles of each dimension, and the tile that each position in the mesh
+  // holds. Null if no axes describe that.
   static const Sharding* of_tiles(const Mesh& mesh, const std::vector<int64_t>& tiles,
                                   const std::function<std::vector<int64_t>(size_t)>& tile_of);
   // One that exists already, by its text; null if none has it.

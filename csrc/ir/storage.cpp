@@ -71,7 +71,7 @@ AddressAllocator* registered = nullptr;
 c10::intrusive_ptr<c10::StorageImpl> make_storage(c10::StorageImpl::use_byte_size_t,
                                                   c10::SymInt size, c10::DataPtr data_ptr,
                                                   c10::Allocator*, bool) {
-  // What lies at an address cannot be shared with the storage that has it.
+  // The data at an address cannot be shared with the storage that has it.
   TORCH_CHECK_NOT_IMPLEMENTED(!data_ptr,
                               "lazyxla: a slice of a storage does not exist on this device; slice "
                               "the tensor, or the storage's copy on the CPU");

@@ -1,14 +1,14 @@
-// Storage: the memory a tensor lies on, as PyTorch sees it, and its lazy content.
+// Storage: the memory of a tensor, as PyTorch sees it, and its lazy content.
 //
 // A Storage is the c10::StorageImpl of every lazyxla tensor. It owns one IR value, its current
-// content, in a dense base geometry (see geometry.h); writing makes a new value and leaves the old
-// one to whoever still reads it. All tensors that alias share the Storage and therefore see every
-// write: aliasing is correct by construction.
+// content, in a dense base geometry (see geometry.h); writing makes a new value; nodes that still
+// read the old one keep it. All tensors that alias share the Storage and therefore see every write:
+// aliasing is correct by construction.
 //
 // A storage without a value is uninitialised memory. A storage whose value is no leaf is *pending*:
-// it stands in a PendingSet, in order of becoming pending, until a flush computes it or it dies.
-// Dead storages leave the set, so dead code is never lowered. What a pending storage had before, a
-// leaf or nothing, is its *committed* content: a flush that fails gives it back.
+// it is in a PendingSet, in order of becoming pending, until a flush computes it or it dies. Dead
+// storages leave the set, so dead code is never lowered. What a pending storage had before, a leaf
+// or nothing, is its *committed* content: a flush that fails gives it back.
 //
 // The data pointer is a made-up address, unique for every storage's bytes and never mapped: code
 // that compares or subtracts addresses works, code that dereferences them faults at once. PyTorch
@@ -39,16 +39,16 @@ namespace lazyxla::ir {
 class AddressAllocator;
 class Storage;
 
-// Guards what is said above. Whoever may need the GIL must not hold it.
+// Guards what is said above. It must not be held where the GIL may be needed.
 SpinLock& device_mutex(c10::DeviceIndex device);
 
-// A stretch of random numbers that pending operators draw: ordinals `first` to `next` - 1.
+// A range of random numbers that pending operators draw: ordinals `first` to `next` - 1.
 struct Draws {
   c10::intrusive_ptr<c10::GeneratorImpl> generator;
   uint64_t seed, first, next;
 };
 
-// What the record room keeps beside a pending set: where fused mode cuts (record/batches.h).
+// Kept with a pending set by the record room: where fused mode cuts (record/batches.h).
 class Batching {
  public:
   virtual ~Batching() = default;
@@ -62,7 +62,7 @@ struct PendingSet {
   ~PendingSet() { delete batching.load(); }
 
   const c10::DeviceIndex device;
-  const std::atomic<int>& regions;  // if not zero, others leave the set's storages where they are
+  const std::atomic<int>& regions;  // if not zero, other threads do not take the set's storages
   Storage* first = nullptr;
   Storage* last = nullptr;
   std::vector<Draws> draws;
@@ -73,14 +73,14 @@ struct PendingSet {
   std::atomic<bool> fused{false};  // some of them in fused mode: they may not wait for long
   std::atomic<Batching*> batching{nullptr};  // made once
 
-  // Makes what is pending elsewhere pending here. Caller holds the device's mutex.
+  // Moves a storage that is pending elsewhere to this set. Caller holds the device's mutex.
   void adopt(Storage& storage);
   void adopt_all(PendingSet& other);
   void note_draw(const c10::intrusive_ptr<c10::GeneratorImpl>& generator, uint64_t seed,
                  uint64_t ordinal);
 };
 
-// What a storage holds, or held: a leaf, and the geometry that it lies in.
+// What a storage holds, or held: a leaf, and its geometry.
 struct Content {
   Value value;
   std::unique_ptr<Geometry> base;  // null: the storage's own
@@ -88,7 +88,7 @@ struct Content {
   explicit operator bool() const { return static_cast<bool>(value); }
 };
 
-// What a storage's content is through a geometry, as data.
+// A storage's content through a geometry, as data.
 struct KnownView {
   Geometry geometry;
   Value leaf;
@@ -106,25 +106,26 @@ class Storage final : public c10::StorageImpl {
   // The Storage behind what PyTorch holds: itself, or the owner of a wrapped address.
   static Storage& of(c10::StorageImpl& storage);
 
-  // The geometry `value` lies in. Meaningful also without a value: what a first write would use.
+  // The geometry of `value`. Meaningful also without a value: what a first write would use.
   const Geometry& base() const { return base_; }
   const Value& value() const { return value_; }
   SpinLock& mutex() const { return *mutex_; }
   // The set that it is pending in, or null.
   PendingSet* pending_set() const { return pending_set_; }
   bool is_pending() const { return pending_set_ != nullptr; }
-  // Whether it never had data: nothing was written to it, or all of that is pending. Caller holds
+  // Whether it never had data: nothing was written to it, or all writes are pending. Caller holds
   // the mutex.
   bool is_new() const { return is_pending() ? !committed_ : !value_; }
 
-  // How its data is spread over many devices from now on, whatever is written to it; null if nobody
-  // said. It is for the base geometry, which then stays. Caller holds the mutex.
+  // How its data is spread over many devices from now on, independent of what is written to it;
+  // null if it was not set. It is for the base geometry, which then stays the same. Caller holds
+  // the mutex.
   const Sharding* sharding() const { return sharding_; }
   void set_sharding(const Sharding* sharding) { sharding_ = sharding; }
 
   // Replaces the content; caller holds the mutex. `base` must be dense with offset 0 and cover the
-  // storage. `pending` is where the storage stands from now on if `value` is no leaf. What had the
-  // content before goes to `garbage`.
+  // storage. `pending` is the set that the storage joins if `value` is no leaf. The old content is
+  // moved to `garbage`.
   void set_value(Value value, PendingSet& pending, Garbage& garbage);
   void set_value(Value value, const Geometry& base, PendingSet& pending, Garbage& garbage);
   void set_leaf(Value leaf, Garbage& garbage);
@@ -145,7 +146,7 @@ class Storage final : public c10::StorageImpl {
 
   Storage* next_pending() const { return next_; }
 
-  uint64_t id() const { return id_; }  // never given twice
+  uint64_t id() const { return id_; }  // never reused
   // All that are alive, by their ids. One may die at any time, but for those of a device whose
   // mutex the caller holds: they have lost their value before, or keep it as long.
   static std::unordered_map<uint64_t, Storage*> alive();

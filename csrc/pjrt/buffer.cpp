@@ -84,7 +84,7 @@ Buffer::~Buffer() {
 }
 
 PJRT_Buffer* Buffer::consume(Counted) {
-  // Others may look at it, but only one execution takes it: no exchange, which takes longer.
+  // Others may read it, but only one execution takes it, so no atomic exchange, which is slower.
   PJRT_Buffer* raw = raw_.load(std::memory_order_acquire);
   raw_.store(nullptr, std::memory_order_release);
   return raw;
@@ -148,8 +148,8 @@ void Buffer::await() const {
 
 void Buffer::to_host(void* dst, size_t nbytes) const {
   await();
-  // A plain copy, if possible: far faster for small values than the plugin's, which goes through
-  // another thread.
+  // A plain copy, if possible: far faster for small values than the plugin's, which uses another
+  // thread.
   if (nbytes >= nbytes_) {
     if (const auto view = HostView::of(*this)) {
       std::memcpy(dst, view->data(), nbytes_);
@@ -157,7 +157,7 @@ void Buffer::to_host(void* dst, size_t nbytes) const {
     }
   }
   const PJRT_Api* api = &device_->api();
-  // Left to itself the plugin writes in the layout it has on the device.
+  // By default the plugin writes in the device's layout.
   RowMajorLayout layout(dims().size());
   LAZYXLA_PJRT_ARGS(args, PJRT_Buffer_ToHostBuffer);
   args.src = raw_;

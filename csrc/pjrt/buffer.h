@@ -5,9 +5,9 @@
 // memory then belongs to one of the outputs, and any use but destroying it is an error. The value
 // never changes otherwise.
 //
-// Work is asynchronous. Whoever makes a Buffer gets it at once; if the execution that computes it
-// fails, the failure is thrown as Error by `await` and `to_host`, and by every execution that takes
-// it as an argument.
+// Work is asynchronous. The caller gets a Buffer at once; if the execution that computes it fails,
+// the failure is thrown as Error by `await` and `to_host`, and by every execution that takes it as
+// an argument.
 #pragma once
 
 #include <pjrt_c_api.h>
@@ -23,7 +23,7 @@ class Device;
 
 class Buffer {
  public:
-  // Takes ownership of `raw`, which lies on `device`. The second form is for callers that know how
+  // Takes ownership of `raw`, which is on `device`. The second form is for callers that know how
   // many bytes it occupies there.
   static Buffer adopt(const Device& device, PJRT_Buffer* raw);
   Buffer(const Device& device, PJRT_Buffer* raw, size_t nbytes);
@@ -32,7 +32,7 @@ class Buffer {
   Buffer(const Device& device, PJRT_Buffer* raw, size_t nbytes, Counted);
 
   ~Buffer();
-  Buffer(Buffer&& other) noexcept;  // what is moved from is as if consumed
+  Buffer(Buffer&& other) noexcept;  // a buffer that was moved from is like a consumed one
   Buffer& operator=(Buffer&&) = delete;
 
   PJRT_Buffer_Type dtype() const;
@@ -42,13 +42,13 @@ class Buffer {
   int device_index() const;
   PJRT_Buffer* raw() const { return raw_.load(std::memory_order_acquire); }  // null once consumed
 
-  // Whether the value is there (or its computation has failed). Does not wait.
+  // Whether the value is ready (or its computation has failed). Does not wait.
   bool ready() const;
 
   // Waits for the value. Throws if its computation failed or the buffer was consumed.
   void await() const;
 
-  // Waits for the value and copies it to `dst` in dense row-major order, whatever its layout on the
+  // Waits for the value and copies it to `dst` in dense row-major order, from any layout on the
   // device. `nbytes` is the room at `dst`: at least elements x element size.
   void to_host(void* dst, size_t nbytes) const;
 
@@ -71,7 +71,7 @@ class Buffer {
   const Device* device_;
   std::atomic<PJRT_Buffer*> raw_;  // null once consumed
   size_t nbytes_;
-  mutable std::atomic<bool> ready_{false};  // saves asking again; a failed buffer never sets it
+  mutable std::atomic<bool> ready_{false};  // saves another query; a failed buffer never sets it
 };
 
 }  // namespace lazyxla::pjrt

@@ -15,7 +15,7 @@ void wait_for_event(const PJRT_Api* api, PJRT_Event* event) {
     ignore_error(api, api->PJRT_Event_Await(&args));
     return;
   }
-  // The plugin's own function waits to the end. Whoever is interrupted leaves before the callback.
+  // The plugin's own function cannot be interrupted. An interrupted wait ends before the callback.
   struct Shared {
     const PJRT_Api* api;
     std::atomic<bool> over{false};
@@ -27,7 +27,7 @@ void wait_for_event(const PJRT_Api* api, PJRT_Event* event) {
   args.callback = [](PJRT_Error* error, void* user_arg) {
     std::unique_ptr<std::shared_ptr<Shared>> shared(
         static_cast<std::shared_ptr<Shared>*>(user_arg));
-    ignore_error((*shared)->api, error);  // whoever asks the event is told
+    ignore_error((*shared)->api, error);  // a query of the event reports it
     (*shared)->over.store(true, std::memory_order_release);
     waiting::announce();
   };
@@ -52,7 +52,7 @@ void await_event(const PJRT_Api* api, PJRT_Event* event, std::string_view what) 
     destroy_event(api, event);
     throw;
   }
-  await_copy(api, event, what);  // it has happened: this only asks how it ended
+  await_copy(api, event, what);  // it has happened: this only gets its result
 }
 
 }  // namespace lazyxla::pjrt

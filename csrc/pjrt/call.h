@@ -20,7 +20,8 @@
 
 namespace lazyxla::pjrt {
 
-// Frees an error nobody looks at: of a destructor, or of a query whose failure means "not offered".
+// Frees an error that is not reported: of a destructor, or of a query whose failure means "not
+// offered".
 inline bool ignore_error(const PJRT_Api* api, PJRT_Error* error) {
   if (error == nullptr) {
     return false;
@@ -51,7 +52,7 @@ inline bool is_ready(const PJRT_Api* api, PJRT_Event* event) {
 void wait_for_event(const PJRT_Api* api, PJRT_Event* event);
 
 // Waits for `event`, frees it, and throws the failure it carries. A null event has happened
-// already. Nothing ends the wait before: the plugin may be writing to the caller's memory.
+// already. Not interruptible: the plugin may be writing to the caller's memory.
 void await_copy(const PJRT_Api* api, PJRT_Event* event, std::string_view what);
 
 // The same, but an interrupt ends it.

@@ -14,7 +14,7 @@ std::optional<int64_t> optional_stat(bool is_set, int64_t value) {
   return is_set ? std::optional(value) : std::nullopt;
 }
 
-// Arguments that lack what the host memory's use is.
+// Arguments without the host buffer's semantics.
 PJRT_Client_BufferFromHostBuffer_Args host_buffer(PJRT_Client* client, const void* data,
                                                   PJRT_Buffer_Type type,
                                                   std::span<const int64_t> dims,
@@ -190,8 +190,8 @@ void Client::find_devices() {
   }
 }
 
-// The plugin has an order of its own for all devices, and numbers the processes as it likes: so
-// each process tells the others which are its own.
+// The plugin has an order of its own for all devices, and its own numbers for the processes: so
+// each process reports to the others which devices are its own.
 void Client::find_others_devices() {
   LAZYXLA_PJRT_ARGS(every, PJRT_Client_Devices);
   every.client = raw_;
@@ -219,7 +219,7 @@ void Client::keep_known(const CompileOptions& options) {
       check_options(some);
       return true;
     } catch (const Error& error) {
-      // Any other says nothing of the options, and without them values may be wrong.
+      // Any other error is not about the options, and without them values may be wrong.
       if (error.code() != PJRT_Error_Code_INVALID_ARGUMENT) throw;
       return false;
     }
@@ -237,7 +237,7 @@ Client::~Client() {
   if (raw_ == nullptr || forked()) {
     return;
   }
-  devices_.clear();  // frees the handles in flight, which are the client's
+  devices_.clear();  // frees the handles in flight, which belong to the client
   finish_disposal();
   LAZYXLA_PJRT_ARGS(args, PJRT_Client_Destroy);
   args.client = raw_;
@@ -265,7 +265,7 @@ void Client::blame_options(const CompileOptions& options) const {
   try {
     check_options(options);
   } catch (const Error& error) {
-    // All others are checked where they are given.
+    // All other options are checked where they are set.
     throw Error(error.code(), std::string("the options of LAZYXLA_XLA_OPTIONS (setting ") +
                                   "xla_options): " + error.what());
   }
@@ -318,8 +318,8 @@ Buffer Client::buffer_from_host(const void* data, PJRT_Buffer_Type type,
   args.num_byte_strides = byte_strides.size();
   args.host_buffer_semantics = PJRT_HostBufferSemantics_kImmutableOnlyDuringCall;
   LAZYXLA_PJRT_CALL(&api(), PJRT_Client_BufferFromHostBuffer, args);
-  // With these semantics the plugin is done with `data` already; a failed transfer shows on the
-  // buffer itself.
+  // With these semantics the plugin no longer reads `data`; a failed transfer shows on the buffer
+  // itself.
   destroy_event(&api(), args.done_with_host_buffer);
   Buffer buffer = Buffer::adopt(device, args.buffer);
   device.note_upload(buffer);

@@ -30,18 +30,18 @@
 namespace lazyxla::pjrt {
 
 // What our own Buffers occupy on a device. Kept by us because not every plugin has allocator
-// statistics (the CPU one has none). Memory that an execution needs for itself is not in it.
+// statistics (the CPU one has none). Temporary memory of executions is not included.
 struct MemoryStats {
   struct Tally {
     int64_t current = 0;
     int64_t peak = 0;       // the most since the start or the last reset_peak
-    int64_t allocated = 0;  // all in all since the start or the last reset_accumulated
+    int64_t allocated = 0;  // total since the start or the last reset_accumulated
     int64_t freed = 0;
   };
   Tally buffers, bytes;
 };
 
-// What the plugin's allocator says; fields it leaves out are empty.
+// What the plugin's allocator reports; missing fields are empty.
 struct AllocatorStats {
   int64_t bytes_in_use = 0;
   std::optional<int64_t> peak_bytes_in_use;
@@ -77,10 +77,10 @@ class Device {
   // Waits for all executions enqueued so far, and all uploads. Throws if one of them failed.
   void await() const;
 
-  // For somebody whose result has failed: the failure, if nobody was told of it yet (in_flight.h).
+  // For the reader of a failed result: the failure, if it was not reported yet (in_flight.h).
   std::optional<Error> take_failure() const { return in_flight_->take_failure_of_result(); }
 
-  // Has `await` wait for the buffer, too.
+  // `await` waits for the buffer, too.
   void note_upload(const Buffer& buffer) const;
 
  private:
@@ -98,7 +98,7 @@ class Device {
       void reset_accumulated();
     };
     Tally buffers, bytes;
-    void add(int64_t size, int64_t count = 1);  // of so many buffers, `size` bytes in all
+    void add(int64_t size, int64_t count = 1);  // adds `count` buffers, `size` bytes in all
     void remove(int64_t size, int64_t count = 1);
   };
 
@@ -146,17 +146,17 @@ class Client {
   // The process of the device at this position.
   int process_of(int position) const { return process_of_.at(position); }
 
-  // Whether other processes' devices are among them, which a program may then use, too.
+  // Whether other processes' devices are among them; programs may then use these, too.
   bool spans_processes() const { return all_devices_.size() > devices_.size(); }
   const Processes& processes() const { return processes_; }
 
   // Compiles `code`. Format "mlir" takes MLIR text, MLIR bytecode or a StableHLO portable artifact.
-  // `options` go before the client's own; an error that comes of them says so.
+  // `options` take precedence over the client's own; an error that they cause says so.
   std::unique_ptr<Executable> compile(std::string_view code, std::string_view format,
                                       const CompileOptions& options) const;
   const CompileOptions& compile_options() const { return compile_options_; }
 
-  // Throws what the compiler says of options that it does not take: it compiles a program that
+  // Throws the compiler's error for options that it does not accept: compiles a program that
   // returns its input.
   void check_options(const CompileOptions& options) const;
 
@@ -171,20 +171,20 @@ class Client {
   Buffer buffer_from_host(const void* data, PJRT_Buffer_Type type, std::span<const int64_t> dims,
                           std::span<const int64_t> byte_strides, const Device& device) const;
 
-  // Lets devices fetch this host memory by themselves, until it is unmapped. False if the plugin
-  // does not offer that, or not for this memory.
+  // Lets devices fetch this host memory themselves, until it is unmapped. False if the plugin does
+  // not offer that, or not for this memory.
   bool map_host_memory(void* data, size_t nbytes) const;
   void unmap_host_memory(void* data) const;
 
-  // Copies dense row-major mapped memory to a device without copying it on the host before. It must
-  // stay as it is until `done` is called, from any thread: when the device has it.
+  // Copies dense row-major mapped memory to a device without a copy on the host before. It must not
+  // change until `done` is called, from any thread: when the device has it.
   Buffer buffer_from_mapped_memory(const void* data, PJRT_Buffer_Type type,
                                    std::span<const int64_t> dims, const Device& device,
                                    std::function<void()> done) const;
 
-  // A buffer on dense row-major host memory itself if the device is the host and the plugin likes
-  // the alignment, else a copy. The memory must stay as it is until `done` is called, from any
-  // thread: when the buffer is gone, or the copy made. No execution writes to it.
+  // A buffer on dense row-major host memory itself if the device is the host and the plugin accepts
+  // the alignment, else a copy. The memory must not change until `done` is called, from any thread:
+  // when the buffer is freed, or the copy made. No execution writes to it.
   Buffer share_host_memory(const void* data, PJRT_Buffer_Type type, std::span<const int64_t> dims,
                            const Device& device, std::function<void()> done) const;
 
@@ -197,7 +197,7 @@ class Client {
   void keep_known(const CompileOptions& options);
   std::unique_ptr<Executable> compile_unchecked(std::string_view code, std::string_view format,
                                                 const CompileOptions& options) const;
-  void blame_options(const CompileOptions& options) const;  // throws if they are at fault
+  void blame_options(const CompileOptions& options) const;  // throws if they caused the error
   Buffer buffer_from_lasting_memory(PJRT_HostBufferSemantics semantics, const void* data,
                                     PJRT_Buffer_Type type, std::span<const int64_t> dims,
                                     const Device& device, std::function<void()> done) const;

@@ -50,7 +50,7 @@ CompiledProgram::Optimized CompiledProgram::optimized_program() const {
   LAZYXLA_PJRT_ARGS(args, PJRT_Executable_OptimizedProgram);
   args.executable = raw_;
   args.program = &program;
-  LAZYXLA_PJRT_CALL(api_, PJRT_Executable_OptimizedProgram, args);  // tells the size
+  LAZYXLA_PJRT_CALL(api_, PJRT_Executable_OptimizedProgram, args);  // returns the size
   Optimized result{.format = std::string(program.format, program.format_size),
                    .bytes = std::string(program.code_size, '\0')};
   program.code = result.bytes.data();

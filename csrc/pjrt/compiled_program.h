@@ -1,7 +1,7 @@
-// A compiled program: what the compiler made, and what it knows about it.
+// A compiled program: the compiler's output, and what it reports about it.
 //
-// It cannot run: it may be for devices that are not there (topology.h). One that is loaded onto
-// devices of a client is an Executable, which has a CompiledProgram for the questions below.
+// It cannot run: it may be for devices that do not exist here (topology.h). One that is loaded onto
+// devices of a client is an Executable, which has a CompiledProgram for the queries below.
 #pragma once
 
 #include <pjrt_c_api.h>
@@ -23,7 +23,7 @@ struct CompiledMemoryStats {
   int64_t outputs = 0;
   int64_t aliased = 0;    // how much of the arguments is reused for outputs
   int64_t temporary = 0;  // needed during the execution only
-  int64_t peak = 0;       // 0 if the plugin does not tell
+  int64_t peak = 0;       // 0 if the plugin does not report it
 };
 
 // A program as the compile functions take it. It points into `code` and `format`.
@@ -42,7 +42,7 @@ class CompiledProgram {
   // Bytes for Client::deserialize. Throws if the plugin cannot serialize.
   std::string serialize() const;
 
-  // What the compiler made of it, and the format that is in, for example "hlo_with_config".
+  // The optimized program, and its format, for example "hlo_with_config".
   struct Optimized {
     std::string format;
     std::string bytes;

@@ -1,4 +1,4 @@
-// What the plugin tells of a device, attached (client.h) or not (topology.h).
+// What the plugin reports of a device, attached (client.h) or not (topology.h).
 #pragma once
 
 #include <pjrt_c_api.h>

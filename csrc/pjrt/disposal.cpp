@@ -11,7 +11,7 @@
 namespace lazyxla::pjrt {
 namespace {
 
-constexpr size_t kFew = 128;  // freeing so many takes about as long as waking a thread
+constexpr size_t kFew = 128;  // freeing this many takes about as long as waking a thread
 
 class Disposal {
  public:

@@ -3,7 +3,7 @@
 // A PJRT function reports failure by returning a PJRT_Error that the caller must free. `check`
 // turns one into an exception, so no other code handles a PJRT_Error. Every problem this directory
 // reports, be it the plugin's or our own (a missing file, a forked child), is an `Error`: callers
-// catch one type and tell cases apart by `code()`. Out of device memory, for example, is
+// catch one type and distinguish cases by `code()`. Out of device memory, for example, is
 // PJRT_Error_Code_RESOURCE_EXHAUSTED.
 #pragma once
 
@@ -28,7 +28,7 @@ class Error : public std::runtime_error {
   PJRT_Error_Code code_;
 };
 
-// The name of a code as the field writes it, for example "RESOURCE_EXHAUSTED".
+// The name of a code in the usual spelling, for example "RESOURCE_EXHAUSTED".
 std::string_view code_name(PJRT_Error_Code code);
 
 // Frees `error` and throws it as an Error whose message is "<what>: <CODE>: <plugin's message>".

@@ -18,7 +18,7 @@ namespace lazyxla::pjrt {
 namespace {
 
 // The arrays one call of the C API needs. Each thread keeps a set; a call takes it and puts it
-// back, so that a call inside a call (a host kernel that runs a program itself) gets its own.
+// back, so a nested call (a host kernel that runs a program itself) gets its own.
 struct Scratch {
   std::vector<PJRT_Buffer*> args;
   std::vector<int64_t> kept_args;
@@ -52,8 +52,8 @@ struct WireMessage {
   }
 };
 
-// An OptionOverrideProto. A floating-point number goes as text, which the compiler reads by the
-// option's own type; by its source (pjrt_executable.cc) it takes a double only for an option of
+// An OptionOverrideProto. A floating-point number is passed as text, which the compiler reads by
+// the option's own type; by its source (pjrt_executable.cc) it takes a double only for an option of
 // type float, and only if it is positive.
 std::string option_override(const CompileOptions::mapped_type& value) {
   WireMessage message;

@@ -1,14 +1,14 @@
 // An executable: a compiled program, loaded and ready to run.
 //
 // An executable is portable: it belongs to no device, and one Executable serves all devices of the
-// client; but for one that is for several devices at once, which is for these. Those of other
-// processes run it when these call it. `execute` is
+// client. The exception is an executable for several devices at once, which serves only these; for
+// devices of other processes, their processes call it. `execute` is
 // the hot path of the whole project: it queries nothing, formats nothing, and its scratch vectors
 // keep their memory per thread.
 //
 // Donation. A module says with `tf.aliasing_output` on a parameter which output may take over that
-// parameter's memory; whether it does is decided at each call by `donated_args`. What is not listed
-// there is kept intact, aliased in the module or not (the runtime then copies first).
+// parameter's memory; whether it does is decided at each call by `donated_args`. Arguments that are
+// not listed are kept intact, aliased in the module or not (the runtime then copies first).
 //
 //   auto executable = client->compile(module, "mlir", {});
 //   Buffer* args[] = {weight.get(), gradient.get()};
@@ -51,7 +51,7 @@ class Executable {
   // them. `donated_args` are positions in `args`, in ascending order, that the module aliases to an
   // output; when this returns, those Buffers are consumed. A Buffer that is donated may appear only
   // once in `args`. The plugin checks number and byte sizes of the arguments, not always their
-  // types. If it throws, nothing was enqueued, and arguments the plugin has not taken stay valid.
+  // types. If it throws, nothing was enqueued, and arguments the plugin has not taken remain valid.
   // `over`, if any, is called once the run is over (in_flight.h).
   std::vector<Buffer> execute(std::span<Buffer* const> args, std::span<const int> donated_args,
                               const Device& device, InFlight::Listener over = {}) const;
@@ -76,7 +76,7 @@ class Executable {
  private:
   Executable(const PJRT_Api& api, PJRT_LoadedExecutable* raw) : api_(&api), raw_(raw) {}
   void learn_output_nbytes(std::span<PJRT_Buffer* const> outputs) const;
-  // For each of these devices, the position at which the plugin takes it.
+  // For each of `devices`, its position in the plugin's order.
   std::vector<size_t> rows_of(std::span<const Device* const> devices) const;
   PJRT_Error* call_plugin(PJRT_LoadedExecutable_Execute_Args& call) const;
 
@@ -92,12 +92,12 @@ class Executable {
   mutable std::vector<size_t> output_nbytes_;
 };
 
-// For measuring what the plugin's part of an execution is: the seconds that all threads have spent
-// in the C API's execute function while this was on.
+// Measures the plugin's part of executions: the seconds that all threads have spent in the C API's
+// execute function while this was on.
 void measure_executions(bool on);
 double seconds_in_executions();
 
-// Options that are ours, of programs for several devices, "0,3,5": their positions among all of the
+// Our own options, of programs for several devices, "0,3,5": their positions among all of the
 // client's. Either the program is partitioned over them, or each of them runs a replica of it.
 inline constexpr char kDevices[] = "lazyxla_devices";
 inline constexpr char kReplicas[] = "lazyxla_replicas";
@@ -107,8 +107,8 @@ inline constexpr char kReplicas[] = "lazyxla_replicas";
 // wrong type.
 std::string serialize(const CompileOptions& options);
 
-// The options with those devices by their ids in place of their positions; `ids` are those of all.
-// Throws Error if there is no such device.
+// The options with devices given by their ids instead of their positions; `ids` are those of all
+// devices. Throws Error if there is no such device.
 CompileOptions with_device_ids(CompileOptions options, std::span<const int64_t> ids);
 
 }  // namespace lazyxla::pjrt

@@ -45,7 +45,7 @@ const FfiExtension* find_extension(const PJRT_Api& api) {
 }
 
 // Handlers of other libraries. A handler is a bare function, so each of them has a function here
-// that knows its number, answers the question for the version, and passes all else on.
+// that knows its number, answers the version query, and passes all else on.
 constexpr size_t kMostForeign = 512;
 std::array<std::atomic<Handler*>, kMostForeign> foreign;
 

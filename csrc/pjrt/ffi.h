@@ -7,8 +7,8 @@
 // the results' memory, on any of the plugin's threads or on the one that started the program.
 //
 // Before that a plugin asks each handler which version of the interface it was made for. A plugin
-// drops a handler made for a newer version than its own without a word, so ours answer the oldest
-// that has what they use.
+// silently drops a handler made for a newer version than its own, so ours answer the oldest that
+// has what they use.
 #pragma once
 
 #include <pjrt_c_api.h>
@@ -34,11 +34,11 @@ bool register_handler(const PJRT_Api& api, const std::string& platform, const st
 bool register_foreign_handler(const PJRT_Api& api, const std::string& platform,
                               const std::string& name, Handler* handler);
 
-// Answers the question for the version. Every handler begins with it, and returns null at once if
-// it is true: the call was only that question.
+// Answers the version query. Every handler calls it first, and returns null at once if it is true:
+// the call was only that query.
 bool answer_version(const XLA_FFI_CallFrame& frame);
 
-// What a handler returns to have the execution fail with `message`.
+// The error that a handler returns to make the execution fail with `message`.
 XLA_FFI_Error* handler_error(const XLA_FFI_CallFrame& frame, const std::string& message);
 
 // A handler that calls `function`, whose exceptions are the execution's error.

@@ -23,8 +23,8 @@ void keep_freed_memory() {
   }
   mallopt(M_MMAP_THRESHOLD, 256 << 20);
   mallopt(M_TRIM_THRESHOLD, 1 << 30);
-  // As large as the heaps of threads' arenas: such a heap is unmapped once it is empty, unless it
-  // has no more than this to give back.
+  // As large as the heaps of threads' arenas: such a heap is unmapped once it is empty, unless that
+  // frees no more than this.
   mallopt(M_TOP_PAD, 64 << 20);
 #endif
 }
@@ -61,7 +61,7 @@ std::optional<int64_t> number_in(const std::string& path) {
   return number;
 }
 
-// The pages of files that a control group holds: they go when memory is wanted.
+// The file pages of a control group, which are freed when memory is needed.
 int64_t file_pages(const std::string& directory) {
   std::ifstream lines(directory + "memory.stat");
   int64_t sum = 0, bytes = 0;

@@ -1,10 +1,10 @@
 // Memory of the CPU plugin: the process's own, from malloc.
 //
-// A program's arrays come and go with every step. glibc gives large blocks back to the system when
-// they are freed, and the next step pays a page fault for every 4 KiB of them: about a fifth of the
-// time of a training step. So it is told to keep them.
+// A program's arrays are allocated and freed in every step. glibc gives large blocks back to the
+// system when they are freed, and the next step pays a page fault for every 4 KiB of them: about a
+// fifth of the time of a training step. So it is set to keep them.
 //
-// A program's code lies in memory mappings, several for a small program and many for a large one.
+// A program's code is in memory mappings, several for a small program and many for a large one.
 // Linux grants a process 65,530 of them, and XLA does not survive a refusal.
 #pragma once
 
@@ -14,15 +14,15 @@
 namespace lazyxla::pjrt {
 
 // Makes malloc keep what is freed, blocks of up to 256 MiB and up to 1 GiB of unused memory. For
-// the whole process; leaves alone what the user has set by MALLOC_..._ or GLIBC_TUNABLES variables,
-// and other allocators than glibc's.
+// the whole process; does not change what the user has set by MALLOC_..._ or GLIBC_TUNABLES
+// variables, nor other allocators than glibc's.
 void keep_freed_memory();
 
 // Whether the process has more than half of the memory mappings that it may have. Takes up to a few
 // milliseconds.
 bool mappings_run_out();
 
-// What the machine's memory is to its programs, in bytes; empty if the system does not tell.
+// The machine's memory, in bytes; empty if the system does not report it.
 struct MachineMemory {
   int64_t available, total;
 };

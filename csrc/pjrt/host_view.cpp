@@ -37,7 +37,7 @@ bool lies_row_major_on_host(const PJRT_Api* api, PJRT_Buffer* raw) {
 }
 
 // A buffer's handle keeps its external references in a plain list: threads that read the same
-// buffer may not change it at the same time. (All other calls may be made at any time.)
+// buffer must not change it concurrently. (All other calls may be made at any time.)
 std::mutex& references_mutex() {
   static auto* mutex = new std::mutex();
   return *mutex;

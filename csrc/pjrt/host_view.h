@@ -1,7 +1,7 @@
-// A look at a buffer's memory where the device is the host: its elements, dense and row-major.
+// A view of a buffer's memory where the device is the host: its elements, dense and row-major.
 //
-// A HostView keeps the memory where it is and must not outlive its Buffer. Nobody writes to what it
-// shows: neither its reader, nor, as long as the Buffer is not donated, any program.
+// A HostView keeps the memory where it is and must not outlive its Buffer. The memory is read-only:
+// its reader must not write to it, and no program does as long as the Buffer is not donated.
 #pragma once
 
 #include <pjrt_c_api.h>
@@ -14,8 +14,8 @@ namespace lazyxla::pjrt {
 
 class HostView {
  public:
-  // Waits for the value. None if it does not lie in the host's memory, or in another layout. Throws
-  // if the computation of the value failed or the buffer was consumed.
+  // Waits for the value. None if it is not in the host's memory, or in another layout. Throws if
+  // the computation of the value failed or the buffer was consumed.
   static std::optional<HostView> of(const Buffer& buffer);
 
   ~HostView();

@@ -9,7 +9,8 @@
 
 namespace lazyxla::pjrt {
 
-// Whoever takes it out of the list finishes it. Others may be waiting for its event meanwhile.
+// The thread that takes it out of the list finishes it. Others may be waiting for its event
+// meanwhile.
 struct InFlight::Execution {
   Execution(const PJRT_Api* api, PJRT_Event* done, std::span<PJRT_Buffer* const> handles,
             Listener listener)
@@ -46,7 +47,7 @@ void InFlight::add(PJRT_Event* done, std::span<PJRT_Buffer* const> handles, List
     std::lock_guard lock(mutex_);
     executions_.push_back(std::move(execution));
   }
-  // A device runs its programs in order, or nearly so: looking at the oldest is enough.
+  // A device runs its programs nearly in order: checking the oldest is enough.
   while (true) {
     ExecutionRef oldest;
     {
@@ -119,7 +120,7 @@ void InFlight::finish(Execution& execution) {
   }
   std::optional<Error> failure;
   try {
-    LAZYXLA_PJRT_ARGS(args, PJRT_Event_Await);  // it is ready: this only asks how it ended
+    LAZYXLA_PJRT_ARGS(args, PJRT_Event_Await);  // it is ready: this only gets its result
     args.event = execution.done;
     check(api_, api_->PJRT_Event_Await(&args), "running a program");
   } catch (const Error& error) {

@@ -1,6 +1,6 @@
 // Executions in flight on a device: their completion events, and the buffers they took.
 //
-// Every execution is entered here, whatever becomes of its results, so that a program can wait
+// Every execution is entered here, even if its results are not used, so that a program can wait
 // until the device has done all its work.
 //
 // On the CPU plugin, PJRT_Buffer_Destroy of a donated buffer blocks until the execution that took
@@ -8,12 +8,12 @@
 // they are kept here, too, and freed when a later execution finds the event ready. They hold no
 // device memory: that is the outputs' by then.
 //
-// Uploads are entered, too, as far as they are still under way: waiting for the device means that
-// what was sent to it has arrived.
+// Uploads are entered, too, as far as they are still under way: a wait for the device includes what
+// was sent to it.
 //
-// A failure is told once: by `await`, or by whoever reads a result and learns of it there
-// (`take_failure`). What else was in flight when it came to light and fails as well is taken for a
-// consequence, which only the results tell.
+// A failure is reported once: by `await`, or by the first read of a failed result (`take_failure`).
+// If other executions that were in flight at that time fail, too, this is taken for a consequence,
+// which only their results report.
 //
 // The list is as long as the number of executions in flight.
 #pragma once
@@ -36,8 +36,8 @@ namespace lazyxla::pjrt {
 
 class InFlight {
  public:
-  // Called once when the execution is over, by any thread that happens to see it, without locks:
-  // with null, or why it failed. What it returns is added to the failure's message.
+  // Called once when the execution is over, by any thread that notices it, without locks: with
+  // null, or the error. The result is appended to the failure's message.
   using Listener = std::function<std::string(const Error*)>;
 
   explicit InFlight(const PJRT_Api& api) : api_(&api) {}
@@ -51,15 +51,16 @@ class InFlight {
   // Whether all executions entered so far are over.
   bool is_over();
 
-  // Waits for all executions entered so far, whoever else waits for them. Throws the first failure
-  // that was not told yet, after all are over. An interrupt loses nothing.
+  // Waits for all executions entered so far; other threads may wait for them, too. Throws the first
+  // failure that was not reported yet, after all are over. An interrupt loses nothing.
   void await();
 
-  // The first failure that was not told yet, of what is over by now. It is told with that.
+  // The first failure that was not reported yet, among executions that are over. It counts as
+  // reported from then on.
   std::optional<Error> take_failure();
 
-  // The same for somebody who has learnt of a failure by a result: what is in flight now is that
-  // failure or its consequence, and not told again.
+  // The same for the reader of a failed result: failures of what is in flight now are that failure
+  // or its consequences, and not reported again.
   std::optional<Error> take_failure_of_result();
 
  private:

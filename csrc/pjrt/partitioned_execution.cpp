@@ -17,7 +17,7 @@
 namespace lazyxla::pjrt {
 namespace {
 
-// Devices that meet in a program must come to their programs in the same order.
+// Devices that share programs must get them in the same order.
 std::mutex& enqueueing() {
   static auto* mutex = new std::mutex();
   return *mutex;
@@ -29,9 +29,9 @@ bool is_taken(const PJRT_Api* api, PJRT_Buffer* raw) {
   return !ignore_error(api, api->PJRT_Buffer_IsDeleted(&args)) && args.is_deleted;
 }
 
-// The end of a run: when the last device is done, the handles of what it has consumed go, and its
-// listener is called with the first failure. It owns itself until then, so that the listeners of
-// the devices are mere pointers, which take no memory.
+// The end of a run: when the last device is done, the handles of what the run consumed are freed,
+// and its listener is called with the first failure. It owns itself until then, so that the
+// listeners of the devices are plain pointers, which allocate nothing.
 class LastOf {
  public:
   LastOf(const PJRT_Api& api, size_t devices, std::vector<PJRT_Buffer*> handles,

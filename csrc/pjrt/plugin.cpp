@@ -63,7 +63,7 @@ void check_version(const PJRT_Api& api, const std::string& path) {
     fail(PJRT_Error_Code_FAILED_PRECONDITION, path,
          both + ", and the major versions must be the same. Install matching versions.");
   }
-  // PJRT_Compile ends the part of the table that every plugin has; the rest is asked for by `has`.
+  // PJRT_Compile ends the part of the table that every plugin has; `has` checks for the rest.
   if (!has(api, &PJRT_Api::PJRT_Compile)) {
     fail(PJRT_Error_Code_FAILED_PRECONDITION, path,
          both + ": it is too old. Install a newer version of the plugin.");
@@ -75,7 +75,7 @@ void initialize(const PJRT_Api* api) {
   LAZYXLA_PJRT_CALL(api, PJRT_Plugin_Initialize, args);
 }
 
-// Attributes are a courtesy: a plugin that cannot give them works all the same.
+// Attributes are optional: a plugin without them works, too.
 NamedValues read_attributes(const PJRT_Api* api) {
   LAZYXLA_PJRT_ARGS(args, PJRT_Plugin_Attributes);
   if (ignore_error(api, api->PJRT_Plugin_Attributes(&args))) {
@@ -157,7 +157,7 @@ std::vector<PJRT_NamedValue> to_named_values(const NamedValues& values) {
 
 const Plugin& Plugin::load(const std::string& path) {
   static std::mutex mutex;
-  // Leaked on purpose: plugins stay loaded while the process winds down.
+  // Leaked on purpose: plugins remain loaded while the process ends.
   static auto& loaded = *new std::map<std::string, std::unique_ptr<Plugin>>();
 
   std::error_code error;

@@ -1,13 +1,13 @@
 // A PJRT plugin: a shared library that exports `GetPjrtApi` and thereby one kind of device.
 //
-// Loading opens the library, checks that its API can be talked to and initialises it; no device is
+// Loading opens the library, checks that its API is compatible and initialises it; no device is
 // touched until a Client is created. A plugin is loaded at most once per path and never unloaded
 // (its threads and static objects do not survive that), so a `const Plugin&` is valid for as long
 // as the process.
 //
 // The C API only ever grows at its end. A plugin older than our header lacks the newest functions
-// (`has` tells); one newer than our header knows from the struct sizes we pass what we do not know.
-// Only the major version must be the same.
+// (see `has`); one newer than our header knows from the struct sizes we pass which fields we do not
+// know. Only the major version must be the same.
 //
 //   const Plugin& plugin = Plugin::load("/.../xla_cpu_pjrt.so");
 //   auto client = Client::create(plugin, {{"cpu_device_count", 2}});
@@ -41,10 +41,10 @@ std::vector<PJRT_NamedValue> to_named_values(const NamedValues& values);
 // Which plugin to load and how to start its client.
 struct PluginSpec {
   std::string path;
-  std::string platform;  // "cpu", "cuda" or "tpu"; "" to go by what the client calls itself
+  std::string platform;  // "cpu", "cuda" or "tpu"; "": the name that the client reports
   NamedValues create_options;
   std::map<std::string, CompileOptions> compile_options;  // see Client::create
-  std::string hint;  // what to look at if the devices do not start
+  std::string hint;  // what to check if the devices do not start
 };
 
 class Plugin {
@@ -62,7 +62,7 @@ class Plugin {
   // (major, minor) of the PJRT C API the plugin was built with.
   std::pair<int, int> api_version() const;
 
-  // What the plugin says about itself; the two accessors below read the common ones.
+  // The plugin's attributes; the two accessors below read the common ones.
   const NamedValues& attributes() const { return attributes_; }
 
   // The StableHLO version (major, minor, patch) that the plugin's compiler reads at most.

@@ -1,8 +1,8 @@
 // The processes of one client: where it spans several, each addresses some of its devices.
 //
 // The clients of TPUs and GPUs span processes; those of one host or many meet at a key-value store
-// that whoever starts them provides. The CPU's does not: there `Client::spans_processes` stays
-// false, whatever it is given.
+// that their launcher provides. The CPU's does not: there `Client::spans_processes` is always
+// false.
 #pragma once
 
 #include <pjrt_c_api.h>
@@ -14,8 +14,8 @@
 
 namespace lazyxla::pjrt {
 
-// All functions may be called from several threads at once. What they throw, whatever it is, the
-// plugin is told.
+// All functions may be called from several threads at once. Every exception that they throw is
+// passed to the plugin as an error.
 class KeyValueStore {
  public:
   virtual ~KeyValueStore() = default;

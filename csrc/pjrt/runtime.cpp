@@ -35,8 +35,8 @@ std::unique_ptr<Client> start(const PluginSpec& spec, const Processes& processes
 
 std::atomic<bool> without_destructors{false};
 
-// Runs before static variables are destroyed, those of the plugin and of PyTorch among them, which
-// programs use that are still running.
+// Runs before static variables are destroyed, also those of the plugin and of PyTorch, which
+// running programs still use.
 void at_exit(int status, void*) {
   if (forked()) {
     return;
@@ -48,7 +48,7 @@ void at_exit(int status, void*) {
   for (const Device& device : Runtime::get().client().devices()) {
     try {
       device.await();
-    } catch (const Error&) {  // nobody is left who could be told
+    } catch (const Error&) {  // the process ends: there is no one to report it to
     }
   }
   finish_disposal();
@@ -59,7 +59,7 @@ void at_exit(int status, void*) {
 void prepare_to_exit(bool busy) {
   if (!Runtime::get().initialized()) return;
   without_destructors = busy;
-  // What is registered last runs first. LLVM, for one, makes its static variables when it needs
+  // What is registered last runs first. LLVM, for example, makes its static variables when it needs
   // them, long after the client was started.
   on_exit(at_exit, nullptr);
 }

@@ -1,8 +1,8 @@
 // The process-wide runtime: one plugin and one client, started on first use.
 //
 // `import lazyxla` only installs the plugin provider; the first `client()` asks it which plugin to
-// load and starts the devices. If that fails the error is thrown to whoever asked, and the next
-// call tries again.
+// load and starts the devices. If that fails the error is thrown to the caller, and the next call
+// tries again.
 //
 // The client is never destroyed: buffers held by Python objects or static variables may outlive any
 // order of destruction we could choose, and the operating system frees the devices anyway.
@@ -35,11 +35,11 @@ class Runtime {
   Runtime(const Runtime&) = delete;
   Runtime& operator=(const Runtime&) = delete;
 
-  // How `client()` learns which plugin to start; no effect once it has. The provider is called
-  // without any lock of ours held, perhaps more than once: it may take the GIL.
+  // Sets the source of the plugin that `client()` starts; no effect once it has. The provider is
+  // called without any lock of ours held, perhaps more than once: it may take the GIL.
   void set_plugin_provider(std::function<PluginSpec()> provider);
 
-  // The processes that the client is to span, if its plugin can: each of them must say so, and
+  // The processes that the client is to span, if its plugin can: each of them must call this, and
   // start the client. Throws if this one's is started already.
   void set_processes(Processes processes);
 
@@ -55,7 +55,7 @@ class Runtime {
 
   const Plugin& plugin() { return client().plugin(); }
 
-  // "cpu", "cuda" or "tpu": the provider's word, or else the client's.
+  // "cpu", "cuda" or "tpu": as the provider names it, or else the client.
   const std::string& platform();
 
   int device_count() { return static_cast<int>(client().devices().size()); }

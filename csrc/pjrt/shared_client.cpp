@@ -60,7 +60,7 @@ namespace {
 
 const PJRT_Api& original() { return Runtime::get().client().api(); }
 
-// Of this thread: what the library is to take next, and what it asked for last.
+// Per thread: the buffer that the library is to take next, and the one that it asked for last.
 thread_local PJRT_Buffer* lent = nullptr;
 thread_local PJRT_Buffer* asked_for = nullptr;
 

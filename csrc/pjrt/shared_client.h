@@ -1,13 +1,13 @@
 // Our client for another library in the process, such as JAX: both then use one device, which on a
 // TPU a second client could not, and hand each other arrays without a copy.
 //
-// A client cannot be given away; a library makes its own by a plugin's functions. So it gets a
-// plugin that is ours but for a few functions: the client that it creates is the one that is there,
-// and is not destroyed. Two of the other functions pass buffers, which no function is made for: the
-// library is told that an array lies in the host's memory, and when it copies it to the device, it
-// gets our buffer instead; or it is asked for an array's address, and we see the buffer.
+// A client cannot be handed over; a library makes its own through a plugin's functions. So it gets
+// our plugin with a few functions replaced: the client that it creates is the existing one, and is
+// not destroyed. PJRT has no function that passes buffers between clients, so two others do it: the
+// library is given an array that seems to be in the host's memory, and when it copies it to the
+// device, it gets our buffer instead; or it is asked for an array's address, and we see the buffer.
 //
-// A buffer that both hold is shared. Who lets go of it leaves it to the other, and no execution of
+// A buffer that both hold is shared: if one releases it, the other keeps it, and no execution of
 // either consumes it.
 #pragma once
 
@@ -23,7 +23,7 @@ class Buffer;
 // The plugin for the other library. Starts the client.
 const PJRT_Api& shared_api();
 
-// Lends it our buffer: `take` has the library copy an array of the same type and shape to the
+// Lends it our buffer: `take` makes the library copy an array of the same type and shape to the
 // device, in this thread. Throws Error if it does not.
 void lend(const Buffer& buffer, const std::function<void()>& take);
 

@@ -49,7 +49,7 @@ std::unique_ptr<Topology> Topology::of(const Client& client) {
   try {
     if (topology->raw_ != nullptr) topology->describe_platform();
   } catch (const Error&) {
-    // What it leaves open the client tells.
+    // The client fills in what the topology lacks.
   }
   if (topology->platform_name_.empty()) topology->platform_name_ = client.platform_name();
   if (topology->platform_version_.empty()) topology->platform_version_ = client.platform_version();

@@ -3,14 +3,14 @@
 // A plugin makes one from a name in a notation of its own, for TPUs the generation and the chips in
 // each direction; none of them needs to be attached. Or it describes the devices of a running
 // client. Nothing runs on it: what it compiles is loaded by a Client, on another machine
-// (CompiledProgram::serialize, Client::deserialize), or just tells whether the compiler takes the
-// program, and what memory and time it needs.
+// (CompiledProgram::serialize, Client::deserialize), or is only used to find out whether the
+// compiler accepts the program, and what memory and time it needs.
 //
 //   auto topology = Topology::create(Plugin::load("/.../libtpu.so"), "v5e:2x2");
 //   auto program = topology->compile(module, "mlir", {});
 //   program->memory_stats()->peak;
 //
-// What a client's topology says of the platform is what a plugin says of such a topology by name,
+// The platform of a client's topology is described as by the plugin for a topology made by name,
 // where it can: both are read by the same functions.
 //
 // A Topology outlives the programs it compiled. All functions may be called from several threads at
@@ -36,7 +36,7 @@ class Client;
 
 class Topology {
  public:
-  // `options` are the plugin's own. Throws what the plugin says of a name it does not know.
+  // `options` are the plugin's own. Throws the plugin's error for a name it does not know.
   static std::unique_ptr<Topology> create(const Plugin& plugin, const std::string& name,
                                           const NamedValues& options = {});
 

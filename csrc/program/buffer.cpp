@@ -24,7 +24,7 @@ void DeviceBuffer::await_kept() {
   int state = state_.load(std::memory_order_acquire);
   if (state == kPromised) {
     WithoutGil no_gil;
-    pjrt::check_not_forked();  // whoever promised it is a thread of the parent
+    pjrt::check_not_forked();  // the thread that promised it is the parent's
     waiting::wait([this] { return state_.load(std::memory_order_acquire) != kPromised; });
     state = state_.load(std::memory_order_acquire);
   }

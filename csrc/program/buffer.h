@@ -1,14 +1,14 @@
-// DeviceBuffer: the data of a leaf, there already or promised by a flush under way.
-// (Or never to be: abstract, see record/capture.h.)
+// DeviceBuffer: the data of a leaf, which exists or is promised by a flush under way. (Or will
+// never exist: abstract, see record/capture.h.)
 //
 // A flush replaces the values of all pending storages by leaves on promised buffers before it
 // lowers or runs anything, so that other threads go on recording at once; when its program is
 // enqueued it keeps the promises, when it fails it breaks them and every later read throws the
 // reason. A buffer can be donated: the program that consumes it is then the last that may see it.
 //
-// The data lies on one device, or is spread over the devices of a mesh (ir/sharding.h). How a
-// program of many devices spreads its results is known once it is compiled; until then a promise's
-// sharding is unknown, and a graph that reads it waits before it is keyed.
+// The data is on one device, or is spread over the devices of a mesh (ir/sharding.h). How a program
+// of many devices spreads its results is known once it is compiled; until then a promise's sharding
+// is unknown, and a graph that reads it waits before it is keyed.
 #pragma once
 
 #include <atomic>
@@ -27,8 +27,8 @@
 
 namespace lazyxla::graph {
 
-// Data that is spread over many devices: a buffer on each of the mesh's that is this process's
-// (program/mesh_devices.h), in its order.
+// Data that is spread over many devices: a buffer on each of the mesh's devices that is this
+// process's (program/mesh_devices.h), in the mesh's order.
 struct Shards {
   const ir::Sharding* sharding;
   std::vector<pjrt::Buffer> buffers;
@@ -40,33 +40,34 @@ class DeviceBuffer final : public ir::LeafData {
   explicit DeviceBuffer(pjrt::Buffer buffer);
   explicit DeviceBuffer(Shards shards);
 
-  // Waits for the promise (not for the data on the device). Throws what broke it, and for data that
-  // is spread over many devices.
+  // Waits for the promise (not for the data on the device). Throws the reason if it is broken, and
+  // throws for data that is spread over many devices.
   pjrt::Buffer& get();
-  // The same for a program of one device, which may read what every device of a mesh has whole.
+  // The same for a program of one device, which may read data that every device of a mesh has
+  // whole.
   pjrt::Buffer& on(const pjrt::Device& device);
-  // The same for data that may be spread: null if it lies on one device.
+  // The same for data that may be spread: null if it is on one device.
   Shards* shards();
-  // The same for a program of many devices: appends what each of this process's is given. Data that
-  // lies on one device is copied to each other one, once.
+  // The same for a program of many devices: appends a buffer for each of this process's devices.
+  // Data that is on one device is copied to each other one, once.
   void add_each(const ir::Mesh& mesh, std::vector<pjrt::Buffer*>& buffers);
-  // Waits for the data; whether it is there.
+  // Waits until the data is on the device.
   void await();
   bool is_ready();
 
-  // How the data is spread, or will be; null if it is not. `unknown` while nobody can tell.
+  // How the data is spread, or will be; null if it is not. `unknown` until the program is compiled.
   const ir::Sharding* sharding() const { return sharding_.load(std::memory_order_acquire); }
   static const ir::Sharding* unknown() { return reinterpret_cast<const ir::Sharding*>(1); }
   void promise_sharding(const ir::Sharding* sharding);
-  // Waits while it is unknown. No interrupt ends that.
+  // Waits while it is unknown. Not interruptible.
   void await_sharding() const;
 
   void keep(pjrt::Buffer buffer);
   void keep(Shards shards);
   bool is_kept() const { return state_.load(std::memory_order_acquire) == kReady; }
-  // Every read throws the reason; as OutOfMemoryError, if that is what it was.
+  // From now on every read throws the reason, as OutOfMemoryError if `out_of_memory`.
   void break_promise(std::string reason, bool out_of_memory = false);
-  // It will never have data; every read throws.
+  // From now on it will never have data; every read throws.
   void make_abstract();
   bool is_abstract() const { return state_.load(std::memory_order_acquire) == kAbstract; }
   // Whether there is data, or will be.
@@ -74,18 +75,18 @@ class DeviceBuffer final : public ir::LeafData {
   // Whether another library holds its data, too (pjrt/shared_client.h).
   bool is_shared() const;
 
-  // Of what was not computed: what the storage has instead that it was promised to (graph/undo.h).
+  // Of a broken promise: the content that its storage has instead (graph/undo.h).
   const ir::Content* stands_for() const { return stands_for_.get(); }
   void stand_for(ir::Content content) {
     stands_for_ = std::make_unique<ir::Content>(std::move(content));
   }
 
-  // What a token of collectives says (distributed/collectives.h), as far as the host knows: the
+  // The value of a token of collectives (distributed/collectives.h), as far as the host knows: the
   // turn of the call that takes it, or -1.
   std::atomic<int64_t> turn{-1};
 
-  // How many references runs that wait for their execution slot hold (graph/runner.h). They do not
-  // stand in the way of donating the buffer to a later run.
+  // The number of references held by runs that wait for their execution slot (graph/runner.h). They
+  // do not prevent donating the buffer to a later run.
   std::atomic<int> waiting_runs{0};
 
  private:
@@ -94,7 +95,7 @@ class DeviceBuffer final : public ir::LeafData {
   // A copy that the device has, made if it has none.
   pjrt::Buffer& copy_on(const pjrt::Device& device, const pjrt::Buffer& source);
 
-  // Copies by the devices where the data does not lie.
+  // Copies, by the devices to which they were made.
   using Copies = std::map<int, pjrt::Buffer>;
   std::atomic<int> state_{kPromised};
   std::optional<pjrt::Buffer> buffer_;
@@ -130,7 +131,7 @@ inline DeviceBuffer& buffer_of(const ir::Node& leaf) {
 ir::Value make_leaf(ir::TensorType type, pjrt::Buffer buffer);
 ir::Value make_leaf(ir::TensorType type, Shards shards);
 
-// A leaf on data that will never exist; it is spread as if it did.
+// A leaf on data that will never exist, with the sharding that it would have.
 ir::Value make_abstract_leaf(ir::TensorType type, const ir::Sharding* sharding = nullptr);
 
 // torch's dtype for PJRT's; throws for a dtype that XLA does not have.

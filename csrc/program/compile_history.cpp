@@ -12,15 +12,16 @@
 namespace lazyxla::graph {
 namespace {
 
-// Alignment: which operators of one graph are those of another. The shortest way to edit one list
-// into the other, by Myers' greedy algorithm ("An O(ND) Difference Algorithm and Its Variations",
-// 1986).
+// Alignment: which operators of one graph correspond to those of another. The shortest edit script
+// from one list to the other, by Myers' greedy algorithm ("An O(ND) Difference Algorithm and Its
+// Variations", 1986).
 struct Alignment {
-  std::vector<int32_t> places;  // per element of `now`, where it stands in `before`, or -1
+  std::vector<int32_t> places;  // per element of `now`, its index in `before`, or -1
   size_t edits;                 // elements that only one of both has
 };
 
-// How far in `now` so many edits lead. The place in `now` less that in `before` is the diagonal.
+// How far in `now` a number of edits leads. The index in `now` less that in `before` is the
+// diagonal.
 class Reached {
  public:
   Reached(int64_t n, int64_t m) : n_(n), m_(m) {}
@@ -88,11 +89,12 @@ constexpr size_t kRemembered = 32;
 constexpr size_t kRememberedNodes = 200'000;  // of all of them
 constexpr size_t kMostEdits = 512;            // between graphs that are worth cutting
 
-// How much of a graph is to be as in another one if it is cut, and as in all that are like it:
-// where more differs it is another computation, which would run in pieces ever after.
+// The least part of a graph that must be the same as in another one for a cut, and as in all
+// similar ones: where more differs it is another computation, which would run in pieces from then
+// on.
 constexpr double kLeastAlike = 0.75, kLeastAlikeInAll = 0.5;
 
-// A name as messages show it. Names are few, and kept.
+// A name as messages show it. There are few names; they are never freed.
 const std::string* interned(const std::string& name) {
   static auto* names = new std::unordered_set<std::string>();
   static auto* mutex = new std::mutex();
@@ -100,7 +102,7 @@ const std::string* interned(const std::string& name) {
   return &*names->insert(name).first;
 }
 
-// A graph without its values. Specs are only compared: they may be gone.
+// A graph without its values. Specs are only compared, never read: they may be freed.
 struct Outline {
   explicit Outline(const Graph& graph)
       : wiring(graph), outputs(graph.outputs), aliases(graph.aliases) {
@@ -118,9 +120,9 @@ struct Outline {
 
   std::vector<const std::string*> names;  // of the operators
   std::vector<uint64_t> specs;
-  size_t operators = 0;  // that these stand for
+  size_t operators = 0;  // that the nodes count as
   std::vector<bool> in_optimizer;
-  std::vector<size_t> first_slots;  // per operator, and of what would come after the last
+  std::vector<size_t> first_slots;  // per operator, and one past the last
   std::vector<ir::ScalarValue> slots;
   Wiring wiring;
   std::vector<bool> varies;  // per operator, whether it is where graphs differ
@@ -161,7 +163,7 @@ std::string difference(const Outline& now, const Outline& before) {
   return "operators take each other's results differently";
 }
 
-// Which operators are not what they are in another graph, or where graphs have differed.
+// Which operators differ from those of another graph, or from where graphs have differed.
 struct Difference {
   const Outline* before;
   std::vector<bool> differs;
@@ -177,8 +179,8 @@ bool is_mostly_kept(const Difference& difference) {
   return std::count_if(places.begin(), places.end(), is_kept) >= kLeastAlike * places.size();
 }
 
-// Which slots will have other values, judged by a similar graph: places that were others there, and
-// the numbers of operators that it lacks, which may be the next step's of a schedule.
+// Which slots will have other values, judged by a similar graph: positions (kPlace) that differ
+// there, and the numbers of operators that it lacks, which may be those of a schedule's next step.
 std::vector<bool> varying_slots(const Graph& graph, const Outline& before,
                                 const std::vector<int32_t>& places) {
   std::vector<bool> varying;
@@ -220,7 +222,8 @@ std::optional<Difference> compare(const Outline& now, const Outline& before, siz
   for (size_t i = 0; i < places.size(); ++i) {
     found.differs[i] = places[i] < 0 || before.varies[places[i]];
     if (found.differs[i]) continue;
-    // It takes the results of other operators: not of one that differs, which the cut separates.
+    // It differs, too, if it takes other operators' results; one that differs itself does not
+    // count, as the cut separates it.
     const auto operands = now.wiring.operands(i), others = before.wiring.operands(places[i]);
     for (size_t j = 0; j < operands.size(); ++j) {
       const int32_t place = operands[j] < 0 ? -1 : places[operands[j]];

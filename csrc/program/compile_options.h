@@ -1,8 +1,8 @@
 // Compile options: XLA's, that a program is compiled with.
 //
 // Those of the process and of a compiled region belong to the program: a number that this process
-// gave to the set of them is the first word of every canonical key. Those of an operator, as a
-// function that was compiled with options of its own has, stand in its OpSpec.
+// gave to the set of them is the first word of every canonical key. Those of an operator (a
+// function that was compiled with options of its own) are in its OpSpec.
 #pragma once
 
 #include <cstdint>

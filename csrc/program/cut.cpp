@@ -9,7 +9,8 @@ namespace {
 
 // A smaller graph is compiled in tens of milliseconds.
 constexpr size_t kSmall = 16;
-// What a node that differs may take along of the middle: so many, and one of so many.
+// How much of the middle may be moved with a node that differs: at most kTakenAlong nodes, and at
+// most one in kPartTakenAlong of all nodes.
 constexpr size_t kTakenAlong = 16, kPartTakenAlong = 8;
 
 // The position of the node that makes each value, or -1 for a leaf.
@@ -37,7 +38,7 @@ bool move_before(size_t node, const Wiring& wiring, std::vector<uint32_t>& stage
   return true;
 }
 
-// Which of the nodes that differ one that does not depends on, at whatever distance.
+// The nodes that differ on which a node that does not differ depends, directly or not.
 std::vector<bool> needed_by_others(const Wiring& wiring, const std::vector<bool>& differs) {
   std::vector<bool> needed(wiring.size(), false);
   for (size_t i = wiring.size(); i-- > 0;) {

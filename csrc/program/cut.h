@@ -6,7 +6,7 @@
 // differ:
 //
 //     before   what differs and does not depend on the large part, with what it needs
-//     middle   what is as it was: compiled once, and found from then on
+//     middle   what is the same as before: compiled once, and found from then on
 //     after    what differs and depends on the middle, with what depends on it
 //
 //     x = flip(batch)             before       the next step's before is rotate(batch); the middle
@@ -15,8 +15,8 @@
 //
 // A graph of many rounds of a loop is cut into these (find_rounds, below).
 //
-// The stages' graphs are numbered as the walk numbers any graph: the middle may be what another
-// flush recorded on its own.
+// The stages' graphs are numbered as the walk numbers any graph: the middle may equal a graph that
+// another flush recorded on its own.
 #pragma once
 
 #include <vector>
@@ -42,8 +42,8 @@ class Wiring {
   std::vector<int32_t> operands_;
 };
 
-// Per node its stage, where `differs` says which nodes no graph before had. Empty if the graph is
-// better left whole: it is small, or its middle would be less than `least` of its operators.
+// Per node its stage, where `differs` marks the nodes that no earlier graph had. Empty if the graph
+// is better left whole: it is small, or its middle would be less than `least` of its operators.
 std::vector<uint32_t> find_stages(const Graph& graph, const Wiring& wiring,
                                   const std::vector<bool>& differs, double least);
 
@@ -55,16 +55,16 @@ struct Piece {
   std::vector<uint32_t> slots;    // per slot, its position in the whole
 };
 
-// The stages that there are, in their order. None takes what a later one makes.
+// The non-empty stages, in their order. None takes a result of a later one.
 std::vector<Piece> cut(const Graph& graph, const std::vector<uint32_t>& stages);
 
-// Rounds: a graph that holds many rounds of a loop, for want of a sync in it.
+// Rounds: a graph that holds many rounds of a loop, since the loop has no sync in it.
 //
 //     for t in timesteps:              50 rounds of the same operators on the same weights: one
 //         x = step(model(x, t), t, x)  program that runs 50 times, in place of one of 50 models
 //     x.cpu()
 //
-// What tells a loop from a deep model is that its rounds take the same leaves, or none: layers have
+// A loop differs from a deep model in that its rounds take the same leaves, or none: layers have
 // weights of their own. A program ends where it hands the fewest values on.
 struct Rounds {
   std::vector<uint32_t> stages;  // per node; a round or several of them are one
@@ -72,7 +72,7 @@ struct Rounds {
   size_t count = 0;              // of such stages
 };
 
-// Empty if there are no rounds, or the graph is too small to care.
+// Empty if there are no rounds, or the graph is too small.
 Rounds find_rounds(const Graph& graph);
 
 }  // namespace lazyxla::graph

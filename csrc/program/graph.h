@@ -4,15 +4,15 @@
 // graphs are the same program. It lists, in post-order from the outputs, every node as its OpSpec's
 // id and operand numbers, every leaf as its element type and shape (a leaf used twice has one
 // number), the outputs, and which inputs may give their memory to which output. The values of
-// scalars are not in it; they stand beside it in `slots`. It depends on what was recorded alone:
-// who else refers to a tensor when, which timing may decide, is no part of it.
+// scalars are not in it; they are kept separately, in `slots`. It depends only on what was
+// recorded, not on the other references to a tensor, which timing may decide.
 //
 // Values are numbered as the lowering numbers them: leaves 0..n-1 in order of first use, then each
 // node's outputs, node after node.
 //
 // Donation: `x.add_(1)` leaves the old content of x, whose memory may hold the new one. That it may
-// is part of the program (`aliases`); whether it does is decided at each call, for somebody else
-// may want the old content (`donated`).
+// is part of the program (`aliases`); whether it does is decided at each call, since the old
+// content may have other references (`donated`).
 #pragma once
 
 #include <memory>
@@ -53,8 +53,8 @@ struct Graph {
   std::shared_ptr<const Partition> partition;  // of a graph for many devices, else null
   std::shared_ptr<const Replicas> replicas;    // of one that several processes run, else null
 
-  // The number of a node's operand. (What the walk leaves in the nodes themselves holds under its
-  // mutex only: a node may be in another thread's graph, too.)
+  // The number of a node's operand. (The numbers that the walk leaves in the nodes are valid under
+  // its mutex only: a node may be in another thread's graph, too.)
   uint32_t operand(size_t node, size_t position) const;
 
   // Appending to the graph and its key, operands before users. Each returns the position.
@@ -63,7 +63,8 @@ struct Graph {
   void add_operand(uint32_t position, uint32_t index, bool is_leaf) {
     key.push_back((uint64_t{position} << 17) | (uint64_t{index} << 1) | (is_leaf ? 1 : 0));
   }
-  // Once all are there: numbers the values; once `outputs` and `aliases` are, completes the key.
+  // number_values is called once all nodes are added; complete_key once `outputs` and `aliases` are
+  // set.
   void number_values();
   void complete_key();
   // After complete_key: several processes run it.

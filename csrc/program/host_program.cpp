@@ -17,16 +17,16 @@
 namespace lazyxla::graph {
 namespace {
 
-// What is larger is compiled: an estimate of where that begins to pay, not measured.
+// Larger graphs are compiled: an estimate of where that begins to pay, not measured.
 constexpr size_t kMostNodes = 16;
 constexpr int64_t kMostElements = int64_t{1} << 14;
 
-// What is larger runs for so long that the first run may as well be the compiled program's: with
-// PyTorch's kernels a model of this size takes tens of milliseconds.
+// A larger graph runs for so long that it may as well be compiled for its first run: with PyTorch's
+// kernels a model of this size takes tens of milliseconds.
 constexpr int64_t kMostElementsOfMedium = int64_t{1} << 23;
 
-// So many graphs of the same operators are compiled: most loops settle before, and a user is told
-// of one that does not (recompilations.py). An estimate, too.
+// How many graphs of the same operators are compiled first: most loops settle before, and one that
+// does not is reported to the user (recompilations.py). An estimate, too.
 constexpr int kCompiledFirst = 8;
 
 constexpr size_t kMostFamilies = 1024;
@@ -60,7 +60,7 @@ bool may_have_host_programs() {
          pjrt::Runtime::get().platform() == "cpu";
 }
 
-// How many graphs there were of the same operators, in this order, before this one.
+// The number of earlier graphs of the same operators, in this order.
 int graphs_before(const Graph& graph) {
   static auto* mutex = new std::mutex();
   static auto* counts = new BoundedMap<size_t, int>();
@@ -97,7 +97,7 @@ std::vector<pjrt::Buffer> run(const HostProgram& program, c10::ArrayRef<pjrt::Bu
                               c10::ArrayRef<ir::ScalarValue> slots, const pjrt::Device& device) {
   ++Counters::get().host_programs;
   std::vector<pjrt::HostView> views;
-  std::vector<Memory> copies;  // of what lies on another device, or in another layout
+  std::vector<Memory> copies;  // of data on another device, or in another layout
   c10::SmallVector<const void*, 8> data;
   for (const pjrt::Buffer* input : inputs) {
     if (auto view = pjrt::HostView::of(*input)) {

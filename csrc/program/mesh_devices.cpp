@@ -30,9 +30,9 @@ MeshDevices find(const ir::Mesh& mesh) {
   return own;
 }
 
-// Of a mesh that may be a topology's, whose devices are not there.
+// For a mesh that may be a topology's, whose devices do not exist here.
 const MeshDevices& found_devices(const ir::Mesh& mesh) {
-  // Each thread has its own: they are asked for at every run.
+  // One table per thread, since every run reads it.
   thread_local ska::flat_hash_map<const ir::Mesh*, std::unique_ptr<const MeshDevices>> known;
   auto& found = known[&mesh];
   if (!found) found = std::make_unique<const MeshDevices>(find(mesh));
@@ -54,7 +54,7 @@ const MeshDevices& own_devices(const ir::Mesh& mesh) {
 bool client_spans_processes() {
   pjrt::Runtime& runtime = pjrt::Runtime::get();
   if (!runtime.initialized()) return false;
-  // It stays so. A forked child, which has no client, must not ask it.
+  // The answer never changes. A forked child, which has no client, must not ask it.
   static const bool spans = runtime.client().spans_processes();
   return spans;
 }

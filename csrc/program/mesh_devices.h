@@ -31,7 +31,7 @@ bool client_spans_processes();
 // Whether there are meshes that may have devices of other processes.
 bool any_spans_processes();
 
-// Whether this process holds all parts of what is spread so.
+// Whether this process holds all parts of data with this sharding.
 bool holds_all(const ir::Sharding& sharding);
 
 }  // namespace lazyxla::graph

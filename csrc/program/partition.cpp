@@ -26,7 +26,7 @@ void note_mesh(Partition& partition, const ir::Sharding* sharding) {
   if (partition.mesh != mesh) partition.other = mesh;
 }
 
-// Ones that are asked for at every flush, without looking for their text.
+// Shardings that are needed at every flush, without a look-up by their text.
 const ir::Sharding* replicated(const ir::Mesh& mesh, size_t rank) {
   thread_local ska::flat_hash_map<const ir::Mesh*, std::vector<const ir::Sharding*>> known;
   std::vector<const ir::Sharding*>& by_rank = known[&mesh];
@@ -59,7 +59,7 @@ bool has_mesh(const Graph& graph) {
                      [](const Taken& taken) { return taken.sharding != nullptr; });
 }
 
-// What the storages say that take the results, or else the operators that make them.
+// The shardings set by the storages that take the results, or else by the operators that make them.
 std::vector<const ir::Sharding*> wanted_results(const Graph& graph) {
   std::vector<const ir::Sharding*> results(graph.promises.size(), nullptr);
   for (size_t i = 0; i < graph.nodes.size(); ++i) {
@@ -147,7 +147,7 @@ void find_partition(Graph& graph) {
   if (!has_mesh(graph)) {
     for (const BufferRef& promise : graph.promises) promise->promise_sharding(nullptr);
     for (size_t i = 0; i < graph.leaves.size(); ++i) {
-      // What other devices have, too, is not this one's to give.
+      // Data that other devices have, too, cannot be donated by this one.
       if (buffer_of(*graph.leaves[i].get()).sharding()) graph.aliases[i] = -1;
     }
     return;

@@ -11,7 +11,7 @@ namespace {
 using ir::Arg;
 
 // Appends values to a run of bytes so that different values never give the same bytes: every list
-// and string is preceded by its length, every choice by its number.
+// and string is preceded by its length, every variant by its tag.
 class Writer {
  public:
   // Names of groups are the processes' own.
@@ -103,7 +103,7 @@ class Writer {
 std::optional<std::string> portable_key(const Graph& graph) {
   Writer writer(graph.replicas.get());
   std::vector<uint64_t> key = graph.key;
-  key[0] = 0;  // options of the compiler are told otherwise
+  key[0] = 0;  // options of the compiler are passed separately
   ska::flat_hash_map<const ir::OpSpec*, uint64_t> places;
   for (size_t i = 0; i < graph.nodes.size(); ++i) {
     const ir::OpSpec* spec = graph.nodes[i]->spec();

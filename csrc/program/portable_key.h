@@ -1,7 +1,7 @@
 // The portable key: a graph's canonical key in bytes that mean the same in every process.
 //
 // The canonical key names operators by their OpSpecs' ids, which each process gives out anew. Here
-// every OpSpec is written out, once, and stands for itself by its place.
+// every OpSpec is written out once, and referred to by its index.
 #pragma once
 
 #include <optional>

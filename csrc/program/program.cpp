@@ -58,8 +58,8 @@ bool spans_processes(const Graph& graph) {
   return graph.replicas || (graph.partition && graph.partition->spans_processes());
 }
 
-// What the processes must agree on, and what is told if they do not. The hash has more in it than
-// the operators: how they hang together, and the numbers that are constants.
+// What the processes must agree on, and what is reported if they do not. The hash covers the
+// operators, the edges between them, and the numbers that are constants.
 std::unique_ptr<Identity> identity_of(const Graph& graph, const std::string& portable_key,
                                       const std::string& options, const ScalarPlan& scalars) {
   auto identity = std::make_unique<Identity>();
@@ -124,7 +124,7 @@ void Program::add(VariantRef variant) {
 std::optional<Program::Use> Program::use() {
   if (is_making_) return std::nullopt;  // perhaps we: its stages are programs of the cache, too
   std::unique_lock lock(mutex_, std::try_to_lock);
-  if (!lock) return std::nullopt;  // whoever has it may be waiting for the GIL, which we may hold
+  if (!lock) return std::nullopt;  // its holder may be waiting for the GIL, which we may hold
   Use use{.last_run = 0, .variants = static_cast<int64_t>(variants_.size())};
   for (const auto& variant : variants_) use.last_run = std::max(use.last_run, variant->last_run());
   if (is_on_trial()) use.last_run = std::max(use.last_run, trial_->variant->last_run());
@@ -183,7 +183,7 @@ std::vector<bool> Program::needed_inputs(const Graph& graph) const {
 
 namespace {
 
-// False if the plugin does not load it; then `why` says what it says.
+// False if the plugin does not load it; then `why` is its message.
 bool load(Variant& variant, const std::string& serialized, std::string& why) {
   try {
     variant.load(serialized);
@@ -229,7 +229,7 @@ VariantRef Program::make(const Graph& graph, Compile how, const Origin& origin) 
     try {
       if (VariantRef variant = make_stages(graph, origin, new_reason, is_new)) return variant;
     } catch (const std::exception&) {
-      // It is tried whole; what is wrong with it is told then.
+      // The graph is then compiled whole, which reports what is wrong with it.
     }
     stages_.clear();
   }
@@ -373,7 +373,7 @@ VariantRef Program::make_whole(const Graph& graph, Compile how, const Origin& or
   variant->scalars.constants = graph.slots;
   if (spans_processes(graph) && (portable || graph.partition)) {
     auto identity = identity_of(graph, portable.value_or(""), options_text, variant->scalars);
-    // What numbers are left are needed to compile.
+    // The numbers that are left are needed to compile.
     if (others_have_other_numbers()) identity->without_numbers = 0;
     variant->identity = std::move(identity);
   }

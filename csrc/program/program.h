@@ -17,11 +17,10 @@
 // Where the client spans processes, a graph with collectives is one program of several processes,
 // or several programs (replicas.h).
 //
-// What was compiled before, by whichever process, is loaded from disk (program_store.h).
+// What was compiled before, by any process, is loaded from disk (program_store.h).
 //
 // The cache is bounded (LAZYXLA_MAX_PROGRAMS), also by what a program for the CPU takes of the
-// process (pjrt/host_memory.h). When it is full, the quarter whose last runs are the longest ago
-// goes.
+// process (pjrt/host_memory.h). When it is full, the least recently run quarter is dropped.
 #pragma once
 
 #include <atomic>
@@ -59,11 +58,11 @@ struct TooManyPrograms : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// Where a flush comes from: what a worker (workers.h) cannot know of the thread that it works for.
+// The origin of a flush: what a worker (workers.h) cannot know of the thread that it works for.
 struct Origin {
   std::string line;  // the user's, "train.py:31"; empty if unknown
-  // Told before a program is compiled, and why; returns what to tell the user of that, or throws
-  // TooManyPrograms. May be null.
+  // Called with the reason before a program is compiled; returns the reason to report to the user,
+  // or throws TooManyPrograms. May be null.
   std::function<std::string(const std::string& reason)> admit;
   bool may_cut = false;            // whether its program may be several (cut.h)
   OnHost on_host = OnHost::kNone;  // which graphs PyTorch's kernels may run
@@ -72,7 +71,7 @@ struct Origin {
   std::vector<bool> varying;
 };
 
-// Why a program is made, to be told to the user.
+// Why a program is made, to be reported to the user.
 struct Occasion {
   std::string line;    // as in Origin
   std::string reason;  // in words
@@ -85,8 +84,8 @@ using Lowerer =
     std::function<Lowered(const Graph&, const std::vector<bool>& variable, const Occasion&)>;
 void set_lowerer(Lowerer lowerer);
 
-// What the user is told besides: that a program was loaded instead of lowered and compiled, that
-// the host computes it, or that a graph was cut into stages of so many operators.
+// What else is reported to the user: that a program was loaded instead of lowered and compiled,
+// that the host computes it, or that a graph was cut into stages, with their numbers of operators.
 struct Listeners {
   std::function<void(size_t operators, const Occasion&)> loaded;
   std::function<void(const Graph&, const Occasion&)> on_host;
@@ -99,7 +98,7 @@ enum class Compile : uint8_t { kNow, kInBackground };
 
 // The first runs of a program, which the host does. At the fourth one begins compiling, on another
 // thread; at the 64th one its result is taken, be it ready or waited for: what counts is how often
-// a graph comes, so that the same loop computes the same in each process.
+// a graph recurs, so that the same loop computes the same in each process.
 struct Trial {
   static constexpr int kCompiledAt = 4, kRuns = 64;
 
@@ -109,7 +108,7 @@ struct Trial {
 
 class Program {
  public:
-  // `dropped`: whether there was one for this key that left the cache.
+  // `dropped`: whether an earlier one for this key was dropped from the cache.
   Program(const Graph& graph, bool dropped)
       : key_(graph.key), hash_(graph.hash), dropped_(dropped) {}
   const std::vector<uint64_t>& key() const { return key_; }
@@ -117,7 +116,7 @@ class Program {
 
   // The variant for these scalar values, if it is known; else, or while one is made, null.
   VariantRef find(const Graph& graph);
-  // The same, lowered by the caller, a worker, and compiled if there is none.
+  // The same; if there is none, the caller, a worker, lowers and compiles it.
   VariantRef variant(const Graph& graph, Compile how, const Origin& origin);
 
   // When one of its variants ran last, and how many there are: none if no graph could be lowered.
@@ -130,7 +129,7 @@ class Program {
 
  private:
   VariantRef known(const Graph& graph) const;
-  // The host's if it does this run, too; else the trial is over.
+  // The host's variant if the host does this run, too; else null, and the trial is over.
   VariantRef go_on_trying(const Graph& graph, const Origin& origin);
   bool is_on_trial() const { return trial_ && trial_->variant; }
   void add(VariantRef variant);
@@ -159,7 +158,7 @@ class Program {
   uint64_t hash_;
   bool dropped_;
   std::mutex mutex_;  // held while lowering: two workers never compile the same program twice
-  std::atomic<bool> is_making_{false};  // by whoever holds the mutex, which must not ask for it
+  std::atomic<bool> is_making_{false};  // set by the mutex's holder, which must not lock it again
   std::deque<VariantRef> variants_;     // newest first
   std::vector<bool> static_slots_;
   std::vector<bool> varying_;     // per slot, whether it is to be an input at once; or empty

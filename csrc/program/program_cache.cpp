@@ -81,7 +81,7 @@ class Cache {
   size_t size_ = 0;
   size_t misses_ = 0;
   struct Dropped {};
-  BoundedMap<uint64_t, Dropped> dropped_;  // to tell why they are compiled again
+  BoundedMap<uint64_t, Dropped> dropped_;  // to explain why they are compiled again
 };
 
 Cache& cache() {

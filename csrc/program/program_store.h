@@ -1,6 +1,6 @@
-// The program store: compiled programs on disk, so that the next process compiles nothing. What is
-// kept, and what it is found by, is lazyxla/cache/program_store.py's; programs that are new to the
-// process ask it, on workers.
+// The program store: compiled programs on disk, so that the next process compiles nothing.
+// lazyxla/cache/program_store.py defines what is kept, and by which keys; programs that are new to
+// the process ask it, on workers.
 #pragma once
 
 #include <cstdint>
@@ -32,7 +32,7 @@ class StoredGraph {
   };
 
   virtual ~StoredGraph() = default;
-  // Whether a program is, for whatever scalars.
+  // Whether any program is kept, for any scalars.
   virtual bool is_kept() = 0;
   // The program for these scalars, of which the `needed` ones must be its inputs if they can.
   virtual std::optional<Found> find(const std::vector<bool>& wanted,
@@ -40,7 +40,7 @@ class StoredGraph {
                                     const std::vector<ir::ScalarValue>& slots) = 0;
   // Why it was not found, as the end of a sentence; or empty.
   virtual std::string explain_miss() = 0;
-  // Keeps that its program is that of this artifact.
+  // Records that the graph's program is that of this artifact.
   virtual Added add(const std::vector<bool>& wanted, const std::vector<ir::ScalarValue>& slots,
                     const std::vector<uint32_t>& static_slots, const std::string& artifact) = 0;
 };
@@ -50,7 +50,7 @@ class StoredGraph {
 std::unique_ptr<StoredGraph> open_stored(const std::optional<std::string>& key,
                                          const std::string& options);
 
-// Who tells. Set once, by the bindings.
+// The implementation of open_stored. Set once, by the bindings.
 using ProgramStore = std::function<decltype(open_stored)>;
 void set_program_store(ProgramStore store);
 

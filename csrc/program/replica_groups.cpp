@@ -11,7 +11,7 @@ struct Axis {
   int64_t stride, size;  // between neighbours' ranks; processes
 };
 
-// Empty if it is no row: ascending, with one stride.
+// Empty if it is not a row: ascending, with one stride.
 std::optional<Axis> axis_of(const Ranks& group) {
   const int64_t stride = group.size() > 1 ? group[1] - group[0] : 1;
   for (size_t i = 1; i < group.size(); ++i) {
@@ -24,7 +24,7 @@ bool includes(const Ranks& all, const Ranks& some) {
   return std::includes(all.begin(), all.end(), some.begin(), some.end());
 }
 
-// What one reaches from these ranks along an axis, of which `row` is the row through `from`.
+// The ranks reached from `ranks` along an axis, of which `row` is the row through `from`.
 Ranks extended(const Ranks& ranks, const Ranks& row, int64_t from) {
   Ranks reached;
   for (int64_t rank : ranks) {
@@ -70,7 +70,7 @@ class Grid {
     return true;
   }
 
-  // What one reaches from here along the axes that are within these ranks.
+  // The ranks reached from here along the axes that are within `within`.
   Ranks along(const Ranks& within) const {
     Ranks reached{here_};
     for (size_t number : axes_) {

@@ -21,7 +21,7 @@ Collectives& known_collectives() {
   return *instance;
 }
 
-// Nodes that need nothing but what is there anyway: numbers, and how a leaf is looked at.
+// Nodes that depend on no computed value: numbers, and views of leaves.
 std::vector<bool> light_nodes(const Graph& graph, const Wiring& wiring) {
   std::vector<bool> light;
   for (size_t i = 0; i < wiring.size(); ++i) {
@@ -34,8 +34,8 @@ std::vector<bool> light_nodes(const Graph& graph, const Wiring& wiring) {
   return light;
 }
 
-// Moves what is light to the first stage that takes it, so that it is not handed on: a transposed
-// weight, say, which a matmul reads as it lies.
+// Moves light nodes to the first stage that reads them, so that their values are not handed on: a
+// transposed weight, say, which a matmul reads without a copy.
 void move_light_nodes(const Graph& graph, const Wiring& wiring, std::vector<uint32_t>& stages) {
   const std::vector<bool> light = light_nodes(graph, wiring);
   constexpr uint32_t kNobody = ~uint32_t{0};
@@ -48,7 +48,7 @@ void move_light_nodes(const Graph& graph, const Wiring& wiring, std::vector<uint
   for (size_t i = wiring.size(); i-- > 0;) {
     if (light[i] && !is_output[i] && wanted[i] != kNobody) stages[i] = wanted[i];
     for (int32_t operand : wiring.operands(i)) {
-      // What a collective takes is made before it.
+      // An operand of a collective is made before it.
       if (operand >= 0) wanted[operand] = std::min(wanted[operand], stages[i] & ~uint32_t{1});
     }
   }

@@ -16,14 +16,14 @@
 //     all_reduce(gradients)            2     that of all members of the group
 //     step(parameters, gradients)      3     this process's
 //
-// The graph stays one flush: it is cut (cut.h) there, and run as one that is cut for other reasons.
-// Before a program of several processes is launched, the members agree that all are about to
-// (set_collectives); which of the two ways it is they find out at the same time. If their graphs
-// differ in nothing but numbers that were built in, such as where a shard begins, another program
-// is made that takes them as inputs.
+// The graph remains one flush: it is cut (cut.h) there, and run as one that is cut for other
+// reasons. Before a program of several processes is launched, the members agree that all are about
+// to (set_collectives); at the same time they find out which of the two modes it is. If their
+// graphs differ in nothing but numbers that were built in, such as where a shard begins, another
+// program is made that takes them as inputs.
 //
 // A collective that no compiler has, such as a message from one process to another, is exchanged by
-// the host at that place.
+// the host at that point.
 #pragma once
 
 #include <c10/util/FunctionRef.h>
@@ -59,21 +59,21 @@ struct Replicas {
 
   // The devices as an option to compile with.
   std::string devices_text() const;
-  // A group in words that are the same in all processes; null if it is none of them.
+  // A text for a group that is the same in all processes; null if it is none of the groups here.
   std::optional<std::string> describe(const std::string& group) const;
   void add_to_key(std::vector<uint64_t>& key) const;
 };
 
-// What became of a launch. All members know the same.
+// The outcome of a launch. It is the same for all members.
 enum class Launched : uint8_t {
   kYes,
   kNo,             // not all have this whole graph
-  kNumbersDiffer,  // nor that, but theirs differ in nothing but numbers that were built in
+  kNumbersDiffer,  // nor that, but the graphs differ only in numbers that are constants
 };
 
-// What the distributed room knows. Set once.
+// Functions of the distributed room. Set once.
 struct Collectives {
-  // Who calls a collective.
+  // The caller of a collective.
   struct Caller {
     std::string group;
     Ranks ranks;
@@ -86,7 +86,7 @@ struct Collectives {
   std::function<HostProgram(const Graph&)> on_host;
   // Does `launch` once all members are known to launch the call of this turn (the token's number);
   // throws if they differ. A whole graph, which has an identity, is launched if all have the same;
-  // else all go on call by call. Called without the GIL.
+  // else all continue call by call. Called without the GIL.
   std::function<Launched(const Replicas&, int64_t turn, const Identity* whole,
                          c10::function_ref<void()> launch)>
       launch;
@@ -108,7 +108,7 @@ bool is_cut_at_collectives(const Graph& graph);
 std::optional<Piece> whole_of(const Graph& graph);
 
 // The pieces of such a graph, in their order: each collective by itself, with all of its operands
-// as inputs and all of its results as outputs, whatever this process does with them.
+// as inputs and all of its results as outputs, even if this process does not read them.
 std::vector<Piece> cut_at_collectives(const Graph& graph);
 
 }  // namespace lazyxla::graph

@@ -13,7 +13,8 @@ constexpr size_t kMany = 1024;
 // What a program of rounds has at least, so that running it takes longer than starting it.
 constexpr size_t kFewest = 128;
 constexpr size_t kLeastCount = 3;
-// How much of a round is as in the round before: each may have a leaf of its own, such as a batch.
+// The least part of a round that is as in the round before: each may have a leaf of its own, such
+// as a batch.
 constexpr double kAlike = 0.9;
 
 // Per node what is the same in every round: the operator, and which leaves it takes.
@@ -30,7 +31,7 @@ std::vector<uint64_t> symbols(const Graph& graph, const Wiring& wiring) {
   return symbols;
 }
 
-// Distances at which runs of symbols come again, the most frequent first.
+// Distances at which runs of symbols recur, the most frequent first.
 std::vector<size_t> distances(const std::vector<uint64_t>& symbols) {
   constexpr size_t kRun = 8, kTried = 8;
   ska::flat_hash_map<uint64_t, size_t> last, counts;
@@ -53,7 +54,7 @@ struct Range {
   size_t size() const { return end - begin; }
 };
 
-// The longest range in which the symbols come again after `period`.
+// The longest range in which the symbols recur after `period`.
 Range longest_range(const std::vector<uint64_t>& symbols, size_t period) {
   const size_t n = symbols.size();
   std::vector<size_t> same{0};  // among the first i
@@ -124,8 +125,8 @@ Rounds find_rounds(const Graph& graph) {
   const size_t size = (kFewest + period - 1) / period * period;
   if (range.size() < kLeastCount * size || range.size() * 2 < wiring.size()) return {};
   const std::vector<size_t> crossing = crossings(wiring);
-  // Among equally good places the one from which the operators are the first in order: that is the
-  // same wherever in a round the graph begins.
+  // Among equally good positions the one from which the sequence of operators is the first in
+  // order: it does not depend on where in a round the graph begins.
   const auto is_better = [&](size_t a, size_t b) {
     if (crossing[a + size] != crossing[b + size]) return crossing[a + size] < crossing[b + size];
     for (size_t i = 0; i < period; ++i) {

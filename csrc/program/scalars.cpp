@@ -32,7 +32,7 @@ std::vector<ir::SlotKind> slot_kinds(const Graph& graph) {
 
 namespace {
 
-// Per slot, whether its operator says so. A bool is a flag, which has another value sooner or
+// Per slot, whether its operator expects it to vary. A bool is a flag, which changes sooner or
 // later.
 std::vector<bool> expected_to_vary(const Graph& graph) {
   std::vector<bool> expected;

@@ -9,7 +9,7 @@
 
 namespace lazyxla::graph {
 
-// What of a program's scalars is an input, and what is a constant.
+// Which of a program's scalars are inputs, and which are constants.
 struct ScalarPlan {
   std::vector<bool> variable;              // per slot: a runtime input
   std::vector<ir::ScalarValue> constants;  // all slots' when it was made; an input's means nothing
@@ -31,14 +31,14 @@ struct ScalarPlan {
 // The kind of every slot of the graph, in slot order.
 std::vector<ir::SlotKind> slot_kinds(const Graph& graph);
 
-// The scalars that each kind of operator had in the program compiled last, by its place among those
+// The scalars that each kind of operator had in the program compiled last, by its index among those
 // of its kind. The first steps of a training loop are different programs (the optimizer makes its
 // state, then uses it), but the same operators take the step count in both: a scalar that differs
 // from the last program's is presumed to vary, which saves compiling once more.
 class ScalarHistory {
  public:
   // That of the programs that run here. Those of several processes have one of their own, for each
-  // mesh and for the same replicas, since all must make the same of it. These two are apart: a mesh
+  // mesh and for the same replicas, since all must decide the same. The two are separate: a mesh
   // must not learn from graphs that not all processes have (replicas.h).
   static ScalarHistory& of(const Graph& graph);
 

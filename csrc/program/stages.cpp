@@ -38,8 +38,8 @@ bool is_same_program(const Piece& a, const Piece& b) {
   return a.graph.hash == b.graph.hash && a.graph.key == b.graph.key;
 }
 
-// Which pieces the host may run. What runs once while another one runs so often costs little even
-// where PyTorch's kernels are slower.
+// Which pieces the host may run. A piece that runs once while another runs this often costs little
+// even where PyTorch's kernels are slower.
 constexpr size_t kManyRounds = 16;
 
 std::vector<OnHost> on_host(const std::vector<Piece>& pieces, const Origin& origin) {
@@ -75,8 +75,8 @@ std::vector<bool> varying_slots(const std::vector<Piece>& pieces, const Piece& p
   return varying;
 }
 
-// What a stage may consume: what no later one takes; and nothing before the largest stage, so that
-// as much as possible can be undone when that one fails.
+// The inputs that a stage may consume: those that no later stage takes; and none before the largest
+// stage, so that as much as possible can be undone if that one fails.
 void find_donatable(const Graph& whole, const std::vector<Piece>& pieces,
                     std::vector<StageProgram>& stages) {
   const size_t largest = &largest_of(pieces) - pieces.data();

@@ -19,7 +19,7 @@ std::shared_ptr<Variant> compile_pieces(const Graph& whole, const std::vector<Pi
                                         const Origin& origin, const std::string& reason,
                                         const std::vector<bool>& varying);
 
-// What else becomes of a graph with collectives, if not all members of a group have its program
+// The other forms of a graph with collectives, for when not all members of a group have its program
 // (replicas.h): one with inputs where it has numbers, or its pieces. Compiled when they are needed.
 class Apart : public std::enable_shared_from_this<Apart> {
  public:
@@ -28,8 +28,7 @@ class Apart : public std::enable_shared_from_this<Apart> {
   Apart(Graph graph, std::vector<Piece> whole, std::vector<Piece> pieces, Origin origin,
         std::string reason, std::vector<bool> varying);
 
-  // Of these scalars. They wait while it is compiled, by a worker, which goes on if the wait is
-  // interrupted.
+  // For these scalars. They wait while a worker compiles; it continues if the wait is interrupted.
   VariantRef whole(c10::ArrayRef<ir::ScalarValue> slots) { return find(whole_, slots); }
   VariantRef pieces(c10::ArrayRef<ir::ScalarValue> slots) { return find(pieces_, slots); }
 
@@ -49,7 +48,7 @@ class Apart : public std::enable_shared_from_this<Apart> {
   Form whole_, pieces_;
 };
 
-// A graph as that takes it.
+// The graph in the form that Apart takes.
 Graph without_data(const Graph& graph);
 
 }  // namespace lazyxla::graph

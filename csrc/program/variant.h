@@ -21,7 +21,7 @@ class Apart;
 struct Replicas;
 struct StageProgram;
 
-// What the processes compare that are about to launch a program together: whether it is the same.
+// What processes compare before they launch a program together: it must be the same.
 struct Identity {
   uint64_t hash = 0;
   uint64_t without_numbers = 0;        // of all but the constants; 0 if none can be an input
@@ -29,7 +29,7 @@ struct Identity {
 };
 
 // One compiled form of a program, perhaps still being compiled. That of a graph that was cut has
-// its stages' in place of an executable; a small one may have the host's.
+// its stages' programs instead of an executable; a small one may have the host's.
 struct Variant {
   ScalarPlan scalars;
   std::vector<uint32_t> float_slots;  // its inputs: one f64 array, one i64 array
@@ -37,7 +37,7 @@ struct Variant {
   std::string line;  // the user's that it was compiled for
   std::vector<StageProgram> stages;
   size_t handed_on = 0;                        // values that only stages hand on
-  bool is_trial = false;                       // another one will be its program's, or a stage's
+  bool is_trial = false;                       // a compiled one will replace it, or a stage's
   std::shared_ptr<const Partition> partition;  // of a program for many devices, else null
   std::shared_ptr<const Replicas> replicas;    // of one that several processes run, else null
   std::shared_ptr<Apart> apart;                // if its one stage is such a whole graph's
@@ -45,9 +45,9 @@ struct Variant {
   Variant();
   ~Variant();
 
-  // Whether it is for these values. Not if compiling it failed: whoever needs it tries again. Nor
-  // if other processes have other numbers where it has constants: then another one takes its place,
-  // in which all are inputs.
+  // Whether it is for these values. Not if compiling it failed: the next run that needs it tries
+  // again. Nor if other processes have other numbers where it has constants: then it is replaced by
+  // one in which all are inputs.
   bool matches(c10::ArrayRef<ir::ScalarValue> slots) const;
   void note_other_numbers() const { has_other_numbers_ = true; }
   bool has_other_numbers() const { return has_other_numbers_; }
@@ -64,7 +64,7 @@ struct Variant {
   // Takes stages that are compiled instead.
   void take(std::vector<StageProgram> compiled, size_t values_handed_on);
   bool is_compiled() const { return state_.load(std::memory_order_acquire) == kCompiled; }
-  // Waits while it is being compiled, whatever becomes of that. An interrupt ends the wait.
+  // Waits while it is being compiled, even if that fails. An interrupt ends the wait.
   void await_compiled() const;
   // Waits while it is being compiled. Throws what made that fail.
   void check_compiled() const;
@@ -72,9 +72,9 @@ struct Variant {
   // Of a program for many devices: how its results are spread.
   const std::vector<const ir::Sharding*>& results() const { return results_; }
   // What a run needs besides its arguments: temporary memory and results, in bytes. 0 if the plugin
-  // does not tell.
+  // does not report it.
   int64_t bytes_needed() const { return bytes_needed_; }
-  // To be called at every run. The cache asks which of two ran later.
+  // To be called at every run. The cache compares which of two ran later.
   void note_run() const;
   int64_t last_run() const { return last_run_; }
 

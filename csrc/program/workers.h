@@ -2,8 +2,9 @@
 //
 // Python delivers a Ctrl-C to its main thread at any moment, as an exception, and jaxlib's MLIR
 // bindings do not outlive one: they crash the process. So nothing is lowered in the thread of the
-// program's author. A worker does it, and whoever needs the program waits (common/waiting.h). If
-// that wait is interrupted the worker goes on, and its result is there for the next who needs it.
+// program's author. A worker does it, and the thread that needs the program waits
+// (common/waiting.h). If that wait is interrupted the worker continues, and its result is kept for
+// the next thread that needs it.
 //
 // A worker has none of the caller's thread-local state: no modes of PyTorch's, no scope. What a job
 // needs of it is handed over.
@@ -42,7 +43,7 @@ class NeedsInterpreter {
   NeedsInterpreter& operator=(const NeedsInterpreter&) = delete;
 };
 
-// What a job comes to: a value or an exception, later.
+// The future result of a job: a value or an exception.
 template <typename T>
 class Outcome {
  public:
@@ -55,8 +56,8 @@ class Outcome {
     waiting::wait([this] { return is_there(); });
   }
 
-  // Waits; throws what the job threw. The first who asks gives the job's warnings, which Python
-  // would not see as such on another thread.
+  // Waits; throws what the job threw. The first call raises the job's warnings, which Python would
+  // not see as such on another thread.
   const T& get() const {
     wait();
     if (!told_.exchange(true)) {

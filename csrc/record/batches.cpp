@@ -79,7 +79,7 @@ class Batches final : public ir::Batching {
   uint64_t count_ = 0, seen_ = 0;  // operators in all, and at the last look
   int looks_ = 0;                  // since the last operator, at an idle device
   ska::flat_hash_set<uint64_t> places_;
-  ska::flat_hash_set<uint64_t> pauses_;  // places of single pauses
+  ska::flat_hash_set<uint64_t> pauses_;  // positions of single pauses
   uint64_t pauses_since_ = 0;            // `count_` when they were last forgotten
 };
 
@@ -129,7 +129,7 @@ class Watch {
       if (Batches::of(pending).is_left_lying(is_idle(pending.device))) {
         flush(pending, Cause::kMode);
       }
-    } catch (const std::exception&) {  // whoever reads the values is told
+    } catch (const std::exception&) {  // a read of the values reports it
     }
   }
 

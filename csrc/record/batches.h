@@ -2,24 +2,24 @@
 //
 // Fused eager mode runs operators by itself soon after they are recorded, several at a time. Where
 // it cuts must not depend on a count or a clock: a loop whose body is no multiple of the count
-// would be cut elsewhere in every turn, and each cut is another program to compile. So a batch ends
-// at a *known place*. A place is what the last few operators were; places are learnt. A batch that
-// has grown to the most that may wait is cut where it is, and that place is known from then on: the
-// next time around, the batch ends there once it has the least size. With most = 8, least = 3 and a
-// loop body abcde:
+// would be cut elsewhere in every iteration, and each cut is another program to compile. So a batch
+// ends at a *known position*. A position is identified by the last few operators; positions are
+// learnt. A batch that has grown to the most that may wait is cut where it is, and that position is
+// known from then on: the next time around, the batch ends there once it has the least size. With
+// most = 8, least = 3 and a loop body abcde:
 //
 //     abcdeabc | deabc | deabc | deabc | ...        two programs, however long the loop runs
 //
-// Repeated layers are cut at the same places, too, and share their programs.
+// Repeated layers are cut at the same positions, too, and share their programs.
 //
-// The device must not wait while the host does something else. A thread looks now and then whether
-// a batch was left lying at an idle device. (While the device works, a host that stands still has
+// The device must not wait while the host does something else. A thread checks now and then whether
+// a batch is pending while the device is idle. (While the device works, a host that pauses has
 // often only lost its processor to it.) Where the host pauses twice in a short while it will pause
-// again: that place is learnt, and from then on the batch runs before the pause. Anywhere else a
-// pause is more likely the operating system's, and another program not worth it: the batch runs
+// again: that position is learnt, and from then on the batch runs before the pause. Anywhere else a
+// pause is more likely the operating system's, and another program is not worth it: the batch runs
 // only if the pause gets long.
 //
-// Each thread's stream of operators is cut by itself: places are learnt for a pending set.
+// Each thread's stream of operators is cut by itself: positions are learnt for a pending set.
 #pragma once
 
 #include <cstdint>

@@ -131,7 +131,7 @@ void Capture::learn_static_slots(size_t number) {
   Program& program = programs_[number];
   if (program.static_slots) return;
   program.static_slots = listener_.static_slots(number);
-  // Behind the graph's own slots stand numbers that are part of their OpSpec.
+  // The slots after the graph's own hold numbers that are part of their OpSpec.
   std::erase_if(*program.static_slots,
                 [&](uint32_t slot) { return slot >= program.scalars.variable.size(); });
   program.scalars.fix(*program.static_slots);

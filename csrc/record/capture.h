@@ -7,15 +7,15 @@
 //
 //     flush ──> detach ──> Capture::take ──> the listener: a new program, or a known one again
 //
-// A tensor that has data from before is an input like any other. If it is written to, its data
-// comes back when the capture ends; the buffer is kept in a way that leaves it free to be donated.
+// A tensor that has data from before is an input like any other. If it is written to, its data is
+// restored when the capture ends; the buffer is kept such that it can still be donated.
 //
 // There is one capture at a time, for all devices and threads. The caches of compiled programs are
 // left alone.
 //
-// Scalars are treated as program/program.h does: constants until they prove to be variable. What
-// only a lowering can tell, that a rule needs a number at compile time, is asked for when it
-// matters: when a graph comes up again with other numbers.
+// Scalars are treated as program/program.h does: constants until they prove to be variable. Whether
+// a rule needs a number at compile time is known only by lowering. This is asked for when it
+// matters: when a graph is captured again with other numbers.
 #pragma once
 
 #include <atomic>
@@ -44,12 +44,12 @@ class Capture {
   // Called without a device's mutex, by one thread at a time.
   struct Listener {
     std::function<void(const Event&)> take;
-    // Lowers a program that it took, by its number: the slots whose numbers are part of it.
+    // Lowers a captured program, by its number, and returns the slots whose numbers are part of it.
     std::function<std::vector<uint32_t>(size_t number)> static_slots;
   };
 
-  // `platform` ("tpu") is what the recorder's questions about lowerings are answered for;
-  // `runs_here` says that it is the one of the running client. Meshes may be made of `devices`.
+  // `platform` ("tpu") is the one for which lowerings are decided; `runs_here`: it is the running
+  // client's. Meshes may be made of `devices`.
   Capture(std::string platform, bool runs_here, size_t devices, Listener listener)
       : platform_(std::move(platform)),
         runs_here_(runs_here),

@@ -19,7 +19,7 @@ namespace lazyxla::graph {
 
 namespace {
 
-// A training step is sure to come again; what is computed without gradients may not.
+// A training step is sure to recur; what is computed without gradients may not.
 OnHost may_run_on_host() {
   return c10::GradMode::is_enabled() ? OnHost::kSmall : OnHost::kFirstRuns;
 }
@@ -68,7 +68,7 @@ void run_apart(c10::DeviceIndex device,
                c10::function_ref<void(ir::PendingSet&, ir::Garbage&)> record) {
   Recording& recording = Recording::current();
   ir::PendingSet apart(device, recording.regions);
-  struct Leave {  // what cannot be run stays pending
+  struct Leave {  // what cannot be run remains pending
     ~Leave() {
       std::lock_guard lock(ir::device_mutex(from.device));
       to.adopt_all(from);

@@ -1,13 +1,13 @@
-// Flush: runs what is recorded. Sync: the user's word for it.
+// Flush: runs what is recorded. Users call it a sync.
 //
-// What a flush does is the graph room's (graph/run_pending.h). It returns when the program is
-// enqueued; the data arrives later, and whoever reads it waits. Any thread may flush; a flush takes
-// the device's mutex only to detach what is pending, so others go on recording meanwhile.
+// The graph room does the work (graph/run_pending.h). A flush returns when the program is enqueued;
+// the data arrives later, and a read of it waits. Any thread may flush; a flush takes the device's
+// mutex only to detach what is pending, so others go on recording meanwhile.
 //
 // A flush is a transaction (graph/undo.h). If lowering, compiling or enqueueing fails it throws,
 // every storage that had data before has that data again, and tensors that were made by what failed
 // throw the same reason when read. Where nothing had data before there is nothing to undo: if one
-// operator cannot be lowered then, what does not depend on it stays pending.
+// operator cannot be lowered then, what does not depend on it remains pending.
 //
 // An interrupt ends the waiting, not the flush: its program is compiled and run all the same, by
 // other threads.
@@ -35,7 +35,7 @@ void flush(c10::DeviceIndex device, Cause cause);
 void flush(ir::PendingSet& pending, Cause cause);
 
 // Runs what `record` records, under the device's mutex, in the set that it is given. What is
-// pending stays so, and a region that the thread is in remains one program.
+// pending remains so, and a region that the thread is in remains one program.
 void run_apart(c10::DeviceIndex device,
                c10::function_ref<void(ir::PendingSet&, ir::Garbage&)> record);
 

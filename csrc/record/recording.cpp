@@ -81,8 +81,7 @@ Recording& Recording::find_current() {
   }
   if (pass != -1) return shared();  // of a thread that has recorded nothing itself
   owner = make();
-  // Who has waited for a thread of Python's finds its work, which the thread's end alone, somewhat
-  // later, would not promise.
+  // After Thread.join() the thread's work must be found; its C++ end alone may come later.
   at_python_threads_end([recording = owner] {
     if (!forked()) recording->hand_over();
   });

@@ -3,16 +3,16 @@
 // What a thread records is its own until it is run: another thread's sync neither runs it nor cuts
 // it in two, so timing between threads never decides which programs there are. A thread has one
 // Recording, with a pending set for each device, and autograd's threads record into that of the
-// thread that they work for: PyTorch hands its thread-local state on to them, and the recording
-// rides along.
+// thread that they work for: PyTorch hands its thread-local state on to them, and the recording is
+// part of it.
 //
-// Storages are shared. Who reads a tensor that is pending in another thread's recording takes the
-// storage over, and computes it; what else the other thread has recorded stays there. Only while
-// that thread is within a compiled region nothing of it is taken, since the region is one program:
-// then the reader computes the value for itself.
+// Storages are shared. A thread that reads a tensor that is pending in another thread's recording
+// takes the storage over, and computes it; what else the other thread has recorded remains there.
+// While that other thread is within a compiled region nothing is taken, since the region is one
+// program: then the reader computes the value for itself.
 //
-// What a thread leaves pending when it ends, and what is recorded where nobody can be told to be
-// its author, belongs to the whole process: every flush takes it along.
+// What a thread leaves pending when it ends, and what is recorded where no thread is known as its
+// author, belongs to the whole process: every flush takes it along.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -73,14 +73,14 @@ class Recording final : public c10::SafePyObject, public std::enable_shared_from
   std::array<std::atomic<ir::PendingSet*>, 128> sets_{};
 };
 
-// Where the calling thread's operators are pending.
+// The set in which the calling thread's operators are pending.
 inline ir::PendingSet& pending_set(c10::DeviceIndex device) {
   return Recording::current().pending(device);
 }
 
 // Takes over a storage that is pending elsewhere, unless a compiled region is recording it. Where
 // there are collectives it takes over all that is pending there: two programs that need the same
-// collective would both call it. Throws for those of a region.
+// collective would both call it. Throws for collectives of a region.
 void take_over_from(ir::PendingSet& theirs, ir::Storage& storage, ir::PendingSet& mine);
 
 // To be called before a storage's value is used by the calling thread, whose pending set `mine` is:

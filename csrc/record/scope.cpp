@@ -35,7 +35,7 @@ const std::string& key() {
   return *text;
 }
 
-// What PyTorch carries along with this thread's state.
+// The scope that PyTorch carries with this thread's state.
 std::shared_ptr<Scope> carried_scope() {
   if (!ThreadLocalPythonObjects::contains(key())) return nullptr;
   return std::static_pointer_cast<Scope>(ThreadLocalPythonObjects::get(key()));

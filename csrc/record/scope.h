@@ -8,7 +8,7 @@
 //         with compile(name="f"):   a scope with a mode (lazy) and a region
 //
 // A scope belongs to the thread that entered it, and to autograd's threads while they work for that
-// thread: PyTorch hands its thread-local state on to them, and ours rides along.
+// thread: PyTorch hands its thread-local state on to them, and ours is part of it.
 #pragma once
 
 #include <c10/core/SafePyObject.h>
@@ -37,10 +37,10 @@ enum class Cause : uint8_t {
   kLimit,      // too much is pending
   kMode,       // the mode asks for it, or changes
   kRegionEnd,  // the compiled region is complete
-  kApart,      // what is to be no part of the program: it breaks no region
+  kApart,      // runs apart from the program: it breaks no region
 };
 
-// What a user's compile() made: shared by all calls of one compiled function.
+// A user's compile(): shared by all calls of one compiled function.
 struct Region {
   std::string name;
   bool full_graph = false;              // breaking it into two programs is an error
@@ -77,7 +77,7 @@ struct ModeChange {
 };
 
 // Sets a mode. The change is made when the thread records or asks for something next, or when
-// settle() says so: if a block is entered with it before, nobody else ever sees it.
+// settle() says so: if a block is entered with it before, no other thread ever sees it.
 std::shared_ptr<ModeChange> set_mode(Mode mode);
 void settle(const ModeChange& change);
 
@@ -102,10 +102,10 @@ void check_unbroken(Cause cause);
 // The calling thread's innermost scope, or null.
 std::shared_ptr<Scope> current_scope();
 
-// What counts each program that is compiled for the calling thread's work, on whichever thread, in
-// the regions that the thread is in now: Origin::admit of program/program.h. It returns the reason
-// with the innermost region's name, or throws TooManyPrograms if one of the regions has its number
-// already. Null if the thread is in no scope.
+// A function that counts each program that is compiled for the calling thread's work, on any
+// thread, in the regions that the thread is in now: Origin::admit of program/program.h. It returns
+// the reason with the innermost region's name, or throws TooManyPrograms if one of the regions has
+// its number already. Null if the thread is in no scope.
 std::function<std::string(const std::string& reason)> program_counter();
 
 }  // namespace lazyxla::graph

@@ -1,8 +1,8 @@
 // Settings: what a program depends on besides its operators.
 //
-// Those of torch that change what an operator means, its precision of matrix products and its
-// default dtype, belong to each operator: they count as they were when it was recorded, whatever
-// they are when it is run. An OpSpec has them in one word.
+// Those of torch that change what an operator means, its matmul precision and its default dtype,
+// belong to each operator: they count as they were when it was recorded, not as they are when it is
+// run. An OpSpec holds them in one word.
 //
 // Options of XLA's compiler belong to the program (program/compile_options.h).
 #pragma once
@@ -19,8 +19,8 @@ namespace lazyxla::graph {
 // at::Float32MatmulPrecision in the upper one.
 uint16_t record_settings();
 
-// What torch.set_float32_matmul_precision said, or else what is set for CUDA's products: PyTorch
-// has a setting for each backend besides, and does not tell the first one while they differ.
+// What torch.set_float32_matmul_precision set, or else what is set for CUDA's matmuls: PyTorch also
+// has a setting for each backend, and does not return the first one while they differ.
 at::Float32MatmulPrecision matmul_precision();
 
 // The number (program/compile_options.h) of the options of what the calling thread runs now: those
@@ -36,7 +36,8 @@ void set_process_options(CompileOptions options);
 // programs of its own, and the numbers that it multiplies and adds are inputs from the start.
 bool in_optimizer_step();
 
-// To be called once. (torch.optim.Optimizer tells PyTorch's profiler where a step begins and ends.)
+// To be called once. (torch.optim.Optimizer marks for PyTorch's profiler where a step begins and
+// ends.)
 void watch_optimizer_steps();
 
 }  // namespace lazyxla::graph

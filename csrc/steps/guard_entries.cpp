@@ -1,4 +1,5 @@
-// The kinds of guards: what of a container, a function, a class or a tensor must be as it was.
+// The kinds of guards: which parts of a container, a function, a class or a tensor must be as they
+// were.
 #include <torch/csrc/autograd/python_variable.h>
 
 #include <array>
@@ -21,7 +22,7 @@ std::string quoted(const py::handle& key) {
 // A dict's keys and values, in their order.
 class DictEntry final : public Guards::Entry {
  public:
-  // Values of `ignored` keys may be any.
+  // Values of `ignored` keys do not matter.
   DictEntry(std::string name, const py::dict& dict, const std::map<std::string, size_t>& varying,
             const py::set& ignored)
       : Entry(std::move(name)), dict_(dict) {
@@ -89,7 +90,7 @@ class DictEntry final : public Guards::Entry {
     return !PyErr_Occurred() || (PyErr_Clear(), false);
   }
 
-  // Of an OrderedDict, whose order is not that of the dict that it is.
+  // For an OrderedDict, whose order is separate from that of its dict.
   std::string broken_order() const {
     size_t i = 0;
     for (const auto& key : py::list(dict_)) {
@@ -108,7 +109,7 @@ class DictEntry final : public Guards::Entry {
   mutable uint64_t version_ = 0;  // at which it was last found to be the same
 };
 
-// A list's elements; of a set those that it must have.
+// A list's elements, or those that a set must have.
 class ListEntry final : public Guards::Entry {
  public:
   ListEntry(std::string name, const py::object& owner) : Entry(std::move(name)), owner_(owner) {
@@ -144,7 +145,7 @@ class ListEntry final : public Guards::Entry {
   std::vector<py::object> items_;
 };
 
-// One entry of a dict: what a key has, or that it is not there.
+// One entry of a dict: a key's value, or its absence.
 class KeyEntry final : public Guards::Entry {
  public:
   KeyEntry(std::string name, const py::dict& dict, const py::object& key)
@@ -230,7 +231,7 @@ class FunctionEntry final : public Guards::Entry {
 };
 
 // That an object is of a class still, and that neither the class nor one of its bases was changed:
-// the interpreter numbers what a class has, and gives a new number after each assignment.
+// the interpreter gives a class a version number, and a new one after each assignment.
 class TypeEntry final : public Guards::Entry {
  public:
   TypeEntry(std::string name, const py::object& object, const py::object& type)
@@ -266,7 +267,7 @@ class TypeEntry final : public Guards::Entry {
   }
   // 0 if the interpreter has no number now.
   unsigned version() const {
-    if (!(raw()->tp_flags & Py_TPFLAGS_VALID_VERSION_TAG)) {  // looking something up makes one
+    if (!(raw()->tp_flags & Py_TPFLAGS_VALID_VERSION_TAG)) {  // a look-up assigns one
       static PyObject* const name = PyUnicode_InternFromString("forward");
       _PyType_Lookup(raw(), name);
     }
@@ -343,7 +344,7 @@ void bind_guards(py::module_& m) {
       .def("add_cell", &add<CellEntry, py::object>)
       .def("add_function", &add<FunctionEntry, py::object>)
       .def("add_tensor", &add<TensorEntry, py::object>)
-      // False if the interpreter cannot tell whether the class changes.
+      // False if the interpreter cannot detect whether the class changes.
       .def("add_type",
            [](Guards& guards, std::string name, const py::object& object, const py::object& type) {
              auto entry = std::make_unique<TypeEntry>(std::move(name), object, type);

@@ -13,11 +13,11 @@
 // these objects hold has guards of its own. Values of tensors on the device are no guards: they are
 // what the recorded program takes.
 //
-// A *varying* number is one that the program takes as an input: it must be there, and be a number;
-// which one, `numbers()` tells after `broken()`.
+// A *varying* number is one that the program takes as an input: it must exist, and be a number;
+// `numbers()` returns it after `broken()`.
 //
 // Guards own what they compare with. The interpreter's garbage collector sees it (`traverse`). All
-// is done under the GIL.
+// functions are called under the GIL.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -38,11 +38,11 @@ bool is_same(PyObject* then, PyObject* now);
 // The dict that an object's attributes are in; null if it has none.
 PyObject* attributes_of(PyObject* object);
 
-// What is left of a tensor if its values are: a description to compare with.
+// A tensor's description, to compare with.
 class TensorGuard {
  public:
   explicit TensorGuard(const at::Tensor& tensor);
-  // Nullptr, or what differs. `which_memory`: whether it must lie on the same storage.
+  // Nullptr, or what differs. `which_memory`: whether it must be on the same storage.
   const char* broken(const at::Tensor& tensor, bool which_memory) const;
 
  private:
@@ -75,7 +75,7 @@ class Guards {
   size_t size() const { return entries_.size(); }
   void set_numbers(size_t count) { numbers_.resize(count); }
   const std::vector<double>& numbers() const { return numbers_; }
-  // What is not as it was, in words; empty if all is.
+  // What has changed, in words; empty if nothing has.
   std::string broken();
   int traverse(visitproc visit, void* arg) const;
   void clear() { entries_.clear(); }
@@ -85,8 +85,7 @@ class Guards {
   std::vector<double> numbers_;
 };
 
-// What a step is called with. Tensors may be others each time, of the same kind; all else must be
-// the same.
+// A step's arguments. Tensors may be others each time, of the same kind; all else must be the same.
 class Signature {
  public:
   // Throws TypeError for an argument that cannot be compared.
@@ -111,7 +110,8 @@ class Signature {
   Part args_, kwargs_;
 };
 
-// What of PyTorch's own state changes what Python code or operators do: modes, defaults, autocast.
+// The parts of PyTorch's state that change what Python code or operators do: modes, defaults,
+// autocast.
 std::vector<uint64_t> torch_state();
 // Whether Python code of a mode's takes part in every operator: no step is captured then.
 bool torch_modes_active();

@@ -42,8 +42,8 @@ void set_used_history(at::Tensor& tensor) {
   torch::autograd::impl::set_gradient_edge(tensor, {std::move(node), number});
 }
 
-// The leaf that a tensor is read as; null if it is not data that lies on its one device. Caller
-// holds the mutex.
+// The leaf that a tensor is read as; null if it is not data on its one device. Caller holds the
+// mutex.
 const ir::Value* leaf_of(const ir::Storage& storage, const ir::Geometry* copied) {
   const ir::Value* value = copied ? storage.find_view(*copied) : &storage.value();
   if (!value || !*value || storage.is_pending() || !value->node->is_leaf()) return nullptr;
@@ -152,7 +152,7 @@ std::string StepProgram::run(c10::ArrayRef<at::Tensor> arguments,
     for (size_t i = 0; i < fresh_.size(); ++i) {
       storage_of(made[i]).set_leaf(promised[fresh_[i].output], garbage);
     }
-    // What was replaced is held by the list above and by the garbage.
+    // The replaced values are held by the list above and by the garbage.
     for (size_t i = 0; i < leaves.size(); ++i) {
       if (taped_.aliases[i] >= 0 && graph::dies_with(*leaves[i], 2)) {
         donated.push_back(static_cast<int>(i));

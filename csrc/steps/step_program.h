@@ -1,20 +1,20 @@
 // Step programs: running a recorded step again, without recording it.
 //
-// A step reads and writes tensors that stay the same objects from step to step (its *state*:
+// A step reads and writes tensors that remain the same objects from step to step (its *state*:
 // parameters, buffers, what an optimizer keeps), the gradients of some of them, and its arguments;
-// and it makes new tensors, its results. Recording one step tells which input of its program is
-// whose memory, and who gets which output:
+// and it makes new tensors, its results. Recording one step shows which tensor's memory each input
+// of its program is, and which tensor takes each output:
 //
 //     input 0    the memory of state 0        output 0    the memory of state 0 (given away for it)
 //     input 1    the memory of argument 0     output 1    a new tensor, the result
 //
-// Running it again takes what that memory holds now, whatever it is, promises the outputs to the
-// same owners, and executes: what a flush does once its graph is numbered and its program found. It
-// is undone like a flush if it fails, draws as many random numbers as the step did, and gives away
-// the same memory, unless somebody else has come to hold it.
+// Running it again takes the current content of that memory, promises the outputs to the same
+// owners, and executes: what a flush does once its graph is numbered and its program found. It is
+// undone like a flush if it fails, draws as many random numbers as the step did, and donates the
+// same memory, unless it has other references by now.
 //
-// What all this rests on, that Python would do the same again, is for guards.h to tell. That memory
-// lies as it did (the same geometries, none of it shared by two owners) is checked here, under the
+// All this assumes that Python would do the same again, which guards.h checks. That the memory's
+// layout is unchanged (the same geometries, none shared by two owners) is checked here, under the
 // device's mutex.
 #pragma once
 
@@ -32,7 +32,7 @@ namespace lazyxla::steps {
 
 class StepProgram {
  public:
-  // What a step made: a tensor of its own memory.
+  // A tensor that the step made, with memory of its own.
   struct Fresh {
     ir::Geometry geometry;  // of the tensor
     ir::Geometry base;      // of its memory
@@ -60,7 +60,7 @@ class StepProgram {
   struct Gradient {
     uint32_t state;
     int source;  // that it is, or was before; -1: there is none
-    int fresh;   // that it becomes; -1: it stays
+    int fresh;   // that it becomes; -1: it is kept
   };
 
   std::string find(c10::ArrayRef<at::Tensor> arguments, std::vector<at::Tensor>& tensors) const;
@@ -84,7 +84,7 @@ class StepRecording {
   StepRecording(std::vector<at::Tensor> state, std::vector<at::Tensor> numbers,
                 std::vector<at::Tensor> arguments);
 
-  // The program of the step, whose results these are: new tensors all. Null, and why there is none.
+  // The program of the step with these results, all of them new tensors; or null, and the reason.
   std::pair<std::shared_ptr<StepProgram>, std::string> finish(
       const std::vector<at::Tensor>& results);
   // The step failed, or is not to be captured.
@@ -108,7 +108,7 @@ class StepRecording {
   int64_t flushes_;
 };
 
-// Gives memory that nothing else has a new content, a number.
+// Sets the content of memory that nothing else shares to a number.
 void set_number(const at::Tensor& tensor, double number);
 
 }  // namespace lazyxla::steps

@@ -41,7 +41,7 @@ StepRecording::StepRecording(std::vector<at::Tensor> state, std::vector<at::Tens
   for (size_t i = 0; i < arguments_.size(); ++i) add(Source::kArgument, i, arguments_[i]);
   for (size_t i = 0; i < program.state_.size(); ++i) {
     const at::Tensor& tensor = program.state_[i];
-    gradients_.push_back(tensor.grad());  // an optimizer uses it whether it is required or not
+    gradients_.push_back(tensor.grad());  // an optimizer uses it even if requires_grad is off
     if (gradients_.back().defined()) add(Source::kGradient, i, gradients_.back());
   }
   std::tie(seed_, ordinal_) = state_of_generator(program.device_);
@@ -94,7 +94,7 @@ std::pair<std::shared_ptr<StepProgram>, std::string> StepRecording::finish(
   return {why.empty() ? std::move(program_) : nullptr, why};
 }
 
-// Which source each input of the program is.
+// Finds the source of each input of the program.
 std::string StepRecording::match_leaves() {
   StepProgram& program = *program_;
   ska::flat_hash_map<const ir::Node*, size_t> source_of;
@@ -127,7 +127,7 @@ const at::Tensor& StepRecording::tensor_of(const Source& source) const {
   }
 }
 
-// Who gets each output.
+// Finds the target of each output.
 std::string StepRecording::match_outputs(const std::vector<at::Tensor>& results) {
   StepProgram& program = *program_;
   const std::vector<graph::Tape::Written>& written = program.taped_.written;

@@ -7,10 +7,10 @@
         train()                      # any program for the device "lazyxla"; nothing is run
     print(programs[-1].compile())
 
-A program is recorded as always, on tensors that have no data, and compiled by the compiler that
-the devices are run with: libtpu, ``pip install 'lazyxla[tpu]'``, or CUDA's plugin, ``pip install
-'lazyxla[cuda]'``. What it takes here it takes there, and what it tells of memory is what a device
-will need. Nothing is executed or allocated, so that models may be larger than the machine.
+A program is recorded as always, on tensors that have no data, and compiled by the compiler that the
+devices are run with: libtpu, ``pip install 'lazyxla[tpu]'``, or CUDA's plugin, ``pip install
+'lazyxla[cuda]'``. It accepts the same programs there, and the memory it reports is what a device
+will need. Nothing is executed or allocated, so models may be larger than the machine.
 
 With a mesh the program is partitioned over all devices of a topology; the report then has the
 collectives, too. :func:`search` tries several meshes::

@@ -35,7 +35,7 @@ example:
 
 
 class _WrongTargetError(Exception):
-    """What the user gave is no target; the message says why."""
+    """The user's target is not a valid one; the message says why."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

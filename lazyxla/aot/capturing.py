@@ -55,7 +55,7 @@ class CapturedProgram:
             raise torch.OutOfMemoryError(f"{error}\n{self._largest_inputs()}") from error
 
     def _largest_inputs(self, count: int = 5) -> str:
-        """What takes most of a device's memory before the program begins, and how it is spread."""
+        """The inputs that take most of a device's memory, and how they are spread."""
         partition = self.program.partition
         assert partition is not None
         inputs = []
@@ -72,7 +72,7 @@ class CapturedProgram:
         return "\n".join([f"Its inputs take {total} of each device; the largest:", *lines])
 
     def _grid(self) -> Grid | None:
-        """What it is partitioned over; None if it is for one device."""
+        """The grid that it is partitioned over; None if it is for one device."""
         if self.program.partition is None:
             return None
         devices = str(self._options["lazyxla_devices"]).split(",")
@@ -101,7 +101,7 @@ class CapturedProgram:
         compiled = self.compile(options)
         lowered = self.lowered
         graph = store.graph(known.key, _C.serialize_options(self._all(options)))
-        # Numbers that are part of their operator stand behind the graph's own slots.
+        # Numbers that are part of their operator have slots after the graph's own.
         static_slots = [slot for slot in lowered.static_slots if slot < len(known.slots)]
         graph.add(known.variable, known.slots, static_slots, lowered.artifact).keep(
             compiled._raw.serialize()
@@ -120,7 +120,7 @@ class CapturedProgram:
 
 
 class Recording:
-    """What a capture has recorded so far; C++ calls it at every flush."""
+    """The programs that a capture has recorded so far; C++ calls it at every flush."""
 
     def __init__(self, target: Topology) -> None:
         self.programs: list[CapturedProgram] = []
@@ -162,8 +162,8 @@ def capture(topology: str | Topology | None = None) -> Iterator[list[CapturedPro
     had before. So have random generators their state. What is not on the device, such as an
     optimizer's count of steps, is as the block left it.
 
-    There is one capture at a time, and it is about all threads: while it is active, nobody's work
-    on the device is run.
+    There is one capture at a time, for all threads: while it is active, no work on the device is
+    run.
 
     Args:
         topology: what to compile for, or its name, see :func:`topology`; None is what this process
@@ -189,7 +189,7 @@ def device() -> Any:
 def recording(target: str | Topology | None) -> Iterator[Recording]:
     """:func:`capture`, with what only the package needs."""
     target = resolve(target)
-    _C.flush(_C.Cause.MODE)  # what is pending is none of the block's
+    _C.flush(_C.Cause.MODE)  # what is pending is not part of the block
     record = Recording(target)
     generators = [default_generator(index) for index in range(_C.device_count_bound())]
     states = [generator.get_state() for generator in generators]

@@ -1,4 +1,4 @@
-"""What TPUs can do at best, as published: for estimates only."""
+"""Published peak performance of TPUs, for estimates only."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _CHIPS: dict[str, tuple[float, float, int, float | None]] = {
 
 
 def find_chip(device_kind: str) -> Chip | None:
-    """What is known of devices of this model, "TPU v4" for example; None if nothing is."""
+    """The known data of this model, "TPU v4" for example; None if it is not known."""
     if device_kind not in _CHIPS:
         return None
     flops, bandwidth, devices, clock = _CHIPS[device_kind]

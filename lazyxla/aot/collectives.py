@@ -1,4 +1,4 @@
-"""What the devices of a partitioned program tell each other, as the compiler has arranged it."""
+"""The communication between the devices of a partitioned program, as the compiler planned it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lazyxla.aot.links import Network
 KINDS = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all", "collective-permute")
 
 _IN_PARTS = "async_collective_fusion_config"
-"""What the TPU's compiler notes at each part of a collective that it has taken apart."""
+"""The TPU compiler's note at each part of a collective that it has split."""
 
 
 class Grid(NamedTuple):
@@ -37,8 +37,8 @@ class Collectives:
     count: int
     """How many there are in a run: those in a loop as often as it runs."""
     nbytes: int
-    """Of their arrays on one device, all together: whole as they are gathered or before they are
-    scattered."""
+    """Bytes of their arrays on one device, all together, whole: after a gather or before a
+    scatter."""
     seconds: float | None
     """At the published speed of the links; None if it is not known."""
     overlapped_seconds: float | None
@@ -87,7 +87,7 @@ def _seconds(network: Network, grid: Grid, found: _Found) -> float:
 
 
 def _find(program: hlo.Program, grid: Grid) -> Iterator[_Found]:
-    # Of those that are spread over several fusions, and whether each part begins one.
+    # Collectives that are split over several fusions: their parts, and whether each begins one.
     parts: dict[tuple[str, int], list[tuple[bool, _Found]]] = {}
     scattered = _scattering_fusions(program)
     for number, computation in program.computations.items():
@@ -143,12 +143,12 @@ def _nbytes(
     if instruction.opcode == "reduce-scatter":
         return sum(computation.instructions[i].shape.nbytes for i in instruction.operands)
     if instruction.opcode in ("all-gather-start", "collective-permute-start"):
-        return instruction.shape.parts[1].nbytes  # (what is given, what comes, ...)
+        return instruction.shape.parts[1].nbytes  # (input, output, ...)
     return instruction.shape.nbytes
 
 
 def _groups(instruction: hlo.Instruction, devices: int) -> list[list[int]]:
-    """The groups of positions in the grid that talk to each other."""
+    """The groups of positions in the grid that communicate."""
     if "permute" not in instruction.opcode:
         return hlo.device_groups(instruction, devices)
     pairs = hlo.source_target_pairs(instruction)

@@ -1,4 +1,4 @@
-"""What the compiler made of a program, and what it tells about it."""
+"""A compiled program, and what the compiler reports about it."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ class CompiledProgram:
         """Bytes on one device: ``arguments``, ``outputs``, ``aliased`` (arguments whose memory
         outputs take over), ``temporary``, ``generated_code`` and ``peak``.
 
-        Empty if the compiler does not tell.
+        Empty if the compiler does not report it.
         """
         return self._raw.memory_stats()
 
     @property
     def fits(self) -> bool | None:
-        """Whether ``peak`` is within the device's memory; None if the compiler does not tell.
+        """Whether ``peak`` is within the device's memory; None if the compiler does not report it.
 
         A program that is far too large is refused when it is compiled.
         """
@@ -79,7 +79,7 @@ class CompiledProgram:
 
     @property
     def unknown_loops(self) -> list[str]:
-        """Loops of which the program does not tell how often they run; they count once."""
+        """Loops whose trip counts the program does not state; they count once."""
         return self._optimized.unknown_loops
 
     @functools.cached_property
@@ -88,17 +88,17 @@ class CompiledProgram:
 
     @functools.cached_property
     def flops(self) -> float | None:
-        """Floating-point operations of one run, as the compiler counts them; of products in loops
-        as many as the loops run."""
+        """Floating-point operations of one run, as the compiler counts them; matmuls in loops count
+        once per iteration."""
         counted = self.cost_analysis().get("flops")
         return counted + flops.repeated(self._optimized) if counted else counted
 
     @functools.cached_property
     def highest_precision_flops(self) -> int:
-        """Those of :attr:`flops` that are float32 products at the highest precision, which is
+        """Those of :attr:`flops` that are float32 matmuls at the highest precision, which is
         PyTorch's default (``torch.set_float32_matmul_precision``).
 
-        A TPU makes each of them of 6 products in bfloat16; of 3 at "high", of one at "medium".
+        A TPU computes each by 6 matmuls in bfloat16; by 3 at "high", by one at "medium".
         """
         return flops.at_highest_precision(self._optimized)
 
@@ -113,8 +113,8 @@ class CompiledProgram:
         """The sum of what the compiler's cost model gives to the operations that it made, in cycles
         of the device's clock. None if it gives nothing.
 
-        The body of a loop counts as often as the loop runs, if the program tells that. An operation
-        that it knows no time for does not count; collectives are among these.
+        The body of a loop counts as often as the loop runs, if the program states that. An
+        operation that it knows no time for does not count; nor do collectives.
         """
         program, total = self._optimized, 0
         for number, computation in program.computations.items():
@@ -126,8 +126,8 @@ class CompiledProgram:
 
     @functools.cached_property
     def collectives(self) -> tuple[Collectives, ...]:
-        """What the devices tell each other, by kind and by axes of the mesh, those that take
-        longest first. Empty for one device."""
+        """The devices' communication, by kind and by axes of the mesh, those that take longest
+        first. Empty for one device."""
         if self._grid is None:
             return ()
         return collectives_of(self._optimized, self._grid, self._network)
@@ -147,8 +147,8 @@ class CompiledProgram:
 
     @property
     def least_seconds(self) -> float | None:
-        """What :attr:`flops` and :attr:`bytes_accessed` take at the device's published peaks, the
-        longer of both. None if its peaks are not known.
+        """The longer of the times that :attr:`flops` and :attr:`bytes_accessed` take at the
+        device's published peaks. None if its peaks are not known.
 
         The compiler counts bytes that never leave the chip, too: it can be too long. Of a
         partitioned program it counts what is gathered several times: there it is what the FLOPs
@@ -178,9 +178,9 @@ class CompiledProgram:
     def estimated_seconds(self) -> float | None:
         """The time of one run. An estimate, not a measurement.
 
-        Of a program for one device it is :attr:`compute_seconds`. Of a partitioned one it is that
-        or :attr:`overlapped_seconds`, whichever is longer, and the collectives that the compiler
-        does not overlap with computation; None if the speed of the links is not known.
+        Of a program for one device it is :attr:`compute_seconds`. Of a partitioned one it is the
+        longer of that and :attr:`overlapped_seconds`, plus the collectives that the compiler does
+        not overlap with computation; None if the speed of the links is not known.
         """
         compute, network = self.compute_seconds, self.network_seconds
         if self._grid is None or compute is None:
@@ -212,11 +212,11 @@ class CompiledProgram:
         return self._raw.serialize()
 
     def optimized_hlo(self) -> str:
-        """What the compiler made of the program: HLO after all of its passes, as text.
+        """The optimized program: HLO after all of the compiler's passes, as text.
 
         Raises:
-            RuntimeError: the compiler does not tell, or in a form that the installed jaxlib, which
-                turns it into text, does not know.
+            RuntimeError: the compiler does not return it, or in a form that the installed jaxlib,
+                which turns it into text, does not know.
         """
         return optimized.module(self._raw).to_string()  # type: ignore[no-any-return]
 

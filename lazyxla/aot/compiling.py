@@ -107,7 +107,7 @@ def compile(
         TypeError: an argument is of a wrong type.
         ValueError: the call records nothing, or breaks into several programs; or an input is a
             tensor that is not dense; or the mesh has not as many devices as the topology, or a spec
-            is none of it.
+            does not fit it.
         RuntimeError: the call reads a value or uses an operator that runs on the host; the message
             names the line.
         torch.OutOfMemoryError, LoweringError: see :meth:`Topology.compile`.
@@ -275,7 +275,7 @@ def _abstract_inputs(inputs: Any, mesh: Mesh | None, input_spec: SpecOf) -> Any:
 
 
 def _name(key: Any) -> str:
-    """Of one step on the way to a tensor: an index, a key, or an attribute."""
+    """Of one step in the path to a tensor: an index, a key, or an attribute."""
     for attribute in ("idx", "key", "name"):
         if hasattr(key, attribute):
             return str(getattr(key, attribute))

@@ -1,5 +1,5 @@
-"""FLOPs of matrix products, convolutions and kernels, for what the compiler counts once though it
-runs often: the bodies of loops."""
+"""FLOPs of matmuls, convolutions and kernels in the bodies of loops, which the compiler counts once
+though they run often."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lazyxla.lowering import wire
 
 
 def repeated(program: hlo.Program) -> int:
-    """FLOPs of the second and later runs of loops' bodies: of their products and kernels alone."""
+    """FLOPs of the second and later runs of loops' bodies: of their matmuls and kernels alone."""
     total = 0
     for number, computation in program.computations.items():
         if more := program.runs[number] - program.calls[number]:
@@ -22,7 +22,7 @@ def repeated(program: hlo.Program) -> int:
 
 
 def kernels(computation: hlo.Computation) -> int:
-    """FLOPs that the kernels say they have which stand in a computation itself."""
+    """The declared FLOPs of the kernels that are directly in a computation."""
     total = 0
     for instruction in computation.instructions.values():
         if instruction.opcode == "custom-call":
@@ -32,12 +32,12 @@ def kernels(computation: hlo.Computation) -> int:
 
 
 def products(computation: hlo.Computation) -> int:
-    """FLOPs of the products and convolutions that stand in a computation itself."""
+    """FLOPs of the matmuls and convolutions that are directly in a computation."""
     return sum(_product(computation, each) for each in computation.instructions.values())
 
 
 def at_highest_precision(program: hlo.Program) -> int:
-    """FLOPs of the products and convolutions of float32 for which the highest precision is set."""
+    """FLOPs of the float32 matmuls and convolutions for which the highest precision is set."""
     total = 0
     for number, computation in program.computations.items():
         for instruction in computation.instructions.values():
@@ -55,7 +55,7 @@ _HIGHEST, _FLOAT32 = 2, 11  # of PrecisionConfig.Precision and PrimitiveType
 
 
 def _product(computation: hlo.Computation, instruction: hlo.Instruction) -> int:
-    """FLOPs of a product or convolution; 0 of anything else."""
+    """FLOPs of a matmul or convolution; 0 of anything else."""
     if instruction.opcode not in ("dot", "convolution"):
         return 0
     lhs, rhs = (computation.instructions[i].shape.dims for i in instruction.operands[:2])
@@ -78,8 +78,8 @@ def _convolution(instruction: hlo.Instruction, lhs: Sequence[int], rhs: Sequence
 
 
 def _places(size: int, out: int, window: dict[int, int]) -> int:
-    """At how many places of a dimension, all positions of the window together, an element of the
-    window meets one of the input."""
+    """How often, along a dimension and over all positions of the window, an element of the window
+    meets one of the input."""
     low = window.get(3, 0)
     low -= (1 << 64) if low >> 63 else 0
     dilation = window.get(6, 1)

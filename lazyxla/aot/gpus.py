@@ -9,7 +9,7 @@ class Gpu(NamedTuple):
     """A model of GPUs; sizes in bytes."""
 
     kind: str
-    """As its driver calls it."""
+    """Its name as its driver reports it."""
     compute_capability: tuple[int, int]
     cores: int
     """Streaming multiprocessors."""
@@ -18,7 +18,7 @@ class Gpu(NamedTuple):
     clock_ghz: float
     memory: int
     bytes_per_second: int
-    """From its memory."""
+    """Bandwidth of its memory."""
     l2_cache: int
     threads_per_core: int = 2048
 
@@ -62,12 +62,12 @@ class Gpu(NamedTuple):
         """
 
 
-# As XLA's own specifications have it.
+# As in XLA's own specifications.
 _CUDNN = (9, 10)
 
 # From the specifications in xla/backends/gpu/target_config, and NVIDIA's CUDA programming guide.
-# XLA has none of the L4: its numbers are those of its data sheet, the memory is about what is left
-# for programs.
+# XLA has no specification of the L4: its numbers are those of its data sheet, the memory is about
+# what is left for programs.
 _H100 = Gpu(
     "NVIDIA H100 80GB HBM3",
     compute_capability=(9, 0),

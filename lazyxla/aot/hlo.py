@@ -66,11 +66,11 @@ class Instruction:
     operands: tuple[int, ...]
     called: tuple[int, ...]
     raw: dict[int, Any]
-    """What else its message has: the last value of each field, by number."""
+    """The other fields of its message: the last value of each, by number."""
 
     @functools.cached_property
     def backend_config(self) -> dict[str, Any]:
-        """What the compiler notes beside it; empty if it is not JSON."""
+        """The compiler's backend config; empty if it is not JSON."""
         try:
             noted = json.loads(self.raw.get(43, b"") or b"{}")
         except ValueError:
@@ -79,13 +79,13 @@ class Instruction:
 
     @property
     def estimated_cycles(self) -> int | None:
-        """What the compiler's cost model gives to one run; None if it has nothing for it."""
+        """The estimate of the compiler's cost model for one run; None if it has none."""
         cycles = int(self.backend_config.get("window_config", {}).get("estimated_cycles", _UNKNOWN))
         return None if cycles == _UNKNOWN else cycles
 
     @property
     def channel(self) -> int:
-        """What joins the parts of one collective; 0 if there is none."""
+        """The channel that identifies the parts of one collective; 0 if there is none."""
         return int(self.raw.get(26, 0))
 
 
@@ -113,8 +113,8 @@ class Program:
 
     @functools.cached_property
     def runs(self) -> dict[int, int]:
-        """How often each computation runs, loops by their counts. A loop whose count the program
-        does not tell counts once (:attr:`unknown_loops`)."""
+        """How often each computation runs, loops by their counts. A loop whose trip count the
+        program does not state counts once (:attr:`unknown_loops`)."""
         runs = dict.fromkeys(self.computations, 0)
         self._count(self.entry, 1, runs, loops=True)
         return runs
@@ -128,7 +128,7 @@ class Program:
 
     @functools.cached_property
     def unknown_loops(self) -> list[str]:
-        """Loops of which the program does not tell how often they run."""
+        """Loops whose trip counts the program does not state."""
         return [
             instruction.name
             for computation in self.computations.values()
@@ -149,8 +149,8 @@ class Program:
 
 
 def trip_count(program: Program, computation: Computation, loop: Instruction) -> int | None:
-    """How often a loop's body runs: as the compiler notes it, or as its condition says, if that
-    compares a number that the body counts up with a constant. None otherwise."""
+    """How often a loop's body runs: as the compiler notes it, or from its condition, if that
+    compares a counter of the body with a constant. None otherwise."""
     noted = loop.backend_config.get("known_trip_count", {})
     if isinstance(noted, dict) and "n" in noted:
         return int(noted["n"])
@@ -204,7 +204,7 @@ class _Trace:
 
 
 def _step(trace: _Trace, number: int, place: int) -> int | None:
-    """By how much a loop's body counts up what is at this place of its state."""
+    """By how much a loop's body increments the element of its state at this index."""
     add, inside = trace.origin(number)
     if add.opcode != "add":
         return None
@@ -250,7 +250,7 @@ def device_groups(instruction: Instruction, devices: int) -> list[list[int]]:
 
 
 def source_target_pairs(instruction: Instruction) -> list[tuple[int, int]]:
-    """From which position to which a collective-permute sends."""
+    """The source and target positions of a collective-permute."""
     pairs = [dict(wire.fields(value)) for value in instruction.raw.get(-52, [])]
     return [(pair.get(1, 0), pair.get(2, 0)) for pair in pairs]
 

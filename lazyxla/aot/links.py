@@ -36,7 +36,7 @@ Place = tuple[int, ...]
 
 
 def find_links(device_kind: str) -> Links | None:
-    """What is known of the links of this model, "TPU v5" for example; None if nothing is."""
+    """The known links of this model, "TPU v5" for example; None if they are not known."""
     return _LINKS.get(device_kind)
 
 

@@ -1,4 +1,4 @@
-"""Tables of what the compiler tells of a program, and of several beside each other."""
+"""Tables of what the compiler reports of one program, or of several for comparison."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def _share_at_highest_precision(program: CompiledProgram) -> float:
 
 
 def _precision_note(program: CompiledProgram) -> list[str]:
-    """What to do about float32 products that take several times as long as they might."""
+    """What to do about float32 matmuls that take several times as long as they might."""
     if not _share_at_highest_precision(program):
         return []
     return [

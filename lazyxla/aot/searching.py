@@ -26,7 +26,7 @@ class Plan:
     policy: Any
     """What the model was made with; None if there was nothing to choose."""
     program: CompiledProgram | None
-    """None if the compiler refuses it for want of memory."""
+    """None if the compiler refuses it since memory is too small."""
     reason: str
     """Why it does not fit; empty if it does."""
 

@@ -24,8 +24,8 @@ _FORM = re.compile(r"[A-Za-z0-9_ ]+[:=][1-9]\d*(x[1-9]\d*){0,2}(_twisted|_untwis
 
 # What libtpu reads when it is loaded. On a machine without a TPU it would ask Google's metadata
 # server for minutes, print warnings about its accelerator type and host name, and let only one
-# process load it, as if there were a device to be had. Whether the values of these two change what
-# it compiles is not known.
+# process load it, as if there were a device. Whether the values of these two change what it
+# compiles is not known.
 _NO_TPU_HERE = {
     "TPU_SKIP_MDS_QUERY": "1",
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
@@ -69,7 +69,7 @@ class Topology:
 
     @property
     def memory_bytes(self) -> int | None:
-        """Memory of one device that programs may use; None if the compiler does not tell."""
+        """Memory of one device that programs may use; None if the compiler does not report it."""
         return self._raw.devices[0].attributes.get("device_memory_bytes_limit")
 
     def compile(self, program: Program | bytes, options: Options | None = None) -> CompiledProgram:
@@ -151,8 +151,8 @@ def topology(name: str | None = None) -> Topology:
         name: TPUs by their generation and the number of chips in each direction, for example
             ``"v5e:2x2"``, four chips of TPU v5e. v4, v5p and tpu7x have three directions, v2, v3,
             v5e and v6e two. Or one NVIDIA GPU: ``"l4"``, ``"a100"`` (80 GB), ``"h100"`` (SXM),
-            ``"h200"`` or ``"b200"``. None describes the devices of this process, of whichever
-            platform, and starts them.
+            ``"h200"`` or ``"b200"``. None describes the devices of this process, of any platform,
+            and starts them.
 
     Raises:
         ImportError: the compiler, libtpu or CUDA's plugin, is not installed; says how to install

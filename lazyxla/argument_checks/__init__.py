@@ -1,8 +1,8 @@
 """Checks of arguments that PyTorch's meta functions leave to kernels, which no call here reaches.
 
-Most are made by asking the CPU's kernel with as little data as tells (csrc/dispatch/checks.h): the
-tables say of which operators, and with which element. What needs all of the sizes, more than sizes,
-or would take the kernel's time, is checked here: a lowering rule would broadcast or cut such
+Most are made by calling the CPU's kernel with as little data as suffices (csrc/dispatch/checks.h):
+the tables list the operators, and the element to call with. What needs all of the sizes, more than
+sizes, or would take the kernel's time, is checked here: a lowering rule would broadcast or cut such
 tensors, so that a mistake gave wrong numbers, or would fail far from the call.
 
 A check is called with the arguments by their names in the operator's schema. That of an in-place or

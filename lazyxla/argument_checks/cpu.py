@@ -1,4 +1,4 @@
-"""Which operators the CPU's kernel is asked about."""
+"""For which operators the CPU's kernel is called."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ ON_CPU = {
     ),
     1: _names("floor_divide floor_divide.Scalar rsub.Tensor rsub.Scalar"),
 }
-"""Operators whose checks do not depend on sizes, so that one element tells the CPU enough: by the
-value of that element. Pointwise operators may divide by it, others index with it. (Those that
-PyTorch tags as pointwise are asked with 1.)"""
+"""Operators whose checks do not depend on sizes, so that one element suffices for the CPU's kernel:
+by the value of that element. Pointwise operators may divide by it, others index with it. (Those
+that PyTorch tags as pointwise are asked with 1.)"""
 
 NUMBERS = _names(
     # Parameters of distributions.
@@ -36,6 +36,6 @@ NUMBERS = _names(
     # From the result alone the gradient is not known if the slope is negative.
     " elu_backward leaky_relu_backward rrelu_with_noise_backward"
 )
-"""Operators whose kernels have conditions on their numbers, whatever the dtypes. The pointwise ones
+"""Operators whose kernels have conditions on their numbers, for all dtypes. The pointwise ones
 among the others have conditions for integers only, which cannot hold every number, be divided by
 zero or raised to a negative power."""

@@ -56,7 +56,7 @@ def _group_norm(a: Arguments, _: Sequence[int]) -> None:
 
 @checks(BEFORE, *named("batch_norm"))
 def _batch_norm(a: Arguments) -> None:
-    """PyTorch's kernel would read beyond the end of these."""
+    """PyTorch's kernel would read beyond the end of tensors that are too short."""
     x = a["input"]
     if x.dim() < 2:
         return  # others refuse that
@@ -150,5 +150,5 @@ def _multinomial(a: Arguments) -> None:
         a["replacement"] or samples <= weights.size(-1),
         "cannot sample n_sample > prob_dist.size(-1) samples without replacement",
     )
-    # What float32 counts.
+    # float32 counts exactly up to here.
     require(weights.size(-1) <= 2**24, "number of categories cannot exceed 2^24")

@@ -20,7 +20,7 @@ BEFORE: dict[str, Check] = {}
 AFTER: dict[str, ResultCheck] = {}
 """Once the shape is known. Once for each kind of call."""
 OF_NUMBERS: dict[str, Check] = {}
-"""Of numbers, in place of asking the CPU. Once for each."""
+"""Of numbers, instead of calling the CPU's kernel. Once for each."""
 
 
 def checks(table: dict[str, T], *names: str) -> Callable[[T], T]:
@@ -47,6 +47,6 @@ def require(condition: bool, message: str) -> None:
 
 @functools.cache
 def dtype_name(dtype: torch.dtype) -> str:
-    """As PyTorch's messages have it: Float, Long."""
+    """The name in PyTorch's messages: Float, Long."""
     name = torch.empty(0, dtype=dtype, device="cpu").type()
     return name.removeprefix("torch.").removesuffix("Tensor")

@@ -2,11 +2,11 @@
 
 An entry is found by its key, all that it depends on; its name is a word and the checksum of the
 key, "program-<40 digits>". It is a file, {magic, checksum, key, bytes}, whose key is compared in
-full. The file is written under another name first and renamed when it is whole: nobody ever sees
+full. The file is written under another name first and renamed when it is whole: no reader ever sees
 half of one. One that is damaged, or that is another entry under this name, is removed. One that
 others can write to (files.py) is not read. An entry's modification time is when it was used last;
-when all of them together are larger than the bound, the ones not used for the longest time go.
-Files of other names are none of the cache's.
+when all of them together are larger than the bound, the least recently used ones are removed. Files
+of other names do not belong to the cache.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _numbers = itertools.count()
 
 
 class Key(NamedTuple):
-    """What an entry is found by: its file's name, and its text."""
+    """The key of an entry: its file's name, and its text."""
 
     name: str
     text: bytes
@@ -80,7 +80,7 @@ class Entries:
         return found[1] if found else None
 
     def contains(self, name: str) -> bool:
-        """Whether there is a file for it, whatever it holds. Does not count as using it."""
+        """Whether there is a file for it, even a damaged one. Does not count as using it."""
         return os.path.exists(self._path(name))
 
     def texts(self, kind: str) -> Iterator[bytes]:
@@ -124,7 +124,8 @@ class Entries:
         return os.path.join(self.directory, name)
 
     def _load(self, name: str) -> tuple[bytes, bytes] | None:
-        """Key and bytes of the entry of a name. One that is damaged, or has another name, goes."""
+        """Key and bytes of the entry of a name. One that is damaged, or has another name, is
+        removed."""
         path = self._path(name)
         content = files.read(path)
         if content is None:
@@ -167,7 +168,7 @@ def _was_given_up(status: os.stat_result) -> bool:
 
 
 def _status(file: os.DirEntry[str]) -> os.stat_result | None:
-    """Of a file; None if it is none, or gone."""
+    """The status of a file; None if it is not a regular file, or is gone."""
     try:
         status = file.stat(follow_symlinks=False)
     except OSError:

@@ -1,8 +1,7 @@
 """What a compiled program depends on besides its graph, and how two such environments differ.
 
 An environment is a text of lines "name: value". It is part of every key, and kept by itself, too:
-by it a program that is there for another environment can be told from one that is not there at
-all.
+it distinguishes a program that exists for another environment from one that does not exist at all.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ def environment(platform: str, topology: _C.Topology, lowering: dict[str, str]) 
 
 
 def _library(topology: _C.Topology) -> str:
-    """The plugin. Some tell no version: another build is most likely of another size."""
+    """The plugin. Some report no version: another build is most likely of another size."""
     path, (major, minor), xla, stablehlo = topology.plugin
     text = f"PJRT {major}.{minor}, XLA {xla or 0}"
     if stablehlo:
@@ -49,7 +48,7 @@ def _library(topology: _C.Topology) -> str:
 
 
 def _instruction_sets() -> str:
-    """What the CPU can do, as Linux says: code compiled for one may not run on another."""
+    """The CPU's features, as Linux reports them: code compiled for one may not run on another."""
     try:
         with open("/proc/cpuinfo") as file:
             for line in file:

@@ -1,12 +1,13 @@
 """Which directories and files of the caches may be used, and what is said of the others.
 
-A cache holds code that runs here, so it is used only if nobody else can write to it: a directory
+A cache holds code that runs here, so it is used only if no other user can write to it: a directory
 or file belongs to this user or to root, and neither its group nor others may write to it (in a
-sticky directory, such as /tmp, they may: what is ours there stays ours). The caches share one
-directory for each user, which is made with mode 700, as are those above it that are missing.
+sticky directory, such as /tmp, they may: no other user can replace our files there). The caches
+share one directory for each user, which is made with mode 700, as are those above it that are
+missing.
 
-What is in a file's place but is no file (a directory, a FIFO, a socket) is left alone, and is
-never waited for.
+A path that is not a regular file (a directory, a FIFO, a socket) is left alone, and never waited
+for.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def _make(path: str) -> None:
 
 
 def opener(path: str, flags: int) -> int:
-    """For `open`: of files that nobody else can write to. A new one gets mode 600.
+    """For `open`: of files that no other user can write to. A new one gets mode 600.
 
     Raises:
         OSError: it cannot be opened, or is no file; it is a :class:`WritableByOthers` if others
@@ -68,7 +69,7 @@ def opener(path: str, flags: int) -> int:
 
 
 def read(path: str) -> bytes | None:
-    """What is in a file; None if it cannot be read. Warns if others can write to it."""
+    """The content of a file; None if it cannot be read. Warns if others can write to it."""
     try:
         with open(path, "rb", opener=opener) as file:
             return file.read()

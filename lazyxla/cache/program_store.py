@@ -19,8 +19,8 @@ are part of it, of JAX, of the plugin.
 
 A form serves a graph if the scalars that are no inputs have the graph's values. Which of them are
 inputs is a guess when a graph is new to the process (csrc/program/scalars.h), from what ran before;
-any form that serves is then good, whoever made it. So programs that were compiled without what a
-process runs before them, by a capture for example, are found all the same.
+any form that serves is then good, whichever process made it. So programs that were compiled without
+what a process runs before them, by a capture for example, are found, too.
 
 Scalars are 64-bit words, `slots`: integers, or the bits of a float64. `wanted`, `needed` and
 `variable` have a bool for each.
@@ -87,7 +87,7 @@ class Form(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What a graph needs to be run."""
+    """The program of a graph, to be run."""
 
     executable: bytes
     variable: list[bool]
@@ -145,7 +145,7 @@ class ProgramStore:
 
     @functools.cached_property
     def other_environments(self) -> list[str]:
-        """Those that programs are kept for, but for ours; the most similar first."""
+        """The environments that programs are kept for, except ours; the most similar first."""
         kept = list(self.entries.texts("environment"))
         self._nothing_is_ours = self.environment not in kept
         others = [text.decode() for text in kept if text != self.environment]
@@ -170,7 +170,7 @@ class StoredGraph:
             self._key = entries.key("graph", self._text + store.environment)
 
     def is_kept(self) -> bool:
-        """Whether a program of it is, for whatever scalars."""
+        """Whether a program of it is kept, for any scalars."""
         return any(self._store.entries.contains(form.program) for form in self._forms())
 
     def find(
@@ -224,7 +224,7 @@ class StoredGraph:
         """Keeps that it is the program of an artifact. That may be there already, or is to be kept.
 
         Args:
-            wanted: the inputs as they were asked for: those that are static are none.
+            wanted: the requested inputs; static ones among them are no inputs.
             artifact: what it was lowered to, StableHLO.
         """
         text = _text(artifact, self._options) + self._store.environment
@@ -261,7 +261,7 @@ class StoredProgram:
 
 
 def _text(subject: bytes, options: bytes) -> bytes:
-    """What begins the text of a key: others never give the same bytes."""
+    """The begin of a key's text: different arguments never give the same bytes."""
     return b"".join(struct.pack("<Q", len(part)) + part for part in (subject, options))
 
 
@@ -347,7 +347,7 @@ def _open(
     # In strict mode a program that calls the host is an error, which a stored one would not raise.
     version = {**_lowering_version(), "strict host calls": str(settings.strict_host_calls)}
     text = environment(platform, topology, version)
-    # What a user's rule does cannot be told from its name.
+    # A user's rule is not identified by its name.
     known = not lowering.has_user_rules()
     return ProgramStore(directory, settings.cache_size << 20, text, known, on_error)
 
@@ -372,5 +372,5 @@ def _lowering_version() -> dict[str, str]:
 
 
 def _public_version(version: str) -> str:
-    """Without what tells the wheels of a version apart, which differ in their kernels only."""
+    """Without the part that distinguishes wheels of one version, which differ in kernels only."""
     return re.sub(r"\+(cpu|cu\d+|rocm[\d.]+|xpu)$", "", version)

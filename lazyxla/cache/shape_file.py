@@ -1,8 +1,8 @@
 """The file of PyTorch's answers about shapes: csrc/dispatch/inference_store.h reads and writes it.
 
-Its first line names the file itself, in whose name the versions are; then come records, one behind
+Its first line is the file's own name, which contains the versions; then follow records, one after
 the other, each appended by one write, so that many processes can share the file. A file that cannot
-be read or written (files.py) is no error: the answers are then asked for again.
+be read or written (files.py) is no error: the answers are then computed again.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class ShapeFile:
         except OSError as error:
             if isinstance(error, files.WritableByOthers):
                 files.warn_of_others(error)
-            self._path = ""  # no place to keep them
+            self._path = ""  # no directory to keep them in
             return b""
         content = files.read(self._path)
         if content is None:
@@ -52,8 +52,8 @@ class ShapeFile:
         return b""
 
     def keep_first(self, size: int) -> None:
-        """Cuts it off behind so many bytes of records: what follows is damaged, and what would be
-        appended behind that is never read."""
+        """Truncates it after this many bytes of records: what follows is damaged, and nothing
+        appended after that would be read."""
         with contextlib.suppress(OSError), open(self._path, "r+b", opener=files.opener) as file:
             file.truncate(len(self._title) + size)
 

@@ -1,8 +1,8 @@
 """Determinants of matrices that are not contiguous.
 
 The LU decomposition that ``det`` and ``slogdet`` keep for their gradients is, on the device, always
-that of the transposed matrix if it is real. The gradients' formulas take it for that where the
-matrix is contiguous, and for the matrix's own elsewhere: see csrc/dispatch/determinant.cpp, which
+that of the transposed matrix if it is real. The gradients' formulas assume this where the matrix is
+contiguous, and the matrix's own decomposition elsewhere: see csrc/dispatch/determinant.cpp, which
 does for operators that are recorded what this does for a graph.
 """
 

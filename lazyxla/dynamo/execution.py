@@ -164,7 +164,7 @@ def _on_device(node: fx.Node) -> bool:
 
 
 def boxed(call: F) -> F:
-    """Tells AOTAutograd that a function empties its list of arguments.
+    """Marks for AOTAutograd that a function empties its list of arguments.
 
     An attribute of the object, not of its class: wrappers copy the former only.
     """
@@ -175,8 +175,8 @@ def boxed(call: F) -> F:
 class _Steps:
     """Parts and operators that run one after the other on a list of values.
 
-    The list starts as the arguments; every node has its place in it, which is cleared after the
-    node's last use.
+    The list starts as the arguments; every node has an index in it, whose entry is cleared after
+    the node's last use.
     """
 
     def __init__(self, partition: Partition, options: Options, aliases: bool) -> None:

@@ -66,7 +66,7 @@ def _inline(module: fx.GraphModule, node: fx.Node) -> None:
 
 
 def _by_kernel(node: fx.Node, functions: Collection[fx.GraphModule]) -> Any:
-    """What computes the same by the operators that TPUs have kernels for; None if they are not for
+    """The same computation by the operators that TPUs have kernels for; None if they do not support
     this call."""
     from torch._higher_order_ops.flex_attention import _permute_strides, flex_attention
 
@@ -128,7 +128,7 @@ def _copy_before(
 
 
 def _replace(node: fx.Node, results: Any) -> None:
-    """Has those who take a node's parts, or parts of these, take the results."""
+    """Replaces a node's parts, and parts of these, by the results in all users."""
     for user in list(node.users):
         assert user.target is operator.getitem
         part = results[user.args[1]]

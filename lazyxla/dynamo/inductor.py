@@ -1,7 +1,7 @@
-"""What Inductor, the default backend of ``torch.compile``, finds for this device: a sentence.
+"""What Inductor, the default backend of ``torch.compile``, finds for this device: an error message.
 
 Inductor looks for a device's code generators in its module (``torch.lazyxla``) when it compiles for
-the first time; this module is imported then, and no sooner.
+the first time; this module is imported only then.
 """
 
 from __future__ import annotations
@@ -31,5 +31,5 @@ class WrapperCodegen(_PythonWrapperCodegen):
 Scheduling = _refuse
 PythonWrapperCodegen = CppWrapperCodegen = WrapperFxCodegen = WrapperCodegen
 
-# Inductor asks for these first, and would know the device as a missing key only.
+# Inductor looks these up first, and would otherwise fail with a missing key.
 register_device_op_overrides(BACKEND, DeviceOpOverrides())

@@ -124,7 +124,7 @@ def _is_mutable(node: fx.Node) -> bool:
 
 
 def _how(target: Any) -> str:
-    """How an operator is lowered, as the registry tells."""
+    """How an operator is lowered, according to the registry."""
     return _how_on(_C.captured_platform(), target)
 
 
@@ -137,7 +137,7 @@ registry.on_change(lambda *_: _how_on.cache_clear())
 
 
 def lowers(node: fx.Node) -> bool:
-    """Whether there is a way to lower a node."""
+    """Whether a node can be lowered."""
     if control_flow.is_control_flow(node.target):
         return control_flow.lowers(node, _lowers_within)
     how = _how(node.target)

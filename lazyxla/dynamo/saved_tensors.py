@@ -64,7 +64,7 @@ def _share_saved(forward: fx.Graph, backward: fx.Graph, num_fwd_outputs: int) ->
             base, views = _origin(saved)
             group = groups.setdefault((base, saved.meta.get(_UNCHECKED)), [])
             group.append(_View(saved, placeholders[saved.name], views))
-    kept: dict[fx.Node, fx.Node] = {}  # in place of these results; the others go
+    kept: dict[fx.Node, fx.Node] = {}  # replaces these results; the other results are dropped
     gone: set[fx.Node] = set()
     for (base, unchecked), group in groups.items():
         if _is_kept_whole(base, unchecked, group):

@@ -22,7 +22,7 @@ from lazyxla.dynamo.execution import boxed, compile_graph
 from lazyxla.xla_options import Options
 
 MAX_SPECIALISATIONS = 64
-"""Combinations of sizes that one graph is kept compiled for; the least recently used one goes."""
+"""Combinations of sizes that one graph is kept compiled for, least recently used dropped first."""
 
 _Symbolic = (torch.SymInt, torch.SymFloat, torch.SymBool)
 Number = int | float | bool
@@ -30,7 +30,7 @@ Number = int | float | bool
 
 @dataclass(slots=True)
 class TensorMeta:
-    """What a node's tensor looks like: a fake tensor's attributes, of static sizes."""
+    """A description of a node's tensor: a fake tensor's attributes, with static sizes."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -66,7 +66,7 @@ class SizedGraph:
 
     @classmethod
     def of(cls, graph: fx.Graph, options: Options, aliases: bool) -> SizedGraph | None:
-        """The compiled graph; None if its arguments do not tell all of its sizes."""
+        """The compiled graph; None if its arguments do not determine all of its sizes."""
         sources = find_sources(graph)
         used = {symbol for node in graph.nodes for symbol in symbols_of(node)}
         if not used <= sources.keys():
@@ -106,7 +106,7 @@ class SizedGraph:
 
 @dataclass(slots=True)
 class Source:
-    """Where a call's arguments tell the value of a symbol."""
+    """Where the value of a symbol is found in a call's arguments."""
 
     position: int
     of: Callable[..., int] | None = None  # Tensor.size or Tensor.stride; None: the argument itself
@@ -163,7 +163,7 @@ def symbols_of(node: fx.Node) -> Iterator[Any]:
 
 
 def _replace_symbols(graph: fx.Graph, bindings: dict[Any, int]) -> fx.Graph:
-    """A copy of a graph in which symbols have values; nodes that are numbers are gone."""
+    """A copy of a graph in which symbols have values; nodes that are numbers are removed."""
     evaluated: dict[Any, Any] = {}
 
     def number(value: Any) -> Any:
@@ -205,7 +205,7 @@ def _replace_symbols(graph: fx.Graph, bindings: dict[Any, int]) -> fx.Graph:
 
 
 def _holds(node: fx.Node, args: tuple[Any, ...]) -> bool:
-    """Whether the node asserts something about sizes that is true of these."""
+    """Whether the node is an assertion about sizes that holds for these arguments."""
     aten = torch.ops.aten
     if node.target == aten._assert_scalar.default:
         return bool(args[0])

@@ -20,7 +20,7 @@ def from_jax(tree: Any, device: DeviceLike = None) -> Any:
 
     If JAX's device and lazyxla's are both the CPU, nothing is copied: the tensor uses the array's
     memory and keeps it alive, and writing to the tensor does not change the array. An array of
-    another device goes through the host. Keys of ``jax.random`` arrive as their data.
+    another device is copied through the host. Keys of ``jax.random`` arrive as their data.
 
     Args:
         tree: a pytree of JAX or NumPy arrays, of any shape, and of other things, which stay as they
@@ -59,7 +59,7 @@ def host_tensor(array: Any) -> torch.Tensor:
     dtype = torch_dtype(host.dtype)
     if host.size == 0:
         return torch.empty(host.shape, dtype=dtype)
-    # Nobody writes to the tensor; PyTorch would warn of an array that is marked as read-only.
+    # The tensor is never written to; PyTorch would warn of an array that is marked as read-only.
     rows = np.ascontiguousarray(host)
     memory: Any = (ctypes.c_uint8 * rows.nbytes).from_address(rows.ctypes.data)
     memory._keeps = rows

@@ -59,7 +59,7 @@ def jax_function(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def recorded(function: Callable[..., Any], wide: bool | None = None) -> Callable[..., Any]:
-    """:func:`jax_function`; `wide`: whether JAX has 64-bit types in it, None: as it is set."""
+    """:func:`jax_function`; `wide`: whether JAX has 64-bit types in it; None: as it is set."""
     calls = Calls(function, wide)
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -99,7 +99,7 @@ class Calls:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         jax = _jax()
         wide: bool = jax.config.jax_enable_x64 if self._wide is None else self._wide
-        # Kernels may ask for the model of the device that a capture is for.
+        # Kernels may depend on the model of the device that a capture is for.
         key: list[Any] = [wide, _C.captured_platform() and recorded_device().kind]
         tensors: Sequence[torch.Tensor] = args
         for x in args:
@@ -118,7 +118,7 @@ class Calls:
 
     @staticmethod
     def _add_trees(key: list[Any], args: Any, kwargs: Any) -> list[torch.Tensor]:
-        """Adds what pytrees are told by to a key; returns the tensors in them."""
+        """Adds what identifies pytrees to a key; returns the tensors in them."""
         leaves, tree = _jax().tree.flatten((args, kwargs))
         key[2:] = [tree]
         tensors = []

@@ -14,7 +14,7 @@ _NO_BOUND = 1 << 40
 
 
 class Dimensions:
-    """Those of an exported program's arguments.
+    """The dimensions of an exported program's arguments.
 
     Attributes:
         bounds: of each, by its name, the least and the largest size, or None.
@@ -91,7 +91,7 @@ class _Leaf:
 
 
 def _shapes(program: torch.export.ExportedProgram) -> list[tuple[Any, ...] | None]:
-    """Of each flat argument its dimensions, numbers or symbols; None of what is no tensor."""
+    """The dimensions of each flat argument, numbers or symbols; None for what is not a tensor."""
     values = {n.name: n.meta["val"] for n in program.graph.nodes if n.op == "placeholder"}
     found: list[tuple[Any, ...] | None] = []
     for name in program.graph_signature.user_inputs:
@@ -133,7 +133,7 @@ def _names(
 def _dims_by_tensor(
     program: torch.export.ExportedProgram, args: Any, kwargs: Any, dynamic_shapes: Any
 ) -> dict[tuple[int, int], Any]:
-    """What `dynamic_shapes` says of each dimension of each tensor, by the tensor's id."""
+    """The entry of `dynamic_shapes` for each dimension of each tensor, by the tensor's id."""
     if isinstance(dynamic_shapes, torch.export.ShapesCollection):
         dynamic_shapes = dynamic_shapes.dynamic_shapes(program.module(), args, kwargs)
     found: dict[tuple[int, int], Any] = {}

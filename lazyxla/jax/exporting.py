@@ -75,15 +75,15 @@ def export(
 
     It computes what the module's forward does in its present state (``eval()`` counts), in
     PyTorch's dtypes, for arguments of these shapes. Arguments that are no tensors are constants of
-    the program, which has None in their places. Attention, norms, GELU, SiLU and softmax are
-    composites with PyTorch's names ("aten.gelu"), by which a compiler may find them. JAX must have
-    64-bit types where those have (``jax.enable_x64(True)``).
+    the program, which takes None for them. Attention, norms, GELU, SiLU and softmax are composites
+    with PyTorch's names ("aten.gelu"), by which a compiler may find them. JAX must have 64-bit
+    types where those have (``jax.enable_x64(True)``).
 
     The manifest lists, in the order of the program's flat arguments and results, their kinds
     ("parameter", "buffer", "argument"; "result", "buffer"), names, shapes and dtypes; "constants"
-    by name; "mutations", the names of the buffers that come back changed; "dimensions", the bounds
-    of symbolic ones, which shapes name; and "platforms", whose position is the program's first
-    argument if there are several (see ``jax.export``).
+    by name; "mutations", the names of the buffers that are returned changed; "dimensions", the
+    bounds of symbolic ones, which shapes name; and "platforms", whose position is the program's
+    first argument if there are several (see ``jax.export``).
 
     With symbolic dimensions the program is lowered for some sizes of them, and made one for all;
     what rules choose by sizes is as it is for the small ones. It has no composites.
@@ -211,7 +211,7 @@ def _named_as_lowered(program: Any) -> Any:
 
 
 def _move_graphs(module: nn.Module) -> None:
-    """Has an exported program's graphs name our device in place of that which it was made on."""
+    """Replaces the device in an exported program's graphs by ours."""
 
     def moved(x: Any) -> Any:
         return torch.device(BACKEND) if isinstance(x, torch.device) else x

@@ -69,8 +69,8 @@ class FlatFunction:
         name = lowered_for(where)
         found = self._bytecodes.get(name)
         if found is None:
-            # Without a lock, as all that is made here: to lower takes one that a thread may hold
-            # that asks for this. Two may make the same; the first is kept.
+            # Without a lock, like all that is made here: lowering takes one whose holder may call
+            # this. Two threads may make the same; the first is kept.
             with compiling(self.wide, _kernel_device()):
                 lowered = self._traced.lower(lowering_platforms=(name,))
                 found = bytecode_of(lowered)
@@ -181,7 +181,7 @@ class FlatFunction:
         count = len(self.outputs)
         arrays = [*first.outputs[count:], *tangents]
         second = FlatFunction(backward, arrays, self.wide)
-        # What is an argument as it is need not be returned.
+        # A residual that is an unchanged argument need not be returned.
         jaxpr = first._traced.jaxpr.jaxpr
         numbers = {variable: i for i, variable in enumerate(jaxpr.invars)}
         arguments = [
@@ -228,14 +228,14 @@ by_name: dict[str, FlatFunction] = {}
 
 
 def _pulled_back(vjp: Any, gradients: Sequence[Any]) -> list[Any]:
-    """What `jax.vjp` returned, on gradients as PyTorch has them: conjugates of JAX's."""
+    """Calls the function from `jax.vjp` on PyTorch's gradients, which are conjugates of JAX's."""
     from jax import numpy as jnp
 
     return [jnp.conj(x) for x in vjp([jnp.conj(x) for x in gradients])]
 
 
 def taken_as(dtype: torch.dtype, wide: bool) -> torch.dtype:
-    """What JAX takes an array of a dtype for. `wide`: it has 64-bit types."""
+    """The dtype that JAX converts an array's dtype to. `wide`: it has 64-bit types."""
     if wide:
         return dtype
     if dtype in _TOO_WIDE:
@@ -247,7 +247,7 @@ def taken_as(dtype: torch.dtype, wide: bool) -> torch.dtype:
 
 
 def recorded_device() -> Any:
-    """What programs are recorded for: a _C.DeviceDescription."""
+    """The device that programs are recorded for: a _C.DeviceDescription."""
     from lazyxla.aot.capturing import device
 
     return device()

@@ -1,4 +1,4 @@
-"""PyTorch's functions as nodes of the graph, by way of JAX."""
+"""PyTorch's functions as nodes of the graph, through JAX."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def kernel(
             ``interpret``, that is true on the CPU, to compare it with the reference in a test.
         static: names of the parameters that need Python numbers, which cost a compilation for each
             value; others arrive as 0-dim arrays.
-        suits: a function of the arguments that tells whether the kernel can be used; if not, the
+        suits: a function of the arguments that returns whether the kernel can be used; if not, the
             reference is. It is called when a program is lowered, with tensors on "meta" and the
             static parameters' numbers. By default the kernel is always used.
         backward: the gradients of the inputs, from tuples of the inputs, of the outputs and of the

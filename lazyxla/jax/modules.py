@@ -38,8 +38,8 @@ def wrap_jax(
         device: where its tensors are.
 
     Returns:
-        The module. ``train()`` and ``eval()`` count for modules of nnx; a module of linen is told
-        by its arguments, and changes its variables in training mode only.
+        The module. ``train()`` and ``eval()`` count for modules of nnx; a module of linen takes the
+        mode as an argument, and changes its variables in training mode only.
 
     Raises:
         TypeError: there is nothing to take the parameters from.

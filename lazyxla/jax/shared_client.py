@@ -16,7 +16,7 @@ from lazyxla.lowering.jax_call import numpy_dtype
 from lazyxla.spmd import sharding
 
 NAME = "lazyxla"
-"""What JAX calls the platform."""
+"""JAX's name for the platform."""
 
 
 @functools.cache
@@ -74,7 +74,7 @@ def lend(tensor: torch.Tensor) -> Any:
     import jax
 
     taken: list[Any] = []
-    # What JAX is told to copy; it is given the tensor's buffer instead.
+    # The array that JAX seems to copy; it gets the tensor's buffer instead.
     stand_in = np.broadcast_to(np.zeros((), numpy_dtype(tensor.dtype)), tuple(tensor.shape))
     device = jax.devices(NAME)[tensor.device.index or 0]
     _C.lend(tensor, lambda: taken.append(jax.device_put(stand_in, device)))
@@ -82,8 +82,8 @@ def lend(tensor: torch.Tensor) -> Any:
 
 
 def borrow(array: Any) -> torch.Tensor | None:
-    """A tensor on the memory of a JAX array; None if it does not lie on one device of the shared
-    client, row by row."""
+    """A tensor on the memory of a JAX array; None if it is not on one device of the shared client,
+    row-major."""
     if not is_shared() or array.size == 0 or len(array.devices()) != 1:
         return None
     (device,) = array.devices()

@@ -1,8 +1,8 @@
 """Whether a function does the same for all sizes of symbolic dimensions.
 
 PyTorch traces it with symbolic sizes, and keeps what it had to know of them ("n <= 10"). The answer
-must be the same for all sizes. What PyTorch itself asks, such as how a tensor lies in memory, is
-answered in another way for sizes of 1, with the same values: only what others ask counts for them.
+must be the same for all sizes. What PyTorch itself asks, such as a tensor's layout in memory, has
+other answers for sizes of 1, with the same values: for them only the questions of other code count.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from lazyxla.lowering import DifferentProgramsError, errors
 from lazyxla.runtime import BACKEND
 
 _NEAR = 70
-"""So many sizes from the least one on are tried, and some beyond."""
+"""This many sizes from the least one on are tried, and some beyond."""
 
 _FAR = (100, 127, 128, 129, 255, 256, 511, 512, 1000, 1023, 1024, 2048, 4096, 5000, 65536)
 
@@ -27,7 +27,7 @@ def check_guards(function: Function, types: Sequence[Any], variables: Any) -> No
 
     Args:
         types: dtypes and shapes of its arguments, with dimensions of JAX's (``_DimExpr``).
-        variables: of these, a `Variables`.
+        variables: a `Variables`, of those dimensions.
 
     Raises:
         DifferentProgramsError: it does something else for other sizes.

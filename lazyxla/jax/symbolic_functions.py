@@ -209,7 +209,7 @@ def shape_key(shape: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def _bounds(dim: Any) -> tuple[int, int]:
-    """Those that a variable's scope tells of it."""
+    """The bounds of a variable according to its scope."""
     import jax
 
     def holds(compare: Callable[[Any, int], bool], number: int) -> bool:

@@ -203,7 +203,7 @@ def trace_with(function: Function, given: Sequence[torch.Tensor]) -> fx.GraphMod
     from lazyxla.dynamo.flex_attention import inline_flex_attention
 
     is_symbolic = any(isinstance(d, torch.SymInt) for x in given for d in x.shape)
-    # Its kernels take symbolic sizes, where some of the dispatcher's own ask for numbers.
+    # Its kernels take symbolic sizes, where some of the dispatcher's own need numbers.
     dispatcher = enable_python_dispatcher if is_symbolic else contextlib.nullcontext
 
     def call(*tensors: torch.Tensor) -> list[torch.Tensor]:

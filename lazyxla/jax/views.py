@@ -44,7 +44,7 @@ def jax_view(function: nn.Module | Callable[..., Any]) -> JaxView:
 
     It is traced by PyTorch for the shapes and dtypes of its arguments, and lowered by the rules of
     this device. It works in ``jax.jit``, ``jax.grad`` and ``jax.vjp`` (PyTorch's autograd),
-    ``jax.jvp``, ``jax.vmap``, ``jax.lax.scan`` and in each other; on whichever device JAX has. A
+    ``jax.jvp``, ``jax.vmap``, ``jax.lax.scan`` and in each other; on any device that JAX has. A
     backward computes the forward again, which XLA leaves out where both are in one program.
 
     Args:
@@ -94,7 +94,7 @@ class JaxView:
 
         Returns:
             What it returns, with JAX arrays in place of its tensors; with `buffers`, a pair of that
-            and of the buffers after the call.
+            and the buffers after the call.
 
         Raises:
             MissingKeyError: it draws random numbers, and there is no key.
@@ -186,7 +186,7 @@ class JaxView:
     def _trace(
         self, leaves: list[Any], types: dict[int, Aval], tree: Any, with_buffers: bool, wide: bool
     ) -> Plan:
-        """For arrays of these dtypes and shapes, by their numbers among the leaves."""
+        """For arrays of these dtypes and shapes, by their indices among the leaves."""
         jax, _ = _jax()
         places, inputs = list(types), list(types.values())
         paths = [jax.tree_util.keystr(path) for path, _ in _with_paths(leaves, tree)]
@@ -236,7 +236,7 @@ def _plain(results: Any) -> Any:
         return {name: _plain(value) for name, value in results.items()}
     if type(results) is list:
         return [_plain(value) for value in results]
-    if isinstance(results, tuple):  # a namedtuple stays one; torch.return_types are no pytrees
+    if isinstance(results, tuple):  # a namedtuple remains one; torch.return_types are no pytrees
         parts = [_plain(value) for value in results]
         return type(results)(*parts) if hasattr(results, "_fields") else tuple(parts)
     return results
@@ -259,8 +259,8 @@ class Plan(NamedTuple):
 
 
 def _drop_arguments(graph: FxGraph, count: int) -> list[int]:
-    """Takes what the arguments are afterwards, the last so many results, out of a graph; returns
-    the numbers of those that were written to."""
+    """Removes the last results, the arguments' final values, from a graph; returns the indices of
+    those that were written to."""
     written = [
         i
         for i, node in enumerate(graph.outputs[len(graph.outputs) - count :])

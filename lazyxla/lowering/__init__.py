@@ -1,9 +1,9 @@
 """Lowering: from a recorded program to StableHLO.
 
 `lower` turns a `Program` (what the C++ recorder hands over on a cache miss) into a StableHLO
-portable artifact. Each operator is lowered by the first that exists of: its own rule (`rule`), its
-JAX rule (`jax_rule`), PyTorch's decomposition of it, a host call. What none of these can lower
-runs on the host, between two programs. Importing this package loads neither jaxlib nor JAX; the
+portable artifact. Each operator is lowered by the first of these that exists: its own rule
+(`rule`), its JAX rule (`jax_rule`), PyTorch's decomposition of it, a host call. All other operators
+run on the host, between two programs. Importing this package loads neither jaxlib nor JAX; the
 first lowering loads jaxlib, the first JAX rule that runs loads JAX.
 """
 

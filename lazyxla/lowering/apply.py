@@ -44,7 +44,7 @@ def _apply_none(b: Builder, name: str, args: tuple[Any, ...]) -> list[Any]:
         try:
             return _fit(b, decompose(b, name, args))
         except Exception:
-            # What it has written so far is dead code.
+            # The operations that it made so far are dead code.
             if not callable_here:
                 raise
     if not callable_here:
@@ -55,7 +55,7 @@ def _apply_none(b: Builder, name: str, args: tuple[Any, ...]) -> list[Any]:
 def _fit(b: Builder, results: Any) -> list[Any]:
     """The results in their expected dtypes; another number or shape than expected is an error."""
     listed = list(results) if isinstance(results, (list, tuple)) else [results]
-    # None is an undefined tensor, such as a gradient that nobody wants.
+    # None is an undefined tensor, such as a gradient that is not needed.
     listed = [x for x in listed if x is not None]
     if len(listed) != len(b.outputs):
         raise ValueError(f"the rule returned {len(listed)} results, expected {len(b.outputs)}")
@@ -94,7 +94,7 @@ def apply_jax(
     args: tuple[Any, ...],
     lowered_as: str | None = None,
 ) -> Any:
-    """What a JAX rule makes of the arguments. JAX lowers it for its platform `lowered_as`."""
+    """The results of a JAX rule on the arguments. JAX lowers it for its platform `lowered_as`."""
     parameters = inspect.signature(jax_rule.function).parameters
     named = list(parameters)[: len(args)]
     if len(named) < len(args):

@@ -68,7 +68,7 @@ def composite(
 
 
 def _attribute(b: Builder, x: Any) -> Any:
-    """An argument that is no operand; None for one that is, or that nobody gave."""
+    """An argument that is no operand; None for one that is, or that was not given."""
     ir = b.mlir.ir
     if isinstance(x, Scalar):
         x = x.number

@@ -1,7 +1,7 @@
 """Control flow: PyTorch's ``cond``, ``while_loop``, ``scan`` and ``map`` as StableHLO's.
 
 In an FX graph each is a node of a higher-order operator, whose functions are graphs of their own.
-What depends on a random number stays PyTorch's, and so does ``associative_scan``.
+What depends on a random number is left to PyTorch, and so is ``associative_scan``.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def functions(node: fx.Node) -> Iterator[FxGraph]:
 
 
 def lowers(node: fx.Node, lowers_operator: Callable[[fx.Node], bool]) -> bool:
-    """Whether an operator's graphs can be lowered; of ATen's operators `lowers_operator` tells."""
+    """Whether an operator's graphs can be lowered; `lowers_operator` decides for ATen's."""
     return all(_lowers_graph(graph, lowers_operator) for graph in functions(node))
 
 

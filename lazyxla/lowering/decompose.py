@@ -31,7 +31,7 @@ _DEEPEST = 16
 
 
 class _Hole(int):
-    """Stands for the tensor argument of this number in the arguments of a trace."""
+    """Stands for the tensor argument of this index in the arguments of a trace."""
 
 
 def decompose(b: Builder, name: str, args: tuple[Any, ...]) -> list[Any]:

@@ -35,7 +35,7 @@ def _varying(f: Function, op: Any, type_: Any, values: Sequence[Any]) -> Any:
     if all(float(x).is_integer() for x in values):
         return f.hlo.convert(type_, f.number(op, [int(x) for x in values]))
     inverses = [round(1 / x) if x else 0 for x in values]
-    # By as much as bfloat16 rounds.
+    # Tolerance: the rounding of bfloat16.
     if any(abs(n * x - 1) > 2**-8 for n, x in zip(inverses, values, strict=True)):
         f.differs(op, f"a number is {', '.join(map(str, values))}")
     whole = f.hlo.convert(type_, f.number(op, inverses))
@@ -82,7 +82,7 @@ def _gather(f: Function, same: Same) -> Any:
 
 
 def _dynamic_slice(f: Function, same: Same) -> Any:
-    """The start of a slice whose end would lie outside is moved, as that of a static one."""
+    """The start of a slice whose end would be outside is moved, as that of a static one."""
     operand, *starts = same.op.operands
     lists = [list(f.ir.DenseI64ArrayAttr(a["slice_sizes"])) for a in same.attributes]
     i64 = f.number(same.op, [0] * len(lists)).type
@@ -169,4 +169,4 @@ REWRITES = {
 }
 
 STATIC = ("custom_call", "rng_bit_generator")
-"""What has no form for shapes that depend on sizes."""
+"""Operations without a form for shapes that depend on sizes."""

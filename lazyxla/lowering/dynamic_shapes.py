@@ -1,8 +1,8 @@
 """Modules with symbolic dimensions, made of modules for several sizes of them.
 
 Rules know their shapes. So a program with symbolic dimensions is lowered at some points (sizes of
-its variables, see `size_polynomials`), and what comes out must differ in numbers only: each is then
-a polynomial of the sizes. The module for the first point becomes the one for all. What depends on
+its variables, see `size_polynomials`), and the modules must differ in numbers only: each is then a
+polynomial of the sizes. The module for the first point becomes the one for all. What depends on
 sizes in it is computed from them:
 
     %1 = stablehlo.broadcast_in_dim %b, dims = [1] : (tensor<8xf32>) -> tensor<5x8xf32>
@@ -128,7 +128,7 @@ class Function:
         where = self.ir.Location.unknown()
         self._sizes = [block.add_argument(self._scalar, where) for _ in self._points.sizes[0]]
         with self.ir.InsertionPoint.at_block_begin(block):
-            # What is computed from sizes stands before this one, which goes in the end.
+            # What is computed from sizes is inserted before this one, which is erased in the end.
             self._anchor = self._constant(0).owner
         self._blocks([f.regions[0].blocks[0] for f in self._functions])
         self._anchor.erase()
@@ -221,7 +221,8 @@ class Function:
             )
 
     def check_amounts(self, op: Any, listed: Sequence[Sequence[int]]) -> None:
-        """What is added to something for the sizes at hand is not taken away for others."""
+        """Checks that amounts that are not negative for the sizes at hand are not for others
+        either."""
         for values in zip(*listed, strict=True):
             found = self._points.fit(values)
             below = [s for s in self._checked if found is not None and found.at(s) < 0]
@@ -269,8 +270,8 @@ class Function:
 
 
 def _operations(op: Any, numbers: dict[Any, int]) -> Iterator[tuple[str, Any]]:
-    """What is in an operation's regions: each one's name with its operands, as numbers in the order
-    in which values are made. All but types and attributes."""
+    """The operations in an operation's regions: their names and operands, numbered in the order in
+    which values are made. Without types and attributes."""
     for region in op.regions:
         for block in region.blocks:
             for x in block.arguments:

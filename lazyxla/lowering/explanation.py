@@ -1,4 +1,4 @@
-"""Telling how an operator runs, and where the code for it is."""
+"""Explains how an operator runs, and where the code for it is."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _RECORDED_IN = "registration.cpp"
 """The file in csrc/dispatch that registers the operators that are recorded."""
 
 _DEEPEST = 3
-"""Decompositions within decompositions that are told."""
+"""How many levels of nested decompositions are shown."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Explanation:
 
 
 def explain(operator: Any, platform: str | None = None) -> Explanation:
-    """Tells how an operator runs.
+    """Explains how an operator runs.
 
     Args:
         operator: a name such as "aten::add.Tensor" or "mylib::myop", without overload for the
@@ -177,7 +177,7 @@ def _explain_decomposition(
     otherwise = _without_lowering(op, name, platform)
     for dtype, found in samples(op):
         if not _decomposes(function, found):
-            continue  # the sample says nothing of the parts
+            continue  # the sample does not show the parts
         way = check_lowering(found.program(), Target(platform))
         ways[dtype] = otherwise if way == "host" else "decomposition"
     return Explanation(
@@ -193,7 +193,7 @@ def _explain_decomposition(
 def _decomposes(function: Callable[..., Any], call: Sample) -> bool:
     try:
         function(*call.args, **call.kwargs)
-    except Exception:  # whatever way it has of refusing
+    except Exception:  # a refusal may be any exception
         return False
     return True
 
@@ -208,7 +208,7 @@ def _without_lowering(op: Any, name: str, platform: str) -> str:
 def _parts(
     op: Any, function: Callable[..., Any], platform: str, depth: int
 ) -> tuple[Explanation, ...]:
-    """What a decomposition calls, as a small call of float32 shows."""
+    """The operators that a decomposition calls, found by a small float32 call."""
     call = sample(op, torch.float32)
     if call is None or depth >= _DEEPEST:
         return ()
@@ -230,21 +230,21 @@ def _parts(
 
 
 def own_kernel(name: str) -> str:
-    """The file of the kernel that an operator has in place of being recorded; else empty."""
+    """The file of the kernel that an operator has instead of being recorded; else empty."""
     base = os.path.basename(kernel_file(name, "PrivateUse1"))
     folder = "lazyxla" if base.endswith(".py") else "csrc/dispatch"
     return "" if base in ("", _RECORDED_IN) else f"{folder}/{base}"
 
 
 def _composite_kernel(name: str) -> str | None:
-    """Whether PyTorch has a kernel for all devices, which comes before the backend: "implicit" if
-    it is differentiated through its parts, else "explicit"."""
+    """Whether PyTorch has a kernel for all devices, which takes precedence over the backend:
+    "implicit" if it is differentiated through its parts, else "explicit"."""
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
     if has_kernel(name, "CompositeImplicitAutograd"):
         return "implicit"
     if has_kernel(name, "CompositeExplicitAutograd"):
         return "explicit"
-    # Of an operator with a CPU kernel this one calls the out= form, which is recorded as the
+    # For an operator with a CPU kernel this kernel calls the out= form, which is recorded as the
     # operator itself.
     by_others = has_kernel(name, "CompositeExplicitAutogradNonFunctional")
     return "explicit" if by_others and not has_kernel(name, "CPU") else None

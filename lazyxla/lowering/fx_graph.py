@@ -32,7 +32,7 @@ lowered apart must draw the same. Counted from 1."""
 
 
 TRUE_SIZE = "lazyxla_true_size"
-"""In the meta of an input that tells how much of a padded dimension is true."""
+"""In the meta of an input that holds the true size of a padded dimension."""
 
 
 class FxGraph(NamedTuple):
@@ -78,7 +78,7 @@ def is_function(node: fx.Node) -> bool:
 
 
 def attribute_of(node: fx.Node) -> Any:
-    """What a node "get_attr" stands for."""
+    """The attribute that a "get_attr" node refers to."""
     return functools.reduce(getattr, str(node.target).split("."), node.graph.owning_module)
 
 

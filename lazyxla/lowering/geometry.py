@@ -1,6 +1,6 @@
 """Reading and writing a storage through a geometry (sizes, strides, offset), also as another dtype.
 
-view_plan.py tells how, units.py what an element of another dtype is.
+view_plan.py plans how, units.py defines elements of another dtype.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def geometry_of(tensor: torch.Tensor) -> Geometry:
-    """Where a tensor lies in its storage."""
+    """The layout of a tensor in its storage."""
     sizes, strides = tuple(tensor.shape), tuple(tensor.stride())
     return Geometry(tensor.dtype, sizes, strides, int(tensor.storage_offset()))
 

@@ -141,7 +141,7 @@ def empty(b: Builder, *_: Any) -> Value:
 def as_strided(
     b: Builder, x: Value, sizes: Sequence[int], strides: Sequence[int], offset: int | None
 ) -> Value:
-    """Exact for an operand that lies contiguously in its storage, as a fresh value does."""
+    """Exact for an operand that is contiguous in its storage, as a fresh value is."""
     _, base = _contiguous(x)
     view = Geometry(base.dtype, tuple(sizes), tuple(strides), offset or 0)
     return geometry.read(b, x, base, view)

@@ -1,8 +1,8 @@
 """Host calls: operators without an XLA form as custom calls to PyTorch's own CPU kernels.
 
-Only programs for the CPU can have them, and only where the plugin takes handlers: there the
-handler in ``csrc/dispatch/host_call.cpp`` runs the operator on the program's own memory. Its header
-tells how a call is written.
+Only programs for the CPU can have them, and only where the plugin takes handlers: there the handler
+in ``csrc/dispatch/host_call.cpp`` runs the operator on the program's own memory. Its header
+describes how a call is written.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lazyxla.lowering.errors import LoweringError, show_call
-from lazyxla.lowering.operators import find_op, kernel_file, on_meta
+from lazyxla.lowering.operators import find_op, kernel_file, on_meta, schema_name
 
 if TYPE_CHECKING:
     from lazyxla.lowering.builder import Builder
@@ -54,7 +54,7 @@ def _fits(name: str) -> bool:
     op = find_op(name)
     if op is None or not _is_pure(op):
         return False
-    if "quantize" in name and "fake_quantize" not in name:  # no schema tells quantized tensors
+    if "quantize" in name and "fake_quantize" not in name:  # schemas do not show quantized tensors
         return False
     tags = (
         torch.Tag.dynamic_output_shape,
@@ -64,7 +64,8 @@ def _fits(name: str) -> bool:
     if any(tag in op.tags for tag in tags):
         return False
     kernel = kernel_file(name, "CPU")
-    has_shape = on_meta(op).has_kernel_for_dispatch_key(torch._C.DispatchKey.Meta)
+    asked = schema_name(on_meta(op))
+    has_shape = torch._C._dispatch_has_computed_kernel_for_dispatch_key(asked, "Meta")
     return has_shape and bool(kernel) and not kernel.endswith(".py")
 
 
@@ -81,7 +82,7 @@ def _is_pure(op: Any) -> bool:
 
 
 def _is_known(kind: str) -> bool:
-    """Whether arguments of a schema type can be told to the handler."""
+    """Whether arguments of a schema type can be passed to the handler."""
     bare = _without(kind, "Optional")
     element = _without(bare, "List")
     if element == bare:

@@ -3,7 +3,7 @@
 The function is traced and lowered by JAX for the operands' types, once per process; its module is
 merged into ours as private functions. JAX is a compiler library here: it opens no device, since one
 process may own a TPU only once and that process's client is ours, and the user's configuration of
-JAX stays as it is (`compiling`).
+JAX does not change (`compiling`).
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
     from lazyxla.lowering.builder import Builder
 
 # For these platforms JAX lowers as it does itself. What it lowers for "cuda" calls functions of
-# JAX's own CUDA packages, which the plugin knows nothing of; for a name that means nothing to JAX
-# it keeps to operations of XLA's.
+# JAX's own CUDA packages, which the plugin does not know; for a name that JAX does not know it uses
+# XLA's operations only.
 _LOWERED_AS = {"cpu": "cpu", "tpu": "tpu"}
 _BY_XLA_ALONE = "xla"
 
 Aval = tuple[torch.dtype, tuple[int, ...], bool]
-"""dtype, shape, and whether the dtype gives way in promotion (a Python number)."""
+"""dtype, shape, and whether the dtype is weak in promotion (a Python number)."""
 
 
 def call_jax(
@@ -106,8 +106,8 @@ def bytecode_of(lowered: Any) -> bytes:
 def compiling(wide: bool, device: KernelDevice | None) -> Iterator[Any]:
     """JAX, to trace and lower functions within the block, with 64-bit types if they are `wide`.
 
-    JAX asks for a device to lower for, and would open all there are. It gets one of a client that
-    nobody else knows. Kernels that ask for the device's model are told that of `device`.
+    JAX asks for a device to lower for, and would open all there are. It gets one of a private
+    client. Kernels that ask for the device's model get that of `device`.
     """
     jax: Any = importlib.import_module("jax")
     with jax.enable_x64(wide), jax.default_device(_device()), contextlib.ExitStack() as stack:
@@ -147,7 +147,7 @@ def find_module(name: str, *needs: str) -> Any:
 def tell_kernel_costs(
     b: Builder, result: Any, costs: Callable[[str], dict[str, int] | None]
 ) -> None:
-    """Tells XLA what the kernels for TPUs cost that the call which made `result` contains.
+    """Declares to XLA the cost of the kernels for TPUs in the call that made `result`.
 
     `costs` gets a kernel's name and returns its "flops", "transcendentals" and "bytes_accessed", or
     None. A kernel that has these already keeps them.
@@ -172,7 +172,7 @@ def tell_kernel_costs(
 
 
 def _take_mesh(b: Builder, module: Any, op: Any) -> None:
-    """Puts our module's mesh in the place of one of `jax.shard_map`'s."""
+    """Replaces a mesh of `jax.shard_map`'s by our module's mesh."""
     mesh = op.attributes["mesh"]
     if b.annotations is None:
         raise LoweringError(

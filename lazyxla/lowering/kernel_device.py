@@ -32,7 +32,7 @@ class KernelDevice(NamedTuple):
 
 
 def kernel_device(target: Target) -> KernelDevice | None:
-    """The device of a target; None if it is none that kernels ask for, or one unknown to JAX."""
+    """The device of a target; None if kernels do not depend on it, or JAX does not know it."""
     if target.platform == "tpu" and target.device_kind:
         cores = 2 if target.device_kind in _OF_TWO_CORES else 1
         return KernelDevice(target.device_kind, cores, "tpu")

@@ -9,10 +9,10 @@ from lazyxla.lowering.operators import find_decomposition
 def how(name: str) -> str:
     """How `name` is lowered: "rule", "jax", "decomposition", "call" or "host".
 
-    "graph" stands for an operator that is lowered in traced graphs only and is the recorder's own
-    business otherwise, "call" for one that a program on the CPU calls on the host, "host" for one
-    that is not lowered at all. To tell these two apart, and for the rules of some platforms only,
-    the plugin is started.
+    "graph" stands for an operator that is lowered in traced graphs only and is otherwise handled by
+    the recorder, "call" for one that a program on the CPU calls on the host, "host" for one that is
+    not lowered at all. To distinguish these two, and for rules of some platforms only, the plugin
+    is started.
     """
     if registry.has_rule(name):
         return "rule"

@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 
 
 CARRY, CONSTANT, LAYER, STACKED = "carry", "constant", "layer", "stacked"
-"""What an input of a body comes from: the iteration before, one value, a value for each layer, one
-value that is stacked. And what becomes of an output: for the next iteration, summed over all
-iterations, one result for each layer, one stacked result."""
+"""The source of a body's input: the iteration before, one value, a value for each layer, one value
+that is stacked. And the use of an output: for the next iteration, summed over all iterations, one
+result for each layer, one stacked result."""
 
 _STACKS = (LAYER, STACKED)
 
 _STEP = 0xD1B54A32D192ED03
-"""What the seed grows by from layer to layer; odd, and no multiple of the step between a layer's
+"""The seed's increment from layer to layer; odd, and no multiple of the step between a layer's
 random operators."""
 
 
@@ -47,10 +47,10 @@ class LayerLoop:
         body: of one iteration.
         length: how many iterations there are.
         reverse: from the last layer to the first.
-        inputs: for each of the body's inputs, what it comes from.
-        outputs: for each of the body's outputs, what becomes of it. As many are carried as inputs
-            are, and in the same order.
-        input_shardings: of the stacked tensors, for inputs that come from layers; or None.
+        inputs: for each of the body's inputs, its source.
+        outputs: for each of the body's outputs, its use. As many are carried as inputs are, and in
+            the same order.
+        input_shardings: of the stacked tensors, for inputs with a value for each layer; or None.
         output_shardings: likewise of stacked results.
         draws: whether the body draws random numbers.
         gets_stream: whether the last of the values that the loop is lowered on is the stream to
@@ -77,8 +77,8 @@ class LayerLoop:
         """Lowers the loop.
 
         Args:
-            values: for each input of the body its value; for one that comes from layers a value of
-                each. Then the stream, if there is one.
+            values: for each input of the body its value; for one of layers a value of each. Then
+                the stream, if there is one.
 
         Returns:
             For each output of the body its value; for one of layers the value of each. Then the

@@ -2,8 +2,8 @@
 
 jaxlib is imported when a context is first entered. One thread at a time builds IR.
 
-A context keeps every type and attribute that was ever made in it, so that another takes its place
-when they have become many.
+A context keeps every type and attribute that was ever made in it, so it is replaced by another when
+they have become many.
 """
 
 from __future__ import annotations

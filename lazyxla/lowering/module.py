@@ -74,8 +74,8 @@ def lower_graph(graph: FxGraph, target: Target, random: bool) -> bytes:
 def build(world: Mlir, program: Program, target: Target, *, trying: bool = False) -> Builder:
     """The program's module, with a function `main`; the context and a location must be entered.
 
-    A rule may make a slot static that is variable by now (it asks for the number only if it is not
-    1, say). The module is then built once more without that slot among the runtime inputs.
+    A rule may make a slot static that is variable by now (it reads the number only if it is not 1,
+    say). The module is then built once more without that slot among the runtime inputs.
     """
     late: set[int] = set()
     while True:
@@ -205,7 +205,7 @@ def check(module: Any) -> None:
 
 
 def _not_valid(error: Exception) -> LoweringError:
-    """What the verifier says; it tells an operation's location, which is the operator's name."""
+    """The verifier's message; it contains an operation's location, which is the operator's name."""
     text = f"the module is not valid: {error}"
     operator = re.search(r'"(\w+::[\w.]+)"', str(error))
     return LoweringError(text + user_line(operator[1], error) if operator else text)
@@ -221,6 +221,6 @@ def serialize(world: Mlir, module: Any, version: str | None) -> bytes:
         world.passmanager.PassManager.parse(pipeline).run(module.operation)
     except world.ir.MLIRError as error:
         raise _not_valid(error) from error
-    # What that pass leaves (top-k) is passed on in its own dialect, as JAX does.
+    # Operations that the pass leaves (top-k) remain in their own dialect, as in JAX.
     artifact: bytes = world.hlo.serialize_portable_artifact(module, target, True)
     return artifact

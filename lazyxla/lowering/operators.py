@@ -1,4 +1,4 @@
-"""What PyTorch says of its operators."""
+"""What PyTorch declares about its operators."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 META_NAMESPACE = "lazyxla_meta"
-"""Of operators that tell what those of torch's yield: ``lazyxla/meta_functions.py``."""
+"""Of operators that infer what torch's yield: ``lazyxla/meta_functions.py``."""
 
 
 def find_op(name: str) -> Any:
@@ -38,7 +38,8 @@ def kernel_file(name: str, key: str) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def on_meta(op: Any) -> Any:
-    """What to call on meta tensors to learn what an operator yields: ours, if there is one."""
+    """The operator to call on meta tensors to infer an operator's results: ours, if there is
+    one."""
     namespace, _, rest = schema_name(op).partition("::")
     found = find_op(f"{META_NAMESPACE}::{rest}") if namespace == "aten" else None
     return op if found is None else found

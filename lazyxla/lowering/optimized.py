@@ -1,4 +1,4 @@
-"""What the compiler made of a program: the optimized HLO module, read by jaxlib's classes."""
+"""The optimized HLO module of a program, read by jaxlib's classes."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 from lazyxla.lowering import wire
 
 Tiles = tuple[list[int], list[list[int]]]
-"""How many tiles each dimension of a result has; per partition, its tile's place in each."""
+"""How many tiles each dimension of a result has; per partition, its tile's index in each."""
 
 
 def serialized(program: Any) -> bytes:
     """The module of a compiled program (``_C.CompiledProgram``) as an HloModuleProto.
 
     Raises:
-        RuntimeError: the compiler does not tell it, or in an unknown format.
+        RuntimeError: the compiler does not return it, or in an unknown format.
     """
     form, data = program.optimized_program()
     if form == "hlo":
@@ -43,10 +43,11 @@ def module(program: Any) -> Any:
 
 
 def result_tiles(program: Any, ranks: Sequence[int], partitions: int) -> list[Tiles]:
-    """How the results of a partitioned program lie on its devices; `ranks` are the results'.
+    """How the results of a partitioned program are split over its devices; `ranks` are the
+    results'.
 
     Raises:
-        RuntimeError: as `module`; or the results are spread in a way that is no grid of tiles.
+        RuntimeError: as `module`; or the results are not spread as a grid of tiles.
     """
     if partitions == 1:
         return [_whole(rank, 1) for rank in ranks]

@@ -5,8 +5,8 @@
 
 The partitioner spreads everything else as these suggest.
 
-Inputs and results must divide evenly. Those that do not are longer where they lie on the devices:
-the module cuts its inputs first, and pads its results last.
+Inputs and results must divide evenly. Those that do not are padded on the devices: the module
+slices its inputs first, and pads its results last.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Annotations:
             sdy.MeshOp(MESH, self.mesh)
 
     def constrain(self, x: Value, spec: PartitionSpec, open_: Sequence[bool]) -> Value:
-        """The value, spread in this way; the partitioner may split open dimensions further."""
+        """The value with this sharding; the partitioner may split open dimensions further."""
         return Value(x.b, self._sdy.ShardingConstraintOp(x.ir, self._sharding(spec, open_)).result)
 
     def samples_and_heads(self, samples: int, heads: int) -> PartitionSpec | None:
@@ -74,7 +74,7 @@ class Annotations:
             function: builds the computation of a device's part of the `results` from its parts of
                 `xs`.
             xs: the values.
-            results: what comes out, all parts together.
+            results: the whole results, all parts together.
             spec: how the first dimensions of all of them are split, which divide evenly.
         """
         world, ir = self._world, self._ir
@@ -102,7 +102,7 @@ class Annotations:
         return b.wrap(op.results)
 
     def padded(self, inputs: Sequence[TensorSpec]) -> list[TensorSpec]:
-        """The inputs as they lie on the devices."""
+        """The inputs as they are on the devices."""
         specs = zip(inputs, self._partition.inputs, strict=True)
         return [TensorSpec(s.dtype, _evenly(s.shape, spec)) for s, spec in specs]
 
@@ -112,7 +112,7 @@ class Annotations:
         return [x.b.slice(x, [0] * len(shape), shape) for x, (_, shape) in pairs]
 
     def pad(self, results: list[Value]) -> list[Value]:
-        """The results as they are to lie on the devices."""
+        """The results as they are to be on the devices."""
         padded = []
         for x, spec in zip(results, self._partition.results, strict=True):
             even = x.shape if spec is None else _evenly(x.shape, spec)
@@ -121,8 +121,8 @@ class Annotations:
         return padded
 
     def annotate(self, function: Any, donations: dict[int, int]) -> None:
-        """Gives a function its inputs' and results' shardings; what stands behind the inputs, the
-        numbers, every device has whole."""
+        """Gives a function its inputs' and results' shardings; every device has the numbers, which
+        follow the inputs, whole."""
         partition = self._partition
         whole = [()] * (len(function.arguments) - len(partition.inputs))
         arguments = [{"sdy.sharding": self._sharding(s)} for s in partition.inputs]

@@ -101,7 +101,7 @@ def div(b: Builder, x: Value, y: Value) -> Value:
 
 @graph_rule("prims::fma")
 def fma(b: Builder, x: Value, y: Value, z: Value) -> Value:
-    """In torch.compile's graphs, where it stands for addcmul."""
+    """In torch.compile's graphs, where it replaces addcmul."""
     x, y, z = operands(b, x, y, z, dtype=b.outputs[0].dtype)
     return x * y + z
 

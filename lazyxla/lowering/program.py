@@ -36,7 +36,7 @@ class TensorSpec(NamedTuple):
 
 
 class Geometry(NamedTuple):
-    """Where a tensor's elements lie in its storage; strides and offset count elements."""
+    """The layout of a tensor's elements in its storage; strides and offset count elements."""
 
     dtype: torch.dtype
     sizes: tuple[int, ...]
@@ -58,18 +58,18 @@ class Settings(NamedTuple):
 
     default_dtype: torch.dtype
     precision: int
-    """Of float32 products: the position in PRECISIONS."""
+    """Of float32 matmuls: the position in PRECISIONS."""
 
     @classmethod
     def current(cls) -> Settings:
-        """Those of torch now."""
+        """Torch's current settings."""
         from lazyxla import _C
 
         return cls(torch.get_default_dtype(), _C.matmul_precision())
 
     @property
     def matmul_precision(self) -> str:
-        """As torch.get_float32_matmul_precision() names it."""
+        """The name from torch.get_float32_matmul_precision()."""
         return PRECISIONS[self.precision]
 
 
@@ -132,7 +132,7 @@ class Target(NamedTuple):
     compute_capability: tuple[int, int] | None = None
     """Of a CUDA device, if known."""
     stablehlo_version: str | None = None
-    """What the plugin reports ("1.13.0"); None means jaxlib's own version."""
+    """As the plugin reports it ("1.13.0"); None means jaxlib's own version."""
     host_calls: bool = True
     """Whether PyTorch's kernels can be called. If not, what has a rule for an accelerator only is
     lowered by that."""

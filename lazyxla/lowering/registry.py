@@ -22,7 +22,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 class JaxRule(NamedTuple):
     """`static`: names of the parameters that need Python numbers instead of traced 0-dim arrays.
-    `platforms`: those that it is for; none stands for all."""
+    `platforms`: those that it is for; none means all."""
 
     function: Callable[..., Any]
     static: tuple[str, ...]
@@ -41,7 +41,7 @@ _listeners: list[Callable[[str, bool], None]] = []
 
 
 class Graph(Protocol):
-    """What was traced, and is one node of the pending graph."""
+    """A traced graph, which is one node of the pending graph."""
 
     @property
     def is_padded(self) -> bool:
@@ -51,16 +51,16 @@ class Graph(Protocol):
         """Lowers it on the values of the node's inputs; returns those of its outputs."""
 
 
-# By the number that their nodes carry. Each stays as long as C++ may ask to have it lowered.
+# By the number that their nodes carry. Each is kept as long as C++ may have it lowered.
 graphs: dict[int, Graph] = {}
 
 
 def rule(*names: str, platforms: tuple[str, ...] = ()) -> Callable[[F], F]:
     """Registers the decorated function `f(b, *args)` as the rule of the operators `names`.
 
-    It takes the place of any rule or JAX rule that an operator has. With `platforms` ("cpu",
-    "cuda", "tpu") it does so on these alone, and others lower the operators as before: they must
-    have another rule or a decomposition.
+    It replaces any rule or JAX rule that an operator has. With `platforms` ("cpu", "cuda", "tpu")
+    it does so on these alone, and others lower the operators as before: they must have another rule
+    or a decomposition.
     """
 
     def register(function: F) -> F:
@@ -122,7 +122,7 @@ def graph_rule(*names: str) -> Callable[[F], F]:
 def on_change(listener: Callable[[str, bool], None]) -> None:
     """Calls `listener(name, is_users)` whenever an operator gets another rule.
 
-    `is_users` tells a user's rule from ours, which comes back at the end of `temporary`.
+    `is_users`: it is a user's rule, not ours, which is restored at the end of `temporary`.
     """
     _load()
     _listeners.append(listener)
@@ -169,7 +169,7 @@ def _is_users(name: str) -> bool:
 
 
 def _drop_platform_rules(name: str) -> None:
-    """A user's rule takes the place of all of ours, which are imported in any order."""
+    """A user's rule replaces all of ours, which are imported in any order."""
     if not _loading:
         _platform_rules.pop(name, None)
 

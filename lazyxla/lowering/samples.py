@@ -89,7 +89,7 @@ def _try(op: Any, dtype: torch.dtype, choice: Choice) -> Sample | None:
             args.append(value)
     try:
         result = on_meta(op)(*args, **kwargs)
-    except Exception:  # whatever way a meta function has of refusing
+    except Exception:  # a meta function may refuse with any exception
         return None
     of_tensors = all(r is None or isinstance(r, torch.Tensor) for r in tree_leaves(result))
     return Sample(op, args, kwargs, result) if of_tensors else None

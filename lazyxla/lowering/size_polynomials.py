@@ -44,7 +44,7 @@ class Points:
     """
 
     def __init__(self, bounds: Sequence[tuple[int, int]], least: int = 2) -> None:
-        """For variables that lie between these bounds: sizes of at least `least`, if they may.
+        """For variables between these bounds: sizes of at least `least`, if they may.
 
         Raises:
             ValueError: there are too few sizes between the bounds of one.
@@ -57,8 +57,8 @@ class Points:
     def _independent(
         self, choices: list[list[int]]
     ) -> tuple[list[tuple[int, ...]], list[list[Fraction]]]:
-        """Points whose first ones determine a polynomial, and what its coefficients are by the
-        values there. One more tells whether there is one."""
+        """Points whose first ones determine a polynomial, and its coefficients as functions of the
+        values there. One more point checks whether there is one."""
         found: list[tuple[int, ...]] = []
         reduced: list[list[Fraction]] = []
         rest: list[tuple[int, ...]] = []

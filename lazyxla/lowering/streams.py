@@ -8,11 +8,11 @@ one seed are disjoint parts of the generator's sequence:
 - CPU: Threefry 2x32-20, key from `seed`, counter (ordinal, block) of 32 bits each, since
   XLA's Philox is two to six times slower there.
 
-XLA's generator is one operation, of which a partitioner has every device make all numbers. So in a
-program for many devices the same numbers come of elementwise operations on the indices of the
-elements, which can be split as anything else. Both generators make blocks of numbers, block after
-block. If the last dimension holds whole blocks they are made as they are; else each element makes
-its block, and takes its number from it.
+XLA's generator is one operation; when it is partitioned, every device makes all numbers. So in a
+program for many devices elementwise operations on the elements' indices make the same numbers, and
+these can be split like any others. Both generators make blocks of numbers, block after block. If
+the last dimension holds whole blocks they are made as they are; else each element makes its block,
+and takes its number from it.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def philox_bits(
 def threefry_bits(
     b: Builder, shape: Sequence[int], dtype: torch.dtype, seed: Value, ordinal: Value
 ) -> Value:
-    # 64-bit numbers come in the order in which the generator makes them, without a shuffle.
+    # 64-bit numbers are in the generator's order, without a shuffle.
     start = ordinal << 32
     if b.annotations is not None:
         return threefry(b, shape, dtype, seed, start)
@@ -86,8 +86,8 @@ def _generate(
 def threefry(
     b: Builder, shape: Sequence[int], dtype: torch.dtype, seed: Value, start: Value
 ) -> Value:
-    """What XLA's THREE_FRY makes of the state (seed, start), two uint64 values, as uint64; or as
-    uint32 the halves of these, the low one first."""
+    """The numbers of XLA's THREE_FRY for the state (seed, start), two uint64 values, as uint64; or
+    as uint32 their halves, the low one first."""
     result: Value = b.call_jax(_threefry, seed, start, shape=tuple(shape), bits=8 * dtype.itemsize)
     return result
 
@@ -95,14 +95,14 @@ def threefry(
 def philox(
     b: Builder, shape: Sequence[int], dtype: torch.dtype, seed: Value, ordinal: Value
 ) -> Value:
-    """What XLA's PHILOX makes of the state (seed, 0, ordinal), as uint32 or uint64."""
+    """The numbers of XLA's PHILOX for the state (seed, 0, ordinal), as uint32 or uint64."""
     result: Value = b.call_jax(_philox, seed, ordinal, shape=tuple(shape), bits=8 * dtype.itemsize)
     return result
 
 
 def _blocks(shape: tuple[int, ...], size: int, make: Callable[[Array], list[Array]]) -> Array:
-    """Numbers of this shape; `make` tells the `size` numbers of a block, given the blocks' numbers
-    as a uint64 array."""
+    """Numbers of this shape; `make` returns the `size` numbers of each block, given the blocks'
+    indices as a uint64 array."""
     import jax
     import jax.numpy as jnp
 

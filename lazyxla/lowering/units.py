@@ -1,10 +1,11 @@
 """Values of one dtype as elements of another, for a view that reads its storage as another dtype.
 
-A storage and its view meet in a unit: a dtype of which an element of either holds a whole number.
-Complex numbers are pairs of reals and bools are bytes; of two different widths the narrower one is
-the unit. A geometry of wider elements has a further, innermost dimension in units, and a value as
-well. For example a complex64 storage of shape [3, 4] that is viewed as float32 has the unit float32
-and the shape [3, 4, 2] in it; viewed as int16, it has the unit int16 and the shape [3, 4, 2, 2].
+A storage and its view have a common unit: a dtype of which an element of either holds a whole
+number. Complex numbers are pairs of reals and bools are bytes; of two dtypes of different sizes the
+narrower one is the unit. A geometry of larger elements has one more, innermost dimension in units,
+and so does a value. For example a complex64 storage of shape [3, 4] that is viewed as float32 has
+the unit float32 and the shape [3, 4, 2] in it; viewed as int16, it has the unit int16 and the shape
+[3, 4, 2, 2].
 """
 
 from __future__ import annotations

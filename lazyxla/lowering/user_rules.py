@@ -1,4 +1,5 @@
-"""The decorators for users' rules: those of registry.py, with their mistakes told at the call."""
+"""The decorators for users' rules: those of registry.py, with their mistakes reported at the
+call."""
 
 from __future__ import annotations
 
@@ -17,8 +18,8 @@ _PLATFORMS = ("cpu", "cuda", "tpu")
 def rule(*names: str, platforms: tuple[str, ...] = ()) -> Callable[[F], F]:
     """Registers the decorated function `f(b, *args)` as the rule of the operators `names`.
 
-    It takes the place of any rule or JAX rule that an operator has. With `platforms` ("cpu",
-    "cuda", "tpu") it does so on these alone.
+    It replaces any rule or JAX rule that an operator has. With `platforms` ("cpu", "cuda", "tpu")
+    it does so on these alone.
 
     Raises:
         TypeError: a name is no string, as in a decorator without its parentheses.
@@ -40,7 +41,7 @@ def jax_rule(
     `outputs`, if there is one, receives the expected outputs (tuple of TensorSpec). With
     `platforms` ("cpu", "cuda", "tpu"), others lower the operators as if they had no rule.
 
-    It takes the place of any rule or JAX rule that an operator has; it raises what `rule` raises.
+    It replaces any rule or JAX rule that an operator has; it raises what `rule` raises.
     """
     _check_names("jax_rule", names)
     _check_platforms(platforms)

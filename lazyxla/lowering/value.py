@@ -1,4 +1,4 @@
-"""What rules take and return: tensors of the program that is built.
+"""Values, which rules take and return: tensors of the program that is built.
 
 A rule is the formula that it computes::
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 Number = bool | int | float | complex
 Operand = Union["Value", Scalar, Number]
-"""What an operation takes: a tensor, a number that may vary between runs, or a number."""
+"""An operation's operand: a tensor, a number that may vary between runs, or a number."""
 
 
 class Value:
@@ -194,7 +194,7 @@ class Value:
         return self.call("shift_left", other)
 
     def __rshift__(self, other: Operand) -> Value:
-        """Of signed integers it copies the sign."""
+        """For signed integers it copies the sign."""
         return self.call(
             f"shift_right_{'arithmetic' if self.dtype.is_signed else 'logical'}", other
         )

@@ -1,16 +1,16 @@
 """How a view of a storage, by its geometry (sizes, strides, offset), is read and written without
 indices.
 
-A base lies in memory as a dense permutation of its dimensions. Ordered by stride, these dimensions
-are the digits of a mixed-radix number: an element's address is the sum of digit times weight. Each
-dimension of a view steps along one digit, as long as its stride is a multiple of that digit's
-weight and it never carries into the next digit; where it does, neighbouring digits are merged until
-it holds (in the end all are one digit, the flat memory). Every digit is then a one-dimensional
-problem of its own, with a start that the offset gives:
+A base is laid out in memory as a dense permutation of its dimensions. Ordered by stride, these
+dimensions are the digits of a mixed-radix number: an element's address is the sum of digit times
+weight. Each dimension of a view steps along one digit, as long as its stride is a multiple of that
+digit's weight and it never carries into the next digit; where it does, neighbouring digits are
+merged until it holds (in the end all are one digit, the flat memory). Every digit is then a
+one-dimensional problem of its own, with a start that the offset gives:
 
     no view dimension       select one index
     one view dimension      slice with a step
-    several, nested         cut into blocks of the largest stride, reshape, go on inside a block
+    several, nested         cut into blocks of the largest stride, reshape, continue inside a block
     several, overlapping    gather over computed indices (`Take`), the only case that needs them
 
 A reshape, a transpose and a broadcast bring the result into the view's order. For example a base of
@@ -53,7 +53,7 @@ class _Digit(NamedTuple):
 
 
 class _Axis(NamedTuple):
-    """A dimension on the way from base to view."""
+    """A dimension in the steps from base to view."""
 
     size: int
     start: int
@@ -72,8 +72,8 @@ def plan(
 
     Both geometries have one dtype; `base` must be dense with offset 0. With `weights`, those of the
     digits, the view begins where `starts` say instead of at its offset: a number for each digit of
-    which it leaves some out (outermost first), or None where the program's run tells. Raises
-    ValueError if the view reaches beyond the base.
+    which it leaves some out (outermost first), or None where it is known only when the program
+    runs. Raises ValueError if the view reaches beyond the base.
     """
     if 0 in view.sizes:
         return (Empty(view.sizes),)
@@ -132,7 +132,7 @@ def _begins(
 
 
 def _reach(digit: _Digit, live: Sequence[tuple[int, int, int]]) -> int:
-    """How far the last element of a view lies behind its first one, in the digit."""
+    """The distance from a view's first element to its last one, in the digit."""
     return sum((n - 1) * (s // digit.weight) for s, n, _ in live if _belongs(s, digit))
 
 
@@ -290,7 +290,7 @@ def _arrange(order: list[int], view: Geometry, steps: list[Step]) -> None:
     }
     kept = [i for i in range(len(view.sizes)) if i not in repeated]
     # Dimensions of size 1 are put in before the transpose, each behind its predecessor in the view,
-    # so that the transpose comes last, where a matrix product can absorb it.
+    # so that the transpose is last, where a matmul can absorb it.
     before = list(order)
     for k, i in enumerate(kept):
         if view.sizes[i] == 1:

@@ -55,7 +55,7 @@ class Broadcast(NamedTuple):
         return b.broadcast_in_dim(x, self.sizes, self.dims)
 
     def write(self, b: Builder, _: Source, update: Value) -> Value:
-        # Several elements write to one; which of them stays is not defined in PyTorch either.
+        # Several elements write to one; which of them is kept is not defined in PyTorch either.
         limits = [n if i in self.dims else 1 for i, n in enumerate(self.sizes)]
         first = b.slice(update, [0] * len(limits), limits)
         return first.reshape([self.sizes[i] for i in self.dims])
@@ -76,7 +76,7 @@ class Slice(NamedTuple):
         return self._interleave(b, x, update)
 
     def _interleave(self, b: Builder, x: Value, update: Value) -> Value:
-        """Spreads the update by interior padding and selects it where the slice lies."""
+        """Spreads the update by interior padding and selects it at the slice's positions."""
         shape, sizes = x.shape, update.shape
         ends = [s + (n - 1) * t for s, n, t in zip(self.starts, sizes, self.strides, strict=True)]
         high = [n - 1 - e for n, e in zip(shape, ends, strict=True)]
@@ -100,8 +100,8 @@ class Slice(NamedTuple):
 class Window(NamedTuple):
     """Cuts `sizes` out, from starts that are known when the program runs.
 
-    `numbers` tells per dimension which of a view's starts it is; None is 0. `starts`, once they are
-    bound: the values.
+    `numbers`: per dimension, the index of its start among a view's starts; None is 0. `starts`: the
+    values, once they are bound.
     """
 
     numbers: tuple[int | None, ...]

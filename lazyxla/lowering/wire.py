@@ -26,7 +26,7 @@ def fields(message: bytes) -> Iterator[tuple[int, Any]]:
 
 
 def numbers(value: int | bytes) -> list[int]:
-    """What a repeated field of integers has, of which one value may be written by itself."""
+    """The values of a repeated field of integers; a single one may be written unpacked."""
     if isinstance(value, int):
         return [value]
     found, position = [], 0

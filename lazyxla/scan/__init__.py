@@ -1,4 +1,4 @@
-"""Deep models: equal layers as one loop, which is in the program once whatever the depth.
+"""Deep models: equal layers as one loop, which is in the program once at every depth.
 
     for layer in self.layers:                          # as many copies of a layer in the program
         x = layer(x, mask)
@@ -92,8 +92,8 @@ def scan_layers(
 
 
 def checkpoint_name(x: torch.Tensor, name: str) -> torch.Tensor:
-    """Returns ``x``, and names it: :func:`scan_layers` keeps named values for the backward if told
-    to. Outside of it the name has no effect.
+    """Returns ``x``, and names it: :func:`scan_layers` keeps named values for the backward if asked
+    to. Elsewhere the name has no effect.
 
     Args:
         x: a tensor, of any shape and dtype.

@@ -20,7 +20,7 @@ Meta = tuple[torch.dtype, list[int], list[int]]
 
 
 class Plan:
-    """A traced layer as loops over so many layers.
+    """A traced layer as loops over a number of layers.
 
     Arguments of a call are, in this order: for each of a layer's tensors all layers' ones, the
     carry's leaves, the constants.
@@ -78,7 +78,7 @@ class Plan:
         return chosen
 
     def _argument_places(self) -> list[list[int]]:
-        """For each of a layer's inputs the arguments that it comes from."""
+        """For each of a layer's inputs the arguments that are its source."""
         places, begin = [], 0
         for kind in self._kinds:
             count = self.length if kind == LAYER else 1
@@ -172,7 +172,7 @@ class Plan:
         return call
 
     def _metas(self, node: fx.Node, kind: str) -> list[Meta]:
-        """Of the results that come of an output."""
+        """Of the results that an output becomes."""
         value = node.meta["val"]
         shape = [self.length, *value.shape] if kind == STACKED else list(value.shape)
         strides = list(torch.empty(shape, device="meta").stride())
@@ -190,7 +190,7 @@ class Scan(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
         plan, *arguments = inputs
         ctx.plan = plan
-        ctx.set_materialize_grads(False)  # those of the residuals, which nobody has
+        ctx.set_materialize_grads(False)  # the residuals have no gradients
         kept = output[plan.carry :]
         ctx.mark_non_differentiable(*kept, *(x for x in output if not x.is_floating_point()))
         if plan.differentiable:

@@ -23,7 +23,7 @@ class LayerCall:
         names: of the layer's own tensors.
         carry_spec, rest_spec: the trees of the carry and of the other arguments, (args, kwargs).
         rest: the leaves of the latter, None for a tensor.
-        places: which of these are tensors.
+        places: the indices of those that are tensors.
     """
 
     names: list[str]

@@ -1,8 +1,8 @@
 """What equal layers are: modules of the same parts, with tensors of the same shapes and dtypes.
 
-What else a module holds, its attributes, may decide what its forward does (a dropout's probability)
-or may not (a layer's number). Where attributes differ, the layers are traced, and their graphs
-compared: see tracing.py.
+The other attributes of a module may decide what its forward does (a dropout's probability) or may
+not (a layer's number). Where attributes differ, the layers are traced, and their graphs compared:
+see tracing.py.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Layers(NamedTuple):
 
     @property
     def names(self) -> list[str]:
-        """Of a layer's tensors."""
+        """The names of a layer's tensors."""
         return [name for name, _, _ in self.structure.tensors]
 
 
@@ -119,7 +119,7 @@ def _attributes(number: int, name: str, part: nn.Module) -> Iterator[tuple[str, 
             raise ValueError(_hooks_text(number, name, part, "backward"))
         elif value and attribute in _FORWARD_HOOKS:
             for hook in value.values():
-                # Those of this package only record operators, which are traced.
+                # Hooks of this package only record operators, which are traced.
                 if not getattr(hook, "_lazyxla_traced", False):
                     raise ValueError(_hooks_text(number, name, part, "forward"))
                 owner = getattr(hook, "__self__", None)

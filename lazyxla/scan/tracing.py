@@ -3,7 +3,7 @@
 AOTAutograd traces one joint graph: from a layer's tensors, its inputs and the gradients of its
 results to the results and the gradients of the inputs. Both loops are parts of that graph. What the
 forward loop keeps for the backward loop, the *residuals*, are values of the graph that the backward
-part starts from; a remat policy is nothing but the choice of these.
+part starts from; a remat policy only chooses the residuals.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Policy = str | frozenset[str]
 
 @dataclass(frozen=True)
 class Signature:
-    """What a layer is called with: its tensors, then the carry's leaves, then the constants'."""
+    """The inputs of a layer: its tensors, then the carry's leaves, then the constants'."""
 
     specs: tuple[tuple[torch.Size, torch.dtype, bool], ...]  # shape, dtype, requires a gradient
     layer: int  # how many are the layer's own
@@ -124,7 +124,8 @@ class Joint:
     def backward(self, residuals: Sequence[fx.Node]) -> FxGraph:
         """From the inputs, the residuals and the tangents to the inputs' gradients.
 
-        An input that the layers change, the carry or what they write, is there as a residual only.
+        An input that the layers change, the carry or what they write, is available as a residual
+        only.
         """
         tangents = [t for t in self.tangents if t is not None]
         gradients = [g for g in self.gradients if g is not None]
@@ -152,7 +153,7 @@ class Joint:
         return FxGraph(list(inputs), nodes, list(outputs))
 
     def residuals(self, policy: Policy) -> list[fx.Node]:
-        """What the forward keeps of each layer, in the graph's order.
+        """The residuals of each layer, in the graph's order.
 
         Raises:
             ValueError: the policy has a name that no value of the layer has.
@@ -250,7 +251,7 @@ def trace(call: Callable[[Sequence[torch.Tensor]], list[torch.Tensor]], what: Si
             return tuple(t.clone() for t in call(tensors))
 
     with contextlib.ExitStack() as stack:
-        # torch.func's transforms around the call are of its tensors, not of these.
+        # torch.func's transforms around the call apply to its tensors, not to these fakes.
         stack.enter_context(temporarily_clear_interpreter_stack())
         # Outside of autocast a backward does not cast; it is traced within.
         stack.enter_context(config.patch(backward_pass_autocast="off"))

@@ -20,7 +20,7 @@ from lazyxla.steps.trust import Unfit
 logger = logging.getLogger("lazyxla")
 
 MOST_CAPTURES = 8
-"""Programs that one step is kept captured as; the least recently used one goes."""
+"""Programs that one step is kept captured as; the least recently used one is dropped."""
 
 _PATIENCE = 4  # attempts in a row that may fail before they become rare
 
@@ -169,7 +169,7 @@ class CapturedFunction:
         self._tell("is not captured", why)
 
     def _tell(self, what: str, why: str) -> None:
-        """Tells each reason once."""
+        """Reports each reason once."""
         if why not in self._told and logger.isEnabledFor(logging.INFO):
             self._told.add(why)
             logger.info("%s %s: %s", self._name, what, why)

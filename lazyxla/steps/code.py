@@ -1,4 +1,4 @@
-"""What a function's code reads from outside, as far as its bytecode tells.
+"""What a function's code reads from outside, as far as its bytecode shows.
 
 That is: global names with the attributes that follow them (``F.relu``, ``config.depth``), names of
 attributes of anything, strings (an attribute's name for ``getattr``), and modules that it imports.

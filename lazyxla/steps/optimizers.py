@@ -19,7 +19,7 @@ from lazyxla import _C
 from lazyxla.runtime import BACKEND
 from lazyxla.steps.reachable import Reach
 
-# Those whose steps can take a learning rate as a tensor of the device without reading it.
+# Optimizers whose steps can take a learning rate as a tensor of the device without reading it.
 _TAKE_TENSORS = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
 
 Group = dict[str, Any]
@@ -72,7 +72,7 @@ class Rates:
     def as_tensors(self) -> Iterator[bool]:
         """Gives the groups their tensors, and has steps counted on the device, for a block.
 
-        The block learns whether all groups that vary have theirs.
+        Yields whether all groups that vary have their tensors.
         """
         complete = True
         changed: list[tuple[Group, str, Any, Any]] = []

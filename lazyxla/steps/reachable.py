@@ -101,20 +101,20 @@ class Reach:
         for module in ("torch", "torch.functional", "torch.nn.functional"):
             self._torch_module(module)
         self.guards.add_dict("lazyxla.settings", vars(config.settings))
-        einsum: Any = torch.backends.opt_einsum  # a module whose settings lie in another one
+        einsum: Any = torch.backends.opt_einsum  # a module whose settings are in another one
         self.guards.add_dict("torch.backends.opt_einsum", vars(einsum.m))
         for kind in (torch.Tensor, nn.Parameter, nn.Module, torch.optim.Optimizer):
             self._type(None, kind, kind.__qualname__)
 
     def _torch_module(self, name: str) -> None:
-        """What a module of PyTorch's has: its code is trusted as it is now."""
+        """The attributes of a PyTorch module: its code is trusted as it is now."""
         module = sys.modules.get(name)
         if name.partition(".")[0] == "torch" and module is not None and name not in self._modules:
             self._modules.add(name)
             self.guards.add_dict(name, vars(module))
 
     def _arguments(self, value: Any) -> None:
-        """What of the arguments is no tensor. Their containers are the signature's to compare."""
+        """The arguments that are not tensors. The signature compares their containers."""
         if type(value) in (tuple, list):
             for each in value:
                 self._arguments(each)
@@ -312,7 +312,8 @@ class Reach:
             self._seen[id(each)] = each
             visited = set(_NOT_ATTRIBUTES)
             for key, value in vars(each).items():
-                # Methods that nobody need name: Python's own, and what a trusted class may call.
+                # Methods that are used without being named: Python's own, and those that a trusted
+                # class may call.
                 called = has_trusted_base or (key.startswith("__") and key not in _TEXTS)
                 if called and isinstance(value, _METHODS):
                     visited.add(key)
@@ -345,7 +346,8 @@ class Reach:
 
 
 def _has_code_unseen(kind: type) -> bool:
-    """Whether a class has trusted methods: nobody looks which attributes they read."""
+    """Whether a class has trusted methods, whose code is not inspected for the attributes it
+    reads."""
     if kind is nn.Module or kind.__module__ in ("abc", "typing", "typing_extensions"):
         return False
     return kind is not object and trust.is_trusted(kind.__module__)

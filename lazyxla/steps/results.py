@@ -1,4 +1,4 @@
-"""What a captured step returns: new tensors, and what stays the same."""
+"""What a captured step returns: new tensors, and objects that remain the same."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Results:
         fresh: the new tensors of one result, in order; empty once forgotten.
 
     Raises:
-        Unfit: the result has something else, or a tensor through which backward() may still go.
+        Unfit: the result has something else, or a tensor through which backward() may still run.
     """
 
     def __init__(self, result: Any, state: list[torch.Tensor]) -> None:
@@ -31,7 +31,7 @@ class Results:
         self._is_one = self._template == (int, 0)
 
     def forget(self) -> None:
-        """Lets go of the tensors."""
+        """Drops the tensors."""
         self.fresh = []
         self._positions = {}
         self._state = {}

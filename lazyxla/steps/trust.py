@@ -40,7 +40,7 @@ _REFUSED_FUNCTIONS = {
         *(torch.set_default_device, torch.set_default_dtype, torch.random.fork_rng),
     )
 }
-# Names of attributes that tell where a tensor lies, or how often it was written.
+# Names of attributes that expose a tensor's memory, or how often it was written.
 REFUSED_NAMES = frozenset(
     {
         "data_ptr",

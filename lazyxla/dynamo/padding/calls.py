@@ -2,8 +2,8 @@
 
 A call with new sizes has no new program. Arguments are padded to the bucket's sizes by a small
 program of their own, which runs before, so that the large one knows no other sizes. The true sizes
-are arguments on the device. What the user gets is cut out of the results by a small program that
-comes after; what the forward graph keeps for the backward one stays padded.
+are arguments on the device. What the user gets is sliced from the results by a small program that
+runs after; what the forward graph keeps for the backward one remains padded.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from lazyxla.dynamo.symbolic_sizes import SizedGraph, Source, find_sources, symb
 from lazyxla.xla_options import Options
 
 PADDING = 0.0
-"""What padding of floating-point arguments holds. It may be anything; tests make it nan."""
+"""The value of padding in floating-point arguments. Any value will do; tests use nan."""
 
 _MOST_CASES = 1024  # combinations of true sizes that one graph remembers
 
@@ -79,7 +79,7 @@ class _Move:
 
 @dataclass(slots=True)
 class _Case:
-    """What a combination of true sizes needs."""
+    """The steps around the program for a combination of true sizes."""
 
     pads: list[_Move]
     cuts: list[_Move]
@@ -118,7 +118,7 @@ class PaddedGraph(SizedGraph):
         """The compiled graph.
 
         Raises:
-            RuntimeError: its arguments do not tell its sizes.
+            RuntimeError: its arguments do not determine its sizes.
         """
 
         def tells(node: fx.Node) -> bool:
@@ -204,7 +204,7 @@ class PaddedGraph(SizedGraph):
 
 
 def _flush() -> None:
-    """Runs what is recorded: what comes is a program of its own. A region stays one program."""
+    """Runs what is recorded: what follows is a program of its own. A region remains one program."""
     if not _C.in_region():
         _C.sync(False)
 

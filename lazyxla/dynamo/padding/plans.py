@@ -30,7 +30,7 @@ class Plan:
     """How a graph is padded."""
 
     buckets: dict[Any, tuple[int, ...]]  # of each padded symbol, ascending
-    results: int | None = None  # so many first results are the user's, and cut; None: all
+    results: int | None = None  # the first results: the user's, sliced; None: all
     arguments: frozenset[str] | None = None  # the names of those that come unpadded; None: all
 
     def comes_unpadded(self, argument: fx.Node) -> bool:
@@ -86,7 +86,7 @@ def _check_memory(graph: fx.Graph, padded: frozenset[Any]) -> None:
 
 
 def hand_on(joint: fx.Graph, forward: fx.Graph, backward: fx.Graph, results: int) -> None:
-    """Gives the parts of a joint graph its plan. What the forward one keeps stays padded."""
+    """Gives the parts of a joint graph its plan. What the forward one keeps remains padded."""
     whole = plan_of(joint)
     if whole is None or not (_has_notes(forward) and _has_notes(backward)):
         return

@@ -217,7 +217,7 @@ def _write_node(writer: Writer, node: fx.Node, value: Any, known: dict[fx.Node, 
 
 
 def _checked(node: fx.Node, result: Any, expected: Any) -> Any:
-    """What a rewritten operator gives, if it has the dtypes and sizes that PyTorch says."""
+    """The result of a rewritten operator, checked for the dtypes and sizes that PyTorch infers."""
     ours = result if isinstance(result, list) else [result]
     theirs = expected if isinstance(expected, list) else [expected]
     for new, meta in zip(ours, theirs, strict=True):

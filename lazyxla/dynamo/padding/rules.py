@@ -34,7 +34,7 @@ Arguments = dict[str, Any]
 Rewrite = Callable[["Writer", Arguments], Any]
 
 NOTE = "lazyxla_padding"
-"""Where a node's note stands in its meta."""
+"""The key of a node's note in its meta."""
 
 
 class RefusedError(Exception):
@@ -56,7 +56,7 @@ class Fill(NamedTuple):
 
 @dataclass(slots=True)
 class Note:
-    """What padding means for a node."""
+    """How padding affects a node."""
 
     results: Results
     fills: list[Fill] = field(default_factory=list)
@@ -154,7 +154,7 @@ class Call:
             raise NotPaddableError("combines tensors that are padded differently")
 
     def require_whole(self, dim: Dim) -> None:
-        """Refuses dimensions in which padding comes before true elements."""
+        """Refuses dimensions in which padding is before true elements."""
         if self.is_padded(dim[1:]):
             raise NotPaddableError("counts positions across padding")
 
@@ -189,7 +189,7 @@ UNIFORM = {
     *(_aten.permute.default, _aten.transpose.int, _aten.t.default),
     *(_aten.unsqueeze.default, _aten.squeeze.dim, _aten.squeeze.dims, _aten.squeeze.default),
 }
-"""Besides element-wise operators those that leave what is the same along a dimension the same."""
+"""Besides element-wise ones, operators that keep values constant along a dimension constant."""
 
 
 def rule(
@@ -211,7 +211,7 @@ def rule(
 
 
 def keeps_uniform(target: Any) -> bool:
-    """Whether what is the same along a dimension stays so."""
+    """Whether a value that is constant along a dimension remains so."""
     pointwise = torch.Tag.pointwise in target.tags
     return target in UNIFORM or (pointwise and torch.Tag.nondeterministic_seeded not in target.tags)
 

@@ -1,4 +1,4 @@
-"""Rules of operators that look at each element alone, and of those that make tensors anew."""
+"""Rules of element-wise operators, and of factories."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _WITH_TENSOR = {
 
 
 def pointwise(call: Call) -> Structure:
-    """Element-wise operators, with broadcasting: padding stays where it is."""
+    """Element-wise operators, with broadcasting: padding keeps its positions."""
     numbers = [n for n, v in call.arguments.items() if not is_tensor(v) and call.has_symbol(v)]
     if numbers:
         _take_numbers(call, numbers)
@@ -132,7 +132,7 @@ rule(
 
 @rule(aten.copy_.default)
 def _copy(call: Call) -> Structure:
-    """What a graph writes into its arguments, at its end."""
+    """A graph's writes into its arguments, at its end."""
     if call.is_padded(*call.of("self"), *call.of("src")):
         raise NotPaddableError("writes into a tensor whose size varies")
     return call.of("self")

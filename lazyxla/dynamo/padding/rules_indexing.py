@@ -61,7 +61,7 @@ def _scatter(call: Call) -> Structure:
     if not (given and call.is_padded(index[dim])):
         call.fill("index", 0)
         return given
-    # What padding writes must be padding: where there is any, the last place is.
+    # Padding must be written to padding: if there is any, the last position is padding.
     call.require_same(given[dim : dim + 1], index[dim : dim + 1])
     target: Any = call.node.target
     size = structure.product(given[dim])
@@ -106,7 +106,7 @@ def _index_add(call: Call) -> Structure:
 
 def _indexed(call: Call) -> tuple[Structure, list[int], Structure, int]:
     """Of an indexing call: the operand, its indexed dimensions, the structure of the indices'
-    elements, and where their dimensions come in the result."""
+    elements, and where their dimensions are in the result."""
     given = call.of("self")
     indices = call["indices"]
     dims = [d for d, index in enumerate(indices) if index is not None]

@@ -307,7 +307,7 @@ _LOSSES = {
 
 
 def _elements(call: Call) -> Structure:
-    """What the loss of each element looks like."""
+    """The structure of the elements' losses."""
     names = [n for n in call.tensors() if n != "grad_output"]
     return structure.broadcast([call.of(n) for n in names], call.padded)
 

@@ -1,4 +1,4 @@
-"""Rules of matrix products and of attention."""
+"""Rules of matmuls and of attention."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ aten = torch.ops.aten
 
 
 def _product(left: str, right: str, batches: int, added: str = "") -> Callable[[Call], Results]:
-    """A product over the left operand's last dimension: of vectors, matrices or stacks of them."""
+    """A contraction of the left operand's last dimension: of vectors, matrices or batches of
+    them."""
 
     def apply(call: Call) -> Structure:
         ours, theirs = call.of(left), call.of(right)

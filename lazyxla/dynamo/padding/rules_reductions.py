@@ -38,7 +38,7 @@ def greatest(dtype: torch.dtype) -> float:
 
 
 def last_in_order(dtype: torch.dtype) -> float:
-    """What sorting puts last: PyTorch sorts nan after infinity."""
+    """The value that is sorted last: PyTorch sorts nan after infinity."""
     return math.nan if dtype.is_floating_point else greatest(dtype)
 
 
@@ -199,7 +199,7 @@ def _var(call: Call) -> Results:
     aten.cummin.default,
 )
 def _cumulate(call: Call) -> Results:
-    """What comes before true elements is true, unless the dimension was flattened."""
+    """All elements before a true one are true, unless the dimension was flattened."""
     given = call.of("self")
     if given:
         call.require_whole(given[call["dim"] % len(given)])

@@ -306,7 +306,7 @@ def _scatter_part(call: Call) -> Structure:
 
 @rule(aten.flip.default)
 def _flip(call: Call) -> Structure:
-    """The last true element comes first, so a flip along padding is a look-up of positions."""
+    """The last true element is to be first, so a flip along padding is a look-up of positions."""
     given = call.of("self")
     dims = call.dims("dims", len(given)) if call["dims"] else ()
     padded = call.padded_dims(given, dims)

@@ -4,7 +4,7 @@ A dimension is an ordered product of factors, each a number or an expression of 
 ``[4, s0]`` gives the one dimension ``(4, s0)``, flattening ``[s0, 4]`` gives ``(s0, 4)``. An index
 has a digit for each factor, the last one fastest. In a padded tensor every factor has the size of
 its bucket, and an element is true if each of its digits is below the factor's true size. So the two
-dimensions above have the same size, and their true elements are at different places.
+dimensions above have the same size, and their true elements are at different positions.
 """
 
 from __future__ import annotations

@@ -53,7 +53,8 @@ class Attention(NamedTuple):
     kernel: AttentionKernel | None = None
 
     most_scores: int = 1 << 22
-    """From how many scores on attention goes over blocks of rows (rules/attention_blocks.py)."""
+    """From this many scores on, attention is computed in blocks of rows
+    (rules/attention_blocks.py)."""
 
     causal_loops: int = 1
     """In how many parts rows are taken if each sees only the columns up to its own: each is a loop

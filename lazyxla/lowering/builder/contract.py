@@ -93,7 +93,8 @@ class Contractions(Reductions):
         in order.
         """
         for weights in maps:
-            # The contracted dimension leaves and comes back last: all maps restore the order.
+            # The contracted dimension is removed, and its result is last: all maps together restore
+            # the order.
             x = self.dot(x, weights, [x.rank - len(maps)], [0 if adjoint else 1])
         return x
 
@@ -122,7 +123,7 @@ class Contractions(Reductions):
             return self.operand(owner), list(owner.attributes["permutation"])
         if name != "stablehlo.reshape":
             return None
-        # A reshape that drops all dimensions of size 1 can change places with a transpose.
+        # A reshape that drops all dimensions of size 1 commutes with a transpose.
         found = self.untransposed(self.operand(owner))
         if found is None:
             return None

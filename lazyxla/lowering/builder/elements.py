@@ -133,7 +133,8 @@ class Elements:
     def value(self, x: Operand, dtype: torch.dtype | None = None) -> Value:
         """A Scalar or number as a 0-dim value of `dtype` (its own dtype if None).
 
-        It stays dynamic if the slot varies. A value passes through, converted to `dtype` if given.
+        It remains dynamic if the slot varies. A value is returned as it is, converted to `dtype` if
+        given.
         """
         if isinstance(x, (bool, int, float, complex)):
             x = wrap_number(x)
@@ -321,7 +322,7 @@ class Elements:
         return found
 
     def _splat(self, value: Number, dtype: torch.dtype, shape: tuple[int, ...]) -> Any:
-        key = (value, type(value), str(value), dtype, shape)  # str tells -0.0 from 0.0
+        key = (value, type(value), str(value), dtype, shape)  # str distinguishes -0.0 from 0.0
         cache = self.mlir.attributes
         found = cache.get(key)
         if found is None:

@@ -51,7 +51,7 @@ class Indexing(Contractions):
         negative index, or one beyond the end, is of no element.
         """
         index = self.unsqueeze(index, dim)
-        # 64-bit comparisons are two for a TPU. What is out of range stays so in 32 bits.
+        # 64-bit comparisons are two for a TPU. What is out of range remains so in 32 bits.
         size = index.full(shape[dim])
         inside = self.bitcast(index, torch.uint64) < self.bitcast(size, torch.uint64)
         index = self.select(inside, index, -1).to(torch.int32)
@@ -202,7 +202,7 @@ class Indexing(Contractions):
     def sort_with_indices(
         self, x: Value, dim: int, descending: bool = False, stable: bool = False
     ) -> list[Value]:
-        """Values sorted along `dim`, nan as the greatest, and the int64 indices they come from."""
+        """Values sorted along `dim`, nan as the greatest, and their int64 indices in the input."""
         if not x.shape:
             return [x, self.zeros([], torch.int64)]
         return self.sort([x, self.iota(x.shape, dim, torch.int64)], dim, descending, stable)
@@ -242,7 +242,7 @@ class Indexing(Contractions):
             carry: what the first iteration gets.
             constants: what each iteration gets.
             ys: (dtype, shape) of each slice.
-            reverse: the last slice comes first.
+            reverse: the last slice is taken first.
 
         Returns:
             The last carry, and the stacked `ys`.

@@ -1,1 +1,1 @@
-"""What is done otherwise for XLA's CPU compiler: its builder, and rules for it alone."""
+"""What differs for XLA's CPU compiler: its builder, and rules for it alone."""

@@ -23,10 +23,10 @@ from lazyxla.lowering.streams import threefry_bits
 from lazyxla.lowering.value import Operand, Value
 
 _FEW_TERMS = 64
-"""So many terms are added one after the other."""
+"""Up to this many terms are added one after the other."""
 
 _PART = 16
-"""A longer sum is split into sums of at least so many terms, which are then added."""
+"""A longer sum is split into sums of at least this many terms, which are then added."""
 
 
 class CpuBuilder(Builder):

@@ -4,7 +4,7 @@ Its own convolution is fast when there are many more positions than features. It
 on every call, which is most of the work for a large weight and a small image, and it is slow by
 factors of ten to a thousand on grouped convolutions and their gradients. The forms here do neither:
 
-- matmul: the input's windows as a matrix (C * kernel, N * positions) by im2col, then one product;
+- matmul: the input's windows as a matrix (C * kernel, N * positions) by im2col, then one matmul;
   the adjoint ends in col2im. Always for windows that do not overlap, 1x1 ones included.
 - terms: one multiplication of a shifted input for each weight of a group, all in one loop; for
   depthwise convolutions and others with few features per group.
@@ -200,7 +200,8 @@ def _input_grad_matmul(
     if math.prod(w.shape) <= math.prod(y.shape):
         columns = b.dot(w, y, [i], [i], range(i), range(i), dtype)
     else:
-        # Transposed in more than two dimensions, for XLA turns the transpose of a matmul around.
+        # Transposed in more than two dimensions: XLA would turn a plain transpose of a matmul into
+        # one with swapped operands.
         columns = b.dot(y, w, [i], [i], range(i), range(i), dtype)
         columns = columns.reshape([*batch, n, *out, inner, taps])
         rank = columns.rank

@@ -1,11 +1,11 @@
 """Grouped convolutions over flat positions, for XLA's CPU compiler.
 
-A window that keeps the sizes of an image meets with each of its taps, at position p (counted row by
-row), what lies at p plus a constant. So the images stay flat vectors here: a tap is a shifted copy
-of the vector, and where the shift carries elements over from one row into the next, a mask drops
-them. Loops over rows and columns are slow where a matmul (a 1x1 convolution, say) reads the
-result: it wants the positions flat, and XLA takes each of them apart within the loop. For 32 groups
-of 8 features on 28x28 positions, read by a 1x1 convolution, that took 3 ms instead of 0.6.
+If a window keeps the sizes of an image, each of its taps reads, at position p (counted row by row),
+the element at p plus a constant. So the images remain flat vectors here: a tap is a shifted copy of
+the vector, and where the shift carries elements over from one row into the next, a mask drops them.
+Loops over rows and columns are slow where a matmul (a 1x1 convolution, say) reads the result: it
+wants the positions flat, and XLA takes each of them apart within the loop. For 32 groups of 8
+features on 28x28 positions, read by a 1x1 convolution, that took 3 ms instead of 0.6.
 
 - rows: the kernel's rows are laid out for one batched matmul, which computes all its columns;
   these are shifted and added afterwards.

@@ -19,7 +19,7 @@ from lazyxla.lowering.program import Program, TensorSpec
 Shape = tuple[int, ...]
 
 _SHORT, _MANY = 64, 4096
-"""A last dimension of fewer elements is short; fewer elements in all take no time either way."""
+"""A last dimension of fewer elements is short; fewer elements in all take no time in any form."""
 
 
 def flatten(program: Program) -> Program | None:
@@ -63,13 +63,14 @@ def group_dimensions(shape: Shape, operands: Sequence[Shape]) -> list[list[int]]
 
 
 def merge(shape: Shape, groups: Sequence[Sequence[int]]) -> Shape:
-    """A tensor without dimensions stays one: it counts less in type promotion."""
+    """A tensor without dimensions remains one: it counts less in type promotion."""
     if not shape:
         return shape
     return tuple(math.prod(shape[d] for d in group if len(shape) >= -d) for group in groups)
 
 
 def _is_elementwise(name: str) -> bool:
-    """Whether PyTorch calls an operator so, and its rule is ours: a user's may go by the shape."""
+    """Whether PyTorch tags the operator as pointwise and its rule is ours: a user's may depend on
+    the shape."""
     op = find_op(name)
     return op is not None and torch.Tag.pointwise in op.tags and registry.has_own_rule(name)

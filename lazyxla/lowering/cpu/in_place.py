@@ -1,14 +1,14 @@
 """Writes in place whose source is their target.
 
 XLA's CPU compiler (jaxlib 0.10.2, xla-cpu-pjrt 0.0.1) fuses `dynamic_update_slice` with what
-computes the update, and lets the fusion write into the memory of its target. If the target comes to
-it reshaped, it does not see that the update is read from the same memory:
+computes the update, and lets the fusion write into the memory of its target. If the target is
+reshaped before, it does not see that the update is read from the same memory:
 
     y = x.reshape(256)                      x of 16 x 16
     y[16:80] = x[:4].reshape(64) + 1        reads rows that it has just written
 
-A call that is not inlined keeps the two apart. tests/lowering/test_in_place.py tells when the
-compiler is mended.
+A call that is not inlined keeps the two apart. tests/lowering/test_in_place.py fails once the
+compiler is fixed.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _NEVER_FUSED = {
     "stablehlo.dot_general",
     "stablehlo.sort",
 }
-"""What they return is in memory of its own."""
+"""Operations whose results have memory of their own."""
 
 _MOST_OPERATIONS = 256
-"""Beyond so many the two are taken to share memory."""
+"""Beyond this many operations the two are assumed to share memory."""
 
 
 def may_read_what_it_replaces(x: Value, update: Value) -> bool:
@@ -39,8 +39,8 @@ def may_read_what_it_replaces(x: Value, update: Value) -> bool:
 
 
 def _origins(value: Any, size: int) -> set[Any] | None:
-    """What a value of MLIR's is computed from, as far as it has so many elements; None for too
-    much."""
+    """What an MLIR value is computed from, as far as it has this many elements; None if too
+    many."""
     found: set[Any] = set()
     seen: set[Any] = set()
     waiting = [value]

@@ -1,6 +1,6 @@
 """The forms in which XLA's CPU backend multiplies matrices faster than as they are written.
 
-Times are of float32 on two cores. Each form is the same sum of products.
+Times are of float32 on two cores. Each form computes the same sums of products.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""What is done otherwise for XLA's compiler for NVIDIA's GPUs: rules for it alone."""
+"""What differs for XLA's compiler for NVIDIA's GPUs: rules for it alone."""

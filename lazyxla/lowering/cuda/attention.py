@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 _PLATFORM = "cuda"
-"""What JAX lowers the kernels as."""
+"""The platform for which JAX lowers the kernels."""
 
 _TILE = 128
 """Rows and columns of a tile of the forward kernel; those of the gradient's kernel divide it."""

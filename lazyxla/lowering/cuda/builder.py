@@ -16,8 +16,9 @@ class CudaBuilder(Builder):
     attention = Attention(kernel=attention)
 
     def apply_maps(self, x: Value, maps: Sequence[Value], adjoint: bool = False) -> Value:
-        """By matmul of plain matrices: XLA's compiler for GPUs refuses some sizes of others."""
-        # The last dimension is contracted and comes back first.
+        """By matmuls of plain matrices: XLA's compiler for GPUs refuses some sizes of batched
+        ones."""
+        # The last dimension is contracted, and its result is first.
         for weights in reversed(maps):
             x = self.dot(weights, x, [0 if adjoint else 1], [-1])
         return self.transpose(x, [*range(len(maps), x.rank), *range(len(maps))])

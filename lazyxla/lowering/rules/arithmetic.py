@@ -75,7 +75,7 @@ def div(x: Value, y: Value) -> Value:
 
 
 def _floor_division(x: Value, y: Value) -> Value:
-    """The largest integer not above x / y; for floats by way of the remainder, which is exact."""
+    """The largest integer not above x / y; for floats from the remainder, which is exact."""
     if x.is_exact:
         if not x.dtype.is_signed:
             return x / y
@@ -131,7 +131,7 @@ def pow_tensor(x: Value, y: Value) -> Value:
     return _power(x, y)
 
 
-# Exponents that need no power function; asked for without making the exponent static.
+# Exponents that need no power function; compared without making the exponent static.
 _SIMPLE_POWERS: dict[float, Callable[[Value], Value]] = {
     1: lambda x: x,
     2: lambda x: x * x,
@@ -159,7 +159,7 @@ _NARROW_INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32)
 
 @rule("aten::clamp", "aten::clamp.Tensor", "aten::hardtanh")
 def clamp(b: Builder, x: Value, low: Operand | None, high: Operand | None) -> Value:
-    # Rounding is monotone, so clamping in the result's dtype is what the wider one gives.
+    # Rounding is monotone, so clamping in the result's dtype gives the same as in a wider one.
     dtype = b.outputs[0].dtype
     low, high = _within_range(b, low, dtype), _within_range(b, high, dtype)
     x, low, high = operands(b, x, low, high, dtype=dtype)

@@ -188,7 +188,7 @@ def dropout_attention(
     is_causal: bool,
     scale: Operand | None,
 ) -> tuple[Value, ...]:
-    """As `attention`, and the random stream (2,) that tells which weights were dropped."""
+    """As `attention`, and the random stream (2,) from which the dropped weights follow."""
     rows = (query, key, value, is_causal, mask, scale)
     drop = attention_blocks.Drop(dropout_p)
     result, logsumexp = attention_blocks.forward(b, _attention, *rows, drop)

@@ -36,7 +36,7 @@ class Drop(NamedTuple):
     stream: Stream | None = None
 
     def kept(self, b: Builder, shape: Sequence[int], first: Value | int = 0) -> Kept:
-        """What is kept of the weights of the rows from `first` on, and their factor."""
+        """The mask of kept weights of the rows from `first` on, and their factor."""
         if isinstance(first, int) and first == 0:
             return dropout(b, self.p, shape, self.stream)
         # Blocks share the ordinal, so each has its own seed.

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from lazyxla.lowering.builder import Builder
 
 _TERMS = 48
-"""Of a power series: enough for its last term to vanish wherever it is used."""
+"""Terms of a power series: enough for its last term to vanish wherever it is used."""
 
 _EULER = 0.57721566490153286
 
@@ -50,7 +50,7 @@ def _power_series(x: Array, order: int, sign: int) -> tuple[Array, Array]:
 
 
 def _coefficients(order: int, count: int) -> list[float]:
-    """Of Hankel's asymptotic series in 1 / x."""
+    """Coefficients of Hankel's asymptotic series in 1 / x."""
     result = [1.0]
     for k in range(1, count):
         result.append(result[-1] * (4 * order**2 - (2 * k - 1) ** 2) / (8 * k))

@@ -54,7 +54,7 @@ def _summed(losses: Value, weights: Value, reduction: int) -> list[Value]:
 def _unsummed(
     b: Builder, grad: Operand, weights: Value, counted: Value, reduction: int, total: Operand
 ) -> Value:
-    """From the gradient of what _summed gives to those of the unweighted losses (N, 1, ...)."""
+    """From the gradient of _summed's result to those of the unweighted losses (N, 1, ...)."""
     grad = b.value(grad, weights.dtype)
     if reduction == MEAN:
         grad = grad / b.value(total, weights.dtype)

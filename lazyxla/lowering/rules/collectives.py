@@ -1,9 +1,9 @@
 """Collectives between processes (csrc/distributed/collectives.h) as XLA's own, for programs that
 the processes run together.
 
-Each process is one replica of such a program; the program tells which replicas are a group
-(`Program.groups`). The last input of an operator and its last result are a token: it only keeps
-order, and counts the calls.
+Each process is one replica of such a program; `Program.groups` lists the replicas of each group.
+The last input of an operator and its last result are a token: it only keeps order, and counts the
+calls.
 
 On the CPU a program that is one process's own calls the host instead: lowering/cpu/collectives.py.
 """
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 SHARED = ("all_reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all")
 """Those that all processes of a group call, by their names in the namespace lazyxla_c10d."""
 MESSAGES = ("send", "start_receive", "finish_receive")
-"""What one process sends to another: the host's business everywhere."""
+"""Messages from one process to another: the host exchanges them on all platforms."""
 
 _KINDS = ("sum", None, "prod", "min", "max", "and", "or", "xor")
-"""The builder's reductions, by the number of c10d's ReduceOp. What a mean is, or a sum of products,
-is recorded as a sum and what comes before or after it."""
+"""The builder's reductions, by the number of c10d's ReduceOp. A mean, or a premultiplied sum, is
+recorded as a sum and an operator before or after it."""
 _OF_BOOLS = {"sum": "or", "max": "or", "prod": "and", "min": "and"}
 """Gloo and NCCL add bools as bytes, so that the sum of two is true if one is."""
 _BITWISE = ("and", "or", "xor")
@@ -43,7 +43,7 @@ _OPERATIONS = {
     "or": "or_",
 }
 _NOT_SCATTERED = (torch.float64, torch.complex64, torch.complex128)
-"""Of which the TPU's compiler has no reduce_scatter."""
+"""Dtypes for which the TPU's compiler has no reduce_scatter."""
 _UNSIGNED = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32, 8: torch.uint64}
 
 
@@ -111,7 +111,7 @@ def _gathered(b: Builder, x: Value, group: str) -> Value:
 
 
 def _exchanged(b: Builder, x: Value, processes: int, group: str) -> Value:
-    """To each member its part of the rows, and from each one."""
+    """Sends each member its part of the rows, and receives one from each."""
     return b.wrap(b.hlo.AllToAllOp([x], 0, 0, processes, _groups(b, group)).results)[0]
 
 
@@ -205,7 +205,7 @@ def all_to_all(
     received_rows: list[int],
     even: bool,
 ) -> list[Value]:
-    """Of as many rows for each process as from each; others are exchanged by the host."""
+    """All-to-all with equal numbers of rows; others are exchanged by the host."""
     x, token = inputs
     processes = len(sent_rows)
     if {*sent_rows, *received_rows} != {sent_rows[0]} or len(members(b, group)[0]) != processes:

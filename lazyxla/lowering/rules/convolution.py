@@ -53,7 +53,7 @@ def input_grad(b: Builder, y: Value, w: Value, sizes: Sequence[int], window: Win
     shape = [n, w.shape[1] * groups, *sizes]
     if is_empty(y.shape, w.shape, shape):
         return b.zeros(shape, y.dtype)
-    if groups > 1:  # (O, C / groups) -> (O / groups, C), as the group's features come in and go out
+    if groups > 1:  # (O, C / groups) -> (O / groups, C), the group's features as inputs and outputs
         w = w.reshape([groups, o // groups, shape[1] // groups, *kernel])
         w = b.swap(w, 0, 1).reshape([o // groups, shape[1], *kernel])
     spread = window.spread(y.shape[2:])
@@ -176,7 +176,7 @@ def convolution_backward(
     window = Window.of(w.shape[2:], stride, padding, dilation, groups)
     grad_x = grad_w = grad_bias = None
     if output_mask[0] and transposed:
-        # Output padding of a stride or more: no input stands for the windows at the end.
+        # Output padding of a stride or more: no input corresponds to the windows at the end.
         grad_x = b.slice(maps.forward(b, grad, w, window), [0] * x.rank, x.shape)
     elif output_mask[0]:
         grad_x = maps.input_grad(b, grad, w, x.shape[2:], window)

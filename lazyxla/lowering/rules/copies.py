@@ -38,7 +38,8 @@ def diag_embed(b: Builder, x: Value, offset: int, dim1: int, dim2: int) -> Value
 def unfold_backward(
     b: Builder, grad: Value, sizes: list[int], dim: int, size: int, step: int
 ) -> Value:
-    """Sums the windows back: element j of every window goes to strided positions along `dim`."""
+    """Sums the windows back: element j of every window is added at strided positions along
+    `dim`."""
     grad = grad.accumulated()
     if not sizes:
         return grad.sum(range(grad.rank))

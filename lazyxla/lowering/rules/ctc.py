@@ -57,7 +57,7 @@ def _path_ends(log_alpha: Array, input_lengths: Array, target_lengths: Array) ->
     found = total > 0
     loss = -(jnp.log(jnp.where(found, total, 1)) + safe)
     loss = jnp.where(found, loss, jnp.inf)
-    # Of no input at all there is one labelling, the empty one.
+    # An empty input has one labelling, the empty one.
     return jnp.where(input_lengths > 0, loss, jnp.where(target_lengths > 0, jnp.inf, 0))
 
 
@@ -116,7 +116,8 @@ def ctc_loss_backward(
     blank: int,
     zero_infinity: bool,
 ) -> Array:
-    """As in PyTorch, the gradient anticipates the log_softmax behind: hence exp(log_probs)."""
+    """As in PyTorch, the gradient includes that of the preceding log_softmax: hence
+    exp(log_probs)."""
     import jax
     import jax.numpy as jnp
 

@@ -119,7 +119,7 @@ def _row_norm(b: Builder, rows: Value, order: float) -> Value:
 
 
 def _offset_to_bag(b: Builder, offsets: Value, bags: int, count: int) -> Value:
-    """The bag of each of `count` indices: how many offsets lie at or before it, less one."""
+    """The bag of each of `count` indices: the number of offsets at or before it, less one."""
     starts = b.slice_dim(_long(b, offsets), 0, 0, bags)
     marks = _counts(b, starts, count, torch.int64)
     spec = TensorSpec(torch.int64, (count,))
@@ -182,7 +182,7 @@ def _bag_maximum(
 ) -> tuple[Value, Value]:
     """The maxima of every bag and the embedding that each came from, the first one of equals.
 
-    As nothing compares with nan, one that comes first in its bag stays; later ones do not count.
+    As nothing compares with nan, one that is first in its bag is kept; later ones do not count.
     """
     count, shape = rows.shape[0], [sizes.shape[0], rows.shape[1]]
     vectors = b.unsqueeze(target, -1)

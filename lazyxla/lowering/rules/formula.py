@@ -6,8 +6,8 @@
 
 `pointwise` hands every tensor and Scalar to the function as a `Value`, all of one dtype and one
 shape: the dtype that PyTorch's CPU kernels compute in, which is float32 for the 16-bit floats and
-the result's dtype otherwise. Arguments of another kind (bool, int, str, None) are passed on as
-they are. A Scalar that varies between runs stays dynamic.
+the result's dtype otherwise. Arguments of another kind (bool, int, str, None) are passed on as they
+are. A Scalar that varies between runs remains dynamic.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def pointwise(*names: str, exact: bool = False) -> Callable[[Formula], Formula]:
     """Registers a formula as the rule of the operators `names`.
 
     `exact`: the operation rounds correctly (or not at all), so that tensors of the result's dtype
-    need no wider one.
+    need no higher precision.
     """
 
     def register(formula: Formula) -> Formula:

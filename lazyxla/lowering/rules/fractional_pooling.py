@@ -20,7 +20,7 @@ def _starts(sample: Array, size: int, windows: int, kernel: int) -> Array:
         return last
     alpha = jnp.asarray((size - kernel) / (windows - 1), sample.dtype)
     number = jnp.arange(windows - 1, dtype=sample.dtype)
-    # Truncated, as in PyTorch: samples ought to be positive, but nobody checks.
+    # Truncated, as in PyTorch: samples ought to be positive, but this is not checked.
     offset = (sample[..., None] * alpha).astype(jnp.int64)
     starts = ((number + sample[..., None]) * alpha).astype(jnp.int64) - offset
     return jnp.concatenate([starts, last], axis=-1)

@@ -98,5 +98,5 @@ def grid_sampler_backward(
 
     _, pull = jax.vjp(lambda i, g: _sample(i, g, mode, padding, align_corners), image, grid)
     of_image, of_grid = pull(grad)
-    # PyTorch asks for the grid's, and gets it whether it wants it or not.
+    # PyTorch always gets the grid's gradient, even if it does not need it.
     return (of_image, of_grid) if output_mask[0] else (of_grid,)

@@ -1,4 +1,4 @@
-"""Matmul of several pairs of matrices, which lie one after the other in a dimension of one.
+"""Matmul of several pairs of matrices, which are concatenated along a dimension of one operand.
 
 Where each ends is data: a program serves any sizes of the groups. XLA multiplies all rows by every
 group's matrix, as many times the work as there are groups; so TPUs have a kernel for it

@@ -1,8 +1,8 @@
 """Indexing with tensors: gather, scatter and the operators that are made of them.
 
-Indices that PyTorch lets count from the end do so here. PyTorch's check of the range would need
-the index values, so there is none: what is read out of range comes from the nearest element in
-range, and what is written there is dropped.
+Indices that PyTorch lets count from the end do so here. PyTorch's check of the range would need the
+index values, so there is none: a read out of range returns the nearest element in range, and a
+write there is dropped.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ Indices = Sequence[Operand | None]
 
 
 def _index_vectors(b: Builder, x: Value, indices: Indices) -> tuple[list[int], Value, int]:
-    """What x[indices] addresses: the indexed dimensions, index vectors, where their dimensions go.
+    """What x[indices] addresses: the indexed dimensions, index vectors, and the positions of their
+    dimensions.
 
     The index vectors have the shape (*common shape of the indices, number of indexed dimensions).
     PyTorch puts the common shape where the indexed dimensions were if these are adjacent, and in
@@ -72,7 +73,7 @@ def _write(
 
 
 def _accumulated(x: Value, combine: str) -> Value:
-    """In the dtype that values are combined in: sums and products of narrow floats in float32."""
+    """In the accumulation dtype: float32 for sums and products of 16-bit floats."""
     return x.accumulated() if combine in ("add", "mul") else x
 
 
@@ -101,7 +102,7 @@ def index_put(b: Builder, x: Value, indices: Indices, values: Operand, accumulat
 def _put_by_mask(b: Builder, x: Value, indices: Indices, given: Operand, accumulate: bool) -> Value:
     """The one index is a mask, whose dimensions the values have as one: how many elements are true.
 
-    Only graphs come with masks: the recorder turns them into indices.
+    Only graphs have masks: the recorder turns them into indices.
     """
     first, index = next((i, index) for i, index in enumerate(indices) if index is not None)
     mask, values = b.value(index, torch.bool), b.value(given, x.dtype)

@@ -1,7 +1,7 @@
 """The weights of interpolations along one dimension: nearest, linear, cubic, antialiased.
 
-Positions follow PyTorch: with `align_corners` the corners coincide and position i lies at
-i * (size - 1) / (out - 1); otherwise pixels are areas and i lies at (i + 0.5) * scale - 0.5.
+Positions follow PyTorch: with `align_corners` the corners coincide and position i is at i * (size -
+1) / (out - 1); otherwise pixels are areas and i is at (i + 0.5) * scale - 0.5.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def _scale(size: int, out: int, factor: float | None, dtype: torch.dtype) -> tor
 def _positions(
     size: int, out: int, align_corners: bool, factor: float | None, dtype: torch.dtype
 ) -> torch.Tensor:
-    """Where the output pixels lie in the input."""
+    """The positions of the output pixels in the input."""
     i = torch.arange(out, dtype=dtype)
     if align_corners:
         step = torch.tensor(size - 1, dtype=dtype) / (out - 1) if out > 1 else 0

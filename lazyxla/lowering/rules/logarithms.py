@@ -37,8 +37,8 @@ def _bits(x: Value) -> Value:
 
 
 def _split(x: Value) -> tuple[Value, Value]:
-    """A fraction between sqrt(1/2) and sqrt(2) and the exponent of 2 that go with a positive
-    number, both in its dtype; without meaning for others.
+    """A fraction between sqrt(1/2) and sqrt(2) and the exponent of 2 of a positive number, both in
+    its dtype; undefined for others.
 
     XLA's CPU backend takes subnormal numbers for zeros. As integers their bits are those of a
     normal number that is as many times as great for all of them.
@@ -74,7 +74,8 @@ def log2(x: Value) -> Value:
 
 
 def _log10_of_2(digits: int) -> tuple[float, float]:
-    """log10(2) as a number with so many binary places, whose multiples are exact, and the rest."""
+    """log10(2) as a number with this many fraction bits, whose multiples are exact, and the
+    rest."""
     with localcontext() as context:
         context.prec = 50
         exact = Decimal(2).log10()

@@ -1,7 +1,7 @@
 """Matmul, matmul added to something, and linear layers.
 
 A transpose that a matmul reads is folded into its dimension numbers (`Builder.dot`), so that a
-matmul with a transposed weight is one `dot_general` on the weight as it lies in memory.
+matmul with a transposed weight is one `dot_general` on the weight in its own layout.
 """
 
 from __future__ import annotations

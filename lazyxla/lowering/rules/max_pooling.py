@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 _MOST_TAPS = 128
-"""Of larger windows the elements are gathered, so that a program does not grow with them."""
+"""For larger windows the elements are gathered, so that programs do not grow with windows."""
 
 
 @for_ranks("aten::max_pool{}d_with_indices")
@@ -87,7 +87,7 @@ def _first_maximum(
 def _tap_indices(
     b: Builder, window: Window, out: Sequence[int], sizes: Sequence[int]
 ) -> list[Value]:
-    """For each tap the indices it meets, (*out,); without meaning where it meets padding."""
+    """For each tap the indices that it reads, (*out,); undefined where it reads padding."""
     dims = zip(out, window.stride, window.padding, strict=True)
     start = _flat_index(b, [[i * s - p for i in range(n)] for n, s, p in dims], sizes)
     strides = [math.prod(sizes[i + 1 :]) for i in range(len(sizes))]

@@ -247,7 +247,7 @@ def update_scale(
     found = found_inf.to(torch.bool).reshape(scale.shape)
     due = count == growth_interval
     grown = scale * growth_factor
-    # A scale that would become infinite stays.
+    # A scale that would become infinite is kept.
     grows = due.reshape(scale.shape) & is_finite(grown)
     new = where(found, scale * backoff_factor, where(grows, grown, scale))
     return new, where(found.reshape(tracker.shape) | due, 0, count)

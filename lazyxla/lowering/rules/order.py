@@ -155,7 +155,7 @@ def logcumsumexp(x: Array, dim: int, *, outputs: tuple[TensorSpec, ...]) -> Arra
 
 
 def _running(x: Array, dim: int, better: str) -> tuple[Array, Array]:
-    """Running maximum or minimum and the last index where it was reached; a nan stays."""
+    """Running maximum or minimum and the last index where it was reached; a nan is kept."""
     import jax.numpy as jnp
     from jax import lax
 

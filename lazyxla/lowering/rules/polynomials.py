@@ -1,7 +1,7 @@
 """Orthogonal polynomials of a degree that is data, by their recurrences.
 
-Between -1 and 1 and for higher degrees, Chebyshev's have a closed form that loses less, which is
-PyTorch's way, too.
+Between -1 and 1 and for higher degrees, Chebyshev's have a closed form that loses less; PyTorch
+uses it, too.
 """
 
 from __future__ import annotations

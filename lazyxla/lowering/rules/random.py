@@ -51,7 +51,7 @@ _DIGITS = {
 
 
 def sampling_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype to sample in: float32 unless the result is wider."""
+    """The dtype to sample in: float32 unless the result has higher precision."""
     return torch.float64 if dtype in (torch.float64, torch.complex128) else torch.float32
 
 
@@ -314,7 +314,7 @@ def masked(b: Builder, x: Value, mask: Value, factor: Operand) -> Value:
 def dropout(
     b: Builder, p: Operand, shape: Sequence[int], stream: Stream | None = None
 ) -> tuple[Value, Value]:
-    """What is kept, bools, and the float64 to multiply it with, 1 / (1 - p)."""
+    """A bool mask of what is kept, and the float64 to multiply it with, 1 / (1 - p)."""
     keep = 1 - b.value(p, torch.float64)
     return chance(b, keep, shape, stream), where(keep == 0, 0, 1 / keep)
 

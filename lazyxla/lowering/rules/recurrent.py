@@ -1,7 +1,8 @@
 """The fused cells that PyTorch's LSTM and GRU are made of on devices that are not the CPU.
 
-Gates come in as two products that the caller has made, of the input and of the hidden state with
-their weights, each (batch, gates * hidden). The workspace is private to a cell and its backward.
+Gates are given as the results of two matmuls that the caller has made, of the input and of the
+hidden state with their weights, each (batch, gates * hidden). The workspace is private to a cell
+and its backward.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ def lstm_cell_backward(
     workspace: Value,
     has_bias: bool,
 ) -> tuple[Value | None, ...]:
-    """The gradients of the gates (both products have the same), of cx and of a bias."""
+    """The gradients of the gates (both matmuls have the same), of cx and of a bias."""
     i, f, g, o = _split(workspace.accumulated(), 4)
     grad_c = None if grad_cy is None else grad_cy.accumulated()
     grad_o = o.full(0)
@@ -103,7 +104,7 @@ def gru_cell(
 def gru_cell_backward(
     b: Builder, grad_hy: Value, workspace: Value, has_bias: bool
 ) -> tuple[Value | None, ...]:
-    """The gradients of both products, of hx and of both biases."""
+    """The gradients of both matmuls' results, of hx and of both biases."""
     grad = grad_hy.accumulated()
     r, z, n, hx, hidden_n = _split(workspace.accumulated(), 5)
     grad_n = grad * (1 - z) * _tanh_slope(n)

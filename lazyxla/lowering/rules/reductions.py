@@ -78,7 +78,7 @@ def trace(b: Builder, x: Value) -> Value:
 # ---- any and all ----
 
 
-# An empty list of dimensions stands for none here, not for all.
+# An empty list of dimensions means none here, not all.
 
 
 @rule("aten::any", "aten::any.dim", "aten::any.dims")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from lazyxla.lowering.builder import Builder
 
 Scale = Scalar | float | None
-"""How many output pixels there are for an input pixel, if the caller has told."""
+"""How many output pixels there are for an input pixel, if the caller gave it."""
 
 
 # ---- linear maps along each dimension ----
@@ -127,7 +127,7 @@ def _upsample_nearest(make: MakeTaps) -> Callable[..., Value]:
             repeated = [k for pair in zip(sizes, factors, strict=True) for k in pair]
             apart = x.reshape([*lead, *(k for n in sizes for k in (n, 1))])
             return b.broadcast_to(apart, [*lead, *repeated]).reshape([*lead, *out])
-        # Pixels are only picked: no arithmetic touches them, whatever they are.
+        # Pixels are only picked: no arithmetic touches their values.
         for dim, (n, m, s) in enumerate(zip(sizes, out, _numbers(scales), strict=True)):
             ((index, _),) = make(n, m, False, s, torch.float32)
             x = b.take(x, b.array(index.tolist(), torch.int32), x.rank - rank + dim)

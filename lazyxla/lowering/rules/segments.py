@@ -10,7 +10,7 @@ from lazyxla.lowering.registry import jax_rule
 if TYPE_CHECKING:
     from jax import Array
 
-# What an empty segment gives where no initial value is given.
+# The result of an empty segment if no initial value is given.
 _START = {"sum": 0.0, "mean": 0.0, "prod": 1.0, "max": float("-inf"), "min": float("inf")}
 
 
@@ -18,7 +18,7 @@ def _segment_numbers(
     data: Array, lengths: Array | None, offsets: Array | None, axis: int
 ) -> tuple[Array, int]:
     """For each element along `axis` the number of its segment, counted through all leading
-    dimensions, and the number of segments. What belongs to none has a number beyond.
+    dimensions, and the number of segments. Elements of no segment have a number beyond.
     """
     import jax.numpy as jnp
 
@@ -43,7 +43,7 @@ def _flat(data: Array, axis: int) -> Array:
 
 
 def _spread(per_segment: Array, numbers: Array, count: int, like: Array) -> Array:
-    """The value of each element's segment; 0 for what belongs to none."""
+    """The value of each element's segment; 0 for elements of none."""
     import jax.numpy as jnp
 
     flat = per_segment.reshape((count, *like.shape[1:]))

@@ -1,4 +1,4 @@
-"""What says how values are spread over many devices."""
+"""Operators that set how values are spread over many devices."""
 
 from __future__ import annotations
 

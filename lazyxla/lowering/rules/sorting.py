@@ -140,7 +140,7 @@ def isin(b: Builder, elements: Operand, test: Operand, assume_unique: bool, inve
 
 @rule("aten::histc")
 def histc(b: Builder, x: Value, bins: int, low: Bound, high: Bound) -> Value:
-    """Equal bounds stand for the least and the greatest element; what lies outside is left out."""
+    """Equal bounds mean the least and the greatest element; elements outside are left out."""
     dtype = b.outputs[0].dtype
     x = x.reshape([-1]).to(b.compute_dtype(dtype) if dtype.is_floating_point else torch.float64)
     counts = b.zeros([bins], torch.int64)

@@ -76,7 +76,7 @@ def _zeta(x: Array, q: Array) -> Array:
     from jax.scipy import special
 
     pole = (q <= 0) & (q == jnp.floor(q)) & (x > 1)
-    # So many terms that nobody would wait for them, and none at all: an infinite q has no end.
+    # Too many terms to compute, or infinitely many if q is infinite.
     many = (q < -1e6) & ~pole
     start = jnp.where(pole | many | (x <= 1), 1, q)
 

@@ -1,7 +1,7 @@
 """The parts of batch normalization over several processes (`nn.SyncBatchNorm`).
 
-Each process reduces its batch to a few numbers for each channel. What is computed of these numbers,
-once they were exchanged, is `lazyxla/batch_norm.py`'s; here is what goes over whole batches.
+Each process reduces its batch to a few numbers for each channel. `lazyxla/batch_norm.py` computes
+with these numbers once they were exchanged; here are the passes over whole batches.
 """
 
 from __future__ import annotations

@@ -39,5 +39,5 @@ def constant(b: Builder, number: Operand) -> Value:
 
 @rule("lazyxla::undefined")
 def undefined(b: Builder) -> Value:
-    """What uninitialised memory holds: zeros, so that runs are reproducible."""
+    """Uninitialised memory: zeros, so that runs are reproducible."""
     return b.zeros(b.outputs[0].shape, b.outputs[0].dtype)

@@ -38,7 +38,7 @@ class Window(NamedTuple):
         dilation: Sequence[int],
         groups: int = 1,
     ) -> Window:
-        """From an operator's arguments; one number may stand for all dimensions."""
+        """From an operator's arguments; one number may be given for all dimensions."""
         rank = len(kernel)
         stride, padding, dilation = (
             tuple(x) * rank if len(x) == 1 else tuple(x) for x in (stride, padding, dilation)

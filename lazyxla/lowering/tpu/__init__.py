@@ -1,1 +1,1 @@
-"""What is done otherwise for XLA's TPU compiler: its builder, and rules for it alone."""
+"""What differs for XLA's TPU compiler: its builder, and rules for it alone."""

@@ -1,10 +1,9 @@
 """Attention on TPUs by the kernel that JAX ships for them, splash attention, which computes the
 scores (N, H, S, T) tile by tile in the chip's own memory and never writes them.
 
-It has no argument for the scale, so that queries or keys, whichever are fewer, are scaled before,
-and rounded once more in bfloat16 if the scale is no power of two; their gradient is scaled after.
-Its mask is known when a program is compiled: causal, none, or any pattern; tiles of which it leaves
-nothing are passed by.
+It has no argument for the scale, so the smaller of queries and keys is scaled before, and rounded
+once more in bfloat16 if the scale is no power of two; their gradient is scaled after. Its mask is
+known when a program is compiled: causal, none, or any pattern; tiles that it excludes are skipped.
 """
 
 from __future__ import annotations
@@ -122,7 +121,7 @@ _MATMULS = {"_fwd_": 2, "_dq_": 3, "_dkv_": 4}
 
 
 def _tell_costs(b: Builder, result: Value, query: Value, key: Value, mask: Mask) -> None:
-    """Tells XLA what the kernels that made `result` cost: it cannot look into them.
+    """Declares to XLA the cost of the kernels that made `result`: it cannot inspect them.
 
     What they read is taken to be queries once, and keys and values once for each row of tiles.
     """
@@ -234,8 +233,8 @@ def _made(heads: int, rows: int, columns: int, mask: Mask) -> Any:
 
 
 def _hashed(kind: Any, mask: Pattern) -> Any:
-    """A mask of JAX's that is hashed by its digest: its own hash is of all elements, and asked for
-    by each head."""
+    """A JAX mask that is hashed by its digest: its own hash reads all elements, and is computed for
+    each head."""
     hashed = type("Known", (kind,), {"__hash__": lambda _: hash(mask.digest)})
     return hashed(mask.seen)
 

@@ -1,4 +1,4 @@
-"""Fourier transforms on a TPU, whose compiler has none of float64."""
+"""Fourier transforms on a TPU, whose compiler has none for float64."""
 
 from __future__ import annotations
 

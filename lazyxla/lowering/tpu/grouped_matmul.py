@@ -3,7 +3,7 @@ it, where XLA multiplies all rows by every group's matrix.
 
 The sizes of the groups are data, and so is the number of steps: a table, computed before, says
 which tile of rows each step is about and which group (`_schedule`). Steps of one tile follow each
-other, as do those of one group, so that what they add to stays in the chip's memory.
+other, as do those of one group, so that their accumulator is kept in the chip's memory.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def suits(b: Builder, x: Value, free: int, inner: int) -> bool:
 def rows_in_groups(
     x: Any, y: Any, ends: Any, *, transposed: bool, precision: str, interpret: bool = False
 ) -> Any:
-    """For JAX: (M, K) and (G, K, N), or (G, N, K) if `transposed`, to (M, N); zeros behind the last
+    """For JAX: (M, K) and (G, K, N), or (G, N, K) if `transposed`, to (M, N); zeros after the last
     group."""
     import jax
     import jax.numpy as jnp
@@ -98,7 +98,7 @@ def rows_in_groups(
         return (group, n, k) if transposed else (group, k, n)
 
     with jax.enable_x64(False), jax.default_matmul_precision(precision):
-        # What is behind the last group is one more, whose product is 0.
+        # The rows after the last group are one more group, whose result is 0.
         ends = jnp.concatenate([ends, jnp.full(1, rows, ends.dtype)])
         starts, tiles, group_of, steps = _schedule(ends, rows, height, with_empty=False)
         spec = pltpu.PrefetchScalarGridSpec(
@@ -117,7 +117,7 @@ def rows_in_groups(
 
 
 def sums_in_groups(x: Any, y: Any, ends: Any, *, precision: str, interpret: bool = False) -> Any:
-    """For JAX: (M, K) and (M, N) to (G, K, N), the products of each group's rows."""
+    """For JAX: (M, K) and (M, N) to (G, K, N), the matmuls of each group's rows."""
     import jax
     import jax.numpy as jnp
     from jax.experimental import pallas as pl

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 LANES = 128
-"""Of a register: tiles are multiples of it."""
+"""Lanes of a register: tiles are multiples of it."""
 
 
 def tile(length: int, most: int) -> int:
@@ -29,6 +29,6 @@ def multiplies(b: Builder, dtype: torch.dtype) -> bool:
 
 
 def matmul_precision(b: Builder, x: Value) -> str:
-    """Of matmul in kernels; they know no precision between these two."""
+    """The precision of matmuls in kernels; they support no precision between these two."""
     exact = x.dtype == torch.float32 and b.settings.matmul_precision != "medium"
     return "highest" if exact else "default"

@@ -1,10 +1,10 @@
 """Matmul for TPUs: rows that a reshape merged stay apart.
 
-The TPU's compiler chooses how a matmul's result lies in memory, for what reads it. Of rows that
-are samples times positions it cannot lay out the one apart from the other: attention, which reads
-them as samples and heads, then starts with a copy. So what PyTorch multiplies as a matrix of rows
-is multiplied in the dimensions that the rows have, and the result is merged instead; where it is
-read in these dimensions again, the two reshapes are none.
+The TPU's compiler chooses the layout of a matmul's result by its readers. If rows are samples times
+positions, it cannot lay out one apart from the other: attention, which reads them as samples and
+heads, then starts with a copy. So what PyTorch multiplies as a matrix of rows is multiplied in the
+dimensions that the rows have, and the result is merged instead; where it is read in these
+dimensions again, the two reshapes cancel.
 
 Dimensions of the batch stay merged: of a matmul with a batch of samples and one of heads the
 compiler makes no more than of one batch, and less where keys are repeated for groups of heads.
@@ -40,7 +40,7 @@ def _result_shape(left: DotOperand, right: DotOperand) -> list[int]:
 
 
 def _multiplied_and_summed(b: Contractions, left: DotOperand, right: DotOperand) -> Value:
-    """A dot of int64 values: their product, summed over the last dimensions.
+    """A dot of int64 values: elementwise products, summed over the last dimensions.
 
     XLA's TPU compiler makes pairs of 32-bit numbers of 64-bit ones, but not in a dot ("HLO for
     which this rewriting is not implemented"). It fuses the two steps taken here.

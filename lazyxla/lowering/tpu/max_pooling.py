@@ -102,7 +102,7 @@ def _to_maxima(b: Builder, grad: Value, x: Value, window: Window) -> Value:
 
 
 def _padding(window: Window, sizes: Sequence[int], out: Sequence[int]) -> list[tuple[int, int]]:
-    """Of all dimensions of (1, planes, *sizes), so that there are `out` windows."""
+    """The padding of all dimensions of (1, planes, *sizes), so that there are `out` windows."""
     found = [(0, 0), (0, 0)]
     for n, m, k, s, p, d in zip(sizes, out, *window[:4], strict=True):
         found.append((p, max(0, (m - 1) * s + (k - 1) * d + 1 - n - p)))

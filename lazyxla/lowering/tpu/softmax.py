@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def softmax_backward(
     b: Builder, grad: Value, output: Value, dim: int, input_dtype: torch.dtype
 ) -> Value:
-    """In attention the gradient is read by two products. Without the barrier XLA computes the sums
+    """In attention the gradient is read by two matmuls. Without the barrier XLA computes the sums
     in both of them again, and the weights for them.
     """
     grad, output = operands(b, grad, output)
