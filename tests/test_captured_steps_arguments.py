@@ -16,8 +16,13 @@ from tests.support import DEVICE, counted
 # --- Arguments -----------------------------------------------------------------------------------
 
 
+def step_in_float32(training: Training) -> Step:
+    step = plain_step(training)
+    return lambda x, y: step(x.float(), y.float())
+
+
 def test_other_shapes_and_dtypes_are_captured_apart() -> None:
-    twins = Twins()
+    twins = Twins(step_in_float32)
     twins.settle()
     for size in (3, 9):
         twins.size = size

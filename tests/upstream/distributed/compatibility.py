@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from typing import Any
 
 import torch
 from torch.testing._internal import common_cuda, common_utils
@@ -28,3 +29,19 @@ def prepare(device: str, own_device: bool) -> None:
         torch.cpu.device_count = lambda: DEVICES
     if own_device:
         torch.lazyxla.set_device = torch.accelerator.set_device_index = lambda _: None
+    else:
+        _start_before_threads(distributed.MultiThreadedTestCase, device)
+
+
+def _start_before_threads(cls: Any, device: str) -> None:
+    """Starts a device before the threads of a test, whose meshes else take another one for each.
+
+    In a process of several tests on CUDA an earlier one has started it.
+    """
+    spawn = cls._spawn_threads
+
+    def start_and_spawn(self: Any) -> None:
+        torch.ones(1, device=device).item()
+        spawn(self)
+
+    cls._spawn_threads = start_and_spawn

@@ -58,6 +58,26 @@ class TestAlone(TestCase):
         os._exit(3)
 """
 
+THREADED = """
+import lazyxla
+import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.testing._internal.common_distributed import MultiThreadedTestCase
+
+class TestThreads(MultiThreadedTestCase):
+    world_size = 2
+
+    def setUp(self):
+        super().setUp()
+        self._spawn_threads()
+
+    def test_device(self):
+        before = lazyxla.counters()["executions"]
+        init_device_mesh("cuda", (2,))
+        self.assertEqual(torch.cuda.current_device(), 0)
+        self.assertEqual(lazyxla.counters()["executions"], before)
+"""
+
 
 def test_every_kind_of_outcome(tmp_path: Path) -> None:
     (tmp_path / "parts").mkdir()
@@ -73,6 +93,14 @@ def test_every_kind_of_outcome(tmp_path: Path) -> None:
         "TestAlone.test_crashes": "crashed",
     }
     assert "Expected 7 but got 6" in found["TestSmall.test_wrong"]["message"]
+
+
+def test_threads_share_a_device(tmp_path: Path) -> None:
+    (tmp_path / "test_small.py").write_text(THREADED)
+    worker = SUITE.start(tmp_path, "test_small", tmp_path)
+    found = worker.run("TestThreads.test_device", 120)
+    worker.stop()
+    assert found["kind"] == "passed", found["message"]
 
 
 SPANNED = """
