@@ -33,7 +33,7 @@ class ToCpu {
  private:
   void find_sizes(const std::vector<at::Tensor>& tensors);
   void shrink(std::vector<int64_t>& sizes) const;
-  IValue shrunk(const IValue& list) const;
+  IValue shrunk(const IValue& value) const;
   IValue filled(const IValue& element);
   at::Tensor made(const at::Tensor& tensor);
   at::Tensor on_same_storage(const at::Tensor& tensor);
@@ -48,15 +48,15 @@ class ToCpu {
 // Keeps the order of sizes (equal ones, the larger of two), so that kernels which compare them
 // decide as on the real sizes.
 void ToCpu::find_sizes(const std::vector<at::Tensor>& tensors) {
-  constexpr int64_t kSmall = 4096, kKept = 4;
+  constexpr int64_t kSmall = 4096;
   int64_t elements = 0;
   for (const at::Tensor& tensor : tensors) {
     elements += tensor.numel();
     for (int64_t size : tensor.sizes()) {
-      if (size > kKept) small_[size] = 0;
+      if (size > CpuCall::kKept) small_[size] = 0;
     }
   }
-  int64_t next = kKept;
+  int64_t next = CpuCall::kKept;
   for (auto& [size, smaller] : small_) smaller = ++next;
   if (elements <= kSmall) small_.clear();
 }
@@ -124,14 +124,16 @@ IValue ToCpu::operator()(const IValue& value, ArgKind kind) {
     case ArgKind::kDevice:
       return IValue(c10::Device(c10::DeviceType::CPU));
     default:
-      return how_.shrink_lists && value.isIntList() ? shrunk(value) : value;
+      return how_.shrink_integers ? shrunk(value) : value;
   }
 }
 
-IValue ToCpu::shrunk(const IValue& list) const {
-  std::vector<int64_t> sizes = list.toIntVector();
+IValue ToCpu::shrunk(const IValue& value) const {
+  if (!value.isIntList() && !value.isInt()) return value;
+  const bool is_list = value.isIntList();
+  std::vector<int64_t> sizes = is_list ? value.toIntVector() : std::vector{value.toInt()};
   shrink(sizes);
-  return IValue(sizes);
+  return is_list ? IValue(sizes) : IValue(sizes[0]);
 }
 
 // Leaves the CPU's default generator as it was.
@@ -245,7 +247,7 @@ std::vector<at::Tensor> check_as_cpu(const OpInfo& info, Args args, const CpuCal
   ToCpu to_cpu(info, args, how);
   std::vector<IValue> stack;
   for (size_t i = 0; i < args.size(); ++i) {
-    stack.push_back(to_cpu(args[i], info.args[i].kind));
+    stack.push_back(info.args[i].is_dtype ? args[i] : to_cpu(args[i], info.args[i].kind));
   }
   info.handle.callBoxed(&stack);
   std::vector<at::Tensor> results;

@@ -40,12 +40,14 @@ void find_checks(OpInfo& info);
 
 // How the CPU kernel is called.
 struct CpuCall {
+  static constexpr int64_t kKept = 4;  // sizes up to this one stay
+
   int fill = 0;         // what the tensors are filled with
   bool shrink = false;  // sizes of calls with many elements become small ones
   bool share = false;   // what lies in the same memory does so on the CPU, too; with `shrink`, only
                         // tensors that are the same elements
   bool real = false;    // with the tensors' own elements, which runs what is pending
-  bool shrink_lists = false;            // with `shrink`: sizes in lists of integers, too
+  bool shrink_integers = false;         // with `shrink`: integers that are sizes, too
   std::vector<c10::ScalarType> dtypes;  // of the device's tensors, in place of their own; or empty
 };
 

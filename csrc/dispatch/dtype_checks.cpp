@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <set>
 
 #include "dispatch/python_error.h"
 
@@ -53,6 +54,35 @@ bool accepts_other_dtypes(const OpInfo& info, Args args, const Dtypes& dtypes, C
   return false;
 }
 
+// Whether the tensors can be made smaller: integers among the arguments (a length, a blank's index)
+// must be right for the small ones, too, since some kernels do not compare them with the sizes.
+bool shrinks(const OpInfo& info, Args args, const std::vector<at::Tensor>& tensors) {
+  std::set<int64_t> sizes;
+  for (const at::Tensor& tensor : tensors) {
+    sizes.insert(tensor.sizes().begin(), tensor.sizes().end());
+  }
+  const auto fits = [&](int64_t number) {
+    return std::abs(number) <= CpuCall::kKept || sizes.count(number) > 0;
+  };
+  for (size_t i = 0; i < args.size(); ++i) {
+    if (args[i].isIntList()) {
+      const auto numbers = args[i].toIntVector();
+      if (!std::all_of(numbers.begin(), numbers.end(), fits)) return false;
+    } else if (args[i].isInt() && !info.args[i].is_dtype && !fits(args[i].toInt())) {
+      return false;
+    }
+  }
+  return true;
+}
+
+// LAPACK reads and writes the rows that pivots name without a check.
+bool takes_pivots(const OpInfo& info) {
+  const auto& arguments = info.handle.schema().arguments();
+  return std::any_of(arguments.begin(), arguments.end(), [](const c10::Argument& argument) {
+    return argument.name().find("pivots") != std::string::npos;
+  });
+}
+
 int64_t elements_of(const std::vector<at::Tensor>& tensors, const Inference& inference) {
   int64_t elements = 0;
   for (const at::Tensor& tensor : tensors) elements += tensor.numel();
@@ -73,13 +103,16 @@ void check_dtypes(const OpInfo& info, Args args, Inference& inference) {
       std::adjacent_find(dtypes.begin(), dtypes.end(), std::not_equal_to<>()) == dtypes.end();
   const bool was_asked = info.checks.on_cpu_with.has_value();
   if (is_one && (was_asked || dtypes.empty() || c10::isFloatingType(dtypes[0]))) return;
-  CpuCall how{.fill = info.checks.on_cpu_with.value_or(0), .shrink = true, .shrink_lists = true};
-  Answer answer = ask(info, args, how);
-  if (answer.refusal && !accepts_other_dtypes(info, args, dtypes, how)) {
-    if (elements_of(tensors, inference) > kMostElements) return;
-    how.shrink = false;
+  if (takes_pivots(info)) return;
+  CpuCall how{.fill = info.checks.on_cpu_with.value_or(0), .shrink_integers = true};
+  const bool is_affordable = elements_of(tensors, inference) <= kMostElements;
+  Answer answer{.is_known = false};
+  bool is_conclusive = false;
+  for (how.shrink = shrinks(info, args, tensors); !is_conclusive; how.shrink = false) {
+    if (!how.shrink && !is_affordable) return;
     answer = ask(info, args, how);
-    if (answer.refusal && !accepts_other_dtypes(info, args, dtypes, how)) return;
+    is_conclusive = !answer.refusal || accepts_other_dtypes(info, args, dtypes, how);
+    if (!is_conclusive && !how.shrink) return;
   }
   if (answer.refusal) std::rethrow_exception(answer.refusal);
   if (!answer.is_known || info.writes || answer.results.size() != inference.results.size()) return;
