@@ -63,7 +63,7 @@ def _batch_norm(a: Arguments) -> None:
     for name in ("weight", "bias", "running_mean", "running_var"):
         if (tensor := a.get(name)) is not None:
             require(
-                tensor.numel() == x.size(1) and tensor.dim() == 1,
+                tensor.numel() == x.size(1),
                 f"{name} should contain {x.size(1)} elements not {tensor.numel()}",
             )
 

@@ -116,8 +116,11 @@ def _add(b: Builder, bias: Value, product: Value, beta: Operand, alpha: Operand)
 def linear(b: Builder, x: Value, weight: Value, bias: Value | None) -> Value:
     """x (..., I) by weight (O, I), and bias (O,)."""
     product = b.dot(_as_rows(b, x), weight, [-1], [1], dtype=b.compute_dtype(x.dtype))
-    product = product.reshape(b.outputs[0].shape)
-    return product if bias is None else product + bias
+    shape = b.outputs[0].shape
+    if bias is None:
+        return product.reshape(shape)
+    # A vector is a row to PyTorch: its bias may be a row, too.
+    return (product.reshape([*(shape[:-1] or [1]), shape[-1]]) + bias).reshape(shape)
 
 
 @rule("aten::linear_backward")
