@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_map_only
 
 from lazyxla.lowering import Program
 from lazyxla.lowering.fx_graph import program_of_call
-from lazyxla.lowering.operators import find_op
+from lazyxla.lowering.operators import find_op, on_meta
 from tests.support import on_device
 
 _Args = tuple[Any, ...]
@@ -45,7 +45,7 @@ class Call(NamedTuple):
         """As it is lowered: the results' types are those of the meta function."""
         args, kwargs = on_device((self.args, self.kwargs), "meta")
         op = find_op(name)
-        return program_of_call(op, args, kwargs, op(*args, **kwargs))
+        return program_of_call(op, args, kwargs, on_meta(op)(*args, **kwargs))
 
 
 @functools.cache

@@ -136,6 +136,7 @@ def test_not_for(name: str, calls: list[str]) -> None:
     torch.autograd.grad([x.sum() for x in wanted], given)
     assert set(calls) == ({"forward"} if name == "logarithms" else set())
     for ours, theirs in zip(results, expected, strict=True):
+        # Sums in other orders, as above.
         torch.testing.assert_close(ours.detach().cpu(), theirs, rtol=1e-4, atol=1e-5)
 
 

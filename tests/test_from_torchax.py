@@ -13,7 +13,7 @@ ROWS = [
     re.findall(r"`([^`]*)`", line)
     for line in (ROOT / "docs" / "from_torchax.md")
     .read_text()
-    .split("## What comes out")[1]
+    .split("## What differs")[1]
     .splitlines()
     if line.startswith("| `")
 ]

@@ -100,7 +100,7 @@ def _index_reduce(a: Arguments, _: Sequence[int]) -> None:
         "source tensor shape must match self tensor shape, excluding the specified dimension. "
         f"Got self.shape = {list(x.shape)} source.shape = {list(source.shape)}",
     )
-    size = source.size(dim) if source.dim() else 1
+    size = source.size(dim) if source.dim() else index.numel()
     require(
         index.numel() == size,
         f"index_reduce_(): Number of indices ({index.numel()}) should be equal to "

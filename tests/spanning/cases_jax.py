@@ -92,6 +92,7 @@ def product_over_a_sharded_dimension(store: Any) -> None:
     w = np.linspace(-1, 1, 12, dtype=np.float32).reshape(4, 3)
     product = jax.jit(jnp.matmul, out_shardings=NamedSharding(mesh(), P()))
     result = runs(1, product, shard(X, P(None, ("a", "b"))), shard(w, P(("a", "b"))))
+    # Sums in another order, near zero, too.
     check_shards(result, X @ w, rtol=1e-5, atol=1e-6)
 
 
@@ -106,6 +107,7 @@ def gradient(store: Any) -> None:
     for _ in range(5):
         ours = runs(1, step, ours, x)
         expected = expected - np.float32(0.001) * (2 * X.T @ (X @ expected))
+    # Sums in another order, five steps of them.
     check_shards(ours, expected, rtol=1e-5)
 
 
@@ -245,6 +247,7 @@ def donation(store: Any) -> None:
         w, _ = runs(1, step, w, x)
         assert old.is_deleted()
         assert not x.is_deleted()
+    # Three sums in another order.
     check_shards(w, X + 3 * X.sum(0), rtol=1e-5)
 
 
