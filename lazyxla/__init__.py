@@ -92,6 +92,7 @@ from lazyxla.parallel import (  # noqa: E402
     fully_shard,
     parallelize,
 )
+from lazyxla.planning import collectives, history  # noqa: E402
 from lazyxla.random import get_rng_state, set_rng_state  # noqa: E402
 from lazyxla.random import manual_seed_all as manual_seed  # noqa: E402
 from lazyxla.rotary import rotary_embedding  # noqa: E402
@@ -278,6 +279,7 @@ def _register() -> None:
     _C.install_lowering(reporting.lower, lowering.how, lowering.check_lowering)
     argument_checks.install()
     _C.register_operators(lowering.names())
+    _C.install_planner(history.plan, collectives.cut_at_collectives, collectives.arrange)
     _C.install_result_reader(lowering.result_tiles)
     _C.install_listeners(reporting.loaded, reporting.on_host, reporting.cut)
     _C.install_tensor_tellers(reporting.names_of, memory.largest_tensors)

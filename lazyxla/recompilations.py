@@ -29,7 +29,7 @@ def note(line: str, reason: str, program: Program) -> str | None:
 
     Args:
         line: the user's, that caused it ("train.py:31"); empty if it is not known.
-        reason: why it is new, in the words of csrc/program/compile_history.cpp.
+        reason: why it is new, in the words of lazyxla/planning/history.py.
 
     Returns:
         A warning, once for each line and reason.

@@ -344,6 +344,7 @@ PYBIND11_MODULE(_C, m) {
   lazyxla::bind_topology(m);
   lazyxla::bind_cache(m);
   lazyxla::bind_checks(m);
+  lazyxla::bind_planner(m);
   lazyxla::distributed::bind_process_group(m);
   lazyxla::ir::register_storage(lazyxla::dispatch::memory_allocator());
   lazyxla::graph::watch_optimizer_steps();

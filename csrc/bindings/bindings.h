@@ -32,6 +32,9 @@ void bind_traced_graph(pybind11::module_& m);
 // What is kept on disk: lazyxla/cache.
 void bind_cache(pybind11::module_& m);
 
+// How new graphs become programs: lazyxla/planning.
+void bind_planner(pybind11::module_& m);
+
 // Checks of operators' arguments: lazyxla/argument_checks.
 void bind_checks(pybind11::module_& m);
 

@@ -7,12 +7,6 @@
 namespace lazyxla::graph {
 namespace {
 
-// A smaller graph is compiled in tens of milliseconds.
-constexpr size_t kSmall = 16;
-// How much of the middle may be moved with a node that differs: at most kTakenAlong nodes, and at
-// most one in kPartTakenAlong of all nodes.
-constexpr size_t kTakenAlong = 16, kPartTakenAlong = 8;
-
 // The position of the node that makes each value, or -1 for a leaf.
 std::vector<int32_t> makers(const Graph& graph) {
   std::vector<int32_t> makers(graph.leaves.size(), -1);
@@ -22,40 +16,12 @@ std::vector<int32_t> makers(const Graph& graph) {
   return makers;
 }
 
-// Moves a node and all of the middle that it depends on before the middle; not if that is much.
-bool move_before(size_t node, const Wiring& wiring, std::vector<uint32_t>& stages) {
-  const size_t most = std::min(kTakenAlong, wiring.size() / kPartTakenAlong);
-  std::vector<size_t> moved{node};
-  for (size_t i = 0; i < moved.size(); ++i) {
-    for (int32_t operand : wiring.operands(moved[i])) {
-      if (operand < 0 || stages[operand] == kBefore) continue;
-      if (std::find(moved.begin(), moved.end(), operand) != moved.end()) continue;
-      if (moved.size() > most) return false;
-      moved.push_back(operand);
-    }
-  }
-  for (size_t each : moved) stages[each] = kBefore;
-  return true;
-}
-
-// The nodes that differ on which a node that does not differ depends, directly or not.
-std::vector<bool> needed_by_others(const Wiring& wiring, const std::vector<bool>& differs) {
-  std::vector<bool> needed(wiring.size(), false);
-  for (size_t i = wiring.size(); i-- > 0;) {
-    if (differs[i] && !needed[i]) continue;
-    for (int32_t operand : wiring.operands(i)) {
-      if (operand >= 0) needed[operand] = true;
-    }
-  }
-  return needed;
-}
-
 // Numbers one stage as the walk numbers a graph.
 class Numbering {
  public:
-  Numbering(const Graph& whole, const Wiring& wiring, const std::vector<int32_t>& makers,
+  Numbering(const Graph& whole, const std::vector<int32_t>& makers,
             const std::vector<uint32_t>& stages, uint32_t stage)
-      : whole_(whole), wiring_(wiring), makers_(makers), stages_(stages), stage_(stage) {
+      : whole_(whole), makers_(makers), stages_(stages), stage_(stage) {
     size_t slot = 0;
     for (const ir::NodePtr& node : whole.nodes) {
       slots_.push_back(slot);
@@ -84,7 +50,7 @@ class Numbering {
     std::vector<std::pair<size_t, size_t>> stack{{root, 0}};
     while (!stack.empty()) {
       auto& [node, next] = stack.back();
-      if (next == wiring_.operands(node).size()) {
+      if (next == whole_.nodes[node]->operands().size()) {
         add(node);
         stack.pop_back();
         continue;
@@ -119,7 +85,7 @@ class Numbering {
   void add(size_t node) {
     const ir::NodePtr& pointer = whole_.nodes[node];
     places_[node] = piece_.graph.add_node(pointer);
-    for (size_t i = 0; i < wiring_.operands(node).size(); ++i) {
+    for (size_t i = 0; i < pointer->operands().size(); ++i) {
       const uint32_t operand = whole_.operand(node, i);
       const int32_t maker = makers_[operand];
       if (is_made_here(operand)) {
@@ -141,7 +107,6 @@ class Numbering {
   }
 
   const Graph& whole_;
-  const Wiring& wiring_;
   const std::vector<int32_t>& makers_;
   const std::vector<uint32_t>& stages_;
   const uint32_t stage_;
@@ -152,41 +117,7 @@ class Numbering {
 
 }  // namespace
 
-Wiring::Wiring(const Graph& graph) {
-  const std::vector<int32_t> maker = makers(graph);
-  for (size_t i = 0; i < graph.nodes.size(); ++i) {
-    for (size_t j = 0; j < graph.nodes[i]->operands().size(); ++j) {
-      operands_.push_back(maker[graph.operand(i, j)]);
-    }
-    begins_.push_back(operands_.size());
-  }
-}
-
-std::vector<uint32_t> find_stages(const Graph& graph, const Wiring& wiring,
-                                  const std::vector<bool>& differs, double least) {
-  const std::vector<bool> needed = needed_by_others(wiring, differs);
-  std::vector<uint32_t> stages(wiring.size(), kMiddle);
-  for (size_t i = 0; i < stages.size(); ++i) {
-    const auto operands = wiring.operands(i);
-    const bool is_after = std::any_of(operands.begin(), operands.end(), [&](int32_t operand) {
-      return operand >= 0 && stages[operand] == kAfter;
-    });
-    if (is_after || (differs[i] && !(needed[i] && move_before(i, wiring, stages)))) {
-      stages[i] = kAfter;
-    }
-  }
-  size_t all = 0, middle = 0;
-  for (size_t i = 0; i < stages.size(); ++i) {
-    const size_t operators = graph.nodes[i]->spec()->operators;
-    all += operators;
-    if (stages[i] == kMiddle) middle += operators;
-  }
-  if (all < kSmall || middle == all || static_cast<double>(middle) < least * all) return {};
-  return stages;
-}
-
 std::vector<Piece> cut(const Graph& graph, const std::vector<uint32_t>& stages) {
-  const Wiring wiring(graph);
   const std::vector<int32_t> maker = makers(graph);
   std::vector<bool> is_output(maker.size(), false);
   std::vector<std::vector<uint32_t>> outputs(*std::max_element(stages.begin(), stages.end()) + 1);
@@ -198,7 +129,7 @@ std::vector<Piece> cut(const Graph& graph, const std::vector<uint32_t>& stages) 
   };
   for (uint32_t output : graph.outputs) add_output(output);
   for (size_t i = 0; i < graph.nodes.size(); ++i) {
-    for (size_t j = 0; j < wiring.operands(i).size(); ++j) {
+    for (size_t j = 0; j < graph.nodes[i]->operands().size(); ++j) {
       const uint32_t operand = graph.operand(i, j);
       if (maker[operand] >= 0 && stage_of(operand) != stages[i]) add_output(operand);
     }
@@ -206,7 +137,7 @@ std::vector<Piece> cut(const Graph& graph, const std::vector<uint32_t>& stages) 
   std::vector<Piece> pieces;
   for (uint32_t stage = 0; stage < outputs.size(); ++stage) {
     if (outputs[stage].empty()) continue;
-    Numbering numbering(graph, wiring, maker, stages, stage);
+    Numbering numbering(graph, maker, stages, stage);
     pieces.push_back(numbering.run(std::move(outputs[stage])));
   }
   return pieces;

@@ -11,8 +11,8 @@
 #include "common/counters.h"
 #include "common/options.h"
 #include "pjrt/error.h"
-#include "program/compile_history.h"
 #include "program/compile_options.h"
+#include "program/planner.h"
 #include "program/portable_key.h"
 #include "program/program_store.h"
 #include "program/replicas.h"
@@ -209,19 +209,13 @@ VariantRef Program::make(const Graph& graph, Compile how, const Origin& origin) 
   if (!origin.varying.empty()) varying_ = origin.varying;
   const bool is_new = variants_.empty() && stages_.empty() && !trial_;
   if (is_new && new_reason.empty()) {
-    Past past = recall(graph);
-    new_reason = std::move(past.reason);
-    if (!spans_processes(graph) && !apart) varying_ = std::move(past.varying);
-    if (origin.may_cut && options().cut_graphs && !graph.partition && !apart) {
-      Rounds rounds = find_rounds(graph);
-      if (rounds.count) {
-        new_reason += ", in which " + std::to_string(rounds.operators) + " operators come " +
-                      std::to_string(rounds.count) + " times";
-        stages_ = std::move(rounds.stages);
-      } else if (!past.stages.empty() &&
-                 (past.goes_on_changing || is_known(largest_of(cut(graph, past.stages)).graph))) {
-        stages_ = std::move(past.stages);
-      }
+    const bool may_cut = origin.may_cut && options().cut_graphs && !graph.partition && !apart;
+    Plan plan = planner().plan(graph, may_cut);
+    new_reason = std::move(plan.reason);
+    if (!spans_processes(graph) && !apart) varying_ = std::move(plan.varying);
+    if (may_cut && !plan.stages.empty() &&
+        (plan.is_certain || is_known(largest_of(cut(graph, plan.stages)).graph))) {
+      stages_ = std::move(plan.stages);
     }
   }
   if (apart) return make_apart(graph, origin, new_reason);

@@ -9,6 +9,7 @@
 
 #include "pjrt/client.h"
 #include "pjrt/runtime.h"
+#include "program/planner.h"
 
 namespace lazyxla::graph {
 namespace {
@@ -19,60 +20,6 @@ constexpr uint64_t kReplicas = uint64_t{4} << 56;
 Collectives& known_collectives() {
   static auto* instance = new Collectives();
   return *instance;
-}
-
-// Nodes that depend on no computed value: numbers, and views of leaves.
-std::vector<bool> light_nodes(const Graph& graph, const Wiring& wiring) {
-  std::vector<bool> light;
-  for (size_t i = 0; i < wiring.size(); ++i) {
-    const auto operands = wiring.operands(i);
-    const bool is_view = operands.empty() || graph.nodes[i]->spec()->name == "lazyxla::view";
-    light.push_back(is_view && std::all_of(operands.begin(), operands.end(), [&](int32_t operand) {
-                      return operand < 0 || light[operand];
-                    }));
-  }
-  return light;
-}
-
-// Moves light nodes to the first stage that reads them, so that their values are not handed on: a
-// transposed weight, say, which a matmul reads without a copy.
-void move_light_nodes(const Graph& graph, const Wiring& wiring, std::vector<uint32_t>& stages) {
-  const std::vector<bool> light = light_nodes(graph, wiring);
-  constexpr uint32_t kNobody = ~uint32_t{0};
-  std::vector<uint32_t> wanted(wiring.size(), kNobody);
-  std::vector<bool> is_output(wiring.size(), false);
-  for (uint32_t output : graph.outputs) {
-    const auto after = std::upper_bound(graph.values.begin(), graph.values.end(), output);
-    is_output[after - graph.values.begin() - 1] = true;
-  }
-  for (size_t i = wiring.size(); i-- > 0;) {
-    if (light[i] && !is_output[i] && wanted[i] != kNobody) stages[i] = wanted[i];
-    for (int32_t operand : wiring.operands(i)) {
-      // An operand of a collective is made before it.
-      if (operand >= 0) wanted[operand] = std::min(wanted[operand], stages[i] & ~uint32_t{1});
-    }
-  }
-}
-
-// Per node its stage. Collectives have the odd ones, in their order; all else runs as early as it
-// can.
-std::vector<uint32_t> stages_at_collectives(const Graph& graph) {
-  const Wiring wiring(graph);
-  std::vector<uint32_t> stages;
-  uint32_t next = 1;  // collective's
-  for (size_t i = 0; i < wiring.size(); ++i) {
-    uint32_t stage = 0;
-    for (int32_t operand : wiring.operands(i)) {
-      if (operand >= 0) stage = std::max(stage, (stages[operand] + 1) & ~uint32_t{1});
-    }
-    if (graph.nodes[i]->spec()->collective) {
-      stage = std::max(stage + 1, next);
-      next = stage + 2;
-    }
-    stages.push_back(stage);
-  }
-  move_light_nodes(graph, wiring, stages);
-  return stages;
 }
 
 // One collective's graph, the same in all processes: nothing is taken over or left out.
@@ -132,7 +79,7 @@ std::optional<Replicas> replicas_of(const Graph& graph) {
     ++group->calls;
     ++replicas.calls;
   }
-  std::optional<ReplicaGroups> arranged = arrange(members);
+  std::optional<ReplicaGroups> arranged = planner().arrange(members);
   const auto processes = static_cast<int64_t>(first_devices().size());
   if (!arranged || arranged->ranks.front() < 0 || arranged->ranks.back() >= processes) {
     return std::nullopt;  // no such grid
@@ -217,7 +164,7 @@ std::vector<Piece> cut_at_collectives(const Graph& graph) {
   for (size_t i = 0; i < graph.nodes.size(); ++i) {
     if (graph.nodes[i]->spec()->collective) positions[graph.nodes[i].get()] = i;
   }
-  std::vector<Piece> pieces = cut(graph, stages_at_collectives(graph));
+  std::vector<Piece> pieces = cut(graph, planner().cut_at_collectives(graph));
   for (Piece& piece : pieces) {
     const auto found = positions.find(piece.graph.nodes[0].get());
     if (found != positions.end()) piece = collective_piece(graph, found->second);

@@ -2,7 +2,8 @@
 //
 // Where the client spans the processes (pjrt::Client::spans_processes), collectives are the
 // compiler's. The members of a group, its replicas, run one program of a whole graph, if all of
-// them have the same one; those of several groups, if these are rows of a grid (replica_groups.h):
+// them have the same one; those of several groups, if these are rows of a grid
+// (lazyxla/planning/collectives.py):
 //
 //     gradients = backward(loss)
 //     all_reduce(gradients)            1     that of all members of the group
@@ -37,7 +38,7 @@
 
 #include "program/cut.h"
 #include "program/host_program.h"
-#include "program/replica_groups.h"
+#include "program/planner.h"
 #include "program/variant.h"
 
 namespace lazyxla::graph {

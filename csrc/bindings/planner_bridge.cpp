@@ -1,0 +1,111 @@
+// C++'s access to lazyxla/planning.
+#include <c10/core/ScalarType.h>
+#include <c10/util/StringUtil.h>
+#include <pybind11/stl.h>
+
+#include <map>
+
+#include "bindings/bindings.h"
+#include "program/graph.h"
+#include "program/planner.h"
+#include "program/workers.h"
+
+namespace py = pybind11;
+
+namespace lazyxla {
+namespace {
+
+// A graph as a lazyxla.planning.outline.Outline.
+class Outliner {
+ public:
+  explicit Outliner(const graph::Graph& graph) : graph_(graph) {}
+
+  py::object run() {
+    py::list inputs, operators, operands, slots;
+    for (const ir::NodePtr& leaf : graph_.leaves) {
+      const ir::TensorType& type = leaf->output_type(0);
+      inputs.append(c10::str(type.dtype, c10::IntArrayRef(type.dims)));
+    }
+    for (size_t i = 0; i < graph_.nodes.size(); ++i) {
+      const ir::Node& node = *graph_.nodes[i].get();
+      operators.append(operator_of(*node.spec()));
+      operands.append(operands_of(i));
+      slots.append(slots_of(node));
+    }
+    return module_.attr("Outline")(inputs, operators, operands, slots, graph_.outputs,
+                                   graph_.aliases);
+  }
+
+ private:
+  py::object operator_of(const ir::OpSpec& spec) {
+    py::object& known = operators_[spec.id];
+    if (!known) {
+      known = module_.attr("Operator")(spec.name, spec.id, spec.operators, spec.outputs.size(),
+                                       spec.numbers_vary, spec.collective);
+    }
+    return known;
+  }
+
+  py::list operands_of(size_t node) const {
+    py::list operands;
+    for (size_t i = 0; i < graph_.nodes[node]->operands().size(); ++i) {
+      operands.append(graph_.operand(node, i));
+    }
+    return operands;
+  }
+
+  py::tuple slots_of(const ir::Node& node) const {
+    py::tuple slots(node.slots().size());
+    for (size_t i = 0; i < node.slots().size(); ++i) {
+      const ir::SlotSpec& spec = node.spec()->slots[i];
+      slots[i] = slot_value_(node.slots()[i].i, spec.kind == ir::SlotKind::kPlace, spec.optional);
+    }
+    return slots;
+  }
+
+  const graph::Graph& graph_;
+  py::object module_ = py::module_::import("lazyxla.planning.outline");
+  py::object slot_value_ = module_.attr("SlotValue");
+  std::map<uint64_t, py::object> operators_;
+};
+
+// A Python function, called by workers. Leaked: flushes may happen until the process ends.
+template <typename Result, typename... Arguments>
+auto asked_by_workers(py::function python, Result (*call)(const py::function&, Arguments...)) {
+  return [function = new py::function(std::move(python)), call](Arguments... arguments) {
+    graph::NeedsInterpreter needs_interpreter;
+    py::gil_scoped_acquire gil;
+    return call(*function, arguments...);
+  };
+}
+
+graph::Plan plan(const py::function& function, const graph::Graph& graph, bool may_cut) {
+  py::object plan = function(Outliner(graph).run(), may_cut);
+  return {plan.attr("reason").cast<std::string>(),
+          plan.attr("stages").cast<std::vector<uint32_t>>(), plan.attr("is_certain").cast<bool>(),
+          plan.attr("varying").cast<std::vector<bool>>()};
+}
+
+std::vector<uint32_t> cut_at_collectives(const py::function& function, const graph::Graph& graph) {
+  return function(Outliner(graph).run()).cast<std::vector<uint32_t>>();
+}
+
+std::optional<graph::ReplicaGroups> arrange(const py::function& function,
+                                            const std::vector<graph::Ranks>& groups) {
+  py::object found = function(groups);
+  if (found.is_none()) return std::nullopt;
+  return graph::ReplicaGroups{found.attr("ranks").cast<graph::Ranks>(),
+                              found.attr("rows").cast<std::vector<std::vector<graph::Ranks>>>()};
+}
+
+}  // namespace
+
+void bind_planner(py::module_& m) {
+  m.def("install_planner", [](py::function plan_graph, py::function cut, py::function grid) {
+    graph::set_planner({asked_by_workers(std::move(plan_graph), &plan),
+                        asked_by_workers(std::move(cut), &cut_at_collectives),
+                        asked_by_workers(std::move(grid), &arrange)});
+  });
+}
+
+}  // namespace lazyxla

@@ -1,0 +1,249 @@
+"""Why a graph is new, and how it is best cut: it is compared with those before.
+
+"A new graph" explains nothing to a user whose loop compiles in every iteration. So the last graphs
+are remembered in outline, and a new one is compared with the most similar of them:
+
+    a new graph: like one before, but input 0 is Float[8, 3], not Float[4, 3]
+    a new graph: like one before up to operator 12, aten::mul.Tensor, which was aten::add.Tensor
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from lazyxla.planning.alignment import align
+from lazyxla.planning.outline import Outline
+from lazyxla.planning.rounds import find_rounds
+from lazyxla.planning.stages import BEFORE, find_stages
+
+_REMEMBERED = 32
+_REMEMBERED_OPERATORS = 100_000  # of all of them
+_MOST_EDITS = 512  # between graphs that are worth cutting
+
+_LEAST_ALIKE = 0.75
+_LEAST_ALIKE_IN_ALL = 0.5
+"""The least part of a graph that must be the same as in another one for a cut, and as in all
+similar ones: where more differs it is another computation, which would run in pieces from then on.
+"""
+
+
+class Plan(NamedTuple):
+    """How a new graph becomes programs.
+
+    Args:
+        reason: why it is new, in words.
+        stages: of each operator the program that it is part of; empty if the graph is better whole.
+        is_certain: else it is cut only if the largest of its programs is known: it may recur
+            unchanged, and is better compiled whole then.
+        varying: per slot, whether it should be an input at once; or empty.
+    """
+
+    reason: str
+    stages: list[int]
+    is_certain: bool
+    varying: list[bool]
+
+
+class History:
+    """What was compiled lately. Any thread may use it."""
+
+    def __init__(self) -> None:
+        self._outlines: deque[Outline] = deque()  # the newest first
+        self._lock = threading.Lock()
+
+    def plan(self, graph: Outline, may_cut: bool) -> Plan:
+        """Compares a new graph with those before, and remembers it.
+
+        Args:
+            may_cut: whether its program may be several.
+        """
+        with self._lock:
+            plan = self._compare(graph)
+            self._remember(graph)
+        rounds = find_rounds(graph) if may_cut else None
+        if rounds is None:
+            return plan
+        again = f", in which {rounds.operators} operators come {rounds.times} times"
+        return Plan(plan.reason + again, rounds.stages, True, plan.varying)
+
+    def _compare(self, graph: Outline) -> Plan:
+        reason = self._explain(graph)
+        stages: list[int] = []
+        varying: list[bool] = []
+        goes_on_changing = False
+        alike = 0
+        for difference in self._differences(graph):
+            if not varying and difference.is_mostly_kept():
+                varying = _varying_slots(graph, difference)
+            if not reason:
+                reason = ": like one before, but for " + _list_names(graph, difference.differs)
+            if difference.in_optimizer:
+                continue
+            differs = [a or b for a, b in zip(difference.differs, graph.varies, strict=True)]
+            found = find_stages(graph, differs, _LEAST_ALIKE_IN_ALL if stages else _LEAST_ALIKE)
+            if not found:
+                continue
+            alike += 1
+            goes_on_changing = goes_on_changing or difference.in_sizes or alike > 1
+            stages = found
+            graph.varies = [
+                each or stage == BEFORE for each, stage in zip(differs, stages, strict=True)
+            ]
+        return Plan("a new graph" + reason, stages, goes_on_changing, varying)
+
+    def _remember(self, graph: Outline) -> None:
+        self._outlines.appendleft(graph)
+        operators = sum(map(len, self._outlines))
+        while len(self._outlines) > 1 and (
+            len(self._outlines) > _REMEMBERED or operators > _REMEMBERED_OPERATORS
+        ):
+            operators -= len(self._outlines.pop())
+
+    def _explain(self, graph: Outline) -> str:
+        """What is different from the most similar graph, the newest if several are."""
+        like, most = None, (False, False, False, 0)
+        for before in self._outlines:
+            common = _common_operators(graph, before)
+            same = common == len(graph) == len(before)
+            likeness = (
+                same,
+                same and graph.ids == before.ids,
+                graph.inputs == before.inputs,
+                common,
+            )
+            if likeness > most and common * 2 >= len(graph):
+                like, most = before, likeness
+        return _compare_in_words(graph, like) if like else ""
+
+    def _differences(self, graph: Outline) -> list[_Difference]:
+        """From each graph that is similar, the smallest first."""
+        most = min(sum(operator.size for operator in graph.operators) // 2, _MOST_EDITS)
+        found = (_Difference.between(graph, before, most) for before in self._outlines)
+        return sorted(filter(None, found), key=lambda difference: difference.edits)
+
+
+class _Difference(NamedTuple):
+    """Which operators differ from those of another graph, or from where graphs have differed.
+
+    Args:
+        indices: of the same operators in `before`, or -1.
+        edits: operators that only one of both has.
+        in_sizes: the same operators, on an input of another size.
+        in_optimizer: some of them are an optimizer's, whose first step is another one: once.
+    """
+
+    before: Outline
+    differs: list[bool]
+    indices: list[int]
+    edits: int
+    in_sizes: bool
+    in_optimizer: bool
+
+    @classmethod
+    def between(cls, now: Outline, before: Outline, most: int) -> _Difference | None:
+        """None if more than `most` operators are only in one of both."""
+        indices = align(now.ids, before.ids, most)
+        if indices is None:
+            return None
+        kept = {index for index in indices if index >= 0}
+        dropped = [i for i in range(len(before)) if i not in kept]
+        added = [i for i, index in enumerate(indices) if index < 0]
+        return cls(
+            before,
+            _differing(now, before, indices, kept),
+            indices,
+            len(added) + len(dropped),
+            now.names == before.names and now.inputs != before.inputs,
+            any(now.operators[i].in_optimizer for i in added)
+            or any(before.operators[i].in_optimizer for i in dropped),
+        )
+
+    def is_mostly_kept(self) -> bool:
+        return sum(index >= 0 for index in self.indices) >= _LEAST_ALIKE * len(self.indices)
+
+
+def _differing(now: Outline, before: Outline, indices: Sequence[int], kept: set[int]) -> list[bool]:
+    differs: list[bool] = []
+    for index, sources in zip(indices, now.sources, strict=True):
+        if index < 0 or before.varies[index]:
+            differs.append(True)
+            continue
+        # It differs, too, if it takes other operators' results; one that differs itself does not
+        # count, as the cut separates it.
+        differs.append(
+            any(
+                not (source >= 0 and differs[source])
+                and not (source < 0 <= other and (other not in kept or before.varies[other]))
+                and (indices[source] if source >= 0 else -1) != other
+                for source, other in zip(sources, before.sources[index], strict=True)
+            )
+        )
+    return differs
+
+
+def _varying_slots(graph: Outline, difference: _Difference) -> list[bool]:
+    """Which slots will have other values, judged by a similar graph: indices that differ there, and
+    the numbers of operators that it lacks, which may be those of a schedule's next step."""
+    varying = []
+    for slots, index in zip(graph.slots, difference.indices, strict=True):
+        if index < 0:
+            varying += [not slot.is_index and not slot.optional for slot in slots]
+        else:
+            others = difference.before.slots[index]
+            varying += [
+                slot.is_index and slot.word != other.word
+                for slot, other in zip(slots, others, strict=True)
+            ]
+    return varying
+
+
+def _common_operators(a: Outline, b: Outline) -> int:
+    """How many operators both begin with."""
+    pairs = zip(a.names, b.names, strict=False)
+    return next((i for i, (x, y) in enumerate(pairs) if x != y), min(len(a), len(b)))
+
+
+def _compare_in_words(now: Outline, before: Outline) -> str:
+    common = _common_operators(now, before)
+    if common == len(now) == len(before):
+        return ": like one before, but " + _explain_difference(now, before)
+    text = f": like one before up to operator {common}"
+    if common == len(now):
+        return text + ", where it ends"
+    text += f", {now.names[common]}"
+    return text + (f", which was {before.names[common]}" if common < len(before) else "")
+
+
+def _explain_difference(now: Outline, before: Outline) -> str:
+    """What differs between two graphs of the same operators."""
+    for i, (ours, theirs) in enumerate(zip(now.inputs, before.inputs, strict=False)):
+        if ours != theirs:
+            return f"input {i} is {ours}, not {theirs}"
+    for i, (id, other) in enumerate(zip(now.ids, before.ids, strict=True)):
+        if id != other:
+            return f"operator {i}, {now.names[i]}, has other arguments"
+    if len(now.inputs) != len(before.inputs):
+        return "other tensors are the same"
+    if now.outputs != before.outputs:
+        return (
+            f"{len(now.outputs)} results are alive at its end, not {len(before.outputs)} or not "
+            "the same"
+        )
+    if now.aliases != before.aliases:
+        return "other tensors are written in place"
+    return "operators take each other's results differently"
+
+
+def _list_names(graph: Outline, which: Sequence[bool], most: int = 4) -> str:
+    names = [f"{name} (operator {i})" for i, name in enumerate(graph.names) if which[i]]
+    if not names:
+        return "operators that it lacks"
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
+
+
+plan = History().plan
+"""That of the process. For C++."""
