@@ -25,6 +25,7 @@ constexpr Entry kEntries[] = {
     {"loader_waits", &Counters::loader_waits},
     {"fallbacks", &Counters::fallbacks},
     {"host_calls", &Counters::host_calls},
+    {"kernel_calls", &Counters::kernel_calls},
     {"nodes_lowered", &Counters::nodes_lowered},
     {"comparisons", &Counters::comparisons},
     {"captured_steps", &Counters::captured_steps},

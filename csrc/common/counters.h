@@ -29,6 +29,7 @@ struct Counters {
   std::atomic<int64_t> downloads{0};         // device to host copies
   std::atomic<int64_t> fallbacks{0};         // operators run on the host: no lowering
   std::atomic<int64_t> data_dependent{0};    // ... for a shape that depends on data: no fallbacks
+  std::atomic<int64_t> kernel_calls{0};      // of these, where they are faster than XLA's forms
   std::atomic<int64_t> host_calls{0};        // operators of the CPU's run within programs
   std::atomic<int64_t> loader_waits{0};      // batches of a DeviceLoader that were waited for
   std::atomic<int64_t> nodes_lowered{0};     // nodes in the lowered graphs, dead ones left out

@@ -1,10 +1,15 @@
 #include "dispatch/host_call.h"
 
+#include <ATen/Parallel.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/from_blob.h>
 #include <c10/core/ScalarType.h>
+#include <c10/core/thread_pool.h>
 #include <xla/ffi/api/c_api.h>
 
+#include <atomic>
+#include <exception>
+#include <future>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -190,6 +195,32 @@ class Arguments {
   const XLA_FFI_Args& operands_;
 };
 
+// Whether this thread may run parallel kernels. Each that does keeps a team of threads for it, and
+// the plugin has a thread for each processor: on a large machine all of them would have thousands.
+bool may_have_team() {
+  constexpr int kMostThreads = 512;  // in all teams
+  static std::atomic<int> threads{0};
+  thread_local const bool may = (threads += at::get_num_threads()) <= kMostThreads;
+  return may;
+}
+
+// Runs `work` on this thread, or on one that all threads without a team share.
+template <typename Work>
+void with_team(Work work) {
+  if (may_have_team()) return work();
+  static auto* shared = new c10::ThreadPool(1);
+  std::promise<void> done;
+  shared->run([&] {
+    try {
+      work();
+      done.set_value();
+    } catch (...) {
+      done.set_exception(std::current_exception());
+    }
+  });
+  done.get_future().get();
+}
+
 void call(const c10::OperatorHandle& op, const XLA_FFI_CallFrame& frame) {
   PlainScope plain;
   auto given = find(frame.attrs, "arguments");
@@ -223,10 +254,15 @@ void host_call(const XLA_FFI_CallFrame& frame) {
     auto op = find(frame.attrs, "operator");
     TORCH_CHECK(op, "lazyxla.host_call names no operator");
     name = op->text();
-    ++Counters::get().host_calls;
+    const bool by_choice = find(frame.attrs, "by_choice").has_value();
+    ++(by_choice ? Counters::get().kernel_calls : Counters::get().host_calls);
     const auto handle = find_operator(name);
     TORCH_CHECK(handle, "there is no operator ", name);
-    call(*handle, frame);
+    if (by_choice) {
+      with_team([&] { call(*handle, frame); });
+    } else {
+      call(*handle, frame);
+    }
   } catch (const c10::Error& error) {
     throw std::runtime_error(name + ": " + error.what_without_backtrace());
   } catch (const std::exception& error) {

@@ -1,4 +1,6 @@
-// Host calls: operators without an XLA form that run inside a program, on the CPU's platform.
+// Host calls: PyTorch's CPU kernels that run inside a program, on the CPU's platform: operators
+// without an XLA form, and, `by_choice`, those whose kernels are faster than what XLA makes of
+// them.
 //
 // There a device's memory is the host's own, so that PyTorch's CPU kernels can work on it in place.
 // One handler (pjrt/ffi.h) serves all operators; each call of it says which:

@@ -40,13 +40,14 @@ pjrt::Buffer upload_slots(const std::vector<uint32_t>& which, c10::ArrayRef<ir::
   return pjrt::Runtime::get().client().buffer_from_host(values.data(), type, dims, {}, device);
 }
 
-// Bytes that a program can still get on a device; empty if the plugin does not report them.
-std::optional<int64_t> free_memory(const pjrt::Device& device) {
+// Bytes that a program can still get on a device, or at least `needed`; empty if the plugin does
+// not report them.
+std::optional<int64_t> free_memory(const pjrt::Device& device, int64_t needed) {
   if (const auto stats = device.allocator_stats(); stats && stats->bytes_limit) {
     return *stats->bytes_limit - stats->bytes_in_use;
   }
   if (pjrt::Runtime::get().platform() != "cpu") return std::nullopt;
-  return pjrt::free_host_memory();
+  return pjrt::free_host_memory(needed);
 }
 
 // Smaller programs are not checked: the query takes longer than they do.
@@ -90,7 +91,7 @@ std::string tell_lost(const std::vector<const void*>& lost) {
 }  // namespace
 
 void check_free(const Variant& variant, int64_t needed, const pjrt::Device& device) {
-  const auto free = needed < kSmall ? std::nullopt : free_memory(device);
+  const auto free = needed < kSmall ? std::nullopt : free_memory(device, needed);
   if (!free || needed <= *free) return;
   const std::string where = variant.line.empty() ? "" : variant.line + ": ";
   TORCH_CHECK_WITH(OutOfMemoryError, false, "lazyxla: out of device memory: ", where,

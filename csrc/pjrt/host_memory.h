@@ -29,7 +29,7 @@ struct MachineMemory {
 std::optional<MachineMemory> machine_memory();
 
 // Bytes that this process can still get: from the system, within its control group, and of what it
-// has freed and kept.
-std::optional<int64_t> free_host_memory();
+// has freed and kept; the last is left out if the rest are `needed` bytes already.
+std::optional<int64_t> free_host_memory(int64_t needed);
 
 }  // namespace lazyxla::pjrt

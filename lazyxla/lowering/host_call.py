@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from lazyxla.lowering.errors import LoweringError, show_call
 from lazyxla.lowering.operators import find_op, kernel_file, on_meta, schema_name
+from lazyxla.lowering.program import TensorSpec
 
 if TYPE_CHECKING:
     from lazyxla.lowering.builder import Builder
@@ -40,7 +41,12 @@ def allow_host_calls(available: Callable[[], bool], forbidden: Callable[[], bool
 
 def possible(name: str) -> bool:
     """Whether an operator can be called on the host from within a program, here and now."""
-    return _fits(name) and _available is not None and _available()
+    return _fits(name) and available()
+
+
+def available() -> bool:
+    """Whether programs can call the host, here and now."""
+    return _available is not None and _available()
 
 
 @functools.lru_cache(maxsize=4096)
@@ -105,10 +111,24 @@ def host_call(b: Builder, name: str, args: tuple[Any, ...]) -> list[Any]:
             f"{show_call(name, args)} would run on the host, called by the program; strict mode "
             "(LAZYXLA_STRICT_HOST_CALLS) makes this an error"
         )
-    return emit_call(b, name, args)
+    b.host_calls.append(name)
+    return emit_call(b, name, args, b.outputs)
 
 
-def emit_call(b: Builder, name: str, args: tuple[Any, ...]) -> list[Any]:
+def call_kernel(
+    b: Builder, name: str, args: tuple[Any, ...], outputs: Sequence[TensorSpec]
+) -> list[Any]:
+    """Emits the call of an operator's kernel where that is faster than what XLA makes of it."""
+    return emit_call(b, name, args, outputs, {"by_choice": b.mlir.ir.BoolAttr.get(True)})
+
+
+def emit_call(
+    b: Builder,
+    name: str,
+    args: tuple[Any, ...],
+    outputs: Sequence[TensorSpec],
+    options: Mapping[str, Any] = {},
+) -> list[Any]:
     """Emits the call of operator `name`."""
     op: Any = find_op(name)
     ir = b.mlir.ir
@@ -141,17 +161,17 @@ def emit_call(b: Builder, name: str, args: tuple[Any, ...]) -> list[Any]:
     config = {
         "operator": ir.StringAttr.get(name),
         "arguments": ir.DictAttr.get(arguments),
+        **options,
     }
-    b.host_calls.append(name)
     call = b.hlo.CustomCallOp(
-        [b.type(s.dtype, tuple(s.shape)) for s in b.outputs],
+        [b.type(s.dtype, tuple(s.shape)) for s in outputs],
         operands,
         call_target_name="lazyxla.host_call",
         has_side_effect=False,
         backend_config=ir.DictAttr.get(config),
         api_version=ir.IntegerAttr.get(b.mlir.element(torch.int32), 4),
         operand_layouts=_row_major(b, [len(b.shape(x)) for x in operands]),
-        result_layouts=_row_major(b, [len(s.shape) for s in b.outputs]),
+        result_layouts=_row_major(b, [len(s.shape) for s in outputs]),
     )
     return b.wrap(call.results)
 

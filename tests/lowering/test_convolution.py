@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from lazyxla.lowering import lower
+from lazyxla.lowering import Target, lower, lower_to_text
 from tests.lowering import harness
-from tests.lowering.harness import check, run, text
+from tests.lowering.harness import check, record, run
 
 # input, weight, stride, padding, dilation, transposed, output_padding, groups
 _CASES = {
@@ -46,13 +46,19 @@ _CASES = {
     "transposed, padded rows": ((1, 4, 5, 6), (4, 2, 3, 3), [1], [2], [2], True, [1], 2),
     "transposed, padded terms": ((1, 4, 5, 6), (4, 1, 3, 3), [1], [1], [3], True, [2], 4),
 }  # fmt: skip
+_FORMS = Target("cpu", host_calls=False)
 _BY_NAME = [pytest.param(case, id=name) for name, case in _CASES.items()]
 
 
 @pytest.fixture(params=["cpu", "tpu"])
 def platform(request, monkeypatch):
     """Runs the forms for each platform; all are plain StableHLO, so they run on the CPU client."""
-    monkeypatch.setattr(harness, "lower", lambda p, _, **k: lower(p, request.param, **k))
+    target = _FORMS._replace(platform=request.param)
+    monkeypatch.setattr(harness, "lower", lambda p, _, **k: lower(p, target, **k))
+
+
+def text(*call):
+    return lower_to_text(record(*call).program, _FORMS)
 
 
 def _operands(case, dtype=torch.float32):

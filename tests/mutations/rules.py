@@ -31,7 +31,7 @@ _TESTS: dict[str, list[str]] = {
     "complex": ["lowering/test_pointwise", "lowering/test_pointwise_special_values"],
     "contract": ["lowering/test_matmul", "lowering/test_linalg"],
     "control_flow": ["test_control_flow"],
-    "convolution_flat": ["lowering/test_convolution"],
+    "convolution_kernels": ["test_kernel_calls"],
     "copies": ["lowering/test_factories", "lowering/test_geometry"],
     "ctc": ["lowering/test_classification"],
     "distances": ["lowering/test_matmul"],

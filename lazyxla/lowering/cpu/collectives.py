@@ -21,7 +21,8 @@ def _call(name: str) -> Callable[..., list[Any]]:
     def lower(b: Builder, *args: Any) -> list[Any]:
         if b.groups and (shared := find_rule(name)):
             return shared(b, *args)  # type: ignore[no-any-return]
-        return emit_call(b, name, args)
+        b.host_calls.append(name)
+        return emit_call(b, name, args, b.outputs)
 
     return lower
 

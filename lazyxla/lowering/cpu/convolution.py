@@ -1,14 +1,14 @@
-"""Convolutions for XLA's CPU compiler, in the forms that it runs well.
+"""Convolutions on the CPU: PyTorch's kernels (convolution_kernels.py), or forms that XLA runs well.
 
-Its own convolution is fast when there are many more positions than features. It rewrites the weight
-on every call, which is most of the work for a large weight and a small image, and it is slow by
-factors of ten to a thousand on grouped convolutions and their gradients. The forms here do neither:
+XLA's own convolution is fast when there are many more positions than features. It rewrites the
+weight on every call, which is most of the work for a large weight and a small image, and it is slow
+by factors of ten to a thousand on grouped convolutions and their gradients. The forms here do
+neither:
 
 - matmul: the input's windows as a matrix (C * kernel, N * positions) by im2col, then one matmul;
   the adjoint ends in col2im. Always for windows that do not overlap, 1x1 ones included.
 - terms: one multiplication of a shifted input for each weight of a group, all in one loop; for
   depthwise convolutions and others with few features per group.
-- flat: grouped convolutions that keep the image's sizes, see convolution_flat.
 
 Where none of them is better it is the plain convolution, one for each group. 16-bit floats give
 results in float32.
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from lazyxla.lowering.cpu import convolution_flat as flat
+from lazyxla.lowering.cpu import convolution_kernels as kernels
 from lazyxla.lowering.registry import rule
 from lazyxla.lowering.rules import convolution as plain
 from lazyxla.lowering.rules.convolution import Maps, is_empty
@@ -81,12 +81,18 @@ _MAPS = Maps(forward, input_grad, weight_grad)
 
 @rule("aten::convolution", platforms=("cpu",))
 def convolution(b: Builder, *args: Any) -> Value:
+    if (y := kernels.convolution(b, *args)) is not None:
+        return y
     return plain.convolution(b, *args, maps=_MAPS)
 
 
 @rule("aten::convolution_backward", platforms=("cpu",))
 def convolution_backward(b: Builder, *args: Any) -> tuple[Value | None, ...]:
-    return plain.convolution_backward(b, *args, maps=_MAPS)
+    found = kernels.convolution_backward(b, *args)
+    left = [wanted and grad is None for wanted, grad in zip(args[-1], found, strict=True)]
+    others: list[Any] = [*args[:-1], left]
+    own = plain.convolution_backward(b, *others, maps=_MAPS)
+    return tuple(x if x is not None else y for x, y in zip(found, own, strict=True))
 
 
 def _per_group(
@@ -116,8 +122,6 @@ def _better_forward(b: Builder, x: Value, w: Value, window: Window) -> Value | N
     n, (o, inner) = x.shape[0], w.shape[:2]
     sizes = x.shape[2:]
     out = window.out_sizes(sizes)
-    if flat.applies(window, sizes) and (y := flat.forward(b, x, w, window)) is not None:
-        return y
     if groups > 1 and _few_terms(inner, window):
         return _forward_terms(b, x, w, window, out)
     if not _as_matmul(b, n, sizes, o, window, x.dtype):
@@ -133,10 +137,6 @@ def _better_input_grad(
     b: Builder, y: Value, w: Value, sizes: Sequence[int], window: Window
 ) -> Value | None:
     n, o = y.shape[:2]
-    # A transposed convolution with output padding has more sizes than positions.
-    kept = y.shape[2:] == tuple(sizes) and flat.applies(window, sizes)
-    if kept and (x := flat.input_grad(b, y, w, window)) is not None:
-        return x
     if window.groups > 1 and _few_terms(o // window.groups, window):
         return _input_grad_terms(b, y, w, sizes, window)
     if _as_matmul(b, n, sizes, o, window, y.dtype):

@@ -72,10 +72,6 @@ class Window(NamedTuple):
             and not any(n % k for n, k in zip(sizes, self.kernel, strict=True))
         )
 
-    def keeps(self, sizes: Sequence[int]) -> bool:
-        """Whether there is one window for each position of an input of `sizes`, around it."""
-        return all(s == 1 for s in self.stride) and self.out_sizes(sizes) == tuple(sizes)
-
     @property
     def taps(self) -> int:
         """Weights of the kernel."""

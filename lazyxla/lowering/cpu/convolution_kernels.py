@@ -1,0 +1,114 @@
+"""Convolutions by PyTorch's own kernels, those of oneDNN, called by the program.
+
+They are faster than what XLA makes of a convolution, and are compiled already. Times of our forms
+(convolution.py), divided by those of the calls with the copies that these need; float32, batch 2,
+two CPUs of an AMD EPYC with AVX-512:
+
+                                         forward    input's gradient    weight's gradient
+    64 features, 56x56, kernel 3x3           2.1                 1.5                  3.3
+    256 to 1,024 features, 14x14, 1x1        1.8                 2.4                  2.2
+    depthwise, 96 features, 56x56, 7x7       8.6                 8.7                  0.5
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from lazyxla.lowering import host_call
+from lazyxla.lowering.program import TensorSpec
+from lazyxla.lowering.rules.convolution import is_empty
+from lazyxla.lowering.value import Value
+
+if TYPE_CHECKING:
+    from lazyxla.lowering.builder import Builder
+
+_FEW = 1 << 14
+"""Multiplications up to which a call takes longer than they do."""
+_FEW_TAPS = 9
+"""Weights of a depthwise kernel up to which its gradient is oneDNN's."""
+
+
+def convolution(
+    b: Builder,
+    x: Value,
+    w: Value,
+    bias: Value | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+) -> Value | None:
+    """The result of aten::convolution; None if another form is better."""
+    spec = b.outputs[0]
+    if not _serves(b, x, w, spec.shape):
+        return None
+    args = (x, w, bias, stride, padding, dilation, transposed, output_padding, groups)
+    [y] = host_call.call_kernel(b, "aten::convolution", args, [TensorSpec(x.dtype, spec.shape)])
+    return y  # type: ignore[no-any-return]
+
+
+def convolution_backward(
+    b: Builder,
+    grad: Value,
+    x: Value,
+    w: Value,
+    bias_sizes: Sequence[int] | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+    mask: Sequence[bool],
+) -> tuple[Value | None, Value | None, None]:
+    """The results of aten::convolution_backward; None for those that the mask leaves out, and where
+    another form is better, as for the bias."""
+    if not _serves(b, x, w, grad.shape):
+        return None, None, None
+    is_depthwise = groups == x.shape[1] > 1
+    wanted = [
+        mask[0],
+        mask[1] and not (is_depthwise and math.prod(w.shape[2:]) > _FEW_TAPS),
+    ]
+    if not any(wanted):
+        return None, None, None
+    args = (grad, x, w, None, stride, padding, dilation, transposed, output_padding, groups)
+    specs = [
+        TensorSpec(v.dtype, v.shape)
+        for v, is_wanted in zip((x, w), wanted, strict=True)
+        if is_wanted
+    ]
+    found = iter(
+        host_call.call_kernel(b, "aten::convolution_backward", (*args, [*wanted, False]), specs)
+    )
+    return next(found) if wanted[0] else None, next(found) if wanted[1] else None, None
+
+
+def _serves(b: Builder, x: Value, w: Value, out: Sequence[int]) -> bool:
+    """Whether a kernel can be called, and is worth it. `out`: of the convolution's result."""
+    if b.annotations is not None or b.target.any_sizes or not b.takes_host_calls:
+        return False  # the compiler cannot split a call, nor make it fit
+    if x.dtype != w.dtype or x.dtype not in _dtypes() or is_empty(x.shape, w.shape, out):
+        return False
+    if x.rank != w.rank or not 3 <= x.rank <= 5 or not host_call.available():
+        return False
+    larger = max(math.prod(x.shape[2:]), math.prod(out[2:]))
+    return x.shape[0] * larger * math.prod(w.shape) > _FEW
+
+
+@functools.cache
+def _dtypes() -> frozenset[torch.dtype]:
+    """Those that oneDNN computes on this machine."""
+    if not torch.backends.mkldnn.is_available():
+        return frozenset()
+    dtypes = {torch.float32}
+    if torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        dtypes.add(torch.bfloat16)
+    return frozenset(dtypes)

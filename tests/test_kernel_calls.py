@@ -1,0 +1,106 @@
+"""Convolutions that programs for the CPU leave to PyTorch's kernels: which, and when not."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+import lazyxla
+from tests.support import assert_same, counted, on_device
+
+pytestmark = pytest.mark.skipif(
+    not torch.backends.mkldnn.is_available(), reason="the kernels are those of oneDNN"
+)
+
+
+def convolve(x: torch.Tensor, w: torch.Tensor, **options: int) -> list[torch.Tensor]:
+    """A convolution's result, and the gradients of its sum of squares."""
+    x, w = x.detach().requires_grad_(), w.detach().requires_grad_()
+    dims = x.dim() - 2
+    function: Callable[..., torch.Tensor] = (F.conv1d, F.conv2d, F.conv3d)[dims - 1]
+    y = function(x, w, **options)
+    y.square().sum().backward()
+    assert x.grad is not None
+    assert w.grad is not None
+    return [y.detach(), x.grad, w.grad]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "weight", "options", "calls"),
+    [
+        ((2, 16, 16, 16), (16, 16, 3, 3), {"padding": 1}, 2),
+        ((2, 16, 16, 16), (16, 16, 1, 1), {"stride": 2}, 2),
+        ((2, 16, 40), (16, 16, 5), {"dilation": 2}, 2),
+        ((1, 4, 8, 8, 8), (4, 4, 3, 3, 3), {}, 2),
+        ((2, 16, 16, 16), (16, 4, 3, 3), {"groups": 4}, 2),
+        ((2, 16, 16, 16), (16, 1, 3, 3), {"groups": 16, "padding": 1}, 2),
+        ((2, 16, 16, 16), (16, 1, 7, 7), {"groups": 16, "padding": 3}, 2),  # one result of two
+        ((1, 4, 4, 4), (4, 4, 3, 3), {}, 0),  # small
+        ((0, 16, 16, 16), (16, 16, 3, 3), {}, 0),
+    ],
+)
+def test_which_convolutions(
+    sizes: tuple[int, ...], weight: tuple[int, ...], options: dict[str, int], calls: int
+) -> None:
+    # Whole numbers: the order of sums does not show.
+    x, w = torch.randn(sizes).round(), torch.randn(weight).round()
+    expected = convolve(x, w, **options)
+    ours = on_device(x), on_device(w)
+    with counted() as n:
+        got = convolve(*ours, **options)
+        lazyxla.sync(wait=True)
+    assert (n.kernel_calls, n.host_calls, n.fallbacks, n.executions) == (calls, 0, 0, 1)
+    for a, b in zip(got, expected, strict=True):
+        assert_same(a, b)
+
+
+@pytest.mark.parametrize("groups", [1, 4])
+def test_transposed(groups: int) -> None:
+    x, w, bias = torch.randn(2, 8, 9, 9), torch.randn(8, 8, 3, 3), torch.randn(8 * groups)
+    options = {"stride": 2, "padding": 1, "output_padding": 1, "groups": groups}
+    ours = [on_device(t) for t in (x, w, bias)]
+    with counted() as n:
+        y = F.conv_transpose2d(*ours, **options)
+        lazyxla.sync(wait=True)
+    assert (n.kernel_calls, n.fallbacks) == (1, 0)
+    assert_same(y, F.conv_transpose2d(x, w, bias, **options))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
+def test_other_dtypes_are_the_compilers(dtype: torch.dtype) -> None:
+    x, w = (
+        on_device(torch.randn(2, 16, 16, 16, dtype=dtype)),
+        on_device(torch.randn(16, 16, 3, 3, dtype=dtype)),
+    )
+    with counted() as n:
+        F.conv2d(x, w).cpu()
+    assert (n.kernel_calls, n.host_calls, n.fallbacks, n.executions) == (0, 0, 0, 1)
+
+
+def test_bfloat16() -> None:
+    if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        pytest.skip("oneDNN has no bfloat16 on this processor")
+    x, w = torch.randn(2, 16, 16, 16).bfloat16(), torch.randn(16, 16, 3, 3).bfloat16()
+    ours = on_device(x), on_device(w)
+    with counted() as n:
+        y = F.conv2d(*ours)
+        lazyxla.sync(wait=True)
+    assert n.kernel_calls == 1
+    assert_same(y, F.conv2d(x, w))
+
+
+def test_strict_modes_allow_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lazyxla.settings, "strict_host_calls", True)
+    monkeypatch.setattr(lazyxla.settings, "strict_fallback", True)
+    x, w = on_device(torch.randn(2, 16, 16, 16)), on_device(torch.randn(16, 16, 3, 3))
+    with counted() as n:
+        F.conv2d(x, w).cpu()
+    assert (n.kernel_calls, n.host_calls) == (1, 0)
+
+
+def test_what_is_exported_has_none() -> None:
+    layer = torch.nn.Conv2d(16, 16, 3).to("lazyxla")
+    program = lazyxla.export(layer, (on_device(torch.randn(2, 16, 16, 16)),)).text()
+    assert "host_call" not in program
+    assert "stablehlo.convolution" in program
