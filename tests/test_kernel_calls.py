@@ -1,4 +1,4 @@
-"""Convolutions that programs for the CPU leave to PyTorch's kernels: which, and when not."""
+"""Convolutions and matmuls that programs for the CPU leave to PyTorch's kernels, and which not."""
 
 from collections.abc import Callable
 
@@ -104,3 +104,88 @@ def test_what_is_exported_has_none() -> None:
     program = lazyxla.export(layer, (on_device(torch.randn(2, 16, 16, 16)),)).text()
     assert "host_call" not in program
     assert "stablehlo.convolution" in program
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "calls"),
+    [
+        ((64, 48), (48, 40), 1),
+        ((2, 32, 48), (48, 40), 1),  # a matrix of 64 rows
+        ((3, 64, 48), (3, 48, 40), 1),
+        ((2, 3, 64, 48), (2, 3, 48, 40), 1),
+        ((16, 48), (48, 40), 0),  # few rows
+        ((64, 48), (48,), 0),
+        ((0, 48), (48, 40), 0),
+    ],
+)
+@pytest.mark.parametrize("turned", ["", "left", "right", "both"])
+def test_which_matmuls(
+    left: tuple[int, ...], right: tuple[int, ...], calls: int, turned: str
+) -> None:
+    def operand(shape: tuple[int, ...], turn: bool) -> torch.Tensor:
+        x = torch.randn(shape).round()
+        return x.mT.contiguous().mT if turn and x.dim() > 1 else x
+
+    x = operand(left, turned in ("left", "both"))
+    y = operand(right, turned in ("right", "both"))
+    ours = on_device(x), on_device(y)
+    with counted() as n:
+        got = ours[0] @ ours[1]
+        lazyxla.sync(wait=True)
+    assert (n.kernel_calls, n.host_calls, n.fallbacks) == (calls, 0, 0)
+    assert_same(got, x @ y)
+
+
+def test_attention_with_heads_next_to_features() -> None:
+    q, k, v = (torch.randn(2, 40, 3, 32).round() for _ in range(3))
+
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        scores = q.transpose(1, 2) @ k.transpose(1, 2).mT
+        return (scores @ v.transpose(1, 2)).transpose(1, 2)
+
+    ours = [on_device(t) for t in (q, k, v)]
+    with counted() as n:
+        got = attend(*ours)
+        lazyxla.sync(wait=True)
+    assert (n.kernel_calls, n.executions) == (2, 1)
+    assert_same(got, attend(q, k, v))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.int64])
+def test_matmuls_of_other_dtypes_are_the_compilers(dtype: torch.dtype) -> None:
+    x = on_device(torch.ones(64, 64, dtype=dtype))
+    with counted() as n:
+        assert_same(x @ x, torch.full((64, 64), 64, dtype=dtype))
+    assert (n.kernel_calls, n.executions) == (0, 1)
+
+
+def test_other_precisions_are_the_compilers() -> None:
+    x = on_device(torch.ones(64, 64))
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        y = x @ x
+    finally:
+        torch.set_float32_matmul_precision(before)
+    with counted() as n:
+        assert_same(y, torch.full((64, 64), 64.0))
+    assert (n.kernel_calls, n.executions) == (0, 1)
+
+
+def test_a_training_step_is_one_program_still() -> None:
+    layers = torch.nn.Conv2d(3, 16, 3), torch.nn.ReLU(), torch.nn.Flatten()
+    ours = torch.nn.Sequential(*layers, torch.nn.Linear(16 * 36, 32)).to("lazyxla")
+    optimizer = torch.optim.SGD(ours.parameters(), lr=0.1)
+    x = on_device(torch.randn(32, 3, 8, 8))
+
+    def step() -> None:
+        optimizer.zero_grad()
+        ours(x).square().mean().backward()
+        optimizer.step()
+        lazyxla.sync(wait=True)
+
+    step()
+    with counted() as n:
+        step()
+    # A convolution and its weight's gradient; a linear layer, and both of its gradients.
+    assert (n.kernel_calls, n.executions, n.compiles) == (5, 1, 0)
