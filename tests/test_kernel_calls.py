@@ -189,3 +189,15 @@ def test_a_training_step_is_one_program_still() -> None:
         step()
     # A convolution and its weight's gradient; a linear layer, and both of its gradients.
     assert (n.kernel_calls, n.executions, n.compiles) == (5, 1, 0)
+
+
+def test_as_many_threads_as_torch_is_told() -> None:
+    x = on_device(torch.ones(64, 64))
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, before):
+            torch.set_num_threads(threads)
+            assert_same(x @ x, torch.full((64, 64), 64.0))
+            assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)

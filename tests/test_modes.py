@@ -273,7 +273,7 @@ def _chain(x: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("mode", [False, True])
 def test_blocking_waits_for_each_program(mode) -> None:
-    x = torch.randn(400, 400).to(DEVICE)
+    x = torch.randn(400, 400, dtype=torch.float64).to(DEVICE)  # matmuls that XLA computes
     _chain(x)
     lazyxla.synchronize()
     lazyxla.settings.blocking = True

@@ -265,7 +265,10 @@ void host_call(const XLA_FFI_CallFrame& frame) {
     const auto handle = find_operator(name);
     TORCH_CHECK(handle, "there is no operator ", name);
     if (by_choice) {
-      with_team([&] { call(*handle, frame); });
+      with_team([&] {
+        at::init_num_threads();  // the user's number, which each thread has to be told
+        call(*handle, frame);
+      });
     } else {
       call(*handle, frame);
     }
