@@ -1,5 +1,6 @@
 """Convolutions and matmuls that programs for the CPU leave to PyTorch's kernels, and which not."""
 
+import threading
 from collections.abc import Callable
 
 import pytest
@@ -201,3 +202,24 @@ def test_as_many_threads_as_torch_is_told() -> None:
             assert torch.get_num_threads() == threads
     finally:
         torch.set_num_threads(before)
+
+
+def test_more_threads_than_may_have_teams_of_their_own() -> None:
+    x = on_device(torch.ones(64, 64))
+    x @ x  # compiled
+    lazyxla.sync(wait=True)
+    together = threading.Barrier(300)
+    wrong = []
+
+    def work() -> None:
+        with lazyxla.eager_mode(True):
+            if not torch.equal((x @ x).cpu(), torch.full((64, 64), 64.0)):
+                wrong.append(1)
+            together.wait()  # all of them live until each has multiplied
+
+    threads = [threading.Thread(target=work) for _ in range(300)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong

@@ -199,9 +199,14 @@ class Arguments {
 // the plugin has a thread for each processor: on a large machine all of them would have thousands.
 bool may_have_team() {
   constexpr int kMostThreads = 512;  // in all teams
-  static std::atomic<int> threads{0};
-  thread_local const bool may = (threads += at::get_num_threads()) <= kMostThreads;
-  return may;
+  static std::atomic<int> in_all{0};
+  struct Team {
+    const int threads = at::get_num_threads();
+    const bool fits = (in_all += threads) <= kMostThreads;
+    ~Team() { in_all -= threads; }
+  };
+  thread_local const Team team;
+  return team.fits;
 }
 
 // Runs `work` on this thread, or on one that all threads without a team share.
