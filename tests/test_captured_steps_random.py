@@ -27,7 +27,8 @@ VALUES = [0.25, 0.5, 0.75, 1.0, 1.0]
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "number" in metafunc.fixturenames:
-        metafunc.parametrize("number", range(metafunc.config.getoption("--steps")))
+        one_in = 5 if metafunc.function is test_random_trainings else 1  # they compile much
+        metafunc.parametrize("number", range(metafunc.config.getoption("--steps") // one_in))
 
 
 @pytest.fixture(autouse=True)

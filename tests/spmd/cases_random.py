@@ -14,7 +14,7 @@ import lazyxla
 
 PER_TEST = 100
 SHARES = {False: 4, True: 40, "fused": 40}  # one in so many of --programs runs in this mode
-TRAININGS = 100  # there is one for so many programs
+TRAININGS = 200  # there is one for so many programs
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
