@@ -3,6 +3,8 @@
 A plain ``optimizer.step()`` would read each count, and wait for it in the middle of the step. So it
 computes with them on the device, as with PyTorch's `capturable`, which is set in the group during
 the step only: a checkpoint of it can still be loaded for the CPU.
+
+State that was loaded is spread as its parameter is, as the state that an optimizer makes.
 """
 
 from __future__ import annotations
@@ -16,11 +18,13 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from lazyxla import untraced
+from lazyxla import _C, untraced
+from lazyxla.mesh import Mesh
 from lazyxla.runtime import BACKEND
 
 _changed: weakref.WeakKeyDictionary[torch.optim.Optimizer, list[dict[str, Any]]]
 _changed = weakref.WeakKeyDictionary()
+_watched: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()  # their loads
 
 
 def install() -> None:
@@ -33,6 +37,9 @@ def install() -> None:
 def _before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
     if not torch.compiler.is_compiling():  # which computes so by itself
         _set_capturable(optimizer)
+        if Mesh.is_any and optimizer not in _watched and _spread_state(optimizer):
+            _watched.add(optimizer)
+            optimizer.register_load_state_dict_post_hook(_after_loading)
 
 
 @untraced.traced
@@ -61,6 +68,32 @@ def _set_capturable(optimizer: torch.optim.Optimizer) -> None:
 def _reset_capturable(optimizer: torch.optim.Optimizer) -> None:
     for group in _changed.pop(optimizer, ()):
         group["capturable"] = False
+
+
+def _after_loading(optimizer: torch.optim.Optimizer) -> None:
+    _spread_state(optimizer)
+
+
+def _spread_state(optimizer: torch.optim.Optimizer) -> bool:
+    """Spreads it as the parameters are. Returns whether any of them is spread."""
+    is_any = False
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            is_ours = parameter.device.type == BACKEND
+            raw = _C.declared_sharding(parameter) if is_ours else None
+            if raw is None:
+                continue
+            is_any = True
+            for value in _state(optimizer, parameter).values():
+                is_like = (
+                    isinstance(value, torch.Tensor)
+                    and value.device == parameter.device
+                    and value.shape == parameter.shape
+                    and value.stride() == parameter.stride()
+                )
+                if is_like and _C.declared_sharding(value) is None:
+                    _C.shard(value, raw)
+    return is_any
 
 
 def _counts_on_device(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> bool:

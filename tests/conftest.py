@@ -48,7 +48,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--programs",
         type=int,
         default=400,
-        help="how many random programs tests/test_random_programs.py runs (default: 400)",
+        help="how many random programs tests/test_random_programs.py runs, and in proportion "
+        "tests/spmd/cases_random.py (default: 400)",
     )
     parser.addoption(
         "--overlap-samples",
@@ -91,6 +92,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         type=int,
         default=10,
         help="how many steps each thread of tests/test_threads.py trains (default: 10)",
+    )
+    parser.addoption(
+        "--steps",
+        type=int,
+        default=20,
+        help="how many random steps tests/test_captured_steps_random.py captures (default: 20)",
     )
     slow.add_options(parser)
 

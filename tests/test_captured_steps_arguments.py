@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import lazyxla
-from tests.step_twins import Step, Training, Twins, loss_of, network, plain_step, sgd
+from tests.step_twins import MakeStep, Step, Training, Twins, loss_of, network, plain_step, sgd
 from tests.support import DEVICE, counted
 
 # --- Arguments -----------------------------------------------------------------------------------
@@ -105,6 +106,42 @@ def test_containers_among_the_arguments() -> None:
     with counted() as n:
         twins.captured.step({"x": x, "more": [y, y]})
     assert n.captured_steps == 0
+
+
+def test_what_a_step_does_to_its_arguments_is_done_at_each_call(caplog) -> None:
+    """A list that it appends to, a dict that it sets, each also if that is as it was before."""
+
+    def step_of(act: Callable[[Any, torch.Tensor], object]) -> MakeStep:
+        def make(training: Training) -> Step:
+            plain = plain_step(training)
+
+            def step(x: torch.Tensor, y: torch.Tensor, holder: Any) -> torch.Tensor:
+                loss = plain(x, y).detach()
+                act(holder, loss)
+                return loss
+
+            return step
+
+        return make
+
+    log: list[float] = []
+    x, y = torch.randn(6, 8, device=DEVICE), torch.randn(6, 4, device=DEVICE)
+    appends = Twins(step_of(lambda log, loss: log.append(1.0)))
+    with caplog.at_level(logging.INFO, "lazyxla"):
+        for count in range(1, 7):
+            appends.captured.step(x, y, log)
+            assert len(log) == count
+    assert "is not captured: it changes what its arguments hold" in caplog.text
+    sets = Twins(step_of(lambda options, loss: options.update(scale=0.5)))
+    for before in [1.0] * 4 + [0.5] * 4 + [1.0] * 4:
+        options = {"scale": before}
+        sets.captured.step(x, y, options)
+        assert options == {"scale": 0.5}
+    keeps = Twins(step_of(lambda losses, loss: losses.append(loss)))
+    losses: list[torch.Tensor] = []
+    for count in range(1, 7):
+        keeps.captured.step(x, y, losses)
+        assert len(losses) == count
 
 
 def test_arguments_that_share_memory() -> None:

@@ -41,6 +41,30 @@ def test_results_are_new_tensors_each_time() -> None:
         loss.backward()
 
 
+def test_containers_that_are_returned_are_the_same_as_without_capture() -> None:
+    options, scales = {"scale": 1.0}, [1.0]
+
+    def make(training: Training) -> Step:
+        plain = plain_step(training)
+
+        def step(x: torch.Tensor, y: torch.Tensor, *more: Any) -> Any:
+            return (plain(x, y).detach(), options, scales, *more)
+
+        return step
+
+    twins = Twins(make)
+    x, y = torch.randn(6, 8, device=DEVICE), torch.randn(6, 4, device=DEVICE)
+    with counted() as n:
+        for _ in range(6):
+            made = twins.captured.step(x, y)
+            assert made[1] is options
+            assert made[2] is scales
+    assert n.captured_steps > 0
+    mine = [1.0]
+    for _ in range(6):  # a list of the arguments: not captured
+        assert twins.captured.step(x, y, mine)[3] is mine
+
+
 def test_structured_results() -> None:
     def make(training: Training) -> Step:
         def step(x: torch.Tensor, y: torch.Tensor) -> dict[str, Any]:

@@ -16,13 +16,15 @@ DEVICES = 8
 CASES = sorted(path.name for path in (ROOT / "tests/spmd").glob("cases_*.py"))
 OF_ONE_PROCESS = {
     "cases_processes.py",  # starts processes of its own
+    "cases_random.py",  # shrinks what fails, and has meshes of some devices
     "cases_topologies.py",  # is about devices that are not there
 }
 
 
-def start(cases: str, environment: dict[str, str]) -> subprocess.Popen[str]:
+def start(cases: str, environment: dict[str, str], *options: str) -> subprocess.Popen[str]:
+    command = ["pytest", "-q", "-p", "no:cacheprovider", f"tests/spmd/{cases}", *options]
     return subprocess.Popen(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"tests/spmd/{cases}"],
+        [sys.executable, "-m", *command],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -31,15 +33,16 @@ def start(cases: str, environment: dict[str, str]) -> subprocess.Popen[str]:
     )
 
 
-def check(process: subprocess.Popen[str]) -> None:
-    output, _ = process.communicate(timeout=900)
+def check(process: subprocess.Popen[str], programs: int = 400) -> None:
+    output, _ = process.communicate(timeout=900 + 2 * programs)
     assert process.returncode == 0, output
 
 
 @pytest.mark.parametrize("cases", CASES)
-def test_on_eight_devices(cases: str) -> None:
+def test_on_eight_devices(cases: str, request: pytest.FixtureRequest) -> None:
     own = {"LAZYXLA_PLATFORM": "cpu", "LAZYXLA_CPU_DEVICES": str(DEVICES)}
-    check(start(cases, {**os.environ, **own}))
+    programs = request.config.getoption("--programs")
+    check(start(cases, {**os.environ, **own}, "--programs", str(programs)), programs)
 
 
 @pytest.mark.parametrize("cases", sorted(set(CASES) - OF_ONE_PROCESS))

@@ -36,11 +36,10 @@ class Number {
 class CapturedStep {
  public:
   // Takes the guards' entries. `numbers`: for each varying number of the guards, its tensor.
-  CapturedStep(Guards& guards, const py::tuple& args, const py::dict& kwargs,
-               std::vector<uint64_t> torch_state, std::shared_ptr<StepProgram> program,
-               std::vector<std::shared_ptr<Number>> numbers)
+  CapturedStep(Guards& guards, const Signature& signature, std::vector<uint64_t> torch_state,
+               std::shared_ptr<StepProgram> program, std::vector<std::shared_ptr<Number>> numbers)
       : guards_(std::move(guards)),
-        signature_(args, kwargs),
+        signature_(signature),
         torch_state_(std::move(torch_state)),
         program_(std::move(program)),
         numbers_(std::move(numbers)) {
@@ -85,10 +84,12 @@ class CapturedStep {
   std::vector<std::shared_ptr<Number>> numbers_;
 };
 
-// The tensors of a step's arguments, in the order in which its program takes them.
-std::vector<at::Tensor> tensors_of(const py::tuple& args, const py::dict& kwargs) {
+// The tensors of a step's arguments, in the order in which its program takes them. Throws TypeError
+// if the arguments do not have this signature.
+std::vector<at::Tensor> tensors_of(const Signature& signature, const py::tuple& args,
+                                   const py::dict& kwargs) {
   std::vector<at::Tensor> tensors;
-  const std::string why = Signature(args, kwargs).broken(args, kwargs, tensors);
+  const std::string why = signature.broken(args, kwargs, tensors);
   TORCH_CHECK_TYPE(why.empty(), why);
   return tensors;
 }
@@ -102,6 +103,9 @@ void bind_steps(py::module_& m) {
       .def(py::init<at::Tensor>())
       .def_property_readonly("tensor", &Number::tensor)
       .def("set", &Number::set);
+  py::class_<Signature>(m, "StepSignature")
+      .def(py::init<const py::tuple&, const py::dict&>())
+      .def("tensors", &tensors_of);
   py::class_<StepRecording>(m, "StepRecording")
       .def(py::init<std::vector<at::Tensor>, std::vector<at::Tensor>, std::vector<at::Tensor>>())
       .def("finish", &StepRecording::finish)
@@ -122,12 +126,11 @@ void bind_steps(py::module_& m) {
           return 0;
         };
       }))
-      .def(py::init<Guards&, const py::tuple&, const py::dict&, std::vector<uint64_t>,
-                    std::shared_ptr<StepProgram>, std::vector<std::shared_ptr<Number>>>())
+      .def(py::init<Guards&, const Signature&, std::vector<uint64_t>, std::shared_ptr<StepProgram>,
+                    std::vector<std::shared_ptr<Number>>>())
       .def("__call__", &CapturedStep::operator());
   m.def("torch_modes_active", &steps::torch_modes_active);
   m.def("torch_state", &steps::torch_state);
-  m.def("step_tensors", &tensors_of);
 }
 
 }  // namespace lazyxla

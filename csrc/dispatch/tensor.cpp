@@ -160,11 +160,6 @@ bool covers(const Geometry& g, const ir::Storage& storage) {
          ir::is_dense(g.sizes, g.strides);
 }
 
-// Whether the storage's base may become another one: not where a sharding is for its dimensions.
-bool may_rebase(const Geometry& g, const ir::Storage& storage) {
-  return !storage.sharding() || g.sizes == storage.base().sizes;
-}
-
 // The content of a storage that is to be spread; a copy if the data has another sharding.
 Value spread(const ir::Storage& storage, Value value) {
   const ir::Sharding* sharding = storage.sharding();
@@ -216,7 +211,7 @@ Value read(const c10::TensorImpl& tensor, ir::PendingSet& pending) {
 Value read(ir::Storage& storage, const Geometry& geometry, ir::PendingSet& pending) {
   check_bounds(geometry, storage);
   graph::take_over_pending(storage, pending);
-  if (!storage.value() && covers(geometry, storage) && may_rebase(geometry, storage)) {
+  if (!storage.value() && covers(geometry, storage) && !storage.sharding()) {
     storage.set_base(geometry);
   }
   if (const Value* known = storage.find_view(geometry)) return *known;
@@ -244,7 +239,7 @@ void write(const c10::TensorImpl& tensor, Value value, ir::PendingSet& pending,
 void write(ir::Storage& storage, const Geometry& geometry, Value value, ir::PendingSet& pending,
            ir::Garbage& garbage) {
   graph::Capture::before_write(storage);
-  if (covers(geometry, storage) && may_rebase(geometry, storage)) {
+  if (covers(geometry, storage) && !storage.sharding()) {  // which is for its base
     storage.set_value(spread(storage, std::move(value)), geometry, pending, garbage);
     return;
   }

@@ -92,10 +92,12 @@ void find_donated(Graph& graph) {
   }
 }
 
-// Takes the storages, each value once.
+// Takes the storages, each value once; or once for each way in which it is to be spread.
 void take_storages(ir::PendingSet& pending, const Walk& walk, Graph& graph) {
   std::vector<ir::Value> promised;
   std::vector<int> outputs;  // of the nodes met, one after the other; -1: not promised yet
+  std::vector<const ir::Sharding*> spread;  // by output
+  std::vector<int> next;                    // by output: another one of the same value; -1: none
   while (ir::Storage* s = pending.first) {
     const ir::Value& value = s->value();
     const ir::Node& node = *value.node.get();
@@ -104,16 +106,23 @@ void take_storages(ir::PendingSet& pending, const Walk& walk, Graph& graph) {
       node.number = outputs.size();
       outputs.resize(outputs.size() + node.spec()->outputs.size(), -1);
     }
-    int& output = outputs[node.number + value.index];
+    const ir::Sharding* sharding = s->sharding();
+    int& first = outputs[node.number + value.index];
+    int output = first;
+    while (output >= 0 && sharding && spread[output] && spread[output] != sharding) {
+      output = next[output];
+    }
     if (output < 0) {
       output = static_cast<int>(promised.size());
+      spread.push_back(nullptr);
+      next.push_back(std::exchange(first, output));
       graph.output_types.push_back(value.type());
       graph.promises.push_back(make_buffer());
       if (ir::Mesh::any()) graph.promises.back()->promise_sharding(DeviceBuffer::unknown());
       promised.push_back({ir::Node::make_leaf(value.type(), graph.promises.back()), 0});
     }
+    if (sharding) spread[output] = sharding;
     ir::Content committed;
-    const ir::Sharding* sharding = s->sharding();
     ir::Value recorded = s->exchange_pending(promised[output], committed);
     graph.taken.push_back({s->id(), std::move(recorded), std::move(committed),
                            static_cast<uint32_t>(output), sharding});
@@ -249,8 +258,9 @@ bool detach(ir::PendingSet& pending, uint64_t setting, Graph& graph,
 }
 
 std::vector<Graph> split(Graph& graph) {
+  // With several meshes, what is not spread is for none of them by being computed beside it.
   const bool by_mesh =
-      graph.partition && (graph.partition->other || graph.partition->spans_processes());
+      graph.partition && (ir::Mesh::several() || graph.partition->spans_processes());
   if (!by_mesh && (graph.partition || graph.promises.size() <= kManyOutputs)) return {};
   std::lock_guard lock_walks(walks());
   const std::vector<uint32_t> component = components(graph);

@@ -102,6 +102,12 @@ std::vector<AxisPart> primes(const Mesh& mesh) {
 
 }  // namespace
 
+bool Mesh::several() {
+  Interned& interned = Interned::get();
+  std::lock_guard lock(interned.mutex);
+  return interned.meshes.size() > 1;
+}
+
 const Mesh* Interned::mesh(std::vector<Mesh::Axis> axes, std::vector<int> devices) {
   std::lock_guard lock(mutex);
   auto& mesh = meshes[text_of(axes, devices)];

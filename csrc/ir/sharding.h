@@ -38,6 +38,7 @@ class Mesh {
   static const Mesh* get(std::vector<Axis> axes, std::vector<int> devices);
   // Whether there is any. Where there is none, no value is sharded.
   static bool any() { return any_.load(std::memory_order_relaxed); }
+  static bool several();
 
   const std::vector<Axis>& axes() const { return axes_; }
   const std::vector<int>& devices() const { return devices_; }

@@ -41,7 +41,8 @@ class DictEntry final : public Guards::Entry {
   }
 
   std::string broken(Numbers& numbers) const override {
-    const uint64_t now = version();
+    // The order of an OrderedDict is no part of its dict, and has no version.
+    const uint64_t now = PyODict_Check(dict_.ptr()) ? 0 : version();
     if (now != 0 && now == version_) return "";
     std::string what = compare(numbers);
     if (what.empty()) version_ = now;
@@ -109,7 +110,7 @@ class DictEntry final : public Guards::Entry {
   mutable uint64_t version_ = 0;  // at which it was last found to be the same
 };
 
-// A list's elements, or those that a set must have.
+// The elements of a list or a set, in their order.
 class ListEntry final : public Guards::Entry {
  public:
   ListEntry(std::string name, const py::object& owner) : Entry(std::move(name)), owner_(owner) {
@@ -128,8 +129,9 @@ class ListEntry final : public Guards::Entry {
       return "";
     }
     if (PySet_GET_SIZE(owner) != count) return kDiffers;
-    for (const py::object& item : items_) {
-      if (PySet_Contains(owner, item.ptr()) != 1) return PyErr_Clear(), kDiffers;
+    size_t i = 0;
+    for (const py::handle each : py::reinterpret_borrow<py::set>(owner)) {
+      if (!is_same(items_[i++].ptr(), each.ptr())) return kDiffers;
     }
     return "";
   }
@@ -195,6 +197,26 @@ class CellEntry final : public Guards::Entry {
 
  private:
   py::object cell_, value_;
+};
+
+// What a function without arguments returns, where nothing else shows what there is.
+class CallEntry final : public Guards::Entry {
+ public:
+  CallEntry(std::string name, const py::object& function)
+      : Entry(std::move(name)), function_(function), value_(function()) {}
+
+  std::string broken(Numbers&) const override {
+    return is_same(value_.ptr(), function_().ptr()) ? "" : " is another value";
+  }
+
+  int traverse(visitproc visit, void* arg) const override {
+    Py_VISIT(function_.ptr());
+    Py_VISIT(value_.ptr());
+    return 0;
+  }
+
+ private:
+  py::object function_, value_;
 };
 
 // A function's code and defaults. (What its defaults and cells hold has guards of its own.)
@@ -342,6 +364,7 @@ void bind_guards(py::module_& m) {
       .def("add_list", &add<ListEntry, py::object>)
       .def("add_key", &add<KeyEntry, py::dict, py::object>)
       .def("add_cell", &add<CellEntry, py::object>)
+      .def("add_call", &add<CallEntry, py::object>)
       .def("add_function", &add<FunctionEntry, py::object>)
       .def("add_tensor", &add<TensorEntry, py::object>)
       // False if the interpreter cannot detect whether the class changes.

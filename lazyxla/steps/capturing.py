@@ -100,7 +100,8 @@ class CapturedFunction:
 
     def _capture(self, reach: Reach, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         try:
-            tensors = _C.step_tensors(args, kwargs)
+            signature = _C.StepSignature(args, kwargs)
+            tensors = signature.tensors(args, kwargs)
             if any(t.device.type != BACKEND for t in tensors):
                 raise Unfit("an argument is on the CPU: move it to the device before the call")
             if _C.torch_modes_active():
@@ -127,7 +128,7 @@ class CapturedFunction:
                 recording.stop()
             raise
         try:
-            results = Results(result, reach.tensors)
+            results = Results(result, reach.tensors, reach.objects, (args, kwargs))
             program, why = recording.finish(results.fresh)
             if not complete:
                 raise Unfit("its optimizers have changed")
@@ -139,13 +140,9 @@ class CapturedFunction:
                 raise Unfit("it changes a mode or default of PyTorch's")
             if not torch.equal(torch.default_generator.get_state(), on_host):
                 raise Unfit("it draws random numbers on the CPU")
-            after = _C.step_tensors(args, kwargs)
-            if len(after) != len(tensors) or any(a is not b for a, b in zip(after, tensors)):
-                raise Unfit("it changes what its arguments hold")
+            _check_arguments(signature, args, kwargs, tensors)
             guards = len(reach.guards)
-            captured = _C.CapturedStep(
-                reach.guards, args, kwargs, state, program, self._rates.numbers
-            )
+            captured = _C.CapturedStep(reach.guards, signature, state, program, self._rates.numbers)
         except (Unfit, TypeError) as unfit:
             recording.stop()
             self._fail(str(unfit))
@@ -173,3 +170,16 @@ class CapturedFunction:
         if why not in self._told and logger.isEnabledFor(logging.INFO):
             self._told.add(why)
             logger.info("%s %s: %s", self._name, what, why)
+
+
+def _check_arguments(
+    signature: Any, args: tuple[Any, ...], kwargs: dict[str, Any], before: list[torch.Tensor]
+) -> None:
+    """Raises Unfit if a step has changed what its arguments hold."""
+    try:
+        after = signature.tensors(args, kwargs)
+        if all(a is b for a, b in zip(after, before, strict=True)):
+            return
+    except TypeError:
+        pass
+    raise Unfit("it changes what its arguments hold")

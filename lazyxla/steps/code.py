@@ -26,6 +26,7 @@ class Reads:
     """What a piece of code reads."""
 
     chains: frozenset[tuple[str, ...]]  # a global name, then attributes
+    imports: frozenset[str]  # modules that it imports
     names: frozenset[str]  # of attributes, and strings
     dynamic: bool  # it reads attributes whose names it makes up
 
@@ -38,6 +39,7 @@ def reads_of(code: CodeType) -> Reads:
         Unfit: it assigns to globals, or imports what is not trusted.
     """
     chains: set[tuple[str, ...]] = set()
+    imports: set[str] = set()
     names = {*code.co_names, *_strings(code.co_consts)}
     dynamic = False
     if not names.isdisjoint(_MAKE_TEXT) or any("%" in name for name in names):
@@ -46,8 +48,12 @@ def reads_of(code: CodeType) -> Reads:
     for position, instruction in enumerate(found):
         if instruction.opname in ("STORE_GLOBAL", "DELETE_GLOBAL"):
             raise Unfit(f"it assigns to the global {instruction.argval}")
-        if instruction.opname == "IMPORT_NAME" and not trust.is_trusted(instruction.argval):
-            raise Unfit(f"it imports {instruction.argval}")
+        if instruction.opname == "IMPORT_NAME":
+            if not trust.is_trusted(instruction.argval):
+                raise Unfit(f"it imports {instruction.argval}")
+            imports.add(instruction.argval)
+        if instruction.opname == "MATCH_CLASS" and instruction.arg:
+            dynamic = True  # the class names the attributes
         if instruction.opname.startswith("FORMAT_"):
             names |= _TEXTS
         if instruction.opname in _GLOBAL:
@@ -67,9 +73,10 @@ def reads_of(code: CodeType) -> Reads:
         if isinstance(constant, CodeType):
             inner = reads_of(constant)
             chains |= inner.chains
+            imports |= inner.imports
             names |= inner.names
             dynamic = dynamic or inner.dynamic
-    return Reads(frozenset(chains), frozenset(names), dynamic)
+    return Reads(frozenset(chains), frozenset(imports), frozenset(names), dynamic)
 
 
 def _has_constant_name(following: list[dis.Instruction]) -> bool:

@@ -9,17 +9,20 @@ step unfit, with a reason.
 
 from __future__ import annotations
 
+import abc
 import builtins
 import collections
 import functools
 import sys
 import types
+import weakref
 from typing import Any, cast
 
 import torch
 from torch import nn
 from torch.nn.modules import module as nn_module
 from torch.optim import optimizer as torch_optimizer
+from torch.utils import _pytree
 
 from lazyxla import _C, config
 from lazyxla.runtime import BACKEND
@@ -62,6 +65,7 @@ class Reach:
         optimizers: the optimizers of torch.optim that it reached.
         schedules: whether it reached a scheduler of learning rates, which the step may call.
         names: all names and strings in the code that it reached.
+        objects: all objects that it reached, by their ids.
 
     Raises:
         Unfit: something cannot be compared.
@@ -74,7 +78,7 @@ class Reach:
         self.schedules = False
         self.names: set[str] = set()
         self._varying = varying  # by a dict's id: keys whose numbers may vary
-        self._seen: dict[int, Any] = {}
+        self.objects: dict[int, Any] = {}
         self._work: list[tuple[Any, str]] = []
         self._looked_up: set[tuple[int, str]] = set()
         # Namespaces of which only what is named counts: the dict, its name, the keys visited, and
@@ -103,15 +107,27 @@ class Reach:
         self.guards.add_dict("lazyxla.settings", vars(config.settings))
         einsum: Any = torch.backends.opt_einsum  # a module whose settings are in another one
         self.guards.add_dict("torch.backends.opt_einsum", vars(einsum.m))
+        self.guards.add_dict("torch.backends.mha", vars(torch.backends.mha))
         for kind in (torch.Tensor, nn.Parameter, nn.Module, torch.optim.Optimizer):
             self._type(None, kind, kind.__qualname__)
+            self._patches(vars(kind), kind.__qualname__)
+        trust.check_kernels()
+        self.guards.add_call("the number of kernels in Python", torch.library._impls.__len__)
+        self.guards.add_call("the classes registered with abc", abc.get_cache_token)
 
     def _torch_module(self, name: str) -> None:
-        """The attributes of a PyTorch module: its code is trusted as it is now."""
+        """The attributes of a PyTorch module: its own code is trusted as it is now."""
         module = sys.modules.get(name)
         if name.partition(".")[0] == "torch" and module is not None and name not in self._modules:
             self._modules.add(name)
             self.guards.add_dict(name, vars(module))
+            self._patches(vars(module), name)
+
+    def _patches(self, space: Any, name: str) -> None:
+        """What others have put into a namespace of PyTorch's, whose code calls it unseen."""
+        for key, value in space.items():
+            if trust.is_patch(value):
+                self._add(value, f"{name}.{key}")
 
     def _arguments(self, value: Any) -> None:
         """The arguments that are not tensors. The signature compares their containers."""
@@ -126,14 +142,14 @@ class Reach:
             self._add(value, "an argument")
 
     def _add(self, value: Any, name: str) -> None:
-        if type(value) not in _VALUES and id(value) not in self._seen:
-            self._seen[id(value)] = value
+        if type(value) not in _VALUES and id(value) not in self.objects:
+            self.objects[id(value)] = value
             self._work.append((value, name))
 
     def _run(self) -> None:
         while self._work:
             while self._work:
-                if len(self._seen) > _MOST_OBJECTS:
+                if len(self.objects) > _MOST_OBJECTS:
                     raise Unfit("its code can reach too many objects")
                 self._visit(*self._work.pop())
             for space, name, visited, _ in self._by_name:
@@ -166,17 +182,21 @@ class Reach:
             if trust.is_refused(value.__name__):
                 raise Unfit(f"it uses {value.__name__}")
             self._by_name.append((vars(value), name, set(), True))
+            if "__getattr__" in vars(value) and not trust.is_trusted(value.__name__):
+                self._add(vars(value)["__getattr__"], f"{name}.__getattr__")
         elif kind in _DICTS:
             self._dict(value, name)
         elif kind in (list, set):
             self.guards.add_list(name, value)
             for i, each in enumerate(value):
                 self._add(each, f"{name}[{i}]")
-        elif kind in (tuple, frozenset) or (isinstance(value, tuple) and hasattr(kind, "_fields")):
+        elif isinstance(value, (tuple, frozenset)):
             for i, each in enumerate(value):
                 self._add(each, f"{name}[{i}]")
-            if kind not in (tuple, frozenset):
+            if kind.__dictoffset__ == 0 and hasattr(kind, "_fields"):
                 self._class(kind, kind.__qualname__)
+            elif kind not in (tuple, frozenset):
+                self._object(value, name)
         elif kind is functools.partial:
             for part in (value.func, value.args, value.keywords):
                 self._add(part, name)
@@ -201,6 +221,10 @@ class Reach:
 
     def _dict(self, value: dict[Any, Any], name: str) -> None:
         self.guards.add_dict(name, value, self._varying.get(id(value), {}))
+        if isinstance(value, collections.defaultdict):
+            factory = f"the default_factory of {name}"
+            self.guards.add_call(factory, functools.partial(getattr, value, "default_factory"))
+            self._add(value.default_factory, factory)
         for key, each in value.items():
             self._add(key, f"a key of {name}")
             self._add(each, f"{name}[{key!r}]" if type(key) in (str, int) else f"{name}[...]")
@@ -220,8 +244,8 @@ class Reach:
             self._torch_module(module)
             # A wrapper of PyTorch's; what it wraps may be the user's.
             for variable, cell in cells:
-                inner = cell.cell_contents
-                if isinstance(inner, (types.FunctionType, types.MethodType, nn.Module)):
+                inner = _content(cell, variable)
+                if not isinstance(inner, weakref.ref):
                     self.guards.add_cell(f"{variable} of {name}", cell)
                     self._add(inner, variable)
             return
@@ -232,10 +256,7 @@ class Reach:
         if function.__dict__:
             self._add(function.__dict__, f"the attributes of {name}")
         for variable, cell in cells:
-            try:
-                inner = cell.cell_contents
-            except ValueError:
-                raise Unfit(f"its variable {variable} has no value yet") from None
+            inner = _content(cell, variable)
             self.guards.add_cell(variable, cell)
             self._add(inner, variable)
         self._code(function)
@@ -244,6 +265,11 @@ class Reach:
         reads = reads_of(function.__code__)
         if refused := reads.names & trust.REFUSED_NAMES:
             raise Unfit(f"{function.__qualname__} reads {sorted(refused)[0]} of something")
+        for module in reads.imports:
+            if module.partition(".")[0] == "torch":
+                self._torch_module(module)
+            else:
+                self._add(sys.modules.get(module), module)
         self.names |= reads.names
         self._dynamic |= reads.dynamic or not reads.names.isdisjoint(trust.DYNAMIC_NAMES)
         for chain in reads.chains:
@@ -294,60 +320,76 @@ class Reach:
     def _class(self, kind: type, name: str) -> None:
         if trust.is_refused(kind.__module__) or kind.__module__.partition(".")[0] == "lazyxla":
             raise Unfit(f"it uses {kind.__qualname__} of {kind.__module__}")
-        self._seen[id(kind)] = kind
+        self.objects[id(kind)] = kind
         self._type(None, kind, name)
         if not trust.is_trusted(type(kind).__module__):
             raise Unfit(f"{kind.__qualname__} is of a class of classes, {type(kind).__qualname__}")
-        has_trusted_base = any(
-            c is not object and trust.is_trusted(c.__module__) for c in kind.__mro__
-        )
+        self._as_tree_node(kind)
+        inherited = {  # from code that is not inspected
+            key
+            for each in kind.__mro__
+            if each is not object and trust.is_trusted(each.__module__)
+            for key in vars(each)
+        }
         for each in kind.__mro__:
-            if trust.is_trusted(each.__module__) or (each is not kind and id(each) in self._seen):
+            if trust.is_trusted(each.__module__) or (each is not kind and id(each) in self.objects):
                 self._torch_module(each.__module__)
+                self._patches(vars(each), each.__qualname__)
                 continue
             if not each.__flags__ & _MADE_BY_PYTHON:
                 raise Unfit(
                     f"it uses {each.__qualname__} of {each.__module__}, which is not Python"
                 )
-            self._seen[id(each)] = each
+            self.objects[id(each)] = each
             visited = set(_NOT_ATTRIBUTES)
             for key, value in vars(each).items():
                 # Methods that are used without being named: Python's own, and those that a trusted
-                # class may call.
-                called = has_trusted_base or (key.startswith("__") and key not in _TEXTS)
-                if called and isinstance(value, _METHODS):
+                # class may call; and what else replaces an attribute of one.
+                is_method = isinstance(value, _METHODS)
+                if key.startswith("__"):
+                    used = (is_method or callable(value)) and (inherited or key not in _TEXTS)
+                else:
+                    used = (is_method and inherited) or key in inherited
+                if used and key not in visited:
                     visited.add(key)
                     self._add(value, f"{each.__qualname__}.{key}")
             space = cast(dict[str, Any], vars(each))
             # Its version is the type's guard.
             self._by_name.append((space, each.__qualname__, visited, False))
 
+    def _as_tree_node(self, kind: type) -> None:
+        """How PyTorch's functions for trees take objects of a class apart."""
+        nodes = cast(dict[Any, Any], _pytree.SUPPORTED_NODES)
+        self.guards.add_key("torch.utils._pytree.SUPPORTED_NODES", nodes, kind)
+        self._add(nodes.get(kind), f"the tree node of {kind.__qualname__}")
+
     def _object(self, value: Any, name: str) -> None:
         kind = type(value)
         if kind.__dictoffset__ == 0 or kind.__basicsize__ > _PLAIN_SIZE:
             raise Unfit(f"{name} is a {kind.__qualname__}, which cannot be compared")
         self._type(value, kind, name)
-        if id(kind) not in self._seen:
+        if id(kind) not in self.objects:
             self._class(kind, kind.__qualname__)
         space = object.__getattribute__(value, "__dict__")
         if isinstance(value, torch.optim.Optimizer):
             self.optimizers.append(value)
         if isinstance(value, torch.optim.lr_scheduler.LRScheduler):
             self.schedules = True
-        if any(_has_code_unseen(c) for c in kind.__mro__):
+        if any(trust.has_code_unseen(c) for c in kind.__mro__):
             self._dict(space, name)
             return
         visited: set[str] = set()
         if isinstance(value, nn.Module):
-            visited = {k for k in space if k.startswith("_") or k == "training"}
+            attributes = {"training"}.union(*map(vars, kind.__mro__))
+            visited = {k for k in space if k.startswith("_") or k in attributes}
             for key in visited:
                 self._add(space[key], f"{name}.{key}")
         self._by_name.append((space, name, visited, True))
 
 
-def _has_code_unseen(kind: type) -> bool:
-    """Whether a class has trusted methods, whose code is not inspected for the attributes it
-    reads."""
-    if kind is nn.Module or kind.__module__ in ("abc", "typing", "typing_extensions"):
-        return False
-    return kind is not object and trust.is_trusted(kind.__module__)
+def _content(cell: types.CellType, variable: str) -> Any:
+    """What a variable of a closure holds."""
+    try:
+        return cell.cell_contents
+    except ValueError:
+        raise Unfit(f"its variable {variable} has no value yet") from None

@@ -19,12 +19,20 @@ class Results:
     Attributes:
         fresh: the new tensors of one result, in order; empty once forgotten.
 
+    Args:
+        result: what the step returned.
+        state: the tensors that it reached.
+        reached: all objects that its code can reach, by their ids.
+        args: what it was called with.
+
     Raises:
         Unfit: the result has something else, or a tensor through which backward() may still run.
     """
 
-    def __init__(self, result: Any, state: list[torch.Tensor]) -> None:
+    def __init__(self, result: Any, state: list[torch.Tensor], reached: Any, args: Any) -> None:
         self.fresh: list[torch.Tensor] = []
+        self._reached = reached
+        self._containers = _containers(args, {})
         self._state = {id(tensor): tensor for tensor in state}
         self._positions: dict[int, int] = {}
         self._template = self._describe(result)
@@ -35,6 +43,7 @@ class Results:
         self.fresh = []
         self._positions = {}
         self._state = {}
+        self._reached = self._containers = {}
 
     def build(self, made: list[torch.Tensor]) -> Any:
         """The result of a call that made these tensors."""
@@ -42,6 +51,12 @@ class Results:
 
     def _describe(self, result: Any) -> tuple[Any, Any]:
         kind = type(result)
+        if kind in (list, dict):
+            if id(result) in self._reached:
+                return object, result
+            if id(result) in self._containers:
+                raise Unfit(f"it returns a {kind.__name__} of its arguments, or one twice")
+            self._containers[id(result)] = result
         if kind in (torch.Tensor, torch.nn.Parameter):
             if id(result) in self._state:
                 return object, result
@@ -67,6 +82,16 @@ class Results:
         if kind not in _VALUES:
             raise Unfit(f"it returns a {kind.__qualname__}")
         return object, result
+
+
+def _containers(tree: Any, found: dict[int, Any]) -> dict[int, Any]:
+    """The lists and dicts in arguments, by their ids."""
+    if type(tree) in (tuple, list, dict):
+        if type(tree) is not tuple:
+            found[id(tree)] = tree
+        for each in tree.values() if type(tree) is dict else tree:
+            _containers(each, found)
+    return found
 
 
 def _build(template: tuple[Any, Any], made: list[torch.Tensor]) -> Any:

@@ -9,7 +9,9 @@ it is not captured.
 from __future__ import annotations
 
 import builtins
-from types import ModuleType
+import functools
+import sys
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
@@ -40,7 +42,8 @@ _REFUSED_FUNCTIONS = {
         *(torch.set_default_device, torch.set_default_dtype, torch.random.fork_rng),
     )
 }
-# Names of attributes that expose a tensor's memory, or how often it was written.
+# Names of attributes that expose a tensor's memory, or how often it was written, or what it is a
+# view of.
 REFUSED_NAMES = frozenset(
     {
         "data_ptr",
@@ -50,6 +53,8 @@ REFUSED_NAMES = frozenset(
         "numpy",
         "__array__",
         "__dlpack__",
+        "_base",
+        "_is_view",
     }
 )
 DYNAMIC = frozenset({"getattr", "setattr", "delattr", "hasattr", "vars"})
@@ -77,6 +82,49 @@ def is_trusted(module: str) -> bool:
 def is_refused(module: str) -> bool:
     """Whether it is a part of PyTorch that a step must not use."""
     return any(module == name or module.startswith(name + ".") for name in _UNTRUSTED)
+
+
+def has_code_unseen(kind: type) -> bool:
+    """Whether a class has trusted methods, whose code is not inspected for the attributes it
+    reads."""
+    if kind is torch.nn.Module or kind.__module__ in ("abc", "typing", "typing_extensions"):
+        return False
+    return kind is not object and is_trusted(kind.__module__)
+
+
+# Whose code PyTorch's modules and classes have from the start, besides PyTorch's own.
+_AT_HOME = {*sys.stdlib_module_names, "torch", "torchgen", "typing_extensions", "tqdm", "lazyxla"}
+
+
+def is_patch(value: Any) -> bool:
+    """Whether a value in a namespace of PyTorch's runs somebody else's code: it was put there."""
+    if isinstance(value, (staticmethod, classmethod, MethodType)):
+        return is_patch(value.__func__)
+    if isinstance(value, property):
+        return any(is_patch(each) for each in (value.fget, value.fset, value.fdel) if each)
+    if isinstance(value, functools.partial):
+        return is_patch(value.func)
+    if isinstance(value, FunctionType):
+        module = value.__globals__.get("__name__", "")
+    else:
+        module = value.__module__ if isinstance(value, type) else type(value).__module__
+    root = str(module).partition(".")[0]
+    return root not in _AT_HOME and not root.startswith("namedtuple_")
+
+
+_own_kernels = frozenset(torch.library._impls)
+_KEYS = (
+    *("PrivateUse1", "AutogradPrivateUse1", "AutocastPrivateUse1", "Autograd", "BackendSelect"),
+    *("CompositeImplicitAutograd", "CompositeExplicitAutograd", "ADInplaceOrView"),
+)
+
+
+def check_kernels() -> None:
+    """Raises Unfit if somebody else's Python code has taken an operator of PyTorch's over."""
+    for name in torch.library._impls - _own_kernels:
+        if name.startswith("aten/") and name.endswith(_KEYS):
+            operator = name.split("/")[1]
+            raise Unfit(f"aten::{operator} runs code that was registered for it")
 
 
 def check_object(thing: Any, name: str) -> None:

@@ -125,6 +125,23 @@ def test_what_has_nothing_in_common_can_be_on_several_meshes() -> None:
 
 
 @one_process
+@one_process
+def test_what_is_computed_beside_a_spread_value_is_not_spread() -> None:
+    """Else it could meet only what is on the same mesh from then on."""
+    other = lazyxla.Mesh((2,), ("x",), [5, 6])
+    d, x, y = sharded(grid(8, 6), "data"), torch.ones(6, device=DEVICE), grid(4, 6).to(DEVICE)
+    lazyxla.shard(y, other, ("x",))
+    lazyxla.sync()
+    d.add_(1)
+    x.mul_(3)
+    with counted() as n:
+        lazyxla.sync()
+    assert n.executions == 2
+    assert lazyxla.sharding(x) is None
+    assert torch.equal((y * x).cpu(), grid(4, 6) * 3)
+    assert torch.equal((d * x).cpu(), (grid(8, 6) + 1) * 3)
+
+
 def test_models_on_several_meshes_train_as_on_one_device() -> None:
     def train(models: list[torch.nn.Module], device: str) -> list[torch.Tensor]:
         optimizers = [torch.optim.AdamW(m.parameters(), lr=0.1) for m in models]

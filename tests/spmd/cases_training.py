@@ -3,13 +3,15 @@ one program, and no parameter, gradient or state is ever whole on a device."""
 
 from __future__ import annotations
 
+import copy
+import io
 import math
 from functools import cache
 from typing import Any
 
 import pytest
 import torch
-from helpers import OWN_DEVICES
+from helpers import OWN_DEVICES, spec_of
 from models import MESH, PLANS, Mlp, Transformer, batches
 from torch import nn
 
@@ -161,3 +163,35 @@ def test_other_optimizers(optimizer: str) -> None:
                 if plan and isinstance(value, torch.Tensor) and value.dim() > 0:
                     assert lazyxla.sharding(value) == lazyxla.sharding(p)
     torch.testing.assert_close(*results)
+
+
+@pytest.mark.parametrize("where", ["host", "device"])
+def test_an_optimizer_s_state_that_is_loaded_is_spread(where: str) -> None:
+    """Before the first step, and later."""
+    torch.manual_seed(0)
+    original = nn.Linear(6, 8)
+
+    def train(model: nn.Module, optimizer: Any, x: torch.Tensor) -> None:
+        model(x).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    reference = torch.optim.AdamW(original.parameters(), lr=0.1)
+    model = lazyxla.shard(copy.deepcopy(original), MESH, ("model",))
+    x, optimizer = torch.randn(4, 6), torch.optim.AdamW(model.parameters(), lr=0.1)
+    train(original, reference, x)
+    train(model, optimizer, x.to(DEVICE))
+    for fresh in (True, False):
+        file = io.BytesIO()
+        torch.save(optimizer.state_dict(), file)
+        file.seek(0)
+        state = torch.load(file, map_location="cpu" if where == "host" else None)
+        if fresh:
+            optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+        optimizer.load_state_dict(state)
+        train(original, reference, x)
+        train(model, optimizer, x.to(DEVICE))
+        lazyxla.sync()
+        assert spec_of(optimizer.state[model.weight]["exp_avg"]) == ("model", None)
+        assert spec_of(optimizer.state[model.bias]["exp_avg_sq"]) == ("model",)
+    torch.testing.assert_close(model.weight.detach().cpu(), original.weight.detach())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,7 @@ from helpers import OWN_DEVICES, bytes_on_devices, grid, sharded, spec_of
 from models import MESH
 
 import lazyxla
-from tests.support import DEVICE
+from tests.support import DEVICE, counted
 
 # ---- sizes that do not divide ----
 
@@ -164,6 +165,53 @@ def test_likes_are_spread_alike(like: Callable[[torch.Tensor], torch.Tensor]) ->
     lazyxla.sync(wait=True)
     assert spec_of(made) == ("data", "model")
     assert max(b - a for a, b in zip(before, bytes_on_devices())) <= 3 * 64 * 64 * 4 // 8
+
+
+def test_views_that_cover_the_memory_leave_it_spread_as_it_was() -> None:
+    """A write through one sets all elements, in another order or as another type."""
+    x = grid(4, 4)
+    d = sharded(x, "data", None)
+    d.t().mul_(2)
+    d.t().copy_(d.clone())
+    torch.testing.assert_close(d.cpu(), (x * 2).t())
+    assert spec_of(d) == ("data", None)
+    bits = torch.arange(8, dtype=torch.uint8).reshape(1, 8)
+    b = sharded(bits, None, "model")
+    b.view(torch.int8)[::2] = -1
+    assert torch.equal(b.cpu(), torch.full((1, 8), 255, dtype=torch.uint8))
+    assert spec_of(b) == (None, "model")
+
+
+def test_one_value_that_is_spread_in_two_ways() -> None:
+    x = grid(8, 6)
+    d = sharded(x, "data")
+    total = d * 2
+    same = total.clone()
+    lazyxla.shard(total, MESH, ("model",))
+    lazyxla.shard(same, MESH, (None, "data"))
+    with counted() as n:
+        lazyxla.sync()
+    assert n.executions == 1
+    assert spec_of(total) == ("model", None)
+    assert spec_of(same) == (None, "data")
+    assert torch.equal(total.cpu(), x * 2)
+    assert torch.equal(same.cpu(), x * 2)
+
+
+def test_copies_of_memory_are_spread_alike() -> None:
+    d = sharded(grid(8, 6), "data", "model")
+    before = bytes_on_devices()
+    made, view = copy.deepcopy((d, d[2:]))
+    assert spec_of(made) == ("data", "model")
+    assert bytes_on_devices() == before  # until one of them is written to
+    view.add_(1)  # of the same memory as the other copy
+    expected = grid(8, 6)
+    expected[2:] += 1
+    assert torch.equal(made.cpu(), expected)
+    assert torch.equal(d.cpu(), grid(8, 6))
+    assert spec_of(made) == ("data", "model")
+    del view
+    assert [b - a for a, b in zip(before, bytes_on_devices())] == [8 * 6 * 4 // 8] * OWN_DEVICES
 
 
 # ---- memory ----

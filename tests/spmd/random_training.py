@@ -1,0 +1,165 @@
+"""Training whose tensors are spread at random, beside the same on the CPU."""
+
+from __future__ import annotations
+
+import copy
+import random
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from random_sharded import MESHES, check_sharding, random_spec
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+import lazyxla
+from tests.support import DEVICE
+
+OPTIMIZERS = {
+    "SGD": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9),
+    "AdamW": lambda p: torch.optim.AdamW(p, lr=0.01, eps=1e-3),
+    "RMSprop": lambda p: torch.optim.RMSprop(p, lr=0.01, eps=1e-3),
+}
+SIZES = [3, 4, 6, 7, 8]
+
+
+class Model(nn.Module):
+    """Layers of several kinds, of random sizes; a value in between may be constrained."""
+
+    def __init__(self, rng: random.Random) -> None:
+        super().__init__()
+        hidden = rng.choice(SIZES)
+        self.first, self.last = nn.Linear(6, hidden), nn.Linear(hidden, 4, bias=rng.random() < 0.5)
+        self.norm = rng.choice([nn.LayerNorm, nn.BatchNorm1d, nn.Identity])(hidden)
+        self.act = rng.choice([nn.Tanh(), nn.GELU(), nn.ReLU(inplace=True)])
+        self.scale = nn.Parameter(torch.ones(hidden))
+        self.register_buffer("seen", torch.zeros(hidden))
+        self.checkpointed = rng.random() < 0.3
+        self.constraint: Any = None
+
+    def hidden(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.act(self.norm(self.first(x)) * self.scale)
+        if self.constraint and y.device.type == DEVICE:
+            y = lazyxla.constrain(y, *self.constraint)
+        return y
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = checkpoint(self.hidden, x, use_reentrant=False) if self.checkpointed else self.hidden(x)
+        with torch.no_grad():
+            self.seen.mul_(0.5).add_(y.sum(0))
+        return self.last(y)
+
+
+class RandomTraining:
+    def __init__(self, rng: random.Random) -> None:
+        self.rng = rng
+        self.lines: list[str] = []
+        self.mesh = rng.choice(MESHES)
+        torch.manual_seed(rng.randrange(100))
+        self.cpu = Model(rng)
+        self.device = copy.deepcopy(self.cpu).to(DEVICE)
+        make = OPTIMIZERS[kind := rng.choice(sorted(OPTIMIZERS))]
+        self.optimizers = [make(model.parameters()) for model in (self.cpu, self.device)]
+        self.make = make
+        self.specs: dict[str, tuple[Any, ...]] = {}
+        self.call: Any = self.device
+        self.lines.append(f"{self.mesh}, {kind}, {self.cpu}")
+        self.shard()
+        if rng.random() < 0.5:
+            spec = random_spec(rng.choice, self.mesh, torch.empty(2, 2), "?")
+            self.device.constraint = self.mesh, spec
+
+    def named(self) -> list[tuple[str, torch.Tensor]]:
+        return [*self.device.named_parameters(), *self.device.named_buffers()]
+
+    # --- What may happen between steps -----------------------------------------------------------
+
+    def shard(self) -> None:
+        for name, tensor in self.named():
+            if self.rng.random() < 0.7 or name not in self.specs:
+                self.specs[name] = random_spec(self.rng.choice, self.mesh, tensor)
+                lazyxla.shard(tensor, self.mesh, self.specs[name])
+
+    def write(self) -> None:
+        for model in (self.cpu, self.device):
+            with torch.no_grad():
+                model.first.weight[1:].mul_(0.5)
+                model.scale.view(-1)[:2].copy_(torch.ones(2))
+
+    def copy(self) -> None:
+        """The copies go on; they share no memory."""
+        gradients = [p.grad for p in self.device.parameters()]  # which are not copied
+        self.call = self.device = copy.deepcopy(self.device)
+        for p, gradient in zip(self.device.parameters(), gradients):
+            p.grad = gradient
+        before, self.optimizers[1] = self.optimizers[1], self.make(self.device.parameters())
+        self.optimizers[1].load_state_dict(copy.deepcopy(before.state_dict()))
+        lazyxla.shard(self.device, self.mesh, lambda name, tensor: self.specs[name])
+
+    def load(self) -> None:
+        state = {name: tensor.cpu() for name, tensor in self.device.state_dict().items()}
+        self.device.load_state_dict(state)
+        optimizer = self.optimizers[1]
+        optimizer.load_state_dict(_on_host(optimizer.state_dict()))
+
+    def compile(self) -> None:
+        if not self.device.checkpointed:
+            self.call = torch.compile(self.device, backend="lazyxla")
+
+    def nothing(self) -> None:
+        pass
+
+    # --- A step ----------------------------------------------------------------------------------
+
+    def step(self, region: AbstractContextManager[Any]) -> None:
+        size = self.rng.choice([8, 8, 8, 5])
+        x, y = torch.randn(size, 6), torch.randn(size, 4)
+        spread = lazyxla.shard(x.clone(), self.mesh, random_spec(self.rng.choice, self.mesh, x))
+        accumulate = self.rng.random() < 0.2
+        losses = []
+        with region:
+            for model, a, b in ((self.cpu, x, y), (self.call, spread, y.to(DEVICE))):
+                loss = F.mse_loss(model(a), b)
+                loss.backward()
+                losses.append(loss.detach())
+        if not accumulate:
+            for optimizer in self.optimizers:
+                optimizer.step()
+        self.check(losses)
+        if not accumulate:
+            for optimizer in self.optimizers:
+                optimizer.zero_grad()
+
+    def check(self, losses: list[torch.Tensor]) -> None:
+        lazyxla.sync()
+        torch.testing.assert_close(losses[1].cpu(), losses[0])
+        theirs = dict([*self.cpu.named_parameters(), *self.cpu.named_buffers()])
+        for name, tensor in self.named():
+            torch.testing.assert_close(tensor.detach().cpu(), theirs[name].detach(), msg=name)
+            check_sharding(tensor, self.mesh, self.specs[name], name)
+            if tensor.grad is not None:
+                torch.testing.assert_close(tensor.grad.cpu(), theirs[name].grad)
+                check_sharding(tensor.grad, self.mesh, self.specs[name], f"gradient of {name}")
+            for key, value in self.optimizers[1].state.get(tensor, {}).items():
+                if value is not None and value.shape == tensor.shape and key != "step":
+                    check_sharding(value, self.mesh, self.specs[name], f"{key} of {name}")
+
+    def run(self, steps: int) -> None:
+        events = [self.nothing, self.nothing, self.write, self.copy, self.load, self.compile]
+        for _ in range(steps):
+            event = self.rng.choice(events)
+            mode = self.rng.choice([False, False, True, "fused"])
+            region = self.rng.choice([nullcontext, lazyxla.compile])()
+            self.lines.append(f"{event.__name__}, step in mode {mode}, {type(region).__name__}")
+            event()
+            with lazyxla.eager_mode(mode):
+                self.step(region)
+
+
+def _on_host(tree: Any) -> Any:
+    if isinstance(tree, torch.Tensor):
+        return tree.cpu()
+    if isinstance(tree, dict):
+        return {key: _on_host(each) for key, each in tree.items()}
+    return [_on_host(each) for each in tree] if isinstance(tree, list) else tree
