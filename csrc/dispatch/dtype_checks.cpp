@@ -128,7 +128,8 @@ void check_dtypes(const OpInfo& info, Args args, Inference& inference) {
   const bool was_asked = info.checks.on_cpu_with.has_value();
   if (is_one && (was_asked || dtypes.empty() || c10::isFloatingType(dtypes[0]))) return;
   if (takes_pivots(info)) return;
-  CpuCall how{.fill = info.checks.on_cpu_with.value_or(0), .shrink_integers = true, .dtypes = dtypes};
+  CpuCall how{
+      .fill = info.checks.on_cpu_with.value_or(0), .shrink_integers = true, .dtypes = dtypes};
   const bool is_affordable = elements_of(tensors, inference) <= kMostElements;
   Answer answer{.is_known = false};
   bool is_conclusive = false;

@@ -179,7 +179,8 @@ void Agreement::give_up(const Call& call, const std::string& error) {
     // Before the others come to know that there is something to read: what it may replace is what
     // this process was in when another group failed.
     store_->set(key(channel_->getRank()), Report(call, error).bytes());
-    if (compare(call, [](int64_t) { return std::vector<int64_t>(); }, {}, kGaveUp) !=
+    if (compare(
+            call, [](int64_t) { return std::vector<int64_t>(); }, {}, kGaveUp) !=
         Same::kAllGaveUp) {
       fail(call, error);
     }

@@ -119,9 +119,9 @@ class Agreement {
   std::mutex mutex_;  // guards the members below, and admits one call at a time
   Sequence sequence_;
   int64_t last_number_ = 0;
-  int64_t agreed_ = 0;  // the number of the last call on which all agree
+  int64_t agreed_ = 0;     // the number of the last call on which all agree
   bool all_ready_ = true;  // to launch the call that was compared last
-  std::string broken_;  // why the group no longer works
+  std::string broken_;     // why the group no longer works
 };
 
 }  // namespace lazyxla::distributed

@@ -353,9 +353,8 @@ void execute_of_all(const Variant& variant, const Run& run, c10::DeviceIndex ind
     });
   }
   if (launched == Launched::kYes) return;
-  execute_other_form(variant, run, [&] {
-    execute_stages(*variant.apart->pieces(run.slots), run, index);
-  });
+  execute_other_form(variant, run,
+                     [&] { execute_stages(*variant.apart->pieces(run.slots), run, index); });
 }
 
 }  // namespace
