@@ -17,7 +17,10 @@ from tests.spanning import cpu_plugin, plugin_path
 from tests.test_distributed_faults import COMPARED
 
 SIZES = (2, 3)
-OF_EVERY_SIZE = ("arguments", "collectives")  # the others take long, and are of one, but if asked for
+OF_EVERY_SIZE = (
+    "arguments",
+    "collectives",
+)  # the others take long, and are of one, but if asked for
 SETTLED = ("ddp", "fully_sharded", "zero_sgd", "pipeline_gpipe")
 """Training whose steps compile nothing from the fourth on, and all run as many programs."""
 
