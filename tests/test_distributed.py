@@ -14,6 +14,7 @@ from tests.distributed.processes import THEMES, outputs, own_environment, run, r
 
 SIZES = (2, 3)
 OF_EVERY_SIZE = (
+    "arguments",
     "collectives",
     "training",
 )  # the others take long, and are of one, but if asked for
@@ -27,6 +28,8 @@ SERVED_BY_ONE_PROGRAM = (
         "dtensors_in_attention",
         "traced",
     ),
+    *("dtypes_that_are_only_moved", "parts_of_several_sizes", "experts"),
+    "gradients_of_gathered_columns",
 )
 ONE_PROGRAM_PER_STEP = (
     *("ddp", "ddp_static", "ddp_accumulates", "ddp_hooks", "zero_adam", "zero_sgd"),

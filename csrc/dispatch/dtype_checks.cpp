@@ -83,6 +83,28 @@ bool takes_pivots(const OpInfo& info) {
   });
 }
 
+// The dtypes that the CPU's kernel is asked with. Running statistics may have one of their own: who
+// casts a model's parameters, as FSDP's mixed precision does, leaves its buffers as they are. The
+// CPU's kernels take that for some dtypes, CUDA's for all; here it is computed in the wider one.
+Dtypes asked_dtypes(const OpInfo& info, Args args, const std::vector<at::Tensor>& tensors) {
+  const auto& arguments = info.handle.schema().arguments();
+  const auto tensor_called = [&](const char* name) {
+    for (size_t i = 0; i < args.size(); ++i) {
+      if (arguments[i].name() == name && args[i].isTensor()) return args[i].toTensor();
+    }
+    return at::Tensor();
+  };
+  const at::Tensor weight = tensor_called("weight");
+  const at::Tensor mean = tensor_called("running_mean"), var = tensor_called("running_var");
+  Dtypes dtypes;
+  for (const at::Tensor& x : tensors) {
+    const bool is_statistic = (x.is_same(mean) || x.is_same(var)) && x.is_floating_point();
+    const at::Tensor& like = !is_statistic ? x : weight.defined() ? weight : tensors[0];
+    dtypes.push_back(like.scalar_type());
+  }
+  return dtypes;
+}
+
 int64_t elements_of(const std::vector<at::Tensor>& tensors, const Inference& inference) {
   int64_t elements = 0;
   for (const at::Tensor& tensor : tensors) elements += tensor.numel();
@@ -100,14 +122,14 @@ void check_dtypes(const OpInfo& info, Args args, Inference& inference) {
   // input are float32 here, as on CUDA.
   if (info.functional_name.find("backward") != std::string::npos) return;
   const std::vector<at::Tensor> tensors = device_tensors(info, args);
-  Dtypes dtypes;
-  for (const at::Tensor& tensor : tensors) dtypes.push_back(tensor.scalar_type());
+  const Dtypes dtypes = asked_dtypes(info, args, tensors);
   const bool is_one =
       std::adjacent_find(dtypes.begin(), dtypes.end(), std::not_equal_to<>()) == dtypes.end();
   const bool was_asked = info.checks.on_cpu_with.has_value();
   if (is_one && (was_asked || dtypes.empty() || c10::isFloatingType(dtypes[0]))) return;
   if (takes_pivots(info)) return;
-  CpuCall how{.fill = info.checks.on_cpu_with.value_or(0), .shrink_integers = true};
+  CpuCall how{
+      .fill = info.checks.on_cpu_with.value_or(0), .shrink_integers = true, .dtypes = dtypes};
   const bool is_affordable = elements_of(tensors, inference) <= kMostElements;
   Answer answer{.is_known = false};
   bool is_conclusive = false;

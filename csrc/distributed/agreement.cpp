@@ -146,7 +146,7 @@ void Agreement::run(const Call& call, Recorded recorded, bool compare_all,
                     c10::function_ref<void()> exchange) {
   attempt(call, [&] {
     const bool same =
-        !is_to_be_compared(call, compare_all) || compare(call, recorded, Whole()) != Same::kNothing;
+        !is_to_be_compared(call, compare_all) || compare(call, recorded) != Same::kNothing;
     if (same) exchange();
     return same;
   });
@@ -155,12 +155,38 @@ void Agreement::run(const Call& call, Recorded recorded, bool compare_all,
 graph::Launched Agreement::agree(const Call& call, Recorded recorded, const Whole& whole) {
   Same same = Same::kCall;
   attempt(call, [&] {
-    if (is_to_be_compared(call, /*compare_all=*/true)) same = compare(call, recorded, whole);
+    if (is_to_be_compared(call, /*compare_all=*/true)) {
+      same = compare(call, recorded, whole, whole.has_parts ? kIsReady : kHasToMake);
+    }
     last_number_ = call.number - 1;  // as `launch` compares this call again
     return same != Same::kNothing;
   });
   if (same == Same::kProgram) return Launched::kYes;
   return same == Same::kAllButNumbers ? Launched::kNumbersDiffer : Launched::kNo;
+}
+
+void Agreement::agree_anew(const Call& call, Launched found) {
+  std::lock_guard lock(mutex_);
+  if (found == Launched::kNumbersDiffer || !all_ready_) {
+    agreed_ = std::min(agreed_, call.number - 1);
+  }
+}
+
+void Agreement::give_up(const Call& call, const std::string& error) {
+  std::lock_guard lock(mutex_);
+  if (!broken_.empty() || call.number <= agreed_) return;
+  try {
+    // Before the others come to know that there is something to read: what it may replace is what
+    // this process was in when another group failed.
+    store_->set(key(channel_->getRank()), Report(call, error).bytes());
+    if (compare(
+            call, [](int64_t) { return std::vector<int64_t>(); }, {}, kGaveUp) !=
+        Same::kAllGaveUp) {
+      fail(call, error);
+    }
+  } catch (const std::exception&) {  // what was to be made throws the error itself
+    if (broken_.empty()) broken_ = error;
+  }
 }
 
 void Agreement::launch_whole(const Call& call, const Whole& whole,
@@ -194,18 +220,28 @@ bool Agreement::is_to_be_compared(const Call& call, bool compare_all) {
   return !follows || ((is_next || compare_all) && call.number > agreed_);
 }
 
-Agreement::Same Agreement::compare(const Call& call, Recorded recorded, const Whole& whole) {
+Agreement::Same Agreement::compare(const Call& call, Recorded recorded) {
+  Same same = Same::kNothing;
+  do {
+    same = compare(call, recorded, {}, kIsReady);
+  } while (same != Same::kNothing && !all_ready_);
+  return same;
+}
+
+Agreement::Same Agreement::compare(const Call& call, Recorded recorded, const Whole& whole,
+                                   Readiness ready) {
   const auto options = at::TensorOptions().dtype(at::kLong);
   const int64_t size = channel_->getSize();
-  // Zeros follow the identities: calls that are not recorded yet are not agreed on. The program is
-  // last.
-  const int64_t words = kAhead + 2;
+  // Zeros follow the identities: calls that are not recorded yet are not agreed on. Then the
+  // program, and how ready the process is.
+  const int64_t words = kAhead + 3;
   at::Tensor own = at::zeros({words}, options), all = at::empty({size * words}, options);
   const std::vector<int64_t> identities = recorded(call.number);
   const auto count = std::min<int64_t>(identities.size(), kAhead);
   std::copy_n(identities.begin(), count, own.data_ptr<int64_t>());
   own.data_ptr<int64_t>()[kAhead] = static_cast<int64_t>(whole.hash);
   own.data_ptr<int64_t>()[kAhead + 1] = static_cast<int64_t>(whole.without_numbers);
+  own.data_ptr<int64_t>()[kAhead + 2] = ready;
   ++Counters::get().comparisons;
   channel_->_allgather_base(all, own)->wait();
   const auto of_process = all.view({size, words});
@@ -217,6 +253,13 @@ Agreement::Same Agreement::compare(const Call& call, Recorded recorded, const Wh
     }
     return true;
   };
+  int64_t gave_up = 0;
+  all_ready_ = true;
+  for (int64_t member = 0; member < size; ++member) {
+    if (rows[member][kAhead + 2] == kGaveUp) ++gave_up;
+    if (rows[member][kAhead + 2] != kIsReady) all_ready_ = false;
+  }
+  if (gave_up > 0) return gave_up == size ? Same::kAllGaveUp : Same::kNothing;
   while (same < kAhead && agree(same)) ++same;
   const bool is_same_program = same > 0 && agree(kAhead);
   agreed_ = call.number + (is_same_program ? whole.calls : same) - 1;

@@ -55,9 +55,10 @@ inline constexpr Words kPrograms{"launch different programs", "launching a progr
 
 // A program that begins with a call, of that many calls of the group.
 struct Whole {
-  uint64_t hash = 0;             // the same in all processes if the program is; 0: there is none
-  uint64_t without_numbers = 0;  // the same if it differs in numbers only
-  int64_t calls = 1;
+  uint64_t hash;             // the same in all processes if the program is; 0: there is none
+  uint64_t without_numbers;  // the same if it differs in numbers only
+  int64_t calls;
+  bool has_parts;  // whether the process has what is launched instead if not all have the program
 };
 
 // Of a call's description and number, the same in all processes.
@@ -82,19 +83,28 @@ class Agreement {
   // Whether all processes are to launch the same program, which begins with the call. Throws if
   // they are not in the same call. `launch`, or `launch_whole`, is to be called next.
   graph::Launched agree(const Call& call, Recorded recorded, const Whole& whole);
+  // Instead of it, for the groups that agreed, if not all of the program's did. What a process has
+  // to make first may fail: then the call is compared again before something is launched.
+  void agree_anew(const Call& call, graph::Launched found);
+  // Instead of launching what all have agreed to make, if this process cannot: the others learn the
+  // reason where they compare the call again. If none can, the group remains as it is. Does nothing
+  // if they do not compare it. Throws nothing.
+  void give_up(const Call& call, const std::string& error);
   // After all have agreed, in all of the program's groups. `launch` may do nothing.
   void launch_whole(const Call& call, const Whole& whole, c10::function_ref<void()> launch);
 
  private:
-  enum class Same { kNothing, kCall, kAllButNumbers, kProgram };
+  enum class Same { kNothing, kCall, kAllButNumbers, kProgram, kAllGaveUp };
+  enum Readiness : int64_t { kIsReady, kHasToMake, kGaveUp };
 
   void run(const Call& call, Recorded recorded, bool compare_all,
            c10::function_ref<void()> exchange);
   // Calls `action`; if it throws or returns false, throws an error with each process's call.
   void attempt(const Call& call, c10::function_ref<bool()> action);
   bool is_to_be_compared(const Call& call, bool compare_all);
-  // What all processes have in common. Notes how far they agree.
-  Same compare(const Call& call, Recorded recorded, const Whole& whole);
+  // What all processes have in common. Notes how far they agree, and whether all are ready.
+  Same compare(const Call& call, Recorded recorded, const Whole& whole, Readiness own);
+  Same compare(const Call& call, Recorded recorded);  // of a call by itself
   // Remembers and throws what all processes report, this one with the error that it met, if any.
   [[noreturn]] void fail(const Call& call, const std::string& error);
   // By member of the group: its report, or empty.
@@ -109,8 +119,9 @@ class Agreement {
   std::mutex mutex_;  // guards the members below, and admits one call at a time
   Sequence sequence_;
   int64_t last_number_ = 0;
-  int64_t agreed_ = 0;  // the number of the last call on which all agree
-  std::string broken_;  // why the group no longer works
+  int64_t agreed_ = 0;     // the number of the last call on which all agree
+  bool all_ready_ = true;  // to launch the call that was compared last
+  std::string broken_;     // why the group no longer works
 };
 
 }  // namespace lazyxla::distributed

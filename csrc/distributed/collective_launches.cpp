@@ -42,32 +42,41 @@ struct First {
   std::vector<int64_t> recorded(int64_t number) const { return group->recorded(number); }
 };
 
+std::vector<First> groups_of(const graph::Replicas& replicas, int64_t turn) {
+  std::vector<First> groups;
+  for (const graph::Replicas::Group& group : replicas.groups) groups.emplace_back(group, turn);
+  return groups;
+}
+
 // Group after group, as long as all members may be about to launch the program. Where the groups
 // are rows of a grid, all processes reach the same result.
-graph::Launched agree(const std::vector<First>& groups, const graph::Identity& whole) {
+graph::Launched agree(const std::vector<First>& groups, const graph::Identity& whole,
+                      bool has_parts) {
   graph::Launched found = graph::Launched::kYes;
   for (const First& first : groups) {
     const bool as_it_is = found == graph::Launched::kYes;
     const graph::Launched here = first.group->agreement().agree(
         first.call, [&](int64_t number) { return first.recorded(number); },
-        {as_it_is ? whole.hash : 0, whole.without_numbers, first.calls});
-    if (here == graph::Launched::kNo) return here;
-    if (here == graph::Launched::kNumbersDiffer) found = here;
+        {as_it_is ? whole.hash : 0, whole.without_numbers, first.calls, has_parts});
+    if (here != graph::Launched::kYes) found = here;
+    if (here == graph::Launched::kNo) break;
   }
+  if (found == graph::Launched::kYes) return found;
+  for (const First& first : groups) first.group->agreement().agree_anew(first.call, found);
   return found;
 }
 
 graph::Launched launch_together(const graph::Replicas& replicas, int64_t turn,
-                                const graph::Identity* whole, c10::function_ref<void()> launch) {
-  std::vector<First> groups;
-  for (const graph::Replicas::Group& group : replicas.groups) groups.emplace_back(group, turn);
+                                const graph::Identity* whole, bool has_parts,
+                                c10::function_ref<void()> launch) {
+  const std::vector<First> groups = groups_of(replicas, turn);
   if (!whole) {
     const First& only = groups.front();
     only.group->agreement().launch(
         only.call, [&](int64_t number) { return only.recorded(number); }, launch);
     return graph::Launched::kYes;
   }
-  const graph::Launched found = agree(groups, *whole);
+  const graph::Launched found = agree(groups, *whole, has_parts);
   if (found != graph::Launched::kYes) return found;
   for (const First& first : groups) {
     const bool is_last = &first == &groups.back();
@@ -78,10 +87,17 @@ graph::Launched launch_together(const graph::Replicas& replicas, int64_t turn,
   return graph::Launched::kYes;
 }
 
+// In the order in which the others come to them.
+void give_up(const graph::Replicas& replicas, int64_t turn, const std::string& reason) {
+  for (const First& first : groups_of(replicas, turn)) {
+    first.group->agreement().give_up(first.call, reason);
+  }
+}
+
 }  // namespace
 
 void install_collective_launches() {
-  graph::set_collectives({&caller_of, &dispatch::host_program_of_call, &launch_together});
+  graph::set_collectives({&caller_of, &dispatch::host_program_of_call, &launch_together, &give_up});
 }
 
 }  // namespace lazyxla::distributed

@@ -24,6 +24,13 @@ at::TensorList without_token(at::TensorList inputs) { return inputs.slice(0, inp
 
 at::Tensor flat(const at::Tensor& x) { return x.contiguous().view({-1}); }
 
+// Gloo has no integers of 16 bits, say, and no floats of 8. What is only moved is moved as bytes.
+at::Tensor bytes(const at::Tensor& flat) { return flat.view(at::kByte); }
+at::Tensor bytes_of_rows(const at::Tensor& x) {
+  const int64_t rows = x.size(0), elements = c10::multiply_integers(x.sizes().slice(1));
+  return x.view({rows, elements}).view(at::kByte);
+}
+
 // A call while it runs, in its order.
 class Running {
  public:
@@ -64,6 +71,22 @@ void exchange_each(at::TensorList inputs, Tensors& results, Start&& start) {
   for (const auto& work : works) work->wait();
 }
 
+// Gloo has no integers of 16 bits: they are reduced as wider ones, whose low bits are the same.
+Tensors widened(at::TensorList inputs) {
+  Tensors wide;
+  for (const at::Tensor& x : inputs) {
+    wide.push_back(x.scalar_type() == at::kShort ? x.to(at::kInt) : x);
+  }
+  return wide;
+}
+
+Tensors narrowed(Tensors results, at::TensorList inputs) {
+  for (size_t i = 0; i < results.size(); ++i) {
+    results[i] = results[i].to(inputs[i].scalar_type());
+  }
+  return results;
+}
+
 // The same for transfers that replace what is in the results, at first copies of the inputs.
 template <typename Start>
 Tensors exchange_in_place(Running& running, Start&& start) {
@@ -81,19 +104,23 @@ Tensors exchange_in_place(Running& running, Start&& start) {
 }
 
 Tensors all_reduce_kernel(at::TensorList inputs, std::string group, int64_t op) {
-  Running running(group, inputs);
+  const Tensors wide = widened(inputs);
+  Running running(group, wide);
   c10d::AllreduceOptions options;
   options.reduceOp = static_cast<c10d::ReduceOp::RedOpType>(op);
-  return exchange_in_place(
+  Tensors results = exchange_in_place(
       running, [&](Tensors& one) { return running.transport().allreduce(one, options); });
+  return narrowed(std::move(results), inputs);
 }
 
 Tensors broadcast_kernel(at::TensorList inputs, std::string group, int64_t root) {
   Running running(group, inputs);
   c10d::BroadcastOptions options;
   options.rootRank = root;
-  return exchange_in_place(
-      running, [&](Tensors& one) { return running.transport().broadcast(one, options); });
+  return exchange_in_place(running, [&](Tensors& one) {
+    Tensors moved{bytes(one[0])};
+    return running.transport().broadcast(moved, options);
+  });
 }
 
 std::vector<int64_t> with_front(int64_t size, c10::IntArrayRef sizes) {
@@ -115,7 +142,8 @@ Tensors all_gather_kernel(at::TensorList inputs, std::string group, int64_t proc
   Tensors results = gathered(inputs, processes);
   running.exchange([&](const Call&) {
     exchange_each(inputs, results, [&](at::Tensor& source, at::Tensor& target) {
-      return running.transport()._allgather_base(target, source);
+      at::Tensor moved = bytes(source), all = bytes(target);
+      return running.transport()._allgather_base(all, moved);
     });
   });
   return running.hand_on(std::move(results));
@@ -130,16 +158,17 @@ Tensors scattered(at::TensorList inputs) {
 }
 
 Tensors reduce_scatter_kernel(at::TensorList inputs, std::string group, int64_t op) {
-  Running running(group, inputs);
+  const Tensors wide = widened(inputs);
+  Running running(group, wide);
   c10d::ReduceScatterOptions options;
   options.reduceOp = static_cast<c10d::ReduceOp::RedOpType>(op);
-  Tensors results = scattered(inputs);
+  Tensors results = scattered(wide);
   running.exchange([&](const Call&) {
-    exchange_each(inputs, results, [&](at::Tensor& source, at::Tensor& target) {
+    exchange_each(wide, results, [&](at::Tensor& source, at::Tensor& target) {
       return running.transport()._reduce_scatter_base(target, source, options);
     });
   });
-  return running.hand_on(std::move(results));
+  return narrowed(running.hand_on(std::move(results)), inputs);
 }
 
 int64_t sum(c10::IntArrayRef numbers) {
@@ -177,10 +206,11 @@ Tensors all_to_all_kernel(at::TensorList inputs, std::string group, c10::IntArra
   Running running(group, inputs);
   at::Tensor source = inputs[0].contiguous();
   at::Tensor result = received(source, received_rows);
+  at::Tensor moved = bytes_of_rows(source), target = bytes_of_rows(result);
   std::vector<int64_t> from = received_rows.vec(), to = sent_rows.vec();
   running.exchange([&](const Call&) {
     if (!even) check_rows(running.transport(), sent_rows, received_rows);
-    running.transport().alltoall_base(result, source, from, to)->wait();
+    running.transport().alltoall_base(target, moved, from, to)->wait();
   });
   return running.hand_on({result});
 }

@@ -1,7 +1,6 @@
 #include "distributed/process_group.h"
 
 #include <ATen/ops/cat.h>
-#include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
 #include <pybind11/chrono.h>
 #include <pybind11/stl.h>
@@ -12,18 +11,19 @@
 #include <algorithm>
 #include <map>
 #include <memory>
-#include <numeric>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "dispatch/device_state.h"
+#include "distributed/argument_checks.h"
 #include "distributed/collective_launches.h"
 #include "distributed/collectives.h"
 #include "distributed/group.h"
 #include "distributed/host_collectives.h"
 #include "distributed/reductions.h"
+#include "distributed/results.h"
 #include "distributed/work.h"
 #include "graph/devices.h"
 #include "program/replicas.h"
@@ -126,6 +126,7 @@ class ProcessGroup : public c10d::Backend {
   }
 
   WorkRef broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override {
+    check_root(options.rootRank, getSize());
     Recording recording;
     write(tensors, distributed::broadcast(tensors, name_, options.rootRank));
     return done(OpType::BROADCAST, tensors);
@@ -143,6 +144,7 @@ class ProcessGroup : public c10d::Backend {
   }
 
   WorkRef reduce(Tensors& tensors, const c10d::ReduceOptions& options) override {
+    check_root(options.rootRank, getSize());
     Recording recording;
     const Tensors results = reduced(tensors, options.reduceOp);
     if (getRank() == options.rootRank) write(tensors, results);
@@ -158,6 +160,7 @@ class ProcessGroup : public c10d::Backend {
                               const c10d::AllgatherOptions&) override {
     // In this call there is one list for each process.
     std::vector<Tensors> by_input(inputs.size());
+    check_one_for_each(outputs.size(), "lists of results", getSize());
     for (const Tensors& of_process : outputs) {
       for (size_t i = 0; i < inputs.size(); ++i) by_input[i].push_back(of_process.at(i));
     }
@@ -173,7 +176,7 @@ class ProcessGroup : public c10d::Backend {
   WorkRef allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                           const c10d::AllgatherOptions&) override {
     Recording recording;
-    for (size_t i = 0; i < inputs.size(); ++i) check_whole(outputs.at(i), inputs[i]);
+    for (size_t i = 0; i < inputs.size(); ++i) check_whole(outputs.at(i), inputs[i], getSize());
     write(outputs, all_gather(inputs, name_, getSize()));
     return done(OpType::_ALLGATHER_BASE, outputs);
   }
@@ -181,6 +184,8 @@ class ProcessGroup : public c10d::Backend {
   // Every process gets all results, and uses its own.
   WorkRef gather(std::vector<Tensors>& outputs, Tensors& inputs,
                  const c10d::GatherOptions& options) override {
+    check_root(options.rootRank, getSize());
+    if (getRank() == options.rootRank) check_lists(outputs, inputs, "results", getSize());
     Recording recording;
     const Tensors gathered = all_gather(inputs, name_, getSize());
     if (getRank() == options.rootRank) {
@@ -191,11 +196,14 @@ class ProcessGroup : public c10d::Backend {
 
   WorkRef scatter(Tensors& outputs, std::vector<Tensors>& inputs,
                   const c10d::ScatterOptions& options) override {
+    check_root(options.rootRank, getSize());
+    if (getRank() == options.rootRank) check_lists(inputs, outputs, "tensors to send", getSize());
     Recording recording;
     Tensors sent;
     for (size_t i = 0; i < outputs.size(); ++i) {
-      sent.push_back(getRank() == options.rootRank ? at::stack(inputs.at(i))
-                                                   : outputs[i].new_zeros(whole_sizes(outputs[i])));
+      const std::vector<int64_t> sizes = whole_sizes(outputs[i], getSize());
+      sent.push_back(getRank() == options.rootRank ? at::cat(flattened(inputs[i])).reshape(sizes)
+                                                   : outputs[i].new_zeros(sizes));
     }
     const Tensors all = distributed::broadcast(sent, name_, options.rootRank);
     for (size_t i = 0; i < outputs.size(); ++i) outputs[i].copy_(all[i].select(0, getRank()));
@@ -204,9 +212,20 @@ class ProcessGroup : public c10d::Backend {
 
   WorkRef reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
                          const c10d::ReduceScatterOptions& options) override {
+    if (inputs.size() == 1 && is_uneven(inputs[0])) {
+      check_one_for_each(inputs[0].size(), "tensors to reduce", getSize());
+      check_parts({inputs[0][getRank()]}, outputs.at(0), "tensors to reduce", 1);
+      Recording recording;
+      const Tensors all = reduced(inputs[0], options.reduceOp);
+      write_one(outputs[0], all[getRank()]);
+      return done(OpType::REDUCE_SCATTER, outputs);
+    }
+    check_lists(inputs, outputs, "tensors to reduce", getSize());
     Recording recording;
     Tensors stacked;
-    for (const Tensors& input : inputs) stacked.push_back(at::stack(input));
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      stacked.push_back(at::cat(flattened(inputs[i])).reshape(whole_sizes(outputs[i], getSize())));
+    }
     write(outputs, scattered(stacked, options.reduceOp));
     return done(OpType::REDUCE_SCATTER, outputs);
   }
@@ -222,8 +241,8 @@ class ProcessGroup : public c10d::Backend {
     Recording recording;
     Tensors parts;
     for (size_t i = 0; i < inputs.size(); ++i) {
-      check_whole(inputs[i], outputs.at(i));
-      parts.push_back(inputs[i].reshape(whole_sizes(outputs[i])));
+      check_whole(inputs[i], outputs.at(i), getSize());
+      parts.push_back(inputs[i].reshape(whole_sizes(outputs[i], getSize())));
     }
     write(outputs, scattered(parts, options.reduceOp));
     return done(OpType::_REDUCE_SCATTER_BASE, outputs);
@@ -233,37 +252,35 @@ class ProcessGroup : public c10d::Backend {
                         std::vector<int64_t>& sent_rows, const c10d::AllToAllOptions&) override {
     Recording recording;
     const bool even = sent_rows.empty() && received_rows.empty();
-    TORCH_CHECK_VALUE(!even || input.sizes() == output.sizes(),
-                      "lazyxla: without split sizes as many rows are received as sent: of a tensor "
-                      "of ",
-                      input.sizes(), " not ", output.sizes());
-    at::Tensor result =
-        all_to_all(input, name_, rows(input, sent_rows), rows(output, received_rows), even);
+    const std::vector<int64_t> sent = rows_for_each(input, sent_rows, getSize());
+    const std::vector<int64_t> received = rows_for_each(output, received_rows, getSize());
+    check_exchange(output, input, even);
+    at::Tensor result = all_to_all(input, name_, sent, even ? sent : received, even);
     write_one(output, result);
     return done(OpType::ALLTOALL_BASE, {output});
   }
 
   WorkRef alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions&) override {
+    check_exchange_of_lists(outputs, inputs, getSize());
     Recording recording;
     std::vector<int64_t> sent, received;
-    Tensors flat;
-    for (const at::Tensor& x : inputs) {
-      flat.push_back(x.reshape({-1}));
-      sent.push_back(x.numel());
-    }
+    for (const at::Tensor& x : inputs) sent.push_back(x.numel());
     for (const at::Tensor& x : outputs) received.push_back(x.numel());
-    const at::Tensor whole = all_to_all(at::cat(flat), name_, sent, received, /*even=*/false);
+    const at::Tensor whole =
+        all_to_all(at::cat(flattened(inputs)), name_, sent, received, /*even=*/false);
     write(outputs, whole.split_with_sizes(received));
     return done(OpType::ALLTOALL, outputs);
   }
 
   WorkRef send(Tensors& tensors, int peer, int tag) override {
+    check_peer(peer, getRank(), getSize());
     Recording recording;
     for (const at::Tensor& x : tensors) distributed::send(x, name_, peer, tag);
     return done(OpType::SEND, tensors);
   }
 
   WorkRef recv(Tensors& tensors, int peer, int tag) override {
+    check_peer(peer, getRank(), getSize());
     Recording recording;
     TORCH_CHECK_VALUE(tensors.size() == 1, "lazyxla: recv takes one tensor");
     auto& queue = receiving_[{peer, tag}];
@@ -309,57 +326,36 @@ class ProcessGroup : public c10d::Backend {
     return c10::make_intrusive<RecordedWork>(getRank(), type, std::move(results));
   }
 
-  static void write_one(const at::Tensor& target, const at::Tensor& value) {
-    target.copy_(value.sizes() == target.sizes() ? value : value.reshape(target.sizes()));
-  }
-  static void write(const Tensors& targets, const Tensors& values) {
-    TORCH_CHECK_VALUE(targets.size() == values.size(), "lazyxla: ", values.size(),
-                      " tensors were expected for the results, not ", targets.size());
-    for (size_t i = 0; i < targets.size(); ++i) write_one(targets[i], values[i]);
-  }
-
-  void check_whole(const at::Tensor& whole, const at::Tensor& part) const {
-    TORCH_CHECK_VALUE(whole.numel() == part.numel() * getSize() && whole.dtype() == part.dtype(),
-                      "lazyxla: a tensor of all ", getSize(), " processes has ", whole.numel(),
-                      " elements of ", whole.dtype(), ", one process's part has ", part.numel(),
-                      " of ", part.dtype());
-  }
-
-  // The sizes of one such tensor per process, stacked.
-  std::vector<int64_t> whole_sizes(const at::Tensor& part) const {
-    std::vector<int64_t> sizes{getSize()};
-    sizes.insert(sizes.end(), part.sizes().begin(), part.sizes().end());
-    return sizes;
-  }
-
   Tensors reduced(const Tensors& inputs, const ReduceOp& op) const {
+    check_reduction(inputs, op);
     return averaged(all_reduce(multiplied(inputs, op), name_, transported(op)), op, getSize());
   }
   Tensors scattered(const Tensors& inputs, const ReduceOp& op) const {
+    check_reduction(inputs, op);
     return averaged(distributed::reduce_scatter(multiplied(inputs, op), name_, transported(op)), op,
                     getSize());
   }
 
-  std::vector<int64_t> rows(const at::Tensor& x, const std::vector<int64_t>& split) const {
-    if (!split.empty()) {
-      const int64_t total = std::accumulate(split.begin(), split.end(), int64_t{0});
-      const int64_t rows = x.dim() > 0 ? x.size(0) : 0;
-      TORCH_CHECK_VALUE(rows == total && static_cast<int>(split.size()) == getSize(),
-                        "lazyxla: of split sizes there is one for each process, and their sum is "
-                        "the number of rows: the tensor has ",
-                        rows, " rows, the group ", getSize(), " processes, the sizes are ",
-                        c10::IntArrayRef(split));
-      return split;
+  // Each process's is broadcast.
+  WorkRef allgather_uneven(const Tensors& outputs, const at::Tensor& input) {
+    check_one_for_each(outputs.size(), "results", getSize());
+    check_parts({outputs[getRank()]}, input, "results", 1);
+    Recording recording;
+    for (int root = 0; root < getSize(); ++root) {
+      const at::Tensor& sent = root == getRank() ? input : outputs[root];
+      write_one(outputs[root], distributed::broadcast({sent}, name_, root)[0]);
     }
-    TORCH_CHECK_VALUE(x.dim() > 0 && x.size(0) % getSize() == 0, "lazyxla: the first dimension of ",
-                      x.sizes(), " is not divisible by the group's size, ", getSize());
-    return std::vector<int64_t>(getSize(), x.size(0) / getSize());
+    return done(OpType::ALLGATHER, outputs);
   }
 
   WorkRef allgather_coalesced_by_input(std::vector<Tensors>& outputs, const Tensors& inputs) {
+    if (inputs.size() == 1 && outputs.size() == 1 && is_uneven(outputs[0])) {
+      return allgather_uneven(outputs[0], inputs[0]);
+    }
+    check_lists(outputs, inputs, "results", getSize());
     Recording recording;
     const Tensors gathered = all_gather(inputs, name_, getSize());
-    for (size_t i = 0; i < inputs.size(); ++i) write(outputs.at(i), gathered[i].unbind(0));
+    for (size_t i = 0; i < inputs.size(); ++i) write(outputs[i], gathered[i].unbind(0));
     Tensors all;
     for (const Tensors& each : outputs) all.insert(all.end(), each.begin(), each.end());
     return done(OpType::ALLGATHER, std::move(all));

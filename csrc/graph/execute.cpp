@@ -204,8 +204,9 @@ int64_t turn_of(DeviceBuffer& token) {
   return token.turn = turn;
 }
 
-// Does not check whether it fits.
-Launched enqueue(const Variant& variant, const Run& run, c10::DeviceIndex index) {
+// Does not check whether it fits. `has_parts`: of a whole graph of several processes.
+Launched enqueue(const Variant& variant, const Run& run, c10::DeviceIndex index,
+                 bool has_parts = false) {
   const auto launch = [&] { enqueue_own(variant, run, index); };
   if (!variant.replicas) {
     launch();
@@ -218,7 +219,7 @@ Launched enqueue(const Variant& variant, const Run& run, c10::DeviceIndex index)
     launch();
   } else {
     const Identity* whole = replicas.is_whole ? variant.identity.get() : nullptr;
-    const Launched launched = collectives().launch(replicas, turn, whole, launch);
+    const Launched launched = collectives().launch(replicas, turn, whole, has_parts, launch);
     if (launched != Launched::kYes) return launched;
   }
   run.promises[replicas.token_result]->turn = turn + replicas.calls;
@@ -304,7 +305,8 @@ void execute_stages(const Variant& variant, const Run& run, c10::DeviceIndex ind
 }
 
 // A whole graph of several processes, if all of them have it; else nothing is done.
-Launched execute_whole(const Variant& variant, const Run& run, c10::DeviceIndex index) {
+Launched execute_whole(const Variant& variant, const Run& run, c10::DeviceIndex index,
+                       bool has_parts) {
   StageRun whole = std::move(stage_runs(variant, run).front());
   const Variant& program = *variant.stages.front().variant;
   Launched launched = Launched::kNo;
@@ -313,7 +315,7 @@ Launched execute_whole(const Variant& variant, const Run& run, c10::DeviceIndex 
     const Run stage{whole.inputs,   whole.donated,  whole.slots,
                     whole.promises, whole.replaced, run.draws};
     check_fits(program, stage, pjrt_device(index));
-    launched = enqueue(program, stage, index);
+    launched = enqueue(program, stage, index, has_parts);
   } catch (...) {
     give_back();
     throw;
@@ -327,12 +329,33 @@ Launched execute_whole(const Variant& variant, const Run& run, c10::DeviceIndex 
   return launched;
 }
 
-void execute_of_all(const Variant& variant, const Run& run, c10::DeviceIndex index) {
-  Launched launched = execute_whole(variant, run, index);
-  if (launched == Launched::kNumbersDiffer) {
-    launched = execute_whole(*variant.apart->whole(run.slots), run, index);
+// Makes and runs another form of a whole graph, as all members do now. If this process fails, it
+// tells those that wait for it.
+void execute_other_form(const Variant& variant, const Run& run, c10::function_ref<void()> action) {
+  try {
+    action();
+  } catch (const std::exception& error) {
+    WithoutGil no_gil;
+    const StageProgram& whole = variant.stages.front();
+    const Replicas& replicas = *whole.variant->replicas;
+    const int64_t turn = turn_of(*run.inputs[whole.inputs[replicas.token_input]]);
+    const auto* ours = dynamic_cast<const c10::Error*>(&error);
+    collectives().give_up(replicas, turn, ours ? ours->what_without_backtrace() : error.what());
+    throw;
   }
-  if (launched != Launched::kYes) execute_stages(*variant.apart->pieces(run.slots), run, index);
+}
+
+void execute_of_all(const Variant& variant, const Run& run, c10::DeviceIndex index) {
+  const bool has_parts = variant.apart->has_pieces(run.slots);
+  Launched launched = execute_whole(variant, run, index, has_parts);
+  if (launched == Launched::kNumbersDiffer) {
+    execute_other_form(variant, run, [&] {
+      launched = execute_whole(*variant.apart->whole(run.slots), run, index, has_parts);
+    });
+  }
+  if (launched == Launched::kYes) return;
+  execute_other_form(variant, run,
+                     [&] { execute_stages(*variant.apart->pieces(run.slots), run, index); });
 }
 
 }  // namespace

@@ -87,10 +87,15 @@ struct Collectives {
   std::function<HostProgram(const Graph&)> on_host;
   // Does `launch` once all members are known to launch the call of this turn (the token's number);
   // throws if they differ. A whole graph, which has an identity, is launched if all have the same;
-  // else all continue call by call. Called without the GIL.
-  std::function<Launched(const Replicas&, int64_t turn, const Identity* whole,
+  // else all continue call by call, with programs that the process has (`has_parts`) or still has
+  // to make. Called without the GIL.
+  std::function<Launched(const Replicas&, int64_t turn, const Identity* whole, bool has_parts,
                          c10::function_ref<void()> launch)>
       launch;
+  // Instead of another launch, after one that was not made, if this process cannot make the program
+  // for it, or a launch before it failed. The other members, which wait for it, fail with the
+  // reason. Called without the GIL.
+  std::function<void(const Replicas&, int64_t turn, const std::string& reason)> give_up;
 };
 void set_collectives(Collectives collectives);
 const Collectives& collectives();

@@ -156,6 +156,11 @@ VariantRef Apart::find(Form& form, c10::ArrayRef<ir::ScalarValue> slots) {
   return made->get();
 }
 
+bool Apart::has_pieces(c10::ArrayRef<ir::ScalarValue> slots) {
+  std::unique_lock lock(mutex_, std::try_to_lock);
+  return lock && pieces_.last && pieces_.last->matches(slots);
+}
+
 VariantRef Apart::find_or_make(Form& form, const std::vector<ir::ScalarValue>& slots) {
   std::lock_guard lock(mutex_);
   if (form.last && form.last->matches(slots)) return form.last;

@@ -31,6 +31,8 @@ class Apart : public std::enable_shared_from_this<Apart> {
   // For these scalars. They wait while a worker compiles; it continues if the wait is interrupted.
   VariantRef whole(c10::ArrayRef<ir::ScalarValue> slots) { return find(whole_, slots); }
   VariantRef pieces(c10::ArrayRef<ir::ScalarValue> slots) { return find(pieces_, slots); }
+  // Whether they are there already.
+  bool has_pieces(c10::ArrayRef<ir::ScalarValue> slots);
 
  private:
   struct Form {

@@ -1,6 +1,7 @@
 """All cases, by name."""
 
 from tests.distributed import (  # noqa: F401 - they have the cases
+    arguments,
     batch_norm,
     checkpoints,
     collectives,

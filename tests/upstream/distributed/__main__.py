@@ -38,6 +38,8 @@ SUITE = Suite(
         "_composable/fsdp/test_fully_shard_autograd",
         "_composable/fsdp/test_fully_shard_clip_grad_norm_",
         "_composable/fsdp/test_fully_shard_comm",
+        "_composable/fsdp/test_fully_shard_frozen",
+        "_composable/fsdp/test_fully_shard_mixed_precision",
         "_composable/fsdp/test_fully_shard_state_dict",
         "_composable/fsdp/test_fully_shard_training",
         "checkpoint/test_save_load_api",
