@@ -214,7 +214,7 @@ def _apply_setting(name: str, value: object) -> None:
     elif setter is not None:
         setter(value)
     elif name in ("platform", "plugin_path", "create_options", "cpu_devices"):
-        _tell_device_bound()
+        _report_device_bound()
     elif name == "log_level":
         reporting.set_level(str(value))
     elif name == "cache_dir":
@@ -234,7 +234,7 @@ def _open_shape_cache() -> None:
     _C.open_inference_store(shape_file.ShapeFile(path))
 
 
-def _tell_device_bound() -> None:
+def _report_device_bound() -> None:
     """Sets in C++ how many devices there can be, since PyTorch asks before any is started."""
     try:
         bound = platforms.resolve().device_bound
@@ -282,7 +282,7 @@ def _register() -> None:
     _C.install_planner(history.plan, collectives.cut_at_collectives, collectives.arrange)
     _C.install_result_reader(lowering.result_tiles)
     _C.install_listeners(reporting.loaded, reporting.on_host, reporting.cut)
-    _C.install_tensor_tellers(reporting.names_of, memory.largest_tensors)
+    _C.install_tensor_descriptions(reporting.names_of, memory.largest_tensors)
     _C.set_library_paths(reporting.LIBRARIES)
     lowering.on_change(_C.rule_changed)
     lowering.on_change(lambda *_: program_store.forget())

@@ -59,11 +59,11 @@ def opaque(function: F) -> F:
     with what it returns for the arguments' types, found by calling it."""
     _opaque.add(function)
     if "torch._dynamo.trace_rules" in sys.modules:
-        tell_dynamo()
+        register_with_dynamo()
     return function
 
 
-def tell_dynamo() -> None:
+def register_with_dynamo() -> None:
     """Registers the `opaque` functions with Dynamo, which is imported by now."""
     from torch._dynamo import trace_rules
 

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import lazyxla
-from lazyxla.lowering import lower_to_text
+from lazyxla.lowering import Target, lower_to_text
 from lazyxla.lowering.cpu.builder import CpuBuilder
 from lazyxla.lowering.cuda.builder import CudaBuilder
 from lazyxla.lowering.rules import attention_blocks
@@ -132,7 +132,7 @@ def test_a_mask_and_causal(blocks_of_4: None) -> None:
         torch.testing.assert_close(ours.cpu(), theirs)
 
 
-def text(name: str, rows: int, is_causal: bool, platform: str = "cpu") -> str:
+def text(name: str, rows: int, is_causal: bool, platform: str | Target = "cpu") -> str:
     """The lowered program for 8 heads."""
     x, sums = torch.empty(1, 8, rows, 64, device="meta"), torch.empty(1, 8, rows, device="meta")
     tensors = (x, x, x, x, x, sums) if name == BACKWARD else (x, x, x)
@@ -153,8 +153,10 @@ def test_many_scores_are_never_in_memory_at_once(name: str, is_causal: bool) -> 
     assert largest(program) <= 2 * attention_blocks.PER_BLOCK
     loops = CpuBuilder.attention.causal_loops if is_causal else 1
     assert program.count("stablehlo.while") == loops
-    # Its length does not depend on the rows.
-    assert len(text(name, 32768, is_causal).splitlines()) == len(program.splitlines())
+    # Its length does not depend on the rows, but for which matmuls PyTorch's kernels compute.
+    xlas = Target("cpu", host_calls=False)
+    lengths = {len(text(name, rows, is_causal, xlas).splitlines()) for rows in (8192, 32768)}
+    assert len(lengths) == 1
 
 
 @pytest.mark.parametrize("is_causal", [False, True])

@@ -215,7 +215,7 @@ void bind_options(py::module_& m) {
 void bind_graph(py::module_& m) {
   m.def("install_lowering", &install_lowering);
   m.def("install_listeners", &install_listeners);
-  m.def("install_tensor_tellers", &install_tensor_tellers);
+  m.def("install_tensor_descriptions", &install_tensor_descriptions);
   m.def("set_library_paths", &set_library_paths);
   m.def("register_operators", &dispatch::register_operators);
   m.def("rule_changed", &dispatch::rule_changed);

@@ -336,11 +336,11 @@ std::string text_from_python(const py::function& function, Argument argument) {
   }
 }
 
-void install_tensor_tellers(py::function namer, py::function largest) {
+void install_tensor_descriptions(py::function namer, py::function largest) {
   // Leaked, as above.
   auto* names = new py::function(std::move(namer));
   auto* most = new py::function(std::move(largest));
-  graph::set_tensor_tellers(
+  graph::set_tensor_descriptions(
       {[names](const std::vector<const void*>& addresses) {
          std::vector<uint64_t> numbers;
          for (const void* address : addresses)

@@ -29,7 +29,7 @@ void install_listeners(pybind11::function loaded, pybind11::function on_host,
 
 // Installs Python functions for messages: (addresses of tensors' memory) -> str, the user's names
 // of tensors, and (device index) -> str, which tensors take most of the device's memory.
-void install_tensor_tellers(pybind11::function namer, pybind11::function largest);
+void install_tensor_descriptions(pybind11::function namer, pybind11::function largest);
 
 // What is left of a captured graph beside its lazyxla.lowering.program.Program: its key in the
 // program store, and what must live to lower it.

@@ -58,7 +58,7 @@ class Outliner {
     py::tuple slots(node.slots().size());
     for (size_t i = 0; i < node.slots().size(); ++i) {
       const ir::SlotSpec& spec = node.spec()->slots[i];
-      slots[i] = slot_value_(node.slots()[i].i, spec.kind == ir::SlotKind::kPlace, spec.optional);
+      slots[i] = slot_value_(node.slots()[i].i, spec.kind == ir::SlotKind::kIndex, spec.optional);
     }
     return slots;
   }

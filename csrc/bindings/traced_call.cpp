@@ -175,12 +175,12 @@ class DroppedGraphs {
     std::lock_guard lock(mutex_);
     numbers_.push_back(number);
     if (!scheduled_ && Py_IsInitialized()) {
-      scheduled_ = Py_AddPendingCall(&DroppedGraphs::tell_python, nullptr) == 0;
+      scheduled_ = Py_AddPendingCall(&DroppedGraphs::report_to_python, nullptr) == 0;
     }
   }
 
  private:
-  static int tell_python(void*) {
+  static int report_to_python(void*) {
     DroppedGraphs& self = get();
     std::vector<int64_t> numbers;
     {

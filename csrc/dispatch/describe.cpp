@@ -64,10 +64,10 @@ Arg describe(const OpInfo& info, const IValue& value, ArgKind kind, bool is_dtyp
         }
       }
       return list;
-    case ArgKind::kPlace:
+    case ArgKind::kIndex:
       if (value.isNone()) return {};
       return {.kind = Arg::Kind::kSlot};
-    case ArgKind::kPlaceList:
+    case ArgKind::kIndexList:
       list.list.assign(value.toIntList().size(), {.kind = Arg::Kind::kSlot});
       return list;
     case ArgKind::kGenerator:

@@ -218,14 +218,14 @@ bool is_range(const std::string& functional_name) {
 
 // Integers whose values decide neither shapes nor what the rule emits. (The rule of random.from
 // depends on whether they fit in 32 bits, which is in a call's key.)
-bool is_place(const std::string& functional_name, const std::string& argument) {
-  static const auto& places = *new const std::map<std::string, std::unordered_set<std::string>>{
+bool is_index(const std::string& functional_name, const std::string& argument) {
+  static const auto& indices = *new const std::map<std::string, std::unordered_set<std::string>>{
       {"aten::roll", {"shifts"}},   {"aten::tril", {"diagonal"}},
       {"aten::triu", {"diagonal"}}, {"aten::random.from", {"from", "to"}},
       {"aten::random.to", {"to"}},
   };
-  const auto found = places.find(functional_name);
-  return found != places.end() && found->second.count(argument) > 0;
+  const auto found = indices.find(functional_name);
+  return found != indices.end() && found->second.count(argument) > 0;
 }
 
 // Operators for which it makes no difference whether their numbers are constants. (A power is
@@ -294,9 +294,9 @@ std::unique_ptr<OpInfo> make_info(const OperatorHandle& op) {
   info->numbers_are_static = info->factory && !info->name.starts_with("aten::");
   for (size_t i = 0; i < info->args.size(); ++i) {
     const Argument& arg = schema.arguments()[i];
-    if (!is_place(info->functional_name, arg.name())) continue;
+    if (!is_index(info->functional_name, arg.name())) continue;
     const bool is_list = without_optional(arg)->kind() == TypeKind::ListType;
-    info->args[i].kind = is_list ? ArgKind::kPlaceList : ArgKind::kPlace;
+    info->args[i].kind = is_list ? ArgKind::kIndexList : ArgKind::kIndex;
   }
   find_checks(*info);
   return info;

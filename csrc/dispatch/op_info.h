@@ -30,8 +30,8 @@ enum class ArgKind : uint8_t {
   kTensorList,  // Tensor[], Tensor?[]
   kScalar,      // Scalar, Scalar?, float, float?
   kScalarList,  // Scalar[], float[]
-  kPlace,       // int, int?: one that no shape depends on, and that the rule takes as a value
-  kPlaceList,   // int[]: likewise
+  kIndex,       // int, int?: one that no shape depends on, and that the rule takes as a value
+  kIndexList,   // int[]: likewise
   kGenerator,
   kDevice,
   kStatic,  // everything else: int, int[], bool, str, ScalarType, ...

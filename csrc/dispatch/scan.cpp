@@ -23,7 +23,7 @@ enum Tag : uint64_t {
   kBoolTag = uint64_t{6} << 56,
   kStringTag = uint64_t{7} << 56,
   kFixedTag = uint64_t{8} << 56,
-  kPlaceTag = uint64_t{9} << 56,
+  kIndexTag = uint64_t{9} << 56,
 };
 
 uint64_t scalar_word(const ir::SlotSpec& spec) {
@@ -92,17 +92,17 @@ void Scan::run(const OpInfo& info, c10::ArrayRef<IValue> args) {
           for (const IValue& element : value.toListRef()) scalar(info, i, element);
         }
         break;
-      case ArgKind::kPlace:
+      case ArgKind::kIndex:
         if (value.isNone()) {
           key.push_back(kNone);
         } else {
-          place(value.toInt());
+          add_index(value.toInt());
         }
         break;
-      case ArgKind::kPlaceList: {
+      case ArgKind::kIndexList: {
         const auto list = value.toIntList();
         key.push_back(kListTag | list.size());
-        for (int64_t element : list) place(element);
+        for (int64_t element : list) add_index(element);
         break;
       }
       case ArgKind::kGenerator:
@@ -123,11 +123,11 @@ void Scan::run(const OpInfo& info, c10::ArrayRef<IValue> args) {
   for (size_t i = 0; i < numbers_in_key; ++i) key.push_back(static_cast<uint64_t>(slots[i].i));
 }
 
-void Scan::place(int64_t value) {
-  slot_specs.push_back({ScalarType::Long, true, ir::SlotKind::kPlace});
+void Scan::add_index(int64_t value) {
+  slot_specs.push_back({ScalarType::Long, true, ir::SlotKind::kIndex});
   slots.push_back({.i = value});
   const bool is_narrow = value == static_cast<int32_t>(value);
-  key.push_back(kPlaceTag | (is_narrow ? 1 : 0));
+  key.push_back(kIndexTag | (is_narrow ? 1 : 0));
 }
 
 void Scan::tensor(const OpInfo& info, size_t position, const IValue& value) {

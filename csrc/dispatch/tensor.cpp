@@ -47,7 +47,8 @@ Arg geometry_arg(const Geometry& g) { return Arg{.kind = Arg::Kind::kGeometry, .
 template <typename MakeArgs>
 Value internal(Internal what, const char* name, c10::SmallVectorImpl<uint64_t>& key,
                const MakeArgs& make_args, ir::TensorType output, c10::ArrayRef<Value> operands,
-               c10::ArrayRef<ir::ScalarValue> places = {}, const ir::Sharding* sharding = nullptr) {
+               c10::ArrayRef<ir::ScalarValue> indices = {},
+               const ir::Sharding* sharding = nullptr) {
   key[0] = what;
   MemoKey memo_key{key.data(), key.size(), hash_words(key.data(), key.size())};
   RecipeRef recipe = ShapeMemo::get().find(memo_key);
@@ -55,14 +56,14 @@ Value internal(Internal what, const char* name, c10::SmallVectorImpl<uint64_t>& 
     auto fresh = std::make_shared<Recipe>();
     fresh->spec.name = name;
     fresh->spec.args = make_args();
-    fresh->spec.slots.assign(places.size(), {c10::ScalarType::Long, true, ir::SlotKind::kPlace});
+    fresh->spec.slots.assign(indices.size(), {c10::ScalarType::Long, true, ir::SlotKind::kIndex});
     fresh->spec.outputs = {std::move(output)};
     fresh->spec.sharding = sharding;
     recipe = ShapeMemo::get().insert(memo_key, std::move(fresh));
   }
   ++Counters::get().nodes_recorded;
   const ir::OpSpec* spec = &recipe->spec;
-  return {ir::Node::make(spec, operands, places, std::move(recipe)), 0};
+  return {ir::Node::make(spec, operands, indices, std::move(recipe)), 0};
 }
 
 // A node that reads or writes a base through a view. Where the view begins is no part of its spec.

@@ -18,13 +18,13 @@
 namespace lazyxla::graph {
 namespace {
 
-TensorTellers& tellers() {
-  static auto* instance = new TensorTellers();
+TensorDescriptions& descriptions() {
+  static auto* instance = new TensorDescriptions();
   return *instance;
 }
 
-std::string tell_largest(c10::DeviceIndex device) {
-  const std::string lines = tellers().largest ? tellers().largest(device) : "";
+std::string describe_largest(c10::DeviceIndex device) {
+  const std::string lines = descriptions().largest ? descriptions().largest(device) : "";
   return lines.empty() ? ""
                        : c10::str("\nThe largest tensors on lazyxla:", int{device}, ":\n", lines);
 }
@@ -79,9 +79,9 @@ void break_promises(c10::ArrayRef<BufferRef> promises, const std::string& reason
 }
 
 // A sentence that names the tensors whose data was lost with a failed program.
-std::string tell_lost(const std::vector<const void*>& lost) {
+std::string describe_lost(const std::vector<const void*>& lost) {
   if (lost.empty()) return "";
-  std::string names = tellers().names ? tellers().names(lost) : "";
+  std::string names = descriptions().names ? descriptions().names(lost) : "";
   std::string text = ". " + std::to_string(lost.size()) +
                      (lost.size() == 1 ? " tensor is" : " tensors are") +
                      " lost, since the program had taken the memory over";
@@ -98,13 +98,13 @@ void check_free(const Variant& variant, int64_t needed, const pjrt::Device& devi
                    "the program needs ", needed, " bytes, and ", std::max<int64_t>(*free, 0),
                    " are free on ", device.debug_string(),
                    ". It was not run, and all tensors are as they were before.",
-                   tell_largest(static_cast<c10::DeviceIndex>(device.index())));
+                   describe_largest(static_cast<c10::DeviceIndex>(device.index())));
 }
 
 pjrt::InFlight::Listener undo_on_failure(std::shared_ptr<std::vector<Replaced>> replaced,
                                          c10::DeviceIndex device) {
   return [replaced = std::move(replaced), device](const pjrt::Error* failure) -> std::string {
-    if (failure) return tell_lost(undo(device, std::move(*replaced)));
+    if (failure) return describe_lost(undo(device, std::move(*replaced)));
     replaced->clear();
     return "";
   };
@@ -118,20 +118,20 @@ const pjrt::Device& pjrt_device(c10::DeviceIndex device) {
   return devices[device];
 }
 
-void set_tensor_tellers(TensorTellers given) { tellers() = std::move(given); }
+void set_tensor_descriptions(TensorDescriptions given) { descriptions() = std::move(given); }
 
 void rethrow(const pjrt::Error& error, const std::string& doing,
              std::optional<c10::DeviceIndex> device) {
   TORCH_CHECK_WITH(OutOfMemoryError, error.code() != PJRT_Error_Code_RESOURCE_EXHAUSTED,
                    "lazyxla: out of device memory while ", doing, ": ", error.what(),
-                   device ? tell_largest(*device) : "");
+                   device ? describe_largest(*device) : "");
   TORCH_CHECK(false, "lazyxla: ", doing, ": ", error.what());
 }
 
 void keeping(const Run& run, c10::DeviceIndex device, c10::function_ref<void()> action) {
   auto fail = [&](const std::string& reason, bool out_of_memory = false) {
     rewind(run.draws);
-    const std::string lost = tell_lost(undo(device, std::move(run.replaced)));
+    const std::string lost = describe_lost(undo(device, std::move(run.replaced)));
     break_promises(run.promises, reason + lost, out_of_memory);
   };
   try {

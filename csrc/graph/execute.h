@@ -64,12 +64,12 @@ const pjrt::Device& pjrt_device(c10::DeviceIndex device);
 
 // Functions that describe the user's tensors in messages; each takes the GIL itself. Set once, by
 // the bindings.
-struct TensorTellers {
+struct TensorDescriptions {
   // Their names, by their memory's addresses: "0.weight, 0.bias".
   std::function<std::string(const std::vector<const void*>&)> names;
   // A line for each of those that take most of a device's memory.
   std::function<std::string(c10::DeviceIndex)> largest;
 };
-void set_tensor_tellers(TensorTellers tellers);
+void set_tensor_descriptions(TensorDescriptions descriptions);
 
 }  // namespace lazyxla::graph

@@ -275,16 +275,16 @@ std::vector<Graph> split(Graph& graph) {
   const uint32_t parts = *std::max_element(part_of.begin(), part_of.end()) + 1;
   if (parts == 1) return {};
   std::vector<Graph> made(parts);
-  std::vector<int> place(graph.outputs.size(), -1);  // in its part's outputs
+  std::vector<int> position(graph.outputs.size(), -1);  // in its part's outputs
   for (Taken& taken : graph.taken) {
     const uint32_t output = taken.output;
     Graph& part = made[part_of[roots[output]]];
-    if (place[output] < 0) {
-      place[output] = static_cast<int>(part.promises.size());
+    if (position[output] < 0) {
+      position[output] = static_cast<int>(part.promises.size());
       part.promises.push_back(graph.promises[output]);
       part.output_types.push_back(graph.output_types[output]);
     }
-    taken.output = static_cast<uint32_t>(place[output]);
+    taken.output = static_cast<uint32_t>(position[output]);
     part.taken.push_back(std::move(taken));
   }
   made[0].draws.swap(graph.draws);

@@ -38,23 +38,23 @@ Dimensions dimensions_of(const Geometry& g, int64_t ratio) {
 // The distance from a view's first element to its last one, in a digit of its base; -1 if one of
 // its strides is between two positions of that digit.
 int64_t reach(const Dimension& digit, const Dimensions& view) {
-  int64_t places = 0;
+  int64_t steps = 0;
   for (const Dimension& dim : view) {
     if (dim.stride < digit.stride || dim.stride >= digit.stride * digit.size) continue;
     if (dim.stride % digit.stride != 0) return -1;
-    places += (dim.size - 1) * (dim.stride / digit.stride);
+    steps += (dim.size - 1) * (dim.stride / digit.stride);
   }
-  return places;
+  return steps;
 }
 
 // Which digit is to be merged with the next one, so that the view does not carry; -1 if it does
 // not.
 int conflict(const Dimensions& digits, const Dimensions& view, int64_t offset) {
   for (size_t i = 0; i < digits.size(); ++i) {
-    const int64_t places = reach(digits[i], view);
-    if (places < 0) return static_cast<int>(i);
+    const int64_t steps = reach(digits[i], view);
+    if (steps < 0) return static_cast<int>(i);
     const int64_t start = offset / digits[i].stride % digits[i].size;
-    if (start + places >= digits[i].size) return static_cast<int>(i) - 1;
+    if (start + steps >= digits[i].size) return static_cast<int>(i) - 1;
   }
   return -1;
 }

@@ -43,7 +43,7 @@ union ScalarValue {
 enum class SlotKind : uint8_t {
   kFloat,   // `f`; becomes a runtime input once it varies
   kInt,     // `i`; likewise
-  kPlace,   // `i`; likewise, but a difference between programs does not count
+  kIndex,   // `i`; likewise, but a difference between programs does not count
   kRandom,  // `i`; seed or ordinal of a random operator: a runtime input from the start
 };
 

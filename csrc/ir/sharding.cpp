@@ -234,7 +234,7 @@ std::vector<int64_t> Sharding::tile_of(size_t position) const {
   return tile;
 }
 
-bool Sharding::places_like(const Sharding& other) const {
+bool Sharding::distributes_like(const Sharding& other) const {
   if (mesh_->devices() != other.mesh_->devices() || rank() != other.rank()) return false;
   for (size_t i = 0; i < rank(); ++i) {
     if (tiles(i) != other.tiles(i)) return false;

@@ -100,7 +100,7 @@ class Sharding {
   // Whether the device is the first in the mesh that holds its tile.
   bool is_first(size_t position) const { return is_first_[position]; }
   // Whether both give every device the same tiles.
-  bool places_like(const Sharding& other) const;
+  bool distributes_like(const Sharding& other) const;
 
   // Mesh and dimensions; the same in every process.
   const std::string& text() const { return text_; }

@@ -36,7 +36,7 @@ class Numbering {
     graph.number_values();
     for (uint32_t output : outputs) {
       const int32_t maker = makers_[output];
-      graph.outputs.push_back(graph.values[places_[maker]] + output - whole_.values[maker]);
+      graph.outputs.push_back(graph.values[positions_[maker]] + output - whole_.values[maker]);
     }
     piece_.outputs = std::move(outputs);
     for (uint32_t input : piece_.inputs) graph.aliases.push_back(alias_of(input));
@@ -64,7 +64,7 @@ class Numbering {
     }
   }
 
-  bool is_met(size_t node) const { return places_.count(node) != 0; }
+  bool is_met(size_t node) const { return positions_.count(node) != 0; }
   bool is_made_here(uint32_t value) const {
     return makers_[value] >= 0 && stages_[makers_[value]] == stage_;
   }
@@ -84,12 +84,12 @@ class Numbering {
 
   void add(size_t node) {
     const ir::NodePtr& pointer = whole_.nodes[node];
-    places_[node] = piece_.graph.add_node(pointer);
+    positions_[node] = piece_.graph.add_node(pointer);
     for (size_t i = 0; i < pointer->operands().size(); ++i) {
       const uint32_t operand = whole_.operand(node, i);
       const int32_t maker = makers_[operand];
       if (is_made_here(operand)) {
-        piece_.graph.add_operand(places_[maker], operand - whole_.values[maker], false);
+        piece_.graph.add_operand(positions_[maker], operand - whole_.values[maker], false);
       } else {
         piece_.graph.add_operand(leaves_[operand], 0, true);
       }
@@ -110,8 +110,8 @@ class Numbering {
   const std::vector<int32_t>& makers_;
   const std::vector<uint32_t>& stages_;
   const uint32_t stage_;
-  std::vector<uint32_t> slots_;                           // where each node's begin in the whole
-  ska::flat_hash_map<size_t, uint32_t> places_, leaves_;  // of nodes and values, in the piece
+  std::vector<uint32_t> slots_;                              // where each node's begin in the whole
+  ska::flat_hash_map<size_t, uint32_t> positions_, leaves_;  // of nodes and values, in the piece
   Piece piece_;
 };
 

@@ -127,7 +127,7 @@ std::vector<const ir::Sharding*> Partition::results_of(const pjrt::CompiledProgr
   for (size_t i = 0; i < all.size(); ++i) {
     const auto* sharding = ir::Sharding::of_tiles(
         *mesh, all[i].tiles, [&](size_t position) { return all[i].tile_of[position]; });
-    TORCH_CHECK(sharding && (!results[i] || results[i]->places_like(*sharding)),
+    TORCH_CHECK(sharding && (!results[i] || results[i]->distributes_like(*sharding)),
                 "lazyxla: the partitioner spreads a result in a way that is no sharding",
                 results[i] ? ", though it was told one: " + results[i]->text() : "");
     found.push_back(results[i] ? results[i] : sharding);

@@ -104,13 +104,13 @@ std::optional<std::string> portable_key(const Graph& graph) {
   Writer writer(graph.replicas.get());
   std::vector<uint64_t> key = graph.key;
   key[0] = 0;  // options of the compiler are passed separately
-  ska::flat_hash_map<const ir::OpSpec*, uint64_t> places;
+  ska::flat_hash_map<const ir::OpSpec*, uint64_t> indices;
   for (size_t i = 0; i < graph.nodes.size(); ++i) {
     const ir::OpSpec* spec = graph.nodes[i]->spec();
-    auto [place, is_new] = places.emplace(spec, places.size());
+    auto [index, is_new] = indices.emplace(spec, indices.size());
     if (is_new) writer.spec(*spec);
     if (!writer.good()) return std::nullopt;
-    key[graph.records[i] - 1] = place->second;
+    key[graph.records[i] - 1] = index->second;
   }
   if (graph.partition) {  // its words are this process's own
     key.resize(key.size() - graph.partition->words());

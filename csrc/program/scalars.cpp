@@ -91,13 +91,13 @@ void ScalarHistory::presume(const Graph& graph, std::vector<bool>& variable) {
     const uint64_t id = node->spec()->id;
     auto* known = past_.find(id);
     auto& past = known ? *known : past_.insert(id, {}, capacity);
-    size_t place = occurrences[id]++;
-    if (place >= past.size()) past.resize(place + 1, {values.begin(), values.end()});
+    size_t index = occurrences[id]++;
+    if (index >= past.size()) past.resize(index + 1, {values.begin(), values.end()});
     for (size_t i = 0; i < values.size(); ++i, ++slot) {
-      const bool is_place = node->spec()->slots[i].kind == ir::SlotKind::kPlace;
-      if (!is_place && past[place][i].i != values[i].i) variable[slot] = true;
+      const bool is_index = node->spec()->slots[i].kind == ir::SlotKind::kIndex;
+      if (!is_index && past[index][i].i != values[i].i) variable[slot] = true;
     }
-    past[place].assign(values.begin(), values.end());
+    past[index].assign(values.begin(), values.end());
   }
 }
 

@@ -18,7 +18,7 @@ namespace lazyxla::graph {
 namespace {
 
 constexpr size_t kLeast = 32, kMost = 64;               // operators in a batch
-constexpr size_t kMaxPlaces = 4096;                     // beyond them learning starts anew
+constexpr size_t kMaxPositions = 4096;                  // beyond them learning starts anew
 constexpr auto kPause = std::chrono::milliseconds(20);  // between two looks
 constexpr int kLongPause = 10;                          // looks
 constexpr uint64_t kShortWhile = 16384;                 // operators
@@ -39,9 +39,9 @@ class Batches final : public ir::Batching {
     std::lock_guard lock(mutex_);
     ++count_;
     // Every operator moves the earlier ones up by a byte: after eight they are out.
-    place_ = (place_ << 8) ^ (op * 0x9e3779b97f4a7c15ull);
+    position_ = (position_ << 8) ^ (op * 0x9e3779b97f4a7c15ull);
     if (pending < kLeast) return false;
-    if (places_.count(place_)) return true;
+    if (positions_.count(position_)) return true;
     if (pending < kMost) return false;
     learn();
     return true;
@@ -60,8 +60,8 @@ class Batches final : public ir::Batching {
 
  private:
   void learn() {
-    if (places_.size() >= kMaxPlaces) places_.clear();
-    places_.insert(place_);
+    if (positions_.size() >= kMaxPositions) positions_.clear();
+    positions_.insert(position_);
   }
 
   bool is_second_pause() {
@@ -69,16 +69,16 @@ class Batches final : public ir::Batching {
       pauses_.clear();
       pauses_since_ = count_;
     }
-    if (pauses_.insert(place_).second) return false;
+    if (pauses_.insert(position_).second) return false;
     learn();
     return true;
   }
 
   SpinLock mutex_;
-  uint64_t place_ = 0;
+  uint64_t position_ = 0;
   uint64_t count_ = 0, seen_ = 0;  // operators in all, and at the last look
   int looks_ = 0;                  // since the last operator, at an idle device
-  ska::flat_hash_set<uint64_t> places_;
+  ska::flat_hash_set<uint64_t> positions_;
   ska::flat_hash_set<uint64_t> pauses_;  // positions of single pauses
   uint64_t pauses_since_ = 0;            // `count_` when they were last forgotten
 };

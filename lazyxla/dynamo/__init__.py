@@ -31,7 +31,7 @@ from lazyxla.xla_options import Options, check_options
 
 __all__ = ["MAX_SPECIALISATIONS", "backend"]
 
-untraced.tell_dynamo()
+untraced.register_with_dynamo()
 
 _MODES = (None, "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 

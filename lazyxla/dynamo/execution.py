@@ -208,7 +208,7 @@ class _Steps:
             step(values)
             for place in dead:
                 values[place] = None
-        return [values[r] if is_place else r for is_place, r in self._results]
+        return [values[r] if is_index else r for is_index, r in self._results]
 
     def _place(self, node: fx.Node) -> int:
         place = self._places.get(node)
@@ -222,7 +222,7 @@ class _Steps:
     def _with_last_uses(
         self, steps: list[tuple[Step, list[fx.Node]]]
     ) -> list[tuple[Step, list[int]]]:
-        kept = {place for is_place, place in self._results if is_place} | set(self._constant_places)
+        kept = {place for is_index, place in self._results if is_index} | set(self._constant_places)
         seen: set[int] = set()
         result = []
         for step, used in reversed(steps):

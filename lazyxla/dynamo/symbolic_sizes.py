@@ -118,11 +118,11 @@ class Source:
 
 
 def find_sources(
-    graph: fx.Graph, tells: Callable[[fx.Node], bool] = lambda _: True
+    graph: fx.Graph, is_sized: Callable[[fx.Node], bool] = lambda _: True
 ) -> dict[Any, Source]:
     """For each symbol that is an argument or a size or stride of one, where it is.
 
-    `tells`: whether a placeholder's sizes are those of the call.
+    `is_sized`: whether a placeholder's sizes are those of the call.
     """
     sources: dict[Any, Source] = {}
 
@@ -133,7 +133,7 @@ def find_sources(
     placeholders = [
         (position, node)
         for position, node in enumerate(graph.find_nodes(op="placeholder"))
-        if tells(node)
+        if is_sized(node)
     ]
     for position, node in placeholders:  # plain arguments are the cheapest to read
         offer(node.meta.get("val"), Source(position))

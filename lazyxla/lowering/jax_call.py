@@ -144,7 +144,7 @@ def find_module(name: str, *needs: str) -> Any:
     return module if all(hasattr(module, need) for need in needs) else None
 
 
-def tell_kernel_costs(
+def annotate_kernel_costs(
     b: Builder, result: Any, costs: Callable[[str], dict[str, int] | None]
 ) -> None:
     """Declares to XLA the cost of the kernels for TPUs in the call that made `result`.

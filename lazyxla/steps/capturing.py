@@ -48,7 +48,7 @@ class CapturedFunction:
         self._rates = Rates()
         self._calls = self._failures = 0
         self._next_attempt = 2  # the first call makes what later ones use
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
         self._attempting = threading.Lock()
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -63,7 +63,7 @@ class CapturedFunction:
                 return results.build(made)
             why = why or made
         if why:
-            self._tell("runs its Python code", why)
+            self._log("runs its Python code", why)
         return self._run(args, kwargs)
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -163,12 +163,12 @@ class CapturedFunction:
         self._failures += 1
         wait = 1 if self._failures < _PATIENCE else 2 ** min(self._failures - _PATIENCE + 1, 10)
         self._next_attempt = self._calls + wait
-        self._tell("is not captured", why)
+        self._log("is not captured", why)
 
-    def _tell(self, what: str, why: str) -> None:
+    def _log(self, what: str, why: str) -> None:
         """Reports each reason once."""
-        if why not in self._told and logger.isEnabledFor(logging.INFO):
-            self._told.add(why)
+        if why not in self._logged and logger.isEnabledFor(logging.INFO):
+            self._logged.add(why)
             logger.info("%s %s: %s", self._name, what, why)
 
 

@@ -121,10 +121,10 @@ class PaddedGraph(SizedGraph):
             RuntimeError: its arguments do not determine its sizes.
         """
 
-        def tells(node: fx.Node) -> bool:
+        def is_sized(node: fx.Node) -> bool:
             return not is_tensor(node) or plan.comes_unpadded(node)
 
-        sources = find_sources(graph, tells)
+        sources = find_sources(graph, is_sized)
         used = {symbol for node in graph.nodes for symbol in symbols_of(node)}
         if not used <= sources.keys():
             missing = ", ".join(sorted(str(s) for s in used - sources.keys()))

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from lazyxla.lowering.jax_call import find_module, tell_kernel_costs
+from lazyxla.lowering.jax_call import annotate_kernel_costs, find_module
 from lazyxla.lowering.tpu.kernels import LANES, matmul_precision, multiplies, tile
 from lazyxla.lowering.value import Operand, Value
 
@@ -84,7 +84,7 @@ def forward(
     query, key = _scaled(b, query, key, factor)
     kwargs = {"mask": mask, "precision": matmul_precision(b, query)}
     result, sums = b.call_jax(splash_attention, query, key, value, **kwargs)
-    _tell_costs(b, result, query, key, mask)
+    _annotate_costs(b, result, query, key, mask)
     return result, sums
 
 
@@ -100,7 +100,7 @@ def backward(
     query, key = _scaled(b, query, key, factor)
     kwargs = {"mask": mask, "precision": matmul_precision(b, query)}
     results = b.call_jax(splash_attention_backward, grad, query, key, *others, **kwargs)
-    _tell_costs(b, results[0], query, key, mask)
+    _annotate_costs(b, results[0], query, key, mask)
     return *_scaled(b, results[0], results[1], factor), results[2]
 
 
@@ -120,7 +120,7 @@ def _times(b: Builder, x: Value, factor: Operand) -> Value:
 _MATMULS = {"_fwd_": 2, "_dq_": 3, "_dkv_": 4}
 
 
-def _tell_costs(b: Builder, result: Value, query: Value, key: Value, mask: Mask) -> None:
+def _annotate_costs(b: Builder, result: Value, query: Value, key: Value, mask: Mask) -> None:
     """Declares to XLA the cost of the kernels that made `result`: it cannot inspect them.
 
     What they read is taken to be queries once, and keys and values once for each row of tiles.
@@ -137,7 +137,7 @@ def _tell_costs(b: Builder, result: Value, query: Value, key: Value, mask: Mask)
         flops = 2 * matmuls * scores * size
         return {"flops": flops, "transcendentals": scores, "bytes_accessed": moved}
 
-    tell_kernel_costs(b, result, costs)
+    annotate_kernel_costs(b, result, costs)
 
 
 def _tiles(rows: int, columns: int, mask: Mask) -> int:
