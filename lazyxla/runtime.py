@@ -202,7 +202,7 @@ def counters() -> dict[str, int]:
         - ``host_calls``: operators without a lowering that ran as PyTorch's CPU kernels within a
           program; on the CPU only.
         - ``kernel_calls``: calls of PyTorch's CPU kernels within a program where these are faster
-          than what XLA makes of the operator: convolutions, matmuls; on the CPU only.
+          than what XLA makes of the operator: convolutions; on the CPU only.
         - ``data_dependent``: operators whose result's shape depends on their input's values, such
           as ``nonzero``; they read their input.
         - ``captured_steps``: calls of a captured step (``compile(step, capture=True)``) that ran

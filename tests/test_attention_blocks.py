@@ -141,9 +141,8 @@ def text(name: str, rows: int, is_causal: bool, platform: str | Target = "cpu") 
 
 def largest(program: str) -> int:
     """Elements of the largest value."""
-    return max(
-        math.prod(map(int, s.split("x")[:-1])) for s in re.findall(r"tensor<(\w+)>", program)
-    )
+    shapes = re.findall(r"tensor<((?:\d+x)*)[a-z]\w*>", program)
+    return max(math.prod(map(int, shape.split("x")[:-1])) for shape in shapes)
 
 
 @pytest.mark.parametrize("is_causal", [False, True])

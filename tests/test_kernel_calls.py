@@ -1,4 +1,4 @@
-"""Convolutions and matmuls that programs for the CPU leave to PyTorch's kernels, and which not."""
+"""Convolutions that programs for the CPU leave to PyTorch's kernels: which, and when not."""
 
 import threading
 from collections.abc import Callable
@@ -107,72 +107,6 @@ def test_what_is_exported_has_none() -> None:
     assert "stablehlo.convolution" in program
 
 
-@pytest.mark.parametrize(
-    ("left", "right", "calls"),
-    [
-        ((64, 48), (48, 40), 1),
-        ((2, 32, 48), (48, 40), 1),  # a matrix of 64 rows
-        ((3, 64, 48), (3, 48, 40), 1),
-        ((2, 3, 64, 48), (2, 3, 48, 40), 1),
-        ((16, 48), (48, 40), 0),  # few rows
-        ((64, 48), (48,), 0),
-        ((0, 48), (48, 40), 0),
-    ],
-)
-@pytest.mark.parametrize("turned", ["", "left", "right", "both"])
-def test_which_matmuls(
-    left: tuple[int, ...], right: tuple[int, ...], calls: int, turned: str
-) -> None:
-    def operand(shape: tuple[int, ...], turn: bool) -> torch.Tensor:
-        x = torch.randn(shape).round()
-        return x.mT.contiguous().mT if turn and x.dim() > 1 else x
-
-    x = operand(left, turned in ("left", "both"))
-    y = operand(right, turned in ("right", "both"))
-    ours = on_device(x), on_device(y)
-    with counted() as n:
-        got = ours[0] @ ours[1]
-        lazyxla.sync(wait=True)
-    assert (n.kernel_calls, n.host_calls, n.fallbacks) == (calls, 0, 0)
-    assert_same(got, x @ y)
-
-
-def test_attention_with_heads_next_to_features() -> None:
-    q, k, v = (torch.randn(2, 40, 3, 32).round() for _ in range(3))
-
-    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        scores = q.transpose(1, 2) @ k.transpose(1, 2).mT
-        return (scores @ v.transpose(1, 2)).transpose(1, 2)
-
-    ours = [on_device(t) for t in (q, k, v)]
-    with counted() as n:
-        got = attend(*ours)
-        lazyxla.sync(wait=True)
-    assert (n.kernel_calls, n.executions) == (2, 1)
-    assert_same(got, attend(q, k, v))
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.int64])
-def test_matmuls_of_other_dtypes_are_the_compilers(dtype: torch.dtype) -> None:
-    x = on_device(torch.ones(64, 64, dtype=dtype))
-    with counted() as n:
-        assert_same(x @ x, torch.full((64, 64), 64, dtype=dtype))
-    assert (n.kernel_calls, n.executions) == (0, 1)
-
-
-def test_other_precisions_are_the_compilers() -> None:
-    x = on_device(torch.ones(64, 64))
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high")
-    try:
-        y = x @ x
-    finally:
-        torch.set_float32_matmul_precision(before)
-    with counted() as n:
-        assert_same(y, torch.full((64, 64), 64.0))
-    assert (n.kernel_calls, n.executions) == (0, 1)
-
-
 def test_a_training_step_is_one_program_still() -> None:
     layers = torch.nn.Conv2d(3, 16, 3), torch.nn.ReLU(), torch.nn.Flatten()
     ours = torch.nn.Sequential(*layers, torch.nn.Linear(16 * 36, 32)).to("lazyxla")
@@ -188,34 +122,38 @@ def test_a_training_step_is_one_program_still() -> None:
     step()
     with counted() as n:
         step()
-    # A convolution and its weight's gradient; a linear layer, and both of its gradients.
-    assert (n.kernel_calls, n.executions, n.compiles) == (5, 1, 0)
+    # The convolution, and its weight's gradient.
+    assert (n.kernel_calls, n.executions, n.compiles) == (2, 1, 0)
+
+
+def convolved() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    x, w = torch.ones(2, 16, 16, 16), torch.ones(16, 16, 3, 3)
+    return on_device(x), on_device(w), F.conv2d(x, w)
 
 
 def test_as_many_threads_as_torch_is_told() -> None:
-    x = on_device(torch.ones(64, 64))
+    x, w, expected = convolved()
     before = torch.get_num_threads()
     try:
         for threads in (1, before):
             torch.set_num_threads(threads)
-            assert_same(x @ x, torch.full((64, 64), 64.0))
+            assert_same(F.conv2d(x, w), expected)
             assert torch.get_num_threads() == threads
     finally:
         torch.set_num_threads(before)
 
 
 def test_more_threads_than_may_have_teams_of_their_own() -> None:
-    x = on_device(torch.ones(64, 64))
-    x @ x  # compiled
-    lazyxla.sync(wait=True)
+    x, w, expected = convolved()
+    assert_same(F.conv2d(x, w), expected)  # compiled
     together = threading.Barrier(300)
     wrong = []
 
     def work() -> None:
         with lazyxla.eager_mode(True):
-            if not torch.equal((x @ x).cpu(), torch.full((64, 64), 64.0)):
+            if not torch.equal(F.conv2d(x, w).cpu(), expected):
                 wrong.append(1)
-            together.wait()  # all of them live until each has multiplied
+            together.wait()  # all of them live until each has computed
 
     threads = [threading.Thread(target=work) for _ in range(300)]
     for thread in threads:

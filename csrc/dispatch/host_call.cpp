@@ -231,20 +231,14 @@ void call(const c10::OperatorHandle& op, const XLA_FFI_CallFrame& frame) {
   auto given = find(frame.attrs, "arguments");
   Arguments arguments(frame.args);
   torch::jit::Stack stack;
-  int64_t next = 0;
   for (const c10::Argument& argument : op.schema().arguments()) {
-    if (argument.is_out()) {
-      TORCH_CHECK(next < frame.rets.size, "it writes more than ", next, " tensors");
-      stack.push_back(wrap(frame.rets.rets[next++]));
-      continue;
-    }
     stack.push_back(arguments.read(
         argument, given ? find(given->dictionary(), argument.name()) : std::nullopt));
   }
   op.callBoxed(&stack);
-  if (next == frame.rets.size) return;  // it has written all
   std::vector<at::Tensor> results;
   for (const IValue& value : stack) flatten(value, results);
+  int64_t next = 0;
   for (const at::Tensor& result : results) {
     if (!result.defined()) continue;
     TORCH_CHECK(next < frame.rets.size, "it returned more than ", next, " tensors");

@@ -11,8 +11,7 @@
 // An argument that is a tensor or a number (Tensor, Scalar, float, and lists of them) is given by
 // its index among the custom call's operands, -1 being None in a list; every other by its value;
 // one left out is None. All that a call needs is in the program, so that a program kept on disk
-// works in another process. Operands and results are row-major. The results are what the operator
-// writes, its `out` arguments, or what it returns,
+// works in another process. Operands and results are row-major; the results are the operator's own,
 // undefined tensors left out.
 //
 // The kernel runs without the GIL, on a thread of the plugin's or on the one that flushed. What it

@@ -32,7 +32,6 @@ _TESTS: dict[str, list[str]] = {
     "contract": ["lowering/test_matmul", "lowering/test_linalg"],
     "control_flow": ["test_control_flow"],
     "convolution_kernels": ["test_kernel_calls"],
-    "matmul_kernels": ["test_kernel_calls"],
     "copies": ["lowering/test_factories", "lowering/test_geometry"],
     "ctc": ["lowering/test_classification"],
     "distances": ["lowering/test_matmul"],

@@ -14,7 +14,7 @@ import torch
 from lazyxla.lowering.builder import Builder
 from lazyxla.lowering.builder.attention import Attention
 from lazyxla.lowering.builder.contract import DotOperand
-from lazyxla.lowering.cpu import matmul, matmul_kernels
+from lazyxla.lowering.cpu import matmul
 from lazyxla.lowering.cpu.flat import flatten
 from lazyxla.lowering.cpu.in_place import may_read_what_it_replaces, update_apart
 from lazyxla.lowering.cpu.sorting import packed_order
@@ -47,8 +47,6 @@ class CpuBuilder(Builder):
         return threefry_bits(self, shape, dtype, seed, ordinal)
 
     def platform_dot(self, left: DotOperand, right: DotOperand, dtype: torch.dtype | None) -> Value:
-        if (called := matmul_kernels.dot(self, left, right, dtype)) is not None:
-            return called
         if left.batch or self.target.any_sizes:  # the forms depend on the sizes
             return self.plain_dot(left, right, dtype)
         return matmul.dot(self, left, right, dtype)
