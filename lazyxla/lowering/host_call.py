@@ -1,4 +1,5 @@
-"""Host calls: operators without an XLA form as custom calls to PyTorch's own CPU kernels.
+"""Host calls: custom calls to PyTorch's own CPU kernels, of operators without an XLA form, and of
+those that these kernels compute faster.
 
 Only programs for the CPU can have them, and only where the plugin takes handlers: there the handler
 in ``csrc/dispatch/host_call.cpp`` runs the operator on the program's own memory. Its header

@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -33,61 +33,32 @@ _FEW_TAPS = 9
 """Weights of a depthwise kernel up to which its gradient is oneDNN's."""
 
 
-def convolution(
-    b: Builder,
-    x: Value,
-    w: Value,
-    bias: Value | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    transposed: bool,
-    output_padding: Sequence[int],
-    groups: int,
-) -> Value | None:
+def convolution(b: Builder, x: Value, w: Value, bias: Value | None, *geometry: Any) -> Value | None:
     """The result of aten::convolution; None if another form is better."""
     spec = b.outputs[0]
     if not _serves(b, x, w, spec.shape):
         return None
-    args = (x, w, bias, stride, padding, dilation, transposed, output_padding, groups)
+    args = (x, w, bias, *geometry)
     [y] = host_call.call_kernel(b, "aten::convolution", args, [TensorSpec(x.dtype, spec.shape)])
     return y  # type: ignore[no-any-return]
 
 
 def convolution_backward(
-    b: Builder,
-    grad: Value,
-    x: Value,
-    w: Value,
-    bias_sizes: Sequence[int] | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    transposed: bool,
-    output_padding: Sequence[int],
-    groups: int,
-    mask: Sequence[bool],
+    b: Builder, grad: Value, x: Value, w: Value, bias_sizes: Any, *geometry_and_mask: Any
 ) -> tuple[Value | None, Value | None, None]:
     """The results of aten::convolution_backward; None for those that the mask leaves out, and where
     another form is better, as for the bias."""
-    if not _serves(b, x, w, grad.shape):
+    *geometry, mask = geometry_and_mask
+    is_depthwise = geometry[-1] == x.shape[1] > 1
+    many_taps = math.prod(w.shape[2:]) > _FEW_TAPS
+    wanted = [mask[0], mask[1] and not (is_depthwise and many_taps)]
+    if not any(wanted) or not _serves(b, x, w, grad.shape):
         return None, None, None
-    is_depthwise = groups == x.shape[1] > 1
-    wanted = [
-        mask[0],
-        mask[1] and not (is_depthwise and math.prod(w.shape[2:]) > _FEW_TAPS),
-    ]
-    if not any(wanted):
-        return None, None, None
-    args = (grad, x, w, None, stride, padding, dilation, transposed, output_padding, groups)
     specs = [
-        TensorSpec(v.dtype, v.shape)
-        for v, is_wanted in zip((x, w), wanted, strict=True)
-        if is_wanted
+        TensorSpec(v.dtype, v.shape) for v, is_one in zip((x, w), wanted, strict=True) if is_one
     ]
-    found = iter(
-        host_call.call_kernel(b, "aten::convolution_backward", (*args, [*wanted, False]), specs)
-    )
+    args = (grad, x, w, None, *geometry, [*wanted, False])
+    found = iter(host_call.call_kernel(b, "aten::convolution_backward", args, specs))
     return next(found) if wanted[0] else None, next(found) if wanted[1] else None, None
 
 

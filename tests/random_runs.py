@@ -1,0 +1,48 @@
+"""Runs programs of random_programs.py by hypothesis, which finds the shortest that fails."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import hypothesis
+from hypothesis import strategies as st
+
+import lazyxla
+from tests.random_programs import RandomProgram
+
+
+def portions(programs: int, shares: dict[Any, int], each: int = 100) -> list[tuple[Any, int, int]]:
+    """The modes, seeds and numbers of programs of tests that run one in so many in each mode."""
+    found = []
+    for mode, share in shares.items():
+        count = programs // share
+        chunks = [min(each, count - start) for start in range(0, count, each)]
+        found += [(mode, seed, size) for seed, size in enumerate(chunks)]
+    return found
+
+
+def run_programs(kind: type[RandomProgram], mode: Any, seed: int, count: int) -> None:
+    """Runs random programs in a mode; one that fails is shown, as short as it can be."""
+
+    @hypothesis.seed(seed)
+    @hypothesis.settings(
+        max_examples=count,
+        deadline=None,
+        database=None,
+        print_blob=False,
+        phases=[hypothesis.Phase.generate, hypothesis.Phase.shrink],
+        suppress_health_check=list(hypothesis.HealthCheck),
+    )
+    @hypothesis.given(st.randoms(), st.integers(1, 14))
+    def run(random: Any, steps: int) -> None:
+        program = kind(random.choice)
+        try:
+            with lazyxla.eager_mode(mode):
+                program.run(steps)
+        except BaseException:
+            hypothesis.note("\n".join(program.lines))
+            raise
+        finally:
+            program.forget()
+
+    run()
