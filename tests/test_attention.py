@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,7 +12,8 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import lazyxla
-from lazyxla.dynamo import backend
+import lazyxla.dynamo
+from lazyxla.dynamo import backend, compile_graph
 
 pytestmark = [pytest.mark.cuda, pytest.mark.usefixtures("from_zero")]
 
@@ -54,11 +56,16 @@ def inputs(
     return tensors, {**kwargs, "attn_mask": made}
 
 
-def attend(device: str, case: list[Tensor], kwargs: dict[str, Any]) -> list[Tensor]:
+def attend(
+    device: str,
+    case: list[Tensor],
+    kwargs: dict[str, Any],
+    call: Callable[..., Tensor] = F.scaled_dot_product_attention,
+) -> list[Tensor]:
     """The result, and the gradients of a weighted sum."""
     args = [x.detach().to(device).requires_grad_() for x in case]
     moved = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in kwargs.items()}
-    result = F.scaled_dot_product_attention(*args, **moved)
+    result = call(*args, **moved)
     weights = torch.linspace(-1, 1, result.numel(), dtype=result.dtype).view(result.shape)
     result.backward(weights.to(device))
     return [result.detach(), *(x.grad for x in args if x.grad is not None)]
@@ -212,8 +219,48 @@ def test_dropout_under_transforms_is_composed(fresh_dynamo: None) -> None:
 
     mapped = torch.vmap(attention, randomness="different")(x)
     assert mapped.shape == x.shape
-    compiled = torch.compile(attention, backend=backend, fullgraph=True)(x[0])
-    assert compiled.shape == x[0].shape
+    assert lazyxla.fallbacks() == {}
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if c != "mask of bools"])
+def test_dropout_in_a_traced_graph(
+    case: str, fresh_dynamo: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One node each way, whose gradients are those of the weights that were dropped."""
+    traced: list[str] = []
+
+    def watched(graph: torch.fx.Graph, *args: Any) -> Any:
+        traced.extend(str(node.target) for node in graph.nodes if node.op == "call_function")
+        return compile_graph(graph, *args)
+
+    monkeypatch.setattr(lazyxla.dynamo, "compile_graph", watched)
+    tensors, kwargs = inputs(case, torch.float64)
+    factors = dropped(CASES[case][0], 0.25).cpu() * T
+    kept = factors != 0
+    assert 0.6 < kept.double().mean() < 0.9
+    torch.manual_seed(1)
+    compiled = torch.compile(F.scaled_dot_product_attention, backend=backend, fullgraph=True)
+    ours = attend("lazyxla", tensors, {**kwargs, "dropout_p": 0.25}, compiled)
+    for x, y in zip(ours, attend_with(kept / 0.75, tensors, kwargs), strict=True):
+        torch.testing.assert_close(x.cpu(), y)
+    ops = [name for name in traced if "attention" in name or "softmax" in name]
+    assert ops == [f"lazyxla.dropout_attention{part}.default" for part in ("", "_backward")]
+    assert lazyxla.fallbacks() == {}
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_dropout_with_sizes_that_vary(dynamic: bool, fresh_dynamo: None) -> None:
+    def attention(q: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, q, q, dropout_p=0.5)
+
+    compiled = torch.compile(attention, backend=backend, fullgraph=True, dynamic=dynamic)
+    for rows in (5, 6, 7):
+        x = torch.randn(N, 4, rows, D).to("lazyxla").requires_grad_()
+        result = compiled(x)
+        assert result.shape == x.shape
+        (gradient,) = torch.autograd.grad(result.sum(), x)
+        assert gradient.shape == x.shape
+        assert gradient.isfinite().all()
     assert lazyxla.fallbacks() == {}
 
 

@@ -3,7 +3,8 @@
 //
 // - without dropout the one "for CPU", a pair of plain operators with formulas for the gradients;
 // - with dropout the one for other packages to define, as operators of our own: the forward one
-//   returns the random stream that it drew from, and the backward one draws from it again.
+//   returns the random stream that it drew from, and the backward one draws from it again. Graphs
+//   of torch.compile get them by decompositions (dynamo/attention.py).
 //
 // What these cannot do is left to PyTorch's composition of matmuls and a softmax.
 #include <ATen/Context.h>
@@ -16,6 +17,7 @@
 #include <torch/library.h>
 
 #include "dispatch/plain_call.h"
+#include "dispatch/traced_tensor.h"
 
 namespace lazyxla::dispatch {
 namespace {
@@ -56,7 +58,7 @@ int64_t choose(const Tensor& query, const Tensor& key, const Tensor& value,
   if (has_one_node(query, key, value, mask)) {
     if (dropout == 0) {
       backend = at::SDPBackend::flash_attention;
-    } else if (is_plain(query.key_set())) {
+    } else if (is_plain(query.key_set()) || is_traced(query)) {
       backend = at::SDPBackend::overrideable;
     }
   }

@@ -21,7 +21,7 @@ from typing import Any
 from torch import fx
 
 from lazyxla import untraced
-from lazyxla.dynamo import padding
+from lazyxla.dynamo import attention, padding
 from lazyxla.dynamo.determinant import transpose_for_determinants
 from lazyxla.dynamo.execution import compile_graph
 from lazyxla.dynamo.flex_attention import inline_flex_attention
@@ -69,6 +69,7 @@ def backend(
         # In training AOTAutograd itself makes the results that share memory.
         inference_compiler=partial(compiler, aliases=True),
         partition_fn=partition_joint_graph,
+        decompositions=attention.DECOMPOSITIONS,
         keep_inference_input_mutations=True,
     )
     compiled: Callable[..., Any] = aot(module, inputs)

@@ -162,23 +162,57 @@ def _threefry(seed: Array, start: Array, *, shape: tuple[int, ...], bits: int) -
 
 def _philox(seed: Array, ordinal: Array, *, shape: tuple[int, ...], bits: int) -> Array:
     """Philox 4x32-10 (of the same paper)."""
+
+    def make(block: Array) -> list[Array]:
+        w, x, y, z = _philox_words(seed, ordinal, block)
+        return [w, x, y, z] if bits == 32 else [_joined(w, x), _joined(y, z)]
+
+    return _blocks(shape, 128 // bits, make)
+
+
+def _philox_words(seed: Array, ordinal: Array, block: Array) -> tuple[Array, ...]:
+    """The four words of each of the blocks, of which the indices are given as uint64."""
     import jax.numpy as jnp
 
     def product(factor: int, x: Array) -> tuple[Array, Array]:
         both = x.astype(jnp.uint64) * jnp.uint64(factor)
         return _high(both), _low(both)
 
-    def make(block: Array) -> list[Array]:
-        high = jnp.broadcast_to(ordinal, block.shape)
-        w, x, y, z = _low(block), _high(block), _low(high), _high(high)
-        keys = [_low(seed), _high(seed)]
-        for _ in range(10):
-            (high0, low0), (high1, low1) = (
-                product(factor, word) for factor, word in zip(_PHILOX_FACTORS, (w, y), strict=True)
-            )
-            w, x, y, z = high1 ^ x ^ keys[0], low1, high0 ^ z ^ keys[1], low0
-            steps = zip(keys, _PHILOX_STEPS, strict=True)
-            keys = [key + jnp.uint32(step) for key, step in steps]
-        return [w, x, y, z] if bits == 32 else [_joined(w, x), _joined(y, z)]
+    high = jnp.broadcast_to(ordinal, block.shape)
+    w, x, y, z = _low(block), _high(block), _low(high), _high(high)
+    keys = [_low(seed), _high(seed)]
+    for _ in range(10):
+        (high0, low0), (high1, low1) = (
+            product(factor, word) for factor, word in zip(_PHILOX_FACTORS, (w, y), strict=True)
+        )
+        w, x, y, z = high1 ^ x ^ keys[0], low1, high0 ^ z ^ keys[1], low0
+        steps = zip(keys, _PHILOX_STEPS, strict=True)
+        keys = [key + jnp.uint32(step) for key, step in steps]
+    return w, x, y, z
 
-    return _blocks(shape, 128 // bits, make)
+
+def philox_below(
+    b: Builder, shape: Sequence[int], limit: Value, seed: Value, ordinal: Value
+) -> Value:
+    """Which numbers of `philox_bits`, as uint32 without their last byte, are below a float32.
+
+    XLA's generator writes its numbers to memory, for what uses them to read: 4 bytes each. Here the
+    four results of a block become the bytes of a word, so that one byte is written for each.
+    """
+    result: Value = b.call_jax(_philox_below, limit, seed, ordinal, shape=tuple(shape))
+    return result
+
+
+def _philox_below(limit: Array, seed: Array, ordinal: Array, *, shape: tuple[int, ...]) -> Array:
+    import jax
+    import jax.numpy as jnp
+
+    count = math.prod(shape)
+    blocks = jax.lax.iota(jnp.uint64, -(-count // 4))
+    packed = jnp.zeros(blocks.shape, jnp.uint32)
+    for i, word in enumerate(_philox_words(seed, ordinal, blocks)):
+        below = (word >> jnp.uint32(8)).astype(jnp.float32) < limit
+        packed |= below.astype(jnp.uint32) << jnp.uint32(8 * i)
+    # The first byte of a word is its lowest.
+    below = jax.lax.bitcast_convert_type(packed, jnp.uint8) != 0
+    return below.reshape(-1)[:count].reshape(shape)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -13,38 +14,36 @@ from torch import Tensor
 
 from lazyxla.lowering import Program, Target, jax_call, lower_to_text
 from lazyxla.lowering.cuda import attention as attention_cuda
+from lazyxla.lowering.cuda import flash_attention
 from lazyxla.lowering.tpu import attention as attention_tpu
+from tests.calls import Call
 from tests.lowering.harness import execute, record
 
 FORWARD = "aten::_scaled_dot_product_flash_attention_for_cpu"
 BACKWARD = f"{FORWARD}_backward"
+DROPOUT = "lazyxla::dropout_attention"
 TPU = Target("tpu")
 CUDA = Target("cuda", "NVIDIA H100 80GB HBM3", compute_capability=(9, 0))
 
 
 @pytest.fixture
 def interpreted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Kernels become plain operations, and on TPUs small tiles, so that there are several in each
-    row. Those for GPUs multiply float32 with all its bits then."""
-    from jax.experimental.pallas.ops.gpu import attention as cuda
+    """Kernels become plain operations, and take small tiles, so that there are several in each row.
+    Those for GPUs multiply float32 with all its bits then."""
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as tpu
 
-    def interpret(module: Any, name: str) -> None:
-        function = getattr(module, name)
+    make = tpu.make_splash_mha
 
-        @functools.wraps(function)
-        def interpreted(*args: Any, **kwargs: Any) -> Any:
-            return function(*args, **{**kwargs, "interpret": True})
+    @functools.wraps(make)
+    def interpreted(*args: Any, **kwargs: Any) -> Any:
+        return make(*args, **{**kwargs, "interpret": True})
 
-        monkeypatch.setattr(module, name, interpreted)
-
-    interpret(tpu, "make_splash_mha")
-    interpret(cuda, "mha")
-    interpret(cuda, "_mha_backward")
+    monkeypatch.setattr(tpu, "make_splash_mha", interpreted)
     monkeypatch.setattr(attention_tpu, "_TILE", 128)
     monkeypatch.setattr(attention_tpu, "_LEAST_SCORES", 0)
+    monkeypatch.setattr(flash_attention, "INTERPRET", True)
     monkeypatch.setattr(attention_cuda, "_DTYPES", (torch.bfloat16, torch.float32))
-    monkeypatch.setattr(attention_cuda, "_LEAST_ROWS", 0)
+    monkeypatch.setattr(attention_cuda, "_LEAST_SCORES", 0)
     jax_call._trace.cache_clear()
     yield
     jax_call._trace.cache_clear()
@@ -52,6 +51,21 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 Case = tuple[tuple[int, int, int, int, int], dict[str, Any]]
 """Heads of queries and keys, rows, columns, numbers per head; and further arguments."""
+
+
+def some(shape: tuple[int, ...]) -> Tensor:
+    """Bools of which the first row sees nothing."""
+    seen = torch.rand(shape, generator=torch.Generator().manual_seed(0)) < 0.7
+    if shape[-2] > 1:
+        seen[..., 0, :] = False
+    return seen
+
+
+def bias(shape: tuple[int, ...]) -> Tensor:
+    """Numbers to add to scores."""
+    seen = some(shape)
+    return seen.float().cumsum(-1).div(9).masked_fill(~seen, -math.inf)
+
 
 CASES: dict[str, tuple[Target, Case]] = {
     "tpu: plain": (TPU, ((2, 2, 256, 384, 64), {})),
@@ -62,8 +76,13 @@ CASES: dict[str, tuple[Target, Case]] = {
     "tpu: more columns than rows": (TPU, ((2, 1, 128, 384, 64), {"is_causal": True})),
     "cuda: plain": (CUDA, ((2, 2, 256, 256, 64), {})),
     "cuda: wide": (CUDA, ((2, 2, 128, 128, 128), {})),
-    "cuda: grouped heads": (CUDA, ((4, 2, 256, 256, 40), {"is_causal": True, "scale": 0.2})),
+    "cuda: grouped heads": (CUDA, ((4, 2, 150, 150, 40), {"is_causal": True, "scale": 0.2})),
     "cuda: one head of keys": (CUDA, ((3, 1, 256, 256, 64), {"is_causal": True})),
+    "cuda: more rows than columns": (CUDA, ((2, 1, 150, 70, 64), {"is_causal": True})),
+    "cuda: more columns than rows": (CUDA, ((2, 1, 5, 150, 24), {"is_causal": True})),
+    "cuda: mask": (CUDA, ((2, 2, 70, 150, 32), {"attn_mask": bias((2, 1, 70, 150))})),
+    "cuda: mask of keys": (CUDA, ((2, 2, 70, 150, 32), {"attn_mask": bias((2, 1, 1, 150))})),
+    "cuda: one mask for all": (CUDA, ((2, 2, 70, 70, 32), {"attn_mask": bias((70, 70))})),
 }
 
 
@@ -83,11 +102,13 @@ def compare(case: str, dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor, Ten
     for _ in range(2):
         name, args = calls[-1]
         extra = [0.0, kwargs.get("is_causal", False)]
-        rest = {"attn_mask": None, "scale": kwargs.get("scale")}
+        rest = {"attn_mask": kwargs.get("attn_mask"), "scale": kwargs.get("scale")}
         ours = record(name, *args, *extra, **rest)
         wide = [x.double() for x in args]
         if name == BACKWARD:
             wide[4:] = exact
+        if rest["attn_mask"] is not None:
+            rest["attn_mask"] = rest["attn_mask"].double()
         exact = record(name, *wide, *extra, **rest).expected
         assert "dot_general" not in main(ours.program, target)
         results, _ = execute(ours.program, ours.inputs, target)
@@ -104,6 +125,8 @@ def main(program: Program, target: Target) -> str:
 @pytest.mark.parametrize("case", CASES)
 def test_values_and_gradients(case: str, interpreted: None) -> None:
     for ours, theirs, _ in compare(case, torch.float32):
+        # The logarithm of the sum of a row that sees nothing; PyTorch's kernel has 0 there.
+        ours = ours.masked_fill(ours == -math.inf, 0)
         torch.testing.assert_close(ours, theirs)
 
 
@@ -159,19 +182,61 @@ def test_what_the_kernels_for_gpus_are_taken_for() -> None:
     taken = [1, 2]
     of_cuda = functools.partial(kernels, target=CUDA)
     assert of_cuda() == of_cuda(dtype=torch.float16) == taken
-    assert of_cuda(rows=256) == of_cuda(rows=640) == of_cuda(size=80) == of_cuda(size=128) == taken
+    assert of_cuda(rows=128) == of_cuda(rows=197) == of_cuda(columns=1000) == taken
+    assert of_cuda(size=20) == of_cuda(size=80) == of_cuda(size=128) == taken
+    assert of_cuda(mask=torch.zeros(512, 512, dtype=torch.bfloat16)) == taken
+    assert of_cuda(mask=torch.zeros(1, 1, 1, 512, dtype=torch.bfloat16)) == taken
     for capability in ((7, 5), None):
         assert of_cuda(target=Target("cuda", "", capability)) == PLAIN
-    assert of_cuda(rows=128) == PLAIN  # short
-    assert of_cuda(rows=1000) == of_cuda(columns=1024) == PLAIN
+    assert of_cuda(rows=127, columns=128) == PLAIN  # short
     assert of_cuda(dtype=torch.float32) == of_cuda(dtype=torch.float64) == PLAIN
-    assert of_cuda(mask=torch.zeros(512, 512, dtype=torch.bfloat16)) == PLAIN
     assert of_cuda(size=8) == of_cuda(size=256) == PLAIN
 
 
 @pytest.mark.parametrize(
+    ("heads", "rows", "columns", "masked", "is_causal"),
+    [((2, 2), 70, 150, True, False), ((4, 2), 64, 64, False, True), ((1, 1), 33, 5, False, False)],
+)
+def test_dropout(
+    heads: tuple[int, int],
+    rows: int,
+    columns: int,
+    masked: bool,
+    is_causal: bool,
+    interpreted: None,
+) -> None:
+    """The kernels' results and gradients are those of XLA's operations, which drop the same."""
+    query, key, value, grad = tensors((*heads, rows, columns, 32), torch.float32)
+    mask = some((2, 1, rows, columns)) if masked else None
+    rest = (0.25, is_causal, None)
+    calls = {}
+    for target in (Target("cuda"), CUDA):
+        forward = Call((query, key, value, mask, *rest), {})
+        given = [x for x in (query, key, value, mask) if x is not None]
+        program = forward.program(DROPOUT)
+        plain = "dot_general" in main(program, target)
+        assert plain == (target != CUDA)
+        result, sums, stream = execute(program, given, target)[0]
+        back = Call((grad, query, key, value, mask, result, sums, stream, *rest), {})
+        gradients = execute(
+            back.program(f"{DROPOUT}_backward"), [grad, *given, result, sums, stream], target
+        )[0]
+        calls[plain] = [result, sums, *gradients]
+    for ours, theirs in zip(calls[False], calls[True], strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_too_many_weights_to_drop() -> None:
+    """More than 32 bits with a sign can count: over blocks of rows they are never all there."""
+    for rows, taken in ((1 << 14, True), (1 << 15, False)):
+        x = torch.empty(1, 2, rows, 16, dtype=torch.bfloat16, device="meta")
+        program = Call((x, x, x, None, 0.25, False, None), {}).program(DROPOUT)
+        assert ("@__gpu$xla.gpu" in lower_to_text(program, CUDA)) == taken
+
+
+@pytest.mark.parametrize(
     ("target", "ours", "name"),
-    [(TPU, attention_tpu, "_splash_attention_bwd"), (CUDA, attention_cuda, "_mha_backward")],
+    [(TPU, attention_tpu, "_splash_attention_bwd"), (CUDA, attention_cuda, "CompilerParams")],
     ids=["tpu", "cuda"],
 )
 def test_a_jax_without_the_kernel(

@@ -46,6 +46,21 @@ def test_philox(shape: list[int], dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_philox_below(shape: list[int]) -> None:
+    def make(b: Any, shape: list[int], dtype: torch.dtype = torch.uint32) -> Any:
+        seed, ordinal = (b.constant(n, torch.uint64) for n in (SEED, ORDINAL))
+        limit = b.constant(0.6 * 2**24, torch.float32)
+        numbers = streams.philox_bits(b, shape, dtype, seed, ordinal) >> 8
+        below = streams.philox_below(b, shape, limit, seed, ordinal)
+        return [x.to(dtype) for x in (numbers.to(torch.float32) < limit, below)]
+
+    bits, below = both(shape, make)
+    assert torch.equal(bits, below)
+    if bits.numel() == 1000:
+        assert 500 < bits.sum() < 700
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_threefry(shape: list[int]) -> None:
     def make(b: Any, shape: list[int], dtype: torch.dtype = torch.uint64) -> Any:
         seed, start = (b.constant(n, torch.uint64) for n in (SEED, ORDINAL))

@@ -5,6 +5,7 @@ The rules are in rules/attention.py; a kernel is a module in the platform's pack
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from lazyxla.lowering.value import Operand, Value
@@ -17,10 +18,14 @@ class AttentionKernel(Protocol):
     """A kernel that computes the scores tile by tile and never writes them.
 
     Queries are of shape (N, H, S, D), keys and values (N, G, T, D), where H is a multiple of G.
-    Their scores are multiplied by `factor`.
+    Their scores are multiplied by `factor`. `mask` broadcasts to (N, H, S, T): numbers to add to
+    the scores, or bools that are true where a score remains. `dropped`, if it is not empty: which
+    weights dropout leaves (N, H, S, T), and in float32 what these are multiplied with (N, H).
     """
 
-    def suits(self, b: Builder, query: Value, key: Value, mask: Value | None, /) -> bool:
+    def suits(
+        self, b: Builder, query: Value, key: Value, mask: Value | None, dropout: bool, /
+    ) -> bool:
         """Whether it is for this attention."""
 
     def forward(
@@ -31,6 +36,8 @@ class AttentionKernel(Protocol):
         value: Value,
         is_causal: bool,
         factor: Operand,
+        mask: Value | None,
+        dropped: Sequence[Value],
         /,
     ) -> tuple[Value, Value]:
         """The result (N, H, S, D), and the logarithm of each row's sum (N, H, S) in float32."""
@@ -42,6 +49,8 @@ class AttentionKernel(Protocol):
         inputs: tuple[Value, ...],
         is_causal: bool,
         factor: Operand,
+        mask: Value | None,
+        dropped: Sequence[Value],
         /,
     ) -> tuple[Value, ...]:
         """The gradients of query, key and value; `inputs`: these, the result and the logarithms."""

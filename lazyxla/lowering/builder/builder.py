@@ -107,6 +107,13 @@ class Builder(Indexing):
         """The first bits of a stream, uint32 or uint64; see streams.py."""
         return philox_bits(self, shape, dtype, seed, ordinal)
 
+    def random_below(
+        self, shape: Sequence[int], limit: Value, seed: Value, ordinal: Value
+    ) -> Value | None:
+        """Which of a stream's numbers of 24 bits are below a float32 (), where the platform has a
+        way of its own for that."""
+        return None
+
     def call_jax(self, function: Callable[..., Any], *xs: Any, **static: Any) -> Any:
         """Calls a function on JAX arrays: traced once per operand types, merged in as a function.
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from lazyxla.lowering.builder import Builder
 from lazyxla.lowering.builder.attention import Attention
 from lazyxla.lowering.cuda import attention
+from lazyxla.lowering.streams import philox_below
 from lazyxla.lowering.value import Value
 
 
@@ -14,6 +15,13 @@ class CudaBuilder(Builder):
     """See the module."""
 
     attention = Attention(kernel=attention)
+
+    def random_below(
+        self, shape: Sequence[int], limit: Value, seed: Value, ordinal: Value
+    ) -> Value | None:
+        if self.annotations is not None:  # elementwise operations, which the partitioner splits
+            return None
+        return philox_below(self, shape, limit, seed, ordinal)
 
     def apply_maps(self, x: Value, maps: Sequence[Value], adjoint: bool = False) -> Value:
         """By matmuls of plain matrices: XLA's compiler for GPUs refuses some sizes of batched

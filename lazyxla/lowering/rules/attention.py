@@ -21,7 +21,7 @@ from lazyxla.lowering.functions import exp, log, where
 from lazyxla.lowering.program import PartitionSpec, TensorSpec
 from lazyxla.lowering.registry import rule
 from lazyxla.lowering.rules import attention_blocks
-from lazyxla.lowering.rules.attention_blocks import Kept
+from lazyxla.lowering.rules.attention_blocks import Drop, Kept
 from lazyxla.lowering.rules.random import masked
 from lazyxla.lowering.scalar import Scalar
 from lazyxla.lowering.value import Operand, Value
@@ -43,16 +43,31 @@ def attention(
 ) -> tuple[Value, ...]:
     """The result (N, H, S, D), and the logarithm of each row's sum (N, H, S)."""
     _check_no_dropout(dropout_p)
-    if kernel := _kernel(b, query, key, mask):
-        factor = _factor(scale, query)
+    return _forward(b, query, key, value, is_causal, mask, scale, None)
 
-        def forward(query: Value, key: Value, value: Value) -> tuple[Value, ...]:
-            return kernel.forward(b, query, key, value, is_causal, factor)
 
-        sums = TensorSpec(torch.float32, query.shape[:3])
-        return _by_samples_and_heads(b, forward, (query, key, value), [b.spec(query), sums])
-    rows = (query, key, value, is_causal, mask, scale)
-    return attention_blocks.forward(b, _attention, *rows, None)
+def _forward(
+    b: Builder,
+    query: Value,
+    key: Value,
+    value: Value,
+    is_causal: bool,
+    mask: Value | None,
+    scale: Operand | None,
+    drop: Drop | None,
+) -> tuple[Value, ...]:
+    kernel = _kernel(b, query, key, mask, drop)
+    if kernel is None:
+        rows = (query, key, value, is_causal, mask, scale, drop)
+        return attention_blocks.forward(b, _attention, *rows)
+    factor = _factor(scale, query)
+
+    def forward(query: Value, key: Value, value: Value, *dropped: Value) -> tuple[Value, ...]:
+        return kernel.forward(b, query, key, value, is_causal, factor, mask, dropped)
+
+    xs = (query, key, value, *_kept_of_heads(b, query, key, drop))
+    sums = TensorSpec(torch.float32, query.shape[:3])
+    return _by_samples_and_heads(b, forward, xs, [b.spec(query), sums])
 
 
 def _attention(
@@ -137,16 +152,31 @@ def attention_backward(
     """The gradients of query, key and value."""
     _check_no_dropout(dropout_p)
     inputs = (query, key, value, result, logsumexp)
-    if kernel := _kernel(b, query, key, mask):
-        factor = _factor(scale, query)
+    return _backward(b, grad, inputs, is_causal, mask, scale, None)
 
-        def backward(grad: Value, *parts: Value) -> tuple[Value, ...]:
-            return kernel.backward(b, grad, parts, is_causal, factor)
 
-        results = [b.spec(x) for x in (query, key, value)]
-        return _by_samples_and_heads(b, backward, (grad, *inputs), results)
-    rest = (is_causal, mask, scale, None)
-    return attention_blocks.backward(b, _attention_backward, grad, inputs, *rest)
+def _backward(
+    b: Builder,
+    grad: Value,
+    inputs: tuple[Value, ...],
+    is_causal: bool,
+    mask: Value | None,
+    scale: Operand | None,
+    drop: Drop | None,
+) -> tuple[Value, ...]:
+    query, key, value = inputs[:3]
+    kernel = _kernel(b, query, key, mask, drop)
+    if kernel is None:
+        rest = (is_causal, mask, scale, drop)
+        return attention_blocks.backward(b, _attention_backward, grad, inputs, *rest)
+    factor = _factor(scale, query)
+
+    def backward(grad: Value, *parts: Value) -> tuple[Value, ...]:
+        inputs, dropped = parts[:5], parts[5:]
+        return kernel.backward(b, grad, inputs, is_causal, factor, mask, dropped)
+
+    xs = (grad, *inputs, *_kept_of_heads(b, query, key, drop))
+    return _by_samples_and_heads(b, backward, xs, [b.spec(x) for x in (query, key, value)])
 
 
 def _attention_backward(
@@ -189,9 +219,8 @@ def dropout_attention(
     scale: Operand | None,
 ) -> tuple[Value, ...]:
     """As `attention`, and the random stream (2,) from which the dropped weights follow."""
-    rows = (query, key, value, is_causal, mask, scale)
-    drop = attention_blocks.Drop(dropout_p)
-    result, logsumexp = attention_blocks.forward(b, _attention, *rows, drop)
+    drop = Drop(dropout_p)
+    result, logsumexp = _forward(b, query, key, value, is_causal, mask, scale, drop)
     return result, logsumexp, b.bitcast(b.stack(list(b.rng), 0), torch.int64)
 
 
@@ -213,20 +242,29 @@ def dropout_attention_backward(
     """The gradients of query, key and value."""
     seed, ordinal = (b.bitcast(b.select_dim(stream, 0, i), torch.uint64) for i in range(2))
     inputs = (query, key, value, result, logsumexp)
-    rest = (is_causal, mask, scale, attention_blocks.Drop(dropout_p, (seed, ordinal)))
-    return attention_blocks.backward(b, _attention_backward, grad, inputs, *rest)
+    return _backward(b, grad, inputs, is_causal, mask, scale, Drop(dropout_p, (seed, ordinal)))
 
 
-def _kernel(b: Builder, query: Value, key: Value, mask: Value | None) -> AttentionKernel | None:
+def _kept_of_heads(b: Builder, query: Value, key: Value, drop: Drop | None) -> tuple[Value, ...]:
+    """What a kernel gets as `dropped`."""
+    if drop is None:
+        return ()
+    kept, factor = drop.kept(b, attention_blocks.scores_shape(query, key))
+    return kept, b.broadcast_to(factor.to(torch.float32), query.shape[:2])
+
+
+def _kernel(
+    b: Builder, query: Value, key: Value, mask: Value | None, drop: Drop | None
+) -> AttentionKernel | None:
     """The platform's kernel, if it has one for this attention.
 
     The partitioner of programs for many devices cannot split a kernel, and would give every device
     all of its operands: there it is called for each device's samples and heads, if they divide.
     """
-    if b.annotations is not None and _parts(b, key) is None:
+    if b.annotations is not None and (mask is not None or _parts(b, key) is None):
         return None
     kernel = b.attention.kernel
-    return kernel if kernel and kernel.suits(b, query, key, mask) else None
+    return kernel if kernel and kernel.suits(b, query, key, mask, drop is not None) else None
 
 
 def _by_samples_and_heads(

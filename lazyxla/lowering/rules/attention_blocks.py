@@ -109,7 +109,7 @@ def forward(
     drop: Drop | None,
 ) -> tuple[Value, Value]:
     """What `whole` computes from all rows, the result and the logarithm of each row's sum."""
-    shape = _scores_shape(query, key)
+    shape = scores_shape(query, key)
     if _at_once(b, shape):
         kept = None if drop is None else drop.kept(b, shape)
         return whole(b, query, key, value, is_causal, mask, scale, kept)
@@ -145,7 +145,7 @@ def backward(
 ) -> tuple[Value, ...]:
     """What `whole` computes from all rows, the gradients of query, key and value."""
     query, key, value, result, logsumexp = inputs
-    shape = _scores_shape(query, key)
+    shape = scores_shape(query, key)
     if _at_once(b, shape):
         kept = None if drop is None else drop.kept(b, shape)
         return whole(b, grad, inputs, is_causal, mask, scale, kept)
@@ -172,7 +172,7 @@ def backward(
     return tuple(_over_blocks(b, shape, is_causal, step, totals))
 
 
-def _scores_shape(query: Value, key: Value) -> list[int]:
+def scores_shape(query: Value, key: Value) -> list[int]:
     return [*query.shape[:3], key.shape[2]]
 
 

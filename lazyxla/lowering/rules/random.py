@@ -90,7 +90,12 @@ def chance(b: Builder, p: Operand, shape: Sequence[int], stream: Stream | None =
     """True with probability `p`, a number or a value that broadcasts to `shape`."""
     dtype = torch.float64 if b.shape(p) and b.dtype(p) == torch.float64 else torch.float32
     digits = _DIGITS[dtype]
-    return _whole_numbers(b, shape, dtype, digits, stream) < b.value(p, dtype) * 2.0**digits
+    limit = b.value(p, dtype) * 2.0**digits
+    if not b.shape(p) and all(shape):
+        below = b.random_below(shape, limit, *(b.rng if stream is None else stream))
+        if below is not None:
+            return below
+    return _whole_numbers(b, shape, dtype, digits, stream) < limit
 
 
 # ---- continuous ----

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -58,12 +59,15 @@ Mask = bool | Pattern
 """Causal or none, or a pattern."""
 
 
-def suits(b: Builder, query: Value, key: Value, mask: Value | None) -> bool:
+def suits(
+    b: Builder, query: Value, key: Value, mask: Value | None = None, dropout: bool = False, /
+) -> bool:
     """Whether attention of queries (N, H, S, D) to keys (N, G, T, D) is for the kernel."""
     samples, _, rows, size = query.shape
     columns = key.shape[2]
     return (
         mask is None
+        and not dropout
         and multiplies(b, query.dtype)
         and samples * size > 0
         and rows % LANES == columns % LANES == 0
@@ -77,14 +81,16 @@ def forward(
     query: Value,
     key: Value,
     value: Value,
-    mask: Mask,
+    pattern: Mask,
     factor: Operand,
+    mask: Value | None = None,
+    dropped: Sequence[Value] = (),
 ) -> tuple[Value, Value]:
     """See `AttentionKernel`."""
     query, key = _scaled(b, query, key, factor)
-    kwargs = {"mask": mask, "precision": matmul_precision(b, query)}
+    kwargs = {"mask": pattern, "precision": matmul_precision(b, query)}
     result, sums = b.call_jax(splash_attention, query, key, value, **kwargs)
-    _annotate_costs(b, result, query, key, mask)
+    _annotate_costs(b, result, query, key, pattern)
     return result, sums
 
 
@@ -92,15 +98,17 @@ def backward(
     b: Builder,
     grad: Value,
     inputs: tuple[Value, ...],
-    mask: Mask,
+    pattern: Mask,
     factor: Operand,
+    mask: Value | None = None,
+    dropped: Sequence[Value] = (),
 ) -> tuple[Value, ...]:
     """See `AttentionKernel`."""
     query, key, *others = inputs
     query, key = _scaled(b, query, key, factor)
-    kwargs = {"mask": mask, "precision": matmul_precision(b, query)}
+    kwargs = {"mask": pattern, "precision": matmul_precision(b, query)}
     results = b.call_jax(splash_attention_backward, grad, query, key, *others, **kwargs)
-    _annotate_costs(b, results[0], query, key, mask)
+    _annotate_costs(b, results[0], query, key, pattern)
     return *_scaled(b, results[0], results[1], factor), results[2]
 
 

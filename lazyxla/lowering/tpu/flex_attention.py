@@ -22,7 +22,7 @@ def _pattern(b: Builder, query: Value, key: Value, mask: str) -> attention.Patte
     """The mask for the kernel; None if that is not for these operands."""
     from lazyxla import flex_kernel
 
-    if b.annotations is not None or not attention.suits(b, query, key, None):
+    if b.annotations is not None or not attention.suits(b, query, key):
         return None
     return attention.Pattern(mask, flex_kernel.masks[mask].seen)
 
