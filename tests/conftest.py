@@ -204,6 +204,22 @@ def fresh_dynamo() -> Iterator[None]:
 
 
 @pytest.fixture
+def traced_operators(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The operators of the graphs that torch.compile hands over during a test, in their order."""
+    from lazyxla import dynamo
+
+    operators: list[str] = []
+    compile_graph = dynamo.compile_graph
+
+    def watched(graph: torch.fx.Graph, *args: Any) -> Any:
+        operators.extend(str(node.target) for node in graph.nodes if node.op == "call_function")
+        return compile_graph(graph, *args)
+
+    monkeypatch.setattr(dynamo, "compile_graph", watched)
+    return operators
+
+
+@pytest.fixture
 def modes_stay_as_they_are() -> Iterator[None]:
     """A test leaves no mode and no region behind."""
     yield

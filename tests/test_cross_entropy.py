@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 from torch.autograd.graph import save_on_cpu
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
@@ -226,11 +227,17 @@ def test_what_is_kept_for_the_gradient_may_be_kept_elsewhere():
     check(run, *batch(5))
 
 
-def test_torch_compile():
+@pytest.mark.parametrize("writes", [False, True])
+def test_torch_compile(writes: bool, fresh_dynamo: None, traced_operators: list[str]) -> None:
+    """One node each way, also for logits that are written to afterwards."""
     logits, target = on_device(batch(5))
 
-    def run(x):
-        return functional.cross_entropy(x * 2, target)
+    def run(x: Tensor) -> Tensor:
+        doubled = x * 2
+        loss = functional.cross_entropy(doubled, target)
+        if writes:
+            doubled.zero_()
+        return loss
 
     expected = with_gradient(logits * 2, target)
     leaf = logits.clone().requires_grad_()
@@ -239,3 +246,13 @@ def test_torch_compile():
         (gradient,) = torch.autograd.grad(loss.sin(), leaf)
     assert n.fallbacks == 0
     assert_same((loss, gradient / 2), [x.detach().cpu() for x in expected])
+    ops = [name for name in traced_operators if "entropy" in name or "softmax" in name]
+    assert ops == [f"lazyxla.cross_entropy{part}.default" for part in ("", "_backward")]
+
+
+def test_other_tracers_see_pytorchs_operators() -> None:
+    logits, target = on_device(batch(5))
+    traced = make_fx(lambda x, y: functional.cross_entropy(x, y), tracing_mode="fake")
+    graph = traced(logits, target).graph
+    ops = {str(node.target) for node in graph.nodes if node.op == "call_function"}
+    assert {"aten._log_softmax.default", "aten.nll_loss_forward.default"} <= ops

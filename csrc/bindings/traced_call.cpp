@@ -10,6 +10,7 @@
 #include "dispatch/recorder.h"
 #include "dispatch/tensor.h"
 #include "dispatch/traced_graph.h"
+#include "dispatch/traced_tensor.h"
 #include "pjrt/client.h"
 #include "pjrt/error.h"
 #include "pjrt/runtime.h"
@@ -211,6 +212,7 @@ void bind_traced_graph(py::module_& m) {
         py::arg("device"), py::arg("inputs"), py::arg("outputs"), py::arg("results"),
         py::arg("writes"), py::arg("returns"), py::arg("constants"), py::arg("random"),
         py::arg("options"));
+  m.def("trace_for_lazyxla", &dispatch::trace_for_lazyxla);
   m.def("check_compile_options", &check_compile_options, py::call_guard<py::gil_scoped_release>());
   m.def("on_graph_dropped", [](py::function forget) {
     DroppedGraphs::get().set_forget(std::move(forget));

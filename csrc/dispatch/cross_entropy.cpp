@@ -3,7 +3,8 @@
 // logits, and each sample's maximum and sum of exponentials.
 //
 // Targets that are probabilities, label smoothing and a single sample are left to PyTorch's
-// composition. So is a call that a mode or tensor subclass watches: see linear.cpp.
+// composition. So is a call that a mode or tensor subclass watches, see linear.cpp, unless it
+// traces a graph that lazyxla will lower.
 #include <ATen/OpMathType.h>
 #include <ATen/core/Reduction.h>
 #include <ATen/core/Tensor.h>
@@ -16,6 +17,7 @@
 
 #include "dispatch/copies.h"
 #include "dispatch/plain_call.h"
+#include "dispatch/traced_tensor.h"
 
 namespace lazyxla::dispatch {
 namespace {
@@ -129,12 +131,16 @@ Tensor cross_entropy(c10::DispatchKeySet keys, const Tensor& input, const Tensor
                      const OptTensor& weight, int64_t reduction, c10::SymInt ignore_index,
                      double label_smoothing) {
   const auto ignored = ignore_index.maybe_as_int();
-  const bool plain = ignored && label_smoothing == 0 && is_plain(keys);
-  if (!plain || !suits(input) || !suits(target, input) || !suits(weight, input)) {
+  const bool plain = is_plain(keys);
+  const bool known = plain || (is_traced(input) && is_traced(target));
+  if (!known || !ignored || label_smoothing != 0 || !suits(input) || !suits(target, input) ||
+      !suits(weight, input)) {
     return composed(input, target, weight, reduction, ignore_index, label_smoothing);
   }
-  const bool keeps = at::GradMode::is_enabled() && input.requires_grad();
-  const Tensor kept = keeps ? Snapshot::apply(input) : input;
+  Tensor kept = input;
+  if (at::GradMode::is_enabled() && input.requires_grad()) {
+    kept = plain ? Snapshot::apply(input) : input.clone();  // XLA drops the copy
+  }
   return CrossEntropy::apply(kept, target, weight, reduction, *ignored);
 }
 

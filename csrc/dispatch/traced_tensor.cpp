@@ -5,13 +5,21 @@
 
 #include <algorithm>
 #include <string_view>
+#include <utility>
 
 namespace py = pybind11;
 
 namespace lazyxla::dispatch {
+namespace {
+
+thread_local bool traces_for_lazyxla = false;
+
+}  // namespace
+
+bool trace_for_lazyxla(bool on) { return std::exchange(traces_for_lazyxla, on); }
 
 bool is_traced(const at::Tensor& x) {
-  if (!x.key_set().has(c10::DispatchKey::Python)) return false;
+  if (!traces_for_lazyxla || !x.key_set().has(c10::DispatchKey::Python)) return false;
   const auto sizes = x.sym_sizes();
   if (std::any_of(sizes.begin(), sizes.end(), [](const auto& n) { return n.is_symbolic(); })) {
     return false;

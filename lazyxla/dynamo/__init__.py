@@ -20,7 +20,7 @@ from typing import Any
 
 from torch import fx
 
-from lazyxla import untraced
+from lazyxla import _C, untraced
 from lazyxla.dynamo import attention, padding
 from lazyxla.dynamo.determinant import transpose_for_determinants
 from lazyxla.dynamo.execution import compile_graph
@@ -72,7 +72,11 @@ def backend(
         decompositions=attention.DECOMPOSITIONS,
         keep_inference_input_mutations=True,
     )
-    compiled: Callable[..., Any] = aot(module, inputs)
+    before = _C.trace_for_lazyxla(True)
+    try:
+        compiled: Callable[..., Any] = aot(module, inputs)
+    finally:
+        _C.trace_for_lazyxla(before)
     return compiled
 
 
