@@ -125,7 +125,6 @@ def test_what_has_nothing_in_common_can_be_on_several_meshes() -> None:
 
 
 @one_process
-@one_process
 def test_what_is_computed_beside_a_spread_value_is_not_spread() -> None:
     """Else it could meet only what is on the same mesh from then on."""
     other = lazyxla.Mesh((2,), ("x",), [5, 6])
@@ -142,6 +141,7 @@ def test_what_is_computed_beside_a_spread_value_is_not_spread() -> None:
     assert torch.equal((d * x).cpu(), (grid(8, 6) + 1) * 3)
 
 
+@one_process
 def test_models_on_several_meshes_train_as_on_one_device() -> None:
     def train(models: list[torch.nn.Module], device: str) -> list[torch.Tensor]:
         optimizers = [torch.optim.AdamW(m.parameters(), lr=0.1) for m in models]
