@@ -81,7 +81,10 @@ test-long: build
 	$(PY) -m pytest -n 2 --programs 3000 --thread-rounds 100 --cache-rounds 200 --exits 40 \
 	  --shapes 20000 --faults 200 --every-size --steps 500 tests/test_distributed.py tests/test_random_programs.py tests/test_threads.py \
 	  tests/test_cache_damage.py tests/test_exit.py tests/test_bounds.py tests/test_captured_steps_random.py \
-	  "tests/test_spmd.py::test_on_eight_devices[cases_random.py]"
+	  "tests/test_spmd.py::test_on_eight_devices[cases_random.py]" \
+	  "tests/test_spmd.py::test_on_eight_devices[cases_threads.py]" \
+	  "tests/test_spmd.py::test_on_eight_devices[cases_interrupts.py]" \
+	  "tests/test_spmd.py::test_on_eight_devices[cases_failures.py]"
 
 # Everything in PyTorch's operator table; OPINFO passes options such as --shard 0/4.
 test-opinfo: build

@@ -15,7 +15,6 @@ names, of which the first one is the outermost. A shorter spec leaves the other 
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -208,24 +207,25 @@ def _shard(tensor: torch.Tensor, raw: Any) -> None:
             _C.shard(tensor, raw)
         if tensor.is_leaf and tensor.grad is not None and tensor.grad.layout == torch.strided:
             _shard(tensor.grad, raw)
-    if tensor.requires_grad and tensor.is_leaf and not hasattr(tensor, "_lazyxla_spreads_gradient"):
-        _spread_gradient(tensor)
+    if tensor.requires_grad and tensor.is_leaf:
+        if _spread_gradient not in (tensor._backward_hooks or {}).values():
+            tensor.register_hook(_spread_gradient)
+        # torch.utils.swap_tensors leaves the dict with the other one's hooks in the engine.
+        tensor._backward_hooks = tensor._backward_hooks
 
 
-def _spread_gradient(tensor: torch.Tensor) -> None:
-    """From now on gradients of the leaf are spread as it is."""
-    reference = weakref.ref(tensor)
+@torch.utils.hooks.unserializable_hook
+def _spread_gradient(grad: torch.Tensor) -> torch.Tensor | None:
+    """A hook of leaves: the gradient is spread as the leaf is.
 
-    @torch.utils.hooks.unserializable_hook
-    def spread(grad: torch.Tensor) -> torch.Tensor | None:
-        leaf = reference()
-        raw = None if leaf is None else _C.known_sharding(leaf)
-        if raw is None or grad.layout != torch.strided:
-            return None
-        return _constrained(grad, raw.text)
-
-    tensor.register_hook(spread)
-    tensor._lazyxla_spreads_gradient = True  # type: ignore[attr-defined]
+    It refers to no tensor: torch.utils.swap_tensors, which may exchange the leaf for another one,
+    refuses tensors that are weakly referred to.
+    """
+    leaf = getattr(torch._C._current_autograd_node(), "variable", None)
+    raw = None if leaf is None else _C.known_sharding(leaf)
+    if raw is None or grad.layout != torch.strided:
+        return None
+    return _constrained(grad, raw.text)
 
 
 def spec_of(raw: Any) -> tuple[Entry, ...]:

@@ -41,14 +41,19 @@ while count:
 """
 
 
+def interrupt(frame: FrameType | None) -> None:
+    global RAISED, DROPPED
+    RAISED = "".join(traceback.format_stack(frame))
+    # Dynamo's guards in C++ take an exception of those in Python for "does not hold".
+    DROPPED = frame is not None and frame.f_code.co_filename.endswith("torch/_dynamo/guards.py")
+    raise KeyboardInterrupt
+
+
 def handler(number: int, frame: FrameType | None) -> None:
     """Interrupts what the script is about, not its own book-keeping."""
-    global LATE, RAISED, DROPPED
+    global LATE
     if ARMED:
-        RAISED = "".join(traceback.format_stack(frame))
-        # Dynamo's guards in C++ take an exception of those in Python for "does not hold".
-        DROPPED = frame is not None and frame.f_code.co_filename.endswith("torch/_dynamo/guards.py")
-        raise KeyboardInterrupt
+        interrupt(frame)
     LATE = True
 
 
@@ -57,6 +62,48 @@ def note_dropped(dropped: Any) -> None:
     global DROPPED
     if issubclass(dropped.exc_type, KeyboardInterrupt):
         DROPPED = True
+
+
+def _attempt(action: Callable[[], Any], by_signal: bool) -> tuple[bool, bool, Any]:
+    """Runs a function; whether it was interrupted, or the interrupt dropped, and its result."""
+    global ARMED, RAISED, DROPPED
+    was_interrupted, result = False, None
+    try:
+        ARMED = by_signal
+        result = action()
+        ARMED = False
+    except KeyboardInterrupt:
+        ARMED = False
+        was_interrupted = True
+    was_dropped = bool(RAISED) and not was_interrupted
+    assert DROPPED or not was_dropped, f"a KeyboardInterrupt was swallowed, raised in\n{RAISED}"
+    RAISED, DROPPED = "", False
+    return was_interrupted, was_dropped, result
+
+
+def interrupt_call(at: int, action: Callable[[], Any]) -> tuple[bool, Any]:
+    """Runs a function in which the n-th call of a Python function on this thread is interrupted.
+
+    Returns whether it was, and what the function returned if not.
+    """
+    calls = 0
+
+    def count(frame: FrameType, event: str, argument: Any) -> None:
+        nonlocal calls
+        calls += event == "call"
+        if calls == at:
+            sys.setprofile(None)
+            interrupt(frame)
+
+    def counted() -> Any:
+        sys.setprofile(count)
+        try:
+            return action()
+        finally:
+            sys.setprofile(None)
+
+    was_interrupted, _, result = _attempt(counted, by_signal=False)
+    return was_interrupted, result
 
 
 class Interrupted:
@@ -82,28 +129,27 @@ class Interrupted:
         self.sender.stdin.flush()
         return sent
 
-    def run(self, action: Callable[[], Any], undo: Callable[[], None]) -> Any:
-        global ARMED, LATE, RAISED, DROPPED
-        while True:
-            if LATE:
-                LATE = False
-                self.answer(hit=False)
-            try:
-                ARMED = True
-                result = action()
-                ARMED = False
-            except KeyboardInterrupt:
-                ARMED = False
-                now = time.time()
-            else:
-                if RAISED:
-                    assert DROPPED, f"a KeyboardInterrupt was swallowed, raised in\n{RAISED}"
-                    RAISED, DROPPED, LATE = "", False, True
-                return result
-            RAISED, DROPPED = "", False
-            undo()
+    def attempt(self, action: Callable[[], Any]) -> tuple[bool, Any]:
+        """Runs a function once: whether it was interrupted, and what it returned if not."""
+        global LATE
+        if LATE:
+            LATE = False
+            self.answer(hit=False)
+        was_interrupted, was_dropped, result = _attempt(action, by_signal=True)
+        now = time.time()
+        if was_interrupted:
             self.left -= 1
             self.latencies.append(now - self.answer(hit=True))
+        elif was_dropped:
+            LATE = True
+        return was_interrupted, result
+
+    def run(self, action: Callable[[], Any], undo: Callable[[], None]) -> Any:
+        while True:
+            was_interrupted, result = self.attempt(action)
+            if not was_interrupted:
+                return result
+            undo()
 
 
 def main(mode: str, cold: bool, signals: int, seed: int) -> None:

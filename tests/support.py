@@ -7,6 +7,7 @@ error messages exactly.
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -137,6 +138,26 @@ class Watch(TorchDispatchMode):
     def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.seen.append(str(op))
         return op(*args, **(kwargs or {}))
+
+
+def run_all(functions: list[Callable[[], None]], seconds: float = 300) -> None:
+    """Runs functions in threads of their own; raises what one of them raised."""
+    errors: list[BaseException] = []
+
+    def run(function: Callable[[], None]) -> None:
+        try:
+            function()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(f,), daemon=True) for f in functions]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(seconds)
+        assert not thread.is_alive(), "a thread hangs"
+    if errors:
+        raise errors[0]
 
 
 class Counted(dict[str, int]):

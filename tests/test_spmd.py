@@ -15,8 +15,11 @@ ROOT = Path(__file__).resolve().parent.parent
 DEVICES = 8
 CASES = sorted(path.name for path in (ROOT / "tests/spmd").glob("cases_*.py"))
 OF_ONE_PROCESS = {
+    "cases_failures.py",  # has a plugin of its own
+    "cases_interrupts.py",  # interrupts one process
     "cases_processes.py",  # starts processes of its own
     "cases_random.py",  # shrinks what fails, and has meshes of some devices
+    "cases_threads.py",  # launches programs in any order
     "cases_topologies.py",  # is about devices that are not there
 }
 
@@ -41,8 +44,13 @@ def check(process: subprocess.Popen[str], programs: int = 400) -> None:
 @pytest.mark.parametrize("cases", CASES)
 def test_on_eight_devices(cases: str, request: pytest.FixtureRequest) -> None:
     own = {"LAZYXLA_PLATFORM": "cpu", "LAZYXLA_CPU_DEVICES": str(DEVICES)}
-    programs = request.config.getoption("--programs")
-    check(start(cases, {**os.environ, **own}, "--programs", str(programs)), programs)
+    if cases == "cases_failures.py":
+        own |= request.getfixturevalue("plugin")("failing")
+    programs, rounds = (
+        request.config.getoption(name) for name in ("--programs", "--thread-rounds")
+    )
+    options = ("--programs", str(programs), "--thread-rounds", str(rounds))
+    check(start(cases, {**os.environ, **own}, *options), programs + 10 * rounds)
 
 
 @pytest.mark.parametrize("cases", sorted(set(CASES) - OF_ONE_PROCESS))

@@ -15,27 +15,7 @@ import torch
 import torch.nn.functional as F
 
 import lazyxla
-from tests.support import DEVICE
-
-
-def run_all(functions: list[Callable[[], None]], seconds: float = 300) -> None:
-    """Runs functions in threads of their own; raises what one of them raised."""
-    errors: list[BaseException] = []
-
-    def run(function: Callable[[], None]) -> None:
-        try:
-            function()
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=run, args=(f,), daemon=True) for f in functions]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(seconds)
-        assert not thread.is_alive(), "a thread hangs"
-    if errors:
-        raise errors[0]
+from tests.support import DEVICE, run_all
 
 
 class Trainer:

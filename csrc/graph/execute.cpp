@@ -103,10 +103,14 @@ void check_free(const Variant& variant, int64_t needed, const pjrt::Device& devi
 
 pjrt::InFlight::Listener undo_on_failure(std::shared_ptr<std::vector<Replaced>> replaced,
                                          c10::DeviceIndex device) {
-  return [replaced = std::move(replaced), device](const pjrt::Error* failure) -> std::string {
-    if (failure) return describe_lost(undo(device, std::move(*replaced)));
-    replaced->clear();
-    return "";
+  return [replaced = std::move(replaced),
+          device](const pjrt::Error* failure) -> std::optional<pjrt::Error> {
+    if (!failure) {
+      replaced->clear();
+      return std::nullopt;
+    }
+    const std::string lost = describe_lost(undo(device, std::move(*replaced)));
+    return pjrt::Error(failure->code(), failure->what() + lost);
   };
 }
 

@@ -103,7 +103,8 @@ Shards upload_shards(const ir::TensorType& type, const ir::Sharding& sharding,
   return shards;
 }
 
-// Puts the parts together again.
+// Puts the parts together again. Throws if any device's have failed, also if others have the same:
+// all are of one program, which has failed then.
 void download_shards(const Shards& shards, const ir::TensorType& type, void* destination) {
   auto* to = static_cast<char*>(destination);
   const auto item = static_cast<int64_t>(c10::elementSize(type.dtype));
@@ -114,9 +115,11 @@ void download_shards(const Shards& shards, const ir::TensorType& type, void* des
   TORCH_INTERNAL_ASSERT(holds_all(sharding));
   for (size_t i = 0; i < shards.buffers.size(); ++i) {
     // If several devices hold a part, any copy will do: the first, if all devices are here.
-    if (own.are_all && !sharding.is_first(i)) continue;
     const Region region(type, sharding, own.positions[i]);
-    if (region.is_empty()) continue;
+    if ((own.are_all && !sharding.is_first(i)) || region.is_empty()) {
+      shards.buffers[i].await();
+      continue;
+    }
     if (region.is_run_of(type.dims, shard)) {
       shards.buffers[i].to_host(to + offset_in(type.dims, region.begin) * item, nbytes);
       continue;
@@ -176,17 +179,22 @@ void download_blocks(const ir::Value& leaf, c10::function_ref<void(const Block&)
   std::vector<char> padded(ir::TensorType{type.dtype, shard}.nbytes()), block(padded.size());
   std::set<std::vector<int64_t>> taken;
   for (size_t i = 0; i < shards.buffers.size(); ++i) {
-    if (!taken.insert(sharding.tile_of(own.positions[i])).second) continue;
     Region region(type, sharding, own.positions[i]);
-    if (region.is_empty()) continue;
-    const ir::Dims begin = region.begin;
-    region.move_to(begin);
+    const bool is_taken = !taken.insert(sharding.tile_of(own.positions[i])).second;
+    const bool is_read = !is_taken && !region.is_empty();
     try {
-      shards.buffers[i].to_host(padded.data(), padded.size());
+      if (is_read) {
+        shards.buffers[i].to_host(padded.data(), padded.size());
+      } else {
+        shards.buffers[i].await();
+      }
     } catch (const pjrt::Error& e) {
       const auto failure = take_failure_of(sharding.mesh());
       rethrow(failure ? *failure : e, "reading a value");
     }
+    if (!is_read) continue;
+    const ir::Dims begin = region.begin;
+    region.move_to(begin);
     for_each_row(region, region.size, shard, [&](int64_t whole, int64_t mine, int64_t count) {
       std::memcpy(block.data() + whole * item, padded.data() + mine * item, count * item);
     });

@@ -126,13 +126,11 @@ void InFlight::finish(Execution& execution) {
   } catch (const Error& error) {
     failure = error;
   }
-  std::string more;
-  if (execution.listener) more = execution.listener(failure ? &*failure : nullptr);
+  std::optional<Error> reported = failure;
+  if (execution.listener) reported = execution.listener(failure ? &*failure : nullptr);
   if (!failure) return;
   std::lock_guard lock(mutex_);
-  if (!failure_ && !execution.after_failure) {
-    failure_ = Error(failure->code(), failure->what() + more);
-  }
+  if (reported && !failure_ && !execution.after_failure) failure_ = std::move(reported);
   for (const ExecutionRef& other : executions_) other->after_failure = true;
 }
 

@@ -37,8 +37,8 @@ namespace lazyxla::pjrt {
 class InFlight {
  public:
   // Called once when the execution is over, by any thread that notices it, without locks: with
-  // null, or the error. The result is appended to the failure's message.
-  using Listener = std::function<std::string(const Error*)>;
+  // null, or the error. Returns the failure that is to be reported, if any.
+  using Listener = std::function<std::optional<Error>(const Error*)>;
 
   explicit InFlight(const PJRT_Api& api) : api_(&api) {}
   ~InFlight();  // waits for the executions

@@ -29,31 +29,30 @@ bool is_taken(const PJRT_Api* api, PJRT_Buffer* raw) {
   return !ignore_error(api, api->PJRT_Buffer_IsDeleted(&args)) && args.is_deleted;
 }
 
-// The end of a run: when the last device is done, the handles of what the run consumed are freed,
-// and its listener is called with the first failure. It owns itself until then, so that the
+// The end of a run: when the last device is done, the handles of what the run consumed are freed.
+// Its listener is called when all have succeeded, or else with the first failure at once; those of
+// other devices are taken for consequences. It owns itself until the last one is done, so that the
 // listeners of the devices are plain pointers, which allocate nothing.
-class LastOf {
+class EndOfRun {
  public:
-  LastOf(const PJRT_Api& api, size_t devices, std::vector<PJRT_Buffer*> handles,
-         InFlight::Listener over)
+  EndOfRun(const PJRT_Api& api, size_t devices, std::vector<PJRT_Buffer*> handles,
+           InFlight::Listener over)
       : api_(&api), left_(devices), handles_(std::move(handles)), over_(std::move(over)) {}
 
-  std::string end(const Error* failure) {
-    if (failure) {
-      std::lock_guard lock(mutex_);
-      if (!failure_) failure_ = *failure;
-    }
-    if (--left_ > 0) return "";
-    const std::unique_ptr<LastOf> self(this);
+  std::optional<Error> end(const Error* failure) {
+    std::optional<Error> reported;
+    if (failure && !has_failed_.exchange(true)) reported = over_ ? over_(failure) : *failure;
+    if (--left_ > 0) return reported;
+    const std::unique_ptr<EndOfRun> self(this);
     dispose_of(*api_, std::move(handles_));
-    return over_ ? over_(failure_ ? &*failure_ : nullptr) : "";
+    if (over_ && !has_failed_) over_(nullptr);
+    return reported;
   }
 
  private:
   const PJRT_Api* api_;
   std::atomic<size_t> left_;
-  std::mutex mutex_;
-  std::optional<Error> failure_;
+  std::atomic<bool> has_failed_{false};
   std::vector<PJRT_Buffer*> handles_;
   InFlight::Listener over_;
 };
@@ -191,12 +190,12 @@ std::vector<std::vector<Buffer>> Executable::execute_on_each(std::span<Buffer* c
   if (ended == 0) {
     dispose_of(*api_, std::move(taken));
   } else {
-    auto* last = new LastOf(*api_, ended, std::move(taken), std::move(over));
+    auto* run = new EndOfRun(*api_, ended, std::move(taken), std::move(over));
     for (size_t device = 0; device < count; ++device) {
       PJRT_Event* done = rows.done[row_of[device]];
       if (done == nullptr) continue;
       devices[device]->in_flight_->add(done, {},
-                                       [last](const Error* failure) { return last->end(failure); });
+                                       [run](const Error* failure) { return run->end(failure); });
     }
   }
   thread_rows = std::move(rows);

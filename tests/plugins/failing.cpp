@@ -3,8 +3,9 @@
 //
 // fail(stage, count) has the next `count` calls of a stage fail for want of memory: "compile",
 // "load", "execute", or "later", which runs the program and then says, a while after, that it
-// failed. fail_after(stage, passed, count) lets so many calls pass before. From the start as many
-// compilations fail as the variable FAILING_COMPILES tells.
+// failed: on its first device, or on the one that fail_on(device) tells. fail_after(stage, passed,
+// count) lets so many calls pass before. From the start as many compilations fail as the variable
+// FAILING_COMPILES tells.
 #include "cpu.h"
 
 #include <chrono>
@@ -14,6 +15,7 @@
 #include <set>
 #include <string>
 #include <thread>
+#include <vector>
 
 namespace {
 
@@ -21,6 +23,7 @@ char no_memory;
 std::mutex mutex;
 std::string stage = "compile";
 int passed = 0;
+size_t failing_device = 0;  // among a program's
 int failures = std::atoi(std::getenv("FAILING_COMPILES") ? std::getenv("FAILING_COMPILES") : "0");
 std::set<PJRT_Buffer*> failed_buffers;
 
@@ -120,22 +123,13 @@ PJRT_Error* load(PJRT_Executable_DeserializeAndLoad_Args* args) {
   return fails("load") ? our_error() : cpu()->PJRT_Executable_DeserializeAndLoad(args);
 }
 
-PJRT_Error* execute(PJRT_LoadedExecutable_Execute_Args* args) {
-  if (fails("execute")) return our_error();
-  bool later = fails("later");
-  {
-    std::lock_guard lock(mutex);  // what is computed of something that failed fails, too
-    for (size_t i = 0; i < args->num_args; ++i) {
-      later = later || failed_buffers.count(args->argument_lists[0][i]) > 0;
-    }
-  }
-  PJRT_Error* error = cpu()->PJRT_LoadedExecutable_Execute(args);
-  if (error || !later) return error;
+// Has a device's results of a run fail a while from now.
+void fail_results(PJRT_LoadedExecutable_Execute_Args* args, size_t device) {
   PJRT_Event_Destroy_Args done{};
   done.struct_size = PJRT_Event_Destroy_Args_STRUCT_SIZE;
-  done.event = args->device_complete_events[0];
+  done.event = args->device_complete_events[device];
   cpu()->PJRT_Event_Destroy(&done);
-  args->device_complete_events[0] = make_event();
+  args->device_complete_events[device] = make_event();
   PJRT_LoadedExecutable_GetExecutable_Args get{};
   get.struct_size = PJRT_LoadedExecutable_GetExecutable_Args_STRUCT_SIZE;
   get.loaded_executable = args->executable;
@@ -145,8 +139,27 @@ PJRT_Error* execute(PJRT_LoadedExecutable_Execute_Args* args) {
   count.executable = get.executable;
   cpu()->PJRT_Executable_NumOutputs(&count);
   std::lock_guard lock(mutex);
-  for (size_t i = 0; i < count.num_outputs; ++i) failed_buffers.insert(args->output_lists[0][i]);
-  return nullptr;
+  for (size_t i = 0; i < count.num_outputs; ++i)
+    failed_buffers.insert(args->output_lists[device][i]);
+}
+
+PJRT_Error* execute(PJRT_LoadedExecutable_Execute_Args* args) {
+  if (fails("execute")) return our_error();
+  std::vector<bool> later(args->num_devices, false);  // by device
+  if (fails("later")) later[failing_device % args->num_devices] = true;
+  {
+    std::lock_guard lock(mutex);  // what is computed of something that failed fails, too
+    for (size_t device = 0; device < args->num_devices; ++device) {
+      for (size_t i = 0; i < args->num_args; ++i) {
+        if (failed_buffers.count(args->argument_lists[device][i]) > 0) later[device] = true;
+      }
+    }
+  }
+  PJRT_Error* error = cpu()->PJRT_LoadedExecutable_Execute(args);
+  for (size_t device = 0; !error && device < args->num_devices; ++device) {
+    if (later[device]) fail_results(args, device);
+  }
+  return error;
 }
 
 void message(PJRT_Error_Message_Args* args) {
@@ -175,6 +188,11 @@ extern "C" void fail_after(const char* which, int passing, int count) {
 }
 
 extern "C" void fail(const char* which, int count) { fail_after(which, 0, count); }
+
+extern "C" void fail_on(int device) {
+  std::lock_guard lock(mutex);
+  failing_device = device;
+}
 
 extern "C" const PJRT_Api* GetPjrtApi() {
   static PJRT_Api api = *cpu();

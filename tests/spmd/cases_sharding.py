@@ -189,3 +189,43 @@ def test_host_operators() -> None:
     expected = torch.unique(grid(8, 6) // 5)
     assert torch.equal(torch.unique(d // 5).cpu(), expected)
     assert torch.equal(torch.nonzero(d > 40).cpu(), torch.nonzero(grid(8, 6) > 40))
+
+
+def test_other_memory_is_spread_as_it_is() -> None:
+    """Gradients of leaves follow."""
+
+    def check(*spec: Any) -> None:
+        p.grad = None
+        (p * grid(8, 4).to(DEVICE)).sum().backward()
+        assert spec_of(p) == spec
+        assert spec_of(p.grad) == spec
+
+    p = torch.nn.Parameter(lazyxla.shard(grid(8, 4), MESH, ("data",)))
+    view = lazyxla.shard(p, MESH, ("data",)).detach()
+    check("data", None)
+    p.data = sharded(grid(8, 4), "model")
+    check("model", None)
+    with torch.no_grad():
+        p.set_(sharded(grid(8, 4), None, "data"))
+    check(None, "data")
+    p.data = p.data.double()
+    check(None, "data")
+    p.grad = None
+    other = torch.nn.Parameter(sharded(grid(8, 4), "model", "data"))
+    torch.utils.swap_tensors(p, lazyxla.shard(other, MESH, ("model", "data")))
+    check("model", "data")
+    view.add_(1)
+    assert spec_of(view) == ("data", None)
+    assert torch.equal(view.cpu(), grid(8, 4) + 1)
+    assert torch.equal(p.detach().cpu(), grid(8, 4))
+
+
+def test_memory_of_another_size_is_not_spread() -> None:
+    d = sharded(grid(8, 6), "data")
+    d.untyped_storage().resize_(8 * 6 * 4 + 64)
+    assert _C.declared_sharding(d) is None
+    assert torch.equal(d.cpu(), grid(8, 6))
+    d.untyped_storage().resize_(0)
+    d.untyped_storage().resize_(8 * 6 * 4)
+    d.copy_(grid(8, 6))
+    assert lazyxla.sharding(d) is None

@@ -51,16 +51,16 @@ def is_whole(tensor: torch.Tensor) -> bool:
 
 
 def random_spec(
-    pick: Pick, mesh: lazyxla.Mesh, tensor: torch.Tensor, *more: Any
+    pick: Pick, mesh: lazyxla.Mesh, tensor: torch.Tensor, *more: Any, joins: bool = True
 ) -> tuple[Any, ...]:
-    """A spec over a mesh, each axis at most once."""
+    """A spec over a mesh, each axis at most once; `joins`: a dimension may have two."""
     axes = list(mesh.axis_names)
     entries: list[Any] = []
     for _ in range(pick(list(range(tensor.dim() + 1)))):
         entry = pick([None, *axes, *more])
         if entry in axes:
             axes.remove(entry)
-            if axes and pick([True, False, False]):
+            if axes and joins and pick([True, False, False]):
                 entry = (entry, axes.pop())
         entries.append(entry)
     return tuple(entries)
@@ -73,6 +73,7 @@ class ShardedProgram(RandomProgram):
         self.group = 0  # of what is made now
         self.groups: dict[str, int] = {}
         self.asked: dict[int, tuple[Geometry, Any]] = {}  # by the CPU's storage
+        self.kept: list[Any] = []  # the storages, so that no other is taken for one of them
         self.cpu.names |= {
             "shard": lambda x, group, spec: x,
             "constrain": lambda x, group, spec: x.clone(),
@@ -122,7 +123,11 @@ class ShardedProgram(RandomProgram):
             spec = random_spec(self.pick, self.meshes[self.group], tensor)
             if self.line(f"shard({name}, {self.group}, {spec})"):
                 asked = self.meshes[self.group], spec
-                self.asked[storage_of(tensor)] = geometry_of(tensor), asked
+                self.ask(tensor, asked)
+
+    def ask(self, tensor: torch.Tensor, asked: Any) -> None:
+        self.kept.append(tensor.untyped_storage())
+        self.asked[storage_of(tensor)] = geometry_of(tensor), asked
 
     def constrain(self, name: str, tensor: torch.Tensor) -> None:
         spec = random_spec(self.pick, self.meshes[self.group], tensor, "?")
@@ -134,6 +139,50 @@ class ShardedProgram(RandomProgram):
     def look(self, name: str, tensor: torch.Tensor) -> None:
         self.lines.append(f"sharding({name})")
         lazyxla.sharding(self.device[name])
+
+    # --- Steps that give a tensor other memory ---------------------------------------------------
+
+    def in_group(self, name: str, dtype: torch.dtype) -> list[str]:
+        """Tensors of this dtype that may take each other's memory."""
+        same = [n for n in self.live if self.groups[n] == self.groups[name]]
+        return [n for n in same if self.cpu[n].dtype == dtype]
+
+    def take_memory(self, name: str, tensor: torch.Tensor) -> None:
+        other = self.pick(self.in_group(name, tensor.dtype))
+        self.line(self.pick([f"{name}.data = {other}", f"{name}.set_({other})"]))
+
+    def swap(self, name: str, tensor: torch.Tensor) -> None:
+        # PyTorch refuses what is a view's base, which may differ between the worlds.
+        alone = [
+            n for n in self.live if self.cpu[n]._use_count() == self.device[n]._use_count() == 1
+        ]
+        others = [other for other in alone if other != name]
+        if name in alone and others:
+            other = self.pick(others)
+            if self.line(f"torch.utils.swap_tensors({name}, {other})"):
+                groups = self.groups
+                groups[name], groups[other] = groups[other], groups[name]
+
+    def convert(self, name: str, tensor: torch.Tensor) -> None:
+        """A copy of all its memory is spread alike."""
+        made = f"t{self.made}"
+        to = self.pick([torch.float32, torch.float64, torch.complex64])
+        asked = self.asked.get(storage_of(tensor))
+        is_asked = asked is not None and asked[0] == geometry_of(tensor)
+        self.define(f"{name}.to({to})")
+        if is_asked and made in self.live and is_whole(self.cpu[made]):
+            self.ask(self.cpu[made], asked[1])  # type: ignore[index]
+
+    def resize(self, name: str, tensor: torch.Tensor) -> None:
+        """Memory of another size is no longer spread."""
+        before = tensor.untyped_storage().nbytes()
+        self.line(
+            f"{name}.untyped_storage().resize_({before + self.pick([4, 16, 64])})"
+            if self.pick([True, False])
+            else f"{name}.resize_({self.pick(SHAPES)}).fill_({self.number(tensor)})"
+        )
+        if tensor.untyped_storage().nbytes() != before:
+            self.asked.pop(storage_of(tensor), None)
 
     def check_shardings(self) -> None:
         for name in self.live:
@@ -156,7 +205,7 @@ def _normal(sharding: lazyxla.Sharding) -> Any:
     mesh, spec = sharding
     sizes = dict(zip(mesh.axis_names, mesh.shape))
     names = [(entry,) if isinstance(entry, str) else entry or () for entry in spec]
-    return mesh.devices, [tuple(n for n in each if sizes[n] > 1) for each in names]
+    return mesh.devices, [tuple(n for n in each if sizes.get(n) != 1) for each in names]
 
 
 SHARDED_STEPS = [
@@ -165,4 +214,8 @@ SHARDED_STEPS = [
     ShardedProgram.constrain,
     ShardedProgram.like,
     ShardedProgram.look,
+    ShardedProgram.take_memory,
+    ShardedProgram.swap,
+    ShardedProgram.convert,
+    ShardedProgram.resize,
 ]
