@@ -8,7 +8,7 @@
 
 #include "ir/sharding.h"
 
-namespace lazyxla {
+namespace lazyxla::bindings {
 
 // Modes, regions and syncs (record/scope.h).
 void bind_modes(pybind11::module_& m);
@@ -58,4 +58,4 @@ pybind11::object call_unwatched(const pybind11::object& function, Args&&... args
   }
 }
 
-}  // namespace lazyxla
+}  // namespace lazyxla::bindings

@@ -12,7 +12,7 @@
 
 namespace py = pybind11;
 
-namespace lazyxla {
+namespace lazyxla::bindings {
 namespace {
 
 std::vector<int64_t> words(const std::vector<ir::ScalarValue>& slots) {
@@ -24,13 +24,13 @@ std::vector<int64_t> words(const std::vector<ir::ScalarValue>& slots) {
 // Calls `work`, on a worker.
 template <typename Work>
 auto in_python(Work work) {
-  graph::NeedsInterpreter needs_interpreter;
+  program::NeedsInterpreter needs_interpreter;
   py::gil_scoped_acquire gil;
   return work();
 }
 
 // lazyxla.cache.program_store.StoredGraph.
-class PythonStoredGraph final : public graph::StoredGraph {
+class PythonStoredGraph final : public program::StoredGraph {
  public:
   explicit PythonStoredGraph(py::object graph) : graph_(owned_without_gil(std::move(graph))) {}
 
@@ -77,9 +77,9 @@ class PythonStoredGraph final : public graph::StoredGraph {
 // lazyxla.cache.program_store.StoredGraph or None.
 void install_program_store(py::function open) {
   auto* function = new py::function(std::move(open));  // leaked: flushes may happen to the end
-  graph::set_program_store(
+  program::set_program_store(
       [function](const std::optional<std::string>& key, const std::string& options) {
-        return in_python([&]() -> std::unique_ptr<graph::StoredGraph> {
+        return in_python([&]() -> std::unique_ptr<program::StoredGraph> {
           py::object bytes = key ? py::object(py::bytes(*key)) : py::none();
           py::object graph = (*function)(bytes, py::bytes(options));
           if (graph.is_none()) return nullptr;
@@ -121,7 +121,7 @@ void flush_inference_store() {
 std::shared_ptr<py::object> owned_without_gil(py::object object) {
   return {new py::object(std::move(object)), [](py::object* dead) {
             try {
-              graph::NeedsInterpreter needs_interpreter;
+              program::NeedsInterpreter needs_interpreter;
               py::gil_scoped_acquire gil;
               delete dead;
             } catch (const c10::Error&) {
@@ -149,4 +149,4 @@ void bind_cache(py::module_& m) {
                              [](const CapturedGraph& graph) { return words(graph.slots); });
 }
 
-}  // namespace lazyxla
+}  // namespace lazyxla::bindings

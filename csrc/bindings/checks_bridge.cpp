@@ -9,7 +9,7 @@
 
 namespace py = pybind11;
 
-namespace lazyxla {
+namespace lazyxla::bindings {
 namespace {
 
 using dispatch::Checks;
@@ -78,4 +78,4 @@ void bind_checks(py::module_& m) {
   });
 }
 
-}  // namespace lazyxla
+}  // namespace lazyxla::bindings

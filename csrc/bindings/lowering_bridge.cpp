@@ -19,7 +19,7 @@
 
 namespace py = pybind11;
 
-namespace lazyxla {
+namespace lazyxla::bindings {
 namespace {
 
 using ir::Arg;
@@ -51,7 +51,7 @@ struct Classes {
 // Walks a node's arguments in order, handing out its operands and slots one after the other.
 class Exporter {
  public:
-  Exporter(const graph::Graph& graph, const std::vector<bool>& variable)
+  Exporter(const program::Graph& graph, const std::vector<bool>& variable)
       : graph_(graph), variable_(variable) {}
 
   py::object run() {
@@ -86,9 +86,9 @@ class Exporter {
   py::dict groups() const {
     py::dict groups;
     if (!graph_.replicas) return groups;
-    for (const graph::Replicas::Group& group : graph_.replicas->groups) {
+    for (const program::Replicas::Group& group : graph_.replicas->groups) {
       py::list rows;
-      for (const graph::Ranks& row : group.rows) rows.append(py::tuple(py::cast(row)));
+      for (const program::Ranks& row : group.rows) rows.append(py::tuple(py::cast(row)));
       groups[py::str(group.name)] = py::tuple(rows);
     }
     return groups;
@@ -162,7 +162,7 @@ class Exporter {
     return py::none();
   }
 
-  const graph::Graph& graph_;
+  const program::Graph& graph_;
   const std::vector<bool>& variable_;
   Classes classes_;
   py::list slots_;
@@ -192,25 +192,25 @@ struct OneCall {
   }
 
   std::unique_ptr<const ir::OpSpec> spec;
-  graph::Graph graph;
+  program::Graph graph;
 };
 
 // Rethrows a Python error of the lowering; a LoweringError names the node that failed.
 [[noreturn]] void throw_failure(py::error_already_set& error) {
   py::object node = py::getattr(error.value(), "node", py::none());
   if (node.is_none()) throw error;
-  throw graph::LoweringFailure("lazyxla: " + py::str(error.value()).cast<std::string>(),
-                               node.cast<size_t>());
+  throw program::LoweringFailure("lazyxla: " + py::str(error.value()).cast<std::string>(),
+                                 node.cast<size_t>());
 }
 
-py::tuple to_python(const graph::Occasion& occasion) {
+py::tuple to_python(const program::Occasion& occasion) {
   return py::make_tuple(occasion.line, occasion.reason, occasion.key);
 }
 
-std::shared_ptr<CapturedGraph> captured(const graph::Graph& graph,
+std::shared_ptr<CapturedGraph> captured(const program::Graph& graph,
                                         const std::vector<bool>& variable) {
   auto result = std::make_shared<CapturedGraph>(
-      CapturedGraph{graph::portable_key(graph), variable, graph.slots, {}});
+      CapturedGraph{program::portable_key(graph), variable, graph.slots, {}});
   for (const ir::NodePtr& node : graph.nodes) {
     if (node->leaf_data()) result->held.push_back(node->leaf_data());
   }
@@ -229,9 +229,9 @@ std::vector<uint32_t> slots_among(const py::object& numbers, size_t count) {
 
 }  // namespace
 
-graph::Capture::Listener capture_listener(py::object recording) {
+record::Capture::Listener capture_listener(py::object recording) {
   const auto owner = owned_without_gil(std::move(recording));
-  auto take = [owner](const graph::Capture::Event& event) {
+  auto take = [owner](const record::Capture::Event& event) {
     py::gil_scoped_acquire gil;
     py::function function = owner->attr("take");
     if (!event.is_new) {
@@ -239,7 +239,7 @@ graph::Capture::Listener capture_listener(py::object recording) {
       return;
     }
     call_unwatched(function, event.number, Exporter(event.graph, event.variable).run(),
-                   py::cast(graph::compile_options(event.graph)),
+                   py::cast(program::compile_options(event.graph)),
                    py::cast(captured(event.graph, event.variable)));
   };
   auto static_slots = [owner](size_t number) {
@@ -255,12 +255,13 @@ void install_lowering(py::function lower, py::function how, py::function check_l
   auto* lower_function = new py::function(std::move(lower));
   auto* how_function = new py::function(std::move(how));
   auto* try_out_function = new py::function(std::move(check_lowering));
-  graph::set_lowerer([lower_function](const graph::Graph& graph, const std::vector<bool>& variable,
-                                      const graph::Occasion& occasion) {
+  program::set_lowerer([lower_function](const program::Graph& graph,
+                                        const std::vector<bool>& variable,
+                                        const program::Occasion& occasion) {
     pjrt::Runtime& runtime = pjrt::Runtime::get();
     const std::string platform = runtime.platform();
     const pjrt::DeviceDescription& device = runtime.client().devices().at(0).description();
-    graph::NeedsInterpreter needs_interpreter;
+    program::NeedsInterpreter needs_interpreter;
     py::gil_scoped_acquire gil;
     py::object lowered;
     try {
@@ -270,8 +271,8 @@ void install_lowering(py::function lower, py::function how, py::function check_l
     } catch (py::error_already_set& error) {
       throw_failure(error);
     }
-    return graph::Lowered{lowered.attr("artifact").cast<std::string>(),
-                          slots_among(lowered.attr("static_slots"), graph.slots.size())};
+    return program::Lowered{lowered.attr("artifact").cast<std::string>(),
+                            slots_among(lowered.attr("static_slots"), graph.slots.size())};
   });
   auto how_hook = [how_function](const std::string& name) {
     py::gil_scoped_acquire gil;
@@ -279,10 +280,10 @@ void install_lowering(py::function lower, py::function how, py::function check_l
   };
   auto try_out_hook = [try_out_function](const ir::OpSpec& spec, const dispatch::Scan& scan) {
     // On a worker, as all lowering, which shares the graph: the caller may be interrupted.
-    std::string platform = graph::recorded_platform();
+    std::string platform = record::recorded_platform();
     auto call = std::make_shared<OneCall>(spec, scan);
-    const auto runs = graph::start_on_worker<std::string>([=] {
-      graph::NeedsInterpreter needs_interpreter;
+    const auto runs = program::start_on_worker<std::string>([=] {
+      program::NeedsInterpreter needs_interpreter;
       py::gil_scoped_acquire gil;
       py::object program = Exporter(call->graph, std::vector<bool>(call->graph.slots.size())).run();
       return (*try_out_function)(program, platform).cast<std::string>();
@@ -297,24 +298,24 @@ void install_lowering(py::function lower, py::function how, py::function check_l
 void install_listeners(py::function loaded, py::function on_host, py::function cut) {
   auto of_program = [](py::function listener) {
     return [function = new py::function(std::move(listener))](  // leaked, as above
-               size_t operators, const graph::Occasion& occasion) {
-      graph::NeedsInterpreter needs_interpreter;
+               size_t operators, const program::Occasion& occasion) {
+      program::NeedsInterpreter needs_interpreter;
       py::gil_scoped_acquire gil;
       (*function)(operators, to_python(occasion));
     };
   };
   auto* host = new py::function(std::move(on_host));
   auto* on_cut = new py::function(std::move(cut));
-  graph::set_listeners(
+  program::set_listeners(
       {of_program(std::move(loaded)),
-       [host](const graph::Graph& graph, const graph::Occasion& occasion) {
-         graph::NeedsInterpreter needs_interpreter;
+       [host](const program::Graph& graph, const program::Occasion& occasion) {
+         program::NeedsInterpreter needs_interpreter;
          py::gil_scoped_acquire gil;
          py::object program = Exporter(graph, std::vector<bool>(graph.slots.size())).run();
          (*host)(program, to_python(occasion));
        },
-       [on_cut](const std::vector<size_t>& operators, const graph::Occasion& occasion) {
-         graph::NeedsInterpreter needs_interpreter;
+       [on_cut](const std::vector<size_t>& operators, const program::Occasion& occasion) {
+         program::NeedsInterpreter needs_interpreter;
          py::gil_scoped_acquire gil;
          (*on_cut)(operators, to_python(occasion));
        }});
@@ -324,8 +325,8 @@ void install_listeners(py::function loaded, py::function on_host, py::function c
 // an undo.
 template <typename Argument>
 std::string text_from_python(const py::function& function, Argument argument) {
-  auto text = graph::start_on_worker<std::string>([&function, argument = std::move(argument)] {
-    graph::NeedsInterpreter needs_interpreter;
+  auto text = program::start_on_worker<std::string>([&function, argument = std::move(argument)] {
+    program::NeedsInterpreter needs_interpreter;
     py::gil_scoped_acquire gil;
     return function(argument).template cast<std::string>();
   });
@@ -350,4 +351,4 @@ void install_tensor_descriptions(py::function namer, py::function largest) {
        [most](c10::DeviceIndex device) { return text_from_python(*most, int{device}); }});
 }
 
-}  // namespace lazyxla
+}  // namespace lazyxla::bindings

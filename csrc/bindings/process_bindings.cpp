@@ -14,7 +14,7 @@
 
 namespace py = pybind11;
 
-namespace lazyxla {
+namespace lazyxla::bindings {
 namespace {
 
 using StoreRef = c10::intrusive_ptr<c10d::Store>;
@@ -67,4 +67,4 @@ void bind_processes(py::module_& m) {
   m.def("stop_heartbeat", &distributed::stop_heartbeat, NoGil());
 }
 
-}  // namespace lazyxla
+}  // namespace lazyxla::bindings

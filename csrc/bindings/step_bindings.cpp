@@ -10,7 +10,7 @@
 
 namespace py = pybind11;
 
-namespace lazyxla {
+namespace lazyxla::bindings {
 namespace {
 
 using steps::Guards, steps::Signature, steps::StepProgram, steps::StepRecording;
@@ -49,7 +49,7 @@ class CapturedStep {
   // The step's new tensors; or why it cannot be run, in words.
   py::object operator()(const py::tuple& args, const py::dict& kwargs) {
     if (!program_) return py::str("the interpreter is ending");
-    if (graph::in_region()) return py::str("it is called within a compiled region");
+    if (record::in_region()) return py::str("it is called within a compiled region");
     if (steps::torch_state() != torch_state_) {
       return py::str("a mode or default of PyTorch's is another one");
     }
@@ -133,4 +133,4 @@ void bind_steps(py::module_& m) {
   m.def("torch_state", &steps::torch_state);
 }
 
-}  // namespace lazyxla
+}  // namespace lazyxla::bindings

@@ -16,7 +16,7 @@
 
 namespace py = pybind11;
 
-namespace lazyxla {
+namespace lazyxla::bindings {
 namespace {
 
 using dispatch::TracedGraph;
@@ -218,4 +218,4 @@ void bind_traced_graph(py::module_& m) {
   });
 }
 
-}  // namespace lazyxla
+}  // namespace lazyxla::bindings

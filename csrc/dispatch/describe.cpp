@@ -98,7 +98,7 @@ void describe_spec(const OpInfo& info, c10::ArrayRef<IValue> args, const Scan& s
                    ir::OpSpec& spec) {
   spec.name = info.functional_name;
   if (spec.name == "lazyxla::constrain") spec.sharding = sharding_of(args[1].toStringRef());
-  spec.settings = graph::record_settings();
+  spec.settings = record::record_settings();
   spec.numbers_vary = scan.numbers_vary;
   const auto& schema_args = info.functional.schema().arguments();
   for (size_t i = 0; i < args.size(); ++i) {
@@ -186,7 +186,8 @@ std::unique_ptr<Recipe> make_recipe(const OpInfo& info, c10::ArrayRef<IValue> fu
   auto recipe = std::make_unique<Recipe>();
   describe_spec(info, functional, scan, recipe->spec);
   for (const auto& result : inference.results) {
-    if (result.defined) graph::pjrt_type(result.geometry.dtype);  // throws if XLA has no such type
+    if (result.defined)
+      program::pjrt_type(result.geometry.dtype);  // throws if XLA has no such type
     if (result.defined)
       recipe->spec.outputs.push_back({result.geometry.dtype, result.geometry.sizes});
   }

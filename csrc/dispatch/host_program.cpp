@@ -228,10 +228,10 @@ struct Call {
 };
 
 // Nothing if the node is to be compiled.
-std::optional<Call> call_of(const graph::Graph& graph, size_t number) {
+std::optional<Call> call_of(const program::Graph& graph, size_t number) {
   const ir::Node& node = *graph.nodes[number].get();
   const ir::OpSpec& spec = *node.spec();
-  const bool as_now = spec.settings == 0 || spec.settings == graph::record_settings();
+  const bool as_now = spec.settings == 0 || spec.settings == record::record_settings();
   if (spec.random || !as_now || is_defined_otherwise(node)) return std::nullopt;
   Call call{spec.copy(), {}, own_kernel(spec.name)};
   for (size_t i = 0; i < node.operands().size(); ++i) {
@@ -253,7 +253,7 @@ at::Tensor tensor_on(const void* memory, const ir::TensorType& type) {
 class CpuProgram {
  public:
   // The calls of all nodes.
-  CpuProgram(const graph::Graph& graph, std::vector<Call> calls)
+  CpuProgram(const program::Graph& graph, std::vector<Call> calls)
       : calls_(std::move(calls)), outputs_(graph.outputs) {
     for (const ir::NodePtr& leaf : graph.leaves) inputs_.push_back(leaf->output_type(0));
     std::vector<ir::TensorType> types = inputs_;
@@ -330,13 +330,13 @@ class CpuProgram {
   std::vector<ir::TensorType> inputs_, results_;
 };
 
-graph::HostProgram run_by(std::shared_ptr<const CpuProgram> program) {
+program::HostProgram run_by(std::shared_ptr<const CpuProgram> program) {
   auto compute = [program](c10::ArrayRef<const void*> inputs, c10::ArrayRef<ir::ScalarValue> slots,
                            c10::ArrayRef<void*> results) { program->run(inputs, slots, results); };
   return {std::move(compute), program->results()};
 }
 
-std::optional<graph::HostProgram> make(const graph::Graph& graph) {
+std::optional<program::HostProgram> make(const program::Graph& graph) {
   std::vector<Call> calls;
   size_t slots = 0;
   for (size_t i = 0; i < graph.nodes.size(); ++i) {
@@ -352,7 +352,7 @@ std::optional<graph::HostProgram> make(const graph::Graph& graph) {
 
 }  // namespace
 
-graph::HostProgram host_program_of_call(const graph::Graph& graph) {
+program::HostProgram host_program_of_call(const program::Graph& graph) {
   const ir::OpSpec& spec = *graph.nodes.at(0)->spec();
   Call call{spec.copy(), {}, nullptr, find_operator(spec.name)};
   for (size_t i = 0; i < graph.nodes[0]->operands().size(); ++i) {
@@ -363,7 +363,7 @@ graph::HostProgram host_program_of_call(const graph::Graph& graph) {
   return run_by(std::make_shared<CpuProgram>(graph, std::move(calls)));
 }
 
-void install_host_programs() { graph::set_host_program_maker(&make); }
+void install_host_programs() { program::set_host_program_maker(&make); }
 
 void keep_off_host(const std::string& name, bool has_users_rule) {
   UsersRules::get().set(name, has_users_rule);

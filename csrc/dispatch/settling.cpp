@@ -30,7 +30,7 @@ void settle_optimizer_state(const Scan& scan) {
       std::lock_guard lock(storage.mutex());
       if (!is_new()) continue;
     }
-    graph::run_apart(scan.device, [&](ir::PendingSet& apart, ir::Garbage&) {
+    record::run_apart(scan.device, [&](ir::PendingSet& apart, ir::Garbage&) {
       if (is_new()) apart.adopt(storage);
     });
   }
@@ -124,7 +124,7 @@ void hand_over_draws(const Origins& origins, ir::PendingSet& from, ir::PendingSe
 
 void settle_model(ir::PendingSet& pending) {
   const uint64_t newest = pending.newest_model_state.exchange(0);
-  graph::run_apart(pending.device, [&](ir::PendingSet& apart, ir::Garbage&) {
+  record::run_apart(pending.device, [&](ir::PendingSet& apart, ir::Garbage&) {
     if (pending.has_collectives) return apart.adopt_all(pending);
     Origins origins;
     for (ir::Storage* storage : model_storages(pending, newest, origins)) apart.adopt(*storage);
@@ -136,15 +136,15 @@ void settle_model(ir::PendingSet& pending) {
 
 void note_model_state(const c10::TensorImpl& tensor) {
   const ir::Storage& storage = storage_of(tensor);
-  ir::PendingSet& pending = graph::pending_set(tensor.device().index());
+  ir::PendingSet& pending = record::pending_set(tensor.device().index());
   if (storage.id() <= pending.newest_model_state) return;
   std::lock_guard lock(storage.mutex());
   if (storage.is_new()) pending.newest_model_state = storage.id();
 }
 
 void settle_operands(c10::ArrayRef<const c10::TensorImpl*> operands, ir::PendingSet& pending) {
-  if (pending.newest_model_state == 0 || graph::current_mode() != graph::Mode::kLazy) return;
-  if (graph::in_region()) return;  // the region began with nothing pending
+  if (pending.newest_model_state == 0 || record::current_mode() != record::Mode::kLazy) return;
+  if (record::in_region()) return;  // the region began with nothing pending
   if (std::any_of(operands.begin(), operands.end(),
                   [](const c10::TensorImpl* t) { return is_lazy(*t) && is_parameter(*t); })) {
     settle_model(pending);
@@ -152,11 +152,11 @@ void settle_operands(c10::ArrayRef<const c10::TensorImpl*> operands, ir::Pending
 }
 
 void settle(const Scan& scan) {
-  if (graph::in_optimizer_step()) {
-    if (graph::current_mode() != graph::Mode::kEager) settle_optimizer_state(scan);
+  if (record::in_optimizer_step()) {
+    if (record::current_mode() != record::Mode::kEager) settle_optimizer_state(scan);
     return;
   }
-  ir::PendingSet& pending = graph::pending_set(scan.device);
+  ir::PendingSet& pending = record::pending_set(scan.device);
   if (scan.written.empty()) return settle_operands(scan.operands, pending);
   for (const c10::TensorImpl* tensor : scan.written) {
     if (is_parameter(*tensor)) note_model_state(*tensor);  // initialised, if it is new

@@ -2,7 +2,7 @@
 
 #include <utility>
 
-namespace lazyxla::graph {
+namespace lazyxla::program {
 namespace {
 
 Planner& known_planner() {
@@ -15,4 +15,4 @@ Planner& known_planner() {
 void set_planner(Planner planner) { known_planner() = std::move(planner); }
 const Planner& planner() { return known_planner(); }
 
-}  // namespace lazyxla::graph
+}  // namespace lazyxla::program

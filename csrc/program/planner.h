@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-namespace lazyxla::graph {
+namespace lazyxla::program {
 
 struct Graph;
 
@@ -39,4 +39,4 @@ struct Planner {
 void set_planner(Planner planner);
 const Planner& planner();
 
-}  // namespace lazyxla::graph
+}  // namespace lazyxla::program

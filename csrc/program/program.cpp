@@ -19,7 +19,7 @@
 #include "program/scalars.h"
 #include "program/stages.h"
 
-namespace lazyxla::graph {
+namespace lazyxla::program {
 namespace {
 
 // A rule that makes a slot static may meet a new value at every step; its variants must not pile
@@ -385,4 +385,4 @@ VariantRef Program::make_whole(const Graph& graph, Compile how, const Origin& or
   return variant;
 }
 
-}  // namespace lazyxla::graph
+}  // namespace lazyxla::program

@@ -1,6 +1,6 @@
 #include "program/program_store.h"
 
-namespace lazyxla::graph {
+namespace lazyxla::program {
 namespace {
 
 ProgramStore& program_store() {
@@ -17,4 +17,4 @@ std::unique_ptr<StoredGraph> open_stored(const std::optional<std::string>& key,
 
 void set_program_store(ProgramStore store) { program_store() = std::move(store); }
 
-}  // namespace lazyxla::graph
+}  // namespace lazyxla::program

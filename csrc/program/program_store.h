@@ -12,7 +12,7 @@
 
 #include "program/graph.h"
 
-namespace lazyxla::graph {
+namespace lazyxla::program {
 
 // Keeps a serialized executable; a NeedsInterpreter (workers.h) exists meanwhile. Null if it is not
 // to be kept.
@@ -54,4 +54,4 @@ std::unique_ptr<StoredGraph> open_stored(const std::optional<std::string>& key,
 using ProgramStore = std::function<decltype(open_stored)>;
 void set_program_store(ProgramStore store);
 
-}  // namespace lazyxla::graph
+}  // namespace lazyxla::program
