@@ -21,14 +21,6 @@ std::vector<int64_t> words(const std::vector<ir::ScalarValue>& slots) {
   return values;
 }
 
-// Calls `work`, on a worker.
-template <typename Work>
-auto in_python(Work work) {
-  program::NeedsInterpreter needs_interpreter;
-  py::gil_scoped_acquire gil;
-  return work();
-}
-
 // lazyxla.cache.program_store.StoredGraph.
 class PythonStoredGraph final : public program::StoredGraph {
  public:
@@ -76,16 +68,16 @@ class PythonStoredGraph final : public program::StoredGraph {
 // A Python function (portable key or None, compile options) ->
 // lazyxla.cache.program_store.StoredGraph or None.
 void install_program_store(py::function open) {
-  auto* function = new py::function(std::move(open));  // leaked: flushes may happen to the end
-  program::set_program_store(
-      [function](const std::optional<std::string>& key, const std::string& options) {
-        return in_python([&]() -> std::unique_ptr<program::StoredGraph> {
-          py::object bytes = key ? py::object(py::bytes(*key)) : py::none();
-          py::object graph = (*function)(bytes, py::bytes(options));
-          if (graph.is_none()) return nullptr;
-          return std::make_unique<PythonStoredGraph>(std::move(graph));
-        });
-      });
+  program::program_store() = [&function = kept(std::move(open))](
+                                 const std::optional<std::string>& key,
+                                 const std::string& options) {
+    return in_python([&]() -> std::unique_ptr<program::StoredGraph> {
+      py::object bytes = key ? py::object(py::bytes(*key)) : py::none();
+      py::object graph = function(bytes, py::bytes(options));
+      if (graph.is_none()) return nullptr;
+      return std::make_unique<PythonStoredGraph>(std::move(graph));
+    });
+  };
 }
 
 // lazyxla.cache.shape_file.ShapeFile. An operator uses it, perhaps while Dynamo traces.

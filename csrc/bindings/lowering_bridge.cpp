@@ -251,42 +251,38 @@ record::Capture::Listener capture_listener(py::object recording) {
 }
 
 void install_lowering(py::function lower, py::function how, py::function check_lowering) {
-  // Leaked: flushes may happen until the process ends.
-  auto* lower_function = new py::function(std::move(lower));
-  auto* how_function = new py::function(std::move(how));
-  auto* try_out_function = new py::function(std::move(check_lowering));
-  program::set_lowerer([lower_function](const program::Graph& graph,
-                                        const std::vector<bool>& variable,
-                                        const program::Occasion& occasion) {
+  program::set_lowerer([&lower = kept(std::move(lower))](const program::Graph& graph,
+                                                         const std::vector<bool>& variable,
+                                                         const program::Occasion& occasion) {
     pjrt::Runtime& runtime = pjrt::Runtime::get();
     const std::string platform = runtime.platform();
     const pjrt::DeviceDescription& device = runtime.client().devices().at(0).description();
-    program::NeedsInterpreter needs_interpreter;
-    py::gil_scoped_acquire gil;
-    py::object lowered;
-    try {
-      lowered =
-          (*lower_function)(Exporter(graph, variable).run(), platform, device,
-                            runtime.plugin().stablehlo_current_version(), to_python(occasion));
-    } catch (py::error_already_set& error) {
-      throw_failure(error);
-    }
-    return program::Lowered{lowered.attr("artifact").cast<std::string>(),
-                            slots_among(lowered.attr("static_slots"), graph.slots.size())};
+    return in_python([&] {
+      py::object lowered;
+      try {
+        lowered = lower(Exporter(graph, variable).run(), platform, device,
+                        runtime.plugin().stablehlo_current_version(), to_python(occasion));
+      } catch (py::error_already_set& error) {
+        throw_failure(error);
+      }
+      return program::Lowered{lowered.attr("artifact").cast<std::string>(),
+                              slots_among(lowered.attr("static_slots"), graph.slots.size())};
+    });
   });
-  auto how_hook = [how_function](const std::string& name) {
+  auto how_hook = [&how = kept(std::move(how))](const std::string& name) {
     py::gil_scoped_acquire gil;
-    return call_unwatched(*how_function, name).cast<std::string>();
+    return call_unwatched(how, name).cast<std::string>();
   };
-  auto try_out_hook = [try_out_function](const ir::OpSpec& spec, const dispatch::Scan& scan) {
+  auto try_out_hook = [&check = kept(std::move(check_lowering))](const ir::OpSpec& spec,
+                                                                 const dispatch::Scan& scan) {
     // On a worker, as all lowering, which shares the graph: the caller may be interrupted.
     std::string platform = record::recorded_platform();
     auto call = std::make_shared<OneCall>(spec, scan);
-    const auto runs = program::start_on_worker<std::string>([=] {
-      program::NeedsInterpreter needs_interpreter;
-      py::gil_scoped_acquire gil;
-      py::object program = Exporter(call->graph, std::vector<bool>(call->graph.slots.size())).run();
-      return (*try_out_function)(program, platform).cast<std::string>();
+    const auto runs = program::start_on_worker<std::string>([call, platform, &check] {
+      return in_python([&] {
+        const std::vector<bool> variable(call->graph.slots.size());
+        return check(Exporter(call->graph, variable).run(), platform).cast<std::string>();
+      });
     });
     return runs->get() == "host"   ? dispatch::Recipe::Runs::kHost
            : runs->get() == "call" ? dispatch::Recipe::Runs::kHostCall
@@ -296,28 +292,20 @@ void install_lowering(py::function lower, py::function how, py::function check_l
 }
 
 void install_listeners(py::function loaded, py::function on_host, py::function cut) {
-  auto of_program = [](py::function listener) {
-    return [function = new py::function(std::move(listener))](  // leaked, as above
-               size_t operators, const program::Occasion& occasion) {
-      program::NeedsInterpreter needs_interpreter;
-      py::gil_scoped_acquire gil;
-      (*function)(operators, to_python(occasion));
-    };
-  };
-  auto* host = new py::function(std::move(on_host));
-  auto* on_cut = new py::function(std::move(cut));
   program::set_listeners(
-      {of_program(std::move(loaded)),
-       [host](const program::Graph& graph, const program::Occasion& occasion) {
-         program::NeedsInterpreter needs_interpreter;
-         py::gil_scoped_acquire gil;
-         py::object program = Exporter(graph, std::vector<bool>(graph.slots.size())).run();
-         (*host)(program, to_python(occasion));
+      {[&loaded = kept(std::move(loaded))](size_t operators, const program::Occasion& occasion) {
+         in_python([&] { loaded(operators, to_python(occasion)); });
        },
-       [on_cut](const std::vector<size_t>& operators, const program::Occasion& occasion) {
-         program::NeedsInterpreter needs_interpreter;
-         py::gil_scoped_acquire gil;
-         (*on_cut)(operators, to_python(occasion));
+       [&on_host = kept(std::move(on_host))](const program::Graph& graph,
+                                             const program::Occasion& occasion) {
+         in_python([&] {
+           const std::vector<bool> variable(graph.slots.size());
+           on_host(Exporter(graph, variable).run(), to_python(occasion));
+         });
+       },
+       [&cut = kept(std::move(cut))](const std::vector<size_t>& operators,
+                                     const program::Occasion& occasion) {
+         in_python([&] { cut(operators, to_python(occasion)); });
        }});
 }
 
@@ -326,9 +314,7 @@ void install_listeners(py::function loaded, py::function on_host, py::function c
 template <typename Argument>
 std::string text_from_python(const py::function& function, Argument argument) {
   auto text = program::start_on_worker<std::string>([&function, argument = std::move(argument)] {
-    program::NeedsInterpreter needs_interpreter;
-    py::gil_scoped_acquire gil;
-    return function(argument).template cast<std::string>();
+    return in_python([&] { return function(argument).template cast<std::string>(); });
   });
   try {
     return text->get();
@@ -338,17 +324,16 @@ std::string text_from_python(const py::function& function, Argument argument) {
 }
 
 void install_tensor_descriptions(py::function namer, py::function largest) {
-  // Leaked, as above.
-  auto* names = new py::function(std::move(namer));
-  auto* most = new py::function(std::move(largest));
   graph::set_tensor_descriptions(
-      {[names](const std::vector<const void*>& addresses) {
+      {[&namer = kept(std::move(namer))](const std::vector<const void*>& addresses) {
          std::vector<uint64_t> numbers;
          for (const void* address : addresses)
            numbers.push_back(reinterpret_cast<uint64_t>(address));
-         return text_from_python(*names, std::move(numbers));
+         return text_from_python(namer, std::move(numbers));
        },
-       [most](c10::DeviceIndex device) { return text_from_python(*most, int{device}); }});
+       [&largest = kept(std::move(largest))](c10::DeviceIndex device) {
+         return text_from_python(largest, int{device});
+       }});
 }
 
 }  // namespace lazyxla::bindings

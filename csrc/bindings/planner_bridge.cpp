@@ -69,26 +69,11 @@ class Outliner {
   std::map<uint64_t, py::object> operators_;
 };
 
-// A Python function, called by workers. Leaked: flushes may happen until the process ends.
-template <typename Result, typename... Arguments>
-auto asked_by_workers(py::function python, Result (*call)(const py::function&, Arguments...)) {
-  return [function = new py::function(std::move(python)), call](Arguments... arguments) {
-    program::NeedsInterpreter needs_interpreter;
-    py::gil_scoped_acquire gil;
-    return call(*function, arguments...);
-  };
-}
-
 program::Plan plan(const py::function& function, const program::Graph& graph, bool may_cut) {
   py::object plan = function(Outliner(graph).run(), may_cut);
   return {plan.attr("reason").cast<std::string>(),
           plan.attr("stages").cast<std::vector<uint32_t>>(), plan.attr("is_certain").cast<bool>(),
           plan.attr("varying").cast<std::vector<bool>>()};
-}
-
-std::vector<uint32_t> cut_at_collectives(const py::function& function,
-                                         const program::Graph& graph) {
-  return function(Outliner(graph).run()).cast<std::vector<uint32_t>>();
 }
 
 std::optional<program::ReplicaGroups> arrange(const py::function& function,
@@ -100,14 +85,22 @@ std::optional<program::ReplicaGroups> arrange(const py::function& function,
       found.attr("rows").cast<std::vector<std::vector<program::Ranks>>>()};
 }
 
+void install_planner(py::function plan_graph, py::function cut, py::function grid) {
+  program::planner() = {
+      [&function = kept(std::move(plan_graph))](const program::Graph& graph, bool may_cut) {
+        return in_python([&] { return plan(function, graph, may_cut); });
+      },
+      [&function = kept(std::move(cut))](const program::Graph& graph) {
+        return in_python(
+            [&] { return function(Outliner(graph).run()).cast<std::vector<uint32_t>>(); });
+      },
+      [&function = kept(std::move(grid))](const std::vector<program::Ranks>& groups) {
+        return in_python([&] { return arrange(function, groups); });
+      }};
+}
+
 }  // namespace
 
-void bind_planner(py::module_& m) {
-  m.def("install_planner", [](py::function plan_graph, py::function cut, py::function grid) {
-    program::set_planner({asked_by_workers(std::move(plan_graph), &plan),
-                          asked_by_workers(std::move(cut), &cut_at_collectives),
-                          asked_by_workers(std::move(grid), &arrange)});
-  });
-}
+void bind_planner(py::module_& m) { m.def("install_planner", &install_planner); }
 
 }  // namespace lazyxla::bindings

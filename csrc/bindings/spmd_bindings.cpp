@@ -43,21 +43,21 @@ const Sharding* make_sharding(const Mesh& mesh, const std::vector<std::vector<si
 using Tiles = std::pair<std::vector<int64_t>, std::vector<std::vector<int64_t>>>;
 
 void install_result_reader(py::function reader) {
-  auto* function = new py::function(std::move(reader));  // leaked: programs are made until the end
-  program::set_result_reader([function](const pjrt::CompiledProgram& program,
-                                        const std::vector<size_t>& ranks, size_t partitions) {
-    program::NeedsInterpreter needs_interpreter;
-    py::gil_scoped_acquire gil;
-    std::vector<program::ResultTiles> results;
-    try {
-      const py::object raw = py::cast(&program, py::return_value_policy::reference);
-      for (auto& [tiles, tile_of] : (*function)(raw, ranks, partitions).cast<std::vector<Tiles>>())
-        results.push_back({std::move(tiles), std::move(tile_of)});
-    } catch (py::error_already_set& error) {  // which may be kept, and dropped without the GIL
-      TORCH_CHECK(false, "lazyxla: ", py::str(error.value()).cast<std::string>());
-    }
-    return results;
-  });
+  program::set_result_reader(
+      [&reader = kept(std::move(reader))](const pjrt::CompiledProgram& program,
+                                          const std::vector<size_t>& ranks, size_t partitions) {
+        program::NeedsInterpreter needs_interpreter;
+        py::gil_scoped_acquire gil;
+        std::vector<program::ResultTiles> results;
+        try {
+          const py::object raw = py::cast(&program, py::return_value_policy::reference);
+          for (auto& [tiles, tile_of] : reader(raw, ranks, partitions).cast<std::vector<Tiles>>())
+            results.push_back({std::move(tiles), std::move(tile_of)});
+        } catch (py::error_already_set& error) {  // which may be kept, and dropped without the GIL
+          TORCH_CHECK(false, "lazyxla: ", py::str(error.value()).cast<std::string>());
+        }
+        return results;
+      });
 }
 
 std::vector<std::pair<std::string, int64_t>> axes_of(const Mesh& mesh) {

@@ -4,11 +4,11 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
-#include <array>
 #include <mutex>
 #include <unordered_set>
 #include <vector>
 
+#include "dispatch/op_info.h"
 #include "dispatch/plain_call.h"
 #include "program/host_program.h"
 #include "record/settings.h"
@@ -45,19 +45,7 @@ class UsersRules {
   std::unordered_set<std::string> names_;
 };
 
-template <size_t N>
-bool is_among(const std::array<std::string_view, N>& names, std::string_view name) {
-  return std::find(names.begin(), names.end(), name) != names.end();
-}
-
 // ---- which operators ----
-
-// Arguments whose values, if they are integers, must be in a range, which not all kernels check.
-// (They do check index arguments.)
-constexpr std::array<std::string_view, 2> kIndices{"offsets", "repeats"};
-constexpr std::array<std::string_view, 8> kDivisions{
-    "aten::div", "aten::floor_divide", "aten::remainder", "aten::fmod",
-    "aten::gcd", "aten::lcm",          "aten::pow",       "aten::float_power"};
 
 bool has_floats(const std::vector<ir::TensorType>& types) {
   return std::any_of(types.begin(), types.end(), [](const ir::TensorType& type) {
@@ -72,7 +60,9 @@ bool is_defined_otherwise(const ir::Node& node) {
     const c10::ScalarType from = node.operands()[0].type().dtype;
     return c10::isFloatingType(from) && spec.outputs[0].dtype != c10::ScalarType::Bool;
   }
-  return is_among(kDivisions, std::string_view(spec.name).substr(0, spec.name.find('.')));
+  return is_among(std::string_view(spec.name).substr(0, spec.name.find('.')),
+                  {"aten::div", "aten::floor_divide", "aten::remainder", "aten::fmod", "aten::gcd",
+                   "aten::lcm", "aten::pow", "aten::float_power"});
 }
 
 bool may_call(const c10::OperatorHandle& op, const ir::Node& node) {
@@ -82,9 +72,11 @@ bool may_call(const c10::OperatorHandle& op, const ir::Node& node) {
       std::any_of(node.operands().begin(), node.operands().end(), [](const ir::Value& operand) {
         return c10::isIntegralType(operand.type().dtype, /*includeBool=*/false);
       });
+  // Arguments whose values must be in a range, which not all kernels check. (They do check index
+  // arguments.)
   return !takes_integers ||
          std::none_of(schema.arguments().begin(), schema.arguments().end(),
-                      [](const auto& arg) { return is_among(kIndices, arg.name()); });
+                      [](const auto& arg) { return is_among(arg.name(), {"offsets", "repeats"}); });
 }
 
 // ---- one call ----

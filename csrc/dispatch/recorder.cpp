@@ -9,7 +9,6 @@
 #include "dispatch/checks.h"
 #include "dispatch/generator.h"
 #include "dispatch/host.h"
-#include "dispatch/index_check.h"
 #include "dispatch/lowering_kind.h"
 #include "dispatch/overlap.h"
 #include "dispatch/settling.h"
@@ -260,7 +259,7 @@ const char* try_record(const OpInfo& info, c10::ArrayRef<IValue> args, Results& 
   const LoweringKind kind =
       info.recordable ? lowering_kind_of(info, capture.get()) : LoweringKind::kHost;
   if (kind == LoweringKind::kHost) return "has no lowering";
-  if (options().check_indices) check_indices(info, args);
+  if (options().check_indices && info.checks.of_values) info.checks.of_values(info, args, {});
   ScanScope scope;
   Scan& scan = *scope;
   scan.run(info, args);
