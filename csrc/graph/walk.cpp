@@ -133,6 +133,8 @@ void take_storages(ir::PendingSet& pending, const Walk& walk, program::Graph& gr
   pending.nodes_recorded = 0;
   pending.has_collectives = false;
   pending.newest_model_state = 0;
+  if (pending.new_model_flushes > 0) --pending.new_model_flushes;
+  pending.initialized_again.clear();
   pending.fused = false;
 }
 
