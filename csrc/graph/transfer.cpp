@@ -51,6 +51,13 @@ struct Region {
   }
 };
 
+// (The constructor for a size and a value makes GCC 12 warn of what it takes for uninitialized.)
+ir::Dims zeros(size_t rank) {
+  ir::Dims dims;
+  dims.resize(rank, 0);
+  return dims;
+}
+
 int64_t offset_in(const ir::Dims& dims, const ir::Dims& index) {
   int64_t offset = 0;
   for (size_t i = 0; i < dims.size(); ++i) offset = offset * dims[i] + index[i];
@@ -64,7 +71,7 @@ void for_each_row(const Region& region, const ir::Dims& whole, const ir::Dims& s
   if (region.is_empty()) return;
   const size_t rank = whole.size();
   if (rank == 0) return row(0, 0, 1);
-  ir::Dims at(rank, 0);
+  ir::Dims at = zeros(rank);
   while (true) {
     ir::Dims in_whole = region.begin;
     for (size_t i = 0; i < rank; ++i) in_whole[i] += at[i];
@@ -149,7 +156,7 @@ ir::Value upload(const void* data, const ir::TensorType& type, c10::DeviceIndex 
 }
 
 ir::Value upload(const void* data, const ir::TensorType& type, const ir::Sharding& sharding) {
-  const Block whole{ir::Dims(type.dims.size(), 0), type.dims, static_cast<const char*>(data)};
+  const Block whole{zeros(type.dims.size()), type.dims, static_cast<const char*>(data)};
   return upload_blocks(type, sharding, [&](const ir::Dims&) { return whole; });
 }
 
