@@ -9,6 +9,8 @@ import pytest
 
 from lazyxla.planning.alignment import align
 from lazyxla.planning.collectives import arrange
+from lazyxla.planning.history import History
+from lazyxla.planning.outline import Operator, Outline
 
 
 def fewest_edits(a: list[int], b: list[int]) -> int:
@@ -44,6 +46,26 @@ def test_long_sequences_that_hardly_differ() -> None:
     indices = align(b, a, 8)
     assert indices is not None
     assert [i for i, j in enumerate(indices) if j < 0] == [8_997]
+
+
+def chain(names: list[str], shape: str) -> Outline:
+    """Each operator takes the result of the one before. Their ids depend on the shape."""
+    operators = [Operator(n, hash((n, shape)), 1, 1, False, False) for n in names]
+    operands = [[i] for i in range(len(names))]
+    return Outline([shape], operators, operands, [[] for _ in names], [len(names)], [-1])
+
+
+@pytest.mark.parametrize("others_first", [False, True])
+def test_a_graph_of_other_shapes_is_not_what_a_new_one_is_compared_with(others_first: bool) -> None:
+    """Where one of the same shapes differs in one operator."""
+    history = History()
+    layers = ["matmul", "gelu"] * 10
+    before = [chain(["roll", *layers, "mul"], "Float[8]"), chain(["flip", *layers], "Float[4]")]
+    for graph in before if others_first else reversed(before):
+        history.plan(graph, may_cut=True)
+    plan = history.plan(chain(["roll", *layers], "Float[4]"), may_cut=True)
+    assert plan.reason == "a new graph: like one before, but for roll (operator 0)"
+    assert plan.stages == [0] + [1] * len(layers)
 
 
 def grid_groups(sizes: list[int], axes: tuple[int, ...]) -> list[list[int]]:

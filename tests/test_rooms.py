@@ -26,6 +26,20 @@ MAY_INCLUDE = {
 """Per room, the others that its files may include, each after those. Arrows go one way, from the
 recorder down to the plugin. The recorder itself speaks to no plugin."""
 
+NAMESPACES = {
+    "common": "lazyxla",  # for all rooms, which use it without a prefix
+    "common/compat.h": "lazyxla::compat",  # a version of torch or JAX shows where it is asked for
+    "common/waiting.h": "lazyxla::waiting",  # its functions' names are too short to stand alone
+    "common/waiting.cpp": "lazyxla::waiting",
+}
+"""The namespace of a room, or of a file, where it is not that of the room's name: why."""
+
+TORCHS = {
+    "dispatch/attention.cpp": "at::native",  # torch's macro expects to be used there
+    "record/recording.cpp": "torch::autograd",  # declares what torch exports, but has in no header
+}
+"""Where a file opens a namespace of torch besides its own: why."""
+
 LONGEST = 400
 
 
@@ -55,6 +69,22 @@ def test_a_room_includes_only_what_is_below_it(room: str) -> None:
     found = {name.split("/")[0] for path in files for name in includes(path)} - {room}
     assert files
     assert found - MAY_INCLUDE[room] == set()
+
+
+def test_a_namespace_is_that_of_its_room() -> None:
+    """Those within it, without `::` in their names, are free."""
+    found = {
+        str(path.relative_to(CSRC)): set(
+            re.findall(r"^namespace (lazyxla|\w+::[\w:]+) \{", path.read_text(), re.MULTILINE)
+        )
+        for path in sources()
+    }
+    expected = {}
+    for name in found:
+        room = name.split("/")[0]
+        own = NAMESPACES.get(name, NAMESPACES.get(room, f"lazyxla::{room}"))
+        expected[name] = {own, TORCHS[name]} if name in TORCHS else {own}
+    assert found == expected
 
 
 def test_the_rooms_have_an_order() -> None:

@@ -47,7 +47,7 @@
 
 namespace py = pybind11;
 
-namespace lazyxla {
+namespace lazyxla::bindings {
 namespace {
 
 using NoGil = py::call_guard<py::gil_scoped_release>;
@@ -101,7 +101,7 @@ const pjrt::Device& device(int index) {
 // Whether what is recorded now may call the host: a program that is only captured cannot, unless it
 // is for what runs here.
 bool takes_host_calls() {
-  const auto capture = graph::Capture::current();
+  const auto capture = record::Capture::current();
   return (!capture || capture->runs_here()) && pjrt::Runtime::get().takes_host_handler();
 }
 
@@ -182,8 +182,8 @@ void watch_signals() {
 void stop_threads() {
   if (forked()) return;
   waiting::set_signal_check(nullptr);
-  graph::stop_watching_batches();
-  graph::stop_workers();
+  record::stop_watching_batches();
+  program::stop_workers();
   const auto is_busy = [] {
     bool busy = pjrt::compiling() > 0;
     for (c10::DeviceIndex index = 0; index < graph::device_count_bound(); ++index) {
@@ -206,9 +206,9 @@ void bind_options(py::module_& m) {
   m.def("set_cut_graphs", [](bool value) { options().cut_graphs = value; });
   m.def("set_host_programs", [](bool value) { options().host_programs = value; });
   m.def("set_max_pending_nodes", [](int64_t value) { options().max_pending_nodes = value; });
-  m.def("set_xla_options", &graph::set_process_options);
+  m.def("set_xla_options", &record::set_process_options);
   m.def("set_max_programs", [](int64_t value) { options().max_programs = value; });
-  m.def("matmul_precision", [] { return static_cast<int>(graph::matmul_precision()); });
+  m.def("matmul_precision", [] { return static_cast<int>(record::matmul_precision()); });
   m.def("set_max_calls", [](int64_t value) { options().max_calls = value; });
 }
 
@@ -224,7 +224,7 @@ void bind_graph(py::module_& m) {
   m.def("fallbacks", [] { return Counters::get().fallbacks_by_operator(); });
   m.def("count_loader_wait", [] { ++Counters::get().loader_waits; });
   m.def("reset_counters", [] { Counters::get().reset(); });
-  m.def("cached_programs", &graph::cached_programs);
+  m.def("cached_programs", &program::cached_programs);
   m.def("stop_threads", &stop_threads, NoGil());
   m.def("watch_signals", &watch_signals);
   m.def("cached_shapes", [] { return dispatch::ShapeMemo::get().size(); });
@@ -250,7 +250,7 @@ void make_abstract(const at::Tensor& tensor) {
   ir::Garbage garbage;
   std::lock_guard lock(storage.mutex());
   const ir::Geometry& base = storage.base();
-  storage.set_leaf(graph::make_abstract_leaf({base.dtype, base.sizes}, storage.sharding()),
+  storage.set_leaf(program::make_abstract_leaf({base.dtype, base.sizes}, storage.sharding()),
                    garbage);
 }
 
@@ -258,17 +258,17 @@ void make_abstract(const at::Tensor& tensor) {
 void bind_capture(py::module_& m) {
   m.def("begin_capture",
         [](std::string platform, bool runs_here, size_t devices, py::object recording) {
-          graph::Capture::begin(std::make_shared<graph::Capture>(
+          record::Capture::begin(std::make_shared<record::Capture>(
               std::move(platform), runs_here, devices, capture_listener(std::move(recording))));
         });
-  m.def("end_capture", [] { graph::Capture::end(); });
+  m.def("end_capture", [] { record::Capture::end(); });
   m.def("captured_platform", []() -> std::string {
-    const auto capture = graph::Capture::current();
+    const auto capture = record::Capture::current();
     return capture ? capture->platform() : "";
   });
   // How many devices the capture's programs may be spread over; 0 without a capture.
   m.def("captured_devices", [] {
-    const auto capture = graph::Capture::current();
+    const auto capture = record::Capture::current();
     return capture ? capture->devices() : size_t{0};
   });
   m.def("make_abstract", &make_abstract);
@@ -326,26 +326,26 @@ void bind_topology(py::module_& m) {
 }
 
 }  // namespace
-}  // namespace lazyxla
+}  // namespace lazyxla::bindings
 
 PYBIND11_MODULE(_C, m) {
   m.doc() = "The C++ part of lazyxla; not a public interface.";
-  lazyxla::bind_runtime(m);
-  lazyxla::bind_devices(m);
-  lazyxla::bind_random(m);
-  lazyxla::bind_options(m);
-  lazyxla::bind_modes(m);
-  lazyxla::bind_spmd(m);
-  lazyxla::bind_processes(m);
-  lazyxla::bind_steps(m);
-  lazyxla::bind_traced_graph(m);
-  lazyxla::bind_graph(m);
-  lazyxla::bind_capture(m);
-  lazyxla::bind_topology(m);
-  lazyxla::bind_cache(m);
-  lazyxla::bind_checks(m);
-  lazyxla::bind_planner(m);
+  lazyxla::bindings::bind_runtime(m);
+  lazyxla::bindings::bind_devices(m);
+  lazyxla::bindings::bind_random(m);
+  lazyxla::bindings::bind_options(m);
+  lazyxla::bindings::bind_modes(m);
+  lazyxla::bindings::bind_spmd(m);
+  lazyxla::bindings::bind_processes(m);
+  lazyxla::bindings::bind_steps(m);
+  lazyxla::bindings::bind_traced_graph(m);
+  lazyxla::bindings::bind_graph(m);
+  lazyxla::bindings::bind_capture(m);
+  lazyxla::bindings::bind_topology(m);
+  lazyxla::bindings::bind_cache(m);
+  lazyxla::bindings::bind_checks(m);
+  lazyxla::bindings::bind_planner(m);
   lazyxla::distributed::bind_process_group(m);
   lazyxla::ir::register_storage(lazyxla::dispatch::memory_allocator());
-  lazyxla::graph::watch_optimizer_steps();
+  lazyxla::record::watch_optimizer_steps();
 }

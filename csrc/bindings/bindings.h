@@ -4,11 +4,13 @@
 #include <pybind11/pybind11.h>
 
 #include <memory>
+#include <type_traits>
 #include <utility>
 
 #include "ir/sharding.h"
+#include "program/workers.h"
 
-namespace lazyxla {
+namespace lazyxla::bindings {
 
 // Modes, regions and syncs (record/scope.h).
 void bind_modes(pybind11::module_& m);
@@ -38,6 +40,20 @@ void bind_planner(pybind11::module_& m);
 // Checks of operators' arguments: lazyxla/argument_checks.
 void bind_checks(pybind11::module_& m);
 
+// Calls `work`, which calls Python, on a worker.
+template <typename Work>
+auto in_python(Work work) {
+  static_assert(!std::is_base_of_v<pybind11::handle, decltype(work())>);  // it needs the GIL
+  program::NeedsInterpreter needs_interpreter;
+  pybind11::gil_scoped_acquire gil;
+  return work();
+}
+
+// A Python function that C++ calls until the process ends: it is never freed.
+inline const pybind11::function& kept(pybind11::function function) {
+  return *new pybind11::function(std::move(function));
+}
+
 // For owners that may drop it on a thread without the GIL.
 std::shared_ptr<pybind11::object> owned_without_gil(pybind11::object object);
 
@@ -58,4 +74,4 @@ pybind11::object call_unwatched(const pybind11::object& function, Args&&... args
   }
 }
 
-}  // namespace lazyxla
+}  // namespace lazyxla::bindings

@@ -12,7 +12,7 @@
 
 namespace py = pybind11;
 
-namespace lazyxla {
+namespace lazyxla::bindings {
 namespace {
 
 std::vector<int64_t> words(const std::vector<ir::ScalarValue>& slots) {
@@ -21,16 +21,8 @@ std::vector<int64_t> words(const std::vector<ir::ScalarValue>& slots) {
   return values;
 }
 
-// Calls `work`, on a worker.
-template <typename Work>
-auto in_python(Work work) {
-  graph::NeedsInterpreter needs_interpreter;
-  py::gil_scoped_acquire gil;
-  return work();
-}
-
 // lazyxla.cache.program_store.StoredGraph.
-class PythonStoredGraph final : public graph::StoredGraph {
+class PythonStoredGraph final : public program::StoredGraph {
  public:
   explicit PythonStoredGraph(py::object graph) : graph_(owned_without_gil(std::move(graph))) {}
 
@@ -76,16 +68,16 @@ class PythonStoredGraph final : public graph::StoredGraph {
 // A Python function (portable key or None, compile options) ->
 // lazyxla.cache.program_store.StoredGraph or None.
 void install_program_store(py::function open) {
-  auto* function = new py::function(std::move(open));  // leaked: flushes may happen to the end
-  graph::set_program_store(
-      [function](const std::optional<std::string>& key, const std::string& options) {
-        return in_python([&]() -> std::unique_ptr<graph::StoredGraph> {
-          py::object bytes = key ? py::object(py::bytes(*key)) : py::none();
-          py::object graph = (*function)(bytes, py::bytes(options));
-          if (graph.is_none()) return nullptr;
-          return std::make_unique<PythonStoredGraph>(std::move(graph));
-        });
-      });
+  program::program_store() = [&function = kept(std::move(open))](
+                                 const std::optional<std::string>& key,
+                                 const std::string& options) {
+    return in_python([&]() -> std::unique_ptr<program::StoredGraph> {
+      py::object bytes = key ? py::object(py::bytes(*key)) : py::none();
+      py::object graph = function(bytes, py::bytes(options));
+      if (graph.is_none()) return nullptr;
+      return std::make_unique<PythonStoredGraph>(std::move(graph));
+    });
+  };
 }
 
 // lazyxla.cache.shape_file.ShapeFile. An operator uses it, perhaps while Dynamo traces.
@@ -121,7 +113,7 @@ void flush_inference_store() {
 std::shared_ptr<py::object> owned_without_gil(py::object object) {
   return {new py::object(std::move(object)), [](py::object* dead) {
             try {
-              graph::NeedsInterpreter needs_interpreter;
+              program::NeedsInterpreter needs_interpreter;
               py::gil_scoped_acquire gil;
               delete dead;
             } catch (const c10::Error&) {
@@ -149,4 +141,4 @@ void bind_cache(py::module_& m) {
                              [](const CapturedGraph& graph) { return words(graph.slots); });
 }
 
-}  // namespace lazyxla
+}  // namespace lazyxla::bindings

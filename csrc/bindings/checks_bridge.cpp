@@ -9,7 +9,7 @@
 
 namespace py = pybind11;
 
-namespace lazyxla {
+namespace lazyxla::bindings {
 namespace {
 
 using dispatch::Checks;
@@ -67,15 +67,17 @@ std::unordered_map<std::string, Checks::Check> entered(const Table& table, bool 
 }  // namespace
 
 void bind_checks(py::module_& m) {
-  m.def("install_argument_checks", [](std::unordered_map<std::string, int> on_cpu_with,
-                                      const std::vector<std::string>& numbers, const Table& before,
-                                      const Table& after, const Table& of_numbers) {
-    dispatch::set_argument_checks({std::move(on_cpu_with),
-                                   {numbers.begin(), numbers.end()},
-                                   entered(before, /*takes_sizes=*/false),
-                                   entered(after, /*takes_sizes=*/true),
-                                   entered(of_numbers, /*takes_sizes=*/false)});
-  });
+  m.def(
+      "install_argument_checks",
+      [](std::unordered_map<std::string, int> on_cpu_with, const std::vector<std::string>& numbers,
+         const Table& before, const Table& after, const Table& of_numbers, const Table& of_values) {
+        dispatch::set_argument_checks({std::move(on_cpu_with),
+                                       {numbers.begin(), numbers.end()},
+                                       entered(before, /*takes_sizes=*/false),
+                                       entered(after, /*takes_sizes=*/true),
+                                       entered(of_numbers, /*takes_sizes=*/false),
+                                       entered(of_values, /*takes_sizes=*/false)});
+      });
 }
 
-}  // namespace lazyxla
+}  // namespace lazyxla::bindings

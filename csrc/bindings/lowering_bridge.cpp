@@ -19,7 +19,7 @@
 
 namespace py = pybind11;
 
-namespace lazyxla {
+namespace lazyxla::bindings {
 namespace {
 
 using ir::Arg;
@@ -51,7 +51,7 @@ struct Classes {
 // Walks a node's arguments in order, handing out its operands and slots one after the other.
 class Exporter {
  public:
-  Exporter(const graph::Graph& graph, const std::vector<bool>& variable)
+  Exporter(const program::Graph& graph, const std::vector<bool>& variable)
       : graph_(graph), variable_(variable) {}
 
   py::object run() {
@@ -86,9 +86,9 @@ class Exporter {
   py::dict groups() const {
     py::dict groups;
     if (!graph_.replicas) return groups;
-    for (const graph::Replicas::Group& group : graph_.replicas->groups) {
+    for (const program::Replicas::Group& group : graph_.replicas->groups) {
       py::list rows;
-      for (const graph::Ranks& row : group.rows) rows.append(py::tuple(py::cast(row)));
+      for (const program::Ranks& row : group.rows) rows.append(py::tuple(py::cast(row)));
       groups[py::str(group.name)] = py::tuple(rows);
     }
     return groups;
@@ -162,7 +162,7 @@ class Exporter {
     return py::none();
   }
 
-  const graph::Graph& graph_;
+  const program::Graph& graph_;
   const std::vector<bool>& variable_;
   Classes classes_;
   py::list slots_;
@@ -192,25 +192,25 @@ struct OneCall {
   }
 
   std::unique_ptr<const ir::OpSpec> spec;
-  graph::Graph graph;
+  program::Graph graph;
 };
 
 // Rethrows a Python error of the lowering; a LoweringError names the node that failed.
 [[noreturn]] void throw_failure(py::error_already_set& error) {
   py::object node = py::getattr(error.value(), "node", py::none());
   if (node.is_none()) throw error;
-  throw graph::LoweringFailure("lazyxla: " + py::str(error.value()).cast<std::string>(),
-                               node.cast<size_t>());
+  throw program::LoweringFailure("lazyxla: " + py::str(error.value()).cast<std::string>(),
+                                 node.cast<size_t>());
 }
 
-py::tuple to_python(const graph::Occasion& occasion) {
+py::tuple to_python(const program::Occasion& occasion) {
   return py::make_tuple(occasion.line, occasion.reason, occasion.key);
 }
 
-std::shared_ptr<CapturedGraph> captured(const graph::Graph& graph,
+std::shared_ptr<CapturedGraph> captured(const program::Graph& graph,
                                         const std::vector<bool>& variable) {
   auto result = std::make_shared<CapturedGraph>(
-      CapturedGraph{graph::portable_key(graph), variable, graph.slots, {}});
+      CapturedGraph{program::portable_key(graph), variable, graph.slots, {}});
   for (const ir::NodePtr& node : graph.nodes) {
     if (node->leaf_data()) result->held.push_back(node->leaf_data());
   }
@@ -229,9 +229,9 @@ std::vector<uint32_t> slots_among(const py::object& numbers, size_t count) {
 
 }  // namespace
 
-graph::Capture::Listener capture_listener(py::object recording) {
+record::Capture::Listener capture_listener(py::object recording) {
   const auto owner = owned_without_gil(std::move(recording));
-  auto take = [owner](const graph::Capture::Event& event) {
+  auto take = [owner](const record::Capture::Event& event) {
     py::gil_scoped_acquire gil;
     py::function function = owner->attr("take");
     if (!event.is_new) {
@@ -239,7 +239,7 @@ graph::Capture::Listener capture_listener(py::object recording) {
       return;
     }
     call_unwatched(function, event.number, Exporter(event.graph, event.variable).run(),
-                   py::cast(graph::compile_options(event.graph)),
+                   py::cast(program::compile_options(event.graph)),
                    py::cast(captured(event.graph, event.variable)));
   };
   auto static_slots = [owner](size_t number) {
@@ -251,41 +251,38 @@ graph::Capture::Listener capture_listener(py::object recording) {
 }
 
 void install_lowering(py::function lower, py::function how, py::function check_lowering) {
-  // Leaked: flushes may happen until the process ends.
-  auto* lower_function = new py::function(std::move(lower));
-  auto* how_function = new py::function(std::move(how));
-  auto* try_out_function = new py::function(std::move(check_lowering));
-  graph::set_lowerer([lower_function](const graph::Graph& graph, const std::vector<bool>& variable,
-                                      const graph::Occasion& occasion) {
+  program::set_lowerer([&lower = kept(std::move(lower))](const program::Graph& graph,
+                                                         const std::vector<bool>& variable,
+                                                         const program::Occasion& occasion) {
     pjrt::Runtime& runtime = pjrt::Runtime::get();
     const std::string platform = runtime.platform();
     const pjrt::DeviceDescription& device = runtime.client().devices().at(0).description();
-    graph::NeedsInterpreter needs_interpreter;
-    py::gil_scoped_acquire gil;
-    py::object lowered;
-    try {
-      lowered =
-          (*lower_function)(Exporter(graph, variable).run(), platform, device,
-                            runtime.plugin().stablehlo_current_version(), to_python(occasion));
-    } catch (py::error_already_set& error) {
-      throw_failure(error);
-    }
-    return graph::Lowered{lowered.attr("artifact").cast<std::string>(),
-                          slots_among(lowered.attr("static_slots"), graph.slots.size())};
+    return in_python([&] {
+      py::object lowered;
+      try {
+        lowered = lower(Exporter(graph, variable).run(), platform, device,
+                        runtime.plugin().stablehlo_current_version(), to_python(occasion));
+      } catch (py::error_already_set& error) {
+        throw_failure(error);
+      }
+      return program::Lowered{lowered.attr("artifact").cast<std::string>(),
+                              slots_among(lowered.attr("static_slots"), graph.slots.size())};
+    });
   });
-  auto how_hook = [how_function](const std::string& name) {
+  auto how_hook = [&how = kept(std::move(how))](const std::string& name) {
     py::gil_scoped_acquire gil;
-    return call_unwatched(*how_function, name).cast<std::string>();
+    return call_unwatched(how, name).cast<std::string>();
   };
-  auto try_out_hook = [try_out_function](const ir::OpSpec& spec, const dispatch::Scan& scan) {
+  auto try_out_hook = [&check = kept(std::move(check_lowering))](const ir::OpSpec& spec,
+                                                                 const dispatch::Scan& scan) {
     // On a worker, as all lowering, which shares the graph: the caller may be interrupted.
-    std::string platform = graph::recorded_platform();
+    std::string platform = record::recorded_platform();
     auto call = std::make_shared<OneCall>(spec, scan);
-    const auto runs = graph::start_on_worker<std::string>([=] {
-      graph::NeedsInterpreter needs_interpreter;
-      py::gil_scoped_acquire gil;
-      py::object program = Exporter(call->graph, std::vector<bool>(call->graph.slots.size())).run();
-      return (*try_out_function)(program, platform).cast<std::string>();
+    const auto runs = program::start_on_worker<std::string>([call, platform, &check] {
+      return in_python([&] {
+        const std::vector<bool> variable(call->graph.slots.size());
+        return check(Exporter(call->graph, variable).run(), platform).cast<std::string>();
+      });
     });
     return runs->get() == "host"   ? dispatch::Recipe::Runs::kHost
            : runs->get() == "call" ? dispatch::Recipe::Runs::kHostCall
@@ -295,28 +292,20 @@ void install_lowering(py::function lower, py::function how, py::function check_l
 }
 
 void install_listeners(py::function loaded, py::function on_host, py::function cut) {
-  auto of_program = [](py::function listener) {
-    return [function = new py::function(std::move(listener))](  // leaked, as above
-               size_t operators, const graph::Occasion& occasion) {
-      graph::NeedsInterpreter needs_interpreter;
-      py::gil_scoped_acquire gil;
-      (*function)(operators, to_python(occasion));
-    };
-  };
-  auto* host = new py::function(std::move(on_host));
-  auto* on_cut = new py::function(std::move(cut));
-  graph::set_listeners(
-      {of_program(std::move(loaded)),
-       [host](const graph::Graph& graph, const graph::Occasion& occasion) {
-         graph::NeedsInterpreter needs_interpreter;
-         py::gil_scoped_acquire gil;
-         py::object program = Exporter(graph, std::vector<bool>(graph.slots.size())).run();
-         (*host)(program, to_python(occasion));
+  program::set_listeners(
+      {[&loaded = kept(std::move(loaded))](size_t operators, const program::Occasion& occasion) {
+         in_python([&] { loaded(operators, to_python(occasion)); });
        },
-       [on_cut](const std::vector<size_t>& operators, const graph::Occasion& occasion) {
-         graph::NeedsInterpreter needs_interpreter;
-         py::gil_scoped_acquire gil;
-         (*on_cut)(operators, to_python(occasion));
+       [&on_host = kept(std::move(on_host))](const program::Graph& graph,
+                                             const program::Occasion& occasion) {
+         in_python([&] {
+           const std::vector<bool> variable(graph.slots.size());
+           on_host(Exporter(graph, variable).run(), to_python(occasion));
+         });
+       },
+       [&cut = kept(std::move(cut))](const std::vector<size_t>& operators,
+                                     const program::Occasion& occasion) {
+         in_python([&] { cut(operators, to_python(occasion)); });
        }});
 }
 
@@ -324,10 +313,8 @@ void install_listeners(py::function loaded, py::function on_host, py::function c
 // an undo.
 template <typename Argument>
 std::string text_from_python(const py::function& function, Argument argument) {
-  auto text = graph::start_on_worker<std::string>([&function, argument = std::move(argument)] {
-    graph::NeedsInterpreter needs_interpreter;
-    py::gil_scoped_acquire gil;
-    return function(argument).template cast<std::string>();
+  auto text = program::start_on_worker<std::string>([&function, argument = std::move(argument)] {
+    return in_python([&] { return function(argument).template cast<std::string>(); });
   });
   try {
     return text->get();
@@ -337,17 +324,16 @@ std::string text_from_python(const py::function& function, Argument argument) {
 }
 
 void install_tensor_descriptions(py::function namer, py::function largest) {
-  // Leaked, as above.
-  auto* names = new py::function(std::move(namer));
-  auto* most = new py::function(std::move(largest));
   graph::set_tensor_descriptions(
-      {[names](const std::vector<const void*>& addresses) {
+      {[&namer = kept(std::move(namer))](const std::vector<const void*>& addresses) {
          std::vector<uint64_t> numbers;
          for (const void* address : addresses)
            numbers.push_back(reinterpret_cast<uint64_t>(address));
-         return text_from_python(*names, std::move(numbers));
+         return text_from_python(namer, std::move(numbers));
        },
-       [most](c10::DeviceIndex device) { return text_from_python(*most, int{device}); }});
+       [&largest = kept(std::move(largest))](c10::DeviceIndex device) {
+         return text_from_python(largest, int{device});
+       }});
 }
 
-}  // namespace lazyxla
+}  // namespace lazyxla::bindings

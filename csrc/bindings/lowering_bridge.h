@@ -11,7 +11,7 @@
 
 #include "record/capture.h"
 
-namespace lazyxla {
+namespace lazyxla::bindings {
 
 // Installs `lower`, a Python function (Program, platform, DeviceDescription, StableHLO version,
 // Occasion) -> Lowered, as the lowerer of programs; `how`, (operator name) -> str, and
@@ -43,6 +43,6 @@ struct CapturedGraph {
 // The listener of a capture that hands its programs to a Python object with the methods
 // take(number, Program or None if it is known, compile options, CapturedGraph) -> None and
 // static_slots(number) -> sequence of ints.
-graph::Capture::Listener capture_listener(pybind11::object recording);
+record::Capture::Listener capture_listener(pybind11::object recording);
 
-}  // namespace lazyxla
+}  // namespace lazyxla::bindings

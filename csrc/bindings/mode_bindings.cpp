@@ -21,14 +21,14 @@
 
 namespace py = pybind11;
 
-namespace lazyxla {
+namespace lazyxla::bindings {
 namespace {
 
 using NoGil = py::call_guard<py::gil_scoped_release>;
 
-void flush_all(graph::Cause cause) {
+void flush_all(record::Cause cause) {
   for (c10::DeviceIndex index = 0; index < graph::device_count_bound(); ++index) {
-    graph::flush(index, cause);
+    record::flush(index, cause);
   }
 }
 
@@ -51,7 +51,7 @@ PyObject* sync_all(PyObject*, PyObject* wait) {
   {
     py::gil_scoped_release no_gil;
     pjrt::check_not_forked();  // there the devices are gone
-    flush_all(graph::Cause::kSync);
+    flush_all(record::Cause::kSync);
     if (waits) wait_for_all();
   }
   Py_RETURN_NONE;
@@ -73,32 +73,32 @@ bool is_interrupt(const py::object& kind) {
 // What setting a mode returns. Entering it confines the mode to the block and the thread.
 class ModeSwitch {
  public:
-  explicit ModeSwitch(graph::Mode mode) : mode_(mode) {
+  explicit ModeSwitch(record::Mode mode) : mode_(mode) {
     // What is pending belongs to a program of the previous mode.
-    if (graph::current_mode() != mode) flush_all(graph::Cause::kMode);
-    change_ = graph::set_mode(mode);
+    if (record::current_mode() != mode) flush_all(record::Cause::kMode);
+    change_ = record::set_mode(mode);
   }
   ~ModeSwitch() {
-    if (change_) graph::settle(*change_);
+    if (change_) record::settle(*change_);
   }
   ModeSwitch(const ModeSwitch&) = delete;
   ModeSwitch& operator=(const ModeSwitch&) = delete;
 
   void enter() {
-    if (const auto change = std::move(change_)) graph::confine(*change);
-    graph::enter_scope(mode_, nullptr, /*outermost=*/false);
+    if (const auto change = std::move(change_)) record::confine(*change);
+    record::enter_scope(mode_, nullptr, /*outermost=*/false);
   }
 
   void exit(const py::object& kind, const py::object&, const py::object&) {
-    graph::leave_scope();
+    record::leave_scope();
     if (is_interrupt(kind)) return;
     py::gil_scoped_release no_gil;
-    if (graph::current_mode() != mode_) flush_all(graph::Cause::kMode);
+    if (record::current_mode() != mode_) flush_all(record::Cause::kMode);
   }
 
  private:
-  const graph::Mode mode_;
-  std::shared_ptr<graph::ModeChange> change_;  // null once it is a block's; guarded by the GIL
+  const record::Mode mode_;
+  std::shared_ptr<record::ModeChange> change_;  // null once it is a block's; guarded by the GIL
 };
 
 void find_tensors(const py::handle& object, int depth, std::vector<at::Tensor>& found) {
@@ -129,7 +129,7 @@ class RegionBlock {
  public:
   RegionBlock(std::string name, bool full_graph, std::optional<int64_t> max_programs,
               CompileOptions options)
-      : region_(std::make_shared<graph::Region>()) {
+      : region_(std::make_shared<record::Region>()) {
     region_->name = std::move(name);
     region_->full_graph = full_graph;
     region_->max_programs = max_programs;
@@ -137,14 +137,14 @@ class RegionBlock {
   }
 
   void enter() {
-    const bool outermost = !graph::in_region();
-    if (outermost) flush_all(graph::Cause::kMode);  // not part of the region's program
-    graph::enter_scope(graph::Mode::kLazy, region_, outermost);
+    const bool outermost = !record::in_region();
+    if (outermost) flush_all(record::Cause::kMode);  // not part of the region's program
+    record::enter_scope(record::Mode::kLazy, region_, outermost);
   }
 
   // What the block was called with: tensors, or tuples, lists and dicts of them.
   void give(const py::handle& arguments) {
-    const auto scope = graph::current_scope();
+    const auto scope = record::current_scope();
     if (!scope || !scope->outermost) return;
     auto inputs = std::make_shared<dispatch::RegionInputs>();
     for (const at::Tensor& tensor : tensors_in(arguments)) inputs->add(tensor);
@@ -153,17 +153,17 @@ class RegionBlock {
 
   void exit(const py::object& kind, const py::object&, const py::object&) {
     struct Leave {
-      ~Leave() { graph::leave_scope(); }
+      ~Leave() { record::leave_scope(); }
     } leave;
-    if (!graph::current_scope()->outermost || is_interrupt(kind)) return;
+    if (!record::current_scope()->outermost || is_interrupt(kind)) return;
     py::gil_scoped_release no_gil;
-    flush_all(graph::Cause::kRegionEnd);
+    flush_all(record::Cause::kRegionEnd);
     // Others, such as autograd's threads, may keep the scope for a while.
-    graph::current_scope()->held.reset();
+    record::current_scope()->held.reset();
   }
 
  private:
-  std::shared_ptr<graph::Region> region_;
+  std::shared_ptr<record::Region> region_;
 };
 
 // For tests: the state of a tensor's content. Neither runs nor waits for anything.
@@ -180,21 +180,21 @@ bool is_ready(const at::Tensor& tensor) {
     std::lock_guard lock(storage.mutex());
     value = storage.value();
   }
-  return value && value.node->is_leaf() && graph::buffer_of(*value.node.get()).is_ready();
+  return value && value.node->is_leaf() && program::buffer_of(*value.node.get()).is_ready();
 }
 
 }  // namespace
 
 void bind_modes(py::module_& m) {
-  py::enum_<graph::Mode>(m, "Mode")
-      .value("LAZY", graph::Mode::kLazy)
-      .value("EAGER", graph::Mode::kEager)
-      .value("FUSED", graph::Mode::kFused);
-  py::enum_<graph::Cause>(m, "Cause")
-      .value("MODE", graph::Cause::kMode)
-      .value("REGION_END", graph::Cause::kRegionEnd);
+  py::enum_<record::Mode>(m, "Mode")
+      .value("LAZY", record::Mode::kLazy)
+      .value("EAGER", record::Mode::kEager)
+      .value("FUSED", record::Mode::kFused);
+  py::enum_<record::Cause>(m, "Cause")
+      .value("MODE", record::Cause::kMode)
+      .value("REGION_END", record::Cause::kRegionEnd);
   py::class_<ModeSwitch>(m, "ModeSwitch")
-      .def(py::init<graph::Mode>(), NoGil())
+      .def(py::init<record::Mode>(), NoGil())
       .def("__enter__", &ModeSwitch::enter)
       .def("__exit__", &ModeSwitch::exit);
   py::class_<RegionBlock>(m, "RegionBlock")
@@ -204,10 +204,10 @@ void bind_modes(py::module_& m) {
       .def("__exit__", &RegionBlock::exit);
   if (PyModule_AddFunctions(m.ptr(), c_functions) < 0) throw py::error_already_set();
   m.def("flush", &flush_all, NoGil());
-  m.def("current_mode", &graph::current_mode);
+  m.def("current_mode", &record::current_mode);
   m.def("is_pending", &is_pending);
   m.def("is_ready", &is_ready);
-  m.def("in_region", &graph::in_region);
+  m.def("in_region", &record::in_region);
   m.def("note_model_state", [](const at::Tensor& tensor) {
     if (tensor.has_storage()) dispatch::note_model_state(*tensor.unsafeGetTensorImpl());
   });
@@ -216,4 +216,4 @@ void bind_modes(py::module_& m) {
   m.def("kernel_origin", &dispatch::kernel_origin);
 }
 
-}  // namespace lazyxla
+}  // namespace lazyxla::bindings

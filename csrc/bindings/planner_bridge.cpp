@@ -12,13 +12,13 @@
 
 namespace py = pybind11;
 
-namespace lazyxla {
+namespace lazyxla::bindings {
 namespace {
 
 // A graph as a lazyxla.planning.outline.Outline.
 class Outliner {
  public:
-  explicit Outliner(const graph::Graph& graph) : graph_(graph) {}
+  explicit Outliner(const program::Graph& graph) : graph_(graph) {}
 
   py::object run() {
     py::list inputs, operators, operands, slots;
@@ -63,49 +63,44 @@ class Outliner {
     return slots;
   }
 
-  const graph::Graph& graph_;
+  const program::Graph& graph_;
   py::object module_ = py::module_::import("lazyxla.planning.outline");
   py::object slot_value_ = module_.attr("SlotValue");
   std::map<uint64_t, py::object> operators_;
 };
 
-// A Python function, called by workers. Leaked: flushes may happen until the process ends.
-template <typename Result, typename... Arguments>
-auto asked_by_workers(py::function python, Result (*call)(const py::function&, Arguments...)) {
-  return [function = new py::function(std::move(python)), call](Arguments... arguments) {
-    graph::NeedsInterpreter needs_interpreter;
-    py::gil_scoped_acquire gil;
-    return call(*function, arguments...);
-  };
-}
-
-graph::Plan plan(const py::function& function, const graph::Graph& graph, bool may_cut) {
+program::Plan plan(const py::function& function, const program::Graph& graph, bool may_cut) {
   py::object plan = function(Outliner(graph).run(), may_cut);
   return {plan.attr("reason").cast<std::string>(),
           plan.attr("stages").cast<std::vector<uint32_t>>(), plan.attr("is_certain").cast<bool>(),
           plan.attr("varying").cast<std::vector<bool>>()};
 }
 
-std::vector<uint32_t> cut_at_collectives(const py::function& function, const graph::Graph& graph) {
-  return function(Outliner(graph).run()).cast<std::vector<uint32_t>>();
-}
-
-std::optional<graph::ReplicaGroups> arrange(const py::function& function,
-                                            const std::vector<graph::Ranks>& groups) {
+std::optional<program::ReplicaGroups> arrange(const py::function& function,
+                                              const std::vector<program::Ranks>& groups) {
   py::object found = function(groups);
   if (found.is_none()) return std::nullopt;
-  return graph::ReplicaGroups{found.attr("ranks").cast<graph::Ranks>(),
-                              found.attr("rows").cast<std::vector<std::vector<graph::Ranks>>>()};
+  return program::ReplicaGroups{
+      found.attr("ranks").cast<program::Ranks>(),
+      found.attr("rows").cast<std::vector<std::vector<program::Ranks>>>()};
+}
+
+void install_planner(py::function plan_graph, py::function cut, py::function grid) {
+  program::planner() = {
+      [&function = kept(std::move(plan_graph))](const program::Graph& graph, bool may_cut) {
+        return in_python([&] { return plan(function, graph, may_cut); });
+      },
+      [&function = kept(std::move(cut))](const program::Graph& graph) {
+        return in_python(
+            [&] { return function(Outliner(graph).run()).cast<std::vector<uint32_t>>(); });
+      },
+      [&function = kept(std::move(grid))](const std::vector<program::Ranks>& groups) {
+        return in_python([&] { return arrange(function, groups); });
+      }};
 }
 
 }  // namespace
 
-void bind_planner(py::module_& m) {
-  m.def("install_planner", [](py::function plan_graph, py::function cut, py::function grid) {
-    graph::set_planner({asked_by_workers(std::move(plan_graph), &plan),
-                        asked_by_workers(std::move(cut), &cut_at_collectives),
-                        asked_by_workers(std::move(grid), &arrange)});
-  });
-}
+void bind_planner(py::module_& m) { m.def("install_planner", &install_planner); }
 
-}  // namespace lazyxla
+}  // namespace lazyxla::bindings

@@ -14,7 +14,7 @@
 
 namespace py = pybind11;
 
-namespace lazyxla {
+namespace lazyxla::bindings {
 namespace {
 
 using StoreRef = c10::intrusive_ptr<c10d::Store>;
@@ -42,10 +42,9 @@ void set_processes(int index, int count, StoreRef store, std::chrono::millisecon
 // `connect` takes the ranks of processes and returns what carries their comparisons.
 void compare_launches(py::function connect, const std::vector<int64_t>& ranks, StoreRef store,
                       const std::string& comparison) {
-  auto* function = new py::function(std::move(connect));  // leaked: programs run until the end
-  const auto call = [function](const std::vector<int64_t>& ranks) {
+  const auto call = [&connect = kept(std::move(connect))](const std::vector<int64_t>& ranks) {
     py::gil_scoped_acquire gil;
-    return (*function)(ranks).cast<c10::intrusive_ptr<c10d::Backend>>();
+    return connect(ranks).cast<c10::intrusive_ptr<c10d::Backend>>();
   };
   distributed::compare_launches({call, std::move(store), distributed::comparison_named(comparison)},
                                 ranks);
@@ -67,4 +66,4 @@ void bind_processes(py::module_& m) {
   m.def("stop_heartbeat", &distributed::stop_heartbeat, NoGil());
 }
 
-}  // namespace lazyxla
+}  // namespace lazyxla::bindings

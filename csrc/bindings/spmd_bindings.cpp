@@ -11,7 +11,7 @@
 
 namespace py = pybind11;
 
-namespace lazyxla {
+namespace lazyxla::bindings {
 namespace {
 
 using NoGil = py::call_guard<py::gil_scoped_release>;
@@ -43,21 +43,21 @@ const Sharding* make_sharding(const Mesh& mesh, const std::vector<std::vector<si
 using Tiles = std::pair<std::vector<int64_t>, std::vector<std::vector<int64_t>>>;
 
 void install_result_reader(py::function reader) {
-  auto* function = new py::function(std::move(reader));  // leaked: programs are made until the end
-  graph::set_result_reader([function](const pjrt::CompiledProgram& program,
-                                      const std::vector<size_t>& ranks, size_t partitions) {
-    graph::NeedsInterpreter needs_interpreter;
-    py::gil_scoped_acquire gil;
-    std::vector<graph::ResultTiles> results;
-    try {
-      const py::object raw = py::cast(&program, py::return_value_policy::reference);
-      for (auto& [tiles, tile_of] : (*function)(raw, ranks, partitions).cast<std::vector<Tiles>>())
-        results.push_back({std::move(tiles), std::move(tile_of)});
-    } catch (py::error_already_set& error) {  // which may be kept, and dropped without the GIL
-      TORCH_CHECK(false, "lazyxla: ", py::str(error.value()).cast<std::string>());
-    }
-    return results;
-  });
+  program::set_result_reader(
+      [&reader = kept(std::move(reader))](const pjrt::CompiledProgram& program,
+                                          const std::vector<size_t>& ranks, size_t partitions) {
+        program::NeedsInterpreter needs_interpreter;
+        py::gil_scoped_acquire gil;
+        std::vector<program::ResultTiles> results;
+        try {
+          const py::object raw = py::cast(&program, py::return_value_policy::reference);
+          for (auto& [tiles, tile_of] : reader(raw, ranks, partitions).cast<std::vector<Tiles>>())
+            results.push_back({std::move(tiles), std::move(tile_of)});
+        } catch (py::error_already_set& error) {  // which may be kept, and dropped without the GIL
+          TORCH_CHECK(false, "lazyxla: ", py::str(error.value()).cast<std::string>());
+        }
+        return results;
+      });
 }
 
 std::vector<std::pair<std::string, int64_t>> axes_of(const Mesh& mesh) {
@@ -104,7 +104,7 @@ void bind_spmd(py::module_& m) {
                                return open;
                              })
       .def("tile_of", &Sharding::tile_of);
-  m.def("own_positions", [](const Mesh& mesh) { return graph::own_devices(mesh).positions; });
+  m.def("own_positions", [](const Mesh& mesh) { return program::own_devices(mesh).positions; });
   m.def("install_result_reader", &install_result_reader);
   m.def("make_mesh", &make_mesh, py::return_value_policy::reference);
   m.def("make_sharding", &make_sharding, py::return_value_policy::reference);
@@ -119,4 +119,4 @@ void bind_spmd(py::module_& m) {
         py::return_value_policy::reference);
 }
 
-}  // namespace lazyxla
+}  // namespace lazyxla::bindings

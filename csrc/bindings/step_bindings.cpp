@@ -10,7 +10,7 @@
 
 namespace py = pybind11;
 
-namespace lazyxla {
+namespace lazyxla::bindings {
 namespace {
 
 using steps::Guards, steps::Signature, steps::StepProgram, steps::StepRecording;
@@ -49,7 +49,7 @@ class CapturedStep {
   // The step's new tensors; or why it cannot be run, in words.
   py::object operator()(const py::tuple& args, const py::dict& kwargs) {
     if (!program_) return py::str("the interpreter is ending");
-    if (graph::in_region()) return py::str("it is called within a compiled region");
+    if (record::in_region()) return py::str("it is called within a compiled region");
     if (steps::torch_state() != torch_state_) {
       return py::str("a mode or default of PyTorch's is another one");
     }
@@ -110,22 +110,7 @@ void bind_steps(py::module_& m) {
       .def(py::init<std::vector<at::Tensor>, std::vector<at::Tensor>, std::vector<at::Tensor>>())
       .def("finish", &StepRecording::finish)
       .def("stop", &StepRecording::stop);
-  py::class_<CapturedStep>(
-      m, "CapturedStep", py::custom_type_setup([](PyHeapTypeObject* heap_type) {
-        PyTypeObject& type = heap_type->ht_type;
-        type.tp_flags |= Py_TPFLAGS_HAVE_GC;
-        type.tp_traverse = [](PyObject* self, visitproc visit, void* arg) {
-          Py_VISIT(Py_TYPE(self));
-          if (!py::detail::is_holder_constructed(self)) return 0;
-          return py::cast<CapturedStep&>(py::handle(self)).traverse(visit, arg);
-        };
-        type.tp_clear = [](PyObject* self) {
-          if (py::detail::is_holder_constructed(self)) {
-            py::cast<CapturedStep&>(py::handle(self)).clear();
-          }
-          return 0;
-        };
-      }))
+  py::class_<CapturedStep>(m, "CapturedStep", steps::garbage_collected<CapturedStep>())
       .def(py::init<Guards&, const Signature&, std::vector<uint64_t>, std::shared_ptr<StepProgram>,
                     std::vector<std::shared_ptr<Number>>>())
       .def("__call__", &CapturedStep::operator());
@@ -133,4 +118,4 @@ void bind_steps(py::module_& m) {
   m.def("torch_state", &steps::torch_state);
 }
 
-}  // namespace lazyxla
+}  // namespace lazyxla::bindings

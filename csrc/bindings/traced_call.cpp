@@ -17,7 +17,7 @@
 
 namespace py = pybind11;
 
-namespace lazyxla {
+namespace lazyxla::bindings {
 namespace {
 
 using dispatch::TracedGraph;
@@ -220,4 +220,4 @@ void bind_traced_graph(py::module_& m) {
   });
 }
 
-}  // namespace lazyxla
+}  // namespace lazyxla::bindings

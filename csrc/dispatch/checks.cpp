@@ -8,7 +8,6 @@
 #include <map>
 
 #include "common/hash.h"
-#include "dispatch/copies.h"
 #include "dispatch/known_calls.h"
 #include "dispatch/plain_call.h"
 #include "dispatch/tensor.h"
@@ -68,7 +67,6 @@ void ToCpu::shrink(std::vector<int64_t>& sizes) const {
 }
 
 at::Tensor ToCpu::made(const at::Tensor& tensor) {
-  if (how_.real) return to_host(tensor);
   std::vector<int64_t> sizes = tensor.sizes().vec();
   shrink(sizes);
   const bool is_own = how_.dtypes.empty();
@@ -225,6 +223,7 @@ void find_checks(OpInfo& info) {
   checks.before = find(all.before, name);
   checks.after = find(all.after, name);
   checks.of_numbers = find(all.of_numbers, name);
+  checks.of_values = find(all.of_values, name);
   const bool of_integers = checks.on_cpu_with || name == "aten::_foreach_pow.Scalar";
   checks.numbers = all.numbers.count(name) ? Checks::kAlways
                    : of_integers           ? Checks::kOfIntegers

@@ -29,7 +29,7 @@ namespace lazyxla::dispatch {
 struct ArgumentChecks {
   std::unordered_map<std::string, int> on_cpu_with;
   std::unordered_set<std::string> numbers;  // operators whose numbers are always checked
-  std::unordered_map<std::string, Checks::Check> before, after, of_numbers;
+  std::unordered_map<std::string, Checks::Check> before, after, of_numbers, of_values;
 };
 
 // Once, before operators are registered.
@@ -46,7 +46,6 @@ struct CpuCall {
   bool shrink = false;  // sizes of calls with many elements become small ones
   bool share = false;   // what lies in the same memory does so on the CPU, too; with `shrink`, only
                         // tensors that are the same elements
-  bool real = false;    // with the tensors' own elements, which runs what is pending
   bool shrink_integers = false;         // with `shrink`: integers that are sizes, too
   std::vector<c10::ScalarType> dtypes;  // of the device's tensors, in place of their own; or empty
 };

@@ -42,7 +42,7 @@ constexpr uint64_t kAssignment = 0;  // OpSpec's ids start at 1
 void assign(const at::Tensor& target, const at::Tensor& source) {
   ir::Garbage garbage;
   {
-    ir::PendingSet& pending = graph::pending_set(target.device().index());
+    ir::PendingSet& pending = record::pending_set(target.device().index());
     std::lock_guard lock(ir::device_mutex(pending.device));
     Value value = cast(read(impl_of(source), pending), target.scalar_type());
     write(impl_of(target), std::move(value), pending, garbage);
@@ -157,11 +157,11 @@ bool copy_spread_memory(const at::Tensor& self, const at::Tensor& source) {
       !(geometry_of(impl_of(source)) == bytes)) {
     return false;
   }
-  ir::PendingSet& pending = graph::pending_set(self.device().index());
+  ir::PendingSet& pending = record::pending_set(self.device().index());
   ir::Garbage garbage;
   std::lock_guard lock(ir::device_mutex(pending.device));
   if (to.value() || to.sharding() || !from.value() || !from.sharding()) return false;
-  graph::take_over_pending(from, pending);
+  record::take_over_pending(from, pending);
   to.set_value(from.value(), from.base(), pending, garbage);
   to.set_sharding(from.sharding());
   return true;
@@ -225,13 +225,13 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
 
 void check_has_data(const at::Tensor& tensor, const char* reader) {
   ir::Storage& storage = storage_of(impl_of(tensor));
-  bool capturing = graph::Capture::current() != nullptr;
+  bool capturing = record::Capture::current() != nullptr;
   {
     std::lock_guard lock(storage.mutex());
     const Value& value = storage.value();
     if (!value) return;
     if (!value.node->is_leaf() && !capturing) return;
-    if (value.node->is_leaf() && !graph::buffer_of(*value.node.get()).is_abstract()) return;
+    if (value.node->is_leaf() && !program::buffer_of(*value.node.get()).is_abstract()) return;
   }
   TORCH_CHECK(false, "lazyxla.aot: ", user_line_prefix(), "the value of a tensor (",
               tensor.scalar_type(), tensor.sizes(), ") was asked for, by ", reader,
@@ -247,26 +247,26 @@ at::Tensor empty_like_contiguous(const at::Tensor& tensor, c10::ScalarType dtype
 
 void set_leaf(const at::Tensor& target, Value leaf) {
   ir::Garbage garbage;
-  ir::PendingSet& pending = graph::pending_set(target.device().index());
+  ir::PendingSet& pending = record::pending_set(target.device().index());
   std::lock_guard lock(ir::device_mutex(pending.device));
   write(impl_of(target), std::move(leaf), pending, garbage);
 }
 
 Data computed(const at::Tensor& tensor) {
   ir::Storage& storage = storage_of(impl_of(tensor));
-  ir::PendingSet& pending = graph::pending_set(tensor.device().index());
+  ir::PendingSet& pending = record::pending_set(tensor.device().index());
   while (true) {
     Geometry base;
     bool mine;
     {
       std::lock_guard lock(storage.mutex());
       if (!storage.is_pending()) return {storage.value(), storage.base()};
-      graph::take_over_pending(storage, pending);
+      record::take_over_pending(storage, pending);
       mine = storage.pending_set() == &pending;
       base = storage.base();
     }
     if (mine) {
-      graph::flush(pending.device, graph::Cause::kRead);
+      record::flush(pending.device, record::Cause::kRead);
       continue;
     }
     // It belongs to a region that another thread is within: compute a value of our own.
@@ -284,11 +284,11 @@ Data computed(const at::Tensor& tensor) {
 Data computed_here(const at::Tensor& tensor) {
   Data data = computed(tensor);
   if (!ir::Mesh::any() || !data.leaf) return data;
-  graph::DeviceBuffer& buffer = graph::buffer_of(*data.leaf.node.get());
+  program::DeviceBuffer& buffer = program::buffer_of(*data.leaf.node.get());
   if (buffer.is_abstract()) return data;
   buffer.await_sharding();
   const ir::Sharding* sharding = buffer.sharding();
-  if (!sharding || graph::holds_all(*sharding)) return data;
+  if (!sharding || program::holds_all(*sharding)) return data;
   const c10::DeviceIndex device = tensor.device().index();
   at::Tensor copy(make_tensor(data.base, static_cast<size_t>(data.base.nbytes()), device));
   {
@@ -296,7 +296,7 @@ Data computed_here(const at::Tensor& tensor) {
     ir::Garbage garbage;
     std::lock_guard lock(ir::device_mutex(device));
     storage_of(impl_of(copy))
-        .set_value(constrain(data.leaf, *everywhere), data.base, graph::pending_set(device),
+        .set_value(constrain(data.leaf, *everywhere), data.base, record::pending_set(device),
                    garbage);
   }
   return computed(copy);
@@ -312,7 +312,7 @@ at::Tensor snapshot(const at::Tensor& tensor) {
   const c10::DeviceIndex device = tensor.device().index();
   at::Tensor copy = empty_like_contiguous(tensor, tensor.scalar_type(), device);
   {
-    ir::PendingSet& pending = graph::pending_set(device);
+    ir::PendingSet& pending = record::pending_set(device);
     std::lock_guard lock(ir::device_mutex(device));
     if (take_over(impl_of(copy), impl_of(tensor), pending)) return copy;
   }

@@ -2,8 +2,6 @@
 
 #include <ATen/EmptyTensor.h>
 
-#include <unordered_set>
-
 #include "dispatch/device_state.h"
 #include "dispatch/plain_call.h"
 #include "dispatch/tensor.h"
@@ -98,7 +96,7 @@ void describe_spec(const OpInfo& info, c10::ArrayRef<IValue> args, const Scan& s
                    ir::OpSpec& spec) {
   spec.name = info.functional_name;
   if (spec.name == "lazyxla::constrain") spec.sharding = sharding_of(args[1].toStringRef());
-  spec.settings = graph::record_settings();
+  spec.settings = record::record_settings();
   spec.numbers_vary = scan.numbers_vary;
   const auto& schema_args = info.functional.schema().arguments();
   for (size_t i = 0; i < args.size(); ++i) {
@@ -130,22 +128,8 @@ void describe_spec(const OpInfo& info, c10::ArrayRef<IValue> args, const Scan& s
 // Operators that fill a tensor of the right number of elements in its order, independent of its
 // shape.
 bool keeps_shape_of_out(const std::string& functional_name) {
-  static const auto& names = *new const std::unordered_set<std::string>{
-      "aten::arange",
-      "aten::arange.start",
-      "aten::arange.start_step",
-      "aten::range",
-      "aten::range.step",
-      "aten::linspace",
-      "aten::linspace.Tensor_Tensor",
-      "aten::linspace.Tensor_Scalar",
-      "aten::linspace.Scalar_Tensor",
-      "aten::logspace",
-      "aten::logspace.Tensor_Tensor",
-      "aten::logspace.Tensor_Scalar",
-      "aten::logspace.Scalar_Tensor",
-  };
-  return names.count(functional_name) > 0;
+  return is_among(std::string_view(functional_name).substr(0, functional_name.find('.')),
+                  {"aten::arange", "aten::range", "aten::linspace", "aten::logspace"});
 }
 
 // The new content of each written tensor: the results from `first_result` on.
@@ -186,7 +170,8 @@ std::unique_ptr<Recipe> make_recipe(const OpInfo& info, c10::ArrayRef<IValue> fu
   auto recipe = std::make_unique<Recipe>();
   describe_spec(info, functional, scan, recipe->spec);
   for (const auto& result : inference.results) {
-    if (result.defined) graph::pjrt_type(result.geometry.dtype);  // throws if XLA has no such type
+    if (result.defined)
+      program::pjrt_type(result.geometry.dtype);  // throws if XLA has no such type
     if (result.defined)
       recipe->spec.outputs.push_back({result.geometry.dtype, result.geometry.sizes});
   }

@@ -31,7 +31,7 @@ using Clock = std::chrono::steady_clock;
 
 struct Event {
   std::mutex mutex;  // never held while the mark is reached, which may need the GIL
-  std::optional<graph::Mark> mark;
+  std::optional<record::Mark> mark;
   uint64_t records = 0;
   bool timing = false;
   Clock::time_point time;
@@ -117,7 +117,7 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
       *event = new Event();
     }
     auto& marked = *static_cast<Event*>(*event);
-    std::optional<graph::Mark> mark;
+    std::optional<record::Mark> mark;
     if (!timing) mark.emplace(index);  // a timing event has passed already
     std::lock_guard lock(marked.mutex);
     marked.mark.swap(mark);
@@ -138,7 +138,7 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
     if (event == nullptr) return;
     WithoutGil no_gil;
     auto& marked = *static_cast<Event*>(event);
-    std::optional<graph::Mark> mark;
+    std::optional<record::Mark> mark;
     uint64_t records;
     {
       std::lock_guard lock(marked.mutex);
@@ -147,7 +147,7 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
     }
     if (!mark) return;
     mark->reach();
-    std::optional<graph::Mark> reached;  // outlives the lock
+    std::optional<record::Mark> reached;  // outlives the lock
     std::lock_guard lock(marked.mutex);
     if (marked.records == records) marked.mark.swap(reached);
   }

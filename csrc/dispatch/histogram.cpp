@@ -25,7 +25,7 @@ void histc(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack
   auto args = torch::jit::last(*stack, info.args.size());
   const at::Tensor& x = args[0].toTensor();
   bool bounded = args[2].toScalar().toDouble() != args[3].toScalar().toDouble();
-  bool readable = graph::Capture::current() == nullptr;
+  bool readable = record::Capture::current() == nullptr;
   if (!bounded && readable && x.is_floating_point() && x.numel() > 0) check_bounds(x);
   record(info, stack);
 }

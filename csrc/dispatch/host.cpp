@@ -81,9 +81,9 @@ void check_host_call_allowed(const OpInfo& info, c10::ArrayRef<c10::IValue> args
 }
 
 void run_on_host(const OpInfo& info, torch::jit::Stack* stack, const char* why) {
-  graph::check_unbroken(info.name + " runs on the host");
+  record::check_unbroken(info.name + " runs on the host");
   const auto args = torch::jit::last(*stack, info.args.size());
-  TORCH_CHECK(!graph::Capture::current(), "lazyxla.aot: ", user_line_prefix(), info.name, "(",
+  TORCH_CHECK(!record::Capture::current(), "lazyxla.aot: ", user_line_prefix(), info.name, "(",
               describe_arguments(info, args, /*functional=*/false), ") ",
               is_data_dependent(info.handle) ? "has a result whose shape depends on values" : why,
               " and would run on the host, but a program that is compiled without being run has no "

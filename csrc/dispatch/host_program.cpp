@@ -4,11 +4,11 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
-#include <array>
 #include <mutex>
 #include <unordered_set>
 #include <vector>
 
+#include "dispatch/op_info.h"
 #include "dispatch/plain_call.h"
 #include "program/host_program.h"
 #include "record/settings.h"
@@ -45,19 +45,7 @@ class UsersRules {
   std::unordered_set<std::string> names_;
 };
 
-template <size_t N>
-bool is_among(const std::array<std::string_view, N>& names, std::string_view name) {
-  return std::find(names.begin(), names.end(), name) != names.end();
-}
-
 // ---- which operators ----
-
-// Arguments whose values, if they are integers, must be in a range, which not all kernels check.
-// (They do check index arguments.)
-constexpr std::array<std::string_view, 2> kIndices{"offsets", "repeats"};
-constexpr std::array<std::string_view, 8> kDivisions{
-    "aten::div", "aten::floor_divide", "aten::remainder", "aten::fmod",
-    "aten::gcd", "aten::lcm",          "aten::pow",       "aten::float_power"};
 
 bool has_floats(const std::vector<ir::TensorType>& types) {
   return std::any_of(types.begin(), types.end(), [](const ir::TensorType& type) {
@@ -72,7 +60,9 @@ bool is_defined_otherwise(const ir::Node& node) {
     const c10::ScalarType from = node.operands()[0].type().dtype;
     return c10::isFloatingType(from) && spec.outputs[0].dtype != c10::ScalarType::Bool;
   }
-  return is_among(kDivisions, std::string_view(spec.name).substr(0, spec.name.find('.')));
+  return is_among(std::string_view(spec.name).substr(0, spec.name.find('.')),
+                  {"aten::div", "aten::floor_divide", "aten::remainder", "aten::fmod", "aten::gcd",
+                   "aten::lcm", "aten::pow", "aten::float_power"});
 }
 
 bool may_call(const c10::OperatorHandle& op, const ir::Node& node) {
@@ -82,9 +72,11 @@ bool may_call(const c10::OperatorHandle& op, const ir::Node& node) {
       std::any_of(node.operands().begin(), node.operands().end(), [](const ir::Value& operand) {
         return c10::isIntegralType(operand.type().dtype, /*includeBool=*/false);
       });
+  // Arguments whose values must be in a range, which not all kernels check. (They do check index
+  // arguments.)
   return !takes_integers ||
          std::none_of(schema.arguments().begin(), schema.arguments().end(),
-                      [](const auto& arg) { return is_among(kIndices, arg.name()); });
+                      [](const auto& arg) { return is_among(arg.name(), {"offsets", "repeats"}); });
 }
 
 // ---- one call ----
@@ -228,10 +220,10 @@ struct Call {
 };
 
 // Nothing if the node is to be compiled.
-std::optional<Call> call_of(const graph::Graph& graph, size_t number) {
+std::optional<Call> call_of(const program::Graph& graph, size_t number) {
   const ir::Node& node = *graph.nodes[number].get();
   const ir::OpSpec& spec = *node.spec();
-  const bool as_now = spec.settings == 0 || spec.settings == graph::record_settings();
+  const bool as_now = spec.settings == 0 || spec.settings == record::record_settings();
   if (spec.random || !as_now || is_defined_otherwise(node)) return std::nullopt;
   Call call{spec.copy(), {}, own_kernel(spec.name)};
   for (size_t i = 0; i < node.operands().size(); ++i) {
@@ -253,7 +245,7 @@ at::Tensor tensor_on(const void* memory, const ir::TensorType& type) {
 class CpuProgram {
  public:
   // The calls of all nodes.
-  CpuProgram(const graph::Graph& graph, std::vector<Call> calls)
+  CpuProgram(const program::Graph& graph, std::vector<Call> calls)
       : calls_(std::move(calls)), outputs_(graph.outputs) {
     for (const ir::NodePtr& leaf : graph.leaves) inputs_.push_back(leaf->output_type(0));
     std::vector<ir::TensorType> types = inputs_;
@@ -330,13 +322,13 @@ class CpuProgram {
   std::vector<ir::TensorType> inputs_, results_;
 };
 
-graph::HostProgram run_by(std::shared_ptr<const CpuProgram> program) {
+program::HostProgram run_by(std::shared_ptr<const CpuProgram> program) {
   auto compute = [program](c10::ArrayRef<const void*> inputs, c10::ArrayRef<ir::ScalarValue> slots,
                            c10::ArrayRef<void*> results) { program->run(inputs, slots, results); };
   return {std::move(compute), program->results()};
 }
 
-std::optional<graph::HostProgram> make(const graph::Graph& graph) {
+std::optional<program::HostProgram> make(const program::Graph& graph) {
   std::vector<Call> calls;
   size_t slots = 0;
   for (size_t i = 0; i < graph.nodes.size(); ++i) {
@@ -352,7 +344,7 @@ std::optional<graph::HostProgram> make(const graph::Graph& graph) {
 
 }  // namespace
 
-graph::HostProgram host_program_of_call(const graph::Graph& graph) {
+program::HostProgram host_program_of_call(const program::Graph& graph) {
   const ir::OpSpec& spec = *graph.nodes.at(0)->spec();
   Call call{spec.copy(), {}, nullptr, find_operator(spec.name)};
   for (size_t i = 0; i < graph.nodes[0]->operands().size(); ++i) {
@@ -363,7 +355,7 @@ graph::HostProgram host_program_of_call(const graph::Graph& graph) {
   return run_by(std::make_shared<CpuProgram>(graph, std::move(calls)));
 }
 
-void install_host_programs() { graph::set_host_program_maker(&make); }
+void install_host_programs() { program::set_host_program_maker(&make); }
 
 void keep_off_host(const std::string& name, bool has_users_rule) {
   UsersRules::get().set(name, has_users_rule);

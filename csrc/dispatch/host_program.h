@@ -16,7 +16,7 @@ namespace lazyxla::dispatch {
 void install_host_programs();
 
 // That of a graph of one call, of any operator: its CPU kernel's.
-graph::HostProgram host_program_of_call(const graph::Graph& graph);
+program::HostProgram host_program_of_call(const program::Graph& graph);
 
 // Whether the user has given this operator a rule.
 void keep_off_host(const std::string& name, bool has_users_rule);

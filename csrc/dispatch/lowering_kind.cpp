@@ -58,7 +58,7 @@ class CapturedKinds {
 
 }  // namespace
 
-LoweringKind lowering_kind_of(const OpInfo& info, const graph::Capture* capture) {
+LoweringKind lowering_kind_of(const OpInfo& info, const record::Capture* capture) {
   if (capture) return CapturedKinds::get().of(info, capture->platform());
   LoweringKind kind = info.lowering_kind.load(std::memory_order_acquire);
   if (kind != LoweringKind::kUnknown) return kind;

@@ -17,7 +17,7 @@
 namespace lazyxla::dispatch {
 
 // Of an operator, for the capture's platform, or with null for the one that runs.
-LoweringKind lowering_kind_of(const OpInfo& info, const graph::Capture* capture);
+LoweringKind lowering_kind_of(const OpInfo& info, const record::Capture* capture);
 
 // Where a call runs that is to be lowered through a decomposition.
 using CheckLowering = std::function<Recipe::Runs(const ir::OpSpec&, const Scan&)>;

@@ -2,11 +2,9 @@
 
 #include <ATen/core/enum_tag.h>
 
-#include <map>
 #include <memory>
 #include <mutex>
 #include <unordered_map>
-#include <unordered_set>
 
 #include "dispatch/checks.h"
 
@@ -60,11 +58,7 @@ bool is_tensor_kind(ArgKind kind) {
 }
 
 bool is_dtype(const Argument& arg) {
-  c10::TypePtr type = arg.real_type();
-  while (type->kind() == TypeKind::OptionalType) {
-    type = type->castRaw<c10::OptionalType>()->getElementType();
-  }
-  return type->kind() == TypeKind::ScalarTypeType;
+  return without_optional(arg)->kind() == TypeKind::ScalarTypeType;
 }
 
 bool written(const Argument& arg) { return arg.alias_info() && arg.alias_info()->isWrite(); }
@@ -182,32 +176,18 @@ void bind_functional(OpInfo& info, const FunctionSchema& op) {
 
 // Operators that write one value everywhere, or where an index says so.
 bool fills(const std::string& functional_name) {
-  static const auto& names = *new const std::unordered_set<std::string>{
-      "aten::fill.Scalar",        "aten::fill.Tensor",        "aten::zero",
-      "aten::masked_fill.Scalar", "aten::masked_fill.Tensor", "aten::_index_put_impl",
-  };
-  return names.count(functional_name) > 0;
+  return is_among(functional_name, {"aten::fill.Scalar", "aten::fill.Tensor", "aten::zero",
+                                    "aten::masked_fill.Scalar", "aten::masked_fill.Tensor",
+                                    "aten::_index_put_impl"});
 }
 
 // Operators that use only the shape and dtype of their first argument: its content does not matter.
 bool ignores_self(const std::string& functional_name) {
-  static const auto& names = *new const std::unordered_set<std::string>{
-      "aten::fill.Scalar",
-      "aten::fill.Tensor",
-      "aten::zero",
-      "aten::uniform",
-      "aten::normal_functional",
-      "aten::log_normal",
-      "aten::exponential",
-      "aten::cauchy",
-      "aten::geometric",
-      "aten::bernoulli.p",
-      "aten::bernoulli.Tensor",
-      "aten::random",
-      "aten::random.from",
-      "aten::random.to",
-  };
-  return names.count(functional_name) > 0;
+  return is_among(functional_name,
+                  {"aten::fill.Scalar", "aten::fill.Tensor", "aten::zero", "aten::uniform",
+                   "aten::normal_functional", "aten::log_normal", "aten::exponential",
+                   "aten::cauchy", "aten::geometric", "aten::bernoulli.p", "aten::bernoulli.Tensor",
+                   "aten::random", "aten::random.from", "aten::random.to"});
 }
 
 // Ranges. All other factories of PyTorch's have their sizes from integers.
@@ -219,27 +199,22 @@ bool is_range(const std::string& functional_name) {
 // Integers whose values decide neither shapes nor what the rule emits. (The rule of random.from
 // depends on whether they fit in 32 bits, which is in a call's key.)
 bool is_index(const std::string& functional_name, const std::string& argument) {
-  static const auto& indices = *new const std::map<std::string, std::unordered_set<std::string>>{
-      {"aten::roll", {"shifts"}},   {"aten::tril", {"diagonal"}},
-      {"aten::triu", {"diagonal"}}, {"aten::random.from", {"from", "to"}},
-      {"aten::random.to", {"to"}},
-  };
-  const auto found = indices.find(functional_name);
-  return found != indices.end() && found->second.count(argument) > 0;
+  if (functional_name == "aten::roll") return argument == "shifts";
+  if (is_among(functional_name, {"aten::tril", "aten::triu"})) return argument == "diagonal";
+  if (functional_name == "aten::random.to") return argument == "to";
+  return functional_name == "aten::random.from" && is_among(argument, {"from", "to"});
 }
 
 // Operators for which it makes no difference whether their numbers are constants. (A power is
 // better computed if its exponent is known.)
 bool scales(const std::string& functional_name) {
-  static const auto& names = *new const std::unordered_set<std::string>{
-      "add", "sub", "rsub", "mul", "div", "lerp", "addcmul", "addcdiv", "fill",
-  };
   constexpr std::string_view aten = "aten::", foreach = "_foreach_";
   if (!functional_name.starts_with(aten)) return false;
   std::string name = functional_name.substr(aten.size());
   if (name.starts_with("_fused_")) return true;
   if (name.starts_with(foreach)) name.erase(0, foreach.size());
-  return names.count(name.substr(0, name.find('.'))) > 0;
+  return is_among(name.substr(0, name.find('.')),
+                  {"add", "sub", "rsub", "mul", "div", "lerp", "addcmul", "addcdiv", "fill"});
 }
 
 // PyTorch tags its attention for CPUs as if it had dropout.

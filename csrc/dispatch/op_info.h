@@ -17,10 +17,13 @@
 
 #include <ATen/core/dispatch/Dispatcher.h>
 
+#include <algorithm>
 #include <atomic>
 #include <functional>
+#include <initializer_list>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace lazyxla::dispatch {
@@ -50,6 +53,7 @@ struct Checks {
   // When numbers have to be checked, though shape inference does not depend on them.
   enum When : uint8_t { kNever, kOfIntegers, kAlways } numbers = kNever;
   Check of_numbers;  // instead of asking the CPU; or empty
+  Check of_values;   // of tensors, if the setting is on; or empty
 };
 
 struct ArgInfo {
@@ -119,5 +123,9 @@ struct OpInfo {
 
 // "aten::add.Tensor"; the default overload has no dot.
 std::string qualified_name(const c10::OperatorName& name);
+
+inline bool is_among(std::string_view name, std::initializer_list<std::string_view> names) {
+  return std::find(names.begin(), names.end(), name) != names.end();
+}
 
 }  // namespace lazyxla::dispatch

@@ -5,7 +5,7 @@
 
 namespace py = pybind11;
 
-namespace lazyxla {
+namespace lazyxla::dispatch {
 
 bool is_interruption(const std::exception& error) {
   const auto* of_torch = dynamic_cast<const python_error*>(&error);
@@ -22,4 +22,4 @@ bool is_interruption(const std::exception& error) {
          PyErr_GivenExceptionMatches(type, PyExc_RecursionError);
 }
 
-}  // namespace lazyxla
+}  // namespace lazyxla::dispatch

@@ -7,9 +7,9 @@
 
 #include <exception>
 
-namespace lazyxla {
+namespace lazyxla::dispatch {
 
 // Whether an exception comes from Python and is unrelated to the call that it ended.
 bool is_interruption(const std::exception& error);
 
-}  // namespace lazyxla
+}  // namespace lazyxla::dispatch

@@ -9,7 +9,6 @@
 #include "dispatch/checks.h"
 #include "dispatch/generator.h"
 #include "dispatch/host.h"
-#include "dispatch/index_check.h"
 #include "dispatch/lowering_kind.h"
 #include "dispatch/overlap.h"
 #include "dispatch/settling.h"
@@ -153,8 +152,8 @@ std::optional<graph::OneOperator> launch(const Recipe& recipe, const Scan& scan,
 
 // Whether the call is not to be part of the program: an optimizer makes its state.
 bool is_apart(const Recipe& recipe, const Scan& scan, c10::ArrayRef<at::TensorBase> fresh) {
-  if (!scan.operands.empty() || recipe.spec.random || !graph::in_optimizer_step()) return false;
-  if (graph::current_mode() == graph::Mode::kEager) return false;
+  if (!scan.operands.empty() || recipe.spec.random || !record::in_optimizer_step()) return false;
+  if (record::current_mode() == record::Mode::kEager) return false;
   // A tensor made from a number is not the optimizer's state.
   if (!scan.slots.empty() && recipe.spec.outputs[0].numel() <= 1) return false;
   c10::SmallVector<graph::OneOperator::Result, 4> results;
@@ -190,7 +189,7 @@ void apply(const RecipeRef& made_by, Scan& scan, c10::ArrayRef<at::TensorBase> f
   settle(scan);
   if (is_apart(recipe, scan, fresh)) {
     ++Counters::get().nodes_recorded;
-    return graph::run_apart(scan.device, [&](ir::PendingSet& pending, ir::Garbage& garbage) {
+    return record::run_apart(scan.device, [&](ir::PendingSet& pending, ir::Garbage& garbage) {
       add_node(made_by, scan, {}, fresh, pending, garbage);
     });
   }
@@ -198,14 +197,14 @@ void apply(const RecipeRef& made_by, Scan& scan, c10::ArrayRef<at::TensorBase> f
   if (recipe.spec.random) draw = add_random_slots(scan, scan.slots);
   // No program of its own if nothing is to run.
   const bool eager =
-      graph::current_mode() == graph::Mode::kEager && graph::Capture::current() == nullptr;
-  const uint64_t setting = eager ? graph::current_options() : 0;
+      record::current_mode() == record::Mode::kEager && record::Capture::current() == nullptr;
+  const uint64_t setting = eager ? record::current_options() : 0;
   c10::DeviceIndex device = scan.device;
   std::optional<graph::OneOperator> launched;
   {
     ir::Garbage garbage;  // dropped after the mutex
     c10::SmallVector<Value, 8> operands;
-    ir::PendingSet& pending = graph::pending_set(device);
+    ir::PendingSet& pending = record::pending_set(device);
     std::lock_guard lock(ir::device_mutex(device));
     for (const c10::TensorImpl* tensor : scan.operands) operands.push_back(read(*tensor, pending));
     if (eager) launched = launch(recipe, scan, setting, operands, fresh, draw, garbage);
@@ -256,11 +255,11 @@ void push_results(const OpInfo& info, Results made, torch::jit::Stack* stack) {
 
 // Why the call cannot be recorded; null if it was.
 const char* try_record(const OpInfo& info, c10::ArrayRef<IValue> args, Results& results) {
-  const auto capture = graph::Capture::current();
+  const auto capture = record::Capture::current();
   const LoweringKind kind =
       info.recordable ? lowering_kind_of(info, capture.get()) : LoweringKind::kHost;
   if (kind == LoweringKind::kHost) return "has no lowering";
-  if (options().check_indices) check_indices(info, args);
+  if (options().check_indices && info.checks.of_values) info.checks.of_values(info, args, {});
   ScanScope scope;
   Scan& scan = *scope;
   scan.run(info, args);
@@ -285,15 +284,15 @@ const char* try_record(const OpInfo& info, c10::ArrayRef<IValue> args, Results& 
 }  // namespace
 
 void after_recording(c10::DeviceIndex device, uint64_t op) {
-  const graph::Mode mode = graph::current_mode();
-  if (mode == graph::Mode::kEager ||
-      (mode == graph::Mode::kFused && graph::batch_ends(graph::pending_set(device), op))) {
-    graph::flush(device, graph::Cause::kMode);
+  const record::Mode mode = record::current_mode();
+  if (mode == record::Mode::kEager ||
+      (mode == record::Mode::kFused && record::batch_ends(record::pending_set(device), op))) {
+    record::flush(device, record::Cause::kMode);
     return;
   }
   auto bound = static_cast<size_t>(options().max_pending_nodes);
-  if (graph::pending_set(device).nodes_recorded > bound) {
-    graph::flush(device, graph::Cause::kLimit);
+  if (record::pending_set(device).nodes_recorded > bound) {
+    record::flush(device, record::Cause::kLimit);
   }
 }
 

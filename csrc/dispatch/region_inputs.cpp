@@ -14,7 +14,7 @@ void RegionInputs::add(const at::Tensor& tensor) {
   const at::TensorBase copy = make_tensor(ir::Geometry::contiguous(geometry.dtype, geometry.sizes),
                                           geometry.nbytes(), tensor.device().index());
   ir::Value before;
-  graph::run_apart(tensor.device().index(), [&](ir::PendingSet& pending, ir::Garbage& garbage) {
+  record::run_apart(tensor.device().index(), [&](ir::PendingSet& pending, ir::Garbage& garbage) {
     before = storage.value();
     write(*copy.unsafeGetTensorImpl(), read(storage, geometry, pending), pending, garbage);
   });

@@ -58,10 +58,10 @@ void Scan::run(const OpInfo& info, c10::ArrayRef<IValue> args) {
   slot_specs.clear();
   device = -1;
   generator.reset();
-  numbers_vary = info.scales && graph::in_optimizer_step();
+  numbers_vary = info.scales && record::in_optimizer_step();
   // An address leaves the upper bits free, and the settings the uppermost one.
   key.push_back(info.memo_key.load(std::memory_order_relaxed) |
-                static_cast<uint64_t>(graph::record_settings()) << 48 |
+                static_cast<uint64_t>(record::record_settings()) << 48 |
                 static_cast<uint64_t>(numbers_vary) << 63);
   for (size_t i = 0; i < args.size(); ++i) {
     const IValue& value = args[i];

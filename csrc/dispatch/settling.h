@@ -13,6 +13,10 @@
 // to them. What was made no later than the newest one, from no data, belongs to the model, and so
 // does what was computed from that alone, such as a copy for averaging. A batch made on the device,
 // in the loop and so after the model, belongs to the step.
+//
+// Initialisation may flush: it reads values until all samples are in range, and the host makes an
+// orthogonal matrix. What it writes to parameters after that, from whatever data, still belongs to
+// the model, until autograd records an operator that reads one.
 #pragma once
 
 #include <c10/core/TensorImpl.h>

@@ -35,7 +35,7 @@ Value declare(const at::Tensor& tensor, const ir::Sharding& sharding) {
   ir::Storage& storage = storage_of(impl_of(tensor));
   const Geometry geometry = geometry_of(impl_of(tensor));
   ir::Garbage garbage;  // dropped after the mutex
-  ir::PendingSet& pending = graph::pending_set(tensor.device().index());
+  ir::PendingSet& pending = record::pending_set(tensor.device().index());
   std::lock_guard lock(storage.mutex());
   storage.set_sharding(nullptr);  // of another base, perhaps
   if (!storage.value()) {
@@ -50,7 +50,7 @@ Value declare(const at::Tensor& tensor, const ir::Sharding& sharding) {
 // Replaces the storage's data, unless another thread has.
 void replace(ir::Storage& storage, const Value& leaf, Value by, c10::DeviceIndex device) {
   ir::Garbage garbage;
-  ir::PendingSet& pending = graph::pending_set(device);
+  ir::PendingSet& pending = record::pending_set(device);
   std::lock_guard lock(storage.mutex());
   if (storage.value().node.get() != leaf.node.get()) return;
   storage.set_value(std::move(by), pending, garbage);
@@ -110,11 +110,11 @@ void shard(const at::Tensor& tensor, const ir::Sharding& sharding) {
                     "that it is a view of, or a copy");
   const Value leaf = declare(tensor, sharding);
   if (!leaf) return;
-  graph::DeviceBuffer& buffer = graph::buffer_of(*leaf.node.get());
+  program::DeviceBuffer& buffer = program::buffer_of(*leaf.node.get());
   if (!buffer.is_abstract()) buffer.await_sharding();
   const ir::Sharding* before = buffer.sharding();
   if (before == &sharding) return;
-  TORCH_CHECK_VALUE(buffer.is_abstract() || !graph::Capture::current(),
+  TORCH_CHECK_VALUE(buffer.is_abstract() || !record::Capture::current(),
                     "lazyxla.aot: a tensor of shape ", tensor.sizes(),
                     " that has data cannot be sharded while programs are recorded without running "
                     "them; shard it before, or make it in between");
@@ -125,7 +125,7 @@ void shard(const at::Tensor& tensor, const ir::Sharding& sharding) {
     return after_recording(device, moved.node->spec()->id);
   }
   if (buffer.is_abstract()) {
-    return replace(storage, leaf, graph::make_abstract_leaf(leaf.type(), &sharding), device);
+    return replace(storage, leaf, program::make_abstract_leaf(leaf.type(), &sharding), device);
   }
   std::vector<char> host(leaf.type().nbytes());
   graph::download(computed_here(tensor).leaf, host.data());
@@ -136,7 +136,7 @@ at::Tensor shard_local(const at::Tensor& local, const ir::Sharding& sharding) {
   TORCH_CHECK_VALUE(local.is_cpu() && local.layout() == at::kStrided,
                     "lazyxla: what a process has of a sharded tensor must be on the CPU, it is on ",
                     local.device());
-  const graph::MeshDevices& own = graph::own_devices(sharding.mesh());
+  const program::MeshDevices& own = program::own_devices(sharding.mesh());
   std::set<std::vector<int64_t>> tiles;
   for (const size_t position : own.positions) tiles.insert(sharding.tile_of(position));
   Dims first, count;  // of the tiles in each dimension
@@ -215,8 +215,8 @@ const ir::Sharding* known_sharding(const at::Tensor& tensor) {
   if (!is_whole(impl_of(tensor))) return nullptr;
   const Value& value = storage.value();
   if (storage.sharding() || !value || !value.node->is_leaf()) return storage.sharding();
-  const ir::Sharding* found = graph::buffer_of(*value.node.get()).sharding();
-  return found == graph::DeviceBuffer::unknown() ? nullptr : found;
+  const ir::Sharding* found = program::buffer_of(*value.node.get()).sharding();
+  return found == program::DeviceBuffer::unknown() ? nullptr : found;
 }
 
 const ir::Sharding* sharding_of(const at::Tensor& tensor) {
@@ -232,7 +232,7 @@ const ir::Sharding* sharding_of(const at::Tensor& tensor) {
   }
   const Value leaf = computed(whole ? tensor : contiguous_copy(tensor)).leaf;
   if (!leaf) return nullptr;
-  graph::DeviceBuffer& buffer = graph::buffer_of(*leaf.node.get());
+  program::DeviceBuffer& buffer = program::buffer_of(*leaf.node.get());
   buffer.await_sharding();
   return buffer.sharding();
 }

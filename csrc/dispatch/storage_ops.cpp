@@ -34,7 +34,7 @@ using OptDevice = std::optional<c10::Device>;
 // The element type of a new tensor, which XLA must have.
 c10::ScalarType element_type(OptDtype dtype) {
   c10::ScalarType type = c10::dtype_or_default(dtype);
-  graph::pjrt_type(type);
+  program::pjrt_type(type);
   return type;
 }
 
@@ -130,7 +130,7 @@ at::Tensor& set_storage(at::Tensor& self, at::Storage source, c10::SymInt offset
   // A storage filled as raw bytes (a checkpoint being loaded) takes the shape of its first typed
   // tensor, so that later reads are not reinterpretations.
   ir::Garbage garbage;
-  ir::PendingSet& pending = graph::pending_set(self.device().index());
+  ir::PendingSet& pending = record::pending_set(self.device().index());
   std::lock_guard lock(storage.mutex());
   bool typed = storage.base().dtype != c10::ScalarType::Byte;
   bool whole = geometry.offset == 0 && static_cast<size_t>(geometry.nbytes()) == storage.nbytes() &&
@@ -214,7 +214,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
 
 void resize_storage(ir::Storage& storage, size_t nbytes) {
   ir::Garbage garbage;
-  ir::PendingSet& pending = graph::pending_set(storage.device().index());
+  ir::PendingSet& pending = record::pending_set(storage.device().index());
   std::lock_guard lock(storage.mutex());
   size_t old_nbytes = storage.nbytes();
   if (old_nbytes == nbytes) return;

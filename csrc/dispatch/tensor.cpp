@@ -165,7 +165,7 @@ bool covers(const Geometry& g, const ir::Storage& storage) {
 Value spread(const ir::Storage& storage, Value value) {
   const ir::Sharding* sharding = storage.sharding();
   if (!sharding || !value.node->is_leaf()) return value;
-  const graph::DeviceBuffer& buffer = graph::buffer_of(*value.node.get());
+  const program::DeviceBuffer& buffer = program::buffer_of(*value.node.get());
   if (buffer.sharding() == sharding) return value;
   return constrain(std::move(value), *sharding);
 }
@@ -204,14 +204,14 @@ Value read(const c10::TensorImpl& tensor, ir::PendingSet& pending) {
     Value value = read(storage, geometry_of(tensor), pending);
     return has_math_bits(tensor) ? apply_math_bits(tensor, std::move(value)) : value;
   }
-  graph::take_over_pending(storage, pending);
+  record::take_over_pending(storage, pending);
   Value value = content(storage);
   return has_math_bits(tensor) ? apply_math_bits(tensor, std::move(value)) : value;
 }
 
 Value read(ir::Storage& storage, const Geometry& geometry, ir::PendingSet& pending) {
   check_bounds(geometry, storage);
-  graph::take_over_pending(storage, pending);
+  record::take_over_pending(storage, pending);
   if (!storage.value() && covers(geometry, storage) && !storage.sharding()) {
     storage.set_base(geometry);
   }
@@ -230,7 +230,7 @@ void write(const c10::TensorImpl& tensor, Value value, ir::PendingSet& pending,
   ir::Storage& storage = storage_of(tensor);
   if (has_math_bits(tensor)) value = apply_math_bits(tensor, std::move(value));
   if (is_base(tensor, storage.base())) {
-    graph::Capture::before_write(storage);
+    record::Capture::before_write(storage);
     storage.set_value(spread(storage, std::move(value)), pending, garbage);
     return;
   }
@@ -239,14 +239,14 @@ void write(const c10::TensorImpl& tensor, Value value, ir::PendingSet& pending,
 
 void write(ir::Storage& storage, const Geometry& geometry, Value value, ir::PendingSet& pending,
            ir::Garbage& garbage) {
-  graph::Capture::before_write(storage);
+  record::Capture::before_write(storage);
   if (covers(geometry, storage) && !storage.sharding()) {  // which is for its base
     storage.set_value(spread(storage, std::move(value)), geometry, pending, garbage);
     return;
   }
   if (geometry.numel() == 0) return;
   check_bounds(geometry, storage);
-  graph::take_over_pending(storage, pending);
+  record::take_over_pending(storage, pending);
   Value next = view_scatter(content(storage), std::move(value), storage.base(), geometry);
   storage.set_value(std::move(next), pending, garbage);
 }
@@ -255,7 +255,7 @@ bool take_over(const c10::TensorImpl& fresh, const c10::TensorImpl& source,
                ir::PendingSet& pending) {
   ir::Storage& from = storage_of(source);
   if (!from.value() || !is_row_major(source, from)) return false;
-  graph::take_over_pending(from, pending);
+  record::take_over_pending(from, pending);
   ir::Garbage none;
   storage_of(fresh).set_value(from.value(), from.base(), pending, none);
   return true;

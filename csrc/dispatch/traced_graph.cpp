@@ -53,7 +53,7 @@ void prefetch(c10::ArrayRef<c10::TensorImpl*> tensors) {
   }
   for (const c10::TensorImpl* tensor : tensors) {
     if (!is_lazy(*tensor) || !node(tensor)) continue;
-    fetch(node(tensor)->leaf_data().get(), sizeof(graph::DeviceBuffer));
+    fetch(node(tensor)->leaf_data().get(), sizeof(program::DeviceBuffer));
   }
 }
 
@@ -80,7 +80,7 @@ class TracedGraph::Lifetime final : public ir::LeafData {
 
   // As it is called with torch's settings of now.
   const ir::OpSpec& current_spec() {
-    const uint16_t settings = graph::record_settings();
+    const uint16_t settings = record::record_settings();
     if (settings == spec.settings) return spec;
     std::lock_guard lock(mutex_);
     for (const auto& other : others_) {
@@ -106,7 +106,7 @@ TracedGraph::TracedGraph(Description description)
   ir::OpSpec& spec = lifetime_->spec;
   spec.name = "lazyxla::graph";
   spec.operators = description.operators;
-  spec.settings = graph::record_settings();
+  spec.settings = record::record_settings();
   spec.portable = false;  // its number means something in this process's Python only
   Arg list{.kind = Arg::Kind::kList};
   for (const Input& scalar : inputs_) {
@@ -130,7 +130,7 @@ std::vector<at::TensorBase> TracedGraph::record(c10::ArrayRef<c10::TensorImpl*> 
   for (size_t i = 0; i < inputs.size(); ++i) {
     if (inputs_[i]) slots.push_back(slot_value(*inputs[i], *inputs_[i]));
   }
-  ir::PendingSet& pending = graph::pending_set(device_);
+  ir::PendingSet& pending = record::pending_set(device_);
   settle_operands({inputs.data(), inputs.size()}, pending);
   std::optional<std::pair<uint64_t, uint64_t>> draw;
   if (spec.random) {

@@ -19,7 +19,7 @@ namespace lazyxla::distributed {
 namespace {
 
 using namespace std::chrono_literals;
-using graph::Launched;
+using program::Launched;
 
 constexpr int64_t kAhead = 63;  // calls that are compared at once
 // How long to wait for the others' reports once one has failed. They fail at once, too, for their
@@ -152,7 +152,7 @@ void Agreement::run(const Call& call, Recorded recorded, bool compare_all,
   });
 }
 
-graph::Launched Agreement::agree(const Call& call, Recorded recorded, const Whole& whole) {
+program::Launched Agreement::agree(const Call& call, Recorded recorded, const Whole& whole) {
   Same same = Same::kCall;
   attempt(call, [&] {
     if (is_to_be_compared(call, /*compare_all=*/true)) {

@@ -82,10 +82,10 @@ class Agreement {
   void launch(const Call& call, Recorded recorded, c10::function_ref<void()> launch);
   // Whether all processes are to launch the same program, which begins with the call. Throws if
   // they are not in the same call. `launch`, or `launch_whole`, is to be called next.
-  graph::Launched agree(const Call& call, Recorded recorded, const Whole& whole);
+  program::Launched agree(const Call& call, Recorded recorded, const Whole& whole);
   // Instead of it, for the groups that agreed, if not all of the program's did. What a process has
   // to make first may fail: then the call is compared again before something is launched.
-  void agree_anew(const Call& call, graph::Launched found);
+  void agree_anew(const Call& call, program::Launched found);
   // Instead of launching what all have agreed to make, if this process cannot: the others learn the
   // reason where they compare the call again. If none can, the group remains as it is. Does nothing
   // if they do not compare it. Throws nothing.

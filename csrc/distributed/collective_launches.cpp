@@ -25,7 +25,7 @@ bool is_by_host(const ir::OpSpec& spec) {
   return spec.name == "lazyxla_c10d::all_to_all" && !spec.args.at(4).constant.toBool();
 }
 
-graph::Collectives::Caller caller_of(const ir::OpSpec& spec) {
+program::Collectives::Caller caller_of(const ir::OpSpec& spec) {
   const std::string& name = spec.args.at(1).constant.toStringRef();
   const auto group = find_group(name);
   return {name, group->ranks(), is_by_host(spec), group->compares()};
@@ -33,7 +33,7 @@ graph::Collectives::Caller caller_of(const ir::OpSpec& spec) {
 
 // The group's first call in a program that begins at this turn, and the group.
 struct First {
-  First(const graph::Replicas::Group& of, int64_t turn)
+  First(const program::Replicas::Group& of, int64_t turn)
       : group(find_group(of.name)), call(group->noted(turn + of.first)), calls(of.calls) {}
 
   std::shared_ptr<Group> group;
@@ -42,53 +42,53 @@ struct First {
   std::vector<int64_t> recorded(int64_t number) const { return group->recorded(number); }
 };
 
-std::vector<First> groups_of(const graph::Replicas& replicas, int64_t turn) {
+std::vector<First> groups_of(const program::Replicas& replicas, int64_t turn) {
   std::vector<First> groups;
-  for (const graph::Replicas::Group& group : replicas.groups) groups.emplace_back(group, turn);
+  for (const program::Replicas::Group& group : replicas.groups) groups.emplace_back(group, turn);
   return groups;
 }
 
 // Group after group, as long as all members may be about to launch the program. Where the groups
 // are rows of a grid, all processes reach the same result.
-graph::Launched agree(const std::vector<First>& groups, const graph::Identity& whole,
-                      bool has_parts) {
-  graph::Launched found = graph::Launched::kYes;
+program::Launched agree(const std::vector<First>& groups, const program::Identity& whole,
+                        bool has_parts) {
+  program::Launched found = program::Launched::kYes;
   for (const First& first : groups) {
-    const bool as_it_is = found == graph::Launched::kYes;
-    const graph::Launched here = first.group->agreement().agree(
+    const bool as_it_is = found == program::Launched::kYes;
+    const program::Launched here = first.group->agreement().agree(
         first.call, [&](int64_t number) { return first.recorded(number); },
         {as_it_is ? whole.hash : 0, whole.without_numbers, first.calls, has_parts});
-    if (here != graph::Launched::kYes) found = here;
-    if (here == graph::Launched::kNo) break;
+    if (here != program::Launched::kYes) found = here;
+    if (here == program::Launched::kNo) break;
   }
-  if (found == graph::Launched::kYes) return found;
+  if (found == program::Launched::kYes) return found;
   for (const First& first : groups) first.group->agreement().agree_anew(first.call, found);
   return found;
 }
 
-graph::Launched launch_together(const graph::Replicas& replicas, int64_t turn,
-                                const graph::Identity* whole, bool has_parts,
-                                c10::function_ref<void()> launch) {
+program::Launched launch_together(const program::Replicas& replicas, int64_t turn,
+                                  const program::Identity* whole, bool has_parts,
+                                  c10::function_ref<void()> launch) {
   const std::vector<First> groups = groups_of(replicas, turn);
   if (!whole) {
     const First& only = groups.front();
     only.group->agreement().launch(
         only.call, [&](int64_t number) { return only.recorded(number); }, launch);
-    return graph::Launched::kYes;
+    return program::Launched::kYes;
   }
-  const graph::Launched found = agree(groups, *whole, has_parts);
-  if (found != graph::Launched::kYes) return found;
+  const program::Launched found = agree(groups, *whole, has_parts);
+  if (found != program::Launched::kYes) return found;
   for (const First& first : groups) {
     const bool is_last = &first == &groups.back();
     first.group->agreement().launch_whole(first.call, {.calls = first.calls}, [&] {
       if (is_last) launch();
     });
   }
-  return graph::Launched::kYes;
+  return program::Launched::kYes;
 }
 
 // In the order in which the others come to them.
-void give_up(const graph::Replicas& replicas, int64_t turn, const std::string& reason) {
+void give_up(const program::Replicas& replicas, int64_t turn, const std::string& reason) {
   for (const First& first : groups_of(replicas, turn)) {
     first.group->agreement().give_up(first.call, reason);
   }
@@ -97,7 +97,8 @@ void give_up(const graph::Replicas& replicas, int64_t turn, const std::string& r
 }  // namespace
 
 void install_collective_launches() {
-  graph::set_collectives({&caller_of, &dispatch::host_program_of_call, &launch_together, &give_up});
+  program::set_collectives(
+      {&caller_of, &dispatch::host_program_of_call, &launch_together, &give_up});
 }
 
 }  // namespace lazyxla::distributed

@@ -70,7 +70,7 @@ class Tokens {
         if (!lock) continue;  // another thread is recording one, and will run it
         last = token->value;
       }
-      if (last.defined() && take_over(last)) graph::flush(device.index(), graph::Cause::kSync);
+      if (last.defined() && take_over(last)) record::flush(device.index(), record::Cause::kSync);
     }
   }
 
@@ -88,7 +88,7 @@ class Tokens {
       std::lock_guard lock(mutex_);
       last_.swap(last);
     }
-    if (last && *last != device) graph::sync(last->index(), /*wait=*/true, graph::Cause::kSync);
+    if (last && *last != device) record::sync(last->index(), /*wait=*/true, record::Cause::kSync);
   }
 
   Token& of(c10::Device device) {
@@ -101,18 +101,18 @@ class Tokens {
     const ir::Storage& storage = dispatch::storage_of(*token.unsafeGetTensorImpl());
     std::lock_guard lock(storage.mutex());
     const ir::Node& node = *storage.value().node.get();
-    return node.is_leaf() && !graph::buffer_of(node).is_usable();
+    return node.is_leaf() && !program::buffer_of(node).is_usable();
   }
 
   // Makes what computes the token part of what this thread has recorded; false if it ran, or
   // belongs to a region of another thread.
   static bool take_over(const at::Tensor& token) {
     ir::Storage& storage = dispatch::storage_of(*token.unsafeGetTensorImpl());
-    ir::PendingSet& mine = graph::pending_set(token.device().index());
+    ir::PendingSet& mine = record::pending_set(token.device().index());
     std::lock_guard lock(storage.mutex());
     const ir::PendingSet* theirs = storage.pending_set();
     if (!theirs || (theirs != &mine && theirs->regions != 0)) return false;
-    graph::take_over_pending(storage, mine);
+    record::take_over_pending(storage, mine);
     return true;
   }
 
@@ -129,7 +129,7 @@ Tensors record(const char* name, bool of_all, std::string what, const Tensors& i
                const std::string& group, Args... args) {
   const auto op = dispatch::operator_named<Tensors(at::TensorList, std::string, Args...)>(name);
   TORCH_CHECK_NOT_IMPLEMENTED(
-      inputs.at(0).device().index() == 0 || !graph::collectives_are_programs(),
+      inputs.at(0).device().index() == 0 || !program::collectives_are_programs(),
       "lazyxla: torch.distributed's collectives are between the processes' first devices, and the "
       "tensor is on ",
       inputs[0].device(), "; lazyxla.Mesh makes use of all of them");
@@ -210,9 +210,9 @@ at::Tensor finish_receive(const at::Tensor& like, const std::string& group, int6
 
 void run_recorded_collectives() {
   Tokens::get().run_recorded();
-  if (!graph::any_spans_processes()) return;
+  if (!program::any_spans_processes()) return;
   for (c10::DeviceIndex device = 0; device < graph::device_count_bound(); ++device) {
-    graph::flush(device, graph::Cause::kSync);
+    record::flush(device, record::Cause::kSync);
   }
 }
 

@@ -29,9 +29,9 @@ class Checker {
     launched_[ranks].agreement = meet(ranks);
   }
 
-  void check(const ir::Mesh& mesh, const graph::Variant& variant) {
+  void check(const ir::Mesh& mesh, const program::Variant& variant) {
     std::lock_guard lock(mutex_);
-    const std::vector<int64_t>& ranks = graph::own_devices(mesh).processes;
+    const std::vector<int64_t>& ranks = program::own_devices(mesh).processes;
     Launched& launched = launched_[ranks];
     try {
       if (!launched.agreement) launched.agreement = meet(ranks);
@@ -41,7 +41,7 @@ class Checker {
                   " did not come to the first one that is for their devices",
                   variant.line.empty() ? "" : ", here at " + variant.line, ": ", error.what());
     }
-    const graph::Identity& identity = *variant.identity;
+    const program::Identity& identity = *variant.identity;
     const Call call{c10::str("program ", std::hex, identity.hash), ++launched.programs,
                     variant.line, identity.operators};
     launched.agreement->run(
@@ -67,7 +67,7 @@ class Checker {
 void compare_launches(Launches launches, const std::vector<int64_t>& ranks) {
   if (launches.comparison == Comparison::kNever) return;
   auto checker = std::make_shared<Checker>(std::move(launches), ranks);
-  graph::set_launch_check([checker](const ir::Mesh& mesh, const graph::Variant& variant) {
+  graph::set_launch_check([checker](const ir::Mesh& mesh, const program::Variant& variant) {
     checker->check(mesh, variant);
   });
 }

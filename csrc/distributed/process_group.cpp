@@ -116,7 +116,7 @@ class ProcessGroup : public c10d::Backend {
       const std::string& name;
     } remove{name_};
     for (c10::DeviceIndex device = 0; device < graph::device_count_bound(); ++device) {
-      graph::sync(device, /*wait=*/true, graph::Cause::kSync);
+      record::sync(device, /*wait=*/true, record::Cause::kSync);
     }
     find_group(name_)->messages().finish_sends();
   }
@@ -302,7 +302,7 @@ class ProcessGroup : public c10d::Backend {
     Recording recording;
     const at::Tensor met =
         all_reduce({at::zeros({1}, at::TensorOptions(device))}, name_, ReduceOp::SUM)[0];
-    graph::sync(device.index(), /*wait=*/true, graph::Cause::kSync);
+    record::sync(device.index(), /*wait=*/true, record::Cause::kSync);
     met.item();  // raises the reason if they did not meet, in the eager modes, too
     return done(OpType::BARRIER, {});
   }
@@ -310,7 +310,7 @@ class ProcessGroup : public c10d::Backend {
  private:
   // Where collectives are between first devices, so is a barrier, whatever device is named.
   static c10::DeviceIndex device_of_barrier(const c10d::BarrierOptions& options) {
-    if (graph::collectives_are_programs()) return 0;
+    if (program::collectives_are_programs()) return 0;
     const c10::DeviceIndex index = options.device               ? options.device->index()
                                    : options.device_ids.empty() ? -1
                                                                 : options.device_ids[0];

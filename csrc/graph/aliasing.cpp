@@ -28,16 +28,16 @@ ir::Value share(const void* data, const ir::TensorType& type, c10::DeviceIndex d
                 std::function<void()> done) {
   if (data_is_abstract()) {
     done();
-    return make_abstract_leaf(type);
+    return program::make_abstract_leaf(type);
   }
   const pjrt::Device& target = pjrt_device(device);
   std::vector<int64_t> dims(type.dims.begin(), type.dims.end());
   WithoutGil no_gil;
   try {
     pjrt::Buffer buffer = pjrt::Runtime::get().client().share_host_memory(
-        data, pjrt_type(type.dtype), dims, target, std::move(done));
+        data, program::pjrt_type(type.dtype), dims, target, std::move(done));
     if (!lies_at(buffer, data)) ++Counters::get().uploads;
-    return make_leaf(type, std::move(buffer));
+    return program::make_leaf(type, std::move(buffer));
   } catch (const pjrt::Error& e) {
     rethrow(e, "sharing memory with the device");
   }
@@ -45,10 +45,10 @@ ir::Value share(const void* data, const ir::TensorType& type, c10::DeviceIndex d
 
 Memory memory_of(const ir::Value& leaf) {
   struct Owner {
-    BufferRef buffer;
+    program::BufferRef buffer;
     std::optional<pjrt::HostView> view;  // destroyed before the buffer
   };
-  auto owner = std::make_shared<Owner>(buffer_ref(*leaf.node.get()));
+  auto owner = std::make_shared<Owner>(program::buffer_ref(*leaf.node.get()));
   WithoutGil no_gil;
   pjrt::Buffer& buffer = owner->buffer->get();
   try {
@@ -64,7 +64,8 @@ Memory memory_of(const ir::Value& leaf) {
 }
 
 void lend(const ir::Value& leaf, const std::function<void()>& take) {
-  const BufferRef buffer = buffer_ref(*leaf.node.get());  // is not donated meanwhile
+  const program::BufferRef buffer =
+      program::buffer_ref(*leaf.node.get());  // is not donated meanwhile
   try {
     pjrt::lend(buffer->get(), take);
   } catch (const pjrt::Error& e) {
@@ -77,7 +78,7 @@ std::pair<ir::Value, c10::DeviceIndex> borrow(const ir::TensorType& type,
   try {
     pjrt::Buffer buffer = pjrt::borrow(ask);
     const auto device = static_cast<c10::DeviceIndex>(buffer.device_index());
-    return {make_leaf(type, std::move(buffer)), device};
+    return {program::make_leaf(type, std::move(buffer)), device};
   } catch (const pjrt::Error& e) {
     rethrow(e, "borrowing a value");
   }
@@ -93,14 +94,15 @@ ir::Value upload_mapped(const void* data, const ir::TensorType& type, c10::Devic
                         std::function<void()> done) {
   if (data_is_abstract()) {
     done();
-    return make_abstract_leaf(type);
+    return program::make_abstract_leaf(type);
   }
   ++Counters::get().uploads;
   const pjrt::Device& target = pjrt_device(device);
   std::vector<int64_t> dims(type.dims.begin(), type.dims.end());
   try {
-    return make_leaf(type, pjrt::Runtime::get().client().buffer_from_mapped_memory(
-                               data, pjrt_type(type.dtype), dims, target, std::move(done)));
+    return program::make_leaf(
+        type, pjrt::Runtime::get().client().buffer_from_mapped_memory(
+                  data, program::pjrt_type(type.dtype), dims, target, std::move(done)));
   } catch (const pjrt::Error& e) {
     rethrow(e, "copying to the device");
   }

@@ -55,7 +55,7 @@ constexpr int64_t kSmall = int64_t{64} << 20;
 
 // Throws if the program needs more memory than is free. Donated inputs count as free: they are
 // reused.
-void check_fits(const Variant& variant, const Run& run, const pjrt::Device& device) {
+void check_fits(const program::Variant& variant, const Run& run, const pjrt::Device& device) {
   int64_t needed = variant.bytes_needed();
   if (needed < kSmall) return;
   for (int number : run.donated) {
@@ -65,14 +65,14 @@ void check_fits(const Variant& variant, const Run& run, const pjrt::Device& devi
 }
 
 // Breaks promises for a reason, which every read of them reports.
-void break_promises(c10::ArrayRef<BufferRef> promises, const std::string& reason,
+void break_promises(c10::ArrayRef<program::BufferRef> promises, const std::string& reason,
                     bool out_of_memory) {
   static const std::string why =
       "lazyxla: this value was not computed, because running the recorded operators failed "
       "before: ";
   // The reason may be that an input was not computed; the first failure is reported once.
   const std::string text = reason.starts_with(why) ? reason : why + reason;
-  for (const BufferRef& promise : promises) {
+  for (const program::BufferRef& promise : promises) {
     if (promise->is_kept()) continue;  // by a stage that ran
     promise->break_promise(text, out_of_memory);
   }
@@ -90,7 +90,7 @@ std::string describe_lost(const std::vector<const void*>& lost) {
 
 }  // namespace
 
-void check_free(const Variant& variant, int64_t needed, const pjrt::Device& device) {
+void check_free(const program::Variant& variant, int64_t needed, const pjrt::Device& device) {
   const auto free = needed < kSmall ? std::nullopt : free_memory(device, needed);
   if (!free || needed <= *free) return;
   const std::string where = variant.line.empty() ? "" : variant.line + ": ";
@@ -163,13 +163,13 @@ void keep(const Run& run, std::vector<pjrt::Buffer> results) {
   for (size_t i = 0; i < results.size(); ++i) run.promises[i]->keep(std::move(results[i]));
 }
 
-void enqueue_own(const Variant& variant, const Run& run, c10::DeviceIndex index) {
+void enqueue_own(const program::Variant& variant, const Run& run, c10::DeviceIndex index) {
   const pjrt::Device& device = pjrt_device(index);
   c10::SmallVector<pjrt::Buffer*, 16> args;
-  for (const BufferRef& input : run.inputs) args.push_back(&input->on(device));
+  for (const program::BufferRef& input : run.inputs) args.push_back(&input->on(device));
   variant.note_run();
   if (variant.host_program()) {
-    keep(run, graph::run(*variant.host_program(), args, run.slots, device));
+    keep(run, program::run(*variant.host_program(), args, run.slots, device));
     run.replaced.clear();
     return;
   }
@@ -201,7 +201,7 @@ void enqueue_own(const Variant& variant, const Run& run, c10::DeviceIndex index)
 }
 
 // The turn that a token holds. It is read from the device only if the host has not seen it before.
-int64_t turn_of(DeviceBuffer& token) {
+int64_t turn_of(program::DeviceBuffer& token) {
   int64_t turn = token.turn;
   if (turn >= 0) return turn;
   token.get().to_host(&turn, sizeof(turn));
@@ -209,42 +209,43 @@ int64_t turn_of(DeviceBuffer& token) {
 }
 
 // Does not check whether it fits. `has_parts`: of a whole graph of several processes.
-Launched enqueue(const Variant& variant, const Run& run, c10::DeviceIndex index,
-                 bool has_parts = false) {
+program::Launched enqueue(const program::Variant& variant, const Run& run, c10::DeviceIndex index,
+                          bool has_parts = false) {
   const auto launch = [&] { enqueue_own(variant, run, index); };
   if (!variant.replicas) {
     launch();
-    return Launched::kYes;
+    return program::Launched::kYes;
   }
   WithoutGil no_gil;  // other processes are waited for
-  const Replicas& replicas = *variant.replicas;
+  const program::Replicas& replicas = *variant.replicas;
   const int64_t turn = turn_of(*run.inputs[replicas.token_input]);
   if (replicas.by_host) {
     launch();
   } else {
-    const Identity* whole = replicas.is_whole ? variant.identity.get() : nullptr;
-    const Launched launched = collectives().launch(replicas, turn, whole, has_parts, launch);
-    if (launched != Launched::kYes) return launched;
+    const program::Identity* whole = replicas.is_whole ? variant.identity.get() : nullptr;
+    const program::Launched launched =
+        program::collectives().launch(replicas, turn, whole, has_parts, launch);
+    if (launched != program::Launched::kYes) return launched;
   }
   run.promises[replicas.token_result]->turn = turn + replicas.calls;
-  return Launched::kYes;
+  return program::Launched::kYes;
 }
 
 // A run of a stage, which owns its parts.
 struct StageRun {
-  std::vector<BufferRef> inputs, promises;
+  std::vector<program::BufferRef> inputs, promises;
   std::vector<int> donated;
   std::vector<ir::ScalarValue> slots;
   std::vector<Replaced> replaced;
 };
 
-std::vector<StageRun> stage_runs(const Variant& variant, const Run& run) {
-  std::vector<BufferRef> buffers(run.inputs.begin(), run.inputs.end());
+std::vector<StageRun> stage_runs(const program::Variant& variant, const Run& run) {
+  std::vector<program::BufferRef> buffers(run.inputs.begin(), run.inputs.end());
   buffers.insert(buffers.end(), run.promises.begin(), run.promises.end());
-  for (size_t i = 0; i < variant.handed_on; ++i) buffers.push_back(make_buffer());
+  for (size_t i = 0; i < variant.handed_on; ++i) buffers.push_back(program::make_buffer());
   std::vector<StageRun> runs;
-  ska::flat_hash_map<const DeviceBuffer*, size_t> stage_of;  // of a promise
-  for (const StageProgram& stage : variant.stages) {
+  ska::flat_hash_map<const program::DeviceBuffer*, size_t> stage_of;  // of a promise
+  for (const program::StageProgram& stage : variant.stages) {
     StageRun each;
     for (uint32_t input : stage.inputs) each.inputs.push_back(buffers[input]);
     for (uint32_t output : stage.outputs) {
@@ -261,7 +262,7 @@ std::vector<StageRun> stage_runs(const Variant& variant, const Run& run) {
     runs.push_back(std::move(each));
   }
   for (Replaced& replaced : run.replaced) {
-    const BufferRef promise = replaced.promise.lock();
+    const program::BufferRef promise = replaced.promise.lock();
     if (promise) runs[stage_of.at(promise.get())].replaced.push_back(std::move(replaced));
   }
   run.replaced.clear();
@@ -278,7 +279,7 @@ std::vector<Replaced> copies(const std::vector<Replaced>& all) {
 }
 
 // If a stage fails, it is undone, and so are those before it unless one has consumed something.
-void execute_stages(const Variant& variant, const Run& run, c10::DeviceIndex index) {
+void execute_stages(const program::Variant& variant, const Run& run, c10::DeviceIndex index) {
   std::vector<StageRun> runs = stage_runs(variant, run);
   std::vector<Replaced> undoable;
   size_t next = 0;
@@ -309,11 +310,11 @@ void execute_stages(const Variant& variant, const Run& run, c10::DeviceIndex ind
 }
 
 // A whole graph of several processes, if all of them have it; else nothing is done.
-Launched execute_whole(const Variant& variant, const Run& run, c10::DeviceIndex index,
-                       bool has_parts) {
+program::Launched execute_whole(const program::Variant& variant, const Run& run,
+                                c10::DeviceIndex index, bool has_parts) {
   StageRun whole = std::move(stage_runs(variant, run).front());
-  const Variant& program = *variant.stages.front().variant;
-  Launched launched = Launched::kNo;
+  const program::Variant& program = *variant.stages.front().variant;
+  program::Launched launched = program::Launched::kNo;
   const auto give_back = [&] { run.replaced = std::move(whole.replaced); };
   try {
     const Run stage{whole.inputs,   whole.donated,  whole.slots,
@@ -324,9 +325,9 @@ Launched execute_whole(const Variant& variant, const Run& run, c10::DeviceIndex 
     give_back();
     throw;
   }
-  if (launched == Launched::kYes) return launched;
+  if (launched == program::Launched::kYes) return launched;
   give_back();
-  if (launched == Launched::kNumbersDiffer) {
+  if (launched == program::Launched::kNumbersDiffer) {
     program.note_other_numbers();
     variant.note_other_numbers();
   }
@@ -335,48 +336,51 @@ Launched execute_whole(const Variant& variant, const Run& run, c10::DeviceIndex 
 
 // Makes and runs another form of a whole graph, as all members do now. If this process fails, it
 // tells those that wait for it.
-void execute_other_form(const Variant& variant, const Run& run, c10::function_ref<void()> action) {
+void execute_other_form(const program::Variant& variant, const Run& run,
+                        c10::function_ref<void()> action) {
   try {
     action();
   } catch (const std::exception& error) {
     WithoutGil no_gil;
-    const StageProgram& whole = variant.stages.front();
-    const Replicas& replicas = *whole.variant->replicas;
+    const program::StageProgram& whole = variant.stages.front();
+    const program::Replicas& replicas = *whole.variant->replicas;
     const int64_t turn = turn_of(*run.inputs[whole.inputs[replicas.token_input]]);
     const auto* ours = dynamic_cast<const c10::Error*>(&error);
-    collectives().give_up(replicas, turn, ours ? ours->what_without_backtrace() : error.what());
+    program::collectives().give_up(replicas, turn,
+                                   ours ? ours->what_without_backtrace() : error.what());
     throw;
   }
 }
 
-void execute_of_all(const Variant& variant, const Run& run, c10::DeviceIndex index) {
+void execute_of_all(const program::Variant& variant, const Run& run, c10::DeviceIndex index) {
   const bool has_parts = variant.apart->has_pieces(run.slots);
-  Launched launched = execute_whole(variant, run, index, has_parts);
-  if (launched == Launched::kNumbersDiffer) {
+  program::Launched launched = execute_whole(variant, run, index, has_parts);
+  if (launched == program::Launched::kNumbersDiffer) {
     execute_other_form(variant, run, [&] {
       launched = execute_whole(*variant.apart->whole(run.slots), run, index, has_parts);
     });
   }
-  if (launched == Launched::kYes) return;
+  if (launched == program::Launched::kYes) return;
   execute_other_form(variant, run,
                      [&] { execute_stages(*variant.apart->pieces(run.slots), run, index); });
 }
 
 }  // namespace
 
-bool would_wait(const Variant& variant, const Run& run) {
+bool would_wait(const program::Variant& variant, const Run& run) {
   if (!variant.runs_on_host()) return false;
   bool on_device = false;
-  for (const StageProgram& stage : variant.stages) {
+  for (const program::StageProgram& stage : variant.stages) {
     const bool on_host = stage.variant->runs_on_host();
     if (on_host && on_device) return true;
     on_device = on_device || !on_host;
   }
-  return !std::all_of(run.inputs.begin(), run.inputs.end(),
-                      [](const BufferRef& input) { return input->is_kept() && input->is_ready(); });
+  return !std::all_of(run.inputs.begin(), run.inputs.end(), [](const program::BufferRef& input) {
+    return input->is_kept() && input->is_ready();
+  });
 }
 
-void execute(const Variant& variant, const Run& run, c10::DeviceIndex index) {
+void execute(const program::Variant& variant, const Run& run, c10::DeviceIndex index) {
   if (variant.apart) return execute_of_all(variant, run, index);
   if (!variant.stages.empty()) return execute_stages(variant, run, index);
   if (variant.partition) return execute_partitioned(variant, run, index);

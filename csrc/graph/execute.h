@@ -25,11 +25,11 @@ namespace lazyxla::graph {
 
 // What a run takes. It only refers to its parts.
 struct Run {
-  c10::ArrayRef<BufferRef> inputs;
-  c10::ArrayRef<int> donated;            // which inputs the program may consume, ascending
-  c10::ArrayRef<ir::ScalarValue> slots;  // of the graph that the program was compiled for
-  c10::ArrayRef<BufferRef> promises;     // one per output
-  std::vector<Replaced>& replaced;       // taken
+  c10::ArrayRef<program::BufferRef> inputs;
+  c10::ArrayRef<int> donated;                  // which inputs the program may consume, ascending
+  c10::ArrayRef<ir::ScalarValue> slots;        // of the graph that the program was compiled for
+  c10::ArrayRef<program::BufferRef> promises;  // one per output
+  std::vector<Replaced>& replaced;             // taken
   const std::vector<ir::Draws>& draws;
 };
 
@@ -38,13 +38,13 @@ struct Run {
 void keeping(const Run& run, c10::DeviceIndex device, c10::function_ref<void()> action);
 
 // Whether the host computes a part of it whose inputs are not ready yet.
-bool would_wait(const Variant& variant, const Run& run);
+bool would_wait(const program::Variant& variant, const Run& run);
 
 // Enqueues a run on the device and keeps its promises.
-void execute(const Variant& variant, const Run& run, c10::DeviceIndex device);
+void execute(const program::Variant& variant, const Run& run, c10::DeviceIndex device);
 
 // Throws if a program that needs `needed` bytes does not fit in the device's free memory.
-void check_free(const Variant& variant, int64_t needed, const pjrt::Device& device);
+void check_free(const program::Variant& variant, int64_t needed, const pjrt::Device& device);
 
 // Undoes a run if it fails on the device, later. Keeps what would be given back alive.
 pjrt::InFlight::Listener undo_on_failure(std::shared_ptr<std::vector<Replaced>> replaced,

@@ -36,7 +36,7 @@ class Programs final : public ir::OwnPrograms {
     return static_cast<Programs&>(*none);
   }
 
-  VariantRef find(const Pattern& pattern, c10::ArrayRef<ir::ScalarValue> slots) {
+  program::VariantRef find(const Pattern& pattern, c10::ArrayRef<ir::ScalarValue> slots) {
     std::lock_guard lock(mutex_);
     for (const Entry& entry : entries_) {
       if (!(entry.pattern == pattern)) continue;
@@ -46,7 +46,7 @@ class Programs final : public ir::OwnPrograms {
     return nullptr;
   }
 
-  void add(const Pattern& pattern, const VariantRef& variant) {
+  void add(const Pattern& pattern, const program::VariantRef& variant) {
     std::lock_guard lock(mutex_);
     for (const Entry& entry : entries_) {
       if (entry.variant.lock() == variant) return;
@@ -59,7 +59,8 @@ class Programs final : public ir::OwnPrograms {
   static constexpr size_t kMaxEntries = 16;
   struct Entry {
     Pattern pattern;
-    std::weak_ptr<const Variant> variant;  // the program cache owns them, and may drop them
+    std::weak_ptr<const program::Variant>
+        variant;  // the program cache owns them, and may drop them
   };
   SpinLock mutex_;
   c10::SmallVector<Entry, 1> entries_;
@@ -69,7 +70,7 @@ class Programs final : public ir::OwnPrograms {
 bool is_spread(c10::ArrayRef<ir::Value> operands, c10::ArrayRef<OneOperator::Result> results) {
   return std::any_of(operands.begin(), operands.end(),
                      [](const ir::Value& value) {
-                       return buffer_of(*value.node.get()).sharding() != nullptr;
+                       return program::buffer_of(*value.node.get()).sharding() != nullptr;
                      }) ||
          std::any_of(results.begin(), results.end(), [](const OneOperator::Result& result) {
            return result.storage->sharding() != nullptr;
@@ -116,18 +117,18 @@ std::optional<OneOperator> OneOperator::prepare(const ir::OpSpec& spec, uint64_t
   call.draws_ = std::move(draws);
   for (uint8_t leaf = 0; leaf < pattern.num_leaves; ++leaf) {
     // Only the storage and the operands refer to the old content: its memory is free for the new.
-    if (pattern.alias_of[leaf] >= 0 && dies_with(*leaves[leaf], mentions[leaf] + 1)) {
+    if (pattern.alias_of[leaf] >= 0 && program::dies_with(*leaves[leaf], mentions[leaf] + 1)) {
       call.donated_.push_back(leaf);
     }
   }
   size_t next = 0;
   for (size_t i = 0; i < operands.size(); ++i) {
     if (pattern.leaf_of_operand[i] != next) continue;
-    call.inputs_.push_back(buffer_ref(*operands[i].node.get()));
+    call.inputs_.push_back(program::buffer_ref(*operands[i].node.get()));
     ++next;
   }
   for (const Result& result : results) {
-    auto promise = make_buffer();
+    auto promise = program::make_buffer();
     ir::Storage& storage = *result.storage;
     if (storage.value()) {
       call.replaced_.push_back({storage.id(), {storage.value(), nullptr}, promise});
@@ -145,7 +146,7 @@ void OneOperator::run(c10::ArrayRef<ir::ScalarValue> slots) {
   execution_slot_.run_soon(variant_, {inputs_, donated_, slots, promises_, replaced_, draws_});
 }
 
-void OneOperator::keep(const Graph& graph, const VariantRef& variant) {
+void OneOperator::keep(const program::Graph& graph, const program::VariantRef& variant) {
   if (graph.nodes.size() != 1) return;
   const ir::Node& node = *graph.nodes[0].get();
   auto operands = node.operands();

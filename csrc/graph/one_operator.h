@@ -46,16 +46,16 @@ class OneOperator {
   void run(c10::ArrayRef<ir::ScalarValue> slots);
 
   // Notes the program of a graph that is a single operator.
-  static void keep(const Graph& graph, const VariantRef& variant);
+  static void keep(const program::Graph& graph, const program::VariantRef& variant);
 
  private:
   explicit OneOperator(ExecutionSlot slot) : execution_slot_(std::move(slot)) {}
 
   ExecutionSlot execution_slot_;
-  VariantRef variant_;
-  c10::SmallVector<BufferRef, 8> inputs_;
+  program::VariantRef variant_;
+  c10::SmallVector<program::BufferRef, 8> inputs_;
   c10::SmallVector<int, 8> donated_;
-  c10::SmallVector<BufferRef, 4> promises_;
+  c10::SmallVector<program::BufferRef, 4> promises_;
   std::vector<Replaced> replaced_;
   std::vector<ir::Draws> draws_;
 };

@@ -40,19 +40,20 @@ class SlotCopies {
 // own.
 thread_local std::vector<pjrt::Buffer*> spare_args;
 
-void keep(const Variant& variant, const Run& run, std::vector<std::vector<pjrt::Buffer>> results) {
+void keep(const program::Variant& variant, const Run& run,
+          std::vector<std::vector<pjrt::Buffer>> results) {
   for (size_t i = 0; i < run.promises.size(); ++i) {
-    run.promises[i]->keep(Shards{variant.results()[i], std::move(results[i])});
+    run.promises[i]->keep(program::Shards{variant.results()[i], std::move(results[i])});
   }
 }
 
 // Throws if a device's part of the program needs more memory than is free. Donated inputs count as
 // free: they are reused.
-void check_fits(const Variant& variant, const Run& run,
+void check_fits(const program::Variant& variant, const Run& run,
                 const std::vector<const pjrt::Device*>& devices) {
   int64_t needed = variant.bytes_needed();
   for (int number : run.donated) {
-    const Shards* shards = run.inputs[number]->shards();
+    const program::Shards* shards = run.inputs[number]->shards();
     if (shards) needed -= static_cast<int64_t>(shards->buffers.front().nbytes());
   }
   if (pjrt::Runtime::get().platform() == "cpu") {  // they share the host's memory
@@ -70,16 +71,16 @@ LaunchCheck& launch_check() {
 
 void set_launch_check(LaunchCheck check) { launch_check() = std::move(check); }
 
-void execute_partitioned(const Variant& variant, const Run& run, c10::DeviceIndex index) {
+void execute_partitioned(const program::Variant& variant, const Run& run, c10::DeviceIndex index) {
   const ir::Mesh& mesh = *variant.partition->mesh;
-  const std::vector<const pjrt::Device*>& devices = own_devices(mesh).devices;
+  const std::vector<const pjrt::Device*>& devices = program::own_devices(mesh).devices;
   check_fits(variant, run, devices);
   variant.note_run();
   const pjrt::Executable& executable = variant.executable();
   std::vector<pjrt::Buffer*> args = std::exchange(spare_args, {});
   args.clear();
   args.reserve((run.inputs.size() + 2) * devices.size());  // and the numbers
-  for (const BufferRef& input : run.inputs) input->add_each(mesh, args);
+  for (const program::BufferRef& input : run.inputs) input->add_each(mesh, args);
   SlotCopies floats(variant.float_slots, run.slots, &ir::ScalarValue::f, PJRT_Buffer_Type_F64,
                     devices);
   SlotCopies ints(variant.int_slots, run.slots, &ir::ScalarValue::i, PJRT_Buffer_Type_S64, devices);
@@ -105,7 +106,7 @@ void execute_partitioned(const Variant& variant, const Run& run, c10::DeviceInde
 
 std::optional<pjrt::Error> take_failure_of(const ir::Mesh& mesh) {
   std::optional<pjrt::Error> first;
-  for (const pjrt::Device* device : own_devices(mesh).devices) {
+  for (const pjrt::Device* device : program::own_devices(mesh).devices) {
     auto failure = device->take_failure();
     if (!first) first = std::move(failure);
   }

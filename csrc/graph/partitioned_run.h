@@ -11,7 +11,7 @@
 namespace lazyxla::graph {
 
 // Enqueues it, and keeps its promises.
-void execute_partitioned(const Variant& variant, const Run& run, c10::DeviceIndex device);
+void execute_partitioned(const program::Variant& variant, const Run& run, c10::DeviceIndex device);
 
 // Waits until all devices have done what was enqueued. Throws the first failure that was not
 // reported yet, as pjrt::Error; this also counts as the report of the other devices that failed
@@ -20,7 +20,7 @@ void await_all_devices();
 
 // Called before the launch of a program that is for the devices of other processes, too: throws
 // unless they launch the same one. Set once, when processes connect; takes no lock of ours.
-using LaunchCheck = std::function<void(const ir::Mesh& mesh, const Variant& variant)>;
+using LaunchCheck = std::function<void(const ir::Mesh& mesh, const program::Variant& variant)>;
 void set_launch_check(LaunchCheck check);
 
 // For the reader of a failed result: the first failure of the mesh's devices that was not reported

@@ -29,23 +29,23 @@ class ReusedGraph {
   ReusedGraph(const ReusedGraph&) = delete;
   ReusedGraph& operator=(const ReusedGraph&) = delete;
 
-  Graph graph;
+  program::Graph graph;
 
  private:
   static constexpr size_t kMostWords = size_t{1} << 17;
-  static thread_local Graph spare_;
+  static thread_local program::Graph spare_;
 };
-thread_local Graph ReusedGraph::spare_;
+thread_local program::Graph ReusedGraph::spare_;
 
 // What a graph's program takes.
-void list_inputs(const Graph& graph, c10::SmallVectorImpl<BufferRef>& inputs) {
-  for (const ir::NodePtr& leaf : graph.leaves) inputs.push_back(buffer_ref(*leaf.get()));
+void list_inputs(const program::Graph& graph, c10::SmallVectorImpl<program::BufferRef>& inputs) {
+  for (const ir::NodePtr& leaf : graph.leaves) inputs.push_back(program::buffer_ref(*leaf.get()));
 }
 
 // What the storages had before the graph, where they had something. Taken out of the graph.
-std::vector<Replaced> replaced_by(Graph& graph) {
+std::vector<Replaced> replaced_by(program::Graph& graph) {
   std::vector<Replaced> replaced;
-  for (Taken& taken : graph.taken) {
+  for (program::Taken& taken : graph.taken) {
     if (!taken.committed) continue;
     replaced.push_back({taken.id, std::move(taken.committed), graph.promises[taken.output]});
   }
@@ -53,15 +53,15 @@ std::vector<Replaced> replaced_by(Graph& graph) {
 }
 
 // Whether they had something.
-bool replaces(const Graph& graph) {
+bool replaces(const program::Graph& graph) {
   return std::any_of(graph.taken.begin(), graph.taken.end(),
-                     [](const Taken& taken) { return bool{taken.committed}; });
+                     [](const program::Taken& taken) { return bool{taken.committed}; });
 }
 
 // Undoes replaced_by.
-void give_back(Graph& graph, std::vector<Replaced>& replaced) {
+void give_back(program::Graph& graph, std::vector<Replaced>& replaced) {
   auto next = replaced.begin();
-  for (Taken& taken : graph.taken) {
+  for (program::Taken& taken : graph.taken) {
     if (next == replaced.end()) break;
     if (next->id == taken.id) taken.committed = std::move(next++->content);
   }
@@ -69,7 +69,7 @@ void give_back(Graph& graph, std::vector<Replaced>& replaced) {
 }
 
 // Per value of the graph, whether it depends on node `failed`.
-std::vector<bool> dependents(const Graph& graph, size_t failed) {
+std::vector<bool> dependents(const program::Graph& graph, size_t failed) {
   std::vector<bool> tainted(graph.leaves.size(), false);
   for (size_t i = 0; i < graph.nodes.size(); ++i) {
     bool depends = i == failed;
@@ -83,12 +83,12 @@ std::vector<bool> dependents(const Graph& graph, size_t failed) {
 
 // Makes those storages pending again that still hold their promises and do not depend on node
 // `failed`.
-void make_pending_again(ir::PendingSet& pending, Graph& graph, size_t failed) {
+void make_pending_again(ir::PendingSet& pending, program::Graph& graph, size_t failed) {
   const std::vector<bool> tainted = dependents(graph, failed);
   ir::Garbage garbage;
   std::lock_guard lock(ir::device_mutex(pending.device));
   const auto alive = ir::Storage::alive();
-  for (Taken& taken : graph.taken) {
+  for (program::Taken& taken : graph.taken) {
     const auto found = alive.find(taken.id);
     if (tainted[graph.outputs[taken.output]] || found == alive.end()) continue;
     ir::Storage& storage = *found->second;
@@ -103,7 +103,7 @@ void make_pending_again(ir::PendingSet& pending, Graph& graph, size_t failed) {
 }
 
 // Makes all that a graph took pending again.
-void make_pending_again(ir::PendingSet& pending, Graph& graph) {
+void make_pending_again(ir::PendingSet& pending, program::Graph& graph) {
   make_pending_again(pending, graph, graph.nodes.size());
 }
 
@@ -113,28 +113,32 @@ void make_pending_again(ir::PendingSet& pending, Graph& graph) {
 // (undo.h); if the wait is interrupted, the run is left to the runner (runner.h), for which the
 // graph outlives the flush.
 struct Missed {
-  explicit Missed(Graph&& missed) : graph(std::move(missed)) { list_inputs(graph, inputs); }
+  explicit Missed(program::Graph&& missed) : graph(std::move(missed)) {
+    list_inputs(graph, inputs);
+  }
   Run run(std::vector<Replaced>& replaced) const {
     return {inputs, graph.donated, graph.slots, graph.promises, replaced, graph.draws};
   }
-  Graph graph;
-  c10::SmallVector<BufferRef, 0> inputs;
+  program::Graph graph;
+  c10::SmallVector<program::BufferRef, 0> inputs;
 };
 
-std::shared_ptr<const Outcome<VariantRef>> start_making(const std::shared_ptr<Program>& program,
-                                                        const std::shared_ptr<Missed>& missed,
-                                                        Compile how, const Origin& origin) {
-  return start_on_worker<VariantRef>([=] { return program->variant(missed->graph, how, origin); });
+std::shared_ptr<const program::Outcome<program::VariantRef>> start_making(
+    const std::shared_ptr<program::Program>& program, const std::shared_ptr<Missed>& missed,
+    program::Compile how, const program::Origin& origin) {
+  return program::start_on_worker<program::VariantRef>(
+      [=] { return program->variant(missed->graph, how, origin); });
 }
 
 // Has the program made, and waits for it. If that fails and `undone` says that the flush has
 // something to undo, the graph is undone; else what does not depend on an operator that cannot be
 // lowered is pending again.
-VariantRef make_program(ir::PendingSet& pending, const std::shared_ptr<Program>& program,
-                        const std::shared_ptr<Missed>& missed, Compile how, const Origin& origin,
-                        ExecutionSlot& slot, bool undone) {
-  Graph& graph = missed->graph;
-  std::shared_ptr<const Outcome<VariantRef>> made;
+program::VariantRef make_program(ir::PendingSet& pending,
+                                 const std::shared_ptr<program::Program>& program,
+                                 const std::shared_ptr<Missed>& missed, program::Compile how,
+                                 const program::Origin& origin, ExecutionSlot& slot, bool undone) {
+  program::Graph& graph = missed->graph;
+  std::shared_ptr<const program::Outcome<program::VariantRef>> made;
   try {
     made = start_making(program, missed, how, origin);
     made->wait();
@@ -149,14 +153,14 @@ VariantRef make_program(ir::PendingSet& pending, const std::shared_ptr<Program>&
   }
   std::vector<Replaced> replaced = replaced_by(graph);
   const Run run = missed->run(replaced);
-  VariantRef variant;
+  program::VariantRef variant;
   keeping(run, pending.device, [&] {
     try {
       variant = made->get();
-    } catch (const LoweringFailure& e) {
+    } catch (const program::LoweringFailure& e) {
       if (!undone) make_pending_again(pending, graph, e.node);
       TORCH_CHECK_NOT_IMPLEMENTED(false, e.what());
-    } catch (const TooManyPrograms& e) {
+    } catch (const program::TooManyPrograms& e) {
       give_back(graph, replaced);
       make_pending_again(pending, graph);
       TORCH_CHECK(false, e.what());
@@ -173,8 +177,8 @@ VariantRef make_program(ir::PendingSet& pending, const std::shared_ptr<Program>&
 class Parts {
  public:
   // One slot for each graph. No part is cut, nor left to the host, even if `origin` allows it.
-  Parts(ir::PendingSet& pending, std::vector<Graph> graphs, std::vector<ExecutionSlot> slots,
-        const Origin& origin);
+  Parts(ir::PendingSet& pending, std::vector<program::Graph> graphs,
+        std::vector<ExecutionSlot> slots, const program::Origin& origin);
 
   void make();
 
@@ -184,9 +188,9 @@ class Parts {
  private:
   struct Part {
     ExecutionSlot slot;
-    std::shared_ptr<Program> program;
+    std::shared_ptr<program::Program> program;
     std::shared_ptr<Missed> missed;
-    VariantRef variant;
+    program::VariantRef variant;
     bool over = false;  // run, or undone
   };
 
@@ -195,20 +199,20 @@ class Parts {
   void end_others(const Part& failed, const std::exception_ptr& reason);
 
   ir::PendingSet& pending_;
-  const Origin origin_;
+  const program::Origin origin_;
   std::vector<Part> parts_;
   std::vector<ir::Draws> draws_;  // of all parts together
   bool replaces_ = false;         // storages had something before
 };
 
-Parts::Parts(ir::PendingSet& pending, std::vector<Graph> graphs, std::vector<ExecutionSlot> slots,
-             const Origin& origin)
+Parts::Parts(ir::PendingSet& pending, std::vector<program::Graph> graphs,
+             std::vector<ExecutionSlot> slots, const program::Origin& origin)
     : pending_(pending),
       origin_{.line = origin.line, .admit = origin.admit},
       draws_(std::move(graphs[0].draws)) {
   for (size_t i = 0; i < graphs.size(); ++i) {
     replaces_ = replaces_ || replaces(graphs[i]);
-    auto program = find_program(graphs[i]);
+    auto program = program::find_program(graphs[i]);
     parts_.push_back({std::move(slots[i]), std::move(program),
                       std::make_shared<Missed>(std::move(graphs[i])), nullptr});
   }
@@ -221,8 +225,8 @@ void Parts::make() {
       part.variant = part.program->find(part.missed->graph);
       if (part.variant) continue;
       draws.swap(draws_);  // returned if this part cannot be made
-      part.variant = make_program(pending_, part.program, part.missed, Compile::kNow, origin_,
-                                  part.slot, replaces_);
+      part.variant = make_program(pending_, part.program, part.missed, program::Compile::kNow,
+                                  origin_, part.slot, replaces_);
       draws.swap(draws_);
     } catch (const c10::NotImplementedError&) {  // an operator cannot be lowered
       end_others(part, replaces_ ? std::current_exception() : nullptr);
@@ -276,7 +280,7 @@ void Parts::leave_others(const Part& left) {
     part.slot.run_when_found(
         [variant = part.variant, program = part.program, missed = part.missed, origin = origin_] {
           if (variant) return variant;
-          return start_making(program, missed, Compile::kNow, origin)->get();
+          return start_making(program, missed, program::Compile::kNow, origin)->get();
         },
         part.missed->run(replaced));
   }
@@ -311,8 +315,9 @@ void run_pending(ir::PendingSet& pending, const RunSettings& settings) {
     return;
   }
   ++Counters::get().flushes;
-  if (std::vector<Graph> graphs; settings.may_divide && !(graphs = split(reused.graph)).empty()) {
-    for (const Graph& graph : graphs) {
+  if (std::vector<program::Graph> graphs;
+      settings.may_divide && !(graphs = split(reused.graph)).empty()) {
+    for (const program::Graph& graph : graphs) {
       if (trace) trace->push_back(graph.hash);
     }
     std::vector<ExecutionSlot> execution_slots = std::move(*slot).divide(graphs.size());
@@ -326,21 +331,22 @@ void run_pending(ir::PendingSet& pending, const RunSettings& settings) {
   // A flush for a result waits for its program; the modes that run operators by themselves do not.
   // How a program for many devices spreads its results must be known before they are read.
   const bool later = settings.nobody_waits && !options().blocking && !partitioned;
-  const auto program = find_program(reused.graph);
-  VariantRef variant = program->find(reused.graph);
+  const auto program = program::find_program(reused.graph);
+  program::VariantRef variant = program->find(reused.graph);
   std::shared_ptr<Missed> missed;
   if (!variant) {
     missed = std::make_shared<Missed>(std::move(reused.graph));
-    variant = make_program(pending, program, missed, later ? Compile::kInBackground : Compile::kNow,
+    variant = make_program(pending, program, missed,
+                           later ? program::Compile::kInBackground : program::Compile::kNow,
                            settings.origin(), *slot, replaces(missed->graph));
   }
-  Graph& graph = missed ? missed->graph : reused.graph;
+  program::Graph& graph = missed ? missed->graph : reused.graph;
   if (Tape* tape = Tape::current()) [[unlikely]]
     tape->take(graph, variant);
   std::vector<Replaced> replaced = replaced_by(graph);
   graph.taken.clear();  // dropping what it alone keeps alive lets memory be donated
   if (!variant->runs_on_host() && !partitioned) OneOperator::keep(graph, variant);
-  c10::SmallVector<BufferRef, 128> inputs;
+  c10::SmallVector<program::BufferRef, 128> inputs;
   list_inputs(graph, inputs);
   const Run run{inputs, graph.donated, graph.slots, graph.promises, replaced, graph.draws};
   if (later) {

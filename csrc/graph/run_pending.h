@@ -20,7 +20,7 @@ struct RunSettings {
   uint64_t options;   // the number of the compile options (program/compile_options.h)
   bool may_divide;    // it may become several programs
   bool nobody_waits;  // for its results: its program may be compiled in the background
-  c10::function_ref<Origin()> origin;  // asked for if a program is to be made
+  c10::function_ref<program::Origin()> origin;  // asked for if a program is to be made
 };
 
 // No-op if nothing is pending.

@@ -30,8 +30,8 @@ class WaitingRun {
         promises_(run.promises.begin(), run.promises.end()),
         replaced_(std::move(run.replaced)),
         draws_(run.draws) {
-    for (const BufferRef& buffer : inputs_) ++buffer->waiting_runs;
-    for (const BufferRef& buffer : promises_) ++buffer->waiting_runs;
+    for (const program::BufferRef& buffer : inputs_) ++buffer->waiting_runs;
+    for (const program::BufferRef& buffer : promises_) ++buffer->waiting_runs;
   }
   ~WaitingRun() {
     let_go(inputs_);
@@ -51,18 +51,18 @@ class WaitingRun {
  private:
   // One by one: freeing a buffer takes a while, and a reference that is not counted meanwhile would
   // keep the next flush from donating another one, so that its graph became another program.
-  static void let_go(std::vector<BufferRef>& buffers) {
-    for (BufferRef& buffer : buffers) {
+  static void let_go(std::vector<program::BufferRef>& buffers) {
+    for (program::BufferRef& buffer : buffers) {
       --buffer->waiting_runs;
       buffer.reset();
     }
   }
 
   FindVariant find_;
-  std::vector<BufferRef> inputs_;
+  std::vector<program::BufferRef> inputs_;
   std::vector<int> donated_;
   std::vector<ir::ScalarValue> slots_;
-  std::vector<BufferRef> promises_;
+  std::vector<program::BufferRef> promises_;
   std::vector<Replaced> replaced_;
   std::vector<ir::Draws> draws_;
 };
@@ -179,7 +179,7 @@ ExecutionSlot::~ExecutionSlot() {
   }
 }
 
-void ExecutionSlot::run_now(const VariantRef& variant, const Run& run) {
+void ExecutionSlot::run_now(const program::VariantRef& variant, const Run& run) {
   try {
     Runner::of(device_).await(number_);
     variant->await_compiled();
@@ -196,7 +196,7 @@ void ExecutionSlot::run_now(const VariantRef& variant, const Run& run) {
   if (!options().blocking) return;
   WithoutGil no_gil;
   try {
-    for (const BufferRef& promise : run.promises) promise->await();
+    for (const program::BufferRef& promise : run.promises) promise->await();
   } catch (const pjrt::Error& e) {
     // It counts as reported from here on.
     const auto failure = variant->partition ? take_failure_of(*variant->partition->mesh)
@@ -205,7 +205,7 @@ void ExecutionSlot::run_now(const VariantRef& variant, const Run& run) {
   }
 }
 
-void ExecutionSlot::run_soon(const VariantRef& variant, const Run& run) {
+void ExecutionSlot::run_soon(const program::VariantRef& variant, const Run& run) {
   const Runner& runner = Runner::of(device_);
   if (options().blocking || (runner.is_up(number_) && variant->is_compiled())) {
     run_now(variant, run);

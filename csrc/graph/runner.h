@@ -27,7 +27,7 @@ namespace lazyxla::graph {
 class Runner;
 
 // Returns the program of a run, perhaps after waiting for it, or throws why there is none.
-using FindVariant = std::function<VariantRef()>;
+using FindVariant = std::function<program::VariantRef()>;
 
 // A position in a device's order. Must be used once; dropped unused, it lets the next ones pass.
 class ExecutionSlot {
@@ -51,10 +51,10 @@ class ExecutionSlot {
   bool is_used() const { return number_ == 0; }
 
   // Runs it before returning, after those before it.
-  void run_now(const VariantRef& variant, const Run& run);
+  void run_now(const program::VariantRef& variant, const Run& run);
 
   // Runs it as soon as it can be run: often now.
-  void run_soon(const VariantRef& variant, const Run& run);
+  void run_soon(const program::VariantRef& variant, const Run& run);
 
   // Leaves it, to be run when its slot comes and its program is found.
   void run_when_found(FindVariant find, const Run& run);

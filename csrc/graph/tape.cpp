@@ -13,7 +13,7 @@ void Tape::stop() {
   if (current_ == this) current_ = nullptr;
 }
 
-void Tape::take(const Graph& graph, const VariantRef& found) {
+void Tape::take(const program::Graph& graph, const program::VariantRef& found) {
   if (++flushes > 1) return;
   variant = found;
   if (graph.partition || found->partition) {
@@ -32,14 +32,14 @@ void Tape::take(const Graph& graph, const VariantRef& found) {
   output_types = graph.output_types;
   aliases = graph.aliases;
   slots = graph.slots;
-  for (const Taken& taken : graph.taken) {
+  for (const program::Taken& taken : graph.taken) {
     if (taken.sharding) problem = "it writes to a tensor that is spread over devices";
     written.push_back({taken.id, taken.output});
   }
   take_draws(graph);
 }
 
-void Tape::take_draws(const Graph& graph) {
+void Tape::take_draws(const program::Graph& graph) {
   if (graph.draws.size() > 1) {
     problem = "it draws random numbers from more than one generator, or sets a seed";
     return;

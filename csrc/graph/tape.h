@@ -40,11 +40,11 @@ class Tape {
   void stop();
 
   // To be called by a flush, before its graph is consumed.
-  void take(const Graph& graph, const VariantRef& variant);
+  void take(const program::Graph& graph, const program::VariantRef& variant);
 
   int flushes = 0;
   std::string problem;  // why the flush cannot be run again; empty if it can
-  VariantRef variant;
+  program::VariantRef variant;
   std::vector<const ir::Node*> leaves;  // their addresses only
   std::vector<ir::TensorType> leaf_types, output_types;
   std::vector<int> aliases;  // per leaf, as in Graph
@@ -55,7 +55,7 @@ class Tape {
   uint64_t draws = 0;
 
  private:
-  void take_draws(const Graph& graph);
+  void take_draws(const program::Graph& graph);
 
   inline static thread_local Tape* current_ = nullptr;
 };

@@ -51,6 +51,13 @@ struct Region {
   }
 };
 
+// (The constructor for a size and a value makes GCC 12 warn of what it takes for uninitialized.)
+ir::Dims zeros(size_t rank) {
+  ir::Dims dims;
+  dims.resize(rank, 0);
+  return dims;
+}
+
 int64_t offset_in(const ir::Dims& dims, const ir::Dims& index) {
   int64_t offset = 0;
   for (size_t i = 0; i < dims.size(); ++i) offset = offset * dims[i] + index[i];
@@ -64,7 +71,7 @@ void for_each_row(const Region& region, const ir::Dims& whole, const ir::Dims& s
   if (region.is_empty()) return;
   const size_t rank = whole.size();
   if (rank == 0) return row(0, 0, 1);
-  ir::Dims at(rank, 0);
+  ir::Dims at = zeros(rank);
   while (true) {
     ir::Dims in_whole = region.begin;
     for (size_t i = 0; i < rank; ++i) in_whole[i] += at[i];
@@ -76,14 +83,14 @@ void for_each_row(const Region& region, const ir::Dims& whole, const ir::Dims& s
 }
 
 // Each device of the sharding's mesh that is this process's gets its part.
-Shards upload_shards(const ir::TensorType& type, const ir::Sharding& sharding,
-                     c10::function_ref<Block(const ir::Dims& begin)> block_at) {
+program::Shards upload_shards(const ir::TensorType& type, const ir::Sharding& sharding,
+                              c10::function_ref<Block(const ir::Dims& begin)> block_at) {
   const pjrt::Client& client = pjrt::Runtime::get().client();
   const auto item = static_cast<int64_t>(c10::elementSize(type.dtype));
   const ir::Dims shard = sharding.shard(type.dims);
   const int64_t nbytes = ir::TensorType{type.dtype, shard}.nbytes();
-  Shards shards{&sharding, {}};
-  const MeshDevices& own = own_devices(sharding.mesh());
+  program::Shards shards{&sharding, {}};
+  const program::MeshDevices& own = program::own_devices(sharding.mesh());
   for (size_t i = 0; i < own.positions.size(); ++i) {
     Region region(type, sharding, own.positions[i]);
     const Block block = block_at(region.begin);
@@ -98,21 +105,21 @@ Shards upload_shards(const ir::TensorType& type, const ir::Sharding& sharding,
       part = copy.data();
     }
     shards.buffers.push_back(client.buffer_from_host(
-        part, pjrt_type(type.dtype), {shard.begin(), shard.size()}, {}, *own.devices[i]));
+        part, program::pjrt_type(type.dtype), {shard.begin(), shard.size()}, {}, *own.devices[i]));
   }
   return shards;
 }
 
 // Puts the parts together again. Throws if any device's have failed, also if others have the same:
 // all are of one program, which has failed then.
-void download_shards(const Shards& shards, const ir::TensorType& type, void* destination) {
+void download_shards(const program::Shards& shards, const ir::TensorType& type, void* destination) {
   auto* to = static_cast<char*>(destination);
   const auto item = static_cast<int64_t>(c10::elementSize(type.dtype));
   const ir::Sharding& sharding = *shards.sharding;
   const ir::Dims shard = sharding.shard(type.dims);
   const int64_t nbytes = ir::TensorType{type.dtype, shard}.nbytes();
-  const MeshDevices& own = own_devices(sharding.mesh());
-  TORCH_INTERNAL_ASSERT(holds_all(sharding));
+  const program::MeshDevices& own = program::own_devices(sharding.mesh());
+  TORCH_INTERNAL_ASSERT(program::holds_all(sharding));
   for (size_t i = 0; i < shards.buffers.size(); ++i) {
     // If several devices hold a part, any copy will do: the first, if all devices are here.
     const Region region(type, sharding, own.positions[i]);
@@ -139,29 +146,29 @@ void set_data_abstract(bool is_abstract) { abstract.store(is_abstract, std::memo
 bool data_is_abstract() { return abstract.load(std::memory_order_acquire); }
 
 ir::Value upload(const void* data, const ir::TensorType& type, c10::DeviceIndex device) {
-  if (data_is_abstract()) return make_abstract_leaf(type);
+  if (data_is_abstract()) return program::make_abstract_leaf(type);
   ++Counters::get().uploads;
   const pjrt::Device& target = pjrt_device(device);
   std::vector<int64_t> dims(type.dims.begin(), type.dims.end());
   try {
-    return make_leaf(type, pjrt::Runtime::get().client().buffer_from_host(
-                               data, pjrt_type(type.dtype), dims, {}, target));
+    return program::make_leaf(type, pjrt::Runtime::get().client().buffer_from_host(
+                                        data, program::pjrt_type(type.dtype), dims, {}, target));
   } catch (const pjrt::Error& e) {
     rethrow(e, "copying to the device");
   }
 }
 
 ir::Value upload(const void* data, const ir::TensorType& type, const ir::Sharding& sharding) {
-  const Block whole{ir::Dims(type.dims.size(), 0), type.dims, static_cast<const char*>(data)};
+  const Block whole{zeros(type.dims.size()), type.dims, static_cast<const char*>(data)};
   return upload_blocks(type, sharding, [&](const ir::Dims&) { return whole; });
 }
 
 ir::Value upload_blocks(const ir::TensorType& type, const ir::Sharding& sharding,
                         c10::function_ref<Block(const ir::Dims& begin)> block_at) {
-  if (data_is_abstract()) return make_abstract_leaf(type, &sharding);
+  if (data_is_abstract()) return program::make_abstract_leaf(type, &sharding);
   ++Counters::get().uploads;
   try {
-    return make_leaf(type, upload_shards(type, sharding, block_at));
+    return program::make_leaf(type, upload_shards(type, sharding, block_at));
   } catch (const pjrt::Error& e) {
     rethrow(e, "copying to the devices");
   }
@@ -170,12 +177,12 @@ ir::Value upload_blocks(const ir::TensorType& type, const ir::Sharding& sharding
 void download_blocks(const ir::Value& leaf, c10::function_ref<void(const Block&)> take) {
   ++Counters::get().downloads;
   WithoutGil no_gil;
-  const Shards& shards = *buffer_of(*leaf.node.get()).shards();
+  const program::Shards& shards = *program::buffer_of(*leaf.node.get()).shards();
   const ir::Sharding& sharding = *shards.sharding;
   const ir::TensorType& type = leaf.type();
   const auto item = static_cast<int64_t>(c10::elementSize(type.dtype));
   const ir::Dims shard = sharding.shard(type.dims);
-  const MeshDevices& own = own_devices(sharding.mesh());
+  const program::MeshDevices& own = program::own_devices(sharding.mesh());
   std::vector<char> padded(ir::TensorType{type.dtype, shard}.nbytes()), block(padded.size());
   std::set<std::vector<int64_t>> taken;
   for (size_t i = 0; i < shards.buffers.size(); ++i) {
@@ -203,20 +210,20 @@ void download_blocks(const ir::Value& leaf, c10::function_ref<void(const Block&)
 }
 
 ir::Value copy_to_device(const ir::Value& leaf, c10::DeviceIndex device) {
-  if (data_is_abstract()) return make_abstract_leaf(leaf.type());
-  if (buffer_of(*leaf.node.get()).shards()) {
+  if (data_is_abstract()) return program::make_abstract_leaf(leaf.type());
+  if (program::buffer_of(*leaf.node.get()).shards()) {
     std::vector<char> host(leaf.type().nbytes());
     download(leaf, host.data());
     return upload(host.data(), leaf.type(), device);
   }
-  return make_leaf(leaf.type(),
-                   buffer_of(*leaf.node.get()).get().copy_to_device(pjrt_device(device)));
+  return program::make_leaf(
+      leaf.type(), program::buffer_of(*leaf.node.get()).get().copy_to_device(pjrt_device(device)));
 }
 
 void download(const ir::Value& leaf, void* destination) {
   ++Counters::get().downloads;
   WithoutGil no_gil;
-  if (const Shards* shards = buffer_of(*leaf.node.get()).shards()) {
+  if (const program::Shards* shards = program::buffer_of(*leaf.node.get()).shards()) {
     try {
       return download_shards(*shards, leaf.type(), destination);
     } catch (const pjrt::Error& e) {
@@ -224,7 +231,7 @@ void download(const ir::Value& leaf, void* destination) {
       rethrow(failure ? *failure : e, "reading a value");
     }
   }
-  pjrt::Buffer& buffer = buffer_of(*leaf.node.get()).get();
+  pjrt::Buffer& buffer = program::buffer_of(*leaf.node.get()).get();
   try {
     buffer.to_host(destination, leaf.type().nbytes());
   } catch (const pjrt::Error& e) {

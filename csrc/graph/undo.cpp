@@ -20,16 +20,17 @@ std::vector<const void*> undo(c10::DeviceIndex device, std::vector<Replaced> rep
   std::lock_guard lock(ir::device_mutex(device));
   const auto alive = ir::Storage::alive();
   for (Replaced& each : replaced) {
-    const BufferRef promise = each.promise.lock();
+    const program::BufferRef promise = each.promise.lock();
     if (!promise) continue;  // no storage has what was not computed
     // A promise that was itself broken stands for the content before it.
     const ir::Content* content = &each.content;
     const ir::Geometry* base = content->base.get();
-    while (const ir::Content* before = buffer_of(*content->value.node.get()).stands_for()) {
+    while (const ir::Content* before =
+               program::buffer_of(*content->value.node.get()).stands_for()) {
       content = before;
       if (before->base) base = before->base.get();
     }
-    const bool usable = buffer_of(*content->value.node.get()).is_usable();
+    const bool usable = program::buffer_of(*content->value.node.get()).is_usable();
     auto found = alive.find(each.id);
     if (found != alive.end() && found->second->value() &&
         found->second->value().node->leaf_data() == promise) {

@@ -28,7 +28,7 @@ namespace lazyxla::graph {
 struct Replaced {
   uint64_t id;
   ir::Content content;  // not empty
-  std::weak_ptr<DeviceBuffer> promise;
+  std::weak_ptr<program::DeviceBuffer> promise;
 };
 
 // Puts the random generators back to where they were before these draws, unless another draw came

@@ -9,7 +9,7 @@ namespace {
 
 class Walk {
  public:
-  explicit Walk(Graph& graph) : graph_(graph) { begin(); }
+  explicit Walk(program::Graph& graph) : graph_(graph) { begin(); }
 
   // Forgets all nodes seen.
   void begin() {
@@ -60,16 +60,16 @@ class Walk {
     ir::Node* node;
     size_t next;
   };
-  Graph& graph_;
+  program::Graph& graph_;
   uint64_t number_;
   c10::SmallVector<Frame, 64> stack_;
 };
 
 // Which leaf may give its memory to which output: the old content of a storage to its new one.
-void find_aliases(const Walk& walk, Graph& graph) {
+void find_aliases(const Walk& walk, program::Graph& graph) {
   graph.aliases.assign(graph.leaves.size(), -1);
   std::vector<bool> taken(graph.outputs.size(), false);
-  for (const Taken& t : graph.taken) {
+  for (const program::Taken& t : graph.taken) {
     const ir::Node* old = t.committed.value.node.get();
     if (!old || !walk.seen(old)) continue;
     ++old->edges;  // what is kept to undo the flush prevents no donation
@@ -82,18 +82,18 @@ void find_aliases(const Walk& walk, Graph& graph) {
 }
 
 // Finds the leaves that have no other reference.
-void find_donated(Graph& graph) {
+void find_donated(program::Graph& graph) {
   for (size_t i = 0; i < graph.leaves.size(); ++i) {
     const ir::Node& leaf = *graph.leaves[i].get();
     // The graph's own list holds one reference; all others must be edges of this graph.
-    if (graph.aliases[i] >= 0 && dies_with(leaf, leaf.edges + 1)) {
+    if (graph.aliases[i] >= 0 && program::dies_with(leaf, leaf.edges + 1)) {
       graph.donated.push_back(static_cast<int>(i));
     }
   }
 }
 
 // Takes the storages, each value once; or once for each way in which it is to be spread.
-void take_storages(ir::PendingSet& pending, const Walk& walk, Graph& graph) {
+void take_storages(ir::PendingSet& pending, const Walk& walk, program::Graph& graph) {
   std::vector<ir::Value> promised;
   std::vector<int> outputs;  // of the nodes met, one after the other; -1: not promised yet
   std::vector<const ir::Sharding*> spread;  // by output
@@ -117,8 +117,9 @@ void take_storages(ir::PendingSet& pending, const Walk& walk, Graph& graph) {
       spread.push_back(nullptr);
       next.push_back(std::exchange(first, output));
       graph.output_types.push_back(value.type());
-      graph.promises.push_back(make_buffer());
-      if (ir::Mesh::any()) graph.promises.back()->promise_sharding(DeviceBuffer::unknown());
+      graph.promises.push_back(program::make_buffer());
+      if (ir::Mesh::any())
+        graph.promises.back()->promise_sharding(program::DeviceBuffer::unknown());
       promised.push_back({ir::Node::make_leaf(value.type(), graph.promises.back()), 0});
     }
     if (sharding) spread[output] = sharding;
@@ -132,24 +133,26 @@ void take_storages(ir::PendingSet& pending, const Walk& walk, Graph& graph) {
   pending.nodes_recorded = 0;
   pending.has_collectives = false;
   pending.newest_model_state = 0;
+  if (pending.new_model_flushes > 0) --pending.new_model_flushes;
+  pending.initialized_again.clear();
   pending.fused = false;
 }
 
 // Numbers the nodes that the taken storages depend on. If the sharding of a leaf is not known yet
 // it stops, and returns that leaf's buffer.
-BufferRef number(Walk& walk, Graph& graph, uint64_t setting) {
+program::BufferRef number(Walk& walk, program::Graph& graph, uint64_t setting) {
   graph.key.push_back(setting);
   walk.begin();
-  for (const Taken& t : graph.taken) walk.visit(t.value.node.get());
+  for (const program::Taken& t : graph.taken) walk.visit(t.value.node.get());
   graph.number_values();
   graph.outputs.resize(graph.promises.size());
-  for (const Taken& t : graph.taken) {
+  for (const program::Taken& t : graph.taken) {
     graph.outputs[t.output] = graph.values[t.value.node->number] + t.value.index;
   }
   find_aliases(walk, graph);
   if (ir::Mesh::any()) {
-    if (BufferRef unknown = unknown_leaf(graph)) return unknown;
-    find_partition(graph);
+    if (program::BufferRef unknown = program::unknown_leaf(graph)) return unknown;
+    program::find_partition(graph);
   }
   find_donated(graph);
   graph.complete_key();
@@ -163,7 +166,7 @@ std::mutex& walks() {
 }
 
 // Per node, the first one of those that it is connected with.
-std::vector<uint32_t> components(const Graph& graph) {
+std::vector<uint32_t> components(const program::Graph& graph) {
   std::vector<uint32_t> first(graph.nodes.size());
   const auto root = [&](uint32_t node) {
     while (first[node] != node) node = first[node] = first[first[node]];
@@ -204,7 +207,8 @@ std::vector<uint32_t> parts_by_size(const std::vector<uint32_t>& roots, size_t n
 }
 
 // The same with a part for each mesh, and one for what has none. Empty if a component has two.
-std::vector<uint32_t> parts_by_mesh(const Graph& graph, const std::vector<uint32_t>& component,
+std::vector<uint32_t> parts_by_mesh(const program::Graph& graph,
+                                    const std::vector<uint32_t>& component,
                                     const std::vector<uint32_t>& roots) {
   std::vector<const ir::Mesh*> mesh_of(graph.nodes.size(), nullptr);
   bool has_two = false;
@@ -221,10 +225,12 @@ std::vector<uint32_t> parts_by_mesh(const Graph& graph, const std::vector<uint32
     for (size_t j = 0; j < graph.nodes[i]->operands().size(); ++j) {
       const uint32_t operand = graph.operand(i, j);
       if (operand >= graph.leaves.size()) continue;
-      note(component[i], needed_mesh(*graph.nodes[i]->spec(), *graph.leaves[operand].get()));
+      note(component[i],
+           program::needed_mesh(*graph.nodes[i]->spec(), *graph.leaves[operand].get()));
     }
   }
-  for (const Taken& taken : graph.taken) note(roots[taken.output], declared(taken.sharding));
+  for (const program::Taken& taken : graph.taken)
+    note(roots[taken.output], declared(taken.sharding));
   if (has_two) return {};
   std::vector<const ir::Mesh*> meshes;  // by part
   std::vector<uint32_t> part_of(graph.nodes.size(), 0);
@@ -238,7 +244,7 @@ std::vector<uint32_t> parts_by_mesh(const Graph& graph, const std::vector<uint32
 
 }  // namespace
 
-bool detach(ir::PendingSet& pending, uint64_t setting, Graph& graph,
+bool detach(ir::PendingSet& pending, uint64_t setting, program::Graph& graph,
             c10::function_ref<void()> detached) {
   std::unique_lock lock_walks(walks());
   Walk walk(graph);
@@ -248,7 +254,7 @@ bool detach(ir::PendingSet& pending, uint64_t setting, Graph& graph,
     take_storages(pending, walk, graph);
     detached();
   }
-  while (BufferRef unknown = number(walk, graph, setting)) {
+  while (program::BufferRef unknown = number(walk, graph, setting)) {
     lock_walks.unlock();  // making it known may require numbering a graph first
     unknown->await_sharding();
     graph.clear_numbers();
@@ -257,7 +263,7 @@ bool detach(ir::PendingSet& pending, uint64_t setting, Graph& graph,
   return true;
 }
 
-std::vector<Graph> split(Graph& graph) {
+std::vector<program::Graph> split(program::Graph& graph) {
   // With several meshes, what is not spread is for none of them by being computed beside it.
   const bool by_mesh =
       graph.partition && (ir::Mesh::several() || graph.partition->spans_processes());
@@ -274,11 +280,11 @@ std::vector<Graph> split(Graph& graph) {
   if (part_of.empty()) return {};
   const uint32_t parts = *std::max_element(part_of.begin(), part_of.end()) + 1;
   if (parts == 1) return {};
-  std::vector<Graph> made(parts);
+  std::vector<program::Graph> made(parts);
   std::vector<int> position(graph.outputs.size(), -1);  // in its part's outputs
-  for (Taken& taken : graph.taken) {
+  for (program::Taken& taken : graph.taken) {
     const uint32_t output = taken.output;
-    Graph& part = made[part_of[roots[output]]];
+    program::Graph& part = made[part_of[roots[output]]];
     if (position[output] < 0) {
       position[output] = static_cast<int>(part.promises.size());
       part.promises.push_back(graph.promises[output]);
@@ -290,7 +296,7 @@ std::vector<Graph> split(Graph& graph) {
   made[0].draws.swap(graph.draws);
   const uint64_t setting = graph.key[0];
   graph.clear();  // a reference of its own would prevent donation
-  for (Graph& part : made) {
+  for (program::Graph& part : made) {
     Walk walk(part);
     number(walk, part, setting);
   }

@@ -18,7 +18,7 @@ namespace lazyxla::graph {
 // Takes all storages of the set, gives them leaves on promised buffers, and calls `detached` under
 // the mutex of the device, which it takes. False if nothing is pending. Then numbers their graph.
 // `setting`, the program's other dependencies, becomes part of the key. `graph` is empty before.
-bool detach(ir::PendingSet& pending, uint64_t setting, Graph& graph,
+bool detach(ir::PendingSet& pending, uint64_t setting, program::Graph& graph,
             c10::function_ref<void()> detached);
 
 // A graph with this many results is searched for parts that share only leaves, since the time to
@@ -29,6 +29,6 @@ constexpr size_t kManyOutputs = 1024, kPartOutputs = 256;
 // Splits such a graph, and one for several meshes (program/partition.h) into a part for each.
 // Empty, and the graph unchanged, if it is neither or is connected. Parts that were recorded alike
 // are the same program.
-std::vector<Graph> split(Graph& graph);
+std::vector<program::Graph> split(program::Graph& graph);
 
 }  // namespace lazyxla::graph

@@ -70,6 +70,8 @@ struct PendingSet {
   uint64_t flushes = 0;                         // how often it was emptied
   std::atomic<size_t> nodes_recorded{0};        // since the last flush; bounds the graph
   std::atomic<uint64_t> newest_model_state{0};  // a storage's id; 0: none (dispatch/settling.h)
+  std::atomic<int8_t> new_model_flushes{0};     // how many more may be of its initialisation
+  std::vector<uint64_t> initialized_again;      // storages of it that had data, by their ids
   std::atomic<bool> fused{false};  // some of them in fused mode: they may not wait for long
   std::atomic<Batching*> batching{nullptr};  // made once
 

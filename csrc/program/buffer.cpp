@@ -11,7 +11,7 @@
 #include "pjrt/shared_client.h"
 #include "program/mesh_devices.h"
 
-namespace lazyxla::graph {
+namespace lazyxla::program {
 
 DeviceBuffer::DeviceBuffer(pjrt::Buffer buffer) : state_(kReady), buffer_(std::move(buffer)) {}
 
@@ -213,4 +213,4 @@ PJRT_Buffer_Type pjrt_type(c10::ScalarType dtype) {
   }
 }
 
-}  // namespace lazyxla::graph
+}  // namespace lazyxla::program

@@ -25,7 +25,7 @@
 #include "ir/storage.h"
 #include "pjrt/buffer.h"
 
-namespace lazyxla::graph {
+namespace lazyxla::program {
 
 // Data that is spread over many devices: a buffer on each of the mesh's devices that is this
 // process's (program/mesh_devices.h), in the mesh's order.
@@ -137,4 +137,4 @@ ir::Value make_abstract_leaf(ir::TensorType type, const ir::Sharding* sharding =
 // torch's dtype for PJRT's; throws for a dtype that XLA does not have.
 PJRT_Buffer_Type pjrt_type(c10::ScalarType dtype);
 
-}  // namespace lazyxla::graph
+}  // namespace lazyxla::program

@@ -8,7 +8,7 @@
 #include "pjrt/executable.h"
 #include "program/replicas.h"
 
-namespace lazyxla::graph {
+namespace lazyxla::program {
 namespace {
 
 // All sets of options that were ever in force, by their numbers; number 0 is the empty one.
@@ -60,4 +60,4 @@ CompileOptions compile_options(const Graph& graph) {
   return options;
 }
 
-}  // namespace lazyxla::graph
+}  // namespace lazyxla::program

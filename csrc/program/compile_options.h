@@ -9,7 +9,7 @@
 
 #include "program/graph.h"
 
-namespace lazyxla::graph {
+namespace lazyxla::program {
 
 // The number of a set of options; 0 is that of none.
 uint64_t number_options(const CompileOptions& options);
@@ -18,4 +18,4 @@ const CompileOptions& options_of(uint64_t number);
 // All that the graph is compiled with. Its operators must agree on theirs.
 CompileOptions compile_options(const Graph& graph);
 
-}  // namespace lazyxla::graph
+}  // namespace lazyxla::program

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-namespace lazyxla::graph {
+namespace lazyxla::program {
 namespace {
 
 // The position of the node that makes each value, or -1 for a leaf.
@@ -143,4 +143,4 @@ std::vector<Piece> cut(const Graph& graph, const std::vector<uint32_t>& stages) 
   return pieces;
 }
 
-}  // namespace lazyxla::graph
+}  // namespace lazyxla::program

@@ -11,7 +11,7 @@
 
 #include "program/graph.h"
 
-namespace lazyxla::graph {
+namespace lazyxla::program {
 
 // A stage's own graph, without its data: promises, storages and draws are those of the whole.
 struct Piece {
@@ -24,4 +24,4 @@ struct Piece {
 // The non-empty stages, in their order. `stages`: each node's. None takes a result of a later one.
 std::vector<Piece> cut(const Graph& graph, const std::vector<uint32_t>& stages);
 
-}  // namespace lazyxla::graph
+}  // namespace lazyxla::program

@@ -3,7 +3,7 @@
 #include "common/hash.h"
 #include "program/replicas.h"
 
-namespace lazyxla::graph {
+namespace lazyxla::program {
 namespace {
 
 // Marks of the key's sections; OpSpec ids are below them.
@@ -78,4 +78,4 @@ void Graph::clear_numbers() {
   replicas = nullptr;
 }
 
-}  // namespace lazyxla::graph
+}  // namespace lazyxla::program

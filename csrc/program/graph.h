@@ -22,7 +22,7 @@
 #include "program/buffer.h"
 #include "program/partition.h"
 
-namespace lazyxla::graph {
+namespace lazyxla::program {
 
 struct Replicas;
 
@@ -76,4 +76,4 @@ struct Graph {
   void clear_numbers();
 };
 
-}  // namespace lazyxla::graph
+}  // namespace lazyxla::program

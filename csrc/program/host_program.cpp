@@ -14,7 +14,7 @@
 #include "pjrt/runtime.h"
 #include "program/buffer.h"
 
-namespace lazyxla::graph {
+namespace lazyxla::program {
 namespace {
 
 // Larger graphs are compiled: an estimate of where that begins to pay, not measured.
@@ -126,4 +126,4 @@ std::vector<pjrt::Buffer> run(const HostProgram& program, c10::ArrayRef<pjrt::Bu
   return buffers;
 }
 
-}  // namespace lazyxla::graph
+}  // namespace lazyxla::program

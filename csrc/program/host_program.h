@@ -22,7 +22,7 @@
 #include "pjrt/buffer.h"
 #include "program/graph.h"
 
-namespace lazyxla::graph {
+namespace lazyxla::program {
 
 struct HostProgram {
   // Computes the results from the inputs, all of them dense memory of the host, and from the values
@@ -58,4 +58,4 @@ std::optional<HostProgram> find_trial_program(const Graph& graph);
 std::vector<pjrt::Buffer> run(const HostProgram& program, c10::ArrayRef<pjrt::Buffer*> inputs,
                               c10::ArrayRef<ir::ScalarValue> slots, const pjrt::Device& device);
 
-}  // namespace lazyxla::graph
+}  // namespace lazyxla::program

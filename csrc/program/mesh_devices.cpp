@@ -8,7 +8,7 @@
 
 #include "pjrt/runtime.h"
 
-namespace lazyxla::graph {
+namespace lazyxla::program {
 namespace {
 
 MeshDevices find(const ir::Mesh& mesh) {
@@ -75,4 +75,4 @@ bool holds_all(const ir::Sharding& sharding) {
   return static_cast<int64_t>(held.size()) == tiles;
 }
 
-}  // namespace lazyxla::graph
+}  // namespace lazyxla::program

@@ -10,7 +10,7 @@
 #include "ir/sharding.h"
 #include "pjrt/client.h"
 
-namespace lazyxla::graph {
+namespace lazyxla::program {
 
 struct MeshDevices {
   std::vector<size_t> positions;             // in the mesh, ascending
@@ -34,4 +34,4 @@ bool any_spans_processes();
 // Whether this process holds all parts of data with this sharding.
 bool holds_all(const ir::Sharding& sharding);
 
-}  // namespace lazyxla::graph
+}  // namespace lazyxla::program

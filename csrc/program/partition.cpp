@@ -8,7 +8,7 @@
 #include "program/graph.h"
 #include "program/mesh_devices.h"
 
-namespace lazyxla::graph {
+namespace lazyxla::program {
 namespace {
 
 // Marks the partition in a key; OpSpec ids and other words that begin a section are smaller.
@@ -180,4 +180,4 @@ void find_partition(Graph& graph) {
   graph.partition = std::move(partition);
 }
 
-}  // namespace lazyxla::graph
+}  // namespace lazyxla::program

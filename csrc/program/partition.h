@@ -27,7 +27,7 @@
 #include "pjrt/compiled_program.h"
 #include "program/buffer.h"
 
-namespace lazyxla::graph {
+namespace lazyxla::program {
 
 struct Graph;
 
@@ -76,4 +76,4 @@ BufferRef unknown_leaf(const Graph& graph);
 // its promises. A result that cannot take over an input's memory then is no alias any more.
 void find_partition(Graph& graph);
 
-}  // namespace lazyxla::graph
+}  // namespace lazyxla::program

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-namespace lazyxla::graph {
+namespace lazyxla::program {
 
 struct Graph;
 
@@ -36,7 +36,9 @@ struct Planner {
 };
 
 // Set once, by the bindings.
-void set_planner(Planner planner);
-const Planner& planner();
+inline Planner& planner() {
+  static auto* instance = new Planner();
+  return *instance;
+}
 
-}  // namespace lazyxla::graph
+}  // namespace lazyxla::program

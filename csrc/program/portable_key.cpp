@@ -5,7 +5,7 @@
 #include "common/bytes.h"
 #include "program/replicas.h"
 
-namespace lazyxla::graph {
+namespace lazyxla::program {
 namespace {
 
 using ir::Arg;
@@ -121,4 +121,4 @@ std::optional<std::string> portable_key(const Graph& graph) {
   return writer.take();
 }
 
-}  // namespace lazyxla::graph
+}  // namespace lazyxla::program

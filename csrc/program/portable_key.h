@@ -9,10 +9,10 @@
 
 #include "program/graph.h"
 
-namespace lazyxla::graph {
+namespace lazyxla::program {
 
 // Empty if an operator means something in this process only: a graph of torch.compile's, or an
 // argument that cannot be written out.
 std::optional<std::string> portable_key(const Graph& graph);
 
-}  // namespace lazyxla::graph
+}  // namespace lazyxla::program

@@ -19,7 +19,7 @@
 #include "program/scalars.h"
 #include "program/stages.h"
 
-namespace lazyxla::graph {
+namespace lazyxla::program {
 namespace {
 
 // A rule that makes a slot static may meet a new value at every step; its variants must not pile
@@ -197,7 +197,7 @@ bool load(Variant& variant, const std::string& serialized, std::string& why) {
 }  // namespace
 
 bool is_on_disk(const Graph& graph) {
-  const auto stored = open_stored(portable_key(graph), pjrt::serialize(compile_options(graph)));
+  const auto stored = program_store()(portable_key(graph), pjrt::serialize(compile_options(graph)));
   return stored && stored->is_kept();
 }
 
@@ -340,7 +340,7 @@ VariantRef Program::make_whole(const Graph& graph, Compile how, const Origin& or
   variant->replicas = graph.replicas;
   const auto portable = portable_key(graph);
   const uint64_t key = portable ? std::hash<std::string>()(*portable) : graph.hash;
-  const auto stored = open_stored(portable, options_text);
+  const auto stored = program_store()(portable, options_text);
   std::optional<StoredGraph::Found> found;
   if (stored) found = stored->find(wanted, needed_inputs(graph), graph.slots);
   // What other processes have on disk may be for other scalars.
@@ -385,4 +385,4 @@ VariantRef Program::make_whole(const Graph& graph, Compile how, const Origin& or
   return variant;
 }
 
-}  // namespace lazyxla::graph
+}  // namespace lazyxla::program

@@ -39,7 +39,7 @@
 #include "program/host_program.h"
 #include "program/variant.h"
 
-namespace lazyxla::graph {
+namespace lazyxla::program {
 
 struct Lowered {
   std::string artifact;  // StableHLO portable artifact
@@ -176,4 +176,4 @@ bool is_known(const Graph& graph);
 // How many programs and variants the cache holds.
 size_t cached_programs();
 
-}  // namespace lazyxla::graph
+}  // namespace lazyxla::program

@@ -8,7 +8,7 @@
 #include "pjrt/host_memory.h"
 #include "program/program.h"
 
-namespace lazyxla::graph {
+namespace lazyxla::program {
 namespace {
 
 class Cache {
@@ -97,4 +97,4 @@ bool is_known(const Graph& graph) { return cache().contains(graph) || is_on_disk
 
 size_t cached_programs() { return cache().size(); }
 
-}  // namespace lazyxla::graph
+}  // namespace lazyxla::program

@@ -12,7 +12,7 @@
 
 #include "program/graph.h"
 
-namespace lazyxla::graph {
+namespace lazyxla::program {
 
 // Keeps a serialized executable; a NeedsInterpreter (workers.h) exists meanwhile. Null if it is not
 // to be kept.
@@ -45,13 +45,15 @@ class StoredGraph {
                     const std::vector<uint32_t>& static_slots, const std::string& artifact) = 0;
 };
 
-// What is kept of the graph of this portable key (portable_key.h) and these compile options, as
-// PJRT takes them. Null if nothing is kept at all.
-std::unique_ptr<StoredGraph> open_stored(const std::optional<std::string>& key,
-                                         const std::string& options);
+// Returns what is kept of the graph of this portable key (portable_key.h) and these compile
+// options, as PJRT takes them. Null if nothing is kept at all.
+using ProgramStore = std::function<std::unique_ptr<StoredGraph>(
+    const std::optional<std::string>& key, const std::string& options)>;
 
-// The implementation of open_stored. Set once, by the bindings.
-using ProgramStore = std::function<decltype(open_stored)>;
-void set_program_store(ProgramStore store);
+// Set once, by the bindings.
+inline ProgramStore& program_store() {
+  static auto* instance = new ProgramStore();
+  return *instance;
+}
 
-}  // namespace lazyxla::graph
+}  // namespace lazyxla::program

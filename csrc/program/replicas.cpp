@@ -11,7 +11,7 @@
 #include "pjrt/runtime.h"
 #include "program/planner.h"
 
-namespace lazyxla::graph {
+namespace lazyxla::program {
 namespace {
 
 // Marks the replicas in a key, as kPartition the partition.
@@ -172,4 +172,4 @@ std::vector<Piece> cut_at_collectives(const Graph& graph) {
   return pieces;
 }
 
-}  // namespace lazyxla::graph
+}  // namespace lazyxla::program

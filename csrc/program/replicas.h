@@ -41,7 +41,7 @@
 #include "program/planner.h"
 #include "program/variant.h"
 
-namespace lazyxla::graph {
+namespace lazyxla::program {
 
 struct Replicas {
   struct Group {
@@ -117,4 +117,4 @@ std::optional<Piece> whole_of(const Graph& graph);
 // as inputs and all of its results as outputs, even if this process does not read them.
 std::vector<Piece> cut_at_collectives(const Graph& graph);
 
-}  // namespace lazyxla::graph
+}  // namespace lazyxla::program

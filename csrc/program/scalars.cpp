@@ -8,7 +8,7 @@
 #include "program/partition.h"
 #include "program/replicas.h"
 
-namespace lazyxla::graph {
+namespace lazyxla::program {
 
 bool ScalarPlan::serves(c10::ArrayRef<ir::ScalarValue> slots) const {
   for (size_t i = 0; i < slots.size(); ++i) {
@@ -101,4 +101,4 @@ void ScalarHistory::presume(const Graph& graph, std::vector<bool>& variable) {
   }
 }
 
-}  // namespace lazyxla::graph
+}  // namespace lazyxla::program

@@ -7,7 +7,7 @@
 #include "common/bounded_map.h"
 #include "program/graph.h"
 
-namespace lazyxla::graph {
+namespace lazyxla::program {
 
 // Which of a program's scalars are inputs, and which are constants.
 struct ScalarPlan {
@@ -54,4 +54,4 @@ class ScalarHistory {
   BoundedMap<uint64_t, std::vector<std::vector<ir::ScalarValue>>> past_;
 };
 
-}  // namespace lazyxla::graph
+}  // namespace lazyxla::program

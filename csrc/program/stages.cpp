@@ -7,7 +7,7 @@
 
 #include "program/workers.h"
 
-namespace lazyxla::graph {
+namespace lazyxla::program {
 namespace {
 
 // Numbers the buffers of a graph that is cut, by its values.
@@ -180,4 +180,4 @@ Graph without_data(const Graph& graph) {
   return made;
 }
 
-}  // namespace lazyxla::graph
+}  // namespace lazyxla::program

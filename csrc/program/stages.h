@@ -9,7 +9,7 @@
 #include "program/cut.h"
 #include "program/program.h"
 
-namespace lazyxla::graph {
+namespace lazyxla::program {
 
 const Piece& largest_of(const std::vector<Piece>& pieces);
 
@@ -53,4 +53,4 @@ class Apart : public std::enable_shared_from_this<Apart> {
 // The graph in the form that Apart takes.
 Graph without_data(const Graph& graph);
 
-}  // namespace lazyxla::graph
+}  // namespace lazyxla::program

@@ -9,7 +9,7 @@
 #include "pjrt/runtime.h"
 #include "program/workers.h"
 
-namespace lazyxla::graph {
+namespace lazyxla::program {
 namespace {
 
 std::atomic<int64_t> alive{0};
@@ -103,4 +103,4 @@ const pjrt::Executable& Variant::executable() const {
   return *executable_;
 }
 
-}  // namespace lazyxla::graph
+}  // namespace lazyxla::program

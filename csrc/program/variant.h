@@ -15,7 +15,7 @@
 #include "program/program_store.h"
 #include "program/scalars.h"
 
-namespace lazyxla::graph {
+namespace lazyxla::program {
 
 class Apart;
 struct Replicas;
@@ -105,4 +105,4 @@ struct StageProgram {
 // How many there are.
 int64_t live_variants();
 
-}  // namespace lazyxla::graph
+}  // namespace lazyxla::program

@@ -10,7 +10,7 @@
 
 #include "pjrt/error.h"
 
-namespace lazyxla::graph {
+namespace lazyxla::program {
 namespace {
 
 thread_local bool is_worker = false;
@@ -91,4 +91,4 @@ void stop_workers() { Workers::get().stop(); }
 NeedsInterpreter::NeedsInterpreter() { Workers::get().enter_interpreter(); }
 NeedsInterpreter::~NeedsInterpreter() { Workers::get().leave_interpreter(); }
 
-}  // namespace lazyxla::graph
+}  // namespace lazyxla::program

@@ -22,7 +22,7 @@
 #include "common/gil.h"
 #include "common/waiting.h"
 
-namespace lazyxla::graph {
+namespace lazyxla::program {
 
 // Does `job` on some worker, at once: a new thread is started if all are busy.
 void run_on_worker(std::function<void()> job);
@@ -100,4 +100,4 @@ std::shared_ptr<const Outcome<T>> start_on_worker(std::function<T()> job) {
   return outcome;
 }
 
-}  // namespace lazyxla::graph
+}  // namespace lazyxla::program

@@ -9,7 +9,7 @@
 #include "common/compat.h"
 #include "common/gil.h"
 
-namespace lazyxla::graph {
+namespace lazyxla::record {
 namespace {
 
 using torch::autograd::variable_list;
@@ -35,4 +35,4 @@ void await_backward_thread(c10::DeviceIndex device) {
       /*accumulate_grad=*/true);
 }
 
-}  // namespace lazyxla::graph
+}  // namespace lazyxla::record

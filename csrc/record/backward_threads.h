@@ -9,9 +9,9 @@
 
 #include <c10/core/Device.h>
 
-namespace lazyxla::graph {
+namespace lazyxla::record {
 
 // No-op within a backward pass.
 void await_backward_thread(c10::DeviceIndex device);
 
-}  // namespace lazyxla::graph
+}  // namespace lazyxla::record

@@ -14,7 +14,7 @@
 #include "record/flush.h"
 #include "record/recording.h"
 
-namespace lazyxla::graph {
+namespace lazyxla::record {
 namespace {
 
 constexpr size_t kLeast = 32, kMost = 64;               // operators in a batch
@@ -126,7 +126,7 @@ class Watch {
     // Nothing that a capture takes is waited for.
     if (Capture::current() || !pending.fused) return;
     try {
-      if (Batches::of(pending).is_left_lying(is_idle(pending.device))) {
+      if (Batches::of(pending).is_left_lying(graph::is_idle(pending.device))) {
         flush(pending, Cause::kMode);
       }
     } catch (const std::exception&) {  // a read of the values reports it
@@ -150,4 +150,4 @@ bool batch_ends(ir::PendingSet& pending, uint64_t op) {
 
 void stop_watching_batches() { Watch::get().stop(); }
 
-}  // namespace lazyxla::graph
+}  // namespace lazyxla::record

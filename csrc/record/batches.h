@@ -26,7 +26,7 @@
 
 #include "ir/storage.h"
 
-namespace lazyxla::graph {
+namespace lazyxla::record {
 
 // To be called after an operator was recorded in fused mode; `op` says which. Whether the batch
 // ends with it, so that the caller must flush.
@@ -35,4 +35,4 @@ bool batch_ends(ir::PendingSet& pending, uint64_t op);
 // Ends the thread that runs what was left lying. Without the GIL.
 void stop_watching_batches();
 
-}  // namespace lazyxla::graph
+}  // namespace lazyxla::record

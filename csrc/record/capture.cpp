@@ -8,7 +8,7 @@
 #include "graph/transfer.h"
 #include "pjrt/runtime.h"
 
-namespace lazyxla::graph {
+namespace lazyxla::record {
 namespace {
 
 struct Current {
@@ -36,7 +36,7 @@ void Capture::begin(std::shared_ptr<Capture> capture) {
               "lazyxla.aot: a capture is active already; there can be one at a time");
   current.capture = std::move(capture);
   active_.store(true, std::memory_order_release);
-  set_data_abstract(true);
+  graph::set_data_abstract(true);
 }
 
 void Capture::end() {
@@ -44,7 +44,7 @@ void Capture::end() {
   {
     Current& current = Current::get();
     std::lock_guard lock(current.mutex);
-    set_data_abstract(false);
+    graph::set_data_abstract(false);
     active_.store(false, std::memory_order_release);
     over.swap(current.capture);
   }
@@ -53,10 +53,11 @@ void Capture::end() {
 
 void Capture::keep_data(ir::Storage& storage) {
   const ir::Value& value = storage.value();
-  if (!value || !value.node->is_leaf() || buffer_of(*value.node.get()).is_abstract()) return;
+  if (!value || !value.node->is_leaf() || program::buffer_of(*value.node.get()).is_abstract())
+    return;
   const auto capture = find_current();
   if (!capture) return;
-  BufferRef buffer = buffer_ref(*value.node.get());
+  program::BufferRef buffer = program::buffer_ref(*value.node.get());
   ++buffer->waiting_runs;  // so that it can be donated as if it were not kept
   std::lock_guard lock(capture->kept_mutex_);
   capture->kept_.push_back(
@@ -86,14 +87,14 @@ void Capture::give_back_data() {
   }
 }
 
-bool Capture::Program::has_numbers_of(const Graph& graph) const {
+bool Capture::Program::has_numbers_of(const program::Graph& graph) const {
   for (size_t i = 0; i < graph.slots.size(); ++i) {
     if (scalars.differs(i, graph.slots)) return false;
   }
   return true;
 }
 
-void Capture::take(const Graph& graph) {
+void Capture::take(const program::Graph& graph) {
   for (const auto& promise : graph.promises) promise->make_abstract();
   std::unique_lock lock(programs_mutex_, std::try_to_lock);
   if (!lock) {
@@ -105,7 +106,7 @@ void Capture::take(const Graph& graph) {
   listener_.take({graph, programs_[number].scalars.variable, number, !found});
 }
 
-std::optional<size_t> Capture::find(const Graph& graph) {
+std::optional<size_t> Capture::find(const program::Graph& graph) {
   for (size_t i = programs_.size(); i-- > 0;) {
     if (programs_[i].key != graph.key) continue;
     if (programs_[i].has_numbers_of(graph)) return i;
@@ -115,13 +116,13 @@ std::optional<size_t> Capture::find(const Graph& graph) {
   return std::nullopt;
 }
 
-size_t Capture::add(const Graph& graph) {
+size_t Capture::add(const program::Graph& graph) {
   std::vector<const Program*> alike;  // the last one first
   for (size_t i = programs_.size(); i-- > 0;) {
     if (programs_[i].key == graph.key) alike.push_back(&programs_[i]);
   }
-  ScalarPlan scalars{history_.variable_slots(graph, alike.empty() ? nullptr : &alike[0]->scalars),
-                     graph.slots};
+  program::ScalarPlan scalars{
+      history_.variable_slots(graph, alike.empty() ? nullptr : &alike[0]->scalars), graph.slots};
   for (const Program* program : alike) scalars.fix(*program->static_slots);
   programs_.push_back({graph.key, std::move(scalars)});
   return programs_.size() - 1;
@@ -142,4 +143,4 @@ std::string recorded_platform() {
   return capture ? capture->platform() : pjrt::Runtime::get().platform();
 }
 
-}  // namespace lazyxla::graph
+}  // namespace lazyxla::record

@@ -30,13 +30,13 @@
 #include "program/graph.h"
 #include "program/scalars.h"
 
-namespace lazyxla::graph {
+namespace lazyxla::record {
 
 class Capture {
  public:
   // One flush: a program not seen before, or (`is_new` false) one that serves it again.
   struct Event {
-    const Graph& graph;
+    const program::Graph& graph;
     const std::vector<bool>& variable;  // per slot: a runtime input
     size_t number;                      // of the program, from 0 in order of appearance
     bool is_new;
@@ -72,7 +72,7 @@ class Capture {
   static void end();
 
   // What a flush does instead of running the graph. Its promises become abstract.
-  void take(const Graph& graph);
+  void take(const program::Graph& graph);
 
   // To be called before a storage gets another value. Caller holds the storage's mutex.
   static void before_write(ir::Storage& storage) {
@@ -87,19 +87,19 @@ class Capture {
     c10::DeviceIndex device;
     ir::Geometry base;
     ir::TensorType type;
-    BufferRef buffer;
+    program::BufferRef buffer;
   };
   struct Program {
     std::vector<uint64_t> key;
-    ScalarPlan scalars;  // static ones among its inputs, until it is lowered
+    program::ScalarPlan scalars;  // static ones among its inputs, until it is lowered
     std::optional<std::vector<uint32_t>> static_slots{};  // known once it is lowered
-    bool has_numbers_of(const Graph& graph) const;
+    bool has_numbers_of(const program::Graph& graph) const;
   };
 
   // The number of the program that serves the graph; empty if there is none. Caller holds
   // `programs_mutex_`, as of those below.
-  std::optional<size_t> find(const Graph& graph);
-  size_t add(const Graph& graph);
+  std::optional<size_t> find(const program::Graph& graph);
+  size_t add(const program::Graph& graph);
   void learn_static_slots(size_t number);
   static std::shared_ptr<Capture> find_current();
   static void keep_data(ir::Storage& storage);
@@ -113,7 +113,7 @@ class Capture {
   const Listener listener_;
   std::mutex programs_mutex_;  // held while lowering: waited for without the GIL
   std::vector<Program> programs_;
-  ScalarHistory history_;
+  program::ScalarHistory history_;
   std::mutex kept_mutex_;  // taken under a device's mutex
   std::vector<Kept> kept_;
 };
@@ -121,4 +121,4 @@ class Capture {
 // The platform that is recorded for: the capture's, or the one that runs.
 std::string recorded_platform();
 
-}  // namespace lazyxla::graph
+}  // namespace lazyxla::record

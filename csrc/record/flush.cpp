@@ -15,13 +15,13 @@
 #include "record/capture.h"
 #include "record/settings.h"
 
-namespace lazyxla::graph {
+namespace lazyxla::record {
 
 namespace {
 
 // A training step is sure to recur; what is computed without gradients may not.
-OnHost may_run_on_host() {
-  return c10::GradMode::is_enabled() ? OnHost::kSmall : OnHost::kFirstRuns;
+program::OnHost may_run_on_host() {
+  return c10::GradMode::is_enabled() ? program::OnHost::kSmall : program::OnHost::kFirstRuns;
 }
 
 }  // namespace
@@ -39,29 +39,30 @@ void flush(c10::DeviceIndex device, Cause cause) {
 }
 
 void flush(ir::PendingSet& pending, Cause cause) {
-  TORCH_CHECK(!on_worker(),
+  TORCH_CHECK(!program::on_worker(),
               "lazyxla: a lowering rule computes with tensors of the device; it must build the "
               "computation into the program instead");
   check_unbroken(cause);  // may ask Python for the user's line: not under the mutex
   if (const auto capture = Capture::current()) {
-    Graph graph;
-    if (detach(pending, current_options(), graph, [] {})) capture->take(graph);
+    program::Graph graph;
+    if (graph::detach(pending, current_options(), graph, [] {})) capture->take(graph);
     return;
   }
-  if (client_spans_processes()) await_backward_thread(pending.device);
+  if (program::client_spans_processes()) await_backward_thread(pending.device);
   const bool may_divide = !in_region() && cause != Cause::kRegionEnd;
   const bool apart = cause == Cause::kApart;
-  run_pending(pending, {.options = current_options(),
-                        .may_divide = may_divide,
-                        .nobody_waits = cause == Cause::kMode,
-                        .origin = [&] {
-                          const bool is_free =
-                              may_divide && !apart && current_mode() == Mode::kLazy;
-                          return Origin{.line = user_line(),
-                                        .admit = apart ? nullptr : program_counter(),
-                                        .may_cut = is_free,
-                                        .on_host = is_free ? may_run_on_host() : OnHost::kNone};
-                        }});
+  graph::run_pending(pending,
+                     {.options = current_options(),
+                      .may_divide = may_divide,
+                      .nobody_waits = cause == Cause::kMode,
+                      .origin = [&] {
+                        const bool is_free = may_divide && !apart && current_mode() == Mode::kLazy;
+                        return program::Origin{
+                            .line = user_line(),
+                            .admit = apart ? nullptr : program_counter(),
+                            .may_cut = is_free,
+                            .on_host = is_free ? may_run_on_host() : program::OnHost::kNone};
+                      }});
 }
 
 void run_apart(c10::DeviceIndex device,
@@ -99,16 +100,16 @@ void Mark::reach() {
     is_pending = pending.flushes == flushes_ && pending.regions == 0;
   }
   if (is_pending) flush(pending, Cause::kSync);
-  finish_waiting_runs(device_);
-  wait_for(device_);
+  graph::finish_waiting_runs(device_);
+  graph::wait_for(device_);
   recording_.reset();
 }
 
 void sync(c10::DeviceIndex device, bool wait, Cause cause) {
   flush(device, cause);
   if (!wait) return;
-  finish_waiting_runs(device);
-  wait_for(device);
+  graph::finish_waiting_runs(device);
+  graph::wait_for(device);
 }
 
-}  // namespace lazyxla::graph
+}  // namespace lazyxla::record

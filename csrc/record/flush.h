@@ -24,7 +24,7 @@
 #include "record/recording.h"
 #include "record/scope.h"
 
-namespace lazyxla::graph {
+namespace lazyxla::record {
 
 // Runs all that the calling thread has pending on the device, and what belongs to the whole process
 // (recording.h). No-op if nothing is. Throws if the thread is in a region that `cause` must not
@@ -58,4 +58,4 @@ class Mark {
 // flush, and with `wait` also waits until the device has computed it all. Execution errors surface.
 void sync(c10::DeviceIndex device, bool wait, Cause cause);
 
-}  // namespace lazyxla::graph
+}  // namespace lazyxla::record

@@ -12,7 +12,7 @@ namespace torch::autograd {
 TORCH_API int get_current_graph_task_id();  // -1 outside of a backward pass
 }
 
-namespace lazyxla::graph {
+namespace lazyxla::record {
 namespace {
 
 using at::impl::ThreadLocalPythonObjects;
@@ -124,4 +124,4 @@ ir::PendingSet& Recording::make_set(std::atomic<ir::PendingSet*>& set, c10::Devi
   return *none;
 }
 
-}  // namespace lazyxla::graph
+}  // namespace lazyxla::record

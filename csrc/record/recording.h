@@ -25,7 +25,7 @@
 
 #include "ir/storage.h"
 
-namespace lazyxla::graph {
+namespace lazyxla::record {
 
 // Derives from what PyTorch hands on to autograd's threads; it holds no Python object.
 class Recording final : public c10::SafePyObject, public std::enable_shared_from_this<Recording> {
@@ -91,4 +91,4 @@ inline void take_over_pending(ir::Storage& storage, ir::PendingSet& mine) {
     take_over_from(*theirs, storage, mine);
 }
 
-}  // namespace lazyxla::graph
+}  // namespace lazyxla::record

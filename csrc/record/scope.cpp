@@ -7,7 +7,7 @@
 #include "program/program.h"
 #include "record/recording.h"
 
-namespace lazyxla::graph {
+namespace lazyxla::record {
 namespace {
 
 using at::impl::ThreadLocalPythonObjects;
@@ -81,9 +81,10 @@ std::string count_program(const std::string& reason, const Scope* innermost) {
   for (const Scope* scope = innermost; scope; scope = scope->outer.get()) {
     const Region* region = scope->region.get();
     if (!region || !region->max_programs || region->programs < *region->max_programs) continue;
-    throw TooManyPrograms("lazyxla: the compiled region " + region->name +
-                          " needs another program than the " + std::to_string(region->programs) +
-                          " that it has, and max_graphs allows no more. Why: " + reason);
+    throw program::TooManyPrograms("lazyxla: the compiled region " + region->name +
+                                   " needs another program than the " +
+                                   std::to_string(region->programs) +
+                                   " that it has, and max_graphs allows no more. Why: " + reason);
   }
   std::string name;
   for (const Scope* scope = innermost; scope; scope = scope->outer.get()) {
@@ -179,4 +180,4 @@ std::function<std::string(const std::string& reason)> program_counter() {
   return [scope](const std::string& reason) { return count_program(reason, scope.get()); };
 }
 
-}  // namespace lazyxla::graph
+}  // namespace lazyxla::record

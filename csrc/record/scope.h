@@ -22,7 +22,7 @@
 
 #include "ir/node.h"
 
-namespace lazyxla::graph {
+namespace lazyxla::record {
 
 enum class Mode : uint8_t {
   kLazy,   // at a sync, or when a value is read
@@ -108,4 +108,4 @@ std::shared_ptr<Scope> current_scope();
 // its number already. Null if the thread is in no scope.
 std::function<std::string(const std::string& reason)> program_counter();
 
-}  // namespace lazyxla::graph
+}  // namespace lazyxla::record

@@ -10,7 +10,7 @@
 #include "program/compile_options.h"
 #include "record/scope.h"
 
-namespace lazyxla::graph {
+namespace lazyxla::record {
 namespace {
 
 std::atomic<uint64_t> process_options{0};
@@ -60,12 +60,14 @@ uint64_t current_options() {
   const CompileOptions* region = region_options();
   if (!region || region->empty()) return process;
   CompileOptions options = *region;
-  const CompileOptions& others = options_of(process);
+  const CompileOptions& others = program::options_of(process);
   options.insert(others.begin(), others.end());
-  return number_options(options);
+  return program::number_options(options);
 }
 
-void set_process_options(CompileOptions options) { process_options = number_options(options); }
+void set_process_options(CompileOptions options) {
+  process_options = program::number_options(options);
+}
 
 bool in_optimizer_step() { return optimizer_steps > 0; }
 
@@ -74,4 +76,4 @@ void watch_optimizer_steps() {
       at::RecordFunctionCallback(begin, end).scopes({at::RecordScope::USER_SCOPE}));
 }
 
-}  // namespace lazyxla::graph
+}  // namespace lazyxla::record

@@ -13,7 +13,7 @@
 
 #include "ir/node.h"
 
-namespace lazyxla::graph {
+namespace lazyxla::record {
 
 // What an operator that is recorded now depends on; never 0. The default dtype in the lower byte,
 // at::Float32MatmulPrecision in the upper one.
@@ -40,4 +40,4 @@ bool in_optimizer_step();
 // ends.)
 void watch_optimizer_steps();
 
-}  // namespace lazyxla::graph
+}  // namespace lazyxla::record

@@ -334,20 +334,7 @@ void add(Guards& guards, std::string name, const Args&... args) {
 }  // namespace
 
 void bind_guards(py::module_& m) {
-  py::class_<Guards, std::shared_ptr<Guards>>(
-      m, "StepGuards", py::custom_type_setup([](PyHeapTypeObject* heap_type) {
-        PyTypeObject& type = heap_type->ht_type;
-        type.tp_flags |= Py_TPFLAGS_HAVE_GC;
-        type.tp_traverse = [](PyObject* self, visitproc visit, void* arg) {
-          Py_VISIT(Py_TYPE(self));
-          if (!py::detail::is_holder_constructed(self)) return 0;
-          return py::cast<Guards&>(py::handle(self)).traverse(visit, arg);
-        };
-        type.tp_clear = [](PyObject* self) {
-          if (py::detail::is_holder_constructed(self)) py::cast<Guards&>(py::handle(self)).clear();
-          return 0;
-        };
-      }))
+  py::class_<Guards, std::shared_ptr<Guards>>(m, "StepGuards", garbage_collected<Guards>())
       .def(py::init<>())
       .def("__len__", &Guards::size)
       .def(

@@ -32,6 +32,25 @@ namespace lazyxla::steps {
 
 namespace py = pybind11;
 
+// For a class that owns Python objects, with `traverse` and `clear`: the garbage collector sees
+// them.
+template <typename T>
+py::custom_type_setup garbage_collected() {
+  return py::custom_type_setup([](PyHeapTypeObject* heap_type) {
+    PyTypeObject& type = heap_type->ht_type;
+    type.tp_flags |= Py_TPFLAGS_HAVE_GC;
+    type.tp_traverse = [](PyObject* self, visitproc visit, void* arg) {
+      Py_VISIT(Py_TYPE(self));
+      if (!py::detail::is_holder_constructed(self)) return 0;
+      return py::cast<T&>(py::handle(self)).traverse(visit, arg);
+    };
+    type.tp_clear = [](PyObject* self) {
+      if (py::detail::is_holder_constructed(self)) py::cast<T&>(py::handle(self)).clear();
+      return 0;
+    };
+  });
+}
+
 // Whether a value is what it was: the same object, or an equal number, string, device or tuple.
 bool is_same(PyObject* then, PyObject* now);
 

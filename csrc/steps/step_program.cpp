@@ -19,7 +19,7 @@
 namespace lazyxla::steps {
 namespace {
 
-using graph::BufferRef;
+using program::BufferRef;
 
 ir::Storage& storage_of(const at::Tensor& tensor) {
   return dispatch::storage_of(*tensor.unsafeGetTensorImpl());
@@ -47,7 +47,7 @@ void set_used_history(at::Tensor& tensor) {
 const ir::Value* leaf_of(const ir::Storage& storage, const ir::Geometry* copied) {
   const ir::Value* value = copied ? storage.find_view(*copied) : &storage.value();
   if (!value || !*value || storage.is_pending() || !value->node->is_leaf()) return nullptr;
-  return storage.sharding() || graph::buffer_of(*value->node.get()).sharding() ? nullptr : value;
+  return storage.sharding() || program::buffer_of(*value->node.get()).sharding() ? nullptr : value;
 }
 
 }  // namespace
@@ -86,8 +86,8 @@ std::string StepProgram::find(c10::ArrayRef<at::Tensor> arguments,
 
 std::string StepProgram::run(c10::ArrayRef<at::Tensor> arguments,
                              std::vector<at::Tensor>& results) const {
-  if (graph::Capture::current()) return "programs are captured for another machine";
-  graph::flush(device_, graph::Cause::kMode);
+  if (record::Capture::current()) return "programs are captured for another machine";
+  record::flush(device_, record::Cause::kMode);
   std::vector<at::Tensor> tensors;
   if (std::string why = find(arguments, tensors); !why.empty()) return why;
   dispatch::RegionInputs views;
@@ -140,7 +140,7 @@ std::string StepProgram::run(c10::ArrayRef<at::Tensor> arguments,
     slot = graph::ExecutionSlot::take(device_);
     std::vector<ir::Value> promised;
     for (const ir::TensorType& type : taped_.output_types) {
-      promises.push_back(graph::make_buffer());
+      promises.push_back(program::make_buffer());
       promised.push_back({ir::Node::make_leaf(type, promises.back()), 0});
     }
     for (size_t i = 0; i < sources_.size(); ++i) {
@@ -154,11 +154,11 @@ std::string StepProgram::run(c10::ArrayRef<at::Tensor> arguments,
     }
     // The replaced values are held by the list above and by the garbage.
     for (size_t i = 0; i < leaves.size(); ++i) {
-      if (taped_.aliases[i] >= 0 && graph::dies_with(*leaves[i], 2)) {
+      if (taped_.aliases[i] >= 0 && program::dies_with(*leaves[i], 2)) {
         donated.push_back(static_cast<int>(i));
       }
     }
-    for (size_t i = 0; i < leaves.size(); ++i) inputs[i] = graph::buffer_ref(*leaves[i]);
+    for (size_t i = 0; i < leaves.size(); ++i) inputs[i] = program::buffer_ref(*leaves[i]);
   }
   if (taped_.generator) {
     c10::GeneratorImpl& generator = *taped_.generator;

@@ -21,6 +21,8 @@ AFTER: dict[str, ResultCheck] = {}
 """Once the shape is known. Once for each kind of call."""
 OF_NUMBERS: dict[str, Check] = {}
 """Of numbers, instead of calling the CPU's kernel. Once for each."""
+VALUES: dict[str, Check] = {}
+"""Of tensors' values, if the setting `check_indices` is on. At each call."""
 
 
 def checks(table: dict[str, T], *names: str) -> Callable[[T], T]:

@@ -147,13 +147,9 @@ class LayerLoop:
 
     @staticmethod
     def _apart(b: Builder, values: list[Value], kinds: Sequence[str]) -> list[Value]:
-        """The values, of which stacks are computed as they are. Fused with what makes the parts or
-        reads them, they take XLA's CPU compiler several times as long, and longer to compute."""
+        """The values, of which stacks are computed as they are."""
         stacks = [i for i, kind in enumerate(kinds) if kind == LAYER]
-        if not stacks:
-            return values
-        kept = b.wrap(b.hlo.OptimizationBarrierOp([values[i] for i in stacks]).results)
-        apart = dict(zip(stacks, kept, strict=True))
+        apart = dict(zip(stacks, b.stacked_apart([values[i] for i in stacks]), strict=True))
         return [apart.get(i, value) for i, value in enumerate(values)]
 
     def _results(

@@ -70,14 +70,8 @@ def from_unit(b: Builder, x: Value, dtype: torch.dtype) -> Value:
 
 def _reinterpret(b: Builder, x: Value, dtype: torch.dtype) -> Value:
     """The same bits; a narrower dtype adds an innermost dimension, a wider one uses it up."""
-    source, shape = x.dtype, x.shape
-    if source == dtype:
-        return x
-    if source.itemsize > dtype.itemsize:
-        shape = (*shape, source.itemsize // dtype.itemsize)
-    elif source.itemsize < dtype.itemsize:
-        shape = shape[:-1]
-    if source.itemsize != dtype.itemsize:
-        # XLA's CPU plugin merges two such conversions in a row without minding their shapes.
-        x = b.hlo.optimization_barrier([x])
-    return b.hlo.bitcast_convert(b.type(dtype, shape), x)
+    ratio = x.dtype.itemsize // dtype.itemsize
+    if x.dtype.itemsize == dtype.itemsize:
+        return b.bitcast(x, dtype)
+    shape = (*x.shape, ratio) if ratio else x.shape[:-1]
+    return b.bitcast_to_width(x, dtype, shape)

@@ -70,16 +70,15 @@ class History:
         return Plan(plan.reason + again, rounds.stages, True, plan.varying)
 
     def _compare(self, graph: Outline) -> Plan:
-        reason = self._explain(graph)
+        differences = self._differences(graph)
+        reason = self._explain(graph, differences)
         stages: list[int] = []
         varying: list[bool] = []
         goes_on_changing = False
         alike = 0
-        for difference in self._differences(graph):
+        for difference in differences:
             if not varying and difference.is_mostly_kept():
                 varying = _varying_slots(graph, difference)
-            if not reason:
-                reason = ": like one before, but for " + _list_names(graph, difference.differs)
             if difference.in_optimizer:
                 continue
             differs = [a or b for a, b in zip(difference.differs, graph.varies, strict=True)]
@@ -102,8 +101,17 @@ class History:
         ):
             operators -= len(self._outlines.pop())
 
-    def _explain(self, graph: Outline) -> str:
+    def _explain(self, graph: Outline, differences: Sequence[_Difference]) -> str:
         """What is different from the most similar graph, the newest if several are."""
+        like = self._most_similar(graph)
+        # One of other shapes has the same operators in name only.
+        in_name_only = like and like.names != graph.names and not set(like.ids) & set(graph.ids)
+        if differences and (not like or in_name_only):
+            return ": like one before, but for " + _list_names(graph, differences[0].differs)
+        return _compare_in_words(graph, like) if like else ""
+
+    def _most_similar(self, graph: Outline) -> Outline | None:
+        """That which begins with the same operators; None if none has half of them."""
         like, most = None, (False, False, False, 0)
         for before in self._outlines:
             common = _common_operators(graph, before)
@@ -116,7 +124,7 @@ class History:
             )
             if likeness > most and common * 2 >= len(graph):
                 like, most = before, likeness
-        return _compare_in_words(graph, like) if like else ""
+        return like
 
     def _differences(self, graph: Outline) -> list[_Difference]:
         """From each graph that is similar, the smallest first."""

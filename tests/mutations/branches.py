@@ -28,7 +28,6 @@ _TESTS: dict[str, list[str]] = {
     "dispatch/host": ["host_operators", "errors", "strict", "copies"],
     "dispatch/host_call": ["host_operators", "foreign_functions"],
     "dispatch/host_program": ["host_programs", "trials"],
-    "dispatch/index_check": ["limits", "extreme_input"],
     "dispatch/indexing": ["recorder", "dynamo_parts", "limits"],
     "dispatch/inference_store": ["shape_cache"],
     "dispatch/layouts": ["layouts", "copies"],

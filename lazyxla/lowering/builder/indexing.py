@@ -266,6 +266,11 @@ class Indexing(Contractions):
         state = self.while_loop(more, step, start, *carry, *xs, *constants, *stacked)
         return state[ends[0] : ends[1]], state[ends[3] :]
 
+    def stacked_apart(self, stacks: Sequence[Value]) -> list[Value]:
+        """The values, which are stacks for a loop or of its results; not fused with others where
+        the compiler does that badly."""
+        return list(stacks)
+
     def slice_at(self, x: Value, i: Value) -> Value:
         """x[i] for an int32 value."""
         starts = [i, *[self.constant(0, torch.int32)] * (x.rank - 1)]

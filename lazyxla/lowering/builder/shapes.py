@@ -15,6 +15,13 @@ from lazyxla.lowering.value import Operand, Value
 class Shapes(Elements):
     """The data-movement part of the Builder."""
 
+    def bitcast_to_width(self, x: Value, dtype: torch.dtype, shape: Sequence[int]) -> Value:
+        """The same bits as elements of another width: a narrower one adds a last dimension, a wider
+        one uses it up."""
+        # XLA's simplifier merges two in a row without minding their shapes, for CPUs and for GPUs.
+        x = self.hlo.optimization_barrier([x])
+        return self.hlo.bitcast_convert(self.type(dtype, shape), x)
+
     def reshape(self, x: Value, shape: Sequence[int]) -> Value:
         """Row-major reshape; one size may be -1."""
         dtype, old = x.dtype, x.shape

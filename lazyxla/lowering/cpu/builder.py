@@ -158,3 +158,8 @@ class CpuBuilder(Builder):
         if may_read_what_it_replaces(x, update):
             return update_apart(self, x, update, self.starts(starts))
         return super().dynamic_update_slice(x, update, starts)
+
+    def stacked_apart(self, stacks: Sequence[Value]) -> list[Value]:
+        # Fused with what makes the parts or reads them, they take XLA several times as long, and
+        # longer to compute.
+        return self.wrap(self.hlo.OptimizationBarrierOp(list(stacks)).results) if stacks else []

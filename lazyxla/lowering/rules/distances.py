@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from lazyxla.lowering.program import TensorSpec
-from lazyxla.lowering.registry import jax_rule
+from lazyxla.lowering.registry import jax_rule, rule
+from lazyxla.lowering.scalar import Scalar
+from lazyxla.lowering.value import Value
 
 if TYPE_CHECKING:
     from jax import Array
+
+    from lazyxla.lowering.builder import Builder
 
 
 def _norm(p: float) -> tuple[Callable[[Array], Array], Callable[[Array], Array]]:
@@ -66,18 +71,24 @@ def _pairs(count: int) -> tuple[np.ndarray, np.ndarray]:
     return np.triu_indices(count, 1)
 
 
-@jax_rule("aten::_pdist_forward", static=("p",))
-def pdist(x: Array, p: float) -> Array:
+def _pair_sizes(x: Array) -> Array:
     import jax.numpy as jnp
 
     first, second = _pairs(x.shape[0])
+    return jnp.abs(x[first] - x[second])
+
+
+def _pair_norms(x: Array, p: float) -> Array:
     total, root = _norm(p)
-    size = jnp.abs(x[first] - x[second])
-    result = root(total(size))
-    if p == float("inf"):
-        # XLA's CPU backend drops nan from the maximum. PyTorch's cdist does so, too, its pdist not.
-        result = jnp.where(jnp.isnan(size).any(-1), jnp.nan, result)
-    return result
+    return root(total(_pair_sizes(x)))
+
+
+@rule("aten::_pdist_forward")
+def pdist(b: Builder, x: Value, p: Scalar) -> Value:
+    if (order := float(p)) < math.inf or not x.shape[1]:
+        return b.call_jax(_pair_norms, x, p=order)
+    # It keeps nan; PyTorch's cdist does not.
+    return b.extremum(b.call_jax(_pair_sizes, x), [-1], "max")
 
 
 @jax_rule("aten::_pdist_backward", static=("p",))

@@ -40,8 +40,8 @@ def _split(x: Value) -> tuple[Value, Value]:
     """A fraction between sqrt(1/2) and sqrt(2) and the exponent of 2 of a positive number, both in
     its dtype; undefined for others.
 
-    XLA's CPU backend takes subnormal numbers for zeros. As integers their bits are those of a
-    normal number that is as many times as great for all of them.
+    A subnormal number has no exponent of its own, on any platform: it gets that of its bits as an
+    integer. (To multiply it first would not do: not all backends keep subnormals.)
     """
     b, form = x.b, _FORMATS[x.dtype]
     bits = _bits(x)

@@ -2,40 +2,78 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
-from lazyxla.lowering.program import TensorSpec
-from lazyxla.lowering.registry import jax_rule
+import torch
+
+from lazyxla.lowering.functions import maximum, where
+from lazyxla.lowering.registry import jax_rule, rule
+from lazyxla.lowering.value import Operand, Value
 
 if TYPE_CHECKING:
     from jax import Array
 
-# The result of an empty segment if no initial value is given.
-_START = {"sum": 0.0, "mean": 0.0, "prod": 1.0, "max": float("-inf"), "min": float("inf")}
+    from lazyxla.lowering.builder import Builder
+
+_COMBINED = {"sum": "add", "mean": "add", "prod": "mul", "max": "max", "min": "min"}
+_NEUTRAL = {"sum": 0.0, "mean": 0.0, "prod": 1.0, "max": -math.inf, "min": math.inf}
 
 
-def _segment_numbers(
-    data: Array, lengths: Array | None, offsets: Array | None, axis: int
-) -> tuple[Array, int]:
-    """For each element along `axis` the number of its segment, counted through all leading
-    dimensions, and the number of segments. Elements of no segment have a number beyond.
+def _segment_numbers(table: Array, size: int, has_offsets: bool) -> Array:
+    """For each of `size` elements the number of its segment, counted through all leading
+    dimensions. Elements of no segment have a number beyond.
+
+    Args:
+        table: the segments' lengths or, if it `has_offsets`, where they begin and the last ends.
     """
     import jax.numpy as jnp
 
-    if offsets is None:
-        assert lengths is not None
-        ends = jnp.cumsum(lengths, axis=-1)
-        starts = ends - lengths
+    if has_offsets:
+        starts, ends = table[..., :-1], table[..., 1:]
     else:
-        starts, ends = offsets[..., :-1], offsets[..., 1:]
+        ends = jnp.cumsum(table, axis=-1)
+        starts = ends - table
     starts, ends = starts.astype(jnp.int64), ends.astype(jnp.int64)
-    count, size = ends.shape[-1], data.shape[axis]
+    count = ends.shape[-1]
     rows = ends.size // count if count else 0
     index = jnp.arange(size)
     number = jnp.sum(index[:, None] >= ends[..., None, :], axis=-1)
     outside = (number >= count) | (index < starts[..., :1])
     row = jnp.arange(rows).reshape((*ends.shape[:-1], 1))
-    return jnp.where(outside, rows * count, number + row * count).reshape(-1), rows * count
+    return jnp.where(outside, rows * count, number + row * count).reshape(-1)
+
+
+@rule("aten::segment_reduce")
+def segment_reduce(
+    b: Builder,
+    data: Value,
+    reduce: str,
+    lengths: Value | None,
+    indices: Value | None,
+    offsets: Value | None,
+    axis: int,
+    unsafe: bool,
+    initial: Operand | None,
+) -> Value:
+    axis %= data.rank
+    shape, inner = b.outputs[0].shape, data.shape[axis + 1 :]
+    table = lengths if offsets is None else offsets
+    size = data.shape[axis]
+    numbers = b.call_jax(_segment_numbers, table, size=size, has_offsets=offsets is not None)
+    at = b.unsqueeze(numbers, -1)
+    count = math.prod(shape[: axis + 1])
+    start = b.value(_NEUTRAL[reduce] if initial is None else initial, data.dtype)
+    elements = data.reshape([numbers.shape[0], *inner])
+    result = b.full([count, *inner], start, data.dtype)
+    result = b.scatter_nd(result, at, elements, [0], _COMBINED[reduce])
+    if reduce == "mean":
+        ones = b.full([numbers.shape[0]], 1, torch.int64)
+        sizes = b.scatter_nd(b.zeros([count], torch.int64), at, ones, [0], "add")
+        sizes = sizes.reshape([count, *[1] * len(inner)])
+        mean = result / maximum(sizes, 1).to(data.dtype)
+        result = where(sizes > 0, mean, math.nan if initial is None else start)
+    return result.reshape(shape)
 
 
 def _flat(data: Array, axis: int) -> Array:
@@ -51,49 +89,10 @@ def _spread(per_segment: Array, numbers: Array, count: int, like: Array) -> Arra
     return flat[numbers]
 
 
-def _reduce(data: Array, numbers: Array, count: int, reduce: str) -> Array:
+def _reduce(data: Array, numbers: Array, count: int, kind: str) -> Array:
     import jax
-    import jax.numpy as jnp
 
-    kind = "sum" if reduce == "mean" else reduce
-    result = getattr(jax.ops, f"segment_{kind}")(data, numbers, count)
-    if kind in ("max", "min"):  # XLA's CPU backend drops nan (xla_cpu_enable_fast_min_max)
-        nans = jax.ops.segment_sum(jnp.isnan(data).astype(jnp.int32), numbers, count)
-        result = jnp.where(nans > 0, jnp.nan, result)
-    return result
-
-
-@jax_rule("aten::segment_reduce")
-def segment_reduce(
-    data: Array,
-    reduce: str,
-    lengths: Array | None,
-    indices: Array | None,
-    offsets: Array | None,
-    axis: int,
-    unsafe: bool,
-    initial: Array | None,
-    *,
-    outputs: tuple[TensorSpec, ...],
-) -> Array:
-    import jax.numpy as jnp
-
-    axis %= data.ndim
-    numbers, count = _segment_numbers(data, lengths, offsets, axis)
-    flat = _flat(data, axis)
-    result = _reduce(flat, numbers, count, reduce)
-    sizes = _reduce(jnp.ones_like(flat), numbers, count, "sum")
-    start = jnp.asarray(_START[reduce] if initial is None else initial, flat.dtype)
-    if reduce == "max":
-        result = jnp.where(result < start, start, result)
-    elif reduce == "min":
-        result = jnp.where(result > start, start, result)
-    else:
-        result = result * start if reduce == "prod" else result + start
-    if reduce == "mean":
-        empty = jnp.nan if initial is None else start
-        result = jnp.where(sizes > 0, result / jnp.maximum(sizes, 1), empty)
-    return result.reshape(outputs[0].shape)
+    return getattr(jax.ops, f"segment_{kind}")(data, numbers, count)
 
 
 @jax_rule("aten::_segment_reduce_backward")
@@ -109,8 +108,11 @@ def segment_reduce_backward(
 ) -> Array:
     import jax.numpy as jnp
 
-    numbers, count = _segment_numbers(data, lengths, offsets, axis)
-    flat = _flat(data, axis)
+    axis %= data.ndim
+    table = lengths if offsets is None else offsets
+    assert table is not None
+    numbers = _segment_numbers(table, data.shape[axis], offsets is not None)
+    flat, count = _flat(data, axis), math.prod(output.shape[: axis + 1])
     slope = _spread(grad, numbers, count, flat)
     result = _spread(output, numbers, count, flat)
     if reduce in ("max", "min"):  # shared by all that are the extremum

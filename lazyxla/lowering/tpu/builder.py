@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -28,6 +29,9 @@ class TpuBuilder(Builder):
 
     def has_bits(self, dtype: torch.dtype) -> bool:
         return dtype != torch.float64  # which is two floats
+
+    def bitcast_to_width(self, x: Value, dtype: torch.dtype, shape: Sequence[int]) -> Value:
+        return self.hlo.bitcast_convert(self.type(dtype, shape), x)  # none is merged with another
 
     def platform_dot(self, left: DotOperand, right: DotOperand, dtype: torch.dtype | None) -> Value:
         return matmul.dot(self, left, right, dtype)
