@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <utility>
 
 #include "common/counters.h"
 #include "common/gil.h"
@@ -103,13 +104,10 @@ void check_free(const program::Variant& variant, int64_t needed, const pjrt::Dev
 
 pjrt::InFlight::Listener undo_on_failure(std::shared_ptr<std::vector<Replaced>> replaced,
                                          c10::DeviceIndex device) {
-  return [replaced = std::move(replaced),
-          device](const pjrt::Error* failure) -> std::optional<pjrt::Error> {
-    if (!failure) {
-      replaced->clear();
-      return std::nullopt;
-    }
-    const std::string lost = describe_lost(undo(device, std::move(*replaced)));
+  return [=](const pjrt::Error* failure) -> std::optional<pjrt::Error> {
+    std::vector<Replaced> all = std::exchange(*replaced, {});
+    if (!failure) return std::nullopt;
+    const std::string lost = describe_lost(undo(device, std::move(all)));
     return pjrt::Error(failure->code(), failure->what() + lost);
   };
 }
