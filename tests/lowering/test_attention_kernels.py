@@ -67,6 +67,11 @@ def bias(shape: tuple[int, ...]) -> Tensor:
     return seen.float().cumsum(-1).div(9).masked_fill(~seen, -math.inf)
 
 
+def least(shape: tuple[int, ...]) -> Tensor:
+    """Numbers to add to scores, of which the first row is as good as equal for all columns."""
+    return torch.zeros(shape).masked_fill(~some(shape), torch.finfo(torch.float32).min)
+
+
 CASES: dict[str, tuple[Target, Case]] = {
     "tpu: plain": (TPU, ((2, 2, 256, 384, 64), {})),
     "tpu: wide": (TPU, ((2, 2, 128, 256, 128), {})),
@@ -83,6 +88,7 @@ CASES: dict[str, tuple[Target, Case]] = {
     "cuda: mask": (CUDA, ((2, 2, 70, 150, 32), {"attn_mask": bias((2, 1, 70, 150))})),
     "cuda: mask of keys": (CUDA, ((2, 2, 70, 150, 32), {"attn_mask": bias((2, 1, 1, 150))})),
     "cuda: one mask for all": (CUDA, ((2, 2, 70, 70, 32), {"attn_mask": bias((70, 70))})),
+    "cuda: mask of the least number": (CUDA, ((2, 2, 70, 70, 32), {"attn_mask": least((70, 70))})),
 }
 
 

@@ -5,7 +5,7 @@ tile by tile and never write them.
 
 Arrays are as in rules/attention.py: queries (N, H, S, D), keys and values (N, G, T, D), of any S
 and T. Tiles have powers of 2 as sizes: what they hold beyond an array's end is read as zeros and
-not written. Within the kernels scores have the base 2.
+not written.
 """
 
 from __future__ import annotations
@@ -208,16 +208,16 @@ class _Kernel:
         return jnp.minimum(self.column_tiles, (row + height + width - 1) // width)
 
     def scores(self, query: Any, key: Any, extra: Sequence[Any], row: Any, column: Any) -> Any:
-        """A tile of scores to the base 2, from this row and column on; -inf if they are masked."""
+        """A tile of scores, from this row and column on; -inf if they are masked."""
         import jax.numpy as jnp
 
-        scores = _dot(query, key, 1, 1) * (self.form.factor * _LOG2_E)
+        scores = _dot(query, key, 1, 1) * self.form.factor
         if self.form.masked:
             mask = self._of_scores(extra[0], row, column)
             if mask.dtype == jnp.int8:
                 scores = jnp.where(mask != 0, scores, -jnp.inf)
             else:
-                scores += mask.astype(jnp.float32) * _LOG2_E
+                scores += mask.astype(jnp.float32)
         columns = column + jnp.arange(self.sizes.columns)[None, :]
         if self.form.is_causal:
             rows = row + jnp.arange(self.sizes.rows)[:, None]
@@ -260,8 +260,8 @@ def _forward(kernel: _Kernel, *refs: Any) -> None:
         scores = kernel.scores(query, key, extra, row, column)
         peak_now = jnp.maximum(peak, scores.max(1))
         base = _finite(peak_now)
-        weights = jnp.exp2(scores - base[:, None])
-        shrink = jnp.exp2(peak - base)
+        weights = _exp(scores - base[:, None])
+        shrink = _exp(peak - base)
         total = total * shrink + weights.sum(1)
         kept = kernel.drop(weights, extra, row, column).astype(value.dtype)
         return result * shrink[:, None] + _dot(kept, value, 1, 0), peak_now, total
@@ -271,7 +271,7 @@ def _forward(kernel: _Kernel, *refs: Any) -> None:
     peak, total = jnp.full(height, -jnp.inf), jnp.zeros(height, jnp.float32)
     result, peak, total = jax.lax.fori_loop(0, end, step, (result, peak, total))
     kernel.store(result_ref, result / jnp.where(total == 0, 1, total)[:, None], "rd", row)
-    kernel.store(sums_ref, (_finite(peak) + jnp.log2(total)) / _LOG2_E, "r", row)
+    kernel.store(sums_ref, _finite(peak) + jnp.log(total), "r", row)
 
 
 def _backward_query(kernel: _Kernel, *refs: Any) -> None:
@@ -289,7 +289,7 @@ def _backward_query(kernel: _Kernel, *refs: Any) -> None:
         column = i * width
         key, value = (kernel.load(ref, "cd", column) for ref in (key_ref, value_ref))
         scores = kernel.scores(query, key, extra, row, column)
-        weights = jnp.exp2(scores - (_finite(sums) * _LOG2_E)[:, None])
+        weights = _exp(scores - _finite(sums)[:, None])
         above = kernel.drop(_dot(grad, value, 1, 1), extra, row, column)
         of_scores = (weights * (above - along[:, None])).astype(key.dtype)
         return result + _dot(of_scores, key, 1, 0)
@@ -317,7 +317,7 @@ def _backward_key(kernel: _Kernel, *refs: Any) -> None:
         query, grad = (kernel.load(ref, "rd", row) for ref in (query_ref, grad_ref))
         sums, along = (kernel.load(ref, "r", row) for ref in (sums_ref, along_ref))
         scores = kernel.scores(query, key, extra, row, column)
-        weights = jnp.exp2(scores - (_finite(sums) * _LOG2_E)[:, None])
+        weights = _exp(scores - _finite(sums)[:, None])
         kept = kernel.drop(weights, extra, row, column).astype(grad.dtype)
         above = kernel.drop(_dot(grad, value, 1, 1), extra, row, column)
         of_scores = (weights * (above - along[:, None])).astype(query.dtype)
@@ -336,6 +336,14 @@ def _dot(x: Any, y: Any, of_x: int, of_y: int) -> Any:
 
     dims = (((of_x,), (of_y,)), ((), ()))
     return jax.lax.dot_general(x, y, dims, preferred_element_type="float32")
+
+
+def _exp(x: Any) -> Any:
+    """As GPUs compute it. Scores themselves do not have the base 2: a mask of the least number
+    would be -inf then."""
+    import jax.numpy as jnp
+
+    return jnp.exp2(x * _LOG2_E)
 
 
 def _finite(x: Any) -> Any:
