@@ -59,6 +59,14 @@ def test_checked_values_raise_at_the_call(name: str, checked: None) -> None:
     assert name in OTHER_WORDS or ours[1] == text
 
 
+def test_a_wrong_result_tensor_is_refused_before_wrong_values(checked: None) -> None:
+    def call(device: str) -> torch.Tensor:
+        out = torch.empty(2, dtype=torch.double, device=device)
+        return torch.multinomial(torch.tensor([-1.0, 2, 3], device=device), 2, out=out)
+
+    assert error_of(call, DEVICE) == error_of(call, "cpu")
+
+
 @pytest.mark.parametrize("places", [(4,), (-1,), (2**40,), (-(2**40), 4)])
 def test_unchecked_writes_out_of_range_are_left_out(places: tuple[int, ...]) -> None:
     """One place is written as a slice, several by a scatter."""

@@ -38,6 +38,8 @@ _OF_EACH_DIM = ("index.Tensor", "_unsafe_index.Tensor", "index_put", "_index_put
 
 def _call_on_cpu(name: str, a: Arguments) -> None:
     packet, _, overload = name.partition(".")
+    if isinstance(a.get("out"), Tensor):  # which may be wrong, too
+        overload = f"{overload}_out" if overload else "out"
     op = getattr(getattr(torch.ops.aten, packet), overload or "default")
     taken = {arg.name for arg in op._schema.arguments if arg.name != "generator"}
     given = {key: value for key, value in a.items() if key in taken}

@@ -5,10 +5,13 @@ and that of an attention layer returns its input three times, flattened for each
 such result would be a copy, made at every call, and a tensor for autograd to save and unpack. So
 of all views of the same tensor one is kept, the tensor itself where that is no larger than they
 are together, and the backward graph makes the others from it.
+
+What a random operator made is kept also where a checkpoint has the rest computed again.
 """
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,6 +48,7 @@ def partition_joint_graph(
     from torch._functorch.partitioners import default_partition
 
     padding.plan(joint.graph)
+    _keep_random_results(joint.graph)
     forward, backward = default_partition(joint, inputs, num_fwd_outputs=num_fwd_outputs, **how)
     _share_saved(forward.graph, backward.graph, num_fwd_outputs)
     for module in (forward, backward):
@@ -52,6 +56,21 @@ def partition_joint_graph(
         module.recompile()
     padding.hand_on(joint.graph, forward.graph, backward.graph, num_fwd_outputs)
     return forward, backward
+
+
+def _keep_random_results(joint: fx.Graph) -> None:
+    """Within a checkpoint (torch.utils.checkpoint), too: the operators would draw other numbers the
+    second time. PyTorch can repeat the numbers of some devices only, and refuses the graph else. It
+    takes attention for random, with dropout or without."""
+    from torch.utils.checkpoint import CheckpointPolicy
+
+    for node in joint.nodes:
+        is_random = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+        if is_random and "recompute" in node.meta:
+            results = [n for n in node.users if n.target is operator.getitem]
+            del node.meta["recompute"]
+            for result in results or [node]:
+                result.meta["recompute"] = CheckpointPolicy.MUST_SAVE
 
 
 def _share_saved(forward: fx.Graph, backward: fx.Graph, num_fwd_outputs: int) -> None:
