@@ -109,10 +109,12 @@ class Builder(Indexing):
 
     def random_below(
         self, shape: Sequence[int], limit: Value, seed: Value, ordinal: Value
-    ) -> Value | None:
-        """Which of a stream's numbers of 24 bits are below a float32 (), where the platform has a
-        way of its own for that."""
-        return None
+    ) -> Value:
+        """Which of a stream's first numbers, uint32 without their last byte, are below a float32
+        of shape ()."""
+        numbers = self.random_bits(shape, torch.uint32, seed, ordinal) >> 8
+        # Signed numbers convert faster; the top bit is zero by now.
+        return self.bitcast(numbers, torch.int32).to(torch.float32) < limit
 
     def call_jax(self, function: Callable[..., Any], *xs: Any, **static: Any) -> Any:
         """Calls a function on JAX arrays: traced once per operand types, merged in as a function.

@@ -18,9 +18,9 @@ class CudaBuilder(Builder):
 
     def random_below(
         self, shape: Sequence[int], limit: Value, seed: Value, ordinal: Value
-    ) -> Value | None:
-        if self.annotations is not None:  # elementwise operations, which the partitioner splits
-            return None
+    ) -> Value:
+        if self.annotations is not None:  # made by index; see streams.py
+            return super().random_below(shape, limit, seed, ordinal)
         return philox_below(self, shape, limit, seed, ordinal)
 
     def apply_maps(self, x: Value, maps: Sequence[Value], adjoint: bool = False) -> Value:

@@ -92,9 +92,7 @@ def chance(b: Builder, p: Operand, shape: Sequence[int], stream: Stream | None =
     digits = _DIGITS[dtype]
     limit = b.value(p, dtype) * 2.0**digits
     if not b.shape(p) and all(shape):
-        below = b.random_below(shape, limit, *(b.rng if stream is None else stream))
-        if below is not None:
-            return below
+        return b.random_below(shape, limit, *(b.rng if stream is None else stream))
     return _whole_numbers(b, shape, dtype, digits, stream) < limit
 
 
