@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 from torch.distributed import DeviceMesh
 
@@ -43,8 +43,6 @@ class Mesh:
         TypeError: the names are no sequence of strings.
     """
 
-    is_any: ClassVar[bool] = False  # whether there was one
-
     def __init__(
         self,
         shape: Sequence[int],
@@ -69,7 +67,6 @@ class Mesh:
         self._is_of_topology = bool(_C.captured_devices()) and (
             max(self.devices) >= global_device_count()
         )
-        Mesh.is_any = True
         self._raw = _C.make_mesh(list(zip(self.axis_names, self.shape)), list(self.devices))
 
     @property

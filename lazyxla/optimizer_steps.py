@@ -4,7 +4,8 @@ A plain ``optimizer.step()`` would read each count, and wait for it in the middl
 computes with them on the device, as with PyTorch's `capturable`, which is set in the group during
 the step only: a checkpoint of it can still be loaded for the CPU.
 
-State that was loaded is spread as its parameter is, as the state that an optimizer makes.
+With devices as one (spmd.py), gradients are spread as the parameters are, and so is state that was
+loaded, as the state that an optimizer makes.
 """
 
 from __future__ import annotations
@@ -18,8 +19,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from lazyxla import _C, untraced
-from lazyxla.mesh import Mesh
+from lazyxla import _C, spmd, untraced
 from lazyxla.runtime import BACKEND
 
 _changed: weakref.WeakKeyDictionary[torch.optim.Optimizer, list[dict[str, Any]]]
@@ -37,7 +37,8 @@ def install() -> None:
 def _before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
     if not torch.compiler.is_compiling():  # which computes so by itself
         _set_capturable(optimizer)
-        if Mesh.is_any and optimizer not in _watched and _spread_state(optimizer):
+        if _C.has_mesh() and _spread_gradients(optimizer) and optimizer not in _watched:
+            _spread_state(optimizer)
             _watched.add(optimizer)
             optimizer.register_load_state_dict_post_hook(_after_loading)
 
@@ -74,16 +75,28 @@ def _after_loading(optimizer: torch.optim.Optimizer) -> None:
     _spread_state(optimizer)
 
 
-def _spread_state(optimizer: torch.optim.Optimizer) -> bool:
-    """Spreads it as the parameters are. Returns whether any of them is spread."""
+def _spread_gradients(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether any parameter is spread. Its gradients are from now on, whichever way it came here:
+    as a copy of a sharded one, by a conversion of its module or by `load_state_dict`."""
     is_any = False
+    for group in optimizer.param_groups:
+        has_spread, leaves = _C.find_unspread(group["params"])
+        is_any |= has_spread
+        for leaf in leaves:
+            spmd.spread_gradient(leaf)
+            if leaf.grad is not None:
+                _C.try_shard(leaf.grad, _C.declared_sharding(leaf))
+    return is_any
+
+
+def _spread_state(optimizer: torch.optim.Optimizer) -> None:
+    """Spreads it as the parameters are."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             is_ours = parameter.device.type == BACKEND
             raw = _C.declared_sharding(parameter) if is_ours else None
             if raw is None:
                 continue
-            is_any = True
             for value in _state(optimizer, parameter).values():
                 is_like = (
                     isinstance(value, torch.Tensor)
@@ -93,7 +106,6 @@ def _spread_state(optimizer: torch.optim.Optimizer) -> bool:
                 )
                 if is_like and _C.declared_sharding(value) is None:
                     _C.shard(value, raw)
-    return is_any
 
 
 def _counts_on_device(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> bool:

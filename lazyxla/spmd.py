@@ -205,13 +205,18 @@ def _shard(tensor: torch.Tensor, raw: Any) -> None:
             tensor.data = fresh.copy_(tensor)
         else:
             _C.shard(tensor, raw)
-        if tensor.is_leaf and tensor.grad is not None and tensor.grad.layout == torch.strided:
-            _shard(tensor.grad, raw)
+        if tensor.is_leaf and tensor.grad is not None:
+            _C.try_shard(tensor.grad, raw)
     if tensor.requires_grad and tensor.is_leaf:
-        if _spread_gradient not in (tensor._backward_hooks or {}).values():
-            tensor.register_hook(_spread_gradient)
-        # torch.utils.swap_tensors leaves the dict with the other one's hooks in the engine.
-        tensor._backward_hooks = tensor._backward_hooks
+        spread_gradient(tensor)
+
+
+def spread_gradient(leaf: torch.Tensor) -> None:
+    """Spreads a sharded leaf's gradient from now on as the leaf is."""
+    if _spread_gradient not in (leaf._backward_hooks or {}).values():
+        leaf.register_hook(_spread_gradient)
+    # torch.utils.swap_tensors leaves the dict with the other one's hooks in the engine.
+    leaf._backward_hooks = leaf._backward_hooks
 
 
 @torch.utils.hooks.unserializable_hook
@@ -225,7 +230,12 @@ def _spread_gradient(grad: torch.Tensor) -> torch.Tensor | None:
     raw = None if leaf is None else _C.known_sharding(leaf)
     if raw is None or grad.layout != torch.strided:
         return None
-    return _constrained(grad, raw.text)
+    spread = _constrained(grad, raw.text)
+    _C.try_shard(spread, raw)  # also if it is written to before it is computed
+    return spread
+
+
+_C.set_spreading_hook(_spread_gradient)
 
 
 def spec_of(raw: Any) -> tuple[Entry, ...]:

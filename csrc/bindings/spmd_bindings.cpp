@@ -3,6 +3,7 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include "dispatch/gradient_hooks.h"
 #include "dispatch/sharded.h"
 #include "ir/sharding.h"
 #include "program/mesh_devices.h"
@@ -106,10 +107,14 @@ void bind_spmd(py::module_& m) {
       .def("tile_of", &Sharding::tile_of);
   m.def("own_positions", [](const Mesh& mesh) { return program::own_devices(mesh).positions; });
   m.def("install_result_reader", &install_result_reader);
+  m.def("has_mesh", &Mesh::any);
   m.def("make_mesh", &make_mesh, py::return_value_policy::reference);
   m.def("make_sharding", &make_sharding, py::return_value_policy::reference);
   m.def("find_sharding", &Sharding::find, py::return_value_policy::reference);
   m.def("shard", &dispatch::shard, NoGil());
+  m.def("set_spreading_hook", [](const py::function& f) { dispatch::set_spreading_hook(f.ptr()); });
+  m.def("find_unspread", &dispatch::find_unspread);
+  m.def("try_shard", &dispatch::try_shard, NoGil());
   m.def("shard_local", &dispatch::shard_local, NoGil());
   m.def("local_blocks", &dispatch::local_blocks, NoGil());
   m.def("set_local_blocks", &dispatch::set_local_blocks, NoGil());

@@ -2,6 +2,7 @@
 
 #include <ATen/ops/_to_copy_native.h>
 #include <ATen/ops/clone.h>
+#include <ATen/ops/clone_native.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/empty_like_native.h>
@@ -56,15 +57,25 @@ void replace(ir::Storage& storage, const Value& leaf, Value by, c10::DeviceIndex
   storage.set_value(std::move(by), pending, garbage);
 }
 
+// Whether it is no view of a part of its memory.
+bool is_all_memory(const at::Tensor& tensor) {
+  const Geometry geometry = geometry_of(impl_of(tensor));
+  return geometry.offset == 0 &&
+         static_cast<size_t>(geometry.nbytes()) == storage_of(impl_of(tensor)).nbytes() &&
+         ir::is_dense(geometry.sizes, geometry.strides);
+}
+
 at::Tensor empty_like(const at::Tensor& self, std::optional<c10::ScalarType> dtype,
                       std::optional<c10::Layout> layout, std::optional<c10::Device> device,
                       std::optional<bool> pin, std::optional<c10::MemoryFormat> format) {
   at::Tensor made = at::native::empty_like(self, dtype, layout, device, pin, format);
-  if (!ir::Mesh::any() || !made.defined() || !is_lazy(impl_of(made)) || !is_lazy(impl_of(self))) {
-    return made;
-  }
-  if (!impl_of(self).has_storage() || !is_whole(impl_of(made))) return made;
-  if (const ir::Sharding* sharding = known_sharding(self)) shard(made, *sharding);
+  shard_like(made, self);
+  return made;
+}
+
+at::Tensor clone(const at::Tensor& self, std::optional<c10::MemoryFormat> format) {
+  at::Tensor made = at::native::clone(self, format);
+  shard_like(made, self);
   return made;
 }
 
@@ -73,8 +84,7 @@ at::Tensor to_copy(const at::Tensor& self, std::optional<c10::ScalarType> dtype,
                    std::optional<bool> pin, bool non_blocking,
                    std::optional<c10::MemoryFormat> format) {
   at::Tensor made = at::native::_to_copy(self, dtype, layout, device, pin, non_blocking, format);
-  if (!ir::Mesh::any() || made.device() != self.device() || !is_whole(impl_of(made))) return made;
-  if (const ir::Sharding* sharding = known_sharding(self)) shard(made, *sharding);
+  shard_like(made, self);
   return made;
 }
 
@@ -91,6 +101,7 @@ TORCH_LIBRARY_IMPL(lazyxla, CPU, m) { m.impl("constrain", TORCH_FN(constrain_on_
 TORCH_LIBRARY_IMPL(lazyxla, Meta, m) { m.impl("constrain", TORCH_FN(constrain_on_meta)); }
 
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
+  m.impl("clone", TORCH_FN(clone));
   m.impl("empty_like", TORCH_FN(empty_like));
   m.impl("_to_copy", TORCH_FN(to_copy));
 }
@@ -100,14 +111,10 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
 void shard(const at::Tensor& tensor, const ir::Sharding& sharding) {
   TORCH_CHECK_VALUE(is_lazy(impl_of(tensor)), "lazyxla: a tensor on ", tensor.device(),
                     " cannot be sharded; move it with .to(\"lazyxla\") before");
-  ir::Storage& storage = storage_of(impl_of(tensor));
-  const Geometry geometry = geometry_of(impl_of(tensor));
-  TORCH_CHECK_VALUE(geometry.offset == 0 &&
-                        static_cast<size_t>(geometry.nbytes()) == storage.nbytes() &&
-                        ir::is_dense(geometry.sizes, geometry.strides),
-                    "lazyxla: a tensor of shape ", tensor.sizes(),
+  TORCH_CHECK_VALUE(is_all_memory(tensor), "lazyxla: a tensor of shape ", tensor.sizes(),
                     " that is a view of a part of its memory cannot be sharded; shard the tensor "
                     "that it is a view of, or a copy");
+  ir::Storage& storage = storage_of(impl_of(tensor));
   const Value leaf = declare(tensor, sharding);
   if (!leaf) return;
   program::DeviceBuffer& buffer = program::buffer_of(*leaf.node.get());
@@ -130,6 +137,19 @@ void shard(const at::Tensor& tensor, const ir::Sharding& sharding) {
   std::vector<char> host(leaf.type().nbytes());
   graph::download(computed_here(tensor).leaf, host.data());
   replace(storage, leaf, graph::upload(host.data(), leaf.type(), sharding), device);
+}
+
+bool try_shard(const at::Tensor& tensor, const ir::Sharding& sharding) {
+  const c10::TensorImpl& impl = impl_of(tensor);
+  if (!is_lazy(impl) || !impl.has_storage() || !is_all_memory(tensor)) return false;
+  shard(tensor, sharding);
+  return true;
+}
+
+void shard_like(const at::Tensor& made, const at::Tensor& from) {
+  if (!ir::Mesh::any() || !made.defined() || made.device() != from.device()) return;
+  if (!is_lazy(impl_of(made)) || !is_whole(impl_of(made))) return;
+  if (const ir::Sharding* sharding = known_sharding(from)) shard(made, *sharding);
 }
 
 at::Tensor shard_local(const at::Tensor& local, const ir::Sharding& sharding) {

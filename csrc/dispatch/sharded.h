@@ -18,6 +18,12 @@ namespace lazyxla::dispatch {
 // this sharding. The tensor must be all of its memory.
 void shard(const at::Tensor& tensor, const ir::Sharding& sharding);
 
+// The same if it is of the device and all of its memory; otherwise returns false.
+bool try_shard(const at::Tensor& tensor, const ir::Sharding& sharding);
+
+// Spreads what was made like a tensor, or as its copy, as that is, if it is and both are whole.
+void shard_like(const at::Tensor& made, const at::Tensor& from);
+
 // A tensor with this sharding, of which `local`, on the CPU, is the part of this process's devices.
 // It must be one block, whose size divides evenly among them.
 at::Tensor shard_local(const at::Tensor& local, const ir::Sharding& sharding);

@@ -16,9 +16,7 @@ void Tape::stop() {
 void Tape::take(const program::Graph& graph, const program::VariantRef& found) {
   if (++flushes > 1) return;
   variant = found;
-  if (graph.partition || found->partition) {
-    problem = "it runs on many devices";
-  } else if (found->runs_on_host() || !found->stages.empty()) {
+  if (found->runs_on_host() || !found->stages.empty()) {
     problem = "its graph was cut, or is run by PyTorch's kernels";
   }
   for (const ir::NodePtr& node : graph.nodes) {
@@ -28,13 +26,13 @@ void Tape::take(const program::Graph& graph, const program::VariantRef& found) {
   for (const ir::NodePtr& leaf : graph.leaves) {
     leaves.push_back(leaf.get());
     leaf_types.push_back(leaf->output_type(0));
+    leaf_shardings.push_back(program::buffer_of(*leaf.get()).sharding());
   }
   output_types = graph.output_types;
   aliases = graph.aliases;
   slots = graph.slots;
   for (const program::Taken& taken : graph.taken) {
-    if (taken.sharding) problem = "it writes to a tensor that is spread over devices";
-    written.push_back({taken.id, taken.output});
+    written.push_back({taken.id, taken.output, taken.sharding});
   }
   take_draws(graph);
 }

@@ -19,6 +19,7 @@ class Tape {
   struct Written {
     uint64_t id;
     uint32_t output;
+    const ir::Sharding* sharding;  // the storage's
   };
 
   // The pair of slots that holds a random operator's key.
@@ -47,7 +48,8 @@ class Tape {
   program::VariantRef variant;
   std::vector<const ir::Node*> leaves;  // their addresses only
   std::vector<ir::TensorType> leaf_types, output_types;
-  std::vector<int> aliases;  // per leaf, as in Graph
+  std::vector<const ir::Sharding*> leaf_shardings;  // null: it is on one device
+  std::vector<int> aliases;                         // per leaf, as in Graph
   std::vector<Written> written;
   std::vector<ir::ScalarValue> slots;
   std::vector<Random> random;

@@ -15,6 +15,7 @@
 
 #include "common/options.h"
 #include "dispatch/device_state.h"
+#include "dispatch/gradient_hooks.h"
 #include "dispatch/tensor.h"
 #include "record/settings.h"
 
@@ -63,18 +64,14 @@ bool is_same(PyObject* then, PyObject* now) {
 }
 
 const char* unfit(const at::Tensor& tensor) {
-  using torch::autograd::impl::hooks, torch::autograd::impl::post_acc_grad_hooks;
   const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
   if (!tensor.has_storage() || tensor.layout() != c10::kStrided) return "has no memory of its own";
   if (impl.is_python_dispatch()) return "is of a subclass";
   if (tensor.grad_fn()) return "is the result of an operator with gradients";
-  const bool has_history = torch::autograd::impl::get_autograd_meta(tensor) != nullptr;
-  if (has_history && (!hooks(tensor).empty() || post_acc_grad_hooks(tensor))) return "has a hook";
+  if (dispatch::has_other_hooks(tensor)) return "has a hook";
   if (tensor.requires_grad()) {
     const auto accumulator = torch::autograd::impl::try_get_grad_accumulator(tensor);
-    if (accumulator &&
-        (!accumulator->pre_hooks().empty() || !accumulator->post_hooks().empty() ||
-         !accumulator->tensor_pre_hooks().empty() || accumulator->tensor_post_acc_grad_hooks())) {
+    if (accumulator && (!accumulator->pre_hooks().empty() || !accumulator->post_hooks().empty())) {
       return "has a hook where its gradient is accumulated";
     }
   }

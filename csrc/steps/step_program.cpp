@@ -42,12 +42,11 @@ void set_used_history(at::Tensor& tensor) {
   torch::autograd::impl::set_gradient_edge(tensor, {std::move(node), number});
 }
 
-// The leaf that a tensor is read as; null if it is not data on its one device. Caller holds the
-// mutex.
+// The leaf that a tensor is read as; null if it is not data. Caller holds the mutex.
 const ir::Value* leaf_of(const ir::Storage& storage, const ir::Geometry* copied) {
   const ir::Value* value = copied ? storage.find_view(*copied) : &storage.value();
-  if (!value || !*value || storage.is_pending() || !value->node->is_leaf()) return nullptr;
-  return storage.sharding() || program::buffer_of(*value->node.get()).sharding() ? nullptr : value;
+  const bool is_data = value && *value && !storage.is_pending() && value->node->is_leaf();
+  return is_data ? value : nullptr;
 }
 
 }  // namespace
@@ -75,7 +74,7 @@ std::string StepProgram::find(c10::ArrayRef<at::Tensor> arguments,
       return now.defined() ? "there are gradients now" : "there are no gradients now";
     }
     if (!now.defined()) continue;
-    const char* why = unfit(now);
+    const char* why = now.requires_grad() ? "is to be differentiated" : unfit(now);
     if (why || !dispatch::is_lazy(*now.unsafeGetTensorImpl()) ||
         !(geometry_of(now) == sources_[gradient.source].view)) {
       return "a gradient is of another kind";
@@ -127,8 +126,12 @@ std::string StepProgram::run(c10::ArrayRef<at::Tensor> arguments,
       }
       const ir::Value* leaf = leaf_of(storage, source.copied ? &source.view : nullptr);
       if (!leaf || !(storage.base() == source.base)) return "memory lies in another way";
+      if (storage.sharding() != source.sharding) return "a tensor is spread in another way";
       if (source.leaf < 0) continue;
       if (!(leaf->type() == taped_.leaf_types[source.leaf])) return "memory lies in another way";
+      if (program::buffer_of(*leaf->node.get()).sharding() != taped_.leaf_shardings[source.leaf]) {
+        return "a tensor is spread in another way";
+      }
       leaves[source.leaf] = leaf->node.get();
     }
     c10::SmallVector<ir::Storage*, 128> sorted = storages;
@@ -139,9 +142,12 @@ std::string StepProgram::run(c10::ArrayRef<at::Tensor> arguments,
 
     slot = graph::ExecutionSlot::take(device_);
     std::vector<ir::Value> promised;
-    for (const ir::TensorType& type : taped_.output_types) {
+    for (size_t i = 0; i < taped_.output_types.size(); ++i) {
       promises.push_back(program::make_buffer());
-      promised.push_back({ir::Node::make_leaf(type, promises.back()), 0});
+      if (taped_.variant->partition) {
+        promises.back()->promise_sharding(taped_.variant->results()[i]);
+      }
+      promised.push_back({ir::Node::make_leaf(taped_.output_types[i], promises.back()), 0});
     }
     for (size_t i = 0; i < sources_.size(); ++i) {
       const int output = sources_[i].output;
@@ -150,7 +156,9 @@ std::string StepProgram::run(c10::ArrayRef<at::Tensor> arguments,
       storages[i]->set_leaf(promised[output], garbage);
     }
     for (size_t i = 0; i < fresh_.size(); ++i) {
-      storage_of(made[i]).set_leaf(promised[fresh_[i].output], garbage);
+      ir::Storage& storage = storage_of(made[i]);
+      storage.set_sharding(fresh_[i].sharding);
+      storage.set_leaf(promised[fresh_[i].output], garbage);
     }
     // The replaced values are held by the list above and by the garbage.
     for (size_t i = 0; i < leaves.size(); ++i) {

@@ -14,8 +14,8 @@
 // same memory, unless it has other references by now.
 //
 // All this assumes that Python would do the same again, which guards.h checks. That the memory's
-// layout is unchanged (the same geometries, none shared by two owners) is checked here, under the
-// device's mutex.
+// layout is unchanged (the same geometries, none shared by two owners, spread over the same devices
+// in the same way) is checked here, under the device's mutex.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -34,8 +34,9 @@ class StepProgram {
  public:
   // A tensor that the step made, with memory of its own.
   struct Fresh {
-    ir::Geometry geometry;  // of the tensor
-    ir::Geometry base;      // of its memory
+    ir::Geometry geometry;         // of the tensor
+    ir::Geometry base;             // of its memory
+    const ir::Sharding* sharding;  // that its memory was given, or null
     uint32_t output;
     bool requires_grad;  // it has a history, which backward() has used up
   };
@@ -49,10 +50,11 @@ class StepProgram {
 
   struct Source {
     enum Kind : uint8_t { kState, kGradient, kArgument } kind;
-    uint32_t index;       // of a gradient: of the state that it is the gradient of
-    uint64_t storage;     // a state's
-    ir::Geometry base;    // of its memory
-    ir::Geometry view;    // the tensor's
+    uint32_t index;     // of a gradient: of the state that it is the gradient of
+    uint64_t storage;   // a state's
+    ir::Geometry base;  // of its memory
+    ir::Geometry view;  // the tensor's
+    const ir::Sharding* sharding = nullptr;  // that its memory was given
     bool copied = false;  // an argument that enters as its own elements (dispatch/region_inputs.h)
     int leaf = -1;        // of the program, that it is; -1: not read
     int output = -1;      // that it gets; -1: not written

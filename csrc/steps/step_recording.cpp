@@ -58,7 +58,8 @@ std::string StepRecording::add_source(Source::Kind kind, size_t index, const at:
                 .index = static_cast<uint32_t>(index),
                 .storage = storage.id(),
                 .base = storage.base(),
-                .view = geometry};
+                .view = geometry,
+                .sharding = storage.sharding()};
   const ir::Value* copy = kind == Source::kArgument ? storage.find_view(geometry) : nullptr;
   source.copied = copy != nullptr;
   const ir::Value& value = copy ? *copy : storage.value();
@@ -142,6 +143,7 @@ std::string StepRecording::match_outputs(const std::vector<at::Tensor>& results)
     }
     std::lock_guard lock(storage.mutex());
     if (!(storage.base() == source.base)) return "it lays memory out in another way";
+    if (storage.sharding() != source.sharding) return "it spreads a tensor in another way";
     if (const auto found = written_at.find(storage.id()); found != written_at.end()) {
       if (source.copied) return "it writes to a part of an argument's memory";
       if (source.kind == Source::kState && source.index >= first_number_) {
@@ -206,7 +208,7 @@ std::string StepRecording::add_fresh(const at::Tensor& tensor, std::vector<bool>
       return "it returns another view of what it computes";
     }
     program_->fresh_.push_back(
-        {geometry, storage.base(), written[i].output, tensor.requires_grad()});
+        {geometry, storage.base(), written[i].sharding, written[i].output, tensor.requires_grad()});
     return "";
   }
   return "it returns, or has as a gradient, what is not its own result";

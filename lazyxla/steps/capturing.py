@@ -49,7 +49,7 @@ class CapturedFunction:
         self._calls = self._failures = 0
         self._next_attempt = 2  # the first call makes what later ones use
         self._logged: set[str] = set()
-        self._attempting = threading.Lock()
+        self._attempting = threading.RLock()  # a thread that Ctrl-C left it to may go on
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._rules != _rules:

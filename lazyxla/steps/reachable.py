@@ -33,6 +33,7 @@ from lazyxla.steps.trust import Unfit
 _VALUES = (
     *(int, float, complex, bool, str, bytes, type(None), type(...), type(NotImplemented), range),
     *(torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size),
+    *(_C.Mesh, _C.Sharding),
 )
 _DICTS = (dict, collections.OrderedDict, collections.defaultdict)
 _C_FUNCTIONS = (
@@ -236,7 +237,7 @@ class Reach:
             self.guards.add_function(name, function)
             self._add(function.__wrapped__, name)
             return
-        if trust.is_refused(module) or module.partition(".")[0] == "lazyxla":
+        if trust.has_refused_code(module):
             raise Unfit(f"it calls {function.__qualname__} of {module}")
         self.guards.add_function(name, function)
         cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
@@ -318,7 +319,7 @@ class Reach:
             raise Unfit(f"Python cannot tell whether {kind.__qualname__} changes")
 
     def _class(self, kind: type, name: str) -> None:
-        if trust.is_refused(kind.__module__) or kind.__module__.partition(".")[0] == "lazyxla":
+        if trust.has_refused_code(kind.__module__):
             raise Unfit(f"it uses {kind.__qualname__} of {kind.__module__}")
         self.objects[id(kind)] = kind
         self._type(None, kind, name)

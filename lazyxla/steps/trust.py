@@ -26,6 +26,11 @@ _TRUSTED = {
     *("collections", "_collections", "_collections_abc", "contextlib", "typing", "abc", "enum"),
     *("types", "numbers", "builtins", "typing_extensions"),
 }
+# Parts of this package whose functions record what their arguments say, and no more.
+_OWN = {
+    *("lazyxla.mesh", "lazyxla.spmd", "lazyxla.parallel", "lazyxla.torch_plans"),
+    "lazyxla.optimizer_steps",
+}
 # Parts of PyTorch that act on what is not guarded: files, processes, seeds, other compilers.
 _UNTRUSTED = (
     *("torch.distributed", "torch.utils.data", "torch.jit", "torch._dynamo", "torch.compiler"),
@@ -76,12 +81,18 @@ BUILTINS = DYNAMIC | {
 
 def is_trusted(module: str) -> bool:
     """Whether code of a module of this name is called unseen."""
-    return module.partition(".")[0] in _TRUSTED and not is_refused(module)
+    return (module.partition(".")[0] in _TRUSTED or module in _OWN) and not is_refused(module)
 
 
 def is_refused(module: str) -> bool:
     """Whether it is a part of PyTorch that a step must not use."""
     return any(module == name or module.startswith(name + ".") for name in _UNTRUSTED)
+
+
+def has_refused_code(module: str) -> bool:
+    """Whether a step must not call a module's functions, nor use its classes."""
+    is_ours = module.partition(".")[0] == "lazyxla"
+    return is_refused(module) or (is_ours and module not in _OWN)
 
 
 def has_code_unseen(kind: type) -> bool:

@@ -58,6 +58,7 @@ def start_recording() -> None:
 
 
 def record_step() -> None:
+    lazyxla.sync(wait=True)  # a program of several stages counts each of them as it is enqueued
     after = lazyxla.counters()
     STEPS.append({name: after[name] - _before[name] for name in after})
     _before.update(after)

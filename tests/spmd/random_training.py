@@ -80,6 +80,7 @@ class RandomTraining:
         self.make = make
         self.specs: dict[str, tuple[Any, ...]] = {}
         self.call: Any = self.device
+        self.are_new = False  # the leaves, and no optimizer has seen them
         self.lines.append(f"{self.mesh}, {kind}, {self.cpu}")
         self.shard()
         if rng.random() < 0.5:
@@ -119,7 +120,7 @@ class RandomTraining:
         state = {name: tensor.cpu() for name, tensor in self.device.state_dict().items()}
         self.device.load_state_dict(state)
         optimizer = self.optimizers[1]
-        optimizer.load_state_dict(_on_host(optimizer.state_dict()))
+        optimizer.load_state_dict(on_host(optimizer.state_dict()))
 
     # --- Events that give the tensors other memory -----------------------------------------------
 
@@ -152,8 +153,7 @@ class RandomTraining:
             torch.__future__.set_swap_module_params_on_conversion(False)
         for name, tensor in self.named():
             check_sharding(tensor, self.mesh, self.specs[name], name)
-        if swaps:  # the leaves are others, without hooks
-            lazyxla.shard(self.device, self.mesh, lambda name, tensor: self.specs[name])
+        self.are_new = swaps
 
     def assign(self) -> None:
         self.device.load_state_dict(
@@ -176,10 +176,10 @@ class RandomTraining:
         parameters["bias"] = parameters.pop("bias")
 
     def take_parameters(self) -> None:
-        """Has the optimizer go on with other parameters, and their gradients spread as they are."""
+        """Has the optimizer go on with other parameters."""
         before, self.optimizers[1] = self.optimizers[1], self.make(self.device.parameters())
         self.optimizers[1].load_state_dict(copy.deepcopy(before.state_dict()))
-        lazyxla.shard(self.device, self.mesh, lambda name, tensor: self.specs[name])
+        self.are_new = True
 
     def compile(self) -> None:
         if not self.device.checkpointed:
@@ -199,7 +199,7 @@ class RandomTraining:
 
     def step(self, region: AbstractContextManager[Any]) -> None:
         x, spread, y = self.batch()
-        accumulate = self.rng.random() < 0.2
+        accumulate = self.rng.random() < 0.2 and not self.are_new
         losses = []
         with region:
             for model, a, b in ((self.cpu, x, y), (self.call, spread, y.to(DEVICE))):
@@ -209,6 +209,7 @@ class RandomTraining:
         if not accumulate:
             for optimizer in self.optimizers:
                 optimizer.step()
+            self.are_new = False
         self.check(losses, has_updated=not accumulate)
         if not accumulate:
             for optimizer in self.optimizers:
@@ -247,9 +248,9 @@ class RandomTraining:
                 self.step(region)
 
 
-def _on_host(tree: Any) -> Any:
+def on_host(tree: Any) -> Any:
     if isinstance(tree, torch.Tensor):
         return tree.cpu()
     if isinstance(tree, dict):
-        return {key: _on_host(each) for key, each in tree.items()}
-    return [_on_host(each) for each in tree] if isinstance(tree, list) else tree
+        return {key: on_host(each) for key, each in tree.items()}
+    return [on_host(each) for each in tree] if isinstance(tree, list) else tree
