@@ -23,6 +23,8 @@ OF_EVERY_SIZE = (
 )  # the others take long, and are of one, but if asked for
 SETTLED = ("ddp", "fully_sharded", "zero_sgd", "pipeline_gpipe")
 """Training whose steps compile nothing from the fourth on, and all run as many programs."""
+ONE_PROGRAM = ("compiled", "traced")
+"""Three calls of a function with collectives, in a region or in a graph of torch.compile's."""
 
 pytestmark = pytest.mark.skipif(
     not dist.is_available(), reason="this PyTorch was built without torch.distributed"
@@ -56,6 +58,8 @@ def check_counts(found: dict[str, Any]) -> None:
     for name, case in found.items():
         assert case["counted"]["fallbacks"] == 0
         assert case["counted"]["host_calls"] == 0, name  # no program calls the host
+    for name in found.keys() & set(ONE_PROGRAM):
+        assert found[name]["counted"]["executions"] == 1, name
     for name in found.keys() & set(SETTLED):
         steps = found[name]["steps"]
         assert len(steps) >= 6

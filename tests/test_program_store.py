@@ -161,18 +161,22 @@ def test_constants_are_compared(processes: Processes) -> None:
         assert told["values"][0][0] == corner
 
 
-def test_a_compiled_graph_is_lowered_but_not_compiled(processes: Processes) -> None:
+def test_a_traced_graph_is_not_mistaken_for_another(processes: Processes) -> None:
     script = (
         """
 import torch
 from lazyxla.dynamo import backend
-f = torch.compile(lambda x: (x.sin() + 1).sum(), backend=backend)
-values = f(torch.ones(3, device="lazyxla")).item()
+f = torch.compile(lambda x: (x.sin() + NUMBER).sum(), backend=backend)
+values = f(torch.zeros(3, device="lazyxla")).item()
 """
         + TELL
     )
-    assert compiled(processes.run(script)) == (1, 1, 0)
-    assert compiled(processes.run(script)) == (1, 0, 1)
+    for number in (1, 2):
+        this = script.replace("NUMBER", str(number))
+        for expected in ((1, 1, 0), (0, 0, 1)):
+            told = processes.run(this)
+            assert compiled(told) == expected
+            assert told["values"] == 3.0 * number
 
 
 def test_a_users_rule_is_not_mistaken_for_another(processes: Processes) -> None:

@@ -101,8 +101,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def test_the_first_step_compiles_nothing(run: dict[str, Any], kind: str) -> None:
     lowerings, compiles, loaded, executions = (list(c) for c in zip(*run["ran"][kind]))
     assert not any(compiles)
-    # A graph of torch.compile's means something in its process only.
-    assert sum(lowerings) == (1 if kind == "traced" else 0)
+    assert not any(lowerings)
     # Each was captured, and is needed: the first step differs from the second, and so on.
     assert sum(loaded) == run["stored"][kind]
     assert loaded[0] > 0

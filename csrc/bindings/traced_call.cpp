@@ -114,7 +114,7 @@ py::object function_of(std::unique_ptr<TracedCall> traced) {
 // (dtype, sizes, strides) of a tensor.
 using TensorMeta = std::tuple<c10::ScalarType, std::vector<int64_t>, std::vector<int64_t>>;
 
-py::object make_call(int64_t number, uint32_t operators, int64_t device,
+py::object make_call(int64_t number, std::string content, uint32_t operators, int64_t device,
                      const std::vector<std::pair<uint32_t, std::optional<c10::ScalarType>>>& inputs,
                      const std::vector<TensorMeta>& outputs,
                      const std::vector<std::tuple<TensorMeta, int64_t, uint32_t, int32_t>>& results,
@@ -122,6 +122,7 @@ py::object make_call(int64_t number, uint32_t operators, int64_t device,
                      const std::vector<std::pair<std::string, size_t>>& returns, py::list constants,
                      bool random, CompileOptions options) {
   TracedGraph::Description d{.number = number,
+                             .content = std::move(content),
                              .operators = operators,
                              .device = static_cast<c10::DeviceIndex>(device),
                              .random = random,
@@ -208,10 +209,10 @@ class DroppedGraphs {
 }  // namespace
 
 void bind_traced_graph(py::module_& m) {
-  m.def("traced_call", &make_call, py::kw_only(), py::arg("number"), py::arg("operators"),
-        py::arg("device"), py::arg("inputs"), py::arg("outputs"), py::arg("results"),
-        py::arg("writes"), py::arg("returns"), py::arg("constants"), py::arg("random"),
-        py::arg("options"));
+  m.def("traced_call", &make_call, py::kw_only(), py::arg("number"), py::arg("content"),
+        py::arg("operators"), py::arg("device"), py::arg("inputs"), py::arg("outputs"),
+        py::arg("results"), py::arg("writes"), py::arg("returns"), py::arg("constants"),
+        py::arg("random"), py::arg("options"));
   m.def("trace_for_lazyxla", &dispatch::trace_for_lazyxla);
   m.def("check_compile_options", &check_compile_options, py::call_guard<py::gil_scoped_release>());
   m.def("on_graph_dropped", [](py::function forget) {

@@ -108,6 +108,7 @@ TracedGraph::TracedGraph(Description description)
   spec.operators = description.operators;
   spec.settings = record::record_settings();
   spec.portable = false;  // its number means something in this process's Python only
+  spec.content = std::move(description.content);
   Arg list{.kind = Arg::Kind::kList};
   for (const Input& scalar : inputs_) {
     list.list.push_back({.kind = scalar ? Arg::Kind::kSlot : Arg::Kind::kOperand});

@@ -41,8 +41,9 @@ class TracedGraph {
   };
 
   struct Description {
-    int64_t number;      // identifies the graph in Python
-    uint32_t operators;  // that were traced
+    int64_t number;       // identifies the graph in Python
+    std::string content;  // identifies it in all processes; empty: nothing does
+    uint32_t operators;   // that were traced
     c10::DeviceIndex device;
     std::vector<Input> inputs;
     std::vector<ir::TensorType> outputs;  // of the node

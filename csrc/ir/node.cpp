@@ -30,6 +30,7 @@ std::unique_ptr<OpSpec> OpSpec::copy() const {
   fresh->collective = collective;
   fresh->spreads = spreads;
   fresh->portable = portable;
+  fresh->content = content;
   fresh->numbers_vary = numbers_vary;
   fresh->operators = operators;
   fresh->settings = settings;

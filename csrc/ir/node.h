@@ -91,10 +91,11 @@ struct OpSpec {
   bool random = false;        // the last two slots are the generator's seed and the call's ordinal
   bool collective = false;    // other processes take part: it must run exactly once
   bool spreads = false;       // it runs on its operands' mesh: its lowering may name the axes
-  bool portable = true;       // means the same in every process
+  bool portable = true;       // its arguments mean the same in every process
   bool numbers_vary = false;  // its scalars are taken for inputs before they vary
   uint32_t operators = 1;     // how many it counts as: more for a graph that was traced
   uint16_t settings = 0;  // torch's when the call was recorded (record/settings.h); 0: none matters
+  std::string content;    // of one that is not portable: what does, instead of arguments; or empty
   CompileOptions compile_options;      // that a program with it is compiled with
   const Sharding* sharding = nullptr;  // that it gives its result; null for almost all
   mutable std::atomic<OwnPrograms*> own_programs{nullptr};  // made once

@@ -76,10 +76,13 @@ class Writer {
   }
 
   void spec(const ir::OpSpec& spec) {
-    good_ = good_ && spec.portable;
+    good_ = good_ && (spec.portable || !spec.content.empty());
     text(spec.name);
-    word(spec.args.size());
-    for (const Arg& arg : spec.args) argument(arg);
+    text(spec.content);
+    word(spec.portable ? spec.args.size() : 0);
+    for (const Arg& arg : spec.args) {
+      if (spec.portable) argument(arg);
+    }
     word(spec.slots.size());
     for (const ir::SlotSpec& slot : spec.slots) {
       word(static_cast<uint64_t>(slot.dtype));

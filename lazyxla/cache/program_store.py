@@ -12,8 +12,8 @@ graph    portable key, compile options,          its forms: which scalars are in
                                                  name
 =======  ======================================  ==================================================
 
-With its graph known a program is loaded without lowering it; with its program known (a graph of
-torch.compile's, an operator with a user's rule) it is lowered, but not compiled. Another
+With its graph known a program is loaded without lowering it; with its program known (a loop of
+`scan_layers`, an operator with a user's rule) it is lowered, but not compiled. Another
 environment (environment.py) finds nothing: of lazyxla's lowering, of torch, whose decompositions
 are part of it, of JAX, of the plugin.
 

@@ -19,7 +19,7 @@ from torch._ops import OpOverload
 
 from lazyxla import _C
 from lazyxla.dynamo.partition import HOST, Partition, Segment, divide, is_number
-from lazyxla.lowering import registry
+from lazyxla.lowering import fx_content, registry
 from lazyxla.lowering.fx_graph import FxGraph
 from lazyxla.lowering.operators import draws
 from lazyxla.xla_options import Options
@@ -109,8 +109,10 @@ def _make_call(
     returned = [(kind, result(what) if kind == "result" else what) for kind, what in returns]
     writes = [(part.inputs.index(argument), output(value)) for argument, value in part.writes]
     number = next_number()
+    graph = FxGraph(part.inputs, part.nodes, list(outputs))
     call: Callable[..., Any] = _C.traced_call(
         number=number,
+        content=fx_content.content_of(graph),
         operators=len(part.nodes),
         device=part.kind,
         inputs=[
@@ -125,7 +127,7 @@ def _make_call(
         random=any(draws(n.target) for n in part.nodes),
         options=options,
     )
-    registry.graphs[number] = FxGraph(part.inputs, part.nodes, list(outputs))
+    registry.graphs[number] = graph
     return call
 
 

@@ -157,6 +157,7 @@ class Plan:
         number = next_number()
         call = _C.traced_call(
             number=number,
+            content="",
             operators=len(loop.body.nodes),
             device=self._joint.signature.device.index or 0,
             inputs=[(position, None) for position in range(inputs)],

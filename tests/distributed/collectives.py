@@ -322,10 +322,15 @@ def compiled(device: str) -> Any:
 @case
 def traced(device: str) -> Any:
     def function(x: Tensor) -> Tensor:
-        return functional.all_reduce(x.sin(), "sum", dist.group.WORLD) * 2
+        y = functional.all_reduce(x.sin(), "sum", dist.group.WORLD) * 2
+        dist.all_reduce(y, dist.ReduceOp.MAX)
+        parts = x.new_empty(dist.get_world_size() * x.numel())
+        dist.all_gather_into_tensor(parts, y.cos() * x)
+        return parts + y.sum()
 
     torch._dynamo.reset()
-    run = function if device == "cpu" else torch.compile(function, backend="lazyxla")
+    compiled = torch.compile(function, backend="lazyxla", fullgraph=True)
+    run = function if device == "cpu" else compiled
     return [run(ranked(device, size) / 8) for size in (3, 3, 3)]
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers import one_process
 from models import MESH, PLANS, Mlp, batches
 from random_training import RandomTraining, on_host
 from torch.nn import functional as F
@@ -94,6 +95,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("number", range(max(1, metafunc.config.getoption("--programs") // 50)))
 
 
+@one_process  # the meshes are of some devices
 def test_random_trainings(number: int) -> None:
     training = CapturedTraining(random.Random(number))
     try:
