@@ -135,8 +135,10 @@ def test_functions_that_are_named_exist(page: str) -> None:
 
 
 LOCK = re.compile(
-    r"^\s*(?:static |mutable )*(?:std::mutex|std::once_flag|(?:ir::)?SpinLock) \w+"
-    r"|= new std::mutex|\*new std::mutex|new std::array<SpinLock|threading\.(?:R?Lock|Condition)\(",
+    r"^\s*(?:static |mutable |constinit )*"
+    r"(?:std::mutex|std::once_flag|(?:ir::)?SpinLock|OrderedMutex) \w+;"
+    r"|= new std::mutex|\*new std::mutex|\*new OrderedMutex|std::array<SpinLock"
+    r"|threading\.(?:R?Lock|Condition)\(",
     re.MULTILINE,
 )
 
