@@ -1,4 +1,0 @@
-// See locks.h.
-#pragma once
-
-#include "common/locks.h"
