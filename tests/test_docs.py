@@ -135,17 +135,25 @@ def test_functions_that_are_named_exist(page: str) -> None:
 
 
 LOCK = re.compile(
-    r"^\s*(?:static |mutable )*(?:std::mutex|std::once_flag|(?:ir::)?SpinLock) \w+"
-    r"|= new std::mutex|\*new std::mutex|new std::array<SpinLock|threading\.(?:R?Lock|Condition)\(",
+    r"^\s*(?:static |mutable |constinit )*OrderedMutex \w+;|new OrderedMutex"
+    r"|(?<!, )\bSpinLock(?: \w+;|,|>)|threading\.(?:R?Lock|Condition)\(",
     re.MULTILINE,
 )
 
 
 def test_locks_are_listed() -> None:
-    """Each file that has a lock is in the table of the order in which they are taken."""
+    """Each file that has a lock with an order is in the table of that order."""
     table = sections((ROOT / "docs" / "design.md").read_text())["Locks"]
     rows = "\n".join(re.findall(r"^\|.*", table, re.MULTILINE))
     listed = set(re.findall(r"(?:csrc|lazyxla)/[\w/]+\.(?:h|cpp|py)", rows))
     files = [*(ROOT / "csrc").rglob("*.*"), *(ROOT / "lazyxla").rglob("*.py")]
     sources = [path for path in files if LOCK.search(path.read_text())]
     assert {str(path.relative_to(ROOT)) for path in sources} == listed
+
+
+def test_other_locks_are_guarded_values() -> None:
+    """Of the standard's locks only those that csrc/common/locks.h makes ours from are used."""
+    lock = re.compile(r"std::(?:\w*mutex|once_flag|counting_semaphore|binary_semaphore)\b")
+    files = [*(ROOT / "csrc").rglob("*.h"), *(ROOT / "csrc").rglob("*.cpp")]
+    found = [path for path in files if lock.search(path.read_text())]
+    assert [str(path.relative_to(ROOT)) for path in found] == ["csrc/common/locks.h"]

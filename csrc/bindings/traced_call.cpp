@@ -5,8 +5,9 @@
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
 
-#include <mutex>
+#include <atomic>
 
+#include "common/locks.h"
 #include "dispatch/recorder.h"
 #include "dispatch/tensor.h"
 #include "dispatch/traced_graph.h"
@@ -174,22 +175,16 @@ class DroppedGraphs {
   void set_forget(py::function forget) { forget_ = new py::function(std::move(forget)); }
 
   void add(int64_t number) {
-    std::lock_guard lock(mutex_);
-    numbers_.push_back(number);
-    if (!scheduled_ && Py_IsInitialized()) {
-      scheduled_ = Py_AddPendingCall(&DroppedGraphs::report_to_python, nullptr) == 0;
-    }
+    numbers_.hold()->push_back(number);
+    if (!Py_IsInitialized() || scheduled_.exchange(true)) return;
+    if (Py_AddPendingCall(&DroppedGraphs::report_to_python, nullptr) != 0) scheduled_ = false;
   }
 
  private:
   static int report_to_python(void*) {
     DroppedGraphs& self = get();
-    std::vector<int64_t> numbers;
-    {
-      std::lock_guard lock(self.mutex_);
-      numbers.swap(self.numbers_);
-      self.scheduled_ = false;
-    }
+    self.scheduled_ = false;  // before the look: what is added later is for the next call
+    const std::vector<int64_t> numbers = std::exchange(*self.numbers_.hold(), {});
     for (int64_t number : numbers) {
       try {
         (*self.forget_)(number);
@@ -200,9 +195,8 @@ class DroppedGraphs {
     return 0;
   }
 
-  std::mutex mutex_;
-  std::vector<int64_t> numbers_;
-  bool scheduled_ = false;
+  Guarded<std::vector<int64_t>> numbers_;
+  std::atomic<bool> scheduled_{false};
   py::function* forget_ = nullptr;  // leaked: graphs may die until the process ends
 };
 

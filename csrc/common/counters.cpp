@@ -37,14 +37,14 @@ constinit Counters Counters::instance_;
 
 void Counters::count_fallback(const std::string& op) {
   ++fallbacks;
-  std::lock_guard lock(mutex_);
-  if (!by_operator_) by_operator_ = std::make_unique<std::map<std::string, int64_t>>();
-  ++(*by_operator_)[op];
+  const auto by_operator = by_operator_.hold();
+  if (!*by_operator) *by_operator = std::make_unique<std::map<std::string, int64_t>>();
+  ++(**by_operator)[op];
 }
 
 std::map<std::string, int64_t> Counters::fallbacks_by_operator() {
-  std::lock_guard lock(mutex_);
-  return by_operator_ ? *by_operator_ : std::map<std::string, int64_t>();
+  const auto by_operator = by_operator_.hold();
+  return *by_operator ? **by_operator : std::map<std::string, int64_t>();
 }
 
 std::map<std::string, int64_t> Counters::snapshot() {
@@ -55,8 +55,7 @@ std::map<std::string, int64_t> Counters::snapshot() {
 
 void Counters::reset() {
   for (auto [name, member] : kEntries) this->*member = 0;
-  std::lock_guard lock(mutex_);
-  by_operator_.reset();
+  by_operator_.hold()->reset();
 }
 
 }  // namespace lazyxla

@@ -8,8 +8,9 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
+
+#include "common/locks.h"
 
 namespace lazyxla {
 
@@ -46,8 +47,7 @@ struct Counters {
  private:
   static Counters instance_;
 
-  std::mutex mutex_;
-  std::unique_ptr<std::map<std::string, int64_t>> by_operator_;
+  Guarded<std::unique_ptr<std::map<std::string, int64_t>>> by_operator_;
 };
 
 }  // namespace lazyxla

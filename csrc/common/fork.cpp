@@ -2,8 +2,6 @@
 
 #include <pthread.h>
 
-#include <mutex>
-
 namespace lazyxla {
 namespace {
 
@@ -15,6 +13,9 @@ void in_child() {
   }
 }
 
+// When the library is loaded.
+const int registered [[maybe_unused]] = pthread_atfork(nullptr, nullptr, in_child);
+
 }  // namespace
 
 namespace detail {
@@ -23,11 +24,7 @@ std::atomic<bool> forked_with_client{false};
 
 }  // namespace detail
 
-ClientStarted::ClientStarted() {
-  static std::once_flag once;
-  std::call_once(once, [] { pthread_atfork(nullptr, nullptr, in_child); });
-  ++clients_started;
-}
+ClientStarted::ClientStarted() { ++clients_started; }
 
 ClientStarted::~ClientStarted() { --clients_started; }
 

@@ -9,11 +9,14 @@
 
 #include <functional>
 
+#include "common/locks.h"
+
 namespace lazyxla {
 
 class WithoutGil {
  public:
   WithoutGil() {
+    check_none_held();
     if (Py_IsInitialized() && PyGILState_Check()) state_ = PyEval_SaveThread();
   }
   ~WithoutGil() {

@@ -1,27 +1,22 @@
 #include "common/pool.h"
 
 #include <array>
-#include <mutex>
 #include <new>
 #include <utility>
 
-#include "common/spin_lock.h"
+#include "common/locks.h"
 
 namespace lazyxla {
 namespace {
 
+constexpr size_t kStep = 32, kClasses = 64;
+constexpr size_t kChunk = 64 << 10;
+
+size_t size_class(size_t bytes) { return (bytes + kStep - 1) / kStep; }
+
 class Pool {
  public:
-  // Never destroyed: storages may outlive the interpreter.
-  static Pool& get() {
-    static auto* instance = new Pool();
-    return *instance;
-  }
-
-  void* allocate(size_t bytes) {
-    const size_t which = size_class(bytes);
-    if (which >= kClasses) return ::operator new(bytes);
-    std::lock_guard lock(lock_);
+  void* allocate(size_t which) {
     if (Free* free = free_[which]) {
       free_[which] = free->next;
       return free;
@@ -29,22 +24,12 @@ class Pool {
     return carve(which * kStep);
   }
 
-  void free(void* memory, size_t bytes) {
-    const size_t which = size_class(bytes);
-    if (which >= kClasses) return ::operator delete(memory);
-    std::lock_guard lock(lock_);
-    free_[which] = new (memory) Free{free_[which]};
-  }
+  void free(void* memory, size_t which) { free_[which] = new (memory) Free{free_[which]}; }
 
  private:
-  static constexpr size_t kStep = 32, kClasses = 64;
-  static constexpr size_t kChunk = 64 << 10;
-
   struct Free {
     Free* next;
   };
-
-  static size_t size_class(size_t bytes) { return (bytes + kStep - 1) / kStep; }
 
   void* carve(size_t bytes) {
     if (left_ < bytes) {
@@ -55,15 +40,24 @@ class Pool {
     return std::exchange(next_, next_ + bytes);
   }
 
-  SpinLock lock_;
   std::array<Free*, kClasses> free_{};
   std::byte* next_ = nullptr;  // the rest of the newest chunk
   size_t left_ = 0;
 };
 
+constinit Guarded<Pool, SpinLock> pool;
+
 }  // namespace
 
-void* pool_allocate(size_t bytes) { return Pool::get().allocate(bytes); }
-void pool_free(void* memory, size_t bytes) noexcept { Pool::get().free(memory, bytes); }
+void* pool_allocate(size_t bytes) {
+  const size_t which = size_class(bytes);
+  return which < kClasses ? pool.hold()->allocate(which) : ::operator new(bytes);
+}
+
+void pool_free(void* memory, size_t bytes) noexcept {
+  const size_t which = size_class(bytes);
+  if (which >= kClasses) return ::operator delete(memory);
+  pool.hold()->free(memory, which);
+}
 
 }  // namespace lazyxla

@@ -3,21 +3,23 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
-#include <mutex>
 #include <stdexcept>
 #include <thread>
 #include <utility>
 
 #include "common/fork.h"
+#include "common/locks.h"
 
 namespace lazyxla::waiting {
 namespace {
+
+using Clock = std::chrono::steady_clock;
 
 constexpr auto kLook = std::chrono::milliseconds(50);  // between two looks for signals
 
 // One for the whole process: few threads ever wait, and none for long in steady state.
 struct Room {
-  std::mutex mutex;
+  Guarded<uint64_t> announced;  // how often
   std::condition_variable wake;
   std::atomic<int> waiting{0};
   void (*signal_check)() = nullptr;
@@ -46,26 +48,30 @@ struct Waiting {
 
 void wait(const std::function<bool()>& ready) {
   Room& room = Room::get();
-  Waiting waiting(room);  // before the first look: a later announcement takes the mutex
+  check_none_held();
+  Waiting waiting(room);  // before the first look: a later announcement is counted
   const bool has_signals = takes_signals();
+  auto next_look = Clock::now() + kLook;
   while (true) {
+    const uint64_t seen = *room.announced.hold();
+    if (ready()) return;
     {
-      std::unique_lock lock(room.mutex);
-      if (room.wake.wait_for(lock, kLook, ready)) return;
+      const auto announced = room.announced.hold();
+      announced.wait_until(room.wake, next_look, [&] { return *announced != seen; });
     }
+    if (Clock::now() < next_look) continue;
+    next_look = Clock::now() + kLook;
     if (has_signals) room.signal_check();
     check_given_up();
   }
 }
 
 void announce() {
-  if (forked()) return;  // no thread waits here, and one of the parent may hold the mutex
+  if (forked()) return;  // no thread waits here, and one of the parent may hold the lock
   Room& room = Room::get();
   std::atomic_thread_fence(std::memory_order_seq_cst);
   if (room.waiting.load() == 0) return;
-  {
-    std::lock_guard lock(room.mutex);
-  }  // a waiter is either before its look, or asleep
+  ++*room.announced.hold();
   room.wake.notify_all();
 }
 

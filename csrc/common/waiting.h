@@ -9,7 +9,7 @@
 //
 // Where processes share devices, each watches the others: if one is gone, all waits are given up.
 //
-// A waiting thread must not hold the GIL (common/gil.h), nor any mutex that the announcer takes.
+// A waiting thread must not hold the GIL (common/gil.h), nor any lock that the announcer takes.
 #pragma once
 
 #include <functional>
@@ -17,8 +17,8 @@
 
 namespace lazyxla::waiting {
 
-// Returns when `ready()` is true. `ready` is called under a mutex: it must be brief, take no other
-// lock and throw nothing.
+// Returns when `ready()` is true, which is asked at each announcement of whatever: it must be
+// brief.
 void wait(const std::function<bool()>& ready);
 
 // To be called after something has changed that a thread may wait for. Cheap if none waits.

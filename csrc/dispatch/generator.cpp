@@ -5,9 +5,9 @@
 
 #include <array>
 #include <cstring>
-#include <mutex>
 #include <optional>
 
+#include "common/locks.h"
 #include "dispatch/device_state.h"
 
 namespace lazyxla::dispatch {
@@ -17,13 +17,12 @@ constexpr size_t kStateBytes = 2 * sizeof(uint64_t);
 
 // The default generators of all devices. Never destroyed: Python may hold them until the end.
 struct Defaults {
-  std::mutex mutex;
   std::array<at::Generator, 128> generators;
   std::optional<uint64_t> seed;  // of the last seed_all, for generators made later
 };
 
-Defaults& defaults() {
-  static auto* instance = new Defaults();
+Guarded<Defaults>& defaults() {
+  static auto* instance = new Guarded<Defaults>();
   return *instance;
 }
 
@@ -76,12 +75,11 @@ Generator* Generator::clone_impl() const {
 
 const at::Generator& default_generator(c10::DeviceIndex index) {
   index = resolve_index(index);
-  auto& all = defaults();
-  std::lock_guard lock(all.mutex);
-  auto& generator = all.generators[index];
+  const auto all = defaults().hold();
+  auto& generator = all->generators[index];
   if (!generator.defined()) {
     generator = at::make_generator<Generator>(
-        index, all.seed ? *all.seed : c10::detail::getNonDeterministicRandom());
+        index, all->seed ? *all->seed : c10::detail::getNonDeterministicRandom());
   }
   return generator;
 }
@@ -91,12 +89,15 @@ at::Generator make_generator(c10::DeviceIndex index) {
 }
 
 void seed_all(uint64_t seed) {
-  auto& all = defaults();
-  std::lock_guard lock(all.mutex);
-  all.seed = seed;
-  for (auto& generator : all.generators) {
+  std::array<at::Generator, 128> generators;
+  {
+    const auto all = defaults().hold();
+    all->seed = seed;
+    generators = all->generators;
+  }
+  for (auto& generator : generators) {
     if (generator.defined()) {
-      std::lock_guard generator_lock(generator.mutex());
+      std::lock_guard lock(generator.mutex());
       generator.set_current_seed(seed);
     }
   }

@@ -15,11 +15,11 @@
 #include <array>
 #include <chrono>
 #include <cstdint>
-#include <mutex>
 #include <optional>
 #include <utility>
 
 #include "common/gil.h"
+#include "common/locks.h"
 #include "dispatch/device_state.h"
 #include "graph/devices.h"
 #include "record/flush.h"
@@ -29,13 +29,13 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-struct Event {
-  std::mutex mutex;  // never held while the mark is reached, which may need the GIL
+struct Recorded {
   std::optional<record::Mark> mark;
   uint64_t records = 0;
   bool timing = false;
   Clock::time_point time;
 };
+using Event = Guarded<Recorded>;
 
 enum StreamName : int8_t { kDefaultStream = 0, kOtherStream = 1 };
 
@@ -116,14 +116,13 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
     if (*event == nullptr) {
       *event = new Event();
     }
-    auto& marked = *static_cast<Event*>(*event);
     std::optional<record::Mark> mark;
     if (!timing) mark.emplace(index);  // a timing event has passed already
-    std::lock_guard lock(marked.mutex);
-    marked.mark.swap(mark);
-    ++marked.records;
-    marked.timing = timing;
-    marked.time = Clock::now();
+    const auto marked = static_cast<Event*>(*event)->hold();
+    marked->mark.swap(mark);
+    ++marked->records;
+    marked->timing = timing;
+    marked->time = Clock::now();
   }
   void destroyEvent(void* event, const c10::DeviceIndex) const noexcept override {
     delete static_cast<Event*>(event);
@@ -138,24 +137,18 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
     if (event == nullptr) return;
     WithoutGil no_gil;
     auto& marked = *static_cast<Event*>(event);
-    std::optional<record::Mark> mark;
-    uint64_t records;
-    {
-      std::lock_guard lock(marked.mutex);
-      mark = marked.mark;
-      records = marked.records;
-    }
-    if (!mark) return;
-    mark->reach();
+    Recorded before = *marked.hold();
+    if (!before.mark) return;
+    before.mark->reach();
     std::optional<record::Mark> reached;  // outlives the lock
-    std::lock_guard lock(marked.mutex);
-    if (marked.records == records) marked.mark.swap(reached);
+    const auto now = marked.hold();
+    if (now->records == before.records) now->mark.swap(reached);
   }
   double elapsedTime(void* start, void* end, const c10::DeviceIndex) const override {
     TORCH_CHECK_VALUE(start != nullptr && end != nullptr,
                       "lazyxla: both events must be recorded before their times are compared");
-    const auto& first = *static_cast<Event*>(start);
-    const auto& second = *static_cast<Event*>(end);
+    const Recorded first = *static_cast<Event*>(start)->hold();
+    const Recorded second = *static_cast<Event*>(end)->hold();
     TORCH_CHECK_VALUE(first.timing && second.timing,
                       "lazyxla: both events must be created with enable_timing=True");
     return std::chrono::duration<double, std::milli>(second.time - first.time).count();

@@ -4,10 +4,10 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
-#include <mutex>
 #include <unordered_set>
 #include <vector>
 
+#include "common/locks.h"
 #include "dispatch/op_info.h"
 #include "dispatch/plain_call.h"
 #include "program/host_program.h"
@@ -21,29 +21,11 @@ using c10::TypeKind;
 using ir::Arg;
 using ir::Geometry;
 
-class UsersRules {
- public:
-  static UsersRules& get() {
-    static auto* instance = new UsersRules();
-    return *instance;
-  }
-  void set(const std::string& name, bool has_rule) {
-    std::lock_guard lock(mutex_);
-    if (has_rule) {
-      names_.insert(name);
-    } else {
-      names_.erase(name);
-    }
-  }
-  bool has(const std::string& name) {
-    std::lock_guard lock(mutex_);
-    return names_.count(name) > 0;
-  }
-
- private:
-  std::mutex mutex_;
-  std::unordered_set<std::string> names_;
-};
+// The operators that have a user's rule.
+Guarded<std::unordered_set<std::string>>& with_users_rule() {
+  static auto* instance = new Guarded<std::unordered_set<std::string>>();
+  return *instance;
+}
 
 // ---- which operators ----
 
@@ -230,7 +212,8 @@ std::optional<Call> call_of(const program::Graph& graph, size_t number) {
     call.operands.push_back(graph.operand(number, i));
   }
   if (call.own) return call;
-  if (!spec.name.starts_with("aten::") || UsersRules::get().has(spec.name)) return std::nullopt;
+  if (!spec.name.starts_with("aten::") || with_users_rule().hold()->contains(spec.name))
+    return std::nullopt;
   call.op = find_operator(spec.name);
   if (!call.op || !may_call(*call.op, node)) return std::nullopt;
   return call;
@@ -358,7 +341,12 @@ program::HostProgram host_program_of_call(const program::Graph& graph) {
 void install_host_programs() { program::set_host_program_maker(&make); }
 
 void keep_off_host(const std::string& name, bool has_users_rule) {
-  UsersRules::get().set(name, has_users_rule);
+  const auto names = with_users_rule().hold();
+  if (has_users_rule) {
+    names->insert(name);
+  } else {
+    names->erase(name);
+  }
 }
 
 }  // namespace lazyxla::dispatch

@@ -85,14 +85,14 @@ InferenceStore& InferenceStore::get() {
 
 void InferenceStore::open(std::shared_ptr<InferenceFile> file) {
   flush();
-  std::lock_guard lock(mutex_);
-  file_ = std::move(file);
-  answers_.clear();
-  read_ = false;
+  const auto state = state_.hold();
+  state->file.swap(file);
+  state->answers.clear();
+  state->read = false;
 }
 
 size_t InferenceStore::parse(const std::string& records) {
-  std::lock_guard lock(mutex_);
+  const auto state = state_.hold();
   ByteReader in{records};
   while (!in.left.empty()) {
     const size_t good = records.size() - in.left.size();
@@ -102,7 +102,7 @@ size_t InferenceStore::parse(const std::string& records) {
     ByteReader inside{body};
     const std::string key(inside.take_bytes(inside.take<uint32_t>()));
     if (!in.ok || !inside.ok || checksum(body) != sum) return good;
-    keep(key, std::string(inside.left));
+    state->keep(key, std::string(inside.left));
   }
   return records.size();
 }
@@ -110,33 +110,33 @@ size_t InferenceStore::parse(const std::string& records) {
 std::optional<Inference> InferenceStore::find(const std::string& key) {
   std::shared_ptr<InferenceFile> unread;
   {
-    std::lock_guard lock(mutex_);
-    if (!std::exchange(read_, true)) unread = file_;
+    const auto state = state_.hold();
+    if (!std::exchange(state->read, true)) unread = state->file;
   }
   if (unread) {
     const std::string records = unread->read();
     const size_t good = parse(records);
     if (good < records.size()) unread->keep_first(good);
   }
-  std::lock_guard lock(mutex_);
-  const std::string* found = answers_.find(key);
+  const auto state = state_.hold();
+  const std::string* found = state->answers.find(key);
   return found ? deserialize(*found) : std::nullopt;
 }
 
-void InferenceStore::keep(const std::string& key, std::string answer) {
-  if (!answers_.find(key)) {
-    answers_.insert(key, std::move(answer), static_cast<size_t>(options().max_calls.load()));
+void InferenceStore::State::keep(const std::string& key, std::string answer) {
+  if (!answers.find(key)) {
+    answers.insert(key, std::move(answer), static_cast<size_t>(options().max_calls.load()));
   }
 }
 
 void InferenceStore::add(const std::string& key, const Inference& inference) {
   bool write = false;
   {
-    std::lock_guard lock(mutex_);
+    const auto state = state_.hold();
     std::string answer = serialize(inference);
-    unwritten_ += record(key, answer);
-    keep(key, std::move(answer));
-    write = unwritten_.size() > kWriteAtBytes;
+    state->unwritten += record(key, answer);
+    state->keep(key, std::move(answer));
+    write = state->unwritten.size() > kWriteAtBytes;
   }
   if (write) flush();
 }
@@ -145,9 +145,9 @@ void InferenceStore::flush() {
   std::shared_ptr<InferenceFile> file;
   std::string records;
   {
-    std::lock_guard lock(mutex_);
-    file = file_;
-    records = std::exchange(unwritten_, {});
+    const auto state = state_.hold();
+    file = state->file;
+    records = std::exchange(state->unwritten, {});
   }
   if (file && !records.empty()) file->append(records);
 }

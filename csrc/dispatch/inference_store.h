@@ -10,12 +10,12 @@
 
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "common/bounded_map.h"
+#include "common/locks.h"
 #include "ir/geometry.h"
 
 namespace lazyxla::dispatch {
@@ -56,14 +56,16 @@ class InferenceStore {
  private:
   // Takes the answers of these records; returns how many bytes are good.
   size_t parse(const std::string& records);
-  void keep(const std::string& key, std::string answer);
 
-  // The file is used without the mutex: it may need the GIL, whose holder may wait for the mutex.
-  std::mutex mutex_;
-  std::shared_ptr<InferenceFile> file_;
-  bool read_ = false;
-  BoundedMap<std::string, std::string> answers_;  // serialized
-  std::string unwritten_;
+  struct State {
+    std::shared_ptr<InferenceFile> file;  // used and dropped without the lock: it may need the GIL
+    bool read = false;
+    BoundedMap<std::string, std::string> answers;  // serialized
+    std::string unwritten;
+
+    void keep(const std::string& key, std::string answer);
+  };
+  Guarded<State> state_;
 };
 
 }  // namespace lazyxla::dispatch

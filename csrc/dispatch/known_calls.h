@@ -5,28 +5,23 @@
 #include <c10/util/flat_hash_map.h>
 
 #include <cstdint>
-#include <mutex>
 
-#include "common/spin_lock.h"
+#include "common/locks.h"
 
 namespace lazyxla::dispatch {
 
 class KnownCalls {
  public:
-  bool contains(uint64_t hash) {
-    std::lock_guard lock(mutex_);
-    return hashes_.count(hash) > 0;
-  }
+  bool contains(uint64_t hash) { return hashes_.hold()->count(hash) > 0; }
   void add(uint64_t hash) {
-    std::lock_guard lock(mutex_);
-    if (hashes_.size() >= kMost) hashes_.clear();
-    hashes_.insert(hash);
+    const auto hashes = hashes_.hold();
+    if (hashes->size() >= kMost) hashes->clear();
+    hashes->insert(hash);
   }
 
  private:
   static constexpr size_t kMost = 1 << 14;
-  SpinLock mutex_;
-  ska::flat_hash_set<uint64_t> hashes_;
+  Guarded<ska::flat_hash_set<uint64_t>, SpinLock> hashes_;
 };
 
 }  // namespace lazyxla::dispatch

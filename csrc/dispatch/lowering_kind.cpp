@@ -1,8 +1,9 @@
 #include "dispatch/lowering_kind.h"
 
 #include <map>
-#include <mutex>
 #include <utility>
+
+#include "common/locks.h"
 
 namespace lazyxla::dispatch {
 namespace {
@@ -27,39 +28,28 @@ LoweringKind ask_lowering_kind(const OpInfo& info) {
 }
 
 // The lowering kinds of operators on platforms that programs are only captured for.
-class CapturedKinds {
- public:
-  static CapturedKinds& get() {
-    static auto* instance = new CapturedKinds();
-    return *instance;
-  }
+using Kinds = std::map<std::pair<std::string, std::string>, LoweringKind>;
 
-  LoweringKind of(const OpInfo& info, const std::string& platform) {
-    const std::pair key{platform, info.functional_name};
-    {
-      std::lock_guard lock(mutex_);
-      auto found = kinds_.find(key);
-      if (found != kinds_.end()) return found->second;
-    }
-    LoweringKind kind = ask_lowering_kind(info);  // takes the GIL: not under the mutex
-    std::lock_guard lock(mutex_);
-    return kinds_.emplace(key, kind).first->second;
-  }
+Guarded<Kinds>& captured_kinds() {
+  static auto* instance = new Guarded<Kinds>();
+  return *instance;
+}
 
-  void forget() {
-    std::lock_guard lock(mutex_);
-    kinds_.clear();
+LoweringKind captured_kind(const OpInfo& info, const std::string& platform) {
+  const std::pair key{platform, info.functional_name};
+  {
+    const auto kinds = captured_kinds().hold();
+    auto found = kinds->find(key);
+    if (found != kinds->end()) return found->second;
   }
-
- private:
-  std::mutex mutex_;
-  std::map<std::pair<std::string, std::string>, LoweringKind> kinds_;
-};
+  LoweringKind kind = ask_lowering_kind(info);  // takes the GIL
+  return captured_kinds().hold()->emplace(key, kind).first->second;
+}
 
 }  // namespace
 
 LoweringKind lowering_kind_of(const OpInfo& info, const record::Capture* capture) {
-  if (capture) return CapturedKinds::get().of(info, capture->platform());
+  if (capture) return captured_kind(info, capture->platform());
   LoweringKind kind = info.lowering_kind.load(std::memory_order_acquire);
   if (kind != LoweringKind::kUnknown) return kind;
   kind = ask_lowering_kind(info);
@@ -78,7 +68,7 @@ void set_lowering(std::function<std::string(const std::string&)> how,
 
 void forget_lowering_kind(const std::string& name) {
   OpInfo::forget_lowering_kind(name);
-  CapturedKinds::get().forget();
+  captured_kinds().hold()->clear();
 }
 
 }  // namespace lazyxla::dispatch

@@ -3,9 +3,9 @@
 #include <ATen/core/enum_tag.h>
 
 #include <memory>
-#include <mutex>
 #include <unordered_map>
 
+#include "common/locks.h"
 #include "dispatch/checks.h"
 
 namespace lazyxla::dispatch {
@@ -278,15 +278,12 @@ std::unique_ptr<OpInfo> make_info(const OperatorHandle& op) {
 }
 
 // All infos that were made.
-struct Infos {
-  std::mutex mutex;
-  std::unordered_map<c10::OperatorName, std::unique_ptr<OpInfo>> table;
+using Infos = std::unordered_map<c10::OperatorName, std::unique_ptr<OpInfo>>;
 
-  static Infos& get() {
-    static auto* instance = new Infos();
-    return *instance;
-  }
-};
+Guarded<Infos>& all_infos() {
+  static auto* instance = new Guarded<Infos>();
+  return *instance;
+}
 
 }  // namespace
 
@@ -295,23 +292,20 @@ std::string qualified_name(const c10::OperatorName& name) {
 }
 
 OpInfo& OpInfo::of(const OperatorHandle& op) {
-  Infos& infos = Infos::get();
   {
-    std::lock_guard lock(infos.mutex);
-    auto found = infos.table.find(op.operator_name());
-    if (found != infos.table.end()) return *found->second;
+    const auto infos = all_infos().hold();
+    auto found = infos->find(op.operator_name());
+    if (found != infos->end()) return *found->second;
   }
   auto info = make_info(op);
-  std::lock_guard lock(infos.mutex);
-  return *infos.table.try_emplace(op.operator_name(), std::move(info)).first->second;
+  return *all_infos().hold()->try_emplace(op.operator_name(), std::move(info)).first->second;
 }
 
 void OpInfo::forget_lowering_kind(const std::string& name) {
   static std::atomic<uint64_t> next_key{1};  // odd: no address
-  Infos& infos = Infos::get();
-  std::lock_guard lock(infos.mutex);
+  const auto infos = all_infos().hold();
   const std::string ns = name.substr(0, name.find("::") + 2);
-  for (auto it = infos.table.begin(); it != infos.table.end();) {
+  for (auto it = infos->begin(); it != infos->end();) {
     OpInfo& info = *it->second;
     if (info.functional_name == name) {
       info.memo_key = next_key.fetch_add(2);
@@ -320,7 +314,7 @@ void OpInfo::forget_lowering_kind(const std::string& name) {
     // A user's operator that writes may have a functional counterpart by now.
     bool outdated = ns != "aten::" && !info.recordable && info.name.starts_with(ns);
     if (outdated) it->second.release();  // another thread may be reading it
-    it = outdated ? infos.table.erase(it) : std::next(it);
+    it = outdated ? infos->erase(it) : std::next(it);
   }
 }
 

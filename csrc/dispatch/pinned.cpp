@@ -4,9 +4,9 @@
 
 #include <cstdint>
 #include <map>
-#include <mutex>
 #include <optional>
 
+#include "common/locks.h"
 #include "graph/aliasing.h"
 
 namespace lazyxla::dispatch {
@@ -18,34 +18,23 @@ struct Block {
 };
 
 // The live blocks by their begin. Never destroyed: tensors may be freed after static objects.
-struct Blocks {
-  std::mutex mutex;
-  std::map<uintptr_t, Block> live;
-};
-
-Blocks& blocks() {
-  static auto* instance = new Blocks();
+Guarded<std::map<uintptr_t, Block>>& blocks() {
+  static auto* instance = new Guarded<std::map<uintptr_t, Block>>();
   return *instance;
 }
 
 std::optional<Block> find(const void* data) {
   const auto address = reinterpret_cast<uintptr_t>(data);
-  auto& [mutex, live] = blocks();
-  std::lock_guard lock(mutex);
-  auto next = live.upper_bound(address);
-  if (next == live.begin()) return std::nullopt;
+  const auto live = blocks().hold();
+  auto next = live->upper_bound(address);
+  if (next == live->begin()) return std::nullopt;
   const Block& block = std::prev(next)->second;
   return address < block.end ? std::optional(block) : std::nullopt;
 }
 
 void release(void* data) {
-  bool mapped;
-  {
-    auto& [mutex, live] = blocks();
-    std::lock_guard lock(mutex);
-    mapped = live.extract(reinterpret_cast<uintptr_t>(data)).mapped().mapped;
-  }
-  if (mapped) graph::unmap_host_memory(data);
+  const auto block = blocks().hold()->extract(reinterpret_cast<uintptr_t>(data));
+  if (block.mapped().mapped) graph::unmap_host_memory(data);
   c10::GetCPUAllocator()->raw_deallocate(data);
 }
 
@@ -56,10 +45,8 @@ class PinnedAllocator final : public c10::Allocator {
     c10::DataPtr memory = c10::GetCPUAllocator()->allocate(nbytes);
     const Block block{reinterpret_cast<uintptr_t>(memory.get()) + nbytes,
                       graph::map_host_memory(memory.get(), nbytes)};
-    auto& [mutex, live] = blocks();
-    std::lock_guard lock(mutex);
     void* data = memory.release_context();
-    live[reinterpret_cast<uintptr_t>(data)] = block;
+    (*blocks().hold())[reinterpret_cast<uintptr_t>(data)] = block;
     return {data, data, &release, c10::kCPU};
   }
   c10::DeleterFnPtr raw_deleter() const override { return &release; }

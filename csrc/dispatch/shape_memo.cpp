@@ -17,8 +17,8 @@ ShapeMemo& ShapeMemo::get() {
 }
 
 RecipeRef ShapeMemo::find(const MemoKey& key) {
-  std::lock_guard lock(mutex_);
-  Entry* found = entries_.find(key);
+  const auto entries = entries_.hold();
+  Entry* found = entries->find(key);
   return found ? found->recipe : nullptr;
 }
 
@@ -27,14 +27,11 @@ RecipeRef ShapeMemo::insert(const MemoKey& key, RecipeRef recipe) {
   Entry entry{{key.words, key.words + key.size}, std::move(recipe)};
   const MemoKey own{entry.key.data(), key.size, key.hash};
   const auto capacity = static_cast<size_t>(options().max_calls.load());
-  std::lock_guard lock(mutex_);
-  if (Entry* found = entries_.find(key)) return found->recipe;
-  return entries_.insert(own, std::move(entry), capacity, dropped).recipe;
+  const auto entries = entries_.hold();
+  if (Entry* found = entries->find(key)) return found->recipe;
+  return entries->insert(own, std::move(entry), capacity, dropped).recipe;
 }
 
-size_t ShapeMemo::size() {
-  std::lock_guard lock(mutex_);
-  return entries_.size();
-}
+size_t ShapeMemo::size() { return entries_.hold()->size(); }
 
 }  // namespace lazyxla::dispatch

@@ -15,11 +15,10 @@
 #pragma once
 
 #include <memory>
-#include <mutex>
 #include <vector>
 
 #include "common/bounded_map.h"
-#include "common/spin_lock.h"
+#include "common/locks.h"
 #include "ir/node.h"
 
 namespace lazyxla::dispatch {
@@ -91,8 +90,7 @@ class ShapeMemo {
     std::vector<uint64_t> key;  // which the map's own refers to
     RecipeRef recipe;
   };
-  SpinLock mutex_;
-  BoundedMap<MemoKey, Entry, Hash, Equal> entries_;
+  Guarded<BoundedMap<MemoKey, Entry, Hash, Equal>, SpinLock> entries_;
 };
 
 }  // namespace lazyxla::dispatch

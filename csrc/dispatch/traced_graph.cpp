@@ -3,6 +3,7 @@
 #include <ATen/EmptyTensor.h>
 
 #include "common/counters.h"
+#include "common/locks.h"
 #include "dispatch/generator.h"
 #include "dispatch/recorder.h"
 #include "dispatch/scan.h"
@@ -82,18 +83,17 @@ class TracedGraph::Lifetime final : public ir::LeafData {
   const ir::OpSpec& current_spec() {
     const uint16_t settings = record::record_settings();
     if (settings == spec.settings) return spec;
-    std::lock_guard lock(mutex_);
-    for (const auto& other : others_) {
+    const auto others = others_.hold();
+    for (const auto& other : *others) {
       if (other->settings == settings) return *other;
     }
-    others_.push_back(spec.copy());
-    others_.back()->settings = settings;
-    return *others_.back();
+    others->push_back(spec.copy());
+    others->back()->settings = settings;
+    return *others->back();
   }
 
  private:
-  SpinLock mutex_;
-  std::vector<std::unique_ptr<ir::OpSpec>> others_;
+  Guarded<std::vector<std::unique_ptr<ir::OpSpec>>, SpinLock> others_;
   int64_t number_;
 };
 

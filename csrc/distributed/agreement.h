@@ -29,10 +29,10 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <cstdint>
-#include <mutex>
 #include <string>
 #include <vector>
 
+#include "common/locks.h"
 #include "distributed/comparison.h"
 #include "program/replicas.h"
 
@@ -116,7 +116,7 @@ class Agreement {
   std::vector<int64_t> ranks_;
   Comparison comparison_;
   Words words_;
-  std::mutex mutex_;  // guards the members below, and admits one call at a time
+  OrderedMutex mutex_;  // guards the members below, and admits one call at a time
   Sequence sequence_;
   int64_t last_number_ = 0;
   int64_t agreed_ = 0;     // the number of the last call on which all agree

@@ -6,11 +6,11 @@
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
-#include <mutex>
 #include <optional>
 #include <unordered_map>
 #include <utility>
 
+#include "common/locks.h"
 #include "common/user_line.h"
 #include "dispatch/plain_call.h"
 #include "dispatch/tensor.h"
@@ -60,8 +60,8 @@ class Tokens {
   void run_recorded() {
     std::vector<std::pair<c10::Device, Token*>> tokens;
     {
-      std::lock_guard lock(mutex_);
-      for (auto& [device, token] : tokens_) tokens.emplace_back(device, &token);
+      const auto all = all_.hold();
+      for (auto& [device, token] : all->tokens) tokens.emplace_back(device, &token);
     }
     for (const auto& [device, token] : tokens) {
       at::Tensor last;
@@ -76,25 +76,23 @@ class Tokens {
 
  private:
   struct Token {
-    std::mutex mutex;
+    OrderedMutex mutex;
     at::Tensor value;
     int64_t calls = 0;  // that were recorded
   };
+  struct All {
+    std::unordered_map<c10::Device, Token> tokens;  // whose addresses are stable
+    std::optional<c10::Device> last;                // that recorded a collective
+  };
+
   // Collectives run in the order in which they were recorded, also on different devices of the
   // process.
   void finish_other(c10::Device device) {
-    std::optional<c10::Device> last = device;
-    {
-      std::lock_guard lock(mutex_);
-      last_.swap(last);
-    }
+    const std::optional<c10::Device> last = std::exchange(all_.hold()->last, device);
     if (last && *last != device) record::sync(last->index(), /*wait=*/true, record::Cause::kSync);
   }
 
-  Token& of(c10::Device device) {
-    std::lock_guard lock(mutex_);
-    return tokens_[device];
-  }
+  Token& of(c10::Device device) { return all_.hold()->tokens[device]; }
 
   // Whether the program that was to compute it failed.
   static bool is_lost(const at::Tensor& token) {
@@ -116,9 +114,7 @@ class Tokens {
     return true;
   }
 
-  std::mutex mutex_;
-  std::unordered_map<c10::Device, Token> tokens_;  // whose addresses are stable
-  std::optional<c10::Device> last_;                // that recorded a collective
+  Guarded<All> all_;
 };
 
 constexpr bool kOfAll = true, kOfTwo = false;

@@ -7,10 +7,10 @@
 
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
+#include "common/locks.h"
 #include "distributed/agreement.h"
 #include "distributed/messages.h"
 
@@ -54,10 +54,12 @@ class Group {
   c10::intrusive_ptr<c10d::Backend> transport_;
   std::vector<int64_t> ranks_;
   bool compares_;
-  std::mutex mutex_;                       // guards what follows
-  std::map<int64_t, Call> noted_;          // by turn
-  std::map<int64_t, int64_t> identities_;  // of calls of all processes, by number
-  int64_t recorded_ = 0;                   // calls of all processes
+  struct Notes {
+    std::map<int64_t, Call> by_turn;
+    std::map<int64_t, int64_t> identities;  // of calls of all processes, by number
+    int64_t recorded = 0;                   // calls of all processes
+  };
+  Guarded<Notes> notes_;
 };
 
 void add_group(const std::string& name, std::shared_ptr<Group> group);

@@ -6,11 +6,11 @@
 #include <condition_variable>
 #include <exception>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <thread>
 #include <utility>
 
+#include "common/locks.h"
 #include "common/waiting.h"
 
 namespace lazyxla::distributed {
@@ -34,10 +34,7 @@ class Heartbeat {
         thread_([this] { run(); }) {}
 
   void stop() {
-    {
-      std::lock_guard lock(mutex_);
-      is_over_ = true;
-    }
+    *is_over_.hold() = true;
     wake_.notify_all();
     if (thread_.joinable()) thread_.join();
   }
@@ -51,8 +48,9 @@ class Heartbeat {
       for (int64_t beat = 0;; ++beat) {
         store_->set(own_key_, std::to_string(beat));
         if (const std::string gone = found_gone(); !gone.empty()) return waiting::give_up(gone);
-        std::unique_lock lock(mutex_);
-        if (wake_.wait_for(lock, interval, [this] { return is_over_; })) break;
+        const auto is_over = is_over_.hold();
+        const auto next = steady_clock::now() + interval;
+        if (is_over.wait_until(wake_, next, [&] { return *is_over; })) break;
       }
       store_->set(own_key_, kDone);
     } catch (const std::exception&) {  // the store is gone
@@ -82,9 +80,8 @@ class Heartbeat {
   milliseconds silence_;
   std::string seen_;
   steady_clock::time_point seen_at_ = steady_clock::now();
-  std::mutex mutex_;  // guards what follows
+  Guarded<bool> is_over_;
   std::condition_variable wake_;
-  bool is_over_ = false;
   std::thread thread_;  // last: it uses the others
 };
 

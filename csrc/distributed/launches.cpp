@@ -5,9 +5,9 @@
 
 #include <map>
 #include <memory>
-#include <mutex>
 #include <utility>
 
+#include "common/locks.h"
 #include "distributed/agreement.h"
 #include "graph/partitioned_run.h"
 #include "program/mesh_devices.h"
@@ -58,7 +58,7 @@ class Checker {
   }
 
   Launches launches_;
-  std::mutex mutex_;  // guards what follows; held while waiting for the other processes
+  OrderedMutex mutex_;  // guards what follows; held while waiting for the other processes
   std::map<std::vector<int64_t>, Launched> launched_;
 };
 

@@ -8,8 +8,9 @@
 #include <condition_variable>
 #include <cstring>
 #include <exception>
-#include <mutex>
 #include <thread>
+
+#include "common/locks.h"
 
 namespace lazyxla::distributed {
 namespace {
@@ -41,36 +42,33 @@ at::Tensor header_of(const at::Tensor& data, const std::string& line) {
 class Messages::Sends : public std::enable_shared_from_this<Messages::Sends> {
  public:
   void add(Transfer transfer) {
-    std::lock_guard lock(mutex_);
-    if (!started_) {
+    const auto all = all_.hold();
+    if (!std::exchange(all->started, true)) {
       std::thread([self = shared_from_this()] { self->work(); }).detach();
-      started_ = true;
     }
-    transfers_.push_back(std::move(transfer));
+    all->transfers.push_back(std::move(transfer));
     changed_.notify_all();
   }
 
   void finish() {
-    std::unique_lock lock(mutex_);
-    changed_.wait(lock, [this] { return transfers_.empty(); });
-    if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
+    std::exception_ptr error;
+    {
+      const auto all = all_.hold();
+      all.wait(changed_, [&] { return all->transfers.empty() && !all->busy; });
+      std::swap(error, all->error);
+    }
+    if (error) std::rethrow_exception(error);
   }
 
   // The result is no longer needed.
   void stop() {
-    std::lock_guard lock(mutex_);
-    stopped_ = true;
+    all_.hold()->stopped = true;
     changed_.notify_all();
   }
 
  private:
   void work() {
-    std::unique_lock lock(mutex_);
-    while (true) {
-      changed_.wait(lock, [this] { return stopped_ || !transfers_.empty(); });
-      if (stopped_) return;
-      Transfer transfer = transfers_.front();
-      lock.unlock();
+    for (Transfer transfer; await_first(transfer);) {
       std::exception_ptr error;
       try {
         transfer.work->wait();
@@ -78,19 +76,32 @@ class Messages::Sends : public std::enable_shared_from_this<Messages::Sends> {
         error = std::current_exception();
       }
       transfer = {};
-      lock.lock();
-      if (!error_) error_ = error;
-      transfers_.pop_front();
+      const auto all = all_.hold();
+      if (!all->error) all->error = error;
+      all->busy = false;
       changed_.notify_all();
     }
   }
 
-  std::mutex mutex_;
+  // False if there is nothing more to do.
+  bool await_first(Transfer& transfer) {
+    const auto all = all_.hold();
+    all.wait(changed_, [&] { return all->stopped || !all->transfers.empty(); });
+    if (all->stopped) return false;
+    transfer = std::move(all->transfers.front());
+    all->transfers.pop_front();
+    return all->busy = true;
+  }
+
+  struct All {
+    std::deque<Transfer> transfers;
+    std::exception_ptr error;  // the first one
+    bool busy = false;
+    bool started = false;
+    bool stopped = false;
+  };
+  Guarded<All> all_;
   std::condition_variable changed_;
-  std::deque<Transfer> transfers_;
-  std::exception_ptr error_;  // the first one
-  bool started_ = false;
-  bool stopped_ = false;
 };
 
 Messages::Messages(c10::intrusive_ptr<c10d::Backend> transport,

@@ -1,7 +1,5 @@
 #include "graph/one_operator.h"
 
-#include <mutex>
-
 #include "common/counters.h"
 
 namespace lazyxla::graph {
@@ -37,8 +35,8 @@ class Programs final : public ir::OwnPrograms {
   }
 
   program::VariantRef find(const Pattern& pattern, c10::ArrayRef<ir::ScalarValue> slots) {
-    std::lock_guard lock(mutex_);
-    for (const Entry& entry : entries_) {
+    const auto entries = entries_.hold();
+    for (const Entry& entry : *entries) {
       if (!(entry.pattern == pattern)) continue;
       auto variant = entry.variant.lock();
       if (variant && variant->matches(slots)) return variant;
@@ -47,12 +45,12 @@ class Programs final : public ir::OwnPrograms {
   }
 
   void add(const Pattern& pattern, const program::VariantRef& variant) {
-    std::lock_guard lock(mutex_);
-    for (const Entry& entry : entries_) {
+    const auto entries = entries_.hold();
+    for (const Entry& entry : *entries) {
       if (entry.variant.lock() == variant) return;
     }
-    if (entries_.size() == kMaxEntries) entries_.pop_back();
-    entries_.insert(entries_.begin(), {pattern, variant});  // the newest is likeliest
+    if (entries->size() == kMaxEntries) entries->pop_back();
+    entries->insert(entries->begin(), {pattern, variant});  // the newest is likeliest
   }
 
  private:
@@ -62,8 +60,7 @@ class Programs final : public ir::OwnPrograms {
     std::weak_ptr<const program::Variant>
         variant;  // the program cache owns them, and may drop them
   };
-  SpinLock mutex_;
-  c10::SmallVector<Entry, 1> entries_;
+  Guarded<c10::SmallVector<Entry, 1>, SpinLock> entries_;
 };
 
 // Whether it may be a call for many devices.

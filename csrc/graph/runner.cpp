@@ -4,7 +4,6 @@
 #include <condition_variable>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <thread>
 
 #include "common/counters.h"
@@ -88,8 +87,7 @@ class Runner {
   }
 
   void divide(uint64_t slot, size_t count) {
-    std::lock_guard lock(mutex_);
-    left_of_.emplace(slot, count);
+    slots_.hold()->left_of.emplace(slot, count);
     ++divided_;
   }
 
@@ -99,18 +97,18 @@ class Runner {
     waiting::announce();
     if (left_ == 0) return;
     {
-      std::lock_guard lock(mutex_);
+      const auto held = slots_.hold();
     }  // the thread is either before its look, or waits
     wake_.notify_all();
   }
 
   // Leaves a run, or with none the mere slot, to the thread.
   void leave(uint64_t slot, std::unique_ptr<WaitingRun> run, c10::DeviceIndex device) {
-    std::lock_guard lock(mutex_);
-    if (!thread_.joinable()) {
-      thread_ = std::thread([this, device] { work(device); });
+    const auto slots = slots_.hold();
+    if (!slots->thread.joinable()) {
+      slots->thread = std::thread([this, device] { work(device); });
     }
-    waiting_.emplace(slot, std::move(run));
+    slots->waiting.emplace(slot, std::move(run));
     ++left_;
     wake_.notify_all();
   }
@@ -118,42 +116,47 @@ class Runner {
   void await_all() { await(issued_.load() + 1); }
 
  private:
+  using Waiting = std::multimap<uint64_t, std::unique_ptr<WaitingRun>>;
+  struct Slots {
+    Waiting waiting;
+    std::map<uint64_t, size_t> left_of;  // of each slot that was divided, how many are not over
+    std::thread thread;
+  };
+
   // Whether all parts of a slot that was divided are over now.
   bool is_last_of(uint64_t slot) {
-    std::lock_guard lock(mutex_);
-    const auto found = left_of_.find(slot);
-    if (found == left_of_.end()) return true;
+    const auto slots = slots_.hold();
+    const auto found = slots->left_of.find(slot);
+    if (found == slots->left_of.end()) return true;
     if (--found->second > 0) return false;
-    left_of_.erase(found);
+    slots->left_of.erase(found);
     --divided_;
     return true;
   }
 
   void work(c10::DeviceIndex device) {
-    std::unique_lock lock(mutex_);
     while (true) {
-      wake_.wait(lock, [this] { return !waiting_.empty() && is_up(waiting_.begin()->first); });
-      auto first = waiting_.begin();
-      auto [slot, run] = std::move(*first);
-      waiting_.erase(first);
-      lock.unlock();
-      if (run) run->execute(device);
-      run.reset();
+      auto first = await_first();
+      if (first.mapped()) first.mapped()->execute(device);
+      first.mapped().reset();
       --left_;
-      finish(slot);
-      lock.lock();
+      finish(first.key());
     }
+  }
+
+  Waiting::node_type await_first() {
+    const auto slots = slots_.hold();
+    Waiting& waiting = slots->waiting;
+    slots.wait(wake_, [&] { return !waiting.empty() && is_up(waiting.begin()->first); });
+    return waiting.extract(waiting.begin());
   }
 
   std::atomic<uint64_t> issued_{0};  // slots taken
   std::atomic<uint64_t> done_{0};    // all slots up to this one are over
-  std::mutex mutex_;
+  Guarded<Slots> slots_;
   std::condition_variable wake_;
-  std::multimap<uint64_t, std::unique_ptr<WaitingRun>> waiting_;
-  std::map<uint64_t, size_t> left_of_;  // of each slot that was divided, how many are not over
-  std::atomic<int> divided_{0};         // size of `left_of_`
-  std::atomic<int> left_{0};            // size of `waiting_`, and the one at work
-  std::thread thread_;
+  std::atomic<int> divided_{0};  // size of `left_of`
+  std::atomic<int> left_{0};     // size of `waiting`, and the one at work
 };
 
 ExecutionSlot ExecutionSlot::take(c10::DeviceIndex device) {

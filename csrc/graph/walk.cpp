@@ -2,7 +2,8 @@
 
 #include <algorithm>
 #include <atomic>
-#include <mutex>
+
+#include "common/locks.h"
 
 namespace lazyxla::graph {
 namespace {
@@ -160,10 +161,7 @@ program::BufferRef number(Walk& walk, program::Graph& graph, uint64_t setting) {
 }
 
 // The walk leaves its marks in the nodes, which other graphs may share.
-std::mutex& walks() {
-  static auto* mutex = new std::mutex();
-  return *mutex;
-}
+constinit OrderedMutex walks;
 
 // Per node, the first one of those that it is connected with.
 std::vector<uint32_t> components(const program::Graph& graph) {
@@ -246,7 +244,7 @@ std::vector<uint32_t> parts_by_mesh(const program::Graph& graph,
 
 bool detach(ir::PendingSet& pending, uint64_t setting, program::Graph& graph,
             c10::function_ref<void()> detached) {
-  std::unique_lock lock_walks(walks());
+  std::unique_lock lock_walks(walks);
   Walk walk(graph);
   {
     std::lock_guard lock(ir::device_mutex(pending.device));
@@ -268,7 +266,7 @@ std::vector<program::Graph> split(program::Graph& graph) {
   const bool by_mesh =
       graph.partition && (ir::Mesh::several() || graph.partition->spans_processes());
   if (!by_mesh && (graph.partition || graph.promises.size() <= kManyOutputs)) return {};
-  std::lock_guard lock_walks(walks());
+  std::lock_guard lock_walks(walks);
   const std::vector<uint32_t> component = components(graph);
   std::vector<uint32_t> roots;  // per output, its component
   for (const uint32_t output : graph.outputs) {

@@ -3,8 +3,9 @@
 #include <algorithm>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <set>
+
+#include "common/locks.h"
 
 namespace lazyxla::ir {
 
@@ -12,13 +13,12 @@ std::atomic<bool> Mesh::any_{false};
 
 // All that exist, by their texts.
 struct Interned {
-  std::mutex mutex;
   std::map<std::string, std::unique_ptr<Mesh>> meshes;
   std::map<std::string, std::unique_ptr<Sharding>> shardings;
   uint64_t next_id = 1;
 
-  static Interned& get() {
-    static auto* instance = new Interned();
+  static Guarded<Interned>& get() {
+    static auto* instance = new Guarded<Interned>();
     return *instance;
   }
 
@@ -102,14 +102,9 @@ std::vector<AxisPart> primes(const Mesh& mesh) {
 
 }  // namespace
 
-bool Mesh::several() {
-  Interned& interned = Interned::get();
-  std::lock_guard lock(interned.mutex);
-  return interned.meshes.size() > 1;
-}
+bool Mesh::several() { return Interned::get().hold()->meshes.size() > 1; }
 
 const Mesh* Interned::mesh(std::vector<Mesh::Axis> axes, std::vector<int> devices) {
-  std::lock_guard lock(mutex);
   auto& mesh = meshes[text_of(axes, devices)];
   if (!mesh) {
     mesh.reset(new Mesh());
@@ -126,7 +121,6 @@ const Sharding* Interned::sharding(const Mesh& mesh, Sharding::Dimensions dimens
   for (auto& parts : dimensions) simplify(parts);
   if (std::find(open.begin(), open.end(), true) == open.end()) open.clear();
   std::string text = text_of(mesh, dimensions, open);
-  std::lock_guard lock(mutex);
   auto& sharding = shardings[text];
   if (!sharding) {
     sharding.reset(new Sharding());
@@ -144,7 +138,7 @@ const Sharding* Interned::sharding(const Mesh& mesh, Sharding::Dimensions dimens
 }
 
 const Mesh* Mesh::get(std::vector<Axis> axes, std::vector<int> devices) {
-  return Interned::get().mesh(std::move(axes), std::move(devices));
+  return Interned::get().hold()->mesh(std::move(axes), std::move(devices));
 }
 
 int64_t Mesh::stride(size_t axis) const {
@@ -156,7 +150,7 @@ int64_t Mesh::stride(size_t axis) const {
 std::string Mesh::text() const { return text_of(axes_, devices_); }
 
 const Sharding* Sharding::get(const Mesh& mesh, Dimensions dimensions, std::vector<bool> open) {
-  return Interned::get().sharding(mesh, std::move(dimensions), std::move(open));
+  return Interned::get().hold()->sharding(mesh, std::move(dimensions), std::move(open));
 }
 
 const Sharding* Sharding::replicated(const Mesh& mesh, size_t rank) {
@@ -199,10 +193,9 @@ const Sharding* Sharding::of_tiles(const Mesh& mesh, const std::vector<int64_t>&
 }
 
 const Sharding* Sharding::find(const std::string& text) {
-  Interned& all = Interned::get();
-  std::lock_guard lock(all.mutex);
-  const auto found = all.shardings.find(text);
-  return found == all.shardings.end() ? nullptr : found->second.get();
+  const auto all = Interned::get().hold();
+  const auto found = all->shardings.find(text);
+  return found == all->shardings.end() ? nullptr : found->second.get();
 }
 
 bool Sharding::is_replicated() const {

@@ -6,7 +6,7 @@
 #include <array>
 #include <atomic>
 
-#include "common/spin_lock.h"
+#include "common/locks.h"
 #include "ir/address_allocator.h"
 
 namespace lazyxla::ir {
@@ -26,23 +26,15 @@ void* next_address(size_t nbytes) {
 // Every storage that is alive. Only walked to find the owner of an address, which is rare; a list
 // keeps the cost of making a storage low.
 struct AllStorages {
-  SpinLock mutex;
   Storage* first = nullptr;
 
-  static AllStorages& get() {
-    static auto* instance = new AllStorages();
-    return *instance;
-  }
-
   void add(Storage* storage) {
-    std::lock_guard lock(mutex);
     storage->next_of_all_ = first;
     if (first) first->previous_of_all_ = storage;
     first = storage;
   }
 
   void remove(Storage* storage) {
-    std::lock_guard lock(mutex);
     (storage->previous_of_all_ ? storage->previous_of_all_->next_of_all_ : first) =
         storage->next_of_all_;
     if (storage->next_of_all_) {
@@ -51,8 +43,7 @@ struct AllStorages {
   }
 
   // The storage that starts at this address; null if there is none.
-  Storage* at(const void* address) {
-    std::lock_guard lock(mutex);
+  Storage* at(const void* address) const {
     Storage* s = first;
     while (s && s->data() != address) s = s->next_of_all_;
     return s;
@@ -60,6 +51,8 @@ struct AllStorages {
 };
 
 namespace {
+
+constinit Guarded<AllStorages, SpinLock> all_storages;
 
 c10::DeviceIndex current_device() {
   auto* guard = c10::impl::getDeviceGuardImpl(c10::DeviceType::PrivateUse1);
@@ -86,15 +79,14 @@ c10::intrusive_ptr<c10::StorageImpl> make_storage(c10::StorageImpl::use_byte_siz
 Storage& Storage::of(c10::StorageImpl& storage) {
   if (storage.allocator() == ir::allocator()) [[likely]]
     return static_cast<Storage&>(storage);
-  Storage* owner = AllStorages::get().at(storage.data());
+  Storage* owner = all_storages.hold()->at(storage.data());
   TORCH_CHECK(owner, "lazyxla: ", storage.data(), " is not the address of a tensor's memory");
   return *owner;
 }
 
 SpinLock& device_mutex(c10::DeviceIndex device) {
-  // Never destroyed: storages may outlive the interpreter.
-  static auto* mutexes = new std::array<SpinLock, kMaxDevices>();
-  return (*mutexes)[static_cast<uint8_t>(device)];
+  constinit static std::array<SpinLock, kMaxDevices> mutexes;
+  return mutexes[static_cast<uint8_t>(device)];
 }
 
 void PendingSet::adopt(Storage& storage) {
@@ -133,19 +125,18 @@ Storage::Storage(size_t nbytes, const Geometry& base, c10::DeviceIndex device)
       base_(base) {
   static std::atomic<uint64_t> next_id{1};
   id_ = next_id.fetch_add(1, std::memory_order_relaxed);
-  AllStorages::get().add(this);
+  all_storages.hold()->add(this);
 }
 
 std::unordered_map<uint64_t, Storage*> Storage::alive() {
-  auto& all = AllStorages::get();
   std::unordered_map<uint64_t, Storage*> found;
-  std::lock_guard lock(all.mutex);
-  for (Storage* s = all.first; s; s = s->next_of_all_) found.emplace(s->id_, s);
+  const auto all = all_storages.hold();
+  for (Storage* s = all->first; s; s = s->next_of_all_) found.emplace(s->id_, s);
   return found;
 }
 
 Storage::~Storage() {
-  AllStorages::get().remove(this);
+  all_storages.hold()->remove(this);
   discard();
 }
 

@@ -25,12 +25,11 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <unordered_map>
 #include <vector>
 
+#include "common/locks.h"
 #include "common/pool.h"
-#include "common/spin_lock.h"
 #include "ir/geometry.h"
 #include "ir/node.h"
 

@@ -1,10 +1,10 @@
 #include "pjrt/disposal.h"
 
 #include <condition_variable>
-#include <mutex>
 #include <thread>
 #include <utility>
 
+#include "common/locks.h"
 #include "pjrt/call.h"
 #include "pjrt/host_threads.h"
 
@@ -22,19 +22,16 @@ class Disposal {
 
   void add(const PJRT_Api& api, std::vector<PJRT_Buffer*> handles) {
     {
-      std::lock_guard lock(mutex_);
-      if (!started_) {
-        std::thread([this] { work(); }).detach();
-        started_ = true;
-      }
-      batches_.emplace_back(&api, std::move(handles));
+      const auto all = all_.hold();
+      if (!std::exchange(all->started, true)) std::thread([this] { work(); }).detach();
+      all->batches.emplace_back(&api, std::move(handles));
     }
     wake_.notify_one();
   }
 
   void finish() {
-    std::unique_lock lock(mutex_);
-    idle_.wait(lock, [this] { return batches_.empty() && !busy_; });
+    const auto all = all_.hold();
+    all.wait(idle_, [&] { return all->batches.empty() && !all->busy; });
   }
 
  private:
@@ -43,27 +40,29 @@ class Disposal {
   void work() {
     yield_this_thread();
     std::vector<Batch> taken;
-    std::unique_lock lock(mutex_);
     while (true) {
-      wake_.wait(lock, [this] { return !batches_.empty(); });
-      taken.swap(batches_);
-      busy_ = true;
-      lock.unlock();
+      {
+        const auto all = all_.hold();
+        all.wait(wake_, [&] { return !all->batches.empty(); });
+        taken.swap(all->batches);
+        all->busy = true;
+      }
       for (const auto& [api, handles] : taken) {
         for (PJRT_Buffer* handle : handles) destroy_buffer(api, handle);
       }
       taken.clear();
-      lock.lock();
-      busy_ = false;
+      all_.hold()->busy = false;
       idle_.notify_all();
     }
   }
 
-  std::mutex mutex_;
+  struct All {
+    std::vector<Batch> batches;
+    bool started = false;
+    bool busy = false;
+  };
+  Guarded<All> all_;
   std::condition_variable wake_, idle_;
-  std::vector<Batch> batches_;
-  bool started_ = false;
-  bool busy_ = false;
 };
 
 }  // namespace

@@ -100,6 +100,7 @@ std::unique_ptr<Executable> Executable::adopt(const PJRT_Api& api, PJRT_LoadedEx
 }
 
 Executable::~Executable() {
+  delete output_nbytes_.load();
   if (forked()) {
     return;
   }
@@ -172,11 +173,13 @@ std::vector<Buffer> Executable::execute(std::span<Buffer* const> args,
     }
     scratch.donated.clear();
   }
-  if (error == nullptr) learn_output_nbytes(scratch.outputs);
   std::vector<Buffer> outputs;
-  outputs.reserve(num_outputs_);
-  for (size_t i = 0; error == nullptr && i < num_outputs_; ++i) {
-    outputs.emplace_back(device, scratch.outputs[i], output_nbytes_[i]);
+  if (error == nullptr) {
+    const std::vector<size_t>& nbytes = output_nbytes(scratch.outputs);
+    outputs.reserve(num_outputs_);
+    for (size_t i = 0; i < num_outputs_; ++i) {
+      outputs.emplace_back(device, scratch.outputs[i], nbytes[i]);
+    }
   }
   if (done != nullptr) {
     device.in_flight_->add(done, scratch.donated, error == nullptr ? std::move(over) : nullptr);
@@ -186,22 +189,18 @@ std::vector<Buffer> Executable::execute(std::span<Buffer* const> args,
   return outputs;
 }
 
-void Executable::learn_output_nbytes(std::span<PJRT_Buffer* const> outputs) const {
-  std::call_once(output_nbytes_once_, [&] {
-    std::vector<size_t> nbytes;
-    nbytes.reserve(outputs.size());
-    try {
-      for (PJRT_Buffer* output : outputs) {
-        nbytes.push_back(on_device_nbytes(api_, output));
-      }
-    } catch (...) {
-      for (PJRT_Buffer* output : outputs) {
-        destroy_buffer(api_, output);
-      }
-      throw;
-    }
-    output_nbytes_ = std::move(nbytes);
-  });
+const std::vector<size_t>& Executable::output_nbytes(std::span<PJRT_Buffer* const> outputs) const {
+  if (const auto* known = output_nbytes_.load(std::memory_order_acquire)) return *known;
+  auto nbytes = std::make_unique<std::vector<size_t>>();
+  try {
+    for (PJRT_Buffer* output : outputs) nbytes->push_back(on_device_nbytes(api_, output));
+  } catch (...) {
+    for (PJRT_Buffer* output : outputs) destroy_buffer(api_, output);
+    throw;
+  }
+  const std::vector<size_t>* none = nullptr;
+  if (output_nbytes_.compare_exchange_strong(none, nbytes.get())) return *nbytes.release();
+  return *none;  // another thread was faster
 }
 
 PJRT_Error* Executable::call_plugin(PJRT_LoadedExecutable_Execute_Args& call) const {

@@ -23,7 +23,6 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
@@ -75,7 +74,9 @@ class Executable {
 
  private:
   Executable(const PJRT_Api& api, PJRT_LoadedExecutable* raw) : api_(&api), raw_(raw) {}
-  void learn_output_nbytes(std::span<PJRT_Buffer* const> outputs) const;
+  // The bytes of each output on a device, learnt from the first run: only the plugin knows its
+  // padding. If that throws, the outputs are freed.
+  const std::vector<size_t>& output_nbytes(std::span<PJRT_Buffer* const> outputs) const;
   // For each of `devices`, its position in the plugin's order.
   std::vector<size_t> rows_of(std::span<const Device* const> devices) const;
   PJRT_Error* call_plugin(PJRT_LoadedExecutable_Execute_Args& call) const;
@@ -86,10 +87,7 @@ class Executable {
   std::vector<PJRT_Device*> devices_;       // that it was compiled for
   PJRT_Device* fixed_device_ = nullptr;     // null if portable
   size_t num_outputs_ = 0;
-
-  // Bytes of each output on a device, learnt from the first run: only the plugin knows its padding.
-  mutable std::once_flag output_nbytes_once_;
-  mutable std::vector<size_t> output_nbytes_;
+  mutable std::atomic<const std::vector<size_t>*> output_nbytes_{nullptr};  // null until known
 };
 
 // Measures the plugin's part of executions: the seconds that all threads have spent in the C API's

@@ -4,11 +4,11 @@
 
 #include <array>
 #include <atomic>
-#include <mutex>
 #include <unordered_map>
 #include <utility>
 
 #include "common/compat.h"
+#include "common/locks.h"
 #include "pjrt/call.h"
 #include "pjrt/error.h"
 
@@ -65,20 +65,20 @@ constexpr std::array<Handler*, kMostForeign> passers(std::index_sequence<numbers
 bool register_foreign_handler(const PJRT_Api& api, const std::string& platform,
                               const std::string& name, Handler* handler) {
   static constexpr auto kPassers = passers(std::make_index_sequence<kMostForeign>());
-  static std::mutex mutex;
-  static auto& known = *new std::unordered_map<std::string, Handler*>();
-  std::lock_guard lock(mutex);
-  if (const auto found = known.find(name); found != known.end()) {
+  static auto& all = *new Guarded<std::unordered_map<std::string, Handler*>>();
+  const auto known = all.hold();
+  if (const auto found = known->find(name); found != known->end()) {
     if (found->second == handler) return true;
     throw Error(PJRT_Error_Code_ALREADY_EXISTS, name + " is the name of another function");
   }
-  if (known.size() == kMostForeign) {
+  const size_t number = known->size();
+  if (number == kMostForeign) {
     throw Error(PJRT_Error_Code_RESOURCE_EXHAUSTED,
                 std::to_string(kMostForeign) + " functions are known already");
   }
-  foreign[known.size()].store(handler, std::memory_order_release);
-  if (!register_handler(api, platform, name, kPassers[known.size()])) return false;
-  known.emplace(name, handler);
+  foreign[number].store(handler, std::memory_order_release);
+  if (!register_handler(api, platform, name, kPassers[number])) return false;
+  known->emplace(name, handler);
   return true;
 }
 

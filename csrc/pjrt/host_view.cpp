@@ -1,9 +1,9 @@
 #include "pjrt/host_view.h"
 
-#include <mutex>
 #include <utility>
 
 #include "common/fork.h"
+#include "common/locks.h"
 #include "pjrt/call.h"
 #include "pjrt/client.h"
 
@@ -36,27 +36,24 @@ bool lies_row_major_on_host(const PJRT_Api* api, PJRT_Buffer* raw) {
          is_row_major(layout.layout);
 }
 
+struct References {
+  // Keeps the memory where it is until release(). False where the plugin cannot.
+  bool keep(const PJRT_Api* api, PJRT_Buffer* raw) const {
+    LAZYXLA_PJRT_ARGS(args, PJRT_Buffer_IncreaseExternalReferenceCount);
+    args.buffer = raw;
+    return !ignore_error(api, api->PJRT_Buffer_IncreaseExternalReferenceCount(&args));
+  }
+
+  void release(const PJRT_Api* api, PJRT_Buffer* raw) const {
+    LAZYXLA_PJRT_ARGS(args, PJRT_Buffer_DecreaseExternalReferenceCount);
+    args.buffer = raw;
+    ignore_error(api, api->PJRT_Buffer_DecreaseExternalReferenceCount(&args));
+  }
+};
+
 // A buffer's handle keeps its external references in a plain list: threads that read the same
 // buffer must not change it concurrently. (All other calls may be made at any time.)
-std::mutex& references_mutex() {
-  static auto* mutex = new std::mutex();
-  return *mutex;
-}
-
-// Keeps the memory where it is until release(). False where the plugin cannot.
-bool hold(const PJRT_Api* api, PJRT_Buffer* raw) {
-  LAZYXLA_PJRT_ARGS(args, PJRT_Buffer_IncreaseExternalReferenceCount);
-  args.buffer = raw;
-  std::lock_guard lock(references_mutex());
-  return !ignore_error(api, api->PJRT_Buffer_IncreaseExternalReferenceCount(&args));
-}
-
-void release(const PJRT_Api* api, PJRT_Buffer* raw) {
-  LAZYXLA_PJRT_ARGS(args, PJRT_Buffer_DecreaseExternalReferenceCount);
-  args.buffer = raw;
-  std::lock_guard lock(references_mutex());
-  ignore_error(api, api->PJRT_Buffer_DecreaseExternalReferenceCount(&args));
-}
+constinit Guarded<References> references;
 
 }  // namespace
 
@@ -67,7 +64,7 @@ std::optional<HostView> HostView::of(const Buffer& buffer) {
     return std::nullopt;
   }
   buffer.await();
-  if (!hold(api, raw)) {
+  if (!references.hold()->keep(api, raw)) {
     return std::nullopt;
   }
   LAZYXLA_PJRT_ARGS(pointer, PJRT_Buffer_OpaqueDeviceMemoryDataPointer);
@@ -75,7 +72,7 @@ std::optional<HostView> HostView::of(const Buffer& buffer) {
   const bool found = !ignore_error(api, api->PJRT_Buffer_OpaqueDeviceMemoryDataPointer(&pointer)) &&
                      (pointer.device_memory_ptr != nullptr || buffer.nbytes() == 0);
   if (!found) {
-    release(api, raw);
+    references.hold()->release(api, raw);
     return std::nullopt;
   }
   return HostView(buffer, pointer.device_memory_ptr);
@@ -86,7 +83,7 @@ HostView::HostView(HostView&& other) noexcept
 
 HostView::~HostView() {
   if (buffer_ != nullptr && !forked()) {
-    release(&buffer_->device().api(), buffer_->raw());
+    references.hold()->release(&buffer_->device().api(), buffer_->raw());
   }
 }
 

@@ -28,14 +28,17 @@ struct InFlight::Execution {
   PJRT_Event* done;
   std::vector<PJRT_Buffer*> handles;
   Listener listener;
-  bool after_failure = false;  // guarded by the mutex
+  bool after_failure = false;  // guarded as the list
 };
 
 InFlight::~InFlight() {
   if (forked()) return;
-  for (const ExecutionRef& execution : executions_) {
-    finish(*execution);
-  }
+  const auto executions = std::exchange(entered_.hold()->executions, {});
+  for (const ExecutionRef& execution : executions) finish(*execution);
+}
+
+void InFlight::Entered::excuse() {
+  for (const ExecutionRef& execution : executions) execution->after_failure = true;
 }
 
 void InFlight::add(PJRT_Event* done, std::span<PJRT_Buffer* const> handles, Listener listener) {
@@ -44,17 +47,17 @@ void InFlight::add(PJRT_Event* done, std::span<PJRT_Buffer* const> handles, List
     finish(execution);
   } else {
     auto execution = std::make_shared<Execution>(api_, done, handles, std::move(listener));
-    std::lock_guard lock(mutex_);
-    executions_.push_back(std::move(execution));
+    entered_.hold()->executions.push_back(std::move(execution));
   }
   // A device runs its programs nearly in order: checking the oldest is enough.
   while (true) {
     ExecutionRef oldest;
     {
-      std::lock_guard lock(mutex_);
-      if (executions_.empty() || !is_ready(api_, executions_.front()->done)) return;
-      oldest = std::move(executions_.front());
-      executions_.pop_front();
+      const auto entered = entered_.hold();
+      auto& executions = entered->executions;
+      if (executions.empty() || !is_ready(api_, executions.front()->done)) return;
+      oldest = std::move(executions.front());
+      executions.pop_front();
       ++finishing_;
     }
     finish(*oldest);
@@ -64,18 +67,14 @@ void InFlight::add(PJRT_Event* done, std::span<PJRT_Buffer* const> handles, List
 }
 
 bool InFlight::is_over() {
-  std::lock_guard lock(mutex_);
-  return finishing_ == 0 && std::ranges::all_of(executions_, [this](const ExecutionRef& execution) {
+  const auto entered = entered_.hold();
+  return finishing_ == 0 && std::ranges::all_of(entered->executions, [this](const auto& execution) {
            return is_ready(api_, execution->done);
          });
 }
 
 void InFlight::await() {
-  std::deque<ExecutionRef> executions;
-  {
-    std::lock_guard lock(mutex_);
-    executions = executions_;
-  }
+  std::deque<ExecutionRef> executions = entered_.hold()->executions;
   for (const ExecutionRef& execution : executions) {
     wait_for_event(api_, execution->done);
   }
@@ -85,22 +84,20 @@ void InFlight::await() {
 
 std::optional<Error> InFlight::take_failure() {
   finish_ready();
-  std::lock_guard lock(mutex_);
-  return std::exchange(failure_, std::nullopt);
+  return std::exchange(entered_.hold()->failure, std::nullopt);
 }
 
 std::optional<Error> InFlight::take_failure_of_result() {
   auto failure = take_failure();
-  std::lock_guard lock(mutex_);
-  for (const ExecutionRef& execution : executions_) execution->after_failure = true;
+  entered_.hold()->excuse();
   return failure;
 }
 
 void InFlight::finish_ready() {
   std::vector<ExecutionRef> ready;
   {
-    std::lock_guard lock(mutex_);
-    std::erase_if(executions_, [&](const ExecutionRef& execution) {
+    const auto entered = entered_.hold();
+    std::erase_if(entered->executions, [&](const ExecutionRef& execution) {
       if (!is_ready(api_, execution->done)) return false;
       ready.push_back(execution);
       return true;
@@ -129,9 +126,11 @@ void InFlight::finish(Execution& execution) {
   std::optional<Error> reported = failure;
   if (execution.listener) reported = execution.listener(failure ? &*failure : nullptr);
   if (!failure) return;
-  std::lock_guard lock(mutex_);
-  if (reported && !failure_ && !execution.after_failure) failure_ = std::move(reported);
-  for (const ExecutionRef& other : executions_) other->after_failure = true;
+  const auto entered = entered_.hold();
+  if (reported && !entered->failure && !execution.after_failure) {
+    entered->failure = std::move(reported);
+  }
+  entered->excuse();
 }
 
 }  // namespace lazyxla::pjrt

@@ -24,12 +24,12 @@
 #include <deque>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "common/locks.h"
 #include "pjrt/error.h"
 
 namespace lazyxla::pjrt {
@@ -69,11 +69,15 @@ class InFlight {
   void finish(Execution& execution);
   void finish_ready();
 
+  struct Entered {
+    std::deque<ExecutionRef> executions;
+    std::optional<Error> failure;
+    void excuse();  // failures of what is in flight now are consequences
+  };
+
   const PJRT_Api* api_;
-  std::mutex mutex_;
-  std::deque<ExecutionRef> executions_;
+  Guarded<Entered> entered_;
   std::atomic<int> finishing_{0};  // executions out of the list that are not quite over
-  std::optional<Error> failure_;
 };
 
 }  // namespace lazyxla::pjrt

@@ -2,11 +2,11 @@
 #include <algorithm>
 #include <atomic>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <utility>
 
+#include "common/locks.h"
 #include "pjrt/buffer.h"
 #include "pjrt/call.h"
 #include "pjrt/client.h"
@@ -18,10 +18,7 @@ namespace lazyxla::pjrt {
 namespace {
 
 // Devices that share programs must get them in the same order.
-std::mutex& enqueueing() {
-  static auto* mutex = new std::mutex();
-  return *mutex;
-}
+constinit OrderedMutex enqueueing;
 
 bool is_taken(const PJRT_Api* api, PJRT_Buffer* raw) {
   LAZYXLA_PJRT_ARGS(args, PJRT_Buffer_IsDeleted);
@@ -143,12 +140,13 @@ std::vector<std::vector<Buffer>> Executable::execute_on_each(std::span<Buffer* c
   call.device_complete_events = rows.done.data();
   PJRT_Error* error;
   {
-    std::lock_guard lock(enqueueing());
+    std::lock_guard lock(enqueueing);
     error = call_plugin(call);
   }
 
+  const std::vector<size_t>* output_nbytes = nullptr;  // null if it failed
   if (error == nullptr) {
-    learn_output_nbytes({rows.outputs.data(), num_outputs_});
+    output_nbytes = &this->output_nbytes({rows.outputs.data(), num_outputs_});
   } else {
     over = nullptr;
   }
@@ -171,7 +169,7 @@ std::vector<std::vector<Buffer>> Executable::execute_on_each(std::span<Buffer* c
   std::vector<std::vector<Buffer>> outputs(num_outputs_);
   if (error == nullptr) {
     int64_t nbytes = 0;
-    for (const size_t of_output : output_nbytes_) nbytes += static_cast<int64_t>(of_output);
+    for (const size_t of_output : *output_nbytes) nbytes += static_cast<int64_t>(of_output);
     for (const Device* device : devices) {
       device->usage_->add(nbytes, static_cast<int64_t>(num_outputs_));
     }
@@ -179,7 +177,7 @@ std::vector<std::vector<Buffer>> Executable::execute_on_each(std::span<Buffer* c
       outputs[i].reserve(count);
       for (size_t device = 0; device < count; ++device) {
         outputs[i].emplace_back(*devices[device], rows.output_lists[row_of[device]][i],
-                                output_nbytes_[i], Buffer::Counted());
+                                (*output_nbytes)[i], Buffer::Counted());
       }
     }
   }

@@ -4,9 +4,9 @@
 
 #include <filesystem>
 #include <memory>
-#include <mutex>
 #include <type_traits>
 
+#include "common/locks.h"
 #include "pjrt/call.h"
 
 namespace lazyxla::pjrt {
@@ -156,7 +156,7 @@ std::vector<PJRT_NamedValue> to_named_values(const NamedValues& values) {
 }
 
 const Plugin& Plugin::load(const std::string& path) {
-  static std::mutex mutex;
+  static auto& mutex = *new OrderedMutex();
   // Leaked on purpose: plugins remain loaded while the process ends.
   static auto& loaded = *new std::map<std::string, std::unique_ptr<Plugin>>();
 

@@ -14,9 +14,9 @@
 
 #include <atomic>
 #include <functional>
-#include <mutex>
 #include <string>
 
+#include "common/locks.h"
 #include "pjrt/client.h"
 #include "pjrt/ffi.h"
 #include "pjrt/plugin.h"
@@ -66,7 +66,7 @@ class Runtime {
  private:
   Runtime() = default;
 
-  std::mutex mutex_;  // guards what is set before the start of the client, and the start
+  OrderedMutex mutex_;  // guards what is set before the start of the client, and the start
   std::function<PluginSpec()> provider_;
   Processes processes_;
   std::string handler_name_;

@@ -2,11 +2,11 @@
 
 #include <cstring>
 #include <memory>
-#include <mutex>
 #include <unordered_map>
 #include <utility>
 #include <vector>
 
+#include "common/locks.h"
 #include "pjrt/call.h"
 #include "pjrt/client.h"
 #include "pjrt/runtime.h"
@@ -18,37 +18,26 @@ std::atomic<int> count{0};
 
 namespace {
 
-struct Holders {
-  std::mutex mutex;
-  std::unordered_map<PJRT_Buffer*, int> others;  // by buffer: how many besides one
-
-  static Holders& get() {
-    static auto* instance = new Holders();
-    return *instance;
-  }
-};
+// By buffer: how many hold it besides one.
+Guarded<std::unordered_map<PJRT_Buffer*, int>>& holders() {
+  static auto* instance = new Guarded<std::unordered_map<PJRT_Buffer*, int>>();
+  return *instance;
+}
 
 void add_holder(PJRT_Buffer* buffer) {
-  Holders& holders = Holders::get();
-  std::lock_guard lock(holders.mutex);
-  if (holders.others[buffer]++ == 0) ++count;
+  if ((*holders().hold())[buffer]++ == 0) ++count;
 }
 
 }  // namespace
 
-bool is_shared(PJRT_Buffer* buffer) {
-  Holders& holders = Holders::get();
-  std::lock_guard lock(holders.mutex);
-  return holders.others.count(buffer) > 0;
-}
+bool is_shared(PJRT_Buffer* buffer) { return holders().hold()->contains(buffer); }
 
 bool let_go(PJRT_Buffer* buffer) {
-  Holders& holders = Holders::get();
-  std::lock_guard lock(holders.mutex);
-  const auto found = holders.others.find(buffer);
-  if (found == holders.others.end()) return false;
+  const auto others = holders().hold();
+  const auto found = others->find(buffer);
+  if (found == others->end()) return false;
   if (--found->second == 0) {
-    holders.others.erase(found);
+    others->erase(found);
     --count;
   }
   return true;

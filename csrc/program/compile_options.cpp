@@ -2,9 +2,10 @@
 
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <deque>
-#include <mutex>
 
+#include "common/locks.h"
 #include "pjrt/executable.h"
 #include "program/replicas.h"
 
@@ -12,37 +13,23 @@ namespace lazyxla::program {
 namespace {
 
 // All sets of options that were ever in force, by their numbers; number 0 is the empty one.
-class OptionSets {
- public:
-  static OptionSets& get() {
-    static auto* instance = new OptionSets();
-    return *instance;
-  }
-
-  uint64_t number(const CompileOptions& options) {
-    std::lock_guard lock(mutex_);
-    for (size_t i = 0; i < sets_.size(); ++i) {
-      if (sets_[i] == options) return i;
-    }
-    sets_.push_back(options);
-    return sets_.size() - 1;
-  }
-
-  const CompileOptions& operator[](uint64_t number) {
-    std::lock_guard lock(mutex_);
-    return sets_[number];
-  }
-
- private:
-  std::mutex mutex_;
-  std::deque<CompileOptions> sets_{{}};  // elements never move
-};
+Guarded<std::deque<CompileOptions>>& option_sets() {
+  using Sets = std::deque<CompileOptions>;  // elements never move
+  static auto* instance = new Guarded<Sets>(Sets(1));
+  return *instance;
+}
 
 }  // namespace
 
-uint64_t number_options(const CompileOptions& options) { return OptionSets::get().number(options); }
+uint64_t number_options(const CompileOptions& options) {
+  const auto sets = option_sets().hold();
+  const auto found = std::find(sets->begin(), sets->end(), options);
+  const uint64_t number = found - sets->begin();
+  if (found == sets->end()) sets->push_back(options);
+  return number;
+}
 
-const CompileOptions& options_of(uint64_t number) { return OptionSets::get()[number]; }
+const CompileOptions& options_of(uint64_t number) { return (*option_sets().hold())[number]; }
 
 CompileOptions compile_options(const Graph& graph) {
   CompileOptions options;

@@ -4,10 +4,10 @@
 #include <c10/util/hash.h>
 
 #include <algorithm>
-#include <mutex>
 
 #include "common/bounded_map.h"
 #include "common/counters.h"
+#include "common/locks.h"
 #include "common/options.h"
 #include "pjrt/client.h"
 #include "pjrt/host_view.h"
@@ -62,13 +62,12 @@ bool may_have_host_programs() {
 
 // The number of earlier graphs of the same operators, in this order.
 int graphs_before(const Graph& graph) {
-  static auto* mutex = new std::mutex();
-  static auto* counts = new BoundedMap<size_t, int>();
+  static auto* all = new Guarded<BoundedMap<size_t, int>>();
   size_t family = graph.nodes.size();
   for (const ir::NodePtr& node : graph.nodes) {
     family = c10::hash_combine(family, std::hash<std::string>()(node->spec()->name));
   }
-  std::lock_guard lock(*mutex);
+  const auto counts = all->hold();
   int* count = counts->find(family);
   if (!count) count = &counts->insert(family, 0, kMostFamilies);
   return (*count)++;

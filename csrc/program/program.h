@@ -28,12 +28,12 @@
 #include <exception>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
+#include "common/locks.h"
 #include "program/cut.h"
 #include "program/graph.h"
 #include "program/host_program.h"
@@ -157,7 +157,7 @@ class Program {
   std::vector<uint64_t> key_;
   uint64_t hash_;
   bool dropped_;
-  std::mutex mutex_;  // held while lowering: two workers never compile the same program twice
+  OrderedMutex mutex_;  // held while lowering: two workers never compile the same program twice
   std::atomic<bool> is_making_{false};  // set by the mutex's holder, which must not lock it again
   std::deque<VariantRef> variants_;     // newest first
   std::vector<bool> static_slots_;

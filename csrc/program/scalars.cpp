@@ -53,16 +53,15 @@ std::vector<bool> expected_to_vary(const Graph& graph) {
 }  // namespace
 
 ScalarHistory& ScalarHistory::of(const Graph& graph) {
-  struct All {
-    ScalarHistory own;
-    std::mutex mutex;
+  struct Shared {
     std::map<const ir::Mesh*, ScalarHistory> by_mesh;
     std::map<std::string, ScalarHistory> by_replicas;
   };
-  static auto* all = new All();
+  static auto* own = new ScalarHistory();
+  static auto* shared = new Guarded<Shared>();
   const bool spans = graph.partition && graph.partition->spans_processes();
-  if (!spans && !graph.replicas) return all->own;
-  std::lock_guard lock(all->mutex);
+  if (!spans && !graph.replicas) return *own;
+  const auto all = shared->hold();
   return spans ? all->by_mesh[graph.partition->mesh]
                : all->by_replicas[graph.replicas->devices_text()];
 }
@@ -81,7 +80,7 @@ std::vector<bool> ScalarHistory::variable_slots(const Graph& graph, const Scalar
 }
 
 void ScalarHistory::presume(const Graph& graph, std::vector<bool>& variable) {
-  std::lock_guard lock(mutex_);
+  const auto all = past_.hold();
   const auto capacity = static_cast<size_t>(options().max_calls.load());
   ska::flat_hash_map<uint64_t, size_t> occurrences;
   size_t slot = 0;
@@ -89,8 +88,8 @@ void ScalarHistory::presume(const Graph& graph, std::vector<bool>& variable) {
     auto values = node->slots();
     if (values.empty()) continue;
     const uint64_t id = node->spec()->id;
-    auto* known = past_.find(id);
-    auto& past = known ? *known : past_.insert(id, {}, capacity);
+    auto* known = all->find(id);
+    auto& past = known ? *known : all->insert(id, {}, capacity);
     size_t index = occurrences[id]++;
     if (index >= past.size()) past.resize(index + 1, {values.begin(), values.end()});
     for (size_t i = 0; i < values.size(); ++i, ++slot) {

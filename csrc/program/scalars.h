@@ -1,10 +1,10 @@
 // Scalars of a graph: which of them are runtime inputs of its program (program.h says why).
 #pragma once
 
-#include <mutex>
 #include <vector>
 
 #include "common/bounded_map.h"
+#include "common/locks.h"
 #include "program/graph.h"
 
 namespace lazyxla::program {
@@ -50,8 +50,7 @@ class ScalarHistory {
   // Sets `variable` where a slot differs from its predecessor.
   void presume(const Graph& graph, std::vector<bool>& variable);
 
-  std::mutex mutex_;
-  BoundedMap<uint64_t, std::vector<std::vector<ir::ScalarValue>>> past_;
+  Guarded<BoundedMap<uint64_t, std::vector<std::vector<ir::ScalarValue>>>> past_;
 };
 
 }  // namespace lazyxla::program

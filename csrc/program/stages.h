@@ -2,10 +2,10 @@
 #pragma once
 
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
+#include "common/locks.h"
 #include "program/cut.h"
 #include "program/program.h"
 
@@ -45,7 +45,7 @@ class Apart : public std::enable_shared_from_this<Apart> {
   const Origin origin_;
   const std::string reason_;
   const std::vector<bool> varying_;
-  std::mutex mutex_;  // guards what follows; held while compiling
+  OrderedMutex mutex_;  // guards what follows; held while compiling
   Graph graph_;
   Form whole_, pieces_;
 };

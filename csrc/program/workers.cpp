@@ -5,9 +5,9 @@
 #include <chrono>
 #include <condition_variable>
 #include <deque>
-#include <mutex>
 #include <thread>
 
+#include "common/locks.h"
 #include "pjrt/error.h"
 
 namespace lazyxla::program {
@@ -23,58 +23,62 @@ class Workers {
   }
 
   void run(std::function<void()> job) {
-    std::lock_guard lock(mutex_);
-    jobs_.push_back(std::move(job));
-    if (jobs_.size() > idle_) {
+    const auto all = all_.hold();
+    all->jobs.push_back(std::move(job));
+    if (all->jobs.size() > all->idle) {
       std::thread([this] { work(); }).detach();
-      ++idle_;  // it will be, once it runs
+      ++all->idle;  // it will be, once it runs
     }
     wake_.notify_one();
   }
 
   void enter_interpreter() {
-    std::lock_guard lock(mutex_);
-    TORCH_CHECK(!stopped_, "lazyxla: the interpreter ends, and nothing is compiled any more");
-    ++in_interpreter_;
+    bool stopped;
+    {
+      const auto all = all_.hold();
+      stopped = all->stopped;
+      if (!stopped) ++all->in_interpreter;
+    }
+    TORCH_CHECK(!stopped, "lazyxla: the interpreter ends, and nothing is compiled any more");
   }
 
   void leave_interpreter() {
-    {
-      std::lock_guard lock(mutex_);
-      --in_interpreter_;
-    }
+    --all_.hold()->in_interpreter;
     left_.notify_all();
   }
 
   void stop() {
-    std::unique_lock lock(mutex_);
-    stopped_ = true;
-    left_.wait(lock, [this] { return in_interpreter_ == 0; });
+    const auto all = all_.hold();
+    all->stopped = true;
+    all.wait(left_, [&] { return all->in_interpreter == 0; });
   }
 
  private:
   void work() {
     is_worker = true;
-    std::unique_lock lock(mutex_);
     while (true) {
-      wake_.wait(lock, [this] { return !jobs_.empty(); });
-      std::function<void()> job = std::move(jobs_.front());
-      jobs_.pop_front();
-      --idle_;
-      lock.unlock();
-      job();
-      job = nullptr;
-      lock.lock();
-      ++idle_;
+      await_job()();  // what the job holds is free before the worker counts as idle
+      ++all_.hold()->idle;
     }
   }
 
-  std::mutex mutex_;
+  std::function<void()> await_job() {
+    const auto all = all_.hold();
+    all.wait(wake_, [&] { return !all->jobs.empty(); });
+    std::function<void()> job = std::move(all->jobs.front());
+    all->jobs.pop_front();
+    --all->idle;
+    return job;
+  }
+
+  struct All {
+    std::deque<std::function<void()>> jobs;
+    size_t idle = 0;
+    int in_interpreter = 0;
+    bool stopped = false;
+  };
+  Guarded<All> all_;
   std::condition_variable wake_, left_;
-  std::deque<std::function<void()>> jobs_;
-  size_t idle_ = 0;
-  int in_interpreter_ = 0;
-  bool stopped_ = false;
 };
 
 }  // namespace

@@ -11,42 +11,34 @@
 namespace lazyxla::record {
 namespace {
 
-struct Current {
-  std::mutex mutex;
-  std::shared_ptr<Capture> capture;
-
-  static Current& get() {
-    static auto* instance = new Current();
-    return *instance;
-  }
-};
+Guarded<std::shared_ptr<Capture>>& active() {
+  static auto* instance = new Guarded<std::shared_ptr<Capture>>();
+  return *instance;
+}
 
 }  // namespace
 
-std::shared_ptr<Capture> Capture::find_current() {
-  Current& current = Current::get();
-  std::lock_guard lock(current.mutex);
-  return current.capture;
-}
+std::shared_ptr<Capture> Capture::find_current() { return *active().hold(); }
 
 void Capture::begin(std::shared_ptr<Capture> capture) {
-  Current& current = Current::get();
-  std::lock_guard lock(current.mutex);
-  TORCH_CHECK(!current.capture,
-              "lazyxla.aot: a capture is active already; there can be one at a time");
-  current.capture = std::move(capture);
-  active_.store(true, std::memory_order_release);
-  graph::set_data_abstract(true);
+  {
+    const auto current = active().hold();
+    if (!*current) {
+      current->swap(capture);
+      active_.store(true, std::memory_order_release);
+      graph::set_data_abstract(true);
+    }
+  }
+  TORCH_CHECK(!capture, "lazyxla.aot: a capture is active already; there can be one at a time");
 }
 
 void Capture::end() {
   std::shared_ptr<Capture> over;
   {
-    Current& current = Current::get();
-    std::lock_guard lock(current.mutex);
+    const auto current = active().hold();
     graph::set_data_abstract(false);
     active_.store(false, std::memory_order_release);
-    over.swap(current.capture);
+    over.swap(*current);
   }
   if (over) over->give_back_data();
 }
@@ -59,17 +51,12 @@ void Capture::keep_data(ir::Storage& storage) {
   if (!capture) return;
   program::BufferRef buffer = program::buffer_ref(*value.node.get());
   ++buffer->waiting_runs;  // so that it can be donated as if it were not kept
-  std::lock_guard lock(capture->kept_mutex_);
-  capture->kept_.push_back(
+  capture->kept_.hold()->push_back(
       {storage.id(), storage.device().index(), storage.base(), value.type(), std::move(buffer)});
 }
 
 void Capture::give_back_data() {
-  std::vector<Kept> kept;
-  {
-    std::lock_guard lock(kept_mutex_);
-    kept.swap(kept_);
-  }
+  std::vector<Kept> kept = std::exchange(*kept_.hold(), {});
   std::sort(kept.begin(), kept.end(),
             [](const Kept& a, const Kept& b) { return a.device < b.device; });
   for (size_t i = 0; i < kept.size();) {

@@ -21,11 +21,11 @@
 #include <atomic>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "common/locks.h"
 #include "program/buffer.h"
 #include "program/graph.h"
 #include "program/scalars.h"
@@ -111,11 +111,10 @@ class Capture {
   const bool runs_here_;
   const size_t devices_;
   const Listener listener_;
-  std::mutex programs_mutex_;  // held while lowering: waited for without the GIL
+  OrderedMutex programs_mutex_;  // held while lowering: waited for without the GIL
   std::vector<Program> programs_;
   program::ScalarHistory history_;
-  std::mutex kept_mutex_;  // taken under a device's mutex
-  std::vector<Kept> kept_;
+  Guarded<std::vector<Kept>> kept_;
 };
 
 // The platform that is recorded for: the capture's, or the one that runs.

@@ -2,11 +2,11 @@
 
 #include <ATen/ThreadLocalPythonObjects.h>
 
-#include <mutex>
 #include <set>
 
 #include "common/fork.h"
 #include "common/gil.h"
+#include "common/locks.h"
 
 namespace torch::autograd {
 TORCH_API int get_current_graph_task_id();  // -1 outside of a backward pass
@@ -24,15 +24,10 @@ const std::string& key() {
 
 thread_local std::shared_ptr<Recording> owner;
 
-struct All {
-  std::mutex mutex;
-  std::set<Recording*> recordings;
-
-  static All& get() {
-    static auto* instance = new All();
-    return *instance;
-  }
-};
+Guarded<std::set<Recording*>>& recordings() {
+  static auto* instance = new Guarded<std::set<Recording*>>();
+  return *instance;
+}
 
 }  // namespace
 
@@ -40,20 +35,14 @@ Recording::Recording() : SafePyObject(nullptr, nullptr) {}
 
 std::shared_ptr<Recording> Recording::make() {
   auto made = std::make_shared<Recording>();
-  All& all = All::get();
-  std::lock_guard lock(all.mutex);
-  all.recordings.insert(made.get());  // not before it is shared: others ask for a reference
+  recordings().hold()->insert(made.get());  // not before it is shared: others ask for a reference
   return made;
 }
 
 Recording::~Recording() {
   if (own_ == this) own_ = nullptr;  // its thread ends
   if (forked()) return;              // a thread of the parent may have held any of the locks
-  {
-    All& all = All::get();
-    std::lock_guard lock(all.mutex);
-    all.recordings.erase(this);
-  }
+  recordings().hold()->erase(this);
   hand_over();
   for (auto& set : sets_) delete set.load();
 }
@@ -97,9 +86,8 @@ Recording& Recording::shared() {
 
 std::vector<std::shared_ptr<Recording>> Recording::all() {
   std::vector<std::shared_ptr<Recording>> found;
-  All& all = All::get();
-  std::lock_guard lock(all.mutex);
-  for (Recording* each : all.recordings) {
+  const auto all = recordings().hold();
+  for (Recording* each : *all) {
     if (auto alive = each->weak_from_this().lock()) found.push_back(std::move(alive));
   }
   return found;
