@@ -11,13 +11,15 @@ one seed are disjoint parts of the generator's sequence:
 XLA's generator is one operation; when it is partitioned, every device makes all numbers. So in a
 program for many devices elementwise operations on the elements' indices make the same numbers, and
 these can be split like any others. Both generators make blocks of numbers, block after block. If
-the last dimension holds whole blocks they are made as they are; else each element makes its block,
-and takes its number from it.
+the last dimension holds whole blocks they are made as they are, and their numbers interleaved; else
+each element makes its block, and takes its number from it.
 """
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -88,7 +90,9 @@ def threefry(
 ) -> Value:
     """The numbers of XLA's THREE_FRY for the state (seed, start), two uint64 values, as uint64; or
     as uint32 their halves, the low one first."""
-    result: Value = b.call_jax(_threefry, seed, start, shape=tuple(shape), bits=8 * dtype.itemsize)
+    stacked = b.interleaves_by_stacking(shape)
+    static = {"shape": tuple(shape), "bits": 8 * dtype.itemsize, "stacked": stacked}
+    result: Value = b.call_jax(_threefry, seed, start, **static)
     return result
 
 
@@ -96,13 +100,17 @@ def philox(
     b: Builder, shape: Sequence[int], dtype: torch.dtype, seed: Value, ordinal: Value
 ) -> Value:
     """The numbers of XLA's PHILOX for the state (seed, 0, ordinal), as uint32 or uint64."""
-    result: Value = b.call_jax(_philox, seed, ordinal, shape=tuple(shape), bits=8 * dtype.itemsize)
+    stacked = b.interleaves_by_stacking(shape)
+    static = {"shape": tuple(shape), "bits": 8 * dtype.itemsize, "stacked": stacked}
+    result: Value = b.call_jax(_philox, seed, ordinal, **static)
     return result
 
 
-def _blocks(shape: tuple[int, ...], size: int, make: Callable[[Array], list[Array]]) -> Array:
+def _blocks(
+    shape: tuple[int, ...], size: int, stacked: bool, make: Callable[[Array], list[Array]]
+) -> Array:
     """Numbers of this shape; `make` returns the `size` numbers of each block, given the blocks'
-    indices as a uint64 array."""
+    indices as a uint64 array. `stacked`: how they are interleaved."""
     import jax
     import jax.numpy as jnp
 
@@ -115,7 +123,15 @@ def _blocks(shape: tuple[int, ...], size: int, make: Callable[[Array], list[Arra
 
     if shape and shape[-1] % size == 0:
         numbers = make(flat_index((*shape[:-1], shape[-1] // size)))
-        return jnp.stack(numbers, -1).reshape(shape)
+        if stacked:
+            return jnp.stack(numbers, -1).reshape(shape)
+        rows = [(0, 0, 0)] * (len(shape) - 1)
+        zero = jnp.zeros((), numbers[0].dtype)
+        parts = [
+            jax.lax.pad(part, zero, [*rows, (i, size - 1 - i, size - 1)])
+            for i, part in enumerate(numbers)
+        ]
+        return functools.reduce(operator.or_, parts)
     index = flat_index(shape)
     numbers = make(index // jnp.uint64(size))
     return jax.lax.select_n((index % jnp.uint64(size)).astype(jnp.int32), *numbers)
@@ -139,7 +155,9 @@ def _joined(low: Array, high: Array) -> Array:
     return low.astype(jnp.uint64) | (high.astype(jnp.uint64) << jnp.uint64(32))
 
 
-def _threefry(seed: Array, start: Array, *, shape: tuple[int, ...], bits: int) -> Array:
+def _threefry(
+    seed: Array, start: Array, *, shape: tuple[int, ...], bits: int, stacked: bool
+) -> Array:
     """Threefry 2x32-20 (Salmon et al., Parallel random numbers: as easy as 1, 2, 3)."""
     import jax.numpy as jnp
 
@@ -157,17 +175,19 @@ def _threefry(seed: Array, start: Array, *, shape: tuple[int, ...], bits: int) -
             y += keys[(turn + 2) % 3] + jnp.uint32(turn + 1)
         return [_joined(x, y)] if bits == 64 else [x, y]
 
-    return _blocks(shape, 64 // bits, make)
+    return _blocks(shape, 64 // bits, stacked, make)
 
 
-def _philox(seed: Array, ordinal: Array, *, shape: tuple[int, ...], bits: int) -> Array:
+def _philox(
+    seed: Array, ordinal: Array, *, shape: tuple[int, ...], bits: int, stacked: bool
+) -> Array:
     """Philox 4x32-10 (of the same paper)."""
 
     def make(block: Array) -> list[Array]:
         w, x, y, z = _philox_words(seed, ordinal, block)
         return [w, x, y, z] if bits == 32 else [_joined(w, x), _joined(y, z)]
 
-    return _blocks(shape, 128 // bits, make)
+    return _blocks(shape, 128 // bits, stacked, make)
 
 
 def _philox_words(seed: Array, ordinal: Array, block: Array) -> tuple[Array, ...]:

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from lazyxla.lowering import Node, Program, Ref, TensorSpec, registry, streams
+from lazyxla.lowering.builder import Builder
 from lazyxla.lowering.streams import _generate
 from tests.lowering.harness import execute
 
@@ -34,9 +35,14 @@ SIGNED = {torch.uint32: torch.int32, torch.uint64: torch.int64}
 SHAPES = [[], [1], [8], [7], [3, 5], [4, 8], [2, 3, 4], [5, 1], [1000]]
 
 
+@pytest.mark.parametrize("stacked", [True, False])
 @pytest.mark.parametrize("dtype", SIGNED)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_philox(shape: list[int], dtype: torch.dtype) -> None:
+def test_philox(
+    shape: list[int], dtype: torch.dtype, stacked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Builder, "interleaves_by_stacking", lambda *_: stacked)
+
     def make(b: Any, shape: list[int], dtype: torch.dtype = dtype) -> Any:
         seed, zero, ordinal = (b.constant(n, torch.uint64) for n in (SEED, 0, ORDINAL))
         bits = b.reshape(_generate(b, "PHILOX", [seed, zero, ordinal], shape or [1], dtype), shape)

@@ -101,6 +101,11 @@ class Builder(Indexing):
         """The same program on the same elements, where the platform computes that faster."""
         return None
 
+    def interleaves_by_stacking(self, shape: Sequence[int]) -> bool:
+        """Whether arrays become one of this shape, element by element in turns, best by stacking
+        them along a new last dimension; else by padding each between its elements."""
+        return True
+
     def random_bits(
         self, shape: Sequence[int], dtype: torch.dtype, seed: Value, ordinal: Value
     ) -> Value:
