@@ -31,6 +31,14 @@ using ir::Value;
 
 c10::TensorImpl& impl_of(const at::Tensor& tensor) { return *tensor.unsafeGetTensorImpl(); }
 
+// Whether a tensor has memory that may be spread. What torch.func wraps has none, nor do subclasses
+// that stand for other tensors, such as DTensor.
+bool has_memory(const at::Tensor& tensor) {
+  if (!ir::Mesh::any() || !is_lazy(impl_of(tensor)) || !tensor.has_storage()) return false;
+  const c10::StorageImpl& storage = *tensor.storage().unsafeGetStorageImpl();
+  return storage.allocator() == ir::allocator() || storage.data();
+}
+
 // Declares the sharding on the tensor's geometry. Returns the data that is to be moved.
 Value declare(const at::Tensor& tensor, const ir::Sharding& sharding) {
   ir::Storage& storage = storage_of(impl_of(tensor));
@@ -140,15 +148,14 @@ void shard(const at::Tensor& tensor, const ir::Sharding& sharding) {
 }
 
 bool try_shard(const at::Tensor& tensor, const ir::Sharding& sharding) {
-  const c10::TensorImpl& impl = impl_of(tensor);
-  if (!is_lazy(impl) || !impl.has_storage() || !is_all_memory(tensor)) return false;
+  if (!has_memory(tensor) || !is_all_memory(tensor)) return false;
   shard(tensor, sharding);
   return true;
 }
 
 void shard_like(const at::Tensor& made, const at::Tensor& from) {
-  if (!ir::Mesh::any() || !made.defined() || made.device() != from.device()) return;
-  if (!is_lazy(impl_of(made)) || !is_whole(impl_of(made))) return;
+  if (!made.defined() || made.device() != from.device() || !has_memory(made)) return;
+  if (!is_whole(impl_of(made))) return;
   if (const ir::Sharding* sharding = known_sharding(from)) shard(made, *sharding);
 }
 
@@ -221,15 +228,14 @@ void set_local_blocks(const at::Tensor& tensor, const ir::Sharding& sharding,
 }
 
 const ir::Sharding* declared_sharding(const at::Tensor& tensor) {
-  // A tensor that torch.func wraps has no memory of its own.
-  if (!ir::Mesh::any() || !tensor.has_storage()) return nullptr;
+  if (!has_memory(tensor)) return nullptr;
   ir::Storage& storage = storage_of(impl_of(tensor));
   std::lock_guard lock(storage.mutex());
   return is_whole(impl_of(tensor)) ? storage.sharding() : nullptr;
 }
 
 const ir::Sharding* known_sharding(const at::Tensor& tensor) {
-  if (!ir::Mesh::any() || !tensor.has_storage()) return nullptr;
+  if (!has_memory(tensor)) return nullptr;
   ir::Storage& storage = storage_of(impl_of(tensor));
   std::lock_guard lock(storage.mutex());
   if (!is_whole(impl_of(tensor))) return nullptr;
@@ -240,7 +246,7 @@ const ir::Sharding* known_sharding(const at::Tensor& tensor) {
 }
 
 const ir::Sharding* sharding_of(const at::Tensor& tensor) {
-  if (!ir::Mesh::any() || !is_lazy(impl_of(tensor))) return nullptr;
+  if (!has_memory(tensor)) return nullptr;
   ir::Storage& storage = storage_of(impl_of(tensor));
   bool whole;
   {
