@@ -188,3 +188,19 @@ def test_an_error_of_the_loader_surfaces_there() -> None:
     sharding = lazyxla.Sharding(MESH, ("rows",))
     with pytest.raises(ValueError, match="names the axis 'rows'"):
         next(iter(lazyxla.DeviceLoader([torch.ones(8)], sharding=sharding)))
+
+
+def test_subclasses_without_memory_of_their_own() -> None:
+    """As DTensor is, whose optimizers step beside those of sharded parameters."""
+    from torch.testing._internal.two_tensor import TwoTensor
+
+    sharded(torch.ones(8), "data")  # there is a mesh
+    parts = [torch.ones(4, device=DEVICE), torch.full((4,), 2.0, device=DEVICE)]
+    parameter = torch.nn.Parameter(TwoTensor(*parts))
+    optimizer = torch.optim.SGD([parameter], lr=0.25)
+    for _ in range(2):
+        optimizer.zero_grad()
+        (parameter * 2).sum().backward()
+        optimizer.step()
+    assert lazyxla.sharding(parameter) is None
+    assert [part.cpu().tolist() for part in parts] == [[0.0] * 4, [1.0] * 4]
