@@ -70,7 +70,11 @@ def _attribute(node: fx.Node) -> str:
 
 def _argument(value: Any, names: dict[fx.Node, str]) -> str:
     if isinstance(value, fx.Node):
-        return names[value]
+        if value in names:
+            return names[value]
+        if is_function(value):  # is no value of a graph, but what an operator calls
+            return _attribute(value)
+        raise _Unknown
     if value is None or type(value) in (bool, int, float, complex, str):
         return repr(value)
     if isinstance(value, _NAMED):
