@@ -23,8 +23,8 @@ OF_EVERY_SIZE = (
 )  # the others take long, and are of one, but if asked for
 SETTLED = ("ddp", "fully_sharded", "zero_sgd", "pipeline_gpipe")
 """Training whose steps compile nothing from the fourth on, and all run as many programs."""
-ONE_PROGRAM = ("compiled", "traced")
-"""Three calls of a function with collectives, in a region or in a graph of torch.compile's."""
+ONE_PROGRAM = ("traced",)
+"""Three calls of a function with collectives, whose parts are graphs of torch.compile's."""
 
 pytestmark = pytest.mark.skipif(
     not dist.is_available(), reason="this PyTorch was built without torch.distributed"
