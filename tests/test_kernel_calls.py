@@ -1,4 +1,4 @@
-"""Convolutions that programs for the CPU leave to PyTorch's kernels: which, and when not."""
+"""What programs for the CPU leave to PyTorch's kernels: which convolutions, and when not."""
 
 import threading
 from collections.abc import Callable
@@ -89,6 +89,24 @@ def test_bfloat16() -> None:
         lazyxla.sync(wait=True)
     assert n.kernel_calls == 1
     assert_same(y, F.conv2d(x, w))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    "window", [{"kernel_size": 3, "stride": 2, "padding": 1}, {"kernel_size": 2, "ceil_mode": True}]
+)
+def test_gradient_of_maximum_pooling(window: dict[str, int], dtype: torch.dtype) -> None:
+    x = torch.randint(-5, 5, (2, 3, 9, 9)).to(dtype).requires_grad_()  # with equal maxima
+    y = F.max_pool2d(x, **window)
+    weight = torch.randint(-5, 5, y.shape).to(dtype)
+    (expected,) = torch.autograd.grad((y * weight).sum(), x)
+    ours = on_device(x.detach()).requires_grad_()
+    with counted() as n:
+        (got,) = torch.autograd.grad((F.max_pool2d(ours, **window) * on_device(weight)).sum(), ours)
+        lazyxla.sync(wait=True)
+    calls = int(dtype is torch.float32)
+    assert (n.kernel_calls, n.host_calls, n.fallbacks, n.executions) == (calls, 0, 0, 1)
+    assert_same(got, expected)
 
 
 def test_strict_modes_allow_them(monkeypatch: pytest.MonkeyPatch) -> None:

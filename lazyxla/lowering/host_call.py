@@ -116,6 +116,13 @@ def host_call(b: Builder, name: str, args: tuple[Any, ...]) -> list[Any]:
     return emit_call(b, name, args, b.outputs)
 
 
+def may_call_kernel(b: Builder) -> bool:
+    """Whether this program can call kernels. The compiler can neither split a call nor make it fit
+    other sizes."""
+    fixed = b.annotations is None and not b.target.any_sizes
+    return fixed and b.takes_host_calls and available()
+
+
 def call_kernel(
     b: Builder, name: str, args: tuple[Any, ...], outputs: Sequence[TensorSpec]
 ) -> list[Any]:

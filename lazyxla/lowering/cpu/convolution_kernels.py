@@ -64,11 +64,11 @@ def convolution_backward(
 
 def _serves(b: Builder, x: Value, w: Value, out: Sequence[int]) -> bool:
     """Whether a kernel can be called, and is worth it. `out`: of the convolution's result."""
-    if b.annotations is not None or b.target.any_sizes or not b.takes_host_calls:
-        return False  # the compiler cannot split a call, nor make it fit
+    if not host_call.may_call_kernel(b):
+        return False
     if x.dtype != w.dtype or x.dtype not in _dtypes() or is_empty(x.shape, w.shape, out):
         return False
-    if x.rank != w.rank or not 3 <= x.rank <= 5 or not host_call.available():
+    if x.rank != w.rank or not 3 <= x.rank <= 5:
         return False
     larger = max(math.prod(x.shape[2:]), math.prod(out[2:]))
     return x.shape[0] * larger * math.prod(w.shape) > _FEW
