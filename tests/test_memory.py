@@ -148,3 +148,48 @@ assert lazyxla.mem_get_info()[1] > 0
 assert torch.lazyxla.is_initialized()
 """
     run_python(code)
+
+
+STEPS = """
+import resource, torch, lazyxla
+(torch.randn(512, 512) @ torch.randn(512, 512)).sin()  # on PyTorch's own threads
+x = torch.randn(2**20, 8, device="lazyxla")
+
+def step():
+    return torch.sort(x, dim=1)[0].flip(0).cumsum(1).sum().item()
+
+def resident():
+    lines = open("/proc/self/status").read().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS"))
+
+for _ in range(8):
+    step()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt, resident()
+for _ in range(20):
+    step()
+faults = (resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before[0]) / 20
+grown = resident() - before[1]
+lazyxla.sync(wait=True)
+kept = resident()
+lazyxla.empty_cache()
+print(faults, grown, kept - resident())
+step()
+"""
+"""Steps with temporary memory of 96 MiB. Prints the page faults of each, and in KiB by how much the
+process grew, and what `empty_cache` gave back."""
+
+PAGES = 96 * KIB / 4
+
+
+def test_steps_use_their_memory_again(run_python: Any) -> None:
+    faults, grown, given_back = map(float, run_python(STEPS, OMP_NUM_THREADS="2").stdout.split())
+    assert faults < PAGES / 20
+    assert grown < 32 * KIB
+    assert given_back > 80 * KIB
+
+
+def test_malloc_as_the_user_sets_it(run_python: Any) -> None:
+    out = run_python(STEPS, OMP_NUM_THREADS="2", MALLOC_TOP_PAD_="0").stdout
+    faults, _, given_back = map(float, out.split())
+    assert faults > PAGES / 2
+    assert given_back < 16 * KIB

@@ -11,9 +11,11 @@
 #include <malloc.h>
 #endif
 
+#include "pjrt/kept_blocks.h"
+
 namespace lazyxla::pjrt {
 
-void keep_freed_memory() {
+void keep_freed_memory(const void* plugin) {
 #ifdef __GLIBC__
   for (const char* name :
        {"MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_", "GLIBC_TUNABLES"}) {
@@ -26,6 +28,7 @@ void keep_freed_memory() {
   // As large as the heaps of threads' arenas: such a heap is unmapped once it is empty, unless that
   // frees no more than this.
   mallopt(M_TOP_PAD, 64 << 20);
+  keep_blocks_of(plugin);
 #endif
 }
 
@@ -88,14 +91,20 @@ std::optional<int64_t> left_in_group() {
 
 }  // namespace
 
-std::optional<int64_t> free_host_memory(int64_t needed) {
+std::optional<int64_t> available_host_memory() {
   const auto machine = machine_memory();
   if (!machine) return std::nullopt;
-  int64_t free = machine->available;
-  if (const auto left = left_in_group()) free = std::min(free, *left);
+  const auto left = left_in_group();
+  return left ? std::min(machine->available, *left) : machine->available;
+}
+
+std::optional<int64_t> free_host_memory(int64_t needed) {
+  auto free = available_host_memory();
+  if (!free) return std::nullopt;
+  *free += kept_bytes();
 #ifdef __GLIBC__
   // It goes through all that was freed: milliseconds in a large process.
-  if (free < needed) free += static_cast<int64_t>(mallinfo2().fordblks);
+  if (*free < needed) *free += static_cast<int64_t>(mallinfo2().fordblks);
 #endif
   return free;
 }

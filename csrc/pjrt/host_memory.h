@@ -13,10 +13,11 @@
 
 namespace lazyxla::pjrt {
 
-// Makes malloc keep what is freed, blocks of up to 256 MiB and up to 1 GiB of unused memory. For
-// the whole process; does not change what the user has set by MALLOC_..._ or GLIBC_TUNABLES
+// Makes malloc keep what is freed, blocks of up to 256 MiB and up to 1 GiB of unused memory, for
+// the whole process; and the plugin, to which the address belongs, its large blocks
+// (kept_blocks.h). Does not change what the user has set by MALLOC_..._ or GLIBC_TUNABLES
 // variables, nor other allocators than glibc's.
-void keep_freed_memory();
+void keep_freed_memory(const void* plugin);
 
 // Whether the process has more than half of the memory mappings that it may have. Takes up to a few
 // milliseconds.
@@ -28,7 +29,10 @@ struct MachineMemory {
 };
 std::optional<MachineMemory> machine_memory();
 
-// Bytes that this process can still get: from the system, within its control group, and of what it
+// Bytes that this process can still get from the system, within its control group.
+std::optional<int64_t> available_host_memory();
+
+// The same with what it can use again: from the system, within its control group, and of what it
 // has freed and kept; the last is left out if the rest are `needed` bytes already.
 std::optional<int64_t> free_host_memory(int64_t needed);
 

@@ -120,7 +120,7 @@ Client& Runtime::client() {
   std::unique_ptr<Client> client = start(spec, processes_);
   platform_ = spec.platform.empty() ? client->platform_name() : std::move(spec.platform);
   if (client->platform_name() == "cpu") {
-    keep_freed_memory();
+    keep_freed_memory(reinterpret_cast<const void*>(client->api().PJRT_Client_Create));
     yield_compute_threads();
   }
   takes_host_handler_ = handler_ && platform_ == "cpu" &&

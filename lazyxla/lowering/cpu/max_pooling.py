@@ -8,7 +8,6 @@ CPUs of an AMD EPYC without AVX-512.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch

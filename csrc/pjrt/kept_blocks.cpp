@@ -1,0 +1,224 @@
+#include "pjrt/kept_blocks.h"
+
+#if defined(__GLIBC__) && (defined(__x86_64__) || defined(__aarch64__))
+
+#include <dlfcn.h>
+#include <elf.h>
+#include <link.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <iterator>
+#include <optional>
+#include <unordered_map>
+#include <vector>
+
+#include "common/locks.h"
+#include "pjrt/host_memory.h"
+
+namespace lazyxla::pjrt {
+
+namespace {
+
+constexpr size_t kUnit = 2 << 20;      // sizes and addresses are multiples: a huge page
+constexpr size_t kLeast = 16 << 20;    // smaller blocks are malloc's
+constexpr size_t kMostKept = 1 << 30;  // in all
+
+struct Block {
+  void* address;
+  size_t size;
+};
+
+struct Blocks {
+  std::unordered_map<void*, size_t> used;
+  std::vector<Block> kept;  // the one freed last is the last
+  size_t kept_bytes = 0;
+};
+
+// Leaked: the plugin's threads outlive static variables.
+auto& blocks = *new Guarded<Blocks>();
+
+void* map(size_t size) {
+  constexpr int kProtection = PROT_READ | PROT_WRITE, kFlags = MAP_PRIVATE | MAP_ANONYMOUS;
+  void* const start = mmap(nullptr, size + kUnit, kProtection, kFlags, -1, 0);
+  if (start == MAP_FAILED) return nullptr;
+  char* const first = static_cast<char*>(start);
+  const size_t before = -reinterpret_cast<uintptr_t>(first) % kUnit;
+  if (before > 0) munmap(first, before);
+  munmap(first + before + size, kUnit - before);
+  madvise(first + before, size, MADV_HUGEPAGE);  // may be refused
+  return first + before;
+}
+
+// Takes out a kept block of `size` or little more, the one freed last; {nullptr, 0} if there is
+// none.
+Block take_kept(Blocks& all, size_t size) {
+  const auto fits = [size](const Block& block) {
+    return block.size >= size && block.size <= size + size / 8;
+  };
+  const auto found = std::find_if(all.kept.rbegin(), all.kept.rend(), fits);
+  if (found == all.kept.rend()) return {};
+  const Block block = *found;
+  all.kept.erase(std::next(found).base());
+  all.kept_bytes -= block.size;
+  return block;
+}
+
+void unmap(const std::vector<Block>& some) {
+  for (const Block& block : some) munmap(block.address, block.size);
+}
+
+int allocate(void** result, size_t alignment, size_t bytes) {
+  if (bytes < kLeast || bytes > SIZE_MAX / 2 || alignment > kUnit) {
+    return posix_memalign(result, alignment, bytes);
+  }
+  const size_t size = (bytes + kUnit - 1) / kUnit * kUnit;
+  Block block = take_kept(*blocks.hold(), size);
+  if (block.address == nullptr) {
+    const auto available = available_host_memory();
+    if (!available || *available < static_cast<int64_t>(size)) release_kept_blocks();
+    block = {map(size), size};
+  }
+  if (block.address == nullptr) return ENOMEM;
+  blocks.hold()->used.emplace(block.address, block.size);
+  *result = block.address;
+  return 0;
+}
+
+// Keeps a block, and takes out those for which there is no room then; empty if it is malloc's.
+std::optional<std::vector<Block>> keep(Blocks& all, void* address) {
+  const auto found = all.used.find(address);
+  if (found == all.used.end()) return std::nullopt;
+  all.kept.push_back({address, found->second});
+  all.kept_bytes += found->second;
+  all.used.erase(found);
+  auto oldest = all.kept.begin();
+  for (; all.kept_bytes > kMostKept; ++oldest) all.kept_bytes -= oldest->size;
+  std::vector<Block> others(all.kept.begin(), oldest);
+  all.kept.erase(all.kept.begin(), oldest);
+  return others;
+}
+
+void release(void* address) {
+  if (reinterpret_cast<uintptr_t>(address) % kUnit != 0) return std::free(address);
+  const auto others = keep(*blocks.hold(), address);
+  if (!others) return std::free(address);
+  unmap(*others);
+}
+
+// ---- the table of imported functions ----
+
+#ifdef __x86_64__
+constexpr uint32_t kAddressTypes[] = {R_X86_64_JUMP_SLOT, R_X86_64_GLOB_DAT, R_X86_64_64};
+#else
+constexpr uint32_t kAddressTypes[] = {R_AARCH64_JUMP_SLOT, R_AARCH64_GLOB_DAT, R_AARCH64_ABS64};
+#endif
+
+// What the dynamic section of a loaded library says.
+struct Tables {
+  const ElfW(Sym) * symbols = nullptr;
+  const char* names = nullptr;
+  const ElfW(Rela) * relocations = nullptr, *jumps = nullptr;
+  size_t relocation_bytes = 0, jump_bytes = 0;
+
+  explicit Tables(const link_map& library) {
+    for (const ElfW(Dyn)* entry = library.l_ld; entry->d_tag != DT_NULL; ++entry) {
+      const auto address = entry->d_un.d_ptr;
+      switch (entry->d_tag) {
+        case DT_SYMTAB:
+          symbols = reinterpret_cast<const ElfW(Sym)*>(address);
+          break;
+        case DT_STRTAB:
+          names = reinterpret_cast<const char*>(address);
+          break;
+        case DT_RELA:
+          relocations = reinterpret_cast<const ElfW(Rela)*>(address);
+          break;
+        case DT_RELASZ:
+          relocation_bytes = entry->d_un.d_val;
+          break;
+        case DT_JMPREL:
+          jumps = reinterpret_cast<const ElfW(Rela)*>(address);
+          break;
+        case DT_PLTRELSZ:
+          jump_bytes = entry->d_un.d_val;
+          break;
+        default:
+          break;
+      }
+    }
+  }
+};
+
+void replace(void** place, void* function) {
+  const uintptr_t page_size = sysconf(_SC_PAGESIZE);
+  void* const page =
+      reinterpret_cast<void*>(reinterpret_cast<uintptr_t>(place) / page_size * page_size);
+  // The page may be one that is read-only once the library is loaded; it stays writable.
+  if (mprotect(page, page_size, PROT_READ | PROT_WRITE) == 0) {
+    __atomic_store_n(place, function, __ATOMIC_RELEASE);
+  }
+}
+
+void replace_in(const ElfW(Rela) * entries, size_t bytes, const Tables& tables, ElfW(Addr) base) {
+  for (const ElfW(Rela)* entry = entries; entry != entries + bytes / sizeof(*entries); ++entry) {
+    const auto symbol = ELF64_R_SYM(entry->r_info);
+    if (symbol == 0) continue;
+    const uint32_t type = ELF64_R_TYPE(entry->r_info);
+    if (std::find(std::begin(kAddressTypes), std::end(kAddressTypes), type) ==
+        std::end(kAddressTypes)) {
+      continue;
+    }
+    const char* const name = tables.names + tables.symbols[symbol].st_name;
+    auto* const place = reinterpret_cast<void**>(base + entry->r_offset);
+    if (std::strcmp(name, "free") == 0) replace(place, reinterpret_cast<void*>(&release));
+    if (std::strcmp(name, "posix_memalign") == 0) {
+      replace(place, reinterpret_cast<void*>(&allocate));
+    }
+  }
+}
+
+}  // namespace
+
+void keep_blocks_of(const void* address) {
+  Dl_info info;
+  link_map* library = nullptr;
+  if (dladdr1(address, &info, reinterpret_cast<void**>(&library), RTLD_DL_LINKMAP) == 0 ||
+      library == nullptr) {
+    return;
+  }
+  const Tables tables(*library);
+  if (tables.symbols == nullptr || tables.names == nullptr) return;
+  replace_in(tables.relocations, tables.relocation_bytes, tables, library->l_addr);
+  replace_in(tables.jumps, tables.jump_bytes, tables, library->l_addr);
+}
+
+int64_t kept_bytes() { return static_cast<int64_t>(blocks.hold()->kept_bytes); }
+
+void release_kept_blocks() {
+  std::vector<Block> all;
+  {
+    const auto held = blocks.hold();
+    all.swap(held->kept);
+    held->kept_bytes = 0;
+  }
+  unmap(all);
+}
+
+}  // namespace lazyxla::pjrt
+
+#else
+
+namespace lazyxla::pjrt {
+
+void keep_blocks_of(const void*) {}
+int64_t kept_bytes() { return 0; }
+void release_kept_blocks() {}
+
+}  // namespace lazyxla::pjrt
+
+#endif
