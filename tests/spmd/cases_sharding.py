@@ -262,3 +262,15 @@ def test_memory_of_another_size_is_not_spread() -> None:
     d.untyped_storage().resize_(8 * 6 * 4)
     d.copy_(grid(8, 6))
     assert lazyxla.sharding(d) is None
+
+
+def test_a_gradient_in_a_part_of_memory_stays_there() -> None:
+    """As where one buffer has the gradients of many parameters."""
+    p = torch.nn.Parameter(grid(8, 4).to(DEVICE))
+    together = torch.zeros(64, device=DEVICE)
+    p.grad = together[:32].view(8, 4)
+    lazyxla.shard(p, MESH, ("data",))
+    assert spec_of(p) == ("data", None)
+    assert _C.declared_sharding(p.grad) is None
+    together.add_(1)
+    assert torch.equal(p.grad.cpu(), torch.ones(8, 4))
