@@ -73,7 +73,11 @@ def test_mistakes_in_branches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_each_file_has_tests(kind: object) -> None:
     files = {mutations[0].path for mutations in kind.places().values()}
     named = {test for path in files for test in kind.tests_of(path)} | set(kind.NEAR)
-    assert [name for name in named if not (trials.ROOT / name).exists()] == []
+    for name in named:
+        path, _, test = name.partition("::")
+        source = trials.ROOT / path
+        assert source.exists(), name
+        assert not test or f"\ndef {test.partition('[')[0]}(" in source.read_text(), name
 
 
 def test_no_tests_are_named_for_what_is_gone() -> None:
@@ -117,6 +121,16 @@ def test_an_interruption_leaves_nothing_broken(copy: Copy) -> None:
     with pytest.raises(KeyboardInterrupt):
         interrupted()
     assert path.read_text() == "right"
+
+
+def test_what_runs_by_itself() -> None:
+    tests = ["tests/test_a.py", "tests/spmd/cases_b.py", "tests/test_c.py::test_d[1]"]
+    fast, sharded, named = trials._runs(tests, slow=False)
+    assert fast == (["--slow", "0/1"], ["tests/test_a.py"], {})
+    assert sharded[:2] == ([], ["tests/spmd/cases_b.py"])
+    assert sharded[2]["LAZYXLA_CPU_DEVICES"] == "8"
+    assert named == ([], ["tests/test_c.py::test_d[1]"], {})
+    assert trials._runs(["tests"], slow=True) == [([], ["tests"], {})]
 
 
 def test_what_tests_say(copy: Copy, monkeypatch: pytest.MonkeyPatch) -> None:

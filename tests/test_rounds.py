@@ -52,7 +52,7 @@ def test_a_loop_compiles_its_rounds_once(rounds: int) -> None:
         found = denoise(model, DEVICE, rounds)
     torch.testing.assert_close(found, want)
     assert n.graphs_cut == 1
-    assert n.compiles <= 3
+    assert n.compiles <= 2  # numbers that differ between rounds are inputs at once
     assert n.executions > rounds / 4
     assert n.nodes_lowered < n.nodes_recorded / 4
     with counted() as n:

@@ -38,29 +38,56 @@ _TESTS: dict[str, list[str]] = {
     "dispatch/pinned": ["pinned_memory", "copies"],
     "dispatch/region_inputs": ["region_inputs"],
     "dispatch/settling": ["settling"],
-    "dispatch/sharded": ["device_surface", "recorder"],
+    "dispatch/sharded": ["spmd/sharding", "spmd/values", "spmd/modes"],
     "dispatch/traced_graph": ["dynamo", "dynamo_sizes", "dynamo_training"],
-    "distributed": ["distributed", "distributed_faults"],
+    "distributed": [
+        "distributed::test_as_on_the_cpu[arguments-2]",
+        "distributed::test_as_on_the_cpu[collectives-2]",
+        "distributed_faults",
+        "distributed_faults::test_messages_that_are_not_what_is_expected",
+        "distributed_faults::test_what_is_recorded_is_compared_at_once",
+        "distributed_spanning::test_as_on_the_cpu[collectives-2]",
+    ],
     "graph": ["flush", "transactions", "recorder", "parts", "rounds", "memory", "limits"],
     "graph/devices": ["device_surface"],
     "graph/memory": ["limits", "memory"],
     "graph/one_operator": ["modes", "flush"],
+    "graph/partitioned_run": [
+        "spmd/values",
+        "spmd/meshes",
+        "spmd::test_on_eight_devices[cases_failures.py]",
+    ],
     "graph/transfer": ["copies", "loader", "sharing"],
     "ir": ["views", "recorder", "flush", "random_programs"],
-    "ir/sharding": ["spmd"],
+    "ir/sharding": ["spmd/sharding", "spmd/meshes", "spmd/values"],
     "program": ["flush", "program_cache", "recompilations", "places", "optimizers"],
     "program/cut": ["cuts"],
     "program/host_program": ["host_programs", "trials"],
-    "program/partition": ["parts", "cuts"],
+    "program/partition": ["spmd/meshes", "spmd/sharding", "spmd/values"],
     "program/portable_key": ["program_store", "warm_caches"],
+    "program/replicas": [
+        "distributed_spanning::test_as_on_the_cpu[collectives-2]",
+        "distributed_spanning::test_each_collective_is_a_program_of_all",
+        "distributed_spanning::test_groups_of_a_program_are_rows_of_a_grid",
+    ],
     "program/stages": ["parts", "cuts", "rounds"],
     "record": ["modes", "compile", "threads", "flush", "settings", "xla_options"],
     "record/capture": ["captured_steps", "captured_steps_results"],
     "steps": [f"captured_steps{part}" for part in ("", "_arguments", "_python", "_results")],
 }
-"""The tests to run first, of a room or of one file: tests/test_*.py."""
+"""The tests to run first, of a room or of one file: tests/test_*.py, or one test of it, which may
+be slow; in spmd/, tests/spmd/cases_*.py."""
 
-NEAR = sorted({f"tests/test_{name}.py" for room in ROOMS for name in _TESTS[room]})
+_OF_FILES = re.compile(r"\w+")
+
+NEAR = sorted(
+    {
+        f"tests/test_{name}.py"
+        for room in ROOMS
+        for name in _TESTS[room]
+        if _OF_FILES.fullmatch(name)
+    }
+)
 NEAR += ["tests/test_autograd.py", "tests/test_calls.py", "tests/test_models.py"]
 
 _COMPARISONS = {
@@ -95,8 +122,14 @@ def places() -> dict[str, list[Mutation]]:
 def tests_of(path: Path) -> list[str]:
     """The tests of a file, or else of its room."""
     room = path.parent.name
-    names = _TESTS.get(f"{room}/{path.stem}", _TESTS[room])
-    return [f"tests/test_{name}.py" for name in names]
+    return [_test(name) for name in _TESTS.get(f"{room}/{path.stem}", _TESTS[room])]
+
+
+def _test(name: str) -> str:
+    """What pytest takes, of a name in the table."""
+    file, separator, test = name.partition("::")
+    folder, _, topic = file.rpartition("/")
+    return f"tests/{f'{folder}/cases_' if folder else 'test_'}{topic}.py{separator}{test}"
 
 
 def mutations(path: Path) -> Iterator[Mutation]:

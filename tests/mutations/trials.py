@@ -25,6 +25,10 @@ SECONDS = 900
 
 _BUILD = "build/extension"
 
+_SHARDED = "tests/spmd/"
+_DEVICES = {"LAZYXLA_PLATFORM": "cpu", "LAZYXLA_CPU_DEVICES": "8"}
+"""Of these tests, which tests/test_spmd.py starts by the file: one of them alone says more."""
+
 _SITE = """\
 # An editable install finds lazyxla in the working tree before it looks here.
 import sys
@@ -111,27 +115,35 @@ class Copy:
 
     def check(self, tests: list[str]) -> None:
         """Runs tests without a mistake, and leaves out from now on what fails."""
-        result = self._pytest(["--slow", "0/1", *tests])
-        self.failing += _failures(result.stdout) if result else []
-        if result is None or (result.returncode and not self.failing):
-            raise SystemExit(f"the tests cannot run:\n{result.stdout if result else 'they hang'}")
+        for options, chosen, environment in _runs(tests, slow=False):
+            result = self._pytest([*options, *chosen], environment)
+            failing = _failures(result.stdout) if result else []
+            self.failing += failing
+            if result is None or (result.returncode not in (0, 5) and not failing):
+                said = result.stdout if result else "they hang"
+                raise SystemExit(f"the tests cannot run:\n{said}")
 
     def outcome(self, tests: list[str], slow: bool = False) -> Outcome:
-        """What the fast ones of some tests say, or all with ``slow``, up to the first failure."""
-        chosen = [] if slow else ["--slow", "0/1"]
-        left_out = [f"--deselect={test}" for test in self.failing]
-        result = self._pytest(["-x", *chosen, *left_out, *tests])
-        if result is None:
-            return Outcome(True, f"no end in {SECONDS} s")
-        if result.returncode in (0, 5):  # 5: all of them are slow
-            return Outcome(False, "")
-        return Outcome(True, next(iter(_failures(result.stdout)), "no test can run"))
+        """What the fast ones of some tests say, or all with ``slow``, up to the first failure.
 
-    def _pytest(self, arguments: list[str]) -> subprocess.CompletedProcess[str] | None:
+        Of files; a test that is named runs even if it is slow.
+        """
+        left_out = [f"--deselect={test}" for test in self.failing]
+        for options, chosen, environment in _runs(tests, slow):
+            result = self._pytest(["-x", *options, *left_out, *chosen], environment)
+            if result is None:
+                return Outcome(True, f"no end in {SECONDS} s")
+            if result.returncode not in (0, 5):  # 5: all of them are slow
+                return Outcome(True, next(iter(_failures(result.stdout)), "no test can run"))
+        return Outcome(False, "")
+
+    def _pytest(
+        self, arguments: list[str], environment: dict[str, str]
+    ) -> subprocess.CompletedProcess[str] | None:
         """None if it does not end."""
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=line"]
         try:
-            return self._run([*command, "-n", str(self.processes), *arguments])
+            return self._run([*command, "-n", str(self.processes), *arguments], environment)
         except subprocess.TimeoutExpired:
             return None
 
@@ -141,7 +153,9 @@ class Copy:
         if made.returncode != 0:
             raise SystemExit(f"cmake fails:\n{made.stdout}")
 
-    def _run(self, command: list[str]) -> subprocess.CompletedProcess[str]:
+    def _run(
+        self, command: list[str], own: dict[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
         """Runs a command in the copy. When it returns or raises, all that it started is ended."""
         tools = Path(sys.executable).parent
         environment = os.environ | {
@@ -149,6 +163,7 @@ class Copy:
             "PYTHONPATH": str(COPY),
             # A mistake may be as long as what was there before, and made in the same second.
             "PYTHONDONTWRITEBYTECODE": "1",
+            **(own or {}),
         }
         process = subprocess.Popen(
             command,
@@ -170,6 +185,16 @@ class Copy:
             with contextlib.suppress(ProcessLookupError):  # also what a crashed test has left
                 os.killpg(process.pid, signal.SIGKILL)
         return subprocess.CompletedProcess(command, process.returncode, output)
+
+
+def _runs(tests: list[str], slow: bool) -> list[tuple[list[str], list[str], dict[str, str]]]:
+    """The options, tests and environment of each run of pytest that tests need."""
+    fast = [] if slow else ["--slow", "0/1"]
+    sharded = [test for test in tests if test.startswith(_SHARDED)]
+    named = [test for test in tests if "::" in test and test not in sharded]
+    files = [test for test in tests if test not in sharded and test not in named]
+    runs = [(fast, files, {}), ([], sharded, _DEVICES), ([], named, {})]
+    return [run for run in runs if run[1]]
 
 
 def _copy_sources() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -85,6 +86,38 @@ def test_data_that_is_there_is_moved_in_place() -> None:
     assert torch.equal(d.cpu(), x)
     assert torch.equal(view.cpu(), x[2:4])
     assert bytes_on_devices()[1] == before[1]
+
+
+@pytest.mark.parametrize("state", ["empty", "recorded", "computed"])
+@pytest.mark.parametrize(
+    ("view", "spec"),
+    [
+        (lambda x: x.t(), ("data", None)),
+        (lambda x: x.view(-1), ("data",)),
+        (lambda x: x.view(torch.int32), (None, "model")),
+        (lambda x: x.view(2, 4, 4).permute(2, 0, 1), ("data", "model", None)),
+    ],
+)
+def test_memory_is_spread_in_the_dimensions_of_what_is_named(
+    view: Callable[[torch.Tensor], torch.Tensor], spec: tuple[Any, ...], state: str
+) -> None:
+    """The spec is about those, not about those of the tensor that was made first."""
+    x = grid(8, 4) + 1
+    d = torch.empty(8, 4, device=DEVICE) if state == "empty" else grid(8, 4).to(DEVICE) + 1
+    if state == "computed":
+        lazyxla.sync()
+    named = lazyxla.shard(view(d), MESH, spec)
+    assert _C.declared_sharding(named) is not None
+    if state == "empty":
+        d.copy_(x)
+    lazyxla.sync()
+    with counted() as n:
+        assert spec_of(named) == spec
+    assert n.executions == 0  # asked about what is there, not about a copy
+    assert torch.equal(named.cpu(), view(x))
+    d.mul_(2)
+    assert spec_of(named) == spec
+    assert torch.equal(d.cpu(), x * 2)
 
 
 def test_what_is_recorded_comes_out_spread() -> None:
@@ -229,3 +262,15 @@ def test_memory_of_another_size_is_not_spread() -> None:
     d.untyped_storage().resize_(8 * 6 * 4)
     d.copy_(grid(8, 6))
     assert lazyxla.sharding(d) is None
+
+
+def test_a_gradient_in_a_part_of_memory_stays_there() -> None:
+    """As where one buffer has the gradients of many parameters."""
+    p = torch.nn.Parameter(grid(8, 4).to(DEVICE))
+    together = torch.zeros(64, device=DEVICE)
+    p.grad = together[:32].view(8, 4)
+    lazyxla.shard(p, MESH, ("data",))
+    assert spec_of(p) == ("data", None)
+    assert _C.declared_sharding(p.grad) is None
+    together.add_(1)
+    assert torch.equal(p.grad.cpu(), torch.ones(8, 4))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -263,3 +264,22 @@ def test_out_of_memory_names_the_largest_tensors_and_how_they_are_spread() -> No
     assert f"256.0 KiB: weight, {weight}" in told
     assert f"256.0 KiB: momentum_buffer of weight, {weight}" in told
     del too_large
+
+
+def test_memory_that_a_program_takes_over_counts_as_free() -> None:
+    def needed(is_kept: bool) -> int:
+        d = sharded(grid(256, 1024), "data", "model")
+        lazyxla.sync(wait=True)
+        kept = d.clone() if is_kept else None  # the same arrays, which are not given away then
+        lazyxla.sync(wait=True)
+        d.mul_(2)
+        too_large = sharded(torch.ones(8, 64), "data").expand(1 << 40, 8, 64) + d.sum()
+        with pytest.raises(torch.OutOfMemoryError) as caught:
+            lazyxla.sync()
+        del too_large, kept
+        assert torch.equal(d.cpu(), grid(256, 1024))  # as before
+        told = re.search(r"the program needs (\d+) bytes", str(caught.value))
+        assert told is not None
+        return int(told[1])
+
+    assert needed(is_kept=True) - needed(is_kept=False) == 256 * 1024 * 4
