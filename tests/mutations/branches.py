@@ -48,6 +48,8 @@ _TESTS: dict[str, list[str]] = {
         "distributed_faults::test_what_is_recorded_is_compared_at_once",
         "distributed_spanning::test_as_on_the_cpu[collectives-2]",
     ],
+    "distributed/heartbeat": ["spanning::test_failures"],
+    "distributed/launches": ["spanning::test_failures"],
     "graph": ["flush", "transactions", "recorder", "parts", "rounds", "memory", "limits"],
     "graph/devices": ["device_surface"],
     "graph/memory": ["limits", "memory"],
