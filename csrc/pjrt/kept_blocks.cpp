@@ -15,6 +15,7 @@
 #include <iterator>
 #include <optional>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "common/locks.h"
@@ -154,32 +155,38 @@ struct Tables {
   }
 };
 
-void replace(void** place, void* function) {
-  const uintptr_t page_size = sysconf(_SC_PAGESIZE);
-  void* const page =
-      reinterpret_cast<void*>(reinterpret_cast<uintptr_t>(place) / page_size * page_size);
+// Whether a function's address could be written.
+bool write(void** place, void* function) {
+  const uintptr_t size = sysconf(_SC_PAGESIZE), page = reinterpret_cast<uintptr_t>(place) & -size;
   // The page may be one that is read-only once the library is loaded; it stays writable.
-  if (mprotect(page, page_size, PROT_READ | PROT_WRITE) == 0) {
-    __atomic_store_n(place, function, __ATOMIC_RELEASE);
-  }
+  if (mprotect(reinterpret_cast<void*>(page), size, PROT_READ | PROT_WRITE) != 0) return false;
+  __atomic_store_n(place, function, __ATOMIC_RELEASE);
+  return true;
 }
 
-void replace_in(const ElfW(Rela) * entries, size_t bytes, const Tables& tables, ElfW(Addr) base) {
-  for (const ElfW(Rela)* entry = entries; entry != entries + bytes / sizeof(*entries); ++entry) {
-    const auto symbol = ELF64_R_SYM(entry->r_info);
-    if (symbol == 0) continue;
-    const uint32_t type = ELF64_R_TYPE(entry->r_info);
-    if (std::find(std::begin(kAddressTypes), std::end(kAddressTypes), type) ==
-        std::end(kAddressTypes)) {
-      continue;
-    }
-    const char* const name = tables.names + tables.symbols[symbol].st_name;
-    auto* const place = reinterpret_cast<void**>(base + entry->r_offset);
-    if (std::strcmp(name, "free") == 0) replace(place, reinterpret_cast<void*>(&release));
-    if (std::strcmp(name, "posix_memalign") == 0) {
-      replace(place, reinterpret_cast<void*>(&allocate));
+// The places among relocations that hold an imported function's address.
+std::vector<void**> places_of(const char* name, const Tables& tables, ElfW(Addr) base) {
+  std::vector<void**> found;
+  for (const auto& [entries, bytes] : {std::pair(tables.relocations, tables.relocation_bytes),
+                                       std::pair(tables.jumps, tables.jump_bytes)}) {
+    for (const auto* entry = entries; entry != entries + bytes / sizeof(*entries); ++entry) {
+      const auto symbol = ELF64_R_SYM(entry->r_info);
+      if (symbol == 0) continue;  // of the library's own
+      const uint32_t type = ELF64_R_TYPE(entry->r_info);
+      const auto* const end = std::end(kAddressTypes);
+      if (std::find(std::begin(kAddressTypes), end, type) == end) continue;
+      if (std::strcmp(tables.names + tables.symbols[symbol].st_name, name) != 0) continue;
+      found.push_back(reinterpret_cast<void**>(base + entry->r_offset));
     }
   }
+  return found;
+}
+
+// Whether a function is imported, and replaced in all its places.
+bool replace(const char* name, void* function, const Tables& tables, ElfW(Addr) base) {
+  const auto places = places_of(name, tables, base);
+  const auto written = [function](void** place) { return write(place, function); };
+  return !places.empty() && std::all_of(places.begin(), places.end(), written);
 }
 
 }  // namespace
@@ -193,8 +200,10 @@ void keep_blocks_of(const void* address) {
   }
   const Tables tables(*library);
   if (tables.symbols == nullptr || tables.names == nullptr) return;
-  replace_in(tables.relocations, tables.relocation_bytes, tables, library->l_addr);
-  replace_in(tables.jumps, tables.jump_bytes, tables, library->l_addr);
+  // What frees comes first: it takes malloc's blocks, too.
+  if (replace("free", reinterpret_cast<void*>(&release), tables, library->l_addr)) {
+    replace("posix_memalign", reinterpret_cast<void*>(&allocate), tables, library->l_addr);
+  }
 }
 
 int64_t kept_bytes() { return static_cast<int64_t>(blocks.hold()->kept_bytes); }

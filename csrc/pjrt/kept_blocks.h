@@ -2,9 +2,9 @@
 //
 // XLA's CPU client allocates a program's temporary memory and its results anew for each execution,
 // on its own threads. glibc maps what the heaps of threads (64 MiB) cannot hold from the system
-// each time, and each execution pays a page fault for every 4 KiB: a third of the processor time of
-// some training steps. In one heap for all threads such blocks fragment it, which then grows: glibc
-// before 2.38 finds no aligned block in a freed one of the same size.
+// each time, and each execution pays a page fault for every 4 KiB: a quarter of the processor time
+// of a training step of ConvNeXt. In one heap for all threads such blocks fragment it: a loop was
+// seen to grow by 3 GB in 200 rounds.
 //
 // The client takes no allocator. So the two functions by which it gets and frees blocks are
 // replaced where the plugin calls them: in its table of imported functions (ELF's global offset
