@@ -112,7 +112,7 @@ def empty_cache() -> None:
 
     On other platforms it does nothing: PJRT has no function by which a plugin gives back memory.
     """
-    _C.release_kept_blocks()
+    _C.release_kept_memory()
 
 
 def memory_summary(device: DeviceLike = None) -> str:

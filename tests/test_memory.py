@@ -169,10 +169,13 @@ for _ in range(20):
     step()
 faults = (resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before[0]) / 20
 grown = resident() - before[1]
-lazyxla.sync(wait=True)
-kept = resident()
-lazyxla.empty_cache()
-print(faults, grown, kept - resident())
+for empty_cache in (lazyxla.empty_cache, torch.accelerator.empty_cache):
+    step()
+    lazyxla.sync(wait=True)
+    kept = resident()
+    empty_cache()
+    given_back = kept - resident()
+    print(faults, grown, given_back)
 step()
 """
 """Steps with temporary memory of 96 MiB. Prints the page faults of each, and in KiB by how much the
@@ -182,14 +185,16 @@ PAGES = 96 * KIB / 4
 
 
 def test_steps_use_their_memory_again(run_python: Any) -> None:
-    faults, grown, given_back = map(float, run_python(STEPS, OMP_NUM_THREADS="2").stdout.split())
-    assert faults < PAGES / 20
-    assert grown < 32 * KIB
-    assert given_back > 80 * KIB
+    out = run_python(STEPS, OMP_NUM_THREADS="2").stdout
+    for line in out.splitlines():
+        faults, grown, given_back = map(float, line.split())
+        assert faults < PAGES / 20
+        assert grown < 32 * KIB
+        assert given_back > 80 * KIB
 
 
 def test_malloc_as_the_user_sets_it(run_python: Any) -> None:
     out = run_python(STEPS, OMP_NUM_THREADS="2", MALLOC_TOP_PAD_="0").stdout
-    faults, _, given_back = map(float, out.split())
+    faults, _, given_back = map(float, out.splitlines()[0].split())
     assert faults > PAGES / 2
     assert given_back < 16 * KIB

@@ -35,7 +35,6 @@
 #include "graph/runner.h"
 #include "ir/storage.h"
 #include "pjrt/executable.h"
-#include "pjrt/kept_blocks.h"
 #include "pjrt/runtime.h"
 #include "pjrt/shared_client.h"
 #include "pjrt/topology.h"
@@ -131,7 +130,7 @@ void bind_runtime(py::module_& m) {
   m.def("platform_version", [] { return client().platform_version(); }, NoGil());
   m.def("device_description", [](int index) { return device(index).description(); }, NoGil());
   m.def("memory_info", on_device<&graph::memory_info>, NoGil());
-  m.def("release_kept_blocks", &pjrt::release_kept_blocks, NoGil());
+  m.def("release_kept_memory", &graph::release_kept_memory, NoGil());
   m.def("memory_stats", on_device<&graph::memory_stats>, NoGil());
   m.def("measure_executions", &pjrt::measure_executions);
   m.def("seconds_in_executions", &pjrt::seconds_in_executions);

@@ -24,7 +24,7 @@ class DeviceMemory final : public ir::AddressAllocator {
  public:
   bool initialized() override { return graph::initialized(); }
 
-  void emptyCache(c10::MempoolId_t) override {}  // PJRT has nothing of the kind
+  void emptyCache(c10::MempoolId_t) override { graph::release_kept_memory(); }
 
   DeviceStats getDeviceStats(c10::DeviceIndex index) override {
     const graph::MemoryUse use = graph::memory_use(resolve_index(index));

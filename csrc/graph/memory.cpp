@@ -6,6 +6,7 @@
 
 #include "graph/execute.h"
 #include "pjrt/host_memory.h"
+#include "pjrt/kept_blocks.h"
 #include "pjrt/runtime.h"
 
 namespace lazyxla::graph {
@@ -27,6 +28,8 @@ MemoryUse memory_use(c10::DeviceIndex index) {
   const pjrt::MemoryStats ours = which.memory_stats();
   return {ours.buffers, ours.bytes, reserved(which, ours)};
 }
+
+void release_kept_memory() { pjrt::release_kept_blocks(); }
 
 std::pair<size_t, size_t> memory_info(c10::DeviceIndex index) {
   const pjrt::Device& which = pjrt_device(index);

@@ -20,6 +20,10 @@ struct MemoryUse {
   Tally reserved;  // what the allocator holds, in use or not: the plugin's word, or else the arrays
 };
 
+// Gives freed memory that the CPU plugin keeps back to the system. PJRT has no request of that
+// kind.
+void release_kept_memory();
+
 // All functions below start the client.
 MemoryUse memory_use(c10::DeviceIndex index);
 
