@@ -55,18 +55,18 @@ void* map(size_t size) {
   return first + before;
 }
 
-// Takes out a kept block of `size` or little more, the one freed last; {nullptr, 0} if there is
-// none.
-Block take_kept(Blocks& all, size_t size) {
+// Takes a kept block of `size` or little more, the one freed last; null if there is none.
+void* take_kept(Blocks& all, size_t size) {
   const auto fits = [size](const Block& block) {
     return block.size >= size && block.size <= size + size / 8;
   };
   const auto found = std::find_if(all.kept.rbegin(), all.kept.rend(), fits);
-  if (found == all.kept.rend()) return {};
+  if (found == all.kept.rend()) return nullptr;
   const Block block = *found;
   all.kept.erase(std::next(found).base());
   all.kept_bytes -= block.size;
-  return block;
+  all.used.emplace(block.address, block.size);
+  return block.address;
 }
 
 void unmap(const std::vector<Block>& some) {
@@ -78,15 +78,13 @@ int allocate(void** result, size_t alignment, size_t bytes) {
     return posix_memalign(result, alignment, bytes);
   }
   const size_t size = (bytes + kUnit - 1) / kUnit * kUnit;
-  Block block = take_kept(*blocks.hold(), size);
-  if (block.address == nullptr) {
-    const auto available = available_host_memory();
-    if (!available || *available < static_cast<int64_t>(size)) release_kept_blocks();
-    block = {map(size), size};
-  }
-  if (block.address == nullptr) return ENOMEM;
-  blocks.hold()->used.emplace(block.address, block.size);
-  *result = block.address;
+  *result = take_kept(*blocks.hold(), size);
+  if (*result != nullptr) return 0;
+  const auto available = available_host_memory();
+  if (!available || *available < static_cast<int64_t>(size)) release_kept_blocks();
+  *result = map(size);
+  if (*result == nullptr) return ENOMEM;
+  blocks.hold()->used.emplace(*result, size);
   return 0;
 }
 
@@ -119,41 +117,13 @@ constexpr uint32_t kAddressTypes[] = {R_X86_64_JUMP_SLOT, R_X86_64_GLOB_DAT, R_X
 constexpr uint32_t kAddressTypes[] = {R_AARCH64_JUMP_SLOT, R_AARCH64_GLOB_DAT, R_AARCH64_ABS64};
 #endif
 
-// What the dynamic section of a loaded library says.
-struct Tables {
-  const ElfW(Sym) * symbols = nullptr;
-  const char* names = nullptr;
-  const ElfW(Rela) * relocations = nullptr, *jumps = nullptr;
-  size_t relocation_bytes = 0, jump_bytes = 0;
-
-  explicit Tables(const link_map& library) {
-    for (const ElfW(Dyn)* entry = library.l_ld; entry->d_tag != DT_NULL; ++entry) {
-      const auto address = entry->d_un.d_ptr;
-      switch (entry->d_tag) {
-        case DT_SYMTAB:
-          symbols = reinterpret_cast<const ElfW(Sym)*>(address);
-          break;
-        case DT_STRTAB:
-          names = reinterpret_cast<const char*>(address);
-          break;
-        case DT_RELA:
-          relocations = reinterpret_cast<const ElfW(Rela)*>(address);
-          break;
-        case DT_RELASZ:
-          relocation_bytes = entry->d_un.d_val;
-          break;
-        case DT_JMPREL:
-          jumps = reinterpret_cast<const ElfW(Rela)*>(address);
-          break;
-        case DT_PLTRELSZ:
-          jump_bytes = entry->d_un.d_val;
-          break;
-        default:
-          break;
-      }
-    }
-  }
-};
+// An entry of a loaded library's dynamic section: an address, or a number of bytes; 0 if it has
+// none.
+ElfW(Addr) find_entry(const link_map& library, ElfW(Sxword) tag) {
+  const ElfW(Dyn)* entry = library.l_ld;
+  while (entry->d_tag != DT_NULL && entry->d_tag != tag) ++entry;
+  return entry->d_un.d_ptr;  // of the last one 0
+}
 
 // Whether a function's address could be written.
 bool write(void** place, void* function) {
@@ -164,27 +134,30 @@ bool write(void** place, void* function) {
   return true;
 }
 
-// The places among relocations that hold an imported function's address.
-std::vector<void**> places_of(const char* name, const Tables& tables, ElfW(Addr) base) {
+// The places in a library that hold an imported function's address.
+std::vector<void**> places_of(const char* name, const link_map& library) {
+  const auto* const symbols = reinterpret_cast<const ElfW(Sym)*>(find_entry(library, DT_SYMTAB));
+  const auto* const names = reinterpret_cast<const char*>(find_entry(library, DT_STRTAB));
   std::vector<void**> found;
-  for (const auto& [entries, bytes] : {std::pair(tables.relocations, tables.relocation_bytes),
-                                       std::pair(tables.jumps, tables.jump_bytes)}) {
-    for (const auto* entry = entries; entry != entries + bytes / sizeof(*entries); ++entry) {
+  for (const auto& [start, size] : {std::pair(DT_RELA, DT_RELASZ), {DT_JMPREL, DT_PLTRELSZ}}) {
+    const auto* entry = reinterpret_cast<const ElfW(Rela)*>(find_entry(library, start));
+    const auto* const end = entry + find_entry(library, size) / sizeof(*entry);
+    for (; entry != end; ++entry) {
       const auto symbol = ELF64_R_SYM(entry->r_info);
-      if (symbol == 0) continue;  // of the library's own
+      if (symbol == 0) continue;  // an address in the library itself
       const uint32_t type = ELF64_R_TYPE(entry->r_info);
-      const auto* const end = std::end(kAddressTypes);
-      if (std::find(std::begin(kAddressTypes), end, type) == end) continue;
-      if (std::strcmp(tables.names + tables.symbols[symbol].st_name, name) != 0) continue;
-      found.push_back(reinterpret_cast<void**>(base + entry->r_offset));
+      const auto* const types_end = std::end(kAddressTypes);
+      if (std::find(std::begin(kAddressTypes), types_end, type) == types_end) continue;
+      if (std::strcmp(names + symbols[symbol].st_name, name) != 0) continue;
+      found.push_back(reinterpret_cast<void**>(library.l_addr + entry->r_offset));
     }
   }
   return found;
 }
 
 // Whether a function is imported, and replaced in all its places.
-bool replace(const char* name, void* function, const Tables& tables, ElfW(Addr) base) {
-  const auto places = places_of(name, tables, base);
+bool replace(const char* name, void* function, const link_map& library) {
+  const auto places = places_of(name, library);
   const auto written = [function](void** place) { return write(place, function); };
   return !places.empty() && std::all_of(places.begin(), places.end(), written);
 }
@@ -198,11 +171,9 @@ void keep_blocks_of(const void* address) {
       library == nullptr) {
     return;
   }
-  const Tables tables(*library);
-  if (tables.symbols == nullptr || tables.names == nullptr) return;
   // What frees comes first: it takes malloc's blocks, too.
-  if (replace("free", reinterpret_cast<void*>(&release), tables, library->l_addr)) {
-    replace("posix_memalign", reinterpret_cast<void*>(&allocate), tables, library->l_addr);
+  if (replace("free", reinterpret_cast<void*>(&release), *library)) {
+    replace("posix_memalign", reinterpret_cast<void*>(&allocate), *library);
   }
 }
 
