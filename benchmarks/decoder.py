@@ -55,7 +55,6 @@ lowering_time = [0.0]
 if ours:
     import lazyxla
     from lazyxla import _C, lowering, reporting
-    from lazyxla.dynamo import backend
 
     mesh = lazyxla.Mesh(tuple(args.mesh.values()), tuple(args.mesh)) if args.mesh else None
     _C.install_lowering(
@@ -99,7 +98,7 @@ def upload(tensor: torch.Tensor) -> torch.Tensor:
 
 forward = model
 if args.side == "compiled":
-    forward = torch.compile(model, backend=backend)
+    forward = torch.compile(model, backend="lazyxla")
 elif args.side == "inductor":
     forward = torch.compile(model)
 

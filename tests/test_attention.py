@@ -95,11 +95,11 @@ def test_half_precision(case: str, dtype: torch.dtype) -> None:
 def check_half_precision(tensors: list[Tensor], kwargs: dict[str, Any]) -> None:
     theirs = attend("cpu", tensors, kwargs)
     ours = attend("lazyxla", tensors, kwargs)
-    wide = {
+    in_double = {
         k: v.double() if isinstance(v, Tensor) and v.is_floating_point() else v
         for k, v in kwargs.items()
     }
-    exact = attend("cpu", [x.double() for x in tensors], wide)
+    exact = attend("cpu", [x.double() for x in tensors], in_double)
     for x, y, z in zip(ours, theirs, exact, strict=True):
         assert x.dtype == y.dtype
         # PyTorch's own tolerances, and the error of its kernel twice: how exact that is depends on
@@ -268,10 +268,10 @@ def test_what_has_no_node_is_composed() -> None:
     results = []
     for device in ("cpu", "lazyxla"):
         a = [x.detach().to(device).requires_grad_() for x in (q, k, v, mask)]
-        wide = F.scaled_dot_product_attention(a[0], a[1], a[2], attn_mask=a[3])
+        batched = F.scaled_dot_product_attention(a[0], a[1], a[2], attn_mask=a[3])
         flat = F.scaled_dot_product_attention(*(x[0] for x in a[:3]))
-        grads = torch.autograd.grad(wide.square().sum() + flat.square().sum(), a)
-        results.append([wide, flat, *grads])
+        grads = torch.autograd.grad(batched.square().sum() + flat.square().sum(), a)
+        results.append([batched, flat, *grads])
     for theirs, ours in zip(*results, strict=True):
         torch.testing.assert_close(ours.cpu(), theirs)
 

@@ -16,7 +16,7 @@ from torch import Tensor
 import lazyxla
 
 CHANNELS = 4
-WIDE = torch.float32
+REFERENCE_DTYPE = torch.float32
 MIXES = [
     (x, parameters, statistics)
     for x in (torch.float32, torch.bfloat16, torch.float16)
@@ -65,8 +65,8 @@ def test_running_statistics_have_a_dtype_of_their_own(train: bool, compiled: boo
     assert after["fallbacks"] == before["fallbacks"]
     assert after["executions"] == before["executions"] + 1
     for mix, results in found.items():
-        wide = tuple(None if t is None else t.to(WIDE) for t in tensors(*mix))
-        expected = run(wide, torch.nn.functional.batch_norm, train)
+        given = tuple(None if t is None else t.to(REFERENCE_DTYPE) for t in tensors(*mix))
+        expected = run(given, torch.nn.functional.batch_norm, train)
         for a, b in zip(results, expected, strict=True):
             torch.testing.assert_close(a.cpu(), b.to(a.dtype), msg=f"{mix}")
 

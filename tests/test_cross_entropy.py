@@ -199,8 +199,8 @@ def test_autocast():
     assert loss.dtype == torch.float32
     loss.backward()
     assert leaf.grad.dtype == torch.bfloat16
-    wide = logits.detach().cpu().float()
-    torch.testing.assert_close(loss.cpu(), functional.cross_entropy(wide, target.cpu()))
+    exact = logits.detach().cpu().float()
+    torch.testing.assert_close(loss.cpu(), functional.cross_entropy(exact, target.cpu()))
 
 
 def test_modes_see_the_operators_that_they_see_on_the_cpu():

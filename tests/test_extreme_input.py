@@ -25,7 +25,7 @@ NONE = torch.empty(0)
 CLASSES = torch.empty(0, dtype=torch.long)
 MATRIX = torch.arange(12.0).reshape(3, 4)
 GREAT = [2**31 - 1, 2**31, 2**32, 2**32 + 1, 2**63 - 1, -(2**31), -(2**32), -(2**63)]
-WIDE = torch.tensor([3, 2**31 + 5, 2**31 - 1, 2**32 - 1, 0]).to(torch.uint32)
+UINT32 = torch.tensor([3, 2**31 + 5, 2**31 - 1, 2**32 - 1, 0]).to(torch.uint32)
 
 
 def _losses() -> dict[str, Row]:
@@ -107,14 +107,14 @@ def _triangles() -> dict[str, Row]:
 
 def _unsigned() -> dict[str, Row]:
     return {
-        "sort of uint32": (lambda x: torch.sort(x, stable=True), (WIDE,)),
+        "sort of uint32": (lambda x: torch.sort(x, stable=True), (UINT32,)),
         "sort of uint32, descending": (
             lambda x: torch.sort(x, stable=True, descending=True),
-            (WIDE,),
+            (UINT32,),
         ),
-        "argsort of uint32": (lambda x: torch.argsort(x, stable=True), (WIDE,)),
-        "msort of uint32": (torch.msort, (WIDE,)),
-        "unique of uint32": (torch.unique, (WIDE,)),
+        "argsort of uint32": (lambda x: torch.argsort(x, stable=True), (UINT32,)),
+        "msort of uint32": (torch.msort, (UINT32,)),
+        "unique of uint32": (torch.unique, (UINT32,)),
     }
 
 
@@ -285,7 +285,7 @@ def test_zeta_far_out(dtype: torch.dtype) -> None:
 # docs/semantics.md has these as a table.
 @pytest.mark.parametrize("source", [torch.float32, torch.float64])
 @pytest.mark.parametrize(
-    ("dtype", "wide"),
+    ("dtype", "via"),
     [
         (torch.int64, torch.int64),
         (torch.int32, torch.int32),
@@ -294,9 +294,9 @@ def test_zeta_far_out(dtype: torch.dtype) -> None:
         (torch.uint8, torch.int32),
     ],
 )
-def test_casts_out_of_range(source: torch.dtype, dtype: torch.dtype, wide: torch.dtype) -> None:
+def test_casts_out_of_range(source: torch.dtype, dtype: torch.dtype, via: torch.dtype) -> None:
     """C++ leaves these open. Here they saturate at 64 or 32 bits, of which the lowest are kept."""
-    limits = torch.iinfo(wide)
+    limits = torch.iinfo(via)
     x = torch.tensor([NAN, INF, -INF, 1e30, -1e30, 300.0, -300.0], dtype=source)
     expected = torch.tensor([0, limits.max, limits.min, limits.max, limits.min, 300, -300])
     assert torch.equal(x.to("lazyxla").to(dtype).cpu(), expected.to(dtype))

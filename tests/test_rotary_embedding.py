@@ -39,8 +39,8 @@ def formula(
 def exact(*inputs: Tensor, **kwargs: Any) -> tuple[Tensor, ...]:
     """The formula, rounded once: of bfloat16 it rounds every product."""
     dtype = torch.promote_types(inputs[0].dtype, inputs[2].dtype)
-    wide = torch.promote_types(dtype, torch.float32)
-    return tuple(x.to(dtype) for x in formula(*(x.to(wide) for x in inputs), **kwargs))
+    accumulation = torch.promote_types(dtype, torch.float32)
+    return tuple(x.to(dtype) for x in formula(*(x.to(accumulation) for x in inputs), **kwargs))
 
 
 def angles(tokens: int, size: int, shape: tuple[int, ...] = (BATCH,)) -> tuple[Tensor, Tensor]:

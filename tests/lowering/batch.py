@@ -36,7 +36,7 @@ class Batch:
         """
         recorded = record(op, *args, **kwargs)
         if rounded_once:
-            exact = record(op, *_widened(args), **_widened(kwargs)).expected
+            exact = record(op, *_in_double(args), **_in_double(kwargs)).expected
             dtypes = [t.dtype for t in recorded.expected]
             recorded = recorded._replace(
                 expected=[t.to(dtype) for t, dtype in zip(exact, dtypes, strict=True)]
@@ -133,7 +133,7 @@ def _shift(arg: Any, first_input: int, first_slot: int) -> Any:
     return arg
 
 
-def _widened(tree: Any) -> Any:
+def _in_double(tree: Any) -> Any:
     """The arguments with float64 in place of 16-bit floats."""
     return tree_map_only(
         torch.Tensor,

@@ -73,7 +73,7 @@ def test_multi_head_attention(mask: str) -> None:
 def test_encoder_layer(mask: str) -> None:
     batch = Batch()
     for norm_first, use_gelu in product([False, True], [False, True]):
-        wide = 2 * WIDTH
+        hidden = 2 * WIDTH
         batch.add(
             "aten::_transformer_encoder_layer_fwd",
             normal(SAMPLES, STEPS, WIDTH),
@@ -82,7 +82,7 @@ def test_encoder_layer(mask: str) -> None:
             *(weight(3 * WIDTH, WIDTH), normal(3 * WIDTH), weight(WIDTH, WIDTH), normal(WIDTH)),
             *(use_gelu, norm_first, 1e-5),
             *(normal(WIDTH), normal(WIDTH + 1)[1:], normal(WIDTH), normal(WIDTH)),
-            *(weight(wide, WIDTH), normal(wide), weight(WIDTH, wide), normal(WIDTH)),
+            *(weight(hidden, WIDTH), normal(hidden), weight(WIDTH, hidden), normal(WIDTH)),
             *MASKS[mask],
         )
     batch.check()

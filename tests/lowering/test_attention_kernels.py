@@ -110,12 +110,12 @@ def compare(case: str, dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor, Ten
         extra = [0.0, kwargs.get("is_causal", False)]
         rest = {"attn_mask": kwargs.get("attn_mask"), "scale": kwargs.get("scale")}
         ours = record(name, *args, *extra, **rest)
-        wide = [x.double() for x in args]
+        doubles = [x.double() for x in args]
         if name == BACKWARD:
-            wide[4:] = exact
+            doubles[4:] = exact
         if rest["attn_mask"] is not None:
             rest["attn_mask"] = rest["attn_mask"].double()
-        exact = record(name, *wide, *extra, **rest).expected
+        exact = record(name, *doubles, *extra, **rest).expected
         assert "dot_general" not in main(ours.program, target)
         results, _ = execute(ours.program, ours.inputs, target)
         yield from zip(results, ours.expected, exact, strict=True)

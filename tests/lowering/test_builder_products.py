@@ -109,8 +109,8 @@ def test_dot_of_other_dtypes(bench: Bench) -> None:
     n = torch.arange(9).reshape(3, 3)
     bench.check(lambda b, x: b.matmul(x, x), n, expected=n @ n)
     half = torch.randn(3, 3).bfloat16()
-    wide = lambda b, x: b.matmul(x, x, dtype=torch.float32)  # noqa: E731
-    bench.check(wide, half, expected=half.float() @ half.float())
+    to_float = lambda b, x: b.matmul(x, x, dtype=torch.float32)  # noqa: E731
+    bench.check(to_float, half, expected=half.float() @ half.float())
 
 
 @pytest.mark.parametrize("groups", [1, 2])

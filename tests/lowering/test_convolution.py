@@ -95,13 +95,13 @@ def test_dtypes(name, dtype):
     """
     x, w, bias, rest = _operands(_CASES[name], dtype)
     grad = torch.randn_like(torch.ops.aten.convolution(x, w, None, *rest))
-    wide = [t.double() for t in (grad, x, w, bias)]
-    expected = torch.ops.aten.convolution(*wide[1:], *rest)
+    doubles = [t.double() for t in (grad, x, w, bias)]
+    expected = torch.ops.aten.convolution(*doubles[1:], *rest)
     (got,) = run("aten::convolution", x, w, bias, *rest)
     torch.testing.assert_close(got, expected.to(dtype))
     sizes, mask = list(bias.shape), [True, True, True]
     got = run("aten::convolution_backward", grad, x, w, sizes, *rest, mask)
-    expected = torch.ops.aten.convolution_backward(*wide[:3], sizes, *rest, mask)
+    expected = torch.ops.aten.convolution_backward(*doubles[:3], sizes, *rest, mask)
     for g, e in zip(got, expected, strict=True):
         torch.testing.assert_close(g, e.to(dtype))
 

@@ -11,7 +11,7 @@ FLOAT8 = [
     torch.float8_e4m3fnuz,
     torch.float8_e5m2fnuz,
 ]
-WIDE = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
+SOURCES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 # Around the greatest numbers of the four dtypes, and the smallest.
 EDGES = [0.0, -0.0, 240, 248, 448, 449, 464, 465, 480, 57344, 61439, 61440, 65504, 1e9, -1e9]
 EDGES += [2.0**-8, 2.0**-9, 2.0**-10, 1.01 * 2.0**-10, 2.0**-16, 2.0**-17, 2.0**-18]
@@ -26,16 +26,16 @@ def _same_bits(actual: torch.Tensor, expected: torch.Tensor) -> None:
     assert torch.equal(actual.view(torch.uint8)[~nan], expected.view(torch.uint8)[~nan])
 
 
-@pytest.mark.parametrize("wide", WIDE)
+@pytest.mark.parametrize("source", SOURCES)
 @pytest.mark.parametrize("dtype", FLOAT8)
-def test_casts(dtype: torch.dtype, wide: torch.dtype) -> None:
+def test_casts(dtype: torch.dtype, source: torch.dtype) -> None:
     x = torch.cat([torch.randn(200) * 10.0**e for e in range(-5, 6)] + [torch.tensor(EDGES)])
-    x = x.to(wide)
+    x = x.to(source)
     (result,) = run("aten::_to_copy", x, dtype=dtype)
     _same_bits(result, x.to(dtype))
     every = torch.arange(256, dtype=torch.uint8).view(dtype)
-    (result,) = run("aten::_to_copy", every, dtype=wide)
-    torch.testing.assert_close(result, every.to(wide), rtol=0, atol=0, equal_nan=True)
+    (result,) = run("aten::_to_copy", every, dtype=source)
+    torch.testing.assert_close(result, every.to(source), rtol=0, atol=0, equal_nan=True)
 
 
 def _operands(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:

@@ -35,7 +35,7 @@ def close(got: list[Tensor], wanted: list[Tensor], like: torch.dtype) -> None:
         torch.testing.assert_close(a, b.to(a.dtype), **tolerance)
 
 
-def wide(dtype: torch.dtype) -> torch.dtype:
+def accumulated(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype == torch.bfloat16 else dtype
 
 
@@ -63,7 +63,7 @@ def some(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, ...]:
 @pytest.mark.parametrize("shape", _SHAPES)
 def test_stats(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     x, *_ = some(shape, dtype)
-    like = torch.empty(3, dtype=wide(dtype))
+    like = torch.empty(3, dtype=accumulated(dtype))
     results = run("batch_norm_stats", x, _EPS, outputs=[like, like])
     close(results, [*statistics(x.double())], torch.float32)
 
@@ -73,7 +73,7 @@ def test_stats(shape: tuple[int, ...], dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("affine", [True, False])
 def test_elemt(shape: tuple[int, ...], dtype: torch.dtype, affine: bool) -> None:
     x, _, weight, bias = some(shape, dtype)
-    mean, rstd = (s.to(wide(dtype)) for s in statistics(x.double()))
+    mean, rstd = (s.to(accumulated(dtype)) for s in statistics(x.double()))
     parameters = (weight.to(dtype), bias.to(dtype)) if affine else (None, None)
     results = run("batch_norm_elemt", x, *parameters, mean, rstd, _EPS, outputs=[x])
     expected = (x.double() - along(mean, x)) * along(rstd, x)
@@ -93,8 +93,8 @@ def test_gradients(shape: tuple[int, ...], dtype: torch.dtype, affine: bool) -> 
     y = (leaves[0] - along(mean, x)) * along(rstd, x) * (along(leaves[1], x) if affine else 1)
     y = y + along(leaves[2], x)
     expected = torch.autograd.grad(y, leaves if affine else [leaves[0], leaves[2]], grad.double())
-    mean, rstd = mean.detach().to(wide(dtype)), rstd.detach().to(wide(dtype))
-    given = weight.to(wide(dtype)) if affine else None
+    mean, rstd = mean.detach().to(accumulated(dtype)), rstd.detach().to(accumulated(dtype))
+    given = weight.to(accumulated(dtype)) if affine else None
     parts = [
         run(
             "batch_norm_backward_reduce",

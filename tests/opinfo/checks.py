@@ -231,7 +231,7 @@ def _call(
     sample: SampleInput,
     device: str,
     part: str,
-    wide: bool = False,
+    precise: bool = False,
 ) -> Any:
     """Runs a copy of the sample, for entries may write to their arguments.
 
@@ -242,7 +242,7 @@ def _call(
     if not any(isinstance(x, torch.Tensor) for x in leaves):
         default = torch.device(device)
     with torch.set_grad_enabled(part == "backward"), default:
-        return _RUN[part](op)(copied(op, sample, device, wide))
+        return _RUN[part](op)(copied(op, sample, device, precise))
 
 
 def _judge(
@@ -269,7 +269,7 @@ def _judge(
             return False
         named = judged_in_double(op.full_name, str(dtype).removeprefix("torch."), part)
         if not named or not as_exact(
-            result, expected, _call(op, sample, "cpu", part, wide=True), bounds
+            result, expected, _call(op, sample, "cpu", part, precise=True), bounds
         ):
             if _is_random(op, sample, part):
                 return False

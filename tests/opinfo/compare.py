@@ -17,17 +17,17 @@ DEVICE = "lazyxla"
 _HOST_ARGUMENTS = ("tensor_split",)
 
 
-def copied(op: OpInfo, sample: SampleInput, device: str, wide: bool = False) -> SampleInput:
+def copied(op: OpInfo, sample: SampleInput, device: str, precise: bool = False) -> SampleInput:
     """The sample on a device. Sizes, strides, offset and requires_grad of its tensors stay, and
     those of one dtype that share memory share it there.
 
-    `wide`: with twice the digits.
+    `precise`: in the next higher precision.
     """
     others = "cpu" if op.name in _HOST_ARGUMENTS else device
     moved: _Moved = {}
 
     def copy(tree: Any, device: str) -> Any:
-        return tree_map(lambda x: _copy(x, device, wide, moved), tree)
+        return tree_map(lambda x: _copy(x, device, precise, moved), tree)
 
     return SampleInput(
         copy(sample.input, device),
@@ -38,7 +38,7 @@ def copied(op: OpInfo, sample: SampleInput, device: str, wide: bool = False) -> 
     )
 
 
-_WIDE = {
+_HIGHER_PRECISION = {
     torch.float16: torch.float32,
     torch.bfloat16: torch.float32,
     torch.float32: torch.float64,
@@ -50,7 +50,7 @@ _WIDE = {
 _Moved = dict[tuple[int, torch.dtype, str], torch.Tensor]
 
 
-def _copy(x: Any, device: str, wide: bool, moved: _Moved) -> Any:
+def _copy(x: Any, device: str, precise: bool, moved: _Moved) -> Any:
     if isinstance(x, torch.device):
         return torch.device(device)
     if isinstance(x, str) and x == "cpu":
@@ -60,16 +60,18 @@ def _copy(x: Any, device: str, wide: bool, moved: _Moved) -> Any:
     if x.layout is not torch.strided:
         return x.detach().to(device).requires_grad_(x.requires_grad)
     if x.is_conj():
-        return _copy(x.detach().conj(), device, wide, moved).conj().requires_grad_(x.requires_grad)
+        return (
+            _copy(x.detach().conj(), device, precise, moved).conj().requires_grad_(x.requires_grad)
+        )
     if x.is_neg():
-        plain = _copy(x.detach()._neg_view(), device, wide, moved)
+        plain = _copy(x.detach()._neg_view(), device, precise, moved)
         return plain._neg_view().requires_grad_(x.requires_grad)
     # Through the storage, since a tensor that overlaps itself cannot be written to.
     key = (x.untyped_storage().data_ptr(), x.dtype, device)
     if key not in moved or x.numel() == 0:
         size = x.untyped_storage().nbytes() // x.element_size()
         storage = x.detach().as_strided((size,), (1,), 0)
-        dtype = _WIDE.get(x.dtype, x.dtype) if wide else x.dtype
+        dtype = _HIGHER_PRECISION.get(x.dtype, x.dtype) if precise else x.dtype
         moved[key] = storage.to(device, dtype, copy=True)
     view = moved[key].as_strided(x.size(), x.stride(), x.storage_offset()).detach()
     return view.requires_grad_(x.requires_grad)
@@ -137,7 +139,7 @@ def as_exact(actual: Any, expected: Any, reference: Any, tolerances: dict[str, f
     for ours, theirs, exact in triples:
         if not isinstance(theirs, torch.Tensor):
             continue
-        if theirs.dtype not in _WIDE or ours.shape != exact.shape:
+        if theirs.dtype not in _HIGHER_PRECISION or ours.shape != exact.shape:
             return False
         ours, exact = ours.detach().cpu().to(exact.dtype), exact.detach()
         rtol, atol = torch.testing._comparison.default_tolerances(theirs.dtype)
