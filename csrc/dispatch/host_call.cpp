@@ -4,12 +4,9 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/from_blob.h>
 #include <c10/core/ScalarType.h>
-#include <c10/core/thread_pool.h>
 #include <xla/ffi/api/c_api.h>
 
-#include <atomic>
 #include <exception>
-#include <future>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -17,6 +14,7 @@
 #include <vector>
 
 #include "common/counters.h"
+#include "common/kernel_thread.h"
 #include "dispatch/plain_call.h"
 
 namespace lazyxla::dispatch {
@@ -195,37 +193,6 @@ class Arguments {
   const XLA_FFI_Args& operands_;
 };
 
-// Whether this thread may run parallel kernels. Each that does keeps a team of threads for it, and
-// the plugin has a thread for each processor: on a large machine all of them would have thousands.
-bool may_have_team() {
-  constexpr int kMostThreads = 512;  // in all teams
-  static std::atomic<int> in_all{0};
-  struct Team {
-    const int threads = at::get_num_threads();
-    const bool fits = (in_all += threads) <= kMostThreads;
-    ~Team() { in_all -= threads; }
-  };
-  thread_local const Team team;
-  return team.fits;
-}
-
-// Runs `work` on this thread, or on one that all threads without a team share.
-template <typename Work>
-void with_team(Work work) {
-  if (may_have_team()) return work();
-  static auto* shared = new c10::ThreadPool(1);
-  std::promise<void> done;
-  shared->run([&] {
-    try {
-      work();
-      done.set_value();
-    } catch (...) {
-      done.set_exception(std::current_exception());
-    }
-  });
-  done.get_future().get();
-}
-
 void call(const c10::OperatorHandle& op, const XLA_FFI_CallFrame& frame) {
   PlainScope plain;
   auto given = find(frame.attrs, "arguments");
@@ -264,8 +231,8 @@ void host_call(const XLA_FFI_CallFrame& frame) {
     const auto handle = find_operator(name);
     TORCH_CHECK(handle, "there is no operator ", name);
     if (by_choice) {
-      with_team([&] {
-        at::init_num_threads();  // the user's number, which each thread has to be told
+      run_on_kernel_thread([&] {
+        at::init_num_threads();  // the user's number, which the thread has to be told
         call(*handle, frame);
       });
     } else {

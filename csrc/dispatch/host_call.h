@@ -14,8 +14,9 @@
 // works in another process. Operands and results are row-major; the results are the operator's own,
 // undefined tensors left out.
 //
-// The kernel runs without the GIL, on a thread of the plugin's or on the one that flushed. What it
-// throws is the execution's error, which is raised when one of the program's results is read.
+// The kernel runs without the GIL: `by_choice` on a thread that all share (common/kernel_thread.h),
+// else on one of the plugin's or on the one that flushed. What it throws is the execution's error,
+// which is raised when one of the program's results is read.
 #pragma once
 
 struct XLA_FFI_CallFrame;  // of xla/ffi/api/c_api.h

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "common/fork.h"
+#include "common/kernel_thread.h"
 #include "pjrt/buffer.h"
 #include "pjrt/call.h"
 #include "pjrt/client.h"
@@ -114,6 +115,7 @@ std::vector<Buffer> Executable::execute(std::span<Buffer* const> args,
                                         std::span<const int> donated_args, const Device& device,
                                         InFlight::Listener over) const {
   check_not_forked();
+  release_team();
   if (fixed_device_ != nullptr && fixed_device_ != device.raw()) [[unlikely]] {
     throw Error(
         PJRT_Error_Code_INVALID_ARGUMENT,
