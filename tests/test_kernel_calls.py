@@ -1,5 +1,8 @@
 """What programs for the CPU leave to PyTorch's kernels: which convolutions, and when not."""
 
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 
@@ -8,11 +11,18 @@ import torch
 from torch.nn import functional as F
 
 import lazyxla
+from lazyxla.lowering.cpu import convolution_kernels
 from tests.support import assert_same, counted, on_device
 
 pytestmark = pytest.mark.skipif(
     not torch.backends.mkldnn.is_available(), reason="the kernels are those of oneDNN"
 )
+
+
+@pytest.fixture(autouse=True)
+def faster_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The calls are tested on every processor. The sizes here are of no other test's programs."""
+    monkeypatch.setattr(convolution_kernels, "faster_here", lambda: True)
 
 
 def convolve(x: torch.Tensor, w: torch.Tensor, **options: int) -> list[torch.Tensor]:
@@ -30,13 +40,13 @@ def convolve(x: torch.Tensor, w: torch.Tensor, **options: int) -> list[torch.Ten
 @pytest.mark.parametrize(
     ("sizes", "weight", "options", "calls"),
     [
-        ((2, 16, 16, 16), (16, 16, 3, 3), {"padding": 1}, 2),
-        ((2, 16, 16, 16), (16, 16, 1, 1), {"stride": 2}, 2),
+        ((2, 16, 16, 19), (16, 16, 3, 3), {"padding": 1}, 2),
+        ((2, 16, 16, 19), (16, 16, 1, 1), {"stride": 2}, 2),
         ((2, 16, 40), (16, 16, 5), {"dilation": 2}, 2),
         ((1, 4, 8, 8, 8), (4, 4, 3, 3, 3), {}, 2),
-        ((2, 16, 16, 16), (16, 4, 3, 3), {"groups": 4}, 2),
-        ((2, 16, 16, 16), (16, 1, 3, 3), {"groups": 16, "padding": 1}, 2),
-        ((2, 16, 16, 16), (16, 1, 7, 7), {"groups": 16, "padding": 3}, 2),  # one result of two
+        ((2, 16, 16, 19), (16, 4, 3, 3), {"groups": 4}, 2),
+        ((2, 16, 16, 19), (16, 1, 3, 3), {"groups": 16, "padding": 1}, 2),
+        ((2, 16, 16, 19), (16, 1, 7, 7), {"groups": 16, "padding": 3}, 2),  # one result of two
         ((1, 4, 4, 4), (4, 4, 3, 3), {}, 0),  # small
         ((0, 16, 16, 16), (16, 16, 3, 3), {}, 0),
     ],
@@ -56,6 +66,33 @@ def test_which_convolutions(
         assert_same(a, b)
 
 
+def test_only_where_they_are_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(convolution_kernels, "faster_here", lambda: False)
+    x, w = torch.randn(2, 16, 13, 19).round(), torch.randn(16, 16, 3, 3).round()
+    expected = convolve(x, w)
+    with counted() as n:
+        got = convolve(on_device(x), on_device(w))
+        lazyxla.sync(wait=True)
+    assert (n.kernel_calls, n.host_calls, n.fallbacks, n.executions) == (0, 0, 0, 1)
+    for a, b in zip(got, expected, strict=True):
+        assert_same(a, b)
+
+
+@pytest.mark.parametrize("capability", ["default", "avx2"])
+def test_processors_without_avx512(capability: str) -> None:
+    program = (
+        "from lazyxla.lowering.cpu.convolution_kernels import faster_here; print(faster_here())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "ATEN_CPU_CAPABILITY": capability},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.strip() == "False"
+
+
 @pytest.mark.parametrize("groups", [1, 4])
 def test_transposed(groups: int) -> None:
     x, w, bias = torch.randn(2, 8, 9, 9), torch.randn(8, 8, 3, 3), torch.randn(8 * groups)
@@ -71,7 +108,7 @@ def test_transposed(groups: int) -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
 def test_other_dtypes_are_the_compilers(dtype: torch.dtype) -> None:
     x, w = (
-        on_device(torch.randn(2, 16, 16, 16, dtype=dtype)),
+        on_device(torch.randn(2, 16, 16, 19, dtype=dtype)),
         on_device(torch.randn(16, 16, 3, 3, dtype=dtype)),
     )
     with counted() as n:
@@ -82,7 +119,7 @@ def test_other_dtypes_are_the_compilers(dtype: torch.dtype) -> None:
 def test_bfloat16() -> None:
     if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         pytest.skip("oneDNN has no bfloat16 on this processor")
-    x, w = torch.randn(2, 16, 16, 16).bfloat16(), torch.randn(16, 16, 3, 3).bfloat16()
+    x, w = torch.randn(2, 16, 16, 19).bfloat16(), torch.randn(16, 16, 3, 3).bfloat16()
     ours = on_device(x), on_device(w)
     with counted() as n:
         y = F.conv2d(*ours)
@@ -112,7 +149,7 @@ def test_gradient_of_maximum_pooling(window: dict[str, int], dtype: torch.dtype)
 def test_strict_modes_allow_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lazyxla.settings, "strict_host_calls", True)
     monkeypatch.setattr(lazyxla.settings, "strict_fallback", True)
-    x, w = on_device(torch.randn(2, 16, 16, 16)), on_device(torch.randn(16, 16, 3, 3))
+    x, w = on_device(torch.randn(2, 16, 16, 19)), on_device(torch.randn(16, 16, 3, 3))
     with counted() as n:
         F.conv2d(x, w).cpu()
     assert (n.kernel_calls, n.host_calls) == (1, 0)
@@ -120,16 +157,16 @@ def test_strict_modes_allow_them(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_is_exported_has_none() -> None:
     layer = torch.nn.Conv2d(16, 16, 3).to("lazyxla")
-    program = lazyxla.export(layer, (on_device(torch.randn(2, 16, 16, 16)),)).text()
+    program = lazyxla.export(layer, (on_device(torch.randn(2, 16, 16, 19)),)).text()
     assert "host_call" not in program
     assert "stablehlo.convolution" in program
 
 
 def test_a_training_step_is_one_program_still() -> None:
     layers = torch.nn.Conv2d(3, 16, 3), torch.nn.ReLU(), torch.nn.Flatten()
-    ours = torch.nn.Sequential(*layers, torch.nn.Linear(16 * 36, 32)).to("lazyxla")
+    ours = torch.nn.Sequential(*layers, torch.nn.Linear(16 * 54, 32)).to("lazyxla")
     optimizer = torch.optim.SGD(ours.parameters(), lr=0.1)
-    x = on_device(torch.randn(32, 3, 8, 8))
+    x = on_device(torch.randn(32, 3, 8, 11))
 
     def step() -> None:
         optimizer.zero_grad()
@@ -145,7 +182,7 @@ def test_a_training_step_is_one_program_still() -> None:
 
 
 def convolved() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    x, w = torch.ones(2, 16, 16, 16), torch.ones(16, 16, 3, 3)
+    x, w = torch.ones(2, 16, 16, 19), torch.ones(16, 16, 3, 3)
     return on_device(x), on_device(w), F.conv2d(x, w)
 
 
@@ -161,7 +198,7 @@ def test_as_many_threads_as_torch_is_told() -> None:
         torch.set_num_threads(before)
 
 
-def test_more_threads_than_may_have_teams_of_their_own() -> None:
+def test_from_many_threads() -> None:
     x, w, expected = convolved()
     assert_same(F.conv2d(x, w), expected)  # compiled
     together = threading.Barrier(300)
@@ -179,3 +216,39 @@ def test_more_threads_than_may_have_teams_of_their_own() -> None:
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+TEAMS = """
+import os, time, torch, lazyxla
+from torch.nn import functional as F
+from lazyxla.lowering.cpu import convolution_kernels
+
+def threads():
+    return len(os.listdir("/proc/self/task"))
+
+def run():
+    results = [F.conv2d(x + i, w) for i in range(8)]
+    lazyxla.sync(wait=True)
+
+convolution_kernels.faster_here = lambda: True
+torch.set_num_threads(4)
+x, w = torch.randn(2, 16, 16, 19).to("lazyxla"), torch.randn(16, 16, 3, 3).to("lazyxla")
+for _ in range(3):
+    run()
+alone = threads()
+torch.ones(1 << 20).add(1)  # a parallel kernel of the user's own
+assert threads() == alone + 3, (threads(), alone)
+for _ in range(8):
+    run()
+for _ in range(100):  # threads end a little later
+    if threads() == alone:
+        break
+    time.sleep(0.05)
+print(lazyxla.counters()["kernel_calls"], threads() - alone)
+"""
+
+
+def test_one_team_of_threads() -> None:
+    """All programs' kernels share one team, and that of the thread that starts them is ended."""
+    done = subprocess.run([sys.executable, "-c", TEAMS], capture_output=True, text=True)
+    assert done.stdout.split() == ["88", "0"], done.stderr
