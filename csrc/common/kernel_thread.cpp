@@ -12,6 +12,7 @@ namespace {
 
 std::atomic<bool> has_begun{false};
 
+// Not a std::promise: setting one on that thread failed (std::bad_function_call).
 struct Call {
   std::atomic<int> done{0};
   std::exception_ptr error;
