@@ -12,6 +12,9 @@ _CASES = {
     "1d": ((2, 3, 9), (4, 3, 3), [2], [1], [1], False, [0], 1),
     "2d": ((2, 3, 7, 8), (4, 3, 3, 2), [2, 1], [1, 0], [1, 2], False, [0, 0], 1),
     "2d, more positions than features": ((2, 3, 9, 9), (4, 3, 3, 3), [1], [1], [1], False, [0], 1),
+    "2d, features": ((2, 10, 9, 8), (4, 10, 3, 2), [1, 1], [1, 1], [1, 2], False, [0, 0], 1),
+    "2d, large image": ((1, 9, 33, 34), (4, 9, 3, 5), [1, 1], [1, 2], [1, 1], False, [0, 0], 1),
+    "2d, features, strided": ((2, 9, 9, 8), (4, 9, 3, 3), [2, 1], [1, 0], [1], False, [0, 0], 1),
     "2d, a rest": ((1, 2, 8, 8), (3, 2, 3, 3), [3, 3], [0, 0], [1, 1], False, [0, 0], 1),
     "2d, wide padding": ((1, 2, 4, 4), (3, 2, 1, 1), [1, 1], [2, 2], [1, 1], False, [0, 0], 1),
     "2d, wide": ((1, 4, 3, 3), (32, 4, 3, 3), [1, 1], [1, 1], [1, 1], False, [0, 0], 1),
@@ -37,6 +40,7 @@ _CASES = {
     "transposed 2d": ((2, 3, 4, 5), (3, 4, 3, 2), [2, 1], [1, 0], [1, 2], True, [1, 0], 1),
     "transposed, many positions": ((2, 3, 8, 9), (3, 4, 3, 3), [2], [0], [1], True, [0], 1),
     "transposed, cropped": ((1, 2, 6, 6), (2, 3, 2, 2), [1, 1], [2, 2], [1, 1], True, [0, 0], 1),
+    "transposed, features": ((2, 9, 7, 6), (9, 10, 3, 3), [2], [1], [1], True, [1], 1),
     "transposed 3d": ((1, 2, 3, 3, 3), (2, 3, 2, 2, 2), [2], [0], [1], True, [0], 1),
     "transposed, grouped": ((2, 4, 4, 4), (4, 3, 3, 3), [2, 2], [1, 1], [1, 1], True, [1, 1], 2),
     "transposed, rows": ((1, 8, 4, 5), (8, 5, 3, 3), [1, 1], [1, 1], [1, 1], True, [0, 0], 2),
@@ -152,3 +156,24 @@ def test_grouped_convolutions_are_one_product():
     program = text("aten::convolution_backward", grad, x, w, None, *rest, mask)
     assert "stablehlo.convolution" not in program
     assert program.count("stablehlo.dot_general") == 1
+
+
+def test_gradients_for_few_input_features_are_products():
+    x, w = torch.randn(2, 8, 17, 17), torch.randn(4, 8, 3, 3)
+    rest = [[2, 2], [1, 1], [1, 1], False, [0, 0], 1]
+    grad = torch.randn_like(torch.ops.aten.convolution(x, w, None, *rest))
+    program = text("aten::convolution_backward", grad, x, w, None, *rest, [True, True, False])
+    assert "stablehlo.convolution" not in program
+    assert program.count("stablehlo.dot_general") == 2
+
+
+@pytest.mark.parametrize(("size", "padding", "pads"), [(34, 0, 0), (32, 1, 1)])
+def test_the_weights_gradient_of_a_large_image_pads_it_before(size, padding, pads):
+    x, w = torch.randn(2, 9, size, size), torch.randn(4, 9, 3, 3)
+    rest = [[1, 1], [padding] * 2, [1, 1], False, [0, 0], 1]
+    grad = torch.randn_like(torch.ops.aten.convolution(x, w, None, *rest))
+    program = text("aten::convolution_backward", grad, x, w, None, *rest, [False, True, False])
+    assert program.count("stablehlo.convolution") == 1
+    assert "pad = [[0, 0], [0, 0]]" in program
+    assert program.count("stablehlo.pad") == pads
+    assert program.count("optimization_barrier") == 2 * pads

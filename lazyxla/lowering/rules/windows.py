@@ -73,6 +73,11 @@ class Window(NamedTuple):
         )
 
     @property
+    def is_dense(self) -> bool:
+        """Whether a window begins at every position."""
+        return all(s == 1 for s in self.stride)
+
+    @property
     def taps(self) -> int:
         """Weights of the kernel."""
         return math.prod(self.kernel)
