@@ -21,6 +21,8 @@ from collections.abc import Callable, Sequence  # noqa: E402
 from pathlib import Path  # noqa: E402
 from typing import Any  # noqa: E402
 
+# A peer does not pay for importing lazyxla, nor does PyTorch's import in lazyxla's own figures.
+os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "examples")]  # lazyxla, and the examples' models
 

@@ -5,8 +5,8 @@
     python benchmarks/run.py --only training --device cuda --autocast
     python benchmarks/run.py --write-docs    # puts the figures into docs/performance.md
 
-``training`` runs only when it is named: its networks are of the sizes that GPUs are for, and its
-peers run on the same device as lazyxla.
+``training`` and ``timm`` run only when they are named: the networks of ``training`` are of the
+sizes that GPUs are for, and its peers run on the same device as lazyxla; ``timm`` needs timm.
 
 Every side runs in a process of its own, on the same number of threads; the sides take turns for
 ``--rounds`` rounds, and each figure is the best of its rounds, so that a moment in which the
@@ -61,7 +61,9 @@ BENCHMARKS: dict[str, dict[str, list[str]]] = {
     "training": {
         s: ["training.py", "--side", s] for s in ("lazyxla", "compiled", "eager", "inductor")
     },
+    "timm": {s: ["timm_training.py", "--side", s] for s in ("lazyxla", "eager")},
 }
+WHEN_NAMED = ("training", "timm")
 PEERS = {
     "jax": "jax.jit by hand",
     "eager": "PyTorch eager",
@@ -161,7 +163,7 @@ def rows_of(name: str, best: dict[str, Figures]) -> list[Row]:
         return first + compare_models(best, "loop_s", "a loop after that, s")
     if name == "scaling":
         return scaling_rows(best)
-    if name == "training":
+    if name in WHEN_NAMED:
         return compare_models(best, "step_ms", "training step, ms")
     if name == "decoder":
         rows.append(Row(name, "recording a step, ms", ours["hot_record_ms"]))
@@ -258,7 +260,7 @@ def show(rows: list[Row]) -> None:
 def main() -> None:
     cpus = len(os.sched_getaffinity(0))
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    usual = [name for name in BENCHMARKS if name != "training"]
+    usual = [name for name in BENCHMARKS if name not in WHEN_NAMED]
     options.add_argument("--only", default=",".join(usual), help="comma-separated names")
     options.add_argument("--rounds", type=int, default=2)
     options.add_argument("--threads", type=int, default=cpus, help="for every side")

@@ -1,27 +1,16 @@
-"""A training step of twenty of timm's networks on the CPU, lazily, beside PyTorch's eager step.
+"""A training step of twenty of timm's networks on the CPU: batch 2, SGD with momentum.
 
     pip install --no-deps timm safetensors huggingface_hub pyyaml
-    python benchmarks/timm_training.py                 # all, about ten minutes
-    python benchmarks/timm_training.py resnet18 vit_tiny_patch16_224
+    python benchmarks/run.py --only timm --rounds 1          # all, about twenty minutes
+    python benchmarks/timm_training.py --side eager --model resnet18
 
-Both sides run in one process, on the same number of threads, a few steps of each in turns; a figure
-is the best of its turns. Batch 2, SGD with momentum.
+Each side has processes of its own: both keep threads, and more of them than processors slow down
+either side's.
 """
 
 from __future__ import annotations
 
-import math
-import sys
-import time
-from collections.abc import Callable
-from typing import NamedTuple
-
-import common  # noqa: F401, for the path to the examples
-import torch
-from torch.nn import functional as F
-
-import lazyxla
-from examples.torchvision_import import import_torchvision
+from common import arguments, report, since_start, step_times
 
 MODELS = (
     *("resnet18", "resnet26", "resnest14d", "res2net50_14w_8s", "regnetx_002", "densenet121"),
@@ -31,77 +20,49 @@ MODELS = (
     *("xcit_nano_12_p16_224", "mixer_s32_224"),
 )
 BATCH, CLASSES = 2, 100
-TURNS, STEPS = 4, 3
+
+args = arguments("lazyxla", "eager", models=MODELS)
+
+import torch  # noqa: E402
+from torch.nn import functional as F  # noqa: E402
+from torchvision_import import import_torchvision  # noqa: E402
+
+import_torchvision()  # before timm does
+import timm  # noqa: E402
+
+ours = args.side == "lazyxla"
+if ours:
+    import lazyxla
 
 
-class Times(NamedTuple):
-    """In milliseconds per step: on the wall, and of all threads."""
-
-    wall: float
-    processor: float
+def sync(wait: bool = False) -> None:
+    if ours:
+        lazyxla.sync(wait=wait)
 
 
-def make_step(name: str, device: str) -> Callable[[], torch.Tensor]:
-    import timm
-
-    torch.manual_seed(0)
-    model = timm.create_model(name, num_classes=CLASSES)
-    x = torch.randn(BATCH, *model.default_cfg["input_size"]).to(device)
-    labels = torch.randint(CLASSES, (BATCH,)).to(device)
-    model = model.to(device).train()
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
-
-    def step() -> torch.Tensor:
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), labels)
-        loss.backward()
-        optimizer.step()
-        if device != "cpu":
-            lazyxla.sync()
-        return loss
-
-    return step
+device = "lazyxla" if ours else "cpu"
+torch.manual_seed(0)
+model = timm.create_model(args.model, num_classes=CLASSES)
+images = torch.randn(BATCH, *model.default_cfg["input_size"]).to(device)
+labels = torch.randint(CLASSES, (BATCH,)).to(device)
+model = model.to(device).train()
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
 
 
-def measure(step: Callable[[], torch.Tensor]) -> Times:
-    wall, processor = time.perf_counter(), time.process_time()
-    for _ in range(STEPS):
-        loss = step()
-    loss.item()
-    wall, processor = time.perf_counter() - wall, time.process_time() - processor
-    return Times(wall / STEPS * 1e3, processor / STEPS * 1e3)
+def step() -> torch.Tensor:
+    optimizer.zero_grad()
+    loss = F.cross_entropy(model(images), labels)
+    loss.backward()
+    optimizer.step()
+    sync()
+    return loss
 
 
-def best(turns: list[Times]) -> Times:
-    return Times(min(t.wall for t in turns), min(t.processor for t in turns))
-
-
-def compare(name: str) -> tuple[Times, Times]:
-    """The best turns of lazyxla, and of PyTorch."""
-    sides = [make_step(name, device) for device in ("lazyxla", "cpu")]
-    for step in sides:
-        for _ in range(4):
-            step().item()
-    turns = [[measure(step) for step in sides] for _ in range(TURNS)]
-    ours, theirs = (best([turn[side] for turn in turns]) for side in (0, 1))
-    return ours, theirs
-
-
-def main() -> None:
-    import_torchvision()  # before timm does
-    logs: list[float] = []
-    print(f"{'step, ms':30} lazyxla  PyTorch  ratio, and of processor time")
-    for name in sys.argv[1:] or MODELS:
-        ours, theirs = compare(name)
-        ratio = ours.wall / theirs.wall
-        logs.append(math.log(ratio))
-        processor = ours.processor / theirs.processor
-        print(f"{name:30} {ours.wall:7.1f}  {theirs.wall:7.1f}  {ratio:.2f} {processor:.2f}")
-        sys.stdout.flush()
-    print(
-        f"geometric mean {math.exp(sum(logs) / len(logs)):.2f}, largest {math.exp(max(logs)):.2f}"
-    )
-
-
-if __name__ == "__main__":
-    main()
+first = step()
+sync(wait=True)
+figures = {"first_step_s": since_start(), "loss": first.item()}
+for _ in range(3):
+    step()
+sync(wait=True)
+figures |= step_times(step, lambda: sync(wait=True), blocks=4, steps=3)
+report(**figures)
