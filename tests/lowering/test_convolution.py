@@ -159,12 +159,31 @@ def test_grouped_convolutions_are_one_product():
 
 
 def test_gradients_for_few_input_features_are_products():
-    x, w = torch.randn(2, 8, 17, 17), torch.randn(4, 8, 3, 3)
-    rest = [[2, 2], [1, 1], [1, 1], False, [0, 0], 1]
-    grad = torch.randn_like(torch.ops.aten.convolution(x, w, None, *rest))
-    program = text("aten::convolution_backward", grad, x, w, None, *rest, [True, True, False])
-    assert "stablehlo.convolution" not in program
-    assert program.count("stablehlo.dot_general") == 2
+    def products(outputs):
+        x, w = torch.randn(2, 8, 17, 17), torch.randn(outputs, 8, 3, 3)
+        rest = [[2, 2], [1, 1], [1, 1], False, [0, 0], 1]
+        grad = torch.randn_like(torch.ops.aten.convolution(x, w, None, *rest))
+        program = text("aten::convolution_backward", grad, x, w, None, *rest, [True, True, False])
+        return program.count("stablehlo.dot_general"), program.count("stablehlo.convolution")
+
+    assert products(20) == (2, 0)
+    assert products(4) == (0, 2)  # 72 elements of each window would be 18 times the result's
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_the_program_does_not_grow_with_the_kernel(transposed):
+    """As a Fourier transform by convolution has it: short hops, few positions, a feature or two."""
+
+    def program(kernel):
+        weight, geometry = torch.randn(520, 2, kernel), [[64], [0], [1], transposed, [0], 1]
+        x = torch.randn(1, 520 if transposed else 2, 9 if transposed else 64 * 8 + kernel)
+        grad = torch.randn_like(torch.ops.aten.convolution(x, weight, None, *geometry))
+        backward = "aten::convolution_backward", grad, x, weight, None, *geometry
+        return text("aten::convolution", x, weight, None, *geometry) + text(
+            *backward, [True, True, False]
+        )
+
+    assert program(1024).count("stablehlo.") == program(512).count("stablehlo.")
 
 
 @pytest.mark.parametrize(("size", "padding", "pads"), [(34, 0, 0), (32, 1, 1)])

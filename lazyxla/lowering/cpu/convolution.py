@@ -40,8 +40,13 @@ _MOST_TERMS = 80
 """... and weights per output feature up to which it is one loop of reasonable size."""
 _GROUPED_POSITIONS = 1024
 """Positions up to which one batched matmul beats a convolution per group."""
+_FEW_COLUMNS = 64
+"""Windows' elements that are few whatever the result's features are."""
 _MOST_SUMS = 16
 """Sums that one reduction computes side by side; more spill registers and compile slowly."""
+_MOST_TAPS = 128
+"""Weights per pair of features up to which im2col and col2im, which are a slice for each of them,
+compile quickly: a kernel of 1024, as of a Fourier transform by convolution, takes 34 s."""
 _LARGE_IMAGE = 1024
 """Positions of a weight's gradient from which the input is better padded beforehand: 2 x 64 x 56 x
 56 by 3 x 3 takes 4.3 ms instead of 9.0; 28 x 28 and less gain nothing."""
@@ -154,8 +159,7 @@ def _better_input_grad(
     n, o = y.shape[:2]
     if window.groups > 1 and _few_terms(o // window.groups, window):
         return _input_grad_terms(b, y, w, sizes, window)
-    few_inputs = window.groups == 1 and w.shape[1] <= _FEW_INPUTS
-    if few_inputs or _as_matmul(b, n, sizes, o, window, y.dtype):
+    if _few_inputs(w.shape, window) or _as_matmul(b, n, sizes, o, window, y.dtype):
         return _input_grad_matmul(b, y, w, sizes, window)
     return None
 
@@ -166,7 +170,7 @@ def _better_weight_grad(b: Builder, x: Value, y: Value, window: Window) -> Value
     out, inner = y.shape[2:], c // groups
     if groups == c > 1:
         return _weight_grad_terms(b, x, y, window)
-    few_inputs = groups == 1 and c <= _FEW_INPUTS and not window.is_dense
+    few_inputs = _few_inputs([o, c], window) and not window.is_dense
     if not (few_inputs or _as_matmul(b, n, x.shape[2:], o, window, x.dtype)):
         return None
     batch, i = _batch(groups)
@@ -180,6 +184,14 @@ def _few_terms(features: int, window: Window) -> bool:
     return features <= _MOST_FEATURES and features * window.taps <= _MOST_TERMS
 
 
+def _few_inputs(w: Sequence[int], window: Window) -> bool:
+    """Whether the gradients with a weight of shape `w` are matmuls as it has few input features,
+    and the matrix of windows is small beside the convolution's result."""
+    features, inputs, columns = w[0], w[1], w[1] * window.taps
+    few = window.groups == 1 and inputs <= _FEW_INPUTS and window.taps <= _MOST_TAPS
+    return few and columns <= max(4 * features, _FEW_COLUMNS)
+
+
 def _as_matmul(
     b: Builder, n: int, sizes: Sequence[int], features: int, window: Window, dtype: torch.dtype
 ) -> bool:
@@ -190,7 +202,8 @@ def _as_matmul(
     if window.taps == 1 or window.tiles(sizes):
         return True
     # The compiler has a fast convolution for 16 and 32-bit floats only.
-    return positions <= 2 * features or b.compute_dtype(dtype) != torch.float32
+    has_fast = b.compute_dtype(dtype) == torch.float32
+    return not has_fast or (positions <= 2 * features and window.taps <= _MOST_TAPS)
 
 
 # ---- matmul ----

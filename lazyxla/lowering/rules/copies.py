@@ -14,6 +14,7 @@ import torch
 from lazyxla.lowering import geometry
 from lazyxla.lowering.geometry import geometry_of
 from lazyxla.lowering.registry import rule
+from lazyxla.lowering.rules.windows import Window, add_columns
 from lazyxla.lowering.value import Value
 
 if TYPE_CHECKING:
@@ -38,20 +39,17 @@ def diag_embed(b: Builder, x: Value, offset: int, dim1: int, dim2: int) -> Value
 def unfold_backward(
     b: Builder, grad: Value, sizes: list[int], dim: int, size: int, step: int
 ) -> Value:
-    """Sums the windows back: element j of every window is added at strided positions along
-    `dim`."""
+    """Sums the windows back: (*before, windows, *after, size) to (*before, n, *after)."""
     grad = grad.accumulated()
     if not sizes:
         return grad.sum(range(grad.rank))
     dim %= len(sizes)
     windows = grad.shape[dim]
-    total = b.zeros(sizes, grad.dtype)
-    if not windows:
-        return total
-    lows, highs, interior = [0] * len(sizes), [0] * len(sizes), [0] * len(sizes)
-    interior[dim] = step - 1
-    for j in range(size):
-        lows[dim] = j
-        highs[dim] = sizes[dim] - j - ((windows - 1) * step + 1)
-        total = total + b.pad(b.select_dim(grad, -1, j), lows, highs, interior)
-    return total
+    if not windows or 0 in grad.shape:
+        return b.zeros(sizes, grad.dtype)
+    others = [n for i, n in enumerate(sizes) if i != dim]
+    columns = b.transpose(grad, [*(i for i in range(grad.rank) if i != dim), dim])
+    columns = columns.reshape([1, -1, size, windows])
+    total = add_columns(b, columns, [sizes[dim]], Window.of([size], [step], [0], [1]))
+    last = len(others)
+    return b.transpose(total.reshape([*others, sizes[dim]]), [*range(dim), last, *range(dim, last)])

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from lazyxla.lowering.builder import Builder
 
 
+_MOST_SLICES = 64
+"""Taps up to which each is a slice; 1024 of them take minutes to compile."""
+
+
 class Window(NamedTuple):
     """The geometry of the windows, one number per spatial dimension; padding is on both sides."""
 
@@ -120,6 +124,89 @@ def add_shifted(b: Builder, parts: Sequence[Value], sizes: Sequence[int], window
         return b.pad(part, [0, 0, *low], [0, 0, *high], interior)
 
     return total(map(padded, parts, window.offsets()))
+
+
+def columns(b: Builder, x: Value, window: Window, out: Sequence[int]) -> Value:
+    """What `shifted` gives, as one value of shape (A, B, taps, *out)."""
+    if not _in_blocks(window):
+        return b.stack(shifted(b, x, window, out), 2)
+    stride, counts = window.stride, _block_counts(window)
+    blocks = [m + n - 1 for m, n in zip(counts, out, strict=True)]
+    high = [
+        m * s - n - p
+        for m, s, n, p in zip(blocks, stride, x.shape[2:], window.padding, strict=True)
+    ]
+    lead, rank = x.shape[:2], len(out)
+    x = b.pad(x, [0, 0, *window.padding], [0, 0, *high])
+    x = x.reshape([*lead, *_pairs(blocks, stride)])
+    limits = _pairs(out, stride)
+    parts = []
+    for block in itertools.product(*map(range, counts)):
+        starts = _pairs(block, [0] * rank)
+        ends = [start + n for start, n in zip(starts, limits, strict=True)]
+        parts.append(b.slice(x, [0, 0, *starts], [*lead, *ends]))
+    x = b.stack(parts, 2).reshape([*lead, *counts, *limits])
+    x = b.transpose(x, _invert(_column_order(rank)))
+    x = x.reshape([*lead, *(m * s for m, s in zip(counts, stride, strict=True)), *out])
+    x = b.slice(x, [0] * x.rank, [*lead, *window.kernel, *out])
+    return x.reshape([*lead, window.taps, *out])
+
+
+def add_columns(b: Builder, x: Value, sizes: Sequence[int], window: Window) -> Value:
+    """The adjoint of `columns`: (A, B, taps, *out), summed into (A, B, *sizes)."""
+    if not _in_blocks(window):
+        parts = [b.select_dim(x, 2, tap) for tap in range(window.taps)]
+        return add_shifted(b, parts, sizes, window)
+    stride, counts = window.stride, _block_counts(window)
+    lead, out, rank = x.shape[:2], x.shape[3:], len(stride)
+    x = x.reshape([*lead, *window.kernel, *out])
+    rest = [m * s - k for m, s, k in zip(counts, stride, window.kernel, strict=True)]
+    x = b.pad(x, [0] * x.rank, [0, 0, *rest, *[0] * rank])
+    x = b.transpose(x.reshape([*lead, *_pairs(counts, stride), *out]), _column_order(rank))
+    x = x.reshape([*lead, math.prod(counts), *_pairs(out, stride)])
+
+    def padded(part: Value, block: Sequence[int]) -> Value:
+        high = [m - 1 - i for m, i in zip(counts, block, strict=True)]
+        none = [0] * rank
+        return b.pad(part, [0, 0, *_pairs(block, none)], [0, 0, *_pairs(high, none)])
+
+    blocks = itertools.product(*map(range, counts))
+    x = total(padded(b.select_dim(x, 2, i), block) for i, block in enumerate(blocks))
+    covered = [(m + n - 1) * s for m, n, s in zip(counts, out, stride, strict=True)]
+    low = [-p for p in window.padding]
+    high = [n + p - c for n, p, c in zip(sizes, window.padding, covered, strict=True)]
+    return b.pad(x.reshape([*lead, *covered]), [0, 0, *low], [0, 0, *high])
+
+
+def _in_blocks(window: Window) -> bool:
+    """Whether to cut the windows into blocks as long as the stride instead of single elements.
+
+    The blocks of a window are elements that follow each other, so a few slices of an input cut into
+    blocks take the place of one for each tap.
+    """
+    dilated = any(d > 1 for d in window.dilation)
+    return window.taps > _MOST_SLICES and not window.is_dense and not dilated
+
+
+def _block_counts(window: Window) -> list[int]:
+    """How many blocks cover a window, for each dimension."""
+    return [-(-k // s) for k, s in zip(window.kernel, window.stride, strict=True)]
+
+
+def _pairs(outer: Sequence[int], inner: Sequence[int]) -> list[int]:
+    """A number of each in turns, for dimensions that are split in two."""
+    return [n for pair in zip(outer, inner, strict=True) for n in pair]
+
+
+def _column_order(rank: int) -> list[int]:
+    """From (A, B, blocks and their elements in turns, *out) to (A, B, *blocks, then each of out
+    and its elements in turns)."""
+    blocks, elements = (range(first, 2 + 2 * rank, 2) for first in (2, 3))
+    return [0, 1, *blocks, *_pairs(range(2 + 2 * rank, 2 + 3 * rank), elements)]
+
+
+def _invert(order: Sequence[int]) -> list[int]:
+    return sorted(range(len(order)), key=order.__getitem__)
 
 
 def sum_terms(b: Builder, parts: Sequence[Value], weight: Value, shape: Sequence[int]) -> Value:
