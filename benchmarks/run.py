@@ -5,8 +5,9 @@
     python benchmarks/run.py --only training --device cuda --autocast
     python benchmarks/run.py --write-docs    # puts the figures into docs/performance.md
 
-``training`` and ``timm`` run only when they are named: the networks of ``training`` are of the
-sizes that GPUs are for, and its peers run on the same device as lazyxla; ``timm`` needs timm.
+``training``, ``timm`` and ``recurrent`` run only when they are named: the networks of ``training``
+are of the sizes that GPUs are for, and its peers run on the same device as lazyxla; ``timm`` needs
+timm.
 
 Every side runs in a process of its own, on the same number of threads; the sides take turns for
 ``--rounds`` rounds, and each figure is the best of its rounds, so that a moment in which the
@@ -62,8 +63,9 @@ BENCHMARKS: dict[str, dict[str, list[str]]] = {
         s: ["training.py", "--side", s] for s in ("lazyxla", "compiled", "eager", "inductor")
     },
     "timm": {s: ["timm_training.py", "--side", s] for s in ("lazyxla", "eager")},
+    "recurrent": {s: ["recurrent.py", "--side", s] for s in ("lazyxla", "eager")},
 }
-WHEN_NAMED = ("training", "timm")
+WHEN_NAMED = ("training", "timm", "recurrent")
 PEERS = {
     "jax": "jax.jit by hand",
     "eager": "PyTorch eager",
@@ -164,7 +166,9 @@ def rows_of(name: str, best: dict[str, Figures]) -> list[Row]:
     if name == "scaling":
         return scaling_rows(best)
     if name in WHEN_NAMED:
-        return compare_models(best, "step_ms", "training step, ms")
+        first = compare_models(best, "first_step_s", "fresh process to first step, s")
+        steps = compare_models(best, "step_ms", "training step, ms")
+        return steps + first if name == "recurrent" else steps
     if name == "decoder":
         rows.append(Row(name, "recording a step, ms", ours["hot_record_ms"]))
     for key, text in MEASURES[name]:

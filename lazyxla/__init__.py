@@ -42,6 +42,7 @@ with Deferred():  # a module half imported would stay so
         optimizer_steps,
         platforms,
         printing,
+        recurrent,
         reporting,
         untraced,
         xla_options,
@@ -288,6 +289,7 @@ def _register() -> None:
     lowering.on_change(lambda *_: program_store.forget())
     meta_functions.install()
     batch_norm.install()
+    recurrent.install()
     model_state.install()
     distributed.install()
     control_flow.install()

@@ -201,6 +201,9 @@ class Reach:
         elif kind is functools.partial:
             for part in (value.func, value.args, value.keywords):
                 self._add(part, name)
+        elif kind is weakref.ref:
+            self.guards.add_call(f"what {name} refers to", value)
+            self._add(value(), name)
         elif kind in (staticmethod, classmethod):
             self._add(value.__func__, name)
         elif kind is property:

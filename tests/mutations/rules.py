@@ -63,6 +63,7 @@ _TESTS: dict[str, list[str]] = {
     "polynomials": ["lowering/test_special_functions"],
     "samplers": ["lowering/test_random", "test_random"],
     "scaled_matmul": ["lowering/test_float8"],
+    "recurrent_layers": ["test_recurrent_layers"],
     "separable": ["lowering/test_resampling"],
     "shapes": ["lowering/test_geometry", "lowering/test_builder", "lowering/test_builder_products"],
     "shaping": ["lowering/test_geometry", "lowering/test_indexing"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from models import BATCH, MESH, WIDTH, Mlp, Transformer, batches
 from torch import nn
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor import parallel as torch_parallel
+from torch.nn.utils.rnn import pack_padded_sequence
 
 import lazyxla
 from tests.support import DEVICE, counted
@@ -106,6 +108,25 @@ def test_training(way: str, alone: list[Any]) -> None:
     torch.testing.assert_close(found, alone)
     assert compiles[2:] == [0, 0, 0]
     assert all(lazyxla.sharding(p) is not None for p in model.parameters())
+
+
+@pytest.mark.parametrize("way", ["data", "fsdp over all"])
+@pytest.mark.parametrize("lengths", [None, [12, 11, 9, 9, 7, 5, 3, 2]])
+def test_recurrent_layers(way: str, lengths: list[int] | None) -> None:
+    torch.manual_seed(0)
+    model = nn.LSTM(WIDTH, WIDTH, num_layers=2, batch_first=True).double()
+    x = torch.randn(8, 12, WIDTH, dtype=torch.float64)
+
+    def run(model: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
+        packed = None if lengths is None else pack_padded_sequence(x, lengths, batch_first=True)
+        output = model(x if packed is None else packed)[0]
+        output = output if packed is None else output.data
+        output.square().mean().backward()
+        return [output.detach().cpu(), *(p.grad.cpu() for p in model.parameters())]
+
+    spread = WAYS[way](copy.deepcopy(model).to(DEVICE))
+    found = run(spread, lazyxla.shard(x.to(DEVICE), MESH, ("data",)))
+    torch.testing.assert_close(found, run(model, x))
 
 
 def specs(model: nn.Module) -> dict[str, Any]:

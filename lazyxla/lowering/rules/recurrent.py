@@ -32,7 +32,7 @@ def _sigmoid_slope(y: Value) -> Value:
     return y * (1 - y)
 
 
-def _tanh_slope(y: Value) -> Value:
+def tanh_slope(y: Value) -> Value:
     """The derivative of tanh where it is y."""
     return 1 - y * y
 
@@ -71,13 +71,13 @@ def lstm_cell_backward(
     if grad_hy is not None:
         grad_h, squashed = grad_hy.accumulated(), tanh(cy.accumulated())
         grad_o = grad_h * squashed * _sigmoid_slope(o)
-        through = grad_h * o * _tanh_slope(squashed)
+        through = grad_h * o * tanh_slope(squashed)
         grad_c = through if grad_c is None else grad_c + through
     if grad_c is None:
         return None, None, None
     grad_i = grad_c * g * _sigmoid_slope(i)
     grad_f = grad_c * cx.accumulated() * _sigmoid_slope(f)
-    grad_g = grad_c * i * _tanh_slope(g)
+    grad_g = grad_c * i * tanh_slope(g)
     grads = b.concat([grad_i, grad_f, grad_g, grad_o], -1)
     return grads, grad_c * f, grads.sum([0]) if has_bias else None
 
@@ -107,7 +107,7 @@ def gru_cell_backward(
     """The gradients of both matmuls' results, of hx and of both biases."""
     grad = grad_hy.accumulated()
     r, z, n, hx, hidden_n = _split(workspace.accumulated(), 5)
-    grad_n = grad * (1 - z) * _tanh_slope(n)
+    grad_n = grad * (1 - z) * tanh_slope(n)
     grad_z = grad * (hx - n) * _sigmoid_slope(z)
     grad_r = grad_n * hidden_n * _sigmoid_slope(r)
     grad_input = b.concat([grad_r, grad_z, grad_n], -1)
