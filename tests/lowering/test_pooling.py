@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lazyxla.lowering import Node, Program, Ref, TensorSpec, lower_to_text
-from tests.lowering.harness import check, execute
+from tests.lowering.harness import check, execute, record
 
 # input, kernel, stride, padding, dilation, ceil_mode
 _MAX = [
@@ -187,3 +187,34 @@ def test_gradients_by_their_indices_on_a_tpu(case: str) -> None:
     results, _ = execute(program, inputs, "tpu")
     for ours, theirs in zip(results, expected, strict=True):
         torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("rank", [1, 2])
+def test_average_pooling_of_large_windows(rank):
+    """Windows of more than 64 elements along a dimension; programs do not grow with them."""
+
+    def calls(kernel):
+        x = torch.randn(2, 3, *[3 * kernel] * (rank - 1), 3 * kernel + 5)
+        window = [[2] * (rank - 1) + [kernel], [1] * (rank - 1) + [kernel // 3]]
+        window += [[1] * (rank - 1) + [kernel // 2], True, False]
+        name = f"aten::avg_pool{rank}d"
+        if rank == 1:
+            return [(name, x, *window)]
+        grad = torch.randn_like(torch.ops.aten.avg_pool2d(x, *window))
+        return [(name, x, *window), (name + "_backward", grad, x, *window, None)]
+
+    def size(call):
+        return lower_to_text(record(*call).program, "cpu").count("stablehlo.")
+
+    for call, larger in zip(calls(72), calls(144), strict=True):
+        check(*call)
+        assert size(call) == size(larger)
+
+
+def test_adaptive_means_do_not_grow_with_the_input():
+    def program(size):
+        x = torch.randn(1, 2, size)
+        call = "aten::_adaptive_avg_pool2d", x.unsqueeze(2), [1, 3]
+        return lower_to_text(record(*call).program, "cpu").count("stablehlo.")
+
+    assert program(31) == program(301)

@@ -36,11 +36,15 @@ def test_unfold_backward_without_elements():
     check("aten::unfold_backward", torch.zeros(0, 5, 3), [0, 20], 1, 3, 4)
 
 
-@pytest.mark.parametrize("operator", ["im2col", "col2im", "unfold_backward"])
-def test_programs_do_not_grow_with_the_windows(operator):
+@pytest.mark.parametrize("hop", [1, 2, 64])
+@pytest.mark.parametrize(
+    ("operator", "dilation"),
+    [("im2col", 1), ("im2col", 2), ("col2im", 1), ("col2im", 2), ("unfold_backward", 1)],
+)
+def test_programs_do_not_grow_with_the_windows(operator, dilation, hop):
     def program(kernel):
-        n, hop = kernel * 5, kernel // 4
-        geometry = [1, kernel], [1, 1], [0, 0], [1, hop]
+        n = dilation * (kernel - 1) + 1 + 16 * hop
+        geometry = [1, kernel], [1, dilation], [0, 0], [1, hop]
         call = {
             "im2col": (torch.empty(1, 2, 1, n), *geometry),
             "col2im": (torch.empty(1, 2 * kernel, 17), [1, n], *geometry),

@@ -8,10 +8,16 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from lazyxla.lowering.functions import total
-from lazyxla.lowering.rules import separable
+from lazyxla.lowering.functions import total, where
 from lazyxla.lowering.rules.pooling import adaptive_spans, for_ranks, make_window, planes
-from lazyxla.lowering.rules.windows import Window, add_shifted, shifted
+from lazyxla.lowering.rules.windows import (
+    MOST_SLICES,
+    Window,
+    add_columns,
+    add_shifted,
+    columns,
+    shifted,
+)
 from lazyxla.lowering.value import Value
 
 if TYPE_CHECKING:
@@ -40,7 +46,7 @@ def avg_pool(
     for dim in range(rank):
         along = [*x.shape[2:]]
         along[dim] = out[dim]
-        x = total(shifted(b, x, _along(window, dim), along))
+        x = _sums(b, x, _along(window, dim), along)
     divisor = _divisor(b, window, out, sizes, count_include_pad, divisor_override, x.dtype)
     return (x / divisor).reshape(shape)
 
@@ -67,8 +73,23 @@ def avg_pool_backward(
         one = _along(window, dim)
         along = [*grad.shape[2:]]
         along[dim] = sizes[dim]
-        grad = add_shifted(b, [grad] * one.taps, along, one)
+        grad = _add_sums(b, grad, one, along)
     return grad.reshape(x.shape)
+
+
+def _sums(b: Builder, x: Value, window: Window, out: Sequence[int]) -> Value:
+    """The sums over the windows along one spatial dimension."""
+    if window.taps <= MOST_SLICES:
+        return total(shifted(b, x, window, out))
+    return columns(b, x, window, out).sum([2])
+
+
+def _add_sums(b: Builder, grad: Value, window: Window, sizes: Sequence[int]) -> Value:
+    """The adjoint of `_sums`."""
+    if window.taps <= MOST_SLICES:
+        return add_shifted(b, [grad] * window.taps, sizes, window)
+    shape = [*grad.shape[:2], window.taps, *grad.shape[2:]]
+    return add_columns(b, b.broadcast_to(b.unsqueeze(grad, 2), shape), sizes, window)
 
 
 def _along(window: Window, dim: int) -> Window:
@@ -148,16 +169,12 @@ def _mean_maps(
     b: Builder, sizes: Sequence[int], out: Sequence[int], dtype: torch.dtype
 ) -> list[Value]:
     """The matrices (out, size) of adaptive means along each dimension."""
-    return [
-        separable.matrix(b, _mean_taps(n, m), n, dtype) for n, m in zip(sizes, out, strict=True)
-    ]
 
+    def matrix(size: int, out: int) -> Value:
+        spans = adaptive_spans(size, out)
+        starts, ends = (b.unsqueeze(b.array(v, torch.int32), 1) for v in zip(*spans, strict=True))
+        column = b.iota([out, size], 1, torch.int32)
+        weights = b.array([1 / (end - start) for start, end in spans], dtype)
+        return where((column >= starts) & (column < ends), b.unsqueeze(weights, 1), 0)
 
-def _mean_taps(size: int, out: int) -> separable.Taps:
-    spans = adaptive_spans(size, out)
-    taps = []
-    for tap in range(max(end - start for start, end in spans)):
-        index = torch.tensor([min(start + tap, end - 1) for start, end in spans])
-        weight = [1 / (end - start) if start + tap < end else 0.0 for start, end in spans]
-        taps.append((index, torch.tensor(weight, dtype=torch.float64)))
-    return taps
+    return [matrix(n, m) for n, m in zip(sizes, out, strict=True)]

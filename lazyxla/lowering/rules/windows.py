@@ -13,6 +13,8 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+import torch
+
 from lazyxla.lowering.functions import total
 from lazyxla.lowering.value import Operand, Value
 
@@ -20,8 +22,16 @@ if TYPE_CHECKING:
     from lazyxla.lowering.builder import Builder
 
 
-_MOST_SLICES = 64
+MOST_SLICES = 64
 """Taps up to which each is a slice; 1024 of them take minutes to compile."""
+
+
+class Along(NamedTuple):
+    """The geometry of the windows along one dimension."""
+
+    kernel: int
+    stride: int
+    dilation: int
 
 
 class Window(NamedTuple):
@@ -76,6 +86,10 @@ class Window(NamedTuple):
             and not any(n % k for n, k in zip(sizes, self.kernel, strict=True))
         )
 
+    def along(self, dim: int) -> Along:
+        """The windows along one spatial dimension."""
+        return Along(self.kernel[dim], self.stride[dim], self.dilation[dim])
+
     @property
     def is_dense(self) -> bool:
         """Whether a window begins at every position."""
@@ -128,85 +142,74 @@ def add_shifted(b: Builder, parts: Sequence[Value], sizes: Sequence[int], window
 
 def columns(b: Builder, x: Value, window: Window, out: Sequence[int]) -> Value:
     """What `shifted` gives, as one value of shape (A, B, taps, *out)."""
-    if not _in_blocks(window):
+    if window.taps <= MOST_SLICES:
         return b.stack(shifted(b, x, window, out), 2)
-    stride, counts = window.stride, _block_counts(window)
-    blocks = [m + n - 1 for m, n in zip(counts, out, strict=True)]
-    high = [
-        m * s - n - p
-        for m, s, n, p in zip(blocks, stride, x.shape[2:], window.padding, strict=True)
+    rank = len(out)
+    reach = [
+        s + d * (k - 1)
+        for s, d, k in zip(window.spread(out), window.dilation, window.kernel, strict=True)
     ]
-    lead, rank = x.shape[:2], len(out)
+    high = [r - n - p for r, n, p in zip(reach, x.shape[2:], window.padding, strict=True)]
     x = b.pad(x, [0, 0, *window.padding], [0, 0, *high])
-    x = x.reshape([*lead, *_pairs(blocks, stride)])
-    limits = _pairs(out, stride)
-    parts = []
-    for block in itertools.product(*map(range, counts)):
-        starts = _pairs(block, [0] * rank)
-        ends = [start + n for start, n in zip(starts, limits, strict=True)]
-        parts.append(b.slice(x, [0, 0, *starts], [*lead, *ends]))
-    x = b.stack(parts, 2).reshape([*lead, *counts, *limits])
-    x = b.transpose(x, _invert(_column_order(rank)))
-    x = x.reshape([*lead, *(m * s for m, s in zip(counts, stride, strict=True)), *out])
-    x = b.slice(x, [0] * x.rank, [*lead, *window.kernel, *out])
-    return x.reshape([*lead, window.taps, *out])
+    for dim in reversed(range(rank)):
+        x = _spread_windows(b, x, dim + 2, window.along(dim), out[dim])
+    order = [*range(2, 2 + 2 * rank, 2), *range(3, 2 + 2 * rank, 2)]
+    x = b.transpose(x, [0, 1, *order])
+    return x.reshape([*x.shape[:2], window.taps, *out])
 
 
 def add_columns(b: Builder, x: Value, sizes: Sequence[int], window: Window) -> Value:
     """The adjoint of `columns`: (A, B, taps, *out), summed into (A, B, *sizes)."""
-    if not _in_blocks(window):
+    if window.taps <= MOST_SLICES:
         parts = [b.select_dim(x, 2, tap) for tap in range(window.taps)]
         return add_shifted(b, parts, sizes, window)
-    stride, counts = window.stride, _block_counts(window)
-    lead, out, rank = x.shape[:2], x.shape[3:], len(stride)
+    lead, out, rank = x.shape[:2], x.shape[3:], len(sizes)
     x = x.reshape([*lead, *window.kernel, *out])
-    rest = [m * s - k for m, s, k in zip(counts, stride, window.kernel, strict=True)]
-    x = b.pad(x, [0] * x.rank, [0, 0, *rest, *[0] * rank])
-    x = b.transpose(x.reshape([*lead, *_pairs(counts, stride), *out]), _column_order(rank))
-    x = x.reshape([*lead, math.prod(counts), *_pairs(out, stride)])
-
-    def padded(part: Value, block: Sequence[int]) -> Value:
-        high = [m - 1 - i for m, i in zip(counts, block, strict=True)]
-        none = [0] * rank
-        return b.pad(part, [0, 0, *_pairs(block, none)], [0, 0, *_pairs(high, none)])
-
-    blocks = itertools.product(*map(range, counts))
-    x = total(padded(b.select_dim(x, 2, i), block) for i, block in enumerate(blocks))
-    covered = [(m + n - 1) * s for m, n, s in zip(counts, out, stride, strict=True)]
+    x = b.transpose(x, [0, 1, *(i for dim in range(2, 2 + rank) for i in (dim, dim + rank))])
+    for dim in reversed(range(rank)):
+        x = _add_windows(b, x, 2 + 2 * dim, window.along(dim))
     low = [-p for p in window.padding]
-    high = [n + p - c for n, p, c in zip(sizes, window.padding, covered, strict=True)]
-    return b.pad(x.reshape([*lead, *covered]), [0, 0, *low], [0, 0, *high])
+    high = [n + p - m for n, p, m in zip(sizes, window.padding, x.shape[2:], strict=True)]
+    return b.pad(x, [0, 0, *low], [0, 0, *high])
 
 
-def _in_blocks(window: Window) -> bool:
-    """Whether to cut the windows into blocks as long as the stride instead of single elements.
+def _spread_windows(b: Builder, x: Value, dim: int, window: Along, out: int) -> Value:
+    """What the windows meet along `dim`, in whose place there are two: (kernel, out)."""
+    shape = [window.kernel, out]
+    taps, positions = (b.iota(shape, i, torch.int32) for i in (0, 1))
+    return b.take(x, taps * window.dilation + positions * window.stride, dim)
 
-    The blocks of a window are elements that follow each other, so a few slices of an input cut into
-    blocks take the place of one for each tap.
+
+def _add_windows(b: Builder, x: Value, dim: int, window: Along) -> Value:
+    """The adjoint of `_spread_windows`: dimensions `dim` and `dim` + 1, (kernel, out), summed into
+    the one that the windows cover.
+
+    Each tap's row is shifted by its distance from the first one, so that the sum is one of columns.
     """
-    dilated = any(d > 1 for d in window.dilation)
-    return window.taps > _MOST_SLICES and not window.is_dense and not dilated
+    kernel, stride, dilation = window
+    before, out, after = x.shape[:dim], x.shape[dim + 1], x.shape[dim + 2 :]
+    if stride > 1 and dilation == 1:
+        # Blocks as long as the stride are elements that follow each other in every window.
+        count = -(-kernel // stride)
+        x = _padded(b, x, dim, high=count * stride - kernel)
+        x = b.swap(x.reshape([*before, count, stride, out, *after]), dim + 1, dim + 2)
+        x = _add_windows(b, x, dim, Along(count, 1, 1))
+        return x.reshape([*before, x.shape[dim] * stride, *after])
+    row = (out - 1) * stride + 1 + (kernel - 1) * dilation
+    x = _padded(b, x, dim + 1, interior=stride - 1)
+    x = _padded(b, x, dim + 1, high=row + dilation - x.shape[dim + 1])
+    # A row further down begins `dilation` elements earlier in rows that are shorter by as much.
+    x = x.reshape([*before, kernel * (row + dilation), *after])
+    x = b.slice_dim(x, dim, 0, kernel * row).reshape([*before, kernel, row, *after])
+    return x.sum([dim])
 
 
-def _block_counts(window: Window) -> list[int]:
-    """How many blocks cover a window, for each dimension."""
-    return [-(-k // s) for k, s in zip(window.kernel, window.stride, strict=True)]
-
-
-def _pairs(outer: Sequence[int], inner: Sequence[int]) -> list[int]:
-    """A number of each in turns, for dimensions that are split in two."""
-    return [n for pair in zip(outer, inner, strict=True) for n in pair]
-
-
-def _column_order(rank: int) -> list[int]:
-    """From (A, B, blocks and their elements in turns, *out) to (A, B, *blocks, then each of out
-    and its elements in turns)."""
-    blocks, elements = (range(first, 2 + 2 * rank, 2) for first in (2, 3))
-    return [0, 1, *blocks, *_pairs(range(2 + 2 * rank, 2 + 3 * rank), elements)]
-
-
-def _invert(order: Sequence[int]) -> list[int]:
-    return sorted(range(len(order)), key=order.__getitem__)
+def _padded(b: Builder, x: Value, dim: int, high: int = 0, interior: int = 0) -> Value:
+    """`x` with zeros along `dim`: after the last element, and between each two."""
+    before, after, between = (
+        [n if i == dim else 0 for i in range(x.rank)] for n in (0, high, interior)
+    )
+    return b.pad(x, before, after, between)
 
 
 def sum_terms(b: Builder, parts: Sequence[Value], weight: Value, shape: Sequence[int]) -> Value:
