@@ -186,6 +186,41 @@ def test_the_program_does_not_grow_with_the_kernel(transposed):
     assert program(1024).count("stablehlo.") == program(512).count("stablehlo.")
 
 
+_MANY_GROUPS = {
+    "2d": ((2, 64, 24, 24), (64, 4, 3, 3), [1, 1], [1, 1], [1, 1], False, [0, 0], 16),
+    "strided": ((2, 64, 49, 50), (64, 4, 3, 3), [2, 2], [1, 1], [1, 2], False, [0, 0], 16),
+    "1d": ((2, 64, 600), (128, 4, 5), [1], [2], [1], False, [0], 16),
+    "3d": ((1, 64, 12, 12, 12), (64, 4, 2, 2, 2), [1], [0], [1], False, [0], 16),
+    "depthwise": ((1, 16, 40, 40), (16, 1, 12, 11), [1, 1], [6, 5], [1, 1], False, [0, 0], 16),
+    "transposed": ((1, 64, 34, 34), (64, 4, 3, 3), [2, 2], [1, 1], [1, 1], True, [1, 1], 16),
+}
+
+
+@pytest.mark.parametrize("case", [pytest.param(c, id=name) for name, c in _MANY_GROUPS.items()])
+def test_many_groups_are_one_call(case):
+    """One convolution for each takes seconds to compile."""
+    x, w, _, rest = _operands(case)
+    grad = torch.ones_like(torch.ops.aten.convolution(x, w, None, *rest))
+    forward = "aten::convolution", x, w, None, *rest
+    backward = "aten::convolution_backward", grad, x, w, None, *rest, [True, True, False]
+    for call, most in ((forward, 1), (backward, 2)):
+        program = lower_to_text(record(*call).program, "cpu")
+        assert 1 <= program.count("stablehlo.custom_call") <= most
+        assert "stablehlo.convolution" not in program
+        check(*call)
+
+
+def test_depthwise_gradients_of_large_kernels_do_not_grow():
+    def program(kernel):
+        x, w = torch.randn(1, 16, 40, 40), torch.randn(16, 1, kernel, kernel)
+        rest = [[1, 1], [kernel // 2] * 2, [1, 1], False, [0, 0], 16]
+        grad = torch.randn_like(torch.ops.aten.convolution(x, w, None, *rest))
+        call = "aten::convolution_backward", grad, x, w, None, *rest, [True, True, False]
+        return lower_to_text(record(*call).program, "cpu")
+
+    assert program(33).count("stablehlo.") == program(17).count("stablehlo.")
+
+
 @pytest.mark.parametrize(("size", "padding", "pads"), [(34, 0, 0), (32, 1, 1)])
 def test_the_weights_gradient_of_a_large_image_pads_it_before(size, padding, pads):
     x, w = torch.randn(2, 9, size, size), torch.randn(4, 9, 3, 3)

@@ -11,8 +11,8 @@ neither:
 - terms: one multiplication of a shifted input for each weight of a group, all in one loop; for
   depthwise convolutions and others with few features per group.
 
-Where none of them is better it is the plain convolution, one for each group. 16-bit floats give
-results in float32.
+Where none of them is better it is the plain convolution, one for each group; for many groups a call
+of PyTorch's kernel. 16-bit floats give results in float32.
 """
 
 from __future__ import annotations
@@ -27,7 +27,15 @@ from lazyxla.lowering.cpu import convolution_kernels as kernels
 from lazyxla.lowering.registry import rule
 from lazyxla.lowering.rules import convolution as plain
 from lazyxla.lowering.rules.convolution import Maps, is_empty
-from lazyxla.lowering.rules.windows import Window, add_shifted, shifted, sum_terms
+from lazyxla.lowering.rules.windows import (
+    MOST_SLICES,
+    Window,
+    add_columns,
+    add_shifted,
+    columns,
+    shifted,
+    sum_terms,
+)
 from lazyxla.lowering.value import Value
 
 if TYPE_CHECKING:
@@ -64,6 +72,8 @@ def forward(b: Builder, x: Value, w: Value, window: Window) -> Value:
         if (y := _better_forward(b, x, w, window)) is not None:
             return y
         if window.groups > 1:
+            if (y := kernels.forward(b, x, w, window)) is not None:
+                return y
             return _per_group(b, forward, [(x, 1), (w, 0)], window)
     return plain.forward(b, x, w, window)
 
@@ -76,6 +86,8 @@ def input_grad(b: Builder, y: Value, w: Value, sizes: Sequence[int], window: Win
         if (x := _better_input_grad(b, y, w, sizes, window)) is not None:
             return x
         if window.groups > 1:
+            if (x := kernels.input_grad(b, y, w, sizes, window)) is not None:
+                return x
             return _per_group(b, of_group, [(y, 1), (w, 0)], window)
     return plain.input_grad(b, y, w, sizes, window)
 
@@ -85,6 +97,8 @@ def weight_grad(b: Builder, x: Value, y: Value, window: Window) -> Value:
         if (w := _better_weight_grad(b, x, y, window)) is not None:
             return w
         if window.groups > 1:
+            if (w := kernels.weight_grad(b, x, y, window)) is not None:
+                return w
             return _per_group(b, weight_grad, [(x, 1), (y, 1)], window, join=0)
         if any(window.padding) and window.is_dense and math.prod(y.shape[2:]) >= _LARGE_IMAGE:
             # XLA would undo the padding without the second barrier, and without the first one
@@ -147,9 +161,9 @@ def _better_forward(b: Builder, x: Value, w: Value, window: Window) -> Value | N
     if not _as_matmul(b, n, sizes, o, window, x.dtype):
         return None
     batch, i = _batch(groups)
-    columns = _im2col(b, x, window, out).reshape([*batch, inner * window.taps, -1])
+    matrix = _im2col(b, x, window, out).reshape([*batch, inner * window.taps, -1])
     w = w.reshape([*batch, o // groups, inner * window.taps])
-    y = b.dot(w, columns, [i + 1], [i], range(i), range(i), b.compute_dtype(x.dtype))
+    y = b.dot(w, matrix, [i + 1], [i], range(i), range(i), b.compute_dtype(x.dtype))
     return b.swap(y.reshape([o, n, *out]), 0, 1)
 
 
@@ -168,15 +182,15 @@ def _better_weight_grad(b: Builder, x: Value, y: Value, window: Window) -> Value
     groups, taps = window.groups, window.taps
     (n, c), o = x.shape[:2], y.shape[1]
     out, inner = y.shape[2:], c // groups
-    if groups == c > 1:
+    if groups == c > 1 and taps <= _MOST_TAPS:
         return _weight_grad_terms(b, x, y, window)
     few_inputs = _few_inputs([o, c], window) and not window.is_dense
     if not (few_inputs or _as_matmul(b, n, x.shape[2:], o, window, x.dtype)):
         return None
     batch, i = _batch(groups)
-    columns = _im2col(b, x, window, out).reshape([*batch, inner * taps, -1])
+    matrix = _im2col(b, x, window, out).reshape([*batch, inner * taps, -1])
     y = b.swap(y, 0, 1).reshape([*batch, o // groups, -1])
-    w = b.dot(y, columns, [i + 1], [i + 1], range(i), range(i), b.compute_dtype(x.dtype))
+    w = b.dot(y, matrix, [i + 1], [i + 1], range(i), range(i), b.compute_dtype(x.dtype))
     return w.reshape([o, inner, *window.kernel])
 
 
@@ -228,15 +242,15 @@ def _input_grad_matmul(
     dtype = b.compute_dtype(y.dtype)
     # A matmul whose sum runs over rows transposes its first operand: let it be the smaller one.
     if math.prod(w.shape) <= math.prod(y.shape):
-        columns = b.dot(w, y, [i], [i], range(i), range(i), dtype)
+        matrix = b.dot(w, y, [i], [i], range(i), range(i), dtype)
     else:
         # Transposed in more than two dimensions: XLA would turn a plain transpose of a matmul into
         # one with swapped operands.
-        columns = b.dot(y, w, [i], [i], range(i), range(i), dtype)
-        columns = columns.reshape([*batch, n, *out, inner, taps])
-        rank = columns.rank
-        columns = b.transpose(columns, [*range(i), rank - 2, rank - 1, *range(i, rank - 2)])
-    return _col2im(b, columns.reshape([groups * inner, taps, n, *out]), sizes, window)
+        matrix = b.dot(y, w, [i], [i], range(i), range(i), dtype)
+        matrix = matrix.reshape([*batch, n, *out, inner, taps])
+        rank = matrix.rank
+        matrix = b.transpose(matrix, [*range(i), rank - 2, rank - 1, *range(i, rank - 2)])
+    return _col2im(b, matrix.reshape([groups * inner, taps, n, *out]), sizes, window)
 
 
 def _im2col(b: Builder, x: Value, window: Window, out: Sequence[int]) -> Value:
@@ -244,22 +258,26 @@ def _im2col(b: Builder, x: Value, window: Window, out: Sequence[int]) -> Value:
     n, c, *sizes = x.shape
     x, rank = b.swap(x, 0, 1), len(out)
     if not _side_by_side(window, sizes, out):
+        if window.taps > MOST_SLICES:
+            return b.swap(columns(b, x, window, out), 1, 2)
         return b.stack(shifted(b, x, window, out), 1)
     pairs = [k for pair in zip(out, window.kernel, strict=True) for k in pair]
     order = [0, *range(3, 2 + 2 * rank, 2), 1, *range(2, 2 + 2 * rank, 2)]
     return b.transpose(x.reshape([c, n, *pairs]), order).reshape([c, window.taps, n, *out])
 
 
-def _col2im(b: Builder, columns: Value, sizes: Sequence[int], window: Window) -> Value:
+def _col2im(b: Builder, x: Value, sizes: Sequence[int], window: Window) -> Value:
     """The adjoint of `_im2col`: (C, taps, N, *out) to (N, C, *sizes)."""
-    c, taps, n, *out = columns.shape
+    c, taps, n, *out = x.shape
     if not _side_by_side(window, sizes, out):
-        parts = [b.select_dim(columns, 1, tap) for tap in range(taps)]
+        if taps > MOST_SLICES:
+            return b.swap(add_columns(b, b.swap(x, 1, 2), sizes, window), 0, 1)
+        parts = [b.select_dim(x, 1, tap) for tap in range(taps)]
         return b.swap(add_shifted(b, parts, sizes, window), 0, 1)
     rank = len(out)
-    columns = columns.reshape([c, *window.kernel, n, *out])
+    x = x.reshape([c, *window.kernel, n, *out])
     order = [k for i in range(rank) for k in (rank + 2 + i, 1 + i)]
-    return b.transpose(columns, [rank + 1, 0, *order]).reshape([n, c, *sizes])
+    return b.transpose(x, [rank + 1, 0, *order]).reshape([n, c, *sizes])
 
 
 def _side_by_side(window: Window, sizes: Sequence[int], out: Sequence[int]) -> bool:
