@@ -361,3 +361,21 @@ def test_a_transpose_behind_merged_rows_is_folded_for_the_tpu():
     x, y = _random(2, 3, 4), _random(3, 2, 5)
     (got,), _ = execute(program, [x, y], "tpu")
     torch.testing.assert_close(got, x.transpose(0, 1).reshape(6, 4).t() @ y.reshape(6, 5))
+
+
+@pytest.mark.parametrize(
+    ("shapes", "dims"),
+    [
+        (((5, 4), (3, 4, 6), (5, 6)), ([1, 3], [0], [1, 2], [2, 3])),  # nn.Bilinear
+        (((5, 3), (3, 4, 6), (5, 6)), ([2, 3], [0], [1, 2], [1, 3])),  # its gradients
+        (((5, 4), (5, 3), (5, 6)), ([1, 3], [2, 3], [1, 2], [0])),
+        (((2, 3), (3, 4), (2, 4)), ([2], [0], [1], [])),
+        (((2, 3, 4), (2, 3, 4), (2, 3, 4)), ([], [], [], [0, 2])),
+        (((3,), (4,), (5,)), ([1, 2], [0, 2], [0, 1], [2])),  # a dimension of one operand alone
+    ],
+)
+def test_trilinear(shapes, dims):
+    operands = [torch.randn(shape) for shape in shapes]
+    check("aten::_trilinear", *operands, *dims)
+    program = lower_to_text(record("aten::_trilinear", *operands, *dims).program, "cpu")
+    assert program.count("stablehlo.dot_general") == 2

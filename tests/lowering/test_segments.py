@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.lowering.harness import check
+from tests.lowering.harness import check, text
 
 
 @pytest.mark.parametrize("reduce", ["sum", "mean", "max", "min", "prod"])
@@ -27,6 +27,14 @@ def test_pdist(p: float) -> None:
     check("aten::_pdist_forward", x, p)
     distances = torch.nn.functional.pdist(x, p)
     check("aten::_pdist_backward", torch.randn(10), x, p, distances)
+
+
+@pytest.mark.parametrize("count", [2, 3, 37, 1500])
+def test_pairs_of_rows_are_computed(count: int) -> None:
+    """A table of them would be longer than the tensor."""
+    x = torch.randn(count, 1)
+    check("aten::_pdist_forward", x, 1.0)
+    assert len(text("aten::_pdist_forward", x, 1.0)) < 12_000
 
 
 @pytest.mark.parametrize("rank", [2, 3])

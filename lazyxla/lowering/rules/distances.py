@@ -6,8 +6,6 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from lazyxla.lowering.program import TensorSpec
 from lazyxla.lowering.registry import jax_rule, rule
 from lazyxla.lowering.scalar import Scalar
@@ -66,9 +64,22 @@ def cdist_backward(
     return result.reshape(outputs[0].shape) if result.size else x * 0
 
 
-def _pairs(count: int) -> tuple[np.ndarray, np.ndarray]:
-    """The rows of all pairs, in the order of pdist."""
-    return np.triu_indices(count, 1)
+def _pairs(count: int) -> tuple[Array, Array]:
+    """The rows of all pairs, in the order of pdist, of up to 23,170 rows.
+
+    Counted from the last pair, the pairs of the rows are 1, 2, 3 ...: a pair's row is found by the
+    root of a triangular number, which float32 misses by one at most.
+    """
+    import jax.numpy as jnp
+
+    def triangular(n: Array) -> Array:
+        return (n * (n + 1)) >> 1
+
+    from_end = jnp.arange(count * (count - 1) // 2 - 1, -1, -1, dtype=jnp.int32)
+    row = ((jnp.sqrt((8 * from_end + 1).astype(jnp.float32)) - 1) / 2).astype(jnp.int32)
+    row -= triangular(row) > from_end
+    row += triangular(row + 1) <= from_end
+    return count - 2 - row, count - 1 - (from_end - triangular(row))
 
 
 def _pair_sizes(x: Array) -> Array:

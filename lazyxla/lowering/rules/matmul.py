@@ -7,6 +7,7 @@ matmul with a transposed weight is one `dot_general` on the weight in its own la
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -150,3 +151,51 @@ def _as_rows(b: Builder, x: Value) -> Value:
     if b.annotations is not None and len(lead) > 1:
         return x
     return x.reshape([math.prod(lead), size])
+
+
+# ---- three operands: nn.Bilinear and its gradients ----
+
+
+@rule("aten::_trilinear")
+def trilinear(
+    b: Builder,
+    x: Value,
+    y: Value,
+    z: Value,
+    expand_x: Sequence[int],
+    expand_y: Sequence[int],
+    expand_z: Sequence[int],
+    summed: Sequence[int],
+    unroll_dim: int,
+) -> Value:
+    """The sum over the dimensions `summed` of x * y * z, each of which lacks the dimensions that it
+    is expanded in."""
+    every = range(x.rank + len(expand_x))
+    of_x, of_y, of_z = (
+        [d for d in every if d not in lacking] for lacking in (expand_x, expand_y, expand_z)
+    )
+    kept = set(every) - set(summed)
+    product, known = _contracted(b, (x, of_x), (y, of_y), kept | set(of_z))
+    result, known = _contracted(b, (product, known), (z, of_z), kept)
+    return b.transpose(result, [known.index(d) for d in sorted(known)])
+
+
+def _contracted(
+    b: Builder, left: tuple[Value, list[int]], right: tuple[Value, list[int]], kept: set[int]
+) -> tuple[Value, list[int]]:
+    """The product of two values, of which each dimension has a number, summed over the dimensions
+    that are not kept; and the numbers of the result's dimensions."""
+
+    def reduced(value: Value, dims: list[int], other: list[int]) -> tuple[Value, list[int]]:
+        alone = [i for i, d in enumerate(dims) if d not in kept and d not in other]
+        left = [d for d in dims if d in kept or d in other]
+        return (value.sum(alone) if alone else value), left
+
+    (x, of_x), (y, of_y) = reduced(*left, right[1]), reduced(*right, left[1])
+    shared = [d for d in of_x if d in of_y]
+    batch, contract = [d for d in shared if d in kept], [d for d in shared if d not in kept]
+    contract_x, contract_y = ([of.index(d) for d in contract] for of in (of_x, of_y))
+    batch_x, batch_y = ([of.index(d) for d in batch] for of in (of_x, of_y))
+    result = b.dot(x, y, contract_x, contract_y, batch_x, batch_y)
+    free = [d for of in (of_x, of_y) for d in of if d not in shared]
+    return result, [*batch, *free]
