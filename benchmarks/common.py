@@ -112,6 +112,24 @@ def step_times(
     return {"step_ms": min(wall) * 1e3 / steps, "step_cpu_ms": min(processor) * 1e3 / steps}
 
 
+def settled(step: Callable[[], Any], sync: Callable[..., None], blocks: int, steps: int) -> None:
+    """Reports what a training step takes: the first one, its loss, and later ones.
+
+    Args:
+        step: a step, which returns its loss.
+        sync: takes `wait`: whether to wait for the device.
+        blocks, steps: see `step_times`.
+    """
+    first = step()
+    sync(wait=True)
+    figures = {"first_step_s": since_start(), "loss": first.item()}
+    for _ in range(3):
+        step()
+    sync(wait=True)
+    figures |= step_times(step, lambda: sync(wait=True), blocks=blocks, steps=steps)
+    report(**figures)
+
+
 class Turns:
     """Lets programs that run at the same time warm up together and measure one after the other.
 

@@ -6,7 +6,7 @@ python benchmarks/recurrent.py --side eager --model lstm_64
 
 from __future__ import annotations
 
-from common import arguments, report, since_start, step_times
+from common import arguments, settled
 
 MODELS = ("lstm_64", "lstm_256", "gru_64", "gru_256")
 BATCH, FEATURES, HIDDEN = 16, 64, 128
@@ -42,11 +42,4 @@ def step() -> torch.Tensor:
     return loss
 
 
-first = step()
-sync(wait=True)
-figures = {"first_step_s": since_start(), "loss": first.item()}
-for _ in range(3):
-    step()
-sync(wait=True)
-figures |= step_times(step, lambda: sync(wait=True), blocks=10, steps=10)
-report(**figures)
+settled(step, sync, blocks=10, steps=10)

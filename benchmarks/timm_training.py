@@ -10,7 +10,7 @@ either side's.
 
 from __future__ import annotations
 
-from common import arguments, report, since_start, step_times
+from common import arguments, settled
 
 MODELS = (
     *("resnet18", "resnet26", "resnest14d", "res2net50_14w_8s", "regnetx_002", "densenet121"),
@@ -58,11 +58,4 @@ def step() -> torch.Tensor:
     return loss
 
 
-first = step()
-sync(wait=True)
-figures = {"first_step_s": since_start(), "loss": first.item()}
-for _ in range(3):
-    step()
-sync(wait=True)
-figures |= step_times(step, lambda: sync(wait=True), blocks=4, steps=3)
-report(**figures)
+settled(step, sync, blocks=4, steps=3)

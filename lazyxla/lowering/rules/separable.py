@@ -1,4 +1,4 @@
-"""Linear maps along single dimensions: what adaptive pooling and resampling are made of.
+"""Linear maps along single dimensions: what resampling is made of.
 
 Each element of the result is a weighted sum of a few elements along a dimension. Such a map is a
 sparse matrix, given by `taps`: pairs of an index and a weight for each result element. It is
