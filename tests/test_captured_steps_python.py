@@ -172,6 +172,12 @@ def test_a_module_of_one_s_own(what: str, monkeypatch) -> None:
     _changed(twins, change)
 
 
+def test_what_others_add_to_modules_and_nothing_names(monkeypatch) -> None:
+    """As transformers does; such a method may do anything."""
+    monkeypatch.setattr(nn.Module, "_of_another_library", lambda self: print(self), raising=False)
+    Twins().settle()
+
+
 def test_an_autograd_function(monkeypatch) -> None:
     twins = Twins(loss_of(lambda t, x: Halving.apply(t.model(x))))
     _changed(twins, lambda: monkeypatch.setattr(Halving, "factor", 0.25))

@@ -28,6 +28,7 @@ from lazyxla import _C, config
 from lazyxla.runtime import BACKEND
 from lazyxla.steps import trust
 from lazyxla.steps.code import reads_of
+from lazyxla.steps.patches import patches_of
 from lazyxla.steps.trust import Unfit
 
 _VALUES = (
@@ -82,8 +83,7 @@ class Reach:
         self.objects: dict[int, Any] = {}
         self._work: list[tuple[Any, str]] = []
         self._looked_up: set[tuple[int, str]] = set()
-        # Namespaces of which only what is named counts: the dict, its name, the keys visited, and
-        # whether it has a guard.
+        # Namespaces of which what is named counts: a dict, its name, keys visited, has it a guard.
         self._by_name: list[tuple[dict[str, Any], str, set[str], bool]] = []
         self._modules: set[str] = set()
         self._dynamic = False
@@ -125,10 +125,11 @@ class Reach:
             self._patches(vars(module), name)
 
     def _patches(self, space: Any, name: str) -> None:
-        """What others have put into a namespace of PyTorch's, whose code calls it unseen."""
-        for key, value in space.items():
-            if trust.is_patch(value):
-                self._add(value, f"{name}.{key}")
+        """What others have put into a namespace of PyTorch's, as far as it is named."""
+        patches, named = patches_of(space)
+        for key in named:
+            self._add(patches[key], f"{name}.{key}")
+        self._by_name.append((patches, name, named, False))
 
     def _arguments(self, value: Any) -> None:
         """The arguments that are not tensors. The signature compares their containers."""

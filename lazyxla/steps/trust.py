@@ -9,9 +9,7 @@ it is not captured.
 from __future__ import annotations
 
 import builtins
-import functools
-import sys
-from types import FunctionType, MethodType, ModuleType
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -101,26 +99,6 @@ def has_code_unseen(kind: type) -> bool:
     if kind is torch.nn.Module or kind.__module__ in ("abc", "typing", "typing_extensions"):
         return False
     return kind is not object and is_trusted(kind.__module__)
-
-
-# Whose code PyTorch's modules and classes have from the start, besides PyTorch's own.
-_AT_HOME = {*sys.stdlib_module_names, "torch", "torchgen", "typing_extensions", "tqdm", "lazyxla"}
-
-
-def is_patch(value: Any) -> bool:
-    """Whether a value in a namespace of PyTorch's runs somebody else's code: it was put there."""
-    if isinstance(value, (staticmethod, classmethod, MethodType)):
-        return is_patch(value.__func__)
-    if isinstance(value, property):
-        return any(is_patch(each) for each in (value.fget, value.fset, value.fdel) if each)
-    if isinstance(value, functools.partial):
-        return is_patch(value.func)
-    if isinstance(value, FunctionType):
-        module = value.__globals__.get("__name__", "")
-    else:
-        module = value.__module__ if isinstance(value, type) else type(value).__module__
-    root = str(module).partition(".")[0]
-    return root not in _AT_HOME and not root.startswith("namedtuple_")
 
 
 _own_kernels = frozenset(torch.library._impls)

@@ -53,6 +53,20 @@ def method_of_tensors_that_is_patched() -> Place:
     return Place(lambda x: x.sigmoid(), [patch, set_scale], undo)
 
 
+@place
+def method_that_is_added_to_modules() -> Place:
+    relu: Any = nn.ReLU()
+
+    def add(value: float) -> None:
+        nn.Module.scaled_relu = lambda self, x: self(x) * value * common.SCALE  # type: ignore[attr-defined]
+
+    def remove() -> None:
+        del nn.Module.scaled_relu
+
+    add(1.0)
+    return Place(lambda x: relu.scaled_relu(x), [add, set_scale], remove)
+
+
 class Block(nn.Module):
     def __init__(self) -> None:
         super().__init__()
