@@ -69,8 +69,7 @@ def call_module(b: Builder, key: Any, bytecode: bytes, name: str, values: list[A
     symbol = b.symbols.get(key)
     if symbol is None:
         symbol = b.symbols[key] = _merge(b, bytecode, name)
-    call = b.mlir.func.CallOp(b.callees[symbol], unwrapped(values))
-    return b.wrap(call.results)
+    return b.call(b.callees[symbol], values)
 
 
 @functools.lru_cache(maxsize=1024)

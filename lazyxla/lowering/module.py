@@ -162,12 +162,8 @@ def _around(b: Builder, function: Any, program: Program) -> Any:
         block = main.add_entry_block()
     with ir.InsertionPoint(block):
         args = [b.hlo.reshape(t, x) for t, x in zip(taken, b.wrap(block.arguments), strict=True)]
-        call = world.func.CallOp(function, unwrapped(args))
         # Inlined, its loops would be over the shape of the reshaped result.
-        call.attributes["mhlo.frontend_attributes"] = ir.DictAttr.get(
-            {"inlineable": ir.StringAttr.get("false")}
-        )
-        results = zip(wanted, b.wrap(call.results), strict=True)
+        results = zip(wanted, b.call(function, args, inlined=False), strict=True)
         world.func.ReturnOp(unwrapped([b.hlo.reshape(t, x) for t, x in results]))
     return main
 

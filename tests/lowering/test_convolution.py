@@ -1,8 +1,13 @@
 """Convolutions and their gradients, in the CPU forms and in the plain ones of the accelerators."""
 
+import re
+
 import pytest
 import torch
+from torch.nn import functional as F
 
+import lazyxla
+from lazyxla import aot
 from lazyxla.lowering import Target, lower, lower_to_text
 from tests.lowering import harness
 from tests.lowering.harness import check, record, run
@@ -231,3 +236,28 @@ def test_the_weights_gradient_of_a_large_image_pads_it_before(size, padding, pad
     assert "pad = [[0, 0], [0, 0]]" in program
     assert program.count("stablehlo.pad") == pads
     assert program.count("optimization_barrier") == 2 * pads
+
+
+def test_terms_are_summed_once():
+    """However many operations read the result. The compiler would sum them for each."""
+
+    def layer(x, w):
+        y = F.conv2d(x, w, padding=2, groups=8).permute(0, 2, 3, 1)
+        return F.layer_norm(y, (8,)), y.exp().sum(0)
+
+    shapes = [(2, 8, 6, 6), (8, 1, 5, 5)]
+    program = aot.compile(layer, tuple(torch.randn(shape) for shape in shapes))
+    products = re.findall(r" multiply\(.*aten::convolution\b", program.optimized_hlo())
+    assert len(products) == 25
+
+
+def test_equal_convolutions_share_a_function():
+    def layers(x, w, v):
+        for weight in (w, v, w):
+            x = F.conv2d(x, weight, padding=1, groups=8).tanh()
+        return x
+
+    shapes = [(2, 8, 6, 6), (8, 1, 3, 3), (8, 1, 3, 3)]
+    text = lazyxla.stablehlo(layers, *(torch.randn(shape) for shape in shapes))
+    assert len(re.findall(r"func\.func private", text)) == 1
+    assert len(re.findall(r"call @.*inlineable = \"false\"", text)) == 3

@@ -144,6 +144,20 @@ def test_channels_last() -> None:
     assert d.stride() == x.stride()
 
 
+def test_depthwise_convolutions() -> None:
+    """Their terms are in a function of their own, which is partitioned as well."""
+    x, w = grid(4, 6 * 5 * 5).reshape(4, 6, 5, 5), grid(6, 9).reshape(6, 1, 3, 3)
+    ours, weight = sharded(x, "data"), w.to(DEVICE).requires_grad_()
+    w.requires_grad_()
+    y = torch.nn.functional.conv2d(ours, weight, padding=1, groups=6)
+    expected = torch.nn.functional.conv2d(x, w, padding=1, groups=6)
+    assert spec_of(y) == ("data", None, None, None)
+    torch.testing.assert_close(y.detach().cpu(), expected.detach())
+    y.sum().backward()
+    expected.sum().backward()
+    torch.testing.assert_close(weight.grad.cpu(), w.grad)
+
+
 @pytest.mark.parametrize(
     "like",
     [

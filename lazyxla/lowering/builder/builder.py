@@ -150,6 +150,16 @@ class Builder(Indexing):
         function.attributes["function_type"] = world.ir.TypeAttr.get(function_type)
         return function
 
+    def call(self, function: Any, values: Sequence[Value], inlined: bool = True) -> list[Value]:
+        """Calls a function of the module. `inlined`: the compiler may take the call apart."""
+        call = self.mlir.func.CallOp(function, unwrapped(values))
+        if not inlined:
+            ir = self.mlir.ir
+            call.attributes["mhlo.frontend_attributes"] = ir.DictAttr.get(
+                {"inlineable": ir.StringAttr.get("false")}
+            )
+        return self.wrap(call.results)
+
     def apply(self, name: str, args: tuple[Any, ...]) -> list[Any]:
         """Lowers operator `name` on values and Scalars; the results have the types of
         `self.outputs`."""

@@ -17,7 +17,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from lazyxla.lowering.value import Value, unwrapped
+from lazyxla.lowering.cpu.apart import compute_apart
+from lazyxla.lowering.value import Value
 
 _NEVER_FUSED = {
     "stablehlo.convolution",
@@ -62,22 +63,8 @@ def _origins(value: Any, size: int) -> set[Any] | None:
 
 def update_apart(b: Any, x: Value, update: Value, starts: Sequence[Value]) -> Value:
     """A `dynamic_update_slice` that is not fused; `b` is the builder."""
-    world, ir = b.mlir, b.mlir.ir
-    operands = [x, update, *starts]
-    types = [operand.type for operand in operands]
-    key = ("dynamic_update_slice", *map(str, types))
-    name = b.symbols.get(key)
-    if name is None:
-        name = b.symbols[key] = f"dynamic_update_slice.{len(b.symbols)}"
-        with ir.InsertionPoint(b.module.body):
-            function = world.func.FuncOp(name, (types, types[:1]), visibility="private")
-            block = function.add_entry_block()
-        with ir.InsertionPoint(block):
-            target, source, *places = b.wrap(block.arguments)
-            world.func.ReturnOp([b.hlo.dynamic_update_slice(target, source, places).ir])
-        b.callees[name] = function
-    call = world.func.CallOp(b.callees[name], unwrapped(operands))
-    call.attributes["mhlo.frontend_attributes"] = ir.DictAttr.get(
-        {"inlineable": ir.StringAttr.get("false")}
-    )
-    return b.wrap(call.results)[0]
+
+    def write(target: Value, source: Value, *places: Value) -> Value:
+        return b.hlo.dynamic_update_slice(target, source, places)  # type: ignore[no-any-return]
+
+    return compute_apart(b, ("dynamic_update_slice",), write, [x, update, *starts])
