@@ -23,7 +23,6 @@ from lazyxla.lowering.kernel_device import KernelDevice, kernel_device
 from lazyxla.lowering.partition import MESH
 from lazyxla.lowering.refinement import is_symbolic, refine
 from lazyxla.lowering.scalar import Scalar, wrap_number
-from lazyxla.lowering.value import unwrapped
 
 if TYPE_CHECKING:
     from lazyxla.lowering.builder import Builder

@@ -98,7 +98,10 @@ def test_images_of_bytes():
             check("aten::upsample_bilinear2d", x, size, align_corners)
 
 
-@pytest.mark.parametrize("sizes", [((6, 7), (12, 14)), ((30, 40), (9, 11)), ((5, 3), (4, 13))])
+_BYTES = [((6, 7), (12, 14)), ((30, 40), (9, 11)), ((5, 3), (4, 13)), ((64, 90), (3, 2))]
+
+
+@pytest.mark.parametrize("sizes", _BYTES)
 @pytest.mark.parametrize("align_corners", [False, True])
 @pytest.mark.parametrize(
     "name", ["upsample_bicubic2d", "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa"]

@@ -21,6 +21,7 @@ _TESTS: dict[str, list[str]] = {
         "lowering/test_pointwise",
         "lowering/test_pointwise_special_values",
     ],
+    "apart": ["lowering/test_convolution", "lowering/test_in_place"],
     "arithmetic": ["lowering/test_pointwise", "lowering/test_pointwise_special_values"],
     "attention_blocks": ["lowering/test_attention", "test_attention_blocks"],
     "attention_layers": ["lowering/test_attention", "generic/test_modules"],

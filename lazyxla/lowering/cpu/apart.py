@@ -21,8 +21,8 @@ def compute_apart(
 ) -> Value:
     """`compute(*operands)` as such a call.
 
-    Calls of one program with the same `key`, and operands of the same types, share the function: the
-    key begins with a name, and has all else that `compute` depends on.
+    Calls of one program with the same `key`, and operands of the same types, share the function.
+    The key begins with a name, and has all else that `compute` depends on.
     """
     types = [operand.type for operand in operands]
     whole = (*key, *map(str, types))

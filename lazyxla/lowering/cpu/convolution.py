@@ -47,8 +47,8 @@ _MOST_FEATURES = 3
 """Features per group up to which a sum of terms beats a convolution per group ..."""
 _MOST_TERMS = 128
 """... and weights per output feature up to which it is one loop of reasonable size. By 9 x 9, two
-images of 168 features and 8 x 8 take 0.2 ms, as a matmul over im2col 1.4; of 40 features and 56 x 56
-1.2 ms, with PyTorch's kernel 0.7."""
+images of 168 features and 8 x 8 take 0.2 ms, as a matmul over im2col 1.4; of 40 features and
+56 x 56 1.2 ms, with PyTorch's kernel 0.7."""
 _GROUPED_POSITIONS = 1024
 """Positions up to which one batched matmul beats a convolution per group."""
 _FEW_COLUMNS = 64

@@ -14,6 +14,8 @@ training steps with the calls, divided by those without; batch 2 at 224x224, two
 without AVX-512: convnext_atto 0.85, resnet18 0.99, coatnet_pico 1.34, mobilenetv3_small 1.37;
 ResNet-50, batch 4 at 64x64: 1.7.
 
+Both the depthwise row and convnext_atto were measured when terms were summed once for each reader.
+
 A grouped convolution for which XLA has only one convolution per group is a call on either, if there
 are many groups (`forward`, `input_grad`, `weight_grad`).
 """
@@ -40,9 +42,9 @@ _FEW = 1 << 14
 """Multiplications up to which a call takes longer than they do."""
 _MANY_GROUPS = 16
 """Groups from which a call takes the place of one convolution for each. Without AVX-512, batch 2:
-depthwise, 32 features, 32x32, 9x9: 0.5 ms and 9.3. The first training step of ResNeXt-50, which has
-32, takes 13 s instead of 30, the next ones no longer; RegNet-X (200 MF), which has 3 and 7, takes
-110 ms with calls and 89 without."""
+depthwise, 32 features, 32x32, 9x9: 0.5 ms and 9.3 (now a sum of terms: 0.4). The first
+training step of ResNeXt-50, which has 32, takes 13 s instead of 30, the next ones no longer;
+RegNet-X (200 MF), which has 3 and 7, takes 110 ms with calls and 89 without."""
 _FEW_TAPS = 9
 """Weights of a depthwise kernel up to which its gradient is oneDNN's."""
 
