@@ -106,6 +106,7 @@ def _build(b: Builder, program: Program) -> None:
         main = _build_function(b, "main", program)
     else:
         main = _around(b, _build_function(b, "flat", flat, visibility="private"), program)
+    b.finish()
     if program.donations:
         i32 = b.mlir.element(torch.int32)
         empty = ir.DictAttr.get({})

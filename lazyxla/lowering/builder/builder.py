@@ -101,6 +101,9 @@ class Builder(Indexing):
         """The same program on the same elements, where the platform computes that faster."""
         return None
 
+    def finish(self) -> None:
+        """What the platform changes in the complete module, unless it is to be partitioned."""
+
     def interleaves_by_stacking(self, shape: Sequence[int]) -> bool:
         """Whether arrays become one of this shape, element by element in turns, best by stacking
         them along a new last dimension; else by padding each between its elements."""

@@ -18,6 +18,7 @@ from lazyxla.lowering.cpu import matmul
 from lazyxla.lowering.cpu.flat import flatten
 from lazyxla.lowering.cpu.in_place import may_read_what_it_replaces, update_apart
 from lazyxla.lowering.cpu.sorting import packed_order
+from lazyxla.lowering.cpu.stored import store_shared_values
 from lazyxla.lowering.program import Program
 from lazyxla.lowering.streams import threefry_bits
 from lazyxla.lowering.value import Operand, Value
@@ -40,6 +41,10 @@ class CpuBuilder(Builder):
 
     def in_fewer_dimensions(self, program: Program) -> Program | None:
         return flatten(program)
+
+    def finish(self) -> None:
+        if not self.target.any_sizes:
+            store_shared_values(self)
 
     def random_bits(
         self, shape: Sequence[int], dtype: torch.dtype, seed: Value, ordinal: Value
