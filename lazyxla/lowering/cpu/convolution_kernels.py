@@ -42,9 +42,9 @@ _FEW = 1 << 14
 """Multiplications up to which a call takes longer than they do."""
 _MANY_GROUPS = 16
 """Groups from which a call takes the place of one convolution for each. Without AVX-512, batch 2:
-depthwise, 32 features, 32x32, 9x9: 0.5 ms and 9.3 (now a sum of terms: 0.4). The first
-training step of ResNeXt-50, which has 32, takes 13 s instead of 30, the next ones no longer;
-RegNet-X (200 MF), which has 3 and 7, takes 110 ms with calls and 89 without."""
+depthwise, 32 features, 32x32, 9x9: 0.5 ms and 9.3 (now a sum of terms: 0.4). The first training
+step of ResNeXt-50, which has 32, takes 13 s instead of 30, the next ones no longer; RegNet-X
+(200 MF), which has 3 and 7, takes 110 ms with calls and 89 without."""
 _FEW_TAPS = 9
 """Weights of a depthwise kernel up to which its gradient is oneDNN's."""
 

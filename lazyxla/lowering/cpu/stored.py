@@ -3,11 +3,11 @@
 XLA's CPU compiler (jaxlib 0.10.2, xla-cpu-pjrt 0.0.1) fuses an operation with each operation that
 reads its result: each of the fusions computes it again, and reads what it is computed from. It
 stores the result of an operation of two large operands instead if a reader cannot be fused; but if
-the only reader has one large operand (a reshape, a transposition, a conversion, which the compiler
-itself adds to bfloat16) it looks no further, and duplicates both. Networks have that at residual
-connections, if they change between (N, H, W, C) and (N, H * W, C) there or compute in bfloat16, and
-where they concatenate: each normalization, and the gradient of each, adds the results of all layers
-before it again.
+the only reader has one large operand (a reshape; a transposition, which it adds to convolutions; a
+conversion, which it adds to bfloat16) it looks no further, and duplicates both. Networks have that
+at residual connections, if they change between (N, H, W, C) and (N, H * W, C) there or compute in
+bfloat16, and where they concatenate: each normalization, and the gradient of each, adds the results
+of all layers before it again.
 
 Here memory traffic decides. A value that is computed from r bytes by w fusions costs them w * r to
 read. Stored, it costs r once, and its own size s to write and w times to read.
@@ -43,14 +43,6 @@ _FUSED = {
     *(f"stablehlo.{name}" for name in (*_POINTWISE, *_LAYOUT)),
 }
 """Operations of one result that are fused with what reads it."""
-
-_BYTES = {
-    **dict.fromkeys(("i1", "i8", "ui8"), 1),
-    **dict.fromkeys(("i16", "ui16", "bf16", "f16"), 2),
-    **dict.fromkeys(("i64", "ui64", "f64", "complex<f32>"), 8),
-    "complex<f64>": 16,
-}
-"""Sizes of elements that have not four bytes."""
 
 _MOST = 16
 """Members of a set from which on others change no decision; a program has thousands of values."""
@@ -120,8 +112,8 @@ class _Block:
             elements = math.prod(getattr(kind, "shape", ()))  # a token, say, has no shape
             self._numbers[value] = None
             if elements >= _LARGE:
-                size = elements * _BYTES.get(str(kind.element_type), 4)
-                self._numbers[value] = self._add(size)
+                bits = getattr(kind.element_type, "width", 64)  # a complex type has none
+                self._numbers[value] = self._add(elements * max(bits // 8, 1))
         return self._numbers[value]
 
     def _add(self, size: int) -> int:
