@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support import DEVICE, assert_same
+from tests.support import DEVICE, assert_same, counted
 
 
 def table(d: str) -> torch.Tensor:
@@ -65,6 +65,21 @@ def test_layouts_that_do_not_exist_say_so(name: str) -> None:
     pattern = rf"^lazyxla: {what}[^:]* not exist on this device: [^\n]*$"
     with pytest.raises(NotImplementedError, match=pattern):
         call(DEVICE)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")  # the CPU's are
+def test_encoders_keep_padded_tensors_padded() -> None:
+    torch.manual_seed(0)
+    layer = torch.nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+    encoder = torch.nn.TransformerEncoder(layer, 2).eval()
+    x, is_padding = torch.randn(2, 5, 16), torch.tensor([[0, 0, 0, 0, 1], [0, 0, 0, 1, 1]]).bool()
+    with torch.no_grad():
+        expected = encoder(x, src_key_padding_mask=is_padding)
+        encoder.to(DEVICE)
+        with counted() as n:
+            found = encoder(x.to(DEVICE), src_key_padding_mask=is_padding.to(DEVICE))
+    assert n.flushes == n.fallbacks == 0
+    torch.testing.assert_close(found.cpu()[~is_padding], expected[~is_padding])
 
 
 @pytest.mark.parametrize("module", [torch.nn.Embedding, torch.nn.EmbeddingBag])

@@ -89,6 +89,9 @@ LOOPS: list[tuple[str, Callable[[Tensor, int], Tensor], int]] = [
     ("logspace", lambda x, i: torch.logspace(0, i / 4, 6, device=x.device), 2),
     ("full", lambda x, i: torch.full((3,), i * 1.5, device=x.device), 2),
     ("full_like", lambda x, i: torch.full_like(x, i), 2),
+    ("bounds of a histogram", lambda x, i: torch.histc(x, 5, i / 4 - 3, i / 2), 2),
+    # Equal bounds mean the least and the greatest element, which a program of their own reads.
+    ("bounds of a histogram, some equal", lambda x, i: torch.histc(x, 5, 0, i % 4), 3),
     ("scalar_tensor", lambda x, i: torch.scalar_tensor(i, device=x.device) + 1, 2),
     ("eye", lambda x, i: torch.eye(4, device=x.device) * i, 2),
 ]

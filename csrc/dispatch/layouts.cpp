@@ -38,6 +38,9 @@ constexpr const char* kNested =
     "nested tensors of strided layout do not exist on this device: use padded ones, or "
     "torch.nested.nested_tensor(..., layout=torch.jagged)";
 
+// nn.TransformerEncoder asks this when it evaluates: padded tensors stay padded.
+bool can_be_nested(const at::Tensor&, const at::Tensor&) { return false; }
+
 template <const char* const* sentence>
 torch::CppFunction refusal() {
   return torch::CppFunction::makeFromBoxedFunction<&refuse<sentence>>();
@@ -90,6 +93,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
         "_nested_view_from_buffer_copy", "_nested_from_padded", "_nested_tensor_from_mask"}) {
     m.impl(name, refusal<&kNested>());
   }
+  m.impl("_nested_tensor_from_mask_left_aligned", TORCH_FN(can_be_nested));
   m.impl("embedding_sparse_backward", TORCH_FN(embedding_backward));
   m.impl("_embedding_bag_backward",
          torch::CppFunction::makeFromBoxedFunction<&embedding_bag_backward>());

@@ -146,10 +146,12 @@ def histc(b: Builder, x: Value, bins: int, low: Bound, high: Bound) -> Value:
     counts = b.zeros([bins], torch.int64)
     if not x.shape[0]:
         return counts
-    if float(low) == float(high):
-        left, right = b.reduce(x, [0], "min"), b.reduce(x, [0], "max")
-    else:
-        left, right = b.value(low, x.dtype), b.value(high, x.dtype)
+    left, right = b.value(low, x.dtype), b.value(high, x.dtype)
+    is_known = None not in (b.known(low), b.known(high))
+    if not is_known or b.known(low) == b.known(high):
+        whole = left == right
+        left = where(whole, b.reduce(x, [0], "min"), left)
+        right = where(whole, b.reduce(x, [0], "max"), right)
     empty = left == right
     left, right = where(empty, left - 1, left), where(empty, right + 1, right)
     bin_ = ((x - left) * bins / (right - left)).to(torch.int64)
