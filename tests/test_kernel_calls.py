@@ -1,6 +1,5 @@
 """What programs for the CPU leave to PyTorch's kernels: which convolutions, and when not."""
 
-import os
 import subprocess
 import sys
 import threading
@@ -11,18 +10,10 @@ import torch
 from torch.nn import functional as F
 
 import lazyxla
-from lazyxla.lowering.cpu import convolution_kernels
 from tests.support import assert_same, counted, on_device
 
-pytestmark = pytest.mark.skipif(
-    not torch.backends.mkldnn.is_available(), reason="the kernels are those of oneDNN"
-)
-
-
-@pytest.fixture(autouse=True)
-def faster_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The calls are tested on every processor. The sizes here are of no other test's programs."""
-    monkeypatch.setattr(convolution_kernels, "faster_here", lambda: True)
+SIZES, WEIGHT, GROUPS = (2, 64, 26, 29), (64, 4, 3, 3), 16
+"""Of a convolution that is called. The sizes here are of no other test's programs."""
 
 
 def convolve(x: torch.Tensor, w: torch.Tensor, **options: int) -> list[torch.Tensor]:
@@ -40,15 +31,14 @@ def convolve(x: torch.Tensor, w: torch.Tensor, **options: int) -> list[torch.Ten
 @pytest.mark.parametrize(
     ("sizes", "weight", "options", "calls"),
     [
-        ((2, 16, 16, 19), (16, 16, 3, 3), {"padding": 1}, 2),
-        ((2, 16, 16, 19), (16, 16, 1, 1), {"stride": 2}, 2),
-        ((2, 16, 40), (16, 16, 5), {"dilation": 2}, 2),
-        ((1, 4, 8, 8, 8), (4, 4, 3, 3, 3), {}, 2),
-        ((2, 16, 16, 19), (16, 4, 3, 3), {"groups": 4}, 2),
-        ((2, 16, 16, 19), (16, 1, 3, 3), {"groups": 16, "padding": 1}, 2),
-        ((2, 16, 16, 19), (16, 1, 7, 7), {"groups": 16, "padding": 3}, 2),  # one result of two
-        ((1, 4, 4, 4), (4, 4, 3, 3), {}, 0),  # small
-        ((0, 16, 16, 16), (16, 16, 3, 3), {}, 0),
+        (SIZES, WEIGHT, {"groups": 16, "padding": 1}, 3),
+        (SIZES, WEIGHT, {"groups": 16, "stride": 2, "padding": 1}, 0),  # few positions
+        ((2, 64, 1200), (64, 4, 5), {"groups": 16, "dilation": 2}, 3),
+        ((1, 64, 13, 13, 13), (64, 4, 3, 3, 3), {"groups": 16}, 3),
+        (SIZES, (64, 64, 3, 3), {"padding": 1}, 0),
+        (SIZES, (64, 8, 3, 3), {"groups": 8, "padding": 1}, 0),
+        (SIZES, (64, 1, 3, 3), {"groups": 64, "padding": 1}, 0),  # a sum of few terms
+        ((0, 64, 26, 29), WEIGHT, {"groups": 16}, 0),
     ],
 )
 def test_which_convolutions(
@@ -66,66 +56,26 @@ def test_which_convolutions(
         assert_same(a, b)
 
 
-def test_only_where_they_are_faster(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(convolution_kernels, "faster_here", lambda: False)
-    x, w = torch.randn(2, 16, 13, 19).round(), torch.randn(16, 16, 3, 3).round()
-    expected = convolve(x, w)
-    with counted() as n:
-        got = convolve(on_device(x), on_device(w))
-        lazyxla.sync(wait=True)
-    assert (n.kernel_calls, n.host_calls, n.fallbacks, n.executions) == (0, 0, 0, 1)
-    for a, b in zip(got, expected, strict=True):
-        assert_same(a, b)
-
-
-@pytest.mark.parametrize("capability", ["default", "avx2"])
-def test_processors_without_avx512(capability: str) -> None:
-    program = (
-        "from lazyxla.lowering.cpu.convolution_kernels import faster_here; print(faster_here())"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        env={**os.environ, "ATEN_CPU_CAPABILITY": capability},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout.strip() == "False"
-
-
-@pytest.mark.parametrize("groups", [1, 4])
-def test_transposed(groups: int) -> None:
-    x, w, bias = torch.randn(2, 8, 9, 9), torch.randn(8, 8, 3, 3), torch.randn(8 * groups)
-    options = {"stride": 2, "padding": 1, "output_padding": 1, "groups": groups}
+def test_transposed() -> None:
+    x, w, bias = torch.randn(SIZES).round(), torch.randn(WEIGHT).round(), torch.randn(64).round()
+    options = {"stride": 2, "padding": 1, "output_padding": 1, "groups": GROUPS}
     ours = [on_device(t) for t in (x, w, bias)]
     with counted() as n:
         y = F.conv_transpose2d(*ours, **options)
         lazyxla.sync(wait=True)
-    assert (n.kernel_calls, n.fallbacks) == (1, 0)
+    assert (n.kernel_calls, n.host_calls, n.fallbacks, n.executions) == (1, 0, 0, 1)
     assert_same(y, F.conv_transpose2d(x, w, bias, **options))
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
-def test_other_dtypes_are_the_compilers(dtype: torch.dtype) -> None:
-    x, w = (
-        on_device(torch.randn(2, 16, 16, 19, dtype=dtype)),
-        on_device(torch.randn(16, 16, 3, 3, dtype=dtype)),
-    )
-    with counted() as n:
-        F.conv2d(x, w).cpu()
-    assert (n.kernel_calls, n.host_calls, n.fallbacks, n.executions) == (0, 0, 0, 1)
-
-
-def test_bfloat16() -> None:
-    if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
-        pytest.skip("oneDNN has no bfloat16 on this processor")
-    x, w = torch.randn(2, 16, 16, 19).bfloat16(), torch.randn(16, 16, 3, 3).bfloat16()
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_dtypes(dtype: torch.dtype) -> None:
+    x, w = torch.randn(SIZES, dtype=dtype).round(), torch.randn(WEIGHT, dtype=dtype).round()
     ours = on_device(x), on_device(w)
     with counted() as n:
-        y = F.conv2d(*ours)
+        y = F.conv2d(*ours, groups=GROUPS)
         lazyxla.sync(wait=True)
-    assert n.kernel_calls == 1
-    assert_same(y, F.conv2d(x, w))
+    assert (n.kernel_calls, n.host_calls, n.fallbacks, n.executions) == (1, 0, 0, 1)
+    assert_same(y, F.conv2d(x, w, groups=GROUPS))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -149,24 +99,24 @@ def test_gradient_of_maximum_pooling(window: dict[str, int], dtype: torch.dtype)
 def test_strict_modes_allow_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lazyxla.settings, "strict_host_calls", True)
     monkeypatch.setattr(lazyxla.settings, "strict_fallback", True)
-    x, w = on_device(torch.randn(2, 16, 16, 19)), on_device(torch.randn(16, 16, 3, 3))
+    x, w = on_device(torch.randn(SIZES)), on_device(torch.randn(WEIGHT))
     with counted() as n:
-        F.conv2d(x, w).cpu()
+        F.conv2d(x, w, groups=GROUPS).cpu()
     assert (n.kernel_calls, n.host_calls) == (1, 0)
 
 
 def test_what_is_exported_has_none() -> None:
-    layer = torch.nn.Conv2d(16, 16, 3).to("lazyxla")
-    program = lazyxla.export(layer, (on_device(torch.randn(2, 16, 16, 19)),)).text()
+    layer = torch.nn.Conv2d(64, 64, 3, groups=GROUPS).to("lazyxla")
+    program = lazyxla.export(layer, (on_device(torch.randn(SIZES)),)).text()
     assert "host_call" not in program
     assert "stablehlo.convolution" in program
 
 
 def test_a_training_step_is_one_program_still() -> None:
-    layers = torch.nn.Conv2d(3, 16, 3), torch.nn.ReLU(), torch.nn.Flatten()
-    ours = torch.nn.Sequential(*layers, torch.nn.Linear(16 * 54, 32)).to("lazyxla")
+    layers = torch.nn.Conv2d(64, 64, 3, groups=GROUPS), torch.nn.ReLU(), torch.nn.Flatten()
+    ours = torch.nn.Sequential(*layers, torch.nn.Linear(64 * 24 * 27, 8)).to("lazyxla")
     optimizer = torch.optim.SGD(ours.parameters(), lr=0.1)
-    x = on_device(torch.randn(32, 3, 8, 11))
+    x = on_device(torch.randn(SIZES))
 
     def step() -> None:
         optimizer.zero_grad()
@@ -182,8 +132,8 @@ def test_a_training_step_is_one_program_still() -> None:
 
 
 def convolved() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    x, w = torch.ones(2, 16, 16, 19), torch.ones(16, 16, 3, 3)
-    return on_device(x), on_device(w), F.conv2d(x, w)
+    x, w = torch.ones(SIZES), torch.ones(WEIGHT)
+    return on_device(x), on_device(w), F.conv2d(x, w, groups=GROUPS)
 
 
 def test_as_many_threads_as_torch_is_told() -> None:
@@ -192,7 +142,7 @@ def test_as_many_threads_as_torch_is_told() -> None:
     try:
         for threads in (1, before):
             torch.set_num_threads(threads)
-            assert_same(F.conv2d(x, w), expected)
+            assert_same(F.conv2d(x, w, groups=GROUPS), expected)
             assert torch.get_num_threads() == threads
     finally:
         torch.set_num_threads(before)
@@ -200,13 +150,13 @@ def test_as_many_threads_as_torch_is_told() -> None:
 
 def test_from_many_threads() -> None:
     x, w, expected = convolved()
-    assert_same(F.conv2d(x, w), expected)  # compiled
+    assert_same(F.conv2d(x, w, groups=GROUPS), expected)  # compiled
     together = threading.Barrier(300)
     wrong = []
 
     def work() -> None:
         with lazyxla.eager_mode(True):
-            if not torch.equal(F.conv2d(x, w).cpu(), expected):
+            if not torch.equal(F.conv2d(x, w, groups=GROUPS).cpu(), expected):
                 wrong.append(1)
             together.wait()  # all of them live until each has computed
 
@@ -221,18 +171,16 @@ def test_from_many_threads() -> None:
 TEAMS = """
 import os, time, torch, lazyxla
 from torch.nn import functional as F
-from lazyxla.lowering.cpu import convolution_kernels
 
 def threads():
     return len(os.listdir("/proc/self/task"))
 
 def run():
-    results = [F.conv2d(x + i, w) for i in range(8)]
+    results = [F.conv2d(x + i, w, groups=16) for i in range(8)]
     lazyxla.sync(wait=True)
 
-convolution_kernels.faster_here = lambda: True
 torch.set_num_threads(4)
-x, w = torch.randn(2, 16, 16, 19).to("lazyxla"), torch.randn(16, 16, 3, 3).to("lazyxla")
+x, w = torch.randn(2, 64, 26, 29).to("lazyxla"), torch.randn(64, 4, 3, 3).to("lazyxla")
 for _ in range(3):
     run()
 alone = threads()

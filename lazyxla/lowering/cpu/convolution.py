@@ -1,4 +1,4 @@
-"""Convolutions on the CPU: PyTorch's kernels (convolution_kernels.py), or forms that XLA runs well.
+"""Convolutions on the CPU, in forms that XLA runs well.
 
 XLA's own convolution is fast when there are many more positions than features. It rewrites the
 weight on every call, which is most of the work for a large weight and a small image, and it is slow
@@ -118,18 +118,12 @@ _MAPS = Maps(forward, input_grad, weight_grad)
 
 @rule("aten::convolution", platforms=("cpu",))
 def convolution(b: Builder, *args: Any) -> Value:
-    if (y := kernels.convolution(b, *args)) is not None:
-        return y
     return plain.convolution(b, *args, maps=_MAPS)
 
 
 @rule("aten::convolution_backward", platforms=("cpu",))
 def convolution_backward(b: Builder, *args: Any) -> tuple[Value | None, ...]:
-    found = kernels.convolution_backward(b, *args)
-    left = [wanted and grad is None for wanted, grad in zip(args[-1], found, strict=True)]
-    others: list[Any] = [*args[:-1], left]
-    own = plain.convolution_backward(b, *others, maps=_MAPS)
-    return tuple(x if x is not None else y for x, y in zip(found, own, strict=True))
+    return plain.convolution_backward(b, *args, maps=_MAPS)
 
 
 def _per_group(
