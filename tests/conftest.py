@@ -113,6 +113,13 @@ def seed() -> None:
 
 
 @pytest.fixture(autouse=True)
+def counters_from_zero() -> None:
+    """What other tests let the host run is none of a test's fallbacks."""
+    if _C.initialized():
+        lazyxla.reset_counters()
+
+
+@pytest.fixture(autouse=True)
 def nothing_pending() -> None:
     """What a failed test's traceback keeps alive is no part of another test's program."""
     if _C.initialized():

@@ -146,7 +146,7 @@ def test_clipping_and_accumulation() -> None:
     for _ in range(4):
         batches = [_batch() for _ in range(3)]
         norms = []
-        with counted() as n:
+        with programs() as found:
             for model, optimizer in zip(pair.models, pair.optimizers, strict=True):
                 device = next(model.parameters()).device
                 for x, y in batches:
@@ -156,7 +156,7 @@ def test_clipping_and_accumulation() -> None:
                 optimizer.step()
                 optimizer.zero_grad(set_to_none=True)
             lazyxla.sync()
-        compiles.append(n.compiles)
+        compiles.append(len(found.large(5)))  # smaller ones make the optimizer's state
         torch.testing.assert_close(norms[1].cpu(), norms[0])
     pair.assert_equal()
     assert compiles == [1, 0, 0, 0]

@@ -6,9 +6,8 @@ Calls of other convolutions do not pay. With AVX-512 a single one is faster than
 it: forward and backward together take 8.9 ms instead of 12.6 (2 x 64 x 56 x 56 by 64 x 3 x 3,
 float32), in bfloat16 5.1 instead of 9.7. But in a whole program oneDNN takes longer than in
 PyTorch's eager step (resnet18: 134 ms and 114), and a fifth of the processors' time is its threads'
-waiting.
-Training steps in milliseconds (batch 2 at 224x224, ResNet-50 batch 4 at 64x64; two CPUs of an AMD
-EPYC with AVX-512, one process each):
+waiting. Training steps in milliseconds (batch 2 at 224x224, ResNet-50 batch 4 at 64x64; two CPUs of
+an AMD EPYC with AVX-512, one process each):
 
                            all called    none called    PyTorch eager
     resnet18                      185            176              171
