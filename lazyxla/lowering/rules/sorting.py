@@ -147,8 +147,8 @@ def histc(b: Builder, x: Value, bins: int, low: Bound, high: Bound) -> Value:
     if not x.shape[0]:
         return counts
     left, right = b.value(low, x.dtype), b.value(high, x.dtype)
-    is_known = None not in (b.known(low), b.known(high))
-    if not is_known or b.known(low) == b.known(high):
+    known = b.known(low), b.known(high)
+    if None in known or known[0] == known[1]:
         whole = left == right
         left = where(whole, b.reduce(x, [0], "min"), left)
         right = where(whole, b.reduce(x, [0], "max"), right)
