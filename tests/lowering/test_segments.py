@@ -21,6 +21,18 @@ def test_segment_reduce(reduce: str) -> None:
     check("aten::_segment_reduce_backward", grad, output, data, reduce, **options)
 
 
+def test_gradient_of_segments_products_with_zeros_and_nan() -> None:
+    segments = [[2, 3], [0, 3], [0, 0, 4], [float("nan"), 3, 2], [float("nan")] * 2]
+    segments += [[float("nan"), 0, 2], []]
+    data = torch.tensor([x for segment in segments for x in segment])
+    lengths = torch.tensor([len(segment) for segment in segments])
+    for initial in (None, 0.0, 2.0):
+        options = {"lengths": lengths, "initial": initial}
+        output = torch.segment_reduce(data, "prod", **options, unsafe=True)
+        grad = torch.arange(1.0, len(segments) + 1)
+        check("aten::_segment_reduce_backward", grad, output, data, "prod", **options)
+
+
 @pytest.mark.parametrize("p", [0.0, 0.5, 1.0, 2.0, 3.0, float("inf")])
 def test_pdist(p: float) -> None:
     x = torch.randn(5, 4)

@@ -30,10 +30,11 @@ _DEVICES = {"LAZYXLA_PLATFORM": "cpu", "LAZYXLA_CPU_DEVICES": "8"}
 """Of these tests, which tests/test_spmd.py starts by the file: one of them alone says more."""
 
 _SITE = """\
-# An editable install finds lazyxla in the working tree before it looks here.
+# An editable install finds lazyxla in the working tree before it looks here. Its finder's module
+# is called _lazyxla_editable or _editable_skbc_lazyxla, by the version of scikit-build-core.
 import sys
 
-sys.meta_path[:] = [f for f in sys.meta_path if type(f).__module__ != "_lazyxla_editable"]
+sys.meta_path[:] = [f for f in sys.meta_path if "lazyxla" not in type(f).__module__]
 """
 
 

@@ -123,14 +123,18 @@ def segment_reduce_backward(
         sizes = _reduce(jnp.ones_like(flat), numbers, count, "sum")
         slope = slope / jnp.maximum(_spread(sizes, numbers, count, flat), 1)
     elif reduce == "prod":
-        # The product of the others: without a division by zero.
-        zero = flat == 0
+        # The product of the others: without a division by 0 or nan.
+        zero, nan = flat == 0, jnp.isnan(flat)
         start = jnp.asarray(1 if initial is None else initial, flat.dtype)
-        others = start * _reduce(jnp.where(zero, 1, flat), numbers, count, "prod")
-        zeros = _reduce(zero.astype(flat.dtype), numbers, count, "sum")
-        others, zeros = (_spread(s, numbers, count, flat) for s in (others, zeros))
-        alone = jnp.where(zeros == 1, others, 0)
-        slope = slope * jnp.where(zero, alone, result / jnp.where(zero, 1, flat))
+        factors = jnp.where(zero | nan, 1, flat)
+
+        def in_segment(per_element: Array, kind: str) -> Array:
+            return _spread(_reduce(per_element, numbers, count, kind), numbers, count, flat)
+
+        others = in_segment(factors, "prod") * start
+        others = jnp.where(in_segment(zero.astype(flat.dtype), "sum") > zero, 0, others)
+        others = jnp.where(in_segment(nan.astype(flat.dtype), "sum") > nan, math.nan, others)
+        slope = slope * jnp.where(zero | nan, others, result / factors)
     return slope.reshape(data.shape)
 
 
