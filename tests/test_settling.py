@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrizations
 
 import lazyxla
-from tests.support import DEVICE, counted, programs
+from tests.support import DEVICE, assert_same, counted, programs
 
 STEPS = 4
 WIDTH = 6
@@ -211,6 +211,20 @@ def test_only_a_model_is_run_apart() -> None:
         (x @ weight).sum().backward()
         lazyxla.sync()
     assert n.executions == 1
+
+
+def test_what_else_reads_the_model_s_old_data() -> None:
+    """It is run with the model's first step, after the model was run apart."""
+    with torch.device(DEVICE):
+        model = nn.Linear(WIDTH, WIDTH)
+    lazyxla.sync()
+    before = model.weight.detach().cpu()
+    with torch.no_grad():
+        model.weight.mul_(2)
+    kept = model.weight.detach() * 3
+    model(uploaded())
+    lazyxla.sync()
+    assert_same(kept, before * 2 * 3)
 
 
 def test_fused_mode_runs_no_model_apart() -> None:

@@ -82,8 +82,20 @@ void find_aliases(const Walk& walk, program::Graph& graph) {
   }
 }
 
+// Other pending work may hold a node of this graph, and will read the leaves that it depends on:
+// these get no edges, so that they count as held.
+void keep_what_others_read(program::Graph& graph) {
+  for (const program::Taken& t : graph.taken) ++t.value.node->edges;
+  for (size_t i = graph.nodes.size(); i-- > 0;) {
+    const ir::Node& node = *graph.nodes[i].get();
+    if (node.use_count() == node.edges + 1) continue;
+    for (const ir::Value& operand : node.operands()) operand.node->edges = 0;
+  }
+}
+
 // Finds the leaves that have no other reference.
 void find_donated(program::Graph& graph) {
+  keep_what_others_read(graph);
   for (size_t i = 0; i < graph.leaves.size(); ++i) {
     const ir::Node& leaf = *graph.leaves[i].get();
     // The graph's own list holds one reference; all others must be edges of this graph.
