@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -205,3 +206,41 @@ def test_failures_of_random_numbers_leave_the_generator() -> None:
         del y
         assert torch.equal(torch.lazyxla.get_rng_state(), state)
         assert x.sum().item() == 0
+
+
+@pytest.mark.parametrize("mode", [True, "fused"])
+def test_what_is_undone_while_nobody_waits_is_told(mode: Any) -> None:
+    """By the next read, whatever it reads, or by a wait: the values alone would not show it."""
+
+    @lazyxla.lowering.rule("transactions::refused")
+    def lower(b: Any, x: Any) -> Any:
+        raise ValueError("this rule has no idea")
+
+    x = torch.zeros(3, device=DEVICE)
+    lazyxla.sync()
+    tellers: list[Callable[[], Any]] = [x.tolist, lambda: lazyxla.sync(wait=True)]
+    with lazyxla.eager_mode(mode):
+        for tell in tellers:
+            with pytest.raises(NotImplementedError, match="this rule has no idea"):  # noqa: PT012
+                x.add_(refused(x))
+                until = time.monotonic() + 20
+                while lazyxla._C.is_pending(x) and time.monotonic() < until:
+                    time.sleep(0.01)
+                tell()
+            assert x.tolist() == [0, 0, 0]
+            lazyxla.sync(wait=True)  # it was told once
+
+
+UNREADABLE = """
+import sys, torch, lazyxla
+
+x, y = torch.ones(3, device="lazyxla"), torch.zeros(3, device="lazyxla")
+lazyxla.sync()
+exec(compile("x.add_(1); y.sub_(x); lazyxla.sync()", "caf\\udce9.py", "exec"))
+print(x.tolist(), y.tolist())
+"""
+
+
+def test_a_file_name_that_is_no_text(run_python: Callable[..., Any]) -> None:
+    """The line of a program that is compiled is looked up when its values are promised already."""
+    assert run_python(UNREADABLE).stdout.strip() == "[2.0, 2.0, 2.0] [-2.0, -2.0, -2.0]"

@@ -19,6 +19,14 @@ bool is_users(const std::string& path) {
   return path.find("importlib") == std::string::npos;
 }
 
+// As UTF-8. A path may hold bytes that are not, which Python keeps as lone surrogates.
+std::string text_of(PyObject* path) {
+  const auto bytes = py::reinterpret_steal<py::bytes>(
+      PyUnicode_AsEncodedString(path, "utf-8", "backslashreplace"));
+  if (!bytes) throw py::error_already_set();
+  return bytes;
+}
+
 }  // namespace
 
 std::string user_line() {
@@ -30,9 +38,7 @@ std::string user_line() {
     auto* raw = reinterpret_cast<PyFrameObject*>(frame.ptr());
     auto code =
         py::reinterpret_steal<py::object>(reinterpret_cast<PyObject*>(PyFrame_GetCode(raw)));
-    const py::object name = py::reinterpret_borrow<py::object>(
-        reinterpret_cast<PyCodeObject*>(code.ptr())->co_filename);
-    const auto path = name.cast<std::string>();
+    const std::string path = text_of(reinterpret_cast<PyCodeObject*>(code.ptr())->co_filename);
     if (is_users(path)) return path + ":" + std::to_string(PyFrame_GetLineNumber(raw));
     frame = py::reinterpret_steal<py::object>(reinterpret_cast<PyObject*>(PyFrame_GetBack(raw)));
   }

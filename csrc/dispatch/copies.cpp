@@ -20,6 +20,7 @@
 #include "dispatch/sharded.h"
 #include "dispatch/tensor.h"
 #include "graph/aliasing.h"
+#include "graph/runner.h"
 #include "graph/transfer.h"
 #include "program/buffer.h"
 #include "program/mesh_devices.h"
@@ -252,7 +253,10 @@ void set_leaf(const at::Tensor& target, Value leaf) {
   write(impl_of(target), std::move(leaf), pending, garbage);
 }
 
-Data computed(const at::Tensor& tensor) {
+namespace {
+
+// The content once it is not pending.
+Data flushed(const at::Tensor& tensor) {
   ir::Storage& storage = storage_of(impl_of(tensor));
   ir::PendingSet& pending = record::pending_set(tensor.device().index());
   while (true) {
@@ -277,8 +281,16 @@ Data computed(const at::Tensor& tensor) {
       if (!storage.is_pending() || !(storage.base() == base)) continue;
       storage_of(impl_of(copy)).set_value(storage.value(), base, pending, garbage);
     }
-    return computed(copy);
+    return flushed(copy);
   }
+}
+
+}  // namespace
+
+Data computed(const at::Tensor& tensor) {
+  Data data = flushed(tensor);
+  graph::await_enqueued(data.leaf, tensor.device().index());
+  return data;
 }
 
 Data computed_here(const at::Tensor& tensor) {

@@ -107,7 +107,7 @@ pjrt::InFlight::Listener undo_on_failure(std::shared_ptr<std::vector<Replaced>> 
   return [=](const pjrt::Error* failure) -> std::optional<pjrt::Error> {
     std::vector<Replaced> all = std::exchange(*replaced, {});
     if (!failure) return std::nullopt;
-    const std::string lost = describe_lost(undo(device, std::move(all)));
+    const std::string lost = describe_lost(undo(device, std::move(all), /*was_run=*/true));
     return pjrt::Error(failure->code(), failure->what() + lost);
   };
 }
@@ -133,7 +133,8 @@ void rethrow(const pjrt::Error& error, const std::string& doing,
 void keeping(const Run& run, c10::DeviceIndex device, c10::function_ref<void()> action) {
   auto fail = [&](const std::string& reason, bool out_of_memory = false) {
     rewind(run.draws);
-    const std::string lost = describe_lost(undo(device, std::move(run.replaced)));
+    const std::string lost =
+        describe_lost(undo(device, std::move(run.replaced), /*was_run=*/false));
     break_promises(run.promises, reason + lost, out_of_memory);
   };
   try {

@@ -2,6 +2,7 @@
 
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <optional>
 
 #include "graph/execute.h"
@@ -34,7 +35,8 @@ void release_kept_memory() { pjrt::release_kept_blocks(); }
 std::pair<size_t, size_t> memory_info(c10::DeviceIndex index) {
   const pjrt::Device& which = pjrt_device(index);
   if (const auto theirs = which.allocator_stats(); theirs && theirs->bytes_limit) {
-    return {*theirs->bytes_limit - theirs->bytes_in_use, *theirs->bytes_limit};
+    const int64_t free = *theirs->bytes_limit - theirs->bytes_in_use;
+    return {std::max<int64_t>(free, 0), *theirs->bytes_limit};
   }
   const bool on_host = pjrt::Runtime::get().platform() == "cpu";
   const auto machine = on_host ? pjrt::machine_memory() : std::nullopt;

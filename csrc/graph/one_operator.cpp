@@ -35,11 +35,13 @@ class Programs final : public ir::OwnPrograms {
   }
 
   program::VariantRef find(const Pattern& pattern, c10::ArrayRef<ir::ScalarValue> slots) {
+    c10::SmallVector<program::VariantRef, 4> others;  // perhaps the last references: freed unlocked
     const auto entries = entries_.hold();
     for (const Entry& entry : *entries) {
       if (!(entry.pattern == pattern)) continue;
       auto variant = entry.variant.lock();
       if (variant && variant->matches(slots)) return variant;
+      others.push_back(std::move(variant));
     }
     return nullptr;
   }
@@ -47,7 +49,9 @@ class Programs final : public ir::OwnPrograms {
   void add(const Pattern& pattern, const program::VariantRef& variant) {
     const auto entries = entries_.hold();
     for (const Entry& entry : *entries) {
-      if (entry.variant.lock() == variant) return;
+      const bool is_same =
+          !entry.variant.owner_before(variant) && !variant.owner_before(entry.variant);
+      if (is_same) return;
     }
     if (entries->size() == kMaxEntries) entries->pop_back();
     entries->insert(entries->begin(), {pattern, variant});  // the newest is likeliest

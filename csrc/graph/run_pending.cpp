@@ -136,16 +136,17 @@ std::shared_ptr<const program::Outcome<program::VariantRef>> start_making(
 program::VariantRef make_program(ir::PendingSet& pending,
                                  const std::shared_ptr<program::Program>& program,
                                  const std::shared_ptr<Missed>& missed, program::Compile how,
-                                 const program::Origin& origin, ExecutionSlot& slot, bool undone) {
+                                 c10::function_ref<program::Origin()> origin, ExecutionSlot& slot,
+                                 bool undone) {
   program::Graph& graph = missed->graph;
   std::shared_ptr<const program::Outcome<program::VariantRef>> made;
   try {
-    made = start_making(program, missed, how, origin);
+    made = start_making(program, missed, how, origin());
     made->wait();
   } catch (const std::exception&) {
     std::vector<Replaced> replaced = replaced_by(graph);
     const Run run = missed->run(replaced);
-    if (!made) {  // no thread could be started
+    if (!made) {  // there is no origin, or no thread
       keeping(run, pending.device, [] { throw; });
     }
     slot.run_when_found([missed, made] { return made->get(); }, run);
@@ -176,11 +177,12 @@ program::VariantRef make_program(ir::PendingSet& pending,
 // while it runs undoes itself; what the others computed is kept.
 class Parts {
  public:
-  // One slot for each graph. No part is cut, nor left to the host, even if `origin` allows it.
+  // One slot for each graph.
   Parts(ir::PendingSet& pending, std::vector<program::Graph> graphs,
-        std::vector<ExecutionSlot> slots, const program::Origin& origin);
+        std::vector<ExecutionSlot> slots);
 
-  void make();
+  // No part is cut, nor left to the host, even if the origin allows it.
+  void make(c10::function_ref<program::Origin()> origin);
 
   // Runs all, even if some fail; throws the first failure.
   void run();
@@ -199,17 +201,15 @@ class Parts {
   void end_others(const Part& failed, const std::exception_ptr& reason);
 
   ir::PendingSet& pending_;
-  const program::Origin origin_;
+  program::Origin origin_;  // known once a part has to be made
   std::vector<Part> parts_;
   std::vector<ir::Draws> draws_;  // of all parts together
   bool replaces_ = false;         // storages had something before
 };
 
 Parts::Parts(ir::PendingSet& pending, std::vector<program::Graph> graphs,
-             std::vector<ExecutionSlot> slots, const program::Origin& origin)
-    : pending_(pending),
-      origin_{.line = origin.line, .admit = origin.admit},
-      draws_(std::move(graphs[0].draws)) {
+             std::vector<ExecutionSlot> slots)
+    : pending_(pending), draws_(std::move(graphs[0].draws)) {
   for (size_t i = 0; i < graphs.size(); ++i) {
     replaces_ = replaces_ || replaces(graphs[i]);
     auto program = program::find_program(graphs[i]);
@@ -218,7 +218,11 @@ Parts::Parts(ir::PendingSet& pending, std::vector<program::Graph> graphs,
   }
 }
 
-void Parts::make() {
+void Parts::make(c10::function_ref<program::Origin()> origin) {
+  const auto own_origin = [&] {
+    const program::Origin whole = origin();
+    return origin_ = {.line = whole.line, .admit = whole.admit};
+  };
   for (Part& part : parts_) {
     std::vector<ir::Draws>& draws = part.missed->graph.draws;
     try {
@@ -226,7 +230,7 @@ void Parts::make() {
       if (part.variant) continue;
       draws.swap(draws_);  // returned if this part cannot be made
       part.variant = make_program(pending_, part.program, part.missed, program::Compile::kNow,
-                                  origin_, part.slot, replaces_);
+                                  own_origin, part.slot, replaces_);
       draws.swap(draws_);
     } catch (const c10::NotImplementedError&) {  // an operator cannot be lowered
       end_others(part, replaces_ ? std::current_exception() : nullptr);
@@ -321,8 +325,8 @@ void run_pending(ir::PendingSet& pending, const RunSettings& settings) {
       if (trace) trace->push_back(graph.hash);
     }
     std::vector<ExecutionSlot> execution_slots = std::move(*slot).divide(graphs.size());
-    Parts parts(pending, std::move(graphs), std::move(execution_slots), settings.origin());
-    parts.make();
+    Parts parts(pending, std::move(graphs), std::move(execution_slots));
+    parts.make(settings.origin);
     parts.run();
     return;
   }
@@ -338,7 +342,7 @@ void run_pending(ir::PendingSet& pending, const RunSettings& settings) {
     missed = std::make_shared<Missed>(std::move(reused.graph));
     variant = make_program(pending, program, missed,
                            later ? program::Compile::kInBackground : program::Compile::kNow,
-                           settings.origin(), *slot, replaces(missed->graph));
+                           settings.origin, *slot, replaces(missed->graph));
   }
   program::Graph& graph = missed ? missed->graph : reused.graph;
   if (Tape* tape = Tape::current()) [[unlikely]]

@@ -41,9 +41,11 @@ class WaitingRun {
 
   void execute(c10::DeviceIndex device) {
     const Run run{inputs_, donated_, slots_, promises_, replaced_, draws_};
+    const bool replaces = !replaced_.empty();
     try {
       keeping(run, device, [&] { graph::execute(*find_(), run, device); });
-    } catch (const std::exception&) {  // a read of the results reports it
+    } catch (const std::exception&) {  // else a read of the results reports it
+      if (replaces) note_failure(device);
     }
   }
 
@@ -115,12 +117,31 @@ class Runner {
 
   void await_all() { await(issued_.load() + 1); }
 
+  void note_failure(std::exception_ptr failure) {
+    const auto slots = slots_.hold();
+    if (!slots->failure) slots->failure = std::move(failure);
+    has_failure_ = true;
+  }
+
+  std::exception_ptr take_failure() {
+    if (!has_failure_) [[likely]]
+      return nullptr;
+    const auto slots = slots_.hold();
+    has_failure_ = false;
+    return std::exchange(slots->failure, nullptr);
+  }
+
+  void throw_failure() {
+    if (auto failure = take_failure()) std::rethrow_exception(std::move(failure));
+  }
+
  private:
   using Waiting = std::multimap<uint64_t, std::unique_ptr<WaitingRun>>;
   struct Slots {
     Waiting waiting;
     std::map<uint64_t, size_t> left_of;  // of each slot that was divided, how many are not over
     std::thread thread;
+    std::exception_ptr failure;  // not reported yet
   };
 
   // Whether all parts of a slot that was divided are over now.
@@ -155,6 +176,7 @@ class Runner {
   std::atomic<uint64_t> done_{0};    // all slots up to this one are over
   Guarded<Slots> slots_;
   std::condition_variable wake_;
+  std::atomic<bool> has_failure_{false};
   std::atomic<int> divided_{0};  // size of `left_of`
   std::atomic<int> left_{0};     // size of `waiting`, and the one at work
 };
@@ -231,6 +253,24 @@ bool is_idle(c10::DeviceIndex device) {
 
 bool has_waiting_runs(c10::DeviceIndex device) { return !Runner::of(device).is_through(); }
 
-void finish_waiting_runs(c10::DeviceIndex device) { Runner::of(device).await_all(); }
+void finish_waiting_runs(c10::DeviceIndex device) {
+  Runner::of(device).await_all();
+  Runner::of(device).throw_failure();
+}
+
+void note_failure(c10::DeviceIndex device) {
+  Runner::of(device).note_failure(std::current_exception());
+}
+
+void await_enqueued(const ir::Value& leaf, c10::DeviceIndex device) {
+  try {
+    program::DeviceBuffer* buffer = leaf ? &program::buffer_of(*leaf.node.get()) : nullptr;
+    if (buffer && !buffer->is_abstract()) buffer->await_kept();
+  } catch (const c10::Error&) {  // it reports the failure
+    Runner::of(device).take_failure();
+    throw;
+  }
+  Runner::of(device).throw_failure();
+}
 
 }  // namespace lazyxla::graph

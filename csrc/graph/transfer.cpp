@@ -216,8 +216,12 @@ ir::Value copy_to_device(const ir::Value& leaf, c10::DeviceIndex device) {
     download(leaf, host.data());
     return upload(host.data(), leaf.type(), device);
   }
-  return program::make_leaf(
-      leaf.type(), program::buffer_of(*leaf.node.get()).get().copy_to_device(pjrt_device(device)));
+  pjrt::Buffer& buffer = program::buffer_of(*leaf.node.get()).get();
+  try {
+    return program::make_leaf(leaf.type(), buffer.copy_to_device(pjrt_device(device)));
+  } catch (const pjrt::Error& e) {
+    rethrow(e, "copying to another device", device);
+  }
 }
 
 void download(const ir::Value& leaf, void* destination) {

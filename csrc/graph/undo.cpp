@@ -14,7 +14,8 @@ void rewind(const std::vector<ir::Draws>& draws) {
   }
 }
 
-std::vector<const void*> undo(c10::DeviceIndex device, std::vector<Replaced> replaced) {
+std::vector<const void*> undo(c10::DeviceIndex device, std::vector<Replaced> replaced,
+                              bool was_run) {
   std::vector<const void*> lost;
   ir::Garbage garbage;
   std::lock_guard lock(ir::device_mutex(device));
@@ -40,7 +41,8 @@ std::vector<const void*> undo(c10::DeviceIndex device, std::vector<Replaced> rep
         lost.push_back(found->second->data());
       }
     }
-    if (usable) promise->stand_for(std::move(each.content));
+    // What an earlier stage computed is as good as what was before.
+    if (usable && (was_run || !promise->is_kept())) promise->stand_for(std::move(each.content));
   }
   return lost;
 }

@@ -40,8 +40,9 @@ class DeviceBuffer final : public ir::LeafData {
   explicit DeviceBuffer(pjrt::Buffer buffer);
   explicit DeviceBuffer(Shards shards);
 
-  // Waits for the promise (not for the data on the device). Throws the reason if it is broken, and
-  // throws for data that is spread over many devices.
+  // Waits for the promise (not for the data on the device). Throws the reason if it is broken.
+  void await_kept();
+  // The same, and throws for data that is spread over many devices.
   pjrt::Buffer& get();
   // The same for a program of one device, which may read data that every device of a mesh has
   // whole.
@@ -91,7 +92,6 @@ class DeviceBuffer final : public ir::LeafData {
 
  private:
   enum State : int { kPromised, kReady, kBroken, kAbstract };
-  void await_kept();
   // A copy that the device has, made if it has none.
   pjrt::Buffer& copy_on(const pjrt::Device& device, const pjrt::Buffer& source);
 

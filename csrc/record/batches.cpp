@@ -130,7 +130,8 @@ class Watch {
       if (Batches::of(pending).positions.hold()->is_left_lying(is_idle)) {
         flush(pending, Cause::kMode);
       }
-    } catch (const std::exception&) {  // a read of the values reports it
+    } catch (const std::exception&) {
+      graph::note_failure(pending.device);
     }
   }
 
