@@ -54,8 +54,7 @@ class PythonStoredGraph final : public program::StoredGraph {
       Added added;
       if (!executable.is_none()) added.executable = executable.cast<std::string>();
       added.keep = [program = owned_without_gil(std::move(program))](const std::string& compiled) {
-        py::gil_scoped_acquire gil;
-        program->attr("keep")(py::bytes(compiled));
+        in_python([&] { program->attr("keep")(py::bytes(compiled)); });
       };
       return added;
     });

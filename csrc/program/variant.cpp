@@ -37,9 +37,7 @@ bool Variant::matches(c10::ArrayRef<ir::ScalarValue> slots) const {
 
 void Variant::compile(const std::string& artifact, const CompileOptions& options,
                       const Keep& keep) {
-  std::optional<NeedsInterpreter> needs_interpreter;  // until it is kept
   try {
-    needs_interpreter.emplace();
     take(pjrt::Runtime::get().client().compile(artifact, "mlir", options));
   } catch (...) {
     error_ = std::current_exception();
@@ -47,13 +45,11 @@ void Variant::compile(const std::string& artifact, const CompileOptions& options
   state_.store(error_ ? kFailed : kCompiled, std::memory_order_release);
   waiting::announce();
   if (error_ || !keep) return;
-  std::string serialized;
   try {
-    serialized = executable_->program().serialize();
-  } catch (const pjrt::Error&) {
-    return;  // not every plugin can; the next process compiles again
+    keep(executable_->program().serialize());
+  } catch (const pjrt::Error&) {  // not every plugin can; the next process compiles again
+  } catch (const InterpreterEnds&) {
   }
-  keep(serialized);
 }
 
 void Variant::load(const std::string& serialized) {

@@ -39,7 +39,7 @@ class Workers {
       stopped = all->stopped;
       if (!stopped) ++all->in_interpreter;
     }
-    TORCH_CHECK(!stopped, "lazyxla: the interpreter ends, and nothing is compiled any more");
+    if (stopped) throw InterpreterEnds();
   }
 
   void leave_interpreter() {

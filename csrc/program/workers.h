@@ -16,6 +16,7 @@
 #include <exception>
 #include <functional>
 #include <memory>
+#include <stdexcept>
 #include <utility>
 #include <vector>
 
@@ -34,7 +35,13 @@ bool on_worker();
 // need the interpreter are over.
 void stop_workers();
 
-// Marks a stretch of a job that runs Python: stop_workers waits for it. Throws after stop_workers.
+// Nothing can be done in Python any more.
+struct InterpreterEnds : std::runtime_error {
+  InterpreterEnds() : std::runtime_error("lazyxla: the interpreter ends, and runs no Python now") {}
+};
+
+// Marks a stretch of a job that runs Python: stop_workers waits for it. Throws InterpreterEnds after
+// stop_workers.
 class NeedsInterpreter {
  public:
   NeedsInterpreter();
