@@ -218,6 +218,123 @@ def test_an_event_is_not_passed_by_the_sync_of_another_thread() -> None:
     assert lazyxla._C.is_ready(x)
 
 
+class Hands:
+    """Threads that do one thing at a time, each when it is told to."""
+
+    def __init__(self, count: int) -> None:
+        self.queues = [queue.Queue[Callable[[], Any] | None]() for _ in range(count)]
+        self.done = queue.Queue[Any]()
+        self.threads = [threading.Thread(target=self._work, args=(q,)) for q in self.queues]
+        for thread in self.threads:
+            thread.start()
+
+    def _work(self, calls: queue.Queue[Callable[[], Any] | None]) -> None:
+        while (call := calls.get()) is not None:
+            try:
+                self.done.put(call())
+            except BaseException as error:  # raised in the test's thread
+                self.done.put(error)
+
+    def __call__(self, number: int, call: Callable[[], Any]) -> Any:
+        self.queues[number].put(call)
+        result = self.done.get(timeout=60)
+        if isinstance(result, BaseException):
+            raise result
+        return result
+
+    def __enter__(self) -> Hands:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for calls in self.queues:
+            calls.put(None)
+        for thread in self.threads:
+            thread.join()
+
+
+def changed(kind: str, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor | None:
+    if kind == "new":
+        return x * 2 - y
+    if kind == "in place":
+        x.add_(1)
+    elif kind == "part":
+        x[1:].sub_(y[:3] / 2)
+    elif kind == "copied":
+        x.copy_(y / 2)
+    return None
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_it_does_not_matter_which_thread_does_what(seed: int) -> None:
+    """Tensors that have data are written in place by one thread while another has read them."""
+    chance = random.Random(seed)
+    ours = [torch.arange(4.0) + i for i in range(3)]
+    device = [x.to(DEVICE) for x in ours]
+    lazyxla.sync()
+    regions: list[Any] = [None] * 3
+    with Hands(3) as hand:
+        for _ in range(60):
+            thread = chance.randrange(3)
+            i, j = chance.randrange(len(ours)), chance.randrange(len(ours))
+            kind = chance.choice(["new", "in place", "in place", "part", "copied", "read", "region"])
+            if kind == "region":
+                if regions[thread] is None:
+                    regions[thread] = lazyxla.step()
+                    hand(thread, regions[thread].__enter__)
+                else:
+                    hand(thread, lambda t=thread: regions[t].__exit__(None, None, None))
+                    regions[thread] = None
+            elif kind == "read":
+                assert hand(thread, device[i].tolist) == ours[i].tolist()
+            else:
+                made = [
+                    changed(kind, ours[i], ours[j]),
+                    hand(thread, lambda k=kind, i=i, j=j: changed(k, device[i], device[j])),
+                ]
+                if made[0] is not None:
+                    ours[i], device[i] = made
+        for thread, region in enumerate(regions):
+            if region is not None:
+                hand(thread, lambda r=region: r.__exit__(None, None, None))
+    assert [x.tolist() for x in device] == [x.tolist() for x in ours]
+
+
+def test_an_event_of_a_thread_that_has_ended() -> None:
+    event, kept = torch.Event(device=DEVICE), []
+
+    def record() -> None:
+        kept.append(torch.ones(4, device=DEVICE) + 1)
+        event.record()
+
+    run_all([record])
+    event.synchronize()
+    assert not lazyxla._C.is_pending(kept[0])
+
+
+@pytest.mark.parametrize("block", [lazyxla.step, lazyxla.compile, lambda: lazyxla.eager_mode(True)])
+def test_a_block_that_another_thread_ends(block: Callable[[], Any]) -> None:
+    """As the garbage collector may end a generator."""
+
+    def blocks() -> Any:
+        with block():
+            yield
+
+    generator = blocks()
+    next(generator)
+
+    def end() -> None:
+        with pytest.raises(RuntimeError, match="ends in another thread than it began in"):
+            generator.close()
+
+    try:
+        run_all([end])
+    finally:
+        leave = block()
+        leave.__exit__(None, None, None)
+    assert not lazyxla._C.in_region()
+    assert (torch.ones(2, device=DEVICE) + 1).tolist() == [2, 2]
+
+
 def test_two_waiters_both_wait() -> None:
     x = torch.randn(900, 900, device=DEVICE)
     lazyxla.sync(wait=True)

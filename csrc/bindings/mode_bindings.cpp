@@ -152,6 +152,7 @@ class RegionBlock {
   }
 
   void exit(const py::object& kind, const py::object&, const py::object&) {
+    record::check_scope_is_own();
     struct Leave {
       ~Leave() { record::leave_scope(); }
     } leave;

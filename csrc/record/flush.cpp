@@ -99,7 +99,10 @@ void Mark::reach() {
     std::lock_guard lock(ir::device_mutex(device_));
     is_pending = pending.flushes == flushes_ && pending.regions == 0;
   }
-  if (is_pending) flush(pending, Cause::kSync);
+  if (is_pending) {
+    flush(pending, Cause::kSync);
+    flush(Recording::shared().pending(device_), Cause::kSync);  // which a thread's end moves it to
+  }
   graph::finish_waiting_runs(device_);
   graph::wait_for(device_);
   recording_.reset();

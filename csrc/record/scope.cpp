@@ -3,6 +3,8 @@
 #include <ATen/ThreadLocalPythonObjects.h>
 #include <c10/util/Exception.h>
 
+#include <algorithm>
+
 #include "common/user_line.h"
 #include "program/program.h"
 #include "record/recording.h"
@@ -78,21 +80,20 @@ const char* describe(Cause cause) {
 
 // Counts a program in the regions of a scope and those around it.
 std::string count_program(const std::string& reason, const Scope* innermost) {
+  std::vector<Region*> regions;  // each once: a compiled function may call itself
   for (const Scope* scope = innermost; scope; scope = scope->outer.get()) {
-    const Region* region = scope->region.get();
-    if (!region || !region->max_programs || region->programs < *region->max_programs) continue;
+    Region* region = scope->region.get();
+    if (region && std::ranges::find(regions, region) == regions.end()) regions.push_back(region);
+  }
+  for (const Region* region : regions) {
+    if (!region->max_programs || region->programs < *region->max_programs) continue;
     throw program::TooManyPrograms("lazyxla: the compiled region " + region->name +
                                    " needs another program than the " +
                                    std::to_string(region->programs) +
                                    " that it has, and max_graphs allows no more. Why: " + reason);
   }
-  std::string name;
-  for (const Scope* scope = innermost; scope; scope = scope->outer.get()) {
-    if (!scope->region) continue;
-    ++scope->region->programs;
-    if (name.empty()) name = scope->region->name + ": ";
-  }
-  return name + reason;
+  for (Region* region : regions) ++region->programs;
+  return regions.empty() ? reason : regions.front()->name + ": " + reason;
 }
 
 }  // namespace
@@ -138,9 +139,13 @@ void enter_scope(Mode mode, std::shared_ptr<Region> region, bool outermost) {
   ++scopes_entered;
 }
 
+void check_scope_is_own() {
+  TORCH_CHECK(own_scope, "lazyxla: a block ends in another thread than it began in");
+}
+
 void leave_scope() {
   make_change();
-  TORCH_CHECK(own_scope, "lazyxla: a block ends in another thread than it began in");
+  check_scope_is_own();
   const std::shared_ptr<Scope> scope = std::move(own_scope);
   if (scope->region) --Recording::current().regions;
   carry(scope->outer);

@@ -92,6 +92,9 @@ bool in_region();
 void enter_scope(Mode mode, std::shared_ptr<Region> region, bool outermost);
 void leave_scope();
 
+// Throws unless the calling thread entered a scope that it has not left.
+void check_scope_is_own();
+
 // The options of the outermost region that the thread is in, whose program it is; else null.
 const CompileOptions* region_options();
 
