@@ -222,3 +222,20 @@ def test_any_view_moved_anywhere(case: tuple[Tensor, list[int], list[int], list[
         for tensor in (x, memory):
             tensor.as_strided(sizes, strides, offset).mul_(-2)
         assert torch.equal(x.cpu(), memory)
+
+
+def test_ranges_that_begin_elsewhere_are_captured_as_they_run() -> None:
+    """Where a range begins is built in once, and an input from then on."""
+
+    def ranges() -> None:
+        for start in range(5):
+            kept = torch.arange(start, start + 3, device=DEVICE) * 2
+            lazyxla.sync()
+            del kept
+
+    with lazyxla.aot.capture() as captured:
+        ranges()
+    assert [program.times for program in captured] == [1, 4]
+    with counted() as n:
+        ranges()
+    assert n.compiles == 2

@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import lazyxla
 from tests.support import DEVICE, assert_same, counted, error_of
 
 Call = Callable[[str], Any]
@@ -127,6 +128,19 @@ REFUSED: dict[str, Call] = {
     "arange, half a step": lambda d: torch.arange(0, 2, 0.5, out=ones(4, d=d).long()),
     "arange, expanded": lambda d: torch.arange(4, out=ones(1, d=d).expand(4)),
     "linspace, expanded": lambda d: torch.linspace(0, 1, 4, out=ones(1, d=d).expand(4)),
+    # Layouts and sizes that do not exist.
+    "channels_last of three dimensions": lambda d: torch.empty(
+        2, 3, 4, device=d, memory_format=torch.channels_last
+    ),
+    "channels_last_3d of four dimensions": lambda d: ones(2, 3, 4, 5, d=d).contiguous(
+        memory_format=torch.channels_last_3d
+    ),
+    "channels_last of a copy": lambda d: table(d).clone(memory_format=torch.channels_last),
+    "a format that is kept, of nothing": lambda d: torch.empty(
+        2, 3, device=d, memory_format=torch.preserve_format
+    ),
+    "empty, negative": lambda d: torch.empty(2, -1, device=d),
+    "empty_strided, negative": lambda d: torch.empty_strided((2, -1), (1, 1), device=d),
 }
 
 
@@ -207,6 +221,17 @@ def into(x: torch.Tensor, part: Any, fill: Callable[[torch.Tensor], Any]) -> Any
     return x
 
 
+def in_lists(
+    operator: Callable[..., Any], d: str, written: list[Any], other: list[Any] | float
+) -> torch.Tensor:
+    x = row(d)
+    if isinstance(other, list):
+        other = [x[part] if isinstance(part, slice) else part for part in other]
+    operator([x[part] for part in written], other)
+    assert x._version == 2  # as on the CPU
+    return x
+
+
 ACCEPTED: dict[str, Call] = {
     "randperm": lambda d: torch.randperm(4, out=ones(4, d=d).long()).sort()[0],
     "randperm, resized": lambda d: torch.randperm(4, out=ones(0, d=d).long()).sort()[0],
@@ -234,6 +259,16 @@ ACCEPTED: dict[str, Call] = {
     "fill_ with an element": lambda d: (x := row(d)).fill_(x[1]),
     "masked_fill_ with an element": lambda d: (x := row(d)).masked_fill_(x > 1, x[1]),
     "rows apart": lambda d: (x := table(d))[0].add_(x[1]),
+    "lists, the same tensor twice": lambda d: in_lists(torch._foreach_add_, d, [0, 0], 1.0),
+    "lists, parts that overlap": lambda d: in_lists(
+        torch._foreach_mul_, d, [slice(0, 3), slice(1, 4)], [2.0, 3.0]
+    ),
+    "lists, what another element reads": lambda d: in_lists(
+        torch._foreach_add_, d, [slice(0, 2), slice(2, 4)], [slice(2, 4), slice(0, 2)]
+    ),
+    "lists, parts of one memory": lambda d: in_lists(
+        torch._foreach_add_, d, [slice(0, 2), slice(2, 4)], 1.0
+    ),
     "index_put_, of a number": lambda d: table(d).index_put_((table(d) > 5,), torch.tensor(2.0)),
 }
 
@@ -242,6 +277,42 @@ ACCEPTED: dict[str, Call] = {
 @pytest.mark.filterwarnings("ignore:torch.range is deprecated", "ignore:The number of elements")
 def test_accepted_as_on_the_cpu(name: str) -> None:
     assert_same(ACCEPTED[name](DEVICE), ACCEPTED[name]("cpu"))
+
+
+def test_lists_of_parts_of_one_memory_are_one_operator() -> None:
+    x = torch.zeros(1000, device=DEVICE)
+    parts = list(x.split(10))
+    with counted() as n:
+        torch._foreach_add_(parts, 1.0)
+    assert n.nodes_recorded == 1 + 2 * len(parts)  # each is read from the memory, and written to it
+    assert x.tolist() == [1] * 1000
+
+
+@pytest.mark.parametrize("sizes", [(-1,), (2, -3), (0, -1), (2**40, 2**40)])
+def test_a_refused_size_changes_nothing(sizes: tuple[int, ...]) -> None:
+    x, y = row(DEVICE), row(DEVICE) + 1
+    with pytest.raises(RuntimeError):
+        x.resize_(sizes)
+    lazyxla.sync()
+    assert_same(x, row("cpu"))
+    assert_same(y, row("cpu") + 1)
+
+
+@pytest.mark.parametrize("size", [8, 3])
+@pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
+def test_a_resized_result_stays_where_it_is(size: int) -> None:
+    """It grows beyond its memory, or is part of a greater one."""
+
+    def written(d: str) -> tuple[torch.Tensor, torch.Tensor, int, int]:
+        memory = torch.zeros(size).to(d)
+        result = memory[2:2]
+        torch.add(ones(3, d=d), 1, out=result)
+        return memory, result, result.storage_offset(), result.untyped_storage().nbytes()
+
+    ours, theirs = written(DEVICE), written("cpu")
+    assert_same(ours[0], theirs[0])
+    assert_same(ours[1], theirs[1])
+    assert ours[2:] == theirs[2:]
 
 
 def test_a_known_call_asks_no_cpu_kernel() -> None:

@@ -4,7 +4,9 @@
 #include <c10/util/flat_hash_map.h>
 
 #include <algorithm>
+#include <functional>
 #include <string_view>
+#include <utility>
 
 #include "common/hash.h"
 #include "dispatch/checks.h"
@@ -109,6 +111,38 @@ Shared shared_memory(const OpInfo& info, const std::vector<Argument>& arguments)
               "operation.");
 }
 
+// Whether a written tensor's elements may be among another tensor's: by where in the memory each
+// tensor begins and ends. For lists of thousands of tensors that may be parts of one memory.
+bool has_shared_elements(const OpInfo& info, const std::vector<Argument>& arguments) {
+  struct Range {
+    const c10::StorageImpl* memory;
+    int64_t first, last;  // bytes
+    bool is_written;
+  };
+  std::vector<Range> ranges;
+  for (const Argument& argument : arguments) {
+    const at::Tensor& tensor = argument.tensor;
+    if (tensor.numel() == 0) continue;
+    int64_t last = tensor.storage_offset();
+    for (int64_t i = 0; i < tensor.dim(); ++i) last += (tensor.size(i) - 1) * tensor.stride(i);
+    ranges.push_back({memory_of(*tensor.unsafeGetTensorImpl()),
+                      tensor.storage_offset() * tensor.element_size(),
+                      (last + 1) * tensor.element_size() - 1,
+                      info.args[argument.position].written});
+  }
+  std::ranges::sort(ranges, std::less<>(),
+                    [](const Range& range) { return std::pair(range.memory, range.first); });
+  int64_t last = 0, last_written = 0;  // of those that begin before
+  for (size_t i = 0; i < ranges.size(); ++i) {
+    const Range& range = ranges[i];
+    if (i == 0 || range.memory != ranges[i - 1].memory) last = last_written = -1;
+    if (range.first <= last_written || (range.is_written && range.first <= last)) return true;
+    last = std::max(last, range.last);
+    if (range.is_written) last_written = std::max(last_written, range.last);
+  }
+  return false;
+}
+
 // Whether the CPU kernel can be called with memory that is shared in the same way.
 bool is_small(const std::vector<Argument>& arguments) {
   constexpr int64_t kElements = 4096;
@@ -175,9 +209,13 @@ void check_between(const OpInfo& info, Args args, const std::vector<Argument>& a
 
 }  // namespace
 
-void check_overlap(const OpInfo& info, Args args, const Scan& scan) {
+bool check_overlap(const OpInfo& info, Args args, const Scan& scan) {
   for (c10::TensorImpl* target : scan.written) check_within(info, target);
-  if (shares_memory(info, scan)) check_between(info, args, lazy_tensors(info, args), &scan);
+  if (!shares_memory(info, scan)) return true;
+  const std::vector<Argument> arguments = lazy_tensors(info, args);
+  if (info.writes_list) return !has_shared_elements(info, arguments);
+  check_between(info, args, arguments, &scan);
+  return true;
 }
 
 void check_overlap_on_host(const OpInfo& info, Args args) {

@@ -13,8 +13,10 @@
 
 namespace lazyxla::dispatch {
 
-// Throws PyTorch's error if a call that is to be recorded may not write what it writes.
-void check_overlap(const OpInfo& info, c10::ArrayRef<c10::IValue> args, const Scan& scan);
+// Throws PyTorch's error if a call that is to be recorded may not write what it writes. False for a
+// call on lists that has to go through them tensor by tensor, since one tensor's new elements are
+// another's: _foreach_add_([x, x], 1).
+bool check_overlap(const OpInfo& info, c10::ArrayRef<c10::IValue> args, const Scan& scan);
 
 // The same for a call that runs on the host, where copies would hide what is shared.
 void check_overlap_on_host(const OpInfo& info, c10::ArrayRef<c10::IValue> args);

@@ -107,8 +107,9 @@ void resize_written(const OpInfo& info, c10::ArrayRef<IValue> args, const Recipe
     const Recipe::Write& write = recipe.writes[i];
     if (!write.resized) continue;
     c10::TensorImpl& tensor = *scan.written[i];
-    reserve_storage(tensor, write.geometry.nbytes());
-    tensor.set_sizes_and_strides(write.geometry.sizes, write.geometry.strides, 0);
+    const size_t before = tensor.storage_offset() * tensor.itemsize();  // it stays where it is
+    if (const size_t own = write.geometry.nbytes()) reserve_storage(tensor, before + own);
+    tensor.set_sizes_and_strides(write.geometry.sizes, write.geometry.strides);
     any = true;
   }
   if (any) check_overlap(info, args, scan);
@@ -157,6 +158,7 @@ bool is_apart(const Recipe& recipe, const Scan& scan, c10::ArrayRef<at::TensorBa
   // A tensor made from a number is not the optimizer's state.
   if (!scan.slots.empty() && recipe.spec.outputs[0].numel() <= 1) return false;
   c10::SmallVector<graph::OneOperator::Result, 4> results;
+  std::lock_guard lock(ir::device_mutex(scan.device));
   return direct_results(recipe, scan, fresh, results);
 }
 
@@ -263,9 +265,17 @@ const char* try_record(const OpInfo& info, c10::ArrayRef<IValue> args, Results& 
   ScanScope scope;
   Scan& scan = *scope;
   scan.run(info, args);
-  if (!scan.written.empty()) check_overlap(info, args, scan);
-  // Where a call runs is part of its recipe, and depends on the platform.
-  if (capture) scan.key.push_back(std::hash<std::string>()(capture->platform()));
+  if (!scan.written.empty() && !check_overlap(info, args, scan)) {
+    torch::jit::Stack stack(args.begin(), args.end());
+    info.handle.callBoxedForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd, stack);
+    results.recipe = std::make_shared<Recipe>();  // it returns nothing
+    return nullptr;
+  }
+  // Where a call runs is part of its recipe, and depends on the platform. The numbers stay last.
+  if (capture) {
+    scan.key.insert(scan.key.end() - scan.numbers_in_key,
+                    std::hash<std::string>()(capture->platform()));
+  }
   const RecipeRef recipe = find_recipe(info, kind, args, scan);
   if (!recipe) return "has no meta function, which would tell its result's shape,";
   if (recipe->runs == Recipe::Runs::kHost) return "has no lowering for such arguments";

@@ -7,7 +7,9 @@ namespace lazyxla::dispatch {
 
 void RegionInputs::add(const at::Tensor& tensor) {
   const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
-  if (!is_lazy(impl) || !impl.has_storage() || tensor.numel() == 0) return;
+  // A subclass that stands for other tensors, such as DTensor, has no memory of its own.
+  if (!is_lazy(impl) || impl.is_python_dispatch() || !impl.has_storage()) return;
+  if (tensor.numel() == 0) return;
   ir::Storage& storage = storage_of(impl);
   if (tensor.numel() * tensor.itemsize() >= storage.nbytes()) return;  // it is all of it
   const ir::Geometry geometry = geometry_of(impl);

@@ -6,6 +6,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/empty_like_native.h>
+#include <ATen/ops/zeros_like.h>
 #include <torch/library.h>
 
 #include <algorithm>
@@ -37,6 +38,11 @@ bool has_memory(const at::Tensor& tensor) {
   if (!ir::Mesh::any() || !is_lazy(impl_of(tensor)) || !tensor.has_storage()) return false;
   const c10::StorageImpl& storage = *tensor.storage().unsafeGetStorageImpl();
   return storage.allocator() == ir::allocator() || storage.data();
+}
+
+bool is_all_content(const at::Tensor& tensor) {
+  std::lock_guard lock(storage_of(impl_of(tensor)).mutex());
+  return is_whole(impl_of(tensor));
 }
 
 // Declares the sharding on the tensor's geometry. Returns the data that is to be moved.
@@ -200,7 +206,8 @@ at::Tensor shard_local(const at::Tensor& local, const ir::Sharding& sharding) {
 }
 
 Blocks local_blocks(const at::Tensor& tensor) {
-  const Value leaf = computed(is_whole(impl_of(tensor)) ? tensor : contiguous_copy(tensor)).leaf;
+  const Value leaf = computed(is_all_content(tensor) ? tensor : contiguous_copy(tensor)).leaf;
+  if (!leaf) return local_blocks(at::zeros_like(tensor));  // nothing was written yet
   Blocks blocks;
   graph::download_blocks(leaf, [&](const graph::Block& block) {
     at::Tensor host = at::empty(block.size, at::TensorOptions().dtype(tensor.scalar_type()));

@@ -58,48 +58,34 @@ at::Tensor uninitialized(at::TensorBase made) {
   return tensor;
 }
 
-at::Tensor empty_strided(c10::SymIntArrayRef sizes, c10::SymIntArrayRef strides, OptDtype dtype,
+at::Tensor empty_strided(c10::IntArrayRef sizes, c10::IntArrayRef strides, OptDtype dtype,
                          OptLayout layout, OptDevice device, std::optional<bool> pin) {
-  auto concrete_sizes = C10_AS_INTARRAYREF_SLOW(sizes);
-  for (int64_t size : concrete_sizes) {
-    TORCH_CHECK(size >= 0, "Trying to create tensor with negative dimension ", size, ": ",
-                concrete_sizes);
-  }
-  return uninitialized(make_tensor(element_type(dtype), concrete_sizes,
-                                   C10_AS_INTARRAYREF_SLOW(strides),
-                                   target_device(device, layout, pin)));
+  at::detail::check_size_nonnegative(sizes);
+  return uninitialized(
+      make_tensor(element_type(dtype), sizes, strides, target_device(device, layout, pin)));
 }
 
-at::Tensor empty(c10::SymIntArrayRef sizes, OptDtype dtype, OptLayout layout, OptDevice device,
+at::Tensor empty(c10::IntArrayRef sizes, OptDtype dtype, OptLayout layout, OptDevice device,
                  std::optional<bool> pin, std::optional<c10::MemoryFormat> format) {
-  auto concrete = C10_AS_INTARRAYREF_SLOW(sizes);
-  for (int64_t size : concrete) {
-    TORCH_CHECK(size >= 0, "Trying to create tensor with negative dimension ", size, ": ",
-                concrete);
-  }
-  auto geometry = ir::Geometry::contiguous(element_type(dtype), concrete);
-  if (format && *format != c10::MemoryFormat::Contiguous) {
-    TORCH_CHECK(*format != c10::MemoryFormat::Preserve,
-                "the preserve memory format says nothing for a new tensor");
-    auto strides = *format == c10::MemoryFormat::ChannelsLast
-                       ? c10::get_channels_last_strides_2d(concrete)
-                       : c10::get_channels_last_strides_3d(concrete);
-    geometry.strides.assign(strides.begin(), strides.end());
-  }
-  return uninitialized(make_tensor(geometry.dtype, geometry.sizes, geometry.strides,
-                                   target_device(device, layout, pin)));
+  at::detail::check_size_nonnegative(sizes);
+  const auto geometry = ir::Geometry::contiguous(element_type(dtype), sizes);
+  const at::TensorBase made = make_tensor(geometry.dtype, geometry.sizes, geometry.strides,
+                                          target_device(device, layout, pin));
+  // It checks the number of dimensions.
+  if (format) made.unsafeGetTensorImpl()->empty_tensor_restride(*format);
+  return uninitialized(made);
 }
 
-const at::Tensor& resize_(const at::Tensor& self, c10::SymIntArrayRef sizes,
+const at::Tensor& resize_(const at::Tensor& self, c10::IntArrayRef sizes,
                           std::optional<c10::MemoryFormat> format) {
-  auto concrete = C10_AS_INTARRAYREF_SLOW(sizes);
   c10::TensorImpl& impl = *self.unsafeGetTensorImpl();
-  if (self.sizes() != concrete) {
-    int64_t elements = self.storage_offset();
-    elements += ir::Geometry::contiguous(self.scalar_type(), concrete).numel();
+  if (self.sizes() != sizes) {
+    at::detail::check_size_nonnegative(sizes);  // before anything changes
+    const size_t needed = at::detail::computeStorageNbytesContiguous(sizes, self.element_size(),
+                                                                     self.storage_offset());
     const auto nbytes = static_cast<int64_t>(storage_of(impl).nbytes());
-    reserve_storage(impl, elements * self.element_size());
-    impl.set_sizes_contiguous(concrete);
+    reserve_storage(impl, needed);
+    impl.set_sizes_contiguous(sizes);
     if (fills_memory()) at::native::fill_resize_deterministic_(self, nbytes);
   }
   if (format) {
@@ -109,15 +95,11 @@ const at::Tensor& resize_(const at::Tensor& self, c10::SymIntArrayRef sizes,
   return self;
 }
 
-at::Tensor& set_storage(at::Tensor& self, at::Storage source, c10::SymInt offset,
-                        c10::SymIntArrayRef sizes, c10::SymIntArrayRef strides) {
-  auto concrete_sizes = C10_AS_INTARRAYREF_SLOW(sizes);
-  ir::Geometry geometry = ir::Geometry::contiguous(self.scalar_type(), concrete_sizes);
-  if (!strides.empty()) {
-    auto concrete = C10_AS_INTARRAYREF_SLOW(strides);
-    geometry.strides.assign(concrete.begin(), concrete.end());
-  }
-  geometry.offset = offset.expect_int();
+at::Tensor& set_storage(at::Tensor& self, at::Storage source, int64_t offset,
+                        c10::IntArrayRef sizes, c10::IntArrayRef strides) {
+  ir::Geometry geometry = ir::Geometry::contiguous(self.scalar_type(), sizes);
+  if (!strides.empty()) geometry.strides.assign(strides.begin(), strides.end());
+  geometry.offset = offset;
   TORCH_CHECK(source.device() == self.device(),
               "Attempted to set the storage of a tensor on device \"", self.device(),
               "\" to a storage on different device \"", source.device(),
@@ -142,7 +124,7 @@ at::Tensor& set_storage(at::Tensor& self, at::Storage source, c10::SymInt offset
 }
 
 at::Tensor& set_whole_storage(at::Tensor& self, at::Storage source) {
-  c10::SymInt size(static_cast<int64_t>(source.nbytes() / self.element_size()));
+  const auto size = static_cast<int64_t>(source.nbytes() / self.element_size());
   return set_storage(self, std::move(source), 0, size, {});
 }
 
@@ -151,28 +133,11 @@ at::Tensor& set_empty(at::Tensor& self) {
   return at::native::set_tensor_(self, none);
 }
 
-at::Tensor as_strided(const at::Tensor& self, c10::SymIntArrayRef sizes,
-                      c10::SymIntArrayRef strides, std::optional<c10::SymInt> offset) {
-  return at::native::as_strided_tensorimpl(
-      self, C10_AS_INTARRAYREF_SLOW(sizes), C10_AS_INTARRAYREF_SLOW(strides),
-      offset ? std::optional<int64_t>(offset->expect_int()) : std::nullopt);
-}
-
-at::Tensor view(const at::Tensor& self, c10::SymIntArrayRef sizes) {
-  return at::native::view(self, C10_AS_INTARRAYREF_SLOW(sizes));
-}
-
-at::Tensor reshape_alias(const at::Tensor& self, c10::SymIntArrayRef sizes,
-                         c10::SymIntArrayRef strides) {
-  return at::native::_reshape_alias(self, C10_AS_INTARRAYREF_SLOW(sizes),
-                                    C10_AS_INTARRAYREF_SLOW(strides));
-}
-
 // PyTorch's zero that takes no memory, for forward-mode derivatives. Zeros take none here until
 // read.
-at::Tensor efficient_zero_tensor(c10::SymIntArrayRef sizes, OptDtype dtype, OptLayout layout,
+at::Tensor efficient_zero_tensor(c10::IntArrayRef sizes, OptDtype dtype, OptLayout layout,
                                  OptDevice device, std::optional<bool> pin) {
-  return at::zeros_symint(sizes, dtype, layout, device, pin);
+  return at::zeros(sizes, dtype, layout, device, pin);
 }
 
 void record_stream(at::Tensor&, c10::Stream) {}  // one stream: nothing to keep apart
@@ -196,12 +161,12 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("set_.source_Storage", TORCH_FN(set_whole_storage));
   m.impl("set_.source_Storage_storage_offset", TORCH_FN(set_storage));
   m.impl("set_.source_Tensor", TORCH_FN(at::native::set_tensor_));
-  m.impl("as_strided", TORCH_FN(as_strided));
+  m.impl("as_strided", TORCH_FN(at::native::as_strided_tensorimpl));
   // Their strides are those of the argument's memory, which a recorded operator does not know.
   m.impl("as_strided_copy", TORCH_FN(at::native::as_strided_copy_symint));
   m.impl("as_strided_scatter", TORCH_FN(at::native::as_strided_scatter_symint));
-  m.impl("view", TORCH_FN(view));
-  m.impl("_reshape_alias", TORCH_FN(reshape_alias));
+  m.impl("view", TORCH_FN(at::native::view));
+  m.impl("_reshape_alias", TORCH_FN(at::native::_reshape_alias));
   m.impl("unfold", TORCH_FN(at::native::unfold));
   m.impl("view_as_real", TORCH_FN(at::native::view_as_real));
   m.impl("view_as_complex", TORCH_FN(at::native::view_as_complex));

@@ -202,5 +202,7 @@ def test_subclasses_without_memory_of_their_own() -> None:
         optimizer.zero_grad()
         (parameter * 2).sum().backward()
         optimizer.step()
+    doubled = lazyxla.compile(lambda x: x * 2)(parameter.detach())  # it looks at its arguments
+    assert [part.cpu().tolist() for part in (doubled.a, doubled.b)] == [[0.0] * 4, [2.0] * 4]
     assert lazyxla.sharding(parameter) is None
     assert [part.cpu().tolist() for part in parts] == [[0.0] * 4, [1.0] * 4]

@@ -213,6 +213,15 @@ def test_one_value_that_is_spread_in_two_ways() -> None:
     assert torch.equal(same.cpu(), x * 2)
 
 
+def test_parts_of_memory_that_was_not_written() -> None:
+    """As a checkpoint of it asks for; a read gives zeros, too."""
+    d = lazyxla.shard(torch.empty(8, 6, device=DEVICE), MESH, ("data",))
+    blocks = lazyxla._C.local_blocks(d)
+    assert sum(host.numel() for _, host in blocks) == 8 * 6
+    assert not any(host.any() for _, host in blocks)
+    assert spec_of(d) == ("data", None)
+
+
 def test_copies_of_memory_are_spread_alike() -> None:
     d = sharded(grid(8, 6), "data", "model")
     before = bytes_on_devices()
