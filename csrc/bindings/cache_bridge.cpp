@@ -115,8 +115,8 @@ std::shared_ptr<py::object> owned_without_gil(py::object object) {
               program::NeedsInterpreter needs_interpreter;
               py::gil_scoped_acquire gil;
               delete dead;
-            } catch (const c10::Error&) {
-              // The interpreter ends: nothing is called.
+            } catch (const program::InterpreterEnds&) {
+              // nothing is called any more
             }
           }};
 }
