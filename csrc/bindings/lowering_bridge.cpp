@@ -11,8 +11,6 @@
 #include "graph/execute.h"
 #include "pjrt/client.h"
 #include "pjrt/runtime.h"
-#include "program/compile_options.h"
-#include "program/portable_key.h"
 #include "program/program.h"
 #include "program/replicas.h"
 #include "program/workers.h"
@@ -174,7 +172,7 @@ class Exporter {
 
 // One call as a graph of its own, on operands that need no data, with a spec of its own.
 struct OneCall {
-  OneCall(const ir::OpSpec& of, const dispatch::Scan& scan) : spec(of.copy()) {
+  OneCall(const ir::OpSpec& of, const dispatch::Scan& scan) : spec(std::make_unique<ir::OpSpec>(of)) {
     std::vector<ir::Value> operands;
     for (const c10::TensorImpl* tensor : scan.operands) {
       ir::TensorType type{c10::typeMetaToScalarType(tensor->dtype()),

@@ -34,7 +34,7 @@ void install_tensor_descriptions(pybind11::function namer, pybind11::function la
 // What is left of a captured graph beside its lazyxla.lowering.program.Program: its key in the
 // program store, and what must live to lower it.
 struct CapturedGraph {
-  std::optional<std::string> key;  // program/portable_key.h
+  std::optional<std::string> key;  // program/graph.h
   std::vector<bool> variable;
   std::vector<ir::ScalarValue> slots;
   std::vector<std::shared_ptr<ir::LeafData>> held;

@@ -37,7 +37,7 @@ c10::DeviceIndex resolve_index(c10::DeviceIndex index) {
 void synchronize(c10::DeviceIndex index) {
   index = resolve_index(index);
   WithoutGil no_gil;
-  record::sync(index, /*wait=*/true, record::Cause::kSync);
+  record::sync(index);
 }
 
 }  // namespace lazyxla::dispatch

@@ -207,7 +207,7 @@ std::optional<Call> call_of(const program::Graph& graph, size_t number) {
   const ir::OpSpec& spec = *node.spec();
   const bool as_now = spec.settings == 0 || spec.settings == record::record_settings();
   if (spec.random || !as_now || is_defined_otherwise(node)) return std::nullopt;
-  Call call{spec.copy(), {}, own_kernel(spec.name)};
+  Call call{std::make_unique<ir::OpSpec>(spec), {}, own_kernel(spec.name)};
   for (size_t i = 0; i < node.operands().size(); ++i) {
     call.operands.push_back(graph.operand(number, i));
   }
@@ -329,7 +329,7 @@ std::optional<program::HostProgram> make(const program::Graph& graph) {
 
 program::HostProgram host_program_of_call(const program::Graph& graph) {
   const ir::OpSpec& spec = *graph.nodes.at(0)->spec();
-  Call call{spec.copy(), {}, nullptr, find_operator(spec.name)};
+  Call call{std::make_unique<ir::OpSpec>(spec), {}, nullptr, find_operator(spec.name)};
   for (size_t i = 0; i < graph.nodes[0]->operands().size(); ++i) {
     call.operands.push_back(graph.operand(0, i));
   }

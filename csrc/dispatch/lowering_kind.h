@@ -27,7 +27,4 @@ Recipe::Runs check_lowering(const ir::OpSpec& spec, const Scan& scan);
 // else for a rule), and the check of a call that is decomposed.
 void set_lowering(std::function<std::string(const std::string&)> how, CheckLowering check_lowering);
 
-// Python is asked anew about the operator `name`.
-void forget_lowering_kind(const std::string& name);
-
 }  // namespace lazyxla::dispatch

@@ -18,16 +18,22 @@
 namespace lazyxla::dispatch {
 namespace {
 
-// The kernel of PyTorch's operators with a rule.
+// The kernel of PyTorch's operators with a rule. Those that take index tensors have more to do
+// before they can be recorded.
 class RecordKernel final : public c10::OperatorKernel {
  public:
-  explicit RecordKernel(OpInfo& info) : info_(info) {}
+  explicit RecordKernel(OpInfo& info) : info_(info), takes_indices_(indices_argument(info) >= 0) {}
   void operator()(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::Stack* stack) {
+    if (takes_indices_) {
+      if (fill_by_mask(info_, stack)) return;
+      expand_indices(info_, stack);
+    }
     record(info_, stack);
   }
 
  private:
   OpInfo& info_;
+  const bool takes_indices_;
 };
 
 // The kernel of all others.
@@ -35,25 +41,7 @@ void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::St
   record(OpInfo::of(op), stack);
 }
 
-// Operators that take index tensors have more to do before they can be recorded.
-class IndexKernel final : public c10::OperatorKernel {
- public:
-  explicit IndexKernel(OpInfo& info) : info_(info) {}
-  void operator()(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::Stack* stack) {
-    if (!fill_by_mask(info_, stack)) {
-      expand_indices(info_, stack);
-      record(info_, stack);
-    }
-  }
-
- private:
-  OpInfo& info_;
-};
-
 torch::CppFunction kernel(OpInfo& info) {
-  if (indices_argument(info) >= 0) {
-    return torch::CppFunction::makeFromBoxedFunctor(std::make_unique<IndexKernel>(info));
-  }
   if (auto unboxed = unboxed_kernel(info)) return std::move(*unboxed);
   return torch::CppFunction::makeFromBoxedFunctor(std::make_unique<RecordKernel>(info));
 }
@@ -67,15 +55,9 @@ bool is_composite(const c10::OperatorHandle& op) {
 
 torch::Library& library(const std::string& ns) {
   static auto* libraries = new std::map<std::string, torch::Library>();
-  auto found = libraries->find(ns);
-  if (found == libraries->end()) {
-    found = libraries
-                ->emplace(std::piecewise_construct, std::forward_as_tuple(ns),
-                          std::forward_as_tuple(torch::Library::IMPL, ns,
-                                                c10::DispatchKey::PrivateUse1, __FILE__, __LINE__))
-                .first;
-  }
-  return found->second;
+  return libraries
+      ->try_emplace(ns, torch::Library::IMPL, ns, c10::DispatchKey::PrivateUse1, __FILE__, __LINE__)
+      .first->second;
 }
 
 TORCH_LIBRARY_IMPL(_, PrivateUse1, m) {
@@ -119,7 +101,7 @@ std::string kernel_origin(const std::string& name, const std::string& key) {
 }
 
 void rule_changed(const std::string& name, bool is_users) {
-  forget_lowering_kind(name);
+  OpInfo::forget_lowering_kind(name);
   keep_off_host(name, is_users);
   size_t colon = name.find("::");
   auto dot = name.find('.', colon);

@@ -83,10 +83,6 @@ void Scan::run(const OpInfo& info, c10::ArrayRef<IValue> args) {
       case ArgKind::kScalarList:
         if (value.isNone()) {
           key.push_back(kNone);
-        } else if (value.isDoubleList()) {
-          auto list = value.toDoubleVector();
-          key.push_back(kListTag | list.size());
-          for (double element : list) scalar(info, i, element);
         } else {
           key.push_back(kListTag | value.toListRef().size());
           for (const IValue& element : value.toListRef()) scalar(info, i, element);
@@ -242,10 +238,6 @@ void Scan::fixed(const IValue& value) {
     auto list = value.toListRef();
     key.push_back(kListTag | list.size());
     for (const IValue& element : list) fixed(element);
-  } else if (value.isBoolList()) {
-    auto list = value.toBoolList();
-    key.push_back(kListTag | list.size());
-    for (bool element : list) key.push_back(kBoolTag | (element ? 1 : 0));
   } else {
     TORCH_CHECK_NOT_IMPLEMENTED(false, "lazyxla: cannot record an argument of type ",
                                 value.tagKind());

@@ -73,10 +73,7 @@ void replace(ir::Storage& storage, const Value& leaf, Value by, c10::DeviceIndex
 
 // Whether it is no view of a part of its memory.
 bool is_all_memory(const at::Tensor& tensor) {
-  const Geometry geometry = geometry_of(impl_of(tensor));
-  return geometry.offset == 0 &&
-         static_cast<size_t>(geometry.nbytes()) == storage_of(impl_of(tensor)).nbytes() &&
-         ir::is_dense(geometry.sizes, geometry.strides);
+  return covers(geometry_of(impl_of(tensor)), storage_of(impl_of(tensor)));
 }
 
 at::Tensor empty_like(const at::Tensor& self, std::optional<c10::ScalarType> dtype,

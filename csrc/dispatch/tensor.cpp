@@ -155,12 +155,6 @@ bool is_base(const c10::TensorImpl& tensor, const Geometry& base) {
          ir::same_layout(tensor.sizes(), tensor.strides(), base.sizes, base.strides);
 }
 
-// Whether the tensor covers its storage: each element of it once.
-bool covers(const Geometry& g, const ir::Storage& storage) {
-  return g.offset == 0 && static_cast<size_t>(g.nbytes()) == storage.nbytes() &&
-         ir::is_dense(g.sizes, g.strides);
-}
-
 // The content of a storage that is to be spread; a copy if the data has another sharding.
 Value spread(const ir::Storage& storage, Value value) {
   const ir::Sharding* sharding = storage.sharding();
@@ -183,6 +177,11 @@ ir::Storage& storage_of(const c10::TensorImpl& tensor) {
   TORCH_CHECK(storage, "lazyxla: a tensor without memory of its own, as within torch.func's ",
               "transforms, cannot be used here");
   return ir::Storage::of(*storage);
+}
+
+bool covers(const Geometry& g, const ir::Storage& storage) {
+  return g.offset == 0 && static_cast<size_t>(g.nbytes()) == storage.nbytes() &&
+         ir::is_dense(g.sizes, g.strides);
 }
 
 Geometry geometry_of(const c10::TensorImpl& tensor) {

@@ -21,6 +21,9 @@ ir::Storage& storage_of(const c10::TensorImpl& tensor);
 
 ir::Geometry geometry_of(const c10::TensorImpl& tensor);
 
+// Whether a geometry covers the storage: each element of it once.
+bool covers(const ir::Geometry& geometry, const ir::Storage& storage);
+
 // Whether the tensor is its storage's whole content, unchanged: reading or writing it is reading or
 // replacing the value. Caller holds the mutex.
 bool is_whole(const c10::TensorImpl& tensor);

@@ -87,7 +87,7 @@ class TracedGraph::Lifetime final : public ir::LeafData {
     for (const auto& other : *others) {
       if (other->settings == settings) return *other;
     }
-    others->push_back(spec.copy());
+    others->push_back(std::make_unique<ir::OpSpec>(spec));
     others->back()->settings = settings;
     return *others->back();
   }

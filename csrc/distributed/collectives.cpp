@@ -89,7 +89,7 @@ class Tokens {
   // process.
   void finish_other(c10::Device device) {
     const std::optional<c10::Device> last = std::exchange(all_.hold()->last, device);
-    if (last && *last != device) record::sync(last->index(), /*wait=*/true, record::Cause::kSync);
+    if (last && *last != device) record::sync(last->index());
   }
 
   Token& of(c10::Device device) { return all_.hold()->tokens[device]; }
@@ -206,7 +206,7 @@ at::Tensor finish_receive(const at::Tensor& like, const std::string& group, int6
 
 void run_recorded_collectives() {
   Tokens::get().run_recorded();
-  if (!program::any_spans_processes()) return;
+  if (!ir::Mesh::any() || !program::client_spans_processes()) return;
   for (c10::DeviceIndex device = 0; device < graph::device_count_bound(); ++device) {
     record::flush(device, record::Cause::kSync);
   }

@@ -116,7 +116,7 @@ class ProcessGroup : public c10d::Backend {
       const std::string& name;
     } remove{name_};
     for (c10::DeviceIndex device = 0; device < graph::device_count_bound(); ++device) {
-      record::sync(device, /*wait=*/true, record::Cause::kSync);
+      record::sync(device);
     }
     find_group(name_)->messages().finish_sends();
   }
@@ -302,7 +302,7 @@ class ProcessGroup : public c10d::Backend {
     Recording recording;
     const at::Tensor met =
         all_reduce({at::zeros({1}, at::TensorOptions(device))}, name_, ReduceOp::SUM)[0];
-    record::sync(device.index(), /*wait=*/true, record::Cause::kSync);
+    record::sync(device.index());
     met.item();  // raises the reason if they did not meet, in the eager modes, too
     return done(OpType::BARRIER, {});
   }

@@ -30,15 +30,19 @@ std::string describe_largest(c10::DeviceIndex device) {
                        : c10::str("\nThe largest tensors on lazyxla:", int{device}, ":\n", lines);
 }
 
-// Packs the values of variable slots into one small array on the device.
+// The values of some slots, as one small array on each device.
 template <typename T>
-pjrt::Buffer upload_slots(const std::vector<uint32_t>& which, c10::ArrayRef<ir::ScalarValue> slots,
-                          T ir::ScalarValue::* member, PJRT_Buffer_Type type,
-                          const pjrt::Device& device) {
+void upload_slots(const std::vector<uint32_t>& which, c10::ArrayRef<ir::ScalarValue> slots,
+                  T ir::ScalarValue::* member, PJRT_Buffer_Type type,
+                  c10::ArrayRef<const pjrt::Device*> devices, Numbers& numbers) {
+  if (which.empty()) return;
   c10::SmallVector<T, 16> values;
   for (uint32_t slot : which) values.push_back(slots[slot].*member);
-  int64_t dims[] = {static_cast<int64_t>(values.size())};
-  return pjrt::Runtime::get().client().buffer_from_host(values.data(), type, dims, {}, device);
+  const int64_t dims[] = {static_cast<int64_t>(values.size())};
+  for (const pjrt::Device* device : devices) {
+    numbers.push_back(
+        pjrt::Runtime::get().client().buffer_from_host(values.data(), type, dims, {}, *device));
+  }
 }
 
 // Bytes that a program can still get on a device, or at least `needed`; empty if the plugin does
@@ -100,6 +104,14 @@ void check_free(const program::Variant& variant, int64_t needed, const pjrt::Dev
                    " are free on ", device.debug_string(),
                    ". It was not run, and all tensors are as they were before.",
                    describe_largest(static_cast<c10::DeviceIndex>(device.index())));
+}
+
+void upload_numbers(const program::Variant& variant, c10::ArrayRef<ir::ScalarValue> slots,
+                    c10::ArrayRef<const pjrt::Device*> devices, Numbers& numbers) {
+  upload_slots(variant.float_slots, slots, &ir::ScalarValue::f, PJRT_Buffer_Type_F64, devices,
+               numbers);
+  upload_slots(variant.int_slots, slots, &ir::ScalarValue::i, PJRT_Buffer_Type_S64, devices,
+               numbers);
 }
 
 pjrt::InFlight::Listener undo_on_failure(std::shared_ptr<std::vector<Replaced>> replaced,
@@ -172,31 +184,12 @@ void enqueue_own(const program::Variant& variant, const Run& run, c10::DeviceInd
     run.replaced.clear();
     return;
   }
-  const pjrt::Executable& executable = variant.executable();
-  std::optional<pjrt::Buffer> floats, ints;
-  if (!variant.float_slots.empty()) {
-    floats.emplace(upload_slots(variant.float_slots, run.slots, &ir::ScalarValue::f,
-                                PJRT_Buffer_Type_F64, device));
-    args.push_back(&*floats);
-  }
-  if (!variant.int_slots.empty()) {
-    ints.emplace(upload_slots(variant.int_slots, run.slots, &ir::ScalarValue::i,
-                              PJRT_Buffer_Type_S64, device));
-    args.push_back(&*ints);
-  }
-  std::vector<pjrt::Buffer> results;
-  if (run.replaced.empty()) {
-    results = executable.execute(args, run.donated, device);
-  } else {
-    auto replaced = std::make_shared<std::vector<Replaced>>(std::move(run.replaced));
-    try {
-      results = executable.execute(args, run.donated, device, undo_on_failure(replaced, index));
-    } catch (...) {
-      run.replaced = std::move(*replaced);
-      throw;
-    }
-  }
-  keep(run, std::move(results));
+  Numbers numbers;
+  upload_numbers(variant, run.slots, &device, numbers);
+  for (pjrt::Buffer& array : numbers) args.push_back(&array);
+  keep(run, undoable(run, index, [&](pjrt::InFlight::Listener over) {
+         return variant.executable().execute(args, run.donated, device, std::move(over));
+       }));
 }
 
 // The turn that a token holds. It is read from the device only if the host has not seen it before.

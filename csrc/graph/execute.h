@@ -46,9 +46,27 @@ void execute(const program::Variant& variant, const Run& run, c10::DeviceIndex d
 // Throws if a program that needs `needed` bytes does not fit in the device's free memory.
 void check_free(const program::Variant& variant, int64_t needed, const pjrt::Device& device);
 
+// The numbers that are a program's inputs: an array of the floats on each device, then of integers.
+using Numbers = c10::SmallVector<pjrt::Buffer, 2>;
+void upload_numbers(const program::Variant& variant, c10::ArrayRef<ir::ScalarValue> slots,
+                    c10::ArrayRef<const pjrt::Device*> devices, Numbers& numbers);
+
 // Undoes a run if it fails on the device, later. Keeps what would be given back alive.
 pjrt::InFlight::Listener undo_on_failure(std::shared_ptr<std::vector<Replaced>> replaced,
                                          c10::DeviceIndex device);
+
+// Launches a run with what undoes it later. If that throws, the run has it back.
+template <typename Launch>
+auto undoable(const Run& run, c10::DeviceIndex device, Launch launch) {
+  if (run.replaced.empty()) return launch(pjrt::InFlight::Listener());
+  auto replaced = std::make_shared<std::vector<Replaced>>(std::move(run.replaced));
+  try {
+    return launch(undo_on_failure(replaced, device));
+  } catch (...) {
+    run.replaced = std::move(*replaced);
+    throw;
+  }
+}
 
 // Waits until the device has done what was enqueued, and what was sent to it has arrived. Execution
 // errors surface.

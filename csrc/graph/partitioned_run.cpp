@@ -12,30 +12,6 @@
 namespace lazyxla::graph {
 namespace {
 
-// The values of some slots, on each device.
-template <typename T>
-class SlotCopies {
- public:
-  SlotCopies(const std::vector<uint32_t>& which, c10::ArrayRef<ir::ScalarValue> slots,
-             T ir::ScalarValue::* member, PJRT_Buffer_Type type,
-             const std::vector<const pjrt::Device*>& devices) {
-    if (which.empty()) return;
-    std::vector<T> values;
-    for (uint32_t slot : which) values.push_back(slots[slot].*member);
-    const int64_t dims[] = {static_cast<int64_t>(values.size())};
-    for (const pjrt::Device* device : devices) {
-      copies_.push_back(
-          pjrt::Runtime::get().client().buffer_from_host(values.data(), type, dims, {}, *device));
-    }
-  }
-  void add_to(std::vector<pjrt::Buffer*>& args) {
-    for (pjrt::Buffer& copy : copies_) args.push_back(&copy);
-  }
-
- private:
-  std::vector<pjrt::Buffer> copies_;
-};
-
 // Reuses the memory of the thread's last run, as a flush's graph does. A run within a run has its
 // own.
 thread_local std::vector<pjrt::Buffer*> spare_args;
@@ -76,31 +52,20 @@ void execute_partitioned(const program::Variant& variant, const Run& run, c10::D
   const std::vector<const pjrt::Device*>& devices = program::own_devices(mesh).devices;
   check_fits(variant, run, devices);
   variant.note_run();
-  const pjrt::Executable& executable = variant.executable();
   std::vector<pjrt::Buffer*> args = std::exchange(spare_args, {});
   args.clear();
   args.reserve((run.inputs.size() + 2) * devices.size());  // and the numbers
   for (const program::BufferRef& input : run.inputs) input->add_each(mesh, args);
-  SlotCopies floats(variant.float_slots, run.slots, &ir::ScalarValue::f, PJRT_Buffer_Type_F64,
-                    devices);
-  SlotCopies ints(variant.int_slots, run.slots, &ir::ScalarValue::i, PJRT_Buffer_Type_S64, devices);
-  floats.add_to(args);
-  ints.add_to(args);
+  Numbers numbers;
+  upload_numbers(variant, run.slots, devices, numbers);
+  for (pjrt::Buffer& array : numbers) args.push_back(&array);
 
   // A device may wait for the others, and one that calls the host for the GIL.
   WithoutGil no_gil;
   if (variant.identity && launch_check()) launch_check()(mesh, variant);
-  auto replaced = std::make_shared<std::vector<Replaced>>(std::move(run.replaced));
-  pjrt::InFlight::Listener over;
-  if (!replaced->empty()) over = undo_on_failure(replaced, index);
-  std::vector<std::vector<pjrt::Buffer>> results;
-  try {
-    results = executable.execute_on_each(args, run.donated, devices, std::move(over));
-  } catch (...) {
-    run.replaced = std::move(*replaced);
-    throw;
-  }
-  keep(variant, run, std::move(results));
+  keep(variant, run, undoable(run, index, [&](pjrt::InFlight::Listener over) {
+         return variant.executable().execute_on_each(args, run.donated, devices, std::move(over));
+       }));
   spare_args = std::move(args);
 }
 

@@ -58,16 +58,6 @@ bool replaces(const program::Graph& graph) {
                      [](const program::Taken& taken) { return bool{taken.committed}; });
 }
 
-// Undoes replaced_by.
-void give_back(program::Graph& graph, std::vector<Replaced>& replaced) {
-  auto next = replaced.begin();
-  for (program::Taken& taken : graph.taken) {
-    if (next == replaced.end()) break;
-    if (next->id == taken.id) taken.committed = std::move(next++->content);
-  }
-  replaced.clear();
-}
-
 // Per value of the graph, whether it depends on node `failed`.
 std::vector<bool> dependents(const program::Graph& graph, size_t failed) {
   std::vector<bool> tainted(graph.leaves.size(), false);
@@ -152,23 +142,22 @@ program::VariantRef make_program(ir::PendingSet& pending,
     slot.run_when_found([missed, made] { return made->get(); }, run);
     throw;
   }
-  std::vector<Replaced> replaced = replaced_by(graph);
-  const Run run = missed->run(replaced);
-  program::VariantRef variant;
-  keeping(run, pending.device, [&] {
-    try {
-      variant = made->get();
-    } catch (const program::LoweringFailure& e) {
-      if (!undone) make_pending_again(pending, graph, e.node);
-      TORCH_CHECK_NOT_IMPLEMENTED(false, e.what());
-    } catch (const program::TooManyPrograms& e) {
-      give_back(graph, replaced);
-      make_pending_again(pending, graph);
-      TORCH_CHECK(false, e.what());
-    }
-  });
-  give_back(graph, replaced);
-  return variant;
+  const auto undo_and = [&](c10::function_ref<void()> report) {
+    std::vector<Replaced> replaced = replaced_by(graph);
+    keeping(missed->run(replaced), pending.device, report);
+  };
+  try {
+    return made->get();
+  } catch (const program::LoweringFailure& e) {
+    if (!undone) make_pending_again(pending, graph, e.node);
+    undo_and([&] { TORCH_CHECK_NOT_IMPLEMENTED(false, e.what()); });
+  } catch (const program::TooManyPrograms& e) {
+    make_pending_again(pending, graph);
+    undo_and([&] { TORCH_CHECK(false, e.what()); });
+  } catch (const std::exception&) {
+    undo_and([] { throw; });
+  }
+  TORCH_INTERNAL_ASSERT(false);  // each of them has thrown
 }
 
 // The parts of a graph that was split (walk.h's split): a program each.

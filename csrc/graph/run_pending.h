@@ -17,7 +17,7 @@ namespace lazyxla::graph {
 
 // The record room's settings of a flush.
 struct RunSettings {
-  uint64_t options;   // the number of the compile options (program/compile_options.h)
+  uint64_t options;   // the number of the compile options (program/graph.h)
   bool may_divide;    // it may become several programs
   bool nobody_waits;  // for its results: its program may be compiled in the background
   c10::function_ref<program::Origin()> origin;  // asked for if a program is to be made

@@ -110,33 +110,45 @@ program::Shards upload_shards(const ir::TensorType& type, const ir::Sharding& sh
   return shards;
 }
 
-// Puts the parts together again. Throws if any device's have failed, also if others have the same:
-// all are of one program, which has failed then.
+// Calls `read` for each part of sharded data that this process's devices hold, once. Throws if any
+// device's has failed, also if others have the same: all are of one program, which has failed then.
+void for_each_part(const program::Shards& shards, const ir::TensorType& type,
+                   c10::function_ref<void(const Region&, const pjrt::Buffer&)> read) {
+  const ir::Sharding& sharding = *shards.sharding;
+  const program::MeshDevices& own = program::own_devices(sharding.mesh());
+  std::set<std::vector<int64_t>> met;
+  try {
+    for (size_t i = 0; i < shards.buffers.size(); ++i) {
+      const Region region(type, sharding, own.positions[i]);
+      if (met.insert(sharding.tile_of(own.positions[i])).second && !region.is_empty()) {
+        read(region, shards.buffers[i]);
+      } else {
+        shards.buffers[i].await();
+      }
+    }
+  } catch (const pjrt::Error& e) {
+    const auto failure = take_failure_of(sharding.mesh());
+    rethrow(failure ? *failure : e, "reading a value");
+  }
+}
+
+// Puts the parts together again.
 void download_shards(const program::Shards& shards, const ir::TensorType& type, void* destination) {
   auto* to = static_cast<char*>(destination);
   const auto item = static_cast<int64_t>(c10::elementSize(type.dtype));
-  const ir::Sharding& sharding = *shards.sharding;
-  const ir::Dims shard = sharding.shard(type.dims);
+  const ir::Dims shard = shards.sharding->shard(type.dims);
   const int64_t nbytes = ir::TensorType{type.dtype, shard}.nbytes();
-  const program::MeshDevices& own = program::own_devices(sharding.mesh());
-  TORCH_INTERNAL_ASSERT(program::holds_all(sharding));
-  for (size_t i = 0; i < shards.buffers.size(); ++i) {
-    // If several devices hold a part, any copy will do: the first, if all devices are here.
-    const Region region(type, sharding, own.positions[i]);
-    if ((own.are_all && !sharding.is_first(i)) || region.is_empty()) {
-      shards.buffers[i].await();
-      continue;
-    }
+  TORCH_INTERNAL_ASSERT(program::holds_all(*shards.sharding));
+  for_each_part(shards, type, [&](const Region& region, const pjrt::Buffer& part) {
     if (region.is_run_of(type.dims, shard)) {
-      shards.buffers[i].to_host(to + offset_in(type.dims, region.begin) * item, nbytes);
-      continue;
+      return part.to_host(to + offset_in(type.dims, region.begin) * item, nbytes);
     }
     std::vector<char> copy(nbytes);
-    shards.buffers[i].to_host(copy.data(), nbytes);
+    part.to_host(copy.data(), nbytes);
     for_each_row(region, type.dims, shard, [&](int64_t whole, int64_t mine, int64_t count) {
       std::memcpy(to + whole * item, copy.data() + mine * item, count * item);
     });
-  }
+  });
 }
 
 }  // namespace
@@ -178,35 +190,19 @@ void download_blocks(const ir::Value& leaf, c10::function_ref<void(const Block&)
   ++Counters::get().downloads;
   WithoutGil no_gil;
   const program::Shards& shards = *program::buffer_of(*leaf.node.get()).shards();
-  const ir::Sharding& sharding = *shards.sharding;
   const ir::TensorType& type = leaf.type();
   const auto item = static_cast<int64_t>(c10::elementSize(type.dtype));
-  const ir::Dims shard = sharding.shard(type.dims);
-  const program::MeshDevices& own = program::own_devices(sharding.mesh());
+  const ir::Dims shard = shards.sharding->shard(type.dims);
   std::vector<char> padded(ir::TensorType{type.dtype, shard}.nbytes()), block(padded.size());
-  std::set<std::vector<int64_t>> taken;
-  for (size_t i = 0; i < shards.buffers.size(); ++i) {
-    Region region(type, sharding, own.positions[i]);
-    const bool is_taken = !taken.insert(sharding.tile_of(own.positions[i])).second;
-    const bool is_read = !is_taken && !region.is_empty();
-    try {
-      if (is_read) {
-        shards.buffers[i].to_host(padded.data(), padded.size());
-      } else {
-        shards.buffers[i].await();
-      }
-    } catch (const pjrt::Error& e) {
-      const auto failure = take_failure_of(sharding.mesh());
-      rethrow(failure ? *failure : e, "reading a value");
-    }
-    if (!is_read) continue;
+  for_each_part(shards, type, [&](Region region, const pjrt::Buffer& part) {
+    part.to_host(padded.data(), padded.size());
     const ir::Dims begin = region.begin;
     region.move_to(begin);
     for_each_row(region, region.size, shard, [&](int64_t whole, int64_t mine, int64_t count) {
       std::memcpy(block.data() + whole * item, padded.data() + mine * item, count * item);
     });
     take({begin, region.size, block.data()});
-  }
+  });
 }
 
 ir::Value copy_to_device(const ir::Value& leaf, c10::DeviceIndex device) {
@@ -228,12 +224,7 @@ void download(const ir::Value& leaf, void* destination) {
   ++Counters::get().downloads;
   WithoutGil no_gil;
   if (const program::Shards* shards = program::buffer_of(*leaf.node.get()).shards()) {
-    try {
-      return download_shards(*shards, leaf.type(), destination);
-    } catch (const pjrt::Error& e) {
-      const auto failure = take_failure_of(shards->sharding->mesh());
-      rethrow(failure ? *failure : e, "reading a value");
-    }
+    return download_shards(*shards, leaf.type(), destination);
   }
   pjrt::Buffer& buffer = program::buffer_of(*leaf.node.get()).get();
   try {

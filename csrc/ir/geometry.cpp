@@ -1,18 +1,13 @@
 #include "ir/geometry.h"
 
 #include <c10/util/Exception.h>
+#include <c10/util/accumulate.h>
 #include <c10/util/safe_numerics.h>
 
 #include <algorithm>
 
 namespace lazyxla::ir {
 namespace {
-
-int64_t product(c10::IntArrayRef sizes) {
-  int64_t n = 1;
-  for (int64_t s : sizes) n *= s;
-  return n;
-}
 
 // The size of the parts of a dtype's elements: complex numbers are pairs.
 int64_t unit_size(c10::ScalarType dtype) {
@@ -61,13 +56,13 @@ int conflict(const Dimensions& digits, const Dimensions& view, int64_t offset) {
 
 }  // namespace
 
-int64_t TensorType::numel() const { return product(dims); }
+int64_t TensorType::numel() const { return c10::multiply_integers(dims); }
 
 int64_t TensorType::nbytes() const {
   return numel() * static_cast<int64_t>(c10::elementSize(dtype));
 }
 
-int64_t Geometry::numel() const { return product(sizes); }
+int64_t Geometry::numel() const { return c10::multiply_integers(sizes); }
 
 Geometry Geometry::contiguous(c10::ScalarType dtype, c10::IntArrayRef sizes) {
   Geometry g{dtype, Dims(sizes.begin(), sizes.end()), Dims(sizes.size()), 0};
@@ -147,10 +142,7 @@ bool is_dense(c10::IntArrayRef sizes, c10::IntArrayRef strides) {
 bool same_layout(c10::IntArrayRef sizes_a, c10::IntArrayRef strides_a, c10::IntArrayRef sizes_b,
                  c10::IntArrayRef strides_b) {
   if (sizes_a != sizes_b) return false;
-  if (strides_a == strides_b) return true;
-  for (size_t i = 0; i < sizes_a.size(); ++i) {
-    if (sizes_a[i] == 0) return true;
-  }
+  if (strides_a == strides_b || c10::multiply_integers(sizes_a) == 0) return true;
   for (size_t i = 0; i < sizes_a.size(); ++i) {
     if (sizes_a[i] != 1 && strides_a[i] != strides_b[i]) return false;
   }

@@ -20,25 +20,6 @@ uint64_t OpSpec::next_id() {
   return next.fetch_add(1, std::memory_order_relaxed);
 }
 
-std::unique_ptr<OpSpec> OpSpec::copy() const {
-  auto fresh = std::make_unique<OpSpec>();
-  fresh->name = name;
-  fresh->args = args;
-  fresh->slots = slots;
-  fresh->outputs = outputs;
-  fresh->random = random;
-  fresh->collective = collective;
-  fresh->spreads = spreads;
-  fresh->portable = portable;
-  fresh->content = content;
-  fresh->numbers_vary = numbers_vary;
-  fresh->operators = operators;
-  fresh->settings = settings;
-  fresh->compile_options = compile_options;
-  fresh->sharding = sharding;
-  return fresh;
-}
-
 NodePtr Node::make(const OpSpec* spec, c10::ArrayRef<Value> operands,
                    c10::ArrayRef<ScalarValue> slots, std::shared_ptr<LeafData> held) {
   void* memory = pool_allocate(size_in_memory(operands.size(), slots.size()));

@@ -82,9 +82,9 @@ class OwnPrograms {
 
 class Sharding;
 
-struct OpSpec {
-  uint64_t id = next_id();  // unique in this process; what a graph's canonical key is made of
-  std::string name;         // "aten::add.Tensor", "lazyxla::view"
+// What is the same for calls of one kind.
+struct CallFields {
+  std::string name;  // "aten::add.Tensor", "lazyxla::view"
   std::vector<Arg> args;
   std::vector<SlotSpec> slots;
   std::vector<TensorType> outputs;
@@ -98,12 +98,17 @@ struct OpSpec {
   std::string content;    // of one that is not portable: what does, instead of arguments; or empty
   CompileOptions compile_options;      // that a program with it is compiled with
   const Sharding* sharding = nullptr;  // that it gives its result; null for almost all
+};
+
+struct OpSpec : CallFields {
+  const uint64_t id = next_id();  // unique in this process; what a canonical key is made of
   mutable std::atomic<OwnPrograms*> own_programs{nullptr};  // made once
 
   OpSpec() = default;
-  ~OpSpec() { delete own_programs.load(); }
   // The same call with a new id, so that it counts as another operator.
-  std::unique_ptr<OpSpec> copy() const;
+  OpSpec(const OpSpec& of) : CallFields(of) {}
+  OpSpec& operator=(const OpSpec&) = delete;
+  ~OpSpec() { delete own_programs.load(); }
 
   static uint64_t next_id();
 };

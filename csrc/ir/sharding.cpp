@@ -129,10 +129,6 @@ const Sharding* Interned::sharding(const Mesh& mesh, Sharding::Dimensions dimens
     sharding->open_ = std::move(open);
     sharding->text_ = std::move(text);
     sharding->id_ = next_id++;
-    std::set<std::vector<int64_t>> tiles;
-    for (size_t position = 0; position < mesh.size(); ++position) {
-      sharding->is_first_.push_back(tiles.insert(sharding->tile_of(position)).second);
-    }
   }
   return sharding.get();
 }

@@ -97,8 +97,6 @@ class Sharding {
   Dims shard(c10::IntArrayRef sizes) const;
   // Which tile of each dimension the device at a position in the mesh holds.
   std::vector<int64_t> tile_of(size_t position) const;
-  // Whether the device is the first in the mesh that holds its tile.
-  bool is_first(size_t position) const { return is_first_[position]; }
   // Whether both give every device the same tiles.
   bool distributes_like(const Sharding& other) const;
 
@@ -111,7 +109,6 @@ class Sharding {
   const Mesh* mesh_ = nullptr;
   Dimensions dimensions_;
   std::vector<bool> open_;  // empty if none is
-  std::vector<bool> is_first_;
   std::string text_;
   uint64_t id_ = 0;
 };

@@ -1,5 +1,3 @@
-#include "program/compile_options.h"
-
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -7,6 +5,7 @@
 
 #include "common/locks.h"
 #include "pjrt/executable.h"
+#include "program/graph.h"
 #include "program/replicas.h"
 
 namespace lazyxla::program {

@@ -18,6 +18,8 @@
 #include <c10/util/Exception.h>
 
 #include <memory>
+#include <optional>
+#include <string>
 #include <vector>
 
 #include "ir/storage.h"
@@ -79,5 +81,21 @@ struct Graph {
   // The same, but for what was taken from the pending set.
   void clear_numbers();
 };
+
+// The portable key: the canonical key in bytes that mean the same in every process. The canonical
+// key names operators by their OpSpecs' ids, which each process gives out anew; here every OpSpec
+// is written out once, and referred to by its index. Empty if an operator means something in this
+// process only: a graph of torch.compile's, or an argument that cannot be written out.
+std::optional<std::string> portable_key(const Graph& graph);
+
+// Compile options: XLA's, that a program is compiled with. Those of the process and of a compiled
+// region belong to the program: a number that this process gave to the set of them is the first
+// word of every canonical key; 0 is that of none. Those of an operator (a function that was
+// compiled with options of its own) are in its OpSpec.
+uint64_t number_options(const CompileOptions& options);
+const CompileOptions& options_of(uint64_t number);
+
+// All that the graph is compiled with. Its operators must agree on theirs.
+CompileOptions compile_options(const Graph& graph);
 
 }  // namespace lazyxla::program

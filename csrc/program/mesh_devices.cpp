@@ -63,7 +63,6 @@ bool mesh_spans_processes(const ir::Mesh& mesh) {
   return client_spans_processes() && found_devices(mesh).processes.size() > 1;
 }
 
-bool any_spans_processes() { return ir::Mesh::any() && client_spans_processes(); }
 
 bool holds_all(const ir::Sharding& sharding) {
   const MeshDevices& own = own_devices(sharding.mesh());

@@ -28,9 +28,6 @@ bool mesh_spans_processes(const ir::Mesh& mesh);
 // Whether the client is started, and has devices of other processes.
 bool client_spans_processes();
 
-// Whether there are meshes that may have devices of other processes.
-bool any_spans_processes();
-
 // Whether this process holds all parts of data with this sharding.
 bool holds_all(const ir::Sharding& sharding);
 

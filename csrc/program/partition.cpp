@@ -1,6 +1,7 @@
 #include "program/partition.h"
 
 #include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
 #include <c10/util/flat_hash_map.h>
 
 #include <algorithm>
@@ -100,9 +101,7 @@ void Partition::check() const {
 bool Partition::spans_processes() const { return mesh_spans_processes(*mesh); }
 
 std::string Partition::devices() const {
-  std::string text;
-  for (int device : mesh->devices()) text += (text.empty() ? "" : ",") + std::to_string(device);
-  return text;
+  return c10::Join(",", mesh->devices());
 }
 
 void Partition::add_to_key(std::vector<uint64_t>& key) const {

@@ -1,8 +1,7 @@
-#include "program/portable_key.h"
-
 #include <c10/util/flat_hash_map.h>
 
 #include "common/bytes.h"
+#include "program/graph.h"
 #include "program/replicas.h"
 
 namespace lazyxla::program {

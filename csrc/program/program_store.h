@@ -45,7 +45,7 @@ class StoredGraph {
                     const std::vector<uint32_t>& static_slots, const std::string& artifact) = 0;
 };
 
-// Returns what is kept of the graph of this portable key (portable_key.h) and these compile
+// Returns what is kept of the graph of this portable key (graph.h) and these compile
 // options, as PJRT takes them. Null if nothing is kept at all.
 using ProgramStore = std::function<std::unique_ptr<StoredGraph>(
     const std::optional<std::string>& key, const std::string& options)>;

@@ -94,9 +94,7 @@ std::optional<Replicas> replicas_of(const Graph& graph) {
 }  // namespace
 
 std::string Replicas::devices_text() const {
-  std::string text;
-  for (int64_t device : devices) text += (text.empty() ? "" : ",") + std::to_string(device);
-  return text;
+  return c10::Join(",", devices);
 }
 
 std::optional<std::string> Replicas::describe(const std::string& group) const {

@@ -108,9 +108,8 @@ void Mark::reach() {
   recording_.reset();
 }
 
-void sync(c10::DeviceIndex device, bool wait, Cause cause) {
-  flush(device, cause);
-  if (!wait) return;
+void sync(c10::DeviceIndex device) {
+  flush(device, Cause::kSync);
   graph::finish_waiting_runs(device);
   graph::wait_for(device);
 }

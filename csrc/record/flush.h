@@ -55,7 +55,7 @@ class Mark {
   uint64_t flushes_;
 };
 
-// flush, and with `wait` also waits until the device has computed it all. Execution errors surface.
-void sync(c10::DeviceIndex device, bool wait, Cause cause);
+// Flushes, and waits until the device has computed it all. Execution errors surface.
+void sync(c10::DeviceIndex device);
 
 }  // namespace lazyxla::record

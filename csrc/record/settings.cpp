@@ -7,7 +7,7 @@
 #include <memory>
 #include <string_view>
 
-#include "program/compile_options.h"
+#include "program/graph.h"
 #include "record/scope.h"
 
 namespace lazyxla::record {

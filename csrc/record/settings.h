@@ -4,7 +4,7 @@
 // belong to each operator: they count as they were when it was recorded, not as they are when it is
 // run. An OpSpec holds them in one word.
 //
-// Options of XLA's compiler belong to the program (program/compile_options.h).
+// Options of XLA's compiler belong to the program (program/graph.h).
 #pragma once
 
 #include <ATen/Context.h>
@@ -23,7 +23,7 @@ uint16_t record_settings();
 // has a setting for each backend, and does not return the first one while they differ.
 at::Float32MatmulPrecision matmul_precision();
 
-// The number (program/compile_options.h) of the options of what the calling thread runs now: those
+// The number (program/graph.h) of the options of what the calling thread runs now: those
 // of the process, and over them those of the compiled region.
 uint64_t current_options();
 

@@ -125,7 +125,7 @@ class ProgramStore:
         """What is kept of a graph.
 
         Args:
-            key: its portable key (csrc/program/portable_key.h); None if it means something in this
+            key: its portable key (csrc/program/graph.h); None if it means something in this
                 process only.
             options: what it is compiled with, as PJRT takes it.
         """

@@ -99,6 +99,7 @@ def test_multi_margin_loss(reduction: int) -> None:
         for x, target in (
             (torch.randn(5, 4), torch.randint(0, 4, (5,))),
             (torch.randn(4), torch.tensor(1)),
+            (torch.tensor([0.5, float("nan"), -1.0, 2.0]), torch.tensor(0)),
         ):
             batch.add("aten::multi_margin_loss", x, target, p, 0.7, weight, reduction)
             grad = torch.randn(5 if reduction == NONE and x.ndim == 2 else ())
@@ -111,7 +112,9 @@ def test_multi_margin_loss(reduction: int) -> None:
 def test_multilabel_margin_loss(reduction: int) -> None:
     batch = Batch()
     labels = torch.tensor([[1, 3, -1, 0], [-1, 2, 2, 2], [0, 1, 2, 3]])
-    for x, target in ((torch.randn(3, 4), labels), (torch.randn(4), labels[0])):
+    with_nan = torch.tensor([0.5, 1.0, float("nan"), 2.0])
+    inputs = (torch.randn(3, 4), labels), (torch.randn(4), labels[0]), (with_nan, labels[0])
+    for x, target in inputs:
         batch.add("aten::multilabel_margin_loss_forward", x, target, reduction)
         loss, is_target = torch.ops.aten.multilabel_margin_loss_forward(x, target, reduction)
         arguments = (torch.randn_like(loss), x, target, reduction, is_target)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from lazyxla.lowering.functions import maximum, where
+from lazyxla.lowering.functions import where
 from lazyxla.lowering.registry import rule
 from lazyxla.lowering.rules.classification import MEAN, NONE, by_class
 from lazyxla.lowering.scalar import Scalar
@@ -40,13 +40,14 @@ def _margins(
 ) -> tuple[Value, Value, Value]:
     """The margins, the weights / C, and where the target is; all of shape (N, C).
 
-    A margin is margin - x[target] + x where that is positive, and 0 at the target.
+    A margin is margin - x[target] + x where that is positive, and else 0 (also of nan), as at the
+    target.
     """
     x = x if x.rank == 2 else x.reshape([1, -1])
     x, index = by_class(b, x, b.value(target, torch.int64).reshape([-1]))
     gap = margin + (x - b.unsqueeze(b.pick(x, index, 1), 1))
     chosen = b.one_hot(x.shape, index, 1)
-    gap = where(chosen, 0, maximum(gap, 0))
+    gap = where(~chosen & (gap > 0), gap, 0)
     factor = x.full(1 / x.shape[1])
     if weight is not None:
         factor *= b.unsqueeze(b.take(weight.to(x.dtype), index, 0), 1)
@@ -114,7 +115,7 @@ def _label_margins(b: Builder, x: Value, target: Value) -> tuple[Value, Value, V
     cube = [samples, classes, classes]
     gap = 1 - b.broadcast_to(b.unsqueeze(own, 2), cube) + b.unsqueeze(x, 1)
     counts = b.unsqueeze(given, 2) & ~b.broadcast_to(b.unsqueeze(labelled, 1), cube)
-    return labels, labelled, where(counts, maximum(gap, 0), 0)
+    return labels, labelled, where(counts & (gap > 0), gap, 0)
 
 
 @rule("aten::multilabel_margin_loss_forward")
