@@ -50,29 +50,13 @@ namespace py = pybind11;
 namespace lazyxla::bindings {
 namespace {
 
-using NoGil = py::call_guard<py::gil_scoped_release>;
-
 // lazyxla/platforms.py's Platform in the client's form.
 pjrt::PluginSpec plugin_spec(const py::handle& platform) {
   pjrt::PluginSpec spec;
   spec.path = platform.attr("path").cast<std::string>();
   spec.platform = platform.attr("name").cast<std::string>();
   spec.hint = platform.attr("hint").cast<std::string>();
-  for (const auto& [key, value] : platform.attr("create_options").cast<py::dict>()) {
-    pjrt::NamedValue option;
-    if (py::isinstance<py::bool_>(value)) {  // before int: a bool is one
-      option = value.cast<bool>();
-    } else if (py::isinstance<py::int_>(value)) {
-      option = value.cast<int64_t>();
-    } else if (py::isinstance<py::float_>(value)) {
-      option = value.cast<float>();
-    } else if (py::isinstance<py::list>(value)) {
-      option = value.cast<std::vector<int64_t>>();
-    } else {
-      option = value.cast<std::string>();
-    }
-    spec.create_options[key.cast<std::string>()] = std::move(option);
-  }
+  spec.create_options = platform.attr("create_options").cast<pjrt::NamedValues>();
   py::object compile_options = platform.attr("compile_options");
   spec.compile_options = compile_options.cast<decltype(spec.compile_options)>();
   return spec;
@@ -275,12 +259,6 @@ void bind_capture(py::module_& m) {
   m.def("make_abstract", &make_abstract);
 }
 
-std::shared_ptr<const pjrt::CompiledProgram> compile_for(const pjrt::Topology& topology,
-                                                         const std::string& artifact,
-                                                         const CompileOptions& options) {
-  return topology.compile(artifact, "mlir", options);
-}
-
 // Compiling for devices that are not attached: lazyxla/aot.py.
 void bind_topology(py::module_& m) {
   py::class_<pjrt::DeviceDescription>(m, "DeviceDescription")
@@ -319,11 +297,11 @@ void bind_topology(py::module_& m) {
                                                  plugin.xla_version(),
                                                  plugin.stablehlo_current_version());
                              })
-      .def_property_readonly("stablehlo_version",
-                             [](const pjrt::Topology& topology) {
-                               return topology.plugin().stablehlo_current_version();
-                             })
-      .def("compile", &compile_for, NoGil(), py::keep_alive<0, 1>());
+      .def(
+          "compile",
+          [](const pjrt::Topology& topology, const std::string& artifact,
+             const CompileOptions& options) { return topology.compile(artifact, "mlir", options); },
+          NoGil(), py::keep_alive<0, 1>());
 }
 
 }  // namespace

@@ -12,6 +12,8 @@
 
 namespace lazyxla::bindings {
 
+using NoGil = pybind11::call_guard<pybind11::gil_scoped_release>;
+
 // Modes, regions and syncs (record/scope.h).
 void bind_modes(pybind11::module_& m);
 

@@ -48,15 +48,14 @@ class PythonStoredGraph final : public program::StoredGraph {
   Added add(const std::vector<bool>& wanted, const std::vector<ir::ScalarValue>& slots,
             const std::vector<uint32_t>& static_slots, const std::string& artifact) override {
     return in_python([&] {
-      py::object program =
-          graph_->attr("add")(wanted, words(slots), static_slots, py::bytes(artifact));
-      py::object executable = program.attr("load")();
-      Added added;
-      if (!executable.is_none()) added.executable = executable.cast<std::string>();
-      added.keep = [program = owned_without_gil(std::move(program))](const std::string& compiled) {
-        in_python([&] { program->attr("keep")(py::bytes(compiled)); });
-      };
-      return added;
+      auto [executable, keep] =
+          graph_->attr("add")(wanted, words(slots), static_slots, py::bytes(artifact))
+              .cast<std::pair<std::optional<std::string>, py::object>>();
+      return Added{std::move(executable),
+                   [keep = owned_without_gil(std::move(keep))](const std::string& compiled) {
+                     py::gil_scoped_acquire gil;
+                     (*keep)(py::bytes(compiled));
+                   }};
     });
   }
 

@@ -55,7 +55,7 @@ std::unordered_map<std::string, Checks::Check> entered(const Table& table, bool 
       dispatch::PlainScope plain;
       py::gil_scoped_acquire gil;
       if (takes_sizes) {
-        call(*check, info, args, py::tuple(py::cast(sizes.vec())));
+        call(*check, info, args, sizes);
       } else {
         call(*check, info, args);
       }

@@ -22,12 +22,6 @@ namespace {
 
 using ir::Arg;
 
-py::tuple to_tuple(c10::IntArrayRef values) {
-  py::tuple result(values.size());
-  for (size_t i = 0; i < values.size(); ++i) result[i] = values[i];
-  return result;
-}
-
 py::object to_python(const ir::SlotSpec& spec, const ir::ScalarValue& slot) {
   if (spec.kind == ir::SlotKind::kFloat) return py::cast(slot.f);
   return spec.dtype == c10::ScalarType::Bool ? py::cast(slot.i != 0) : py::cast(slot.i);
@@ -42,7 +36,7 @@ struct Classes {
              settings_class = module.attr("Settings"), partition = module.attr("Partition");
 
   py::object tensor(const ir::TensorType& type) const {
-    return spec(py::cast(type.dtype), to_tuple(type.dims));
+    return spec(type.dtype, c10::IntArrayRef(type.dims));
   }
 };
 
@@ -96,8 +90,8 @@ class Exporter {
     size_t i = 0;
     for (const ir::NodePtr& node : graph_.nodes) {
       for (const ir::SlotSpec& spec : node->spec()->slots) {
-        slots_.append(classes_.slot_spec(to_python(spec, graph_.slots[i]), py::cast(spec.dtype),
-                                         spec.wrapped, static_cast<bool>(variable_[i])));
+        slots_.append(classes_.slot_spec(to_python(spec, graph_.slots[i]), spec.dtype, spec.wrapped,
+                                         static_cast<bool>(variable_[i])));
         ++i;
       }
     }
@@ -140,7 +134,7 @@ class Exporter {
       case Arg::Kind::kSlot:
         return classes_.slot(next_slot_++);
       case Arg::Kind::kFixedScalar: {
-        slots_.append(classes_.slot_spec(torch::jit::toPyObject(arg.constant), py::cast(arg.dtype),
+        slots_.append(classes_.slot_spec(torch::jit::toPyObject(arg.constant), arg.dtype,
                                          arg.wrapped, false));
         return classes_.slot(py::len(slots_) - 1);
       }
@@ -154,8 +148,8 @@ class Exporter {
         return list;
       }
       case Arg::Kind::kGeometry:
-        return classes_.geometry(py::cast(arg.geometry.dtype), to_tuple(arg.geometry.sizes),
-                                 to_tuple(arg.geometry.strides), arg.geometry.offset);
+        return classes_.geometry(arg.geometry.dtype, c10::IntArrayRef(arg.geometry.sizes),
+                                 c10::IntArrayRef(arg.geometry.strides), arg.geometry.offset);
     }
     return py::none();
   }

@@ -24,8 +24,6 @@ namespace py = pybind11;
 namespace lazyxla::bindings {
 namespace {
 
-using NoGil = py::call_guard<py::gil_scoped_release>;
-
 void flush_all(record::Cause cause) {
   for (c10::DeviceIndex index = 0; index < graph::device_count_bound(); ++index) {
     record::flush(index, cause);
@@ -191,9 +189,6 @@ void bind_modes(py::module_& m) {
       .value("LAZY", record::Mode::kLazy)
       .value("EAGER", record::Mode::kEager)
       .value("FUSED", record::Mode::kFused);
-  py::enum_<record::Cause>(m, "Cause")
-      .value("MODE", record::Cause::kMode)
-      .value("REGION_END", record::Cause::kRegionEnd);
   py::class_<ModeSwitch>(m, "ModeSwitch")
       .def(py::init<record::Mode>(), NoGil())
       .def("__enter__", &ModeSwitch::enter)
@@ -204,7 +199,7 @@ void bind_modes(py::module_& m) {
       .def("give", &RegionBlock::give)
       .def("__exit__", &RegionBlock::exit);
   if (PyModule_AddFunctions(m.ptr(), c_functions) < 0) throw py::error_already_set();
-  m.def("flush", &flush_all, NoGil());
+  m.def("flush", [] { flush_all(record::Cause::kMode); }, NoGil());
   m.def("current_mode", &record::current_mode);
   m.def("is_pending", &is_pending);
   m.def("is_ready", &is_ready);

@@ -15,7 +15,6 @@ namespace py = pybind11;
 namespace lazyxla::bindings {
 namespace {
 
-using NoGil = py::call_guard<py::gil_scoped_release>;
 using ir::Mesh;
 using ir::Sharding;
 

@@ -103,9 +103,8 @@ class CapturedProgram:
         graph = store.graph(known.key, _C.serialize_options(self._all(options)))
         # Numbers that are part of their operator have slots after the graph's own.
         static_slots = [slot for slot in lowered.static_slots if slot < len(known.slots)]
-        graph.add(known.variable, known.slots, static_slots, lowered.artifact).keep(
-            compiled._raw.serialize()
-        )
+        _, keep = graph.add(known.variable, known.slots, static_slots, lowered.artifact)
+        keep(compiled._raw.serialize())
         return compiled
 
     def _all(self, options: Options | None) -> dict[str, Any]:
@@ -189,7 +188,7 @@ def device() -> Any:
 def recording(target: str | Topology | None) -> Iterator[Recording]:
     """:func:`capture`, with what only the package needs."""
     target = resolve(target)
-    _C.flush(_C.Cause.MODE)  # what is pending is not part of the block
+    _C.flush()  # what is pending is not part of the block
     record = Recording(target)
     generators = [default_generator(index) for index in range(_C.device_count_bound())]
     states = [generator.get_state() for generator in generators]
@@ -197,10 +196,10 @@ def recording(target: str | Topology | None) -> Iterator[Recording]:
     _captured.append(target)
     try:
         yield record
-        _C.flush(_C.Cause.MODE)
+        _C.flush()
     except BaseException:
         with contextlib.suppress(Exception):  # what is pending must not be run later
-            _C.flush(_C.Cause.MODE)
+            _C.flush()
         raise
     finally:
         _captured.clear()

@@ -195,11 +195,11 @@ def _record(
     record: Recording, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> list[Any]:
     """The programs of one call: of what is pending when it starts, nothing."""
-    _C.flush(_C.Cause.MODE)
+    _C.flush()
     before = len(record.sequence)
     # The result has to be alive when the program is cut; what autograd keeps for it does not.
     result = tree_map_only(torch.Tensor, torch.Tensor.detach, call(*args, **kwargs))
-    _C.flush(_C.Cause.MODE)
+    _C.flush()
     del result
     return record.sequence[before:]
 

@@ -133,7 +133,7 @@ class Topology:
         return lower_to_text(program, self._target())
 
     def _target(self) -> Target:
-        return Target.of(self.platform, self._raw.devices[0], self._raw.stablehlo_version)
+        return Target.of(self.platform, self._raw.devices[0], self._raw.plugin[3])
 
     @property
     def chip(self) -> Chip | None:

@@ -151,7 +151,10 @@ class Entries:
                 if _ENTRY.fullmatch(file.name):
                     entries.append((status.st_mtime_ns, status.st_size, file.path))
                     total += status.st_size
-                elif _UNFINISHED.fullmatch(file.name) and _was_given_up(status):
+                elif (
+                    _UNFINISHED.fullmatch(file.name)
+                    and time.time() - status.st_mtime > _LONGEST_WRITE
+                ):
                     os.unlink(file.path)
         if total <= self._max_bytes:
             return
@@ -161,10 +164,6 @@ class Entries:
             with contextlib.suppress(OSError):
                 os.unlink(path)
                 total -= size
-
-
-def _was_given_up(status: os.stat_result) -> bool:
-    return time.time() - status.st_mtime > _LONGEST_WRITE
 
 
 def _status(file: os.DirEntry[str]) -> os.stat_result | None:

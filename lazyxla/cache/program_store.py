@@ -220,44 +220,31 @@ class StoredGraph:
         slots: Sequence[int],
         static_slots: Sequence[int],
         artifact: bytes,
-    ) -> StoredProgram:
-        """Keeps that it is the program of an artifact. That may be there already, or is to be kept.
+    ) -> tuple[bytes | None, Callable[[bytes], None]]:
+        """Keeps that it is the program of an artifact.
 
         Args:
             wanted: the requested inputs; static ones among them are no inputs.
             artifact: what it was lowered to, StableHLO.
+
+        Returns:
+            the serialized executable, None if it is not kept yet; and what keeps it.
         """
         text = _text(artifact, self._options) + self._store.environment
-        program = StoredProgram(self._store, entries.key("program", text))
+        program = entries.key("program", text)
         if self._key:
             variable = _without(wanted, static_slots)
             constants = _constants(variable, slots)
-            form = Form(variable, list(static_slots), constants, program.key.name)
+            form = Form(variable, list(static_slots), constants, program.name)
             others = [other for other in self._forms() if other[:3] != form[:3]]
             lines = [json.dumps(each) for each in [form, *others][:_MOST_FORMS]]
             self._store.keep(self._key, "\n".join(lines).encode())
-        return program
+        return self._store.entries.read(program), functools.partial(self._store.keep, program)
 
     def _forms(self) -> list[Form]:
         content = self._store.entries.read(self._key) if self._key else None
         forms = map(Form.parse, (content or b"").splitlines())
         return [form for form in forms if form]
-
-
-class StoredProgram:
-    """What a store keeps of one program."""
-
-    def __init__(self, store: ProgramStore, key: Key) -> None:
-        self._store = store
-        self.key = key
-
-    def load(self) -> bytes | None:
-        """The serialized executable, None if it is not kept."""
-        return self._store.entries.read(self.key)
-
-    def keep(self, executable: bytes) -> None:
-        """Keeps it."""
-        self._store.keep(self.key, executable)
 
 
 def _text(subject: bytes, options: bytes) -> bytes:
@@ -274,23 +261,18 @@ def _without(variable: Sequence[bool], static_slots: Sequence[int]) -> list[bool
     return [is_input and i not in static for i, is_input in enumerate(variable)]
 
 
-_current: list[ProgramStore | None] = []  # none if nothing is kept; empty if it is not made yet
-
-
+@functools.cache
 def current() -> ProgramStore | None:
     """That of the programs that run here; None if none are kept."""
-    if not _current:
-        directory = _programs(settings.cache_directory())
-        store = None
-        if settings.cache_size and _is_usable(directory):
-            store = _open(directory, _C.platform(), _C.Topology.of_client())
-        _current[:] = [store]
-    return _current[0]
+    directory = _programs(settings.cache_directory())
+    if not settings.cache_size or not _is_usable(directory):
+        return None
+    return _open(directory, _C.platform(), _C.Topology.of_client())
 
 
 def forget() -> None:
     """Something that :func:`current` depends on has changed."""
-    _current.clear()
+    current.cache_clear()
 
 
 def stored_graph(key: bytes | None, options: bytes) -> StoredGraph | None:
