@@ -4,6 +4,7 @@
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include "record/capture.h"
 #include "record/scope.h"
 #include "steps/guards.h"
 #include "steps/step_program.h"
@@ -24,7 +25,8 @@ class Number {
   void set(double value) {
     if (value_ == value) return;
     steps::set_number(tensor_, value);
-    value_ = value;
+    // While programs are captured, it gets no data.
+    value_ = record::Capture::current() ? std::nullopt : std::optional(value);
   }
 
  private:
@@ -50,21 +52,25 @@ class CapturedStep {
   py::object operator()(const py::tuple& args, const py::dict& kwargs) {
     if (!program_) return py::str("the interpreter is ending");
     if (record::in_region()) return py::str("it is called within a compiled region");
+    if (record::Capture::current()) return py::str("programs are captured for another machine");
     if (steps::torch_state() != torch_state_) {
       return py::str("a mode or default of PyTorch's is another one");
     }
-    std::vector<at::Tensor> arguments, results;
+    std::vector<at::Tensor> arguments, tensors, made;
     std::string why = signature_.broken(args, kwargs, arguments);
     if (why.empty()) why = guards_.broken();
+    if (why.empty()) why = program_->find(arguments, tensors);
     if (!why.empty()) return py::str(why);
     for (size_t i = 0; i < numbers_.size(); ++i) numbers_[i]->set(guards_.numbers()[i]);
     {
       py::gil_scoped_release no_gil;
-      why = program_->run(arguments, results);
+      why = program_->run(tensors, made);
       arguments.clear();
+      tensors.clear();
     }
     if (!why.empty()) return py::str(why);
-    return py::cast(results);
+    program_->keep_gradients(made);
+    return py::cast(made);
   }
 
   int traverse(visitproc visit, void* arg) const {

@@ -43,6 +43,21 @@ inline uint64_t dict_version(PyObject* dict) {
   return 0;
 #endif
 }
+
+// The version number of a class: another one after each assignment to the class or to one of its
+// bases. 0 if the interpreter has none for it. From Python 3.13 on there is no flag beside it.
+inline unsigned type_version(PyTypeObject* type) {
+#if PY_VERSION_HEX < 0x030C0000
+  static PyObject* const name = PyUnicode_InternFromString("forward");
+  _PyType_Lookup(type, name);  // which assigns one
+#else
+  PyUnstable_Type_AssignVersionTag(type);
+#endif
+#if PY_VERSION_HEX < 0x030D0000
+  if (!(type->tp_flags & Py_TPFLAGS_VALID_VERSION_TAG)) return 0;
+#endif
+  return type->tp_version_tag;
+}
 #endif
 
 }  // namespace lazyxla::compat

@@ -25,7 +25,7 @@ class DictEntry final : public Guards::Entry {
   // Values of `ignored` keys do not matter.
   DictEntry(std::string name, const py::dict& dict, const std::map<std::string, size_t>& varying,
             const py::set& ignored)
-      : Entry(std::move(name)), dict_(dict) {
+      : Entry(std::move(name)), dict_(hold(dict)) {
     for (const auto& key : py::list(dict)) {
       py::object value = dict[key];
       int number = kFixed;
@@ -36,55 +36,43 @@ class DictEntry final : public Guards::Entry {
         const auto found = varying.find(key.cast<std::string>());
         if (found != varying.end()) number = static_cast<int>(found->second);
       }
-      items_.push_back({py::reinterpret_borrow<py::object>(key), std::move(value), number});
+      items_.push_back({hold(key), hold(value), number});
     }
   }
 
   std::string broken(Numbers& numbers) const override {
     // The order of an OrderedDict is no part of its dict, and has no version.
-    const uint64_t now = PyODict_Check(dict_.ptr()) ? 0 : version();
+    const uint64_t now = PyODict_Check(dict_) ? 0 : compat::dict_version(dict_);
     if (now != 0 && now == version_) return "";
     std::string what = compare(numbers);
     if (what.empty()) version_ = now;
     return what;
   }
 
-  int traverse(visitproc visit, void* arg) const override {
-    Py_VISIT(dict_.ptr());
-    for (const Item& item : items_) {
-      Py_VISIT(item.key.ptr());
-      Py_VISIT(item.value.ptr());
-    }
-    return 0;
-  }
-
  private:
   struct Item {
-    py::object key, value;
+    PyObject *key, *value;
     int number;  // that varies
   };
   static constexpr int kFixed = -1, kIgnored = -2;
 
-  uint64_t version() const { return compat::dict_version(dict_.ptr()); }
-
   std::string compare(Numbers& numbers) const {
-    PyObject* dict = dict_.ptr();
-    if (PyDict_GET_SIZE(dict) != static_cast<Py_ssize_t>(items_.size())) {
+    if (PyDict_GET_SIZE(dict_) != static_cast<Py_ssize_t>(items_.size())) {
       return " has more or fewer elements";
     }
     if (items_.empty()) return "";
-    if (PyODict_Check(dict)) return broken_order();
+    if (PyODict_Check(dict_)) return broken_order();
     Py_ssize_t at = 0;
     PyObject *key, *value;
-    for (size_t i = 0; PyDict_Next(dict, &at, &key, &value); ++i) {
-      if (!is_same(items_[i].key.ptr(), key)) return " has other keys";
+    for (size_t i = 0; PyDict_Next(dict_, &at, &key, &value); ++i) {
+      if (!is_same(items_[i].key, key)) return " has other keys";
       if (!holds(items_[i], value, numbers)) return quoted(key);
     }
     return "";
   }
 
   static bool holds(const Item& item, PyObject* now, Numbers& numbers) {
-    if (item.number == kFixed) return is_same(item.value.ptr(), now);
+    if (item.number == kFixed) return is_same(item.value, now);
     if (item.number == kIgnored) return true;
     if (!is_number(now)) return false;
     numbers[item.number] = PyFloat_AsDouble(now);
@@ -94,10 +82,10 @@ class DictEntry final : public Guards::Entry {
   // For an OrderedDict, whose order is separate from that of its dict.
   std::string broken_order() const {
     size_t i = 0;
-    for (const auto& key : py::list(dict_)) {
-      if (i == items_.size() || !is_same(items_[i].key.ptr(), key.ptr())) return " has other keys";
-      PyObject* now = PyDict_GetItemWithError(dict_.ptr(), key.ptr());
-      if (!now || (items_[i].number != kIgnored && !is_same(items_[i].value.ptr(), now))) {
+    for (const auto& key : py::list(py::reinterpret_borrow<py::object>(dict_))) {
+      if (i == items_.size() || !is_same(items_[i].key, key.ptr())) return " has other keys";
+      PyObject* now = PyDict_GetItemWithError(dict_, key.ptr());
+      if (!now || (items_[i].number != kIgnored && !is_same(items_[i].value, now))) {
         return quoted(key);
       }
       ++i;
@@ -105,7 +93,7 @@ class DictEntry final : public Guards::Entry {
     return "";
   }
 
-  py::dict dict_;
+  PyObject* dict_;
   std::vector<Item> items_;
   mutable uint64_t version_ = 0;  // at which it was last found to be the same
 };
@@ -113,222 +101,152 @@ class DictEntry final : public Guards::Entry {
 // The elements of a list or a set, in their order.
 class ListEntry final : public Guards::Entry {
  public:
-  ListEntry(std::string name, const py::object& owner) : Entry(std::move(name)), owner_(owner) {
-    for (const auto& each : owner) items_.push_back(py::reinterpret_borrow<py::object>(each));
+  ListEntry(std::string name, const py::object& owner)
+      : Entry(std::move(name)), owner_(hold(owner)) {
+    for (const auto& each : owner) items_.push_back(hold(each));
   }
 
   std::string broken(Numbers&) const override {
-    PyObject* owner = owner_.ptr();
-    const auto count = static_cast<Py_ssize_t>(items_.size());
     const char* kDiffers = " has other elements";
-    if (PyList_Check(owner)) {
-      if (PyList_GET_SIZE(owner) != count) return kDiffers;
-      for (Py_ssize_t i = 0; i < count; ++i) {
-        if (!is_same(items_[i].ptr(), PyList_GET_ITEM(owner, i))) return kDiffers;
-      }
-      return "";
-    }
-    if (PySet_GET_SIZE(owner) != count) return kDiffers;
-    size_t i = 0;
-    for (const py::handle each : py::reinterpret_borrow<py::set>(owner)) {
-      if (!is_same(items_[i++].ptr(), each.ptr())) return kDiffers;
+    // A list is this sequence itself.
+    const auto now = py::reinterpret_steal<py::object>(PySequence_Fast(owner_, ""));
+    if (!now) throw py::error_already_set();
+    const auto count = static_cast<Py_ssize_t>(items_.size());
+    if (PySequence_Fast_GET_SIZE(now.ptr()) != count) return kDiffers;
+    for (Py_ssize_t i = 0; i < count; ++i) {
+      if (!is_same(items_[i], PySequence_Fast_GET_ITEM(now.ptr(), i))) return kDiffers;
     }
     return "";
   }
 
-  int traverse(visitproc visit, void* arg) const override {
-    Py_VISIT(owner_.ptr());
-    for (const py::object& item : items_) Py_VISIT(item.ptr());
-    return 0;
-  }
-
  private:
-  py::object owner_;
-  std::vector<py::object> items_;
+  PyObject* owner_;
+  std::vector<PyObject*> items_;
 };
 
-// One entry of a dict: a key's value, or its absence.
-class KeyEntry final : public Guards::Entry {
+// A value that is read again: a dict's of a key, a variable's of a closure, what a function
+// returns.
+class ReadEntry final : public Guards::Entry {
  public:
-  KeyEntry(std::string name, const py::dict& dict, const py::object& key)
-      : Entry(std::move(name)), dict_(dict), key_(key) {
-    if (dict.contains(key)) value_ = dict[key];
-  }
+  using Read = py::object (*)(PyObject* owner, PyObject* key);  // null: there is no value
 
-  std::string broken(Numbers&) const override {
-    PyObject* now = PyDict_GetItemWithError(dict_.ptr(), key_.ptr());
-    if (!now) {
-      PyErr_Clear();
-      return value_ ? " is gone" : "";
-    }
-    return value_ && is_same(value_.ptr(), now) ? "" : " is another value";
-  }
-
-  int traverse(visitproc visit, void* arg) const override {
-    Py_VISIT(dict_.ptr());
-    Py_VISIT(key_.ptr());
-    Py_VISIT(value_.ptr());
-    return 0;
-  }
-
- private:
-  py::dict dict_;
-  py::object key_, value_;
-};
-
-class CellEntry final : public Guards::Entry {
- public:
-  CellEntry(std::string name, const py::object& cell)
+  ReadEntry(std::string name, Read read, const py::object& owner, const py::object& key)
       : Entry(std::move(name)),
-        cell_(cell),
-        value_(py::reinterpret_borrow<py::object>(PyCell_GET(cell.ptr()))) {}
+        read_(read),
+        owner_(hold(owner)),
+        key_(hold(key)),
+        value_(hold(read(owner_, key_))) {}
 
   std::string broken(Numbers&) const override {
-    PyObject* now = PyCell_GET(cell_.ptr());
-    const bool same = now && value_ ? is_same(value_.ptr(), now) : now == value_.ptr();
-    return same ? "" : " is another value";
-  }
-
-  int traverse(visitproc visit, void* arg) const override {
-    Py_VISIT(cell_.ptr());
-    Py_VISIT(value_.ptr());
-    return 0;
+    const py::object now = read_(owner_, key_);
+    if (!now) return value_ ? " is gone" : "";
+    return value_ && is_same(value_, now.ptr()) ? "" : " is another value";
   }
 
  private:
-  py::object cell_, value_;
+  const Read read_;
+  PyObject *const owner_, *const key_, *const value_;
 };
 
-// What a function without arguments returns, where nothing else shows what there is.
-class CallEntry final : public Guards::Entry {
- public:
-  CallEntry(std::string name, const py::object& function)
-      : Entry(std::move(name)), function_(function), value_(function()) {}
+py::object read_key(PyObject* dict, PyObject* key) {
+  PyObject* value = PyDict_GetItemWithError(dict, key);
+  if (!value) PyErr_Clear();
+  return py::reinterpret_borrow<py::object>(value);
+}
 
-  std::string broken(Numbers&) const override {
-    return is_same(value_.ptr(), function_().ptr()) ? "" : " is another value";
-  }
+py::object read_cell(PyObject* cell, PyObject*) {
+  return py::reinterpret_borrow<py::object>(PyCell_GET(cell));
+}
 
-  int traverse(visitproc visit, void* arg) const override {
-    Py_VISIT(function_.ptr());
-    Py_VISIT(value_.ptr());
-    return 0;
-  }
+// Where nothing else shows what there is.
+py::object read_call(PyObject* function, PyObject*) { return py::handle(function)(); }
 
- private:
-  py::object function_, value_;
-};
-
-// A function's code and defaults. (What its defaults and cells hold has guards of its own.)
+// A function's code and defaults, and its names. (What its defaults and cells hold has guards of
+// its own.)
 class FunctionEntry final : public Guards::Entry {
  public:
   FunctionEntry(std::string name, const py::object& function)
-      : Entry(std::move(name)), function_(function) {
-    for (PyObject* part : parts()) parts_.push_back(py::reinterpret_borrow<py::object>(part));
+      : Entry(std::move(name)), function_(hold(function)), parts_(parts()) {
+    for (PyObject* part : parts_) hold(part);
   }
 
   std::string broken(Numbers&) const override {
-    const auto now = parts();
-    for (size_t i = 0; i < now.size(); ++i) {
-      if (now[i] != parts_[i].ptr()) return " is another function";
-    }
-    return "";
-  }
-
-  int traverse(visitproc visit, void* arg) const override {
-    Py_VISIT(function_.ptr());
-    for (const py::object& part : parts_) Py_VISIT(part.ptr());
-    return 0;
+    return parts() == parts_ ? "" : " is another function";
   }
 
  private:
-  std::array<PyObject*, 5> parts() const {
-    PyObject* f = function_.ptr();
-    return {PyFunction_GET_CODE(f), PyFunction_GET_DEFAULTS(f), PyFunction_GET_KW_DEFAULTS(f),
-            PyFunction_GET_CLOSURE(f), attributes_of(f)};
+  std::array<PyObject*, 9> parts() const {
+    const auto* f = reinterpret_cast<PyFunctionObject*>(function_);
+    return {f->func_code,    f->func_defaults,         f->func_kwdefaults,
+            f->func_closure, attributes_of(function_), f->func_doc,
+            f->func_name,    f->func_qualname,         f->func_module};
   }
 
-  py::object function_;
-  std::vector<py::object> parts_;
+  PyObject* const function_;
+  const std::array<PyObject*, 9> parts_;
 };
 
 // That an object is of a class still, and that neither the class nor one of its bases was changed:
 // the interpreter gives a class a version number, and a new one after each assignment.
 class TypeEntry final : public Guards::Entry {
  public:
-  TypeEntry(std::string name, const py::object& object, const py::object& type)
+  TypeEntry(std::string name, const py::object& object, const py::type& type)
       : Entry(std::move(name)),
-        object_(object),
-        type_(type),
-        attributes_(attributes()),
-        version_(version()) {}
+        object_(object.is_none() ? nullptr : hold(object)),
+        type_(reinterpret_cast<PyTypeObject*>(hold(type))),
+        attributes_(hold(attributes())),
+        version_(compat::type_version(type_)) {}
 
   bool is_known() const { return version_ != 0; }
 
   std::string broken(Numbers&) const override {
-    if (!object_.is_none() && Py_TYPE(object_.ptr()) != raw()) return " is of another class";
-    if (attributes().ptr() != attributes_.ptr()) return " has another dict of attributes";
-    return version() == version_ ? "" : " has a class that was changed";
-  }
-
-  int traverse(visitproc visit, void* arg) const override {
-    Py_VISIT(object_.ptr());
-    Py_VISIT(type_.ptr());
-    Py_VISIT(attributes_.ptr());
-    return 0;
+    if (object_ && Py_TYPE(object_) != type_) return " is of another class";
+    if (attributes().ptr() != attributes_) return " has another dict of attributes";
+    return compat::type_version(type_) == version_ ? "" : " has a class that was changed";
   }
 
  private:
-  PyTypeObject* raw() const { return reinterpret_cast<PyTypeObject*>(type_.ptr()); }
   // The object's dict, which can be replaced as a whole; null if it has none.
   py::object attributes() const {
-    if (object_.is_none()) return {};
-    PyObject* dict = PyObject_GenericGetDict(object_.ptr(), nullptr);
+    if (!object_) return {};
+    PyObject* dict = PyObject_GenericGetDict(object_, nullptr);
     if (!dict) PyErr_Clear();
     return py::reinterpret_steal<py::object>(dict);
   }
-  // 0 if the interpreter has no number now.
-  unsigned version() const {
-    if (!(raw()->tp_flags & Py_TPFLAGS_VALID_VERSION_TAG)) {  // a look-up assigns one
-      static PyObject* const name = PyUnicode_InternFromString("forward");
-      _PyType_Lookup(raw(), name);
-    }
-    return raw()->tp_flags & Py_TPFLAGS_VALID_VERSION_TAG ? raw()->tp_version_tag : 0;
-  }
 
-  py::object object_, type_, attributes_;
-  unsigned version_;
+  PyObject* const object_;
+  PyTypeObject* const type_;
+  PyObject* const attributes_;
+  const unsigned version_;  // 0 if the interpreter has none
 };
 
 class TensorEntry final : public Guards::Entry {
  public:
   TensorEntry(std::string name, const py::object& tensor)
-      : Entry(std::move(name)), tensor_(tensor), guard_(THPVariable_Unpack(tensor.ptr())) {
-    if (PyObject* found = attributes_of(tensor.ptr())) {
-      attributes_ = py::reinterpret_borrow<py::object>(found);
-    }
-  }
+      : Entry(std::move(name)),
+        tensor_(hold(tensor)),
+        attributes_(hold(attributes_of(tensor_))),
+        guard_(THPVariable_Unpack(tensor_)) {}
 
   std::string broken(Numbers&) const override {
-    if (attributes_of(tensor_.ptr()) != attributes_.ptr()) return " has other attributes";
-    const char* what = guard_.broken(THPVariable_Unpack(tensor_.ptr()), /*which_memory=*/true);
+    if (attributes_of(tensor_) != attributes_) return " has other attributes";
+    const char* what = guard_.broken(THPVariable_Unpack(tensor_), /*which_memory=*/true);
     return what ? std::string(" ") + what : "";
   }
 
-  int traverse(visitproc visit, void* arg) const override {
-    Py_VISIT(tensor_.ptr());
-    Py_VISIT(attributes_.ptr());
-    return 0;
-  }
-
  private:
-  py::object tensor_, attributes_;
+  PyObject *const tensor_, *const attributes_;
   TensorGuard guard_;
 };
 
 template <typename E, typename... Args>
 void add(Guards& guards, std::string name, const Args&... args) {
   guards.add(std::make_unique<E>(std::move(name), args...));
+}
+
+template <ReadEntry::Read read>
+void add_read(Guards& guards, std::string name, const py::object& owner) {
+  add<ReadEntry>(guards, std::move(name), read, owner, py::object());
 }
 
 }  // namespace
@@ -349,21 +267,23 @@ void bind_guards(py::module_& m) {
           py::arg("name"), py::arg("dict"), py::arg("varying") = py::dict(),
           py::arg("ignored") = py::set())
       .def("add_list", &add<ListEntry, py::object>)
-      .def("add_key", &add<KeyEntry, py::dict, py::object>)
-      .def("add_cell", &add<CellEntry, py::object>)
-      .def("add_call", &add<CallEntry, py::object>)
+      .def("add_key",
+           [](Guards& guards, std::string name, const py::dict& dict, const py::object& key) {
+             add<ReadEntry>(guards, std::move(name), &read_key, dict, key);
+           })
+      .def("add_cell", &add_read<&read_cell>)
+      .def("add_call", &add_read<&read_call>)
       .def("add_function", &add<FunctionEntry, py::object>)
       .def("add_tensor", &add<TensorEntry, py::object>)
       // False if the interpreter cannot detect whether the class changes.
       .def("add_type",
-           [](Guards& guards, std::string name, const py::object& object, const py::object& type) {
+           [](Guards& guards, std::string name, const py::object& object, const py::type& type) {
              auto entry = std::make_unique<TypeEntry>(std::move(name), object, type);
              const bool known = entry->is_known();
              guards.add(std::move(entry));
              return known;
            })
-      .def("broken", &Guards::broken)
-      .def("numbers", &Guards::numbers);
+      .def("broken", &Guards::broken);
   m.def("unfit_tensor", [](const at::Tensor& tensor) -> std::optional<std::string> {
     const char* why = unfit(tensor);
     return why ? std::optional<std::string>(why) : std::nullopt;

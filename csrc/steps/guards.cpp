@@ -7,8 +7,10 @@
 #include <c10/core/AutogradState.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
+#include <c10/util/Exception.h>
 #include <torch/csrc/Device.h>
 #include <torch/csrc/autograd/anomaly_mode.h>
+#include <torch/csrc/autograd/forward_grad.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/autograd/variable.h>
@@ -80,6 +82,18 @@ const char* unfit(const at::Tensor& tensor) {
   return tensor.nbytes() > kMostBytes ? "is on the CPU" : nullptr;
 }
 
+const char* unfit_gradient(const at::Tensor& gradient) {
+  if (gradient.requires_grad()) return "is to be differentiated";
+  // Not all gradients have been seen by Python.
+  PyObject* object = gradient.unsafeGetTensorImpl()->pyobj_slot()->load_pyobj();
+  if (object && reinterpret_cast<PyObject*>(Py_TYPE(object)) != THPVariableClass) {
+    return "is of a subclass";
+  }
+  if (object && attributes_of(object)) return "has attributes of its own";
+  if (!dispatch::is_lazy(*gradient.unsafeGetTensorImpl())) return "is on another device";
+  return unfit(gradient);
+}
+
 TensorGuard::TensorGuard(const at::Tensor& tensor)
     : dtype_(tensor.scalar_type()),
       device_(tensor.device()),
@@ -121,6 +135,11 @@ std::string Guards::broken() {
     if (!what.empty()) return entry->name + what;
   }
   return "";
+}
+
+int Guards::Entry::traverse(visitproc visit, void* arg) const {
+  for (const py::object& each : held_) Py_VISIT(each.ptr());
+  return 0;
 }
 
 int Guards::traverse(visitproc visit, void* arg) const {
@@ -231,7 +250,8 @@ int Signature::traverse(visitproc visit, void* arg) const {
 bool torch_modes_active() {
   return c10::impl::TorchDispatchModeTLS::stack_len() > 0 ||
          at::impl::PythonTorchFunctionTLS::stack_len() > 0 ||
-         !at::SavedTensorDefaultHooks::get_tls_state().stack.empty();
+         !at::SavedTensorDefaultHooks::get_tls_state().stack.empty() ||
+         torch::autograd::ForwardADLevel::try_get_by_idx(0) != nullptr;
 }
 
 std::vector<uint64_t> torch_state() {
@@ -251,7 +271,10 @@ std::vector<uint64_t> torch_state() {
       context.userEnabledFlashSDP(),
       context.userEnabledMemEfficientSDP(),
       context.userEnabledMathSDP(),
+      context.userEnabledOverrideableSDP(),
+      c10::WarningUtils::get_warnAlways(),
       torch::autograd::AnomalyMode::is_enabled(),
+      torch::autograd::AnomalyMode::should_check_nan(),
       torch_modes_active(),
       static_cast<uint64_t>(at::impl::PythonTorchFunctionTLS::get_disabled_state()),
       at::SavedTensorDefaultHooks::is_enabled(),

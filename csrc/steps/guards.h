@@ -77,6 +77,8 @@ class TensorGuard {
 
 // Why a tensor cannot be part of a captured step at all; nullptr if it can.
 const char* unfit(const at::Tensor& tensor);
+// The same of one that is a gradient, of which the guards know nothing else.
+const char* unfit_gradient(const at::Tensor& gradient);
 
 class Guards {
  public:
@@ -86,8 +88,18 @@ class Guards {
     virtual ~Entry() = default;
     // Empty, or what differs, as the end of a sentence that begins with the name.
     virtual std::string broken(std::vector<double>& numbers) const = 0;
-    virtual int traverse(visitproc visit, void* arg) const = 0;
+    int traverse(visitproc visit, void* arg) const;
     const std::string name;
+
+   protected:
+    // Owns an object, which may be null, as long as this lives.
+    PyObject* hold(py::handle object) {
+      held_.push_back(py::reinterpret_borrow<py::object>(object));
+      return object.ptr();
+    }
+
+   private:
+    std::vector<py::object> held_;
   };
 
   void add(std::unique_ptr<Entry> entry) { entries_.push_back(std::move(entry)); }
@@ -132,7 +144,8 @@ class Signature {
 // The parts of PyTorch's state that change what Python code or operators do: modes, defaults,
 // autocast.
 std::vector<uint64_t> torch_state();
-// Whether Python code of a mode's takes part in every operator: no step is captured then.
+// Whether Python code of a mode's takes part in every operator, or tensors may have tangents: no
+// step is captured then.
 bool torch_modes_active();
 
 void bind_guards(py::module_& m);

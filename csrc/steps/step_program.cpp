@@ -1,5 +1,6 @@
 #include "steps/step_program.h"
 
+#include <c10/core/InferenceMode.h>
 #include <c10/util/flat_hash_map.h>
 #include <torch/csrc/autograd/functions/basic_ops.h>
 #include <torch/csrc/autograd/variable.h>
@@ -9,10 +10,8 @@
 #include "common/compat.h"
 #include "common/counters.h"
 #include "dispatch/region_inputs.h"
-#include "dispatch/tensor.h"
 #include "graph/runner.h"
 #include "graph/transfer.h"
-#include "record/capture.h"
 #include "record/flush.h"
 #include "steps/guards.h"
 
@@ -20,14 +19,6 @@ namespace lazyxla::steps {
 namespace {
 
 using program::BufferRef;
-
-ir::Storage& storage_of(const at::Tensor& tensor) {
-  return dispatch::storage_of(*tensor.unsafeGetTensorImpl());
-}
-
-ir::Geometry geometry_of(const at::Tensor& tensor) {
-  return dispatch::geometry_of(*tensor.unsafeGetTensorImpl());
-}
 
 // A history that was used up, as a loss has it after backward().
 void set_used_history(at::Tensor& tensor) {
@@ -51,7 +42,6 @@ const ir::Value* leaf_of(const ir::Storage& storage, const ir::Geometry* copied)
 
 }  // namespace
 
-// The tensors of the sources, in their order.
 std::string StepProgram::find(c10::ArrayRef<at::Tensor> arguments,
                               std::vector<at::Tensor>& tensors) const {
   tensors.reserve(sources_.size());
@@ -74,30 +64,27 @@ std::string StepProgram::find(c10::ArrayRef<at::Tensor> arguments,
       return now.defined() ? "there are gradients now" : "there are no gradients now";
     }
     if (!now.defined()) continue;
-    const char* why = now.requires_grad() ? "is to be differentiated" : unfit(now);
-    if (why || !dispatch::is_lazy(*now.unsafeGetTensorImpl()) ||
-        !(geometry_of(now) == sources_[gradient.source].view)) {
-      return "a gradient is of another kind";
+    if (const char* why = unfit_gradient(now)) return std::string("a gradient ") + why;
+    if (!(geometry_of(now) == sources_[gradient.source].view)) {
+      return "a gradient is laid out in another way";
     }
   }
   return "";
 }
 
-std::string StepProgram::run(c10::ArrayRef<at::Tensor> arguments,
-                             std::vector<at::Tensor>& results) const {
-  if (record::Capture::current()) return "programs are captured for another machine";
+std::string StepProgram::run(c10::ArrayRef<at::Tensor> tensors,
+                             std::vector<at::Tensor>& made) const {
   record::flush(device_, record::Cause::kMode);
-  std::vector<at::Tensor> tensors;
-  if (std::string why = find(arguments, tensors); !why.empty()) return why;
   dispatch::RegionInputs views;
   for (size_t i = 0; i < sources_.size(); ++i) {
     if (sources_[i].copied) views.add(tensors[i]);
   }
 
-  std::vector<at::Tensor> made;
   made.reserve(fresh_.size());
   for (const Fresh& fresh : fresh_) {
     const auto nbytes = static_cast<size_t>(fresh.base.nbytes());
+    std::optional<c10::InferenceMode> mode;
+    if (fresh.inference != c10::InferenceMode::is_enabled()) mode.emplace(fresh.inference);
     made.emplace_back(dispatch::make_tensor(fresh.base, nbytes, device_));
     if (!(fresh.geometry == fresh.base)) {
       made.back().unsafeGetTensorImpl()->set_sizes_and_strides(
@@ -189,13 +176,16 @@ std::string StepProgram::run(c10::ArrayRef<at::Tensor> arguments,
   for (size_t i = 0; i < fresh_.size(); ++i) {
     if (fresh_[i].requires_grad) set_used_history(made[i]);
   }
+  return "";
+}
+
+void StepProgram::keep_gradients(std::vector<at::Tensor>& made) const {
   for (const Gradient& gradient : gradients_) {
     if (gradient.fresh < 0) continue;
     at::Tensor state = state_[gradient.state];
     state.mutable_grad() = made[gradient.fresh];
   }
-  results.insert(results.end(), made.begin(), made.begin() + static_cast<int64_t>(results_));
-  return "";
+  made.resize(results_);
 }
 
 void set_number(const at::Tensor& tensor, double number) {

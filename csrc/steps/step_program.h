@@ -25,6 +25,7 @@
 #include <string>
 #include <vector>
 
+#include "dispatch/tensor.h"
 #include "graph/tape.h"
 #include "ir/storage.h"
 
@@ -39,11 +40,20 @@ class StepProgram {
     const ir::Sharding* sharding;  // that its memory was given, or null
     uint32_t output;
     bool requires_grad;  // it has a history, which backward() has used up
+    bool inference;      // it was made in inference mode
   };
 
-  // Runs the step on arguments like those that it was recorded with. Appends its results. Empty, or
-  // why it cannot be run: nothing has happened then. Throws what a flush would. Without the GIL.
-  std::string run(c10::ArrayRef<at::Tensor> arguments, std::vector<at::Tensor>& results) const;
+  // A run in three parts, of which the first and the last need the GIL: they look at gradients and
+  // set them, as other threads do under it. The second has to be without.
+  //
+  // The tensors that the step takes, for arguments like those that it was recorded with. Empty, or
+  // why it cannot be run.
+  std::string find(c10::ArrayRef<at::Tensor> arguments, std::vector<at::Tensor>& tensors) const;
+  // Runs the step on them. Appends the tensors that it makes. Empty, or why it cannot be run:
+  // nothing has happened then. Throws what a flush would.
+  std::string run(c10::ArrayRef<at::Tensor> tensors, std::vector<at::Tensor>& made) const;
+  // Gives the state its new gradients, and drops all that are no results.
+  void keep_gradients(std::vector<at::Tensor>& made) const;
 
  private:
   friend class StepRecording;
@@ -64,8 +74,6 @@ class StepProgram {
     int source;  // that it is, or was before; -1: there is none
     int fresh;   // that it becomes; -1: it is kept
   };
-
-  std::string find(c10::ArrayRef<at::Tensor> arguments, std::vector<at::Tensor>& tensors) const;
 
   c10::DeviceIndex device_ = 0;
   graph::Tape taped_;
@@ -99,16 +107,23 @@ class StepRecording {
   std::string match_leaves();
   std::string match_outputs(const std::vector<at::Tensor>& results);
   std::string add_fresh(const at::Tensor& tensor, std::vector<bool>& used);
-  const at::Tensor& tensor_of(const Source& source) const;
 
   std::shared_ptr<StepProgram> program_;
-  const size_t first_number_;                      // in the state
-  std::vector<at::Tensor> arguments_, gradients_;  // by state; undefined: there is none
-  std::vector<const ir::Node*> before_;            // by source: its value's address only
+  const size_t first_number_;            // in the state
+  std::vector<at::Tensor> tensors_;      // by source
+  std::vector<const ir::Node*> before_;  // by source: its value's address only
   std::string problem_;
   uint64_t seed_, ordinal_;  // the device's generator's, before
   int64_t flushes_;
 };
+
+inline ir::Storage& storage_of(const at::Tensor& tensor) {
+  return dispatch::storage_of(*tensor.unsafeGetTensorImpl());
+}
+
+inline ir::Geometry geometry_of(const at::Tensor& tensor) {
+  return dispatch::geometry_of(*tensor.unsafeGetTensorImpl());
+}
 
 // Sets the content of memory that nothing else shares to a number.
 void set_number(const at::Tensor& tensor, double number);

@@ -2,16 +2,12 @@
 
 #include "common/counters.h"
 #include "dispatch/generator.h"
-#include "dispatch/tensor.h"
 #include "ir/sharding.h"
+#include "steps/guards.h"
 #include "steps/step_program.h"
 
 namespace lazyxla::steps {
 namespace {
-
-ir::Storage& storage_of(const at::Tensor& tensor) {
-  return dispatch::storage_of(*tensor.unsafeGetTensorImpl());
-}
 
 std::pair<uint64_t, uint64_t> state_of_generator(c10::DeviceIndex device) {
   at::Generator generator = dispatch::default_generator(device);
@@ -23,9 +19,7 @@ std::pair<uint64_t, uint64_t> state_of_generator(c10::DeviceIndex device) {
 
 StepRecording::StepRecording(std::vector<at::Tensor> state, std::vector<at::Tensor> numbers,
                              std::vector<at::Tensor> arguments)
-    : program_(std::make_shared<StepProgram>()),
-      first_number_(state.size()),
-      arguments_(std::move(arguments)) {
+    : program_(std::make_shared<StepProgram>()), first_number_(state.size()) {
   StepProgram& program = *program_;
   program.state_ = std::move(state);
   program.state_.insert(program.state_.end(), numbers.begin(), numbers.end());
@@ -38,11 +32,17 @@ StepRecording::StepRecording(std::vector<at::Tensor> state, std::vector<at::Tens
     if (problem_.empty()) problem_ = add_source(kind, index, tensor);
   };
   for (size_t i = 0; i < program.state_.size(); ++i) add(Source::kState, i, program.state_[i]);
-  for (size_t i = 0; i < arguments_.size(); ++i) add(Source::kArgument, i, arguments_[i]);
+  for (size_t i = 0; i < arguments.size(); ++i) add(Source::kArgument, i, arguments[i]);
   for (size_t i = 0; i < program.state_.size(); ++i) {
-    const at::Tensor& tensor = program.state_[i];
-    gradients_.push_back(tensor.grad());  // an optimizer uses it even if requires_grad is off
-    if (gradients_.back().defined()) add(Source::kGradient, i, gradients_.back());
+    const at::Tensor& gradient = program.state_[i].grad();
+    int source = -1;
+    if (gradient.defined()) {  // an optimizer uses it even if requires_grad is off
+      const char* why = unfit_gradient(gradient);
+      if (why && problem_.empty()) problem_ = std::string("a gradient ") + why;
+      add(Source::kGradient, i, gradient);
+      source = static_cast<int>(program.sources_.size()) - 1;
+    }
+    program.gradients_.push_back({static_cast<uint32_t>(i), source, -1});
   }
   std::tie(seed_, ordinal_) = state_of_generator(program.device_);
   flushes_ = Counters::get().flushes;
@@ -52,7 +52,7 @@ StepRecording::StepRecording(std::vector<at::Tensor> state, std::vector<at::Tens
 std::string StepRecording::add_source(Source::Kind kind, size_t index, const at::Tensor& tensor) {
   if (tensor.device() != program_->state_.front().device()) return "it uses several devices";
   ir::Storage& storage = storage_of(tensor);
-  const ir::Geometry geometry = dispatch::geometry_of(*tensor.unsafeGetTensorImpl());
+  const ir::Geometry geometry = geometry_of(tensor);
   std::lock_guard lock(storage.mutex());
   Source source{.kind = kind,
                 .index = static_cast<uint32_t>(index),
@@ -65,6 +65,7 @@ std::string StepRecording::add_source(Source::Kind kind, size_t index, const at:
   const ir::Value& value = copy ? *copy : storage.value();
   if (!value || storage.is_pending() || !value.node->is_leaf()) return "its state is not computed";
   program_->sources_.push_back(std::move(source));
+  tensors_.push_back(tensor);
   before_.push_back(value.node.get());
   return "";
 }
@@ -102,7 +103,7 @@ std::string StepRecording::match_leaves() {
   ska::flat_hash_map<const ir::Storage*, size_t> storages;
   for (size_t i = 0; i < before_.size(); ++i) {
     if (!source_of.emplace(before_[i], i).second) return "two of its tensors have the same content";
-    if (!storages.emplace(&storage_of(tensor_of(program.sources_[i])), i).second) {
+    if (!storages.emplace(&storage_of(tensors_[i]), i).second) {
       return "two of its tensors share memory";
     }
   }
@@ -117,17 +118,6 @@ std::string StepRecording::match_leaves() {
   return "";
 }
 
-const at::Tensor& StepRecording::tensor_of(const Source& source) const {
-  switch (source.kind) {
-    case Source::kState:
-      return program_->state_[source.index];
-    case Source::kArgument:
-      return arguments_[source.index];
-    default:
-      return gradients_[source.index];
-  }
-}
-
 // Finds the target of each output.
 std::string StepRecording::match_outputs(const std::vector<at::Tensor>& results) {
   StepProgram& program = *program_;
@@ -137,7 +127,7 @@ std::string StepRecording::match_outputs(const std::vector<at::Tensor>& results)
   std::vector<bool> used(written.size(), false);
   for (size_t i = 0; i < program.sources_.size(); ++i) {
     Source& source = program.sources_[i];
-    ir::Storage& storage = storage_of(tensor_of(source));
+    ir::Storage& storage = storage_of(tensors_[i]);
     if (source.kind == Source::kState && storage.id() != source.storage) {
       return "it gives a tensor other memory";
     }
@@ -161,31 +151,19 @@ std::string StepRecording::match_outputs(const std::vector<at::Tensor>& results)
     if (std::string why = add_fresh(result, used); !why.empty()) return why;
   }
   program.results_ = program.fresh_.size();
-  for (size_t i = 0; i < program.state_.size(); ++i) {
-    const at::Tensor& state = program.state_[i];
-    const at::Tensor now = state.grad();
-    const at::Tensor& before = gradients_[i];
-    if (now.defined() != before.defined()) {
+  for (StepProgram::Gradient& gradient : program.gradients_) {
+    const at::Tensor& now = program.state_[gradient.state].grad();
+    if (now.defined() != (gradient.source >= 0)) {
       return "there are gradients before or after it, and not both";
     }
-    StepProgram::Gradient gradient{static_cast<uint32_t>(i), -1, -1};
-    if (now.defined()) {
-      for (size_t s = 0; s < program.sources_.size(); ++s) {
-        const Source& source = program.sources_[s];
-        if (source.kind == Source::kGradient && source.index == i) {
-          gradient.source = static_cast<int>(s);
-        }
-      }
-      if (!now.is_same(before)) {
-        if (now.requires_grad()) return "its gradients have gradients";
-        gradient.fresh = static_cast<int>(program.fresh_.size());
-        if (std::string why = add_fresh(now, used); !why.empty()) return why;
-        if (!(program.fresh_.back().geometry == program.sources_[gradient.source].view)) {
-          return "a gradient is of another kind than before";
-        }
-      }
+    if (!now.defined()) continue;
+    if (const char* why = unfit_gradient(now)) return std::string("a gradient ") + why;
+    if (now.is_same(tensors_[gradient.source])) continue;
+    gradient.fresh = static_cast<int>(program.fresh_.size());
+    if (std::string why = add_fresh(now, used); !why.empty()) return why;
+    if (!(program.fresh_.back().geometry == program.sources_[gradient.source].view)) {
+      return "a gradient is of another kind than before";
     }
-    program.gradients_.push_back(gradient);
   }
   for (const bool each : used) {
     if (!each) return "a tensor that it makes is kept, and is not returned";
@@ -201,14 +179,14 @@ std::string StepRecording::add_fresh(const at::Tensor& tensor, std::vector<bool>
     if (used[i]) return "it returns two tensors that share memory";
     used[i] = true;
     std::lock_guard lock(storage.mutex());
-    const ir::Geometry geometry = dispatch::geometry_of(*tensor.unsafeGetTensorImpl());
+    const ir::Geometry geometry = geometry_of(tensor);
     const bool plain = geometry.dtype == storage.base().dtype && !tensor.is_conj() &&
                        !tensor.is_neg() && !tensor.unsafeGetTensorImpl()->is_python_dispatch();
     if (!plain || static_cast<size_t>(storage.base().nbytes()) != storage.nbytes()) {
       return "it returns another view of what it computes";
     }
-    program_->fresh_.push_back(
-        {geometry, storage.base(), written[i].sharding, written[i].output, tensor.requires_grad()});
+    program_->fresh_.push_back({geometry, storage.base(), written[i].sharding, written[i].output,
+                                tensor.requires_grad(), tensor.is_inference()});
     return "";
   }
   return "it returns, or has as a gradient, what is not its own result";
