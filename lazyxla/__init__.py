@@ -124,6 +124,7 @@ from lazyxla.spmd import (  # noqa: E402
     sharding,
     visualize,
 )
+from lazyxla.steps import trust  # noqa: E402
 
 __version__ = "0.1.0"
 
@@ -296,6 +297,7 @@ def _register() -> None:
     flex_attention.install()
     printing.install()
     optimizer_steps.install()
+    trust.install()
     # Half precision is PyTorch's own default here; every XLA platform is better at this one.
     torch.set_autocast_dtype(BACKEND, torch.bfloat16)
     untraced.mark(__name__)

@@ -63,7 +63,7 @@ def _set_capturable(optimizer: torch.optim.Optimizer) -> None:
         for group in groups:
             group["capturable"] = True
             for parameter in group["params"]:
-                _move_numbers(_state(optimizer, parameter), parameter.device)
+                move_numbers(state_of(optimizer, parameter), parameter.device)
 
 
 def _reset_capturable(optimizer: torch.optim.Optimizer) -> None:
@@ -97,7 +97,7 @@ def _spread_state(optimizer: torch.optim.Optimizer) -> None:
             raw = _C.declared_sharding(parameter) if is_ours else None
             if raw is None:
                 continue
-            for value in _state(optimizer, parameter).values():
+            for value in state_of(optimizer, parameter).values():
                 is_like = (
                     isinstance(value, torch.Tensor)
                     and value.device == parameter.device
@@ -110,20 +110,20 @@ def _spread_state(optimizer: torch.optim.Optimizer) -> None:
 
 def _counts_on_device(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> bool:
     for parameter in group["params"]:
-        step = _state(optimizer, parameter).get("step")
+        step = state_of(optimizer, parameter).get("step")
         if isinstance(step, torch.Tensor):
             return bool(step.device.type == parameter.device.type == BACKEND)
     return False
 
 
-def _state(optimizer: torch.optim.Optimizer, parameter: Any) -> Any:
+def state_of(optimizer: torch.optim.Optimizer, parameter: Any) -> Any:
     """A parameter's state; nothing where an optimizer keeps it in another form, such as one that
     has only some parameters' and None for those of other processes."""
     state = optimizer.state.get(parameter)
     return state if isinstance(state, dict) else {}
 
 
-def _move_numbers(state: dict[str, Any], device: torch.device) -> None:
+def move_numbers(state: dict[str, Any], device: torch.device) -> None:
     """Moves the other numbers there, such as NAdam's mu_product, to the counts' device."""
     for name, value in state.items():
         if isinstance(value, torch.Tensor) and value.dim() == 0 and value.is_cpu:

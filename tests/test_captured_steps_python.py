@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 from torch import nn
+from torch.autograd import forward_ad
 from torch.nn import functional as F
 
 import lazyxla
@@ -278,6 +279,36 @@ def test_within_another_region_the_code_runs() -> None:
     expected = twins.other.step(x, y)
     twins.compare(result, expected)
     assert twins.run(1) == 1
+
+
+def test_tangents() -> None:
+    model = nn.Linear(4, 4).to(DEVICE).requires_grad_(False)
+    step = lazyxla.compile(lambda x: model(x), capture=True)
+    x = torch.ones(2, 4, device=DEVICE)
+    with counted() as n:
+        for _ in range(4):
+            step(x)
+    assert n.captured_steps > 0
+    with forward_ad.dual_level():
+        for _ in range(3):
+            tangent = forward_ad.unpack_dual(step(forward_ad.make_dual(x, x))).tangent
+            torch.testing.assert_close(tangent.cpu(), (x @ model.weight.t()).cpu())
+
+
+@pytest.mark.parametrize("settled", [False, True])
+def test_programs_that_are_captured_meanwhile(settled: bool) -> None:
+    """They get a learning rate without data: the next step makes it anew."""
+    twins = Twins()
+    if settled:
+        twins.settle()
+    else:
+        twins.run(1)
+    twins.captured.optimizer.param_groups[0]["lr"] = 0.2
+    x, y = (t.to(DEVICE) for t in twins.batch())
+    with lazyxla.aot.capture():
+        twins.captured.step(x, y)
+    twins.other.optimizer.param_groups[0]["lr"] = 0.2
+    twins.settle()
 
 
 @pytest.mark.parametrize("mode", [True, "fused"])

@@ -114,10 +114,31 @@ def test_a_result_with_gradients_to_come_is_not_captured(how: str, caplog) -> No
     assert "whose gradients can still be computed" in caplog.text
 
 
+def test_results_are_of_the_same_kind_as_without_capture(caplog) -> None:
+    caplog.set_level(logging.INFO, "lazyxla")
+    model = nn.Linear(4, 4).to(DEVICE)
+    step = lazyxla.compile(torch.inference_mode()(model.forward), capture=True)
+    make = lazyxla.compile(lambda x: nn.Parameter(model(x).detach(), False), capture=True)
+    x = torch.ones(2, 4, device=DEVICE)
+    with counted() as n:
+        assert all(step(x).is_inference() for _ in range(4))
+    assert n.captured_steps > 0
+    assert all(type(make(x)) is nn.Parameter for _ in range(4))
+    assert "it returns a new parameter" in caplog.text
+
+
 # --- What is never captured ----------------------------------------------------------------------
 
 _steps = itertools.count()
 _seen: list[torch.Tensor] = []
+_say = print
+
+
+class Draws(torch.Generator):
+    """It has attributes, and in C++ a state."""
+
+
+_draws = Draws()
 
 
 @pytest.mark.parametrize(
@@ -125,6 +146,8 @@ _seen: list[torch.Tensor] = []
     [
         ("a value is read", lambda t, x: x * float(x.sum() > 0)),
         ("it calls print()", lambda t, x: (print("step"), x)[1]),
+        ("it calls print()", lambda t, x: (_say("step"), x)[1]),
+        ("of a class that is not", lambda t, x: x * (torch.rand((), generator=_draws) < 2).item()),
         ("time.time", lambda t, x: x * (time.time() > 0)),
         ("a count, which cannot be compared", lambda t, x: x * (next(_steps) % 2)),
         ("it changes what it reads", lambda t, x: (_seen.append(x), x)[1]),

@@ -14,7 +14,7 @@ from lazyxla import _C, lowering
 from lazyxla.runtime import BACKEND
 from lazyxla.steps.optimizers import Rates
 from lazyxla.steps.reachable import Reach
-from lazyxla.steps.results import Results
+from lazyxla.steps.results import Template, build, describe
 from lazyxla.steps.trust import Unfit
 
 logger = logging.getLogger("lazyxla")
@@ -43,7 +43,7 @@ class CapturedFunction:
         self._function = function
         self._region = region
         self._name = name
-        self._captures: list[tuple[Any, Results]] = []  # those used last first
+        self._captures: list[tuple[Any, Template]] = []  # those used last first
         self._rules = _rules
         self._rates = Rates()
         self._calls = self._failures = 0
@@ -55,12 +55,12 @@ class CapturedFunction:
         if self._rules != _rules:
             self._captures, self._rules = [], _rules
         why = None
-        for position, (captured, results) in enumerate(self._captures):
+        for position, (captured, template) in enumerate(self._captures):
             made = captured(args, kwargs)
             if type(made) is list:
                 if position:
-                    self._use(captured, results)
-                return results.build(made)
+                    self._use(captured, template)
+                return build(template, made)
             why = why or made
         if why:
             self._log("runs its Python code", why)
@@ -128,8 +128,8 @@ class CapturedFunction:
                 recording.stop()
             raise
         try:
-            results = Results(result, reach.tensors, reach.objects, (args, kwargs))
-            program, why = recording.finish(results.fresh)
+            template, fresh = describe(result, reach.tensors, reach.objects, (args, kwargs))
+            program, why = recording.finish(fresh)
             if not complete:
                 raise Unfit("its optimizers have changed")
             if program is None:
@@ -149,15 +149,14 @@ class CapturedFunction:
             return result
         self._failures = 0
         self._next_attempt = self._calls + 1
-        self._use(captured, results)
+        self._use(captured, template)
         if logger.isEnabledFor(logging.INFO):
             logger.info("%s: captured, with %d guards", self._name, guards)
-        results.forget()
         return result
 
-    def _use(self, captured: Any, results: Results) -> None:
+    def _use(self, captured: Any, template: Template) -> None:
         others = [each for each in self._captures if each[0] is not captured]
-        self._captures = [(captured, results), *others][:MOST_CAPTURES]
+        self._captures = [(captured, template), *others][:MOST_CAPTURES]
 
     def _fail(self, why: str) -> None:
         self._failures += 1

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dis
 import functools
+import re
 from dataclasses import dataclass
 from types import CodeType
 
@@ -16,8 +17,13 @@ from lazyxla.steps.trust import Unfit
 
 _GLOBAL = ("LOAD_GLOBAL", "LOAD_NAME")
 _ATTRIBUTE = ("LOAD_ATTR", "LOAD_METHOD")
-_MAKE_TEXT = ("repr", "str", "format")
-_TEXTS = {"__repr__", "__str__", "__format__"}
+MAKE_TEXT = ("repr", "str", "ascii", "format", "format_map", "mod", "__mod__", "__rmod__")
+"""What makes text of objects, by methods of theirs that are..."""
+TEXTS = ("__repr__", "__str__", "__format__")
+FORMAT = ("format", "format_map")
+"""Methods of strings by which these name attributes: ``"{0.depth}".format(config)``."""
+# Methods that Python and its library call by name: `dict(x)` or `f(**x)`, and contextlib.closing.
+_CALLED_BY_NAME = ("keys", "close")
 _UNSEEN = ("EXTENDED_ARG", "CACHE")
 
 
@@ -36,26 +42,33 @@ def reads_of(code: CodeType) -> Reads:
     """What code and the functions within it read.
 
     Raises:
-        Unfit: it assigns to globals, or imports what is not trusted.
+        Unfit: it assigns to globals, makes a class, or imports what is not trusted.
     """
     chains: set[tuple[str, ...]] = set()
     imports: set[str] = set()
-    names = {*code.co_names, *_strings(code.co_consts)}
-    dynamic = False
-    if not names.isdisjoint(_MAKE_TEXT) or any("%" in name for name in names):
-        names |= _TEXTS
+    names = {*names_of(code), *_CALLED_BY_NAME}
+    dynamic = not _strings(code.co_consts).isdisjoint(FORMAT)
+    if not names.isdisjoint(MAKE_TEXT):
+        names.update(TEXTS)
     found = [i for i in dis.get_instructions(code) if i.opname not in _UNSEEN]
     for position, instruction in enumerate(found):
         if instruction.opname in ("STORE_GLOBAL", "DELETE_GLOBAL"):
             raise Unfit(f"it assigns to the global {instruction.argval}")
         if instruction.opname == "IMPORT_NAME":
-            if not trust.is_trusted(instruction.argval):
-                raise Unfit(f"it imports {instruction.argval}")
-            imports.add(instruction.argval)
+            module, level = instruction.argval, found[position - 2].argval
+            if level or not trust.is_trusted(module):
+                raise Unfit(f"it imports {'.' * level}{module}")
+            imports |= {module, module.partition(".")[0]}  # it may bind the outer one
         if instruction.opname == "MATCH_CLASS" and instruction.arg:
             dynamic = True  # the class names the attributes
-        if instruction.opname.startswith("FORMAT_"):
-            names |= _TEXTS
+        if instruction.opname.startswith("FORMAT_") or _may_format(found, position):
+            names.update(TEXTS)
+        if instruction.opname in _ATTRIBUTE and instruction.argval in FORMAT:
+            template = found[position - 1]
+            if template.opname == "LOAD_CONST" and isinstance(template.argval, str):
+                names.update(re.findall(r"\w+", template.argval))
+            else:
+                dynamic = True
         if instruction.opname in _GLOBAL:
             chain = [instruction.argval]
             for following in found[position + 1 :]:
@@ -79,6 +92,12 @@ def reads_of(code: CodeType) -> Reads:
     return Reads(frozenset(chains), frozenset(imports), frozenset(names), dynamic)
 
 
+def _may_format(found: list[dis.Instruction], position: int) -> bool:
+    """Whether an instruction is ``%``, of text perhaps: not of a number that is written there."""
+    is_percent = found[position].opname == "BINARY_OP" and found[position].argrepr in ("%", "%=")
+    return is_percent and not isinstance(found[position - 1].argval, (int, float))
+
+
 def _has_constant_name(following: list[dis.Instruction]) -> bool:
     """Whether what follows ``getattr`` is a call with an object, a string and perhaps a default,
     none of them computed."""
@@ -93,6 +112,11 @@ def _has_constant_name(following: list[dis.Instruction]) -> bool:
         elif instruction.opname not in _ATTRIBUTE or len(arguments) == 2:
             return False  # something is computed
     return False
+
+
+def names_of(code: CodeType) -> set[str]:
+    """The names that a piece of code has, and its strings."""
+    return {*code.co_names, *_strings(code.co_consts)}
 
 
 def _strings(constants: tuple[object, ...]) -> set[str]:

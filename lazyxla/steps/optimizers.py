@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from lazyxla import _C
+from lazyxla import _C, optimizer_steps
 from lazyxla.runtime import BACKEND
 from lazyxla.steps.reachable import Reach
 
@@ -83,11 +83,14 @@ class Rates:
 
         try:
             for reference in self.optimizers:
-                optimizer = reference()
-                for group in optimizer.param_groups if optimizer else ():
+                if (optimizer := reference()) is None:
+                    continue
+                for group in optimizer.param_groups:
                     counts_apart = group.get("capturable") is False and not group.get("fused")
                     if counts_apart and _on_device(group):
-                        _move_counts(optimizer, group)
+                        for parameter in group["params"]:
+                            state = optimizer_steps.state_of(optimizer, parameter)
+                            optimizer_steps.move_numbers(state, parameter.device)
                         change(group, "capturable", True)
             for (reference, position), number in zip(self._groups, self.numbers, strict=True):
                 optimizer = reference()
@@ -139,12 +142,3 @@ def _number(group: Group) -> Any:
     double = any(p.dtype == torch.float64 for p in group["params"])
     dtype = torch.float64 if double else torch.float32
     return _C.StepNumber(torch.zeros((), dtype=dtype).to(group["params"][0].device))
-
-
-def _move_counts(optimizer: Any, group: Group) -> None:
-    """Moves step counts, and what else is a number there, to the parameters' device."""
-    for parameter in group["params"]:
-        state = optimizer.state.get(parameter)
-        for name, value in state.items() if isinstance(state, dict) else ():
-            if isinstance(value, torch.Tensor) and value.dim() == 0 and value.is_cpu:
-                state[name] = value.to(parameter.device)

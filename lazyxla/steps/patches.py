@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
+from lazyxla.steps.code import names_of
+
 # Whose code PyTorch's modules and classes have from the start, besides PyTorch's own.
 _AT_HOME = {*sys.stdlib_module_names, "torch", "torchgen", "typing_extensions", "tqdm", "lazyxla"}
 
@@ -67,11 +69,6 @@ def _add_names(value: Any, names: set[str]) -> None:
             _add_names(value.__code__, names)
         _add_names(getattr(value, "__wrapped__", None), names)
     elif type(value) is CodeType:
-        names.update(value.co_names)
+        names |= names_of(value)
         for constant in value.co_consts:
-            if type(constant) is str:
-                names.add(constant)
-            elif type(constant) is tuple:
-                names.update(each for each in constant if type(each) is str)
-            else:
-                _add_names(constant, names)
+            _add_names(constant, names)

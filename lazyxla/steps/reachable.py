@@ -9,7 +9,6 @@ step unfit, with a reason.
 
 from __future__ import annotations
 
-import abc
 import builtins
 import collections
 import functools
@@ -20,15 +19,14 @@ from typing import Any, cast
 
 import torch
 from torch import nn
-from torch.nn.modules import module as nn_module
-from torch.optim import optimizer as torch_optimizer
 from torch.utils import _pytree
 
-from lazyxla import _C, config
+from lazyxla import _C
 from lazyxla.runtime import BACKEND
 from lazyxla.steps import trust
-from lazyxla.steps.code import reads_of
+from lazyxla.steps.code import FORMAT, MAKE_TEXT, TEXTS, reads_of
 from lazyxla.steps.patches import patches_of
+from lazyxla.steps.torch_globals import REGISTRIES, globals_of_torch
 from lazyxla.steps.trust import Unfit
 
 _VALUES = (
@@ -45,17 +43,13 @@ _C_FUNCTIONS = (
 # those that keep a dataclass's __repr__ from calling itself.
 _TRANSPARENT = ("lazyxla.modes", "dataclasses", "reprlib")
 _METHODS = (types.FunctionType, staticmethod, classmethod, property)
-_TEXTS = ("__repr__", "__str__", "__format__")
 _NOT_ATTRIBUTES = ("__dict__", "__weakref__", "__abstractmethods__", "_abc_impl", "__doc__")
 _MOST_OBJECTS = 200_000
-# Bytes of an instance that has nothing but a dict and weak references.
+# Bytes of an instance that has nothing but a dict and weak references, and classes in C whose
+# instances have nothing else that changes.
 _PLAIN_SIZE = 32
+_PLAIN_BASES = (object, int, float, tuple, frozenset, types.SimpleNamespace)
 _MADE_BY_PYTHON = 1 << 9  # of a class's flags; C code may make such classes, too
-_HOOKS = (
-    *("_global_backward_pre_hooks", "_global_backward_hooks", "_global_forward_pre_hooks"),
-    *("_global_forward_hooks", "_global_forward_hooks_always_called"),
-    "_global_forward_hooks_with_kwargs",
-)
 
 
 class Reach:
@@ -87,34 +81,16 @@ class Reach:
         self._by_name: list[tuple[dict[str, Any], str, set[str], bool]] = []
         self._modules: set[str] = set()
         self._dynamic = False
-        self._globals_of_torch()
-        self._add(function, getattr(function, "__name__", "the step"))
-        self._arguments(arguments)
-        self._run()
-
-    def _globals_of_torch(self) -> None:
-        for name in _HOOKS:
-            self._add(vars(nn_module)[name], f"torch.nn.modules.module.{name}")
-        full = "_global_is_full_backward_hook"
-        self.guards.add_key(f"torch.nn.modules.module.{full}", vars(nn_module), full)
-        for name in ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks"):
-            hooks = getattr(torch_optimizer, name)
-            self.guards.add_dict(f"torch.optim.optimizer.{name}", hooks)
-            for hook in hooks.values():
-                if not hook.__module__.startswith("lazyxla."):  # ours do nothing to a step
-                    self._add(hook, "a hook of all optimizers")
+        for value, name in globals_of_torch(self.guards):
+            self._add(value, name)
         for module in ("torch", "torch.functional", "torch.nn.functional"):
             self._torch_module(module)
-        self.guards.add_dict("lazyxla.settings", vars(config.settings))
-        einsum: Any = torch.backends.opt_einsum  # a module whose settings are in another one
-        self.guards.add_dict("torch.backends.opt_einsum", vars(einsum.m))
-        self.guards.add_dict("torch.backends.mha", vars(torch.backends.mha))
         for kind in (torch.Tensor, nn.Parameter, nn.Module, torch.optim.Optimizer):
             self._type(None, kind, kind.__qualname__)
             self._patches(vars(kind), kind.__qualname__)
-        trust.check_kernels()
-        self.guards.add_call("the number of kernels in Python", torch.library._impls.__len__)
-        self.guards.add_call("the classes registered with abc", abc.get_cache_token)
+        self._add(function, getattr(function, "__name__", "the step"))
+        self._arguments(arguments)
+        self._run()
 
     def _torch_module(self, name: str) -> None:
         """The attributes of a PyTorch module: its own code is trusted as it is now."""
@@ -123,6 +99,8 @@ class Reach:
             self._modules.add(name)
             self.guards.add_dict(name, vars(module))
             self._patches(vars(module), name)
+            if registry := REGISTRIES.get(name):
+                self._add(vars(module)[registry], f"{name}.{registry}")
 
     def _patches(self, space: Any, name: str) -> None:
         """What others have put into a namespace of PyTorch's, as far as it is named."""
@@ -168,8 +146,8 @@ class Reach:
         return {k for k in space if k in self.names}
 
     def _visit(self, value: Any, name: str) -> None:
-        kind = type(value)
-        if isinstance(value, torch.Tensor):
+        kind = type(value)  # not its __class__, which may say anything
+        if issubclass(kind, torch.Tensor):
             self._tensor(value, name)
         elif kind is types.FunctionType:
             self._function(value, name)
@@ -178,13 +156,13 @@ class Reach:
             self._add(value.__self__, f"{name}.__self__")
         elif kind in _C_FUNCTIONS:
             self._c_function(value, name)
-        elif isinstance(value, type):
+        elif issubclass(kind, type):
             self._class(value, name)
         elif kind is types.ModuleType:
-            if trust.is_refused(value.__name__):
-                raise Unfit(f"it uses {value.__name__}")
-            self._by_name.append((vars(value), name, set(), True))
-            if "__getattr__" in vars(value) and not trust.is_trusted(value.__name__):
+            self._module(value)
+            visited = {"__getattr__"}.intersection(vars(value))
+            self._by_name.append((vars(value), name, visited, True))
+            if visited and not trust.is_trusted(value.__name__):
                 self._add(vars(value)["__getattr__"], f"{name}.__getattr__")
         elif kind in _DICTS:
             self._dict(value, name)
@@ -192,7 +170,7 @@ class Reach:
             self.guards.add_list(name, value)
             for i, each in enumerate(value):
                 self._add(each, f"{name}[{i}]")
-        elif isinstance(value, (tuple, frozenset)):
+        elif issubclass(kind, (tuple, frozenset)):
             for i, each in enumerate(value):
                 self._add(each, f"{name}[{i}]")
             if kind.__dictoffset__ == 0 and hasattr(kind, "_fields"):
@@ -200,7 +178,8 @@ class Reach:
             elif kind not in (tuple, frozenset):
                 self._object(value, name)
         elif kind is functools.partial:
-            for part in (value.func, value.args, value.keywords):
+            self._type(value, kind, name)  # and that its dict is the same
+            for part in (value.func, value.args, value.keywords, vars(value)):
                 self._add(part, name)
         elif kind is weakref.ref:
             self.guards.add_call(f"what {name} refers to", value)
@@ -267,14 +246,14 @@ class Reach:
         self._code(function)
 
     def _code(self, function: types.FunctionType) -> None:
+        if function.__builtins__ is not vars(builtins):
+            raise Unfit(f"{function.__qualname__} has builtins of its own")
         reads = reads_of(function.__code__)
         if refused := reads.names & trust.REFUSED_NAMES:
             raise Unfit(f"{function.__qualname__} reads {sorted(refused)[0]} of something")
         for module in reads.imports:
-            if module.partition(".")[0] == "torch":
-                self._torch_module(module)
-            else:
-                self._add(sys.modules.get(module), module)
+            self._torch_module(module)
+            self._add(sys.modules.get(module), module)
         self.names |= reads.names
         self._dynamic |= reads.dynamic or not reads.names.isdisjoint(trust.DYNAMIC_NAMES)
         for chain in reads.chains:
@@ -291,10 +270,9 @@ class Reach:
             return
         value, name = space[first], first
         for attribute in attributes:
-            if not isinstance(value, types.ModuleType):
+            if type(value) is not types.ModuleType:
                 break
-            if trust.is_refused(value.__name__):
-                raise Unfit(f"it uses {value.__name__}")
+            self._module(value)
             inside = vars(value)
             name = f"{name}.{attribute}"
             if attribute not in inside:
@@ -303,6 +281,14 @@ class Reach:
             value = inside[attribute]
         self._add(value, name)
 
+    def _module(self, module: types.ModuleType) -> None:
+        """That a step may use a module, and what kind of object it is."""
+        if trust.is_refused(module.__name__):
+            raise Unfit(f"it uses {module.__name__}")
+        if (id(module), "") not in self._looked_up:
+            self._looked_up.add((id(module), ""))
+            self._type(module, types.ModuleType, module.__name__)
+
     def _key(self, space: dict[str, Any], key: str, name: str) -> None:
         if (id(space), key) not in self._looked_up:
             self._looked_up.add((id(space), key))
@@ -310,13 +296,24 @@ class Reach:
 
     def _c_function(self, function: Any, name: str) -> None:
         trust.check_object(function, name)
+        self._reads_by_name(function.__name__)
         owner = getattr(function, "__self__", None)
         if owner is not None and not isinstance(owner, (types.ModuleType, type)):
             self._add(owner, f"{name}.__self__")  # a method of an object that is compared
             return
+        if owner is builtins:
+            trust.check_builtin(function.__name__)
         module = trust.module_of(function)
         if not trust.is_trusted(module):
             raise Unfit(f"it calls {name}, of {module or 'an unknown module'}, which is not Python")
+
+    def _reads_by_name(self, name: str) -> None:
+        """Notes what a function in C reads that goes by another name in the code that calls it."""
+        if name in trust.REFUSED_NAMES:
+            raise Unfit(f"it reads {name} of something")
+        self._dynamic |= name in trust.DYNAMIC or name in trust.DYNAMIC_NAMES or name in FORMAT
+        if name in MAKE_TEXT:
+            self.names.update(TEXTS)
 
     def _type(self, value: Any, kind: type, name: str) -> None:
         if not self.guards.add_type(name, value, kind):
@@ -326,6 +323,7 @@ class Reach:
         if trust.has_refused_code(kind.__module__):
             raise Unfit(f"it uses {kind.__qualname__} of {kind.__module__}")
         self.objects[id(kind)] = kind
+        self._reads_by_name(kind.__name__)
         self._type(None, kind, name)
         if not trust.is_trusted(type(kind).__module__):
             raise Unfit(f"{kind.__qualname__} is of a class of classes, {type(kind).__qualname__}")
@@ -352,7 +350,7 @@ class Reach:
                 # class may call; and what else replaces an attribute of one.
                 is_method = isinstance(value, _METHODS)
                 if key.startswith("__"):
-                    used = (is_method or callable(value)) and (inherited or key not in _TEXTS)
+                    used = (is_method or callable(value)) and (inherited or key not in TEXTS)
                 else:
                     used = (is_method and inherited) or key in inherited
                 if used and key not in visited:
@@ -372,19 +370,21 @@ class Reach:
         kind = type(value)
         if kind.__dictoffset__ == 0 or kind.__basicsize__ > _PLAIN_SIZE:
             raise Unfit(f"{name} is a {kind.__qualname__}, which cannot be compared")
+        if any(not c.__flags__ & _MADE_BY_PYTHON and c not in _PLAIN_BASES for c in kind.__mro__):
+            raise Unfit(f"{name} is a {kind.__qualname__}, of a class that is not Python")
         self._type(value, kind, name)
         if id(kind) not in self.objects:
             self._class(kind, kind.__qualname__)
         space = object.__getattribute__(value, "__dict__")
-        if isinstance(value, torch.optim.Optimizer):
+        if issubclass(kind, torch.optim.Optimizer):
             self.optimizers.append(value)
-        if isinstance(value, torch.optim.lr_scheduler.LRScheduler):
+        if issubclass(kind, torch.optim.lr_scheduler.LRScheduler):
             self.schedules = True
         if any(trust.has_code_unseen(c) for c in kind.__mro__):
             self._dict(space, name)
             return
         visited: set[str] = set()
-        if isinstance(value, nn.Module):
+        if issubclass(kind, nn.Module):
             attributes = {"training"}.union(*map(vars, kind.__mro__))
             visited = {k for k in space if k.startswith("_") or k in attributes}
             for key in visited:

@@ -13,11 +13,15 @@ from lazyxla.steps.trust import Unfit
 _VALUES = (int, float, complex, bool, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
 
 
-class Results:
-    """How to build a step's result from the tensors that it makes.
+# A kind and its content: (int, the position of a new tensor), (object, what is the same each time),
+# (dict, templates by keys), (tuple or list, templates).
+Template = tuple[Any, Any]
 
-    Attributes:
-        fresh: the new tensors of one result, in order; empty once forgotten.
+
+def describe(
+    result: Any, state: list[torch.Tensor], reached: dict[int, Any], args: Any
+) -> tuple[Template, list[torch.Tensor]]:
+    """How to build a step's result from the tensors that it makes, and those of one result.
 
     Args:
         result: what the step returned.
@@ -28,28 +32,31 @@ class Results:
     Raises:
         Unfit: the result has something else, or a tensor through which backward() may still run.
     """
+    description = _Description({id(tensor) for tensor in state}, reached, _containers(args, {}))
+    return description.describe(result), description.fresh
 
-    def __init__(self, result: Any, state: list[torch.Tensor], reached: Any, args: Any) -> None:
+
+def build(template: Template, made: list[torch.Tensor]) -> Any:
+    """The result of a call that made these tensors."""
+    kind, what = template
+    if kind is int:
+        return made[what]
+    if kind is object:
+        return what
+    if kind is dict:
+        return {key: build(each, made) for key, each in what.items()}
+    return kind(build(each, made) for each in what)
+
+
+class _Description:
+    def __init__(
+        self, state: set[int], reached: dict[int, Any], containers: dict[int, Any]
+    ) -> None:
         self.fresh: list[torch.Tensor] = []
-        self._reached = reached
-        self._containers = _containers(args, {})
-        self._state = {id(tensor): tensor for tensor in state}
+        self._state, self._reached, self._containers = state, reached, containers
         self._positions: dict[int, int] = {}
-        self._template = self._describe(result)
-        self._is_one = self._template == (int, 0)
 
-    def forget(self) -> None:
-        """Drops the tensors."""
-        self.fresh = []
-        self._positions = {}
-        self._state = {}
-        self._reached = self._containers = {}
-
-    def build(self, made: list[torch.Tensor]) -> Any:
-        """The result of a call that made these tensors."""
-        return made[0] if self._is_one else _build(self._template, made)
-
-    def _describe(self, result: Any) -> tuple[Any, Any]:
+    def describe(self, result: Any) -> Template:
         kind = type(result)
         if kind in (list, dict):
             if id(result) in self._reached:
@@ -60,6 +67,8 @@ class Results:
         if kind in (torch.Tensor, torch.nn.Parameter):
             if id(result) in self._state:
                 return object, result
+            if kind is not torch.Tensor:
+                raise Unfit("it returns a new parameter")
             if id(result) not in self._positions:
                 if result.device.type != BACKEND:
                     raise Unfit("it returns a tensor of another device")
@@ -74,11 +83,11 @@ class Results:
                 self.fresh.append(result)
             return int, self._positions[id(result)]
         if kind in (tuple, list):
-            return kind, [self._describe(each) for each in result]
+            return kind, [self.describe(each) for each in result]
         if kind is dict:
             if not all(type(key) in _VALUES for key in result):
                 raise Unfit("it returns a dict with other keys than numbers and strings")
-            return dict, {key: self._describe(each) for key, each in result.items()}
+            return dict, {key: self.describe(each) for key, each in result.items()}
         if kind not in _VALUES:
             raise Unfit(f"it returns a {kind.__qualname__}")
         return object, result
@@ -92,17 +101,6 @@ def _containers(tree: Any, found: dict[int, Any]) -> dict[int, Any]:
         for each in tree.values() if type(tree) is dict else tree:
             _containers(each, found)
     return found
-
-
-def _build(template: tuple[Any, Any], made: list[torch.Tensor]) -> Any:
-    kind, what = template
-    if kind is int:
-        return made[what]
-    if kind is object:
-        return what
-    if kind is dict:
-        return {key: _build(each, made) for key, each in what.items()}
-    return kind(_build(each, made) for each in what)
 
 
 def _is_used_up(tensor: torch.Tensor) -> bool:

@@ -45,21 +45,17 @@ _REFUSED_FUNCTIONS = {
         *(torch.set_default_device, torch.set_default_dtype, torch.random.fork_rng),
     )
 }
-# Names of attributes that expose a tensor's memory, or how often it was written, or what it is a
-# view of.
 REFUSED_NAMES = frozenset(
-    {
-        "data_ptr",
-        "_version",
-        "untyped_storage",
-        "_typed_storage",
-        "numpy",
-        "__array__",
-        "__dlpack__",
-        "_base",
-        "_is_view",
-    }
+    (
+        # A tensor's memory, how often it was written, what it is a view of.
+        *("data_ptr", "_version", "untyped_storage", "_typed_storage", "numpy", "__array__"),
+        *("__dlpack__", "_base", "_is_view"),
+        # Variables of functions and frames, whatever their names; all classes that there are.
+        *("__globals__", "__builtins__", "f_globals", "f_locals", "f_builtins", "f_back"),
+        *("__annotations__", "get_type_hints", "__subclasses__"),
+    )
 )
+"""Names of attributes and functions that expose what no guard compares."""
 DYNAMIC = frozenset({"getattr", "setattr", "delattr", "hasattr", "vars"})
 """Builtin functions by which code reads attributes whose names it makes up."""
 DYNAMIC_NAMES = frozenset(
@@ -108,6 +104,12 @@ _KEYS = (
 )
 
 
+def install() -> None:
+    """Notes which kernels in Python are the package's own: those that are registered by now."""
+    global _own_kernels
+    _own_kernels = frozenset(torch.library._impls)
+
+
 def check_kernels() -> None:
     """Raises Unfit if somebody else's Python code has taken an operator of PyTorch's over."""
     for name in torch.library._impls - _own_kernels:
@@ -123,6 +125,7 @@ def check_object(thing: Any, name: str) -> None:
 
 
 def check_builtin(name: str) -> None:
+    """Raises Unfit for what is built in and does more than compute."""
     value = getattr(builtins, name)
     if isinstance(value, type) and issubclass(value, BaseException):
         return

@@ -5,12 +5,20 @@ tensor like ``x``, and changes, of which each makes ``read`` return something el
 it is. What a step computes must follow every change at once.
 """
 
-from tests.step_places import common, containers, functions, objects, torch_code
+from tests.step_places import (
+    common,
+    containers,
+    functions,
+    names,
+    objects,
+    torch_code,
+    torch_state,
+)
 from tests.step_places.common import PLACES, UNWATCHED, Place
 
 __all__ = ["PLACES", "UNWATCHED", "Place", "reset"]
 
-_MODULES = (containers, objects, torch_code)  # they register their places
+_MODULES = (containers, names, objects, torch_code, torch_state)  # they register their places
 
 
 def reset() -> None:
