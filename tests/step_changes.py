@@ -159,6 +159,22 @@ def gradients_from_outside(t: Training, rng: random.Random) -> None:
 
 
 @on_both
+def hook_of_a_gradient(t: Training, rng: random.Random) -> None:
+    """Nothing calls it any more."""
+    for p in t.model.parameters():
+        if p.grad is not None:
+            p.grad.requires_grad_().register_hook(lambda grad: grad * 0.5)
+            p.grad.requires_grad_(False)
+
+
+@on_both
+def attribute_of_a_gradient(t: Training, rng: random.Random) -> None:
+    for p in t.model.parameters():
+        if p.grad is not None:
+            p.grad.scale = 0.5
+
+
+@on_both
 def hook_of_a_tensor(t: Training, rng: random.Random) -> None:
     p, factor = parameter(t, rng), rng.choice([0.5, 2.0])
     hooks = t.config.__dict__.setdefault("tensor_hooks", [])
@@ -186,6 +202,12 @@ def hook_where_gradients_are_accumulated(t: Training, rng: random.Random) -> Non
 @on_both
 def train_and_eval(t: Training, rng: random.Random) -> None:
     rng.choice([t.model, t.model[1]]).train(rng.choice([True, False]))
+
+
+@on_both
+def state_of_the_model_that_is_loaded(t: Training, rng: random.Random) -> None:
+    state = {name: value * 0.5 for name, value in t.model.state_dict().items()}
+    t.model.load_state_dict(state, assign=rng.choice([True, False]))
 
 
 @on_both
@@ -233,7 +255,12 @@ def no_gradients(twins: Twins, rng: random.Random) -> AbstractContextManager[Any
 
 @change
 def anomalies(twins: Twins, rng: random.Random) -> AbstractContextManager[Any]:
-    return torch.autograd.detect_anomaly(check_nan=False)
+    return torch.autograd.detect_anomaly(check_nan=rng.choice([True, False]))
+
+
+@change
+def level_of_forward_mode(twins: Twins, rng: random.Random) -> AbstractContextManager[Any]:
+    return torch.autograd.forward_ad.dual_level()
 
 
 @change

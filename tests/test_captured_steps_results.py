@@ -170,6 +170,21 @@ def test_what_cannot_be_guarded_is_not_captured(why: str, act, caplog, capsys) -
     del _seen[:]
 
 
+def test_an_attribute_that_is_set_by_a_name_that_is_made_up() -> None:
+    options = type("Options", (), {})()
+    model, name = nn.Linear(4, 4).to(DEVICE), "sc"
+
+    @lambda f: lazyxla.compile(f, capture=True)
+    def step(x: torch.Tensor) -> torch.Tensor:
+        object.__setattr__(options, name + "ale", 1.0)
+        return model(x).detach()
+
+    for _ in range(6):
+        options.scale = 0.5
+        step(torch.ones(2, 4, device=DEVICE))
+        assert options.scale == 1.0
+
+
 def test_a_gradient_scaler() -> None:
     scalers = iter([torch.amp.GradScaler(DEVICE, init_scale=8.0) for _ in range(2)])
 

@@ -246,7 +246,7 @@ class Reach:
         self._code(function)
 
     def _code(self, function: types.FunctionType) -> None:
-        if function.__builtins__ is not vars(builtins):
+        if function.__builtins__ is not vars(builtins):  # type: ignore[attr-defined]
             raise Unfit(f"{function.__qualname__} has builtins of its own")
         reads = reads_of(function.__code__)
         if refused := reads.names & trust.REFUSED_NAMES:

@@ -59,7 +59,10 @@ REFUSED_NAMES = frozenset(
 DYNAMIC = frozenset({"getattr", "setattr", "delattr", "hasattr", "vars"})
 """Builtin functions by which code reads attributes whose names it makes up."""
 DYNAMIC_NAMES = frozenset(
-    {"__dict__", "__getattribute__", "attrgetter", "methodcaller", "__reduce_ex__", "__reduce__"}
+    (
+        *("__dict__", "__getattribute__", "__setattr__", "__delattr__", "attrgetter"),
+        *("methodcaller", "__reduce_ex__", "__reduce__"),
+    )
 )
 """Names of attributes and functions with which it does, too."""
 BUILTINS = DYNAMIC | {
