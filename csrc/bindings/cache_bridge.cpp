@@ -53,8 +53,7 @@ class PythonStoredGraph final : public program::StoredGraph {
               .cast<std::pair<std::optional<std::string>, py::object>>();
       return Added{std::move(executable),
                    [keep = owned_without_gil(std::move(keep))](const std::string& compiled) {
-                     py::gil_scoped_acquire gil;
-                     (*keep)(py::bytes(compiled));
+                     in_python([&] { (*keep)(py::bytes(compiled)); });
                    }};
     });
   }
