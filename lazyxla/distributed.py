@@ -7,7 +7,6 @@ the device if no backend is named. Its collectives are recorded operators
 
 from __future__ import annotations
 
-import atexit
 import weakref
 from datetime import timedelta
 from typing import Any
@@ -73,7 +72,6 @@ def _start_devices(store: Any, rank: int, ranks: list[int], timeout: timedelta) 
             _compare_launches(store, rank, ranks, timeout)
             own_store = dist.PrefixStore(f"{NAME}/heartbeat", store)
             _C.start_heartbeat(own_store, rank, len(ranks), timeout)
-            atexit.register(_C.stop_heartbeat)
         elif platform() != "cpu":
             raise RuntimeError(
                 f"lazyxla: the plugin of {platform()} has started this process's devices only; "
@@ -90,7 +88,8 @@ def _compare_launches(store: Any, rank: int, ranks: list[int], timeout: timedelt
     """Makes processes compare programs for devices of several processes before the launch."""
 
     def connect(ranks: list[int]) -> Any:
-        own_store = dist.PrefixStore(f"{NAME}/launches/{ranks}", store)
+        # Whoever waits in a store keeps others from it, and these wait for each other.
+        own_store = dist.PrefixStore(f"{NAME}/launches/{ranks}", store.clone())
         return dist.ProcessGroupGloo(own_store, ranks.index(rank), len(ranks), timeout=timeout)
 
     _C.compare_launches(connect, ranks, store, settings.compare_collectives)

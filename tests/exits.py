@@ -2,6 +2,7 @@
 
     python tests/exits.py exit 100     children that begin to use the device, and end
     python tests/exits.py fork 100     children of a process that uses the device
+    python tests/exits.py watched 1    processes that watch another one, each of WATCHED so often
 
 Every child is forked from one process that has imported everything, which is much quicker than a
 process of its own. It prints what went wrong, as JSON: a list of {number, work, end, problem}.
@@ -10,6 +11,7 @@ process of its own. It prints what went wrong, as JSON: a list of {number, work,
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import importlib
 import json
@@ -24,12 +26,15 @@ import threading
 import time
 import warnings
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 import lazyxla
 import lazyxla.lowering.rules
+from lazyxla import _C
 
 SECONDS = 40  # that a child may take
 alive: list[Any] = []  # until the interpreter drops it
@@ -114,6 +119,60 @@ def cycle() -> None:
 WORK = (tensors, pending, eager, fused, backward, execution, spread, loader, compiled, cycle)
 
 
+def waiting_in_the_store() -> None:
+    """A process is alive although a thread of it waits in the store, as for others to connect."""
+    alive.append(torch.ones(3, device="lazyxla").cpu())
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(store))  # it outlives the interpreter
+    reader = dist.TCPStore("127.0.0.1", store.port)
+    threading.Thread(target=store.wait, args=(["come"],), daemon=True).start()
+    time.sleep(0.1)
+    watch(store, members=1)
+    seen: set[bytes] = set()
+    deadline = time.monotonic() + 10
+    while len(seen) < 3:
+        assert time.monotonic() < deadline, seen
+        if reader.check(["alive/0"]):
+            seen.add(reader.get("alive/0"))
+        time.sleep(0.05)
+    reader.set("come", "")
+
+
+def watch(store: dist.Store, members: int, seconds: float = 0.6) -> None:
+    _C.start_heartbeat(store, 0, members, timedelta(seconds=seconds))
+
+
+def forked_while_watching() -> None:
+    alive.append(torch.ones(3, device="lazyxla").cpu())
+    watch(dist.HashStore(), members=1, seconds=100)
+    time.sleep(0.2)  # until the thread waits for its next turn
+    assert not (problem := Child([], at_end).problem(20)), problem
+
+
+def work_for_long() -> None:
+    """The device works for minutes, as if it waited for the other process, which is gone."""
+    x = torch.randn(3000, 3000).to("lazyxla")
+    y = x
+    for _ in range(300):
+        y = y @ x * 1e-2
+    lazyxla.sync()  # compiles it, and does not wait for it
+    alive.append(y)
+    watch(dist.HashStore(), members=2)
+
+
+def given_up() -> None:
+    work_for_long()
+    time.sleep(1)
+
+
+def given_up_at_the_end() -> None:
+    """The process watches the others until its devices have done their work."""
+    assert not (problem := Child([work_for_long], at_end).problem(30)), problem
+
+
+WATCHED = (waiting_in_the_store, forked_while_watching, given_up, given_up_at_the_end)
+
+
 def at_end() -> None:
     pass
 
@@ -158,9 +217,9 @@ class Child:
         os.close(writer)
         self.reader = reader
 
-    def problem(self) -> str:
+    def problem(self, seconds: float = SECONDS) -> str:
         """Waits for its end; empty if it was a good one."""
-        told, deadline = b"", time.monotonic() + SECONDS
+        told, deadline = b"", time.monotonic() + seconds
         while True:
             ready, _, _ = select.select([self.reader], [], [], deadline - time.monotonic())
             chunk = os.read(self.reader, 10_000) if ready else b""
@@ -201,8 +260,10 @@ def main(kind: str, count: int, seed: int) -> None:
     import_everything()
     if kind == "fork":
         use_the_device()
-    for number in range(count):
-        if kind == "exit":
+    for number in range(count * (len(WATCHED) if kind == "watched" else 1)):
+        if kind == "watched":
+            work, end = [WATCHED[number % len(WATCHED)]], at_end
+        elif kind == "exit":
             work = rng.sample(WORK, rng.randint(1, 3))
             end = rng.choice(ENDS)
         else:

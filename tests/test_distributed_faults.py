@@ -181,3 +181,37 @@ dist.destroy_process_group()
 def test_what_was_received_is_freed(tmp_path: Path) -> None:
     for out in run(SENT, 2, tmp_path):
         assert out.split() == ["True"]
+
+
+WAITS = """
+import os, threading, time
+from datetime import timedelta
+from pathlib import Path
+if rank == 0:
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    Path(meet + "_").write_text(str(store.port))
+    Path(meet + "_").rename(meet)
+while not Path(meet).exists():
+    time.sleep(0.01)
+if rank == 1:
+    store = dist.TCPStore("127.0.0.1", int(Path(meet).read_text()))
+seconds = timedelta(seconds=30)
+dist.init_process_group("lazyxla", store=store, rank=rank, world_size=size, timeout=seconds)
+threading.Thread(target=store.wait, args=(["never"], timedelta(seconds=100)), daemon=True).start()
+time.sleep(0.2)
+start = time.monotonic()
+x = torch.ones(3, device="lazyxla")
+dist.all_reduce(x, dist.ReduceOp.SUM if rank else dist.ReduceOp.MAX)
+try:
+    x.tolist()
+except RuntimeError as error:
+    print("different collectives" in str(error), time.monotonic() - start < 30, flush=True)
+if rank == 0:
+    time.sleep(3)  # it has the store
+os._exit(0)
+"""
+
+
+def test_what_differs_is_told_while_a_thread_waits_in_the_store(tmp_path: Path) -> None:
+    for out in run(WAITS, 2, tmp_path):
+        assert out.split() == ["True", "True"]

@@ -36,3 +36,8 @@ def test_ends_in_the_middle_of_work(pytestconfig: pytest.Config) -> None:
 def test_forked_children_end(pytestconfig: pytest.Config) -> None:
     """Children of a process whose threads are all at work, whether they touch the device or not."""
     assert problems("fork", pytestconfig.getoption("--exits"), 2) == []
+
+
+def test_processes_that_watch_others_end() -> None:
+    """They are seen to be alive whatever their threads do, and wait for none that is gone."""
+    assert problems("watched", 1, 3) == []

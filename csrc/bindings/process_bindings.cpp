@@ -9,6 +9,7 @@
 #include "bindings/bindings.h"
 #include "distributed/heartbeat.h"
 #include "distributed/launches.h"
+#include "pjrt/exit.h"
 #include "pjrt/processes.h"
 #include "pjrt/runtime.h"
 
@@ -19,10 +20,11 @@ namespace {
 
 using StoreRef = c10::intrusive_ptr<c10d::Store>;
 
-// A store of torch.distributed's. Its own `get` may keep other threads from it while it waits.
+// A store of torch.distributed's, by a connection of our own: whoever waits in a store keeps other
+// threads from it. That holds for its own `get`, too.
 class Store final : public pjrt::KeyValueStore {
  public:
-  explicit Store(StoreRef store) : store_(std::move(store)) {}
+  explicit Store(StoreRef store) : users_(std::move(store)), store_(users_->clone()) {}
 
   void put(const std::string& key, const std::string& value) override { store_->set(key, value); }
   std::optional<std::string> try_get(const std::string& key) override {
@@ -31,6 +33,7 @@ class Store final : public pjrt::KeyValueStore {
   }
 
  private:
+  StoreRef users_;  // which may be the server
   StoreRef store_;
 };
 
@@ -50,6 +53,13 @@ void compare_launches(py::function connect, const std::vector<int64_t>& ranks, S
                                 ranks);
 }
 
+// Until the process exits.
+void start_heartbeat(StoreRef store, size_t member, size_t members,
+                     std::chrono::milliseconds timeout) {
+  distributed::start_heartbeat(std::move(store), member, members, timeout);
+  pjrt::call_at_exit(&distributed::stop_heartbeat);
+}
+
 pjrt::Client& client() { return pjrt::Runtime::get().client(); }
 
 }  // namespace
@@ -62,8 +72,7 @@ void bind_processes(py::module_& m) {
   if (!py::hasattr(py::module_::import("torch._C"), "_c10d_init")) return;  // built without c10d
   m.def("set_processes", &set_processes);
   m.def("compare_launches", &compare_launches);
-  m.def("start_heartbeat", &distributed::start_heartbeat);
-  m.def("stop_heartbeat", &distributed::stop_heartbeat, NoGil());
+  m.def("start_heartbeat", &start_heartbeat, NoGil());
 }
 
 }  // namespace lazyxla::bindings

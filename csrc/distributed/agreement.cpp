@@ -126,7 +126,7 @@ Agreement::Agreement(c10::intrusive_ptr<c10d::Backend> channel,
                      c10::intrusive_ptr<c10d::Store> store, std::vector<int64_t> ranks,
                      Comparison comparison, Words words)
     : channel_(std::move(channel)),
-      store_(std::move(store)),
+      store_(store->clone()),  // whoever waits in a store keeps others from it
       ranks_(std::move(ranks)),
       comparison_(comparison),
       words_(words),

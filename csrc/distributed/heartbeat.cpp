@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <condition_variable>
 #include <exception>
-#include <memory>
 #include <string>
 #include <thread>
 #include <utility>
@@ -85,22 +84,19 @@ class Heartbeat {
   std::thread thread_;  // last: it uses the others
 };
 
-std::unique_ptr<Heartbeat>& heartbeat() {
-  static auto* instance = new std::unique_ptr<Heartbeat>();
-  return *instance;
-}
+Heartbeat* heartbeat = nullptr;  // never destroyed: the process ends
 
 }  // namespace
 
 void start_heartbeat(c10::intrusive_ptr<c10d::Store> store, size_t member, size_t members,
                      milliseconds timeout) {
-  if (heartbeat()) return;
+  if (heartbeat) return;
   waiting::set_watched();
-  heartbeat() = std::make_unique<Heartbeat>(std::move(store), member, members, timeout);
+  heartbeat = new Heartbeat(store->clone(), member, members, timeout);
 }
 
 void stop_heartbeat() {
-  if (auto running = std::exchange(heartbeat(), nullptr)) running->stop();
+  if (heartbeat) heartbeat->stop();
 }
 
 }  // namespace lazyxla::distributed

@@ -20,11 +20,13 @@
 namespace lazyxla::distributed {
 
 // Starts the thread, once. A process that is silent for `timeout`, or for 100 seconds if that is
-// less, is gone.
+// less, is gone. The thread has a connection of its own to the store: whoever waits in a store
+// keeps others from it.
 void start_heartbeat(c10::intrusive_ptr<c10d::Store> store, size_t member, size_t members,
                      std::chrono::milliseconds timeout);
 
-// This process leaves, and is not to be reported as gone. No-op if there is no thread.
+// This process leaves, and is not to be reported as gone. No-op if there is no thread. Not to be
+// called in a forked child, which has none.
 void stop_heartbeat();
 
 }  // namespace lazyxla::distributed

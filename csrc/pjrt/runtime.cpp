@@ -9,6 +9,7 @@
 #include "common/fork.h"
 #include "pjrt/disposal.h"
 #include "pjrt/error.h"
+#include "pjrt/exit.h"
 #include "pjrt/host_memory.h"
 #include "pjrt/host_threads.h"
 
@@ -34,6 +35,23 @@ std::unique_ptr<Client> start(const PluginSpec& spec, const Processes& processes
 }
 
 std::atomic<bool> without_destructors{false};
+std::atomic<void (*)()> called_at_exit{nullptr};
+
+// Waits until the devices have done all their work. False if that wait was given up, since they may
+// wait for processes that are gone.
+bool finish_work() {
+  try {
+    for (const Device& device : Runtime::get().client().devices()) {
+      try {
+        device.await();
+      } catch (const Error&) {  // the process ends: there is no one to report it to
+      }
+    }
+    return true;
+  } catch (const std::exception&) {
+    return false;
+  }
+}
 
 // Runs before static variables are destroyed, also those of the plugin and of PyTorch, which
 // running programs still use.
@@ -41,17 +59,11 @@ void at_exit(int status, void*) {
   if (forked()) {
     return;
   }
-  if (without_destructors) {
-    std::fflush(nullptr);
-    _exit(status);
-  }
-  for (const Device& device : Runtime::get().client().devices()) {
-    try {
-      device.await();
-    } catch (const Error&) {  // the process ends: there is no one to report it to
-    }
-  }
-  finish_disposal();
+  const bool is_over = !without_destructors && finish_work();
+  if (const auto function = called_at_exit.load()) function();
+  if (is_over) return finish_disposal();
+  std::fflush(nullptr);
+  _exit(status);
 }
 
 }  // namespace
@@ -63,6 +75,8 @@ void prepare_to_exit(bool busy) {
   // them, long after the client was started.
   on_exit(at_exit, nullptr);
 }
+
+void call_at_exit(void (*function)()) { called_at_exit = function; }
 
 Runtime& Runtime::get() {
   static auto& runtime = *new Runtime();  // never destroyed, see the header
