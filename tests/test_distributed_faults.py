@@ -183,6 +183,76 @@ def test_what_was_received_is_freed(tmp_path: Path) -> None:
         assert out.split() == ["True"]
 
 
+THREADS = """
+import threading, time
+from datetime import timedelta
+lazyxla.settings.compare_collectives = "never"
+dist.init_process_group("lazyxla", **group, timeout=timedelta(seconds=100))
+count = 20
+def reduce():
+    for n in range(count):
+        dist.all_reduce(torch.ones(n + 1, device="lazyxla"))
+found = []
+def receive():
+    for n in range(count):
+        x = torch.zeros(2, device="lazyxla")
+        work = dist.irecv(x, 0)
+        time.sleep(0.01)  # the other thread has begun its next one
+        assert work.is_completed()  # with the GIL
+        found.append(int(x[0].item()))
+if rank == 0:
+    for n in range(2 * count):
+        dist.send(torch.full((2,), float(n), device="lazyxla"), 1)
+    reduce()
+else:
+    lazyxla.eager_mode(True)
+    lazyxla.settings.blocking = True
+    threads = [threading.Thread(target=each) for each in (reduce, receive, receive)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    print(sorted(found) == list(range(2 * count)))
+dist.barrier()
+"""
+
+
+def test_threads_receive_beside_each_other(tmp_path: Path) -> None:
+    """From one process under one tag, while another thread holds what their order needs."""
+    assert [out.split() for out in run(THREADS, 2, tmp_path)] == [[], ["True"]]
+
+
+FAILED = """
+import os, time
+from datetime import timedelta
+from pathlib import Path
+lazyxla.settings.compare_collectives = "always"
+dist.init_process_group("lazyxla", **group, timeout=timedelta(seconds=20))
+over = Path(meet + " is over")
+if rank == 0:
+    dist.send(torch.ones(4, device="lazyxla"), 1)
+    lazyxla.sync(wait=True)
+    while not over.exists():
+        time.sleep(0.05)
+    os._exit(0)
+lazyxla.eager_mode(True)
+lazyxla.settings.blocking = True
+works = [dist.irecv(torch.zeros(n, device="lazyxla"), 0) for n in (3, 4)]
+for work in (*reversed(works), works[0]):  # what is taken first is the other one
+    try:
+        print(work.wait())
+    except RuntimeError as error:
+        print("told", "process 0 sent 4 of float32" in str(error))
+over.touch()
+os._exit(0)
+"""
+
+
+def test_each_receive_tells_its_failure(tmp_path: Path) -> None:
+    _, told = run(FAILED, 2, tmp_path)
+    assert told.split() == ["told", "True"] * 3
+
+
 WAITS = """
 import os, threading, time
 from datetime import timedelta

@@ -10,6 +10,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "common/gil.h"
 #include "common/locks.h"
 #include "common/user_line.h"
 #include "dispatch/plain_call.h"
@@ -39,6 +40,7 @@ class Tokens {
   // returns the other results.
   Tensors pass(const Tensors& inputs, c10::function_ref<Tensors(const Tensors&, int64_t)> record) {
     at::AutoDispatchBelowADInplaceOrView no_autograd;
+    WithoutGil no_gil;  // not all of c10d's bindings release it
     const c10::Device device = inputs.at(0).device();
     finish_other(device);
     auto& [mutex, token, calls] = of(device);

@@ -9,13 +9,14 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <algorithm>
-#include <map>
+#include <atomic>
 #include <memory>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "common/locks.h"
 #include "dispatch/device_state.h"
 #include "distributed/argument_checks.h"
 #include "distributed/collective_launches.h"
@@ -78,10 +79,6 @@ class ProcessGroup : public c10d::Backend {
                                              meeting_.ranks, meeting_.comparison));
   }
 
-  ~ProcessGroup() override {
-    for (auto& [from, queue] : receiving_) queue->clear();  // its members refer to it
-  }
-
   const std::string getBackendName() const override { return "lazyxla"; }
   c10::intrusive_ptr<c10d::Backend::Options> getBackendOptions() override { return options(); }
   OptionsRef options() const { return c10::make_intrusive<GroupOptions>(meeting_.timeout); }
@@ -102,16 +99,16 @@ class ProcessGroup : public c10d::Backend {
 
   bool supportsCoalescing() const override { return true; }
   // Only receives have work left to wait for.
-  void startCoalescing() override { coalesced_.emplace(); }
+  void startCoalescing() override { coalesced_.hold()->emplace(); }
   WorkRef endCoalescing() override {
-    TORCH_CHECK(coalesced_, "lazyxla: no coalescing was started");
-    auto works = *std::exchange(coalesced_, std::nullopt);
-    return c10::make_intrusive<CoalescedWork>(getRank(), std::move(works));
+    auto works = std::exchange(*coalesced_.hold(), std::nullopt);
+    TORCH_CHECK(works, "lazyxla: no coalescing was started");
+    return c10::make_intrusive<CoalescedWork>(getRank(), *std::move(works));
   }
   void setSequenceNumberForGroup() override {}
   void shutdown() override {
-    if (std::exchange(is_over_, true)) return;  // the name may be another group's by now
-    struct Remove {                             // even if a step below throws
+    if (is_over_.exchange(true)) return;  // the name may be another group's by now
+    struct Remove {                       // even if a step below throws
       ~Remove() { remove_group(name); }
       const std::string& name;
     } remove{name_};
@@ -283,10 +280,8 @@ class ProcessGroup : public c10d::Backend {
     check_peer(peer, getRank(), getSize());
     Recording recording;
     TORCH_CHECK_VALUE(tensors.size() == 1, "lazyxla: recv takes one tensor");
-    auto& queue = receiving_[{peer, tag}];
-    if (!queue) queue = std::make_shared<ReceiveWork::Queue>();
-    WorkRef work = ReceiveWork::start(getRank(), tensors[0], name_, peer, tag, queue);
-    if (coalesced_) coalesced_->push_back(work);
+    WorkRef work = receives_.start(getRank(), tensors[0], name_, peer, tag);
+    if (const auto coalesced = coalesced_.hold(); *coalesced) (*coalesced)->push_back(work);
     return work;
   }
 
@@ -363,9 +358,9 @@ class ProcessGroup : public c10d::Backend {
 
   std::string name_;
   Meeting meeting_;
-  std::map<std::pair<int, int>, std::shared_ptr<ReceiveWork::Queue>> receiving_;  // by peer and tag
-  bool is_over_ = false;
-  std::optional<std::vector<WorkRef>> coalesced_;  // since startCoalescing
+  Receives receives_;
+  std::atomic<bool> is_over_{false};
+  Guarded<std::optional<std::vector<WorkRef>>> coalesced_;  // since startCoalescing
 };
 
 }  // namespace
