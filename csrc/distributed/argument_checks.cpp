@@ -28,6 +28,11 @@ void check_peer(int64_t peer, int rank, int size) {
                     " cannot send to or receive from itself");
 }
 
+void check_count(size_t count, const char* what, size_t expected) {
+  TORCH_CHECK_VALUE(count == expected, "lazyxla: ", expected, " ", what, " were expected, not ",
+                    count);
+}
+
 void check_one_for_each(size_t count, const char* what, int size) {
   TORCH_CHECK_VALUE(count == static_cast<size_t>(size), "lazyxla: ", size, " ", what,
                     " were expected, one for each process, not ", count);

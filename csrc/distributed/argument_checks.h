@@ -18,6 +18,8 @@ namespace lazyxla::distributed {
 void check_root(int64_t root, int size);
 // `peer`: whom the process of this rank sends to or receives from.
 void check_peer(int64_t peer, int rank, int size);
+// There are as many of `what` as expected.
+void check_count(size_t count, const char* what, size_t expected);
 // A list has as many as the group has processes; of `what`, "results".
 void check_one_for_each(size_t count, const char* what, int size);
 // A list of one tensor for each process, each like `part` in number of elements and dtype.

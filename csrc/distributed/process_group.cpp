@@ -159,7 +159,8 @@ class ProcessGroup : public c10d::Backend {
     std::vector<Tensors> by_input(inputs.size());
     check_one_for_each(outputs.size(), "lists of results", getSize());
     for (const Tensors& of_process : outputs) {
-      for (size_t i = 0; i < inputs.size(); ++i) by_input[i].push_back(of_process.at(i));
+      check_count(of_process.size(), "results of each process", inputs.size());
+      for (size_t i = 0; i < inputs.size(); ++i) by_input[i].push_back(of_process[i]);
     }
     return allgather_coalesced_by_input(by_input, inputs);
   }
@@ -172,8 +173,9 @@ class ProcessGroup : public c10d::Backend {
 
   WorkRef allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                           const c10d::AllgatherOptions&) override {
+    check_count(outputs.size(), "tensors for results", inputs.size());
     Recording recording;
-    for (size_t i = 0; i < inputs.size(); ++i) check_whole(outputs.at(i), inputs[i], getSize());
+    for (size_t i = 0; i < inputs.size(); ++i) check_whole(outputs[i], inputs[i], getSize());
     write(outputs, all_gather(inputs, name_, getSize()));
     return done(OpType::_ALLGATHER_BASE, outputs);
   }
@@ -186,7 +188,7 @@ class ProcessGroup : public c10d::Backend {
     Recording recording;
     const Tensors gathered = all_gather(inputs, name_, getSize());
     if (getRank() == options.rootRank) {
-      for (size_t i = 0; i < inputs.size(); ++i) write(outputs.at(i), gathered[i].unbind(0));
+      for (size_t i = 0; i < inputs.size(); ++i) write(outputs[i], gathered[i].unbind(0));
     }
     return done(OpType::GATHER, getRank() == options.rootRank ? outputs[0] : Tensors());
   }
@@ -211,7 +213,8 @@ class ProcessGroup : public c10d::Backend {
                          const c10d::ReduceScatterOptions& options) override {
     if (inputs.size() == 1 && is_uneven(inputs[0])) {
       check_one_for_each(inputs[0].size(), "tensors to reduce", getSize());
-      check_parts({inputs[0][getRank()]}, outputs.at(0), "tensors to reduce", 1);
+      check_count(outputs.size(), "tensors for results", 1);
+      check_parts({inputs[0][getRank()]}, outputs[0], "tensors to reduce", 1);
       Recording recording;
       const Tensors all = reduced(inputs[0], options.reduceOp);
       write_one(outputs[0], all[getRank()]);
@@ -235,10 +238,11 @@ class ProcessGroup : public c10d::Backend {
 
   WorkRef reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                           const c10d::ReduceScatterOptions& options) override {
+    check_count(outputs.size(), "tensors for results", inputs.size());
     Recording recording;
     Tensors parts;
     for (size_t i = 0; i < inputs.size(); ++i) {
-      check_whole(inputs[i], outputs.at(i), getSize());
+      check_whole(inputs[i], outputs[i], getSize());
       parts.push_back(inputs[i].reshape(whole_sizes(outputs[i], getSize())));
     }
     write(outputs, scattered(parts, options.reduceOp));
