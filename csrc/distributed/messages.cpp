@@ -43,9 +43,8 @@ class Messages::Sends : public std::enable_shared_from_this<Messages::Sends> {
  public:
   void add(Transfer transfer) {
     const auto all = all_.hold();
-    if (!std::exchange(all->started, true)) {
-      std::thread([self = shared_from_this()] { self->work(); }).detach();
-    }
+    if (!all->started) std::thread([self = shared_from_this()] { self->work(); }).detach();
+    all->started = true;  // unless there can be no more threads
     all->transfers.push_back(std::move(transfer));
     changed_.notify_all();
   }

@@ -1,6 +1,7 @@
 #include "pjrt/disposal.h"
 
 #include <condition_variable>
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -20,10 +21,12 @@ class Disposal {
     return *instance;
   }
 
-  void add(const PJRT_Api& api, std::vector<PJRT_Buffer*> handles) {
+  // Takes the handles unless it throws, since there can be no more threads.
+  void add(const PJRT_Api& api, std::vector<PJRT_Buffer*>& handles) {
     {
       const auto all = all_.hold();
-      if (!std::exchange(all->started, true)) std::thread([this] { work(); }).detach();
+      if (!all->started) std::thread([this] { work(); }).detach();
+      all->started = true;
       all->batches.emplace_back(&api, std::move(handles));
     }
     wake_.notify_one();
@@ -68,7 +71,10 @@ class Disposal {
 }  // namespace
 
 void dispose_of(const PJRT_Api& api, std::vector<PJRT_Buffer*> handles) {
-  if (handles.size() > kFew) return Disposal::get().add(api, std::move(handles));
+  try {
+    if (handles.size() > kFew) return Disposal::get().add(api, handles);
+  } catch (const std::system_error&) {
+  }
   for (PJRT_Buffer* handle : handles) destroy_buffer(&api, handle);
 }
 

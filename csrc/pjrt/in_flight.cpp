@@ -124,7 +124,12 @@ void InFlight::finish(Execution& execution) {
     failure = error;
   }
   std::optional<Error> reported = failure;
-  if (execution.listener) reported = execution.listener(failure ? &*failure : nullptr);
+  try {
+    if (execution.listener) reported = execution.listener(failure ? &*failure : nullptr);
+  } catch (const std::exception& error) {  // others wait for the end of this
+    if (!failure) failure = Error(PJRT_Error_Code_INTERNAL, error.what());
+    reported = failure;
+  }
   if (!failure) return;
   const auto entered = entered_.hold();
   if (reported && !entered->failure && !execution.after_failure) {
