@@ -179,6 +179,35 @@ def test_an_operator_that_fails_in_eager_mode_changes_nothing(
     run_python(EAGER, **plugin("failing"))
 
 
+SIZES = """
+import ctypes, os, torch, lazyxla
+
+plugin = ctypes.CDLL(os.environ["LAZYXLA_PLUGIN_PATH"])
+count = lazyxla.device_count()
+mesh = lazyxla.Mesh((count,), ("data",))
+whole = torch.ones(500, 500, device="lazyxla")
+sharded = lazyxla.shard(torch.ones(500 * count, 500), mesh, ("data", None))
+for x in (whole, sharded):
+    lazyxla.sync(wait=True)
+    y = x.sin() @ x[:500]
+    plugin.fail(b"size", 1)  # the first question follows the run
+    try:
+        lazyxla.sync(wait=True)
+    except torch.OutOfMemoryError:
+        print("told")
+    lazyxla.sync(wait=True)
+    assert plugin.unfinished() == 0
+    assert x.sum().item() == x.numel()
+"""
+
+
+def test_a_run_whose_results_have_no_size_is_awaited(
+    run_python: Callable[..., Any], plugin: Callable[[str], dict[str, str]]
+) -> None:
+    environment = plugin("failing") | {"LAZYXLA_CREATE_OPTIONS": "cpu_device_count=2"}
+    assert run_python(SIZES, **environment).stdout.split() == ["told"] * 2
+
+
 def test_programs_that_do_not_fit_are_refused_before_they_take_anything() -> None:
     x = torch.arange(1000.0, device=DEVICE)
     lazyxla.sync(wait=True)

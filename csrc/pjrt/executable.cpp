@@ -4,6 +4,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdio>
+#include <exception>
 #include <string_view>
 #include <utility>
 
@@ -176,18 +177,25 @@ std::vector<Buffer> Executable::execute(std::span<Buffer* const> args,
     scratch.donated.clear();
   }
   std::vector<Buffer> outputs;
+  std::exception_ptr failure;
   if (error == nullptr) {
-    const std::vector<size_t>& nbytes = output_nbytes(scratch.outputs);
-    outputs.reserve(num_outputs_);
-    for (size_t i = 0; i < num_outputs_; ++i) {
-      outputs.emplace_back(device, scratch.outputs[i], nbytes[i]);
+    try {
+      const std::vector<size_t>& nbytes = output_nbytes(scratch.outputs);
+      outputs.reserve(num_outputs_);
+      for (size_t i = 0; i < num_outputs_; ++i) {
+        outputs.emplace_back(device, scratch.outputs[i], nbytes[i]);
+      }
+    } catch (...) {  // it runs nevertheless
+      failure = std::current_exception();
     }
   }
+  if (error != nullptr || failure) over = nullptr;
   if (done != nullptr) {
-    device.in_flight_->add(done, scratch.donated, error == nullptr ? std::move(over) : nullptr);
+    device.in_flight_->add(done, scratch.donated, std::move(over));
   }
   thread_scratch = std::move(scratch);
   check(api_, error, "PJRT_LoadedExecutable_Execute");
+  if (failure) std::rethrow_exception(failure);
   return outputs;
 }
 

@@ -1,6 +1,7 @@
 // Executions of programs that are partitioned over several devices.
 #include <algorithm>
 #include <atomic>
+#include <exception>
 #include <memory>
 #include <optional>
 #include <string>
@@ -144,12 +145,19 @@ std::vector<std::vector<Buffer>> Executable::execute_on_each(std::span<Buffer* c
     error = call_plugin(call);
   }
 
-  const std::vector<size_t>* output_nbytes = nullptr;  // null if it failed
-  if (error == nullptr) {
-    output_nbytes = &this->output_nbytes({rows.outputs.data(), num_outputs_});
-  } else {
-    over = nullptr;
+  const std::vector<size_t>* output_nbytes = nullptr;  // null if it, or the run, failed
+  std::exception_ptr failure;
+  try {
+    if (error == nullptr) {
+      output_nbytes = &this->output_nbytes({rows.outputs.data(), num_outputs_});
+    }
+  } catch (...) {  // it runs nevertheless
+    failure = std::current_exception();
+    for (size_t i = num_outputs_; i < rows.outputs.size(); ++i) {
+      destroy_buffer(api_, rows.outputs[i]);
+    }
   }
+  if (output_nbytes == nullptr) over = nullptr;
   // Before the outputs are counted: what is donated must not count twice.
   std::vector<PJRT_Buffer*> taken;
   taken.reserve(donated_args.size() * count);
@@ -167,7 +175,7 @@ std::vector<std::vector<Buffer>> Executable::execute_on_each(std::span<Buffer* c
     devices[device]->usage_->remove(nbytes, buffers);
   }
   std::vector<std::vector<Buffer>> outputs(num_outputs_);
-  if (error == nullptr) {
+  if (output_nbytes != nullptr) {
     int64_t nbytes = 0;
     for (const size_t of_output : *output_nbytes) nbytes += static_cast<int64_t>(of_output);
     for (const Device* device : devices) {
@@ -198,6 +206,7 @@ std::vector<std::vector<Buffer>> Executable::execute_on_each(std::span<Buffer* c
   }
   thread_rows = std::move(rows);
   check(api_, error, "PJRT_LoadedExecutable_Execute");
+  if (failure) std::rethrow_exception(failure);
   return outputs;
 }
 

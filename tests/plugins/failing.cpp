@@ -2,9 +2,10 @@
 // tests/test_xla_options.py.
 //
 // fail(stage, count) has the next `count` calls of a stage fail for want of memory: "compile",
-// "load", "execute", or "later", which runs the program and then says, a while after, that it
-// failed: on its first device, or on the one that fail_on(device) tells. fail_after(stage, passed,
-// count) lets so many calls pass before. From the start as many compilations fail as the variable
+// "load", "execute", "size" (of a buffer), or "later", which runs the program and then says, a
+// while after, that it failed: on its first device, or on the one that fail_on(device) tells.
+// fail_after(stage, passed, count) lets so many calls pass before. unfinished() tells how many runs
+// were not asked for their end. From the start as many compilations fail as the variable
 // FAILING_COMPILES tells.
 #include "cpu.h"
 
@@ -87,7 +88,13 @@ PJRT_Error* event_on_ready(PJRT_Event_OnReady_Args* args) {
   return nullptr;
 }
 
+std::set<PJRT_Event*> ends;  // of runs
+
 PJRT_Error* event_destroy(PJRT_Event_Destroy_Args* args) {
+  {
+    std::lock_guard lock(mutex);
+    ends.erase(args->event);
+  }
   Event* event = event_of(args->event);
   if (!event) return cpu()->PJRT_Event_Destroy(args);
   std::lock_guard lock(mutex);
@@ -158,8 +165,14 @@ PJRT_Error* execute(PJRT_LoadedExecutable_Execute_Args* args) {
   PJRT_Error* error = cpu()->PJRT_LoadedExecutable_Execute(args);
   for (size_t device = 0; !error && device < args->num_devices; ++device) {
     if (later[device]) fail_results(args, device);
+    std::lock_guard lock(mutex);
+    ends.insert(args->device_complete_events[device]);
   }
   return error;
+}
+
+PJRT_Error* size(PJRT_Buffer_OnDeviceSizeInBytes_Args* args) {
+  return fails("size") ? our_error() : cpu()->PJRT_Buffer_OnDeviceSizeInBytes(args);
 }
 
 void message(PJRT_Error_Message_Args* args) {
@@ -194,11 +207,17 @@ extern "C" void fail_on(int device) {
   failing_device = device;
 }
 
+extern "C" size_t unfinished() {
+  std::lock_guard lock(mutex);
+  return ends.size();
+}
+
 extern "C" const PJRT_Api* GetPjrtApi() {
   static PJRT_Api api = *cpu();
   api.PJRT_Client_Compile = &compile;
   api.PJRT_Executable_DeserializeAndLoad = &load;
   api.PJRT_LoadedExecutable_Execute = &execute;
+  api.PJRT_Buffer_OnDeviceSizeInBytes = &size;
   api.PJRT_Event_IsReady = &event_is_ready;
   api.PJRT_Event_Await = &event_await;
   api.PJRT_Event_OnReady = &event_on_ready;
