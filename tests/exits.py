@@ -2,7 +2,7 @@
 
     python tests/exits.py exit 100     children that begin to use the device, and end
     python tests/exits.py fork 100     children of a process that uses the device
-    python tests/exits.py watched 1    processes that watch another one, each of WATCHED so often
+    python tests/exits.py watched 1    each of WATCHED, processes that work with others, so often
 
 Every child is forked from one process that has imported everything, which is much quicker than a
 process of its own. It prints what went wrong, as JSON: a list of {number, work, end, problem}.
@@ -149,6 +149,14 @@ def forked_while_watching() -> None:
     assert not (problem := Child([], at_end).problem(20)), problem
 
 
+def forked_from_a_group() -> None:
+    dist.init_process_group("lazyxla", store=dist.HashStore(), rank=0, world_size=1)
+    x = torch.ones(3, device="lazyxla")
+    dist.all_reduce(x)
+    x.tolist()
+    assert not (problem := Child([dist.destroy_process_group], at_end).problem(20)), problem
+
+
 def work_for_long() -> None:
     """The device works for minutes, as if it waited for the other process, which is gone."""
     x = torch.randn(3000, 3000).to("lazyxla")
@@ -170,7 +178,13 @@ def given_up_at_the_end() -> None:
     assert not (problem := Child([work_for_long], at_end).problem(30)), problem
 
 
-WATCHED = (waiting_in_the_store, forked_while_watching, given_up, given_up_at_the_end)
+WATCHED = (
+    waiting_in_the_store,
+    forked_while_watching,
+    forked_from_a_group,
+    given_up,
+    given_up_at_the_end,
+)
 
 
 def at_end() -> None:

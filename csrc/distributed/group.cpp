@@ -2,6 +2,8 @@
 
 #include <unordered_map>
 
+#include "common/fork.h"
+
 namespace lazyxla::distributed {
 namespace {
 
@@ -48,6 +50,7 @@ void add_group(const std::string& name, std::shared_ptr<Group> group) {
 }
 
 void remove_group(const std::string& name) {
+  if (forked()) return;  // the threads that its transport waits for are the parent's
   const auto removed = groups().hold()->extract(name);  // it may end without the lock
 }
 
