@@ -126,7 +126,7 @@ Agreement::Agreement(c10::intrusive_ptr<c10d::Backend> channel,
                      c10::intrusive_ptr<c10d::Store> store, std::vector<int64_t> ranks,
                      Comparison comparison, Words words)
     : channel_(std::move(channel)),
-      store_(store->clone()),  // whoever waits in a store keeps others from it
+      store_(store->clone()),
       ranks_(std::move(ranks)),
       comparison_(comparison),
       words_(words),
@@ -134,16 +134,8 @@ Agreement::Agreement(c10::intrusive_ptr<c10d::Backend> channel,
   store_->deleteKey(key(channel_->getRank()));  // an earlier group's
 }
 
-void Agreement::run(const Call& call, Recorded recorded, c10::function_ref<void()> exchange) {
-  run(call, recorded, /*compare_all=*/false, exchange);
-}
-
-void Agreement::launch(const Call& call, Recorded recorded, c10::function_ref<void()> launch) {
-  run(call, recorded, /*compare_all=*/true, launch);
-}
-
-void Agreement::run(const Call& call, Recorded recorded, bool compare_all,
-                    c10::function_ref<void()> exchange) {
+void Agreement::run(const Call& call, Recorded recorded, c10::function_ref<void()> exchange,
+                    bool compare_all) {
   attempt(call, [&] {
     const bool same =
         !is_to_be_compared(call, compare_all) || compare(call, recorded) != Same::kNothing;
@@ -158,7 +150,7 @@ program::Launched Agreement::agree(const Call& call, Recorded recorded, const Wh
     if (is_to_be_compared(call, /*compare_all=*/true)) {
       same = compare(call, recorded, whole, whole.has_parts ? kIsReady : kHasToMake);
     }
-    last_number_ = call.number - 1;  // as `launch` compares this call again
+    last_number_ = call.number - 1;  // as `run` compares this call again
     return same != Same::kNothing;
   });
   if (same == Same::kProgram) return Launched::kYes;

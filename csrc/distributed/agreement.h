@@ -67,7 +67,8 @@ int64_t identity_of(const Call& call);
 class Agreement {
  public:
   // `ranks`: those of the group's processes among all, which messages name. They exchange hashes
-  // over the channel; the store is shared by all processes.
+  // over the channel; the store is shared by all processes; it gets a
+  // connection of our own, since whoever waits in a store keeps others from it.
   Agreement(c10::intrusive_ptr<c10d::Backend> channel, c10::intrusive_ptr<c10d::Store> store,
             std::vector<int64_t> ranks, Comparison comparison, Words words = kCollectives);
 
@@ -75,13 +76,13 @@ class Agreement {
   using Recorded = c10::function_ref<std::vector<int64_t>(int64_t)>;
 
   // Compares the call with that of the other processes, then exchanges its data. Throws an error
-  // with each process's call if they differ or the exchange fails.
-  void run(const Call& call, Recorded recorded, c10::function_ref<void()> exchange);
-  // The same for a call that is a program of all. Each call that was not compared before is
-  // compared, as by `agree`: otherwise no process knows what the others do.
-  void launch(const Call& call, Recorded recorded, c10::function_ref<void()> launch);
+  // with each process's call if they differ or the exchange fails. `compare_all`, for a call that
+  // is a program of all: each call that was not compared before is compared, as by `agree`;
+  // otherwise no process knows what the others do.
+  void run(const Call& call, Recorded recorded, c10::function_ref<void()> exchange,
+           bool compare_all = false);
   // Whether all processes are to launch the same program, which begins with the call. Throws if
-  // they are not in the same call. `launch`, or `launch_whole`, is to be called next.
+  // they are not in the same call. `run`, or `launch_whole`, is to be called next.
   program::Launched agree(const Call& call, Recorded recorded, const Whole& whole);
   // Instead of it, for the groups that agreed, if not all of the program's did. What a process has
   // to make first may fail: then the call is compared again before something is launched.
@@ -97,8 +98,6 @@ class Agreement {
   enum class Same { kNothing, kCall, kAllButNumbers, kProgram, kAllGaveUp };
   enum Readiness : int64_t { kIsReady, kHasToMake, kGaveUp };
 
-  void run(const Call& call, Recorded recorded, bool compare_all,
-           c10::function_ref<void()> exchange);
   // Calls `action`; if it throws or returns false, throws an error with each process's call.
   void attempt(const Call& call, c10::function_ref<bool()> action);
   bool is_to_be_compared(const Call& call, bool compare_all);

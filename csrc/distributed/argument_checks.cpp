@@ -1,9 +1,9 @@
 #include "distributed/argument_checks.h"
 
 #include <c10/util/Exception.h>
+#include <c10/util/accumulate.h>
 
 #include <algorithm>
-#include <numeric>
 
 namespace lazyxla::distributed {
 namespace {
@@ -80,7 +80,7 @@ void check_reduction(at::TensorList tensors, Op op) {
 std::vector<int64_t> rows_for_each(const at::Tensor& x, const std::vector<int64_t>& split,
                                    int size) {
   if (!split.empty()) {
-    const int64_t total = std::accumulate(split.begin(), split.end(), int64_t{0});
+    const int64_t total = c10::sum_integers(split);
     const int64_t rows = x.dim() > 0 ? x.size(0) : 0;
     const bool none_is_negative =
         std::all_of(split.begin(), split.end(), [](int64_t each) { return each >= 0; });

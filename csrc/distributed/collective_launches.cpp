@@ -1,4 +1,8 @@
-#include "distributed/collective_launches.h"
+// Launches of programs that the processes of a group run together (program/replicas.h).
+//
+// A launched collective waits on the device for the others, for ever if they launch something else.
+// So the processes check before that all are in the same call, as on the CPU (agreement.h); one
+// that learns that they are not launches nothing.
 
 #include <algorithm>
 #include <array>
@@ -8,6 +12,7 @@
 #include <vector>
 
 #include "dispatch/host_program.h"
+#include "distributed/collectives.h"
 #include "distributed/group.h"
 #include "program/replicas.h"
 
@@ -72,8 +77,9 @@ program::Launched launch_together(const program::Replicas& replicas, int64_t tur
   const std::vector<First> groups = groups_of(replicas, turn);
   if (!whole) {
     const First& only = groups.front();
-    only.group->agreement().launch(
-        only.call, [&](int64_t number) { return only.recorded(number); }, launch);
+    only.group->agreement().run(
+        only.call, [&](int64_t number) { return only.recorded(number); }, launch,
+        /*compare_all=*/true);
     return program::Launched::kYes;
   }
   const program::Launched found = agree(groups, *whole, has_parts);

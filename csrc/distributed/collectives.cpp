@@ -1,9 +1,11 @@
 #include "distributed/collectives.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/full.h>
 #include <c10/util/FunctionRef.h>
 #include <c10/util/StringUtil.h>
+#include <torch/library.h>
 
 #include <algorithm>
 #include <optional>
@@ -206,12 +208,40 @@ at::Tensor finish_receive(const at::Tensor& like, const std::string& group, int6
                 c10::str("recv(from ", peer, ") of ", types(like)), {like}, group, peer, tag)[0];
 }
 
+namespace {
+
+// Starts what the devices have recorded, if a collective is in it, or it may be for the devices of
+// several processes.
 void run_recorded_collectives() {
   Tokens::get().run_recorded();
   if (!ir::Mesh::any() || !program::client_spans_processes()) return;
   for (c10::DeviceIndex device = 0; device < graph::device_count_bound(); ++device) {
     record::flush(device, record::Cause::kSync);
   }
+}
+
+// Reached by every call, on any device, and in inference mode, too.
+constexpr c10::DispatchKey kKey = c10::DispatchKey::BackendSelect;
+
+void run_recorded_first(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
+                        torch::jit::Stack* stack) {
+  if (!keys.has(c10::DispatchKey::PrivateUse1)) run_recorded_collectives();
+  op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kKey), stack);
+}
+
+}  // namespace
+
+void run_recorded_before_host_collectives() {
+  static const torch::Library* const library = [] {
+    auto* hooks = new torch::Library(torch::Library::IMPL, "c10d", kKey, __FILE__, __LINE__);
+    for (const c10::OperatorName& name : c10::Dispatcher::singleton().getAllOpNames()) {
+      if (name.getNamespace() != "c10d") continue;
+      hooks->impl(toString(name).c_str(),
+                  torch::CppFunction::makeFromBoxedFunction<&run_recorded_first>());
+    }
+    return hooks;
+  }();
+  (void)library;
 }
 
 }  // namespace lazyxla::distributed

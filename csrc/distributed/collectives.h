@@ -46,8 +46,15 @@ void start_receive(const at::Tensor& like, const std::string& group, int64_t pee
 at::Tensor finish_receive(const at::Tensor& like, const std::string& group, int64_t peer,
                           int64_t tag);
 
-// Starts what the devices have recorded, if a collective is in it, or it may be for the devices of
-// several processes.
-void run_recorded_collectives();
+// From the first call on, collectives of c10d on the host's tensors, which Gloo serves beside our
+// group, first start what is recorded, if a collective is in it, or if it may be for the devices of
+// several processes. Otherwise both would hang where one process reads a loss, and so waits for the
+// others to run the collectives before it; they only recorded these, and wait for it in a
+// collective on the host, such as `all_gather_object`.
+void run_recorded_before_host_collectives();
+
+// Gives the program room the functions that launch collectives which the processes of a group run
+// together (program/replicas.h).
+void install_collective_launches();
 
 }  // namespace lazyxla::distributed

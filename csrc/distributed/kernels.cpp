@@ -1,5 +1,6 @@
 // What collectives do on the host's memory, and the shapes of their results.
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/functional.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/from_blob.h>
@@ -12,6 +13,7 @@
 
 #include "distributed/collectives.h"
 #include "distributed/group.h"
+#include "distributed/results.h"
 
 namespace lazyxla::distributed {
 namespace {
@@ -73,11 +75,9 @@ void exchange_each(at::TensorList inputs, Tensors& results, Start&& start) {
 
 // Gloo has no integers of 16 bits: they are reduced as wider ones, whose low bits are the same.
 Tensors widened(at::TensorList inputs) {
-  Tensors wide;
-  for (const at::Tensor& x : inputs) {
-    wide.push_back(x.scalar_type() == at::kShort ? x.to(at::kInt) : x);
-  }
-  return wide;
+  return c10::fmap(inputs, [](const at::Tensor& x) {
+    return x.scalar_type() == at::kShort ? x.to(at::kInt) : x;
+  });
 }
 
 Tensors narrowed(Tensors results, at::TensorList inputs) {
@@ -90,10 +90,8 @@ Tensors narrowed(Tensors results, at::TensorList inputs) {
 // The same for transfers that replace what is in the results, at first copies of the inputs.
 template <typename Start>
 Tensors exchange_in_place(Running& running, Start&& start) {
-  Tensors results;
-  for (const at::Tensor& x : running.data()) {
-    results.push_back(x.clone(at::MemoryFormat::Contiguous));
-  }
+  Tensors results = c10::fmap(
+      running.data(), [](const at::Tensor& x) { return x.clone(at::MemoryFormat::Contiguous); });
   running.exchange([&](const Call&) {
     exchange_each(running.data(), results, [&](at::Tensor&, at::Tensor& x) {
       Tensors one{x};
@@ -123,18 +121,10 @@ Tensors broadcast_kernel(at::TensorList inputs, std::string group, int64_t root)
   });
 }
 
-std::vector<int64_t> with_front(int64_t size, c10::IntArrayRef sizes) {
-  std::vector<int64_t> all{size};
-  all.insert(all.end(), sizes.begin(), sizes.end());
-  return all;
-}
-
 Tensors gathered(at::TensorList inputs, int64_t processes) {
-  Tensors results;
-  for (const at::Tensor& x : without_token(inputs)) {
-    results.push_back(at::empty(with_front(processes, x.sizes()), x.options()));
-  }
-  return results;
+  return c10::fmap(without_token(inputs), [&](const at::Tensor& x) {
+    return at::empty(stacked_sizes(processes, x.sizes()), x.options());
+  });
 }
 
 Tensors all_gather_kernel(at::TensorList inputs, std::string group, int64_t processes) {
@@ -150,11 +140,8 @@ Tensors all_gather_kernel(at::TensorList inputs, std::string group, int64_t proc
 }
 
 Tensors scattered(at::TensorList inputs) {
-  Tensors results;
-  for (const at::Tensor& x : without_token(inputs)) {
-    results.push_back(at::empty(x.sizes().slice(1), x.options()));
-  }
-  return results;
+  return c10::fmap(without_token(inputs),
+                   [](const at::Tensor& x) { return at::empty(x.sizes().slice(1), x.options()); });
 }
 
 Tensors reduce_scatter_kernel(at::TensorList inputs, std::string group, int64_t op) {
@@ -171,14 +158,8 @@ Tensors reduce_scatter_kernel(at::TensorList inputs, std::string group, int64_t 
   return narrowed(running.hand_on(std::move(results)), inputs);
 }
 
-int64_t sum(c10::IntArrayRef numbers) {
-  int64_t total = 0;
-  for (const int64_t number : numbers) total += number;
-  return total;
-}
-
 at::Tensor received(const at::Tensor& x, c10::IntArrayRef rows) {
-  return at::empty(with_front(sum(rows), x.sizes().slice(1)), x.options());
+  return at::empty(stacked_sizes(c10::sum_integers(rows), x.sizes().slice(1)), x.options());
 }
 
 // Throws in all processes if one expects another number of rows than it is sent.
@@ -241,15 +222,11 @@ Tensors finish_receive_kernel(at::TensorList inputs, std::string group, int64_t 
 
 // ---- shapes ----
 
-Tensors alike(at::TensorList inputs) {
-  Tensors results;
-  for (const at::Tensor& x : inputs) {
-    results.push_back(at::empty_like(x, at::MemoryFormat::Contiguous));
-  }
-  return results;
+template <typename... Numbers>
+Tensors same_shapes(at::TensorList inputs, std::string, Numbers...) {
+  return c10::fmap(
+      inputs, [](const at::Tensor& x) { return at::empty_like(x, at::MemoryFormat::Contiguous); });
 }
-
-Tensors same_shapes(at::TensorList inputs, std::string, int64_t) { return alike(inputs); }
 
 Tensors with_token(Tensors results, at::TensorList inputs) {
   results.push_back(at::empty_like(inputs.back()));
@@ -271,10 +248,6 @@ Tensors all_to_all_shapes(at::TensorList inputs, std::string, c10::IntArrayRef,
 
 Tensors token_shape(at::TensorList inputs, std::string, int64_t, int64_t) {
   return with_token({}, inputs);
-}
-
-Tensors finish_receive_shapes(at::TensorList inputs, std::string, int64_t, int64_t) {
-  return alike(inputs);
 }
 
 TORCH_LIBRARY(lazyxla_c10d, m) {
@@ -302,14 +275,14 @@ TORCH_LIBRARY_IMPL(lazyxla_c10d, CPU, m) {
 }
 
 TORCH_LIBRARY_IMPL(lazyxla_c10d, Meta, m) {
-  m.impl("all_reduce", &same_shapes);
-  m.impl("broadcast", &same_shapes);
+  m.impl("all_reduce", &same_shapes<int64_t>);
+  m.impl("broadcast", &same_shapes<int64_t>);
   m.impl("all_gather", &all_gather_shapes);
   m.impl("reduce_scatter", &reduce_scatter_shapes);
   m.impl("all_to_all", &all_to_all_shapes);
   m.impl("send", &token_shape);
   m.impl("start_receive", &token_shape);
-  m.impl("finish_receive", &finish_receive_shapes);
+  m.impl("finish_receive", &same_shapes<int64_t, int64_t>);
 }
 
 }  // namespace

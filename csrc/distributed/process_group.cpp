@@ -19,11 +19,8 @@
 #include "common/locks.h"
 #include "dispatch/device_state.h"
 #include "distributed/argument_checks.h"
-#include "distributed/collective_launches.h"
 #include "distributed/collectives.h"
 #include "distributed/group.h"
-#include "distributed/host_collectives.h"
-#include "distributed/reductions.h"
 #include "distributed/results.h"
 #include "distributed/work.h"
 #include "graph/devices.h"
@@ -200,7 +197,7 @@ class ProcessGroup : public c10d::Backend {
     Recording recording;
     Tensors sent;
     for (size_t i = 0; i < outputs.size(); ++i) {
-      const std::vector<int64_t> sizes = whole_sizes(outputs[i], getSize());
+      const std::vector<int64_t> sizes = stacked_sizes(getSize(), outputs[i].sizes());
       sent.push_back(getRank() == options.rootRank ? at::cat(flattened(inputs[i])).reshape(sizes)
                                                    : outputs[i].new_zeros(sizes));
     }
@@ -224,7 +221,8 @@ class ProcessGroup : public c10d::Backend {
     Recording recording;
     Tensors stacked;
     for (size_t i = 0; i < inputs.size(); ++i) {
-      stacked.push_back(at::cat(flattened(inputs[i])).reshape(whole_sizes(outputs[i], getSize())));
+      stacked.push_back(
+          at::cat(flattened(inputs[i])).reshape(stacked_sizes(getSize(), outputs[i].sizes())));
     }
     write(outputs, scattered(stacked, options.reduceOp));
     return done(OpType::REDUCE_SCATTER, outputs);
@@ -243,7 +241,7 @@ class ProcessGroup : public c10d::Backend {
     Tensors parts;
     for (size_t i = 0; i < inputs.size(); ++i) {
       check_whole(inputs[i], outputs[i], getSize());
-      parts.push_back(inputs[i].reshape(whole_sizes(outputs[i], getSize())));
+      parts.push_back(inputs[i].reshape(stacked_sizes(getSize(), outputs[i].sizes())));
     }
     write(outputs, scattered(parts, options.reduceOp));
     return done(OpType::_REDUCE_SCATTER_BASE, outputs);
