@@ -1,5 +1,7 @@
 #include "pjrt/host_memory.h"
 
+#include <malloc.h>
+
 #include <algorithm>
 #include <cstdlib>
 #include <fstream>
@@ -7,16 +9,11 @@
 #include <iterator>
 #include <string>
 
-#ifdef __GLIBC__
-#include <malloc.h>
-#endif
-
 #include "pjrt/kept_blocks.h"
 
 namespace lazyxla::pjrt {
 
 void keep_freed_memory(const void* plugin) {
-#ifdef __GLIBC__
   for (const char* name :
        {"MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_", "GLIBC_TUNABLES"}) {
     if (std::getenv(name) != nullptr) {
@@ -29,7 +26,6 @@ void keep_freed_memory(const void* plugin) {
   // frees no more than this.
   mallopt(M_TOP_PAD, 64 << 20);
   keep_blocks_of(plugin);
-#endif
 }
 
 bool mappings_run_out() {
@@ -102,10 +98,8 @@ std::optional<int64_t> free_host_memory(int64_t needed) {
   auto free = available_host_memory();
   if (!free) return std::nullopt;
   *free += kept_bytes();
-#ifdef __GLIBC__
   // It goes through all that was freed: milliseconds in a large process.
   if (*free < needed) *free += static_cast<int64_t>(mallinfo2().fordblks);
-#endif
   return free;
 }
 

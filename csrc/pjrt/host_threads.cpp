@@ -1,17 +1,14 @@
 #include "pjrt/host_threads.h"
 
-#ifdef __linux__
 #include <dirent.h>
 #include <sched.h>
 
 #include <cstdlib>
 #include <fstream>
 #include <string>
-#endif
 
 namespace lazyxla::pjrt {
 
-#ifdef __linux__
 namespace {
 
 void yield(pid_t thread) {  // 0: the calling one
@@ -39,12 +36,5 @@ void yield_compute_threads() {
 }
 
 void yield_this_thread() { yield(0); }
-
-#else
-
-void yield_compute_threads() {}
-void yield_this_thread() {}
-
-#endif
 
 }  // namespace lazyxla::pjrt

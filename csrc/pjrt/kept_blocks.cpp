@@ -1,7 +1,5 @@
 #include "pjrt/kept_blocks.h"
 
-#if defined(__GLIBC__) && (defined(__x86_64__) || defined(__aarch64__))
-
 #include <dlfcn.h>
 #include <elf.h>
 #include <link.h>
@@ -111,10 +109,12 @@ void release(void* address) {
 
 // ---- the table of imported functions ----
 
-#ifdef __x86_64__
+#if defined(__x86_64__)
 constexpr uint32_t kAddressTypes[] = {R_X86_64_JUMP_SLOT, R_X86_64_GLOB_DAT, R_X86_64_64};
-#else
+#elif defined(__aarch64__)
 constexpr uint32_t kAddressTypes[] = {R_AARCH64_JUMP_SLOT, R_AARCH64_GLOB_DAT, R_AARCH64_ABS64};
+#else  // nothing is replaced
+constexpr uint32_t kAddressTypes[] = {0};
 #endif
 
 // An entry of a loaded library's dynamic section: an address, or a number of bytes; 0 if it has
@@ -190,15 +190,3 @@ void release_kept_blocks() {
 }
 
 }  // namespace lazyxla::pjrt
-
-#else
-
-namespace lazyxla::pjrt {
-
-void keep_blocks_of(const void*) {}
-int64_t kept_bytes() { return 0; }
-void release_kept_blocks() {}
-
-}  // namespace lazyxla::pjrt
-
-#endif

@@ -15,8 +15,8 @@
 
 namespace lazyxla::pjrt {
 
-// Makes the library that has `address` use kept blocks. Does nothing where that is not supported:
-// in other systems than Linux with glibc, on other processors than x86-64 and ARM's of 64 bits.
+// Makes the library that has `address` use kept blocks. Does nothing on other processors than
+// x86-64 and ARM's of 64 bits.
 void keep_blocks_of(const void* address);
 
 // Bytes of blocks that are kept and free.
