@@ -1,7 +1,8 @@
 #include "pjrt/buffer.h"
 
 #include <cstring>
-#include <memory>
+#include <numeric>
+#include <vector>
 
 #include "common/fork.h"
 #include "pjrt/call.h"
@@ -10,45 +11,6 @@
 #include "pjrt/host_view.h"
 
 namespace lazyxla::pjrt {
-namespace {
-
-PJRT_Event* ready_event(const PJRT_Api* api, PJRT_Buffer* raw) {
-  LAZYXLA_PJRT_ARGS(args, PJRT_Buffer_ReadyEvent);
-  args.buffer = raw;
-  LAZYXLA_PJRT_CALL(api, PJRT_Buffer_ReadyEvent, args);
-  return args.event;
-}
-
-// Dense row-major: the last dimension is the most minor one. Most arrays have few dimensions, so
-// the indices live on the stack.
-class RowMajorLayout {
- public:
-  explicit RowMajorLayout(size_t rank) {
-    int64_t* indices = few_;
-    if (rank > kFew) {
-      many_ = std::make_unique<int64_t[]>(rank);
-      indices = many_.get();
-    }
-    for (size_t i = 0; i < rank; ++i) {
-      indices[i] = static_cast<int64_t>(rank - 1 - i);
-    }
-    layout_.struct_size = PJRT_Buffer_MemoryLayout_STRUCT_SIZE;
-    layout_.type = PJRT_Buffer_MemoryLayout_Type_Tiled;
-    layout_.tiled.struct_size = PJRT_Buffer_MemoryLayout_Tiled_STRUCT_SIZE;
-    layout_.tiled.minor_to_major = indices;
-    layout_.tiled.minor_to_major_size = rank;
-  }
-  PJRT_Buffer_MemoryLayout* get() { return &layout_; }
-
- private:
-  static constexpr size_t kFew = 8;
-  int64_t few_[kFew];
-  std::unique_ptr<int64_t[]> many_;
-  PJRT_Buffer_MemoryLayout layout_{};
-};
-
-}  // namespace
-
 Buffer Buffer::adopt(const Device& device, PJRT_Buffer* raw) {
   size_t nbytes = 0;
   try {
@@ -110,17 +72,13 @@ void Buffer::check_usable() const {
 
 PJRT_Buffer_Type Buffer::dtype() const {
   check_usable();
-  LAZYXLA_PJRT_ARGS(args, PJRT_Buffer_ElementType);
-  args.buffer = raw_;
-  LAZYXLA_PJRT_CALL(&device_->api(), PJRT_Buffer_ElementType, args);
+  LAZYXLA_PJRT_QUERY(args, &device_->api(), PJRT_Buffer_ElementType, buffer, raw_);
   return args.type;
 }
 
 std::span<const int64_t> Buffer::dims() const {
   check_usable();
-  LAZYXLA_PJRT_ARGS(args, PJRT_Buffer_Dimensions);
-  args.buffer = raw_;
-  LAZYXLA_PJRT_CALL(&device_->api(), PJRT_Buffer_Dimensions, args);
+  LAZYXLA_PJRT_QUERY(args, &device_->api(), PJRT_Buffer_Dimensions, buffer, raw_);
   return {args.dims, args.num_dims};
 }
 
@@ -157,11 +115,18 @@ void Buffer::to_host(void* dst, size_t nbytes) const {
     }
   }
   const PJRT_Api* api = &device_->api();
-  // By default the plugin writes in the device's layout.
-  RowMajorLayout layout(dims().size());
-  LAZYXLA_PJRT_ARGS(args, PJRT_Buffer_ToHostBuffer);
-  args.src = raw_;
-  args.host_layout = layout.get();
+  // Dense row-major: the last dimension is the most minor one. By default the plugin writes in the
+  // device's layout.
+  std::vector<int64_t> minor_to_major(dims().size());
+  std::iota(minor_to_major.rbegin(), minor_to_major.rend(), 0);
+  PJRT_Buffer_MemoryLayout layout{};
+  layout.struct_size = PJRT_Buffer_MemoryLayout_STRUCT_SIZE;
+  layout.type = PJRT_Buffer_MemoryLayout_Type_Tiled;
+  layout.tiled.struct_size = PJRT_Buffer_MemoryLayout_Tiled_STRUCT_SIZE;
+  layout.tiled.minor_to_major = minor_to_major.data();
+  layout.tiled.minor_to_major_size = minor_to_major.size();
+  LAZYXLA_PJRT_ARGS(args, PJRT_Buffer_ToHostBuffer, src, raw_);
+  args.host_layout = &layout;
   args.dst = dst;
   args.dst_size = nbytes;
   LAZYXLA_PJRT_CALL(api, PJRT_Buffer_ToHostBuffer, args);
@@ -170,8 +135,7 @@ void Buffer::to_host(void* dst, size_t nbytes) const {
 
 Buffer Buffer::copy_to_device(const Device& device) const {
   check_usable();
-  LAZYXLA_PJRT_ARGS(args, PJRT_Buffer_CopyToDevice);
-  args.buffer = raw_;
+  LAZYXLA_PJRT_ARGS(args, PJRT_Buffer_CopyToDevice, buffer, raw_);
   args.dst_device = device.raw();
   LAZYXLA_PJRT_CALL(&device_->api(), PJRT_Buffer_CopyToDevice, args);
   Buffer copy = adopt(device, args.dst_buffer);

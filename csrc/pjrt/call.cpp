@@ -10,8 +10,7 @@ namespace lazyxla::pjrt {
 void wait_for_event(const PJRT_Api* api, PJRT_Event* event) {
   if (is_ready(api, event)) return;
   if (!waiting::is_interruptible()) {
-    LAZYXLA_PJRT_ARGS(args, PJRT_Event_Await);
-    args.event = event;
+    LAZYXLA_PJRT_ARGS(args, PJRT_Event_Await, event, event);
     ignore_error(api, api->PJRT_Event_Await(&args));
     return;
   }
@@ -21,8 +20,7 @@ void wait_for_event(const PJRT_Api* api, PJRT_Event* event) {
     std::atomic<bool> over{false};
   };
   auto shared = std::make_shared<Shared>(api);
-  LAZYXLA_PJRT_ARGS(args, PJRT_Event_OnReady);
-  args.event = event;
+  LAZYXLA_PJRT_ARGS(args, PJRT_Event_OnReady, event, event);
   args.user_arg = new std::shared_ptr<Shared>(shared);
   args.callback = [](PJRT_Error* error, void* user_arg) {
     std::unique_ptr<std::shared_ptr<Shared>> shared(
@@ -37,8 +35,7 @@ void wait_for_event(const PJRT_Api* api, PJRT_Event* event) {
 
 void await_copy(const PJRT_Api* api, PJRT_Event* event, std::string_view what) {
   if (event == nullptr) return;
-  LAZYXLA_PJRT_ARGS(args, PJRT_Event_Await);
-  args.event = event;
+  LAZYXLA_PJRT_ARGS(args, PJRT_Event_Await, event, event);
   PJRT_Error* error = api->PJRT_Event_Await(&args);
   destroy_event(api, event);
   check(api, error, what);

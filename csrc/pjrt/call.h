@@ -1,22 +1,32 @@
 // Calling the C API, for this directory's .cpp files only. Every PJRT function takes one struct
 // that states its own size, so that plugin and caller may be of different age:
 //
-//   LAZYXLA_PJRT_ARGS(args, PJRT_Buffer_ElementType);
-//   args.buffer = raw;
-//   LAZYXLA_PJRT_CALL(api, PJRT_Buffer_ElementType, args);   // throws Error
+//   LAZYXLA_PJRT_QUERY(args, api, PJRT_Buffer_ElementType, buffer, raw);   // throws Error
 //   return args.type;
+//
+// and, where there are more arguments,
+//
+//   LAZYXLA_PJRT_ARGS(args, PJRT_Buffer_CopyToDevice, buffer, raw);
+//   args.dst_device = device;
+//   LAZYXLA_PJRT_CALL(api, PJRT_Buffer_CopyToDevice, args);
 #pragma once
 
 #include "pjrt/error.h"
 #include "pjrt/shared_client.h"
 
-// Declares `name`, the zeroed argument struct of `function`.
-#define LAZYXLA_PJRT_ARGS(name, function) \
-  function##_Args name{};                 \
-  name.struct_size = function##_Args_STRUCT_SIZE
+// Declares `name`, the argument struct of `function`, zeroed but for one field.
+#define LAZYXLA_PJRT_ARGS(name, function, field, value) \
+  function##_Args name{};                               \
+  name.struct_size = function##_Args_STRUCT_SIZE;       \
+  name.field = value
 
 #define LAZYXLA_PJRT_CALL(api, function, args) \
   ::lazyxla::pjrt::check((api), (api)->function(&(args)), #function)
+
+// Declares the struct and makes the call.
+#define LAZYXLA_PJRT_QUERY(name, api, function, field, value) \
+  LAZYXLA_PJRT_ARGS(name, function, field, value);            \
+  LAZYXLA_PJRT_CALL(api, function, name)
 
 namespace lazyxla::pjrt {
 
@@ -26,25 +36,27 @@ inline bool ignore_error(const PJRT_Api* api, PJRT_Error* error) {
   if (error == nullptr) {
     return false;
   }
-  LAZYXLA_PJRT_ARGS(args, PJRT_Error_Destroy);
-  args.error = error;
+  LAZYXLA_PJRT_ARGS(args, PJRT_Error_Destroy, error, error);
   api->PJRT_Error_Destroy(&args);
   return true;
 }
 
 inline void destroy_event(const PJRT_Api* api, PJRT_Event* event) {
   if (event != nullptr) {
-    LAZYXLA_PJRT_ARGS(args, PJRT_Event_Destroy);
-    args.event = event;
+    LAZYXLA_PJRT_ARGS(args, PJRT_Event_Destroy, event, event);
     ignore_error(api, api->PJRT_Event_Destroy(&args));
   }
 }
 
 // Whether it has happened, or failed.
 inline bool is_ready(const PJRT_Api* api, PJRT_Event* event) {
-  LAZYXLA_PJRT_ARGS(args, PJRT_Event_IsReady);
-  args.event = event;
+  LAZYXLA_PJRT_ARGS(args, PJRT_Event_IsReady, event, event);
   return ignore_error(api, api->PJRT_Event_IsReady(&args)) || args.is_ready;
+}
+
+inline PJRT_Event* ready_event(const PJRT_Api* api, PJRT_Buffer* raw) {
+  LAZYXLA_PJRT_QUERY(args, api, PJRT_Buffer_ReadyEvent, buffer, raw);
+  return args.event;
 }
 
 // Waits until `event` has happened, whether or not it failed; an interrupt (common/waiting.h) ends
@@ -59,16 +71,22 @@ void await_copy(const PJRT_Api* api, PJRT_Event* event, std::string_view what);
 void await_event(const PJRT_Api* api, PJRT_Event* event, std::string_view what);
 
 inline size_t on_device_nbytes(const PJRT_Api* api, PJRT_Buffer* raw) {
-  LAZYXLA_PJRT_ARGS(args, PJRT_Buffer_OnDeviceSizeInBytes);
-  args.buffer = raw;
-  LAZYXLA_PJRT_CALL(api, PJRT_Buffer_OnDeviceSizeInBytes, args);
+  LAZYXLA_PJRT_QUERY(args, api, PJRT_Buffer_OnDeviceSizeInBytes, buffer, raw);
   return args.on_device_size_in_bytes;
+}
+
+// The handle of an argument of an execution. Throws if an earlier one has taken its memory.
+PJRT_Buffer* handle_of(const Buffer& argument, size_t position);
+
+// Whether an execution has taken the memory.
+inline bool is_taken(const PJRT_Api* api, PJRT_Buffer* raw) {
+  LAZYXLA_PJRT_ARGS(args, PJRT_Buffer_IsDeleted, buffer, raw);
+  return !ignore_error(api, api->PJRT_Buffer_IsDeleted(&args)) && args.is_deleted;
 }
 
 inline void destroy_buffer(const PJRT_Api* api, PJRT_Buffer* raw) {
   if (let_go(raw)) return;
-  LAZYXLA_PJRT_ARGS(args, PJRT_Buffer_Destroy);
-  args.buffer = raw;
+  LAZYXLA_PJRT_ARGS(args, PJRT_Buffer_Destroy, buffer, raw);
   ignore_error(api, api->PJRT_Buffer_Destroy(&args));
 }
 

@@ -20,8 +20,7 @@ PJRT_Client_BufferFromHostBuffer_Args host_buffer(PJRT_Client* client, const voi
                                                   std::span<const int64_t> dims,
                                                   const Device& device) {
   check_not_forked();
-  LAZYXLA_PJRT_ARGS(args, PJRT_Client_BufferFromHostBuffer);
-  args.client = client;
+  LAZYXLA_PJRT_ARGS(args, PJRT_Client_BufferFromHostBuffer, client, client);
   args.data = data;
   args.type = type;
   args.dims = dims.data();
@@ -39,15 +38,12 @@ Device::Device(const PJRT_Api& api, PJRT_Device* raw, int index, bool retires_do
       usage_(std::make_unique<Usage>()),
       retires_donated_(retires_donated),
       in_flight_(std::make_unique<InFlight>(api)) {
-  LAZYXLA_PJRT_ARGS(description, PJRT_Device_GetDescription);
-  description.device = raw;
-  LAZYXLA_PJRT_CALL(api_, PJRT_Device_GetDescription, description);
+  LAZYXLA_PJRT_QUERY(description, api_, PJRT_Device_GetDescription, device, raw);
 
   description_ = describe(api_, description.device_description);
 
-  LAZYXLA_PJRT_ARGS(debug, PJRT_DeviceDescription_DebugString);
-  debug.device_description = description.device_description;
-  LAZYXLA_PJRT_CALL(api_, PJRT_DeviceDescription_DebugString, debug);
+  LAZYXLA_PJRT_QUERY(debug, api_, PJRT_DeviceDescription_DebugString, device_description,
+                     description.device_description);
   debug_string_.assign(debug.debug_string, debug.debug_string_size);
 }
 
@@ -108,20 +104,17 @@ void Device::await() const {
 }
 
 void Device::note_upload(const Buffer& buffer) const {
-  LAZYXLA_PJRT_ARGS(args, PJRT_Buffer_ReadyEvent);
-  args.buffer = buffer.raw();
-  LAZYXLA_PJRT_CALL(api_, PJRT_Buffer_ReadyEvent, args);
-  if (is_ready(api_, args.event)) {  // a failure shows on the buffer
-    destroy_event(api_, args.event);
+  PJRT_Event* ready = ready_event(api_, buffer.raw());
+  if (is_ready(api_, ready)) {  // a failure shows on the buffer
+    destroy_event(api_, ready);
   } else {
-    in_flight_->add(args.event, {});
+    in_flight_->add(ready, {});
   }
 }
 
 std::optional<AllocatorStats> Device::allocator_stats() const {
   check_not_forked();
-  LAZYXLA_PJRT_ARGS(args, PJRT_Device_MemoryStats);
-  args.device = raw_;
+  LAZYXLA_PJRT_ARGS(args, PJRT_Device_MemoryStats, device, raw_);
   if (ignore_error(api_, api_->PJRT_Device_MemoryStats(&args))) {
     return std::nullopt;
   }
@@ -154,21 +147,16 @@ std::unique_ptr<Client> Client::create(const Plugin& plugin, const NamedValues& 
 void Client::start(const NamedValues& options) {
   const PJRT_Api* api = &plugin_.api();
   const std::vector<PJRT_NamedValue> values = to_named_values(options);
-  LAZYXLA_PJRT_ARGS(args, PJRT_Client_Create);
-  args.create_options = values.data();
+  LAZYXLA_PJRT_ARGS(args, PJRT_Client_Create, create_options, values.data());
   args.num_options = values.size();
   if (processes_.store) add_store(args, *processes_.store);
   check(api, api->PJRT_Client_Create(&args), "starting the devices of " + plugin_.path());
   raw_ = args.client;
 
-  LAZYXLA_PJRT_ARGS(name, PJRT_Client_PlatformName);
-  name.client = raw_;
-  LAZYXLA_PJRT_CALL(api, PJRT_Client_PlatformName, name);
+  LAZYXLA_PJRT_QUERY(name, api, PJRT_Client_PlatformName, client, raw_);
   platform_name_.assign(name.platform_name, name.platform_name_size);
 
-  LAZYXLA_PJRT_ARGS(version, PJRT_Client_PlatformVersion);
-  version.client = raw_;
-  LAZYXLA_PJRT_CALL(api, PJRT_Client_PlatformVersion, version);
+  LAZYXLA_PJRT_QUERY(version, api, PJRT_Client_PlatformVersion, client, raw_);
   platform_version_.assign(version.platform_version, version.platform_version_size);
 
   find_devices();
@@ -177,9 +165,7 @@ void Client::start(const NamedValues& options) {
 
 void Client::find_devices() {
   const PJRT_Api* api = &plugin_.api();
-  LAZYXLA_PJRT_ARGS(devices, PJRT_Client_AddressableDevices);
-  devices.client = raw_;
-  LAZYXLA_PJRT_CALL(api, PJRT_Client_AddressableDevices, devices);
+  LAZYXLA_PJRT_QUERY(devices, api, PJRT_Client_AddressableDevices, client, raw_);
   devices_.reserve(devices.num_addressable_devices);
   const bool retires_donated = platform_name_ == "cpu";
   for (size_t i = 0; i < devices.num_addressable_devices; ++i) {
@@ -193,9 +179,7 @@ void Client::find_devices() {
 // The plugin has an order of its own for all devices, and its own numbers for the processes: so
 // each process reports to the others which devices are its own.
 void Client::find_others_devices() {
-  LAZYXLA_PJRT_ARGS(every, PJRT_Client_Devices);
-  every.client = raw_;
-  LAZYXLA_PJRT_CALL(&api(), PJRT_Client_Devices, every);
+  LAZYXLA_PJRT_QUERY(every, &api(), PJRT_Client_Devices, client, raw_);
   if (every.num_devices == devices_.size()) return;
   const auto key = [](int process) { return "lazyxla/devices/" + std::to_string(process); };
   std::string own;
@@ -239,8 +223,7 @@ Client::~Client() {
   }
   devices_.clear();  // frees the handles in flight, which belong to the client
   finish_disposal();
-  LAZYXLA_PJRT_ARGS(args, PJRT_Client_Destroy);
-  args.client = raw_;
+  LAZYXLA_PJRT_ARGS(args, PJRT_Client_Destroy, client, raw_);
   ignore_error(&api(), api().PJRT_Client_Destroy(&args));
 }
 
@@ -280,8 +263,7 @@ std::unique_ptr<Executable> Client::compile_unchecked(std::string_view code,
   all.insert(compile_options_.begin(), compile_options_.end());
   all = with_device_ids(std::move(all), all_devices_);
   const std::string serialized = serialize(all);
-  LAZYXLA_PJRT_ARGS(args, PJRT_Client_Compile);
-  args.client = raw_;
+  LAZYXLA_PJRT_ARGS(args, PJRT_Client_Compile, client, raw_);
   args.program = &program;
   args.compile_options = serialized.data();
   args.compile_options_size = serialized.size();
@@ -298,8 +280,7 @@ void Client::check_options(const CompileOptions& options) const {
 std::unique_ptr<Executable> Client::deserialize(std::string_view serialized,
                                                 std::string_view compile_options) const {
   check_not_forked();
-  LAZYXLA_PJRT_ARGS(args, PJRT_Executable_DeserializeAndLoad);
-  args.client = raw_;
+  LAZYXLA_PJRT_ARGS(args, PJRT_Executable_DeserializeAndLoad, client, raw_);
   args.serialized_executable = serialized.data();
   args.serialized_executable_size = serialized.size();
   if (!compile_options.empty()) {
@@ -328,8 +309,7 @@ Buffer Client::buffer_from_host(const void* data, PJRT_Buffer_Type type,
 
 bool Client::map_host_memory(void* data, size_t nbytes) const {
   if (forked() || !has(api(), &PJRT_Api::PJRT_Client_DmaMap)) return false;
-  LAZYXLA_PJRT_ARGS(args, PJRT_Client_DmaMap);
-  args.client = raw_;
+  LAZYXLA_PJRT_ARGS(args, PJRT_Client_DmaMap, client, raw_);
   args.data = data;
   args.size = nbytes;
   return !ignore_error(&api(), api().PJRT_Client_DmaMap(&args));
@@ -337,8 +317,7 @@ bool Client::map_host_memory(void* data, size_t nbytes) const {
 
 void Client::unmap_host_memory(void* data) const {
   if (forked()) return;
-  LAZYXLA_PJRT_ARGS(args, PJRT_Client_DmaUnmap);
-  args.client = raw_;
+  LAZYXLA_PJRT_ARGS(args, PJRT_Client_DmaUnmap, client, raw_);
   args.data = data;
   ignore_error(&api(), api().PJRT_Client_DmaUnmap(&args));
 }
@@ -373,8 +352,7 @@ Buffer Client::buffer_from_lasting_memory(PJRT_HostBufferSemantics semantics, co
     const PJRT_Api* api;
     std::function<void()> call;
   };
-  LAZYXLA_PJRT_ARGS(ready, PJRT_Event_OnReady);
-  ready.event = args.done_with_host_buffer;
+  LAZYXLA_PJRT_ARGS(ready, PJRT_Event_OnReady, event, args.done_with_host_buffer);
   ready.user_arg = new Done{&api(), std::move(done)};
   ready.callback = [](PJRT_Error* error, void* user_arg) {
     std::unique_ptr<Done> done(static_cast<Done*>(user_arg));

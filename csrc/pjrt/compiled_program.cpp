@@ -20,24 +20,19 @@ CompiledProgram::~CompiledProgram() {
   if (forked()) {
     return;
   }
-  LAZYXLA_PJRT_ARGS(args, PJRT_Executable_Destroy);
-  args.executable = raw_;
+  LAZYXLA_PJRT_ARGS(args, PJRT_Executable_Destroy, executable, raw_);
   ignore_error(api_, api_->PJRT_Executable_Destroy(&args));
 }
 
 size_t CompiledProgram::num_outputs() const {
   check_not_forked();
-  LAZYXLA_PJRT_ARGS(args, PJRT_Executable_NumOutputs);
-  args.executable = raw_;
-  LAZYXLA_PJRT_CALL(api_, PJRT_Executable_NumOutputs, args);
+  LAZYXLA_PJRT_QUERY(args, api_, PJRT_Executable_NumOutputs, executable, raw_);
   return args.num_outputs;
 }
 
 std::string CompiledProgram::serialize() const {
   check_not_forked();
-  LAZYXLA_PJRT_ARGS(args, PJRT_Executable_Serialize);
-  args.executable = raw_;
-  LAZYXLA_PJRT_CALL(api_, PJRT_Executable_Serialize, args);
+  LAZYXLA_PJRT_QUERY(args, api_, PJRT_Executable_Serialize, executable, raw_);
   std::string bytes(args.serialized_bytes, args.serialized_bytes_size);
   args.serialized_executable_deleter(args.serialized_executable);
   return bytes;
@@ -47,8 +42,7 @@ CompiledProgram::Optimized CompiledProgram::optimized_program() const {
   check_not_forked();
   PJRT_Program program{};
   program.struct_size = PJRT_Program_STRUCT_SIZE;
-  LAZYXLA_PJRT_ARGS(args, PJRT_Executable_OptimizedProgram);
-  args.executable = raw_;
+  LAZYXLA_PJRT_ARGS(args, PJRT_Executable_OptimizedProgram, executable, raw_);
   args.program = &program;
   LAZYXLA_PJRT_CALL(api_, PJRT_Executable_OptimizedProgram, args);  // returns the size
   Optimized result{.format = std::string(program.format, program.format_size),
@@ -63,8 +57,7 @@ std::optional<CompiledMemoryStats> CompiledProgram::memory_stats() const {
   if (!has(*api_, &PJRT_Api::PJRT_Executable_GetCompiledMemoryStats)) {
     return std::nullopt;
   }
-  LAZYXLA_PJRT_ARGS(args, PJRT_Executable_GetCompiledMemoryStats);
-  args.executable = raw_;
+  LAZYXLA_PJRT_ARGS(args, PJRT_Executable_GetCompiledMemoryStats, executable, raw_);
   if (ignore_error(api_, api_->PJRT_Executable_GetCompiledMemoryStats(&args))) {
     return std::nullopt;
   }
@@ -78,8 +71,7 @@ std::optional<CompiledMemoryStats> CompiledProgram::memory_stats() const {
 
 NamedValues CompiledProgram::cost_analysis() const {
   check_not_forked();
-  LAZYXLA_PJRT_ARGS(args, PJRT_Executable_GetCostAnalysis);
-  args.executable = raw_;
+  LAZYXLA_PJRT_ARGS(args, PJRT_Executable_GetCostAnalysis, executable, raw_);
   if (ignore_error(api_, api_->PJRT_Executable_GetCostAnalysis(&args))) {
     return {};
   }

@@ -5,21 +5,13 @@
 namespace lazyxla::pjrt {
 
 DeviceDescription describe(const PJRT_Api* api, PJRT_DeviceDescription* raw) {
-  LAZYXLA_PJRT_ARGS(id, PJRT_DeviceDescription_Id);
-  id.device_description = raw;
-  LAZYXLA_PJRT_CALL(api, PJRT_DeviceDescription_Id, id);
+  LAZYXLA_PJRT_QUERY(id, api, PJRT_DeviceDescription_Id, device_description, raw);
 
-  LAZYXLA_PJRT_ARGS(process, PJRT_DeviceDescription_ProcessIndex);
-  process.device_description = raw;
-  LAZYXLA_PJRT_CALL(api, PJRT_DeviceDescription_ProcessIndex, process);
+  LAZYXLA_PJRT_QUERY(process, api, PJRT_DeviceDescription_ProcessIndex, device_description, raw);
 
-  LAZYXLA_PJRT_ARGS(kind, PJRT_DeviceDescription_Kind);
-  kind.device_description = raw;
-  LAZYXLA_PJRT_CALL(api, PJRT_DeviceDescription_Kind, kind);
+  LAZYXLA_PJRT_QUERY(kind, api, PJRT_DeviceDescription_Kind, device_description, raw);
 
-  LAZYXLA_PJRT_ARGS(attributes, PJRT_DeviceDescription_Attributes);
-  attributes.device_description = raw;
-  LAZYXLA_PJRT_CALL(api, PJRT_DeviceDescription_Attributes, attributes);
+  LAZYXLA_PJRT_QUERY(attributes, api, PJRT_DeviceDescription_Attributes, device_description, raw);
 
   return {.id = id.id,
           .process_index = process.process_index,

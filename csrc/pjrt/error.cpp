@@ -29,12 +29,10 @@ std::string_view code_name(PJRT_Error_Code code) {
 }
 
 void throw_error(const PJRT_Api* api, PJRT_Error* error, std::string_view what) {
-  LAZYXLA_PJRT_ARGS(message, PJRT_Error_Message);
-  message.error = error;
+  LAZYXLA_PJRT_ARGS(message, PJRT_Error_Message, error, error);
   api->PJRT_Error_Message(&message);
 
-  LAZYXLA_PJRT_ARGS(code, PJRT_Error_GetCode);
-  code.error = error;
+  LAZYXLA_PJRT_ARGS(code, PJRT_Error_GetCode, error, error);
   if (ignore_error(api, api->PJRT_Error_GetCode(&code))) {
     code.code = PJRT_Error_Code_UNKNOWN;
   }

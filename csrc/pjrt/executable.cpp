@@ -73,26 +73,26 @@ std::string option_override(const CompileOptions::mapped_type& value) {
   return message.data;
 }
 
-bool taken_by_plugin(const PJRT_Api* api, PJRT_Buffer* raw) {
-  LAZYXLA_PJRT_ARGS(args, PJRT_Buffer_IsDeleted);
-  args.buffer = raw;
-  return !ignore_error(api, api->PJRT_Buffer_IsDeleted(&args)) && args.is_deleted;
-}
-
 }  // namespace
+
+PJRT_Buffer* handle_of(const Buffer& argument, size_t position) {
+  PJRT_Buffer* raw = argument.raw();
+  if (raw == nullptr) [[unlikely]] {
+    throw Error(PJRT_Error_Code_FAILED_PRECONDITION,
+                "argument " + std::to_string(position) +
+                    " is a buffer whose memory an earlier execution has taken (it was donated)");
+  }
+  return raw;
+}
 
 std::unique_ptr<Executable> Executable::adopt(const PJRT_Api& api, PJRT_LoadedExecutable* raw) {
   std::unique_ptr<Executable> executable(new Executable(api, raw));
 
-  LAZYXLA_PJRT_ARGS(unloaded, PJRT_LoadedExecutable_GetExecutable);
-  unloaded.loaded_executable = raw;
-  LAZYXLA_PJRT_CALL(&api, PJRT_LoadedExecutable_GetExecutable, unloaded);
+  LAZYXLA_PJRT_QUERY(unloaded, &api, PJRT_LoadedExecutable_GetExecutable, loaded_executable, raw);
   executable->program_.emplace(api, unloaded.executable);
   executable->num_outputs_ = executable->program_->num_outputs();
 
-  LAZYXLA_PJRT_ARGS(devices, PJRT_LoadedExecutable_AddressableDevices);
-  devices.executable = raw;
-  LAZYXLA_PJRT_CALL(&api, PJRT_LoadedExecutable_AddressableDevices, devices);
+  LAZYXLA_PJRT_QUERY(devices, &api, PJRT_LoadedExecutable_AddressableDevices, executable, raw);
   executable->devices_.assign(devices.addressable_devices,
                               devices.addressable_devices + devices.num_addressable_devices);
   if (devices.num_addressable_devices == 1) {
@@ -107,8 +107,7 @@ Executable::~Executable() {
     return;
   }
   program_.reset();
-  LAZYXLA_PJRT_ARGS(loaded, PJRT_LoadedExecutable_Destroy);
-  loaded.executable = raw_;
+  LAZYXLA_PJRT_ARGS(loaded, PJRT_LoadedExecutable_Destroy, executable, raw_);
   ignore_error(api_, api_->PJRT_LoadedExecutable_Destroy(&loaded));
 }
 
@@ -130,13 +129,7 @@ std::vector<Buffer> Executable::execute(std::span<Buffer* const> args,
   scratch.outputs.assign(num_outputs_, nullptr);
   auto next_donated = donated_args.begin();
   for (size_t i = 0; i < args.size(); ++i) {
-    PJRT_Buffer* raw = args[i]->raw();
-    if (raw == nullptr) [[unlikely]] {
-      throw Error(PJRT_Error_Code_FAILED_PRECONDITION,
-                  "argument " + std::to_string(i) +
-                      " is a buffer whose memory an earlier execution has taken (it was donated)");
-    }
-    scratch.args.push_back(raw);
+    scratch.args.push_back(handle_of(*args[i], i));
     if (next_donated != donated_args.end() && static_cast<size_t>(*next_donated) == i) {
       ++next_donated;
     } else {
@@ -151,8 +144,7 @@ std::vector<Buffer> Executable::execute(std::span<Buffer* const> args,
   PJRT_Buffer* const* arg_list = scratch.args.data();
   PJRT_Buffer** output_list = scratch.outputs.data();
   PJRT_Event* done = nullptr;
-  LAZYXLA_PJRT_ARGS(call, PJRT_LoadedExecutable_Execute);
-  call.executable = raw_;
+  LAZYXLA_PJRT_ARGS(call, PJRT_LoadedExecutable_Execute, executable, raw_);
   call.options = &options;
   call.argument_lists = &arg_list;
   call.num_devices = 1;
@@ -164,7 +156,7 @@ std::vector<Buffer> Executable::execute(std::span<Buffer* const> args,
 
   // Before the outputs are counted: what is donated must not count twice.
   for (const int position : donated_args) {
-    if (error == nullptr || taken_by_plugin(api_, scratch.args[position])) {
+    if (error == nullptr || is_taken(api_, scratch.args[position])) {
       if (PJRT_Buffer* handle = args[position]->consume()) {
         scratch.donated.push_back(handle);
       }

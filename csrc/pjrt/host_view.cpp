@@ -25,13 +25,11 @@ bool is_row_major(const PJRT_Buffer_MemoryLayout& layout) {
 }
 
 bool lies_row_major_on_host(const PJRT_Api* api, PJRT_Buffer* raw) {
-  LAZYXLA_PJRT_ARGS(on_cpu, PJRT_Buffer_IsOnCpu);
-  on_cpu.buffer = raw;
+  LAZYXLA_PJRT_ARGS(on_cpu, PJRT_Buffer_IsOnCpu, buffer, raw);
   if (ignore_error(api, api->PJRT_Buffer_IsOnCpu(&on_cpu)) || !on_cpu.is_on_cpu) {
     return false;
   }
-  LAZYXLA_PJRT_ARGS(layout, PJRT_Buffer_GetMemoryLayout);
-  layout.buffer = raw;
+  LAZYXLA_PJRT_ARGS(layout, PJRT_Buffer_GetMemoryLayout, buffer, raw);
   return !ignore_error(api, api->PJRT_Buffer_GetMemoryLayout(&layout)) &&
          is_row_major(layout.layout);
 }
@@ -39,14 +37,12 @@ bool lies_row_major_on_host(const PJRT_Api* api, PJRT_Buffer* raw) {
 struct References {
   // Keeps the memory where it is until release(). False where the plugin cannot.
   bool keep(const PJRT_Api* api, PJRT_Buffer* raw) const {
-    LAZYXLA_PJRT_ARGS(args, PJRT_Buffer_IncreaseExternalReferenceCount);
-    args.buffer = raw;
+    LAZYXLA_PJRT_ARGS(args, PJRT_Buffer_IncreaseExternalReferenceCount, buffer, raw);
     return !ignore_error(api, api->PJRT_Buffer_IncreaseExternalReferenceCount(&args));
   }
 
   void release(const PJRT_Api* api, PJRT_Buffer* raw) const {
-    LAZYXLA_PJRT_ARGS(args, PJRT_Buffer_DecreaseExternalReferenceCount);
-    args.buffer = raw;
+    LAZYXLA_PJRT_ARGS(args, PJRT_Buffer_DecreaseExternalReferenceCount, buffer, raw);
     ignore_error(api, api->PJRT_Buffer_DecreaseExternalReferenceCount(&args));
   }
 };
@@ -67,8 +63,7 @@ std::optional<HostView> HostView::of(const Buffer& buffer) {
   if (!references.hold()->keep(api, raw)) {
     return std::nullopt;
   }
-  LAZYXLA_PJRT_ARGS(pointer, PJRT_Buffer_OpaqueDeviceMemoryDataPointer);
-  pointer.buffer = raw;
+  LAZYXLA_PJRT_ARGS(pointer, PJRT_Buffer_OpaqueDeviceMemoryDataPointer, buffer, raw);
   const bool found = !ignore_error(api, api->PJRT_Buffer_OpaqueDeviceMemoryDataPointer(&pointer)) &&
                      (pointer.device_memory_ptr != nullptr || buffer.nbytes() == 0);
   if (!found) {

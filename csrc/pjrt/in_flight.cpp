@@ -117,9 +117,8 @@ void InFlight::finish(Execution& execution) {
   }
   std::optional<Error> failure;
   try {
-    LAZYXLA_PJRT_ARGS(args, PJRT_Event_Await);  // it is ready: this only gets its result
-    args.event = execution.done;
-    check(api_, api_->PJRT_Event_Await(&args), "running a program");
+    LAZYXLA_PJRT_ARGS(args, PJRT_Event_Await, event, execution.done);
+    check(api_, api_->PJRT_Event_Await(&args), "running a program");  // it is ready: the result
   } catch (const Error& error) {
     failure = error;
   }

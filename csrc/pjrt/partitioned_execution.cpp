@@ -21,12 +21,6 @@ namespace {
 // Devices that share programs must get them in the same order.
 constinit OrderedMutex enqueueing;
 
-bool is_taken(const PJRT_Api* api, PJRT_Buffer* raw) {
-  LAZYXLA_PJRT_ARGS(args, PJRT_Buffer_IsDeleted);
-  args.buffer = raw;
-  return !ignore_error(api, api->PJRT_Buffer_IsDeleted(&args)) && args.is_deleted;
-}
-
 // The end of a run: when the last device is done, the handles of what the run consumed are freed.
 // Its listener is called when all have succeeded, or else with the first failure at once; those of
 // other devices are taken for consequences. It owns itself until the last one is done, so that the
@@ -77,16 +71,6 @@ struct Rows {
 };
 thread_local Rows thread_rows;
 
-PJRT_Buffer* usable(const Buffer& buffer, size_t position) {
-  PJRT_Buffer* raw = buffer.raw();
-  if (raw == nullptr) [[unlikely]] {
-    throw Error(PJRT_Error_Code_FAILED_PRECONDITION,
-                "argument " + std::to_string(position) +
-                    " is a buffer whose memory an earlier execution has taken (it was donated)");
-  }
-  return raw;
-}
-
 }  // namespace
 
 std::vector<size_t> Executable::rows_of(std::span<const Device* const> devices) const {
@@ -119,7 +103,7 @@ std::vector<std::vector<Buffer>> Executable::execute_on_each(std::span<Buffer* c
   rows.make(count, num_args, num_outputs_);
   for (size_t i = 0; i < num_args; ++i) {
     for (size_t device = 0; device < count; ++device) {
-      rows.args[row_of[device] * num_args + i] = usable(*args[i * count + device], i);
+      rows.args[row_of[device] * num_args + i] = handle_of(*args[i * count + device], i);
     }
   }
   std::vector<int64_t> kept;
@@ -131,8 +115,7 @@ std::vector<std::vector<Buffer>> Executable::execute_on_each(std::span<Buffer* c
   options.struct_size = PJRT_ExecuteOptions_STRUCT_SIZE;
   options.non_donatable_input_indices = kept.data();
   options.num_non_donatable_input_indices = kept.size();
-  LAZYXLA_PJRT_ARGS(call, PJRT_LoadedExecutable_Execute);
-  call.executable = raw_;
+  LAZYXLA_PJRT_ARGS(call, PJRT_LoadedExecutable_Execute, executable, raw_);
   call.options = &options;
   call.argument_lists = rows.arg_lists.data();
   call.num_devices = count;

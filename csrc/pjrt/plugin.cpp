@@ -71,13 +71,12 @@ void check_version(const PJRT_Api& api, const std::string& path) {
 }
 
 void initialize(const PJRT_Api* api) {
-  LAZYXLA_PJRT_ARGS(args, PJRT_Plugin_Initialize);
-  LAZYXLA_PJRT_CALL(api, PJRT_Plugin_Initialize, args);
+  LAZYXLA_PJRT_QUERY(args, api, PJRT_Plugin_Initialize, extension_start, nullptr);
 }
 
 // Attributes are optional: a plugin without them works, too.
 NamedValues read_attributes(const PJRT_Api* api) {
-  LAZYXLA_PJRT_ARGS(args, PJRT_Plugin_Attributes);
+  LAZYXLA_PJRT_ARGS(args, PJRT_Plugin_Attributes, extension_start, nullptr);
   if (ignore_error(api, api->PJRT_Plugin_Attributes(&args))) {
     return {};
   }

@@ -65,8 +65,7 @@ PJRT_Error* destroy_client(PJRT_Client_Destroy_Args*) { return nullptr; }
 PJRT_Error* copy_from_host(PJRT_Client_BufferFromHostBuffer_Args* args) {
   PJRT_Buffer* buffer = std::exchange(lent, nullptr);
   if (!buffer) return original().PJRT_Client_BufferFromHostBuffer(args);
-  LAZYXLA_PJRT_ARGS(ready, PJRT_Buffer_ReadyEvent);
-  ready.buffer = buffer;
+  LAZYXLA_PJRT_ARGS(ready, PJRT_Buffer_ReadyEvent, buffer, buffer);
   if (PJRT_Error* error = original().PJRT_Buffer_ReadyEvent(&ready)) return error;
   shared::add_holder(buffer);
   args->done_with_host_buffer = ready.event;
@@ -123,9 +122,7 @@ PJRT_Error* execute(PJRT_LoadedExecutable_Execute_Args* args) {
 }
 
 const Device& device_of(PJRT_Buffer* buffer) {
-  LAZYXLA_PJRT_ARGS(args, PJRT_Buffer_Device);
-  args.buffer = buffer;
-  LAZYXLA_PJRT_CALL(&original(), PJRT_Buffer_Device, args);
+  LAZYXLA_PJRT_QUERY(args, &original(), PJRT_Buffer_Device, buffer, buffer);
   for (const Device& device : Runtime::get().client().devices()) {
     if (device.raw() == args.device) return device;
   }

@@ -16,8 +16,7 @@ std::unique_ptr<Topology> Topology::create(const Plugin& plugin, const std::stri
 void Topology::start(const std::string& name, const NamedValues& options) {
   const PJRT_Api* api = &plugin_.api();
   const std::vector<PJRT_NamedValue> values = to_named_values(options);
-  LAZYXLA_PJRT_ARGS(args, PJRT_TopologyDescription_Create);
-  args.topology_name = name.data();
+  LAZYXLA_PJRT_ARGS(args, PJRT_TopologyDescription_Create, topology_name, name.data());
   args.topology_name_size = name.size();
   args.create_options = values.data();
   args.num_options = values.size();
@@ -25,9 +24,7 @@ void Topology::start(const std::string& name, const NamedValues& options) {
   raw_ = args.topology;
   describe_platform();
 
-  LAZYXLA_PJRT_ARGS(devices, PJRT_TopologyDescription_GetDeviceDescriptions);
-  devices.topology = raw_;
-  LAZYXLA_PJRT_CALL(api, PJRT_TopologyDescription_GetDeviceDescriptions, devices);
+  LAZYXLA_PJRT_QUERY(devices, api, PJRT_TopologyDescription_GetDeviceDescriptions, topology, raw_);
   devices_.reserve(devices.num_descriptions);
   for (size_t i = 0; i < devices.num_descriptions; ++i) {
     devices_.push_back(describe(api, devices.descriptions[i]));
@@ -40,8 +37,7 @@ std::unique_ptr<Topology> Topology::of(const Client& client) {
   topology->client_ = &client;
   const PJRT_Api* api = &client.api();
   if (has(*api, &PJRT_Api::PJRT_Client_TopologyDescription)) {
-    LAZYXLA_PJRT_ARGS(args, PJRT_Client_TopologyDescription);
-    args.client = client.raw();
+    LAZYXLA_PJRT_ARGS(args, PJRT_Client_TopologyDescription, client, client.raw());
     if (!ignore_error(api, api->PJRT_Client_TopologyDescription(&args))) {
       topology->raw_ = args.topology;
     }
@@ -61,14 +57,10 @@ std::unique_ptr<Topology> Topology::of(const Client& client) {
 
 void Topology::describe_platform() {
   const PJRT_Api* api = &plugin_.api();
-  LAZYXLA_PJRT_ARGS(platform, PJRT_TopologyDescription_PlatformName);
-  platform.topology = raw_;
-  LAZYXLA_PJRT_CALL(api, PJRT_TopologyDescription_PlatformName, platform);
+  LAZYXLA_PJRT_QUERY(platform, api, PJRT_TopologyDescription_PlatformName, topology, raw_);
   platform_name_.assign(platform.platform_name, platform.platform_name_size);
 
-  LAZYXLA_PJRT_ARGS(version, PJRT_TopologyDescription_PlatformVersion);
-  version.topology = raw_;
-  LAZYXLA_PJRT_CALL(api, PJRT_TopologyDescription_PlatformVersion, version);
+  LAZYXLA_PJRT_QUERY(version, api, PJRT_TopologyDescription_PlatformVersion, topology, raw_);
   platform_version_.assign(version.platform_version, version.platform_version_size);
 }
 
@@ -76,8 +68,7 @@ Topology::~Topology() {
   if (raw_ == nullptr || client_ != nullptr || forked()) {
     return;
   }
-  LAZYXLA_PJRT_ARGS(args, PJRT_TopologyDescription_Destroy);
-  args.topology = raw_;
+  LAZYXLA_PJRT_ARGS(args, PJRT_TopologyDescription_Destroy, topology, raw_);
   ignore_error(&plugin_.api(), plugin_.api().PJRT_TopologyDescription_Destroy(&args));
 }
 
@@ -94,8 +85,7 @@ std::shared_ptr<const CompiledProgram> Topology::compile(std::string_view code,
   std::vector<int64_t> ids;
   for (const DeviceDescription& device : devices_) ids.push_back(device.id);
   const std::string serialized = serialize(with_device_ids(options, ids));
-  LAZYXLA_PJRT_ARGS(args, PJRT_Compile);
-  args.topology = raw_;
+  LAZYXLA_PJRT_ARGS(args, PJRT_Compile, topology, raw_);
   args.program = &program;
   args.compile_options = serialized.data();
   args.compile_options_size = serialized.size();
