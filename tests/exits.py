@@ -2,7 +2,7 @@
 
     python tests/exits.py exit 100     children that begin to use the device, and end
     python tests/exits.py fork 100     children of a process that uses the device
-    python tests/exits.py watched 1    each of WATCHED, processes that work with others, so often
+    python tests/exits.py watched 5    processes that work with others: each of WATCHED in turn
 
 Every child is forked from one process that has imported everything, which is much quicker than a
 process of its own. It prints what went wrong, as JSON: a list of {number, work, end, problem}.
@@ -274,7 +274,7 @@ def main(kind: str, count: int, seed: int) -> None:
     import_everything()
     if kind == "fork":
         use_the_device()
-    for number in range(count * (len(WATCHED) if kind == "watched" else 1)):
+    for number in range(count):
         if kind == "watched":
             work, end = [WATCHED[number % len(WATCHED)]], at_end
         elif kind == "exit":
