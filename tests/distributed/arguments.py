@@ -131,10 +131,6 @@ def many(x: Tensor, count: int) -> list[Tensor]:
     return [x.clone() for _ in range(count)]
 
 
-def world() -> Any:
-    return dist.group.WORLD._get_backend(torch.device("lazyxla"))
-
-
 REFUSED: dict[str, tuple[str, Call]] = {
     "broadcast from nobody": ("invalid root rank", lambda x, r, n: dist.broadcast(x, n)),
     "broadcast from -1": ("invalid root rank", lambda x, r, n: dist.broadcast(x, -1)),
@@ -148,15 +144,15 @@ REFUSED: dict[str, tuple[str, Call]] = {
     "too many results": ("one for each", lambda x, r, n: dist.all_gather(many(x, n + 1), x)),
     "too few results of several": (
         "2 tensors for results were expected",
-        lambda x, r, n: world().allgather_into_tensor_coalesced([x], many(x, 2)),
+        lambda x, r, n: dist.group.WORLD.allgather_into_tensor_coalesced([x], many(x, 2)),
     ),
     "too few results of each of several": (
         "2 results of each process were expected",
-        lambda x, r, n: world().allgather_coalesced([[x]] * n, many(x, 2)),
+        lambda x, r, n: dist.group.WORLD.allgather_coalesced([[x]] * n, many(x, 2)),
     ),
     "too few parts of several": (
         "2 tensors for results were expected",
-        lambda x, r, n: world().reduce_scatter_tensor_coalesced([x], many(x, 2)),
+        lambda x, r, n: dist.group.WORLD.reduce_scatter_tensor_coalesced([x], many(x, 2)),
     ),
     "results of another size": (
         "as many elements",
