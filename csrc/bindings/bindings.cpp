@@ -35,6 +35,7 @@
 #include "graph/runner.h"
 #include "ir/storage.h"
 #include "pjrt/executable.h"
+#include "pjrt/exit.h"
 #include "pjrt/runtime.h"
 #include "pjrt/shared_client.h"
 #include "pjrt/topology.h"
@@ -215,20 +216,6 @@ void bind_graph(py::module_& m) {
   m.def("cached_shapes", [] { return dispatch::ShapeMemo::get().size(); });
 }
 
-// Bytes, in the field names of CompiledMemoryStats; empty if the plugin does not report them.
-std::map<std::string, int64_t> compiled_memory_stats(const pjrt::CompiledProgram& program) {
-  const auto stats = program.memory_stats();
-  if (!stats) {
-    return {};
-  }
-  return {{"generated_code", stats->generated_code},
-          {"arguments", stats->arguments},
-          {"outputs", stats->outputs},
-          {"aliased", stats->aliased},
-          {"temporary", stats->temporary},
-          {"peak", stats->peak}};
-}
-
 // Gives a tensor content without data: a type is all that a captured program needs.
 void make_abstract(const at::Tensor& tensor) {
   ir::Storage& storage = dispatch::storage_of(*tensor.unsafeGetTensorImpl());
@@ -268,7 +255,7 @@ void bind_topology(py::module_& m) {
       .def_readonly("attributes", &pjrt::DeviceDescription::attributes);
   py::class_<pjrt::CompiledProgram, std::shared_ptr<pjrt::CompiledProgram>>(m, "CompiledProgram")
       .def_property_readonly("num_outputs", &pjrt::CompiledProgram::num_outputs)
-      .def("memory_stats", &compiled_memory_stats, NoGil())
+      .def("memory_stats", &pjrt::CompiledProgram::memory_stats, NoGil())
       .def("cost_analysis", &pjrt::CompiledProgram::cost_analysis, NoGil())
       .def("serialize",
            [](const pjrt::CompiledProgram& program) { return py::bytes(program.serialize()); })

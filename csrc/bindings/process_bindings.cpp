@@ -4,7 +4,7 @@
 #include <torch/csrc/utils/pybind.h>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
-#include <memory>
+#include <optional>
 
 #include "bindings/bindings.h"
 #include "distributed/heartbeat.h"
@@ -20,26 +20,18 @@ namespace {
 
 using StoreRef = c10::intrusive_ptr<c10d::Store>;
 
-// A store of torch.distributed's, by a connection of our own: whoever waits in a store keeps other
-// threads from it. That holds for its own `get`, too.
-class Store final : public pjrt::KeyValueStore {
- public:
-  explicit Store(StoreRef store) : users_(std::move(store)), store_(users_->clone()) {}
-
-  void put(const std::string& key, const std::string& value) override { store_->set(key, value); }
-  std::optional<std::string> try_get(const std::string& key) override {
-    if (!store_->check({key})) return std::nullopt;
-    return store_->get_to_str(key);
-  }
-
- private:
-  StoreRef users_;  // which may be the server
-  StoreRef store_;
-};
-
+// `store` is called by a connection of our own: whoever waits in a store keeps other threads from
+// it, also in `get`.
 void set_processes(int index, int count, StoreRef store, std::chrono::milliseconds timeout) {
-  pjrt::Runtime::get().set_processes(
-      {index, count, std::make_shared<Store>(std::move(store)), timeout});
+  const StoreRef own = store->clone();
+  const auto put = [own](const std::string& key, const std::string& value) {
+    own->set(key, value);
+  };
+  // It keeps the store, too, which may be the server.
+  const auto try_get = [own, store](const std::string& key) {
+    return own->check({key}) ? std::optional(own->get_to_str(key)) : std::nullopt;
+  };
+  pjrt::Runtime::get().set_processes({index, count, pjrt::KeyValueStore{put, try_get}, timeout});
 }
 
 // `connect` takes the ranks of processes and returns what carries their comparisons.

@@ -34,8 +34,9 @@ ir::Value share(const void* data, const ir::TensorType& type, c10::DeviceIndex d
   std::vector<int64_t> dims(type.dims.begin(), type.dims.end());
   WithoutGil no_gil;
   try {
-    pjrt::Buffer buffer = pjrt::Runtime::get().client().share_host_memory(
-        data, program::pjrt_type(type.dtype), dims, target, std::move(done));
+    pjrt::Buffer buffer = pjrt::Runtime::get().client().buffer_from_lasting_memory(
+        PJRT_HostBufferSemantics_kImmutableZeroCopy, data, program::pjrt_type(type.dtype), dims,
+        target, std::move(done));
     if (!lies_at(buffer, data)) ++Counters::get().uploads;
     return program::make_leaf(type, std::move(buffer));
   } catch (const pjrt::Error& e) {
@@ -77,7 +78,7 @@ std::pair<ir::Value, c10::DeviceIndex> borrow(const ir::TensorType& type,
                                               const std::function<void()>& ask) {
   try {
     pjrt::Buffer buffer = pjrt::borrow(ask);
-    const auto device = static_cast<c10::DeviceIndex>(buffer.device_index());
+    const auto device = static_cast<c10::DeviceIndex>(buffer.device().index());
     return {program::make_leaf(type, std::move(buffer)), device};
   } catch (const pjrt::Error& e) {
     rethrow(e, "borrowing a value");
@@ -100,9 +101,10 @@ ir::Value upload_mapped(const void* data, const ir::TensorType& type, c10::Devic
   const pjrt::Device& target = pjrt_device(device);
   std::vector<int64_t> dims(type.dims.begin(), type.dims.end());
   try {
-    return program::make_leaf(
-        type, pjrt::Runtime::get().client().buffer_from_mapped_memory(
-                  data, program::pjrt_type(type.dtype), dims, target, std::move(done)));
+    return program::make_leaf(type,
+                              pjrt::Runtime::get().client().buffer_from_lasting_memory(
+                                  PJRT_HostBufferSemantics_kImmutableUntilTransferCompletes, data,
+                                  program::pjrt_type(type.dtype), dims, target, std::move(done)));
   } catch (const pjrt::Error& e) {
     rethrow(e, "copying to the device");
   }

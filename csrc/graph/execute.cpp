@@ -48,8 +48,8 @@ void upload_slots(const std::vector<uint32_t>& which, c10::ArrayRef<ir::ScalarVa
 // Bytes that a program can still get on a device, or at least `needed`; empty if the plugin does
 // not report them.
 std::optional<int64_t> free_memory(const pjrt::Device& device, int64_t needed) {
-  if (const auto stats = device.allocator_stats(); stats && stats->bytes_limit) {
-    return *stats->bytes_limit - stats->bytes_in_use;
+  if (const auto stats = device.allocator_stats(); stats && stats->bytes_limit_is_set) {
+    return stats->bytes_limit - stats->bytes_in_use;
   }
   if (pjrt::Runtime::get().platform() != "cpu") return std::nullopt;
   return pjrt::free_host_memory(needed);

@@ -233,7 +233,7 @@ void download(const ir::Value& leaf, void* destination) {
     // Its program's failure counts as reported with this, and the storages have what they had
     // before.
     const auto failure =
-        pjrt_device(static_cast<c10::DeviceIndex>(buffer.device_index())).take_failure();
+        pjrt_device(static_cast<c10::DeviceIndex>(buffer.device().index())).take_failure();
     rethrow(failure ? *failure : e, "reading a value");
   }
 }

@@ -60,26 +60,12 @@ PJRT_Buffer* Buffer::consume() {
   return raw;
 }
 
-int Buffer::device_index() const { return device_->index(); }
-
 void Buffer::check_usable() const {
   check_not_forked();
   if (is_deleted()) [[unlikely]] {
     throw Error(PJRT_Error_Code_FAILED_PRECONDITION,
                 "a buffer was used after an execution had taken its memory (it was donated)");
   }
-}
-
-PJRT_Buffer_Type Buffer::dtype() const {
-  check_usable();
-  LAZYXLA_PJRT_QUERY(args, &device_->api(), PJRT_Buffer_ElementType, buffer, raw_);
-  return args.type;
-}
-
-std::span<const int64_t> Buffer::dims() const {
-  check_usable();
-  LAZYXLA_PJRT_QUERY(args, &device_->api(), PJRT_Buffer_Dimensions, buffer, raw_);
-  return {args.dims, args.num_dims};
 }
 
 bool Buffer::ready() const {
@@ -117,7 +103,8 @@ void Buffer::to_host(void* dst, size_t nbytes) const {
   const PJRT_Api* api = &device_->api();
   // Dense row-major: the last dimension is the most minor one. By default the plugin writes in the
   // device's layout.
-  std::vector<int64_t> minor_to_major(dims().size());
+  LAZYXLA_PJRT_QUERY(shape, api, PJRT_Buffer_Dimensions, buffer, raw_);
+  std::vector<int64_t> minor_to_major(shape.num_dims);
   std::iota(minor_to_major.rbegin(), minor_to_major.rend(), 0);
   PJRT_Buffer_MemoryLayout layout{};
   layout.struct_size = PJRT_Buffer_MemoryLayout_STRUCT_SIZE;

@@ -15,7 +15,6 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <span>
 
 namespace lazyxla::pjrt {
 
@@ -35,11 +34,8 @@ class Buffer {
   Buffer(Buffer&& other) noexcept;  // a buffer that was moved from is like a consumed one
   Buffer& operator=(Buffer&&) = delete;
 
-  PJRT_Buffer_Type dtype() const;
-  std::span<const int64_t> dims() const;     // valid as long as this Buffer
   size_t nbytes() const { return nbytes_; }  // on the device, its padding included
   const Device& device() const { return *device_; }
-  int device_index() const;
   PJRT_Buffer* raw() const { return raw_.load(std::memory_order_acquire); }  // null once consumed
 
   // Whether the value is ready (or its computation has failed). Does not wait.

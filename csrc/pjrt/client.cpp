@@ -10,10 +10,6 @@ namespace {
 
 std::atomic<int> compiling_now{0};
 
-std::optional<int64_t> optional_stat(bool is_set, int64_t value) {
-  return is_set ? std::optional(value) : std::nullopt;
-}
-
 // Arguments without the host buffer's semantics.
 PJRT_Client_BufferFromHostBuffer_Args host_buffer(PJRT_Client* client, const void* data,
                                                   PJRT_Buffer_Type type,
@@ -112,22 +108,11 @@ void Device::note_upload(const Buffer& buffer) const {
   }
 }
 
-std::optional<AllocatorStats> Device::allocator_stats() const {
+std::optional<PJRT_Device_MemoryStats_Args> Device::allocator_stats() const {
   check_not_forked();
   LAZYXLA_PJRT_ARGS(args, PJRT_Device_MemoryStats, device, raw_);
-  if (ignore_error(api_, api_->PJRT_Device_MemoryStats(&args))) {
-    return std::nullopt;
-  }
-  return AllocatorStats{
-      .bytes_in_use = args.bytes_in_use,
-      .peak_bytes_in_use = optional_stat(args.peak_bytes_in_use_is_set, args.peak_bytes_in_use),
-      .bytes_limit = optional_stat(args.bytes_limit_is_set, args.bytes_limit),
-      .bytes_reserved = optional_stat(args.bytes_reserved_is_set, args.bytes_reserved),
-      .largest_free_block_bytes =
-          optional_stat(args.largest_free_block_bytes_is_set, args.largest_free_block_bytes),
-      .num_allocs = optional_stat(args.num_allocs_is_set, args.num_allocs),
-      .pool_bytes = optional_stat(args.pool_bytes_is_set, args.pool_bytes),
-      .peak_pool_bytes = optional_stat(args.peak_pool_bytes_is_set, args.peak_pool_bytes)};
+  if (ignore_error(api_, api_->PJRT_Device_MemoryStats(&args))) return std::nullopt;
+  return args;
 }
 
 std::unique_ptr<Client> Client::create(const Plugin& plugin, const NamedValues& options,
@@ -261,8 +246,7 @@ std::unique_ptr<Executable> Client::compile_unchecked(std::string_view code,
   const PJRT_Program program = to_program(code, format);
   CompileOptions all = options;
   all.insert(compile_options_.begin(), compile_options_.end());
-  all = with_device_ids(std::move(all), all_devices_);
-  const std::string serialized = serialize(all);
+  const std::string serialized = serialize(with_device_ids(std::move(all), all_devices_));
   LAZYXLA_PJRT_ARGS(args, PJRT_Client_Compile, client, raw_);
   args.program = &program;
   args.compile_options = serialized.data();
@@ -277,16 +261,11 @@ void Client::check_options(const CompileOptions& options) const {
   compile_unchecked(kProgram, "mlir", options);
 }
 
-std::unique_ptr<Executable> Client::deserialize(std::string_view serialized,
-                                                std::string_view compile_options) const {
+std::unique_ptr<Executable> Client::deserialize(std::string_view serialized) const {
   check_not_forked();
   LAZYXLA_PJRT_ARGS(args, PJRT_Executable_DeserializeAndLoad, client, raw_);
   args.serialized_executable = serialized.data();
   args.serialized_executable_size = serialized.size();
-  if (!compile_options.empty()) {
-    args.overridden_serialized_compile_options = compile_options.data();
-    args.overridden_serialized_compile_options_size = compile_options.size();
-  }
   LAZYXLA_PJRT_CALL(&api(), PJRT_Executable_DeserializeAndLoad, args);
   return Executable::adopt(api(), args.loaded_executable);
 }
@@ -320,20 +299,6 @@ void Client::unmap_host_memory(void* data) const {
   LAZYXLA_PJRT_ARGS(args, PJRT_Client_DmaUnmap, client, raw_);
   args.data = data;
   ignore_error(&api(), api().PJRT_Client_DmaUnmap(&args));
-}
-
-Buffer Client::buffer_from_mapped_memory(const void* data, PJRT_Buffer_Type type,
-                                         std::span<const int64_t> dims, const Device& device,
-                                         std::function<void()> done) const {
-  return buffer_from_lasting_memory(PJRT_HostBufferSemantics_kImmutableUntilTransferCompletes, data,
-                                    type, dims, device, std::move(done));
-}
-
-Buffer Client::share_host_memory(const void* data, PJRT_Buffer_Type type,
-                                 std::span<const int64_t> dims, const Device& device,
-                                 std::function<void()> done) const {
-  return buffer_from_lasting_memory(PJRT_HostBufferSemantics_kImmutableZeroCopy, data, type, dims,
-                                    device, std::move(done));
 }
 
 Buffer Client::buffer_from_lasting_memory(PJRT_HostBufferSemantics semantics, const void* data,

@@ -21,7 +21,6 @@
 
 #include "common/fork.h"
 #include "pjrt/buffer.h"
-#include "pjrt/device_description.h"
 #include "pjrt/executable.h"
 #include "pjrt/in_flight.h"
 #include "pjrt/plugin.h"
@@ -41,18 +40,6 @@ struct MemoryStats {
   Tally buffers, bytes;
 };
 
-// What the plugin's allocator reports; missing fields are empty.
-struct AllocatorStats {
-  int64_t bytes_in_use = 0;
-  std::optional<int64_t> peak_bytes_in_use;
-  std::optional<int64_t> bytes_limit;
-  std::optional<int64_t> bytes_reserved;
-  std::optional<int64_t> largest_free_block_bytes;
-  std::optional<int64_t> num_allocs;
-  std::optional<int64_t> pool_bytes;  // what the allocator holds, in use or not
-  std::optional<int64_t> peak_pool_bytes;
-};
-
 class Device {
  public:
   // `retires_donated`: whether freeing a donated buffer's handle waits, see in_flight.h.
@@ -68,8 +55,8 @@ class Device {
   void reset_peak() const;
   void reset_accumulated() const;
 
-  // Empty if the plugin has no allocator statistics.
-  std::optional<AllocatorStats> allocator_stats() const;
+  // What the plugin's allocator reports; empty if it has no statistics.
+  std::optional<PJRT_Device_MemoryStats_Args> allocator_stats() const;
 
   // Whether all executions enqueued so far are over.
   bool is_idle() const;
@@ -160,10 +147,8 @@ class Client {
   // returns its input.
   void check_options(const CompileOptions& options) const;
 
-  // Loads what CompiledProgram::serialize gave, under the same platform and plugin version. Empty
-  // `compile_options` keep the ones it was compiled with.
-  std::unique_ptr<Executable> deserialize(std::string_view serialized,
-                                          std::string_view compile_options = {}) const;
+  // Loads what CompiledProgram::serialize gave, under the same platform and plugin version.
+  std::unique_ptr<Executable> deserialize(std::string_view serialized) const;
 
   // Copies host data to a device. `byte_strides` has one entry per dimension, or is empty for dense
   // row-major data. The buffer never aliases `data`, which may be changed or freed on return; the
@@ -176,17 +161,19 @@ class Client {
   bool map_host_memory(void* data, size_t nbytes) const;
   void unmap_host_memory(void* data) const;
 
-  // Copies dense row-major mapped memory to a device without a copy on the host before. It must not
-  // change until `done` is called, from any thread: when the device has it.
-  Buffer buffer_from_mapped_memory(const void* data, PJRT_Buffer_Type type,
-                                   std::span<const int64_t> dims, const Device& device,
-                                   std::function<void()> done) const;
-
-  // A buffer on dense row-major host memory itself if the device is the host and the plugin accepts
-  // the alignment, else a copy. The memory must not change until `done` is called, from any thread:
-  // when the buffer is freed, or the copy made. No execution writes to it.
-  Buffer share_host_memory(const void* data, PJRT_Buffer_Type type, std::span<const int64_t> dims,
-                           const Device& device, std::function<void()> done) const;
+  // A buffer of dense row-major host memory, which must not change until `done` is called, from any
+  // thread. No execution writes to it. The semantics are one of these:
+  //
+  //   kImmutableUntilTransferCompletes  mapped memory is copied to the device, without a copy on
+  //   the
+  //                                     host before; `done` when the device has it
+  //   kImmutableZeroCopy                the buffer is on that memory itself if the device is the
+  //   host
+  //                                     and the plugin accepts the alignment, else it is a copy;
+  //                                     `done` when the buffer is freed, or the copy made
+  Buffer buffer_from_lasting_memory(PJRT_HostBufferSemantics semantics, const void* data,
+                                    PJRT_Buffer_Type type, std::span<const int64_t> dims,
+                                    const Device& device, std::function<void()> done) const;
 
  private:
   Client(const Plugin& plugin, const Processes& processes)
@@ -198,9 +185,6 @@ class Client {
   std::unique_ptr<Executable> compile_unchecked(std::string_view code, std::string_view format,
                                                 const CompileOptions& options) const;
   void blame_options(const CompileOptions& options) const;  // throws if they caused the error
-  Buffer buffer_from_lasting_memory(PJRT_HostBufferSemantics semantics, const void* data,
-                                    PJRT_Buffer_Type type, std::span<const int64_t> dims,
-                                    const Device& device, std::function<void()> done) const;
 
   ClientStarted started_;
   const Plugin& plugin_;

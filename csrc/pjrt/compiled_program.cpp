@@ -52,21 +52,17 @@ CompiledProgram::Optimized CompiledProgram::optimized_program() const {
   return result;
 }
 
-std::optional<CompiledMemoryStats> CompiledProgram::memory_stats() const {
+std::map<std::string, int64_t> CompiledProgram::memory_stats() const {
   check_not_forked();
-  if (!has(*api_, &PJRT_Api::PJRT_Executable_GetCompiledMemoryStats)) {
-    return std::nullopt;
-  }
+  if (!has(*api_, &PJRT_Api::PJRT_Executable_GetCompiledMemoryStats)) return {};
   LAZYXLA_PJRT_ARGS(args, PJRT_Executable_GetCompiledMemoryStats, executable, raw_);
-  if (ignore_error(api_, api_->PJRT_Executable_GetCompiledMemoryStats(&args))) {
-    return std::nullopt;
-  }
-  return CompiledMemoryStats{.generated_code = args.generated_code_size_in_bytes,
-                             .arguments = args.argument_size_in_bytes,
-                             .outputs = args.output_size_in_bytes,
-                             .aliased = args.alias_size_in_bytes,
-                             .temporary = args.temp_size_in_bytes,
-                             .peak = args.peak_memory_in_bytes};
+  if (ignore_error(api_, api_->PJRT_Executable_GetCompiledMemoryStats(&args))) return {};
+  return {{"generated_code", args.generated_code_size_in_bytes},
+          {"arguments", args.argument_size_in_bytes},
+          {"outputs", args.output_size_in_bytes},
+          {"aliased", args.alias_size_in_bytes},
+          {"temporary", args.temp_size_in_bytes},
+          {"peak", args.peak_memory_in_bytes}};
 }
 
 NamedValues CompiledProgram::cost_analysis() const {

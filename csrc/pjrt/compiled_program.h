@@ -8,23 +8,13 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <optional>
+#include <map>
 #include <string>
 #include <string_view>
 
 #include "pjrt/plugin.h"
 
 namespace lazyxla::pjrt {
-
-// What the compiler knows about a program's memory, in bytes.
-struct CompiledMemoryStats {
-  int64_t generated_code = 0;
-  int64_t arguments = 0;
-  int64_t outputs = 0;
-  int64_t aliased = 0;    // how much of the arguments is reused for outputs
-  int64_t temporary = 0;  // needed during the execution only
-  int64_t peak = 0;       // 0 if the plugin does not report it
-};
 
 // A program as the compile functions take it. It points into `code` and `format`.
 PJRT_Program to_program(std::string_view code, std::string_view format);
@@ -49,8 +39,10 @@ class CompiledProgram {
   };
   Optimized optimized_program() const;
 
-  // Empty if the plugin does not offer it.
-  std::optional<CompiledMemoryStats> memory_stats() const;
+  // What the compiler knows about its memory, in bytes: "generated_code", "arguments", "outputs",
+  // "aliased" (how much of the arguments is reused for outputs), "temporary" (needed during the
+  // execution only) and "peak" (0 if the plugin does not report it). Empty if not offered.
+  std::map<std::string, int64_t> memory_stats() const;
 
   // The compiler's estimates, for example "flops" and "bytes accessed". Empty if not offered.
   NamedValues cost_analysis() const;

@@ -6,6 +6,9 @@
 
 namespace lazyxla::pjrt {
 
+namespace {
+
+// For example "RESOURCE_EXHAUSTED".
 std::string_view code_name(PJRT_Error_Code code) {
   static constexpr std::array<std::string_view, 17> kNames = {"OK",
                                                               "CANCELLED",
@@ -27,6 +30,8 @@ std::string_view code_name(PJRT_Error_Code code) {
   const auto index = static_cast<size_t>(code);
   return index < kNames.size() ? kNames[index] : "UNKNOWN";
 }
+
+}  // namespace
 
 void throw_error(const PJRT_Api* api, PJRT_Error* error, std::string_view what) {
   LAZYXLA_PJRT_ARGS(message, PJRT_Error_Message, error, error);

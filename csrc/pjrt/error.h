@@ -28,9 +28,6 @@ class Error : public std::runtime_error {
   PJRT_Error_Code code_;
 };
 
-// The name of a code in the usual spelling, for example "RESOURCE_EXHAUSTED".
-std::string_view code_name(PJRT_Error_Code code);
-
 // Frees `error` and throws it as an Error whose message is "<what>: <CODE>: <plugin's message>".
 [[noreturn]] void throw_error(const PJRT_Api* api, PJRT_Error* error, std::string_view what);
 

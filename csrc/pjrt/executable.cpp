@@ -95,9 +95,6 @@ std::unique_ptr<Executable> Executable::adopt(const PJRT_Api& api, PJRT_LoadedEx
   LAZYXLA_PJRT_QUERY(devices, &api, PJRT_LoadedExecutable_AddressableDevices, executable, raw);
   executable->devices_.assign(devices.addressable_devices,
                               devices.addressable_devices + devices.num_addressable_devices);
-  if (devices.num_addressable_devices == 1) {
-    executable->fixed_device_ = devices.addressable_devices[0];
-  }
   return executable;
 }
 
@@ -116,7 +113,8 @@ std::vector<Buffer> Executable::execute(std::span<Buffer* const> args,
                                         InFlight::Listener over) const {
   check_not_forked();
   release_team();
-  if (fixed_device_ != nullptr && fixed_device_ != device.raw()) [[unlikely]] {
+  const bool is_portable = devices_.size() != 1;
+  if (!is_portable && devices_[0] != device.raw()) [[unlikely]] {
     throw Error(
         PJRT_Error_Code_INVALID_ARGUMENT,
         "the program was compiled for one device only, which is not " + device.debug_string());
@@ -151,7 +149,7 @@ std::vector<Buffer> Executable::execute(std::span<Buffer* const> args,
   call.num_args = args.size();
   call.output_lists = &output_list;
   call.device_complete_events = &done;
-  call.execute_device = portable() ? device.raw() : nullptr;
+  call.execute_device = is_portable ? device.raw() : nullptr;
   PJRT_Error* error = call_plugin(call);
 
   // Before the outputs are counted: what is donated must not count twice.

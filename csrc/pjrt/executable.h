@@ -50,7 +50,7 @@ class Executable {
   // them. `donated_args` are positions in `args`, in ascending order, that the module aliases to an
   // output; when this returns, those Buffers are consumed. A Buffer that is donated may appear only
   // once in `args`. The plugin checks number and byte sizes of the arguments, not always their
-  // types. If it throws, nothing was enqueued, and arguments the plugin has not taken remain valid.
+  // types. If it throws, there are no outputs, and arguments the plugin has not taken remain valid.
   // `over`, if any, is called once the run is over (in_flight.h).
   std::vector<Buffer> execute(std::span<Buffer* const> args, std::span<const int> donated_args,
                               const Device& device, InFlight::Listener over = {}) const;
@@ -63,11 +63,6 @@ class Executable {
                                                    std::span<const int> donated_args,
                                                    std::span<const Device* const> devices,
                                                    InFlight::Listener over = {}) const;
-
-  size_t num_outputs() const { return num_outputs_; }
-
-  // Whether it runs on any device of the client.
-  bool portable() const { return fixed_device_ == nullptr; }
 
   // What the compiler knows about it.
   const CompiledProgram& program() const { return *program_; }
@@ -84,8 +79,7 @@ class Executable {
   const PJRT_Api* api_;
   PJRT_LoadedExecutable* raw_;
   std::optional<CompiledProgram> program_;  // set by adopt
-  std::vector<PJRT_Device*> devices_;       // that it was compiled for
-  PJRT_Device* fixed_device_ = nullptr;     // null if portable
+  std::vector<PJRT_Device*> devices_;       // that it was compiled for; portable if not one
   size_t num_outputs_ = 0;
   mutable std::atomic<const std::vector<size_t>*> output_nbytes_{nullptr};  // null until known
 };

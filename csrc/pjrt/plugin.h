@@ -38,6 +38,16 @@ NamedValues read_named_values(const PJRT_NamedValue* values, size_t count);
 // The result points into `values`, which must outlive it.
 std::vector<PJRT_NamedValue> to_named_values(const NamedValues& values);
 
+// What the plugin reports of a device, attached (client.h) or not (topology.h).
+struct DeviceDescription {
+  int64_t id = 0;             // unique among all processes
+  int64_t process_index = 0;  // the process (on TPUs: the host) that would own it
+  std::string kind;           // the model, for example "TPU v5 lite"
+  NamedValues attributes;     // the plugin's own, on TPUs for example "coords"
+};
+
+DeviceDescription describe(const PJRT_Api* api, PJRT_DeviceDescription* raw);
+
 // Which plugin to load and how to start its client.
 struct PluginSpec {
   std::string path;

@@ -31,7 +31,8 @@ PJRT_Error* call_store(Args* args, Action action) {
     return (*args->callback_error)(code, what, std::strlen(what));
   };
   try {
-    action(*static_cast<KeyValueStore*>(args->user_arg), std::string(args->key, args->key_size));
+    action(*static_cast<const KeyValueStore*>(args->user_arg),
+           std::string(args->key, args->key_size));
     return nullptr;
   } catch (const Error& error) {
     return failed(error.code(), error.what());
@@ -41,13 +42,13 @@ PJRT_Error* call_store(Args* args, Action action) {
 }
 
 PJRT_Error* get(PJRT_KeyValueGetCallback_Args* args) {
-  return call_store(args, [args](KeyValueStore& store, const std::string& key) {
+  return call_store(args, [args](const KeyValueStore& store, const std::string& key) {
     return_value(*args, store.get(key, std::chrono::milliseconds(args->timeout_in_ms)));
   });
 }
 
 PJRT_Error* try_get(PJRT_KeyValueTryGetCallback_Args* args) {
-  return call_store(args, [args](KeyValueStore& store, const std::string& key) {
+  return call_store(args, [args](const KeyValueStore& store, const std::string& key) {
     const auto value = store.try_get(key);
     if (!value) throw Error(PJRT_Error_Code_NOT_FOUND, "there is no value of " + key);
     return_value(*args, *value);
@@ -55,14 +56,14 @@ PJRT_Error* try_get(PJRT_KeyValueTryGetCallback_Args* args) {
 }
 
 PJRT_Error* put(PJRT_KeyValuePutCallback_Args* args) {
-  return call_store(args, [args](KeyValueStore& store, const std::string& key) {
+  return call_store(args, [args](const KeyValueStore& store, const std::string& key) {
     store.put(key, std::string(args->value, args->value_size));
   });
 }
 
 }  // namespace
 
-std::string KeyValueStore::get(const std::string& key, std::chrono::milliseconds timeout) {
+std::string KeyValueStore::get(const std::string& key, std::chrono::milliseconds timeout) const {
   const auto end = std::chrono::steady_clock::now() + timeout;
   std::chrono::milliseconds wait = kShortestWait;
   while (true) {

@@ -8,28 +8,26 @@
 #include <pjrt_c_api.h>
 
 #include <chrono>
-#include <memory>
+#include <functional>
 #include <optional>
 #include <string>
 
 namespace lazyxla::pjrt {
 
-// All functions may be called from several threads at once. Every exception that they throw is
-// passed to the plugin as an error.
-class KeyValueStore {
- public:
-  virtual ~KeyValueStore() = default;
-  virtual void put(const std::string& key, const std::string& value) = 0;
-  virtual std::optional<std::string> try_get(const std::string& key) = 0;
+// A key-value store. Its functions may be called from several threads at once. Every exception that
+// they throw is passed to the plugin as an error.
+struct KeyValueStore {
+  std::function<void(const std::string& key, const std::string& value)> put;
+  std::function<std::optional<std::string>(const std::string& key)> try_get;
 
   // Waits until there is a value. Throws Error with DEADLINE_EXCEEDED.
-  std::string get(const std::string& key, std::chrono::milliseconds timeout);
+  std::string get(const std::string& key, std::chrono::milliseconds timeout) const;
 };
 
 struct Processes {
   int index = 0;  // this one, of `count`
   int count = 1;
-  std::shared_ptr<KeyValueStore> store;  // that they share; null for one
+  std::optional<KeyValueStore> store{};  // that they share; none for one
   std::chrono::milliseconds timeout{0};  // how long to wait for the others
 };
 

@@ -23,11 +23,6 @@
 
 namespace lazyxla::pjrt {
 
-// To be called when the process is about to exit. If `busy`, some thread is at work within the
-// plugin, and would not survive the end of the plugin's static variables: the process then ends
-// without destroying any.
-void prepare_to_exit(bool busy);
-
 class Runtime {
  public:
   static Runtime& get();

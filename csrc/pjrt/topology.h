@@ -27,7 +27,6 @@
 
 #include "common/fork.h"
 #include "pjrt/compiled_program.h"
-#include "pjrt/device_description.h"
 #include "pjrt/plugin.h"
 
 namespace lazyxla::pjrt {

@@ -48,7 +48,7 @@ pjrt::Buffer& DeviceBuffer::on(const pjrt::Device& device) {
     return *buffer_;
   if (!shards_->sharding->is_replicated()) return get();  // throws
   for (pjrt::Buffer& shard : shards_->buffers) {
-    if (shard.device_index() == device.index()) return shard;
+    if (shard.device().index() == device.index()) return shard;
   }
   return copy_on(device, shards_->buffers.front());
 }
@@ -79,7 +79,7 @@ void DeviceBuffer::add_each(const ir::Mesh& mesh, std::vector<pjrt::Buffer*>& bu
     return;
   }
   for (const pjrt::Device* device : own_devices(mesh).devices) {
-    const bool is_here = device->index() == buffer_->device_index();
+    const bool is_here = device->index() == buffer_->device().index();
     buffers.push_back(is_here ? &*buffer_ : &copy_on(*device, *buffer_));
   }
 }

@@ -60,9 +60,8 @@ void Variant::load(const std::string& serialized) {
 void Variant::take(std::unique_ptr<pjrt::Executable> executable) {
   executable_ = std::move(executable);
   if (partition) results_ = partition->results_of(executable_->program());
-  if (const auto stats = executable_->program().memory_stats()) {
-    bytes_needed_ = stats->temporary + stats->outputs;
-  }
+  auto memory = executable_->program().memory_stats();
+  bytes_needed_ = memory["temporary"] + memory["outputs"];
 }
 
 void Variant::take(HostProgram program, size_t slots) {
