@@ -13,6 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import lazyxla
 from lazyxla.dynamo import backend
+from tests.support import error_of
 
 pytestmark = [pytest.mark.cuda, pytest.mark.usefixtures("from_zero")]
 
@@ -274,6 +275,40 @@ def test_what_has_no_node_is_composed() -> None:
         results.append([batched, flat, *grads])
     for theirs, ours in zip(*results, strict=True):
         torch.testing.assert_close(ours.cpu(), theirs)
+
+
+# Heads of keys, the shape of the mask, and other arguments.
+REFUSED: dict[str, tuple[int, tuple[int, ...] | None, dict[str, Any]]] = {
+    "fewer heads": (2, None, {}),
+    "fewer heads, no divisor": (3, None, {"enable_gqa": True}),
+    "mask of another size": (4, (S, T + 1), {}),
+    "mask of another size, with dropout": (4, (S, T + 1), {"dropout_p": 0.5}),
+    "mask for more samples": (4, (N + 1, 1, S, T), {}),
+    "mask of five dimensions": (4, (1, N, 4, S, T), {}),
+    "causal, with a mask and dropout": (4, (S, T), {"is_causal": True, "dropout_p": 0.5}),
+    "more than all is dropped": (4, None, {"dropout_p": 2.0}),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_the_cpu_refuses_is_refused_at_the_call(case: str) -> None:
+    heads, mask, kwargs = REFUSED[case]
+
+    def call(device: str) -> Tensor:
+        q = torch.ones(N, 4, S, D, device=device)
+        k = torch.ones(N, heads, T, D, device=device)
+        m = None if mask is None else torch.zeros(mask, device=device)
+        return F.scaled_dot_product_attention(q, k, k, attn_mask=m, **kwargs)
+
+    expected = error_of(call, "cpu")
+    assert expected[0] is not type(None)
+    assert error_of(call, "lazyxla") == expected
+
+
+def test_dropout_is_no_negative_probability() -> None:
+    q = torch.ones(N, 4, S, D, device="lazyxla")
+    with pytest.raises(RuntimeError, match=r"between 0 and 1, but got -0\.5"):
+        F.scaled_dot_product_attention(q, q, q, dropout_p=-0.5)
 
 
 def test_in_a_traced_graph(fresh_dynamo: None) -> None:

@@ -35,30 +35,48 @@ bool is_innermost_last(const Tensor& x) {
          TORCH_GUARD_OR_FALSE(x.sym_stride(3).sym_eq(1));
 }
 
+// Whether the mask may be added to the scores: it has as many dimensions at most, and each of its
+// sizes is theirs or one.
+bool is_mask_for(const Tensor& mask, const Tensor& query, const Tensor& key) {
+  if (mask.dim() > 4) return false;
+  const auto fits = [&mask](int64_t from_last, const Tensor& like, int64_t dim) {
+    const int64_t own = mask.dim() - from_last;
+    return own < 0 || TORCH_GUARD_OR_FALSE(mask.sym_size(own).sym_eq(1)) ||
+           is_same(mask, own, like, dim);
+  };
+  return fits(4, query, 0) && fits(3, query, 1) && fits(2, query, 2) && fits(1, key, 2);
+}
+
+// A call that PyTorch's composition refuses has none, so that it does.
 bool has_one_node(const Tensor& query, const Tensor& key, const Tensor& value,
-                  const std::optional<Tensor>& mask) {
+                  const std::optional<Tensor>& mask, bool grouped) {
   if (!at::globalContext().userEnabledFlashSDP()) return false;
   if (query.dim() != 4 || key.dim() != 4 || value.dim() != 4) return false;
-  // Only keys and values may have fewer heads, each then for a group of the queries' heads.
+  // Keys and values may have fewer heads, each then for a group of the queries' heads.
   const bool same = is_same(query, 0, key, 0) && is_same(query, 0, value, 0) &&
                     is_same(key, 1, value, 1) && is_same(key, 2, value, 2) &&
                     is_same(query, 3, key, 3) && is_same(query, 3, value, 3);
   const c10::SymInt heads = key.sym_size(1);
   if (!same || heads == 0 || query.sym_size(1) % heads != 0) return false;
+  if (!grouped && !is_same(query, 1, key, 1)) return false;
   if (!is_innermost_last(query) || !is_innermost_last(key) || !is_innermost_last(value)) {
     return false;
   }
-  return !mask || !mask->defined() || !mask->requires_grad();
+  if (!mask || !mask->defined()) return true;
+  return !mask->requires_grad() && is_mask_for(*mask, query, key);
 }
 
 int64_t choose(const Tensor& query, const Tensor& key, const Tensor& value,
-               const std::optional<Tensor>& mask, double dropout, bool, std::optional<double>,
-               bool) {
+               const std::optional<Tensor>& mask, double dropout, bool is_causal,
+               std::optional<double>, bool grouped) {
   auto backend = at::SDPBackend::math;
-  if (has_one_node(query, key, value, mask)) {
+  if (has_one_node(query, key, value, mask, grouped)) {
+    TORCH_CHECK(dropout >= 0 && dropout <= 1,
+                "dropout probability has to be between 0 and 1, but got ", dropout);
+    const bool has_mask = mask && mask->defined();
     if (dropout == 0) {
       backend = at::SDPBackend::flash_attention;
-    } else if (is_plain(query.key_set()) || is_traced(query)) {
+    } else if (!(has_mask && is_causal) && (is_plain(query.key_set()) || is_traced(query))) {
       backend = at::SDPBackend::overrideable;
     }
   }
