@@ -17,7 +17,9 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> batch_norm(
     const at::Tensor& input, const OptTensor& weight, const OptTensor& bias,
     const OptTensor& running_mean, const OptTensor& running_var, bool training, double momentum,
     double eps) {
-  bool has_stats = running_mean && running_mean->defined();
+  const bool has_stats = running_mean && running_mean->defined();
+  TORCH_CHECK_VALUE(has_stats == (running_var && running_var->defined()),
+                    "running_mean and running_var must either both be None or neither be None");
   if (!training && has_stats) {
     return at::_native_batch_norm_legit_no_training(input, weight, bias, *running_mean,
                                                     *running_var, momentum, eps);
