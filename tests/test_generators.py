@@ -51,6 +51,25 @@ def test_bad_generator_state(state, error, message):
         torch.Generator("lazyxla").set_state(state)
 
 
+@pytest.mark.filterwarnings("ignore:.*runs on the host")
+def test_an_operator_on_the_host_draws_from_the_given_generator() -> None:
+    with torch.library._scoped_library("lazyxla_noise", "DEF") as library:
+        library.define("noise(Tensor x, Generator? generator=None) -> Tensor")
+        library.impl("noise", lambda x, generator=None: torch.rand(3, generator=generator), "CPU")
+        x = torch.ones(3, device="lazyxla")
+        generator = torch.Generator("lazyxla").manual_seed(5)
+
+        def noise() -> list[float]:
+            return torch.ops.lazyxla_noise.noise(x, generator=generator).tolist()
+
+        before = torch.get_rng_state()
+        first, second = noise(), noise()
+        assert first != second
+        generator.manual_seed(5)
+        assert [noise(), noise()] == [first, second]
+        assert torch.equal(torch.get_rng_state(), before)
+
+
 def test_random_seed():
     generator = torch.Generator("lazyxla")
     assert generator.seed() != generator.seed()

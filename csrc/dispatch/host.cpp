@@ -1,12 +1,17 @@
 #include "dispatch/host.h"
 
+#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/core/enum_tag.h>
 #include <ATen/native/CPUFallback.h>
 
+#include <array>
+
 #include "common/counters.h"
+#include "common/hash.h"
 #include "common/options.h"
 #include "common/user_line.h"
 #include "dispatch/device_state.h"
+#include "dispatch/generator.h"
 #include "dispatch/overlap.h"
 #include "dispatch/plain_call.h"
 #include "record/capture.h"
@@ -19,16 +24,17 @@ namespace {
 void replace_generators(const OpInfo& info, torch::jit::Stack* stack) {
   size_t first = stack->size() - info.args.size();
   for (size_t i = 0; i < info.args.size(); ++i) {
-    if (info.args[i].kind == ArgKind::kGenerator) (*stack)[first + i] = c10::IValue();
+    c10::IValue& value = (*stack)[first + i];
+    if (info.args[i].kind != ArgKind::kGenerator || value.isNone()) continue;
+    const auto [seed, ordinal] = at::check_generator<Generator>(value.toGenerator())->draw();
+    const std::array<uint64_t, 2> key{seed, ordinal};
+    value = at::make_generator<at::CPUGeneratorImpl>(hash_words(key.data(), key.size()));
   }
 }
 
 // Whether the shape of the result depends on the data, as that of nonzero.
 bool is_data_dependent(const c10::OperatorHandle& op) {
-  for (at::Tag tag : op.getTags()) {
-    if (tag == at::Tag::dynamic_output_shape || tag == at::Tag::data_dependent_output) return true;
-  }
-  return false;
+  return op.hasTag(at::Tag::dynamic_output_shape) || op.hasTag(at::Tag::data_dependent_output);
 }
 
 // The types of the tensors that the operator (or with `functional`, its counterpart) reads.
@@ -70,6 +76,22 @@ void check_written(const OpInfo& info, c10::ArrayRef<c10::IValue> values) {
   C10_THROW_ERROR(NotImplementedError, "lazyxla: " + user_line_prefix() + call + " " + why);
 }
 
+// Counts it, and tells of the operator's first. Throws in strict mode.
+void report_fallback(const OpInfo& info, c10::ArrayRef<c10::IValue> args, const char* why) {
+  if (options().strict_fallback) {
+    refuse(info.name + "(" + describe_arguments(info, args, /*functional=*/false) + ")",
+           std::string(why) +
+               " and would run on the host; strict mode (LAZYXLA_STRICT) makes this an error");
+  }
+  if (!info.warned.exchange(true)) {
+    TORCH_WARN("lazyxla: ", info.name, " ", why,
+               " and runs on the host: everything recorded is run first, and the data is copied "
+               "there and back. Further calls are only counted "
+               "(lazyxla.fallbacks()); LAZYXLA_STRICT=1 makes them errors.");
+  }
+  Counters::get().count_fallback(info.name);
+}
+
 }  // namespace
 
 void check_host_call_allowed(const OpInfo& info, c10::ArrayRef<c10::IValue> args) {
@@ -91,21 +113,9 @@ void run_on_host(const OpInfo& info, torch::jit::Stack* stack, const char* why) 
   check_written(info, args);
   if (is_data_dependent(info.handle)) {  // no lowering can exist: this is how such operators run
     ++Counters::get().data_dependent;
-    at::native::cpu_fallback(info.handle, stack);
-    return;
+  } else {
+    report_fallback(info, args, why);
   }
-  if (options().strict_fallback) {
-    refuse(info.name + "(" + describe_arguments(info, args, /*functional=*/false) + ")",
-           std::string(why) +
-               " and would run on the host; strict mode (LAZYXLA_STRICT) makes this an error");
-  }
-  if (!info.warned.exchange(true)) {
-    TORCH_WARN("lazyxla: ", info.name, " ", why,
-               " and runs on the host: everything recorded is run first, and the data is copied "
-               "there and back. Further calls are only counted "
-               "(lazyxla.fallbacks()); LAZYXLA_STRICT=1 makes them errors.");
-  }
-  Counters::get().count_fallback(info.name);
   replace_generators(info, stack);
   at::native::cpu_fallback(info.handle, stack);
 }
