@@ -66,6 +66,18 @@ def test_operations_that_are_not_valid() -> None:
     assert f"({__file__}:" in text
 
 
+def test_a_fake_implementation_may_return_too_few_tensors() -> None:
+    with torch.library._scoped_library("lazyxla_few", "DEF") as library:
+        library.define("halve(Tensor[] xs) -> Tensor[]")
+        library.define("halve_(Tensor(a!)[] xs) -> ()")
+        library.impl("halve", lambda xs: [torch.empty_like(xs[0])], "Meta")
+        rule("lazyxla_few::halve")(lambda b, xs: xs)
+        x, y = on_device((X, X))
+        with pytest.raises(RuntimeError, match=r"halve_ writes 2 tensors, .*halve yields 1"):
+            torch.ops.lazyxla_few.halve_([x, y])
+        assert x.tolist() == X.tolist()
+
+
 def test_errors_of_a_fake_implementation_are_raised_at_the_call() -> None:
     rule("lazyxla_own::scale")(lower_scale)
     with pytest.raises(ValueError, match="scale takes vectors"):

@@ -135,6 +135,9 @@ bool keeps_shape_of_out(const std::string& functional_name) {
 // The new content of each written tensor: the results from `first_result` on.
 void describe_writes(const OpInfo& info, const Scan& scan, const Inference& inference,
                      size_t first_result, Recipe& recipe) {
+  TORCH_CHECK(first_result + scan.written.size() <= inference.results.size(),
+              "lazyxla: ", info.name, " writes ", scan.written.size(), " tensors, but ",
+              info.functional_name, " yields ", inference.results.size() - first_result);
   for (size_t i = 0; i < scan.written.size(); ++i) {
     const c10::TensorImpl& target = *scan.written[i];
     const ir::Geometry& result = inference.results[first_result + i].geometry;
