@@ -85,3 +85,25 @@ del pinned
     # The blocks of the expression, one of which the device reads; both are unmapped.
     assert sorted(lines[at + 1 : end]) == ["copy later", *["map 4000"] * 2, *["unmap"] * 2]
     assert lines[end + 1 :] == ["unmap"]
+
+
+def test_a_copy_that_does_not_end_can_be_interrupted(
+    plugin: Callable[[str], dict[str, str]], run_python: RunPython
+) -> None:
+    code = """
+import ctypes, os, signal, threading, torch, lazyxla
+signal.signal(signal.SIGINT, signal.default_int_handler)
+device = ctypes.CDLL(os.environ["LAZYXLA_PLUGIN_PATH"])
+pinned = torch.arange(1000.).pin_memory()
+pinned.to("lazyxla")
+device.stall()
+threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+try:
+    pinned.to("lazyxla")
+except KeyboardInterrupt:
+    print("interrupted")
+device.go_on()
+assert torch.equal(pinned.to("lazyxla").cpu(), pinned)
+"""
+    result = run_python(code, timeout=60, LAZYXLA_PLATFORM="cpu", **plugin("mapping"))
+    assert result.stdout.split() == ["interrupted"]

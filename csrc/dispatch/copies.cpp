@@ -2,18 +2,18 @@
 
 #include <ATen/ExpandUtils.h>
 #include <ATen/MemoryOverlap.h>
-#include <ATen/ops/_copy_from.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/eq.h>
 #include <ATen/ops/zeros.h>
 #include <torch/library.h>
 
-#include <future>
+#include <atomic>
 #include <memory>
 
 #include "common/gil.h"
 #include "common/user_line.h"
+#include "common/waiting.h"
 #include "dispatch/device_state.h"
 #include "dispatch/pinned.h"
 #include "dispatch/recorder.h"
@@ -85,12 +85,15 @@ Value upload(const at::Tensor& host, c10::DeviceIndex device, bool non_blocking)
   ir::TensorType type{host.scalar_type(), {host.sizes().begin(), host.sizes().end()}};
   const void* data = host.const_data_ptr();
   if (!is_mapped(data)) return graph::upload(data, type, device);
-  auto arrived = std::make_shared<std::promise<void>>();
-  auto done = [arrived, memory = host.storage()] { arrived->set_value(); };
+  const auto arrived = std::make_shared<std::atomic<bool>>(false);
+  auto done = [arrived, memory = host.storage()] {
+    arrived->store(true);
+    waiting::announce();
+  };
   Value leaf = graph::upload_mapped(data, type, device, std::move(done));
   if (!non_blocking) {
     WithoutGil no_gil;
-    arrived->get_future().wait();
+    waiting::wait([&arrived] { return arrived->load(); });
   }
   return leaf;
 }
@@ -168,8 +171,7 @@ bool copy_spread_memory(const at::Tensor& self, const at::Tensor& source) {
   return true;
 }
 
-at::Tensor& copy_(at::Tensor& self, const at::Tensor& source, bool non_blocking) {
-  const at::Tensor& from = source;
+at::Tensor& copy_(at::Tensor& self, const at::Tensor& from, bool non_blocking) {
   if (from.is_same(self)) return self;
   auto shape = at::infer_size_dimvector(self.sizes(), from.sizes());
   TORCH_CHECK(self.sizes() == c10::IntArrayRef(shape), "output with shape ", self.sizes(),
