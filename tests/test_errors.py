@@ -127,6 +127,23 @@ def test_mixed_devices(name, device):
     assert device in str(error.value)
 
 
+INDEXED = {
+    "getitem": lambda x, where: x[where],
+    "setitem": lambda x, where: x.__setitem__(where, torch.ones(1, device=x.device)),
+    "setitem, a number": lambda x, where: x.__setitem__(where, 2.0),
+}
+
+
+@pytest.mark.parametrize("index", [torch.tensor([0]), torch.tensor([True, False, False])])
+@pytest.mark.parametrize("name", INDEXED)
+def test_indices_on_another_device(name, index):
+    x = torch.ones(3, device="lazyxla:0")
+    INDEXED[name](x, index)
+    text = r"either on cpu or on the same device as the indexed tensor \(lazyxla:0\)"
+    with pytest.raises(RuntimeError, match=text):
+        INDEXED[name](x, index.to("lazyxla:1"))
+
+
 def test_cpu_scalars_may_meet_device_tensors():
     x = on_device(numbers(2, 3))
     assert_same(x + torch.tensor(2), numbers(2, 3) + 2)

@@ -18,6 +18,12 @@ c10::IValue& argument(const OpInfo& info, torch::jit::Stack* stack, int position
   return (*stack)[stack->size() - info.args.size() + position];
 }
 
+void check_device(const at::Tensor& self, const at::Tensor& index) {
+  TORCH_CHECK(index.is_cpu() || index.device() == self.device(),
+              "indices should be either on cpu or on the same device as the indexed tensor (",
+              self.device(), ")");
+}
+
 void check_mask(const at::Tensor& self, const at::Tensor& mask, int64_t dim) {
   if (mask.scalar_type() == c10::ScalarType::Byte) {
     TORCH_WARN(
@@ -54,6 +60,7 @@ void expand_indices(const OpInfo& info, torch::jit::Stack* stack) {
       continue;
     }
     at::Tensor index = element.toTensor();
+    check_device(self, index);
     if (!is_mask(index)) {
       expanded.push_back(index.to(self.device()));
       continue;
@@ -82,6 +89,7 @@ bool fill_by_mask(const OpInfo& info, torch::jit::Stack* stack) {
     mask = element.toTensor();
   }
   if (!mask.defined()) return false;
+  check_device(self, mask);
   check_mask(self, mask, before);
   std::vector<int64_t> shape(self.dim(), 1);
   for (int64_t i = 0; i < mask.dim(); ++i) shape[before + i] = mask.size(i);
