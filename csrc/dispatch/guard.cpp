@@ -18,6 +18,7 @@
 #include <optional>
 #include <utility>
 
+#include "common/element_types.h"
 #include "common/gil.h"
 #include "common/locks.h"
 #include "dispatch/device_state.h"
@@ -42,8 +43,6 @@ enum StreamName : int8_t { kDefaultStream = 0, kOtherStream = 1 };
 // The id of the thread's current stream on each device.
 thread_local std::array<StreamName, 128> current_stream{};
 
-void wait_for_device(c10::DeviceIndex index) { synchronize(resolve_index(index)); }
-
 class Guard final : public c10::impl::DeviceGuardImplInterface {
  public:
   c10::DeviceType type() const override { return kDeviceType; }
@@ -64,16 +63,11 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
   c10::DeviceIndex deviceCount() const noexcept override { return graph::device_count_bound(); }
   // All element types of PyTorch that XLA knows.
   c10::DeviceCapability getDeviceCapability(c10::Device) const override {
-    using namespace c10;
-    DeviceCapability capability;
+    c10::DeviceCapability capability;
     uint64_t bits = 0;
-    for (const auto index :
-         {kIndex_Bool, kIndex_Byte, kIndex_Char, kIndex_Short, kIndex_Int, kIndex_Long, kIndex_Half,
-          kIndex_BFloat16, kIndex_Float, kIndex_Double, kIndex_ComplexFloat, kIndex_ComplexDouble,
-          kIndex_UInt16, kIndex_UInt32, kIndex_UInt64, kIndex_Float8_e5m2, kIndex_Float8_e4m3fn,
-          kIndex_Float8_e5m2fnuz, kIndex_Float8_e4m3fnuz}) {
-      bits |= uint64_t{1} << index;
-    }
+#define LAZYXLA_BIT(xla, torch) bits |= uint64_t{1} << c10::kIndex_##torch;
+    LAZYXLA_ELEMENT_TYPES(LAZYXLA_BIT)
+#undef LAZYXLA_BIT
     capability.capability_data.capability_bits = bits;
     return capability;
   }
@@ -98,20 +92,20 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
                   std::exchange(current_stream[index], is_default ? kDefaultStream : kOtherStream));
   }
   bool queryStream(const c10::Stream& stream) const override {
-    wait_for_device(stream.device_index());
+    synchronize(stream.device_index());
     return true;
   }
   void synchronizeStream(const c10::Stream& stream) const override {
-    wait_for_device(stream.device_index());
+    synchronize(stream.device_index());
   }
-  void synchronizeDevice(const c10::DeviceIndex index) const override { wait_for_device(index); }
+  void synchronizeDevice(const c10::DeviceIndex index) const override { synchronize(index); }
 
   void record(void** event, const c10::Stream& stream, const c10::DeviceIndex,
               const c10::EventFlag flag) const override {
     const c10::DeviceIndex index = resolve_index(stream.device_index());
     const bool timing = flag == c10::EventFlag::BACKEND_DEFAULT;
     if (timing) {
-      wait_for_device(index);
+      synchronize(index);
     }
     if (*event == nullptr) {
       *event = new Event();

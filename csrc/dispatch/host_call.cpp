@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "common/counters.h"
+#include "common/element_types.h"
 #include "common/kernel_thread.h"
 #include "dispatch/plain_call.h"
 
@@ -25,44 +26,11 @@ using c10::TypeKind;
 
 c10::ScalarType torch_dtype(XLA_FFI_DataType dtype) {
   switch (dtype) {
-    case XLA_FFI_DataType_PRED:
-      return c10::ScalarType::Bool;
-    case XLA_FFI_DataType_S8:
-      return c10::ScalarType::Char;
-    case XLA_FFI_DataType_S16:
-      return c10::ScalarType::Short;
-    case XLA_FFI_DataType_S32:
-      return c10::ScalarType::Int;
-    case XLA_FFI_DataType_S64:
-      return c10::ScalarType::Long;
-    case XLA_FFI_DataType_U8:
-      return c10::ScalarType::Byte;
-    case XLA_FFI_DataType_U16:
-      return c10::ScalarType::UInt16;
-    case XLA_FFI_DataType_U32:
-      return c10::ScalarType::UInt32;
-    case XLA_FFI_DataType_U64:
-      return c10::ScalarType::UInt64;
-    case XLA_FFI_DataType_F16:
-      return c10::ScalarType::Half;
-    case XLA_FFI_DataType_BF16:
-      return c10::ScalarType::BFloat16;
-    case XLA_FFI_DataType_F32:
-      return c10::ScalarType::Float;
-    case XLA_FFI_DataType_F64:
-      return c10::ScalarType::Double;
-    case XLA_FFI_DataType_C64:
-      return c10::ScalarType::ComplexFloat;
-    case XLA_FFI_DataType_C128:
-      return c10::ScalarType::ComplexDouble;
-    case XLA_FFI_DataType_F8E5M2:
-      return c10::ScalarType::Float8_e5m2;
-    case XLA_FFI_DataType_F8E4M3FN:
-      return c10::ScalarType::Float8_e4m3fn;
-    case XLA_FFI_DataType_F8E5M2FNUZ:
-      return c10::ScalarType::Float8_e5m2fnuz;
-    case XLA_FFI_DataType_F8E4M3FNUZ:
-      return c10::ScalarType::Float8_e4m3fnuz;
+#define LAZYXLA_CASE(xla, torch) \
+  case XLA_FFI_DataType_##xla:   \
+    return c10::ScalarType::torch;
+    LAZYXLA_ELEMENT_TYPES(LAZYXLA_CASE)
+#undef LAZYXLA_CASE
     case XLA_FFI_DataType_F8E8M0FNU:
       return c10::ScalarType::Float8_e8m0fnu;
     default:
@@ -126,68 +94,53 @@ class Arguments {
 
   IValue read(const c10::Argument& argument, const std::optional<Attribute>& given) const {
     if (!given) return IValue();
-    c10::TypePtr type = argument.real_type();
-    while (type->kind() == TypeKind::OptionalType) {
-      type = type->castRaw<c10::OptionalType>()->getElementType();
-    }
+    const c10::TypePtr type = without_optional(argument.real_type());
     switch (type->kind()) {
-      case TypeKind::TensorType:
-        return operand(given->number());
-      case TypeKind::NumberType:
-        return operand(given->number()).item();
-      case TypeKind::FloatType:
-        return operand(given->number()).item().toDouble();
-      case TypeKind::BoolType:
-        return given->number() != 0;
       case TypeKind::StringType:
         return given->text();
       case TypeKind::ScalarTypeType:
         return static_cast<int64_t>(c10::getStringToDtypeMap().at(given->text()));
-      case TypeKind::ListType:
-        return list(*type->castRaw<c10::ListType>()->getElementType(), given->numbers());
-      default:  // int and SymInt
-        return given->number();
+      case TypeKind::ListType: {
+        c10::TypePtr element = type->castRaw<c10::ListType>()->getElementType();
+        if (element->kind() == TypeKind::SymIntType) element = c10::IntType::get();
+        c10::impl::GenericList list(element);
+        for (int64_t number : given->numbers()) list.push_back(one(*element, number));
+        return list;
+      }
+      default:
+        return one(*type, given->number());
     }
   }
 
  private:
+  static c10::TypePtr without_optional(c10::TypePtr type) {
+    while (type->kind() == TypeKind::OptionalType) {
+      type = type->castRaw<c10::OptionalType>()->getElementType();
+    }
+    return type;
+  }
+
+  // An argument, or an element of one.
+  IValue one(const c10::Type& type, int64_t given) const {
+    switch (type.kind()) {
+      case TypeKind::OptionalType:
+        return given < 0 ? IValue() : IValue(operand(given));
+      case TypeKind::TensorType:
+        return operand(given);
+      case TypeKind::NumberType:
+        return operand(given).item();
+      case TypeKind::FloatType:
+        return operand(given).item().toDouble();
+      case TypeKind::BoolType:
+        return given != 0;
+      default:  // int and SymInt
+        return given;
+    }
+  }
+
   at::Tensor operand(int64_t number) const {
     TORCH_CHECK(number >= 0 && number < operands_.size, "there is no operand ", number);
     return wrap(operands_.args[number]);
-  }
-
-  IValue list(const c10::Type& element, c10::IntArrayRef given) const {
-    switch (element.kind()) {
-      case TypeKind::TensorType: {
-        c10::List<at::Tensor> tensors;
-        for (int64_t number : given) tensors.push_back(operand(number));
-        return tensors;
-      }
-      case TypeKind::OptionalType: {
-        c10::List<std::optional<at::Tensor>> tensors;
-        for (int64_t number : given) {
-          tensors.push_back(number < 0 ? std::nullopt : std::optional(operand(number)));
-        }
-        return tensors;
-      }
-      case TypeKind::NumberType: {
-        c10::impl::GenericList numbers(c10::NumberType::get());
-        for (int64_t number : given) numbers.push_back(operand(number).item());
-        return numbers;
-      }
-      case TypeKind::FloatType: {
-        c10::List<double> numbers;
-        for (int64_t number : given) numbers.push_back(operand(number).item().toDouble());
-        return numbers;
-      }
-      case TypeKind::BoolType: {
-        c10::List<bool> flags;
-        for (int64_t flag : given) flags.push_back(flag != 0);
-        return flags;
-      }
-      default:
-        return c10::List<int64_t>(given);
-    }
   }
 
   const XLA_FFI_Args& operands_;

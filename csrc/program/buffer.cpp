@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "common/element_types.h"
 #include "common/gil.h"
 #include "common/waiting.h"
 #include "pjrt/client.h"
@@ -170,44 +171,11 @@ ir::Value make_abstract_leaf(ir::TensorType type, const ir::Sharding* sharding) 
 
 PJRT_Buffer_Type pjrt_type(c10::ScalarType dtype) {
   switch (dtype) {
-    case c10::ScalarType::Bool:
-      return PJRT_Buffer_Type_PRED;
-    case c10::ScalarType::Byte:
-      return PJRT_Buffer_Type_U8;
-    case c10::ScalarType::Char:
-      return PJRT_Buffer_Type_S8;
-    case c10::ScalarType::Short:
-      return PJRT_Buffer_Type_S16;
-    case c10::ScalarType::Int:
-      return PJRT_Buffer_Type_S32;
-    case c10::ScalarType::Long:
-      return PJRT_Buffer_Type_S64;
-    case c10::ScalarType::UInt16:
-      return PJRT_Buffer_Type_U16;
-    case c10::ScalarType::UInt32:
-      return PJRT_Buffer_Type_U32;
-    case c10::ScalarType::UInt64:
-      return PJRT_Buffer_Type_U64;
-    case c10::ScalarType::Half:
-      return PJRT_Buffer_Type_F16;
-    case c10::ScalarType::BFloat16:
-      return PJRT_Buffer_Type_BF16;
-    case c10::ScalarType::Float:
-      return PJRT_Buffer_Type_F32;
-    case c10::ScalarType::Double:
-      return PJRT_Buffer_Type_F64;
-    case c10::ScalarType::ComplexFloat:
-      return PJRT_Buffer_Type_C64;
-    case c10::ScalarType::ComplexDouble:
-      return PJRT_Buffer_Type_C128;
-    case c10::ScalarType::Float8_e5m2:
-      return PJRT_Buffer_Type_F8E5M2;
-    case c10::ScalarType::Float8_e4m3fn:
-      return PJRT_Buffer_Type_F8E4M3FN;
-    case c10::ScalarType::Float8_e5m2fnuz:
-      return PJRT_Buffer_Type_F8E5M2FNUZ;
-    case c10::ScalarType::Float8_e4m3fnuz:
-      return PJRT_Buffer_Type_F8E4M3FNUZ;
+#define LAZYXLA_CASE(xla, torch) \
+  case c10::ScalarType::torch:   \
+    return PJRT_Buffer_Type_##xla;
+    LAZYXLA_ELEMENT_TYPES(LAZYXLA_CASE)
+#undef LAZYXLA_CASE
     default:
       TORCH_CHECK_NOT_IMPLEMENTED(false, "lazyxla: XLA has no element type for torch's ", dtype);
   }
