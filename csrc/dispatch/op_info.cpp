@@ -219,12 +219,8 @@ bool scales(const std::string& functional_name) {
 
 // PyTorch tags its attention for CPUs as if it had dropout.
 bool draws(const OperatorHandle& functional, const std::string& name) {
-  for (at::Tag tag : functional.getTags()) {
-    if (tag == at::Tag::nondeterministic_seeded) {
-      return name != "aten::_scaled_dot_product_flash_attention_for_cpu";
-    }
-  }
-  return false;
+  return functional.hasTag(at::Tag::nondeterministic_seeded) &&
+         name != "aten::_scaled_dot_product_flash_attention_for_cpu";
 }
 
 std::unique_ptr<OpInfo> make_info(const OperatorHandle& op) {

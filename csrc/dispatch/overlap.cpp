@@ -167,10 +167,7 @@ void ask_cpu(const OpInfo& info, Args args, bool small) {
 }
 
 // Pointwise operators read each element before they write it.
-bool is_pointwise(const OpInfo& info) {
-  const auto& tags = info.functional.getTags();
-  return std::find(tags.begin(), tags.end(), at::Tag::pointwise) != tags.end();
-}
+bool is_pointwise(const OpInfo& info) { return info.functional.hasTag(at::Tag::pointwise); }
 
 // List operators read each tensor before they write it. What a user's kernel does with made-up data
 // is unknown.
