@@ -56,14 +56,11 @@ at::Tensor share_host(const at::Tensor& host, c10::DeviceIndex device) {
   if (!plain || host.numel() == 0 || !ir::is_dense(host.sizes(), host.strides())) {
     return host.detach().to(c10::Device(kDeviceType, device));
   }
-  const std::vector<int64_t> order = dims_by_stride(host);
-  at::Tensor rows = host.detach().permute(order);
+  at::Tensor rows = host.detach().permute(dims_by_stride(host));
   ir::TensorType type{rows.scalar_type(), {rows.sizes().begin(), rows.sizes().end()}};
   at::Tensor result = empty_like_contiguous(rows, rows.scalar_type(), device);
   set_leaf(result, graph::share(rows.const_data_ptr(), type, device, [rows]() {}));
-  std::vector<int64_t> back(order.size());
-  for (size_t i = 0; i < order.size(); ++i) back[order[i]] = static_cast<int64_t>(i);
-  return result.permute(back);
+  return result.as_strided(host.sizes(), host.strides());
 }
 
 void lend(const at::Tensor& tensor, const std::function<void()>& take) {

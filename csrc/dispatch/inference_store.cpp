@@ -23,7 +23,6 @@ ir::Geometry take_geometry(ByteReader& in) {
   ir::Geometry g;
   g.dtype = static_cast<c10::ScalarType>(in.take<int32_t>());
   uint32_t rank = in.take<uint32_t>();
-  if (rank > 64) in.ok = false;
   for (uint32_t i = 0; in.ok && i < rank; ++i) g.sizes.push_back(in.take<int64_t>());
   for (uint32_t i = 0; in.ok && i < rank; ++i) g.strides.push_back(in.take<int64_t>());
   return g;
