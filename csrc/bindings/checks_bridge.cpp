@@ -46,22 +46,18 @@ void call(const py::function& check, const OpInfo& info, c10::ArrayRef<c10::IVal
 
 using Table = std::map<std::string, py::function>;
 
-std::unordered_map<std::string, Checks::Check> entered(const Table& table, bool takes_sizes) {
-  std::unordered_map<std::string, Checks::Check> checks;
-  for (const auto& [name, function] : table) {
-    checks[name] = [check = new py::function(function),  // leaked: operators are called to the end
-                    takes_sizes](const OpInfo& info, c10::ArrayRef<c10::IValue> args,
-                                 c10::IntArrayRef sizes) {
-      dispatch::PlainScope plain;
-      py::gil_scoped_acquire gil;
-      if (takes_sizes) {
-        call(*check, info, args, sizes);
-      } else {
-        call(*check, info, args);
-      }
-    };
-  }
-  return checks;
+Checks::Check check_of(const py::function& function, bool takes_sizes) {
+  auto* leaked = new py::function(function);  // operators are called to the end
+  return [leaked, takes_sizes](const OpInfo& info, c10::ArrayRef<c10::IValue> args,
+                               c10::IntArrayRef sizes) {
+    dispatch::PlainScope plain;
+    py::gil_scoped_acquire gil;
+    if (takes_sizes) {
+      call(*leaked, info, args, sizes);
+    } else {
+      call(*leaked, info, args);
+    }
+  };
 }
 
 }  // namespace
@@ -69,14 +65,21 @@ std::unordered_map<std::string, Checks::Check> entered(const Table& table, bool 
 void bind_checks(py::module_& m) {
   m.def(
       "install_argument_checks",
-      [](std::unordered_map<std::string, int> on_cpu_with, const std::vector<std::string>& numbers,
+      [](const std::map<std::string, int>& on_cpu_with, const std::vector<std::string>& numbers,
          const Table& before, const Table& after, const Table& of_numbers, const Table& of_values) {
-        dispatch::set_argument_checks({std::move(on_cpu_with),
-                                       {numbers.begin(), numbers.end()},
-                                       entered(before, /*takes_sizes=*/false),
-                                       entered(after, /*takes_sizes=*/true),
-                                       entered(of_numbers, /*takes_sizes=*/false),
-                                       entered(of_values, /*takes_sizes=*/false)});
+        std::unordered_map<std::string, Checks> checks;
+        for (const auto& [name, element] : on_cpu_with) checks[name].on_cpu_with = element;
+        for (const std::string& name : numbers) checks[name].numbers = Checks::kAlways;
+        const auto enter = [&](const Table& table, Checks::Check Checks::* which) {
+          for (const auto& [name, function] : table) {
+            checks[name].*which = check_of(function, /*takes_sizes=*/which == &Checks::after);
+          }
+        };
+        enter(before, &Checks::before);
+        enter(after, &Checks::after);
+        enter(of_numbers, &Checks::of_numbers);
+        enter(of_values, &Checks::of_values);
+        dispatch::set_argument_checks(std::move(checks));
       });
 }
 

@@ -9,7 +9,6 @@
 
 #include "common/hash.h"
 #include "dispatch/known_calls.h"
-#include "dispatch/plain_call.h"
 #include "dispatch/tensor.h"
 
 namespace lazyxla::dispatch {
@@ -21,7 +20,7 @@ using Args = c10::ArrayRef<IValue>;
 // Tensors with more elements are not made on the CPU just for an error message.
 constexpr int64_t kLarge = 1 << 22;
 
-// Arguments with CPU tensors for tensors: what to_meta is to the meta device.
+// Arguments with CPU tensors for tensors.
 class ToCpu {
  public:
   ToCpu(const OpInfo& info, Args args, const CpuCall& how) : how_(how) {
@@ -33,7 +32,7 @@ class ToCpu {
   void find_sizes(const std::vector<at::Tensor>& tensors);
   void shrink(std::vector<int64_t>& sizes) const;
   IValue shrunk(const IValue& value) const;
-  IValue filled(const IValue& element);
+  at::Tensor filled(const at::Tensor& tensor);
   at::Tensor made(const at::Tensor& tensor);
   at::Tensor on_same_storage(const at::Tensor& tensor);
 
@@ -87,9 +86,8 @@ at::Tensor ToCpu::on_same_storage(const at::Tensor& tensor) {
   return memory.as_strided(tensor.sizes(), tensor.strides(), tensor.storage_offset());
 }
 
-IValue ToCpu::filled(const IValue& element) {
-  if (!is_tensor(element) || element.toTensor().is_cpu()) return element;
-  const at::Tensor tensor = element.toTensor();
+at::Tensor ToCpu::filled(const at::Tensor& tensor) {
+  if (tensor.is_cpu()) return tensor;
   if (!how_.share) return made(tensor);
   if (!how_.shrink) return on_same_storage(tensor);
   for (const auto& [theirs, copy] : known_) {
@@ -103,31 +101,12 @@ IValue ToCpu::filled(const IValue& element) {
 }
 
 IValue ToCpu::operator()(const IValue& value, ArgKind kind) {
-  switch (kind) {
-    case ArgKind::kTensor:
-      return filled(value);
-    case ArgKind::kTensorList: {
-      if (value.isNone()) return value;
-      c10::List<at::Tensor> tensors;
-      c10::List<std::optional<at::Tensor>> optionals;
-      for (const IValue& element : value.toListRef()) {
-        IValue copy = filled(element);
-        tensors.push_back(copy.isTensor() ? copy.toTensor() : at::Tensor());
-        optionals.push_back(copy.isTensor() ? std::optional(copy.toTensor()) : std::nullopt);
-      }
-      return value.isTensorList() ? IValue(tensors) : IValue(optionals);
-    }
-    case ArgKind::kGenerator:
-      return IValue();
-    case ArgKind::kDevice:
-      return IValue(c10::Device(c10::DeviceType::CPU));
-    default:
-      return how_.shrink_integers ? shrunk(value) : value;
-  }
+  if (how_.shrink_integers && (value.isIntList() || value.isInt())) return shrunk(value);
+  return with_tensors(value, kind, c10::DeviceType::CPU,
+                      [this](const at::Tensor& tensor) { return filled(tensor); });
 }
 
 IValue ToCpu::shrunk(const IValue& value) const {
-  if (!value.isIntList() && !value.isInt()) return value;
   const bool is_list = value.isIntList();
   std::vector<int64_t> sizes = is_list ? value.toIntVector() : std::vector{value.toInt()};
   shrink(sizes);
@@ -171,63 +150,25 @@ bool takes_integers(const Scan& scan) {
   return false;
 }
 
-ArgumentChecks& argument_checks() {
-  static auto* instance = new ArgumentChecks();
+std::unordered_map<std::string, Checks>& argument_checks() {
+  static auto* instance = new std::unordered_map<std::string, Checks>();
   return *instance;
-}
-
-std::optional<int> on_cpu_with(const OpInfo& info) {
-  const auto& table = argument_checks().on_cpu_with;
-  if (auto found = table.find(info.functional_name); found != table.end()) return found->second;
-  for (at::Tag tag : info.functional.getTags()) {
-    if (tag == at::Tag::pointwise) return 1;
-  }
-  return std::nullopt;
-}
-
-Checks::Check find(const std::unordered_map<std::string, Checks::Check>& table,
-                   const std::string& name) {
-  const auto found = table.find(name);
-  return found == table.end() ? nullptr : found->second;
-}
-
-void check_lists(const OpInfo& info, Args args) {
-  for (size_t i = 0; i < args.size(); ++i) {
-    TORCH_CHECK(!args[i].isSymIntList(), info.handle.schema().arguments()[i].name(), " of ",
-                info.name, ": expected to contain only concrete integers, none below -2**62");
-  }
-}
-
-void check_options(const OpInfo& info, Args args) {
-  const auto& schema = info.handle.schema().arguments();
-  for (size_t i = 0; info.factory && i < args.size(); ++i) {
-    if (schema[i].name() == "pin_memory" && args[i].isBool()) {
-      TORCH_CHECK(!args[i].toBool(), "Only dense CPU tensors can be pinned");
-    } else if (schema[i].name() == "layout" && args[i].isInt()) {
-      auto layout = static_cast<c10::Layout>(args[i].toInt());
-      TORCH_CHECK_NOT_IMPLEMENTED(layout == c10::Layout::Strided, "lazyxla: tensors of layout ",
-                                  layout, " do not exist on this device");
-    }
-  }
 }
 
 }  // namespace
 
-void set_argument_checks(ArgumentChecks checks) { argument_checks() = std::move(checks); }
+void set_argument_checks(std::unordered_map<std::string, Checks> checks) {
+  argument_checks() = std::move(checks);
+}
 
 void find_checks(OpInfo& info) {
   const std::string& name = info.functional_name;
-  const ArgumentChecks& all = argument_checks();
+  const auto found = argument_checks().find(name);
+  if (found != argument_checks().end()) info.checks = found->second;
   Checks& checks = info.checks;
-  checks.on_cpu_with = on_cpu_with(info);
-  checks.before = find(all.before, name);
-  checks.after = find(all.after, name);
-  checks.of_numbers = find(all.of_numbers, name);
-  checks.of_values = find(all.of_values, name);
+  if (!checks.on_cpu_with && info.functional.hasTag(at::Tag::pointwise)) checks.on_cpu_with = 1;
   const bool of_integers = checks.on_cpu_with || name == "aten::_foreach_pow.Scalar";
-  checks.numbers = all.numbers.count(name) ? Checks::kAlways
-                   : of_integers           ? Checks::kOfIntegers
-                                           : Checks::kNever;
+  if (of_integers && checks.numbers == Checks::kNever) checks.numbers = Checks::kOfIntegers;
 }
 
 std::vector<at::Tensor> device_tensors(const OpInfo& info, Args args) {
@@ -262,8 +203,19 @@ bool affordable_on_cpu(const Scan& scan) {
 }
 
 void check_static(const OpInfo& info, Args args) {
-  check_options(info, args);
-  check_lists(info, args);
+  for (size_t i = 0; i < args.size(); ++i) {
+    const std::string& name = info.handle.schema().arguments()[i].name();
+    TORCH_CHECK(!args[i].isSymIntList(), name, " of ", info.name,
+                ": expected to contain only concrete integers, none below -2**62");
+    if (!info.factory) continue;
+    if (name == "pin_memory" && args[i].isBool()) {
+      TORCH_CHECK(!args[i].toBool(), "Only dense CPU tensors can be pinned");
+    } else if (name == "layout" && args[i].isInt()) {
+      auto layout = static_cast<c10::Layout>(args[i].toInt());
+      TORCH_CHECK_NOT_IMPLEMENTED(layout == c10::Layout::Strided, "lazyxla: tensors of layout ",
+                                  layout, " do not exist on this device");
+    }
+  }
 }
 
 void check_small(const OpInfo& info, Args args, const Scan& scan, const Inference& inference) {

@@ -17,23 +17,16 @@
 
 #include <string>
 #include <unordered_map>
-#include <unordered_set>
 
 #include "dispatch/inference_store.h"
 #include "dispatch/op_info.h"
+#include "dispatch/plain_call.h"
 #include "dispatch/scan.h"
 
 namespace lazyxla::dispatch {
 
-// lazyxla/argument_checks, by the names of functional forms.
-struct ArgumentChecks {
-  std::unordered_map<std::string, int> on_cpu_with;
-  std::unordered_set<std::string> numbers;  // operators whose numbers are always checked
-  std::unordered_map<std::string, Checks::Check> before, after, of_numbers, of_values;
-};
-
-// Once, before operators are registered.
-void set_argument_checks(ArgumentChecks checks);
+// lazyxla/argument_checks, by the names of functional forms. Once, before operators are registered.
+void set_argument_checks(std::unordered_map<std::string, Checks> checks);
 
 // Fills in `info.checks`. Once per operator, when all else of `info` is known.
 void find_checks(OpInfo& info);
@@ -49,6 +42,31 @@ struct CpuCall {
   bool shrink_integers = false;         // with `shrink`: integers that are sizes, too
   std::vector<c10::ScalarType> dtypes;  // of the device's tensors, in place of their own; or empty
 };
+
+// An argument with other tensors in place of its own, as `map` gives them, with a device of that
+// type, and without a generator.
+template <typename Map>
+c10::IValue with_tensors(const c10::IValue& value, ArgKind kind, c10::DeviceType device, Map map) {
+  switch (kind) {
+    case ArgKind::kTensor:
+      return is_tensor(value) ? c10::IValue(map(value.toTensor())) : value;
+    case ArgKind::kTensorList: {
+      if (value.isNone()) return value;
+      const c10::IValue none = value.isTensorList() ? c10::IValue(at::Tensor()) : c10::IValue();
+      c10::impl::GenericList list(value.toList().elementType());
+      for (const c10::IValue& element : value.toListRef()) {
+        list.push_back(is_tensor(element) ? c10::IValue(map(element.toTensor())) : none);
+      }
+      return list;
+    }
+    case ArgKind::kGenerator:
+      return c10::IValue();
+    case ArgKind::kDevice:
+      return c10::Device(device);
+    default:
+      return value;
+  }
+}
 
 // The arguments that are tensors on the device, in order.
 std::vector<at::Tensor> device_tensors(const OpInfo& info, c10::ArrayRef<c10::IValue> args);
@@ -69,6 +87,10 @@ void check_static(const OpInfo& info, c10::ArrayRef<c10::IValue> args);
 // meta functions.
 void check_small(const OpInfo& info, c10::ArrayRef<c10::IValue> args, const Scan& scan,
                  const Inference& inference);
+
+// Asks the CPU's kernel whether the operator takes such dtypes (dtype_checks.cpp). Throws what that
+// throws. Corrects the dtypes of the results; `inference` is the answer of the meta functions.
+void check_dtypes(const OpInfo& info, c10::ArrayRef<c10::IValue> args, Inference& inference);
 
 // To be called for every call. `key_hash` is that of the scan's key.
 void check_numbers(const OpInfo& info, c10::ArrayRef<c10::IValue> args, const Scan& scan,

@@ -14,17 +14,17 @@ namespace {
 using c10::IValue;
 using ir::Arg;
 
+Arg fixed_scalar(const IValue& value) {
+  return {.kind = Arg::Kind::kFixedScalar, .constant = value, .dtype = value.toScalar().type()};
+}
+
 // Arguments as the lowering sees them. Numbers must be described as Scan read them.
 Arg describe_scalar(const OpInfo& info, const IValue& value) {
   if (value.isNone()) return {};
   if ((value.isDouble() || value.isInt() || value.isBool()) && !info.numbers_are_static) {
     return {.kind = Arg::Kind::kSlot};
   }
-  c10::ScalarType dtype = value.isBool()            ? c10::ScalarType::Bool
-                          : value.isComplexDouble() ? c10::ScalarType::ComplexDouble
-                          : value.isDouble()        ? c10::ScalarType::Double
-                                                    : c10::ScalarType::Long;
-  return {.kind = Arg::Kind::kFixedScalar, .constant = value, .dtype = dtype};
+  return fixed_scalar(value);
 }
 
 Arg describe_tensor(const IValue& value) {
@@ -52,14 +52,8 @@ Arg describe(const OpInfo& info, const IValue& value, ArgKind kind, bool is_dtyp
       return describe_scalar(info, value);
     case ArgKind::kScalarList:
       if (value.isNone()) return {};
-      if (value.isDoubleList()) {
-        for (double element : value.toDoubleVector()) {
-          list.list.push_back(describe_scalar(info, element));
-        }
-      } else {
-        for (const IValue& element : value.toListRef()) {
-          list.list.push_back(describe_scalar(info, element));
-        }
+      for (const IValue& element : value.toListRef()) {
+        list.list.push_back(describe_scalar(info, element));
       }
       return list;
     case ArgKind::kIndex:
@@ -98,21 +92,20 @@ void describe_spec(const OpInfo& info, c10::ArrayRef<IValue> args, const Scan& s
   if (spec.name == "lazyxla::constrain") spec.sharding = sharding_of(args[1].toStringRef());
   spec.settings = record::record_settings();
   spec.numbers_vary = scan.numbers_vary;
-  const auto& schema_args = info.functional.schema().arguments();
   for (size_t i = 0; i < args.size(); ++i) {
     const ArgSource& source = info.functional_args[i];
-    ArgKind kind = source.kind == ArgSource::kArgument ? info.args[source.position].kind
-                   : schema_args[i].name() == "device" ? ArgKind::kDevice
-                                                       : ArgKind::kStatic;
-    if (source.kind == ArgSource::kDefault && args[i].isDouble()) kind = ArgKind::kScalar;
-    bool unread = source.kind == ArgSource::kArgument && kind == ArgKind::kTensor &&
-                  !info.args[source.position].operand;
-    Arg arg = unread ? Arg{} : describe(info, args[i], kind, source.is_dtype);
-    if (source.kind == ArgSource::kDefault && arg.kind == Arg::Kind::kSlot) {
-      arg = {
-          .kind = Arg::Kind::kFixedScalar, .constant = args[i], .dtype = c10::ScalarType::Double};
+    const ArgKind kind = source.kind == ArgSource::kArgument      ? info.args[source.position].kind
+                         : source.kind == ArgSource::kDeviceOfOut ? ArgKind::kDevice
+                                                                  : ArgKind::kStatic;
+    const bool unread = source.kind == ArgSource::kArgument && kind == ArgKind::kTensor &&
+                        !info.args[source.position].operand;
+    if (unread) {
+      spec.args.emplace_back();
+    } else if (source.kind == ArgSource::kDefault && args[i].isDouble()) {
+      spec.args.push_back(fixed_scalar(args[i]));
+    } else {
+      spec.args.push_back(describe(info, args[i], kind, source.is_dtype));
     }
-    spec.args.push_back(std::move(arg));
   }
   spec.slots.assign(scan.slot_specs.begin(), scan.slot_specs.end());
   spec.random = info.random;
@@ -173,10 +166,9 @@ std::unique_ptr<Recipe> make_recipe(const OpInfo& info, c10::ArrayRef<IValue> fu
   auto recipe = std::make_unique<Recipe>();
   describe_spec(info, functional, scan, recipe->spec);
   for (const auto& result : inference.results) {
-    if (result.defined)
-      program::pjrt_type(result.geometry.dtype);  // throws if XLA has no such type
-    if (result.defined)
-      recipe->spec.outputs.push_back({result.geometry.dtype, result.geometry.sizes});
+    if (!result.defined) continue;
+    program::pjrt_type(result.geometry.dtype);  // throws if XLA has no such type
+    recipe->spec.outputs.push_back({result.geometry.dtype, result.geometry.sizes});
   }
   // The counterpart's results are first the fresh ones, then those that are written.
   int next_output = 0;

@@ -5,9 +5,7 @@
 #include "common/counters.h"
 #include "dispatch/checks.h"
 #include "dispatch/describe.h"
-#include "dispatch/dtype_checks.h"
 #include "dispatch/inference_store.h"
-#include "dispatch/plain_call.h"
 #include "dispatch/python_error.h"
 #include "dispatch/recorder.h"
 #include "dispatch/tensor.h"
@@ -23,34 +21,8 @@ at::Tensor meta_tensor(const at::Tensor& tensor) {
   return at::detail::empty_strided_meta(tensor.sizes(), tensor.strides(), tensor.scalar_type());
 }
 
-// The argument with meta tensors for tensors and no generator or device of ours.
 IValue to_meta(const IValue& value, ArgKind kind) {
-  switch (kind) {
-    case ArgKind::kTensor:
-      return is_tensor(value) ? IValue(meta_tensor(value.toTensor())) : value;
-    case ArgKind::kTensorList: {
-      if (value.isNone()) return value;
-      if (value.isTensorList()) {
-        c10::List<at::Tensor> metas;
-        for (const IValue& element : value.toListRef()) {
-          metas.push_back(is_tensor(element) ? meta_tensor(element.toTensor()) : at::Tensor());
-        }
-        return metas;
-      }
-      c10::List<std::optional<at::Tensor>> metas;
-      for (const IValue& element : value.toListRef()) {
-        metas.push_back(is_tensor(element) ? std::optional(meta_tensor(element.toTensor()))
-                                           : std::nullopt);
-      }
-      return metas;
-    }
-    case ArgKind::kGenerator:
-      return IValue();
-    case ArgKind::kDevice:
-      return IValue(c10::Device(c10::DeviceType::Meta));
-    default:
-      return value;
-  }
+  return with_tensors(value, kind, c10::DeviceType::Meta, meta_tensor);
 }
 
 bool has_meta_kernel(const c10::OperatorHandle& op) {
