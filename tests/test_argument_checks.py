@@ -5,6 +5,7 @@ Numbers are no part of what shape inference remembers: a call with a good number
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -84,6 +85,26 @@ def test_checks_leave_the_cpus_generator_alone() -> None:
         x.normal_(0, sigma)
         torch.native_dropout(x, sigma, True)
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_checks_take_no_numbers_from_other_threads() -> None:
+    # From a CPU's generator that was set back, a thread would draw the same numbers again.
+    draws: list[int] = []
+    done = threading.Event()
+
+    def draw() -> None:
+        while not done.is_set():
+            draws.append(int(torch.randint(2**62, ())))
+
+    thread = threading.Thread(target=draw)
+    thread.start()
+    for size in range(5, 105):
+        x = torch.randn(size, device="lazyxla")
+        torch.native_dropout(x, 0.5, True)
+        torch.randperm(size, device="lazyxla")
+    done.set()
+    thread.join()
+    assert len(set(draws)) == len(draws)
 
 
 def test_new_numbers_ask_no_meta_function() -> None:

@@ -99,6 +99,13 @@ REFUSED: dict[str, Call] = {
     "weight of float64": lambda d: F.conv2d(ones(1, 2, 4, 4, d=d), ones(3, 2, 2, 2, d=d).double()),
     "groups": lambda d: F.conv2d(ones(1, 3, 4, 4, d=d), ones(3, 2, 2, 2, d=d), groups=2),
     "window": lambda d: F.conv2d(ones(1, 2, 1, 1, d=d), ones(3, 2, 2, 2, d=d)),
+    # Statistics of which one is missing.
+    "batch_norm, no mean": lambda d: torch.native_batch_norm(
+        table(d), None, None, None, row(d), True, 0.1, 1e-5
+    ),
+    "batch_norm, no variance": lambda d: torch.native_batch_norm(
+        table(d), None, None, row(d), None, True, 0.1, 1e-5
+    ),
     # Element types of results.
     "all": lambda d: torch.all(table(d), out=ones(d=d)),
     "all of a dimension": lambda d: torch.all(table(d), 1, out=ones(3, d=d)),
@@ -122,9 +129,11 @@ REFUSED: dict[str, Call] = {
     "scatter": lambda d: table(d).scatter(0, index(0, 1, d=d)[None], 1j),
     "fill_diagonal_": lambda d: table(d).fill_diagonal_(1j),
     "setitem, complex": lambda d: assign(table(d), [0, 1], 1j),
+    "dropout of integers": lambda d: torch.native_dropout(table(d).long(), 0.5, True),
     # Factories with results of their own.
     "randperm of halves": lambda d: torch.randperm(3000, out=ones(1, d=d).half()),
     "randperm, negative": lambda d: torch.randperm(-1, device=d),
+    "randperm, negative, with a result": lambda d: torch.randperm(-1, out=index(0, d=d)),
     "arange, half a step": lambda d: torch.arange(0, 2, 0.5, out=ones(4, d=d).long()),
     "arange, expanded": lambda d: torch.arange(4, out=ones(1, d=d).expand(4)),
     "linspace, expanded": lambda d: torch.linspace(0, 1, 4, out=ones(1, d=d).expand(4)),

@@ -72,6 +72,8 @@ c10::IValue with_tensors(const c10::IValue& value, ArgKind kind, c10::DeviceType
 std::vector<at::Tensor> device_tensors(const OpInfo& info, c10::ArrayRef<c10::IValue> args);
 
 // Calls the operator's CPU kernel on made-up tensors, to hear its objections. Returns its results.
+// One that would draw from the CPU's default generator is not called: it is the user's, and another
+// thread may be drawing from it, too.
 std::vector<at::Tensor> check_as_cpu(const OpInfo& info, c10::ArrayRef<c10::IValue> args,
                                      const CpuCall& how);
 

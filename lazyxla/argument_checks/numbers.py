@@ -66,10 +66,24 @@ def _histc(a: Arguments) -> None:
     torch.histc(ones, a["bins"], a["min"], a["max"])
 
 
+@checks(OF_NUMBERS, "native_dropout")
+def _dropout(a: Arguments) -> None:
+    """The CPU's kernel would draw from the CPU's own generator."""
+    x = a["input"]
+    if a["train"] is False or x.numel() == 0:
+        return
+    mask = torch.empty(1, dtype=torch.bool, device="cpu")
+    mask.bernoulli_(1 - a["p"], generator=torch.Generator("cpu"))
+    with contextlib.suppress(NotImplementedError):
+        (torch.ones(1, dtype=x.dtype, device="cpu") * mask).mul_(1.0)
+
+
 @checks(BEFORE, "randperm", "randperm.generator")
 def _randperm(a: Arguments) -> None:
     """A dtype holds all the numbers, and floats hold each of them exactly."""
     n, dtype = a["n"], _requested_dtype(a)
+    if a.get("out") is not None:  # the meta function checks it only without
+        require(n >= 0, f"n must be non-negative, got{n}")
     if dtype is None:
         return
     _check_holds(dtype, n)
