@@ -112,6 +112,16 @@ REFUSED: dict[str, Call] = {
     "all of dimensions": lambda d: torch.all(table(d), (0, 1), out=ones(d=d).int()),
     "any": lambda d: torch.any(table(d), out=ones(d=d)),
     "any of a dimension": lambda d: torch.any(table(d), 1, out=ones(3, d=d)),
+    "slogdet": lambda d: torch.linalg.slogdet(
+        ones(2, 2, d=d), out=(ones(d=d), ones(d=d, dtype=torch.complex64))
+    ),
+    "histc": lambda d: torch.histc(row(d), 2, 0, 1, out=ones(2, d=d).double()),
+    # Histograms' weights.
+    "histogram": lambda d: torch.histogram(row(d), 2, weight=ones(3, d=d)),
+    "histogram of given bins": lambda d: torch.histogram(row(d), row(d), weight=ones(3, d=d)),
+    # What only the CPU's kernel could compute, which lacks the dtype.
+    "det of halves": lambda d: torch.linalg.det(ones(2, 2, d=d).half()),
+    "cholesky_inverse of halves": lambda d: torch.cholesky_inverse(ones(2, 2, d=d).half()),
     # Complex numbers.
     "fill_": lambda d: table(d).fill_(1j),
     "fill_ of integers": lambda d: table(d).long().fill_(1j),

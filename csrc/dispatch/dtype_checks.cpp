@@ -25,7 +25,7 @@ using Dtypes = std::vector<c10::ScalarType>;
 constexpr int64_t kMostElements = 1 << 22;
 
 struct Answer {
-  bool is_known = true;  // else the CPU has no kernel for these dtypes; XLA may well have one
+  std::exception_ptr lack;  // the CPU has no kernel for these dtypes; XLA may well have one
   std::exception_ptr refusal;
   std::vector<at::Tensor> results;
 };
@@ -34,7 +34,7 @@ Answer ask(const OpInfo& info, Args args, const CpuCall& how) {
   try {
     return {.results = check_as_cpu(info, args, how)};
   } catch (const c10::NotImplementedError&) {
-    return {.is_known = false};
+    return {.lack = std::current_exception()};
   } catch (const std::exception& error) {
     if (is_interruption(error)) throw;
     return {.refusal = std::current_exception()};
@@ -46,7 +46,7 @@ bool accepts_other_dtypes(const OpInfo& info, Args args, const Dtypes& dtypes, C
   const auto accepts = [&](Dtypes others) {
     how.dtypes = std::move(others);
     const Answer answer = ask(info, args, how);
-    return answer.is_known && !answer.refusal;
+    return !answer.lack && !answer.refusal;
   };
   constexpr c10::ScalarType kTried[] = {c10::ScalarType::Float, c10::ScalarType::Double,
                                         c10::ScalarType::Long, c10::ScalarType::Bool};
@@ -85,11 +85,14 @@ bool shrinks(const OpInfo& info, Args args, const std::vector<at::Tensor>& tenso
 }
 
 // LAPACK reads and writes the rows that pivots name without a check.
-bool takes_pivots(const OpInfo& info) {
+bool reads_pivots(const OpInfo& info) {
   const auto& arguments = info.handle.schema().arguments();
-  return std::any_of(arguments.begin(), arguments.end(), [](const c10::Argument& argument) {
-    return argument.name().find("pivots") != std::string::npos;
-  });
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    if (info.args[i].operand && arguments[i].name().find("pivots") != std::string::npos) {
+      return true;
+    }
+  }
+  return false;
 }
 
 // The dtypes that the CPU's kernel is asked with. Running statistics may have one of their own: who
@@ -135,12 +138,17 @@ void check_dtypes(const OpInfo& info, Args args, Inference& inference) {
   const bool is_one =
       std::adjacent_find(dtypes.begin(), dtypes.end(), std::not_equal_to<>()) == dtypes.end();
   const bool was_asked = info.checks.on_cpu_with.has_value();
-  if (is_one && (was_asked || dtypes.empty() || c10::isFloatingType(dtypes[0]))) return;
-  if (takes_pivots(info)) return;
+  // Its program calls the CPU's kernel, which has most operators for wide floats only.
+  const bool is_called = info.lowering_kind == LoweringKind::kHostCall;
+  const bool is_usual =
+      is_one &&
+      (was_asked || dtypes.empty() ||
+       (c10::isFloatingType(dtypes[0]) && !(is_called && c10::isReducedFloatingType(dtypes[0]))));
+  if (is_usual || reads_pivots(info)) return;
   CpuCall how{
       .fill = info.checks.on_cpu_with.value_or(0), .shrink_integers = true, .dtypes = dtypes};
   const bool is_affordable = elements_of(tensors, inference) <= kMostElements;
-  Answer answer{.is_known = false};
+  Answer answer;
   bool is_conclusive = false;
   for (how.shrink = shrinks(info, args, tensors); !is_conclusive; how.shrink = false) {
     if (!how.shrink && !is_affordable) return;
@@ -149,7 +157,8 @@ void check_dtypes(const OpInfo& info, Args args, Inference& inference) {
     if (!is_conclusive && !how.shrink) return;
   }
   if (answer.refusal) std::rethrow_exception(answer.refusal);
-  if (!answer.is_known || info.writes || answer.results.size() != inference.results.size()) return;
+  if (answer.lack && is_called) std::rethrow_exception(answer.lack);
+  if (answer.lack || info.writes || answer.results.size() != inference.results.size()) return;
   for (size_t i = 0; i < answer.results.size(); ++i) {
     if (!answer.results[i].defined()) continue;
     inference.results[i].geometry.dtype = answer.results[i].scalar_type();

@@ -63,7 +63,10 @@ def _histc(a: Arguments) -> None:
     is_integral = not (x.is_floating_point() or x.is_complex() or x.dtype is torch.bool)
     dtype = torch.float32 if is_integral else x.dtype
     ones = torch.ones(min(x.numel(), 1), dtype=dtype, device="cpu")
-    torch.histc(ones, a["bins"], a["min"], a["max"])
+    out = a.get("out")
+    if out is not None:
+        out = torch.empty(0, dtype=dtype if out.dtype is x.dtype else out.dtype, device="cpu")
+    torch.histc(ones, a["bins"], a["min"], a["max"], out=out)
 
 
 @checks(OF_NUMBERS, "native_dropout")

@@ -123,6 +123,17 @@ def _lu_unpack(a: Arguments) -> None:
     )
 
 
+@checks(BEFORE, "histogram.bins_tensor", "histogram.bin_ct")
+def _histogram_weight(a: Arguments) -> None:
+    elements, weight = a["self"].numel(), a["weight"]
+    require(
+        weight is None or weight.numel() == elements,
+        "torch.histogramdd: if weight tensor is provided it should have the same shape as the "
+        f"input tensor excluding its innermost dimension, but got input with shape [{elements}, 1] "
+        f"and weight with shape [{0 if weight is None else weight.numel()}]",
+    )
+
+
 @checks(AFTER, "histogram.bins_tensor")
 def _histogram(a: Arguments, _: Sequence[int]) -> None:
     require(
