@@ -116,7 +116,15 @@ REFUSED: dict[str, Call] = {
         ones(2, 2, d=d), out=(ones(d=d), ones(d=d, dtype=torch.complex64))
     ),
     "histc": lambda d: torch.histc(row(d), 2, 0, 1, out=ones(2, d=d).double()),
-    # Histograms' weights.
+    # Biases of recurrent cells, and histograms' weights.
+    "lstm_cell": lambda d: torch.lstm_cell(
+        *(ones(2, 3, d=d), [ones(2, 4, d=d)] * 2, ones(16, 3, d=d), ones(16, 4, d=d)),
+        *(ones(18, d=d), ones(16, d=d)),
+    ),
+    "gru_cell": lambda d: torch.gru_cell(
+        *(ones(2, 3, d=d), ones(2, 4, d=d), ones(12, 3, d=d), ones(12, 4, d=d)),
+        *(ones(12, d=d), ones(14, d=d)),
+    ),
     "histogram": lambda d: torch.histogram(row(d), 2, weight=ones(3, d=d)),
     "histogram of given bins": lambda d: torch.histogram(row(d), row(d), weight=ones(3, d=d)),
     # What only the CPU's kernel could compute, which lacks the dtype.

@@ -123,6 +123,15 @@ def _lu_unpack(a: Arguments) -> None:
     )
 
 
+@checks(BEFORE, "_thnn_fused_lstm_cell", "_thnn_fused_gru_cell")
+def _recurrent_cell(a: Arguments) -> None:
+    """The CPU adds the biases in linear layers, which refuse those of other sizes."""
+    for side in ("input", "hidden"):
+        bias = a[f"{side}_bias"]
+        if bias is not None:
+            torch.empty(bias.shape, device="meta").expand(a[f"{side}_gates"].shape)
+
+
 @checks(BEFORE, "histogram.bins_tensor", "histogram.bin_ct")
 def _histogram_weight(a: Arguments) -> None:
     elements, weight = a["self"].numel(), a["weight"]
