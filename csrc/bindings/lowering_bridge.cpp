@@ -103,7 +103,7 @@ class Exporter {
     const size_t first_slot = next_slot_;
     py::list args, outputs;
     for (const Arg& arg : spec.args) args.append(argument(arg));
-    // As the call was scanned (dispatch/scan.h) and described (dispatch/describe.h).
+    // As the call was scanned (dispatch/scan.h) and described (dispatch/describe.cpp).
     const size_t slots = next_slot_ - first_slot + (spec.random ? 2 : 0);
     TORCH_INTERNAL_ASSERT(next_operand_ == node.operands().size() && slots == spec.slots.size(),
                           spec.name, " has other operands or slots than its arguments say");

@@ -1,37 +1,6 @@
 #include "common/counters.h"
 
-#include <utility>
-
 namespace lazyxla {
-namespace {
-
-using Entry = std::pair<const char*, std::atomic<int64_t> Counters::*>;
-
-constexpr Entry kEntries[] = {
-    {"data_dependent", &Counters::data_dependent},
-    {"nodes_recorded", &Counters::nodes_recorded},
-    {"shape_inferences", &Counters::shape_inferences},
-    {"flushes", &Counters::flushes},
-    {"cache_hits", &Counters::cache_hits},
-    {"lowerings", &Counters::lowerings},
-    {"compiles", &Counters::compiles},
-    {"graphs_cut", &Counters::graphs_cut},
-    {"host_programs", &Counters::host_programs},
-    {"programs_loaded", &Counters::programs_loaded},
-    {"programs_dropped", &Counters::programs_dropped},
-    {"executions", &Counters::executions},
-    {"uploads", &Counters::uploads},
-    {"downloads", &Counters::downloads},
-    {"loader_waits", &Counters::loader_waits},
-    {"fallbacks", &Counters::fallbacks},
-    {"host_calls", &Counters::host_calls},
-    {"kernel_calls", &Counters::kernel_calls},
-    {"nodes_lowered", &Counters::nodes_lowered},
-    {"comparisons", &Counters::comparisons},
-    {"captured_steps", &Counters::captured_steps},
-};
-
-}  // namespace
 
 constinit Counters Counters::instance_;
 
@@ -49,12 +18,16 @@ std::map<std::string, int64_t> Counters::fallbacks_by_operator() {
 
 std::map<std::string, int64_t> Counters::snapshot() {
   std::map<std::string, int64_t> result;
-  for (auto [name, member] : kEntries) result[name] = this->*member;
+#define LAZYXLA_READ(name, what) result[#name] = name;
+  LAZYXLA_COUNTERS(LAZYXLA_READ)
+#undef LAZYXLA_READ
   return result;
 }
 
 void Counters::reset() {
-  for (auto [name, member] : kEntries) this->*member = 0;
+#define LAZYXLA_RESET(name, what) name = 0;
+  LAZYXLA_COUNTERS(LAZYXLA_RESET)
+#undef LAZYXLA_RESET
   by_operator_.hold()->reset();
 }
 

@@ -14,28 +14,34 @@
 
 namespace lazyxla {
 
+// Their names, and what each counts.
+#define LAZYXLA_COUNTERS(X)                                                       \
+  X(nodes_recorded, "operators recorded (views and casts included)")              \
+  X(shape_inferences, "shape-memo misses: calls of meta functions")               \
+  X(flushes, "pending graphs run")                                                \
+  X(cache_hits, "flushes whose program was there already")                        \
+  X(lowerings, "graphs turned into StableHLO")                                    \
+  X(compiles, "StableHLO modules compiled")                                       \
+  X(graphs_cut, "new graphs run as programs for their parts")                     \
+  X(host_programs, "runs of programs that PyTorch's kernels compute")             \
+  X(programs_loaded, "programs from disk, not compiled")                          \
+  X(programs_dropped, "known programs that made room for others")                 \
+  X(executions, "programs enqueued")                                              \
+  X(uploads, "host to device copies")                                             \
+  X(downloads, "device to host copies")                                           \
+  X(fallbacks, "operators run on the host: no lowering")                          \
+  X(data_dependent, "operators run on the host for a shape that depends on data") \
+  X(host_calls, "operators of the CPU's run within programs")                     \
+  X(kernel_calls, "... of those, where they are faster than XLA's forms")         \
+  X(loader_waits, "batches of a DeviceLoader that were waited for")               \
+  X(nodes_lowered, "nodes in the lowered graphs, dead ones left out")             \
+  X(comparisons, "of collectives, between processes")                             \
+  X(captured_steps, "steps run again without their Python code")
+
 struct Counters {
-  std::atomic<int64_t> nodes_recorded{0};    // operators recorded (views and casts included)
-  std::atomic<int64_t> shape_inferences{0};  // shape-memo misses: calls of meta functions
-  std::atomic<int64_t> flushes{0};           // pending graphs run
-  std::atomic<int64_t> cache_hits{0};        // flushes whose program was there already
-  std::atomic<int64_t> lowerings{0};         // graphs turned into StableHLO
-  std::atomic<int64_t> compiles{0};          // StableHLO modules compiled
-  std::atomic<int64_t> graphs_cut{0};        // new graphs run as programs for their parts
-  std::atomic<int64_t> host_programs{0};     // runs of programs that PyTorch's kernels compute
-  std::atomic<int64_t> programs_loaded{0};   // programs from disk, not compiled
-  std::atomic<int64_t> programs_dropped{0};  // known programs that made room for others
-  std::atomic<int64_t> executions{0};        // programs enqueued
-  std::atomic<int64_t> uploads{0};           // host to device copies
-  std::atomic<int64_t> downloads{0};         // device to host copies
-  std::atomic<int64_t> fallbacks{0};         // operators run on the host: no lowering
-  std::atomic<int64_t> data_dependent{0};    // ... for a shape that depends on data: no fallbacks
-  std::atomic<int64_t> kernel_calls{0};      // of these, where they are faster than XLA's forms
-  std::atomic<int64_t> host_calls{0};        // operators of the CPU's run within programs
-  std::atomic<int64_t> loader_waits{0};      // batches of a DeviceLoader that were waited for
-  std::atomic<int64_t> nodes_lowered{0};     // nodes in the lowered graphs, dead ones left out
-  std::atomic<int64_t> comparisons{0};       // of collectives, between processes
-  std::atomic<int64_t> captured_steps{0};    // steps run again without their Python code
+#define LAZYXLA_COUNTER(name, what) std::atomic<int64_t> name{0};
+  LAZYXLA_COUNTERS(LAZYXLA_COUNTER)
+#undef LAZYXLA_COUNTER
 
   static Counters& get() { return instance_; }
 

@@ -1,9 +1,10 @@
-#include "dispatch/describe.h"
-
+// Describing calls: turns the meta functions' answer into the call's recipe (shape_memo.h).
 #include <ATen/EmptyTensor.h>
 
 #include "dispatch/device_state.h"
+#include "dispatch/inference_store.h"
 #include "dispatch/plain_call.h"
+#include "dispatch/recorder.h"
 #include "dispatch/tensor.h"
 #include "program/buffer.h"
 #include "record/settings.h"
@@ -94,9 +95,7 @@ void describe_spec(const OpInfo& info, c10::ArrayRef<IValue> args, const Scan& s
   spec.numbers_vary = scan.numbers_vary;
   for (size_t i = 0; i < args.size(); ++i) {
     const ArgSource& source = info.functional_args[i];
-    const ArgKind kind = source.kind == ArgSource::kArgument      ? info.args[source.position].kind
-                         : source.kind == ArgSource::kDeviceOfOut ? ArgKind::kDevice
-                                                                  : ArgKind::kStatic;
+    const ArgKind kind = info.kind_of(source);
     const bool unread = source.kind == ArgSource::kArgument && kind == ArgKind::kTensor &&
                         !info.args[source.position].operand;
     if (unread) {

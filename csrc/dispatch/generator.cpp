@@ -84,10 +84,6 @@ const at::Generator& default_generator(c10::DeviceIndex index) {
   return generator;
 }
 
-at::Generator make_generator(c10::DeviceIndex index) {
-  return at::make_generator<Generator>(resolve_index(index));
-}
-
 void seed_all(uint64_t seed) {
   std::array<at::Generator, 128> generators;
   {

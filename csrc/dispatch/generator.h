@@ -47,9 +47,6 @@ class Generator final : public c10::GeneratorImpl {
 // always valid.
 const at::Generator& default_generator(c10::DeviceIndex index);
 
-// A new one with PyTorch's default seed.
-at::Generator make_generator(c10::DeviceIndex index);
-
 // Seeds the default generators of all devices, those not made yet included. Starts no device.
 void seed_all(uint64_t seed);
 

@@ -36,7 +36,7 @@ class Hooks final : public at::PrivateUse1HooksInterface {
     return default_generator(index);
   }
   at::Generator getNewGenerator(c10::DeviceIndex index) const override {
-    return make_generator(index);
+    return at::make_generator<Generator>(resolve_index(index));
   }
 
   bool isPinnedPtr(const void* data) const override { return is_pinned(data); }

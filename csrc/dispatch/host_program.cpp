@@ -4,10 +4,8 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
-#include <unordered_set>
 #include <vector>
 
-#include "common/locks.h"
 #include "dispatch/op_info.h"
 #include "dispatch/plain_call.h"
 #include "program/host_program.h"
@@ -20,12 +18,6 @@ using c10::IValue;
 using c10::TypeKind;
 using ir::Arg;
 using ir::Geometry;
-
-// The operators that have a user's rule.
-Guarded<std::unordered_set<std::string>>& with_users_rule() {
-  static auto* instance = new Guarded<std::unordered_set<std::string>>();
-  return *instance;
-}
 
 // ---- which operators ----
 
@@ -195,11 +187,20 @@ Own own_kernel(const std::string& name) {
 struct Call {
   std::unique_ptr<const ir::OpSpec> spec;
   std::vector<uint32_t> operands;
-  Own own;
+  Own own = nullptr;
   std::optional<c10::OperatorHandle> op;
   size_t first_slot = 0;
   bool is_contiguous_only = false;  // whether the kernel takes no other tensors
 };
+
+Call make_call(const program::Graph& graph, size_t number) {
+  const ir::Node& node = *graph.nodes[number].get();
+  Call call{.spec = node.XX};
+  for (size_t i = 0; i < node.operands().size(); ++i) {
+    call.operands.push_back(graph.operand(number, i));
+  }
+  return call;
+}
 
 // Nothing if the node is to be compiled.
 std::optional<Call> call_of(const program::Graph& graph, size_t number) {
@@ -207,15 +208,14 @@ std::optional<Call> call_of(const program::Graph& graph, size_t number) {
   const ir::OpSpec& spec = *node.spec();
   const bool as_now = spec.settings == 0 || spec.settings == record::record_settings();
   if (spec.random || !as_now || is_defined_otherwise(node)) return std::nullopt;
-  Call call{std::make_unique<ir::OpSpec>(spec), {}, own_kernel(spec.name)};
-  for (size_t i = 0; i < node.operands().size(); ++i) {
-    call.operands.push_back(graph.operand(number, i));
-  }
+  Call call = make_call(graph, number);
+  call.own = own_kernel(spec.name);
   if (call.own) return call;
-  if (!spec.name.starts_with("aten::") || with_users_rule().hold()->contains(spec.name))
-    return std::nullopt;
+  if (!spec.name.starts_with("aten::")) return std::nullopt;
   call.op = find_operator(spec.name);
-  if (!call.op || !may_call(*call.op, node)) return std::nullopt;
+  if (!call.op || OpInfo::of(*call.op).has_users_rule || !may_call(*call.op, node)) {
+    return std::nullopt;
+  }
   return call;
 }
 
@@ -328,25 +328,12 @@ std::optional<program::HostProgram> make(const program::Graph& graph) {
 }  // namespace
 
 program::HostProgram host_program_of_call(const program::Graph& graph) {
-  const ir::OpSpec& spec = *graph.nodes.at(0)->spec();
-  Call call{std::make_unique<ir::OpSpec>(spec), {}, nullptr, find_operator(spec.name)};
-  for (size_t i = 0; i < graph.nodes[0]->operands().size(); ++i) {
-    call.operands.push_back(graph.operand(0, i));
-  }
   std::vector<Call> calls;
-  calls.push_back(std::move(call));
+  calls.push_back(make_call(graph, 0));
+  calls[0].op = find_operator(calls[0].spec->name);
   return run_by(std::make_shared<CpuProgram>(graph, std::move(calls)));
 }
 
 void install_host_programs() { program::set_host_program_maker(&make); }
-
-void keep_off_host(const std::string& name, bool has_users_rule) {
-  const auto names = with_users_rule().hold();
-  if (has_users_rule) {
-    names->insert(name);
-  } else {
-    names->erase(name);
-  }
-}
 
 }  // namespace lazyxla::dispatch

@@ -7,8 +7,6 @@
 // error for an index that is out of range, where a compiled program takes the nearest valid one.
 #pragma once
 
-#include <string>
-
 #include "program/host_program.h"
 
 namespace lazyxla::dispatch {
@@ -17,8 +15,5 @@ void install_host_programs();
 
 // That of a graph of one call, of any operator: its CPU kernel's.
 program::HostProgram host_program_of_call(const program::Graph& graph);
-
-// Whether the user has given this operator a rule.
-void keep_off_host(const std::string& name, bool has_users_rule);
 
 }  // namespace lazyxla::dispatch

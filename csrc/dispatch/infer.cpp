@@ -4,7 +4,6 @@
 
 #include "common/counters.h"
 #include "dispatch/checks.h"
-#include "dispatch/describe.h"
 #include "dispatch/inference_store.h"
 #include "dispatch/python_error.h"
 #include "dispatch/recorder.h"
@@ -104,11 +103,7 @@ std::optional<Inference> ask(const OpInfo& info, c10::ArrayRef<IValue> args,
   }
   Args stack;
   for (size_t i = 0; i < functional.size(); ++i) {
-    const ArgSource& source = info.functional_args[i];
-    ArgKind kind = source.kind == ArgSource::kArgument      ? info.args[source.position].kind
-                   : source.kind == ArgSource::kDeviceOfOut ? ArgKind::kDevice
-                                                            : ArgKind::kStatic;
-    stack.push_back(to_meta(functional[i], kind));
+    stack.push_back(to_meta(functional[i], info.kind_of(info.functional_args[i])));
   }
   if (!call_on_meta(info.functional, stack)) return std::nullopt;
   for (const IValue& value : stack) {

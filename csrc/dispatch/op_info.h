@@ -110,8 +110,15 @@ struct OpInfo {
   // Identifies this operator in the shape memo's keys; changes when its rule changes.
   mutable std::atomic<uint64_t> memo_key{reinterpret_cast<uint64_t>(this)};
   mutable std::atomic<bool> warned{false};  // whether its host fallback was announced
+  // A user's rule lowers it, so that PyTorch's kernel may compute something else.
+  std::atomic<bool> has_users_rule{false};
   // Per return: the position of the written argument it is, or -1 for a fresh result.
   std::vector<int> returns;
+
+  ArgKind kind_of(const ArgSource& source) const {
+    if (source.kind == ArgSource::kArgument) return args[source.position].kind;
+    return source.kind == ArgSource::kDeviceOfOut ? ArgKind::kDevice : ArgKind::kStatic;
+  }
 
   // The operator's info, made on first use. Thread-safe.
   static OpInfo& of(const c10::OperatorHandle& op);

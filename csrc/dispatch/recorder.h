@@ -19,6 +19,8 @@
 
 namespace lazyxla::dispatch {
 
+struct Inference;
+
 // Records one call: replaces the arguments on the stack by the results.
 void record(const OpInfo& info, torch::jit::Stack* stack);
 
@@ -35,5 +37,11 @@ void after_recording(c10::DeviceIndex device, uint64_t op);
 // the arguments are wrong; returns null if the operator cannot run on meta tensors.
 std::unique_ptr<Recipe> infer(const OpInfo& info, c10::ArrayRef<c10::IValue> args,
                               const Scan& scan);
+
+// The recipe that follows from the meta functions' answer (describe.cpp). `functional` are the
+// arguments of the functional form, in its own order. Throws if XLA has no such dtype, or if a
+// result does not fit what is written.
+std::unique_ptr<Recipe> make_recipe(const OpInfo& info, c10::ArrayRef<c10::IValue> functional,
+                                    const Scan& scan, const Inference& inference);
 
 }  // namespace lazyxla::dispatch

@@ -7,7 +7,6 @@
 #include <memory>
 #include <unordered_set>
 
-#include "dispatch/host_program.h"
 #include "dispatch/indexing.h"
 #include "dispatch/lowering_kind.h"
 #include "dispatch/op_info.h"
@@ -102,12 +101,12 @@ std::string kernel_origin(const std::string& name, const std::string& key) {
 
 void rule_changed(const std::string& name, bool is_users) {
   OpInfo::forget_lowering_kind(name);
-  keep_off_host(name, is_users);
   size_t colon = name.find("::");
   auto dot = name.find('.', colon);
   bool has_overload = dot != std::string::npos;
   auto op = c10::Dispatcher::singleton().findOp(
       {name.substr(0, dot), has_overload ? name.substr(dot + 1) : ""});
+  if (op && op->hasSchema()) OpInfo::of(*op).has_users_rule = is_users;
   if (op && op->hasKernelForDispatchKey(c10::DispatchKey::PrivateUse1)) return;
   static auto* registered = new std::unordered_set<std::string>();  // the GIL guards it
   if (!registered->insert(name).second) return;
