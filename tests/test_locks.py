@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-SOURCES = ["tests/locks.cpp", "csrc/common/fork.cpp", "csrc/common/waiting.cpp"]
+SOURCES = ["tests/locks.cpp", "csrc/common/waiting.cpp"]
 
 KEPT = {
     "count": 80000,

@@ -1,21 +1,27 @@
-// What is left of a client after fork(): nothing. Its threads stay in the parent, and calling into
-// the plugin from the child hangs or worse. A ClientStarted exists for as long as a client does; in
-// a child forked meanwhile `forked()` is true for ever. A thread to which the device's work is left
-// counts as one, too.
 #pragma once
+
+#include <pthread.h>
 
 #include <atomic>
 
 namespace lazyxla {
 
 namespace detail {
-extern std::atomic<bool> forked_with_client;
+
+inline std::atomic<int> clients_started{0};
+inline std::atomic<bool> forked_with_client{false};
+
+// When the library is loaded.
+inline const int registered = pthread_atfork(nullptr, nullptr, [] {
+  if (clients_started.load() > 0) forked_with_client.store(true);
+});
+
 }  // namespace detail
 
 class ClientStarted {
  public:
-  ClientStarted();
-  ~ClientStarted();
+  ClientStarted() { ++detail::clients_started; }
+  ~ClientStarted() { --detail::clients_started; }
   ClientStarted(const ClientStarted&) = delete;
   ClientStarted& operator=(const ClientStarted&) = delete;
 };
