@@ -276,7 +276,8 @@ def test_it_does_not_matter_which_thread_does_what(seed: int) -> None:
         for _ in range(60):
             thread = chance.randrange(3)
             i, j = chance.randrange(len(ours)), chance.randrange(len(ours))
-            kind = chance.choice(["new", "in place", "in place", "part", "copied", "read", "region"])
+            kinds = ["new", "in place", "in place", "part", "copied", "read", "region"]
+            kind = chance.choice(kinds)
             if kind == "region":
                 if regions[thread] is None:
                     regions[thread] = lazyxla.step()

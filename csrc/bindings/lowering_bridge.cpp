@@ -166,7 +166,8 @@ class Exporter {
 
 // One call as a graph of its own, on operands that need no data, with a spec of its own.
 struct OneCall {
-  OneCall(const ir::OpSpec& of, const dispatch::Scan& scan) : spec(std::make_unique<ir::OpSpec>(of)) {
+  OneCall(const ir::OpSpec& of, const dispatch::Scan& scan)
+      : spec(std::make_unique<ir::OpSpec>(of)) {
     std::vector<ir::Value> operands;
     for (const c10::TensorImpl* tensor : scan.operands) {
       ir::TensorType type{c10::typeMetaToScalarType(tensor->dtype()),

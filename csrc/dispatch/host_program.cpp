@@ -195,7 +195,7 @@ struct Call {
 
 Call make_call(const program::Graph& graph, size_t number) {
   const ir::Node& node = *graph.nodes[number].get();
-  Call call{.spec = node.XX};
+  Call call{.spec = std::make_unique<ir::OpSpec>(*node.spec())};
   for (size_t i = 0; i < node.operands().size(); ++i) {
     call.operands.push_back(graph.operand(number, i));
   }

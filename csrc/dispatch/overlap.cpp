@@ -125,10 +125,9 @@ bool has_shared_elements(const OpInfo& info, const std::vector<Argument>& argume
     if (tensor.numel() == 0) continue;
     int64_t last = tensor.storage_offset();
     for (int64_t i = 0; i < tensor.dim(); ++i) last += (tensor.size(i) - 1) * tensor.stride(i);
-    ranges.push_back({memory_of(*tensor.unsafeGetTensorImpl()),
-                      tensor.storage_offset() * tensor.element_size(),
-                      (last + 1) * tensor.element_size() - 1,
-                      info.args[argument.position].written});
+    ranges.push_back(
+        {memory_of(*tensor.unsafeGetTensorImpl()), tensor.storage_offset() * tensor.element_size(),
+         (last + 1) * tensor.element_size() - 1, info.args[argument.position].written});
   }
   std::ranges::sort(ranges, std::less<>(),
                     [](const Range& range) { return std::pair(range.memory, range.first); });

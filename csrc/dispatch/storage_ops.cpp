@@ -115,7 +115,8 @@ at::Tensor& set_storage(at::Tensor& self, at::Storage source, int64_t offset,
   ir::PendingSet& pending = record::pending_set(self.device().index());
   std::lock_guard lock(storage.mutex());
   bool typed = storage.base().dtype != c10::ScalarType::Byte;
-  if (storage.value() && !typed && covers(geometry, storage) && geometry.dtype != c10::ScalarType::Byte) {
+  if (storage.value() && !typed && covers(geometry, storage) &&
+      geometry.dtype != c10::ScalarType::Byte) {
     storage.set_value(read(storage, geometry, pending), geometry, pending, garbage);
   }
   return self;

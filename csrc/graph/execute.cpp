@@ -10,6 +10,7 @@
 #include "common/counters.h"
 #include "common/gil.h"
 #include "graph/partitioned_run.h"
+#include "graph/runner.h"
 #include "pjrt/client.h"
 #include "pjrt/host_memory.h"
 #include "pjrt/runtime.h"
@@ -144,6 +145,8 @@ void rethrow(const pjrt::Error& error, const std::string& doing,
 
 void keeping(const Run& run, c10::DeviceIndex device, c10::function_ref<void()> action) {
   auto fail = [&](const std::string& reason, bool out_of_memory = false) {
+    // Before the promises are broken: who reads one reports it.
+    if (!run.replaced.empty()) note_if_unattended(device);
     rewind(run.draws);
     const std::string lost =
         describe_lost(undo(device, std::move(run.replaced), /*was_run=*/false));

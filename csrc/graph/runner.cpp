@@ -18,6 +18,8 @@
 namespace lazyxla::graph {
 namespace {
 
+thread_local bool is_unattended = false;
+
 // A run that owns its parts, and is counted in its buffers as long as it waits.
 class WaitingRun {
  public:
@@ -41,11 +43,9 @@ class WaitingRun {
 
   void execute(c10::DeviceIndex device) {
     const Run run{inputs_, donated_, slots_, promises_, replaced_, draws_};
-    const bool replaces = !replaced_.empty();
     try {
       keeping(run, device, [&] { graph::execute(*find_(), run, device); });
-    } catch (const std::exception&) {  // else a read of the results reports it
-      if (replaces) note_failure(device);
+    } catch (const std::exception&) {  // a read reports it
     }
   }
 
@@ -156,6 +156,7 @@ class Runner {
   }
 
   void work(c10::DeviceIndex device) {
+    begin_unattended_thread();
     while (true) {
       auto first = await_first();
       if (first.mapped()) first.mapped()->execute(device);
@@ -258,8 +259,10 @@ void finish_waiting_runs(c10::DeviceIndex device) {
   Runner::of(device).throw_failure();
 }
 
-void note_failure(c10::DeviceIndex device) {
-  Runner::of(device).note_failure(std::current_exception());
+void begin_unattended_thread() { is_unattended = true; }
+
+void note_if_unattended(c10::DeviceIndex device) {
+  if (is_unattended) Runner::of(device).note_failure(std::current_exception());
 }
 
 void await_enqueued(const ir::Value& leaf, c10::DeviceIndex device) {

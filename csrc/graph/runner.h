@@ -12,9 +12,9 @@
 //
 // A wait that is interrupted is no failure either: the run is left, and done as soon as it can be.
 //
-// Errors of a run that was left are raised by the reads of its results. Storages that have what they
-// had before it again would not show them, so the next read of any value raises them, or the next
-// wait for the device. With LAZYXLA_BLOCKING nothing is left.
+// Errors of a run that was left are raised by the reads of its results. Storages that have what
+// they had before it again would not show them, so the next read of any value raises them, or the
+// next wait for the device. With LAZYXLA_BLOCKING nothing is left.
 #pragma once
 
 #include <functional>
@@ -77,9 +77,12 @@ bool has_waiting_runs(c10::DeviceIndex device);
 // was noted.
 void finish_waiting_runs(c10::DeviceIndex device);
 
-// Notes the exception that is being handled, if none is noted: it undid what was recorded, and
-// nobody waited for that.
-void note_failure(c10::DeviceIndex device);
+// To be called by a thread that runs what nobody waits for: failures that undo something there are
+// noted.
+void begin_unattended_thread();
+
+// Notes the exception that is being handled, if nobody waits for this thread and none is noted.
+void note_if_unattended(c10::DeviceIndex device);
 
 // For the reader of a value, a leaf or nothing: waits until the run that computes it was enqueued.
 // Throws what it failed with, or what was noted.

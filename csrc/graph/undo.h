@@ -35,8 +35,9 @@ struct Replaced {
 // since.
 void rewind(const std::vector<ir::Draws>& draws);
 
-// Gives the storages what they had before. `was_run`: kept promises have failed, too. Those for which it is gone, given to the program that
-// failed, are returned: the addresses of their tensors' memory. Takes the device's mutex.
+// Gives the storages what they had before. `was_run`: kept promises have failed, too. Those for
+// which it is gone, given to the program that failed, are returned: the addresses of their tensors'
+// memory. Takes the device's mutex.
 std::vector<const void*> undo(c10::DeviceIndex device, std::vector<Replaced> replaced,
                               bool was_run);
 

@@ -63,7 +63,6 @@ bool mesh_spans_processes(const ir::Mesh& mesh) {
   return client_spans_processes() && found_devices(mesh).processes.size() > 1;
 }
 
-
 bool holds_all(const ir::Sharding& sharding) {
   const MeshDevices& own = own_devices(sharding.mesh());
   if (own.are_all) return true;

@@ -100,9 +100,7 @@ void Partition::check() const {
 
 bool Partition::spans_processes() const { return mesh_spans_processes(*mesh); }
 
-std::string Partition::devices() const {
-  return c10::Join(",", mesh->devices());
-}
+std::string Partition::devices() const { return c10::Join(",", mesh->devices()); }
 
 void Partition::add_to_key(std::vector<uint64_t>& key) const {
   key.push_back(kPartition);

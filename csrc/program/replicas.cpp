@@ -93,9 +93,7 @@ std::optional<Replicas> replicas_of(const Graph& graph) {
 
 }  // namespace
 
-std::string Replicas::devices_text() const {
-  return c10::Join(",", devices);
-}
+std::string Replicas::devices_text() const { return c10::Join(",", devices); }
 
 std::optional<std::string> Replicas::describe(const std::string& group) const {
   for (size_t i = 0; i < groups.size(); ++i) {

@@ -40,8 +40,8 @@ struct InterpreterEnds : std::runtime_error {
   InterpreterEnds() : std::runtime_error("lazyxla: the interpreter ends, and runs no Python now") {}
 };
 
-// Marks a stretch of a job that runs Python: stop_workers waits for it. Throws InterpreterEnds after
-// stop_workers.
+// Marks a stretch of a job that runs Python: stop_workers waits for it. Throws InterpreterEnds
+// after stop_workers.
 class NeedsInterpreter {
  public:
   NeedsInterpreter();
