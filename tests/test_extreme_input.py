@@ -16,7 +16,7 @@ import torch.nn.functional as F
 
 from lazyxla.lowering import lower_to_text
 from tests.calls import Call
-from tests.support import assert_same, check, counted, error_of, on_device
+from tests.support import DEVICE, assert_same, check, counted, error_of, on_device
 
 INF, NAN = float("inf"), float("nan")
 Row = tuple[Callable[..., Any], tuple[Any, ...]]
@@ -317,3 +317,11 @@ def test_subnormal_numbers_are_zeros(dtype: torch.dtype) -> None:
     assert torch.equal(ours.flip(0).cpu(), x.flip(0))
     assert torch.equal((-ours).cpu(), -x)
     assert torch.equal(ours.abs().cpu(), x.abs())
+
+
+@pytest.mark.parametrize("p", [0.0, 1.0, 2.0, 3.0, INF])
+def test_gradient_of_distances_from_nothing(p: float) -> None:
+    x = torch.ones(1, 5, 4, device=DEVICE, requires_grad=True)
+    torch.cdist(x[:, :0].expand(2, 0, 4), x, p).sum().backward()
+    assert x.grad is not None
+    assert not x.grad.any()

@@ -63,6 +63,20 @@ def test_nll_loss_of_impossible_classes() -> None:
     batch.check()
 
 
+def test_nll_loss_of_a_class_without_weight() -> None:
+    """Its nan and infinities are seen, as those of other classes are."""
+    batch = Batch()
+    x = torch.tensor([[math.nan, 1.0], [-math.inf, 2.0], [1.0, 2.0]])
+    weight = torch.tensor([0.0, 1.0])
+    for reduction in REDUCTIONS:
+        rest = (torch.tensor([0, 0, 1]), weight, reduction, -100)
+        batch.add("aten::nll_loss_forward", x, *rest)
+        batch.add("aten::nll_loss_forward", x[2:], torch.tensor([0]), *rest[1:])
+        output, total = torch.ops.aten.nll_loss_forward(x, *rest)
+        batch.add("aten::nll_loss_backward", torch.ones_like(output), x, *rest, total)
+    batch.check()
+
+
 def test_nll_loss_for_tpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a gather; the program runs on the CPU as well."""
     x, target = torch.randn(5, 4).log_softmax(1), torch.tensor([0, 3, -100, 1, 2])

@@ -84,3 +84,25 @@ def test_integer_quotients_without_elements(dtype: torch.dtype) -> None:
     ):
         assert not re.search("stablehlo.(divide|remainder)", text(op, x, y, **options))
         check(op, x, y, **options)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8])
+def test_divisors_of_the_least_and_greatest_integers(dtype: torch.dtype) -> None:
+    """The least one has no absolute value."""
+    info = torch.iinfo(dtype)
+    edges = torch.tensor([info.min, info.min + 1, info.max, 0, 1, 6, 9], dtype=dtype)
+    check("aten::gcd", edges[:, None], edges)
+    others = edges[1:] if dtype.is_signed else edges
+    check("aten::lcm", others[:, None], others)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint32, torch.uint64])
+@pytest.mark.parametrize("source", [torch.bfloat16, torch.float32, torch.float64])
+def test_negative_numbers_wrap_around(source: torch.dtype, dtype: torch.dtype) -> None:
+    x = torch.tensor([-1.0, -2.5, 0.0, 3.0, 2.0**31], dtype=source)
+    check("aten::_to_copy", x, dtype=dtype)
+
+
+@pytest.mark.parametrize("name", ["log2", "log10"])
+def test_logarithms_of_complex_zero(name: str) -> None:
+    check(f"aten::{name}", torch.tensor([0j, 1 + 1j, -2.5 + 0j, 1e20j]))

@@ -28,7 +28,7 @@ def by_class(b: Builder, x: Value, target: Operand) -> tuple[Value, Value]:
 def _target_weights(
     b: Builder, x: Value, target: Value, weight: Value | None, ignore_index: int
 ) -> tuple[Value, Value, Value]:
-    """The weight of every target, 0 for ignored ones; where it is not 0; and the targets, 0 for
+    """The weight of every target, 0 for ignored ones; which are not ignored; and the targets, 0 for
     ignored ones too.
     """
     ignored = target == ignore_index
@@ -38,7 +38,7 @@ def _target_weights(
     else:
         weights = b.take(weight.to(x.dtype), safe, 0)
     weights = where(ignored, 0, weights)
-    return weights, weights != 0, safe
+    return weights, ~ignored, safe
 
 
 def _summed(losses: Value, weights: Value, reduction: int) -> list[Value]:

@@ -65,10 +65,15 @@ def _positive_or(x: Value, result: Value) -> Value:
     return where((bits > 0) & (bits < infinite), result, log(x))
 
 
+def _divided(x: Value, number: float) -> Value:
+    """By parts: a complex quotient would make nan of an infinite one."""
+    return x.b.complex(x.real / number, x.imag / number) if x.is_complex else x / number
+
+
 @pointwise("aten::log2")
 def log2(x: Value) -> Value:
     if not _is_split(x):
-        return log(x) / math.log(2)
+        return _divided(log(x), math.log(2))
     fraction, exponent = _split(x)
     return _positive_or(x, exponent + log(fraction) / math.log(2))
 
@@ -86,7 +91,7 @@ def _log10_of_2(digits: int) -> tuple[float, float]:
 @pointwise("aten::log10")
 def log10(x: Value) -> Value:
     if not _is_split(x):
-        return log(x) / math.log(10)
+        return _divided(log(x), math.log(10))
     fraction, exponent = _split(x)
     # The exponent takes eight or eleven bits of the product.
     high, low = _log10_of_2(16 if x.dtype == torch.float32 else 42)

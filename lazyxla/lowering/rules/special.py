@@ -34,8 +34,6 @@ _JAX = {
     "aten::special_ndtri": "ndtri",
     "aten::igamma": "gammainc",
     "aten::igammac": "gammaincc",
-    "aten::gcd": "gcd",
-    "aten::lcm": "lcm",
 }
 
 
@@ -62,6 +60,34 @@ def _by_jax(function: str) -> Callable[..., Value]:
 
 for _name, _function in _JAX.items():
     rule(_name)(_by_jax(_function))
+
+
+def _gcd(x: Array, y: Array) -> Array:
+    """By Euclid, step by step as PyTorch's kernel: jnp.gcd never ends for the least integer, which
+    has no absolute value."""
+    import jax.numpy as jnp
+    from jax import lax
+
+    def step(state: tuple[Array, Array]) -> tuple[Array, Array]:
+        a, b = state
+        some = a != 0
+        return jnp.where(some, lax.rem(b, jnp.where(some, a, 1)), 0), jnp.where(some, a, b)
+
+    return lax.while_loop(lambda s: jnp.any(s[0] != 0), step, (jnp.abs(x), jnp.abs(y)))[1]
+
+
+@pointwise("aten::gcd")
+def gcd(x: Value, y: Value) -> Value:
+    return x.b.call_jax(_gcd, x, y)
+
+
+@pointwise("aten::lcm")
+def lcm(x: Value, y: Value) -> Value:
+    divisor = gcd(x, y)
+    if not x.dtype.is_signed:
+        return x / where(divisor == 0, 1, divisor) * y
+    product = abs(x) / where(divisor == 0, 1, divisor) * abs(y)
+    return abs(product) if x.dtype.itemsize > 2 else product  # as C's int has it
 
 
 @pointwise("aten::digamma")
