@@ -13,7 +13,8 @@ from lazyxla.lowering.errors import LoweringError, is_users, show_call
 from lazyxla.lowering.jax_call import call_jax
 from lazyxla.lowering.operators import find_decomposition
 from lazyxla.lowering.program import TensorSpec
-from lazyxla.lowering.scalar import Scalar, plain
+from lazyxla.lowering.rules.formula import is_operand
+from lazyxla.lowering.scalar import plain
 from lazyxla.lowering.value import Value
 
 
@@ -105,9 +106,9 @@ def apply_jax(
     for parameter, arg in zip(named, args, strict=True):
         if parameter in jax_rule.static:
             static[parameter] = plain(arg)
-        elif _is_operand(arg):
+        elif is_operand(arg):
             traced.append((parameter, arg))
-        elif isinstance(arg, (list, tuple)) and any(_is_operand(a) for a in arg):
+        elif isinstance(arg, (list, tuple)) and any(is_operand(a) for a in arg):
             lists[parameter] = len(arg)
             traced.extend((parameter, a) for a in arg)
         else:
@@ -140,7 +141,3 @@ def _shim(function: Any, order: tuple[str, ...], lists: tuple[str, ...]) -> Any:
         shim.__name__ = function.__name__
         _shims[key] = shim
     return _shims[key]
-
-
-def _is_operand(arg: Any) -> bool:
-    return isinstance(arg, (Scalar, Value))

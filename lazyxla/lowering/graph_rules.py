@@ -33,13 +33,6 @@ _VIEWS = [
     "view_as_complex",
 ]
 
-_VIEW_COPIES = [
-    "alias_copy", "detach_copy", "view_copy", "view_copy.dtype", "expand_copy", "permute_copy",
-    "transpose_copy.int", "t_copy", "slice_copy.Tensor", "select_copy.int", "unsqueeze_copy",
-    "squeeze_copy", "squeeze_copy.dim", "squeeze_copy.dims", "split_copy.Tensor",
-    "split_with_sizes_copy", "unbind_copy.int", "diagonal_copy", "unfold_copy", "view_as_real_copy",
-    "view_as_complex_copy",
-]
 # fmt: on
 
 # Operator -> the view that it writes through. Arguments: self, source, the view's own ones.
@@ -112,9 +105,8 @@ def _gradient(view: str) -> Callable[..., Value]:
 
 
 for _name in _VIEWS:
-    graph_rule(f"aten::{_name}")(_view(_name))
-for _name in _VIEW_COPIES:
-    graph_rule(f"aten::{_name}")(_view(_name.replace("_copy", "")))
+    _base, _dot, _overload = _name.partition(".")
+    graph_rule(f"aten::{_name}", f"aten::{_base}_copy{_dot}{_overload}")(_view(_name))
 graph_rule("aten::_reshape_copy")(_view("view"))
 for _name, _target in _SCATTERS.items():
     graph_rule(f"aten::{_name}")(_scatter(_target))

@@ -104,6 +104,14 @@ class Builder(Indexing):
     def finish(self) -> None:
         """What the platform changes in the complete module, unless it is to be partitioned."""
 
+    def computed_once(self, x: Value) -> Value:
+        """The value, not computed again by each reader where the compiler does that badly."""
+        return x
+
+    def fft(self, function: Callable[..., Any], x: Value, **static: Any) -> Any:
+        """`call_jax` of a Fourier transform."""
+        return self.call_jax(function, x, **static)
+
     def interleaves_by_stacking(self, shape: Sequence[int]) -> bool:
         """Whether arrays become one of this shape, element by element in turns, best by stacking
         them along a new last dimension; else by padding each between its elements."""

@@ -52,9 +52,6 @@ class Elements:
             return ()
         return x.shape
 
-    def rank(self, x: Operand) -> int:
-        return len(self.shape(x))
-
     def type(self, dtype: torch.dtype, shape: Sequence[int] = ()) -> Any:
         """The MLIR type tensor<shape x dtype>."""
         return self.mlir.type(dtype, tuple(shape))
@@ -179,6 +176,13 @@ class Elements:
         if dtype in _NARROW_INTEGERS and source.is_floating_point:
             # XLA saturates where PyTorch's CPU kernels wrap around.
             x = hlo.convert(self.type(torch.int32, shape), x)
+        if dtype == torch.uint32 and source.is_floating_point:
+            # So that negative numbers wrap around.
+            x = hlo.convert(self.type(torch.int64, shape), x)
+        if dtype == torch.uint64 and source.is_floating_point:
+            signed = hlo.convert(self.type(torch.int64, shape), x)
+            negative = self.bitcast(signed, dtype)
+            return self.select(x < 0, negative, hlo.convert(self.type(dtype, shape), x))
         if dtype == torch.float8_e4m3fn and not source.is_complex:
             # PyTorch saturates, at infinity too, where XLA makes nan: there is no infinity.
             wide = source if source.is_floating_point and source.itemsize > 1 else torch.float32

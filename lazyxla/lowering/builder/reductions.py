@@ -10,7 +10,7 @@ import torch
 from lazyxla.lowering.builder.shapes import Shapes
 from lazyxla.lowering.value import Number, Operand, Value
 
-_COMBINERS = {
+COMBINERS = {
     "sum": "add",
     "add": "add",
     "prod": "multiply",
@@ -40,7 +40,7 @@ class Reductions(Shapes):
         """The binary operation of a kind: sum, prod, max, min, and, or, xor; "assign" gives y."""
         if kind == "assign":
             return y
-        operation = _COMBINERS[kind]
+        operation = COMBINERS[kind]
         if operation == "add" and x.dtype == torch.bool:
             operation = "or_"  # XLA folds constants by adding bools modulo 2
         return getattr(self if operation in ("maximum", "minimum") else self.hlo, operation)(x, y)
@@ -54,7 +54,7 @@ class Reductions(Shapes):
 
         def body(a: list[Value], e: list[Value]) -> list[Value]:
             if kind in ("max", "min"):
-                return [a[0].call(_COMBINERS[kind], e[0])]
+                return [a[0].call(COMBINERS[kind], e[0])]
             return [self.combine(kind, a[0], e[0])]
 
         (result,) = self.reduce_multi([x], [start], dims, body, keepdim)
@@ -131,32 +131,7 @@ class Reductions(Shapes):
         base_dilation: Sequence[int] | None = None,
     ) -> Value:
         """Reduces over sliding windows; every argument lists all dimensions of `x`."""
-        start = self.constant(self.neutral(kind, x.dtype), x.dtype)
-        (result,) = self.reduce_window_multi(
-            [x],
-            [start],
-            lambda a, e: [self.combine(kind, a[0], e[0])],
-            window,
-            strides,
-            padding,
-            window_dilation,
-            base_dilation,
-        )
-        return result
-
-    def reduce_window_multi(
-        self,
-        xs: Sequence[Value],
-        starts: Sequence[Value],
-        body: Callable[[list[Value], list[Value]], Sequence[Value]],
-        window: Sequence[int],
-        strides: Sequence[int] | None = None,
-        padding: Sequence[tuple[int, int]] | None = None,
-        window_dilation: Sequence[int] | None = None,
-        base_dilation: Sequence[int] | None = None,
-    ) -> list[Value]:
-        """`reduce_window` over several values with a body as in `reduce_multi`."""
-        shape = xs[0].shape
+        shape = x.shape
         ones = [1] * len(shape)
         strides, window_dilation = list(strides or ones), list(window_dilation or ones)
         base_dilation, padding = list(base_dilation or ones), list(padding or [(0, 0)] * len(shape))
@@ -167,20 +142,17 @@ class Reductions(Shapes):
             reach = (window[i] - 1) * window_dilation[i] + 1
             sizes.append(0 if base < reach else (base - reach) // strides[i] + 1)
         op = self.hlo.ReduceWindowOp(
-            [self.type(x.dtype, sizes) for x in xs],
-            list(xs),
-            list(starts),
+            [self.type(x.dtype, sizes)],
+            [x],
+            [self.constant(self.neutral(kind, x.dtype), x.dtype)],
             list(window),
             window_strides=strides,
             base_dilations=base_dilation,
             window_dilations=window_dilation,
             padding=self.pairs(padding),
         )
-        dtypes = [x.dtype for x in xs]
-        self.region(
-            op.regions[0], dtypes * 2, lambda *a: body(list(a[: len(xs)]), list(a[len(xs) :]))
-        )
-        return self.wrap(op.results)
+        self.region(op.regions[0], [x.dtype] * 2, lambda a, e: [self.combine(kind, a, e)])
+        return self.wrap(op.results)[0]
 
     def pairs(self, padding: Sequence[Sequence[int]]) -> Any:
         """A padding attribute: an i64 tensor of shape (rank, 2)."""

@@ -74,7 +74,8 @@ def div(x: Value, y: Value) -> Value:
     return x / y
 
 
-def _floor_division(x: Value, y: Value) -> Value:
+@pointwise("aten::floor_divide", "aten::floor_divide.Scalar")
+def floor_divide(x: Value, y: Value) -> Value:
     """The largest integer not above x / y; for floats from the remainder, which is exact."""
     if x.is_exact:
         if not x.dtype.is_signed:
@@ -94,17 +95,12 @@ def _floor_division(x: Value, y: Value) -> Value:
 @pointwise("aten::div.Tensor_mode", "aten::div.Scalar_mode")
 def div_mode(x: Value, y: Value, rounding_mode: str | None) -> Value:
     if rounding_mode == "floor":
-        return _floor_division(x, y)
+        return floor_divide(x, y)
     quotient = x / y
     if rounding_mode != "trunc" or x.is_exact:
         return quotient
     # XLA may multiply by the reciprocal of a divisor, which lets 49 / 49 fall short of 1.
     return where(x % y == 0, rint(quotient), trunc(quotient))
-
-
-@pointwise("aten::floor_divide", "aten::floor_divide.Scalar")
-def floor_divide(x: Value, y: Value) -> Value:
-    return _floor_division(x, y)
 
 
 @pointwise("aten::remainder.Tensor", "aten::remainder.Scalar", "aten::remainder.Scalar_Tensor")
@@ -118,17 +114,13 @@ def remainder(x: Value, y: Value) -> Value:
 # ---- powers ----
 
 
-def _power(x: Value, y: Value) -> Value:
+@pointwise("aten::pow.Tensor_Tensor", "aten::pow.Scalar")
+def power(x: Value, y: Value) -> Value:
     if x.dtype == torch.bool:
         return x | ~y
     if x.is_exact and x.dtype.is_signed:
         return where((x == 0) & (y < 0), 0, x**y)
     return x**y
-
-
-@pointwise("aten::pow.Tensor_Tensor", "aten::pow.Scalar")
-def pow_tensor(x: Value, y: Value) -> Value:
-    return _power(x, y)
 
 
 # Exponents that need no power function; compared without making the exponent static.
@@ -149,7 +141,7 @@ def pow_scalar(b: Builder, x: Value, y: Operand) -> Value:
     for known, formula in _SIMPLE_POWERS.items():
         if b.is_const(y, known) and (known in (1, 2, 3) or not base.is_exact):
             return formula(base)
-    return _power(base, exponent)
+    return power(base, exponent)
 
 
 # ---- clamping ----

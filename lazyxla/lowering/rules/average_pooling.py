@@ -134,8 +134,6 @@ def _divisor(
 def adaptive_avg_pool(b: Builder, x: Value, output_size: Sequence[int], *, rank: int) -> Value:
     shape = b.outputs[0].shape
     out, sizes = shape[-rank:], x.shape[-rank:]
-    if math.prod(shape) == 0:
-        return b.zeros(shape, x.dtype)
     x = planes(x.accumulated(), rank)
     if any(n % m for n, m in zip(sizes, out, strict=True)):
         x = b.apply_maps(x, _mean_maps(b, sizes, out, x.dtype))

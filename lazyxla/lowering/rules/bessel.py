@@ -112,16 +112,11 @@ def _decaying(x: Array, order: int, scaled: bool) -> Array:
     return jnp.where(x > 0, result, jnp.where(x == 0, jnp.inf, jnp.nan))
 
 
-def special_bessel_j0(x: Array) -> Array:
+def _first_kind(x: Array, order: int) -> Array:
     import jax.numpy as jnp
 
-    return _oscillating(jnp.abs(x), 0)[0]
-
-
-def special_bessel_j1(x: Array) -> Array:
-    import jax.numpy as jnp
-
-    return jnp.sign(x) * _oscillating(jnp.abs(x), 1)[0]
+    result = _oscillating(jnp.abs(x), order)[0]
+    return jnp.sign(x) * result if order else result
 
 
 def _second_kind(x: Array, order: int) -> Array:
@@ -131,37 +126,13 @@ def _second_kind(x: Array, order: int) -> Array:
     return jnp.where(x > 0, result, jnp.where(x == 0, -jnp.inf, jnp.nan))
 
 
-def special_bessel_y0(x: Array) -> Array:
-    return _second_kind(x, 0)
-
-
-def special_bessel_y1(x: Array) -> Array:
-    return _second_kind(x, 1)
-
-
-def special_modified_bessel_k0(x: Array) -> Array:
-    return _decaying(x, 0, False)
-
-
-def special_modified_bessel_k1(x: Array) -> Array:
-    return _decaying(x, 1, False)
-
-
-def special_scaled_modified_bessel_k0(x: Array) -> Array:
-    return _decaying(x, 0, True)
-
-
-def special_scaled_modified_bessel_k1(x: Array) -> Array:
-    return _decaying(x, 1, True)
-
-
-def special_spherical_bessel_j0(x: Array) -> Array:
+def _spherical(x: Array) -> Array:
     import jax.numpy as jnp
 
     return jnp.where(jnp.isinf(x), 0, jnp.where(x == 0, 1, jnp.sin(x) / jnp.where(x == 0, 1, x)))
 
 
-def special_airy_ai(x: Array) -> Array:
+def _airy(x: Array) -> Array:
     import jax.numpy as jnp
     from jax import lax
 
@@ -191,24 +162,18 @@ def special_airy_ai(x: Array) -> Array:
     return jnp.where(near, series, jnp.where(x > 0, falling, waving))
 
 
-def _register(function: Callable[[Array], Array]) -> None:
+def _register(name: str, function: Callable[..., Array], **kind: Any) -> None:
     def lower(b: Builder, x: Value) -> Any:
         # First to the result's dtype: PyTorch's kernels see an integer as a float32.
-        return b.call_jax(function, x.to(b.outputs[0].dtype).to(torch.float64))
+        return b.call_jax(function, x.to(b.outputs[0].dtype).to(torch.float64), **kind)
 
-    rule(f"aten::{function.__name__}")(lower)
+    rule(f"aten::special_{name}")(lower)
 
 
-for _function in (
-    special_airy_ai,
-    special_bessel_j0,
-    special_bessel_j1,
-    special_bessel_y0,
-    special_bessel_y1,
-    special_modified_bessel_k0,
-    special_modified_bessel_k1,
-    special_scaled_modified_bessel_k0,
-    special_scaled_modified_bessel_k1,
-    special_spherical_bessel_j0,
-):
-    _register(_function)
+_register("airy_ai", _airy)
+_register("spherical_bessel_j0", _spherical)
+for _order in (0, 1):
+    _register(f"bessel_j{_order}", _first_kind, order=_order)
+    _register(f"bessel_y{_order}", _second_kind, order=_order)
+    _register(f"modified_bessel_k{_order}", _decaying, order=_order, scaled=False)
+    _register(f"scaled_modified_bessel_k{_order}", _decaying, order=_order, scaled=True)

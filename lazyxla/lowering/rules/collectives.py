@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from lazyxla.lowering.builder.reductions import COMBINERS
 from lazyxla.lowering.errors import LoweringError
 from lazyxla.lowering.registry import rule
 from lazyxla.lowering.value import Value
@@ -34,14 +35,6 @@ recorded as a sum and an operator before or after it."""
 _OF_BOOLS = {"sum": "or", "max": "or", "prod": "and", "min": "and"}
 """Gloo and NCCL add bools as bytes, so that the sum of two is true if one is."""
 _BITWISE = ("and", "or", "xor")
-_OPERATIONS = {
-    "sum": "add",
-    "prod": "multiply",
-    "min": "minimum",
-    "max": "maximum",
-    "and": "and_",
-    "or": "or_",
-}
 _NOT_SCATTERED = (torch.float64, torch.complex64, torch.complex128)
 """Dtypes for which the TPU's compiler has no reduce_scatter."""
 _UNSIGNED = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32, 8: torch.uint64}
@@ -99,7 +92,7 @@ def _reduced(b: Builder, x: Value, kind: str, group: str) -> Value:
     if not _is_native(x, kind):
         return b.reduce(_gathered(b, x, group), [0], kind)
     op = b.hlo.AllReduceOp([x.type], [x], replica_groups=_groups(b, group))
-    b.region(op.regions[0], [x.dtype] * 2, lambda a, e: [a.call(_OPERATIONS[kind], e)])
+    b.region(op.regions[0], [x.dtype] * 2, lambda a, e: [a.call(COMBINERS[kind], e)])
     return b.wrap(op.results)[0]
 
 
@@ -190,7 +183,7 @@ def reduce_scatter(b: Builder, inputs: list[Value], group: str, op: int) -> list
             return b.reduce(_exchanged(b, x, x.shape[0], group), [0], kind)
         part = b.type(x.dtype, (1, *x.shape[1:]))
         made = b.hlo.ReduceScatterOp(part, x, 0, _groups(b, group))
-        b.region(made.regions[0], [x.dtype] * 2, lambda a, e: [a.call(_OPERATIONS[kind], e)])
+        b.region(made.regions[0], [x.dtype] * 2, lambda a, e: [a.call(COMBINERS[kind], e)])
         return b.reshape(b.wrap(made.results)[0], x.shape[1:])
 
     return _handed_on(b, [scattered(x) for x in data], token)

@@ -58,10 +58,13 @@ def _norm_slope(difference: Array, p: float, distance: Array) -> Array:
 def cdist_backward(
     grad: Array, x: Array, y: Array, p: float, distance: Array, *, outputs: tuple[TensorSpec, ...]
 ) -> Array:
+    import jax.numpy as jnp
+
     difference = x[..., :, None, :] - y[..., None, :, :]
+    if not difference.size:  # PyTorch does not broadcast the batches of x then
+        return jnp.zeros(outputs[0].shape, x.dtype)
     result = (grad[..., None] * _norm_slope(difference, p, distance[..., None])).sum(-2)
-    # Without elements PyTorch does not broadcast the batches of x.
-    return result.reshape(outputs[0].shape) if result.size else x * 0
+    return result.reshape(outputs[0].shape)
 
 
 def _pairs(count: int) -> tuple[Array, Array]:

@@ -13,6 +13,7 @@ import torch
 from lazyxla.lowering.functions import maximum, where
 from lazyxla.lowering.program import TensorSpec
 from lazyxla.lowering.registry import rule
+from lazyxla.lowering.rules.reductions import vector_norm
 from lazyxla.lowering.scalar import Scalar
 from lazyxla.lowering.value import Operand, Value
 
@@ -55,8 +56,6 @@ def embedding(
     scale_grad_by_freq: bool,
     sparse: bool,
 ) -> Value:
-    if 0 in b.outputs[0].shape:
-        return b.zeros(b.outputs[0].shape, b.outputs[0].dtype)
     return b.take(weight, _long(b, indices), 0)
 
 
@@ -102,17 +101,11 @@ def embedding_renorm(
     if not index.shape[0]:
         return weight
     rows = b.take(weight, index, 0).accumulated()
-    norm = _row_norm(b, rows, float(norm_type))
+    norm = vector_norm(b, rows, norm_type, [1], False, None)
     limit = norm.full(max_norm)
     ratio = where(norm > limit, limit / (norm + 1e-7), 1).to(rows.dtype)
     rows = (rows * b.unsqueeze(ratio, -1)).to(weight.dtype)
     return b.scatter_nd(weight, b.unsqueeze(index, -1), rows, [0])
-
-
-def _row_norm(b: Builder, rows: Value, order: float) -> Value:
-    if order == float("inf"):
-        return b.reduce(abs(rows), [1], "max")
-    return (abs(rows) ** order).sum([1]) ** (1 / order)
 
 
 # ---- bags ----
@@ -286,8 +279,6 @@ def embedding_bag_per_sample_weights_backward(
 ) -> Value:
     """Element i is the gradient of its bag times the embedding of indices[i]; 0 for padding."""
     index = _flat(b, indices)
-    if not index.shape[0]:
-        return b.zeros(b.outputs[0].shape, b.outputs[0].dtype)
     bag = _given_or_made(b, grad, indices, offsets, offset2bag)
     rows = b.take(grad, bag, 0).accumulated()
     products = (rows * b.take(weight, index, 0).to(rows.dtype)).sum([1])

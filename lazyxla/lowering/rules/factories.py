@@ -228,24 +228,3 @@ def tril(b: Builder, x: Value, diagonal: Operand) -> Value:
 @rule("aten::triu")
 def triu(b: Builder, x: Value, diagonal: Operand) -> Value:
     return where(_triangle(b, x.shape, diagonal, False), x, 0)
-
-
-@rule("aten::tril_indices")
-def tril_indices(b: Builder, row: int, col: int, offset: int, *_: Any) -> Value:
-    return _indices_of(b, _triangle(b, (row, col), offset, True))
-
-
-@rule("aten::triu_indices")
-def triu_indices(b: Builder, row: int, col: int, offset: int, *_: Any) -> Value:
-    return _indices_of(b, _triangle(b, (row, col), offset, False))
-
-
-def _indices_of(b: Builder, mask: Value) -> Value:
-    """Rows and columns of the elements of `mask` that hold."""
-    return b.call_jax(_nonzero, mask, count=b.outputs[0].shape[1])
-
-
-def _nonzero(mask: Array, count: int) -> Array:
-    import jax.numpy as jnp
-
-    return jnp.stack(jnp.nonzero(mask, size=count))

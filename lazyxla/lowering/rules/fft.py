@@ -64,16 +64,11 @@ def fft_c2r(x: Array, dims: tuple[int, ...], normalization: int, last_size: int)
 def _by_jax(function: Callable[..., Any], last: str) -> Callable[..., Any]:
     def lower(b: Builder, x: Value, dims: list[int], normalization: int, how: int) -> Any:
         static = {"dims": tuple(dims), "normalization": normalization, last: how}
-        return b.call_jax(function, x, **static)
+        return b.fft(function, x, **static)
 
     return lower
 
 
-LOWERINGS = {
-    "aten::_fft_c2c": _by_jax(fft_c2c, "forward"),
-    "aten::_fft_r2c": _by_jax(fft_r2c, "onesided"),
-    "aten::_fft_c2r": _by_jax(fft_c2r, "last_size"),
-}
-
-for _name, _lower in LOWERINGS.items():
-    rule(_name)(_lower)
+rule("aten::_fft_c2c")(_by_jax(fft_c2c, "forward"))
+rule("aten::_fft_r2c")(_by_jax(fft_r2c, "onesided"))
+rule("aten::_fft_c2r")(_by_jax(fft_c2r, "last_size"))

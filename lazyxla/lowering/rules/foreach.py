@@ -22,49 +22,32 @@ _UNARY = (
     *("round", "rsqrt", "sigmoid", "sign", "sin", "sinh", "sqrt", "tan", "tanh", "trunc", "zero"),
 )
 
-# Foreach operator -> operator of an element, called with the element of every list and with the
-# arguments that are no lists as they are. A trailing `alpha` that the foreach schema lacks is
-# added.
-_MAPPED = {
-    "_foreach_add.List": "add.Tensor",
-    "_foreach_add.Scalar": "add.Scalar",
-    "_foreach_add.ScalarList": "add.Scalar",
-    "_foreach_add.Tensor": "add.Tensor",
-    "_foreach_sub.List": "sub.Tensor",
-    "_foreach_sub.Scalar": "sub.Scalar",
-    "_foreach_sub.ScalarList": "sub.Scalar",
-    "_foreach_mul.List": "mul.Tensor",
-    "_foreach_mul.Scalar": "mul.Scalar",
-    "_foreach_mul.ScalarList": "mul.Scalar",
-    "_foreach_mul.Tensor": "mul.Tensor",
-    "_foreach_div.List": "div.Tensor",
-    "_foreach_div.Scalar": "div.Scalar",
-    "_foreach_div.ScalarList": "div.Scalar",
-    "_foreach_div.Tensor": "div.Tensor",
-    "_foreach_maximum.List": "maximum",
-    "_foreach_maximum.Scalar": "clamp_min",
-    "_foreach_maximum.ScalarList": "clamp_min",
-    "_foreach_minimum.List": "minimum",
-    "_foreach_minimum.Scalar": "clamp_max",
-    "_foreach_minimum.ScalarList": "clamp_max",
-    "_foreach_clamp_min.List": "maximum",
-    "_foreach_clamp_min.Scalar": "clamp_min",
-    "_foreach_clamp_min.ScalarList": "clamp_min",
-    "_foreach_clamp_max.List": "minimum",
-    "_foreach_clamp_max.Scalar": "clamp_max",
-    "_foreach_clamp_max.ScalarList": "clamp_max",
-    "_foreach_pow.List": "pow.Tensor_Tensor",
-    "_foreach_pow.Scalar": "pow.Tensor_Scalar",
-    "_foreach_pow.ScalarList": "pow.Tensor_Scalar",
-    "_foreach_pow.ScalarAndTensor": "pow.Scalar",
-    "_foreach_lerp.List": "lerp.Tensor",
-    "_foreach_lerp.Scalar": "lerp.Scalar",
-    "_foreach_lerp.ScalarList": "lerp.Scalar",
-    "_foreach_addcmul.Scalar": "addcmul",
-    "_foreach_addcmul.ScalarList": "addcmul",
-    "_foreach_addcdiv.Scalar": "addcdiv",
-    "_foreach_addcdiv.ScalarList": "addcdiv",
-    "_foreach_mm": "mm",
+# Foreach operator -> operators of an element, for a list and for numbers. They are called with the
+# element of every list and with the arguments that are no lists as they are, and with an `alpha`
+# at the end that the foreach schema lacks.
+_BINARY = {
+    "add": ("add.Tensor", "add.Scalar"),
+    "sub": ("sub.Tensor", "sub.Scalar"),
+    "mul": ("mul.Tensor", "mul.Scalar"),
+    "div": ("div.Tensor", "div.Scalar"),
+    "maximum": ("maximum", "clamp_min"),
+    "minimum": ("minimum", "clamp_max"),
+    "clamp_min": ("maximum", "clamp_min"),
+    "clamp_max": ("minimum", "clamp_max"),
+    "pow": ("pow.Tensor_Tensor", "pow.Tensor_Scalar"),
+    "lerp": ("lerp.Tensor", "lerp.Scalar"),
+}
+
+_OTHERS = {
+    "add.Tensor": "add.Tensor",
+    "mul.Tensor": "mul.Tensor",
+    "div.Tensor": "div.Tensor",
+    "pow.ScalarAndTensor": "pow.Scalar",
+    "addcmul.Scalar": "addcmul",
+    "addcmul.ScalarList": "addcmul",
+    "addcdiv.Scalar": "addcdiv",
+    "addcdiv.ScalarList": "addcdiv",
+    "mm": "mm",
 }
 
 _WITH_ALPHA = ("add.Tensor", "add.Scalar", "sub.Tensor", "sub.Scalar")
@@ -90,8 +73,11 @@ def _each(element: str) -> Callable[..., list[Value]]:
 
 for _name in _UNARY:
     rule(f"aten::_foreach_{_name}")(_each(_name))
-for _name, _element in _MAPPED.items():
-    rule(f"aten::{_name}")(_each(_element))
+for _name, (_of_list, _of_number) in _BINARY.items():
+    rule(f"aten::_foreach_{_name}.List")(_each(_of_list))
+    rule(f"aten::_foreach_{_name}.Scalar", f"aten::_foreach_{_name}.ScalarList")(_each(_of_number))
+for _name, _element in _OTHERS.items():
+    rule(f"aten::_foreach_{_name}")(_each(_element))
 
 
 @rule("aten::_foreach_clone")

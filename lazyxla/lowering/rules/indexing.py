@@ -16,6 +16,7 @@ import torch
 from lazyxla.lowering.functions import maximum, where
 from lazyxla.lowering.program import TensorSpec
 from lazyxla.lowering.registry import rule
+from lazyxla.lowering.rules.arithmetic import floor_divide
 from lazyxla.lowering.value import Operand, Value
 
 if TYPE_CHECKING:
@@ -226,8 +227,6 @@ def _elements(b: Builder, x: Value, dim: int, index: Operand) -> tuple[Value, Va
 @rule("aten::gather")
 def gather(b: Builder, x: Value, dim: int, index: Operand, sparse_grad: bool) -> Value:
     x, index, dim = _elements(b, x, dim, index)
-    if 0 in index.shape:
-        return b.zeros(b.outputs[0].shape, b.outputs[0].dtype)
     return b.take_along(x, index, dim).reshape(b.outputs[0].shape)
 
 
@@ -335,14 +334,7 @@ def _reduce_into(
         return result.to(dtype)
     counts = put(b.full(x.shape, int(include_self), torch.int32), b.constant(1, torch.int32), "add")
     counts = maximum(counts, 1).to(x.dtype)
-    return _floor_divide(result, counts) if x.is_exact else (result / counts).to(dtype)
-
-
-def _floor_divide(x: Value, y: Value) -> Value:
-    """Integer division that rounds down, for y > 0."""
-    quotient = x / y
-    below = (x < 0) & (quotient * y != x)
-    return quotient - below.to(x.dtype)
+    return floor_divide(result, counts) if x.is_exact else (result / counts).to(dtype)
 
 
 # ---- flat indices and masks ----
@@ -351,8 +343,6 @@ def _floor_divide(x: Value, y: Value) -> Value:
 @rule("aten::take")
 def take(b: Builder, x: Value, index: Operand) -> Value:
     flat, index = x.reshape([-1]), b.value(index, torch.int64)
-    if 0 in index.shape:
-        return b.zeros(index.shape, x.dtype)
     return b.take(flat, b.wrap_index(index, flat.shape[0]), 0)
 
 
@@ -370,7 +360,7 @@ def masked_scatter(b: Builder, x: Operand, mask: Operand, source: Operand) -> Va
     x = b.broadcast_to(b.value(x, dtype), shape)
     mask = b.broadcast_to(b.value(mask, torch.bool), shape).reshape([-1])
     source = b.value(source, dtype).reshape([-1])
-    if 0 in mask.shape or 0 in source.shape:
+    if 0 in source.shape:
         return x
     taken = b.take(source, _rank_among(b, mask), 0)
     return where(mask, taken, x.reshape([-1])).reshape(shape)

@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from lazyxla.lowering.functions import exp, log, log1p, maximum, minimum, sigmoid, where
+from lazyxla.lowering.functions import exp, log, log1p, maximum, minimum, where
 from lazyxla.lowering.registry import rule
+from lazyxla.lowering.rules.classification import MEAN, SUM
 from lazyxla.lowering.rules.formula import operands
 from lazyxla.lowering.value import Value
 
 if TYPE_CHECKING:
     from lazyxla.lowering.builder import Builder
-
-
-NONE, MEAN, SUM = 0, 1, 2  # torch's Reduction
 
 
 def _reduced(loss: Value, reduction: int) -> Value:
@@ -95,16 +93,6 @@ def huber_loss(x: Value, target: Value, delta: Value) -> Value:
 def huber_loss_backward(x: Value, target: Value, delta: Value) -> Value:
     difference = x - target
     return where(difference <= -delta, -delta, where(difference >= delta, delta, difference))
-
-
-@_loss("aten::soft_margin_loss")
-def soft_margin_loss(x: Value, target: Value) -> Value:
-    return log1p(exp(-target * x))
-
-
-@_loss_backward("aten::soft_margin_loss_backward")
-def soft_margin_loss_backward(x: Value, target: Value) -> Value:
-    return -target * sigmoid(-target * x)
 
 
 @rule("aten::binary_cross_entropy")

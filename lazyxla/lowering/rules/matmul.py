@@ -60,16 +60,6 @@ def addmm_to(
     return _add(b, bias, b.matmul(x, y, dtype), beta, alpha)
 
 
-@rule("aten::_addmm_activation")
-def addmm_activation(
-    b: Builder, bias: Value, x: Value, y: Value, beta: Operand, alpha: Operand, use_gelu: bool
-) -> Value:
-    out = addmm(b, bias, x, y, beta, alpha)
-    if use_gelu:
-        return b.lower_op("aten::gelu", out, "none")
-    return b.lower_op("aten::relu", out)
-
-
 @rule("aten::addbmm")
 def addbmm(b: Builder, bias: Value, x: Value, y: Value, beta: Operand, alpha: Operand) -> Value:
     # The sum over the batch is one more contracted dimension.

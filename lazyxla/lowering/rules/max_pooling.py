@@ -57,8 +57,6 @@ def adaptive_max_pool(
     shape = b.outputs[0].shape
     out, sizes = shape[-rank:], x.shape[-rank:]
     pairs = list(zip(sizes, out, strict=True))
-    if math.prod(shape) == 0:
-        return b.zeros(shape, x.dtype), b.zeros(shape, torch.int64)
     if not any(n % m for n, m in pairs):
         kernel = [n // m for n, m in pairs]
         return max_pool(b, x, kernel, kernel, [0], [1], False, rank=rank)

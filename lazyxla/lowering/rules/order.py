@@ -43,24 +43,19 @@ def _median(b: Builder, x: Value, dim: int, keepdim: bool, skip_nan: bool) -> tu
     return (value, index) if keepdim else (b.squeeze(value, dim), b.squeeze(index, dim))
 
 
-@rule("aten::median")
-def median(b: Builder, x: Value) -> Value:
-    return _median(b, x.reshape([-1]), 0, False, False)[0]
+def _register_median(name: str, skip_nan: bool) -> None:
+    def lower(b: Builder, x: Value) -> Value:
+        return _median(b, x.reshape([-1]), 0, False, skip_nan)[0]
+
+    def lower_dim(b: Builder, x: Value, dim: int, keepdim: bool) -> tuple[Value, Value]:
+        return _median(b, x, dim, keepdim, skip_nan)
+
+    rule(f"aten::{name}")(lower)
+    rule(f"aten::{name}.dim")(lower_dim)
 
 
-@rule("aten::nanmedian")
-def nanmedian(b: Builder, x: Value) -> Value:
-    return _median(b, x.reshape([-1]), 0, False, True)[0]
-
-
-@rule("aten::median.dim")
-def median_dim(b: Builder, x: Value, dim: int, keepdim: bool) -> tuple[Value, Value]:
-    return _median(b, x, dim, keepdim, False)
-
-
-@rule("aten::nanmedian.dim")
-def nanmedian_dim(b: Builder, x: Value, dim: int, keepdim: bool) -> tuple[Value, Value]:
-    return _median(b, x, dim, keepdim, True)
+_register_median("median", False)
+_register_median("nanmedian", True)
 
 
 @rule("aten::kthvalue")
@@ -121,7 +116,7 @@ def _cumulative(b: Builder, x: Value, dim: int, kind: str) -> Value:
     if size > _FEW:
         return b.call_jax(_scan, x, dim=dim, kind=kind)
     window, padding = [1] * rank, [(0, 0)] * rank
-    window[dim], padding[dim] = max(size, 1), (max(size - 1, 0), 0)
+    window[dim], padding[dim] = size, (size - 1, 0)
     return b.reduce_window(x, kind, window, padding=padding)
 
 
@@ -147,7 +142,7 @@ def logcumsumexp(x: Array, dim: int, *, outputs: tuple[TensorSpec, ...]) -> Arra
     from jax import lax
 
     x = _accumulated(x, outputs)
-    if not x.ndim or not x.size:
+    if not x.ndim:
         return x
     if not jnp.iscomplexobj(x):
         return lax.cumlogsumexp(x, dim % x.ndim)

@@ -173,16 +173,6 @@ def exp2(x: Value) -> Value:
     return 2**x if x.is_float else exp(x * math.log(2))
 
 
-@pointwise("aten::deg2rad")
-def deg2rad(x: Value) -> Value:
-    return x * (math.pi / 180)
-
-
-@pointwise("aten::rad2deg")
-def rad2deg(x: Value) -> Value:
-    return x * (180 / math.pi)
-
-
 @pointwise("aten::sinc")
 def sinc(x: Value) -> Value:
     angle = x * math.pi
@@ -310,11 +300,6 @@ def xlog1py(x: Value, y: Value) -> Value:
 @pointwise("aten::heaviside", exact=True)
 def heaviside(x: Value, at_zero: Value) -> Value:
     return where(x == 0, at_zero, where(x > 0, x.full(1), 0))
-
-
-@pointwise("aten::ldexp.Tensor")
-def ldexp(x: Value, exponent: Value) -> Value:
-    return x * exp2(exponent)
 
 
 @pointwise(

@@ -44,9 +44,10 @@ def _recurrence(
     return jnp.where(n == 0, 1, result)
 
 
-def _chebyshev(x: Array, n: Array, kind: str) -> Array:
+def _chebyshev(x: Array, n: Array, kind: str, shifted: bool) -> Array:
     import jax.numpy as jnp
 
+    x = 2 * x - 1 if shifted else x
     even, degree = n % 2 == 0, n.astype(x.dtype)
     sign = jnp.where(even, 1, -1).astype(x.dtype)
     angle = jnp.arccos(x)
@@ -75,38 +76,6 @@ def _chebyshev(x: Array, n: Array, kind: str) -> Array:
     return jnp.where(at_end, jnp.where(x > 0, right, left), result)
 
 
-def chebyshev_polynomial_t(x: Array, n: Array) -> Array:
-    return _chebyshev(x, n, "t")
-
-
-def chebyshev_polynomial_u(x: Array, n: Array) -> Array:
-    return _chebyshev(x, n, "u")
-
-
-def chebyshev_polynomial_v(x: Array, n: Array) -> Array:
-    return _chebyshev(x, n, "v")
-
-
-def chebyshev_polynomial_w(x: Array, n: Array) -> Array:
-    return _chebyshev(x, n, "w")
-
-
-def shifted_chebyshev_polynomial_t(x: Array, n: Array) -> Array:
-    return _chebyshev(2 * x - 1, n, "t")
-
-
-def shifted_chebyshev_polynomial_u(x: Array, n: Array) -> Array:
-    return _chebyshev(2 * x - 1, n, "u")
-
-
-def shifted_chebyshev_polynomial_v(x: Array, n: Array) -> Array:
-    return _chebyshev(2 * x - 1, n, "v")
-
-
-def shifted_chebyshev_polynomial_w(x: Array, n: Array) -> Array:
-    return _chebyshev(2 * x - 1, n, "w")
-
-
 def _hermite(x: Array, n: Array, factor: int) -> Array:
     import jax.numpy as jnp
 
@@ -118,22 +87,14 @@ def _hermite(x: Array, n: Array, factor: int) -> Array:
     return jnp.where(n > most, jnp.nan, result)
 
 
-def hermite_polynomial_h(x: Array, n: Array) -> Array:
-    return _hermite(x, n, 2)
-
-
-def hermite_polynomial_he(x: Array, n: Array) -> Array:
-    return _hermite(x, n, 1)
-
-
-def laguerre_polynomial_l(x: Array, n: Array) -> Array:
+def _laguerre(x: Array, n: Array) -> Array:
     def step(k: Array, current: Array, last: Array) -> Array:
         return ((2 * k + 1 - x) * current - k * last) / (k + 1)
 
     return _recurrence(x, n, 1 - x, step, x != 0)  # elsewhere all are 1, which 1 - x is
 
 
-def legendre_polynomial_p(x: Array, n: Array) -> Array:
+def _legendre(x: Array, n: Array) -> Array:
     import jax.numpy as jnp
 
     def step(k: Array, current: Array, last: Array) -> Array:
@@ -144,34 +105,24 @@ def legendre_polynomial_p(x: Array, n: Array) -> Array:
     return jnp.where(at_end, jnp.where(x > 0, 1, left), _recurrence(x, n, x, step, ~at_end))
 
 
-def _register(function: Callable[[Array, Array], Array]) -> None:
-    def of_degree(x: Array, n: Array) -> Array:
-        import jax.numpy as jnp
+def _of_degree(x: Array, n: Array, *, polynomial: Callable[..., Array], **kind: Any) -> Array:
+    import jax.numpy as jnp
 
-        n = n.astype(jnp.int64)
-        return jnp.where(n < 0, 0, function(x, jnp.maximum(n, 0)))
+    n = n.astype(jnp.int64)
+    return jnp.where(n < 0, 0, polynomial(x, jnp.maximum(n, 0), **kind))
 
-    of_degree.__name__ = function.__name__
 
+def _register(name: str, function: Callable[..., Array], **kind: Any) -> None:
     def lower(b: Builder, x: Operand, n: Operand) -> Any:
-        return b.call_jax(of_degree, *operands(b, x, n))
+        return b.call_jax(_of_degree, *operands(b, x, n), polynomial=function, **kind)
 
-    name = f"aten::special_{function.__name__}"
-    rule(name, f"{name}.x_scalar", f"{name}.n_scalar")(lower)
+    rule(*(f"aten::special_{name}{overload}" for overload in ("", ".x_scalar", ".n_scalar")))(lower)
 
 
-for _function in (
-    chebyshev_polynomial_t,
-    chebyshev_polynomial_u,
-    chebyshev_polynomial_v,
-    chebyshev_polynomial_w,
-    shifted_chebyshev_polynomial_t,
-    shifted_chebyshev_polynomial_u,
-    shifted_chebyshev_polynomial_v,
-    shifted_chebyshev_polynomial_w,
-    hermite_polynomial_h,
-    hermite_polynomial_he,
-    laguerre_polynomial_l,
-    legendre_polynomial_p,
-):
-    _register(_function)
+for _kind in "tuvw":
+    _register(f"chebyshev_polynomial_{_kind}", _chebyshev, kind=_kind, shifted=False)
+    _register(f"shifted_chebyshev_polynomial_{_kind}", _chebyshev, kind=_kind, shifted=True)
+_register("hermite_polynomial_h", _hermite, factor=2)
+_register("hermite_polynomial_he", _hermite, factor=1)
+_register("laguerre_polynomial_l", _laguerre)
+_register("legendre_polynomial_p", _legendre)

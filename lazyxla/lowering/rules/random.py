@@ -263,15 +263,10 @@ def randint_like_low(b: Builder, x: Value, low: int, high: int, *_: Any) -> Valu
     return _integers(b, low, high)
 
 
-@rule("aten::randperm")
-def randperm(b: Builder, n: int, *options: Any) -> Value:
+@rule("aten::randperm", "aten::randperm.generator")
+def randperm(b: Builder, n: int, *_: Any) -> Value:
     keys = bits_of(b, [n], torch.uint64)
     return b.sort([keys, b.iota([n], 0, torch.int64)], 0, stable=False)[1]
-
-
-@rule("aten::randperm.generator")
-def randperm_generator(b: Builder, n: int, generator: None, *options: Any) -> Value:
-    return randperm(b, n)
 
 
 @rule("aten::multinomial")

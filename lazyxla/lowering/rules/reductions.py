@@ -69,38 +69,22 @@ def count_nonzero(b: Builder, x: Value, dims: Dims) -> Value:
     return x.to(torch.bool).to(torch.int64).sum(b.dims(x, dims))
 
 
-@rule("aten::trace")
-def trace(b: Builder, x: Value) -> Value:
-    diagonal = b.iota(x.shape, 0, torch.int32) == b.iota(x.shape, 1, torch.int32)
-    return where(diagonal, _accumulated(b, x), 0).sum([0, 1])
-
-
 # ---- any and all ----
 
 
 # An empty list of dimensions means none here, not all.
 
 
-@rule("aten::any", "aten::any.dim", "aten::any.dims")
+@rule("aten::any", "aten::any.dim", "aten::any.dims", "aten::_is_any_true")
 def any_(b: Builder, x: Value, dims: Dims = None, keepdim: bool = False) -> Value:
     dims = b.dims(x, dims, empty_is_all=False)
     return b.reduce(x.to(torch.bool), dims, "or", keepdim)
 
 
-@rule("aten::all", "aten::all.dim", "aten::all.dims")
+@rule("aten::all", "aten::all.dim", "aten::all.dims", "aten::_is_all_true")
 def all_(b: Builder, x: Value, dims: Dims = None, keepdim: bool = False) -> Value:
     dims = b.dims(x, dims, empty_is_all=False)
     return b.reduce(x.to(torch.bool), dims, "and", keepdim)
-
-
-@rule("aten::_is_any_true")
-def is_any_true(b: Builder, x: Value) -> Value:
-    return any_(b, x)
-
-
-@rule("aten::_is_all_true")
-def is_all_true(b: Builder, x: Value) -> Value:
-    return all_(b, x)
 
 
 # ---- extrema ----
@@ -116,38 +100,27 @@ def amin(b: Builder, x: Value, dims: Dims = None, keepdim: bool = False) -> Valu
     return b.extremum(x, b.dims(x, dims), "min", keepdim)
 
 
-@rule("aten::aminmax")
-def aminmax(b: Builder, x: Value, dim: int | None, keepdim: bool) -> tuple[Value, Value]:
-    return amin(b, x, dim, keepdim), amax(b, x, dim, keepdim)
-
-
-@rule("aten::_aminmax", "aten::_aminmax.dim")
-def aminmax_dim(
+@rule("aten::aminmax", "aten::_aminmax", "aten::_aminmax.dim")
+def aminmax(
     b: Builder, x: Value, dim: int | None = None, keepdim: bool = False
 ) -> tuple[Value, Value]:
-    return aminmax(b, x, dim, keepdim)
-
-
-def _with_index(b: Builder, x: Value, dim: int, kind: str, keepdim: bool) -> tuple[Value, Value]:
-    if not x.shape:
-        return x, b.zeros((), torch.int64)
-    return b.arg_reduce(x, dim, kind, keepdim)
+    return amin(b, x, dim, keepdim), amax(b, x, dim, keepdim)
 
 
 @rule("aten::max.dim")
 def max_dim(b: Builder, x: Value, dim: int, keepdim: bool) -> tuple[Value, Value]:
-    return _with_index(b, x, dim, "max", keepdim)
+    return b.arg_reduce(x, dim, "max", keepdim)
 
 
 @rule("aten::min.dim")
 def min_dim(b: Builder, x: Value, dim: int, keepdim: bool) -> tuple[Value, Value]:
-    return _with_index(b, x, dim, "min", keepdim)
+    return b.arg_reduce(x, dim, "min", keepdim)
 
 
 def _arg(b: Builder, x: Value, dim: int | None, kind: str) -> Value:
     if dim is None:
         x, dim = x.reshape([-1]), 0
-    return _with_index(b, x, dim, kind, False)[1].reshape(b.outputs[0].shape)
+    return b.arg_reduce(x, dim, kind)[1].reshape(b.outputs[0].shape)
 
 
 @rule("aten::argmax")
@@ -245,27 +218,21 @@ def powsum(
     return _power(x, float(ord)).sum(b.dims(x, dims), keepdim)
 
 
-@rule("aten::norm.Scalar", "aten::norm.ScalarOpt_dim")
-def norm(b: Builder, x: Value, p: Order | None, dims: Dims = None, keepdim: bool = False) -> Value:
-    return vector_norm(b, x, 2.0 if p is None else p, dims, keepdim, None)
-
-
-@rule("aten::norm.ScalarOpt_dim_dtype")
-def norm_dim_dtype(
-    b: Builder, x: Value, p: Order | None, dims: Dims, keepdim: bool, dtype: torch.dtype
+@rule("aten::norm.Scalar", "aten::norm.ScalarOpt_dim", "aten::norm.ScalarOpt_dim_dtype")
+def norm(
+    b: Builder,
+    x: Value,
+    p: Order | None,
+    dims: Dims = None,
+    keepdim: bool = False,
+    dtype: torch.dtype | None = None,
 ) -> Value:
     return vector_norm(b, x, 2.0 if p is None else p, dims, keepdim, dtype)
 
 
 @rule("aten::norm.ScalarOpt_dtype")
 def norm_dtype(b: Builder, x: Value, p: Order | None, dtype: torch.dtype) -> Value:
-    return vector_norm(b, x, 2.0 if p is None else p, None, False, dtype)
-
-
-@rule("aten::dist")
-def dist(b: Builder, x: Value, y: Value, p: Order) -> Value:
-    x, y = operands(b, x, y, dtype=b.compute_dtype(b.result_type(x, y)))
-    return vector_norm(b, x - y, p, None, False, None)
+    return norm(b, x, p, None, False, dtype)
 
 
 @rule("aten::renorm")
@@ -323,7 +290,8 @@ def softmax_backward(
     b: Builder, grad: Value, output: Value, dim: int, input_dtype: torch.dtype
 ) -> Value:
     grad, output = operands(b, grad, output)
-    return output * (grad - (grad * output).sum([dim], keepdim=True))
+    total = b.computed_once((grad * output).sum([dim], keepdim=True))
+    return output * (grad - total)
 
 
 @rule("aten::_log_softmax_backward_data")

@@ -6,8 +6,8 @@ weights depend on sizes and scales only and are computed here (interpolation.py)
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -49,15 +49,8 @@ def _maps(
 
 
 def _resample(
-    b: Builder,
-    make: MakeTaps,
-    x: Value,
-    out: Sequence[int],
-    align_corners: bool,
-    scales: Sequence[Scale],
+    make: MakeTaps, b: Builder, x: Value, out: Sequence[int], align_corners: bool, *scales: Scale
 ) -> Value:
-    if math.prod(b.outputs[0].shape) == 0:
-        return b.zeros(b.outputs[0].shape, x.dtype)
     if not x.is_float:
         return _resample_bytes(b, make, x, out, align_corners, scales)
     x = x.accumulated()
@@ -91,16 +84,14 @@ def _resample_bytes(
 
 
 def _resample_backward(
-    b: Builder,
     make: MakeTaps,
+    b: Builder,
     grad: Value,
     out: Sequence[int],
     input_size: Sequence[int],
     align_corners: bool,
-    scales: Sequence[Scale],
+    *scales: Scale,
 ) -> Value:
-    if math.prod(grad.shape) == 0:
-        return b.zeros(input_size, grad.dtype)
     grad = grad.accumulated()
     maps = _maps(b, make, input_size[2:], out, align_corners, scales, grad.dtype)
     return b.apply_maps(grad, maps, adjoint=True)
@@ -120,61 +111,34 @@ def _whole_factors(
     return factors if all(given in (None, factor) for given, factor in pairs) else None
 
 
-def _upsample_nearest(make: MakeTaps) -> Callable[..., Value]:
-    def lower(b: Builder, x: Value, out: Sequence[int], *scales: Scale) -> Value:
-        lead, sizes, rank = x.shape[:2], x.shape[2:], len(out)
-        if factors := _whole_factors(sizes, out, scales):
-            repeated = [k for pair in zip(sizes, factors, strict=True) for k in pair]
-            apart = x.reshape([*lead, *(k for n in sizes for k in (n, 1))])
-            return b.broadcast_to(apart, [*lead, *repeated]).reshape([*lead, *out])
-        # Pixels are only picked: no arithmetic touches their values.
-        for dim, (n, m, s) in enumerate(zip(sizes, out, _numbers(scales), strict=True)):
-            ((index, _),) = make(n, m, False, s, torch.float32)
-            x = b.take(x, b.array(index.tolist(), torch.int32), x.rank - rank + dim)
-        return x
-
-    return lower
-
-
-def _upsample_nearest_backward(make: MakeTaps) -> Callable[..., Value]:
-    def lower(
-        b: Builder, grad: Value, out: Sequence[int], input_size: Sequence[int], *scales: Scale
-    ) -> Value:
-        lead, sizes = input_size[:2], input_size[2:]
-        factors = _whole_factors(sizes, out, scales)
-        if not factors:
-            return _resample_backward(b, make, grad, out, input_size, False, scales)
+def _nearest(make: MakeTaps, b: Builder, x: Value, out: Sequence[int], *scales: Scale) -> Value:
+    lead, sizes, rank = x.shape[:2], x.shape[2:], len(out)
+    if factors := _whole_factors(sizes, out, scales):
         repeated = [k for pair in zip(sizes, factors, strict=True) for k in pair]
-        apart = grad.accumulated().reshape([*lead, *repeated])
-        return apart.sum(range(3, apart.rank, 2))
-
-    return lower
-
-
-# ---- weighted sums ----
-
-
-def _upsample(make: MakeTaps) -> Callable[..., Value]:
-    def lower(
-        b: Builder, x: Value, out: Sequence[int], align_corners: bool, *scales: Scale
-    ) -> Value:
-        return _resample(b, make, x, out, align_corners, scales)
-
-    return lower
+        apart = x.reshape([*lead, *(k for n in sizes for k in (n, 1))])
+        return b.broadcast_to(apart, [*lead, *repeated]).reshape([*lead, *out])
+    # Pixels are only picked: no arithmetic touches their values.
+    for dim, (n, m, s) in enumerate(zip(sizes, out, _numbers(scales), strict=True)):
+        ((index, _),) = make(n, m, False, s, torch.float32)
+        x = b.take(x, b.array(index.tolist(), torch.int32), x.rank - rank + dim)
+    return x
 
 
-def _upsample_backward(make: MakeTaps) -> Callable[..., Value]:
-    def lower(
-        b: Builder,
-        grad: Value,
-        out: Sequence[int],
-        input_size: Sequence[int],
-        align_corners: bool,
-        *scales: Scale,
-    ) -> Value:
-        return _resample_backward(b, make, grad, out, input_size, align_corners, scales)
-
-    return lower
+def _nearest_backward(
+    make: MakeTaps,
+    b: Builder,
+    grad: Value,
+    out: Sequence[int],
+    input_size: Sequence[int],
+    *scales: Scale,
+) -> Value:
+    lead, sizes = input_size[:2], input_size[2:]
+    factors = _whole_factors(sizes, out, scales)
+    if not factors:
+        return _resample_backward(make, b, grad, out, input_size, False, *scales)
+    repeated = [k for pair in zip(sizes, factors, strict=True) for k in pair]
+    apart = grad.accumulated().reshape([*lead, *repeated])
+    return apart.sum(range(3, apart.rank, 2))
 
 
 _NEAREST: dict[str, MakeTaps] = {
@@ -195,10 +159,10 @@ _INTERPOLATED: dict[str, MakeTaps] = {
 
 for _name, _make in _NEAREST.items():
     for _rank in (1, 2, 3):
-        rule(f"aten::{_name}{_rank}d")(_upsample_nearest(_make))
-        rule(f"aten::{_name}{_rank}d_backward")(_upsample_nearest_backward(_make))
+        rule(f"aten::{_name}{_rank}d")(partial(_nearest, _make))
+        rule(f"aten::{_name}{_rank}d_backward")(partial(_nearest_backward, _make))
 
 for _name, _make in _INTERPOLATED.items():
-    rule(f"aten::{_name}")(_upsample(_make))
+    rule(f"aten::{_name}")(partial(_resample, _make))
     if "lanczos" not in _name:
-        rule(f"aten::{_name}_backward")(_upsample_backward(_make))
+        rule(f"aten::{_name}_backward")(partial(_resample_backward, _make))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lazyxla.lowering.registry import jax_rule, rule
 from lazyxla.lowering.rules.random import sampling_dtype
@@ -28,56 +28,30 @@ def _key(seed: Array, ordinal: Array) -> Array:
     return jax.random.fold_in(jax.random.fold_in(key, high), low)
 
 
-def _poisson(seed: Array, ordinal: Array, rate: Array) -> Array:
-    import jax
-    import jax.numpy as jnp
-
-    return jax.random.poisson(_key(seed, ordinal), rate, dtype=jnp.int64).astype(rate.dtype)
-
-
-def _gamma(seed: Array, ordinal: Array, shape: Array) -> Array:
+def _draw(seed: Array, ordinal: Array, *parameters: Array, sampler: str) -> Array:
     import jax
 
-    return jax.random.gamma(_key(seed, ordinal), shape, dtype=shape.dtype)
+    dtype = parameters[0].dtype
+    draw, drawn = getattr(jax.random, sampler), "int64" if sampler == "poisson" else dtype
+    result = draw(_key(seed, ordinal), *parameters, dtype=drawn)
+    return result.astype(dtype)
 
 
-def _dirichlet(seed: Array, ordinal: Array, concentration: Array) -> Array:
-    import jax
+def _sampled(sampler: str) -> Callable[..., Value]:
+    """A rule: its arguments are the distribution's parameters and a generator, which is None."""
 
-    return jax.random.dirichlet(_key(seed, ordinal), concentration, dtype=concentration.dtype)
+    def lower(b: Builder, *args: Value | None) -> Value:
+        dtype = sampling_dtype(b.outputs[0].dtype)
+        parameters = b.align(*(x for x in args if x is not None), dtype=dtype)
+        return b.call_jax(_draw, *b.rng, *parameters, sampler=sampler)  # type: ignore[no-any-return]
 
-
-def _binomial(seed: Array, ordinal: Array, count: Array, p: Array) -> Array:
-    import jax
-
-    return jax.random.binomial(_key(seed, ordinal), count, p, dtype=count.dtype)
-
-
-def _sample(b: Builder, sampler: Callable[..., Any], *parameters: Value) -> Value:
-    """Calls a sampler on parameters in the dtype to sample in."""
-    dtype = sampling_dtype(b.outputs[0].dtype)
-    sample: Value = b.call_jax(sampler, *b.rng, *b.align(*parameters, dtype=dtype))
-    return sample
+    return lower
 
 
-@rule("aten::poisson")
-def poisson(b: Builder, rate: Value, generator: None) -> Value:
-    return _sample(b, _poisson, rate)
-
-
-@rule("aten::_standard_gamma")
-def standard_gamma(b: Builder, shape: Value, generator: None) -> Value:
-    return _sample(b, _gamma, shape)
-
-
-@rule("aten::_sample_dirichlet")
-def sample_dirichlet(b: Builder, concentration: Value, generator: None) -> Value:
-    return _sample(b, _dirichlet, concentration)
-
-
-@rule("aten::binomial")
-def binomial(b: Builder, count: Value, p: Value, generator: None) -> Value:
-    return _sample(b, _binomial, count, p)
+rule("aten::poisson")(_sampled("poisson"))
+rule("aten::_standard_gamma")(_sampled("gamma"))
+rule("aten::_sample_dirichlet")(_sampled("dirichlet"))
+rule("aten::binomial")(_sampled("binomial"))
 
 
 @jax_rule("aten::_standard_gamma_grad")

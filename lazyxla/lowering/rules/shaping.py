@@ -30,18 +30,6 @@ def stack(b: Builder, xs: list[Value], dim: int) -> Value:
     return b.stack([x.to(b.outputs[0].dtype) for x in xs], dim)
 
 
-@rule("aten::block_diag")
-def block_diag(b: Builder, xs: list[Value]) -> Value:
-    dtype, (rows, columns) = b.outputs[0]
-    result, row, column = b.zeros((rows, columns), dtype), 0, 0
-    for x in xs:
-        x = x.to(dtype).reshape((1,) * (2 - x.rank) + x.shape)
-        height, width = x.shape
-        result = b.dynamic_update_slice(result, x, [row, column])
-        row, column = row + height, column + width
-    return result
-
-
 # ---- repeating and turning ----
 
 
@@ -61,8 +49,6 @@ def flip(b: Builder, x: Value, dims: list[int]) -> Value:
 
 def _roll(b: Builder, x: Value, shift: Operand, dim: int) -> Value:
     size = x.shape[dim]
-    if not size:
-        return x
     if (known := b.known(shift)) is None:
         return _roll_by_value(x, b.value(shift, torch.int64), dim)
     if not (count := int(known.real) % size):
@@ -90,16 +76,6 @@ def roll(b: Builder, x: Value, shifts: list[Operand], dims: list[int]) -> Value:
     return x
 
 
-@rule("aten::rot90")
-def rot90(b: Builder, x: Value, k: int, dims: list[int]) -> Value:
-    first, second = dims
-    if k % 4 == 2:
-        return b.flip(x, dims)
-    if k % 4 == 1:
-        return b.swap(b.flip(x, [second]), first, second)
-    return b.flip(b.swap(x, first, second), [second]) if k % 4 else x
-
-
 @rule("aten::pixel_shuffle")
 def pixel_shuffle(b: Builder, x: Value, factor: int) -> Value:
     *batch, channels, height, width = x.shape
@@ -116,13 +92,6 @@ def pixel_unshuffle(b: Builder, x: Value, factor: int) -> Value:
     x = x.reshape((*batch, channels, height // factor, factor, width // factor, factor))
     x = b.transpose(x, [*range(n), n, n + 2, n + 4, n + 1, n + 3])
     return x.reshape(b.outputs[0].shape)
-
-
-@rule("aten::channel_shuffle")
-def channel_shuffle(b: Builder, x: Value, groups: int) -> Value:
-    batch, channels, *space = x.shape
-    grouped = x.reshape((batch, groups, channels // groups, *space))
-    return b.swap(grouped, 1, 2).reshape(x.shape)
 
 
 @rule("aten::repeat_interleave.Tensor")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -50,6 +50,16 @@ class TpuBuilder(Builder):
         if lhs.dtype == torch.int64:
             raise LoweringError("XLA's TPU compiler has no convolution of int64")
         return super().conv(lhs, rhs, *args, **options)
+
+    def fft(self, function: Callable[..., Any], x: Value, **static: Any) -> Any:
+        if x.dtype in (torch.float64, torch.complex128):
+            raise LoweringError("XLA's TPU compiler has no Fourier transform of float64")
+        return super().fft(function, x, **static)
+
+    def computed_once(self, x: Value) -> Value:
+        # In attention the gradient of softmax is read by two matmuls: XLA would compute the sums in
+        # both of them again, and the weights for them.
+        return self.hlo.optimization_barrier([x])
 
     def pick(self, x: Value, index: Value, dim: int) -> Value:
         # A TPU gathers element after element; a comparison with all of a row fuses into what makes
