@@ -9,6 +9,8 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -41,3 +43,17 @@ def test_forked_children_end(pytestconfig: pytest.Config) -> None:
 def test_processes_that_watch_others_end() -> None:
     """They are seen to be alive whatever their threads do, and wait for none that is gone."""
     assert problems("watched", 5, 3) == []
+
+
+WORK = """
+import torch, lazyxla
+x = torch.randn(2000, 2000).to("lazyxla")
+y = x
+for _ in range(20):
+    y = y @ x * 1e-2
+lazyxla.sync()  # the plugin makes its kernels while the process ends
+"""
+
+
+def test_long_work_at_the_end(run_python: Callable[..., Any]) -> None:
+    run_python(WORK)

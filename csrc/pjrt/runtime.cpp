@@ -70,9 +70,9 @@ void at_exit(int status, void*) {
 
 void prepare_to_exit(bool busy) {
   if (!Runtime::get().initialized()) return;
-  without_destructors = busy;
-  // What is registered last runs first. LLVM, for example, makes its static variables when it needs
-  // them, long after the client was started.
+  // What is registered last runs first. LLVM and oneDNN, for example, make their static variables
+  // when a program needs them, long after the client was started: so this waits for all programs.
+  without_destructors = busy || !finish_work();
   on_exit(at_exit, nullptr);
 }
 
