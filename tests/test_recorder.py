@@ -137,6 +137,16 @@ def test_foreach():
     check(use, numbers(4, 6), numbers(4, 6).flip(1), numbers(4, 6).flip(0))
 
 
+def test_results_beyond_the_first_65536():
+    x, y = numbers(2), numbers(2) + 1
+    results = torch._foreach_neg([on_device(x)] * 65_536 + [on_device(y)] * 4)
+    early, late = results[3], results[65_539]
+    del results
+    with counted() as n:
+        assert_same(early + 10 * late, -x - 10 * y)
+    assert n.executions == 1
+
+
 # --- Scalars and promotion -----------------------------------------------------------------------
 
 SCALARS = {

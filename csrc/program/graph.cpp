@@ -13,8 +13,8 @@ enum Mark : uint64_t { kLeaf = uint64_t{1} << 56, kOutputs = uint64_t{2} << 56 }
 
 uint32_t Graph::operand(size_t node, size_t position) const {
   uint64_t code = key[records[node] + position];
-  auto number = static_cast<uint32_t>(code >> 17);
-  return code & 1 ? number : values[number] + static_cast<uint32_t>(code >> 1 & 0xffff);
+  auto number = static_cast<uint32_t>(code >> 32);
+  return code & 1 ? number : values[number] + (static_cast<uint32_t>(code) >> 1);
 }
 
 uint32_t Graph::add_leaf(ir::NodePtr leaf) {

@@ -15,8 +15,6 @@
 // content may have other references (`donated`).
 #pragma once
 
-#include <c10/util/Exception.h>
-
 #include <memory>
 #include <optional>
 #include <string>
@@ -65,9 +63,7 @@ struct Graph {
   uint32_t add_leaf(ir::NodePtr leaf);
   uint32_t add_node(ir::NodePtr node);  // each of its operands is to be added next:
   void add_operand(uint32_t position, uint32_t index, bool is_leaf) {
-    TORCH_CHECK(index < 1 << 16, "lazyxla: result ", index, " of one operator is used: no more ",
-                "than 65,536 results can be told apart");
-    key.push_back((uint64_t{position} << 17) | (uint64_t{index} << 1) | (is_leaf ? 1 : 0));
+    key.push_back((uint64_t{position} << 32) | (uint64_t{index} << 1) | (is_leaf ? 1 : 0));
   }
   // number_values is called once all nodes are added; complete_key once `outputs` and `aliases` are
   // set.
