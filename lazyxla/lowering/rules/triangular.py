@@ -1,4 +1,8 @@
-"""Cholesky's decomposition and triangular systems, for which XLA has operations."""
+"""Cholesky's decomposition and triangular systems, for which XLA has operations.
+
+Programs for the CPU decompose with PyTorch's kernel (host_call.py), which finds the minor that is
+not positive definite.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,7 @@ if TYPE_CHECKING:
     from lazyxla.lowering.builder import Builder
 
 
-@rule("aten::linalg_cholesky_ex")
+@rule("aten::linalg_cholesky_ex", platforms=("cuda", "tpu"))
 def cholesky_ex(b: Builder, x: Value, upper: bool, check_errors: bool) -> tuple[Value, Value]:
     factor = cholesky(b, x, upper)
     diagonal = where(_rows(b, factor) == _columns(b, factor), factor, 0).sum([-1])
@@ -26,7 +30,7 @@ def cholesky_ex(b: Builder, x: Value, upper: bool, check_errors: bool) -> tuple[
     return factor, (~good).to(torch.int32)
 
 
-@rule("aten::cholesky")
+@rule("aten::cholesky", platforms=("cuda", "tpu"))
 def cholesky(b: Builder, x: Value, upper: bool) -> Value:
     factor = b.hlo.cholesky(_adjoint(b, x) if upper else x, lower=True)
     factor = where(_rows(b, factor) >= _columns(b, factor), factor, 0)
