@@ -77,6 +77,12 @@ REFUSED: dict[str, Call] = {
         for mode in ("nearest", "bilinear", "bicubic")
         for dtype in (torch.int8, torch.int32, torch.bool)
     },
+    "embedding_bag, weight": lambda d: F.embedding_bag(
+        index(0, 1, d=d), ones(2, 2, 2, d=d), index(0, 1, d=d)
+    ),
+    "embedding_bag, offsets": lambda d: torch.embedding_bag(
+        table(d), index(0, 1, d=d), index(0, 1, d=d).view(1, 2)
+    ),
     "put": lambda d: table(d).put(index(0, 1, d=d), ones(3, d=d)),
     "put_": lambda d: table(d).put_(index(0, 1, d=d), ones(3, d=d)),
     "put_, float64": lambda d: table(d).put_(index(0, 1, d=d), ones(2, d=d).double()),
@@ -333,6 +339,17 @@ ELSEWHERE: dict[str, Callable[[torch.Tensor], Any]] = {
 def test_results_on_another_device(name: str) -> None:
     with pytest.raises(RuntimeError, match=r"same device.*lazyxla:0 and cpu"):
         ELSEWHERE[name](table(DEVICE))
+
+
+@pytest.mark.parametrize("mode", ["sum", "max"])
+def test_indices_of_no_bag(mode: str) -> None:
+    """PyTorch's CPU reads beyond the end of the offsets."""
+    indices = index(0, 1, d=DEVICE)
+    weights = row(DEVICE)[:2] if mode == "sum" else None
+    with pytest.raises(RuntimeError, match="belong to no bag"):
+        F.embedding_bag(
+            indices, table(DEVICE), indices[:0], mode=mode, per_sample_weights=weights
+        )
 
 
 # --- Warnings ------------------------------------------------------------------------------------

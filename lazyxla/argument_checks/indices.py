@@ -9,6 +9,8 @@ from torch import Tensor
 
 from lazyxla.argument_checks.tables import AFTER, BEFORE, Arguments, checks, dtype_name, require
 
+_MAX = 2  # of embedding_bag's modes
+
 
 def _check_indices_broadcast(indices: Sequence[Tensor | None]) -> None:
     shapes = [list(index.shape) for index in indices if index is not None]
@@ -110,11 +112,18 @@ def _index_reduce(a: Arguments, _: Sequence[int]) -> None:
 
 @checks(BEFORE, "_embedding_bag", "_embedding_bag_forward_only")
 def _embedding_bag(a: Arguments) -> None:
-    """PyTorch's kernel would read beyond the end of the offsets."""
-    starts = a["offsets"].numel() > 0 or a["indices"].numel() == 0
+    offsets = a["offsets"]
+    for name, rank in (("weight", 2), ("offsets", 1)):
+        require(
+            a[name].dim() == rank,
+            f"{name} has to be a {rank}D Tensor, but got Tensor of dimension {a[name].dim()}",
+        )
+    # PyTorch's kernel would read beyond the end of the offsets.
+    belong = offsets.numel() > 0 or a["indices"].numel() == 0
     require(
-        starts or a["per_sample_weights"] is None,
-        "embedding_bag: per_sample_weights for indices that belong to no bag: there are no offsets",
+        belong or (a["mode"] != _MAX and a["per_sample_weights"] is None),
+        "embedding_bag: mode='max' or per_sample_weights for indices that belong to no bag: "
+        "there are no offsets",
     )
 
 
