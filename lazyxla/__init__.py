@@ -32,6 +32,7 @@ with Deferred():  # a module half imported would stay so
         argument_checks,
         batch_norm,
         control_flow,
+        determinant,
         device_module,
         distributed,
         flex_attention,
@@ -280,7 +281,9 @@ def _register() -> None:
     lowering.allow_host_calls(_C.takes_host_calls, lambda: settings.strict_host_calls)
     _C.install_lowering(reporting.lower, lowering.how, lowering.check_lowering)
     argument_checks.install()
-    _C.register_operators(lowering.names())
+    batch_norm.install()
+    determinant.install()
+    _C.register_operators(lowering.names())  # but for those that have a kernel by now
     _C.install_planner(history.plan, collectives.cut_at_collectives, collectives.arrange)
     _C.install_result_reader(lowering.result_tiles)
     _C.install_listeners(reporting.loaded, reporting.on_host, reporting.cut)
@@ -289,7 +292,6 @@ def _register() -> None:
     lowering.on_change(_C.rule_changed)
     lowering.on_change(lambda *_: program_store.forget())
     meta_functions.install()
-    batch_norm.install()
     recurrent.install()
     model_state.install()
     distributed.install()

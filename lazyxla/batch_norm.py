@@ -1,11 +1,14 @@
-"""Operators of batch normalization that write running statistics without saying so.
+"""Operators of batch normalization that cannot be recorded as they are.
 
-Their schemas declare no writes, so that they cannot be recorded as they are. Each is made of others
-here: numbers for each channel, of which there are few.
+Some write running statistics, and their schemas declare no writes. Each is made of others here:
+numbers for each channel, of which there are few. (native_batch_norm, which every model calls, is in
+csrc/dispatch/batch_norm.cpp.) The out= forms have running statistics and results to write to: they
+assign the results of the functional ones.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -64,11 +67,29 @@ def _update_stats(
     return mean, variance
 
 
+def _assigned(op: Any) -> Callable[..., tuple[Tensor, ...]]:
+    """The out= form of an operator."""
+
+    def out_form(
+        *args: Any, out: Tensor, save_mean: Tensor, save_invstd: Tensor
+    ) -> tuple[Tensor, ...]:
+        outputs = (out, save_mean, save_invstd)
+        for output, result in zip(outputs, op(*args), strict=True):
+            torch._prims_common.wrappers._maybe_resize_out(output, result.shape)
+            output.copy_(result)
+        return outputs
+
+    return out_form
+
+
 def install() -> None:
     """Registers the operators for the device. Once per process."""
+    aten = torch.ops.aten
     for name, function in (
         ("batch_norm_gather_stats", _gather_stats),
         ("batch_norm_gather_stats_with_counts", _gather_stats_with_counts),
         ("batch_norm_update_stats", _update_stats),
+        ("native_batch_norm.out", _assigned(aten.native_batch_norm.default)),
+        ("_native_batch_norm_legit.out", _assigned(aten._native_batch_norm_legit.default)),
     ):
         _library.impl(name, function, "PrivateUse1")

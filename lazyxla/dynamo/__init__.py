@@ -21,8 +21,8 @@ from typing import Any
 from torch import fx
 
 from lazyxla import _C, untraced
+from lazyxla.determinant import transpose_for_determinants
 from lazyxla.dynamo import attention, padding
-from lazyxla.dynamo.determinant import transpose_for_determinants
 from lazyxla.dynamo.execution import compile_graph
 from lazyxla.dynamo.flex_attention import inline_flex_attention
 from lazyxla.dynamo.saved_tensors import partition_joint_graph

@@ -18,7 +18,7 @@ import torch
 from torch import fx, nn
 from torch.utils import _pytree as pytree
 
-from lazyxla.dynamo.determinant import transpose_for_determinants
+from lazyxla.determinant import transpose_for_determinants
 from lazyxla.dynamo.partition import has_positions_of_masks, lowers
 from lazyxla.lowering.fx_graph import DRAW, FxGraph
 from lazyxla.lowering.operators import draws, schema_name

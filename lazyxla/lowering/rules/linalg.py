@@ -99,7 +99,7 @@ def _sign_of_permutation(pivots: Array) -> Array:
 
 
 def _lu_of_determinant(a: Array) -> tuple[Array, Array]:
-    """For a real matrix the LU of the transposed one: see csrc/dispatch/determinant.cpp."""
+    """For a real matrix the LU of the transposed one: see lazyxla/determinant.py."""
     import jax.numpy as jnp
 
     return _lu(a if jnp.iscomplexobj(a) else a.swapaxes(-1, -2))[:2]
