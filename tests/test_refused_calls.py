@@ -347,9 +347,7 @@ def test_indices_of_no_bag(mode: str) -> None:
     indices = index(0, 1, d=DEVICE)
     weights = row(DEVICE)[:2] if mode == "sum" else None
     with pytest.raises(RuntimeError, match="belong to no bag"):
-        F.embedding_bag(
-            indices, table(DEVICE), indices[:0], mode=mode, per_sample_weights=weights
-        )
+        F.embedding_bag(indices, table(DEVICE), indices[:0], mode=mode, per_sample_weights=weights)
 
 
 # --- Warnings ------------------------------------------------------------------------------------

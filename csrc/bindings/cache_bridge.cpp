@@ -65,9 +65,8 @@ class PythonStoredGraph final : public program::StoredGraph {
 // A Python function (portable key or None, compile options) ->
 // lazyxla.cache.program_store.StoredGraph or None.
 void install_program_store(py::function open) {
-  program::program_store() = [&function = kept(std::move(open))](
-                                 const std::optional<std::string>& key,
-                                 const std::string& options) {
+  program::program_store = [&function = kept(std::move(open))](
+                               const std::optional<std::string>& key, const std::string& options) {
     return in_python([&]() -> std::unique_ptr<program::StoredGraph> {
       py::object bytes = key ? py::object(py::bytes(*key)) : py::none();
       py::object graph = function(bytes, py::bytes(options));

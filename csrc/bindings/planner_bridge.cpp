@@ -86,7 +86,7 @@ std::optional<program::ReplicaGroups> arrange(const py::function& function,
 }
 
 void install_planner(py::function plan_graph, py::function cut, py::function grid) {
-  program::planner() = {
+  program::planner = {
       [&function = kept(std::move(plan_graph))](const program::Graph& graph, bool may_cut) {
         return in_python([&] { return plan(function, graph, may_cut); });
       },

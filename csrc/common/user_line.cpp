@@ -7,13 +7,10 @@ namespace py = pybind11;
 namespace lazyxla {
 namespace {
 
-std::vector<std::string>& library_paths() {
-  static auto* paths = new std::vector<std::string>();
-  return *paths;
-}
+auto& library_paths = *new std::vector<std::string>();
 
 bool is_users(const std::string& path) {
-  for (const std::string& library : library_paths()) {
+  for (const std::string& library : library_paths) {
     if (path.starts_with(library)) return false;
   }
   return path.find("importlib") == std::string::npos;
@@ -50,6 +47,6 @@ std::string user_line_prefix() {
   return where.empty() ? "" : where + ": ";
 }
 
-void set_library_paths(std::vector<std::string> paths) { library_paths() = std::move(paths); }
+void set_library_paths(std::vector<std::string> paths) { library_paths = std::move(paths); }
 
 }  // namespace lazyxla

@@ -121,10 +121,7 @@ bool draws_from_default(const OpInfo& info) {
 }
 
 // The numbers that were checked.
-KnownCalls& checked_numbers() {
-  static auto* instance = new KnownCalls();
-  return *instance;
-}
+auto& checked_numbers = *new KnownCalls();
 
 bool takes_integers(const Scan& scan) {
   for (const c10::TensorImpl* tensor : scan.operands) {
@@ -135,21 +132,18 @@ bool takes_integers(const Scan& scan) {
   return false;
 }
 
-std::unordered_map<std::string, Checks>& argument_checks() {
-  static auto* instance = new std::unordered_map<std::string, Checks>();
-  return *instance;
-}
+auto& argument_checks = *new std::unordered_map<std::string, Checks>();
 
 }  // namespace
 
 void set_argument_checks(std::unordered_map<std::string, Checks> checks) {
-  argument_checks() = std::move(checks);
+  argument_checks = std::move(checks);
 }
 
 void find_checks(OpInfo& info) {
   const std::string& name = info.functional_name;
-  const auto found = argument_checks().find(name);
-  if (found != argument_checks().end()) info.checks = found->second;
+  const auto found = argument_checks.find(name);
+  if (found != argument_checks.end()) info.checks = found->second;
   Checks& checks = info.checks;
   if (!checks.on_cpu_with && info.functional.hasTag(at::Tag::pointwise)) checks.on_cpu_with = 1;
   const bool of_integers = checks.on_cpu_with || name == "aten::_foreach_pow.Scalar";
@@ -234,13 +228,13 @@ void check_numbers(const OpInfo& info, Args args, const Scan& scan, uint64_t key
   static_assert(sizeof(ir::ScalarValue) == sizeof(uint64_t));
   const auto* words = reinterpret_cast<const uint64_t*>(scan.slots.data());
   uint64_t hash = hash_words(words, scan.slots.size()) * 0x9e3779b97f4a7c15ull ^ key_hash;
-  if (checked_numbers().contains(hash)) return;
+  if (checked_numbers.contains(hash)) return;
   if (info.checks.of_numbers) {
     info.checks.of_numbers(info, args, {});
   } else {
     check_as_cpu(info, args, {.fill = info.checks.on_cpu_with.value_or(0), .shrink = true});
   }
-  checked_numbers().add(hash);
+  checked_numbers.add(hash);
 }
 
 }  // namespace lazyxla::dispatch

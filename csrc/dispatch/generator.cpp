@@ -21,10 +21,7 @@ struct Defaults {
   std::optional<uint64_t> seed;  // of the last seed_all, for generators made later
 };
 
-Guarded<Defaults>& defaults() {
-  static auto* instance = new Guarded<Defaults>();
-  return *instance;
-}
+auto& defaults = *new Guarded<Defaults>();
 
 }  // namespace
 
@@ -75,7 +72,7 @@ Generator* Generator::clone_impl() const {
 
 const at::Generator& default_generator(c10::DeviceIndex index) {
   index = resolve_index(index);
-  const auto all = defaults().hold();
+  const auto all = defaults.hold();
   auto& generator = all->generators[index];
   if (!generator.defined()) {
     generator = at::make_generator<Generator>(
@@ -87,7 +84,7 @@ const at::Generator& default_generator(c10::DeviceIndex index) {
 void seed_all(uint64_t seed) {
   std::array<at::Generator, 128> generators;
   {
-    const auto all = defaults().hold();
+    const auto all = defaults.hold();
     all->seed = seed;
     generators = all->generators;
   }

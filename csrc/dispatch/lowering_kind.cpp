@@ -11,13 +11,10 @@ struct Hooks {
   CheckLowering check_lowering;
 };
 
-Hooks& hooks() {
-  static auto* instance = new Hooks();
-  return *instance;
-}
+auto& hooks = *new Hooks();
 
 LoweringKind ask_lowering_kind(const OpInfo& info) {
-  const std::string how = hooks().how(info.functional_name);
+  const std::string how = hooks.how(info.functional_name);
   return how == "host"            ? LoweringKind::kHost
          : how == "call"          ? LoweringKind::kHostCall
          : how == "decomposition" ? LoweringKind::kDecomposition
@@ -36,12 +33,12 @@ LoweringKind lowering_kind_of(const OpInfo& info, const record::Capture* capture
 }
 
 Recipe::Runs check_lowering(const ir::OpSpec& spec, const Scan& scan) {
-  return hooks().check_lowering(spec, scan);
+  return hooks.check_lowering(spec, scan);
 }
 
 void set_lowering(std::function<std::string(const std::string&)> how,
                   CheckLowering check_lowering) {
-  hooks() = {std::move(how), std::move(check_lowering)};
+  hooks = {std::move(how), std::move(check_lowering)};
 }
 
 }  // namespace lazyxla::dispatch

@@ -276,10 +276,7 @@ std::unique_ptr<OpInfo> make_info(const OperatorHandle& op) {
 // All infos that were made.
 using Infos = std::unordered_map<c10::OperatorName, std::unique_ptr<OpInfo>>;
 
-Guarded<Infos>& all_infos() {
-  static auto* instance = new Guarded<Infos>();
-  return *instance;
-}
+auto& all_infos = *new Guarded<Infos>();
 
 }  // namespace
 
@@ -289,17 +286,17 @@ std::string qualified_name(const c10::OperatorName& name) {
 
 OpInfo& OpInfo::of(const OperatorHandle& op) {
   {
-    const auto infos = all_infos().hold();
+    const auto infos = all_infos.hold();
     auto found = infos->find(op.operator_name());
     if (found != infos->end()) return *found->second;
   }
   auto info = make_info(op);
-  return *all_infos().hold()->try_emplace(op.operator_name(), std::move(info)).first->second;
+  return *all_infos.hold()->try_emplace(op.operator_name(), std::move(info)).first->second;
 }
 
 void OpInfo::forget_lowering_kind(const std::string& name) {
   static std::atomic<uint64_t> next_key{1};  // odd: no address
-  const auto infos = all_infos().hold();
+  const auto infos = all_infos.hold();
   const std::string ns = name.substr(0, name.find("::") + 2);
   for (auto it = infos->begin(); it != infos->end();) {
     OpInfo& info = *it->second;

@@ -173,10 +173,7 @@ bool is_pointwise(const OpInfo& info) { return info.functional.hasTag(at::Tag::p
 bool may_ask(const OpInfo& info) { return !info.writes_list && info.name.starts_with("aten::"); }
 
 // The kinds of calls that the CPU kernel accepted.
-KnownCalls& asked_calls() {
-  static auto* instance = new KnownCalls();
-  return *instance;
-}
+auto& asked_calls = *new KnownCalls();
 
 void check_between(const OpInfo& info, Args args, const std::vector<Argument>& arguments,
                    const Scan* scan) {
@@ -198,9 +195,9 @@ void check_between(const OpInfo& info, Args args, const std::vector<Argument>& a
       mix(share_storage(*target.tensor.unsafeGetTensorImpl(), *other.tensor.unsafeGetTensorImpl()));
     }
   }
-  if (asked_calls().contains(hash)) return;
+  if (asked_calls.contains(hash)) return;
   ask_cpu(info, args, small);
-  asked_calls().add(hash);
+  asked_calls.add(hash);
 }
 
 }  // namespace

@@ -18,14 +18,11 @@ struct Block {
 };
 
 // The live blocks by their begin. Never destroyed: tensors may be freed after static objects.
-Guarded<std::map<uintptr_t, Block>>& blocks() {
-  static auto* instance = new Guarded<std::map<uintptr_t, Block>>();
-  return *instance;
-}
+auto& blocks = *new Guarded<std::map<uintptr_t, Block>>();
 
 std::optional<Block> find(const void* data) {
   const auto address = reinterpret_cast<uintptr_t>(data);
-  const auto live = blocks().hold();
+  const auto live = blocks.hold();
   auto next = live->upper_bound(address);
   if (next == live->begin()) return std::nullopt;
   const Block& block = std::prev(next)->second;
@@ -33,7 +30,7 @@ std::optional<Block> find(const void* data) {
 }
 
 void release(void* data) {
-  const auto block = blocks().hold()->extract(reinterpret_cast<uintptr_t>(data));
+  const auto block = blocks.hold()->extract(reinterpret_cast<uintptr_t>(data));
   if (block.mapped().mapped) graph::unmap_host_memory(data);
   c10::GetCPUAllocator()->raw_deallocate(data);
 }
@@ -46,7 +43,7 @@ class PinnedAllocator final : public c10::Allocator {
     const Block block{reinterpret_cast<uintptr_t>(memory.get()) + nbytes,
                       graph::map_host_memory(memory.get(), nbytes)};
     void* data = memory.release_context();
-    (*blocks().hold())[reinterpret_cast<uintptr_t>(data)] = block;
+    (*blocks.hold())[reinterpret_cast<uintptr_t>(data)] = block;
     return {data, data, &release, c10::kCPU};
   }
   c10::DeleterFnPtr raw_deleter() const override { return &release; }

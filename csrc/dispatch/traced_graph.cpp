@@ -19,10 +19,7 @@ namespace {
 using ir::Arg;
 using ir::Value;
 
-std::function<void(int64_t)>& graph_dropped() {
-  static auto* instance = new std::function<void(int64_t)>();
-  return *instance;
-}
+auto& graph_dropped = *new std::function<void(int64_t)>();
 
 ir::SlotKind slot_kind(c10::ScalarType dtype) {
   return c10::isFloatingType(dtype) ? ir::SlotKind::kFloat : ir::SlotKind::kInt;
@@ -75,7 +72,7 @@ class TracedGraph::Lifetime final : public ir::LeafData {
  public:
   explicit Lifetime(int64_t number) : number_(number) {}
   ~Lifetime() override {
-    if (graph_dropped()) graph_dropped()(number_);
+    if (graph_dropped) graph_dropped(number_);
   }
   ir::OpSpec spec;  // as it is called with the settings of its making
 
@@ -169,8 +166,6 @@ std::vector<at::TensorBase> TracedGraph::record(c10::ArrayRef<c10::TensorImpl*> 
   return results;
 }
 
-void set_graph_dropped(std::function<void(int64_t)> dropped) {
-  graph_dropped() = std::move(dropped);
-}
+void set_graph_dropped(std::function<void(int64_t)> dropped) { graph_dropped = std::move(dropped); }
 
 }  // namespace lazyxla::dispatch

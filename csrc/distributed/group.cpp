@@ -9,10 +9,7 @@ namespace {
 
 using Groups = std::unordered_map<std::string, std::shared_ptr<Group>>;
 
-Guarded<Groups>& groups() {
-  static auto* instance = new Guarded<Groups>();
-  return *instance;
-}
+auto& groups = *new Guarded<Groups>();
 
 }  // namespace
 
@@ -46,18 +43,18 @@ std::vector<int64_t> Group::recorded(int64_t number) {
 }
 
 void add_group(const std::string& name, std::shared_ptr<Group> group) {
-  (*groups().hold())[name].swap(group);
+  (*groups.hold())[name].swap(group);
 }
 
 void remove_group(const std::string& name) {
   if (forked()) return;  // the threads that its transport waits for are the parent's
-  const auto removed = groups().hold()->extract(name);  // it may end without the lock
+  const auto removed = groups.hold()->extract(name);  // it may end without the lock
 }
 
 std::shared_ptr<Group> find_group(const std::string& name) {
   std::shared_ptr<Group> found;
   {
-    const auto all = groups().hold();
+    const auto all = groups.hold();
     if (const auto each = all->find(name); each != all->end()) found = each->second;
   }
   TORCH_CHECK(found, "lazyxla: the process group ", name, " was destroyed before this was run");

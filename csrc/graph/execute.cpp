@@ -20,13 +20,10 @@
 namespace lazyxla::graph {
 namespace {
 
-TensorDescriptions& descriptions() {
-  static auto* instance = new TensorDescriptions();
-  return *instance;
-}
+auto& descriptions = *new TensorDescriptions();
 
 std::string describe_largest(c10::DeviceIndex device) {
-  const std::string lines = descriptions().largest ? descriptions().largest(device) : "";
+  const std::string lines = descriptions.largest ? descriptions.largest(device) : "";
   return lines.empty() ? ""
                        : c10::str("\nThe largest tensors on lazyxla:", int{device}, ":\n", lines);
 }
@@ -87,7 +84,7 @@ void break_promises(c10::ArrayRef<program::BufferRef> promises, const std::strin
 // A sentence that names the tensors whose data was lost with a failed program.
 std::string describe_lost(const std::vector<const void*>& lost) {
   if (lost.empty()) return "";
-  std::string names = descriptions().names ? descriptions().names(lost) : "";
+  std::string names = descriptions.names ? descriptions.names(lost) : "";
   std::string text = ". " + std::to_string(lost.size()) +
                      (lost.size() == 1 ? " tensor is" : " tensors are") +
                      " lost, since the program had taken the memory over";
@@ -133,7 +130,7 @@ const pjrt::Device& pjrt_device(c10::DeviceIndex device) {
   return devices[device];
 }
 
-void set_tensor_descriptions(TensorDescriptions given) { descriptions() = std::move(given); }
+void set_tensor_descriptions(TensorDescriptions given) { descriptions = std::move(given); }
 
 void rethrow(const pjrt::Error& error, const std::string& doing,
              std::optional<c10::DeviceIndex> device) {

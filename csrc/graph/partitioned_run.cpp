@@ -38,14 +38,11 @@ void check_fits(const program::Variant& variant, const Run& run,
   for (const pjrt::Device* device : devices) check_free(variant, needed, *device);
 }
 
-LaunchCheck& launch_check() {
-  static auto* instance = new LaunchCheck();
-  return *instance;
-}
+auto& launch_check = *new LaunchCheck();
 
 }  // namespace
 
-void set_launch_check(LaunchCheck check) { launch_check() = std::move(check); }
+void set_launch_check(LaunchCheck check) { launch_check = std::move(check); }
 
 void execute_partitioned(const program::Variant& variant, const Run& run, c10::DeviceIndex index) {
   const ir::Mesh& mesh = *variant.partition->mesh;
@@ -62,7 +59,7 @@ void execute_partitioned(const program::Variant& variant, const Run& run, c10::D
 
   // A device may wait for the others, and one that calls the host for the GIL.
   WithoutGil no_gil;
-  if (variant.identity && launch_check()) launch_check()(mesh, variant);
+  if (variant.identity && launch_check) launch_check(mesh, variant);
   keep(variant, run, undoable(run, index, [&](pjrt::InFlight::Listener over) {
          return variant.executable().execute_on_each(args, run.donated, devices, std::move(over));
        }));

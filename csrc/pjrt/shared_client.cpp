@@ -19,21 +19,18 @@ std::atomic<int> count{0};
 namespace {
 
 // By buffer: how many hold it besides one.
-Guarded<std::unordered_map<PJRT_Buffer*, int>>& holders() {
-  static auto* instance = new Guarded<std::unordered_map<PJRT_Buffer*, int>>();
-  return *instance;
-}
+auto& holders = *new Guarded<std::unordered_map<PJRT_Buffer*, int>>();
 
 void add_holder(PJRT_Buffer* buffer) {
-  if ((*holders().hold())[buffer]++ == 0) ++count;
+  if ((*holders.hold())[buffer]++ == 0) ++count;
 }
 
 }  // namespace
 
-bool is_shared(PJRT_Buffer* buffer) { return holders().hold()->contains(buffer); }
+bool is_shared(PJRT_Buffer* buffer) { return holders.hold()->contains(buffer); }
 
 bool let_go(PJRT_Buffer* buffer) {
-  const auto others = holders().hold();
+  const auto others = holders.hold();
   const auto found = others->find(buffer);
   if (found == others->end()) return false;
   if (--found->second == 0) {

@@ -31,10 +31,7 @@ constexpr int kCompiledFirst = 8;
 
 constexpr size_t kMostFamilies = 1024;
 
-HostProgramMaker& maker() {
-  static auto* instance = new HostProgramMaker();
-  return *instance;
-}
+auto& maker = *new HostProgramMaker();
 
 // Of all its values.
 int64_t elements_of(const Graph& graph) {
@@ -78,18 +75,18 @@ Memory memory_for(size_t nbytes) { return Memory(nbytes / sizeof(std::max_align_
 
 }  // namespace
 
-void set_host_program_maker(HostProgramMaker new_maker) { maker() = std::move(new_maker); }
+void set_host_program_maker(HostProgramMaker new_maker) { maker = std::move(new_maker); }
 
 std::optional<HostProgram> find_host_program(const Graph& graph, OnHost which) {
   if (which == OnHost::kNone || !may_have_host_programs()) return std::nullopt;
-  if (which == OnHost::kMedium) return is_medium(graph) ? maker()(graph) : std::nullopt;
+  if (which == OnHost::kMedium) return is_medium(graph) ? maker(graph) : std::nullopt;
   if (!is_small(graph)) return std::nullopt;
   if (which != OnHost::kStage && graphs_before(graph) < kCompiledFirst) return std::nullopt;
-  return maker()(graph);
+  return maker(graph);
 }
 
 std::optional<HostProgram> find_trial_program(const Graph& graph) {
-  return may_have_host_programs() && is_medium(graph) ? maker()(graph) : std::nullopt;
+  return may_have_host_programs() && is_medium(graph) ? maker(graph) : std::nullopt;
 }
 
 std::vector<pjrt::Buffer> run(const HostProgram& program, c10::ArrayRef<pjrt::Buffer*> inputs,

@@ -15,10 +15,7 @@ namespace {
 // Marks the partition in a key; OpSpec ids and other words that begin a section are smaller.
 constexpr uint64_t kPartition = uint64_t{3} << 56;
 
-ResultReader& result_reader() {
-  static auto* instance = new ResultReader();
-  return *instance;
-}
+auto& result_reader = *new ResultReader();
 
 void note_mesh(Partition& partition, const ir::Sharding* sharding) {
   if (!sharding) return;
@@ -86,7 +83,7 @@ const ir::Mesh* needed_mesh(const ir::OpSpec& reader, const ir::Node& leaf) {
   return is_everywhere && !reader.spreads ? nullptr : &mesh;
 }
 
-void set_result_reader(ResultReader reader) { result_reader() = std::move(reader); }
+void set_result_reader(ResultReader reader) { result_reader = std::move(reader); }
 
 void Partition::check() const {
   TORCH_CHECK_VALUE(
@@ -118,7 +115,7 @@ std::string Partition::text() const {
 }
 
 std::vector<const ir::Sharding*> Partition::results_of(const pjrt::CompiledProgram& program) const {
-  const std::vector<ResultTiles> all = result_reader()(program, ranks, mesh->size());
+  const std::vector<ResultTiles> all = result_reader(program, ranks, mesh->size());
   TORCH_INTERNAL_ASSERT(all.size() == results.size());
   std::vector<const ir::Sharding*> found;
   for (size_t i = 0; i < all.size(); ++i) {

@@ -36,9 +36,6 @@ struct Planner {
 };
 
 // Set once, by the bindings.
-inline Planner& planner() {
-  static auto* instance = new Planner();
-  return *instance;
-}
+inline auto& planner = *new Planner();
 
 }  // namespace lazyxla::program

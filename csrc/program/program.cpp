@@ -24,15 +24,9 @@ namespace {
 // up.
 constexpr size_t kMaxVariants = 64;
 
-Lowerer& lowerer() {
-  static auto* instance = new Lowerer();
-  return *instance;
-}
+auto& lowerer = *new Lowerer();
 
-Listeners& listeners() {
-  static auto* instance = new Listeners();
-  return *instance;
-}
+auto& listeners = *new Listeners();
 
 c10::ThreadPool& compilers() {
   static auto* pool =
@@ -80,9 +74,9 @@ std::unique_ptr<Identity> identity_of(const Graph& graph, const std::string& por
 
 }  // namespace
 
-void set_lowerer(Lowerer new_lowerer) { lowerer() = std::move(new_lowerer); }
+void set_lowerer(Lowerer new_lowerer) { lowerer = std::move(new_lowerer); }
 
-void set_listeners(Listeners new_listeners) { listeners() = std::move(new_listeners); }
+void set_listeners(Listeners new_listeners) { listeners = std::move(new_listeners); }
 
 VariantRef Program::known(const Graph& graph) const {
   for (const VariantRef& variant : variants_) {
@@ -195,7 +189,7 @@ bool load(Variant& variant, const std::string& serialized, std::string& why) {
 }  // namespace
 
 bool is_on_disk(const Graph& graph) {
-  const auto stored = program_store()(portable_key(graph), pjrt::serialize(compile_options(graph)));
+  const auto stored = program_store(portable_key(graph), pjrt::serialize(compile_options(graph)));
   return stored && stored->is_kept();
 }
 
@@ -208,7 +202,7 @@ VariantRef Program::make(const Graph& graph, Compile how, const Origin& origin) 
   const bool is_new = variants_.empty() && stages_.empty() && !trial_;
   if (is_new && new_reason.empty()) {
     const bool may_cut = origin.may_cut && options().cut_graphs && !graph.partition && !apart;
-    Plan plan = planner().plan(graph, may_cut);
+    Plan plan = planner.plan(graph, may_cut);
     new_reason = std::move(plan.reason);
     if (!spans_processes(graph) && !apart) varying_ = std::move(plan.varying);
     if (may_cut && !plan.stages.empty() &&
@@ -245,8 +239,8 @@ VariantRef Program::make_on_host(const Graph& graph, const Origin& origin,
   if (is_trial) {
     trial_ = Trial{variant, 1};
   }
-  if (listeners().on_host) {
-    listeners().on_host(graph, {origin.line, new_reason, graph.hash});
+  if (listeners.on_host) {
+    listeners.on_host(graph, {origin.line, new_reason, graph.hash});
   }
   return variant;
 }
@@ -276,7 +270,7 @@ VariantRef Program::make_stages(const Graph& graph, const Origin& origin, const 
     std::vector<size_t> operators;
     for (const Piece& piece : pieces) operators.push_back(piece.graph.nodes.size());
     ++Counters::get().graphs_cut;
-    if (listeners().cut) listeners().cut(operators, {origin.line, reason, graph.hash});
+    if (listeners.cut) listeners.cut(operators, {origin.line, reason, graph.hash});
   }
   return compile_pieces(graph, pieces, origin, reason, varying_);
 }
@@ -338,7 +332,7 @@ VariantRef Program::make_whole(const Graph& graph, Compile how, const Origin& or
   variant->replicas = graph.replicas;
   const auto portable = portable_key(graph);
   const uint64_t key = portable ? std::hash<std::string>()(*portable) : graph.hash;
-  const auto stored = program_store()(portable, options_text);
+  const auto stored = program_store(portable, options_text);
   std::optional<StoredGraph::Found> found;
   if (stored) found = stored->find(wanted, needed_inputs(graph), graph.slots);
   // What other processes have on disk may be for other scalars.
@@ -351,7 +345,7 @@ VariantRef Program::make_whole(const Graph& graph, Compile how, const Origin& or
   } else {
     if (stored && !found && variants_.empty()) why += stored->explain_miss();
     variant->scalars.variable = wanted;
-    lowered = lowerer()(graph, wanted, {origin.line, why, key});
+    lowered = lowerer(graph, wanted, {origin.line, why, key});
     ++Counters::get().lowerings;
     Counters::get().nodes_lowered += static_cast<int64_t>(graph.nodes.size());
   }
@@ -378,7 +372,7 @@ VariantRef Program::make_whole(const Graph& graph, Compile how, const Origin& or
   }
   if (loaded) {
     ++Counters::get().programs_loaded;
-    if (listeners().loaded) listeners().loaded(graph.nodes.size(), {origin.line, why, key});
+    if (listeners.loaded) listeners.loaded(graph.nodes.size(), {origin.line, why, key});
   }
   return variant;
 }

@@ -47,17 +47,14 @@ struct Cache {
   }
 };
 
-Guarded<Cache>& cache() {
-  static auto* instance = new Guarded<Cache>();
-  return *instance;
-}
+auto& cache = *new Guarded<Cache>();
 
 // Compiled forms; a program that could not be lowered counts as one.
 int64_t count() { return std::max<int64_t>(live_variants(), cached_programs()); }
 
 bool is_full() {
   if (count() >= options().max_programs) return true;
-  const size_t misses = ++cache().hold()->misses;
+  const size_t misses = ++cache.hold()->misses;
   return misses % 64 == 0 && pjrt::mappings_run_out();
 }
 
@@ -65,7 +62,7 @@ bool is_full() {
 std::vector<ProgramRef> find_oldest() {
   std::vector<ProgramRef> programs;
   {
-    const auto held = cache().hold();
+    const auto held = cache.hold();
     for (const auto& [hash, bucket] : held->programs) {
       programs.insert(programs.end(), bucket.begin(), bucket.end());
     }
@@ -91,10 +88,10 @@ std::vector<ProgramRef> find_oldest() {
 }  // namespace
 
 std::shared_ptr<Program> find_program(const Graph& graph) {
-  if (ProgramRef known = cache().hold()->find(graph)) return known;
+  if (ProgramRef known = cache.hold()->find(graph)) return known;
   std::vector<ProgramRef> oldest;  // die without the lock: unloading takes a while
   if (is_full()) oldest = find_oldest();
-  const auto held = cache().hold();
+  const auto held = cache.hold();
   if (ProgramRef known = held->find(graph)) return known;  // another thread was faster
   Counters::get().programs_dropped +=
       std::ranges::count_if(oldest, [&](const ProgramRef& old) { return held->drop(old); });
@@ -102,10 +99,10 @@ std::shared_ptr<Program> find_program(const Graph& graph) {
 }
 
 bool is_known(const Graph& graph) {
-  const ProgramRef known = cache().hold()->find(graph);
+  const ProgramRef known = cache.hold()->find(graph);
   return known || is_on_disk(graph);
 }
 
-size_t cached_programs() { return cache().hold()->size; }
+size_t cached_programs() { return cache.hold()->size; }
 
 }  // namespace lazyxla::program

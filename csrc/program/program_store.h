@@ -51,9 +51,6 @@ using ProgramStore = std::function<std::unique_ptr<StoredGraph>(
     const std::optional<std::string>& key, const std::string& options)>;
 
 // Set once, by the bindings.
-inline ProgramStore& program_store() {
-  static auto* instance = new ProgramStore();
-  return *instance;
-}
+inline auto& program_store = *new ProgramStore();
 
 }  // namespace lazyxla::program

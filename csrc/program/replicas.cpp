@@ -17,10 +17,7 @@ namespace {
 // Marks the replicas in a key, as kPartition the partition.
 constexpr uint64_t kReplicas = uint64_t{4} << 56;
 
-Collectives& known_collectives() {
-  static auto* instance = new Collectives();
-  return *instance;
-}
+auto& known_collectives = *new Collectives();
 
 // One collective's graph, the same in all processes: nothing is taken over or left out.
 Piece collective_piece(const Graph& whole, size_t position) {
@@ -79,7 +76,7 @@ std::optional<Replicas> replicas_of(const Graph& graph) {
     ++group->calls;
     ++replicas.calls;
   }
-  std::optional<ReplicaGroups> arranged = planner().arrange(members);
+  std::optional<ReplicaGroups> arranged = planner.arrange(members);
   const auto processes = static_cast<int64_t>(first_devices().size());
   if (!arranged || arranged->ranks.front() < 0 || arranged->ranks.back() >= processes) {
     return std::nullopt;  // no such grid
@@ -110,8 +107,8 @@ void Replicas::add_to_key(std::vector<uint64_t>& key) const {
   key.insert(key.end(), devices.begin(), devices.end());
 }
 
-void set_collectives(Collectives collectives) { known_collectives() = std::move(collectives); }
-const Collectives& collectives() { return known_collectives(); }
+void set_collectives(Collectives collectives) { known_collectives = std::move(collectives); }
+const Collectives& collectives() { return known_collectives; }
 
 std::vector<int64_t> devices_of_ranks(const std::vector<int64_t>& ranks) {
   const std::vector<int64_t> first = first_devices();
@@ -160,7 +157,7 @@ std::vector<Piece> cut_at_collectives(const Graph& graph) {
   for (size_t i = 0; i < graph.nodes.size(); ++i) {
     if (graph.nodes[i]->spec()->collective) positions[graph.nodes[i].get()] = i;
   }
-  std::vector<Piece> pieces = cut(graph, planner().cut_at_collectives(graph));
+  std::vector<Piece> pieces = cut(graph, planner.cut_at_collectives(graph));
   for (Piece& piece : pieces) {
     const auto found = positions.find(piece.graph.nodes[0].get());
     if (found != positions.end()) piece = collective_piece(graph, found->second);

@@ -11,18 +11,15 @@
 namespace lazyxla::record {
 namespace {
 
-Guarded<std::shared_ptr<Capture>>& active() {
-  static auto* instance = new Guarded<std::shared_ptr<Capture>>();
-  return *instance;
-}
+auto& active = *new Guarded<std::shared_ptr<Capture>>();
 
 }  // namespace
 
-std::shared_ptr<Capture> Capture::find_current() { return *active().hold(); }
+std::shared_ptr<Capture> Capture::find_current() { return *active.hold(); }
 
 void Capture::begin(std::shared_ptr<Capture> capture) {
   {
-    const auto current = active().hold();
+    const auto current = active.hold();
     if (!*current) {
       current->swap(capture);
       active_.store(true, std::memory_order_release);
@@ -35,7 +32,7 @@ void Capture::begin(std::shared_ptr<Capture> capture) {
 void Capture::end() {
   std::shared_ptr<Capture> over;
   {
-    const auto current = active().hold();
+    const auto current = active.hold();
     graph::set_data_abstract(false);
     active_.store(false, std::memory_order_release);
     over.swap(*current);

@@ -24,10 +24,7 @@ const std::string& key() {
 
 thread_local std::shared_ptr<Recording> owner;
 
-Guarded<std::set<Recording*>>& recordings() {
-  static auto* instance = new Guarded<std::set<Recording*>>();
-  return *instance;
-}
+auto& recordings = *new Guarded<std::set<Recording*>>();
 
 }  // namespace
 
@@ -35,14 +32,14 @@ Recording::Recording() : SafePyObject(nullptr, nullptr) {}
 
 std::shared_ptr<Recording> Recording::make() {
   auto made = std::make_shared<Recording>();
-  recordings().hold()->insert(made.get());  // not before it is shared: others ask for a reference
+  recordings.hold()->insert(made.get());  // not before it is shared: others ask for a reference
   return made;
 }
 
 Recording::~Recording() {
   if (own_ == this) own_ = nullptr;  // its thread ends
   if (forked()) return;              // a thread of the parent may have held any of the locks
-  recordings().hold()->erase(this);
+  recordings.hold()->erase(this);
   hand_over();
   for (auto& set : sets_) delete set.load();
 }
@@ -86,7 +83,7 @@ Recording& Recording::shared() {
 
 std::vector<std::shared_ptr<Recording>> Recording::all() {
   std::vector<std::shared_ptr<Recording>> found;
-  const auto all = recordings().hold();
+  const auto all = recordings.hold();
   for (Recording* each : *all) {
     if (auto alive = each->weak_from_this().lock()) found.push_back(std::move(alive));
   }
