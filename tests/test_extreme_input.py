@@ -153,6 +153,13 @@ def _factors() -> dict[str, Row]:
             (singular,),
         ),
         "cholesky of a zero": (torch.linalg.cholesky, (torch.zeros(1, 1),)),
+        **{
+            f"{name} of large and infinite numbers": (
+                getattr(torch.special, name),
+                (torch.tensor([1e30, 3e4, 2.0, INF]), torch.tensor([1e30, 3e4, INF, 2.0])),
+            )
+            for name in ("gammainc", "gammaincc")
+        },
         "norm of nothing": (lambda x: torch.linalg.vector_norm(x, 2), (NONE,)),
         "norm of nothing, -1": (lambda x: torch.linalg.vector_norm(x, -1), (NONE,)),
         "norm of nothing, inf": (lambda x: torch.linalg.vector_norm(x, INF), (NONE,)),

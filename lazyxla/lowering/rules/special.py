@@ -32,9 +32,10 @@ _JAX = {
     "aten::special_entr": "entr",
     "aten::special_log_ndtr": "log_ndtr",
     "aten::special_ndtri": "ndtri",
-    "aten::igamma": "gammainc",
-    "aten::igammac": "gammaincc",
 }
+# The same for accelerators. For the CPU PyTorch's kernels are called (host_call.py): JAX's loops do
+# not end where both arguments are large.
+_JAX_ON_ACCELERATORS = {"aten::igamma": "gammainc", "aten::igammac": "gammaincc"}
 
 
 @functools.cache
@@ -60,6 +61,8 @@ def _by_jax(function: str) -> Callable[..., Value]:
 
 for _name, _function in _JAX.items():
     rule(_name)(_by_jax(_function))
+for _name, _function in _JAX_ON_ACCELERATORS.items():
+    rule(_name, platforms=("cuda", "tpu"))(_by_jax(_function))
 
 
 def _gcd(x: Array, y: Array) -> Array:
