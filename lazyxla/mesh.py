@@ -6,6 +6,7 @@ What they are for, and what a *spec* is: :mod:`lazyxla.spmd`.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -40,7 +41,7 @@ class Mesh:
         ValueError: the shape fits neither the names nor the devices, or a name or device comes
             twice.
         IndexError: there is no such device.
-        TypeError: the names are no sequence of strings.
+        TypeError: the names are no sequence of strings, or the shape is none of integers.
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class Mesh:
         axis_names: Sequence[str],
         devices: Iterable[DeviceLike] | None = None,
     ) -> None:
-        self.shape = tuple(int(size) for size in shape)
+        self.shape = tuple(operator.index(size) for size in shape)
         self.axis_names = tuple(axis_names)
         if isinstance(axis_names, str) or not all(isinstance(n, str) for n in self.axis_names):
             raise TypeError(f"axis_names must be a sequence of strings, got {axis_names!r}")
@@ -86,6 +87,9 @@ class Mesh:
                     f"a mesh of shape {self.shape} needs {size} devices, and there are {available}"
                 )
             return tuple(range(size))
+        devices = tuple(devices)
+        if any(isinstance(device, int) and device < 0 for device in devices):
+            raise IndexError(f"there is no device of a negative index, got {devices}")
         first = 0 if captured else _C.first_device()
         counts_all = captured or available > device_count()
         indices = tuple(
@@ -141,7 +145,11 @@ class Mesh:
 
         Args:
             name: of an axis of the mesh.
+
+        Raises:
+            ValueError: the mesh has no such axis.
         """
+        check_axes(self, [name])
         return self.shape[self.axis_names.index(name)]
 
     def __repr__(self) -> str:
@@ -186,7 +194,16 @@ def check_mesh(mesh: Mesh) -> None:
         )
 
 
+def check_axes(mesh: Mesh, names: Iterable[object]) -> None:
+    check_mesh(mesh)
+    for name in names:
+        if name not in mesh.axis_names:
+            raise ValueError(f"the mesh has no axis {name!r}, but {mesh.axis_names}")
+
+
 def _axes_of(mesh: Mesh, entry: Entry, spec: Spec) -> list[int]:
+    if not isinstance(entry, (str, tuple, list, type(None))):
+        raise TypeError(f"the spec {tuple(spec)} has an entry that names no axis: {entry!r}")
     names = () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry)
     for name in names:
         if name not in mesh.axis_names:

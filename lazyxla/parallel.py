@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import fnmatch
+import functools
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -22,7 +23,7 @@ from torch import nn
 from torch.utils._pytree import tree_map_only
 
 from lazyxla import _C, spmd, torch_plans, untraced
-from lazyxla.mesh import Entry, Mesh
+from lazyxla.mesh import Entry, Mesh, check_axes, check_mesh
 from lazyxla.runtime import BACKEND
 
 Axes = str | tuple[str, ...]
@@ -44,12 +45,14 @@ def data_parallel(module: nn.Module, mesh: Mesh, axis: Axes | None = None) -> nn
         The module.
 
     Raises:
-        ValueError: the mesh has no such axis.
+        ValueError: the mesh has no such axis, or one is named twice.
+        TypeError: it is no module, or no mesh.
     """
+    _check_module(module)
     axes = _axes(mesh, axis)
-    for tensor in _tensors(module):
-        if _spec_on(mesh, tensor) is None:
-            spmd.replicate(tensor, mesh)
+    tensors = [*module.parameters(), *module.buffers()]
+    new = [tensor for tensor in tensors if _spec_on(mesh, tensor) is None]
+    spmd.shard_all(new, mesh, [()] * len(new))
     _split_inputs(module, mesh, axes)
     return module
 
@@ -74,15 +77,17 @@ def fully_shard(module: nn.Module, mesh: Mesh, axis: Axes | None = None) -> nn.M
         The module.
 
     Raises:
-        ValueError: the mesh has no such axis.
+        ValueError: the mesh has no such axis, or one is named twice.
+        TypeError: it is no module, or no mesh.
     """
+    _check_module(module)
     axes = _axes(mesh, axis)
-    for parameter in module.parameters():
+    tensors, specs = list(module.parameters()), []
+    for parameter in tensors:
         spec = _spec_on(mesh, parameter) or (None,) * parameter.dim()
-        spmd.shard(parameter, mesh, _with_axes(mesh, spec, axes, parameter.shape))
-    for buffer in module.buffers():
-        if _spec_on(mesh, buffer) is None:
-            spmd.replicate(buffer, mesh)
+        specs.append(_with_axes(mesh, spec, axes, parameter.shape))
+    new = [buffer for buffer in module.buffers() if _spec_on(mesh, buffer) is None]
+    spmd.shard_all([*tensors, *new], mesh, [*specs, *[()] * len(new)])
     _split_inputs(module, mesh, axes)
     _split_results(module, mesh, axes)
     return module
@@ -105,10 +110,10 @@ class ColwiseParallel:
             module: changed in place.
             mesh: the devices.
         """
+        _check_style(self, module, mesh)
         if isinstance(module, nn.Embedding):
             spmd.shard(module.weight, mesh, (None, self.axis))
             return
-        _check_linear(self, module)
         spmd.shard(module, mesh, (self.axis,))
         module.register_forward_hook(_features(mesh, self.axis).after)
 
@@ -131,10 +136,10 @@ class RowwiseParallel:
             module: changed in place.
             mesh: the devices.
         """
+        _check_style(self, module, mesh)
         if isinstance(module, nn.Embedding):
             spmd.shard(module.weight, mesh, (self.axis,))
             return
-        _check_linear(self, module)
         spmd.shard(module, mesh, lambda name, p: (None, self.axis) if name == "weight" else ())
         module.register_forward_pre_hook(_features(mesh, self.axis).before, with_kwargs=True)
 
@@ -162,6 +167,7 @@ class SequenceParallel:
             module: changed in place.
             mesh: the devices.
         """
+        _check_style(self, module, mesh)
         spmd.replicate(module, mesh)
         entries: list[tuple[int, Entry]] = [(self.dim, self.axis)]
         if self.batch_axis in mesh.axis_names:
@@ -192,43 +198,53 @@ def parallelize(
 
     Raises:
         ValueError: a name fits no part, the mesh has no such axis, or a placement is neither
-            ``Shard`` nor ``Replicate``.
+            ``Shard`` nor ``Replicate``. Nothing has been changed then.
         TypeError: a part cannot be split in this way, or the plan has something else.
     """
+    _check_module(module)
+    check_mesh(mesh)
     for style in plan.values():
         if not isinstance(style, Style) and not torch_plans.is_torch_style(style):
             raise TypeError(f"a plan says how parts are split, not {style!r}")
     unused = set(plan)
+    actions: list[torch_plans.Action] = []  # checked before any is taken
     for name, part in module.named_modules():
         for pattern, style in plan.items():
             if fnmatch.fnmatchcase(name, pattern):
                 if isinstance(style, Style):
-                    style.apply(part, mesh)
+                    _check_style(style, part, mesh)
+                    actions.append(functools.partial(style.apply, part, mesh))
                 else:
-                    torch_plans.apply(style, part, mesh, torch_plans.axis_for(mesh, axis))
+                    along = torch_plans.axis_for(mesh, axis)
+                    actions += torch_plans.actions(style, part, mesh, along)
                 unused.discard(pattern)
                 break
     if unused:
         raise ValueError(f"no part of the module fits {sorted(unused)}")
+    for act in actions:
+        act()
     return module
 
 
-def _check_linear(style: Style, module: nn.Module) -> None:
-    if not isinstance(module, nn.Linear):
-        kind, name = type(module).__name__, type(style).__name__
-        raise TypeError(f"{name} is for Linear and Embedding, not for {kind}")
+def _check_module(module: object) -> None:
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"expected a module, got {type(module).__name__}")
+
+
+def _check_style(style: Style, module: nn.Module, mesh: Mesh) -> None:
+    if not isinstance(style, SequenceParallel):
+        torch_plans.check_kind(style, module)
+    check_axes(mesh, [style.axis])
 
 
 def _axes(mesh: Mesh, axis: Axes | None) -> tuple[str, ...]:
-    axes = (mesh.axis_names[0],) if axis is None else (axis,) if isinstance(axis, str) else axis
-    for name in axes:
-        if name not in mesh.axis_names:
-            raise ValueError(f"the mesh has no axis {name!r}, but {mesh.axis_names}")
+    check_mesh(mesh)
+    axis = mesh.axis_names[0] if axis is None else axis
+    axes = tuple(axis) if isinstance(axis, (tuple, list)) else (axis,)
+    check_axes(mesh, axes)
+    if not axes or len(set(axes)) != len(axes):
+        raise ValueError(f"expected one axis of the mesh, or different ones, got {axis!r}")
     return axes
-
-
-def _tensors(module: nn.Module) -> list[torch.Tensor]:
-    return [*module.parameters(), *module.buffers()]
 
 
 def _spec_on(mesh: Mesh, tensor: torch.Tensor) -> tuple[Entry, ...] | None:

@@ -64,19 +64,35 @@ def shard(target: T, mesh: Mesh, spec: SpecOf) -> T:
 
     Raises:
         ValueError: the spec has more entries than the tensor has dimensions, an axis that the mesh
-            does not have, or an axis twice; or the tensor is a view of a part of its memory.
+            does not have, or an axis twice; or the tensor is a view of a part of its memory, or has
+            a gradient function on the CPU. Nothing has been changed then.
         TypeError: the target is neither a tensor nor a module, or the spec no tuple.
     """
     if isinstance(target, torch.nn.Module):
-        for name, tensor in _tensors_of(target):
-            shard(tensor, mesh, spec(name, tensor) if callable(spec) else spec)
-        return target
-    if not isinstance(target, torch.Tensor):
+        named = [*target.named_parameters(), *target.named_buffers()]
+    elif isinstance(target, torch.Tensor):
+        named = [("", target)]
+    else:
         raise TypeError(f"expected a tensor or a module, got {type(target).__name__}")
-    if callable(spec):
-        spec = spec("", target)
-    _shard(target, sharding_of_spec(mesh, spec, target.dim()))
+    specs = [spec(name, tensor) if callable(spec) else spec for name, tensor in named]
+    shard_all([tensor for _, tensor in named], mesh, specs)
     return target
+
+
+def shard_all(tensors: Sequence[torch.Tensor], mesh: Mesh, specs: Iterable[Spec]) -> None:
+    """Shards each tensor by its spec. What is wrong with any is raised before one is changed."""
+    check_mesh(mesh)
+    raws = [sharding_of_spec(mesh, spec, t.dim()) for t, spec in zip(tensors, specs, strict=True)]
+    for tensor in tensors:
+        if tensor.device.type != "cpu":
+            _C.check_shardable(tensor)
+        elif not tensor.is_leaf:
+            raise ValueError(
+                "a tensor on the CPU that has a gradient function cannot be sharded, for it would "
+                'change devices; move it with .to("lazyxla") before'
+            )
+    for tensor, raw in zip(tensors, raws, strict=True):
+        _shard(tensor, raw)
 
 
 def replicate(target: T, mesh: Mesh) -> T:
@@ -112,8 +128,7 @@ def shard_local(local: torch.Tensor, mesh: Mesh, spec: Spec) -> torch.Tensor:
         ValueError: as :func:`shard`; the part is not on the CPU, or does not divide evenly; or this
             process's devices hold no single block of the whole.
     """
-    if not isinstance(local, torch.Tensor):
-        raise TypeError(f"expected a tensor, got {type(local).__name__}")
+    _check_tensor(local)
     raw = sharding_of_spec(mesh, spec, local.dim())
     whole: torch.Tensor = _C.shard_local(local.detach(), raw)
     return whole
@@ -135,6 +150,7 @@ def constrain(x: torch.Tensor, mesh: Mesh, spec: Spec) -> torch.Tensor:
     Raises:
         ValueError: as :func:`shard`; or ``x`` is on another kind of device.
     """
+    _check_tensor(x)
     if x.device.type != BACKEND:
         raise ValueError(f"a tensor on {x.device} cannot be sharded")
     check_mesh(mesh)
@@ -149,9 +165,8 @@ def sharding(x: torch.Tensor) -> Sharding | None:
     Args:
         x: a tensor, of any shape and dtype.
     """
-    if x.device.type != BACKEND:
-        return None
-    raw = _C.sharding_of(x)
+    _check_tensor(x)
+    raw = _C.sharding_of(x) if x.device.type == BACKEND else None
     if raw is None:
         return None
     return Sharding(_mesh_of(raw.mesh), spec_of(raw))
@@ -164,6 +179,7 @@ def visualize(x: torch.Tensor) -> str:
     Args:
         x: a tensor, of any shape and dtype.
     """
+    _check_tensor(x)
     raw = _C.sharding_of(x) if x.device.type == BACKEND else None
     if raw is None:
         return f"{tuple(x.shape)} on {x.device}"
@@ -186,15 +202,16 @@ def visualize(x: torch.Tensor) -> str:
     return "\n".join(lines)
 
 
+@untraced.traced
+def _check_tensor(x: object) -> None:
+    if not isinstance(x, torch.Tensor):
+        raise TypeError(f"expected a tensor, got {type(x).__name__}")
+
+
 def _region(tile: tuple[int, ...], shard_shape: Sequence[int], shape: Sequence[int]) -> str:
     parts = zip(tile, shard_shape, shape)
     ranges = [f"{min(t * s, n)}:{min((t + 1) * s, n)}" for t, s, n in parts]
     return "[" + ", ".join(ranges) + "]"
-
-
-def _tensors_of(module: torch.nn.Module) -> Iterable[tuple[str, torch.Tensor]]:
-    yield from module.named_parameters()
-    yield from module.named_buffers()
 
 
 def _shard(tensor: torch.Tensor, raw: Any) -> None:
@@ -202,7 +219,9 @@ def _shard(tensor: torch.Tensor, raw: Any) -> None:
         if tensor.device.type == "cpu":
             fresh = torch.empty_like(tensor, device=BACKEND)
             _C.shard(fresh, raw)
+            grad, tensor.grad = tensor.grad, None
             tensor.data = fresh.copy_(tensor)
+            tensor.grad = None if grad is None else grad.to(fresh.device)
         else:
             _C.shard(tensor, raw)
         if tensor.is_leaf and tensor.grad is not None:

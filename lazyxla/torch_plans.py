@@ -10,14 +10,15 @@ and a plan never changes a value. ``use_local_output`` has no effect.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from lazyxla import spmd, untraced
-from lazyxla.mesh import Entry, Mesh
+from lazyxla.mesh import Entry, Mesh, check_axes
 from lazyxla.runtime import BACKEND
 
 _AXES = ("model", "tp")
@@ -38,8 +39,7 @@ def axis_for(mesh: Mesh, axis: str | None) -> str:
         ValueError: the mesh has no such axis, or several and none is called "model" or "tp".
     """
     if axis is not None:
-        if axis not in mesh.axis_names:
-            raise ValueError(f"the mesh has no axis {axis!r}, but {mesh.axis_names}")
+        check_axes(mesh, [axis])
         return axis
     if len(mesh.axis_names) == 1:
         return mesh.axis_names[0]
@@ -52,9 +52,13 @@ def axis_for(mesh: Mesh, axis: str | None) -> str:
     )
 
 
-def apply(style: Any, module: nn.Module, mesh: Mesh, axis: str) -> None:
-    """Spreads a module's parameters, and constrains what it is given and what it yields, as one of
-    PyTorch's styles says.
+Action = Callable[[], object]
+"""A change of a module that is checked, and still to be made."""
+
+
+def actions(style: Any, module: nn.Module, mesh: Mesh, axis: str) -> list[Action]:
+    """What spreads a module's parameters, and constrains what it is given and what it yields, as
+    one of PyTorch's styles says.
 
     Raises:
         TypeError: the module is of a kind that the style is not for, or the style is none of
@@ -63,39 +67,52 @@ def apply(style: Any, module: nn.Module, mesh: Mesh, axis: str) -> None:
     """
     from torch.distributed.tensor import Replicate, Shard, parallel
 
+    before = functools.partial(_before, module, mesh, axis)
+    after = functools.partial(_after, module, mesh, axis)
     is_embedding = isinstance(module, nn.Embedding)
     if isinstance(style, parallel.ColwiseParallel):
-        _shard_weights(style, module, mesh, (None, axis) if is_embedding else (axis,))
-        _before(module, mesh, axis, style.input_layouts, (Replicate(),))
-        _after(module, mesh, axis, (Shard(-1),), style.output_layouts)
-    elif isinstance(style, parallel.RowwiseParallel):
-        _shard_weights(style, module, mesh, (axis,) if is_embedding else (None, axis))
-        if not is_embedding:  # indices are the same everywhere
-            _before(module, mesh, axis, style.input_layouts, (Shard(-1),))
-        _after(module, mesh, axis, (Replicate(),), style.output_layouts)
-    elif isinstance(style, parallel.SequenceParallel):
-        spmd.replicate(module, mesh)
-        _before(module, mesh, axis, (Replicate(),), style.sequence_sharding)
-        _after(module, mesh, axis, (Replicate(),), style.sequence_sharding)
-    elif isinstance(style, parallel.PrepareModuleInputOutput):
-        apply(style.prepare_module_input, module, mesh, axis)
-        apply(style.prepare_module_output, module, mesh, axis)
-    elif isinstance(style, parallel.PrepareModuleInput):
+        return [
+            *_shard_weights(style, module, mesh, (None, axis) if is_embedding else (axis,)),
+            *before(style.input_layouts, (Replicate(),)),
+            *after((Shard(-1),), style.output_layouts),
+        ]
+    if isinstance(style, parallel.RowwiseParallel):
+        # An embedding's indices are the same everywhere.
+        return [
+            *_shard_weights(style, module, mesh, (axis,) if is_embedding else (None, axis)),
+            *([] if is_embedding else before(style.input_layouts, (Shard(-1),))),
+            *after((Replicate(),), style.output_layouts),
+        ]
+    if isinstance(style, parallel.SequenceParallel):
+        return [
+            functools.partial(spmd.replicate, module, mesh),
+            *before((Replicate(),), style.sequence_sharding),
+            *after((Replicate(),), style.sequence_sharding),
+        ]
+    if isinstance(style, parallel.PrepareModuleInputOutput):
+        parts = style.prepare_module_input, style.prepare_module_output
+        return [action for part in parts for action in actions(part, module, mesh, axis)]
+    if isinstance(style, parallel.PrepareModuleInput):
         by_name = style.input_kwarg_layouts, style.desired_input_kwarg_layouts
-        given, wanted = style.input_layouts or (), style.desired_input_layouts or ()
-        _before(module, mesh, axis, given, wanted, *by_name)
-    elif isinstance(style, parallel.PrepareModuleOutput):
-        _after(module, mesh, axis, style.output_layouts, style.desired_output_layouts)
-    else:
-        raise TypeError(f"{type(style).__name__} is none of PyTorch's plans that lazyxla knows")
+        return before(style.input_layouts or (), style.desired_input_layouts or (), *by_name)
+    if isinstance(style, parallel.PrepareModuleOutput):
+        return after(style.output_layouts, style.desired_output_layouts)
+    raise TypeError(f"{type(style).__name__} is none of PyTorch's plans that lazyxla knows")
 
 
-def _shard_weights(style: Any, module: nn.Module, mesh: Mesh, spec: tuple[Entry, ...]) -> None:
+def _shard_weights(
+    style: Any, module: nn.Module, mesh: Mesh, spec: tuple[Entry, ...]
+) -> list[Action]:
+    check_kind(style, module)
+    # A bias has the features that are yielded: split with them, or whole.
+    return [functools.partial(spmd.shard, module, mesh, lambda _name, x: spec[: x.dim()])]
+
+
+def check_kind(style: object, module: nn.Module) -> None:
+    """Raises a TypeError if the module has no features to split."""
     if not isinstance(module, (nn.Linear, nn.Embedding)):
         kind, name = type(module).__name__, type(style).__name__
         raise TypeError(f"{name} is for Linear and Embedding, not for {kind}")
-    # A bias has the features that are yielded: split with them, or whole.
-    spmd.shard(module, mesh, lambda _name, parameter: spec[: parameter.dim()])
 
 
 def _before(
@@ -106,24 +123,27 @@ def _before(
     wanted: Sequence[Any],
     given_by_name: Mapping[str, Any] | None = None,
     wanted_by_name: Mapping[str, Any] | None = None,
-) -> None:
+) -> list[Action]:
     """Constrains arguments that are to be split, or are split and to be gathered."""
     changes = tuple(_change(axis, g, w) for g, w in zip(given, wanted, strict=True))
     named, wanted_by_name = {}, wanted_by_name or {}
     for name, placement in (given_by_name or {}).items():
         named[name] = _change(axis, placement, wanted_by_name.get(name))
-    if any([*changes, *named.values()]):
-        placing = _Placing(mesh, changes, tuple(named.items()))
-        module.register_forward_pre_hook(placing.arguments, with_kwargs=True)
+    if not any([*changes, *named.values()]):
+        return []
+    placing = _Placing(mesh, changes, tuple(named.items()))
+    register = module.register_forward_pre_hook
+    return [functools.partial(register, placing.arguments, with_kwargs=True)]
 
 
 def _after(
     module: nn.Module, mesh: Mesh, axis: str, given: Sequence[Any], wanted: Sequence[Any]
-) -> None:
+) -> list[Action]:
     """Constrains results, as `_before` does arguments."""
     changes = tuple(_change(axis, g, w) for g, w in zip(given, wanted, strict=True))
-    if any(changes):
-        module.register_forward_hook(_Placing(mesh, changes).results)
+    if not any(changes):
+        return []
+    return [functools.partial(module.register_forward_hook, _Placing(mesh, changes).results)]
 
 
 class _Change(NamedTuple):
@@ -172,8 +192,12 @@ class _Placing:
     def results(self, _module: nn.Module, _args: Any, result: Any) -> Any:
         if isinstance(result, torch.Tensor):
             return self.place(result, self.changes[0])
+        if not isinstance(result, (tuple, list)):
+            return result
         placed = [self.place(x, c) for x, c in zip(result, self.changes)]
-        return type(result)([*placed, *result[len(placed) :]])
+        values = [*placed, *result[len(placed) :]]
+        # A named tuple takes its fields one by one.
+        return type(result)(*values) if hasattr(result, "_fields") else type(result)(values)
 
     @untraced.traced
     def place(self, x: Any, change: _Change | None) -> Any:

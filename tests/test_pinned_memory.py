@@ -20,6 +20,13 @@ def test_pin() -> None:
     assert torch.empty(0).pin_memory().numel() == 0
 
 
+def test_the_cache_of_pinned_memory_can_be_emptied() -> None:
+    torch.ones(1, device=DEVICE)  # PyTorch asks for nothing before the device is used
+    pinned = torch.arange(6).pin_memory()
+    torch.accelerator.empty_host_cache()
+    assert torch.equal(pinned, torch.arange(6))
+
+
 def test_data_loader_pins() -> None:
     data = torch.utils.data.TensorDataset(torch.arange(8))
     loader = torch.utils.data.DataLoader(data, batch_size=4, pin_memory=True)

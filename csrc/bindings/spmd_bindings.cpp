@@ -111,6 +111,7 @@ void bind_spmd(py::module_& m) {
   m.def("make_sharding", &make_sharding, py::return_value_policy::reference);
   m.def("find_sharding", &Sharding::find, py::return_value_policy::reference);
   m.def("shard", &dispatch::shard, NoGil());
+  m.def("check_shardable", &dispatch::check_shardable, NoGil());
   m.def("set_spreading_hook", [](const py::function& f) { dispatch::set_spreading_hook(f.ptr()); });
   m.def("find_unspread", &dispatch::find_unspread);
   m.def("try_shard", &dispatch::try_shard, NoGil());

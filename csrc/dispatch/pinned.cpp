@@ -35,7 +35,8 @@ void release(void* data) {
   c10::GetCPUAllocator()->raw_deallocate(data);
 }
 
-class PinnedAllocator final : public c10::Allocator {
+// What is freed is the CPU allocator's again at once: there is nothing to keep, count or empty.
+class PinnedAllocator final : public at::HostAllocator {
  public:
   c10::DataPtr allocate(size_t nbytes) override {
     if (nbytes == 0) return {nullptr, nullptr, &c10::detail::deleteNothing, c10::kCPU};
@@ -50,14 +51,29 @@ class PinnedAllocator final : public c10::Allocator {
   void copy_data(void* dest, const void* src, size_t count) const override {
     default_copy_data(dest, src, count);
   }
+
+  // Transfers keep what they read alive by themselves.
+  bool record_event(void*, void*, c10::Stream) override { return false; }
+  void empty_cache() override {}
+  at::HostStats get_stats() override {
+    TORCH_CHECK_NOT_IMPLEMENTED(false, "lazyxla: there are no statistics of pinned memory");
+  }
+  void reset_accumulated_stats() override {}
+  void reset_peak_stats() override {}
 };
 
 }  // namespace
 
-c10::Allocator* pinned_allocator() {
+at::HostAllocator* pinned_allocator() {
   static auto* instance = new PinnedAllocator();
   return instance;
 }
+
+// For PyTorch's functions that ask the device's memory, such as torch.accelerator.empty_host_cache.
+[[maybe_unused]] const bool registered = [] {
+  at::setHostAllocator(c10::DeviceType::PrivateUse1, pinned_allocator());
+  return true;
+}();
 
 bool is_pinned(const void* data) { return find(data).has_value(); }
 

@@ -6,11 +6,11 @@
 // data before it returns, so pinning gains nothing.
 #pragma once
 
-#include <c10/core/Allocator.h>
+#include <ATen/core/CachingHostAllocator.h>
 
 namespace lazyxla::dispatch {
 
-c10::Allocator* pinned_allocator();
+at::HostAllocator* pinned_allocator();
 
 // Whether the address is in a live block of pinned memory.
 bool is_pinned(const void* data);

@@ -119,12 +119,16 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
 
 }  // namespace
 
-void shard(const at::Tensor& tensor, const ir::Sharding& sharding) {
+void check_shardable(const at::Tensor& tensor) {
   TORCH_CHECK_VALUE(is_lazy(impl_of(tensor)), "lazyxla: a tensor on ", tensor.device(),
                     " cannot be sharded; move it with .to(\"lazyxla\") before");
   TORCH_CHECK_VALUE(is_all_memory(tensor), "lazyxla: a tensor of shape ", tensor.sizes(),
                     " that is a view of a part of its memory cannot be sharded; shard the tensor "
                     "that it is a view of, or a copy");
+}
+
+void shard(const at::Tensor& tensor, const ir::Sharding& sharding) {
+  check_shardable(tensor);
   ir::Storage& storage = storage_of(impl_of(tensor));
   const Value leaf = declare(tensor, sharding);
   if (!leaf) return;

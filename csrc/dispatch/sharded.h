@@ -18,6 +18,9 @@ namespace lazyxla::dispatch {
 // this sharding. The tensor must be all of its memory.
 void shard(const at::Tensor& tensor, const ir::Sharding& sharding);
 
+// Raises a ValueError if the tensor is of another device, or not all of its memory.
+void check_shardable(const at::Tensor& tensor);
+
 // The same if it is of the device and all of its memory; otherwise returns false.
 bool try_shard(const at::Tensor& tensor, const ir::Sharding& sharding);
 

@@ -28,6 +28,9 @@ from tests.support import DEVICE, counted
         (lambda: lazyxla.Mesh((2,), ("a",), [0, 8]), (IndexError, RuntimeError), "8"),
         (lambda: lazyxla.Mesh((2,), ("a",), [0]), ValueError, "needs 2 devices, got 1"),
         (lambda: lazyxla.Mesh((2,), ("a",), [3, 3]), ValueError, "only once"),
+        (lambda: lazyxla.Mesh((2,), ("a",), [-1, 1]), IndexError, "negative index"),
+        (lambda: lazyxla.Mesh((2.5,), ("a",)), TypeError, "as an integer"),
+        (lambda: MESH.axis_size("a"), ValueError, "no axis 'a', but"),
     ],
 )
 def test_wrong_meshes(make: Callable[[], Any], error: Any, message: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -14,6 +14,7 @@ from torch import nn
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor import parallel as torch_parallel
 from torch.nn.utils.rnn import pack_padded_sequence
+from torch.utils._pytree import tree_map
 
 import lazyxla
 from tests.support import DEVICE, counted
@@ -258,13 +259,84 @@ def test_dropout_draws_as_on_one_device() -> None:
         (
             lambda: lazyxla.parallelize(Mlp(), MESH, {"up": lazyxla.ColwiseParallel("x")}),
             ValueError,
-            "names the axis 'x'",
+            "no axis 'x', but",
         ),
+        (lambda: lazyxla.data_parallel(Mlp(), (4, 2)), TypeError, r"expected a lazyxla\.Mesh"),
+        (lambda: lazyxla.fully_shard(torch.ones(2), MESH), TypeError, "expected a module"),
+        (lambda: lazyxla.fully_shard(Mlp(), MESH, ("data", "data")), ValueError, "different ones"),
+        (lambda: lazyxla.data_parallel(Mlp(), MESH, ()), ValueError, "expected one axis"),
     ],
 )
 def test_errors(call: Callable[[], Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         call()
+
+
+NO_DEVICE = nn.Linear(4, 4, device="meta")
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        {"up": lazyxla.ColwiseParallel(), "down": lazyxla.RowwiseParallel("x")},
+        {"up": lazyxla.ColwiseParallel(), "": lazyxla.RowwiseParallel()},
+        {"up": lazyxla.ColwiseParallel(), "misspelt": lazyxla.RowwiseParallel()},
+        {"up": torch_parallel.ColwiseParallel(), "": torch_parallel.RowwiseParallel()},
+        {
+            "up": torch_parallel.ColwiseParallel(),
+            "down": torch_parallel.RowwiseParallel(output_layouts=Partial()),
+        },
+    ],
+)
+def test_a_plan_that_is_wrong_changes_nothing(plan: dict[str, Any]) -> None:
+    model = Mlp()
+    with pytest.raises((ValueError, TypeError)):
+        lazyxla.parallelize(model, MESH, plan)
+    assert all(p.device.type == "cpu" for p in model.parameters())
+    assert not model.up._forward_hooks and not model.up._forward_pre_hooks
+
+
+@pytest.mark.parametrize(
+    "spread",
+    [
+        lambda model: lazyxla.shard(model, MESH, (None, "model")),  # but biases have one dimension
+        lambda model: lazyxla.data_parallel(model.append(NO_DEVICE), MESH),
+        lambda model: lazyxla.fully_shard(model.append(NO_DEVICE), MESH),
+    ],
+)
+def test_a_module_that_cannot_be_spread_stays_as_it_is(spread: Callable[[Any], Any]) -> None:
+    model = nn.Sequential(nn.Linear(4, 4))
+    with pytest.raises(ValueError, match=r"dimensions|cannot be sharded"):
+        spread(model)
+    assert all(p.device.type == "cpu" for p in model[0].parameters())
+    assert not model._forward_pre_hooks
+
+
+class Pair(NamedTuple):
+    first: torch.Tensor
+    second: torch.Tensor
+
+
+@pytest.mark.parametrize(
+    "pack",
+    [lambda x: Pair(x, -x), lambda x: [x, -x], lambda x: {"first": x}],
+    ids=["named", "list", "dict"],
+)
+def test_results_of_other_kinds_under_pytorchs_plans(pack: Callable[[Any], Any]) -> None:
+    class Packs(nn.Module):
+        def forward(self, x: torch.Tensor) -> Any:
+            return pack(x)
+
+    layouts = (Shard(0), Replicate())
+    plan = {
+        "": torch_parallel.PrepareModuleOutput(
+            output_layouts=layouts, desired_output_layouts=layouts[::-1]
+        )
+    }
+    x = torch.randn(8, 8)
+    result = lazyxla.parallelize(Packs(), MESH, plan)(x.to(DEVICE))
+    assert type(result) is type(pack(x))
+    torch.testing.assert_close(tree_map(torch.Tensor.cpu, result), pack(x))
 
 
 def test_whole_modules_can_be_saved(tmp_path: Path) -> None:

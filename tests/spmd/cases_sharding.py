@@ -23,6 +23,7 @@ from tests.support import DEVICE, counted
         (("rows",), ValueError, "names the axis 'rows', and the mesh has"),
         ((None, None, "data"), ValueError, "has 3 entries, and the tensor 2 dimensions"),
         ("data", TypeError, "a tuple with an entry for each dimension"),
+        ((0,), TypeError, "an entry that names no axis: 0"),
     ],
 )
 def test_wrong_specs(spec: Any, error: type[Exception], message: str) -> None:
@@ -43,6 +44,22 @@ def test_what_cannot_be_sharded() -> None:
         lazyxla.shard([1], MESH, ())  # type: ignore[type-var]
     with pytest.raises(TypeError, match=r"expected a lazyxla\.Mesh"):
         lazyxla.shard(torch.ones(4, device=DEVICE), (4, 2), ())  # type: ignore[arg-type]
+    computed = torch.ones(4, requires_grad=True) * 2
+    with pytest.raises(ValueError, match="has a gradient function"):
+        lazyxla.shard(computed, MESH, ())
+    assert computed.device.type == "cpu"
+    for function in (lazyxla.sharding, lazyxla.visualize, lambda x: lazyxla.constrain(x, MESH, ())):
+        with pytest.raises(TypeError, match="expected a tensor, got int"):
+            function(1)
+
+
+def test_a_parameter_that_moves_to_the_devices_takes_its_gradient_along() -> None:
+    parameter = torch.nn.Parameter(torch.ones(8, 4))
+    (parameter * 2).sum().backward()
+    lazyxla.shard(parameter, MESH, ("data",))
+    assert spec_of(parameter.grad) == ("data", None)
+    (parameter * 3).sum().backward()
+    assert torch.equal(parameter.grad.cpu(), torch.full((8, 4), 5.0))
 
 
 @pytest.mark.parametrize(
