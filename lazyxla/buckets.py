@@ -14,9 +14,10 @@ bucket of each dimension, then the padding itself. A tensor that needs none is n
 from __future__ import annotations
 
 import math
+import numbers
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
-from copy import copy
+from copy import copy, deepcopy
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
@@ -212,9 +213,13 @@ def _sorted_sizes(sizes: Any) -> tuple[int, ...]:
 def _checked_value(value: Any) -> complex:
     if hasattr(value, "__index__") and not isinstance(value, bool):
         return operator.index(value)  # NumPy's integers, too
-    if not isinstance(value, (int, float, complex)):
-        raise TypeError(f"value must be a number, got {type(value).__name__}")
-    return value
+    if isinstance(value, (bool, complex)):
+        return value
+    if isinstance(value, numbers.Real):
+        return float(value)
+    if isinstance(value, numbers.Complex):
+        return complex(value)
+    raise TypeError(f"value must be a number, got {type(value).__name__}")
 
 
 def _iterable(name: str, values: Any) -> Iterable[Any]:
@@ -284,12 +289,13 @@ def _positions(dims: Iterable[int], tensor: torch.Tensor, name: str) -> dict[int
 def _fits(value: complex, dtype: torch.dtype) -> bool:
     """Whether elements of a dtype can have a value; those of floating point may round it."""
     if dtype.is_complex:
-        return True
+        return _fits(value.real, dtype.to_real()) and _fits(value.imag, dtype.to_real())
     if isinstance(value, complex):
         return False
+    is_finite = isinstance(value, int) or math.isfinite(value)  # there are integers beyond floats
     if dtype.is_floating_point:
-        return not math.isfinite(value) or abs(value) <= torch.finfo(dtype).max
-    if not math.isfinite(value) or value != int(value):
+        return not is_finite or abs(value) <= torch.finfo(dtype).max
+    if not is_finite or value != int(value):
         return False
     if dtype == torch.bool:
         return value in (0, 1)
@@ -328,13 +334,18 @@ def _map(
         result = leaf
         if is_dataclass(leaf):
             result = copy(leaf)
-            for field in fields(leaf):
-                each = _map(function, getattr(leaf, field.name), (*keys, GetAttrKey(field.name)))
-                object.__setattr__(result, field.name, each)  # frozen ones, too
+            for name in (field.name for field in fields(leaf) if hasattr(leaf, field.name)):
+                each = _map(function, getattr(leaf, name), (*keys, GetAttrKey(name)))
+                object.__setattr__(result, name, each)  # frozen ones, too
         elif isinstance(leaf, MutableMapping):  # such as transformers' BatchEncoding
+            before = dict(leaf)
+            after = {k: _map(function, v, (*keys, MappingKey(k))) for k, v in before.items()}
             result = copy(leaf)
-            for key, each in leaf.items():
-                result[key] = _map(function, each, (*keys, MappingKey(key)))
+            result.update(after)
+            if any(leaf[key] is not each for key, each in before.items()):
+                # A copy of this class shares its entries with the original.
+                leaf.update(before)
+                result = deepcopy(leaf, {id(before[key]): each for key, each in after.items()})
         return result
 
     # A PackedSequence is a named tuple, but its tensors must not be padded.

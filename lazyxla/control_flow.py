@@ -105,6 +105,8 @@ def _trace(op: Any, leaves: list[Any], tree: Any) -> str | None:
     calls = [n for n in graph.nodes if n.op == "call_function" and n.target is op]
     if len(calls) != 1 or not all(map(lowers, calls)):
         return None
+    if any(isinstance(n, torch.SymInt) for x in graph.outputs for n in x.meta["val"].shape):
+        return None  # branches of which each returns another shape
     if any(x.device.type == BACKEND for x in _constants(module)):
         return None  # it is no operand, and may be written to before the next call
     name = _content_of(module, [leaves[i] for i in places])

@@ -150,13 +150,13 @@ class device:
     def __init__(self, device: DeviceLike) -> None:
         unchanged = device is None or (isinstance(device, int) and device < 0)
         self.idx = -1 if unchanged else index_of(device)
-        self.prev_idx = -1
+        self._previous: list[int] = []  # one for each time that it is entered
 
     def __enter__(self) -> None:
-        self.prev_idx = exchange_device(self.idx)
+        self._previous.append(exchange_device(self.idx))
 
     def __exit__(self, *exception: object) -> None:
-        self.idx = maybe_exchange_device(self.prev_idx)
+        exchange_device(self._previous.pop())
 
 
 class device_of(device):

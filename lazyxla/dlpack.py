@@ -37,8 +37,9 @@ def from_dlpack(source: Any, device: DeviceLike = None) -> torch.Tensor:
 
     Do not write to the array as long as the tensor, or anything that is still to be computed from
     it, is alive. Writing to the tensor does not change the array. Memory that the device cannot use
-    in place is copied: always on accelerators; on the CPU if there are gaps between the elements,
-    or if it does not begin at a multiple of 64 bytes (PyTorch's and JAX's memory does).
+    in place is copied: always on accelerators; on the CPU if there are gaps between the elements
+    or strides are negative, or if it does not begin at a multiple of 64 bytes (PyTorch's and JAX's
+    memory does).
     ``lazyxla.counters()["uploads"]`` counts the copies.
 
     Args:
@@ -48,7 +49,7 @@ def from_dlpack(source: Any, device: DeviceLike = None) -> torch.Tensor:
         device: the device; None means the current one.
 
     Returns:
-        A tensor of the same shape, strides and dtype.
+        A tensor of the same shape, strides (but negative ones) and dtype.
 
     Raises:
         ValueError: the array is not in the host's memory.
@@ -58,5 +59,8 @@ def from_dlpack(source: Any, device: DeviceLike = None) -> torch.Tensor:
     if not isinstance(source, torch.Tensor):
         if not hasattr(source, "__dlpack__"):
             raise TypeError(f"expected an array with __dlpack__, got {type(source).__name__}")
+        # Of NumPy's arrays, for PyTorch aborts the process.
+        if any(stride < 0 for stride in getattr(source, "strides", None) or ()):
+            source = source.copy()
         source = torch.from_dlpack(source)
     return _C.share_host(source, index)

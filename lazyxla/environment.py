@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _pytree as pytree
 from torch.utils._device import DeviceContext
 
@@ -101,7 +102,8 @@ def disable_globally() -> None:
 
 
 def to_device(tree: Any, device: torch.device | str = BACKEND) -> Any:
-    """Moves the tensors and modules of a pytree to the device; other leaves stay as they are.
+    """Moves the tensors, modules and ``PackedSequence`` of a pytree to the device; other leaves
+    stay as they are.
 
     A tensor that is there already is not copied.
 
@@ -112,9 +114,13 @@ def to_device(tree: Any, device: torch.device | str = BACKEND) -> Any:
     """
 
     def move(leaf: Any) -> Any:
-        return leaf.to(device) if isinstance(leaf, (torch.Tensor, torch.nn.Module)) else leaf
+        return leaf.to(device) if isinstance(leaf, _MOVED) else leaf
 
-    return pytree.tree_map(move, tree)
+    # A PackedSequence is a named tuple, of which one part stays on the CPU.
+    return pytree.tree_map(move, tree, is_leaf=lambda x: isinstance(x, PackedSequence))
+
+
+_MOVED: tuple[type[Any], ...] = (torch.Tensor, torch.nn.Module, PackedSequence)
 
 
 class _Entered(threading.local):
@@ -143,7 +149,7 @@ class _Mode(DeviceContext):
             return func(*args, **kwargs)
         if self._config.treat_cuda_as_device:
             if func is torch.Tensor.cuda:
-                func, args = torch.Tensor.to, (args[0], BACKEND)
+                func, (args, kwargs) = torch.Tensor.to, _arguments_of_to(*args, **kwargs)
             args, kwargs = pytree.tree_map(_instead_of_cuda, (args, kwargs))
         generator = kwargs.get("generator")
         if generator is None or generator.device.type == BACKEND:
@@ -154,6 +160,12 @@ class _Mode(DeviceContext):
             drawn = torch.empty(target.shape, dtype=target.dtype, device=generator.device)
             return target.copy_(func(drawn, *args[1:], **kwargs))
         return func(*args, **kwargs)
+
+
+def _arguments_of_to(x: Any, device: Any = None, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+    """Those of ``Tensor.to`` for the arguments of ``Tensor.cuda``."""
+    place = torch.device(BACKEND, device) if isinstance(device, int) else device or BACKEND
+    return (x, place, None, *args), kwargs
 
 
 def _instead_of_cuda(x: Any) -> Any:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import atexit
 import copy
 import dataclasses
+import operator
 import os
 import threading
 import weakref
@@ -72,8 +73,8 @@ class DeviceLoader:
         ValueError: ``prefetch`` is less than 1, the device of another type, or ``local`` without
             ``sharding``.
         IndexError: there is no such device.
-        TypeError: ``buckets`` or ``sharding`` is none of these; by ``len``, if the loader has no
-            length.
+        TypeError: ``prefetch`` is no integer, or ``buckets`` or ``sharding`` is none of these; by
+            ``len``, if the loader has no length.
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class DeviceLoader:
         sharding: ShardingOf | None = None,
         local: bool = False,
     ) -> None:
+        prefetch = operator.index(prefetch)
         if prefetch < 1:
             raise ValueError(f"prefetch must be at least 1, got {prefetch}")
         if buckets is not None and not callable(buckets):
@@ -248,8 +250,9 @@ def _upload(batch: Any, move: Move) -> Any:
             return leaf
         result = copy.copy(leaf)
         for field in dataclasses.fields(leaf):
-            value = _upload(getattr(leaf, field.name), move)
-            object.__setattr__(result, field.name, value)  # frozen ones, too
+            if hasattr(leaf, field.name):
+                value = _upload(getattr(leaf, field.name), move)
+                object.__setattr__(result, field.name, value)  # frozen ones, too
         return result
 
     return tree_map(upload, batch, is_leaf=_moves)

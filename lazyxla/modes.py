@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Generator
-from copy import deepcopy
+from copy import copy, deepcopy
 from typing import Any, Literal, TypeVar, overload
 
 from torch import nn
@@ -153,11 +153,16 @@ def compile(
 
     Raises:
         TypeError: `fn_or_module` is a class, an async function, or not callable; `capture` is for a
-            generator function or a module; `xla_options` is no dict of such values.
+            generator function or a module; `xla_options` is no dict of such values; `max_graphs` is
+            no integer, `name` no string.
         ValueError: `max_graphs` is less than 1, or the compiler does not take the options.
         RuntimeError: by the compiled function, see `full_graph` and `max_graphs`. The message names
             the line. What was recorded is not lost: reading a value runs it.
     """
+    if max_graphs is not None and type(max_graphs) is not int:
+        raise TypeError(f"max_graphs must be an integer, got {max_graphs!r}")
+    if name is not None and not isinstance(name, str):
+        raise TypeError(f"name must be a string, got {name!r}")
     if max_graphs is not None and max_graphs < 1:
         raise ValueError(f"max_graphs must be at least 1, got {max_graphs}")
     options = check_options(xla_options, "lazyxla.compile's xla_options")
@@ -196,9 +201,9 @@ def _captured(function: F, region: _Region, name: str) -> F:
     """A function whose settled calls run no Python code."""
     from lazyxla.steps.capturing import CapturedFunction
 
-    if isinstance(function, nn.Module) or inspect.isgeneratorfunction(function):
-        raise TypeError(f"lazyxla.compile() captures functions that are steps, not {function!r}")
     _wrap(function, region)  # raises TypeError for what is no function
+    if isinstance(function, nn.Module) or inspect.isgeneratorfunction(_code_of(function)):
+        raise TypeError(f"lazyxla.compile() captures functions that are steps, not {function!r}")
     captured = CapturedFunction(function, region, name)
 
     @functools.wraps(function)
@@ -212,7 +217,8 @@ def _captured(function: F, region: _Region, name: str) -> F:
 def _wrap(function: F, region: _Region) -> F:
     if isinstance(function, type) or not callable(function):
         raise TypeError(f"lazyxla.compile() takes a function or a module, not {function!r}")
-    if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+    code = _code_of(function)
+    if inspect.iscoroutinefunction(code) or inspect.isasyncgenfunction(code):
         raise TypeError(
             f"lazyxla.compile() cannot make a program of {_name_of(function)}: an async function "
             "is suspended at any time; compile what it calls"
@@ -230,9 +236,15 @@ def _wrap(function: F, region: _Region) -> F:
     def stretches(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
         return _stretches(function(*args, **kwargs), region)
 
-    wrapped = stretches if inspect.isgeneratorfunction(function) else compiled
+    wrapped = stretches if inspect.isgeneratorfunction(code) else compiled
     mark_function(wrapped)  # type: ignore[arg-type]
     return wrapped  # type: ignore[return-value]
+
+
+def _code_of(thing: Any) -> Any:
+    """The function that a call runs: of a callable object, the method of its class."""
+    is_function = inspect.isroutine(thing) or isinstance(thing, functools.partial)
+    return thing if is_function else type(thing).__call__
 
 
 def _stretches(generator: Generator[Any, Any, Any], region: _Region) -> Generator[Any, Any, Any]:
@@ -241,11 +253,12 @@ def _stretches(generator: Generator[Any, Any, Any], region: _Region) -> Generato
     while True:
         try:
             with region:
-                item = resume()
+                items = [resume()]
         except StopIteration as end:
             return end.value
+        del resume  # nothing is kept alive that was sent, or, while this waits, was yielded
         try:
-            sent = yield item
+            sent = yield items.pop()
         except GeneratorExit:
             with region:
                 generator.close()
@@ -254,6 +267,7 @@ def _stretches(generator: Generator[Any, Any, Any], region: _Region) -> Generato
             resume = functools.partial(generator.throw, error)
         else:
             resume = functools.partial(generator.send, sent)
+            del sent
 
 
 def _itself(module: nn.Module) -> nn.Module:
@@ -279,6 +293,7 @@ def _compiled_module(module: nn.Module, region: _Region) -> nn.Module:
         "__doc__": original.__doc__,
         "__call__": call,
         # A copy is compiled, too; what is pickled is the module itself.
+        "__copy__": lambda self: _compiled_module(copy(plain(self)), region),
         "__deepcopy__": lambda self, memo: _compiled_module(deepcopy(plain(self), memo), region),
         "__reduce_ex__": lambda self, protocol: (_itself, (plain(self),)),
     }

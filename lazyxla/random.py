@@ -91,6 +91,15 @@ def set_rng_state_all(states: Iterable[torch.Tensor]) -> None:
 
     Args:
         states: a state for each device, see :func:`set_rng_state`.
+
+    Raises:
+        IndexError: there are more states than devices. None has been set then.
+        TypeError, ValueError: one is no state; none has been set then.
     """
+    checked = []
     for index, state in enumerate(states):
-        set_rng_state(state, index)
+        generator = default_generator(index)
+        generator.clone_state().set_state(state)
+        checked.append((generator, state))
+    for generator, state in checked:
+        generator.set_state(state)

@@ -72,6 +72,13 @@ TOKENS = {"x": torch.ones(2, 3), "y": torch.ones(2, 3, dtype=torch.int64)}
         ),
         (torch.ones(2) > 0, {"dims": 0, "sizes": [4], "value": 2}, "does not fit torch.bool"),
         (torch.ones(2), {"dims": 0, "sizes": [4], "value": 1j}, "1j of batch does not fit"),
+        (torch.ones(2), {"dims": 0, "sizes": [4], "value": 10**400}, "does not fit torch.float32"),
+        (torch.ones(2).int(), {"dims": 0, "sizes": [4], "value": -(10**400)}, "does not fit"),
+        (
+            torch.ones(2, dtype=torch.complex64),
+            {"dims": 0, "sizes": [4], "value": 1e300j},
+            "does not fit torch.complex64",
+        ),
         (torch.ones(2).half(), {"dims": 0, "sizes": [4], "value": 1e6}, "does not fit torch.float"),
         (
             torch.ones(2).int(),

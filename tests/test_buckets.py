@@ -5,9 +5,11 @@ from __future__ import annotations
 import pickle
 import random
 from collections import OrderedDict, UserDict, deque
+from collections.abc import Iterator, MutableMapping
 from dataclasses import FrozenInstanceError, dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -115,6 +117,13 @@ def test_values_are_exact() -> None:
     assert bucket(z, dims=0, sizes=[2], value=1 + 2j)[0][1].item() == 1 + 2j
     y = torch.zeros(1, dtype=torch.bfloat16)
     assert bucket(y, dims=0, sizes=[2], value=float("-inf"))[0][1].item() == float("-inf")
+
+
+def test_values_of_numpy() -> None:
+    for value in (np.float32(0.5), np.complex64(2j), np.int8(3)):
+        x = torch.ones(1, dtype=torch.complex64)
+        assert bucket(x, dims=0, sizes=[2], value=value)[0].tolist() == [1, complex(value)]
+    assert bucket(torch.ones(1), dims=0, sizes=[2], value=np.float32(0.5))[0].tolist() == [1, 0.5]
 
 
 def test_what_has_the_right_size_is_not_copied() -> None:
@@ -261,6 +270,37 @@ def test_the_batches_of_transformers() -> None:
     assert padded["input_ids"].tolist() == [[1, 1, 1, 9]] * 2
     assert padded.input_ids is padded["input_ids"]
     assert batch["input_ids"].shape == (2, 3)
+
+
+class Entries(MutableMapping[str, Any]):
+    """A mapping whose shallow copies share their entries with it."""
+
+    def __init__(self, **entries: Any) -> None:
+        self.entries = entries
+
+    def __getitem__(self, key: str) -> Any:
+        return self.entries[key]
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        self.entries[key] = value
+
+    def __delitem__(self, key: str) -> None:
+        del self.entries[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.entries)
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+
+def test_a_mapping_that_is_no_dict_stays_as_it_is() -> None:
+    batch = Entries(x=torch.ones(2, 3), name="a")
+    padded, _ = bucket(batch, dims=1, sizes=[4])
+    assert isinstance(padded, Entries)
+    assert padded["name"] == "a"
+    same(padded["x"], torch.tensor([[1.0, 1, 1, 0]] * 2))
+    same(batch["x"], torch.ones(2, 3))
 
 
 # --- The loader ----------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ import functools
 import io
 import pickle
 import threading
+import weakref
 from collections.abc import Generator
 
 import pytest
@@ -229,6 +230,37 @@ def test_each_stretch_of_a_generator_is_a_program() -> None:
     assert log == [True, True]
 
 
+def test_a_waiting_generator_keeps_nothing_alive() -> None:
+    @lazyxla.compile
+    def doubling() -> Generator[torch.Tensor, torch.Tensor, None]:
+        x = torch.ones(2, device=DEVICE)
+        while True:
+            x = (yield x * 2) + 0
+
+    ours = doubling()
+    yielded = weakref.ref(next(ours))
+    assert yielded() is None
+    given = torch.ones(2, device=DEVICE)
+    sent = weakref.ref(given)
+    ours.send(given)
+    del given
+    assert sent() is None
+    ours.close()
+
+
+def test_objects_whose_call_is_a_generator() -> None:
+    class Counts:
+        def __call__(self, x: torch.Tensor) -> Generator[torch.Tensor, None, None]:
+            for number in range(3):
+                yield (x + number) * 2
+
+    x = torch.ones(2).to(DEVICE)
+    with lazyxla.eager_mode(True), counted() as n:
+        results = list(lazyxla.compile(Counts())(x))
+    assert n.executions == 3
+    assert_same(results, [torch.full((2,), 2.0 * number) for number in (1, 2, 3)])
+
+
 def test_a_module_keeps_its_class_state_and_hooks() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Dropout(0.5)).to(DEVICE)
     seen = []
@@ -267,6 +299,11 @@ def test_a_compiled_module_is_copied_and_pickled() -> None:
             result = clone(x).relu()
         assert n.executions == 2
     assert_same(result, F.linear(x.cpu(), clone.weight.cpu(), clone.bias.cpu()).relu())
+    shallow = copy.copy(compiled)
+    shallow.name = "its own"
+    assert not hasattr(compiled, "name")
+    assert shallow.weight is compiled.weight
+    assert type(shallow).__call__ is not nn.Linear.__call__
     loaded = pickle.loads(pickle.dumps(compiled))
     assert type(loaded) is nn.Linear
     assert_same(loaded.weight, compiled.weight.detach().cpu())
@@ -305,9 +342,15 @@ async def _later(x: torch.Tensor) -> torch.Tensor:
     return x
 
 
+class _Later:
+    async def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+
 @pytest.mark.parametrize(
     ("thing", "message"),
     [
+        (_Later(), "cannot make a program of _Later: an async function"),
         (3, r"lazyxla.compile\(\) takes a function or a module, not 3"),
         (nn.Linear, r"takes a function or a module, not <class 'torch.nn"),
         (_later, "cannot make a program of _later: an async function is suspended at any time"),

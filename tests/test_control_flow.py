@@ -158,6 +158,16 @@ def test_what_cannot_be_lowered_is_as_pytorch_does_it() -> None:
     assert ((drawn >= 0) & (drawn < 1)).all()
 
 
+def test_branches_may_return_other_shapes() -> None:
+    x = torch.rand(3)
+    for is_true in (True, False):
+        ours, theirs = (
+            torch.cond(torch.tensor(is_true, device=d), lambda a: a * 2, lambda a: a[:2] * 3, [y])
+            for d, y in ((DEVICE, x.to(DEVICE)), ("cpu", x))
+        )
+        torch.testing.assert_close((ours + 1).cpu(), theirs + 1)
+
+
 def test_a_captured_tensor_is_no_constant() -> None:
     captured, x = torch.ones(3, device=DEVICE), torch.rand(3, device=DEVICE)
     predicate = x.sum() > -1

@@ -126,6 +126,17 @@ def test_device_context():
     assert lazyxla.current_device() == 0
 
 
+def test_a_device_context_is_entered_again():
+    context = torch.lazyxla.device(1)
+    with context:
+        with context:
+            lazyxla.set_device(0)
+        assert lazyxla.current_device() == 1
+    assert lazyxla.current_device() == 0
+    with context:
+        assert lazyxla.current_device() == 1
+
+
 def test_device_context_after_an_error():
     with pytest.raises(KeyError), torch.lazyxla.device(1):
         raise KeyError

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_sequence
 from torch.utils.data import DataLoader, TensorDataset
 
 import lazyxla
@@ -151,6 +152,9 @@ def test_trees() -> None:
     assert moved["b"][0] is there
     assert moved["b"][1].weight.device == DEVICE
     assert lazyxla.to_device(torch.ones(2), "lazyxla:1").device.index == 1
+    packed = lazyxla.to_device([pack_sequence([torch.ones(3, 2), torch.ones(2, 2)])])[0]
+    assert packed.data.device == DEVICE
+    assert packed.batch_sizes.tolist() == [2, 2, 1]
 
 
 def test_seeds() -> None:
@@ -167,7 +171,12 @@ def test_cuda_may_mean_the_device() -> None:
     with env:
         assert torch.ones(2, device="cuda").device == DEVICE
         assert torch.ones(2, device="cuda:1").device.index == 1
-        assert torch.ones(2, device="cpu").cuda().device == DEVICE
+        host = torch.ones(2, device="cpu")
+        assert host.cuda().device == DEVICE
+        assert host.cuda(None, True).device == DEVICE
+        places = (host.cuda(1), host.cuda("cuda:1"), host.cuda(device=1, non_blocking=True))
+        assert [x.device.index for x in places] == [1, 1, 1]
+        assert nn.Linear(2, 2, device="cpu").cuda(1).weight.device.index == 1
         assert torch.ones(2, device="cpu").to(torch.device("cuda")).device == DEVICE
         assert nn.Linear(2, 2, device="cpu").to("cuda").weight.device == DEVICE
         env.config.treat_cuda_as_device = False

@@ -131,6 +131,13 @@ def test_max_graphs_must_allow_one(count) -> None:
         lazyxla.compile(lambda x: x, max_graphs=count)
 
 
+def test_arguments_of_other_types() -> None:
+    with pytest.raises(TypeError, match=r"max_graphs must be an integer, got 1\.5"):
+        lazyxla.compile(max_graphs=1.5)  # type: ignore[call-overload]
+    with pytest.raises(TypeError, match="name must be a string, got 5"):
+        lazyxla.compile(name=5)  # type: ignore[call-overload]
+
+
 def test_messages_tell_the_name(caplog) -> None:
     with caplog.at_level("INFO", logger="lazyxla"), lazyxla.compile(name="update"):
         _ = torch.randn(3, 5).to(DEVICE).atan()

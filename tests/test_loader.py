@@ -7,7 +7,7 @@ import threading
 import time
 from collections import OrderedDict, namedtuple
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -71,6 +71,20 @@ def test_nested_batches() -> None:
         assert theirs["sample"].image.device.type == "cpu"
         assert isinstance(ours["packed"], PackedSequence)
         assert_same(ours["packed"].data, theirs["packed"].data)
+
+
+@dataclass
+class Unfinished:
+    image: torch.Tensor
+    label: torch.Tensor = field(init=False)
+
+
+def test_fields_may_have_no_value_yet() -> None:
+    (batch,) = lazyxla.DeviceLoader([Unfinished(torch.ones(2))])
+    assert batch.image.device.type == "lazyxla"
+    assert not hasattr(batch, "label")
+    padded, _ = lazyxla.bucket(Unfinished(torch.ones(2)), dims=0, sizes=[3])
+    assert padded.image.tolist() == [1, 1, 0]
 
 
 def test_strides_and_devices() -> None:
@@ -227,6 +241,8 @@ def test_errors_of_uploads() -> None:
 def test_wrong_arguments() -> None:
     with pytest.raises(ValueError, match="prefetch must be at least 1, got 0"):
         lazyxla.DeviceLoader([], prefetch=0)
+    with pytest.raises(TypeError, match="'float' object cannot be interpreted as an integer"):
+        lazyxla.DeviceLoader([], prefetch=1.5)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="expected a lazyxla device, got cpu"):
         lazyxla.DeviceLoader([], "cpu")
     with pytest.raises(IndexError, match="device index 7 is out of range"):

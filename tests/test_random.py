@@ -259,6 +259,21 @@ def test_state(keep_random_state: None) -> None:
     assert torch.equal(copy.deepcopy(state), state)
 
 
+@pytest.mark.skipif("torch.lazyxla.device_count() != 2", reason="needs two devices")
+def test_wrong_states_change_none(keep_random_state: None) -> None:
+    torch.manual_seed(1)
+    states = torch.lazyxla.get_rng_state_all()
+    torch.manual_seed(2)
+    for wrong in (torch.zeros(3, dtype=torch.uint8), None):
+        with pytest.raises((ValueError, TypeError)):
+            torch.lazyxla.set_rng_state_all([states[0], wrong])
+    with pytest.raises(IndexError, match="index 2 is out of range"):
+        torch.lazyxla.set_rng_state_all([*states, states[0]])
+    assert torch.lazyxla.initial_seed() == 2
+    torch.lazyxla.set_rng_state_all(states)
+    assert torch.lazyxla.initial_seed() == 1
+
+
 def test_fork_rng(keep_random_state: None) -> None:
     torch.manual_seed(1)
     expected = rand(), rand()

@@ -154,6 +154,11 @@ def test_memory_that_cannot_be_shared_is_copied() -> None:
         assert torch.equal(x.cpu(), source)
 
 
+def test_negative_strides_are_copied() -> None:
+    for source in (np.arange(6.0)[::-1], np.arange(6).reshape(2, 3)[:, ::-1].T):
+        assert lazyxla.from_dlpack(source).tolist() == source.tolist()
+
+
 def test_permuted_sources_are_shared() -> None:
     host = torch.arange(48.0).reshape(1, 4, 4, 3).permute(0, 3, 1, 2)
     with counted() as n:

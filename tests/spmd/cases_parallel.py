@@ -293,7 +293,8 @@ def test_a_plan_that_is_wrong_changes_nothing(plan: dict[str, Any]) -> None:
     with pytest.raises((ValueError, TypeError)):
         lazyxla.parallelize(model, MESH, plan)
     assert all(p.device.type == "cpu" for p in model.parameters())
-    assert not model.up._forward_hooks and not model.up._forward_pre_hooks
+    assert not model.up._forward_hooks
+    assert not model.up._forward_pre_hooks
 
 
 @pytest.mark.parametrize(
