@@ -274,9 +274,21 @@ def _itself(module: nn.Module) -> nn.Module:
     return module
 
 
+class _Unannounced:
+    """A first base of a class, of which ``__init_subclass__`` of its other bases does not hear."""
+
+    def __init_subclass__(cls) -> None:
+        pass
+
+
 def _compiled_module(module: nn.Module, region: _Region) -> nn.Module:
     """Another instance of the module's class, on the same state, whose calls are in the region."""
     original = type(module)
+    if getattr(original, "cls_to_become", None) is not None:
+        raise TypeError(
+            f"lazyxla.compile() cannot take a {original.__name__} before its first call, which "
+            "makes another class of it; call it once before, or compile a module that has it"
+        )
 
     def plain(self: nn.Module) -> nn.Module:
         view = object.__new__(original)
@@ -297,6 +309,6 @@ def _compiled_module(module: nn.Module, region: _Region) -> nn.Module:
         "__deepcopy__": lambda self, memo: _compiled_module(deepcopy(plain(self), memo), region),
         "__reduce_ex__": lambda self, protocol: (_itself, (plain(self),)),
     }
-    compiled: nn.Module = object.__new__(type(original.__name__, (original,), methods))
+    compiled: nn.Module = object.__new__(type(original.__name__, (_Unannounced, original), methods))
     compiled.__dict__ = module.__dict__
     return compiled

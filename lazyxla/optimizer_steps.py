@@ -25,6 +25,7 @@ from lazyxla.runtime import BACKEND
 _changed: weakref.WeakKeyDictionary[torch.optim.Optimizer, list[dict[str, Any]]]
 _changed = weakref.WeakKeyDictionary()
 _watched: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()  # their loads
+_reset_for_saving: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
 
 
 def install() -> None:
@@ -60,6 +61,9 @@ def _set_capturable(optimizer: torch.optim.Optimizer) -> None:
     ]
     if groups:
         _changed[optimizer] = groups
+        if optimizer not in _reset_for_saving:  # a step that fails has no end to reset them at
+            _reset_for_saving.add(optimizer)
+            optimizer.register_state_dict_pre_hook(_reset_capturable)
         for group in groups:
             group["capturable"] = True
             for parameter in group["params"]:

@@ -171,8 +171,9 @@ class SequenceParallel:
         spmd.replicate(module, mesh)
         entries: list[tuple[int, Entry]] = [(self.dim, self.axis)]
         if self.batch_axis in mesh.axis_names:
-            entries.append((0, self.batch_axis))
-        split = _Split(mesh, tuple(entries), least_dims=self.dim + 1)
+            entries.insert(0, (0, self.batch_axis))  # if that is `dim`, the later one counts
+        least_dims = max(self.dim + 1, -self.dim)
+        split = _Split(mesh, tuple(entries), least_dims)
         module.register_forward_hook(split.after)
 
 
@@ -203,6 +204,8 @@ def parallelize(
     """
     _check_module(module)
     check_mesh(mesh)
+    if not isinstance(plan, Mapping):
+        raise TypeError(f"a plan has the names of parts, it is no {type(plan).__name__}")
     for style in plan.values():
         if not isinstance(style, Style) and not torch_plans.is_torch_style(style):
             raise TypeError(f"a plan says how parts are split, not {style!r}")
@@ -232,9 +235,11 @@ def _check_module(module: object) -> None:
 
 
 def _check_style(style: Style, module: nn.Module, mesh: Mesh) -> None:
+    check_axes(mesh, [style.axis])
     if not isinstance(style, SequenceParallel):
         torch_plans.check_kind(style, module)
-    check_axes(mesh, [style.axis])
+    elif style.axis == style.batch_axis and style.dim != 0:
+        raise ValueError(f"{style} splits two dimensions along the same axis")
 
 
 def _axes(mesh: Mesh, axis: Axes | None) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ import pickle
 import threading
 import weakref
 from collections.abc import Generator
+from typing import ClassVar
 
 import pytest
 import torch
@@ -288,6 +289,22 @@ def test_a_module_keeps_its_class_state_and_hooks() -> None:
     assert "extra.weight" in model.state_dict()
 
 
+def test_a_module_s_class_hears_of_no_class_of_ours() -> None:
+    class Listed(nn.Linear):
+        names: ClassVar[list[str]] = []
+
+        def __init_subclass__(cls, *, name: str) -> None:
+            cls.names.append(name)
+
+    class Named(Listed, name="first"):
+        pass
+
+    x = _tensor(3, 4)
+    compiled = lazyxla.compile(Named(4, 4).to(DEVICE))
+    assert_same(compiled(x), F.linear(x.cpu(), compiled.weight.cpu(), compiled.bias.cpu()))
+    assert Listed.names == ["first"]
+
+
 def test_a_compiled_module_is_copied_and_pickled() -> None:
     compiled = lazyxla.compile(nn.Linear(4, 4).to(DEVICE))
     x = _tensor(3, 4)
@@ -350,6 +367,7 @@ class _Later:
 @pytest.mark.parametrize(
     ("thing", "message"),
     [
+        (nn.LazyLinear(2), "cannot take a LazyLinear before its first call"),
         (_Later(), "cannot make a program of _Later: an async function"),
         (3, r"lazyxla.compile\(\) takes a function or a module, not 3"),
         (nn.Linear, r"takes a function or a module, not <class 'torch.nn"),

@@ -83,6 +83,7 @@ def test_a_step_that_fails_leaves_the_group_as_it_was() -> None:
     for _ in range(2):
         with pytest.raises(RuntimeError, match="closure's"):
             optimizer.step(fail)
+    assert not optimizer.state_dict()["param_groups"][0]["capturable"]  # what is saved then
     step(module, optimizer, torch.randn(2, 8, device=DEVICE))
     assert not optimizer.param_groups[0]["capturable"]
 

@@ -261,6 +261,12 @@ def test_dropout_draws_as_on_one_device() -> None:
             ValueError,
             "no axis 'x', but",
         ),
+        (
+            lambda: lazyxla.parallelize(Mlp(), MESH, {"up": lazyxla.SequenceParallel("data")}),
+            ValueError,
+            "two dimensions along the same axis",
+        ),
+        (lambda: lazyxla.parallelize(Mlp(), MESH, [1]), TypeError, "it is no list"),
         (lambda: lazyxla.data_parallel(Mlp(), (4, 2)), TypeError, r"expected a lazyxla\.Mesh"),
         (lambda: lazyxla.fully_shard(torch.ones(2), MESH), TypeError, "expected a module"),
         (lambda: lazyxla.fully_shard(Mlp(), MESH, ("data", "data")), ValueError, "different ones"),
@@ -311,6 +317,26 @@ def test_a_module_that_cannot_be_spread_stays_as_it_is(spread: Callable[[Any], A
         spread(model)
     assert all(p.device.type == "cpu" for p in model[0].parameters())
     assert not model._forward_pre_hooks
+
+
+@pytest.mark.parametrize(
+    ("dim", "shape", "spec"),
+    [
+        (0, (8, 4, 8), ("model", None, None)),
+        (-2, (8, 4, 8), ("data", "model", None)),
+        (-2, (4, 8), ("model", None)),
+        (-2, (8,), None),
+    ],
+)
+def test_the_dimension_of_sequences(dim: int, shape: tuple[int, ...], spec: Any) -> None:
+    style = lazyxla.SequenceParallel(dim=dim)
+    norm = lazyxla.parallelize(nn.LayerNorm(8), MESH, {"": style})
+    with torch.no_grad():
+        result = norm(torch.rand(shape, device=DEVICE))
+    found = lazyxla.sharding(result)
+    assert found is not None
+    if spec is not None:
+        assert found.spec == spec
 
 
 class Pair(NamedTuple):
