@@ -102,7 +102,8 @@ def _by_blocks(state_dict: dict[str, Any]) -> dict[str, Any]:
 
 def _is_sharded(value: Any) -> bool:
     is_ours = isinstance(value, torch.Tensor) and value.device.type == BACKEND
-    return is_ours and _C.sharding_of(value) is not None
+    # One without elements has no parts, by which it would be written.
+    return is_ours and value.numel() > 0 and _C.sharding_of(value) is not None
 
 
 class SavePlanner(DefaultSavePlanner):

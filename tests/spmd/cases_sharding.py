@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from helpers import OWN_DEVICES, bytes_on_devices, grid, sharded, spec_of
+import torch.distributed.checkpoint as dcp
+from helpers import OWN_DEVICES, bytes_on_devices, grid, one_process, sharded, spec_of
 from models import MESH
 
 import lazyxla
 from lazyxla import _C
+from lazyxla.checkpoint import LoadPlanner, SavePlanner
 from tests.support import DEVICE, counted
 
 
@@ -225,6 +228,26 @@ def test_copies_between_devices() -> None:
     assert lazyxla.sharding(there) is None
     assert torch.equal(d.copy_(there + 1).cpu(), x + 1)
     assert spec_of(d) == ("data", "model")
+
+
+@one_process
+def test_checkpoints_of_odd_shapes(tmp_path: Path) -> None:
+    """Uneven, without elements, of no dimension, nested, transposed, and on one device."""
+
+    def state(factor: int) -> dict[str, Any]:
+        return {
+            "uneven": sharded(grid(5, 3) * factor, "data", "model"),
+            "empty": [sharded(torch.ones(0, 3), "data"), sharded(torch.ones(3, 0), "data")],
+            "number": sharded(torch.tensor(2.0 * factor)),
+            "transposed": sharded(grid(8, 6) * factor, "data").t(),
+            "plain": torch.ones(2, device=DEVICE) * factor,
+        }
+
+    dcp.save(state(1), checkpoint_id=tmp_path, planner=SavePlanner())
+    loaded = state(0)
+    dcp.load(loaded, checkpoint_id=tmp_path, planner=LoadPlanner())
+    torch.testing.assert_close(loaded, state(1), rtol=0, atol=0)
+    assert spec_of(loaded["uneven"]) == ("data", "model")
 
 
 def test_memory_of_many_devices_is_no_single_one() -> None:
