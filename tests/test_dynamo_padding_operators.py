@@ -10,10 +10,18 @@ import pytest
 import sympy
 import torch
 from torch.nn import functional as F
+from torch.utils._sympy.functions import FloorDiv, Max, Mod
 
 from lazyxla.dynamo import backend
 from lazyxla.dynamo.padding import calls
-from lazyxla.dynamo.padding.structure import NotPaddableError, UniformDim, broadcast, split, view
+from lazyxla.dynamo.padding.structure import (
+    NotPaddableError,
+    UniformDim,
+    broadcast,
+    grows,
+    split,
+    view,
+)
 from tests.support import assert_same
 from tests.test_dynamo_padding import Dims, bounded, refusals
 
@@ -184,6 +192,31 @@ def test_attention_between_sequences_of_different_sizes() -> None:
     check_padded(attend, make, dims, [(6, 5, 7), (9, 7, 5), (5, 16, 11)])
 
 
+@pytest.mark.parametrize("size", [lambda n: 80 - n, lambda n: n % 3 + 2], ids=["rest", "modulo"])
+def test_sizes_that_shrink_while_others_grow_are_exact(size: Callable[[int], int]) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return torch.arange(size(x.shape[0]), device=x.device).sum() + x.sum()
+
+    compiled = torch.compile(function, backend=backend, dynamic=True)
+    with refusals() as refused:
+        for rows in (5, 14):
+            x = torch.randn(rows, 6)
+            assert_same(compiled(*bounded((x,), [(0, 0)], 4, 64)), function(x))
+    (text,) = refused
+    assert "makes a tensor of" in text
+
+
+def test_inference_whose_masks_are_used_by_several_parts() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        y = F.interpolate(x[None, None], scale_factor=2.0, mode="nearest").sum()
+        return y + y.cpu().exp().log().to(x.device)
+
+    def make(n: int) -> tuple[torch.Tensor, ...]:
+        return (torch.full((n, 2), 0.25),)
+
+    check_padded(function, make, [(0, 0)], [(5,)])
+
+
 # --- Random compositions -------------------------------------------------------------------------
 
 # Of a tensor [n, t, 4], to one.
@@ -262,6 +295,14 @@ def test_views_keep_the_order_of_factors() -> None:
     for factors, shape in (([4, S], [S, 4]), ([S, T], [T, S]), ([S, 6], [2, 3 * S])):
         with pytest.raises(NotPaddableError):
             split(factors, shape, PADDED)
+
+
+def test_which_sizes_grow() -> None:
+    for size in (S, 3 * S - 2, S * T, -FloorDiv(-S, 4), FloorDiv(S, 2), Max(S, 9), S**2):
+        assert grows(size, PADDED)
+    assert grows(8 - T, frozenset({S}))
+    for size in (80 - S, S - T, Mod(S, 3), S - FloorDiv(S, 2), FloorDiv(64, S), S * (S - 5)):
+        assert not grows(size, PADDED)
 
 
 def test_what_is_not_padded_may_be_regrouped() -> None:

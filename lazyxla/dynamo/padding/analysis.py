@@ -59,6 +59,8 @@ def analyse(graph: fx.Graph, padded: frozenset[Any]) -> None:
         for node in ordered:
             try:
                 note = _note(node, padded, node in tangents)
+                if note is not None:
+                    _check_growth(note.results, padded)
             except NotPaddableError as error:
                 raise RefusedError(node, str(error)) from error
             if note is not None:
@@ -163,6 +165,14 @@ def _constants(value: Any) -> Results:
     if isinstance(value, (list, tuple)):
         return [None if v is None else constant(v) for v in value]
     return constant(value)
+
+
+def _check_growth(results: Results, padded: frozenset[Any]) -> None:
+    """Refuses sizes that may be less in a bucket than those that are padded to it."""
+    listed = results if isinstance(results, list) else [results]
+    for factor in (f for dims in listed for dim in dims or () for f in dim):
+        if not structure.grows(factor, padded):
+            raise NotPaddableError(f"makes a tensor of {factor} elements")
 
 
 def _check(value: Any, results: Results, padded: frozenset[Any]) -> None:

@@ -134,7 +134,9 @@ class Writer:
             either = aten.logical_or.default
             result = mask if result is None else self.emit(either, result, mask)
         if result is not None and len(dim) > 1:
-            result = self.emit(aten.reshape.default, result, [-1])
+            # No reshape, whose result would be taken for a view of the few elements it repeats.
+            dense = self.emit(aten.clone.default, result, memory_format=torch.contiguous_format)
+            result = self.emit(aten.view.default, dense, [-1])
         if result is not None:
             self._masks[dim] = result
         return result

@@ -17,6 +17,7 @@ from math import gcd
 from typing import Any, TypeAlias
 
 import sympy
+from torch.utils._sympy import functions
 
 Factor: TypeAlias = Any
 """An int, or one of sympy's expressions (which has no types)."""
@@ -100,6 +101,39 @@ def has_symbol(value: Any, symbols: frozenset[Any]) -> bool:
     if isinstance(value, (list, tuple)):
         return any(has_symbol(v, symbols) for v in value)
     return bool(symbols.intersection(getattr(value, "free_symbols", ())))
+
+
+_MONOTONE = (
+    *(sympy.Add, functions.Max, functions.Min, functions.ToFloat, functions.FloorToInt),
+    *(functions.CeilToInt, functions.TruncToInt, functions.RoundToInt),
+)
+_QUOTIENTS = (functions.FloorDiv, functions.IntTrueDiv, functions.FloatTrueDiv)
+
+
+def grows(size: Factor, symbols: frozenset[Any], sign: int = 1) -> bool:
+    """Whether a size, times a sign, is surely no less where the symbols are more.
+
+    Only then are its true elements among those of the bucket.
+    """
+    if not has_symbol(size, symbols):
+        return True
+    if size.is_Symbol:
+        return sign > 0
+    if isinstance(size, _MONOTONE):
+        return all(grows(part, symbols, sign) for part in size.args)
+    if size.is_Mul:
+        number, rest = size.as_coeff_Mul()
+        if number != 1:
+            return grows(rest, symbols, sign if number > 0 else -sign)
+        return all(part.is_nonnegative and grows(part, symbols, sign) for part in size.args)
+    if size.is_Pow:
+        positive = size.base.is_nonnegative and size.exp.is_number and size.exp > 0
+        return bool(positive) and grows(size.base, symbols, sign)
+    if isinstance(size, _QUOTIENTS):
+        number, divisor = size.args
+        positive = divisor.is_positive and not has_symbol(divisor, symbols)
+        return bool(positive) and grows(number, symbols, sign)
+    return False
 
 
 def _segments(factors: Iterable[Factor], padded: frozenset[Any]) -> list[Any]:
