@@ -11,7 +11,7 @@ import torch
 
 from lazyxla import _C, untraced
 from lazyxla.jax import operator
-from lazyxla.jax.flat_functions import FlatFunction, recorded_device
+from lazyxla.jax.flat_functions import FlatFunction, constant_key, recorded_device
 from lazyxla.lowering.jax_call import numpy_dtype
 from lazyxla.runtime import BACKEND
 
@@ -127,7 +127,7 @@ class Calls:
                 key += (leaf.dtype, leaf.shape, leaf.device)
                 tensors.append(leaf)
             else:
-                key += (leaf.__class__, leaf)
+                key += constant_key(leaf)
         try:
             hash(tuple(key))
         except TypeError:

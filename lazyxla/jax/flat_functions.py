@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from lazyxla import _C
@@ -255,6 +256,12 @@ def recorded_device() -> Any:
 
 def _kernel_device() -> KernelDevice | None:
     return kernel_device(Target.of(_C.captured_platform() or platform(), recorded_device(), None))
+
+
+def constant_key(value: Any) -> tuple[type, Hashable]:
+    """What tells constants of a traced function apart: 1 and True, 0.0 and -0.0 are equal."""
+    is_signed = isinstance(value, (float, complex, np.inexact))
+    return value.__class__, repr(value) if is_signed else value
 
 
 def is_differentiable(dtype: torch.dtype) -> bool:

@@ -11,7 +11,7 @@ from torch import nn
 
 from lazyxla import untraced
 from lazyxla.jax.calls import Calls, jax_key
-from lazyxla.jax.views import Arrays, JaxView, MissingKeyError
+from lazyxla.jax.views import Arrays, JaxView, MissingKeyError, State
 
 
 def jax_jit(function: nn.Module | Callable[..., Any]) -> Callable[..., Any]:
@@ -32,11 +32,13 @@ def jax_jit(function: nn.Module | Callable[..., Any]) -> Callable[..., Any]:
     is_random = False
 
     def compute(
-        parameters: Arrays, buffers: Arrays, key: Any, training: Any, args: Any, kwargs: Any
+        parameters: Arrays, buffers: Arrays, key: Any, state: State, args: Any, kwargs: Any
     ) -> Any:
+        """The results, and the buffers that were written. `state` tells calls apart."""
         if module is None:
-            return view(*args, key=key, **kwargs), {}
-        return view(parameters, *args, buffers=buffers, key=key, **kwargs)
+            return view.run(args, kwargs, None, key)[0], {}
+        (results, after), plan = view.run((parameters, *args), kwargs, buffers, key)
+        return results, {name: after[name] for name in plan.written}
 
     calls = Calls(compute, wide=True)
 
@@ -45,13 +47,13 @@ def jax_jit(function: nn.Module | Callable[..., Any]) -> Callable[..., Any]:
         parameters = dict(module.named_parameters()) if module else {}
         buffers = dict(module.named_buffers()) if module else {}
         given = {name: x.clone() for name, x in buffers.items()}  # which a backward may need
-        training = tuple(m.training for m in module.modules()) if module else ()
+        state = view.state()
         try:
             key = jax_key() if is_random else None
-            results, changed = calls(parameters, given, key, training, args, kwargs)
+            results, changed = calls(parameters, given, key, state, args, kwargs)
         except MissingKeyError:
             is_random = True
-            results, changed = calls(parameters, given, jax_key(), training, args, kwargs)
+            results, changed = calls(parameters, given, jax_key(), state, args, kwargs)
         with torch.no_grad():
             for name, value in changed.items():
                 buffers[name].copy_(value)

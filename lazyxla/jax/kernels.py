@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils import _pytree as pytree
 
+from lazyxla.jax.flat_functions import is_differentiable
 from lazyxla.lowering import rule
 from lazyxla.lowering.registry import JaxRule
 from lazyxla.lowering.scalar import Scalar, plain
@@ -215,33 +216,48 @@ def _differentiate(
 
 def gradients_of(
     reference: Callable[..., Any], inputs: Any, outputs: Any, gradients: tuple[torch.Tensor, ...]
-) -> tuple[torch.Tensor | None, ...]:
-    places = [
-        i for i, x in enumerate(inputs) if isinstance(x, torch.Tensor) and x.is_floating_point()
-    ]
-    known = [i for i, x in enumerate(outputs) if x.is_floating_point()]
+) -> tuple[Any, ...]:
+    """A function's gradients of its inputs: a tensor, None, or a list of them for each."""
+    # As PyTorch has it: what is in a list of tensors counts by itself, any other list as a whole.
+    leaves, tree = pytree.tree_flatten(tuple(inputs), is_leaf=_is_plain_list)
+    places = [i for i, x in enumerate(leaves) if _has_gradient(x)]
+    known = [i for i, x in enumerate(outputs) if _has_gradient(x)]
 
     def of(*values: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        given = list(inputs)
+        given = list(leaves)
         for i, value in zip(places, values, strict=True):
             given[i] = value
-        results = _listed(reference(*given))
+        results = _listed(reference(*pytree.tree_unflatten(given, tree)))
         return tuple(results[i] for i in known)
 
-    pull: Any = torch.func.vjp(of, *(inputs[i] for i in places))[1]
+    pull: Any = torch.func.vjp(of, *(leaves[i] for i in places))[1]
     found = dict(zip(places, pull(tuple(gradients[i] for i in known)), strict=True))
-    return tuple(found.get(i) for i in range(len(inputs)))
+    gathered = pytree.tree_unflatten([found.get(i) for i in range(len(leaves))], tree)
+    return tuple(gathered)
+
+
+def _has_gradient(x: Any) -> bool:
+    return isinstance(x, torch.Tensor) and is_differentiable(x.dtype)
+
+
+def _is_plain_list(x: Any) -> bool:
+    return isinstance(x, list) and not any(isinstance(part, torch.Tensor) for part in x)
 
 
 def _batched(op: Any, info: Any, in_dims: Any, *args: Any) -> Any:
     """Sample by sample."""
     found = []
     for number in range(info.batch_size):
-        sample = [x if d is None else x.select(d, number) for x, d in zip(args, in_dims)]
-        found.append(_listed(op(*sample)))
+        found.append(_listed(op(*(_sample(x, d, number) for x, d in zip(args, in_dims)))))
     stacked = [torch.stack(parts) for parts in zip(*found, strict=True)]
     is_single = len(op._schema.returns) == 1 and str(op._schema.returns[0].type) == "Tensor"
     return (stacked[0], 0) if is_single else (tuple(stacked), (0,) * len(stacked))
+
+
+def _sample(x: Any, dim: Any, number: int) -> Any:
+    if isinstance(dim, (list, tuple)):
+        return [_sample(part, d, number) for part, d in zip(x, dim, strict=True)]
+    return x if dim is None else x.select(dim, number)
 
 
 def _listed(output: Any) -> list[Any]:

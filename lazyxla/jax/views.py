@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import fx, nn
 
 from lazyxla.jax.arrays import is_array, to_jax, torch_dtype
-from lazyxla.jax.flat_functions import Aval
+from lazyxla.jax.flat_functions import Aval, constant_key
 from lazyxla.jax.size_guards import check_guards
 from lazyxla.jax.symbolic_functions import SymbolicFunction, Variables, is_symbolic, shape_key
 from lazyxla.jax.torch_functions import TorchFunction, trace
@@ -137,17 +138,41 @@ class JaxView:
         results = [next(found) if made else value for made, value in plan.results]
         return jax.tree.unflatten(plan.tree, results), plan
 
+    def state(self) -> State:
+        """What a trace depends on besides the arguments, as it is now."""
+        modules = self._module.modules() if self._module else ()
+        return State(
+            tuple(m.training for m in modules),
+            torch.is_autocast_enabled(BACKEND),
+            torch.get_autocast_dtype(BACKEND),
+            Settings.current(),
+        )
+
+    @contextlib.contextmanager
+    def _in_state(self, state: State) -> Iterator[None]:
+        """A block in which that is what it was: a gradient may be traced later."""
+        modules = list(self._module.modules()) if self._module else []
+        before = [m.training for m in modules], torch.get_default_dtype()
+        for module, training in zip(modules, state.training, strict=False):
+            module.training = training
+        torch.set_default_dtype(state.settings.default_dtype)
+        try:
+            with torch.autocast(BACKEND, state.autocast_dtype, enabled=state.autocast):
+                yield
+        finally:
+            for module, training in zip(modules, before[0], strict=True):
+                module.training = training
+            torch.set_default_dtype(before[1])
+
     def _plan(self, leaves: list[Any], tree: Any, with_buffers: bool) -> Plan:
         jax, _ = _jax()
         wide: bool = jax.config.jax_enable_x64
-        training = tuple(m.training for m in self._module.modules()) if self._module else ()
-        autocast = torch.is_autocast_enabled(BACKEND), torch.get_autocast_dtype(BACKEND)
-        key: list[Any] = [tree, with_buffers, wide, training, autocast, Settings.current()]
+        key: list[Any] = [tree, with_buffers, wide, self.state()]
         for leaf in leaves:
             if is_array(leaf):
                 key += (leaf.dtype, shape_key(leaf.shape))
             else:
-                key += (type(leaf), leaf)
+                key += constant_key(leaf)
         try:
             plan = self._plans.get(tuple(key))
         except TypeError:
@@ -189,6 +214,7 @@ class JaxView:
         """For arrays of these dtypes and shapes, by their indices among the leaves."""
         jax, _ = _jax()
         places, inputs = list(types), list(types.values())
+        state = self.state()
         paths = [jax.tree_util.keystr(path) for path, _ in _with_paths(leaves, tree)]
         found: dict[str, Any] = {}
         # JAX may have narrower integers than the module's buffers.
@@ -207,7 +233,8 @@ class JaxView:
             for i, x in zip(places, given, strict=True):
                 values[i] = x
             parameters, buffers, args, kwargs = jax.tree.unflatten(tree, values)
-            results = _plain(self._apply(parameters, buffers, args, kwargs))
+            with self._in_state(state):
+                results = _plain(self._apply(parameters, buffers, args, kwargs))
             flat, found["tree"] = jax.tree.flatten((results, buffers) if with_buffers else results)
             found["results"] = [
                 (True, None) if isinstance(x, torch.Tensor) else (False, x) for x in flat
@@ -240,6 +267,15 @@ def _plain(results: Any) -> Any:
         parts = [_plain(value) for value in results]
         return type(results)(*parts) if hasattr(results, "_fields") else tuple(parts)
     return results
+
+
+class State(NamedTuple):
+    """What a trace depends on besides the arguments."""
+
+    training: tuple[bool, ...]  # of each module
+    autocast: bool
+    autocast_dtype: torch.dtype
+    settings: Settings
 
 
 class Plan(NamedTuple):

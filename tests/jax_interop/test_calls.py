@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -262,6 +264,14 @@ def test_trees_and_constants() -> None:
         compare(got, {name: (x * 2).sum(0) + y for name in "ab"})
         lazyxla.call_jax(function, tree, 2, axis=0, names=("a",))  # 2 is not 2.0
     assert calls == [(2.0, 0, ("a", "b")), (2, 0, ("a",))]
+
+
+def test_zero_and_minus_zero_are_two_constants() -> None:
+    scale = lazyxla.jax_function(lambda x, by: x * by)
+    x = torch.ones(2, device=DEVICE)
+    for by in (0.0, -0.0, np.float32(0.0), np.float32(-0.0), complex(0.0, -0.0)):
+        compare(torch.view_as_real(scale(x, by) + 0j), torch.view_as_real(x.cpu() * by + 0j))
+        assert scale(x, by).real.signbit().tolist() == [math.copysign(1, by.real) < 0] * 2
 
 
 def test_without_tensors() -> None:

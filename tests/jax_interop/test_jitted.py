@@ -77,3 +77,45 @@ def test_its_random_numbers_are_the_devices() -> None:
     lazyxla.manual_seed(3)
     assert first.equal(drop(x))
     assert not first.equal(second)
+
+
+def test_arguments_named_as_the_views_own() -> None:
+    attend = lazyxla.jax_jit(F.scaled_dot_product_attention)
+    query, key, value = (torch.randn(1, 2, 4, 3, device=DEVICE) for _ in range(3))
+    got = attend(query=query, key=key, value=value)
+    compare_tensors([got], [F.scaled_dot_product_attention(query, key, value).cpu()])
+
+
+def test_settings_are_those_of_the_call() -> None:
+    double = lazyxla.jax_jit(lambda x: (x @ x, torch.zeros(2)))
+    x = torch.randn(2, 2, device=DEVICE)
+    dtypes = []
+    for enabled, default in ((False, torch.float32), (True, torch.float64), (False, torch.float32)):
+        torch.set_default_dtype(default)
+        try:
+            with torch.autocast(DEVICE, torch.bfloat16, enabled=enabled):
+                dtypes.append([y.dtype for y in double(x)])
+        finally:
+            torch.set_default_dtype(torch.float32)
+    assert dtypes[0] == dtypes[2] == [torch.float32, torch.float32]
+    assert dtypes[1] == [torch.bfloat16, torch.float64]
+
+
+def test_a_buffer_that_is_only_read_may_be_needed_by_others() -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(3))
+            self.register_buffer("mask", torch.tensor([1.0, 0.0, 2.0]))
+            self.register_buffer("calls", torch.zeros(()))
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.calls += 1
+            return x * self.scale * self.mask
+
+    module = Scaled().to(DEVICE)
+    result = module(torch.ones(3, device=DEVICE))
+    lazyxla.jax_jit(module)(torch.ones(3, device=DEVICE))
+    result.sum().backward()
+    assert module.scale.grad.tolist() == [1, 0, 2]
+    assert module.calls.item() == 2

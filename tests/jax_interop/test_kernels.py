@@ -191,6 +191,28 @@ def test_several_results_and_lists() -> None:
     torch.testing.assert_close(second, y.detach() + 3)
 
 
+def test_gradients_and_samples_of_lists_and_of_complex_numbers() -> None:
+    def weighted(xs: list[Tensor], powers: list[int]) -> Tensor:
+        return xs[0] ** powers[0] + xs[1] * powers[1]
+
+    @lazyxla.kernel("lazyxla_tests::weighted", weighted, platforms=("cpu",), static=("powers",))
+    def op(xs: Any, powers: Any) -> Any:
+        return xs[0] ** powers[0] + xs[1] * powers[1]
+
+    for dtype in (torch.float32, torch.complex64):
+        found = []
+        for function, device in ((op, DEVICE), (op, "cpu"), (weighted, "cpu")):
+            torch.manual_seed(0)
+            xs = [torch.randn(2, 3, dtype=dtype).to(device).requires_grad_() for _ in range(2)]
+            function(xs, [2, 3]).abs().sum().backward()
+            found.append([x.grad.cpu() for x in xs])
+        torch.testing.assert_close(found[0], found[2])
+        torch.testing.assert_close(found[1], found[2])
+    x, y = (x.detach() for x in xs)
+    rows = torch.func.vmap(lambda a, b: op([a, b], [2, 3]), (0, None))(x, y[0])
+    torch.testing.assert_close(rows, weighted([x, y[0]], [2, 3]))
+
+
 def test_tensors_that_are_spread_take_the_reference(run_python: RunPython) -> None:
     code = """
 import torch, lazyxla

@@ -249,6 +249,28 @@ def test_training_as_pytorch_does() -> None:
     assert step._cache_size() == 1
 
 
+def test_a_gradient_is_that_of_the_forward_whatever_changed_since() -> None:
+    class Doubled(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            assert torch.zeros(()).dtype == torch.float32
+            return (x * (2 if self.training else 5)) @ torch.ones(3, 1)
+
+    module = Doubled()
+    view = lazyxla.jax_view(module)
+    with torch.autocast("lazyxla", torch.bfloat16):
+        result, pull = jax.vjp(lambda x: view({}, x), jnp.ones((1, 3)))
+    assert result.dtype == jnp.bfloat16
+    module.eval()
+    torch.set_default_dtype(torch.float64)
+    try:
+        (gradient,) = pull(jnp.full((1, 1), 1 + 2**-10, jnp.bfloat16))
+        assert torch.get_default_dtype() == torch.float64
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert gradient.tolist() == [[2, 2, 2]]
+    assert not module.training
+
+
 def test_random_numbers_come_of_the_key() -> None:
     view = lazyxla.jax_view(nn.Sequential(nn.Dropout(0.5), nn.Dropout(0.5)))
     x = jnp.ones(1000)
