@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -140,3 +141,40 @@ def test_sizes_that_depend_on_data_are_recorded_operator_by_operator() -> None:
         compiled = torch.compile(function, backend=backend, fullgraph=True)
         for _ in range(2):
             check(compiled, torch.randn(7))
+
+
+Views = Callable[[torch.Tensor], tuple[torch.Tensor, ...]]
+
+VIEWS: dict[str, Views] = {
+    "of an argument": lambda x: (x[x.shape[0] - 1], x.view(-1), x.view(-1, 2)[-1]),
+    "of an argument that is written": lambda x: (x.add_(1).view(-1)[x.shape[0] :],),
+    "of a result": lambda x: ((h := x.t().flatten().view(-1, x.shape[0]))[-1], h[0], h[:, 1:], h),
+}
+
+
+@pytest.mark.parametrize("trains", [False, True])
+@pytest.mark.parametrize("bounded", [False, True])
+@pytest.mark.parametrize("name", VIEWS)
+def test_results_that_are_views_begin_where_they_should(
+    name: str, bounded: bool, trains: bool
+) -> None:
+    compiled = torch.compile(VIEWS[name], backend=backend, dynamic=True)
+    # PyTorch itself forgets where a written argument begins, in training.
+    for start, rows in ((0, 4), (0 if trains and "written" in name else 3, 5)):
+        found = []
+        for function, device in ((VIEWS[name], "cpu"), (compiled, DEVICE)):
+            whole = torch.arange(40.0).to(device).requires_grad_(trains)
+            memory = whole * 1
+            x = memory[start : start + rows * 6].view(rows, 6)
+            if bounded and device == DEVICE:
+                torch._dynamo.mark_dynamic(x, 0, min=3, max=8)
+            results = function(x)
+            gradients = ()
+            if trains:
+                gradients = torch.autograd.grad([y.square().sum() for y in results], whole)
+            places = [(y.stride(), y.storage_offset()) for y in results]
+            shared = [y.untyped_storage().data_ptr() == memory.data_ptr() for y in results]
+            tensors = [y.detach().cpu() for y in (*results, memory, *gradients)]
+            found.append((tensors, shared, places if shared[0] else None))
+        torch.testing.assert_close(found[1][0], found[0][0], rtol=0, atol=0)
+        assert found[1][1:] == found[0][1:]

@@ -377,3 +377,21 @@ def test_compiled_autograd() -> None:
         for mine, other in zip(model.parameters(), reference.parameters(), strict=True):
             torch.testing.assert_close(mine.grad.cpu(), other.grad)
     assert (n.compiles, n.executions) == (0, 2)  # the root gradient and the graph
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_several_backwards_of_a_graph(dynamic: bool) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return (x * 2 + 1).tanh().exp().sum()
+
+    x = torch.randn(4, 3, requires_grad=True)
+    ours = x.detach().to(DEVICE).requires_grad_()
+    loss = function(x)
+    compiled = torch.compile(function, backend=backend, dynamic=dynamic)(ours)
+    for retain in (True, True, False):
+        loss.backward(retain_graph=retain)
+        compiled.backward(retain_graph=retain)
+        lazyxla.sync()
+    torch.testing.assert_close(ours.grad.cpu(), x.grad)
+    with pytest.raises(RuntimeError, match="second time"):
+        compiled.backward()

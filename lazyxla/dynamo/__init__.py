@@ -65,7 +65,7 @@ def backend(
     compiler = partial(_compile, options=checked)
     aot = aot_autograd(
         fw_compiler=compiler,
-        bw_compiler=compiler,
+        bw_compiler=partial(_compile_backward, options=checked),
         # In training AOTAutograd itself makes the results that share memory.
         inference_compiler=partial(compiler, aliases=True),
         partition_fn=partition_joint_graph,
@@ -105,3 +105,20 @@ def _compile(
     # recorded one by one.
     module.recompile()
     return make_boxed_func(module)
+
+
+def _compile_backward(
+    module: fx.GraphModule, inputs: Sequence[Any], *, options: Options
+) -> Callable[..., Any]:
+    """The same for a backward graph, which can be called again (``retain_graph=True``).
+
+    AOTAutograd refuses that where it believes that the graph uses the memory of saved tensors.
+    """
+    from torch._guards import TracingContext
+
+    context = TracingContext.try_get()
+    if context is not None and context.fw_metadata is not None:
+        reused = getattr(context.fw_metadata, "bw_donated_idxs", None)
+        if reused:
+            reused.clear()  # the forward's description has the same list
+    return _compile(module, inputs, options=options)

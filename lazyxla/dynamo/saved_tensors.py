@@ -19,6 +19,7 @@ import torch
 from torch import fx
 
 from lazyxla.dynamo import padding
+from lazyxla.dynamo.result_views import note_user_results
 
 # Where the partitioner notes that a saved tensor may be written before it is used. It sorts what is
 # saved by this note, and so does who reads it.
@@ -54,6 +55,8 @@ def partition_joint_graph(
     for module in (forward, backward):
         module.graph.eliminate_dead_code()
         module.recompile()
+    note_user_results(forward.graph, num_fwd_outputs)
+    note_user_results(backward.graph, 0)
     padding.hand_on(joint.graph, forward.graph, backward.graph, num_fwd_outputs)
     return forward, backward
 

@@ -19,6 +19,7 @@ import torch
 from torch import fx
 
 from lazyxla.dynamo.execution import boxed, compile_graph
+from lazyxla.dynamo.result_views import take_views
 from lazyxla.xla_options import Options
 
 MAX_SPECIALISATIONS = 64
@@ -62,6 +63,7 @@ class SizedGraph:
         self._graph = graph
         self._sources = sources
         self._how = how  # to compile: what compile_graph takes besides the graph
+        self._views = take_views(graph)
         self._compiled: OrderedDict[tuple[int, ...], Callable[..., Any]] = OrderedDict()
 
     @classmethod
@@ -76,7 +78,26 @@ class SizedGraph:
         )
 
     def __call__(self, args: list[Any]) -> Any:
-        return self._for(tuple([source(args) for source in self._sources.values()]))(args)
+        sizes = tuple([source(args) for source in self._sources.values()])
+        if not self._views:
+            return self._for(sizes)(args)
+        given = self._viewed(args)
+        return self._with_views(list(self._for(sizes)(args)), given, sizes)
+
+    def _viewed(self, args: list[Any]) -> dict[int, torch.Tensor]:
+        """The arguments that results are views of."""
+        return {view.base: args[view.base] for view in self._views if view.is_of_argument}
+
+    def _with_views(
+        self, results: list[Any], given: dict[int, torch.Tensor], sizes: tuple[int, ...]
+    ) -> list[Any]:
+        """The results with those that are views of others, or of arguments."""
+        bindings = dict(zip(self._sources, sizes, strict=True))
+        with torch.no_grad():
+            for view in self._views:
+                base = given[view.base] if view.is_of_argument else results[view.base]
+                results[view.position] = view.of(base, lambda n: evaluate(n, bindings))
+        return results
 
     def _for(self, key: tuple[int, ...]) -> Callable[..., Any]:
         """The graph for sizes; the ones used last are kept."""
@@ -162,6 +183,13 @@ def symbols_of(node: fx.Node) -> Iterator[Any]:
             yield from value.node.expr.free_symbols
 
 
+def evaluate(number: Any, bindings: dict[Any, int]) -> Any:
+    """A number in which symbols have values."""
+    kinds = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
+    kind = kinds.get(type(number))
+    return number if kind is None else kind(number.node.expr.xreplace(bindings))
+
+
 def _replace_symbols(graph: fx.Graph, bindings: dict[Any, int]) -> fx.Graph:
     """A copy of a graph in which symbols have values; nodes that are numbers are removed."""
     evaluated: dict[Any, Any] = {}
@@ -169,11 +197,10 @@ def _replace_symbols(graph: fx.Graph, bindings: dict[Any, int]) -> fx.Graph:
     def number(value: Any) -> Any:
         if not isinstance(value, _Symbolic):
             return value
-        expr = value.node.expr
-        if expr not in evaluated:
-            evaluated[expr] = expr.xreplace(bindings)
-        kind = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}[type(value)]
-        return kind(evaluated[expr])
+        key = type(value), value.node.expr
+        if key not in evaluated:
+            evaluated[key] = evaluate(value, bindings)
+        return evaluated[key]
 
     def static(value: Any) -> Any:
         if isinstance(value, torch.Tensor):

@@ -22,7 +22,7 @@ from lazyxla.dynamo.padding.plans import Plan
 from lazyxla.dynamo.padding.rewriting import Key, write
 from lazyxla.dynamo.padding.rules import is_tensor, structure_of
 from lazyxla.dynamo.padding.structure import Structure, has_symbol
-from lazyxla.dynamo.symbolic_sizes import SizedGraph, Source, find_sources, symbols_of
+from lazyxla.dynamo.symbolic_sizes import SizedGraph, Source, evaluate, find_sources, symbols_of
 from lazyxla.xla_options import Options
 
 PADDING = 0.0
@@ -137,7 +137,10 @@ class PaddedGraph(SizedGraph):
         program: Any = self._for(self._bucket(sizes))
         with torch.no_grad():
             case = self._cases.get(sizes) or self._new_case(sizes, program)
-            return self._run(program, case, args)
+            if not self._views:
+                return self._run(program, case, args)
+            given = self._viewed(args)
+            return self._with_views(self._run(program, case, args), given, sizes)
 
     def _run(self, program: _Program, case: _Case, args: list[Any]) -> list[Any]:
         arguments = list(args)
@@ -186,7 +189,7 @@ class PaddedGraph(SizedGraph):
             return [_move(position, node, true, bucket) for position, node in nodes]
 
         results = [
-            (position, _evaluate(node.meta["val"], true))
+            (position, evaluate(node.meta["val"], true))
             for position, node in enumerate(self._returned)
             if isinstance(node, fx.Node)
             and not is_tensor(node)
@@ -217,9 +220,9 @@ def _move(position: int, node: fx.Node, true: dict[Any, int], bucket: dict[Any, 
         position,
         [_value(f, true) for f in factors],
         [_value(f, bucket) for f in factors],
-        [_evaluate(s, true) for s in value.shape],
-        [_evaluate(s, bucket) for s in value.shape],
-        [_evaluate(s, true) for s in value.stride()],
+        [evaluate(s, true) for s in value.shape],
+        [evaluate(s, bucket) for s in value.shape],
+        [evaluate(s, true) for s in value.stride()],
     )
 
 
@@ -229,9 +232,3 @@ def _value(expr: Any, bindings: dict[Any, int]) -> Any:
         return expr
     value = expr.xreplace(bindings)
     return int(value) if isinstance(value, int) or value.is_integer else float(value)
-
-
-def _evaluate(number: Any, bindings: dict[Any, int]) -> Any:
-    kinds = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
-    kind = kinds.get(type(number))
-    return number if kind is None else kind(number.node.expr.xreplace(bindings))

@@ -12,7 +12,7 @@ from torch import fx
 
 from lazyxla.dynamo.padding.rules import NOTE, Note, RefusedError
 from lazyxla.dynamo.padding.structure import Dim, Factor, Structure, has_symbol
-from lazyxla.dynamo.symbolic_sizes import TensorMeta
+from lazyxla.dynamo.symbolic_sizes import TensorMeta, evaluate
 from lazyxla.lowering.fx_graph import TRUE_SIZE
 
 aten = torch.ops.aten
@@ -34,7 +34,7 @@ class Writer:
 
     def __init__(self, graph: fx.Graph, bindings: dict[Any, int], padded: frozenset[Any]) -> None:
         self._graph = graph
-        self._bindings = bindings  # what all symbols have as sizes
+        self.bindings = bindings  # what all symbols have as sizes
         self._padded = padded
         self._numbers: dict[Key, fx.Node] = {}
         self._masks: dict[Dim, fx.Node] = {}
@@ -46,7 +46,7 @@ class Writer:
         """A size of the bucket, for a number, an expression or lists of them."""
         if isinstance(value, (list, tuple)):
             return [self.size(v) for v in value]
-        return int(value.xreplace(self._bindings)) if hasattr(value, "xreplace") else value
+        return int(value.xreplace(self.bindings)) if hasattr(value, "xreplace") else value
 
     def number(
         self,
@@ -237,21 +237,13 @@ def _static(writer: Writer, value: Any) -> Any:
     """A node's value with the bucket's sizes."""
     if isinstance(value, torch.Tensor):
         shape, strides, offset = (
-            tuple(_plain(writer, n) for n in numbers)
+            tuple(evaluate(n, writer.bindings) for n in numbers)
             for numbers in (value.shape, value.stride(), (value.storage_offset(),))
         )
         return TensorMeta(value.dtype, shape, strides, offset[0], value.device)
     if isinstance(value, (list, tuple)):
         return [_static(writer, v) for v in value]
-    return _plain(writer, value)
-
-
-def _plain(writer: Writer, value: Any) -> Any:
-    kinds = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
-    kind = kinds.get(type(value))
-    if kind is None:
-        return value
-    return kind(value.node.expr.xreplace(writer._bindings))
+    return evaluate(value, writer.bindings)
 
 
 def _on_meta(argument: Any) -> Any:
