@@ -278,3 +278,16 @@ def _calls_of(function: Any, *args: torch.Tensor) -> Any:
         _compile(function)(*args)
     (call,) = calls
     return call
+
+
+def test_random_numbers_of_the_cpu_are_drawn_in_the_order_of_the_calls() -> None:
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        first = torch.bernoulli((x * 0.5).cpu())  # waits for the device
+        return first, torch.rand(3), torch.rand(3) + (x + 1).cpu()
+
+    x = torch.rand(3)
+    found = []
+    for call, given in ((function, x), (_compile(function, fullgraph=True), x.to(DEVICE))):
+        torch.manual_seed(0)
+        found.append(call(given))
+    torch.testing.assert_close(found[1], found[0])

@@ -178,3 +178,15 @@ def test_results_that_are_views_begin_where_they_should(
             found.append((tensors, shared, places if shared[0] else None))
         torch.testing.assert_close(found[1][0], found[0][0], rtol=0, atol=0)
         assert found[1][1:] == found[0][1:]
+
+
+def test_results_that_are_views_of_another_dtype() -> None:
+    def function(x: torch.Tensor, z: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        last = x.shape[0] - 1
+        return x.view(torch.int32)[last], torch.view_as_real(z)[last], z.imag[last], z[last]
+
+    compiled = torch.compile(function, backend=backend, dynamic=True)
+    for rows in (3, 4):
+        args = torch.randn(rows, 2), torch.randn(rows, 2, dtype=torch.complex64)
+        results = compiled(*(x.to(DEVICE) for x in args))
+        torch.testing.assert_close([y.cpu() for y in results], [*function(*args)], rtol=0, atol=0)

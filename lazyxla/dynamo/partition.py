@@ -216,8 +216,13 @@ def _numbers_on_host(
 def _segments(
     calls: list[fx.Node], kinds: dict[fx.Node, int], numbers_on_host: set[fx.Node]
 ) -> list[Segment]:
-    """The segments, each as early as it can be: a node waits for what it needs from other kinds."""
+    """The segments, each as early as it can be.
+
+    A node waits for what it needs from other kinds; one that draws random numbers, for those of its
+    kind that draw before it.
+    """
     stages: dict[fx.Node, tuple[int, int]] = {}
+    last_draws: dict[int, tuple[int, int]] = {}
     segments: dict[tuple[int, int], Segment] = {}
     for node in calls:
         kind = kinds[node]
@@ -230,8 +235,13 @@ def _segments(
             for o in node.all_input_nodes
             if o in stages and (kind == HOST or kinds[o] != _NUMBER)
         ]
+        random = draws(node.target)
+        if random and kind in last_draws:
+            needs.append(last_draws[kind])
         stage = max((s + (other != kind) for s, other in needs), default=0)
         stages[node] = (stage, kind)
+        if random:
+            last_draws[kind] = stages[node]
         segments.setdefault((stage, kind), Segment(kind)).nodes.append(node)
     return [segments[key] for key in sorted(segments)]
 

@@ -31,8 +31,11 @@ class ResultView:
     def of(self, base: torch.Tensor, evaluate: Any) -> torch.Tensor:
         """The view. `evaluate`: from a symbolic number to its value."""
         sizes, strides = ([evaluate(n) for n in s] for s in (self.meta.shape, self.meta.stride()))
-        offset = evaluate(self.meta.storage_offset()) - evaluate(self.start)
-        return base.as_strided(sizes, strides, base.storage_offset() + offset)
+        start, dtype = evaluate(self.start), self.meta.dtype
+        if base.is_complex() and not dtype.is_complex:
+            base, start = torch.view_as_real(base), 2 * start
+        offset = base.storage_offset() + evaluate(self.meta.storage_offset()) - start
+        return base.as_strided(sizes, strides, offset).view(dtype)
 
 
 def note_user_results(forward: fx.Graph, count: int) -> None:
@@ -76,8 +79,7 @@ def take_views(graph: fx.Graph) -> list[ResultView]:
 
 def _share(meta: Any, root: Any, base: Any) -> bool:
     """Whether tensors are elements of the same memory, as their layout has it."""
-    return (
-        all(isinstance(x, torch.Tensor) for x in (meta, root, base))
-        and meta.dtype == base.dtype
-        and root.stride() == base.stride()
-    )
+    if not all(isinstance(x, torch.Tensor) for x in (meta, root, base)):
+        return False
+    same = meta.dtype.itemsize in (base.dtype.itemsize, base.dtype.to_real().itemsize)
+    return same and root.dtype == base.dtype and bool(root.stride() == base.stride())
