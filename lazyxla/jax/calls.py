@@ -20,10 +20,11 @@ def call_jax(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Calls a JAX function on tensors of the device: ``function(*args, **kwargs)``.
 
     The call is recorded like any operator. The function is traced by JAX once for each combination
-    of the tensors' shapes and dtypes and of the other arguments' values, in the width that JAX is
-    set to: if ``jax_enable_x64`` is off, 64-bit integers arrive as 32-bit ones. Derivatives are
-    JAX's, of any order, backward and forward (``jax.vjp``, ``jax.jvp``), and so is what
-    ``torch.func.vmap`` does (``jax.vmap``). JAX opens no device for it.
+    of the tensors' shapes and dtypes and of the other arguments' values, in the width and with the
+    ``jax.default_matmul_precision`` that JAX is set to: if ``jax_enable_x64`` is off, 64-bit
+    integers arrive as 32-bit ones. Derivatives are JAX's, of any order, backward and forward
+    (``jax.vjp``, ``jax.jvp``), and so is what ``torch.func.vmap`` does (``jax.vmap``). JAX opens no
+    device for it.
 
     Args:
         function: any function that ``jax.jit`` takes; hashable. Tracing it is remembered as long as
@@ -98,9 +99,11 @@ class Calls:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         jax = _jax()
-        wide: bool = jax.config.jax_enable_x64 if self._wide is None else self._wide
+        config = jax.config
+        wide: bool = config.jax_enable_x64 if self._wide is None else self._wide
+        settings = wide, config.jax_default_matmul_precision, config.jax_default_prng_impl
         # Kernels may depend on the model of the device that a capture is for.
-        key: list[Any] = [wide, _C.captured_platform() and recorded_device().kind]
+        key: list[Any] = [settings, _C.captured_platform() and recorded_device().kind]
         tensors: Sequence[torch.Tensor] = args
         for x in args:
             if x.__class__ is not torch.Tensor and x.__class__ is not torch.nn.Parameter:

@@ -292,6 +292,19 @@ def test_dtypes_as_jax_is_set() -> None:
     compare(double(rows.bfloat16()), rows.cpu().bfloat16() * 2)
 
 
+def test_precision_and_kind_of_keys_as_jax_is_set() -> None:
+    square = lazyxla.jax_function(lambda x: x @ x)
+    data = lazyxla.jax_function(lambda x: jax.random.key_data(jax.random.key(0)))
+    x = torch.ones(2, 2, device=DEVICE)
+    assert "HIGHEST" not in lazyxla.stablehlo(square, x)
+    assert data(x).shape == (2,)
+    with jax.default_matmul_precision("highest"):
+        assert "HIGHEST" in lazyxla.stablehlo(square, x)
+    with jax.default_prng_impl("rbg"):
+        assert data(x).shape == (4,)
+    assert "HIGHEST" not in lazyxla.stablehlo(square, x)
+
+
 def test_random_numbers() -> None:
     normal = lazyxla.jax_function(lambda key: jax.random.normal(key, (1000,)))
     draws = []
