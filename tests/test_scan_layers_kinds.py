@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
+import types
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -130,6 +133,95 @@ def test_attribute_that_changes_counts() -> None:
     assert lazyxla.scan_layers(layers.eval(), x).min().item() == 1
 
 
+class Scaled(nn.Module):
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        self.config = config
+
+    def forward(self, x: torch.Tensor, divisor: float = 1.0) -> torch.Tensor:
+        return x * self.config["parts"].scale / divisor
+
+
+def test_what_an_attribute_holds_counts() -> None:
+    parts = types.SimpleNamespace(scale=2.0)
+    layers, x = [Scaled({"parts": parts}) for _ in range(2)], torch.ones((), device=DEVICE)
+    assert lazyxla.scan_layers(layers, x).item() == 4
+    parts.scale = 3.0
+    assert lazyxla.scan_layers(layers, x).item() == 9
+    for layer in layers:
+        layer.config["parts"] = types.SimpleNamespace(scale=-1.0)
+    assert lazyxla.scan_layers(layers, x).item() == 1
+
+
+def test_zeros_of_both_signs() -> None:
+    layers, x = [Scaled({"parts": types.SimpleNamespace(scale=1.0)})], torch.ones((), device=DEVICE)
+    assert lazyxla.scan_layers(layers, x, 0.0).item() == float("inf")
+    assert lazyxla.scan_layers(layers, x, -0.0).item() == float("-inf")
+
+
+class Activated(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.activation = self.doubled
+        self.parts = [self.doubled, lambda x: self.doubled(x)]
+
+    def doubled(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.activation(x)
+
+
+def test_layers_end() -> None:
+    layer = Activated()
+    x = torch.ones(2, device=DEVICE)
+    assert lazyxla.scan_layers([layer], x).max().item() == 2
+    reference = weakref.ref(layer)
+    del layer
+    gc.collect()
+    assert reference() is None
+
+
+class Counting(nn.Module):
+    def __init__(self, count: torch.Tensor) -> None:
+        super().__init__()
+        self.register_buffer("count", count)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.count.add_(1)
+
+
+@pytest.mark.parametrize("apart", [True, False])
+def test_buffers_in_the_same_memory(apart: bool) -> None:
+    def run(device: str) -> tuple[torch.Tensor, torch.Tensor]:
+        memory = torch.zeros(3, device=device)
+        layers = [Counting(memory[i] if apart else memory[0]) for i in range(3)]
+        made = lazyxla.scan_layers(layers, torch.ones(2, device=device)).cpu()
+        return made, memory.cpu()
+
+    torch.testing.assert_close(run(DEVICE), run("cpu"))
+
+
+class Rotated(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(WIDTH, WIDTH, dtype=torch.complex64) / 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ self.weight
+
+
+def test_complex() -> None:
+    layers = nn.ModuleList(Rotated() for _ in range(2))
+    x = torch.randn(2, WIDTH, dtype=torch.complex64)
+
+    def applied(apply: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *args: torch.view_as_real(apply(*args))
+
+    expected = gradients(layers, [x], applied(one_by_one))
+    torch.testing.assert_close(gradients(*on_device(layers, [x]), applied(scan())), expected)
+
+
 class Pair(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -183,6 +275,15 @@ def backward_hooked() -> list[nn.Module]:
     return list(layers)
 
 
+class Writes(Affine):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x.add_(1))
+
+
+def writing() -> list[nn.Module]:
+    return [Writes(), Writes()]
+
+
 _OUTSIDE = torch.ones(WIDTH)
 
 ERRORS: list[tuple[Callable[[], Any], type[Exception], str]] = [
@@ -230,6 +331,7 @@ ERRORS: list[tuple[Callable[[], Any], type[Exception], str]] = [
         "cannot run lazyxla_tests::on_host in a loop: it runs on the host only",
     ),
     (lambda: calling(lambda x: x.add_(1)), NotImplementedError, "must not write to its arguments"),
+    (writing, NotImplementedError, "must not write .* values with gradients to its buffers"),
     (
         lambda: calling(lambda x: x + _OUTSIDE),
         ValueError,

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Collection, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -21,6 +21,9 @@ from lazyxla import _C, spmd, untraced
 from lazyxla.runtime import BACKEND
 from lazyxla.scan import structure
 from lazyxla.scan.structure import Layers
+
+if TYPE_CHECKING:
+    from lazyxla.scan.calls import Plan
 
 _MOST_PLANS = 32
 """Traced calls that are kept for a list of layers."""
@@ -46,9 +49,11 @@ def scan_layers(
     """Applies equal layers one after the other: ``x = layer(x, *args, **kwargs)`` for each.
 
     The program has one loop for the forward and one for the backward. The first layer is traced for
-    all of them, once for each combination of shapes and dtypes. The layers are called one by one,
-    without a loop, on other devices, with tensor subclasses, inside a layer of another call, and
-    within ``torch.vmap`` and ``torch.func.jvp``.
+    all of them, once for each combination of shapes, dtypes and the layers' attributes, with what
+    these hold; what else its code reads, such as global variables, is read once. The layers are
+    called one by one, without a loop, on other devices, with tensor subclasses, inside a layer of
+    another call, within ``torch.vmap`` and ``torch.func.jvp``, and if they write to buffers that
+    they share.
 
     Args:
         layers: modules with the same parts, whose tensors have the same shapes and dtypes; a
@@ -84,11 +89,23 @@ def scan_layers(
     modules, parts = structure.read(layers)
     tensors = [*carry, *constants, *(t for of_layer in parts.tensors for t in of_layer)]
     if carry[0].device.type != BACKEND or any(map(_is_special, tensors)) or _is_batched():
-        for layer in modules:
-            x = layer(x, *args, **kwargs)
-        return x
+        return _one_by_one(modules, x, args, kwargs)
     structure.check_devices(parts, carry[0].device, [*carry, *constants])
-    return _scan(modules, parts, carry, carry_spec, constants, leaves, rest_spec, policy)
+    plan = _plan_of(modules, parts, carry, carry_spec, constants, leaves, rest_spec, policy)
+    columns = zip(*parts.tensors, strict=True)
+    arguments = [*(t for c in columns for t in c), *carry, *constants]
+    written = [arguments[i] for places in plan.written for i in places]
+    if structure.shares_memory(written, arguments):  # later layers read what earlier ones write
+        return _one_by_one(modules, x, args, kwargs)
+    results = plan.call(arguments)
+    torch.autograd.graph.increment_version(written)
+    return pytree.tree_unflatten(list(results[: len(carry)]), carry_spec)
+
+
+def _one_by_one(modules: list[nn.Module], x: Any, args: Any, kwargs: Any) -> Any:
+    for layer in modules:
+        x = layer(x, *args, **kwargs)
+    return x
 
 
 def checkpoint_name(x: torch.Tensor, name: str) -> torch.Tensor:
@@ -132,7 +149,7 @@ def _policy(remat: str | Collection[str]) -> Any:
     return frozenset(remat)
 
 
-def _scan(
+def _plan_of(
     modules: list[nn.Module],
     parts: Layers,
     carry: list[torch.Tensor],
@@ -141,8 +158,9 @@ def _scan(
     leaves: list[Any],
     rest_spec: Any,
     policy: Any,
-) -> Any:
-    from lazyxla.scan.calls import Plan, Scan
+) -> Plan:
+    """The traced call, of this kind of arguments."""
+    from lazyxla.scan.calls import Plan
     from lazyxla.scan.layer_call import LayerCall, trace_equal
     from lazyxla.scan.tracing import Signature
 
@@ -163,12 +181,12 @@ def _scan(
         carry[0].device,
     )
     shardings = tuple(_stacked_sharding(c[0]) for c in columns)
-    others = tuple(
-        None if isinstance(leaf, torch.Tensor) else structure.comparable(leaf) for leaf in leaves
-    )
+    compared = parts.comparison
+    others = tuple(None if isinstance(leaf, torch.Tensor) else compared.of(leaf) for leaf in leaves)
     key = (
         *(parts.structure, parts.attributes, len(modules), what, shardings, policy),
-        *(others, carry_spec, rest_spec, torch.is_grad_enabled(), torch.get_default_dtype()),
+        *(compared.contents(), others, carry_spec, rest_spec),
+        *(torch.is_grad_enabled(), torch.get_default_dtype()),
         *(torch.is_autocast_enabled(BACKEND), torch.get_autocast_dtype(BACKEND)),
     )
     plans = _plans.setdefault(modules[0], {})
@@ -182,11 +200,7 @@ def _scan(
         while len(plans) >= _MOST_PLANS:
             del plans[next(iter(plans))]
         plans[key] = plan
-    arguments = [*(t for c in columns for t in c), *carry, *constants]
-    results = Scan.apply(plan, *arguments)  # type: ignore[no-untyped-call]
-    if plan.written:
-        torch.autograd.graph.increment_version([arguments[i] for w in plan.written for i in w])
-    return pytree.tree_unflatten(list(results[: len(carry)]), carry_spec)
+    return plan
 
 
 def _is_floating(x: torch.Tensor) -> bool:

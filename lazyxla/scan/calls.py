@@ -49,6 +49,10 @@ class Plan:
         """The arguments that the backward needs as they are."""
         return [place for i in self._gets for place in self._places[i]]
 
+    def call(self, arguments: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """:meth:`forward`, with gradients."""
+        return Scan.apply(self, *arguments)  # type: ignore[no-any-return, no-untyped-call]
+
     def forward(self, arguments: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Records the forward loop. Returns the last carry, the residuals, and the stream if random
         numbers were drawn."""
@@ -193,7 +197,8 @@ class Scan(torch.autograd.Function):
         ctx.plan = plan
         ctx.set_materialize_grads(False)  # the residuals have no gradients
         kept = output[plan.carry :]
-        ctx.mark_non_differentiable(*kept, *(x for x in output if not x.is_floating_point()))
+        without = [x for x in output if not (x.is_floating_point() or x.is_complex())]
+        ctx.mark_non_differentiable(*kept, *without)
         if plan.differentiable:
             ctx.save_for_backward(*(arguments[i] for i in plan.saved), *kept)
 

@@ -64,9 +64,12 @@ class Joint:
         found: dict[int, fx.Node] = {}
         for node in module.graph.find_nodes(op="placeholder"):
             role = node.meta["desc"]
-            if isinstance(role, desc.TangentAOTInput) and isinstance(
-                role.output, desc.PlainAOTOutput
-            ):
+            if isinstance(role, desc.TangentAOTInput):
+                if not isinstance(role.output, desc.PlainAOTOutput):
+                    raise NotImplementedError(
+                        "scan_layers: a layer must not write to its arguments, nor values with "
+                        "gradients to its buffers"
+                    )
                 self.tangents[role.output.idx] = node
             else:
                 found[role.idx] = node
