@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import stat
@@ -17,6 +18,7 @@ import torch
 import lazyxla
 from lazyxla import aot
 from lazyxla.aot.__main__ import main
+from lazyxla.cache import entries
 from tests.conftest import ROOT
 from tests.support import counted
 
@@ -242,3 +244,23 @@ def test_training_goes_on_where_nothing_can_be_written(tmp_path: Path) -> None:
     assert again["programs_loaded"] > 0
     assert again["compiles"] > 0
     assert good["compiles"] < readonly["compiles"]
+
+
+def test_processes_of_the_same_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in containers that share a directory: one was killed as it wrote what another writes."""
+
+    class KilledError(BaseException):
+        pass
+
+    def kill(*_: object) -> None:
+        raise KilledError
+
+    key = entries.key("program", b"key")
+    with monkeypatch.context() as killed, pytest.raises(KilledError):
+        killed.setattr(os, "rename", kill)
+        killed.setattr(os, "unlink", lambda _: None)
+        entries.Entries(str(tmp_path), 1000).write(key, b"half")
+    importlib.reload(entries)  # another process begins like the first
+    other = entries.Entries(str(tmp_path), 1000)
+    other.write(key, b"whole")
+    assert other.read(key) == b"whole"

@@ -14,12 +14,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
-import itertools
 import os
 import re
 import stat
 import struct
 import time
+import uuid
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -32,8 +32,6 @@ _UNFINISHED = re.compile(_ENTRY.pattern + r"\..*\.unfinished")
 _LONGEST_WRITE = 3600.0
 """Seconds that a writer may take. An unfinished file that is older was left by one that was
 killed."""
-
-_numbers = itertools.count()
 
 
 class Key(NamedTuple):
@@ -106,7 +104,8 @@ class Entries:
             raise FileExistsError(errno.EEXIST, f"{key.name} is no file", path)
         size = struct.pack("<Q", len(key.text))
         checksum = _checksum(size, key.text, content).encode()
-        unfinished = f"{path}.{os.getpid()}.{next(_numbers)}.unfinished"
+        # In containers that share a directory, processes have the same numbers.
+        unfinished = f"{path}.{uuid.uuid4().hex}.unfinished"
         try:
             with open(unfinished, "xb", opener=files.opener) as file:
                 file.writelines((MAGIC, checksum, size, key.text, content))
@@ -155,7 +154,8 @@ class Entries:
                     _UNFINISHED.fullmatch(file.name)
                     and time.time() - status.st_mtime > _LONGEST_WRITE
                 ):
-                    os.unlink(file.path)
+                    with contextlib.suppress(OSError):
+                        os.unlink(file.path)
         if total <= self._max_bytes:
             return
         for _, size, path in sorted(entries):
