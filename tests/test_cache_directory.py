@@ -256,10 +256,11 @@ def test_processes_of_the_same_number(tmp_path: Path, monkeypatch: pytest.Monkey
         raise KilledError
 
     key = entries.key("program", b"key")
-    with monkeypatch.context() as killed, pytest.raises(KilledError):
+    with monkeypatch.context() as killed:
         killed.setattr(os, "rename", kill)
         killed.setattr(os, "unlink", lambda _: None)
-        entries.Entries(str(tmp_path), 1000).write(key, b"half")
+        with pytest.raises(KilledError):
+            entries.Entries(str(tmp_path), 1000).write(key, b"half")
     importlib.reload(entries)  # another process begins like the first
     other = entries.Entries(str(tmp_path), 1000)
     other.write(key, b"whole")

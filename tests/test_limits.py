@@ -37,6 +37,9 @@ CALLS: dict[str, Callable[[int, str], torch.Tensor]] = {
     "index_add": lambda i, d: _table(d).index_add(
         0, _index(i, device=d), torch.ones(1, 3, device=d)
     ),
+    "embedding_bag": lambda i, d: F.embedding_bag(
+        _index(0, i, device=d), _table(d), _index(0, device=d)
+    ),
     "take": lambda i, d: _table(d).take(_index(3 * i, device=d)),
     "one_hot": lambda i, d: F.one_hot(_index(i, device=d), 4).float(),
     "nll_loss": lambda i, d: F.nll_loss(_table(d).t(), _index(0, 1, i, device=d)),
@@ -57,6 +60,14 @@ def test_checked_values_raise_at_the_call(name: str, checked: None) -> None:
     ours = error_of(CALLS[name], 4, DEVICE)
     assert ours[0] is kind
     assert name in OTHER_WORDS or ours[1] == text
+
+
+def test_checked_indices_may_count_from_the_end(checked: None) -> None:
+    def call(device: str) -> torch.Tensor:
+        return _table(device).index_fill(0, _index(-1, device=device), 5.0)
+
+    torch.testing.assert_close(call(DEVICE).cpu(), call("cpu"))
+    assert error_of(lambda: _table().index_fill(0, _index(-5), 5.0))[0] is IndexError
 
 
 def test_a_wrong_result_tensor_is_refused_before_wrong_values(checked: None) -> None:

@@ -26,6 +26,32 @@ CALLS: dict[str, tuple[Callable[..., object], tuple[torch.Tensor, ...]]] = {
         lambda x, i, y: torch.index_reduce(x, 0, i, y, "prod"),
         (TWO, FIRST[None], TWO[:1]),
     ),
+    "index_reduce of a number at two places": (
+        lambda x, i, y: torch.index_reduce(x, 0, i, y, "prod"),
+        (ONE, torch.tensor([0, 0]), ONE),
+    ),
+    "index_reduce along a dimension that is not there": (
+        lambda x, i, y: torch.index_reduce(x, -2, i, y, "prod"),
+        (TWO, torch.tensor([0, 1]), TWO),
+    ),
+    "index_copy, indices of floats": (
+        lambda x, i, y: torch.index_copy(x, 0, i, y),
+        (TWO, FIRST.float(), ONE),
+    ),
+    "transposed convolution of nothing": (
+        lambda x, weight: F.conv_transpose1d(x, weight, output_padding=1),
+        (torch.ones(0, 2, 2), torch.ones(2, 1, 1)),
+    ),
+    "histogram without bins": (lambda x: torch.histogram(x, 0)[0], (TWO,)),
+    "multilabel_margin_loss, labels of floats": (F.multilabel_margin_loss, (MATRIX, MATRIX)),
+    "pad that only crops, with a number that does not fit": (
+        lambda x: F.pad(x, [-1, 0], value=1e40),
+        (TWO,),
+    ),
+    "a bool that is filled with an imaginary number": (
+        lambda x: torch.full_like(x, 1j, dtype=torch.bool),
+        (TWO,),
+    ),
     "searchsorted in a number": (torch.searchsorted, (ONE, ONE)),
     "linear, a bias of two dimensions": (F.linear, (TWO, MATRIX, MATRIX[:1])),
     "linear, a bias that is too long": (F.linear, (MATRIX, MATRIX, torch.ones(3))),

@@ -95,18 +95,26 @@ def _index_reduce(a: Arguments, _: Sequence[int]) -> None:
         raise IndexError(
             f"index_reduce_(): Index is supposed to be a vector, but got dim: {index.dim()}"
         )
-    dim = a["dim"] % max(x.dim(), 1)
+    dims = max(x.dim(), 1)
+    if not -dims <= a["dim"] < dims:
+        raise IndexError(
+            f"Dimension out of range (expected to be in range of [{-dims}, {dims - 1}], but got "
+            f"{a['dim']})"
+        )
+    dim = a["dim"] % dims
+    if source.dim() == 0 and index.numel() != 1:
+        raise IndexError(f"Dimension specified as {dim} but tensor has no dimensions")
+    size = source.size(dim) if source.dim() else 1
+    require(
+        index.numel() == size,
+        f"index_reduce_(): Number of indices ({index.numel()}) should be equal to "
+        f"source.size(dim): ({size}), for dim: {dim}",
+    )
     others = [list(each.shape[:dim] + each.shape[dim + 1 :]) for each in (x, source)]
     require(
         others[0] == others[1] and min(x.dim(), 1) == min(source.dim(), 1),
         "source tensor shape must match self tensor shape, excluding the specified dimension. "
         f"Got self.shape = {list(x.shape)} source.shape = {list(source.shape)}",
-    )
-    size = source.size(dim) if source.dim() else index.numel()
-    require(
-        index.numel() == size,
-        f"index_reduce_(): Number of indices ({index.numel()}) should be equal to "
-        f"source.size(dim): ({size}), for dim: {dim}",
     )
 
 

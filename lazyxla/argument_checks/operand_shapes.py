@@ -143,10 +143,10 @@ def _histogram_weight(a: Arguments) -> None:
     )
 
 
-@checks(AFTER, "histogram.bins_tensor")
-def _histogram(a: Arguments, _: Sequence[int]) -> None:
+@checks(AFTER, "histogram.bins_tensor", "histogram.bin_ct")
+def _histogram(a: Arguments, sizes: Sequence[int]) -> None:
     require(
-        a["bins"].numel() > 1,
+        sizes[0] > 0,
         "torch.histogram(): bins must be > 0, but got 0 for dimension 0",
     )
 

@@ -10,6 +10,7 @@ the weights of multinomial, the number of elements that masked_scatter takes.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -28,10 +29,12 @@ _ON_CPU = (
 )
 # With one index tensor along `dim`.
 _ALONG_DIM = (
-    *("gather", "index_select", "index_add", "index_copy", "index_fill.int_Scalar"),
-    *("index_fill.int_Tensor", "index_reduce", "scatter.src", "scatter.value", "scatter.reduce"),
-    *("scatter.value_reduce", "scatter_add", "scatter_reduce.two"),
+    *("gather", "index_select", "index_add", "index_copy", "index_reduce", "scatter.src"),
+    *("scatter.value", "scatter.reduce", "scatter.value_reduce", "scatter_add"),
+    "scatter_reduce.two",
 )
+# The same, where negative indices count from the end.
+_ALONG_DIM_FROM_END = ("index_fill.int_Scalar", "index_fill.int_Tensor")
 # With an index tensor, or none, for each dimension.
 _OF_EACH_DIM = ("index.Tensor", "_unsafe_index.Tensor", "index_put", "_index_put_impl")
 
@@ -62,10 +65,10 @@ def _check_range(
     )
 
 
-def _check_along_dim(name: str, a: Arguments) -> None:
+def _check_along_dim(name: str, a: Arguments, from_end: bool = False) -> None:
     x = a["self"]
     dim = a["dim"] % max(x.dim(), 1)
-    _check_range(name, a, a["index"], dim, x.size(dim) if x.dim() else 1)
+    _check_range(name, a, a["index"], dim, x.size(dim) if x.dim() else 1, from_end)
 
 
 def _check_each_dim(name: str, a: Arguments) -> None:
@@ -90,12 +93,13 @@ def _check_classes(a: Arguments) -> None:
 
 
 def _enter() -> None:
-    kinds = {
+    kinds: dict[Callable[[str, Arguments], None], tuple[str, ...]] = {
         _call_on_cpu: _ON_CPU,
         _check_along_dim: _ALONG_DIM,
+        functools.partial(_check_along_dim, from_end=True): _ALONG_DIM_FROM_END,
         _check_each_dim: _OF_EACH_DIM,
         _check_flattened: ("take", "put"),
-        _check_rows: ("embedding",),
+        _check_rows: ("embedding", "_embedding_bag", "_embedding_bag_forward_only"),
     }
     for check, names in kinds.items():
         for name in names:

@@ -343,7 +343,7 @@ class Elements:
             kind = np.complex64 if dtype == torch.complex64 else np.complex128
             return ir.DenseElementsAttr.get(np.array(value, kind), type=type_)
         if isinstance(value, complex):
-            value = value.real
+            value = bool(value) if dtype == torch.bool else value.real
         if dtype == torch.bool:
             item = ir.BoolAttr.get(bool(value))
         elif dtype.is_floating_point:
