@@ -200,7 +200,13 @@ at::Tensor copy_from(const at::Tensor& self, const at::Tensor& target, bool non_
 }
 
 at::Tensor copy_from_and_resize(const at::Tensor& self, const at::Tensor& target) {
-  target.resize_(self.sizes());
+  if (target.sizes() != self.sizes()) {
+    target.resize_(self.sizes());
+    // The order in memory is the kernel's, too.
+    if (self.is_non_overlapping_and_dense()) {
+      impl_of(target).set_sizes_and_strides(self.sizes(), self.strides());
+    }
+  }
   return copy_from(self, target, false);
 }
 

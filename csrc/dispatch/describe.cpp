@@ -124,6 +124,15 @@ bool keeps_shape_of_out(const std::string& functional_name) {
                   {"aten::arange", "aten::range", "aten::linspace", "aten::logspace"});
 }
 
+// Operators of which an out= tensor of another shape becomes contiguous, also where the result of
+// the functional form is not. PyTorch's other CPU kernels give it the strides of that result.
+bool makes_out_contiguous(const std::string& functional_name) {
+  return is_among(
+      functional_name,
+      {"aten::_fft_c2c", "aten::_fft_c2r", "aten::_fft_r2c", "aten::cholesky",
+       "aten::cholesky_solve", "aten::native_batch_norm", "aten::slice_scatter", "aten::stack"});
+}
+
 // The new content of each written tensor: the results from `first_result` on.
 void describe_writes(const OpInfo& info, const Scan& scan, const Inference& inference,
                      size_t first_result, Recipe& recipe) {
@@ -148,7 +157,8 @@ void describe_writes(const OpInfo& info, const Scan& scan, const Inference& infe
     if (sizes != target.sizes()) {
       write.resized = true;
       c10::ScalarType dtype = write.geometry.dtype;
-      write.geometry = asked ? inference.written[i] : fresh_geometry(result);
+      write.geometry = asked && makes_out_contiguous(info.functional_name) ? inference.written[i]
+                                                                           : fresh_geometry(result);
       write.geometry.dtype = dtype;
     }
     TORCH_CHECK(result.sizes == write.geometry.sizes, "lazyxla: ", info.name,
