@@ -28,6 +28,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_
 from torch.utils._pytree import tree_leaves
 
 from lazyxla.lowering.operators import META_NAMESPACE, find_op, on_meta
+from lazyxla.meta_strides import STRIDES
 from lazyxla.runtime import BACKEND
 
 _own = torch.library.Library(META_NAMESPACE, "FRAGMENT")
@@ -46,11 +47,11 @@ def _copies(count: int) -> Callable[..., tuple[list[torch.Tensor], ...]]:
     return result
 
 
-def _like(position: int) -> Callable[..., torch.Tensor]:
+def _like(position: int, **options: Any) -> Callable[..., torch.Tensor]:
     """For operators whose result is like one of their arguments."""
 
     def result(*args: Any, **kwargs: Any) -> torch.Tensor:
-        return torch.empty_like(args[position])
+        return torch.empty_like(args[position], **options)
 
     return result
 
@@ -92,11 +93,15 @@ def _linear_backward(
     x: torch.Tensor, grad: torch.Tensor, weight: torch.Tensor, output_mask: list[bool]
 ) -> tuple[torch.Tensor | None, ...]:
     # Torch's own makes gradients of weight and bias if one of the two is requested.
-    shapes = (x.shape, (grad.shape[-1], x.shape[-1]), (grad.shape[-1],))
-    return tuple(
-        grad.new_empty(shape) if wanted else None
-        for shape, wanted in zip(shapes, output_mask, strict=True)
-    )
+    weights, bias = grad.new_empty(grad.shape[-1], x.shape[-1]), grad.new_empty(grad.shape[-1])
+    inputs = grad.new_empty(x.shape)
+    # Products are computed in the order of the operand.
+    if not weight.is_contiguous():
+        weights = _column_major(weights)
+    if x.ndim == 2 and not x.is_contiguous() and x.mT.is_contiguous():
+        inputs = _column_major(inputs)
+    made = inputs, weights, bias
+    return tuple(t if wanted else None for t, wanted in zip(made, output_mask, strict=True))
 
 
 def _multilabel_margin_loss(
@@ -165,30 +170,6 @@ def _histogram(
 def _nonzero_static(x: torch.Tensor, *, size: int, fill_value: int = -1) -> torch.Tensor:
     # Torch's own returns the strides of its CUDA kernel.
     return x.new_empty((size, x.ndim), dtype=torch.long)
-
-
-def _keeps_format(name: str, position: int = 0) -> Callable[..., torch.Tensor]:
-    """For operators whose CPU kernel keeps an argument's memory format, which torch's own loses."""
-
-    def result(*args: Any, **kwargs: Any) -> torch.Tensor:
-        made: torch.Tensor = getattr(torch.ops.aten, name)(*args, **kwargs)
-        memory_format = torch._prims_common.suggest_memory_format(args[position])
-        if memory_format == torch.contiguous_format:
-            return made
-        return torch.empty_like(made, memory_format=memory_format)
-
-    return result
-
-
-_KEEPS_FORMAT = {
-    **{name: _keeps_format(name) for name in ("channel_shuffle", "max_unpool2d", "pixel_shuffle")},
-    **{
-        f"{kind}_pad{rank}d{backward}": _keeps_format(f"{kind}_pad{rank}d{backward}", position)
-        for kind in ("reflection", "replication")
-        for rank in (2, 3)
-        for position, backward in enumerate(("", "_backward"))
-    },
-}
 
 
 def _baddbmm(
@@ -315,15 +296,15 @@ _FUSED = {
     "adamw.tensor_lr": 5,
 }
 """Optimizers' operators without a meta kernel, and how many lists of tensors each returns."""
-_LIKE_FIRST = [
-    "_dirichlet_grad", "_logcumsumexp", "_masked_softmax", "_masked_softmax_backward",
-    "_sample_dirichlet", "_standard_gamma", "_standard_gamma_grad", "batch_norm_elemt",
-    "binomial", "glu_backward_jvp", "glu_jvp",
+_LIKE_FIRST = ["_masked_softmax", "batch_norm_elemt", "glu_jvp"]
+_SHAPED_AS_FIRST = [
+    "_dirichlet_grad", "_logcumsumexp", "_masked_softmax_backward", "_sample_dirichlet",
+    "_standard_gamma_grad", "binomial", "glu_backward_jvp",
 ]
-_LIKE_SECOND = [
-    "_ctc_loss_backward", "_ctc_loss_backward.Tensor", "batch_norm_backward_elemt",
-    "fractional_max_pool3d_backward", "multi_margin_loss_backward",
-    "multilabel_margin_loss_backward",
+_LIKE_SECOND = ["batch_norm_backward_elemt"]
+_SHAPED_AS_SECOND = [
+    "_ctc_loss_backward", "_ctc_loss_backward.Tensor", "fractional_max_pool3d_backward",
+    "multi_margin_loss_backward", "multilabel_margin_loss_backward",
 ]
 # fmt: on
 
@@ -345,7 +326,9 @@ _MISSING: dict[str, Callable[..., Any]] = {
     "histogram.bin_ct": _histogram,
     "histogram.bins_tensor": _histogram,
     **dict.fromkeys(_LIKE_FIRST, _like(0)),
+    **dict.fromkeys(_SHAPED_AS_FIRST, _like(0, memory_format=torch.contiguous_format)),
     **dict.fromkeys(_LIKE_SECOND, _like(1)),
+    **dict.fromkeys(_SHAPED_AS_SECOND, _like(1, memory_format=torch.contiguous_format)),
 }
 
 _CORRECTED: dict[str, Callable[..., Any]] = {
@@ -358,8 +341,8 @@ _CORRECTED: dict[str, Callable[..., Any]] = {
     "_grouped_mm": _grouped_mm,
     "nansum": _nansum,
     "nonzero_static": _nonzero_static,
-    **_KEEPS_FORMAT,
     **_SPACED,
+    **STRIDES,
 }
 
 

@@ -1,0 +1,171 @@
+"""Meta functions whose strides are those of the CPU's kernels, where those of torch's own differ.
+
+Each calls torch's own first, which checks the arguments and knows shape and dtype.
+``lazyxla/meta_functions.py`` registers them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._prims_common import suggest_memory_format
+from torch.utils._pytree import tree_map_only
+
+from lazyxla.lowering.operators import find_op
+
+
+def _map(change: Callable[[torch.Tensor], torch.Tensor], results: Any) -> Any:
+    return tree_map_only(torch.Tensor, change, results)
+
+
+def _iterated(name: str) -> Callable[..., torch.Tensor]:
+    """For pointwise operators, of which torch's own is made of others, or imitates in Python how
+    kernels order dimensions.
+
+    A comparison of the same tensors asks what kernels ask.
+    """
+
+    def result(*args: Any, **kwargs: Any) -> torch.Tensor:
+        made: torch.Tensor = find_op(f"aten::{name}")(*args, **kwargs)
+        tensors = [x for x in args if isinstance(x, torch.Tensor)][:2]  # others are numbers
+        return torch.empty_like(torch.eq(tensors[0], tensors[-1]), dtype=made.dtype)
+
+    return result
+
+
+def _contiguous(name: str) -> Callable[..., Any]:
+    """For operators whose CPU kernel returns contiguous tensors whatever its arguments."""
+
+    def result(*args: Any, **kwargs: Any) -> Any:
+        return _map(torch.Tensor.contiguous, find_op(f"aten::{name}")(*args, **kwargs))
+
+    return result
+
+
+def _keeps_strides(name: str, position: int = 0) -> Callable[..., torch.Tensor]:
+    """For losses whose CPU kernel gives those of elements the strides of an argument."""
+
+    def result(*args: Any, **kwargs: Any) -> torch.Tensor:
+        made: torch.Tensor = find_op(f"aten::{name}")(*args, **kwargs)
+        like: torch.Tensor = args[position]
+        return torch.empty_like(like) if made.shape == like.shape else made
+
+    return result
+
+
+def _angle(x: torch.Tensor) -> torch.Tensor:
+    # Torch's own keeps the strides of complex numbers.
+    made: torch.Tensor = torch.ops.aten.angle(x)
+    return made.contiguous() if x.is_complex() else made
+
+
+def _roll(x: torch.Tensor, shifts: list[int], dims: list[int] | None = None) -> torch.Tensor:
+    memory_format = suggest_memory_format(x) if dims else torch.contiguous_format
+    made: torch.Tensor = torch.ops.aten.roll(x, shifts, dims or [])
+    return torch.empty_like(made, memory_format=memory_format)
+
+
+def _ldexp(x: torch.Tensor, exponent: torch.Tensor) -> torch.Tensor:
+    # Kernels make a contiguous power of two first, unless the exponent alone is integral.
+    made = torch.ops.aten.ldexp(x, exponent)
+    if x.is_floating_point() and not exponent.is_floating_point():
+        return torch.empty_like(torch.eq(x, exponent), dtype=made.dtype)
+    return torch.empty_like(torch.eq(x, exponent.contiguous()), dtype=made.dtype)
+
+
+def _transformed(
+    x: torch.Tensor, dims: list[int], sizes: list[int], dtype: torch.dtype
+) -> torch.Tensor:
+    """In the order of MKL: the other dimensions by their strides, then the transformed."""
+    if not torch.backends.mkl.is_available():
+        return x.new_empty(sizes, dtype=dtype)
+    others = sorted(set(range(x.ndim)) - set(dims), key=x.stride, reverse=True)
+    order = [*others, *dims]
+    made = x.new_empty([sizes[d] for d in order], dtype=dtype)
+    return made.permute([order.index(d) for d in range(x.ndim)])
+
+
+def _by_stride(x: torch.Tensor, dims: list[int]) -> list[int]:
+    return sorted(dims, key=x.stride, reverse=True)
+
+
+def _fft_r2c(x: torch.Tensor, dim: list[int], normalization: int, onesided: bool) -> torch.Tensor:
+    # Torch's own returns the strides of its CUDA kernel, as do the next two.
+    made = torch.ops.aten._fft_r2c(x, dim, normalization, onesided)
+    dims = [*_by_stride(x, dim[:-1]), dim[-1]]
+    return _transformed(x, dims, made.shape, made.dtype)
+
+
+def _fft_c2c(x: torch.Tensor, dim: list[int], normalization: int, forward: bool) -> torch.Tensor:
+    made = torch.ops.aten._fft_c2c(x, dim, normalization, forward)
+    return _transformed(x, _by_stride(x, dim), made.shape, made.dtype) if dim else made
+
+
+def _fft_c2r(x: torch.Tensor, dim: list[int], normalization: int, size: int) -> torch.Tensor:
+    made = torch.ops.aten._fft_c2r(x, dim, normalization, size)
+    if len(dim) > 1:
+        x = _fft_c2c(x, dim[:-1], normalization, False)
+    return _transformed(x, dim[-1:], made.shape, made.dtype)
+
+
+def _keeps_format(name: str, position: int = 0) -> Callable[..., Any]:
+    """For operators whose CPU kernel gives its results an argument's memory format.
+
+    Torch's own lose it, or give them the argument's strides.
+    """
+
+    def result(*args: Any, **kwargs: Any) -> Any:
+        like = args[position]
+        memory_format = suggest_memory_format(like)
+
+        def formatted(made: torch.Tensor) -> torch.Tensor:
+            if made.ndim != like.ndim:  # a statistic
+                return made
+            return torch.empty_like(made, memory_format=memory_format)
+
+        return _map(formatted, find_op(f"aten::{name}")(*args, **kwargs))
+
+    return result
+
+
+# fmt: off
+_ITERATED = [
+    "complex", "copysign.Tensor", "div.Tensor_mode", "elu_backward", "floor_divide",
+    "hardsigmoid_backward", "hardswish_backward", "hardtanh_backward", "heaviside", "logaddexp",
+    "logaddexp2", "logical_and", "logical_or", "logical_xor", "logit_backward",
+    "native_dropout_backward", "polar", "softplus_backward", "special_xlog1py", "xlogy.Tensor",
+]
+_CONTIGUOUS = [
+    "_log_softmax_backward_data", "_standard_gamma", "_weight_norm_interface", "glu_backward",
+    "huber_loss_backward", "isin.Tensor_Scalar", "isin.Tensor_Tensor", "log_sigmoid_forward",
+    "mse_loss_backward", "nll_loss2d_forward", "normal.Tensor_Tensor", "normal.float_Tensor",
+    "poisson", "pow.Scalar", "rrelu_with_noise_functional", "smooth_l1_loss_backward",
+]
+_KEEPS_FORMAT = [
+    "_native_batch_norm_legit.no_stats", "_native_batch_norm_legit_functional",
+    "_native_batch_norm_legit_no_training", "channel_shuffle", "max_unpool2d", "pixel_shuffle",
+    "reflection_pad2d", "reflection_pad3d", "replication_pad2d", "replication_pad3d",
+]
+_KEEPS_FORMAT_OF_SECOND = [
+    "native_batch_norm_backward", "reflection_pad2d_backward", "reflection_pad3d_backward",
+    "replication_pad2d_backward", "replication_pad3d_backward",
+]
+_KEEPS_STRIDES = ["binary_cross_entropy", "huber_loss"]
+# fmt: on
+
+STRIDES: dict[str, Callable[..., Any]] = {
+    "_fft_c2c": _fft_c2c,
+    "_fft_c2r": _fft_c2r,
+    "_fft_r2c": _fft_r2c,
+    "angle": _angle,
+    "binary_cross_entropy_backward": _keeps_strides("binary_cross_entropy_backward", 1),
+    "ldexp.Tensor": _ldexp,
+    "roll": _roll,
+    **{name: _iterated(name) for name in _ITERATED},
+    **{name: _contiguous(name) for name in _CONTIGUOUS},
+    **{name: _keeps_format(name) for name in _KEEPS_FORMAT},
+    **{name: _keeps_format(name, 1) for name in _KEEPS_FORMAT_OF_SECOND},
+    **{name: _keeps_strides(name) for name in _KEEPS_STRIDES},
+}
