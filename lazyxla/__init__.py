@@ -25,7 +25,7 @@ check_extension(torch.__version__)
 
 from lazyxla.interrupts import Deferred  # noqa: E402
 
-with Deferred():  # a module half imported would stay so
+with Deferred():  # a module half imported, and imported anew, would register all of it twice
     from lazyxla import (
         _C,
         aot,
@@ -48,84 +48,83 @@ with Deferred():  # a module half imported would stay so
         untraced,
         xla_options,
     )
-
-from lazyxla.aot.compiling import stablehlo  # noqa: E402
-from lazyxla.buckets import Buckets, bucket  # noqa: E402
-from lazyxla.cache import program_store, shape_file  # noqa: E402
-from lazyxla.config import settings  # noqa: E402
-from lazyxla.dlpack import from_dlpack, host_view  # noqa: E402
-from lazyxla.environment import (  # noqa: E402
-    Environment,
-    default_env,
-    disable_globally,
-    enable_globally,
-    to_device,
-)
-from lazyxla.foreign_functions import register_ffi_target  # noqa: E402
-from lazyxla.jax.arrays import from_jax, to_jax  # noqa: E402
-from lazyxla.jax.calls import call_jax, jax_function, jax_key  # noqa: E402
-from lazyxla.jax.exporting import Exported, export, load_exported  # noqa: E402
-from lazyxla.jax.jitted import jax_jit  # noqa: E402
-from lazyxla.jax.kernels import kernel  # noqa: E402
-from lazyxla.jax.modules import wrap_jax  # noqa: E402
-from lazyxla.jax.shared_client import share_with_jax  # noqa: E402
-from lazyxla.jax.views import jax_view  # noqa: E402
-from lazyxla.loader import DeviceLoader  # noqa: E402
-from lazyxla.memory import (  # noqa: E402
-    empty_cache,
-    max_memory_allocated,
-    max_memory_reserved,
-    mem_get_info,
-    memory_allocated,
-    memory_reserved,
-    memory_stats,
-    memory_summary,
-    reset_accumulated_memory_stats,
-    reset_peak_memory_stats,
-)
-from lazyxla.mesh import Mesh  # noqa: E402
-from lazyxla.modes import compile, eager_mode, step  # noqa: E402
-from lazyxla.paged_attention import ragged_paged_attention  # noqa: E402
-from lazyxla.parallel import (  # noqa: E402
-    ColwiseParallel,
-    RowwiseParallel,
-    SequenceParallel,
-    data_parallel,
-    fully_shard,
-    parallelize,
-)
-from lazyxla.planning import collectives, history  # noqa: E402
-from lazyxla.random import get_rng_state, set_rng_state  # noqa: E402
-from lazyxla.random import manual_seed_all as manual_seed  # noqa: E402
-from lazyxla.rotary import rotary_embedding  # noqa: E402
-from lazyxla.runtime import (  # noqa: E402
-    BACKEND,
-    DeviceProperties,
-    counters,
-    current_device,
-    device,
-    device_count,
-    devices,
-    fallbacks,
-    global_device_count,
-    is_available,
-    platform,
-    reset_counters,
-    set_device,
-    sync,
-    synchronize,
-)
-from lazyxla.scan import checkpoint_name, scan_layers  # noqa: E402
-from lazyxla.spmd import (  # noqa: E402
-    Sharding,
-    constrain,
-    replicate,
-    shard,
-    shard_local,
-    sharding,
-    visualize,
-)
-from lazyxla.steps import trust  # noqa: E402
+    from lazyxla.aot.compiling import stablehlo
+    from lazyxla.buckets import Buckets, bucket
+    from lazyxla.cache import program_store, shape_file
+    from lazyxla.config import settings
+    from lazyxla.dlpack import from_dlpack, host_view
+    from lazyxla.environment import (
+        Environment,
+        default_env,
+        disable_globally,
+        enable_globally,
+        to_device,
+    )
+    from lazyxla.foreign_functions import register_ffi_target
+    from lazyxla.jax.arrays import from_jax, to_jax
+    from lazyxla.jax.calls import call_jax, jax_function, jax_key
+    from lazyxla.jax.exporting import Exported, export, load_exported
+    from lazyxla.jax.jitted import jax_jit
+    from lazyxla.jax.kernels import kernel
+    from lazyxla.jax.modules import wrap_jax
+    from lazyxla.jax.shared_client import share_with_jax
+    from lazyxla.jax.views import jax_view
+    from lazyxla.loader import DeviceLoader
+    from lazyxla.memory import (
+        empty_cache,
+        max_memory_allocated,
+        max_memory_reserved,
+        mem_get_info,
+        memory_allocated,
+        memory_reserved,
+        memory_stats,
+        memory_summary,
+        reset_accumulated_memory_stats,
+        reset_peak_memory_stats,
+    )
+    from lazyxla.mesh import Mesh
+    from lazyxla.modes import compile, eager_mode, step
+    from lazyxla.paged_attention import ragged_paged_attention
+    from lazyxla.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        SequenceParallel,
+        data_parallel,
+        fully_shard,
+        parallelize,
+    )
+    from lazyxla.planning import collectives, history
+    from lazyxla.random import get_rng_state, set_rng_state
+    from lazyxla.random import manual_seed_all as manual_seed
+    from lazyxla.rotary import rotary_embedding
+    from lazyxla.runtime import (
+        BACKEND,
+        DeviceProperties,
+        counters,
+        current_device,
+        device,
+        device_count,
+        devices,
+        fallbacks,
+        global_device_count,
+        is_available,
+        platform,
+        reset_counters,
+        set_device,
+        sync,
+        synchronize,
+    )
+    from lazyxla.scan import checkpoint_name, scan_layers
+    from lazyxla.spmd import (
+        Sharding,
+        constrain,
+        replicate,
+        shard,
+        shard_local,
+        sharding,
+        visualize,
+    )
+    from lazyxla.steps import trust
 
 __version__ = "0.1.0"
 
