@@ -311,6 +311,17 @@ def test_dropout_is_no_negative_probability() -> None:
         F.scaled_dot_product_attention(q, q, q, dropout_p=-0.5)
 
 
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_no_gradient_makes_no_gradients(dropout: float) -> None:
+    tensors = [x.to("lazyxla").requires_grad_() for x in inputs("plain", torch.float32)[0]]
+    result = F.scaled_dot_product_attention(*tensors, dropout_p=dropout)
+    later = torch._C._functions.UndefinedGrad()(result)  # its backward gives none
+    found = torch.autograd.grad(later, tensors, torch.ones_like(later), allow_unused=True)
+    assert found == (None, None, None)
+    lazyxla.sync()
+    assert lazyxla.fallbacks() == {}
+
+
 def test_in_a_traced_graph(fresh_dynamo: None) -> None:
     # Not in float32: the gradients of squares of sums cancel beyond its tolerances.
     tensors, kwargs = inputs("grouped heads", torch.float64)

@@ -168,6 +168,23 @@ def test_transforms_and_forward_mode(kind):
     assert_same(ours, derivatives(module, x), strides=False)  # of tangents they are PyTorch's
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_batches_of_gradients(kind):
+    module = make(kind).double()
+    x = torch.randn(_STEPS, _BATCH, _SIZE, dtype=torch.float64)
+    batch = torch.randn(2, _STEPS, _BATCH, _HIDDEN, dtype=torch.float64)
+
+    def gradients(module, x, batch):
+        x = x.detach().requires_grad_()
+        inputs = (x, *module.parameters())
+        return torch.autograd.grad(module(x)[0], inputs, batch, is_grads_batched=True)
+
+    expected = gradients(module, x, batch)
+    found = gradients(copy.deepcopy(module).to(DEVICE), *on_device((x, batch)))
+    assert_same(found, expected)
+    assert lazyxla.fallbacks() == {}
+
+
 def test_without_gradients_nothing_is_kept_for_them():
     module, x = make("LSTM").to(DEVICE), torch.randn(_STEPS, _BATCH, _SIZE)
 

@@ -5,6 +5,7 @@
 #include "common/counters.h"
 #include "dispatch/checks.h"
 #include "dispatch/inference_store.h"
+#include "dispatch/plain_call.h"
 #include "dispatch/python_error.h"
 #include "dispatch/recorder.h"
 #include "dispatch/tensor.h"
@@ -118,6 +119,28 @@ std::optional<Inference> ask(const OpInfo& info, c10::ArrayRef<IValue> args,
   return inference;
 }
 
+// Whether a later function had no gradient to give to this one's backward operator. PyTorch's
+// kernels give none then, either.
+bool lacks_gradient(const OpInfo& info, c10::ArrayRef<IValue> args) {
+  if (info.writes || info.name.find("_backward") == std::string::npos) return false;
+  const auto& arguments = info.handle.schema().arguments();
+  for (size_t i = 0; i < args.size(); ++i) {
+    const bool required = arguments[i].type()->kind() == c10::TypeKind::TensorType;
+    if (required && arguments[i].name().starts_with("grad") && !is_tensor(args[i])) return true;
+  }
+  return false;
+}
+
+std::unique_ptr<Recipe> no_results(const OpInfo& info, c10::ArrayRef<IValue> functional,
+                                   const Scan& scan) {
+  Inference nothing;
+  nothing.results.resize(info.returns.size(), {.defined = false, .geometry = {}});
+  nothing.counts.resize(info.returns.size(), 1);
+  auto recipe = make_recipe(info, functional, scan, nothing);
+  recipe->runs = Recipe::Runs::kNowhere;
+  return recipe;
+}
+
 // The key of the inference on disk: the operator by its name, then the scan's key without the first
 // word, which is an address.
 std::string store_key(const OpInfo& info, const Scan& scan) {
@@ -155,6 +178,7 @@ bool has_no_fake(const std::exception& error) {
 std::unique_ptr<Recipe> infer(const OpInfo& info, c10::ArrayRef<IValue> args, const Scan& scan) {
   check_static(info, args);
   Args functional = functional_args(info, args);
+  if (lacks_gradient(info, args)) return no_results(info, functional, scan);
   std::string key = store_key(info, scan);
   // The results of a user's own operator may differ in the next process.
   bool lasting = info.name.starts_with("aten::");

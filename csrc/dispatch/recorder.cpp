@@ -75,15 +75,12 @@ RecipeRef find_recipe(const OpInfo& info, LoweringKind kind, c10::ArrayRef<IValu
   if (recipe) return recipe;
   auto inferred = infer(info, args, scan);
   if (!inferred) return nullptr;
-  switch (kind) {
-    case LoweringKind::kHostCall:
-      inferred->runs = Recipe::Runs::kHostCall;
-      break;
-    case LoweringKind::kDecomposition:
-      inferred->runs = check_lowering(inferred->spec, scan);
-      break;
-    default:
-      break;
+  if (inferred->runs == Recipe::Runs::kNowhere) {
+    // Nothing to ask.
+  } else if (kind == LoweringKind::kHostCall) {
+    inferred->runs = Recipe::Runs::kHostCall;
+  } else if (kind == LoweringKind::kDecomposition) {
+    inferred->runs = check_lowering(inferred->spec, scan);
   }
   RecipeRef made = std::move(inferred);
   if (scan.numbers_in_key > 0) made = shared_by_size(scan, std::move(made));
@@ -287,7 +284,7 @@ const char* try_record(const OpInfo& info, c10::ArrayRef<IValue> args, Results& 
                                 ? at::TensorBase()
                                 : make_tensor(result.geometry, result.nbytes, scan.device));
   }
-  apply(recipe, scan, results.fresh);
+  if (recipe->runs != Recipe::Runs::kNowhere) apply(recipe, scan, results.fresh);
   return nullptr;
 }
 

@@ -52,6 +52,7 @@ struct Recipe : ir::LeafData {
     kProgram,   // as operations of XLA's
     kHostCall,  // on the host, called by the program
     kHost,      // on the host, between two programs: the call is not recorded
+    kNowhere,   // it has no results
   };
 
   ir::OpSpec spec;

@@ -114,7 +114,8 @@ def _backward(ctx: Any, gradients: list[Tensor | None]) -> tuple[Any, ...]:
     grads = tuple(
         torch.zeros_like(t) if g is None else g for g, t in zip(gradients, outputs, strict=True)
     )
-    if torch.is_grad_enabled():  # the gradient's own gradient is that of a loop in Python
+    # The gradient's own gradient, or a batch of gradients, is that of a loop in Python.
+    if torch.is_grad_enabled() or any(map(torch._C._functorch.is_legacy_batchedtensor, grads)):
         arguments = (*inputs, ctx.cell, ctx.reverse, True)
         return gradients_of(reference, arguments, outputs, grads)
     _, hx, cx, weight, bias, projection, lengths = inputs
