@@ -19,7 +19,7 @@ nor by a fake tensor mode for one that it takes apart before.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -27,7 +27,7 @@ from torch._subclasses.fake_impls import register_op_impl
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
 from torch.utils._pytree import tree_leaves
 
-from lazyxla.lowering.operators import META_NAMESPACE, find_op, on_meta
+from lazyxla.lowering.operators import META_NAMESPACE, find_op, on_meta, schema_of
 from lazyxla.meta_strides import STRIDES
 from lazyxla.runtime import BACKEND
 
@@ -361,6 +361,11 @@ def _torch_lacks(name: str) -> bool:
     return not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "Meta")
 
 
+def _typed(op: Any, args: tuple[Any, ...]) -> Iterable[tuple[Any, str]]:
+    """Arguments and their types in the schema."""
+    return ((x, kind) for x, (_, kind, _) in zip(args, schema_of(op), strict=False))
+
+
 def _of_fakes(mode: FakeTensorMode, op: Any, *args: Any, **kwargs: Any) -> Any:
     """The results of `op` for fake tensors, if our device is involved."""
     given = tree_leaves((args, kwargs))
@@ -368,6 +373,8 @@ def _of_fakes(mode: FakeTensorMode, op: Any, *args: Any, **kwargs: Any) -> Any:
     places = [x.fake_device for x in given if isinstance(x, FakeTensor)]
     if all(place.type != BACKEND for place in (places if device is None else [device])):
         return NotImplemented
+    if any(kind == "Tensor" and not isinstance(x, torch.Tensor) for x, kind in _typed(op, args)):
+        return NotImplemented  # torch's decompositions pass numbers, which ours do not take
     if device is not None:
         kwargs["device"] = torch.device("meta")
     with in_kernel_invocation_manager(mode):

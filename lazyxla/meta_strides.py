@@ -130,6 +130,19 @@ def _keeps_format(name: str, position: int = 0) -> Callable[..., Any]:
     return result
 
 
+def _batch_norm_backward(grad: torch.Tensor, x: torch.Tensor, *args: Any) -> Any:
+    # Torch's own divides by the number of elements, and the CPU's kernel crashes if there are none.
+    def with_elements(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        return value.new_empty([max(size, 1) for size in value.shape])
+
+    op = find_op("aten::native_batch_norm_backward")
+    of_channels = op(*map(with_elements, (grad, x, *args)))[1:]
+    grad_x = torch.empty_like(x, memory_format=suggest_memory_format(x))
+    return (grad_x, *(t if t is None else t.new_empty(x.shape[1]) for t in of_channels))
+
+
 # fmt: off
 _ITERATED = [
     "complex", "copysign.Tensor", "div.Tensor_mode", "elu_backward", "floor_divide",
@@ -149,8 +162,8 @@ _KEEPS_FORMAT = [
     "reflection_pad2d", "reflection_pad3d", "replication_pad2d", "replication_pad3d",
 ]
 _KEEPS_FORMAT_OF_SECOND = [
-    "native_batch_norm_backward", "reflection_pad2d_backward", "reflection_pad3d_backward",
-    "replication_pad2d_backward", "replication_pad3d_backward",
+    "reflection_pad2d_backward", "reflection_pad3d_backward", "replication_pad2d_backward",
+    "replication_pad3d_backward",
 ]
 _KEEPS_STRIDES = ["binary_cross_entropy", "huber_loss"]
 # fmt: on
@@ -162,6 +175,7 @@ STRIDES: dict[str, Callable[..., Any]] = {
     "angle": _angle,
     "binary_cross_entropy_backward": _keeps_strides("binary_cross_entropy_backward", 1),
     "ldexp.Tensor": _ldexp,
+    "native_batch_norm_backward": _batch_norm_backward,
     "roll": _roll,
     **{name: _iterated(name) for name in _ITERATED},
     **{name: _contiguous(name) for name in _CONTIGUOUS},

@@ -194,3 +194,20 @@ def test_an_argument_on_the_cpu_is_told(caplog) -> None:
         x, y = twins.batch()
         twins.compare(twins.captured.step(x, y.to(DEVICE)), twins.other.step(x, y.to(DEVICE)))
     assert "an argument is on the CPU" in caplog.text
+
+
+def test_an_argument_that_holds_itself_is_told(caplog) -> None:
+    caplog.set_level(logging.INFO, "lazyxla")
+
+    @lazyxla.compile(capture=True)
+    def step(arguments: list[Any]) -> torch.Tensor:
+        result: torch.Tensor = arguments[0] + 1
+        return result
+
+    ring: list[Any] = [torch.ones(2, device=DEVICE)]
+    ring.append(ring)
+    for _ in range(4):
+        with counted() as n:
+            assert step(ring).tolist() == [2, 2]
+        assert n.captured_steps == 0
+    assert "an argument holds itself" in caplog.text

@@ -99,3 +99,15 @@ def test_shapes_in_compiled_code(name: str, dynamic: bool) -> None:
     assert described(torch.compile(call, backend="aot_eager", dynamic=dynamic)(x.to(DEVICE))) == (
         described(call(x))
     )
+
+
+def test_numbers_in_place_of_tensors() -> None:
+    """PyTorch's decompositions pass them on to operators that take a tensor."""
+    with FakeTensorMode():
+        x = torch.empty(3, dtype=torch.int64, device="lazyxla")
+        for made, dtype in (
+            (torch.floor_divide(x, 7), torch.int64),
+            (torch.div(x, 7, rounding_mode="trunc"), torch.int64),
+            (torch.xlogy(x, 2.0), torch.float32),
+        ):
+            assert (made.shape, made.dtype, made.device.type) == ((3,), dtype, "lazyxla")

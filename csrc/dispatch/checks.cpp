@@ -132,6 +132,11 @@ bool takes_integers(const Scan& scan) {
   return false;
 }
 
+bool has_empty(c10::ArrayRef<const c10::TensorImpl*> operands) {
+  return std::any_of(operands.begin(), operands.end(),
+                     [](const c10::TensorImpl* x) { return x->numel() == 0; });
+}
+
 auto& argument_checks = *new std::unordered_map<std::string, Checks>();
 
 }  // namespace
@@ -174,11 +179,10 @@ std::vector<at::Tensor> check_as_cpu(const OpInfo& info, Args args, const CpuCal
   return results;
 }
 
-bool affordable_on_cpu(const Scan& scan) {
-  for (const c10::TensorImpl* tensor : scan.written) {
-    if (tensor->numel() > kLarge) return false;
-  }
-  return true;
+bool can_ask_cpu(const OpInfo& info, const Scan& scan) {
+  const auto is_large = [](const c10::TensorImpl* x) { return x->numel() > kLarge; };
+  if (std::any_of(scan.written.begin(), scan.written.end(), is_large)) return false;
+  return !is_backward(info) || !has_empty(scan.operands);
 }
 
 void check_static(const OpInfo& info, Args args) {
@@ -199,19 +203,15 @@ void check_static(const OpInfo& info, Args args) {
 
 void check_small(const OpInfo& info, Args args, const Scan& scan, const Inference& inference) {
   constexpr int64_t kFew = 1 << 12;  // the most elements that a factory may make
-  bool empty = false;
   int64_t elements = 0;
-  for (const c10::TensorImpl* operand : scan.operands) {
-    empty = empty || operand->numel() == 0;
-    elements += operand->numel();
-  }
+  for (const c10::TensorImpl* operand : scan.operands) elements += operand->numel();
   for (const auto& result : inference.results) {
     if (result.defined) elements += c10::multiply_integers(result.geometry.sizes);
   }
   // This operator checks the values of its pivots.
   bool of_values = info.functional_name == "aten::linalg_ldl_solve";
-  bool small = info.factory ? elements <= kFew : empty && elements <= kLarge;
-  if (!small || of_values) return;
+  bool small = info.factory ? elements <= kFew : has_empty(scan.operands) && elements <= kLarge;
+  if (!small || of_values || !can_ask_cpu(info, scan)) return;
   try {
     // Zeros are valid indices, lengths and offsets if any value is.
     check_as_cpu(info, args, {.fill = info.checks.on_cpu_with.value_or(0)});

@@ -77,8 +77,9 @@ std::vector<at::Tensor> device_tensors(const OpInfo& info, c10::ArrayRef<c10::IV
 std::vector<at::Tensor> check_as_cpu(const OpInfo& info, c10::ArrayRef<c10::IValue> args,
                                      const CpuCall& how);
 
-// Whether a call is small enough to be made on the CPU just for an error message.
-bool affordable_on_cpu(const Scan& scan);
+// Whether a call can be made on the CPU just for an error message: it is small enough, and is not
+// one of a backward kernel without elements, of which some crash (those of batch_norm and pdist).
+bool can_ask_cpu(const OpInfo& info, const Scan& scan);
 
 // Refuses numbers that PyTorch cannot pass to a kernel in a list, where it takes those below -2**62
 // for symbols; and tensor options that a factory function cannot have here.

@@ -122,7 +122,7 @@ std::optional<Inference> ask(const OpInfo& info, c10::ArrayRef<IValue> args,
 // Whether a later function had no gradient to give to this one's backward operator. PyTorch's
 // kernels give none then, either.
 bool lacks_gradient(const OpInfo& info, c10::ArrayRef<IValue> args) {
-  if (info.writes || info.name.find("_backward") == std::string::npos) return false;
+  if (info.writes || !is_backward(info)) return false;
   const auto& arguments = info.handle.schema().arguments();
   for (size_t i = 0; i < args.size(); ++i) {
     const bool required = arguments[i].type()->kind() == c10::TypeKind::TensorType;
@@ -192,7 +192,7 @@ std::unique_ptr<Recipe> infer(const OpInfo& info, c10::ArrayRef<IValue> args, co
       if (is_interruption(error)) throw;
       if (!lasting && has_no_fake(error)) return nullptr;
       // A user's kernel is not called with made-up data: its effects are unknown.
-      if (!lasting || !affordable_on_cpu(scan)) throw;
+      if (!lasting || !can_ask_cpu(info, scan)) throw;
       check_as_cpu(info, args, {.fill = 1});
     }
     if (inference && info.checks.on_cpu_with) {

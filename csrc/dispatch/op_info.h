@@ -128,6 +128,11 @@ struct OpInfo {
   static void forget_lowering_kind(const std::string& name);
 };
 
+// Whether autograd calls it for the gradients of another operator.
+inline bool is_backward(const OpInfo& info) {
+  return info.functional_name.find("_backward") != std::string::npos;
+}
+
 // "aten::add.Tensor"; the default overload has no dot.
 std::string qualified_name(const c10::OperatorName& name);
 

@@ -93,9 +93,12 @@ class CapturedFunction:
             return self._function(*args, **kwargs)
 
     def _reach(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reach:
-        reach = Reach(self._function, (args, kwargs), self._rates.varying)
-        if self._rates.find(reach):
+        try:
             reach = Reach(self._function, (args, kwargs), self._rates.varying)
+            if self._rates.find(reach):
+                reach = Reach(self._function, (args, kwargs), self._rates.varying)
+        except RecursionError:
+            raise Unfit("an argument holds itself, or is nested too deeply") from None
         return reach
 
     def _capture(self, reach: Reach, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -6,9 +6,12 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
+from examples.torchvision_import import import_torchvision
+
 
 def add_missing_names() -> None:
     """Adds them; what is there already stays as it is."""
+    import_torchvision()  # some files try to, and take no other error than that it is missing
     for module, name, value in _missing():
         found = importlib.import_module(f"torch.testing._internal.{module}")
         if not hasattr(found, name):

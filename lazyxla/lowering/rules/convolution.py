@@ -173,6 +173,10 @@ def convolution_backward(
     *,
     maps: Maps = _MAPS,
 ) -> tuple[Value | None, ...]:
+    if is_empty(grad.shape, x.shape, w.shape):  # PyTorch's result has no channels if x has none
+        shapes = (x.shape, w.shape, bias_sizes or ())
+        zeros = [b.zeros(shape, grad.dtype) for shape in shapes]
+        return tuple(z if m else None for z, m in zip(zeros, output_mask, strict=True))
     window = Window.of(w.shape[2:], stride, padding, dilation, groups)
     grad_x = grad_w = grad_bias = None
     if output_mask[0] and transposed:
