@@ -1,6 +1,7 @@
 #include "program/variant.h"
 
 #include <algorithm>
+#include <optional>
 
 #include "common/gil.h"
 #include "common/waiting.h"
@@ -42,13 +43,18 @@ void Variant::compile(const std::string& artifact, const CompileOptions& options
   } catch (...) {
     error_ = std::current_exception();
   }
+  // From here on the program may run, and the process end: that waits until the program is kept.
+  std::optional<NeedsInterpreter> needs_interpreter;
+  try {
+    if (keep && !error_) needs_interpreter.emplace();
+  } catch (const InterpreterEnds&) {
+  }
   state_.store(error_ ? kFailed : kCompiled, std::memory_order_release);
   waiting::announce();
-  if (error_ || !keep) return;
+  if (!needs_interpreter) return;
   try {
     keep(executable_->program().serialize());
   } catch (const pjrt::Error&) {  // not every plugin can; the next process compiles again
-  } catch (const InterpreterEnds&) {
   }
 }
 

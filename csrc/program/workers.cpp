@@ -14,6 +14,7 @@ namespace lazyxla::program {
 namespace {
 
 thread_local bool is_worker = false;
+thread_local int interpreter_scopes = 0;  // within one another
 
 class Workers {
  public:
@@ -92,7 +93,13 @@ bool on_worker() { return is_worker; }
 
 void stop_workers() { Workers::get().stop(); }
 
-NeedsInterpreter::NeedsInterpreter() { Workers::get().enter_interpreter(); }
-NeedsInterpreter::~NeedsInterpreter() { Workers::get().leave_interpreter(); }
+NeedsInterpreter::NeedsInterpreter() {
+  if (interpreter_scopes == 0) Workers::get().enter_interpreter();
+  ++interpreter_scopes;
+}
+
+NeedsInterpreter::~NeedsInterpreter() {
+  if (--interpreter_scopes == 0) Workers::get().leave_interpreter();
+}
 
 }  // namespace lazyxla::program

@@ -41,7 +41,7 @@ struct InterpreterEnds : std::runtime_error {
 };
 
 // Marks a stretch of a job that runs Python: stop_workers waits for it. Throws InterpreterEnds
-// after stop_workers.
+// after stop_workers, but not within another one.
 class NeedsInterpreter {
  public:
   NeedsInterpreter();
