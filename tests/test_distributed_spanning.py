@@ -23,6 +23,8 @@ OF_EVERY_SIZE = (
 )  # the others take long, and are of one, but if asked for
 SETTLED = ("ddp", "fully_sharded", "zero_sgd", "pipeline_gpipe")
 """Training whose steps compile nothing from the fourth on, and all run as many programs."""
+HOST_CALLS = ("one_meets_errors",)
+"""Its first process factorizes matrices, which PyTorch's kernel does on the CPU."""
 ONE_PROGRAM = ("traced",)
 """Three calls of a function with collectives, whose parts are graphs of torch.compile's."""
 
@@ -57,7 +59,8 @@ def test_as_on_the_cpu(theme: str, size: int, tmp_path: Path, pytestconfig: pyte
 def check_counts(found: dict[str, Any]) -> None:
     for name, case in found.items():
         assert case["counted"]["fallbacks"] == 0
-        assert case["counted"]["host_calls"] == 0, name  # no program calls the host
+        if name not in HOST_CALLS:  # no program of several processes calls the host
+            assert case["counted"]["host_calls"] == 0, name
     for name in found.keys() & set(ONE_PROGRAM):
         assert found[name]["counted"]["executions"] == 1, name
     for name in found.keys() & set(SETTLED):

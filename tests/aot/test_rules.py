@@ -27,7 +27,7 @@ _ENTRIES = (
     *("nn.functional.layer_norm", "nn.functional.max_pool2d", "nn.functional.cross_entropy"),
     *("nn.functional.embedding", "nn.functional.scaled_dot_product_attention", "lu_unpack"),
     *("cholesky", "cholesky_inverse", "cholesky_solve", "geqrf", "ormqr", "triangular_solve"),
-    *("matrix_exp", "lu_solve", "nn.functional.adaptive_avg_pool3d"),
+    *("matrix_exp", "lu_solve", "nn.functional.adaptive_avg_pool3d", "igamma", "igammac"),
 )
 
 
