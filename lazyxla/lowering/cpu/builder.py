@@ -14,7 +14,7 @@ import torch
 from lazyxla.lowering.builder import Builder
 from lazyxla.lowering.builder.attention import Attention
 from lazyxla.lowering.builder.contract import DotOperand
-from lazyxla.lowering.cpu import matmul
+from lazyxla.lowering.cpu import matmul, matmul_kernels
 from lazyxla.lowering.cpu.flat import flatten
 from lazyxla.lowering.cpu.in_place import may_read_what_it_replaces, update_apart
 from lazyxla.lowering.cpu.sorting import packed_order
@@ -54,6 +54,10 @@ class CpuBuilder(Builder):
     def platform_dot(self, left: DotOperand, right: DotOperand, dtype: torch.dtype | None) -> Value:
         if left.batch or self.target.any_sizes:  # the forms depend on the sizes
             return self.plain_dot(left, right, dtype)
+        if dtype in (None, torch.bfloat16):
+            called = matmul_kernels.product(self, left, right)
+            if called is not None:
+                return called
         return matmul.dot(self, left, right, dtype)
 
     def conv(self, lhs: Value, rhs: Value, *args: Any, **options: Any) -> Value:

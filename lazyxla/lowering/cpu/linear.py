@@ -1,0 +1,33 @@
+"""Linear layers for XLA's CPU compiler: rules/matmul.py, or a kernel's call that adds the bias."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from lazyxla.lowering.builder.contract import DotOperand
+from lazyxla.lowering.cpu.matmul_kernels import with_bias
+from lazyxla.lowering.registry import rule
+from lazyxla.lowering.rules import matmul as plain
+from lazyxla.lowering.value import Operand, Value
+
+if TYPE_CHECKING:
+    from lazyxla.lowering.builder import Builder
+
+
+@rule("aten::linear", platforms=("cpu",))
+def linear(b: Builder, x: Value, weight: Value, bias: Value | None) -> Value:
+    if x.rank >= 2:
+        rows = DotOperand(plain.as_rows(b, x), [1], [])
+        called = with_bias(b, rows, DotOperand(weight, [1], []), bias)
+        if called is not None:
+            return called.reshape(b.outputs[0].shape)
+    return plain.linear(b, x, weight, bias)
+
+
+@rule("aten::addmm", platforms=("cpu",))
+def addmm(b: Builder, bias: Value, x: Value, y: Value, beta: Operand, alpha: Operand) -> Value:
+    if b.is_const(beta, 1) and b.is_const(alpha, 1):
+        called = with_bias(b, DotOperand(x, [1], []), DotOperand(y, [0], []), bias)
+        if called is not None:
+            return called
+    return plain.addmm(b, bias, x, y, beta, alpha)
