@@ -16,11 +16,9 @@ if TYPE_CHECKING:
 
 @rule("aten::linear", platforms=("cpu",))
 def linear(b: Builder, x: Value, weight: Value, bias: Value | None) -> Value:
-    if x.rank >= 2:
-        rows = DotOperand(plain.as_rows(b, x), [1], [])
-        called = with_bias(b, rows, DotOperand(weight, [1], []), bias)
-        if called is not None:
-            return called.reshape(b.outputs[0].shape)
+    called = with_bias(b, DotOperand(x, [-1], []), DotOperand(weight, [1], []), bias)
+    if called is not None:
+        return called.reshape(b.outputs[0].shape)
     return plain.linear(b, x, weight, bias)
 
 

@@ -48,11 +48,12 @@ def product(b: Builder, left: DotOperand, right: DotOperand) -> Value | None:
 
 
 def with_bias(b: Builder, left: DotOperand, right: DotOperand, bias: Value | None) -> Value | None:
-    """A product of matrices and a bias for each column, rounded once; None where a call does not
-    pay.
+    """A product of rows and a matrix, and a bias for each column, rounded once; None where a call
+    does not pay.
     """
     left, right = b.folded(left), b.folded(right)
-    if left.contract != [1] or right.contract != [1] or not _pays(b, left, right):
+    along_rows = left.contract == [left.value.rank - 1] and right.contract == [1]
+    if not along_rows or not _pays(b, left, right):
         return None
     columns = right.free_sizes
     if bias is not None and (bias.dtype != torch.bfloat16 or list(bias.shape) != columns):
@@ -66,15 +67,12 @@ def with_bias(b: Builder, left: DotOperand, right: DotOperand, bias: Value | Non
 def _pays(b: Builder, left: DotOperand, right: DotOperand) -> bool:
     """Whether a dot without batch dimensions is worth a call."""
     x, y = left.value, right.value
+    if not (x.dtype == y.dtype == torch.bfloat16 and host_call.may_call_kernel(b)):
+        return False
     rows, columns = math.prod(left.free_sizes), math.prod(right.free_sizes)
     work = 2 * rows * columns * math.prod(x.shape[i] for i in left.contract)
-    return (
-        x.dtype == y.dtype == torch.bfloat16
-        and rows > 1 < columns
-        and work >= _LEAST * torch.get_num_threads()
-        and computes_in_bfloat16()
-        and host_call.may_call_kernel(b)
-    )
+    large = rows > 1 < columns and work >= _LEAST * torch.get_num_threads()
+    return large and computes_in_bfloat16()
 
 
 @functools.cache

@@ -106,7 +106,7 @@ def _add(b: Builder, bias: Value, product: Value, beta: Operand, alpha: Operand)
 @rule("aten::linear")
 def linear(b: Builder, x: Value, weight: Value, bias: Value | None) -> Value:
     """x (..., I) by weight (O, I), and bias (O,)."""
-    product = b.dot(as_rows(b, x), weight, [-1], [1], dtype=b.compute_dtype(x.dtype))
+    product = b.dot(_as_rows(b, x), weight, [-1], [1], dtype=b.compute_dtype(x.dtype))
     shape = b.outputs[0].shape
     if bias is None:
         return product.reshape(shape)
@@ -119,7 +119,7 @@ def linear_backward(
     b: Builder, x: Value, grad: Value, weight: Value, output_mask: list[bool]
 ) -> tuple[Value | None, ...]:
     """The gradients of x (..., I), weight (O, I) and bias (O,) by that of the result (..., O)."""
-    rows, grad = as_rows(b, x), as_rows(b, grad)
+    rows, grad = _as_rows(b, x), _as_rows(b, grad)
     lead = list(range(rows.rank - 1))
     grad_x = grad_weight = grad_bias = None
     if output_mask[0]:
@@ -131,7 +131,7 @@ def linear_backward(
     return grad_x, grad_weight, grad_bias
 
 
-def as_rows(b: Builder, x: Value) -> Value:
+def _as_rows(b: Builder, x: Value) -> Value:
     """A matrix of the rows of x (..., I); in a program for many devices x with its dimensions.
 
     The partitioner cannot split rows along two dimensions that were made one, such as samples and
