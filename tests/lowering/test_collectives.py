@@ -169,12 +169,15 @@ def test_groups_of_some_replicas() -> None:
 
 def test_nothing_to_exchange() -> None:
     """There is no collective, but a call as any other."""
-    for op, shape, *args in (
-        ("all_reduce", (0, 3), SUM),
-        ("broadcast", (0, 3), 1),
-        ("all_gather", (4, 0, 3), 4),
+    for op, given, shape, *args in (
+        ("all_reduce", (0, 3), (0, 3), SUM),
+        ("broadcast", (0, 3), (0, 3), 1),
+        ("all_gather", (0, 3), (4, 0, 3), 4),
+        ("reduce_scatter", (4, 0, 3), (0, 3), SUM),
+        ("all_to_all", (0, 3), (0, 3), [0] * 4, [0] * 4, True),
+        ("all_to_all", (4, 0), (4, 0), [1] * 4, [1] * 4, True),
     ):
-        x = TensorSpec(torch.float32, (0, 3))
+        x = TensorSpec(torch.float32, given)  # type: ignore[arg-type]
         text = lower_to_text(program(op, x, shape, *args, groups=WORLD), "cpu")  # type: ignore[arg-type]
         assert "replica_groups" not in text
         assert "stablehlo.add" in text
