@@ -263,3 +263,38 @@ def test_the_sums_of_a_softmax_gradient_are_made_once(platform, barriers):
     assert lower_to_text(recorded.program, platform).count("optimization_barrier") == barriers
     got, _ = execute(recorded.program, recorded.inputs, platform)
     torch.testing.assert_close(got, recorded.expected)
+
+
+SUMMED_AS_A_MATMUL = [
+    ((3, 40, 50), torch.float32, [1, 2], False),  # few rows
+    ((80, 50), torch.float32, [1], True),
+    ((80, 5, 50), torch.float32, [-1, 1], True),
+    ((2, 80, 5, 50), torch.float32, [0, 2, 3], True),
+    ((2, 80, 50), torch.bfloat16, [2], True),
+    ((80, 50), torch.float64, [1], False),
+    ((80, 50), torch.float32, [0], False),
+    ((80, 5, 50), torch.float32, [1], False),
+    ((80, 8), torch.float32, [1], False),  # few terms
+    ((80, 8192), torch.float32, [1], True),  # in two parts
+    ((80, 9999), torch.float32, [1], False),  # many, which are no multiple of two
+    ((80, 0), torch.float32, [1], False),
+]
+
+
+@pytest.mark.parametrize(("shape", "dtype", "dims", "is_one"), SUMMED_AS_A_MATMUL, ids=str)
+def test_sums_of_rows_that_are_computed_are_matmuls(shape, dtype, dims, is_one):
+    """Not those of what is in memory: nansum computes what it adds, sum does not."""
+    x = values(dtype, *shape).round()  # the order of sums does not show
+    recorded = record("aten::nansum", x, dims)
+    for platform, expected in (("cpu", is_one), ("tpu", False)):
+        assert ("dot_general" in lower_to_text(recorded.program, platform)) == expected
+    check("aten::nansum", x, dims)
+    if dtype != torch.bfloat16:  # which is converted first
+        assert "dot_general" not in text("aten::sum.dim_IntList", x, dims)
+
+
+def test_sums_as_matmuls_keep_what_is_no_number():
+    x = torch.ones(80, 50, dtype=torch.bfloat16)
+    x[0, 1], x[1, 2], x[2, 3], x[3, 4], x[3, 5] = NAN, INF, -INF, INF, -INF
+    assert "dot_general" in text("aten::sum.dim_IntList", x, [1])
+    check("aten::sum.dim_IntList", x, [1])

@@ -18,7 +18,7 @@ from lazyxla.lowering.cpu import matmul, matmul_kernels
 from lazyxla.lowering.cpu.flat import flatten
 from lazyxla.lowering.cpu.in_place import may_read_what_it_replaces, update_apart
 from lazyxla.lowering.cpu.sorting import packed_order
-from lazyxla.lowering.cpu.stored import store_shared_values
+from lazyxla.lowering.cpu.stored import POINTWISE, store_shared_values
 from lazyxla.lowering.program import Program
 from lazyxla.lowering.streams import threefry_bits
 from lazyxla.lowering.value import Operand, Value
@@ -28,6 +28,10 @@ _FEW_TERMS = 64
 
 _PART = 16
 """A longer sum is split into sums of at least this many terms, which are then added."""
+
+_LEAST_ROWS, _MOST_ADDED = 64, 4096
+"""Rows from which a matmul sums them faster, and terms that it adds without a loss of precision: of
+768 positive ones the result is off by one unit of the last place, of 4096 by three."""
 
 
 class CpuBuilder(Builder):
@@ -91,10 +95,44 @@ class CpuBuilder(Builder):
         return self.select(x == 0, x, rest)
 
     def reduce(self, x: Value, dims: Sequence[int], kind: str, keepdim: bool = False) -> Value:
+        if kind == "sum" and not self.target.any_sizes:  # the form depends on the sizes
+            x = self._summed_rows(x, dims)
         for part in self._summed_before(x, dims) if kind == "sum" else []:
             # XLA would make one reduction of both again without the barrier.
             x = self.hlo.optimization_barrier([super().reduce(x, part, kind, keepdim=True)])
         return super().reduce(x, dims, kind, keepdim)
+
+    def _summed_rows(self, x: Value, dims: Sequence[int]) -> Value:
+        """`x` with the sum over its last dimensions in place of them, where a matmul with ones is
+        the better form of it.
+
+        XLA writes to memory what is computed to be summed, and then adds 32 elements at a time, one
+        after the other: of a product of 2 x 256 x 56 x 56 the sums take 0.7 ms, as a matmul 0.35.
+        What is in memory already, YNNPACK sums at once.
+        """
+        last = {d % max(x.rank, 1) for d in dims}
+        first = x.rank
+        while first - 1 in last:
+            first -= 1
+        rows, terms = math.prod(x.shape[:first]), math.prod(x.shape[first:])
+        parts = 1
+        while terms // parts > _MOST_ADDED and terms % (2 * parts) == 0:
+            parts *= 2
+        fits = rows >= _LEAST_ROWS and _PART <= terms // parts <= _MOST_ADDED
+        if not fits or x.dtype != torch.float32 or not self._is_computed(x):
+            return x
+        left = DotOperand(x.reshape([rows, parts, terms // parts]), [2], [])
+        ones = self.broadcast_to(self.constant(1, x.dtype), [terms // parts])
+        sums = self.plain_dot(left, DotOperand(ones, [0], []), None)
+        sums = super().reduce(sums, [1], "sum") if parts > 1 else sums
+        return sums.reshape([*x.shape[:first], *[1] * (x.rank - first)])
+
+    def _is_computed(self, x: Value) -> bool:
+        """Whether a loop computes it, rather than that it is in memory."""
+        name = getattr(x.owner, "name", None)
+        if name == "stablehlo.reshape":
+            return self._is_computed(self.operand(x.owner))
+        return name in POINTWISE
 
     def _summed_before(self, x: Value, dims: Sequence[int]) -> list[list[int]]:
         """Which dimensions to sum before the others, in turn; none if all are to be at once.

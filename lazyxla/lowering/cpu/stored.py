@@ -37,10 +37,11 @@ _POINTWISE = (
     *("shift_right_logical", "sign", "sine", "sqrt", "subtract", "tan", "tanh", "xor"),
 )
 _LAYOUT = ("broadcast_in_dim", "concatenate", "pad", "reshape", "reverse", "slice", "transpose")
+POINTWISE = {"chlo.erf", *(f"stablehlo.{name}" for name in _POINTWISE)}
 _FUSED = {
-    "chlo.erf",
+    *POINTWISE,
     "stablehlo.optimization_barrier",  # it is gone by then
-    *(f"stablehlo.{name}" for name in (*_POINTWISE, *_LAYOUT)),
+    *(f"stablehlo.{name}" for name in _LAYOUT),
 }
 """Operations of one result that are fused with what reads it."""
 

@@ -201,9 +201,14 @@ def batch_norm_backward(
     mean, rstd = of_channels(x, mean), of_channels(x, rstd)
     dims = channel_dims(x)
     xhat = (x - mean) * rstd
-    g = _affine_channels(grad, weight)
-    grad_x = _grad_input(g, xhat, rstd, dims) if train else g * rstd
-    grads = grad_x, (grad * xhat).sum(dims), grad.sum(dims)
+    # The weight is the same for all that a sum adds: the gradients share both sums.
+    products, total = (v.sum(dims, keepdim=True) for v in (grad * xhat, grad))
+    grad_x = grad
+    if train:
+        count = x.count(dims)
+        grad_x = grad - xhat * (products / count) - total / count
+    grad_x = _affine_channels(grad_x * rstd, weight)
+    grads = grad_x, products.reshape([-1]), total.reshape([-1])
     # PyTorch's meta function makes the input's, whether it is wanted or not.
     wanted = (True, *output_mask[1:])
     return tuple(g if w else None for g, w in zip(grads, wanted, strict=True))
