@@ -35,7 +35,10 @@ def convolve(x: torch.Tensor, w: torch.Tensor, **options: int) -> list[torch.Ten
         (SIZES, WEIGHT, {"groups": 16, "stride": 2, "padding": 1}, 0),  # few positions
         ((2, 64, 1200), (64, 4, 5), {"groups": 16, "dilation": 2}, 3),
         ((1, 64, 13, 13, 13), (64, 4, 3, 3, 3), {"groups": 16}, 3),
-        (SIZES, (64, 64, 3, 3), {"padding": 1}, 0),
+        (SIZES, (64, 64, 3, 3), {"padding": 1}, 3),
+        (SIZES, (64, 64, 1, 1), {}, 0),  # a matmul
+        ((2, 64, 8, 8), (64, 64, 2, 2), {"stride": 2}, 0),  # and this
+        ((2, 64, 9, 9), (64, 64, 3, 3), {"padding": 1}, 0),  # small
         (SIZES, (64, 8, 3, 3), {"groups": 8, "padding": 1}, 0),
         (SIZES, (64, 1, 3, 3), {"groups": 64, "padding": 1}, 0),  # a sum of few terms
         ((0, 64, 26, 29), WEIGHT, {"groups": 16}, 0),
@@ -78,7 +81,7 @@ def test_dtypes(dtype: torch.dtype) -> None:
     assert_same(y, F.conv2d(x, w, groups=GROUPS))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize(
     "window", [{"kernel_size": 3, "stride": 2, "padding": 1}, {"kernel_size": 2, "ceil_mode": True}]
 )
@@ -91,8 +94,7 @@ def test_gradient_of_maximum_pooling(window: dict[str, int], dtype: torch.dtype)
     with counted() as n:
         (got,) = torch.autograd.grad((F.max_pool2d(ours, **window) * on_device(weight)).sum(), ours)
         lazyxla.sync(wait=True)
-    calls = int(dtype is torch.float32)
-    assert (n.kernel_calls, n.host_calls, n.fallbacks, n.executions) == (calls, 0, 0, 1)
+    assert (n.kernel_calls, n.host_calls, n.fallbacks, n.executions) == (1, 0, 0, 1)
     assert_same(got, expected)
 
 
@@ -169,7 +171,7 @@ def test_from_many_threads() -> None:
 
 
 TEAMS = """
-import os, time, torch, lazyxla
+import os, torch, lazyxla
 from torch.nn import functional as F
 
 def threads():
@@ -181,22 +183,17 @@ def run():
 
 torch.set_num_threads(4)
 x, w = torch.randn(2, 64, 26, 29).to("lazyxla"), torch.randn(64, 4, 3, 3).to("lazyxla")
-for _ in range(3):
-    run()
+(x + 1).sum().item()
+run()
 alone = threads()
-torch.ones(1 << 20).add(1)  # a parallel kernel of the user's own
-assert threads() == alone + 3, (threads(), alone)
 for _ in range(8):
     run()
-for _ in range(100):  # threads end a little later
-    if threads() == alone:
-        break
-    time.sleep(0.05)
+torch.ones(1 << 20).add(1)  # a parallel kernel of the user's own
 print(lazyxla.counters()["kernel_calls"], threads() - alone)
 """
 
 
-def test_one_team_of_threads() -> None:
-    """All programs' kernels share one team, and that of the thread that starts them is ended."""
+def test_kernels_start_no_threads() -> None:
+    """They share the plugin's; the user's own have a team, as ever."""
     done = subprocess.run([sys.executable, "-c", TEAMS], capture_output=True, text=True)
-    assert done.stdout.split() == ["88", "0"], done.stderr
+    assert done.stdout.split() == ["72", "3"], done.stderr

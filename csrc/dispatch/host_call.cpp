@@ -1,11 +1,11 @@
 #include "dispatch/host_call.h"
 
-#include <ATen/Parallel.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/from_blob.h>
 #include <c10/core/ScalarType.h>
 #include <xla/ffi/api/c_api.h>
 
+#include <algorithm>
 #include <exception>
 #include <optional>
 #include <stdexcept>
@@ -15,7 +15,7 @@
 
 #include "common/counters.h"
 #include "common/element_types.h"
-#include "common/kernel_thread.h"
+#include "dispatch/parts.h"
 #include "dispatch/plain_call.h"
 
 namespace lazyxla::dispatch {
@@ -87,13 +87,31 @@ std::optional<Attribute> find(const XLA_FFI_Attrs& attributes, std::string_view 
   return std::nullopt;
 }
 
+// A part of a call. The operands and results are cut along `dims`, the operands' and then the
+// results', -1 for what each part has as a whole; the integer argument `divided` is of each part
+// its share.
+struct Part {
+  c10::IntArrayRef dims;
+  std::string divided;
+  int64_t index = 0;
+  int64_t count = 1;
+
+  at::Tensor of(const at::Tensor& x, int64_t number) const {
+    if (count == 1 || dims[number] < 0) return x;
+    const int64_t size = x.size(dims[number]);
+    const int64_t begin = size * index / count;
+    return x.narrow(dims[number], begin, size * (index + 1) / count - begin);
+  }
+};
+
 // Turns the attributes of one call into the operator's arguments.
 class Arguments {
  public:
-  explicit Arguments(const XLA_FFI_Args& operands) : operands_(operands) {}
+  Arguments(const XLA_FFI_Args& operands, const Part& part) : operands_(operands), part_(part) {}
 
   IValue read(const c10::Argument& argument, const std::optional<Attribute>& given) const {
     if (!given) return IValue();
+    if (argument.name() == part_.divided) return given->number() / part_.count;
     const c10::TypePtr type = without_optional(argument.real_type());
     switch (type->kind()) {
       case TypeKind::StringType:
@@ -140,16 +158,17 @@ class Arguments {
 
   at::Tensor operand(int64_t number) const {
     TORCH_CHECK(number >= 0 && number < operands_.size, "there is no operand ", number);
-    return wrap(operands_.args[number]);
+    return part_.of(wrap(operands_.args[number]), number);
   }
 
   const XLA_FFI_Args& operands_;
+  const Part& part_;
 };
 
-void call(const c10::OperatorHandle& op, const XLA_FFI_CallFrame& frame) {
+void call(const c10::OperatorHandle& op, const XLA_FFI_CallFrame& frame, const Part& part) {
   PlainScope plain;
   auto given = find(frame.attrs, "arguments");
-  Arguments arguments(frame.args);
+  Arguments arguments(frame.args, part);
   torch::jit::Stack stack;
   for (const c10::Argument& argument : op.schema().arguments()) {
     stack.push_back(arguments.read(
@@ -162,13 +181,39 @@ void call(const c10::OperatorHandle& op, const XLA_FFI_CallFrame& frame) {
   for (const at::Tensor& result : results) {
     if (!result.defined()) continue;
     TORCH_CHECK(next < frame.rets.size, "it returned more than ", next, " tensors");
-    at::Tensor target = wrap(frame.rets.rets[next++]);
+    at::Tensor target = part.of(wrap(frame.rets.rets[next]), frame.args.size + next);
+    ++next;
     TORCH_CHECK(result.sizes() == target.sizes(), "result ", next - 1, " has the shape ",
                 result.sizes(), ", its meta function says ", target.sizes());
     target.copy_(result);
   }
   TORCH_CHECK(next == frame.rets.size, "it returned ", next, " tensors, its meta function says ",
               frame.rets.size);
+}
+
+// How many parts a call can have: no more than `most`, nor than there is to cut, and as many times
+// in what is divided.
+int64_t count_parts(const XLA_FFI_CallFrame& frame, const Part& part, int64_t most) {
+  for (int64_t i = 0; i < frame.args.size; ++i) {
+    if (part.dims[i] >= 0) most = std::min(most, wrap(frame.args.args[i]).size(part.dims[i]));
+  }
+  most = std::max<int64_t>(most, 1);
+  if (!part.divided.empty()) {
+    const int64_t number =
+        find(find(frame.attrs, "arguments")->dictionary(), part.divided)->number();
+    while (number % most != 0) --most;
+  }
+  return most;
+}
+
+void call_in_parts(const c10::OperatorHandle& op, const XLA_FFI_CallFrame& frame,
+                   c10::IntArrayRef split) {
+  TORCH_CHECK(static_cast<int64_t>(split.size()) == frame.args.size + frame.rets.size, "split has ",
+              split.size(), " dimensions");
+  Part whole{split, {}};
+  if (const auto divided = find(frame.attrs, "divided")) whole.divided = divided->text();
+  const int64_t count = count_parts(frame, whole, most_parts(frame));
+  run_parts(frame, count, [&](int64_t i) { call(op, frame, {split, whole.divided, i, count}); });
 }
 
 }  // namespace
@@ -179,17 +224,14 @@ void host_call(const XLA_FFI_CallFrame& frame) {
     auto op = find(frame.attrs, "operator");
     TORCH_CHECK(op, "lazyxla.host_call names no operator");
     name = op->text();
-    const bool by_choice = find(frame.attrs, "by_choice").has_value();
-    ++(by_choice ? Counters::get().kernel_calls : Counters::get().host_calls);
+    const auto split = find(frame.attrs, "split");
+    ++(split ? Counters::get().kernel_calls : Counters::get().host_calls);
     const auto handle = find_operator(name);
     TORCH_CHECK(handle, "there is no operator ", name);
-    if (by_choice) {
-      run_on_kernel_thread([&] {
-        at::init_num_threads();  // the user's number, which the thread has to be told
-        call(*handle, frame);
-      });
+    if (split) {
+      call_in_parts(*handle, frame, split->numbers());
     } else {
-      call(*handle, frame);
+      call(*handle, frame, {});
     }
   } catch (const c10::Error& error) {
     throw std::runtime_error(name + ": " + error.what_without_backtrace());

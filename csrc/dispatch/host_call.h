@@ -1,5 +1,5 @@
 // Host calls: PyTorch's CPU kernels that run inside a program, on the CPU's platform: operators
-// without an XLA form, and, `by_choice`, those whose kernels are faster than what XLA makes of
+// without an XLA form, and, split into parts, those whose kernels are faster than what XLA makes of
 // them.
 //
 // There a device's memory is the host's own, so that PyTorch's CPU kernels can work on it in place.
@@ -14,9 +14,15 @@
 // works in another process. Operands and results are row-major; the results are the operator's own,
 // undefined tensors left out.
 //
-// The kernel runs without the GIL: `by_choice` on a thread that all share (common/kernel_thread.h),
-// else on one of the plugin's or on the one that flushed. What it throws is the execution's error,
-// which is raised when one of the program's results is read.
+// The plugin's threads share a call with the attribute `split` (parts.h): one dimension for each
+// operand, then for each result, along which it is cut, -1 for what each part needs as a whole.
+// `divided` names an integer argument that the parts share, as a convolution's groups:
+//
+//     {operator = "aten::linear", arguments = {input = 0, weight = 1}, split = array<i64: 0, -1,
+//     0>}
+//
+// The kernel runs without the GIL, on the plugin's threads or on the one that flushed. What it
+// throws is the execution's error, which is raised when one of the program's results is read.
 #pragma once
 
 struct XLA_FFI_CallFrame;  // of xla/ffi/api/c_api.h

@@ -9,7 +9,6 @@
 #include <utility>
 
 #include "common/fork.h"
-#include "common/kernel_thread.h"
 #include "pjrt/buffer.h"
 #include "pjrt/call.h"
 #include "pjrt/client.h"
@@ -112,7 +111,6 @@ std::vector<Buffer> Executable::execute(std::span<Buffer* const> args,
                                         std::span<const int> donated_args, const Device& device,
                                         InFlight::Listener over) const {
   check_not_forked();
-  release_team();
   const bool is_portable = devices_.size() != 1;
   if (!is_portable && devices_[0] != device.raw()) [[unlikely]] {
     throw Error(

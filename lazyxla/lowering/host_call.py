@@ -124,10 +124,24 @@ def may_call_kernel(b: Builder) -> bool:
 
 
 def call_kernel(
-    b: Builder, name: str, args: tuple[Any, ...], outputs: Sequence[TensorSpec]
+    b: Builder,
+    name: str,
+    args: tuple[Any, ...],
+    outputs: Sequence[TensorSpec],
+    split: Sequence[int],
+    divided: str | None = None,
 ) -> list[Any]:
-    """Emits the call of an operator's kernel where that is faster than what XLA makes of it."""
-    return emit_call(b, name, args, outputs, {"by_choice": b.mlir.ir.BoolAttr.get(True)})
+    """Emits the call of an operator's kernel where that is faster than what XLA makes of it.
+
+    The plugin's threads share the work: `split` names the dimension of each operand, then of each
+    result, that is cut, -1 for what each part needs as a whole; `divided` an integer argument of
+    which each part gets its share.
+    """
+    ir = b.mlir.ir
+    options = {"split": ir.DenseI64ArrayAttr.get(list(split))}
+    if divided is not None:
+        options["divided"] = ir.StringAttr.get(divided)
+    return emit_call(b, name, args, outputs, options)
 
 
 def emit_call(

@@ -11,8 +11,9 @@ neither:
 - terms: one multiplication of a shifted input for each weight of a group, all in one loop, in a
   function of its own (apart.py); for depthwise convolutions and others with few features per group.
 
-Where none of them is better it is the plain convolution, one for each group; for many groups a call
-of PyTorch's kernel. 16-bit floats give results in float32.
+Large convolutions without groups, and those with many, are calls of PyTorch's kernels. Where none
+of these is better it is the plain convolution, one for each group. 16-bit floats may give results
+in float32.
 """
 
 from __future__ import annotations
@@ -43,6 +44,9 @@ if TYPE_CHECKING:
     from lazyxla.lowering.builder import Builder
 
 
+_Form = Callable[..., "Value | None"]
+"""One of the three maps, or None where it is not better than others."""
+
 _MOST_FEATURES = 3
 """Features per group up to which a sum of terms beats a convolution per group ..."""
 _MOST_TERMS = 128
@@ -72,11 +76,10 @@ and 30), of the weight, where windows are apart, half (by 32 x 3 x 3, stride 2: 
 
 def forward(b: Builder, x: Value, w: Value, window: Window) -> Value:
     if not is_empty(x.shape, w.shape, window.out_sizes(x.shape[2:])):
-        if (y := _better_forward(b, x, w, window)) is not None:
-            return y
-        if window.groups > 1:
-            if (y := kernels.forward(b, x, w, window)) is not None:
+        for form in _in_order(window, _better_forward, kernels.forward):
+            if (y := form(b, x, w, window)) is not None:
                 return y
+        if window.groups > 1:
             return _per_group(b, forward, [(x, 1), (w, 0)], window)
     return plain.forward(b, x, w, window)
 
@@ -86,22 +89,20 @@ def input_grad(b: Builder, y: Value, w: Value, sizes: Sequence[int], window: Win
         return input_grad(b, y, w, sizes, one)
 
     if not is_empty(y.shape, w.shape, sizes):
-        if (x := _better_input_grad(b, y, w, sizes, window)) is not None:
-            return x
-        if window.groups > 1:
-            if (x := kernels.input_grad(b, y, w, sizes, window)) is not None:
+        for form in _in_order(window, _better_input_grad, kernels.input_grad):
+            if (x := form(b, y, w, sizes, window)) is not None:
                 return x
+        if window.groups > 1:
             return _per_group(b, of_group, [(y, 1), (w, 0)], window)
     return plain.input_grad(b, y, w, sizes, window)
 
 
 def weight_grad(b: Builder, x: Value, y: Value, window: Window) -> Value:
     if not is_empty(x.shape, y.shape, window.kernel):
-        if (w := _better_weight_grad(b, x, y, window)) is not None:
-            return w
-        if window.groups > 1:
-            if (w := kernels.weight_grad(b, x, y, window)) is not None:
+        for form in _in_order(window, _better_weight_grad, kernels.weight_grad):
+            if (w := form(b, x, y, window)) is not None:
                 return w
+        if window.groups > 1:
             return _per_group(b, weight_grad, [(x, 1), (y, 1)], window, join=0)
         if any(window.padding) and window.is_dense and math.prod(y.shape[2:]) >= _LARGE_IMAGE:
             # XLA would undo the padding without the second barrier, and without the first one
@@ -113,12 +114,18 @@ def weight_grad(b: Builder, x: Value, y: Value, window: Window) -> Value:
     return plain.weight_grad(b, x, y, window)
 
 
+def _in_order(window: Window, better: _Form, call: _Form) -> tuple[_Form, _Form]:
+    """What is tried first: with groups, what needs no call."""
+    return (better, call) if window.groups > 1 else (call, better)
+
+
 _MAPS = Maps(forward, input_grad, weight_grad)
 
 
 @rule("aten::convolution", platforms=("cpu",))
 def convolution(b: Builder, *args: Any) -> Value:
-    return plain.convolution(b, *args, maps=_MAPS)
+    called = kernels.convolution(b, *args)
+    return plain.convolution(b, *args, maps=_MAPS) if called is None else called
 
 
 @rule("aten::convolution_backward", platforms=("cpu",))

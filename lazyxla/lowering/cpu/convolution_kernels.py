@@ -1,30 +1,35 @@
-"""Grouped convolutions by PyTorch's own kernels, those of oneDNN, called by the program.
+"""Convolutions by PyTorch's own kernels, those of oneDNN, called by the program.
 
 XLA has one convolution for each group. If there are many, that takes longer, to compile, too.
 
-Calls of other convolutions do not pay. With AVX-512 a single one is faster than what XLA makes of
-it: forward and backward together take 8.9 ms instead of 12.6 (2 x 64 x 56 x 56 by 64 x 3 x 3,
-float32), in bfloat16 5.1 instead of 9.7. But in a whole program oneDNN takes longer than in
-PyTorch's eager step (resnet18: 134 ms and 114), and a fifth of the processors' time is its threads'
-waiting. Training steps in milliseconds (batch 2 at 224x224, ResNet-50 batch 4 at 64x64; two CPUs of
-an AMD EPYC with AVX-512, one process each):
+Of the others the kernels are faster than what XLA makes of windows of more than one element, and of
+all in bfloat16, which it multiplies in float32. The plugin's own threads share each call: OpenMP's
+would wait, after it, on the processors that the rest of the program needs. Training steps in
+milliseconds, batch 2 at 224x224, the best of 20 (two CPUs of an AMD EPYC with AVX512-BF16; before
+and after alternated where there are two):
 
-                           all called    none called    PyTorch eager
-    resnet18                      185            176              171
-    resnet26                      310            248              238
-    efficientnet_b0               170            111              185
-    convnext_atto                 141             80               94
-    ResNet-50                     177             96              181
-    resnet18, bfloat16            173            245               95
-    efficientnet, bfloat16        249            193              142
+                    called       not      PyTorch eager
+    resnet18      144, 154  183, 190                156
+    resnet50      344, 359  367, 371                424
+    vgg11         644, 668  717, 727                775
+    densenet121   295, 315  327, 333                349
+    in bfloat16
+    resnet18            97       180                 88
+    resnet50           237       410                223
+
+With neither library above AVX2 resnet18 takes 147 and 148, not called 155 and 157.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from lazyxla.lowering import host_call
+from lazyxla.lowering.cpu.matmul_kernels import computes_in_bfloat16
 from lazyxla.lowering.program import TensorSpec
 from lazyxla.lowering.rules.windows import Window
 from lazyxla.lowering.value import Value
@@ -38,18 +43,56 @@ depthwise, 32 features, 32x32, 9x9: 0.5 ms and 9.3 (now a sum of terms: 0.4). Th
 step of ResNeXt-50, which has 32, takes 13 s instead of 30, the next ones no longer; RegNet-X
 (200 MF), which has 3 and 7, takes 110 ms with calls and 89 without."""
 
-# ---- the three maps, see rules/convolution.py; None where a call cannot be or does not pay ----
+_LEAST = {torch.float32: 10**8, torch.bfloat16: 10**7}
+"""Multiplications and additions from which a call pays that is no group's."""
+
+_CONVOLUTION, _BACKWARD = "aten::convolution", "aten::convolution_backward"
+
+# ---- the operator, and the three maps of rules/convolution.py; None where a call cannot be or does
+# not pay ----
 
 
-def forward(b: Builder, x: Value, w: Value, window: Window) -> Value | None:
+def convolution(
+    b: Builder,
+    x: Value,
+    w: Value,
+    bias: Value | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+) -> Value | None:
+    """One without groups, rounded once, with its bias."""
+    window = Window.of(w.shape[2:], stride, padding, dilation, groups)
+    if groups > 1:
+        return None
+    if transposed:
+        return input_grad(b, x, w, b.outputs[0].shape[2:], window, bias)
+    return forward(b, x, w, window, bias)
+
+
+def forward(
+    b: Builder, x: Value, w: Value, window: Window, bias: Value | None = None
+) -> Value | None:
     shape = [x.shape[0], w.shape[0], *window.out_sizes(x.shape[2:])]
-    return _called(b, "aten::convolution", [x, w, None, *_geometry(window)], shape, window)
+    if not _pays(b, x, w, _work(shape, w.shape), window, x.shape[2:]):
+        return None
+    args = [x, w, bias, *_geometry(window)]
+    return _called(b, _CONVOLUTION, args, shape, window, _split(x, w, window, 0, bias))
 
 
 def input_grad(
-    b: Builder, y: Value, w: Value, sizes: Sequence[int], window: Window
+    b: Builder,
+    y: Value,
+    w: Value,
+    sizes: Sequence[int],
+    window: Window,
+    bias: Value | None = None,
 ) -> Value | None:
-    if tuple(y.shape[2:]) != window.out_sizes(sizes):
+    fits = tuple(y.shape[2:]) == window.out_sizes(sizes)
+    if not fits or not _pays(b, y, w, _work(y.shape, w.shape), window, sizes):
         return None
     reach = [
         s + d * (k - 1) - 2 * p
@@ -63,16 +106,40 @@ def input_grad(
     ]
     beyond = [n - r for n, r in zip(sizes, reach, strict=True)]
     shape = [y.shape[0], w.shape[1] * window.groups, *sizes]
-    args = [y, w, None, *_geometry(window, transposed=True, output_padding=beyond)]
-    return _called(b, "aten::convolution", args, shape, window)
+    args = [y, w, bias, *_geometry(window, transposed=True, output_padding=beyond)]
+    return _called(b, _CONVOLUTION, args, shape, window, _split(y, w, window, 1, bias))
 
 
 def weight_grad(b: Builder, x: Value, y: Value, window: Window) -> Value | None:
-    if tuple(y.shape[2:]) != window.out_sizes(x.shape[2:]):
-        return None
+    sizes = x.shape[2:]
     shape = [y.shape[1], x.shape[1] // window.groups, *window.kernel]
-    args = [y, x, b.zeros(shape, x.dtype), None, *_geometry(window), [False, True, False]]
-    return _called(b, "aten::convolution_backward", args, shape, window)
+    fits = tuple(y.shape[2:]) == window.out_sizes(sizes)
+    if not fits or not _pays(b, x, y, _work(y.shape, shape), window, sizes):
+        return None
+    options = [None, *_geometry(window), [False, True, False]]
+    args = [y, x, b.zeros(shape, x.dtype), *options]  # the kernel asks for the weight's shape only
+    if window.groups > 1:
+        split = [1, 1, 0, 0]
+    else:
+        split = [1, -1, 0, 0] if math.prod(y.shape) >= math.prod(x.shape) else [-1, 1, 1, 1]
+    return _called(b, _BACKWARD, args, shape, window, split)
+
+
+def _work(y: Sequence[int], w: Sequence[int]) -> int:
+    """Multiplications and additions of a convolution with a result and a weight of these shapes."""
+    return 2 * y[0] * math.prod(y[2:]) * math.prod(w)
+
+
+def _split(x: Value, w: Value, window: Window, outputs: int, bias: Value | None) -> list[int]:
+    """Along the batch, or along the output features, which are the dimension `outputs` of the
+    weight: each thread lays out the operand that is not split, which so is the smaller one. Or
+    along the groups."""
+    has_bias = bias is not None
+    if x.shape[0] > 1 and math.prod(x.shape) >= math.prod(w.shape):
+        return [0, -1, *[-1] * has_bias, 0]
+    if window.groups > 1:
+        return [1, 0, 1]
+    return [-1, outputs, *[0] * has_bias, 1]
 
 
 def _geometry(
@@ -83,15 +150,38 @@ def _geometry(
     return [*lists, transposed, list(output_padding or none), window.groups]
 
 
+def _pays(
+    b: Builder, left: Value, right: Value, work: int, window: Window, sizes: Sequence[int]
+) -> bool:
+    """Whether a map of these operands is worth a call; the windows are those of an input of
+    `sizes`."""
+    suits = left.is_float and right.is_float and 3 <= left.rank <= 5
+    if not suits or not host_call.may_call_kernel(b):
+        return False
+    if window.groups > 1:
+        return window.groups >= _MANY_GROUPS
+    dtype = left.dtype
+    if dtype != right.dtype or work < _LEAST.get(dtype, math.inf):
+        return False
+    if dtype == torch.bfloat16:
+        return computes_in_bfloat16()
+    return window.taps > 1 and not window.tiles(sizes)  # else it is a matmul
+
+
 def _called(
-    b: Builder, name: str, args: Sequence[Any], shape: Sequence[int], window: Window
-) -> Value | None:
-    """The result of `shape`; of 16-bit floats in float32."""
-    values = [a for a in args if isinstance(a, Value)]
-    suits = all(v.is_float for v in values) and 3 <= values[0].rank <= 5
-    if not suits or window.groups < _MANY_GROUPS or not host_call.may_call_kernel(b):
-        return None
-    given = tuple(a.accumulated() if isinstance(a, Value) else a for a in args)
-    dtype = b.compute_dtype(values[0].dtype)
-    [y] = host_call.call_kernel(b, name, given, [TensorSpec(dtype, tuple(shape))])
+    b: Builder,
+    name: str,
+    args: Sequence[Any],
+    shape: Sequence[int],
+    window: Window,
+    split: Sequence[int],
+) -> Value:
+    """The result of `shape`; of 16-bit floats in float32, if there are groups."""
+    dtype, divided = args[0].dtype, None
+    if window.groups > 1:
+        args = [a.accumulated() if isinstance(a, Value) else a for a in args]
+        dtype = b.compute_dtype(dtype)
+        divided = "groups" if split[0] == 1 else None
+    outputs = [TensorSpec(dtype, tuple(shape))]
+    [y] = host_call.call_kernel(b, name, tuple(args), outputs, split, divided)
     return y  # type: ignore[no-any-return]

@@ -1,4 +1,4 @@
-"""Large matmuls in bfloat16 by PyTorch's own kernels, where the processor computes in that type.
+"""Matmuls in bfloat16 by PyTorch's own kernels, where the processor computes in that type.
 
 XLA's compiler multiplies in float32 even there. Milliseconds of a linear layer in bfloat16, two
 CPUs of an AMD EPYC with AVX512-BF16 (rows by input features by output features):
@@ -9,12 +9,10 @@ CPUs of an AMD EPYC with AVX512-BF16 (rows by input features by output features)
     512 x 256 x 1024   1.9    0.7         1.9    0.7         2.1    0.7
     512 x 768 x 3072   16.8   6.3         13.1   6.5         13.4   6.2
 
-After a call OpenMP's threads wait for the next one for up to a millisecond, on the processors that
-the rest of the program needs: vit_tiny's training step takes 131 ms with none of its matmuls called
-and 150 with all that have 60 million operations and more. So only large ones are. Two layers of a
-transformer of hidden size 768 over 4 x 128 positions, a training step in autocast: 201 to 226 ms
-called, 275 to 299 not, and 154 to 199 in PyTorch; inference of four such layers in bfloat16: 98 to
-108, 168 to 188, and 80 to 97 (the best of 20 steps, in three rounds).
+Each call is shared by the plugin's own threads. OpenMP's would wait, after it, on the processors
+that the rest of the program needs: so small matmuls cost more than they gained. A training step in
+autocast of two layers of a transformer over 4 x 128 positions takes, the best of 20, of hidden size
+256: 32 to 33 ms, and 45 without calls (PyTorch 27), of 768: 156, 278 (160).
 """
 
 from __future__ import annotations
@@ -33,8 +31,8 @@ from lazyxla.lowering.value import Value
 if TYPE_CHECKING:
     from lazyxla.lowering.builder import Builder
 
-_LEAST = 3 * 10**8
-"""Multiplications and additions, for each of PyTorch's threads, from which a call pays."""
+_LEAST = 10**7
+"""Multiplications and additions from which a call pays."""
 
 
 def product(b: Builder, left: DotOperand, right: DotOperand) -> Value | None:
@@ -43,7 +41,8 @@ def product(b: Builder, left: DotOperand, right: DotOperand) -> Value | None:
         return None
     args = (left.value, right.value, list(left.contract), list(right.contract))
     shape = (*left.free_sizes, *right.free_sizes)
-    [y] = host_call.call_kernel(b, "aten::tensordot", args, [TensorSpec(torch.bfloat16, shape)])
+    outputs = [TensorSpec(torch.bfloat16, shape)]
+    [y] = host_call.call_kernel(b, "aten::tensordot", args, outputs, _split(left, right))
     return y  # type: ignore[no-any-return]
 
 
@@ -60,8 +59,24 @@ def with_bias(b: Builder, left: DotOperand, right: DotOperand, bias: Value | Non
         return None
     args = (left.value, right.value, bias)
     outputs = [TensorSpec(torch.bfloat16, (*left.free_sizes, *columns))]
-    [result] = host_call.call_kernel(b, "aten::linear", args, outputs)
+    of_x, of_weight, of_result = _split(left, right)
+    of_bias = [] if bias is None else [min(of_weight, 0)]
+    split = [of_x, of_weight, *of_bias, of_result]
+    [result] = host_call.call_kernel(b, "aten::linear", args, outputs, split)
     return result  # type: ignore[no-any-return]
+
+
+def _split(left: DotOperand, right: DotOperand) -> list[int]:
+    """Along the first free dimension of the larger operand: each thread lays out the other one."""
+    rows, columns = (_free(x)[0] for x in (left, right))
+    size = left.value.shape[rows]
+    if size > 1 and math.prod(left.value.shape) >= math.prod(right.value.shape):
+        return [rows, -1, 0]
+    return [-1, columns, len(_free(left))]
+
+
+def _free(x: DotOperand) -> list[int]:
+    return [d for d in range(x.value.rank) if d not in x.contract]
 
 
 def _pays(b: Builder, left: DotOperand, right: DotOperand) -> bool:
@@ -71,7 +86,7 @@ def _pays(b: Builder, left: DotOperand, right: DotOperand) -> bool:
         return False
     rows, columns = math.prod(left.free_sizes), math.prod(right.free_sizes)
     work = 2 * rows * columns * math.prod(x.shape[i] for i in left.contract)
-    large = rows > 1 < columns and work >= _LEAST * torch.get_num_threads()
+    large = rows > 1 < columns and work >= _LEAST
     return large and computes_in_bfloat16()
 
 
