@@ -23,6 +23,7 @@ _TESTS: dict[str, list[str]] = {
     ],
     "apart": ["lowering/test_convolution", "lowering/test_in_place"],
     "arithmetic": ["lowering/test_pointwise", "lowering/test_pointwise_special_values"],
+    "attention": ["lowering/test_attention", "test_attention", "test_attention_calls"],
     "attention_blocks": ["lowering/test_attention", "test_attention_blocks"],
     "attention_layers": ["lowering/test_attention", "generic/test_modules"],
     "average_pooling": ["lowering/test_pooling"],

@@ -14,7 +14,7 @@ import torch
 from lazyxla.lowering.builder import Builder
 from lazyxla.lowering.builder.attention import Attention
 from lazyxla.lowering.builder.contract import DotOperand
-from lazyxla.lowering.cpu import matmul, matmul_kernels
+from lazyxla.lowering.cpu import attention, matmul, matmul_kernels
 from lazyxla.lowering.cpu.flat import flatten
 from lazyxla.lowering.cpu.in_place import may_read_what_it_replaces, update_apart
 from lazyxla.lowering.cpu.sorting import packed_order
@@ -37,7 +37,7 @@ _LEAST_ROWS, _MOST_ADDED = 64, 4096
 class CpuBuilder(Builder):
     """See the module."""
 
-    attention = Attention(causal_loops=8)
+    attention = Attention(kernel=attention, causal_loops=8)
 
     @property
     def takes_host_calls(self) -> bool:

@@ -3,8 +3,8 @@
 The form of rules/max_pooling.py asks each element of the input for all windows that it can be in;
 the kernel adds each gradient where its index says. 64 planes of 112x112, batch 2, windows of 3x3 at
 every other position, with the forward pass: 58 ms, and by the kernel 5; of 2x2: 8.2 and 3.8; on two
-CPUs of an AMD EPYC without AVX-512. In bfloat16 it makes resnet18's step at batch 2 97 ms instead of
-138 (with AVX-512), since XLA finds each window's maximum again in each term of the form.
+CPUs of an AMD EPYC without AVX-512. In bfloat16 XLA finds each window's maximum again in each term
+of the form: a step of resnet18 at batch 2 takes 138 ms, and by the kernel 97 (with AVX-512).
 """
 
 from __future__ import annotations
