@@ -14,8 +14,8 @@ and after alternated where there are two):
     vgg11         644, 668  717, 727                775
     densenet121   295, 315  327, 333                349
     in bfloat16
-    resnet18            97       180                 88
-    resnet50           237       410                223
+    resnet18       97, 100       195             88, 90
+    resnet50      237, 271       432           223, 251
 
 With neither library above AVX2 resnet18 takes 147 and 148, not called 155 and 157.
 """
