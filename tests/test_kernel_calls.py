@@ -10,6 +10,7 @@ import torch
 from torch.nn import functional as F
 
 import lazyxla
+from lazyxla.lowering.cpu import convolution_kernels
 from tests.support import assert_same, counted, on_device
 
 SIZES, WEIGHT, GROUPS = (2, 64, 26, 29), (64, 4, 3, 3), 16
@@ -96,6 +97,26 @@ def test_gradient_of_maximum_pooling(window: dict[str, int], dtype: torch.dtype)
         lazyxla.sync(wait=True)
     assert (n.kernel_calls, n.host_calls, n.fallbacks, n.executions) == (1, 0, 0, 1)
     assert_same(got, expected)
+
+
+@pytest.mark.parametrize(
+    ("split", "error"),
+    [
+        ([0, -1, 1], r"aten::convolution: result 0 has the shape \[1, 64, 24, 30\]"),
+        ([0, 0], "aten::convolution: split has 2 dimensions"),
+    ],
+)
+def test_errors_of_parts_are_the_programs(
+    split: list[int], error: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, w = torch.randn(2, 64, 26, 29 + len(split)), torch.randn(64, 4, 3, 3)
+    ours = on_device(x), on_device(w)
+    with monkeypatch.context() as patch:
+        patch.setattr(convolution_kernels, "_split", lambda *_: split)
+        y = F.conv2d(*ours, groups=GROUPS)
+        with pytest.raises(RuntimeError, match=error):
+            y.cpu()
+    assert_same(ours[0] + 1, x + 1)
 
 
 def test_strict_modes_allow_them(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -108,6 +108,12 @@ def test_samples_and_positions_stay_apart(op: str, arguments: tuple[Any, ...]) -
     assert "tensor<24x" not in lower_to_text(spread(program, None), "cpu")
 
 
+def test_sums_of_rows_are_matmuls_on_one_device_only() -> None:
+    program = record("aten::nansum", torch.zeros(8, 16, 5, 16), [2, 3]).program
+    assert "tensor<128x" in lower_to_text(program, "cpu")
+    assert "tensor<128x" not in lower_to_text(spread(program, None), "cpu")
+
+
 def test_products_of_more_dimensions_take_the_cpus_forms_too() -> None:
     """Rows count together, whatever dimensions they have."""
     turned, gap = ((2, 8, 768), (3072, 768)), ((4, 128, 1024), (128, 1024))

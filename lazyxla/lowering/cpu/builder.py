@@ -95,7 +95,8 @@ class CpuBuilder(Builder):
         return self.select(x == 0, x, rest)
 
     def reduce(self, x: Value, dims: Sequence[int], kind: str, keepdim: bool = False) -> Value:
-        if kind == "sum" and not self.target.any_sizes:  # the form depends on the sizes
+        # The form depends on the sizes, and the partitioner could not split what it reshapes.
+        if kind == "sum" and not self.target.any_sizes and self.annotations is None:
             x = self._summed_rows(x, dims)
         for part in self._summed_before(x, dims) if kind == "sum" else []:
             # XLA would make one reduction of both again without the barrier.
