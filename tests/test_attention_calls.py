@@ -64,10 +64,18 @@ def test_split_by_samples_or_heads(dtype: torch.dtype, samples: int, is_causal: 
 
 
 @pytest.mark.parametrize(
-    "mask", [(11, 17), (1, 1, 11, 17), (2, 1, 11, 17), (1, 3, 11, 17), (2, 3, 11, 17)], ids=str
+    "mask",
+    [
+        *((11, 17), (1, 17), (11, 1), (1, 1, 11, 17), (2, 1, 11, 17), (1, 3, 11, 17)),
+        *((2, 3, 11, 17), (2, 1, 1, 17), (1, 1, 1, 17), (2, 3, 11, 1)),
+    ],
+    ids=str,
 )
 def test_masks(mask: tuple[int, ...]) -> None:
+    """Of more heads than samples, and of fewer."""
     compare((2, 3, 11, 16), 17, mask=mask, scale=0.5)
+    turned = (mask[1], mask[0], *mask[2:]) if len(mask) == 4 else mask
+    compare((3, 2, 11, 16), 17, mask=turned, scale=0.5)
 
 
 def test_masks_of_bools() -> None:
