@@ -199,8 +199,10 @@ int64_t count_parts(const XLA_FFI_CallFrame& frame, const Part& part, int64_t mo
   }
   most = std::max<int64_t>(most, 1);
   if (!part.divided.empty()) {
-    const int64_t number =
-        find(find(frame.attrs, "arguments")->dictionary(), part.divided)->number();
+    const auto given = find(frame.attrs, "arguments");
+    const auto divided = given ? find(given->dictionary(), part.divided) : std::nullopt;
+    TORCH_CHECK(divided, "there is no argument ", part.divided, " to divide");
+    const int64_t number = divided->number();
     while (number % most != 0) --most;
   }
   return most;

@@ -19,10 +19,14 @@ class DotOperand(NamedTuple):
     batch: Sequence[int]
 
     @property
+    def free(self) -> list[int]:
+        """The other dimensions."""
+        dims = range(self.value.rank)
+        return [d for d in dims if d not in self.contract and d not in self.batch]
+
+    @property
     def free_sizes(self) -> list[int]:
-        """The sizes of the other dimensions."""
-        sizes = enumerate(self.value.shape)
-        return [n for i, n in sizes if i not in self.contract and i not in self.batch]
+        return [self.value.shape[d] for d in self.free]
 
 
 class Contractions(Reductions):

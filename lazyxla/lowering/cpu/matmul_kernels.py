@@ -68,15 +68,10 @@ def with_bias(b: Builder, left: DotOperand, right: DotOperand, bias: Value | Non
 
 def _split(left: DotOperand, right: DotOperand) -> list[int]:
     """Along the first free dimension of the larger operand: each thread lays out the other one."""
-    rows, columns = (_free(x)[0] for x in (left, right))
-    size = left.value.shape[rows]
-    if size > 1 and math.prod(left.value.shape) >= math.prod(right.value.shape):
+    rows, columns = left.free[0], right.free[0]
+    if left.value.shape[rows] > 1 and math.prod(left.value.shape) >= math.prod(right.value.shape):
         return [rows, -1, 0]
-    return [-1, columns, len(_free(left))]
-
-
-def _free(x: DotOperand) -> list[int]:
-    return [d for d in range(x.value.rank) if d not in x.contract]
+    return [-1, columns, len(left.free)]
 
 
 def _pays(b: Builder, left: DotOperand, right: DotOperand) -> bool:
