@@ -50,7 +50,7 @@ with Deferred():  # a module half imported, and imported anew, would register al
     )
     from lazyxla.aot.compiling import stablehlo
     from lazyxla.buckets import Buckets, bucket
-    from lazyxla.cache import program_store, shape_file
+    from lazyxla.cache import kernel_table, program_store, shape_file
     from lazyxla.config import settings
     from lazyxla.dlpack import from_dlpack, host_view
     from lazyxla.environment import (
@@ -70,6 +70,7 @@ with Deferred():  # a module half imported, and imported anew, would register al
     from lazyxla.jax.shared_client import share_with_jax
     from lazyxla.jax.views import jax_view
     from lazyxla.loader import DeviceLoader
+    from lazyxla.lowering.cpu import kernel_limits
     from lazyxla.memory import (
         empty_cache,
         max_memory_allocated,
@@ -278,6 +279,7 @@ def _register() -> None:
         for_tensor=True, for_module=True, for_packed_sequence=True, for_storage=True
     )
     lowering.allow_host_calls(_C.takes_host_calls, lambda: settings.strict_host_calls)
+    kernel_limits.read_from(kernel_table.kept)
     _C.install_lowering(reporting.lower, lowering.how, lowering.check_lowering)
     argument_checks.install()
     batch_norm.install()

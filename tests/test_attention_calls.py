@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -10,16 +11,16 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import lazyxla
-from lazyxla.lowering.cpu import attention
+from lazyxla.lowering.cpu import attention, kernel_limits
 from tests.support import assert_same, counted, on_device
 
 
 @pytest.fixture(autouse=True)
-def all_pay(monkeypatch: pytest.MonkeyPatch) -> None:
+def all_pay(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """On every processor, and small ones, too. The sizes here are of no other test's programs."""
-    monkeypatch.setattr(attention, "computes_in_bfloat16", lambda: True)
     monkeypatch.setattr(attention, "_LEAST", 1)
-    monkeypatch.setattr(attention, "_LONG", 1)
+    with kernel_limits.using({"attention float32": 1, "attention bfloat16": 12}):
+        yield
 
 
 def compare(
@@ -95,10 +96,10 @@ def test_other_dtypes_are_not_called(dtype: torch.dtype) -> None:
     compare((2, 3, 14, 16), 15, dtype=dtype, calls=0)
 
 
-@pytest.mark.parametrize("name", ["_LEAST", "_LONG"])
-def test_small_ones_are_not_called(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention, name, 1 << 40)
-    q = torch.randn(2, 3, 15, 16, dtype=torch.bfloat16)
+@pytest.mark.parametrize(("least", "keys"), [(1, 11), (1 << 40, 15)])
+def test_small_ones_are_not_called(least: int, keys: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "_LEAST", least)
+    q = torch.randn(2, 3, keys, 16, dtype=torch.bfloat16)
     ours = on_device(q)
     with counted() as n:
         got = F.scaled_dot_product_attention(ours, ours, ours)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from torch.nn import functional as F
 
 import lazyxla
-from lazyxla.lowering.cpu import convolution_kernels
+from lazyxla.lowering.cpu import kernel_limits
 from tests.support import assert_same, counted, on_device
 
 FORWARD = (F.conv1d, F.conv2d, F.conv3d)
@@ -15,11 +17,10 @@ TRANSPOSED = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
 
 
 @pytest.fixture(autouse=True)
-def all_pay(monkeypatch: pytest.MonkeyPatch) -> None:
+def all_pay() -> Iterator[None]:
     """On every processor, and small ones, too. The sizes here are of no other test's programs."""
-    monkeypatch.setattr(convolution_kernels, "computes_in_bfloat16", lambda: True)
-    least = dict.fromkeys((torch.float32, torch.bfloat16), 1)
-    monkeypatch.setattr(convolution_kernels, "_LEAST", least)
+    with kernel_limits.using({"convolution float32": 1, "convolution bfloat16": 1}):
+        yield
 
 
 def randn(*sizes: int, dtype: torch.dtype) -> torch.Tensor:
@@ -103,11 +104,11 @@ def test_other_dtypes_are_not_called(dtype: torch.dtype) -> None:
     compare(False, x, w, randn(6, dtype=dtype), calls=0)
 
 
-def test_processors_without_bfloat16_call_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(convolution_kernels, "computes_in_bfloat16", lambda: False)
+def test_processors_without_a_limit_call_none() -> None:
     dtype = torch.bfloat16
     x, w = randn(2, 3, 9, 10, dtype=dtype), randn(6, 3, 3, 3, dtype=dtype)
-    compare(False, x, w, randn(6, dtype=dtype), calls=0)
+    with kernel_limits.using({"convolution float32": 1}):
+        compare(False, x, w, randn(6, dtype=dtype), calls=0)
 
 
 @pytest.mark.parametrize("batch", [1, 2])

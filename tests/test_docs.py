@@ -8,6 +8,7 @@ take from the reader's program stands in a comment of the page, which runs in it
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from pathlib import Path
 from typing import Any
@@ -122,8 +123,10 @@ def test_files_that_are_named_exist(name: str) -> None:
 
 @pytest.mark.parametrize("page", ["README.md", "docs/README.md"])
 def test_functions_that_are_named_exist(page: str) -> None:
-    found = set(re.findall(r"\blazyxla((?:\.[A-Za-z_]\w*)+)", (ROOT / page).read_text()))
-    missing = []
+    text = (ROOT / page).read_text()
+    commands = set(re.findall(r"python -m (lazyxla[\w.]*)", text))
+    found = set(re.findall(r"(?<!-m )\blazyxla((?:\.[A-Za-z_]\w*)+)", text))
+    missing = [name for name in commands if importlib.util.find_spec(name) is None]
     for names in sorted(found):
         value: Any = lazyxla
         for name in names[1:].split("."):

@@ -1,13 +1,13 @@
 """Which matmuls in bfloat16 programs for the CPU leave to PyTorch's kernels."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 from torch.nn import functional as F
 
 import lazyxla
-from lazyxla.lowering.cpu import matmul_kernels
+from lazyxla.lowering.cpu import kernel_limits
 from tests.support import assert_same, counted, on_device
 
 BF16 = torch.bfloat16
@@ -15,10 +15,10 @@ Function = Callable[..., torch.Tensor]
 
 
 @pytest.fixture(autouse=True)
-def all_pay(monkeypatch: pytest.MonkeyPatch) -> None:
+def all_pay() -> Iterator[None]:
     """On every processor, and small ones, too. The sizes here are of no other test's programs."""
-    monkeypatch.setattr(matmul_kernels, "computes_in_bfloat16", lambda: True)
-    monkeypatch.setattr(matmul_kernels, "_LEAST", 1000)
+    with kernel_limits.using({"matmul bfloat16": 1000}):
+        yield
 
 
 def randn(*sizes: int, dtype: torch.dtype = BF16) -> torch.Tensor:
@@ -74,15 +74,22 @@ def test_which_products(function: Function, sizes: list[tuple[int, ...]], calls:
     compare(function, *(randn(*size) for size in sizes), calls=calls)
 
 
+def test_a_table_can_name_other_dtypes() -> None:
+    with kernel_limits.using({"matmul float32": 1000}):
+        args = [randn(*size, dtype=torch.float32) for size in ((44, 47), (53, 47), (53,))]
+        compare(F.linear, *args, calls=3, gradients=True)
+        compare(F.linear, randn(44, 47), randn(53, 47), randn(53), calls=0, gradients=True)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
 def test_other_dtypes_are_not_called(dtype: torch.dtype) -> None:
     args = [randn(*size, dtype=dtype) for size in ((42, 47), (53, 47), (53,))]
     compare(F.linear, *args, calls=0, gradients=True)
 
 
-def test_processors_without_bfloat16_call_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(matmul_kernels, "computes_in_bfloat16", lambda: False)
-    compare(F.linear, randn(48, 47), randn(53, 47), randn(53), calls=0, gradients=True)
+def test_processors_without_a_limit_call_none() -> None:
+    with kernel_limits.using({}):
+        compare(F.linear, randn(48, 47), randn(53, 47), randn(53), calls=0, gradients=True)
 
 
 def test_compiled_steps_call_them() -> None:

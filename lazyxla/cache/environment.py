@@ -6,6 +6,7 @@ it distinguishes a program that exists for another environment from one that doe
 
 from __future__ import annotations
 
+import contextlib
 import os
 from typing import Any
 
@@ -47,15 +48,22 @@ def _library(topology: _C.Topology) -> str:
         return text
 
 
+def processor() -> str:
+    """The CPU's name, as far as it has one, and its features."""
+    return f"{_of_cpu('model name')}, {_instruction_sets()}"
+
+
 def _instruction_sets() -> str:
     """The CPU's features, as Linux reports them: code compiled for one may not run on another."""
-    try:
-        with open("/proc/cpuinfo") as file:
-            for line in file:
-                if line.startswith(("flags", "Features")):
-                    return line.partition(":")[2]
-    except OSError:
-        pass
+    return _of_cpu("flags", "Features")
+
+
+def _of_cpu(*names: str) -> str:
+    """What Linux reports of the first CPU by one of these names."""
+    with contextlib.suppress(OSError), open("/proc/cpuinfo") as file:
+        for line in file:
+            if line.startswith(names):
+                return line.partition(":")[2].strip()
     return ""
 
 

@@ -46,6 +46,7 @@ from lazyxla.cache import entries, files
 from lazyxla.cache.entries import Entries, Key
 from lazyxla.cache.environment import count_differences, differences, environment
 from lazyxla.config import settings
+from lazyxla.lowering.cpu import kernel_limits
 
 _MOST_FORMS = 64
 _MOST_ENVIRONMENTS = 16  # that a miss is explained by
@@ -328,6 +329,8 @@ def _open(
 ) -> ProgramStore:
     # In strict mode a program that calls the host is an error, which a stored one would not raise.
     version = {**_lowering_version(), "strict host calls": str(settings.strict_host_calls)}
+    if topology.platform_name == "cpu":
+        version["kernels"] = kernel_limits.describe()
     text = environment(platform, topology, version)
     # A user's rule is not identified by its name.
     known = not lowering.has_user_rules()

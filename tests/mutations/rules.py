@@ -51,6 +51,7 @@ _TESTS: dict[str, list[str]] = {
     "im2col": ["lowering/test_resampling"],
     "internal": ["lowering/test_geometry", "test_control_flow", "test_dynamo", "test_spmd"],
     "interpolation": ["lowering/test_resampling"],
+    "kernel_limits": ["test_kernel_limits"],
     "linear": ["test_matmul_kernels", "lowering/test_matmul"],
     "logarithms": ["lowering/test_pointwise", "lowering/test_pointwise_special_values"],
     "losses": ["lowering/test_activations", "lowering/test_classification"],

@@ -7,7 +7,6 @@ outcomes go to the original standard output, and everything else to the standard
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import re
@@ -16,13 +15,14 @@ import sys
 import time
 import unittest
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, TextIO
 
 from torch.testing._internal.common_device_type import CPUTestBase, PrivateUse1TestBase
 
 import lazyxla
 from lazyxla.modes import EagerMode
-from tests.upstream.compatibility import add_missing_names
+from tests.upstream.compatibility import add_missing_names, load, make_for_all_devices
 
 MODES: dict[str, EagerMode] = {"lazy": False, "eager": True, "fused": "fused"}
 
@@ -33,8 +33,9 @@ def main(directory: str, file: str, device: str, mode: str) -> None:
     sys.path.insert(0, directory)
     os.chdir(directory)
     add_missing_names()
+    make_for_all_devices()
     lazyxla.eager_mode(MODES[mode])
-    answer(dict(_tests(importlib.import_module(file), device)), run, outcomes)
+    answer(dict(_tests(load(Path(directory, f"{file}.py")), device)), run, outcomes)
 
 
 Run = Callable[[unittest.TestCase, float], tuple[str, str]]

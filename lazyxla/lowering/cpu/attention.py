@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from lazyxla.lowering import host_call
-from lazyxla.lowering.cpu.matmul_kernels import computes_in_bfloat16
+from lazyxla.lowering.cpu import kernel_limits
 from lazyxla.lowering.program import TensorSpec
 from lazyxla.lowering.value import Operand, Value
 
@@ -32,10 +32,7 @@ if TYPE_CHECKING:
     from lazyxla.lowering.builder import Builder
 
 _LEAST = 10**7
-"""Multiplications and additions of the scores from which a call pays."""
-
-_LONG = 512
-"""Keys from which the kernel of bfloat16's gradients is faster."""
+"""Multiplications and additions of the scores from which a call can pay."""
 
 _NAME = "aten::_scaled_dot_product_flash_attention_for_cpu"
 
@@ -46,11 +43,9 @@ def suits(b: Builder, query: Value, key: Value, mask: Value | None, dropout: boo
         return False
     if mask is not None and (mask.dtype != query.dtype or mask.rank not in (2, 4)):
         return False
-    if query.dtype == torch.bfloat16:
-        fast = key.shape[2] >= _LONG and computes_in_bfloat16()
-    else:
-        fast = query.dtype == torch.float32
-    return fast and 2 * math.prod(query.shape) * key.shape[2] >= _LEAST
+    keys = key.shape[2]
+    large = 2 * math.prod(query.shape) * keys >= _LEAST
+    return large and kernel_limits.pays("attention", query.dtype, keys)
 
 
 def forward(

@@ -59,7 +59,7 @@ class CpuBuilder(Builder):
     def platform_dot(self, left: DotOperand, right: DotOperand, dtype: torch.dtype | None) -> Value:
         if left.batch or self.target.any_sizes:  # the forms depend on the sizes
             return self.plain_dot(left, right, dtype)
-        if dtype in (None, torch.bfloat16):
+        if dtype in (None, left.value.dtype):
             called = matmul_kernels.product(self, left, right)
             if called is not None:
                 return called

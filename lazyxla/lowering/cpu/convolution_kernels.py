@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lazyxla.lowering import host_call
-from lazyxla.lowering.cpu.matmul_kernels import computes_in_bfloat16
+from lazyxla.lowering.cpu import kernel_limits
 from lazyxla.lowering.program import TensorSpec
 from lazyxla.lowering.rules.windows import Window
 from lazyxla.lowering.value import Value
@@ -42,9 +42,6 @@ _MANY_GROUPS = 16
 depthwise, 32 features, 32x32, 9x9: 0.5 ms and 9.3 (now a sum of terms: 0.4). The first training
 step of ResNeXt-50, which has 32, takes 13 s instead of 30, the next ones no longer; RegNet-X
 (200 MF), which has 3 and 7, takes 110 ms with calls and 89 without."""
-
-_LEAST = {torch.float32: 10**8, torch.bfloat16: 10**7}
-"""Multiplications and additions from which a call pays that is no group's."""
 
 _CONVOLUTION, _BACKWARD = "aten::convolution", "aten::convolution_backward"
 
@@ -161,11 +158,10 @@ def _pays(
     if window.groups > 1:
         return window.groups >= _MANY_GROUPS
     dtype = left.dtype
-    if dtype != right.dtype or work < _LEAST.get(dtype, math.inf):
+    if dtype != right.dtype or not kernel_limits.pays("convolution", dtype, work):
         return False
-    if dtype == torch.bfloat16:
-        return computes_in_bfloat16()
-    return window.taps > 1 and not window.tiles(sizes)  # else it is a matmul
+    is_matmul = window.taps == 1 or window.tiles(sizes)
+    return dtype == torch.bfloat16 or not is_matmul
 
 
 def _called(

@@ -1,7 +1,8 @@
-"""Matmuls in bfloat16 by PyTorch's own kernels, where the processor computes in that type.
+"""Matmuls by PyTorch's own kernels, where these are faster: cpu/kernel_limits.py.
 
-XLA's compiler multiplies in float32 even there. Milliseconds of a linear layer in bfloat16, two
-CPUs of an AMD EPYC with AVX512-BF16 (rows by input features by output features):
+In bfloat16 they are where the processor computes in that type: XLA's compiler multiplies in float32
+even there. In float32 they are not on such a processor. Milliseconds of a linear layer in bfloat16,
+two CPUs of an AMD EPYC with AVX512-BF16 (rows by input features by output features):
 
                           forward         gradient of x      of the weight
                        XLA  PyTorch       XLA  PyTorch       XLA  PyTorch
@@ -17,31 +18,26 @@ autocast of two layers of a transformer over 4 x 128 positions takes, the best o
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import TYPE_CHECKING
 
-import torch
-
 from lazyxla.lowering import host_call
 from lazyxla.lowering.builder.contract import DotOperand
+from lazyxla.lowering.cpu import kernel_limits
 from lazyxla.lowering.program import TensorSpec
 from lazyxla.lowering.value import Value
 
 if TYPE_CHECKING:
     from lazyxla.lowering.builder import Builder
 
-_LEAST = 10**7
-"""Multiplications and additions from which a call pays."""
-
 
 def product(b: Builder, left: DotOperand, right: DotOperand) -> Value | None:
-    """The dot without batch dimensions, rounded to bfloat16; None where a call does not pay."""
+    """The dot without batch dimensions, in its operands' dtype; None where a call does not pay."""
     if not _pays(b, left, right):
         return None
     args = (left.value, right.value, list(left.contract), list(right.contract))
     shape = (*left.free_sizes, *right.free_sizes)
-    outputs = [TensorSpec(torch.bfloat16, shape)]
+    outputs = [TensorSpec(left.value.dtype, shape)]
     [y] = host_call.call_kernel(b, "aten::tensordot", args, outputs, _split(left, right))
     return y  # type: ignore[no-any-return]
 
@@ -55,10 +51,10 @@ def with_bias(b: Builder, left: DotOperand, right: DotOperand, bias: Value | Non
     if not along_rows or not _pays(b, left, right):
         return None
     columns = right.free_sizes
-    if bias is not None and (bias.dtype != torch.bfloat16 or list(bias.shape) != columns):
+    if bias is not None and (bias.dtype != left.value.dtype or list(bias.shape) != columns):
         return None
     args = (left.value, right.value, bias)
-    outputs = [TensorSpec(torch.bfloat16, (*left.free_sizes, *columns))]
+    outputs = [TensorSpec(left.value.dtype, (*left.free_sizes, *columns))]
     of_x, of_weight, of_result = _split(left, right)
     of_bias = [] if bias is None else [min(of_weight, 0)]
     split = [of_x, of_weight, *of_bias, of_result]
@@ -77,16 +73,8 @@ def _split(left: DotOperand, right: DotOperand) -> list[int]:
 def _pays(b: Builder, left: DotOperand, right: DotOperand) -> bool:
     """Whether a dot without batch dimensions is worth a call."""
     x, y = left.value, right.value
-    if not (x.dtype == y.dtype == torch.bfloat16 and host_call.may_call_kernel(b)):
+    if x.dtype != y.dtype or not host_call.may_call_kernel(b):
         return False
     rows, columns = math.prod(left.free_sizes), math.prod(right.free_sizes)
     work = 2 * rows * columns * math.prod(x.shape[i] for i in left.contract)
-    large = rows > 1 < columns and work >= _LEAST
-    return large and computes_in_bfloat16()
-
-
-@functools.cache
-def computes_in_bfloat16() -> bool:
-    """Whether this machine's processor has instructions that multiply bfloat16."""
-    found = torch.cpu.get_capabilities()
-    return any(found.get(name) for name in ("avx512_bf16", "amx_bf16"))
+    return rows > 1 < columns and kernel_limits.pays("matmul", x.dtype, work)

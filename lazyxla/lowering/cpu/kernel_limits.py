@@ -1,0 +1,89 @@
+"""From which size on PyTorch's kernels are faster than what XLA's compiler makes of the same work.
+
+That depends on the processor, so the sizes are measured: `python -m lazyxla.kernel_measurements`
+keeps a table for the machine that it runs on. Other machines use the one below.
+
+The kinds of work are "matmul" and "convolution", whose size is their multiplications and additions,
+and "attention", whose size is the number of keys. A kind without a size of its own for a dtype is
+XLA's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+
+import torch
+
+Limits = Mapping[str, float]
+"""The least size from which a call pays, of "matmul bfloat16" and the like."""
+
+_OF_PROCESSORS: tuple[tuple[tuple[str, ...], Limits], ...] = (
+    # Two CPUs of an AMD EPYC (Zen 4), which multiply bfloat16.
+    (
+        ("avx512_bf16", "amx_bf16"),
+        {
+            "matmul bfloat16": 1e7,
+            "convolution float32": 1e8,
+            "convolution bfloat16": 1e7,
+            "attention float32": 1,
+            "attention bfloat16": 512,
+        },
+    ),
+    # The same with both libraries held to AVX2.
+    ((), {"convolution float32": 1e8, "attention float32": 1}),
+)
+"""Of the processors with one of these capabilities, as `torch.cpu.get_capabilities` names them; the
+last entry is for all."""
+
+_kept: Callable[[], Limits | None] | None = None
+_current: Limits | None = None
+
+
+def read_from(kept: Callable[[], Limits | None]) -> None:
+    """`kept` returns the limits that were measured on this machine, or None."""
+    global _kept, _current
+    _kept, _current = kept, None
+
+
+def pays(kind: str, dtype: torch.dtype, size: int) -> bool:
+    """Whether a call is faster for work of this kind and size."""
+    least = current().get(entry(kind, dtype))
+    return least is not None and size >= least
+
+
+def entry(kind: str, dtype: torch.dtype) -> str:
+    """What a table names a kind of work in a dtype."""
+    return f"{kind} {str(dtype).removeprefix('torch.')}"
+
+
+def current() -> Limits:
+    """The limits that this process uses."""
+    global _current
+    if _current is None:
+        kept = _kept() if _kept is not None else None
+        _current = _of_processor() if kept is None else kept
+    return _current
+
+
+def describe() -> str:
+    """The limits that this process uses, in one line."""
+    return ", ".join(f"{name} {least:g}" for name, least in sorted(current().items()))
+
+
+def _of_processor() -> Limits:
+    found = torch.cpu.get_capabilities()
+    suits = (limits for names, limits in _OF_PROCESSORS if not names or any(map(found.get, names)))
+    return next(suits)
+
+
+@contextlib.contextmanager
+def using(limits: Limits) -> Iterator[None]:
+    """Programs that are lowered in the block use other limits. Those that are compiled already stay
+    as they are."""
+    global _current
+    before, _current = _current, limits
+    try:
+        yield
+    finally:
+        _current = before

@@ -1,0 +1,150 @@
+"""The table of what programs for the CPU leave to PyTorch's kernels, and how it is measured."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import lazyxla
+from lazyxla import kernel_measurements
+from lazyxla.cache import kernel_table
+from lazyxla.kernel_measurements import Work
+from lazyxla.lowering.cpu import kernel_limits
+from tests.support import assert_same, counted, on_device
+
+RunPython = Callable[..., Any]
+
+BF16, FLOAT32 = torch.bfloat16, torch.float32
+
+
+@pytest.fixture
+def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(lazyxla.settings, "cache_dir", str(tmp_path / "caches"))
+    return tmp_path / "caches"
+
+
+def test_what_pays() -> None:
+    with kernel_limits.using({"matmul bfloat16": 100}):
+        assert kernel_limits.pays("matmul", BF16, 100)
+        assert not kernel_limits.pays("matmul", BF16, 99)
+        assert not kernel_limits.pays("matmul", FLOAT32, 1 << 60)
+        assert not kernel_limits.pays("convolution", BF16, 1 << 60)
+
+
+@pytest.mark.parametrize(
+    ("shares", "least"),
+    [
+        ({1: 0.5, 2: 0.5, 3: 0.5}, 1),
+        ({1: 1.5, 2: 0.9, 3: 0.5}, 2),
+        ({3: 0.5, 1: 0.5, 2: 1.0}, 3),  # in any order; a gain below a loss does not count
+        ({1: 0.5, 2: 0.5, 3: 0.99}, None),  # no gain that noise could not be
+        ({}, None),
+    ],
+)
+def test_limits(shares: dict[int, float], least: int | None) -> None:
+    assert kernel_measurements.limit(shares) == least
+
+
+def test_both_forms_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each with as many calls as it should have."""
+    monkeypatch.setattr(lazyxla.settings, "host_programs", False)
+    calls: list[int] = []
+    sync = kernel_measurements.runtime.sync
+
+    def counted_sync(wait: bool) -> None:
+        before = lazyxla.counters()["kernel_calls"]
+        sync(wait=wait)
+        calls.append(lazyxla.counters()["kernel_calls"] - before)
+
+    monkeypatch.setattr(kernel_measurements.runtime, "sync", counted_sync)
+    for kind, shapes, operation, each in (
+        ("matmul", [(34, 35), (36, 35)], torch.nn.functional.linear, 3),
+        ("convolution", [(2, 3, 14, 15), (5, 3, 3, 3)], torch.nn.functional.conv2d, 3),
+        ("attention", [(64, 12, 33, 64)] * 3, torch.nn.functional.scaled_dot_product_attention, 2),
+    ):
+        calls.clear()
+        work = Work(kind, 7, shapes, operation)
+        xla, called = kernel_measurements.seconds(work, FLOAT32)
+        assert xla > 0 < called
+        assert set(calls) == {0, each}
+        assert calls.count(0) == calls.count(each)
+
+
+def test_a_table_is_made_of_what_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = {("matmul", 10): (1.0, 2.0), ("matmul", 20): (2.0, 1.0), ("attention", 30): (1.0, 1.0)}
+    monkeypatch.setattr(kernel_measurements, "seconds", lambda w, dtype: times[w.kind, w.size])
+    work = [Work(kind, size, [], torch.mm) for kind, size in times]
+    lines: list[str] = []
+    assert kernel_measurements.measure(work, [BF16], lines.append) == {"matmul bfloat16": 20}
+    assert [line.split()[:2] for line in lines] == [
+        ["matmul", "bfloat16"],
+        ["matmul", "bfloat16"],
+        ["attention", "bfloat16"],
+    ]
+
+
+def test_a_table_is_kept(directory: Path) -> None:
+    assert kernel_table.kept() is None
+    for limits in ({"matmul bfloat16": 1e7, "attention float32": 64.0}, {}):
+        kernel_table.keep(limits)
+        assert kernel_table.kept() == limits
+    assert [path.name for path in directory.iterdir()] == [Path(kernel_table.path()).name]
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", '{"limits": 3}', '{"limits": {"matmul bfloat16": "fast"}}', "\0"]
+)
+def test_a_damaged_table_is_none(directory: Path, content: str) -> None:
+    kernel_table.keep({})
+    Path(kernel_table.path()).write_text(content)
+    assert kernel_table.kept() is None
+
+
+def test_a_table_is_of_its_machine(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel_table.keep({})
+    monkeypatch.setattr(kernel_table, "_machine", lambda: ("another processor", "64 threads"))
+    assert kernel_table.kept() is None
+
+
+SCRIPT = """
+import torch, lazyxla
+layer = torch.nn.Linear(24, 24, device="lazyxla")
+lazyxla.sync(wait=True)
+before = lazyxla.counters()
+layer(torch.ones(24, 24, device="lazyxla")).sum().backward()
+lazyxla.sync(wait=True)
+after = lazyxla.counters()
+print(*(after[name] - before[name] for name in ("kernel_calls", "compiles", "programs_loaded")))
+"""
+
+
+def test_processes_read_it(run_python: RunPython, directory: Path) -> None:
+    """One that has a program of before the table was measured compiles it again."""
+
+    def run() -> list[int]:
+        printed = run_python(
+            SCRIPT, LAZYXLA_CACHE_DIR=str(directory), LAZYXLA_CACHE_SIZE="64"
+        ).stdout
+        return [int(n) for n in printed.split()]
+
+    assert run() == [0, 1, 0]
+    assert run() == [0, 0, 1]
+    kernel_table.keep({"matmul float32": 1})
+    assert json.loads(Path(kernel_table.path()).read_text())["machine"]
+    assert run() == [1, 1, 0]  # the gradient of the weight; the result itself is not asked for
+    assert run() == [1, 0, 1]
+
+
+def test_calls_within_a_region_of_other_limits() -> None:
+    x, w = torch.randn(25, 26), torch.randn(27, 26)
+    ours = on_device(x), on_device(w)
+    with kernel_limits.using({"matmul float32": 1}), counted() as n:
+        got = torch.nn.functional.linear(*ours)
+        lazyxla.sync(wait=True)
+    assert (n.kernel_calls, n.host_calls, n.fallbacks) == (1, 0, 0)
+    assert_same(got, torch.nn.functional.linear(x, w))
