@@ -55,6 +55,16 @@ LAYOUTS: dict[str, tuple[str, Callable[[str], Any]]] = {
         "nested",
         lambda d: torch.nested.nested_tensor([torch.ones(2)], device=d).unbind(),
     ),
+    "nested_tensor with gradients": (
+        "nested",
+        lambda d: torch.nested.nested_tensor([row("cpu")], device=d, requires_grad=True) * 2,
+    ),
+    "transposed nested_tensor with gradients": (
+        "nested",
+        lambda d: torch.nested.nested_tensor(
+            [table("cpu")], device=d, requires_grad=True
+        ).transpose(-1, -2),
+    ),
 }
 
 

@@ -8,6 +8,9 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/boxing/KernelFunction.h>
+#include <ATen/ops/_nested_tensor_size_native.h>
+#include <ATen/ops/_nested_tensor_storage_offsets_native.h>
+#include <ATen/ops/_nested_tensor_strides_native.h>
 #include <ATen/ops/embedding_dense_backward.h>
 #include <torch/library.h>
 
@@ -97,6 +100,13 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("embedding_sparse_backward", TORCH_FN(embedding_backward));
   m.impl("_embedding_bag_backward",
          torch::CppFunction::makeFromBoxedFunction<&embedding_bag_backward>());
+}
+// torch.nested.nested_tensor makes one of tensors on the CPU, and asks nobody. Autograd reads its
+// sizes where an error would end the process: they are there, and the next operator is refused.
+TORCH_LIBRARY_IMPL(aten, NestedTensorPrivateUse1, m) {
+  m.impl("_nested_tensor_size", TORCH_FN(at::native::_nested_tensor_size));
+  m.impl("_nested_tensor_strides", TORCH_FN(at::native::_nested_tensor_strides));
+  m.impl("_nested_tensor_storage_offsets", TORCH_FN(at::native::_nested_tensor_storage_offsets));
 }
 TORCH_LIBRARY_IMPL(aten, SparseCsrPrivateUse1, m) {
   for (const char* name :
