@@ -18,6 +18,8 @@ SUITE = Suite(
         "test_reductions",
         "test_torch",
         "test_nn",
+        "test_transformers",
+        "test_maskedtensor",
     ),
     known_failures=KNOWN_FAILURES,
     results="results.jsonl",
