@@ -50,7 +50,7 @@ with Deferred():  # a module half imported, and imported anew, would register al
     )
     from lazyxla.aot.compiling import stablehlo
     from lazyxla.buckets import Buckets, bucket
-    from lazyxla.cache import kernel_table, program_store, shape_file
+    from lazyxla.cache import kernel_table, program_store, shape_store
     from lazyxla.config import settings
     from lazyxla.dlpack import from_dlpack, host_view
     from lazyxla.environment import (
@@ -227,14 +227,14 @@ def _apply_setting(name: str, value: object) -> None:
 
 
 def _open_shape_cache() -> None:
-    """Sets in C++ where PyTorch's answers about shapes are kept between processes."""
+    """Sets where PyTorch's answers about shapes are kept between processes."""
     # An answer that is kept is not checked again, so that another build, which may check more,
     # must not take it for its own.
     built = os.stat(_C.__file__)
-    version = f"{__version__}-{shape_file.checksum()}-{built.st_size:x}-{built.st_mtime_ns:x}"
+    version = f"{__version__}-{shape_store.checksum()}-{built.st_size:x}-{built.st_mtime_ns:x}"
     name = f"shapes-{version}-torch-{torch.__version__}.bin"
     path = os.path.join(settings.cache_directory(), name)
-    _C.open_inference_store(shape_file.ShapeFile(path))
+    shape_store.use(path)
 
 
 def _report_device_bound() -> None:
@@ -267,9 +267,10 @@ def _register() -> None:
     if threading.current_thread() is threading.main_thread():
         _C.watch_signals()
     atexit.register(_let_autograd_finish)
-    atexit.register(_C.flush_inference_store)
+    atexit.register(shape_store.flush)
     atexit.register(_C.stop_threads)
     _C.set_plugin_provider(platforms.provide)
+    _C.install_inference_store(shape_store.find, shape_store.add)
     _C.install_program_store(program_store.stored_graph)
     if hasattr(torch, BACKEND):  # the package was imported anew; torch keeps what it has
         return

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import lazyxla
-from lazyxla.cache.shape_file import ShapeFile
+from lazyxla.cache import shape_store
 from tests.cache_damage import DAMAGES, Bytes, is_good, is_in_the_way, repair
 from tests.conftest import RunPython
 from tests.support import counted
@@ -151,7 +151,7 @@ def test_damaged_answers_are_asked_anew(
         damage = rng.choice(CHANGES) if n % 2 else None
         path = file.with_name("shapes-0.bin") if damage is another_version else file
         path.write_bytes(damage(content, rng) if damage else content)
-        lazyxla._C.open_inference_store(ShapeFile(str(path)))
+        shape_store.use(str(path))
         with counted() as c:
             x = torch.empty(3, n, device="lazyxla")
             y = x.t().softmax(0).sum(1, keepdim=True)

@@ -4,7 +4,6 @@
 
 #include "bindings/bindings.h"
 #include "bindings/lowering_bridge.h"
-#include "common/fork.h"
 #include "dispatch/inference_store.h"
 #include "pjrt/executable.h"
 #include "program/program_store.h"
@@ -76,32 +75,17 @@ void install_program_store(py::function open) {
   };
 }
 
-// lazyxla.cache.shape_file.ShapeFile. An operator uses it, perhaps while Dynamo traces.
-class PythonShapeFile final : public dispatch::InferenceFile {
- public:
-  explicit PythonShapeFile(py::object file) : file_(owned_without_gil(std::move(file))) {}
-
-  std::string read() override {
-    py::gil_scoped_acquire gil;
-    return call_unwatched(file_->attr("read")).cast<std::string>();
-  }
-
-  void keep_first(size_t size) override {
-    py::gil_scoped_acquire gil;
-    call_unwatched(file_->attr("keep_first"), size);
-  }
-
-  void append(const std::string& records) override {
-    py::gil_scoped_acquire gil;
-    call_unwatched(file_->attr("append"), py::bytes(records));
-  }
-
- private:
-  std::shared_ptr<py::object> file_;
-};
-
-void flush_inference_store() {
-  if (!forked()) dispatch::InferenceStore::get().flush();  // else they are the parent's answers
+// Functions of lazyxla.cache.shape_store. Operators call them, perhaps while Dynamo traces.
+void install_inference_store(py::function find, py::function add) {
+  dispatch::install_inference_store(
+      {[&function = kept(std::move(find))](const std::string& key) {
+         return in_python([&] {
+           return call_unwatched(function, py::bytes(key)).cast<std::optional<std::string>>();
+         });
+       },
+       [&function = kept(std::move(add))](const std::string& key, const std::string& answer) {
+         in_python([&] { call_unwatched(function, py::bytes(key), py::bytes(answer)); });
+       }});
 }
 
 }  // namespace
@@ -120,10 +104,7 @@ std::shared_ptr<py::object> owned_without_gil(py::object object) {
 
 void bind_cache(py::module_& m) {
   m.def("install_program_store", &install_program_store);
-  m.def("open_inference_store", [](py::object file) {
-    dispatch::InferenceStore::get().open(std::make_shared<PythonShapeFile>(std::move(file)));
-  });
-  m.def("flush_inference_store", &flush_inference_store, py::call_guard<py::gil_scoped_release>());
+  m.def("install_inference_store", &install_inference_store);
   m.def("warn", [](const std::string& text) { TORCH_WARN(text); });
   m.def("serialize_options",
         [](const CompileOptions& options) { return py::bytes(pjrt::serialize(options)); });

@@ -182,7 +182,7 @@ std::unique_ptr<Recipe> infer(const OpInfo& info, c10::ArrayRef<IValue> args, co
   std::string key = store_key(info, scan);
   // The results of a user's own operator may differ in the next process.
   bool lasting = info.name.starts_with("aten::");
-  auto inference = lasting ? InferenceStore::get().find(key) : std::nullopt;
+  auto inference = lasting ? find_inference(key) : std::nullopt;
   if (!inference) {
     ++Counters::get().shape_inferences;
     if (info.checks.before) info.checks.before(info, args, {});
@@ -203,7 +203,7 @@ std::unique_ptr<Recipe> infer(const OpInfo& info, c10::ArrayRef<IValue> args, co
     if (info.checks.after) info.checks.after(info, args, inference->results[0].geometry.sizes);
     if (lasting) check_small(info, args, scan, *inference);
     if (info.functional_name == "aten::convolution") choose_memory_format(args, *inference);
-    if (lasting) InferenceStore::get().add(key, *inference);
+    if (lasting) keep_inference(key, *inference);
   }
   return make_recipe(info, functional, scan, *inference);
 }

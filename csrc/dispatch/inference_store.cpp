@@ -1,16 +1,11 @@
 #include "dispatch/inference_store.h"
 
-#include <cstring>
-#include <string_view>
+#include <utility>
 
 #include "common/bytes.h"
-#include "common/hash.h"
-#include "common/options.h"
 
 namespace lazyxla::dispatch {
 namespace {
-
-constexpr size_t kWriteAtBytes = size_t{1} << 20;
 
 void put_geometry(std::string& out, const ir::Geometry& g) {
   put<int32_t>(out, static_cast<int32_t>(g.dtype));
@@ -58,97 +53,22 @@ std::optional<Inference> deserialize(const std::string& bytes) {
   return inference;
 }
 
-uint64_t checksum(std::string_view bytes) {
-  std::vector<uint64_t> words((bytes.size() + 7) / 8, 0);
-  std::memcpy(words.data(), bytes.data(), bytes.size());
-  return hash_words(words.data(), words.size()) ^ bytes.size();
-}
-
-std::string record(const std::string& key, const std::string& answer) {
-  std::string body;
-  put<uint32_t>(body, key.size());
-  body += key;
-  body += answer;
-  std::string out;
-  put<uint32_t>(out, body.size());
-  put<uint64_t>(out, checksum(body));
-  return out + body;
-}
-
-}  // namespace
-
-InferenceStore& InferenceStore::get() {
+InferenceStore& store() {
   static auto* instance = new InferenceStore();
   return *instance;
 }
 
-void InferenceStore::open(std::shared_ptr<InferenceFile> file) {
-  flush();
-  const auto state = state_.hold();
-  state->file.swap(file);
-  state->answers.clear();
-  state->read = false;
-}
+}  // namespace
 
-size_t InferenceStore::parse(const std::string& records) {
-  const auto state = state_.hold();
-  ByteReader in{records};
-  while (!in.left.empty()) {
-    const size_t good = records.size() - in.left.size();
-    const uint32_t size = in.take<uint32_t>();
-    const uint64_t sum = in.take<uint64_t>();
-    const std::string_view body = in.take_bytes(size);
-    ByteReader inside{body};
-    const std::string key(inside.take_bytes(inside.take<uint32_t>()));
-    if (!in.ok || !inside.ok || checksum(body) != sum) return good;
-    state->keep(key, std::string(inside.left));
-  }
-  return records.size();
-}
+void install_inference_store(InferenceStore given) { store() = std::move(given); }
 
-std::optional<Inference> InferenceStore::find(const std::string& key) {
-  std::shared_ptr<InferenceFile> unread;
-  {
-    const auto state = state_.hold();
-    if (!std::exchange(state->read, true)) unread = state->file;
-  }
-  if (unread) {
-    const std::string records = unread->read();
-    const size_t good = parse(records);
-    if (good < records.size()) unread->keep_first(good);
-  }
-  const auto state = state_.hold();
-  const std::string* found = state->answers.find(key);
+std::optional<Inference> find_inference(const std::string& key) {
+  const auto found = store().find(key);
   return found ? deserialize(*found) : std::nullopt;
 }
 
-void InferenceStore::State::keep(const std::string& key, std::string answer) {
-  if (!answers.find(key)) {
-    answers.insert(key, std::move(answer), static_cast<size_t>(options().max_calls.load()));
-  }
-}
-
-void InferenceStore::add(const std::string& key, const Inference& inference) {
-  bool write = false;
-  {
-    const auto state = state_.hold();
-    std::string answer = serialize(inference);
-    state->unwritten += record(key, answer);
-    state->keep(key, std::move(answer));
-    write = state->unwritten.size() > kWriteAtBytes;
-  }
-  if (write) flush();
-}
-
-void InferenceStore::flush() {
-  std::shared_ptr<InferenceFile> file;
-  std::string records;
-  {
-    const auto state = state_.hold();
-    file = state->file;
-    records = std::exchange(state->unwritten, {});
-  }
-  if (file && !records.empty()) file->append(records);
+void keep_inference(const std::string& key, const Inference& inference) {
+  store().add(key, serialize(inference));
 }
 
 }  // namespace lazyxla::dispatch

@@ -1,21 +1,12 @@
-// The inference store: the answers of meta functions, kept on disk.
-//
-// Asking a meta function costs up to a millisecond, and the very first one about a second, since
-// PyTorch then imports its reference modules. The answers never change for one version of torch, so
-// they are kept in a file and a later process asks nothing.
-//
-// The file (lazyxla/cache/shape_file.py) is a log of records, each {size, checksum, key, answer}.
-// It is cut off at the first record that is damaged.
+// The inference store: the answers of meta functions, kept on disk (lazyxla/cache/shape_store.py).
 #pragma once
 
 #include <cstdint>
-#include <memory>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
 
-#include "common/bounded_map.h"
-#include "common/locks.h"
 #include "ir/geometry.h"
 
 namespace lazyxla::dispatch {
@@ -31,41 +22,16 @@ struct Inference {
   std::vector<ir::Geometry> written;  // written tensors after the call; empty if not asked
 };
 
-class InferenceFile {
- public:
-  virtual ~InferenceFile() = default;
-  virtual std::string read() = 0;             // all records
-  virtual void keep_first(size_t bytes) = 0;  // of the records; the others are dropped
-  virtual void append(const std::string& records) = 0;
+struct InferenceStore {
+  std::function<std::optional<std::string>(const std::string& key)> find;
+  std::function<void(const std::string& key, const std::string& answer)> add;
 };
 
-class InferenceStore {
- public:
-  static InferenceStore& get();
+// Once, before operators are registered.
+void install_inference_store(InferenceStore store);
 
-  // The file to use from now on; it is read when the first answer is looked for.
-  void open(std::shared_ptr<InferenceFile> file);
-
-  // `key` is the operator's name and the words of its memo key that mean the same in any process.
-  std::optional<Inference> find(const std::string& key);
-  void add(const std::string& key, const Inference& inference);
-
-  // Writes what was added since the last time. Called at exit and now and then.
-  void flush();
-
- private:
-  // Takes the answers of these records; returns how many bytes are good.
-  size_t parse(const std::string& records);
-
-  struct State {
-    std::shared_ptr<InferenceFile> file;  // used and dropped without the lock: it may need the GIL
-    bool read = false;
-    BoundedMap<std::string, std::string> answers;  // serialized
-    std::string unwritten;
-
-    void keep(const std::string& key, std::string answer);
-  };
-  Guarded<State> state_;
-};
+// `key` is the operator's name and the words of its memo key that mean the same in any process.
+std::optional<Inference> find_inference(const std::string& key);
+void keep_inference(const std::string& key, const Inference& inference);
 
 }  // namespace lazyxla::dispatch

@@ -5,7 +5,7 @@
 ``entries.py``        the directory of their entries, which many processes share
 ``environment.py``    what programs depend on besides their graph, and how two environments differ
 ``kernel_table.py``   which work programs leave to PyTorch's kernels, as measured on this machine
-``shape_file.py``     the file of PyTorch's answers about shapes
+``shape_store.py``    PyTorch's answers about shapes
 ``files.py``          which directories and files may be used
 ===================  =============================================================================
 
