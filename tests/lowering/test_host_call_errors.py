@@ -23,6 +23,34 @@ def test_errors_that_pytorch_reads_from_info_are_its_own(function: Callable[...,
         function(singular.to(DEVICE))
 
 
+FACTORIZATIONS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "cholesky": lambda a: torch.linalg.cholesky_ex(a, check_errors=True),
+    "inv": lambda a: torch.linalg.inv_ex(a, check_errors=True),
+    "lu": lambda a: torch.linalg.lu_factor_ex(a, check_errors=True),
+    "ldl": lambda a: torch.linalg.ldl_factor_ex(a, check_errors=True),
+    "solve": lambda a: torch.linalg.solve_ex(a, a, check_errors=True),
+    "out": lambda a: torch.linalg.inv_ex(
+        a,
+        check_errors=True,
+        out=(torch.empty_like(a), torch.empty(a.shape[:-2], dtype=torch.int32, device=a.device)),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FACTORIZATIONS)
+def test_factorizations_that_check_raise_at_the_call(name: str) -> None:
+    """One matrix, and one of several; others raise nothing."""
+    factorize = FACTORIZATIONS[name]
+    several = torch.stack([square(), torch.zeros_like(square())])
+    for a in (several[1], several):
+        assert error_of(factorize, a.to(DEVICE)) == error_of(factorize, a)
+        with pytest.raises(RuntimeError):  # LinAlgError or, of LU, RuntimeError itself
+            factorize(a.to(DEVICE))
+    symmetric = square() @ square().mT
+    if name != "out":
+        check(factorize, symmetric, strides=False)
+
+
 def test_a_kernels_error_is_told_to_the_reader() -> None:
     a = torch.full((3, 3), float("nan")).to(DEVICE)
     before = a + 1

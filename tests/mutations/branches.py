@@ -22,6 +22,7 @@ _TESTS: dict[str, list[str]] = {
     "dispatch/checks": ["argument_checks", "refused_calls", "errors", "extreme_input"],
     "dispatch/cross_entropy": ["cross_entropy"],
     "dispatch/dlpack": ["sharing"],
+    "dispatch/factorizations": ["lowering/host_call_errors"],
     "dispatch/generator": ["random"],
     "dispatch/guard": ["device_surface", "threads"],
     "dispatch/hooks": ["device_surface"],
@@ -78,7 +79,7 @@ _TESTS: dict[str, list[str]] = {
     "steps": [f"captured_steps{part}" for part in ("", "_arguments", "_python", "_results")],
 }
 """The tests to run first, of a room or of one file: tests/test_*.py, or one test of it, which may
-be slow; in spmd/, tests/spmd/cases_*.py."""
+be slow; in spmd/, tests/spmd/cases_*.py; in another folder, tests/FOLDER/test_*.py."""
 
 _OF_FILES = re.compile(r"\w+")
 
@@ -131,7 +132,8 @@ def _test(name: str) -> str:
     """What pytest takes, of a name in the table."""
     file, separator, test = name.partition("::")
     folder, _, topic = file.rpartition("/")
-    return f"tests/{f'{folder}/cases_' if folder else 'test_'}{topic}.py{separator}{test}"
+    kind = "cases" if folder == "spmd" else "test"
+    return f"tests/{folder}/{kind}_{topic}.py{separator}{test}".replace("//", "/")
 
 
 def mutations(path: Path) -> Iterator[Mutation]:
