@@ -103,6 +103,10 @@ ON_HOST: list[Callable[[torch.Tensor], torch.Tensor]] = [
     lambda x: torch.where(x > 0, x, 2.0).sum(1),
     lambda x: (x > 0).to(torch.int32) * 3,
     lambda x: x.view(torch.int32) & 255,
+    # Views of a copy, which is itself a part of its operand's memory.
+    lambda x: x[1:].clone().t(),
+    lambda x: x[1:].clone().view(torch.int16)[:, 1:] + 1,
+    lambda x: x[1:].clone().fill_diagonal_(1.0).view(-1)[3:].clone().view(-1, 3).t(),
     lambda x: torch.stack([x.amax(0), x.amin(0), x.var(0)]),
     lambda x: torch.arange(x.shape[0], device=x.device) * 2,
     lambda x: x.cumsum(0).clamp(-1, 1),

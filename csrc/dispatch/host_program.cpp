@@ -112,7 +112,9 @@ class Arguments {
       for (const ir::ScalarValue& start : slots_) begin.starts.push_back(start.i);
       offset = ir::offset_of(base, view, begin);
     }
-    return memory.view(view.dtype).as_strided(view.sizes, view.strides, offset);
+    // The memory may be a part of a storage, where it is a view itself.
+    const at::Tensor elements = memory.view(view.dtype);
+    return elements.as_strided(view.sizes, view.strides, elements.storage_offset() + offset);
   }
 
   IValue slot(TypeKind kind) {
