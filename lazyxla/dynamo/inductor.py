@@ -17,7 +17,8 @@ from lazyxla.runtime import BACKEND
 def _refuse(*args: Any, **kwargs: Any) -> NoReturn:
     raise RuntimeError(
         "lazyxla: Inductor, torch.compile's default backend, generates no code for this device: "
-        f'use torch.compile(..., backend="{BACKEND}")'
+        f'use torch.compile(..., backend="{BACKEND}"). Where a library calls torch.compile, '
+        'torch.compiler.set_stance("force_eager") makes it run what it is given'
     )
 
 
@@ -28,7 +29,12 @@ class WrapperCodegen(_PythonWrapperCodegen):
     create = staticmethod(_refuse)
 
 
-Scheduling = _refuse
+class Scheduling:
+    """A class, too: Inductor asks whether it derives from Triton's when it lowers a reduction."""
+
+    __init__ = _refuse
+
+
 PythonWrapperCodegen = CppWrapperCodegen = WrapperFxCodegen = WrapperCodegen
 
 # Inductor looks these up first, and would otherwise fail with a missing key.
