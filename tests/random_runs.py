@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import hypothesis
+import torch
 from hypothesis import strategies as st
 
 import lazyxla
@@ -19,6 +22,22 @@ def portions(programs: int, shares: dict[Any, int], each: int = 100) -> list[tup
         chunks = [min(each, count - start) for start in range(0, count, each)]
         found += [(mode, seed, size) for seed, size in enumerate(chunks)]
     return found
+
+
+@contextlib.contextmanager
+def in_mode(mode: Any) -> Iterator[None]:
+    """One of the modes; "host" is lazy mode in which PyTorch's kernels run what is new."""
+    if mode != "host":
+        with lazyxla.eager_mode(mode):
+            yield
+        return
+    before = lazyxla.settings.host_programs
+    lazyxla.settings.host_programs = True
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        lazyxla.settings.host_programs = before
 
 
 def run_programs(kind: type[RandomProgram], mode: Any, seed: int, count: int) -> None:
@@ -37,7 +56,7 @@ def run_programs(kind: type[RandomProgram], mode: Any, seed: int, count: int) ->
     def run(random: Any, steps: int) -> None:
         program = kind(random.choice)
         try:
-            with lazyxla.eager_mode(mode):
+            with in_mode(mode):
                 program.run(steps)
         except BaseException:
             hypothesis.note("\n".join(program.lines))

@@ -9,8 +9,10 @@ import pytest
 
 from tests.random_programs import RandomProgram
 from tests.random_runs import portions, run_programs
+from tests.support import counted
 
-SHARES = {False: 1, True: 10, "fused": 10}  # one in so many programs runs in this mode, too
+SHARES = {False: 1, "host": 1, True: 10, "fused": 10}
+"""One in so many programs runs in this mode, too."""
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -21,4 +23,6 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
 @pytest.mark.filterwarnings("ignore:Use of masked_fill_ on expanded tensors is deprecated")
 def test_random_programs(mode, seed, count):
-    run_programs(RandomProgram, mode, seed, count)
+    with counted() as n:
+        run_programs(RandomProgram, mode, seed, count)
+    assert (n.host_programs > 0) == (mode == "host")
