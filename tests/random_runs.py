@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import hypothesis
@@ -11,7 +11,7 @@ import torch
 from hypothesis import strategies as st
 
 import lazyxla
-from tests.random_programs import RandomProgram
+from tests.random_programs import Pick, RandomProgram
 
 
 def portions(programs: int, shares: dict[Any, int], each: int = 100) -> list[tuple[Any, int, int]]:
@@ -43,6 +43,23 @@ def in_mode(mode: Any) -> Iterator[None]:
 def run_programs(kind: type[RandomProgram], mode: Any, seed: int, count: int) -> None:
     """Runs random programs in a mode; one that fails is shown, as short as it can be."""
 
+    def run(pick: Pick, steps: int) -> None:
+        program = kind(pick)
+        try:
+            with in_mode(mode):
+                program.run(steps)
+        except BaseException:
+            hypothesis.note("\n".join(program.lines))
+            raise
+        finally:
+            program.forget()
+
+    run_random(run, seed, count)
+
+
+def run_random(run: Callable[[Pick, int], None], seed: int, count: int) -> None:
+    """Calls `run` so many times, with choices of its own and a number of steps each time."""
+
     @hypothesis.seed(seed)
     @hypothesis.settings(
         max_examples=count,
@@ -53,15 +70,7 @@ def run_programs(kind: type[RandomProgram], mode: Any, seed: int, count: int) ->
         suppress_health_check=list(hypothesis.HealthCheck),
     )
     @hypothesis.given(st.randoms(), st.integers(1, 14))
-    def run(random: Any, steps: int) -> None:
-        program = kind(random.choice)
-        try:
-            with in_mode(mode):
-                program.run(steps)
-        except BaseException:
-            hypothesis.note("\n".join(program.lines))
-            raise
-        finally:
-            program.forget()
+    def run_once(random: Any, steps: int) -> None:
+        run(random.choice, steps)
 
-    run()
+    run_once()

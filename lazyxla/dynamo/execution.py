@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import functools
 import itertools
-import operator
 from collections import Counter
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
 from torch import fx
-from torch._ops import OpOverload
 
 from lazyxla import _C
+from lazyxla.dynamo.memory_order import order_operands, viewed_by
 from lazyxla.dynamo.partition import HOST, Partition, Segment, divide, is_number
 from lazyxla.lowering import fx_content, registry
 from lazyxla.lowering.fx_graph import FxGraph
@@ -45,6 +44,7 @@ def compile_graph(graph: fx.Graph, options: Options, aliases: bool) -> Callable[
 
     With `aliases`, results that are views of each other share their memory.
     """
+    order_operands(graph)
     partition = divide(graph)
     if partition is None or all(segment.kind == HOST for segment in partition.segments):
         return None
@@ -87,7 +87,8 @@ def _make_call(
     outputs: dict[fx.Node, int] = {}  # of the node in the pending graph
     results: list[tuple[Any, int, int, int]] = []  # meta, offset; its output, or a result to view
     places: dict[fx.Node, int] = {}
-    memory = {node: memory_of(node, members) if aliases else node for node in part.outputs}
+    sharing = members if aliases else set[fx.Node]()
+    memory = {node: memory_of(node, sharing, undeclared=True) for node in part.outputs}
     shared = {m for m, count in Counter(memory.values()).items() if count > 1 and _is_base(m)}
 
     def output(node: fx.Node) -> int:
@@ -136,17 +137,11 @@ def _meta(node: fx.Node) -> tuple[torch.dtype, list[int], list[int]]:
     return value.dtype, list(value.shape), list(value.stride())
 
 
-def memory_of(node: fx.Node, members: set[fx.Node]) -> fx.Node:
+def memory_of(node: fx.Node, members: set[fx.Node], undeclared: bool = False) -> fx.Node:
     """The node whose memory a node's tensor is in: itself, or what it is a view of."""
-    while True:
-        owner: Any = node.args[0] if node.target is operator.getitem else node
-        if not isinstance(owner.target, OpOverload):
-            return node
-        arguments = owner.target._schema.arguments
-        is_view = arguments and arguments[0].alias_info is not None
-        if not is_view or owner.args[0] not in members:
-            return node
-        node = owner.args[0]
+    while (viewed := viewed_by(node, undeclared)) in members:
+        node = viewed
+    return node
 
 
 def _is_base(node: fx.Node) -> bool:

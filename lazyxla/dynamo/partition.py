@@ -22,6 +22,7 @@ import torch
 from torch import fx
 
 from lazyxla import _C, lowering, runtime
+from lazyxla.dynamo.memory_order import reaches_beyond
 from lazyxla.lowering import control_flow, lookup, registry
 from lazyxla.lowering.fx_graph import program_of
 from lazyxla.lowering.operators import draws, schema_name
@@ -157,7 +158,7 @@ def _kind(node: fx.Node, kinds: dict[fx.Node, int]) -> int:
     parts = _tensors(node)
     if not parts or not all(map(_is_tensor, parts)) or not lowers(node):
         return HOST
-    if has_positions_of_masks(node):
+    if has_positions_of_masks(node) or reaches_beyond(node):
         return HOST
     devices = {_device_kind(p) for p in parts}
     sources = {_device_kind(v) for o in node.all_input_nodes for v in _tensors(o) if _is_tensor(v)}

@@ -20,6 +20,7 @@ from torch import fx
 
 from lazyxla.dynamo.execution import boxed, compile_graph
 from lazyxla.dynamo.result_views import take_views
+from lazyxla.dynamo.tensor_meta import TensorMeta
 from lazyxla.xla_options import Options
 
 MAX_SPECIALISATIONS = 64
@@ -27,23 +28,6 @@ MAX_SPECIALISATIONS = 64
 
 _Symbolic = (torch.SymInt, torch.SymFloat, torch.SymBool)
 Number = int | float | bool
-
-
-@dataclass(slots=True)
-class TensorMeta:
-    """A description of a node's tensor: a fake tensor's attributes, with static sizes."""
-
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    offset: int
-    device: torch.device
-
-    def stride(self) -> tuple[int, ...]:
-        return self.strides
-
-    def storage_offset(self) -> int:
-        return self.offset
 
 
 def has_symbols(graph: fx.Graph) -> bool:
