@@ -156,3 +156,5 @@ def test_ctc_loss(concatenated: bool, zero_infinity: bool) -> None:
     (got,) = run("aten::_ctc_loss_backward", *arguments)
     reachable = slice(0, 4 if zero_infinity else 3)
     torch.testing.assert_close(got[:, reachable], wanted[:, reachable])
+    for sample, end in enumerate(inputs):
+        assert not got[end:, sample].any(), "what is behind the end has no gradient, reached or not"

@@ -127,7 +127,7 @@ def ctc_loss_backward(
         return _ctc(log_probs, targets, input_lengths, target_lengths, blank, length)[0]
 
     own = jax.vjp(losses, log_probs)[1](grad)[0] + jnp.exp(log_probs) * grad[None, :, None]
-    before_end = jnp.arange(log_probs.shape[0])[:, None] < jnp.asarray(input_lengths)
-    own = jnp.where(before_end[:, :, None], own, 0)
     unreachable = jnp.isinf(neg_log_likelihood)[None, :, None]
-    return jnp.where(unreachable, 0.0 if zero_infinity else jnp.nan, own)
+    own = jnp.where(unreachable, 0.0 if zero_infinity else jnp.nan, own)
+    before_end = jnp.arange(log_probs.shape[0])[:, None] < jnp.asarray(input_lengths)
+    return jnp.where(before_end[:, :, None], own, 0)
