@@ -239,6 +239,18 @@ def test_errors_are_pytorchs(change):
     assert theirs[0] is not type(None)
 
 
+@pytest.mark.parametrize("on_host", [False, True], ids=["data on the device", "data on the host"])
+@pytest.mark.parametrize("lengths", [[5, 4, 2], []])
+def test_lengths_on_the_device_are_refused(lengths, on_host):
+    x = torch.randn(_STEPS, len(lengths), _SIZE, device="cpu" if on_host else DEVICE)
+    lengths = torch.tensor(lengths, dtype=torch.int64, device=DEVICE)
+    refused = "'lengths' argument should be a 1D CPU int64 tensor, but got 1D lazyxla:0 Long tensor"
+    with pytest.raises(RuntimeError, match=refused):
+        pack_padded_sequence(x, lengths)
+    with pytest.raises(RuntimeError, match=refused):
+        torch._pad_packed_sequence(x.flatten(0, 1), lengths, False, 0.0, _STEPS)
+
+
 def test_captured_steps(caplog):
     """The module holds weak references to its weights, which a step can compare."""
     caplog.set_level(logging.INFO, "lazyxla")

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from lazyxla.argument_checks.tables import dtype_name, require
+
 _aten = torch.library.Library("aten", "IMPL")
 
 
@@ -96,12 +98,22 @@ def install() -> None:
 
 def _pack(x: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Tensor, Tensor]:
     """PyTorch's own on the CPU, of the rows' numbers; it also checks the lengths."""
+    _require_on_host(lengths)
     if x.dim() < 2 or x.numel() == 0:
         data, batch_sizes = torch._pack_padded_sequence(x.cpu(), lengths, batch_first)
         return data.to(x.device), batch_sizes
     numbers = torch.arange(x.shape[0] * x.shape[1]).reshape(x.shape[:2])
     rows, batch_sizes = torch._pack_padded_sequence(numbers, lengths, batch_first)
     return x.flatten(0, 1).index_select(0, rows.to(x.device)), batch_sizes
+
+
+def _require_on_host(lengths: Tensor) -> None:
+    """Lengths on the device would lead back here: PyTorch's operator is chosen by theirs, too."""
+    require(
+        lengths.device.type == "cpu",
+        f"'lengths' argument should be a 1D CPU int64 tensor, but got {lengths.dim()}D "
+        f"{lengths.device} {dtype_name(lengths.dtype)} tensor",
+    )
 
 
 def _pack_backward(
@@ -123,6 +135,7 @@ def _pad(
     data: Tensor, batch_sizes: Tensor, batch_first: bool, padding_value: float, total_length: int
 ) -> tuple[Tensor, Tensor]:
     """PyTorch's own on the CPU, of the rows' numbers; it also checks the arguments."""
+    _require_on_host(batch_sizes)
     numbers = torch.arange(len(data))
     rows, lengths = torch._pad_packed_sequence(numbers, batch_sizes, False, -1, total_length)
     index = rows.flatten()
