@@ -19,11 +19,12 @@ nor by a fake tensor mode for one that it takes apart before.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch._subclasses.fake_impls import register_op_impl
+from torch._subclasses.fake_impls import op_implementations_dict
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
 from torch.utils._pytree import tree_leaves
 
@@ -348,13 +349,12 @@ _CORRECTED: dict[str, Callable[..., Any]] = {
 
 def install() -> None:
     """Registers the meta functions. Once per process."""
-    operators = []
     for name in (*filter(_torch_lacks, _MISSING), *_CORRECTED):
         if (op := find_op(f"aten::{name}")) is not None:
             _own.define(str(op._schema).removeprefix("aten::"))
             _own.impl(name, {**_MISSING, **_CORRECTED}[name], "CompositeExplicitAutograd")
-            operators.append(op)
-    register_op_impl(operators)(_of_fakes)
+            theirs = op_implementations_dict.get(op, _not_implemented)
+            op_implementations_dict[op] = functools.partial(_of_fakes, theirs)
 
 
 def _torch_lacks(name: str) -> bool:
@@ -366,15 +366,25 @@ def _typed(op: Any, args: tuple[Any, ...]) -> Iterable[tuple[Any, str]]:
     return ((x, kind) for x, (_, kind, _) in zip(args, schema_of(op), strict=False))
 
 
-def _of_fakes(mode: FakeTensorMode, op: Any, *args: Any, **kwargs: Any) -> Any:
-    """The results of `op` for fake tensors, if our device is involved."""
+def _not_implemented(mode: FakeTensorMode, op: Any, *args: Any, **kwargs: Any) -> Any:
+    return NotImplemented
+
+
+def _of_fakes(
+    theirs: Callable[..., Any], mode: FakeTensorMode, op: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """The results of `op` for fake tensors: ours on the device, by torch's own rule elsewhere.
+
+    That rule, where there is one, is asked on the device, too, since it checks the arguments.
+    """
+    made = theirs(mode, op, *args, **kwargs)
     given = tree_leaves((args, kwargs))
     device: Any = kwargs.get("device")
     places = [x.fake_device for x in given if isinstance(x, FakeTensor)]
     if all(place.type != BACKEND for place in (places if device is None else [device])):
-        return NotImplemented
+        return made
     if any(kind == "Tensor" and not isinstance(x, torch.Tensor) for x, kind in _typed(op, args)):
-        return NotImplemented  # torch's decompositions pass numbers, which ours do not take
+        return made  # torch's decompositions pass numbers, which ours do not take
     if device is not None:
         kwargs["device"] = torch.device("meta")
     with in_kernel_invocation_manager(mode):

@@ -130,6 +130,15 @@ def _keeps_format(name: str, position: int = 0) -> Callable[..., Any]:
     return result
 
 
+def _convolution(x: torch.Tensor, weight: torch.Tensor, *args: Any) -> torch.Tensor:
+    # Torch leaves the memory format to the backend. The CPU's kernels follow both.
+    made: torch.Tensor = torch.ops.aten.convolution(x, weight, *args)
+    for memory_format in map(suggest_memory_format, (x, weight)):
+        if memory_format != torch.contiguous_format:
+            return torch.empty_like(made, memory_format=memory_format)
+    return made
+
+
 def _batch_norm_backward(grad: torch.Tensor, x: torch.Tensor, *args: Any) -> Any:
     # Torch's own divides by the number of elements, and the CPU's kernel crashes if there are none.
     def with_elements(value: Any) -> Any:
@@ -173,6 +182,9 @@ STRIDES: dict[str, Callable[..., Any]] = {
     "_fft_c2r": _fft_c2r,
     "_fft_r2c": _fft_r2c,
     "angle": _angle,
+    "convolution": _convolution,
+    # Torch's own is right, but its rule for fake tensors makes the results contiguous.
+    "convolution_backward": torch.ops.aten.convolution_backward,
     "binary_cross_entropy_backward": _keeps_strides("binary_cross_entropy_backward", 1),
     "ldexp.Tensor": _ldexp,
     "native_batch_norm_backward": _batch_norm_backward,

@@ -30,9 +30,35 @@ def _gates(x: torch.Tensor) -> list[torch.Tensor]:
     return [x.repeat(1, 4), x.repeat(1, 4), x]
 
 
+def _backward(x: torch.Tensor, weight: torch.Tensor, transposed: bool) -> Any:
+    options = ([1, 1], [0, 0], [1, 1], transposed, [0, 0], 1)
+    grad = aten.convolution(x, weight, None, *options)
+    return aten.convolution_backward(grad, x, weight, [4], *options, [True, True, True])
+
+
 # Calls of which torch's own meta functions fail or tell another shape than CPU kernels.
 CORRECTED: dict[str, tuple[torch.Tensor, Callable[[torch.Tensor], Any]]] = {
     "linear_backward": (_numbers(3, 3), lambda x: aten.linear_backward(x, x, x, [1, 1, 0])),
+    "convolution": (
+        _numbers(2, 4, 5, 3),
+        lambda x: [F.conv2d(x.to(memory_format=LAST), x[:, :, :2, :2]), F.conv2d(x, x[..., :2])],
+    ),
+    "convolution, weight": (
+        _numbers(2, 4, 5, 3),
+        lambda x: F.conv_transpose2d(x, x.view(4, 2, 5, 3).to(memory_format=LAST), stride=2),
+    ),
+    "convolution, 3 dimensions": (
+        _numbers(2, 4, 5, 3, 2),
+        lambda x: F.conv3d(x.to(memory_format=torch.channels_last_3d), x),
+    ),
+    "convolution_backward": (
+        _numbers(4, 4, 5, 3),
+        lambda x: _backward(x.to(memory_format=LAST), x[..., :2, :2], False),
+    ),
+    "convolution_backward, weight": (
+        _numbers(4, 4, 5, 3),
+        lambda x: _backward(x, x.to(memory_format=LAST), True),
+    ),
     "linalg_eig": (_numbers(2, 3, 3), torch.linalg.eig),
     "nonzero_static": (_numbers(2, 3), lambda x: torch.nonzero_static(x, size=3)),
     "nansum": (_numbers(2, 3), lambda x: torch.nansum(x, [])),

@@ -90,7 +90,9 @@ def test_shapes_on_the_device(name: str) -> None:
         assert actual == described(call(x))
 
 
-@pytest.mark.parametrize("name", ["linalg_eig", "nonzero_static", "pixel_shuffle", "geqrf"])
+@pytest.mark.parametrize(
+    "name", ["convolution", "linalg_eig", "nonzero_static", "pixel_shuffle", "geqrf"]
+)
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_shapes_in_compiled_code(name: str, dynamic: bool) -> None:
     x, call = (CORRECTED | MISSING)[name]

@@ -151,20 +151,6 @@ std::string store_key(const OpInfo& info, const Scan& scan) {
   return key;
 }
 
-// PyTorch leaves a convolution's memory format to the backend. Ours does what the CPU does:
-// channels-last if the input or the weight is.
-void choose_memory_format(c10::ArrayRef<IValue> args, Inference& inference) {
-  ir::Geometry& result = inference.results[0].geometry;
-  for (int i = 0; i < 2; ++i) {
-    auto format = args[i].toTensor().suggest_memory_format();
-    if (format == c10::MemoryFormat::Contiguous) continue;
-    auto strides = format == c10::MemoryFormat::ChannelsLast
-                       ? c10::get_channels_last_strides_2d(result.sizes)
-                       : c10::get_channels_last_strides_3d(result.sizes);
-    result.strides.assign(strides.begin(), strides.end());
-  }
-}
-
 // Whether torch.library says that an operator has no fake implementation, or one that works on fake
 // tensors only since the shape of its result depends on data.
 bool has_no_fake(const std::exception& error) {
@@ -202,7 +188,6 @@ std::unique_ptr<Recipe> infer(const OpInfo& info, c10::ArrayRef<IValue> args, co
     if (!inference) return nullptr;
     if (info.checks.after) info.checks.after(info, args, inference->results[0].geometry.sizes);
     if (lasting) check_small(info, args, scan, *inference);
-    if (info.functional_name == "aten::convolution") choose_memory_format(args, *inference);
     if (lasting) keep_inference(key, *inference);
   }
   return make_recipe(info, functional, scan, *inference);
