@@ -110,6 +110,34 @@ def test_refusals_of_grouped_products() -> None:
         assert messages[0] == messages[1]
 
 
+@pytest.mark.parametrize("name", ["sum", "nansum", "prod", "mean", "cumsum", "cumprod"])
+@pytest.mark.parametrize(
+    ("dtype", "out"),
+    [
+        (torch.float32, torch.int32),
+        (torch.float16, torch.float64),
+        (torch.float16, torch.complex64),
+        (torch.bool, torch.int8),
+    ],
+)
+def test_reductions_compute_in_the_dtype_of_out(
+    name: str, dtype: torch.dtype, out: torch.dtype
+) -> None:
+    """What they add up is cast before, so nothing overflows that the result can hold."""
+    x = torch.linspace(1.5, 90, 8).to(dtype).expand(2, 8)
+    results = []
+    for device in ("cpu", "lazyxla"):
+        into = torch.empty(0, dtype=out, device=device)
+        try:
+            results.append(getattr(torch, name)(x.to(device), 1, out=into).cpu())
+        except (RuntimeError, NotImplementedError) as error:
+            results.append(str(error))
+    if isinstance(results[0], str) and "nansum_cpu" not in results[0]:
+        assert results[1] == results[0]
+    elif isinstance(results[0], torch.Tensor):
+        torch.testing.assert_close(results[1], results[0])
+
+
 @pytest.mark.parametrize("dims", [[0, 2, 3], [0, 1, 2, 3]])
 def test_sums_over_several_dimensions(dims: list[int]) -> None:
     """XLA's CPU backend itself adds up one element after the other: 30 times PyTorch's error."""

@@ -56,16 +56,20 @@ bool call_on_meta(const c10::OperatorHandle& op, Args& stack) {
 // The arguments of the functional counterpart, in its own order.
 Args functional_args(const OpInfo& info, c10::ArrayRef<IValue> args) {
   Args result;
+  auto dtype_of = [&](int position) {
+    return static_cast<int64_t>(args[position].toTensor().scalar_type());
+  };
   for (const ArgSource& source : info.functional_args) {
     switch (source.kind) {
       case ArgSource::kArgument:
         result.push_back(args[source.position]);
+        if (source.out >= 0 && result.back().isNone()) result.back() = dtype_of(source.out);
         break;
       case ArgSource::kDefault:
         result.push_back(source.value);
         break;
       case ArgSource::kDtypeOfOut:
-        result.emplace_back(static_cast<int64_t>(args[source.position].toTensor().scalar_type()));
+        result.emplace_back(dtype_of(source.position));
         break;
       case ArgSource::kDeviceOfOut:
         result.emplace_back(args[source.position].toTensor().device());

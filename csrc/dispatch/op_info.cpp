@@ -141,6 +141,12 @@ std::optional<OperatorHandle> find_functional(const FunctionSchema& op) {
   return found;
 }
 
+// Reductions that compute in the dtype of out=, as if it were their argument.
+bool computes_in_dtype_of_out(std::string_view name) {
+  return is_among(name, {"aten::sum", "aten::nansum", "aten::prod", "aten::mean", "aten::cumsum",
+                         "aten::cumprod"});
+}
+
 void bind_functional(OpInfo& info, const FunctionSchema& op) {
   const FunctionSchema& functional = info.functional.schema();
   int out = -1;
@@ -150,10 +156,11 @@ void bind_functional(OpInfo& info, const FunctionSchema& op) {
     if (info.args[i].written && out < 0) out = static_cast<int>(i);
   }
   for (const Argument& arg : functional.arguments()) {
-    ArgSource source{ArgSource::kDefault, -1, c10::IValue(), is_dtype(arg)};
+    ArgSource source{.kind = ArgSource::kDefault, .is_dtype = is_dtype(arg)};
     if (auto position = op.argumentIndexWithName(arg.name())) {
       source.kind = ArgSource::kArgument;
       source.position = *position;
+      if (source.is_dtype && computes_in_dtype_of_out(op.name())) source.out = out;
     } else if (arg.name() == "dtype") {
       source.kind = ArgSource::kDtypeOfOut;
       source.position = out;

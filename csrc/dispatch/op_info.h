@@ -68,6 +68,7 @@ struct ArgInfo {
 struct ArgSource {
   enum Kind : uint8_t { kArgument, kDefault, kDtypeOfOut, kDeviceOfOut } kind;
   int position = -1;      // kArgument: in the operator's own arguments; k...OfOut: the out argument
+  int out = -1;           // kArgument: the out argument whose dtype counts if none is given
   c10::IValue value;      // kDefault
   bool is_dtype = false;  // as in ArgInfo
 };
