@@ -332,6 +332,18 @@ _MISSING: dict[str, Callable[..., Any]] = {
     **dict.fromkeys(_SHAPED_AS_SECOND, _like(1, memory_format=torch.contiguous_format)),
 }
 
+
+def _takes_number(name: str) -> Callable[..., Any]:
+    """For operators whose last argument may be a number on the CPU, which torch's own refuse."""
+
+    def result(*args: Any) -> Any:
+        return find_op(f"aten::{name}")(*args[:-1], args[-1].to("meta"))
+
+    return result
+
+
+_NUMBERED = ["copysign_.Tensor", "index_fill.int_Tensor", "index_fill_.int_Tensor"]
+_NUMBERED += ["masked_fill.Tensor", "masked_fill_.Tensor"]
 _CORRECTED: dict[str, Callable[..., Any]] = {
     "_thnn_fused_lstm_cell": _lstm_cell,
     "_scaled_dot_product_flash_attention_for_cpu": _attention_for_cpu,
@@ -342,6 +354,7 @@ _CORRECTED: dict[str, Callable[..., Any]] = {
     "_grouped_mm": _grouped_mm,
     "nansum": _nansum,
     "nonzero_static": _nonzero_static,
+    **{name: _takes_number(name) for name in _NUMBERED},
     **_SPACED,
     **STRIDES,
 }
@@ -353,7 +366,7 @@ def install() -> None:
         if (op := find_op(f"aten::{name}")) is not None:
             _own.define(str(op._schema).removeprefix("aten::"))
             _own.impl(name, {**_MISSING, **_CORRECTED}[name], "CompositeExplicitAutograd")
-            theirs = op_implementations_dict.get(op, _not_implemented)
+            theirs = op_implementations_dict.get(op)
             op_implementations_dict[op] = functools.partial(_of_fakes, theirs)
 
 
@@ -366,18 +379,14 @@ def _typed(op: Any, args: tuple[Any, ...]) -> Iterable[tuple[Any, str]]:
     return ((x, kind) for x, (_, kind, _) in zip(args, schema_of(op), strict=False))
 
 
-def _not_implemented(mode: FakeTensorMode, op: Any, *args: Any, **kwargs: Any) -> Any:
-    return NotImplemented
-
-
 def _of_fakes(
-    theirs: Callable[..., Any], mode: FakeTensorMode, op: Any, *args: Any, **kwargs: Any
+    theirs: Callable[..., Any] | None, mode: FakeTensorMode, op: Any, *args: Any, **kwargs: Any
 ) -> Any:
     """The results of `op` for fake tensors: ours on the device, by torch's own rule elsewhere.
 
     That rule, where there is one, is asked on the device, too, since it checks the arguments.
     """
-    made = theirs(mode, op, *args, **kwargs)
+    made = theirs(mode, op, *args, **kwargs) if theirs else NotImplemented
     given = tree_leaves((args, kwargs))
     device: Any = kwargs.get("device")
     places = [x.fake_device for x in given if isinstance(x, FakeTensor)]

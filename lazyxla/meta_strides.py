@@ -67,6 +67,12 @@ def _roll(x: torch.Tensor, shifts: list[int], dims: list[int] | None = None) -> 
     return torch.empty_like(made, memory_format=memory_format)
 
 
+def _copysign(x: torch.Tensor, sign: torch.Tensor) -> torch.Tensor:
+    # Torch's own refuses numbers on the CPU.
+    made = torch.ops.aten.copysign(x.to("meta"), sign.to("meta"))
+    return torch.empty_like(torch.eq(x, sign), dtype=made.dtype)
+
+
 def _ldexp(x: torch.Tensor, exponent: torch.Tensor) -> torch.Tensor:
     # Kernels make a contiguous power of two first, unless the exponent alone is integral.
     made = torch.ops.aten.ldexp(x, exponent)
@@ -154,7 +160,7 @@ def _batch_norm_backward(grad: torch.Tensor, x: torch.Tensor, *args: Any) -> Any
 
 # fmt: off
 _ITERATED = [
-    "complex", "copysign.Tensor", "div.Tensor_mode", "elu_backward", "floor_divide",
+    "complex", "div.Tensor_mode", "elu_backward", "floor_divide",
     "hardsigmoid_backward", "hardswish_backward", "hardtanh_backward", "heaviside", "logaddexp",
     "logaddexp2", "logical_and", "logical_or", "logical_xor", "logit_backward",
     "native_dropout_backward", "polar", "softplus_backward", "special_xlog1py", "xlogy.Tensor",
@@ -183,6 +189,7 @@ STRIDES: dict[str, Callable[..., Any]] = {
     "_fft_r2c": _fft_r2c,
     "angle": _angle,
     "convolution": _convolution,
+    "copysign.Tensor": _copysign,
     # Torch's own is right, but its rule for fake tensors makes the results contiguous.
     "convolution_backward": torch.ops.aten.convolution_backward,
     "binary_cross_entropy_backward": _keeps_strides("binary_cross_entropy_backward", 1),

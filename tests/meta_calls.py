@@ -59,6 +59,15 @@ CORRECTED: dict[str, tuple[torch.Tensor, Callable[[torch.Tensor], Any]]] = {
         _numbers(4, 4, 5, 3),
         lambda x: _backward(x, x.to(memory_format=LAST), True),
     ),
+    "copysign": (_numbers(2, 3), lambda x: x.mT.copysign(torch.tensor(-1.0, device="cpu"))),
+    "index_fill": (
+        _numbers(2, 3),
+        lambda x: x.index_fill(0, torch.argmin(x, 1), torch.tensor(2, device="cpu")),
+    ),
+    "masked_fill": (
+        _numbers(2, 3),
+        lambda x: x.masked_fill(x[0] > 0.2, torch.tensor(2.0, device="cpu")),
+    ),
     "linalg_eig": (_numbers(2, 3, 3), torch.linalg.eig),
     "nonzero_static": (_numbers(2, 3), lambda x: torch.nonzero_static(x, size=3)),
     "nansum": (_numbers(2, 3), lambda x: torch.nansum(x, [])),

@@ -14,7 +14,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tests.meta_calls import CORRECTED, MISSING, described, told
-from tests.support import DEVICE, assert_same, error_of, on_device
+from tests.support import DEVICE, assert_same, counted, error_of, on_device
 
 
 @pytest.mark.parametrize("bias", [torch.float32, torch.bfloat16])
@@ -101,6 +101,28 @@ def test_shapes_in_compiled_code(name: str, dynamic: bool) -> None:
     assert described(torch.compile(call, backend="aot_eager", dynamic=dynamic)(x.to(DEVICE))) == (
         described(call(x))
     )
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x, number: x.masked_fill(x > 0, number),
+        lambda x, number: x.clone().masked_fill_(x > 0, number),
+        lambda x, number: x.index_fill(0, x[0].argmax(0, keepdim=True), number),
+        lambda x, number: x.clone().index_fill_(0, x[0].argmax(0, keepdim=True), number),
+        lambda x, number: x.copysign(number),
+        lambda x, number: x.clone().copysign_(number),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_numbers_on_the_cpu(call: Any, dtype: torch.dtype) -> None:
+    """They meet tensors of any device, and need no kernel on the host for it."""
+    x, number = torch.randn(3, 4, dtype=dtype), torch.tensor(-2.0)
+    with counted() as n:
+        assert_same(call(x.to(DEVICE), number), call(x, number))
+    assert n.fallbacks == 0
+    with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device"):
+        call(x.to(DEVICE), number.expand(3, 4))
 
 
 def test_numbers_in_place_of_tensors() -> None:
