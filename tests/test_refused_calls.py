@@ -56,6 +56,12 @@ REFUSED: dict[str, Call] = {
     "index_put, accumulating": lambda d: table(d).index_put_(
         (index(0, 1, d=d),), ones(3, d=d), accumulate=True
     ),
+    "index_put, dtypes of index and values": lambda d: table(d).index_put(
+        (ones(2, d=d),), ones(3, d=d).long()
+    ),
+    "index_put, shape and dtype of values": lambda d: table(d).index_put(
+        (index(0, 1, d=d),), ones(3, d=d).long()
+    ),
     "mask of bytes": lambda d: assign(table(d), (table(d) > 3).byte(), 0),
     "_unsafe_masked_index_put_accumulate": lambda d: (
         torch.ops.aten._unsafe_masked_index_put_accumulate(

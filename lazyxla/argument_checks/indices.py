@@ -51,13 +51,13 @@ def _on_meta(x: Tensor) -> Tensor:
 @checks(BEFORE, "index_put", "_index_put_impl", "_unsafe_index_put")
 def _index_put(a: Arguments) -> None:
     x, values = a["self"], a["values"]
+    _check_indexed(x, a["indices"], values.shape)
     require(
         x.dtype == values.dtype,
         "Index put requires the source and destination dtypes match, got "
         f"{dtype_name(x.dtype)} for the destination and {dtype_name(values.dtype)} for the "
         "source.",
     )
-    _check_indexed(x, a["indices"], values.shape)
 
 
 @checks(BEFORE, "_unsafe_masked_index_put_accumulate")
