@@ -308,6 +308,7 @@ ACCEPTED: dict[str, Call] = {
         torch._foreach_add_, d, [slice(0, 2), slice(2, 4)], 1.0
     ),
     "index_put_, of a number": lambda d: table(d).index_put_((table(d) > 5,), torch.tensor(2.0)),
+    "index_put, of an integer": lambda d: table(d).T.index_put((table(d).T > 5,), torch.tensor(2)),
 }
 
 
@@ -315,6 +316,15 @@ ACCEPTED: dict[str, Call] = {
 @pytest.mark.filterwarnings("ignore:torch.range is deprecated", "ignore:The number of elements")
 def test_accepted_as_on_the_cpu(name: str) -> None:
     assert_same(ACCEPTED[name](DEVICE), ACCEPTED[name]("cpu"))
+
+
+def test_a_number_where_a_mask_is_true_reads_no_mask() -> None:
+    x = table(DEVICE)
+    with counted() as n:
+        x.index_put_((x > 5,), torch.tensor(2.0))
+        filled = x.index_put((x > 1,), torch.tensor([3]))
+    assert n.data_dependent == n.executions == 0
+    assert (x.max(), filled.max()) == (5, 3)
 
 
 def test_lists_of_parts_of_one_memory_are_one_operator() -> None:

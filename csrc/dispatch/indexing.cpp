@@ -1,6 +1,7 @@
 #include "dispatch/indexing.h"
 
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/clone.h>
 #include <ATen/ops/masked_fill.h>
 #include <ATen/ops/nonzero.h>
 
@@ -73,7 +74,8 @@ void expand_indices(const OpInfo& info, torch::jit::Stack* stack) {
 }
 
 bool fill_by_mask(const OpInfo& info, torch::jit::Stack* stack) {
-  if (info.name != "aten::_index_put_impl_" && info.name != "aten::index_put_") return false;
+  const bool in_place = info.name == "aten::_index_put_impl_" || info.name == "aten::index_put_";
+  if (!in_place && info.name != "aten::index_put") return false;
   at::Tensor self = argument(info, stack, 0).toTensor();
   at::Tensor values = argument(info, stack, 2).toTensor();
   bool accumulate = argument(info, stack, 3).toBool();
@@ -94,6 +96,7 @@ bool fill_by_mask(const OpInfo& info, torch::jit::Stack* stack) {
   std::vector<int64_t> shape(self.dim(), 1);
   for (int64_t i = 0; i < mask.dim(); ++i) shape[before + i] = mask.size(i);
   mask = mask.to(self.device()).view(shape);
+  if (!in_place) self = self.clone();
   self.masked_fill_(mask, values.to(self.device(), self.scalar_type()).view(c10::IntArrayRef()));
   torch::jit::drop(*stack, info.args.size());
   stack->emplace_back(std::move(self));

@@ -1,6 +1,6 @@
 // Index tensors: what tensor[mask] and tensor[cpu_indices] need before they can be recorded.
 //
-// PyTorch lets the index tensors of `index` and `index_put_` be boolean masks and be on the CPU. A
+// PyTorch lets the index tensors of `index` and `index_put` be boolean masks and be on the CPU. A
 // mask stands for the positions where it is true, whose number depends on the data: it is read. The
 // one case that needs no reading, tensor[mask] = number, becomes masked_fill_.
 #pragma once
