@@ -335,11 +335,8 @@ _MISSING: dict[str, Callable[..., Any]] = {
 
 def _takes_number(name: str) -> Callable[..., Any]:
     """For operators whose last argument may be a number on the CPU, which torch's own refuse."""
-
-    def result(*args: Any) -> Any:
-        return find_op(f"aten::{name}")(*args[:-1], args[-1].to("meta"))
-
-    return result
+    op = find_op(f"aten::{name}")
+    return lambda *args: op(*args[:-1], args[-1].to("meta"))
 
 
 _NUMBERED = ["copysign_.Tensor", "index_fill.int_Tensor", "index_fill_.int_Tensor"]

@@ -30,8 +30,8 @@ HOW = {
 }
 """The ways in which an operator can run, and what each means."""
 
-_RECORDED_IN = "registration.cpp"
-"""The file in csrc/dispatch that registers the operators that are recorded."""
+_RECORDED_IN = ("registration.cpp", "factorizations.cpp")
+"""The files in csrc/dispatch whose kernels record the operator that they are registered for."""
 
 _DEEPEST = 3
 """How many levels of nested decompositions are shown."""
@@ -233,7 +233,7 @@ def own_kernel(name: str) -> str:
     """The file of the kernel that an operator has instead of being recorded; else empty."""
     base = os.path.basename(kernel_file(name, "PrivateUse1"))
     folder = "lazyxla" if base.endswith(".py") else "csrc/dispatch"
-    return "" if base in ("", _RECORDED_IN) else f"{folder}/{base}"
+    return "" if base in ("", *_RECORDED_IN) else f"{folder}/{base}"
 
 
 def _composite_kernel(name: str) -> str | None:
