@@ -68,6 +68,32 @@ def test_as_strided_means_memory(read: str, operand: str, dynamic: bool) -> None
         assert n.executions == 1  # as an operator of the program
 
 
+@pytest.mark.parametrize("operand", OPERANDS)
+def test_memory_of_the_host(operand: str) -> None:
+    """PyTorch runs what is on the CPU, on its own memory."""
+
+    ours, theirs = numbers().to(DEVICE), OPERANDS[operand](numbers())
+    offset = theirs.storage_offset() + 2
+
+    def function(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x + 1, y.as_strided((2, 3), (4, 1), offset) + 1
+
+    got = torch.compile(function, backend=backend)(ours, theirs)
+    expected = function(numbers(), theirs)
+    assert_same(got[0], expected[0])
+    assert torch.equal(got[1], expected[1])
+
+
+def test_no_elements() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        x.as_strided((0, 3), (4, 1), 2).zero_()
+        return x.as_strided((2, 0), (7, 9), 5)
+
+    compiled = torch.compile(function, backend=backend)
+    for x in (numbers(), numbers()[1:, ::2], torch.empty(3, 0, 5), torch.empty(0)):
+        assert_same(compiled(x.to(DEVICE)), function(x))
+
+
 def test_results_share_the_memory_of_a_copy() -> None:
     """Of a reshape that copies PyTorch's graph says that nothing else has the result."""
 

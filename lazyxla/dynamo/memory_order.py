@@ -18,6 +18,7 @@ from torch._ops import OpOverload
 
 from lazyxla.dynamo.tensor_meta import TensorMeta
 from lazyxla.lowering.fx_graph import user_frame
+from lazyxla.runtime import BACKEND
 
 aten = torch.ops.aten
 _READS = (aten.as_strided.default, aten.as_strided_copy.default)
@@ -25,12 +26,14 @@ _WRITES = (aten.as_strided_scatter.default,)
 
 
 def order_operands(graph: fx.Graph) -> None:
-    """Does so for all such operators of a static graph.
+    """Does so for all such operators of a static graph that are the device's.
 
     Raises:
         NotImplementedError: one writes more than its operand.
     """
     for node in [n for n in graph.nodes if n.target in _READS + _WRITES]:
+        if node.meta["val"].device.type != BACKEND:
+            continue  # PyTorch runs it, on memory
         if node.target in _READS:
             _read_memory(node)
         operand: Any = node.args[0]
@@ -78,6 +81,8 @@ def reaches_beyond(node: fx.Node) -> bool:
         return False
     value = node.args[0].meta["val"]  # type: ignore[union-attr]
     sizes, strides, offset = _geometry(node)
+    if 0 in sizes:
+        return False
     elements = 1
     for dim in reversed(_order(value)):
         if value.shape[dim] != 1:
@@ -86,7 +91,7 @@ def reaches_beyond(node: fx.Node) -> bool:
             elements *= value.shape[dim]
     first = offset - value.storage_offset()
     last = first + sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
-    return 0 not in sizes and (first < 0 or last >= elements)
+    return first < 0 or last >= elements
 
 
 def viewed_by(node: fx.Node, undeclared: bool = False) -> fx.Node | None:
