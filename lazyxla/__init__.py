@@ -222,6 +222,7 @@ def _apply_setting(name: str, value: object) -> None:
         reporting.set_level(str(value))
     elif name == "cache_dir":
         _open_shape_cache()
+        kernel_limits.read_from(kernel_table.kept)
     if name in ("cache_dir", "cache_size", "strict_host_calls"):
         program_store.forget()
 

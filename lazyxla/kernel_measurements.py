@@ -15,6 +15,7 @@ import argparse
 import contextlib
 import functools
 import math
+import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -103,14 +104,15 @@ def measure(
 
 
 def limit(shares: dict[int, float]) -> int | None:
-    """The least size at which, and at all larger ones, a call takes so much less time; `shares` is
-    the time of a call divided by XLA's."""
-    least = None
-    for size in sorted(shares, reverse=True):
-        if shares[size] > _FASTER:
-            break
-        least = size
-    return least
+    """The least size at which a call is faster, and from which on it is faster in the mean and
+    never slower by as much; `shares` is the time of a call divided by XLA's."""
+    sizes = sorted(shares)
+    for i, size in enumerate(sizes):
+        later = [shares[s] for s in sizes[i:]]
+        faster = max(later[0], statistics.geometric_mean(later)) <= _FASTER
+        if faster and max(later) <= 1 / _FASTER:
+            return size
+    return None
 
 
 def seconds(work: Work, dtype: torch.dtype) -> tuple[float, float]:

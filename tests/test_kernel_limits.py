@@ -41,8 +41,10 @@ def test_what_pays() -> None:
     [
         ({1: 0.5, 2: 0.5, 3: 0.5}, 1),
         ({1: 1.5, 2: 0.9, 3: 0.5}, 2),
-        ({3: 0.5, 1: 0.5, 2: 1.0}, 3),  # in any order; a gain below a loss does not count
-        ({1: 0.5, 2: 0.5, 3: 0.99}, None),  # no gain that noise could not be
+        ({3: 0.5, 1: 0.5, 2: 1.2}, 3),  # in any order; a gain below a loss does not count
+        ({1: 0.5, 2: 0.8, 3: 0.99}, 1),  # nothing is lost where it is as fast
+        ({1: 0.5, 2: 0.5, 3: 1.2}, None),
+        ({1: 0.94, 2: 0.99, 3: 1.01}, None),  # no gain that noise could not be
         ({}, None),
     ],
 )

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+import lazyxla
+from lazyxla.cache import shape_store
+from tests.support import run_all
 
 RunPython = Callable[..., Any]
 
@@ -58,6 +64,47 @@ def test_damaged_file_is_asked_anew(run_python: RunPython, tmp_path: Path, damag
     _file(tmp_path).write_bytes(content)
     assert 0 < _run(run_python, tmp_path) <= asked
     assert _run(run_python, tmp_path) == 0  # the file is whole again
+
+
+def test_threads_share_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some add while others write; nothing fails, and what is read is what was added."""
+    monkeypatch.setattr(shape_store, "_WRITE_AT_BYTES", 100)
+    path = str(tmp_path / "shapes-threads.bin")
+    store = shape_store.ShapeStore(path)
+
+    def add(thread: int) -> None:
+        for i in range(300):
+            key = f"{thread} {i}".encode()
+            store.add(key, key[::-1])
+            assert store.find(key) == key[::-1]
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        run_all([functools.partial(add, thread) for thread in range(4)])
+    finally:
+        sys.setswitchinterval(before)
+    store.flush()
+    again = shape_store.ShapeStore(path)
+    keys = [f"{thread} {i}".encode() for thread in range(4) for i in range(300)]
+    found = [again.find(key) for key in keys]
+    assert all(answer in (None, key[::-1]) for answer, key in zip(found, keys, strict=True))
+    assert sum(answer is not None for answer in found) > len(keys) / 2
+
+
+def test_what_is_remembered_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = str(tmp_path / "shapes-bounded.bin")
+    store = shape_store.ShapeStore(path)
+    for i in range(100):
+        store.add(b"%d" % i, b"answer")
+    store.flush()
+    monkeypatch.setattr(lazyxla.settings, "max_calls", 8)
+    again = shape_store.ShapeStore(path)
+    for full in (store, again):
+        full.add(b"one more", b"answer")
+        assert full.find(b"one more") == b"answer"
+    assert sum(again.find(b"%d" % i) is not None for i in range(100)) < 8
+    assert again.find(b"99") == b"answer"
 
 
 def test_directory_that_cannot_be_made(run_python: RunPython, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 
 #include <pybind11/pybind11.h>
 
+#include <atomic>
 #include <memory>
 #include <type_traits>
 #include <utility>
@@ -59,12 +60,22 @@ inline const pybind11::function& kept(pybind11::function function) {
 // For owners that may drop it on a thread without the GIL.
 std::shared_ptr<pybind11::object> owned_without_gil(pybind11::object object);
 
+// Dynamo's function that sets which callback watches this thread, and returns the former. Looked up
+// once; two threads that do so at the same time find the same.
+inline const pybind11::object& set_eval_frame() {
+  static std::atomic<const pybind11::object*> found{nullptr};
+  if (!found) {
+    found = new pybind11::object(
+        pybind11::module_::import("torch._C._dynamo.eval_frame").attr("set_eval_frame"));
+  }
+  return *found.load();
+}
+
 // Calls a Python function of ours from wherever an operator or a flush happens to be. If Dynamo
 // traces that thread it would try to compile our Python code: it is disabled meanwhile.
 template <typename... Args>
 pybind11::object call_unwatched(const pybind11::object& function, Args&&... args) {
-  pybind11::object set =
-      pybind11::module_::import("torch._C._dynamo.eval_frame").attr("set_eval_frame");
+  const pybind11::object& set = set_eval_frame();
   pybind11::object callback = set(pybind11::none());
   try {
     pybind11::object result = function(std::forward<Args>(args)...);

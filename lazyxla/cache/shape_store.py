@@ -40,13 +40,18 @@ def checksum() -> str:
 
 
 class ShapeStore:
-    """The answers in the file at a path, which may not be there yet, and those of this process."""
+    """The answers in the file at a path, which may not be there yet, and those of this process.
+
+    Threads may use it at the same time. What one adds while another writes may be kept for this
+    process alone.
+    """
 
     def __init__(self, path: str = "") -> None:
         self._path = path
         self._title = f"lazyxla shapes 4 {os.path.basename(path)}\n".encode()
         self._answers: dict[bytes, bytes] | None = None  # None: the file was not read
-        self._unwritten = bytearray()
+        self._unwritten: list[bytes] = []
+        self._unwritten_bytes = 0
         self._process = os.getpid()
 
     def find(self, key: bytes) -> bytes | None:
@@ -56,27 +61,28 @@ class ShapeStore:
     def add(self, key: bytes, answer: bytes) -> None:
         """Keeps an answer that was not found."""
         if self._process != os.getpid():  # what is unwritten is the parent's
-            self._process, self._unwritten = os.getpid(), bytearray()
-        answers = self._known()
-        if len(answers) >= settings.max_calls:
-            for old in list(itertools.islice(answers, len(answers) // 4 + 1)):
-                del answers[old]
-        answers[key] = answer
+            self._process, self._unwritten = os.getpid(), []
+        _keep(self._known(), key, answer)
         body = key + answer
-        self._unwritten += _HEAD.pack(len(key), len(answer), zlib.crc32(body)) + body
-        if len(self._unwritten) > _WRITE_AT_BYTES:
+        record = _HEAD.pack(len(key), len(answer), zlib.crc32(body)) + body
+        self._unwritten.append(record)
+        self._unwritten_bytes += len(record)
+        if self._unwritten_bytes > _WRITE_AT_BYTES:
             self.flush()
 
     def flush(self) -> None:
         """Writes what was added since the last time."""
         if self._process == os.getpid() and self._unwritten:
-            records, self._unwritten = self._unwritten, bytearray()
-            self._append(records)
+            records, self._unwritten, self._unwritten_bytes = self._unwritten, [], 0
+            self._append(b"".join(records))
 
     def _known(self) -> dict[bytes, bytes]:
         """The answers by their keys. The first call reads the file."""
         if self._answers is None:
-            self._answers = dict(self._read())
+            answers: dict[bytes, bytes] = {}
+            for key, answer in self._read():
+                _keep(answers, key, answer)
+            self._answers = answers
         return self._answers
 
     def _read(self) -> Iterator[tuple[bytes, bytes]]:
@@ -105,7 +111,7 @@ class ShapeStore:
             with contextlib.suppress(OSError), open(self._path, "r+b", opener=files.opener) as file:
                 file.truncate(good)
 
-    def _append(self, records: bytearray) -> None:
+    def _append(self, records: bytes) -> None:
         if not self._path:
             return
         try:
@@ -131,6 +137,14 @@ class ShapeStore:
             pass
         finally:
             os.unlink(unfinished)
+
+
+def _keep(answers: dict[bytes, bytes], key: bytes, answer: bytes) -> None:
+    """Adds an answer; the oldest quarter makes room if there are too many."""
+    if len(answers) >= settings.max_calls:
+        for old in list(itertools.islice(answers, len(answers) // 4 + 1)):
+            answers.pop(old, None)  # or another thread has dropped it
+    answers[key] = answer
 
 
 def _records(content: bytes, start: int) -> Iterator[tuple[bytes, bytes, int]]:

@@ -2,9 +2,9 @@
 
 A rule takes a value for a tensor whose elements are contiguous from the first one on. Where the
 operand's are in another order, it is put into that order before, and what is written to it back
-from it after. Where more is read than the operand, as of an argument which is a part of another
-tensor, PyTorch has to run the operator. To write there is an error: what a graph writes to an
-argument is the argument.
+from it after; a part of an argument's memory is copied. (Neither costs a program anything.) Where
+more is read than the operand, as of an argument which is a part of another tensor, PyTorch has to
+run the operator. To write there is an error: what a graph writes to an argument is the argument.
 """
 
 from __future__ import annotations
@@ -134,8 +134,14 @@ def _inverse(order: list[int]) -> list[int]:
 
 
 def _permuted(graph: fx.Graph, node: fx.Node, order: list[int]) -> fx.Node:
-    result = graph.call_function(aten.permute.default, (node, order))
+    """A node's tensor with its dimensions in this order, at the beginning of its memory."""
     value: Any = node.meta["val"]
     sizes, strides = (tuple(n[dim] for dim in order) for n in (value.shape, value.stride()))
-    result.meta["val"] = TensorMeta(value.dtype, sizes, strides, 0, value.device)
+    start = value.storage_offset()
+    result = graph.call_function(aten.permute.default, (node, order))
+    result.meta["val"] = TensorMeta(value.dtype, sizes, strides, start, value.device)
+    if start != 0:
+        kept: dict[str, Any] = {"memory_format": torch.contiguous_format}
+        result = graph.call_function(aten.clone.default, (result,), kept)
+        result.meta["val"] = TensorMeta(value.dtype, sizes, strides, 0, value.device)
     return result

@@ -30,7 +30,7 @@ _OF_PROCESSORS: tuple[tuple[tuple[str, ...], Limits], ...] = (
             "attention bfloat16": 512,
         },
     ),
-    # The same with both libraries held to AVX2.
+    # The same processor with both libraries held to AVX2, in float32.
     ((), {"convolution float32": 1e8, "attention float32": 1}),
 )
 """Of the processors with one of these capabilities, as `torch.cpu.get_capabilities` names them; the
