@@ -10,6 +10,7 @@ import pytest
 import torch.distributed as dist
 
 from tests.conftest import ROOT
+from tests.distributed import random_collectives
 from tests.distributed.processes import THEMES, outputs, own_environment, run, run_cases, torchrun
 
 SIZES = (2, 3)
@@ -37,6 +38,7 @@ ONE_PROGRAM_PER_STEP = (
     *("pipeline_gpipe", "pipeline_1f1b", "pipeline_interleaved"),
 )
 CALLS = {"threads_use_what_others_recorded": 48}  # of collectives: each runs once
+RANDOM = ("random_programs", "random_programs_eager")
 SETTLED = {"ddp_static": 4}  # steps until all are one program; its buckets are made anew one later
 NOTHING_COMPILED = (  # PyTorch reads something in each step
     *("sync_batch_norm", "sync_batch_norm_2d", "sync_batch_norm_empty", "ddp_unused"),
@@ -65,6 +67,8 @@ def check_counts(found: dict[str, Any]) -> None:
         counted = found[name]["counted"]
         assert (counted["compiles"], counted["executions"]) == (1, 1), name
         assert counted["host_calls"] > 0
+    for name in found.keys() & set(RANDOM):
+        assert found[name]["counted"]["host_calls"] > 7 * random_collectives.COUNT
     for name in found.keys() & set(CALLS):
         assert found[name]["counted"]["host_calls"] == CALLS[name]
     for name in found.keys() & set(ONE_PROGRAM_PER_STEP):

@@ -6,6 +6,7 @@ from tests.distributed import (  # noqa: F401 - they have the cases
     checkpoints,
     collectives,
     pipelines,
+    random_collectives,
     ranks_apart,
     training,
     wrappers,

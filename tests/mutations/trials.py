@@ -143,8 +143,9 @@ class Copy:
     ) -> subprocess.CompletedProcess[str] | None:
         """None if it does not end."""
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=line"]
+        run = [*command, "-n", str(self.processes), *arguments]
         try:
-            return self._run([*command, "-n", str(self.processes), *arguments], environment)
+            return self._run(run, environment, seconds=SECONDS)
         except subprocess.TimeoutExpired:
             return None
 
@@ -155,7 +156,10 @@ class Copy:
             raise SystemExit(f"cmake fails:\n{made.stdout}")
 
     def _run(
-        self, command: list[str], own: dict[str, str] | None = None
+        self,
+        command: list[str],
+        own: dict[str, str] | None = None,
+        seconds: float | None = None,
     ) -> subprocess.CompletedProcess[str]:
         """Runs a command in the copy. When it returns or raises, all that it started is ended."""
         tools = Path(sys.executable).parent
@@ -176,7 +180,7 @@ class Copy:
             start_new_session=True,
         )
         try:
-            output, _ = process.communicate(timeout=SECONDS)
+            output, _ = process.communicate(timeout=seconds)
         except BaseException:
             process.terminate()  # ninja ends its compilers, which are no part of its group
             with contextlib.suppress(subprocess.TimeoutExpired):
