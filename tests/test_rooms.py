@@ -44,6 +44,8 @@ MACROS = {"common/element_types.h"}
 """Files with macros alone, which no namespace has."""
 
 LONGEST = 400
+CORE = 11_000
+"""Lines of the files on an operator's path, which a newcomer reads first."""
 
 
 def sources() -> list[Path]:
@@ -114,3 +116,52 @@ def test_files_are_short() -> None:
         if len(path.read_text().splitlines()) > LONGEST
     ]
     assert long == []
+
+
+def modules() -> dict[str, list[Path]]:
+    """The files of csrc/ by what they have in common: "ir/node" is a header and a source."""
+    found: dict[str, list[Path]] = {}
+    for path in sources():
+        found.setdefault(str(path.relative_to(CSRC).with_suffix("")), []).append(path)
+    return found
+
+
+def path_of_an_operator() -> set[str]:
+    """The modules in the picture of docs/design.md, where a line names a room or files of it."""
+    picture = (ROOT / "docs" / "design.md").read_text().split("```")[1]
+    found, room = set(), Path()
+    for line in picture.splitlines():
+        if heading := re.search(r"csrc/(\w+)/", line):
+            room = CSRC / heading[1]
+        for name in re.findall(r"[\w./]+\.(?:h|cpp)\b", line):
+            path = CSRC / name.removeprefix("csrc/") if name.startswith("csrc/") else room / name
+            assert path.exists(), name
+            found.add(str(path.resolve().relative_to(CSRC).with_suffix("")))
+    return found
+
+
+def beside_the_path() -> list[str]:
+    """The modules in the table "What to read" of docs/design.md."""
+    section = (ROOT / "docs" / "design.md").read_text().split("### What to read")[1]
+    found = []
+    for row in re.findall(r"^\| .* \| (`.*) \|$", section.split("\n## ")[0], re.MULTILINE):
+        for names in row.split(";"):
+            room = ""
+            for name in re.findall(r"`([^`]+)`", names):
+                room, _, module = name.rpartition("/") if "/" in name else (room, "", name)
+                found.append(f"{room}/{module}")
+    return found
+
+
+def test_the_design_says_where_each_file_belongs() -> None:
+    named = [*path_of_an_operator(), *beside_the_path()]
+    assert sorted(named) == sorted(modules())
+
+
+def test_an_operator_s_path_is_read_in_an_afternoon() -> None:
+    lines = sum(
+        len(path.read_text().splitlines())
+        for name in path_of_an_operator()
+        for path in modules()[name]
+    )
+    assert CORE * 0.8 < lines < CORE, lines
