@@ -71,6 +71,35 @@ def check_counts(found: dict[str, Any]) -> None:
         assert len({step["executions"] for step in steps[3:]}) == 1, name
 
 
+AHEAD = """
+import time
+from datetime import timedelta
+dist.init_process_group("lazyxla", **group, timeout=timedelta(seconds=30))
+alone = [dist.new_group([member]) for member in range(size)][rank]
+for number in range(4):
+    x, y, z = (torch.full((3,), number + rank + i, device="lazyxla") for i in (1.0, 2.0, 3.0))
+    if rank == 0:
+        time.sleep(0.3)
+        dist.send(x, 1)
+    else:
+        dist.recv(x, 0)
+    dist.all_reduce(x, group=alone)
+    lazyxla.sync(wait=rank == number % 2)  # the other records its next call before this one runs
+    dist.all_reduce(y)
+    z = z + y
+    dist.all_reduce(z, group=alone)
+    lazyxla.sync()
+    print(x[0].item(), y[0].item(), z[0].item() - rank)
+"""
+
+
+def test_processes_that_are_ahead_in_a_group_of_their_own(tmp_path: Path) -> None:
+    """How far a process has agreed there does not decide which program it launches with others."""
+    for out in run_spanning(AHEAD, 2, tmp_path):
+        found = [[float(each) for each in line.split()] for line in out.splitlines()]
+        assert found == [[n + 1, 2 * n + 5, 3 * n + 8] for n in range(4)]
+
+
 SAME_OR_NOT = """
 import random
 dist.init_process_group("lazyxla", **group)

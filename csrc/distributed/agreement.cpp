@@ -144,6 +144,11 @@ void Agreement::run(const Call& call, Recorded recorded, c10::function_ref<void(
   });
 }
 
+bool Agreement::is_agreed_on(const Call& call) {
+  std::lock_guard lock(mutex_);
+  return call.number == last_number_ + 1 && call.number <= agreed_;
+}
+
 program::Launched Agreement::agree(const Call& call, Recorded recorded, const Whole& whole) {
   Same same = Same::kCall;
   attempt(call, [&] {

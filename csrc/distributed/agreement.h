@@ -81,8 +81,11 @@ class Agreement {
   // otherwise no process knows what the others do.
   void run(const Call& call, Recorded recorded, c10::function_ref<void()> exchange,
            bool compare_all = false);
-  // Whether all processes are to launch the same program, which begins with the call. Throws if
-  // they are not in the same call. `run`, or `launch_whole`, is to be called next.
+  // Whether the call was compared before it ran, with one of the group's earlier ones.
+  bool is_agreed_on(const Call& call);
+  // Whether all processes are to launch the same program, which begins with the call; they are not
+  // if it is agreed on. Throws if they are not in the same call. `run`, or `launch_whole`, is to be
+  // called next.
   program::Launched agree(const Call& call, Recorded recorded, const Whole& whole);
   // Instead of it, for the groups that agreed, if not all of the program's did. What a process has
   // to make first may fail: then the call is compared again before something is launched.

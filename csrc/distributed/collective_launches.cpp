@@ -54,15 +54,23 @@ std::vector<First> groups_of(const program::Replicas& replicas, int64_t turn) {
 }
 
 // Group after group, as long as all members may be about to launch the program. Where the groups
-// are rows of a grid, all processes reach the same result.
+// are rows of a grid, all processes reach the same result: what the first group compares says
+// whether each of them can be asked at all. How far the members of a row have agreed is known in
+// this row alone.
 program::Launched agree(const std::vector<First>& groups, const program::Identity& whole,
                         bool has_parts) {
+  const bool can_be_asked = std::none_of(groups.begin(), groups.end(), [](const First& first) {
+    return first.group->agreement().is_agreed_on(first.call);
+  });
   program::Launched found = program::Launched::kYes;
   for (const First& first : groups) {
-    const bool as_it_is = found == program::Launched::kYes;
+    Whole offered{.calls = first.calls, .has_parts = has_parts};
+    if (can_be_asked) {
+      offered.hash = found == program::Launched::kYes ? whole.hash : 0;
+      offered.without_numbers = whole.without_numbers;
+    }
     const program::Launched here = first.group->agreement().agree(
-        first.call, [&](int64_t number) { return first.recorded(number); },
-        {as_it_is ? whole.hash : 0, whole.without_numbers, first.calls, has_parts});
+        first.call, [&](int64_t number) { return first.recorded(number); }, offered);
     if (here != program::Launched::kYes) found = here;
     if (here == program::Launched::kNo) break;
   }

@@ -41,9 +41,9 @@ class Program:
         self.results: list[Tensor] = []
         self.tensors = [self.new(self.draw.choice(DTYPES)) for _ in range(TENSORS)]
 
-    def new(self, dtype: torch.dtype, rows: int = 0) -> Tensor:
+    def new(self, dtype: torch.dtype) -> Tensor:
         """Of other numbers in each process. Its rows divide by each group's size."""
-        shape = (rows or 6 * self.draw.randint(1, 2), self.draw.randint(1, 3))
+        shape = (12 * self.draw.randint(1, 2), self.draw.randint(1, 3))
         values = [(i * 5 + self.draw.randint(0, 9) + 3 * dist.get_rank()) % 13 for i in range(7)]
         count = torch.Size(shape).numel()
         x = torch.tensor(values, dtype=dtype).repeat(count // 7 + 1)[:count]
@@ -73,7 +73,7 @@ class Program:
     def keep(self, x: Tensor) -> None:
         """A result, which later actions use as well."""
         self.results.append(x)
-        if x.dim() == 2 and x.shape[0] % 6 == 0:
+        if x.dim() == 2 and x.shape[0] % 12 == 0:
             self.tensors[self.draw.randrange(TENSORS)] = x
 
     def part(self) -> Tensor:
@@ -270,13 +270,18 @@ class Program:
 
 
 def groups(device: str) -> list[Any]:
-    """All processes; all backwards; each alone; the first two and the others."""
+    """All processes; all backwards; each alone; of four the rows and columns of a square."""
     size, rank = dist.get_world_size(), dist.get_rank()
     backend = "gloo" if device == "cpu" else "lazyxla"
     ranks = list(range(size))
-    backwards = dist.new_group(ranks[::-1], backend=backend)
-    alone = [dist.new_group([i], backend=backend) for i in ranks][rank]
-    return [dist.group.WORLD, dist.group.WORLD, backwards, alone]
+    kinds = [[ranks[::-1]], [[i] for i in ranks]]
+    if size == 4:
+        kinds += [[[0, 1], [2, 3]], [[0, 2], [1, 3]]]
+    found: list[Any] = [dist.group.WORLD, dist.group.WORLD]
+    for kind in kinds:
+        made = [(members, dist.new_group(members, backend=backend)) for members in kind]
+        found += [group for members, group in made if rank in members]
+    return found
 
 
 def programs(device: str) -> list[list[Tensor]]:
