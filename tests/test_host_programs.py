@@ -117,6 +117,10 @@ ON_HOST: list[Callable[[torch.Tensor], torch.Tensor]] = [
     lambda x: x[torch.tensor([0, 1], device=x.device)],
     lambda x: x.gather(0, torch.zeros(1, 3, dtype=torch.int64, device=x.device)),
     lambda x: torch.zeros_like(x).index_fill_(1, torch.tensor([1], device=x.device), 2.0) + x,
+    # Complex numbers are no inputs: each makes an operator of its own.
+    lambda x: torch.where(x > 0, x * (1 + 2j), 1j) + torch.full_like(x, 3, dtype=torch.complex64),
+    lambda x: torch.complex(x, x).masked_fill(x > 0, 2j).add_(x, alpha=1 - 1j),
+    lambda x: (x > 0).to(torch.int64).repeat(2, 1),
 ]
 
 

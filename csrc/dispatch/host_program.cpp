@@ -46,11 +46,13 @@ bool may_call(const c10::OperatorHandle& op, const ir::Node& node) {
       std::any_of(node.operands().begin(), node.operands().end(), [](const ir::Value& operand) {
         return c10::isIntegralType(operand.type().dtype, /*includeBool=*/false);
       });
-  // Arguments whose values must be in a range, which not all kernels check. (They do check index
+  // Tensors whose values must be in a range, which not all kernels check. (They do check index
   // arguments.)
   return !takes_integers ||
-         std::none_of(schema.arguments().begin(), schema.arguments().end(),
-                      [](const auto& arg) { return is_among(arg.name(), {"offsets", "repeats"}); });
+         std::none_of(schema.arguments().begin(), schema.arguments().end(), [](const auto& arg) {
+           return arg.type()->isSubtypeOf(*c10::OptionalType::ofTensor()) &&
+                  is_among(arg.name(), {"offsets", "repeats"});
+         });
 }
 
 // ---- one call ----
@@ -86,6 +88,8 @@ class Arguments {
         return operand();
       case Arg::Kind::kSlot:
         return slot(type->kind());
+      case Arg::Kind::kFixedScalar:
+        return number(arg.constant.toScalar(), arg.dtype, arg.wrapped, type->kind());
       case Arg::Kind::kConstant:
         if (arg.constant.isNone() && type->kind() == TypeKind::TensorType && !is_optional) {
           return at::zeros(spec_.outputs[0].dims, spec_.outputs[0].dtype);  // only its type matters
@@ -120,16 +124,21 @@ class Arguments {
   IValue slot(TypeKind kind) {
     const ir::SlotSpec& spec = spec_.slots[next_slot_];
     const ir::ScalarValue& value = slots_[next_slot_++];
-    const at::Scalar number = spec.kind == ir::SlotKind::kFloat     ? at::Scalar(value.f)
+    const at::Scalar scalar = spec.kind == ir::SlotKind::kFloat     ? at::Scalar(value.f)
                               : spec.dtype == c10::ScalarType::Bool ? at::Scalar(value.i != 0)
                                                                     : at::Scalar(value.i);
-    if (kind != TypeKind::TensorType) return number;
-    at::Tensor tensor = at::scalar_tensor(number, spec.dtype);
-    tensor.unsafeGetTensorImpl()->set_wrapped_number(spec.wrapped);
-    return tensor;
+    return number(scalar, spec.dtype, spec.wrapped, kind);
   }
 
  private:
+  static IValue number(const at::Scalar& value, c10::ScalarType dtype, bool wrapped,
+                       TypeKind kind) {
+    if (kind != TypeKind::TensorType) return value;
+    at::Tensor tensor = at::scalar_tensor(value, dtype);
+    tensor.unsafeGetTensorImpl()->set_wrapped_number(wrapped);
+    return tensor;
+  }
+
   IValue list(const std::vector<Arg>& elements, const c10::TypePtr& type) {
     if (type->kind() == TypeKind::TensorType) {
       c10::List<at::Tensor> tensors;
