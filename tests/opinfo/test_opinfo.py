@@ -111,6 +111,8 @@ OTHER_DTYPES: dict[str, list[str]] = {
 }
 # Gradients of complex numbers are conjugated where those of real ones are not.
 COMPLEX_GRADIENTS = ["abs", "exp", "linalg.inv", "matmul", "mul", "prod", "sum"]
+# Of real numbers PyTorch returns the first as it is.
+COMPLEX_IN_PLACE = ["conj_physical", "exp", "mul", "sgn"]
 # Of each kind of operator some, each operator by itself: a program per call, results as operands.
 EAGER = [
     *("add", "addmm", "amax", "arange", "argmax", "as_strided", "bernoulli", "bmm", "cat", "clamp"),
@@ -172,6 +174,14 @@ def test_complex_gradients(name: str) -> None:
     outcome = check_entry(name, torch.complex64, "backward", 2)
     assert outcome.samples > 0
     assert unexpected(outcome, complete=False) == []
+
+
+@pytest.mark.parametrize("name", COMPLEX_IN_PLACE)
+def test_complex_in_place(name: str) -> None:
+    outcome = check_entry(name, torch.complex64, "inplace", 2)
+    assert outcome.samples > 0
+    assert unexpected(outcome, complete=False) == []
+    assert outcome.fallbacks == {}
 
 
 @pytest.mark.parametrize("name", EAGER)

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from lazyxla.lowering.builder import Builder
 
 
-pointwise("aten::_conj_physical", exact=True)(conj)
+# PyTorch decomposes the second; its in-place form has no kernel for other devices than its own.
+pointwise("aten::_conj_physical", "aten::conj_physical", exact=True)(conj)
 
 
 @rule("aten::complex")
