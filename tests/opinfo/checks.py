@@ -8,6 +8,7 @@ fails, these samples are checked again one by one.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import warnings
 from collections.abc import Callable, Sequence
@@ -20,13 +21,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import lazyxla
+from tests.opinfo import views
 from tests.opinfo.choices import same_choice
 from tests.opinfo.compare import DEVICE, as_exact, compare, copied
 from tests.opinfo.entries import entries, layouts, samples, supports, tolerances
 from tests.opinfo.error_inputs import difference, error_on, of_operator
 from tests.opinfo.expected import judged_in_double
 from tests.opinfo.integers import bounded_memory, is_affordable, with_integers
-from tests.opinfo.outcome import INTEGERS, SIZES, VARIANTS, Mismatch, Outcome
+from tests.opinfo.outcome import INTEGERS, SIZES, VARIANTS, VIEWS, Mismatch, Outcome
 from tests.opinfo.sizes import resized
 
 # Their results are uninitialised memory.
@@ -93,6 +95,10 @@ def _out(op: OpInfo) -> Callable[[SampleInput], Any]:
     return run
 
 
+def _views(op: OpInfo) -> Callable[[SampleInput], Any]:
+    return functools.partial(views.call, op)
+
+
 _TOGETHER = 32
 """Samples per program. XLA needs minutes for hundreds of windows in one."""
 
@@ -106,10 +112,12 @@ _RUN = {
     "inplace": _inplace,
     "out": _out,
     "layouts": _forward,
+    VIEWS: _views,
     SIZES: _forward,
     INTEGERS: _forward,
 }
 _FORWARD = ("forward", "layouts", *VARIANTS)
+_WITH_STRIDES = (*_FORWARD, VIEWS)
 _VARIED = {SIZES: resized, INTEGERS: with_integers}
 
 
@@ -257,7 +265,7 @@ def _judge(
 
     A result that the CPU itself does not repeat is random.
     """
-    strides, bounds = part in _FORWARD, tolerances(op, dtype)
+    strides, bounds = part in _WITH_STRIDES, tolerances(op, dtype)
     try:
         values = op.name not in UNINITIALISED
         compare(result, expected, values=values, strides=strides, tolerances=bounds)

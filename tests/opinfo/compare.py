@@ -14,7 +14,7 @@ DEVICE = "lazyxla"
 
 
 # Entries whose other tensors than the first PyTorch wants on the CPU, on every device.
-_HOST_ARGUMENTS = ("tensor_split",)
+HOST_ARGUMENTS = ("tensor_split",)
 
 
 def copied(op: OpInfo, sample: SampleInput, device: str, precise: bool = False) -> SampleInput:
@@ -23,7 +23,7 @@ def copied(op: OpInfo, sample: SampleInput, device: str, precise: bool = False) 
 
     `precise`: in the next higher precision.
     """
-    others = "cpu" if op.name in _HOST_ARGUMENTS else device
+    others = "cpu" if op.name in HOST_ARGUMENTS else device
     moved: _Moved = {}
 
     def copy(tree: Any, device: str) -> Any:

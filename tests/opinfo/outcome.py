@@ -12,6 +12,10 @@ PARTS = ("forward", "backward", "inplace", "out", "errors", "layouts")
 SIZES, INTEGERS = "sizes", "integers"
 VARIANTS = (SIZES, INTEGERS)
 
+# Operands, results and what is written are views of memory that the program makes. Only if asked
+# for, too.
+VIEWS = "views"
+
 
 class Mismatch(Exception):
     """The device's result is not the CPU's.

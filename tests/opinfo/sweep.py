@@ -3,8 +3,8 @@
 The outcomes are added to a file, line by line, so that a sweep can be stopped and continued, and
 made in shards; ``--docs`` brings docs/opinfo.md up to date: what it says of a dtype and part is
 replaced where the results have these, and stays where they do not. ``--part sizes`` tries samples
-with sizes of 0 and 1 instead, ``--part integers`` those with extreme integers; no page tells of
-these.
+with sizes of 0 and 1 instead, ``--part integers`` those with extreme integers, and ``--part views``
+those as views of memory that the program makes; no page tells of these.
 """
 
 from __future__ import annotations

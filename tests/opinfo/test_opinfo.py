@@ -13,7 +13,7 @@ import torch
 from tests.opinfo.checks import check_entry
 from tests.opinfo.entries import entries, supports
 from tests.opinfo.expected import EXPECTED, JUDGED, unexpected
-from tests.opinfo.outcome import INTEGERS, PARTS, SIZES
+from tests.opinfo.outcome import INTEGERS, PARTS, SIZES, VIEWS
 
 # Of each kind of operator one or two that much depends on.
 THOROUGH = [
@@ -197,6 +197,13 @@ def test_layouts(name: str) -> None:
     outcome = check_entry(name, torch.float32, "layouts", 2)
     assert unexpected(outcome, complete=False) == []
     assert outcome.fallbacks == {}
+
+
+@pytest.mark.parametrize("name", THOROUGH)
+def test_views(name: str) -> None:
+    """Compiled: test_host_programs.py has PyTorch's kernels compute the same."""
+    outcome = check_entry(name, torch.float32, VIEWS, 1)
+    assert unexpected(outcome, complete=False) == []
 
 
 @pytest.mark.parametrize("name", SIZED)
