@@ -292,7 +292,7 @@ def _compiled_module(module: nn.Module, region: _Region) -> nn.Module:
 
     def plain(self: nn.Module) -> nn.Module:
         view = object.__new__(original)
-        view.__dict__ = self.__dict__
+        object.__setattr__(view, "__dict__", self.__dict__)
         return view
 
     def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -310,5 +310,6 @@ def _compiled_module(module: nn.Module, region: _Region) -> nn.Module:
         "__reduce_ex__": lambda self, protocol: (_itself, (plain(self),)),
     }
     compiled: nn.Module = object.__new__(type(original.__name__, (_Unannounced, original), methods))
-    compiled.__dict__ = module.__dict__
+    # Past the class's own __setattr__: torch.jit's wants an __init__ to have run.
+    object.__setattr__(compiled, "__dict__", module.__dict__)
     return compiled

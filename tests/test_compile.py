@@ -305,6 +305,20 @@ def test_a_module_s_class_hears_of_no_class_of_ours() -> None:
     assert Listed.names == ["first"]
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_a_module_of_torch_jit() -> None:
+    layer = nn.Linear(4, 4)
+    compiled = lazyxla.compile(torch.jit.script(nn.Sequential(layer, nn.ReLU())).to(DEVICE))
+    x = _tensor(3, 4)
+    lazyxla.sync()
+    with lazyxla.eager_mode(True), counted() as n:
+        result = compiled(x)
+    assert n.executions == 1
+    assert_same(result, F.linear(x.cpu(), layer.weight.cpu(), layer.bias.cpu()).relu())
+    result.sum().backward()
+    assert all(parameter.grad is not None for parameter in compiled.parameters())
+
+
 def test_a_compiled_module_is_copied_and_pickled() -> None:
     compiled = lazyxla.compile(nn.Linear(4, 4).to(DEVICE))
     x = _tensor(3, 4)
