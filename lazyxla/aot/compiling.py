@@ -301,4 +301,10 @@ def _abstract_module(module: nn.Module) -> nn.Module:
         tensors[id(parameter)] = nn.Parameter(fresh, requires_grad=parameter.requires_grad)
     for buffer in module.buffers():
         tensors[id(buffer)] = _abstract(buffer)
+    # Results that a module keeps, such as the weight that weight_norm computes before each call:
+    # they cannot be copied, and a move to the device leaves them, too.
+    for part in module.modules():
+        for value in vars(part).values():
+            if isinstance(value, torch.Tensor) and not value.is_leaf:
+                tensors[id(value)] = value
     return copy.deepcopy(module, tensors)

@@ -54,6 +54,15 @@ def test_keyword_arguments_and_nested_inputs() -> None:
     assert compiled.memory_stats()["arguments"] == 3 * x.nbytes
 
 
+@pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm` is deprecated")
+def test_a_module_that_keeps_a_result() -> None:
+    model = nn.utils.weight_norm(nn.Linear(256, 512))  # its weight, made anew before each call
+    before = model.weight
+    compiled = aot.compile(model, _batch()[:1], topology=V5E)
+    assert compiled.num_parameters == 256 * 512 + 512 + 512
+    assert model.weight is before
+
+
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 def test_a_module_is_not_changed(device: str) -> None:
     model = _mlp().to(device)
