@@ -136,13 +136,44 @@ def _keeps_format(name: str, position: int = 0) -> Callable[..., Any]:
     return result
 
 
+def _flat(made: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """A result in one dimension, which kernels compute in two, once the first operand is
+    contiguous.
+    """
+    memory_format = suggest_memory_format(weight.unsqueeze(2))
+    return torch.empty_like(made.unsqueeze(2), memory_format=memory_format).squeeze(2)
+
+
 def _convolution(x: torch.Tensor, weight: torch.Tensor, *args: Any) -> torch.Tensor:
     # Torch leaves the memory format to the backend. The CPU's kernels follow both.
     made: torch.Tensor = torch.ops.aten.convolution(x, weight, *args)
+    if x.ndim == 3:
+        return _flat(made, weight)
     for memory_format in map(suggest_memory_format, (x, weight)):
         if memory_format != torch.contiguous_format:
             return torch.empty_like(made, memory_format=memory_format)
     return made
+
+
+def _convolution_backward(
+    grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, *args: Any
+) -> Any:
+    # Torch's own is right elsewhere, but its rule for fake tensors makes the results contiguous.
+    made = torch.ops.aten.convolution_backward(grad, x, weight, *args)
+    return _map(lambda t: _flat(t, weight) if t.ndim == 3 else t, made)
+
+
+def _pool3d(name: str) -> Callable[..., Any]:
+    """For poolings of volumes, of which torch's own lose the format of a single sample."""
+    last = torch.channels_last_3d
+
+    def result(*args: Any, **kwargs: Any) -> Any:
+        made, x = find_op(f"aten::{name}")(*args, **kwargs), args[0]
+        if x.ndim == 5 or x.is_contiguous() or not x[None].is_contiguous(memory_format=last):
+            return made
+        return _map(lambda t: torch.empty_like(t[None], memory_format=last)[0], made)
+
+    return result
 
 
 def _batch_norm_backward(grad: torch.Tensor, x: torch.Tensor, *args: Any) -> Any:
@@ -190,10 +221,11 @@ STRIDES: dict[str, Callable[..., Any]] = {
     "angle": _angle,
     "convolution": _convolution,
     "copysign.Tensor": _copysign,
-    # Torch's own is right, but its rule for fake tensors makes the results contiguous.
-    "convolution_backward": torch.ops.aten.convolution_backward,
+    "convolution_backward": _convolution_backward,
     "binary_cross_entropy_backward": _keeps_strides("binary_cross_entropy_backward", 1),
     "ldexp.Tensor": _ldexp,
+    "max_pool3d_with_indices": _pool3d("max_pool3d_with_indices"),
+    "max_pool3d_with_indices_backward": _pool3d("max_pool3d_with_indices_backward"),
     "native_batch_norm_backward": _batch_norm_backward,
     "roll": _roll,
     **{name: _iterated(name) for name in _ITERATED},

@@ -148,6 +148,39 @@ def test_strides_of_gradients_of_linear(layout: str) -> None:
         assert _significant(gradients(*on_device)) == _significant(gradients(*given))
 
 
+def _gradients(call: Callable[..., Any]) -> Callable[..., Any]:
+    """The results and the gradients of all tensors."""
+
+    def run(*given: torch.Tensor) -> Any:
+        operands = [x.detach().requires_grad_() for x in given]
+        result = call(*operands)
+        return result, torch.autograd.grad(result.sum(), operands)
+
+    return run
+
+
+@pytest.mark.parametrize("call", [F.conv1d, F.conv_transpose1d])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_strides_of_convolutions_in_one_dimension(call: Callable[..., Any], layout: str) -> None:
+    for other in LAYOUTS.values():
+        given = LAYOUTS[layout](torch.rand(2, 3, 7)), other(torch.rand(3, 3, 2))
+        on_device = map(_on_device, given)
+        assert _significant(_gradients(call)(*on_device)) == _significant(_gradients(call)(*given))
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (1, 2, 3, 0), (3, 2, 1, 0)])
+def test_strides_of_pooling_of_one_sample(order: tuple[int, ...]) -> None:
+    def pooled(x: torch.Tensor) -> Any:
+        return F.max_pool3d(x, 2, return_indices=True)
+
+    def gradients(x: torch.Tensor) -> Any:
+        return _gradients(lambda x: F.max_pool3d(x, 2).square())(x)
+
+    x = _permuted([*order])(torch.rand(3, 4, 5, 6))
+    for call in (pooled, gradients, _gradients(lambda x: F.max_pool3d(x, 2))):
+        assert _significant(call(_on_device(x))) == _significant(call(x))
+
+
 def test_strides_of_what_the_host_computes() -> None:
     def solved(a: torch.Tensor) -> torch.Tensor:
         return torch.linalg.lstsq(a, a.mT @ a).solution
