@@ -104,6 +104,15 @@ NEVER: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
+def test_a_kernel_warns_once_for_each_run() -> None:
+    x = torch.randn(1, next(_sizes))
+    for _ in range(2):
+        with torch.no_grad(), pytest.warns(UserWarning, match="degrees of freedom") as told:
+            n = run(lambda x: x.std(0).nan_to_num(), x)
+        assert n == (0, 1, 1)
+        assert len(told) == 2  # the CPU's, too
+
+
 @pytest.mark.parametrize("name", NEVER)
 def test_what_is_compiled_at_once(name: str) -> None:
     x = torch.randn(next(_sizes), 5)
