@@ -146,6 +146,14 @@ def test_turned_off() -> None:
         assert run(lambda x: x.tan() - x, torch.randn(next(_sizes), 5)) == (1, 0, 1)
 
 
+def test_turning_it_off_ends_a_trial() -> None:
+    x = torch.randn(next(_sizes), 5)
+    with torch.no_grad():
+        assert run(lambda x: x.tan() @ x.mT, x) == (0, 1, 1)
+        lazyxla.settings.host_programs = False
+        assert run(lambda x: x.tan() @ x.mT, x) == (1, 0, 1)
+
+
 def test_told(caplog: pytest.LogCaptureFixture) -> None:
     x = torch.randn(next(_sizes), 5)
     with torch.no_grad(), caplog.at_level("INFO", logger="lazyxla"):

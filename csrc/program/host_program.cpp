@@ -52,11 +52,6 @@ bool is_small(const Graph& graph) {
 
 bool is_medium(const Graph& graph) { return elements_of(graph) <= kMostElementsOfMedium; }
 
-bool may_have_host_programs() {
-  return options().host_programs && !options().strict_host_calls &&
-         pjrt::Runtime::get().platform() == "cpu";
-}
-
 // The number of earlier graphs of the same operators, in this order.
 int graphs_before(const Graph& graph) {
   static auto* all = new Guarded<BoundedMap<size_t, int>>();
@@ -76,6 +71,11 @@ Memory memory_for(size_t nbytes) { return Memory(nbytes / sizeof(std::max_align_
 }  // namespace
 
 void set_host_program_maker(HostProgramMaker new_maker) { maker = std::move(new_maker); }
+
+bool may_have_host_programs() {
+  return options().host_programs && !options().strict_host_calls &&
+         pjrt::Runtime::get().platform() == "cpu";
+}
 
 std::optional<HostProgram> find_host_program(const Graph& graph, OnHost which) {
   if (which == OnHost::kNone || !may_have_host_programs()) return std::nullopt;

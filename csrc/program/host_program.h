@@ -47,6 +47,9 @@ enum class OnHost : uint8_t {
 using HostProgramMaker = std::function<std::optional<HostProgram>(const Graph&)>;
 void set_host_program_maker(HostProgramMaker maker);
 
+// Whether the settings, and the platform, leave graphs to the host.
+bool may_have_host_programs();
+
 // The host's program of a graph that was never run, if it is not worth compiling. To be asked once
 // for each graph: it counts them.
 std::optional<HostProgram> find_host_program(const Graph& graph, OnHost which);

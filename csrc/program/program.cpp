@@ -252,7 +252,8 @@ VariantRef Program::go_on_trying(const Graph& graph, const Origin& origin) {
     if (trial.variant->scalars.differs(i, graph.slots)) varying_[i] = true;
   }
   ++trial.runs;
-  if (origin.on_host != OnHost::kFirstRuns || trial.runs > Trial::kRuns) {
+  const bool may_go_on = origin.on_host == OnHost::kFirstRuns && may_have_host_programs();
+  if (!may_go_on || trial.runs > Trial::kRuns) {
     trial.variant = nullptr;
     return nullptr;
   }
