@@ -93,7 +93,7 @@ class Program:
     def view(self) -> None:
         x = self.pick()
         if x.is_contiguous():
-            views = [x.view(6, -1), x.view(x.shape), x.clone().t().t()]
+            views = [x.view(12, -1), x.view(x.shape), x.clone().t().t()]
             self.tensors[self.draw.randrange(TENSORS)] = self.draw.choice(views)
 
     def wait(self) -> None:
