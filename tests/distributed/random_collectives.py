@@ -54,7 +54,7 @@ class Program:
             *(self.compute, self.write, self.view, self.forget, self.look, self.wait, self.meet),
             *(self.reduce_all, self.reduce_to_one, self.broadcast, self.gather_all, self.gather),
             *(self.scatter, self.scatter_sums, self.exchange, self.exchange_unevenly),
-            *(self.ring, self.send),
+            *(self.ring, self.send, self.region),
         ]
         for _ in range(STEPS):
             action: Callable[[], None] = self.draw.choice(actions)
@@ -257,6 +257,19 @@ class Program:
             assert work is not None
             self.works.append(work) if is_later else work.wait()
         self.results.append(y)
+
+    def region(self) -> None:
+        """A compiled one, which gets what is pending and calls the group."""
+        group, x = self.group(), self.pick().contiguous()
+
+        def reduced(x: Tensor) -> Tensor:
+            y = x + 1
+            dist.all_reduce(y, group=group)
+            x.add_(y)
+            return y % 7
+
+        function = reduced if self.device == "cpu" else lazyxla.compile(reduced)
+        self.keep(function(x))
 
     def meet(self) -> None:
         self.wait()
