@@ -22,7 +22,7 @@ from torch import fx
 
 from lazyxla import _C, untraced
 from lazyxla.determinant import transpose_for_determinants
-from lazyxla.dynamo import attention, padding
+from lazyxla.dynamo import assertions, attention, padding
 from lazyxla.dynamo.execution import compile_graph
 from lazyxla.dynamo.flex_attention import inline_flex_attention
 from lazyxla.dynamo.saved_tensors import partition_joint_graph
@@ -69,7 +69,7 @@ def backend(
         # In training AOTAutograd itself makes the results that share memory.
         inference_compiler=partial(compiler, aliases=True),
         partition_fn=partition_joint_graph,
-        decompositions=attention.DECOMPOSITIONS,
+        decompositions={**attention.DECOMPOSITIONS, **assertions.decompositions()},
         keep_inference_input_mutations=True,
     )
     before = _C.trace_for_lazyxla(True)
