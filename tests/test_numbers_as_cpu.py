@@ -165,3 +165,13 @@ def test_logarithms_of_one_and_a_little() -> None:
     result = torch.nn.functional.softplus(far.to("lazyxla") * 1, threshold=100)
     torch.testing.assert_close(result.cpu(), expected, **strict)
     assert torch.tensor([-0.0]).to("lazyxla").log1p().cpu().signbit().all()
+
+
+@pytest.mark.parametrize("number", [41, 49, 255.0])
+def test_quotients_that_are_rounded_by_the_division(number: float) -> None:
+    x = torch.arange(-1024.0, 1024.0)
+    ours = x.to("lazyxla")
+    assert torch.equal((ours // number).cpu(), x // number)
+    for mode in ("floor", "trunc"):
+        result = torch.div(ours, number, rounding_mode=mode)
+        assert torch.equal(result.cpu(), torch.div(x, number, rounding_mode=mode))
