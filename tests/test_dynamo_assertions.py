@@ -48,15 +48,32 @@ def test_classes_in_a_branch() -> None:
     assert_same(result, function(x))
 
 
-def test_assertion_where_values_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_classes_where_values_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
-        torch._assert_async((x > 0).all(), "x has to be positive")
-        return x + 1
+        return F.one_hot(x, 4) + 1
 
-    x = torch.tensor([1.0, -1.0])
-    compiled = torch.compile(function, backend="lazyxla")
-    assert_same(compiled(x.to(DEVICE)), x + 1)
+    bad = torch.tensor([1, 7], device=DEVICE)
+    torch.compile(function, backend="lazyxla")(bad)
     torch._dynamo.reset()
     monkeypatch.setattr(lazyxla.settings, "check_indices", True)
+    with pytest.raises(RuntimeError, match="Class values must be smaller than num_classes"):
+        torch.compile(function, backend="lazyxla")(bad).cpu()
+
+
+@pytest.mark.parametrize("within", [False, True])
+def test_assertions_of_the_program_itself_are_kept(within: bool) -> None:
+    def asserted(x: torch.Tensor) -> torch.Tensor:
+        # What Dynamo makes of an assert; pytest has rewritten those of this file.
+        torch._assert_async((x > 0).all(), "x has to be positive")
+        return F.one_hot(x.argmax(1), 4) + x
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        if not within:
+            return asserted(x)
+        return torch.utils.checkpoint.checkpoint(asserted, x, use_reentrant=False)
+
+    x = torch.rand(3, 4) + 1
+    compiled = torch.compile(function, backend="lazyxla", fullgraph=True)
+    assert_same(compiled(x.to(DEVICE)), function(x))
     with pytest.raises(RuntimeError, match="x has to be positive"):
-        torch.compile(function, backend="lazyxla")(x.to(DEVICE)).cpu()
+        compiled(-x.to(DEVICE)).cpu()

@@ -69,7 +69,7 @@ def backend(
         # In training AOTAutograd itself makes the results that share memory.
         inference_compiler=partial(compiler, aliases=True),
         partition_fn=partition_joint_graph,
-        decompositions={**attention.DECOMPOSITIONS, **assertions.decompositions()},
+        decompositions={**attention.DECOMPOSITIONS, **assertions.decompositions(module)},
         keep_inference_input_mutations=True,
     )
     before = _C.trace_for_lazyxla(True)
