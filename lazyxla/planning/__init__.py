@@ -6,6 +6,7 @@ C++ asks on cache misses only, on workers, with an outline of the graph (csrc/pr
 - :mod:`alignment`: which operators of one graph correspond to those of another;
 - :mod:`stages`: the cut between what is new and what is known;
 - :mod:`rounds`: the cut of a graph that holds many rounds of a loop;
+- :mod:`training_steps`: the cut of a graph that holds several steps of a training;
 - :mod:`collectives`: the cut at collectives, and the groups of processes that run together.
 
 C++ does the cutting (csrc/program/cut.h), and runs a graph that was cut as one flush.

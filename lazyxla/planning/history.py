@@ -18,10 +18,15 @@ from lazyxla.planning.alignment import align
 from lazyxla.planning.outline import Outline
 from lazyxla.planning.rounds import find_rounds
 from lazyxla.planning.stages import BEFORE, find_stages
+from lazyxla.planning.training_steps import find_training_steps
 
 _REMEMBERED = 32
 _REMEMBERED_OPERATORS = 100_000  # of all of them
 _MOST_EDITS = 512  # between graphs that are worth cutting
+
+_STEPS_BEFORE = 2
+"""How many graphs of several steps of a training are compiled whole: more are likely to follow,
+with other steps in them."""
 
 _LEAST_ALIKE = 0.75
 _LEAST_ALIKE_IN_ALL = 0.5
@@ -52,6 +57,7 @@ class History:
 
     def __init__(self) -> None:
         self._outlines: deque[Outline] = deque()  # the newest first
+        self._of_several_steps = 0  # graphs
         self._lock = threading.Lock()
 
     def plan(self, graph: Outline, may_cut: bool) -> Plan:
@@ -60,14 +66,19 @@ class History:
         Args:
             may_cut: whether its program may be several.
         """
+        steps = find_training_steps(graph)
         with self._lock:
             plan = self._compare(graph)
             self._remember(graph)
+            self._of_several_steps += bool(steps)
+            vary = self._of_several_steps > _STEPS_BEFORE
         rounds = find_rounds(graph) if may_cut else None
-        if rounds is None:
-            return plan
-        again = f", in which {rounds.operators} operators come {rounds.times} times"
-        return Plan(plan.reason + again, rounds.stages, True, plan.varying)
+        if rounds:
+            again = f", in which {rounds.operators} operators come {rounds.times} times"
+            return Plan(plan.reason + again, rounds.stages, True, plan.varying)
+        if steps and vary:
+            return Plan(plan.reason + ", of several training steps", steps, True, plan.varying)
+        return plan
 
     def _compare(self, graph: Outline) -> Plan:
         differences = self._differences(graph)
