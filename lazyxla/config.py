@@ -212,9 +212,9 @@ class Settings:
         _integer(1),
         2000,
         "compiled programs that are kept; then the ones not run for the longest time go",
-        details="It is a quarter of them that goes, to be compiled again if they are met again. So "
-        "it is when the process has half of the memory mappings that Linux grants it: code takes "
-        "mappings.",
+        details="A program counts as one more for each hundred operators. It is a quarter of them "
+        "that goes, to be compiled again if they are met again. So it is when the process has half "
+        "of the memory mappings that Linux grants it: code takes mappings.",
     )
     max_calls = Field(
         "LAZYXLA_MAX_CALLS",

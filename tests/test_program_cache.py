@@ -47,6 +47,16 @@ def test_the_cache_is_bounded(few_programs: None, mode: bool) -> None:
     assert lazyxla.counters()["programs_dropped"] > 0
 
 
+def test_large_programs_count_as_several(few_programs: None) -> None:
+    """One of 300 operators as four, so that there is room for five of them."""
+    for size in range(700, 710):
+        x = torch.ones(size, device="lazyxla")
+        for _ in range(100):
+            x = (x + x).neg().abs() * 0.5
+        assert x.sum().item() == size
+    assert 2 <= _C.cached_programs() <= 1 + LIMIT // 4
+
+
 def test_what_runs_often_stays(few_programs: None) -> None:
     compute(300).item()
     for size in range(301, 301 + 3 * LIMIT):

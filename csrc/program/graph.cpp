@@ -17,6 +17,12 @@ uint32_t Graph::operand(size_t node, size_t position) const {
   return code & 1 ? number : values[number] + (static_cast<uint32_t>(code) >> 1);
 }
 
+int64_t Graph::operators() const {
+  int64_t count = 0;
+  for (const ir::NodePtr& node : nodes) count += node->spec()->operators;
+  return count;
+}
+
 uint32_t Graph::add_leaf(ir::NodePtr leaf) {
   const ir::TensorType& type = leaf->output_type(0);
   key.push_back(kLeaf | (static_cast<uint64_t>(type.dtype) << 32) | type.dims.size());

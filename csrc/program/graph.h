@@ -58,6 +58,8 @@ struct Graph {
   // The number of a node's operand. (The numbers that the walk leaves in the nodes are valid under
   // its mutex only: a node may be in another thread's graph, too.)
   uint32_t operand(size_t node, size_t position) const;
+  // How many were recorded, or traced.
+  int64_t operators() const;
 
   // Appending to the graph and its key, operands before users. Each returns the position.
   uint32_t add_leaf(ir::NodePtr leaf);

@@ -117,8 +117,11 @@ std::optional<Program::Use> Program::use() {
   if (is_making_) return std::nullopt;  // perhaps we: its stages are programs of the cache, too
   std::unique_lock lock(mutex_, std::try_to_lock);
   if (!lock) return std::nullopt;  // its holder may be waiting for the GIL, which we may hold
-  Use use{.last_run = 0, .variants = static_cast<int64_t>(variants_.size())};
-  for (const auto& variant : variants_) use.last_run = std::max(use.last_run, variant->last_run());
+  Use use{.last_run = 0, .size = 0};
+  for (const auto& variant : variants_) {
+    use.last_run = std::max(use.last_run, variant->last_run());
+    use.size += variant->size();
+  }
   if (is_on_trial()) use.last_run = std::max(use.last_run, trial_->variant->last_run());
   return use;
 }
@@ -331,6 +334,7 @@ VariantRef Program::make_whole(const Graph& graph, Compile how, const Origin& or
   variant->line = origin.line;
   variant->partition = graph.partition;
   variant->replicas = graph.replicas;
+  variant->note_operators(graph.operators());
   const auto portable = portable_key(graph);
   const uint64_t key = portable ? std::hash<std::string>()(*portable) : graph.hash;
   const auto stored = program_store(portable, options_text);

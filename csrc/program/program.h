@@ -123,7 +123,7 @@ class Program {
   // Nothing while one is being lowered.
   struct Use {
     int64_t last_run;
-    int64_t variants;
+    int64_t size;  // of its variants
   };
   std::optional<Use> use();
 

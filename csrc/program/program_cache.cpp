@@ -49,8 +49,8 @@ struct Cache {
 
 auto& cache = *new Guarded<Cache>();
 
-// Compiled forms; a program that could not be lowered counts as one.
-int64_t count() { return std::max<int64_t>(live_variants(), cached_programs()); }
+// Of compiled forms; a program that could not be lowered counts as one.
+int64_t count() { return std::max<int64_t>(size_of_variants(), cached_programs()); }
 
 bool is_full() {
   if (count() >= options().max_programs) return true;
@@ -79,7 +79,7 @@ std::vector<ProgramRef> find_oldest() {
   to_drop = std::max<int64_t>(to_drop, 1);
   for (auto& [use, program] : all) {
     if (to_drop <= 0) break;
-    to_drop -= std::max<int64_t>(use.variants, 1);
+    to_drop -= std::max<int64_t>(use.size, 1);
     oldest.push_back(std::move(program));
   }
   return oldest;

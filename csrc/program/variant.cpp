@@ -13,18 +13,26 @@
 namespace lazyxla::program {
 namespace {
 
+constexpr int64_t kOperatorsOfOne = 100;
+
 std::atomic<int64_t> alive{0};
 
 }  // namespace
 
-int64_t live_variants() { return alive; }
+int64_t size_of_variants() { return alive; }
 
 Variant::Variant() {
-  ++alive;
+  alive += size_;
   note_run();  // it is about to
 }
 
-Variant::~Variant() { --alive; }
+Variant::~Variant() { alive -= size_; }
+
+void Variant::note_operators(int64_t operators) {
+  const int64_t more = 1 + operators / kOperatorsOfOne - size_;
+  size_ += more;
+  alive += more;
+}
 
 void Variant::note_run() const {
   static std::atomic<int64_t> runs{0};

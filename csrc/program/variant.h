@@ -45,6 +45,11 @@ struct Variant {
   Variant();
   ~Variant();
 
+  // How many programs it counts as where their number is bounded. Of each operator a program keeps
+  // code and more, tens of kilobytes.
+  int64_t size() const { return size_; }
+  void note_operators(int64_t operators);
+
   // Whether it is for these values. Not if compiling it failed: the next run that needs it tries
   // again. Nor if other processes have other numbers where it has constants: then it is replaced by
   // one in which all are inputs.
@@ -82,6 +87,7 @@ struct Variant {
   enum State : int { kCompiling, kCompiled, kFailed };
   std::atomic<int> state_{kCompiling};
   mutable std::atomic<int64_t> last_run_{0};
+  int64_t size_ = 1;
   mutable std::atomic<bool> has_other_numbers_{false};
   void take(std::unique_ptr<pjrt::Executable> executable);
   std::unique_ptr<pjrt::Executable> executable_;
@@ -102,7 +108,7 @@ struct StageProgram {
   std::vector<int> donatable;   // those of its inputs that it may consume
 };
 
-// How many there are.
-int64_t live_variants();
+// The size of all that there are.
+int64_t size_of_variants();
 
 }  // namespace lazyxla::program
