@@ -186,13 +186,19 @@ def test_a_step_ends_with_the_update() -> None:
 
 def test_random_numbers_belong_to_the_step_that_takes_them() -> None:
     step = "fg" + "rg" * 9 + "u"
-    assert find_training_steps(outline(step, step)) == [0] * 21 + [1] * 21
+    assert find_training_steps(outline(step, step, step)) == [0] * 21 + [1] * 21 + [2] * 21
 
 
-@pytest.mark.parametrize("steps", [["f" + "g" * 40 + "u"], ["f" + "g" * 8 + "u"] * 4])
+@pytest.mark.parametrize(
+    "steps",
+    [
+        ["f" + "g" * 40 + "u"] * 2 + ["f" + "g" * 40],  # which reads what the second one updates
+        ["f" + "g" * 8 + "u"] * 4,
+    ],
+)
 def test_what_is_not_several_steps_of_some_size(steps: list[str]) -> None:
     assert find_training_steps(outline(*steps)) == []
-    assert find_training_steps(outline("f" + "g" * 40, updates="")) == []
+    assert find_training_steps(outline(*steps, updates="")) == []
 
 
 def test_the_first_graphs_of_several_steps_stay_whole() -> None:
@@ -200,7 +206,7 @@ def test_the_first_graphs_of_several_steps_stay_whole() -> None:
     history = History()
     stages = []
     for length in (30, 40, 50, 60):
-        plan = history.plan(outline("f" + "g" * length + "u", "f" + "g" * 30 + "u"), True)
+        plan = history.plan(outline(*["f" + "g" * length + "u"] * 2, "f" + "g" * 30 + "u"), True)
         stages.append(bool(plan.stages) and plan.is_certain)
     assert stages == [False, False, True, True]
     assert plan.reason.endswith(", of several training steps")

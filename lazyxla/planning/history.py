@@ -66,7 +66,7 @@ class History:
         Args:
             may_cut: whether its program may be several.
         """
-        steps = find_training_steps(graph)
+        steps = find_training_steps(graph) if may_cut else []
         with self._lock:
             plan = self._compare(graph)
             self._remember(graph)

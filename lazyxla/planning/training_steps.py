@@ -11,12 +11,14 @@ from __future__ import annotations
 
 from lazyxla.planning.outline import Outline
 
+_FEWEST = 3
+"""Two may be one for the user, whose two models are updated in turn."""
 _SMALL = 16
 """Operators of a step, on the average: the program of a smaller one takes longer to start."""
 
 
 def find_training_steps(graph: Outline) -> list[int]:
-    """The step that each operator belongs to, from 0 on; an empty list if there is only one."""
+    """The step that each operator belongs to, from 0 on; an empty list if there are too few."""
     is_update = _updates(graph)
     steps = [0] * len(graph)
     for i, sources in enumerate(graph.sources):
@@ -24,8 +26,8 @@ def find_training_steps(graph: Outline) -> list[int]:
             if source >= 0:
                 is_next = is_update[source] and not is_update[i]
                 steps[i] = max(steps[i], steps[source] + is_next)
-    count = max(steps, default=0) + 1
-    if count == 1 or sum(operator.size for operator in graph.operators) < _SMALL * count:
+    count = 1 + max((step for step, update in zip(steps, is_update) if update), default=0)
+    if count < _FEWEST or sum(operator.size for operator in graph.operators) < _SMALL * count:
         return []
     _move_to_their_users(graph, is_update, steps)
     return steps
