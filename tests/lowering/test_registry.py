@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from lazyxla import _C
 from lazyxla.compat import REMOVED_OPERATORS
 from lazyxla.lowering import how, jax_rule, names, registry, rule
 
@@ -46,6 +47,10 @@ def test_names_leave_out_internal_and_graph_operators() -> None:
     assert not [n for n in listed if n.startswith(("lazyxla::", "prims::"))]
 
 
+OF_OTHER_FORMS = {"aten::conj_physical"}
+"""They decompose, but not their in-place and out= forms, which their rules are for."""
+
+
 def test_names_are_functional_operators_of_pytorch() -> None:
     from lazyxla.lowering.operators import find_op
 
@@ -57,9 +62,17 @@ def test_names_are_functional_operators_of_pytorch() -> None:
             continue
         assert op is not None, f"{name} does not exist"
         assert not op._schema.is_mutable, f"{name} is an in-place or out form"
-        assert not _decomposes(op), f"{name} decomposes by itself"
+        assert _decomposes(op) == (name in OF_OTHER_FORMS), f"{name} decomposes by itself"
         views = [r for r in op._schema.returns if r.alias_info is not None]
         assert not views, f"{name} is a view"
+
+
+@pytest.mark.parametrize("name", sorted(OF_OTHER_FORMS))
+def test_what_decomposes_is_left_to_pytorch(name: str) -> None:
+    """Its rule would cut gradients off."""
+    x = torch.ones(2, dtype=torch.complex64, device="lazyxla", requires_grad=True)
+    assert _C.kernel_origin(name, "PrivateUse1") == ""
+    assert getattr(torch, name.removeprefix("aten::"))(x).requires_grad
 
 
 def _decomposes(op: Any) -> bool:
