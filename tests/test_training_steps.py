@@ -201,6 +201,13 @@ def test_what_is_not_several_steps_of_some_size(steps: list[str]) -> None:
     assert find_training_steps(outline(*steps, updates="")) == []
 
 
+def test_large_graphs_are_cut_at_once() -> None:
+    large = outline(*["f" + "g" * length + "u" for length in (300, 350, 400)])
+    plan = History().plan(large, True)
+    assert plan.is_certain
+    assert plan.stages == [0] * 302 + [1] * 352 + [2] * 402
+
+
 def test_the_first_graphs_of_several_steps_stay_whole() -> None:
     """They may come again as they are."""
     history = History()

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from lazyxla.planning.alignment import align
 from lazyxla.planning.outline import Outline
-from lazyxla.planning.rounds import find_rounds
+from lazyxla.planning.rounds import MANY, find_rounds
 from lazyxla.planning.stages import BEFORE, find_stages
 from lazyxla.planning.training_steps import find_training_steps
 
@@ -25,8 +25,8 @@ _REMEMBERED_OPERATORS = 100_000  # of all of them
 _MOST_EDITS = 512  # between graphs that are worth cutting
 
 _STEPS_BEFORE = 2
-"""How many graphs of several steps of a training are compiled whole: more are likely to follow,
-with other steps in them."""
+"""How many graphs of several steps of a training are compiled whole, unless they are large: more
+are likely to follow, with other steps in them."""
 
 _LEAST_ALIKE = 0.75
 _LEAST_ALIKE_IN_ALL = 0.5
@@ -76,7 +76,7 @@ class History:
         if rounds:
             again = f", in which {rounds.operators} operators come {rounds.times} times"
             return Plan(plan.reason + again, rounds.stages, True, plan.varying)
-        if steps and vary:
+        if steps and (vary or len(graph) >= MANY):
             return Plan(plan.reason + ", of several training steps", steps, True, plan.varying)
         return plan
 

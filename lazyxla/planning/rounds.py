@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from lazyxla.planning.outline import Outline
 
-_MANY = 1024  # operators: a smaller graph is compiled in seconds
+MANY = 1024  # operators: a smaller graph is compiled in seconds
 _FEWEST = 128  # that a program of rounds has, so that running it takes longer than starting it
 _LEAST_COUNT = 3
 _ALIKE = 0.9
@@ -46,7 +46,7 @@ class _Range(NamedTuple):
 
 def find_rounds(graph: Outline) -> Rounds | None:
     """The rounds of a graph; None if there are none, or it is too small."""
-    if len(graph) < _MANY:
+    if len(graph) < MANY:
         return None
     symbols = _symbols(graph)
     period, found = _find_period(symbols)
