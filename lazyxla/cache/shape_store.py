@@ -49,7 +49,7 @@ class ShapeStore:
     def __init__(self, path: str = "") -> None:
         self._path = path
         self._title = f"lazyxla shapes 4 {os.path.basename(path)}\n".encode()
-        self._answers: dict[bytes, bytes] | None = None  # None: the file was not read
+        self._answers: list[dict[bytes, bytes]] = []  # none before the file is read
         self._unwritten: list[bytes] = []
         self._unwritten_bytes = 0
         self._process = os.getpid()
@@ -78,12 +78,12 @@ class ShapeStore:
 
     def _known(self) -> dict[bytes, bytes]:
         """The answers by their keys. The first call reads the file."""
-        if self._answers is None:
+        if not self._answers:
             answers: dict[bytes, bytes] = {}
             for key, answer in self._read():
                 _keep(answers, key, answer)
-            self._answers = answers
-        return self._answers
+            self._answers.append(answers)
+        return self._answers[0]  # if two threads have read it, both go on with the first one's
 
     def _read(self) -> Iterator[tuple[bytes, bytes]]:
         """All records. Makes the directory if need be."""
