@@ -66,19 +66,21 @@ class History:
         Args:
             may_cut: whether its program may be several.
         """
-        steps = find_training_steps(graph) if may_cut else []
-        with self._lock:
-            plan = self._compare(graph)
-            self._remember(graph)
-            self._of_several_steps += bool(steps)
-            vary = self._of_several_steps > _STEPS_BEFORE
         rounds = find_rounds(graph) if may_cut else None
-        if rounds:
-            again = f", in which {rounds.operators} operators come {rounds.times} times"
-            return Plan(plan.reason + again, rounds.stages, True, plan.varying)
-        if steps and (vary or len(graph) >= MANY):
-            return Plan(plan.reason + ", of several training steps", steps, True, plan.varying)
-        return plan
+        steps = find_training_steps(graph) if may_cut and not rounds else []
+        with self._lock:
+            self._of_several_steps += bool(steps)
+            varies = self._of_several_steps > _STEPS_BEFORE or len(graph) >= MANY
+            if steps and varies:  # finding differences would take a hundred times as long
+                reason = "a new graph" + self._explain(graph, ())
+                plan = Plan(reason + ", of several training steps", steps, True, [])
+            else:
+                plan = self._compare(graph)
+            self._remember(graph)
+        if rounds is None:
+            return plan
+        again = f", in which {rounds.operators} operators come {rounds.times} times"
+        return Plan(plan.reason + again, rounds.stages, True, plan.varying)
 
     def _compare(self, graph: Outline) -> Plan:
         differences = self._differences(graph)
