@@ -106,6 +106,7 @@ def measure(python: str, program: list[str], threads: int, cache: str) -> Figure
         "PJRT_DEVICE": "CPU",
         **os.environ,
         "LAZYXLA_CACHE_DIR": cache,
+        "TORCHINDUCTOR_CACHE_DIR": str(Path(cache) / "inductor"),
     }
     command = [python, str(HERE / program[0]), *program[1:], "--threads", str(threads)]
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
