@@ -1,7 +1,8 @@
-"""Small graphs that stay new are run by PyTorch's kernels, once eight like them were compiled."""
+"""Graphs of a line that stay new are run by PyTorch's kernels, once a few of them were compiled."""
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 import threading
@@ -14,7 +15,15 @@ import torch
 import lazyxla
 from tests.support import DEVICE, counted
 
-COMPILED_FIRST = 8
+COMPILED_FIRST = 4
+
+_lines = itertools.count()
+
+
+def new_line() -> Callable[[bool], None]:
+    """A sync in a line of its own, which waits or not: what recurs is counted for each line."""
+    code = compile("lazyxla.sync(wait=wait)", f"line_{next(_lines)}.py", "exec")
+    return lambda wait: exec(code, {"lazyxla": lazyxla, "wait": wait})
 
 
 @pytest.fixture(autouse=True)
@@ -26,13 +35,14 @@ def _host_programs() -> Iterator[None]:
 
 def run(function: Callable[..., torch.Tensor], rounds: int, first: int = 2) -> dict[str, int]:
     """Compares a function of a growing tensor with the CPU; what the last four rounds counted."""
+    sync = new_line()
     for size in range(first, first + rounds):
         x = torch.randn(size, 3)
         ours = x.to(DEVICE)
         if size == first + rounds - 4:
             lazyxla.reset_counters()
         result = function(ours)
-        lazyxla.sync()
+        sync(False)
         expected = function(x)
         assert (result.dtype, result.shape, result.stride()) == (
             *(expected.dtype, expected.shape, expected.stride()),
@@ -61,7 +71,7 @@ def test_what_ran_is_known() -> None:
     with counted() as n:
         result = torch.ones(size, device=DEVICE).sin() * 3
         lazyxla.sync(wait=True)
-    assert (n.compiles, n.cache_hits, n.host_programs) == (0, 1, 1)
+    assert (n.compiles, n.host_programs) == (0, 1)
     torch.testing.assert_close(result.cpu(), torch.ones(size).sin() * 3)
 
 
@@ -145,15 +155,13 @@ def test_writes_in_place() -> None:
 COMPILED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "division": lambda x: (x > 0).to(torch.int32) // (x > 9).to(torch.int32).add_(2),
     "cast": lambda x: (x * 1e3).to(torch.int64),
-    "large": lambda x: x.repeat(3000, 1)[: 3000 * 3] * 2,
 }
 
 
 @pytest.mark.parametrize("name", COMPILED)
 def test_compiled_all_the_same(name: str) -> None:
     n = run(COMPILED[name], COMPILED_FIRST + 6, first=3)
-    assert n["host_programs"] == 0
-    assert name == "large" or n["compiles"] == 4
+    assert (n["compiles"], n["host_programs"]) == (4, 0)
 
 
 def test_random_numbers_are_the_same() -> None:
@@ -243,11 +251,17 @@ def test_a_stage_of_a_cut_graph() -> None:
 
 
 def test_a_flush_does_not_wait_for_inputs() -> None:
-    x = torch.ones(2, device=DEVICE)
+    sync = new_line()
+
+    def grow(x: torch.Tensor) -> torch.Tensor:
+        grown = torch.cat([x, x[:1]])
+        sync(False)
+        return grown
+
     for size in range(2, COMPILED_FIRST + 4):
-        torch.cat([x, x[:1]]).cpu()
         x = torch.ones(size, device=DEVICE)
         lazyxla.sync()
+        grow(x)
     lazyxla.reset_counters()
 
     def slow() -> torch.Tensor:
@@ -263,8 +277,7 @@ def test_a_flush_does_not_wait_for_inputs() -> None:
         x = slow()
         lazyxla.sync()
         with counted() as n:
-            grown = torch.cat([x, x[:1]])
-            lazyxla.sync()
+            grown = grow(x)
         torch.testing.assert_close(grown.cpu(), torch.ones(41))
         outcomes.append((n.compiles, n.host_programs))  # it is counted when it runs
     assert (0, 0) in outcomes
@@ -278,17 +291,17 @@ def test_a_failure_is_told_and_undone() -> None:
         x = torch.full((size,), value, device=DEVICE)
         lazyxla.sync()
         kept.add_(1)
-        return torch.linalg.eigvalsh(x.outer(x)) + kept.sum()
+        return (torch.linalg.eigvalsh(x.outer(x)) + kept.sum()).cpu()
 
     for size in range(2, COMPILED_FIRST + 4):
-        step(size, 0.25).cpu()
+        step(size, 0.25)
     assert lazyxla.counters()["host_programs"] > 0
     before = kept.cpu()
     with pytest.raises(RuntimeError, match="failed to converge"):
-        step(20, math.inf).cpu()
+        step(20, math.inf)
     assert torch.equal(kept.cpu(), before)
     with counted() as n:
-        step(21, 0.25).cpu()
+        step(21, 0.25)
     assert n.compiles == 0
     assert torch.equal(kept.cpu(), before + 1)
 
@@ -304,7 +317,7 @@ for size in range(2, 14):
     x = torch.ones(size, device="lazyxla")
     lazyxla.sync()
     assert torch.equal(torch.digamma(x).cpu(), -torch.ones(size))
-print(lazyxla.counters()["host_programs"] - 4)  # those that make x
+print(lazyxla.counters()["host_programs"] - 8)  # those that make x
 """
 
 

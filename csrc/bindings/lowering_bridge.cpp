@@ -285,21 +285,21 @@ void install_lowering(py::function lower, py::function how, py::function check_l
 }
 
 void install_listeners(py::function loaded, py::function on_host, py::function cut) {
-  program::set_listeners(
-      {[&loaded = kept(std::move(loaded))](size_t operators, const program::Occasion& occasion) {
-         in_python([&] { loaded(operators, to_python(occasion)); });
-       },
-       [&on_host = kept(std::move(on_host))](const program::Graph& graph,
-                                             const program::Occasion& occasion) {
-         in_python([&] {
-           const std::vector<bool> variable(graph.slots.size());
-           on_host(Exporter(graph, variable).run(), to_python(occasion));
-         });
-       },
-       [&cut = kept(std::move(cut))](const std::vector<size_t>& operators,
-                                     const program::Occasion& occasion) {
-         in_python([&] { cut(operators, to_python(occasion)); });
-       }});
+  program::listeners = {
+      [&loaded = kept(std::move(loaded))](size_t operators, const program::Occasion& occasion) {
+        in_python([&] { loaded(operators, to_python(occasion)); });
+      },
+      [&on_host = kept(std::move(on_host))](const program::Graph& graph,
+                                            const program::Occasion& occasion) {
+        in_python([&] {
+          const std::vector<bool> variable(graph.slots.size());
+          on_host(Exporter(graph, variable).run(), to_python(occasion));
+        });
+      },
+      [&cut = kept(std::move(cut))](const std::vector<size_t>& operators,
+                                    const program::Occasion& occasion) {
+        in_python([&] { cut(operators, to_python(occasion)); });
+      }};
 }
 
 // Text that Python makes for an error's message. On a worker: a signal handler must not interrupt

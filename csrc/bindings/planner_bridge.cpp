@@ -69,8 +69,9 @@ class Outliner {
   std::map<uint64_t, py::object> operators_;
 };
 
-program::Plan plan(const py::function& function, const program::Graph& graph, bool may_cut) {
-  py::object plan = function(Outliner(graph).run(), may_cut);
+program::Plan plan(const py::function& function, const program::Graph& graph, bool may_cut,
+                   bool may_share) {
+  py::object plan = function(Outliner(graph).run(), may_cut, may_share);
   return {plan.attr("reason").cast<std::string>(),
           plan.attr("stages").cast<std::vector<uint32_t>>(), plan.attr("is_certain").cast<bool>(),
           plan.attr("varying").cast<std::vector<bool>>()};
@@ -87,8 +88,9 @@ std::optional<program::ReplicaGroups> arrange(const py::function& function,
 
 void install_planner(py::function plan_graph, py::function cut, py::function grid) {
   program::planner = {
-      [&function = kept(std::move(plan_graph))](const program::Graph& graph, bool may_cut) {
-        return in_python([&] { return plan(function, graph, may_cut); });
+      [&function = kept(std::move(plan_graph))](const program::Graph& graph, bool may_cut,
+                                                bool may_share) {
+        return in_python([&] { return plan(function, graph, may_cut, may_share); });
       },
       [&function = kept(std::move(cut))](const program::Graph& graph) {
         return in_python(

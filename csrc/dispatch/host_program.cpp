@@ -201,7 +201,8 @@ struct Call {
   Own own = nullptr;
   std::optional<c10::OperatorHandle> op;
   size_t first_slot = 0;
-  bool is_contiguous_only = false;  // whether the kernel takes no other tensors
+  bool is_contiguous_only = false;    // whether the kernel takes no other tensors
+  std::vector<uint32_t> last_uses{};  // operands that no later call takes
 };
 
 Call make_call(const program::Graph& graph, size_t number) {
@@ -213,21 +214,25 @@ Call make_call(const program::Graph& graph, size_t number) {
   return call;
 }
 
-// Nothing if the node is to be compiled.
-std::optional<Call> call_of(const program::Graph& graph, size_t number) {
-  const ir::Node& node = *graph.nodes[number].get();
+// The internal operator's kernel, or PyTorch's operator; neither if the node is to be compiled.
+std::pair<Own, std::optional<c10::OperatorHandle>> kernel_of(const ir::Node& node) {
   const ir::OpSpec& spec = *node.spec();
   const bool as_now = spec.settings == 0 || spec.settings == record::record_settings();
-  if (spec.random || !as_now || is_defined_otherwise(node)) return std::nullopt;
-  Call call = make_call(graph, number);
-  call.own = own_kernel(spec.name);
-  if (call.own) return call;
-  if (!spec.name.starts_with("aten::")) return std::nullopt;
-  call.op = find_operator(spec.name);
-  if (!call.op || OpInfo::of(*call.op).has_users_rule || !may_call(*call.op, node)) {
-    return std::nullopt;
-  }
-  return call;
+  if (spec.random || !as_now || is_defined_otherwise(node)) return {};
+  if (Own own = own_kernel(spec.name)) return {own, std::nullopt};
+  if (!spec.name.starts_with("aten::") && !spec.name.starts_with("lazyxla::")) return {};
+  const auto op = find_operator(spec.name);
+  if (!op || OpInfo::of(*op).has_users_rule || !may_call(*op, node)) return {};
+  const auto in_our_namespace = "lazyxla_host::" + spec.name.substr(spec.name.find("::") + 2);
+  if (auto ours = find_operator(in_our_namespace)) return {nullptr, ours};
+  const bool has_kernel = op->hasComputedKernelForDispatchKey(c10::DispatchKey::CPU);
+  if (!has_kernel || spec.name.starts_with("lazyxla::")) return {};
+  return {nullptr, op};
+}
+
+bool computes(const ir::Node& node) {
+  const auto [own, op] = kernel_of(node);
+  return own || op;
 }
 
 // ---- the program ----
@@ -251,6 +256,7 @@ class CpuProgram {
       types.insert(types.end(), call.spec->outputs.begin(), call.spec->outputs.end());
     }
     for (uint32_t output : outputs_) results_.push_back(types[output]);
+    find_last_uses(types.size());
   }
 
   const std::vector<ir::TensorType>& results() const { return results_; }
@@ -288,13 +294,29 @@ class CpuProgram {
     PlainScope plain;
     std::vector<at::Tensor> values;
     for (size_t i = 0; i < inputs.size(); ++i) values.push_back(tensor_on(inputs[i], inputs_[i]));
-    for (const Call& call : calls_) compute(call, values, slots);
+    for (const Call& call : calls_) {
+      compute(call, values, slots);
+      for (uint32_t value : call.last_uses) values[value].reset();
+    }
     for (size_t i = 0; i < outputs_.size(); ++i) {
       tensor_on(results[i], results_[i]).copy_(values.at(outputs_[i]));
     }
   }
 
  private:
+  // What no later call takes, and is no result, is freed.
+  void find_last_uses(size_t values) {
+    std::vector<bool> is_used(values, false);
+    for (uint32_t output : outputs_) is_used[output] = true;
+    for (size_t i = calls_.size(); i-- > 0;) {
+      for (uint32_t operand : calls_[i].operands) {
+        if (is_used[operand]) continue;
+        is_used[operand] = true;
+        calls_[i].last_uses.push_back(operand);
+      }
+    }
+  }
+
   // Appends the call's results to the values.
   static void compute(const Call& call, std::vector<at::Tensor>& values,
                       c10::ArrayRef<ir::ScalarValue> slots) {
@@ -314,7 +336,13 @@ class CpuProgram {
       stack.push_back(args.read(call.spec->args[i], arguments[i].real_type()));
     }
     call.op->callBoxed(&stack);
+    const size_t before = values.size();
     for (const IValue& value : stack) flatten(value, values);
+    // An undefined tensor, a gradient that nobody asked for, is no value of the graph.
+    values.erase(std::remove_if(values.begin() + static_cast<std::ptrdiff_t>(before), values.end(),
+                                [](const at::Tensor& x) { return !x.defined(); }),
+                 values.end());
+    TORCH_CHECK(values.size() == before + call.spec->outputs.size(), "other results than inferred");
   }
 
   std::vector<Call> calls_;
@@ -332,10 +360,13 @@ std::optional<program::HostProgram> make(const program::Graph& graph) {
   std::vector<Call> calls;
   size_t slots = 0;
   for (size_t i = 0; i < graph.nodes.size(); ++i) {
-    auto call = call_of(graph, i);
-    if (!call) return std::nullopt;
-    call->first_slot = std::exchange(slots, slots + call->spec->slots.size());
-    calls.push_back(std::move(*call));
+    const auto [own, op] = kernel_of(*graph.nodes[i].get());
+    if (!own && !op) return std::nullopt;
+    Call call = make_call(graph, i);
+    call.own = own;
+    call.op = op;
+    call.first_slot = std::exchange(slots, slots + call.spec->slots.size());
+    calls.push_back(std::move(call));
   }
   auto program = std::make_shared<CpuProgram>(graph, std::move(calls));
   if (!program->works(graph.slots)) return std::nullopt;
@@ -351,6 +382,6 @@ program::HostProgram host_program_of_call(const program::Graph& graph) {
   return run_by(std::make_shared<CpuProgram>(graph, std::move(calls)));
 }
 
-void install_host_programs() { program::set_host_program_maker(&make); }
+void install_host_programs() { program::set_host_program_maker({&make, &computes}); }
 
 }  // namespace lazyxla::dispatch

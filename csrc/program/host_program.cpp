@@ -1,13 +1,10 @@
 #include "program/host_program.h"
 
 #include <c10/util/Exception.h>
-#include <c10/util/hash.h>
 
 #include <algorithm>
 
-#include "common/bounded_map.h"
 #include "common/counters.h"
-#include "common/locks.h"
 #include "common/options.h"
 #include "pjrt/client.h"
 #include "pjrt/host_view.h"
@@ -25,11 +22,13 @@ constexpr int64_t kMostElements = int64_t{1} << 14;
 // kernels a model of this size takes tens of milliseconds.
 constexpr int64_t kMostElementsOfMedium = int64_t{1} << 23;
 
-// How many graphs of the same operators are compiled first: most loops settle before, and one that
-// does not is reported to the user (recompilations.py). An estimate, too.
-constexpr int kCompiledFirst = 8;
+// Where graphs do not recur, their compilation is lost at any size; but the host's program has the
+// old values and the new ones at the same time (it consumes no input). A GiB of float32.
+constexpr int64_t kMostElementsOfLarge = int64_t{1} << 28;
 
-constexpr size_t kMostFamilies = 1024;
+// An operator alone is compiled in some 15 ms, a graph in one to ten for each operator. A graph
+// with fewer operators for each one that has to be compiled is compiled whole.
+constexpr size_t kLeastForEach = 8;
 
 auto& maker = *new HostProgramMaker();
 
@@ -50,21 +49,6 @@ bool is_small(const Graph& graph) {
   return graph.nodes.size() <= kMostNodes && elements_of(graph) <= kMostElements;
 }
 
-bool is_medium(const Graph& graph) { return elements_of(graph) <= kMostElementsOfMedium; }
-
-// The number of earlier graphs of the same operators, in this order.
-int graphs_before(const Graph& graph) {
-  static auto* all = new Guarded<BoundedMap<size_t, int>>();
-  size_t family = graph.nodes.size();
-  for (const ir::NodePtr& node : graph.nodes) {
-    family = c10::hash_combine(family, std::hash<std::string>()(node->spec()->name));
-  }
-  const auto counts = all->hold();
-  int* count = counts->find(family);
-  if (!count) count = &counts->insert(family, 0, kMostFamilies);
-  return (*count)++;
-}
-
 using Memory = std::vector<std::max_align_t>;
 Memory memory_for(size_t nbytes) { return Memory(nbytes / sizeof(std::max_align_t) + 1); }
 
@@ -72,21 +56,37 @@ Memory memory_for(size_t nbytes) { return Memory(nbytes / sizeof(std::max_align_
 
 void set_host_program_maker(HostProgramMaker new_maker) { maker = std::move(new_maker); }
 
+bool is_medium(const Graph& graph) { return elements_of(graph) <= kMostElementsOfMedium; }
+
 bool may_have_host_programs() {
   return options().host_programs && !options().strict_host_calls &&
          pjrt::Runtime::get().platform() == "cpu";
 }
 
 std::optional<HostProgram> find_host_program(const Graph& graph, OnHost which) {
-  if (which == OnHost::kNone || !may_have_host_programs()) return std::nullopt;
-  if (which == OnHost::kMedium) return is_medium(graph) ? maker(graph) : std::nullopt;
-  if (!is_small(graph)) return std::nullopt;
-  if (which != OnHost::kStage && graphs_before(graph) < kCompiledFirst) return std::nullopt;
-  return maker(graph);
+  const bool is_wanted = (which == OnHost::kMedium && is_medium(graph)) ||
+                         (which == OnHost::kStage && is_small(graph));
+  return is_wanted && may_have_host_programs() ? maker.make(graph) : std::nullopt;
 }
 
-std::optional<HostProgram> find_trial_program(const Graph& graph) {
-  return may_have_host_programs() && is_medium(graph) ? maker(graph) : std::nullopt;
+bool may_be_tried(const Graph& graph, OnHost which) {
+  if (!is_tried(which) || !may_have_host_programs()) return false;
+  const bool may_be_large = which == OnHost::kNewEachTime;
+  return elements_of(graph) <= (may_be_large ? kMostElementsOfLarge : kMostElementsOfMedium);
+}
+
+std::optional<HostProgram> find_trial_program(const Graph& graph) { return maker.make(graph); }
+
+std::vector<uint32_t> stages_on_host(const Graph& graph) {
+  std::vector<uint32_t> stages;
+  uint32_t compiled = 0;
+  for (const ir::NodePtr& node : graph.nodes) {
+    const bool on_host = maker.computes(*node.get());
+    stages.push_back(2 * compiled + (on_host ? 0 : 1));
+    if (!on_host) ++compiled;
+  }
+  const bool pays = compiled > 0 && compiled * kLeastForEach <= stages.size();
+  return pays ? stages : std::vector<uint32_t>();
 }
 
 std::vector<pjrt::Buffer> run(const HostProgram& program, c10::ArrayRef<pjrt::Buffer*> inputs,

@@ -3,13 +3,14 @@
 // XLA's compiler takes 10 ms and more for one operator, PyTorch's CPU kernels, on the memory of the
 // device's buffers, microseconds. So there are graphs that are not worth compiling:
 //
-// - A small one that is new in every iteration of a loop, such as a cat that grows, and would never
-//   run its program twice. Once some of the same operators were compiled, further ones are not.
 // - In inference, any that is not large and does not recur often: a prompt's first pass, the first
-//   step of a sampler. The host does the first runs of each (Trial). Training is compiled at once:
-//   its step is sure to recur, and two runs of it should not differ in rounding.
+//   step of a sampler. The host does the first runs of each (Trial).
+// - In training, those of a line whose graphs have not recurred (recurrence.h), likewise. Others
+// are
+//   compiled at once: a step is sure to recur, and two runs of it should not differ in rounding.
 // - The rounds of a loop that has no sync in it (cut.h), likewise, and the operators before and
 //   after them.
+// - A small stage of a graph that is cut since it differs from those before.
 //
 // Such a run waits for its inputs. If they are not computed yet, the runner's thread runs it
 // (graph/runner.h).
@@ -36,26 +37,41 @@ struct HostProgram {
 // Which graphs the host may run.
 enum class OnHost : uint8_t {
   kNone,
-  kSmall,      // a small one that is new each time
-  kStage,      // a small one: it is a stage of a graph that was cut, which differs each time
-  kFirstRuns,  // as kSmall, and the first runs of any that is not large
-  kMedium,     // any that is not large
+  kStage,        // a small one
+  kTraining,     // none, unless its line's graphs do not recur; then as kNewEachTime
+  kFirstRuns,    // the first runs of one that is not large
+  kNewEachTime,  // the first runs of any, also as stages
+  kMedium,       // one that is not large
 };
 
-// Makes the host's program of a graph; nothing if it has an operator that only XLA computes right.
+inline bool is_tried(OnHost which) {
+  return which == OnHost::kFirstRuns || which == OnHost::kNewEachTime;
+}
+
 // Set once, by the dispatch room. Called on workers only.
-using HostProgramMaker = std::function<std::optional<HostProgram>(const Graph&)>;
+struct HostProgramMaker {
+  // The host's program of a graph; nothing if it has an operator that only XLA computes right.
+  std::function<std::optional<HostProgram>(const Graph&)> make;
+  // Whether a node is no such operator, as far as can be told without calling it.
+  std::function<bool(const ir::Node&)> computes;
+};
 void set_host_program_maker(HostProgramMaker maker);
 
 // Whether the settings, and the platform, leave graphs to the host.
 bool may_have_host_programs();
 
-// The host's program of a graph that was never run, if it is not worth compiling. To be asked once
-// for each graph: it counts them.
+// The host's program of a graph that is never to be compiled.
 std::optional<HostProgram> find_host_program(const Graph& graph, OnHost which);
 
-// That of a graph whose first runs the host is to do, if it can.
+// Whether the host does the first runs of such a graph.
+bool may_be_tried(const Graph& graph, OnHost which);
+// Its program, if the host can compute all of it.
 std::optional<HostProgram> find_trial_program(const Graph& graph);
+// Else a cut (cut.h): each operator that the host cannot compute is a stage of its own, which other
+// graphs share. Empty if there is none, or too many for it to pay.
+std::vector<uint32_t> stages_on_host(const Graph& graph);
+// Whether a graph is not large.
+bool is_medium(const Graph& graph);
 
 // Waits for the inputs, and copies those that are not in the host's memory.
 std::vector<pjrt::Buffer> run(const HostProgram& program, c10::ArrayRef<pjrt::Buffer*> inputs,

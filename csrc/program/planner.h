@@ -28,7 +28,8 @@ struct ReplicaGroups {
 
 struct Planner {
   // Compares the graph with those before, and remembers it. `may_cut`: into rounds of a loop.
-  std::function<Plan(const Graph&, bool may_cut)> plan;
+  // `may_share`: whether to look for parts that others have, which takes time.
+  std::function<Plan(const Graph&, bool may_cut, bool may_share)> plan;
   // Per node its stage: collectives have the odd ones.
   std::function<std::vector<uint32_t>(const Graph&)> cut_at_collectives;
   // `groups`: those of one process. Nothing if they are no rows of a grid.

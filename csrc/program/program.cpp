@@ -26,8 +26,6 @@ constexpr size_t kMaxVariants = 64;
 
 auto& lowerer = *new Lowerer();
 
-auto& listeners = *new Listeners();
-
 c10::ThreadPool& compilers() {
   static auto* pool =
       new c10::ThreadPool(std::clamp<int>(std::thread::hardware_concurrency(), 1, 8));
@@ -76,12 +74,11 @@ std::unique_ptr<Identity> identity_of(const Graph& graph, const std::string& por
 
 void set_lowerer(Lowerer new_lowerer) { lowerer = std::move(new_lowerer); }
 
-void set_listeners(Listeners new_listeners) { listeners = std::move(new_listeners); }
-
-VariantRef Program::known(const Graph& graph) const {
+VariantRef Program::known(const Graph& graph) {
   for (const VariantRef& variant : variants_) {
     if (!variant->matches(graph.slots)) continue;
     ++Counters::get().cache_hits;
+    note_again();
     return variant;
   }
   return nullptr;
@@ -92,8 +89,10 @@ VariantRef Program::find(const Graph& graph) {
   return lock && !is_on_trial() ? known(graph) : nullptr;
 }
 
-VariantRef Program::variant(const Graph& graph, Compile how, const Origin& origin) {
+VariantRef Program::variant(const Graph& graph, Compile how, const Origin& of_flush) {
   std::lock_guard lock(mutex_);
+  Origin origin = of_flush;
+  origin.on_host = note_flush(of_flush);
   if (is_on_trial()) {
     if (VariantRef variant = go_on_trying(graph, origin)) return variant;
   }
@@ -106,6 +105,24 @@ VariantRef Program::variant(const Graph& graph, Compile how, const Origin& origi
   VariantRef variant = make(graph, how, origin);
   if (!variant->is_trial) add(variant);
   return variant;
+}
+
+OnHost Program::note_flush(const Origin& origin) {
+  if (!is_new()) note_again();
+  if (origin.on_host != OnHost::kTraining || !may_have_host_programs()) return origin.on_host;
+  if (is_new()) {
+    line_ = Line::of(origin.line);
+    if (line_) line_->note_new();
+    in_changing_line_ = line_ && line_->keeps_changing();
+  }
+  return in_changing_line_ ? OnHost::kNewEachTime : origin.on_host;
+}
+
+void Program::note_again() {
+  if (!line_) [[likely]]
+    return;
+  line_->note_again();
+  line_ = nullptr;
 }
 
 void Program::add(VariantRef variant) {
@@ -196,27 +213,33 @@ bool is_on_disk(const Graph& graph) {
   return stored && stored->is_kept();
 }
 
+std::string Program::take_plan(const Graph& graph, const Origin& origin) {
+  const bool apart = is_cut_at_collectives(graph);
+  const bool may_cut = origin.may_cut && options().cut_graphs && !graph.partition && !apart;
+  const bool changes = origin.on_host == OnHost::kNewEachTime;
+  Plan plan = planner.plan(graph, may_cut, !changes || line_->may_share());
+  if (!spans_processes(graph) && !apart) varying_ = std::move(plan.varying);
+  const bool has_stages = may_cut && !plan.stages.empty();
+  const bool is_shared = has_stages && is_known(largest_of(cut(graph, plan.stages)).graph);
+  if (line_) line_->note_plan(is_shared);
+  if (is_shared || (has_stages && plan.is_certain && !changes)) stages_ = std::move(plan.stages);
+  return plan.reason;
+}
+
 VariantRef Program::make(const Graph& graph, Compile how, const Origin& origin) {
   if (graph.partition) graph.partition->check();
   if (graph.replicas && graph.replicas->by_host) return make_exchange(graph, origin);
-  const bool apart = is_cut_at_collectives(graph);
-  std::string new_reason = origin.part_of;
+  const bool was_new = is_new();
   if (!origin.varying.empty()) varying_ = origin.varying;
-  const bool is_new = variants_.empty() && stages_.empty() && !trial_;
-  if (is_new && new_reason.empty()) {
-    const bool may_cut = origin.may_cut && options().cut_graphs && !graph.partition && !apart;
-    Plan plan = planner.plan(graph, may_cut);
-    new_reason = std::move(plan.reason);
-    if (!spans_processes(graph) && !apart) varying_ = std::move(plan.varying);
-    if (may_cut && !plan.stages.empty() &&
-        (plan.is_certain || is_known(largest_of(cut(graph, plan.stages)).graph))) {
-      stages_ = std::move(plan.stages);
-    }
-  }
-  if (apart) return make_apart(graph, origin, new_reason);
+  std::string new_reason = origin.part_of;
+  if (was_new && new_reason.empty()) new_reason = take_plan(graph, origin);
+  if (is_cut_at_collectives(graph)) return make_apart(graph, origin, new_reason);
   if (!stages_.empty()) {
     try {
-      if (VariantRef variant = make_stages(graph, origin, new_reason, is_new)) return variant;
+      const bool is_kept = was_new && is_on_disk(graph);
+      VariantRef variant =
+          is_kept ? nullptr : make_stages(graph, stages_, origin, new_reason, was_new);
+      if (variant) return variant;
     } catch (const std::exception&) {
       // The graph is then compiled whole, which reports what is wrong with it.
     }
@@ -228,48 +251,11 @@ VariantRef Program::make(const Graph& graph, Compile how, const Origin& origin) 
   return make_whole(graph, how, origin, new_reason);
 }
 
-VariantRef Program::make_on_host(const Graph& graph, const Origin& origin,
-                                 const std::string& new_reason) {
-  auto program = find_host_program(graph, origin.on_host);
-  const bool is_trial = !program && origin.on_host == OnHost::kFirstRuns && !is_on_disk(graph);
-  if (is_trial) program = find_trial_program(graph);
-  if (!program) return nullptr;
-  auto variant = std::make_shared<Variant>();
-  variant->line = origin.line;
-  variant->scalars.constants = graph.slots;
-  variant->take(std::move(*program), graph.slots.size());
-  variant->is_trial = is_trial;
-  if (is_trial) {
-    trial_ = Trial{variant, 1};
-  }
-  if (listeners.on_host) {
-    listeners.on_host(graph, {origin.line, new_reason, graph.hash});
-  }
-  return variant;
-}
-
-VariantRef Program::go_on_trying(const Graph& graph, const Origin& origin) {
-  Trial& trial = *trial_;
-  varying_.resize(graph.slots.size(), false);
-  for (size_t i = 0; i < graph.slots.size(); ++i) {
-    if (trial.variant->scalars.differs(i, graph.slots)) varying_[i] = true;
-  }
-  ++trial.runs;
-  const bool may_go_on = origin.on_host == OnHost::kFirstRuns && may_have_host_programs();
-  if (!may_go_on || trial.runs > Trial::kRuns) {
-    trial.variant = nullptr;
-    return nullptr;
-  }
-  if (trial.runs == Trial::kCompiledAt) {
-    add(make_whole(graph, Compile::kInBackground, origin, ""));
-  }
-  return trial.variant;
-}
-
-VariantRef Program::make_stages(const Graph& graph, const Origin& origin, const std::string& reason,
-                                bool is_new) const {
-  if (is_new && is_on_disk(graph)) return nullptr;
-  const std::vector<Piece> pieces = cut(graph, stages_);
+std::shared_ptr<Variant> Program::make_stages(const Graph& graph,
+                                              const std::vector<uint32_t>& stages,
+                                              const Origin& origin, const std::string& reason,
+                                              bool is_new) const {
+  const std::vector<Piece> pieces = cut(graph, stages);
   if (is_new) {
     std::vector<size_t> operators;
     for (const Piece& piece : pieces) operators.push_back(piece.graph.nodes.size());

@@ -37,6 +37,7 @@
 #include "program/cut.h"
 #include "program/graph.h"
 #include "program/host_program.h"
+#include "program/recurrence.h"
 #include "program/variant.h"
 
 namespace lazyxla::program {
@@ -91,19 +92,20 @@ struct Listeners {
   std::function<void(const Graph&, const Occasion&)> on_host;
   std::function<void(const std::vector<size_t>& operators, const Occasion&)> cut;
 };
-void set_listeners(Listeners listeners);
+// Set once, by the bindings.
+inline auto& listeners = *new Listeners();
 
 // Who compiles a new program: the caller, who waits, or a pool of threads.
 enum class Compile : uint8_t { kNow, kInBackground };
 
 // The first runs of a program, which the host does. At the fourth one begins compiling, on another
 // thread; at the 64th one its result is taken, be it ready or waited for: what counts is how often
-// a graph recurs, so that the same loop computes the same in each process.
+// a graph recurs, so that the same loop computes the same in each process. Where a run takes long,
+// it is compiled sooner.
 struct Trial {
-  static constexpr int kCompiledAt = 4, kRuns = 64;
-
-  VariantRef variant;  // the host's; null if the trial is over
-  int runs = 0;
+  VariantRef variant;     // the host's, or of stages, most of which are; null if the trial is over
+  int compiled_at, most;  // runs
+  int runs = 1;
 };
 
 class Program {
@@ -128,7 +130,12 @@ class Program {
   std::optional<Use> use();
 
  private:
-  VariantRef known(const Graph& graph) const;
+  VariantRef known(const Graph& graph);
+  // Whether it was never made.
+  bool is_new() const { return variants_.empty() && stages_.empty() && !trial_; }
+  // Counts how often the graphs of its line come. What the host may do of this one.
+  OnHost note_flush(const Origin& origin);
+  void note_again();
   // The host's variant if the host does this run, too; else null, and the trial is over.
   VariantRef go_on_trying(const Graph& graph, const Origin& origin);
   bool is_on_trial() const { return trial_ && trial_->variant; }
@@ -136,14 +143,20 @@ class Program {
   VariantRef make(const Graph& graph, Compile how, const Origin& origin);
   VariantRef make_whole(const Graph& graph, Compile how, const Origin& origin,
                         const std::string& new_reason);
-  VariantRef make_stages(const Graph& graph, const Origin& origin, const std::string& reason,
-                         bool is_new) const;
+  // If there is a plan for it, becomes a graph that is cut.
+  std::string take_plan(const Graph& graph, const Origin& origin);
+  std::shared_ptr<Variant> make_stages(const Graph& graph, const std::vector<uint32_t>& stages,
+                                       const Origin& origin, const std::string& reason,
+                                       bool is_new) const;
   VariantRef make_apart(const Graph& graph, const Origin& origin, const std::string& reason) const;
   // One program of all members of a group; null if it cannot be. Else it takes the pieces.
   VariantRef make_of_all(const Graph& graph, std::vector<Piece>& pieces, const Origin& origin,
                          const std::string& reason) const;
   VariantRef make_exchange(const Graph& graph, const Origin& origin) const;
-  VariantRef make_on_host(const Graph& graph, const Origin& origin, const std::string& new_reason);
+  // What the host may run, or its first runs; null if it is to be compiled (trial.cpp).
+  VariantRef make_on_host(const Graph& graph, const Origin& origin, const std::string& reason);
+  VariantRef make_tried(const Graph& graph, const Origin& origin, const std::string& reason,
+                        bool is_new) const;
   // Which of a new variant's slots are to be inputs; and which of these have varied, or were
   // inputs before.
   std::vector<bool> wanted_inputs(const Graph& graph) const;
@@ -161,9 +174,11 @@ class Program {
   std::atomic<bool> is_making_{false};  // set by the mutex's holder, which must not lock it again
   std::deque<VariantRef> variants_;     // newest first
   std::vector<bool> static_slots_;
-  std::vector<bool> varying_;     // per slot, whether it is to be an input at once; or empty
-  std::vector<uint32_t> stages_;  // how it is cut, if it is
-  std::optional<Trial> trial_;    // if there was one
+  std::vector<bool> varying_;      // per slot, whether it is to be an input at once; or empty
+  std::vector<uint32_t> stages_;   // how it is cut, if it is
+  std::optional<Trial> trial_;     // if there was one
+  std::shared_ptr<Line> line_;     // the user's, while its graph has come once only; else null
+  bool in_changing_line_ = false;  // that line's graphs did not recur
 };
 
 // The program for this graph's key, made if it is new.

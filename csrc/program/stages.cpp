@@ -44,6 +44,9 @@ constexpr size_t kManyRounds = 16;
 
 std::vector<OnHost> on_host(const std::vector<Piece>& pieces, const Origin& origin) {
   if (origin.on_host == OnHost::kNone) return std::vector(pieces.size(), OnHost::kNone);
+  if (origin.on_host == OnHost::kNewEachTime) {
+    return std::vector(pieces.size(), OnHost::kNewEachTime);
+  }
   ska::flat_hash_map<uint64_t, size_t> counts;
   size_t most = 0;
   for (const Piece& piece : pieces) most = std::max(most, ++counts[piece.graph.hash]);

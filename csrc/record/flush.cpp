@@ -19,9 +19,8 @@ namespace lazyxla::record {
 
 namespace {
 
-// A training step is sure to recur; what is computed without gradients may not.
 program::OnHost may_run_on_host() {
-  return c10::GradMode::is_enabled() ? program::OnHost::kSmall : program::OnHost::kFirstRuns;
+  return c10::GradMode::is_enabled() ? program::OnHost::kTraining : program::OnHost::kFirstRuns;
 }
 
 }  // namespace

@@ -60,11 +60,13 @@ class History:
         self._of_several_steps = 0  # graphs
         self._lock = threading.Lock()
 
-    def plan(self, graph: Outline, may_cut: bool) -> Plan:
+    def plan(self, graph: Outline, may_cut: bool, may_share: bool = True) -> Plan:
         """Compares a new graph with those before, and remembers it.
 
         Args:
             may_cut: whether its program may be several.
+            may_share: whether to look for the parts that it has in common with them; with many
+                operators that takes a tenth of a second and more.
         """
         rounds = find_rounds(graph) if may_cut else None
         steps = find_training_steps(graph) if may_cut and not rounds else []
@@ -72,8 +74,10 @@ class History:
             self._of_several_steps += bool(steps)
             varies = self._of_several_steps > _STEPS_BEFORE or len(graph) >= MANY
             if steps and varies:  # finding differences would take a hundred times as long
-                reason = "a new graph" + self._explain(graph, ())
+                reason = self._explain(graph, ())
                 plan = Plan(reason + ", of several training steps", steps, True, [])
+            elif not may_share:
+                plan = Plan(self._explain(graph, ()), [], False, [])
             else:
                 plan = self._compare(graph)
             self._remember(graph)
@@ -104,7 +108,7 @@ class History:
             graph.varies = [
                 each or stage == BEFORE for each, stage in zip(differs, stages, strict=True)
             ]
-        return Plan("a new graph" + reason, stages, goes_on_changing, varying)
+        return Plan(reason, stages, goes_on_changing, varying)
 
     def _remember(self, graph: Outline) -> None:
         self._outlines.appendleft(graph)
@@ -120,8 +124,9 @@ class History:
         # One of other shapes has the same operators in name only.
         in_name_only = like and like.names != graph.names and not set(like.ids) & set(graph.ids)
         if differences and (not like or in_name_only):
-            return ": like one before, but for " + _list_names(graph, differences[0].differs)
-        return _compare_in_words(graph, like) if like else ""
+            different = _list_names(graph, differences[0].differs)
+            return f"a new graph: like one before, but for {different}"
+        return "a new graph" + (_compare_in_words(graph, like) if like else "")
 
     def _most_similar(self, graph: Outline) -> Outline | None:
         """That which begins with the same operators; None if none has half of them."""

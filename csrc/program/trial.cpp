@@ -1,0 +1,79 @@
+// What the host runs of a program: all of it, or its first runs.
+#include "common/counters.h"
+#include "common/options.h"
+#include "program/program.h"
+#include "program/stages.h"
+
+namespace lazyxla::program {
+namespace {
+
+Trial trial_of(const Graph& graph, VariantRef variant) {
+  if (is_medium(graph)) return {.variant = std::move(variant), .compiled_at = 4, .most = 64};
+  return {.variant = std::move(variant), .compiled_at = 2, .most = 8};
+}
+
+std::shared_ptr<Variant> of_host(const Graph& graph, HostProgram program, const Origin& origin,
+                                 const std::string& reason) {
+  auto variant = std::make_shared<Variant>();
+  variant->line = origin.line;
+  variant->scalars.constants = graph.slots;
+  variant->take(std::move(program), graph.slots.size());
+  if (listeners.on_host) listeners.on_host(graph, {origin.line, reason, graph.hash});
+  return variant;
+}
+
+}  // namespace
+
+VariantRef Program::make_on_host(const Graph& graph, const Origin& origin,
+                                 const std::string& reason) {
+  if (auto program = find_host_program(graph, origin.on_host)) {
+    return of_host(graph, std::move(*program), origin, reason);
+  }
+  if (!may_be_tried(graph, origin.on_host) || is_on_disk(graph)) return nullptr;
+  VariantRef variant = make_tried(graph, origin, reason, /*is_new=*/true);
+  if (variant) trial_ = trial_of(graph, variant);
+  return variant;
+}
+
+VariantRef Program::make_tried(const Graph& graph, const Origin& origin, const std::string& reason,
+                               bool is_new) const {
+  std::shared_ptr<Variant> variant;
+  if (auto program = find_trial_program(graph)) {
+    variant = of_host(graph, std::move(*program), origin, reason);
+  } else if (origin.may_cut && options().cut_graphs) {
+    const std::vector<uint32_t> stages = stages_on_host(graph);
+    if (stages.empty()) return nullptr;
+    Origin of_stages = origin;
+    of_stages.on_host = OnHost::kNewEachTime;
+    try {
+      variant = make_stages(graph, stages, of_stages, reason, is_new);
+    } catch (const std::exception&) {
+      return nullptr;  // compiled whole, it reports what is wrong with it
+    }
+  }
+  if (variant) variant->is_trial = true;
+  return variant;
+}
+
+VariantRef Program::go_on_trying(const Graph& graph, const Origin& origin) {
+  Trial& trial = *trial_;
+  varying_.resize(graph.slots.size(), false);
+  for (size_t i = 0; i < graph.slots.size(); ++i) {
+    if (trial.variant->scalars.differs(i, graph.slots)) varying_[i] = true;
+  }
+  ++trial.runs;
+  const bool may_go_on = is_tried(origin.on_host) && may_have_host_programs();
+  if (!may_go_on || trial.runs > trial.most) {
+    trial.variant = nullptr;
+    return nullptr;
+  }
+  if (trial.runs == trial.compiled_at) {
+    add(make_whole(graph, Compile::kInBackground, origin, ""));
+  }
+  if (!trial.variant->matches(graph.slots)) {
+    trial.variant = make_tried(graph, origin, "a known graph with other numbers", false);
+  }
+  return trial.variant;
+}
+
+}  // namespace lazyxla::program
