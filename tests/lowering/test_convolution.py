@@ -251,6 +251,22 @@ def test_terms_are_summed_once():
     assert len(products) == 25
 
 
+def test_gradients_of_one_feature_are_not_fused_with_each_other():
+    """Each window of one would compute all windows of the one before: n layers, 9**n products."""
+
+    def layers(x, w):
+        y = x
+        for _ in range(3):
+            y = F.conv2d(y, w, padding=1).tanh()
+        return torch.autograd.grad(y.sum(), x)[0]
+
+    x = torch.randn(2, 1, 6, 7, requires_grad=True)
+    program = aot.compile(layers, (x, torch.randn(1, 1, 3, 3)))
+    parts = program.optimized_hlo().split("\n}\n")
+    sums = [len(re.findall(r" add\(.*aten::convolution_backward", part)) for part in parts]
+    assert [n for n in sums if n] == [8, 8, 8]
+
+
 def test_equal_convolutions_share_a_function():
     def layers(x, w, v):
         for weight in (w, v, w):

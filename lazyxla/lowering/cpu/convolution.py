@@ -254,7 +254,13 @@ def _input_grad_matmul(
         matrix = matrix.reshape([*batch, n, *out, inner, taps])
         rank = matrix.rank
         matrix = b.transpose(matrix, [*range(i), rank - 2, rank - 1, *range(i, rank - 2)])
-    return _col2im(b, matrix.reshape([groups * inner, taps, n, *out]), sizes, window)
+    matrix = matrix.reshape([groups * inner, taps, n, *out])
+    if o > groups:
+        return _col2im(b, matrix, sizes, window)
+    # With one output per group the matmul is a product, which XLA fuses with what it reads: in a
+    # chain of such convolutions each window would compute all windows of the one before again.
+    key = (_col2im.__name__, window, tuple(sizes))
+    return compute_apart(b, key, lambda x: _col2im(b, x, sizes, window), [matrix])
 
 
 def _im2col(b: Builder, x: Value, window: Window, out: Sequence[int]) -> Value:
