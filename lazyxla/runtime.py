@@ -204,7 +204,7 @@ def counters() -> dict[str, int]:
         - ``kernel_calls``: calls of PyTorch's CPU kernels within a program where these are faster
           than what XLA makes of the operator: convolutions; on the CPU only.
         - ``data_dependent``: operators whose result's shape depends on their input's values, such
-          as ``nonzero``; they read their input.
+          as ``nonzero``, and assertions; they read their input.
         - ``captured_steps``: calls of a captured step (``compile(step, capture=True)``) that ran
           its program without its Python code.
         - ``comparisons``: times that processes compared which collective they are in.

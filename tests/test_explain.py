@@ -54,6 +54,7 @@ CASES = [
     ("aten::linalg_qr", "cpu", "host call", ""),
     ("aten::_linalg_eigh", "cuda", "host", ""),
     ("aten::nonzero", "cpu", "reads data", ""),
+    ("aten::_assert_async.msg", "cuda", "reads data", ""),
     ("aten::_local_scalar_dense", "cpu", "kernel", "csrc/dispatch/copies.cpp"),
     ("lazyxla_tests::on_host", "cpu", "host", ""),
     ("lazyxla_explain::anywhere", "cpu", "composite", ""),

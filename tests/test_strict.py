@@ -49,6 +49,29 @@ def test_a_host_fallback(strict: None) -> None:
     assert_same(on_host(x), torch.ones(2, 3, dtype=torch.float64))
 
 
+def test_assertions_are_reads(strict: None) -> None:
+    """They can only look at their argument: no lowering of theirs could return anything."""
+    x = torch.ones(2, device=DEVICE)
+    with counted() as n:
+        torch._assert_async((x > 0).all())
+        torch._assert_async((x > 0).all(), "x has to be positive")
+    assert (n.data_dependent, n.fallbacks) == (2, 0)
+    with pytest.raises(RuntimeError, match=r"^x has to be positive"):
+        torch._assert_async((x > 1).any(), "x has to be positive")
+
+
+def test_operators_of_users_that_return_nothing_are_fallbacks(strict: None) -> None:
+    library = torch.library.Library("lazyxla_tests_strict_look", "DEF")
+    library.define("look(Tensor x) -> ()")
+    library.impl("look", lambda x: None, "CPU")
+    x = torch.ones(2, device=DEVICE)
+
+    def call() -> None:
+        torch.ops.lazyxla_tests_strict_look.look(x)
+
+    assert error_at(call).startswith("lazyxla_tests_strict_look::look(Float[2]) has no lowering")
+
+
 def test_all_operands_are_named(strict: None) -> None:
     library = torch.library.Library("lazyxla_strict", "DEF")
     library.define("total(Tensor[] xs, Tensor? y, float by) -> Tensor")

@@ -37,6 +37,13 @@ bool is_data_dependent(const c10::OperatorHandle& op) {
   return op.hasTag(at::Tag::dynamic_output_shape) || op.hasTag(at::Tag::data_dependent_output);
 }
 
+// Whether it reads data by its nature: such an operator, or one of PyTorch's that returns and
+// writes nothing, such as an assertion, which can only look at its arguments.
+bool reads_data(const OpInfo& info) {
+  const bool only_looks = info.returns.empty() && !info.writes && info.name.starts_with("aten::");
+  return only_looks || is_data_dependent(info.handle);
+}
+
 // The types of the tensors that the operator (or with `functional`, its counterpart) reads.
 std::string describe_arguments(const OpInfo& info, c10::ArrayRef<c10::IValue> values,
                                bool functional) {
@@ -111,7 +118,7 @@ void run_on_host(const OpInfo& info, torch::jit::Stack* stack, const char* why) 
               " and would run on the host, but a program that is compiled without being run has no "
               "values");
   check_written(info, args);
-  if (is_data_dependent(info.handle)) {  // no lowering can exist: this is how such operators run
+  if (reads_data(info)) {  // no lowering can exist: this is how such operators run
     ++Counters::get().data_dependent;
   } else {
     report_fallback(info, args, why);

@@ -25,7 +25,8 @@ HOW = {
     "decomposition": "lowered by a decomposition",
     "host call": "the CPU's kernel, called within the program",
     "host": "the CPU's kernel, between two programs",
-    "reads data": "the CPU's kernel, since the shape or value of its result depends on data",
+    "reads data": "the CPU's kernel, since the shape or value of its result depends on data, or "
+    "since it only looks at them",
     "overloads": "an operator with overloads",
 }
 """The ways in which an operator can run, and what each means."""
@@ -200,7 +201,9 @@ def _decomposes(function: Callable[..., Any], call: Sample) -> bool:
 
 def _without_lowering(op: Any, name: str, platform: str) -> str:
     tags = (torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output)
-    if any(tag in op.tags for tag in tags):
+    schema = op._schema
+    only_looks = not schema.returns and not schema.is_mutable and name.startswith("aten::")
+    if only_looks or any(tag in op.tags for tag in tags):
         return "reads data"
     return "host call" if platform == "cpu" and host_call.possible(name) else "host"
 
