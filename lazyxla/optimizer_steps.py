@@ -4,13 +4,18 @@ A plain ``optimizer.step()`` would read each count, and wait for it in the middl
 computes with them on the device, as with PyTorch's `capturable`, which is set in the group during
 the step only: a checkpoint of it can still be loaded for the CPU.
 
+A closure's forward and backward are no part of what the optimizer computes, and are recorded as
+outside of the step.
+
 With devices as one (spmd.py), gradients are spread as the parameters are, and so is state that was
 loaded, as the state that an optimizer makes.
 """
 
 from __future__ import annotations
 
+import functools
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -35,13 +40,36 @@ def install() -> None:
 
 
 @untraced.traced
-def _before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+def _before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
+    """Returns other arguments of the step, if they have a closure."""
+    given = None
     if not torch.compiler.is_compiling():  # which computes so by itself
+        given = _with_marked_closure(args, kwargs)
         _set_capturable(optimizer)
         if _C.has_mesh() and _spread_gradients(optimizer) and optimizer not in _watched:
             _spread_state(optimizer)
             _watched.add(optimizer)
             optimizer.register_load_state_dict_post_hook(_after_loading)
+    return given
+
+
+def _with_marked_closure(args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+    """The arguments of a step, the optimizer first, with a closure that C++ knows of
+    (csrc/record/settings.h); None if there is none."""
+    if len(args) > 1 and callable(args[1]):
+        return (args[0], _marked(args[1]), *args[2:]), kwargs
+    if callable(closure := kwargs.get("closure")):
+        return args, {**kwargs, "closure": _marked(closure)}
+    return None
+
+
+def _marked(closure: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(closure)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with torch.autograd.profiler.record_function("Optimizer.closure"):
+            return closure(*args, **kwargs)
+
+    return run
 
 
 @untraced.traced

@@ -134,3 +134,107 @@ def test_a_step_that_fails_is_over() -> None:
         lazyxla.sync()
     assert n.executions == 1
     assert x.tolist() == [2.5] * 4
+
+
+def model_with_mask(device: str) -> tuple[nn.Module, Callable[[], torch.Tensor]]:
+    """A model, and its loss, whose forward makes a tensor and multiplies by a number."""
+    torch.manual_seed(0)
+    model, x = nn.Linear(6, 5).to(device), torch.randn(4, 6).to(device)
+
+    def loss() -> torch.Tensor:
+        mask = torch.ones(4, 5, device=device).triu()
+        return (model(x * 0.75) * mask).square().mean()
+
+    return model, loss
+
+
+@pytest.mark.parametrize("make", [optim.AdamW, lambda p: optim.SGD(p, lr=0.1, momentum=0.9)])
+def test_a_closure_records_what_it_does_elsewhere(make: Make) -> None:
+    """Its forward is no part of what the optimizer makes and scales: the same programs."""
+    model, loss = model_with_mask(DEVICE)
+    optimizer = make(model.parameters())
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        value = loss()
+        value.backward()
+        return value
+
+    def plain() -> None:
+        closure()
+        optimizer.step()
+
+    for number in range(8):
+        with counted() as n:
+            if number < 4:
+                plain()
+            elif number % 2:
+                optimizer.step(closure)
+            else:
+                optimizer.step(closure=closure)
+            lazyxla.sync()
+        if number > 1:
+            assert n.executions == 1
+            assert n.compiles == 0
+
+
+def test_a_closure_is_marked_as_itself() -> None:
+    weight = nn.Parameter(torch.ones(3, device=DEVICE))
+
+    def closure() -> float:
+        """Returns what it is."""
+        return 7.0
+
+    seen = []
+
+    class Careful(optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            seen.append(closure.__doc__)
+            return super().step(closure)
+
+    assert Careful([weight], lr=0.1).step(closure) == 7.0
+    assert seen == ["Returns what it is."]
+
+
+class Bounded(optim.Optimizer):
+    """In each step it makes tensors that it does not keep, one of them from a number."""
+
+    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
+        super().__init__(parameters, {"lr": 0.1})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for p in group["params"]:
+                state = self.state[p]
+                if not state:
+                    state["count"], state["mean"] = 0, torch.zeros_like(p)
+                state["count"] += 1
+                state["mean"].lerp_(p.grad, 0.1)
+                size = torch.full_like(p, group["lr"] / (1 - 0.9 ** state["count"]))
+                scale = torch.where(p.grad > 0, torch.ones_like(p), 0.5)
+                p.sub_(size.div_(2).mul_(state["mean"]).mul_(scale))
+
+
+def test_what_an_optimizer_makes_in_each_step_is_no_state() -> None:
+    compiles: list[int] = []
+    executions: list[int] = []
+
+    def after(step: int) -> None:
+        noting("compiles", compiles)(step)
+        executions.append(lazyxla.counters()["executions"])
+
+    found = train(Bounded, DEVICE, 8, False, after)
+    assert [b - a for a, b in pairwise(executions)] == [1] * 7
+    assert compiles[2:] == [compiles[1]] * 6
+    expected = train(Bounded, "cpu", 8, False, lambda step: None)
+    torch.testing.assert_close(torch.tensor(found), torch.tensor(expected))
+
+
+def test_state_is_made_apart_again_after_it_was_temporary() -> None:
+    """Whether such a tensor is state may be known from the last step of an optimizer only."""
+    train(Bounded, DEVICE, 3, False, noting("compiles", []))
+    for _ in range(3):
+        compiles: list[int] = []
+        train(optim.Adam, DEVICE, 5, False, noting("compiles", compiles))
+    assert compiles == [compiles[0]] * 5

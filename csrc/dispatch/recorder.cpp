@@ -148,10 +148,15 @@ std::optional<graph::OneOperator> launch(const Recipe& recipe, const Scan& scan,
                                      std::move(draws), scan.device, garbage);
 }
 
+// Whether it may be the optimizer's state that the call makes.
+bool makes_state(const Recipe& recipe, const Scan& scan) {
+  return scan.operands.empty() && !recipe.spec.random && record::in_optimizer_step() &&
+         record::current_mode() != record::Mode::kEager;
+}
+
 // Whether the call is not to be part of the program: an optimizer makes its state.
 bool is_apart(const Recipe& recipe, const Scan& scan, c10::ArrayRef<at::TensorBase> fresh) {
-  if (!scan.operands.empty() || recipe.spec.random || !record::in_optimizer_step()) return false;
-  if (record::current_mode() == record::Mode::kEager) return false;
+  if (!makes_state(recipe, scan) || record::is_temporary(recipe.spec)) return false;
   // A tensor made from a number is not the optimizer's state.
   if (!scan.slots.empty() && recipe.spec.outputs[0].numel() <= 1) return false;
   c10::SmallVector<graph::OneOperator::Result, 4> results;
@@ -186,6 +191,14 @@ void add_node(const RecipeRef& made_by, const Scan& scan, c10::ArrayRef<Value> o
 void apply(const RecipeRef& made_by, Scan& scan, c10::ArrayRef<at::TensorBase> fresh) {
   const Recipe& recipe = *made_by;
   settle(scan);
+  if (makes_state(recipe, scan)) {
+    for (const at::TensorBase& made : fresh) {
+      if (made.defined()) record::watch_until_step_ends(*made.unsafeGetTensorImpl(), recipe.spec);
+    }
+    for (const c10::TensorImpl* made : scan.written) {
+      record::watch_until_step_ends(*made, recipe.spec);
+    }
+  }
   if (is_apart(recipe, scan, fresh)) {
     ++Counters::get().nodes_recorded;
     return record::run_apart(scan.device, [&](ir::PendingSet& pending, ir::Garbage& garbage) {

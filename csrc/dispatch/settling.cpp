@@ -29,7 +29,8 @@ void settle_optimizer_state(const Scan& scan) {
     ir::Storage& storage = storage_of(*tensor);
     const auto is_new = [&storage] {
       const ir::Node* node = storage.is_pending() ? storage.value().node.get() : nullptr;
-      return node && node->operands().empty() && !node->spec()->random;
+      if (!node || !node->operands().empty()) return false;
+      return !node->spec()->random && !record::is_temporary(*node->spec());
     };
     {
       std::lock_guard lock(storage.mutex());

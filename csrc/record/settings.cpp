@@ -6,6 +6,9 @@
 #include <atomic>
 #include <memory>
 #include <string_view>
+#include <unordered_set>
+#include <utility>
+#include <vector>
 
 #include "program/graph.h"
 #include "record/scope.h"
@@ -17,16 +20,39 @@ std::atomic<uint64_t> process_options{0};
 
 thread_local int optimizer_steps = 0;  // that the thread is in
 
-struct Step : at::ObserverContext {};
+struct Made {
+  c10::weak_intrusive_ptr<c10::TensorImpl> tensor;
+  uint64_t spec_id;
+};
+
+thread_local std::vector<Made> made_in_step;
+thread_local std::unordered_set<uint64_t> temporary;  // ids of specs
+
+struct Steps : at::ObserverContext {
+  explicit Steps(int count) : before(std::exchange(optimizer_steps, count)) {}
+  int before;
+};
 
 std::unique_ptr<at::ObserverContext> begin(const at::RecordFunction& function) {
-  if (!std::string_view(function.name()).starts_with("Optimizer.step#")) return nullptr;
-  ++optimizer_steps;
-  return std::make_unique<Step>();
+  const std::string_view name = function.name();
+  if (name.starts_with("Optimizer.step#")) return std::make_unique<Steps>(optimizer_steps + 1);
+  if (name == "Optimizer.closure") return std::make_unique<Steps>(0);
+  return nullptr;
 }
 
-void end(const at::RecordFunction&, at::ObserverContext* step) {
-  if (step) --optimizer_steps;
+// Calls of one kind may make state and others: then it is better recorded.
+void tell_temporary() {
+  for (const Made& made : made_in_step) temporary.erase(made.spec_id);
+  for (const Made& made : made_in_step) {
+    if (made.tensor.expired()) temporary.insert(made.spec_id);
+  }
+  made_in_step.clear();
+}
+
+void end(const at::RecordFunction&, at::ObserverContext* context) {
+  if (!context) return;
+  const int in_step = std::exchange(optimizer_steps, static_cast<Steps*>(context)->before);
+  if (in_step == 1 && optimizer_steps == 0) tell_temporary();
 }
 
 }  // namespace
@@ -70,6 +96,14 @@ void set_process_options(CompileOptions options) {
 }
 
 bool in_optimizer_step() { return optimizer_steps > 0; }
+
+void watch_until_step_ends(const c10::TensorImpl& made, const ir::OpSpec& spec) {
+  using Pointer = c10::intrusive_ptr<c10::TensorImpl>;
+  const auto pointer = Pointer::unsafe_reclaim_from_nonowning(const_cast<c10::TensorImpl*>(&made));
+  made_in_step.push_back({c10::weak_intrusive_ptr<c10::TensorImpl>(pointer), spec.id});
+}
+
+bool is_temporary(const ir::OpSpec& spec) { return temporary.contains(spec.id); }
 
 void watch_optimizer_steps() {
   at::addGlobalCallback(

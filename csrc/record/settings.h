@@ -8,6 +8,7 @@
 #pragma once
 
 #include <ATen/Context.h>
+#include <c10/core/TensorImpl.h>
 
 #include <cstdint>
 
@@ -34,10 +35,19 @@ void set_process_options(CompileOptions options);
 // What an optimizer does in its first step and never again, or does with other numbers each time,
 // would make another program of that step. So the memory that it makes for its state is filled by
 // programs of its own, and the numbers that it multiplies and adds are inputs from the start.
+//
+// What the step's closure records, forward and backward, is not the optimizer's.
 bool in_optimizer_step();
 
+// To be called with what an operator without operands makes or fills in such a step: if it is gone
+// when the step ends, it was no state, and the next step will make it anew.
+void watch_until_step_ends(const c10::TensorImpl& made, const ir::OpSpec& spec);
+
+// Whether it was so in the calling thread's last step with such a call.
+bool is_temporary(const ir::OpSpec& spec);
+
 // To be called once. (torch.optim.Optimizer marks for PyTorch's profiler where a step begins and
-// ends.)
+// ends, and lazyxla/optimizer_steps.py does for closures.)
 void watch_optimizer_steps();
 
 }  // namespace lazyxla::record
