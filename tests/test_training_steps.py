@@ -217,3 +217,46 @@ def test_the_first_graphs_of_several_steps_stay_whole() -> None:
         stages.append(bool(plan.stages) and plan.is_certain)
     assert stages == [False, False, True, True]
     assert plan.reason.endswith(", of several training steps")
+
+
+class Whitening(torch.optim.Optimizer):
+    """It multiplies gradients by a matrix that it updates several times in a step."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 0.01})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for p in group["params"]:
+                gradient, state = p.grad.reshape(len(p), -1), self.state[p]
+                if not state:
+                    state["matrix"] = torch.eye(len(p), dtype=p.dtype, device=p.device)
+                for _ in range(3):
+                    whitened = state["matrix"] @ gradient
+                    state["matrix"].lerp_(whitened @ whitened.mT, 0.1)
+                p.sub_((state["matrix"] @ gradient).view_as(p), alpha=group["lr"])
+
+
+def test_a_step_in_which_an_optimizer_reads_what_it_has_updated_is_one_program() -> None:
+    with counted() as n:
+        for width in range(8, 13):
+            torch.manual_seed(0)
+            model = nn.Sequential(nn.Linear(8, width), nn.Tanh(), nn.Linear(width, 4)).double()
+            step = plain(DEVICE, Whitening, model)
+            for x, y in batches((4,), 2):
+                step(x.to(DEVICE), y.to(DEVICE))
+                lazyxla.sync()
+    assert n.graphs_cut == 0
+
+
+def test_several_steps_of_such_an_optimizer_are_cut_into_these() -> None:
+    model = network()
+    with counted() as n:
+        compiled = train(DEVICE, plain(DEVICE, Whitening, model), (4, 6), SETTLED + 6)
+    assert compiled[SETTLED:] == [0] * 6, compiled
+    assert n.graphs_cut >= 6
+    theirs = network()
+    train("cpu", plain("cpu", Whitening, theirs), (4, 6), SETTLED + 6)
+    for mine, other in zip(model.parameters(), theirs.parameters()):
+        assert_same(mine, other)
