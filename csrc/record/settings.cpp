@@ -20,6 +20,8 @@ std::atomic<uint64_t> process_options{0};
 
 thread_local int optimizer_steps = 0;  // that the thread is in
 
+constexpr size_t kMostTemporary = 4096;  // a program may make ever new shapes
+
 struct Made {
   c10::weak_intrusive_ptr<c10::TensorImpl> tensor;
   uint64_t spec_id;
@@ -41,7 +43,8 @@ std::unique_ptr<at::ObserverContext> begin(const at::RecordFunction& function) {
 }
 
 // Calls of one kind may make state and others: then it is better recorded.
-void tell_temporary() {
+void note_temporary() {
+  if (temporary.size() >= kMostTemporary) temporary.clear();
   for (const Made& made : made_in_step) temporary.erase(made.spec_id);
   for (const Made& made : made_in_step) {
     if (made.tensor.expired()) temporary.insert(made.spec_id);
@@ -52,7 +55,7 @@ void tell_temporary() {
 void end(const at::RecordFunction&, at::ObserverContext* context) {
   if (!context) return;
   const int in_step = std::exchange(optimizer_steps, static_cast<Steps*>(context)->before);
-  if (in_step == 1 && optimizer_steps == 0) tell_temporary();
+  if (in_step == 1 && optimizer_steps == 0) note_temporary();
 }
 
 }  // namespace
