@@ -229,6 +229,41 @@ def test_kernels(name: str) -> None:
     torch.testing.assert_close(ours, theirs)
 
 
+@pytest.mark.parametrize("on_host", [True, False])
+def test_a_cut_graph_that_recurs_is_compiled_whole(on_host: bool) -> None:
+    lazyxla.settings.host_programs = on_host
+    torch.manual_seed(0)
+    width = 9 if on_host else 11
+    layers = nn.Sequential(*(nn.Linear(width, width) for _ in range(20))).to(DEVICE)
+    x = torch.randn(3, width, device=DEVICE)
+    sync = new_line()
+    lazyxla.sync()
+
+    def run(change: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+        y = change(layers(x).tanh())
+        sync(True)
+        return y
+
+    def scale(number: int) -> torch.Tensor:
+        return run(lambda y: y * number)
+
+    for change in (torch.sin, torch.cos, torch.exp):
+        with counted() as n:
+            run(change)
+    assert n.graphs_cut == 1
+    twice = scale(2).cpu()
+    counts = []
+    for times in range(2, RUNS + 4):
+        number = 2 + times % 3
+        with counted() as n:
+            result = scale(number)
+        counts.append((n.compiles, n.executions > 1))
+        torch.testing.assert_close(result.cpu(), twice * number / 2)
+    assert [compiles for compiles, _ in counts[4:]].count(1) == 1
+    assert [in_stages for _, in_stages in counts] == [True] * (RUNS - 1) + [False] * 3
+    assert counts[-3:] == [(0, False)] * 3
+
+
 def test_an_index_out_of_range() -> None:
     """The kernels raise where a program takes the last row; nothing is lost."""
     table = nn.Embedding(7, 3).to(DEVICE)

@@ -277,6 +277,7 @@ class CpuProgram {
           call.is_contiguous_only = true;
           compute(call, values, slots);
         }
+        free_last_used(call, values);
       }
     } catch (const std::exception&) {
       return false;  // the compiler reports what is wrong, if anything
@@ -296,7 +297,7 @@ class CpuProgram {
     for (size_t i = 0; i < inputs.size(); ++i) values.push_back(tensor_on(inputs[i], inputs_[i]));
     for (const Call& call : calls_) {
       compute(call, values, slots);
-      for (uint32_t value : call.last_uses) values[value].reset();
+      free_last_used(call, values);
     }
     for (size_t i = 0; i < outputs_.size(); ++i) {
       tensor_on(results[i], results_[i]).copy_(values.at(outputs_[i]));
@@ -305,6 +306,9 @@ class CpuProgram {
 
  private:
   // What no later call takes, and is no result, is freed.
+  static void free_last_used(const Call& call, std::vector<at::Tensor>& values) {
+    for (uint32_t value : call.last_uses) values[value].reset();
+  }
   void find_last_uses(size_t values) {
     std::vector<bool> is_used(values, false);
     for (uint32_t output : outputs_) is_used[output] = true;

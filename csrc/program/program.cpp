@@ -110,7 +110,7 @@ VariantRef Program::variant(const Graph& graph, Compile how, const Origin& of_fl
 OnHost Program::note_flush(const Origin& origin) {
   if (!is_new()) note_again();
   if (origin.on_host != OnHost::kTraining || !may_have_host_programs()) return origin.on_host;
-  if (is_new()) {
+  if (is_new() && !line_) {  // not if making it failed before
     line_ = Line::of(origin.line);
     if (line_) line_->note_new();
     in_changing_line_ = line_ && line_->keeps_changing();
@@ -150,7 +150,8 @@ std::string Program::reason(const Graph& graph, const std::vector<bool>& variabl
            "LAZYXLA_MAX_PROGRAMS";
   }
   if (variants_.empty() && trial_) {
-    return "a graph that PyTorch's kernels ran before, " + std::to_string(trial_->runs - 1) +
+    const std::string how = trial_->on_host ? "PyTorch's kernels ran before, " : "ran cut before, ";
+    return "a graph that " + how + std::to_string(trial_->runs - 1) +
            (trial_->runs == 2 ? " time" : " times");
   }
   if (variants_.empty()) return new_reason;
@@ -237,9 +238,7 @@ VariantRef Program::make(const Graph& graph, Compile how, const Origin& origin) 
   if (!stages_.empty()) {
     try {
       const bool is_kept = was_new && is_on_disk(graph);
-      VariantRef variant =
-          is_kept ? nullptr : make_stages(graph, stages_, origin, new_reason, was_new);
-      if (variant) return variant;
+      if (!is_kept) return make_cut(graph, origin, new_reason, was_new);
     } catch (const std::exception&) {
       // The graph is then compiled whole, which reports what is wrong with it.
     }

@@ -102,10 +102,14 @@ enum class Compile : uint8_t { kNow, kInBackground };
 // thread; at the 64th one its result is taken, be it ready or waited for: what counts is how often
 // a graph recurs, so that the same loop computes the same in each process. Where a run takes long,
 // it is compiled sooner.
+//
+// Or the first runs in stages: a graph that is cut, and recurs as often all the same, is better one
+// program.
 struct Trial {
-  VariantRef variant;     // the host's, or of stages, most of which are; null if the trial is over
+  VariantRef variant;     // the host's, or of stages; null if the trial is over
   int compiled_at, most;  // runs
   int runs = 1;
+  bool on_host = true;  // all of it, or most of its stages
 };
 
 class Program {
@@ -148,6 +152,8 @@ class Program {
   std::shared_ptr<Variant> make_stages(const Graph& graph, const std::vector<uint32_t>& stages,
                                        const Origin& origin, const std::string& reason,
                                        bool is_new) const;
+  VariantRef make_cut(const Graph& graph, const Origin& origin, const std::string& reason,
+                      bool is_new);
   VariantRef make_apart(const Graph& graph, const Origin& origin, const std::string& reason) const;
   // One program of all members of a group; null if it cannot be. Else it takes the pieces.
   VariantRef make_of_all(const Graph& graph, std::vector<Piece>& pieces, const Origin& origin,

@@ -1,4 +1,6 @@
-// What the host runs of a program: all of it, or its first runs.
+// The first runs of a graph that is not compiled at once: the host's, and those in stages.
+#include <set>
+
 #include "common/counters.h"
 #include "common/options.h"
 #include "program/program.h"
@@ -10,6 +12,13 @@ namespace {
 Trial trial_of(const Graph& graph, VariantRef variant) {
   if (is_medium(graph)) return {.variant = std::move(variant), .compiled_at = 4, .most = 64};
   return {.variant = std::move(variant), .compiled_at = 2, .most = 8};
+}
+
+// Whether some of its stages are the same program, as the rounds of a loop are.
+bool has_rounds(const Variant& variant) {
+  std::set<const Variant*> programs;
+  for (const StageProgram& stage : variant.stages) programs.insert(stage.variant.get());
+  return programs.size() < variant.stages.size();
 }
 
 std::shared_ptr<Variant> of_host(const Graph& graph, HostProgram program, const Origin& origin,
@@ -35,10 +44,21 @@ VariantRef Program::make_on_host(const Graph& graph, const Origin& origin,
   return variant;
 }
 
+VariantRef Program::make_cut(const Graph& graph, const Origin& origin, const std::string& reason,
+                             bool is_new) {
+  std::shared_ptr<Variant> variant = make_stages(graph, stages_, origin, reason, is_new);
+  if (variant->is_trial || has_rounds(*variant)) return variant;
+  variant->is_trial = true;
+  trial_ = {.variant = variant, .compiled_at = 48, .most = 64, .on_host = false};
+  return variant;
+}
+
 VariantRef Program::make_tried(const Graph& graph, const Origin& origin, const std::string& reason,
                                bool is_new) const {
   std::shared_ptr<Variant> variant;
-  if (auto program = find_trial_program(graph)) {
+  if (!stages_.empty()) {
+    variant = make_stages(graph, stages_, origin, reason, is_new);
+  } else if (auto program = find_trial_program(graph)) {
     variant = of_host(graph, std::move(*program), origin, reason);
   } else if (origin.may_cut && options().cut_graphs) {
     const std::vector<uint32_t> stages = stages_on_host(graph);
@@ -62,9 +82,10 @@ VariantRef Program::go_on_trying(const Graph& graph, const Origin& origin) {
     if (trial.variant->scalars.differs(i, graph.slots)) varying_[i] = true;
   }
   ++trial.runs;
-  const bool may_go_on = is_tried(origin.on_host) && may_have_host_programs();
+  const bool may_go_on = !trial.on_host || (is_tried(origin.on_host) && may_have_host_programs());
   if (!may_go_on || trial.runs > trial.most) {
     trial.variant = nullptr;
+    stages_.clear();
     return nullptr;
   }
   if (trial.runs == trial.compiled_at) {
@@ -72,6 +93,8 @@ VariantRef Program::go_on_trying(const Graph& graph, const Origin& origin) {
   }
   if (!trial.variant->matches(graph.slots)) {
     trial.variant = make_tried(graph, origin, "a known graph with other numbers", false);
+  } else {
+    ++Counters::get().cache_hits;
   }
   return trial.variant;
 }
