@@ -265,8 +265,8 @@ class Settings:
         _boolean,
         True,
         "on the CPU, lets PyTorch's kernels run graphs that come seldom",
-        details="Small graphs that stay new, and in inference the first runs of any that is not "
-        "large, instead of compiling them. In lazy mode only.",
+        details="In inference the first runs of any that is not large, in training those of a line "
+        "whose graphs do not recur, instead of compiling them. In lazy mode only.",
         page="docs/modes.md#what-the-host-runs",
     )
     cache_dir = Field(
