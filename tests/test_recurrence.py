@@ -12,7 +12,7 @@ import lazyxla
 from tests.support import DEVICE, counted
 from tests.test_host_programs import COMPILED_FIRST, new_line
 
-COMPILED_AT, RUNS = 4, 64  # of a graph that recurs all the same
+COMPILED_AT, ON_HOST, IN_STAGES = 4, 16, 64  # runs of a graph that recurs all the same
 
 
 @pytest.fixture(autouse=True)
@@ -83,11 +83,11 @@ def test_what_recurs_after_all_is_compiled() -> None:
         step(62)
     assert n.host_programs > 0
     runs = []
-    for _ in range(2, RUNS + 4):
+    for _ in range(2, ON_HOST + 4):
         with counted() as n:
             step(62)
         runs.append((n.compiles, n.host_programs > 0))
-    on_host = [(int(run == COMPILED_AT), True) for run in range(2, RUNS + 1)]
+    on_host = [(int(run == COMPILED_AT), True) for run in range(2, ON_HOST + 1)]
     assert runs == on_host + [(0, False)] * 3
 
 
@@ -253,14 +253,14 @@ def test_a_cut_graph_that_recurs_is_compiled_whole(on_host: bool) -> None:
     assert n.graphs_cut == 1
     twice = scale(2).cpu()
     counts = []
-    for times in range(2, RUNS + 4):
+    for times in range(2, IN_STAGES + 4):
         number = 2 + times % 3
         with counted() as n:
             result = scale(number)
         counts.append((n.compiles, n.executions > 1))
         torch.testing.assert_close(result.cpu(), twice * number / 2)
     assert [compiles for compiles, _ in counts[4:]].count(1) == 1
-    assert [in_stages for _, in_stages in counts] == [True] * (RUNS - 1) + [False] * 3
+    assert [in_stages for _, in_stages in counts] == [True] * (IN_STAGES - 1) + [False] * 3
     assert counts[-3:] == [(0, False)] * 3
 
 

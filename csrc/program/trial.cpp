@@ -9,9 +9,11 @@
 namespace lazyxla::program {
 namespace {
 
-Trial trial_of(const Graph& graph, VariantRef variant) {
-  if (is_medium(graph)) return {.variant = std::move(variant), .compiled_at = 4, .most = 64};
-  return {.variant = std::move(variant), .compiled_at = 2, .most = 8};
+// In training a graph that recurs is likely to be a loop's step.
+Trial trial_of(const Graph& graph, VariantRef variant, OnHost which) {
+  const bool in_training = which == OnHost::kNewEachTime;
+  if (!is_medium(graph)) return {.variant = std::move(variant), .compiled_at = 2, .most = 8};
+  return {.variant = std::move(variant), .compiled_at = 4, .most = in_training ? 16 : 64};
 }
 
 // Whether some of its stages are the same program, as the rounds of a loop are.
@@ -40,7 +42,7 @@ VariantRef Program::make_on_host(const Graph& graph, const Origin& origin,
   }
   if (!may_be_tried(graph, origin.on_host) || is_on_disk(graph)) return nullptr;
   VariantRef variant = make_tried(graph, origin, reason, /*is_new=*/true);
-  if (variant) trial_ = trial_of(graph, variant);
+  if (variant) trial_ = trial_of(graph, variant, origin.on_host);
   return variant;
 }
 
