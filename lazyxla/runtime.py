@@ -189,8 +189,8 @@ def counters() -> dict[str, int]:
         - ``lowerings``: graphs lowered to StableHLO, each not seen before.
         - ``nodes_lowered``: nodes in these graphs; dead code is not among them.
         - ``compiles``: programs compiled.
-        - ``graphs_cut``: new graphs that became several programs, one of which may be known.
-        - ``host_programs``: graphs run by PyTorch's kernels because they are not compiled yet.
+        - ``graphs_cut``: new graphs that became several programs, some of which may be known.
+        - ``host_programs``: runs of graphs that are not compiled, or not yet, by PyTorch's kernels.
         - ``programs_loaded``: programs that another process had compiled, loaded from disk.
         - ``programs_dropped``: programs that made room for others, see
           ``settings.max_programs``.
