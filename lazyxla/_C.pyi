@@ -2,3 +2,6 @@
 from typing import Any
 
 def __getattr__(name: str) -> Any: ...
+def run_sparse_on_host(
+    name: str, overload: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any: ...

@@ -45,6 +45,7 @@ with Deferred():  # a module half imported, and imported anew, would register al
         printing,
         recurrent,
         reporting,
+        sparse,
         untraced,
         xla_options,
     )
@@ -296,6 +297,7 @@ def _register() -> None:
     lowering.on_change(lambda *_: program_store.forget())
     meta_functions.install()
     recurrent.install()
+    sparse.install()
     model_state.install()
     distributed.install()
     control_flow.install()

@@ -20,7 +20,6 @@ DIFFERENT = {
     "chalf": "XLA has no complex numbers of 16-bit floats",
     "complex": "as above",
     "stft": "as above",
-    "to_sparse": "there are no sparse tensors",
     "_softmax_backward_data": "autograd calls it, with what the forward operator returned",
     "native_dropout_backward": "as above",
     "native_layer_norm": STATISTICS,

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
-from tests.support import DEVICE, assert_same, counted
+from tests.support import DEVICE, counted
 
 
 def table(d: str) -> torch.Tensor:
@@ -20,26 +19,7 @@ def row(d: str) -> torch.Tensor:
     return torch.arange(4.0).to(d)
 
 
-COORDINATES = [[0, 1], [1, 2]]
 LAYOUTS: dict[str, tuple[str, Callable[[str], Any]]] = {
-    "to_sparse": ("sparse", lambda d: table(d).to_sparse()),
-    "to_sparse_csr": ("sparse", lambda d: table(d).to_sparse_csr()),
-    "to_sparse_bsr": ("sparse", lambda d: table(d).to_sparse_bsr((1, 1))),
-    "sparse_coo_tensor": (
-        "sparse",
-        lambda d: torch.sparse_coo_tensor(COORDINATES, [1.0, 2.0], (3, 4), device=d),
-    ),
-    "empty sparse_coo_tensor": ("sparse", lambda d: torch.sparse_coo_tensor((3, 4), device=d)),
-    "sparse_csr_tensor": (
-        "sparse",
-        lambda d: torch.sparse_csr_tensor([0, 1, 1, 1], [1], [1.0], (3, 4), device=d),
-    ),
-    "sparse, moved": ("sparse", lambda d: torch.eye(3).to_sparse().to(d)),
-    "CSR, moved": ("sparse", lambda d: torch.eye(3).to_sparse_csr().to(d)),
-    "sparse.mm": ("sparse", lambda d: torch.sparse.mm(torch.eye(3).to_sparse(), table(d))),
-    "CSR @": ("sparse", lambda d: torch.eye(3).to_sparse_csr() @ table(d)),
-    "empty": ("sparse", lambda d: torch.empty(2, 2, layout=torch.sparse_coo, device=d)),
-    "zeros": ("sparse", lambda d: torch.zeros(2, 2, layout=torch.sparse_csr, device=d)),
     "quantize": ("quantized", lambda d: torch.quantize_per_tensor(table(d), 0.1, 0, torch.qint8)),
     "quantized, moved": (
         "quantized",
@@ -90,27 +70,6 @@ def test_encoders_keep_padded_tensors_padded() -> None:
             found = encoder(x.to(DEVICE), src_key_padding_mask=is_padding.to(DEVICE))
     assert n.flushes == n.fallbacks == 0
     torch.testing.assert_close(found.cpu()[~is_padding], expected[~is_padding])
-
-
-@pytest.mark.parametrize("module", [torch.nn.Embedding, torch.nn.EmbeddingBag])
-def test_sparse_embeddings_train(module: Any) -> None:
-    """Their gradients are dense on the device; what an optimizer makes of them is the same."""
-
-    def trained(d: str) -> torch.Tensor:
-        torch.manual_seed(0)
-        embedding = module(5, 3, sparse=True).to(d)
-        optimizer = torch.optim.SGD(embedding.parameters(), lr=0.5)
-        for _ in range(2):
-            optimizer.zero_grad()
-            embedding(torch.tensor([[0, 3], [3, 1]]).to(d)).square().sum().backward()
-            optimizer.step()
-        return embedding.weight.detach()
-
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        ours = trained(DEVICE)
-    assert_same(ours, trained("cpu"))
-    assert sum("gradients of embeddings are dense" in str(w.message) for w in caught) <= 1
 
 
 @pytest.mark.parametrize("name", ["matmul", "sum"])

@@ -310,6 +310,7 @@ PYBIND11_MODULE(_C, m) {
   lazyxla::bindings::bind_topology(m);
   lazyxla::bindings::bind_cache(m);
   lazyxla::bindings::bind_checks(m);
+  lazyxla::bindings::bind_sparse(m);
   lazyxla::bindings::bind_planner(m);
   lazyxla::distributed::bind_process_group(m);
   lazyxla::ir::register_storage(lazyxla::dispatch::memory_allocator());

@@ -43,6 +43,9 @@ void bind_planner(pybind11::module_& m);
 // Checks of operators' arguments: lazyxla/argument_checks.
 void bind_checks(pybind11::module_& m);
 
+// Sparse tensors' operators that run on the host: lazyxla/sparse.py.
+void bind_sparse(pybind11::module_& m);
+
 // Calls `work`, which calls Python, on a worker.
 template <typename Work>
 auto in_python(Work work) {

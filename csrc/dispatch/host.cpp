@@ -109,7 +109,8 @@ void check_host_call_allowed(const OpInfo& info, c10::ArrayRef<c10::IValue> args
          "makes this an error");
 }
 
-void run_on_host(const OpInfo& info, torch::jit::Stack* stack, const char* why) {
+void run_on_host(const OpInfo& info, torch::jit::Stack* stack, const char* why,
+                 c10::DispatchKey key) {
   record::check_unbroken(info.name + " runs on the host");
   const auto args = torch::jit::last(*stack, info.args.size());
   TORCH_CHECK(!record::Capture::current(), "lazyxla.aot: ", user_line_prefix(), info.name, "(",
@@ -124,7 +125,7 @@ void run_on_host(const OpInfo& info, torch::jit::Stack* stack, const char* why) 
     report_fallback(info, args, why);
   }
   replace_generators(info, stack);
-  at::native::cpu_fallback(info.handle, stack);
+  at::native::cpu_fallback(info.handle, stack, /*error_on_views=*/false, key);
 }
 
 }  // namespace lazyxla::dispatch

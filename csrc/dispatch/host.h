@@ -11,8 +11,10 @@
 
 namespace lazyxla::dispatch {
 
-// `why` completes a sentence about the operator: "has no lowering".
-void run_on_host(const OpInfo& info, torch::jit::Stack* stack, const char* why);
+// `why` completes a sentence about the operator: "has no lowering". `key` is the kernel's: sparse
+// tensors have their own.
+void run_on_host(const OpInfo& info, torch::jit::Stack* stack, const char* why,
+                 c10::DispatchKey key = c10::DispatchKey::CPU);
 
 // Throws if the settings do not allow a recorded call of this operator to run as a host call.
 void check_host_call_allowed(const OpInfo& info, c10::ArrayRef<c10::IValue> args);

@@ -69,7 +69,7 @@ std::vector<Argument> lazy_tensors(const OpInfo& info, Args args) {
     std::vector<at::Tensor> tensors;
     flatten(args[i], tensors);
     for (at::Tensor& tensor : tensors) {
-      if (tensor.defined() && is_lazy(*tensor.unsafeGetTensorImpl())) {
+      if (tensor.defined() && is_lazy(*tensor.unsafeGetTensorImpl()) && tensor.has_storage()) {
         result.push_back({std::move(tensor), i});
       }
     }

@@ -33,6 +33,7 @@ _TESTS: dict[str, list[str]] = {
     "dispatch/indexing": ["recorder", "dynamo_parts", "limits"],
     "dispatch/inference_store": ["shape_cache"],
     "dispatch/layouts": ["layouts", "copies"],
+    "dispatch/sparse": ["sparse"],
     "dispatch/linear": ["linear"],
     "dispatch/lowering_kind": ["explain", "host_operators", "custom_operators"],
     "dispatch/memory": ["memory"],
