@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
+
 import pytest
 import torch
 
 import lazyxla
-from tests.support import DEVICE, assert_same, check, numbers, on_device
+from tests.support import DEVICE, assert_same, check, counted, numbers, on_device
 
 pytestmark = pytest.mark.cuda
 
@@ -98,3 +100,41 @@ def test_reading_conjugates():
     assert torch.equal(ours.conj().imag.cpu(), z.conj().imag)
     assert ours.conj()[1, 2].item() == z.conj()[1, 2].item()
     assert_same(torch.empty_like(ours).copy_(z.conj()), z.conj().resolve_conj())
+
+
+MEMORIES = {
+    "rows": lambda d: torch.arange(6.0, device=d).reshape(2, 3),
+    "columns": lambda d: torch.arange(6.0, device=d).reshape(2, 3).t(),
+    "channels last": lambda d: (
+        torch.arange(48.0, device=d).reshape(2, 3, 2, 4).to(memory_format=torch.channels_last)
+    ),
+    "bfloat16": lambda d: torch.arange(6.0, device=d).bfloat16(),
+    "bool": lambda d: torch.tensor([True, False, True], device=d),
+    "complex": lambda d: torch.arange(4.0, device=d) * (1 + 2j),
+    "bytes": lambda d: torch.arange(5, dtype=torch.uint8, device=d),
+    "a part": lambda d: torch.arange(12.0, device=d).reshape(3, 4)[1:, ::2],
+    "no dimension": lambda d: torch.tensor(3.0, device=d),
+    "empty": lambda d: torch.empty(0, 3, device=d),
+}
+
+
+@pytest.mark.parametrize("name", MEMORIES)
+@pytest.mark.parametrize("pending", [False, True])
+def test_saving_runs_no_program(name: str, pending: bool) -> None:
+    """Bytes of a memory are read as the elements they are; only what is pending is run."""
+    theirs, ours = (MEMORIES[name](d) for d in ("cpu", DEVICE))
+    lazyxla.sync()
+    if pending:
+        ours.copy_(~ours.isnan())
+        theirs.copy_(~theirs.isnan())
+    with counted() as n:
+        saved = io.BytesIO()
+        torch.save({"x": ours, "again": ours}, saved)
+    assert n.executions == n.flushes == int(pending and ours.numel() > 0)
+    saved.seek(0)
+    loaded = torch.load(saved, map_location="cpu")
+    torch.testing.assert_close(loaded["x"], theirs, rtol=0, atol=0, check_stride=True)
+    assert loaded["x"].untyped_storage().data_ptr() == loaded["again"].untyped_storage().data_ptr()
+    saved.seek(0)
+    assert_same(torch.load(saved)["x"], theirs)
+    assert bytes(ours.untyped_storage().cpu()) == bytes(loaded["x"].untyped_storage())

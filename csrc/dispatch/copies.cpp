@@ -5,11 +5,13 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/eq.h>
+#include <ATen/ops/from_blob.h>
 #include <ATen/ops/zeros.h>
 #include <torch/library.h>
 
 #include <atomic>
 #include <memory>
+#include <optional>
 
 #include "common/gil.h"
 #include "common/user_line.h"
@@ -126,8 +128,32 @@ bool lands_in_rows(const at::Tensor& self, const at::Tensor& source) {
          self.scalar_type() == source.scalar_type() && self.sizes() == source.sizes();
 }
 
+// The elements that a memory holds, if `tensor` is all its bytes: what Python's storages copy when
+// they are saved.
+std::optional<Geometry> elements_of_bytes(const at::Tensor& tensor) {
+  if (tensor.scalar_type() != at::kByte || tensor.dim() != 1) return std::nullopt;
+  ir::Storage& storage = storage_of(impl_of(tensor));
+  std::lock_guard lock(storage.mutex());
+  const Geometry& base = storage.base();
+  const auto nbytes = static_cast<int64_t>(storage.nbytes());
+  if (base.dtype == at::kByte || base.offset != 0 || base.nbytes() != storage.nbytes() ||
+      !(geometry_of(impl_of(tensor)) == Geometry::contiguous(at::kByte, {nbytes}))) {
+    return std::nullopt;
+  }
+  return base;
+}
+
 void copy_to_host(const at::Tensor& self, const at::Tensor& from) {
   check_has_data(from, "a copy to the CPU");
+  if (self.scalar_type() == at::kByte && self.is_contiguous()) {
+    // As elements they are read as they are; a program would have to make bytes of them.
+    if (const auto elements = elements_of_bytes(from)) {
+      copy_to_host(at::from_blob(self.mutable_data_ptr(), elements->sizes, elements->strides,
+                                 at::TensorOptions(elements->dtype)),
+                   at::Tensor(view(from, *elements)));
+      return;
+    }
+  }
   at::Tensor source = readable(from);
   Data data = computed_here(source);
   if (data.leaf && has_base_geometry(source, data.base) && lands_in_rows(self, source)) {

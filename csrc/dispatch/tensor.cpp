@@ -322,4 +322,13 @@ at::TensorBase make_tensor(const Geometry& dense, size_t nbytes, c10::DeviceInde
   return tensor;
 }
 
+at::TensorBase view(const at::TensorBase& base, const ir::Geometry& geometry) {
+  auto tensor = at::detail::make_tensor_base<c10::TensorImpl>(
+      c10::Storage(base.storage()), c10::DispatchKeySet(c10::DispatchKey::PrivateUse1),
+      c10::scalarTypeToTypeMeta(geometry.dtype));
+  tensor.unsafeGetTensorImpl()->set_sizes_and_strides(geometry.sizes, geometry.strides,
+                                                      geometry.offset);
+  return tensor;
+}
+
 }  // namespace lazyxla::dispatch

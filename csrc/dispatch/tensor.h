@@ -60,5 +60,7 @@ at::TensorBase make_tensor(c10::ScalarType dtype, c10::IntArrayRef sizes, c10::I
                            c10::DeviceIndex device);
 // The same of a dense geometry whose bytes are known.
 at::TensorBase make_tensor(const ir::Geometry& dense, size_t nbytes, c10::DeviceIndex device);
+// Another tensor on the same memory.
+at::TensorBase view(const at::TensorBase& base, const ir::Geometry& geometry);
 
 }  // namespace lazyxla::dispatch

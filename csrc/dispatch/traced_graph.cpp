@@ -55,16 +55,6 @@ void prefetch(c10::ArrayRef<c10::TensorImpl*> tensors) {
   }
 }
 
-// Another tensor on the same memory.
-at::TensorBase view(const at::TensorBase& base, const ir::Geometry& geometry) {
-  auto tensor = at::detail::make_tensor_base<c10::TensorImpl>(
-      c10::Storage(base.storage()), c10::DispatchKeySet(c10::DispatchKey::PrivateUse1),
-      c10::scalarTypeToTypeMeta(geometry.dtype));
-  tensor.unsafeGetTensorImpl()->set_sizes_and_strides(geometry.sizes, geometry.strides,
-                                                      geometry.offset);
-  return tensor;
-}
-
 }  // namespace
 
 // Owns the OpSpec, which the nodes point to.
