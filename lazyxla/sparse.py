@@ -106,10 +106,11 @@ def _add_dense(x: Tensor, other: Tensor, alpha: Number, dtype: torch.dtype) -> A
     dims = len(indices)
     if dims == 0:
         return NotImplemented
+    base = x.to(dtype)
+    if base.numel() == 0:
+        return base
+    rows = base.reshape(-1, *x.shape[dims:])
     flat = _flat_index(indices, other.shape[:dims])
-    rows = x.to(dtype).reshape(-1, *x.shape[dims:]) if x.numel() else x.to(dtype)
-    if x.numel() == 0:
-        return rows
     return rows.index_add(0, flat, values.to(dtype), alpha=alpha).reshape(x.shape)
 
 
@@ -195,6 +196,8 @@ def _matmul(a: Tensor, b: Tensor) -> Any:
 def _addmm(x: Tensor, a: Tensor, b: Tensor, *, beta: Number = 1, alpha: Number = 1) -> Any:
     product = _matmul(a, b) if _is_dense(x) and x.dtype == a.dtype else NotImplemented
     if product is NotImplemented or x.dim() > 2:
+        return NotImplemented
+    if not (x.is_floating_point() or x.is_complex()) and {float} & {type(alpha), type(beta)}:
         return NotImplemented
     if any(n not in (1, m) for n, m in zip(x.shape[::-1], product.shape[::-1], strict=False)):
         return NotImplemented

@@ -109,6 +109,9 @@ RECORDED: dict[str, Call] = {
     "sparse_mask": lambda d: dense(d, 3, 4).sparse_mask(unique(d)),
 }
 ON_HOST: dict[str, Call] = {
+    "integers times a fraction": lambda d: torch.addmm(
+        torch.ones(3, 5, device=d).int(), coo(d).int(), dense(d).int(), alpha=1.5
+    ),
     "softmax": lambda d: torch.sparse.softmax(coo(d), 1),
     "sparse @ sparse": lambda d: torch.sparse.mm(coo(d), coo(d).t()),
     "CSR + CSR": lambda d: csr(d) + csr(d),
@@ -243,6 +246,40 @@ def test_sparse_gradients_of_embeddings(name: str, module: Any, options: dict[st
         ours = trained(DEVICE)
     assert n.fallbacks == 0
     assert_same(ours, trained("cpu"))
+
+
+@pytest.mark.parametrize("module", [torch.nn.Embedding, torch.nn.EmbeddingBag])
+def test_sparse_gradients_of_compiled_models(module: Any, fresh_dynamo: None) -> None:
+    def trained(d: str) -> torch.Tensor:
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(module(10, 3, sparse=True), torch.nn.Linear(3, 2)).to(d)
+        call = torch.compile(model, backend="lazyxla") if d == DEVICE else model
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for step in range(3):
+            optimizer.zero_grad()
+            index = (torch.tensor([[0, 3], [3, 1]]) + step).to(d)
+            call(index).square().sum().backward()
+            weight: Any = model[0].weight
+            assert weight.grad.is_sparse
+            optimizer.step()
+        return weight.detach()
+
+    with counted() as n:
+        ours = trained(DEVICE)
+    assert n.fallbacks == 0
+    assert_same(ours, trained("cpu"))
+
+
+@pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace")  # the constructor
+def test_sparse_operands_of_compiled_functions(fresh_dynamo: None) -> None:
+    def step(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        adjacency = torch.sparse_coo_tensor(x.new_tensor(INDICES).long(), x, (3, 4))
+        return (adjacency @ weight.relu()).relu().sum() + adjacency.to_dense().square().sum()
+
+    compiled: Any = torch.compile(step, backend="lazyxla")
+    for factor in (1, 2):
+        x = torch.tensor(VALUES) * factor
+        assert_same(compiled(x.to(DEVICE), dense(DEVICE)), step(x, dense("cpu")))
 
 
 @pytest.mark.parametrize("mode", ["eager", "compile", "torch.compile"])

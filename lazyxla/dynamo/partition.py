@@ -120,6 +120,11 @@ def _tensors(node: fx.Node) -> list[Any]:
     return [p for p in parts if p is not None]
 
 
+def _is_sparse(value: Any) -> bool:
+    # Sizes that a call gives are in descriptions of dense tensors, which have no layout.
+    return getattr(value, "layout", torch.strided) not in (torch.strided, torch.jagged)
+
+
 def _is_mutable(node: fx.Node) -> bool:
     return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
 
@@ -161,7 +166,10 @@ def _kind(node: fx.Node, kinds: dict[fx.Node, int]) -> int:
     if has_positions_of_masks(node) or reaches_beyond(node):
         return HOST
     devices = {_device_kind(p) for p in parts}
-    sources = {_device_kind(v) for o in node.all_input_nodes for v in _tensors(o) if _is_tensor(v)}
+    read = [v for o in node.all_input_nodes for v in _tensors(o) if _is_tensor(v)]
+    if any(map(_is_sparse, [*parts, *read])):
+        return HOST  # their kernels take them apart
+    sources = set(map(_device_kind, read))
     if devices != {HOST}:
         (kind, *others) = devices
         return HOST if others or sources - {kind, HOST} else kind

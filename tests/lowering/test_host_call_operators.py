@@ -76,8 +76,3 @@ def test_operators_of_users_with_compiled_kernels_run_within(tmp_path: Path) -> 
 
     for by in (3.0, 2.5):
         in_one_program(lambda x, by=by: scale(x + 1, by), torch.arange(4.0))
-
-
-def test_sparse_results_do_not_exist_here() -> None:
-    with pytest.raises((NotImplementedError, RuntimeError), match=r"(?i)sparse"):
-        torch.eye(3).to(DEVICE).to_sparse()

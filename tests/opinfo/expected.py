@@ -47,13 +47,6 @@ EXPECTED: tuple[Expected, ...] = (
         dtypes=("float16",),
     ),
     Expected(
-        "there are no sparse layouts on the device",
-        ("to_sparse",),
-        ("raises",),
-        _ALL,
-        _DTYPES,
-    ),
-    Expected(
         "PyTorch's CPU returns a part of a larger array, whose strides a result cannot have",
         ("linalg.lstsq", "linalg.lstsq.grad_oriented"),
         ("strides",),
