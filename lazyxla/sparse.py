@@ -117,7 +117,7 @@ def _add_dense(x: Tensor, other: Tensor, alpha: Number, dtype: torch.dtype) -> A
 def _add_sparse(x: Tensor, other: Tensor, alpha: Number, dtype: torch.dtype) -> Any:
     if (x.sparse_dim(), x.dense_dim()) != (other.sparse_dim(), other.dense_dim()):
         return NotImplemented
-    # By add: it checks alpha as PyTorch does.
+    # The operator checks alpha as PyTorch does.
     terms = torch.zeros_like(other._values(), dtype=dtype).add(other._values(), alpha=alpha)
     indices = torch.cat([x._indices(), other._indices()], 1)
     values = torch.cat([x._values().to(dtype), terms])

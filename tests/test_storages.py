@@ -138,3 +138,10 @@ def test_saving_runs_no_program(name: str, pending: bool) -> None:
     saved.seek(0)
     assert_same(torch.load(saved)["x"], theirs)
     assert bytes(ours.untyped_storage().cpu()) == bytes(loaded["x"].untyped_storage())
+
+
+def test_bytes_are_spread_over_what_they_are_copied_to() -> None:
+    ours = torch.tensor([True], device=DEVICE).view(torch.uint8)
+    assert torch.zeros(4, dtype=torch.uint8).copy_(ours).tolist() == [1, 1, 1, 1]
+    assert torch.zeros(2, 1, dtype=torch.uint8).copy_(ours).tolist() == [[1], [1]]
+    assert torch.zeros(2, dtype=torch.float32).copy_(ours).tolist() == [1.0, 1.0]

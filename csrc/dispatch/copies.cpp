@@ -145,7 +145,7 @@ std::optional<Geometry> elements_of_bytes(const at::Tensor& tensor) {
 
 void copy_to_host(const at::Tensor& self, const at::Tensor& from) {
   check_has_data(from, "a copy to the CPU");
-  if (self.scalar_type() == at::kByte && self.is_contiguous()) {
+  if (lands_in_rows(self, from)) {
     // As elements they are read as they are; a program would have to make bytes of them.
     if (const auto elements = elements_of_bytes(from)) {
       copy_to_host(at::from_blob(self.mutable_data_ptr(), elements->sizes, elements->strides,
