@@ -43,11 +43,11 @@ def eager_mode(mode: EagerMode | None = None) -> EagerMode | _C.ModeSwitch:
     changes.
 
     Args:
-        mode: True runs each operator at its call, compiling each kind of call once. "fused" runs
-            operators by itself soon after, several at a time: little slower than lazy, without a
-            sync. False is lazy: operators run at :func:`lazyxla.sync` or when a value is read.
-            None leaves the mode as it is. An operator always runs asynchronously: its call returns
-            once it is enqueued.
+        mode: True runs each operator at its call; each kind of call is compiled once, on the CPU
+            not before it recurs often. "fused" runs operators by itself soon after, several at a
+            time: little slower than lazy, without a sync. False is lazy: operators run at
+            :func:`lazyxla.sync` or when a value is read. None leaves the mode as it is. An operator
+            always runs asynchronously: its call returns once it is enqueued.
 
     Returns:
         Without an argument, the calling thread's mode (False in a compiled region); else a context

@@ -26,15 +26,15 @@ def portions(programs: int, shares: dict[Any, int], each: int = 100) -> list[tup
 
 @contextlib.contextmanager
 def in_mode(mode: Any) -> Iterator[None]:
-    """One of the modes; "host" is lazy mode in which PyTorch's kernels run what is new."""
-    if mode != "host":
+    """One of the modes, or ("host", mode): one in which PyTorch's kernels run what is new."""
+    if not isinstance(mode, tuple):
         with lazyxla.eager_mode(mode):
             yield
         return
     before = lazyxla.settings.host_programs
     lazyxla.settings.host_programs = True
     try:
-        with torch.no_grad():
+        with torch.no_grad(), lazyxla.eager_mode(mode[1]):
             yield
     finally:
         lazyxla.settings.host_programs = before

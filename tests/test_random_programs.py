@@ -11,7 +11,9 @@ from tests.random_programs import RandomProgram
 from tests.random_runs import portions, run_programs
 from tests.support import counted
 
-SHARES = {False: 1, "host": 1, True: 10, "fused": 10}
+SHARES = {
+    False: 1, True: 10, "fused": 10, ("host", False): 1, ("host", True): 1, ("host", "fused"): 10,
+}  # fmt: skip
 """One in so many programs runs in this mode, too."""
 
 
@@ -25,4 +27,4 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def test_random_programs(mode, seed, count):
     with counted() as n:
         run_programs(RandomProgram, mode, seed, count)
-    assert (n.host_programs > 0) == (mode == "host")
+    assert (n.host_programs > 0) == isinstance(mode, tuple)

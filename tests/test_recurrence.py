@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -41,10 +42,10 @@ def trained(model: nn.Module, loss_of: Callable[[nn.Module, int], torch.Tensor])
     return step
 
 
-def classifier(device: str, width: int = 12) -> Step:
+def classifier(device: str, width: int = 12, dropout: float = 0.3) -> Step:
     torch.manual_seed(0)
     layers = [
-        nn.Linear(6, width), nn.BatchNorm1d(width), nn.ReLU(), nn.Dropout(0.3),
+        nn.Linear(6, width), nn.BatchNorm1d(width), nn.ReLU(), nn.Dropout(dropout),
         nn.Linear(width, width), nn.LayerNorm(width), nn.GELU(), nn.Linear(width, 4),
     ]  # fmt: skip
     model = nn.Sequential(*layers).to(device)
@@ -72,6 +73,22 @@ def test_sizes_that_never_recur() -> None:
 
     lazyxla.settings.host_programs = False
     step = classifier(DEVICE)
+    torch.testing.assert_close(losses, [step(size).cpu() for size in sizes])
+
+
+@pytest.mark.parametrize(("mode", "compiled_first"), [(True, 0), ("fused", COMPILED_FIRST)])
+def test_sizes_that_never_recur_in_the_eager_modes(mode: Any, compiled_first: int) -> None:
+    sizes = range(70, 78) if mode == "fused" else range(80, 88)
+    with lazyxla.eager_mode(mode):
+        step = classifier(DEVICE, dropout=0.0)
+        losses, counts = [], []
+        for size in sizes:
+            with counted() as n:
+                losses.append(step(size).cpu())
+            counts.append((n.compiles, n.host_programs > 0))
+    assert counts[compiled_first:] == [(0, True)] * (8 - compiled_first)
+    lazyxla.settings.host_programs = False
+    step = classifier(DEVICE, dropout=0.0)
     torch.testing.assert_close(losses, [step(size).cpu() for size in sizes])
 
 

@@ -20,6 +20,7 @@ from tests.support import DEVICE, counted
 from tests.test_loops import generate, language_model, prompt
 
 COMPILED_AT, RUNS = 4, 64
+OPERATOR_COMPILED_AT, OPERATOR_RUNS = 24, 32  # in eager mode
 
 
 @pytest.fixture(autouse=True)
@@ -132,12 +133,27 @@ def test_random_numbers_are_compiled_at_once() -> None:
     assert n.host_programs == 0
 
 
-def test_regions_and_other_modes_compile() -> None:
+def test_regions_are_compiled() -> None:
     x = torch.randn(next(_sizes), 5)
     with torch.no_grad():
         assert run(lazyxla.compile(lambda x: x.sin() - x), x)[:2] == (1, 0)
-        with lazyxla.eager_mode("fused"):
-            assert run(lambda x: x.exp() - x, x)[1] == 0
+
+
+@pytest.mark.parametrize("needs_gradients", [False, True])
+def test_eager_mode_compiles_operators_that_recur_often(needs_gradients: bool) -> None:
+    x = torch.randn(next(_sizes), 5)
+    with torch.set_grad_enabled(needs_gradients), lazyxla.eager_mode(True):
+        counts = [run(lambda x: x.sin(), x) for _ in range(OPERATOR_RUNS + 3)]
+    on_host = [(int(i == OPERATOR_COMPILED_AT), 1, 1) for i in range(1, OPERATOR_RUNS + 1)]
+    assert counts == on_host + [(0, 0, 1)] * 3
+
+
+def test_batches_of_fused_eager_mode() -> None:
+    x = torch.randn(next(_sizes), 5)
+    with lazyxla.eager_mode("fused"):
+        assert run(lambda x: x.exp() - x, x)[:2] == (1, 0)  # a step of training, for all we know
+        with torch.no_grad():
+            assert run(lambda x: x.exp() + x, x) == (0, 1, 1)
 
 
 def test_turned_off() -> None:

@@ -290,8 +290,8 @@ class CpuProgram {
     return true;
   }
 
-  void run(c10::ArrayRef<const void*> inputs, c10::ArrayRef<ir::ScalarValue> slots,
-           c10::ArrayRef<void*> results) const {
+  std::vector<program::OwnedMemory> run(c10::ArrayRef<const void*> inputs,
+                                        c10::ArrayRef<ir::ScalarValue> slots) const {
     PlainScope plain;
     std::vector<at::Tensor> values;
     for (size_t i = 0; i < inputs.size(); ++i) values.push_back(tensor_on(inputs[i], inputs_[i]));
@@ -299,9 +299,19 @@ class CpuProgram {
       compute(call, values, slots);
       free_last_used(call, values);
     }
-    for (size_t i = 0; i < outputs_.size(); ++i) {
-      tensor_on(results[i], results_[i]).copy_(values.at(outputs_[i]));
+    std::vector<program::OwnedMemory> results;
+    c10::SmallVector<const void*, 8> taken(inputs.begin(), inputs.end());
+    for (uint32_t output : outputs_) {
+      at::Tensor value = values.at(output);
+      const at::Storage& memory = value.storage();
+      const bool is_whole = value.is_contiguous() && memory.nbytes() == value.nbytes();
+      const bool is_taken = std::find(taken.begin(), taken.end(), memory.data()) != taken.end();
+      if (!is_whole || is_taken) value = value.clone(at::MemoryFormat::Contiguous);
+      taken.push_back(value.const_data_ptr());
+      void* data = value.mutable_data_ptr();
+      results.push_back({data, std::make_shared<at::Tensor>(std::move(value))});
     }
+    return results;
   }
 
  private:
@@ -355,8 +365,10 @@ class CpuProgram {
 };
 
 program::HostProgram run_by(std::shared_ptr<const CpuProgram> program) {
-  auto compute = [program](c10::ArrayRef<const void*> inputs, c10::ArrayRef<ir::ScalarValue> slots,
-                           c10::ArrayRef<void*> results) { program->run(inputs, slots, results); };
+  auto compute = [program](c10::ArrayRef<const void*> inputs,
+                           c10::ArrayRef<ir::ScalarValue> slots) {
+    return program->run(inputs, slots);
+  };
   return {std::move(compute), program->results()};
 }
 

@@ -105,19 +105,15 @@ std::vector<pjrt::Buffer> run(const HostProgram& program, c10::ArrayRef<pjrt::Bu
     input->to_host(copies.back().data(), input->nbytes());
     data.push_back(copies.back().data());
   }
-  std::vector<Memory> memory;
-  c10::SmallVector<void*, 8> results;
-  for (const ir::TensorType& type : program.results) {
-    memory.push_back(memory_for(type.nbytes()));
-    results.push_back(memory.back().data());
-  }
-  program.compute(data, slots, results);
+  std::vector<OwnedMemory> results = program.compute(data, slots);
   std::vector<pjrt::Buffer> buffers;
   for (size_t i = 0; i < results.size(); ++i) {
     const ir::TensorType& type = program.results[i];
     const std::vector<int64_t> dims(type.dims.begin(), type.dims.end());
-    buffers.push_back(pjrt::Runtime::get().client().buffer_from_host(
-        results[i], pjrt_type(type.dtype), dims, {}, device));
+    const void* result = results[i].data;
+    buffers.push_back(pjrt::Runtime::get().client().buffer_from_lasting_memory(
+        PJRT_HostBufferSemantics_kMutableZeroCopy, result, pjrt_type(type.dtype), dims, device,
+        [owner = std::move(results[i].owner)]() mutable { owner = nullptr; }));
   }
   return buffers;
 }

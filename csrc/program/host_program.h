@@ -8,6 +8,7 @@
 // - In training, those of a line whose graphs have not recurred (recurrence.h), likewise. Others
 // are
 //   compiled at once: a step is sure to recur, and two runs of it should not differ in rounding.
+// - In eager mode, any operator that is not large and has not run often, in training, too.
 // - The rounds of a loop that has no sync in it (cut.h), likewise, and the operators before and
 //   after them.
 // - A small stage of a graph that is cut since it differs from those before.
@@ -17,6 +18,7 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <optional>
 #include <vector>
 
@@ -25,11 +27,17 @@
 
 namespace lazyxla::program {
 
+// Memory of the host, which is freed with its owner.
+struct OwnedMemory {
+  void* data;
+  std::shared_ptr<void> owner;
+};
+
 struct HostProgram {
   // Computes the results from the inputs, all of them dense memory of the host, and from the values
-  // of the graph's slots.
-  std::function<void(c10::ArrayRef<const void*> inputs, c10::ArrayRef<ir::ScalarValue> slots,
-                     c10::ArrayRef<void*> results)>
+  // of the graph's slots. No result's memory is also another's, or an input's.
+  std::function<std::vector<OwnedMemory>(c10::ArrayRef<const void*> inputs,
+                                         c10::ArrayRef<ir::ScalarValue> slots)>
       compute;
   std::vector<ir::TensorType> results;
 };
@@ -40,12 +48,14 @@ enum class OnHost : uint8_t {
   kStage,        // a small one
   kTraining,     // none, unless its line's graphs do not recur; then as kNewEachTime
   kFirstRuns,    // the first runs of one that is not large
+  kOneOperator,  // the same of an operator alone: each layer of one step may run it
   kNewEachTime,  // the first runs of any, also as stages
   kMedium,       // one that is not large
 };
 
 inline bool is_tried(OnHost which) {
-  return which == OnHost::kFirstRuns || which == OnHost::kNewEachTime;
+  return which == OnHost::kFirstRuns || which == OnHost::kOneOperator ||
+         which == OnHost::kNewEachTime;
 }
 
 // Set once, by the dispatch room. Called on workers only.

@@ -9,11 +9,18 @@
 namespace lazyxla::program {
 namespace {
 
-// In training a graph that recurs is likely to be a loop's step.
+// In training a graph that recurs is likely to be a loop's step. An operator may recur in one step,
+// once for each layer, and be another one in the next.
 Trial trial_of(const Graph& graph, VariantRef variant, OnHost which) {
-  const bool in_training = which == OnHost::kNewEachTime;
   if (!is_medium(graph)) return {.variant = std::move(variant), .compiled_at = 2, .most = 8};
-  return {.variant = std::move(variant), .compiled_at = 4, .most = in_training ? 16 : 64};
+  switch (which) {
+    case OnHost::kOneOperator:
+      return {.variant = std::move(variant), .compiled_at = 24, .most = 32};
+    case OnHost::kNewEachTime:
+      return {.variant = std::move(variant), .compiled_at = 4, .most = 16};
+    default:
+      return {.variant = std::move(variant), .compiled_at = 4, .most = 64};
+  }
 }
 
 // Whether some of its stages are the same program, as the rounds of a loop are.
@@ -62,7 +69,7 @@ VariantRef Program::make_tried(const Graph& graph, const Origin& origin, const s
     variant = make_stages(graph, stages_, origin, reason, is_new);
   } else if (auto program = find_trial_program(graph)) {
     variant = of_host(graph, std::move(*program), origin, reason);
-  } else if (origin.may_cut && options().cut_graphs) {
+  } else if (origin.part_of.empty() && options().cut_graphs) {
     const std::vector<uint32_t> stages = stages_on_host(graph);
     if (stages.empty()) return nullptr;
     Origin of_stages = origin;

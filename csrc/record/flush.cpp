@@ -20,6 +20,7 @@ namespace lazyxla::record {
 namespace {
 
 program::OnHost may_run_on_host() {
+  if (current_mode() == Mode::kEager) return program::OnHost::kOneOperator;
   return c10::GradMode::is_enabled() ? program::OnHost::kTraining : program::OnHost::kFirstRuns;
 }
 
@@ -55,11 +56,11 @@ void flush(ir::PendingSet& pending, Cause cause) {
                       .may_divide = may_divide,
                       .nobody_waits = cause == Cause::kMode,
                       .origin = [&] {
-                        const bool is_free = may_divide && !apart && current_mode() == Mode::kLazy;
+                        const bool is_free = may_divide && !apart;
                         return program::Origin{
                             .line = user_line(),
                             .admit = apart ? nullptr : program_counter(),
-                            .may_cut = is_free,
+                            .may_cut = is_free && current_mode() == Mode::kLazy,
                             .on_host = is_free ? may_run_on_host() : program::OnHost::kNone};
                       }});
 }

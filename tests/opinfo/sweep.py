@@ -36,7 +36,11 @@ class Worker:
     def __init__(self, timeout: float) -> None:
         self.timeout = timeout
         command = [sys.executable, "-m", "tests.opinfo.worker"]
-        self._process = WorkerProcess(command, dict(os.environ))
+        self._process = WorkerProcess(
+            # The sweep is for the programs that are compiled.
+            command,
+            {"LAZYXLA_HOST_PROGRAMS": "0", **os.environ},
+        )
 
     def check(self, entry: str, dtype: str, part: str, limit: int | None) -> Outcome:
         """Checks one entry, whatever happens."""

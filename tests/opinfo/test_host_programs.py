@@ -43,7 +43,7 @@ OTHERS = ("int64", "bool", "bfloat16", "complex64")
 
 @pytest.mark.parametrize("name", FLOAT32)
 def test_first_sample(name: str) -> None:
-    with in_mode("host"):
+    with in_mode(("host", False)):
         outcome = check_entry(name, torch.float32, VIEWS, 1)
     assert unexpected(outcome, complete=False) == []
     if outcome.samples and outcome.passed and name not in _COMPILED:
@@ -53,7 +53,7 @@ def test_first_sample(name: str) -> None:
 @pytest.mark.parametrize("name", OTHERS)
 def test_other_dtypes(name: str) -> None:
     dtype, problems, checked, on_host = getattr(torch, name), [], 0, 0
-    with in_mode("host"):
+    with in_mode(("host", False)):
         for entry in (n for n, op in entries().items() if supports(op, dtype, VIEWS)):
             outcome = check_entry(entry, dtype, VIEWS, 2)
             problems += unexpected(outcome, complete=False)

@@ -38,6 +38,7 @@ class Worker:
         environment = {
             "LAZYXLA_CPU_DEVICES": str(devices),
             "LAZYXLA_CACHE_DIR": str(cache),
+            "LAZYXLA_HOST_PROGRAMS": "0",  # the tests are for the programs that are compiled
             **os.environ,
             "PYTORCH_TESTING_DEVICE_ONLY_FOR": "cpu" if device == "cpu" else "privateuse1",
             "PYTORCH_PRINT_REPRO_ON_FAILURE": "0",
