@@ -150,7 +150,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> gru_cell_backward(const Tenso
           has_bias ? hidden.sum(0).to(dtype) : Tensor()};
 }
 
-TORCH_LIBRARY(lazyxla_host, m) {
+TORCH_LIBRARY_FRAGMENT(lazyxla_host, m) {
   m.def("linear_backward", TORCH_FN(linear_backward));
   m.def("cross_entropy", TORCH_FN(cross_entropy));
   m.def("cross_entropy_backward", TORCH_FN(cross_entropy_backward));

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "dispatch/host_arguments.h"
 #include "dispatch/op_info.h"
 #include "dispatch/plain_call.h"
 #include "program/host_program.h"
@@ -66,95 +67,6 @@ at::Tensor memory_of(const at::Tensor& x, const Geometry& base, bool is_written)
   memory.as_strided(base.sizes, base.strides).copy_(x);
   return memory;
 }
-
-// Returns a node's arguments one by one, in order.
-class Arguments {
- public:
-  Arguments(const ir::OpSpec& spec, c10::ArrayRef<at::Tensor> operands,
-            c10::ArrayRef<ir::ScalarValue> slots)
-      : spec_(spec), operands_(operands), slots_(slots) {}
-
-  const at::Tensor& operand() { return operands_[next_operand_++]; }
-
-  // As a value of the schema's type.
-  IValue read(const Arg& arg, c10::TypePtr type) {
-    bool is_optional = false;
-    while (type->kind() == TypeKind::OptionalType) {
-      type = type->castRaw<c10::OptionalType>()->getElementType();
-      is_optional = true;
-    }
-    switch (arg.kind) {
-      case Arg::Kind::kOperand:
-        return operand();
-      case Arg::Kind::kSlot:
-        return slot(type->kind());
-      case Arg::Kind::kFixedScalar:
-        return number(arg.constant.toScalar(), arg.dtype, arg.wrapped, type->kind());
-      case Arg::Kind::kConstant:
-        if (arg.constant.isNone() && type->kind() == TypeKind::TensorType && !is_optional) {
-          return at::zeros(spec_.outputs[0].dims, spec_.outputs[0].dtype);  // only its type matters
-        }
-        return arg.constant;
-      case Arg::Kind::kDtype:
-        return arg.constant;
-      case Arg::Kind::kList:
-        return list(arg.list, type->castRaw<c10::ListType>()->getElementType());
-      default:
-        TORCH_CHECK(false, "no argument of a CPU kernel");
-    }
-  }
-
-  // The tensor that a view shows, after the operands.
-  at::Tensor through(const at::Tensor& memory) const {
-    const Geometry& base = spec_.args[next_operand_].geometry;
-    const Geometry& view = spec_.args[next_operand_ + 1].geometry;
-    int64_t offset = view.offset;
-    if (spec_.args.size() > next_operand_ + 2) {
-      ir::Begin begin;
-      const auto weights = spec_.args[next_operand_ + 2].constant.toIntVector();
-      begin.weights.assign(weights.begin(), weights.end());
-      for (const ir::ScalarValue& start : slots_) begin.starts.push_back(start.i);
-      offset = ir::offset_of(base, view, begin);
-    }
-    // The memory may be a part of a storage, where it is a view itself.
-    const at::Tensor elements = memory.view(view.dtype);
-    return elements.as_strided(view.sizes, view.strides, elements.storage_offset() + offset);
-  }
-
-  IValue slot(TypeKind kind) {
-    const ir::SlotSpec& spec = spec_.slots[next_slot_];
-    const ir::ScalarValue& value = slots_[next_slot_++];
-    const at::Scalar scalar = spec.kind == ir::SlotKind::kFloat     ? at::Scalar(value.f)
-                              : spec.dtype == c10::ScalarType::Bool ? at::Scalar(value.i != 0)
-                                                                    : at::Scalar(value.i);
-    return number(scalar, spec.dtype, spec.wrapped, kind);
-  }
-
- private:
-  static IValue number(const at::Scalar& value, c10::ScalarType dtype, bool wrapped,
-                       TypeKind kind) {
-    if (kind != TypeKind::TensorType) return value;
-    at::Tensor tensor = at::scalar_tensor(value, dtype);
-    tensor.unsafeGetTensorImpl()->set_wrapped_number(wrapped);
-    return tensor;
-  }
-
-  IValue list(const std::vector<Arg>& elements, const c10::TypePtr& type) {
-    if (type->kind() == TypeKind::TensorType) {
-      c10::List<at::Tensor> tensors;
-      for (const Arg& element : elements) tensors.push_back(read(element, type).toTensor());
-      return tensors;
-    }
-    c10::impl::GenericList values(type);
-    for (const Arg& element : elements) values.push_back(read(element, type));
-    return values;
-  }
-
-  const ir::OpSpec& spec_;
-  c10::ArrayRef<at::Tensor> operands_;
-  c10::ArrayRef<ir::ScalarValue> slots_;
-  size_t next_operand_ = 0, next_slot_ = 0;
-};
 
 using Own = at::Tensor (*)(const ir::OpSpec&, Arguments&);
 
@@ -218,7 +130,7 @@ Call make_call(const program::Graph& graph, size_t number) {
 std::pair<Own, std::optional<c10::OperatorHandle>> kernel_of(const ir::Node& node) {
   const ir::OpSpec& spec = *node.spec();
   const bool as_now = spec.settings == 0 || spec.settings == record::record_settings();
-  if (spec.random || !as_now || is_defined_otherwise(node)) return {};
+  if (!as_now || is_defined_otherwise(node)) return {};
   if (Own own = own_kernel(spec.name)) return {own, std::nullopt};
   if (!spec.name.starts_with("aten::") && !spec.name.starts_with("lazyxla::")) return {};
   const auto op = find_operator(spec.name);
@@ -226,7 +138,7 @@ std::pair<Own, std::optional<c10::OperatorHandle>> kernel_of(const ir::Node& nod
   const auto in_our_namespace = "lazyxla_host::" + spec.name.substr(spec.name.find("::") + 2);
   if (auto ours = find_operator(in_our_namespace)) return {nullptr, ours};
   const bool has_kernel = op->hasComputedKernelForDispatchKey(c10::DispatchKey::CPU);
-  if (!has_kernel || spec.name.starts_with("lazyxla::")) return {};
+  if (!has_kernel || spec.random || spec.name.starts_with("lazyxla::")) return {};
   return {nullptr, op};
 }
 
@@ -346,8 +258,11 @@ class CpuProgram {
     }
     torch::jit::Stack stack;
     const auto& arguments = call.op->schema().arguments();
-    for (size_t i = 0; i < arguments.size(); ++i) {
+    for (size_t i = 0; i < call.spec->args.size(); ++i) {
       stack.push_back(args.read(call.spec->args[i], arguments[i].real_type()));
+    }
+    while (stack.size() < arguments.size()) {  // seed and ordinal
+      stack.push_back(args.slot(TypeKind::IntType).toScalar().to<int64_t>());
     }
     call.op->callBoxed(&stack);
     const size_t before = values.size();

@@ -29,6 +29,8 @@ _TESTS: dict[str, list[str]] = {
     "dispatch/host": ["host_operators", "errors", "strict", "copies"],
     "dispatch/host_call": ["host_operators", "foreign_functions"],
     "dispatch/host_kernels": ["recurrence"],
+    "dispatch/host_arguments": ["host_programs", "trials", "recurrence"],
+    "dispatch/host_random": ["host_random"],
     "dispatch/host_program": ["host_programs", "trials", "recurrence"],
     "dispatch/indexing": ["recorder", "dynamo_parts", "limits"],
     "dispatch/inference_store": ["shape_cache"],
