@@ -149,6 +149,13 @@ bool computes(const ir::Node& node) {
 
 // ---- the program ----
 
+// Of the same strides.
+at::Tensor zeros_as(const at::Tensor& x) {
+  int64_t extent = x.numel() > 0 ? 1 : 0;
+  for (int64_t i = 0; i < x.dim() && extent > 0; ++i) extent += (x.size(i) - 1) * x.stride(i);
+  return at::zeros({extent}, x.options()).as_strided(x.sizes(), x.strides());
+}
+
 at::Tensor tensor_on(const void* memory, const ir::TensorType& type) {
   return at::from_blob(const_cast<void*>(memory), type.dims, at::TensorOptions(type.dtype));
 }
@@ -173,14 +180,15 @@ class CpuProgram {
 
   const std::vector<ir::TensorType>& results() const { return results_; }
 
-  // Whether the kernels accept such arguments, and return what was inferred. Finds out which of
-  // them take contiguous tensors only.
+  // Whether the kernels accept zeros (not what others make of them, which may be no index: `i - 5`)
+  // and return what was inferred. Finds out which of them take contiguous tensors only.
   bool works(c10::ArrayRef<ir::ScalarValue> slots) {
     PlainScope plain;
     Silence silence;  // what kernels say of zeros is not about the user's data
     c10::WarningUtils::WarningHandlerGuard guard(&silence);
     std::vector<at::Tensor> values;
     for (const ir::TensorType& type : inputs_) values.push_back(at::zeros(type.dims, type.dtype));
+    size_t tried = values.size();
     try {
       for (Call& call : calls_) {
         try {
@@ -190,6 +198,7 @@ class CpuProgram {
           compute(call, values, slots);
         }
         free_last_used(call, values);
+        for (; tried < values.size(); ++tried) values[tried] = zeros_as(values[tried]);
       }
     } catch (const std::exception&) {
       return false;  // the compiler reports what is wrong, if anything
