@@ -17,7 +17,6 @@ namespace {
 
 using c10::IValue;
 using c10::TypeKind;
-using ir::Arg;
 using ir::Geometry;
 
 // ---- which operators ----

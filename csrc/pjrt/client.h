@@ -161,16 +161,16 @@ class Client {
   bool map_host_memory(void* data, size_t nbytes) const;
   void unmap_host_memory(void* data) const;
 
-  // A buffer of dense row-major host memory, which must not change until `done` is called, from any
-  // thread. No execution writes to it. The semantics are one of these:
+  // A buffer of dense row-major host memory, which the caller must not change until `done` is
+  // called, from any thread. No execution writes to it. The semantics are one of these:
   //
-  //   kImmutableUntilTransferCompletes  mapped memory is copied to the device, without a copy on
-  //   the
-  //                                     host before; `done` when the device has it
+  //   kImmutableUntilTransferCompletes  mapped memory is copied to the device, and not on the host
+  //                                     before; `done` when the device has it
   //   kImmutableZeroCopy                the buffer is on that memory itself if the device is the
-  //   host
-  //                                     and the plugin accepts the alignment, else it is a copy;
-  //                                     `done` when the buffer is freed, or the copy made
+  //                                     host and the plugin accepts the alignment, else it is a
+  //                                     copy; `done` when the buffer is freed, or the copy made
+  //   kMutableZeroCopy                  the same, but executions that the buffer is donated to
+  //                                     write to the memory
   Buffer buffer_from_lasting_memory(PJRT_HostBufferSemantics semantics, const void* data,
                                     PJRT_Buffer_Type type, std::span<const int64_t> dims,
                                     const Device& device, std::function<void()> done) const;

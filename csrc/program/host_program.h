@@ -5,9 +5,9 @@
 //
 // - In inference, any that is not large and does not recur often: a prompt's first pass, the first
 //   step of a sampler. The host does the first runs of each (Trial).
-// - In training, those of a line whose graphs have not recurred (recurrence.h), likewise. Others
-// are
-//   compiled at once: a step is sure to recur, and two runs of it should not differ in rounding.
+// - In training, those of a line whose graphs have not recurred (recurrence.h), likewise. The
+//   others are compiled at once: a step is sure to recur, and two runs of it should not differ in
+//   rounding.
 // - In eager mode, any operator that is not large and has not run often, in training, too.
 // - The rounds of a loop that has no sync in it (cut.h), likewise, and the operators before and
 //   after them.
