@@ -127,7 +127,9 @@ def _add_sparse(x: Tensor, other: Tensor, alpha: Number, dtype: torch.dtype) -> 
     return total
 
 
-def _add_out(x: Tensor, other: Tensor, *, alpha: Number = 1, out: Tensor) -> Any:
+def _add_out(x: Tensor, other: Tensor | Number, *, alpha: Number = 1, out: Tensor) -> Any:
+    if not isinstance(other, Tensor):
+        return NotImplemented
     dtype = torch.promote_types(x.dtype, other.dtype)
     if x.shape != other.shape or not _can_be_written(dtype, out):
         return NotImplemented
@@ -146,38 +148,6 @@ def _assign(out: Tensor, result: Any) -> Any:
     if out.layout == torch.strided and out.shape != result.shape:
         torch._prims_common.wrappers._maybe_resize_out(out, result.shape)
     return out.copy_(result)
-
-
-def _mul_out(x: Tensor | Number, other: Tensor | Number, *, out: Tensor) -> Any:
-    if not isinstance(x, Tensor):
-        x, other = other, x  # of numbers that PyTorch made tensors, Python sees the number
-    assert isinstance(x, Tensor)
-    if not isinstance(other, Tensor):
-        return _mul_number(x, other, out)
-    sparse, dense = (other, x) if _is_dense(x) else (x, other)
-    if sparse.layout != torch.sparse_coo or not _is_dense(dense) or out.layout != sparse.layout:
-        return NotImplemented
-    values = sparse._values()
-    if dense.dim() == 0:
-        return _mul_number(sparse, dense, out)
-    if dense.shape == sparse.shape and sparse.sparse_dim() and dense.numel():
-        dims = sparse.sparse_dim()
-        flat = _flat_index(sparse._indices(), sparse.shape[:dims])
-        values = values * dense.reshape(-1, *dense.shape[dims:]).index_select(0, flat)
-    else:
-        return NotImplemented
-    if not _can_be_written(values.dtype, out):
-        return NotImplemented
-    return _assign(out, _make(sparse._indices(), values, sparse.shape, sparse.is_coalesced()))
-
-
-def _mul_number(x: Tensor, factor: Tensor | Number, out: Tensor) -> Any:
-    if x.layout != torch.sparse_coo or out.layout != x.layout:
-        return NotImplemented
-    values = x._values() * factor
-    if not _can_be_written(values.dtype, out):
-        return NotImplemented
-    return _assign(out, _make(x._indices(), values, x.shape, x.is_coalesced()))
 
 
 def _matmul(a: Tensor, b: Tensor) -> Any:
@@ -245,7 +215,6 @@ _KERNELS: dict[str, dict[str, Callable[..., Any]]] = {
     "SparsePrivateUse1": {
         "_coalesce": _coalesce,
         "add.out": _add_out,
-        "mul.out": _mul_out,
         "addmm": _addmm,
         "addmm.out": _addmm_out,
         "addmm_": _addmm_,

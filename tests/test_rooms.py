@@ -36,6 +36,7 @@ NAMESPACES = {
 
 TORCHS = {
     "dispatch/attention.cpp": "at::native",  # torch's macro expects to be used there
+    "dispatch/sparse_intersection.cpp": "at::native",  # the same
     "record/recording.cpp": "torch::autograd",  # declares what torch exports, but has in no header
 }
 """Where a file opens a namespace of torch besides its own: why."""

@@ -34,6 +34,11 @@ def unique(d: str) -> torch.Tensor:
     return coo(d).coalesce()
 
 
+def other(d: str) -> torch.Tensor:
+    """Shares an element with the others, and has one that they have not."""
+    return torch.sparse_coo_tensor([[2, 0], [3, 2]], [4.0, -2.0], (3, 4), device=d).coalesce()
+
+
 def csr(d: str) -> torch.Tensor:
     return torch.sparse_csr_tensor([0, 2, 2, 3], [0, 3, 1], [1.0, -2.0, 0.5], (3, 4), device=d)
 
@@ -80,6 +85,16 @@ RECORDED: dict[str, Call] = {
     "mul_": lambda d: coo(d).mul_(3),
     "times scalar tensor": lambda d: coo(d) * torch.tensor(2.0, device=d),
     "times dense": lambda d: coo(d) * dense(d, 3, 4),
+    "times row": lambda d: coo(d) * dense(d, 4),
+    "times batch": lambda d: dense(d, 2, 3, 4) * coo(d),
+    "times dense in place": lambda d: coo(d).mul_(dense(d, 3, 4)),
+    "product of coalesced": lambda d: unique(d) * unique(d).mul(2),
+    "product of what differs": lambda d: unique(d) * other(d),
+    "product with repeated elements": lambda d: coo(d) * unique(d),
+    "product of repeated elements": lambda d: coo(d) * coo(d),
+    "product of hybrids": lambda d: (
+        hybrid(d) * torch.sparse_coo_tensor([[2, 1]], [[1.5], [2.0]], (3, 1), device=d)
+    ),
     "CSR times number": lambda d: csr(d) * 2,
     "divided": lambda d: coo(d) / 4,
     "pow": lambda d: coo(d).pow(2),
@@ -107,6 +122,16 @@ RECORDED: dict[str, Call] = {
     "sparse.sum": lambda d: torch.sparse.sum(coo(d), 1),
     "norm": lambda d: unique(d).norm(),
     "sparse_mask": lambda d: dense(d, 3, 4).sparse_mask(unique(d)),
+    "sparse_mask of sparse": lambda d: unique(d).sparse_mask(other(d)),
+    "sparse_mask of repeated elements": lambda d: coo(d).sparse_mask(other(d)),
+    "sparse_mask by repeated elements": lambda d: other(d).sparse_mask(coo(d)),
+    "sparse_mask of hybrid": lambda d: hybrid(d).sparse_mask(hybrid(d).coalesce()),
+    "projection": lambda d: coo(d)._sparse_mask_projection(other(d)),
+    "projection by repeated": lambda d: other(d)._sparse_mask_projection(coo(d), True),
+    "narrow_copy": lambda d: unique(d).narrow_copy(0, 1, 2),
+    "validated": lambda d: torch.sparse_coo_tensor(
+        [[0, 1], [1, 0]], [1.0, 2.0], (2, 2), device=d, is_coalesced=True, check_invariants=True
+    ),
 }
 ON_HOST: dict[str, Call] = {
     "integers times a fraction": lambda d: torch.addmm(
@@ -117,7 +142,6 @@ ON_HOST: dict[str, Call] = {
     "CSR + CSR": lambda d: csr(d) + csr(d),
     "CSR @ CSR": lambda d: csr(d) @ torch.eye(4, device=d).to_sparse_csr(),
     "BSR @ matrix": lambda d: torch.eye(4, device=d).to_sparse_bsr((2, 2)) @ dense(d),
-    "product of sparse": lambda d: unique(d) * unique(d),
     "index_select": lambda d: coo(d).index_select(0, torch.tensor([1], device=d)),
     "reduction": lambda d: torch.sparse.mm(csr(d), dense(d), "mean"),
     "sampled": lambda d: torch.sparse.sampled_addmm(csr(d), dense(d, 3, 2), dense(d, 2, 4)),
@@ -156,26 +180,50 @@ def test_on_host(name: str) -> None:
     assert_same_sparse(ours, ON_HOST[name]("cpu"))
 
 
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda d: coo(d) @ dense(d, 5, 4),
-        lambda d: dense(d, 3, 5) + coo(d),
-        lambda d: coo(d) + dense(d, 3, 4),
-        lambda d: torch.addmm(dense(d, 2, 5), coo(d), dense(d)),
-        lambda d: coo(d) @ dense(d).double(),
-        lambda d: torch.ones(3, 4, dtype=torch.int64, device=d).add_(coo(d)),
-        lambda d: coo(d).tanh_(),
-        lambda d: coo(d).to_dense(torch.float64),
-        lambda d: torch.sparse_coo_tensor([[5]], [1.0], (3,), device=d, check_invariants=True),
-    ],
-)
-def test_errors_are_pytorchs(call: Call) -> None:
+ERRORS: list[Call] = [
+    lambda d: coo(d) @ dense(d, 5, 4),
+    lambda d: dense(d, 3, 5) + coo(d),
+    lambda d: coo(d) + dense(d, 3, 4),
+    lambda d: coo(d) + 1,
+    lambda d: coo(d).sub_(1.5),
+    lambda d: coo(d) * dense(d, 5, 4),
+    lambda d: coo(d).int().mul_(dense(d, 3, 4)),
+    lambda d: coo(d).int().mul_(coo(d)),
+    lambda d: coo(d) * hybrid(d),
+    lambda d: coo(d).sparse_mask(hybrid(d)),
+    lambda d: torch.addmm(dense(d, 2, 5), coo(d), dense(d)),
+    lambda d: coo(d) @ dense(d).double(),
+    lambda d: torch.ones(3, 4, dtype=torch.int64, device=d).add_(coo(d)),
+    lambda d: coo(d).tanh_(),
+    lambda d: coo(d).to_dense(torch.float64),
+    lambda d: torch.sparse_coo_tensor([[5]], [1.0], (3,), device=d, check_invariants=True),
+    lambda d: torch.sparse_coo_tensor(
+        INDICES, VALUES, device=d, is_coalesced=True, check_invariants=True
+    ),
+]
+
+
+@pytest.mark.parametrize("is_strict", [False, True])
+@pytest.mark.parametrize("call", ERRORS)
+def test_errors_are_pytorchs_and_no_fallbacks(
+    call: Call, is_strict: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lazyxla.settings, "strict_fallback", is_strict)
     with pytest.raises(RuntimeError) as theirs:
         call("cpu")
-    with pytest.raises(type(theirs.value)) as ours:
+    with counted() as n, pytest.raises(type(theirs.value)) as ours:
         call(DEVICE)
+    assert n.fallbacks == 0
     assert str(ours.value).splitlines()[0] == str(theirs.value).splitlines()[0]
+
+
+def test_strict_mode_writes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lazyxla.settings, "strict_fallback", True)
+    matrix = torch.sparse_coo_tensor(INDICES, VALUES, (3, 4), device=DEVICE).coalesce()
+    out = torch.zeros(3, 3, device=DEVICE).to_sparse()
+    with pytest.raises(NotImplementedError, match="strict mode"):
+        torch.hspmm(matrix, dense(DEVICE), out=out)
+    assert_same_sparse(out, torch.zeros(3, 3).to_sparse())
 
 
 def test_operators_without_a_kernel_say_so() -> None:

@@ -3,8 +3,12 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/core/enum_tag.h>
 #include <ATen/native/CPUFallback.h>
+#include <ATen/ops/_copy_from_and_resize.h>
 
+#include <algorithm>
 #include <array>
+#include <utility>
+#include <vector>
 
 #include "common/counters.h"
 #include "common/hash.h"
@@ -83,8 +87,23 @@ void check_written(const OpInfo& info, c10::ArrayRef<c10::IValue> values) {
   C10_THROW_ERROR(NotImplementedError, "lazyxla: " + user_line_prefix() + call + " " + why);
 }
 
+// Throws where no operator may run on the host.
+void check_may_run(const OpInfo& info, c10::ArrayRef<c10::IValue> args, const char* why) {
+  record::check_unbroken(info.name + " runs on the host");
+  TORCH_CHECK(!record::Capture::current(), "lazyxla.aot: ", user_line_prefix(), info.name, "(",
+              describe_arguments(info, args, /*functional=*/false), ") ",
+              is_data_dependent(info.handle) ? "has a result whose shape depends on values" : why,
+              " and would run on the host, but a program that is compiled without being run has no "
+              "values");
+  check_written(info, args);
+}
+
 // Counts it, and tells of the operator's first. Throws in strict mode.
 void report_fallback(const OpInfo& info, c10::ArrayRef<c10::IValue> args, const char* why) {
+  if (reads_data(info)) {  // no lowering can exist: this is how such operators run
+    ++Counters::get().data_dependent;
+    return;
+  }
   if (options().strict_fallback) {
     refuse(info.name + "(" + describe_arguments(info, args, /*functional=*/false) + ")",
            std::string(why) +
@@ -99,6 +118,49 @@ void report_fallback(const OpInfo& info, c10::ArrayRef<c10::IValue> args, const 
   Counters::get().count_fallback(info.name);
 }
 
+// The tensors of a call, on the host. One that is given twice is one there, too: some kernels ask
+// whether they write to what they read.
+class HostCopies {
+ public:
+  at::Tensor of(const at::Tensor& x) {
+    if (!x.defined() || x.is_cpu()) return x;
+    for (const auto& [original, copy] : copies_) {
+      if (original.is_same(x)) return copy;
+    }
+    copies_.emplace_back(x, x.to(at::kCPU));
+    return copies_.back().second;
+  }
+
+  c10::IValue of(const c10::IValue& value) {
+    if (value.isTensor()) return of(value.toTensor());
+    if (value.isDevice()) return c10::Device(at::kCPU);
+    if (!value.isTensorList() && !value.isOptionalTensorList()) return value;
+    auto list = value.toList().copy();
+    for (size_t i = 0; i < list.size(); ++i) list.set(i, of(list.get(i)));
+    return list;
+  }
+
+  // A result, on the device: an argument, if the kernel returned what is its copy.
+  at::Tensor original(const at::Tensor& result) const {
+    if (!result.defined()) return result;
+    for (const auto& [original, copy] : copies_) {
+      if (copy.is_same(result)) return original;
+    }
+    return copies_.empty() ? result : result.to(copies_[0].first.device());
+  }
+
+  c10::IValue original(const c10::IValue& value) const {
+    if (value.isTensor()) return original(value.toTensor());
+    if (!value.isTensorList()) return value;
+    auto list = value.toList().copy();
+    for (size_t i = 0; i < list.size(); ++i) list.set(i, original(list.get(i)));
+    return list;
+  }
+
+ private:
+  std::vector<std::pair<at::Tensor, at::Tensor>> copies_;
+};
+
 }  // namespace
 
 void check_host_call_allowed(const OpInfo& info, c10::ArrayRef<c10::IValue> args) {
@@ -109,23 +171,36 @@ void check_host_call_allowed(const OpInfo& info, c10::ArrayRef<c10::IValue> args
          "makes this an error");
 }
 
-void run_on_host(const OpInfo& info, torch::jit::Stack* stack, const char* why,
-                 c10::DispatchKey key) {
-  record::check_unbroken(info.name + " runs on the host");
+void run_on_host(const OpInfo& info, torch::jit::Stack* stack, const char* why) {
   const auto args = torch::jit::last(*stack, info.args.size());
-  TORCH_CHECK(!record::Capture::current(), "lazyxla.aot: ", user_line_prefix(), info.name, "(",
-              describe_arguments(info, args, /*functional=*/false), ") ",
-              is_data_dependent(info.handle) ? "has a result whose shape depends on values" : why,
-              " and would run on the host, but a program that is compiled without being run has no "
-              "values");
-  check_written(info, args);
-  if (reads_data(info)) {  // no lowering can exist: this is how such operators run
-    ++Counters::get().data_dependent;
-  } else {
-    report_fallback(info, args, why);
-  }
+  check_may_run(info, args, why);
+  report_fallback(info, args, why);
   replace_generators(info, stack);
-  at::native::cpu_fallback(info.handle, stack, /*error_on_views=*/false, key);
+  at::native::cpu_fallback(info.handle, stack);
+}
+
+void run_checked_on_host(const OpInfo& info, torch::jit::Stack* stack, const char* why,
+                         c10::DispatchKey key) {
+  const auto given = torch::jit::last(*stack, info.args.size());
+  const std::vector<c10::IValue> args(given.begin(), given.end());
+  check_may_run(info, args, why);
+  replace_generators(info, stack);
+  HostCopies copies;
+  std::transform(args.begin(), args.end(), stack->end() - static_cast<int64_t>(args.size()),
+                 [&](const c10::IValue& value) { return copies.of(value); });
+  info.handle.redispatchBoxed(c10::DispatchKeySet(key), stack);
+  report_fallback(info, args, why);
+  for (size_t i = 0; i < args.size(); ++i) {
+    if (!info.args[i].written) continue;
+    std::vector<at::Tensor> tensors;
+    flatten(args[i], tensors);
+    for (const at::Tensor& tensor : tensors) {
+      if (tensor.defined()) at::_copy_from_and_resize(copies.of(tensor), tensor);
+    }
+  }
+  const auto results = stack->end() - static_cast<int64_t>(info.returns.size());
+  std::transform(results, stack->end(), results,
+                 [&](const c10::IValue& value) { return copies.original(value); });
 }
 
 }  // namespace lazyxla::dispatch

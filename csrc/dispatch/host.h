@@ -11,10 +11,13 @@
 
 namespace lazyxla::dispatch {
 
-// `why` completes a sentence about the operator: "has no lowering". `key` is the kernel's: sparse
-// tensors have their own.
-void run_on_host(const OpInfo& info, torch::jit::Stack* stack, const char* why,
-                 c10::DispatchKey key = c10::DispatchKey::CPU);
+// `why` completes a sentence about the operator: "has no lowering".
+void run_on_host(const OpInfo& info, torch::jit::Stack* stack, const char* why);
+
+// The same with the kernel of another key, for calls whose arguments nothing has checked before:
+// the kernel's errors come first, and a call that fails is no fallback, in strict mode neither.
+void run_checked_on_host(const OpInfo& info, torch::jit::Stack* stack, const char* why,
+                         c10::DispatchKey key);
 
 // Throws if the settings do not allow a recorded call of this operator to run as a host call.
 void check_host_call_allowed(const OpInfo& info, c10::ArrayRef<c10::IValue> args);

@@ -5,7 +5,8 @@
 //
 // - By PyTorch's kernel for sparse tensors on the CPU, where that is written for every device: it
 //   takes the tensor apart, calls operators on indices and values, which are recorded, and puts
-//   the result together. PyTorch registers these kernels for CPU and CUDA alike.
+//   the result together. PyTorch registers these kernels for CPU and CUDA alike. What they leave
+//   to each device is in sparse_intersection.cpp.
 // - By a kernel of lazyxla/sparse.py, in place of kernels that read memory: they are recorded, too.
 // - On the host (host.h), the rest.
 //
@@ -120,6 +121,21 @@ void register_kernels(torch::Library& m, std::initializer_list<const char*> of_l
   }
 }
 
+// PyTorch's kernel for the CPU reads no memory, except to multiply lists of the same shape.
+void mul_out(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
+  const auto args = torch::jit::last(*stack, 3);
+  const at::Tensor x = args[0].toTensor(), y = args[1].toTensor();
+  at::Tensor out = args[2].toTensor();
+  if (x.is_sparse() && y.is_sparse() && out.is_sparse() && x.dim() > 0 && x.sizes() == y.sizes() &&
+      x._nnz() > 0 && y._nnz() > 0) {
+    multiply_sparse(x, y, out);
+    torch::jit::drop(*stack, 3);
+    torch::jit::push(*stack, std::move(out));
+  } else {
+    op.callBoxedForDispatchKey(DispatchKey::SparseCPU, *stack);
+  }
+}
+
 TORCH_LIBRARY_IMPL(_, SparsePrivateUse1, m) {
   m.fallback(torch::CppFunction::makeFromBoxedFunction<&on_host>());
 }
@@ -128,6 +144,7 @@ TORCH_LIBRARY_IMPL(_, SparseCsrPrivateUse1, m) {
 }
 TORCH_LIBRARY_IMPL(aten, SparsePrivateUse1, m) {
   register_kernels<DispatchKey::SparseCPU>(m, kCoordinates);
+  m.impl("mul.out", torch::CppFunction::makeFromBoxedFunction<&mul_out>());
   m.impl("_copy_from_and_resize", TORCH_FN(copy_from_host));
 }
 TORCH_LIBRARY_IMPL(aten, SparseCsrPrivateUse1, m) {
@@ -168,7 +185,7 @@ void run_sparse_on_host(const c10::OperatorHandle& op, torch::jit::Stack* stack)
     C10_THROW_ERROR(NotImplementedError, "lazyxla: PyTorch has no kernel for sparse tensors of " +
                                              info.name + ": use dense ones (.to_dense())");
   }
-  run_on_host(info, stack, "has no kernel for sparse tensors on this device", key);
+  run_checked_on_host(info, stack, "has no kernel for sparse tensors on this device", key);
 }
 
 }  // namespace lazyxla::dispatch
