@@ -1,8 +1,8 @@
 """Kernels for sparse tensors, in place of PyTorch's that read memory (csrc/dispatch/sparse.cpp).
 
 Each is made of operators on indices and values, which are recorded. What a kernel is not made for
-(blocks, batches of compressed matrices, two sparse operands of a product, wrong arguments) runs on
-the host, which also raises PyTorch's errors.
+(blocks, batches of compressed matrices, matrix products of two sparse ones, wrong arguments) runs
+on the host, which also raises PyTorch's errors.
 """
 
 from __future__ import annotations

@@ -189,6 +189,7 @@ ERRORS: list[Call] = [
     lambda d: coo(d) * dense(d, 5, 4),
     lambda d: coo(d).int().mul_(dense(d, 3, 4)),
     lambda d: coo(d).int().mul_(coo(d)),
+    lambda d: unique(d).int().mul_(unique(d)),
     lambda d: coo(d) * hybrid(d),
     lambda d: coo(d).sparse_mask(hybrid(d)),
     lambda d: torch.addmm(dense(d, 2, 5), coo(d), dense(d)),
@@ -224,6 +225,13 @@ def test_strict_mode_writes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(NotImplementedError, match="strict mode"):
         torch.hspmm(matrix, dense(DEVICE), out=out)
     assert_same_sparse(out, torch.zeros(3, 3).to_sparse())
+
+
+def test_what_is_coalesced_is_not_sorted() -> None:
+    x, mask = unique(DEVICE), other(DEVICE)
+    text = lazyxla.stablehlo(lambda: x.sparse_mask(mask).to_dense())
+    assert "stablehlo.sort" not in text
+    assert "stablehlo.sort" in lazyxla.stablehlo(lambda: coo(DEVICE).sparse_mask(mask).to_dense())
 
 
 def test_operators_without_a_kernel_say_so() -> None:

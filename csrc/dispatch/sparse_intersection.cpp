@@ -12,6 +12,7 @@
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 
+#include <optional>
 #include <tuple>
 #include <vector>
 
@@ -60,9 +61,15 @@ at::Tensor zero_unless(const at::Tensor& condition, const at::Tensor& values) {
 // Where the elements of one list are in another, which may be in any order.
 class Matches {
  public:
-  Matches(const at::Tensor& source, const at::Tensor& other) {
-    std::tie(sorted_, order_) =
-        at::sort(flat_index_of(other), /*stable=*/std::optional(true), /*dim=*/0);
+  // `is_unique`: no element of the other is there twice, if it is marked as coalesced. PyTorch's
+  // kernels of masks mark lists that are sorted only.
+  Matches(const at::Tensor& source, const at::Tensor& other, bool is_unique)
+      : is_unique_(is_unique && other.is_coalesced()), sorted_(flat_index_of(other)) {
+    if (!other.is_coalesced()) {
+      at::Tensor order;
+      std::tie(sorted_, order) = at::sort(sorted_, /*stable=*/std::optional(true), /*dim=*/0);
+      order_ = order;
+    }
     const at::Tensor wanted = flat_index_of(source);
     first_ = at::searchsorted(sorted_, wanted);
     count_ = at::searchsorted(sorted_, wanted, /*out_int32=*/false, /*right=*/true).sub(first_);
@@ -73,20 +80,24 @@ class Matches {
 
   // The sum of the values of other's elements that are where source's are.
   at::Tensor sums(const at::Tensor& values) const {
-    auto shape = values.sizes().vec();
-    if (shape[0] == 0) {
+    const int64_t size = values.size(0);
+    if (size == 0) {
+      auto shape = values.sizes().vec();
       shape[0] = count_.numel();
       return at::zeros(shape, values.options());
     }
-    // Those of one place are added up at the first of them.
-    const at::Tensor place = at::searchsorted(sorted_, sorted_);
-    const at::Tensor sums =
-        at::zeros(shape, values.options()).index_add(0, place, values.index_select(0, order_));
-    return zero_unless(count_.gt(0), sums.index_select(0, first_.clamp_max(shape[0] - 1)));
+    at::Tensor sums = order_ ? values.index_select(0, *order_) : values;
+    if (!is_unique_) {  // those of one place are added up at the first of them
+      const at::Tensor place = at::searchsorted(sorted_, sorted_);
+      sums = at::zeros(values.sizes(), values.options()).index_add(0, place, sums);
+    }
+    return zero_unless(count_.gt(0), sums.index_select(0, first_.clamp_max(size - 1)));
   }
 
  private:
-  at::Tensor sorted_, order_, first_, count_;
+  bool is_unique_;
+  at::Tensor sorted_, first_, count_;
+  std::optional<at::Tensor> order_;
 };
 
 void check_operands(const at::Tensor& x, const at::Tensor& y) {
@@ -98,10 +109,11 @@ void check_operands(const at::Tensor& x, const at::Tensor& y) {
       "number of sparse dimensions, and shape of sparse dimensions");
 }
 
-void check_written(const at::Tensor& x, const at::Tensor& y, const at::Tensor& res) {
+void check_written(const at::Tensor& x, const at::Tensor& y, const at::Tensor& res,
+                   const char* where = "") {
   const auto dtype = at::result_type(x, y);
   TORCH_CHECK(canCast(dtype, res.scalar_type()), "Can't convert result type ", dtype, " to output ",
-              res.scalar_type());
+              res.scalar_type(), where);
 }
 
 void give(at::Tensor& res, const at::Tensor& indices, const at::Tensor& values,
@@ -123,17 +135,18 @@ std::tuple<at::Tensor, at::Tensor> source_and_other(const at::Tensor& x, const a
 
 void multiply(at::Tensor& res, const at::Tensor& x, const at::Tensor& y) {
   check_operands(x, y);
-  check_written(x, y, res);
+  // PyTorch's kernels store only what both have, where they can merge the lists.
+  const bool merges = x.is_coalesced() && y.is_coalesced() && x.sizes() == y.sizes();
+  check_written(x, y, res, merges ? " in mul operation" : "");
   const auto dtype = at::result_type(x, y);
   const auto shape = at::infer_size(x.sizes(), y.sizes());
   const auto [source, other] = source_and_other(x, y);
-  const Matches matches(source, other);
+  const Matches matches(source, other, /*is_unique=*/true);
   at::Tensor indices = source._indices().clone();
   at::Tensor values =
       zero_unless(matches.count().gt(0),
                   source._values().to(dtype).mul(matches.sums(other._values().to(dtype))));
-  if (x.is_coalesced() && y.is_coalesced() && x.sizes() == y.sizes()) {
-    // PyTorch's kernels store only what both have.
+  if (merges) {
     const at::Tensor both = matches.count().nonzero().squeeze(1);
     indices = indices.index_select(1, both);
     values = values.index_select(0, both);
@@ -143,10 +156,10 @@ void multiply(at::Tensor& res, const at::Tensor& x, const at::Tensor& y) {
 
 // For each element of the mask, what `x` has there.
 void mask(at::Tensor& res, const at::Tensor& x, const at::Tensor& mask,
-          const std::optional<at::Tensor>&) {
+          const std::optional<at::Tensor>& sorted_x) {
   check_operands(x, mask);
   check_written(x, mask, res);
-  const at::Tensor values = Matches(mask, x).sums(x._values());
+  const at::Tensor values = Matches(mask, x, /*is_unique=*/!sorted_x).sums(x._values());
   give(res, mask._indices().clone(), values, at::infer_size(x.sizes(), mask.sizes()),
        mask.is_coalesced());
 }
@@ -156,7 +169,7 @@ void project(at::Tensor& res, const at::Tensor& mask, const at::Tensor& x,
              const std::optional<at::Tensor>&, bool accumulate_matches) {
   check_operands(mask, x);
   check_written(mask, x, res);
-  const at::Tensor count = Matches(x, mask).count();
+  const at::Tensor count = Matches(x, mask, /*is_unique=*/false).count();
   at::Tensor values = x._values();
   if (accumulate_matches) values = values.mul(like_values(count, values).to(values.scalar_type()));
   give(res, x._indices().clone(), zero_unless(count.gt(0), values),
