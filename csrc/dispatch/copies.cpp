@@ -136,7 +136,7 @@ std::optional<Geometry> elements_of_bytes(const at::Tensor& tensor) {
   std::lock_guard lock(storage.mutex());
   const Geometry& base = storage.base();
   const auto nbytes = static_cast<int64_t>(storage.nbytes());
-  if (base.dtype == at::kByte || base.offset != 0 || base.nbytes() != storage.nbytes() ||
+  if (base.dtype == at::kByte || base.offset != 0 || base.nbytes() != nbytes ||
       !(geometry_of(impl_of(tensor)) == Geometry::contiguous(at::kByte, {nbytes}))) {
     return std::nullopt;
   }
