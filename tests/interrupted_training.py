@@ -44,8 +44,13 @@ while count:
 def interrupt(frame: FrameType | None) -> None:
     global RAISED, DROPPED
     RAISED = "".join(traceback.format_stack(frame))
-    # Dynamo's guards in C++ take an exception of those in Python for "does not hold".
-    DROPPED = frame is not None and frame.f_code.co_filename.endswith("torch/_dynamo/guards.py")
+    # Dynamo's guards in C++ take an exception of those in Python for "does not hold". It makes some
+    # of these functions of a string.
+    code = None if frame is None else frame.f_code
+    DROPPED = code is not None and (
+        code.co_filename.endswith("torch/_dynamo/guards.py")
+        or (code.co_filename, code.co_name) == ("<string>", "guard")
+    )
     raise KeyboardInterrupt
 
 

@@ -10,9 +10,12 @@ import pytest
 from tests.interrupts import MODES, SECONDS, run
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_interrupted_training_ends_as_an_undisturbed_one(mode: str) -> None:
-    result = run(mode, cold=True, count=4, seed=11)
+@pytest.mark.parametrize(
+    ("mode", "host_programs"),
+    [*((mode, False) for mode in MODES), *((mode, True) for mode in ("lazy", "eager", "fused"))],
+)
+def test_interrupted_training_ends_as_an_undisturbed_one(mode: str, host_programs: bool) -> None:
+    result = run(mode, cold=True, count=4, seed=11, host_programs=host_programs)
     # Waiting for a processor is in it; the command, which runs alone, is strict.
     if result.problem.startswith("took"):
         assert result.longest < 10 * SECONDS
