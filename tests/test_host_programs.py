@@ -161,6 +161,24 @@ def test_compiled_all_the_same(name: str) -> None:
     assert (n["compiles"], n["host_programs"]) == (4, 0)
 
 
+@pytest.mark.parametrize("size", [17, 100_003])
+def test_later_programs_may_write_to_the_results(size: int) -> None:
+    x = torch.arange(float(size))
+    with torch.no_grad():
+        ours = x.to(DEVICE) + 1
+        with counted() as n:
+            lazyxla.sync(wait=True)
+        assert (n.compiles, n.host_programs) == (0, 1)
+        memory = lazyxla.host_view(ours).data_ptr()
+        lazyxla.settings.host_programs = False
+        ours.mul_(2)
+        lazyxla.sync(wait=True)
+        assert lazyxla.host_view(ours).data_ptr() == memory
+        others = [torch.full((size,), -1.0) for _ in range(20)]
+        assert memory not in {other.data_ptr() for other in others}  # it is not free yet
+        assert torch.equal(ours.cpu(), (x + 1) * 2)
+
+
 def test_random_numbers_are_the_same() -> None:
     def draw() -> list[torch.Tensor]:
         torch.manual_seed(3)
