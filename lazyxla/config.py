@@ -266,7 +266,7 @@ class Settings:
         True,
         "on the CPU, lets PyTorch's kernels run graphs that come seldom",
         details="In inference the first runs of any that is not large, in training those of a line "
-        "whose graphs do not recur, instead of compiling them. In lazy mode only.",
+        "whose graphs do not recur, in eager mode each operator's, instead of compiling them.",
         page="docs/modes.md#what-the-host-runs",
     )
     cache_dir = Field(

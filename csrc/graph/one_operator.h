@@ -2,8 +2,8 @@
 //
 // An operator that runs at its call needs no graph, since its operands are computed. Each OpSpec
 // keeps the programs that were compiled for it alone, so an eager call is one look-up and one
-// execution. The first call of a kind is recorded and flushed as any graph is; the flush leaves its
-// program here.
+// execution. The first calls of a kind are recorded and flushed as any graph is; once there is a
+// compiled program, the flush leaves it here.
 //
 //     eager call ──> prepare ──hit──> promised leaves for the results, execute
 //                       └─miss──> record, flush ──> keep

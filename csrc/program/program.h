@@ -100,8 +100,8 @@ enum class Compile : uint8_t { kNow, kInBackground };
 
 // The first runs of a program, which the host does. At the fourth one begins compiling, on another
 // thread; at the 64th one its result is taken, be it ready or waited for: what counts is how often
-// a graph recurs, so that the same loop computes the same in each process. In training, and where a
-// run takes long, that is sooner.
+// a graph recurs, so that the same loop computes the same in each process. In training, in eager
+// mode, and where a run takes long, there are fewer (trial.cpp).
 //
 // Or the first runs in stages: a graph that is cut, and recurs as often all the same, is better one
 // program.

@@ -36,6 +36,7 @@ _TESTS: dict[str, list[str]] = {
     "dispatch/inference_store": ["shape_cache"],
     "dispatch/layouts": ["layouts", "copies"],
     "dispatch/sparse": ["sparse"],
+    "dispatch/sparse_intersection": ["sparse"],
     "dispatch/linear": ["linear"],
     "dispatch/lowering_kind": ["explain", "host_operators", "custom_operators"],
     "dispatch/memory": ["memory"],
