@@ -70,8 +70,8 @@ class Outliner {
 };
 
 program::Plan plan(const py::function& function, const program::Graph& graph, bool may_cut,
-                   bool may_share) {
-  py::object plan = function(Outliner(graph).run(), may_cut, may_share);
+                   bool may_share, bool may_alternate) {
+  py::object plan = function(Outliner(graph).run(), may_cut, may_share, may_alternate);
   return {plan.attr("reason").cast<std::string>(),
           plan.attr("stages").cast<std::vector<uint32_t>>(), plan.attr("is_certain").cast<bool>(),
           plan.attr("varying").cast<std::vector<bool>>()};
@@ -89,8 +89,8 @@ std::optional<program::ReplicaGroups> arrange(const py::function& function,
 void install_planner(py::function plan_graph, py::function cut, py::function grid) {
   program::planner = {
       [&function = kept(std::move(plan_graph))](const program::Graph& graph, bool may_cut,
-                                                bool may_share) {
-        return in_python([&] { return plan(function, graph, may_cut, may_share); });
+                                                bool may_share, bool may_alternate) {
+        return in_python([&] { return plan(function, graph, may_cut, may_share, may_alternate); });
       },
       [&function = kept(std::move(cut))](const program::Graph& graph) {
         return in_python(

@@ -139,6 +139,7 @@ std::vector<Piece> cut(const Graph& graph, const std::vector<uint32_t>& stages) 
     if (outputs[stage].empty()) continue;
     Numbering numbering(graph, maker, stages, stage);
     pieces.push_back(numbering.run(std::move(outputs[stage])));
+    pieces.back().stage = stage;
   }
   return pieces;
 }

@@ -10,6 +10,7 @@
 #include "pjrt/host_view.h"
 #include "pjrt/runtime.h"
 #include "program/buffer.h"
+#include "program/planner.h"
 
 namespace lazyxla::program {
 namespace {
@@ -77,16 +78,30 @@ bool may_be_tried(const Graph& graph, OnHost which) {
 
 std::optional<HostProgram> find_trial_program(const Graph& graph) { return maker.make(graph); }
 
-std::vector<uint32_t> stages_on_host(const Graph& graph) {
-  std::vector<uint32_t> stages;
-  uint32_t compiled = 0;
-  for (const ir::NodePtr& node : graph.nodes) {
-    const bool on_host = maker.computes(*node.get());
-    stages.push_back(2 * compiled + (on_host ? 0 : 1));
-    if (!on_host) ++compiled;
+std::vector<uint32_t> stages_on_host(const Graph& graph, const std::vector<uint32_t>& stages) {
+  struct Stage {
+    uint32_t nodes = 0, compiled = 0, first = 0;
+  };
+  std::vector<Stage> all(*std::max_element(stages.begin(), stages.end()) + 1);
+  std::vector<uint32_t> parts;  // of the nodes' stages
+  for (size_t i = 0; i < stages.size(); ++i) {
+    Stage& stage = all[stages[i]];
+    const bool on_host = !is_new_stage(stages[i]) || maker.computes(*graph.nodes[i].get());
+    ++stage.nodes;
+    parts.push_back(2 * stage.compiled + (on_host ? 0 : 1));
+    if (!on_host) ++stage.compiled;
   }
-  const bool pays = compiled > 0 && compiled * kLeastForEach <= stages.size();
-  return pays ? stages : std::vector<uint32_t>();
+  uint32_t next = 0;
+  for (Stage& stage : all) {
+    if (stage.compiled * kLeastForEach > stage.nodes) stage.compiled = 0;
+    stage.first = next;
+    next += 2 * stage.compiled + 1;
+  }
+  for (size_t i = 0; i < stages.size(); ++i) {
+    const Stage& stage = all[stages[i]];
+    parts[i] = stage.first + (stage.compiled ? parts[i] : 0);
+  }
+  return parts;
 }
 
 std::vector<pjrt::Buffer> run(const HostProgram& program, c10::ArrayRef<pjrt::Buffer*> inputs,

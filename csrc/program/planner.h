@@ -14,9 +14,12 @@ struct Graph;
 struct Plan {
   std::string reason;            // why the graph is new, in words
   std::vector<uint32_t> stages;  // per node, how it is best cut (cut.h); empty if not at all
-  bool is_certain = false;       // else it is cut only if its largest piece is known
+  bool is_certain = false;       // else it is cut only if the largest stage not new is known
   std::vector<bool> varying;     // per slot, whether it should be an input at once; or empty
 };
+
+// Of a plan's stages: whether no graph before had what it computes.
+inline bool is_new_stage(uint32_t stage) { return stage % 2 == 0; }
 
 using Ranks = std::vector<int64_t>;
 
@@ -28,8 +31,9 @@ struct ReplicaGroups {
 
 struct Planner {
   // Compares the graph with those before, and remembers it. `may_cut`: into rounds of a loop.
-  // `may_share`: whether to look for parts that others have, which takes time.
-  std::function<Plan(const Graph&, bool may_cut, bool may_share)> plan;
+  // `may_share`: whether to look for parts that others have, which takes time. `may_alternate`:
+  // whether such parts may be several, with new ones between them.
+  std::function<Plan(const Graph&, bool may_cut, bool may_share, bool may_alternate)> plan;
   // Per node its stage: collectives have the odd ones.
   std::function<std::vector<uint32_t>(const Graph&)> cut_at_collectives;
   // `groups`: those of one process. Nothing if they are no rows of a grid.

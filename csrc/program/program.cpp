@@ -214,16 +214,29 @@ bool is_on_disk(const Graph& graph) {
   return stored && stored->is_kept();
 }
 
+// Whether the largest of those that are not new is a known program.
+static bool has_known_stage(const std::vector<Piece>& pieces) {
+  const Piece* largest = nullptr;
+  for (const Piece& piece : pieces) {
+    if (is_new_stage(piece.stage)) continue;
+    if (!largest || piece.graph.nodes.size() > largest->graph.nodes.size()) largest = &piece;
+  }
+  return largest && is_known(largest->graph);
+}
+
 std::string Program::take_plan(const Graph& graph, const Origin& origin) {
   const bool apart = is_cut_at_collectives(graph);
   const bool may_cut = origin.may_cut && options().cut_graphs && !graph.partition && !apart;
   const bool changes = origin.on_host == OnHost::kNewEachTime;
-  Plan plan = planner.plan(graph, may_cut, !changes || line_->may_share());
+  // The first runs of a graph that the host does are not worth programs of its parts.
+  const bool may_alternate = changes || !may_be_tried(graph, origin.on_host);
+  Plan plan = planner.plan(graph, may_cut, !changes || line_->may_share(), may_alternate);
   if (!spans_processes(graph) && !apart) varying_ = std::move(plan.varying);
   const bool has_stages = may_cut && !plan.stages.empty();
-  const bool is_shared = has_stages && is_known(largest_of(cut(graph, plan.stages)).graph);
+  const bool is_shared = has_stages && has_known_stage(cut(graph, plan.stages));
   if (line_) line_->note_plan(is_shared);
-  if (is_shared || (has_stages && plan.is_certain && !changes)) stages_ = std::move(plan.stages);
+  if (is_shared || (has_stages && plan.is_certain)) stages_ = std::move(plan.stages);
+  if (changes && !stages_.empty()) stages_ = stages_on_host(graph, stages_);
   return plan.reason;
 }
 

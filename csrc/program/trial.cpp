@@ -70,8 +70,8 @@ VariantRef Program::make_tried(const Graph& graph, const Origin& origin, const s
   } else if (auto program = find_trial_program(graph)) {
     variant = of_host(graph, std::move(*program), origin, reason);
   } else if (origin.part_of.empty() && options().cut_graphs) {
-    const std::vector<uint32_t> stages = stages_on_host(graph);
-    if (stages.empty()) return nullptr;
+    const auto stages = stages_on_host(graph, std::vector<uint32_t>(graph.nodes.size(), 0));
+    if (stages.back() == 0) return nullptr;
     Origin of_stages = origin;
     of_stages.on_host = OnHost::kNewEachTime;
     try {

@@ -17,6 +17,7 @@ from typing import NamedTuple
 from lazyxla.planning.alignment import align
 from lazyxla.planning.outline import Outline
 from lazyxla.planning.rounds import MANY, find_rounds
+from lazyxla.planning.sizes import find_alternate_stages
 from lazyxla.planning.stages import BEFORE, find_stages
 from lazyxla.planning.training_steps import find_training_steps
 
@@ -60,13 +61,17 @@ class History:
         self._of_several_steps = 0  # graphs
         self._lock = threading.Lock()
 
-    def plan(self, graph: Outline, may_cut: bool, may_share: bool = True) -> Plan:
+    def plan(
+        self, graph: Outline, may_cut: bool, may_share: bool = True, may_alternate: bool = True
+    ) -> Plan:
         """Compares a new graph with those before, and remembers it.
 
         Args:
             may_cut: whether its program may be several.
             may_share: whether to look for the parts that it has in common with them; with many
                 operators that takes a tenth of a second and more.
+            may_alternate: whether such parts may be several, with parts between them that are
+                compiled again for each size of the data.
         """
         rounds = find_rounds(graph) if may_cut else None
         steps = find_training_steps(graph) if may_cut and not rounds else []
@@ -79,14 +84,14 @@ class History:
             elif not may_share:
                 plan = Plan(self._explain(graph, ()), [], False, [])
             else:
-                plan = self._compare(graph)
+                plan = self._compare(graph, may_alternate)
             self._remember(graph)
         if rounds is None:
             return plan
         again = f", in which {rounds.operators} operators come {rounds.times} times"
         return Plan(plan.reason + again, rounds.stages, True, plan.varying)
 
-    def _compare(self, graph: Outline) -> Plan:
+    def _compare(self, graph: Outline, may_alternate: bool) -> Plan:
         differences = self._differences(graph)
         reason = self._explain(graph, differences)
         stages: list[int] = []
@@ -108,6 +113,9 @@ class History:
             graph.varies = [
                 each or stage == BEFORE for each, stage in zip(differs, stages, strict=True)
             ]
+        if not stages and may_alternate:
+            stages = _alternate_stages(graph, differences)
+            goes_on_changing = bool(stages)
         return Plan(reason, stages, goes_on_changing, varying)
 
     def _remember(self, graph: Outline) -> None:
@@ -151,6 +159,20 @@ class History:
         return sorted(filter(None, found), key=lambda difference: difference.edits)
 
 
+def _alternate_stages(graph: Outline, differences: Sequence[_Difference]) -> list[int]:
+    """If two graphs before had the same operators on other sizes: these go on changing with the
+    data then, and what does not depend on them should not be compiled again for each."""
+    of_sizes = [difference.differs for difference in differences if difference.in_sizes]
+    if len(of_sizes) < 2:
+        return []
+    most_alike = sorted(of_sizes, key=sum)[:2]
+    cut = find_alternate_stages(graph, [a or b for a, b in zip(*most_alike, strict=True)])
+    if not cut:
+        return []
+    graph.varies = cut.differs
+    return cut.stages
+
+
 class _Difference(NamedTuple):
     """Which operators differ from those of another graph, or from where graphs have differed.
 
@@ -170,8 +192,12 @@ class _Difference(NamedTuple):
 
     @classmethod
     def between(cls, now: Outline, before: Outline, most: int) -> _Difference | None:
-        """None if more than `most` operators are only in one of both."""
+        """None if more than `most` operators are only in one of both, unless all have the same
+        names."""
         indices = align(now.ids, before.ids, most)
+        if indices is None and now.names == before.names:
+            pairs = enumerate(zip(now.ids, before.ids, strict=True))
+            indices = [i if id == other else -1 for i, (id, other) in pairs]
         if indices is None:
             return None
         kept = {index for index in indices if index >= 0}
