@@ -112,6 +112,21 @@ def test_errors(shapes):
     )
 
 
+def test_a_bias_of_another_dtype():
+    """Where PyTorch's CPU refuses it depends on the shape and strides of the input."""
+    x, weight, bias = torch.randn(2, 3, 4).double(), torch.randn(5, 4).double(), torch.randn(5)
+    check(functional.linear, x.transpose(0, 1), weight, bias.half())
+
+    def run(x, weight, bias):
+        leaves = [t.detach().requires_grad_() for t in (x.transpose(0, 1), weight, bias)]
+        return torch.autograd.grad(functional.linear(*leaves).sin().sum(), leaves)
+
+    check(run, x, weight, bias)
+    assert error_of(functional.linear, *on_device((x, weight, bias))) == error_of(
+        functional.linear, x, weight, bias
+    )
+
+
 def test_autocast():
     x, weight, bias = on_device((torch.randn(3, 4), *layer()))
     with torch.autocast(DEVICE):
