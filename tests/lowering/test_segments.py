@@ -6,7 +6,7 @@ import torch
 from tests.lowering.harness import check, text
 
 
-@pytest.mark.parametrize("reduce", ["sum", "mean", "max", "min", "prod"])
+@pytest.mark.parametrize("reduce", ["sum", "mean", "max", "amax", "min", "amin", "prod"])
 def test_segment_reduce(reduce: str) -> None:
     data = torch.randn(7, 3)
     data[2] = 0

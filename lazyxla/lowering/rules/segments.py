@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from lazyxla.lowering.builder import Builder
 
 _COMBINED = {"sum": "add", "mean": "add", "prod": "mul", "max": "max", "min": "min"}
+_NAMES = {"amax": "max", "amin": "min"}  # what PyTorch takes for the same
+
 _NEUTRAL = {"sum": 0.0, "mean": 0.0, "prod": 1.0, "max": -math.inf, "min": math.inf}
 
 
@@ -57,6 +59,7 @@ def segment_reduce(
     initial: Operand | None,
 ) -> Value:
     axis %= data.rank
+    reduce = _NAMES.get(reduce, reduce)
     shape, inner = b.outputs[0].shape, data.shape[axis + 1 :]
     table = lengths if offsets is None else offsets
     size = data.shape[axis]
@@ -109,6 +112,7 @@ def segment_reduce_backward(
     import jax.numpy as jnp
 
     axis %= data.ndim
+    reduce = _NAMES.get(reduce, reduce)
     table = lengths if offsets is None else offsets
     assert table is not None
     numbers = _segment_numbers(table, data.shape[axis], offsets is not None)
