@@ -195,3 +195,11 @@ assert (y + 1).sum().item() == 18
     )
     text = "lazyxla_test::triple has no meta function, which would tell its result's shape,"
     assert result.stderr.count(text) == 1
+
+
+@pytest.mark.parametrize("function", [torch.digamma, torch.lgamma, torch.erfinv])
+def test_functions_of_real_numbers_in_compiled_code(function):
+    """There only the rule refuses complex ones: XLA's expansion of lgamma would end the process."""
+    z = on_device(torch.ones(3, dtype=torch.complex64))
+    with pytest.raises(NotImplementedError, match="not defined for torch\\.complex64"):
+        torch.compile(function, backend="lazyxla")(z).cpu()

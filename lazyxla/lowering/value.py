@@ -24,6 +24,10 @@ from lazyxla.lowering.scalar import Scalar
 if TYPE_CHECKING:
     from lazyxla.lowering.builder import Builder
 
+_OF_REAL_NUMBERS = {f"chlo.{name}" for name in ("digamma", "erf", "erf_inv", "erfc", "lgamma")}
+"""CHLO operations that accept complex numbers, too, until they are expanded. The expansion of some
+then ends the process."""
+
 Number = bool | int | float | complex
 Operand = Union["Value", Scalar, Number]
 """An operation's operand: a tensor, a number that may vary between runs, or a number."""
@@ -112,6 +116,8 @@ class Value:
         for other in others:
             values[0], aligned = values[0].aligned(other)
             values.append(aligned)
+        if operation in _OF_REAL_NUMBERS and values[0].dtype.is_complex:
+            raise NotImplementedError(f"{operation} is not defined for {values[0].dtype}")
         if operation.startswith("chlo."):
             return getattr(self.b.chlo, operation[5:])(*values)  # type: ignore[no-any-return]
         return getattr(self.b.hlo, operation)(*values)  # type: ignore[no-any-return]
