@@ -29,6 +29,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_
 from torch.utils._pytree import tree_leaves
 
 from lazyxla.lowering.operators import META_NAMESPACE, find_op, on_meta, schema_of
+from lazyxla.meta_attention import ATTENTION
 from lazyxla.meta_strides import STRIDES
 from lazyxla.runtime import BACKEND
 
@@ -78,16 +79,6 @@ def _lstm_cell(
 ) -> tuple[torch.Tensor, ...]:
     # Torch's own fails without biases.
     return torch.empty_like(cx), torch.empty_like(cx), torch.empty_like(input_gates)
-
-
-def _attention_for_cpu(
-    query: torch.Tensor, *args: Any, **kwargs: Any
-) -> tuple[torch.Tensor, torch.Tensor]:
-    # Before torch 2.13 its own has the logarithms of float64 in float32.
-    samples, heads, rows, _ = query.shape
-    dtype = torch.promote_types(query.dtype, torch.float32)
-    sums = query.new_empty(samples, rows, heads, dtype=dtype).transpose(1, 2)
-    return torch.empty_like(query), sums
 
 
 def _linear_backward(
@@ -343,7 +334,6 @@ _NUMBERED = ["copysign_.Tensor", "index_fill.int_Tensor", "index_fill_.int_Tenso
 _NUMBERED += ["masked_fill.Tensor", "masked_fill_.Tensor"]
 _CORRECTED: dict[str, Callable[..., Any]] = {
     "_thnn_fused_lstm_cell": _lstm_cell,
-    "_scaled_dot_product_flash_attention_for_cpu": _attention_for_cpu,
     "linalg_eig": _linalg_eig,
     "linear_backward": _linear_backward,
     "multilabel_margin_loss_forward": _multilabel_margin_loss,
@@ -353,6 +343,7 @@ _CORRECTED: dict[str, Callable[..., Any]] = {
     "nonzero_static": _nonzero_static,
     **{name: _takes_number(name) for name in _NUMBERED},
     **_SPACED,
+    **ATTENTION,
     **STRIDES,
 }
 

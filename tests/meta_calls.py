@@ -59,6 +59,14 @@ CORRECTED: dict[str, tuple[torch.Tensor, Callable[[torch.Tensor], Any]]] = {
         _numbers(4, 4, 5, 3),
         lambda x: _backward(x, x.to(memory_format=LAST), True),
     ),
+    "_native_multi_head_attention": (
+        _numbers(2, 3, 4),
+        lambda x: torch._native_multi_head_attention(
+            *(x, x, x, 4, 2, x.reshape(6, 4).repeat(2, 1), x.flatten()[:12]),
+            *(x.flatten()[:16].view(4, 4), x[0, 0]),
+            need_weights=False,
+        ),
+    ),
     "copysign": (_numbers(2, 3), lambda x: x.mT.copysign(torch.tensor(-1.0, device="cpu"))),
     "index_fill": (
         _numbers(2, 3),
