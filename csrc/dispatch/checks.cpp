@@ -150,9 +150,11 @@ void find_checks(OpInfo& info) {
   const auto found = argument_checks.find(name);
   if (found != argument_checks.end()) info.checks = found->second;
   Checks& checks = info.checks;
-  if (!checks.on_cpu_with && info.functional.hasTag(at::Tag::pointwise)) checks.on_cpu_with = 1;
-  const bool of_integers = checks.on_cpu_with || name == "aten::_foreach_pow.Scalar";
-  if (of_integers && checks.numbers == Checks::kNever) checks.numbers = Checks::kOfIntegers;
+  // The kernels on lists call those on their elements, but for the one that may take from the CPU.
+  const bool of_elements = info.functional.hasTag(at::Tag::pointwise) ||
+                           (name.starts_with("aten::_foreach_") && name != "aten::_foreach_copy");
+  if (!checks.on_cpu_with && of_elements) checks.on_cpu_with = 1;
+  if (checks.on_cpu_with && checks.numbers == Checks::kNever) checks.numbers = Checks::kOfIntegers;
 }
 
 std::vector<at::Tensor> device_tensors(const OpInfo& info, Args args) {
