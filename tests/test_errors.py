@@ -197,9 +197,19 @@ assert (y + 1).sum().item() == 18
     assert result.stderr.count(text) == 1
 
 
-@pytest.mark.parametrize("function", [torch.digamma, torch.lgamma, torch.erfinv])
+@pytest.mark.parametrize(
+    "function",
+    [
+        torch.digamma,
+        torch.lgamma,
+        torch.erfinv,
+        torch.nn.functional.hardswish,
+        lambda z: torch.fmod(z, z),
+        lambda z: torch.nextafter(z, z),
+    ],
+)
 def test_functions_of_real_numbers_in_compiled_code(function):
-    """There only the rule refuses complex ones: XLA's expansion of lgamma would end the process."""
+    """There only rules refuse complex ones. The compiler ends the process over some."""
     z = on_device(torch.ones(3, dtype=torch.complex64))
     with pytest.raises(NotImplementedError, match="not defined for torch\\.complex64"):
         torch.compile(function, backend="lazyxla")(z).cpu()

@@ -24,9 +24,12 @@ from lazyxla.lowering.scalar import Scalar
 if TYPE_CHECKING:
     from lazyxla.lowering.builder import Builder
 
-_OF_REAL_NUMBERS = {f"chlo.{name}" for name in ("digamma", "erf", "erf_inv", "erfc", "lgamma")}
-"""CHLO operations that accept complex numbers, too, until they are expanded. The expansion of some
-then ends the process."""
+_OF_REAL_NUMBERS = {
+    *("maximum", "minimum", "remainder"),
+    *(f"chlo.{name}" for name in ("digamma", "erf", "erf_inv", "erfc", "lgamma", "next_after")),
+}
+"""Operations that StableHLO and CHLO accept for complex numbers, too. Compilers do not, and some of
+them end the process then."""
 
 Number = bool | int | float | complex
 Operand = Union["Value", Scalar, Number]

@@ -284,11 +284,11 @@ class Elements:
 
     def maximum(self, x: Value, y: Value) -> Value:
         """The greater one of each two elements; nan if one of both is nan."""
-        return self.hlo.maximum(x, y)
+        return x.call("maximum", y)
 
     def minimum(self, x: Value, y: Value) -> Value:
         """The smaller one of each two elements; nan if one of both is nan."""
-        return self.hlo.minimum(x, y)
+        return x.call("minimum", y)
 
     def log1p(self, x: Value) -> Value:
         """log(1 + x), exact for small x."""
