@@ -6,6 +6,8 @@ import functools
 import operator
 from collections.abc import Iterable
 
+from lazyxla.lowering import complex_functions, hyperbolic
+from lazyxla.lowering.complex_functions import with_cut_on_imaginary_axis, with_cut_on_real_axis
 from lazyxla.lowering.value import Operand, Value
 
 
@@ -50,8 +52,7 @@ def log1p(x: Value) -> Value:
     return x.b.log1p(x)
 
 
-def sqrt(x: Value) -> Value:
-    return x.call("sqrt")
+sqrt = with_cut_on_real_axis("sqrt")
 
 
 def rsqrt(x: Value) -> Value:
@@ -69,19 +70,35 @@ def is_finite(x: Value) -> Value:
 
 
 def sin(x: Value) -> Value:
-    return x.call("sine")
+    return complex_functions.sin(x) if x.is_complex else x.call("sine")
 
 
 def cos(x: Value) -> Value:
-    return x.call("cosine")
+    return complex_functions.cos(x) if x.is_complex else x.call("cosine")
 
 
 def tan(x: Value) -> Value:
     return x.call("tan")
 
 
+def sinh(x: Value) -> Value:
+    return (complex_functions if x.is_complex else hyperbolic).sinh(x)
+
+
+def cosh(x: Value) -> Value:
+    return (complex_functions if x.is_complex else hyperbolic).cosh(x)
+
+
 def tanh(x: Value) -> Value:
     return x.call("tanh")
+
+
+acos = with_cut_on_real_axis("chlo.acos", opposite=True)
+acosh = with_cut_on_real_axis("chlo.acosh")
+asin = with_cut_on_real_axis("chlo.asin")
+asinh = with_cut_on_imaginary_axis("chlo.asinh")
+atan = with_cut_on_imaginary_axis("chlo.atan")
+atanh = with_cut_on_real_axis("chlo.atanh")
 
 
 def sigmoid(x: Value) -> Value:

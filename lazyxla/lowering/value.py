@@ -185,7 +185,7 @@ class Value:
         return self.call("negate")
 
     def __abs__(self) -> Value:
-        return self.call("abs")
+        return self.b.absolute(self)
 
     def __and__(self, other: Operand) -> Value:
         return self.call("and_", other)

@@ -282,6 +282,10 @@ class Elements:
         predicate, x, y = self.broadcast(predicate, x, y)
         return self.hlo.select(predicate, x, y)
 
+    def absolute(self, x: Value) -> Value:
+        """|x|; of a complex value infinity if a part is infinite, else nan if one is nan."""
+        return self.hlo.abs(x)
+
     def maximum(self, x: Value, y: Value) -> Value:
         """The greater one of each two elements; nan if one of both is nan."""
         return x.call("maximum", y)
@@ -355,14 +359,10 @@ class Elements:
     def _splat_of(self, x: Value) -> Any:
         """The element attribute of a splat constant, else None."""
         owner = x.owner
-        if getattr(owner, "name", None) != "stablehlo.constant":
-            return None
-        if self.dtype(x).is_complex:  # jaxlib has no Python class for their attribute
-            return None
+        if getattr(owner, "name", None) != "stablehlo.constant" or x.is_complex:
+            return None  # jaxlib has no Python class for the attribute of complex ones
         value = owner.attributes["value"]
-        if not value.is_splat:
-            return None
-        return value.get_splat_value()
+        return value.get_splat_value() if value.is_splat else None
 
 
 def _common_shape(shapes: Iterable[tuple[int, ...]]) -> tuple[int, ...]:

@@ -82,6 +82,15 @@ class CpuBuilder(Builder):
             return x.call(operation, y)
         return self.select(x.compare(y, first) | x.is_nan(), x, y)
 
+    def absolute(self, x: Value) -> Value:
+        # XLA's form loses the nan of a part, as its maximum does, and an infinity beside a nan.
+        size = super().absolute(x)
+        if not x.is_complex:
+            return size
+        infinite = (abs(x.real) == math.inf) | (abs(x.imag) == math.inf)
+        whole = self.select(x.is_nan(), math.nan, size)
+        return self.select(infinite, math.inf, whole)
+
     def log1p(self, x: Value) -> Value:
         """XLA's own operation takes four times as long as the logarithm of the rounded sum and the
         share that the rounding left out (W. Kahan), whose error is no greater.

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from lazyxla.lowering import complex_functions, functions
 from lazyxla.lowering.functions import (
     exp,
     log,
@@ -31,14 +32,6 @@ if TYPE_CHECKING:
 
 # Operator -> StableHLO (or CHLO) operation, computed in the dtype PyTorch computes in.
 _UNARY = {
-    "aten::acos": "chlo.acos",
-    "aten::acosh": "chlo.acosh",
-    "aten::asin": "chlo.asin",
-    "aten::asinh": "chlo.asinh",
-    "aten::atan": "chlo.atan",
-    "aten::atanh": "chlo.atanh",
-    "aten::cos": "cosine",
-    "aten::cosh": "chlo.cosh",
     "aten::erf": "chlo.erf",
     "aten::erfc": "chlo.erfc",
     "aten::erfinv": "chlo.erf_inv",
@@ -48,9 +41,6 @@ _UNARY = {
     "aten::log": "log",
     "aten::rsqrt": "rsqrt",
     "aten::sigmoid": "logistic",
-    "aten::sin": "sine",
-    "aten::sinh": "chlo.sinh",
-    "aten::sqrt": "sqrt",
     "aten::tan": "tan",
     "aten::tanh": "tanh",
 }
@@ -104,6 +94,8 @@ def _register_tables() -> None:
 
     for name, operation in _UNARY.items():
         pointwise(name)(functools.partial(call, operation))
+    for name in ("acos", "acosh", "asin", "asinh", "atan", "atanh"):
+        pointwise(f"aten::{name}")(getattr(functions, name))
     for name, operation in _ROUNDING.items():
         pointwise(name, exact=True)(functools.partial(_round, operation))
     for name, operation in _BINARY.items():
@@ -129,7 +121,12 @@ def neg(x: Value) -> Value:
     return -x
 
 
+pointwise("aten::cos")(functions.cos)
+pointwise("aten::cosh")(functions.cosh)
 pointwise("aten::log1p")(log1p)
+pointwise("aten::sin")(sin)
+pointwise("aten::sinh")(functions.sinh)
+pointwise("aten::sqrt")(sqrt)
 pointwise("aten::maximum", exact=True)(maximum)
 pointwise("aten::minimum", exact=True)(minimum)
 
@@ -170,7 +167,7 @@ def reciprocal(x: Value) -> Value:
 
 @pointwise("aten::exp2")
 def exp2(x: Value) -> Value:
-    return 2**x if x.is_float else exp(x * math.log(2))
+    return 2**x if x.is_float else exp(complex_functions.scaled(x, math.log(2)))
 
 
 @pointwise("aten::sinc")
@@ -190,7 +187,7 @@ def sign(x: Value) -> Value:
     if x.dtype == torch.bool:
         return x
     if x.is_complex:
-        return x.call("sign")
+        return complex_functions.sign(x)
     one = x.full(1)
     positive = where(x > 0, one, 0)
     return positive - where(x < 0, one, 0) if x.dtype.is_signed else positive  # 0 for nan

@@ -1,0 +1,91 @@
+"""Functions of complex values, where XLA's own operation is wrong.
+
+Its sine and cosine, and their hyperbolic forms, subtract two exponentials to get the hyperbolic
+sine of a part: a small part is lost, sin(1e-8j) is 0. Its roots and inverse functions compare parts
+with zero to find out on which side of a branch cut they are, and so lose the sign of -0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from lazyxla.lowering import hyperbolic
+from lazyxla.lowering.value import Value
+
+
+def sin(x: Value) -> Value:
+    sine, cosine = x.real.call("sine"), x.real.call("cosine")
+    return x.b.complex(
+        _times(sine, hyperbolic.cosh(x.imag)), _times(cosine, hyperbolic.sinh(x.imag))
+    )
+
+
+def cos(x: Value) -> Value:
+    sine, cosine = x.real.call("sine"), x.real.call("cosine")
+    return x.b.complex(
+        _times(cosine, hyperbolic.cosh(x.imag)), _times(-sine, hyperbolic.sinh(x.imag))
+    )
+
+
+def sinh(x: Value) -> Value:
+    sine, cosine = x.imag.call("sine"), x.imag.call("cosine")
+    return x.b.complex(
+        _times(cosine, hyperbolic.sinh(x.real)), _times(sine, hyperbolic.cosh(x.real))
+    )
+
+
+def cosh(x: Value) -> Value:
+    sine, cosine = x.imag.call("sine"), x.imag.call("cosine")
+    return x.b.complex(
+        _times(cosine, hyperbolic.cosh(x.real)), _times(sine, hyperbolic.sinh(x.real))
+    )
+
+
+def scaled(x: Value, factor: float) -> Value:
+    """A complex value times a real number; an infinite part leaves the other one as it is."""
+    return x.b.complex(x.real * factor, x.imag * factor)
+
+
+def sign(x: Value) -> Value:
+    """The value of absolute value 1 in the same direction; 0 of 0."""
+    size = abs(x)
+    parts = (x.b.select(size == 0, 0, part / size) for part in (x.real, x.imag))
+    return x.b.complex(*parts)
+
+
+def _times(circular: Value, hyperbolic: Value) -> Value:
+    """The product. A zero of a sine or cosine is exact: 0 even times infinity."""
+    zero = _turned(circular, hyperbolic)
+    return circular.b.select(circular == 0, zero, circular * hyperbolic)
+
+
+def _turned(x: Value, y: Value) -> Value:
+    """x, or -x where y has its sign bit set."""
+    return x.b.select(x.b.sign_bit(y), -x, x)
+
+
+def with_cut_on_real_axis(operation: str, opposite: bool = False) -> Callable[[Value], Value]:
+    """The operation as a function that goes by the sign of the operand's imaginary part: that of
+    the result has the same sign, or the opposite one."""
+
+    def function(x: Value) -> Value:
+        result = x.call(operation)
+        if not x.is_complex:
+            return result
+        side = -x.imag if opposite else x.imag
+        return x.b.complex(result.real, _turned(abs(result.imag), side))
+
+    return function
+
+
+def with_cut_on_imaginary_axis(operation: str) -> Callable[[Value], Value]:
+    """The operation as a function that goes by the sign of the operand's real part, which is that
+    of the result's."""
+
+    def function(x: Value) -> Value:
+        result = x.call(operation)
+        if not x.is_complex:
+            return result
+        return x.b.complex(_turned(abs(result.real), x.real), result.imag)
+
+    return function

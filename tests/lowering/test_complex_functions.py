@@ -1,0 +1,89 @@
+"""Functions of complex values: small parts, branch cuts, infinities and nan; hyperbolic ones."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+
+import torch
+
+import lazyxla
+
+INF, NAN = math.inf, math.nan
+FUNCTIONS = ("sin", "cos", "sinh", "cosh")
+CUTS = ("sqrt", "acos", "acosh", "asin", "asinh", "atan", "atanh")
+
+
+def _all(parts: list[float], dtype: torch.dtype) -> torch.Tensor:
+    return torch.tensor([complex(*pair) for pair in itertools.product(parts, parts)], dtype=dtype)
+
+
+def _results(x: torch.Tensor, names: tuple[str, ...]) -> dict[str, torch.Tensor]:
+    """Of one program."""
+    on_device = x.to("lazyxla")
+    found = {name: getattr(torch, name)(on_device) for name in names}
+    lazyxla.sync()
+    return {name: result.cpu() for name, result in found.items()}
+
+
+def test_small_parts_are_kept() -> None:
+    """Each part is as exact as if it were alone: a tolerance of the whole would hide a lost one."""
+    sizes = [1e-12, 1e-8, 1e-5, 0.01, 0.3, 1, 3, 20, 80]
+    x = _all([*sizes, *(-s for s in sizes)], torch.complex64)
+    for name, found in _results(x, FUNCTIONS).items():
+        expected = getattr(torch, name)(x)
+        torch.testing.assert_close(
+            torch.view_as_real(found),
+            torch.view_as_real(expected),
+            rtol=1e-6,
+            atol=1e-37,  # XLA's CPU compiler takes smaller float32 numbers for zero
+        )
+
+
+def test_zeros_have_the_side_of_a_branch_cut() -> None:
+    x = _all([0.0, -0.0, 0.5, -0.5, 3, -3], torch.complex64)
+    for name, found in _results(x, CUTS).items():
+        torch.testing.assert_close(found, getattr(torch, name)(x))
+
+
+def test_infinite_and_nan_parts_of_an_absolute_value() -> None:
+    x = _all([0.0, 1, -2, INF, -INF, NAN], torch.complex64)
+    on_device = x.to("lazyxla")
+    torch.testing.assert_close(on_device.abs().cpu(), x.abs(), equal_nan=True)
+    y = torch.tensor([complex(1, NAN), complex(2, 1)])
+    norms: list[Callable[[torch.Tensor], torch.Tensor]] = [
+        lambda t: torch.linalg.vector_norm(t, INF),
+        lambda t: torch.linalg.vector_norm(t, 1),
+        torch.linalg.vector_norm,
+        torch.sgn,
+    ]
+    for function in norms:
+        torch.testing.assert_close(function(y.to("lazyxla")).cpu(), function(y), equal_nan=True)
+    assert not torch.allclose(y.to("lazyxla"), y.nan_to_num().to("lazyxla"))
+
+
+def test_a_zero_of_a_sine_is_exact() -> None:
+    """0 even times infinity."""
+    x = torch.tensor([complex(0, 1e10), complex(-0.0, -1e10), complex(0, INF), complex(1, 1e10)])
+    found = _results(x, ("sin", "cos"))
+    torch.testing.assert_close(found["sin"].real, x.sin().real)
+    torch.testing.assert_close(found["sin"].imag, x.sin().imag)
+    torch.testing.assert_close(found["cos"].real, x.cos().real)
+    torch.testing.assert_close(found["cos"].imag, x.cos().imag)
+    power = torch.exp2(torch.tensor([complex(INF, 0), complex(INF, 1)]).to("lazyxla")).cpu()
+    assert power.real.tolist() == [INF, INF]
+
+
+def test_large_hyperbolic_functions() -> None:
+    """They overflow where their results do, and are as exact as others."""
+    for dtype, most in ((torch.float32, 89.4), (torch.float64, 709.0)):
+        x = torch.linspace(-most, most, 4001, dtype=torch.float64).to(dtype)
+        special = torch.tensor([0.0, -0.0, 1e-30, INF, -INF, NAN, 2 * most], dtype=dtype)
+        x = torch.cat([x, special])
+        for name, found in _results(x, ("sinh", "cosh")).items():
+            # PyTorch's own vectorized kernels overflow earlier.
+            expected = getattr(torch, name)(x.double()).to(dtype)
+            torch.testing.assert_close(
+                found, expected, rtol=4 * torch.finfo(dtype).eps, atol=0, equal_nan=True
+            )
