@@ -7,10 +7,22 @@ with zero to find out on which side of a branch cut they are, and so lose the si
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from lazyxla.lowering import hyperbolic
 from lazyxla.lowering.value import Value
+
+
+def exp(x: Value) -> Value:
+    """Where the real part is infinite, no cosine or sine may be nan times 0 or infinity: the real
+    part of the result is its size, the imaginary one nan or 0.
+    """
+    result, size = x.call("exponential"), x.real.call("exponential")
+    turns = x.imag.call("is_finite") | (abs(x.real) < math.inf) | x.real.is_nan()
+    real = x.b.select(turns, result.real, size)
+    imag = x.b.select(turns, result.imag, x.b.select(size == 0, size, math.nan))
+    return x.b.complex(real, imag)
 
 
 def sin(x: Value) -> Value:

@@ -36,7 +36,7 @@ def clip(x: Value, low: Operand, high: Operand) -> Value:
 
 
 def exp(x: Value) -> Value:
-    return x.call("exponential")
+    return complex_functions.exp(x) if x.is_complex else x.call("exponential")
 
 
 def expm1(x: Value) -> Value:

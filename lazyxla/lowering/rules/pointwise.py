@@ -35,7 +35,6 @@ _UNARY = {
     "aten::erf": "chlo.erf",
     "aten::erfc": "chlo.erfc",
     "aten::erfinv": "chlo.erf_inv",
-    "aten::exp": "exponential",
     "aten::expm1": "exponential_minus_one",
     "aten::lgamma": "chlo.lgamma",
     "aten::log": "log",
@@ -123,6 +122,7 @@ def neg(x: Value) -> Value:
 
 pointwise("aten::cos")(functions.cos)
 pointwise("aten::cosh")(functions.cosh)
+pointwise("aten::exp")(exp)
 pointwise("aten::log1p")(log1p)
 pointwise("aten::sin")(sin)
 pointwise("aten::sinh")(functions.sinh)
