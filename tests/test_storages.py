@@ -6,6 +6,7 @@ import io
 
 import pytest
 import torch
+from torch.utils._mode_utils import no_dispatch
 
 import lazyxla
 from tests.support import DEVICE, assert_same, check, counted, numbers, on_device
@@ -26,6 +27,30 @@ def test_set_and_resize():
         return [x, y, z, w, u]
 
     check(use, numbers(4, 6))
+
+
+class _Wrapper(torch.Tensor):
+    """A tensor that has another one, and no memory."""
+
+    @staticmethod
+    def __new__(cls, wrapped: torch.Tensor) -> _Wrapper:
+        return torch.Tensor._make_wrapper_subclass(
+            cls, wrapped.shape, strides=wrapped.stride(), dtype=wrapped.dtype, device=wrapped.device
+        )
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        return NotImplemented
+
+
+def test_set_of_a_storage_without_memory() -> None:
+    """So subclasses make their views share a storage: PyTorch's checks of gradients do."""
+    first = _Wrapper(torch.ones(2, 3, device=DEVICE))
+    second = _Wrapper(torch.ones(3, 2, device=DEVICE))
+    with no_dispatch():
+        second.set_(torch.ops.aten.t.default(first))
+    assert second.stride() == (1, 3)
+    assert second.untyped_storage()._cdata == first.untyped_storage()._cdata
 
 
 def test_growing_keeps_the_content():

@@ -104,6 +104,11 @@ at::Tensor& set_storage(at::Tensor& self, at::Storage source, int64_t offset,
               "Attempted to set the storage of a tensor on device \"", self.device(),
               "\" to a storage on different device \"", source.device(),
               "\".  This is no longer allowed; the devices must match.");
+  // That of a subclass which wraps tensors has no memory, only a size.
+  if (source.allocator() != ir::allocator() && source.data() == nullptr) {
+    return at::native::set_storage_cpu_(self, source, geometry.offset, geometry.sizes,
+                                        geometry.strides);
+  }
   auto& storage = ir::Storage::of(*source.unsafeGetStorageImpl());
   size_t needed = at::detail::computeStorageNbytes(geometry.sizes, geometry.strides,
                                                    self.element_size(), geometry.offset);
