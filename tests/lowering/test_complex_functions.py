@@ -86,3 +86,10 @@ def test_large_hyperbolic_functions() -> None:
             torch.testing.assert_close(
                 found, expected, rtol=4 * torch.finfo(dtype).eps, atol=0, equal_nan=True
             )
+
+
+def test_complex_powers_of_zero() -> None:
+    x, y = torch.tensor([0j, complex(-0.0, 0), 1j]), torch.tensor([1 + 1j, 0.5 - 3j, 2, 1 + 1j])
+    found = torch.pow(x[:, None].to("lazyxla"), y.to("lazyxla")).cpu()
+    torch.testing.assert_close(found, torch.pow(x[:, None], y))
+    torch.testing.assert_close((x.to("lazyxla") ** (1 + 1j)).cpu(), x ** (1 + 1j))

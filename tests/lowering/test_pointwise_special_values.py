@@ -106,3 +106,24 @@ def test_negative_numbers_wrap_around(source: torch.dtype, dtype: torch.dtype) -
 @pytest.mark.parametrize("name", ["log2", "log10"])
 def test_logarithms_of_complex_zero(name: str) -> None:
     check(f"aten::{name}", torch.tensor([0j, 1 + 1j, -2.5 + 0j, 1e20j]))
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int64])
+def test_large_exponents_of_integers(dtype: torch.dtype) -> None:
+    """XLA's own power reads six bits of them: 0 ** 64 would be 1."""
+    batch = Batch()
+    x = torch.tensor([0, 1, 2, 3, 7, 100], dtype=dtype)
+    exponents = torch.tensor([0, 5, 63, 64, 65, 127], dtype=dtype)
+    batch.add("aten::pow.Tensor_Tensor", x[:, None], exponents)
+    batch.add("aten::pow.Scalar", 3, exponents)
+    batch.add("aten::pow.Tensor_Scalar", x, 65)
+    if dtype == torch.int64:
+        batch.add("aten::pow.Tensor_Tensor", x[:, None], exponents + (1 << 40))
+        batch.add("aten::pow.Tensor_Tensor", torch.tensor([-1, -3, 1, 0, 2]), torch.tensor(-65))
+    batch.check()
+
+
+def test_small_exponents_of_integers_need_no_loop() -> None:
+    x = torch.tensor([2, 3])
+    assert "while" not in text("aten::pow.Tensor_Scalar", x, 5)
+    assert "while" in text("aten::pow.Tensor_Scalar", x, 64)

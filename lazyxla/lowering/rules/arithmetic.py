@@ -118,9 +118,32 @@ def remainder(x: Value, y: Value) -> Value:
 def power(x: Value, y: Value) -> Value:
     if x.dtype == torch.bool:
         return x | ~y
-    if x.is_exact and x.dtype.is_signed:
-        return where((x == 0) & (y < 0), 0, x**y)
-    return x**y
+    if x.is_complex:  # XLA's power goes by the angle of 0
+        return where((x == 0) & (y.real > 0), 0, x**y)
+    return _whole_power(x, y) if x.is_exact else x**y
+
+
+_EXPONENT_BITS = 6
+"""XLA's power of integers reads so many bits of an exponent."""
+
+
+def _whole_power(x: Value, y: Value) -> Value:
+    """x ** y of integers. Only large exponents enter the loop."""
+    small = 1 << _EXPONENT_BITS
+
+    def more(high: Value, power: Value, rest: Value) -> Value:
+        return x.b.reduce(rest > 0, range(x.rank), "or")
+
+    def next_bits(high: Value, power: Value, rest: Value) -> list[Value]:
+        root = high ** (small // 2)
+        high = root * root
+        return [high, power * high ** (rest & (small - 1)), rest >> _EXPONENT_BITS]
+
+    is_large = y >= small
+    power = x ** where(is_large, y & (small - 1), y)
+    rest = where(is_large, y >> _EXPONENT_BITS, 0)
+    power = x.b.while_loop(more, next_bits, x, power, rest)[1]
+    return where((x == 0) & (y < 0), 0, power) if x.dtype.is_signed else power
 
 
 # Exponents that need no power function; compared without making the exponent static.
@@ -141,6 +164,8 @@ def pow_scalar(b: Builder, x: Value, y: Operand) -> Value:
     for known, formula in _SIMPLE_POWERS.items():
         if b.is_const(y, known) and (known in (1, 2, 3) or not base.is_exact):
             return formula(base)
+    if base.is_exact and b.known(y) in range(1 << _EXPONENT_BITS):
+        return base**exponent
     return power(base, exponent)
 
 
