@@ -26,6 +26,7 @@ def holds(program: Program, operation: str) -> list[str]:
     ("op", "arguments", "options"),
     [
         ("_pdist_forward", (torch.randn(4, 3), math.inf), {}),
+        ("abs", (torch.randn(3, dtype=torch.complex64),), {}),
         ("segment_reduce", (torch.randn(4, 3), "max"), {"lengths": torch.tensor([1, 3])}),
     ],
 )
