@@ -10,7 +10,6 @@
 #include "pjrt/host_view.h"
 #include "pjrt/runtime.h"
 #include "program/buffer.h"
-#include "program/planner.h"
 
 namespace lazyxla::program {
 namespace {
@@ -86,7 +85,7 @@ std::vector<uint32_t> stages_on_host(const Graph& graph, const std::vector<uint3
   std::vector<uint32_t> parts;  // of the nodes' stages
   for (size_t i = 0; i < stages.size(); ++i) {
     Stage& stage = all[stages[i]];
-    const bool on_host = !is_new_stage(stages[i]) || maker.computes(*graph.nodes[i].get());
+    const bool on_host = stages[i] % 2 == 1 || maker.computes(*graph.nodes[i].get());
     ++stage.nodes;
     parts.push_back(2 * stage.compiled + (on_host ? 0 : 1));
     if (!on_host) ++stage.compiled;

@@ -77,8 +77,8 @@ std::optional<HostProgram> find_host_program(const Graph& graph, OnHost which);
 bool may_be_tried(const Graph& graph, OnHost which);
 // Its program, if the host can compute all of it.
 std::optional<HostProgram> find_trial_program(const Graph& graph);
-// Else a cut (cut.h): in each new stage (planner.h), an operator that the host cannot compute is a
-// stage of its own, which other graphs share; unless there are too many for it to pay.
+// Else a cut (cut.h): in each even stage, an operator that the host cannot compute is a stage of
+// its own, which other graphs share; unless there are too many for it to pay.
 std::vector<uint32_t> stages_on_host(const Graph& graph, const std::vector<uint32_t>& stages);
 // Whether a graph is not large.
 bool is_medium(const Graph& graph);

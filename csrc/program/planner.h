@@ -14,12 +14,10 @@ struct Graph;
 struct Plan {
   std::string reason;            // why the graph is new, in words
   std::vector<uint32_t> stages;  // per node, how it is best cut (cut.h); empty if not at all
+  bool even_are_new = false;     // even stages are of what no graph before had
   bool is_certain = false;       // else it is cut only if the largest stage not new is known
   std::vector<bool> varying;     // per slot, whether it should be an input at once; or empty
 };
-
-// Of a plan's stages: whether no graph before had what it computes.
-inline bool is_new_stage(uint32_t stage) { return stage % 2 == 0; }
 
 using Ranks = std::vector<int64_t>;
 

@@ -196,6 +196,17 @@ std::vector<bool> Program::needed_inputs(const Graph& graph) const {
 
 namespace {
 
+// Whether the largest of a plan's stages that are not new is a known program.
+bool is_known(const Graph& graph, const Plan& plan) {
+  const std::vector<Piece> pieces = cut(graph, plan.stages);
+  const Piece* largest = nullptr;
+  for (const Piece& piece : pieces) {
+    if (plan.even_are_new && piece.stage % 2 == 0) continue;
+    if (!largest || piece.graph.nodes.size() > largest->graph.nodes.size()) largest = &piece;
+  }
+  return largest && is_known(largest->graph);
+}
+
 // False if the plugin does not load it; then `why` is its message.
 bool load(Variant& variant, const std::string& serialized, std::string& why) {
   try {
@@ -214,16 +225,6 @@ bool is_on_disk(const Graph& graph) {
   return stored && stored->is_kept();
 }
 
-// Whether the largest of those that are not new is a known program.
-static bool has_known_stage(const std::vector<Piece>& pieces) {
-  const Piece* largest = nullptr;
-  for (const Piece& piece : pieces) {
-    if (is_new_stage(piece.stage)) continue;
-    if (!largest || piece.graph.nodes.size() > largest->graph.nodes.size()) largest = &piece;
-  }
-  return largest && is_known(largest->graph);
-}
-
 std::string Program::take_plan(const Graph& graph, const Origin& origin) {
   const bool apart = is_cut_at_collectives(graph);
   const bool may_cut = origin.may_cut && options().cut_graphs && !graph.partition && !apart;
@@ -233,10 +234,10 @@ std::string Program::take_plan(const Graph& graph, const Origin& origin) {
   Plan plan = planner.plan(graph, may_cut, !changes || line_->may_share(), may_alternate);
   if (!spans_processes(graph) && !apart) varying_ = std::move(plan.varying);
   const bool has_stages = may_cut && !plan.stages.empty();
-  const bool is_shared = has_stages && has_known_stage(cut(graph, plan.stages));
+  const bool is_shared = has_stages && is_known(graph, plan);
   if (line_) line_->note_plan(is_shared);
   if (is_shared || (has_stages && plan.is_certain)) stages_ = std::move(plan.stages);
-  if (changes && !stages_.empty()) stages_ = stages_on_host(graph, stages_);
+  if (changes && plan.even_are_new && !stages_.empty()) stages_ = stages_on_host(graph, stages_);
   return plan.reason;
 }
 

@@ -42,13 +42,15 @@ class Plan(NamedTuple):
     Args:
         reason: why it is new, in words.
         stages: of each operator the program that it is part of; empty if the graph is better whole.
-        is_certain: else it is cut only if the largest of its programs is known: it may recur
-            unchanged, and is better compiled whole then.
+        even_are_new: even stages are of what no graph before had.
+        is_certain: else it is cut only if the largest of its programs that is not new is known: it
+            may recur unchanged, and is better compiled whole then.
         varying: per slot, whether it should be an input at once; or empty.
     """
 
     reason: str
     stages: list[int]
+    even_are_new: bool
     is_certain: bool
     varying: list[bool]
 
@@ -80,16 +82,16 @@ class History:
             varies = self._of_several_steps > _STEPS_BEFORE or len(graph) >= MANY
             if steps and varies:  # finding differences would take a hundred times as long
                 reason = self._explain(graph, ())
-                plan = Plan(reason + ", of several training steps", steps, True, [])
+                plan = Plan(reason + ", of several training steps", steps, False, True, [])
             elif not may_share:
-                plan = Plan(self._explain(graph, ()), [], False, [])
+                plan = Plan(self._explain(graph, ()), [], False, False, [])
             else:
                 plan = self._compare(graph, may_alternate)
             self._remember(graph)
         if rounds is None:
             return plan
         again = f", in which {rounds.operators} operators come {rounds.times} times"
-        return Plan(plan.reason + again, rounds.stages, True, plan.varying)
+        return Plan(plan.reason + again, rounds.stages, False, True, plan.varying)
 
     def _compare(self, graph: Outline, may_alternate: bool) -> Plan:
         differences = self._differences(graph)
@@ -116,7 +118,7 @@ class History:
         if not stages and may_alternate:
             stages = _alternate_stages(graph, differences)
             goes_on_changing = bool(stages)
-        return Plan(reason, stages, goes_on_changing, varying)
+        return Plan(reason, stages, True, goes_on_changing, varying)
 
     def _remember(self, graph: Outline) -> None:
         self._outlines.appendleft(graph)
@@ -160,17 +162,25 @@ class History:
 
 
 def _alternate_stages(graph: Outline, differences: Sequence[_Difference]) -> list[int]:
-    """If two graphs before had the same operators on other sizes: these go on changing with the
-    data then, and what does not depend on them should not be compiled again for each."""
-    of_sizes = [difference.differs for difference in differences if difference.in_sizes]
-    if len(of_sizes) < 2:
+    """If two graphs before had the same operators on data of other sizes: these go on changing
+    then, and what does not depend on them should not be compiled again for each."""
+    of_data = [d.differs for d in differences if d.in_sizes and _is_same_state(graph, d.before)]
+    if len(of_data) < 2:
         return []
-    most_alike = sorted(of_sizes, key=sum)[:2]
+    most_alike = sorted(of_data, key=sum)[:2]
     cut = find_alternate_stages(graph, [a or b for a, b in zip(*most_alike, strict=True)])
     if not cut:
         return []
     graph.varies = cut.differs
     return cut.stages
+
+
+def _is_same_state(now: Outline, before: Outline) -> bool:
+    """Whether all inputs that are updated in place are the same: else it is another model."""
+    inputs = zip(now.inputs, before.inputs, now.aliases, strict=False)
+    return len(now.inputs) == len(before.inputs) and all(
+        alias < 0 or ours == theirs for ours, theirs, alias in inputs
+    )
 
 
 class _Difference(NamedTuple):
