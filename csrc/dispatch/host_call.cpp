@@ -228,7 +228,8 @@ void host_call(const XLA_FFI_CallFrame& frame) {
     name = op->text();
     const auto split = find(frame.attrs, "split");
     ++(split ? Counters::get().kernel_calls : Counters::get().host_calls);
-    const auto handle = find_operator(name);
+    auto handle = split ? std::nullopt : find_own_kernel(name);
+    if (!handle) handle = find_operator(name);
     TORCH_CHECK(handle, "there is no operator ", name);
     if (split) {
       call_in_parts(*handle, frame, split->numbers());

@@ -1,6 +1,7 @@
-// Kernels for host programs (host_program.h), for operators that PyTorch's CPU has none for: its
-// own composition is recorded as one operator on other devices, or lazyxla has an operator of its
-// own. Each has the operator's name and schema, in a namespace of their own.
+// Kernels for host programs (host_program.h) and host calls (host_call.h), for operators that
+// PyTorch's CPU has none for: its own composition is recorded as one operator on other devices, or
+// lazyxla has an operator of its own. Each has the operator's name and schema, in a namespace of
+// their own.
 #include <ATen/Functions.h>
 #include <ATen/OpMathType.h>
 #include <ATen/TensorOperators.h>
@@ -150,7 +151,17 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> gru_cell_backward(const Tenso
           has_bias ? hidden.sum(0).to(dtype) : Tensor()};
 }
 
+// ---- eigenvalues ----
+
+// PyTorch's kernel hands LAPACK any numbers: nan ends the process there.
+Tensor linalg_eigvals(const Tensor& x) {
+  TORCH_CHECK(at::isfinite(x).all().item<bool>(),
+              "torch.linalg.eigvals: input tensor should not contain infs or NaNs.");
+  return at::_linalg_eigvals(x);
+}
+
 TORCH_LIBRARY_FRAGMENT(lazyxla_host, m) {
+  m.def("_linalg_eigvals(Tensor self) -> Tensor", TORCH_FN(linalg_eigvals));
   m.def("linear_backward", TORCH_FN(linear_backward));
   m.def("cross_entropy", TORCH_FN(cross_entropy));
   m.def("cross_entropy_backward", TORCH_FN(cross_entropy_backward));

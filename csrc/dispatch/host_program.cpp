@@ -134,8 +134,7 @@ std::pair<Own, std::optional<c10::OperatorHandle>> kernel_of(const ir::Node& nod
   if (!spec.name.starts_with("aten::") && !spec.name.starts_with("lazyxla::")) return {};
   const auto op = find_operator(spec.name);
   if (!op || OpInfo::of(*op).has_users_rule || !may_call(*op, node)) return {};
-  const auto in_our_namespace = "lazyxla_host::" + spec.name.substr(spec.name.find("::") + 2);
-  if (auto ours = find_operator(in_our_namespace)) return {nullptr, ours};
+  if (auto ours = find_own_kernel(spec.name)) return {nullptr, ours};
   const bool has_kernel = op->hasComputedKernelForDispatchKey(c10::DispatchKey::CPU);
   if (!has_kernel || spec.random || spec.name.starts_with("lazyxla::")) return {};
   return {nullptr, op};
@@ -317,7 +316,9 @@ std::optional<program::HostProgram> make(const program::Graph& graph) {
 program::HostProgram host_program_of_call(const program::Graph& graph) {
   std::vector<Call> calls;
   calls.push_back(make_call(graph, 0));
-  calls[0].op = find_operator(calls[0].spec->name);
+  const std::string& name = calls[0].spec->name;
+  const auto ours = find_own_kernel(name);
+  calls[0].op = ours ? ours : find_operator(name);
   return run_by(std::make_shared<CpuProgram>(graph, std::move(calls)));
 }
 

@@ -62,6 +62,11 @@ inline std::optional<c10::OperatorHandle> find_operator(const std::string& name)
       {name.substr(0, dot), dot == std::string::npos ? "" : name.substr(dot + 1)});
 }
 
+// The host's kernel for an operator that lazyxla has one of its own for (host_kernels.cpp).
+inline std::optional<c10::OperatorHandle> find_own_kernel(const std::string& name) {
+  return find_operator("lazyxla_host::" + name.substr(name.find("::") + 2));
+}
+
 // The operator of that name without an overload.
 template <typename Signature>
 auto operator_named(const char* name) {

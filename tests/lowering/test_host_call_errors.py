@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from typing import Any
@@ -49,6 +50,16 @@ def test_factorizations_that_check_raise_at_the_call(name: str) -> None:
     symmetric = square() @ square().mT
     if name != "out":
         check(factorize, symmetric, strides=False)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_no_value_ends_the_process(value: float) -> None:
+    """PyTorch's own kernel for eigenvalues crashes with nan."""
+    a = square()
+    a[1, 0] = value
+    for function in (torch.linalg.eigvals, torch.linalg.eig):
+        with pytest.raises(RuntimeError, match="should not contain infs or NaNs"):
+            function(a.to(DEVICE))[0].cpu()
 
 
 def test_a_kernels_error_is_told_to_the_reader() -> None:
