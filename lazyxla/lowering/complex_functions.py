@@ -26,17 +26,12 @@ def exp(x: Value) -> Value:
 
 
 def sin(x: Value) -> Value:
-    sine, cosine = x.real.call("sine"), x.real.call("cosine")
-    return x.b.complex(
-        _times(sine, hyperbolic.cosh(x.imag)), _times(cosine, hyperbolic.sinh(x.imag))
-    )
+    turned = sinh(x.b.complex(x.imag, x.real))
+    return x.b.complex(turned.imag, turned.real)
 
 
 def cos(x: Value) -> Value:
-    sine, cosine = x.real.call("sine"), x.real.call("cosine")
-    return x.b.complex(
-        _times(cosine, hyperbolic.cosh(x.imag)), _times(-sine, hyperbolic.sinh(x.imag))
-    )
+    return cosh(x.b.complex(-x.imag, x.real))
 
 
 def sinh(x: Value) -> Value:
