@@ -17,13 +17,14 @@ from typing import NamedTuple
 from lazyxla.planning.outline import Outline
 
 _LEAST_ALIKE = 0.1
-"""The least part of a graph that must be the same."""
+"""The least part of a graph that must be the same. An estimate: a part that is compiled once saves
+its compilation in each step with a new size, and costs some microseconds to start."""
 
 _SMALL = 16
 """Operators: what is the same in fewer is compiled with what has other sizes around it."""
 
 _MOST_ALIKE = 8
-"""How many programs of what is the same there may be."""
+"""How many programs of what is the same there may be; smaller ones are joined to what differs."""
 
 _MOST_STEPS = 3
 """Operators in a row that may be moved."""
