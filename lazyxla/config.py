@@ -255,9 +255,9 @@ class Settings:
         "LAZYXLA_CUT_GRAPHS",
         _boolean,
         True,
-        "runs a new graph that differs from one before in few operators, or in sizes that are data, "
-        "as several programs",
-        details="What is the same is then compiled only once. Not in compiled regions.",
+        "runs a new graph that differs in few operators, or in sizes that are data, as several "
+        "programs",
+        details="What is as in graphs before is then compiled only once. Not in compiled regions.",
         page="docs/modes.md#graphs-that-are-cut",
     )
     host_programs = Field(

@@ -19,7 +19,7 @@ struct Piece {
   std::vector<uint32_t> inputs;   // per leaf, its number in the whole
   std::vector<uint32_t> outputs;  // likewise
   std::vector<uint32_t> slots;    // per slot, its position in the whole
-  uint32_t stage = 0;
+  uint32_t stage = 0;             // its number in the plan
 };
 
 // The non-empty stages, in their order. `stages`: each node's. None takes a result of a later one.

@@ -71,7 +71,7 @@ VariantRef Program::make_tried(const Graph& graph, const Origin& origin, const s
     variant = of_host(graph, std::move(*program), origin, reason);
   } else if (origin.part_of.empty() && options().cut_graphs) {
     const auto stages = stages_on_host(graph, std::vector<uint32_t>(graph.nodes.size(), 0));
-    if (stages.back() == 0) return nullptr;
+    if (stages.back() == 0) return nullptr;  // no operator has a stage of its own
     Origin of_stages = origin;
     of_stages.on_host = OnHost::kNewEachTime;
     try {

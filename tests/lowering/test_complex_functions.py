@@ -82,8 +82,8 @@ def test_large_hyperbolic_functions() -> None:
         special = torch.tensor([0.0, -0.0, 1e-30, INF, -INF, NAN, 2 * most], dtype=dtype)
         x = torch.cat([x, special])
         for name, found in _results(x, ("sinh", "cosh")).items():
-            # PyTorch's own vectorized kernels overflow earlier. Closer than the default, which would
-            # not see the error of XLA's form.
+            # PyTorch's own vectorized kernels overflow earlier. Closer than the default, which
+            # would not see the error of XLA's form.
             expected = getattr(torch, name)(x.double()).to(dtype)
             torch.testing.assert_close(
                 found, expected, rtol=4 * torch.finfo(dtype).eps, atol=0, equal_nan=True
