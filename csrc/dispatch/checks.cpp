@@ -8,6 +8,7 @@
 #include <map>
 
 #include "common/hash.h"
+#include "common/warnings.h"
 #include "dispatch/known_calls.h"
 #include "dispatch/tensor.h"
 
@@ -170,6 +171,7 @@ std::vector<at::Tensor> device_tensors(const OpInfo& info, Args args) {
 std::vector<at::Tensor> check_as_cpu(const OpInfo& info, Args args, const CpuCall& how) {
   if (draws_from_default(info)) return {};
   PlainScope plain;
+  KeptWarnings silence;  // what the kernel says of such tensors is not about the user's data
   ToCpu to_cpu(info, args, how);
   std::vector<IValue> stack;
   for (size_t i = 0; i < args.size(); ++i) {

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "common/warnings.h"
 #include "dispatch/host_arguments.h"
 #include "dispatch/op_info.h"
 #include "dispatch/plain_call.h"
@@ -158,10 +159,6 @@ at::Tensor tensor_on(const void* memory, const ir::TensorType& type) {
   return at::from_blob(const_cast<void*>(memory), type.dims, at::TensorOptions(type.dtype));
 }
 
-struct Silence final : c10::WarningHandler {
-  void process(const c10::Warning&) override {}
-};
-
 class CpuProgram {
  public:
   // The calls of all nodes.
@@ -182,8 +179,7 @@ class CpuProgram {
   // and return what was inferred. Finds out which of them take contiguous tensors only.
   bool works(c10::ArrayRef<ir::ScalarValue> slots) {
     PlainScope plain;
-    Silence silence;  // what kernels say of zeros is not about the user's data
-    c10::WarningUtils::WarningHandlerGuard guard(&silence);
+    KeptWarnings silence;  // what kernels say of zeros is not about the user's data
     std::vector<at::Tensor> values;
     for (const ir::TensorType& type : inputs_) values.push_back(at::zeros(type.dims, type.dtype));
     size_t tried = values.size();

@@ -86,26 +86,10 @@ ir::Geometry geometry_or_none(const at::Tensor& tensor) {
   return geometry;
 }
 
-// Asks the meta functions. Empty if some operator called within has none, or if the result is a
-// sparse tensor.
-std::optional<Inference> ask(const OpInfo& info, c10::ArrayRef<IValue> args,
-                             c10::ArrayRef<IValue> functional) {
+// Asks the functional form. Empty if some operator called within has no meta function, or if the
+// result is a sparse tensor.
+std::optional<Inference> ask(const OpInfo& info, c10::ArrayRef<IValue> functional) {
   Inference inference;
-  // The writing form first: it checks what only it knows (a result that cannot be cast to the
-  // tensor, a shape that cannot be broadcast into it) and resizes out= tensors.
-  if (info.writes && has_meta_kernel(asked_for(info.handle))) {
-    Args stack;
-    std::vector<at::Tensor> written;
-    for (size_t i = 0; i < args.size(); ++i) stack.push_back(to_meta(args[i], info.args[i].kind));
-    for (size_t i = 0; i < args.size(); ++i) {
-      if (info.args[i].written) flatten(stack[i], written);
-    }
-    if (call_on_meta(info.handle, stack)) {
-      for (const at::Tensor& tensor : written) {
-        if (tensor.defined()) inference.written.push_back(geometry_or_none(tensor));
-      }
-    }
-  }
   Args stack;
   for (size_t i = 0; i < functional.size(); ++i) {
     stack.push_back(to_meta(functional[i], info.kind_of(info.functional_args[i])));
@@ -121,6 +105,37 @@ std::optional<Inference> ask(const OpInfo& info, c10::ArrayRef<IValue> args,
     }
   }
   return inference;
+}
+
+// Asks the writing form, which checks what only it knows (a result that cannot be cast to the
+// tensor, a shape that cannot be broadcast into it) and resizes out= tensors. One of another size
+// than the result is given to it without elements: PyTorch warns of those that have some, and the
+// recorder does so in every call.
+void ask_writing(const OpInfo& info, c10::ArrayRef<IValue> args, Inference& inference) {
+  if (!info.writes || !has_meta_kernel(asked_for(info.handle))) return;
+  size_t result = 0;  // the written ones come behind the fresh ones
+  for (size_t i = 0; i < info.returns.size(); ++i) {
+    if (info.returns[i] < 0) result += inference.counts[i];
+  }
+  Args stack;
+  std::vector<at::Tensor> written;
+  for (size_t i = 0; i < args.size(); ++i) {
+    const ArgInfo& arg = info.args[i];
+    auto target = [&](const at::Tensor& tensor) {
+      const bool is_out = !arg.operand && result < inference.results.size();
+      const bool fits = !is_out || tensor.sizes() == inference.results[result].geometry.sizes;
+      ++result;
+      return fits ? meta_tensor(tensor)
+                  : at::detail::empty_strided_meta({0}, {1}, tensor.scalar_type());
+    };
+    stack.push_back(arg.written ? with_tensors(args[i], arg.kind, c10::DeviceType::Meta, target)
+                                : to_meta(args[i], arg.kind));
+    if (arg.written) flatten(stack.back(), written);
+  }
+  if (!call_on_meta(info.handle, stack)) return;
+  for (const at::Tensor& tensor : written) {
+    if (tensor.defined()) inference.written.push_back(geometry_or_none(tensor));
+  }
 }
 
 // Whether a later function had no gradient to give to this one's backward operator. PyTorch's
@@ -177,7 +192,8 @@ std::unique_ptr<Recipe> infer(const OpInfo& info, c10::ArrayRef<IValue> args, co
     ++Counters::get().shape_inferences;
     if (info.checks.before) info.checks.before(info, args, {});
     try {
-      inference = ask(info, args, functional);
+      inference = ask(info, functional);
+      if (inference) ask_writing(info, args, *inference);
     } catch (const std::exception& error) {
       if (is_interruption(error)) throw;
       if (!lasting && has_no_fake(error)) return nullptr;

@@ -1,5 +1,7 @@
 #include "dispatch/recorder.h"
 
+#include <ATen/native/Resize.h>
+
 #include <mutex>
 #include <optional>
 
@@ -104,6 +106,7 @@ void resize_written(const OpInfo& info, c10::ArrayRef<IValue> args, const Recipe
     const Recipe::Write& write = recipe.writes[i];
     if (!write.resized) continue;
     c10::TensorImpl& tensor = *scan.written[i];
+    at::native::resize_output_check(at::Tensor(tensor_of(tensor)), write.geometry.sizes);  // warns
     const size_t before = tensor.storage_offset() * tensor.itemsize();  // it stays where it is
     if (const size_t own = write.geometry.nbytes()) reserve_storage(tensor, before + own);
     tensor.set_sizes_and_strides(write.geometry.sizes, write.geometry.strides);

@@ -42,11 +42,6 @@ void settle_optimizer_state(const Scan& scan) {
   }
 }
 
-at::TensorBase tensor_of(const c10::TensorImpl& impl) {
-  return at::TensorBase(c10::intrusive_ptr<c10::TensorImpl>::unsafe_reclaim_from_nonowning(
-      const_cast<c10::TensorImpl*>(&impl)));
-}
-
 // Whether it is a view of a tensor in which autograd collects gradients.
 bool is_view_of_parameter(const c10::TensorImpl& impl) {
   const at::TensorBase tensor = tensor_of(impl);

@@ -193,6 +193,11 @@ Geometry geometry_of(const c10::TensorImpl& tensor) {
           tensor.storage_offset()};
 }
 
+at::TensorBase tensor_of(const c10::TensorImpl& tensor) {
+  return at::TensorBase(c10::intrusive_ptr<c10::TensorImpl>::unsafe_reclaim_from_nonowning(
+      const_cast<c10::TensorImpl*>(&tensor)));
+}
+
 bool is_whole(const c10::TensorImpl& tensor) {
   return is_base(tensor, storage_of(tensor).base()) && !has_math_bits(tensor);
 }

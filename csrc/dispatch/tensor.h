@@ -21,6 +21,9 @@ ir::Storage& storage_of(const c10::TensorImpl& tensor);
 
 ir::Geometry geometry_of(const c10::TensorImpl& tensor);
 
+// A handle of the tensor, which lives at least as long.
+at::TensorBase tensor_of(const c10::TensorImpl& tensor);
+
 // Whether a geometry covers the storage: each element of it once.
 bool covers(const ir::Geometry& geometry, const ir::Storage& storage);
 

@@ -10,8 +10,6 @@
 // needs of it is handed over.
 #pragma once
 
-#include <c10/util/Exception.h>
-
 #include <atomic>
 #include <exception>
 #include <functional>
@@ -22,6 +20,7 @@
 
 #include "common/gil.h"
 #include "common/waiting.h"
+#include "common/warnings.h"
 
 namespace lazyxla::program {
 
@@ -68,18 +67,21 @@ class Outcome {
   const T& get() const {
     wait();
     if (!told_.exchange(true)) {
-      for (const c10::Warning& warning : warnings_.all) c10::warn(warning);
+      for (const c10::Warning& warning : warnings_) c10::warn(warning);
     }
     if (error_) std::rethrow_exception(error_);
     return value_;
   }
 
   void fulfil(std::function<T()> job) {
-    try {
-      c10::WarningUtils::WarningHandlerGuard guard(&warnings_);
-      value_ = job();
-    } catch (...) {
-      error_ = std::current_exception();
+    {
+      KeptWarnings warnings;
+      try {
+        value_ = job();
+      } catch (...) {
+        error_ = std::current_exception();
+      }
+      warnings_ = warnings.all();
     }
     job = nullptr;  // what it holds is free by the time that the outcome is known
     there_.store(true, std::memory_order_release);
@@ -87,14 +89,9 @@ class Outcome {
   }
 
  private:
-  struct Warnings final : c10::WarningHandler {
-    void process(const c10::Warning& warning) override { all.push_back(warning); }
-    std::vector<c10::Warning> all;
-  };
-
   std::atomic<bool> there_{false};
   mutable std::atomic<bool> told_{false};
-  Warnings warnings_;
+  std::vector<c10::Warning> warnings_;
   T value_{};
   std::exception_ptr error_;
 };

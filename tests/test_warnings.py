@@ -1,0 +1,62 @@
+"""PyTorch's warnings come with every call that they are about, as on the CPU."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+import lazyxla
+from tests.support import DEVICE, counted
+
+Call = Callable[[Tensor, Tensor], object]
+
+CALLS: dict[str, Call] = {
+    "pointwise": lambda x, out: torch.sin(x, out=out),
+    "of two": lambda x, out: torch.add(x, x, out=out),
+    "matmul": lambda x, out: torch.mm(x, x, out=out),
+    "reduction": lambda x, out: torch.sum(x, 1, out=out),
+    "of a list": lambda x, out: torch.cat([x, x], out=out),
+    "two results": lambda x, out: torch.sort(x, out=(out, torch.empty(1).long().to(x.device))),
+    "indices": lambda x, out: torch.gather(x, 0, torch.zeros_like(x).long(), out=out),
+    "right size": lambda x, out: torch.sin(x[0, :2], out=out[:2]),
+}
+
+
+def heard(call: Call, device: str, size: int) -> list[str]:
+    x, out = torch.rand(size, size).to(device), torch.empty(5).to(device)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        call(x, out)
+    return sorted(str(w.message).split(" (Triggered")[0] for w in caught)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_every_call_warns_once(name: str) -> None:
+    lazyxla.sync()
+    expected = heard(CALLS[name], "cpu", 3)
+    assert len(expected) == {"right size": 0, "two results": 2}.get(name, 1)
+    for _ in range(3):
+        assert heard(CALLS[name], DEVICE, 3) == expected
+
+
+def test_a_kept_inference_has_its_warnings() -> None:
+    """The memo and the file of shapes hold them: a call that asks nothing warns, too."""
+    first = heard(CALLS["pointwise"], DEVICE, 7)
+    with counted() as n:
+        assert heard(CALLS["pointwise"], DEVICE, 7) == first
+    assert n.shape_inferences == 0
+    assert len(first) == 1
+
+
+def test_a_warning_that_is_an_error_ends_the_call() -> None:
+    out = torch.empty(2, device=DEVICE)
+    for _ in range(2):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            with pytest.raises(UserWarning, match="was resized"):
+                torch.sin(torch.ones(3, device=DEVICE), out=out)
+        out.resize_(2)
