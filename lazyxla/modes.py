@@ -137,7 +137,7 @@ def compile(
             :func:`lazyxla.sync`, to use an operator that runs on the host.
         max_graphs: the most programs that may be compiled; an error says why another is needed. A
             training step needs one, but two if its first step computes something else, as that of
-            SGD with momentum does.
+            SGD with dampening does.
         name: what messages call it; None takes the function's or the class's name.
         xla_options: options of XLA's compiler by name, for example
             ``{"xla_cpu_enable_fast_math": True}``, for its programs; over those of

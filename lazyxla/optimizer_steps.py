@@ -7,6 +7,9 @@ the step only: a checkpoint of it can still be loaded for the CPU.
 A closure's forward and backward are no part of what the optimizer computes, and are recorded as
 outside of the step.
 
+SGD's first step takes a copy of the gradients as its momentum, and the later ones add them to it.
+Here momentum begins as zeros, so that the first step adds, too: one program serves all steps.
+
 With devices as one (spmd.py), gradients are spread as the parameters are, and so is state that was
 loaded, as the state that an optimizer makes.
 """
@@ -44,7 +47,8 @@ def _before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
     """Returns other arguments of the step, if they have a closure."""
     given = None
     if not torch.compiler.is_compiling():  # which computes so by itself
-        given = _with_marked_closure(args, kwargs)
+        given = _with_marked_closure(optimizer, args, kwargs)
+        _begin_momentum(optimizer)
         _set_capturable(optimizer)
         if _C.has_mesh() and _spread_gradients(optimizer) and optimizer not in _watched:
             _spread_state(optimizer)
@@ -53,23 +57,45 @@ def _before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
     return given
 
 
-def _with_marked_closure(args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+def _with_marked_closure(
+    optimizer: torch.optim.Optimizer, args: Any, kwargs: Any
+) -> tuple[Any, Any] | None:
     """The arguments of a step, the optimizer first, with a closure that C++ knows of
     (csrc/record/settings.h); None if there is none."""
     if len(args) > 1 and callable(args[1]):
-        return (args[0], _marked(args[1]), *args[2:]), kwargs
+        return (args[0], _marked(optimizer, args[1]), *args[2:]), kwargs
     if callable(closure := kwargs.get("closure")):
-        return args, {**kwargs, "closure": _marked(closure)}
+        return args, {**kwargs, "closure": _marked(optimizer, closure)}
     return None
 
 
-def _marked(closure: Callable[..., Any]) -> Callable[..., Any]:
+def _marked(optimizer: torch.optim.Optimizer, closure: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(closure)
     def run(*args: Any, **kwargs: Any) -> Any:
         with torch.autograd.profiler.record_function("Optimizer.closure"):
-            return closure(*args, **kwargs)
+            loss = closure(*args, **kwargs)
+        _begin_momentum(optimizer)  # of the gradients that the closure made
+        return loss
 
     return run
+
+
+def _begin_momentum(optimizer: torch.optim.Optimizer) -> None:
+    """Gives SGD's parameters the momentum that they begin with, where zeros give the same."""
+    if type(optimizer) is not torch.optim.SGD:
+        return
+    if len(optimizer.state) >= sum(len(group["params"]) for group in optimizer.param_groups):
+        return  # all have some
+    for group in optimizer.param_groups:
+        if not group["momentum"] or group["dampening"] or group["differentiable"]:
+            continue
+        for parameter in group["params"]:
+            gradient = parameter.grad
+            on_device = gradient is not None and gradient.device.type == BACKEND
+            if not on_device or gradient.layout != torch.strided:
+                continue
+            if "momentum_buffer" not in state_of(optimizer, parameter):
+                optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(gradient)
 
 
 @untraced.traced

@@ -98,14 +98,16 @@ def test_what_no_size_changes_is_compiled_once(on_host: bool) -> None:
             lowered.append(n.nodes_lowered)
             compiles.append(n.compiles)
             torch.testing.assert_close(loss, torch.tensor(theirs.step(rows)))
-    # The first step of SGD with momentum, the second, and one of the same operators on other sizes
-    # are whole programs. The fourth has programs of parts, which all further ones take.
-    assert lowered[:3] == [size for size in found.sizes if size >= lowered[0]], found.sizes
+    # The first step, beside which momentum is made, and one of other sizes are whole programs. The
+    # third or fourth has programs of parts, which all further ones take.
+    whole = max(found.sizes)
+    assert found.sizes.count(whole) == 2
+    assert lowered[1] == whole <= lowered[0]
     assert compiles[4:] == [1] * 8
     if on_host:
         assert lowered[4:] == [1] * 8  # the cast to integers
     else:
-        assert max(lowered[4:]) < lowered[1] - 40, lowered
+        assert max(lowered[4:]) < whole - 40, lowered
     for mine, other in zip(ours.model.parameters(), theirs.model.parameters(), strict=True):
         torch.testing.assert_close(mine.cpu(), other)
 

@@ -43,12 +43,14 @@ def network(width: int = 16, layers: int = 10) -> torch.nn.Module:
     )
 
 
-def train(device: str, steps: int, seed: int, momentum: bool = False) -> list[float]:
+def train(device: str, steps: int, seed: int, damped: bool = False) -> list[float]:
     """Work before, beside and after the step changes at random in each of them."""
     pick = random.Random(seed)
     model = network().to(device)
-    if momentum:
-        optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), 1e-2, momentum=0.9)
+    if damped:
+        optimizer: torch.optim.Optimizer = torch.optim.SGD(
+            model.parameters(), 1e-2, momentum=0.9, dampening=0.1
+        )
     else:
         optimizer = torch.optim.Adam(model.parameters(), 1e-3)
     x = torch.linspace(-1, 1, 128).reshape(8, 16).to(device)
@@ -71,12 +73,12 @@ def train(device: str, steps: int, seed: int, momentum: bool = False) -> list[fl
 @pytest.mark.parametrize("seed", range(3))
 def test_what_changes_around_a_step_compiles_no_step(seed: int) -> None:
     with programs() as found:
-        ours = train(DEVICE, 18, seed, momentum=seed % 2 == 1)
-    # What is new of Adam's first step is made apart; momentum's is another computation.
+        ours = train(DEVICE, 18, seed, damped=seed % 2 == 1)
+    # What is new of Adam's first step is made apart; dampening's is another computation.
     # Two steps are whole, since the second may be what comes from now on.
     assert len(found.large(20)) <= 4 + seed % 2, found.sizes
     assert len(found.cuts) > 4
-    torch.testing.assert_close(ours, train("cpu", 18, seed, momentum=seed % 2 == 1))
+    torch.testing.assert_close(ours, train("cpu", 18, seed, damped=seed % 2 == 1))
 
 
 def test_the_step_is_found_that_ran_on_its_own() -> None:

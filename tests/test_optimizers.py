@@ -19,6 +19,12 @@ Make = Callable[[Iterable[nn.Parameter]], optim.Optimizer]
 # Those whose every step computes the same.
 OPTIMIZERS: dict[str, Make] = {
     "SGD": lambda p: optim.SGD(p, lr=0.05, weight_decay=0.01),
+    "SGD, momentum": lambda p: optim.SGD(p, lr=0.05, momentum=0.9),
+    "SGD, momentum, one by one": lambda p: optim.SGD(p, lr=0.05, momentum=0.9, foreach=False),
+    "SGD, momentum, fused": lambda p: optim.SGD(p, lr=0.05, momentum=0.9, fused=True),
+    "SGD, Nesterov": lambda p: optim.SGD(
+        p, lr=0.05, momentum=0.8, nesterov=True, weight_decay=0.01, maximize=True
+    ),
     "Adam": optim.Adam,
     "Adam, one by one": lambda p: optim.Adam(p, foreach=False),
     "Adam, fused": lambda p: optim.Adam(p, fused=True),
@@ -88,10 +94,47 @@ def test_a_step_is_compiled_once(name: str, schedule: bool) -> None:
 
 def test_a_first_step_that_computes_something_else_has_a_program_of_its_own() -> None:
     compiles: list[int] = []
-    momentum: Make = lambda p: optim.SGD(p, lr=0.1, momentum=0.9)  # noqa: E731
-    train(momentum, DEVICE, 6, False, noting("compiles", compiles))
+    damped: Make = lambda p: optim.SGD(p, lr=0.1, momentum=0.9, dampening=0.5)  # noqa: E731
+    train(damped, DEVICE, 6, False, noting("compiles", compiles))
     assert compiles[1] == compiles[0] + 1
     assert compiles[2:] == [compiles[1]] * 4
+
+
+def test_momentum_begins_with_the_first_gradient() -> None:
+    """Of a parameter that has none at first, too; one that never has any gets no state."""
+    momenta = []
+    for device in (DEVICE, "cpu"):
+        torch.manual_seed(0)
+        parameters = [nn.Parameter(torch.randn(3).to(device)) for _ in range(3)]
+        optimizer = optim.SGD(parameters, lr=0.1, momentum=0.9)
+        for used in (1, 1, 2, 2):
+            optimizer.zero_grad()
+            sum(p.square().sum() for p in parameters[:used]).backward()
+            optimizer.step()
+        states = [optimizer.state.get(p, {}).get("momentum_buffer") for p in parameters]
+        assert states[2] is None
+        momenta.append([state.cpu() for state in states[:2]])
+    torch.testing.assert_close(*momenta)
+
+
+def test_a_closure_makes_the_gradients_that_momentum_begins_with() -> None:
+    momentum: Make = lambda p: optim.SGD(p, lr=0.1, momentum=0.9)  # noqa: E731
+    model, loss = model_with_mask(DEVICE)
+    optimizer = momentum(model.parameters())
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        value = loss()
+        value.backward()
+        return value
+
+    optimizer.step(closure)
+    lazyxla.sync()
+    with counted() as n:
+        optimizer.step(closure)
+        lazyxla.sync()
+    assert n.compiles == 0
+    assert n.executions == 1
 
 
 def test_a_region_has_one_program() -> None:
