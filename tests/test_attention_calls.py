@@ -30,9 +30,10 @@ def compare(
     mask: tuple[int, ...] | None = None,
     dtype: torch.dtype = torch.float32,
     calls: int = 2,
+    tolerance: float | None = None,
     **options: object,
 ) -> None:
-    """The result and all gradients."""
+    """The result and all gradients; `tolerance` is relative and absolute."""
     samples, heads, _, width = query
     shapes = (query, (samples, heads, keys, width), (samples, heads, keys, width))
     tensors = [torch.randn(*shape).to(dtype) for shape in shapes]
@@ -53,7 +54,10 @@ def compare(
         lazyxla.sync(wait=True)
     assert (n.kernel_calls, n.host_calls, n.fallbacks, n.executions) == (calls, 0, 0, 1)
     for ours, expected in zip(got, run("cpu"), strict=True):
-        assert_same(ours, expected)
+        if tolerance is None:
+            assert_same(ours, expected)
+        else:
+            torch.testing.assert_close(ours.cpu(), expected, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -93,7 +97,9 @@ def test_masks_of_bools() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16], ids=str)
 def test_other_dtypes_are_not_called(dtype: torch.dtype) -> None:
-    compare((2, 3, 14, 16), 15, dtype=dtype, calls=0)
+    # PyTorch's own result in float16 is up to 0.0017 off that in float64, by the processor.
+    tolerance = 0.002 if dtype == torch.float16 else None
+    compare((2, 3, 14, 16), 15, dtype=dtype, calls=0, tolerance=tolerance)
 
 
 @pytest.mark.parametrize(("least", "keys"), [(1, 11), (1 << 40, 15)])
