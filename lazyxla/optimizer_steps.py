@@ -91,8 +91,9 @@ def _begin_momentum(optimizer: torch.optim.Optimizer) -> None:
             continue
         for parameter in group["params"]:
             gradient = parameter.grad
-            on_device = gradient is not None and gradient.device.type == BACKEND
-            if not on_device or gradient.layout != torch.strided:
+            if type(gradient) is not torch.Tensor or gradient.device.type != BACKEND:
+                continue  # a wrapper subclass may have no zeros of its kind
+            if gradient.layout != torch.strided:
                 continue
             if "momentum_buffer" not in state_of(optimizer, parameter):
                 optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(gradient)

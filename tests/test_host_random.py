@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,6 +12,7 @@ import torch
 import torch.nn.functional as F
 
 import lazyxla
+from lazyxla.lowering.cpu.builder import CpuBuilder
 from tests.support import DEVICE, counted
 
 
@@ -134,7 +137,10 @@ def test_attention_in_bfloat16() -> None:
 
 
 def test_attention_that_compiled_programs_compute_in_blocks() -> None:
-    """Those draw for some rows at a time."""
-    query = torch.ones(1, 4, 1024, 8).to(DEVICE)
-    _, n = draw(lambda: F.scaled_dot_product_attention(query, query, query, dropout_p=0.3), True)
-    assert n.compiles == 1
+    """Those draw for some rows at a time, from the same number of scores on."""
+    rows = math.isqrt(CpuBuilder.attention.most_scores)
+    for fewer, compiles in ((0, 1), (1, 0)):
+        query = torch.ones(1, 1, rows - fewer, 8).to(DEVICE)
+        call = functools.partial(F.scaled_dot_product_attention, query, query, query)
+        _, n = draw(lambda call=call: call(dropout_p=0.3), True)
+        assert n.compiles == compiles

@@ -157,9 +157,9 @@ bool makes_state(const Recipe& recipe, const Scan& scan) {
          record::current_mode() != record::Mode::kEager;
 }
 
-// Whether the call is not to be part of the program: an optimizer makes its state.
+// Whether a call that may make an optimizer's state is not to be part of the program.
 bool is_apart(const Recipe& recipe, const Scan& scan, c10::ArrayRef<at::TensorBase> fresh) {
-  if (!makes_state(recipe, scan) || record::is_temporary(recipe.spec)) return false;
+  if (record::is_temporary(recipe.spec)) return false;
   // A tensor made from a number is not the optimizer's state.
   if (!scan.slots.empty() && recipe.spec.outputs[0].numel() <= 1) return false;
   c10::SmallVector<graph::OneOperator::Result, 4> results;
@@ -194,7 +194,8 @@ void add_node(const RecipeRef& made_by, const Scan& scan, c10::ArrayRef<Value> o
 void apply(const RecipeRef& made_by, Scan& scan, c10::ArrayRef<at::TensorBase> fresh) {
   const Recipe& recipe = *made_by;
   settle(scan);
-  if (makes_state(recipe, scan)) {
+  const bool may_be_state = makes_state(recipe, scan);
+  if (may_be_state) {
     for (const at::TensorBase& made : fresh) {
       if (made.defined()) record::watch_until_step_ends(*made.unsafeGetTensorImpl(), recipe.spec);
     }
@@ -202,7 +203,7 @@ void apply(const RecipeRef& made_by, Scan& scan, c10::ArrayRef<at::TensorBase> f
       record::watch_until_step_ends(*made, recipe.spec);
     }
   }
-  if (is_apart(recipe, scan, fresh)) {
+  if (may_be_state && is_apart(recipe, scan, fresh)) {
     ++Counters::get().nodes_recorded;
     return record::run_apart(scan.device, [&](ir::PendingSet& pending, ir::Garbage& garbage) {
       add_node(made_by, scan, {}, fresh, pending, garbage);
