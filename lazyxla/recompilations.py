@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 
 from lazyxla.lowering import Program, registry
 from lazyxla.lowering.program import Ref
@@ -21,7 +20,9 @@ _OTHER_OPERATORS = "for ", "up to "
 
 _INPUT = re.compile(r"input (\d+) is (\w+)\[([\d, ]*)\], not (\w+)\[([\d, ]*)\]")
 
-_counts: Counter[tuple[str, str]] = Counter()
+_causes: dict[tuple[str, str], tuple[int, str]] = {}
+"""By line and reason: how many programs, and what was different in the last graph. The stages that
+a graph was cut into count as one."""
 
 
 def note(line: str, reason: str, program: Program) -> str | None:
@@ -29,23 +30,28 @@ def note(line: str, reason: str, program: Program) -> str | None:
 
     Args:
         line: the user's, that caused it ("train.py:31"); empty if it is not known.
-        reason: why it is new, in the words of lazyxla/planning/history.py.
+        reason: why it is new, in the words of lazyxla/planning/history.py, after the stage if the
+            graph was cut.
 
     Returns:
         A warning, once for each line and reason.
     """
-    _, alike, difference = reason.partition(": like one before")
+    start, alike, difference = reason.partition(": like one before")
     if not line or len(program.nodes) < _FEWEST_OPERATORS or not alike or _is_padded(program):
         return None
-    if len(_counts) >= _MOST_REMEMBERED:
-        _counts.clear()
+    if len(_causes) >= _MOST_REMEMBERED:
+        _causes.clear()
     difference = difference.removeprefix(", but ").strip()
     others = difference.startswith(_OTHER_OPERATORS)
-    cause = line, "other operators" if others else re.sub(r"\d+", "N", reason)
-    _counts[cause] += 1
-    if _counts[cause] != _PATIENCE:
+    cause = line, "other operators" if others else re.sub(r"\d+", "N", difference)
+    is_stage = start.startswith("stage ")
+    count, last = _causes.get(cause, (0, ""))
+    if is_stage and last == difference:
         return None
-    what, cure = _explain(difference, program)
+    _causes[cause] = count + 1, difference
+    if count + 1 != _PATIENCE:
+        return None
+    what, cure = _explain(difference, None if is_stage else program)
     if "transformers" in line:
         cure += '; for generate(), cache_implementation="static"'
     return (
@@ -60,11 +66,12 @@ def _is_padded(program: Program) -> bool:
     return any(graph is not None and graph.is_padded for graph in graphs)
 
 
-def _explain(difference: str, program: Program) -> tuple[str, str]:
-    """What differs from the program before, and what can be done about it."""
+def _explain(difference: str, program: Program | None) -> tuple[str, str]:
+    """What differs from the program before, and what can be done about it. `program` is a whole
+    graph's, if it is known: that the difference is about."""
     if found := _INPUT.search(difference):
         number, dtype, now, other_dtype, before = found.groups()
-        user = _user(program, int(number))
+        user = _user(program, int(number)) if program else None
         taken = f", which {user} takes," if user else ""
         sizes, others = now.split(", "), before.split(", ")
         if dtype == other_dtype and len(sizes) == len(others):

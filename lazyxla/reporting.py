@@ -97,9 +97,10 @@ def lower(
     begin = time.perf_counter()
     lowered = lowering.lower(program, target)
     seconds = time.perf_counter() - begin
+    shown, _, _ = reason.partition(" of a new graph")  # cut() has told why a graph of stages is new
     logger.info(
         "%s: compiling %d operators (%s), lowered in %.2f s",
-        *(_at(where), len(program.nodes), reason, seconds),
+        *(_at(where), len(program.nodes), shown, seconds),
     )
     logger.debug("key %016x", key)
     return lowered

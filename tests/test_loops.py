@@ -75,7 +75,7 @@ def test_generating_with_a_static_cache(sample: bool) -> None:
 
 def test_generating_with_a_cache_that_grows(caplog: pytest.LogCaptureFixture) -> None:
     model = language_model("Llama", hidden_size=48).to(DEVICE)
-    lazyxla.recompilations._counts.clear()
+    lazyxla.recompilations._causes.clear()
     generate(model, prompt(12), max_new_tokens=8)
     told = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
     assert len(told) == 1
@@ -147,7 +147,7 @@ def test_mixtures_of_experts(name: str, implementation: str | None) -> None:
 def test_experts_that_are_chosen_on_the_host(caplog: pytest.LogCaptureFixture) -> None:
     model = language_model("Mixtral", **EXPERTS["Mixtral"]).to(DEVICE)
     model.set_experts_implementation("eager")
-    lazyxla.recompilations._counts.clear()
+    lazyxla.recompilations._causes.clear()
     with torch.no_grad():
         for seed in range(8):
             model(input_ids=prompt(16, seed).to(DEVICE)).logits.sum().item()

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import lazyxla
-from tests.support import DEVICE
+from tests.support import DEVICE, counted
 
 
 def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -36,6 +36,26 @@ def test_sizes_that_vary(caplog: pytest.LogCaptureFixture) -> None:
     assert "of shape [3, 25, 4] changed in dimension 1 from 24 to 25" in text
     assert "which aten::mm takes" in text or "which aten::bmm takes" in text
     assert "pad to a few sizes" in text
+
+
+def test_sizes_that_vary_in_stages(caplog: pytest.LogCaptureFixture) -> None:
+    """Each new size compiles one stage or more, none of them the largest; a graph counts once."""
+    weight = torch.linspace(-1, 1, 16).reshape(4, 4).to(DEVICE)
+    lazyxla.sync()
+    with counted() as n:
+        for length in range(120, 130):
+            x = torch.ones(length, 4).to(DEVICE)
+            y = (x @ weight).relu().exp().square().sum(0)
+            for _ in range(10):
+                y = (y.sin() @ weight).relu()
+            z = (x + y).exp().cos().square().sum()
+            lazyxla.sync()
+            del y, z
+            told = warnings_of(caplog)
+            assert len(told) == (length >= 125), (length, told)
+    assert n.graphs_cut > 5
+    (text,) = told
+    assert "of shape [125, 4] changed in dimension 0 from 124 to 125" in text
 
 
 def test_another_line_is_another_cause(caplog: pytest.LogCaptureFixture) -> None:

@@ -117,8 +117,8 @@ std::shared_ptr<Variant> compile_pieces(const Graph& whole, const std::vector<Pi
   const std::vector<OnHost> which = on_host(pieces, origin);
   for (const Piece& piece : pieces) {
     const std::string number = std::to_string(stages.size() + 1);
-    std::string what = "stage " + number + " of " + std::to_string(pieces.size());
-    if (&piece == &largest_of(pieces)) what += " of " + reason;
+    const std::string what =
+        "stage " + number + " of " + std::to_string(pieces.size()) + " of " + reason;
     const Origin stage_origin{.line = origin.line,
                               .admit = nullptr,
                               .on_host = which[stages.size()],
