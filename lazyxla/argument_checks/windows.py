@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -52,7 +52,6 @@ def _convolved(a: Arguments, sizes: Sequence[int]) -> None:
         )
 
 
-@checks(BEFORE, "avg_pool2d", "avg_pool3d", "max_pool2d_with_indices", "max_pool3d_with_indices")
 def _windows(a: Arguments) -> None:
     """The windows of PyTorch's kernels are counted in 32 bits."""
     for name, value in a.items():
@@ -63,10 +62,54 @@ def _windows(a: Arguments) -> None:
             )
 
 
+def _pooling(name: str, is_meaningless: Callable[[torch.dtype], bool], a: Arguments) -> None:
+    """Refuses dtypes without such a result, as the CPU's kernel does: asked with one element."""
+    _windows(a)
+    x = a["self"]
+    if is_meaningless(x.dtype):
+        one = torch.zeros([1] * x.dim(), dtype=x.dtype, device="cpu")
+        sizes = {key: [1] * len(a[key]) for key in ("kernel_size", "output_size") if key in a}
+        find_op(name)(one, **sizes)
+
+
+def _is_bool(dtype: torch.dtype) -> bool:
+    return dtype is torch.bool
+
+
+def _is_integral(dtype: torch.dtype) -> bool:
+    return not (dtype.is_floating_point or dtype.is_complex)
+
+
+def _is_complex(dtype: torch.dtype) -> bool:
+    return dtype.is_complex
+
+
+_MEANINGLESS = {
+    "avg_pool{}d": _is_bool,
+    "_adaptive_avg_pool{}d": _is_integral,  # its weights are fractions
+    "max_pool{}d_with_indices": _is_complex,
+    "adaptive_max_pool{}d": _is_complex,
+}
+
+for _pool, _is_meaningless in _MEANINGLESS.items():
+    for _rank in (2, 3):
+        _name = f"aten::{_pool.format(_rank)}"
+        BEFORE[_name] = functools.partial(_pooling, _name, _is_meaningless)
+
+
 @checks(BEFORE, "fractional_max_pool2d", "fractional_max_pool3d")
 def _fractional_windows(a: Arguments) -> None:
-    for size in a["kernel_size"]:
+    """The CPU's kernel is asked with small inputs: it compares the samples."""
+    kernel, x, samples = a["kernel_size"], a["self"], a["random_samples"]
+    for size in kernel:
         require(size > 0, f"a window of size {size} has no greatest element")
+    rank = len(kernel)
+    if x.numel() == 0 or x.dim() not in (rank + 1, rank + 2):
+        return  # the CPU's kernel is asked about the one, the meta function refuses the other
+    sizes = [size + 1 for size in kernel]  # in three dimensions it wants more than a window
+    window = torch.zeros((), dtype=x.dtype, device="cpu").expand(*x.shape[:-rank], *sizes)
+    name = f"aten::fractional_max_pool{rank}d"
+    find_op(name)(window, kernel, [1] * rank, without_memory(samples))
 
 
 def _upsampling(name: str, a: Arguments) -> None:
