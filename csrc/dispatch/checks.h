@@ -15,6 +15,7 @@
 
 #include <ATen/core/ivalue.h>
 
+#include <exception>
 #include <string>
 #include <unordered_map>
 
@@ -92,8 +93,10 @@ void check_small(const OpInfo& info, c10::ArrayRef<c10::IValue> args, const Scan
                  const Inference& inference);
 
 // Asks the CPU's kernel whether the operator takes such dtypes (dtype_checks.cpp). Throws what that
-// throws. Corrects the dtypes of the results; `inference` is the answer of the meta functions.
-void check_dtypes(const OpInfo& info, c10::ArrayRef<c10::IValue> args, Inference& inference);
+// throws, but for the error that it has no kernel for them: that is returned, since XLA may have
+// one. Corrects the dtypes of the results; `inference` is the answer of the meta functions.
+std::exception_ptr check_dtypes(const OpInfo& info, c10::ArrayRef<c10::IValue> args,
+                                Inference& inference);
 
 // To be called for every call. `key_hash` is that of the scan's key.
 void check_numbers(const OpInfo& info, c10::ArrayRef<c10::IValue> args, const Scan& scan,

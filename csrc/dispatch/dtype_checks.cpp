@@ -8,8 +8,10 @@
 //
 // Its refusal counts only if it is about the dtypes: if it accepts the same call on tensors of
 // other dtypes. Else it may refuse what is made up, as it does where a size is among the arguments.
+//
+// That it has no kernel for the dtypes counts if no program can be lowered for the call either
+// (infer.cpp): else it would fail late, in words of the compiler.
 #include <algorithm>
-#include <exception>
 #include <set>
 
 #include "dispatch/checks.h"
@@ -128,11 +130,11 @@ int64_t elements_of(const std::vector<at::Tensor>& tensors, const Inference& inf
 
 }  // namespace
 
-void check_dtypes(const OpInfo& info, Args args, Inference& inference) {
-  if (info.checks.of_numbers) return;  // the CPU's kernel would convert the numbers, too
+std::exception_ptr check_dtypes(const OpInfo& info, Args args, Inference& inference) {
+  if (info.checks.of_numbers) return nullptr;  // the CPU's kernel would convert the numbers, too
   // Autograd calls these, with what the forward operator returned: its statistics of a bfloat16
   // input are float32 here, as on CUDA.
-  if (info.functional_name.find("backward") != std::string::npos) return;
+  if (info.functional_name.find("backward") != std::string::npos) return nullptr;
   const std::vector<at::Tensor> tensors = device_tensors(info, args);
   const Dtypes dtypes = asked_dtypes(info, args, tensors);
   const bool is_one =
@@ -144,25 +146,27 @@ void check_dtypes(const OpInfo& info, Args args, Inference& inference) {
       is_one &&
       (was_asked || dtypes.empty() ||
        (c10::isFloatingType(dtypes[0]) && !(is_called && c10::isReducedFloatingType(dtypes[0]))));
-  if (is_usual || reads_pivots(info)) return;
+  if (is_usual || reads_pivots(info)) return nullptr;
   CpuCall how{
       .fill = info.checks.on_cpu_with.value_or(0), .shrink_integers = true, .dtypes = dtypes};
   const bool is_affordable = elements_of(tensors, inference) <= kMostElements;
   Answer answer;
   bool is_conclusive = false;
   for (how.shrink = shrinks(info, args, tensors); !is_conclusive; how.shrink = false) {
-    if (!how.shrink && !is_affordable) return;
+    if (!how.shrink && !is_affordable) return nullptr;
     answer = ask(info, args, how);
     is_conclusive = !answer.refusal || accepts_other_dtypes(info, args, dtypes, how);
-    if (!is_conclusive && !how.shrink) return;
+    if (!is_conclusive && !how.shrink) return nullptr;
   }
   if (answer.refusal) std::rethrow_exception(answer.refusal);
   if (answer.lack && is_called) std::rethrow_exception(answer.lack);
-  if (answer.lack || info.writes || answer.results.size() != inference.results.size()) return;
+  if (answer.lack) return answer.lack;
+  if (info.writes || answer.results.size() != inference.results.size()) return nullptr;
   for (size_t i = 0; i < answer.results.size(); ++i) {
     if (!answer.results[i].defined()) continue;
     inference.results[i].geometry.dtype = answer.results[i].scalar_type();
   }
+  return nullptr;
 }
 
 }  // namespace lazyxla::dispatch

@@ -5,6 +5,7 @@
 #include "common/counters.h"
 #include "dispatch/checks.h"
 #include "dispatch/inference_store.h"
+#include "dispatch/lowering_kind.h"
 #include "dispatch/plain_call.h"
 #include "dispatch/python_error.h"
 #include "dispatch/recorder.h"
@@ -188,7 +189,9 @@ std::unique_ptr<Recipe> infer(const OpInfo& info, c10::ArrayRef<IValue> args, co
   // The results of a user's own operator may differ in the next process.
   bool lasting = info.name.starts_with("aten::");
   auto inference = lasting ? find_inference(key) : std::nullopt;
-  if (!inference) {
+  std::exception_ptr lack;  // the CPU has no kernel for the dtypes
+  const bool is_new = !inference;
+  if (is_new) {
     ++Counters::get().shape_inferences;
     if (info.checks.before) info.checks.before(info, args, {});
     try {
@@ -204,13 +207,18 @@ std::unique_ptr<Recipe> infer(const OpInfo& info, c10::ArrayRef<IValue> args, co
     if (inference && info.checks.on_cpu_with) {
       check_as_cpu(info, args, {.fill = *info.checks.on_cpu_with, .shrink = true});
     }
-    if (inference && lasting) check_dtypes(info, args, *inference);
+    if (inference && lasting) lack = check_dtypes(info, args, *inference);
     if (!inference) return nullptr;
     if (info.checks.after) info.checks.after(info, args, inference->results[0].geometry.sizes);
     if (lasting) check_small(info, args, scan, *inference);
-    if (lasting) keep_inference(key, *inference);
   }
-  return make_recipe(info, functional, scan, *inference);
+  auto recipe = make_recipe(info, functional, scan, *inference);
+  if (lack && recipe->runs != Recipe::Runs::kNowhere &&
+      check_lowering(recipe->spec, scan) == Recipe::Runs::kHost) {
+    std::rethrow_exception(lack);  // nor has XLA
+  }
+  if (is_new && lasting) keep_inference(key, *inference);
+  return recipe;
 }
 
 }  // namespace lazyxla::dispatch

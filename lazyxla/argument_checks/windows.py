@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -52,6 +52,7 @@ def _convolved(a: Arguments, sizes: Sequence[int]) -> None:
         )
 
 
+@checks(BEFORE, "avg_pool2d", "avg_pool3d", "max_pool2d_with_indices", "max_pool3d_with_indices")
 def _windows(a: Arguments) -> None:
     """The windows of PyTorch's kernels are counted in 32 bits."""
     for name, value in a.items():
@@ -62,39 +63,14 @@ def _windows(a: Arguments) -> None:
             )
 
 
-def _pooling(name: str, is_meaningless: Callable[[torch.dtype], bool], a: Arguments) -> None:
-    """Refuses dtypes without such a result, as the CPU's kernel does: asked with one element."""
-    _windows(a)
-    x = a["self"]
-    if is_meaningless(x.dtype):
+@checks(BEFORE, "_adaptive_avg_pool2d", "_adaptive_avg_pool3d")
+def _averages(a: Arguments) -> None:
+    """Integers, whose weights would be zeros, are refused as by the CPU's kernel: it is asked with
+    one element."""
+    x, sizes = a["self"], [1] * len(a["output_size"])
+    if not (x.is_floating_point() or x.is_complex()):
         one = torch.zeros([1] * x.dim(), dtype=x.dtype, device="cpu")
-        sizes = {key: [1] * len(a[key]) for key in ("kernel_size", "output_size") if key in a}
-        find_op(name)(one, **sizes)
-
-
-def _is_bool(dtype: torch.dtype) -> bool:
-    return dtype is torch.bool
-
-
-def _is_integral(dtype: torch.dtype) -> bool:
-    return not (dtype.is_floating_point or dtype.is_complex)
-
-
-def _is_complex(dtype: torch.dtype) -> bool:
-    return dtype.is_complex
-
-
-_MEANINGLESS = {
-    "avg_pool{}d": _is_bool,
-    "_adaptive_avg_pool{}d": _is_integral,  # its weights are fractions
-    "max_pool{}d_with_indices": _is_complex,
-    "adaptive_max_pool{}d": _is_complex,
-}
-
-for _pool, _is_meaningless in _MEANINGLESS.items():
-    for _rank in (2, 3):
-        _name = f"aten::{_pool.format(_rank)}"
-        BEFORE[_name] = functools.partial(_pooling, _name, _is_meaningless)
+        find_op(f"aten::_adaptive_avg_pool{len(sizes)}d")(one, sizes)
 
 
 @checks(BEFORE, "fractional_max_pool2d", "fractional_max_pool3d")
