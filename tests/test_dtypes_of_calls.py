@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tests.sample_calls import OPERATORS, check
+from tests.support import DEVICE, error_of
 
 DTYPES = (torch.float16, torch.float64, torch.complex64, torch.int64, torch.uint8, torch.bool)
 PARTS = 8
@@ -52,6 +53,45 @@ def test_refused_or_accepted_as_on_the_cpu(part: int) -> None:
                 refused += count
     assert not differ, "\n".join(differ)
     assert refused > 50
+
+
+RESULTS: dict[str, Callable[[str, torch.dtype], object]] = {
+    "isin": lambda d, t: torch.isin(_ones(3, d), _ones(2, d), out=_empty(3, d, t)),
+    "isin, of a number": lambda d, t: torch.isin(_ones(3, d), 1.0, out=_empty(3, d, t)),
+    "isin, a number": lambda d, t: torch.isin(1.0, _ones(3, d), out=_empty(0, d, t)),
+    "lu_solve": lambda d, t: torch.lu_solve(
+        _ones((3, 1), d), torch.eye(3).to(d), _pivots(d), out=_empty((3, 1), d, t)
+    ),
+    "linalg.lu_solve": lambda d, t: torch.linalg.lu_solve(
+        torch.eye(3).to(d), _pivots(d), _ones((3, 1), d), out=_empty((3, 1), d, t)
+    ),
+    "lu_unpack": lambda d, t: torch.lu_unpack(
+        torch.eye(3).to(d), _pivots(d), out=tuple(_empty((3, 3), d, t) for _ in range(3))
+    ),
+}
+
+
+def _ones(size: int | tuple[int, ...], d: str) -> torch.Tensor:
+    return torch.ones(size).to(d)
+
+
+def _empty(size: int | tuple[int, ...], d: str, dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty(size, device=d, dtype=dtype)
+
+
+def _pivots(d: str) -> torch.Tensor:
+    return torch.tensor([1, 2, 3], dtype=torch.int32).to(d)
+
+
+@pytest.mark.parametrize("name", RESULTS)
+def test_results_have_the_kernels_dtype(name: str) -> None:
+    refused = 0
+    for dtype in (torch.bool, torch.int64, torch.float32, torch.float64, torch.complex64):
+        call = functools.partial(RESULTS[name], t=dtype)
+        expected = error_of(call, "cpu")
+        assert error_of(call, DEVICE) == expected
+        refused += expected[0] is RuntimeError
+    assert refused == 4
 
 
 F = torch.nn.functional

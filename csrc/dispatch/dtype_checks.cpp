@@ -3,8 +3,8 @@
 // PyTorch's kernels refuse most calls on tensors of several dtypes ("expected m1 and m2 to have the
 // same dtype"), and some on integers; its meta functions accept many of them. For some of these
 // calls they also return other dtypes than the kernels do. So the CPU's kernel is asked about each
-// kind of call on tensors that are not all of one floating-point dtype, with tensors that are made
-// up and small.
+// kind of call on tensors that are not all of one floating-point dtype, or with an out= tensor of
+// another dtype than the result's, with tensors that are made up and small.
 //
 // Its refusal counts only if it is about the dtypes: if it accepts the same call on tensors of
 // other dtypes. Else it may refuse what is made up, as it does where a size is among the arguments.
@@ -43,8 +43,33 @@ Answer ask(const OpInfo& info, Args args, const CpuCall& how) {
   }
 }
 
-// Whether the kernel accepts the call if all tensors have one dtype, or one of them has another.
-bool accepts_other_dtypes(const OpInfo& info, Args args, const Dtypes& dtypes, CpuCall how) {
+// The dtypes, but those of out= tensors are the results': some kernels take no others.
+Dtypes with_those_of_results(const OpInfo& info, Args args, const Inference& inference,
+                             Dtypes dtypes) {
+  size_t result = 0, next = 0;  // the written results come behind the fresh ones
+  for (size_t i = 0; i < info.returns.size(); ++i) {
+    if (info.returns[i] < 0) result += inference.counts[i];
+  }
+  for (size_t i = 0; i < args.size(); ++i) {
+    const ArgInfo& arg = info.args[i];
+    if (arg.kind != ArgKind::kTensor && arg.kind != ArgKind::kTensorList) continue;
+    std::vector<at::Tensor> tensors;
+    flatten(args[i], tensors);
+    for (const at::Tensor& tensor : tensors) {
+      if (!tensor.defined() || tensor.is_cpu()) continue;
+      const bool is_out = arg.written && !arg.operand && result < inference.results.size();
+      if (is_out) dtypes[next] = inference.results[result].geometry.dtype;
+      if (arg.written) ++result;
+      ++next;
+    }
+  }
+  return dtypes;
+}
+
+// Whether the kernel accepts the call if its out= tensors have the results' dtypes (`fitting`), if
+// all tensors have one dtype, or if one of them has another.
+bool accepts_other_dtypes(const OpInfo& info, Args args, const Dtypes& dtypes,
+                          const Dtypes& fitting, CpuCall how) {
   const auto accepts = [&](Dtypes others) {
     how.dtypes = std::move(others);
     const Answer answer = ask(info, args, how);
@@ -52,6 +77,7 @@ bool accepts_other_dtypes(const OpInfo& info, Args args, const Dtypes& dtypes, C
   };
   constexpr c10::ScalarType kTried[] = {c10::ScalarType::Float, c10::ScalarType::Double,
                                         c10::ScalarType::Long, c10::ScalarType::Bool};
+  if (fitting != dtypes && accepts(fitting)) return true;
   for (const c10::ScalarType dtype : kTried) {
     if (accepts(Dtypes(dtypes.size(), dtype))) return true;
   }
@@ -86,7 +112,7 @@ bool shrinks(const OpInfo& info, Args args, const std::vector<at::Tensor>& tenso
   return true;
 }
 
-// LAPACK reads and writes the rows that pivots name without a check.
+// LAPACK reads and writes the rows that pivots name without a check. The first row is 1.
 bool reads_pivots(const OpInfo& info) {
   const auto& arguments = info.handle.schema().arguments();
   for (size_t i = 0; i < arguments.size(); ++i) {
@@ -137,25 +163,25 @@ std::exception_ptr check_dtypes(const OpInfo& info, Args args, Inference& infere
   if (info.functional_name.find("backward") != std::string::npos) return nullptr;
   const std::vector<at::Tensor> tensors = device_tensors(info, args);
   const Dtypes dtypes = asked_dtypes(info, args, tensors);
+  const Dtypes fitting = with_those_of_results(info, args, inference, dtypes);
   const bool is_one =
       std::adjacent_find(dtypes.begin(), dtypes.end(), std::not_equal_to<>()) == dtypes.end();
   const bool was_asked = info.checks.on_cpu_with.has_value();
   // Its program calls the CPU's kernel, which has most operators for wide floats only.
   const bool is_called = info.lowering_kind == LoweringKind::kHostCall;
-  const bool is_usual =
-      is_one &&
-      (was_asked || dtypes.empty() ||
-       (c10::isFloatingType(dtypes[0]) && !(is_called && c10::isReducedFloatingType(dtypes[0]))));
-  if (is_usual || reads_pivots(info)) return nullptr;
-  CpuCall how{
-      .fill = info.checks.on_cpu_with.value_or(0), .shrink_integers = true, .dtypes = dtypes};
+  const bool is_usual = is_one && (was_asked || dtypes.empty() ||
+                                   (fitting == dtypes && c10::isFloatingType(dtypes[0]) &&
+                                    !(is_called && c10::isReducedFloatingType(dtypes[0]))));
+  if (is_usual) return nullptr;
+  const int fill = reads_pivots(info) ? 1 : info.checks.on_cpu_with.value_or(0);
+  CpuCall how{.fill = fill, .shrink_integers = true, .dtypes = dtypes};
   const bool is_affordable = elements_of(tensors, inference) <= kMostElements;
   Answer answer;
   bool is_conclusive = false;
   for (how.shrink = shrinks(info, args, tensors); !is_conclusive; how.shrink = false) {
     if (!how.shrink && !is_affordable) return nullptr;
     answer = ask(info, args, how);
-    is_conclusive = !answer.refusal || accepts_other_dtypes(info, args, dtypes, how);
+    is_conclusive = !answer.refusal || accepts_other_dtypes(info, args, dtypes, fitting, how);
     if (!is_conclusive && !how.shrink) return nullptr;
   }
   if (answer.refusal) std::rethrow_exception(answer.refusal);
