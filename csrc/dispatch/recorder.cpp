@@ -97,6 +97,14 @@ ir::Draws add_random_slots(const Scan& scan, c10::SmallVectorImpl<ir::ScalarValu
   return {generator.getIntrusivePtr(), seed, ordinal, ordinal + 1};
 }
 
+// Whether PyTorch's kernel says nothing when it resizes an out= tensor.
+bool resizes_silently(const std::string& functional_name) {
+  return functional_name.starts_with("aten::linspace") ||
+         functional_name.starts_with("aten::logspace") ||
+         is_among(functional_name,
+                  {"aten::addbmm", "aten::narrow_copy", "aten::log_sigmoid_forward"});
+}
+
 // Sets the geometry of written tensors (out= tensors are resized), which may make them grow into
 // memory that is read.
 void resize_written(const OpInfo& info, c10::ArrayRef<IValue> args, const Recipe& recipe,
@@ -106,7 +114,10 @@ void resize_written(const OpInfo& info, c10::ArrayRef<IValue> args, const Recipe
     const Recipe::Write& write = recipe.writes[i];
     if (!write.resized) continue;
     c10::TensorImpl& tensor = *scan.written[i];
-    at::native::resize_output_check(at::Tensor(tensor_of(tensor)), write.geometry.sizes);  // warns
+    if (!resizes_silently(info.functional_name)) {
+      // Warns.
+      at::native::resize_output_check(at::Tensor(tensor_of(tensor)), write.geometry.sizes);
+    }
     const size_t before = tensor.storage_offset() * tensor.itemsize();  // it stays where it is
     if (const size_t own = write.geometry.nbytes()) reserve_storage(tensor, before + own);
     tensor.set_sizes_and_strides(write.geometry.sizes, write.geometry.strides);
