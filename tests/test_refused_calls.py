@@ -75,6 +75,7 @@ REFUSED: dict[str, Call] = {
         row(d), out=(row(d).long(), row(d).long())
     ),
     "mode, indices of another dtype": lambda d: torch.mode(row(d), out=(row(d), row(d).int())),
+    "ldexp_, broadcast": lambda d: ones(3, 1, d=d).ldexp_(ones(4, d=d)),
     "polar": lambda d: torch.polar(row(d), row(d).double()),
     **{
         f"interpolate, {mode}, {dtype}": lambda d, mode=mode, dtype=dtype: F.interpolate(

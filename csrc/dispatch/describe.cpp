@@ -1,6 +1,8 @@
 // Describing calls: turns the meta functions' answer into the call's recipe (shape_memo.h).
 #include <ATen/EmptyTensor.h>
 
+#include <algorithm>
+
 #include "dispatch/device_state.h"
 #include "dispatch/inference_store.h"
 #include "dispatch/plain_call.h"
@@ -133,6 +135,13 @@ bool makes_out_contiguous(const std::string& functional_name) {
        "aten::cholesky_solve", "aten::native_batch_norm", "aten::slice_scatter", "aten::stack"});
 }
 
+// Whether the tensor is written in place: PyTorch calls some in-place functions by their out=
+// forms, with the same tensor.
+bool is_changed_in_place(const OpInfo& info, const Scan& scan, const c10::TensorImpl& tensor) {
+  return (info.reads_written || info.functional.hasTag(at::Tag::pointwise)) &&
+         std::find(scan.operands.begin(), scan.operands.end(), &tensor) != scan.operands.end();
+}
+
 // The new content of each written tensor: the results from `first_result` on.
 void describe_writes(const OpInfo& info, const Scan& scan, const Inference& inference,
                      size_t first_result, Recipe& recipe) {
@@ -155,6 +164,8 @@ void describe_writes(const OpInfo& info, const Scan& scan, const Inference& infe
     bool asked = i < inference.written.size();
     c10::IntArrayRef sizes = asked ? inference.written[i].sizes : result.sizes;
     if (sizes != target.sizes()) {
+      TORCH_CHECK(!is_changed_in_place(info, scan, target), "output with shape ", target.sizes(),
+                  " doesn't match the broadcast shape ", sizes);
       write.resized = true;
       c10::ScalarType dtype = write.geometry.dtype;
       write.geometry = asked && makes_out_contiguous(info.functional_name) ? inference.written[i]
