@@ -195,8 +195,9 @@ std::unique_ptr<Recipe> infer(const OpInfo& info, c10::ArrayRef<IValue> args, co
     ++Counters::get().shape_inferences;
     if (info.checks.before) info.checks.before(info, args, {});
     try {
-      inference = ask(info, functional);
-      if (inference) ask_writing(info, args, *inference);
+      auto found = ask(info, functional);
+      if (found) ask_writing(info, args, *found);
+      inference = std::move(found);  // of none that one of the two refuses
     } catch (const std::exception& error) {
       if (is_interruption(error)) throw;
       if (!lasting && has_no_fake(error)) return nullptr;
