@@ -93,6 +93,7 @@ PAIRS: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
         x, 1, out=(x.new_empty(0), x.new_empty(0, dtype=torch.long))
     ),
     "out= of stack": _empty_out(lambda x, y, out: torch.stack([x, y], out=out)),
+    "out= of geqrf": lambda x, y: torch.geqrf(x, out=(x.new_empty(0), x.new_empty(0))),
     "out= of fft": lambda x, y: torch.fft.fft(x, out=x.new_empty(0, dtype=torch.cfloat)),
 }
 

@@ -129,10 +129,10 @@ bool keeps_shape_of_out(const std::string& functional_name) {
 // Operators of which an out= tensor of another shape becomes contiguous, also where the result of
 // the functional form is not. PyTorch's other CPU kernels give it the strides of that result.
 bool makes_out_contiguous(const std::string& functional_name) {
-  return is_among(
-      functional_name,
-      {"aten::_fft_c2c", "aten::_fft_c2r", "aten::_fft_r2c", "aten::cholesky",
-       "aten::cholesky_solve", "aten::native_batch_norm", "aten::slice_scatter", "aten::stack"});
+  return is_among(functional_name,
+                  {"aten::_fft_c2c", "aten::_fft_c2r", "aten::_fft_r2c", "aten::cholesky",
+                   "aten::cholesky_solve", "aten::geqrf", "aten::native_batch_norm",
+                   "aten::slice_scatter", "aten::stack"});
 }
 
 // Whether the tensor is written in place: PyTorch calls some in-place functions by their out=

@@ -46,10 +46,7 @@ Answer ask(const OpInfo& info, Args args, const CpuCall& how) {
 // The dtypes, but those of out= tensors are the results': some kernels take no others.
 Dtypes with_those_of_results(const OpInfo& info, Args args, const Inference& inference,
                              Dtypes dtypes) {
-  size_t result = 0, next = 0;  // the written results come behind the fresh ones
-  for (size_t i = 0; i < info.returns.size(); ++i) {
-    if (info.returns[i] < 0) result += inference.counts[i];
-  }
+  size_t result = inference.first_written(info.returns), next = 0;
   for (size_t i = 0; i < args.size(); ++i) {
     const ArgInfo& arg = info.args[i];
     if (arg.kind != ArgKind::kTensor && arg.kind != ArgKind::kTensorList) continue;

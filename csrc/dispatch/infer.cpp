@@ -114,10 +114,7 @@ std::optional<Inference> ask(const OpInfo& info, c10::ArrayRef<IValue> functiona
 // recorder does so in every call.
 void ask_writing(const OpInfo& info, c10::ArrayRef<IValue> args, Inference& inference) {
   if (!info.writes || !has_meta_kernel(asked_for(info.handle))) return;
-  size_t result = 0;  // the written ones come behind the fresh ones
-  for (size_t i = 0; i < info.returns.size(); ++i) {
-    if (info.returns[i] < 0) result += inference.counts[i];
-  }
+  size_t result = inference.first_written(info.returns);
   Args stack;
   std::vector<at::Tensor> written;
   for (size_t i = 0; i < args.size(); ++i) {

@@ -20,6 +20,16 @@ struct Inference {
   std::vector<Result> results;        // of the functional form, lists flattened
   std::vector<uint32_t> counts;       // per return of the functional form: how many of them
   std::vector<ir::Geometry> written;  // written tensors after the call; empty if not asked
+
+  // The first result that is of a written tensor: they come behind the fresh ones. `returns` is
+  // OpInfo's.
+  size_t first_written(const std::vector<int>& returns) const {
+    size_t fresh = 0;
+    for (size_t i = 0; i < returns.size(); ++i) {
+      if (returns[i] < 0) fresh += counts[i];
+    }
+    return fresh;
+  }
 };
 
 struct InferenceStore {

@@ -66,9 +66,9 @@ def _windows(a: Arguments) -> None:
 @checks(BEFORE, "_adaptive_avg_pool2d", "_adaptive_avg_pool3d")
 def _averages(a: Arguments) -> None:
     """Integers, whose weights would be zeros, are refused as by the CPU's kernel: it is asked with
-    one element."""
+    one element. Where there is none, it accepts them."""
     x, sizes = a["self"], [1] * len(a["output_size"])
-    if not (x.is_floating_point() or x.is_complex()):
+    if x.numel() and not (x.is_floating_point() or x.is_complex()):
         one = torch.zeros([1] * x.dim(), dtype=x.dtype, device="cpu")
         find_op(f"aten::_adaptive_avg_pool{len(sizes)}d")(one, sizes)
 
