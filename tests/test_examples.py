@@ -31,7 +31,7 @@ def _assert_close(ours: list[float], theirs: list[float]) -> None:
 
 # Tensors of an optimizer's state, two for each parameter: the first step makes each by a program of
 # its own.
-STATES = range(0, 50, 2)
+STATES = range(0, 64, 2)
 
 
 def check_steps(summary: Any) -> None:
