@@ -113,7 +113,7 @@ def _check_mode(mode: str, summary: Any, expected: Any) -> None:
     if mode in ("eager-compile", "torch-compile"):
         assert summary.executions - summary.steps in STATES
     elif mode == "fused":
-        assert 2 <= per_step <= 30
+        assert 2 <= per_step <= 40  # in two steps ResNet-18's 62 momenta are made, too
     else:
         assert per_step > 100
 
