@@ -1,4 +1,5 @@
-// Warnings of PyTorch's that are kept instead of shown.
+// Warnings of PyTorch's that are kept instead of shown: those about data that is made up, and those
+// of another thread, which Python would not see.
 #pragma once
 
 #include <c10/util/Exception.h>
