@@ -84,8 +84,12 @@ def _begin_momentum(optimizer: torch.optim.Optimizer) -> None:
     """Gives SGD's parameters the momentum that they begin with, where zeros give the same."""
     if type(optimizer) is not torch.optim.SGD:
         return
-    if len(optimizer.state) >= sum(len(group["params"]) for group in optimizer.param_groups):
+    known = len(optimizer.state)
+    if known >= sum(len(group["params"]) for group in optimizer.param_groups):
         return  # all have some
+    groups = (group["params"] for group in optimizer.param_groups if group["momentum"])
+    if known >= sum(p.grad is not None for parameters in groups for p in parameters):
+        return  # or all that are trained
     for group in optimizer.param_groups:
         if not group["momentum"] or group["dampening"] or group["differentiable"]:
             continue
