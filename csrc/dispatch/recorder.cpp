@@ -97,14 +97,6 @@ ir::Draws add_random_slots(const Scan& scan, c10::SmallVectorImpl<ir::ScalarValu
   return {generator.getIntrusivePtr(), seed, ordinal, ordinal + 1};
 }
 
-// Whether PyTorch's kernel says nothing when it resizes an out= tensor.
-bool resizes_silently(const std::string& functional_name) {
-  return functional_name.starts_with("aten::linspace") ||
-         functional_name.starts_with("aten::logspace") ||
-         is_among(functional_name,
-                  {"aten::addbmm", "aten::narrow_copy", "aten::log_sigmoid_forward"});
-}
-
 // Sets the geometry of written tensors (out= tensors are resized), which may make them grow into
 // memory that is read.
 void resize_written(const OpInfo& info, c10::ArrayRef<IValue> args, const Recipe& recipe,
@@ -114,7 +106,7 @@ void resize_written(const OpInfo& info, c10::ArrayRef<IValue> args, const Recipe
     const Recipe::Write& write = recipe.writes[i];
     if (!write.resized) continue;
     c10::TensorImpl& tensor = *scan.written[i];
-    if (!resizes_silently(info.functional_name)) {
+    if (!write.silent) {
       // Warns.
       at::native::resize_output_check(at::Tensor(tensor_of(tensor)), write.geometry.sizes);
     }

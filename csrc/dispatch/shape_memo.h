@@ -35,6 +35,7 @@ struct Recipe : ir::LeafData {
     uint32_t output;
     bool cast = false;      // the node's output has another dtype than the tensor
     bool resized = false;   // the tensor takes `geometry` first
+    bool silent = false;    // ... without a warning
     bool reshaped = false;  // the node's output has another shape, with as many elements
     bool in_list = false;   // of a _foreach_ operator
     ir::Geometry geometry;
