@@ -117,26 +117,6 @@ def test_momentum_begins_with_the_first_gradient() -> None:
     torch.testing.assert_close(*momenta)
 
 
-def test_a_closure_makes_the_gradients_that_momentum_begins_with() -> None:
-    momentum: Make = lambda p: optim.SGD(p, lr=0.1, momentum=0.9)  # noqa: E731
-    model, loss = model_with_mask(DEVICE)
-    optimizer = momentum(model.parameters())
-
-    def closure() -> torch.Tensor:
-        optimizer.zero_grad()
-        value = loss()
-        value.backward()
-        return value
-
-    optimizer.step(closure)
-    lazyxla.sync()
-    with counted() as n:
-        optimizer.step(closure)
-        lazyxla.sync()
-    assert n.compiles == 0
-    assert n.executions == 1
-
-
 def test_a_region_has_one_program() -> None:
     """The optimizer's state is made before it."""
     model = nn.Linear(5, 3).to(DEVICE)
@@ -191,17 +171,38 @@ def model_with_mask(device: str) -> tuple[nn.Module, Callable[[], torch.Tensor]]
     return model, loss
 
 
-@pytest.mark.parametrize("make", [optim.AdamW, lambda p: optim.SGD(p, lr=0.1, momentum=0.9)])
-def test_a_closure_records_what_it_does_elsewhere(make: Make) -> None:
-    """Its forward is no part of what the optimizer makes and scales: the same programs."""
-    model, loss = model_with_mask(DEVICE)
-    optimizer = make(model.parameters())
-
+def closure_of(
+    optimizer: optim.Optimizer, loss: Callable[[], torch.Tensor]
+) -> Callable[[], torch.Tensor]:
     def closure() -> torch.Tensor:
         optimizer.zero_grad()
         value = loss()
         value.backward()
         return value
+
+    return closure
+
+
+def test_a_closure_makes_the_gradients_that_momentum_begins_with() -> None:
+    momentum: Make = lambda p: optim.SGD(p, lr=0.1, momentum=0.9)  # noqa: E731
+    model, loss = model_with_mask(DEVICE)
+    optimizer = momentum(model.parameters())
+    closure = closure_of(optimizer, loss)
+    optimizer.step(closure)
+    lazyxla.sync()
+    with counted() as n:
+        optimizer.step(closure)
+        lazyxla.sync()
+    assert n.compiles == 0
+    assert n.executions == 1
+
+
+@pytest.mark.parametrize("make", [optim.AdamW, lambda p: optim.SGD(p, lr=0.1, momentum=0.9)])
+def test_a_closure_records_what_it_does_elsewhere(make: Make) -> None:
+    """Its forward is no part of what the optimizer makes and scales: the same programs."""
+    model, loss = model_with_mask(DEVICE)
+    optimizer = make(model.parameters())
+    closure = closure_of(optimizer, loss)
 
     def plain() -> None:
         closure()
