@@ -48,12 +48,12 @@ def _before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
     given = None
     if not torch.compiler.is_compiling():  # which computes so by itself
         given = _with_marked_closure(optimizer, args, kwargs)
-        _begin_momentum(optimizer)
         _set_capturable(optimizer)
         if _C.has_mesh() and _spread_gradients(optimizer) and optimizer not in _watched:
             _spread_state(optimizer)
             _watched.add(optimizer)
             optimizer.register_load_state_dict_post_hook(_after_loading)
+        _begin_momentum(optimizer)
     return given
 
 
@@ -100,7 +100,8 @@ def _begin_momentum(optimizer: torch.optim.Optimizer) -> None:
             if gradient.layout != torch.strided:
                 continue
             if "momentum_buffer" not in state_of(optimizer, parameter):
-                optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(gradient)
+                # Of the parameter, over whose devices it is spread as all state is.
+                optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
 
 
 @untraced.traced
