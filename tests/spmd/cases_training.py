@@ -165,6 +165,22 @@ def test_other_optimizers(optimizer: str) -> None:
     torch.testing.assert_close(*results)
 
 
+@pytest.mark.parametrize("spread", [(), ("model",), (None, "model")], ids=str)
+@pytest.mark.parametrize("of_gradient", [(), ("model",), (None, "model")], ids=str)
+def test_momentum_is_spread_as_its_parameter(spread: Any, of_gradient: Any) -> None:
+    """Whatever the first gradient is."""
+    value = torch.linspace(-1, 1, 64).reshape(8, 8)
+    parameter = nn.Parameter(lazyxla.shard(value.to(DEVICE), MESH, spread))
+    parameter.grad = lazyxla.shard(value.to(DEVICE), MESH, of_gradient)
+    optimizer = torch.optim.SGD([parameter], lr=0.5, momentum=0.9)
+    for _ in range(2):
+        optimizer.step()
+    momentum = optimizer.state[parameter]["momentum_buffer"]
+    assert lazyxla.sharding(momentum) == lazyxla.sharding(parameter)
+    torch.testing.assert_close(momentum.cpu(), 1.9 * value)
+    torch.testing.assert_close(parameter.detach().cpu(), value - 0.5 * 2.9 * value)
+
+
 @pytest.mark.parametrize("where", ["host", "device"])
 def test_an_optimizer_s_state_that_is_loaded_is_spread(where: str) -> None:
     """Before the first step, and later."""
