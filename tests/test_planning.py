@@ -68,6 +68,31 @@ def test_a_graph_of_other_shapes_is_not_what_a_new_one_is_compared_with(others_f
     assert plan.stages == [0] + [1] * len(layers)
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_other_sizes_are_named_beside_other_operators(seed: int) -> None:
+    """What depends on data has other sizes in each step, and a few other operators, anywhere."""
+    rng = random.Random(seed)
+    layers = [rng.choice(["matmul", "gelu", "add"]) for _ in range(rng.randint(20, 200))]
+    history = History()
+    history.plan(chain(layers, "Float[0]"), may_cut=False)
+    for size in range(1, 20):
+        names = list(layers)
+        for _ in range(rng.randint(0, 2)):
+            names.insert(rng.randint(0, len(names)), rng.choice(["view", "index_put"]))
+            del names[rng.randint(0, len(names) - 1)]
+        plan = history.plan(chain(names, f"Float[{size}]"), may_cut=False)
+        assert plan.reason.startswith(
+            f"a new graph: like one before, but input 0 is Float[{size}], not Float["
+        )
+
+
+def test_another_computation_is_compared_with_none() -> None:
+    history = History()
+    history.plan(chain(["matmul", "gelu"] * 20, "Float[8]"), may_cut=False)
+    plan = history.plan(chain(["sort", "cumsum"] * 20, "Float[4]"), may_cut=False)
+    assert plan.reason == "a new graph"
+
+
 def grid_groups(sizes: list[int], axes: tuple[int, ...]) -> list[list[int]]:
     """All groups along some axes of a grid, the ranks row by row."""
     ranks = range(len(sizes))

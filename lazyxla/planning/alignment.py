@@ -7,13 +7,13 @@ Algorithm and Its Variations", 1986).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 _NOWHERE = -1
 _CHUNK = 64
 
 
-def align(now: Sequence[int], before: Sequence[int], most: int) -> list[int] | None:
+def align(now: Sequence[Hashable], before: Sequence[Hashable], most: int) -> list[int] | None:
     """Per element of `now` its index in `before`, -1 if it is not there.
 
     Args:
@@ -39,7 +39,7 @@ def align(now: Sequence[int], before: Sequence[int], most: int) -> list[int] | N
         edits += 1
 
 
-def _may_differ_by(now: Sequence[int], before: Sequence[int], most: int) -> bool:
+def _may_differ_by(now: Sequence[Hashable], before: Sequence[Hashable], most: int) -> bool:
     """False if they are known to differ by more: by their elements, whatever the order."""
     if abs(len(now) - len(before)) > most:
         return False
@@ -48,7 +48,7 @@ def _may_differ_by(now: Sequence[int], before: Sequence[int], most: int) -> bool
     return sum(map(abs, counts.values())) <= most
 
 
-def _common(now: Sequence[int], before: Sequence[int], i: int, j: int) -> int:
+def _common(now: Sequence[Hashable], before: Sequence[Hashable], i: int, j: int) -> int:
     """How many elements are the same from `i` and `j` on."""
     start = i
     while (chunk := now[i : i + _CHUNK]) and chunk == before[j : j + _CHUNK]:

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from lazyxla.planning.alignment import align
 from lazyxla.planning.outline import Outline
+from lazyxla.planning.reasons import common_operators, compare, compare_by_names, list_names
 from lazyxla.planning.rounds import MANY, find_rounds
 from lazyxla.planning.sizes import find_alternate_stages
 from lazyxla.planning.stages import BEFORE, find_stages
@@ -134,15 +135,18 @@ class History:
         # One of other shapes has the same operators in name only.
         in_name_only = like and like.names != graph.names and not set(like.ids) & set(graph.ids)
         if differences and (not like or in_name_only):
-            different = _list_names(graph, differences[0].differs)
+            different = list_names(graph, differences[0].differs)
             return f"a new graph: like one before, but for {different}"
-        return "a new graph" + (_compare_in_words(graph, like) if like else "")
+        if in_name_only or not like:
+            named = compare_by_names(graph, self._outlines)
+            return "a new graph" + (named or (compare(graph, like) if like else ""))
+        return "a new graph" + compare(graph, like)
 
     def _most_similar(self, graph: Outline) -> Outline | None:
         """That which begins with the same operators; None if none has half of them."""
         like, most = None, (False, False, False, 0)
         for before in self._outlines:
-            common = _common_operators(graph, before)
+            common = common_operators(graph, before)
             same = common == len(graph) == len(before)
             likeness = (
                 same,
@@ -260,51 +264,6 @@ def _varying_slots(graph: Outline, difference: _Difference) -> list[bool]:
                 for slot, other in zip(slots, others, strict=True)
             ]
     return varying
-
-
-def _common_operators(a: Outline, b: Outline) -> int:
-    """How many operators both begin with."""
-    pairs = zip(a.names, b.names, strict=False)
-    return next((i for i, (x, y) in enumerate(pairs) if x != y), min(len(a), len(b)))
-
-
-def _compare_in_words(now: Outline, before: Outline) -> str:
-    common = _common_operators(now, before)
-    if common == len(now) == len(before):
-        return ": like one before, but " + _explain_difference(now, before)
-    text = f": like one before up to operator {common}"
-    if common == len(now):
-        return text + ", where it ends"
-    text += f", {now.names[common]}"
-    return text + (f", which was {before.names[common]}" if common < len(before) else "")
-
-
-def _explain_difference(now: Outline, before: Outline) -> str:
-    """What differs between two graphs of the same operators."""
-    for i, (ours, theirs) in enumerate(zip(now.inputs, before.inputs, strict=False)):
-        if ours != theirs:
-            return f"input {i} is {ours}, not {theirs}"
-    for i, (id, other) in enumerate(zip(now.ids, before.ids, strict=True)):
-        if id != other:
-            return f"operator {i}, {now.names[i]}, has other arguments"
-    if len(now.inputs) != len(before.inputs):
-        return "other tensors are the same"
-    if now.outputs != before.outputs:
-        return (
-            f"{len(now.outputs)} results are alive at its end, not {len(before.outputs)} or not "
-            "the same"
-        )
-    if now.aliases != before.aliases:
-        return "other tensors are written in place"
-    return "operators take each other's results differently"
-
-
-def _list_names(graph: Outline, which: Sequence[bool], most: int = 4) -> str:
-    names = [f"{name} (operator {i})" for i, name in enumerate(graph.names) if which[i]]
-    if not names:
-        return "operators that it lacks"
-    more = len(names) - most
-    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
 
 plan = History().plan
