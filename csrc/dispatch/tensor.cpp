@@ -164,6 +164,12 @@ Value spread(const ir::Storage& storage, Value value) {
   return constrain(std::move(value), *sharding);
 }
 
+// Whether a geometry is of the parts of complex numbers. Optimizers update complex parameters so;
+// if the parameter became real by that, the next step would be another program.
+bool is_real_of(const Geometry& geometry, const Geometry& base) {
+  return c10::isComplexType(base.dtype) && geometry.dtype == c10::toRealValueType(base.dtype);
+}
+
 // Whether the tensor is its storage's elements in the order of the memory, in any shape.
 bool is_row_major(const c10::TensorImpl& tensor, const ir::Storage& storage) {
   return tensor.is_contiguous() && tensor.storage_offset() == 0 && !has_math_bits(tensor) &&
@@ -245,7 +251,11 @@ void write(ir::Storage& storage, const Geometry& geometry, Value value, ir::Pend
            ir::Garbage& garbage) {
   record::Capture::before_write(storage);
   if (covers(geometry, storage) && !storage.sharding()) {  // which is for its base
-    storage.set_value(spread(storage, std::move(value)), geometry, pending, garbage);
+    if (is_real_of(geometry, storage.base()) && !storage.is_new()) {
+      storage.set_value(view(std::move(value), geometry, storage.base()), pending, garbage);
+    } else {
+      storage.set_value(std::move(value), geometry, pending, garbage);
+    }
     return;
   }
   if (geometry.numel() == 0) return;
