@@ -98,6 +98,36 @@ def test_where_a_view_begins_is_an_input() -> None:
     assert sum(compiles for compiles, _, _ in counts) == 1
 
 
+def test_what_runs_in_stages_is_part_of_another() -> None:
+    """XLA computes the cast, the host the others: three stages, also after one that is new."""
+    size = next(_sizes)
+    weights = [torch.randn(size, size) for _ in range(6)]
+    ours = [weight.to(DEVICE) for weight in weights]
+
+    def half(x: torch.Tensor, weights: list[torch.Tensor]) -> torch.Tensor:
+        for weight in weights:
+            x = torch.tanh(x @ weight)
+            weight.mul_(0.5).add_(x.mean())
+        return x
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        used = weights if x.device.type == "cpu" else ours
+        x = half(x, used[:3])
+        return half((x * 9).to(torch.int64).to(torch.float32), used[3:])
+
+    x = torch.randn(5, size)
+    with torch.no_grad(), counted() as n:
+        alone = run(function, x)
+        after_another = run(lambda x: function(x.flip(0)), x)
+        alone_again = run(function, x)
+    assert n.graphs_cut == 2
+    assert alone == (1, 2, 3)
+    assert after_another == (0, 3, 4)
+    assert alone_again == (0, 2, 3)
+    for weight, mine in zip(weights, ours, strict=True):
+        torch.testing.assert_close(mine.cpu(), weight)
+
+
 NEVER: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "cast": lambda x: (x * 1e3).to(torch.int64),
     "division": lambda x: (x > 0).to(torch.int32) // (x > 9).to(torch.int32).add_(2),

@@ -27,6 +27,8 @@ class Buffers {
     }
     return numbers;
   }
+  // Some that only stages of one piece hand on.
+  uint32_t add(size_t count) { return std::exchange(next_, next_ + count); }
   size_t handed_on() const { return next_ - given_; }
 
  private:
@@ -78,21 +80,41 @@ std::vector<bool> varying_slots(const std::vector<Piece>& pieces, const Piece& p
   return varying;
 }
 
-// The inputs that a stage may consume: those that no later stage takes; and none before the largest
-// stage, so that as much as possible can be undone if that one fails.
-void find_donatable(const Graph& whole, const std::vector<Piece>& pieces,
-                    std::vector<StageProgram>& stages) {
-  const size_t largest = &largest_of(pieces) - pieces.data();
-  std::vector<bool> is_used_later(whole.leaves.size(), false);
-  for (size_t i = pieces.size(); i-- > largest;) {
-    const Piece& piece = pieces[i];
-    for (size_t j = 0; j < piece.inputs.size(); ++j) {
-      if (piece.graph.aliases[j] >= 0 && !is_used_later[piece.inputs[j]]) {
-        stages[i].donatable.push_back(static_cast<int>(j));
-      }
+// A piece's program. If it was cut itself, when its graph came alone, it is what its stages are: a
+// variant has no stages within stages.
+std::vector<StageProgram> stages_of(const VariantRef& variant, const Piece& piece,
+                                    Buffers& buffers) {
+  std::vector<uint32_t> numbers = buffers.of(piece.inputs);
+  const std::vector<uint32_t> outputs = buffers.of(piece.outputs);
+  if (variant->stages.empty()) {
+    std::vector<int> donatable;
+    for (size_t i = 0; i < piece.inputs.size(); ++i) {
+      if (piece.graph.aliases[i] >= 0) donatable.push_back(static_cast<int>(i));
     }
-    for (uint32_t input : piece.inputs) {
-      if (input < is_used_later.size()) is_used_later[input] = true;
+    return {{variant, std::move(numbers), outputs, piece.slots, std::move(donatable)}};
+  }
+  numbers.insert(numbers.end(), outputs.begin(), outputs.end());
+  const uint32_t first = buffers.add(variant->handed_on);
+  for (size_t i = 0; i < variant->handed_on; ++i) numbers.push_back(first + i);
+  std::vector<StageProgram> stages = variant->stages;
+  for (StageProgram& stage : stages) {
+    for (uint32_t& input : stage.inputs) input = numbers[input];
+    for (uint32_t& output : stage.outputs) output = numbers[output];
+    for (uint32_t& slot : stage.slots) slot = piece.slots[slot];
+  }
+  return stages;
+}
+
+// Of the inputs that a stage may consume, those that no later stage takes; and none before the
+// largest piece's first stage, so that as much as possible can be undone if that one fails.
+void limit_donations(std::vector<StageProgram>& stages, size_t first_of_largest, size_t leaves) {
+  std::vector<bool> is_used_later(leaves, false);
+  for (size_t i = stages.size(); i-- > 0;) {
+    const std::vector<uint32_t>& inputs = stages[i].inputs;
+    std::erase_if(stages[i].donatable,
+                  [&](int input) { return i < first_of_largest || is_used_later[inputs[input]]; });
+    for (uint32_t input : inputs) {
+      if (input < leaves) is_used_later[input] = true;
     }
   }
 }
@@ -115,29 +137,29 @@ std::shared_ptr<Variant> compile_pieces(const Graph& whole, const std::vector<Pi
   Buffers buffers(whole);
   std::vector<StageProgram> stages;
   const std::vector<OnHost> which = on_host(pieces, origin);
-  for (const Piece& piece : pieces) {
-    const std::string number = std::to_string(stages.size() + 1);
-    const std::string what =
-        "stage " + number + " of " + std::to_string(pieces.size()) + " of " + reason;
+  size_t first_of_largest = 0;
+  for (size_t number = 0; number < pieces.size(); ++number) {
+    const Piece& piece = pieces[number];
+    const std::string what = "stage " + std::to_string(number + 1) + " of " +
+                             std::to_string(pieces.size()) + " of " + reason;
     const Origin stage_origin{.line = origin.line,
                               .admit = nullptr,
-                              .on_host = which[stages.size()],
+                              .on_host = which[number],
                               .part_of = what,
                               .varying = varying_slots(pieces, piece, varying)};
     const auto program = find_program(piece.graph);
-    StageProgram stage{program->variant(piece.graph, Compile::kNow, stage_origin),
-                       buffers.of(piece.inputs),
-                       buffers.of(piece.outputs),
-                       piece.slots,
-                       {}};
-    stage.variant->check_compiled();
-    variant->is_trial = variant->is_trial || stage.variant->is_trial;
+    const VariantRef of_piece = program->variant(piece.graph, Compile::kNow, stage_origin);
+    of_piece->check_compiled();
+    variant->is_trial = variant->is_trial || of_piece->is_trial;
     for (size_t i = 0; i < piece.slots.size(); ++i) {
-      if (stage.variant->scalars.variable[i]) variant->scalars.variable[piece.slots[i]] = true;
+      if (of_piece->scalars.variable[i]) variant->scalars.variable[piece.slots[i]] = true;
     }
-    stages.push_back(std::move(stage));
+    if (&piece == &largest_of(pieces)) first_of_largest = stages.size();
+    for (StageProgram& stage : stages_of(of_piece, piece, buffers)) {
+      stages.push_back(std::move(stage));
+    }
   }
-  find_donatable(whole, pieces, stages);
+  limit_donations(stages, first_of_largest, whole.leaves.size());
   variant->take(std::move(stages), buffers.handed_on());
   return variant;
 }
