@@ -66,6 +66,26 @@ def test_what_runs_often_stays(few_programs: None) -> None:
         assert lazyxla.counters()["compiles"] == 0
 
 
+def test_what_runs_in_stages_often_stays(few_programs: None) -> None:
+    weight = torch.linspace(-1, 1, 16).reshape(4, 4).to("lazyxla")
+
+    def in_stages(length: int) -> float:
+        x = torch.ones(length, 4).to("lazyxla")
+        y = (x @ weight).relu().exp().square().sum(0)
+        for _ in range(10):
+            y = (y.sin() @ weight).relu()
+        return (x + y).exp().cos().square().sum().item()
+
+    lazyxla.reset_counters()
+    found = [in_stages(length) for length in range(120, 124)]
+    assert lazyxla.counters()["graphs_cut"] > 0
+    for size in range(601, 601 + 2 * LIMIT):  # fewer than make it compiled as a whole
+        compute(size).item()
+        lazyxla.reset_counters()
+        assert in_stages(123) == found[-1]
+        assert lazyxla.counters()["compiles"] == lazyxla.counters()["graphs_cut"] == 0
+
+
 def test_a_dropped_program_is_compiled_again_and_says_why(
     few_programs: None, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -272,6 +272,7 @@ std::vector<Replaced> copies(const std::vector<Replaced>& all) {
 
 // If a stage fails, it is undone, and so are those before it unless one has consumed something.
 void execute_stages(const program::Variant& variant, const Run& run, c10::DeviceIndex index) {
+  variant.note_run();
   std::vector<StageRun> runs = stage_runs(variant, run);
   std::vector<Replaced> undoable;
   size_t next = 0;
@@ -304,6 +305,7 @@ void execute_stages(const program::Variant& variant, const Run& run, c10::Device
 // A whole graph of several processes, if all of them have it; else nothing is done.
 program::Launched execute_whole(const program::Variant& variant, const Run& run,
                                 c10::DeviceIndex index, bool has_parts) {
+  variant.note_run();
   StageRun whole = std::move(stage_runs(variant, run).front());
   const program::Variant& program = *variant.stages.front().variant;
   program::Launched launched = program::Launched::kNo;
