@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrizations
 
 import lazyxla
-from tests.support import DEVICE, assert_same, counted, programs
+from tests.support import DEVICE, assert_same, counted
 
 STEPS = 4
 WIDTH = 6
@@ -125,23 +125,81 @@ def test_the_step_of_a_model_made_on_the_device_is_compiled_once(
     assert losses == expected
 
 
-def test_a_copy_of_the_model_is_no_part_of_its_step() -> None:
-    """A copy shares the memory of what it copies until one of them is written to: so the first
-    step, which reads both, has fewer inputs than the second."""
-    with torch.device(DEVICE):
-        model = nn.Sequential(nn.Linear(WIDTH, 10), nn.Linear(10, WIDTH))
+def by_lerp(mine: torch.Tensor, its: torch.Tensor) -> None:
+    mine.lerp_(its, 0.1)
+
+
+def by_copy(mine: torch.Tensor, its: torch.Tensor) -> None:
+    mine.data.copy_(0.1 * its.data + 0.9 * mine.data)
+
+
+@pytest.mark.parametrize("update", [by_lerp, by_copy])
+@pytest.mark.parametrize("where", ["made there", "moved", "copied by its state"])
+def test_a_copy_of_the_model_is_compiled_with_it_once(
+    where: str, update: Callable[[torch.Tensor, torch.Tensor], None]
+) -> None:
+    """A copy shares the memory of what it copies until one of them is written to, but not its
+    place in a program."""
+    with torch.device("cpu" if where == "moved" else DEVICE):
+        model = nn.Sequential(nn.Linear(WIDTH, 10), nn.BatchNorm1d(10), nn.Linear(10, WIDTH))
+    model.to(DEVICE)
     average = copy.deepcopy(model)
-    with programs() as compiled:
-        for _ in range(STEPS):
-            model(uploaded()).square().mean().backward()
-            with torch.no_grad():
-                for mine, its in zip(average.parameters(), model.parameters()):
-                    its.sub_(its.grad)
-                    mine.lerp_(its, 0.1)
-            model.zero_grad()
-            lazyxla.sync()
-    initialisation, first, second = compiled.sizes
-    assert initialisation < first == second
+    if where == "copied by its state":
+        average.load_state_dict(copy.deepcopy(model.state_dict()))
+    compiles = []
+    for _ in range(STEPS):
+        target = average(uploaded()).detach()
+        (model(uploaded()) - target + 1).square().mean().backward()
+        with torch.no_grad():
+            for mine, its in zip(average.parameters(), model.parameters()):
+                its.sub_(its.grad)
+                update(mine, its)
+        model.zero_grad()
+        lazyxla.sync()
+        compiles.append(lazyxla.counters()["compiles"])
+    assert compiles[1:] == [compiles[0]] * (STEPS - 1)
+
+
+def test_a_copy_takes_no_memory_of_its_own() -> None:
+    tensor = torch.arange(6.0).to(DEVICE)
+    with counted() as n:
+        module = nn.Linear(2, 2).to(DEVICE)
+        module.register_buffer("kept", tensor)
+        twin = copy.deepcopy(module)
+        lazyxla.sync()
+    assert n.executions == 0
+    with torch.no_grad():
+        module.kept.add_(1)
+        twin.weight.zero_()
+    assert_same(twin.kept, torch.arange(6.0))
+    assert_same(module.kept, torch.arange(6.0) + 1)
+    assert module.weight.abs().max().item() > 0
+
+
+PARAMETERS: dict[str, Callable[[], torch.Tensor]] = {
+    "zeros": lambda: torch.zeros(WIDTH, device=DEVICE, requires_grad=True),
+    "drawn": lambda: torch.randn(WIDTH, device=DEVICE, requires_grad=True),
+    "computed": lambda: (torch.randn(WIDTH, device=DEVICE) / 4).requires_grad_(),
+    "initialised": lambda: nn.Parameter(nn.init.uniform_(torch.empty(WIDTH, device=DEVICE))),
+}
+
+
+@pytest.mark.parametrize("added_later", [False, True])
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_what_an_optimizer_is_given_need_not_be_a_module_s(name: str, added_later: bool) -> None:
+    model = layers(12).to(DEVICE).requires_grad_(added_later)
+    image = PARAMETERS[name]()
+    optimizer = optim.AdamW(model.parameters() if added_later else [image])
+    if added_later:
+        optimizer.add_param_group({"params": [image]})
+    compiles = []
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        model(uploaded() + image).square().mean().backward()
+        optimizer.step()
+        lazyxla.sync()
+        compiles.append(lazyxla.counters()["compiles"])
+    assert compiles[1:] == [compiles[0]] * (STEPS - 1)
 
 
 def test_a_batch_that_is_older_than_the_model() -> None:

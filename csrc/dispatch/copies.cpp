@@ -175,12 +175,10 @@ void copy_between_devices(const at::Tensor& self, const at::Tensor& source) {
   assign(self, staged.expand(self.sizes()));
 }
 
-// Copies all bytes of memory that is spread to new memory, which is then spread alike: what
-// Python's storages do when they are cloned. False if it is something else.
-bool copy_spread_memory(const at::Tensor& self, const at::Tensor& source) {
-  if (!ir::Mesh::any() || self.scalar_type() != at::kByte || source.scalar_type() != at::kByte) {
-    return false;
-  }
+// Copies all bytes of a memory to new memory, which then has the same elements, spread alike: what
+// Python's storages do when they are cloned, and so deepcopy(). False if it is something else.
+bool copy_memory(const at::Tensor& self, const at::Tensor& source) {
+  if (self.scalar_type() != at::kByte || source.scalar_type() != at::kByte) return false;
   ir::Storage &to = storage_of(impl_of(self)), &from = storage_of(impl_of(source));
   const auto bytes = Geometry::contiguous(at::kByte, {static_cast<int64_t>(from.nbytes())});
   if (to.nbytes() != from.nbytes() || !(geometry_of(impl_of(self)) == bytes) ||
@@ -190,7 +188,7 @@ bool copy_spread_memory(const at::Tensor& self, const at::Tensor& source) {
   ir::PendingSet& pending = record::pending_set(self.device().index());
   ir::Garbage garbage;
   std::lock_guard lock(ir::device_mutex(pending.device));
-  if (to.value() || to.sharding() || !from.value() || !from.sharding()) return false;
+  if (to.value() || to.sharding() || !from.value()) return false;
   record::take_over_pending(from, pending);
   to.set_value(from.value(), from.base(), pending, garbage);
   to.set_sharding(from.sharding());
@@ -213,7 +211,7 @@ at::Tensor& copy_(at::Tensor& self, const at::Tensor& from, bool non_blocking) {
     copy_from_host(self, from, non_blocking);
   } else if (from.device() != self.device()) {
     copy_between_devices(self, from);
-  } else if (!copy_spread_memory(self, from)) {
+  } else if (!copy_memory(self, from)) {
     assign(self, from.expand(self.sizes()));
   }
   return self;

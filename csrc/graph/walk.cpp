@@ -105,9 +105,9 @@ void find_donated(program::Graph& graph) {
   }
 }
 
-// Takes the storages, each value once; or once for each way in which it is to be spread.
+// Takes the storages, each value once; or once for each way in which it is to be spread. Each
+// storage gets a leaf of its own.
 void take_storages(ir::PendingSet& pending, const Walk& walk, program::Graph& graph) {
-  std::vector<ir::Value> promised;
   std::vector<int> outputs;  // of the nodes met, one after the other; -1: not promised yet
   std::vector<const ir::Sharding*> spread;  // by output
   std::vector<int> next;                    // by output: another one of the same value; -1: none
@@ -126,18 +126,18 @@ void take_storages(ir::PendingSet& pending, const Walk& walk, program::Graph& gr
       output = next[output];
     }
     if (output < 0) {
-      output = static_cast<int>(promised.size());
+      output = static_cast<int>(graph.promises.size());
       spread.push_back(nullptr);
       next.push_back(std::exchange(first, output));
       graph.output_types.push_back(value.type());
       graph.promises.push_back(program::make_buffer());
       if (ir::Mesh::any())
         graph.promises.back()->promise_sharding(program::DeviceBuffer::unknown());
-      promised.push_back({ir::Node::make_leaf(value.type(), graph.promises.back()), 0});
     }
     if (sharding) spread[output] = sharding;
     ir::Content committed;
-    ir::Value recorded = s->exchange_pending(promised[output], committed);
+    ir::Value leaf{ir::Node::make_leaf(value.type(), graph.promises[output]), 0};
+    ir::Value recorded = s->exchange_pending(std::move(leaf), committed);
     graph.taken.push_back({s->id(), std::move(recorded), std::move(committed),
                            static_cast<uint32_t>(output), sharding});
   }

@@ -154,6 +154,14 @@ void Storage::discard() {
   std::swap(committed, committed_);
 }
 
+// A leaf that no other storage has, on the same data: a program that reads both takes two inputs,
+// as it will when one of them was written to. (A copy of a model is trained apart from the first
+// step on.)
+static Value own_leaf(Value leaf) {
+  if (!leaf || leaf.node->use_count() == 1) return leaf;
+  return {Node::make_leaf(leaf.type(), leaf.node->leaf_data()), 0};
+}
+
 void Storage::set_value(Value value, const Geometry& base, PendingSet& pending, Garbage& garbage) {
   const Value& had = pending_set_ ? committed_.value : value_;
   if (had && !committed_.base && !(base == base_)) {
@@ -164,7 +172,7 @@ void Storage::set_value(Value value, const Geometry& base, PendingSet& pending, 
 }
 
 void Storage::set_value(Value value, PendingSet& pending, Garbage& garbage) {
-  if (!value || value.node->is_leaf()) return set_leaf(std::move(value), garbage);
+  if (!value || value.node->is_leaf()) return set_leaf(own_leaf(std::move(value)), garbage);
   forget_views(garbage);
   std::swap(value_, value);
   if (!pending_set_) {
