@@ -59,6 +59,14 @@ c10::DeviceIndex current_device() {
   return guard->getDevice().index();
 }
 
+// A leaf that no other storage has, on the same data. A program that reads both then takes two
+// inputs, as it does once one of them was written to: the first step of a model and its copy is no
+// other program than the later ones.
+Value own_leaf(Value leaf) {
+  if (!leaf || leaf.node->use_count() == 1) return leaf;
+  return {Node::make_leaf(leaf.type(), leaf.node->leaf_data()), 0};
+}
+
 AddressAllocator* registered = nullptr;
 
 c10::intrusive_ptr<c10::StorageImpl> make_storage(c10::StorageImpl::use_byte_size_t,
@@ -152,14 +160,6 @@ void Storage::discard() {
   if (pending_set_) unlink();
   std::swap(dead, value_);
   std::swap(committed, committed_);
-}
-
-// A leaf that no other storage has, on the same data: a program that reads both takes two inputs,
-// as it will when one of them was written to. (A copy of a model is trained apart from the first
-// step on.)
-static Value own_leaf(Value leaf) {
-  if (!leaf || leaf.node->use_count() == 1) return leaf;
-  return {Node::make_leaf(leaf.type(), leaf.node->leaf_data()), 0};
 }
 
 void Storage::set_value(Value value, const Geometry& base, PendingSet& pending, Garbage& garbage) {
