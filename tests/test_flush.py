@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 
 import pytest
@@ -202,6 +203,29 @@ def test_an_optimizer_step_count_does_not_recompile():
         for _ in range(10):
             step()
     assert n.compiles == n.shape_inferences == 0
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_numbers_of_a_loop_within_a_step_compile_once_more(seed: int):
+    """In each step other turns of it have other numbers, and other positions."""
+    rng = random.Random(seed)
+    turns, columns = rng.randint(3, 8), 4 + seed
+    numbers, places = [0.5] * turns, [0] * turns
+    cpu = torch.randn(6, columns)
+    x = cpu.to(DEVICE)
+
+    def step(x):
+        total = 0
+        for number, place in zip(numbers, places):
+            total = total + (x.tanh() - number).square().sum(0)[place] * 2
+        return total
+
+    with counted() as n:
+        for _ in range(12):
+            torch.testing.assert_close(step(x).cpu(), step(cpu))
+            for turn in rng.sample(range(turns), 2):
+                numbers[turn], places[turn] = rng.random(), rng.randrange(columns)
+    assert n.compiles <= 3  # once for the numbers, and once for the positions
 
 
 def test_random_numbers_do_not_recompile():

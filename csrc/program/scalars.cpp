@@ -32,6 +32,12 @@ std::vector<ir::SlotKind> slot_kinds(const Graph& graph) {
 
 namespace {
 
+// Whether it is an optional factor that changes nothing, as alpha in add(x, y, alpha=1): such a
+// call was written without it.
+bool is_left_out(const ir::SlotSpec& slot, const ir::ScalarValue& value) {
+  return slot.optional && (slot.kind == ir::SlotKind::kFloat ? value.f == 1 : value.i == 1);
+}
+
 // Per slot, whether its operator expects it to vary. A bool is a flag, which changes sooner or
 // later.
 std::vector<bool> expected_to_vary(const Graph& graph) {
@@ -41,13 +47,32 @@ std::vector<bool> expected_to_vary(const Graph& graph) {
     const ir::OpSpec& spec = *node->spec();
     for (size_t i = 0; i < spec.slots.size(); ++i) {
       const ir::SlotSpec& slot = spec.slots[i];
-      const ir::ScalarValue& value = node->slots()[i];
-      const bool is_one = slot.kind == ir::SlotKind::kFloat ? value.f == 1 : value.i == 1;
       const bool is_flag = slot.dtype == c10::ScalarType::Bool;
-      expected.push_back(is_flag || (spec.numbers_vary && !(slot.optional && is_one)));
+      expected.push_back(is_flag || (spec.numbers_vary && !is_left_out(slot, node->slots()[i])));
     }
   }
   return expected;
+}
+
+// Per slot, whether it varies, or the same slot of another operator of the same kind: that is the
+// same line of a loop, most often, where other turns are the ones to have other numbers next time.
+std::vector<bool> varies_in_kind(const Graph& graph, const ScalarPlan& last) {
+  std::vector<bool> result(graph.slots.size(), false);
+  ska::flat_hash_set<uint64_t> varying;  // kinds and positions
+  const auto for_each = [&](const auto& visit) {
+    size_t at = 0;
+    for (const ir::NodePtr& node : graph.nodes) {
+      const ir::OpSpec& spec = *node->spec();
+      for (size_t i = 0; i < spec.slots.size(); ++i, ++at) {
+        if (!is_left_out(spec.slots[i], node->slots()[i])) visit(at, spec.id << 8 | i);
+      }
+    }
+  };
+  for_each([&](size_t at, uint64_t kind) {
+    if (last.varies(at, graph.slots)) varying.insert(kind);
+  });
+  for_each([&](size_t at, uint64_t kind) { result[at] = varying.count(kind) > 0; });
+  return result;
 }
 
 }  // namespace
@@ -71,8 +96,10 @@ std::vector<bool> ScalarHistory::variable_slots(const Graph& graph, const Scalar
   presume(graph, result);
   const std::vector<ir::SlotKind> kinds = slot_kinds(graph);
   const std::vector<bool> expected = expected_to_vary(graph);
+  std::vector<bool> in_kind(kinds.size(), false);
+  if (last) in_kind = varies_in_kind(graph, *last);
   for (size_t i = 0; i < kinds.size(); ++i) {
-    if (kinds[i] == ir::SlotKind::kRandom || expected[i]) result[i] = true;
+    if (kinds[i] == ir::SlotKind::kRandom || expected[i] || in_kind[i]) result[i] = true;
     // What varied once, or varies now, is an input from here on.
     if (last && last->varies(i, graph.slots)) result[i] = true;
   }
