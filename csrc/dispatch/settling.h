@@ -9,10 +9,10 @@
 //     loss = model(x).sum()        # runs what made the model, then records
 //     optimizer.step()             # runs what makes the state
 //
-// A model is known by its parameters and buffers: modules register them, and initialisation writes
-// to them. What was made no later than the newest one, from no data, belongs to the model, and so
-// does what was computed from that alone, such as a copy for averaging. A batch made on the device,
-// in the loop and so after the model, belongs to the step.
+// A model is known by its parameters and buffers: modules register them, optimizers are given them,
+// and initialisation writes to them. What was made no later than the newest one, from no data,
+// belongs to the model, and so does what was computed from that alone, such as a copy for
+// averaging. A batch made on the device, in the loop and so after the model, belongs to the step.
 //
 // Initialisation may flush: it reads values until all samples are in range, and the host makes an
 // orthogonal matrix. What it writes to parameters after that, from whatever data, still belongs to
@@ -27,7 +27,7 @@
 
 namespace lazyxla::dispatch {
 
-// Notes that the tensor is a module's parameter or buffer.
+// Notes that the tensor is a module's parameter or buffer, or an optimizer's parameter.
 void note_model_state(const c10::TensorImpl& tensor);
 
 // To be called before an operator is recorded. Runs what its operands need to be settled.

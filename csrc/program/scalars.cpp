@@ -54,24 +54,27 @@ std::vector<bool> expected_to_vary(const Graph& graph) {
   return expected;
 }
 
-// Per slot, whether it varies, or the same slot of another operator of the same kind: that is the
-// same line of a loop, most often, where other turns are the ones to have other numbers next time.
+// Per slot, whether it varies, or the same slot of another operator of the same kind does: most
+// often that is the same line in another turn of a loop, whose number is another one next time.
 std::vector<bool> varies_in_kind(const Graph& graph, const ScalarPlan& last) {
   std::vector<bool> result(graph.slots.size(), false);
-  ska::flat_hash_set<uint64_t> varying;  // kinds and positions
-  const auto for_each = [&](const auto& visit) {
-    size_t at = 0;
-    for (const ir::NodePtr& node : graph.nodes) {
-      const ir::OpSpec& spec = *node->spec();
-      for (size_t i = 0; i < spec.slots.size(); ++i, ++at) {
-        if (!is_left_out(spec.slots[i], node->slots()[i])) visit(at, spec.id << 8 | i);
-      }
+  std::vector<uint64_t> kinds;  // per slot
+  ska::flat_hash_set<uint64_t> varying;
+  for (const ir::NodePtr& node : graph.nodes) {
+    for (size_t i = 0; i < node->slots().size(); ++i) {
+      const size_t slot = kinds.size();
+      kinds.push_back(node->spec()->id << 8 | i);
+      result[slot] = last.varies(slot, graph.slots);
+      if (result[slot]) varying.insert(kinds.back());
     }
-  };
-  for_each([&](size_t at, uint64_t kind) {
-    if (last.varies(at, graph.slots)) varying.insert(kind);
-  });
-  for_each([&](size_t at, uint64_t kind) { result[at] = varying.count(kind) > 0; });
+  }
+  size_t slot = 0;
+  for (const ir::NodePtr& node : graph.nodes) {
+    for (size_t i = 0; i < node->slots().size(); ++i, ++slot) {
+      const bool is_in_kind = varying.count(kinds[slot]) > 0;
+      if (is_in_kind && !is_left_out(node->spec()->slots[i], node->slots()[i])) result[slot] = true;
+    }
+  }
   return result;
 }
 
@@ -96,12 +99,11 @@ std::vector<bool> ScalarHistory::variable_slots(const Graph& graph, const Scalar
   presume(graph, result);
   const std::vector<ir::SlotKind> kinds = slot_kinds(graph);
   const std::vector<bool> expected = expected_to_vary(graph);
-  std::vector<bool> in_kind(kinds.size(), false);
-  if (last) in_kind = varies_in_kind(graph, *last);
+  // What varied once, or varies now, is an input from here on.
+  std::vector<bool> varies(kinds.size(), false);
+  if (last) varies = varies_in_kind(graph, *last);
   for (size_t i = 0; i < kinds.size(); ++i) {
-    if (kinds[i] == ir::SlotKind::kRandom || expected[i] || in_kind[i]) result[i] = true;
-    // What varied once, or varies now, is an input from here on.
-    if (last && last->varies(i, graph.slots)) result[i] = true;
+    if (kinds[i] == ir::SlotKind::kRandom || expected[i] || varies[i]) result[i] = true;
   }
   return result;
 }
