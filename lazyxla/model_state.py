@@ -14,6 +14,7 @@ from torch.nn.modules import module
 
 from lazyxla import _C
 from lazyxla.runtime import BACKEND
+from lazyxla.untraced import mark_function
 
 # Not of their subclasses, which need not have memory of their own, as a transform's tensors.
 _KINDS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
@@ -37,6 +38,7 @@ def _noting(add_param_group: Any) -> Any:
         for parameter in param_group["params"]:
             _note(parameter)
 
+    mark_function(noting)  # type: ignore[arg-type]
     return noting
 
 
