@@ -202,6 +202,24 @@ def test_what_an_optimizer_is_given_need_not_be_a_module_s(name: str, added_late
     assert compiles[1:] == [compiles[0]] * (STEPS - 1)
 
 
+def test_an_optimizer_within_a_compiled_function(fresh_dynamo: None) -> None:
+    model = layers(14).to(DEVICE)
+
+    @torch.compile(backend="lazyxla")
+    def first_loss(x: torch.Tensor) -> torch.Tensor:
+        optimizer = optim.SGD(model.parameters(), lr=0.1)
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    x = uploaded()
+    losses = [first_loss(x).item() for _ in range(3)]
+    assert losses == sorted(losses, reverse=True)
+    assert losses[0] > losses[2]
+
+
 def test_a_batch_that_is_older_than_the_model() -> None:
     x = torch.randn(4, WIDTH, device=DEVICE)
     _, compiles = train(layers, lambda: x)
