@@ -180,9 +180,12 @@ void copy_between_devices(const at::Tensor& self, const at::Tensor& source) {
 bool copy_memory(const at::Tensor& self, const at::Tensor& source) {
   if (self.scalar_type() != at::kByte || source.scalar_type() != at::kByte) return false;
   ir::Storage &to = storage_of(impl_of(self)), &from = storage_of(impl_of(source));
-  const auto bytes = Geometry::contiguous(at::kByte, {static_cast<int64_t>(from.nbytes())});
-  if (to.nbytes() != from.nbytes() || !(geometry_of(impl_of(self)) == bytes) ||
-      !(geometry_of(impl_of(source)) == bytes)) {
+  const auto is_whole_memory = [](const at::Tensor& bytes, const ir::Storage& memory) {
+    return bytes.dim() == 1 && static_cast<size_t>(bytes.numel()) == memory.nbytes() &&
+           bytes.is_contiguous() && bytes.storage_offset() == 0;
+  };
+  if (to.nbytes() != from.nbytes() || !is_whole_memory(self, to) ||
+      !is_whole_memory(source, from)) {
     return false;
   }
   ir::PendingSet& pending = record::pending_set(self.device().index());
