@@ -43,7 +43,8 @@ class ScalarHistory {
   static ScalarHistory& of(const Graph& graph);
 
   // Per slot, whether it is an input of the program now to be made; remembers this graph's. `last`
-  // is the plan of the last program for the same key, null if there is none.
+  // is the plan of the last program for the same key, null if there is none: what varied since is
+  // an input, and so is the same slot of other operators of the same kind.
   std::vector<bool> variable_slots(const Graph& graph, const ScalarPlan* last);
 
  private:
