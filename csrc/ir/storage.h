@@ -125,8 +125,8 @@ class Storage final : public c10::StorageImpl {
   void set_sharding(const Sharding* sharding) { sharding_ = sharding; }
 
   // Replaces the content; caller holds the mutex. `base` must be dense with offset 0 and cover the
-  // storage. `pending` is the set that the storage joins if `value` is no leaf. The old content is
-  // moved to `garbage`.
+  // storage. `pending` is the set that the storage joins if `value` is no leaf; in place of another
+  // storage's leaf it gets one of its own on the same data. The old content is moved to `garbage`.
   void set_value(Value value, PendingSet& pending, Garbage& garbage);
   void set_value(Value value, const Geometry& base, PendingSet& pending, Garbage& garbage);
   void set_leaf(Value leaf, Garbage& garbage);
