@@ -185,7 +185,7 @@ def test_stages_follow_what_they_take(seed: int) -> None:
         [pick.randrange(max(0, i + 2 - recent), i + 2) for _ in range(pick.randrange(3))]
         for i in range(length)
     ]
-    graph = Outline(["a", "b"], operators, operands, [[]] * length, [length + 1], [-1, -1])
+    graph = Outline(["a", "b"], operators, operands, [[]] * length, [length + 1], [], [-1, -1])
     begin = pick.randrange(length)
     differs = [begin <= i < begin + pick.randrange(1, 40) for i in range(length)]
     cut = find_alternate_stages(graph, differs)

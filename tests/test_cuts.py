@@ -102,7 +102,7 @@ def test_the_step_is_found_that_ran_on_its_own() -> None:
 
 def test_it_is_told_where_and_why() -> None:
     model = network(width=12).to(DEVICE)
-    x = torch.ones(3, 12, device=DEVICE)
+    x = torch.ones(3, 12).to(DEVICE)
     with torch.no_grad(), programs() as found:
         for change in (lambda x: x.flip(0), lambda x: x.sin(), lambda x: x.roll(1, 0)):
             y = model(change(x))
@@ -137,7 +137,7 @@ def test_a_region_stays_one_program() -> None:
 def test_many_differences_are_no_reason() -> None:
     """A step that is another computation is compiled whole: it would run in pieces ever after."""
     model = network(width=14).to(DEVICE)
-    x = torch.ones(3, 14, device=DEVICE)
+    x = torch.ones(3, 14).to(DEVICE)
     with torch.no_grad(), counted() as n:
         model(x).sum()
         y = model(x)

@@ -52,7 +52,7 @@ def chain(names: list[str], shape: str) -> Outline:
     """Each operator takes the result of the one before. Their ids depend on the shape."""
     operators = [Operator(n, hash((n, shape)), 1, 1, False, False) for n in names]
     operands = [[i] for i in range(len(names))]
-    return Outline([shape], operators, operands, [[] for _ in names], [len(names)], [-1])
+    return Outline([shape], operators, operands, [[] for _ in names], [len(names)], [], [-1])
 
 
 @pytest.mark.parametrize("others_first", [False, True])

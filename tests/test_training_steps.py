@@ -176,7 +176,7 @@ def outline(*steps: str, updates: str = "u") -> Outline:
             if kind != "r":
                 last = last_made
     return Outline(
-        inputs, operators, operands, [()] * len(operators), [parameter], [-1] * len(inputs)
+        inputs, operators, operands, [()] * len(operators), [parameter], [], [-1] * len(inputs)
     )
 
 

@@ -32,7 +32,7 @@ class Outliner {
       operands.append(operands_of(i));
       slots.append(slots_of(node));
     }
-    return module_.attr("Outline")(inputs, operators, operands, slots, graph_.outputs,
+    return module_.attr("Outline")(inputs, operators, operands, slots, graph_.outputs, made(),
                                    graph_.aliases);
   }
 
@@ -52,6 +52,12 @@ class Outliner {
       operands.append(graph_.operand(node, i));
     }
     return operands;
+  }
+
+  std::vector<uint32_t> made() const {
+    std::vector<uint32_t> values;
+    for (const program::Made& each : graph_.made_first()) values.push_back(each.value);
+    return values;
   }
 
   py::tuple slots_of(const ir::Node& node) const {

@@ -142,6 +142,7 @@ void take_storages(ir::PendingSet& pending, const Walk& walk, program::Graph& gr
                            static_cast<uint32_t>(output), sharding});
   }
   graph.draws.swap(pending.draws);
+  pending.reads_data = false;
   ++pending.flushes;
   pending.nodes_recorded = 0;
   pending.has_collectives = false;

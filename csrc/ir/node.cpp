@@ -25,7 +25,11 @@ NodePtr Node::make(const OpSpec* spec, c10::ArrayRef<Value> operands,
   void* memory = pool_allocate(size_in_memory(operands.size(), slots.size()));
   Node* node = new (memory) Node(spec, operands.size(), slots.size(), std::move(held));
   Value* to = node->behind<Value>();
-  for (const Value& operand : operands) new (to++) Value(std::move(const_cast<Value&>(operand)));
+  node->of_data_ = spec->collective;
+  for (const Value& operand : operands) {
+    node->of_data_ |= operand.node->of_data_;
+    new (to++) Value(std::move(const_cast<Value&>(operand)));
+  }
   std::copy(slots.begin(), slots.end(), reinterpret_cast<ScalarValue*>(to));
   return NodePtr::adopt(node);
 }

@@ -196,6 +196,15 @@ class Node {
   mutable uint32_t number = 0;
   mutable uint32_t edges = 0;
 
+  // Whether it is data, or computed from any: not a tensor of zeros, or of random numbers.
+  bool is_of_data() const { return of_data_; }
+  // Of the content of a storage that never had data: whether it was recorded before anything that
+  // is of data (PendingSet::reads_data), and whether it was written over.
+  bool is_made_first() const { return made_first_.load(std::memory_order_relaxed); }
+  bool is_written_over() const { return written_over_.load(std::memory_order_relaxed); }
+  void note_made_first() { made_first_.store(true, std::memory_order_relaxed); }
+  void note_written_over() { written_over_.store(true, std::memory_order_relaxed); }
+
  private:
   Node(const OpSpec* spec, size_t num_operands, size_t num_slots, std::shared_ptr<LeafData> data)
       : num_operands_(num_operands), num_slots_(num_slots), spec_(spec), data_(std::move(data)) {}
@@ -210,6 +219,9 @@ class Node {
   std::atomic<uint32_t> refs_{1};
   uint32_t num_operands_;
   uint32_t num_slots_;
+  bool of_data_ = true;
+  std::atomic<bool> made_first_{false};
+  std::atomic<bool> written_over_{false};
   const OpSpec* spec_;
   std::shared_ptr<LeafData> data_;  // of a node that is no leaf: what it holds, if anything
 };

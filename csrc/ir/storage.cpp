@@ -175,12 +175,24 @@ void Storage::set_value(Value value, PendingSet& pending, Garbage& garbage) {
   if (!value || value.node->is_leaf()) return set_leaf(own_leaf(std::move(value)), garbage);
   forget_views(garbage);
   std::swap(value_, value);
+  pending.reads_data |= value_.node->is_of_data();
+  if (!pending.reads_data) value_.node->note_made_first();
   if (!pending_set_) {
     committed_.value = std::move(value);
     link(pending);
-  } else {
-    garbage.add(std::move(value));
-    if (pending_set_ != &pending) pending.adopt(*this);
+    return;
+  }
+  bool is_first_write = false;
+  if (!committed_) {
+    value.node->note_written_over();
+    is_first_write = value.node->is_made_first() && !value_.node->is_made_first();
+  }
+  garbage.add(std::move(value));
+  if (pending_set_ != &pending) {
+    pending.adopt(*this);
+  } else if (is_first_write) {  // in the order of storages as if it had been made in another graph
+    unlink();
+    link(pending);
   }
 }
 

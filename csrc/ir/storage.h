@@ -65,6 +65,7 @@ struct PendingSet {
   Storage* first = nullptr;
   Storage* last = nullptr;
   std::vector<Draws> draws;
+  bool reads_data = false;                      // some of it is computed from data
   bool has_collectives = false;                 // some of it depends on one
   uint64_t flushes = 0;                         // how often it was emptied
   std::atomic<size_t> nodes_recorded{0};        // since the last flush; bounds the graph

@@ -16,12 +16,31 @@ std::vector<int32_t> makers(const Graph& graph) {
   return makers;
 }
 
+// The value that each is the old content of, for the same storage: it may take the memory over. -1
+// if there is none. As in find_aliases (graph/walk.cpp), if the old content were a leaf.
+std::vector<int64_t> successors(const Graph& graph, size_t values) {
+  std::vector<int64_t> successors(values, -1);
+  std::vector<bool> taken(values, false);
+  for (size_t i = 0; i < graph.leaves.size(); ++i) {
+    if (graph.aliases[i] < 0) continue;
+    successors[i] = graph.outputs[graph.aliases[i]];
+    taken[successors[i]] = true;
+  }
+  for (const auto& [value, output] : graph.made_first()) {
+    if (value == output || taken[output]) continue;
+    successors[value] = output;
+    taken[output] = true;
+  }
+  return successors;
+}
+
 // Numbers one stage as the walk numbers a graph.
 class Numbering {
  public:
   Numbering(const Graph& whole, const std::vector<int32_t>& makers,
-            const std::vector<uint32_t>& stages, uint32_t stage)
-      : whole_(whole), makers_(makers), stages_(stages), stage_(stage) {
+            const std::vector<int64_t>& successors, const std::vector<uint32_t>& stages,
+            uint32_t stage)
+      : whole_(whole), makers_(makers), successors_(successors), stages_(stages), stage_(stage) {
     size_t slot = 0;
     for (const ir::NodePtr& node : whole.nodes) {
       slots_.push_back(slot);
@@ -99,15 +118,14 @@ class Numbering {
 
   // The output of the piece that may take an input's memory over.
   int alias_of(uint32_t input) const {
-    if (makers_[input] >= 0 || whole_.aliases[input] < 0) return -1;
     const auto& outputs = piece_.outputs;
-    const auto found =
-        std::find(outputs.begin(), outputs.end(), whole_.outputs[whole_.aliases[input]]);
+    const auto found = std::find(outputs.begin(), outputs.end(), successors_[input]);
     return found == outputs.end() ? -1 : static_cast<int>(found - outputs.begin());
   }
 
   const Graph& whole_;
   const std::vector<int32_t>& makers_;
+  const std::vector<int64_t>& successors_;
   const std::vector<uint32_t>& stages_;
   const uint32_t stage_;
   std::vector<uint32_t> slots_;                              // where each node's begin in the whole
@@ -119,6 +137,7 @@ class Numbering {
 
 std::vector<Piece> cut(const Graph& graph, const std::vector<uint32_t>& stages) {
   const std::vector<int32_t> maker = makers(graph);
+  const std::vector<int64_t> successor = successors(graph, maker.size());
   std::vector<bool> is_output(maker.size(), false);
   std::vector<std::vector<uint32_t>> outputs(*std::max_element(stages.begin(), stages.end()) + 1);
   const auto stage_of = [&](uint32_t value) { return stages[maker[value]]; };
@@ -137,7 +156,7 @@ std::vector<Piece> cut(const Graph& graph, const std::vector<uint32_t>& stages) 
   std::vector<Piece> pieces;
   for (uint32_t stage = 0; stage < outputs.size(); ++stage) {
     if (outputs[stage].empty()) continue;
-    Numbering numbering(graph, maker, stages, stage);
+    Numbering numbering(graph, maker, successor, stages, stage);
     pieces.push_back(numbering.run(std::move(outputs[stage])));
     pieces.back().stage = stage;
   }

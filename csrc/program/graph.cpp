@@ -1,5 +1,8 @@
 #include "program/graph.h"
 
+#include <algorithm>
+#include <optional>
+
 #include "common/hash.h"
 #include "program/replicas.h"
 
@@ -9,6 +12,19 @@ namespace {
 // Marks of the key's sections; OpSpec ids are below them.
 enum Mark : uint64_t { kLeaf = uint64_t{1} << 56, kOutputs = uint64_t{2} << 56 };
 
+// If a write made the value from earlier content of the same storage, that content.
+std::optional<uint32_t> written_over(const Graph& graph, uint32_t value) {
+  const size_t number = graph.maker(value);
+  const ir::Node& node = *graph.nodes[number].get();
+  const ir::TensorType& type = node.output_type(value - graph.values[number]);
+  if (type.numel() == 0) return std::nullopt;
+  for (size_t i = 0; i < node.operands().size(); ++i) {
+    const ir::Value& operand = node.operands()[i];
+    if (operand.node->is_written_over() && operand.type() == type) return graph.operand(number, i);
+  }
+  return std::nullopt;
+}
+
 }  // namespace
 
 uint32_t Graph::operand(size_t node, size_t position) const {
@@ -17,10 +33,25 @@ uint32_t Graph::operand(size_t node, size_t position) const {
   return code & 1 ? number : values[number] + (static_cast<uint32_t>(code) >> 1);
 }
 
+size_t Graph::maker(uint32_t value) const {
+  return std::upper_bound(values.begin(), values.end(), value) - values.begin() - 1;
+}
+
 int64_t Graph::operators() const {
   int64_t count = 0;
   for (const ir::NodePtr& node : nodes) count += node->spec()->operators;
   return count;
+}
+
+std::vector<Made> Graph::made_first() const {
+  std::vector<Made> found;
+  for (const Taken& storage : taken) {
+    if (storage.committed) continue;
+    std::optional<uint32_t> value = outputs[storage.output];
+    while (value && !nodes[maker(*value)]->is_made_first()) value = written_over(*this, *value);
+    if (value) found.push_back({*value, outputs[storage.output]});
+  }
+  return found;
 }
 
 uint32_t Graph::add_leaf(ir::NodePtr leaf) {

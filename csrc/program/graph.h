@@ -37,6 +37,12 @@ struct Taken {
   const ir::Sharding* sharding = nullptr;  // the storage's
 };
 
+// A storage that was made before anything was computed from data: its content then, and at the end.
+struct Made {
+  uint32_t value;
+  uint32_t output;  // the same, or what was written since
+};
+
 struct Graph {
   std::vector<ir::NodePtr> leaves;
   std::vector<ir::NodePtr> nodes;  // operands before users
@@ -58,8 +64,12 @@ struct Graph {
   // The number of a node's operand. (The numbers that the walk leaves in the nodes are valid under
   // its mutex only: a node may be in another thread's graph, too.)
   uint32_t operand(size_t node, size_t position) const;
+  // The position of the node that makes the value, which is no leaf.
+  size_t maker(uint32_t value) const;
   // How many were recorded, or traced.
   int64_t operators() const;
+  // The storages that were made before anything was computed from data.
+  std::vector<Made> made_first() const;
 
   // Appending to the graph and its key, operands before users. Each returns the position.
   uint32_t add_leaf(ir::NodePtr leaf);

@@ -105,14 +105,16 @@ std::vector<StageProgram> stages_of(const VariantRef& variant, const Piece& piec
   return stages;
 }
 
-// Of the inputs that a stage may consume, those that no later stage takes; and none before the
-// largest piece's first stage, so that as much as possible can be undone if that one fails.
+// Of the inputs that a stage may consume, those leaves of the whole that no later stage takes; and
+// none before the largest piece's first stage, so that as much as possible can be undone if that
+// one fails.
 void limit_donations(std::vector<StageProgram>& stages, size_t first_of_largest, size_t leaves) {
   std::vector<bool> is_used_later(leaves, false);
   for (size_t i = stages.size(); i-- > 0;) {
     const std::vector<uint32_t>& inputs = stages[i].inputs;
-    std::erase_if(stages[i].donatable,
-                  [&](int input) { return i < first_of_largest || is_used_later[inputs[input]]; });
+    std::erase_if(stages[i].donatable, [&](int input) {
+      return i < first_of_largest || inputs[input] >= leaves || is_used_later[inputs[input]];
+    });
     for (uint32_t input : inputs) {
       if (input < leaves) is_used_later[input] = true;
     }

@@ -30,6 +30,11 @@ bool has_rounds(const Variant& variant) {
   return programs.size() < variant.stages.size();
 }
 
+// Whether it is one program but for what makes tensors of no data: the whole would be no faster.
+bool only_makes_apart(const Variant& variant) {
+  return variant.stages.size() == 2 && variant.stages.front().inputs.empty();
+}
+
 std::shared_ptr<Variant> of_host(const Graph& graph, HostProgram program, const Origin& origin,
                                  const std::string& reason) {
   auto variant = std::make_shared<Variant>();
@@ -56,7 +61,7 @@ VariantRef Program::make_on_host(const Graph& graph, const Origin& origin,
 VariantRef Program::make_cut(const Graph& graph, const Origin& origin, const std::string& reason,
                              bool is_new) {
   std::shared_ptr<Variant> variant = make_stages(graph, stages_, origin, reason, is_new);
-  if (variant->is_trial || has_rounds(*variant)) return variant;
+  if (variant->is_trial || has_rounds(*variant) || only_makes_apart(*variant)) return variant;
   variant->is_trial = true;
   trial_ = {.variant = variant, .compiled_at = 48, .most = 64, .on_host = false};
   return variant;

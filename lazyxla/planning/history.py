@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from lazyxla.planning.alignment import align
+from lazyxla.planning.made import find_made
 from lazyxla.planning.outline import Outline
 from lazyxla.planning.reasons import common_operators, compare, compare_by_names, list_names
 from lazyxla.planning.rounds import MANY, find_rounds
@@ -88,6 +89,9 @@ class History:
                 plan = Plan(self._explain(graph, ()), [], False, False, [])
             else:
                 plan = self._compare(graph, may_alternate)
+                if may_cut and not plan.stages and (made := find_made(graph)):
+                    reason = plan.reason + ", after what makes tensors of no data"
+                    plan = Plan(reason, made, True, True, plan.varying)
             self._remember(graph)
         if rounds is None:
             return plan

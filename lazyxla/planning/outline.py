@@ -46,6 +46,7 @@ class Outline:
         operands: of each operator, numbers of values.
         slots: of each operator.
         outputs: numbers of values.
+        made: contents of tensors made before data was read, and of none; numbers of values.
         aliases: per input the position in `outputs` that may take its memory over, or -1.
     """
 
@@ -56,6 +57,7 @@ class Outline:
         operands: list[Sequence[int]],
         slots: list[Sequence[SlotValue]],
         outputs: list[int],
+        made: list[int],
         aliases: list[int],
     ) -> None:
         self.inputs = inputs
@@ -63,6 +65,7 @@ class Outline:
         self.operands = operands
         self.slots = slots
         self.outputs = outputs
+        self.made = made
         self.aliases = aliases
         self.ids = [operator.id for operator in operators]
         self.varies = [False] * len(operators)
