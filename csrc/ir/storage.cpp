@@ -110,6 +110,7 @@ void PendingSet::adopt_all(PendingSet& other) {
   other.draws.clear();
   other.nodes_recorded = 0;
   has_collectives |= std::exchange(other.has_collectives, false);
+  reads_data |= std::exchange(other.reads_data, false);
 }
 
 void PendingSet::note_draw(const c10::intrusive_ptr<c10::GeneratorImpl>& generator, uint64_t seed,
