@@ -63,3 +63,19 @@ def test_samples_that_do_not_fit(name: str, rank: int) -> None:
     kind, words = error_of(call, x.to("lazyxla"))
     assert (kind, words) == error_of(call, x)
     assert kind is RuntimeError
+
+
+@pytest.mark.parametrize(
+    ("rank", "window"), [(2, ()), (2, (2,)), (2, (2, 2, 2)), (3, ()), (3, (2,)), (3, (2, 2))]
+)
+def test_windows_of_another_rank(rank: int, window: tuple[int, ...]) -> None:
+    pool = (F.fractional_max_pool2d, F.fractional_max_pool3d)[rank - 2]
+
+    def call(x: torch.Tensor) -> torch.Tensor:
+        samples = torch.full((1, 2, rank), 0.3, device=x.device)
+        return pool(x, window, output_size=3, _random_samples=samples)
+
+    # Without a dimension of batches: that of channels must not count as one.
+    for sizes in ((2, *[7] * rank), (1, 2, *[7] * rank)):
+        x = torch.ones(sizes)
+        assert error_of(call, x.to("lazyxla")) == error_of(call, x)

@@ -73,19 +73,21 @@ def _averages(a: Arguments) -> None:
         find_op(f"aten::_adaptive_avg_pool{len(sizes)}d")(one, sizes)
 
 
-@checks(BEFORE, "fractional_max_pool2d", "fractional_max_pool3d")
-def _fractional_windows(a: Arguments) -> None:
+def _fractional_windows(name: str, rank: int, a: Arguments) -> None:
     """The CPU's kernel is asked with small inputs: it compares the samples."""
     kernel, x, samples = a["kernel_size"], a["self"], a["random_samples"]
     for size in kernel:
         require(size > 0, f"a window of size {size} has no greatest element")
-    rank = len(kernel)
-    if x.numel() == 0 or x.dim() not in (rank + 1, rank + 2):
-        return  # the CPU's kernel is asked about the one, the meta function refuses the other
+    if x.numel() == 0 or len(kernel) != rank or x.dim() not in (rank + 1, rank + 2):
+        return  # the CPU's kernel is asked about the first, the meta function refuses the others
     sizes = [size + 1 for size in kernel]  # in three dimensions it wants more than a window
     window = torch.zeros((), dtype=x.dtype, device="cpu").expand(*x.shape[:-rank], *sizes)
-    name = f"aten::fractional_max_pool{rank}d"
     find_op(name)(window, kernel, [1] * rank, without_memory(samples))
+
+
+for _rank in (2, 3):
+    _name = f"aten::fractional_max_pool{_rank}d"
+    BEFORE[_name] = functools.partial(_fractional_windows, _name, _rank)
 
 
 def _upsampling(name: str, a: Arguments) -> None:
