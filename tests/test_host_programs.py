@@ -125,6 +125,12 @@ ON_HOST: list[Callable[[torch.Tensor], torch.Tensor]] = [
     lambda x: torch.where(x > 0, x * (1 + 2j), 1j) + torch.full_like(x, 3, dtype=torch.complex64),
     lambda x: torch.complex(x, x).masked_fill(x > 0, 2j).add_(x, alpha=1 - 1j),
     lambda x: (x > 0).to(torch.int64).repeat(2, 1),
+    # The kernel returns a conjugate as a bit of the tensor.
+    lambda x: (
+        torch.linalg.solve_ex(
+            torch.complex(x, x.abs() + 1).diag_embed(), torch.complex(x, x).unsqueeze(1), left=False
+        ).result
+    ),
     # Of zeros, which operators are tried with, no index and no probability would be made.
     lambda x: x.gather(1, (x != 0).sum(1, keepdim=True) - 2),
     lambda x: torch.nn.functional.binary_cross_entropy(x.abs() / x.abs().sum(), x.sigmoid()),

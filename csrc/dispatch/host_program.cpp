@@ -275,6 +275,12 @@ class CpuProgram {
                                 [](const at::Tensor& x) { return !x.defined(); }),
                  values.end());
     TORCH_CHECK(values.size() == before + call.spec->outputs.size(), "other results than inferred");
+    // A kernel may return a conjugate as a bit of the tensor, which its memory does not show.
+    for (size_t i = before; i < values.size(); ++i) {
+      if (values[i].is_conj() || values[i].is_neg()) {
+        values[i] = values[i].resolve_conj().resolve_neg();
+      }
+    }
   }
 
   std::vector<Call> calls_;
