@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -119,11 +120,20 @@ def test_a_function_s_default() -> None:
     _changed(Twins(loss_of(output)), change)
 
 
-def test_an_attribute_of_an_object() -> None:
+@pytest.mark.parametrize(
+    "scale",
+    [
+        lambda config: config.scale,
+        lambda config: getattr(config, "scale"),  # noqa: B009
+        lambda config: getattr(config, "scale", 0),
+        lambda config: getattr(config, "scale", None),
+    ],
+)
+def test_an_attribute_of_an_object(scale: Callable[[Any], float]) -> None:
     def make(training: Training) -> Step:
         training.config.scale = 1.0
         training.config.unused = iter([1])  # not compared, for the code does not name it
-        return loss_of(lambda t, x: t.model(x) * t.config.scale)(training)
+        return loss_of(lambda t, x: t.model(x) * scale(t.config))(training)
 
     twins = Twins(make)
     twins.settle()

@@ -17,6 +17,8 @@ from lazyxla.steps.trust import Unfit
 
 _GLOBAL = ("LOAD_GLOBAL", "LOAD_NAME")
 _ATTRIBUTE = ("LOAD_ATTR", "LOAD_METHOD")
+_VARIABLE = ("LOAD_FAST", "LOAD_FAST_BORROW", "LOAD_DEREF", *_GLOBAL)
+_CONSTANT = ("LOAD_CONST", "LOAD_SMALL_INT")
 MAKE_TEXT = ("repr", "str", "ascii", "format", "format_map", "mod", "__mod__", "__rmod__")
 """What makes text of objects, by methods of theirs that are..."""
 TEXTS = ("__repr__", "__str__", "__format__")
@@ -105,9 +107,9 @@ def _has_constant_name(following: list[dis.Instruction]) -> bool:
     for instruction in following:
         if instruction.opname in ("PRECALL", "CALL"):
             return len(arguments) in (2, 3) and isinstance(arguments[1], str)
-        if instruction.opname == "LOAD_CONST":
+        if instruction.opname in _CONSTANT:
             arguments.append(instruction.argval)
-        elif instruction.opname in ("LOAD_FAST", "LOAD_DEREF", *_GLOBAL):
+        elif instruction.opname in _VARIABLE:
             arguments.append(None)
         elif instruction.opname not in _ATTRIBUTE or len(arguments) == 2:
             return False  # something is computed
