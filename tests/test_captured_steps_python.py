@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import math
 from collections.abc import Callable, Iterator
@@ -181,6 +182,15 @@ def test_a_module_of_one_s_own(what: str, monkeypatch) -> None:
                 training.model.forward = lambda x, inner=inner: inner(x) * 0.5
 
     _changed(twins, change)
+
+
+def test_a_class_with_annotations() -> None:
+    """From Python 3.14 on a function of the class makes them, which a step does not call. They may
+    be of anything; the import above makes all annotations of this file strings."""
+    names: dict[str, Any] = {"Block": Block, "io": io}
+    source = "class Annotated(Block):\n    log: io.TextIOBase\n"
+    exec(compile(source, __file__, "exec", dont_inherit=True), names)
+    Twins(model=names["Annotated"]).settle()
 
 
 def test_what_others_add_to_modules_and_nothing_names(monkeypatch) -> None:

@@ -43,7 +43,10 @@ _C_FUNCTIONS = (
 # those that keep a dataclass's __repr__ from calling itself.
 _TRANSPARENT = ("lazyxla.modes", "dataclasses", "reprlib")
 _METHODS = (types.FunctionType, staticmethod, classmethod, property)
-_NOT_ATTRIBUTES = ("__dict__", "__weakref__", "__abstractmethods__", "_abc_impl", "__doc__")
+_NOT_ATTRIBUTES = (
+    *("__dict__", "__weakref__", "__abstractmethods__", "_abc_impl", "__doc__"),
+    "__annotate_func__",  # from Python 3.14 on: it runs where annotations are asked for
+)
 _MOST_OBJECTS = 200_000
 # Bytes of an instance that has nothing but a dict and weak references, and classes in C whose
 # instances have nothing else that changes.

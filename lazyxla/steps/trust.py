@@ -52,7 +52,8 @@ REFUSED_NAMES = frozenset(
         *("__dlpack__", "_base", "_is_view"),
         # Variables of functions and frames, whatever their names; all classes that there are.
         *("__globals__", "__builtins__", "f_globals", "f_locals", "f_builtins", "f_back"),
-        *("__annotations__", "get_type_hints", "__subclasses__"),
+        *("__annotations__", "__annotate__", "__annotate_func__", "get_type_hints"),
+        "__subclasses__",
     )
 )
 """Names of attributes and functions that expose what no guard compares."""

@@ -166,6 +166,19 @@ def annotations_of_a_function() -> Place:
 
 
 @unwatched
+def what_makes_annotations() -> Place:
+    """As functions have it from Python 3.14 on."""
+
+    def annotated() -> None: ...
+
+    def annotate_with(value: float) -> None:
+        annotated.__annotate__ = lambda form: {"scale": value}  # type: ignore[attr-defined]
+
+    annotate_with(1.0)
+    return Place(lambda x: x * annotated.__annotate__(1)["scale"], [annotate_with])  # type: ignore[attr-defined]
+
+
+@unwatched
 def subclasses() -> Place:
     base = fresh()
     kinds = [fresh(base=base)]
