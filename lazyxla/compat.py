@@ -7,7 +7,10 @@ torch's C++ interface are in csrc/common/compat.h.
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import sys
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -17,6 +20,16 @@ CLAMP_SATURATES = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 15)
 
 REMOVED_OPERATORS = frozenset({"aten::cholesky"})
 """Operators with a rule that not every torch has: ``aten::cholesky`` is gone in 2.15."""
+
+
+def signature_of(function: Callable[..., Any]) -> inspect.Signature:
+    """A function's signature. From Python 3.14 on annotations are computed when they are asked for,
+    and may name what is imported for type checkers only; its name stands for it then."""
+    if sys.version_info >= (3, 14):
+        from annotationlib import Format
+
+        return inspect.signature(function, annotation_format=Format.FORWARDREF)
+    return inspect.signature(function)
 
 
 def minor_of(version: str) -> str:

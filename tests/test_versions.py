@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -95,6 +96,16 @@ import lazyxla
     done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True)
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     assert f"lazyxla's extension is not built for Python {version}: install" in done.stderr
+
+
+@pytest.mark.skipif(sys.version_info < (3, 14), reason="annotations are computed at once")
+def test_annotations_may_name_what_is_not_there() -> None:
+    names: dict[str, Any] = {}
+    source = "def rule(x: Array, by: int = 2) -> Array: ..."
+    exec(compile(source, __file__, "exec", dont_inherit=True), names)
+    signature = compat.signature_of(names["rule"])
+    assert list(signature.parameters) == ["x", "by"]
+    assert signature.parameters["by"].annotation is int
 
 
 def test_a_wheel_names_its_torch() -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch.utils import _pytree as pytree
 
+from lazyxla.compat import signature_of
 from lazyxla.jax.flat_functions import is_differentiable
 from lazyxla.lowering import rule
 from lazyxla.lowering.registry import JaxRule
@@ -78,12 +78,12 @@ def kernel(
     if unknown := set(platforms) - set(_PLATFORMS):
         raise ValueError(f"there is no platform {', '.join(sorted(unknown))}: {_PLATFORMS}")
     torch.library.infer_schema(reference, mutates_args=())
-    parameters = list(inspect.signature(reference).parameters)
+    parameters = list(signature_of(reference).parameters)
     if unknown := set(static) - set(parameters):
         raise ValueError(f"the reference has no parameter {', '.join(sorted(unknown))}")
 
     def define(function: Callable[..., Any]) -> Any:
-        own = [p for p in inspect.signature(function).parameters if p != "interpret"]
+        own = [p for p in signature_of(function).parameters if p != "interpret"]
         if own != parameters:
             raise TypeError(f"the kernel takes {own}, and the reference {parameters}")
         op = define_operator(name, reference, backward)
@@ -147,7 +147,7 @@ def _described(kernel: _Kernel, b: Any, args: tuple[Any, ...]) -> list[Any]:
             return torch.empty(shape, dtype=dtype, device="meta")
         return arg
 
-    names = inspect.signature(kernel.function).parameters
+    names = signature_of(kernel.function).parameters
     return [
         plain(arg) if name in kernel.static else describe(arg) for name, arg in zip(names, args)
     ]
@@ -157,7 +157,7 @@ def _described(kernel: _Kernel, b: Any, args: tuple[Any, ...]) -> list[Any]:
 def _bound(function: Callable[..., Any], interpret: bool) -> Callable[..., Any]:
     """The kernel as it is traced: with 64-bit types if a tensor has one, as kernels for TPUs know
     none."""
-    signature = inspect.signature(function)
+    signature = signature_of(function)
     given = {"interpret": interpret} if "interpret" in signature.parameters else {}
 
     @functools.wraps(function)

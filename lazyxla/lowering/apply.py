@@ -6,6 +6,7 @@ import inspect
 import traceback
 from typing import Any
 
+from lazyxla.compat import signature_of
 from lazyxla.lowering import host_call, registry
 from lazyxla.lowering.builder import Builder
 from lazyxla.lowering.decompose import decompose
@@ -96,7 +97,7 @@ def apply_jax(
     lowered_as: str | None = None,
 ) -> Any:
     """The results of a JAX rule on the arguments. JAX lowers it for its platform `lowered_as`."""
-    parameters = inspect.signature(jax_rule.function).parameters
+    parameters = signature_of(jax_rule.function).parameters
     named = list(parameters)[: len(args)]
     if len(named) < len(args):
         raise TypeError(
@@ -127,7 +128,7 @@ def _shim(function: Any, order: tuple[str, ...], lists: tuple[str, ...]) -> Any:
     """`function` with its traced arguments given positionally: one object per case, for caching."""
     key = (function, order, lists)
     if key not in _shims:
-        positional = set(inspect.signature(function).parameters)
+        positional = set(signature_of(function).parameters)
 
         def shim(*arrays: Any, **static: Any) -> Any:
             given: dict[str, Any] = {name: [] for name in lists}
