@@ -170,6 +170,21 @@ def test_what_each_step_writes_to(kind: type[Any]) -> None:
     assert torch.equal(kept, expected)
 
 
+def test_beside_a_step_that_is_alike() -> None:
+    """Which the first step's graph differs from in little; not all of it is there, though."""
+    size = next(Step.sizes)
+    x, y = (each.to(DEVICE) for each in (torch.ones(BATCH, INPUTS), torch.arange(BATCH) % CLASSES))
+    step = Step(size)
+    for _ in range(2):
+        step(x, y).item()
+    step, total, compiles = Step(size), torch.zeros((), device=DEVICE), []
+    for _ in range(STEPS):
+        total += step(x, y)
+        lazyxla.sync()
+        compiles.append(lazyxla.counters()["compiles"])
+    assert compiles[1:] == compiles[:1] * (STEPS - 1)
+
+
 def test_gradients_that_begin_as_zeros_are_part_of_the_step() -> None:
     """As that of a table in which a step looks up some rows."""
     table = nn.Parameter(torch.ones(9, INPUTS).to(DEVICE))

@@ -79,8 +79,11 @@ program::Plan plan(const py::function& function, const program::Graph& graph, bo
                    bool may_share, bool may_alternate) {
   py::object plan = function(Outliner(graph).run(), may_cut, may_share, may_alternate);
   return {plan.attr("reason").cast<std::string>(),
-          plan.attr("stages").cast<std::vector<uint32_t>>(), plan.attr("even_are_new").cast<bool>(),
-          plan.attr("is_certain").cast<bool>(), plan.attr("varying").cast<std::vector<bool>>()};
+          plan.attr("stages").cast<std::vector<uint32_t>>(),
+          plan.attr("even_are_new").cast<bool>(),
+          plan.attr("is_certain").cast<bool>(),
+          plan.attr("varying").cast<std::vector<bool>>(),
+          plan.attr("otherwise").cast<std::vector<uint32_t>>()};
 }
 
 std::optional<program::ReplicaGroups> arrange(const py::function& function,

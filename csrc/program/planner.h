@@ -12,11 +12,12 @@ namespace lazyxla::program {
 struct Graph;
 
 struct Plan {
-  std::string reason;            // why the graph is new, in words
-  std::vector<uint32_t> stages;  // per node, how it is best cut (cut.h); empty if not at all
-  bool even_are_new = false;     // even stages are of what no graph before had
-  bool is_certain = false;       // else it is cut only if the largest stage not new is known
-  std::vector<bool> varying;     // per slot, whether it should be an input at once; or empty
+  std::string reason;               // why the graph is new, in words
+  std::vector<uint32_t> stages;     // per node, how it is best cut (cut.h); empty if not at all
+  bool even_are_new = false;        // even stages are of what no graph before had
+  bool is_certain = false;          // else it is cut only if the largest stage not new is known
+  std::vector<bool> varying;        // per slot, whether it should be an input at once; or empty
+  std::vector<uint32_t> otherwise;  // the stages if it is not cut into those; or empty
 };
 
 using Ranks = std::vector<int64_t>;

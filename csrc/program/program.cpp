@@ -236,7 +236,12 @@ std::string Program::take_plan(const Graph& graph, const Origin& origin) {
   const bool has_stages = may_cut && !plan.stages.empty();
   const bool is_shared = has_stages && is_known(graph, plan);
   if (line_) line_->note_plan(is_shared);
-  if (is_shared || (has_stages && plan.is_certain)) stages_ = std::move(plan.stages);
+  if (is_shared || (has_stages && plan.is_certain)) {
+    stages_ = std::move(plan.stages);
+  } else if (!plan.otherwise.empty()) {
+    stages_ = std::move(plan.otherwise);
+    plan.reason += ", after what makes tensors of no data";
+  }
   if (changes && plan.even_are_new && !stages_.empty()) stages_ = stages_on_host(graph, stages_);
   return plan.reason;
 }

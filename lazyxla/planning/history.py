@@ -48,6 +48,7 @@ class Plan(NamedTuple):
         is_certain: else it is cut only if the largest of its programs that is not new is known: it
             may recur unchanged, and is better compiled whole then.
         varying: per slot, whether it should be an input at once; or empty.
+        otherwise: the stages if it is not cut into those; or empty.
     """
 
     reason: str
@@ -55,6 +56,7 @@ class Plan(NamedTuple):
     even_are_new: bool
     is_certain: bool
     varying: list[bool]
+    otherwise: Sequence[int] = ()
 
 
 class History:
@@ -89,9 +91,8 @@ class History:
                 plan = Plan(self._explain(graph, ()), [], False, False, [])
             else:
                 plan = self._compare(graph, may_alternate)
-                if may_cut and not plan.stages and (made := find_made(graph)):
-                    reason = plan.reason + ", after what makes tensors of no data"
-                    plan = Plan(reason, made, True, True, plan.varying)
+                if may_cut and not plan.is_certain:
+                    plan = plan._replace(otherwise=find_made(graph))
             self._remember(graph)
         if rounds is None:
             return plan
