@@ -187,7 +187,7 @@ def test_a_module_of_one_s_own(what: str, monkeypatch) -> None:
 def test_a_class_with_annotations() -> None:
     """From Python 3.14 on a function of the class makes them, which a step does not call. They may
     be of anything; the import above makes all annotations of this file strings."""
-    names: dict[str, Any] = {"Block": Block, "io": io}
+    names: dict[str, Any] = {"__name__": __name__, "Block": Block, "io": io}
     source = "class Annotated(Block):\n    log: io.TextIOBase\n"
     exec(compile(source, __file__, "exec", dont_inherit=True), names)
     Twins(model=names["Annotated"]).settle()

@@ -43,10 +43,6 @@ _C_FUNCTIONS = (
 # those that keep a dataclass's __repr__ from calling itself.
 _TRANSPARENT = ("lazyxla.modes", "dataclasses", "reprlib")
 _METHODS = (types.FunctionType, staticmethod, classmethod, property)
-_NOT_ATTRIBUTES = (
-    *("__dict__", "__weakref__", "__abstractmethods__", "_abc_impl", "__doc__"),
-    "__annotate_func__",  # from Python 3.14 on: it runs where annotations are asked for
-)
 _MOST_OBJECTS = 200_000
 # Bytes of an instance that has nothing but a dict and weak references, and classes in C whose
 # instances have nothing else that changes.
@@ -347,15 +343,16 @@ class Reach:
                     f"it uses {each.__qualname__} of {each.__module__}, which is not Python"
                 )
             self.objects[id(each)] = each
-            visited = set(_NOT_ATTRIBUTES)
+            visited = {"__dict__", "__weakref__", "__abstractmethods__", "_abc_impl", "__doc__"}
             for key, value in vars(each).items():
                 # Methods that are used without being named: Python's own, and those that a trusted
                 # class may call; and what else replaces an attribute of one.
                 is_method = isinstance(value, _METHODS)
                 if key.startswith("__"):
-                    used = (is_method or callable(value)) and (inherited or key not in TEXTS)
+                    by_name = key in trust.CALLED_BY_NAME or (key in TEXTS and not inherited)
+                    used = not by_name and (is_method or callable(value))
                 else:
-                    used = (is_method and inherited) or key in inherited
+                    used = (is_method and bool(inherited)) or key in inherited
                 if used and key not in visited:
                     visited.add(key)
                     self._add(value, f"{each.__qualname__}.{key}")

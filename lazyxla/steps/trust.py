@@ -57,6 +57,9 @@ REFUSED_NAMES = frozenset(
     )
 )
 """Names of attributes and functions that expose what no guard compares."""
+CALLED_BY_NAME = ("__replace__", "__annotate_func__")
+"""Methods of Python's own that only code calls which names them: what copy.replace() runs, of
+dataclasses from Python 3.13 on, and what makes annotations, from 3.14 on."""
 DYNAMIC = frozenset({"getattr", "setattr", "delattr", "hasattr", "vars"})
 """Builtin functions by which code reads attributes whose names it makes up."""
 DYNAMIC_NAMES = frozenset(
