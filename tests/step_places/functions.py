@@ -77,7 +77,8 @@ def code_of_a_function() -> Place:
         return x * 1.0
 
     def change(value: float) -> None:
-        read.__code__ = read.__code__.replace(co_consts=(None, value))
+        constants = (value if type(c) is float else c for c in read.__code__.co_consts)
+        read.__code__ = read.__code__.replace(co_consts=tuple(constants))
 
     return Place(lambda x: read(x), [change])
 
