@@ -48,7 +48,7 @@ def call_jax(
     values, avals = [], []
     for x in xs:
         x = wrap_number(x) if isinstance(x, (bool, int, float, complex)) else x
-        value = b.value(x)
+        value = b.unfolded(b.value(x))
         values.append(value)
         avals.append((*b.spec(value), isinstance(x, Scalar) and x.wrapped))
     key = (function, tuple(avals), tuple(sorted(static.items())))

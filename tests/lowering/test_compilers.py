@@ -54,3 +54,50 @@ def test_bits_of_another_width_are_apart_where_the_simplifier_merges_them(bench:
     x = torch.ones(3)
     program = bench.program(rule, (x,), [x.view(torch.int16).reshape(3, 2)])
     assert holds(program, "optimization_barrier") == ["cpu", "cuda"]
+
+
+_FOLDED: dict[str, tuple[Any, ...]] = {
+    "cumsum": (1,),
+    "cumprod": (0,),
+    "logcumsumexp": (1,),
+    "cummax": (1,),
+    "amax": ([1], False),
+    "prod.dim_int": (1, False),
+    "any.dim": (0, False),
+    "_softmax": (1, False),
+}
+"""Arguments of operators on constants that XLA's constant folding computes element by element while
+it compiles."""
+
+
+@pytest.mark.parametrize("op", _FOLDED)
+def test_constants_are_not_folded_one_by_one(op: str, bench: Bench) -> None:
+    """Behind a barrier the compiler does not see that they are constants."""
+    x = torch.full((128, 256), 2.0)
+    name, _, overload = op.partition(".")
+    call = getattr(getattr(torch.ops.aten, name), overload or "default")
+    expected = call(x, *_FOLDED[op])
+    expected = [expected] if isinstance(expected, torch.Tensor) else list(expected)
+    dtype = [None] * (len(call._schema.arguments) - 1 - len(_FOLDED[op]))
+
+    def rule(made: str) -> Any:
+        def lower(b: Builder, x: Value) -> Any:
+            ones = b.constant(1, x.dtype, x.shape)
+            computed = b.swap(ones.reshape([256, 128]) + 1, 0, 1)
+            value = {"constant": ones + ones, "computed": computed, "data": x, "iota": ones}[made]
+            if made == "iota":
+                value = value + b.iota(x.shape, 0, x.dtype)
+            return b.lower_op(f"aten::{op}", value, *_FOLDED[op], *dtype)
+
+        return lower
+
+    def barriers(made: str, platform: str) -> int:
+        program = bench.program(rule(made), (x,), expected)
+        return lower_to_text(program, platform).count("optimization_barrier")
+
+    for platform in PLATFORMS:
+        fewest = barriers("data", platform)
+        assert barriers("iota", platform) == fewest
+        assert barriers("constant", platform) > fewest
+        assert barriers("computed", platform) > fewest
+    bench.check(rule("computed"), x, expected=expected)
