@@ -194,6 +194,8 @@ void call(const c10::OperatorHandle& op, const XLA_FFI_CallFrame& frame, const P
 // How many parts a call can have: no more than `most`, nor than there is to cut, and as many times
 // in what is divided.
 int64_t count_parts(const XLA_FFI_CallFrame& frame, const Part& part, int64_t most) {
+  const auto is_cut = [](int64_t dim) { return dim >= 0; };
+  if (std::none_of(part.dims.begin(), part.dims.end(), is_cut)) return 1;
   for (int64_t i = 0; i < frame.args.size; ++i) {
     if (part.dims[i] >= 0) most = std::min(most, wrap(frame.args.args[i]).size(part.dims[i]));
   }

@@ -26,8 +26,11 @@ def apply(b: Builder, name: str, args: tuple[Any, ...]) -> list[Any]:
         # without elements, which ends the process.
         return [b.zeros(list(spec.shape), spec.dtype) for spec in b.outputs]
     try:
-        if (rule := registry.find_rule(name, b.platform)) is not None:
-            return _fit(b, rule(b, *args))
+        for of_platform in (b.platform, None):
+            rule = registry.find_rule(name, of_platform)
+            results = NotImplemented if rule is None else rule(b, *args)
+            if results is not NotImplemented:
+                return _fit(b, results)
         platform = b.platform if b.target.host_calls else None
         if (jax_rule := registry.find_jax_rule(name, platform)) is not None:
             return _fit(b, apply_jax(b, jax_rule, args))

@@ -177,9 +177,7 @@ def emit_call(
     arguments = {}
     for argument, arg in zip(op._schema.arguments, args, strict=True):
         if arg is not None:
-            kind = str(argument.real_type)
-            by_operand = any(re.search(rf"\b{k}\b", kind) for k in _OPERANDS)
-            arguments[argument.name] = encode(arg, by_operand)
+            arguments[argument.name] = encode(arg, _takes_operands(argument))
     config = {
         "operator": ir.StringAttr.get(name),
         "arguments": ir.DictAttr.get(arguments),
@@ -196,6 +194,18 @@ def emit_call(
         result_layouts=_row_major(b, [len(s.shape) for s in outputs]),
     )
     return b.wrap(call.results)
+
+
+def operands_of(name: str, args: Sequence[Any]) -> list[Any]:
+    """Those of an operator's arguments, none of them lists, that become operands of its call."""
+    op: Any = find_op(name)
+    pairs = zip(op._schema.arguments, args, strict=True)
+    return [arg for argument, arg in pairs if arg is not None and _takes_operands(argument)]
+
+
+def _takes_operands(argument: torch.Argument) -> bool:
+    kind = str(argument.real_type)
+    return any(re.search(rf"\b{k}\b", kind) for k in _OPERANDS)
 
 
 def _row_major(b: Builder, ranks: list[int]) -> Any:

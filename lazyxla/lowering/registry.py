@@ -60,7 +60,7 @@ def rule(*names: str, platforms: tuple[str, ...] = ()) -> Callable[[F], F]:
 
     It replaces any rule or JAX rule that an operator has. With `platforms` ("cpu", "cuda", "tpu")
     it does so on these alone, and others lower the operators as before: they must have another rule
-    or a decomposition.
+    or a decomposition. So are calls lowered for which such a rule returns NotImplemented.
     """
 
     def register(function: F) -> F:

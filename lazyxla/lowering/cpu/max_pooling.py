@@ -1,4 +1,5 @@
-"""The gradient of maximum pooling by PyTorch's own kernel, called by the program.
+"""The gradient of maximum pooling, and adaptive maximum pooling, by PyTorch's own kernels, which
+the program calls.
 
 The form of rules/max_pooling.py asks each element of the input for all windows that it can be in;
 the kernel adds each gradient where its index says. 64 planes of 112x112, batch 2, windows of 3x3 at
@@ -14,22 +15,38 @@ from typing import TYPE_CHECKING, Any
 from lazyxla.lowering import host_call
 from lazyxla.lowering.program import TensorSpec
 from lazyxla.lowering.registry import rule
-from lazyxla.lowering.rules import max_pooling
 from lazyxla.lowering.value import Value
 
 if TYPE_CHECKING:
     from lazyxla.lowering.builder import Builder
 
-_BACKWARD = "aten::max_pool2d_with_indices_backward"
+_RANKS = {
+    "max_pool2d_with_indices_backward": 2,
+    "max_pool3d_with_indices_backward": 3,
+    "adaptive_max_pool2d": 2,
+    "adaptive_max_pool2d_backward": 2,
+    "adaptive_max_pool3d": 3,
+    "adaptive_max_pool3d_backward": 3,
+}
+"""How many dimensions are pooled: the last ones of each tensor."""
 
 
-@rule(_BACKWARD, platforms=("cpu",))
-def max_pool2d_backward(b: Builder, grad: Value, x: Value, *geometry_and_indices: Any) -> Value:
-    if not host_call.may_call_kernel(b) or not x.is_float or 0 in x.shape:
-        return max_pooling.max_pool_backward(b, grad, x, *geometry_and_indices, rank=2)
-    *geometry, indices = geometry_and_indices
-    grad, planes, indices = (v.reshape([-1, *v.shape[-2:]]) for v in (grad, x, indices))
-    args = (grad, planes, *geometry, indices)
-    outputs = [TensorSpec(x.dtype, tuple(planes.shape))]
-    [result] = host_call.call_kernel(b, _BACKWARD, args, outputs, split=[0, 0, 0, 0])
-    return result.reshape(x.shape)
+def _register(name: str, rank: int) -> None:
+    @rule(name, platforms=("cpu",))
+    def lower(b: Builder, *args: Any) -> Any:
+        values = [a for a in args if isinstance(a, Value)]
+        is_empty = any(0 in x.shape for x in values)
+        if is_empty or not values[0].is_float or not host_call.may_call_kernel(b):
+            return NotImplemented
+        planes = tuple(
+            a.reshape([-1, *a.shape[-rank:]]) if isinstance(a, Value) else a for a in args
+        )
+        count = planes[0].shape[0]
+        outputs = [TensorSpec(s.dtype, (count, *s.shape[-rank:])) for s in b.outputs]
+        split = [0] * (len(values) + len(outputs))
+        results = host_call.call_kernel(b, name, planes, outputs, split)
+        return [r.reshape(s.shape) for r, s in zip(results, b.outputs, strict=True)]
+
+
+for _name, _rank in _RANKS.items():
+    _register(f"aten::{_name}", _rank)

@@ -1,0 +1,186 @@
+"""What programs for the CPU leave to PyTorch's kernels: which operators, and when not."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+import lazyxla
+from lazyxla.lowering.cpu import kernels
+from tests.support import assert_same, counted, on_device
+
+Tensors = torch.Tensor | tuple[torch.Tensor, ...]
+
+SIZES = (17, 31, 37)
+"""Of more elements than a call needs, which do not divide by the number of threads."""
+
+SPECIAL = [float("nan"), float("inf"), -float("inf"), 0.0, -0.0, 1e20, -1e20, 1e-30, 1.0, -1.0, 0.5]
+
+FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {
+    **{n: getattr(torch, n) for n in ("sin", "cos", "tan", "asin", "acos", "atan", "exp2")},
+    "polygamma": lambda x: torch.polygamma(2, x),
+    "fmod.Scalar": lambda x: torch.fmod(x, -0.7),
+    "remainder.Scalar": lambda x: x % -0.7,
+    "floor_divide.Scalar": lambda x: torch.ops.aten.floor_divide.Scalar(x, 0.3),
+    "atan2": torch.atan2,
+    "fmod.Tensor": torch.fmod,
+    "remainder.Tensor": torch.remainder,
+    "floor_divide": torch.floor_divide,
+}
+BINARY = ("atan2", "fmod.Tensor", "remainder.Tensor", "floor_divide")
+
+ROWS: dict[str, Callable[[torch.Tensor, int], Tensors]] = {
+    "topk": lambda x, dim: x.topk(min(3, x.shape[dim]), dim),
+    "smallest": lambda x, dim: x.topk(2, dim, largest=False)[0],
+    "kthvalue": lambda x, dim: x.kthvalue(2, dim),
+    "kthvalue kept": lambda x, dim: x.kthvalue(2, dim, True),
+    "median": lambda x, dim: x.median(dim),
+    "nanmedian kept": lambda x, dim: x.nanmedian(dim, True),
+    "mode": lambda x, dim: x.mode(dim),
+    "cumsum": lambda x, dim: x.cumsum(dim),
+    "cumsum in float64": lambda x, dim: x.cumsum(dim, dtype=torch.float64),
+    "cumprod": lambda x, dim: x.cumprod(dim),
+    "logcumsumexp": lambda x, dim: x.float().logcumsumexp(dim),
+    "sort": lambda x, dim: x.sort(dim=dim, stable=True),
+    "descending": lambda x, dim: x.sort(dim=dim, stable=True, descending=True),
+}
+
+
+def check(function: Callable[..., Tensors], *inputs: torch.Tensor, calls: int = 1) -> None:
+    """Compares with PyTorch's results, where the program has so many calls."""
+    expected = function(*inputs)
+    ours = [on_device(x) for x in inputs]
+    lazyxla.sync(wait=True)
+    with counted() as n:
+        got = function(*ours)
+        lazyxla.sync(wait=True)
+    assert (n.kernel_calls, n.host_calls, n.fallbacks, n.executions) == (calls, 0, 0, 1)
+    pairs = zip(got, expected, strict=True) if isinstance(got, tuple) else [(got, expected)]
+    for a, b in pairs:
+        assert_same(a, b)
+
+
+def numbers(dtype: torch.dtype, *sizes: int) -> torch.Tensor:
+    """Of which no two in a row are equal, but for dtypes of few numbers."""
+    count = torch.Size(sizes).numel()
+    return (torch.randperm(count) - count // 2).reshape(sizes).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functions(name: str, dtype: torch.dtype) -> None:
+    x = (torch.randn(SIZES) * 3).to(dtype)
+    special = torch.tensor(SPECIAL).to(dtype)
+    x.view(-1)[: len(SPECIAL)] = special
+    if name not in BINARY:
+        return check(FUNCTIONS[name], x)
+    check(FUNCTIONS[name], x, special.roll(3)[:1].expand(37) + 1)  # broadcast
+    check(FUNCTIONS[name], x, torch.randn(SIZES).to(dtype).transpose(0, 1).contiguous().view(SIZES))
+    return check(FUNCTIONS[name], x, torch.tensor(0.3, dtype=dtype))  # of no dimensions
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.uint8])
+@pytest.mark.parametrize("name", ROWS)
+def test_rows(name: str, dtype: torch.dtype) -> None:
+    for dim in range(3):
+        x = numbers(dtype, *SIZES)
+        if name == "cumprod":
+            x = 1 + x % 2
+        check(lambda x, dim=dim: ROWS[name](x, dim), x)
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_one_row(name: str) -> None:
+    """Which is not cut into parts. XLA sorts floats better."""
+    calls = 0 if name in ("sort", "descending") else 1
+    check(lambda x: ROWS[name](x, 0), torch.rand(20_001) + 0.5, calls=calls)
+    check(lambda x: ROWS[name](x, 0), numbers(torch.int64, 20_001) % 3 - 1)
+
+
+@pytest.mark.parametrize("name", ["median", "nanmedian"])
+def test_wholes(name: str) -> None:
+    x = torch.randn(SIZES)
+    check(getattr(torch, name), x)
+    x[3, 4, 5] = float("nan")
+    check(getattr(torch, name), x)
+
+
+def test_products_of_vectors() -> None:
+    x, y = torch.randn(20_000).round(), torch.randn(20_000).round()  # of exact sums
+    check(torch.dot, x, y)
+    check(torch.dot, x.long(), y.long())
+
+
+@pytest.mark.parametrize("adaptive", [F.adaptive_max_pool2d, F.adaptive_max_pool3d])
+def test_adaptive_maximum_pooling(adaptive: Callable[..., torch.Tensor]) -> None:
+    rank = 2 if adaptive is F.adaptive_max_pool2d else 3
+
+    def run(x: torch.Tensor) -> Tensors:
+        x = x.detach().requires_grad_()
+        y = adaptive(x, (3,) * rank)
+        (grad,) = torch.autograd.grad(y, x, torch.ones_like(y))
+        return y.detach(), grad
+
+    check(run, numbers(torch.float32, 2, 3, *[7] * rank), calls=2)
+
+
+def test_gradient_of_maximum_pooling_in_three_dimensions() -> None:
+    def run(x: torch.Tensor) -> Tensors:
+        x = x.detach().requires_grad_()
+        y = F.max_pool3d(x, 3, 2, 1)
+        (grad,) = torch.autograd.grad(y, x, torch.ones_like(y))
+        return y.detach(), grad
+
+    check(run, numbers(torch.float32, 2, 3, 7, 8, 9))
+
+
+SMALL_OR_OTHER: dict[str, tuple[Callable[..., Any], torch.Tensor]] = {
+    "small": (torch.sin, torch.randn(100)),
+    "small rows": (lambda x: x.sort(1), torch.rand(10, 20)),
+    "integers": (torch.sin, torch.arange(20_000)),
+    "complex": (torch.sin, torch.randn(20_000, dtype=torch.complex64)),
+    "whole quotients": (lambda x: x // 7, torch.arange(20_000)),
+    "no rows": (lambda x: x.cumsum(1), torch.ones(20_000, 0)),
+}
+
+
+@pytest.mark.parametrize("case", SMALL_OR_OTHER)
+def test_what_xla_computes(case: str) -> None:
+    function, x = SMALL_OR_OTHER[case]
+    check(function, x, calls=0)
+
+
+def test_least_size() -> None:
+    check(torch.tan, torch.randn(kernels._LEAST - 1), calls=0)
+    check(torch.tan, torch.randn(kernels._LEAST), calls=1)
+
+
+def test_numbers_that_vary_compile_nothing() -> None:
+    x = torch.randn(20_011)
+    ours = on_device(x)
+    for i in range(1, 6):
+        with counted() as n:
+            assert_same(ours % (i / 7), x % (i / 7))
+        assert n.kernel_calls == 1
+        assert n.compiles == (i < 3)
+
+
+def test_sorts_are_stable() -> None:
+    x = torch.randint(0, 5, (64, 512))
+    expected = x.sort(dim=1, stable=True)
+    check(lambda x: tuple(x.sort(1)) if x.device.type == "lazyxla" else expected, x)
+
+
+def test_what_is_exported_has_none() -> None:
+    text = lazyxla.export(torch.nn.Softmax(0), (on_device(torch.randn(4)),)).text()
+    assert "host_call" not in text
+
+    class Sine(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.sin()
+
+    text = lazyxla.export(Sine(), (on_device(torch.randn(SIZES)),)).text()
+    assert "host_call" not in text
+    assert "stablehlo.sine" in text
