@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.lowering.harness import check, text
+from tests.lowering.harness import check, execute, record, text
 
 
 @pytest.mark.parametrize("reduce", ["sum", "mean", "max", "amax", "min", "amin", "prod"])
@@ -72,3 +72,22 @@ def test_segments_keep_nan(reduce: str) -> None:
     x = torch.tensor([1.0, float("nan"), 3.0, -1.0])
     check("aten::segment_reduce", x, reduce, lengths=torch.tensor([2, 2]))
     check("aten::segment_reduce", x, reduce, lengths=torch.tensor([2, 2]), initial=2.0)
+
+
+@pytest.mark.parametrize("by", ["lengths", "offsets"])
+def test_segments_are_found_in_linear_time(by: str) -> None:
+    """No element is compared with each segment."""
+    ends = torch.arange(38)
+    ends[-1] = 41
+    table = {"lengths": ends.diff(), "offsets": ends}[by]
+    assert "41x37" not in text("aten::segment_reduce", torch.ones(41), "sum", **{by: table})
+
+
+def test_segments_that_end_beyond_the_data_or_before_it() -> None:
+    """PyTorch reads foreign memory for such lengths; the elements that are there are reduced."""
+    data = torch.arange(1.0, 6.0)
+    program = record("aten::segment_reduce", data, "sum", lengths=torch.tensor([2, 3]))
+    for lengths, expected in (([2, 9], [3.0, 12.0]), ([0, 1], [0.0, 1.0])):
+        inputs = [data, torch.tensor(lengths)]
+        [got], _ = execute(program.program, inputs)
+        torch.testing.assert_close(got, torch.tensor(expected))

@@ -32,13 +32,17 @@ class Indexing(Contractions):
 
     def take_along(self, x: Value, index: Value, dim: int) -> Value:
         """torch.gather: the result has the shape of `index`."""
+        result = index.shape
         x, dim = self._crop(x, index, dim)
         rank = x.rank
         if rank == 0:
             return x
-        others = [i for i in range(rank) if i != dim]
-        numbers = self.hlo.GatherDimensionNumbers.get([], [dim], others, others, [dim], rank)
-        return self._gather(x, self.unsqueeze(index, -1), numbers, [1] * rank, index.shape)
+        rows, index, others, places = self._by_rows(x, index, dim)
+        numbers = self.hlo.GatherDimensionNumbers.get(
+            rows, [dim], others, places, [dim], rank - len(rows)
+        )
+        sizes = [n if i in rows else 1 for i, n in enumerate(x.shape)]
+        return self._gather(x, self.unsqueeze(index, -1), numbers, sizes, result)
 
     def pick(self, x: Value, index: Value, dim: int) -> Value:
         """x[i, index[i, ...], ...] for `dim` 1: of each row along `dim` the element at its index,
@@ -124,11 +128,39 @@ class Indexing(Contractions):
             return self.combine(combine, x, updates.reshape(()))
         dim %= rank
         if all(m == n for i, (m, n) in enumerate(zip(sizes, x.shape, strict=True)) if i != dim):
-            others = [i for i in range(rank) if i != dim]
-            numbers = self.hlo.ScatterDimensionNumbers.get([], [dim], others, others, [dim], rank)
+            rows, index, others, places = self._by_rows(x, index, dim)
+            numbers = self.hlo.ScatterDimensionNumbers.get(
+                rows, [dim], others, places, [dim], rank - len(rows)
+            )
             return self._scatter(x, self.unsqueeze(index, -1), updates, numbers, combine, False)
         parts = [index if i == dim else self.iota(sizes, i, index.dtype) for i in range(rank)]
         return self.scatter_nd(x, self.stack(parts, -1), updates, range(rank), combine)
+
+    def _by_rows(
+        self, x: Value, index: Value, dim: int
+    ) -> tuple[list[int], Value, list[int], list[int]]:
+        """How an index that is repeated along dimensions, as an expanded one is, addresses whole
+        rows: those dimensions, the index without them, and the others but `dim`, as dimensions of
+        `x` and of that index. A row is read and written at once, its elements one by one.
+        """
+        repeated = self._repeated(index)
+        rows = [i for i in repeated if i != dim and index.shape[i] == x.shape[i]]
+        kept = [i for i in range(x.rank) if i not in rows]
+        if rows:
+            ends = [1 if i in rows else n for i, n in enumerate(index.shape)]
+            index = self.squeeze(self.slice(index, [0] * index.rank, ends), *rows)
+        others = [i for i in kept if i != dim]
+        return rows, index, others, [kept.index(i) for i in others]
+
+    def _repeated(self, x: Value) -> list[int]:
+        """The dimensions along which the operation that makes a value repeats it."""
+        owner = x.owner
+        if getattr(owner, "name", None) != "stablehlo.broadcast_in_dim":
+            return []
+        sizes = dict(
+            zip(owner.attributes["broadcast_dimensions"], self.operand(owner).shape, strict=True)
+        )
+        return [i for i, n in enumerate(x.shape) if n > 1 and sizes.get(i, 1) == 1]
 
     def _crop(self, x: Value, index: Value, dim: int) -> tuple[Value, int]:
         """`x` cut to the sizes of `index`, which torch.gather lets differ, except along `dim`."""

@@ -36,13 +36,15 @@ def _segment_numbers(table: Array, size: int, has_offsets: bool) -> Array:
     else:
         ends = jnp.cumsum(table, axis=-1)
         starts = ends - table
-    starts, ends = starts.astype(jnp.int64), ends.astype(jnp.int64)
     count = ends.shape[-1]
-    rows = ends.size // count if count else 0
-    index = jnp.arange(size)
-    number = jnp.sum(index[:, None] >= ends[..., None, :], axis=-1)
-    outside = (number >= count) | (index < starts[..., :1])
-    row = jnp.arange(rows).reshape((*ends.shape[:-1], 1))
+    starts, ends = (jnp.reshape(t, (-1, max(count, 1))) for t in (starts, ends))
+    rows = len(ends) if count else 0
+    # How many segments end before each element.
+    row = jnp.arange(rows)[:, None]
+    ending = jnp.zeros((rows, size + 1), jnp.int64)
+    ending = ending.at[row, jnp.clip(ends, 0)].add(1, mode="drop")
+    number = jnp.cumsum(ending[:, :size], axis=-1)
+    outside = (number >= count) | (jnp.arange(size) < starts[:, :1])
     return jnp.where(outside, rows * count, number + row * count).reshape(-1)
 
 
