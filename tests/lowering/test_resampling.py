@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lazyxla.lowering import lower
+from lazyxla.lowering import lower, lower_to_text
 from tests.lowering import harness
 from tests.lowering.harness import check, text
 
@@ -131,3 +131,51 @@ def test_grid_sampler(rank, mode, padding, align_corners):
     check(op, image, grid, *rest)
     grad = torch.randn(2, 3, *grid.shape[1:-1])
     check(f"{op}_backward", grad, image, grid, *rest, [True, True])
+
+
+_LARGE = [
+    ("aten::upsample_linear1d", [2000], [1500], False),
+    ("aten::upsample_linear1d", [300], [9000], True),
+    ("aten::upsample_nearest1d", [2000], [1501]),
+    ("aten::upsample_bilinear2d", [3, 1200], [5, 900], False),
+    ("aten::upsample_bicubic2d", [1100, 2], [1000, 3], True),
+    ("aten::_upsample_bilinear2d_aa", [1, 9000], [1, 120], False),  # of many elements each
+]
+
+
+@pytest.mark.parametrize(("op", "sizes", "out", "corners"), [(*case, None)[:4] for case in _LARGE])
+@pytest.mark.parametrize("platform", ["cpu", "tpu"])
+def test_large_maps_are_no_matrices(op, sizes, out, corners, platform):
+    """A matrix from 16,000 samples to 32,000 would take 2 GB."""
+    x = torch.randn(1, 2, *sizes)
+    rest = () if corners is None else (corners,)
+    recorded = harness.record(op, x, out, *rest)
+    grad = torch.randn_like(recorded.expected[0])
+    backward = harness.record(f"{op}_backward", grad, out, list(x.shape), *rest)
+    matrices = [f"{m}x{n}xf32" for n, m in zip(sizes, out, strict=True) if n * m > 10_000]
+    for each in (recorded, backward):
+        program = lower_to_text(each.program, platform)
+        assert not any(matrix in program for matrix in matrices)
+        [got], _ = harness.execute(each.program, each.inputs, platform)
+        torch.testing.assert_close(got, each.expected[0])
+
+
+def test_which_maps_are_matrices():
+    """CPUs gather what is not small, and the adjoint of what is large."""
+
+    def platforms(op, *args):
+        program = harness.record(op, *args).program
+        return [p for p in ("cpu", "cuda", "tpu") if "dot_general" in lower_to_text(program, p)]
+
+    x, y = torch.randn(1, 1, 9), torch.randn(1, 1, 300)
+    assert platforms("aten::upsample_linear1d", x, [12], False) == ["cuda", "tpu"]
+    back = "aten::upsample_linear1d_backward"
+    assert platforms(back, x, [9], [1, 1, 12], False) == ["cpu", "cuda", "tpu"]
+    assert platforms(back, y, [300], [1, 1, 200], False) == ["cuda", "tpu"]
+
+
+def test_what_is_no_number_stays_where_it_is():
+    x = torch.randn(1, 1, 40)
+    x[..., 7] = float("inf")
+    x[..., 20] = float("nan")
+    check("aten::upsample_linear1d", x, [101], False)

@@ -112,6 +112,11 @@ class Builder(Indexing):
         """`call_jax` of a Fourier transform."""
         return self.call_jax(function, x, **static)
 
+    def maps_by_matmul(self, size: int, adjoint: bool) -> bool:
+        """Whether a sparse linear map, or its adjoint, is best multiplied by as a matrix of `size`
+        elements."""
+        return size <= 1 << 20
+
     def interleaves_by_stacking(self, shape: Sequence[int]) -> bool:
         """Whether arrays become one of this shape, element by element in turns, best by stacking
         them along a new last dimension; else by padding each between its elements."""

@@ -204,6 +204,13 @@ class CpuBuilder(Builder):
         other = first - size
         return self.select(is_nan, math.nan, value), self.select(is_nan, first, other)
 
+    def maps_by_matmul(self, size: int, adjoint: bool) -> bool:
+        """Images of 512 x 512 become 224 x 224 in 0.4 ms by gathering, in 7.9 by matmuls; 8 x 32 of
+        56 x 56 pixels become 112 x 112 in 3.0 and 7.7. The adjoint of the latter gathers four
+        elements for each, which takes 20 ms, and 6 by matmuls.
+        """
+        return adjoint and size <= 1 << 15
+
     def sort_with_indices(
         self, x: Value, dim: int, descending: bool = False, stable: bool = False
     ) -> list[Value]:

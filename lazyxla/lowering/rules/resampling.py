@@ -15,6 +15,7 @@ import torch
 from lazyxla.lowering.registry import rule
 from lazyxla.lowering.rules import interpolation, separable
 from lazyxla.lowering.rules.interpolation import MakeTaps
+from lazyxla.lowering.rules.separable import Map
 from lazyxla.lowering.scalar import Scalar
 from lazyxla.lowering.value import Value
 
@@ -34,16 +35,15 @@ def _numbers(scales: Sequence[Scale]) -> list[float | None]:
 
 
 def _maps(
-    b: Builder,
     make: MakeTaps,
     sizes: Sequence[int],
     out: Sequence[int],
     align_corners: bool,
     scales: Sequence[Scale],
     dtype: torch.dtype,
-) -> list[Value]:
+) -> list[Map]:
     return [
-        separable.matrix(b, make(n, m, align_corners, factor, dtype), n, dtype)
+        Map(make(n, m, align_corners, factor, dtype), n)
         for n, m, factor in zip(sizes, out, _numbers(scales), strict=True)
     ]
 
@@ -54,7 +54,7 @@ def _resample(
     if not x.is_float:
         return _resample_bytes(b, make, x, out, align_corners, scales)
     x = x.accumulated()
-    return b.apply_maps(x, _maps(b, make, x.shape[2:], out, align_corners, scales, x.dtype))
+    return separable.apply(b, x, _maps(make, x.shape[2:], out, align_corners, scales, x.dtype))
 
 
 def _resample_bytes(
@@ -75,9 +75,9 @@ def _resample_bytes(
     for dim in reversed(range(2, x.rank)):
         n = x.shape[dim]
         taps = make(n, out[dim - 2], align_corners, factors[dim - 2], dtype)
-        weights = separable.matrix(b, interpolation.in_16_bits(taps), n, dtype)
+        weights = [Map(interpolation.in_16_bits(taps), n)]
         order = [*(d for d in range(x.rank) if d != dim), dim]
-        passed = b.apply_maps(b.transpose(result, order), [weights])
+        passed = separable.apply(b, b.transpose(result, order), weights)
         rounded = b.hlo.clamp(low, (passed + 0.5).call("floor"), high)
         result = b.transpose(rounded, sorted(range(x.rank), key=order.__getitem__))
     return result.to(x.dtype)
@@ -93,8 +93,8 @@ def _resample_backward(
     *scales: Scale,
 ) -> Value:
     grad = grad.accumulated()
-    maps = _maps(b, make, input_size[2:], out, align_corners, scales, grad.dtype)
-    return b.apply_maps(grad, maps, adjoint=True)
+    maps = _maps(make, input_size[2:], out, align_corners, scales, grad.dtype)
+    return separable.apply(b, grad, maps, adjoint=True)
 
 
 # ---- nearest ----

@@ -2,14 +2,15 @@
 
 Each element of the result is a weighted sum of a few elements along a dimension. Such a map is a
 sparse matrix, given by `taps`: pairs of an index and a weight for each result element, which are
-those of neighbours, in order, if there are many (more than `_MOST_TERMS`). It is
-applied as a dense matmul (`Builder.apply_maps`), which every platform does well; the adjoint is
-that with the transposed matrix.
+those of neighbours, in order, if there are many (more than `_MOST_TERMS`). A small one is applied
+as a dense matmul, which accelerators do well; its adjoint is that with the transposed matrix. Of a
+large one, whose matrix would outgrow what it maps, the elements are gathered.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -25,6 +26,56 @@ Taps = list[tuple[torch.Tensor, torch.Tensor]]
 
 _MOST_TERMS = 16
 """Taps up to which a matrix is a sum of terms."""
+
+
+class Map(NamedTuple):
+    """A linear map from `size` elements."""
+
+    taps: Taps
+    size: int
+
+
+def apply(b: Builder, x: Value, maps: Sequence[Map], adjoint: bool = False) -> Value:
+    """`x` with a map, or its adjoint, applied to each of its last dimensions, in order."""
+    if all(b.maps_by_matmul(size * len(taps[0][0]), adjoint) for taps, size in maps):
+        return b.apply_maps(x, [matrix(b, *each, x.dtype) for each in maps], adjoint)
+    for dim, (taps, size) in enumerate(maps, x.rank - len(maps)):
+        indices, weights = (torch.stack(column, 1) for column in zip(*taps, strict=True))
+        if adjoint:
+            indices, weights = _inverted(indices, weights, size)
+        x = _gathered(b, x, dim, indices, weights)
+    return x
+
+
+def _gathered(
+    b: Builder, x: Value, dim: int, indices: torch.Tensor, weights: torch.Tensor
+) -> Value:
+    """The sums along a dimension that are given for each element of the result."""
+
+    def part(index: torch.Tensor, weight: torch.Tensor) -> Value:
+        taken = b.take(x, b.array(index.tolist(), torch.int32), dim)
+        factors = b.array(weight.tolist(), x.dtype)
+        factors = factors.reshape([*factors.shape, *[1] * (x.rank - 1 - dim)])
+        return taken * b.broadcast_to(factors, taken.shape)
+
+    if indices.shape[1] > _MOST_TERMS:
+        return part(indices, weights).sum([dim + 1])
+    return total(part(*tap) for tap in zip(indices.unbind(1), weights.unbind(1), strict=True))
+
+
+def _inverted(
+    indices: torch.Tensor, weights: torch.Tensor, size: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of each of `size` elements the results that it is part of, and its weights in them."""
+    source = indices.reshape(-1)
+    order = source.argsort(stable=True)
+    counts = source.bincount(minlength=size)
+    column = torch.arange(len(source)) - (counts.cumsum(0) - counts)[source[order]]
+    most = int(counts.max())
+    results, shares = torch.zeros(size, most, dtype=torch.int64), weights.new_zeros(size, most)
+    results[source[order], column] = order // indices.shape[1]
+    shares[source[order], column] = weights.reshape(-1)[order]
+    return results, shares
 
 
 def matrix(b: Builder, taps: Taps, size: int, dtype: torch.dtype) -> Value:
