@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from lazyxla.lowering.functions import total, where
+from lazyxla.lowering.functions import total
 from lazyxla.lowering.rules.pooling import adaptive_spans, for_ranks, make_window, planes
+from lazyxla.lowering.rules.separable import Map, apply
 from lazyxla.lowering.rules.windows import (
     MOST_SLICES,
     Window,
@@ -136,7 +137,7 @@ def adaptive_avg_pool(b: Builder, x: Value, output_size: Sequence[int], *, rank:
     out, sizes = shape[-rank:], x.shape[-rank:]
     x = planes(x.accumulated(), rank)
     if any(n % m for n, m in zip(sizes, out, strict=True)):
-        x = b.apply_maps(x, _mean_maps(b, sizes, out, x.dtype))
+        x = apply(b, x, _mean_maps(sizes, out))
     else:
         blocks = x.reshape([x.shape[1], *_blocks(sizes, out)])
         x = blocks.mean(range(2, 2 * rank + 2, 2))
@@ -150,8 +151,7 @@ def adaptive_avg_pool_backward(b: Builder, grad: Value, x: Value, *, rank: int) 
         return b.zeros(x.shape, x.dtype)
     grad = planes(grad.accumulated(), rank)
     if any(n % m for n, m in zip(sizes, out, strict=True)):
-        maps = _mean_maps(b, sizes, out, grad.dtype)
-        return b.apply_maps(grad, maps, adjoint=True).reshape(x.shape)
+        return apply(b, grad, _mean_maps(sizes, out), adjoint=True).reshape(x.shape)
     count = grad.shape[1]
     spread = grad.reshape([count, *(k for m in out for k in (m, 1))])
     spread = b.broadcast_to(spread, [count, *_blocks(sizes, out)])
@@ -163,16 +163,13 @@ def _blocks(sizes: Sequence[int], out: Sequence[int]) -> list[int]:
     return [k for n, m in zip(sizes, out, strict=True) for k in (m, n // m)]
 
 
-def _mean_maps(
-    b: Builder, sizes: Sequence[int], out: Sequence[int], dtype: torch.dtype
-) -> list[Value]:
-    """The matrices (out, size) of adaptive means along each dimension."""
+def _mean_map(size: int, out: int) -> Map:
+    """The adaptive means along a dimension."""
+    starts, ends = (torch.tensor(v)[:, None] for v in zip(*adaptive_spans(size, out), strict=True))
+    index = starts + torch.arange(int((ends - starts).max()))
+    weights = torch.where(index < ends, 1 / (ends - starts).double(), 0)
+    return Map(list(zip(index.clamp(max=size - 1).T, weights.T, strict=True)), size)
 
-    def matrix(size: int, out: int) -> Value:
-        spans = adaptive_spans(size, out)
-        starts, ends = (b.unsqueeze(b.array(v, torch.int32), 1) for v in zip(*spans, strict=True))
-        column = b.iota([out, size], 1, torch.int32)
-        weights = b.array([1 / (end - start) for start, end in spans], dtype)
-        return where((column >= starts) & (column < ends), b.unsqueeze(weights, 1), 0)
 
-    return [matrix(n, m) for n, m in zip(sizes, out, strict=True)]
+def _mean_maps(sizes: Sequence[int], out: Sequence[int]) -> list[Map]:
+    return [_mean_map(n, m) for n, m in zip(sizes, out, strict=True)]
