@@ -12,7 +12,7 @@ from lazyxla.lowering import Program, lower_to_text
 from lazyxla.lowering.builder import Builder
 from lazyxla.lowering.value import Value
 from tests.lowering.bench import Bench
-from tests.lowering.harness import record
+from tests.lowering.harness import check, record, text
 
 PLATFORMS = ("cpu", "cuda", "tpu")
 
@@ -102,3 +102,35 @@ def test_constants_are_not_folded_one_by_one(op: str, bench: Bench) -> None:
         assert barriers("constant", platform) > fewest
         assert barriers("computed", platform) > fewest
     bench.check(rule("computed"), x, expected=expected)
+
+
+OF_FEW_TERMS = [
+    ("aten::mm", (2000, 3), (3, 16), True),
+    ("aten::mm", (2000, 2), (2, 16), True),
+    ("aten::linear", (2, 1000, 3), (16, 3), True),
+    ("aten::linear", (2000, 2), (8, 2), True),
+    ("aten::mm", (2000, 4), (4, 16), False),
+    ("aten::mm", (2000, 1), (1, 16), False),
+    ("aten::mm", (2000, 3), (3, 4), False),  # a narrow result
+    ("aten::mm", (500, 3), (3, 16), False),  # of few rows
+    ("aten::bmm", (2, 2000, 3), (2, 3, 16), False),
+]
+
+
+@pytest.mark.parametrize(("op", "left", "right", "is_sum"), OF_FEW_TERMS, ids=str)
+def test_dots_of_few_terms_are_sums_on_the_cpu(
+    op: str, left: tuple[int, ...], right: tuple[int, ...], is_sum: bool
+) -> None:
+    x, y = torch.randn(left), torch.randn(right)
+    recorded = record(op, x, y)
+    assert holds(recorded.program, "dot_general") == [
+        p for p in PLATFORMS if p != "cpu" or not is_sum
+    ]
+    check(op, x, y)
+    if is_sum:
+        assert "dot_general" in text(op, x.double(), y.double())
+        check(op, x.bfloat16(), y.bfloat16())
+        x[..., 5, :] = float("inf")
+        check(op, x, y)
+        if op == "aten::mm":  # as XLA has a transposed operand
+            check(op, x.t().contiguous().t(), y)

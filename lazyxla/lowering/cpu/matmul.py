@@ -31,6 +31,8 @@ def dot(b: Contractions, left: DotOperand, right: DotOperand, dtype: torch.dtype
         return b.plain_dot(left._replace(value=x), right._replace(value=y), dtype)
 
     lhs, rhs = left.value, right.value
+    if dtype in (None, lhs.dtype) and _has_few_terms(left, right):
+        return _by_terms(b, left, right)
     last = lhs.rank - 1
     if rhs.rank == 2 and last >= 1 and (*left.contract, *right.contract) == (last, 1):
         if _better_turned(lhs, rhs):
@@ -45,6 +47,31 @@ def dot(b: Contractions, left: DotOperand, right: DotOperand, dtype: torch.dtype
     if same_rows and _free_rows_collide(lhs, rhs):
         return b.slice_dim(plain(_with_gap(lhs), rhs), 0, 0, lhs.shape[-1])
     return plain(lhs, rhs)
+
+
+def _has_few_terms(left: DotOperand, right: DotOperand) -> bool:
+    """Whether the dot is better computed element by element.
+
+    65,536 rows of 3 elements by a weight of 256 x 3 take 23 ms, and 4.6 as the sum of three
+    products; of 2 elements by 64 x 2 4.9 and 0.8. Of four elements the dot is as fast.
+    """
+    shape = left.value.shape
+    terms = math.prod(shape[d] for d in left.contract)
+    many = math.prod(right.free_sizes) >= 8 and math.prod(left.free_sizes) >= 1024
+    return many and left.value.dtype == torch.float32 and terms in (2, 3)
+
+
+def _by_terms(b: Contractions, left: DotOperand, right: DotOperand) -> Value:
+    shape = [*left.free_sizes, *right.free_sizes]
+
+    def columns(x: DotOperand, first: int) -> Value:
+        """The terms' factors of the result's dimensions from `first` on, as the first dimension."""
+        rows = b.transpose(x.value, [*x.contract, *x.free]).reshape([-1, *x.free_sizes])
+        dims = [0, *range(first + 1, first + 1 + len(x.free))]
+        return b.broadcast_in_dim(rows, [rows.shape[0], *shape], dims)
+
+    products = columns(left, 0) * columns(right, len(left.free))
+    return b.reduce(products, [0], "sum")
 
 
 def _with_gap(x: Value) -> Value:
