@@ -43,6 +43,11 @@ def convolve(x: torch.Tensor, w: torch.Tensor, **options: int) -> list[torch.Ten
         (SIZES, (64, 8, 3, 3), {"groups": 8, "padding": 1}, 0),
         (SIZES, (64, 1, 3, 3), {"groups": 64, "padding": 1}, 0),  # a sum of few terms
         ((0, 64, 26, 29), WEIGHT, {"groups": 16}, 0),
+        ((2, 3, 7, 13, 13), (5, 3, 3, 3, 3), {"padding": 1}, 3),  # of three dimensions
+        ((1, 3, 4, 5, 5), (5, 3, 3, 3, 3), {"padding": 1}, 0),  # small
+        ((2, 3, 97, 98), (9, 3, 3, 3), {"padding": 1}, 1),  # the map from few features alone
+        ((2, 9, 97, 98), (3, 9, 3, 3), {"padding": 1}, 1),  # to few
+        ((2, 9, 97, 98), (9, 9, 3, 3), {"padding": 1}, 0),
     ],
 )
 def test_which_convolutions(

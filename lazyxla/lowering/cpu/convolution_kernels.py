@@ -43,6 +43,16 @@ depthwise, 32 features, 32x32, 9x9: 0.5 ms and 9.3 (now a sum of terms: 0.4). Th
 step of ResNeXt-50, which has 32, takes 13 s instead of 30, the next ones no longer; RegNet-X
 (200 MF), which has 3 and 7, takes 110 ms with calls and 89 without."""
 
+_FEW_CHANNELS = 4
+"""Of the input or the result, up to which XLA's map from the one to the other is slow. 16 images of
+56x56: from 1 feature to 2 by 3x3 2.2 ms, and called 0.5; from 3 to 3 by 5x5 4.4 and 1.1; without
+AVX-512. So it is in three dimensions with any number: 4 volumes of 16x32x32 from 1 to 8 26 and 1.1,
+the weight's gradient 16 and 4.2; the gradient of 16 features from positions two apart 18.6 and
+0.5."""
+
+_LEAST, _LEAST_VOLUME = 10**6, 10**5
+"""The work from which such a call pays."""
+
 _CONVOLUTION, _BACKWARD = "aten::convolution", "aten::convolution_backward"
 
 # ---- the operator, and the three maps of rules/convolution.py; None where a call cannot be or does
@@ -74,7 +84,9 @@ def forward(
     b: Builder, x: Value, w: Value, window: Window, bias: Value | None = None
 ) -> Value | None:
     shape = [x.shape[0], w.shape[0], *window.out_sizes(x.shape[2:])]
-    if not _pays(b, x, w, _work(shape, w.shape), window, x.shape[2:]):
+    work = _work(shape, w.shape)
+    is_slow = min(shape[1], x.shape[1]) <= _FEW_CHANNELS and work >= _LEAST
+    if not _pays(b, x, w, work, window, x.shape[2:], is_slow):
         return None
     args = [x, w, bias, *_geometry(window)]
     return _called(b, _CONVOLUTION, args, shape, window, _split(x, w, window, 0, bias))
@@ -148,20 +160,27 @@ def _geometry(
 
 
 def _pays(
-    b: Builder, left: Value, right: Value, work: int, window: Window, sizes: Sequence[int]
+    b: Builder,
+    left: Value,
+    right: Value,
+    work: int,
+    window: Window,
+    sizes: Sequence[int],
+    is_slow: bool = False,
 ) -> bool:
     """Whether a map of these operands is worth a call; the windows are those of an input of
-    `sizes`."""
+    `sizes`. `is_slow`: XLA's is."""
     suits = left.is_float and right.is_float and 3 <= left.rank <= 5
     if not suits or not host_call.may_call_kernel(b):
         return False
     if window.groups > 1:
         return window.groups >= _MANY_GROUPS
     dtype = left.dtype
-    if dtype != right.dtype or not kernel_limits.pays("convolution", dtype, work):
-        return False
     is_matmul = window.taps == 1 or window.tiles(sizes)
-    return dtype == torch.bfloat16 or not is_matmul
+    if dtype != right.dtype or (is_matmul and dtype != torch.bfloat16):
+        return False
+    is_slow = is_slow or (left.rank == 5 and work >= _LEAST_VOLUME)
+    return (is_slow and dtype == torch.float32) or kernel_limits.pays("convolution", dtype, work)
 
 
 def _called(
