@@ -12,7 +12,7 @@ from lazyxla.lowering import Program, lower_to_text
 from lazyxla.lowering.builder import Builder
 from lazyxla.lowering.value import Value
 from tests.lowering.bench import Bench
-from tests.lowering.harness import check, record, text
+from tests.lowering.harness import check, execute, record, text
 
 PLATFORMS = ("cpu", "cuda", "tpu")
 
@@ -134,3 +134,18 @@ def test_dots_of_few_terms_are_sums_on_the_cpu(
         check(op, x, y)
         if op == "aten::mm":  # as XLA has a transposed operand
             check(op, x.t().contiguous().t(), y)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("largest", [True, False])
+def test_greatest_values_are_not_looked_up(dtype: torch.dtype, largest: bool) -> None:
+    """A TPU's compiler estimates 2.7 ms for 8 of 64 elements in 4,096 rows with a look-up of the
+    values at their indices, and 10 us without."""
+    x = torch.randperm(60).reshape(4, 15).to(dtype) - 30
+    x[0, 3], x[1, 2], x[2, 5] = -0.0, math.inf, math.nan
+    for dim in (0, 1):
+        recorded = record("aten::topk", x, 3, dim, largest, True)
+        for platform in PLATFORMS:
+            assert "gather" not in lower_to_text(recorded.program, platform)
+            got, _ = execute(recorded.program, recorded.inputs, platform)
+            torch.testing.assert_close(got, recorded.expected, rtol=0, atol=0, equal_nan=True)

@@ -48,9 +48,9 @@ def topk(b: Builder, x: Value, k: int, dim: int, largest: bool, sorted_: bool) -
     keys = b.swap(x, dim, -1).to(torch.float32)
     keys = where(keys.is_nan(), math.nan, keys)
     # XLA's total order puts nan first, and last if its sign is set.
-    _, index = b.chlo.top_k(keys if largest else -keys, k)
-    index = b.swap(index.to(torch.int64), dim, -1)
-    return [b.take_along(x, index, dim), index]
+    values, index = b.chlo.top_k(keys if largest else -keys, k)
+    values = (values if largest else -values).to(x.dtype)
+    return [b.swap(values, dim, -1), b.swap(index.to(torch.int64), dim, -1)]
 
 
 # ---- binary search ----
