@@ -9,29 +9,57 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Mapping
-from types import CodeType, FunctionType, MethodType, ModuleType
+from types import CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 from lazyxla.steps.code import names_of
 
 # Whose code PyTorch's modules and classes have from the start, besides PyTorch's own.
 _AT_HOME = {*sys.stdlib_module_names, "torch", "torchgen", "typing_extensions", "tqdm", "lazyxla"}
+# What may call a function: by these attributes, or from its closure.
+_WRAPPERS = (
+    *(FunctionType, MethodType, staticmethod, classmethod, property, functools.partial),
+    *(functools.partialmethod, functools.cached_property, type(functools.cache(len))),
+)
+_WRAPPED = ("__func__", "fget", "fset", "fdel", "func", "__wrapped__")
 
 
 def is_patch(value: Any) -> bool:
-    """Whether a value in a namespace of PyTorch's runs somebody else's code: it was put there."""
-    if isinstance(value, (staticmethod, classmethod, MethodType)):
-        return is_patch(value.__func__)
-    if isinstance(value, property):
-        return any(is_patch(each) for each in (value.fget, value.fset, value.fdel) if each)
-    if isinstance(value, functools.partial):
-        return is_patch(value.func)
+    """Whether a value in a namespace of PyTorch's runs somebody else's code: it was put there, or
+    it is a wrapper of PyTorch's around it, as ``torch.no_grad()`` makes one."""
+    waiting, seen = [value], set[int]()
+    while waiting:
+        each = waiting.pop()
+        if id(each) not in seen:
+            seen.add(id(each))
+            if not _is_at_home(each):
+                return True
+            waiting += _wrapped_by(each)
+    return False
+
+
+def _is_at_home(value: Any) -> bool:
     if isinstance(value, FunctionType):
         module = value.__globals__.get("__name__", "")
     else:
         module = value.__module__ if isinstance(value, type) else type(value).__module__
     root = str(module).partition(".")[0]
-    return root not in _AT_HOME and not root.startswith("namedtuple_")
+    return root in _AT_HOME or root.startswith("namedtuple_")
+
+
+def _wrapped_by(value: Any) -> list[Any]:
+    if not isinstance(value, _WRAPPERS):
+        return []
+    inner = [getattr(value, name, None) for name in _WRAPPED]
+    inner += map(_content, getattr(value, "__closure__", None) or ())
+    return [each for each in inner if isinstance(each, _WRAPPERS)]
+
+
+def _content(cell: CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # nothing yet
+        return None
 
 
 def patches_of(space: Mapping[str, Any]) -> tuple[dict[str, Any], set[str]]:

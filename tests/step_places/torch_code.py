@@ -41,6 +41,25 @@ def method_of_torch_that_is_patched() -> Place:
 
 
 @place
+def method_of_torch_that_is_patched_by_a_wrapper_of_torch_s() -> Place:
+    """Whose own code is PyTorch's, or Python's."""
+    before, relu = nn.ReLU.forward, nn.ReLU()
+
+    @torch.enable_grad()
+    def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
+        return x * common.SCALE
+
+    def patch(value: float) -> None:
+        nn.ReLU.forward = torch.autocast("cpu", enabled=False)(lambda self, x: x * value)
+
+    def undo() -> None:
+        nn.ReLU.forward = before
+
+    nn.ReLU.forward = forward
+    return Place(lambda x: relu(x), [set_scale, patch], undo)
+
+
+@place
 def method_of_tensors_that_is_patched() -> Place:
     before = torch.Tensor.sigmoid
 
