@@ -79,6 +79,7 @@ const char* unfit(const at::Tensor& tensor) {
   }
   if (dispatch::is_lazy(impl)) return nullptr;
   if (!tensor.is_cpu()) return "is on another device";
+  if (tensor.grad().defined()) return "is on the CPU and has a gradient";
   return tensor.nbytes() > kMostBytes ? "is on the CPU" : nullptr;
 }
 

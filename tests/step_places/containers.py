@@ -192,6 +192,27 @@ def host_tensor() -> Place:
 
 
 @unwatched
+def gradient_of_a_host_tensor() -> Place:
+    weight = torch.ones((), requires_grad=True)
+    weight.grad = torch.ones(())
+
+    def change(value: float) -> None:
+        weight.grad = torch.tensor(value)
+
+    return Place(lambda x: x * weight.grad.item(), [change])  # type: ignore[union-attr]
+
+
+@place
+def gradient_that_a_host_tensor_gets() -> Place:
+    weight = torch.ones((), requires_grad=True)
+
+    def change(value: float) -> None:
+        weight.grad = torch.tensor(value) if value == 0.5 else None
+
+    return Place(lambda x: x * (1.0 if weight.grad is None else 0.5), [change])
+
+
+@unwatched
 def numpy_array() -> Place:
     import numpy as np
 
