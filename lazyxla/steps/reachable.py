@@ -140,9 +140,8 @@ class Reach:
                 self.guards.add_dict(name, space, {}, set(space) - visited)
 
     def _named(self, space: dict[str, Any]) -> set[str]:
-        if self._dynamic:  # of the interpreter's own names only those that are named
-            return {k for k in space if k in self.names or not k.startswith("__")}
-        return {k for k in space if k in self.names}
+        # Where code makes names up, all but the interpreter's own.
+        return {k for k in space if k in self.names or (self._dynamic and not k.startswith("__"))}
 
     def _visit(self, value: Any, name: str) -> None:
         kind = type(value)  # not its __class__, which may say anything
@@ -251,6 +250,7 @@ class Reach:
         if refused := reads.names & trust.REFUSED_NAMES:
             raise Unfit(f"{function.__qualname__} reads {sorted(refused)[0]} of something")
         for module in reads.imports:
+            self._key(sys.modules, module, f"sys.modules[{module!r}]")
             self._torch_module(module)
             self._add(sys.modules.get(module), module)
         self.names |= reads.names

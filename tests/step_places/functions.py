@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
+import types
 from collections.abc import Iterator
 from typing import Any
 
@@ -204,3 +206,20 @@ def imported_in_the_step() -> Place:
 
     math.scale = 1.0  # type: ignore[attr-defined]
     return Place(read, [lambda v: setattr(math, "scale", v)], lambda: delattr(math, "scale"))
+
+
+@place
+def module_that_is_imported_is_replaced() -> Place:
+    def read(x: torch.Tensor) -> torch.Tensor:
+        import math
+
+        return x * math.sqrt(1.0)
+
+    def change(value: float) -> None:
+        other = types.ModuleType("math")
+        other.sqrt = lambda _: value  # type: ignore[attr-defined]
+        sys.modules["math"] = other
+
+    import math
+
+    return Place(read, [change], lambda: sys.modules.update(math=math))
