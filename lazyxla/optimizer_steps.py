@@ -2,7 +2,8 @@
 
 A plain ``optimizer.step()`` would read each count, and wait for it in the middle of the step. So it
 computes with them on the device, as with PyTorch's `capturable`, which is set in the group during
-the step only: a checkpoint of it can still be loaded for the CPU.
+the step only: a checkpoint of it can still be loaded for the CPU. Captured steps replace more there
+(steps/optimizers.py).
 
 A closure's forward and backward are no part of what the optimizer computes, and are recorded as
 outside of the step.
@@ -16,9 +17,10 @@ loaded, as the state that an optimizer makes.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -30,8 +32,15 @@ from torch.optim.optimizer import (
 from lazyxla import _C, spmd, untraced
 from lazyxla.runtime import BACKEND
 
-_changed: weakref.WeakKeyDictionary[torch.optim.Optimizer, list[dict[str, Any]]]
+Group = dict[str, Any]
+Replace = Callable[[torch.optim.Optimizer], Iterable[tuple[Group, str, Any]]]
+"""What is to be in an optimizer's groups during a step: values of keys."""
+
+# What is in groups during a step: a key's value before, and the one that it has.
+_changed: weakref.WeakKeyDictionary[torch.optim.Optimizer, list[tuple[Group, str, Any, Any]]]
 _changed = weakref.WeakKeyDictionary()
+_replacing: weakref.WeakKeyDictionary[torch.optim.Optimizer, Replace]
+_replacing = weakref.WeakKeyDictionary()
 _watched: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()  # their loads
 _reset_for_saving: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
 
@@ -42,13 +51,38 @@ def install() -> None:
     register_optimizer_step_post_hook(_after)
 
 
+@contextlib.contextmanager
+def replacing(optimizers: Iterable[torch.optim.Optimizer], replace: Replace) -> Iterator[None]:
+    """In the block, optimizers find this in their groups during each of their steps."""
+    before = {optimizer: _replacing.get(optimizer) for optimizer in optimizers}
+    _replacing.update(dict.fromkeys(before, replace))
+    try:
+        yield
+    finally:
+        for optimizer, other in before.items():
+            _reset(optimizer)  # its step may have failed
+            del _replacing[optimizer]
+            if other is not None:
+                _replacing[optimizer] = other
+
+
+def reset_for_saving(optimizer: torch.optim.Optimizer) -> bool:
+    """Has its groups as they were where its state is saved after a step that failed, which has no
+    end to reset them at, or in a hook of a step. Returns whether they were not so already."""
+    is_new = optimizer not in _reset_for_saving
+    if is_new:
+        _reset_for_saving.add(optimizer)
+        optimizer.register_state_dict_pre_hook(_reset)
+    return is_new
+
+
 @untraced.traced
 def _before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
     """Returns other arguments of the step, if they have a closure."""
     given = None
     if not torch.compiler.is_compiling():  # which computes so by itself
         given = _with_marked_closure(optimizer, args, kwargs)
-        _set_capturable(optimizer)
+        _replace(optimizer)
         if _C.has_mesh() and _spread_gradients(optimizer) and optimizer not in _watched:
             _spread_state(optimizer)
             _watched.add(optimizer)
@@ -107,32 +141,41 @@ def _begin_momentum(optimizer: torch.optim.Optimizer) -> None:
 @untraced.traced
 def _after(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
     if not torch.compiler.is_compiling():
-        _reset_capturable(optimizer)
+        _reset(optimizer)
 
 
-def _set_capturable(optimizer: torch.optim.Optimizer) -> None:
-    _reset_capturable(optimizer)  # the last step may have failed
-    groups = [
-        group
-        for group in optimizer.param_groups
-        if group.get("capturable") is False
-        and not group.get("fused")
-        and _counts_on_device(optimizer, group)
-    ]
-    if groups:
-        _changed[optimizer] = groups
-        if optimizer not in _reset_for_saving:  # a step that fails has no end to reset them at
-            _reset_for_saving.add(optimizer)
-            optimizer.register_state_dict_pre_hook(_reset_capturable)
-        for group in groups:
-            group["capturable"] = True
-            for parameter in group["params"]:
-                move_numbers(state_of(optimizer, parameter), parameter.device)
+def _replace(optimizer: torch.optim.Optimizer) -> None:
+    _reset(optimizer)  # the last step may have failed
+    changes = list(_replacing.get(optimizer, _capturable)(optimizer))
+    if changes:
+        reset_for_saving(optimizer)
+        _changed[optimizer] = [(group, key, group[key], value) for group, key, value in changes]
+        for group, key, value in changes:
+            group[key] = value
 
 
-def _reset_capturable(optimizer: torch.optim.Optimizer) -> None:
-    for group in _changed.pop(optimizer, ()):
-        group["capturable"] = False
+def _reset(optimizer: torch.optim.Optimizer) -> None:
+    for group, key, before, value in _changed.pop(optimizer, ()):
+        if group.get(key) is value:  # else the step itself has set it
+            group[key] = before
+
+
+def _capturable(optimizer: torch.optim.Optimizer) -> Iterator[tuple[Group, str, Any]]:
+    for group in optimizer.param_groups:
+        if counts_apart(group) and _counts_on_device(optimizer, group):
+            yield count_on_device(optimizer, group)
+
+
+def counts_apart(group: Group) -> bool:
+    """Whether a group's step would read its counts."""
+    return group.get("capturable") is False and not group.get("fused")
+
+
+def count_on_device(optimizer: torch.optim.Optimizer, group: Group) -> tuple[Group, str, Any]:
+    """Moves a group's counts to the device, and returns what has its step count there."""
+    for parameter in group["params"]:
+        move_numbers(state_of(optimizer, parameter), parameter.device)
+    return group, "capturable", True
 
 
 def _after_loading(optimizer: torch.optim.Optimizer) -> None:
@@ -172,7 +215,7 @@ def _spread_state(optimizer: torch.optim.Optimizer) -> None:
                     _C.shard(value, raw)
 
 
-def _counts_on_device(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> bool:
+def _counts_on_device(optimizer: torch.optim.Optimizer, group: Group) -> bool:
     for parameter in group["params"]:
         step = state_of(optimizer, parameter).get("step")
         if isinstance(step, torch.Tensor):

@@ -18,7 +18,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import lazyxla
-from tests.step_twins import Step, Training, Twins, adam, loss_of, plain_step
+from tests.step_twins import Step, Training, Twins, adam, loss_of, plain_step, sgd
 from tests.support import DEVICE, assert_same, counted
 
 # --- Results -------------------------------------------------------------------------------------
@@ -334,3 +334,49 @@ def test_a_learning_rate_that_the_step_reads_is_a_number() -> None:
         training.optimizer.param_groups[0]["lr"] = 0.02
     assert twins.run(1) == 0
     twins.settle()
+
+
+@pytest.mark.parametrize("optimizer", [sgd, adam])
+@pytest.mark.parametrize("how", ["state_dict", "repr", "format"])
+def test_what_a_step_returns_of_an_optimizer_tells_its_learning_rate(optimizer, how: str) -> None:
+    """Within the step, too, a group has the numbers that its user gave it."""
+
+    def shown(of: torch.optim.Optimizer) -> Any:
+        if how == "state_dict":
+            return of.state_dict()
+        return repr(of) if how == "repr" else f"{of}"
+
+    def make(training: Training) -> Step:
+        inner = plain_step(training)
+
+        def step(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, Any]:
+            return inner(x, y), shown(training.optimizer)
+
+        return step
+
+    twins = Twins(make, optimizer=optimizer)
+    for rate in (0.1, 0.1, 0.1, 0.1, 0.1, 0.02, 0.02):
+        for training in twins.both:
+            training.optimizer.param_groups[0]["lr"] = rate
+        x, y = (t.to(DEVICE) for t in twins.batch())
+        with counted() as n:
+            results = [training.step(x, y)[1] for training in twins.both]
+        if how == "state_dict":
+            results = [state["param_groups"] for state in results]
+            assert type(results[0][0]["lr"]) is float
+        assert results[0] == results[1]
+    assert n.captured_steps == 1
+
+
+def test_hooks_of_an_optimizer_save_the_numbers_of_its_groups() -> None:
+    saved: list[Any] = []
+
+    def make(training: Training) -> Step:
+        training.optimizer.register_step_post_hook(lambda o, _, __: saved.append(o.state_dict()))
+        return plain_step(training)
+
+    twins = Twins(make, optimizer=adam)
+    twins.run()
+    groups = [state["param_groups"][0] for state in saved]
+    assert len(groups) == 8
+    assert {(type(group["lr"]), group["capturable"]) for group in groups} == {(float, False)}

@@ -14,7 +14,7 @@ from lazyxla import _C, lowering
 from lazyxla.runtime import BACKEND
 from lazyxla.steps.optimizers import Rates
 from lazyxla.steps.reachable import Reach
-from lazyxla.steps.results import Template, build, describe
+from lazyxla.steps.results import Template, build, constants, describe
 from lazyxla.steps.trust import Unfit
 
 logger = logging.getLogger("lazyxla")
@@ -135,6 +135,8 @@ class CapturedFunction:
             program, why = recording.finish(fresh)
             if not complete:
                 raise Unfit("its optimizers have changed")
+            if self._rates.may_be_among(constants(template), reach.names):
+                raise Unfit("it returns a learning rate, or text that may tell one")
             if program is None:
                 raise Unfit(why)
             if why := reach.guards.broken():

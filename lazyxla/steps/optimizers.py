@@ -2,27 +2,27 @@
 
 A learning rate is given to the recorded step as a tensor, so that a scheduler changes what the
 program takes and not the program. Step counts are on the device, where the step itself counts, as
-PyTorch's `capturable` has it. Both are so within the step only: outside, a group has the numbers
-that its user gave it.
+PyTorch's `capturable` has it. Both are so within the optimizer's own step: outside, a group has the
+numbers that its user gave it, to look at or to save.
 """
 
 from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 
 from lazyxla import _C, optimizer_steps
+from lazyxla.optimizer_steps import Group
 from lazyxla.runtime import BACKEND
+from lazyxla.steps.code import TEXTS
 from lazyxla.steps.reachable import Reach
 
 # Optimizers whose steps can take a learning rate as a tensor of the device without reading it.
 _TAKE_TENSORS = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
-
-Group = dict[str, Any]
 
 
 class Rates:
@@ -39,18 +39,23 @@ class Rates:
         self.numbers: list[Any] = []
         self.optimizers: list[weakref.ref[torch.optim.Optimizer]] = []
         self._sets_gradients = False
+        self._are_returned = False
+        self._given: dict[int, tuple[float, torch.Tensor]] = {}  # by a group's id: in this call
         self._groups: list[tuple[weakref.ref[torch.optim.Optimizer], int]] = []
 
     def find(self, reach: Reach) -> bool:
         """Makes the tensors for the optimizers that a walk reached, if they are others than before.
 
-        A step that itself reads or sets learning rates has them as numbers.
+        A step that itself reads, sets or returns learning rates has them as numbers.
 
         Returns:
             Whether anything has changed.
         """
         as_numbers = reach.schedules or not reach.names.isdisjoint(("lr", "param_groups"))
+        as_numbers = as_numbers or self._are_returned
         optimizers = reach.optimizers
+        # The hook for it is among what is guarded.
+        hooked = [optimizer_steps.reset_for_saving(optimizer) for optimizer in optimizers]
         groups = [
             (optimizer, position)
             for optimizer in optimizers
@@ -62,7 +67,7 @@ class Rates:
         varying = {id(o.param_groups[p]): {"lr": i} for i, (o, p) in enumerate(groups)}
         self.optimizers = [weakref.ref(optimizer) for optimizer in optimizers]
         if varying == self.varying:
-            return False
+            return any(hooked)
         self.varying = varying
         self._groups = [(weakref.ref(o), p) for o, p in groups]
         self.numbers = [_number(optimizer.param_groups[p]) for optimizer, p in groups]
@@ -70,46 +75,46 @@ class Rates:
 
     @contextlib.contextmanager
     def as_tensors(self) -> Iterator[bool]:
-        """Gives the groups their tensors, and has steps counted on the device, for a block.
+        """Gives the groups their tensors, and has steps counted on the device, in the steps that
+        optimizers make within a block.
 
         Yields whether all groups that vary have their tensors.
         """
-        complete = True
-        changed: list[tuple[Group, str, Any, Any]] = []
-
-        def change(group: Group, key: str, value: Any) -> None:
-            changed.append((group, key, group[key], value))
-            group[key] = value
-
-        try:
-            for reference in self.optimizers:
-                if (optimizer := reference()) is None:
-                    continue
-                for group in optimizer.param_groups:
-                    counts_apart = group.get("capturable") is False and not group.get("fused")
-                    if counts_apart and _on_device(group):
-                        for parameter in group["params"]:
-                            state = optimizer_steps.state_of(optimizer, parameter)
-                            optimizer_steps.move_numbers(state, parameter.device)
-                        change(group, "capturable", True)
-            for (reference, position), number in zip(self._groups, self.numbers, strict=True):
-                optimizer = reference()
-                groups = optimizer.param_groups if optimizer else []
-                group = groups[position] if position < len(groups) else {}
-                known = optimizer is not None and id(group) in self.varying
-                if not known or not _takes_tensor(optimizer, group, self._sets_gradients):
-                    complete = False
-                    continue
+        self._given = {}
+        for (reference, position), number in zip(self._groups, self.numbers, strict=True):
+            optimizer = reference()
+            groups = optimizer.param_groups if optimizer else []
+            group = groups[position] if position < len(groups) else {}
+            known = optimizer is not None and id(group) in self.varying
+            if known and _takes_tensor(optimizer, group, self._sets_gradients):
                 number.set(group["lr"])
-                change(group, "lr", number.tensor)
+                self._given[id(group)] = group["lr"], number.tensor
+        optimizers = [optimizer for each in self.optimizers if (optimizer := each()) is not None]
+        with optimizer_steps.replacing(optimizers, self._replaced):
+            yield len(self._given) == len(self.numbers)
+
+    def _replaced(self, optimizer: torch.optim.Optimizer) -> Iterator[tuple[Group, str, Any]]:
+        for group in optimizer.param_groups:
+            if optimizer_steps.counts_apart(group) and _on_device(group):
+                yield optimizer_steps.count_on_device(optimizer, group)
+            rate, tensor = self._given.get(id(group), (None, None))
+            if rate is not None and group["lr"] is rate:  # else the step itself has set it
+                yield group, "lr", tensor
                 if isinstance(optimizer, torch.optim.SGD) and not group["fused"]:
                     # Its other forms read the tensor. They compute the same.
-                    change(group, "fused", True)
-            yield complete
-        finally:
-            for group, key, before, value in reversed(changed):
-                if group.get(key) is value:  # else the step itself has set it
-                    group[key] = before
+                    yield group, "fused", True
+
+    def may_be_among(self, values: Iterable[Any], names: set[str]) -> bool:
+        """Whether values that a step returns may tell a rate that varies: as a number, or in text
+        that code with these names makes. All are numbers from then on."""
+        rates = [rate for rate, _ in self._given.values()]
+        makes_text = bool(rates) and not names.isdisjoint(TEXTS)
+        for value in values:
+            if (type(value) in (int, float) and value in rates) or (
+                makes_text and type(value) is str
+            ):
+                self._are_returned = True
+        return self._are_returned and bool(rates)
 
 
 def _takes_tensor(optimizer: Any, group: Group, sets_gradients: bool) -> bool:

@@ -48,6 +48,16 @@ def build(template: Template, made: list[torch.Tensor]) -> Any:
     return kind(build(each, made) for each in what)
 
 
+def constants(template: Template) -> Iterator[Any]:
+    """What is the same in each result."""
+    kind, what = template
+    if kind is object:
+        yield what
+    elif kind is not int:
+        for each in what.values() if kind is dict else what:
+            yield from constants(each)
+
+
 class _Description:
     def __init__(
         self, state: set[int], reached: dict[int, Any], containers: dict[int, Any]
