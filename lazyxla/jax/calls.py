@@ -21,10 +21,10 @@ def call_jax(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
     The call is recorded like any operator. The function is traced by JAX once for each combination
     of the tensors' shapes and dtypes and of the other arguments' values, in the width and with the
-    ``jax.default_matmul_precision`` that JAX is set to: if ``jax_enable_x64`` is off, 64-bit
-    integers arrive as 32-bit ones. Derivatives are JAX's, of any order, backward and forward
-    (``jax.vjp``, ``jax.jvp``), and so is what ``torch.func.vmap`` does (``jax.vmap``). JAX opens no
-    device for it.
+    ``jax.default_matmul_precision``, rules of promotion and random generator that JAX is set to: if
+    ``jax_enable_x64`` is off, 64-bit integers arrive as 32-bit ones. Derivatives are JAX's, of any
+    order, backward and forward (``jax.vjp``, ``jax.jvp``), and so is what ``torch.func.vmap`` does
+    (``jax.vmap``). JAX opens no device for it.
 
     Args:
         function: any function that ``jax.jit`` takes; hashable. Tracing it is remembered as long as
@@ -101,7 +101,11 @@ class Calls:
         jax = _jax()
         config = jax.config
         wide: bool = config.jax_enable_x64 if self._wide is None else self._wide
-        settings = wide, config.jax_default_matmul_precision, config.jax_default_prng_impl
+        settings = (
+            *(wide, config.jax_default_matmul_precision, config.jax_default_prng_impl),
+            *(config.jax_numpy_dtype_promotion, config.jax_numpy_rank_promotion),
+            config.jax_threefry_partitionable,
+        )
         # Kernels may depend on the model of the device that a capture is for.
         key: list[Any] = [settings, _C.captured_platform() and recorded_device().kind]
         tensors: Sequence[torch.Tensor] = args

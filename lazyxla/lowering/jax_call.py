@@ -13,7 +13,7 @@ import functools
 import importlib
 import io
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -32,6 +32,15 @@ if TYPE_CHECKING:
 # XLA's operations only.
 _LOWERED_AS = {"cpu": "cpu", "tpu": "tpu"}
 _BY_XLA_ALONE = "xla"
+
+# JAX's own defaults of what decides how a function is traced. Rules are written for these.
+_DEFAULTS = {
+    "default_matmul_precision": None,
+    "default_prng_impl": "threefry2x32",
+    "numpy_dtype_promotion": "standard",
+    "numpy_rank_promotion": "allow",
+    "threefry_partitionable": True,
+}
 
 Aval = tuple[torch.dtype, tuple[int, ...], bool]
 """dtype, shape, and whether the dtype is weak in promotion (a Python number)."""
@@ -80,7 +89,7 @@ def _trace(
     device: KernelDevice | None,
 ) -> tuple[bytes, bool]:
     """The function's module in bytecode, and whether it returns one array rather than several."""
-    with compiling(True, device) as jax:
+    with compiling(True, device, _DEFAULTS) as jax:
         operands = [
             jax.ShapeDtypeStruct(shape, numpy_dtype(dtype), weak_type=weak)
             for dtype, shape, weak in avals
@@ -101,14 +110,22 @@ def bytecode_of(lowered: Any) -> bytes:
 
 
 @contextlib.contextmanager
-def compiling(wide: bool, device: KernelDevice | None) -> Iterator[Any]:
+def compiling(
+    wide: bool, device: KernelDevice | None, settings: Mapping[str, Any] | None = None
+) -> Iterator[Any]:
     """JAX, to trace and lower functions within the block, with 64-bit types if they are `wide`.
 
     JAX asks for a device to lower for, and would open all there are. It gets one of a private
-    client. Kernels that ask for the device's model get that of `device`.
+    client. Kernels that ask for the device's model get that of `device`. The user's settings of JAX
+    hold, but for these `settings`, and `jax.disable_jit`, with which nothing is traced.
     """
     jax: Any = importlib.import_module("jax")
-    with jax.enable_x64(wide), jax.default_device(_device()), contextlib.ExitStack() as stack:
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(jax.enable_x64(wide))
+        stack.enter_context(jax.default_device(_device()))
+        stack.enter_context(jax.disable_jit(False))
+        for name, value in (settings or {}).items():
+            stack.enter_context(getattr(jax, name)(value))
         if device:
             model = jax.sharding.AbstractDevice(**device._asdict())
             mesh = jax.sharding.AbstractMesh((), (), abstract_device=model)

@@ -305,6 +305,23 @@ def test_precision_and_kind_of_keys_as_jax_is_set() -> None:
     assert "HIGHEST" not in lazyxla.stablehlo(square, x)
 
 
+def test_promotion_and_random_numbers_as_jax_is_set() -> None:
+    add = lazyxla.jax_function(lambda x, y: x + y)
+    draw = lazyxla.jax_function(lambda data: jax.random.bits(jax.random.wrap_key_data(data), (4,)))
+    x, n = torch.ones(2, device=DEVICE), torch.ones(2, 2, dtype=torch.int32, device=DEVICE)
+    data = torch.tensor([0, 7], dtype=torch.uint32, device=DEVICE)
+    compare(add(x, n), torch.full((2, 2), 2.0))
+    with jax.numpy_dtype_promotion("strict"), pytest.raises(ValueError, match="promotion"):
+        add(x, n)
+    with jax.numpy_rank_promotion("raise"), pytest.raises(ValueError, match="broadcast"):
+        add(x, n)
+    drawn = draw(data)
+    with jax.threefry_partitionable(False):
+        assert not draw(data).equal(drawn)
+    with jax.disable_jit():
+        compare(add(n, n), torch.full((2, 2), 2, dtype=torch.int32))
+
+
 def test_random_numbers() -> None:
     normal = lazyxla.jax_function(lambda key: jax.random.normal(key, (1000,)))
     draws = []

@@ -89,6 +89,30 @@ def test_a_jax_function_is_traced_and_merged_once() -> None:
     jax_trace.cache_clear()
 
 
+def test_jax_rules_do_not_depend_on_how_the_user_has_set_jax() -> None:
+    import jax
+
+    @use_jax("aten::addcmul")
+    def rule(x: Any, y: Any, z: Any, value: Any) -> Any:
+        import jax.numpy as jnp
+
+        assert jax.random.key_data(jax.random.key(0)).shape == (2,)
+        once = jax.lax.while_loop(lambda n: n < 1, lambda n: n + 1, jnp.int32(0))
+        return x @ jnp.eye(3) + value * y * z * once
+
+    x = torch.randn(3)
+    with (
+        jax.numpy_dtype_promotion("strict"),
+        jax.numpy_rank_promotion("raise"),
+        jax.default_prng_impl("rbg"),
+        jax.default_matmul_precision("highest"),
+        jax.disable_jit(),
+    ):
+        check("aten::addcmul", x, x, torch.randn(2, 3))
+        assert "HIGHEST" not in text("aten::addcmul", x, x, torch.randn(2, 3))
+    jax_trace.cache_clear()
+
+
 def test_jax_opens_no_device_and_keeps_its_settings() -> None:
     script = """
 import torch
