@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 from lazyxla import _C, runtime
 from lazyxla.jax.arrays import to_jax
 from lazyxla.jax.export_dimensions import Dimensions, check_sizes
+from lazyxla.jax.flat_functions import constant_key
 from lazyxla.jax.modules import JaxModule
 from lazyxla.jax.torch_functions import with_composites
 from lazyxla.jax.views import JaxView
@@ -149,7 +150,7 @@ def export(
         "mutations": mutated,
         "dimensions": {} if dimensions is None else dimensions.bounds,
         "constants": {
-            _name(path): value if isinstance(value, (bool, int, float, str)) else repr(value)
+            _name(path): _kept(value)
             for (path, _), value in zip(_with_paths(tree), constants, strict=True)
             if value is not None
         },
@@ -172,7 +173,7 @@ def load_exported(path: str | Path, device: torch.device | str = BACKEND) -> nn.
         device: where its weights are.
 
     Raises:
-        ValueError: the files are of a later format.
+        ValueError: the files are of a later format, or damaged.
     """
     import jax
     from safetensors.torch import load_file
@@ -181,15 +182,22 @@ def load_exported(path: str | Path, device: torch.device | str = BACKEND) -> nn.
     manifest = json.loads((folder / _MANIFEST).read_text())
     if manifest["format"] > _FORMAT:
         raise ValueError(f"{folder} has format {manifest['format']}; this lazyxla knows {_FORMAT}")
-    program = jax.export.deserialize(bytearray((folder / _PROGRAM).read_bytes()))
+    serialized = bytearray((folder / _PROGRAM).read_bytes())
+    try:
+        program = jax.export.deserialize(serialized)
+    except Exception as error:
+        reason = f"{folder / _PROGRAM} is no program that this JAX reads: {error}"
+        raise ValueError(reason) from error
     weights = load_file(folder / _WEIGHTS)
-    kinds = {each["name"]: each["kind"] for each in manifest["inputs"]}
+    # An argument may have the name of a parameter.
+    names = {(each["kind"], each["name"]) for each in manifest["inputs"]}
 
     def apply(parameters: Any, buffers: Any, training: bool, args: Any, kwargs: Any) -> Any:
         leaves, tree = jax.tree.flatten((args, kwargs))
         for (path, _), leaf in zip(_with_paths(tree), leaves, strict=True):
             constant = manifest["constants"].get(_name(path))
-            if not isinstance(leaf, jax.Array) and leaf != constant and repr(leaf) != constant:
+            is_array = isinstance(leaf, jax.Array)
+            if not is_array and constant_key(_kept(leaf)) != constant_key(constant):
                 raise ValueError(f"the program was made for {_name(path)}={constant}, got {leaf!r}")
         given = [leaf if isinstance(leaf, jax.Array) else None for leaf in leaves]
         check_sizes(manifest, [x.shape for x in given if x is not None])
@@ -197,7 +205,7 @@ def load_exported(path: str | Path, device: torch.device | str = BACKEND) -> nn.
         return called.call(parameters, buffers, *jax.tree.unflatten(tree, given))
 
     def of_kind(kind: str) -> dict[str, torch.Tensor]:
-        return {name: x for name, x in weights.items() if kinds[name] == kind}
+        return {name: x for name, x in weights.items() if (kind, name) in names}
 
     module = JaxModule(apply, of_kind("parameter"), of_kind("buffer"), device, wide=True)
     return module.requires_grad_(False).eval()
@@ -243,6 +251,13 @@ def _with_paths(tree: Any) -> list[tuple[Any, Any]]:
         *jax.tree_util.tree_leaves_with_path(args),
         *jax.tree_util.tree_leaves_with_path(kwargs),
     ]
+
+
+def _kept(constant: Any) -> Any:
+    """A constant as the manifest has it."""
+    if isinstance(constant, (bool, int, float, str)):
+        return json.loads(json.dumps(constant))  # of a class of Python's own
+    return repr(constant)
 
 
 def _name(path: Sequence[Any]) -> str:

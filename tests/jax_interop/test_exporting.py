@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 from collections.abc import Callable
+from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +116,47 @@ def test_the_manifest_and_what_is_written(tmp_path: Path) -> None:
     assert found["no"] is None
     torch.testing.assert_close(found["product"].cpu(), expected["product"].detach())
     assert found["best"][0].cpu().equal(expected["best"][0])
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(3.0))
+
+    def forward(self, x: Tensor, factor: float, *, scale: Tensor) -> Tensor:
+        return x * factor * self.scale * scale
+
+
+def test_an_argument_that_is_named_as_a_parameter(tmp_path: Path) -> None:
+    x, scale = torch.arange(3.0), torch.tensor(2.0)
+    lazyxla.export(Scaled(), (x, 0.5), {"scale": scale}, platforms=("cpu",)).save(tmp_path)
+    loaded = lazyxla.load_exported(tmp_path)
+    found = loaded(x.to("lazyxla"), 0.5, scale=scale.to("lazyxla"))
+    assert list(loaded.state_dict()) == ["scale"]
+    torch.testing.assert_close(found.cpu(), x * 3)
+
+
+@pytest.mark.parametrize(("constant", "others"), [(2, [2.0, True]), (0.0, [-0.0, 0]), (nan, [0.0])])
+def test_a_constant_is_the_same_with_its_type(tmp_path: Path, constant: Any, others: Any) -> None:
+    x = torch.ones(2)
+    lazyxla.export(Shifted(), (x, constant), platforms=("cpu",)).save(tmp_path)
+    loaded, x = lazyxla.load_exported(tmp_path), x.to("lazyxla")
+    torch.testing.assert_close(loaded(x, constant).cpu(), torch.ones(2) + constant, equal_nan=True)
+    for other in others:
+        with pytest.raises(ValueError, match=f"made for 1={constant}, got {other}"):
+            loaded(x, other)
+
+
+def test_a_damaged_program_is_told(tmp_path: Path) -> None:
+    lazyxla.export(Shifted(), (torch.ones(2), 1), platforms=("cpu",)).save(tmp_path)
+    (tmp_path / "program.jax_export").write_bytes(b"no")
+    with pytest.raises(ValueError, match=r"program.jax_export is no program that this JAX reads"):
+        lazyxla.load_exported(tmp_path)
+
+
+class Shifted(nn.Module):
+    def forward(self, x: Tensor, by: float) -> Tensor:
+        return x + by
 
 
 def test_the_module_stays_as_it_is() -> None:
