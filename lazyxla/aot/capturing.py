@@ -158,8 +158,8 @@ def capture(topology: str | Topology | None = None) -> Iterator[list[CapturedPro
     no data and never get any: to read a value is an error, and so is an operator that runs on the
     host. Tensors of the device that have data are inputs of a program like any other; what is
     written to them is written to no effect, and when the block ends they have the data that they
-    had before. So have random generators their state. What is not on the device, such as an
-    optimizer's count of steps, is as the block left it.
+    had before. So have the devices' default generators their state. What is not on the device, such
+    as an optimizer's count of steps or a generator of the user's own, is as the block left it.
 
     There is one capture at a time, for all threads: while it is active, no work on the device is
     run.
