@@ -368,6 +368,24 @@ def test_what_a_step_returns_of_an_optimizer_tells_its_learning_rate(optimizer, 
     assert n.captured_steps == 1
 
 
+def test_other_text_that_a_step_returns_keeps_learning_rates_as_inputs() -> None:
+    def make(training: Training) -> Step:
+        inner = plain_step(training)
+        return lambda x, y: {"loss": inner(x, y), "name": f"{training.model[0].in_features}"}
+
+    twins, captured = Twins(make), 0
+    for rate in (0.1, 0.1, 0.1, 0.1, 0.02, 0.03):
+        for training in twins.both:
+            training.optimizer.param_groups[0]["lr"] = rate
+        x, y = (t.to(DEVICE) for t in twins.batch())
+        with counted() as n:
+            result = twins.captured.step(x, y)
+        captured = captured + 1 if n.captured_steps else 0
+        assert result["name"] == "8"
+        twins.compare(result["loss"], twins.other.step(x, y)["loss"])
+    assert captured >= 3
+
+
 def test_hooks_of_an_optimizer_save_the_numbers_of_its_groups() -> None:
     saved: list[Any] = []
 

@@ -135,8 +135,8 @@ class CapturedFunction:
             program, why = recording.finish(fresh)
             if not complete:
                 raise Unfit("its optimizers have changed")
-            if self._rates.may_be_among(constants(template), reach.names):
-                raise Unfit("it returns a learning rate, or text that may tell one")
+            if self._rates.are_among(constants(template)):
+                raise Unfit("it returns a learning rate, or text with one")
             if program is None:
                 raise Unfit(why)
             if why := reach.guards.broken():

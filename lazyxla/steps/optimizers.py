@@ -18,7 +18,6 @@ import torch
 from lazyxla import _C, optimizer_steps
 from lazyxla.optimizer_steps import Group
 from lazyxla.runtime import BACKEND
-from lazyxla.steps.code import TEXTS
 from lazyxla.steps.reachable import Reach
 
 # Optimizers whose steps can take a learning rate as a tensor of the device without reading it.
@@ -104,16 +103,15 @@ class Rates:
                     # Its other forms read the tensor. They compute the same.
                     yield group, "fused", True
 
-    def may_be_among(self, values: Iterable[Any], names: set[str]) -> bool:
-        """Whether values that a step returns may tell a rate that varies: as a number, or in text
-        that code with these names makes. All are numbers from then on."""
+    def are_among(self, values: Iterable[Any]) -> bool:
+        """Whether a rate that varies is among values that a step returns, or in their text, as an
+        optimizer's is. All are numbers from then on."""
         rates = [rate for rate, _ in self._given.values()]
-        makes_text = bool(rates) and not names.isdisjoint(TEXTS)
         for value in values:
-            if (type(value) in (int, float) and value in rates) or (
-                makes_text and type(value) is str
-            ):
-                self._are_returned = True
+            if type(value) is str:
+                self._are_returned |= any(repr(rate) in value for rate in rates)
+            elif type(value) in (int, float):
+                self._are_returned |= value in rates
         return self._are_returned and bool(rates)
 
 
