@@ -39,7 +39,7 @@ Replace = Callable[[torch.optim.Optimizer], Iterable[tuple[Group, str, Any]]]
 # What is in groups during a step: a key's value before, and the one that it has.
 _changed: weakref.WeakKeyDictionary[torch.optim.Optimizer, list[tuple[Group, str, Any, Any]]]
 _changed = weakref.WeakKeyDictionary()
-_replacing: weakref.WeakKeyDictionary[torch.optim.Optimizer, Replace]
+_replacing: weakref.WeakKeyDictionary[torch.optim.Optimizer, list[Replace]]
 _replacing = weakref.WeakKeyDictionary()
 _watched: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()  # their loads
 _reset_for_saving: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
@@ -54,16 +54,15 @@ def install() -> None:
 @contextlib.contextmanager
 def replacing(optimizers: Iterable[torch.optim.Optimizer], replace: Replace) -> Iterator[None]:
     """In the block, optimizers find this in their groups during each of their steps."""
-    before = {optimizer: _replacing.get(optimizer) for optimizer in optimizers}
-    _replacing.update(dict.fromkeys(before, replace))
+    changed = list(optimizers)
+    for optimizer in changed:
+        _replacing.setdefault(optimizer, []).append(replace)
     try:
         yield
     finally:
-        for optimizer, other in before.items():
+        for optimizer in changed:
             _reset(optimizer)  # its step may have failed
-            del _replacing[optimizer]
-            if other is not None:
-                _replacing[optimizer] = other
+            _replacing[optimizer].remove(replace)  # another thread's may be the last one
 
 
 def reset_for_saving(optimizer: torch.optim.Optimizer) -> bool:
@@ -146,7 +145,8 @@ def _after(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
 
 def _replace(optimizer: torch.optim.Optimizer) -> None:
     _reset(optimizer)  # the last step may have failed
-    changes = list(_replacing.get(optimizer, _capturable)(optimizer))
+    replacements = _replacing.get(optimizer) or [_capturable]
+    changes = list(replacements[-1](optimizer))
     if changes:
         reset_for_saving(optimizer)
         _changed[optimizer] = [(group, key, group[key], value) for group, key, value in changes]

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import lazyxla
+from lazyxla import optimizer_steps
 
 DEVICE = "lazyxla"
 NAMES = [
@@ -123,3 +124,25 @@ def test_of_other_optimizers(kept: Any) -> None:
         step(module, optimizer, given)
     for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
         torch.testing.assert_close(a.cpu(), b)
+
+
+def test_replacements_of_threads_that_overlap() -> None:
+    """Each has its own as long as its block lasts, whichever ends first."""
+    seen: list[float] = []
+
+    class Optimizer(torch.optim.Optimizer):
+        def step(self, closure: Any = None) -> None:
+            seen.append(self.param_groups[0]["lr"])
+
+    optimizer = Optimizer([torch.zeros(2, requires_grad=True)], {"lr": 1.0})
+
+    def giving(rate: float) -> Any:
+        replace = lambda of: [(of.param_groups[0], "lr", rate)]  # noqa: E731
+        return optimizer_steps.replacing([optimizer], replace)
+
+    first, second = giving(2.0), giving(3.0)
+    for block, enter in ((first, True), (second, True), (first, False), (second, False)):
+        _ = block.__enter__() if enter else block.__exit__(None, None, None)
+        optimizer.step()
+        assert optimizer.param_groups[0]["lr"] == 1.0
+    assert seen == [2.0, 3.0, 3.0, 1.0]
