@@ -79,3 +79,36 @@ def test_windows_of_another_rank(rank: int, window: tuple[int, ...]) -> None:
     for sizes in ((2, *[7] * rank), (1, 2, *[7] * rank)):
         x = torch.ones(sizes)
         assert error_of(call, x.to("lazyxla")) == error_of(call, x)
+
+
+WITHOUT_WINDOWS: dict[str, tuple[Call, int]] = {
+    "average, 1d": (lambda x: F.adaptive_avg_pool1d(x, 0), 1),
+    "average, 2d": (lambda x: F.adaptive_avg_pool2d(x, (0, 2)), 2),
+    "average, 3d": (lambda x: F.adaptive_avg_pool3d(x, (1, 0, 2)), 3),
+    "maximum, 1d": (lambda x: F.adaptive_max_pool1d(x, 0), 1),
+    "maximum, 2d": (lambda x: F.adaptive_max_pool2d(x, (0, 2)), 2),
+    "maximum, 3d": (lambda x: F.adaptive_max_pool3d(x, (1, 0, 2)), 3),
+}
+
+
+@pytest.mark.parametrize("name", WITHOUT_WINDOWS)
+def test_the_gradient_of_no_windows(name: str) -> None:
+    pool, rank = WITHOUT_WINDOWS[name]
+
+    def gradient(x: torch.Tensor) -> torch.Tensor:
+        x = x.clone().requires_grad_()
+        pool(x).sum().backward()
+        assert x.grad is not None
+        return x.grad
+
+    x = torch.ones(2, 3, *[5] * rank)
+    kind, words = error_of(gradient, x.to("lazyxla"))
+    assert (kind, words) == error_of(gradient, x)
+    assert "non-zero size for non-batch dimensions" in words
+
+
+def test_the_gradient_of_no_images() -> None:
+    x = torch.ones(0, 3, 6, 6, device="lazyxla", requires_grad=True)
+    (F.adaptive_avg_pool2d(x, 2).sum() + F.adaptive_max_pool2d(x, 2).sum()).backward()
+    assert x.grad is not None
+    assert x.grad.shape == x.shape

@@ -73,6 +73,17 @@ def _averages(a: Arguments) -> None:
         find_op(f"aten::_adaptive_avg_pool{len(sizes)}d")(one, sizes)
 
 
+def _of_no_windows(name: str, a: Arguments) -> None:
+    """The CPU's kernel says in which dimensions there may be none: it computes nothing then."""
+    if a["grad_output"].numel() == 0:
+        find_op(name)(*(without_memory(x) for x in a.values()))
+
+
+for _rank in (2, 3):
+    for _name in (f"aten::_adaptive_avg_pool{_rank}d", f"aten::adaptive_max_pool{_rank}d"):
+        BEFORE[f"{_name}_backward"] = functools.partial(_of_no_windows, f"{_name}_backward")
+
+
 def _fractional_windows(name: str, rank: int, a: Arguments) -> None:
     """The CPU's kernel is asked with small inputs: it compares the samples."""
     kernel, x, samples = a["kernel_size"], a["self"], a["random_samples"]
