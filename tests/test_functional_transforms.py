@@ -8,6 +8,7 @@ from torch import nn
 from torch.autograd import forward_ad
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
 
+import lazyxla
 from tests.support import DEVICE, check, fractions
 
 pytestmark = pytest.mark.cuda
@@ -71,3 +72,38 @@ def test_forward_mode():
             return tuple(forward_ad.unpack_dual(y))
 
     check(use, fractions(3, 4), fractions(3, 4).flip(0))
+
+
+INFINITE = {
+    "entropy": lambda x: vjp(torch.special.entr, x)[1](torch.ones_like(x))[0],
+    "product": lambda x: torch.ones_like(x) * x.log(),
+    "quotient": lambda x: x / torch.zeros_like(x),
+    "sum": lambda x: (torch.ones_like(x) * x.log() + torch.ones_like(x)).sum(),
+    "matmul": lambda x: torch.ones(2, 3, device=x.device) @ x.log().diag(),
+}
+
+
+@pytest.mark.parametrize("name", INFINITE)
+def test_no_tangent_meets_no_infinity(name):
+    """A factor that does not depend on the input has no tangent, which times nan is zero."""
+    x, tangent = torch.tensor([-0.5, 0.0, 2.0]), torch.tensor([0.3, 1.0, -2.0])
+    check(lambda x, tangent: jvp(INFINITE[name], (x,), (tangent,)), x, tangent)
+
+
+def test_zeros_of_forward_mode():
+    zeros = torch._efficientzerotensor((2, 3), device=DEVICE)
+    x = torch.full((2, 3), torch.inf, device=DEVICE)
+    assert zeros._is_zerotensor()
+    before = lazyxla.counters()
+    assert (x * zeros)._is_zerotensor()
+    assert (x + zeros).shape == x.shape
+    assert lazyxla.counters()["flushes"] == before["flushes"]
+    assert lazyxla.counters()["fallbacks"] == before["fallbacks"]
+    assert (x * zeros.t().clone().t()).isnan().all()
+    for written in (zeros.clone(), torch.empty_like(zeros).copy_(zeros)):
+        torch.testing.assert_close(written.add_(1).cpu(), torch.ones(2, 3))
+    torch.testing.assert_close((zeros @ torch.ones(3, 2, device=DEVICE)).cpu(), torch.zeros(2, 2))
+    torch.testing.assert_close((x + zeros).cpu(), x.cpu())
+    assert zeros.tolist() == [[0.0] * 3] * 2
+    with pytest.raises(RuntimeError, match="ZeroTensors are immutable"):
+        zeros.add_(1)

@@ -137,11 +137,18 @@ at::Tensor& set_empty(at::Tensor& self) {
   return at::native::set_tensor_(self, none);
 }
 
-// PyTorch's zero that takes no memory, for forward-mode derivatives. Zeros take none here until
-// read.
+// PyTorch's zero of forward-mode derivatives, which its kernels for such tensors leave out of
+// products and sums: a tangent that is not there gives no nan where it would meet an infinity. To
+// what reads it, it has memory, which takes none until then.
 at::Tensor efficient_zero_tensor(c10::IntArrayRef sizes, OptDtype dtype, OptLayout layout,
                                  OptDevice device, std::optional<bool> pin) {
-  return at::zeros(sizes, dtype, layout, device, pin);
+  const at::Tensor zeros = at::zeros(sizes, dtype, layout, device, pin);
+  auto result = at::detail::make_tensor<c10::TensorImpl>(
+      c10::Storage(zeros.storage()),
+      c10::DispatchKeySet({c10::DispatchKey::PrivateUse1, c10::DispatchKey::ZeroTensor}),
+      zeros.dtype());
+  result.unsafeGetTensorImpl()->set_sizes_and_strides(zeros.sizes(), zeros.strides());
+  return result;
 }
 
 void record_stream(at::Tensor&, c10::Stream) {}  // one stream: nothing to keep apart
