@@ -47,6 +47,40 @@ CALLS: dict[str, Callable[[int, str], torch.Tensor]] = {
     "masked_scatter": lambda i, d: _table(d).masked_scatter(_table(d) < i, torch.ones(3, device=d)),
     "multinomial": lambda i, d: torch.tensor([1.0, 3.5 - i], device=d).multinomial(1).float(),
     "bernoulli": lambda i, d: torch.tensor([3.5 - i], device=d).bernoulli(),
+    "binary_cross_entropy": lambda i, d: F.binary_cross_entropy(
+        torch.tensor([3.5 - i], device=d), torch.ones(1, device=d)
+    ),
+    "target of binary_cross_entropy": lambda i, d: F.binary_cross_entropy(
+        torch.full((1,), 0.5, device=d), torch.tensor([i / 3], device=d)
+    ),
+    "multi_margin_loss": lambda i, d: F.multi_margin_loss(_table(d).t(), _index(0, 1, i, device=d)),
+    "multilabel_margin_loss": lambda i, d: F.multilabel_margin_loss(
+        _table(d)[:, 0], _index(i, -1, -1, -1, device=d)
+    ),
+    "max_unpool1d": lambda i, d: F.max_unpool1d(
+        _table(d)[:1, :2], _index(0, i, device=d).view(1, 2), 2
+    ),
+    "max_unpool2d": lambda i, d: F.max_unpool2d(
+        _table(d)[:1, :1, None], _index(i, device=d).view(1, 1, 1), 2
+    ),
+    "max_unpool3d": lambda i, d: F.max_unpool3d(
+        _table(d)[:1, :1, None, None], _index(2 * i + 1, device=d).view(1, 1, 1, 1), 2
+    ),
+    "lengths of segment_reduce": lambda i, d: torch.segment_reduce(
+        _table(d)[:, 0], "sum", lengths=_index(1, i, device=d)
+    ),
+    "pivots of lu_unpack": lambda i, d: torch.lu_unpack(
+        torch.ones(3, 3, device=d), _index(1, 2, i, device=d).int()
+    )[0],
+    "sorter of searchsorted": lambda i, d: torch.searchsorted(
+        _table(d)[:, 0], torch.ones(1, device=d), sorter=_index(0, 1, 2, i, device=d)
+    ),
+    "offsets of embedding_bag": lambda i, d: F.embedding_bag(
+        _index(0, 1, 2, device=d), _table(d), _index(0, i, device=d)
+    ),
+    "first of embedding_bag": lambda i, d: F.embedding_bag(
+        _index(0, 1, 2, device=d), _table(d), _index(i - 3, 2, device=d)
+    ),
 }
 # PyTorch checks the classes itself where it knows the device, by reading them.
 OTHER_WORDS = ("one_hot",)

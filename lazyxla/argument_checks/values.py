@@ -4,7 +4,8 @@ An index tensor's values are data, unknown while recording. XLA clamps an index 
 range, so that a wrong one gives wrong numbers and no error. With the setting on, every operator
 that takes indices reads them first and raises the error that PyTorch's CPU kernels raise, at the
 call; that runs what is recorded, each time. Other values that only kernels check are treated alike:
-the weights of multinomial, the number of elements that masked_scatter takes.
+the weights of multinomial, the number of elements that masked_scatter takes, the probabilities of
+binary_cross_entropy.
 """
 
 from __future__ import annotations
@@ -26,6 +27,9 @@ _ON_CPU = (
     *("multinomial", "masked_scatter", "nll_loss_forward", "nll_loss2d_forward", "bernoulli"),
     *("bernoulli.Tensor", "poisson", "binomial"),
     *("normal.Tensor_float", "normal.float_Tensor", "normal.Tensor_Tensor"),
+    *("binary_cross_entropy", "multi_margin_loss", "multilabel_margin_loss_forward"),
+    *("max_unpool2d", "max_unpool3d", "segment_reduce", "lu_unpack", "searchsorted.Tensor"),
+    *("_embedding_bag", "_embedding_bag_forward_only"),
 )
 # With one index tensor along `dim`.
 _ALONG_DIM = (
@@ -99,7 +103,7 @@ def _enter() -> None:
         functools.partial(_check_along_dim, from_end=True): _ALONG_DIM_FROM_END,
         _check_each_dim: _OF_EACH_DIM,
         _check_flattened: ("take", "put"),
-        _check_rows: ("embedding", "_embedding_bag", "_embedding_bag_forward_only"),
+        _check_rows: ("embedding",),
     }
     for check, names in kinds.items():
         for name in names:
