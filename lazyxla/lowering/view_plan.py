@@ -11,7 +11,8 @@ one-dimensional problem of its own, with a start that the offset gives:
     no view dimension       select one index
     one view dimension      slice with a step
     several, nested         cut into blocks of the largest stride, reshape, continue inside a block
-    several, overlapping    gather over computed indices (`Take`), the only case that needs them
+    several, overlapping    gather over computed indices (`Take`), the only case that needs them;
+                            on some platforms windows are slices that are concatenated
 
 A reshape, a transpose and a broadcast bring the result into the view's order. For example a base of
 shape [B, S, 3*H*D] and the view that attention takes of its keys, [B, H, D, S]: the last digit is
@@ -262,7 +263,7 @@ def _cut(axis: _Axis) -> _Cut:
     stride, size, number = dims[0]
     if len(dims) == 1:
         return _Cut(axis.start, axis.start + (size - 1) * stride + 1, stride, 0, (number,))
-    if not _nested(dims):
+    if stride <= sum((n - 1) * s for s, n, _ in dims[1:]):
         return _Cut(0, axis.size, 1, 0, tuple(v for _, _, v in axis.dims), take=True)
     inside = axis.start % stride
     if inside + sum((n - 1) * s for s, n, _ in dims[1:]) >= stride:
@@ -271,16 +272,6 @@ def _cut(axis: _Axis) -> _Cut:
     limit = first + size * stride
     rest = _Axis(stride, inside, tuple(dims[1:]))
     return _Cut(first, min(limit, axis.size), 1, max(0, limit - axis.size), (number, rest))
-
-
-def _nested(dims: Sequence[tuple[int, int, int]]) -> bool:
-    """Whether every dimension strides over all that the smaller ones address."""
-    reach = 0
-    for stride, size, _ in reversed(dims):
-        if stride <= reach:
-            return False
-        reach += (size - 1) * stride
-    return True
 
 
 def _arrange(order: list[int], view: Geometry, steps: list[Step]) -> None:

@@ -149,7 +149,8 @@ class Take(NamedTuple):
         return index
 
     def read(self, b: Builder, x: Value) -> Value:
-        return b.take(x, self._index(b), self.dim)
+        windows = b.windows(x, self.dim, self.start, self.sizes, self.strides)
+        return b.take(x, self._index(b), self.dim) if windows is None else windows
 
     def write(self, b: Builder, source: Source, update: Value) -> Value:
         # scatter_nd wants the indexed dimensions first.

@@ -1,11 +1,11 @@
-"""Look-ups along a dimension, which TPUs do one by one: of short rows they compare instead."""
+"""Look-ups, which TPUs do one by one: short rows are compared instead, windows are slices."""
 
 import math
 
 import pytest
 import torch
 
-from lazyxla.lowering import lower_to_text
+from lazyxla.lowering import Geometry, Node, Program, Ref, TensorSpec, lower_to_text
 from tests.lowering.harness import execute, record
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool]
@@ -63,3 +63,58 @@ def test_indices_out_of_range_are_the_nearest_in_range() -> None:
     for platform in ("cpu", "tpu"):
         [got], _ = execute(recorded.program, [x, index], platform)
         assert torch.equal(got, x.gather(1, index.clamp(0, 7)))
+
+
+WINDOWS = [
+    # The sizes of what is viewed; size and step of the windows over its last dimension; its slices.
+    ((8, 3280), 80, 32, 3),
+    ((3, 50), 16, 1, 16),
+    ((3, 50), 7, 7, 0),  # which do not overlap
+    ((200,), 25, 10, 3),
+    ((3, 100), 64, 1, 0),  # too many
+    ((2, 100, 3), 2, 1, 2),
+]
+
+
+def read(x: torch.Tensor, view: torch.Tensor) -> Program:
+    geometries = [
+        Geometry(t.dtype, tuple(t.shape), t.stride(), t.storage_offset()) for t in (x, view)
+    ]
+    spec, result = TensorSpec(x.dtype, tuple(x.shape)), TensorSpec(x.dtype, tuple(view.shape))
+    return Program(
+        [spec], [Node("lazyxla::view", (Ref(0), *geometries), (result,))], [Ref(1)], [], {}
+    )
+
+
+@pytest.mark.parametrize(("sizes", "size", "step", "slices"), WINDOWS)
+def test_windows(sizes: tuple[int, ...], size: int, step: int, slices: int) -> None:
+    x = torch.randn(sizes)
+    view = x.unfold(-1, size, step)
+    views = [view, view.transpose(-1, -2), view[..., 1:, :], view[..., ::2], view[..., 1:, 3:].mT]
+    for each in views if slices else [view]:
+        program = read(x, each)
+        for platform in ("cpu", "tpu"):
+            [got], _ = execute(program, [x], platform)
+            assert torch.equal(got, each)
+        text = lower_to_text(program, "tpu")
+        assert ("gather" in text) == (slices == 0 and step < size)
+    assert lower_to_text(read(x, view), "tpu").count("concatenate") == (slices > 0)
+
+
+def test_windows_over_a_dimension_of_blocks() -> None:
+    """What is spread out in one dimension, as in the gradient of frames."""
+    x = torch.randn(8 * 410)
+    view = x.as_strided((8, 11, 100), (410, 31, 1))
+    assert "gather" not in lower_to_text(read(x, view), "tpu")
+    for platform in ("cpu", "tpu"):
+        [got], _ = execute(read(x, view), [x], platform)
+        assert torch.equal(got, view)
+
+
+@pytest.mark.parametrize("strides", [(2, 2), (3, 2), (1, 1), (5, 2), (4, 2)])
+def test_windows_of_any_steps(strides: tuple[int, int]) -> None:
+    x = torch.randn(3, 90)
+    for sizes in ((5, 9), (9, 5), (3, 20)):
+        view = x.as_strided((3, *sizes), (90, *strides), 7)
+        [got], _ = execute(read(x, view), [x], "tpu")
+        assert torch.equal(got, view)

@@ -60,6 +60,7 @@ _TESTS: dict[str, list[str]] = {
     "matmul_kernels": ["test_matmul_kernels"],
     "max_pooling": ["lowering/test_pooling", "test_kernel_calls", "test_operator_kernels"],
     "order": ["lowering/test_sorting", "lowering/test_reductions"],
+    "overlapping_windows": ["lowering/test_look_ups"],
     "polynomials": ["lowering/test_special_functions"],
     "samplers": ["lowering/test_random", "test_random"],
     "scaled_matmul": ["lowering/test_float8"],

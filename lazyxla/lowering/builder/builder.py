@@ -112,6 +112,14 @@ class Builder(Indexing):
         """`call_jax` of a Fourier transform."""
         return self.call_jax(function, x, **static)
 
+    def windows(
+        self, x: Value, dim: int, start: int, sizes: Sequence[int], strides: Sequence[int]
+    ) -> Value | None:
+        """The elements of overlapping windows over a dimension, in place of it: element (i, j) of
+        the dimensions `sizes` is at start + i * strides[0] + j * strides[1] and so on. None if they
+        are best gathered."""
+        return None
+
     def maps_by_matmul(self, size: int, adjoint: bool) -> bool:
         """Whether a sparse linear map, or its adjoint, is best multiplied by as a matrix of `size`
         elements."""

@@ -12,7 +12,7 @@ from lazyxla.lowering.builder import Builder
 from lazyxla.lowering.builder.attention import Attention
 from lazyxla.lowering.builder.contract import DotOperand
 from lazyxla.lowering.errors import LoweringError
-from lazyxla.lowering.tpu import attention, matmul
+from lazyxla.lowering.tpu import attention, matmul, overlapping_windows
 from lazyxla.lowering.value import Value
 
 _LONG_ROW = 512
@@ -88,6 +88,11 @@ class TpuBuilder(Builder):
         bits = rows if x.is_exact else self.bitcast(rows, _BITS[x.dtype])
         chosen = self.reduce(self.select(found, bits, 0), [x.rank], "or")
         return chosen if x.is_exact else self.bitcast(chosen, x.dtype)
+
+    def windows(
+        self, x: Value, dim: int, start: int, sizes: Sequence[int], strides: Sequence[int]
+    ) -> Value | None:
+        return overlapping_windows.sliced(self, x, dim, start, sizes, strides)
 
     def _is_compared(self, x: Value, index: Value, dim: int) -> bool:
         short = 0 < x.shape[dim] <= _SHORT_ROW and math.prod(index.shape) >= _MANY
