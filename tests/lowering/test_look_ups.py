@@ -6,6 +6,9 @@ import pytest
 import torch
 
 from lazyxla.lowering import Geometry, Node, Program, Ref, TensorSpec, lower_to_text
+from lazyxla.lowering.builder import Builder
+from lazyxla.lowering.value import Value
+from tests.lowering.bench import Bench
 from tests.lowering.harness import execute, record
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool]
@@ -65,13 +68,60 @@ def test_indices_out_of_range_are_the_nearest_in_range() -> None:
         assert torch.equal(got, x.gather(1, index.clamp(0, 7)))
 
 
+TABLES = [
+    ((32, 8), (40, 40), 0),
+    ((300,), (2000,), 0),
+    ((3, 32, 5), (30, 40), 1),
+    ((4, 16), (1200,), -1),
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("sizes", "of_index", "dim"), TABLES)
+def test_small_tables(
+    sizes: tuple[int, ...],
+    of_index: tuple[int, ...],
+    dim: int,
+    dtype: torch.dtype,
+    bench: Bench,
+) -> None:
+    x = torch.randn(sizes).to(dtype)
+    x.view(-1)[:6] = torch.tensor([-0.0, math.inf, math.nan, -math.inf, 1e-40, -1.5])
+    index = torch.randint(-3, sizes[dim] + 3, of_index)  # some out of range
+
+    def rule(b: Builder, x: Value, index: Value) -> Value:
+        return b.take(x, index, dim)
+
+    clamped = index.clamp(0, sizes[dim] - 1).reshape(-1)
+    at = dim % x.dim()
+    expected = x.index_select(at, clamped).reshape([*sizes[:at], *of_index, *sizes[at + 1 :]])
+    program = bench.program(rule, (x, index), [expected])
+    for platform, looks_up in (("tpu", False), ("cpu", True)):
+        assert ("gather" in lower_to_text(program, platform)) == looks_up
+        [got], _ = execute(program, [x, index], platform)
+        bits = {2: torch.int16, 4: torch.int32}[dtype.itemsize]
+        assert torch.equal(got.contiguous().view(bits), expected.view(bits))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "count"), [((513, 8), 2000), ((32, 8), 1000), ((32, 65), 2000), ((0, 8), 0)]
+)
+def test_tables_that_are_looked_up(sizes: tuple[int, ...], count: int, bench: Bench) -> None:
+    def rule(b: Builder, x: Value, index: Value) -> Value:
+        return b.take(x, index, 0)
+
+    inputs = torch.randn(sizes), torch.zeros(count, dtype=torch.int64)
+    program = bench.program(rule, inputs, [torch.zeros(count, sizes[1])])
+    assert "dot_general" not in lower_to_text(program, "tpu")
+
+
 WINDOWS = [
     # The sizes of what is viewed; size and step of the windows over its last dimension; its slices.
     ((8, 3280), 80, 32, 3),
     ((3, 50), 16, 1, 16),
     ((3, 50), 7, 7, 0),  # which do not overlap
     ((200,), 25, 10, 3),
-    ((3, 100), 64, 1, 0),  # too many
+    ((3, 600), 64, 1, 0),  # too many
     ((2, 100, 3), 2, 1, 2),
 ]
 

@@ -55,6 +55,7 @@ _TESTS: dict[str, list[str]] = {
     "kernels": ["test_operator_kernels"],
     "linear": ["test_matmul_kernels", "lowering/test_matmul"],
     "logarithms": ["lowering/test_pointwise", "lowering/test_pointwise_special_values"],
+    "look_ups": ["lowering/test_look_ups"],
     "losses": ["lowering/test_activations", "lowering/test_classification"],
     "margin_losses": ["lowering/test_classification"],
     "matmul_kernels": ["test_matmul_kernels"],

@@ -143,7 +143,7 @@ class Indexing(Contractions):
         rows: those dimensions, the index without them, and the others but `dim`, as dimensions of
         `x` and of that index. A row is read and written at once, its elements one by one.
         """
-        repeated = self._repeated(index)
+        repeated = self.repeated(index)
         rows = [i for i in repeated if i != dim and index.shape[i] == x.shape[i]]
         kept = [i for i in range(x.rank) if i not in rows]
         if rows:
@@ -152,7 +152,7 @@ class Indexing(Contractions):
         others = [i for i in kept if i != dim]
         return rows, index, others, [kept.index(i) for i in others]
 
-    def _repeated(self, x: Value) -> list[int]:
+    def repeated(self, x: Value) -> list[int]:
         """The dimensions along which the operation that makes a value repeats it."""
         owner = x.owner
         if getattr(owner, "name", None) != "stablehlo.broadcast_in_dim":

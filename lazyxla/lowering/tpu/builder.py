@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,16 +11,11 @@ from lazyxla.lowering.builder import Builder
 from lazyxla.lowering.builder.attention import Attention
 from lazyxla.lowering.builder.contract import DotOperand
 from lazyxla.lowering.errors import LoweringError
-from lazyxla.lowering.tpu import attention, matmul, overlapping_windows
+from lazyxla.lowering.tpu import attention, look_ups, matmul, overlapping_windows
 from lazyxla.lowering.value import Value
 
 _LONG_ROW = 512
 """Between the lengths that were measured."""
-
-_SHORT_ROW, _MANY = 512, 1024
-"""Elements of a row, and look-ups, between which a comparison with the whole row pays."""
-
-_BITS = {torch.float32: torch.int32, torch.bfloat16: torch.int16, torch.float16: torch.int16}
 
 
 class TpuBuilder(Builder):
@@ -72,32 +66,20 @@ class TpuBuilder(Builder):
         # x.
         return self.select(self.one_hot(x.shape, index, dim), x, 0).sum([dim])
 
+    def take(self, x: Value, index: Value, dim: int) -> Value:
+        if look_ups.suit_table(self, x, index, dim):
+            return look_ups.in_table(self, x, index, dim)
+        return super().take(x, index, dim)
+
     def take_along(self, x: Value, index: Value, dim: int) -> Value:
-        # The same for many elements of short rows. libtpu's estimate for a v5e: two of eight
-        # elements in 4,096 rows take 2.6 ms, and compared with all 3 us; 2**20 of rows of 64 5.9 ms
-        # and 0.46, of rows of 1,024 5.9 and 7.1.
-        if not x.rank or not self._is_compared(x, index, dim):
-            return super().take_along(x, index, dim)
-        x, dim = self._crop(x, index, dim)
-        size = x.shape[dim]
-        index = self.hlo.clamp(index.full(0), index, index.full(size - 1)).to(torch.int32)
-        found = self.unsqueeze(index, -1) == self.iota([size], 0, torch.int32)
-        order = [*(d for d in range(x.rank) if d != dim), dim]
-        rows = self.unsqueeze(self.transpose(x, order), dim)
-        # Of bits: a sum would lose the sign of a zero.
-        bits = rows if x.is_exact else self.bitcast(rows, _BITS[x.dtype])
-        chosen = self.reduce(self.select(found, bits, 0), [x.rank], "or")
-        return chosen if x.is_exact else self.bitcast(chosen, x.dtype)
+        if look_ups.suit_rows(self, x, index, dim):
+            return look_ups.in_rows(self, *self._crop(x, index, dim), index)
+        return super().take_along(x, index, dim)
 
     def windows(
         self, x: Value, dim: int, start: int, sizes: Sequence[int], strides: Sequence[int]
     ) -> Value | None:
         return overlapping_windows.sliced(self, x, dim, start, sizes, strides)
-
-    def _is_compared(self, x: Value, index: Value, dim: int) -> bool:
-        short = 0 < x.shape[dim] <= _SHORT_ROW and math.prod(index.shape) >= _MANY
-        known = x.is_exact or x.dtype in _BITS
-        return short and known and self.annotations is None and not self._repeated(index)
 
     def sign_bit(self, x: Value) -> Value:
         if not self.has_bits(x.dtype):
