@@ -134,8 +134,8 @@ def call_kernel(
     """Emits the call of an operator's kernel where that is faster than what XLA makes of it.
 
     The plugin's threads share the work: `split` names the dimension of each operand, then of each
-    result, that is cut, -1 for what each part needs as a whole; `divided` an integer argument of
-    which each part gets its share.
+    result, that is cut, -1 for what each part needs as a whole. If none is cut, one thread does
+    all. `divided` is an integer argument of which each part gets its share.
     """
     ir = b.mlir.ir
     options = {"split": ir.DenseI64ArrayAttr.get(list(split))}
