@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -43,12 +44,12 @@ def test_what_pays() -> None:
         ({1: 1.5, 2: 0.9, 3: 0.5}, 2),
         ({3: 0.5, 1: 0.5, 2: 1.2}, 3),  # in any order; a gain below a loss does not count
         ({1: 0.5, 2: 0.8, 3: 0.99}, 1),  # nothing is lost where it is as fast
-        ({1: 0.5, 2: 0.5, 3: 1.2}, None),
-        ({1: 0.94, 2: 0.99, 3: 1.01}, None),  # no gain that noise could not be
-        ({}, None),
+        ({1: 0.5, 2: 0.5, 3: 1.2}, math.inf),
+        ({1: 0.94, 2: 0.99, 3: 1.01}, math.inf),  # no gain that noise could not be
+        ({}, math.inf),
     ],
 )
-def test_limits(shares: dict[int, float], least: int | None) -> None:
+def test_limits(shares: dict[int, float], least: float) -> None:
     assert kernel_measurements.limit(shares) == least
 
 
@@ -64,17 +65,24 @@ def test_both_forms_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
         calls.append(lazyxla.counters()["kernel_calls"] - before)
 
     monkeypatch.setattr(kernel_measurements.runtime, "sync", counted_sync)
-    for kind, shapes, operation, each in (
-        ("matmul", [(34, 35), (36, 35)], torch.nn.functional.linear, 3),
-        ("convolution", [(2, 3, 14, 15), (5, 3, 3, 3)], torch.nn.functional.conv2d, 3),
-        ("attention", [(64, 12, 33, 64)] * 3, torch.nn.functional.scaled_dot_product_attention, 2),
-    ):
+    least = {work.kind: work for work in reversed(kernel_measurements.WORK)}
+    for kind, work in least.items():
         calls.clear()
-        work = Work(kind, 7, shapes, operation)
         xla, called = kernel_measurements.seconds(work, FLOAT32)
-        assert xla > 0 < called
-        assert set(calls) == {0, each}
-        assert calls.count(0) == calls.count(each)
+        assert xla > 0 < called, kind
+        without, with_calls = sorted(set(calls))
+        assert without == 0 < with_calls, kind
+        assert calls.count(without) == calls.count(with_calls), kind
+
+
+def test_all_sizes_of_the_default_table_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel_limits, "_current", None)
+    measured = {
+        kernel_limits.entry(work.kind, dtype)
+        for work in kernel_measurements.WORK
+        for dtype in kernel_measurements.DTYPES
+    }
+    assert set(kernel_limits.current()) <= measured
 
 
 def test_a_table_is_made_of_what_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,7 +90,8 @@ def test_a_table_is_made_of_what_is_faster(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(kernel_measurements, "seconds", lambda w, dtype: times[w.kind, w.size])
     work = [Work(kind, size, [], torch.mm) for kind, size in times]
     lines: list[str] = []
-    assert kernel_measurements.measure(work, [BF16], lines.append) == {"matmul bfloat16": 20}
+    limits = kernel_measurements.measure(work, [BF16], lines.append)
+    assert limits == {"matmul bfloat16": 20, "attention bfloat16": math.inf}
     assert [line.split()[:2] for line in lines] == [
         ["matmul", "bfloat16"],
         ["matmul", "bfloat16"],
@@ -92,7 +101,7 @@ def test_a_table_is_made_of_what_is_faster(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_a_table_is_kept(directory: Path) -> None:
     assert kernel_table.kept() is None
-    for limits in ({"matmul bfloat16": 1e7, "attention float32": 64.0}, {}):
+    for limits in ({"matmul bfloat16": 1e7, "attention float32": math.inf}, {}):
         kernel_table.keep(limits)
         assert kernel_table.kept() == limits
     assert [path.name for path in directory.iterdir()] == [Path(kernel_table.path()).name]

@@ -34,6 +34,10 @@ _LEAST_ROWS, _MOST_ADDED = 64, 4096
 768 positive ones the result is off by one unit of the last place, of 4096 by three, by XLA's own
 form by two."""
 
+_SHORT_COLUMN = 16
+"""Up to this length columns are sorted where they are. 50,257 columns of 8 floats take 5.8 ms, and
+as rows 7.0; 8,192 of 32 19.7 and 6.7; 1,024 of 1,024 184 and 55 (two CPUs of an AMD EPYC)."""
+
 
 class CpuBuilder(Builder):
     """See the module."""
@@ -216,8 +220,11 @@ class CpuBuilder(Builder):
     ) -> list[Value]:
         if not x.shape or x.dtype.itemsize > 4 or x.shape[dim] >= 1 << 31:
             return super().sort_with_indices(x, dim, descending, stable)
-        index = packed_order(x, dim, descending)
-        return [self.take_along(x, index, dim) if 0 not in x.shape else x, index]
+        last = -1 if x.shape[dim] > _SHORT_COLUMN else dim
+        rows = self.swap(x, dim, last)
+        index = packed_order(rows, last, descending)
+        values = self.take_along(rows, index, last) if 0 not in x.shape else rows
+        return [self.swap(values, dim, last), self.swap(index, dim, last)]
 
     def dynamic_update_slice(self, x: Value, update: Value, starts: Sequence[Operand]) -> Value:
         if may_read_what_it_replaces(x, update):

@@ -38,10 +38,11 @@ if TYPE_CHECKING:
     from lazyxla.lowering.builder import Builder
 
 _MANY_GROUPS = 16
-"""Groups from which a call takes the place of one convolution for each. Without AVX-512, batch 2:
-depthwise, 32 features, 32x32, 9x9: 0.5 ms and 9.3 (now a sum of terms: 0.4). The first training
-step of ResNeXt-50, which has 32, takes 13 s instead of 30, the next ones no longer; RegNet-X
-(200 MF), which has 3 and 7, takes 110 ms with calls and 89 without."""
+"""Groups from which a call takes the place of one convolution for each, because of the time that it
+takes to compile them: with 2 to 32 groups of 4 features a call takes as long as XLA's or up to 1.9
+times as long. The first training step of ResNeXt-50, which has 32, takes 13 s instead of 30, the
+next ones no longer; RegNet-X (200 MF), which has 3 and 7, takes 110 ms with calls and 89 without.
+Without AVX-512, batch 2."""
 
 _FEW_CHANNELS = 4
 """Of the input or the result, up to which XLA's map from the one to the other is slow. 16 images of
@@ -50,8 +51,8 @@ AVX-512. So it is in three dimensions with any number: 4 volumes of 16x32x32 fro
 the weight's gradient 16 and 4.2; the gradient of 16 features from positions two apart 18.6 and
 0.5."""
 
-_LEAST, _LEAST_VOLUME = 10**6, 10**5
-"""The work from which such a call pays."""
+_ANY, _FEW, _OF_VOLUMES = (f"convolution{of}" for of in ("", " of few channels", " of volumes"))
+"""Kinds of work in kernel_limits."""
 
 _CONVOLUTION, _BACKWARD = "aten::convolution", "aten::convolution_backward"
 
@@ -85,8 +86,8 @@ def forward(
 ) -> Value | None:
     shape = [x.shape[0], w.shape[0], *window.out_sizes(x.shape[2:])]
     work = _work(shape, w.shape)
-    is_slow = min(shape[1], x.shape[1]) <= _FEW_CHANNELS and work >= _LEAST
-    if not _pays(b, x, w, work, window, x.shape[2:], is_slow):
+    kind = _FEW if min(shape[1], x.shape[1]) <= _FEW_CHANNELS else _ANY
+    if not _pays(b, x, w, work, window, x.shape[2:], kind):
         return None
     args = [x, w, bias, *_geometry(window)]
     return _called(b, _CONVOLUTION, args, shape, window, _split(x, w, window, 0, bias))
@@ -166,10 +167,10 @@ def _pays(
     work: int,
     window: Window,
     sizes: Sequence[int],
-    is_slow: bool = False,
+    kind: str = _ANY,
 ) -> bool:
     """Whether a map of these operands is worth a call; the windows are those of an input of
-    `sizes`. `is_slow`: XLA's is."""
+    `sizes`."""
     suits = left.is_float and right.is_float and 3 <= left.rank <= 5
     if not suits or not host_call.may_call_kernel(b):
         return False
@@ -179,8 +180,8 @@ def _pays(
     is_matmul = window.taps == 1 or window.tiles(sizes)
     if dtype != right.dtype or (is_matmul and dtype != torch.bfloat16):
         return False
-    is_slow = is_slow or (left.rank == 5 and work >= _LEAST_VOLUME)
-    return (is_slow and dtype == torch.float32) or kernel_limits.pays("convolution", dtype, work)
+    kinds = (_ANY, kind, _OF_VOLUMES if left.rank == 5 else _ANY)
+    return any(kernel_limits.pays(kind, dtype, work) for kind in kinds)
 
 
 def _called(

@@ -3,9 +3,8 @@
 That depends on the processor, so the sizes are measured: `python -m lazyxla.kernel_measurements`
 keeps a table for the machine that it runs on. Other machines use the one below.
 
-The kinds of work are "matmul" and "convolution", whose size is their multiplications and additions,
-and "attention", whose size is the number of keys. A kind without a size of its own for a dtype is
-XLA's.
+The size of matmuls and convolutions is their multiplications and additions, of attention the number
+of keys, of all others the number of elements. A kind without a size for a dtype is XLA's.
 """
 
 from __future__ import annotations
@@ -16,7 +15,25 @@ from collections.abc import Callable, Iterator, Mapping
 import torch
 
 Limits = Mapping[str, float]
-"""The least size from which a call pays, of "matmul bfloat16" and the like."""
+"""The least size from which a call pays, of "matmul bfloat16" and the like; infinite: none does."""
+
+_OF_ALL_DTYPES: Limits = {
+    "function": 2**14,
+    "max pooling": 1,
+    "order statistic": 2**12,
+    "running result": 2**12,
+    "sort": 2**11,
+    "topk": 2**14,
+    "vector product": 2**12,
+}
+"""The kinds for which the dtype makes no difference; measured on two CPUs without AVX-512 of an AMD
+EPYC (Zen 3)."""
+
+_OF_SLOW_CONVOLUTIONS: Limits = {
+    "convolution of few channels float32": 1e6,
+    "convolution of volumes float32": 1e5,
+}
+"""On the same machine."""
 
 _OF_PROCESSORS: tuple[tuple[tuple[str, ...], Limits], ...] = (
     # Two CPUs of an AMD EPYC (Zen 4), which multiply bfloat16.
@@ -33,8 +50,8 @@ _OF_PROCESSORS: tuple[tuple[tuple[str, ...], Limits], ...] = (
     # The same processor with both libraries held to AVX2, in float32.
     ((), {"convolution float32": 1e8, "attention float32": 1}),
 )
-"""Of the processors with one of these capabilities, as `torch.cpu.get_capabilities` names them; the
-last entry is for all."""
+"""What depends on the processor: of those with one of these capabilities, as
+`torch.cpu.get_capabilities` names them; the last entry is for all."""
 
 _kept: Callable[[], Limits | None] | None = None
 _current: Limits | None = None
@@ -54,15 +71,20 @@ def pays(kind: str, dtype: torch.dtype, size: int) -> bool:
 
 def entry(kind: str, dtype: torch.dtype) -> str:
     """What a table names a kind of work in a dtype."""
-    return f"{kind} {str(dtype).removeprefix('torch.')}"
+    return kind if kind in _OF_ALL_DTYPES else f"{kind} {str(dtype).removeprefix('torch.')}"
 
 
 def current() -> Limits:
     """The limits that this process uses."""
     global _current
     if _current is None:
-        kept = _kept() if _kept is not None else None
-        _current = _of_processor() if kept is None else kept
+        measured = _kept() if _kept is not None else None
+        _current = {
+            **_OF_ALL_DTYPES,
+            **_OF_SLOW_CONVOLUTIONS,
+            **_of_processor(),
+            **(measured or {}),
+        }
     return _current
 
 

@@ -1,5 +1,5 @@
 """Operators that programs for the CPU leave to PyTorch's kernels, which are several times as fast
-as what XLA's compiler makes of them.
+as what XLA's compiler makes of them, from the sizes in cpu/kernel_limits.py on.
 
 - Functions that XLA computes by the C library, one number at a time, where PyTorch's kernels are
   vectorized. 2**20 numbers in float32 on two CPUs of an AMD EPYC (Zen 3), in ms (the kernels by
@@ -16,8 +16,10 @@ as what XLA's compiler makes of them.
       XLA's       3.7  40               41        47      174   4.2     213
       a kernel's  1.9  10               7.1       9.0     27    1.1     8.6
 
-- Sorting rows: 41 ms for these and by the kernel 32, along dimension 0 144 and 54, for the order of
-  integers 164 and 23. Of a single row of 2**20 floats XLA's sort takes 75 ms, the kernel 121.
+- Sorting elements of 64 bits, with their indices: these rows as int64 166 ms, and by the kernel 33,
+  along dimension 0 211 and 67; 25,000 rows of 16 35 and 7.6; one row of 2**20 float64 341 and 133.
+  Floats of 32 bits take XLA 42 ms, which sorts them and their indices as one number, and the kernel
+  48.
 
 - Products of two vectors, whose terms XLA adds one after the other: of 2**20 1.4 ms, and 0.2.
 """
@@ -30,15 +32,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lazyxla.lowering import host_call
+from lazyxla.lowering.cpu import kernel_limits
 from lazyxla.lowering.program import TensorSpec
 from lazyxla.lowering.registry import rule
 from lazyxla.lowering.value import Value
 
 if TYPE_CHECKING:
     from lazyxla.lowering.builder import Builder
-
-_LEAST = 1 << 14
-"""Elements from which a call pays: it takes some 20 us more than an operation of XLA's."""
 
 _FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 _NUMBERS = (*_FLOATS, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
@@ -50,18 +50,23 @@ _FUNCTIONS = (
 )
 
 _OF_ROWS = {
-    "topk": 2,
-    "kthvalue": 2,
-    "median.dim": 1,
-    "nanmedian.dim": 1,
-    "mode": 1,
-    "cumsum": 1,
-    "cumprod": 1,
-    "logcumsumexp": 1,
+    "topk": ("topk", 2),
+    "kthvalue": ("order statistic", 2),
+    "median.dim": ("order statistic", 1),
+    "nanmedian.dim": ("order statistic", 1),
+    "mode": ("order statistic", 1),
+    "cumsum": ("running result", 1),
+    "cumprod": ("running result", 1),
+    "logcumsumexp": ("running result", 1),
 }
-"""Which argument is the dimension."""
+"""The kind of work, and which argument is the dimension."""
 
-_OF_WHOLES = ("median", "nanmedian", "dot")
+_OF_WHOLES = {
+    "median": "order statistic",
+    "nanmedian": "order statistic",
+    "dot": "vector product",
+}
+"""The kind of work."""
 
 
 def _register_function(name: str) -> None:
@@ -69,9 +74,9 @@ def _register_function(name: str) -> None:
     def lower(b: Builder, *args: Any) -> Any:
         [result] = b.outputs
         size = math.prod(result.shape)
-        values = [a for a in args if isinstance(a, Value)]
-        are_floats = all(dtype in _FLOATS for dtype in (result.dtype, *(x.dtype for x in values)))
-        if size < _LEAST or not are_floats or not host_call.may_call_kernel(b):
+        dtypes = {result.dtype, *(a.dtype for a in args if isinstance(a, Value))}
+        pays = kernel_limits.pays("function", result.dtype, size)
+        if not pays or not dtypes.issubset(_FLOATS) or not host_call.may_call_kernel(b):
             return NotImplemented
         flat = [
             b.broadcast_to(a, result.shape).reshape([-1]) if isinstance(a, Value) and a.rank else a
@@ -84,16 +89,16 @@ def _register_function(name: str) -> None:
         return y.reshape(result.shape)
 
 
-def _pays(b: Builder, x: Value) -> bool:
-    """Whether to call a kernel on the rows of `x`."""
-    suits = math.prod(x.shape) >= _LEAST and x.dtype in _NUMBERS
-    return suits and host_call.may_call_kernel(b)
+def _pays(b: Builder, kind: str, x: Value) -> bool:
+    """Whether to call a kernel on all of `x`."""
+    pays = kernel_limits.pays(kind, x.dtype, math.prod(x.shape))
+    return pays and x.dtype in _NUMBERS and host_call.may_call_kernel(b)
 
 
-def _register_of_rows(name: str, position: int) -> None:
+def _register_of_rows(name: str, kind: str, position: int) -> None:
     @rule(name, platforms=("cpu",))
     def lower(b: Builder, x: Value, *args: Any) -> Any:
-        if not _pays(b, x):
+        if not _pays(b, kind, x):
             return NotImplemented
         return _called_on_rows(b, name, (x, *args), position)
 
@@ -110,25 +115,25 @@ def _called_on_rows(b: Builder, name: str, args: tuple[Any, ...], position: int)
 
 @rule("aten::sort", "aten::sort.stable", platforms=("cpu",))
 def sort(b: Builder, x: Value, *how: Any) -> Any:
-    """Always stable, as other platforms sort."""
+    """Always stable, as other platforms sort. Elements of up to 32 bits are sorted with their
+    indices as one number, see cpu/sorting.py."""
     dim, descending = how[-2:]
-    is_one_row = x.is_float and x.rank == 1
-    if is_one_row or not _pays(b, x):
+    if x.dtype.itemsize <= 4 or not _pays(b, "sort", x):
         return NotImplemented
     return _called_on_rows(b, "aten::sort.stable", (x, True, dim, descending), 2)
 
 
-def _register_of_wholes(name: str) -> None:
+def _register_of_wholes(name: str, kind: str) -> None:
     @rule(name, platforms=("cpu",))
     def lower(b: Builder, *values: Value) -> Any:
-        if not all(_pays(b, x) for x in values):
+        if not all(_pays(b, kind, x) for x in values):
             return NotImplemented
         return host_call.call_kernel(b, name, values, b.outputs, [-1] * (len(values) + 1))
 
 
 for _name in _FUNCTIONS:
     _register_function(f"aten::{_name}")
-for _name, _position in _OF_ROWS.items():
-    _register_of_rows(f"aten::{_name}", _position)
-for _name in _OF_WHOLES:
-    _register_of_wholes(f"aten::{_name}")
+for _name, (_kind, _position) in _OF_ROWS.items():
+    _register_of_rows(f"aten::{_name}", _kind, _position)
+for _name, _kind in _OF_WHOLES.items():
+    _register_of_wholes(f"aten::{_name}", _kind)

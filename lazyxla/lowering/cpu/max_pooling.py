@@ -10,9 +10,11 @@ of the form: a step of resnet18 at batch 2 takes 138 ms, and by the kernel 97 (w
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 from lazyxla.lowering import host_call
+from lazyxla.lowering.cpu import kernel_limits
 from lazyxla.lowering.program import TensorSpec
 from lazyxla.lowering.registry import rule
 from lazyxla.lowering.value import Value
@@ -35,8 +37,9 @@ def _register(name: str, rank: int) -> None:
     @rule(name, platforms=("cpu",))
     def lower(b: Builder, *args: Any) -> Any:
         values = [a for a in args if isinstance(a, Value)]
-        is_empty = any(0 in x.shape for x in values)
-        if is_empty or not values[0].is_float or not host_call.may_call_kernel(b):
+        x = values[0]
+        pays = kernel_limits.pays("max pooling", x.dtype, min(math.prod(v.shape) for v in values))
+        if not pays or not x.is_float or not host_call.may_call_kernel(b):
             return NotImplemented
         planes = tuple(
             a.reshape([-1, *a.shape[-rank:]]) if isinstance(a, Value) else a for a in args
