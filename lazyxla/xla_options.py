@@ -6,16 +6,32 @@ They are named as XLA's flags are, without the dashes: ``xla_cpu_enable_fast_mat
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
+from collections.abc import Callable, Iterator, Mapping
 
 from lazyxla import _C
 
 Options = dict[str, bool | int | float | str]
 
+_of_captures: list[Callable[[Options], None]] = []
+
+
+@contextlib.contextmanager
+def asking(check: Callable[[Options], None]) -> Iterator[None]:
+    """In the block options are for another compiler: `check` raises a ValueError for what it does
+    not take."""
+    _of_captures.append(check)
+    try:
+        yield
+    finally:
+        _of_captures.pop()
+
 
 def check_options(options: Options | None, whose: str) -> Options:
-    """Checks options by asking the compiler, and returns them as a dict.
+    """Checks options by asking the compiler, and returns them as a dict. Within a capture it is
+    the compiler that the capture is for.
 
     Args:
         options: values by name; None is none.
@@ -25,9 +41,22 @@ def check_options(options: Options | None, whose: str) -> Options:
         TypeError: they are no dict from names to bool, int, float or str.
         ValueError: the compiler does not take them; the message is the compiler's.
     """
+    checked = check_types(options, whose)
+    if not checked:
+        return {}
+    if _of_captures:
+        _of_captures[-1](checked)
+    else:
+        # The types belong to the key: True == 1.
+        _ask_compiler(tuple(sorted((name, type(v), v) for name, v in checked.items())))
+    return checked
+
+
+def check_types(options: Mapping[str, bool | int | float | str] | None, whose: str) -> Options:
+    """:func:`check_options` without asking the compiler."""
     if options is None or options == {}:
         return {}
-    if not isinstance(options, dict) or not all(isinstance(name, str) for name in options):
+    if not isinstance(options, Mapping) or not all(isinstance(name, str) for name in options):
         raise TypeError(
             f"lazyxla: {whose} must be a dict from names of XLA's options to values, "
             f"not {options!r}"
@@ -40,10 +69,6 @@ def check_options(options: Options | None, whose: str) -> Options:
             )
         if isinstance(value, int) and not -(2**63) <= value < 2**63:
             raise ValueError(f"lazyxla: the compile option {name} does not fit in 64 bits: {value}")
-    if _C.captured_platform():  # they are for another compiler, which is asked later
-        return dict(options)
-    # The types belong to the key: True == 1.
-    _ask_compiler(tuple(sorted((name, type(v), v) for name, v in options.items())))
     return dict(options)
 
 
@@ -52,10 +77,12 @@ def _ask_compiler(options: tuple[tuple[str, type, bool | int | float | str], ...
     try:
         _C.check_compile_options({name: value for name, _, value in options})
     except ValueError as error:
-        given = {name: value for name, _, value in options}
-        raise ValueError(
-            f"lazyxla: XLA does not take the compile options {given}: {error}"
-        ) from None
+        raise refused({name: value for name, _, value in options}, error) from None
+
+
+def refused(options: Options, error: Exception) -> ValueError:
+    """What is raised for options that the compiler refuses with this error."""
+    return ValueError(f"lazyxla: XLA does not take the compile options {options}: {error}")
 
 
 def parse(text: str) -> Options:

@@ -288,7 +288,8 @@ void bind_topology(py::module_& m) {
           "compile",
           [](const pjrt::Topology& topology, const std::string& artifact,
              const CompileOptions& options) { return topology.compile(artifact, "mlir", options); },
-          NoGil(), py::keep_alive<0, 1>());
+          NoGil(), py::keep_alive<0, 1>())
+      .def("check_options", &pjrt::Topology::check_options, NoGil());
 }
 
 }  // namespace

@@ -256,9 +256,7 @@ std::unique_ptr<Executable> Client::compile_unchecked(std::string_view code,
 }
 
 void Client::check_options(const CompileOptions& options) const {
-  constexpr std::string_view kProgram =
-      "func.func @main(%x: tensor<f32>) -> tensor<f32> { return %x : tensor<f32> }";
-  compile_unchecked(kProgram, "mlir", options);
+  compile_unchecked(kSmallestProgram, "mlir", options);
 }
 
 std::unique_ptr<Executable> Client::deserialize(std::string_view serialized) const {

@@ -19,6 +19,10 @@ namespace lazyxla::pjrt {
 // A program as the compile functions take it. It points into `code` and `format`.
 PJRT_Program to_program(std::string_view code, std::string_view format);
 
+// A program that returns its input, as MLIR: what options are tried with.
+inline constexpr std::string_view kSmallestProgram =
+    "func.func @main(%x: tensor<f32>) -> tensor<f32> { return %x : tensor<f32> }";
+
 class CompiledProgram {
  public:
   // Takes ownership of `raw`.

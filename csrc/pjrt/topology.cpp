@@ -93,6 +93,11 @@ std::shared_ptr<const CompiledProgram> Topology::compile(std::string_view code,
   return std::make_shared<CompiledProgram>(plugin_.api(), args.executable);
 }
 
+void Topology::check_options(const CompileOptions& options) const {
+  if (client_ != nullptr) return client_->check_options(options);
+  compile(kSmallestProgram, "mlir", options);
+}
+
 int Topology::processes() const {
   return client_ && client_->spans_processes() ? client_->processes().count : 1;
 }

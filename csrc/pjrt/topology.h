@@ -57,6 +57,9 @@ class Topology {
   // As Client::compile, for one device of the topology.
   std::shared_ptr<const CompiledProgram> compile(std::string_view code, std::string_view format,
                                                  const CompileOptions& options) const;
+
+  // As Client::check_options.
+  void check_options(const CompileOptions& options) const;
   const CompileOptions& compile_options() const;
 
  private:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from lazyxla import _C
+from lazyxla import _C, xla_options
 from lazyxla.aot import report, topologies
 from lazyxla.aot.collectives import Grid
 from lazyxla.aot.compiled import CompiledProgram
@@ -47,8 +47,9 @@ class CapturedProgram:
         Args:
             options: the compiler's options by name, over those that it was captured with.
         """
+        given = topologies.check_options(options)
         try:
-            return self._target._compile(self.lowered.artifact, self._all(options), self._grid())
+            return self._target._compile(self.lowered.artifact, given, self._options, self._grid())
         except torch.OutOfMemoryError as error:
             if self.program.partition is None:
                 raise
@@ -94,21 +95,19 @@ class CapturedProgram:
         Raises:
             ValueError: nothing is to be kept: ``LAZYXLA_CACHE_SIZE`` is 0.
             OSError: the directory cannot be written.
-            LoweringError, torch.OutOfMemoryError, RuntimeError: as :meth:`Topology.compile`.
+            LoweringError, torch.OutOfMemoryError, TypeError, RuntimeError: as
+                :meth:`Topology.compile`.
         """
         target, known = self._target, self._graph
         store = program_store.for_others(directory, target.platform, target._raw)
         compiled = self.compile(options)
         lowered = self.lowered
-        graph = store.graph(known.key, _C.serialize_options(self._all(options)))
+        graph = store.graph(known.key, _C.serialize_options({**self._options, **(options or {})}))
         # Numbers that are part of their operator have slots after the graph's own.
         static_slots = [slot for slot in lowered.static_slots if slot < len(known.slots)]
         _, keep = graph.add(known.variable, known.slots, static_slots, lowered.artifact)
         keep(compiled._raw.serialize())
         return compiled
-
-    def _all(self, options: Options | None) -> dict[str, Any]:
-        return {**self._options, **(options or {})}
 
     def __repr__(self) -> str:
         program = self.program
@@ -195,7 +194,8 @@ def recording(target: str | Topology | None) -> Iterator[Recording]:
     _C.begin_capture(target.platform, target.runs_here, target.num_devices, record)
     _captured.append(target)
     try:
-        yield record
+        with xla_options.asking(target._check):
+            yield record
         _C.flush()
     except BaseException:
         with contextlib.suppress(Exception):  # what is pending must not be run later

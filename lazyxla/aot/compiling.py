@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_map_only, tree_map_with_path
 from lazyxla import _C
 from lazyxla.aot.capturing import Recording, recording, resolve
 from lazyxla.aot.compiled import CompiledProgram
-from lazyxla.aot.topologies import Options, Topology
+from lazyxla.aot.topologies import Options, Topology, check_options
 from lazyxla.mesh import Mesh
 from lazyxla.modes import eager_mode
 from lazyxla.spmd import SpecOf, shard
@@ -107,7 +107,7 @@ def compile(
         TypeError: an argument is of a wrong type.
         ValueError: the call records nothing, or breaks into several programs; or an input is a
             tensor that is not dense; or the mesh has not as many devices as the topology, or a spec
-            does not fit it.
+            does not fit it; or the compiler does not take the options.
         RuntimeError: the call reads a value or uses an operator that runs on the host; the message
             names the line.
         torch.OutOfMemoryError, LoweringError: see :meth:`Topology.compile`.
@@ -115,6 +115,7 @@ def compile(
     """
     _check(fn_or_module, example_inputs, kwargs, train_step)
     _check_shardings(fn_or_module, mesh, shardings, input_spec)
+    check_options(options)
     target = resolve(topology)
     with recording(target) as record, eager_mode(False):
         devices = None if mesh is None else _mesh(mesh, target)

@@ -16,6 +16,7 @@ from lazyxla.aot.compiled import CompiledProgram
 from lazyxla.aot.gpus import GPUS
 from lazyxla.aot.links import Network, find_links
 from lazyxla.lowering import Lowered, Program, Target, lower, lower_to_text
+from lazyxla.xla_options import check_types, refused
 
 _EXAMPLES = ("v4:2x2x1", "v5e:2x2", "v5p:2x2x1", "v6e:2x2", "tpu7x:2x2x1")
 
@@ -34,6 +35,11 @@ _NO_TPU_HERE = {
 }
 
 Options = Mapping[str, bool | int | float | str]
+
+
+def check_options(options: Options | None) -> Options:
+    """Checks the types of what a function of :mod:`lazyxla.aot` takes as its `options`."""
+    return check_types(options, "the options of lazyxla.aot")
 
 
 class Topology:
@@ -85,18 +91,29 @@ class Topology:
             LoweringError: an operator of the program has no lowering.
             torch.OutOfMemoryError: the program needs more memory than a device has; the compiler
                 says how much, and lists the largest arrays.
-            RuntimeError: the compiler refuses the program or an option; says why.
+            TypeError: the options are no dict from names to bool, int, float or str.
+            ValueError: the compiler does not take the options.
+            RuntimeError: the compiler refuses the program; says why.
         """
         artifact = self.lower(program).artifact if isinstance(program, Program) else program
-        return self._compile(artifact, options)
+        return self._compile(artifact, check_options(options))
 
     def _compile(
-        self, artifact: bytes, options: Options | None, grid: Grid | None = None
+        self,
+        artifact: bytes,
+        options: Options,
+        recorded: Options | None = None,
+        grid: Grid | None = None,
     ) -> CompiledProgram:
-        """:meth:`compile` of what is lowered, for one device or for those of a grid."""
+        """:meth:`compile` of what is lowered, for one device or for those of a grid.
+
+        `options` are what the caller was given, `recorded` those that the program has besides.
+        """
         try:
-            raw = self._raw.compile(artifact, dict(options or {}))
+            raw = self._raw.compile(artifact, {**(recorded or {}), **options})
         except RuntimeError as error:
+            if "INVALID_ARGUMENT" in str(error) and options:
+                self._check(dict(options))
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise
             raise torch.OutOfMemoryError(
@@ -104,6 +121,13 @@ class Topology:
             ) from error
         network = self._network() if grid is not None else None
         return CompiledProgram(raw, str(self), self.memory_bytes, self.chip, grid, network)
+
+    def _check(self, options: dict[str, bool | int | float | str]) -> None:
+        """Raises a ValueError for options that the compiler does not take."""
+        try:
+            self._raw.check_options(options)
+        except RuntimeError as error:
+            raise refused(options, error) from None
 
     def _network(self) -> Network | None:
         """The links between the devices; None if they are not known."""

@@ -223,8 +223,32 @@ def test_compile_options_are_the_topologys() -> None:
     assert compiled("xla_tpu_enable_latency_hiding_scheduler").num_outputs == 1
     with pytest.raises(RuntimeError, match="xla_no_such_option"):
         compiled("xla_no_such_option")
-    with pytest.raises(RuntimeError, match="xla_nor_this"):
-        aot.compile(torch.relu, (torch.ones(8),), topology=V5E, options={"xla_nor_this": True})
+
+
+@pytest.mark.parametrize("topology", [None, V5E])
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"xla_nor_this": True}, ValueError, r"options {'xla_nor_this': True}: .*'xla_nor_this'"),
+        ([1], TypeError, r"the options of lazyxla.aot must be a dict .* not \[1\]"),
+        ({"xla_x": None}, TypeError, "option xla_x must be a bool, int, float or str, not None"),
+        ({"xla_x": 2**70}, ValueError, "option xla_x does not fit in 64 bits"),
+    ],
+)
+def test_bad_options_are_named(
+    topology: str | None, options: Any, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message) as caught:
+        aot.compile(torch.relu, (torch.ones(8),), topology=topology, options=options)
+    assert "LAZYXLA_XLA_OPTIONS" not in str(caught.value)
+
+
+@pytest.mark.parametrize("topology", [None, V5E])
+def test_bad_options_of_torch_compile_are_named(topology: str | None) -> None:
+    fn = torch.compile(torch.relu, backend=backend, options={"xla_nor_this": True})
+    with pytest.raises(RuntimeError, match=r"XLA does not take .*'xla_nor_this'") as caught:
+        aot.compile(fn, (torch.ones(8),), topology=topology)
+    assert "LAZYXLA_XLA_OPTIONS" not in str(caught.value)
 
 
 def test_the_decoder_trains() -> None:

@@ -88,7 +88,7 @@ def test_refusals() -> None:
     topology = lazyxla.aot.topology("v5e:2x2")
     program = record("aten::exp", torch.ones(3)).program
     topology.compile(program, {"xla_tpu_enable_latency_hiding_scheduler": True})
-    with pytest.raises(RuntimeError, match="xla_no_such_option"):
+    with pytest.raises(ValueError, match="xla_no_such_option"):
         topology.compile(program, {"xla_no_such_option": True})
     with pytest.raises(RuntimeError, match="Failed to parse using StableHLO"):
         topology.compile(b"no program")
