@@ -1,10 +1,14 @@
 """Factories, joining, padding, and views as functions."""
 
 import itertools
+import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+from torch.testing import assert_close
 
 from tests.lowering.batch import ALL, FLOATS, REAL, Batch
 from tests.lowering.harness import OnHost, run, text
@@ -63,6 +67,34 @@ def test_ranges() -> None:
     batch.add("aten::logspace", -2, 2, 9)
     batch.add("aten::range.step", 1, 6, 2)
     batch.check()
+
+
+LINES = (-0.98, -23.2, 5), (1.2349, 11.2452, 50), (0.9141, -0.7649, 17), (3.7, 200.4, 33)
+
+
+@pytest.mark.parametrize("function", [torch.linspace, torch.logspace])
+def test_points_between_bounds_are_pytorchs_bit_for_bit(function: Callable[..., Tensor]) -> None:
+    """In logspace, what float64's power is rounded to; that itself may differ in the last bit."""
+    is_linear = function is torch.linspace
+    dtypes = [torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.uint8]
+    calls = []
+    for dtype in dtypes + [torch.float64, torch.complex64] * is_linear:
+        for start, end, steps in LINES:
+            if dtype == torch.uint8:
+                start, end = abs(start), abs(end)
+            if not is_linear:
+                start, end = start / 10, end / 100
+            calls += [((start, end, count), dtype) for count in (1, steps)]
+    ours = [function(*args, dtype=dtype, device="lazyxla") for args, dtype in calls]  # one program
+    for result, (args, dtype) in zip(ours, calls, strict=True):
+        assert torch.equal(result.cpu(), function(*args, dtype=dtype)), (dtype, args)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_points_up_to_infinity(dtype: torch.dtype) -> None:
+    for ends in ((0, math.inf), (-math.inf, 1), (math.nan, 1), (-1e38, 1e38)):
+        ours = torch.linspace(*ends, 5, dtype=dtype, device="lazyxla").cpu()
+        assert_close(ours, torch.linspace(*ends, 5, dtype=dtype), equal_nan=True, rtol=0, atol=0)
 
 
 def _kinds(ends: tuple[Any, ...]) -> str:

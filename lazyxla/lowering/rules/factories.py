@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -94,20 +95,60 @@ def arange_step(b: Builder, start: Operand, end: Operand, step: Operand, *_: Any
 
 
 def _linspace(b: Builder, start: Operand, end: Operand, steps: int) -> Value:
-    """Counted from both ends, so that the last element is exactly `end`."""
-    shape, given = b.outputs[0].shape, b.outputs[0].dtype
-    dtype = _float_of_range(b)
-    if steps <= 1:
-        return b.full(shape, b.value(start, dtype), dtype)
+    """Counted from both ends, so that the last element is exactly `end`, and rounded where PyTorch
+    rounds: the results are the same bits."""
     # The bounds have the result's type in PyTorch: those of integers are truncated.
-    bounds = (b.value(n, given).to(dtype) for n in (start, end))
-    first, last = (b.full(shape, n, dtype) for n in bounds)
-    i = b.iota(shape, 0, b.real_dtype(dtype))
-    left = (steps - 1) - i
+    first, last = (b.value(n, b.outputs[0].dtype) for n in (start, end))
+    if steps <= 1:
+        return b.full(b.outputs[0].shape, first, first.dtype)
+    if not first.is_complex:
+        return _points(b, first, last, steps)
+    parts = ((first.real, last.real), (first.imag, last.imag))
+    return b.complex(*(_points(b, *part, steps).to(part[0].dtype) for part in parts))
+
+
+def _points(b: Builder, first: Value, last: Value, steps: int) -> Value:
+    shape, dtype, wide = b.outputs[0].shape, first.dtype, b.range_dtype
     # XLA would multiply by the reciprocal of a constant: 49 / 49 would be less than 1.
-    gaps = b.hlo.optimization_barrier([b.full(shape, steps - 1, dtype)])
-    step = (last - first) / gaps
-    return where(i < steps // 2, first + step * i.to(dtype), last - step * left.to(dtype))
+    first, last, gaps = b.hlo.optimization_barrier(
+        [first, last, b.constant(steps - 1, dtype if dtype.is_floating_point else wide)]
+    )
+    index = b.iota(shape, 0, torch.int32)
+    is_early = index < steps // 2
+    count = where(is_early, index, steps - 1 - index)  # of the gaps from the nearer end
+    if dtype.itemsize == 2 and dtype.is_floating_point:  # each operation rounds
+        rounded = partial(_rounded, b, dtype)
+        step = rounded(rounded(last - first) / gaps)
+        way = rounded(b.broadcast_to(step, shape) * rounded(count))
+    else:
+        if not dtype.is_floating_point:
+            first, last = first.to(wide), last.to(wide)
+        step = b.broadcast_to((last - first) / gaps, shape)
+        if dtype == torch.float64:
+            return _fused(
+                where(is_early, step, -step), count.to(dtype), where(is_early, first, last)
+            )
+        first, last = first.to(wide), last.to(wide)
+        way = step.to(wide) * count.to(wide)  # exact in float64: PyTorch's kernel rounds their sum
+    return where(is_early, first + way, last - way)
+
+
+def _rounded(b: Builder, dtype: torch.dtype, x: Value) -> Value:
+    """A number of this dtype, in a dtype to compute with. XLA would leave a conversion out that
+    only loses digits."""
+    x = b.hlo.optimization_barrier([x.to(dtype)])
+    return x.accumulated()
+
+
+def _fused(x: Value, y: Value, z: Value) -> Value:
+    """x * y + z in float64, rounded once; `y` is an integer below 2 ** 26 (Dekker, 1971)."""
+    scaled = x * (2.0**27 + 1)
+    high = scaled - (scaled - x)
+    product, rest = high * y, (x - high) * y
+    total = z + product
+    back = total - z
+    fused = total + ((z - (total - back)) + (product - back) + rest)
+    return where(fused.is_nan(), x * y + z, fused)  # of infinities, and of what nearly overflows
 
 
 @rule(
@@ -127,8 +168,22 @@ def linspace(b: Builder, start: Operand, end: Operand, steps: int, *_: Any) -> V
     "aten::logspace.Scalar_Tensor",
 )
 def logspace(b: Builder, start: Operand, end: Operand, steps: int, base: Operand, *_: Any) -> Value:
-    exponent = _linspace(b, start, end, steps)
-    return b.full(b.outputs[0].shape, base, exponent.dtype) ** exponent
+    dtype = b.outputs[0].dtype
+    if dtype.is_complex:
+        exponent = _linspace(b, start, end, steps)
+        return b.full(b.outputs[0].shape, base, dtype) ** exponent
+    shape, wide = b.outputs[0].shape, _float_of_range(b)  # PyTorch computes in float64
+    if steps <= 1:
+        exponent = b.full(shape, start, wide)
+    else:
+        first, last = (b.value(n, dtype) for n in (start, end))  # as those of linspace
+        if not dtype.is_floating_point:
+            first, last = first.to(wide), last.to(wide)
+        gaps = b.hlo.optimization_barrier([b.constant(steps - 1, wide)])
+        step, index = (last - first).to(wide) / gaps, b.iota(shape, 0, wide)
+        up, down = first.to(wide) + step * index, last.to(wide) - step * (gaps - index)
+        exponent = where(index < steps // 2, up, down)
+    return b.full(shape, base, wide) ** exponent
 
 
 # ---- windows ----
