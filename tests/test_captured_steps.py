@@ -27,6 +27,37 @@ def _rmsprop(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.RMSprop(parameters, lr=0.01)
 
 
+class _Damped(torch.optim.Adam):
+    """Has code of its own, which names no rates but where it is made."""
+
+    def __init__(self, parameters: Any, lr: float = 0.01) -> None:
+        super().__init__(parameters, lr=lr, betas=(0.8, 0.99))
+        for group in self.param_groups:
+            group.setdefault("initial_lr", lr)
+
+    def step(self, closure: Any = None) -> Any:
+        loss = super().step(closure)
+        for state in self.state.values():
+            state["exp_avg"].mul_(0.9)
+        return loss
+
+
+class _Plain(torch.optim.SGD):
+    def step(self, closure: Any = None) -> Any:
+        return super().step(closure)
+
+
+class _Signs(torch.optim.SGD):
+    """Computes with the rate itself."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameter.add_(parameter.grad.sign(), alpha=-group["lr"])
+
+
 @pytest.mark.parametrize("optimizer", [sgd, adam, _adam_w, _rmsprop])
 def test_a_settled_step_is_one_execution(optimizer) -> None:
     twins = Twins(optimizer=optimizer)
@@ -43,7 +74,7 @@ def test_captured_steps_are_what_the_cpu_computes() -> None:
 # --- Hyper-parameters ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("optimizer", [sgd, adam, _adam_w])
+@pytest.mark.parametrize("optimizer", [sgd, adam, _adam_w, _Damped, _Plain])
 def test_a_learning_rate_that_a_scheduler_changes_is_an_input(optimizer) -> None:
     twins = Twins(optimizer=optimizer)
     schedulers = [torch.optim.lr_scheduler.StepLR(t.optimizer, 1, 0.7) for t in twins.both]
@@ -66,6 +97,7 @@ def test_a_learning_rate_that_a_scheduler_changes_is_an_input(optimizer) -> None
         (_adam_w, "weight_decay", 0.3),
         (_adam_w, "maximize", True),
         (_rmsprop, "lr", 0.1),
+        (_Signs, "lr", 0.1),
     ],
 )
 def test_another_hyper_parameter_is_used_at_once(optimizer, name: str, value: object) -> None:

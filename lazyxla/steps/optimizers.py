@@ -18,10 +18,13 @@ import torch
 from lazyxla import _C, optimizer_steps
 from lazyxla.optimizer_steps import Group
 from lazyxla.runtime import BACKEND
+from lazyxla.steps import trust
 from lazyxla.steps.reachable import Reach
 
-# Optimizers whose steps can take a learning rate as a tensor of the device without reading it.
+# Optimizers whose steps can take a learning rate as a tensor of the device without reading it, as
+# those of subclasses can whose own code names no rates.
 _TAKE_TENSORS = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
+_RATES = ("lr", "param_groups")
 
 
 class Rates:
@@ -50,15 +53,14 @@ class Rates:
         Returns:
             Whether anything has changed.
         """
-        as_numbers = reach.schedules or not reach.names.isdisjoint(("lr", "param_groups"))
-        as_numbers = as_numbers or self._are_returned
+        as_numbers = reach.schedules or self._are_returned or _names_rates(reach)
         optimizers = reach.optimizers
         # The hook for it is among what is guarded.
         hooked = [optimizer_steps.reset_for_saving(optimizer) for optimizer in optimizers]
         groups = [
             (optimizer, position)
             for optimizer in optimizers
-            if type(optimizer) in _TAKE_TENSORS and not as_numbers
+            if _steps_with_tensors(type(optimizer)) and not as_numbers
             for position, group in enumerate(optimizer.param_groups)
             if _takes_tensor(optimizer, group, "grad" in reach.names) and _on_device(group)
         ]
@@ -113,6 +115,25 @@ class Rates:
             elif type(value) in (int, float):
                 self._are_returned |= value in rates
         return self._are_returned and bool(rates)
+
+
+def _names_rates(reach: Reach) -> bool:
+    """Whether code that a step may run names learning rates. What makes an optimizer does: its rate
+    is an argument."""
+    makers = {id(vars(each).get("__init__")) for o in reach.optimizers for each in type(o).__mro__}
+    return any(
+        not names.isdisjoint(_RATES)
+        for function, names in reach.names_by_function.items()
+        if function not in makers
+    )
+
+
+def _steps_with_tensors(kind: type) -> bool:
+    """Whether a class's step is that of one of `_TAKE_TENSORS`, as far as it is PyTorch's."""
+    bases = torch.optim.Optimizer, object, *_TAKE_TENSORS
+    return issubclass(kind, _TAKE_TENSORS) and all(
+        each in bases or not trust.is_trusted(each.__module__) for each in kind.__mro__
+    )
 
 
 def _takes_tensor(optimizer: Any, group: Group, sets_gradients: bool) -> bool:

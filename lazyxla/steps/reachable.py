@@ -60,6 +60,7 @@ class Reach:
         optimizers: the optimizers of torch.optim that it reached.
         schedules: whether it reached a scheduler of learning rates, which the step may call.
         names: all names and strings in the code that it reached.
+        names_by_function: those of each function in Python, by its id.
         objects: all objects that it reached, by their ids.
 
     Raises:
@@ -72,6 +73,7 @@ class Reach:
         self.optimizers: list[torch.optim.Optimizer] = []
         self.schedules = False
         self.names: set[str] = set()
+        self.names_by_function: dict[int, frozenset[str]] = {}
         self._varying = varying  # by a dict's id: keys whose numbers may vary
         self.objects: dict[int, Any] = {}
         self._work: list[tuple[Any, str]] = []
@@ -226,7 +228,7 @@ class Reach:
             self._torch_module(module)
             # A wrapper of PyTorch's; what it wraps may be the user's.
             for variable, cell in cells:
-                inner = _content(cell, variable)
+                inner = trust.content_of(cell, variable)
                 if not isinstance(inner, weakref.ref):
                     self.guards.add_cell(f"{variable} of {name}", cell)
                     self._add(inner, variable)
@@ -238,7 +240,7 @@ class Reach:
         if function.__dict__:
             self._add(function.__dict__, f"the attributes of {name}")
         for variable, cell in cells:
-            inner = _content(cell, variable)
+            inner = trust.content_of(cell, variable)
             self.guards.add_cell(variable, cell)
             self._add(inner, variable)
         self._code(function)
@@ -254,6 +256,7 @@ class Reach:
             self._torch_module(module)
             self._add(sys.modules.get(module), module)
         self.names |= reads.names
+        self.names_by_function[id(function)] = frozenset(reads.names)
         self._dynamic |= reads.dynamic or not reads.names.isdisjoint(trust.DYNAMIC_NAMES)
         for chain in reads.chains:
             self._look_up(function.__globals__, chain)
@@ -390,11 +393,3 @@ class Reach:
             for key in visited:
                 self._add(space[key], f"{name}.{key}")
         self._by_name.append((space, name, visited, True))
-
-
-def _content(cell: types.CellType, variable: str) -> Any:
-    """What a variable of a closure holds."""
-    try:
-        return cell.cell_contents
-    except ValueError:
-        raise Unfit(f"its variable {variable} has no value yet") from None

@@ -9,7 +9,7 @@ it is not captured.
 from __future__ import annotations
 
 import builtins
-from types import ModuleType
+from types import CellType, ModuleType
 from typing import Any
 
 import torch
@@ -149,3 +149,11 @@ def module_of(function: Any) -> str:
     if isinstance(owner, type):
         return owner.__module__
     return getattr(function, "__module__", None) or ""
+
+
+def content_of(cell: CellType, variable: str) -> Any:
+    """What a variable of a closure holds."""
+    try:
+        return cell.cell_contents
+    except ValueError:
+        raise Unfit(f"its variable {variable} has no value yet") from None
