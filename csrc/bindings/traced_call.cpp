@@ -5,7 +5,10 @@
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <algorithm>
 #include <atomic>
+#include <span>
+#include <tuple>
 
 #include "common/locks.h"
 #include "dispatch/recorder.h"
@@ -155,6 +158,89 @@ py::object make_call(int64_t number, std::string content, uint32_t operators, in
                                                   std::move(layout), std::move(constants)));
 }
 
+// Arguments of a compiled function that share memory, if it writes to one of them.
+//
+// Such a function is asked at each call, so it looks only at which storage a tensor is in, and
+// where in it: a group of arguments is reported if one is written and the ranges of two intersect.
+class SharedArguments {
+ public:
+  SharedArguments(size_t count, const std::vector<uint32_t>& written) : written_(count, false) {
+    for (uint32_t position : written) written_.at(position) = true;
+  }
+
+  // The positions in the tuple, by storage; empty if there are none.
+  std::vector<uint32_t> find(PyObject* args) const {
+    c10::SmallVector<Range, 64> ranges;
+    const auto count = std::min(static_cast<size_t>(PyTuple_GET_SIZE(args)), written_.size());
+    for (uint32_t i = 0; i < count; ++i) {
+      PyObject* object = PyTuple_GET_ITEM(args, static_cast<Py_ssize_t>(i));
+      if (!THPVariable_Check(object)) continue;
+      const at::Tensor& tensor = THPVariable_Unpack(object);
+      if (!tensor.has_storage() || tensor.numel() == 0) continue;
+      ranges.push_back({tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl(), i});
+    }
+    std::sort(ranges.begin(), ranges.end(), [](const Range& a, const Range& b) {
+      return std::tie(a.storage, a.position) < std::tie(b.storage, b.position);
+    });
+    std::vector<uint32_t> found;
+    for (auto first = ranges.begin(), last = first; first != ranges.end(); first = last) {
+      last = std::find_if(first, ranges.end(),
+                          [&](const Range& r) { return r.storage != first->storage; });
+      if (last - first > 1) add_group(args, {first, last}, found);
+    }
+    return found;
+  }
+
+ private:
+  struct Range {
+    const c10::StorageImpl* storage;
+    uint32_t position;
+    int64_t begin = 0, end = 0;  // in bytes
+  };
+
+  void add_group(PyObject* args, std::span<Range> group, std::vector<uint32_t>& found) const {
+    if (std::none_of(group.begin(), group.end(),
+                     [this](const Range& r) { return written_[r.position]; })) {
+      return;
+    }
+    const size_t before = found.size();
+    for (Range& r : group) {
+      const at::Tensor& t =
+          THPVariable_Unpack(PyTuple_GET_ITEM(args, static_cast<Py_ssize_t>(r.position)));
+      int64_t last = 0;
+      for (int64_t d = 0; d < t.dim(); ++d) last += (t.size(d) - 1) * t.stride(d);
+      const auto width = static_cast<int64_t>(t.itemsize());
+      r.begin = t.storage_offset() * width;
+      r.end = r.begin + (last + 1) * width;
+      found.push_back(r.position);
+    }
+    std::sort(group.begin(), group.end(),
+              [](const Range& a, const Range& b) { return a.begin < b.begin; });
+    const auto intersect = [](const Range& a, const Range& b) { return b.begin < a.end; };
+    if (std::adjacent_find(group.begin(), group.end(), intersect) == group.end()) {
+      found.resize(before);
+    }
+  }
+
+  std::vector<bool> written_;
+};
+
+PyObject* find_shared(PyObject* self, PyObject* args) {
+  HANDLE_TH_ERRORS
+  const auto& shared = *static_cast<SharedArguments*>(PyCapsule_GetPointer(self, nullptr));
+  const std::vector<uint32_t> found = shared.find(args);
+  if (found.empty()) Py_RETURN_NONE;
+  return py::cast(found).release().ptr();
+  END_HANDLE_TH_ERRORS
+}
+
+py::object make_shared_arguments(size_t count, const std::vector<uint32_t>& written) {
+  static PyMethodDef method{"shared_arguments", &find_shared, METH_VARARGS, nullptr};
+  py::capsule self(new SharedArguments(count, written),
+                   [](void* data) { delete static_cast<SharedArguments*>(data); });
+  return py::reinterpret_steal<py::object>(PyCFunction_New(&method, self.ptr()));
+}
+
 void check_compile_options(const CompileOptions& options) {
   try {
     pjrt::Runtime::get().client().check_options(options);
@@ -207,6 +293,7 @@ void bind_traced_graph(py::module_& m) {
         py::arg("operators"), py::arg("device"), py::arg("inputs"), py::arg("outputs"),
         py::arg("results"), py::arg("writes"), py::arg("returns"), py::arg("constants"),
         py::arg("random"), py::arg("options"));
+  m.def("shared_arguments", &make_shared_arguments, py::arg("count"), py::arg("written"));
   m.def("trace_for_lazyxla", &dispatch::trace_for_lazyxla);
   m.def("check_compile_options", &check_compile_options, py::call_guard<py::gil_scoped_release>());
   m.def("on_graph_dropped", [](py::function forget) {

@@ -22,7 +22,7 @@ from torch import fx
 
 from lazyxla import _C, untraced
 from lazyxla.determinant import transpose_for_determinants
-from lazyxla.dynamo import assertions, attention, padding
+from lazyxla.dynamo import assertions, attention, padding, shared_arguments
 from lazyxla.dynamo.execution import compile_graph
 from lazyxla.dynamo.flex_attention import inline_flex_attention
 from lazyxla.dynamo.saved_tensors import partition_joint_graph
@@ -77,7 +77,7 @@ def backend(
         compiled: Callable[..., Any] = aot(module, inputs)
     finally:
         _C.trace_for_lazyxla(before)
-    return compiled
+    return shared_arguments.guarded(compiled, module, inputs)
 
 
 def _compile(
