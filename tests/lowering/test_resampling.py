@@ -174,8 +174,40 @@ def test_which_maps_are_matrices():
     assert platforms(back, y, [300], [1, 1, 200], False) == ["cuda", "tpu"]
 
 
-def test_what_is_no_number_stays_where_it_is():
-    x = torch.randn(1, 1, 40)
-    x[..., 7] = float("inf")
-    x[..., 20] = float("nan")
-    check("aten::upsample_linear1d", x, [101], False)
+_KEPT_APART = {
+    "aten::upsample_linear1d": [((40,), [101]), ((40,), [40]), ((12,), [5])],
+    "aten::upsample_bilinear2d": [((8, 8), [5, 8]), ((8, 8), [16, 11])],
+    "aten::upsample_bicubic2d": [((8, 8), [8, 8]), ((8, 8), [5, 11])],
+    "aten::upsample_nearest2d": [((8, 8), [5, 11])],
+    "aten::_upsample_bilinear2d_aa": [((8, 8), [5, 8]), ((30, 40), [3, 2]), ((8, 8), [8, 8])],
+    "aten::_upsample_bicubic2d_aa": [((8, 8), [5, 8]), ((8, 8), [11, 16])],
+    "aten::_adaptive_avg_pool2d": [((8, 8), [3, 5]), ((8, 8), [12, 8])],
+}
+
+
+@pytest.mark.parametrize("op", _KEPT_APART)
+def test_what_is_no_number_stays_where_it_is(op):
+    """A position without weight is no operand: 0 times infinity would be NaN. Gradients, which are
+    multiplied by matrices, are gathered if they are not finite."""
+    rest = (False,) if op.startswith(("aten::upsample", "aten::_upsample")) else ()
+    rest = () if "nearest" in op else rest
+    for sizes, out in _KEPT_APART[op]:
+        for value in (float("inf"), float("nan")):
+            x, grad = torch.randn(3, 1, *sizes), torch.randn(3, 1, *out)
+            for each in (x, grad):  # at the first element, at the last, at one between
+                count = each[0].numel()
+                for image, at in enumerate((0, count // 2, count - 1)):
+                    each[image].view(-1)[at] = value
+            check(op, x, out, *rest)
+            given = (grad, x) if "adaptive" in op else (grad, out, list(x.shape), *rest)
+            check(f"{op}_backward", *given)
+
+
+def test_scales_of_images_that_keep_their_size():
+    """PyTorch's kernels for antialiasing copy them, and so does that for bicubic's gradient."""
+    x = torch.randn(1, 2, 8, 8)
+    for out, scales in (([8, 8], (1.05, 1.05)), ([8, 12], (1.05, 1.6))):
+        for op in _INTERPOLATIONS:
+            if "2d" in op:
+                _check_with_gradient(op, (1, 2, 8, 8), out, False, *scales)
+        check("aten::_upsample_lanczos2d_aa", x, out, False, *scales)

@@ -29,9 +29,12 @@ class Builder(Indexing):
     outputs:   expected outputs (TensorSpec) of the node being lowered.
     rng:       (seed, ordinal) of a random operator as 0-dim uint64 values.
     attention: how the platform computes attention.
+    gathers_what_is_not_finite: whether linear maps by matmuls are by gathering instead if they are
+        of infinities or NaNs, which a matmul spreads.
     """
 
     attention = Attention()
+    gathers_what_is_not_finite = False
 
     def __init__(
         self,

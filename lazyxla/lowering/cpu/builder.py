@@ -48,6 +48,10 @@ class CpuBuilder(Builder):
     def takes_host_calls(self) -> bool:
         return self.target.host_calls
 
+    @property
+    def gathers_what_is_not_finite(self) -> bool:  # type: ignore[override]
+        return not self.target.any_sizes
+
     def in_fewer_dimensions(self, program: Program) -> Program | None:
         return flatten(program)
 

@@ -10,7 +10,7 @@ import torch
 
 from lazyxla.lowering.functions import total
 from lazyxla.lowering.rules.pooling import adaptive_spans, for_ranks, make_window, planes
-from lazyxla.lowering.rules.separable import Map, apply
+from lazyxla.lowering.rules.separable import NO_TAP, Map, apply
 from lazyxla.lowering.rules.windows import (
     MOST_SLICES,
     Window,
@@ -168,7 +168,8 @@ def _mean_map(size: int, out: int) -> Map:
     starts, ends = (torch.tensor(v)[:, None] for v in zip(*adaptive_spans(size, out), strict=True))
     index = starts + torch.arange(int((ends - starts).max()))
     weights = torch.where(index < ends, 1 / (ends - starts).double(), 0)
-    return Map(list(zip(index.clamp(max=size - 1).T, weights.T, strict=True)), size)
+    index = torch.where(index < ends, index, NO_TAP)
+    return Map(list(zip(index.T, weights.T, strict=True)), size)
 
 
 def _mean_maps(sizes: Sequence[int], out: Sequence[int]) -> list[Map]:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import torch
 
-from lazyxla.lowering.rules.separable import Taps
+from lazyxla.lowering.rules.separable import NO_TAP, Taps
 
 MakeTaps = Callable[[int, int, bool, float | None, torch.dtype], Taps]
 """(input size, output size, align_corners, scale factor or None, dtype) -> taps."""
@@ -49,6 +49,9 @@ def nearest_exact(size: int, out: int, _: bool, factor: float | None, dtype: tor
 def linear(
     size: int, out: int, align_corners: bool, factor: float | None, dtype: torch.dtype
 ) -> Taps:
+    if size == out:  # as PyTorch: the second tap is another one only where that changes NaNs
+        same = torch.arange(size)
+        return [(same, torch.ones(size, dtype=dtype)), (same, torch.zeros(size, dtype=dtype))]
     at = _positions(size, out, align_corners, factor, dtype).clamp(min=0)
     low = at.long().clamp(max=size - 1)
     part = (at - low).clamp(0, 1)
@@ -96,9 +99,23 @@ def antialiased(support: float, kernel: Callable[[torch.Tensor], torch.Tensor]) 
         weights = torch.where(index < end[:, None], weights, 0)
         total = weights.sum(1, keepdim=True)
         weights = weights / total.where(total != 0, 1)  # some factors lead beyond the input
-        return list(zip(index.clamp(max=size - 1).unbind(1), weights.unbind(1), strict=True))
+        index = torch.where(index < end[:, None], index, NO_TAP)
+        return list(zip(index.unbind(1), weights.unbind(1), strict=True))
 
     return make
+
+
+def unless_equal(make: MakeTaps) -> MakeTaps:
+    """Taps that copy a dimension which keeps its size."""
+
+    def made(
+        size: int, out: int, align_corners: bool, factor: float | None, dtype: torch.dtype
+    ) -> Taps:
+        if size == out:
+            return [(torch.arange(size), torch.ones(size, dtype=dtype))]
+        return make(size, out, align_corners, factor, dtype)
+
+    return made
 
 
 def lanczos_filter(x: torch.Tensor) -> torch.Tensor:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -97,6 +97,19 @@ def _resample_backward(
     return separable.apply(b, grad, maps, adjoint=True)
 
 
+def _bicubic_backward(
+    make: MakeTaps,
+    b: Builder,
+    grad: Value,
+    out: Sequence[int],
+    input_size: Sequence[int],
+    *rest: Any,
+) -> Value:
+    if list(out) == list(input_size[2:]):  # PyTorch's kernel copies it, whatever the scales
+        return grad
+    return _resample_backward(make, b, grad, out, input_size, *rest)
+
+
 # ---- nearest ----
 
 
@@ -163,6 +176,9 @@ for _name, _make in _NEAREST.items():
         rule(f"aten::{_name}{_rank}d_backward")(partial(_nearest_backward, _make))
 
 for _name, _make in _INTERPOLATED.items():
-    rule(f"aten::{_name}")(partial(_resample, _make))
+    # Antialiased, PyTorch's kernels copy dimensions that keep their size, but not in the gradient.
+    _forward = interpolation.unless_equal(_make) if _name.endswith("_aa") else _make
+    rule(f"aten::{_name}")(partial(_resample, _forward))
     if "lanczos" not in _name:
-        rule(f"aten::{_name}_backward")(partial(_resample_backward, _make))
+        _backward = _bicubic_backward if _name == "upsample_bicubic2d" else _resample_backward
+        rule(f"aten::{_name}_backward")(partial(_backward, _make))

@@ -5,6 +5,9 @@ sparse matrix, given by `taps`: pairs of an index and a weight for each result e
 those of neighbours, in order, if there are many (more than `_MOST_TERMS`). A small one is applied
 as a dense matmul, which accelerators do well; its adjoint is that with the transposed matrix. Of a
 large one, whose matrix would outgrow what it maps, the elements are gathered.
+
+A matmul spreads what is not finite, as 0 times infinity is none of the numbers. Gathering does not:
+an element that has fewer taps than others has the index `NO_TAP` in place of them.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from lazyxla.lowering.functions import total, where
+from lazyxla.lowering.functions import is_finite, total, where
 from lazyxla.lowering.value import Value
 
 if TYPE_CHECKING:
@@ -23,6 +26,8 @@ if TYPE_CHECKING:
 Taps = list[tuple[torch.Tensor, torch.Tensor]]
 """Pairs of int64 indices and weights, both of shape (out,)."""
 
+NO_TAP = -1
+"""The index of a tap that there is not; its weight is 0."""
 
 _MOST_TERMS = 16
 """Taps up to which a matrix is a sum of terms."""
@@ -37,8 +42,22 @@ class Map(NamedTuple):
 
 def apply(b: Builder, x: Value, maps: Sequence[Map], adjoint: bool = False) -> Value:
     """`x` with a map, or its adjoint, applied to each of its last dimensions, in order."""
-    if all(b.maps_by_matmul(size * len(taps[0][0]), adjoint) for taps, size in maps):
-        return b.apply_maps(x, [matrix(b, *each, x.dtype) for each in maps], adjoint)
+    if not all(b.maps_by_matmul(size * len(taps[0][0]), adjoint) for taps, size in maps):
+        return _by_gathering(b, x, maps, adjoint)
+    matrices = [matrix(b, *each, x.dtype) for each in maps]
+    if not b.gathers_what_is_not_finite:
+        return b.apply_maps(x, matrices, adjoint)
+    ends = [size if adjoint else len(taps[0][0]) for taps, size in maps]
+    (result,) = b.cond(
+        b.reduce(is_finite(x), range(x.rank), "and"),
+        lambda: [b.apply_maps(x, matrices, adjoint)],
+        lambda: [_by_gathering(b, x, maps, adjoint)],
+        [(x.dtype, (*x.shape[: x.rank - len(maps)], *ends))],
+    )
+    return result
+
+
+def _by_gathering(b: Builder, x: Value, maps: Sequence[Map], adjoint: bool) -> Value:
     for dim, (taps, size) in enumerate(maps, x.rank - len(maps)):
         indices, weights = (torch.stack(column, 1) for column in zip(*taps, strict=True))
         if adjoint:
@@ -53,10 +72,15 @@ def _gathered(
     """The sums along a dimension that are given for each element of the result."""
 
     def part(index: torch.Tensor, weight: torch.Tensor) -> Value:
-        taken = b.take(x, b.array(index.tolist(), torch.int32), dim)
-        factors = b.array(weight.tolist(), x.dtype)
-        factors = factors.reshape([*factors.shape, *[1] * (x.rank - 1 - dim)])
-        return taken * b.broadcast_to(factors, taken.shape)
+        def along(values: torch.Tensor, dtype: torch.dtype) -> Value:
+            found = b.array(values.tolist(), dtype)
+            return b.broadcast_to(found.reshape([*values.shape, *after]), taken.shape)
+
+        after = [1] * (x.rank - 1 - dim)
+        taken = b.take(x, b.array(index.clamp(min=0).tolist(), torch.int32), dim)
+        if bool((index == NO_TAP).any()):
+            taken = where(along(index != NO_TAP, torch.bool), taken, 0)
+        return taken * along(weight, x.dtype)
 
     if indices.shape[1] > _MOST_TERMS:
         return part(indices, weights).sum([dim + 1])
@@ -67,14 +91,16 @@ def _inverted(
     indices: torch.Tensor, weights: torch.Tensor, size: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Of each of `size` elements the results that it is part of, and its weights in them."""
-    source = indices.reshape(-1)
+    taps = (indices.reshape(-1) != NO_TAP).nonzero().flatten()
+    source = indices.reshape(-1)[taps]
     order = source.argsort(stable=True)
     counts = source.bincount(minlength=size)
     column = torch.arange(len(source)) - (counts.cumsum(0) - counts)[source[order]]
     most = int(counts.max())
-    results, shares = torch.zeros(size, most, dtype=torch.int64), weights.new_zeros(size, most)
-    results[source[order], column] = order // indices.shape[1]
-    shares[source[order], column] = weights.reshape(-1)[order]
+    results = torch.full((size, most), NO_TAP)
+    shares = weights.new_zeros(size, most)
+    results[source[order], column] = taps[order] // indices.shape[1]
+    shares[source[order], column] = weights.reshape(-1)[taps[order]]
     return results, shares
 
 
