@@ -15,12 +15,13 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lazyxla import lowering
 from lazyxla.jax.flat_functions import Aval, is_differentiable
 from lazyxla.lowering import control_flow
-from lazyxla.lowering.fx_graph import FxGraph, user_frame
+from lazyxla.lowering.fx_graph import FxGraph, attribute_of, is_function, user_frame
 from lazyxla.lowering.operators import draws, schema_name
 from lazyxla.runtime import BACKEND
 
@@ -184,10 +185,21 @@ def trace(function: Function, inputs: Sequence[Aval]) -> FxGraph:
     with FakeTensorMode(allow_non_fake_inputs=True):
         given = [torch.empty(shape, dtype=dtype, device=BACKEND) for dtype, shape in inputs]
     module = trace_with(function, given)
+    _read_constants(module)
     graph = FxGraph.of(module.graph)
     for node in graph.nodes:
         _check(node)
     return graph
+
+
+def _read_constants(module: fx.GraphModule) -> None:
+    """Brings constants to the host: while a graph is lowered nothing can be read, since what is
+    pending is lowered under the same lock."""
+    for node in module.graph.nodes:
+        if node.op == "get_attr" and not is_function(node):
+            value = attribute_of(node)
+            if isinstance(value, torch.Tensor) and value.device.type == BACKEND:
+                setattr(module, node.target, value.detach().cpu())
 
 
 def trace_with(function: Function, given: Sequence[torch.Tensor]) -> fx.GraphModule:
@@ -232,7 +244,8 @@ def trace_with(function: Function, given: Sequence[torch.Tensor]) -> fx.GraphMod
 
 
 class _WithoutChecks(TorchDispatchMode):
-    """Leaves out what only raises errors for some values: JAX's programs cannot."""
+    """Leaves out what only raises errors for some values: JAX's programs cannot. Constants on the
+    CPU are operands on the device."""
 
     supports_higher_order_operators = True
 
@@ -246,9 +259,22 @@ class _WithoutChecks(TorchDispatchMode):
     ) -> Any:
         if func in _CHECKS:
             return None
-        return func(*args, **(kwargs or {}))
+        is_operator = isinstance(func, torch._ops.OpOverload)  # not torch.cond, say
+        if not is_operator or func._schema.is_mutable or func in _OF_NEW_CONSTANTS:
+            return func(*args, **(kwargs or {}))
+        args, kwargs = pytree.tree_map_only(torch.Tensor, _constant_on_device, (args, kwargs or {}))
+        return func(*args, **kwargs)
 
 
+def _constant_on_device(x: torch.Tensor) -> torch.Tensor:
+    """A tensor that the function has besides its arguments, such as an attribute of a module."""
+    is_constant = type(x) in (torch.Tensor, torch.nn.Parameter) and x.device.type == "cpu"
+    if not is_constant or x.dim() == 0:  # which takes part in operators on any device
+        return x
+    return torch.ops.aten._to_copy.default(x, device=torch.device(BACKEND))
+
+
+_OF_NEW_CONSTANTS = (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default)
 _CHECKS = (
     torch.ops.aten._linalg_check_errors.default,
     torch.ops.aten._assert_async.default,

@@ -21,6 +21,7 @@ from lazyxla.platforms import plugin_of
 from tests import vision  # before transformers, which imports torchvision
 from tests.conftest import ROOT, RunPython
 from tests.jax_interop.exporting import compare, transformer
+from tests.support import DEVICE
 
 jax.config.update("jax_platforms", "cpu")
 
@@ -170,6 +171,30 @@ def test_the_module_stays_as_it_is() -> None:
     ]
     for name, x in model.state_dict().items():
         assert x.equal(before[name])
+
+
+class WithTensors(nn.Module):
+    """Holds tensors that are neither parameters nor buffers."""
+
+    def __init__(self, device: str) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.full((3,), 3.0))
+        self.offset = torch.arange(3.0).to(device) + 1
+        self.listed = [torch.full((3,), 2.0, device=device)]
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return x * self.offset + self.listed[0] * self.weight, self.offset[1:] * 2
+
+
+@pytest.mark.parametrize("device", ["cpu", DEVICE])
+def test_tensors_that_are_attributes_are_constants(device: str, tmp_path: Path) -> None:
+    x, expected = torch.randn(3), WithTensors("cpu")
+    exported = lazyxla.export(WithTensors(device), (x,), platforms=("cpu",))
+    assert [each["name"] for each in exported.manifest["inputs"]] == ["weight", "0"]
+    exported.save(tmp_path)
+    results = lazyxla.load_exported(tmp_path)(x.to(DEVICE))
+    for result, value in zip(results, expected(x), strict=True):
+        torch.testing.assert_close(result.cpu(), value.detach())
 
 
 class Named(nn.Module):
