@@ -26,6 +26,17 @@ CALLS: dict[str, Call] = {
     "silent, linspace of tensors": lambda x, out: torch.linspace(x[0, 0], x[0, 1], 3, out=out),
     "silent, logspace": lambda x, out: torch.logspace(0, 1, 3, out=out),
     "silent, addbmm": lambda x, out: torch.addbmm(x, x[None], x[None], out=out),
+    "silent, bernoulli": lambda x, out: torch.bernoulli(x, out=out),
+    "silent, multinomial": lambda x, out: torch.multinomial(
+        x, 2, out=torch.zeros(5).long().to(x.device)
+    ),
+    "silent, zeros": lambda x, out: torch.zeros(3, out=out),
+    "silent, full": lambda x, out: torch.full((3,), 2.0, out=out),
+    "silent, eye": lambda x, out: torch.eye(3, out=out),
+    "silent, randperm": lambda x, out: torch.randperm(3, out=out),
+    "range": lambda x, out: torch.arange(7, out=out),
+    "range with a step": lambda x, out: torch.arange(0, 1, 0.25, out=out),
+    "silent, range of as many": lambda x, out: torch.arange(5, out=out[None]),
     "silent, narrow_copy": lambda x, out: torch.narrow_copy(x, 0, 0, 2, out=out),
     "silent, logsigmoid": lambda x, out: torch._C._nn.log_sigmoid(x, out=out),
     "right size": lambda x, out: torch.sin(x[0, :2], out=out[:2]),
@@ -40,12 +51,25 @@ def heard(call: Call, device: str, size: int) -> list[str]:
     return sorted(str(w.message).split(" (Triggered")[0] for w in caught)
 
 
+# Of sizes and numbers.
+CALLS |= {
+    "variance": lambda x, out: torch.var(x[:1], 0),
+    "deviation, out": lambda x, out: torch.std(x[0], 0, correction=3, out=out[0]),
+    "silent, variance": lambda x, out: torch.var(x, 0, correction=2),
+    "two results, complex": lambda x, out: torch.var_mean(torch.complex(x, x)[0, 0]),
+    "bounds": lambda x, out: out.random_(0, 2**24 + 2),
+    "bounds in half precision": lambda x, out: out.half().random_(0, 2**11 + 2),
+    "two results, bounds": lambda x, out: out.random_(-(2**24) - 1, 2**25),
+    "silent, bounds": lambda x, out: out.random_(0, 2**24 + 1),
+}
+
+
 @pytest.mark.parametrize("name", CALLS)
 def test_every_call_warns_once(name: str) -> None:
     lazyxla.sync()
     expected = heard(CALLS[name], "cpu", 3)
     none = name == "right size" or name.startswith("silent")
-    assert len(expected) == (0 if none else 2 if name == "two results" else 1)
+    assert len(expected) == (0 if none else 2 if name.startswith("two results") else 1)
     for _ in range(3):
         assert heard(CALLS[name], DEVICE, 3) == expected
 

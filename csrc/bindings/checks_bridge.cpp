@@ -35,10 +35,10 @@ py::dict arguments(const OpInfo& info, c10::ArrayRef<c10::IValue> args) {
 }
 
 template <typename... More>
-void call(const py::function& check, const OpInfo& info, c10::ArrayRef<c10::IValue> args,
-          More... more) {
+py::object call(const py::function& check, const OpInfo& info, c10::ArrayRef<c10::IValue> args,
+                More... more) {
   try {
-    call_unwatched(check, arguments(info, args), more...);
+    return call_unwatched(check, arguments(info, args), more...);
   } catch (py::error_already_set& error) {
     throw_verdict(error);
   }
@@ -60,27 +60,39 @@ Checks::Check check_of(const py::function& function, bool takes_sizes) {
   };
 }
 
+auto warnings_of(const py::function& function) {
+  auto* leaked = new py::function(function);
+  return [leaked](const OpInfo& info, c10::ArrayRef<c10::IValue> args) {
+    dispatch::PlainScope plain;
+    py::gil_scoped_acquire gil;
+    return call(*leaked, info, args).template cast<std::vector<std::string>>();
+  };
+}
+
 }  // namespace
 
 void bind_checks(py::module_& m) {
-  m.def(
-      "install_argument_checks",
-      [](const std::map<std::string, int>& on_cpu_with, const std::vector<std::string>& numbers,
-         const Table& before, const Table& after, const Table& of_numbers, const Table& of_values) {
-        std::unordered_map<std::string, Checks> checks;
-        for (const auto& [name, element] : on_cpu_with) checks[name].on_cpu_with = element;
-        for (const std::string& name : numbers) checks[name].numbers = Checks::kAlways;
-        const auto enter = [&](const Table& table, Checks::Check Checks::* which) {
-          for (const auto& [name, function] : table) {
-            checks[name].*which = check_of(function, /*takes_sizes=*/which == &Checks::after);
+  m.def("install_argument_checks",
+        [](const std::map<std::string, int>& on_cpu_with, const std::vector<std::string>& numbers,
+           const Table& before, const Table& after, const Table& of_numbers, const Table& of_values,
+           const Table& warnings) {
+          std::unordered_map<std::string, Checks> checks;
+          for (const auto& [name, element] : on_cpu_with) checks[name].on_cpu_with = element;
+          for (const std::string& name : numbers) checks[name].numbers = Checks::kAlways;
+          const auto enter = [&](const Table& table, Checks::Check Checks::* which) {
+            for (const auto& [name, function] : table) {
+              checks[name].*which = check_of(function, /*takes_sizes=*/which == &Checks::after);
+            }
+          };
+          enter(before, &Checks::before);
+          enter(after, &Checks::after);
+          enter(of_numbers, &Checks::of_numbers);
+          enter(of_values, &Checks::of_values);
+          for (const auto& [name, function] : warnings) {
+            checks[name].warnings = warnings_of(function);
           }
-        };
-        enter(before, &Checks::before);
-        enter(after, &Checks::after);
-        enter(of_numbers, &Checks::of_numbers);
-        enter(of_values, &Checks::of_values);
-        dispatch::set_argument_checks(std::move(checks));
-      });
+          dispatch::set_argument_checks(std::move(checks));
+        });
 }
 
 }  // namespace lazyxla::bindings

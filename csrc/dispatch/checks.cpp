@@ -123,6 +123,15 @@ bool draws_from_default(const OpInfo& info) {
 
 // The numbers that were checked.
 auto& checked_numbers = *new KnownCalls();
+// The calls that no kernel warns of.
+auto& quiet_calls = *new KnownCalls();
+
+// Of a call with these numbers, given the hash of the scan's key.
+uint64_t hash_with_numbers(const Scan& scan, uint64_t key_hash) {
+  static_assert(sizeof(ir::ScalarValue) == sizeof(uint64_t));
+  const auto* words = reinterpret_cast<const uint64_t*>(scan.slots.data());
+  return hash_words(words, scan.slots.size()) * 0x9e3779b97f4a7c15ull ^ key_hash;
+}
 
 bool takes_integers(const Scan& scan) {
   for (const c10::TensorImpl* tensor : scan.operands) {
@@ -229,9 +238,7 @@ void check_numbers(const OpInfo& info, Args args, const Scan& scan, uint64_t key
   // Numbers without slots (complex ones) are part of the key, but inference ignores them.
   bool always = info.checks.numbers == Checks::kAlways;
   if (!always && (scan.slots.empty() || !takes_integers(scan))) return;
-  static_assert(sizeof(ir::ScalarValue) == sizeof(uint64_t));
-  const auto* words = reinterpret_cast<const uint64_t*>(scan.slots.data());
-  uint64_t hash = hash_words(words, scan.slots.size()) * 0x9e3779b97f4a7c15ull ^ key_hash;
+  const uint64_t hash = hash_with_numbers(scan, key_hash);
   if (checked_numbers.contains(hash)) return;
   if (info.checks.of_numbers) {
     info.checks.of_numbers(info, args, {});
@@ -239,6 +246,15 @@ void check_numbers(const OpInfo& info, Args args, const Scan& scan, uint64_t key
     check_as_cpu(info, args, {.fill = info.checks.on_cpu_with.value_or(0), .shrink = true});
   }
   checked_numbers.add(hash);
+}
+
+void give_warnings(const OpInfo& info, Args args, const Scan& scan, uint64_t key_hash) {
+  if (!info.checks.warnings) return;
+  const uint64_t hash = hash_with_numbers(scan, key_hash);
+  if (quiet_calls.contains(hash)) return;
+  const std::vector<std::string> warnings = info.checks.warnings(info, args);
+  if (warnings.empty()) quiet_calls.add(hash);
+  for (const std::string& warning : warnings) TORCH_WARN(warning);
 }
 
 }  // namespace lazyxla::dispatch

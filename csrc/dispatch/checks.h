@@ -102,4 +102,8 @@ std::exception_ptr check_dtypes(const OpInfo& info, c10::ArrayRef<c10::IValue> a
 void check_numbers(const OpInfo& info, c10::ArrayRef<c10::IValue> args, const Scan& scan,
                    uint64_t key_hash);
 
+// Gives the warnings of the operator's CPU kernel. To be called for every call that is in order.
+void give_warnings(const OpInfo& info, c10::ArrayRef<c10::IValue> args, const Scan& scan,
+                   uint64_t key_hash);
+
 }  // namespace lazyxla::dispatch

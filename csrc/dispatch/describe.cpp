@@ -135,11 +135,13 @@ bool makes_out_contiguous(const std::string& functional_name) {
                    "aten::slice_scatter", "aten::stack"});
 }
 
-// Operators whose kernel says nothing when it resizes an out= tensor that has elements.
-bool resizes_silently(const std::string& functional_name) {
-  return is_among(std::string_view(functional_name).substr(0, functional_name.find('.')),
-                  {"aten::addbmm", "aten::linspace", "aten::log_sigmoid_forward", "aten::logspace",
-                   "aten::narrow_copy"});
+// Operators whose kernel says nothing when it resizes an out= tensor that has elements: factories,
+// and a few others. (arange has words of its own: lazyxla/argument_checks/kernel_warnings.py.)
+bool resizes_silently(const OpInfo& info) {
+  return info.factory ||
+         is_among(std::string_view(info.functional_name).substr(0, info.functional_name.find('.')),
+                  {"aten::addbmm", "aten::bernoulli", "aten::linspace", "aten::log_sigmoid_forward",
+                   "aten::logspace", "aten::multinomial", "aten::narrow_copy"});
 }
 
 // Whether the tensor is written in place: PyTorch calls some in-place functions by their out=
@@ -174,7 +176,7 @@ void describe_writes(const OpInfo& info, const Scan& scan, const Inference& infe
       TORCH_CHECK(!is_changed_in_place(info, scan, target), "output with shape ", target.sizes(),
                   " doesn't match the broadcast shape ", sizes);
       write.resized = true;
-      write.silent = resizes_silently(info.functional_name);
+      write.silent = resizes_silently(info);
       c10::ScalarType dtype = write.geometry.dtype;
       write.geometry = asked && makes_out_contiguous(info.functional_name) ? inference.written[i]
                                                                            : fresh_geometry(result);

@@ -54,6 +54,9 @@ struct Checks {
   enum When : uint8_t { kNever, kOfIntegers, kAlways } numbers = kNever;
   Check of_numbers;  // instead of asking the CPU; or empty
   Check of_values;   // of tensors, if the setting is on; or empty
+  // What the kernel warns of, given sizes and numbers; or empty.
+  std::function<std::vector<std::string>(const OpInfo& info, c10::ArrayRef<c10::IValue> args)>
+      warnings;
 };
 
 struct ArgInfo {

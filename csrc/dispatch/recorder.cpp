@@ -69,12 +69,8 @@ RecipeRef shared_by_size(const Scan& scan, RecipeRef recipe) {
   return ShapeMemo::get().insert(memo_key(words), std::move(recipe));
 }
 
-RecipeRef find_recipe(const OpInfo& info, LoweringKind kind, c10::ArrayRef<IValue> args,
-                      const Scan& scan) {
-  const MemoKey key = memo_key(scan.key);
-  RecipeRef recipe = ShapeMemo::get().find(key);
-  check_numbers(info, args, scan, key.hash);
-  if (recipe) return recipe;
+RecipeRef infer_recipe(const OpInfo& info, LoweringKind kind, c10::ArrayRef<IValue> args,
+                       const Scan& scan, const MemoKey& key) {
   auto inferred = infer(info, args, scan);
   if (!inferred) return nullptr;
   if (inferred->runs == Recipe::Runs::kNowhere) {
@@ -87,6 +83,16 @@ RecipeRef find_recipe(const OpInfo& info, LoweringKind kind, c10::ArrayRef<IValu
   RecipeRef made = std::move(inferred);
   if (scan.numbers_in_key > 0) made = shared_by_size(scan, std::move(made));
   return ShapeMemo::get().insert(key, std::move(made));
+}
+
+RecipeRef find_recipe(const OpInfo& info, LoweringKind kind, c10::ArrayRef<IValue> args,
+                      const Scan& scan) {
+  const MemoKey key = memo_key(scan.key);
+  RecipeRef recipe = ShapeMemo::get().find(key);
+  check_numbers(info, args, scan, key.hash);
+  if (!recipe) recipe = infer_recipe(info, kind, args, scan, key);
+  if (recipe) give_warnings(info, args, scan, key.hash);
+  return recipe;
 }
 
 ir::Draws add_random_slots(const Scan& scan, c10::SmallVectorImpl<ir::ScalarValue>& slots) {

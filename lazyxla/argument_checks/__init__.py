@@ -12,14 +12,29 @@ out= form may lack some. It raises what PyTorch's CPU raises.
 from __future__ import annotations
 
 from lazyxla import _C
-from lazyxla.argument_checks import indices, numbers, operand_shapes, values, windows
+from lazyxla.argument_checks import (
+    indices,
+    kernel_warnings,
+    numbers,
+    operand_shapes,
+    values,
+    windows,
+)
 from lazyxla.argument_checks.cpu import NUMBERS, ON_CPU
-from lazyxla.argument_checks.tables import AFTER, BEFORE, OF_NUMBERS, VALUES
+from lazyxla.argument_checks.tables import AFTER, BEFORE, OF_NUMBERS, VALUES, WARNINGS
 
-__all__ = ["indices", "install", "numbers", "operand_shapes", "values", "windows"]
+__all__ = [
+    "indices",
+    "install",
+    "kernel_warnings",
+    "numbers",
+    "operand_shapes",
+    "values",
+    "windows",
+]
 
 
 def install() -> None:
     """Hands the tables to C++. Once per process, before operators are registered."""
     of_element = {name: element for element, names in ON_CPU.items() for name in names}
-    _C.install_argument_checks(of_element, NUMBERS, BEFORE, AFTER, OF_NUMBERS, VALUES)
+    _C.install_argument_checks(of_element, NUMBERS, BEFORE, AFTER, OF_NUMBERS, VALUES, WARNINGS)

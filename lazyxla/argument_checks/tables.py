@@ -13,7 +13,10 @@ Check = Callable[[Arguments], None]
 ResultCheck = Callable[[Arguments, Sequence[int]], None]
 """Takes the sizes of the first result, too."""
 
-T = TypeVar("T", bound=Callable[..., None])
+Warnings = Callable[[Arguments], Sequence[str]]
+"""Returns the texts."""
+
+T = TypeVar("T", bound=Callable[..., object])
 
 BEFORE: dict[str, Check] = {}
 """By operator: before PyTorch is asked about the result's shape. Once for each kind of call."""
@@ -23,6 +26,8 @@ OF_NUMBERS: dict[str, Check] = {}
 """Of numbers, instead of calling the CPU's kernel. Once for each."""
 VALUES: dict[str, Check] = {}
 """Of tensors' values, if the setting `check_indices` is on. At each call."""
+WARNINGS: dict[str, Warnings] = {}
+"""What the CPU's kernel warns of, given sizes and numbers. At each call, until it is nothing."""
 
 
 def checks(table: dict[str, T], *names: str) -> Callable[[T], T]:
