@@ -190,6 +190,7 @@ def test_refused_in_the_cpus_words(name: str) -> None:
     with counted() as n:
         assert error_of(REFUSED[name], DEVICE) == (kind, text)
     assert n.compiles == 0 or "mask" in name  # whose positions are read
+    assert n.fallbacks == 0
 
 
 def test_sizes_of_large_calls_are_checked() -> None:
@@ -275,6 +276,7 @@ ACCEPTED: dict[str, Call] = {
     "randperm": lambda d: torch.randperm(4, out=ones(4, d=d).long()).sort()[0],
     "randperm, resized": lambda d: torch.randperm(4, out=ones(0, d=d).long()).sort()[0],
     "randperm of a view": lambda d: torch.randperm(4, out=ones(8, d=d).long()[::2]).sort()[0],
+    "randperm of all bytes": lambda d: torch.randperm(256, out=ones(0, d=d).byte()).sort()[0],
     "randperm of floats": lambda d: torch.randperm(4, out=ones(4, d=d)).sort()[0],
     "arange of a view": lambda d: into(
         ones(8, d=d), slice(0, 8, 2), lambda x: torch.arange(4, out=x)

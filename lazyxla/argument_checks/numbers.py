@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 
 import torch
 
@@ -85,11 +86,12 @@ def _dropout(a: Arguments) -> None:
 def _randperm(a: Arguments) -> None:
     """A dtype holds all the numbers, and floats hold each of them exactly."""
     n, dtype = a["n"], _requested_dtype(a)
-    if a.get("out") is not None:  # the meta function checks it only without
-        require(n >= 0, f"n must be non-negative, got{n}")
+    negative = f"Trying to create tensor with negative dimension {n}: [{n}]"
+    require(n >= 0, negative if a.get("out") is None else f"n must be non-negative, got{n}")
     if dtype is None:
         return
-    _check_holds(dtype, n)
+    if dtype is torch.bool or dtype.is_complex:
+        raise NotImplementedError(f"\"randperm\" not implemented for '{dtype_name(dtype)}'")
     exact = {torch.float16: 11, torch.float32: 24, torch.float64: 53}
     if bits := exact.get(dtype):
         most = "2049" if bits == 11 else f"2^{bits}+1"
@@ -97,3 +99,22 @@ def _randperm(a: Arguments) -> None:
             n <= 2**bits + 1,
             f"n cannot be greater than {most} for {dtype_name(dtype)} type.",
         )
+    else:
+        _check_holds(dtype, max(n - 1, 0))
+
+
+def _of_floats(kernel: str, a: Arguments) -> None:
+    """Of kernels that draw, which the CPU is not asked about."""
+    dtype = a["self"].dtype
+    if not dtype.is_floating_point:
+        raise NotImplementedError(f"\"{kernel}\" not implemented for '{dtype_name(dtype)}'")
+
+
+_KERNELS = {
+    "_sample_dirichlet": "dirichlet",
+    "_standard_gamma": "gamma_cpu",
+    "rrelu_with_noise": "rrelu_with_noise_out_cpu",
+    "rrelu_with_noise_functional": "rrelu_with_noise_out_cpu",
+}
+for _name, _kernel in _KERNELS.items():
+    BEFORE[f"aten::{_name}"] = functools.partial(_of_floats, _kernel)
