@@ -59,6 +59,7 @@ class Mlir:
         with self.context:
             self._elements = {d: self._element_type(d) for d in self._dtypes()}
             self.unknown = ir.Location.unknown()
+        self.highest_rank = 0  # of all types that were asked for
         self._types: dict[tuple[torch.dtype, tuple[int, ...]], Any] = {}
         self._specs: dict[Any, TensorSpec] = {}
         self._locations: dict[str, Any] = {}
@@ -91,6 +92,7 @@ class Mlir:
         found = self._types.get(key)
         if found is None:
             found = self.ir.RankedTensorType.get(shape, self.element(dtype))
+            self.highest_rank = max(self.highest_rank, len(shape))
             self._types[key] = found
             self._specs[found] = TensorSpec(dtype, shape)
         return found
@@ -104,6 +106,7 @@ class Mlir:
             dtype = next((d for d, e in self._elements.items() if e == element), None)
             if dtype is None:
                 raise TypeError(f"{type_} has no torch dtype")
+            self.highest_rank = max(self.highest_rank, ranked.rank)
             found = self._specs[type_] = TensorSpec(dtype, tuple(ranked.shape))
         return found
 

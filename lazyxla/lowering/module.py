@@ -99,6 +99,7 @@ def _build(b: Builder, program: Program) -> None:
     if program.partition is not None:
         b.annotations = Annotations(b.mlir, b.module, program)
         main = _build_function(b, "main", program)
+        b.finish()
         b.annotations.annotate(main, program.donations)
         return
     flat = b.in_fewer_dimensions(program)

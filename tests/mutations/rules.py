@@ -64,6 +64,7 @@ _TESTS: dict[str, list[str]] = {
     "samplers": ["lowering/test_random", "test_random"],
     "scaled_matmul": ["lowering/test_float8"],
     "recurrent_layers": ["test_recurrent_layers"],
+    "reduced": ["test_many_dimensions"],
     "separable": ["lowering/test_resampling"],
     "shapes": ["lowering/test_geometry", "lowering/test_builder", "lowering/test_builder_products"],
     "shaping": ["lowering/test_geometry", "lowering/test_indexing"],

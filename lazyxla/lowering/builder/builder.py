@@ -105,7 +105,7 @@ class Builder(Indexing):
         return None
 
     def finish(self) -> None:
-        """What the platform changes in the complete module, unless it is to be partitioned."""
+        """What the platform changes in the complete module."""
 
     def computed_once(self, x: Value) -> Value:
         """The value, not computed again by each reader where the compiler does that badly."""

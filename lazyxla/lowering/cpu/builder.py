@@ -17,6 +17,7 @@ from lazyxla.lowering.builder.contract import DotOperand
 from lazyxla.lowering.cpu import attention, matmul, matmul_kernels
 from lazyxla.lowering.cpu.flat import flatten
 from lazyxla.lowering.cpu.in_place import may_read_what_it_replaces, update_apart
+from lazyxla.lowering.cpu.reduced import reduce_in_few_dimensions
 from lazyxla.lowering.cpu.sorting import packed_order
 from lazyxla.lowering.cpu.stored import POINTWISE, store_shared_values
 from lazyxla.lowering.program import Program
@@ -56,7 +57,8 @@ class CpuBuilder(Builder):
         return flatten(program)
 
     def finish(self) -> None:
-        if not self.target.any_sizes:
+        reduce_in_few_dimensions(self)
+        if not self.target.any_sizes and self.annotations is None:
             store_shared_values(self)
 
     def random_bits(
