@@ -1,5 +1,7 @@
 """Numbers that a dtype cannot hold are errors, and nan goes where it goes on the CPU."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
@@ -21,6 +23,46 @@ def test_number_overflows(dtype: torch.dtype, number: float) -> None:
     with pytest.raises(RuntimeError, match=message):
         torch.full((3,), number, dtype=dtype, device="lazyxla")
     assert torch.constant_pad_nd(x, (0, 0), number).shape == (3,)  # nothing is filled
+
+
+@pytest.mark.parametrize(("dtype", "number"), [*TOO_LARGE[1:3], TOO_LARGE[-1]])
+def test_a_single_number_is_rounded(dtype: torch.dtype, number: float) -> None:
+    def each(d: str) -> list[torch.Tensor]:
+        x, first = torch.ones(3, dtype=dtype).to(d), torch.tensor([True, False, False]).to(d)
+        x[1] = -number
+        made = [torch.full(shape, number, dtype=dtype, device=d) for shape in ((), (1, 1))]
+        made += [torch.scalar_tensor(number, dtype=dtype, device=d), torch.where(first, x, number)]
+        if dtype.itemsize > 1:  # the CPU has no linspace for less
+            made.append(torch.linspace(number, number, 1, dtype=dtype, device=d))
+        return [y.float().cpu() for y in (x, *made)]
+
+    assert [y.tolist() for y in each("lazyxla")] == [y.tolist() for y in each("cpu")]
+
+
+@pytest.mark.parametrize("number", [2**63, 2**64 - 1])
+@pytest.mark.parametrize("dtype", [torch.uint64, torch.float32, torch.bool, torch.int64])
+def test_numbers_beyond_int64(dtype: torch.dtype, number: int) -> None:
+    def each(d: str) -> list[object]:
+        x = torch.ones(2, dtype=dtype).to(d)
+        calls = [
+            lambda: torch.full((2,), number, dtype=dtype, device=d),
+            lambda: x.clone().fill_(number),
+            lambda: x * number,
+            lambda: x + torch.tensor(number, dtype=torch.uint64),
+            lambda: x < number,
+            lambda: torch.full_like(x, number)[0].item(),
+        ]
+        return [outcome(call) for call in calls]
+
+    assert each("lazyxla") == each("cpu")
+
+
+def outcome(call: Callable[[], object]) -> object:
+    try:
+        result = call()
+    except RuntimeError as error:
+        return str(error).splitlines()[0]
+    return (result.dtype, result.tolist()) if isinstance(result, torch.Tensor) else result
 
 
 def test_crop_with_a_number() -> None:

@@ -35,9 +35,10 @@ Arg describe_tensor(const IValue& value) {
   const at::Tensor& tensor = value.toTensor();
   if (tensor.device().type() == kDeviceType) return {.kind = Arg::Kind::kOperand};
   c10::Scalar number = number_of(*tensor.unsafeGetTensorImpl());
-  if (!number.isComplex()) return {.kind = Arg::Kind::kSlot};
+  const bool has_slot = !number.isComplex() && number.type() != c10::ScalarType::UInt64;
+  if (has_slot) return {.kind = Arg::Kind::kSlot};
   return {.kind = Arg::Kind::kFixedScalar,
-          .constant = number.toComplexDouble(),
+          .constant = number,
           .dtype = tensor.scalar_type(),
           .wrapped = tensor.unsafeGetTensorImpl()->is_wrapped_number()};
 }

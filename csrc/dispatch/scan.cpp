@@ -182,6 +182,11 @@ void Scan::cpu_scalar(const c10::TensorImpl& impl) {
     key.push_back(std::bit_cast<uint64_t>(c.imag()));
     return;
   }
+  if (number.type() == ScalarType::UInt64) {  // beyond int64
+    key.push_back(kFixedTag | (static_cast<uint64_t>(spec.dtype) << 8) | (spec.wrapped ? 2 : 0));
+    key.push_back(number.toUInt64());
+    return;
+  }
   key.push_back(scalar_word(spec));
   slot_specs.push_back(spec);
   slots.push_back(spec.kind == ir::SlotKind::kFloat ? ir::ScalarValue{.f = number.toDouble()}
@@ -222,6 +227,9 @@ void Scan::fixed(const IValue& value) {
     key.push_back(kFixedTag | 2);
     key.push_back(std::bit_cast<uint64_t>(c.real()));
     key.push_back(std::bit_cast<uint64_t>(c.imag()));
+  } else if (value.isUnsigned()) {
+    key.push_back(kFixedTag | 3);
+    key.push_back(value.toUInt());
   } else if (value.isString()) {
     const std::string& text = value.toStringRef();
     key.push_back(kStringTag | text.size());

@@ -60,7 +60,7 @@ struct Arg {
   enum class Kind : uint8_t {
     kOperand,
     kSlot,
-    kFixedScalar,  // a complex number, for example: a scalar whose value is part of the OpSpec
+    kFixedScalar,  // a scalar whose value is part of the OpSpec: a complex one, one beyond int64
     kConstant,     // int, string, list of ints, None ...
     kDtype,        // a constant that is an element type
     kList,

@@ -37,6 +37,8 @@ class Writer {
       word(1), word(value.toBool());
     } else if (value.isInt()) {
       word(2), word(static_cast<uint64_t>(value.toInt()));
+    } else if (value.isUnsigned()) {  // beyond int64
+      word(9), word(value.toUInt());
     } else if (value.isDouble()) {
       word(3), real(value.toDouble());
     } else if (value.isComplexDouble()) {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 
 import torch
 
@@ -17,11 +18,12 @@ from lazyxla.argument_checks.tables import (
 )
 
 
-def _check_holds(dtype: torch.dtype, *numbers: complex) -> None:
+def _check_holds(dtype: torch.dtype, *numbers: complex, count: int = 2) -> None:
+    """`count`: how many elements are filled. A single one of few bits is rounded to infinity, as it
+    is by `x[i] = number` and `where(condition, x, number)`."""
     for number in numbers:
         with contextlib.suppress(NotImplementedError):  # float4, which the CPU cannot fill
-            # PyTorch fills a single element without a check.
-            torch.full((2,), number, dtype=dtype, device="cpu")
+            torch.full((1 if count == 1 else 2,), number, dtype=dtype, device="cpu")
 
 
 def _requested_dtype(a: Arguments) -> torch.dtype | None:
@@ -31,15 +33,22 @@ def _requested_dtype(a: Arguments) -> torch.dtype | None:
     return a["out"].dtype if a.get("out") is not None else None
 
 
-@checks(OF_NUMBERS, "full", "scalar_tensor")
+@checks(OF_NUMBERS, "full")
 def _full(a: Arguments) -> None:
     if dtype := _requested_dtype(a):
-        _check_holds(dtype, a["s"] if "s" in a else a["fill_value"])
+        _check_holds(dtype, a["fill_value"], count=math.prod(a["size"]))
+
+
+@checks(OF_NUMBERS, "scalar_tensor")
+def _scalar_tensor(a: Arguments) -> None:
+    if dtype := _requested_dtype(a):
+        _check_holds(dtype, a["s"], count=1)
 
 
 @checks(OF_NUMBERS, "new_full")
 def _new_full(a: Arguments) -> None:
-    _check_holds(_requested_dtype(a) or a["self"].dtype, a["fill_value"])
+    dtype = _requested_dtype(a) or a["self"].dtype
+    _check_holds(dtype, a["fill_value"], count=math.prod(a["size"]))
 
 
 @checks(OF_NUMBERS, "linspace", "logspace")
@@ -47,7 +56,8 @@ def _linspace(a: Arguments) -> None:
     """The bounds of a range of no or one element are not all looked at."""
     ends = [a["start"], a["end"]][: max(a["steps"], 0)]
     if not any(isinstance(end, complex) for end in (a["start"], a["end"])):
-        _check_holds(_requested_dtype(a) or torch.get_default_dtype(), *ends)
+        dtype = _requested_dtype(a) or torch.get_default_dtype()
+        _check_holds(dtype, *ends, count=a["steps"])
 
 
 @checks(OF_NUMBERS, "constant_pad_nd")
