@@ -122,6 +122,12 @@ def _nansum(
     return torch.sum(x, dim, keepdim, dtype=dtype)
 
 
+def _where(condition: torch.Tensor, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    # Torch's own refuses bytes, which kernels take for conditions.
+    is_bytes = condition.dtype is torch.uint8
+    return torch.where(condition.bool() if is_bytes else condition, x, other)
+
+
 def _add_relu(x: torch.Tensor, other: Any, alpha: Any = 1) -> torch.Tensor:
     return torch.add(x, other, alpha=alpha)
 
@@ -340,6 +346,7 @@ _CORRECTED: dict[str, Callable[..., Any]] = {
     "baddbmm.dtype": _baddbmm,
     "_grouped_mm": _grouped_mm,
     "nansum": _nansum,
+    "where.self": _where,
     "nonzero_static": _nonzero_static,
     **{name: _takes_number(name) for name in _NUMBERED},
     **_SPACED,

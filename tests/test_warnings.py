@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import lazyxla
-from tests.support import DEVICE, counted
+from tests.support import DEVICE, counted, error_of
 
 Call = Callable[[Tensor, Tensor], object]
 
@@ -90,3 +90,47 @@ def test_a_warning_that_is_an_error_ends_the_call() -> None:
             with pytest.raises(UserWarning, match="was resized"):
                 torch.sin(torch.ones(3, device=DEVICE), out=out)
         out.resize_(2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bool])
+def test_imaginary_parts_that_are_lost(dtype: torch.dtype) -> None:
+    def seen(device: str) -> list[str]:
+        x = torch.ones(3, dtype=torch.complex64).to(device)
+        torch.set_warn_always(True)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            x.to(dtype)
+            torch.ones(3, dtype=dtype, device=device).copy_(x)
+        torch.set_warn_always(False)
+        return [str(w.message).split(" (Triggered")[0] for w in caught]
+
+    assert len(seen("cpu")) == (0 if dtype is torch.bool else 2)
+    assert seen(DEVICE) == seen("cpu")
+
+
+def test_conditions_of_bytes() -> None:
+    condition, x = torch.tensor([1, 0, 3]).byte(), torch.ones(3)
+    with pytest.warns(UserWarning, match="where received a uint8 condition tensor"), counted() as n:
+        result = torch.where(condition.to(DEVICE), x.to(DEVICE), 0.0)
+    assert n.fallbacks == 0
+    assert result.tolist() == [1.0, 0.0, 1.0]
+
+
+def test_kernels_that_are_not_deterministic() -> None:
+    def calls(d: str) -> list[tuple[type, str]]:
+        x, i = torch.ones(1, 1, 2, 2).to(d), torch.zeros(1, 1, 2, 2).long().to(d)
+        flat = i.flatten()[:1], x.flatten()[:1]
+        tried = [
+            lambda: x.put(*flat),
+            lambda: x.put(*flat, accumulate=True),
+            lambda: torch.nn.functional.max_unpool2d(x, i, 2),
+        ]
+        return [error_of(call) for call in tried]
+
+    calls(DEVICE)  # what is known of the calls does not depend on the setting
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert calls(DEVICE) == calls("cpu")
+        assert sum("deterministic" in text for _, text in calls(DEVICE)) == 2
+    finally:
+        torch.use_deterministic_algorithms(False)

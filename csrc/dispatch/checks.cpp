@@ -248,6 +248,23 @@ void check_numbers(const OpInfo& info, Args args, const Scan& scan, uint64_t key
   checked_numbers.add(hash);
 }
 
+void check_deterministic(const OpInfo& info, Args args) {
+  if (!at::globalContext().deterministicAlgorithms()) return;
+  // What PyTorch's CPU alerts to, whatever the kernel here does, and by which name.
+  static const std::map<std::string_view, const char*> callers = {
+      {"aten::max_unpool2d", "max_unpooling2d_forward_out"},
+      {"aten::max_unpool3d", "max_unpooling3d_forward_out"},
+      {"aten::put", "put_"},
+  };
+  const auto found = callers.find(info.functional_name);
+  if (found == callers.end()) return;
+  const auto& arguments = info.handle.schema().arguments();
+  for (size_t i = 0; i < args.size(); ++i) {  // sums have the same order each time
+    if (arguments[i].name() == "accumulate" && args[i].toBool()) return;
+  }
+  at::globalContext().alertNotDeterministic(found->second);
+}
+
 void give_warnings(const OpInfo& info, Args args, const Scan& scan, uint64_t key_hash) {
   if (!info.checks.warnings) return;
   const uint64_t hash = hash_with_numbers(scan, key_hash);

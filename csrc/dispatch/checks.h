@@ -102,6 +102,10 @@ std::exception_ptr check_dtypes(const OpInfo& info, c10::ArrayRef<c10::IValue> a
 void check_numbers(const OpInfo& info, c10::ArrayRef<c10::IValue> args, const Scan& scan,
                    uint64_t key_hash);
 
+// Throws, or warns, if deterministic algorithms are asked for and the operator's CPU kernel says
+// that it has none. To be called for every call.
+void check_deterministic(const OpInfo& info, c10::ArrayRef<c10::IValue> args);
+
 // Gives the warnings of the operator's CPU kernel. To be called for every call that is in order.
 void give_warnings(const OpInfo& info, c10::ArrayRef<c10::IValue> args, const Scan& scan,
                    uint64_t key_hash);

@@ -122,6 +122,14 @@ void copy_from_host(const at::Tensor& self, const at::Tensor& source, bool non_b
   assign(self, staged.expand(self.sizes()));
 }
 
+// As PyTorch's copy does. (A copy that starts or ends on the CPU is cast there, and warns there.)
+void warn_of_lost_parts(const at::Tensor& target, const at::Tensor& source) {
+  const c10::ScalarType dtype = target.scalar_type();
+  if (source.is_complex() && !c10::isComplexType(dtype) && dtype != c10::ScalarType::Bool) {
+    TORCH_WARN_ONCE("Casting complex values to real discards the imaginary part");
+  }
+}
+
 // Whether the source's data can be written to the target's memory in its own order: in rows.
 bool lands_in_rows(const at::Tensor& self, const at::Tensor& source) {
   return self.is_cpu() && self.is_contiguous() && !self.is_conj() && !self.is_neg() &&
@@ -212,10 +220,13 @@ at::Tensor& copy_(at::Tensor& self, const at::Tensor& from, bool non_blocking) {
     TORCH_CHECK(from.device().is_cpu(), "lazyxla: cannot copy from ", from.device(), " to ",
                 self.device());
     copy_from_host(self, from, non_blocking);
-  } else if (from.device() != self.device()) {
-    copy_between_devices(self, from);
-  } else if (!copy_memory(self, from)) {
-    assign(self, from.expand(self.sizes()));
+  } else {
+    warn_of_lost_parts(self, from);
+    if (from.device() != self.device()) {
+      copy_between_devices(self, from);
+    } else if (!copy_memory(self, from)) {
+      assign(self, from.expand(self.sizes()));
+    }
   }
   return self;
 }

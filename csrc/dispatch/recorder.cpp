@@ -284,6 +284,7 @@ const char* try_record(const OpInfo& info, c10::ArrayRef<IValue> args, Results& 
   const LoweringKind kind =
       info.recordable ? lowering_kind_of(info, capture.get()) : LoweringKind::kHost;
   if (kind == LoweringKind::kHost) return "has no lowering";
+  check_deterministic(info, args);
   if (options().check_indices && info.checks.of_values) info.checks.of_values(info, args, {});
   ScanScope scope;
   Scan& scan = *scope;

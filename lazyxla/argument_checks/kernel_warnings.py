@@ -80,3 +80,13 @@ def _inexact_bounds(a: Arguments) -> Sequence[str]:
         for name, bound in bounds.items()
         if abs(bound) > 2**digits
     ]
+
+
+@checks(WARNINGS, "where.self")
+def _condition_of_bytes(a: Arguments) -> Sequence[str]:
+    if a["condition"].dtype is not torch.uint8:
+        return []
+    return [
+        "where received a uint8 condition tensor. This behavior is deprecated and will be removed "
+        "in a future version of PyTorch. Use a boolean condition instead."
+    ]
