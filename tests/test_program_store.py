@@ -346,3 +346,18 @@ def test_processes_at_the_same_time(processes: Processes) -> None:
     after = processes.run(TRAINING)
     assert after["compiles"] == after["lowerings"] == 0
     assert after["values"] == told[0]["values"]
+
+
+def test_bounds_of_another_width_are_another_program(processes: Processes) -> None:
+    script = (
+        """
+import torch
+values = [int(torch.empty(99, dtype=torch.long, device="lazyxla").random_(0, high).max())
+          for high in HIGHS]
+"""
+        + TELL
+    )
+    narrow = processes.run(script.replace("HIGHS", "(3, 5, 7)"))
+    assert max(narrow["values"]) < 7
+    wide = processes.run(script.replace("HIGHS", "(2**60, 2**61, 2**62)"))
+    assert [value.bit_length() for value in wide["values"]] == [60, 61, 62]

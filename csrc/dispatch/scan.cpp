@@ -120,9 +120,12 @@ void Scan::run(const OpInfo& info, c10::ArrayRef<IValue> args) {
 }
 
 void Scan::add_index(int64_t value) {
-  slot_specs.push_back({ScalarType::Long, true, ir::SlotKind::kIndex});
-  slots.push_back({.i = value});
   const bool is_narrow = value == static_cast<int32_t>(value);
+  slot_specs.push_back({.dtype = ScalarType::Long,
+                        .wrapped = true,
+                        .kind = ir::SlotKind::kIndex,
+                        .narrow = is_narrow});
+  slots.push_back({.i = value});
   key.push_back(kIndexTag | (is_narrow ? 1 : 0));
 }
 

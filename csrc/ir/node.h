@@ -52,6 +52,7 @@ struct SlotSpec {
   bool wrapped;  // a Python number: takes part in type promotion by its category only
   SlotKind kind;
   bool optional = false;  // a number that the caller did not give is a 1, which rules leave out
+  bool narrow = false;    // kIndex: this value and all others of such calls have 32 bits
 };
 
 // One argument of the operator, in schema order. Operands and slots are numbered by their order of

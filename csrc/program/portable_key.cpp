@@ -89,6 +89,7 @@ class Writer {
       word(static_cast<uint64_t>(slot.dtype));
       word(slot.wrapped);
       word(static_cast<uint64_t>(slot.kind));
+      word(slot.narrow);
     }
     word(spec.outputs.size());
     for (const ir::TensorType& output : spec.outputs) type(output);
