@@ -7,7 +7,7 @@ makes of it and by calls of the kernels, in turns; matmuls, convolutions, attent
 their gradients. From the size on at which the calls take less time, programs have them. The table
 is kept in the directory of the on-disk caches, for this processor, this number of threads and these
 versions; every process that starts afterwards reads it. The machine should have nothing else to do
-meanwhile: about a minute.
+meanwhile: about half a minute.
 """
 
 from __future__ import annotations

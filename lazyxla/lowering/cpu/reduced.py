@@ -8,7 +8,6 @@ process ends. So where a module has such a tensor, each of its reductions is one
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -21,21 +20,19 @@ def reduce_in_few_dimensions(b: Builder) -> None:
     """Rewrites the reductions, in all functions of the builder's module."""
     if b.mlir.highest_rank <= _MOST:  # looking at each operation takes a tenth of lowering's time
         return
-    operations = list(_operations(b.module.operation))
+    operations: list[Any] = []
+
+    def visit(op: Any) -> Any:
+        operations.append(op)
+        return b.mlir.ir.WalkResult.ADVANCE
+
+    b.module.operation.walk(visit)
     if all(_rank(value) <= _MOST for op in operations for value in (*op.operands, *op.results)):
         return
     for op in operations:
         # XLA may undo a reshape before a reduction, so the ranks of the others do not count.
         if op.name == "stablehlo.reduce" and len(op.results) == 1:
             _reduce_rows(b, op)
-
-
-def _operations(parent: Any) -> Iterator[Any]:
-    for region in parent.regions:
-        for block in region.blocks:
-            for op in block.operations:
-                yield op.operation
-                yield from _operations(op.operation)
 
 
 def _rank(value: Any) -> int:
