@@ -5,12 +5,23 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from lazyxla.lowering.builder.contract import Contractions
 from lazyxla.lowering.value import Operand, Value
+
+
+class ScatterDims(NamedTuple):
+    """What the dimensions of a scatter's operand, indices and updates are, as StableHLO has it. The
+    last dimension of the indices is the components of their vectors. In the dimensions that are
+    neither indexed nor batches, an update is as large as the operand."""
+
+    indexed: Sequence[int]  # the operand's, one for each component
+    windows: Sequence[int]  # the updates' in which they are not single elements
+    batches: Sequence[int] = ()  # the operand's
+    index_batches: Sequence[int] = ()  # those of the indices
 
 
 class Indexing(Contractions):
@@ -94,9 +105,8 @@ class Indexing(Contractions):
         # The partitioner gathers what is sliced at run time along a sharded dimension.
         if one and combine == "assign" and self.annotations is None:
             return self._update_one(x, index, updates, dims)
-        window = [batch + i for i in range(x.rank - len(dims))]
-        numbers = self.hlo.ScatterDimensionNumbers.get(window, sorted(dims), [], [], dims, batch)
-        return self._scatter(x, index, updates, numbers, combine, unique)
+        windows = [batch + i for i in range(x.rank - len(dims))]
+        return self.scatter(x, index, updates, ScatterDims(dims, windows), combine, unique)
 
     def _update_one(self, x: Value, index: Value, updates: Value, dims: Sequence[int]) -> Value:
         """`scatter_nd` of one index vector, as a slice that XLA writes in place.
@@ -129,10 +139,8 @@ class Indexing(Contractions):
         dim %= rank
         if all(m == n for i, (m, n) in enumerate(zip(sizes, x.shape, strict=True)) if i != dim):
             rows, index, others, places = self._by_rows(x, index, dim)
-            numbers = self.hlo.ScatterDimensionNumbers.get(
-                rows, [dim], others, places, [dim], rank - len(rows)
-            )
-            return self._scatter(x, self.unsqueeze(index, -1), updates, numbers, combine, False)
+            dims = ScatterDims([dim], rows, others, places)
+            return self.scatter(x, self.unsqueeze(index, -1), updates, dims, combine, False)
         parts = [index if i == dim else self.iota(sizes, i, index.dtype) for i in range(rank)]
         return self.scatter_nd(x, self.stack(parts, -1), updates, range(rank), combine)
 
@@ -184,10 +192,25 @@ class Indexing(Contractions):
             return self.zeros(result, x.dtype)
         return self.hlo.gather(x, index, numbers, sizes)
 
-    def _scatter(
-        self, x: Value, index: Value, updates: Value, numbers: Any, combine: str, unique: bool
+    def scatter(
+        self,
+        x: Value,
+        index: Value,
+        updates: Value,
+        dims: ScatterDims,
+        combine: str,
+        unique: bool,
     ) -> Value:
+        """`x` with each of the updates combined in at its index vector."""
         ir, dtype = self.mlir.ir, x.dtype
+        numbers = self.hlo.ScatterDimensionNumbers.get(
+            list(dims.windows),
+            sorted(dims.indexed),
+            list(dims.batches),
+            list(dims.index_batches),
+            list(dims.indexed),
+            index.rank - 1,
+        )
         op = self.hlo.ScatterOp(
             [x.type],
             [x],

@@ -14,7 +14,8 @@ import torch
 from lazyxla.lowering.builder import Builder
 from lazyxla.lowering.builder.attention import Attention
 from lazyxla.lowering.builder.contract import DotOperand
-from lazyxla.lowering.cpu import attention, matmul, matmul_kernels
+from lazyxla.lowering.builder.indexing import ScatterDims
+from lazyxla.lowering.cpu import attention, matmul, matmul_kernels, scatter
 from lazyxla.lowering.cpu.flat import flatten
 from lazyxla.lowering.cpu.in_place import may_read_what_it_replaces, update_apart
 from lazyxla.lowering.cpu.reduced import reduce_in_few_dimensions
@@ -231,6 +232,22 @@ class CpuBuilder(Builder):
         index = packed_order(rows, last, descending)
         values = self.take_along(rows, index, last) if 0 not in x.shape else rows
         return [self.swap(values, dim, last), self.swap(index, dim, last)]
+
+    def scatter(
+        self,
+        x: Value,
+        index: Value,
+        updates: Value,
+        dims: ScatterDims,
+        combine: str,
+        unique: bool,
+    ) -> Value:
+        # The form depends on the sizes, and the partitioner could not split what it reshapes.
+        may_flatten = not self.target.any_sizes and self.annotations is None
+        flat = scatter.flatten(self, x, index, updates, dims) if may_flatten else None
+        if flat is None:
+            return super().scatter(x, index, updates, dims, combine, unique)
+        return super().scatter(*flat, combine, unique).reshape(x.shape)
 
     def dynamic_update_slice(self, x: Value, update: Value, starts: Sequence[Operand]) -> Value:
         if may_read_what_it_replaces(x, update):
