@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import random
 from typing import Any
 
 import pytest
@@ -135,6 +137,63 @@ def test_dots_of_few_terms_are_sums_on_the_cpu(
         check(op, x, y)
         if op == "aten::mm":  # as XLA has a transposed operand
             check(op, x.t().contiguous().t(), y)
+
+
+SMALL_PAIRS = [  # of matrices: left sizes, right sizes, whether all are multiplied in one loop
+    ((16, 4, 4), (16, 4, 4), True),
+    ((16, 16, 16), (16, 16, 16), True),
+    ((2, 8, 2, 3), (2, 8, 3, 2), True),
+    ((15, 4, 4), (15, 4, 4), False),  # few pairs
+    ((16, 16, 17), (16, 17, 16), False),  # large ones
+    ((16, 1, 4), (16, 4, 4), False),  # vectors
+    ((16, 4, 4), (16, 4, 1), False),
+    ((16, 4, 1), (16, 1, 4), False),
+]
+
+
+@pytest.mark.parametrize(("left", "right", "is_sum"), SMALL_PAIRS, ids=str)
+def test_many_small_matrices_are_multiplied_in_one_loop_on_the_cpu(
+    left: tuple[int, ...], right: tuple[int, ...], is_sum: bool
+) -> None:
+    dtypes = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.complex64]
+    for dtype in dtypes:
+        x, y = torch.randn(left).to(dtype), torch.randn(right).to(dtype)
+        recorded = record("aten::matmul" if x.dim() > 3 else "aten::bmm", x, y)
+        assert holds(recorded.program, "dot_general") == [
+            p for p in PLATFORMS if p != "cpu" or not is_sum
+        ]
+        check("aten::matmul" if x.dim() > 3 else "aten::bmm", x, y)
+    integers = torch.ones(left, dtype=torch.int64), torch.ones(right, dtype=torch.int64)
+    assert "dot_general" in text("aten::matmul", *integers)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_dots_of_small_matrices_have_dimensions_in_any_order(seed: int, bench: Bench) -> None:
+    """One or two each to go over the batch, to sum over, and of either operand alone."""
+    draw = random.Random(seed)
+    groups = [draw.randint(1, 2) for _ in range(4)]  # batch, summed, left's, right's
+    names = iter("abcdefgh")
+    batch, summed, left, right = ("".join(itertools.islice(names, n)) for n in groups)
+    size = {n: draw.randint(4, 5) if n in batch else draw.randint(2, 3) for n in "abcdefgh"}
+    size[batch[0]] = 16
+    x_names, y_names = (
+        "".join(draw.sample(s, len(s))) for s in (batch + summed + left, batch + summed + right)
+    )
+    x, y = (torch.randn([size[n] for n in names]) for names in (x_names, y_names))
+
+    def rule(b: Builder, x: Value, y: Value) -> Any:
+        places = [
+            [names.index(n) for n in some]
+            for some in (summed, batch)
+            for names in (x_names, y_names)
+        ]
+        return b.dot(x, y, *places)
+
+    # In the order that the operands have their own dimensions in.
+    own = [n for n in x_names if n in left] + [n for n in y_names if n in right]
+    expected = torch.einsum(f"{x_names},{y_names}->{batch}{''.join(own)}", x, y)
+    bench.check(rule, x, y, expected=expected)
+    assert "dot_general" not in bench.text(rule, x, y, expected=expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

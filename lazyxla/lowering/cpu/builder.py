@@ -68,8 +68,11 @@ class CpuBuilder(Builder):
         return threefry_bits(self, shape, dtype, seed, ordinal)
 
     def platform_dot(self, left: DotOperand, right: DotOperand, dtype: torch.dtype | None) -> Value:
-        if left.batch or self.target.any_sizes:  # the forms depend on the sizes
+        if self.target.any_sizes:  # the forms depend on the sizes
             return self.plain_dot(left, right, dtype)
+        if left.batch:
+            summed = matmul.batched(self, left, right, dtype)
+            return self.plain_dot(left, right, dtype) if summed is None else summed
         if dtype in (None, left.value.dtype):
             called = matmul_kernels.product(self, left, right)
             if called is not None:

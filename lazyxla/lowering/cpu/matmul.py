@@ -19,6 +19,9 @@ _GAP, _PAGE = 16, 1024
 """Elements of float32, in which the narrower types are multiplied, too: a line of the processor's
 cache, and the distance at which addresses share a line of the first one (4096 bytes)."""
 
+_MANY_PAIRS, _MOST_PRODUCTS = 16, 4096
+"""Of how many matrices a batch is multiplied in one loop, and the products of a pair at most."""
+
 
 def dot(b: Contractions, left: DotOperand, right: DotOperand, dtype: torch.dtype | None) -> Value:
     """A dot without batch dimensions, in the form that is the fastest.
@@ -61,17 +64,42 @@ def _has_few_terms(left: DotOperand, right: DotOperand) -> bool:
     return many and left.value.dtype == torch.float32 and terms in (2, 3)
 
 
+def batched(
+    b: Contractions, left: DotOperand, right: DotOperand, dtype: torch.dtype | None
+) -> Value | None:
+    """The products of many pairs of small matrices; None where the backend is as fast.
+
+    It calls a function for each pair that is larger than 3 x 3. 16,384 pairs of 4 x 4 take 10.6 ms,
+    and 0.15 in one loop over all of them; 2048 of 8 x 8 1.3 and 0.1, 256 of 16 x 16 0.3 and 0.13,
+    but 75 of 24 x 24 0.12 and 0.27.
+    """
+    value = left.value
+    sizes = [math.prod(left.free_sizes), math.prod(right.free_sizes)]
+    sizes.append(math.prod(value.shape[d] for d in left.contract))
+    many = math.prod(value.shape[d] for d in left.batch) >= _MANY_PAIRS
+    if not many or min(sizes) < 2 or math.prod(sizes) > _MOST_PRODUCTS or value.is_exact:
+        return None
+    wide = b.compute_dtype(value.dtype)
+    sums = _by_terms(b, *(x._replace(value=x.value.to(wide)) for x in (left, right)))
+    return sums.to(dtype or value.dtype)
+
+
 def _by_terms(b: Contractions, left: DotOperand, right: DotOperand) -> Value:
-    shape = [*left.free_sizes, *right.free_sizes]
+    """The dot as a sum of products, element by element."""
+    shape = left.value.shape
+    batch, terms = [shape[d] for d in left.batch], [shape[d] for d in left.contract]
+    sizes = [*batch, *left.free_sizes, *terms, *right.free_sizes]
+    summed = range(len(batch) + len(left.free), len(sizes) - len(right.free))
 
-    def columns(x: DotOperand, first: int) -> Value:
-        """The terms' factors of the result's dimensions from `first` on, as the first dimension."""
-        rows = b.transpose(x.value, [*x.contract, *x.free]).reshape([-1, *x.free_sizes])
-        dims = [0, *range(first + 1, first + 1 + len(x.free))]
-        return b.broadcast_in_dim(rows, [rows.shape[0], *shape], dims)
+    def spread(x: DotOperand, free: int) -> Value:
+        """In the dimensions of all products, of which its free ones begin with `free`."""
+        dims = [*x.batch, *x.free, *x.contract]
+        into = [*range(len(batch)), *range(free, free + len(x.free)), *summed]
+        places = [into[dims.index(d)] for d in range(x.value.rank)]
+        return b.broadcast_in_dim(x.value, sizes, places)
 
-    products = columns(left, 0) * columns(right, len(left.free))
-    return b.reduce(products, [0], "sum")
+    products = spread(left, len(batch)) * spread(right, summed.stop)
+    return b.reduce(products, list(summed), "sum")
 
 
 def _with_gap(x: Value) -> Value:
