@@ -41,10 +41,15 @@ further."""
 _ROUNDS, _RUNS = 4, 3
 
 
+DTYPES = (torch.float32, torch.bfloat16)
+_WIDE = (torch.float64, torch.complex64, torch.complex128)
+
+
 @dataclass(frozen=True)
 class Work:
-    """An operation on operands of some shapes, and its size as its kind counts it. It is run
-    `times` times, on operands of its own each time, and with its gradients if `gradients`."""
+    """An operation on operands of some shapes, in some dtypes, and its size as its kind counts it.
+    It is run `times` times, on operands of its own each time, and with its gradients if
+    `gradients`."""
 
     kind: str
     size: int
@@ -52,6 +57,7 @@ class Work:
     operation: Callable[..., torch.Tensor]
     times: int = 1
     gradients: bool = True
+    dtypes: Sequence[torch.dtype] = DTYPES
 
     def operands(self, dtype: torch.dtype) -> list[list[torch.Tensor]]:
         """Those of each time."""
@@ -72,9 +78,10 @@ class Work:
         return results
 
 
-def _matmul(rows: int, inputs: int, outputs: int) -> Work:
+def _matmul(rows: int, inputs: int, outputs: int, *dtypes: torch.dtype) -> Work:
     shapes = [(rows, inputs), (outputs, inputs)]
-    return Work("matmul", 2 * rows * inputs * outputs, shapes, F.linear)
+    size = 2 * rows * inputs * outputs
+    return Work("matmul", size, shapes, F.linear, dtypes=dtypes or DTYPES)
 
 
 def _convolution(features: int, positions: int) -> Work:
@@ -118,6 +125,7 @@ def _elements(
 WORK = (
     *(_matmul(*sizes) for sizes in ((64, 192, 256), (64, 256, 384), (128, 256, 512))),
     *(_matmul(*sizes) for sizes in ((256, 512, 1024), (512, 768, 3072))),
+    *(_matmul(*sizes, *_WIDE) for sizes in ((32, 64, 64), (64, 192, 256), (128, 256, 512))),
     *(_convolution(*sizes) for sizes in ((16, 28), (32, 28), (64, 28), (64, 56), (128, 56))),
     *(_attention(*sizes) for sizes in ((64, 12, 64), (16, 12, 128), (4, 12, 256), (1, 12, 512))),
     _attention(1, 4, 1024),
@@ -133,33 +141,29 @@ WORK = (
 )
 """Each kind from small to large."""
 
-DTYPES = (torch.float32, torch.bfloat16)
-
 
 def measure(
     work: Sequence[Work] = WORK,
-    dtypes: Sequence[torch.dtype] = DTYPES,
     report: Callable[[str], None] = lambda line: None,
 ) -> Limits:
     """The limits of this machine, see ``kernel_limits``, infinite where a call is never faster;
     `report` gets a line for each size."""
     limits: dict[str, float] = {}
-    for dtype in dtypes:
-        for kind in dict.fromkeys(w.kind for w in work):
-            name = kernel_limits.entry(kind, dtype)
-            if name in limits:
-                continue  # for all dtypes
-            shares: dict[int, float] = {}
-            for w in (w for w in work if w.kind == kind):
-                if len(shares) > 1 and min(shares.values()) >= _HOPELESS:
-                    break
-                xla, called = seconds(w, dtype)
-                shares[w.size] = called / xla
-                report(
-                    f"{name:34} size {w.size:13,}  XLA {1e3 * xla:8.2f} ms  "
-                    f"called {1e3 * called:8.2f} ms  ratio {called / xla:.2f}"
-                )
-            limits[name] = limit(shares)
+    for kind, dtype in dict.fromkeys((w.kind, dtype) for w in work for dtype in w.dtypes):
+        name = kernel_limits.entry(kind, dtype)
+        if name in limits:
+            continue  # for all dtypes
+        shares: dict[int, float] = {}
+        for w in (w for w in work if w.kind == kind and dtype in w.dtypes):
+            if len(shares) > 1 and min(shares.values()) >= _HOPELESS:
+                break
+            xla, called = seconds(w, dtype)
+            shares[w.size] = called / xla
+            report(
+                f"{name:34} size {w.size:13,}  XLA {1e3 * xla:8.2f} ms  "
+                f"called {1e3 * called:8.2f} ms  ratio {called / xla:.2f}"
+            )
+        limits[name] = limit(shares)
     return limits
 
 

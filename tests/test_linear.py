@@ -40,6 +40,19 @@ def test_dtypes(dtype):
     check(functional.linear, *numbers)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex64, torch.complex128])
+def test_gradients_in_dtypes(dtype):
+    """Those of complex numbers are conjugated."""
+
+    def run(*arguments):
+        leaves = [t.detach().requires_grad_() for t in arguments]
+        result = functional.linear(*leaves)
+        return torch.autograd.grad(result, leaves, result.detach().sin())
+
+    check(run, torch.randn(2, 3, 4, dtype=dtype), *layer(dtype=dtype))
+    check(run, torch.randn(3, 4, dtype=dtype), *layer(bias=False, dtype=dtype))
+
+
 def test_nodes():
     x, weight, bias = on_device((torch.randn(2, 3, 4), *layer()))
     x, weight, bias = (t.detach().requires_grad_() for t in (x, weight, bias))

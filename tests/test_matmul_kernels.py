@@ -1,4 +1,4 @@
-"""Which matmuls in bfloat16 programs for the CPU leave to PyTorch's kernels."""
+"""Which matmuls programs for the CPU leave to PyTorch's kernels."""
 
 from collections.abc import Callable, Iterator
 
@@ -23,7 +23,8 @@ def all_pay() -> Iterator[None]:
 
 def randn(*sizes: int, dtype: torch.dtype = BF16) -> torch.Tensor:
     """Whole numbers: the order of sums does not show, but how often a sum is rounded does."""
-    return torch.randn(*sizes).mul(3).round().to(dtype)
+    real, imag = torch.randn(2, *sizes).mul(3).round()
+    return (torch.complex(real, imag) if dtype.is_complex else real).to(dtype)
 
 
 def compare(function: Function, *args: torch.Tensor, calls: int, gradients: bool = False) -> None:
@@ -74,10 +75,14 @@ def test_which_products(function: Function, sizes: list[tuple[int, ...]], calls:
     compare(function, *(randn(*size) for size in sizes), calls=calls)
 
 
-def test_a_table_can_name_other_dtypes() -> None:
-    with kernel_limits.using({"matmul float32": 1000}):
-        args = [randn(*size, dtype=torch.float32) for size in ((44, 47), (53, 47), (53,))]
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float64, torch.complex64, torch.complex128], ids=str
+)
+def test_a_table_can_name_other_dtypes(dtype: torch.dtype) -> None:
+    with kernel_limits.using({f"matmul {dtype}".replace("torch.", ""): 1000}):
+        args = [randn(*size, dtype=dtype) for size in ((44, 47), (53, 47), (53,))]
         compare(F.linear, *args, calls=3, gradients=True)
+        compare(lambda x, y: x.mH @ y, *args[:1], args[0] + 1, calls=1)
         compare(F.linear, randn(44, 47), randn(53, 47), randn(53), calls=0, gradients=True)
 
 

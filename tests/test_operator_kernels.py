@@ -29,6 +29,16 @@ FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {
     "remainder.Tensor": torch.remainder,
     "floor_divide": torch.floor_divide,
 }
+SPECIAL_FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {
+    **{n: getattr(torch.special, f"bessel_{n}") for n in ("j0", "j1", "y0", "y1")},
+    **{n: getattr(torch.special, f"modified_bessel_{n}") for n in ("k0", "k1")},
+    **{f"scaled {n}": getattr(torch.special, f"scaled_modified_bessel_{n}") for n in ("k0", "k1")},
+    "airy_ai": torch.special.airy_ai,
+    "chebyshev": lambda x: torch.special.chebyshev_polynomial_t(x, 3),
+    "hermite": lambda x: torch.special.hermite_polynomial_h(x, 4),
+    "laguerre": lambda x: torch.special.laguerre_polynomial_l(x, 2),
+    "legendre": lambda x: torch.special.legendre_polynomial_p(x, 3),
+}
 BINARY = ("atan2", "fmod.Tensor", "remainder.Tensor", "floor_divide")
 
 ROWS: dict[str, Callable[[torch.Tensor, int], Tensors]] = {
@@ -84,6 +94,22 @@ def test_functions(name: str, dtype: torch.dtype) -> None:
     check(FUNCTIONS[name], x, special.roll(3)[:1].expand(37) + 1)  # broadcast
     check(FUNCTIONS[name], x, torch.randn(SIZES).to(dtype).transpose(0, 1).contiguous().view(SIZES))
     return check(FUNCTIONS[name], x, torch.tensor(0.3, dtype=dtype))  # of no dimensions
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", SPECIAL_FUNCTIONS)
+def test_special_functions(name: str, dtype: torch.dtype) -> None:
+    x = (torch.randn(SIZES) * 3).to(dtype)
+    x.view(-1)[: len(SPECIAL)] = torch.tensor(SPECIAL)
+    check(SPECIAL_FUNCTIONS[name], x)
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
+def test_angles(dtype: torch.dtype) -> None:
+    parts = torch.tensor([[a, b] for a in SPECIAL for b in SPECIAL], dtype=torch.float64)
+    x = torch.randn(SIZES, dtype=dtype)
+    x.view(-1)[: len(parts)] = torch.view_as_complex(parts).to(dtype)
+    check(torch.angle, x)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.uint8])

@@ -4,8 +4,9 @@
 //
 // Code that inspects operators (a mode or tensor subclass such as FlopCounterMode, selective
 // checkpointing, DTensor or a trace by torch.compile) sees PyTorch's ten: it knows no others.
-// Forward-mode derivatives, which the formula lacks, are taken through them, too, and a bias of
-// another dtype: which inputs PyTorch refuses then depends on their strides.
+// Forward-mode derivatives, which the formula lacks, are taken through them, too, as are complex
+// numbers, which it does not conjugate, and a bias of another dtype: which inputs PyTorch refuses
+// then depends on their strides.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/linear_native.h>
 #include <torch/library.h>
@@ -22,8 +23,8 @@ using OptTensor = std::optional<Tensor>;
 
 Tensor linear(DispatchKeySet keys, const Tensor& input, const Tensor& weight,
               const OptTensor& bias) {
-  if (!is_plain(keys) || weight.dim() != 2 || has_tangent(input) || has_tangent(weight) ||
-      (bias && (has_tangent(*bias) || bias->dtype() != input.dtype()))) {
+  if (!is_plain(keys) || weight.dim() != 2 || input.is_complex() || has_tangent(input) ||
+      has_tangent(weight) || (bias && (has_tangent(*bias) || bias->dtype() != input.dtype()))) {
     return at::native::linear(input, weight, bias);
   }
   // The kernel with the formula is that of all autograd keys without a registration of their own.

@@ -105,10 +105,6 @@ def sigmoid(x: Value) -> Value:
     return x.call("logistic")
 
 
-def atan2(y: Value, x: Operand) -> Value:
-    return y.call("atan2", x)
-
-
 def erf(x: Value) -> Value:
     return x.call("chlo.erf")
 

@@ -29,9 +29,12 @@ _OF_ALL_DTYPES: Limits = {
 """The kinds for which the dtype makes no difference; measured on two CPUs without AVX-512 of an AMD
 EPYC (Zen 3)."""
 
-_OF_SLOW_CONVOLUTIONS: Limits = {
+_OF_ALL_PROCESSORS: Limits = {
     "convolution of few channels float32": 1e6,
     "convolution of volumes float32": 1e5,
+    "matmul float64": 6e6,
+    "matmul complex64": 3e5,
+    "matmul complex128": 3e5,
 }
 """On the same machine."""
 
@@ -81,7 +84,7 @@ def current() -> Limits:
         measured = _kept() if _kept is not None else None
         _current = {
             **_OF_ALL_DTYPES,
-            **_OF_SLOW_CONVOLUTIONS,
+            **_OF_ALL_PROCESSORS,
             **_of_processor(),
             **(measured or {}),
         }

@@ -2,12 +2,13 @@
 as what XLA's compiler makes of them, from the sizes in cpu/kernel_limits.py on.
 
 - Functions that XLA computes by the C library, one number at a time, where PyTorch's kernels are
-  vectorized. 2**20 numbers in float32 on two CPUs of an AMD EPYC (Zen 3), in ms (the kernels by
-  themselves, whose results a program copies: sin takes 0.96 there):
+  vectorized, and those of which it computes all branches. 2**20 numbers in float32 on two CPUs of
+  an AMD EPYC (Zen 3), in ms (the kernels by themselves, whose results a program copies: sin takes
+  0.96 there):
 
-                   sin   tan   asin  atan2  remainder  exp2  polygamma
-      XLA's        4.8   10.3  10.8  20.9   12.6       2.1   222
-      a kernel's   0.9   1.2   1.2   1.7    1.1        0.4   8.0
+                   sin   tan   asin  atan2  remainder  exp2  polygamma  bessel_j0  bessel_y1
+      XLA's        4.8   10.3  10.8  20.9   12.6       2.1   222        68         257
+      a kernel's   0.9   1.2   1.2   1.7    1.1        0.4   8.0        2.5        6.9
 
 - Order statistics, for which XLA sorts whole rows, and running results. Of 1024 rows of 1024
   numbers in float32:
@@ -47,6 +48,11 @@ _FUNCTIONS = (
     *("sin", "cos", "tan", "asin", "acos", "atan", "atan2", "exp2", "polygamma"),
     *("fmod.Scalar", "fmod.Tensor", "remainder.Scalar", "remainder.Tensor"),
     *("floor_divide", "floor_divide.Scalar"),
+    *(f"special_bessel_{name}" for name in ("j0", "j1", "y0", "y1")),
+    *(f"special_{kind}modified_bessel_{n}" for kind in ("", "scaled_") for n in ("k0", "k1")),
+    "special_airy_ai",
+    *("special_chebyshev_polynomial_t.n_scalar", "special_hermite_polynomial_h.n_scalar"),
+    *("special_laguerre_polynomial_l.n_scalar", "special_legendre_polynomial_p.n_scalar"),
 )
 
 _OF_ROWS = {

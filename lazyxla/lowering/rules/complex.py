@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from lazyxla.lowering.functions import atan2, conj, cos, sin, where
+from lazyxla.lowering.functions import conj, cos, sin, where
 from lazyxla.lowering.registry import rule
 from lazyxla.lowering.rules.formula import operands, pointwise
 from lazyxla.lowering.value import Value
@@ -33,6 +33,6 @@ def polar(b: Builder, length: Value, angle: Value) -> Value:
 @rule("aten::angle")
 def angle(b: Builder, x: Value) -> Value:
     if x.is_complex:
-        return atan2(x.imag, x.real)
+        return b.lower_op("aten::atan2", x.imag, x.real)  # type: ignore[no-any-return]
     (x,) = operands(b, x, dtype=b.outputs[0].dtype)
     return where(x < 0, math.pi, where(x.is_nan(), x, 0))

@@ -263,10 +263,21 @@ def randint_like_low(b: Builder, x: Value, low: int, high: int, *_: Any) -> Valu
     return _integers(b, low, high)
 
 
+_PACKED_BITS = 24
+"""Up to so many bits a number is packed into its key. Of 2**24 keys of 40 bits 128 pairs are
+expected to be equal, whose numbers keep their order."""
+
+
 @rule("aten::randperm", "aten::randperm.generator")
 def randperm(b: Builder, n: int, *_: Any) -> Value:
+    """The numbers sorted by random keys. One array is sorted in a fifth of the time of two."""
     keys = bits_of(b, [n], torch.uint64)
-    return b.sort([keys, b.iota([n], 0, torch.int64)], 0, stable=False)[1]
+    width = max(n - 1, 0).bit_length()
+    if width > _PACKED_BITS:
+        return b.sort([keys, b.iota([n], 0, torch.int64)], 0, stable=False)[1]
+    packed = (keys >> width << width) | b.iota([n], 0, torch.uint64)
+    (packed,) = b.sort([packed], 0)
+    return (packed & ((1 << width) - 1)).to(torch.int64)
 
 
 @rule("aten::multinomial")
