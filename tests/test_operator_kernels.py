@@ -104,6 +104,15 @@ def test_special_functions(name: str, dtype: torch.dtype) -> None:
     check(SPECIAL_FUNCTIONS[name], x)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
+def test_powers_by_a_number_that_varies(dtype: torch.dtype) -> None:
+    """Of a number that is known as yet, XLA makes a product or a root."""
+    x = (torch.randn(SIZES) * 3).to(dtype)
+    x.view(-1)[: len(SPECIAL)] = torch.tensor(SPECIAL)
+    for i, exponent in enumerate((2.0, 3.0, -1.0, 0.5, 1.7, 0.0, -2.0, 2.0)):
+        check(lambda x, exponent=exponent: x**exponent, x, calls=min(i, 1))
+
+
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
 def test_angles(dtype: torch.dtype) -> None:
     parts = torch.tensor([[a, b] for a in SPECIAL for b in SPECIAL], dtype=torch.float64)
