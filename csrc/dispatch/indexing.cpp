@@ -1,9 +1,16 @@
 #include "dispatch/indexing.h"
 
+#include <ATen/MemoryOverlap.h>
+#include <ATen/WrapDimUtils.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/clone.h>
 #include <ATen/ops/masked_fill.h>
 #include <ATen/ops/nonzero.h>
+#include <ATen/ops/zeros_like.h>
+
+#include <string_view>
+
+#include "dispatch/recorder.h"
 
 namespace lazyxla::dispatch {
 namespace {
@@ -40,6 +47,60 @@ void check_mask(const at::Tensor& self, const at::Tensor& mask, int64_t dim) {
   }
 }
 
+bool has_copies(const at::Tensor& self) {
+  return at::has_internal_overlap(self) == at::MemOverlap::Yes;
+}
+
+// Whether a dimension's elements are one element in memory.
+bool is_expanded(const at::Tensor& self, int64_t dim) {
+  return self.stride(dim) == 0 && self.size(dim) > 1;
+}
+
+// Each expanded dimension with one of its elements.
+at::Tensor without_copies(at::Tensor self) {
+  for (int64_t dim = 0; dim < self.dim(); ++dim) {
+    if (is_expanded(self, dim)) self = self.narrow(dim, 0, 1);
+  }
+  return self;
+}
+
+// An element that is written by any of its copies is written.
+at::Tensor mask_without_copies(const at::Tensor& self, at::Tensor mask) {
+  const int64_t before = self.dim() - mask.dim();
+  for (int64_t dim = 0; dim < mask.dim(); ++dim) {
+    if (before + dim < 0 || mask.size(dim) != self.size(before + dim)) continue;
+    if (is_expanded(self, before + dim)) mask = mask.any(dim, /*keepdim=*/true);
+  }
+  return mask;
+}
+
+c10::List<OptTensor> indices_without_copies(const at::Tensor& self, const c10::IValue& indices) {
+  c10::List<OptTensor> result;
+  for (const c10::IValue& index : indices.toListRef()) {
+    const auto dim = static_cast<int64_t>(result.size());
+    if (!index.isTensor() || !index.toTensor().defined()) {
+      result.push_back(std::nullopt);
+    } else if (dim < self.dim() && is_expanded(self, dim)) {
+      result.push_back(at::zeros_like(index.toTensor()));
+    } else {
+      result.push_back(index.toTensor());
+    }
+  }
+  return result;
+}
+
+void warn_of_copies(std::string_view name, const char* also) {
+  TORCH_WARN("Use of ", name,
+             " on expanded tensors is deprecated. Please clone() the tensor before performing "
+             "this operation.",
+             also);
+}
+
+constexpr const char* kByIndex =
+    " This also applies to advanced indexing e.g. tensor[indices] = tensor";
+constexpr const char* kByMask =
+    " This also applies to advanced indexing e.g. tensor[mask] = scalar";
+
 }  // namespace
 
 int indices_argument(const OpInfo& info) {
@@ -73,6 +134,37 @@ void expand_indices(const OpInfo& info, torch::jit::Stack* stack) {
   list = expanded;
 }
 
+bool fills_where_asked(const OpInfo& info) {
+  return info.name == "aten::masked_fill_.Scalar" || info.name == "aten::masked_fill_.Tensor" ||
+         info.name == "aten::index_fill_.int_Scalar" ||
+         info.name == "aten::index_fill_.int_Tensor" || info.name == "aten::index_put_" ||
+         info.name == "aten::_index_put_impl_";
+}
+
+bool fill_once(const OpInfo& info, torch::jit::Stack* stack) {
+  const at::Tensor self = argument(info, stack, 0).toTensor();
+  if (!has_copies(self)) return false;
+  if (info.functional_name.starts_with("aten::masked_fill")) {
+    warn_of_copies("masked_fill_", kByMask);
+    c10::IValue& mask = argument(info, stack, 1);
+    mask = mask_without_copies(self, mask.toTensor());
+  } else if (info.functional_name.starts_with("aten::index_fill")) {
+    warn_of_copies("index_fill_", kByMask);
+    const int64_t dim = at::maybe_wrap_dim(argument(info, stack, 1).toInt(), self.dim());
+    c10::IValue& index = argument(info, stack, 2);
+    if (is_expanded(self, dim)) index = at::zeros_like(index.toTensor());
+  } else {
+    const bool accumulate = argument(info, stack, 3).toBool();
+    if (accumulate || argument(info, stack, 2).toTensor().numel() != 1) return false;
+    warn_of_copies("index_put_", kByIndex);
+    argument(info, stack, 1) = indices_without_copies(self, argument(info, stack, 1));
+  }
+  argument(info, stack, 0) = without_copies(self);
+  record(info, stack);
+  stack->back() = self;
+  return true;
+}
+
 bool fill_by_mask(const OpInfo& info, torch::jit::Stack* stack) {
   const bool in_place = info.name == "aten::_index_put_impl_" || info.name == "aten::index_put_";
   if (!in_place && info.name != "aten::index_put") return false;
@@ -97,6 +189,7 @@ bool fill_by_mask(const OpInfo& info, torch::jit::Stack* stack) {
   for (int64_t i = 0; i < mask.dim(); ++i) shape[before + i] = mask.size(i);
   mask = mask.to(self.device()).view(shape);
   if (!in_place) self = self.clone();
+  if (in_place && has_copies(self)) warn_of_copies("index_put_", kByIndex);
   self.masked_fill_(mask, values.to(self.device(), self.scalar_type()).view(c10::IntArrayRef()));
   torch::jit::drop(*stack, info.args.size());
   stack->emplace_back(std::move(self));

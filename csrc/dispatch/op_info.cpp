@@ -181,11 +181,12 @@ void bind_functional(OpInfo& info, const FunctionSchema& op) {
   }
 }
 
-// Operators that write one value everywhere, or where an index says so.
+// Operators that write one value everywhere, or where a mask says so. And one that PyTorch lets
+// write what elements that share memory have in common.
 bool fills(const std::string& functional_name) {
-  return is_among(functional_name, {"aten::fill.Scalar", "aten::fill.Tensor", "aten::zero",
-                                    "aten::masked_fill.Scalar", "aten::masked_fill.Tensor",
-                                    "aten::_index_put_impl"});
+  return is_among(functional_name,
+                  {"aten::fill.Scalar", "aten::fill.Tensor", "aten::zero",
+                   "aten::masked_fill.Scalar", "aten::masked_fill.Tensor", "aten::threshold"});
 }
 
 // Operators that use only the shape and dtype of their first argument: its content does not matter.

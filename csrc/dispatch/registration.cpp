@@ -21,18 +21,22 @@ namespace {
 // before they can be recorded.
 class RecordKernel final : public c10::OperatorKernel {
  public:
-  explicit RecordKernel(OpInfo& info) : info_(info), takes_indices_(indices_argument(info) >= 0) {}
+  explicit RecordKernel(OpInfo& info)
+      : info_(info),
+        takes_indices_(indices_argument(info) >= 0),
+        fills_where_asked_(fills_where_asked(info)) {}
   void operator()(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::Stack* stack) {
     if (takes_indices_) {
       if (fill_by_mask(info_, stack)) return;
       expand_indices(info_, stack);
     }
+    if (fills_where_asked_ && fill_once(info_, stack)) return;
     record(info_, stack);
   }
 
  private:
   OpInfo& info_;
-  const bool takes_indices_;
+  const bool takes_indices_, fills_where_asked_;
 };
 
 // The kernel of all others.
@@ -41,7 +45,9 @@ void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::St
 }
 
 torch::CppFunction kernel(OpInfo& info) {
-  if (auto unboxed = unboxed_kernel(info)) return std::move(*unboxed);
+  if (!fills_where_asked(info)) {
+    if (auto unboxed = unboxed_kernel(info)) return std::move(*unboxed);
+  }
   return torch::CppFunction::makeFromBoxedFunctor(std::make_unique<RecordKernel>(info));
 }
 
