@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -133,22 +134,28 @@ def _recurrent_cell(a: Arguments) -> None:
 
 
 @checks(BEFORE, "histogram.bins_tensor", "histogram.bin_ct")
-def _histogram_weight(a: Arguments) -> None:
-    elements, weight = a["self"].numel(), a["weight"]
+def _histogram(a: Arguments) -> None:
+    """The CPU's own checks, which see of the input no more than whether the weights fit it."""
+    x, bins, weight, hist = a["self"], a["bins"], a["weight"], a.get("hist")
+    fits = weight is None or weight.numel() == x.numel()
+    options: dict[str, Any] = {"weight": None if weight is None else _zeros(1, weight.dtype)}
+    if not isinstance(bins, int):
+        bins = _zeros(bins.shape, bins.dtype)
+    elif a["range"] is not None:
+        options["range"] = a["range"]
+    if hist is not None:
+        options["out"] = _zeros(0, hist.dtype), _zeros(0, a["bin_edges"].dtype)
+    torch.histogram(_zeros(1, x.dtype), bins, **options)
     require(
-        weight is None or weight.numel() == elements,
+        fits,
         "torch.histogramdd: if weight tensor is provided it should have the same shape as the "
-        f"input tensor excluding its innermost dimension, but got input with shape [{elements}, 1] "
-        f"and weight with shape [{0 if weight is None else weight.numel()}]",
+        f"input tensor excluding its innermost dimension, but got input with shape [{x.numel()}, "
+        f"1] and weight with shape [{0 if weight is None else weight.numel()}]",
     )
 
 
-@checks(AFTER, "histogram.bins_tensor", "histogram.bin_ct")
-def _histogram(a: Arguments, sizes: Sequence[int]) -> None:
-    require(
-        sizes[0] > 0,
-        "torch.histogram(): bins must be > 0, but got 0 for dimension 0",
-    )
+def _zeros(sizes: int | Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    return torch.zeros(sizes, dtype=dtype, device="cpu")
 
 
 @checks(BEFORE, "multinomial")
