@@ -48,6 +48,22 @@ def cosh(x: Value) -> Value:
     )
 
 
+def power(x: Value, y: Value) -> Value:
+    """XLA multiplies powers of the size and of the angle. One may be 0 or infinity although their
+    product is neither: then their exponents are added, and the power is taken in two halves.
+    """
+    result, log = x**y, x.call("log")
+    exponent = y.real * log.real - y.imag * log.imag
+    turn = y.imag * log.real + y.real * log.imag
+    parts = (result.real, result.imag)
+    is_lost = ~(parts[0].call("is_finite") & parts[1].call("is_finite")) | (result == 0)
+    is_known = exponent.call("is_finite") & turn.call("is_finite")
+    half = (exponent / 2).call("exponential")
+    turns = (turn.call("cosine"), turn.call("sine"))
+    added = (_times(_times(direction, half), half) for direction in turns)
+    return x.b.select(is_lost & is_known, x.b.complex(*added), result)
+
+
 def scaled(x: Value, factor: float) -> Value:
     """A complex value times a real number; an infinite part leaves the other one as it is."""
     return x.b.complex(x.real * factor, x.imag * factor)

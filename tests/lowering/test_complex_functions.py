@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Callable
 
+import pytest
 import torch
 
 import lazyxla
@@ -95,3 +96,24 @@ def test_complex_powers_of_zero() -> None:
     found = torch.pow(x[:, None].to("lazyxla"), y.to("lazyxla")).cpu()
     torch.testing.assert_close(found, torch.pow(x[:, None], y))
     torch.testing.assert_close((x.to("lazyxla") ** (1 + 1j)).cpu(), x ** (1 + 1j))
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
+def test_complex_powers_whose_parts_overflow(dtype: torch.dtype) -> None:
+    """The power of the size, or that of the angle, is 0 or infinity; their product need not be."""
+    torch.manual_seed(0)
+    size = 50 if dtype == torch.complex64 else 300
+    x, y = (torch.randn(2, 2000, dtype=torch.complex128) * size).to(dtype)
+    exponent = y.real * x.abs().log() - y.imag * x.angle()
+    bound = math.log(torch.finfo(dtype).max) - 5
+    parts = (y.real * x.abs().log()).abs() > bound
+    assert (parts & (exponent.abs() < bound)).sum() > 50
+    expected, found = torch.pow(x, y), torch.pow(x.to("lazyxla"), y.to("lazyxla")).cpu()
+    torch.testing.assert_close(found.isnan(), expected.isnan())
+    # Within these bounds each rounding of an exponent of so much counts as often.
+    kept = exponent.abs() < bound
+    rtol = 64 * bound * torch.finfo(dtype).eps
+    torch.testing.assert_close(found[kept], expected[kept], rtol=rtol, atol=0)
+    for number in (2, 0.5, -1 + 0.5j):
+        result = torch.pow(number, y.to("lazyxla")).cpu()
+        torch.testing.assert_close(result.isnan(), torch.pow(number, y).isnan())

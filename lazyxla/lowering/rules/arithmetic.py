@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from lazyxla import compat
+from lazyxla.lowering import complex_functions
 from lazyxla.lowering.functions import (
     clip,
     floor,
@@ -119,7 +120,7 @@ def power(x: Value, y: Value) -> Value:
     if x.dtype == torch.bool:
         return x | ~y
     if x.is_complex:  # XLA's power goes by the angle of 0
-        return where((x == 0) & (y.real > 0), 0, x**y)
+        return where((x == 0) & (y.real > 0), 0, complex_functions.power(x, y))
     return _whole_power(x, y) if x.is_exact else x**y
 
 
