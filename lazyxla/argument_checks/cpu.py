@@ -13,9 +13,10 @@ ON_CPU = {
         "nll_loss2d_forward multilabel_margin_loss_forward sort sort.stable max min amax amin "
         "max.dim min.dim aminmax argmax argmin mode sum sum.dim_IntList mean.dim logcumsumexp all "
         "all.dim all.dims any any.dim any.dims gather index_select index_add index_copy "
-        "index_fill.int_Tensor scatter_add masked_scatter bucketize.Tensor complex polar uniform "
-        "normal_functional normal.Tensor_float normal.float_Tensor normal.Tensor_Tensor random "
-        "random.from random.to binomial poisson bernoulli bernoulli.Tensor bernoulli.p"
+        "index_reduce index_fill.int_Tensor scatter_add masked_scatter bucketize.Tensor complex "
+        "polar uniform normal_functional normal.Tensor_float normal.float_Tensor "
+        "normal.Tensor_Tensor random random.from random.to binomial poisson bernoulli "
+        "bernoulli.Tensor bernoulli.p"
     ),
     1: _names("floor_divide floor_divide.Scalar rsub.Tensor rsub.Scalar"),
 }

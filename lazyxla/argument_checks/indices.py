@@ -93,7 +93,8 @@ def _index_reduce(a: Arguments, _: Sequence[int]) -> None:
     x, index, source = a["self"], a["index"], a["source"]
     if index.dim() > 1:
         raise IndexError(
-            f"index_reduce_(): Index is supposed to be a vector, but got dim: {index.dim()}"
+            f"index_reduce_(): Index is supposed to be a vector, but got dim: {index.dim()} with "
+            f"type: {dtype_name(index.dtype)} and size: {list(index.shape)}"
         )
     dims = max(x.dim(), 1)
     if not -dims <= a["dim"] < dims:
@@ -102,6 +103,11 @@ def _index_reduce(a: Arguments, _: Sequence[int]) -> None:
             f"{a['dim']})"
         )
     dim = a["dim"] % dims
+    require(
+        dim < max(source.dim(), 1),
+        f"index_reduce_(): Indexing dim {dim} is out of bounds of the source tensor with dim "
+        f"{source.dim()}",
+    )
     if source.dim() == 0 and index.numel() != 1:
         raise IndexError(f"Dimension specified as {dim} but tensor has no dimensions")
     size = source.size(dim) if source.dim() else 1
@@ -137,6 +143,11 @@ def _embedding_bag(a: Arguments) -> None:
 
 @checks(BEFORE, "searchsorted.Tensor", "searchsorted.Scalar")
 def _searchsorted(a: Arguments) -> None:
+    side = a["side"]
+    require(
+        side in (None, "left", "right"),
+        f"torch.searchsorted(): side can only be 'left' or 'right' but got {side}",
+    )
     require(
         a["sorted_sequence"].dim() > 0,
         "torch.searchsorted(): boundaries tensor should have positive dimension, but got 0 "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -51,7 +52,7 @@ def _group_norm(a: Arguments, _: Sequence[int]) -> None:
         require(
             tensor.dim() == 1 and tensor.numel() == channels,
             f"Expected {name} to be a vector of size equal to the number of channels in input, "
-            f"but got one of shape {list(tensor.shape)} and input of shape {list(x.shape)}",
+            f"but got {name} of shape {list(tensor.shape)} and input of shape {list(x.shape)}",
         )
 
 
@@ -59,7 +60,9 @@ def _group_norm(a: Arguments, _: Sequence[int]) -> None:
 def _batch_norm(a: Arguments) -> None:
     """PyTorch's kernel would read beyond the end of tensors that are too short."""
     x = a["input"]
-    if x.dim() < 2:
+    if x.dim() == 1:
+        raise IndexError("Dimension out of range (expected to be in range of [-1, 0], but got 1)")
+    if x.dim() == 0:
         return  # others refuse that
     for name in ("weight", "bias", "running_mean", "running_var"):
         if (tensor := a.get(name)) is not None:
@@ -69,14 +72,25 @@ def _batch_norm(a: Arguments) -> None:
             )
 
 
-@checks(AFTER, "soft_margin_loss")
-def _soft_margin_loss(a: Arguments, _: Sequence[int]) -> None:
-    shape = a["self"].shape
-    broadcast = torch.broadcast_shapes(a["target"].shape, shape)
+def _in_place(shape: Sequence[int], other: Sequence[int]) -> None:
+    """Whether a tensor of this shape can take the result with one of another."""
+    broadcast = torch.broadcast_shapes(other, shape)
     require(
         broadcast == shape,
         f"output with shape {list(shape)} doesn't match the broadcast shape {list(broadcast)}",
     )
+
+
+@checks(AFTER, "soft_margin_loss")
+def _soft_margin_loss(a: Arguments, _: Sequence[int]) -> None:
+    _in_place(a["self"].shape, a["target"].shape)
+
+
+@checks(AFTER, "binary_cross_entropy_with_logits")
+def _weights(a: Arguments, _: Sequence[int]) -> None:
+    for name in ("pos_weight", "weight"):
+        if a[name] is not None:
+            _in_place(a["target"].shape, a[name].shape)
 
 
 @checks(AFTER, "addmv")
@@ -92,12 +106,13 @@ def _addmv(a: Arguments, _: Sequence[int]) -> None:
     )
 
 
-@checks(AFTER, "cummax", "cummin", "_cummax_helper")
-def _cumulative(a: Arguments, _: Sequence[int]) -> None:
+def _cumulative(name: str, a: Arguments, _: Sequence[int]) -> None:
     if a["self"].dim() == 0 and a["dim"] not in (0, -1):
-        raise IndexError(
-            f"Dimension out of range (expected to be in range of [-1, 0], but got {a['dim']})"
-        )
+        raise IndexError(f"{name}(): Expected reduction dim -1 or 0 for scalar but got {a['dim']}")
+
+
+for _name in ("cummax", "cummin"):
+    AFTER[f"aten::{_name}"] = functools.partial(_cumulative, _name)
 
 
 @checks(AFTER, "ormqr")
@@ -107,6 +122,13 @@ def _householder(a: Arguments, _: Sequence[int]) -> None:
         a["input2"].size(-1) == most,
         "torch.ormqr: tau.shape[-1] must be equal to min(other.shape[-2], input.shape[-1])",
     )
+
+
+@checks(AFTER, "linalg_lu", "linalg_lu_factor_ex")
+def _pivots(a: Arguments, _: Sequence[int]) -> None:
+    """The CPU's kernel, which computes this, has no other way than with pivots."""
+    if not a["pivot"] and a["A"].numel() > 0:
+        torch.linalg.lu_factor_ex(_zeros((1, 1), a["A"].dtype), pivot=False)
 
 
 @checks(BEFORE, "lu_unpack")
@@ -156,6 +178,17 @@ def _histogram(a: Arguments) -> None:
 
 def _zeros(sizes: int | Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     return torch.zeros(sizes, dtype=dtype, device="cpu")
+
+
+@checks(BEFORE, "segment_reduce")
+def _segments(a: Arguments) -> None:
+    """The CPU's kernel is asked about a segment of one element."""
+    segments: dict[str, Any] = {
+        name: torch.tensor(one, dtype=a[name].dtype, device="cpu")
+        for name, one in (("lengths", [1]), ("indices", [0]), ("offsets", [0, 1]))
+        if a.get(name) is not None
+    }
+    torch.segment_reduce(_zeros(1, a["data"].dtype), a["reduce"], **segments)
 
 
 @checks(BEFORE, "multinomial")

@@ -34,7 +34,9 @@ def checks(table: dict[str, T], *names: str) -> Callable[[T], T]:
     """Enters a function in a table, for these of PyTorch's operators."""
 
     def enter(check: T) -> T:
-        table.update(dict.fromkeys((f"aten::{name}" for name in names), check))
+        for name in names:
+            assert f"aten::{name}" not in table, f"{name} has a check already"
+            table[f"aten::{name}"] = check
         return check
 
     return enter

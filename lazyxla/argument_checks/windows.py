@@ -24,18 +24,30 @@ def without_memory(x: Tensor | None) -> Tensor | None:
     return None if x is None else torch.zeros((), dtype=x.dtype, device="cpu").expand(x.shape)
 
 
+def _refuse_as_cpu(name: str, a: Arguments) -> None:
+    """Has the CPU's kernel refuse a call that is known to be wrong."""
+    op = find_op(name)
+    known = (argument.name for argument in op._schema.arguments)
+    call = {each: a[each] for each in known if each in a}
+    op(**{k: without_memory(v) if isinstance(v, Tensor) else v for k, v in call.items()})
+
+
 @checks(BEFORE, "convolution")
 def _convolution(a: Arguments) -> None:
     """PyTorch checks shapes where it chooses the library that computes a convolution."""
     x, weight, bias = a["input"], a["weight"], a["bias"]
     require(weight.dim() > 2, "weight should have at least three dimensions")
     stride, dilation, padding = a["stride"], a["dilation"], a["output_padding"]
+    if a["groups"] <= 0 or (x.numel() > 0 and min(dilation, default=1) <= 0):
+        _refuse_as_cpu("aten::convolution", a)
     torch._C._select_conv_backend(
         *(without_memory(each) for each in (x, weight, bias)),
         *(stride, a["padding"], dilation, a["transposed"], padding, a["groups"], None),
     )
     if a["transposed"] and x.numel() > 0:
         fits = all(p < s or p < d for p, s, d in zip(padding, stride, dilation))
+        if not fits:
+            _refuse_as_cpu("aten::convolution", a)
         require(
             fits,
             "output padding must be smaller than either stride or dilation, but got "
@@ -45,9 +57,12 @@ def _convolution(a: Arguments) -> None:
 
 @checks(AFTER, "convolution")
 def _convolved(a: Arguments, sizes: Sequence[int]) -> None:
-    if a["input"].numel() > 0:  # else the CPU's kernel is asked
+    fits = all(size > 0 for size in sizes[2:])
+    if not fits:
+        _refuse_as_cpu("aten::convolution", a)
+    if a["input"].numel() > 0:
         require(
-            all(size > 0 for size in sizes[2:]),
+            fits,
             f"Calculated output size per channel: {list(sizes[2:])}. Output size is too small",
         )
 
@@ -117,13 +132,16 @@ def _upsampling(name: str, a: Arguments) -> None:
     find_op(name)(**call)
 
 
-def _upsampled(a: Arguments, sizes: Sequence[int]) -> None:
+def _upsampled(name: str, a: Arguments, sizes: Sequence[int]) -> None:
+    fits = all(size > 0 for size in sizes[2:])
+    if not fits:
+        _refuse_as_cpu(name, a)
     require(
-        all(size > 0 for size in sizes[2:]),
+        fits,
         f"Input and output sizes should be greater than 0, but got output {list(sizes[2:])}",
     )
 
 
 for _name in named("upsample_"):
     BEFORE[f"aten::{_name}"] = functools.partial(_upsampling, f"aten::{_name}")
-    AFTER[f"aten::{_name}"] = _upsampled
+    AFTER[f"aten::{_name}"] = functools.partial(_upsampled, f"aten::{_name}")
