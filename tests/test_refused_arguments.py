@@ -114,6 +114,11 @@ OTHERS: dict[str, Call] = {
     "group_norm": lambda d: torch.native_group_norm(
         _ones(d, 1, 2, 3), _ones(d, 2, 1), None, 1, 2, 3, 1, 1e-5
     ),
+    "put into nothing": lambda d: _ones(d, 0).put_(_index(d, 0), _ones(d, 1)),
+    "ormqr": lambda d: torch.ormqr(_ones(d, 5, 2), _ones(d, 1), _ones(d, 5, 2)),
+    "ormqr from the right": lambda d: torch.ormqr(
+        _ones(d, 5, 2), _ones(d, 1), _ones(d, 2, 5), left=False
+    ),
     "lu": lambda d: torch.linalg.lu(_ones(d, 2, 2), pivot=False),
     "lu_factor_ex": lambda d: torch.linalg.lu_factor_ex(_ones(d, 2, 2), pivot=False),
     "lu_factor of integers": lambda d: torch.linalg.lu_factor(_index(d, 1)[None], pivot=False),

@@ -85,7 +85,7 @@ def _put(a: Arguments) -> None:
         f"{dtype_name(x.dtype)} and source.dtype = {dtype_name(source.dtype)}",
     )
     if source.numel() > 0 and x.numel() == 0:
-        raise IndexError("put_(): Expected self to have elements, but it has none")
+        raise IndexError("put_(): Tried to put elements into an empty tensor")
 
 
 @checks(AFTER, "index_reduce")

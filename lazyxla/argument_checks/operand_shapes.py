@@ -117,10 +117,11 @@ for _name in ("cummax", "cummin"):
 
 @checks(AFTER, "ormqr")
 def _householder(a: Arguments, _: Sequence[int]) -> None:
-    most = min(a["input3"].size(-2 if a["left"] else -1), a["self"].size(-1))
+    side = -2 if a["left"] else -1
+    most = min(a["input3"].size(side), a["self"].size(-1))
     require(
         a["input2"].size(-1) == most,
-        "torch.ormqr: tau.shape[-1] must be equal to min(other.shape[-2], input.shape[-1])",
+        f"torch.ormqr: tau.shape[-1] must be equal to min(other.shape[{side}], input.shape[-1])",
     )
 
 
