@@ -118,9 +118,11 @@ py::object function_of(std::unique_ptr<TracedCall> traced) {
 // (dtype, sizes, strides) of a tensor.
 using TensorMeta = std::tuple<c10::ScalarType, std::vector<int64_t>, std::vector<int64_t>>;
 
+// (position among the arguments, dtype if it is a number, whether that stands for a Python number).
+using InputMeta = std::tuple<uint32_t, std::optional<c10::ScalarType>, bool>;
+
 py::object make_call(int64_t number, std::string content, uint32_t operators, int64_t device,
-                     const std::vector<std::pair<uint32_t, std::optional<c10::ScalarType>>>& inputs,
-                     const std::vector<TensorMeta>& outputs,
+                     const std::vector<InputMeta>& inputs, const std::vector<TensorMeta>& outputs,
                      const std::vector<std::tuple<TensorMeta, int64_t, uint32_t, int32_t>>& results,
                      const std::vector<std::pair<uint32_t, uint32_t>>& writes,
                      const std::vector<std::pair<std::string, size_t>>& returns, py::list constants,
@@ -132,9 +134,10 @@ py::object make_call(int64_t number, std::string content, uint32_t operators, in
                              .random = random,
                              .options = std::move(options)};
   std::vector<uint32_t> positions;
-  for (const auto& [position, scalar] : inputs) {
+  for (const auto& [position, dtype, wrapped] : inputs) {
     positions.push_back(position);
-    d.inputs.push_back(scalar);
+    d.inputs.push_back(dtype ? TracedGraph::Input(TracedGraph::number(*dtype, wrapped))
+                             : std::nullopt);
   }
   for (const auto& [dtype, sizes, strides] : outputs) {
     d.outputs.push_back({dtype, {sizes.begin(), sizes.end()}});

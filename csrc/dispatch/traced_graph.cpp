@@ -21,13 +21,9 @@ using ir::Value;
 
 auto& graph_dropped = *new std::function<void(int64_t)>();
 
-ir::SlotKind slot_kind(c10::ScalarType dtype) {
-  return c10::isFloatingType(dtype) ? ir::SlotKind::kFloat : ir::SlotKind::kInt;
-}
-
-ir::ScalarValue slot_value(const c10::TensorImpl& tensor, c10::ScalarType dtype) {
+ir::ScalarValue slot_value(const c10::TensorImpl& tensor, const ir::SlotSpec& spec) {
   c10::Scalar number = number_of(tensor);
-  if (c10::isFloatingType(dtype)) return {.f = number.toDouble()};
+  if (spec.kind == ir::SlotKind::kFloat) return {.f = number.toDouble()};
   return {.i = number.toLong()};
 }
 
@@ -99,7 +95,7 @@ TracedGraph::TracedGraph(Description description)
   Arg list{.kind = Arg::Kind::kList};
   for (const Input& scalar : inputs_) {
     list.list.push_back({.kind = scalar ? Arg::Kind::kSlot : Arg::Kind::kOperand});
-    if (scalar) spec.slots.push_back({*scalar, /*wrapped=*/false, slot_kind(*scalar)});
+    if (scalar) spec.slots.push_back(*scalar);
   }
   spec.args = {Arg{.kind = Arg::Kind::kConstant, .constant = description.number}, std::move(list)};
   spec.outputs = std::move(description.outputs);
@@ -108,6 +104,10 @@ TracedGraph::TracedGraph(Description description)
     spec.slots.insert(spec.slots.end(), 2, {c10::ScalarType::Long, true, ir::SlotKind::kRandom});
   }
   spec.compile_options = std::move(description.options);
+}
+
+ir::SlotSpec TracedGraph::number(c10::ScalarType dtype, bool wrapped) {
+  return {dtype, wrapped, c10::isFloatingType(dtype) ? ir::SlotKind::kFloat : ir::SlotKind::kInt};
 }
 
 uint64_t TracedGraph::id() const { return lifetime_->spec.id; }

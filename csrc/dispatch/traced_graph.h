@@ -23,8 +23,9 @@ namespace lazyxla::dispatch {
 class TracedGraph {
  public:
   // A tensor of the device, or a 0-dim CPU tensor of this dtype, whose number is then an input like
-  // any Python number's.
-  using Input = std::optional<c10::ScalarType>;
+  // any Python number's; wrapped, if it stands for one.
+  using Input = std::optional<ir::SlotSpec>;
+  static ir::SlotSpec number(c10::ScalarType dtype, bool wrapped);
 
   // A tensor that a call returns: a fresh one that holds an output of the node, or a view of an
   // earlier result.

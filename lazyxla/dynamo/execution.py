@@ -19,7 +19,7 @@ from lazyxla import _C
 from lazyxla.dynamo.memory_order import order_operands, viewed_by
 from lazyxla.dynamo.partition import HOST, Partition, Segment, divide, is_number
 from lazyxla.lowering import fx_content, registry
-from lazyxla.lowering.fx_graph import FxGraph
+from lazyxla.lowering.fx_graph import NUMBER, FxGraph
 from lazyxla.lowering.operators import draws
 from lazyxla.xla_options import Options
 
@@ -117,7 +117,7 @@ def _make_call(
         operators=len(part.nodes),
         device=part.kind,
         inputs=[
-            (position, node.meta["val"].dtype if is_number(node) else None)
+            (position, node.meta["val"].dtype if is_number(node) else None, NUMBER in node.meta)
             for position, node in zip(positions, part.inputs, strict=True)
         ],
         outputs=[_meta(node) for node in outputs],
@@ -235,7 +235,9 @@ class _Steps:
         args, kwargs = node.args, node.kwargs
 
         def step(values: list[Any]) -> None:
-            known = {n: values[p] for n, p in places.items()}
+            known = {
+                n: values[p].item() if NUMBER in n.meta else values[p] for n, p in places.items()
+            }
             positional, keywords = fx.map_arg((args, kwargs), known.__getitem__)
             values[place] = target(*positional, **keywords)
 

@@ -4,14 +4,15 @@ When a size varies, Dynamo traces a graph that is valid for all its values: size
 expressions in symbols such as ``s0``. XLA compiles for fixed sizes, so at the first call with new
 sizes the symbols are replaced by their values throughout the graph. Nothing is traced again: the
 graph's own expressions say what every tensor's sizes and every integer become. Where the user gave
-sizes bounds, there is a graph for each bucket of them instead: ``padding/``.
+sizes bounds, there is a graph for each bucket of them instead: ``padding/``. Numbers that operators
+only compute with are inputs: ``symbolic_numbers.py``.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,20 +21,28 @@ from torch import fx
 
 from lazyxla.dynamo.execution import boxed, compile_graph
 from lazyxla.dynamo.result_views import take_views
+from lazyxla.dynamo.symbolic_numbers import (
+    Number,
+    NumberInputs,
+    evaluate,
+    is_symbolic,
+    sizing_symbols,
+    symbols_of,
+)
 from lazyxla.dynamo.tensor_meta import TensorMeta
+from lazyxla.lowering.fx_graph import NUMBER
 from lazyxla.xla_options import Options
 
 MAX_SPECIALISATIONS = 64
 """Combinations of sizes that one graph is kept compiled for, least recently used dropped first."""
 
-_Symbolic = (torch.SymInt, torch.SymFloat, torch.SymBool)
-Number = int | float | bool
+_PLAIN_NUMBERS = (int, float, bool)
 
 
 def has_symbols(graph: fx.Graph) -> bool:
     """Whether anything in the graph has a symbolic size or is a symbolic number."""
     return any(
-        isinstance(value, _Symbolic)
+        is_symbolic(value)
         or (isinstance(value, torch.Tensor) and value._has_symbolic_sizes_strides)
         for node in graph.nodes
         for value in _values(node)
@@ -57,9 +66,11 @@ class SizedGraph:
         used = {symbol for node in graph.nodes for symbol in symbols_of(node)}
         if not used <= sources.keys():
             return None
-        return boxed(
-            cls(graph, {s: source for s, source in sources.items() if s in used}, options, aliases)
-        )
+        sources = {s: source for s, source in sources.items() if s in used}
+        sizing = sizing_symbols(graph)
+        if used <= sizing:
+            return boxed(cls(graph, sources, options, aliases))
+        return boxed(NumberedGraph(graph, sources, sizing, options, aliases))
 
     def __call__(self, args: list[Any]) -> Any:
         sizes = tuple([source(args) for source in self._sources.values()])
@@ -83,11 +94,12 @@ class SizedGraph:
                 results[view.position] = view.of(base, lambda n: evaluate(n, bindings))
         return results
 
-    def _for(self, key: tuple[int, ...]) -> Callable[..., Any]:
-        """The graph for sizes; the ones used last are kept."""
+    def _for(self, key: tuple[int, ...], values: tuple[int, ...] | None = None) -> Any:
+        """The graph for sizes, in a call with these `values` of all symbols; the ones used last
+        are kept."""
         compiled = self._compiled.get(key)
         if compiled is None:
-            compiled = self._compiled[key] = self._specialise(key)
+            compiled = self._compiled[key] = self._specialise(key if values is None else values)
             if len(self._compiled) > MAX_SPECIALISATIONS:
                 self._compiled.popitem(last=False)
         else:
@@ -95,18 +107,60 @@ class SizedGraph:
                 self._compiled.move_to_end(key)
         return compiled
 
-    def _specialise(self, key: tuple[int, ...]) -> Callable[..., Any]:
+    def _specialise(self, key: tuple[int, ...]) -> Any:
         bindings = dict(zip(self._sources, key, strict=True))
-        return self._compile(_replace_symbols(self._graph, bindings))
+        graph, _ = _replace_symbols(self._graph, bindings, lambda _: False)
+        return self._compile(graph)
 
     def _compile(self, graph: fx.Graph) -> Callable[..., Any]:
         from functorch.compile import make_boxed_func
 
         compiled = compile_graph(graph, *self._how)
         if compiled is None:
+            for node in graph.find_nodes(op="placeholder"):
+                if NUMBER in node.meta:
+                    with graph.inserting_before(node.next):
+                        number = graph.call_method("item", (node,))
+                    node.replace_all_uses_with(number, lambda user, n=number: user is not n)
             owner = self._graph.owning_module
             return make_boxed_func(fx.GraphModule({} if owner is None else owner, graph))
         return compiled
+
+
+class NumberedGraph(SizedGraph):
+    """One with symbols that no size depends on, such as a step count.
+
+    The numbers that are computed from those are inputs: 0-dim tensors after the arguments.
+    """
+
+    def __init__(
+        self, graph: fx.Graph, sources: dict[Any, Source], sizing: set[Any], *how: Any
+    ) -> None:
+        super().__init__(graph, sources, *how)
+        self._sizing = sizing
+        self._places = [place for place, symbol in enumerate(sources) if symbol in sizing]
+        results: Any = graph.output_node().args[0]
+        values = [r.meta.get("val") if isinstance(r, fx.Node) else None for r in results]
+        self._returned = [(place, v) for place, v in enumerate(values) if is_symbolic(v)]
+
+    def __call__(self, args: list[Any]) -> Any:
+        values = tuple([source(args) for source in self._sources.values()])
+        function, numbers = self._for(tuple([values[place] for place in self._places]), values)
+        bindings = dict(zip(self._sources, values, strict=True))
+        given = self._viewed(args)
+        args += [number.tensor(bindings) for number in numbers]
+        results = list(function(args))
+        for place, number in self._returned:
+            results[place] = evaluate(number, bindings)
+        return self._with_views(results, given, values)
+
+    def _specialise(self, key: tuple[int, ...]) -> tuple[Callable[..., Any], list[Number]]:
+        def varies(number: Any) -> bool:
+            return not number.node.expr.free_symbols <= self._sizing
+
+        bindings = dict(zip(self._sources, key, strict=True))
+        graph, numbers = _replace_symbols(self._graph, bindings, varies)
+        return self._compile(graph), numbers
 
 
 @dataclass(slots=True)
@@ -156,30 +210,17 @@ def _values(node: fx.Node) -> list[Any]:
     return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
-def symbols_of(node: fx.Node) -> Iterator[Any]:
-    for value in _values(node):
-        if isinstance(value, torch.Tensor):
-            if value._has_symbolic_sizes_strides:
-                for number in (*value.shape, *value.stride(), value.storage_offset()):
-                    if isinstance(number, torch.SymInt):
-                        yield from number.node.expr.free_symbols
-        elif isinstance(value, _Symbolic):
-            yield from value.node.expr.free_symbols
+def _replace_symbols(
+    graph: fx.Graph, bindings: dict[Any, int], varies: Callable[[Any], bool]
+) -> tuple[fx.Graph, list[Number]]:
+    """A copy of a graph in which symbols have values; nodes that are numbers are removed.
 
-
-def evaluate(number: Any, bindings: dict[Any, int]) -> Any:
-    """A number in which symbols have values."""
-    kinds = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
-    kind = kinds.get(type(number))
-    return number if kind is None else kind(number.node.expr.xreplace(bindings))
-
-
-def _replace_symbols(graph: fx.Graph, bindings: dict[Any, int]) -> fx.Graph:
-    """A copy of a graph in which symbols have values; nodes that are numbers are removed."""
+    The symbolic numbers that vary are inputs of the copy, in this order after the others.
+    """
     evaluated: dict[Any, Any] = {}
 
     def number(value: Any) -> Any:
-        if not isinstance(value, _Symbolic):
+        if not is_symbolic(value):
             return value
         key = type(value), value.node.expr
         if key not in evaluated:
@@ -196,14 +237,19 @@ def _replace_symbols(graph: fx.Graph, bindings: dict[Any, int]) -> fx.Graph:
         return number(value)
 
     copy = fx.Graph(owning_module=graph.owning_module)
+    inputs = NumberInputs(copy, varies, bindings)
     known: dict[fx.Node, Any] = {}
     for node in graph.nodes:
-        value = static(node.meta.get("val"))
-        is_number = isinstance(value, Number)
+        value = node.meta.get("val")
+        if is_symbolic(value) and varies(value):
+            known[node] = copy.placeholder(node.name) if node.op == "placeholder" else None
+            continue
+        value = static(value)
+        is_number = isinstance(value, _PLAIN_NUMBERS)
         if is_number and node.op == "call_function":
             known[node] = value
             continue
-        args, kwargs = fx.map_arg((node.args, node.kwargs), known.__getitem__)
+        args, kwargs = inputs.replace(node, known)
         if node.op == "output":
             copy.output(args[0])
             continue
@@ -212,7 +258,7 @@ def _replace_symbols(graph: fx.Graph, bindings: dict[Any, int]) -> fx.Graph:
         new = copy.create_node(node.op, node.target, args, kwargs, node.name)
         new.meta = {"val": value, "stack_trace": node.meta.get("stack_trace")}
         known[node] = value if is_number else new
-    return copy
+    return copy, inputs.numbers
 
 
 def _holds(node: fx.Node, args: tuple[Any, ...]) -> bool:

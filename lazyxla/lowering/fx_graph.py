@@ -35,6 +35,11 @@ TRUE_SIZE = "lazyxla_true_size"
 """In the meta of an input that holds the true size of a padded dimension."""
 
 
+NUMBER = "lazyxla_number"
+"""In the meta of an input that is a 0-dim CPU tensor in place of a Python number: that number, when
+the graph was made."""
+
+
 class FxGraph(NamedTuple):
     """A graph, or a part of one: `nodes` in execution order, from `inputs` to `outputs`.
 
@@ -86,7 +91,8 @@ def run_graph(b: Builder, graph: FxGraph, values: list[Any]) -> list[Any]:
     """Lowers a graph on `values`; returns its outputs, flattened."""
     known: dict[Any, Any] = {}
     for node, value in zip(graph.inputs, values, strict=True):
-        known[node] = b.value(value, value.dtype) if isinstance(value, Scalar) else value
+        is_tensor = isinstance(value, Scalar) and not value.wrapped
+        known[node] = b.value(value, value.dtype) if is_tensor else value
     randoms = 0
     for node in graph.nodes:
         if node.op == "get_attr":
@@ -197,6 +203,8 @@ def _program(op: Any, arguments: list[tuple[Any, str]], result: Any) -> Program:
     def bind(arg: Any, kind: str) -> Any:
         if isinstance(arg, (list, tuple)):
             return [bind(a, kind) for a in arg]
+        if isinstance(arg, fx.Node) and NUMBER in arg.meta:
+            return slot(arg.meta[NUMBER], arg.meta["val"].dtype)
         if isinstance(arg, (fx.Node, torch.Tensor)):
             if arg not in operands:
                 operands[arg] = Ref(len(inputs))

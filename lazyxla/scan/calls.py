@@ -164,7 +164,7 @@ class Plan:
             content="",
             operators=len(loop.body.nodes),
             device=self._joint.signature.device.index or 0,
-            inputs=[(position, None) for position in range(inputs)],
+            inputs=[(position, None, False) for position in range(inputs)],
             outputs=metas,
             results=[(metas[i], 0, i, -1) for i in returned],
             writes=writes,

@@ -22,7 +22,8 @@ from lazyxla.dynamo.padding.plans import Plan
 from lazyxla.dynamo.padding.rewriting import Key, write
 from lazyxla.dynamo.padding.rules import is_tensor, structure_of
 from lazyxla.dynamo.padding.structure import Structure, has_symbol
-from lazyxla.dynamo.symbolic_sizes import SizedGraph, Source, evaluate, find_sources, symbols_of
+from lazyxla.dynamo.symbolic_numbers import evaluate, symbols_of
+from lazyxla.dynamo.symbolic_sizes import SizedGraph, Source, find_sources
 from lazyxla.xla_options import Options
 
 PADDING = 0.0

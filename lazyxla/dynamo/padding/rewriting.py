@@ -12,7 +12,8 @@ from torch import fx
 
 from lazyxla.dynamo.padding.rules import NOTE, Note, RefusedError
 from lazyxla.dynamo.padding.structure import Dim, Factor, Structure, has_symbol
-from lazyxla.dynamo.symbolic_sizes import TensorMeta, evaluate
+from lazyxla.dynamo.symbolic_numbers import evaluate
+from lazyxla.dynamo.tensor_meta import TensorMeta
 from lazyxla.lowering.fx_graph import TRUE_SIZE
 
 aten = torch.ops.aten
