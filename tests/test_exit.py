@@ -57,3 +57,40 @@ lazyxla.sync()  # the plugin makes its kernels while the process ends
 
 def test_long_work_at_the_end(run_python: Callable[..., Any]) -> None:
     run_python(WORK)
+
+
+LOST = """
+import os, torch, lazyxla
+model = torch.nn.Linear(5, 3).to("lazyxla")
+y = model(torch.randn(4, 5).to("lazyxla"))
+plain = torch.ones(3, device="lazyxla")
+lazyxla.sync(wait=True)
+uses = {
+    "operator": lambda: (y + 1).cpu(),
+    "backward": lambda: y.sum().backward() or model.bias.grad.cpu(),
+    "model": lambda: model(y[:, :1].expand(4, 5)).cpu(),
+    "sync": lambda: (y * 2, lazyxla.sync(wait=True)),
+    "write": lambda: (y * 2).fill_(1).cpu(),
+    "stack": lambda: torch.stack([y, y]).cpu(),
+    "no gradient": lambda: (plain + 1).cpu(),
+    "view": lambda: y.t()[0].cpu(),
+    "eager": lambda: (lazyxla.eager_mode(True), (y + 1).cpu()),
+    "compiled": lambda: lazyxla.compile(lambda x: x * 2)(y).cpu(),
+    "functional": lambda: torch.func.grad(lambda x: (x * x).sum())(plain).cpu(),
+}
+for name, use in uses.items():
+    child = os.fork()
+    if child == 0:
+        try:
+            use()
+        except RuntimeError as error:
+            os._exit(0 if "forked" in str(error) else 2)
+        os._exit(3)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, name
+assert plain.sum().item() == 3
+"""
+
+
+def test_every_use_in_a_forked_child_is_an_error(run_python: Callable[..., Any]) -> None:
+    """Also where autograd looks at the device before anything is read."""
+    run_python(LOST)

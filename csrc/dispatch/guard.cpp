@@ -19,6 +19,7 @@
 #include <utility>
 
 #include "common/element_types.h"
+#include "common/fork.h"
 #include "common/gil.h"
 #include "common/locks.h"
 #include "dispatch/device_state.h"
@@ -72,8 +73,11 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
     return capability;
   }
 
+  // Autograd asks for a tensor's device where an error ends the process. In a forked child that
+  // device is no error yet: using its data is.
   c10::Stream getStream(c10::Device device) const override {
-    const c10::DeviceIndex index = resolve_index(device.index());
+    const bool is_lost = forked() && device.has_index();
+    const c10::DeviceIndex index = is_lost ? device.index() : resolve_index(device.index());
     return stream(index, current_stream[index]);
   }
   c10::Stream getDefaultStream(c10::Device device) const override {
