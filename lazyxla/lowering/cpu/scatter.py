@@ -8,6 +8,9 @@ turns on two CPUs of an AMD EPYC (Zen 3), in ms:
                 scatter_add, dim 0  dim 1  index_add of columns  index_put, two indices
       vectors   5.3                 3.4    4.0                   10.2
       one       4.1                 2.1    2.1                   6.3
+
+Where an index is of a dimension in the middle, XLA also copies the operand: 128 positions of a
+cache of 4 x 8 x 2048 x 64 are written in 5.0 ms, and in 0.17.
 """
 
 from __future__ import annotations
