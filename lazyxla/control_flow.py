@@ -53,15 +53,16 @@ def install() -> None:
         op.py_impl(DispatchKey.PrivateUse1)(functools.partial(_record, op))
 
 
-def _record(op: Any, *args: Any) -> Any:
+def _record(op: Any, *args: Any, **options: Any) -> Any:
+    """From torch 2.15 on, `options` say which arguments a function writes to."""
     leaves, tree = pytree.tree_flatten(args)
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
     devices = {x.device for x in tensors}
     name = None
-    if len(devices) == 1 and tensors[0].device.type == BACKEND:
+    if len(devices) == 1 and tensors[0].device.type == BACKEND and not any(options.values()):
         name = _name_of(op, leaves, tree)
     if name is None:
-        return op.py_kernels[DispatchKey.CompositeExplicitAutograd](*args)
+        return op.py_kernels[DispatchKey.CompositeExplicitAutograd](*args, **options)
     return tuple(torch.ops.lazyxla.control_flow(tensors, name))
 
 

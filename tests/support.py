@@ -207,3 +207,9 @@ def programs() -> Iterator[Programs]:
     finally:
         logger.removeHandler(handler)
         logger.setLevel(level)
+
+
+def warned(capfd: pytest.CaptureFixture[str], recwarn: pytest.WarningsRecorder) -> str:
+    """All that C++ has warned of. Where Python calls it, PyTorch prints that or makes Python's
+    warnings of it, by its version."""
+    return capfd.readouterr().err + "".join(str(each.message) for each in recwarn)

@@ -12,7 +12,7 @@ import lazyxla
 from lazyxla.dynamo import backend
 from lazyxla.lowering import how, jax_rule, rule
 from tests.own_operators import ON_CPU, X, bump, lower_scale, scale, surrounded
-from tests.support import DEVICE, assert_same, check, counted, on_device
+from tests.support import DEVICE, assert_same, check, counted, on_device, warned
 
 # --- Rules ---------------------------------------------------------------------------------------
 
@@ -212,7 +212,7 @@ def test_without_a_rule_it_runs_on_the_host() -> None:
 
 
 def test_without_a_fake_implementation_a_rule_is_of_no_use(
-    capfd: pytest.CaptureFixture[str],
+    capfd: pytest.CaptureFixture[str], recwarn: pytest.WarningsRecorder
 ) -> None:
     calls = []
 
@@ -225,7 +225,7 @@ def test_without_a_fake_implementation_a_rule_is_of_no_use(
     assert unknown(on_device(X)).tolist() == [1, 2, 3]
     assert calls == [[0, 1, 2]]  # never with made-up data
     text = "lazyxla_own::unknown has no meta function, which would tell its result's shape,"
-    assert text in capfd.readouterr().err
+    assert text in warned(capfd, recwarn)
 
 
 def test_a_result_whose_shape_depends_on_data() -> None:

@@ -186,10 +186,12 @@ REFUSED: dict[str, Call] = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused_in_the_cpus_words(name: str) -> None:
     kind, text = error_of(REFUSED[name], "cpu")
-    assert kind is not type(None)
+    # From torch 2.15 on, the CPU takes a range of integers in half steps.
+    is_taken = kind is type(None)
+    assert not is_taken or name == "arange, half a step"
     with counted() as n:
         assert error_of(REFUSED[name], DEVICE) == (kind, text)
-    assert n.compiles == 0 or "mask" in name  # whose positions are read
+    assert n.compiles == 0 or is_taken or "mask" in name  # whose positions are read
     assert n.fallbacks == 0
 
 

@@ -190,10 +190,12 @@ def _device() -> Any:
 
 @functools.cache
 def _options() -> Any:
-    """Those that users' programs are compiled with."""
+    """Those that users' programs are compiled with: without the debug options that jaxlib fills in,
+    of which another version means others than the plugin does."""
     from jaxlib import xla_client
 
-    options = xla_client.CompileOptions()
+    one_replica_and_partition = b"\x1a\x04\x20\x01\x28\x01"  # fields 4 and 5 of field 3
+    options = xla_client.CompileOptions.ParseFromString(one_replica_and_partition)
     options.env_option_overrides = list(_C.compile_options().items())
     return options
 
