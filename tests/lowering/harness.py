@@ -189,14 +189,18 @@ def _device() -> Any:
 
 
 @functools.cache
-def _options() -> Any:
+def _options(platform: str) -> Any:
     """Those that users' programs are compiled with: without the debug options that jaxlib fills in,
-    of which another version means others than the plugin does."""
+    of which another version means others than the plugin does. Maxima keep nan, as other platforms
+    have it."""
     from jaxlib import xla_client
 
     one_replica_and_partition = b"\x1a\x04\x20\x01\x28\x01"  # fields 4 and 5 of field 3
     options = xla_client.CompileOptions.ParseFromString(one_replica_and_partition)
-    options.env_option_overrides = list(_C.compile_options().items())
+    overrides = _C.compile_options()
+    if platform != "cpu":
+        overrides["xla_cpu_enable_fast_min_max"] = False
+    options.env_option_overrides = list(overrides.items())
     return options
 
 
@@ -215,7 +219,7 @@ def execute(
     from jaxlib import _jax
 
     executable = device.client.compile_and_load(
-        lowered.artifact, _jax.DeviceList((device,)), _options()
+        lowered.artifact, _jax.DeviceList((device,)), _options(target.platform)
     )
     operands = [to_numpy(t) for t in inputs]
     for dtype in (torch.float64, torch.int64):

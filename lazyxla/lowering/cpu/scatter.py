@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from lazyxla.lowering.builder import Builder
 
 _LEAST = 4096
-"""Fewer updated elements take no time in any form."""
+"""Into fewer elements fewer updates take no time in any form."""
 
 
 class Flat(NamedTuple):
@@ -41,7 +41,8 @@ class Flat(NamedTuple):
 
 def flatten(b: Builder, x: Value, index: Value, updates: Value, dims: ScatterDims) -> Flat | None:
     """The same scatter with an index of one component, or None where that is no use."""
-    if 0 in x.shape or math.prod(updates.shape) < _LEAST:
+    sizes = math.prod(x.shape), math.prod(updates.shape)
+    if 0 in sizes or max(sizes) < _LEAST:
         return None
     windows = [d for d in range(x.rank) if d not in (*dims.indexed, *dims.batches)]
     first = x.rank  # of the dimensions that a row has
