@@ -177,6 +177,7 @@ CASES: dict[str, Case] = {
     "matmul": Case(torch.matmul, ((512, 512), (512, 512))),
     "matmul_small_batch": Case(torch.matmul, ((4096, 8, 8), (4096, 8, 8))),
     "linear_of_3_features": Case(F.linear, ((65_536, 3), (64, 3))),
+    "matmul_of_4x4": Case(lambda x, y: x @ y, ((16_384, 4, 4), (16_384, 4, 4))),
     "attention": Case(_causal, ((4, 8, 256, 32),)),
     "embedding": Case(lambda w, i: F.embedding(i, w), ((32_000, 256), Indices(32_000, (4096,)))),
     "embedding_bag": Case(
@@ -191,6 +192,13 @@ CASES: dict[str, Case] = {
         lambda x, i: torch.zeros_like(x).scatter_add(1, i, x), (_ROWS, Indices(1024, _ROWS))
     ),
     "index_select": Case(lambda x, i: x.index_select(1, i), (_ROWS, Indices(1024, (512,)))),
+    "index_add_columns": Case(
+        lambda x, i: torch.zeros_like(x).index_add(1, i, x), (_ROWS, Indices(1024, (1024,)))
+    ),
+    "index_add_in_the_middle": Case(
+        lambda x, i, y: x.index_add(2, i, y),
+        ((4, 8, 512, 64), Indices(512, (32,)), (4, 8, 32, 64)),
+    ),
     **_of_edges(
         graph_sum=lambda n, e, i: torch.zeros_like(n).scatter_add(0, _spread(i, e), e),
         graph_mean=lambda n, e, i: _scattered(n, e, i, "mean"),

@@ -20,7 +20,7 @@ _COMBINED = ("assign", "add", "mul", "min", "max")
 
 @pytest.fixture(autouse=True)
 def of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scatter, "_LEAST", 1)
+    monkeypatch.setattr(scatter, "_FEW", 0)
 
 
 def combined(kind: str, old: float, new: float) -> float:
@@ -109,7 +109,7 @@ def test_small_ones_stay_as_they_are(monkeypatch: pytest.MonkeyPatch, bench: Ben
 
     expected = x.scatter_add(1, index, x)
     assert "batching_dims" not in bench.text(rule, x, index, x, expected=expected)
-    monkeypatch.setattr(scatter, "_LEAST", 65)
+    monkeypatch.setattr(scatter, "_FEW", 64)
     assert "batching_dims" in bench.text(rule, x, index, x, expected=expected)
 
 

@@ -111,7 +111,11 @@ OTHER_DTYPES: dict[str, list[str]] = {
     ],
 }
 # Gradients of complex numbers are conjugated where those of real ones are not.
-COMPLEX_GRADIENTS = ["abs", "exp", "linalg.inv", "matmul", "mul", "prod", "sum"]
+COMPLEX_GRADIENTS = [
+    *("abs", "cumprod", "div.no_rounding_mode", "einsum", "exp", "index_put", "linalg.inv"),
+    *("linalg.solve", "matmul", "mul", "nn.functional.conv2d", "nn.functional.linear", "pow"),
+    *("prod", "scatter_add", "sum", "where"),
+]
 # Of real numbers PyTorch returns the first as it is.
 COMPLEX_IN_PLACE = ["conj_physical", "exp", "mul", "sgn"]
 # Of each kind of operator some, each operator by itself: a program per call, results as operands.

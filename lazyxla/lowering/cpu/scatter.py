@@ -26,8 +26,8 @@ from lazyxla.lowering.value import Value
 if TYPE_CHECKING:
     from lazyxla.lowering.builder import Builder
 
-_LEAST = 4096
-"""Into fewer elements fewer updates take no time in any form."""
+_FEW = 64
+"""Among so few elements each form is as fast."""
 
 
 class Flat(NamedTuple):
@@ -42,7 +42,7 @@ class Flat(NamedTuple):
 def flatten(b: Builder, x: Value, index: Value, updates: Value, dims: ScatterDims) -> Flat | None:
     """The same scatter with an index of one component, or None where that is no use."""
     sizes = math.prod(x.shape), math.prod(updates.shape)
-    if 0 in sizes or max(sizes) < _LEAST:
+    if 0 in sizes or max(sizes) <= _FEW:
         return None
     windows = [d for d in range(x.rank) if d not in (*dims.indexed, *dims.batches)]
     first = x.rank  # of the dimensions that a row has
