@@ -42,6 +42,7 @@ _TESTS: dict[str, list[str]] = {
     "dispatch/memory": ["memory"],
     "dispatch/overlap": ["refused_calls", "recorder", "views"],
     "dispatch/pinned": ["pinned_memory", "copies"],
+    "dispatch/recurrent_cells": ["recurrent_cells"],
     "dispatch/region_inputs": ["region_inputs"],
     "dispatch/settling": ["settling"],
     "dispatch/sharded": ["spmd/sharding", "spmd/values", "spmd/modes"],
