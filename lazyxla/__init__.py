@@ -35,6 +35,7 @@ with Deferred():  # a module half imported, and imported anew, would register al
         determinant,
         device_module,
         distributed,
+        fake_quantization,
         flex_attention,
         lowering,
         memory,
@@ -297,6 +298,7 @@ def _register() -> None:
     lowering.on_change(lambda *_: program_store.forget())
     meta_functions.install()
     recurrent.install()
+    fake_quantization.install()
     sparse.install()
     model_state.install()
     distributed.install()

@@ -30,6 +30,7 @@ from torch.utils._pytree import tree_leaves
 
 from lazyxla.lowering.operators import META_NAMESPACE, find_op, on_meta, schema_of
 from lazyxla.meta_attention import ATTENTION
+from lazyxla.meta_quantization import QUANTIZATION
 from lazyxla.meta_strides import STRIDES
 from lazyxla.runtime import BACKEND
 
@@ -151,11 +152,6 @@ def _linalg_eig(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     # Torch's own returns row-major ones, as on CUDA.
     values, vectors = torch.ops.aten.linalg_eig(a)
     return values, _column_major(vectors)
-
-
-def _fake_quantize(x: torch.Tensor, *args: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    # The mask marks the elements that were not clamped.
-    return torch.empty_like(x), torch.empty_like(x, dtype=torch.bool)
 
 
 def _histogram(
@@ -318,15 +314,13 @@ _MISSING: dict[str, Callable[..., Any]] = {
     "_aminmax": _aminmax,
     "_aminmax.dim": _aminmax,
     "geqrf": _geqrf,
-    "fake_quantize_per_tensor_affine_cachemask": _fake_quantize,
-    "fake_quantize_per_channel_affine_cachemask": _fake_quantize,
-    "_fake_quantize_per_tensor_affine_cachemask_tensor_qparams": _fake_quantize,
     "histogram.bin_ct": _histogram,
     "histogram.bins_tensor": _histogram,
     **dict.fromkeys(_LIKE_FIRST, _like(0)),
     **dict.fromkeys(_SHAPED_AS_FIRST, _like(0, memory_format=torch.contiguous_format)),
     **dict.fromkeys(_LIKE_SECOND, _like(1)),
     **dict.fromkeys(_SHAPED_AS_SECOND, _like(1, memory_format=torch.contiguous_format)),
+    **QUANTIZATION,
 }
 
 

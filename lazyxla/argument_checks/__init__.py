@@ -17,6 +17,7 @@ from lazyxla.argument_checks import (
     kernel_warnings,
     numbers,
     operand_shapes,
+    quantization,
     values,
     windows,
 )
@@ -29,6 +30,7 @@ __all__ = [
     "kernel_warnings",
     "numbers",
     "operand_shapes",
+    "quantization",
     "values",
     "windows",
 ]

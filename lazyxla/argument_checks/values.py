@@ -30,6 +30,7 @@ _ON_CPU = (
     *("binary_cross_entropy", "multi_margin_loss", "multilabel_margin_loss_forward"),
     *("max_unpool2d", "max_unpool3d", "segment_reduce", "lu_unpack", "searchsorted.Tensor"),
     *("_embedding_bag", "_embedding_bag_forward_only"),
+    *("fake_quantize_per_channel_affine_cachemask", "_fused_moving_avg_obs_fq_helper_functional"),
 )
 # With one index tensor along `dim`.
 _ALONG_DIM = (

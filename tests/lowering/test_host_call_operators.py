@@ -5,13 +5,14 @@ from __future__ import annotations
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from lazyxla.lowering import how
 from tests.lowering.host_calls import in_one_program
-from tests.support import DEVICE, assert_same, counted
+from tests.support import DEVICE, assert_same, counted, on_device
 
 
 @pytest.mark.parametrize(
@@ -50,29 +51,56 @@ def test_operators_of_users_with_python_kernels_run_outside() -> None:
     assert (n.fallbacks, n.host_calls) == (1, 0)
 
 
-_SCALE = """
+_STEPS = """
 #include <ATen/ATen.h>
 #include <torch/library.h>
-at::Tensor scale(const at::Tensor& x, double by) { return x * by; }
-TORCH_LIBRARY(lazyxla_tests_compiled, m) { m.def("scale(Tensor x, float by=3.0) -> Tensor"); }
-TORCH_LIBRARY_IMPL(lazyxla_tests_compiled, CPU, m) { m.impl("scale", scale); }
+#include <tuple>
+std::tuple<at::Tensor, at::Tensor> steps(const at::Tensor& x, const at::Tensor& more, double size,
+                                         int64_t high) {
+  return {(x / size).clamp_max(high) + more, x < high};
+}
+TORCH_LIBRARY(lazyxla_tests_compiled, m) {
+  m.def("steps(Tensor x, Tensor more, float size=3.0, int high=7) -> (Tensor, Tensor)");
+}
+TORCH_LIBRARY_IMPL(lazyxla_tests_compiled, CPU, m) { m.impl("steps", steps); }
 """
 
 
-@pytest.mark.skipif(not shutil.which("c++"), reason="needs a C++ compiler")
-def test_operators_of_users_with_compiled_kernels_run_within(tmp_path: Path) -> None:
-    (tmp_path / "scale.cpp").write_text(_SCALE)
+@pytest.fixture(scope="module")
+def steps(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """An operator of a user's, with a compiled kernel, that takes tensors and numbers."""
+    if not shutil.which("c++"):
+        pytest.skip("needs a C++ compiler")
+    path = tmp_path_factory.mktemp("steps")
+    (path / "steps.cpp").write_text(_STEPS)
     root = Path(torch.__file__).parent
     flags = ["-std=c++20", "-shared", "-fPIC", f"-I{root / 'include'}", f"-L{root / 'lib'}"]
     flags.append(f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}")
-    command = ["c++", *flags, "scale.cpp", "-o", "scale.so", "-ltorch_cpu", "-lc10"]
-    subprocess.run(command, cwd=tmp_path, check=True)
-    torch.ops.load_library(tmp_path / "scale.so")
-    scale = torch.ops.lazyxla_tests_compiled.scale
+    command = ["c++", *flags, "steps.cpp", "-o", "steps.so", "-ltorch_cpu", "-lc10"]
+    subprocess.run(command, cwd=path, check=True)
+    torch.ops.load_library(path / "steps.so")
 
-    @torch.library.register_fake("lazyxla_tests_compiled::scale")
-    def _(x: torch.Tensor, by: float = 3.0) -> torch.Tensor:
-        return torch.empty_like(x)
+    @torch.library.register_fake("lazyxla_tests_compiled::steps")
+    def _(x: torch.Tensor, more: torch.Tensor, size: float = 3.0, high: int = 7) -> Any:
+        return torch.empty_like(x), torch.empty_like(x, dtype=torch.bool)
 
-    for by in (3.0, 2.5):
-        in_one_program(lambda x, by=by: scale(x + 1, by), torch.arange(4.0))
+    return torch.ops.lazyxla_tests_compiled.steps
+
+
+def test_operators_of_users_with_compiled_kernels_run_within(steps: Any) -> None:
+    for size in (3.0, 2.5):
+        in_one_program(lambda x, size=size: steps(x + 1, x, size, 2), torch.arange(4.0))
+    in_one_program(lambda x: steps(x, x), torch.arange(4.0))
+
+
+def test_a_number_that_changes_is_an_input(steps: Any) -> None:
+    x = torch.linspace(-2, 2, 6)
+    ours = on_device(x)
+    compiles = []
+    for size in (0.1, 0.2, 0.3, 0.4, 0.5):
+        with counted() as n:
+            assert_same(steps(ours, ours, size), steps(x, x, size))
+        assert n.host_calls == 1
+        compiles.append(n.compiles)
+    assert compiles[0] == 1
+    assert compiles[2:] == [0, 0, 0]

@@ -63,6 +63,7 @@ _TESTS: dict[str, list[str]] = {
     "polynomials": ["lowering/test_special_functions"],
     "samplers": ["lowering/test_random", "test_random"],
     "scaled_matmul": ["lowering/test_float8"],
+    "quantization": ["test_fake_quantization"],
     "recurrent_layers": ["test_recurrent_layers"],
     "reduced": ["test_many_dimensions"],
     "separable": ["lowering/test_resampling"],
