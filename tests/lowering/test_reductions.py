@@ -298,3 +298,22 @@ def test_sums_as_matmuls_keep_what_is_no_number():
     x[0, 1], x[1, 2], x[2, 3], x[3, 4], x[3, 5] = NAN, INF, -INF, INF, -INF
     assert "dot_general" in text("aten::sum.dim_IntList", x, [1])
     check("aten::sum.dim_IntList", x, [1])
+
+
+@pytest.mark.parametrize(
+    ("dims", "sizes"),
+    [([0, 1], "6x20"), ([2, 3], "6x20"), ([1, 2], "2x12x5"), ([0, 3], "2x12x5"), ([1], "2x3x20")],
+)
+def test_adjacent_dimensions_are_reduced_as_one_on_the_cpu(dims, sizes):
+    x = values(torch.float32, 2, 3, 4, 5)
+    for name in ("aten::amax", "aten::all.dims", "aten::sum.dim_IntList"):
+        check(name, x, dims)
+    program = record("aten::amax", x, dims).program
+    for platform, expected in (("cpu", True), ("tpu", False)):
+        assert (f"tensor<{sizes}xf32>" in lower_to_text(program, platform)) == expected
+
+
+def test_sums_keep_the_dimensions_that_are_reduced():
+    """Each is summed before the next where they are long: errors do not grow with their product."""
+    module = text("aten::sum.dim_IntList", values(torch.float32, 2, 3, 4, 5), [0, 1])
+    assert "tensor<2x3x20xf32>" in module

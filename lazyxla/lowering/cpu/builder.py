@@ -5,6 +5,7 @@ Times are of float32 on two cores.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -119,13 +120,22 @@ class CpuBuilder(Builder):
         return self.select(x == 0, x, rest)
 
     def reduce(self, x: Value, dims: Sequence[int], kind: str, keepdim: bool = False) -> Value:
+        """XLA's loops over several leading dimensions read the operand with long strides: the
+        maxima of 8 x 32 x 64 x 64 over the first two take 2.1 ms, over one of 256 0.2. So adjacent
+        dimensions that are reduced, or kept, are one.
+        """
+        gone = {d % max(x.rank, 1) for d in dims} if x.rank else set()
+        full = [1 if d in gone else n for d, n in enumerate(x.shape)]
+        kept = [n for d, n in enumerate(x.shape) if d not in gone]
         # The form depends on the sizes, and the partitioner could not split what it reshapes.
-        if kind == "sum" and not self.target.any_sizes and self.annotations is None:
-            x = self._summed_rows(x, dims)
+        if not self.target.any_sizes and self.annotations is None:
+            sizes, dims = _merged(x.shape, gone, all_of_them=kind != "sum")
+            x = x.reshape(sizes)
+            x = self._summed_rows(x, dims) if kind == "sum" else x
         for part in self._summed_before(x, dims) if kind == "sum" else []:
             # XLA would make one reduction of both again without the barrier.
             x = self.hlo.optimization_barrier([super().reduce(x, part, kind, keepdim=True)])
-        return super().reduce(x, dims, kind, keepdim)
+        return super().reduce(x, dims, kind).reshape(full if keepdim else kept)
 
     def _summed_rows(self, x: Value, dims: Sequence[int]) -> Value:
         """`x` with the sum over its last dimensions in place of them, where a matmul with ones is
@@ -261,3 +271,18 @@ class CpuBuilder(Builder):
         # Fused with what makes the parts or reads them, they take XLA several times as long, and
         # longer to compute.
         return self.wrap(self.hlo.OptimizationBarrierOp(list(stacks)).results) if stacks else []
+
+
+def _merged(shape: Sequence[int], gone: set[int], all_of_them: bool) -> tuple[list[int], list[int]]:
+    """The sizes with adjacent dimensions as one, and which of these are reduced. Of those in
+    `gone`, which are to be, `all_of_them`; sums are made of one dimension after the other.
+    """
+    sizes: list[int] = []
+    reduced: list[int] = []
+    for is_gone, group in itertools.groupby(range(len(shape)), lambda d: d in gone):
+        found = [shape[d] for d in group]
+        found = found if is_gone and not all_of_them else [math.prod(found)]
+        if is_gone:
+            reduced += range(len(sizes), len(sizes) + len(found))
+        sizes += found
+    return sizes, reduced
