@@ -60,13 +60,14 @@ def test_bits_of_another_width_are_apart_where_the_simplifier_merges_them(bench:
 
 _FOLDED: dict[str, tuple[Any, ...]] = {
     "cumsum": (1,),
-    "cumprod": (0,),
+    "cumprod": (1,),
     "logcumsumexp": (1,),
     "cummax": (1,),
     "amax": ([1], False),
     "prod.dim_int": (1, False),
-    "any.dim": (0, False),
+    "any.dim": (1, False),
     "_softmax": (1, False),
+    "upsample_nearest1d": ([300],),
 }
 """Arguments of operators on constants that XLA's constant folding computes element by element while
 it compiles."""
@@ -77,7 +78,7 @@ _CALLED_ON_THE_CPU = {"cumsum", "cumprod", "logcumsumexp"}
 @pytest.mark.parametrize("op", _FOLDED)
 def test_constants_are_not_folded_one_by_one(op: str, bench: Bench) -> None:
     """Behind a barrier the compiler does not see that they are constants."""
-    x = torch.full((128, 256), 2.0)
+    x = torch.full((1, 128, 256), 2.0)
     name, _, overload = op.partition(".")
     call = getattr(getattr(torch.ops.aten, name), overload or "default")
     expected = call(x, *_FOLDED[op])
@@ -87,7 +88,7 @@ def test_constants_are_not_folded_one_by_one(op: str, bench: Bench) -> None:
     def rule(made: str) -> Any:
         def lower(b: Builder, x: Value) -> Any:
             ones = b.constant(1, x.dtype, x.shape)
-            computed = b.swap(ones.reshape([256, 128]) + 1, 0, 1)
+            computed = b.swap(ones.reshape([1, 256, 128]) + 1, 1, 2)
             value = {"constant": ones + ones, "computed": computed, "data": x, "iota": ones}[made]
             if made == "iota":
                 value = value + b.iota(x.shape, 0, x.dtype)
@@ -105,6 +106,20 @@ def test_constants_are_not_folded_one_by_one(op: str, bench: Bench) -> None:
         assert barriers("constant", platform) > fewest
         assert barriers("computed", platform) > fewest
     bench.check(rule("computed"), x, expected=expected)
+
+
+@pytest.mark.parametrize(("count", "barriers"), [(100, 0), (1 << 14, 1)])
+def test_scatters_of_constants_are_not_folded(count: int, barriers: int, bench: Bench) -> None:
+    def rule(b: Builder, x: Value) -> Value:
+        index = b.constant(0, torch.int64, (count, 1))
+        return b.scatter_nd(x, index, b.constant(1, x.dtype, (count,)), [0], "add")
+
+    x = torch.zeros(3)
+    expected = torch.tensor([float(count), 0.0, 0.0])
+    program = bench.program(rule, (x,), [expected])
+    for platform in PLATFORMS:
+        assert lower_to_text(program, platform).count("optimization_barrier") == barriers
+    bench.check(rule, x, expected=expected)
 
 
 OF_FEW_TERMS = [

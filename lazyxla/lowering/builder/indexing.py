@@ -190,7 +190,7 @@ class Indexing(Contractions):
         if 0 in result or any(size > n for size, n in zip(sizes, x.shape, strict=True)):
             # XLA refuses to take from nothing, even if nothing is to be taken.
             return self.zeros(result, x.dtype)
-        return self.hlo.gather(x, index, numbers, sizes)
+        return self.hlo.gather(self.unfolded(x, math.prod(result)), index, numbers, sizes)
 
     def scatter(
         self,
@@ -203,6 +203,7 @@ class Indexing(Contractions):
     ) -> Value:
         """`x` with each of the updates combined in at its index vector."""
         ir, dtype = self.mlir.ir, x.dtype
+        updates = self.unfolded(updates)
         numbers = self.hlo.ScatterDimensionNumbers.get(
             list(dims.windows),
             sorted(dims.indexed),

@@ -161,13 +161,15 @@ class Reductions(Shapes):
         self.region(op.regions[0], [x.dtype] * 2, lambda a, e: [self.combine(kind, a, e)])
         return self.wrap(op.results)[0]
 
-    def unfolded(self, x: Value) -> Value:
-        """`x`, behind a barrier if it is large and computed from constants alone.
+    def unfolded(self, x: Value, count: int | None = None) -> Value:
+        """`x`, behind a barrier if it is computed from constants alone, and large, or `count`
+        elements are made of it.
 
         XLA would compute what is made of it, too, when it compiles, one element after the other: of
         a running sum of 1024 x 1024 ones it makes 13 seconds.
         """
-        if math.prod(x.shape) < _LONG_TO_FOLD or not self._is_constant(x):
+        count = math.prod(x.shape) if count is None else count
+        if count < _LONG_TO_FOLD or not self._is_constant(x):
             return x
         return self.hlo.optimization_barrier([x])
 
