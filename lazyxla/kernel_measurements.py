@@ -113,6 +113,14 @@ def _max_pooling(size: int) -> Work:
     return Work("max pooling", 64 * size**2, [(1, 64, size, size)], operation)
 
 
+def _sampling(size: int) -> Work:
+    def operation(image: torch.Tensor, grid: torch.Tensor) -> torch.Tensor:
+        return F.grid_sample(image, grid.tanh(), align_corners=False)
+
+    shapes = [(2, 16, size, size), (2, size, size, 2)]
+    return Work("sampling", math.prod(shapes[0]), shapes, operation)
+
+
 def _elements(
     kind: str, operation: Callable[..., torch.Tensor], operands: int = 1, rows: bool = False
 ) -> Iterator[Work]:
@@ -132,6 +140,7 @@ WORK = (
     *(_few_channels(size) for size in (14, 28, 56, 112)),
     *(_volumes(size) for size in (6, 8, 12, 16)),
     *(_max_pooling(size) for size in (7, 14, 28, 56)),
+    *(_sampling(size) for size in (4, 8, 16, 32)),
     *_elements("function", torch.sin),
     *_elements("order statistic", lambda x: x.kthvalue(8).values, rows=True),
     *_elements("running result", lambda x: x.cumsum(1), rows=True),

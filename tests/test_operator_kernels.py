@@ -121,6 +121,32 @@ def test_angles(dtype: torch.dtype) -> None:
     check(torch.angle, x)
 
 
+@pytest.mark.parametrize("samples", [1, 3])
+@pytest.mark.parametrize(
+    ("dims", "mode"),
+    [(2, "bilinear"), (2, "nearest"), (2, "bicubic"), (3, "bilinear"), (3, "nearest")],
+)
+def test_samples_of_images(dims: int, mode: str, samples: int) -> None:
+    """Those that XLA's form computes faster are not called: bicubic ones, and those of volumes."""
+    image = torch.randn(samples, 4, *(9,) * dims)
+    grid = torch.rand(samples, *(19,) * dims, dims) * 2.4 - 1.2
+    grad = torch.randn(samples, 4, *(19,) * dims)
+
+    def forward(image: torch.Tensor, grid: torch.Tensor) -> torch.Tensor:
+        return F.grid_sample(image, grid, mode=mode, align_corners=False)
+
+    def backward(image: torch.Tensor, grid: torch.Tensor, grad: torch.Tensor) -> Any:
+        inputs = [x.detach().requires_grad_() for x in (image, grid)]
+        return torch.autograd.grad(forward(*inputs), inputs, grad)
+
+    is_called = dims == 2 and mode != "bicubic"
+    with torch.no_grad():
+        check(forward, image, grid, calls=int(is_called))
+        check(forward, image.double(), grid.double(), calls=int(is_called))
+        check(forward, image[:, :1], grid[:, :3], calls=0)  # few elements
+    check(backward, image, grid, grad, calls=int(dims == 2 or mode == "bilinear"))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.uint8])
 @pytest.mark.parametrize("name", ROWS)
 def test_rows(name: str, dtype: torch.dtype) -> None:

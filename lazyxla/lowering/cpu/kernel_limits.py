@@ -22,6 +22,7 @@ _OF_ALL_DTYPES: Limits = {
     "max pooling": 1,
     "order statistic": 2**12,
     "running result": 2**12,
+    "sampling": 2**10,
     "sort": 2**11,
     "topk": 2**14,
     "vector product": 2**12,
