@@ -20,7 +20,7 @@ SPECIAL = [float("nan"), float("inf"), -float("inf"), 0.0, -0.0, 1e20, -1e20, 1e
 
 FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {
     **{n: getattr(torch, n) for n in ("sin", "cos", "tan", "asin", "acos", "atan", "exp2")},
-    "polygamma": lambda x: torch.polygamma(2, x),
+    "polygamma": lambda x: torch.polygamma(1, x),
     "fmod.Scalar": lambda x: torch.fmod(x, -0.7),
     "remainder.Scalar": lambda x: x % -0.7,
     "floor_divide.Scalar": lambda x: torch.ops.aten.floor_divide.Scalar(x, 0.3),
@@ -102,6 +102,37 @@ def test_special_functions(name: str, dtype: torch.dtype) -> None:
     x = (torch.randn(SIZES) * 3).to(dtype)
     x.view(-1)[: len(SPECIAL)] = torch.tensor(SPECIAL)
     check(SPECIAL_FUNCTIONS[name], x)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("name", ["log", "log2", "log10", "atanh", "digamma"])
+def test_functions_in_some_dtypes(name: str, dtype: torch.dtype) -> None:
+    x = torch.randn(SIZES).to(dtype)
+    x.view(-1)[: len(SPECIAL)] = torch.tensor(SPECIAL).to(dtype)
+    called = dtype == torch.float64 or (dtype == torch.float32 and name != "log")
+    check(getattr(torch, name), x, calls=int(called))
+
+
+def test_higher_polygammas() -> None:
+    check(lambda x: torch.polygamma(2, x), torch.rand(SIZES) + 0.5, calls=0)
+
+
+@pytest.mark.parametrize("name", ["sin", "atan2", "topk", "cumsum"])
+def test_kernels_write_to_the_programs_memory(name: str) -> None:
+    """Their results are not copied."""
+    function = FUNCTIONS.get(name, lambda x, *dim: ROWS[name](x, *(dim or (0,))))
+    x = on_device(torch.randn(SIZES, dtype=torch.float64))
+    inputs = (x, x) if name == "atan2" else (x,)
+    lazyxla.sync(wait=True)
+    all_threads = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
+    with torch.profiler.profile(experimental_config=all_threads) as profile, counted() as n:
+        results = function(*inputs)
+        lazyxla.sync(wait=True)
+    assert n.kernel_calls == 1
+    names = [event.key for event in profile.key_averages()]
+    assert "aten::narrow" in names  # the threads' parts are seen
+    assert "aten::copy_" not in names
+    del results
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])

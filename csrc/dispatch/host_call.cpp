@@ -11,10 +11,12 @@
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <unordered_map>
 #include <vector>
 
 #include "common/counters.h"
 #include "common/element_types.h"
+#include "common/locks.h"
 #include "dispatch/parts.h"
 #include "dispatch/plain_call.h"
 
@@ -165,7 +167,43 @@ class Arguments {
   const Part& part_;
 };
 
-void call(const c10::OperatorHandle& op, const XLA_FFI_CallFrame& frame, const Part& part) {
+// Whether `op`, another overload, takes the arguments of `functional` and then tensors for all of
+// its results.
+bool is_out_form(const c10::FunctionSchema& op, const c10::FunctionSchema& functional) {
+  const auto& arguments = op.arguments();
+  const auto& expected = functional.arguments();
+  if (arguments.size() != expected.size() + functional.returns().size()) return false;
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    const bool is_out = arguments[i].alias_info() && arguments[i].alias_info()->isWrite();
+    if (is_out != (i >= expected.size())) return false;
+    if (!is_out && (arguments[i].name() != expected[i].name() ||
+                    *arguments[i].type() != *expected[i].type())) {
+      return false;
+    }
+  }
+  return true;
+}
+
+// The out= overload of an operator, if it has one.
+std::optional<c10::OperatorHandle> find_out_form(const c10::OperatorHandle& op) {
+  using Forms = std::unordered_map<c10::OperatorName, std::optional<c10::OperatorHandle>>;
+  static auto& known = *new Guarded<Forms>();
+  const c10::OperatorName& name = op.operator_name();
+  auto forms = known.hold();
+  const auto found = forms->find(name);
+  if (found != forms->end()) return found->second;
+  std::optional<c10::OperatorHandle> form;
+  for (const c10::OperatorName& other : c10::Dispatcher::singleton().getAllOpNames()) {
+    if (other.name != name.name) continue;
+    const auto handle = c10::Dispatcher::singleton().findSchema(other);
+    if (handle && is_out_form(handle->schema(), op.schema())) form = handle;
+  }
+  return forms->emplace(name, form).first->second;
+}
+
+// Calls the operator. With `out`, its out= overload, the kernel writes to the plugin's memory.
+void call(const c10::OperatorHandle& op, const std::optional<c10::OperatorHandle>& out,
+          const XLA_FFI_CallFrame& frame, const Part& part) {
   PlainScope plain;
   auto given = find(frame.attrs, "arguments");
   Arguments arguments(frame.args, part);
@@ -174,18 +212,23 @@ void call(const c10::OperatorHandle& op, const XLA_FFI_CallFrame& frame, const P
     stack.push_back(arguments.read(
         argument, given ? find(given->dictionary(), argument.name()) : std::nullopt));
   }
-  op.callBoxed(&stack);
+  const auto target = [&](int64_t i) {
+    return part.of(wrap(frame.rets.rets[i]), frame.args.size + i);
+  };
+  if (out) {
+    for (int64_t i = 0; i < frame.rets.size; ++i) stack.push_back(target(i));
+  }
+  (out ? *out : op).callBoxed(&stack);
   std::vector<at::Tensor> results;
   for (const IValue& value : stack) flatten(value, results);
   int64_t next = 0;
   for (const at::Tensor& result : results) {
     if (!result.defined()) continue;
     TORCH_CHECK(next < frame.rets.size, "it returned more than ", next, " tensors");
-    at::Tensor target = part.of(wrap(frame.rets.rets[next]), frame.args.size + next);
-    ++next;
-    TORCH_CHECK(result.sizes() == target.sizes(), "result ", next - 1, " has the shape ",
-                result.sizes(), ", its meta function says ", target.sizes());
-    target.copy_(result);
+    const at::Tensor expected = target(next++);  // what was passed may have been resized
+    TORCH_CHECK(result.sizes() == expected.sizes(), "result ", next - 1, " has the shape ",
+                result.sizes(), ", its meta function says ", expected.sizes());
+    if (result.data_ptr() != expected.data_ptr()) expected.copy_(result);
   }
   TORCH_CHECK(next == frame.rets.size, "it returned ", next, " tensors, its meta function says ",
               frame.rets.size);
@@ -217,7 +260,10 @@ void call_in_parts(const c10::OperatorHandle& op, const XLA_FFI_CallFrame& frame
   Part whole{split, {}};
   if (const auto divided = find(frame.attrs, "divided")) whole.divided = divided->text();
   const int64_t count = count_parts(frame, whole, most_parts(frame));
-  run_parts(frame, count, [&](int64_t i) { call(op, frame, {split, whole.divided, i, count}); });
+  const bool all_taken = static_cast<int64_t>(op.schema().returns().size()) == frame.rets.size;
+  const auto out = all_taken ? find_out_form(op) : std::nullopt;
+  run_parts(frame, count,
+            [&](int64_t i) { call(op, out, frame, {split, whole.divided, i, count}); });
 }
 
 }  // namespace
@@ -236,7 +282,7 @@ void host_call(const XLA_FFI_CallFrame& frame) {
     if (split) {
       call_in_parts(*handle, frame, split->numbers());
     } else {
-      call(*handle, frame, {});
+      call(*handle, std::nullopt, frame, {});
     }
   } catch (const c10::Error& error) {
     throw std::runtime_error(name + ": " + error.what_without_backtrace());

@@ -3,12 +3,11 @@ as what XLA's compiler makes of them, from the sizes in cpu/kernel_limits.py on.
 
 - Functions that XLA computes by the C library, one number at a time, where PyTorch's kernels are
   vectorized, and those of which it computes all branches. 2**20 numbers in float32 on two CPUs of
-  an AMD EPYC (Zen 3), in ms (the kernels by themselves, whose results a program copies: sin takes
-  0.96 there):
+  an AMD EPYC (Zen 3), in ms:
 
-                   sin   tan   asin  atan2  remainder  exp2  polygamma  bessel_j0  bessel_y1
-      XLA's        4.8   10.3  10.8  20.9   12.6       2.1   222        68         257
-      a kernel's   0.9   1.2   1.2   1.7    1.1        0.4   8.0        2.5        6.9
+                   sin   tan   asin  atan2  remainder  exp2  trigamma  bessel_j0  bessel_y1
+      XLA's        4.8   10.3  10.8  20.9   12.6       2.1   222       68         257
+      a kernel's   0.9   1.2   1.2   1.7    1.1        0.4   8.0       2.5        6.9
 
 - Order statistics, for which XLA sorts whole rows, and running results. Of 1024 rows of 1024
   numbers in float32:
@@ -49,7 +48,7 @@ _FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 _NUMBERS = (*_FLOATS, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 _FUNCTIONS = (
-    *("sin", "cos", "tan", "asin", "acos", "atan", "atan2", "exp2", "polygamma"),
+    *("sin", "cos", "tan", "asin", "acos", "atan", "atan2", "exp2"),
     *("fmod.Scalar", "fmod.Tensor", "remainder.Scalar", "remainder.Tensor"),
     *("floor_divide", "floor_divide.Scalar"),
     *(f"special_bessel_{name}" for name in ("j0", "j1", "y0", "y1")),
@@ -58,6 +57,12 @@ _FUNCTIONS = (
     *("special_chebyshev_polynomial_t.n_scalar", "special_hermite_polynomial_h.n_scalar"),
     *("special_laguerre_polynomial_l.n_scalar", "special_legendre_polynomial_p.n_scalar"),
 )
+
+_OF_DTYPES = {
+    "log": (torch.float64,),
+    **dict.fromkeys(("log2", "log10", "atanh", "digamma"), (torch.float32, torch.float64)),
+}
+"""Functions of which XLA's forms are slow in these dtypes alone."""
 
 _OF_ROWS = {
     "topk": ("topk", 2),
@@ -79,10 +84,10 @@ _OF_WHOLES = {
 """The kind of work."""
 
 
-def _register_function(name: str) -> None:
+def _register_function(name: str, dtypes: Sequence[torch.dtype] = _FLOATS) -> None:
     @rule(name, platforms=("cpu",))
     def lower(b: Builder, *args: Any) -> Any:
-        return _function(b, name, args)
+        return _function(b, name, args) if b.outputs[0].dtype in dtypes else NotImplemented
 
 
 def _function(b: Builder, name: str, args: Sequence[Any]) -> Any:
@@ -111,6 +116,12 @@ def power(b: Builder, x: Value, exponent: Operand) -> Any:
     if b.known(exponent) is not None:
         return NotImplemented
     return _function(b, "aten::pow.Tensor_Scalar", (x, exponent))
+
+
+@rule("aten::polygamma", platforms=("cpu",))
+def polygamma(b: Builder, n: int, x: Value) -> Any:
+    """The first; of the others the kernel takes three times as long as XLA."""
+    return _function(b, "aten::polygamma", (n, x)) if n == 1 else NotImplemented
 
 
 def _pays(b: Builder, kind: str, x: Value) -> bool:
@@ -182,6 +193,8 @@ def _register_sampling(name: str, modes: tuple[int, ...]) -> None:
 
 for _name in _FUNCTIONS:
     _register_function(f"aten::{_name}")
+for _name, _dtypes in _OF_DTYPES.items():
+    _register_function(f"aten::{_name}", _dtypes)
 for _name, (_kind, _position) in _OF_ROWS.items():
     _register_of_rows(f"aten::{_name}", _kind, _position)
 for _name, _kind in _OF_WHOLES.items():
