@@ -27,13 +27,14 @@ def is_symbolic(value: Any) -> bool:
     return type(value) in _KINDS
 
 
-def symbols_of(node: fx.Node) -> Iterator[Any]:
+def symbols_of(node: fx.Node, with_offsets: bool = True) -> Iterator[Any]:
     """The symbols in the sizes, strides and offsets of a node's tensors, or in its number."""
     value: Any = node.meta.get("val")
     for part in value if isinstance(value, (list, tuple)) else [value]:
         if isinstance(part, torch.Tensor):
             if part._has_symbolic_sizes_strides:
-                for number in (*part.shape, *part.stride(), part.storage_offset()):
+                offsets = [part.storage_offset()] if with_offsets else []
+                for number in (*part.shape, *part.stride(), *offsets):
                     if isinstance(number, torch.SymInt):
                         yield from number.node.expr.free_symbols
         elif is_symbolic(part):
@@ -83,15 +84,24 @@ def number_at(arg: Any, kind: str) -> Number | None:
     return None
 
 
-def sizing_symbols(graph: fx.Graph) -> set[Any]:
-    """The symbols that more depends on than numbers that operators compute with."""
+def sizing_symbols(
+    graph: fx.Graph, but_for: Callable[[fx.Node], list[Any]] = lambda node: []
+) -> set[Any]:
+    """The symbols that more depends on than numbers that operators compute with.
+
+    Offsets do not count: in a functional graph each tensor is a value of its own. `but_for`: the
+    arguments of a node that are left out.
+    """
     found: set[Any] = set()
     for node in graph.nodes:
         if node.op == "output" or is_symbolic(node.meta.get("val")):
             continue  # returned as it is in the call; only its uses count
-        found.update(symbols_of(node))
+        found.update(symbols_of(node, with_offsets=False))
         numbers = {arg for arg, kind in _arguments(node) if number_at(arg, kind)}
         others = [arg for arg, kind in _arguments(node) if number_at(arg, kind) is None]
+        if left_out := but_for(node):
+            numbers.update(arg for arg in left_out if isinstance(arg, fx.Node))
+            others = [arg for arg in others if not any(arg is given for given in left_out)]
         used: list[fx.Node] = []
         fx.map_arg(others, used.append)
         used += [n for n in node.all_input_nodes if n not in numbers]

@@ -5,7 +5,7 @@ expressions in symbols such as ``s0``. XLA compiles for fixed sizes, so at the f
 sizes the symbols are replaced by their values throughout the graph. Nothing is traced again: the
 graph's own expressions say what every tensor's sizes and every integer become. Where the user gave
 sizes bounds, there is a graph for each bucket of them instead: ``padding/``. Numbers that operators
-only compute with are inputs: ``symbolic_numbers.py``.
+only compute with, or that say where a slice begins, are inputs: ``symbolic_numbers.py``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ import torch
 from torch import fx
 
 from lazyxla.dynamo.execution import boxed, compile_graph
-from lazyxla.dynamo.result_views import take_views
+from lazyxla.dynamo.positions import take_by_positions
+from lazyxla.dynamo.result_views import ResultView, take_views
 from lazyxla.dynamo.symbolic_numbers import (
     Number,
     NumberInputs,
@@ -52,11 +53,13 @@ def has_symbols(graph: fx.Graph) -> bool:
 class SizedGraph:
     """A compiled graph with symbolic sizes, called with a list of arguments that it empties."""
 
-    def __init__(self, graph: fx.Graph, sources: dict[Any, Source], *how: Any) -> None:
+    def __init__(
+        self, graph: fx.Graph, sources: dict[Any, Source], views: list[ResultView], *how: Any
+    ) -> None:
         self._graph = graph
         self._sources = sources
+        self._views = views
         self._how = how  # to compile: what compile_graph takes besides the graph
-        self._views = take_views(graph)
         self._compiled: OrderedDict[tuple[int, ...], Callable[..., Any]] = OrderedDict()
 
     @classmethod
@@ -67,10 +70,12 @@ class SizedGraph:
         if not used <= sources.keys():
             return None
         sources = {s: source for s, source in sources.items() if s in used}
+        views = take_views(graph)
+        take_by_positions(graph)
         sizing = sizing_symbols(graph)
         if used <= sizing:
-            return boxed(cls(graph, sources, options, aliases))
-        return boxed(NumberedGraph(graph, sources, sizing, options, aliases))
+            return boxed(cls(graph, sources, views, options, aliases))
+        return boxed(NumberedGraph(graph, sources, views, sizing, options, aliases))
 
     def __call__(self, args: list[Any]) -> Any:
         sizes = tuple([source(args) for source in self._sources.values()])
@@ -134,9 +139,14 @@ class NumberedGraph(SizedGraph):
     """
 
     def __init__(
-        self, graph: fx.Graph, sources: dict[Any, Source], sizing: set[Any], *how: Any
+        self,
+        graph: fx.Graph,
+        sources: dict[Any, Source],
+        views: list[ResultView],
+        sizing: set[Any],
+        *how: Any,
     ) -> None:
-        super().__init__(graph, sources, *how)
+        super().__init__(graph, sources, views, *how)
         self._sizing = sizing
         self._places = [place for place, symbol in enumerate(sources) if symbol in sizing]
         results: Any = graph.output_node().args[0]

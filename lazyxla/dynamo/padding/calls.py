@@ -22,6 +22,7 @@ from lazyxla.dynamo.padding.plans import Plan
 from lazyxla.dynamo.padding.rewriting import Key, write
 from lazyxla.dynamo.padding.rules import is_tensor, structure_of
 from lazyxla.dynamo.padding.structure import Structure, has_symbol
+from lazyxla.dynamo.result_views import take_views
 from lazyxla.dynamo.symbolic_numbers import evaluate, symbols_of
 from lazyxla.dynamo.symbolic_sizes import SizedGraph, Source, find_sources
 from lazyxla.xla_options import Options
@@ -92,7 +93,7 @@ class PaddedGraph(SizedGraph):
     """A graph that is compiled for buckets of sizes, called with a list that it empties."""
 
     def __init__(self, graph: fx.Graph, sources: dict[Any, Source], plan: Plan, *how: Any) -> None:
-        super().__init__(graph, sources, *how)
+        super().__init__(graph, sources, take_views(graph), *how)
         self._plan = plan
         self._padded = frozenset(plan.buckets)
         self._cases: dict[tuple[int, ...], _Case] = {}
