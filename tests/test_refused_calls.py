@@ -90,6 +90,12 @@ REFUSED: dict[str, Call] = {
     "embedding_bag, offsets": lambda d: torch.embedding_bag(
         table(d), index(0, 1, d=d), index(0, 1, d=d).view(1, 2)
     ),
+    "embedding_bag, indices": lambda d: torch.embedding_bag(
+        table(d), ones(1, 2, 2, d=d).long(), index(0, 1, d=d)
+    ),
+    "embedding_bag, all of them": lambda d: torch.embedding_bag(
+        ones(3, d=d), index(0, 1, d=d), ones(1, 2, d=d).long()
+    ),
     "put": lambda d: table(d).put(index(0, 1, d=d), ones(3, d=d)),
     "put_": lambda d: table(d).put_(index(0, 1, d=d), ones(3, d=d)),
     "put_, float64": lambda d: table(d).put_(index(0, 1, d=d), ones(2, d=d).double()),

@@ -126,14 +126,19 @@ def _index_reduce(a: Arguments, _: Sequence[int]) -> None:
 
 @checks(BEFORE, "_embedding_bag", "_embedding_bag_forward_only")
 def _embedding_bag(a: Arguments) -> None:
-    offsets = a["offsets"]
-    for name, rank in (("weight", 2), ("offsets", 1)):
+    offsets, indices = a["offsets"], a["indices"]
+    # The rule would take all indices of more dimensions, bag by bag.
+    require(
+        indices.dim() in (1, 2),
+        f"input has to be a 1D or 2D Tensor, but got Tensor of dimension {indices.dim()}",
+    )
+    for name, rank in (("offsets", 1), ("weight", 2)):
         require(
             a[name].dim() == rank,
             f"{name} has to be a {rank}D Tensor, but got Tensor of dimension {a[name].dim()}",
         )
     # PyTorch's kernel would read beyond the end of the offsets.
-    belong = offsets.numel() > 0 or a["indices"].numel() == 0
+    belong = offsets.numel() > 0 or indices.numel() == 0
     require(
         belong or (a["mode"] != _MAX and a["per_sample_weights"] is None),
         "embedding_bag: mode='max' or per_sample_weights for indices that belong to no bag: "
