@@ -67,6 +67,13 @@ def _roll(x: torch.Tensor, shifts: list[int], dims: list[int] | None = None) -> 
     return torch.empty_like(made, memory_format=memory_format)
 
 
+def _weight_norm(v: torch.Tensor, g: torch.Tensor, dim: int = 0) -> Any:
+    # Torch's own keeps norms of float16 in float16; kernels keep those of all 16-bit types wide.
+    made, norms = torch.ops.aten._weight_norm_interface(v, g, dim)
+    wide = torch.float32 if g.dtype == torch.float16 else norms.dtype
+    return made.contiguous(), torch.empty_like(norms.contiguous(), dtype=wide)
+
+
 def _copysign(x: torch.Tensor, sign: torch.Tensor) -> torch.Tensor:
     # Torch's own refuses numbers on the CPU.
     made = torch.ops.aten.copysign(x.to("meta"), sign.to("meta"))
@@ -197,8 +204,8 @@ _ITERATED = [
     "native_dropout_backward", "polar", "softplus_backward", "special_xlog1py", "xlogy.Tensor",
 ]
 _CONTIGUOUS = [
-    "_log_softmax_backward_data", "_standard_gamma", "_weight_norm_interface", "glu_backward",
-    "huber_loss_backward", "isin.Tensor_Scalar", "isin.Tensor_Tensor", "log_sigmoid_forward",
+    "_log_softmax_backward_data", "_standard_gamma", "glu_backward", "huber_loss_backward",
+    "isin.Tensor_Scalar", "isin.Tensor_Tensor", "log_sigmoid_forward",
     "mse_loss_backward", "nll_loss2d_forward", "normal.Tensor_Tensor", "normal.float_Tensor",
     "poisson", "pow.Scalar", "rrelu_with_noise_functional", "smooth_l1_loss_backward",
 ]
@@ -218,6 +225,7 @@ STRIDES: dict[str, Callable[..., Any]] = {
     "_fft_c2c": _fft_c2c,
     "_fft_c2r": _fft_c2r,
     "_fft_r2c": _fft_r2c,
+    "_weight_norm_interface": _weight_norm,
     "angle": _angle,
     "convolution": _convolution,
     "copysign.Tensor": _copysign,

@@ -27,6 +27,14 @@ def test_baddbmm_of_another_dtype(bias: torch.dtype) -> None:
     assert_same(actual, expected)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_norms_of_weights_are_as_wide_as_the_kernels(dtype: torch.dtype) -> None:
+    v, g = torch.full((3, 4), 250, dtype=dtype), torch.ones(3, 1, dtype=dtype)
+    expected = torch._weight_norm_interface(v, g)
+    assert expected[1].dtype.itemsize >= 4
+    assert_same(torch._weight_norm_interface(*on_device((v, g))), expected)
+
+
 @pytest.mark.parametrize("name", ["linspace", "logspace"])
 @pytest.mark.parametrize(
     "ends",
