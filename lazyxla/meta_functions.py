@@ -104,8 +104,10 @@ def _multilabel_margin_loss(
     torch._check(
         x.ndim <= 2 and x.numel() > 0, lambda: f"Expected non-empty vector or matrix: {x.shape}"
     )
+    is_label = target.ndim < 2 and x.ndim < 2 and target.numel() == x.numel() == 1
     torch._check(
-        target.shape == x.shape, lambda: f"inconsistent size {target.shape} for input {x.shape}"
+        target.shape == x.shape or is_label,
+        lambda: f"inconsistent size {target.shape} for input {x.shape}",
     )
     losses = x.shape[:1] if reduction == 0 and x.ndim == 2 else ()
     return x.new_empty(losses), torch.empty_like(target, dtype=x.dtype)

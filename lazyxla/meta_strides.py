@@ -183,6 +183,15 @@ def _pool3d(name: str) -> Callable[..., Any]:
     return result
 
 
+def _group_norm(x: torch.Tensor, weight: Any, bias: Any, n: int, c: int, *args: Any) -> Any:
+    # Torch's own takes the first two dimensions for n and c, kernels count elements.
+    positions, op = args[0], torch.ops.aten.native_group_norm
+    if x.shape[:2] == (n, c) or n * c * positions != x.numel():
+        return op(x, weight, bias, n, c, *args)
+    statistics = op(x.reshape(n, c, positions), weight, bias, n, c, *args)[1:]
+    return (torch.empty_like(x, memory_format=suggest_memory_format(x)), *statistics)
+
+
 def _batch_norm_backward(grad: torch.Tensor, x: torch.Tensor, *args: Any) -> Any:
     # Torch's own divides by the number of elements, and the CPU's kernel crashes if there are none.
     def with_elements(value: Any) -> Any:
@@ -235,6 +244,7 @@ STRIDES: dict[str, Callable[..., Any]] = {
     "max_pool3d_with_indices": _pool3d("max_pool3d_with_indices"),
     "max_pool3d_with_indices_backward": _pool3d("max_pool3d_with_indices_backward"),
     "native_batch_norm_backward": _batch_norm_backward,
+    "native_group_norm": _group_norm,
     "roll": _roll,
     **{name: _iterated(name) for name in _ITERATED},
     **{name: _contiguous(name) for name in _CONTIGUOUS},

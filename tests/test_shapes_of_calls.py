@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from tests.support import DEVICE
+from tests.support import DEVICE, assert_same, counted, error_of, on_device
 
 ONE, TWO, MATRIX = torch.ones(()), torch.ones(2), torch.ones(2, 2)
 FIRST = torch.tensor([0])
@@ -79,3 +79,75 @@ def test_refused_or_accepted_as_on_the_cpu(name: str) -> None:
         found = call(*(x.to(DEVICE) for x in arguments))
         assert isinstance(found, torch.Tensor)
         torch.testing.assert_close(found.cpu(), expected)
+
+
+aten = torch.ops.aten
+
+# Calls of PyTorch's operators, whose shapes the functions of torch.nn check before.
+WIDE = torch.ones(3, 3, 3, 3, 3, 3)
+REFUSED: dict[str, tuple[Callable[..., object], tuple[torch.Tensor, ...]]] = {
+    **{
+        f"{name}_pad{rank}d of {dims} dimensions": (
+            lambda x, rank=rank, name=name: getattr(aten, f"{name}_pad{rank}d")(x, [1] * 2 * rank),
+            (WIDE[(0,) * (6 - dims)],),
+        )
+        for name in ("reflection", "replication")
+        for rank in (1, 2, 3)
+        for dims in (rank, rank + 3)
+    },
+    **{
+        f"upsample_{name} of {dims} dimensions": (
+            lambda x, name=name, sizes=sizes: getattr(aten, f"upsample_{name}")(x, sizes, True),
+            (WIDE[(0,) * (6 - dims)],),
+        )
+        for name, sizes in {"bilinear2d": [4] * 2, "trilinear3d": [4] * 3}.items()
+        for dims in (len(sizes) + 1, len(sizes) + 3)
+    },
+    "rrelu_with_noise": (lambda x, n: aten.rrelu_with_noise(x, n), (MATRIX, TWO)),
+    "rrelu_with_noise_": (lambda x, n: aten.rrelu_with_noise_(x, n), (TWO.clone(), ONE)),
+    "binary_cross_entropy_with_logits": (
+        torch.binary_cross_entropy_with_logits,
+        (MATRIX, TWO),
+    ),
+    "segment_reduce, lengths of more dimensions": (
+        lambda x, n: torch.segment_reduce(x, "sum", lengths=n),
+        (TWO, torch.tensor([[2]])),
+    ),
+    "segment_reduce along another axis": (
+        lambda x, n: torch.segment_reduce(x, "sum", lengths=n, axis=0),
+        (MATRIX, torch.tensor([[2], [2]])),
+    ),
+    "segment_reduce along no axis": (
+        lambda x, n: torch.segment_reduce(x, "sum", lengths=n, axis=1),
+        (TWO, torch.tensor([2])),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused_in_the_cpus_words(name: str) -> None:
+    call, arguments = REFUSED[name]
+    kind, text = error_of(lambda: call(*arguments))
+    assert kind in (RuntimeError, IndexError)
+    with counted() as n:
+        assert error_of(lambda: call(*on_device(arguments))) == (kind, text)
+    assert n.compiles == n.fallbacks == 0
+
+
+@pytest.mark.parametrize("shapes", [((), (1,)), ((1,), ()), ((1,), (1,))])
+def test_a_label_of_one_class_may_be_a_number(shapes: tuple[tuple[int, ...], ...]) -> None:
+    x, target = torch.ones(shapes[0]), torch.zeros(shapes[1], dtype=torch.int64)
+    expected = aten.multilabel_margin_loss_forward(x, target, 1)
+    with counted() as n:
+        assert_same(aten.multilabel_margin_loss_forward(*on_device((x, target)), 1), expected)
+    assert n.fallbacks == 0
+
+
+@pytest.mark.parametrize("shape", [(36,), (1, 2, 6, 3), (6, 6), (2, 6, 3)])
+def test_groups_are_normalized_in_any_shape(shape: tuple[int, ...]) -> None:
+    x, weight, bias = torch.randn(shape), torch.randn(6), torch.randn(6)
+    expected = torch.native_group_norm(x, weight, bias, 2, 6, 3, 2, 1e-5)
+    with counted() as n:
+        found = torch.native_group_norm(*on_device((x, weight, bias)), 2, 6, 3, 2, 1e-5)
+        assert_same(found, expected)
+    assert n.fallbacks == 0

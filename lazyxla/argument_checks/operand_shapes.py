@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch._prims_common import canonicalize_dim
 
 from lazyxla.argument_checks.tables import (
     AFTER,
@@ -87,8 +88,9 @@ def _soft_margin_loss(a: Arguments, _: Sequence[int]) -> None:
 
 
 @checks(AFTER, "binary_cross_entropy_with_logits")
-def _weights(a: Arguments, _: Sequence[int]) -> None:
-    for name in ("pos_weight", "weight"):
+def _of_target(a: Arguments, _: Sequence[int]) -> None:
+    """The CPU's kernel multiplies with these in place."""
+    for name in ("pos_weight", "weight", "self"):
         if a[name] is not None:
             _in_place(a["target"].shape, a[name].shape)
 
@@ -190,6 +192,30 @@ def _segments(a: Arguments) -> None:
         if a.get(name) is not None
     }
     torch.segment_reduce(_zeros(1, a["data"].dtype), a["reduce"], **segments)
+    name = "lengths" if a["lengths"] is not None else "offsets"
+    if (given := a.get(name)) is None or given.dim() == 0:
+        return
+    dims, last = a["data"].dim(), given.dim() - 1
+    axis = canonicalize_dim(dims, a["axis"])
+    require(
+        dims > last,
+        f"Expected data.dim() >= {name}_value.dim() to be true, but got false.  (Could this error "
+        "message be improved?  If so, please report an enhancement request to PyTorch.)",
+    )
+    require(
+        axis == last,
+        f"segment_reduce(): Expected axis to be the last dimension of {name} but got {axis}.",
+    )
+
+
+@checks(AFTER, "rrelu_with_noise", "rrelu_with_noise_functional")
+def _noise(a: Arguments, _: Sequence[int]) -> None:
+    x, noise = list(a["self"].shape), list(a["noise"].shape)
+    require(
+        x == noise,
+        "noise tensor shape must match self tensor shape. "
+        f"Got self.shape = {x} noise.shape = {noise}",
+    )
 
 
 @checks(BEFORE, "multinomial")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Sequence
 
 import torch
@@ -116,9 +117,29 @@ for _rank in (2, 3):
     BEFORE[_name] = functools.partial(_fractional_windows, _name, _rank)
 
 
+def _padding(rank: int, a: Arguments) -> None:
+    """PyTorch's meta functions take the first dimensions of more as those of batches."""
+    x = a["self"]
+    require(
+        x.dim() in (rank + 1, rank + 2),
+        f"Expected {rank + 1}D or {rank + 2}D (batch mode) tensor with possibly 0 batch size and "
+        f"other non-zero dimensions for input, but got: {list(x.shape)}",
+    )
+
+
+for _rank in (1, 2, 3):
+    for _name in ("reflection", "replication"):
+        BEFORE[f"aten::{_name}_pad{_rank}d"] = functools.partial(_padding, _rank)
+
+
 def _upsampling(name: str, a: Arguments) -> None:
     """Which dtypes but floats can be resampled, the CPU's kernels say: asked with one element."""
     x = next(iter(a.values()))
+    (rank,) = re.findall(r"(\d)d", name)
+    require(
+        x.dim() == int(rank) + 2,
+        f"It is expected input_size equals to {int(rank) + 2}, but got size {x.dim()}",
+    )
     if x.is_floating_point():
         return
     call = dict(a)
