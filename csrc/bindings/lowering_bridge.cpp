@@ -133,6 +133,9 @@ class Exporter {
         return classes_.ref(graph_.operand(node_, next_operand_++));
       case Arg::Kind::kSlot:
         return classes_.slot(next_slot_++);
+      case Arg::Kind::kComplex:  // by its first slot
+        next_slot_ += 2;
+        return classes_.slot(next_slot_ - 2);
       case Arg::Kind::kFixedScalar: {
         slots_.append(classes_.slot_spec(torch::jit::toPyObject(arg.constant), arg.dtype,
                                          arg.wrapped, false));

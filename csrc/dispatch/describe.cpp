@@ -27,6 +27,7 @@ Arg describe_scalar(const OpInfo& info, const IValue& value) {
   if ((value.isDouble() || value.isInt() || value.isBool()) && !info.numbers_are_static) {
     return {.kind = Arg::Kind::kSlot};
   }
+  if (value.isComplexDouble() && !info.numbers_are_static) return {.kind = Arg::Kind::kComplex};
   return fixed_scalar(value);
 }
 
@@ -35,8 +36,8 @@ Arg describe_tensor(const IValue& value) {
   const at::Tensor& tensor = value.toTensor();
   if (tensor.device().type() == kDeviceType) return {.kind = Arg::Kind::kOperand};
   c10::Scalar number = number_of(*tensor.unsafeGetTensorImpl());
-  const bool has_slot = !number.isComplex() && number.type() != c10::ScalarType::UInt64;
-  if (has_slot) return {.kind = Arg::Kind::kSlot};
+  if (number.isComplex()) return {.kind = Arg::Kind::kComplex};
+  if (number.type() != c10::ScalarType::UInt64) return {.kind = Arg::Kind::kSlot};
   return {.kind = Arg::Kind::kFixedScalar,
           .constant = number,
           .dtype = tensor.scalar_type(),

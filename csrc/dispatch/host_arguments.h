@@ -34,6 +34,8 @@ class Arguments {
         return operand();
       case ir::Arg::Kind::kSlot:
         return slot(type->kind());
+      case ir::Arg::Kind::kComplex:
+        return complex(type->kind());
       case ir::Arg::Kind::kFixedScalar:
         return number(arg.constant.toScalar(), arg.dtype, arg.wrapped, type->kind());
       case ir::Arg::Kind::kConstant:
@@ -77,6 +79,13 @@ class Arguments {
   }
 
  private:
+  c10::IValue complex(c10::TypeKind kind) {
+    const ir::SlotSpec& spec = spec_.slots[next_slot_];
+    const c10::complex<double> value(slots_[next_slot_].f, slots_[next_slot_ + 1].f);
+    next_slot_ += 2;
+    return number(value, spec.dtype, spec.wrapped, kind);
+  }
+
   static c10::IValue number(const at::Scalar& value, c10::ScalarType dtype, bool wrapped,
                             c10::TypeKind kind) {
     if (kind != c10::TypeKind::TensorType) return value;

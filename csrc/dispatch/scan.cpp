@@ -179,10 +179,7 @@ void Scan::cpu_scalar(const c10::TensorImpl& impl) {
   ir::SlotSpec spec{c10::typeMetaToScalarType(impl.dtype()), impl.is_wrapped_number(),
                     number.isFloatingPoint() ? ir::SlotKind::kFloat : ir::SlotKind::kInt};
   if (number.isComplex()) {
-    c10::complex<double> c = number.toComplexDouble();
-    key.push_back(kFixedTag | (static_cast<uint64_t>(spec.dtype) << 8) | (spec.wrapped ? 2 : 0));
-    key.push_back(std::bit_cast<uint64_t>(c.real()));
-    key.push_back(std::bit_cast<uint64_t>(c.imag()));
+    complex(number.toComplexDouble(), spec.dtype, spec.wrapped);
     return;
   }
   if (number.type() == ScalarType::UInt64) {  // beyond int64
@@ -208,9 +205,22 @@ void Scan::scalar(const OpInfo& info, size_t position, const IValue& value) {
         {is_bool ? ScalarType::Bool : ScalarType::Long, true, ir::SlotKind::kInt, optional});
     slots.push_back({.i = is_bool ? int64_t{value.toBool()} : value.toInt()});
     key.push_back(scalar_word(slot_specs.back()));
+  } else if (value.isComplexDouble() && !info.numbers_are_static) {
+    complex(value.toComplexDouble(), ScalarType::ComplexDouble, /*wrapped=*/true);
   } else {
     fixed(value);
   }
+}
+
+// Two slots, so that each part is a constant until it varies.
+void Scan::complex(c10::complex<double> number, ScalarType dtype, bool wrapped) {
+  slot_specs.push_back({dtype, wrapped, ir::SlotKind::kFloat});
+  // PyTorch takes a complex number for a real one where it is one, which raises errors elsewhere.
+  const bool is_real = number.imag() == 0;
+  key.push_back(scalar_word(slot_specs.back()) | (is_real ? 4 : 0));
+  slot_specs.push_back({ScalarType::Double, wrapped, ir::SlotKind::kFloat});
+  slots.push_back({.f = number.real()});
+  slots.push_back({.f = number.imag()});
 }
 
 // A value that is part of the key as it is.

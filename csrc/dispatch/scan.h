@@ -38,6 +38,7 @@ struct Scan {
   void lazy_tensor(const OpInfo& info, size_t position, c10::TensorImpl* impl);
   void cpu_scalar(const c10::TensorImpl& impl);
   void scalar(const OpInfo& info, size_t position, const c10::IValue& value);
+  void complex(c10::complex<double> number, c10::ScalarType dtype, bool wrapped);
   void add_index(int64_t value);
   void fixed(const c10::IValue& value);
   void use_device(const OpInfo& info, size_t position, c10::Device device);

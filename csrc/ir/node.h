@@ -48,8 +48,8 @@ enum class SlotKind : uint8_t {
 };
 
 struct SlotSpec {
-  c10::ScalarType dtype;
-  bool wrapped;  // a Python number: takes part in type promotion by its category only
+  c10::ScalarType dtype;  // of the number; the imaginary part of a complex one is a Double
+  bool wrapped;           // a Python number: takes part in type promotion by its category only
   SlotKind kind;
   bool optional = false;  // a number that the caller did not give is a 1, which rules leave out
   bool narrow = false;    // kIndex: this value and all others of such calls have 32 bits
@@ -61,7 +61,8 @@ struct Arg {
   enum class Kind : uint8_t {
     kOperand,
     kSlot,
-    kFixedScalar,  // a scalar whose value is part of the OpSpec: a complex one, one beyond int64
+    kComplex,      // a complex number: a slot for its real part, then one for its imaginary part
+    kFixedScalar,  // a scalar whose value is part of the OpSpec: one beyond int64, say
     kConstant,     // int, string, list of ints, None ...
     kDtype,        // a constant that is an element type
     kList,

@@ -45,7 +45,11 @@ class Geometry(NamedTuple):
 
 
 class SlotSpec(NamedTuple):
-    """`wrapped`: a Python number, which takes part in type promotion by its category only."""
+    """`wrapped`: a Python number, which takes part in type promotion by its category only.
+
+    A complex number has two: its real part, with the dtype of the number, and its imaginary part,
+    a float64.
+    """
 
     value: int | float | bool | complex
     dtype: torch.dtype

@@ -16,9 +16,11 @@ class Scalar:
     the slot becomes static and every further value of it costs a compilation. Asking whether it is
     1 by `Builder.is_const(s, 1)` has no price. A variable slot can become static, too (a rule may
     want the number only if it is not 1); the module is then built anew with its present value.
+
+    A complex number is made of two slots, `parts`: its real and its imaginary part.
     """
 
-    __slots__ = ("dtype", "number", "slot", "table", "variable", "wrapped")
+    __slots__ = ("dtype", "number", "parts", "slot", "table", "variable", "wrapped")
 
     def __init__(self, spec: SlotSpec, slot: int = -1, table: SlotTable | None = None) -> None:
         self.dtype = spec.dtype
@@ -27,8 +29,20 @@ class Scalar:
         self.number = spec.value
         self.slot = slot
         self.table = table
+        self.parts: tuple[Scalar, Scalar] | None = None
+
+    @classmethod
+    def of_parts(cls, real: Scalar, imaginary: Scalar) -> Scalar:
+        """The complex number of two slots; the dtype of the first is the number's."""
+        number = complex(real.number, imaginary.number)
+        variable = real.variable or imaginary.variable
+        made = cls(SlotSpec(number, real.dtype, real.wrapped, variable))
+        made.parts = real, imaginary
+        return made
 
     def item(self) -> Any:
+        for part in self.parts or ():
+            part.item()
         if self.table is not None:
             self.table.static.add(self.slot)
         return self.number
@@ -72,11 +86,17 @@ class SlotTable:
     def __init__(self, slots: list[SlotSpec]) -> None:
         self.static: set[int] = set()
         self.scalars = [Scalar(spec, number, self) for number, spec in enumerate(slots)]
+        for number, spec in enumerate(slots):
+            # Else a constant that belongs to the operator, which has no second slot.
+            if spec.dtype.is_complex and not isinstance(spec.value, complex):
+                real, imaginary = self.scalars[number : number + 2]
+                self.scalars[number] = Scalar.of_parts(real, imaginary)
         self.floats: list[int] = []
         self.ints: list[int] = []
         for number, spec in enumerate(slots):
             if spec.variable:
-                (self.floats if spec.dtype.is_floating_point else self.ints).append(number)
+                is_float = spec.dtype.is_floating_point or spec.dtype.is_complex
+                (self.floats if is_float else self.ints).append(number)
         self._places = {n: (torch.float64, i) for i, n in enumerate(self.floats)}
         self._places |= {n: (torch.int64, i) for i, n in enumerate(self.ints)}
 

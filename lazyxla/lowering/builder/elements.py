@@ -128,10 +128,8 @@ class Elements:
         return True if dtype == torch.bool else torch.iinfo(dtype).max
 
     def value(self, x: Operand, dtype: torch.dtype | None = None) -> Value:
-        """A Scalar or number as a 0-dim value of `dtype` (its own dtype if None).
-
-        It remains dynamic if the slot varies. A value is returned as it is, converted to `dtype` if
-        given.
+        """A Scalar or number as a 0-dim value of `dtype` (its own dtype if None), dynamic if its
+        slot varies. A value is returned as it is, converted to `dtype` if given.
         """
         if isinstance(x, (bool, int, float, complex)):
             x = wrap_number(x)
@@ -140,6 +138,9 @@ class Elements:
         dtype = dtype or x.dtype
         if not x.variable:
             return self.constant(x.number, dtype)
+        if x.parts is not None:
+            real, imaginary = (self.value(p, _REAL.get(dtype, torch.float64)) for p in x.parts)
+            return self.convert(self.complex(real, imaginary), dtype)
         buffer, index = self.slots.place(x.slot)
         part = self.hlo.slice(self.buffers[buffer], [index], [index + 1], [1])
         return self.convert(self.hlo.reshape(self.type(buffer, ()), part), dtype)
