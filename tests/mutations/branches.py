@@ -40,6 +40,7 @@ _TESTS: dict[str, list[str]] = {
     "dispatch/linear": ["linear"],
     "dispatch/lowering_kind": ["explain", "host_operators", "custom_operators"],
     "dispatch/memory": ["memory"],
+    "dispatch/memory_readers": ["memory_readers"],
     "dispatch/overlap": ["refused_calls", "recorder", "views"],
     "dispatch/pinned": ["pinned_memory", "copies"],
     "dispatch/recurrent_cells": ["recurrent_cells"],
