@@ -185,11 +185,18 @@ def _pool3d(name: str) -> Callable[..., Any]:
 
 def _group_norm(x: torch.Tensor, weight: Any, bias: Any, n: int, c: int, *args: Any) -> Any:
     # Torch's own takes the first two dimensions for n and c, kernels count elements.
-    positions, op = args[0], torch.ops.aten.native_group_norm
-    if x.shape[:2] == (n, c) or n * c * positions != x.numel():
-        return op(x, weight, bias, n, c, *args)
-    statistics = op(x.reshape(n, c, positions), weight, bias, n, c, *args)[1:]
+    positions = args[0]
+    is_other = x.shape[:2] != (n, c) and n * c * positions == x.numel()
+    shaped = x.reshape(n, c, positions) if is_other else x
+    statistics = torch.ops.aten.native_group_norm(shaped, weight, bias, n, c, *args)[1:]
     return (torch.empty_like(x, memory_format=suggest_memory_format(x)), *statistics)
+
+
+def _group_norm_backward(grad: torch.Tensor, x: torch.Tensor, *args: Any) -> Any:
+    of_x, *rest = torch.ops.aten.native_group_norm_backward(grad, x, *args)
+    if of_x is not None:
+        of_x = torch.empty_like(of_x, memory_format=suggest_memory_format(x))
+    return (of_x, *rest)
 
 
 def _batch_norm_backward(grad: torch.Tensor, x: torch.Tensor, *args: Any) -> Any:
@@ -245,6 +252,7 @@ STRIDES: dict[str, Callable[..., Any]] = {
     "max_pool3d_with_indices_backward": _pool3d("max_pool3d_with_indices_backward"),
     "native_batch_norm_backward": _batch_norm_backward,
     "native_group_norm": _group_norm,
+    "native_group_norm_backward": _group_norm_backward,
     "roll": _roll,
     **{name: _iterated(name) for name in _ITERATED},
     **{name: _contiguous(name) for name in _CONTIGUOUS},

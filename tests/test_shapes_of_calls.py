@@ -151,3 +151,18 @@ def test_groups_are_normalized_in_any_shape(shape: tuple[int, ...]) -> None:
         found = torch.native_group_norm(*on_device((x, weight, bias)), 2, 6, 3, 2, 1e-5)
         assert_same(found, expected)
     assert n.fallbacks == 0
+
+
+@pytest.mark.parametrize("shape", [(1, 6, 5, 4), (4, 6, 5, 4), (4, 6, 1, 3), (2, 6, 3, 4, 5)])
+def test_group_norm_keeps_the_memory_format(shape):
+    """Of nn.GroupNorm's gradient PyTorch makes a contiguous one on every device but the CPU."""
+    format = torch.channels_last if len(shape) == 4 else torch.channels_last_3d
+    x, grad = (torch.randn(shape).to(memory_format=format) for _ in range(2))
+    sizes = (shape[0], 6, x[0, 0].numel())
+
+    def run(x, grad):
+        y, mean, rstd = torch.native_group_norm(x, None, None, *sizes, 3, 1e-5)
+        backward = torch.ops.aten.native_group_norm_backward
+        return y, backward(grad, x, mean, rstd, None, *sizes, 3, [True, False, False])[0]
+
+    assert_same(run(*on_device((x, grad))), run(x, grad))
