@@ -45,6 +45,9 @@ def views_of_computed(c, q, i):
 
 ONE: dict[str, Callable[..., Any]] = {
     "narrow": lambda c, q, i: c.narrow(1, i, 1) * q[:, None],
+    "select": lambda c, q, i: c.select(1, i) * q,
+    "select_scatter": lambda c, q, i: c.select_scatter(q, 1, i),
+    "gradient of select": lambda c, q, i: (c.select(1, i) * q).pow(2).sum(),
     "slice": lambda c, q, i: c[:, i : i + 2] * q[:, None],
     "step": lambda c, q, i: c[:, i : i + 4 : 2] * q[:, None],
     "from the end": lambda c, q, i: c.narrow(1, -i - 2, 2) * q[:, None],

@@ -17,7 +17,6 @@ namespace lazyxla::dispatch {
 namespace {
 
 using at::Tensor;
-using c10::DispatchKey;
 using c10::DispatchKeySet;
 using OptTensor = std::optional<Tensor>;
 
@@ -27,12 +26,9 @@ Tensor linear(DispatchKeySet keys, const Tensor& input, const Tensor& weight,
       has_tangent(weight) || (bias && (has_tangent(*bias) || bias->dtype() != input.dtype()))) {
     return at::native::linear(input, weight, bias);
   }
-  // The kernel with the formula is that of all autograd keys without a registration of their own.
-  // Of those, only the one for nested tensors has a kernel below it everywhere.
   static const auto op =
       operator_named<Tensor(const Tensor&, const Tensor&, const OptTensor&)>("aten::linear");
-  const DispatchKeySet below = keys & c10::after_autograd_keyset;
-  return op.redispatch(below.add(DispatchKey::AutogradNestedTensor), input, weight, bias);
+  return op.redispatch(with_formula(keys), input, weight, bias);
 }
 
 TORCH_LIBRARY_IMPL(aten, AutogradPrivateUse1, m) { m.impl("linear", TORCH_FN(linear)); }

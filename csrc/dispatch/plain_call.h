@@ -55,6 +55,13 @@ inline bool has_tangent(const at::Tensor& x) {
   return x.defined() && x._fw_grad(/*level=*/0).defined();
 }
 
+// The keys with which a kernel for the device's autograd key, called with `keys`, calls PyTorch's
+// formula for the gradient. That is the kernel of all autograd keys without a registration of their
+// own; of those, only the one for nested tensors has a kernel below it everywhere.
+inline c10::DispatchKeySet with_formula(c10::DispatchKeySet keys) {
+  return (keys & c10::after_autograd_keyset).add(c10::DispatchKey::AutogradNestedTensor);
+}
+
 // The operator of a name such as "aten::add.Tensor", if there is one.
 inline std::optional<c10::OperatorHandle> find_operator(const std::string& name) {
   const auto dot = name.find('.');

@@ -14,18 +14,15 @@ namespace lazyxla::dispatch {
 namespace {
 
 using at::Tensor;
-using c10::DispatchKey;
 using c10::DispatchKeySet;
 using OptTensor = std::optional<Tensor>;
 
-// The formula's keys: see linear.cpp.
-DispatchKeySet with_formula(DispatchKeySet keys) {
-  return (keys & c10::after_autograd_keyset).add(DispatchKey::AutogradNestedTensor);
-}
+bool is_dual(const Tensor& x) { return has_tangent(x); }
+bool is_dual(const OptTensor& x) { return x && has_tangent(*x); }
 
 template <typename... Tensors>
 bool lacks_formula(const Tensor& gates, const Tensors&... others) {
-  return gates.is_complex() || has_tangent(gates) || (has_tangent(others) || ...);
+  return gates.is_complex() || has_tangent(gates) || (is_dual(others) || ...);
 }
 
 Tensor biased(const Tensor& gates, const OptTensor& bias) {
@@ -36,8 +33,7 @@ std::tuple<Tensor, Tensor, Tensor> lstm_cell(DispatchKeySet keys, const Tensor& 
                                              const Tensor& hidden_gates, const Tensor& cx,
                                              const OptTensor& input_bias,
                                              const OptTensor& hidden_bias) {
-  if (!lacks_formula(input_gates, hidden_gates, cx, input_bias.value_or(Tensor()),
-                     hidden_bias.value_or(Tensor()))) {
+  if (!lacks_formula(input_gates, hidden_gates, cx, input_bias, hidden_bias)) {
     static const auto op = operator_named<std::tuple<Tensor, Tensor, Tensor>(
         const Tensor&, const Tensor&, const Tensor&, const OptTensor&, const OptTensor&)>(
         "aten::_thnn_fused_lstm_cell");
@@ -55,8 +51,7 @@ std::tuple<Tensor, Tensor, Tensor> lstm_cell(DispatchKeySet keys, const Tensor& 
 std::tuple<Tensor, Tensor> gru_cell(DispatchKeySet keys, const Tensor& input_gates,
                                     const Tensor& hidden_gates, const Tensor& hx,
                                     const OptTensor& input_bias, const OptTensor& hidden_bias) {
-  if (!lacks_formula(input_gates, hidden_gates, hx, input_bias.value_or(Tensor()),
-                     hidden_bias.value_or(Tensor()))) {
+  if (!lacks_formula(input_gates, hidden_gates, hx, input_bias, hidden_bias)) {
     static const auto op = operator_named<std::tuple<Tensor, Tensor>(
         const Tensor&, const Tensor&, const Tensor&, const OptTensor&, const OptTensor&)>(
         "aten::_thnn_fused_gru_cell");
