@@ -98,16 +98,23 @@ def test_single_elements_are_called_in_bfloat16_only() -> None:
         compare(False, x, w, randn(6, dtype=dtype), calls)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float64], ids=str)
-def test_other_dtypes_are_not_called(dtype: torch.dtype) -> None:
-    x, w = randn(2, 3, 9, 8, dtype=dtype), randn(6, 3, 3, 3, dtype=dtype)
-    compare(False, x, w, randn(6, dtype=dtype), calls=0)
+def test_other_dtypes_are_not_called() -> None:
+    x, w = (randn(*sizes, dtype=torch.float64) for sizes in ((2, 3, 9, 8), (6, 3, 3, 3)))
+    compare(False, x, w, randn(6, dtype=torch.float64), calls=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("transposed", [False, True])
+def test_narrow_floats_are_called_in_float32(dtype: torch.dtype, transposed: bool) -> None:
+    x, w = randn(2, 6, 9, 10, dtype=dtype), randn(6, 6, 3, 3, dtype=dtype)
+    with kernel_limits.using({"convolution float32": 1}):
+        compare(transposed, x, w, randn(6, dtype=dtype))
 
 
 def test_processors_without_a_limit_call_none() -> None:
     dtype = torch.bfloat16
     x, w = randn(2, 3, 9, 10, dtype=dtype), randn(6, 3, 3, 3, dtype=dtype)
-    with kernel_limits.using({"convolution float32": 1}):
+    with kernel_limits.using({"convolution float64": 1}):
         compare(False, x, w, randn(6, dtype=dtype), calls=0)
 
 

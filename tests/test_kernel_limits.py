@@ -38,6 +38,32 @@ def test_what_pays() -> None:
 
 
 @pytest.mark.parametrize(
+    ("capabilities", "matmul", "keys"),
+    [
+        ({}, None, None),
+        ({"avx512_bf16": False, "amx_bf16": False}, None, None),
+        ({"avx512_bf16": True}, 1e7, 512),
+        ({"avx512_bf16": True, "avx512_fp16": True}, None, 1024),
+        ({"avx512_bf16": True, "avx512_fp16": True, "amx_bf16": True}, 1e7, 512),
+    ],
+)
+def test_limits_of_processors(
+    capabilities: dict[str, bool],
+    matmul: float | None,
+    keys: float | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Kernels in bfloat16 only where a processor multiplies more of it than of float32."""
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
+    monkeypatch.setattr(kernel_limits, "_current", None)
+    monkeypatch.setattr(kernel_limits, "_kept", None)
+    limits = kernel_limits.current()
+    assert limits.get("matmul bfloat16") == matmul
+    assert limits.get("convolution bfloat16") == matmul
+    assert limits.get("attention bfloat16") == keys
+
+
+@pytest.mark.parametrize(
     ("shares", "least"),
     [
         ({1: 0.5, 2: 0.5, 3: 0.5}, 1),
@@ -124,10 +150,10 @@ def test_a_table_is_of_its_machine(directory: Path, monkeypatch: pytest.MonkeyPa
 
 SCRIPT = """
 import torch, lazyxla
-layer = torch.nn.Linear(24, 24, device="lazyxla")
+layer = torch.nn.Linear(80, 80, device="lazyxla")
 lazyxla.sync(wait=True)
 before = lazyxla.counters()
-layer(torch.ones(24, 24, device="lazyxla")).sum().backward()
+layer(torch.ones(80, 80, device="lazyxla")).sum().backward()
 lazyxla.sync(wait=True)
 after = lazyxla.counters()
 print(*(after[name] - before[name] for name in ("kernel_calls", "compiles", "programs_loaded")))
@@ -152,7 +178,7 @@ def test_processes_read_it(run_python: RunPython, directory: Path) -> None:
 
 
 def test_calls_within_a_region_of_other_limits() -> None:
-    x, w = torch.randn(25, 26), torch.randn(27, 26)
+    x, w = torch.randn(75, 76), torch.randn(77, 76)
     ours = on_device(x), on_device(w)
     with kernel_limits.using({"matmul float32": 1}), counted() as n:
         got = torch.nn.functional.linear(*ours)

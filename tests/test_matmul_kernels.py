@@ -59,7 +59,11 @@ def test_linear_layers(lead: tuple[int, ...], bias: bool) -> None:
         (torch.mm, [(43, 47), (47, 53)], 1),
         (lambda x, y: x.t() @ y, [(47, 43), (47, 53)], 1),
         (lambda x, y: x @ y.t(), [(43, 47), (59, 47)], 1),
-        (torch.addmm, [(53,), (44, 47), (47, 53)], 0),  # the weight would be transposed
+        (torch.addmm, [(53,), (44, 47), (47, 53)], 1),
+        (lambda c, x, y: torch.addmm(c, x.t(), y), [(53,), (47, 44), (47, 53)], 1),
+        (lambda x, y: torch.tensordot(x, y, 2), [(43, 5, 47), (5, 47, 53)], 1),
+        (lambda x, y: torch.tensordot(x, y, [[0, 1], [0, 1]]), [(5, 47, 43), (5, 47, 53)], 1),
+        (lambda x, y: torch.einsum("aib,ic->abc", x, y), [(5, 47, 43), (47, 53)], 1),
         (lambda c, x, y: torch.addmm(c, x, y.t()), [(53,), (46, 47), (53, 47)], 1),
         (lambda c, x, y: torch.addmm(c, x, y.t(), beta=2), [(53,), (46, 47), (53, 47)], 0),
         (lambda c, x, y: torch.addmm(c, x, y.t()), [(46, 53), (46, 47), (53, 47)], 0),
@@ -75,15 +79,25 @@ def test_which_products(function: Function, sizes: list[tuple[int, ...]], calls:
     compare(function, *(randn(*size) for size in sizes), calls=calls)
 
 
-@pytest.mark.parametrize(
-    "dtype", [torch.float32, torch.float64, torch.complex64, torch.complex128], ids=str
-)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex64, torch.complex128], ids=str)
 def test_a_table_can_name_other_dtypes(dtype: torch.dtype) -> None:
     with kernel_limits.using({f"matmul {dtype}".replace("torch.", ""): 1000}):
         args = [randn(*size, dtype=dtype) for size in ((44, 47), (53, 47), (53,))]
         compare(F.linear, *args, calls=3, gradients=True)
         compare(lambda x, y: x.mH @ y, *args[:1], args[0] + 1, calls=1)
         compare(F.linear, randn(44, 47), randn(53, 47), randn(53), calls=0, gradients=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("bias", [True, False])
+def test_narrow_floats_are_called_in_float32(dtype: torch.dtype, bias: bool) -> None:
+    """No dimension may be small there, of none of the three products."""
+    with kernel_limits.using({"matmul float32": 1000}):
+        sizes = ((2, 33, 67), (71, 67), *([(71,)] if bias else []))
+        compare(F.linear, *(randn(*s, dtype=dtype) for s in sizes), calls=3, gradients=True)
+        for rows, inner, columns in ((63, 67, 71), (67, 63, 71), (67, 71, 63)):
+            args = randn(rows, inner, dtype=dtype), randn(inner, columns, dtype=dtype)
+            compare(torch.mm, *args, calls=0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])

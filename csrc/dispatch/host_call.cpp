@@ -91,9 +91,10 @@ std::optional<Attribute> find(const XLA_FFI_Attrs& attributes, std::string_view 
 
 // A part of a call. The operands and results are cut along `dims`, the operands' and then the
 // results', -1 for what each part has as a whole; the integer argument `divided` is of each part
-// its share.
+// its share. The kernel takes the transposes of the operands that `transposed` numbers.
 struct Part {
   c10::IntArrayRef dims;
+  c10::IntArrayRef transposed;
   std::string divided;
   int64_t index = 0;
   int64_t count = 1;
@@ -160,7 +161,9 @@ class Arguments {
 
   at::Tensor operand(int64_t number) const {
     TORCH_CHECK(number >= 0 && number < operands_.size, "there is no operand ", number);
-    return part_.of(wrap(operands_.args[number]), number);
+    const at::Tensor x = part_.of(wrap(operands_.args[number]), number);
+    const auto& transposed = part_.transposed;
+    return std::count(transposed.begin(), transposed.end(), number) > 0 ? x.t() : x;
   }
 
   const XLA_FFI_Args& operands_;
@@ -257,13 +260,15 @@ void call_in_parts(const c10::OperatorHandle& op, const XLA_FFI_CallFrame& frame
                    c10::IntArrayRef split) {
   TORCH_CHECK(static_cast<int64_t>(split.size()) == frame.args.size + frame.rets.size, "split has ",
               split.size(), " dimensions");
-  Part whole{split, {}};
+  Part whole{split, {}, {}};
   if (const auto divided = find(frame.attrs, "divided")) whole.divided = divided->text();
+  if (const auto given = find(frame.attrs, "transposed")) whole.transposed = given->numbers();
   const int64_t count = count_parts(frame, whole, most_parts(frame));
   const bool all_taken = static_cast<int64_t>(op.schema().returns().size()) == frame.rets.size;
   const auto out = all_taken ? find_out_form(op) : std::nullopt;
-  run_parts(frame, count,
-            [&](int64_t i) { call(op, out, frame, {split, whole.divided, i, count}); });
+  run_parts(frame, count, [&](int64_t i) {
+    call(op, out, frame, {split, whole.transposed, whole.divided, i, count});
+  });
 }
 
 }  // namespace

@@ -21,6 +21,8 @@
 //     {operator = "aten::linear", arguments = {input = 0, weight = 1}, split = array<i64: 0, -1,
 //     0>}
 //
+// The kernel takes the matrices that `transposed` numbers as their transposes: array<i64: 1>.
+//
 // The kernel runs without the GIL, on the plugin's threads or on the one that flushed. What it
 // throws is the execution's error, which is raised when one of the program's results is read.
 #pragma once

@@ -130,17 +130,21 @@ def call_kernel(
     outputs: Sequence[TensorSpec],
     split: Sequence[int],
     divided: str | None = None,
+    transposed: Sequence[int] = (),
 ) -> list[Any]:
     """Emits the call of an operator's kernel where that is faster than what XLA makes of it.
 
     The plugin's threads share the work: `split` names the dimension of each operand, then of each
     result, that is cut, -1 for what each part needs as a whole. If none is cut, one thread does
-    all. `divided` is an integer argument of which each part gets its share.
+    all. `divided` is an integer argument of which each part gets its share. The kernel takes the
+    operands that `transposed` numbers, which are matrices, as their transposes.
     """
     ir = b.mlir.ir
     options = {"split": ir.DenseI64ArrayAttr.get(list(split))}
     if divided is not None:
         options["divided"] = ir.StringAttr.get(divided)
+    if transposed:
+        options["transposed"] = ir.DenseI64ArrayAttr.get(list(transposed))
     return emit_call(b, name, args, outputs, options)
 
 

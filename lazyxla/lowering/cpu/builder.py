@@ -72,6 +72,10 @@ class CpuBuilder(Builder):
         if self.target.any_sizes:  # the forms depend on the sizes
             return self.plain_dot(left, right, dtype)
         if left.batch:
+            if all(left.value.shape[d] == 1 for d in left.batch):
+                one, other = matmul.without_batch(left), matmul.without_batch(right)
+                product = self.platform_dot(one, other, dtype)
+                return product.reshape([1] * len(left.batch) + [*product.shape])
             summed = matmul.batched(self, left, right, dtype)
             return self.plain_dot(left, right, dtype) if summed is None else summed
         if dtype in (None, left.value.dtype):

@@ -3,10 +3,10 @@
 XLA has one convolution for each group. If there are many, that takes longer, to compile, too.
 
 Of the others the kernels are faster than what XLA makes of windows of more than one element, and of
-all in bfloat16, which it multiplies in float32. The plugin's own threads share each call: OpenMP's
-would wait, after it, on the processors that the rest of the program needs. Training steps in
-milliseconds, batch 2 at 224x224, the best of 20 (two CPUs of an AMD EPYC with AVX512-BF16; before
-and after alternated where there are two):
+all in bfloat16, which it multiplies in float32, where the processor multiplies more of it than of
+float32. The plugin's own threads share each call: OpenMP's would wait, after it, on the processors
+that the rest of the program needs. Training steps in milliseconds, batch 2 at 224x224, the best of
+20 (two CPUs of an AMD EPYC with AVX512-BF16; before and after alternated where there are two):
 
                     called       not      PyTorch eager
     resnet18      144, 154  183, 190                156
@@ -17,7 +17,13 @@ and after alternated where there are two):
     resnet18       97, 100       195             88, 90
     resnet50      237, 271       432           223, 251
 
-With neither library above AVX2 resnet18 takes 147 and 148, not called 155 and 157.
+With neither library above AVX2 resnet18 takes 147 and 148, not called 155 and 157. In bfloat16 on
+two CPUs of an Intel Xeon without AMX:
+
+                    called in float32   in bfloat16   not   PyTorch eager
+    resnet18                      149           191   178             179
+    resnet50                      369           470   395             437
+    vgg11                         593           797   698
 """
 
 from __future__ import annotations
@@ -87,10 +93,11 @@ def forward(
     shape = [x.shape[0], w.shape[0], *window.out_sizes(x.shape[2:])]
     work = _work(shape, w.shape)
     kind = _FEW if min(shape[1], x.shape[1]) <= _FEW_CHANNELS else _ANY
-    if not _pays(b, x, w, work, window, x.shape[2:], kind):
+    dtype = _dtype_of_call(b, x, w, work, window, x.shape[2:], kind)
+    if dtype is None:
         return None
     args = [x, w, bias, *_geometry(window)]
-    return _called(b, _CONVOLUTION, args, shape, window, _split(x, w, window, 0, bias))
+    return _called(b, _CONVOLUTION, args, shape, window, _split(x, w, window, 0, bias), dtype)
 
 
 def input_grad(
@@ -102,7 +109,8 @@ def input_grad(
     bias: Value | None = None,
 ) -> Value | None:
     fits = tuple(y.shape[2:]) == window.out_sizes(sizes)
-    if not fits or not _pays(b, y, w, _work(y.shape, w.shape), window, sizes):
+    dtype = _dtype_of_call(b, y, w, _work(y.shape, w.shape), window, sizes)
+    if not fits or dtype is None:
         return None
     reach = [
         s + d * (k - 1) - 2 * p
@@ -117,14 +125,15 @@ def input_grad(
     beyond = [n - r for n, r in zip(sizes, reach, strict=True)]
     shape = [y.shape[0], w.shape[1] * window.groups, *sizes]
     args = [y, w, bias, *_geometry(window, transposed=True, output_padding=beyond)]
-    return _called(b, _CONVOLUTION, args, shape, window, _split(y, w, window, 1, bias))
+    return _called(b, _CONVOLUTION, args, shape, window, _split(y, w, window, 1, bias), dtype)
 
 
 def weight_grad(b: Builder, x: Value, y: Value, window: Window) -> Value | None:
     sizes = x.shape[2:]
     shape = [y.shape[1], x.shape[1] // window.groups, *window.kernel]
     fits = tuple(y.shape[2:]) == window.out_sizes(sizes)
-    if not fits or not _pays(b, x, y, _work(y.shape, shape), window, sizes):
+    dtype = _dtype_of_call(b, x, y, _work(y.shape, shape), window, sizes)
+    if not fits or dtype is None:
         return None
     options = [None, *_geometry(window), [False, True, False]]
     args = [y, x, b.zeros(shape, x.dtype), *options]  # the kernel asks for the weight's shape only
@@ -132,7 +141,7 @@ def weight_grad(b: Builder, x: Value, y: Value, window: Window) -> Value | None:
         split = [1, 1, 0, 0]
     else:
         split = [1, -1, 0, 0] if math.prod(y.shape) >= math.prod(x.shape) else [-1, 1, 1, 1]
-    return _called(b, _BACKWARD, args, shape, window, split)
+    return _called(b, _BACKWARD, args, shape, window, split, dtype)
 
 
 def _work(y: Sequence[int], w: Sequence[int]) -> int:
@@ -160,7 +169,7 @@ def _geometry(
     return [*lists, transposed, list(output_padding or none), window.groups]
 
 
-def _pays(
+def _dtype_of_call(
     b: Builder,
     left: Value,
     right: Value,
@@ -168,20 +177,24 @@ def _pays(
     window: Window,
     sizes: Sequence[int],
     kind: str = _ANY,
-) -> bool:
-    """Whether a map of these operands is worth a call; the windows are those of an input of
-    `sizes`."""
+) -> torch.dtype | None:
+    """In which dtype a map of these operands is worth a call, None if in none: in their own or, of
+    narrow floats, in float32, as XLA computes it. The windows are those of an input of `sizes`."""
     suits = left.is_float and right.is_float and 3 <= left.rank <= 5
     if not suits or not host_call.may_call_kernel(b):
-        return False
+        return None
+    wide = b.compute_dtype(left.dtype)
     if window.groups > 1:
-        return window.groups >= _MANY_GROUPS
-    dtype = left.dtype
+        return wide if window.groups >= _MANY_GROUPS else None
+    if left.dtype != right.dtype:
+        return None
     is_matmul = window.taps == 1 or window.tiles(sizes)
-    if dtype != right.dtype or (is_matmul and dtype != torch.bfloat16):
-        return False
     kinds = (_ANY, kind, _OF_VOLUMES if left.rank == 5 else _ANY)
-    return any(kernel_limits.pays(kind, dtype, work) for kind in kinds)
+    for dtype in dict.fromkeys((left.dtype, wide)):
+        suits = not is_matmul or dtype == torch.bfloat16
+        if suits and any(kernel_limits.pays(kind, dtype, work) for kind in kinds):
+            return dtype
+    return None
 
 
 def _called(
@@ -191,13 +204,11 @@ def _called(
     shape: Sequence[int],
     window: Window,
     split: Sequence[int],
+    dtype: torch.dtype,
 ) -> Value:
-    """The result of `shape`; of 16-bit floats in float32, if there are groups."""
-    dtype, divided = args[0].dtype, None
-    if window.groups > 1:
-        args = [a.accumulated() if isinstance(a, Value) else a for a in args]
-        dtype = b.compute_dtype(dtype)
-        divided = "groups" if split[0] == 1 else None
+    """The result of `shape`, in `dtype`."""
+    args = [a.to(dtype) if isinstance(a, Value) else a for a in args]
+    divided = "groups" if window.groups > 1 and split[0] == 1 else None
     outputs = [TensorSpec(dtype, tuple(shape))]
     [y] = host_call.call_kernel(b, name, tuple(args), outputs, split, divided)
     return y  # type: ignore[no-any-return]

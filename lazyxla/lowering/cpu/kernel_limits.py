@@ -4,7 +4,8 @@ That depends on the processor, so the sizes are measured: `python -m lazyxla.ker
 keeps a table for the machine that it runs on. Other machines use the one below.
 
 The size of matmuls and convolutions is their multiplications and additions, of attention the number
-of keys, of all others the number of elements. A kind without a size for a dtype is XLA's.
+of keys, of all others the number of elements. A kind without a size for a dtype is XLA's; matmuls
+and convolutions of narrow floats then are those of float32, in which XLA computes them, too.
 """
 
 from __future__ import annotations
@@ -39,23 +40,35 @@ _OF_ALL_PROCESSORS: Limits = {
 }
 """On the same machine."""
 
-_OF_PROCESSORS: tuple[tuple[tuple[str, ...], Limits], ...] = (
-    # Two CPUs of an AMD EPYC (Zen 4), which multiply bfloat16.
+_OF_BFLOAT16: Limits = {
+    "matmul bfloat16": 1e7,
+    "convolution float32": 1e8,
+    "convolution bfloat16": 1e7,
+    "attention float32": 1,
+    "attention bfloat16": 512,
+}
+"""Of processors that multiply twice as many bfloat16 as float32 at a time; measured on two CPUs of
+an AMD EPYC (Zen 4)."""
+
+_OF_PROCESSORS: tuple[tuple[str, Limits], ...] = (
+    ("amx_bf16", _OF_BFLOAT16),
+    # Two CPUs of an Intel Xeon (Sapphire Rapids or later) whose AMX the virtual machine hides:
+    # AVX-512 alone multiplies no more bfloat16 than float32 there.
     (
-        ("avx512_bf16", "amx_bf16"),
+        "avx512_fp16",
         {
-            "matmul bfloat16": 1e7,
-            "convolution float32": 1e8,
-            "convolution bfloat16": 1e7,
+            "matmul float32": 3e7,
+            "convolution float32": 3e7,
             "attention float32": 1,
-            "attention bfloat16": 512,
+            "attention bfloat16": 1024,
         },
     ),
-    # The same processor with both libraries held to AVX2, in float32.
-    ((), {"convolution float32": 1e8, "attention float32": 1}),
+    ("avx512_bf16", _OF_BFLOAT16),
+    # The AMD processor with both libraries held to AVX2, in float32.
+    ("", {"convolution float32": 1e8, "attention float32": 1}),
 )
-"""What depends on the processor: of those with one of these capabilities, as
-`torch.cpu.get_capabilities` names them; the last entry is for all."""
+"""What depends on the processor: of those with a capability, as `torch.cpu.get_capabilities` names
+it; the first that a processor has counts, the last entry is for all."""
 
 _kept: Callable[[], Limits | None] | None = None
 _current: Limits | None = None
@@ -99,8 +112,7 @@ def describe() -> str:
 
 def _of_processor() -> Limits:
     found = torch.cpu.get_capabilities()
-    suits = (limits for names, limits in _OF_PROCESSORS if not names or any(map(found.get, names)))
-    return next(suits)
+    return next(limits for name, limits in _OF_PROCESSORS if not name or found.get(name))
 
 
 @contextlib.contextmanager

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from lazyxla.lowering.builder.contract import DotOperand
 from lazyxla.lowering.value import Value
 
 if TYPE_CHECKING:
-    from lazyxla.lowering.builder.contract import Contractions, DotOperand
+    from lazyxla.lowering.builder.contract import Contractions
 
 _GAP, _PAGE = 16, 1024
 """Elements of float32, in which the narrower types are multiplied, too: a line of the processor's
@@ -62,6 +63,13 @@ def _has_few_terms(left: DotOperand, right: DotOperand) -> bool:
     terms = math.prod(shape[d] for d in left.contract)
     many = math.prod(right.free_sizes) >= 8 and math.prod(left.free_sizes) >= 1024
     return many and left.value.dtype == torch.float32 and terms in (2, 3)
+
+
+def without_batch(operand: DotOperand) -> DotOperand:
+    """An operand whose batch dimensions are of size 1, as einsum has them, without them."""
+    dims = [d for d in range(operand.value.rank) if d not in operand.batch]
+    value = operand.value.reshape([operand.value.shape[d] for d in dims])
+    return DotOperand(value, [dims.index(d) for d in operand.contract], [])
 
 
 def batched(
