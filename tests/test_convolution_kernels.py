@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional as F
 
 import lazyxla
-from lazyxla.lowering.cpu import kernel_limits
+from lazyxla.lowering.cpu import convolution_kernels, kernel_limits
 from tests.support import assert_same, counted, on_device
 
 FORWARD = (F.conv1d, F.conv2d, F.conv3d)
@@ -17,8 +17,10 @@ TRANSPOSED = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
 
 
 @pytest.fixture(autouse=True)
-def all_pay() -> Iterator[None]:
+def all_pay(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """On every processor, and small ones, too. The sizes here are of no other test's programs."""
+    monkeypatch.setattr(convolution_kernels, "_LEAST_POSITIONS", 0)
+    monkeypatch.setattr(convolution_kernels, "_POSITIONS_OF_FEATURE", 0)
     with kernel_limits.using({"convolution float32": 1, "convolution bfloat16": 1}):
         yield
 
@@ -109,6 +111,24 @@ def test_narrow_floats_are_called_in_float32(dtype: torch.dtype, transposed: boo
     x, w = randn(2, 6, 9, 10, dtype=dtype), randn(6, 6, 3, 3, dtype=dtype)
     with kernel_limits.using({"convolution float32": 1}):
         compare(transposed, x, w, randn(6, dtype=dtype))
+
+
+@pytest.mark.parametrize(
+    ("features", "sizes", "calls"),
+    [(6, (2, 11, 11), 0), (6, (2, 11, 12), 3), (67, (2, 11, 12), 2), (67, (2, 11, 13), 3)],
+)
+def test_images_of_few_positions(
+    features: int, sizes: tuple[int, int, int], calls: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In float32, for which the kernels lay out the weight anew; in bfloat16 they gain more."""
+    monkeypatch.undo()
+    batch, *image = sizes
+    for dtype, expected in ((torch.float32, calls), (torch.bfloat16, 3)):
+        x, w = (
+            randn(batch, features, *image, dtype=dtype),
+            randn(features, features, 3, 3, dtype=dtype),
+        )
+        compare(False, x, w, None, expected, padding=1)
 
 
 def test_processors_without_a_limit_call_none() -> None:

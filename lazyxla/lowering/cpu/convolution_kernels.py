@@ -57,6 +57,20 @@ AVX-512. So it is in three dimensions with any number: 4 volumes of 16x32x32 fro
 the weight's gradient 16 and 4.2; the gradient of 16 features from positions two apart 18.6 and
 0.5."""
 
+_LEAST_POSITIONS, _POSITIONS_OF_FEATURE = 256, 4
+"""The least positions of the result, in float32, and for each feature those of a weight's gradient,
+for the kernels lay out the weight anew. Times of calls relative to XLA's, of images of C features
+by C x 3 x 3 on two CPUs of an Intel Xeon:
+
+       C   images      forward   of the input   of the weight
+     128   32 x 2 x 2      1.8            1.5             1.7
+     256    4 x 4 x 4      2.1            1.5             1.9
+     512    2 x 7 x 7      0.9            1.3             1.8
+     256    8 x 7 x 7      0.7            0.9             1.0
+     128   32 x 4 x 4      0.6            0.7             0.8
+     256    8 x 14 x 14    0.7            0.8             0.8
+"""
+
 _ANY, _FEW, _OF_VOLUMES = (f"convolution{of}" for of in ("", " of few channels", " of volumes"))
 """Kinds of work in kernel_limits."""
 
@@ -91,9 +105,8 @@ def forward(
     b: Builder, x: Value, w: Value, window: Window, bias: Value | None = None
 ) -> Value | None:
     shape = [x.shape[0], w.shape[0], *window.out_sizes(x.shape[2:])]
-    work = _work(shape, w.shape)
-    kind = _FEW if min(shape[1], x.shape[1]) <= _FEW_CHANNELS else _ANY
-    dtype = _dtype_of_call(b, x, w, work, window, x.shape[2:], kind)
+    few = min(shape[1], x.shape[1]) <= _FEW_CHANNELS
+    dtype = _dtype_of_call(b, x, w, (shape, w.shape), window, x.shape[2:], _LEAST_POSITIONS, few)
     if dtype is None:
         return None
     args = [x, w, bias, *_geometry(window)]
@@ -109,7 +122,7 @@ def input_grad(
     bias: Value | None = None,
 ) -> Value | None:
     fits = tuple(y.shape[2:]) == window.out_sizes(sizes)
-    dtype = _dtype_of_call(b, y, w, _work(y.shape, w.shape), window, sizes)
+    dtype = _dtype_of_call(b, y, w, (y.shape, w.shape), window, sizes, _LEAST_POSITIONS)
     if not fits or dtype is None:
         return None
     reach = [
@@ -132,7 +145,8 @@ def weight_grad(b: Builder, x: Value, y: Value, window: Window) -> Value | None:
     sizes = x.shape[2:]
     shape = [y.shape[1], x.shape[1] // window.groups, *window.kernel]
     fits = tuple(y.shape[2:]) == window.out_sizes(sizes)
-    dtype = _dtype_of_call(b, x, y, _work(y.shape, shape), window, sizes)
+    least = max(_LEAST_POSITIONS, _POSITIONS_OF_FEATURE * min(shape[:2]))
+    dtype = _dtype_of_call(b, x, y, (y.shape, shape), window, sizes, least)
     if not fits or dtype is None:
         return None
     options = [None, *_geometry(window), [False, True, False]]
@@ -142,11 +156,6 @@ def weight_grad(b: Builder, x: Value, y: Value, window: Window) -> Value | None:
     else:
         split = [1, -1, 0, 0] if math.prod(y.shape) >= math.prod(x.shape) else [-1, 1, 1, 1]
     return _called(b, _BACKWARD, args, shape, window, split, dtype)
-
-
-def _work(y: Sequence[int], w: Sequence[int]) -> int:
-    """Multiplications and additions of a convolution with a result and a weight of these shapes."""
-    return 2 * y[0] * math.prod(y[2:]) * math.prod(w)
 
 
 def _split(x: Value, w: Value, window: Window, outputs: int, bias: Value | None) -> list[int]:
@@ -173,13 +182,17 @@ def _dtype_of_call(
     b: Builder,
     left: Value,
     right: Value,
-    work: int,
+    shapes: tuple[Sequence[int], Sequence[int]],
     window: Window,
     sizes: Sequence[int],
-    kind: str = _ANY,
+    least: int,
+    few_channels: bool = False,
 ) -> torch.dtype | None:
-    """In which dtype a map of these operands is worth a call, None if in none: in their own or, of
-    narrow floats, in float32, as XLA computes it. The windows are those of an input of `sizes`."""
+    """In which dtype a map of two operands is worth a call, None if in none: in their own or, of
+    narrow floats, in float32, as XLA computes it. `shapes` are the result's and the weight's of the
+    convolution, `sizes` those of the input that has the windows, `least` is how many positions the
+    result must have in float32.
+    """
     suits = left.is_float and right.is_float and 3 <= left.rank <= 5
     if not suits or not host_call.may_call_kernel(b):
         return None
@@ -188,11 +201,16 @@ def _dtype_of_call(
         return wide if window.groups >= _MANY_GROUPS else None
     if left.dtype != right.dtype:
         return None
+    positions = shapes[0][0] * math.prod(shapes[0][2:])
+    work = 2 * positions * math.prod(shapes[1])
     is_matmul = window.taps == 1 or window.tiles(sizes)
-    kinds = (_ANY, kind, _OF_VOLUMES if left.rank == 5 else _ANY)
+    kind = _FEW if few_channels else _OF_VOLUMES if left.rank == 5 else _ANY
     for dtype in dict.fromkeys((left.dtype, wide)):
-        suits = not is_matmul or dtype == torch.bfloat16
-        if suits and any(kernel_limits.pays(kind, dtype, work) for kind in kinds):
+        narrow = dtype == torch.bfloat16
+        kinds = {kind, _ANY} if narrow or positions >= least else {kind} - {_ANY}
+        if is_matmul and not narrow:
+            continue
+        if any(kernel_limits.pays(kind, dtype, work) for kind in kinds):
             return dtype
     return None
 
