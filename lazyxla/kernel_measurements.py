@@ -84,6 +84,12 @@ def _matmul(rows: int, inputs: int, outputs: int, *dtypes: torch.dtype) -> Work:
     return Work("matmul", size, shapes, F.linear, dtypes=dtypes or DTYPES)
 
 
+def _few_rows(inputs: int, outputs: int) -> Work:
+    shapes = [(2, inputs), (outputs, inputs), (outputs,)]
+    size = 4 * inputs * outputs
+    return Work("matmul of few rows", size, shapes, F.linear, gradients=False)
+
+
 def _convolution(features: int, positions: int) -> Work:
     shapes = [(2, features, positions, positions), (features, features, 3, 3)]
     size = 2 * math.prod(shapes[0]) * math.prod(shapes[1][1:])
@@ -134,6 +140,7 @@ WORK = (
     *(_matmul(*sizes) for sizes in ((64, 192, 256), (64, 256, 384), (128, 256, 512))),
     *(_matmul(*sizes) for sizes in ((256, 512, 1024), (512, 768, 3072))),
     *(_matmul(*sizes, *_WIDE) for sizes in ((32, 64, 64), (64, 192, 256), (128, 256, 512))),
+    *(_few_rows(*sizes) for sizes in ((256, 1024), (768, 1024), (1024, 2048), (2048, 4096))),
     *(_convolution(*sizes) for sizes in ((16, 28), (32, 28), (64, 28), (64, 56), (128, 56))),
     *(_attention(*sizes) for sizes in ((64, 12, 64), (16, 12, 128), (4, 12, 256), (1, 12, 512))),
     _attention(1, 4, 1024),

@@ -60,6 +60,7 @@ def test_limits_of_processors(
     limits = kernel_limits.current()
     assert limits.get("matmul bfloat16") == matmul
     assert limits.get("convolution bfloat16") == matmul
+    assert ("matmul of few rows float32" in limits) == (keys == 1024)
     assert limits.get("attention bfloat16") == keys
 
 

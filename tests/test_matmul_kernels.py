@@ -64,6 +64,9 @@ def test_linear_layers(lead: tuple[int, ...], bias: bool) -> None:
         (lambda x, y: torch.tensordot(x, y, 2), [(43, 5, 47), (5, 47, 53)], 1),
         (lambda x, y: torch.tensordot(x, y, [[0, 1], [0, 1]]), [(5, 47, 43), (5, 47, 53)], 1),
         (lambda x, y: torch.einsum("aib,ic->abc", x, y), [(5, 47, 43), (47, 53)], 1),
+        (lambda x, y: torch.tensordot(x, y, [[1], [0]]), [(5, 47, 44), (47, 53)], 1),
+        (lambda x, y: torch.tensordot(x, y, [[0, 2], [2, 0]]), [(5, 44, 47), (47, 53, 5)], 1),
+        (lambda x, y: torch.einsum("iaj,jbi->ab", x, y), [(6, 44, 47), (47, 53, 6)], 1),
         (lambda c, x, y: torch.addmm(c, x, y.t()), [(53,), (46, 47), (53, 47)], 1),
         (lambda c, x, y: torch.addmm(c, x, y.t(), beta=2), [(53,), (46, 47), (53, 47)], 0),
         (lambda c, x, y: torch.addmm(c, x, y.t()), [(46, 53), (46, 47), (53, 47)], 0),
@@ -104,6 +107,19 @@ def test_narrow_floats_are_called_in_float32(dtype: torch.dtype, bias: bool) -> 
 def test_other_dtypes_are_not_called(dtype: torch.dtype) -> None:
     args = [randn(*size, dtype=dtype) for size in ((42, 47), (53, 47), (53,))]
     compare(F.linear, *args, calls=0, gradients=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("lead", [(), (1,), (3,), (3, 1), (2, 2)], ids=str)
+@pytest.mark.parametrize("bias", [True, False])
+def test_few_rows(dtype: torch.dtype, lead: tuple[int, ...], bias: bool) -> None:
+    """Of a linear layer in float32, one row only with a bias; not of products with a weight that is
+    not transposed."""
+    with kernel_limits.using({"matmul of few rows float32": 1000}):
+        few = dtype == torch.float32 and (lead in ((3,), (3, 1)) or (bias and lead != (2, 2)))
+        args = randn(*lead, 61, dtype=dtype), randn(59, 61, dtype=dtype)
+        compare(F.linear, *args, *([randn(59, dtype=dtype)] if bias else []), calls=int(few))
+        compare(torch.matmul, args[0], randn(61, 59, dtype=dtype), calls=0)
 
 
 def test_processors_without_a_limit_call_none() -> None:

@@ -16,7 +16,16 @@ from lazyxla.lowering import (
     check_lowering,
     lower_to_text,
 )
+from lazyxla.lowering.cpu import kernel_limits
 from tests.lowering.harness import check, execute, record, text
+
+
+@pytest.fixture(autouse=True)
+def no_kernels():
+    """XLA's forms, on processors where kernels are faster, too."""
+    with kernel_limits.using({}):
+        yield
+
 
 _NAN = float("nan")
 

@@ -21,9 +21,9 @@ With neither library above AVX2 resnet18 takes 147 and 148, not called 155 and 1
 two CPUs of an Intel Xeon without AMX:
 
                     called in float32   in bfloat16   not   PyTorch eager
-    resnet18                      149           191   178             179
-    resnet50                      369           470   395             437
-    vgg11                         593           797   698
+    resnet18                      149           191   178             166
+    resnet50                      369           470   395             409
+    vgg11                         593           797   698             922
 """
 
 from __future__ import annotations
@@ -210,7 +210,7 @@ def _dtype_of_call(
         kinds = {kind, _ANY} if narrow or positions >= least else {kind} - {_ANY}
         if is_matmul and not narrow:
             continue
-        if any(kernel_limits.pays(kind, dtype, work) for kind in kinds):
+        if any(kernel_limits.pays(name, dtype, work) for name in kinds):
             return dtype
     return None
 

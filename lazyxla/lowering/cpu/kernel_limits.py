@@ -58,6 +58,7 @@ _OF_PROCESSORS: tuple[tuple[str, Limits], ...] = (
         "avx512_fp16",
         {
             "matmul float32": 3e7,
+            "matmul of few rows float32": 4e6,
             "convolution float32": 1e8,
             "attention float32": 1,
             "attention bfloat16": 1024,
