@@ -206,10 +206,10 @@ def _dtype_of_call(
     is_matmul = window.taps == 1 or window.tiles(sizes)
     kind = _FEW if few_channels else _OF_VOLUMES if left.rank == 5 else _ANY
     for dtype in dict.fromkeys((left.dtype, wide)):
-        narrow = dtype == torch.bfloat16
-        kinds = {kind, _ANY} if narrow or positions >= least else {kind} - {_ANY}
-        if is_matmul and not narrow:
+        in_bfloat16 = dtype == torch.bfloat16
+        if is_matmul and not in_bfloat16:
             continue
+        kinds = {kind, _ANY} if in_bfloat16 or positions >= least else {kind} - {_ANY}
         if any(kernel_limits.pays(name, dtype, work) for name in kinds):
             return dtype
     return None

@@ -95,8 +95,7 @@ def _product(b: Builder, left: DotOperand, right: DotOperand, bias: Value | None
     """In the operands' dtype or, of narrow floats, in float32, as XLA computes it."""
     dtype = left.value.dtype
     for computed in dict.fromkeys((dtype, b.compute_dtype(dtype))):
-        few = computed == dtype and _is_layer_of_few_rows(left, right, bias)
-        if _pays(b, left, right, computed, few):
+        if _pays(b, left, right, bias, computed):
             x, y = (_matrix(b, side, computed) for side in (left, right))
             product = _called(b, x, y, None if bias is None else bias.to(computed))
             return product.reshape([*left.free_sizes, *right.free_sizes]).to(dtype)
@@ -129,14 +128,8 @@ def _matrix(b: Builder, operand: DotOperand, dtype: torch.dtype) -> _Matrix:
     return _Matrix(b.transpose(value, [*free, *contract]).reshape([-1, inner]), 0)
 
 
-def _is_layer_of_few_rows(left: DotOperand, right: DotOperand, bias: Value | None) -> bool:
-    rows = math.prod(left.free_sizes)
-    is_layer = [*right.contract] == [right.value.rank - 1]
-    return is_layer and (1 if bias is not None else 2) <= rows <= _FEW_ROWS
-
-
 def _pays(
-    b: Builder, left: DotOperand, right: DotOperand, dtype: torch.dtype, few_rows: bool
+    b: Builder, left: DotOperand, right: DotOperand, bias: Value | None, dtype: torch.dtype
 ) -> bool:
     """Whether a dot without batch dimensions is worth a call in a dtype."""
     x, y = left.value, right.value
@@ -145,7 +138,9 @@ def _pays(
     inner = math.prod(x.shape[i] for i in left.contract)
     rows, columns = math.prod(left.free_sizes), math.prod(right.free_sizes)
     work = 2 * rows * columns * inner
-    if few_rows and columns > 1 and kernel_limits.pays("matmul of few rows", dtype, work):
+    is_layer = dtype == x.dtype and columns > 1 and [*right.contract] == [y.rank - 1]
+    few = is_layer and (1 if bias is not None else 2) <= rows <= _FEW_ROWS
+    if few and kernel_limits.pays("matmul of few rows", dtype, work):
         return True
     if min(rows, columns, inner) < (_LEAST if dtype == torch.float32 else 2):
         return False
