@@ -276,7 +276,10 @@ SUMMED_AS_A_MATMUL = [
     ((80, 5, 50), torch.float32, [1], False),
     ((80, 8), torch.float32, [1], False),  # few terms
     ((80, 8192), torch.float32, [1], True),  # in two parts
-    ((80, 9999), torch.float32, [1], False),  # many, which are no multiple of two
+    ((80, 9999), torch.float32, [1], True),  # in three
+    ((80, 8209), torch.float32, [1], False),  # a prime number
+    ((80, 3, 5000), torch.float32, [1, 2], True),
+    ((80, 3, 5003), torch.float32, [1, 2], False),  # likewise
     ((80, 0), torch.float32, [1], False),
 ]
 

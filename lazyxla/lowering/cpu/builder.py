@@ -19,6 +19,7 @@ from lazyxla.lowering.builder.indexing import ScatterDims
 from lazyxla.lowering.cpu import attention, matmul, matmul_kernels, scatter
 from lazyxla.lowering.cpu.flat import flatten
 from lazyxla.lowering.cpu.in_place import may_read_what_it_replaces, update_apart
+from lazyxla.lowering.cpu.parts import compute_in_parts
 from lazyxla.lowering.cpu.reduced import reduce_in_few_dimensions
 from lazyxla.lowering.cpu.sorting import packed_order
 from lazyxla.lowering.cpu.stored import POINTWISE, store_shared_values
@@ -37,6 +38,9 @@ _LEAST_ROWS, _MOST_ADDED = 64, 4096
 768 positive ones the result is off by one unit of the last place, of 4096 by three, by XLA's own
 form by two."""
 
+_LONG_PART = 256
+"""A matmul sums the last dimensions as they are from this many terms on; else parts of more."""
+
 _SHORT_COLUMN = 16
 """Up to this length columns are sorted where they are. 50,257 columns of 8 floats take 5.8 ms, and
 as rows 7.0; 8,192 of 32 19.7 and 6.7; 1,024 of 1,024 184 and 55 (two CPUs of an AMD EPYC)."""
@@ -46,6 +50,7 @@ class CpuBuilder(Builder):
     """See the module."""
 
     attention = Attention(kernel=attention, causal_loops=8)
+    _sums_parts = False  # whether a sum is one of parts' sums
 
     @property
     def takes_host_calls(self) -> bool:
@@ -62,6 +67,8 @@ class CpuBuilder(Builder):
         reduce_in_few_dimensions(self)
         if not self.target.any_sizes and self.annotations is None:
             store_shared_values(self)
+        if self._sums_parts:
+            compute_in_parts(self)
 
     def random_bits(
         self, shape: Sequence[int], dtype: torch.dtype, seed: Value, ordinal: Value
@@ -153,17 +160,17 @@ class CpuBuilder(Builder):
         first = x.rank
         while first - 1 in last:
             first -= 1
-        rows, terms = math.prod(x.shape[:first]), math.prod(x.shape[first:])
-        parts = 1
-        while terms // parts > _MOST_ADDED and terms % (2 * parts) == 0:
-            parts *= 2
-        fits = rows >= _LEAST_ROWS and _PART <= terms // parts <= _MOST_ADDED
-        if not fits or x.dtype != torch.float32 or not self._is_computed(x):
+        enough = math.prod(x.shape[:first]) >= _LEAST_ROWS and x.dtype == torch.float32
+        shape = _in_parts(x.shape, first) if enough and self._is_computed(x) else None
+        if shape is None:
             return x
-        left = DotOperand(x.reshape([rows, parts, terms // parts]), [2], [])
-        ones = self.broadcast_to(self.constant(1, x.dtype), [terms // parts])
+        *rows, terms = shape
+        self._sums_parts |= len(rows) > first
+        ones = self.broadcast_to(self.constant(1, x.dtype), [terms])
+        left = DotOperand(x.reshape(shape), [len(rows)], [])
         sums = self.plain_dot(left, DotOperand(ones, [0], []), None)
-        sums = super().reduce(sums, [1], "sum") if parts > 1 else sums
+        if len(rows) > first:
+            sums = super().reduce(sums.reshape([*rows[:first], -1]), [first], "sum")
         return sums.reshape([*x.shape[:first], *[1] * (x.rank - first)])
 
     def _is_computed(self, x: Value) -> bool:
@@ -275,6 +282,21 @@ class CpuBuilder(Builder):
         # Fused with what makes the parts or reads them, they take XLA several times as long, and
         # longer to compute.
         return self.wrap(self.hlo.OptimizationBarrierOp(list(stacks)).results) if stacks else []
+
+
+def _in_parts(shape: Sequence[int], first: int) -> list[int] | None:
+    """A shape of the same elements, in which a matmul may sum the last dimension, then all others
+    from `first` on; None if there is none."""
+    after, terms = len(shape), 1
+    while after > first and terms * shape[after - 1] <= _MOST_ADDED:
+        after -= 1
+        terms *= shape[after]
+    if after > first and terms < _LONG_PART:
+        whole = terms * shape[after - 1]
+        for parts in range(-(-whole // _MOST_ADDED), min(whole // _PART, _MOST_ADDED) + 1):
+            if whole % parts == 0:
+                return [*shape[: after - 1], parts, whole // parts]
+    return [*shape[:after], terms] if terms >= _PART else None
 
 
 def _merged(shape: Sequence[int], gone: set[int], all_of_them: bool) -> tuple[list[int], list[int]]:
