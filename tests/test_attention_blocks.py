@@ -14,7 +14,7 @@ from torch import Tensor
 
 import lazyxla
 from lazyxla.lowering import Target, lower_to_text
-from lazyxla.lowering.cpu import builder as cpu_builder
+from lazyxla.lowering.cpu import sums
 from lazyxla.lowering.cpu.builder import CpuBuilder
 from lazyxla.lowering.cuda.builder import CudaBuilder
 from lazyxla.lowering.rules import attention_blocks
@@ -157,7 +157,7 @@ def test_many_scores_are_never_in_memory_at_once(
     loops = CpuBuilder.attention.causal_loops if is_causal else 1
     assert program.count("stablehlo.while") == loops
     # Its length does not depend on the rows, but for which sums are matmuls.
-    monkeypatch.setattr(cpu_builder, "_LEAST_ROWS", 1 << 60)
+    monkeypatch.setattr(sums, "_LEAST_ROWS", 1 << 60)
     lengths = {len(text(name, rows, is_causal).splitlines()) for rows in (8192, 32768)}
     assert len(lengths) == 1
 

@@ -12,10 +12,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import lazyxla
-from lazyxla.lowering.cpu import builder, parts
+from lazyxla.lowering.cpu import builder, parts, sums
 from tests.support import DEVICE
 
 CASES: dict[str, tuple[Callable[[Tensor], Tensor], tuple[int, ...]]] = {
+    "mean": (lambda x: (x * x).mean(), (31, 77, 79)),
+    "of a few long rows": (lambda x: x.flatten(1).std(1), (4, 31, 77, 79)),
     "logsumexp": (lambda x: x.logsumexp(-1), (80, 9000)),
     "softmax": (lambda x: x.softmax(-1), (64, 8200)),
     "variance": (lambda x: x.var((2, 3)), (2, 32, 72, 72)),
@@ -91,8 +93,13 @@ class RandomSum:
 
 
 def test_values_are_those_of_sums_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"_LEAST_ROWS": 1, "_MOST_ADDED": 7, "_LONG_PART": 3, "_PART": 2}.items():
-        monkeypatch.setattr(builder, name, value)
+    for name, value in {
+        "_LEAST_ROWS": 1,
+        "_MOST_ADDED": 7,
+        "_LONG_PART": 3,
+        "_SHORT_PART": 2,
+    }.items():
+        monkeypatch.setattr(sums, name, value)
     programs: list[object] = []
     compute = parts.compute_in_parts
     monkeypatch.setattr(builder, "compute_in_parts", lambda b: programs.append(compute(b)))

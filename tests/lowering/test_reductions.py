@@ -266,7 +266,8 @@ def test_the_sums_of_a_softmax_gradient_are_made_once(platform, barriers):
 
 
 SUMMED_AS_A_MATMUL = [
-    ((3, 40, 50), torch.float32, [1, 2], False),  # few rows
+    ((3, 40, 50), torch.float32, [1, 2], False),  # few rows of few terms
+    ((3, 400, 50), torch.float32, [1, 2], True),
     ((80, 50), torch.float32, [1], True),
     ((80, 5, 50), torch.float32, [-1, 1], True),
     ((2, 80, 5, 50), torch.float32, [0, 2, 3], True),
@@ -278,8 +279,9 @@ SUMMED_AS_A_MATMUL = [
     ((80, 8192), torch.float32, [1], True),  # in two parts
     ((80, 9999), torch.float32, [1], True),  # in three
     ((80, 8209), torch.float32, [1], False),  # a prime number
+    ((80, 4099), torch.float32, [1], True),
     ((80, 3, 5000), torch.float32, [1, 2], True),
-    ((80, 3, 5003), torch.float32, [1, 2], False),  # likewise
+    ((80, 3, 5003), torch.float32, [1, 2], True),
     ((80, 0), torch.float32, [1], False),
 ]
 

@@ -22,7 +22,8 @@ from lazyxla.lowering.cpu.in_place import may_read_what_it_replaces, update_apar
 from lazyxla.lowering.cpu.parts import compute_in_parts
 from lazyxla.lowering.cpu.reduced import reduce_in_few_dimensions
 from lazyxla.lowering.cpu.sorting import packed_order
-from lazyxla.lowering.cpu.stored import POINTWISE, store_shared_values
+from lazyxla.lowering.cpu.stored import store_shared_values
+from lazyxla.lowering.cpu.sums import sum_by_matmul
 from lazyxla.lowering.program import Program
 from lazyxla.lowering.streams import threefry_bits
 from lazyxla.lowering.value import Operand, Value
@@ -33,14 +34,6 @@ _FEW_TERMS = 64
 _PART = 16
 """A longer sum is split into sums of at least this many terms, which are then added."""
 
-_LEAST_ROWS, _MOST_ADDED = 64, 4096
-"""Rows from which a matmul sums them faster, and how many terms it may add one after the other: of
-768 positive ones the result is off by one unit of the last place, of 4096 by three, by XLA's own
-form by two."""
-
-_LONG_PART = 256
-"""A matmul sums the last dimensions as they are from this many terms on; else parts of more."""
-
 _SHORT_COLUMN = 16
 """Up to this length columns are sorted where they are. 50,257 columns of 8 floats take 5.8 ms, and
 as rows 7.0; 8,192 of 32 19.7 and 6.7; 1,024 of 1,024 184 and 55 (two CPUs of an AMD EPYC)."""
@@ -50,7 +43,7 @@ class CpuBuilder(Builder):
     """See the module."""
 
     attention = Attention(kernel=attention, causal_loops=8)
-    _sums_parts = False  # whether a sum is one of parts' sums
+    _has_sums_by_matmul = False
 
     @property
     def takes_host_calls(self) -> bool:
@@ -67,7 +60,7 @@ class CpuBuilder(Builder):
         reduce_in_few_dimensions(self)
         if not self.target.any_sizes and self.annotations is None:
             store_shared_values(self)
-        if self._sums_parts:
+        if self._has_sums_by_matmul:
             compute_in_parts(self)
 
     def random_bits(
@@ -150,35 +143,16 @@ class CpuBuilder(Builder):
 
     def _summed_rows(self, x: Value, dims: Sequence[int]) -> Value:
         """`x` with the sum over its last dimensions in place of them, where a matmul with ones is
-        the better form of it.
-
-        XLA writes to memory what is computed to be summed, and then adds 32 elements at a time, one
-        after the other: of a product of 2 x 256 x 56 x 56 the sums take 0.7 ms, as a matmul 0.35.
-        What is in memory already, YNNPACK sums at once.
-        """
+        the better form of it."""
         last = {d % max(x.rank, 1) for d in dims}
         first = x.rank
         while first - 1 in last:
             first -= 1
-        enough = math.prod(x.shape[:first]) >= _LEAST_ROWS and x.dtype == torch.float32
-        shape = _in_parts(x.shape, first) if enough and self._is_computed(x) else None
-        if shape is None:
+        sums = sum_by_matmul(self, x, first)
+        if sums is None:
             return x
-        *rows, terms = shape
-        self._sums_parts |= len(rows) > first
-        ones = self.broadcast_to(self.constant(1, x.dtype), [terms])
-        left = DotOperand(x.reshape(shape), [len(rows)], [])
-        sums = self.plain_dot(left, DotOperand(ones, [0], []), None)
-        if len(rows) > first:
-            sums = super().reduce(sums.reshape([*rows[:first], -1]), [first], "sum")
+        self._has_sums_by_matmul = True
         return sums.reshape([*x.shape[:first], *[1] * (x.rank - first)])
-
-    def _is_computed(self, x: Value) -> bool:
-        """Whether a loop computes it, rather than that it is in memory."""
-        name = getattr(x.owner, "name", None)
-        if name == "stablehlo.reshape":
-            return self._is_computed(self.operand(x.owner))
-        return name in POINTWISE
 
     def _summed_before(self, x: Value, dims: Sequence[int]) -> list[list[int]]:
         """Which dimensions to sum before the others, in turn; none if all are to be at once.
@@ -282,21 +256,6 @@ class CpuBuilder(Builder):
         # Fused with what makes the parts or reads them, they take XLA several times as long, and
         # longer to compute.
         return self.wrap(self.hlo.OptimizationBarrierOp(list(stacks)).results) if stacks else []
-
-
-def _in_parts(shape: Sequence[int], first: int) -> list[int] | None:
-    """A shape of the same elements, in which a matmul may sum the last dimension, then all others
-    from `first` on; None if there is none."""
-    after, terms = len(shape), 1
-    while after > first and terms * shape[after - 1] <= _MOST_ADDED:
-        after -= 1
-        terms *= shape[after]
-    if after > first and terms < _LONG_PART:
-        whole = terms * shape[after - 1]
-        for parts in range(-(-whole // _MOST_ADDED), min(whole // _PART, _MOST_ADDED) + 1):
-            if whole % parts == 0:
-                return [*shape[: after - 1], parts, whole // parts]
-    return [*shape[:after], terms] if terms >= _PART else None
 
 
 def _merged(shape: Sequence[int], gone: set[int], all_of_them: bool) -> tuple[list[int], list[int]]:
