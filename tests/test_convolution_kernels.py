@@ -94,6 +94,16 @@ def test_windows(dtype: torch.dtype, rank: int, options: dict[str, int]) -> None
     compare(True, randn(2, 6, *(4, 5, 3)[:rank], dtype=dtype), w, None, **options, **more)
 
 
+def test_volumes_take_one_kernel_at_any_batch() -> None:
+    """aten::convolution takes a slow one for a single small volume."""
+    w = randn(6, 4, 3, 3, 3, dtype=torch.float32)
+    for batch in (1, 2):
+        x = randn(batch, 4, 7, 9, 10, dtype=torch.float32)
+        text = lazyxla.stablehlo(F.conv3d, on_device(x), on_device(w))
+        assert "aten::mkldnn_convolution" in text
+        compare(False, x, w, randn(6, dtype=torch.float32), padding=1)
+
+
 def test_single_elements_are_called_in_bfloat16_only() -> None:
     for dtype, calls in ((torch.float32, 0), (torch.bfloat16, 3)):
         x, w = randn(2, 8, 9, 7, dtype=dtype), randn(6, 8, 1, 1, dtype=dtype)

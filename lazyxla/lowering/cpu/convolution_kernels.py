@@ -76,6 +76,10 @@ _ANY, _FEW, _OF_VOLUMES = (f"convolution{of}" for of in ("", " of few channels",
 
 _CONVOLUTION, _BACKWARD = "aten::convolution", "aten::convolution_backward"
 
+_OF_ONEDNN = "aten::mkldnn_convolution"
+"""aten::convolution takes another kernel for a single small volume, and so for a part of one:
+from 8 to 16 features of 16x28x28 by 3x3x3 8.3 ms, and 0.57 (one CPU of an Intel Xeon)."""
+
 # ---- the operator, and the three maps of rules/convolution.py; None where a call cannot be or does
 # not pay ----
 
@@ -109,8 +113,12 @@ def forward(
     dtype = _dtype_of_call(b, x, w, (shape, w.shape), window, x.shape[2:], _LEAST_POSITIONS, few)
     if dtype is None:
         return None
-    args = [x, w, bias, *_geometry(window)]
-    return _called(b, _CONVOLUTION, args, shape, window, _split(x, w, window, 0, bias), dtype)
+    name, args = _CONVOLUTION, [x, w, bias, *_geometry(window)]
+    volumes = x.rank == 5 and window.groups == 1 and dtype == torch.float32
+    if volumes and torch.backends.mkldnn.is_available():
+        name = _OF_ONEDNN
+        args = [x, w, bias, *(list(v) for v in (window.padding, window.stride, window.dilation)), 1]
+    return _called(b, name, args, shape, window, _split(x, w, window, 0, bias), dtype)
 
 
 def input_grad(
