@@ -8,6 +8,7 @@
 #include <ATen/core/Reduction.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <array>
 
 namespace lazyxla::dispatch {
@@ -28,6 +29,20 @@ std::tuple<Tensor, Tensor, Tensor> linear_backward(const Tensor& input, const Te
   const Tensor grads = grad.reshape({-1, grad.size(-1)});
   return {mask[0] ? at::mm(grads, weight).view(input.sizes()) : Tensor(),
           mask[1] ? at::mm(grads.t(), rows) : Tensor(), mask[2] ? grads.sum(0) : Tensor()};
+}
+
+// ---- writes ----
+
+// XLA's operation of this name, in place: the block at `starts`, which are clamped to fit.
+Tensor& dynamic_update_slice(Tensor& x, const Tensor& update, at::TensorList starts) {
+  Tensor block = x;
+  for (int64_t dim = 0; dim < x.dim(); ++dim) {
+    const int64_t size = update.size(dim);
+    const int64_t start = starts[dim].item<int64_t>();
+    block = block.narrow(dim, std::clamp<int64_t>(start, 0, x.size(dim) - size), size);
+  }
+  block.copy_(update);
+  return x;
 }
 
 // ---- cross entropy ----
@@ -163,6 +178,8 @@ Tensor linalg_eigvals(const Tensor& x) {
 TORCH_LIBRARY_FRAGMENT(lazyxla_host, m) {
   m.def("_linalg_eigvals(Tensor self) -> Tensor", TORCH_FN(linalg_eigvals));
   m.def("linear_backward", TORCH_FN(linear_backward));
+  m.def("dynamic_update_slice(Tensor(a!) x, Tensor update, Tensor[] starts) -> Tensor(a!)",
+        TORCH_FN(dynamic_update_slice));
   m.def("cross_entropy", TORCH_FN(cross_entropy));
   m.def("cross_entropy_backward", TORCH_FN(cross_entropy_backward));
   m.def("_thnn_fused_lstm_cell", TORCH_FN(lstm_cell));

@@ -131,13 +131,15 @@ def call_kernel(
     split: Sequence[int],
     divided: str | None = None,
     transposed: Sequence[int] = (),
+    in_place: bool = False,
 ) -> list[Any]:
     """Emits the call of an operator's kernel where that is faster than what XLA makes of it.
 
     The plugin's threads share the work: `split` names the dimension of each operand, then of each
     result, that is cut, -1 for what each part needs as a whole. If none is cut, one thread does
     all. `divided` is an integer argument of which each part gets its share. The kernel takes the
-    operands that `transposed` numbers, which are matrices, as their transposes.
+    operands that `transposed` numbers, which are matrices, as their transposes. A kernel that works
+    `in_place` writes to its first operand, whose memory is the result's.
     """
     ir = b.mlir.ir
     options = {"split": ir.DenseI64ArrayAttr.get(list(split))}
@@ -145,7 +147,7 @@ def call_kernel(
         options["divided"] = ir.StringAttr.get(divided)
     if transposed:
         options["transposed"] = ir.DenseI64ArrayAttr.get(list(transposed))
-    return emit_call(b, name, args, outputs, options)
+    return emit_call(b, name, args, outputs, options, in_place)
 
 
 def emit_call(
@@ -154,8 +156,9 @@ def emit_call(
     args: tuple[Any, ...],
     outputs: Sequence[TensorSpec],
     options: Mapping[str, Any] = {},
+    in_place: bool = False,
 ) -> list[Any]:
-    """Emits the call of operator `name`."""
+    """Emits the call of operator `name`; see `call_kernel` for `in_place`."""
     op: Any = find_op(name)
     ir = b.mlir.ir
     i64 = b.mlir.element(torch.int64)
@@ -187,6 +190,7 @@ def emit_call(
         "arguments": ir.DictAttr.get(arguments),
         **options,
     }
+    aliases = [b.hlo.OutputOperandAlias.get([], 0, [])] if in_place else []
     call = b.hlo.CustomCallOp(
         [b.type(s.dtype, tuple(s.shape)) for s in outputs],
         operands,
@@ -196,6 +200,7 @@ def emit_call(
         api_version=ir.IntegerAttr.get(b.mlir.element(torch.int32), 4),
         operand_layouts=_row_major(b, [len(b.shape(x)) for x in operands]),
         result_layouts=_row_major(b, [len(s.shape) for s in outputs]),
+        output_operand_aliases=ir.ArrayAttr.get(aliases),
     )
     return b.wrap(call.results)
 

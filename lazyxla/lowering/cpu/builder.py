@@ -12,13 +12,13 @@ from typing import Any
 
 import torch
 
-from lazyxla.lowering.builder import Builder
 from lazyxla.lowering.builder.attention import Attention
 from lazyxla.lowering.builder.contract import DotOperand
 from lazyxla.lowering.builder.indexing import ScatterDims
 from lazyxla.lowering.cpu import attention, matmul, matmul_kernels, scatter
 from lazyxla.lowering.cpu.flat import flatten
 from lazyxla.lowering.cpu.in_place import may_read_what_it_replaces, update_apart
+from lazyxla.lowering.cpu.moves import BITS, Moves
 from lazyxla.lowering.cpu.parts import compute_in_parts
 from lazyxla.lowering.cpu.reduced import reduce_in_few_dimensions
 from lazyxla.lowering.cpu.sorting import packed_order
@@ -39,7 +39,7 @@ _SHORT_COLUMN = 16
 as rows 7.0; 8,192 of 32 19.7 and 6.7; 1,024 of 1,024 184 and 55 (two CPUs of an AMD EPYC)."""
 
 
-class CpuBuilder(Builder):
+class CpuBuilder(Moves):
     """See the module."""
 
     attention = Attention(kernel=attention, causal_loops=8)
@@ -131,6 +131,9 @@ class CpuBuilder(Builder):
         gone = {d % max(x.rank, 1) for d in dims} if x.rank else set()
         full = [1 if d in gone else n for d, n in enumerate(x.shape)]
         kept = [n for d, n in enumerate(x.shape) if d not in gone]
+        if kind in ("max", "min") and x.dtype in BITS:
+            # XLA would round the result of each pair of elements.
+            return self.reduce(x.accumulated(), dims, kind, keepdim).to(x.dtype)
         # The form depends on the sizes, and the partitioner could not split what it reshapes.
         if not self.target.any_sizes and self.annotations is None:
             sizes, dims = _merged(x.shape, gone, all_of_them=kind != "sum")
@@ -248,6 +251,8 @@ class CpuBuilder(Builder):
         return super().scatter(*flat, combine, unique).reshape(x.shape)
 
     def dynamic_update_slice(self, x: Value, update: Value, starts: Sequence[Operand]) -> Value:
+        if x.dtype in BITS:
+            return super().dynamic_update_slice(x, update, starts)
         if may_read_what_it_replaces(x, update):
             return update_apart(self, x, update, self.starts(starts))
         return super().dynamic_update_slice(x, update, starts)
