@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -211,3 +213,26 @@ def test_an_argument_that_holds_itself_is_told(caplog) -> None:
             assert step(ring).tolist() == [2, 2]
         assert n.captured_steps == 0
     assert "an argument holds itself" in caplog.text
+
+
+@pytest.mark.parametrize("why", ["an argument on the CPU", "a hook", "a mode", "itself"])
+def test_the_error_of_a_step_that_is_not_captured_is_its_own(why: str) -> None:
+    """What kept it from being captured is no error, and none that another came of."""
+    weight = torch.ones(2, device=DEVICE, requires_grad=True)
+    device = "cpu" if why == "an argument on the CPU" else DEVICE
+    arguments: list[Any] = [torch.ones(2, device=device)]
+    if why == "a hook":
+        weight.register_hook(lambda gradient: None)
+    if why == "itself":
+        arguments.append(arguments)
+
+    @lazyxla.compile(capture=True)
+    def step(arguments: list[Any]) -> torch.Tensor:
+        return (arguments[0].to(DEVICE) + weight) @ torch.ones(3, device=DEVICE)
+
+    around = torch.device(DEVICE) if why == "a mode" else contextlib.nullcontext()
+    for _ in range(3):
+        with counted() as n, around, pytest.raises(RuntimeError, match="size") as raised:
+            step(arguments)
+        assert raised.value.__context__ is None
+        assert n.captured_steps == 0

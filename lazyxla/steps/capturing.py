@@ -75,10 +75,8 @@ class CapturedFunction:
             if self._calls > 1 and self._calls < self._next_attempt:
                 with self._rates.as_tensors():
                     return self._plain(args, kwargs)
-            try:
-                reach = self._reach(args, kwargs)
-            except Unfit as unfit:
-                self._fail(str(unfit))
+            reach = self._reach(args, kwargs)
+            if reach is None:
                 return self._plain(args, kwargs)
             if self._calls == 1:
                 with self._rates.as_tensors():
@@ -92,16 +90,25 @@ class CapturedFunction:
             self._region.give((args, kwargs))
             return self._function(*args, **kwargs)
 
-    def _reach(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reach:
+    def _reach(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reach | None:
+        """All that the step can read; None if that cannot be compared."""
         try:
             reach = Reach(self._function, (args, kwargs), self._rates.varying)
             if self._rates.find(reach):
                 reach = Reach(self._function, (args, kwargs), self._rates.varying)
         except RecursionError:
-            raise Unfit("an argument holds itself, or is nested too deeply") from None
+            self._fail("an argument holds itself, or is nested too deeply")
+            return None
+        except Unfit as unfit:
+            self._fail(str(unfit))
+            return None
         return reach
 
-    def _capture(self, reach: Reach, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _sign(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any, list[torch.Tensor]] | None:
+        """What is compared of the arguments, and their tensors; None if a call with them cannot be
+        captured."""
         try:
             signature = _C.StepSignature(args, kwargs)
             tensors = signature.tensors(args, kwargs)
@@ -115,8 +122,15 @@ class CapturedFunction:
                 raise Unfit("autocast is on around it, and may keep casts: use it within the step")
         except (Unfit, TypeError) as unfit:
             self._fail(str(unfit))
+            return None
+        return signature, tensors
+
+    def _capture(self, reach: Reach, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        signed = self._sign(args, kwargs)
+        if signed is None:
             with self._rates.as_tensors():
                 return self._plain(args, kwargs)
+        signature, tensors = signed
         state = _C.torch_state()
         on_host = torch.default_generator.get_state()
         recording = None
