@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -30,6 +31,7 @@ from torch.optim.optimizer import (
 )
 
 from lazyxla import _C, spmd, untraced
+from lazyxla.lowering import lookup
 from lazyxla.runtime import BACKEND
 
 Group = dict[str, Any]
@@ -107,7 +109,9 @@ def _marked(optimizer: torch.optim.Optimizer, closure: Callable[..., Any]) -> Ca
     def run(*args: Any, **kwargs: Any) -> Any:
         with torch.autograd.profiler.record_function("Optimizer.closure"):
             loss = closure(*args, **kwargs)
-        _begin_momentum(optimizer)  # of the gradients that the closure made
+        # Of the gradients that the closure made.
+        _replace(optimizer)
+        _begin_momentum(optimizer)
         return loss
 
     return run
@@ -158,12 +162,17 @@ def _reset(optimizer: torch.optim.Optimizer) -> None:
     for group, key, before, value in _changed.pop(optimizer, ()):
         if group.get(key) is value:  # else the step itself has set it
             group[key] = before
+            if not isinstance(value, torch.Tensor) or not isinstance(before, torch.Tensor):
+                continue
+            if value.is_inference() or value._version:  # it was written to
+                with torch.no_grad():
+                    before.copy_(value)
 
 
 def _capturable(optimizer: torch.optim.Optimizer) -> Iterator[tuple[Group, str, Any]]:
     for group in optimizer.param_groups:
         if counts_apart(group) and _counts_on_device(optimizer, group):
-            yield count_on_device(optimizer, group)
+            yield from count_on_device(optimizer, group)
 
 
 def counts_apart(group: Group) -> bool:
@@ -171,11 +180,45 @@ def counts_apart(group: Group) -> bool:
     return group.get("capturable") is False and not group.get("fused")
 
 
-def count_on_device(optimizer: torch.optim.Optimizer, group: Group) -> tuple[Group, str, Any]:
-    """Moves a group's counts to the device, and returns what has its step count there."""
-    for parameter in group["params"]:
+def count_on_device(
+    optimizer: torch.optim.Optimizer, group: Group
+) -> Iterator[tuple[Group, str, Any]]:
+    """Moves a group's counts to the device, and yields what has its step count there.
+
+    The counts of PyTorch's optimizers are float64 during the step. So is what they compute of them
+    on the host, where they are Python numbers: of 1 - 0.999 ** count float32 loses five digits in
+    the first steps, and with them RAdam loses two of its step size.
+    """
+    parameters = group["params"]
+    for parameter in parameters:
         move_numbers(state_of(optimizer, parameter), parameter.device)
-    return group, "capturable", True
+    if _counts_in_float64(optimizer, group):
+        if any(p.grad is not None and not state_of(optimizer, p) for p in parameters):
+            _make_state(optimizer, group)
+        for parameter in parameters:
+            state = state_of(optimizer, parameter)
+            count = state.get("step")
+            if isinstance(count, torch.Tensor) and count.dtype == torch.float32:
+                yield state, "step", count.double()
+    yield group, "capturable", True
+
+
+def _counts_in_float64(optimizer: torch.optim.Optimizer, group: Group) -> bool:
+    """Whether PyTorch's code makes the counts, and computes with them and without gradients.
+
+    Not on TPUs, which have no float64: powers and roots of what stands for it take the compiler 2 s
+    for each parameter.
+    """
+    kind: Any = type(optimizer)
+    methods = (getattr(kind, name, None) for name in ("step", "_init_group"))
+    is_torch = all(getattr(each, "__module__", "").startswith("torch.optim.") for each in methods)
+    return is_torch and not group.get("differentiable") and lookup.recorded_platform() != "tpu"
+
+
+def _make_state(optimizer: Any, group: Group) -> None:
+    """Makes what a step begins with, so that the first one computes as all others."""
+    lists = len(inspect.signature(optimizer._init_group).parameters) - 1
+    optimizer._init_group({**group, "capturable": True}, *([] for _ in range(lists)))
 
 
 def _after_loading(optimizer: torch.optim.Optimizer) -> None:

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 import lazyxla
 from lazyxla import optimizer_steps
+from tests.support import DEVICE, assert_same, counted
 
-DEVICE = "lazyxla"
 NAMES = [
     *("Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adadelta", "RMSprop", "ASGD", "Rprop", "SGD"),
 ]
@@ -68,6 +68,75 @@ def test_in_turns(name: str, foreach: bool) -> None:
     file.seek(0)
     on_host.load_state_dict(torch.load(file, map_location="cpu"))
     step(theirs, on_host, inputs[0])
+
+
+@pytest.mark.parametrize("foreach", [True, False], ids=["foreach", "single"])
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("how", ["captured", "loaded"])
+def test_counts_on_the_device_lose_no_digits(how: str, name: str, foreach: bool) -> None:
+    """PyTorch computes with Python numbers, in float64. One program serves all captured steps."""
+    theirs, inputs = model().double(), torch.randn(9, 4, 8, dtype=torch.float64)
+    ours = copy.deepcopy(theirs).to(DEVICE)
+    options = {"lr": 0.01, "foreach": foreach}
+    of_ours = getattr(torch.optim, name)(ours.parameters(), **options)
+    of_theirs = getattr(torch.optim, name)(theirs.parameters(), **options)
+    captured = lazyxla.compile(step, capture=True)
+    for number, x in enumerate(inputs):
+        step(theirs, of_theirs, x)
+        with counted() as n:
+            (captured if how == "captured" else step)(ours, of_ours, x.to(DEVICE))
+            lazyxla.sync()
+        if number == 0 and how == "loaded":
+            for state in of_ours.state.values():
+                state.update({k: v.to(DEVICE) for k, v in state.items() if torch.is_tensor(v)})
+        if number > 0 and how == "captured":
+            assert n.compiles == 0
+            assert n.captured_steps == (number > 1)
+    for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+        assert_same(a, b)
+    for a, b in zip(of_ours.state.values(), of_theirs.state.values(), strict=True):
+        if "step" in b:
+            assert_same(a["step"], b["step"])
+
+
+def test_counts_of_a_step_with_a_closure_lose_no_digits() -> None:
+    theirs = model().double()
+    ours = copy.deepcopy(theirs).to(DEVICE)
+    x = torch.randn(4, 8, dtype=torch.float64)
+
+    def make(module: nn.Module) -> Any:
+        optimizer = torch.optim.RAdam(module.parameters(), lr=0.01)
+
+        def step(x: Tensor) -> Any:
+            def closure() -> Tensor:
+                optimizer.zero_grad()
+                loss = module(x).square().mean()
+                loss.backward()
+                return loss
+
+            return optimizer.step(closure)
+
+        return step
+
+    ours_step, theirs_step = lazyxla.compile(make(ours), capture=True), make(theirs)
+    for number in range(9):
+        theirs_step(x)
+        with counted() as n:
+            ours_step(x.to(DEVICE))
+        assert n.compiles == 0 or number == 0
+    for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+        assert_same(a, b)
+
+
+@pytest.mark.parametrize("platform", ["cpu", "cuda", "tpu"])
+def test_counts_are_float64_where_there_is_float64(platform: str, monkeypatch: Any) -> None:
+    monkeypatch.setattr(optimizer_steps.lookup, "recorded_platform", lambda: platform)
+    module = model().to(DEVICE)
+    optimizer = torch.optim.Adam(module.parameters())
+    module(torch.randn(4, 8, device=DEVICE)).sum().backward()
+    changes = list(optimizer_steps.count_on_device(optimizer, optimizer.param_groups[0]))
+    counts = [value.dtype for _, key, value in changes if key == "step"]
+    assert counts == ([] if platform == "tpu" else [torch.float64] * 4)
 
 
 def test_a_step_that_fails_leaves_the_group_as_it_was() -> None:

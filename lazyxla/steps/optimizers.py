@@ -97,7 +97,7 @@ class Rates:
     def _replaced(self, optimizer: torch.optim.Optimizer) -> Iterator[tuple[Group, str, Any]]:
         for group in optimizer.param_groups:
             if optimizer_steps.counts_apart(group) and _on_device(group):
-                yield optimizer_steps.count_on_device(optimizer, group)
+                yield from optimizer_steps.count_on_device(optimizer, group)
             rate, tensor = self._given.get(id(group), (None, None))
             if rate is not None and group["lr"] is rate:  # else the step itself has set it
                 yield group, "lr", tensor
