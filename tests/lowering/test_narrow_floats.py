@@ -22,6 +22,12 @@ MOVES: dict[str, Callable[[Tensor], Tensor]] = {
     "pad": lambda x: F.pad(x, (1, 2, -1, 3), value=-2.0),
     "reflect": lambda x: F.pad(x[None], (2, 1), mode="reflect"),
     "diagonals": torch.diag_embed,
+    "slice": lambda x: x[1:7:2, 3:].clone(),
+    "flip": lambda x: x.flip(0, 1),
+    "rows": lambda x: x[torch.tensor([3, 0, -1], device=x.device)],
+    "gather": lambda x: x.gather(1, torch.arange(16, device=x.device).view(8, 2)),
+    "scatter": lambda x: x.scatter(1, torch.arange(16, device=x.device).view(8, 2), x[:, 1:3]),
+    "written rows": lambda x: x.index_put((torch.tensor([5, 2], device=x.device),), x[:2]),
     "chunks": lambda x: torch.cat(x.chunk(2, 1)[::-1], 1),
 }
 
@@ -70,10 +76,10 @@ def special(dtype: torch.dtype) -> Tensor:
 def test_they_are_moved_as_integers(name: str, dtype: torch.dtype) -> None:
     move, x = MOVES[name], special(dtype)
     text = lazyxla.stablehlo(move, x.to(DEVICE))
-    assert "stablehlo.convert" not in text
-    joined = re.findall(r"stablehlo\.(?:concatenate|pad).*", text)
-    assert joined
-    assert all(re.search(r"ui(8|16)>$", line.strip()) for line in joined), joined
+    assert not re.search(r"stablehlo\.convert.*x(bf16|f8E\w+|f32)>", text)
+    moved = re.findall(r"stablehlo\.(?:concatenate|pad|slice|reverse|gather).*", text)
+    assert all(re.search(r"(ui(8|16)|i32|i64)>$", line.strip()) for line in moved), moved
+    assert "bitcast_convert" in text
     got, expected = move(x.to(DEVICE)).cpu(), move(x)
     bits = torch.uint8 if dtype in FLOAT8 else torch.int16
     assert torch.equal(got.contiguous().view(bits), expected.contiguous().view(bits))

@@ -243,6 +243,8 @@ class CpuBuilder(Moves):
         combine: str,
         unique: bool,
     ) -> Value:
+        if combine == "assign" and x.dtype in BITS:
+            return super().scatter(x, index, updates, dims, combine, unique)
         # The form depends on the sizes, and the partitioner could not split what it reshapes.
         may_flatten = not self.target.any_sizes and self.annotations is None
         flat = scatter.flatten(self, x, index, updates, dims) if may_flatten else None

@@ -16,6 +16,7 @@ import torch
 
 from lazyxla.lowering import host_call
 from lazyxla.lowering.builder import Builder
+from lazyxla.lowering.builder.indexing import ScatterDims
 from lazyxla.lowering.program import TensorSpec
 from lazyxla.lowering.value import Operand, Value
 
@@ -107,6 +108,21 @@ class Moves(Builder):
         outputs, split = [TensorSpec(x.dtype, x.shape)], [-1] * (x.rank + 3)
         [written] = host_call.call_kernel(self, _WRITE, args, outputs, split, in_place=True)
         return written  # type: ignore[no-any-return]
+
+    def scatter(
+        self,
+        x: Value,
+        index: Value,
+        updates: Value,
+        dims: ScatterDims,
+        combine: str,
+        unique: bool,
+    ) -> Value:
+        if x.dtype in BITS and combine == "assign":
+            return as_bits(
+                lambda x, y: self.scatter(x, index, y, dims, combine, unique), x, updates
+            )
+        return super().scatter(x, index, updates, dims, combine, unique)
 
     def _gather(
         self, x: Value, index: Value, numbers: Any, sizes: Sequence[int], result: Sequence[int]
