@@ -49,6 +49,30 @@ def test_no_computed_value_changes_its_shape_to_be_summed(name: str) -> None:
         torch.testing.assert_close(of(x.to(DEVICE)).cpu(), of(x))
 
 
+FOUND: dict[str, Callable[[Tensor], Tensor]] = {
+    "gather": lambda x: x.gather(0, (x > 0).long()),
+    "slice": lambda x: x[:, 1:],
+    "transposition": lambda x: x.mT,
+    "reversal": lambda x: x.flip(0),
+    "concatenation": lambda x: torch.cat([x, x]),
+    "indices": lambda x: x * torch.arange(x.numel(), device=x.device).view(x.shape),
+}
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_what_is_found_by_its_index_is_not_summed_in_parts(name: str) -> None:
+    """XLA would divide for each element to find it."""
+    x = torch.randn(8, 90, 100)
+
+    def total(x: Tensor, find: Callable[[Tensor], Tensor]) -> Tensor:
+        return (find(x) * 2 + 1).sum()
+
+    text = lazyxla.stablehlo(lambda x: total(x, FOUND[name]), x.to(DEVICE))
+    assert "stablehlo.dot_general" not in text
+    assert "dot_general" in lazyxla.stablehlo(lambda x: total(x, torch.neg), x.to(DEVICE))
+    torch.testing.assert_close(total(x.to(DEVICE), FOUND[name]).cpu(), total(x, FOUND[name]))
+
+
 class RandomSum:
     """A sum over the last dimensions of a value that is computed in several shapes."""
 

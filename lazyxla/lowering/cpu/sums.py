@@ -43,8 +43,15 @@ _SHORT_PART = 16
 
 _REPEATED = ("stablehlo.broadcast_in_dim", "stablehlo.constant")
 
-_DEPTH = 64
-"""Operations that are followed to find what a value is computed from."""
+_FOUND = {
+    f"stablehlo.{name}"
+    for name in ("concatenate", "dynamic_slice", "gather", "iota", "pad", "reverse", "slice")
+} | {"stablehlo.transpose"}
+"""Operations that XLA fuses, too. In parts' shape it finds the index of each element by divisions:
+the cross entropy of 16 images of 224 x 224 in three classes takes 6.1 ms, and 2.4 without."""
+
+_MOST = 64
+"""Values that are followed to find what another is computed from."""
 
 
 def sum_by_matmul(b: Builder, x: Value, first: int) -> Value | None:
@@ -53,10 +60,11 @@ def sum_by_matmul(b: Builder, x: Value, first: int) -> Value | None:
     if x.dtype != torch.float32 or not is_computed(b, x):
         return None
     rows = math.prod(x.shape[:first])
-    memory = _shape_in_memory(b, x)
+    sources = _sources(b, x)
+    memory = next((y.shape for y in sources if _is_in_memory(y)), x.shape)
     before = _dimensions_of(rows, memory)
     shape = _in_parts(x.shape, first) if before is None else _in_parts(memory, before)
-    if shape is None:
+    if shape is None or not (all(map(_is_in_memory, sources)) or _joins_last(x.shape, shape)):
         return None
     *parts, terms = shape
     ones = b.broadcast_to(b.constant(1, x.dtype), [terms])
@@ -72,16 +80,30 @@ def is_computed(b: Builder, x: Value) -> bool:
     return name in POINTWISE
 
 
-def _shape_in_memory(b: Builder, x: Value) -> Sequence[int]:
-    """Of the first value that `x` is computed from, element by element."""
-    for _ in range(_DEPTH):
-        name = getattr(x.owner, "name", None)
-        if name != "stablehlo.reshape" and name not in POINTWISE:
-            break
-        operands = b.wrap(x.owner.operands)
-        given = (y for y in operands if y.rank and getattr(y.owner, "name", None) not in _REPEATED)
-        x = next(given, x)
-    return x.shape
+def _sources(b: Builder, x: Value) -> list[Value]:
+    """What `x` is computed from, element by element."""
+    found: list[Value] = []
+    seen, waiting = {x.ir}, [x]
+    while waiting:
+        y = waiting.pop()
+        name = getattr(y.owner, "name", None)
+        if (name in POINTWISE or name == "stablehlo.reshape") and len(seen) < _MOST:
+            given = [z for z in b.wrap(y.owner.operands) if z.rank and z.ir not in seen]
+            seen |= {z.ir for z in given}
+            waiting += reversed(given)
+        elif name not in _REPEATED:
+            found.append(y)
+    return found
+
+
+def _is_in_memory(x: Value) -> bool:
+    """Whether the loop that sums reads it, rather than finds for each element where it is from."""
+    return getattr(x.owner, "name", None) not in _FOUND
+
+
+def _joins_last(old: Sequence[int], new: Sequence[int]) -> bool:
+    """Whether the last dimension of `new` is all of the last ones of `old`."""
+    return [*old[: len(new) - 1]] == [*new[:-1]]
 
 
 def _dimensions_of(rows: int, shape: Sequence[int]) -> int | None:
