@@ -136,6 +136,20 @@ def test_values_are_those_of_sums_at_once(monkeypatch: pytest.MonkeyPatch) -> No
         torch.testing.assert_close(value.cpu(), RandomSum(seed, "cpu").sum(), rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_bits_of_another_width_are_not_reshaped(dtype: torch.dtype) -> None:
+    """Random numbers are halves of wider ones: what they mask is read by sums and matmuls."""
+    x = torch.ones(4, 16, 64, 2, dtype=dtype, device=DEVICE)
+    w = torch.ones(5, 64 * 32, device=DEVICE, dtype=dtype)
+    y = F.dropout(x, 0.5)
+    kept, total, product = y / 2, y.float().sum(), F.linear(y.view(4, -1), w)
+    count = kept.float().cpu().sum()
+    assert 0 < count < kept.numel()
+    torch.testing.assert_close(total.cpu(), 2 * count)
+    sums = 2 * kept.float().cpu().sum((1, 2, 3))
+    torch.testing.assert_close(product[:, 0].cpu(), sums.to(dtype))
+
+
 def test_a_chain_may_be_deeper_than_pythons_stack() -> None:
     x = torch.randn(64, 8200).round()
     y = x.to(DEVICE)

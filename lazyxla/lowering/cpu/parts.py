@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from lazyxla.lowering.cpu.stored import POINTWISE
+from lazyxla.lowering.cpu.stored import elementwise_operands
 from lazyxla.lowering.value import Value
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class _Reshaped:
     def _compute(self, x: Value, depth: int) -> Value:
         name = getattr(x.owner, "name", None)
         if depth < _DEPTH:
-            if name in POINTWISE:
+            if elementwise_operands(self._b, x) is not None:
                 return self._pointwise(x, depth + 1)
             if name == "stablehlo.reshape":
                 return self.compute(self._b.operand(x.owner), depth + 1)

@@ -21,6 +21,7 @@ from collections.abc import Container, Iterable, Iterator, Set
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lazyxla.lowering.cpu.apart import compute_apart
+from lazyxla.lowering.value import Value
 
 if TYPE_CHECKING:
     from lazyxla.lowering.builder import Builder
@@ -51,6 +52,15 @@ _MOST = 16
 _Values = frozenset[int]
 
 _NONE: _Values = frozenset()
+
+
+def elementwise_operands(b: Builder, x: Value) -> list[Value] | None:
+    """What an operation computes `x` from element by element, numbers left out; None if it computes
+    it otherwise, as a bitcast to a narrower dtype."""
+    if getattr(x.owner, "name", None) not in POINTWISE:
+        return None
+    operands = [operand for operand in b.wrap(x.owner.operands) if operand.rank]
+    return operands if all(operand.shape == x.shape for operand in operands) else None
 
 
 def store_shared_values(b: Builder) -> None:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from lazyxla.lowering.builder.contract import DotOperand
-from lazyxla.lowering.cpu.stored import POINTWISE
+from lazyxla.lowering.cpu.stored import elementwise_operands
 from lazyxla.lowering.value import Value
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ _MOST = 64
 def sum_by_matmul(b: Builder, x: Value, first: int) -> Value | None:
     """The sums of `x` over the dimensions from `first` on, of the shape of the others; None where
     XLA's own form is the better one."""
-    if x.dtype != torch.float32 or not is_computed(b, x):
+    if x.dtype != torch.float32 or not _is_computed(b, x):
         return None
     rows = math.prod(x.shape[:first])
     sources = _sources(b, x)
@@ -73,11 +73,11 @@ def sum_by_matmul(b: Builder, x: Value, first: int) -> Value | None:
     return sums.reshape([rows, -1]).sum([1]).reshape(x.shape[:first])
 
 
-def is_computed(b: Builder, x: Value) -> bool:
+def _is_computed(b: Builder, x: Value) -> bool:
     """Whether a loop computes it, rather than that it is in memory."""
-    while (name := getattr(x.owner, "name", None)) == "stablehlo.reshape":
+    while getattr(x.owner, "name", None) == "stablehlo.reshape":
         x = b.operand(x.owner)
-    return name in POINTWISE
+    return elementwise_operands(b, x) is not None
 
 
 def _sources(b: Builder, x: Value) -> list[Value]:
@@ -87,8 +87,10 @@ def _sources(b: Builder, x: Value) -> list[Value]:
     while waiting:
         y = waiting.pop()
         name = getattr(y.owner, "name", None)
-        if (name in POINTWISE or name == "stablehlo.reshape") and len(seen) < _MOST:
-            given = [z for z in b.wrap(y.owner.operands) if z.rank and z.ir not in seen]
+        reshaped = name == "stablehlo.reshape"
+        operands = [b.operand(y.owner)] if reshaped else elementwise_operands(b, y)
+        if operands is not None and len(seen) < _MOST:
+            given = [z for z in operands if z.ir not in seen]
             seen |= {z.ir for z in given}
             waiting += reversed(given)
         elif name not in _REPEATED:
