@@ -1,7 +1,5 @@
 """Matrix products, triangular systems and distances."""
 
-import math
-
 import pytest
 import torch
 
@@ -392,18 +390,3 @@ def test_trilinear(shapes, dims):
     check("aten::_trilinear", *operands, *dims)
     program = lower_to_text(record("aten::_trilinear", *operands, *dims).program, "cpu")
     assert program.count("stablehlo.dot_general") == 2
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("rows", [(1,), (2,), (2, 2), (5,)], ids=str)
-def test_few_rows_of_narrow_floats_are_multiplied_apart(
-    rows: tuple[int, ...], dtype: torch.dtype
-) -> None:
-    """XLA would write the weight to memory as float32."""
-    x, w = torch.randn(*rows, 64).to(dtype), torch.randn(48, 64).to(dtype)
-    apart = dtype.itemsize == 2 and 1 < math.prod(rows) <= 4
-    for bias in (None, torch.randn(48).to(dtype)):
-        recorded = record("aten::linear", x, w, bias)
-        text = lower_to_text(recorded.program, "cpu")
-        assert text.count("stablehlo.dot_general") == (math.prod(rows) if apart else 1)
-        check("aten::linear", x, w, bias)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 
@@ -11,6 +12,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import lazyxla
+from lazyxla.lowering import lower_to_text
+from lazyxla.lowering.cpu import kernel_limits
+from tests.lowering.harness import check, record
 from tests.support import DEVICE, counted
 
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
@@ -148,3 +152,19 @@ def test_writes_clamp_as_xla_does() -> None:
         x = torch.zeros(6)
         write(x, torch.ones(2), [torch.tensor(start)])
         assert x.nonzero().flatten().tolist() == [expected, expected + 1]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("rows", [(1,), (2,), (2, 2), (5,)], ids=str)
+def test_few_rows_of_narrow_floats_are_multiplied_apart(
+    rows: tuple[int, ...], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """XLA would write the weight to memory as float32."""
+    monkeypatch.setattr(kernel_limits, "pays", lambda *_: False)
+    x, w = torch.randn(*rows, 64).to(dtype), torch.randn(48, 64).to(dtype)
+    apart = dtype.itemsize == 2 and 1 < math.prod(rows) <= 4
+    for bias in (None, torch.randn(48).to(dtype)):
+        recorded = record("aten::linear", x, w, bias)
+        text = lower_to_text(recorded.program, "cpu")
+        assert text.count("stablehlo.dot_general") == (math.prod(rows) if apart else 1)
+        check("aten::linear", x, w, bias)

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import lazyxla
-from lazyxla.lowering.cpu import builder, parts, sums
+from lazyxla.lowering.cpu import builder, kernel_limits, parts, sums
 from tests.support import DEVICE
 
 CASES: dict[str, tuple[Callable[[Tensor], Tensor], tuple[int, ...]]] = {
@@ -134,6 +134,20 @@ def test_values_are_those_of_sums_at_once(monkeypatch: pytest.MonkeyPatch) -> No
     assert len(programs) == 1
     for seed, value in enumerate(got):
         torch.testing.assert_close(value.cpu(), RandomSum(seed, "cpu").sum(), rtol=0, atol=0)
+
+
+def test_operands_of_other_matmuls_are_computed_once() -> None:
+    """In one shape, which other readers share."""
+
+    def run(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        y = F.relu(x).sigmoid()
+        return F.linear(y, w), y + 1, (x * x).sum()
+
+    x, w = torch.randn(4, 80, 128), torch.randn(8, 128)
+    with kernel_limits.using({}):
+        text = lazyxla.stablehlo(run, x.to(DEVICE), w.to(DEVICE))
+    assert text.count("stablehlo.logistic") == 1
+    assert text.count("stablehlo.dot_general") == 2  # the linear layer, and the sum
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

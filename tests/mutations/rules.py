@@ -59,6 +59,7 @@ _TESTS: dict[str, list[str]] = {
     "margin_losses": ["lowering/test_classification"],
     "matmul_kernels": ["test_matmul_kernels"],
     "max_pooling": ["lowering/test_pooling", "test_kernel_calls", "test_operator_kernels"],
+    "moves": ["lowering/test_narrow_floats"],
     "order": ["lowering/test_sorting", "lowering/test_reductions"],
     "polynomials": ["lowering/test_special_functions"],
     "samplers": ["lowering/test_random", "test_random"],
@@ -70,6 +71,7 @@ _TESTS: dict[str, list[str]] = {
     "shapes": ["lowering/test_geometry", "lowering/test_builder", "lowering/test_builder_products"],
     "shaping": ["lowering/test_geometry", "lowering/test_indexing"],
     "special": ["lowering/test_special_functions"],
+    "sums": ["lowering/test_parts", "lowering/test_reductions"],
     "triangular": ["lowering/test_matmul", "lowering/test_linalg"],
     "windows": ["lowering/test_pooling", "lowering/test_convolution"],
 }

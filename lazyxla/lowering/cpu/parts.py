@@ -23,12 +23,12 @@ _DEPTH = 64
 
 
 def compute_in_parts(b: Builder) -> None:
-    """Moves the reshapes that matmuls read before what computes their operands, in all functions
+    """Moves the reshapes of what matmuls sum (`sums.py`) before what computes it, in all functions
     of the module."""
     for function in b.module.body.operations:
         for view in list(function.regions[0].blocks[0].operations):
             reshape = view.operation
-            if reshape.name == "stablehlo.reshape" and _read_by_matmul(reshape):
+            if reshape.name == "stablehlo.reshape" and _is_summed(reshape):
                 with b.mlir.ir.InsertionPoint(reshape), reshape.location:
                     (result,) = b.wrap(reshape.results)
                     moved = _Reshaped(b, result.shape).compute(b.operand(reshape))
@@ -36,8 +36,17 @@ def compute_in_parts(b: Builder) -> None:
                 reshape.erase()
 
 
-def _read_by_matmul(operation: Any) -> bool:
-    return any(use.owner.name == "stablehlo.dot_general" for use in operation.results[0].uses)
+def _is_summed(operation: Any) -> bool:
+    """Whether a matmul with ones reads the result, and nothing else. Other matmuls have it in
+    memory, and may share it with what reads its operand."""
+    readers = [use.owner for use in operation.results[0].uses]
+    return [_is_sum(reader) for reader in readers] == [True]
+
+
+def _is_sum(operation: Any) -> bool:
+    if operation.name != "stablehlo.dot_general":
+        return False
+    return getattr(operation.operands[1].owner, "name", None) == "stablehlo.constant"
 
 
 class _Reshaped:
