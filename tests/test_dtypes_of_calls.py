@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
+import lazyxla
 from tests.sample_calls import OPERATORS, check
 from tests.support import DEVICE, error_of
 
@@ -170,3 +171,27 @@ def test_layers_of_16_bits_are_trained(
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
     assert x.grad is not None
     assert x.grad.dtype == dtype
+
+
+def test_transforms_are_not_made_on_the_cpu_to_hear_of_dtypes() -> None:
+    """PyTorch's own kernel writes beyond its memory for some sizes; and it would take its time."""
+    called = []
+
+    def kernel(x: torch.Tensor, *_: object) -> torch.Tensor:
+        called.append(x.shape)
+        return x
+
+    calls: list[Callable[[torch.Tensor], torch.Tensor]] = [
+        torch.fft.irfftn, torch.fft.fft2, torch.fft.rfft2, torch.fft.hfft, torch.fft.ifft
+    ]  # fmt: skip
+    before = lazyxla.counters()["shape_inferences"]
+    with torch.library._scoped_library("aten", "IMPL") as library, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of kernels that are replaced
+        for name in ("_fft_c2c", "_fft_c2r", "_fft_r2c"):
+            library.impl(name, kernel, "CPU")
+        for shape in ((5, 240, 7), (3, 17, 19)):
+            for call in calls:
+                dtype = torch.float64 if call is torch.fft.rfft2 else torch.complex64
+                call(torch.ones(shape, dtype=dtype, device=DEVICE))
+    assert lazyxla.counters()["shape_inferences"] - before >= 2 * len(calls)
+    assert not called

@@ -72,27 +72,29 @@ auto warnings_of(const py::function& function) {
 }  // namespace
 
 void bind_checks(py::module_& m) {
-  m.def("install_argument_checks",
-        [](const std::map<std::string, int>& on_cpu_with, const std::vector<std::string>& numbers,
-           const Table& before, const Table& after, const Table& of_numbers, const Table& of_values,
-           const Table& warnings) {
-          std::unordered_map<std::string, Checks> checks;
-          for (const auto& [name, element] : on_cpu_with) checks[name].on_cpu_with = element;
-          for (const std::string& name : numbers) checks[name].numbers = Checks::kAlways;
-          const auto enter = [&](const Table& table, Checks::Check Checks::* which) {
-            for (const auto& [name, function] : table) {
-              checks[name].*which = check_of(function, /*takes_sizes=*/which == &Checks::after);
-            }
-          };
-          enter(before, &Checks::before);
-          enter(after, &Checks::after);
-          enter(of_numbers, &Checks::of_numbers);
-          enter(of_values, &Checks::of_values);
-          for (const auto& [name, function] : warnings) {
-            checks[name].warnings = warnings_of(function);
+  m.def(
+      "install_argument_checks",
+      [](const std::map<std::string, int>& on_cpu_with, const std::vector<std::string>& not_on_cpu,
+         const std::vector<std::string>& numbers, const Table& before, const Table& after,
+         const Table& of_numbers, const Table& of_values, const Table& warnings) {
+        std::unordered_map<std::string, Checks> checks;
+        for (const auto& [name, element] : on_cpu_with) checks[name].on_cpu_with = element;
+        for (const std::string& name : not_on_cpu) checks[name].dtypes_by_meta = true;
+        for (const std::string& name : numbers) checks[name].numbers = Checks::kAlways;
+        const auto enter = [&](const Table& table, Checks::Check Checks::* which) {
+          for (const auto& [name, function] : table) {
+            checks[name].*which = check_of(function, /*takes_sizes=*/which == &Checks::after);
           }
-          dispatch::set_argument_checks(std::move(checks));
-        });
+        };
+        enter(before, &Checks::before);
+        enter(after, &Checks::after);
+        enter(of_numbers, &Checks::of_numbers);
+        enter(of_values, &Checks::of_values);
+        for (const auto& [name, function] : warnings) {
+          checks[name].warnings = warnings_of(function);
+        }
+        dispatch::set_argument_checks(std::move(checks));
+      });
 }
 
 }  // namespace lazyxla::bindings

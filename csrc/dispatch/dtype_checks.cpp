@@ -155,6 +155,7 @@ int64_t elements_of(const std::vector<at::Tensor>& tensors, const Inference& inf
 
 std::exception_ptr check_dtypes(const OpInfo& info, Args args, Inference& inference) {
   if (info.checks.of_numbers) return nullptr;  // the CPU's kernel would convert the numbers, too
+  if (info.checks.dtypes_by_meta) return nullptr;
   // Autograd calls these, with what the forward operator returned: its statistics of a bfloat16
   // input are float32 here, as on CUDA.
   if (info.functional_name.find("backward") != std::string::npos) return nullptr;

@@ -49,6 +49,7 @@ struct Checks {
                                    c10::IntArrayRef sizes)>;
 
   std::optional<int> on_cpu_with;  // the element that suffices for the CPU kernel
+  bool dtypes_by_meta = false;     // the meta functions refuse what the CPU kernel does
   Check before, after;             // of sizes, dtypes and static arguments; or empty
   // When numbers have to be checked, though shape inference does not depend on them.
   enum When : uint8_t { kNever, kOfIntegers, kAlways } numbers = kNever;

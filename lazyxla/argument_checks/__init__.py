@@ -21,7 +21,7 @@ from lazyxla.argument_checks import (
     values,
     windows,
 )
-from lazyxla.argument_checks.cpu import NUMBERS, ON_CPU
+from lazyxla.argument_checks.cpu import NOT_ON_CPU, NUMBERS, ON_CPU
 from lazyxla.argument_checks.tables import AFTER, BEFORE, OF_NUMBERS, VALUES, WARNINGS
 
 __all__ = [
@@ -39,4 +39,6 @@ __all__ = [
 def install() -> None:
     """Hands the tables to C++. Once per process, before operators are registered."""
     of_element = {name: element for element, names in ON_CPU.items() for name in names}
-    _C.install_argument_checks(of_element, NUMBERS, BEFORE, AFTER, OF_NUMBERS, VALUES, WARNINGS)
+    _C.install_argument_checks(
+        of_element, NOT_ON_CPU, NUMBERS, BEFORE, AFTER, OF_NUMBERS, VALUES, WARNINGS
+    )

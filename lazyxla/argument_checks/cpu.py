@@ -40,3 +40,8 @@ NUMBERS = _names(
 """Operators whose kernels have conditions on their numbers, for all dtypes. The pointwise ones
 among the others have conditions for integers only, which cannot hold every number, be divided by
 zero or raised to a negative power."""
+
+NOT_ON_CPU = _names("_fft_c2c _fft_c2r _fft_r2c")
+"""Operators whose meta functions refuse all dtypes that the kernel refuses: it is not asked. These
+kernels would transform all of the sizes, and for some the ones of MKL in PyTorch 2.13 write beyond
+their memory (`torch.fft.irfftn` of complex64 [5, 240, 7])."""
