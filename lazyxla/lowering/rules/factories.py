@@ -133,11 +133,21 @@ def _points(b: Builder, first: Value, last: Value, steps: int) -> Value:
     return where(is_early, first + way, last - way)
 
 
+_PRECISION = {torch.float16: (5, 10), torch.bfloat16: (8, 7)}
+"""The bits of the exponent and of the mantissa."""
+
+
 def _rounded(b: Builder, dtype: torch.dtype, x: Value) -> Value:
-    """A number of this dtype, in a dtype to compute with. XLA would leave a conversion out that
-    only loses digits."""
-    x = b.hlo.optimization_barrier([x.to(dtype)])
-    return x.accumulated()
+    """A number of this dtype, in a dtype to compute with.
+
+    XLA would leave a conversion out that only loses digits, and LLVM would compute a product and
+    the sum that it is in at once, on processors that do so in float16. Neither looks into
+    `reduce_precision`, which makes small numbers zero.
+    """
+    x = x.to(b.compute_dtype(dtype))
+    small = b.hlo.optimization_barrier([x.to(dtype)]).to(x.dtype)
+    rounded = b.hlo.reduce_precision(x, *_PRECISION[dtype])
+    return where(abs(x) < torch.finfo(dtype).tiny, small, rounded)
 
 
 def _fused(x: Value, y: Value, z: Value) -> Value:
