@@ -37,24 +37,32 @@ class Case(NamedTuple):
         ]
 
 
+CaseTable = dict[str, Case]
+
 _ROWS, _LONG, _IMAGES = (1024, 1024), (1 << 20,), (8, 32, 56, 56)
+_ODD_ROWS, _ODD_IMAGES = (1001, 1003), (8, 32, 57, 59)  # which no vector and no block divides
 _NODES, _EDGES, _ENDS = (5000, 64), (50_000, 64), Indices(5000, (50_000,))
 
 
-def _values(**functions: Callable[..., Tensor]) -> dict[str, Case]:
+def _values(**functions: Callable[..., Tensor]) -> CaseTable:
     """Functions of each of 2**20 numbers."""
     return {name: Case(function, (_LONG,)) for name, function in functions.items()}
 
 
-def _of_rows(**functions: Callable[..., Tensor]) -> dict[str, Case]:
-    return {name: Case(function, (_ROWS,)) for name, function in functions.items()}
+def _also_odd(functions: dict[str, Callable[..., Tensor]], sizes: Sizes, odd: Sizes) -> CaseTable:
+    cases = {name: Case(function, (sizes,)) for name, function in functions.items()}
+    return cases | {f"{name}_odd": Case(function, (odd,)) for name, function in functions.items()}
 
 
-def _of_images(**functions: Callable[..., Tensor]) -> dict[str, Case]:
-    return {name: Case(function, (_IMAGES,)) for name, function in functions.items()}
+def _of_rows(**functions: Callable[..., Tensor]) -> CaseTable:
+    return _also_odd(functions, _ROWS, _ODD_ROWS)
 
 
-def _of_edges(**functions: Callable[..., Tensor]) -> dict[str, Case]:
+def _of_images(**functions: Callable[..., Tensor]) -> CaseTable:
+    return _also_odd(functions, _IMAGES, _ODD_IMAGES)
+
+
+def _of_edges(**functions: Callable[..., Tensor]) -> CaseTable:
     """What graph networks do: nodes, edges, and the nodes that these end at."""
     inputs = (_NODES, _EDGES, _ENDS)
     return {name: Case(function, inputs) for name, function in functions.items()}
@@ -93,7 +101,7 @@ def _causal(x: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(x, x, x, is_causal=True)
 
 
-CASES: dict[str, Case] = {
+CASES: CaseTable = {
     **_values(
         exp=torch.exp,
         log1p=lambda x: torch.log1p(x.abs()),
@@ -130,7 +138,7 @@ CASES: dict[str, Case] = {
         cummax=lambda x: x.cummax(-1)[0],
         logcumsumexp=lambda x: x.logcumsumexp(-1),
         softmax=lambda x: x.softmax(-1),
-        layer_norm=lambda x: F.layer_norm(x, (1024,)),
+        layer_norm=lambda x: F.layer_norm(x, x.shape[-1:]),
         sum_along_0=lambda x: x.sum(0),
         variance=lambda x: x.var(0),
         maximum_along_1=lambda x: x.max(1)[0],

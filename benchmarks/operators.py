@@ -4,6 +4,7 @@ A network's time hides an operator that is slow; here it is a line of its own, t
 
     python benchmarks/operators.py                        # all of operator_cases.py, on the CPU
     python benchmarks/operators.py --only sort,topk_10    # some
+    python benchmarks/operators.py --dtype bfloat16       # floats of another dtype
     python benchmarks/operators.py --topology v5e:1x1     # what a TPU's compiler estimates; no TPU
 
 On the CPU both sides run in one process, in turns. For a TPU the peer is the memory's bandwidth:
@@ -77,9 +78,9 @@ def forms(case: Case) -> tuple[bool, ...]:
     return (False, True) if case.differentiable else (False,)
 
 
-def measure(name: str, case: Case) -> Line:
+def measure(name: str, case: Case, dtype: torch.dtype) -> Line:
     """On the CPU, beside PyTorch."""
-    theirs = case.make_inputs()
+    theirs = case.make_inputs(dtype)
     ours = [x.to("lazyxla") for x in theirs]
 
     def run_ours(with_gradients: bool) -> None:
@@ -101,11 +102,11 @@ def measure(name: str, case: Case) -> Line:
     return line
 
 
-def estimate(name: str, case: Case, topology: str) -> Line:
+def estimate(name: str, case: Case, dtype: torch.dtype, topology: str) -> Line:
     """By a TPU's compiler, beside the bandwidth of its memory."""
     line = Line(name, [], [])
     for form in forms(case):
-        inputs = case.make_inputs()
+        inputs = case.make_inputs(dtype)
         results = call(case, inputs, form)
         nbytes = sum(x.nbytes for x in (*inputs, *results))
         abstract = [torch.empty_like(x, device="lazyxla") for x in inputs]
@@ -120,8 +121,10 @@ def estimate(name: str, case: Case, topology: str) -> Line:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", help="names of cases, separated by commas")
+    parser.add_argument("--dtype", default="float32", help="of floats, as bfloat16")
     parser.add_argument("--topology", help="of the TPU to estimate for, as v5e:1x1")
     args = parser.parse_args()
+    dtype: torch.dtype = getattr(torch, args.dtype)
     chosen = args.only.split(",") if args.only else list(CASES)
     if unknown := sorted(set(chosen) - set(CASES)):
         parser.error(f"no such case: {', '.join(unknown)}")
@@ -134,9 +137,11 @@ def main() -> None:
         case = CASES[name]
         try:
             lines.append(
-                estimate(name, case, args.topology) if args.topology else measure(name, case)
+                estimate(name, case, dtype, args.topology)
+                if args.topology
+                else measure(name, case, dtype)
             )
-        except RuntimeError as error:  # the result's size is data
+        except RuntimeError as error:  # the result's size is data, or PyTorch lacks the dtype
             print(f"{name:26}{str(error).splitlines()[0]}")
     for line in sorted(lines, key=lambda line: -max(line.ratios)):
         print(line, flush=True)
