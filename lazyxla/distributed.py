@@ -7,15 +7,17 @@ the device if no backend is named. Its collectives are recorded operators
 
 from __future__ import annotations
 
+import functools
 import weakref
 from datetime import timedelta
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from lazyxla import _C, attention_sharding, platforms
 from lazyxla.config import settings
-from lazyxla.runtime import platform
+from lazyxla.runtime import current_device, platform
 
 NAME = "lazyxla"
 
@@ -24,6 +26,38 @@ def install() -> None:
     """Registers the process group with torch.distributed, if there is a torch.distributed."""
     if dist.is_available():
         dist.Backend.register_backend(NAME, _create, extended_api=True, devices=[NAME])
+        _let_barriers_name_any_device()
+
+
+def _let_barriers_name_any_device() -> None:
+    """Lets `dist.barrier(device_ids=[LOCAL_RANK])` meet, in groups of the CPU, too.
+
+    PyTorch takes these for devices of the accelerator that is there, used or not, and makes a
+    tensor on the first before the group is asked. A group with Gloo alone has no backend for that;
+    and each process has devices of its own, where the number of one may be too large. There is no
+    hook between the two.
+    """
+    meet = dist.ProcessGroup.barrier
+
+    @functools.wraps(meet)
+    def barrier(group: Any, *args: Any, **kwargs: Any) -> Any:
+        for options in (*args, *kwargs.values()):
+            if isinstance(options, dist.BarrierOptions):
+                _correct_device(group, options)
+        return meet(group, *args, **kwargs)
+
+    dist.ProcessGroup.barrier = barrier  # type: ignore[assignment, method-assign]
+
+
+def _correct_device(group: Any, options: Any) -> None:
+    device = options.device
+    if device is None or device.type != NAME:
+        return
+    if all(of_backend.type != NAME for of_backend in group._device_types):
+        options.device = torch.device("cpu")
+    elif (device.index or 0) >= _C.device_count():
+        options.device = torch.device(NAME, current_device())
+        options.device_ids = [options.device.index]
 
 
 def _create(options: Any, _backend_options: Any) -> Any:

@@ -214,3 +214,30 @@ def test_the_example_trains() -> None:
     assert losses[-1] < losses[0] - 0.3
     # Reading the loss is a program of its own.
     assert float(counted.split()[2]) < 1.6, counted
+
+
+BARRIERS = """
+backends, device = sys.argv[1:]
+dist.init_process_group(backends, **group)
+y = torch.full((3,), rank + 1.0, device=device)
+dist.all_reduce(y)
+for ids in (None, [0], [rank], [7]):
+    dist.barrier(device_ids=ids)
+dist.barrier(dist.new_group(), device_ids=[rank])
+dist.barrier(async_op=True, device_ids=[rank]).wait()
+before = lazyxla.counters()["executions"]
+print(y.tolist(), lazyxla.counters()["executions"] - before, lazyxla._C.initialized())
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize(
+    ("backends", "device"),
+    [("gloo", "cpu"), ("lazyxla", "lazyxla"), ("cpu:gloo,lazyxla:lazyxla", "lazyxla")],
+)
+def test_barriers_name_the_device_of_the_local_rank(
+    backends: str, device: str, tmp_path: Path
+) -> None:
+    """As Accelerate's and Lightning's do; those of the CPU start no device."""
+    for out in run(BARRIERS, 2, tmp_path, backends, device):
+        assert out.strip() == f"[3.0, 3.0, 3.0] 0 {device != 'cpu'}"
