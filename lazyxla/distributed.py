@@ -65,7 +65,12 @@ def _create(options: Any, _backend_options: Any) -> Any:
 
     Raises:
         RuntimeError: the devices are in use already, by this process alone.
+        ValueError: the process's rank is not in the group, such as one of a wrong ``RANK``.
     """
+    if not 0 <= options.group_rank < options.group_size:
+        raise ValueError(
+            f"lazyxla: rank {options.group_rank} in a group of {options.group_size} processes"
+        )
     attention_sharding.install()
     # PyTorch drops the options once the group is registered.
     weakref.finalize(options, _be_default, options.group_id).atexit = False
@@ -132,14 +137,14 @@ def _compare_launches(store: Any, rank: int, ranks: list[int], timeout: timedelt
 def _be_default(name: Any) -> None:
     """Makes the backend the default one of its group, if the group has no other.
 
-    Without a backend's name PyTorch takes the one that the device's was registered with, and then
-    says that the group's default is Gloo, which it did not make; DDP's logger asks for that.
+    PyTorch calls the group's default Gloo, which it did not make, if no backend was named, and has
+    none if one was named for each device. DDP's logger and the end of the group ask for it.
     """
     try:
         group = dist.distributed_c10d._resolve_process_group(name)
     except (LookupError, RuntimeError):  # it was not made in the end
         return
-    if {device.type for device in group._device_types} == {NAME}:
+    if group.name() == "undefined" or {device.type for device in group._device_types} == {NAME}:
         group._set_default_backend(dist.ProcessGroup.BackendType.CUSTOM)
 
 

@@ -241,3 +241,45 @@ def test_barriers_name_the_device_of_the_local_rank(
     """As Accelerate's and Lightning's do; those of the CPU start no device."""
     for out in run(BARRIERS, 2, tmp_path, backends, device):
         assert out.strip() == f"[3.0, 3.0, 3.0] 0 {device != 'cpu'}"
+
+
+TRAINS = """
+backends, device = sys.argv[1:]
+dist.init_process_group(backends, **group)
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2).to(device))
+for _ in range(12):  # DDP logs the times of the first ten steps
+    model(torch.ones(1, 2, device=device)).sum().backward()
+    lazyxla.sync()
+logged = model._get_ddp_logging_data()
+has_times = any(logged[key] for key in logged if key.startswith("avg"))
+print(dist.group.WORLD.name(), dist.new_group().name(), has_times)
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize(
+    ("backends", "device", "expected"),
+    [
+        ("gloo", "cpu", "gloo gloo True"),
+        ("lazyxla", "lazyxla", "custom custom False"),
+        ("cpu:gloo,lazyxla:lazyxla", "lazyxla", "custom custom False"),
+        ("cpu:gloo,lazyxla:lazyxla", "cpu", "custom custom True"),
+    ],
+)
+def test_a_training_warns_of_nothing(
+    backends: str,
+    device: str,
+    expected: str,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """Neither of a device that DDP takes no times of, nor of a group without default backend."""
+    for out in run(TRAINS, 2, tmp_path, backends, device):
+        assert out.strip() == expected
+    assert "Warning" not in capfd.readouterr().err
+
+
+def test_a_rank_that_is_not_in_the_group() -> None:
+    with pytest.raises(ValueError, match="rank 5 in a group of 2 processes"):
+        dist.init_process_group("lazyxla", store=dist.HashStore(), rank=5, world_size=2)
+    assert not dist.is_initialized()
