@@ -51,6 +51,7 @@ def cosh(x: Value) -> Value:
 def power(x: Value, y: Value) -> Value:
     """XLA multiplies powers of the size and of the angle. One may be 0 or infinity although their
     product is neither: then their exponents are added, and the power is taken in two halves.
+    Where an exponent is not finite, as of 0, the power is exp(y log(x)) with whatever that is.
     """
     result, log = x**y, x.call("log")
     exponent = y.real * log.real - y.imag * log.imag
@@ -61,7 +62,13 @@ def power(x: Value, y: Value) -> Value:
     half = (exponent / 2).call("exponential")
     turns = (turn.call("cosine"), turn.call("sine"))
     added = (_times(_times(direction, half), half) for direction in turns)
-    return x.b.select(is_lost & is_known, x.b.complex(*added), result)
+    result = x.b.select(is_lost, x.b.complex(*added), result)
+    return x.b.select(is_known, result, exp(x.b.complex(exponent, turn)))
+
+
+def times_one(x: Value) -> Value:
+    """x * (1 + 0j), which is nan in part where a part of x is infinite or nan."""
+    return x.b.complex(x.real - x.imag * 0, x.imag + x.real * 0)
 
 
 def scaled(x: Value, factor: float) -> Value:

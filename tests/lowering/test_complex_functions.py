@@ -117,3 +117,39 @@ def test_complex_powers_whose_parts_overflow(dtype: torch.dtype) -> None:
     for number in (2, 0.5, -1 + 0.5j):
         result = torch.pow(number, y.to("lazyxla")).cpu()
         torch.testing.assert_close(result.isnan(), torch.pow(number, y).isnan())
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
+def test_infinite_terms_of_complex_sums(dtype: torch.dtype) -> None:
+    """PyTorch multiplies the second term with alpha, also if that is 1: inf + nanj."""
+    x = _all([0.0, 1, INF, -INF, NAN], dtype)
+    y = x.flip(0).contiguous()
+    sums: list[Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = [
+        lambda x, y: x + y,
+        lambda x, y: x - y,
+        lambda x, _: x + complex(INF, 0),
+        lambda x, _: complex(0, INF) - x,
+        lambda x, _: x.real + complex(INF, 0),
+        lambda x, _: torch._foreach_add([x], complex(INF, 0))[0],
+    ]
+    lazyxla.reset_counters()
+    found = [f(x.to("lazyxla"), y.to("lazyxla")) for f in sums]
+    lazyxla.sync()
+    assert lazyxla.counters()["executions"] == 1
+    assert not lazyxla.fallbacks()
+    for f, result in zip(sums, found, strict=True):
+        _compare_parts(result.cpu(), f(x, y))
+
+
+def test_complex_powers_that_are_not_finite() -> None:
+    """0 and infinity to powers whose logarithms are infinite or nan; 0 and 1 as numbers."""
+    x = torch.tensor([0j, 1, 1j, -1, 2 - 1j, complex(INF, 0), 0.5])
+    numbers = (0, 1, -1, 0.5, -0.5, 2 - 1j, 1j)
+    on_device = x.to("lazyxla")
+    powers = {y: (on_device**y, torch.pow(y, on_device)) for y in numbers}
+    table = torch.pow(on_device[:, None], on_device)
+    bounds = {"rtol": 1e-5, "atol": 1e-6}
+    _compare_parts(table.cpu(), torch.pow(x[:, None], x), **bounds)
+    for y, (power, of_number) in powers.items():
+        _compare_parts(power.cpu(), x**y, **bounds)
+        _compare_parts(of_number.cpu(), torch.pow(y, x), **bounds)

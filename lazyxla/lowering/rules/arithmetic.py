@@ -38,7 +38,7 @@ def _scaled(b: Builder, x: Operand, y: Operand, alpha: Operand) -> tuple[Value, 
         if b.dtype(x) != dtype or b.dtype(y) != dtype:
             dtype = b.compute_dtype(dtype)
         left, right = operands(b, x, y, dtype=dtype)
-        return left, right
+        return left, complex_functions.times_one(right) if right.is_complex else right
     left, right, factor = operands(b, x, y, alpha)
     return left, right * factor
 
@@ -115,13 +115,18 @@ def remainder(x: Value, y: Value) -> Value:
 # ---- powers ----
 
 
-@pointwise("aten::pow.Tensor_Tensor", "aten::pow.Scalar")
+@pointwise("aten::pow.Tensor_Tensor")
 def power(x: Value, y: Value) -> Value:
     if x.dtype == torch.bool:
         return x | ~y
-    if x.is_complex:  # XLA's power goes by the angle of 0
-        return where((x == 0) & (y.real > 0), 0, complex_functions.power(x, y))
+    if x.is_complex:
+        return complex_functions.power(x, y)
     return _whole_power(x, y) if x.is_exact else x**y
+
+
+@pointwise("aten::pow.Scalar")
+def power_of_scalar(x: Value, y: Value) -> Value:
+    return where(x == 1, 1, power(x, y)) if x.is_complex else power(x, y)
 
 
 _EXPONENT_BITS = 6
@@ -167,7 +172,10 @@ def pow_scalar(b: Builder, x: Value, y: Operand) -> Value:
             return formula(base)
     if base.is_exact and b.known(y) in range(1 << _EXPONENT_BITS):
         return base**exponent
-    return power(base, exponent)
+    result = power(base, exponent)
+    if base.is_complex:  # as a number, 0 and 1 are exponents of what is not finite, too
+        result = where(exponent == 0, 1, where(exponent == 1, base, result))
+    return result
 
 
 # ---- clamping ----
