@@ -289,6 +289,8 @@ void host_call(const XLA_FFI_CallFrame& frame) {
     } else {
       call(*handle, std::nullopt, frame, {});
     }
+  } catch (const c10::LinAlgError& error) {
+    throw std::domain_error(name + ": " + error.what_without_backtrace());
   } catch (const c10::Error& error) {
     throw std::runtime_error(name + ": " + error.what_without_backtrace());
   } catch (const std::exception& error) {

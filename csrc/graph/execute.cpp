@@ -69,7 +69,7 @@ void check_fits(const program::Variant& variant, const Run& run, const pjrt::Dev
 
 // Breaks promises for a reason, which every read of them reports.
 void break_promises(c10::ArrayRef<program::BufferRef> promises, const std::string& reason,
-                    bool out_of_memory) {
+                    program::Failure failure) {
   static const std::string why =
       "lazyxla: this value was not computed, because running the recorded operators failed "
       "before: ";
@@ -77,7 +77,7 @@ void break_promises(c10::ArrayRef<program::BufferRef> promises, const std::strin
   const std::string text = reason.starts_with(why) ? reason : why + reason;
   for (const program::BufferRef& promise : promises) {
     if (promise->is_kept()) continue;  // by a stage that ran
-    promise->break_promise(text, out_of_memory);
+    promise->break_promise(text, failure);
   }
 }
 
@@ -137,17 +137,20 @@ void rethrow(const pjrt::Error& error, const std::string& doing,
   TORCH_CHECK_WITH(OutOfMemoryError, error.code() != PJRT_Error_Code_RESOURCE_EXHAUSTED,
                    "lazyxla: out of device memory while ", doing, ": ", error.what(),
                    device ? describe_largest(*device) : "");
+  TORCH_CHECK_WITH(LinAlgError, error.code() != pjrt::kOutsideDomain, "lazyxla: ", doing, ": ",
+                   error.what());
   TORCH_CHECK(false, "lazyxla: ", doing, ": ", error.what());
 }
 
 void keeping(const Run& run, c10::DeviceIndex device, c10::function_ref<void()> action) {
-  auto fail = [&](const std::string& reason, bool out_of_memory = false) {
+  using program::Failure;
+  auto fail = [&](const std::string& reason, Failure failure = Failure::kOther) {
     // Before the promises are broken: who reads one reports it.
     if (!run.replaced.empty()) note_if_unattended(device);
     rewind(run.draws);
     const std::string lost =
         describe_lost(undo(device, std::move(run.replaced), /*was_run=*/false));
-    break_promises(run.promises, reason + lost, out_of_memory);
+    break_promises(run.promises, reason + lost, failure);
   };
   try {
     try {
@@ -155,11 +158,8 @@ void keeping(const Run& run, c10::DeviceIndex device, c10::function_ref<void()> 
     } catch (const pjrt::Error& e) {
       rethrow(e, "running the recorded operators", device);
     }
-  } catch (const c10::OutOfMemoryError& e) {
-    fail(e.what_without_backtrace(), /*out_of_memory=*/true);
-    throw;
   } catch (const c10::Error& e) {
-    fail(e.what_without_backtrace());
+    fail(e.what_without_backtrace(), program::failure_of(e));
     throw;
   } catch (const std::exception& e) {
     fail(e.what());

@@ -76,7 +76,8 @@ void wait_for(c10::DeviceIndex device);
 const pjrt::Device& pjrt_device(c10::DeviceIndex device);
 
 // Out of device memory is torch.OutOfMemoryError, as for any accelerator. The message lists what
-// takes most memory, if the device is known.
+// takes most memory, if the device is known. Of a matrix outside an operator's domain it is
+// torch.linalg.LinAlgError.
 [[noreturn]] void rethrow(const pjrt::Error& error, const std::string& doing,
                           std::optional<c10::DeviceIndex> device = std::nullopt);
 

@@ -28,6 +28,10 @@ class Error : public std::runtime_error {
   PJRT_Error_Code code_;
 };
 
+// The code of values that an operation is not defined for, such as a singular matrix to be
+// inverted.
+inline constexpr PJRT_Error_Code kOutsideDomain = PJRT_Error_Code_OUT_OF_RANGE;
+
 // Frees `error` and throws it as an Error whose message is "<what>: <CODE>: <plugin's message>".
 [[noreturn]] void throw_error(const PJRT_Api* api, PJRT_Error* error, std::string_view what);
 

@@ -109,9 +109,10 @@ bool answer_version(const XLA_FFI_CallFrame& frame) {
   return true;
 }
 
-XLA_FFI_Error* handler_error(const XLA_FFI_CallFrame& frame, const std::string& message) {
+XLA_FFI_Error* handler_error(const XLA_FFI_CallFrame& frame, const std::string& message,
+                             PJRT_Error_Code code) {
   XLA_FFI_Error_Create_Args args{XLA_FFI_Error_Create_Args_STRUCT_SIZE, nullptr, message.c_str(),
-                                 XLA_FFI_Error_Code_INVALID_ARGUMENT};
+                                 static_cast<XLA_FFI_Error_Code>(code)};  // both are absl's
   return frame.api->XLA_FFI_Error_Create(&args);
 }
 

@@ -14,7 +14,10 @@
 #include <pjrt_c_api.h>
 
 #include <exception>
+#include <stdexcept>
 #include <string>
+
+#include "pjrt/error.h"
 
 struct XLA_FFI_CallFrame;  // of xla/ffi/api/c_api.h, for those who write handlers
 struct XLA_FFI_Error;
@@ -39,15 +42,19 @@ bool register_foreign_handler(const PJRT_Api& api, const std::string& platform,
 bool answer_version(const XLA_FFI_CallFrame& frame);
 
 // The error that a handler returns to make the execution fail with `message`.
-XLA_FFI_Error* handler_error(const XLA_FFI_CallFrame& frame, const std::string& message);
+XLA_FFI_Error* handler_error(const XLA_FFI_CallFrame& frame, const std::string& message,
+                             PJRT_Error_Code code = PJRT_Error_Code_INVALID_ARGUMENT);
 
-// A handler that calls `function`, whose exceptions are the execution's error.
+// A handler that calls `function`, whose exceptions are the execution's error. That of a
+// std::domain_error has the code kOutsideDomain (error.h).
 template <void (*function)(const XLA_FFI_CallFrame&)>
 XLA_FFI_Error* handler(XLA_FFI_CallFrame* frame) {
   if (answer_version(*frame)) return nullptr;
   try {
     function(*frame);
     return nullptr;
+  } catch (const std::domain_error& error) {
+    return handler_error(*frame, error.what(), kOutsideDomain);
   } catch (const std::exception& error) {
     return handler_error(*frame, error.what());
   }

@@ -14,6 +14,11 @@
 
 namespace lazyxla::program {
 
+Failure failure_of(const c10::Error& error) {
+  if (dynamic_cast<const c10::OutOfMemoryError*>(&error)) return Failure::kOutOfMemory;
+  return dynamic_cast<const c10::LinAlgError*>(&error) ? Failure::kLinAlg : Failure::kOther;
+}
+
 DeviceBuffer::DeviceBuffer(pjrt::Buffer buffer) : state_(kReady), buffer_(std::move(buffer)) {}
 
 DeviceBuffer::DeviceBuffer(Shards shards)
@@ -29,8 +34,11 @@ void DeviceBuffer::await_kept() {
     waiting::wait([this] { return state_.load(std::memory_order_acquire) != kPromised; });
     state = state_.load(std::memory_order_acquire);
   }
-  TORCH_CHECK_WITH(OutOfMemoryError, state != kBroken || !out_of_memory_, error_);
-  TORCH_CHECK(state != kBroken, error_);
+  if (state == kBroken) {
+    TORCH_CHECK_WITH(OutOfMemoryError, failure_ != Failure::kOutOfMemory, error_);
+    TORCH_CHECK_WITH(LinAlgError, failure_ != Failure::kLinAlg, error_);
+    TORCH_CHECK(false, error_);
+  }
   TORCH_CHECK(state != kAbstract,
               "lazyxla.aot: a tensor that was made while a program was recorded without running it "
               "is used to compute; it has no value");
@@ -124,9 +132,9 @@ void DeviceBuffer::keep(Shards shards) {
   waiting::announce();
 }
 
-void DeviceBuffer::break_promise(std::string reason, bool out_of_memory) {
+void DeviceBuffer::break_promise(std::string reason, Failure failure) {
   error_ = std::move(reason);
-  out_of_memory_ = out_of_memory;
+  failure_ = failure;
   if (sharding() == unknown()) promise_sharding(nullptr);
   state_.store(kBroken, std::memory_order_release);
   waiting::announce();

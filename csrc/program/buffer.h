@@ -12,6 +12,7 @@
 #pragma once
 
 #include <atomic>
+#include <cstdint>
 #include <map>
 #include <memory>
 #include <optional>
@@ -33,6 +34,11 @@ struct Shards {
   const ir::Sharding* sharding;
   std::vector<pjrt::Buffer> buffers;
 };
+
+// What is thrown for a value that was not computed: RuntimeError, torch.OutOfMemoryError, or
+// torch.linalg.LinAlgError for a matrix that the operator is not defined for.
+enum class Failure : uint8_t { kOther, kOutOfMemory, kLinAlg };
+Failure failure_of(const c10::Error& error);
 
 class DeviceBuffer final : public ir::LeafData {
  public:
@@ -66,8 +72,8 @@ class DeviceBuffer final : public ir::LeafData {
   void keep(pjrt::Buffer buffer);
   void keep(Shards shards);
   bool is_kept() const { return state_.load(std::memory_order_acquire) == kReady; }
-  // From now on every read throws the reason, as OutOfMemoryError if `out_of_memory`.
-  void break_promise(std::string reason, bool out_of_memory = false);
+  // From now on every read throws the reason.
+  void break_promise(std::string reason, Failure failure = Failure::kOther);
   // From now on it will never have data; every read throws.
   void make_abstract();
   bool is_abstract() const { return state_.load(std::memory_order_acquire) == kAbstract; }
@@ -103,7 +109,7 @@ class DeviceBuffer final : public ir::LeafData {
   std::unique_ptr<Shards> shards_;
   std::unique_ptr<Copies> copies_;  // in the order of the runs that need them
   std::string error_;
-  bool out_of_memory_ = false;
+  Failure failure_ = Failure::kOther;
   std::unique_ptr<ir::Content> stands_for_;  // guarded by the device's mutex
 };
 

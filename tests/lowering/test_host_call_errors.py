@@ -75,6 +75,30 @@ def test_a_kernels_error_is_told_to_the_reader() -> None:
     check(torch.linalg.svdvals, square())
 
 
+KERNELS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "cholesky_inverse": torch.cholesky_inverse,
+    "svdvals": lambda a: torch.linalg.svdvals(a / 0),
+}
+
+
+@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize("at_once", [True, False], ids=["started at once", "behind"])
+def test_a_matrix_outside_the_domain_is_a_linear_algebra_error(name: str, at_once: bool) -> None:
+    """Of the class that PyTorch's kernel raises, at each read."""
+    with pytest.raises(torch.linalg.LinAlgError):
+        KERNELS[name](torch.zeros(3, 3))
+    first = torch.zeros(3 if at_once else 500, 3 if at_once else 500, device=DEVICE)
+    a = (first @ first if not at_once else first)[:3, :3].clone()
+    lazyxla.sync()
+    result = KERNELS[name](a)
+    for _ in range(2):
+        with pytest.raises(
+            torch.linalg.LinAlgError, match=r"lazyxla: .*linalg|lazyxla: .*cholesky"
+        ):
+            result.cpu()
+    check(torch.linalg.svdvals, square())
+
+
 def test_an_error_on_the_plugins_threads() -> None:
     """A program with much else to do goes on behind the call that starts it."""
     large = torch.randn(500, 500).to(DEVICE)
