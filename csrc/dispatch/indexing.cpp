@@ -1,14 +1,18 @@
 #include "dispatch/indexing.h"
 
+#include <ATen/ExpandUtils.h>
 #include <ATen/MemoryOverlap.h>
 #include <ATen/WrapDimUtils.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/clone.h>
 #include <ATen/ops/masked_fill.h>
 #include <ATen/ops/nonzero.h>
+#include <ATen/ops/sum.h>
 #include <ATen/ops/zeros_like.h>
 
+#include <algorithm>
 #include <string_view>
+#include <vector>
 
 #include "dispatch/recorder.h"
 
@@ -89,6 +93,48 @@ c10::List<OptTensor> indices_without_copies(const at::Tensor& self, const c10::I
   return result;
 }
 
+// The values to put where no dimension is expanded: of those that are written to the copies of an
+// element, which lie along the dimensions without an index, the last one or the sum is left. Copies
+// that are told apart by an index remain several writes of one element. Null if PyTorch refuses the
+// call.
+OptTensor values_without_copies(const at::Tensor& self, const c10::IValue& indices,
+                                const at::Tensor& values, bool accumulate) {
+  if (values.numel() == 1 && !accumulate) return values;
+  std::vector<int64_t> of_indices, shape, expanded;
+  std::vector<bool> is_indexed(self.dim());
+  int64_t dim = 0, first = -1, last = -1;
+  for (const c10::IValue& index : indices.toListRef()) {
+    if (index.isTensor() && index.toTensor().defined()) {
+      if (dim >= self.dim()) return std::nullopt;
+      is_indexed[dim] = true;
+      of_indices = at::infer_size(of_indices, index.toTensor().sizes());
+      last = dim;
+      if (first < 0) first = dim;
+    }
+    ++dim;
+  }
+  if (first < 0) return std::nullopt;
+  // The indices' dimensions come where the indices are, or first if these are not side by side.
+  const auto inside = std::count(is_indexed.begin() + first, is_indexed.begin() + last + 1, true);
+  const int64_t place = inside == last + 1 - first ? first : 0;
+  const auto count = static_cast<int64_t>(of_indices.size());
+  for (int64_t i = 0; i < self.dim(); ++i) {
+    if (is_indexed[i]) continue;
+    const auto position = static_cast<int64_t>(shape.size());
+    if (is_expanded(self, i)) expanded.push_back(position < place ? position : position + count);
+    shape.push_back(self.size(i));
+  }
+  shape.insert(shape.begin() + place, of_indices.begin(), of_indices.end());
+  TORCH_CHECK(at::is_expandable_to(values.sizes(), shape), "shape mismatch: value tensor of shape ",
+              values.sizes(), " cannot be broadcast to indexing result of shape ",
+              c10::IntArrayRef(shape));
+  at::Tensor result = values.expand(shape);
+  if (expanded.empty()) return result;
+  if (accumulate) return result.sum(expanded, /*keepdim=*/true, values.scalar_type());
+  for (const int64_t i : expanded) result = result.narrow(i, result.size(i) - 1, 1);
+  return result;
+}
+
 void warn_of_copies(std::string_view name, const char* also) {
   TORCH_WARN("Use of ", name,
              " on expanded tensors is deprecated. Please clone() the tensor before performing "
@@ -155,9 +201,13 @@ bool fill_once(const OpInfo& info, torch::jit::Stack* stack) {
     if (is_expanded(self, dim)) index = at::zeros_like(index.toTensor());
   } else {
     const bool accumulate = argument(info, stack, 3).toBool();
-    if (accumulate || argument(info, stack, 2).toTensor().numel() != 1) return false;
+    const c10::IValue& indices = argument(info, stack, 1);
+    const auto values =
+        values_without_copies(self, indices, argument(info, stack, 2).toTensor(), accumulate);
+    if (!values) return false;
     warn_of_copies("index_put_", kByIndex);
-    argument(info, stack, 1) = indices_without_copies(self, argument(info, stack, 1));
+    argument(info, stack, 2) = *values;
+    argument(info, stack, 1) = indices_without_copies(self, indices);
   }
   argument(info, stack, 0) = without_copies(self);
   record(info, stack);
