@@ -141,6 +141,22 @@ def test_what_meta_functions_leave_out(name: str) -> None:
     assert error_of(STATIC[name], torch.ones(4, 4, device="lazyxla")) == expected
 
 
+@pytest.mark.parametrize("train", [True, False])
+@pytest.mark.parametrize("of", ["running_mean", "running_var"])
+def test_running_statistics_have_one_dimension(of: str, train: bool) -> None:
+    def call(x: torch.Tensor, shape: tuple[int, ...]) -> None:
+        given = {name: torch.ones(3, device=x.device) for name in ("running_mean", "running_var")}
+        given[of] = given[of].view(shape)
+        F.batch_norm(x, **given, training=train)
+
+    x = torch.ones(2, 3, 4)
+    for shape in ((1, 3), (3, 1), (3, 1, 1)):
+        expected = error_of(call, x, shape)
+        found = error_of(call, x.to("lazyxla"), shape)
+        assert found == expected, shape
+    call(x.to("lazyxla"), (3,))
+
+
 @pytest.mark.parametrize("size", [0, -1, -(2**31)])
 def test_fractional_windows_have_elements(size: int) -> None:
     """PyTorch's CPU takes them, and finds -inf or fails within."""
