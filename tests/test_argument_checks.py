@@ -60,6 +60,8 @@ NUMBERS: dict[str, tuple[Call, float, float]] = {
     "smooth_l1_loss": (lambda x, v: F.smooth_l1_loss(x, x, beta=v), 2.0, -1.0),
     "softshrink": (lambda x, v: F.softshrink(x, v), 2.0, -1.0),
     "histc": (lambda x, v: torch.histc(x, 10, 0, v), 2.0, -1.0),
+    "histc of bytes": (lambda x, v: torch.histc(x.byte(), 4, v, 9), 0, -5),
+    "histc of small integers": (lambda x, v: torch.histc(x.char(), 4, 0, v), 9, 300),
     "celu": (lambda x, v: F.celu(x, v), 2.0, 0.0),
     "elu in place": (lambda x, v: _gradient(lambda y: F.elu_(y, v), x), 2.0, -1.0),
     "leaky_relu in place": (lambda x, v: _gradient(lambda y: F.leaky_relu_(y, v), x), 2.0, -1.0),

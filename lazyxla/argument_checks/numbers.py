@@ -78,6 +78,8 @@ def _histc(a: Arguments) -> None:
     if out is not None:
         out = torch.empty(0, dtype=dtype if out.dtype is x.dtype else out.dtype, device="cpu")
     torch.histc(ones, a["bins"], a["min"], a["max"], out=out)
+    if is_integral and a["min"] != a["max"]:
+        _check_holds(x.dtype, float(a["min"]), float(a["max"]))
 
 
 @checks(OF_NUMBERS, "native_dropout")
