@@ -159,6 +159,21 @@ def test_running_statistics_have_one_dimension(of: str, train: bool) -> None:
     call(x.to("lazyxla"), (3,))
 
 
+def test_out_without_a_result_is_refused() -> None:
+    """Gradients that the call does not ask for; before, the process could end."""
+    x, of_channels = torch.ones(2, 3, 4, device="lazyxla"), torch.ones(3, device="lazyxla")
+    out = {f"out{i}": torch.ones(3, device="lazyxla") for i in range(4)}
+    reduce = torch.ops.aten.batch_norm_backward_reduce.out
+    for wanted in ((False, False, False), (True, False, True)):
+        with pytest.raises(
+            RuntimeError, match=r"reduce\.out computes no result for one of its out="
+        ):
+            reduce(x, x, *[of_channels] * 3, *wanted, **out)
+    assert all(torch.equal(t.cpu(), torch.ones(3)) for t in out.values())
+    reduce(x, x, *[of_channels] * 3, True, True, True, **out)
+    assert out["out0"].tolist() == [8.0] * 3
+
+
 @pytest.mark.parametrize("size", [0, -1, -(2**31)])
 def test_fractional_windows_have_elements(size: int) -> None:
     """PyTorch's CPU takes them, and finds -inf or fails within."""

@@ -161,6 +161,9 @@ void describe_writes(const OpInfo& info, const Scan& scan, const Inference& infe
               info.functional_name, " yields ", inference.results.size() - first_result);
   for (size_t i = 0; i < scan.written.size(); ++i) {
     const c10::TensorImpl& target = *scan.written[i];
+    // Such as a gradient that was not asked for. PyTorch's kernels refuse that, too.
+    TORCH_CHECK(inference.results[first_result + i].defined, "lazyxla: ", info.name,
+                " computes no result for one of its out= tensors with these arguments");
     const ir::Geometry& result = inference.results[first_result + i].geometry;
     Recipe::Write write{.output = static_cast<uint32_t>(first_result + i),
                         .in_list = info.writes_list,
