@@ -1,4 +1,5 @@
-"""Meta functions whose strides are those of the CPU's kernels, where those of torch's own differ.
+"""Meta functions whose strides, and in one case shape, are those of the CPU's kernels, where those
+of torch's own differ.
 
 Each calls torch's own first, which checks the arguments and knows shape and dtype.
 ``lazyxla/meta_functions.py`` registers them.
@@ -199,6 +200,12 @@ def _group_norm_backward(grad: torch.Tensor, x: torch.Tensor, *args: Any) -> Any
     return (of_x, *rest)
 
 
+def _pixel_unshuffle(x: torch.Tensor, factor: int) -> torch.Tensor:
+    # The CPU's kernel returns an empty tensor as it is.
+    made: torch.Tensor = torch.ops.aten.pixel_unshuffle(x, factor)
+    return made if x.numel() else torch.empty_like(x)
+
+
 def _batch_norm_backward(grad: torch.Tensor, x: torch.Tensor, *args: Any) -> Any:
     # Torch's own divides by the number of elements, and the CPU's kernel crashes if there are none.
     def with_elements(value: Any) -> Any:
@@ -253,6 +260,7 @@ STRIDES: dict[str, Callable[..., Any]] = {
     "native_batch_norm_backward": _batch_norm_backward,
     "native_group_norm": _group_norm,
     "native_group_norm_backward": _group_norm_backward,
+    "pixel_unshuffle": _pixel_unshuffle,
     "roll": _roll,
     **{name: _iterated(name) for name in _ITERATED},
     **{name: _contiguous(name) for name in _CONTIGUOUS},

@@ -159,6 +159,14 @@ def test_running_statistics_have_one_dimension(of: str, train: bool) -> None:
     call(x.to("lazyxla"), (3,))
 
 
+def test_nothing_is_unshuffled_as_on_the_cpu() -> None:
+    for shape in ((0, 4, 4, 4), (2, 0, 4, 4), (2, 4, 0, 4)):
+        found = F.pixel_unshuffle(torch.ones(shape, device="lazyxla"), 2)
+        expected = F.pixel_unshuffle(torch.ones(shape), 2)
+        assert (found.shape, found.stride()) == (expected.shape, expected.stride())
+        assert found.cpu().shape == expected.shape
+
+
 def test_out_without_a_result_is_refused() -> None:
     """Gradients that the call does not ask for; before, the process could end."""
     x, of_channels = torch.ones(2, 3, 4, device="lazyxla"), torch.ones(3, device="lazyxla")
