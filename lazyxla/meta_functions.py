@@ -332,9 +332,17 @@ def _takes_number(name: str) -> Callable[..., Any]:
     return lambda *args: op(*args[:-1], args[-1].to("meta"))
 
 
+def _clamp(x: torch.Tensor, *bounds: Any) -> torch.Tensor:
+    # To the CPU's kernel, floats remain floats with bounds of complex type, which have to be real.
+    real = x.is_floating_point()
+    given = (y.real if real and isinstance(y, complex) else y for y in bounds)
+    return torch.clamp(x, *given)
+
+
 _NUMBERED = ["copysign_.Tensor", "index_fill.int_Tensor", "index_fill_.int_Tensor"]
 _NUMBERED += ["masked_fill.Tensor", "masked_fill_.Tensor"]
 _CORRECTED: dict[str, Callable[..., Any]] = {
+    "clamp": _clamp,
     "_thnn_fused_lstm_cell": _lstm_cell,
     "linalg_eig": _linalg_eig,
     "linear_backward": _linear_backward,

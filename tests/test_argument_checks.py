@@ -26,7 +26,7 @@ def _gradient(in_place: Call, x: torch.Tensor) -> torch.Tensor:
 
 
 # What is called with a tensor of ones and a number; a number that is right and one that is not.
-NUMBERS: dict[str, tuple[Call, float, float]] = {
+NUMBERS: dict[str, tuple[Call, complex, complex]] = {
     "cauchy": (lambda x, v: x.cauchy_(0, v), 1.0, -1.0),
     "exponential": (lambda x, v: x.exponential_(v), 1.0, -1.0),
     "geometric": (lambda x, v: x.geometric_(v), 0.5, 2.0),
@@ -62,6 +62,7 @@ NUMBERS: dict[str, tuple[Call, float, float]] = {
     "histc": (lambda x, v: torch.histc(x, 10, 0, v), 2.0, -1.0),
     "histc of bytes": (lambda x, v: torch.histc(x.byte(), 4, v, 9), 0, -5),
     "histc of small integers": (lambda x, v: torch.histc(x.char(), 4, 0, v), 9, 300),
+    "complex clamp": (lambda x, v: x.clamp(min=v), 2 + 0j, 2 + 1j),
     "celu": (lambda x, v: F.celu(x, v), 2.0, 0.0),
     "elu in place": (lambda x, v: _gradient(lambda y: F.elu_(y, v), x), 2.0, -1.0),
     "leaky_relu in place": (lambda x, v: _gradient(lambda y: F.leaky_relu_(y, v), x), 2.0, -1.0),
@@ -157,6 +158,18 @@ def test_running_statistics_have_one_dimension(of: str, train: bool) -> None:
         found = error_of(call, x.to("lazyxla"), shape)
         assert found == expected, shape
     call(x.to("lazyxla"), (3,))
+
+
+def test_real_numbers_of_complex_type_are_bounds() -> None:
+    """Of floats; integers refuse them."""
+    x = torch.arange(6)
+    with pytest.raises(NotImplementedError, match="clamp is not supported for complex types"):
+        x.to("lazyxla").clamp(2 + 0j)
+    for dtype in (torch.float32, torch.float64, torch.bfloat16):
+        for bounds in ({"min": 2 + 0j}, {"max": 3 + 0j}, {"min": 1 + 0j, "max": 3 + 0j}):
+            found = x.to("lazyxla", dtype).clamp(**bounds)
+            expected = x.to(dtype).clamp(**bounds)
+            torch.testing.assert_close(found.cpu(), expected)
 
 
 def test_nothing_is_unshuffled_as_on_the_cpu() -> None:

@@ -204,7 +204,10 @@ def clamp_max(b: Builder, x: Value, high: Operand) -> Value:
 
 
 def _within_range(b: Builder, bound: Operand | None, dtype: torch.dtype) -> Operand | None:
-    """A number as a bound of integers: beyond their range the end of the range does as well."""
+    """A number as a bound of integers: beyond their range the end of the range does as well. One of
+    complex type has no imaginary part, or the call was refused."""
+    if isinstance(bound, Scalar) and bound.parts is not None and not dtype.is_complex:
+        bound = b.value(bound, torch.complex128).real
     if not compat.CLAMP_SATURATES or not isinstance(bound, Scalar) or dtype not in _NARROW_INTEGERS:
         return bound
     ends = torch.iinfo(dtype)
